@@ -1,0 +1,83 @@
+# Every target's own comment (##) is its help. make, without a target, prints them.
+
+SHELL := bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+
+VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo dev)
+REGISTRY ?=
+# Static binaries, the same bytes from any folder. The commit comes from Go's own build information.
+GO_BUILD := CGO_ENABLED=0 go build -trimpath -ldflags '-s -w -X main.version=$(VERSION)'
+IMAGES := persys-scheduler persys-agent persys-gateway persysctl
+
+# The programs, each built from its folder under cmd/ when that exists.
+PROGRAMS := persys-scheduler=scheduler persys-agent=agent persys-gateway=gateway persysctl=persysctl persys=persys
+
+.PHONY: help build test demo hello-image bench soak-elections proto proto-check sample-env fmt fmt-check vet lint dev-certs deps docker-build docker-push clean
+
+help: ## Print this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+build: ## Build every program into bin/ (static, no cgo)
+	@mkdir -p bin
+	@for program in $(PROGRAMS); do \
+		name="$${program%%=*}"; dir="cmd/$${program##*=}"; \
+		if [[ -d "$$dir" ]]; then echo "bin/$$name"; $(GO_BUILD) -o "bin/$$name" "./$$dir"; fi; \
+	done
+
+test: ## Install what the tests need, then check generated code, vet, formatting and all tests with -race
+	hack/install-test-deps.sh
+	$(MAKE) --no-print-directory proto-check vet fmt-check
+	hack/go-test.sh
+
+demo: ## Three replicas, two agents, a real container, and the leader dies (ARGS=--exit ends by itself)
+	go run ./e2e/demo $(ARGS)
+
+hello-image: ## Build examples/hello into the image persys/hello:demo, FROM scratch
+	@mkdir -p bin/hello
+	CGO_ENABLED=0 go build -trimpath -ldflags '-s -w' -o bin/hello/hello ./examples/hello
+	printf 'FROM scratch\nCOPY hello /hello\nENTRYPOINT ["/hello"]\n' | docker build -q -t persys/hello:demo -f - bin/hello
+
+bench: ## Run the named benchmark, or all of them (NAME=failover)
+	go run ./e2e/bench $(NAME)
+
+soak-elections: ## Ten minutes of full load in which no election may happen
+	go run ./e2e/bench soak-elections
+
+proto: ## Generate Go code from api/*/v1/*.proto
+	hack/proto.sh
+
+proto-check: ## Fail when generated code is not current
+	hack/proto.sh --check
+
+sample-env: ## Write sample.env from the settings of the programs
+	go run ./cmd/persys env > sample.env.new && mv sample.env.new sample.env
+
+fmt: ## Format every Go file
+	gofmt -w $$(git ls-files --cached --others --exclude-standard '*.go' ':!*.pb.go')
+
+fmt-check: ## Fail when a Go file is not formatted
+	@unformatted="$$(git ls-files --cached --others --exclude-standard '*.go' ':!*.pb.go' | xargs -r gofmt -l)"; \
+	if [[ -n "$$unformatted" ]]; then echo "not formatted (make fmt):" >&2; echo "$$unformatted" >&2; exit 1; fi
+
+vet: ## Run go vet
+	go vet ./...
+
+lint: ## Run golangci-lint with .golangci.yml; go vet and gofmt where it cannot be had
+	hack/lint.sh
+
+dev-certs: ## Make a development CA and certificates for every program in certs/
+	go run ./cmd/persysctl dev-certs certs
+
+deps: ## Download modules and install what building and testing need
+	go mod download
+	hack/install-test-deps.sh
+
+docker-build: ## Build one image per program FROM scratch (REGISTRY=host/path VERSION=tag)
+	REGISTRY='$(REGISTRY)' VERSION='$(VERSION)' hack/docker-images.sh build $(IMAGES)
+
+docker-push: ## Push the images; REGISTRY must be set
+	REGISTRY='$(REGISTRY)' VERSION='$(VERSION)' hack/docker-images.sh push $(IMAGES)
+
+clean: ## Remove what the targets above have made, except certs/
+	rm -rf bin dist artifacts .cache

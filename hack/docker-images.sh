@@ -1,0 +1,57 @@
+#!/usr/bin/env bash
+# Builds or pushes one image per program.
+#
+#   hack/docker-images.sh build|push NAME...
+#
+# Names: [REGISTRY/]NAME:VERSION, for example registry.example/persys/persys-scheduler:v1.2.0.
+# Images are FROM scratch with one static binary, so that building needs no network.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+verb="${1:-}"
+shift || true
+version="${VERSION:-dev}"
+version="${version//[^A-Za-z0-9_.-]/-}"
+prefix="${REGISTRY:+${REGISTRY%/}/}"
+case "$verb" in
+build) make --no-print-directory build ;;
+push)
+	if [[ -z "$prefix" ]]; then
+		echo "$0: REGISTRY is not set: where should the images go? make docker-push REGISTRY=host/path" >&2
+		exit 2
+	fi
+	;;
+*)
+	echo "usage: $0 build|push NAME..." >&2
+	exit 2
+	;;
+esac
+
+for name in "$@"; do
+	image="$prefix$name:$version"
+	if [[ ! -d "cmd/${name#persys-}" ]]; then
+		echo "skipping $name: there is no cmd/${name#persys-}" >&2
+		continue
+	fi
+	if [[ "$verb" == push ]]; then
+		if ! docker image inspect "$image" >/dev/null 2>&1; then
+			echo "$0: $image is not built: make docker-build with the same REGISTRY and VERSION first" >&2
+			exit 1
+		fi
+		docker push "$image"
+		continue
+	fi
+	context="$(mktemp -d)"
+	cp "bin/$name" "$context/program"
+	cp "deploy/docker/$name.Dockerfile" "$context/Dockerfile"
+	# Roots for TLS towards registries and Vault, where this machine has them.
+	if [[ -r /etc/ssl/certs/ca-certificates.crt ]]; then
+		cp /etc/ssl/certs/ca-certificates.crt "$context/"
+	else
+		: >"$context/ca-certificates.crt"
+	fi
+	mkdir "$context/empty"
+	docker build -q --label "org.opencontainers.image.version=$version" -t "$image" "$context" >/dev/null
+	rm -rf "$context"
+	echo "$image"
+done

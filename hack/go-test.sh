@@ -1,0 +1,20 @@
+#!/usr/bin/env bash
+# Runs every test with the race detector. Extra arguments go to go test.
+#
+# Packages run two at a time on a small machine: the failure tests in e2e start whole clusters and
+# measure time, and would measure each other if more of them ran side by side. They come last and
+# alone for the same reason.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+cpus="$(nproc)"
+parallel=$((cpus < 4 ? 2 : cpus / 2))
+export CGO_ENABLED=1 # the race detector needs it
+
+mapfile -t all < <(go list ./... | grep -v '/e2e\(/\|$\)')
+status=0
+go test -race -timeout 20m -p "$parallel" "$@" "${all[@]}" || status=$?
+if [[ -d e2e ]]; then
+	go test -race -timeout 20m -p 1 "$@" ./e2e/... || status=$?
+fi
+exit "$status"

@@ -1,0 +1,60 @@
+#!/usr/bin/env bash
+# Generates Go code from every api/*/v1/*.proto, next to its source.
+#
+#   hack/proto.sh            generate in place
+#   hack/proto.sh --check    fail when the committed code is not what the sources give
+#
+# Needs protoc (Debian: protobuf-compiler). The plugins come from tools/go.mod, so that every
+# machine uses the same version of them. The line of the header that names protoc's own version is
+# not compared: its output for Go is only a descriptor, the same for all versions in use.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+bin="$PWD/.cache/bin"
+check=false
+case "${1:-}" in
+'') ;;
+--check) check=true ;;
+*)
+	echo "usage: $0 [--check]" >&2
+	exit 2
+	;;
+esac
+
+if ! command -v protoc >/dev/null; then
+	echo "$0: protoc is missing; on Debian: apt-get install protobuf-compiler (make deps does it)" >&2
+	exit 1
+fi
+mkdir -p "$bin"
+(cd tools && GOFLAGS=-mod=readonly GOBIN="$bin" go install tool)
+
+shopt -s nullglob
+sources=(api/*/v1/*.proto)
+out=.
+if $check; then
+	out="$(mktemp -d)"
+	trap 'rm -rf "$out"' EXIT
+fi
+# Paths are relative to the repository's root, also in the descriptors: file names such as
+# api/control/v1/control.proto cannot clash with those of other copies of the contract.
+PATH="$bin:$PATH" protoc -I . \
+	--go_out="$out" --go_opt=paths=source_relative \
+	--go-grpc_out="$out" --go-grpc_opt=paths=source_relative \
+	--go-vtproto_out="$out" --go-vtproto_opt=paths=source_relative,features=marshal+unmarshal+size+clone \
+	"${sources[@]}"
+$check || exit 0
+
+status=0
+while IFS= read -r file; do
+	if ! diff -q <(sed '/^\/\/ .*protoc  *v[0-9]/d' "$out/$file") <(sed '/^\/\/ .*protoc  *v[0-9]/d' "$file" 2>/dev/null) >/dev/null; then
+		echo "$file is not what its source gives: run make proto and commit the result" >&2
+		status=1
+	fi
+done < <(cd "$out" && find api -name '*.pb.go' | sort)
+while IFS= read -r file; do
+	if [[ ! -e "$out/$file" ]]; then
+		echo "$file has no source any more: remove it" >&2
+		status=1
+	fi
+done < <(find api -name '*.pb.go' | sort)
+exit $status

@@ -1,0 +1,477 @@
+package compute_test
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"go/ast"
+	"go/parser"
+	"go/token"
+	"go/types"
+	"io"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+
+	"golang.org/x/tools/go/packages"
+)
+
+const module = "github.com/persys/compute"
+
+// mayImport says, for each part of the project, which other parts it may import directly. It is the
+// table of layers in docs/DESIGN.md. "x/..." means x and everything below it. The first entry that
+// matches a package counts; a part may always import itself. Whoever may build commands may import
+// api/command as well: fsm.Command is its message, so fsm alone is not enough to make one.
+var mayImport = []struct {
+	part    string
+	imports []string
+}{
+	{"api/...", nil},
+	{"fsm", []string{"api/command/...", "api/strict"}},
+	{"fsm/...", []string{"fsm", "api/command/..."}},
+	{"sched", []string{"fsm", "api/command/..."}},
+	{"sched/leader/...", []string{"sched", "fsm", "fsm/store", "api/command/..."}},
+	{"sched/...", []string{"sched", "fsm"}},
+	{"pki/...", nil},
+	// What the edge does to a spec: parse, validate, hash, seal, translate, and show again.
+	{"spec/...", []string{"api/control/...", "api/agent/...", "api/command/...", "fsm", "pki/..."}},
+	{"config/...", nil},
+	{"rpc/dial/...", []string{"api/...", "pki/..."}},
+	{"cluster/...", []string{"api/command/...", "fsm/...", "pki/..."}},
+	{"dnsserver/...", []string{"fsm/..."}},
+	{"mirror/...", []string{"fsm/...", "api/command/..."}},
+	{"agent/driver/...", []string{"api/agent/..."}},
+	{"agent/...", []string{"api/...", "pki/...", "rpc/dial/..."}},
+	{"rpc/...", []string{"api/...", "fsm/...", "sched", "spec/...", "pki/..."}},
+	{"gateway/...", []string{"api/...", "rpc/dial/...", "pki/..."}},
+	{"cmd/...", []string{"..."}},
+	{"examples/...", nil},
+	{"sim/...", []string{"..."}},
+	{"e2e/...", []string{"..."}},
+}
+
+// nobodyImports are the ends of the tree: wiring, simulator, failure tests.
+var nobodyImports = []string{"cmd/...", "sim/...", "e2e/..."}
+
+// neverReach says what a part may not pull in at all, not even through something it imports. The
+// protobuf runtime and the B-tree import neither net nor math/rand, so the pure parts are held to
+// the rule as it stands, with no exception.
+var neverReach = []struct {
+	part   string
+	never  []string
+	reason string
+}{
+	{"fsm/...", impure, "the state machine must give the same answer on every replica and at every replay"},
+	{"sched", impure, "planning is a pure step over what it is given, so that simulator, dry run and production share it"},
+	{"api/command/...", []string{"google.golang.org/grpc/..."}, "the log's vocabulary holds no service: the state machine imports it"},
+	{"agent/...", []string{module + "/fsm/...", module + "/sched/...", module + "/cluster/..."}, "an agent knows the wire, never the control plane's insides: both are upgraded on their own"},
+	{"cluster/...", []string{module + "/rpc/..."}, "consensus knows no API; rpc declares what it consumes and cmd wires the two"},
+	{"rpc/...", []string{module + "/cluster/..."}, "rpc declares the interfaces it consumes; cmd wires cluster to them"},
+}
+
+var impure = []string{"net", "math/rand/...", "crypto/rand", "github.com/hashicorp/...", "google.golang.org/grpc/..."}
+
+// drivers live alone: what two of them share belongs in agent/driver.
+var drivers = []string{"docker", "compose", "libvirt", "sim"}
+
+// pure are the packages whose own files hold no clock, randomness, goroutine or map order.
+// fsm/store is not among them (it may block), nor is sched/leader (it owns the loop and the clock).
+var pure = []string{"fsm", "sched"}
+
+var (
+	forbiddenNames  = []string{"util", "utils", "common", "helper", "helpers", "model", "models"}
+	maxFileLines    = 800
+	maxPackageLines = 4000
+	// largePackages names the decision record that allows a package to be larger.
+	largePackages = map[string]string{
+		"fsm":     "docs/adr/0003-three-large-packages.md",
+		"cluster": "docs/adr/0003-three-large-packages.md",
+		"agent":   "docs/adr/0003-three-large-packages.md",
+	}
+)
+
+// listed is what the test needs of one line of go list -json.
+type listed struct {
+	ImportPath string
+	Dir        string
+	Standard   bool
+	Imports    []string
+	Deps       []string
+	Error      *struct{ Err string }
+}
+
+func list(t *testing.T) []listed {
+	t.Helper()
+	cmd := exec.CommandContext(t.Context(), "go", "list", "-e", "-deps", "-json=ImportPath,Dir,Standard,Imports,Deps,Error", "./...")
+	var stderr bytes.Buffer
+	cmd.Stderr = &stderr
+	out, err := cmd.Output()
+	if err != nil {
+		t.Fatalf("go list: %v\n%s", err, stderr.String())
+	}
+	var all []listed
+	dec := json.NewDecoder(bytes.NewReader(out))
+	for {
+		var p listed
+		if err := dec.Decode(&p); errors.Is(err, io.EOF) {
+			break
+		} else if err != nil {
+			t.Fatalf("go list: %v", err)
+		}
+		all = append(all, p)
+	}
+	return all
+}
+
+// match reports whether path is pattern, or below it when pattern ends in "/...".
+func match(pattern, path string) bool {
+	if pattern == "..." {
+		return true
+	}
+	if base, ok := strings.CutSuffix(pattern, "/..."); ok {
+		return path == base || strings.HasPrefix(path, base+"/")
+	}
+	return path == pattern
+}
+
+func matchAny(patterns []string, path string) bool {
+	return slices.ContainsFunc(patterns, func(p string) bool { return match(p, path) })
+}
+
+// ours gives a package's path below the module, and whether it is one of ours at all.
+func ours(path string) (string, bool) {
+	return strings.CutPrefix(path, module+"/")
+}
+
+func TestLayers(t *testing.T) {
+	all := list(t)
+	byPath := map[string]listed{}
+	for _, p := range all {
+		byPath[p.ImportPath] = p
+	}
+	for _, p := range all {
+		part, ok := ours(p.ImportPath)
+		if !ok {
+			continue
+		}
+		if p.Error != nil {
+			t.Errorf("%s: %s", part, p.Error.Err)
+		}
+		directImports(t, part, p)
+		for _, rule := range neverReach {
+			if !match(rule.part, part) {
+				continue
+			}
+			for _, dep := range p.Deps {
+				if matchAny(rule.never, dep) {
+					t.Errorf("%s reaches %s (%s): %s", part, dep, strings.Join(chain(byPath, p.ImportPath, dep), " → "), rule.reason)
+					break // one link to cut is enough; the rest often hangs on it
+				}
+			}
+		}
+		for _, a := range drivers {
+			for _, b := range drivers {
+				other := module + "/agent/driver/" + b
+				if a != b && match("agent/driver/"+a+"/...", part) && slices.ContainsFunc(p.Deps, func(d string) bool { return match(other+"/...", d) }) {
+					t.Errorf("%s reaches agent/driver/%s: a driver knows no other driver; what they share belongs in agent/driver", part, b)
+				}
+			}
+		}
+	}
+}
+
+func directImports(t *testing.T, part string, p listed) {
+	i := slices.IndexFunc(mayImport, func(r struct {
+		part    string
+		imports []string
+	}) bool {
+		return match(r.part, part)
+	})
+	if i < 0 {
+		t.Errorf("%s has no place in the layers: add it to the design and to mayImport, or move it", part)
+		return
+	}
+	rule := mayImport[i]
+	for _, imp := range p.Imports {
+		to, ok := ours(imp)
+		if !ok || match(rule.part, to) {
+			continue
+		}
+		switch {
+		case matchAny(nobodyImports, to) && !sameRoot(part, to):
+			t.Errorf("%s imports %s: nothing imports programs, the simulator or the failure tests", part, to)
+		case !matchAny(rule.imports, to):
+			t.Errorf("%s imports %s: %s may import only %s", part, to, rule.part, orNothing(rule.imports))
+		}
+	}
+}
+
+func sameRoot(a, b string) bool {
+	x, _, _ := strings.Cut(a, "/")
+	y, _, _ := strings.Cut(b, "/")
+	return x == y
+}
+
+func orNothing(list []string) string {
+	if len(list) == 0 {
+		return "libraries, nothing of the project"
+	}
+	return strings.Join(list, ", ")
+}
+
+// chain finds how from comes to import to, so that a failure names the link to cut.
+func chain(byPath map[string]listed, from, to string) []string {
+	before := map[string]string{from: ""}
+	queue := []string{from}
+	for len(queue) > 0 {
+		at := queue[0]
+		queue = queue[1:]
+		if at == to {
+			var path []string
+			for ; at != ""; at = before[at] {
+				path = append(path, at)
+			}
+			slices.Reverse(path)
+			return path
+		}
+		for _, next := range byPath[at].Imports {
+			if _, seen := before[next]; !seen {
+				before[next] = at
+				queue = append(queue, next)
+			}
+		}
+	}
+	return []string{from, "…", to}
+}
+
+// TestPureCore looks into the files of the pure packages for what imports alone do not show.
+func TestPureCore(t *testing.T) {
+	for _, part := range pure {
+		t.Run(part, func(t *testing.T) {
+			if _, err := os.Stat(part); errors.Is(err, fs.ErrNotExist) {
+				t.Skipf("there is no directory %s", part)
+			}
+			cfg := &packages.Config{
+				Context: t.Context(),
+				Mode: packages.NeedName | packages.NeedFiles | packages.NeedCompiledGoFiles | packages.NeedImports |
+					packages.NeedTypes | packages.NeedTypesInfo | packages.NeedSyntax | packages.NeedExportFile,
+			}
+			pkgs, err := packages.Load(cfg, "./"+part)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, pkg := range pkgs {
+				for _, e := range pkg.Errors {
+					t.Errorf("%s: %v", part, e)
+				}
+				for _, finding := range impurities(pkg.Fset, pkg.Syntax, pkg.TypesInfo) {
+					t.Error(finding)
+				}
+			}
+		})
+	}
+}
+
+const (
+	whyClock   = "time is chosen by the leader and passed in"
+	whyRandom  = "ids and choices are made outside and passed in"
+	whyOutside = "the pure core touches nothing outside its arguments"
+	whyWaits   = "the pure core never waits and starts nothing"
+	whyOrder   = "map order differs between replicas; use a B-tree, a sorted slice, or slices.Sorted(maps.Keys(m))"
+)
+
+var impureImports = map[string]string{
+	"context": whyWaits, "os": whyOutside, "os/exec": whyOutside, "io/fs": whyOutside, "syscall": whyOutside,
+	"math/rand": whyRandom, "math/rand/v2": whyRandom, "crypto/rand": whyRandom, "github.com/google/uuid": whyRandom,
+}
+
+// impureFuncs are functions of packages that the pure core may otherwise use.
+var impureFuncs = map[string]map[string]string{
+	"time": {"Now": whyClock, "Since": whyClock, "Until": whyClock, "Sleep": whyWaits, "After": whyWaits, "AfterFunc": whyWaits,
+		"Tick": whyWaits, "NewTimer": whyWaits, "NewTicker": whyWaits},
+	"maps": {"Keys": whyOrder, "Values": whyOrder, "All": whyOrder},
+}
+
+// impurities lists what does not belong in a pure package, with the place and the reason.
+func impurities(fset *token.FileSet, files []*ast.File, info *types.Info) []string {
+	var findings []string
+	add := func(pos token.Pos, what, why string) {
+		p := fset.Position(pos)
+		findings = append(findings, fmt.Sprintf("%s:%d: %s: %s", filepath.Base(p.Filename), p.Line, what, why))
+	}
+	for _, file := range files {
+		for _, imp := range file.Imports {
+			path, _ := strconv.Unquote(imp.Path.Value)
+			if why, ok := impureImports[path]; ok {
+				add(imp.Pos(), "imports "+path, why)
+			}
+		}
+		sorted := map[ast.Node]bool{} // arguments of slices.Sorted and its kin: their order is settled there
+		ast.Inspect(file, func(n ast.Node) bool {
+			switch n := n.(type) {
+			case *ast.GoStmt:
+				add(n.Pos(), "go statement", whyWaits)
+			case *ast.SelectStmt:
+				add(n.Pos(), "select statement", whyWaits)
+			case *ast.RangeStmt:
+				if t := info.TypeOf(n.X); t != nil && isMap(t) {
+					add(n.Pos(), "ranges over a map", whyOrder)
+				}
+			case *ast.CallExpr:
+				if pkg, name := callee(info, n.Fun); pkg == "slices" && strings.HasPrefix(name, "Sorted") && len(n.Args) > 0 {
+					if arg, ok := n.Args[0].(*ast.CallExpr); ok {
+						sorted[arg.Fun] = true
+					}
+				}
+			case *ast.SelectorExpr:
+				pkg, name := callee(info, n)
+				if why, ok := impureFuncs[pkg][name]; ok && (pkg != "maps" || !sorted[n]) {
+					add(n.Pos(), "uses "+pkg+"."+name, why)
+				}
+			}
+			return true
+		})
+	}
+	return findings
+}
+
+func isMap(t types.Type) bool {
+	if p, ok := t.(*types.TypeParam); ok {
+		t = p.Constraint()
+	}
+	switch u := t.Underlying().(type) {
+	case *types.Map:
+		return true
+	case *types.Interface: // a constraint: a map may hide in its union
+		for i := range u.NumEmbeddeds() {
+			switch e := u.EmbeddedType(i).(type) {
+			case *types.Union:
+				for j := range e.Len() {
+					if isMap(e.Term(j).Type()) {
+						return true
+					}
+				}
+			default:
+				if isMap(e) {
+					return true
+				}
+			}
+		}
+	}
+	return false
+}
+
+// callee gives package path and name of a function or variable of another package.
+func callee(info *types.Info, fun ast.Expr) (pkg, name string) {
+	if index, ok := fun.(*ast.IndexExpr); ok {
+		fun = index.X
+	}
+	sel, ok := fun.(*ast.SelectorExpr)
+	if !ok {
+		return "", ""
+	}
+	if id, ok := sel.X.(*ast.Ident); ok {
+		if p, ok := info.Uses[id].(*types.PkgName); ok {
+			return p.Imported().Path(), sel.Sel.Name
+		}
+	}
+	return "", ""
+}
+
+// TestPureCoreRulesBite feeds the rules one breach each: a rule that never fires protects nothing.
+func TestPureCoreRulesBite(t *testing.T) {
+	for _, c := range []struct{ name, src, want string }{
+		{"a map range is found", `func f(m map[string]int) { for range m {} }`, "ranges over a map"},
+		{"a named map range is found", `type M map[string]int; func f(m M) { for range m {} }`, "ranges over a map"},
+		{"a generic map range is found", `func f[M ~map[string]int](m M) { for range m {} }`, "ranges over a map"},
+		{"a slice range is allowed", `func f(m []int) { for range m {} }`, ""},
+		{"a goroutine is found", `func f() { go f() }`, "go statement"},
+		{"a select is found", `func f() { select {} }`, "select statement"},
+		{"the clock is found", `import "time"; func f() time.Time { return time.Now() }`, "uses time.Now"},
+		{"the clock as a value is found", `import clock "time"; var f = clock.Now`, "uses time.Now"},
+		{"a duration is allowed", `import "time"; const d = time.Second`, ""},
+		{"unsorted keys are found", `import "maps"; func f(m map[string]int) { for range maps.Keys(m) {} }`, "uses maps.Keys"},
+		{"sorted keys are allowed", `import ("maps"; "slices"); func f(m map[string]int) []string { return slices.Sorted(maps.Keys(m)) }`, ""},
+		{"the file system is found", `import "os"; var f = os.Getenv`, "imports os"},
+		{"a context is found", `import "context"; func f(context.Context) {}`, "imports context"},
+		{"randomness is found", `import "math/rand/v2"; var f = rand.Int`, "imports math/rand/v2"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			cfg := &packages.Config{
+				Context: t.Context(),
+				Mode: packages.NeedName | packages.NeedFiles | packages.NeedCompiledGoFiles | packages.NeedImports |
+					packages.NeedTypes | packages.NeedTypesInfo | packages.NeedSyntax | packages.NeedExportFile,
+			}
+			file := filepath.Join(t.TempDir(), "case.go")
+			if err := os.WriteFile(file, []byte("package p; "+c.src+"\n"), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			pkgs, err := packages.Load(cfg, "file="+file)
+			if err != nil || len(pkgs) != 1 || len(pkgs[0].Errors) > 0 {
+				t.Fatalf("the case does not load: %v %v", err, pkgs)
+			}
+			got := strings.Join(impurities(pkgs[0].Fset, pkgs[0].Syntax, pkgs[0].TypesInfo), "\n")
+			if (c.want == "") != (got == "") || !strings.Contains(got, c.want) {
+				t.Errorf("found %q, want %q", got, c.want)
+			}
+		})
+	}
+}
+
+// TestNamesAndSizes keeps packages named after what they hold, and files short enough to be read.
+func TestNamesAndSizes(t *testing.T) {
+	perPackage := map[string]int{}
+	err := filepath.WalkDir(".", func(path string, d fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		name := d.Name()
+		if d.IsDir() {
+			if path != "." && (strings.HasPrefix(name, ".") || name == "testdata" || name == "bin" || name == "artifacts") {
+				return filepath.SkipDir
+			}
+			if slices.Contains(forbiddenNames, name) {
+				t.Errorf("%s: a package is named after what it holds, not %q", path, name)
+			}
+			return nil
+		}
+		if !strings.HasSuffix(name, ".go") || strings.HasSuffix(name, ".pb.go") {
+			return nil
+		}
+		src, err := os.ReadFile(path)
+		if err != nil {
+			return err
+		}
+		lines := bytes.Count(src, []byte("\n"))
+		if lines > maxFileLines {
+			t.Errorf("%s has %d lines, at most %d: split it along what it does", path, lines, maxFileLines)
+		}
+		if !strings.HasSuffix(name, "_test.go") {
+			perPackage[filepath.Dir(path)] += lines
+		}
+		f, err := parser.ParseFile(token.NewFileSet(), path, src, parser.SkipObjectResolution)
+		if err != nil {
+			return err
+		}
+		for _, decl := range f.Decls {
+			if fn, ok := decl.(*ast.FuncDecl); ok && fn.Recv == nil && fn.Name.Name == "init" {
+				t.Errorf("%s has an init function: wiring is done in cmd, where it can be read", path)
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for dir, lines := range perPackage {
+		if lines > maxPackageLines && largePackages[dir] == "" {
+			t.Errorf("package %s has %d lines, at most %d without a decision record that says why (largePackages)", dir, lines, maxPackageLines)
+		}
+	}
+}
