@@ -1,0 +1,331 @@
+package config
+
+import (
+	"errors"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"reflect"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+	"pgregory.net/rapid"
+)
+
+type sample struct {
+	Port     int               `env:"GRPC_PORT" flag:"grpc-port" yaml:"grpc_port" kind:"port" default:"8085" usage:"control API port"`
+	AnyPort  int               `env:"DNS_PORT" kind:"port" min:"0" default:"8053" usage:"DNS port"`
+	Insecure bool              `env:"INSECURE" flag:"insecure" short:"i" yaml:"insecure" bool:"word" default:"false" usage:"no TLS"`
+	Enabled  bool              `env:"ENABLED" default:"true" usage:"on"`
+	Every    time.Duration     `env:"EVERY" yaml:"loop.every" seconds:"true" default:"5s" min:"100ms" usage:"period"`
+	TTL      time.Duration     `env:"TTL" default:"24h" usage:"lifetime"`
+	Peers    []string          `env:"PEERS" flag:"peer" yaml:"peers" usage:"peers"`
+	Labels   map[string]string `env:"LABELS" yaml:"labels" usage:"labels"`
+	State    string            `env:"STATE_PATH,STATE_STORE_PATH" yaml:"state" default:"/var/lib/x" usage:"file"`
+	Level    string            `env:"LOG_LEVEL" flag:"log-level" default:"info" oneof:"debug,info,warn,error" usage:"level"`
+	Token    string            `env:"TOKEN" yaml:"vault.token" secret:"true" usage:"token"`
+	Pin      int               `env:"PIN" secret:"true" usage:"pin"`
+	Ratio    float64           `env:"RATIO" default:"0.5" min:"0" max:"1" usage:"share"`
+	Nested   struct {
+		Depth uint16 `env:"DEPTH" default:"3" usage:"depth"`
+	}
+	Note string // not a setting
+}
+
+func env(pairs ...string) func(string) (string, bool) {
+	m := map[string]string{}
+	for _, p := range pairs {
+		k, v, _ := strings.Cut(p, "=")
+		m[k] = v
+	}
+	return func(k string) (string, bool) { v, ok := m[k]; return v, ok }
+}
+
+func files(pairs ...string) func(string) ([]byte, error) {
+	get := env(pairs...)
+	return func(p string) ([]byte, error) {
+		if v, ok := get(p); ok {
+			return []byte(v), nil
+		}
+		return nil, &fs.PathError{Op: "open", Path: p, Err: fs.ErrNotExist}
+	}
+}
+
+func load(t *testing.T, from Sources, args ...string) (sample, *Loader, error) {
+	t.Helper()
+	var s sample
+	l, err := New(&s)
+	if err != nil {
+		t.Fatal(err)
+	}
+	flags := pflag.NewFlagSet("test", pflag.ContinueOnError)
+	l.AddFlags(flags)
+	if err := flags.Parse(l.Args(args)); err != nil {
+		return s, l, err
+	}
+	err = l.Load(from)
+	return s, l, err
+}
+
+func TestPrecedence(t *testing.T) {
+	yaml := []byte("grpc_port: 4\nstate: /yaml\n")
+	all := Sources{
+		Environ:  env("GRPC_PORT=2", "GRPC_PORT_FILE=/port", "STATE_STORE_PATH=/second"),
+		ReadFile: files("/port=3\n"),
+		YAML:     yaml, YAMLName: "c.yaml",
+	}
+	fileOnly := all
+	fileOnly.Environ = env("GRPC_PORT= ", "GRPC_PORT_FILE=/port")
+	yamlOnly := Sources{YAML: yaml, YAMLName: "c.yaml"}
+	cases := []struct {
+		name   string
+		from   Sources
+		args   []string
+		want   int
+		source string
+	}{
+		{"flag over environment", all, []string{"--grpc-port=1"}, 1, "--grpc-port"},
+		{"environment over file", all, nil, 2, "GRPC_PORT"},
+		{"blank flag is unset", all, []string{"--grpc-port="}, 2, "GRPC_PORT"},
+		{"blank variable is unset, file over YAML", fileOnly, nil, 3, "GRPC_PORT_FILE (/port)"},
+		{"YAML over default", yamlOnly, nil, 4, "c.yaml:1: grpc_port"},
+		{"default", Sources{}, nil, 8085, "default of GRPC_PORT"},
+	}
+	for _, c := range cases {
+		t.Run(c.name, func(t *testing.T) {
+			s, l, err := load(t, c.from, c.args...)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if s.Port != c.want || l.Source("Port") != c.source {
+				t.Errorf("port %d from %q, want %d from %q", s.Port, l.Source("Port"), c.want, c.source)
+			}
+		})
+	}
+	s, l, err := load(t, all)
+	if err != nil || s.State != "/second" || !l.Set("State") || l.Set("TTL") {
+		t.Errorf("alias: state %q, set %v, %v", s.State, l.Set("State"), err)
+	}
+}
+
+func TestValues(t *testing.T) {
+	s, _, err := load(t, Sources{Environ: env("EVERY=30", "INSECURE=TRUE", "ENABLED=0", "PEERS=a, b,,c", "LABELS=k=v,k2=v=2", "DNS_PORT=0", "LOG_LEVEL=WARN", "TTL=1h30m", "DEPTH=65535", "TOKEN= t ")})
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := sample{Port: 8085, Insecure: true, Every: 30 * time.Second, TTL: 90 * time.Minute, Peers: []string{"a", "b", "c"},
+		Labels: map[string]string{"k": "v", "k2": "v=2"}, State: "/var/lib/x", Level: "warn", Token: "t", Ratio: 0.5}
+	want.Nested.Depth = 65535
+	if !reflect.DeepEqual(s, want) {
+		t.Errorf("got  %+v\nwant %+v", s, want)
+	}
+	s, _, err = load(t, Sources{YAML: []byte("peers: [x, y]\nlabels: {a: b}\nloop:\n  every: 90\nvault:\n  token: s\n")}, "--peer", "p", "--peer", "q")
+	if err != nil || !reflect.DeepEqual(s.Peers, []string{"p", "q"}) || s.Labels["a"] != "b" || s.Every != 90*time.Second || s.Token != "s" {
+		t.Errorf("yaml: %+v, %v", s, err)
+	}
+}
+
+func TestBadValues(t *testing.T) {
+	cases := []struct {
+		name string
+		from Sources
+		args []string
+		want string
+	}{
+		{"port too large", Sources{Environ: env("GRPC_PORT=70000")}, nil, `GRPC_PORT: must be a whole number from 1 to 65535, got "70000"`},
+		{"port zero", Sources{Environ: env("GRPC_PORT=0")}, nil, `GRPC_PORT: must be`},
+		{"port word in a file", Sources{Environ: env("GRPC_PORT_FILE=/p"), ReadFile: files("/p=x")}, nil, `GRPC_PORT_FILE (/p): must be`},
+		{"missing file", Sources{Environ: env("TOKEN_FILE=/none"), ReadFile: files()}, nil, `TOKEN_FILE: open /none`},
+		{"bool word", Sources{Environ: env("INSECURE=1")}, nil, `INSECURE: must be true or false, got "1"`},
+		{"bool", Sources{Environ: env("ENABLED=yes")}, nil, `ENABLED: must be true or false, got "yes"`},
+		{"duration", Sources{Environ: env("TTL=5")}, nil, `TTL: must be a duration such as 1m30s`},
+		{"negative duration", Sources{Environ: env("TTL=-5s")}, nil, `not negative, got "-5s"`},
+		{"short duration", Sources{Environ: env("EVERY=1ms")}, nil, `at least 100ms, got "1ms"`},
+		{"seconds overflow", Sources{Environ: env("EVERY=99999999999999")}, nil, `EVERY: must be a duration`},
+		{"list of pairs", Sources{Environ: env("LABELS=a=b,c")}, nil, `LABELS: must be key=value pairs`},
+		{"word", Sources{Environ: env("LOG_LEVEL=loud")}, nil, `LOG_LEVEL: must be one of debug, info, warn, error, got "loud"`},
+		{"float", Sources{Environ: env("RATIO=2")}, nil, `RATIO: must be a number, at least 0, at most 1, got "2"`},
+		{"flag", Sources{}, []string{"--grpc-port=x"}, `must be a whole number from 1 to 65535`},
+		{"unknown YAML key", Sources{YAML: []byte("grpc_prot: 1\n"), YAMLName: "c.yaml"}, nil, `c.yaml:1: unknown key "grpc_prot", did you mean "grpc_port"?`},
+		{"unknown nested YAML key", Sources{YAML: []byte("loop:\n  evry: 1s\n"), YAMLName: "c.yaml"}, nil, `c.yaml:2: unknown key "loop.evry", did you mean "loop.every"?`},
+		{"broken YAML", Sources{YAML: []byte("a: [\n"), YAMLName: "c.yaml"}, nil, `c.yaml: yaml:`},
+		{"YAML list for a value", Sources{YAML: []byte("state: [a]\n"), YAMLName: "c.yaml"}, nil, `c.yaml:1: state: must be a single value`},
+		{"YAML value", Sources{YAML: []byte("state: a\ngrpc_port: no\n"), YAMLName: "c.yaml"}, nil, `c.yaml:2: grpc_port: must be`},
+	}
+	for _, c := range cases {
+		t.Run(c.name, func(t *testing.T) {
+			_, _, err := load(t, c.from, c.args...)
+			if err == nil || !strings.Contains(err.Error(), c.want) {
+				t.Errorf("got  %v\nwant %s", err, c.want)
+			}
+		})
+	}
+}
+
+func TestAllErrorsAtOnceAndNoSecret(t *testing.T) {
+	_, _, err := load(t, Sources{Environ: env("GRPC_PORT=x", "TTL=y", "PIN=hunter2")})
+	var all Errors
+	if !errors.As(err, &all) || len(all) != 3 {
+		t.Fatalf("want three errors, got %v", err)
+	}
+	if strings.Contains(err.Error(), "hunter2") || !strings.Contains(err.Error(), "PIN: the value must be a whole number") {
+		t.Errorf("secret in %q", err)
+	}
+}
+
+func TestSingleDash(t *testing.T) {
+	cases := []struct{ in, want string }{
+		{"-insecure", "--insecure"},
+		{"-insecure=false", "--insecure=false"},
+		{"-grpc-port 9 -insecure", "--grpc-port 9 --insecure"},
+		{"--grpc-port -insecure", "--grpc-port -insecure"}, // its value
+		{"-i", "-i"},
+		{"-unknown x", "-unknown x"},
+		{"-- -insecure", "-- -insecure"},
+		{"run -insecure -", "run --insecure -"},
+	}
+	for _, c := range cases {
+		t.Run(c.in, func(t *testing.T) {
+			l, err := New(&sample{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			l.AddFlags(pflag.NewFlagSet("x", pflag.ContinueOnError))
+			if got := strings.Join(l.Args(strings.Fields(c.in)), " "); got != c.want {
+				t.Errorf("got %q, want %q", got, c.want)
+			}
+		})
+	}
+}
+
+func TestWithCobra(t *testing.T) {
+	var s sample
+	l, err := New(&s)
+	if err != nil {
+		t.Fatal(err)
+	}
+	cmd := &cobra.Command{Use: "x", RunE: func(*cobra.Command, []string) error { return l.Load(Sources{}) }}
+	l.AddFlags(cmd.Flags())
+	cmd.SetArgs(l.Args([]string{"-insecure", "-grpc-port=7", "-log-level", "debug"}))
+	if err := cmd.Execute(); err != nil {
+		t.Fatal(err)
+	}
+	if !s.Insecure || s.Port != 7 || s.Level != "debug" {
+		t.Errorf("%+v", s)
+	}
+}
+
+func TestReference(t *testing.T) {
+	l, err := New(&sample{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var table, dotenv strings.Builder
+	if err := Markdown(&table, l.Describe()); err != nil {
+		t.Fatal(err)
+	}
+	if err := SampleEnv(&dotenv, l.Describe()); err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{"| `GRPC_PORT` | `--grpc-port` | `grpc_port` | port | `8085` | control API port", "| `STATE_PATH, STATE_STORE_PATH` |", "; secret |"} {
+		if !strings.Contains(table.String(), want) {
+			t.Errorf("table lacks %q:\n%s", want, table.String())
+		}
+	}
+	if !strings.Contains(dotenv.String(), "# control API port (a whole number from 1 to 65535)\n#GRPC_PORT=8085\n") {
+		t.Errorf("sample:\n%s", dotenv.String())
+	}
+}
+
+func TestValuesHideSecrets(t *testing.T) {
+	_, l, err := load(t, Sources{Environ: env("TOKEN=hunter2", "PEERS=a,b")})
+	if err != nil {
+		t.Fatal(err)
+	}
+	v := l.Values()
+	if v["TOKEN"] != "***" || v["PEERS"] != "a,b" || v["TTL"] != "24h0m0s" {
+		t.Errorf("%v", v)
+	}
+}
+
+func TestWrongStructs(t *testing.T) {
+	cases := map[string]any{
+		"pointer to a struct": sample{},
+		"is not supported": &struct {
+			A complex64 `env:"A"`
+		}{},
+		"default": &struct {
+			A int `env:"A" default:"x"`
+		}{},
+		"belongs to both": &struct {
+			A string `env:"KEY"`
+			B string `env:"KEY_FILE"`
+		}{},
+		"kind": &struct {
+			A int `env:"A" kind:"prot"`
+		}{},
+	}
+	for want, target := range cases {
+		t.Run(want, func(t *testing.T) {
+			if _, err := New(target); err == nil || !strings.Contains(err.Error(), want) {
+				t.Errorf("got %v, want %q", err, want)
+			}
+		})
+	}
+}
+
+func TestRequired(t *testing.T) {
+	var s struct {
+		Name string `env:"NAME" required:"true" usage:"who"`
+	}
+	l, err := New(&s)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := l.Load(Sources{Environ: env("NAME=  ")}); err == nil || !strings.Contains(err.Error(), "NAME: must be set (who)") {
+		t.Errorf("got %v", err)
+	}
+}
+
+func TestWithYAML(t *testing.T) {
+	dir := t.TempDir()
+	if _, err := System().WithYAML(filepath.Join(dir, "none"), false); err != nil {
+		t.Errorf("optional file: %v", err)
+	}
+	if _, err := System().WithYAML(filepath.Join(dir, "none"), true); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("wanted file: %v", err)
+	}
+	if _, err := System().WithYAML(dir, false); err == nil {
+		t.Error("a directory was read")
+	}
+	big := filepath.Join(dir, "big")
+	if err := os.WriteFile(big, make([]byte, MaxFile+1), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := System().WithYAML(big, true); err == nil {
+		t.Error("a file over the limit was read")
+	}
+}
+
+// Whatever the environment holds, Load either works or names a variable.
+func TestNeverPanics(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		m := map[string]string{}
+		for _, k := range []string{"GRPC_PORT", "EVERY", "TTL", "LABELS", "RATIO", "DEPTH", "INSECURE"} {
+			m[k] = rapid.String().Draw(t, k)
+		}
+		var s sample
+		l, err := New(&s)
+		if err != nil {
+			t.Fatal(err)
+		}
+		yaml := []byte(rapid.String().Draw(t, "yaml"))
+		err = l.Load(Sources{Environ: func(k string) (string, bool) { v, ok := m[k]; return v, ok }, YAML: yaml})
+		if err == nil && (s.Port < 1 || s.Port > 65535 || s.Every < 100*time.Millisecond || s.Ratio < 0 || s.Ratio > 1) {
+			t.Fatalf("accepted %v as %+v", m, s)
+		}
+	})
+}
