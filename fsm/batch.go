@@ -1,0 +1,72 @@
+package fsm
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+
+	"google.golang.org/protobuf/encoding/protowire"
+
+	commandv1 "github.com/persys/compute/api/command/v1"
+	"github.com/persys/compute/api/strict"
+)
+
+// ErrUnknownCommand means that a log entry holds something this version does not
+// know. A replica must stop loudly: skipping it would let replicas diverge in
+// silence (DESIGN, decision 1).
+var ErrUnknownCommand = errors.New("the log holds a command that this version does not know: upgrade this replica")
+
+// commandsTag precedes each element of Batch.commands.
+const commandsTag = 1<<3 | byte(protowire.BytesType)
+
+// AppendCommand frames c as one element of Batch.commands, so that frames put
+// one after another are a valid Batch.
+func AppendCommand(dst []byte, c Command) ([]byte, error) {
+	if c.GetBody() == nil {
+		return dst, fmt.Errorf("encode command: it has no body: %w", ErrUnknownCommand)
+	}
+	n := c.SizeVT()
+	out := protowire.AppendVarint(append(dst, commandsTag), uint64(n))
+	at := len(out)
+	out = slices.Grow(out, n)[:at+n]
+	if _, err := c.MarshalToSizedBufferVT(out[at:]); err != nil {
+		return dst, fmt.Errorf("encode command %s: %w", ArmName(c), err)
+	}
+	// What no replica could read must not get into the log.
+	if err := commandSchema.Check(out[at:], true); err != nil {
+		return dst, fmt.Errorf("encode command %s: %w", ArmName(c), unknownCommand(err))
+	}
+	return out, nil
+}
+
+// DecodeBatch reads one log entry. An arm or a field that this version does not
+// know, at any depth, gives ErrUnknownCommand; other errors are broken bytes.
+func DecodeBatch(b []byte) ([]Command, error) {
+	if err := batchSchema.Check(b, true); err != nil {
+		return nil, fmt.Errorf("decode log entry of %d bytes: %w", len(b), unknownCommand(err))
+	}
+	var batch commandv1.Batch
+	if err := batch.UnmarshalVT(b); err != nil {
+		return nil, fmt.Errorf("decode log entry of %d bytes: %w", len(b), err)
+	}
+	for i, c := range batch.Commands {
+		if c.Body == nil {
+			return nil, fmt.Errorf("decode log entry: command %d of %d: %w", i+1, len(batch.Commands), ErrUnknownCommand)
+		}
+	}
+	return batch.Commands, nil
+}
+
+func unknownCommand(err error) error {
+	if errors.Is(err, strict.ErrUnknownField) {
+		return fmt.Errorf("%w (%w)", ErrUnknownCommand, err)
+	}
+	return err
+}
+
+// What the wire may hold, from the descriptors; never changed.
+var (
+	batchSchema   = strict.Of((&commandv1.Batch{}).ProtoReflect().Descriptor())
+	commandSchema = strict.Of((&commandv1.Command{}).ProtoReflect().Descriptor())
+	recordSchema  = strict.Of((&commandv1.SnapshotRecord{}).ProtoReflect().Descriptor())
+)

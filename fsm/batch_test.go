@@ -1,0 +1,191 @@
+package fsm
+
+import (
+	"bytes"
+	"errors"
+	"testing"
+
+	"google.golang.org/protobuf/encoding/protowire"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/reflect/protoreflect"
+
+	commandv1 "github.com/persys/compute/api/command/v1"
+)
+
+// TestBatchIsConcatenation: frames put one after another are one Batch.
+func TestBatchIsConcatenation(t *testing.T) {
+	in := []Command{put("web"), barrier(), register("a"), setMode("normal", "")}
+	var b []byte
+	for _, c := range in {
+		var err error
+		if b, err = AppendCommand(b, c); err != nil {
+			t.Fatal(err)
+		}
+	}
+	whole, err := proto.MarshalOptions{Deterministic: true}.Marshal(&commandv1.Batch{Commands: in})
+	if err != nil || !bytes.Equal(whole, b) {
+		t.Errorf("frames are %x, a batch is %x (%v)", b, whole, err)
+	}
+	out, err := DecodeBatch(b)
+	if err != nil || len(out) != len(in) {
+		t.Fatalf("%d commands, %v", len(out), err)
+	}
+	for i := range in {
+		if !proto.Equal(in[i], out[i]) {
+			t.Errorf("command %d is %v, was %v", i, out[i], in[i])
+		}
+	}
+}
+
+func TestDecodeBatchRefusals(t *testing.T) {
+	frame := func(c *commandv1.Command) []byte {
+		b, err := proto.Marshal(&commandv1.Batch{Commands: []*commandv1.Command{c}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return b
+	}
+	future := &commandv1.Command{}
+	future.ProtoReflect().SetUnknown(protowire.AppendBytes(protowire.AppendTag(nil, 99, protowire.BytesType), []byte("new")))
+	for _, c := range []struct {
+		name    string
+		data    []byte
+		unknown bool
+	}{
+		{"an arm of a newer version", frame(future), true},
+		{"no arm", frame(&commandv1.Command{}), true},
+		{"a field of the batch", protowire.AppendVarint(protowire.AppendTag(nil, 9, protowire.VarintType), 1), true},
+		{"broken bytes", []byte{0x0a, 0x05, 1}, false},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			if _, err := DecodeBatch(c.data); err == nil || errors.Is(err, ErrUnknownCommand) != c.unknown {
+				t.Errorf("error %v", err)
+			}
+		})
+	}
+	if _, err := AppendCommand(nil, &commandv1.Command{}); !errors.Is(err, ErrUnknownCommand) {
+		t.Errorf("a command without a body was encoded: %v", err)
+	}
+	if out, err := DecodeBatch(nil); err != nil || len(out) != 0 {
+		t.Errorf("an empty entry gave %v, %v", out, err)
+	}
+}
+
+// TestDecodeBatchSeesEveryDepth plants an unknown field in every message that a
+// command can hold.
+func TestDecodeBatchSeesEveryDepth(t *testing.T) {
+	body := (&commandv1.Command{}).ProtoReflect().Descriptor().Oneofs().ByName("body")
+	unknown := protowire.AppendVarint(protowire.AppendTag(nil, 5000, protowire.VarintType), 1)
+	planted := 0
+	for i := range body.Fields().Len() {
+		arm := body.Fields().Get(i)
+		var plant func(m protoreflect.Message, path string, root *commandv1.Command)
+		plant = func(m protoreflect.Message, path string, root *commandv1.Command) {
+			m.SetUnknown(unknown)
+			b, err := proto.Marshal(&commandv1.Batch{Commands: []*commandv1.Command{root}})
+			m.SetUnknown(nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			planted++
+			if _, err := DecodeBatch(b); !errors.Is(err, ErrUnknownCommand) {
+				t.Errorf("an unknown field of %s passed: %v", path, err)
+			}
+			fields := m.Descriptor().Fields()
+			for j := range fields.Len() {
+				fd := fields.Get(j)
+				if fd.IsPacked() {
+					t.Errorf("%s.%s is packed: DecodeBatch relies on the shortest form of what is known", path, fd.Name())
+				}
+				if fd.Message() == nil || fd.ContainingOneof() != nil {
+					continue
+				}
+				if fd.IsList() {
+					plant(m.Mutable(fd).List().AppendMutable().Message(), path+"."+string(fd.Name()), root)
+				} else {
+					plant(m.Mutable(fd).Message(), path+"."+string(fd.Name()), root)
+				}
+			}
+		}
+		root := &commandv1.Command{}
+		inner := root.ProtoReflect().Mutable(arm).Message()
+		plant(inner, string(arm.Name()), root)
+		plant(root.ProtoReflect(), "command", root)
+	}
+	if planted < 50 {
+		t.Errorf("only %d messages were tried", planted)
+	}
+}
+
+// TestEveryArmHasARule: the proto, the table of rules and armOf agree.
+func TestEveryArmHasARule(t *testing.T) {
+	body := (&commandv1.Command{}).ProtoReflect().Descriptor().Oneofs().ByName("body")
+	is(t, "rules", len(armRules), body.Fields().Len())
+	for i := range body.Fields().Len() {
+		fd := body.Fields().Get(i)
+		c := &commandv1.Command{}
+		c.ProtoReflect().Mutable(fd)
+		is(t, "name", ArmName(c), string(fd.Name()))
+		is(t, string(fd.Name())+" number", arm(fd.Name()).rule().number, uint32(fd.Number()))
+		w := formed(t, "a")
+		if res := w.do(c); res.Kind == Unsupported {
+			t.Errorf("Apply has no rule for %s", fd.Name())
+		}
+	}
+}
+
+func FuzzDecodeBatch(f *testing.F) {
+	for _, c := range []Command{put("web", hostPort(80)), register("a"), barrier(), assign(), report(&commandv1.WorkloadReport{Workload: "web"})} {
+		b, err := AppendCommand(nil, c)
+		if err != nil {
+			f.Fatal(err)
+		}
+		f.Add(b)
+	}
+	f.Add([]byte{0x0a, 0x00})
+	base := formed(f, "a").s
+	f.Fuzz(func(t *testing.T, b []byte) {
+		commands, err := DecodeBatch(b)
+		if slow := proto.Unmarshal(b, &commandv1.Batch{}); err == nil && slow != nil {
+			t.Fatalf("decoded what the protobuf runtime refuses: %v", slow)
+		}
+		if err != nil {
+			return
+		}
+		tx := base.Begin()
+		for _, c := range commands {
+			tx.Apply(Meta{99, 1}, c)
+		}
+		s := tx.Commit()
+		if err := s.Check(); err != nil {
+			t.Fatalf("%v: %v", commands, err)
+		}
+		if _, err := ReadSnapshot(bytes.NewReader(snapshotBytes(t, s))); err != nil {
+			t.Fatalf("what %v left cannot be restored: %v", commands, err)
+		}
+	})
+}
+
+func FuzzReadSnapshot(f *testing.F) {
+	w := formed(f, "a", "b")
+	f.Add(snapshotBytes(f, New()))
+	f.Add(snapshotBytes(f, w.s))
+	w.place("web", "a", hostPort(80))
+	w.ok(w.evict("web", CodeDraining, false))
+	w.as(requestAt(w.now, 1), put("db"))
+	f.Add(snapshotBytes(f, w.s))
+	f.Fuzz(func(t *testing.T, b []byte) {
+		s, err := ReadSnapshot(bytes.NewReader(b))
+		if err != nil {
+			return
+		}
+		if err := s.Check(); err != nil {
+			t.Fatal(err)
+		}
+		again, err := ReadSnapshot(bytes.NewReader(snapshotBytes(t, s)))
+		if err != nil {
+			t.Fatal(err)
+		}
+		mustEqualStates(t, "written again", s, again)
+	})
+}

@@ -1,0 +1,153 @@
+package fsm
+
+import (
+	"bytes"
+	"fmt"
+	"io"
+	"testing"
+	"time"
+
+	commandv1 "github.com/persys/compute/api/command/v1"
+)
+
+// populated is a state with n workloads on 100 nodes, all running.
+func populated(b *testing.B, n int) State {
+	b.Helper()
+	s := formed(b).s
+	epoch := &commandv1.Epoch{Incarnation: s.Info().Incarnation, Term: 1}
+	tx := s.Begin()
+	for i := range 100 {
+		tx.Apply(Meta{10, 1}, register(fmt.Sprintf("node-%d", i), func(n *commandv1.RegisterNode) {
+			n.CpuMillicores, n.MemoryMib = maxCPU, maxMemory
+		}))
+	}
+	for i := range n {
+		id := fmt.Sprintf("w-%d", i)
+		tx.Apply(Meta{uint64(20 + i), 1}, benchPut(id, i))
+		w, _ := tx.state().Workload(id)
+		c := assign(&commandv1.Assignment{Workload: id, Node: fmt.Sprintf("node-%d", i%100), IfGeneration: generationPB(w.Generation)})
+		c.Head = &commandv1.Head{Epoch: epoch}
+		tx.Apply(Meta{uint64(20 + i), 1}, c)
+	}
+	return tx.Commit()
+}
+
+func benchPut(id string, n int) Command {
+	c := put(id, func(p *commandv1.WorkloadPut) { p.Spec = make([]byte, 256) })
+	c.Head = &commandv1.Head{Request: requestAt(epoch0, uint32(n)), At: epoch0 + int64(n)*1000, By: "bench"}
+	return c
+}
+
+// BenchmarkPut stores a new workload, by commands per log entry, into a state
+// that holds 100,000.
+func BenchmarkPut(b *testing.B) {
+	s := populated(b, 100_000)
+	for _, batch := range []int{1, 16, 256} {
+		b.Run(fmt.Sprintf("batch=%d", batch), func(b *testing.B) {
+			commands := make([]Command, b.N)
+			for i := range commands {
+				commands[i] = benchPut(fmt.Sprintf("new-%d", i), 1_000_000+i)
+			}
+			b.ReportAllocs()
+			b.ResetTimer()
+			s := s
+			for i := 0; i < b.N; {
+				tx := s.Begin()
+				for range min(batch, b.N-i) {
+					if res, _ := tx.Apply(Meta{uint64(1_000_000 + i), 1}, commands[i]); res.Kind != OK {
+						b.Fatal(res.Reason)
+					}
+					i++
+				}
+				s = tx.Commit()
+			}
+		})
+	}
+}
+
+// BenchmarkReport takes in state transitions of running workloads, 100 per
+// command, as a heartbeat flush makes them.
+func BenchmarkReport(b *testing.B) {
+	s := populated(b, 100_000)
+	epoch := &commandv1.Epoch{Incarnation: s.Info().Incarnation, Term: 1}
+	const each = 100
+	states := [...]string{"Running", "Stopped"}
+	commands := make([]Command, 0, 2000)
+	for round := range 2 {
+		for c := range 1000 {
+			list := make([]*commandv1.WorkloadReport, each)
+			for i := range list {
+				id := c*each + i
+				w, _ := s.Workload(fmt.Sprintf("w-%d", id))
+				list[i] = &commandv1.WorkloadReport{Workload: w.ID, Node: w.Node, Generation: generationPB(w.Generation), State: states[round]}
+			}
+			cmd := report(list...)
+			cmd.Head = &commandv1.Head{Epoch: epoch}
+			commands = append(commands, cmd)
+		}
+	}
+	b.ReportAllocs()
+	b.ResetTimer()
+	for i := range b.N {
+		var res Result
+		if s, res, _ = s.Apply(Meta{uint64(1_000_000 + i), 1}, commands[i%len(commands)]); res.Skipped > 0 {
+			b.Fatal(res.Reason)
+		}
+	}
+	b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N)/each, "ns/item")
+}
+
+// BenchmarkSnapshotStall writes a snapshot of 100,000 workloads while the writer
+// goes on, and reports the longest time that one put took.
+func BenchmarkSnapshotStall(b *testing.B) {
+	s := populated(b, 100_000)
+	var worst time.Duration
+	n := 0
+	b.ResetTimer()
+	for range b.N {
+		done := make(chan error, 1)
+		taken := s
+		go func() { done <- taken.WriteSnapshot(io.Discard) }()
+		for running := true; running; n++ {
+			select {
+			case err := <-done:
+				if err != nil {
+					b.Fatal(err)
+				}
+				running = false
+			default:
+			}
+			c := benchPut(fmt.Sprintf("new-%d", n), 1_000_000+n)
+			start := time.Now()
+			s, _, _ = s.Apply(Meta{uint64(1_000_000 + n), 1}, c)
+			worst = max(worst, time.Since(start))
+		}
+	}
+	b.ReportMetric(float64(worst.Microseconds()), "worst-µs")
+	b.ReportMetric(float64(n)/float64(b.N), "puts/snapshot")
+}
+
+func BenchmarkReadSnapshot(b *testing.B) {
+	data := snapshotBytes(b, populated(b, 100_000))
+	b.SetBytes(int64(len(data)))
+	b.ResetTimer()
+	for range b.N {
+		if _, err := ReadSnapshot(bytes.NewReader(data)); err != nil {
+			b.Fatal(err)
+		}
+	}
+}
+
+// BenchmarkDecodeBatch reads one put of 256 bytes back from the log.
+func BenchmarkDecodeBatch(b *testing.B) {
+	frame, err := AppendCommand(nil, benchPut("web", 1))
+	if err != nil {
+		b.Fatal(err)
+	}
+	b.ReportAllocs()
+	for b.Loop() {
+		if _, err := DecodeBatch(frame); err != nil {
+			b.Fatal(err)
+		}
+	}
+}

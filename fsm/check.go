@@ -1,0 +1,178 @@
+package fsm
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"slices"
+
+	"github.com/tidwall/btree"
+)
+
+// Check recomputes every index, sum and counter from the records and tests the
+// invariants between records. Tests and the simulator call it after every step;
+// it costs as much as the whole state is large. It returns every violation.
+func (s State) Check() error {
+	c := checker{s: s}
+	c.info()
+	c.workloads()
+	c.nodes()
+	c.residuals()
+	c.histories()
+	if len(c.errs) == 0 {
+		c.derived()
+	}
+	return errors.Join(c.errs...)
+}
+
+type checker struct {
+	s    State
+	errs []error
+}
+
+// maxFindings bounds the report about a state that is wrong everywhere.
+const maxFindings = 50
+
+func (c *checker) must(ok bool, format string, args ...any) {
+	if !ok && len(c.errs) < maxFindings {
+		c.errs = append(c.errs, fmt.Errorf(format, args...))
+	}
+}
+
+func (c *checker) info() {
+	m := c.s.r.info
+	c.must(m.Mode == ModeNormal || m.Mode == ModeDegraded || m.Mode == ModeRecovery, "mode %q is unknown", m.Mode)
+	if m.ClusterID == "" {
+		c.must(c.s.WorkloadCount()+c.s.NodeCount()+c.s.ResidualCount() == 0, "a virgin state holds records")
+		c.must(m.Incarnation == 0 && m.FeatureLevel == 0, "a virgin state has incarnation %d and feature level %d", m.Incarnation, m.FeatureLevel)
+		return
+	}
+	c.must(validID(m.ClusterID), "cluster id %q is malformed", m.ClusterID)
+	c.must(m.Incarnation > 0, "cluster %s has incarnation 0", m.ClusterID)
+	c.must(m.FeatureLevel > 0, "cluster %s has feature level 0", m.ClusterID)
+}
+
+func (c *checker) workloads() {
+	last := Generation{c.s.r.info.Incarnation, c.s.r.info.Sequence}
+	c.s.r.workloads.Scan(func(id string, w *Workload) bool {
+		c.must(w.ID == id && validID(id), "workload %q is stored under %q", w.ID, id)
+		var n *Node
+		if w.Node != "" {
+			var ok bool
+			n, ok = c.s.Node(w.Node)
+			c.must(ok, "workload %s is on node %s, which is not there", id, w.Node)
+			_, left := c.s.Residual(w.Node, id)
+			c.must(!left, "workload %s is assigned to node %s and left over there", id, w.Node)
+		}
+		c.must(w.Status == statusOf(w, n), "workload %s has status %s, its record says %s", id, w.Status, statusOf(w, n))
+		c.must(statusIndex(w.Status) >= 0 && w.Status != StatusDeleted, "workload %s is stored with status %s", id, w.Status)
+		c.must(!w.Generation.IsZero() && !last.Less(w.Generation), "workload %s has generation %s, the last handed out is %s", id, w.Generation, last)
+		c.must(!w.Generation.Less(w.Actual.Generation), "workload %s at generation %s has a report of %s", id, w.Generation, w.Actual.Generation)
+		c.must(w.Retry.NextAt >= 0 && w.Retry.MaxAttempts >= 0, "workload %s has retry %+v", id, w.Retry)
+		c.must(!w.Retry.Terminal || w.Retry.NextAt == 0, "workload %s has given up and waits for a retry", id)
+		if w.Node == "" {
+			c.must(!w.Acknowledged && w.AssignedAt == 0 && w.Actual.State == ActualNone && w.Retry.NextAt == 0 && !w.Retry.Terminal,
+				"workload %s is on no node but has an assignment's fields", id)
+		}
+		d := &w.Demand
+		c.must(d.CPU >= 0 && d.CPU <= maxCPU && d.Memory >= 0 && d.Memory <= maxMemory && d.Disk >= 0 && d.Disk <= maxDisk,
+			"workload %s demands %d millicores, %d MiB, %d GB", id, d.CPU, d.Memory, d.Disk)
+		c.must(d.Group == "" || validID(d.Group), "workload %s is of group %q", id, d.Group)
+		switch w.Desired {
+		case DesiredRunning, DesiredStopped:
+		case DesiredDeleted:
+			c.must(w.Node == "", "workload %s is being deleted and still assigned to node %s", id, w.Node)
+			left := false
+			c.s.ResidualsOf(id, func(*Residual) bool { left = true; return false })
+			c.must(left, "workload %s is being deleted and no node holds it", id)
+		default:
+			c.must(false, "workload %s has desired state %q", id, w.Desired)
+		}
+		return true
+	})
+}
+
+func (c *checker) nodes() {
+	c.s.r.nodes.Scan(func(id string, n *Node) bool {
+		c.must(n.ID == id && validID(id), "node %q is stored under %q", n.ID, id)
+		c.must(!n.Fenced || !n.Up, "node %s is fenced and up", id)
+		return true
+	})
+	c.s.r.replicas.Scan(func(id string, r *Replica) bool {
+		c.must(r.ID == id && validID(id), "replica %q is stored under %q", r.ID, id)
+		return true
+	})
+}
+
+func (c *checker) residuals() {
+	last := Generation{c.s.r.info.Incarnation, c.s.r.info.Sequence}
+	c.s.r.residuals.Scan(func(key string, r *Residual) bool {
+		c.must(key == pair(r.Node, r.Workload), "residual %s is stored under %q", pair(r.Node, r.Workload), key)
+		n, ok := c.s.Node(r.Node)
+		c.must(ok, "residual %s is on a node that is not there", key)
+		c.must(!ok || n.Engine() == r.Engine, "residual %s has engine %q, its node has another", key, r.Engine)
+		c.must(!ok || !n.Fenced, "residual %s is on a fenced node", key)
+		c.must(!last.Less(r.Generation), "residual %s has generation %s, the last handed out is %s", key, r.Generation, last)
+		return true
+	})
+}
+
+// histories checks events and receipts, which are ordered by sequence numbers.
+func (c *checker) histories() {
+	info := c.s.r.info
+	c.must(c.s.r.events.Len() <= MaxEvents, "%d events are kept, at most %d", c.s.r.events.Len(), MaxEvents)
+	next := uint64(0)
+	c.s.r.events.Scan(func(seq uint64, e *Event) bool {
+		c.must(e.Seq == seq && (next == 0 || seq == next), "event %d follows event %d", seq, next-1)
+		next = seq + 1
+		return true
+	})
+	c.must(next == 0 || next-1 == info.EventSeq, "the last event is %d, the counter says %d", next-1, info.EventSeq)
+	c.must(c.s.r.receipts.Len() == c.s.r.byRequest.Len(), "%d receipts by sequence, %d by request", c.s.r.receipts.Len(), c.s.r.byRequest.Len())
+	next = 0
+	c.s.r.receipts.Scan(func(seq uint64, r *receipt) bool {
+		c.must(r.seq == seq && (next == 0 || seq == next), "receipt %d follows receipt %d", seq, next-1)
+		next = seq + 1
+		same, ok := c.s.r.byRequest.Get(string(r.request[:]))
+		c.must(ok && same == r, "receipt %d is not found by its request", seq)
+		c.must(r.result.Kind != Frozen && r.result.Kind != TooOld, "receipt %d keeps a verdict of kind %s", seq, r.result.Kind)
+		return true
+	})
+	c.must(next == 0 || next-1 == info.ReceiptSeq, "the last receipt is %d, the counter says %d", next-1, info.ReceiptSeq)
+}
+
+// derived builds every index anew and compares.
+func (c *checker) derived() {
+	want := &Tx{r: *New().r}
+	want.r.info, want.r.workloads, want.r.nodes, want.r.residuals = c.s.r.info, c.s.r.workloads, c.s.r.nodes, c.s.r.residuals
+	if err := want.derive(); err != nil {
+		c.errs = append(c.errs, err)
+		return
+	}
+	a, b := c.s.r, &want.r
+	sameTree(c, "byNode", a.byNode, b.byNode, equal)
+	sameTree(c, "byGroup", a.byGroup, b.byGroup, equal)
+	sameTree(c, "pending", a.pending, b.pending, equal)
+	sameTree(c, "unacked", a.unacked, b.unacked, equal)
+	sameTree(c, "retryDue", a.retryDue, b.retryDue, equal)
+	sameTree(c, "residualsOf", a.residualsOf, b.residualsOf, equal)
+	sameTree(c, "ports", a.ports, b.ports, equal)
+	sameTree(c, "alloc", a.alloc, b.alloc, func(x, y *Alloc) bool {
+		return x.CPU == y.CPU && x.Memory == y.Memory && x.Workloads == y.Workloads && x.Residuals == y.Residuals && slices.Equal(x.Disk, y.Disk)
+	})
+	for i, st := range statusOrder {
+		c.must(a.statuses[i] == b.statuses[i], "%d workloads are counted as %s, there are %d", a.statuses[i], st, b.statuses[i])
+	}
+}
+
+func equal[V comparable](a, b V) bool { return a == b }
+
+// sameTree compares an index with the one that was built from the records.
+func sameTree[K cmp.Ordered, V any](c *checker, name string, have, want *btree.Map[K, V], same func(a, b V) bool) {
+	c.must(have.Len() == want.Len(), "index %s has %d entries, must have %d", name, have.Len(), want.Len())
+	want.Scan(func(k K, v V) bool {
+		got, ok := have.Get(k)
+		c.must(ok && same(got, v), "index %s: entry %q is %v, must be %v", name, fmt.Sprint(k), got, v)
+		return len(c.errs) < maxFindings
+	})
+}

@@ -1,0 +1,135 @@
+package fsm
+
+import (
+	"strconv"
+
+	commandv1 "github.com/persys/compute/api/command/v1"
+)
+
+// initCluster gives a virgin state its identity and a restored one a new
+// incarnation: Raft indexes may have gone backwards, generations must not.
+func (t *Tx) initCluster(b *commandv1.InitCluster) Result {
+	info := &t.r.info
+	switch {
+	case !validID(b.GetClusterId()):
+		return refuse(Invalid, "cluster_id: %q does not match %s", b.GetClusterId(), idRule)
+	case info.ClusterID != "" && info.ClusterID != b.GetClusterId():
+		return refuse(Conflict, "this is cluster %q, not %q", info.ClusterID, b.GetClusterId())
+	}
+	before := *info
+	info.Incarnation = max(info.Incarnation+1, b.GetIncarnation())
+	if before.ClusterID == "" {
+		info.ClusterID = b.GetClusterId()
+		info.Shard = b.GetShard()
+		if info.Shard == "" {
+			info.Shard = "default"
+		}
+		info.Mode, info.ModeChangedAt = ModeNormal, info.Clock
+		info.FeatureLevel = max(info.FeatureLevel, 1)
+	}
+	t.infoChanged(before)
+	t.event(Event{
+		Type: EventClusterFormed, Message: info.ClusterID,
+		Details: []Label{{"incarnation", strconv.FormatUint(info.Incarnation, 10)}},
+	})
+	return Result{}
+}
+
+// setMode moves the control plane to another mode, or renews the reason.
+func (t *Tx) setMode(b *commandv1.SetMode) Result {
+	info := &t.r.info
+	mode := Mode(b.GetMode())
+	switch mode {
+	case ModeNormal, ModeDegraded, ModeRecovery:
+	default:
+		return refuse(Invalid, "mode: %q is none of normal, degraded, recovery", b.GetMode())
+	}
+	if info.Mode == mode && info.ModeReason == b.GetReason() {
+		return Result{Kind: AlreadyDone}
+	}
+	before := *info
+	info.Mode, info.ModeReason = mode, b.GetReason()
+	if before.Mode != mode {
+		info.ModeChangedAt = info.Clock
+	}
+	t.infoChanged(before)
+	if before.Mode != mode {
+		t.event(Event{
+			Type: EventModeChanged, Reason: string(mode), Message: b.GetReason(),
+			Details: []Label{{"previous", string(before.Mode)}},
+		})
+	}
+	return Result{}
+}
+
+// putReplica records how a scheduler can be reached.
+func (t *Tx) putReplica(b *commandv1.PutReplica) Result {
+	if !validID(b.GetId()) {
+		return refuse(Invalid, "id: %q does not match %s", b.GetId(), idRule)
+	}
+	r := replicaOf(b)
+	old, ok := t.r.replicas.Get(r.ID)
+	if ok && *old == r {
+		return Result{Kind: AlreadyDone}
+	}
+	t.putReplicaRecord(&r)
+	if !ok {
+		t.event(Event{Type: EventReplicaJoined, Message: r.Name, Details: []Label{{"grpc", r.GRPCAddr}, {"replica", r.ID}}})
+	}
+	return Result{}
+}
+
+func (t *Tx) removeReplica(b *commandv1.RemoveReplica) Result {
+	r, ok := t.r.replicas.Get(b.GetId())
+	if !ok {
+		return refuse(NotFound, "replica %q does not exist", b.GetId())
+	}
+	t.dropReplica(r)
+	t.event(Event{Type: EventReplicaRemoved, Message: r.Name, Details: []Label{{"replica", r.ID}}})
+	return Result{}
+}
+
+// setFeatureLevel lets commands of a newer version into the log. Every announced
+// replica must understand the level: one that does not would have to stop.
+func (t *Tx) setFeatureLevel(b *commandv1.SetFeatureLevel) Result {
+	info := &t.r.info
+	switch level := b.GetLevel(); {
+	case level == info.FeatureLevel:
+		return Result{Kind: AlreadyDone}
+	case level < info.FeatureLevel:
+		return refuse(Conflict, "level: %d is below the present level %d and levels only rise", level, info.FeatureLevel)
+	case t.r.replicas.Len() == 0:
+		return refuse(Conflict, "level: no replica has announced that it understands level %d", level)
+	}
+	var behind *Replica
+	t.state().Replicas(func(r *Replica) bool {
+		if r.FeatureLevel < b.GetLevel() {
+			behind = r
+		}
+		return behind == nil
+	})
+	if behind != nil {
+		return refuse(Conflict, "level: replica %s (%s) understands only level %d", behind.Name, behind.ID, behind.FeatureLevel)
+	}
+	before := *info
+	info.FeatureLevel = b.GetLevel()
+	t.infoChanged(before)
+	t.event(Event{Type: EventFeatureLevelRaise, Message: strconv.FormatUint(uint64(info.FeatureLevel), 10)})
+	return Result{}
+}
+
+func replicaOf(b *commandv1.PutReplica) Replica {
+	return Replica{
+		ID: b.GetId(), Name: b.GetName(), GRPCAddr: b.GetGrpcAddr(), HTTPAddr: b.GetHttpAddr(),
+		RaftAddr: b.GetRaftAddr(), GossipAddr: b.GetGossipAddr(), DNSAddr: b.GetDnsAddr(),
+		Version: b.GetVersion(), FeatureLevel: b.GetFeatureLevel(),
+	}
+}
+
+func replicaPB(r *Replica) *commandv1.PutReplica {
+	return &commandv1.PutReplica{
+		Id: r.ID, Name: r.Name, GrpcAddr: r.GRPCAddr, HttpAddr: r.HTTPAddr,
+		RaftAddr: r.RaftAddr, GossipAddr: r.GossipAddr, DnsAddr: r.DNSAddr,
+		Version: r.Version, FeatureLevel: r.FeatureLevel,
+	}
+}

@@ -1,0 +1,223 @@
+package fsm
+
+import (
+	"cmp"
+	"slices"
+	"strings"
+
+	commandv1 "github.com/persys/compute/api/command/v1"
+)
+
+// Conversions between the wire's messages and the records. Empty lists are nil
+// on both sides, so that a record survives any round trip unchanged.
+
+func convert[A, B any](in []A, fn func(A) B) []B {
+	if len(in) == 0 {
+		return nil
+	}
+	out := make([]B, len(in))
+	for i := range in {
+		out[i] = fn(in[i])
+	}
+	return out
+}
+
+func labelOf(l *commandv1.Label) Label { return Label{l.GetKey(), l.GetValue()} }
+func labelPB(l Label) *commandv1.Label { return &commandv1.Label{Key: l.Key, Value: l.Value} }
+
+func taintOf(t *commandv1.Taint) Taint { return Taint{t.GetKey(), t.GetValue(), t.GetEffect()} }
+func taintPB(t Taint) *commandv1.Taint {
+	return &commandv1.Taint{Key: t.Key, Value: t.Value, Effect: t.Effect}
+}
+
+func generationOf(g *commandv1.Generation) Generation {
+	return Generation{g.GetIncarnation(), g.GetSequence()}
+}
+
+func generationPB(g Generation) *commandv1.Generation {
+	if g.IsZero() {
+		return nil
+	}
+	return &commandv1.Generation{Incarnation: g.Incarnation, Sequence: g.Sequence}
+}
+
+// sortedLabels sorts by key; of equal keys the last one wins.
+func sortedLabels(in []*commandv1.Label) []Label {
+	out := convert(in, labelOf)
+	slices.SortStableFunc(out, func(a, b Label) int { return cmp.Compare(a.Key, b.Key) })
+	kept := out[:0]
+	for i, l := range out {
+		if i+1 == len(out) || out[i+1].Key != l.Key {
+			kept = append(kept, l)
+		}
+	}
+	if len(kept) == 0 {
+		return nil
+	}
+	return kept
+}
+
+func demandOf(d *commandv1.Demand) Demand {
+	return Demand{
+		Type:           d.GetType(),
+		CPU:            d.GetCpuMillicores(),
+		Memory:         d.GetMemoryMib(),
+		Disk:           d.GetDiskGb(),
+		Pool:           d.GetStoragePool(),
+		StorageDrivers: convert(d.GetStorageDrivers(), func(s string) string { return s }),
+		Ports: convert(d.GetHostPorts(), func(p *commandv1.Port) HostPort {
+			return HostPort{uint16(p.GetPort()), p.GetProtocol()}
+		}),
+		Labels: sortedLabels(d.GetLabels()),
+		Constraints: convert(d.GetConstraints(), func(c *commandv1.Constraint) Constraint {
+			return Constraint{c.GetKey(), c.GetOp(), convert(c.GetValues(), func(s string) string { return s })}
+		}),
+		Tolerations: convert(d.GetTolerations(), taintOf),
+		Group:       d.GetGroup(),
+		Exclusive:   d.GetExclusive(),
+		OnLostLease: d.GetOnLostLease(),
+		Priority:    d.GetPriority(),
+	}
+}
+
+func demandPB(d *Demand) *commandv1.Demand {
+	return &commandv1.Demand{
+		Type:           d.Type,
+		CpuMillicores:  d.CPU,
+		MemoryMib:      d.Memory,
+		DiskGb:         d.Disk,
+		StoragePool:    d.Pool,
+		StorageDrivers: d.StorageDrivers,
+		HostPorts: convert(d.Ports, func(p HostPort) *commandv1.Port {
+			return &commandv1.Port{Port: uint32(p.Port), Protocol: p.Protocol}
+		}),
+		Labels: convert(d.Labels, labelPB),
+		Constraints: convert(d.Constraints, func(c Constraint) *commandv1.Constraint {
+			return &commandv1.Constraint{Key: c.Key, Op: c.Op, Values: c.Values}
+		}),
+		Tolerations: convert(d.Tolerations, taintPB),
+		Group:       d.Group,
+		Exclusive:   d.Exclusive,
+		OnLostLease: d.OnLostLease,
+		Priority:    d.Priority,
+	}
+}
+
+func demandEqual(a, b *Demand) bool {
+	return a.Type == b.Type && a.CPU == b.CPU && a.Memory == b.Memory && a.Disk == b.Disk && a.Pool == b.Pool &&
+		a.Group == b.Group && a.Exclusive == b.Exclusive && a.OnLostLease == b.OnLostLease && a.Priority == b.Priority &&
+		slices.Equal(a.StorageDrivers, b.StorageDrivers) && slices.Equal(a.Ports, b.Ports) &&
+		slices.Equal(a.Labels, b.Labels) && slices.Equal(a.Tolerations, b.Tolerations) &&
+		slices.EqualFunc(a.Constraints, b.Constraints, func(x, y Constraint) bool {
+			return x.Key == y.Key && x.Op == y.Op && slices.Equal(x.Values, y.Values)
+		})
+}
+
+// factsOf reads a registration; normalise is left to the caller, so that a
+// snapshot gives back what was stored.
+func factsOf(b *commandv1.RegisterNode) NodeFacts {
+	return NodeFacts{
+		Endpoint:       b.GetEndpoint(),
+		CPU:            b.GetCpuMillicores(),
+		Memory:         b.GetMemoryMib(),
+		Pools:          convert(b.GetPools(), func(p *commandv1.Pool) Pool { return Pool{p.GetName(), p.GetType(), p.GetTotalGb()} }),
+		Types:          convert(b.GetTypes(), func(s string) string { return s }),
+		StorageDrivers: convert(b.GetStorageDrivers(), func(s string) string { return s }),
+		Labels:         convert(b.GetLabels(), labelOf),
+		Taints:         convert(b.GetTaints(), taintOf),
+		EngineID:       b.GetEngineId(),
+		AgentVersion:   b.GetAgentVersion(),
+		InstanceID:     b.GetInstanceId(),
+		Protocol:       b.GetProtocol(),
+		SelfFencing:    b.GetSelfFencing(),
+		Timestamp:      b.GetTimestamp(),
+		LeaseSeconds:   b.GetLeaseSeconds(),
+	}
+}
+
+func factsPB(id string, f *NodeFacts) *commandv1.RegisterNode {
+	return &commandv1.RegisterNode{
+		Id:            id,
+		Endpoint:      f.Endpoint,
+		CpuMillicores: f.CPU,
+		MemoryMib:     f.Memory,
+		Pools: convert(f.Pools, func(p Pool) *commandv1.Pool {
+			return &commandv1.Pool{Name: p.Name, Type: p.Type, TotalGb: p.Total}
+		}),
+		Types:          f.Types,
+		StorageDrivers: f.StorageDrivers,
+		Labels:         convert(f.Labels, labelPB),
+		Taints:         convert(f.Taints, taintPB),
+		EngineId:       f.EngineID,
+		AgentVersion:   f.AgentVersion,
+		InstanceId:     f.InstanceID,
+		Protocol:       f.Protocol,
+		SelfFencing:    f.SelfFencing,
+		Timestamp:      f.Timestamp,
+		LeaseSeconds:   f.LeaseSeconds,
+	}
+}
+
+// normalise brings the facts of a registration into the one form that the
+// planner compares.
+func (f *NodeFacts) normalise() {
+	f.Types = vocabulary(f.Types, func(s string) string {
+		switch s {
+		case "docker-container":
+			return "container"
+		case "docker-compose":
+			return "compose"
+		}
+		return s
+	})
+	f.StorageDrivers = vocabulary(append(f.StorageDrivers, "local"), func(s string) string {
+		if s == "ceph_rbd" {
+			return "ceph-rbd"
+		}
+		return s
+	})
+	slices.SortStableFunc(f.Labels, func(a, b Label) int { return cmp.Compare(a.Key, b.Key) })
+	f.Labels = slices.CompactFunc(f.Labels, func(a, b Label) bool { return a.Key == b.Key })
+	if len(f.Labels) == 0 {
+		f.Labels = nil
+	}
+}
+
+// vocabulary lowers, renames, sorts and dedups names; blank ones are dropped.
+func vocabulary(in []string, rename func(string) string) []string {
+	var out []string
+	for _, s := range in {
+		if s = rename(strings.ToLower(strings.TrimSpace(s))); s != "" {
+			out = append(out, s)
+		}
+	}
+	slices.Sort(out)
+	return slices.Compact(out)
+}
+
+// factsEqual compares what a registration says, apart from when it was sent.
+func factsEqual(a, b *NodeFacts) bool {
+	return a.Endpoint == b.Endpoint && a.CPU == b.CPU && a.Memory == b.Memory &&
+		slices.Equal(a.Pools, b.Pools) && slices.Equal(a.Types, b.Types) &&
+		slices.Equal(a.StorageDrivers, b.StorageDrivers) && slices.Equal(a.Labels, b.Labels) &&
+		slices.Equal(a.Taints, b.Taints) && a.EngineID == b.EngineID && a.AgentVersion == b.AgentVersion &&
+		a.InstanceID == b.InstanceID && a.Protocol == b.Protocol && a.SelfFencing == b.SelfFencing &&
+		a.LeaseSeconds == b.LeaseSeconds
+}
+
+// SameFacts reports whether registering b would change nothing but a timestamp
+// on n. A leader that checks first need not propose (DESIGN, decision 6).
+func (n *Node) SameFacts(b *commandv1.RegisterNode) bool {
+	f := factsOf(b)
+	f.normalise()
+	return n.Up && n.ID == b.GetId() && factsEqual(&n.Facts, &f)
+}
+
+// Runs reports whether the node offers a workload type. A node that names none
+// is a legacy one and runs everything but virtual machines.
+func (n *Node) Runs(workloadType string) bool {
+	if len(n.Facts.Types) == 0 {
+		return workloadType != "vm"
+	}
+	return slices.Contains(n.Facts.Types, workloadType)
+}

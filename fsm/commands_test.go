@@ -1,0 +1,511 @@
+package fsm
+
+import (
+	"strings"
+	"testing"
+
+	commandv1 "github.com/persys/compute/api/command/v1"
+)
+
+// fact is one sentence about the state machine. The world has cluster c1 and
+// the nodes a and b.
+type fact struct {
+	name string
+	run  func(t *testing.T, w *world)
+}
+
+func prove(t *testing.T, facts []fact) {
+	for _, f := range facts {
+		t.Run(f.name, func(t *testing.T) { f.run(t, formed(t, "a", "b")) })
+	}
+}
+
+func is[V comparable](t *testing.T, what string, got, want V) {
+	t.Helper()
+	if got != want {
+		t.Errorf("%s: %v, want %v", what, got, want)
+	}
+}
+
+// refused expects a verdict whose reason names a thing.
+func refused(t *testing.T, res Result, kind Kind, names ...string) {
+	t.Helper()
+	is(t, "kind", res.Kind, kind)
+	for _, n := range names {
+		if !strings.Contains(res.Reason, n) {
+			t.Errorf("reason %q does not name %q", res.Reason, n)
+		}
+	}
+}
+
+// skipped expects a planner command whose only item no longer holds.
+func skipped(t *testing.T, res Result, names ...string) {
+	t.Helper()
+	is(t, "skipped", res.Skipped, 1)
+	refused(t, res, OK, names...)
+}
+
+func TestPutWorkloads(t *testing.T) {
+	prove(t, []fact{
+		{"a new workload is Pending", func(t *testing.T, w *world) {
+			res := w.ok(put("web"))
+			wl := w.workload("web")
+			is(t, "status", wl.Status, StatusPending)
+			is(t, "generation", res.Items[0].Generation, wl.Generation)
+			is(t, "revision", res.Items[0].Revision, "c1-0123456789abcdef")
+			is(t, "attempts", wl.Retry.MaxAttempts, DefaultMaxAttempts)
+			is(t, "pending", w.s.PendingCount(), 1)
+			is(t, "events", strings.Join(w.events(), " "), EventWorkloadCreated)
+		}},
+		{"a new workload that is to be stopped waits for no node", func(t *testing.T, w *world) {
+			w.ok(put("web", desired("Stopped")))
+			is(t, "status", w.workload("web").Status, StatusStopped)
+			is(t, "pending", w.s.PendingCount(), 0)
+		}},
+		{"the same again is unchanged and keeps its generation", func(t *testing.T, w *world) {
+			w.ok(put("web"))
+			g := w.workload("web").Generation
+			res := w.ok(put("web"))
+			is(t, "unchanged", res.Items[0].Unchanged, true)
+			is(t, "generation", w.workload("web").Generation, g)
+			is(t, "changes", len(w.last), 0)
+		}},
+		{"a new caller revision alone is stored and is no new order", func(t *testing.T, w *world) {
+			w.ok(put("web"))
+			g := w.workload("web").Generation
+			res := w.ok(put("web", func(p *commandv1.WorkloadPut) { p.CallerRevision = "rev-2" }))
+			is(t, "unchanged", res.Items[0].Unchanged, true)
+			is(t, "revision", w.workload("web").CallerRevision, "rev-2")
+			is(t, "generation", w.workload("web").Generation, g)
+		}},
+		{"changed content under the same caller revision is a new order", func(t *testing.T, w *world) {
+			w.place("web", "a")
+			w.run("web")
+			before := w.workload("web").Generation
+			w.ok(put("web", content("c1:ffff")))
+			wl := w.workload("web")
+			is(t, "newer", before.Less(wl.Generation), true)
+			is(t, "acknowledged", wl.Acknowledged, false)
+			is(t, "status", wl.Status, StatusUpdating)
+			is(t, "node", wl.Node, "a")
+		}},
+		{"changed content of a workload that does not run yet is Scheduled", func(t *testing.T, w *world) {
+			w.place("web", "a")
+			w.ok(put("web", content("c1:ffff")))
+			is(t, "status", w.workload("web").Status, StatusScheduled)
+		}},
+		{"changed demand alone is a new order", func(t *testing.T, w *world) {
+			w.place("web", "a")
+			w.run("web")
+			w.ok(put("web", demand(func(d *commandv1.Demand) { d.CpuMillicores = 2000 })))
+			is(t, "status", w.workload("web").Status, StatusUpdating)
+			is(t, "promised", w.s.Alloc("a").CPU, 2000)
+		}},
+		{"a change keeps why no node fits, while what it asks for is the same", func(t *testing.T, w *world) {
+			w.ok(put("web"))
+			explain := func() Command {
+				return &commandv1.Command{Body: &commandv1.Command_ExplainUnplaced{ExplainUnplaced: &commandv1.ExplainUnplaced{
+					Workloads: []*commandv1.Unplaced{{Workload: "web", IfGeneration: w.generation("web"), Code: CodeUnplaced, Message: "0/2 nodes fit"}},
+				}}}
+			}
+			w.ok(explain())
+			w.ok(put("web", content("c1:ffff")))
+			is(t, "same demand", w.workload("web").Reason.Message, "0/2 nodes fit")
+			w.ok(put("web", demand(func(d *commandv1.Demand) { d.CpuMillicores = 2000 })))
+			is(t, "other demand", w.workload("web").Reason, Reason{})
+		}},
+		{"a smaller count deletes the members it made, and nobody else of the group", func(t *testing.T, w *world) {
+			grouped := demand(func(d *commandv1.Demand) { d.Group = "web" })
+			member := func(id string) *commandv1.WorkloadPut { return put(id, grouped).GetPutWorkloads().Workloads[0] }
+			w.ok(put("web-canary", grouped))
+			w.ok(puts("web", member("web-0"), member("web-1"), member("web-2")))
+			w.ok(puts("web", member("web-0")))
+			var left []string
+			w.s.Group("web", func(wl *Workload) bool {
+				left = append(left, wl.ID)
+				return true
+			})
+			is(t, "left", strings.Join(left, " "), "web-0 web-canary")
+		}},
+		{"a change forgets failures", func(t *testing.T, w *world) {
+			w.place("web", "a")
+			w.ok(w.retry("web", 3, w.now+minute, false))
+			w.ok(put("web", content("c1:ffff")))
+			is(t, "retry", w.workload("web").Retry, Retry{MaxAttempts: DefaultMaxAttempts})
+			is(t, "reason", w.workload("web").Reason, Reason{})
+		}},
+		{"put revives what is being deleted, and its leftovers stay", func(t *testing.T, w *world) {
+			w.place("web", "a")
+			w.ok(remove("web", false))
+			w.ok(put("web"))
+			is(t, "status", w.workload("web").Status, StatusPending)
+			is(t, "residuals", w.s.ResidualCount(), 1)
+		}},
+		{"one bad workload refuses all", func(t *testing.T, w *world) {
+			good := put("web").GetPutWorkloads().Workloads[0]
+			bad := put("db", desired("Paused")).GetPutWorkloads().Workloads[0]
+			refused(t, w.do(puts("", good, bad)), Invalid, "db", "desired", "Paused")
+			is(t, "workloads", w.s.WorkloadCount(), 0)
+		}},
+		{"a group that shrinks deletes its surplus", func(t *testing.T, w *world) {
+			member := func(id string) *commandv1.WorkloadPut {
+				return put(id, demand(func(d *commandv1.Demand) { d.Group = "g" })).GetPutWorkloads().Workloads[0]
+			}
+			w.ok(puts("g", member("g-0"), member("g-1")))
+			w.bind("g-1", "a")
+			w.ok(puts("g", member("g-0")))
+			is(t, "g-0", w.workload("g-0").Status, StatusPending)
+			is(t, "g-1", w.workload("g-1").Status, StatusDeleting)
+		}},
+		{"a group of none deletes all members", func(t *testing.T, w *world) {
+			w.ok(put("g-0", demand(func(d *commandv1.Demand) { d.Group = "g" })))
+			w.ok(puts("g"))
+			is(t, "workloads", w.s.WorkloadCount(), 0)
+		}},
+		{"one command hands out one generation", func(t *testing.T, w *world) {
+			seq := w.s.Info().Sequence
+			w.ok(puts("", put("x").GetPutWorkloads().Workloads[0], put("y").GetPutWorkloads().Workloads[0]))
+			is(t, "sequence", w.s.Info().Sequence, seq+1)
+			is(t, "generation", w.workload("x").Generation, w.workload("y").Generation)
+		}},
+		{"the status stays Unknown while the node is lost", func(t *testing.T, w *world) {
+			w.place("web", "a")
+			w.run("web")
+			w.ok(nodeState("a", false))
+			w.ok(put("web", content("c1:ffff")))
+			is(t, "status", w.workload("web").Status, StatusUnknown)
+			is(t, "reason", w.workload("web").Reason.Code, CodeNodeLost)
+		}},
+	})
+}
+
+func TestPutRefusals(t *testing.T) {
+	for _, c := range []struct {
+		name  string
+		cmd   Command
+		names []string
+	}{
+		{"nothing", puts(""), []string{"workloads"}},
+		{"a malformed id", put("-web"), []string{"id", "-web"}},
+		{"an id of 129 bytes", put(strings.Repeat("x", 129)), []string{"id"}},
+		{"an id twice", puts("", put("x").GetPutWorkloads().Workloads[0], put("x").GetPutWorkloads().Workloads[0]), []string{"workloads[1].id", "x"}},
+		{"no content", put("web", content("")), []string{"content"}},
+		{"a spec over the limit", put("web", func(p *commandv1.WorkloadPut) { p.Spec = make([]byte, maxSpec+1) }), []string{"spec", "1048577"}},
+		{"negative attempts", put("web", func(p *commandv1.WorkloadPut) { p.MaxAttempts = -1 }), []string{"max_attempts", "-1"}},
+		{"no type", put("web", demand(func(d *commandv1.Demand) { d.Type = "" })), []string{"demand.type"}},
+		{"negative cpu", put("web", demand(func(d *commandv1.Demand) { d.CpuMillicores = -1 })), []string{"cpu_millicores", "-1"}},
+		{"absurd memory", put("web", demand(func(d *commandv1.Demand) { d.MemoryMib = maxMemory + 1 })), []string{"memory_mib"}},
+		{"negative disk", put("web", demand(func(d *commandv1.Demand) { d.DiskGb = -5 })), []string{"disk_gb", "-5"}},
+		{"an unknown lease policy", put("web", demand(func(d *commandv1.Demand) { d.OnLostLease = "hope" })), []string{"on_lost_lease", "hope"}},
+		{"port 0", put("web", hostPort(0)), []string{"host_ports[0].port", "0"}},
+		{"port 65536", put("web", hostPort(65536)), []string{"65536"}},
+		{"a port twice", put("web", hostPort(80), hostPort(80)), []string{"host_ports[1]", "80/tcp"}},
+		{"an unknown protocol", put("web", demand(func(d *commandv1.Demand) { d.HostPorts = []*commandv1.Port{{Port: 1, Protocol: "sctp"}} })), []string{"sctp"}},
+		{"an unknown operator", put("web", demand(func(d *commandv1.Demand) { d.Constraints = []*commandv1.Constraint{{Key: "k", Op: "~"}} })), []string{"constraints[0].op", "~"}},
+		{"a malformed group", put("web", demand(func(d *commandv1.Demand) { d.Group = "a/b" })), []string{"demand.group", "a/b"}},
+		{"a workload outside the group", puts("g", put("web").GetPutWorkloads().Workloads[0]), []string{"demand.group", "g"}},
+		{"a malformed group_of", puts("a b"), []string{"group_of", "a b"}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			w := formed(t)
+			refused(t, w.do(c.cmd), Invalid, c.names...)
+			is(t, "changes", len(w.last), 0)
+		})
+	}
+}
+
+func TestSetDesired(t *testing.T) {
+	prove(t, []fact{
+		{"stop of a running workload is a new order", func(t *testing.T, w *world) {
+			w.place("web", "a")
+			w.run("web")
+			w.ok(setDesired("web", "Stopped"))
+			is(t, "status", w.workload("web").Status, StatusUpdating)
+			w.ok(w.says("web", "Stopped"))
+			is(t, "status", w.workload("web").Status, StatusStopped)
+			is(t, "node", w.workload("web").Node, "a")
+		}},
+		{"stop of an unplaced workload is at once", func(t *testing.T, w *world) {
+			w.ok(put("web"))
+			w.ok(setDesired("web", "Stopped"))
+			is(t, "status", w.workload("web").Status, StatusStopped)
+			is(t, "reason", w.workload("web").Reason.Code, CodeUserStop)
+		}},
+		{"start of an unplaced workload makes it Pending", func(t *testing.T, w *world) {
+			w.ok(put("web", desired("Stopped")))
+			w.ok(setDesired("web", "Running"))
+			is(t, "status", w.workload("web").Status, StatusPending)
+		}},
+		{"the same again is done already", func(t *testing.T, w *world) {
+			w.ok(put("web"))
+			res := w.do(setDesired("web", "Running"))
+			is(t, "kind", res.Kind, AlreadyDone)
+			is(t, "unchanged", res.Items[0].Unchanged, true)
+			is(t, "error", res.Err(), nil)
+		}},
+		{"Deleted deletes", func(t *testing.T, w *world) {
+			w.ok(put("web"))
+			w.ok(setDesired("web", "Deleted"))
+			is(t, "workloads", w.s.WorkloadCount(), 0)
+		}},
+		{"an unknown state is refused", func(t *testing.T, w *world) {
+			w.ok(put("web"))
+			refused(t, w.do(setDesired("web", "Paused")), Invalid, "desired", "Paused")
+		}},
+		{"an unknown workload is not found", func(t *testing.T, w *world) {
+			refused(t, w.do(setDesired("web", "Running")), NotFound, "web")
+		}},
+		{"what is being deleted cannot be started", func(t *testing.T, w *world) {
+			w.place("web", "a")
+			w.ok(remove("web", false))
+			refused(t, w.do(setDesired("web", "Running")), Conflict, "web")
+		}},
+	})
+}
+
+func TestDeleteWorkload(t *testing.T) {
+	prove(t, []fact{
+		{"an unplaced workload goes at once", func(t *testing.T, w *world) {
+			w.ok(put("web"))
+			w.ok(remove("web", false))
+			is(t, "workloads", w.s.WorkloadCount(), 0)
+			is(t, "events", strings.Join(w.events(), " "), EventWorkloadDeleted)
+		}},
+		{"a placed one waits until its node lets go", func(t *testing.T, w *world) {
+			w.place("web", "a")
+			res := w.ok(remove("web", false))
+			wl := w.workload("web")
+			is(t, "status", wl.Status, StatusDeleting)
+			is(t, "node", wl.Node, "")
+			r, ok := w.s.Residual("a", "web")
+			is(t, "residual", ok, true)
+			is(t, "generation", r.Generation, res.Items[0].Generation)
+			is(t, "promised", w.s.Alloc("a").CPU, 1000)
+			w.ok(gone("web", "a", generationPB(r.Generation)))
+			is(t, "workloads", w.s.WorkloadCount(), 0)
+			is(t, "promised", w.s.Alloc("a").CPU, 0)
+		}},
+		{"force forgets the record and keeps the leftover", func(t *testing.T, w *world) {
+			w.place("web", "a")
+			w.ok(remove("web", true))
+			is(t, "workloads", w.s.WorkloadCount(), 0)
+			is(t, "residuals", w.s.ResidualCount(), 1)
+		}},
+		{"force works on what is being deleted", func(t *testing.T, w *world) {
+			w.place("web", "a")
+			w.ok(remove("web", false))
+			w.ok(remove("web", true))
+			is(t, "workloads", w.s.WorkloadCount(), 0)
+		}},
+		{"twice is done already", func(t *testing.T, w *world) {
+			w.place("web", "a")
+			w.ok(remove("web", false))
+			is(t, "kind", w.do(remove("web", false)).Kind, AlreadyDone)
+		}},
+		{"an unknown workload is not found", func(t *testing.T, w *world) {
+			refused(t, w.do(remove("web", false)), NotFound, "web")
+		}},
+		{"on a fenced node nothing is left over", func(t *testing.T, w *world) {
+			w.place("web", "a")
+			w.ok(nodeState("a", false))
+			w.ok(fence("a"))
+			w.ok(remove("web", false))
+			is(t, "workloads", w.s.WorkloadCount(), 0)
+		}},
+		{"it goes with the last of several leftovers", func(t *testing.T, w *world) {
+			w.place("web", "a")
+			w.ok(w.evict("web", CodeDraining, false))
+			w.bind("web", "b")
+			w.ok(remove("web", false))
+			is(t, "residuals", w.s.ResidualCount(), 2)
+			w.ok(gone("web", "a", nil))
+			is(t, "status", w.workload("web").Status, StatusDeleting)
+			w.ok(gone("web", "b", nil))
+			is(t, "workloads", w.s.WorkloadCount(), 0)
+		}},
+	})
+}
+
+func TestRetryWorkload(t *testing.T) {
+	prove(t, []fact{
+		{"a placed workload gets a new revision", func(t *testing.T, w *world) {
+			w.place("web", "a")
+			w.ok(w.retry("web", 5, 0, true))
+			is(t, "status", w.workload("web").Status, StatusFailed)
+			res := w.ok(userRetry("web"))
+			wl := w.workload("web")
+			is(t, "status", wl.Status, StatusScheduled)
+			is(t, "terminal", wl.Retry.Terminal, false)
+			is(t, "attempts", wl.Retry.Attempts, 0)
+			is(t, "revision", res.Items[0].Revision, "c1-0123456789abcdef-r1")
+			is(t, "event", w.eventOf(EventRetryTriggered).Reason, CodeUserRetry)
+		}},
+		{"an unplaced one is Pending", func(t *testing.T, w *world) {
+			w.ok(put("web"))
+			w.ok(userRetry("web"))
+			is(t, "status", w.workload("web").Status, StatusPending)
+		}},
+		{"a stopped and unplaced one stays stopped", func(t *testing.T, w *world) {
+			w.ok(put("web", desired("Stopped")))
+			is(t, "kind", w.do(userRetry("web")).Kind, AlreadyDone)
+		}},
+		{"an unknown workload is not found", func(t *testing.T, w *world) {
+			refused(t, w.do(userRetry("web")), NotFound, "web")
+		}},
+		{"what is being deleted is not retried", func(t *testing.T, w *world) {
+			w.place("web", "a")
+			w.ok(remove("web", false))
+			refused(t, w.do(userRetry("web")), Conflict, "web")
+		}},
+	})
+}
+
+func TestClusterCommands(t *testing.T) {
+	prove(t, []fact{
+		{"forming again under the same id is a new incarnation", func(t *testing.T, w *world) {
+			before := w.s.Info().Incarnation
+			w.ok(initCluster("c1"))
+			is(t, "incarnation", w.s.Info().Incarnation, before+1)
+		}},
+		{"forming takes a later incarnation as given", func(t *testing.T, w *world) {
+			c := initCluster("c1")
+			c.GetInitCluster().Incarnation = 5000
+			w.ok(c)
+			is(t, "incarnation", w.s.Info().Incarnation, 5000)
+		}},
+		{"a new incarnation makes every later generation newer", func(t *testing.T, w *world) {
+			w.ok(put("x"))
+			w.ok(initCluster("c1"))
+			w.ok(put("y"))
+			is(t, "newer", w.workload("x").Generation.Less(w.workload("y").Generation), true)
+		}},
+		{"another cluster id is a conflict", func(t *testing.T, w *world) {
+			refused(t, w.do(initCluster("c2")), Conflict, "c1", "c2")
+		}},
+		{"a malformed cluster id is refused", func(t *testing.T, w *world) {
+			refused(t, w.do(initCluster("a b")), Invalid, "cluster_id", "a b")
+		}},
+		{"the shard has a default", func(t *testing.T, w *world) {
+			is(t, "shard", w.s.Info().Shard, "default")
+		}},
+		{"a mode carries its reason and time", func(t *testing.T, w *world) {
+			w.ok(setMode("degraded", "etcd is away"))
+			info := w.s.Info()
+			is(t, "mode", info.Mode, ModeDegraded)
+			is(t, "reason", info.ModeReason, "etcd is away")
+			is(t, "time", info.ModeChangedAt, w.now)
+			is(t, "event", w.eventOf(EventModeChanged).Details[0], Label{"previous", "normal"})
+		}},
+		{"the same mode and reason is done already", func(t *testing.T, w *world) {
+			is(t, "kind", w.do(setMode("normal", "")).Kind, AlreadyDone)
+		}},
+		{"a new reason alone keeps the time of the mode", func(t *testing.T, w *world) {
+			w.ok(setMode("degraded", "one"))
+			at := w.s.Info().ModeChangedAt
+			w.ok(setMode("degraded", "two"))
+			is(t, "time", w.s.Info().ModeChangedAt, at)
+			is(t, "events", len(w.events()), 0)
+		}},
+		{"an unknown mode is refused", func(t *testing.T, w *world) {
+			refused(t, w.do(setMode("odd", "")), Invalid, "mode", "odd")
+		}},
+		{"a replica joins once", func(t *testing.T, w *world) {
+			w.ok(putReplica("r1", 1))
+			is(t, "event", len(w.events()), 1)
+			is(t, "kind", w.do(putReplica("r1", 1)).Kind, AlreadyDone)
+		}},
+		{"a replica without an id is refused", func(t *testing.T, w *world) {
+			refused(t, w.do(putReplica("", 1)), Invalid, "id")
+		}},
+		{"a replica leaves", func(t *testing.T, w *world) {
+			w.ok(putReplica("r1", 1))
+			w.ok(removeReplica("r1"))
+			_, ok := w.s.Replica("r1")
+			is(t, "there", ok, false)
+		}},
+		{"an unknown replica is not found", func(t *testing.T, w *world) {
+			refused(t, w.do(removeReplica("r9")), NotFound, "r9")
+		}},
+		{"the feature level rises when every replica understands it", func(t *testing.T, w *world) {
+			w.ok(putReplica("r1", 2))
+			w.ok(setLevel(2))
+			is(t, "level", w.s.Info().FeatureLevel, 2)
+		}},
+		{"a replica that is behind holds the feature level", func(t *testing.T, w *world) {
+			w.ok(putReplica("r1", 2))
+			w.ok(putReplica("r2", 1))
+			refused(t, w.do(setLevel(2)), Conflict, "name-r2")
+		}},
+		{"with no replica announced the feature level stays", func(t *testing.T, w *world) {
+			refused(t, w.do(setLevel(2)), Conflict, "level")
+		}},
+		{"the feature level never falls", func(t *testing.T, w *world) {
+			refused(t, w.do(setLevel(0)), Conflict, "level", "0")
+		}},
+		{"the present feature level is done already", func(t *testing.T, w *world) {
+			is(t, "kind", w.do(setLevel(1)).Kind, AlreadyDone)
+		}},
+		{"a barrier changes no record", func(t *testing.T, w *world) {
+			index := w.s.Info().Index
+			w.ok(barrier())
+			is(t, "changes", len(w.last), 0)
+			is(t, "index", w.s.Info().Index, index+1)
+		}},
+		{"the clock never goes back", func(t *testing.T, w *world) {
+			clock := w.s.Info().Clock
+			c := barrier()
+			c.Head = &commandv1.Head{At: clock - minute}
+			w.ok(c)
+			is(t, "clock", w.s.Info().Clock, clock)
+		}},
+		{"index and term are the entry's", func(t *testing.T, w *world) {
+			s, _, _ := w.s.Apply(Meta{Index: 777, Term: 9}, barrier())
+			is(t, "epoch", s.Info().Epoch(), Epoch{s.Info().Incarnation, 9})
+			is(t, "index", s.Info().Index, 777)
+		}},
+		{"a command without a body is unsupported", func(t *testing.T, w *world) {
+			refused(t, w.do(&commandv1.Command{}), Unsupported, "body")
+		}},
+		{"only the newest events are kept", func(t *testing.T, w *world) {
+			tx := w.s.Begin()
+			for i := range MaxEvents + 10 {
+				tx.Apply(Meta{uint64(100 + i), 1}, cordon("a", i%2 == 0))
+			}
+			s := tx.Commit()
+			is(t, "events", s.r.events.Len(), MaxEvents)
+			is(t, "check", s.Check(), nil)
+			first := uint64(0)
+			s.Events(0, func(e *Event) bool { first = e.Seq; return false })
+			is(t, "first", first, s.Info().EventSeq-MaxEvents+1)
+		}},
+	})
+	t.Run("a virgin state takes only its identity and barriers", func(t *testing.T) {
+		w := virgin(t)
+		refused(t, w.do(put("web")), Unsupported, "put_workloads", "feature level 1")
+		is(t, "barrier", w.do(barrier()).Kind, OK)
+		w.ok(initCluster("c1"))
+		w.ok(put("web"))
+	})
+}
+
+func TestEpochs(t *testing.T) {
+	for _, c := range []struct {
+		name  string
+		epoch *commandv1.Epoch
+		want  Kind
+	}{
+		{"the present epoch passes", &commandv1.Epoch{Incarnation: 1000, Term: 1}, OK},
+		{"no epoch is stale", nil, StaleEpoch},
+		{"another term is stale", &commandv1.Epoch{Incarnation: 1000, Term: 2}, StaleEpoch},
+		{"another incarnation is stale", &commandv1.Epoch{Incarnation: 999, Term: 1}, StaleEpoch},
+	} {
+		for _, cmd := range []Command{assign(), evict(), nodeState("a", true), report(), explain("x", "", "", nil),
+			{Body: &commandv1.Command_ScheduleRetries{ScheduleRetries: &commandv1.ScheduleRetries{}}}} {
+			t.Run(ArmName(cmd)+": "+c.name, func(t *testing.T) {
+				w := formed(t, "a")
+				cmd.Head = &commandv1.Head{Epoch: c.epoch, At: w.now}
+				is(t, "kind", w.do(cmd).Kind, c.want)
+			})
+		}
+	}
+}

@@ -1,0 +1,270 @@
+package fsm
+
+import (
+	"encoding/binary"
+
+	"github.com/cespare/xxhash/v2"
+)
+
+// The divergence digest (DESIGN, decision 3) folds, per command, the index, the
+// command's number, the verdict and every record that it left. Replicas at the
+// same index and feature level compare it; a difference means that one of them
+// applied something else. The encoding is written out by hand because protobuf's
+// bytes are not stable across versions: a field added to a record is added here
+// at the end, and only takes effect at a higher feature level.
+
+// fold advances the digest by one judged command.
+func (t *Tx) fold(c Command, res Result) {
+	e := encoder(t.scratch[:0])
+	info := &t.r.info
+	e.u64(info.Digest)
+	e.u64(t.meta.Index)
+	e.u64(uint64(armOf(c).rule().number))
+	e.u64(uint64(res.Kind))
+	e.u64(info.Sequence)
+	for i := range t.changes {
+		e.change(&t.changes[i])
+	}
+	info.Digest = xxhash.Sum64(e)
+	t.scratch = e
+	if cap(t.scratch) > 1<<20 {
+		t.scratch = nil // one huge spec must not stay in memory
+	}
+}
+
+// encoder appends fields: integers as 8 bytes, strings and lists after their
+// length, so that no two field sequences give the same bytes.
+type encoder []byte
+
+func (e *encoder) u64(v uint64) { *e = binary.LittleEndian.AppendUint64(*e, v) }
+func (e *encoder) i64(v int64)  { e.u64(uint64(v)) }
+
+func (e *encoder) bool(v bool) {
+	if v {
+		*e = append(*e, 1)
+	} else {
+		*e = append(*e, 0)
+	}
+}
+
+func (e *encoder) str(s string) {
+	e.u64(uint64(len(s)))
+	*e = append(*e, s...)
+}
+
+func (e *encoder) bytes(b []byte) {
+	e.u64(uint64(len(b)))
+	*e = append(*e, b...)
+}
+
+func (e *encoder) strs(list []string) {
+	e.u64(uint64(len(list)))
+	for _, s := range list {
+		e.str(s)
+	}
+}
+
+func (e *encoder) generation(g Generation) {
+	e.u64(g.Incarnation)
+	e.u64(g.Sequence)
+}
+
+func (e *encoder) labels(list []Label) {
+	e.u64(uint64(len(list)))
+	for _, l := range list {
+		e.str(l.Key)
+		e.str(l.Value)
+	}
+}
+
+func (e *encoder) taints(list []Taint) {
+	e.u64(uint64(len(list)))
+	for _, t := range list {
+		e.str(t.Key)
+		e.str(t.Value)
+		e.str(t.Effect)
+	}
+}
+
+// change encodes what is left after a change; the former record was folded when
+// it was made.
+func (e *encoder) change(c *Change) {
+	e.u64(uint64(c.Table))
+	e.str(c.Key)
+	switch {
+	case c.NewWorkload != nil:
+		e.workload(c.NewWorkload)
+	case c.NewNode != nil:
+		e.node(c.NewNode)
+	case c.NewResidual != nil:
+		e.residual(c.NewResidual)
+	case c.NewReplica != nil:
+		e.replica(c.NewReplica)
+	case c.NewEvent != nil:
+		e.event(c.NewEvent)
+	case c.NewInfo != nil:
+		e.info(c.NewInfo)
+	}
+}
+
+func (e *encoder) demand(d *Demand) {
+	e.str(d.Type)
+	e.i64(d.CPU)
+	e.i64(d.Memory)
+	e.i64(d.Disk)
+	e.str(d.Pool)
+	e.strs(d.StorageDrivers)
+	e.u64(uint64(len(d.Ports)))
+	for _, p := range d.Ports {
+		e.u64(uint64(p.Port))
+		e.str(p.Protocol)
+	}
+	e.labels(d.Labels)
+	e.u64(uint64(len(d.Constraints)))
+	for _, c := range d.Constraints {
+		e.str(c.Key)
+		e.str(c.Op)
+		e.strs(c.Values)
+	}
+	e.taints(d.Tolerations)
+	e.str(d.Group)
+	e.bool(d.Exclusive)
+	e.str(d.OnLostLease)
+	e.i64(int64(d.Priority))
+}
+
+func (e *encoder) reason(r *Reason) {
+	e.str(r.Code)
+	e.str(r.Message)
+	e.i64(r.At)
+	e.bool(r.Retryable)
+}
+
+func (e *encoder) observation(o *Observation) {
+	e.str(string(o.State))
+	e.generation(o.Generation)
+	e.str(o.Code)
+	e.str(o.Message)
+	e.i64(int64(o.Failure))
+	e.bool(o.Retryable)
+	e.i64(int64(o.RestartCount))
+	e.strs(o.Addresses)
+	e.u64(uint64(len(o.Ports)))
+	for _, p := range o.Ports {
+		e.u64(uint64(p.HostPort))
+		e.u64(uint64(p.ContainerPort))
+		e.str(p.Protocol)
+	}
+	e.i64(o.At)
+}
+
+func (e *encoder) workload(w *Workload) {
+	e.str(w.ID)
+	e.bytes(w.Spec)
+	e.str(w.Content)
+	e.str(w.CallerRevision)
+	e.demand(&w.Demand)
+	e.str(string(w.Desired))
+	e.str(string(w.Status))
+	e.reason(&w.Reason)
+	e.str(w.Node)
+	e.str(w.PreviousNode)
+	e.generation(w.Generation)
+	e.bool(w.Acknowledged)
+	e.u64(uint64(w.Restarts))
+	e.observation(&w.Actual)
+	e.i64(int64(w.Retry.Attempts))
+	e.i64(int64(w.Retry.MaxAttempts))
+	e.i64(w.Retry.NextAt)
+	e.i64(w.Retry.FirstFailureAt)
+	e.bool(w.Retry.Terminal)
+	e.i64(w.CreatedAt)
+	e.i64(w.UpdatedAt)
+	e.i64(w.AssignedAt)
+	e.u64(w.CreateIndex)
+	e.u64(w.ModifyIndex)
+}
+
+func (e *encoder) node(n *Node) {
+	f := &n.Facts
+	e.str(n.ID)
+	e.str(f.Endpoint)
+	e.i64(f.CPU)
+	e.i64(f.Memory)
+	e.u64(uint64(len(f.Pools)))
+	for _, p := range f.Pools {
+		e.str(p.Name)
+		e.str(p.Type)
+		e.i64(p.Total)
+	}
+	e.strs(f.Types)
+	e.strs(f.StorageDrivers)
+	e.labels(f.Labels)
+	e.taints(f.Taints)
+	e.str(f.EngineID)
+	e.str(f.AgentVersion)
+	e.str(f.InstanceID)
+	e.u64(uint64(f.Protocol))
+	e.bool(f.SelfFencing)
+	e.str(f.Timestamp)
+	e.i64(f.LeaseSeconds)
+	e.bool(n.Up)
+	e.bool(n.Draining)
+	e.bool(n.Cordoned)
+	e.bool(n.Fenced)
+	e.str(n.Reason)
+	e.str(n.UpdatedBy)
+	e.i64(n.UpdatedAt)
+	e.i64(n.LastHeartbeat)
+	e.i64(n.RegisteredAt)
+	e.u64(n.CreateIndex)
+	e.u64(n.ModifyIndex)
+}
+
+func (e *encoder) residual(r *Residual) {
+	e.str(r.Node)
+	e.str(r.Workload)
+	e.generation(r.Generation)
+	e.str(r.Engine)
+	e.demand(&r.Demand)
+	e.i64(r.Since)
+	e.str(r.Reason)
+}
+
+func (e *encoder) replica(r *Replica) {
+	for _, s := range [...]string{r.ID, r.Name, r.GRPCAddr, r.HTTPAddr, r.RaftAddr, r.GossipAddr, r.DNSAddr, r.Version} {
+		e.str(s)
+	}
+	e.u64(uint64(r.FeatureLevel))
+}
+
+func (e *encoder) event(v *Event) {
+	e.u64(v.Seq)
+	e.u64(v.Index)
+	e.i64(v.At)
+	e.str(v.Type)
+	e.str(v.Workload)
+	e.str(v.Node)
+	e.str(v.Reason)
+	e.str(v.Message)
+	e.str(v.By)
+	e.labels(v.Details)
+}
+
+// info leaves out Digest, which is folded first of all.
+func (e *encoder) info(m *Info) {
+	e.str(m.ClusterID)
+	e.u64(m.Incarnation)
+	e.str(m.Shard)
+	e.u64(m.Sequence)
+	e.i64(m.Clock)
+	e.str(string(m.Mode))
+	e.str(m.ModeReason)
+	e.i64(m.ModeChangedAt)
+	e.u64(uint64(m.FeatureLevel))
+	e.u64(m.EventSeq)
+	e.u64(m.ReceiptSeq)
+	e.i64(m.ReceiptsDroppedUntil)
+	e.u64(m.Index)
+	e.u64(m.Term)
+}

@@ -1,0 +1,286 @@
+package fsm
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"flag"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	commandv1 "github.com/persys/compute/api/command/v1"
+)
+
+var update = flag.Bool("update", false, "add missing golden files; files that are there are never changed")
+
+// scenarios make the corpus of commands that every later version must judge as
+// the version that wrote them. A scenario is never changed: its files would not
+// follow. Add another one, and run go test ./fsm -update.
+var scenarios = []struct {
+	name string
+	run  func(w *world)
+}{
+	{"01-lifecycle", func(w *world) {
+		w.do(register("a"))
+		w.do(register("b", engine("engine-1")))
+		w.do(put("web", hostPort(80), demand(func(d *commandv1.Demand) {
+			d.Labels = []*commandv1.Label{{Key: "zone", Value: "x"}, {Key: "disk", Value: "ssd"}}
+			d.Constraints = []*commandv1.Constraint{{Key: "zone", Op: "in", Values: []string{"x", "y"}}}
+			d.Tolerations = []*commandv1.Taint{{Key: "gpu", Effect: "NoSchedule"}}
+			d.DiskGb, d.StoragePool, d.Priority = 10, "main", -3
+		})))
+		w.do(explain("web", CodeUnplaced, "2 nodes lack label zone", w.generation("web")))
+		w.do(w.assign("web", "a"))
+		w.do(report(&commandv1.WorkloadReport{
+			Workload: "web", Node: "a", Generation: w.generation("web"), State: "Running", Acknowledged: true,
+			Addresses: []string{"10.0.0.2"}, Ports: []*commandv1.PortBinding{{HostPort: 80, ContainerPort: 8080, Protocol: "tcp"}},
+			RestartCount: 2, ObservedAt: w.now,
+		}))
+		w.do(put("web", content("c1:changed")))
+		w.do(w.says("web", "Failed"))
+		w.do(w.retry("web", 1, w.now+minute, false))
+		w.do(w.retry("web", 2, 0, false))
+		w.do(w.retry("web", 3, 0, true))
+		w.do(userRetry("web"))
+		w.do(setDesired("web", "Stopped"))
+		w.do(w.says("web", "Stopped"))
+		w.do(setDesired("web", "Running"))
+		w.do(w.evict("web", CodeDraining, false))
+		w.do(w.assign("web", "b"))
+		w.do(gone("web", "a", nil))
+		w.do(remove("web", false))
+		w.do(gone("web", "b", nil))
+	}},
+	{"02-nodes", func(w *world) {
+		w.do(register("a", func(n *commandv1.RegisterNode) {
+			n.Types = []string{"VM", "docker-container"}
+			n.StorageDrivers = []string{"ceph_rbd"}
+			n.Taints = []*commandv1.Taint{{Key: "gpu", Value: "yes", Effect: "NoSchedule"}}
+			n.Labels = []*commandv1.Label{{Key: "zone", Value: "x"}, {Key: "arch", Value: "amd64"}}
+			n.SelfFencing, n.AgentVersion, n.Timestamp = true, "1.2.3", "2026-01-02T03:04:05Z"
+		}))
+		w.do(register("a", func(n *commandv1.RegisterNode) { n.InstanceId = "another" }))
+		w.do(put("db", exclusive))
+		w.do(put("web"))
+		w.do(w.assign("db", "a"))
+		w.do(w.assign("web", "a"))
+		w.do(cordon("a", true))
+		w.do(drain("a", true))
+		w.do(fence("a"))
+		w.do(nodeState("a", false))
+		w.do(w.evict("web", CodeNodeLost, false))
+		w.do(w.evict("db", CodeNodeLost, true))
+		w.do(fence("a"))
+		w.do(w.evict("db", CodeNodeLost, true))
+		w.do(register("a"))
+		w.do(removeNode("a", false))
+		w.do(drain("a", false))
+		w.do(cordon("a", false))
+		w.do(w.assign("web", "a"))
+		w.do(removeNode("a", false))
+		w.do(removeNode("a", true))
+		w.do(removeNode("a", true))
+	}},
+	{"03-cluster", func(w *world) {
+		w.do(putReplica("r1", 1))
+		w.do(putReplica("r2", 2))
+		w.do(setLevel(2))
+		w.do(putReplica("r1", 2))
+		w.do(setLevel(2))
+		w.do(setMode("degraded", "etcd is away"))
+		w.do(put("web"))
+		w.do(register("new"))
+		w.do(barrier())
+		w.do(setMode("normal", ""))
+		w.do(initCluster("c1"))
+		w.do(initCluster("c2"))
+		w.do(removeReplica("r1"))
+	}},
+	{"04-receipts", func(w *world) {
+		id := requestAt(w.now, 1)
+		w.as(id, put("web"))
+		w.as(id, put("web"))
+		w.as(requestAt(w.now, 2), setDesired("none", "Running"))
+		w.as(requestAt(w.now, 2), setDesired("none", "Running"))
+		w.as([]byte("short"), put("web"))
+		w.as(requestAt(w.now+3_600_000*1_000_000, 3), put("web"))
+	}},
+	{"05-groups", func(w *world) {
+		member := func(id string) *commandv1.WorkloadPut {
+			return put(id, demand(func(d *commandv1.Demand) { d.Group = "g" })).GetPutWorkloads().Workloads[0]
+		}
+		w.do(puts("g", member("g-0"), member("g-1"), member("g-2")))
+		w.do(puts("g", member("g-0")))
+		w.do(puts("g", member("g-0"), member("g-0")))
+		w.do(puts("g"))
+		w.do(puts(""))
+	}},
+	{"06-fenced-returns", func(w *world) {
+		w.do(register("a"))
+		w.do(register("b"))
+		w.do(put("db", exclusive, hostPort(80)))
+		w.do(w.assign("db", "a"))
+		w.do(w.says("db", "Running"))
+		former := w.says("db", "Running")
+		w.do(nodeState("a", false))
+		w.do(fence("a"))
+		w.do(w.evict("db", CodeNodeLost, true))
+		w.do(w.assign("db", "b"))
+		w.do(register("a"))
+		w.do(former)
+		w.do(gone("db", "a", w.generation("db")))
+	}},
+}
+
+func corpusFile(name, ext string) string { return filepath.Join("testdata", "corpus", name+ext) }
+
+// TestGoldenCorpus judges every recorded command again: bytes from the log of
+// any former version must give the verdicts and the digest that they gave then.
+func TestGoldenCorpus(t *testing.T) {
+	for _, sc := range scenarios {
+		if _, err := os.Stat(corpusFile(sc.name, ".log")); err == nil {
+			continue
+		} else if !*update {
+			t.Errorf("%s: its files are missing; golden files are only ever added (-update adds)", sc.name)
+			continue
+		}
+		w := formed(t)
+		sc.run(w)
+		var log []byte
+		for _, c := range w.log {
+			frame, err := AppendCommand(nil, c)
+			if err != nil {
+				t.Fatal(err)
+			}
+			log = append(binary.AppendUvarint(log, uint64(len(frame))), frame...)
+		}
+		addFile(t, corpusFile(sc.name, ".log"), log)
+		addFile(t, corpusFile(sc.name, ".golden"), judged(t, log))
+	}
+	logs, err := filepath.Glob(corpusFile("*", ".log"))
+	if err != nil || len(logs) < len(scenarios) {
+		t.Fatalf("%d recorded logs, %v", len(logs), err)
+	}
+	for _, path := range logs {
+		t.Run(strings.TrimSuffix(filepath.Base(path), ".log"), func(t *testing.T) {
+			log, err := os.ReadFile(path)
+			if err != nil {
+				t.Fatal(err)
+			}
+			want, err := os.ReadFile(strings.TrimSuffix(path, ".log") + ".golden")
+			if err != nil {
+				t.Fatal(err)
+			}
+			mustEqualText(t, judged(t, log), want)
+		})
+	}
+}
+
+// judged replays a recorded log and writes the verdicts down.
+func judged(t *testing.T, log []byte) []byte {
+	t.Helper()
+	var out bytes.Buffer
+	s := New()
+	for index := uint64(1); len(log) > 0; index++ {
+		size, n := binary.Uvarint(log)
+		if n <= 0 || size > uint64(len(log)-n) {
+			t.Fatalf("entry %d is cut off", index)
+		}
+		commands, err := DecodeBatch(log[n : n+int(size)])
+		if err != nil {
+			t.Fatalf("entry %d: %v", index, err)
+		}
+		log = log[n+int(size):]
+		for _, c := range commands {
+			var res Result
+			var changes []Change
+			s, res, changes = s.Apply(Meta{index, 1}, c)
+			if err := s.Check(); err != nil {
+				t.Fatalf("entry %d: %v", index, err)
+			}
+			fmt.Fprintf(&out, "%d %s: %s changes=%d skipped=%d duplicate=%v %q", index, ArmName(c), res.Kind, len(changes), res.Skipped, res.Duplicate, res.Reason)
+			for _, i := range res.Items {
+				fmt.Fprintf(&out, " %s@%s/%s/%v", i.ID, i.Generation, i.Revision, i.Unchanged)
+			}
+			fmt.Fprintf(&out, " digest=%016x\n", s.Info().Digest)
+		}
+	}
+	return out.Bytes()
+}
+
+func addFile(t *testing.T, path string, data []byte) {
+	t.Helper()
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	f, err := os.OpenFile(path, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o644)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, err = f.Write(data)
+	if err := errors.Join(err, f.Close()); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func mustEqualText(t *testing.T, got, want []byte) {
+	t.Helper()
+	g, w := strings.Split(string(got), "\n"), strings.Split(string(want), "\n")
+	for i := range max(len(g), len(w)) {
+		switch {
+		case i >= len(g):
+			t.Fatalf("line %d is missing: %s", i+1, w[i])
+		case i >= len(w):
+			t.Fatalf("line %d is new: %s", i+1, g[i])
+		case g[i] != w[i]:
+			t.Fatalf("line %d\n got %s\nwant %s", i+1, g[i], w[i])
+		}
+	}
+}
+
+// TestGoldenMatrix pins what each mode permits. Rows are only ever added; a row
+// that changes is a change of DESIGN, decision 11, and edited by hand.
+func TestGoldenMatrix(t *testing.T) {
+	path := filepath.Join("testdata", "matrix.golden")
+	if _, err := os.Stat(path); *update && err != nil {
+		addFile(t, path, []byte(Matrix()))
+	}
+	want, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	mustEqualText(t, []byte(Matrix()), want)
+}
+
+// TestModesDecide: the matrix is what Apply does.
+func TestModesDecide(t *testing.T) {
+	for _, mode := range []Mode{ModeDegraded, ModeRecovery} {
+		for _, c := range []Command{
+			put("new"), setDesired("web", "Stopped"), remove("web", false), userRetry("web"),
+			cordon("a", true), drain("a", true), removeNode("a", true), fence("a"),
+			assign(), evict(), nodeState("a", false), report(), explain("web", "", "", nil),
+			putReplica("r1", 1), removeReplica("r1"), setLevel(1), barrier(), initCluster("c1"), setMode("normal", ""),
+			{Body: &commandv1.Command_ScheduleRetries{ScheduleRetries: &commandv1.ScheduleRetries{}}},
+		} {
+			t.Run(string(mode)+" "+ArmName(c), func(t *testing.T) {
+				w := formed(t, "a")
+				w.place("web", "a")
+				w.ok(setMode(string(mode), "for a test"))
+				res := w.do(c)
+				is(t, "refused", res.Kind == Frozen, PermissionOf(mode, ArmName(c)) == Refused)
+				is(t, "permit", Permit(mode, c) != nil, res.Kind == Frozen)
+			})
+		}
+		t.Run(string(mode)+" registers known nodes only", func(t *testing.T) {
+			w := formed(t, "a")
+			w.ok(setMode(string(mode), "for a test"))
+			refused(t, w.do(register("new")), Frozen, "new", string(mode), "for a test")
+			is(t, "known", w.do(register("a", engine("e"))).Kind, OK)
+		})
+	}
+	is(t, "an unknown mode refuses all", PermissionOf("odd", "barrier"), Refused)
+	is(t, "an unknown command is refused", PermissionOf(ModeNormal, "odd"), Refused)
+}

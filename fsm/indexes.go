@@ -1,0 +1,203 @@
+package fsm
+
+// reindex moves the derived entries of one workload from old to w; either may
+// be nil. Entries that stay are not touched, and their keys are not built.
+func (t *Tx) reindex(old, w *Workload) {
+	none := Workload{}
+	before, after := old, w
+	if before == nil {
+		before = &none
+	}
+	if after == nil {
+		after = &none
+	}
+	t.count(old, w)
+	if before.Node != after.Node {
+		move(t, &t.r.byNode, ownByNode, keyIf(before.Node != "", before, byNodeKey), keyIf(after.Node != "", after, byNodeKey))
+	}
+	if before.Demand.Group != after.Demand.Group {
+		move(t, &t.r.byGroup, ownByGroup, keyIf(before.Demand.Group != "", before, byGroupKey), keyIf(after.Demand.Group != "", after, byGroupKey))
+	}
+	if is, was := isUnacked(after), isUnacked(before); is != was {
+		move(t, &t.r.unacked, ownUnacked, keyIf(was, before, workloadID), keyIf(is, after, workloadID))
+	}
+	if is, was := wantsPlace(after), wantsPlace(before); is != was || is && before.Demand.Priority != after.Demand.Priority {
+		move(t, &t.r.pending, ownPending, keyIf(was, before, pendingKey), keyIf(is, after, pendingKey))
+	}
+	if before.Retry.NextAt != after.Retry.NextAt {
+		move(t, &t.r.retryDue, ownRetryDue, keyIf(before.Retry.NextAt > 0, before, retryKey), keyIf(after.Retry.NextAt > 0, after, retryKey))
+	}
+	if sameClaims(before, after) {
+		return
+	}
+	if before.Node != "" {
+		n, _ := t.r.nodes.Get(before.Node)
+		t.claimWorkload(before, n, -1)
+	}
+	if after.Node != "" {
+		n, _ := t.r.nodes.Get(after.Node)
+		t.claimWorkload(after, n, +1)
+	}
+}
+
+func move(t *Tx, ix **set, bit uint32, from, to string) {
+	m := own(t, ix, bit)
+	if from != "" {
+		m.Delete(from)
+	}
+	if to != "" {
+		m.Set(to, struct{}{})
+	}
+}
+
+func keyIf(ok bool, w *Workload, key func(*Workload) string) string {
+	if !ok {
+		return ""
+	}
+	return key(w)
+}
+
+func byNodeKey(w *Workload) string  { return pair(w.Node, w.ID) }
+func byGroupKey(w *Workload) string { return pair(w.Demand.Group, w.ID) }
+func workloadID(w *Workload) string { return w.ID }
+
+func isUnacked(w *Workload) bool { return w.Node != "" && !w.Acknowledged }
+
+func wantsPlace(w *Workload) bool { return w.Node == "" && w.Desired == DesiredRunning }
+
+func (t *Tx) count(old, w *Workload) {
+	if old != nil {
+		if i := statusIndex(old.Status); i >= 0 {
+			t.r.statuses[i]--
+		}
+	}
+	if w != nil {
+		if i := statusIndex(w.Status); i >= 0 {
+			t.r.statuses[i]++
+		}
+	}
+}
+
+// sameClaims reports whether two versions of a workload hold the same place,
+// amounts and ports. A port claim is ordered by generation, so there a newer
+// generation is another claim.
+func sameClaims(a, b *Workload) bool {
+	if a.Node != b.Node {
+		return false
+	}
+	if a.Node == "" {
+		return true
+	}
+	x, y := &a.Demand, &b.Demand
+	if x.CPU != y.CPU || x.Memory != y.Memory || x.Disk != y.Disk || x.Pool != y.Pool || len(x.Ports) != len(y.Ports) {
+		return false
+	}
+	if len(x.Ports) == 0 {
+		return true
+	}
+	if a.Generation != b.Generation {
+		return false
+	}
+	for i := range x.Ports {
+		if x.Ports[i] != y.Ports[i] {
+			return false
+		}
+	}
+	return true
+}
+
+// claimWorkload adds (sign +1) or withdraws (-1) what an assigned workload
+// takes of its node.
+func (t *Tx) claimWorkload(w *Workload, n *Node, sign int) {
+	t.claimPorts(n.Engine(), &w.Demand, false, w.Generation, n.ID, w.ID, sign)
+	t.claimAmounts(n, &w.Demand, sign, sign, 0)
+}
+
+// claimResidual is claimWorkload for what a node may still run.
+func (t *Tx) claimResidual(r *Residual, n *Node, sign int) {
+	t.claimPorts(r.Engine, &r.Demand, true, r.Generation, r.Node, r.Workload, sign)
+	t.claimAmounts(n, &r.Demand, sign, 0, sign)
+}
+
+// claimsOf adds or withdraws everything on a node at once.
+func (t *Tx) claimsOf(n *Node, sign int) {
+	for _, w := range t.workloadsOn(n.ID) {
+		t.claimWorkload(w, n, sign)
+	}
+	for _, r := range t.residualsOn(n.ID) {
+		t.claimResidual(r, n, sign)
+	}
+}
+
+func (t *Tx) claimPorts(engine string, d *Demand, residual bool, g Generation, node, workload string, sign int) {
+	if len(d.Ports) == 0 {
+		return
+	}
+	ports := own(t, &t.r.ports, ownPorts)
+	for _, p := range d.Ports {
+		key := claimKey(engine, p, residual, g, node, workload)
+		if sign > 0 {
+			ports.Set(key, portClaim{workload, node})
+		} else {
+			ports.Delete(key)
+		}
+	}
+}
+
+func (t *Tx) claimAmounts(n *Node, d *Demand, sign, workloads, residuals int) {
+	m := own(t, &t.r.alloc, ownAlloc)
+	var a Alloc
+	if old, ok := m.Get(n.ID); ok {
+		a = *old
+	}
+	a.CPU += int64(sign) * d.CPU
+	a.Memory += int64(sign) * d.Memory
+	a.Workloads += workloads
+	a.Residuals += residuals
+	if d.Disk != 0 {
+		a.Disk = addPool(a.Disk, n.pool(d.Pool), int64(sign)*d.Disk)
+	}
+	if a.Workloads == 0 && a.Residuals == 0 {
+		m.Delete(n.ID)
+		return
+	}
+	m.Set(n.ID, &a)
+}
+
+// addPool returns a new sorted list with gb added to one pool; empty pools are
+// left out.
+func addPool(old []PoolUse, pool string, gb int64) []PoolUse {
+	out := make([]PoolUse, 0, len(old)+1)
+	done := false
+	add := func(u PoolUse) {
+		if u.GB != 0 {
+			out = append(out, u)
+		}
+	}
+	for _, u := range old {
+		if !done && u.Pool >= pool {
+			done = true
+			if u.Pool == pool {
+				add(PoolUse{pool, u.GB + gb})
+				continue
+			}
+			add(PoolUse{pool, gb})
+		}
+		add(u)
+	}
+	if !done {
+		add(PoolUse{pool, gb})
+	}
+	if len(out) == 0 {
+		return nil
+	}
+	return out
+}
+
+// pool resolves a pool name: "" is the node's first pool.
+func (n *Node) pool(name string) string {
+	if name == "" && len(n.Facts.Pools) > 0 {
+		return n.Facts.Pools[0].Name
+	}
+	return name
+}

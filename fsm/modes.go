@@ -1,0 +1,181 @@
+package fsm
+
+import (
+	"fmt"
+	"strings"
+
+	commandv1 "github.com/persys/compute/api/command/v1"
+)
+
+// Permission is what a mode says to a command.
+type Permission uint8
+
+// The permissions.
+const (
+	Refused    Permission = iota
+	Allowed               // in every case
+	KnownNodes            // only for a node that is registered already
+)
+
+func (p Permission) String() string {
+	switch p {
+	case Allowed:
+		return "allow"
+	case KnownNodes:
+		return "known nodes"
+	}
+	return "refuse"
+}
+
+// arm is one alternative of the command's oneof, by its protobuf name.
+type arm string
+
+// armRule is the fixed part of what is known of an arm.
+type armRule struct {
+	name    arm
+	number  uint32 // protobuf field number; part of the digest
+	level   uint32 // feature level that it needs
+	planned bool   // made by the leader's planner: carries its epoch
+	frozen  Permission
+}
+
+// armRules is the mode × command table of DESIGN, decision 11: normal allows
+// everything, degraded and recovery are frozen. Rows are only ever added.
+var armRules = [...]armRule{
+	{"init_cluster", 10, 0, false, Allowed},
+	{"put_workloads", 11, 1, false, Refused},
+	{"set_desired", 12, 1, false, Refused},
+	{"delete_workload", 13, 1, false, Refused},
+	{"retry_workload", 14, 1, false, Refused},
+	{"register_node", 20, 1, false, KnownNodes},
+	{"cordon_node", 21, 1, false, Refused},
+	{"drain_node", 22, 1, false, Refused},
+	{"remove_node", 23, 1, false, Refused},
+	{"fence_node", 24, 1, false, Refused},
+	{"set_node_states", 25, 1, true, Allowed},
+	{"assign", 30, 1, true, Refused},
+	{"evict", 31, 1, true, Refused},
+	{"schedule_retries", 32, 1, true, Refused},
+	{"explain_unplaced", 33, 1, true, Allowed},
+	{"report", 34, 1, true, Allowed},
+	{"set_mode", 40, 1, false, Allowed},
+	{"put_replica", 41, 1, false, Allowed},
+	{"remove_replica", 42, 1, false, Allowed},
+	{"set_feature_level", 43, 1, false, Allowed},
+	{"barrier", 44, 0, false, Allowed},
+}
+
+// FeatureLevel is the highest that this version understands.
+const FeatureLevel = 1
+
+func (a arm) rule() armRule {
+	for i := range armRules {
+		if armRules[i].name == a {
+			return armRules[i]
+		}
+	}
+	// Nothing is known of it: no cluster is at this level, no mode allows it.
+	return armRule{name: a, level: FeatureLevel + 1, frozen: Refused}
+}
+
+func (a arm) level() uint32 { return a.rule().level }
+func (a arm) planned() bool { return a.rule().planned }
+
+// armOf names the alternative that is set, "" if none.
+func armOf(c Command) arm {
+	switch c.GetBody().(type) {
+	case *commandv1.Command_InitCluster:
+		return "init_cluster"
+	case *commandv1.Command_PutWorkloads:
+		return "put_workloads"
+	case *commandv1.Command_SetDesired:
+		return "set_desired"
+	case *commandv1.Command_DeleteWorkload:
+		return "delete_workload"
+	case *commandv1.Command_RetryWorkload:
+		return "retry_workload"
+	case *commandv1.Command_RegisterNode:
+		return "register_node"
+	case *commandv1.Command_CordonNode:
+		return "cordon_node"
+	case *commandv1.Command_DrainNode:
+		return "drain_node"
+	case *commandv1.Command_RemoveNode:
+		return "remove_node"
+	case *commandv1.Command_FenceNode:
+		return "fence_node"
+	case *commandv1.Command_SetNodeStates:
+		return "set_node_states"
+	case *commandv1.Command_Assign:
+		return "assign"
+	case *commandv1.Command_Evict:
+		return "evict"
+	case *commandv1.Command_ScheduleRetries:
+		return "schedule_retries"
+	case *commandv1.Command_ExplainUnplaced:
+		return "explain_unplaced"
+	case *commandv1.Command_Report:
+		return "report"
+	case *commandv1.Command_SetMode:
+		return "set_mode"
+	case *commandv1.Command_PutReplica:
+		return "put_replica"
+	case *commandv1.Command_RemoveReplica:
+		return "remove_replica"
+	case *commandv1.Command_SetFeatureLevel:
+		return "set_feature_level"
+	case *commandv1.Command_Barrier:
+		return "barrier"
+	}
+	return ""
+}
+
+// ArmName is the protobuf name of a command's body, e.g. put_workloads; "" if it
+// has none. For logs and metrics.
+func ArmName(c Command) string { return string(armOf(c)) }
+
+// PermissionOf is one cell of the mode × command matrix. command is a protobuf
+// arm name; one that is not known is Refused in every mode, as is every command
+// in a mode that is not known.
+func PermissionOf(m Mode, command string) Permission {
+	rule := arm(command).rule()
+	switch {
+	case rule.number == 0:
+		return Refused
+	case m == ModeNormal:
+		return Allowed
+	case m == ModeDegraded || m == ModeRecovery:
+		return rule.frozen
+	}
+	return Refused
+}
+
+// Permit says whether a mode lets a command through, as far as that can be told
+// without the state: registrations pass, and Apply refuses those of unknown
+// nodes. The error is a *Refusal of Kind Frozen.
+func Permit(m Mode, c Command) error {
+	if PermissionOf(m, string(armOf(c))) != Refused {
+		return nil
+	}
+	return &Refusal{Kind: Frozen, Reason: fmt.Sprintf("the control plane is in mode %s and refuses %s", m, armOf(c))}
+}
+
+// Matrix renders the whole table, one command per line: name, then the
+// permission in normal, degraded and recovery, separated by tabs.
+func Matrix() string {
+	modes := [...]Mode{ModeNormal, ModeDegraded, ModeRecovery}
+	var b strings.Builder
+	b.WriteString("command")
+	for _, m := range modes {
+		b.WriteString("\t" + string(m))
+	}
+	b.WriteByte('\n')
+	for _, r := range armRules {
+		b.WriteString(string(r.name))
+		for _, m := range modes {
+			b.WriteString("\t" + PermissionOf(m, string(r.name)).String())
+		}
+		b.WriteByte('\n')
+	}
+	return b.String()
+}

@@ -1,0 +1,196 @@
+package fsm
+
+import (
+	"strconv"
+
+	commandv1 "github.com/persys/compute/api/command/v1"
+)
+
+// registerNode stores what a node says of itself and makes it Up. Equal facts of
+// a node that is Up change nothing.
+func (t *Tx) registerNode(b *commandv1.RegisterNode) Result {
+	if res, ok := checkNode(b); !ok {
+		return res
+	}
+	facts := factsOf(b)
+	facts.normalise()
+	clock := t.r.info.Clock
+	old, ok := t.r.nodes.Get(b.GetId())
+	if !ok {
+		if PermissionOf(t.r.info.Mode, "register_node") != Allowed {
+			return refuse(Frozen, "the control plane is in mode %s and registers no new node (%q)%s",
+				t.r.info.Mode, b.GetId(), suffix(": ", t.r.info.ModeReason))
+		}
+		n := &Node{
+			ID: b.GetId(), Facts: facts, Up: true, UpdatedBy: "register", UpdatedAt: clock,
+			LastHeartbeat: clock, RegisteredAt: clock, CreateIndex: t.meta.Index,
+		}
+		t.putNode(nil, n)
+		t.event(Event{Type: EventNodeRegistered, Node: n.ID, Message: n.Facts.Endpoint})
+		return Result{}
+	}
+	if old.Up && old.Facts.InstanceID != "" && facts.InstanceID != "" && old.Facts.InstanceID != facts.InstanceID {
+		return refuse(Conflict, "node %q is %s as instance %s; instance %s must use another id, or wait until that lease has ended",
+			old.ID, old.Status(), old.Facts.InstanceID, facts.InstanceID)
+	}
+	same := factsEqual(&old.Facts, &facts)
+	if same && old.Up {
+		return Result{Kind: AlreadyDone}
+	}
+	n := *old
+	n.Facts = facts
+	n.Up, n.Fenced = true, false
+	n.Reason, n.UpdatedBy = "", "register"
+	n.UpdatedAt, n.LastHeartbeat, n.RegisteredAt = clock, clock, clock
+	t.putNode(old, &n)
+	if !same {
+		t.event(Event{Type: EventNodeRegistered, Node: n.ID, Message: n.Facts.Endpoint})
+	}
+	if !old.Up {
+		t.event(Event{Type: EventNodeReady, Node: n.ID})
+		t.rejudge(&n)
+	}
+	return Result{}
+}
+
+// setNodeStates records transitions that the leader saw. Items that say nothing
+// new, or speak of unknown nodes, change nothing.
+func (t *Tx) setNodeStates(b *commandv1.SetNodeStates) Result {
+	var res Result
+	for _, s := range b.GetNodes() {
+		old, ok := t.r.nodes.Get(s.GetId())
+		if !ok {
+			res.Skipped++
+			continue
+		}
+		if old.Up == s.GetUp() {
+			continue
+		}
+		n := *old
+		n.Up = s.GetUp()
+		n.Reason, n.UpdatedBy = s.GetReason(), s.GetUpdatedBy()
+		n.UpdatedAt = t.r.info.Clock
+		n.LastHeartbeat = max(n.LastHeartbeat, s.GetLastHeartbeat())
+		e := Event{Type: EventNodeLost, Node: n.ID, Message: s.GetReason()}
+		if n.Up {
+			n.Fenced = false
+			e.Type = EventNodeReady
+		}
+		t.putNode(old, &n)
+		alloc := t.state().Alloc(n.ID)
+		e.Details = []Label{{"workloads", strconv.Itoa(alloc.Workloads)}}
+		t.event(e)
+		t.rejudge(&n)
+	}
+	return res
+}
+
+// rejudge derives status and reason of everything on a node whose own state
+// changed.
+func (t *Tx) rejudge(n *Node) {
+	for _, old := range t.workloadsOn(n.ID) {
+		w := *old
+		w.Reason = reasonOf(&w, n, t.r.info.Clock)
+		if statusOf(&w, n) == old.Status && w.Reason.Code == old.Reason.Code && w.Reason.Message == old.Reason.Message {
+			continue
+		}
+		t.putWorkload(old, &w)
+	}
+}
+
+// setNodeFlag stores a copy of a node changed by set, unless it is there.
+func (t *Tx) setNodeFlag(id string, has func(*Node) bool, set func(*Node), e Event) Result {
+	old, ok := t.r.nodes.Get(id)
+	if !ok {
+		return noNode(id)
+	}
+	if has(old) {
+		return Result{Kind: AlreadyDone}
+	}
+	n := *old
+	set(&n)
+	n.UpdatedAt = t.r.info.Clock
+	t.putNode(old, &n)
+	e.Node = id
+	t.event(e)
+	return Result{}
+}
+
+func (t *Tx) cordonNode(b *commandv1.CordonNode) Result {
+	e := Event{Type: EventNodeUncordoned}
+	if b.GetOn() {
+		e.Type = EventNodeCordoned
+	}
+	return t.setNodeFlag(b.GetId(),
+		func(n *Node) bool { return n.Cordoned == b.GetOn() },
+		func(n *Node) { n.Cordoned = b.GetOn() }, e)
+}
+
+// drainNode marks a node as draining; the planner moves its workloads. Only
+// on=false ends it: neither a heartbeat nor a registration does.
+func (t *Tx) drainNode(b *commandv1.DrainNode) Result {
+	e := Event{Type: EventNodeDrainEnded}
+	if b.GetOn() {
+		e.Type = EventNodeDraining
+	}
+	return t.setNodeFlag(b.GetId(),
+		func(n *Node) bool { return n.Draining == b.GetOn() },
+		func(n *Node) { n.Draining = b.GetOn() }, e)
+}
+
+// fenceNode takes the operator's word that nothing of a lost node runs any more.
+func (t *Tx) fenceNode(b *commandv1.FenceNode) Result {
+	old, ok := t.r.nodes.Get(b.GetId())
+	switch {
+	case !ok:
+		return noNode(b.GetId())
+	case old.Up:
+		return refuse(Conflict, "node %q is %s: stop it first", old.ID, old.Status())
+	case old.Fenced:
+		return Result{Kind: AlreadyDone}
+	}
+	n := *old
+	n.Fenced = true
+	n.UpdatedAt = t.r.info.Clock
+	t.putNode(old, &n)
+	t.event(Event{Type: EventNodeFenced, Node: n.ID})
+	t.clearResiduals(n.ID)
+	t.rejudge(&n)
+	return Result{}
+}
+
+// clearResiduals forgets what a node may still run.
+func (t *Tx) clearResiduals(node string) {
+	for _, r := range t.residualsOn(node) {
+		t.dropResidual(r)
+		t.settle(r.Workload)
+	}
+}
+
+// removeNode forgets a node. What was assigned to it is to be placed anew: like
+// a fence, it states that the node runs nothing any more.
+func (t *Tx) removeNode(b *commandv1.RemoveNode) Result {
+	n, ok := t.r.nodes.Get(b.GetId())
+	if !ok {
+		return noNode(b.GetId())
+	}
+	alloc := t.state().Alloc(n.ID)
+	if n.Up && alloc.Workloads+alloc.Residuals > 0 && !b.GetForce() {
+		return refuse(Conflict, "node %q is %s and holds %d workloads and %d leftovers: drain or stop it first, or use force",
+			n.ID, n.Status(), alloc.Workloads, alloc.Residuals)
+	}
+	for _, old := range t.workloadsOn(n.ID) {
+		w := *old
+		t.release(&w, true, CodeNodeRemoved)
+		w.Reason = reasonOf(&w, nil, t.r.info.Clock)
+		if w.Desired == DesiredRunning {
+			w.Reason = Reason{Code: CodeNodeRemoved, Message: "node " + n.ID + " was removed", At: t.r.info.Clock}
+		}
+		t.putWorkload(old, &w)
+		t.event(Event{Type: EventWorkloadEvicted, Workload: w.ID, Node: n.ID, Reason: CodeNodeRemoved})
+	}
+	t.clearResiduals(n.ID)
+	t.dropNode(n)
+	t.event(Event{Type: EventNodeRemoved, Node: n.ID})
+	return Result{}
+}

@@ -1,0 +1,243 @@
+package fsm
+
+import (
+	"strings"
+	"testing"
+
+	commandv1 "github.com/persys/compute/api/command/v1"
+)
+
+func TestRegisterNode(t *testing.T) {
+	prove(t, []fact{
+		{"a new node is Ready", func(t *testing.T, w *world) {
+			w.ok(register("c"))
+			is(t, "status", w.node("c").Status(), NodeReady)
+			is(t, "by", w.node("c").UpdatedBy, "register")
+			is(t, "events", strings.Join(w.events(), " "), EventNodeRegistered)
+		}},
+		{"equal facts change nothing", func(t *testing.T, w *world) {
+			is(t, "kind", w.do(register("a")).Kind, AlreadyDone)
+			is(t, "changes", len(w.last), 0)
+		}},
+		{"another timestamp alone changes nothing", func(t *testing.T, w *world) {
+			res := w.do(register("a", func(n *commandv1.RegisterNode) { n.Timestamp = "2026-01-02T03:04:05Z" }))
+			is(t, "kind", res.Kind, AlreadyDone)
+		}},
+		{"the leader sees before it proposes that facts are equal", func(t *testing.T, w *world) {
+			is(t, "same", w.node("a").SameFacts(register("a").GetRegisterNode()), true)
+			is(t, "same", w.node("a").SameFacts(register("a", engine("e")).GetRegisterNode()), false)
+			w.ok(nodeState("a", false))
+			is(t, "same when lost", w.node("a").SameFacts(register("a").GetRegisterNode()), false)
+		}},
+		{"another machine cannot take the id of a node that is up", func(t *testing.T, w *world) {
+			res := w.do(register("a", func(n *commandv1.RegisterNode) { n.InstanceId = "other" }))
+			refused(t, res, Conflict, "instance-a", "other")
+		}},
+		{"another machine takes the id of a lost node", func(t *testing.T, w *world) {
+			w.ok(nodeState("a", false))
+			w.ok(register("a", func(n *commandv1.RegisterNode) { n.InstanceId = "other" }))
+			is(t, "instance", w.node("a").Facts.InstanceID, "other")
+			is(t, "up", w.node("a").Up, true)
+		}},
+		{"a returning node keeps cordon and drain and loses the fence", func(t *testing.T, w *world) {
+			w.ok(cordon("a", true))
+			w.ok(drain("a", true))
+			w.ok(nodeState("a", false))
+			w.ok(fence("a"))
+			w.ok(register("a"))
+			n := w.node("a")
+			is(t, "cordoned", n.Cordoned, true)
+			is(t, "status", n.Status(), NodeDraining)
+			is(t, "fenced", n.Fenced, false)
+			is(t, "events", strings.Join(w.events(), " "), EventNodeReady)
+		}},
+		{"names of types and drivers are brought into one form", func(t *testing.T, w *world) {
+			w.ok(register("c", func(n *commandv1.RegisterNode) {
+				n.Types = []string{"VM", "docker-container", "Container", "docker-compose"}
+				n.StorageDrivers = []string{"ceph_rbd", "NFS"}
+			}))
+			is(t, "types", strings.Join(w.node("c").Facts.Types, " "), "compose container vm")
+			is(t, "drivers", strings.Join(w.node("c").Facts.StorageDrivers, " "), "ceph-rbd local nfs")
+		}},
+		{"a legacy node runs all but virtual machines", func(t *testing.T, w *world) {
+			w.ok(register("c", func(n *commandv1.RegisterNode) { n.Types = nil }))
+			is(t, "compose", w.node("c").Runs("compose"), true)
+			is(t, "vm", w.node("c").Runs("vm"), false)
+		}},
+		{"ports follow a node to another engine", func(t *testing.T, w *world) {
+			w.place("web", "a", hostPort(80))
+			w.place("old", "a", hostPort(81))
+			w.ok(w.evict("old", CodeDraining, false))
+			w.ok(register("a", engine("e")))
+			id, node := w.s.PortHolder("e", HostPort{80, "tcp"})
+			is(t, "holder", pair(node, id), "a/web")
+			id, node = w.s.PortHolder("e", HostPort{81, "tcp"})
+			is(t, "leftover", pair(node, id), "a/old")
+			id, _ = w.s.PortHolder("node:a", HostPort{80, "tcp"})
+			is(t, "former engine", id, "")
+		}},
+		{"amounts follow to another first pool", func(t *testing.T, w *world) {
+			w.place("db", "a", demand(func(d *commandv1.Demand) { d.DiskGb = 30 }))
+			is(t, "use", w.s.Alloc("a").Disk[0], PoolUse{"main", 30})
+			w.ok(register("a", func(n *commandv1.RegisterNode) {
+				n.Pools = []*commandv1.Pool{{Name: "fast", TotalGb: 50}, {Name: "main", TotalGb: 100}}
+			}))
+			is(t, "use", w.s.Alloc("a").Disk[0], PoolUse{"fast", 30})
+		}},
+	})
+	for _, c := range []struct {
+		name  string
+		opt   func(*commandv1.RegisterNode)
+		names []string
+	}{
+		{"a malformed id", func(n *commandv1.RegisterNode) { n.Id = "a b" }, []string{"id", "a b"}},
+		{"no endpoint", func(n *commandv1.RegisterNode) { n.Endpoint = "" }, []string{"endpoint"}},
+		{"no cpu", func(n *commandv1.RegisterNode) { n.CpuMillicores = 0 }, []string{"cpu_millicores", "0"}},
+		{"negative memory", func(n *commandv1.RegisterNode) { n.MemoryMib = -1 }, []string{"memory_mib", "-1"}},
+		{"a negative lease", func(n *commandv1.RegisterNode) { n.LeaseSeconds = -1 }, []string{"lease_seconds", "-1"}},
+		{"an engine id with a zero byte", func(n *commandv1.RegisterNode) { n.EngineId = "a\x00b" }, []string{"engine_id"}},
+		{"a pool without a name", func(n *commandv1.RegisterNode) { n.Pools = []*commandv1.Pool{{}} }, []string{"pools[0].name"}},
+		{"a negative pool", func(n *commandv1.RegisterNode) { n.Pools[0].TotalGb = -1 }, []string{"pools[0].total_gb", "-1"}},
+		{"a pool twice", func(n *commandv1.RegisterNode) { n.Pools = append(n.Pools, n.Pools[0]) }, []string{"pools[1].name", "main"}},
+	} {
+		t.Run("refuses "+c.name, func(t *testing.T) {
+			refused(t, formed(t).do(register("c", c.opt)), Invalid, c.names...)
+		})
+	}
+}
+
+func TestNodeStates(t *testing.T) {
+	prove(t, []fact{
+		{"a lost node makes its workloads Unknown", func(t *testing.T, w *world) {
+			w.place("web", "a")
+			w.run("web")
+			w.ok(nodeState("a", false))
+			is(t, "node", w.node("a").Status(), NodeNotReady)
+			is(t, "status", w.workload("web").Status, StatusUnknown)
+			is(t, "reason", w.workload("web").Reason.Code, CodeNodeLost)
+			is(t, "still on", w.workload("web").Node, "a")
+			is(t, "count", w.s.StatusCount(StatusUnknown), 1)
+			is(t, "event", w.eventOf(EventNodeLost).Node, "a")
+		}},
+		{"an exclusive workload awaits the operator, who is told the command", func(t *testing.T, w *world) {
+			w.place("db", "a", exclusive)
+			w.ok(nodeState("a", false))
+			is(t, "reason", w.workload("db").Reason.Code, CodeAwaitFailover)
+			if m := w.workload("db").Reason.Message; !strings.Contains(m, "persysctl node fence a") {
+				t.Errorf("message %q does not name the command", m)
+			}
+		}},
+		{"an exclusive workload that stops itself does not wait for the operator", func(t *testing.T, w *world) {
+			w.ok(register("c", func(n *commandv1.RegisterNode) { n.SelfFencing = true }))
+			w.place("db", "c", exclusive, demand(func(d *commandv1.Demand) { d.OnLostLease = "stop" }))
+			w.ok(nodeState("c", false))
+			is(t, "reason", w.workload("db").Reason.Code, CodeNodeLost)
+		}},
+		{"a node that returns gives its workloads their state again", func(t *testing.T, w *world) {
+			w.place("web", "a")
+			w.run("web")
+			w.place("new", "a")
+			w.ok(nodeState("a", false))
+			w.ok(nodeState("a", true))
+			is(t, "web", w.workload("web").Status, StatusRunning)
+			is(t, "web reason", w.workload("web").Reason, Reason{})
+			is(t, "new", w.workload("new").Status, StatusScheduled)
+			is(t, "event", w.eventOf(EventNodeReady).Node, "a")
+		}},
+		{"a node that returns loses its fence", func(t *testing.T, w *world) {
+			w.ok(nodeState("a", false))
+			w.ok(fence("a"))
+			w.ok(nodeState("a", true))
+			is(t, "fenced", w.node("a").Fenced, false)
+		}},
+		{"the same state again changes nothing", func(t *testing.T, w *world) {
+			w.ok(nodeState("a", true))
+			is(t, "changes", len(w.last), 0)
+		}},
+		{"an unknown node is skipped", func(t *testing.T, w *world) {
+			is(t, "skipped", w.do(nodeState("zz", false)).Skipped, 1)
+		}},
+		{"becoming ready ends no drain", func(t *testing.T, w *world) {
+			w.ok(drain("a", true))
+			w.ok(nodeState("a", false))
+			w.ok(nodeState("a", true))
+			is(t, "status", w.node("a").Status(), NodeDraining)
+		}},
+	})
+}
+
+func TestNodeAdministration(t *testing.T) {
+	prove(t, []fact{
+		{"cordon keeps new work away", func(t *testing.T, w *world) {
+			w.ok(cordon("a", true))
+			is(t, "schedulable", w.node("a").Schedulable(), false)
+			is(t, "status", w.node("a").Status(), NodeReady)
+			is(t, "again", w.do(cordon("a", true)).Kind, AlreadyDone)
+			w.ok(cordon("a", false))
+			is(t, "schedulable", w.node("a").Schedulable(), true)
+		}},
+		{"drain keeps new work away", func(t *testing.T, w *world) {
+			w.ok(drain("a", true))
+			is(t, "schedulable", w.node("a").Schedulable(), false)
+			is(t, "again", w.do(drain("a", true)).Kind, AlreadyDone)
+			w.ok(drain("a", false))
+			is(t, "events", strings.Join(w.events(), " "), EventNodeDrainEnded)
+		}},
+		{"administration of an unknown node is not found", func(t *testing.T, w *world) {
+			for _, c := range []Command{cordon("z", true), drain("z", true), fence("z"), removeNode("z", true)} {
+				refused(t, w.do(c), NotFound, "z")
+			}
+		}},
+		{"a node that is up cannot be fenced", func(t *testing.T, w *world) {
+			refused(t, w.do(fence("a")), Conflict, "a", "Ready", "stop it first")
+		}},
+		{"a fence clears leftovers and finishes deletions", func(t *testing.T, w *world) {
+			w.place("web", "a")
+			w.ok(remove("web", false))
+			w.ok(nodeState("a", false))
+			w.ok(fence("a"))
+			is(t, "workloads", w.s.WorkloadCount(), 0)
+			is(t, "residuals", w.s.ResidualCount(), 0)
+			is(t, "again", w.do(fence("a")).Kind, AlreadyDone)
+		}},
+		{"a fence ends the wait of exclusive workloads", func(t *testing.T, w *world) {
+			w.place("db", "a", exclusive)
+			w.ok(nodeState("a", false))
+			w.ok(fence("a"))
+			is(t, "reason", w.workload("db").Reason.Code, CodeNodeLost)
+			w.ok(w.evict("db", CodeNodeLost, true))
+			w.bind("db", "b")
+		}},
+		{"a node with work is not removed by accident", func(t *testing.T, w *world) {
+			w.place("web", "a")
+			refused(t, w.do(removeNode("a", false)), Conflict, "a", "1 workloads")
+		}},
+		{"a node with leftovers is not removed by accident", func(t *testing.T, w *world) {
+			w.place("web", "a")
+			w.ok(w.evict("web", CodeDraining, false))
+			refused(t, w.do(removeNode("a", false)), Conflict, "a", "1 leftovers")
+		}},
+		{"an empty node is removed", func(t *testing.T, w *world) {
+			w.ok(removeNode("a", false))
+			is(t, "nodes", w.s.NodeCount(), 1)
+			is(t, "events", strings.Join(w.events(), " "), EventNodeRemoved)
+		}},
+		{"removal by force places its work anew and finishes deletions", func(t *testing.T, w *world) {
+			w.place("web", "a")
+			w.place("old", "a")
+			w.ok(remove("old", false))
+			w.ok(removeNode("a", true))
+			is(t, "web", w.workload("web").Status, StatusPending)
+			is(t, "reason", w.workload("web").Reason.Code, CodeNodeRemoved)
+			is(t, "previous", w.workload("web").PreviousNode, "a")
+			is(t, "workloads", w.s.WorkloadCount(), 1)
+			is(t, "residuals", w.s.ResidualCount(), 0)
+		}},
+		{"a lost node with work is removed without force", func(t *testing.T, w *world) {
+			w.place("db", "a", exclusive)
+			w.ok(nodeState("a", false))
+			w.ok(removeNode("a", false))
+			is(t, "db", w.workload("db").Status, StatusPending)
+		}},
+	})
+}

@@ -1,0 +1,245 @@
+package fsm
+
+import (
+	"fmt"
+	"strconv"
+
+	commandv1 "github.com/persys/compute/api/command/v1"
+)
+
+// Planner commands carry independent items. One that no longer holds is skipped
+// and counted, and Result.Reason says why the first one was.
+
+func (r *Result) skip(why string) {
+	r.Skipped++
+	if r.Reason == "" {
+		r.Reason = why
+	}
+}
+
+// planned finds the workload of an item, if it is still what was planned for.
+func (t *Tx) planned(id string, g *commandv1.Generation) (*Workload, string) {
+	w, ok := t.r.workloads.Get(id)
+	switch {
+	case !ok:
+		return nil, fmt.Sprintf("workload %q does not exist", id)
+	case w.Generation != generationOf(g):
+		return nil, fmt.Sprintf("workload %q is at generation %s, planned for %s", id, w.Generation, generationOf(g))
+	case w.Desired == DesiredDeleted:
+		return nil, fmt.Sprintf("workload %q is being deleted", id)
+	}
+	return w, ""
+}
+
+// assign binds workloads to nodes that can still take them.
+func (t *Tx) assign(b *commandv1.Assign) (res Result) {
+	for _, a := range b.GetAssignments() {
+		old, why := t.planned(a.GetWorkload(), a.GetIfGeneration())
+		if why != "" {
+			res.skip(why)
+			continue
+		}
+		n, _ := t.r.nodes.Get(a.GetNode())
+		if why := t.unfit(old, n, a.GetNode()); why != "" {
+			res.skip(why)
+			continue
+		}
+		if r, ok := t.r.residuals.Get(pair(n.ID, old.ID)); ok {
+			t.dropResidual(r) // what it left there is its own: absorbed
+		}
+		w := *old
+		w.Node = n.ID
+		w.Generation = t.generation()
+		w.Acknowledged = false
+		w.AssignedAt = t.r.info.Clock
+		w.Actual = Observation{}
+		w.Reason = Reason{}
+		t.putWorkload(old, &w)
+		e := Event{Type: EventWorkloadScheduled, Workload: w.ID, Node: n.ID, Message: a.GetReason()}
+		if w.PreviousNode != "" {
+			e.Type = EventRescheduled
+			e.Details = []Label{{"previous_node", w.PreviousNode}}
+		}
+		t.event(e)
+		res.Items = append(res.Items, itemOf(&w))
+	}
+	return res
+}
+
+// unfit says why w cannot be bound to n now, "" if it can. Labels, constraints
+// and taints are the planner's: breaking one wastes a placement, it does no harm.
+func (t *Tx) unfit(w *Workload, n *Node, node string) string {
+	switch {
+	case w.Node != "":
+		return fmt.Sprintf("workload %q is on node %s already", w.ID, w.Node)
+	case w.Desired != DesiredRunning:
+		return fmt.Sprintf("workload %q is to be %s", w.ID, w.Desired)
+	case n == nil:
+		return fmt.Sprintf("node %q does not exist", node)
+	case !n.Schedulable():
+		return fmt.Sprintf("node %q is not schedulable", n.ID)
+	case !n.Runs(w.Demand.Type):
+		return fmt.Sprintf("node %q does not run type %s", n.ID, w.Demand.Type)
+	case w.Demand.Exclusive && t.hasResidual(w.ID):
+		return fmt.Sprintf("exclusive workload %q may still run elsewhere", w.ID)
+	}
+	// What the node still holds of this workload makes room for it.
+	var own Demand
+	if r, ok := t.r.residuals.Get(pair(n.ID, w.ID)); ok {
+		own = r.Demand
+	}
+	d, a := &w.Demand, t.state().Alloc(n.ID)
+	if d.CPU > 0 && d.CPU > n.Facts.CPU-a.CPU+own.CPU {
+		return fmt.Sprintf("node %q has no %d millicores left", n.ID, d.CPU)
+	}
+	if d.Memory > 0 && d.Memory > n.Facts.Memory-a.Memory+own.Memory {
+		return fmt.Sprintf("node %q has no %d MiB left", n.ID, d.Memory)
+	}
+	if d.Disk > 0 {
+		pool := n.pool(d.Pool)
+		free := n.poolTotal(pool) - a.poolUse(pool)
+		if n.pool(own.Pool) == pool {
+			free += own.Disk
+		}
+		if d.Disk > free {
+			return fmt.Sprintf("node %q has no %d GB left in pool %q", n.ID, d.Disk, pool)
+		}
+	}
+	for _, p := range d.Ports {
+		holder, on := t.state().PortHolder(n.Engine(), p)
+		if holder != "" && (holder != w.ID || on != n.ID) {
+			return fmt.Sprintf("port %d/%s of node %q is held by workload %q on node %q", p.Port, p.Protocol, n.ID, holder, on)
+		}
+	}
+	return ""
+}
+
+func (n *Node) poolTotal(name string) int64 {
+	for _, p := range n.Facts.Pools {
+		if p.Name == name {
+			return p.Total
+		}
+	}
+	return 0
+}
+
+func (a *Alloc) poolUse(name string) int64 {
+	for _, u := range a.Disk {
+		if u.Pool == name {
+			return u.GB
+		}
+	}
+	return 0
+}
+
+// evict takes workloads off their nodes, to be placed anew.
+func (t *Tx) evict(b *commandv1.Evict) (res Result) {
+	for _, e := range b.GetEvictions() {
+		old, why := t.planned(e.GetWorkload(), e.GetIfGeneration())
+		if why == "" && old.Node == "" {
+			why = fmt.Sprintf("workload %q is on no node", old.ID)
+		}
+		if why == "" && e.GetGone() && !t.mayBeGone(old) {
+			why = fmt.Sprintf("exclusive workload %q may still run on node %s, which is not fenced", old.ID, old.Node)
+		}
+		if why != "" {
+			res.skip(why)
+			continue
+		}
+		w := *old
+		t.release(&w, e.GetGone(), e.GetCode())
+		w.Reason = Reason{Code: e.GetCode(), Message: e.GetMessage(), At: t.r.info.Clock, Retryable: true}
+		if w.Desired == DesiredStopped {
+			w.Reason = reasonOf(&w, nil, t.r.info.Clock)
+		}
+		t.putWorkload(old, &w)
+		t.event(Event{
+			Type: EventWorkloadEvicted, Workload: w.ID, Node: old.Node,
+			Reason: e.GetCode(), Message: e.GetMessage(),
+		})
+		res.Items = append(res.Items, itemOf(&w))
+	}
+	return res
+}
+
+// mayBeGone guards the promise that an exclusive workload never runs twice: a
+// planner may call one gone only when its node was fenced, said so itself, or is
+// lost and stops it on its own.
+func (t *Tx) mayBeGone(w *Workload) bool {
+	if !w.Demand.Exclusive {
+		return true
+	}
+	n := t.nodeOf(w)
+	return n.Fenced || w.Actual.State == ActualMissing || (!n.Up && !keepsOnLostLease(w, n))
+}
+
+// scheduleRetries stores a backoff, sends a new order at once, or gives up.
+func (t *Tx) scheduleRetries(b *commandv1.ScheduleRetries) (res Result) {
+	clock := t.r.info.Clock
+	for _, r := range b.GetRetries() {
+		old, why := t.planned(r.GetWorkload(), r.GetIfGeneration())
+		if why == "" && old.Node == "" {
+			why = fmt.Sprintf("workload %q is on no node", old.ID)
+		}
+		if why != "" {
+			res.skip(why)
+			continue
+		}
+		w := *old
+		w.Retry.Attempts = r.GetAttempts()
+		w.Retry.NextAt = 0
+		w.Retry.Terminal = r.GetTerminal()
+		if w.Retry.FirstFailureAt == 0 {
+			w.Retry.FirstFailureAt = clock
+		}
+		w.Reason = Reason{Code: r.GetCode(), Message: r.GetMessage(), At: clock, Retryable: !r.GetTerminal()}
+		e := Event{
+			Type: EventRetryTriggered, Workload: w.ID, Node: w.Node,
+			Details: []Label{{"attempts", strconv.Itoa(int(w.Retry.Attempts))}},
+		}
+		switch {
+		case r.GetTerminal():
+			e.Type = EventWorkloadFailed
+			if w.Reason.Code == "" {
+				w.Reason.Code = CodeExhausted
+			}
+		case r.GetNextAt() > 0:
+			w.Retry.NextAt = r.GetNextAt()
+			if w.Reason.Code == "" {
+				w.Reason.Code = CodeBackoff
+			}
+			e.Details = append(e.Details, Label{"next_at", strconv.FormatInt(w.Retry.NextAt, 10)})
+		default:
+			// The same id and revision: a retry is no restart (RetryWorkload is).
+			w.Generation = t.generation()
+			w.Acknowledged = false
+		}
+		e.Reason, e.Message = w.Reason.Code, w.Reason.Message
+		t.putWorkload(old, &w)
+		t.event(e)
+		res.Items = append(res.Items, itemOf(&w))
+	}
+	return res
+}
+
+// explainUnplaced stores why a workload waits.
+func (t *Tx) explainUnplaced(b *commandv1.ExplainUnplaced) (res Result) {
+	for _, u := range b.GetWorkloads() {
+		old, why := t.planned(u.GetWorkload(), u.GetIfGeneration())
+		if why != "" {
+			res.skip(why)
+			continue
+		}
+		if old.Reason.Code == u.GetCode() && old.Reason.Message == u.GetMessage() {
+			continue
+		}
+		w := *old
+		w.Reason = Reason{Code: u.GetCode(), Message: u.GetMessage(), At: t.r.info.Clock, Retryable: true}
+		t.putWorkload(old, &w)
+		t.event(Event{
+			Type: EventWorkloadUnplaced, Workload: w.ID, Node: w.Node,
+			Reason: u.GetCode(), Message: u.GetMessage(),
+		})
+	}
+	return res
+}

@@ -1,0 +1,549 @@
+package fsm
+
+import (
+	"testing"
+
+	commandv1 "github.com/persys/compute/api/command/v1"
+)
+
+func TestAssign(t *testing.T) {
+	prove(t, []fact{
+		{"binds and sends a new order", func(t *testing.T, w *world) {
+			w.ok(put("web"))
+			before := w.workload("web").Generation
+			res := w.ok(w.assign("web", "a"))
+			wl := w.workload("web")
+			is(t, "status", wl.Status, StatusScheduled)
+			is(t, "node", wl.Node, "a")
+			is(t, "newer", before.Less(wl.Generation), true)
+			is(t, "item", res.Items[0].Generation, wl.Generation)
+			is(t, "assigned at", wl.AssignedAt, w.now)
+			is(t, "alloc", w.s.Alloc("a").CPU, 1000)
+			is(t, "pending", w.s.PendingCount(), 0)
+			is(t, "event", w.eventOf(EventWorkloadScheduled).Node, "a")
+		}},
+		{"after an eviction is a Rescheduled event", func(t *testing.T, w *world) {
+			w.place("web", "a")
+			w.ok(w.evict("web", CodeDraining, false))
+			w.bind("web", "b")
+			is(t, "detail", w.eventOf(EventRescheduled).Details[0], Label{"previous_node", "a"})
+		}},
+		{"skips another generation", func(t *testing.T, w *world) {
+			w.ok(put("web"))
+			c := w.assign("web", "a")
+			w.ok(put("web", content("c1:ffff")))
+			skipped(t, w.do(c), "web", "generation")
+		}},
+		{"skips an unknown workload", func(t *testing.T, w *world) {
+			skipped(t, w.do(assign(&commandv1.Assignment{Workload: "web", Node: "a"})), "web")
+		}},
+		{"skips an unknown node", func(t *testing.T, w *world) {
+			w.ok(put("web"))
+			skipped(t, w.do(w.assign("web", "z")), "z")
+		}},
+		{"skips what is placed already", func(t *testing.T, w *world) {
+			w.place("web", "a")
+			skipped(t, w.do(w.assign("web", "b")), "web", "a")
+		}},
+		{"skips what is to be stopped", func(t *testing.T, w *world) {
+			w.ok(put("web", desired("Stopped")))
+			skipped(t, w.do(w.assign("web", "a")), "Stopped")
+		}},
+		{"skips a cordoned node", func(t *testing.T, w *world) {
+			w.ok(put("web"))
+			w.ok(cordon("a", true))
+			skipped(t, w.do(w.assign("web", "a")), "not schedulable")
+		}},
+		{"skips a lost node", func(t *testing.T, w *world) {
+			w.ok(put("web"))
+			w.ok(nodeState("a", false))
+			skipped(t, w.do(w.assign("web", "a")), "not schedulable")
+		}},
+		{"skips a node without the type", func(t *testing.T, w *world) {
+			w.ok(put("vm", demand(func(d *commandv1.Demand) { d.Type = "vm" })))
+			skipped(t, w.do(w.assign("vm", "a")), "type vm")
+		}},
+		{"skips when the processor is promised", func(t *testing.T, w *world) {
+			w.place("big", "a", demand(func(d *commandv1.Demand) { d.CpuMillicores = 3500 }))
+			w.ok(put("web"))
+			skipped(t, w.do(w.assign("web", "a")), "1000 millicores")
+		}},
+		{"skips when the memory is promised", func(t *testing.T, w *world) {
+			w.place("big", "a", demand(func(d *commandv1.Demand) { d.MemoryMib = 4000 }))
+			w.ok(put("web"))
+			skipped(t, w.do(w.assign("web", "a")), "512 MiB")
+		}},
+		{"skips when the disk is promised", func(t *testing.T, w *world) {
+			w.place("big", "a", demand(func(d *commandv1.Demand) { d.DiskGb = 80 }))
+			w.ok(put("db", demand(func(d *commandv1.Demand) { d.DiskGb = 30; d.StoragePool = "main" })))
+			skipped(t, w.do(w.assign("db", "a")), "30 GB", "main")
+		}},
+		{"skips a pool that the node has not", func(t *testing.T, w *world) {
+			w.ok(put("db", demand(func(d *commandv1.Demand) { d.DiskGb = 1; d.StoragePool = "fast" })))
+			skipped(t, w.do(w.assign("db", "a")), "fast")
+		}},
+		{"fills a node to the last millicore", func(t *testing.T, w *world) {
+			for _, id := range []string{"w1", "w2", "w3", "w4"} {
+				w.place(id, "a")
+			}
+			is(t, "cpu", w.s.Alloc("a").CPU, 4000)
+			is(t, "workloads", w.s.Alloc("a").Workloads, 4)
+		}},
+		{"asks nothing for a demand of zero", func(t *testing.T, w *world) {
+			w.place("big", "a", demand(func(d *commandv1.Demand) { d.CpuMillicores = 4000 }))
+			w.place("tiny", "a", demand(func(d *commandv1.Demand) { d.CpuMillicores = 0 }))
+		}},
+		{"counts what may still run there", func(t *testing.T, w *world) {
+			w.place("big", "a", demand(func(d *commandv1.Demand) { d.CpuMillicores = 3500 }))
+			w.ok(w.evict("big", CodeDraining, false))
+			w.ok(put("web"))
+			skipped(t, w.do(w.assign("web", "a")), "millicores")
+		}},
+		{"two items of one command do not share the same room", func(t *testing.T, w *world) {
+			big := demand(func(d *commandv1.Demand) { d.CpuMillicores = 3000 })
+			w.ok(put("x", big))
+			w.ok(put("y", big))
+			x, y := w.assign("x", "a").GetAssign().Assignments[0], w.assign("y", "a").GetAssign().Assignments[0]
+			res := w.do(assign(x, y))
+			is(t, "skipped", res.Skipped, 1)
+			is(t, "placed", res.Items[0].ID, "x")
+		}},
+		{"a workload gets its own leftover's room back", func(t *testing.T, w *world) {
+			w.place("big", "a", hostPort(80), demand(func(d *commandv1.Demand) { d.CpuMillicores = 3500; d.DiskGb = 90 }))
+			w.ok(w.evict("big", CodeDraining, false))
+			w.bind("big", "a")
+			is(t, "residuals", w.s.ResidualCount(), 0)
+			is(t, "cpu", w.s.Alloc("a").CPU, 3500)
+		}},
+		{"skips a port that another workload holds", func(t *testing.T, w *world) {
+			w.place("one", "a", hostPort(80))
+			w.ok(put("two", hostPort(80)))
+			skipped(t, w.do(w.assign("two", "a")), "80/tcp", "one")
+			w.bind("two", "b")
+		}},
+		{"skips a port that is held on another node of the same engine", func(t *testing.T, w *world) {
+			w.ok(register("c", engine("e")))
+			w.ok(register("d", engine("e")))
+			w.place("one", "c", hostPort(80))
+			w.ok(put("two", hostPort(80)))
+			skipped(t, w.do(w.assign("two", "d")), "80/tcp", "one", "c")
+		}},
+		{"skips a port that the workload itself still holds on another node of the engine", func(t *testing.T, w *world) {
+			w.ok(register("c", engine("e")))
+			w.ok(register("d", engine("e")))
+			w.place("one", "c", hostPort(80))
+			w.ok(w.evict("one", CodeDraining, false))
+			skipped(t, w.do(w.assign("one", "d")), "80/tcp", "one", "c")
+		}},
+		{"skips a port that a leftover holds", func(t *testing.T, w *world) {
+			w.place("one", "a", hostPort(80))
+			w.ok(remove("one", true))
+			w.ok(put("two", hostPort(80)))
+			skipped(t, w.do(w.assign("two", "a")), "80/tcp", "one")
+			w.ok(gone("one", "a", nil))
+			w.bind("two", "a")
+		}},
+		{"an update that wants a taken port is not the holder", func(t *testing.T, w *world) {
+			w.place("late", "a")
+			w.place("holder", "a", hostPort(80))
+			w.ok(put("late", hostPort(80)))
+			id, _ := w.s.PortHolder("node:a", HostPort{80, "tcp"})
+			is(t, "holder", id, "holder")
+			w.ok(w.evict("holder", CodeDraining, true))
+			id, _ = w.s.PortHolder("node:a", HostPort{80, "tcp"})
+			is(t, "next", id, "late")
+		}},
+		{"an exclusive workload waits for every leftover", func(t *testing.T, w *world) {
+			w.place("db", "a", exclusive)
+			w.ok(w.evict("db", CodeDraining, false))
+			skipped(t, w.do(w.assign("db", "b")), "db", "exclusive")
+			skipped(t, w.do(w.assign("db", "a")), "db", "exclusive")
+			w.ok(gone("db", "a", nil))
+			w.bind("db", "b")
+		}},
+	})
+}
+
+func TestEvict(t *testing.T) {
+	prove(t, []fact{
+		{"unbinds and leaves a residual", func(t *testing.T, w *world) {
+			w.place("web", "a")
+			w.run("web")
+			before := w.workload("web").Generation
+			w.ok(w.evict("web", CodeDraining, false))
+			wl := w.workload("web")
+			is(t, "status", wl.Status, StatusPending)
+			is(t, "previous", wl.PreviousNode, "a")
+			is(t, "reason", wl.Reason.Code, CodeDraining)
+			is(t, "newer", before.Less(wl.Generation), true)
+			r, _ := w.s.Residual("a", "web")
+			is(t, "residual", r.Generation, wl.Generation)
+			is(t, "event", w.eventOf(EventWorkloadEvicted).Node, "a")
+		}},
+		{"a failover forgets failures", func(t *testing.T, w *world) {
+			w.place("web", "a")
+			w.ok(w.retry("web", 4, w.now+minute, false))
+			w.ok(w.evict("web", CodeNodeLost, false))
+			is(t, "retry", w.workload("web").Retry, Retry{MaxAttempts: DefaultMaxAttempts})
+			is(t, "next retry", w.s.NextRetry(), 0)
+		}},
+		{"gone leaves nothing", func(t *testing.T, w *world) {
+			w.place("web", "a")
+			w.ok(w.evict("web", CodeMissing, true))
+			is(t, "residuals", w.s.ResidualCount(), 0)
+		}},
+		{"an exclusive workload is not called gone while its node may run it", func(t *testing.T, w *world) {
+			w.place("db", "a", exclusive)
+			skipped(t, w.do(w.evict("db", CodeNodeLost, true)), "db", "fenced")
+			w.ok(nodeState("a", false))
+			skipped(t, w.do(w.evict("db", CodeNodeLost, true)), "db", "fenced")
+		}},
+		{"an exclusive workload that its node misses is gone", func(t *testing.T, w *world) {
+			w.place("db", "a", exclusive)
+			w.ok(w.says("db", "Missing"))
+			w.ok(w.evict("db", CodeMissing, true))
+		}},
+		{"a stopped workload is unplaced and stays stopped", func(t *testing.T, w *world) {
+			w.place("web", "a")
+			w.ok(setDesired("web", "Stopped"))
+			w.ok(w.evict("web", CodeDraining, false))
+			is(t, "status", w.workload("web").Status, StatusStopped)
+		}},
+		{"skips another generation", func(t *testing.T, w *world) {
+			w.place("web", "a")
+			c := w.evict("web", CodeDraining, false)
+			w.ok(put("web", content("c1:ffff")))
+			skipped(t, w.do(c), "generation")
+		}},
+		{"skips what is on no node", func(t *testing.T, w *world) {
+			w.ok(put("web"))
+			skipped(t, w.do(w.evict("web", CodeDraining, false)), "no node")
+		}},
+	})
+}
+
+func TestScheduleRetries(t *testing.T) {
+	prove(t, []fact{
+		{"a later time is a backoff", func(t *testing.T, w *world) {
+			w.place("web", "a")
+			at := w.now + minute
+			w.ok(w.retry("web", 2, at, false))
+			wl := w.workload("web")
+			is(t, "status", wl.Status, StatusRetryPending)
+			is(t, "attempts", wl.Retry.Attempts, 2)
+			is(t, "reason", wl.Reason.Code, CodeBackoff)
+			is(t, "next", w.s.NextRetry(), at)
+			due := 0
+			w.s.RetryDue(at-1, func(*Workload) bool { due++; return true })
+			is(t, "due before", due, 0)
+			w.s.RetryDue(at, func(*Workload) bool { due++; return true })
+			is(t, "due at", due, 1)
+		}},
+		{"now is a new order of the same revision", func(t *testing.T, w *world) {
+			w.place("web", "a")
+			w.ok(w.says("web", "Failed"))
+			before := *w.workload("web")
+			w.ok(w.retry("web", 3, 0, false))
+			wl := w.workload("web")
+			is(t, "status", wl.Status, StatusScheduled)
+			is(t, "newer", before.Generation.Less(wl.Generation), true)
+			is(t, "revision", wl.Revision(), before.Revision())
+			is(t, "event", w.eventOf(EventRetryTriggered).Details[0], Label{"attempts", "3"})
+		}},
+		{"the last is terminal", func(t *testing.T, w *world) {
+			w.place("web", "a")
+			w.ok(w.retry("web", 5, 0, true))
+			is(t, "status", w.workload("web").Status, StatusFailed)
+			is(t, "terminal", w.workload("web").Retry.Terminal, true)
+			is(t, "event", w.eventOf(EventWorkloadFailed).Details[0], Label{"attempts", "5"})
+		}},
+		{"a success after giving up counts", func(t *testing.T, w *world) {
+			w.place("web", "a")
+			w.ok(w.retry("web", 5, 0, true))
+			w.run("web")
+			is(t, "status", w.workload("web").Status, StatusRunning)
+			is(t, "terminal", w.workload("web").Retry.Terminal, false)
+		}},
+		{"skips another generation", func(t *testing.T, w *world) {
+			w.place("web", "a")
+			c := w.retry("web", 1, 0, false)
+			w.ok(w.retry("web", 1, 0, false))
+			skipped(t, w.do(c), "generation")
+		}},
+		{"skips what is on no node", func(t *testing.T, w *world) {
+			w.ok(put("web"))
+			skipped(t, w.do(w.retry("web", 1, 0, false)), "no node")
+		}},
+	})
+}
+
+func TestExplainUnplaced(t *testing.T) {
+	prove(t, []fact{
+		{"stores code and message", func(t *testing.T, w *world) {
+			w.ok(put("web"))
+			w.ok(explain("web", CodeUnplaced, "2 nodes lack memory", w.generation("web")))
+			is(t, "message", w.workload("web").Reason.Message, "2 nodes lack memory")
+			is(t, "event", w.eventOf(EventWorkloadUnplaced).Message, "2 nodes lack memory")
+		}},
+		{"the same again changes nothing", func(t *testing.T, w *world) {
+			w.ok(put("web"))
+			w.ok(explain("web", CodeUnplaced, "none", w.generation("web")))
+			w.ok(explain("web", CodeUnplaced, "none", w.generation("web")))
+			is(t, "changes", len(w.last), 0)
+		}},
+		{"skips another generation", func(t *testing.T, w *world) {
+			w.ok(put("web"))
+			skipped(t, w.do(explain("web", CodeUnplaced, "none", nil)), "generation")
+		}},
+		{"is no new order", func(t *testing.T, w *world) {
+			w.ok(put("web"))
+			g := w.workload("web").Generation
+			w.ok(explain("web", CodeUnplaced, "none", w.generation("web")))
+			is(t, "generation", w.workload("web").Generation, g)
+		}},
+	})
+}
+
+func TestReport(t *testing.T) {
+	of := func(w *world, id string, fn func(*commandv1.WorkloadReport)) Command {
+		r := &commandv1.WorkloadReport{Workload: id, Node: w.workload(id).Node, Generation: w.generation(id)}
+		fn(r)
+		return report(r)
+	}
+	prove(t, []fact{
+		{"an acknowledgement alone makes it Pending", func(t *testing.T, w *world) {
+			w.place("web", "a")
+			w.ok(of(w, "web", func(r *commandv1.WorkloadReport) { r.Acknowledged = true }))
+			is(t, "status", w.workload("web").Status, StatusPending)
+			is(t, "acknowledged", w.workload("web").Acknowledged, true)
+		}},
+		{"a state of the present order acknowledges it", func(t *testing.T, w *world) {
+			w.place("web", "a")
+			w.run("web")
+			is(t, "status", w.workload("web").Status, StatusRunning)
+			is(t, "acknowledged", w.workload("web").Acknowledged, true)
+			n := 0
+			w.s.Unacknowledged(func(*Workload) bool { n++; return true })
+			is(t, "unacknowledged", n, 0)
+		}},
+		{"an acknowledged update is Updating until the new order runs", func(t *testing.T, w *world) {
+			w.place("web", "a")
+			w.run("web")
+			w.ok(put("web", content("c1:ffff")))
+			w.ok(of(w, "web", func(r *commandv1.WorkloadReport) { r.Acknowledged = true }))
+			is(t, "status", w.workload("web").Status, StatusUpdating)
+			w.run("web")
+			is(t, "status", w.workload("web").Status, StatusRunning)
+		}},
+		{"addresses and ports are kept", func(t *testing.T, w *world) {
+			w.place("web", "a")
+			w.ok(of(w, "web", func(r *commandv1.WorkloadReport) {
+				r.State, r.Addresses = "Running", []string{"10.0.0.7"}
+				r.Ports = []*commandv1.PortBinding{{HostPort: 8080, ContainerPort: 80, Protocol: "tcp"}}
+			}))
+			is(t, "address", w.workload("web").Actual.Addresses[0], "10.0.0.7")
+			is(t, "port", w.workload("web").Actual.Ports[0], PortBinding{8080, 80, "tcp"})
+		}},
+		{"the same again changes nothing, whatever its time", func(t *testing.T, w *world) {
+			w.place("web", "a")
+			w.run("web")
+			w.run("web")
+			is(t, "changes", len(w.last), 0)
+		}},
+		{"a former generation is skipped", func(t *testing.T, w *world) {
+			w.place("web", "a")
+			c := w.says("web", "Running")
+			w.ok(put("web", content("c1:ffff")))
+			is(t, "skipped", w.do(c).Skipped, 1)
+			is(t, "status", w.workload("web").Status, StatusScheduled)
+		}},
+		{"another node is skipped", func(t *testing.T, w *world) {
+			w.place("web", "a")
+			is(t, "skipped", w.do(of(w, "web", func(r *commandv1.WorkloadReport) { r.Node, r.State = "b", "Running" })).Skipped, 1)
+		}},
+		{"an unknown workload is skipped", func(t *testing.T, w *world) {
+			is(t, "skipped", w.do(report(&commandv1.WorkloadReport{Workload: "web", Node: "a", State: "Running"})).Skipped, 1)
+		}},
+		{"an unknown state is skipped", func(t *testing.T, w *world) {
+			w.place("web", "a")
+			is(t, "skipped", w.do(w.says("web", "Dancing")).Skipped, 1)
+		}},
+		{"a peer without generations is believed once it accepted", func(t *testing.T, w *world) {
+			w.place("web", "a")
+			running := func(r *commandv1.WorkloadReport) { r.Generation, r.State = nil, "Running" }
+			is(t, "skipped before", w.do(of(w, "web", running)).Skipped, 1)
+			w.ok(of(w, "web", func(r *commandv1.WorkloadReport) { r.Generation, r.Acknowledged = nil, true }))
+			w.ok(of(w, "web", running))
+			is(t, "status", w.workload("web").Status, StatusRunning)
+		}},
+		{"a failure has the agent's code", func(t *testing.T, w *world) {
+			w.place("web", "a")
+			w.ok(of(w, "web", func(r *commandv1.WorkloadReport) {
+				r.State, r.Code, r.Message, r.Retryable = "Failed", "RUNTIME_ERROR", "exit 1", true
+			}))
+			wl := w.workload("web")
+			is(t, "status", wl.Status, StatusFailed)
+			is(t, "reason", wl.Reason, Reason{"RUNTIME_ERROR", "exit 1", w.now, true})
+			is(t, "first failure", wl.Retry.FirstFailureAt, w.now)
+			is(t, "event", w.eventOf(EventWorkloadState).Details[1], Label{"to", "Failed"})
+		}},
+		{"the time of the first failure stays", func(t *testing.T, w *world) {
+			w.place("web", "a")
+			w.ok(w.says("web", "Failed"))
+			at := w.now
+			w.ok(of(w, "web", func(r *commandv1.WorkloadReport) { r.State, r.Message = "Failed", "again" }))
+			is(t, "first failure", w.workload("web").Retry.FirstFailureAt, at)
+		}},
+		{"a repeated failure does not end a backoff", func(t *testing.T, w *world) {
+			w.place("web", "a")
+			w.ok(w.says("web", "Failed"))
+			w.ok(w.retry("web", 1, w.now+minute, false))
+			w.ok(of(w, "web", func(r *commandv1.WorkloadReport) { r.State, r.Message = "Failed", "again" }))
+			is(t, "status", w.workload("web").Status, StatusRetryPending)
+			is(t, "reason", w.workload("web").Reason.Code, CodeBackoff)
+		}},
+		{"success forgets failures and ends a backoff", func(t *testing.T, w *world) {
+			w.place("web", "a")
+			w.ok(w.says("web", "Failed"))
+			w.ok(w.retry("web", 1, w.now+minute, false))
+			w.run("web")
+			is(t, "status", w.workload("web").Status, StatusRunning)
+			is(t, "retry", w.workload("web").Retry, Retry{MaxAttempts: DefaultMaxAttempts})
+			is(t, "reason", w.workload("web").Reason, Reason{})
+		}},
+		{"a refused order is a failure", func(t *testing.T, w *world) {
+			w.place("web", "a")
+			w.ok(of(w, "web", func(r *commandv1.WorkloadReport) { r.Refused, r.Message = true, "no such image" }))
+			wl := w.workload("web")
+			is(t, "status", wl.Status, StatusFailed)
+			is(t, "reason", wl.Reason.Code, CodeApplyRefused)
+			is(t, "acknowledged", wl.Acknowledged, true)
+		}},
+		{"gone of an assigned workload is Missing and stays bound", func(t *testing.T, w *world) {
+			w.place("web", "a")
+			w.run("web")
+			w.ok(of(w, "web", func(r *commandv1.WorkloadReport) { r.Gone = true }))
+			wl := w.workload("web")
+			is(t, "actual", wl.Actual.State, ActualMissing)
+			is(t, "status", wl.Status, StatusPending)
+			is(t, "reason", wl.Reason.Code, CodeMissing)
+			is(t, "node", wl.Node, "a")
+		}},
+		{"gone of a former generation keeps the leftover", func(t *testing.T, w *world) {
+			w.place("web", "a")
+			old := w.generation("web")
+			w.ok(w.evict("web", CodeDraining, false))
+			is(t, "skipped", w.do(gone("web", "a", old)).Skipped, 1)
+			is(t, "residuals", w.s.ResidualCount(), 1)
+		}},
+		{"gone without a generation clears the leftover", func(t *testing.T, w *world) {
+			w.place("web", "a")
+			w.ok(w.evict("web", CodeDraining, false))
+			w.ok(gone("web", "a", nil))
+			is(t, "residuals", w.s.ResidualCount(), 0)
+			is(t, "status", w.workload("web").Status, StatusPending)
+		}},
+		{"a late report of a lost node leaves the status Unknown", func(t *testing.T, w *world) {
+			w.place("web", "a")
+			w.run("web")
+			w.ok(nodeState("a", false))
+			w.ok(w.says("web", "Failed"))
+			is(t, "status", w.workload("web").Status, StatusUnknown)
+			w.ok(nodeState("a", true))
+			is(t, "status", w.workload("web").Status, StatusFailed)
+		}},
+	})
+}
+
+func TestAFencedNodeReturns(t *testing.T) {
+	// db ran on a, which was lost and fenced; it was placed on b; a is back.
+	back := func(w *world, opts ...func(*commandv1.WorkloadPut)) (former *commandv1.Generation) {
+		w.place("db", "a", opts...)
+		w.run("db")
+		former = w.generation("db")
+		w.ok(nodeState("a", false))
+		w.ok(fence("a"))
+		w.ok(w.evict("db", CodeNodeLost, true))
+		w.bind("db", "b")
+		w.run("db")
+		w.ok(register("a"))
+		return former
+	}
+	said := func(g *commandv1.Generation, state string) Command {
+		return report(&commandv1.WorkloadReport{Workload: "db", Node: "a", Generation: g, State: state})
+	}
+	for _, state := range []string{"Pending", "Running", "Stopped", "Failed", "Unknown"} {
+		prove(t, []fact{{"what it says is " + state + " is left over until it is gone", func(t *testing.T, w *world) {
+			former := back(w, exclusive, hostPort(80))
+			w.ok(said(former, state))
+			r, ok := w.s.Residual("a", "db")
+			is(t, "residual", ok, true)
+			is(t, "generation", r.Generation, w.workload("db").Generation)
+			is(t, "reason", r.Reason, CodeLeftBehind)
+			is(t, "still on", w.workload("db").Node, "b")
+			is(t, "actual", w.workload("db").Actual.State, ActualRunning)
+			w.ok(gone("db", "a", generationPB(r.Generation)))
+			is(t, "residuals", w.s.ResidualCount(), 0)
+			is(t, "still on", w.workload("db").Node, "b")
+		}}})
+	}
+	prove(t, []fact{
+		{"a second word adds nothing", func(t *testing.T, w *world) {
+			former := back(w)
+			w.ok(said(former, "Running"))
+			w.do(said(former, "Failed"))
+			is(t, "changes", len(w.last), 0)
+		}},
+		{"an exclusive workload without a node is placed nowhere until it is gone", func(t *testing.T, w *world) {
+			w.place("db", "a", exclusive)
+			former := w.generation("db")
+			w.ok(nodeState("a", false))
+			w.ok(fence("a"))
+			w.ok(w.evict("db", CodeNodeLost, true))
+			w.ok(register("a"))
+			w.ok(said(former, "Running"))
+			is(t, "skipped", w.do(w.assign("db", "b")).Skipped, 1)
+			w.ok(gone("db", "a", nil))
+			w.bind("db", "b")
+		}},
+		{"a removed node that registers again is told too", func(t *testing.T, w *world) {
+			w.place("db", "a")
+			former := w.generation("db")
+			w.ok(nodeState("a", false))
+			w.ok(removeNode("a", false))
+			w.bind("db", "b")
+			w.ok(register("a"))
+			w.ok(said(former, "Running"))
+			is(t, "residuals", w.s.ResidualCount(), 1)
+		}},
+		{"a record that is being deleted waits for it", func(t *testing.T, w *world) {
+			former := back(w)
+			w.ok(remove("db", false))
+			w.ok(said(former, "Running"))
+			w.ok(gone("db", "b", nil))
+			is(t, "status", w.workload("db").Status, StatusDeleting)
+			w.ok(gone("db", "a", nil))
+			is(t, "workloads", w.s.WorkloadCount(), 0)
+		}},
+	})
+	for _, c := range []struct {
+		name string
+		said func(w *world, former *commandv1.Generation) Command
+	}{
+		{"gone", func(_ *world, g *commandv1.Generation) Command { return gone("db", "a", g) }},
+		{"Missing", func(_ *world, g *commandv1.Generation) Command { return said(g, "Missing") }},
+		{"nothing about its state", func(_ *world, g *commandv1.Generation) Command { return said(g, "") }},
+		{"no generation", func(*world, *commandv1.Generation) Command { return said(nil, "Running") }},
+		{"the present generation", func(w *world, _ *commandv1.Generation) Command { return said(w.generation("db"), "Running") }},
+		{"something while it is down", func(w *world, g *commandv1.Generation) Command {
+			w.ok(nodeState("a", false))
+			return said(g, "Running")
+		}},
+	} {
+		prove(t, []fact{{"nothing is left over when it says " + c.name, func(t *testing.T, w *world) {
+			former := back(w)
+			is(t, "skipped", w.do(c.said(w, former)).Skipped, 1)
+			is(t, "residuals", w.s.ResidualCount(), 0)
+		}}})
+	}
+}

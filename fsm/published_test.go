@@ -1,0 +1,155 @@
+package fsm
+
+import (
+	"fmt"
+	"go/ast"
+	"go/parser"
+	"go/token"
+	"io/fs"
+	"os"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/cespare/xxhash/v2"
+)
+
+// sum reads everything that a published state shows.
+func sum(s State) uint64 {
+	h := xxhash.New()
+	if err := s.WriteSnapshot(h); err != nil {
+		panic(err)
+	}
+	fmt.Fprint(h, s.Check(), s.r.statuses, s.PendingCount(), s.NextRetry())
+	v := s.View()
+	note := func(w *Workload) bool { fmt.Fprint(h, w.ID, w.Status); return true }
+	v.Pending(note)
+	v.Unacknowledged(note)
+	v.Group("g", note)
+	v.Nodes("", func(n *Node) bool {
+		fmt.Fprint(h, n.ID, v.Alloc(n.ID))
+		v.WorkloadsOn(n.ID, note)
+		return true
+	})
+	return h.Sum64()
+}
+
+// TestPublishedStatesNeverChange holds every published state while the writer
+// goes on, and reads all of each again and again. Run it with -race.
+func TestPublishedStatesNeverChange(t *testing.T) {
+	w := formed(t, "a", "b")
+	for i := range 200 { // more than one node of each tree
+		w.s, _, _ = w.s.Apply(Meta{uint64(10 + i), 1}, put(fmt.Sprintf("base-%d", i)))
+	}
+	s := w.s
+	type held struct {
+		s   State
+		sum uint64
+	}
+	published := make(chan held, 8)
+	var readers sync.WaitGroup
+	for range 2 {
+		readers.Go(func() {
+			for h := range published {
+				for range 3 {
+					if got := sum(h.s); got != h.sum {
+						t.Errorf("the state at index %d was %x, is %x", h.s.Info().Index, h.sum, got)
+					}
+				}
+			}
+		})
+	}
+	first := held{s, sum(s)}
+	for i := range 150 {
+		tx := s.Begin()
+		meta := Meta{uint64(300 + i), 1}
+		tx.Apply(meta, put(fmt.Sprintf("w-%d", i), hostPort(uint32(1000+i))))
+		tx.Apply(meta, remove(fmt.Sprintf("base-%d", i), false))
+		tx.Apply(meta, register("b", engine(fmt.Sprint(i))))
+		s = tx.Commit()
+		if i%10 == 0 {
+			published <- held{s, sum(s)}
+			published <- first
+		}
+		tx.Apply(meta, put("after-commit")) // must not reach what was committed
+	}
+	close(published)
+	readers.Wait()
+	is(t, "first", sum(first.s), first.sum)
+}
+
+// TestForks: two futures of one state do not see each other.
+func TestForks(t *testing.T) {
+	base := formed(t, "a").s
+	before := sum(base)
+	one, _, _ := base.Apply(Meta{9, 1}, put("one"))
+	two, _, _ := base.Apply(Meta{9, 1}, put("two"))
+	one, _, _ = one.Apply(Meta{10, 1}, put("three"))
+	is(t, "base", sum(base), before)
+	for _, c := range []struct {
+		s    State
+		id   string
+		want bool
+	}{{one, "one", true}, {one, "two", false}, {one, "three", true}, {two, "one", false}, {two, "two", true}, {two, "three", false}} {
+		_, ok := c.s.Workload(c.id)
+		is(t, c.id, ok, c.want)
+	}
+	is(t, "check", one.Check(), nil)
+	is(t, "check", two.Check(), nil)
+}
+
+// TestPure: no clock, randomness, goroutine, I/O, map or mutable variable in the
+// package itself.
+func TestPure(t *testing.T) {
+	forbidden := map[string]string{
+		"context": "nothing here waits", "os": "nothing here reads the machine", "net": "nothing here talks",
+		"math/rand": "replicas would differ", "math/rand/v2": "replicas would differ", "crypto/rand": "replicas would differ",
+		"sync": "nothing here runs at the same time", "sync/atomic": "nothing here runs at the same time",
+		"log": "verdicts are returned", "log/slog": "verdicts are returned",
+	}
+	files := token.NewFileSet()
+	packages, err := parser.ParseDir(files, ".", func(f fs.FileInfo) bool { return !strings.HasSuffix(f.Name(), "_test.go") }, 0) //nolint:staticcheck // one directory, no build tags
+	if err != nil {
+		t.Fatal(err)
+	}
+	at := func(n ast.Node) string { return files.Position(n.Pos()).String() }
+	count := 0
+	for _, p := range packages {
+		for name, f := range p.Files {
+			count++
+			if data, err := os.ReadFile(name); err != nil || strings.Count(string(data), "\n") > 800 {
+				t.Errorf("%s is longer than 800 lines (%v)", name, err)
+			}
+			for _, i := range f.Imports {
+				path, _ := strconv.Unquote(i.Path.Value)
+				if why, ok := forbidden[path]; ok {
+					t.Errorf("%s imports %s: %s", at(i), path, why)
+				}
+			}
+			ast.Inspect(f, func(n ast.Node) bool {
+				switch n := n.(type) {
+				case *ast.GoStmt, *ast.SelectStmt, *ast.SendStmt, *ast.ChanType:
+					t.Errorf("%s: nothing here runs at the same time", at(n))
+				case *ast.MapType:
+					t.Errorf("%s: the order of a Go map differs between replicas", at(n))
+				case *ast.SelectorExpr:
+					if x, ok := n.X.(*ast.Ident); ok && x.Name == "time" {
+						switch n.Sel.Name {
+						case "Now", "Since", "Until", "Sleep", "After", "NewTimer", "NewTicker", "Tick", "AfterFunc", "Local":
+							t.Errorf("%s: time comes with the command", at(n))
+						}
+					}
+				case *ast.FuncDecl:
+					if n.Name.Name == "init" && n.Recv == nil {
+						t.Errorf("%s: no init", at(n))
+					}
+				}
+				return true
+			})
+		}
+	}
+	if count < 10 {
+		t.Errorf("only %d files were looked at", count)
+	}
+}

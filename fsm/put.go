@@ -1,0 +1,254 @@
+package fsm
+
+import (
+	"slices"
+	"strconv"
+	"strings"
+
+	commandv1 "github.com/persys/compute/api/command/v1"
+)
+
+// DefaultMaxAttempts stands in for a max_attempts of 0.
+const DefaultMaxAttempts = 5
+
+// putWorkloads creates or changes workloads, all or none.
+func (t *Tx) putWorkloads(b *commandv1.PutWorkloads) Result {
+	puts := b.GetWorkloads()
+	if res, ok := checkPuts(puts, b.GetGroupOf()); !ok {
+		return res
+	}
+	items := make([]Item, 0, len(puts))
+	for _, p := range puts {
+		items = append(items, t.putOne(p))
+	}
+	if group := b.GetGroupOf(); group != "" {
+		var extra []*Workload
+		t.state().Group(group, func(w *Workload) bool {
+			listed := slices.ContainsFunc(puts, func(p *commandv1.WorkloadPut) bool { return p.GetId() == w.ID })
+			if !listed && w.Desired != DesiredDeleted && MadeByCount(group, w.ID) {
+				extra = append(extra, w)
+			}
+			return true
+		})
+		for _, w := range extra {
+			t.deleteOne(w, false)
+		}
+	}
+	return Result{Items: items}
+}
+
+// MadeByCount reports whether id is a member that `count` names, <group>-<number>.
+// Others have joined the group by themselves and are left alone.
+func MadeByCount(group, id string) bool {
+	n, ok := strings.CutPrefix(id, group+"-")
+	return ok && n != "" && strings.Trim(n, "0123456789") == ""
+}
+
+func (t *Tx) putOne(p *commandv1.WorkloadPut) Item {
+	demand := demandOf(p.GetDemand())
+	desired := Desired(p.GetDesired())
+	limit := p.GetMaxAttempts()
+	if limit == 0 {
+		limit = DefaultMaxAttempts
+	}
+	old, ok := t.r.workloads.Get(p.GetId())
+	if !ok {
+		w := &Workload{
+			ID:             p.GetId(),
+			Spec:           nonEmpty(p.GetSpec()),
+			Content:        p.GetContent(),
+			CallerRevision: p.GetCallerRevision(),
+			Demand:         demand,
+			Desired:        desired,
+			Generation:     t.generation(),
+			Retry:          Retry{MaxAttempts: limit},
+			CreatedAt:      t.r.info.Clock,
+			CreateIndex:    t.meta.Index,
+		}
+		w.Reason = reasonOf(w, nil, t.r.info.Clock)
+		t.putWorkload(nil, w)
+		t.event(Event{Type: EventWorkloadCreated, Workload: w.ID})
+		return itemOf(w)
+	}
+	if old.Content == p.GetContent() && old.Desired == desired && demandEqual(&old.Demand, &demand) {
+		item := itemOf(old)
+		item.Unchanged = true
+		if old.CallerRevision != p.GetCallerRevision() || old.Retry.MaxAttempts != limit {
+			w := *old
+			w.CallerRevision, w.Retry.MaxAttempts = p.GetCallerRevision(), limit
+			t.putWorkload(old, &w)
+		}
+		return item
+	}
+	w := *old
+	w.Spec = nonEmpty(p.GetSpec())
+	w.Content = p.GetContent()
+	w.CallerRevision = p.GetCallerRevision()
+	w.Demand = demand
+	w.Desired = desired
+	w.Retry = Retry{MaxAttempts: limit}
+	t.newOrder(&w)
+	if w.Reason.Code == "" && w.Node == "" && old.Reason.Code == CodeUnplaced && demandEqual(&old.Demand, &demand) {
+		// What no node could take is what no node can take: saying so again would
+		// cost an entry for each change of a spec that waits.
+		w.Reason = old.Reason
+	}
+	t.putWorkload(old, &w)
+	e := Event{Type: EventWorkloadUpdated, Workload: w.ID, Node: w.Node}
+	if old.Desired == DesiredDeleted {
+		e.Message = "applied again while it was being deleted"
+	} else if old.Content == w.Content && old.Desired != w.Desired {
+		e.Message = "desired state " + string(w.Desired)
+	}
+	t.event(e)
+	return itemOf(&w)
+}
+
+// newOrder gives the copy of a record the generation of this command, to be
+// acknowledged anew, and the reason that is left after a user's change.
+func (t *Tx) newOrder(w *Workload) {
+	w.Generation = t.generation()
+	w.Acknowledged = false
+	w.Reason = reasonOf(w, t.nodeOf(w), t.r.info.Clock)
+}
+
+// nodeOf is the node that has w, nil when it is unplaced.
+func (t *Tx) nodeOf(w *Workload) *Node {
+	if w.Node == "" {
+		return nil
+	}
+	n, _ := t.r.nodes.Get(w.Node)
+	return n
+}
+
+func itemOf(w *Workload) Item {
+	return Item{ID: w.ID, Generation: w.Generation, Revision: w.Revision()}
+}
+
+// setDesired starts, stops or deletes a workload.
+func (t *Tx) setDesired(b *commandv1.SetDesired) Result {
+	desired := Desired(b.GetDesired())
+	switch desired {
+	case DesiredRunning, DesiredStopped:
+	case DesiredDeleted:
+		return t.deleteWorkload(&commandv1.DeleteWorkload{Id: b.GetId()})
+	default:
+		return refuse(Invalid, "desired: %q is none of Running, Stopped, Deleted", b.GetDesired())
+	}
+	old, ok := t.r.workloads.Get(b.GetId())
+	switch {
+	case !ok:
+		return noWorkload(b.GetId())
+	case old.Desired == DesiredDeleted:
+		return refuse(Conflict, "workload %q is being deleted: apply it again to keep it", old.ID)
+	case old.Desired == desired:
+		item := itemOf(old)
+		item.Unchanged = true
+		return Result{Kind: AlreadyDone, Items: []Item{item}}
+	}
+	w := *old
+	w.Desired = desired
+	w.Retry = Retry{MaxAttempts: old.Retry.MaxAttempts}
+	t.newOrder(&w)
+	t.putWorkload(old, &w)
+	t.event(Event{Type: EventWorkloadUpdated, Workload: w.ID, Node: w.Node, Message: "desired state " + string(desired)})
+	return Result{Items: []Item{itemOf(&w)}}
+}
+
+// deleteWorkload marks a workload for deletion; see deleteOne.
+func (t *Tx) deleteWorkload(b *commandv1.DeleteWorkload) Result {
+	old, ok := t.r.workloads.Get(b.GetId())
+	switch {
+	case !ok:
+		return noWorkload(b.GetId())
+	case old.Desired == DesiredDeleted && !b.GetForce():
+		item := itemOf(old)
+		item.Unchanged = true
+		return Result{Kind: AlreadyDone, Items: []Item{item}}
+	}
+	return Result{Items: []Item{t.deleteOne(old, b.GetForce())}}
+}
+
+// deleteOne turns an assignment into a residual and marks the record. The record
+// goes at once when no node can hold it any more, or by force; residuals stay, so
+// that a node which returns is cleaned.
+func (t *Tx) deleteOne(old *Workload, force bool) Item {
+	w := *old
+	w.Desired = DesiredDeleted
+	w.Retry = Retry{MaxAttempts: old.Retry.MaxAttempts}
+	if w.Node != "" {
+		t.release(&w, false, CodeDeleting)
+	}
+	t.newOrder(&w)
+	if force || !t.hasResidual(w.ID) {
+		t.dropWorkload(old)
+		return itemOf(&w)
+	}
+	t.putWorkload(old, &w)
+	if old.Desired != DesiredDeleted {
+		t.event(Event{Type: EventWorkloadDeleting, Workload: w.ID, Node: old.Node})
+	}
+	return itemOf(&w)
+}
+
+// release takes the copy w of a placed record off its node. Unless the node is
+// known to run nothing of it, it leaves a residual with the claims of w.
+func (t *Tx) release(w *Workload, gone bool, why string) {
+	n := t.nodeOf(w)
+	if !gone && !n.Fenced {
+		t.putResidual(&Residual{
+			Node:       n.ID,
+			Workload:   w.ID,
+			Generation: t.generation(),
+			Engine:     n.Engine(),
+			Demand:     w.Demand,
+			Since:      t.r.info.Clock,
+			Reason:     why,
+		})
+	}
+	w.PreviousNode = w.Node
+	w.Node = ""
+	w.Generation = t.generation()
+	w.Acknowledged = false
+	w.AssignedAt = 0
+	w.Actual = Observation{}
+	w.Retry = Retry{MaxAttempts: w.Retry.MaxAttempts}
+}
+
+// retryWorkload forgets the failures and forces a restart by a new revision.
+func (t *Tx) retryWorkload(b *commandv1.RetryWorkload) Result {
+	old, ok := t.r.workloads.Get(b.GetId())
+	switch {
+	case !ok:
+		return noWorkload(b.GetId())
+	case old.Desired == DesiredDeleted:
+		return refuse(Conflict, "workload %q is being deleted: apply it again to keep it", old.ID)
+	case old.Desired == DesiredStopped && old.Node == "":
+		item := itemOf(old)
+		item.Unchanged = true
+		return Result{Kind: AlreadyDone, Reason: "it is stopped: start it instead", Items: []Item{item}}
+	}
+	w := *old
+	w.Retry = Retry{MaxAttempts: old.Retry.MaxAttempts}
+	w.Restarts++
+	t.newOrder(&w)
+	t.putWorkload(old, &w)
+	t.event(Event{
+		Type: EventRetryTriggered, Workload: w.ID, Node: w.Node, Reason: CodeUserRetry,
+		Details: []Label{{"attempts", "0"}, {"restarts", strconv.FormatUint(uint64(w.Restarts), 10)}},
+	})
+	return Result{Items: []Item{itemOf(&w)}}
+}
+
+func noWorkload(id string) Result { return refuse(NotFound, "workload %q does not exist", id) }
+
+func noNode(id string) Result { return refuse(NotFound, "node %q does not exist", id) }
+
+// nonEmpty keeps one representation of "no bytes", so that a state read from a
+// snapshot equals the one it was written from.
+func nonEmpty(b []byte) []byte {
+	if len(b) == 0 {
+		return nil
+	}
+	return b
+}

@@ -1,0 +1,144 @@
+package fsm
+
+import (
+	"reflect"
+	"testing"
+
+	commandv1 "github.com/persys/compute/api/command/v1"
+)
+
+func TestReceipts(t *testing.T) {
+	prove(t, []fact{
+		{"a repeated request gets the first answer and changes nothing", func(t *testing.T, w *world) {
+			id := requestAt(w.now, 1)
+			first := w.as(id, put("web"))
+			w.ok(put("web", content("c1:ffff")))
+			g := w.workload("web").Generation
+			again := w.as(id, put("web"))
+			is(t, "duplicate", again.Duplicate, true)
+			is(t, "changes", len(w.last), 0)
+			is(t, "generation", w.workload("web").Generation, g)
+			again.Duplicate = false
+			if !reflect.DeepEqual(first, again) {
+				t.Errorf("first %+v, again %+v", first, again)
+			}
+		}},
+		{"a refusal is an answer too", func(t *testing.T, w *world) {
+			id := requestAt(w.now, 1)
+			refused(t, w.as(id, setDesired("web", "Stopped")), NotFound, "web")
+			w.ok(put("web"))
+			res := w.as(id, setDesired("web", "Stopped"))
+			is(t, "kind", res.Kind, NotFound)
+			is(t, "duplicate", res.Duplicate, true)
+		}},
+		{"a frozen request may be sent again under its id", func(t *testing.T, w *world) {
+			id := requestAt(w.now, 1)
+			w.ok(setMode("degraded", "etcd is away"))
+			refused(t, w.as(id, put("web")), Frozen, "degraded", "etcd is away")
+			is(t, "receipts", w.s.ReceiptCount(), 0)
+			w.ok(setMode("normal", ""))
+			is(t, "kind", w.as(id, put("web")).Kind, OK)
+		}},
+		{"an answered request is answered in a frozen mode", func(t *testing.T, w *world) {
+			id := requestAt(w.now, 1)
+			w.as(id, put("web"))
+			w.ok(setMode("degraded", "etcd is away"))
+			is(t, "kind", w.as(id, put("web")).Kind, OK)
+		}},
+		{"commands without a request keep no receipt", func(t *testing.T, w *world) {
+			w.ok(put("web"))
+			is(t, "receipts", w.s.ReceiptCount(), 0)
+		}},
+		{"the view shows the answer", func(t *testing.T, w *world) {
+			id := requestAt(w.now, 1)
+			w.as(id, put("web"))
+			res, ok := w.s.Receipt([16]byte(id))
+			is(t, "there", ok, true)
+			is(t, "duplicate", res.Duplicate, true)
+			is(t, "index", res.Index, w.index)
+			_, ok = w.s.Receipt([16]byte(requestAt(w.now, 2)))
+			is(t, "another", ok, false)
+		}},
+		{"an id of another length is refused", func(t *testing.T, w *world) {
+			refused(t, w.as([]byte("short"), put("web")), Invalid, "request", "UUIDv7")
+		}},
+		{"an id of another version is refused", func(t *testing.T, w *world) {
+			id := requestAt(w.now, 1)
+			id[6] = 0x40
+			refused(t, w.as(id, put("web")), Invalid, "request", "UUIDv7")
+		}},
+		{"an id from the far future is refused", func(t *testing.T, w *world) {
+			refused(t, w.as(requestAt(w.now+int64(RequestSkew)+2*second, 1), put("web")), Invalid, "request", "clock")
+			is(t, "near future", w.as(requestAt(w.now+minute, 1), put("web")).Kind, OK)
+		}},
+	})
+}
+
+// TestReceiptRetention uses small numbers: at least 10 s and 4 receipts, at most
+// 100 s or 8 receipts. Requests are sent one per gap.
+func TestReceiptRetention(t *testing.T) {
+	small := &retention{minAge: 10 * second, maxAge: 100 * second, minLen: 4, maxLen: 8}
+	for _, c := range []struct {
+		name string
+		gap  int64 // nanoseconds between requests
+		sent int
+		kept int
+	}{
+		{"young receipts are kept though there are more than the minimum", second, 8, 8},
+		{"young receipts are dropped beyond the maximum number", second, 20, 8},
+		{"receipts older than the minimum age are kept up to the minimum number", 11 * second, 4, 4},
+		{"receipts older than the minimum age go beyond the minimum number", 11 * second, 7, 4},
+		{"receipts older than the maximum age go below the minimum number", 60 * second, 6, 2},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			tx := formed(t).s.Begin()
+			tx.keepFor = small
+			now := epoch0 + minute
+			var ids [][]byte
+			send := func(id []byte) Result {
+				cmd := barrier()
+				cmd.Head = &commandv1.Head{Request: id, At: now}
+				res, _ := tx.Apply(Meta{9, 1}, cmd)
+				return res
+			}
+			for i := range c.sent {
+				now += c.gap
+				ids = append(ids, requestAt(now, uint32(i)))
+				is(t, "kind", send(ids[i]).Kind, OK)
+			}
+			s := tx.Commit()
+			is(t, "kept", s.ReceiptCount(), c.kept)
+			if err := s.Check(); err != nil {
+				t.Error(err)
+			}
+			for i, id := range ids {
+				res := send(id)
+				if i < c.sent-c.kept {
+					is(t, "dropped", res.Kind, TooOld)
+				} else {
+					is(t, "duplicate", res.Duplicate, true)
+				}
+			}
+			is(t, "too old leaves no receipt", tx.Commit().ReceiptCount(), c.kept)
+		})
+	}
+	t.Run("an id from a clock that is ahead never makes present ones too old", func(t *testing.T) {
+		tx := formed(t).s.Begin()
+		tx.keepFor = small
+		now := epoch0 + minute
+		send := func(id []byte) Result {
+			cmd := barrier()
+			cmd.Head = &commandv1.Head{Request: id, At: now}
+			res, _ := tx.Apply(Meta{9, 1}, cmd)
+			return res
+		}
+		send(requestAt(now+int64(RequestSkew), 0))
+		for i := range 7 {
+			now += 40 * second
+			is(t, "kind", send(requestAt(now, uint32(i+1))).Kind, OK)
+		}
+	})
+	t.Run("defaults", func(t *testing.T) {
+		is(t, "retention", defaultRetention(), retention{2 * minute, 60 * minute, 200_000, 1_000_000})
+	})
+}

@@ -1,0 +1,196 @@
+package fsm
+
+import (
+	"fmt"
+
+	commandv1 "github.com/persys/compute/api/command/v1"
+)
+
+// Conversions between records and their form in a snapshot.
+
+func infoPB(m *Info) *commandv1.MetaRecord {
+	return &commandv1.MetaRecord{
+		ClusterId: m.ClusterID, Incarnation: m.Incarnation, Shard: m.Shard, Sequence: m.Sequence, Clock: m.Clock,
+		Mode: string(m.Mode), ModeReason: m.ModeReason, ModeChangedAt: m.ModeChangedAt, FeatureLevel: m.FeatureLevel,
+		Digest: m.Digest, EventSeq: m.EventSeq, ReceiptSeq: m.ReceiptSeq, ReceiptsDroppedUntil: m.ReceiptsDroppedUntil,
+		Index: m.Index, Term: m.Term,
+	}
+}
+
+func infoOf(m *commandv1.MetaRecord) Info {
+	return Info{
+		ClusterID: m.GetClusterId(), Incarnation: m.GetIncarnation(), Shard: m.GetShard(), Sequence: m.GetSequence(),
+		Clock: m.GetClock(), Mode: Mode(m.GetMode()), ModeReason: m.GetModeReason(), ModeChangedAt: m.GetModeChangedAt(),
+		FeatureLevel: m.GetFeatureLevel(), Digest: m.GetDigest(), EventSeq: m.GetEventSeq(), ReceiptSeq: m.GetReceiptSeq(),
+		ReceiptsDroppedUntil: m.GetReceiptsDroppedUntil(), Index: m.GetIndex(), Term: m.GetTerm(),
+	}
+}
+
+func workloadPB(w *Workload) *commandv1.WorkloadRecord {
+	a := &w.Actual
+	return &commandv1.WorkloadRecord{
+		Put: &commandv1.WorkloadPut{
+			Id: w.ID, Spec: w.Spec, Content: w.Content, CallerRevision: w.CallerRevision,
+			Demand: demandPB(&w.Demand), Desired: string(w.Desired), MaxAttempts: w.Retry.MaxAttempts,
+		},
+		Status:          string(w.Status),
+		Node:            w.Node,
+		Generation:      generationPB(w.Generation),
+		Acknowledged:    w.Acknowledged,
+		Restarts:        w.Restarts,
+		ReasonCode:      w.Reason.Code,
+		ReasonMessage:   w.Reason.Message,
+		ReasonAt:        w.Reason.At,
+		ReasonRetryable: w.Reason.Retryable,
+		Attempts:        w.Retry.Attempts,
+		NextRetryAt:     w.Retry.NextAt,
+		FirstFailureAt:  w.Retry.FirstFailureAt,
+		Terminal:        w.Retry.Terminal,
+		Actual: &commandv1.WorkloadReport{
+			Generation: generationPB(a.Generation), State: string(a.State), FailureReason: a.Failure,
+			Code: a.Code, Message: a.Message, Retryable: a.Retryable, RestartCount: a.RestartCount,
+			Addresses: a.Addresses, Ports: convert(a.Ports, portBindingPB), ObservedAt: a.At,
+		},
+		CreatedAt:    w.CreatedAt,
+		UpdatedAt:    w.UpdatedAt,
+		AssignedAt:   w.AssignedAt,
+		CreateIndex:  w.CreateIndex,
+		ModifyIndex:  w.ModifyIndex,
+		PreviousNode: w.PreviousNode,
+	}
+}
+
+func workloadOf(m *commandv1.WorkloadRecord) (*Workload, error) {
+	put, a := m.GetPut(), m.GetActual()
+	if !validID(put.GetId()) {
+		return nil, fmt.Errorf("workload id %q does not match %s", clip(put.GetId()), idRule)
+	}
+	if err := portsInRange(put.GetDemand()); err != nil {
+		return nil, fmt.Errorf("workload %q: %w", put.GetId(), err)
+	}
+	for _, p := range a.GetPorts() {
+		if p.GetHostPort() > 65535 || p.GetContainerPort() > 65535 {
+			return nil, fmt.Errorf("workload %q: published port %d:%d is not in 0..65535", put.GetId(), p.GetHostPort(), p.GetContainerPort())
+		}
+	}
+	return &Workload{
+		ID:             put.GetId(),
+		Spec:           nonEmpty(put.GetSpec()),
+		Content:        put.GetContent(),
+		CallerRevision: put.GetCallerRevision(),
+		Demand:         demandOf(put.GetDemand()),
+		Desired:        Desired(put.GetDesired()),
+		Status:         Status(m.GetStatus()),
+		Reason: Reason{
+			Code: m.GetReasonCode(), Message: m.GetReasonMessage(), At: m.GetReasonAt(), Retryable: m.GetReasonRetryable(),
+		},
+		Node:         m.GetNode(),
+		PreviousNode: m.GetPreviousNode(),
+		Generation:   generationOf(m.GetGeneration()),
+		Acknowledged: m.GetAcknowledged(),
+		Restarts:     m.GetRestarts(),
+		Actual: Observation{
+			State: Actual(a.GetState()), Generation: generationOf(a.GetGeneration()), Code: a.GetCode(), Message: a.GetMessage(),
+			Failure: a.GetFailureReason(), Retryable: a.GetRetryable(), RestartCount: a.GetRestartCount(),
+			Addresses: convert(a.GetAddresses(), func(s string) string { return s }),
+			Ports:     convert(a.GetPorts(), portBindingOf), At: a.GetObservedAt(),
+		},
+		Retry: Retry{
+			Attempts: m.GetAttempts(), MaxAttempts: put.GetMaxAttempts(), NextAt: m.GetNextRetryAt(),
+			FirstFailureAt: m.GetFirstFailureAt(), Terminal: m.GetTerminal(),
+		},
+		CreatedAt:   m.GetCreatedAt(),
+		UpdatedAt:   m.GetUpdatedAt(),
+		AssignedAt:  m.GetAssignedAt(),
+		CreateIndex: m.GetCreateIndex(),
+		ModifyIndex: m.GetModifyIndex(),
+	}, nil
+}
+
+func portsInRange(d *commandv1.Demand) error {
+	for _, p := range d.GetHostPorts() {
+		if p.GetPort() < 1 || p.GetPort() > 65535 {
+			return fmt.Errorf("host port %d is not in 1..65535", p.GetPort())
+		}
+	}
+	return nil
+}
+
+func nodePB(n *Node) *commandv1.NodeRecord {
+	return &commandv1.NodeRecord{
+		Facts: factsPB(n.ID, &n.Facts), Up: n.Up, Draining: n.Draining, Cordoned: n.Cordoned, Fenced: n.Fenced,
+		Reason: n.Reason, UpdatedBy: n.UpdatedBy, UpdatedAt: n.UpdatedAt, LastHeartbeat: n.LastHeartbeat,
+		RegisteredAt: n.RegisteredAt, CreateIndex: n.CreateIndex, ModifyIndex: n.ModifyIndex,
+	}
+}
+
+func nodeRecordOf(m *commandv1.NodeRecord) *Node {
+	return &Node{
+		ID: m.GetFacts().GetId(), Facts: factsOf(m.GetFacts()), Up: m.GetUp(), Draining: m.GetDraining(),
+		Cordoned: m.GetCordoned(), Fenced: m.GetFenced(), Reason: m.GetReason(), UpdatedBy: m.GetUpdatedBy(),
+		UpdatedAt: m.GetUpdatedAt(), LastHeartbeat: m.GetLastHeartbeat(), RegisteredAt: m.GetRegisteredAt(),
+		CreateIndex: m.GetCreateIndex(), ModifyIndex: m.GetModifyIndex(),
+	}
+}
+
+func residualPB(r *Residual) *commandv1.ResidualRecord {
+	return &commandv1.ResidualRecord{
+		Node: r.Node, Workload: r.Workload, Generation: generationPB(r.Generation), EngineId: r.Engine,
+		Demand: demandPB(&r.Demand), Since: r.Since, Reason: r.Reason,
+	}
+}
+
+func residualOf(m *commandv1.ResidualRecord) (*Residual, error) {
+	if !validID(m.GetNode()) || !validID(m.GetWorkload()) {
+		return nil, fmt.Errorf("residual %q on %q: an id does not match %s", clip(m.GetWorkload()), clip(m.GetNode()), idRule)
+	}
+	if err := portsInRange(m.GetDemand()); err != nil {
+		return nil, fmt.Errorf("residual %q on %q: %w", m.GetWorkload(), m.GetNode(), err)
+	}
+	return &Residual{
+		Node: m.GetNode(), Workload: m.GetWorkload(), Generation: generationOf(m.GetGeneration()), Engine: m.GetEngineId(),
+		Demand: demandOf(m.GetDemand()), Since: m.GetSince(), Reason: m.GetReason(),
+	}, nil
+}
+
+func eventPB(e *Event) *commandv1.EventRecord {
+	return &commandv1.EventRecord{
+		Seq: e.Seq, Index: e.Index, At: e.At, Type: e.Type, Workload: e.Workload, Node: e.Node,
+		Reason: e.Reason, Message: e.Message, By: e.By, Details: convert(e.Details, labelPB),
+	}
+}
+
+func eventOf(m *commandv1.EventRecord) *Event {
+	return &Event{
+		Seq: m.GetSeq(), Index: m.GetIndex(), At: m.GetAt(), Type: m.GetType(), Workload: m.GetWorkload(), Node: m.GetNode(),
+		Reason: m.GetReason(), Message: m.GetMessage(), By: m.GetBy(), Details: convert(m.GetDetails(), labelOf),
+	}
+}
+
+func receiptPB(r *receipt) *commandv1.ReceiptRecord {
+	return &commandv1.ReceiptRecord{
+		Request: r.request[:], Seq: r.seq, At: r.at,
+		Outcome: &commandv1.Outcome{
+			Kind: uint32(r.result.Kind), Reason: r.result.Reason, Index: r.result.Index,
+			Items: convert(r.result.Items, func(i Item) *commandv1.ItemOutcome {
+				return &commandv1.ItemOutcome{Id: i.ID, Generation: generationPB(i.Generation), Revision: i.Revision, Unchanged: i.Unchanged}
+			}),
+		},
+	}
+}
+
+func receiptOf(m *commandv1.ReceiptRecord) (*receipt, error) {
+	if len(m.GetRequest()) != 16 {
+		return nil, fmt.Errorf("receipt %d: request id has %d bytes, must have 16", m.GetSeq(), len(m.GetRequest()))
+	}
+	o := m.GetOutcome()
+	return &receipt{
+		request: [16]byte(m.GetRequest()), seq: m.GetSeq(), at: m.GetAt(),
+		result: Result{
+			Kind: Kind(o.GetKind()), Reason: o.GetReason(), Index: o.GetIndex(),
+			Items: convert(o.GetItems(), func(i *commandv1.ItemOutcome) Item {
+				return Item{ID: i.GetId(), Generation: generationOf(i.GetGeneration()), Revision: i.GetRevision(), Unchanged: i.GetUnchanged()}
+			}),
+		},
+	}, nil
+}

@@ -1,0 +1,324 @@
+package fsm
+
+import (
+	"bytes"
+	"fmt"
+	"reflect"
+	"strings"
+	"testing"
+
+	"pgregory.net/rapid"
+)
+
+// fill sets every field below v to something random; lists get 0 to 3 elements.
+func fill(rt *rapid.T, v reflect.Value, path string) {
+	switch v.Kind() {
+	case reflect.Struct:
+		for i := range v.NumField() {
+			fill(rt, v.Field(i), path+"."+v.Type().Field(i).Name)
+		}
+	case reflect.String:
+		v.SetString(rapid.StringMatching(`[a-zA-Z0-9][a-z0-9]{0,6}`).Draw(rt, path))
+	case reflect.Bool:
+		v.SetBool(rapid.Bool().Draw(rt, path))
+	case reflect.Int, reflect.Int32, reflect.Int64:
+		v.SetInt(int64(rapid.Int32().Draw(rt, path)))
+	case reflect.Uint8, reflect.Uint16, reflect.Uint32, reflect.Uint64:
+		v.SetUint(uint64(rapid.Uint8Min(1).Draw(rt, path)))
+	case reflect.Slice:
+		n := rapid.IntRange(0, 3).Draw(rt, path+" length")
+		if n == 0 {
+			return // empty lists are nil
+		}
+		v.Set(reflect.MakeSlice(v.Type(), n, n))
+		for i := range n {
+			fill(rt, v.Index(i), fmt.Sprintf("%s[%d]", path, i))
+		}
+	case reflect.Array:
+		for i := range v.Len() {
+			fill(rt, v.Index(i), fmt.Sprintf("%s[%d]", path, i))
+		}
+	default:
+		rt.Fatalf("%s: records must not hold a %s", path, v.Kind())
+	}
+}
+
+// sortLabels brings a filled demand into the form that demandOf keeps.
+func sortLabels(d *Demand) {
+	for i := range d.Labels {
+		d.Labels[i].Key = fmt.Sprintf("k%d", i)
+	}
+}
+
+// TestRecordsSurviveTheSnapshotCodec: every field of every record is kept, also
+// one that is added tomorrow and forgotten in records.go.
+func TestRecordsSurviveTheSnapshotCodec(t *testing.T) {
+	same := func(rt *rapid.T, a, b any) {
+		if !reflect.DeepEqual(a, b) {
+			rt.Fatalf("\nwrote %+v\nread  %+v", a, b)
+		}
+	}
+	rapid.Check(t, func(rt *rapid.T) {
+		var w Workload
+		fill(rt, reflect.ValueOf(&w).Elem(), "Workload")
+		sortLabels(&w.Demand)
+		got, err := workloadOf(workloadPB(&w))
+		if err != nil {
+			rt.Fatal(err)
+		}
+		same(rt, w, *got)
+
+		var n Node
+		fill(rt, reflect.ValueOf(&n).Elem(), "Node")
+		same(rt, n, *nodeRecordOf(nodePB(&n)))
+
+		var r Residual
+		fill(rt, reflect.ValueOf(&r).Elem(), "Residual")
+		sortLabels(&r.Demand)
+		res, err := residualOf(residualPB(&r))
+		if err != nil {
+			rt.Fatal(err)
+		}
+		same(rt, r, *res)
+
+		var rep Replica
+		fill(rt, reflect.ValueOf(&rep).Elem(), "Replica")
+		same(rt, rep, replicaOf(replicaPB(&rep)))
+
+		var e Event
+		fill(rt, reflect.ValueOf(&e).Elem(), "Event")
+		same(rt, e, *eventOf(eventPB(&e)))
+
+		var m Info
+		fill(rt, reflect.ValueOf(&m).Elem(), "Info")
+		same(rt, m, infoOf(infoPB(&m)))
+
+		var rc receipt
+		fill(rt, reflect.ValueOf(&rc.result).Elem(), "Result")
+		rc.result.Skipped, rc.result.Duplicate = 0, false // of planner commands and of answers: not stored
+		rc.request, rc.seq, rc.at = [16]byte{1, 2, 3}, 4, 5
+		back, err := receiptOf(receiptPB(&rc))
+		if err != nil {
+			rt.Fatal(err)
+		}
+		same(rt, rc, *back)
+	})
+}
+
+// TestDigestCoversEveryField: changing any single field of a record changes what
+// the digest folds.
+func TestDigestCoversEveryField(t *testing.T) {
+	full := func(v any) {
+		deepSet(reflect.ValueOf(v).Elem())
+	}
+	var w Workload
+	var n Node
+	var r Residual
+	var rep Replica
+	var e Event
+	var m Info
+	for _, v := range []any{&w, &n, &r, &rep, &e, &m} {
+		full(v)
+	}
+	for _, c := range []struct {
+		record any
+		encode func(*encoder)
+		except string // field that is folded elsewhere
+	}{
+		{&w, func(b *encoder) { b.workload(&w) }, ""},
+		{&n, func(b *encoder) { b.node(&n) }, ""},
+		{&r, func(b *encoder) { b.residual(&r) }, ""},
+		{&rep, func(b *encoder) { b.replica(&rep) }, ""},
+		{&e, func(b *encoder) { b.event(&e) }, ""},
+		{&m, func(b *encoder) { b.info(&m) }, "Info.Digest"},
+	} {
+		var before encoder
+		c.encode(&before)
+		name := reflect.TypeOf(c.record).Elem().Name()
+		fields := 0
+		eachLeaf(reflect.ValueOf(c.record).Elem(), name, func(path string, change func() (undo func())) {
+			fields++
+			undo := change()
+			var after encoder
+			c.encode(&after)
+			undo()
+			if bytes.Equal(before, after) != (path == c.except) {
+				t.Errorf("a change of %s changes the digest: %v", path, !bytes.Equal(before, after))
+			}
+		})
+		if fields < reflect.TypeOf(c.record).Elem().NumField() {
+			t.Errorf("%s: only %d fields were tried", name, fields)
+		}
+	}
+}
+
+// deepSet gives every list one element, so that eachLeaf reaches its fields.
+func deepSet(v reflect.Value) {
+	switch v.Kind() {
+	case reflect.Struct:
+		for i := range v.NumField() {
+			deepSet(v.Field(i))
+		}
+	case reflect.Slice:
+		v.Set(reflect.MakeSlice(v.Type(), 1, 1))
+		deepSet(v.Index(0))
+	}
+}
+
+// eachLeaf visits every scalar below v, and every list as a whole.
+func eachLeaf(v reflect.Value, path string, visit func(string, func() func())) {
+	set := func(to reflect.Value) func() func() {
+		return func() func() {
+			old := reflect.New(v.Type()).Elem()
+			old.Set(v)
+			v.Set(to)
+			return func() { v.Set(old) }
+		}
+	}
+	switch v.Kind() {
+	case reflect.Struct:
+		for i := range v.NumField() {
+			eachLeaf(v.Field(i), path+"."+v.Type().Field(i).Name, visit)
+		}
+	case reflect.Slice:
+		visit(path+" (length)", set(reflect.Zero(v.Type())))
+		eachLeaf(v.Index(0), path+"[0]", visit)
+	case reflect.String:
+		visit(path, set(reflect.ValueOf(v.String()+"x").Convert(v.Type())))
+	case reflect.Bool:
+		visit(path, set(reflect.ValueOf(!v.Bool())))
+	case reflect.Int, reflect.Int32, reflect.Int64:
+		visit(path, set(reflect.ValueOf(v.Int()+1).Convert(v.Type())))
+	case reflect.Uint8, reflect.Uint16, reflect.Uint32, reflect.Uint64:
+		visit(path, set(reflect.ValueOf(v.Uint()+1).Convert(v.Type())))
+	default:
+		panic(path + " is a " + v.Kind().String())
+	}
+}
+
+// TestDigest: the digest tells histories apart.
+func TestDigest(t *testing.T) {
+	base := formed(t, "a").s
+	after := func(m Meta, c Command) uint64 {
+		s, _, _ := base.Apply(m, c)
+		return s.Info().Digest
+	}
+	here := Meta{50, 1}
+	same := after(here, put("web"))
+	if same != after(here, put("web")) {
+		t.Error("one command gives two digests")
+	}
+	for _, c := range []struct {
+		name string
+		got  uint64
+	}{
+		{"another index", after(Meta{51, 1}, put("web"))},
+		{"another workload", after(here, put("db"))},
+		{"another content", after(here, put("web", content("c1:ffff")))},
+		{"another command without changes", after(here, barrier())},
+		{"a refusal", after(here, setDesired("web", "Running"))},
+		{"another refusal", after(here, setDesired("web", "Odd"))},
+	} {
+		if c.got == same {
+			t.Errorf("%s has the same digest", c.name)
+		}
+	}
+}
+
+// TestSnapshotRefusals: whatever is wrong with a snapshot is named.
+func TestSnapshotRefusals(t *testing.T) {
+	w := formed(t, "a", "b")
+	w.place("web", "a", hostPort(80))
+	w.as(requestAt(w.now, 1), put("db"))
+	good := snapshotBytes(t, w.s)
+	if _, err := ReadSnapshot(bytes.NewReader(good)); err != nil {
+		t.Fatal(err)
+	}
+	edit := func(fn func([]byte) []byte) []byte { return fn(bytes.Clone(good)) }
+	for _, c := range []struct {
+		name string
+		data []byte
+		want string
+	}{
+		{"nothing", nil, "header"},
+		{"another file", []byte("\x05hello world"), "header"},
+		{"another magic", edit(func(b []byte) []byte { b[3] = 'q'; return b }), "magic"},
+		{"a cut in the middle", good[:len(good)/2], "ends within or before"},
+		{"a cut of the last byte", good[:len(good)-1], "ends within or before the record"},
+		{"a byte too many", append(bytes.Clone(good), 0), "bytes follow the trailer"},
+		{"a flipped bit of a spec", edit(func(b []byte) []byte { b[bytes.Index(b, []byte("spec of web"))] ^= 1; return b }), "checksum"},
+		{"an absurd length", append(bytes.Clone(good[:1+int(good[0])]), 0xff, 0xff, 0xff, 0xff, 0x0f), "bytes, at most"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			_, err := ReadSnapshot(bytes.NewReader(c.data))
+			if err == nil || !strings.Contains(err.Error(), c.want) {
+				t.Errorf("error %v does not name %q", err, c.want)
+			}
+		})
+	}
+	t.Run("any flipped bit", func(t *testing.T) {
+		for i := range good {
+			bad := bytes.Clone(good)
+			bad[i] ^= 1 << (i % 8)
+			if _, err := ReadSnapshot(bytes.NewReader(bad)); err == nil {
+				t.Fatalf("bit %d of byte %d was flipped and nobody noticed", i%8, i)
+			}
+		}
+	})
+}
+
+// TestSnapshotInvariants: a checksum proves only that the bytes are those that
+// were written; what they say is audited too.
+func TestSnapshotInvariants(t *testing.T) {
+	for _, c := range []struct {
+		name  string
+		spoil func(w *world)
+		want  string
+	}{
+		{"a workload on no such node", func(w *world) { w.workload("web").Node = "z" }, `node "z"`},
+		{"a status that does not follow", func(w *world) { w.workload("web").Status = StatusFailed }, "status Failed"},
+		{"a generation from the future", func(w *world) { w.workload("web").Generation.Sequence = 999 }, "generation"},
+		{"a workload that is nowhere and nothing", func(w *world) { w.workload("web").Desired = "Odd" }, "Odd"},
+		{"a fenced node that is up", func(w *world) { w.node("a").Fenced = true }, "fenced and up"},
+		{"a newer feature level", func(w *world) { w.s.r.info.FeatureLevel = FeatureLevel + 1 }, "feature level"},
+		{"an unknown mode", func(w *world) { w.s.r.info.Mode = "odd" }, "mode"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			w := formed(t, "a")
+			w.place("web", "a")
+			c.spoil(w)
+			_, err := ReadSnapshot(bytes.NewReader(snapshotBytes(t, w.s)))
+			if err == nil || !strings.Contains(err.Error(), c.want) {
+				t.Errorf("error %v does not name %q", err, c.want)
+			}
+		})
+	}
+}
+
+// TestCheckFindsSpoiltIndexes: the auditor notices every derived table.
+func TestCheckFindsSpoiltIndexes(t *testing.T) {
+	for _, c := range []struct {
+		name  string
+		spoil func(r *root)
+	}{
+		{"byNode", func(r *root) { r.byNode.Delete("a/web") }},
+		{"byGroup", func(r *root) { r.byGroup.Set("g/none", struct{}{}) }},
+		{"pending", func(r *root) { r.pending.Clear() }},
+		{"unacked", func(r *root) { r.unacked.Delete("web") }},
+		{"retryDue", func(r *root) { r.retryDue.Set("12345678web", struct{}{}) }},
+		{"residualsOf", func(r *root) { r.residualsOf.Set("web/b", struct{}{}) }},
+		{"ports", func(r *root) { r.ports.Clear() }},
+		{"alloc", func(r *root) { r.alloc.Set("a", &Alloc{CPU: 1}) }},
+		{"counted", func(r *root) { r.statuses[0]++ }},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			w := formed(t, "a", "b")
+			w.place("web", "a", hostPort(80))
+			w.ok(put("db"))
+			c.spoil(w.s.r)
+			if err := w.s.Check(); err == nil || !strings.Contains(err.Error(), c.name) {
+				t.Errorf("error %v does not name %q", err, c.name)
+			}
+		})
+	}
+}

@@ -1,0 +1,165 @@
+package fsm
+
+import (
+	"slices"
+
+	commandv1 "github.com/persys/compute/api/command/v1"
+)
+
+// report takes in what nodes said. An item that speaks of nothing that is known,
+// or of a former generation, is skipped; one that says nothing new changes
+// nothing.
+func (t *Tx) report(b *commandv1.Report) (res Result) {
+	for _, r := range b.GetReports() {
+		if !t.reportOne(r) {
+			res.Skipped++
+		}
+	}
+	return res
+}
+
+// reportOne says whether the item concerned anything.
+func (t *Tx) reportOne(r *commandv1.WorkloadReport) bool {
+	said := generationOf(r.GetGeneration())
+	known := false
+	if r.GetGone() {
+		res, ok := t.r.residuals.Get(pair(r.GetNode(), r.GetWorkload()))
+		if ok && (said.IsZero() || !said.Less(res.Generation)) {
+			known = true
+			t.dropResidual(res)
+			t.settle(res.Workload)
+		}
+	}
+	old, ok := t.r.workloads.Get(r.GetWorkload())
+	if !ok {
+		return known // an orphan: reported, and left to people
+	}
+	if old.Node == "" || old.Node != r.GetNode() {
+		return t.leftBehind(old, r) || known
+	}
+	// A peer that knows no generations is believed once the present order is
+	// accepted; before that it may well speak of the former one.
+	accepts := r.GetAcknowledged() || r.GetRefused()
+	if said != old.Generation && !(said.IsZero() && (old.Acknowledged || accepts)) {
+		return known
+	}
+	state := Actual(r.GetState())
+	switch {
+	case r.GetRefused():
+		state = ActualFailed
+	case r.GetGone():
+		state = ActualMissing
+	case state == ActualNone && accepts:
+	case state == ActualPending, state == ActualRunning, state == ActualStopped,
+		state == ActualFailed, state == ActualUnknown, state == ActualMissing:
+	default:
+		return known
+	}
+	t.observe(old, r, state)
+	return true
+}
+
+// CodeLeftBehind is the reason of a residual that was found, not made: a node
+// that was fenced or removed is back and still has what it had.
+const CodeLeftBehind = "LeftBehind"
+
+// LeftOn reports whether a word from node n shows that it still has w at a former
+// generation although w belongs elsewhere. A peer that knows no generations shows
+// nothing: its word may be about an order that is on its way.
+func (w *Workload) LeftOn(n *Node, said Generation, state Actual) bool {
+	if n == nil || !n.Up || w.Node == n.ID || said.IsZero() || !said.Less(w.Generation) {
+		return false
+	}
+	switch state {
+	case ActualPending, ActualRunning, ActualStopped, ActualFailed, ActualUnknown:
+		return true
+	}
+	return false
+}
+
+// leftBehind makes a residual of what a node still has of w, so that it is told
+// to stop it. A fence and a removal drop the residuals: they state that nothing
+// runs, which ends when the machine returns with its disk.
+func (t *Tx) leftBehind(w *Workload, r *commandv1.WorkloadReport) bool {
+	n, _ := t.r.nodes.Get(r.GetNode())
+	if r.GetGone() || r.GetRefused() || !w.LeftOn(n, generationOf(r.GetGeneration()), Actual(r.GetState())) {
+		return false
+	}
+	if _, ok := t.r.residuals.Get(pair(n.ID, w.ID)); ok {
+		return false
+	}
+	t.putResidual(&Residual{
+		Node:     n.ID,
+		Workload: w.ID,
+		// Covers all that the node can have; an assignment to it will be newer.
+		Generation: w.Generation,
+		Engine:     n.Engine(),
+		Demand:     w.Demand,
+		Since:      t.r.info.Clock,
+		Reason:     CodeLeftBehind,
+	})
+	return true
+}
+
+// observe stores an accepted report and what follows from it.
+func (t *Tx) observe(old *Workload, r *commandv1.WorkloadReport, state Actual) {
+	n, _ := t.r.nodes.Get(old.Node)
+	clock := t.r.info.Clock
+	w := *old
+	w.Acknowledged = true
+	if state != ActualNone {
+		w.Actual = Observation{
+			State:        state,
+			Generation:   old.Generation,
+			Code:         r.GetCode(),
+			Message:      r.GetMessage(),
+			Failure:      r.GetFailureReason(),
+			Retryable:    r.GetRetryable(),
+			RestartCount: r.GetRestartCount(),
+			Addresses:    convert(r.GetAddresses(), func(s string) string { return s }),
+			Ports:        convert(r.GetPorts(), portBindingOf),
+			At:           r.GetObservedAt(),
+		}
+		if r.GetRefused() && w.Actual.Code == "" {
+			w.Actual.Code = CodeApplyRefused
+		}
+	}
+	if old.Acknowledged && observationEqual(&old.Actual, &w.Actual) {
+		return
+	}
+	switch {
+	case state == ActualFailed && w.Retry.FirstFailureAt == 0:
+		w.Retry.FirstFailureAt = clock
+	case state == ActualRunning && w.Desired == DesiredRunning,
+		state == ActualStopped && w.Desired == DesiredStopped:
+		w.Retry = Retry{MaxAttempts: w.Retry.MaxAttempts}
+	}
+	// A backoff or a final verdict keeps the reason that the planner gave it.
+	if w.Retry.NextAt == 0 && !w.Retry.Terminal {
+		if reason := reasonOf(&w, n, clock); reason.Code != old.Reason.Code || reason.Message != old.Reason.Message {
+			w.Reason = reason
+		}
+	}
+	t.putWorkload(old, &w)
+	if w.Status != old.Status {
+		t.event(Event{
+			Type: EventWorkloadState, Workload: w.ID, Node: w.Node, Reason: w.Reason.Code, Message: w.Reason.Message,
+			Details: []Label{{"from", string(old.Status)}, {"to", string(w.Status)}},
+		})
+	}
+}
+
+// observationEqual compares all but the agent's clock.
+func observationEqual(a, b *Observation) bool {
+	return a.State == b.State && a.Generation == b.Generation && a.Code == b.Code && a.Message == b.Message &&
+		a.Failure == b.Failure && a.Retryable == b.Retryable && a.RestartCount == b.RestartCount &&
+		slices.Equal(a.Addresses, b.Addresses) && slices.Equal(a.Ports, b.Ports)
+}
+
+func portBindingOf(p *commandv1.PortBinding) PortBinding {
+	return PortBinding{uint16(p.GetHostPort()), uint16(p.GetContainerPort()), p.GetProtocol()}
+}
+
+func portBindingPB(p PortBinding) *commandv1.PortBinding {
+	return &commandv1.PortBinding{HostPort: uint32(p.HostPort), ContainerPort: uint32(p.ContainerPort), Protocol: p.Protocol}
+}

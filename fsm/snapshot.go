@@ -1,0 +1,337 @@
+package fsm
+
+import (
+	"bufio"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+
+	"github.com/cespare/xxhash/v2"
+	"google.golang.org/protobuf/encoding/protowire"
+	"google.golang.org/protobuf/proto"
+
+	commandv1 "github.com/persys/compute/api/command/v1"
+	"github.com/persys/compute/api/strict"
+)
+
+const (
+	snapshotMagic  = "persys-snapshot"
+	snapshotFormat = 1
+	// maxRecord bounds one record: a spec of 1 MiB and what belongs to it, or the
+	// answer to the largest command.
+	maxRecord = 8 << 20
+)
+
+// ErrSnapshot marks every error about the content of a snapshot, as opposed to
+// the reader that delivers it.
+var ErrSnapshot = errors.New("snapshot is not usable")
+
+func broken(format string, args ...any) error {
+	return fmt.Errorf("%w: %s", ErrSnapshot, fmt.Sprintf(format, args...))
+}
+
+// WriteSnapshot streams the state: header, records, trailer with their number
+// and the xxhash64 of all bytes before it. The state is immutable, so this needs
+// no lock and stalls nobody.
+func (s State) WriteSnapshot(w io.Writer) error {
+	out := snapshotWriter{w: bufio.NewWriterSize(w, 1<<16), sum: xxhash.New()}
+	info := s.r.info
+	out.put(&commandv1.SnapshotHeader{Magic: snapshotMagic, Format: snapshotFormat, Index: info.Index, Term: info.Term})
+	out.record(&commandv1.SnapshotRecord{Record: &commandv1.SnapshotRecord_Meta{Meta: infoPB(&info)}})
+	s.Nodes("", func(n *Node) bool {
+		return out.record(&commandv1.SnapshotRecord{Record: &commandv1.SnapshotRecord_Node{Node: nodePB(n)}})
+	})
+	s.Workloads("", func(wl *Workload) bool {
+		return out.record(&commandv1.SnapshotRecord{Record: &commandv1.SnapshotRecord_Workload{Workload: workloadPB(wl)}})
+	})
+	s.Residuals("", func(r *Residual) bool {
+		return out.record(&commandv1.SnapshotRecord{Record: &commandv1.SnapshotRecord_Residual{Residual: residualPB(r)}})
+	})
+	s.Replicas(func(r *Replica) bool {
+		return out.record(&commandv1.SnapshotRecord{Record: &commandv1.SnapshotRecord_Replica{Replica: replicaPB(r)}})
+	})
+	s.Events(0, func(e *Event) bool {
+		return out.record(&commandv1.SnapshotRecord{Record: &commandv1.SnapshotRecord_Event{Event: eventPB(e)}})
+	})
+	s.r.receipts.Scan(func(_ uint64, r *receipt) bool {
+		return out.record(&commandv1.SnapshotRecord{Record: &commandv1.SnapshotRecord_Receipt{Receipt: receiptPB(r)}})
+	})
+	out.put(&commandv1.SnapshotTrailer{Records: out.records, Checksum: out.sum.Sum64()})
+	if out.err == nil {
+		out.err = out.w.Flush()
+	}
+	if out.err != nil {
+		return fmt.Errorf("write snapshot at index %d: %w", info.Index, out.err)
+	}
+	return nil
+}
+
+type snapshotWriter struct {
+	w       *bufio.Writer
+	sum     *xxhash.Digest
+	buf     []byte
+	records uint64
+	err     error
+}
+
+func (o *snapshotWriter) record(m *commandv1.SnapshotRecord) bool {
+	o.records++
+	return o.put(m)
+}
+
+func (o *snapshotWriter) put(m proto.Message) bool {
+	if o.err != nil {
+		return false
+	}
+	opts := proto.MarshalOptions{Deterministic: true}
+	o.buf = protowire.AppendVarint(o.buf[:0], uint64(opts.Size(m)))
+	opts.UseCachedSize = true
+	if o.buf, o.err = opts.MarshalAppend(o.buf, m); o.err != nil {
+		return false
+	}
+	if _, o.err = o.w.Write(o.buf); o.err != nil {
+		return false
+	}
+	_, o.err = o.sum.Write(o.buf)
+	return o.err == nil
+}
+
+// ReadSnapshot builds the state aside and returns it only when magic, format,
+// every record, their number, the checksum and all invariants (Check) are right.
+// Errors about the content wrap ErrSnapshot and name what is wrong.
+func ReadSnapshot(r io.Reader) (State, error) {
+	in := snapshotReader{r: bufio.NewReaderSize(r, 1<<16), sum: xxhash.New()}
+	var header commandv1.SnapshotHeader
+	if err := in.next(&header, "header"); err != nil {
+		return State{}, err
+	}
+	if header.GetMagic() != snapshotMagic {
+		return State{}, broken("magic is %q, must be %q", clip(header.GetMagic()), snapshotMagic)
+	}
+	if header.GetFormat() != snapshotFormat {
+		return State{}, broken("format is %d, this version reads %d", header.GetFormat(), snapshotFormat)
+	}
+	t := &Tx{r: *New().r}
+	sum, err := in.records(t)
+	if err != nil {
+		return State{}, err
+	}
+	if err := in.trailer(sum); err != nil {
+		return State{}, err
+	}
+	info := &t.r.info
+	switch {
+	case !in.meta:
+		return State{}, broken("it has no meta record")
+	case info.Index != header.GetIndex() || info.Term != header.GetTerm():
+		return State{}, broken("header says index %d term %d, meta record %d and %d", header.GetIndex(), header.GetTerm(), info.Index, info.Term)
+	case info.FeatureLevel > FeatureLevel:
+		return State{}, broken("feature level is %d, this version knows %d: upgrade this replica", info.FeatureLevel, FeatureLevel)
+	}
+	if err := t.derive(); err != nil {
+		return State{}, err
+	}
+	s := t.Commit()
+	if err := s.Check(); err != nil {
+		return State{}, broken("%s", err.Error())
+	}
+	return s, nil
+}
+
+type snapshotReader struct {
+	r     *bufio.Reader
+	sum   *xxhash.Digest
+	buf   []byte
+	count uint64
+	meta  bool
+	tail  []byte // the message that was no record: the trailer
+}
+
+// frame reads one length-delimited message into buf.
+func (in *snapshotReader) frame(what string) error {
+	size, err := binary.ReadUvarint(in.r)
+	if err != nil {
+		return in.fail(what, err)
+	}
+	if size > maxRecord {
+		return broken("%s has %d bytes, at most %d", what, size, maxRecord)
+	}
+	if uint64(cap(in.buf)) < size {
+		in.buf = make([]byte, size)
+	}
+	in.buf = in.buf[:size]
+	if _, err := io.ReadFull(in.r, in.buf); err != nil {
+		return in.fail(what, err)
+	}
+	return nil
+}
+
+func (in *snapshotReader) fail(what string, err error) error {
+	if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
+		return broken("it ends within or before the %s", what)
+	}
+	return fmt.Errorf("read snapshot: %s: %w", what, err)
+}
+
+// account adds the frame in buf to the checksum.
+func (in *snapshotReader) account() {
+	var b [binary.MaxVarintLen64]byte
+	_, _ = in.sum.Write(protowire.AppendVarint(b[:0], uint64(len(in.buf)))) // a hash never fails
+	_, _ = in.sum.Write(in.buf)
+}
+
+func (in *snapshotReader) next(m proto.Message, what string) error {
+	if err := in.frame(what); err != nil {
+		return err
+	}
+	if err := proto.Unmarshal(in.buf, m); err != nil {
+		return broken("%s: %s", what, err)
+	}
+	in.account()
+	return nil
+}
+
+// records reads up to the trailer, whose bytes it leaves in tail, and returns
+// the checksum of what stands before. A record is one field of wire type bytes,
+// a trailer starts with a varint field, so the first byte tells them apart.
+func (in *snapshotReader) records(t *Tx) (uint64, error) {
+	for {
+		what := fmt.Sprintf("record %d", in.count+1)
+		if err := in.frame(what); err != nil {
+			return 0, err
+		}
+		if len(in.buf) == 0 || protowire.Type(in.buf[0]&7) == protowire.VarintType || protowire.Type(in.buf[0]&7) == protowire.Fixed64Type {
+			in.tail = in.buf
+			return in.sum.Sum64(), nil
+		}
+		err := recordSchema.Check(in.buf, true)
+		var rec commandv1.SnapshotRecord
+		if err == nil {
+			err = rec.UnmarshalVT(in.buf)
+		}
+		if errors.Is(err, strict.ErrUnknownField) || err == nil && rec.Record == nil {
+			return 0, broken("%s holds something that this version does not know: upgrade this replica", what)
+		}
+		if err != nil {
+			return 0, broken("%s: %s", what, err)
+		}
+		in.account()
+		in.count++
+		if err := in.load(t, &rec); err != nil {
+			return 0, broken("%s: %s", what, err)
+		}
+	}
+}
+
+func (in *snapshotReader) trailer(sum uint64) error {
+	var trailer commandv1.SnapshotTrailer
+	if err := proto.Unmarshal(in.tail, &trailer); err != nil {
+		return broken("trailer: %s", err)
+	}
+	if trailer.GetRecords() != in.count {
+		return broken("trailer counts %d records, there are %d", trailer.GetRecords(), in.count)
+	}
+	if trailer.GetChecksum() != sum {
+		return broken("checksum is %016x, trailer says %016x", sum, trailer.GetChecksum())
+	}
+	switch _, err := in.r.ReadByte(); {
+	case err == nil:
+		return broken("bytes follow the trailer")
+	case !errors.Is(err, io.EOF):
+		return fmt.Errorf("read snapshot: after the trailer: %w", err)
+	}
+	return nil
+}
+
+// load stores one record in its table.
+func (in *snapshotReader) load(t *Tx, rec *commandv1.SnapshotRecord) error {
+	dup := false
+	var key any
+	switch r := rec.GetRecord().(type) {
+	case *commandv1.SnapshotRecord_Meta:
+		dup, key = in.meta, "meta"
+		in.meta = true
+		t.r.info = infoOf(r.Meta)
+	case *commandv1.SnapshotRecord_Workload:
+		w, err := workloadOf(r.Workload)
+		if err != nil {
+			return err
+		}
+		_, dup = t.r.workloads.Set(w.ID, w)
+		key = w.ID
+	case *commandv1.SnapshotRecord_Node:
+		n := nodeRecordOf(r.Node)
+		if !validID(n.ID) {
+			return fmt.Errorf("node id %q does not match %s", clip(n.ID), idRule)
+		}
+		_, dup = t.r.nodes.Set(n.ID, n)
+		key = n.ID
+	case *commandv1.SnapshotRecord_Residual:
+		res, err := residualOf(r.Residual)
+		if err != nil {
+			return err
+		}
+		key = pair(res.Node, res.Workload)
+		_, dup = t.r.residuals.Set(pair(res.Node, res.Workload), res)
+	case *commandv1.SnapshotRecord_Replica:
+		rep := replicaOf(r.Replica)
+		_, dup = t.r.replicas.Set(rep.ID, &rep)
+		key = rep.ID
+	case *commandv1.SnapshotRecord_Event:
+		e := eventOf(r.Event)
+		_, dup = t.r.events.Set(e.Seq, e)
+		key = e.Seq
+	case *commandv1.SnapshotRecord_Receipt:
+		rc, err := receiptOf(r.Receipt)
+		if err != nil {
+			return err
+		}
+		_, dup = t.r.receipts.Set(rc.seq, rc)
+		_, again := t.r.byRequest.Set(string(rc.request[:]), rc)
+		dup = dup || again
+		key = rc.seq
+	default:
+		return fmt.Errorf("unknown kind %T", r)
+	}
+	if dup {
+		return fmt.Errorf("%v is there twice", key)
+	}
+	return nil
+}
+
+// derive builds every index from the tables, after checking the references
+// that doing so follows.
+func (t *Tx) derive() error {
+	s := t.state()
+	var err error
+	s.Residuals("", func(r *Residual) bool {
+		n, ok := t.r.nodes.Get(r.Node)
+		if !ok {
+			err = broken("residual of workload %q is on node %q, which is not there", r.Workload, r.Node)
+			return false
+		}
+		t.r.residualsOf.Set(pair(r.Workload, r.Node), struct{}{})
+		t.claimResidual(r, n, +1)
+		return true
+	})
+	if err != nil {
+		return err
+	}
+	s.Workloads("", func(w *Workload) bool {
+		if _, ok := t.r.nodes.Get(w.Node); w.Node != "" && !ok {
+			err = broken("workload %q is on node %q, which is not there", w.ID, w.Node)
+			return false
+		}
+		t.reindex(nil, w)
+		return true
+	})
+	return err
+}
+
+func clip(s string) string {
+	if len(s) > 64 {
+		return s[:64]
+	}
+	return s
+}

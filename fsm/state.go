@@ -1,0 +1,312 @@
+package fsm
+
+import (
+	"encoding/binary"
+	"strings"
+
+	"github.com/tidwall/btree"
+)
+
+// State is the whole replicated state at one index: a pointer to a root that
+// never changes once a Tx has committed it. Copying a State is free, and any
+// number of goroutines may read one.
+//
+// Begin (and so Apply) is for one goroutine at a time per lineage of states,
+// the one that applies the log: copying a tree for writing marks the original.
+// Readers share the pointer and never call it.
+//
+// State implements View. The zero State is not usable; start with New.
+type State struct{ r *root }
+
+type (
+	table[V any]    = btree.Map[string, V]
+	set             = btree.Map[string, struct{}]
+	sequence[V any] = btree.Map[uint64, V]
+)
+
+// root holds the tables and, below them, what is derived from the tables. The
+// derived part is rebuilt after a snapshot is read and audited by Check.
+type root struct {
+	info Info
+
+	workloads *table[*Workload] // by id
+	nodes     *table[*Node]     // by id
+	residuals *table[*Residual] // by node/workload
+	replicas  *table[*Replica]  // by id
+	events    *sequence[*Event] // by Seq
+	receipts  *sequence[*receipt]
+
+	byNode      *set              // node/workload
+	byGroup     *set              // group/workload
+	pending     *set              // see pendingKey
+	unacked     *set              // workload
+	retryDue    *set              // see retryKey
+	residualsOf *set              // workload/node
+	ports       *table[portClaim] // see portKey
+	alloc       *table[*Alloc]    // by node
+	byRequest   *table[*receipt]  // by the 16 bytes of the request id
+	statuses    [len(statusOrder)]int
+}
+
+// portClaim says who holds or wants a host port.
+type portClaim struct{ workload, node string }
+
+// New is the virgin state: no cluster id, index 0, and every command but
+// InitCluster and Barrier refused as Unsupported.
+func New() State {
+	return State{&root{
+		info:        Info{Mode: ModeNormal},
+		workloads:   new(table[*Workload]),
+		nodes:       new(table[*Node]),
+		residuals:   new(table[*Residual]),
+		replicas:    new(table[*Replica]),
+		events:      new(sequence[*Event]),
+		receipts:    new(sequence[*receipt]),
+		byNode:      new(set),
+		byGroup:     new(set),
+		pending:     new(set),
+		unacked:     new(set),
+		retryDue:    new(set),
+		residualsOf: new(set),
+		ports:       new(table[portClaim]),
+		alloc:       new(table[*Alloc]),
+		byRequest:   new(table[*receipt]),
+	}}
+}
+
+var _ View = State{}
+
+// View is the state as its readers see it. It shares, and never copies.
+func (s State) View() View { return s }
+
+// Info returns the part of the state that is not a table.
+func (s State) Info() Info { return s.r.info }
+
+// Workload returns one workload.
+func (s State) Workload(id string) (*Workload, bool) { return s.r.workloads.Get(id) }
+
+// Workloads scans workloads with ids greater than after.
+func (s State) Workloads(after string, fn func(*Workload) bool) {
+	s.r.workloads.Ascend(after, func(id string, w *Workload) bool {
+		return id == after || fn(w)
+	})
+}
+
+// WorkloadCount is the number of workload records, deleting ones included.
+func (s State) WorkloadCount() int { return s.r.workloads.Len() }
+
+// StatusCount is the number of workloads in one status; 0 for an unknown one.
+func (s State) StatusCount(st Status) int {
+	if i := statusIndex(st); i >= 0 {
+		return s.r.statuses[i]
+	}
+	return 0
+}
+
+// WorkloadsOn scans the workloads assigned to a node, by id.
+func (s State) WorkloadsOn(node string, fn func(*Workload) bool) {
+	s.scan(s.r.byNode, node+"/", fn)
+}
+
+// Group scans the workloads of a group, by id.
+func (s State) Group(group string, fn func(*Workload) bool) {
+	s.scan(s.r.byGroup, group+"/", fn)
+}
+
+// scan visits the workloads whose ids follow prefix in an index.
+func (s State) scan(ix *set, prefix string, fn func(*Workload) bool) {
+	ix.Ascend(prefix, func(k string, _ struct{}) bool {
+		if !strings.HasPrefix(k, prefix) {
+			return false
+		}
+		w, ok := s.r.workloads.Get(k[len(prefix):])
+		return !ok || fn(w)
+	})
+}
+
+// Pending scans workloads that ought to be placed and are not, by descending
+// priority, then age, then id.
+func (s State) Pending(fn func(*Workload) bool) {
+	s.r.pending.Scan(func(k string, _ struct{}) bool {
+		w, ok := s.r.workloads.Get(k[pendingPrefix:])
+		return !ok || fn(w)
+	})
+}
+
+// PendingCount is the number of workloads that Pending visits.
+func (s State) PendingCount() int { return s.r.pending.Len() }
+
+// Unacknowledged scans placed workloads whose order is not accepted yet, by id.
+func (s State) Unacknowledged(fn func(*Workload) bool) { s.scan(s.r.unacked, "", fn) }
+
+// RetryDue scans workloads with Retry.NextAt in (0, until], earliest first.
+func (s State) RetryDue(until int64, fn func(*Workload) bool) {
+	s.r.retryDue.Scan(func(k string, _ struct{}) bool {
+		if retryTime(k) > until {
+			return false
+		}
+		w, ok := s.r.workloads.Get(k[8:])
+		return !ok || fn(w)
+	})
+}
+
+// NextRetry is the earliest Retry.NextAt, 0 if none.
+func (s State) NextRetry() int64 {
+	k, _, ok := s.r.retryDue.Min()
+	if !ok {
+		return 0
+	}
+	return retryTime(k)
+}
+
+// Node returns one node.
+func (s State) Node(id string) (*Node, bool) { return s.r.nodes.Get(id) }
+
+// Nodes scans nodes with ids greater than after.
+func (s State) Nodes(after string, fn func(*Node) bool) {
+	s.r.nodes.Ascend(after, func(id string, n *Node) bool {
+		return id == after || fn(n)
+	})
+}
+
+// NodeCount is the number of registered nodes, lost ones included.
+func (s State) NodeCount() int { return s.r.nodes.Len() }
+
+// Alloc is what is promised on a node; zero if nothing is or it is unknown.
+// Callers must not modify its Disk.
+func (s State) Alloc(node string) Alloc {
+	if a, ok := s.r.alloc.Get(node); ok {
+		return *a
+	}
+	return Alloc{}
+}
+
+// PortHolder says which workload holds a host port of an engine, and on which
+// node. When an update made two workloads of one engine want the same port, the
+// holder is what may still run there although it should not, then the one whose
+// order is older.
+func (s State) PortHolder(engine string, p HostPort) (workload, node string) {
+	prefix := portKey(engine, p)
+	s.r.ports.Ascend(prefix, func(k string, c portClaim) bool {
+		if strings.HasPrefix(k, prefix) {
+			workload, node = c.workload, c.node
+		}
+		return false
+	})
+	return workload, node
+}
+
+// Residual returns what a node may still run of a workload.
+func (s State) Residual(node, workload string) (*Residual, bool) {
+	return s.r.residuals.Get(pair(node, workload))
+}
+
+// Residuals scans the residuals of one node, by workload; of all if node is "".
+func (s State) Residuals(node string, fn func(*Residual) bool) {
+	if node == "" {
+		s.r.residuals.Scan(func(_ string, r *Residual) bool { return fn(r) })
+		return
+	}
+	prefix := node + "/"
+	s.r.residuals.Ascend(prefix, func(k string, r *Residual) bool {
+		return strings.HasPrefix(k, prefix) && fn(r)
+	})
+}
+
+// ResidualsOf scans the residuals of one workload, by node.
+func (s State) ResidualsOf(workload string, fn func(*Residual) bool) {
+	prefix := workload + "/"
+	s.r.residualsOf.Ascend(prefix, func(k string, _ struct{}) bool {
+		if !strings.HasPrefix(k, prefix) {
+			return false
+		}
+		r, ok := s.r.residuals.Get(pair(k[len(prefix):], workload))
+		return !ok || fn(r)
+	})
+}
+
+// ResidualCount is the number of residuals of all nodes.
+func (s State) ResidualCount() int { return s.r.residuals.Len() }
+
+// Replica returns one announced scheduler.
+func (s State) Replica(id string) (*Replica, bool) { return s.r.replicas.Get(id) }
+
+// Replicas scans the announced schedulers, by id.
+func (s State) Replicas(fn func(*Replica) bool) {
+	s.r.replicas.Scan(func(_ string, r *Replica) bool { return fn(r) })
+}
+
+// Events scans kept events with Seq > after, oldest first.
+func (s State) Events(after uint64, fn func(*Event) bool) {
+	s.r.events.Ascend(after, func(seq uint64, e *Event) bool {
+		return seq == after || fn(e)
+	})
+}
+
+// EventsBack scans kept events newest first.
+func (s State) EventsBack(fn func(*Event) bool) {
+	s.r.events.Reverse(func(_ uint64, e *Event) bool { return fn(e) })
+}
+
+// Receipt returns the stored answer to an API mutation, marked Duplicate.
+func (s State) Receipt(request [16]byte) (Result, bool) {
+	rc, ok := s.r.byRequest.Get(string(request[:]))
+	if !ok {
+		return Result{}, false
+	}
+	return rc.answer(), true
+}
+
+// ReceiptCount is the number of answers kept.
+func (s State) ReceiptCount() int { return s.r.receipts.Len() }
+
+// pair joins two ids. Ids hold no slash, so a pair reads back unambiguously.
+func pair(a, b string) string { return a + "/" + b }
+
+// pendingPrefix is how many bytes stand before the id in a pendingKey.
+const pendingPrefix = 12
+
+// pendingKey sorts by descending priority, then CreateIndex, then id.
+func pendingKey(w *Workload) string {
+	b := make([]byte, pendingPrefix, pendingPrefix+len(w.ID))
+	// Flipping the sign bit makes int32 sort as bytes; the complement descends.
+	binary.BigEndian.PutUint32(b, ^(uint32(w.Demand.Priority) ^ 1<<31))
+	binary.BigEndian.PutUint64(b[4:], w.CreateIndex)
+	return string(append(b, w.ID...))
+}
+
+// retryKey sorts by Retry.NextAt, which is positive, then id.
+func retryKey(w *Workload) string {
+	b := make([]byte, 8, 8+len(w.ID))
+	binary.BigEndian.PutUint64(b, uint64(w.Retry.NextAt))
+	return string(append(b, w.ID...))
+}
+
+func retryTime(key string) int64 { return int64(binary.BigEndian.Uint64([]byte(key[:8]))) }
+
+// portKey is what all claims to one host port of one engine start with.
+func portKey(engine string, p HostPort) string { return string(appendPortKey(nil, engine, p)) }
+
+func appendPortKey(b []byte, engine string, p HostPort) []byte {
+	b = append(b, engine...)
+	b = append(b, 0)
+	b = append(b, p.Protocol...)
+	b = append(b, 0)
+	return binary.BigEndian.AppendUint16(b, p.Port)
+}
+
+// claimKey orders the claims to one port: residuals first, then by generation.
+func claimKey(engine string, p HostPort, residual bool, g Generation, node, workload string) string {
+	b := make([]byte, 0, len(engine)+len(p.Protocol)+len(node)+len(workload)+22)
+	b = appendPortKey(b, engine, p)
+	if residual {
+		b = append(b, 0)
+	} else {
+		b = append(b, 1)
+	}
+	b = binary.BigEndian.AppendUint64(b, g.Incarnation)
+	b = binary.BigEndian.AppendUint64(b, g.Sequence)
+	b = append(b, node...)
+	b = append(b, '/')
+	return string(append(b, workload...))
+}

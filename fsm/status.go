@@ -1,0 +1,100 @@
+package fsm
+
+// statusOrder fixes the position of each status in the counters.
+var statusOrder = [...]Status{
+	StatusPending, StatusScheduled, StatusUpdating, StatusRunning, StatusStopped,
+	StatusFailed, StatusUnknown, StatusRetryPending, StatusDeleting, StatusDeleted,
+}
+
+func statusIndex(s Status) int {
+	for i := range statusOrder {
+		if statusOrder[i] == s {
+			return i
+		}
+	}
+	return -1
+}
+
+// statusOf derives the status of a workload from its record and its node (nil
+// when unplaced). The first line that holds decides.
+func statusOf(w *Workload, n *Node) Status {
+	running := w.Actual.State == ActualRunning
+	switch {
+	case w.Desired == DesiredDeleted:
+		return StatusDeleting
+	case w.Node == "" && w.Desired == DesiredStopped:
+		return StatusStopped
+	case w.Node == "":
+		return StatusPending
+	case n == nil || !n.Up:
+		return StatusUnknown
+	case w.Retry.NextAt > 0:
+		return StatusRetryPending
+	case w.Retry.Terminal:
+		return StatusFailed
+	case !w.Acknowledged && running:
+		return StatusUpdating
+	case !w.Acknowledged:
+		return StatusScheduled
+	case w.Actual.Generation != w.Generation && running:
+		// Accepted, but what is known to run is still the former order.
+		return StatusUpdating
+	case w.Actual.Generation != w.Generation:
+		return StatusPending
+	}
+	switch w.Actual.State {
+	case ActualRunning:
+		return StatusRunning
+	case ActualStopped:
+		return StatusStopped
+	case ActualFailed:
+		return StatusFailed
+	case ActualUnknown:
+		return StatusUnknown
+	case ActualMissing:
+		if w.Desired == DesiredStopped {
+			return StatusStopped // what is not there does not run: nothing will be done about it
+		}
+	}
+	return StatusPending // nothing heard, Pending or Missing
+}
+
+// keepsOnLostLease reports whether a workload must stay bound to a lost node
+// until an operator fences or removes it (DESIGN, decision 9).
+func keepsOnLostLease(w *Workload, n *Node) bool {
+	return w.Demand.Exclusive && !(w.Demand.OnLostLease == OnLostLeaseStop && n.Facts.SelfFencing)
+}
+
+// reasonOf gives the reason that follows from the record and its node, for use
+// after a change that made the former reason void. at is the clock.
+func reasonOf(w *Workload, n *Node, at int64) Reason {
+	switch {
+	case w.Desired == DesiredDeleted:
+		return Reason{Code: CodeDeleting, Message: "waits until every node has let it go", At: at}
+	case w.Node == "":
+		if w.Desired == DesiredStopped {
+			return Reason{Code: CodeUserStop, Message: "stopped by request", At: at}
+		}
+		return Reason{}
+	case n == nil:
+		return Reason{}
+	case !n.Up && keepsOnLostLease(w, n) && !n.Fenced:
+		return Reason{
+			Code: CodeAwaitFailover,
+			Message: "node " + n.ID + " is lost and may still run this exclusive workload; once it is known to be off: persysctl node fence " +
+				n.ID,
+			At: at,
+		}
+	case !n.Up:
+		return Reason{Code: CodeNodeLost, Message: "the lease of node " + n.ID + " ended", At: at}
+	case w.Actual.State == ActualFailed && w.Acknowledged && w.Actual.Generation == w.Generation:
+		return Reason{Code: w.Actual.Code, Message: w.Actual.Message, At: at, Retryable: w.Actual.Retryable}
+	case w.Actual.State == ActualMissing && w.Acknowledged && w.Actual.Generation == w.Generation:
+		return Reason{Code: CodeMissing, Message: "node " + n.ID + " no longer has it", At: at, Retryable: true}
+	case w.Retry.Terminal:
+		return Reason{Code: CodeExhausted, Message: "no attempts are left", At: at}
+	case w.Desired == DesiredStopped:
+		return Reason{Code: CodeUserStop, Message: "stopped by request", At: at}
+	}
+	return Reason{}
+}

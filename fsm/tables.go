@@ -1,0 +1,154 @@
+package fsm
+
+// This file is the only one that writes tables. Each setter stores one record,
+// moves the index entries that differ, and notes the Change.
+
+// putWorkload stores w and its index entries; old is what it replaces, nil for a
+// new record. It sets Status, UpdatedAt and ModifyIndex.
+func (t *Tx) putWorkload(old, w *Workload) {
+	var n *Node
+	if w.Node != "" {
+		n, _ = t.r.nodes.Get(w.Node)
+	}
+	w.Status = statusOf(w, n)
+	w.UpdatedAt = t.r.info.Clock
+	w.ModifyIndex = t.meta.Index
+	own(t, &t.r.workloads, ownWorkloads).Set(w.ID, w)
+	t.reindex(old, w)
+	t.changes = append(t.changes, Change{Table: TableWorkload, Key: w.ID, OldWorkload: old, NewWorkload: w})
+}
+
+// dropWorkload removes a record for good.
+func (t *Tx) dropWorkload(w *Workload) {
+	own(t, &t.r.workloads, ownWorkloads).Delete(w.ID)
+	t.reindex(w, nil)
+	t.changes = append(t.changes, Change{Table: TableWorkload, Key: w.ID, OldWorkload: w})
+	t.event(Event{Type: EventWorkloadDeleted, Workload: w.ID, Node: w.Node})
+}
+
+// putNode stores n. When the engine or the default pool changed, the claims of
+// everything on the node move with it.
+func (t *Tx) putNode(old, n *Node) {
+	n.ModifyIndex = t.meta.Index
+	moved := old != nil && (old.Engine() != n.Engine() || old.pool("") != n.pool(""))
+	if moved {
+		t.claimsOf(old, -1)
+	}
+	own(t, &t.r.nodes, ownNodes).Set(n.ID, n)
+	t.changes = append(t.changes, Change{Table: TableNode, Key: n.ID, OldNode: old, NewNode: n})
+	if moved {
+		t.moveResiduals(n)
+		t.claimsOf(n, +1)
+	}
+}
+
+// moveResiduals rewrites the engine of a node's residuals, whose claims are
+// withdrawn at this moment.
+func (t *Tx) moveResiduals(n *Node) {
+	for _, old := range t.residualsOn(n.ID) {
+		if old.Engine == n.Engine() {
+			continue
+		}
+		r := *old
+		r.Engine = n.Engine()
+		own(t, &t.r.residuals, ownResiduals).Set(pair(r.Node, r.Workload), &r)
+		t.changes = append(t.changes, Change{Table: TableResidual, Key: pair(r.Node, r.Workload), OldResidual: old, NewResidual: &r})
+	}
+}
+
+// dropNode removes a node on which nothing is left.
+func (t *Tx) dropNode(n *Node) {
+	own(t, &t.r.nodes, ownNodes).Delete(n.ID)
+	t.changes = append(t.changes, Change{Table: TableNode, Key: n.ID, OldNode: n})
+}
+
+// putResidual stores a residual in place of the one that the node may have had
+// of the same workload.
+func (t *Tx) putResidual(r *Residual) {
+	key := pair(r.Node, r.Workload)
+	n, _ := t.r.nodes.Get(r.Node)
+	old, ok := own(t, &t.r.residuals, ownResiduals).Set(key, r)
+	if ok {
+		t.claimResidual(old, n, -1)
+	} else {
+		own(t, &t.r.residualsOf, ownResidualsOf).Set(pair(r.Workload, r.Node), struct{}{})
+	}
+	t.claimResidual(r, n, +1)
+	t.changes = append(t.changes, Change{Table: TableResidual, Key: key, OldResidual: old, NewResidual: r})
+}
+
+// dropResidual removes a residual; a record that only waited for it is removed
+// by settle.
+func (t *Tx) dropResidual(r *Residual) {
+	key := pair(r.Node, r.Workload)
+	n, _ := t.r.nodes.Get(r.Node)
+	own(t, &t.r.residuals, ownResiduals).Delete(key)
+	own(t, &t.r.residualsOf, ownResidualsOf).Delete(pair(r.Workload, r.Node))
+	t.claimResidual(r, n, -1)
+	t.changes = append(t.changes, Change{Table: TableResidual, Key: key, OldResidual: r})
+}
+
+// settle removes the record of a deleted workload that no node holds any more.
+func (t *Tx) settle(id string) {
+	w, ok := t.r.workloads.Get(id)
+	if ok && w.Desired == DesiredDeleted && !t.hasResidual(id) {
+		t.dropWorkload(w)
+	}
+}
+
+func (t *Tx) putReplicaRecord(r *Replica) {
+	old, _ := own(t, &t.r.replicas, ownReplicas).Set(r.ID, r)
+	t.changes = append(t.changes, Change{Table: TableReplica, Key: r.ID, OldReplica: old, NewReplica: r})
+}
+
+func (t *Tx) dropReplica(r *Replica) {
+	own(t, &t.r.replicas, ownReplicas).Delete(r.ID)
+	t.changes = append(t.changes, Change{Table: TableReplica, Key: r.ID, OldReplica: r})
+}
+
+// infoChanged notes that a part of Info changed that is more than bookkeeping.
+func (t *Tx) infoChanged(old Info) {
+	now := t.r.info
+	t.changes = append(t.changes, Change{Table: TableInfo, OldInfo: &old, NewInfo: &now})
+}
+
+// MaxEvents is how many events are kept; the oldest are dropped silently.
+const MaxEvents = 10_000
+
+// event appends one line of history; Seq, Index, At and By are filled in.
+func (t *Tx) event(e Event) {
+	t.r.info.EventSeq++
+	e.Seq, e.Index, e.At, e.By = t.r.info.EventSeq, t.meta.Index, t.r.info.Clock, t.by
+	events := own(t, &t.r.events, ownEvents)
+	events.Set(e.Seq, &e)
+	for events.Len() > MaxEvents {
+		events.PopMin()
+	}
+	t.changes = append(t.changes, Change{Table: TableEvent, NewEvent: &e})
+}
+
+// state reads what the transaction has done so far.
+func (t *Tx) state() State { return State{&t.r} }
+
+func (t *Tx) hasResidual(workload string) bool {
+	found := false
+	t.state().ResidualsOf(workload, func(*Residual) bool { found = true; return false })
+	return found
+}
+
+// residualsOn, residualsOfWorkload and workloadsOn collect before the caller
+// writes: a tree must not change under a scan.
+func (t *Tx) residualsOn(node string) (out []*Residual) {
+	t.state().Residuals(node, func(r *Residual) bool { out = append(out, r); return true })
+	return out
+}
+
+func (t *Tx) residualsOfWorkload(id string) (out []*Residual) {
+	t.state().ResidualsOf(id, func(r *Residual) bool { out = append(out, r); return true })
+	return out
+}
+
+func (t *Tx) workloadsOn(node string) (out []*Workload) {
+	t.state().WorkloadsOn(node, func(w *Workload) bool { out = append(out, w); return true })
+	return out
+}

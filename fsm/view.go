@@ -1,0 +1,53 @@
+package fsm
+
+// View is a consistent, read-only picture of the state at one index. Taking one
+// is O(1) and never blocks Apply; it stays valid and unchanged for as long as it
+// is held. Records are shared: callers must not modify what the pointers show.
+//
+// Scans call fn in key order until it returns false.
+type View interface {
+	Info() Info
+
+	Workload(id string) (*Workload, bool)
+	Workloads(after string, fn func(*Workload) bool) // ids > after
+	WorkloadCount() int
+	StatusCount(s Status) int // workloads in this status, O(1)
+	WorkloadsOn(node string, fn func(*Workload) bool)
+	Group(group string, fn func(*Workload) bool)
+	// Pending scans workloads that ought to be placed and are not, by descending
+	// priority, then by age of the demand (CreateIndex), then id.
+	Pending(fn func(*Workload) bool)
+	PendingCount() int
+	// Unacknowledged scans placed workloads whose present generation the node has
+	// not accepted yet.
+	Unacknowledged(fn func(*Workload) bool)
+	// RetryDue scans workloads with Retry.NextAt in (0, until], earliest first.
+	RetryDue(until int64, fn func(*Workload) bool)
+	// NextRetry is the earliest Retry.NextAt, 0 if none.
+	NextRetry() int64
+
+	Node(id string) (*Node, bool)
+	Nodes(after string, fn func(*Node) bool)
+	NodeCount() int
+	Alloc(node string) Alloc
+	// PortHolder says which workload holds a host port of an engine ("" = free),
+	// and on which node; residuals hold theirs until they are gone.
+	PortHolder(engine string, p HostPort) (workload, node string)
+
+	Residual(node, workload string) (*Residual, bool)
+	Residuals(node string, fn func(*Residual) bool)       // of one node; "" = all
+	ResidualsOf(workload string, fn func(*Residual) bool) // of one workload
+	ResidualCount() int
+
+	Replica(id string) (*Replica, bool)
+	Replicas(fn func(*Replica) bool)
+
+	// Events scans kept events with Seq > after, oldest first.
+	Events(after uint64, fn func(*Event) bool)
+	// EventsBack scans kept events newest first.
+	EventsBack(fn func(*Event) bool)
+
+	// Receipt returns the stored answer to an API mutation.
+	Receipt(request [16]byte) (Result, bool)
+	ReceiptCount() int
+}

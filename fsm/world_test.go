@@ -1,0 +1,371 @@
+package fsm
+
+import (
+	"bytes"
+	"encoding/binary"
+	"reflect"
+	"testing"
+	"time"
+
+	commandv1 "github.com/persys/compute/api/command/v1"
+)
+
+// epoch0 is when every test world begins.
+var epoch0 = time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC).UnixNano()
+
+const (
+	second = int64(time.Second)
+	minute = int64(time.Minute)
+)
+
+// world is a state under test; every step is audited.
+type world struct {
+	t     testing.TB
+	s     State
+	index uint64
+	term  uint64
+	now   int64
+	last  []Change
+	log   []Command // everything applied, for the golden corpus
+}
+
+func virgin(t testing.TB) *world {
+	return &world{t: t, s: New(), term: 1, now: epoch0}
+}
+
+// formed is a world with a cluster, and nodes a and b of 4 cores, 4 GiB, 100 GB.
+func formed(t testing.TB, nodes ...string) *world {
+	w := virgin(t)
+	w.ok(initCluster("c1"))
+	for _, id := range nodes {
+		w.ok(register(id))
+	}
+	return w
+}
+
+func (w *world) do(c Command) Result {
+	w.t.Helper()
+	return w.as(nil, c)
+}
+
+// as runs c as an API call with a request id.
+func (w *world) as(request []byte, c Command) Result {
+	w.t.Helper()
+	w.index++
+	w.now += second
+	info := w.s.Info()
+	head := &commandv1.Head{Request: request, At: w.now, By: "tester"}
+	if armOf(c).planned() {
+		head.Epoch = &commandv1.Epoch{Incarnation: info.Incarnation, Term: w.term}
+	}
+	if c.Head == nil {
+		c.Head = head
+	}
+	w.log = append(w.log, c)
+	s, res, changes := w.s.Apply(Meta{w.index, w.term}, c)
+	w.s, w.last = s, changes
+	if err := s.Check(); err != nil {
+		w.t.Fatalf("after %s: %v", c, err)
+	}
+	return res
+}
+
+func (w *world) ok(c Command) Result {
+	w.t.Helper()
+	res := w.do(c)
+	if res.Kind != OK || res.Skipped > 0 {
+		w.t.Fatalf("%s: %s, skipped %d: %s", c, res.Kind, res.Skipped, res.Reason)
+	}
+	return res
+}
+
+func (w *world) workload(id string) *Workload {
+	w.t.Helper()
+	wl, ok := w.s.Workload(id)
+	if !ok {
+		w.t.Fatalf("workload %s is not there", id)
+	}
+	return wl
+}
+
+func (w *world) node(id string) *Node {
+	w.t.Helper()
+	n, ok := w.s.Node(id)
+	if !ok {
+		w.t.Fatalf("node %s is not there", id)
+	}
+	return n
+}
+
+func (w *world) generation(id string) *commandv1.Generation {
+	w.t.Helper()
+	return generationPB(w.workload(id).Generation)
+}
+
+// events are the types of the events that the last command made.
+func (w *world) events() (out []string) {
+	for _, c := range w.last {
+		if c.Table == TableEvent {
+			out = append(out, c.NewEvent.Type)
+		}
+	}
+	return out
+}
+
+func (w *world) eventOf(kind string) *Event {
+	w.t.Helper()
+	for _, c := range w.last {
+		if c.Table == TableEvent && c.NewEvent.Type == kind {
+			return c.NewEvent
+		}
+	}
+	w.t.Fatalf("no event %s among %v", kind, w.events())
+	return nil
+}
+
+// place puts a workload and binds it to a node.
+func (w *world) place(id, node string, opts ...func(*commandv1.WorkloadPut)) {
+	w.t.Helper()
+	w.ok(put(id, opts...))
+	w.bind(id, node)
+}
+
+func (w *world) bind(id, node string) {
+	w.t.Helper()
+	w.ok(w.assign(id, node))
+}
+
+// run makes the node report the workload as running at its present generation.
+func (w *world) run(id string) {
+	w.t.Helper()
+	w.ok(w.says(id, "Running"))
+}
+
+func (w *world) assign(id, node string) Command {
+	w.t.Helper()
+	return assign(&commandv1.Assignment{Workload: id, Node: node, IfGeneration: w.generation(id)})
+}
+
+func (w *world) evict(id, code string, gone bool) Command {
+	w.t.Helper()
+	return evict(&commandv1.Eviction{Workload: id, IfGeneration: w.generation(id), Code: code, Gone: gone})
+}
+
+func (w *world) says(id, state string) Command {
+	w.t.Helper()
+	return report(&commandv1.WorkloadReport{
+		Workload: id, Node: w.workload(id).Node, Generation: w.generation(id), State: state, ObservedAt: w.now,
+	})
+}
+
+func (w *world) retry(id string, attempts int32, nextAt int64, terminal bool) Command {
+	w.t.Helper()
+	return &commandv1.Command{Body: &commandv1.Command_ScheduleRetries{ScheduleRetries: &commandv1.ScheduleRetries{
+		Retries: []*commandv1.Retry{{Workload: id, IfGeneration: w.generation(id), Attempts: attempts, NextAt: nextAt, Terminal: terminal}},
+	}}}
+}
+
+func initCluster(id string) Command {
+	return &commandv1.Command{Body: &commandv1.Command_InitCluster{InitCluster: &commandv1.InitCluster{ClusterId: id, Incarnation: 1000}}}
+}
+
+func put(id string, opts ...func(*commandv1.WorkloadPut)) Command {
+	p := &commandv1.WorkloadPut{
+		Id: id, Spec: []byte("spec of " + id), Content: "c1:0123456789abcdef0123", CallerRevision: "rev-1", Desired: "Running",
+		Demand: &commandv1.Demand{Type: "container", CpuMillicores: 1000, MemoryMib: 512},
+	}
+	for _, o := range opts {
+		o(p)
+	}
+	return puts("", p)
+}
+
+func puts(group string, list ...*commandv1.WorkloadPut) Command {
+	return &commandv1.Command{Body: &commandv1.Command_PutWorkloads{PutWorkloads: &commandv1.PutWorkloads{Workloads: list, GroupOf: group}}}
+}
+
+func content(c string) func(*commandv1.WorkloadPut) {
+	return func(p *commandv1.WorkloadPut) { p.Content = c }
+}
+
+func desired(d string) func(*commandv1.WorkloadPut) {
+	return func(p *commandv1.WorkloadPut) { p.Desired = d }
+}
+
+func demand(fn func(*commandv1.Demand)) func(*commandv1.WorkloadPut) {
+	return func(p *commandv1.WorkloadPut) { fn(p.Demand) }
+}
+
+func exclusive(p *commandv1.WorkloadPut) { p.Demand.Exclusive = true }
+
+func hostPort(n uint32) func(*commandv1.WorkloadPut) {
+	return func(p *commandv1.WorkloadPut) {
+		p.Demand.HostPorts = append(p.Demand.HostPorts, &commandv1.Port{Port: n, Protocol: "tcp"})
+	}
+}
+
+func register(id string, opts ...func(*commandv1.RegisterNode)) Command {
+	n := &commandv1.RegisterNode{
+		Id: id, Endpoint: id + ":50051", CpuMillicores: 4000, MemoryMib: 4096,
+		Pools: []*commandv1.Pool{{Name: "main", Type: "local", TotalGb: 100}}, Types: []string{"container"},
+		InstanceId: "instance-" + id, Protocol: 1, LeaseSeconds: 10,
+	}
+	for _, o := range opts {
+		o(n)
+	}
+	return &commandv1.Command{Body: &commandv1.Command_RegisterNode{RegisterNode: n}}
+}
+
+func engine(id string) func(*commandv1.RegisterNode) {
+	return func(n *commandv1.RegisterNode) { n.EngineId = id }
+}
+
+func setDesired(id, to string) Command {
+	return &commandv1.Command{Body: &commandv1.Command_SetDesired{SetDesired: &commandv1.SetDesired{Id: id, Desired: to}}}
+}
+
+func remove(id string, force bool) Command {
+	return &commandv1.Command{Body: &commandv1.Command_DeleteWorkload{DeleteWorkload: &commandv1.DeleteWorkload{Id: id, Force: force}}}
+}
+
+func userRetry(id string) Command {
+	return &commandv1.Command{Body: &commandv1.Command_RetryWorkload{RetryWorkload: &commandv1.RetryWorkload{Id: id}}}
+}
+
+func nodeState(id string, up bool) Command {
+	return &commandv1.Command{Body: &commandv1.Command_SetNodeStates{SetNodeStates: &commandv1.SetNodeStates{
+		Nodes: []*commandv1.NodeState{{Id: id, Up: up, Reason: "lease ended", UpdatedBy: "monitor", LastHeartbeat: epoch0}},
+	}}}
+}
+
+func cordon(id string, on bool) Command {
+	return &commandv1.Command{Body: &commandv1.Command_CordonNode{CordonNode: &commandv1.CordonNode{Id: id, On: on}}}
+}
+
+func drain(id string, on bool) Command {
+	return &commandv1.Command{Body: &commandv1.Command_DrainNode{DrainNode: &commandv1.DrainNode{Id: id, On: on}}}
+}
+
+func fence(id string) Command {
+	return &commandv1.Command{Body: &commandv1.Command_FenceNode{FenceNode: &commandv1.FenceNode{Id: id}}}
+}
+
+func removeNode(id string, force bool) Command {
+	return &commandv1.Command{Body: &commandv1.Command_RemoveNode{RemoveNode: &commandv1.RemoveNode{Id: id, Force: force}}}
+}
+
+func assign(list ...*commandv1.Assignment) Command {
+	return &commandv1.Command{Body: &commandv1.Command_Assign{Assign: &commandv1.Assign{Assignments: list}}}
+}
+
+func evict(list ...*commandv1.Eviction) Command {
+	return &commandv1.Command{Body: &commandv1.Command_Evict{Evict: &commandv1.Evict{Evictions: list}}}
+}
+
+func explain(id, code, message string, g *commandv1.Generation) Command {
+	return &commandv1.Command{Body: &commandv1.Command_ExplainUnplaced{ExplainUnplaced: &commandv1.ExplainUnplaced{
+		Workloads: []*commandv1.Unplaced{{Workload: id, IfGeneration: g, Code: code, Message: message}},
+	}}}
+}
+
+func report(list ...*commandv1.WorkloadReport) Command {
+	return &commandv1.Command{Body: &commandv1.Command_Report{Report: &commandv1.Report{Reports: list}}}
+}
+
+func gone(id, node string, g *commandv1.Generation) Command {
+	return report(&commandv1.WorkloadReport{Workload: id, Node: node, Generation: g, Gone: true})
+}
+
+func setMode(m, reason string) Command {
+	return &commandv1.Command{Body: &commandv1.Command_SetMode{SetMode: &commandv1.SetMode{Mode: m, Reason: reason}}}
+}
+
+func putReplica(id string, level uint32) Command {
+	return &commandv1.Command{Body: &commandv1.Command_PutReplica{PutReplica: &commandv1.PutReplica{Id: id, Name: "name-" + id, GrpcAddr: id + ":8085", FeatureLevel: level}}}
+}
+
+func removeReplica(id string) Command {
+	return &commandv1.Command{Body: &commandv1.Command_RemoveReplica{RemoveReplica: &commandv1.RemoveReplica{Id: id}}}
+}
+
+func setLevel(n uint32) Command {
+	return &commandv1.Command{Body: &commandv1.Command_SetFeatureLevel{SetFeatureLevel: &commandv1.SetFeatureLevel{Level: n}}}
+}
+
+func barrier() Command {
+	return &commandv1.Command{Body: &commandv1.Command_Barrier{Barrier: &commandv1.Barrier{}}}
+}
+
+// requestAt is a UUIDv7 minted at a time, told apart by n.
+func requestAt(ns int64, n uint32) []byte {
+	id := make([]byte, 16)
+	binary.BigEndian.PutUint64(id, uint64(ns/1e6)<<16|0x7000)
+	id[8] = 0x80
+	binary.BigEndian.PutUint32(id[12:], n)
+	return id
+}
+
+// snapshotBytes is the canonical form of a state.
+func snapshotBytes(t testing.TB, s State) []byte {
+	t.Helper()
+	var b bytes.Buffer
+	if err := s.WriteSnapshot(&b); err != nil {
+		t.Fatal(err)
+	}
+	return b.Bytes()
+}
+
+// mustEqualStates compares every table, record by record, and every index.
+func mustEqualStates(t testing.TB, what string, a, b State) {
+	t.Helper()
+	root := reflect.TypeFor[root]()
+	for i := range root.NumField() {
+		name := root.Field(i).Name
+		f, g := contents(a, name), contents(b, name)
+		if !reflect.DeepEqual(f, g) {
+			t.Fatalf("%s: %s differs:\n%+v\n%+v", what, name, f, g)
+		}
+	}
+}
+
+// contents lists a table or index of the root, by the name of its field.
+func contents(s State, name string) any {
+	type pairOf struct{ k, v any }
+	var out []pairOf
+	r := s.r
+	sets := map[string]*set{
+		"byNode": r.byNode, "byGroup": r.byGroup, "pending": r.pending, "unacked": r.unacked,
+		"retryDue": r.retryDue, "residualsOf": r.residualsOf,
+	}
+	if m, ok := sets[name]; ok {
+		m.Scan(func(k string, _ struct{}) bool { out = append(out, pairOf{k, nil}); return true })
+		return out
+	}
+	switch name {
+	case "info":
+		return r.info
+	case "statuses":
+		return r.statuses
+	case "workloads":
+		r.workloads.Scan(func(k string, v *Workload) bool { out = append(out, pairOf{k, *v}); return true })
+	case "nodes":
+		r.nodes.Scan(func(k string, v *Node) bool { out = append(out, pairOf{k, *v}); return true })
+	case "residuals":
+		r.residuals.Scan(func(k string, v *Residual) bool { out = append(out, pairOf{k, *v}); return true })
+	case "replicas":
+		r.replicas.Scan(func(k string, v *Replica) bool { out = append(out, pairOf{k, *v}); return true })
+	case "events":
+		r.events.Scan(func(k uint64, v *Event) bool { out = append(out, pairOf{k, *v}); return true })
+	case "receipts":
+		r.receipts.Scan(func(k uint64, v *receipt) bool { out = append(out, pairOf{k, *v}); return true })
+	case "byRequest":
+		r.byRequest.Scan(func(k string, v *receipt) bool { out = append(out, pairOf{k, *v}); return true })
+	case "ports":
+		r.ports.Scan(func(k string, v portClaim) bool { out = append(out, pairOf{k, v}); return true })
+	case "alloc":
+		r.alloc.Scan(func(k string, v *Alloc) bool { out = append(out, pairOf{k, *v}); return true })
+	default:
+		panic("a field of root that no test looks at: " + name)
+	}
+	return out
+}
