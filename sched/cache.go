@@ -1,0 +1,412 @@
+package sched
+
+import (
+	"cmp"
+	"slices"
+
+	"github.com/persys/compute/fsm"
+)
+
+// Cache is what Next remembers between steps to be fast: the nodes in arrays,
+// and which records still need a look. It holds no fact that the state does not
+// hold, so it may be dropped at any time; it belongs to one goroutine and to one
+// unbroken sequence of views and their changes.
+type Cache struct {
+	built  bool
+	tuning Tuning
+	index  uint64 // of the view that it was last brought up to
+
+	nodes   *nodeIndex
+	version uint64 // advances whenever a placement might come out differently
+
+	workloads idSet     // to be looked at, by the evict and retry passes
+	capacity  idSet     // nodes whose promises may exceed what they have
+	stale     []string  // nodes to read again
+	stalePort []portRef // host ports to ask about again
+	due       deadlines // workloads to be looked at again at a time
+
+	groups    map[string]*group
+	memberOf  map[string]membership // only of groups in use
+	leaving   idSet                 // nodes that have residuals
+	regrouped []string              // workloads counted where the state may not have them
+
+	verdicts map[string]verdict // of pending workloads that no node can take
+	open     idSet              // changed or unsettled workloads; some may not be pending
+	openAt   uint64             // version at which every pending workload not in open was settled
+}
+
+type portRef struct {
+	engine string
+	port   fsm.HostPort
+}
+
+// group counts the members of one group by node.
+type group struct{ on []memberCount }
+
+type memberCount struct{ slot, n int32 }
+
+type membership struct {
+	group string
+	slot  int32
+}
+
+// verdict is that nothing could take a workload when the nodes were as they
+// were at version.
+type verdict struct {
+	modified uint64
+	version  uint64
+	said     bool // the explanation was made, too, and is the one in the record
+}
+
+// of reports whether v was reached for this very record with the nodes as they
+// are at version.
+func (v verdict) of(w *fsm.Workload, version uint64) bool {
+	return v.version != 0 && v.version == version && v.modified == w.ModifyIndex
+}
+
+// NewCache makes an empty Cache; the first step fills it.
+func NewCache() *Cache { return &Cache{} }
+
+// idSet is a set of ids that is read in order.
+type idSet struct {
+	ids []string
+	has map[string]struct{}
+}
+
+func (s *idSet) add(id string) {
+	if _, ok := s.has[id]; ok {
+		return
+	}
+	if s.has == nil {
+		s.has = map[string]struct{}{}
+	}
+	s.has[id] = struct{}{}
+	s.ids = append(s.ids, id)
+}
+
+// take empties the set and returns its ids in order.
+func (s *idSet) take() []string {
+	ids := s.ids
+	s.ids = nil
+	clear(s.has)
+	slices.Sort(ids)
+	return ids
+}
+
+// sorted returns the ids in order; the caller must not keep them.
+func (s *idSet) sorted() []string {
+	slices.Sort(s.ids)
+	return s.ids
+}
+
+// keep drops the ids for which ok is false.
+func (s *idSet) keep(ok func(string) bool) {
+	s.ids = slices.DeleteFunc(s.ids, func(id string) bool {
+		if ok(id) {
+			return false
+		}
+		delete(s.has, id)
+		return true
+	})
+}
+
+// build reads the whole view.
+func (c *Cache) build(w *World) {
+	v := w.State
+	*c = Cache{
+		built:    true,
+		tuning:   w.Tuning,
+		index:    v.Info().Index,
+		nodes:    newNodeIndex(v, w.Tuning),
+		version:  c.version + 1,
+		groups:   map[string]*group{},
+		memberOf: map[string]membership{},
+		verdicts: map[string]verdict{},
+		due:      deadlines{at: map[string]int64{}},
+	}
+	c.workloads.has = make(map[string]struct{}, v.WorkloadCount())
+	v.Workloads("", func(w *fsm.Workload) bool {
+		if w.Node != "" {
+			c.workloads.add(w.ID)
+		}
+		return true
+	})
+	v.Nodes("", func(n *fsm.Node) bool {
+		c.capacity.add(n.ID)
+		return true
+	})
+	v.Residuals("", func(r *fsm.Residual) bool {
+		c.leaving.add(r.Node)
+		return true
+	})
+}
+
+// sync brings the cache up to the view. Changes are only hints of what to read
+// again, so it does no harm to see one twice.
+func (c *Cache) sync(w *World) {
+	v := w.State
+	if !c.built || c.tuning != w.Tuning || v.Info().Index < c.index {
+		c.build(w)
+		return
+	}
+	c.index = v.Info().Index
+	rebuild := v.NodeCount() != len(c.nodes.recs)
+	for i := range w.Changes {
+		ch := &w.Changes[i]
+		switch ch.Table {
+		case fsm.TableNode:
+			rebuild = c.nodeChanged(v, ch) || rebuild
+		case fsm.TableWorkload:
+			c.workloadChanged(v, ch)
+		case fsm.TableResidual:
+			c.residualChanged(v, ch)
+		}
+	}
+	if rebuild {
+		c.nodes = newNodeIndex(v, w.Tuning)
+		c.version++
+		clear(c.groups) // they count by slot
+		clear(c.memberOf)
+		for _, id := range c.stale {
+			c.capacity.add(id)
+		}
+		c.stale, c.stalePort = nil, nil
+		return
+	}
+	for _, p := range c.stalePort {
+		c.nodes.refreshPort(v, p.engine, p.port)
+		c.version++
+	}
+	for _, id := range c.stale {
+		if s, ok := c.nodes.slotOf[id]; ok && c.nodes.refresh(v, s) {
+			c.version++
+			c.capacity.add(id)
+		}
+	}
+	c.stale, c.stalePort = c.stale[:0], c.stalePort[:0]
+}
+
+// nodeChanged reports whether the node arrays must be built anew: a node came or
+// went, or moved to another engine.
+func (c *Cache) nodeChanged(v fsm.View, ch *fsm.Change) bool {
+	id := ch.Key
+	c.recheck(v, id)
+	switch was, now := ch.OldNode, ch.NewNode; {
+	case was == nil || now == nil:
+		c.capacity.add(id)
+		return true
+	case was.Engine() != now.Engine():
+		// Its host ports are claimed elsewhere now, perhaps before another's.
+		c.capacity.add(id)
+		v.Nodes("", func(n *fsm.Node) bool {
+			if e := n.Engine(); e == was.Engine() || e == now.Engine() {
+				c.recheck(v, n.ID)
+			}
+			return true
+		})
+		return true
+	}
+	c.stale = append(c.stale, id)
+	return false
+}
+
+// recheck has every workload on a node looked at again.
+func (c *Cache) recheck(v fsm.View, node string) {
+	v.WorkloadsOn(node, func(w *fsm.Workload) bool {
+		c.workloads.add(w.ID)
+		return true
+	})
+}
+
+func (c *Cache) workloadChanged(v fsm.View, ch *fsm.Change) {
+	c.workloads.add(ch.Key)
+	c.open.add(ch.Key)
+	for _, w := range [...]*fsm.Workload{ch.OldWorkload, ch.NewWorkload} {
+		if w != nil && w.Node != "" {
+			c.touch(w.Node, &w.Demand)
+			if !w.Acknowledged {
+				c.capacity.add(w.Node)
+			}
+		}
+	}
+	if o, n := ch.OldWorkload, ch.NewWorkload; o != nil && n != nil && n.Node != "" && o.Demand.Priority != n.Demand.Priority {
+		c.version++ // others may push it aside now, or no more
+	}
+	c.regroup(v, ch.Key)
+}
+
+// touch has a node, and its host ports that a demand names, read again.
+func (c *Cache) touch(node string, d *fsm.Demand) {
+	if n := len(c.stale); n == 0 || c.stale[n-1] != node {
+		c.stale = append(c.stale, node)
+	}
+	if len(d.Ports) == 0 {
+		return
+	}
+	if s, ok := c.nodes.slotOf[node]; ok {
+		engine := c.nodes.recs[s].Engine()
+		for _, p := range d.Ports {
+			c.stalePort = append(c.stalePort, portRef{engine, p})
+		}
+	}
+}
+
+func (c *Cache) residualChanged(v fsm.View, ch *fsm.Change) {
+	c.version++
+	for _, r := range [...]*fsm.Residual{ch.OldResidual, ch.NewResidual} {
+		if r == nil {
+			continue
+		}
+		c.leaving.add(r.Node)
+		c.touch(r.Node, &r.Demand)
+		for _, p := range r.Demand.Ports {
+			c.stalePort = append(c.stalePort, portRef{r.Engine, p})
+		}
+	}
+	if r := ch.OldResidual; r != nil && len(r.Demand.Ports) > 0 {
+		// While it held a port, a conflict behind it went unseen.
+		for _, s := range c.nodes.engines[r.Engine] {
+			c.recheck(v, c.nodes.recs[s].ID)
+		}
+	}
+}
+
+// groupOf counts the members of a group, reading the view the first time.
+func (c *Cache) groupOf(v fsm.View, name string) *group {
+	g, ok := c.groups[name]
+	if !ok {
+		g = &group{}
+		c.groups[name] = g
+		v.Group(name, func(w *fsm.Workload) bool {
+			if s, ok := c.nodes.slotOf[w.Node]; ok {
+				c.memberOf[w.ID] = membership{name, s}
+				g.add(s, 1)
+			}
+			return true
+		})
+	}
+	return g
+}
+
+// withhold gives a node nothing more in this step; the next one reads it again.
+func (c *Cache) withhold(node string) {
+	if s, ok := c.nodes.slotOf[node]; ok && c.nodes.ready.has(s) {
+		c.nodes.unlist(s)
+		c.version++
+		c.stale = append(c.stale, node)
+	}
+}
+
+// regroup counts one workload where it is now.
+func (c *Cache) regroup(v fsm.View, id string) {
+	now := membership{}
+	if w, ok := v.Workload(id); ok && w.Node != "" && w.Demand.Group != "" {
+		if _, ok := c.groups[w.Demand.Group]; ok {
+			if s, ok := c.nodes.slotOf[w.Node]; ok {
+				now = membership{w.Demand.Group, s}
+			}
+		}
+	}
+	c.join(id, now)
+}
+
+func (c *Cache) join(id string, now membership) {
+	was, ok := c.memberOf[id]
+	if was == now {
+		return
+	}
+	if ok {
+		c.groups[was.group].add(was.slot, -1)
+		delete(c.memberOf, id)
+	}
+	if now.group != "" {
+		c.groups[now.group].add(now.slot, 1)
+		c.memberOf[id] = now
+	}
+}
+
+func (g *group) add(slot, n int32) {
+	i, ok := slices.BinarySearchFunc(g.on, slot, func(m memberCount, s int32) int { return cmp.Compare(m.slot, s) })
+	if !ok {
+		g.on = slices.Insert(g.on, i, memberCount{slot: slot})
+	}
+	if g.on[i].n += n; g.on[i].n == 0 {
+		g.on = slices.Delete(g.on, i, i+1)
+	}
+}
+
+// deadlines keeps one time per id and finds the earliest. Entries that were
+// replaced stay in the heap until they surface.
+type deadlines struct {
+	at   map[string]int64
+	heap []deadline
+}
+
+type deadline struct {
+	at int64
+	id string
+}
+
+func (d *deadlines) set(id string, at int64) {
+	if at == 0 {
+		delete(d.at, id)
+		return
+	}
+	if d.at[id] == at {
+		return
+	}
+	d.at[id] = at
+	d.heap = append(d.heap, deadline{at, id})
+	for i := len(d.heap) - 1; i > 0; {
+		up := (i - 1) / 2
+		if d.heap[up].at <= d.heap[i].at {
+			break
+		}
+		d.heap[up], d.heap[i] = d.heap[i], d.heap[up]
+		i = up
+	}
+}
+
+// next returns the earliest deadline, 0 if there is none.
+func (d *deadlines) next() (int64, string) {
+	for len(d.heap) > 0 {
+		if top := d.heap[0]; d.at[top.id] == top.at {
+			return top.at, top.id
+		}
+		d.drop()
+	}
+	return 0, ""
+}
+
+// drop removes the top of the heap.
+func (d *deadlines) drop() {
+	n := len(d.heap) - 1
+	d.heap[0] = d.heap[n]
+	d.heap = d.heap[:n]
+	for i := 0; ; {
+		low := 2*i + 1
+		if low >= n {
+			return
+		}
+		if low+1 < n && d.heap[low+1].at < d.heap[low].at {
+			low++
+		}
+		if d.heap[i].at <= d.heap[low].at {
+			return
+		}
+		d.heap[i], d.heap[low] = d.heap[low], d.heap[i]
+		i = low
+	}
+}
+
+// pop has every workload whose deadline is at or before now looked at again.
+func (c *Cache) pop(now int64) {
+	for {
+		at, id := c.due.next()
+		if at == 0 || at > now {
+			return
+		}
+		delete(c.due.at, id)
+		c.workloads.add(id)
+	}
+}

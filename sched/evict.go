@@ -1,0 +1,231 @@
+package sched
+
+import (
+	"cmp"
+	"slices"
+
+	commandv1 "github.com/persys/compute/api/command/v1"
+	"github.com/persys/compute/fsm"
+)
+
+// CodeConstraintChanged says that a workload left its node because labels or
+// constraints no longer match.
+const CodeConstraintChanged = "ConstraintChanged"
+
+// review looks at every workload that changed, or whose node did, or whose time
+// has come. One that needs nothing is forgotten until then; one for which
+// something was proposed is looked at again, in case it was not applied.
+func (p *planner) review() {
+	for _, id := range p.c.workloads.take() {
+		w, ok := p.State.Workload(id)
+		if !ok || w.Node == "" || w.Desired == fsm.DesiredDeleted {
+			p.c.due.set(id, 0)
+			if !ok || w.Node != "" || w.Desired != fsm.DesiredRunning {
+				delete(p.c.verdicts, id)
+			}
+			continue
+		}
+		delete(p.c.verdicts, id)
+		if p.done[id] {
+			p.c.due.set(id, 0)
+			p.c.workloads.add(id)
+			continue
+		}
+		n, ok := p.State.Node(w.Node)
+		if !ok {
+			continue
+		}
+		acted, due := p.judge(w, n)
+		p.c.due.set(id, due)
+		if acted {
+			p.c.workloads.add(id)
+		}
+	}
+}
+
+// judge decides about one placed workload: whether it must leave its node, else
+// whether it has failed. due is when to look again, 0 = when something changes.
+func (p *planner) judge(w *fsm.Workload, n *fsm.Node) (acted bool, due int64) {
+	if p.lost[n.ID] || p.back[n.ID] {
+		return true, 0 // the next step sees it down, or up
+	}
+	code, message, gone := p.mustLeave(w, n)
+	switch {
+	case code == fsm.CodeAwaitFailover:
+		if w.Reason.Code == code {
+			return false, 0
+		}
+		p.explain(w, code, message)
+		return true, 0
+	case code != "":
+		p.evict(w, code, message, gone)
+		return true, 0
+	case !n.Up:
+		return false, 0
+	}
+	return p.retry(w)
+}
+
+// mustLeave says why a workload may not stay on its node, "" if it may.
+func (p *planner) mustLeave(w *fsm.Workload, n *fsm.Node) (code, message string, gone bool) {
+	switch {
+	case !n.Up && w.Demand.Exclusive && !n.Fenced:
+		return fsm.CodeAwaitFailover, awaitFence(n.ID), false
+	case !n.Up:
+		return fsm.CodeNodeLost, "the lease of node " + n.ID + " ended", n.Fenced
+	case n.Draining:
+		return fsm.CodeDraining, "node " + n.ID + " is draining", false
+	}
+	if r := fits(&w.Demand, n); r.filter != passes {
+		return misfitCode(r.filter), p.c.nodes.sentence(p.State, &w.Demand, p.c.nodes.slotOf[n.ID], r), false
+	}
+	for _, port := range w.Demand.Ports {
+		holder, on := p.State.PortHolder(n.Engine(), port)
+		if holder == "" || holder == w.ID {
+			continue
+		}
+		// What is on its way out holds the port only for a while.
+		if h, ok := p.State.Workload(holder); ok && h.Node == on {
+			return fsm.CodeDoesNotFit, "host port " + portText(port) + " is held by " + holder + " on " + on, false
+		}
+	}
+	return "", "", false
+}
+
+// awaitFence says what an exclusive workload on a lost node waits for.
+func awaitFence(node string) string {
+	return "node " + node + " is lost and may still run this exclusive workload; once it is known to be off: persysctl node fence " + node
+}
+
+func misfitCode(f filter) string {
+	switch f {
+	case wrongType:
+		return fsm.CodeRuntimeNotOffered
+	case noLabel, constraint:
+		return CodeConstraintChanged
+	}
+	return fsm.CodeDoesNotFit
+}
+
+func (p *planner) evict(w *fsm.Workload, code, message string, gone bool) bool {
+	if !p.spend() {
+		return false
+	}
+	p.mark(w.ID)
+	p.evicted = append(p.evicted, &commandv1.Eviction{
+		Workload: w.ID, IfGeneration: generationPB(w.Generation), Code: code, Message: message, Gone: gone,
+	})
+	p.note("Evict", w.ID, w.Node, code+": "+message)
+	return true
+}
+
+// relieve takes workloads off nodes that an update overfilled. Only an order
+// that its node has not accepted yet is withdrawn: what runs stays, also when a
+// node comes back with less than it had. Lower priorities go first, then newer
+// orders.
+func (p *planner) relieve() {
+	x := p.c.nodes
+	for _, id := range p.c.capacity.take() {
+		s, ok := x.slotOf[id]
+		if !ok || !x.overfull(s) {
+			continue
+		}
+		n := x.recs[s]
+		if !n.Up || n.Draining || p.lost[id] {
+			continue // its workloads leave anyway
+		}
+		var moving []*fsm.Workload
+		use := newUsage(x, s)
+		p.State.WorkloadsOn(id, func(w *fsm.Workload) bool {
+			if code, _, _ := p.mustLeave(w, n); code == "" {
+				use.add(&w.Demand, +1)
+				if !w.Acknowledged {
+					moving = append(moving, w)
+				}
+			}
+			return true
+		})
+		slices.SortFunc(moving, func(a, b *fsm.Workload) int {
+			switch {
+			case a.Demand.Priority != b.Demand.Priority:
+				return cmp.Compare(a.Demand.Priority, b.Demand.Priority)
+			case a.Generation != b.Generation:
+				if b.Generation.Less(a.Generation) {
+					return -1
+				}
+				return 1
+			}
+			return cmp.Compare(a.ID, b.ID)
+		})
+		for _, w := range moving {
+			over := use.over(&w.Demand)
+			if over.filter == passes {
+				continue
+			}
+			if !p.evict(w, fsm.CodeDoesNotFit, "node "+id+" has too little "+over.short()+" for the changed workload", false) {
+				p.c.capacity.add(id)
+				break
+			}
+			p.c.capacity.add(id)
+			use.add(&w.Demand, -1)
+		}
+	}
+}
+
+// overfull reports whether more is promised of a node than it has. A total of
+// nothing is an unknown one.
+func (x *nodeIndex) overfull(s int32) bool {
+	if x.cpu[s] > 0 && x.usedCPU[s] > x.cpu[s] || x.mem[s] > 0 && x.usedMem[s] > x.mem[s] {
+		return true
+	}
+	for _, p := range x.pools[s] {
+		if p.total > 0 && p.used > p.total {
+			return true
+		}
+	}
+	return false
+}
+
+// usage adds up what the workloads of one node demand, without what is leaving.
+type usage struct {
+	cpu, mem, cpuTotal, memTotal int64
+	pools                        []pool
+}
+
+func newUsage(x *nodeIndex, s int32) *usage {
+	u := &usage{cpuTotal: x.cpu[s], memTotal: x.mem[s], pools: slices.Clone(x.pools[s])}
+	for i := range u.pools {
+		u.pools[i].used = 0
+	}
+	return u
+}
+
+func (u *usage) pool(name string) *pool {
+	for i := range u.pools {
+		if u.pools[i].name == name || name == "" {
+			return &u.pools[i]
+		}
+	}
+	return nil
+}
+
+func (u *usage) add(d *fsm.Demand, sign int64) {
+	u.cpu += sign * d.CPU
+	u.mem += sign * d.Memory
+	if p := u.pool(d.Pool); p != nil {
+		p.used += sign * d.Disk
+	}
+}
+
+// over names a resource that is overfull and that d takes part of.
+func (u *usage) over(d *fsm.Demand) rejection {
+	switch p := u.pool(d.Pool); {
+	case d.CPU > 0 && u.cpuTotal > 0 && u.cpu > u.cpuTotal:
+		return rejection{filter: shortCPU}
+	case d.Memory > 0 && u.memTotal > 0 && u.mem > u.memTotal:
+		return rejection{filter: shortMemory}
+	case d.Disk > 0 && p != nil && p.total > 0 && p.used > p.total:
+		return rejection{filter: shortDisk, key: p.name}
+	}
+	return rejection{}
+}

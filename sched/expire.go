@@ -1,0 +1,61 @@
+package sched
+
+import (
+	"cmp"
+	"slices"
+
+	commandv1 "github.com/persys/compute/api/command/v1"
+)
+
+// expire turns ended leases into down nodes and resumed ones into up nodes. A
+// node that is declared down here is given nothing more in the same step.
+func (p *planner) expire() {
+	type heard struct {
+		node string
+		at   int64
+	}
+	collect := func(from func(int64, func(NodeID, int64) bool), until int64, up bool) []heard {
+		var all []heard
+		from(until, func(node NodeID, at int64) bool {
+			if n, ok := p.State.Node(node); ok && n.Up != up {
+				all = append(all, heard{node, at})
+			}
+			return true
+		})
+		slices.SortFunc(all, func(a, b heard) int { return cmp.Compare(a.node, b.node) })
+		return all
+	}
+	grace := max(0, p.Tuning.UnavailableGrace)
+	for _, h := range collect(p.Live.Expired, p.Now-grace, false) {
+		if p.lost == nil {
+			p.lost = map[string]bool{}
+		}
+		p.lost[h.node] = true
+		p.c.withhold(h.node)
+		if p.spend() {
+			p.states = append(p.states, &commandv1.NodeState{
+				Id: h.node, Reason: "lease expired", UpdatedBy: "monitor", LastHeartbeat: h.at,
+			})
+			p.note("NodeLost", "", h.node, "lease expired")
+		}
+	}
+	for _, h := range collect(p.Live.Returned, p.Now, true) {
+		if p.back == nil {
+			p.back = map[string]bool{}
+		}
+		p.back[h.node] = true
+		if p.spend() {
+			p.states = append(p.states, &commandv1.NodeState{Id: h.node, Up: true, UpdatedBy: "heartbeat", LastHeartbeat: h.at})
+			p.note("NodeReady", "", h.node, "heard again")
+		}
+	}
+	if at := p.Live.NextExpiry(); at != 0 {
+		p.wake(at + grace)
+	}
+}
+
+// reachable reports whether orders can be given to a node in this step.
+func (p *planner) reachable(node string) bool {
+	n, ok := p.State.Node(node)
+	return ok && n.Up && !p.lost[node]
+}

@@ -1,0 +1,184 @@
+package sched
+
+import (
+	"slices"
+	"strings"
+
+	"github.com/persys/compute/fsm"
+)
+
+// Explanation says where a workload goes, or why it goes nowhere.
+type Explanation struct {
+	Workload string
+	Node     NodeID // chosen, or where it is; "" = nowhere
+	Code     string // reason code when it is nowhere or waits
+	Message  string // in words; for an unplaced workload the counted summary
+	Fit      int    // nodes that pass every filter
+	Total    int    // nodes
+	Counts   []Count
+	Score    Score     // of Node
+	Nodes    []Verdict // only from Explain: best first, then the rejected by id
+}
+
+// Count is how many nodes one reason rejected.
+type Count struct {
+	Filter string // e.g. "CPU", "taints"
+	Reason string // e.g. "taint dedicated=gpu"
+	Nodes  int
+}
+
+// Verdict is what placement thinks of one node.
+type Verdict struct {
+	Node    NodeID
+	Fits    bool
+	Current bool   // the workload is there
+	Filter  string // that rejected it
+	Reason  string // with figures
+	Score   Score  // when it fits
+}
+
+// Explain answers `persysctl why` and `why-not`: every node's verdict on a
+// workload as if it were to be placed now. For a placed workload, what it takes
+// where it is counts as free.
+func Explain(v fsm.View, w *fsm.Workload, t Tuning) Explanation {
+	t = t.withDefaults()
+	cand := NodesOf(v, t)
+	c, x := cand.c, cand.c.nodes
+	p := &planner{World: World{State: v, Tuning: t}, c: c}
+	d := &w.Demand
+	e := Explanation{Workload: w.ID, Node: w.Node, Code: w.Reason.Code, Message: w.Reason.Message, Total: len(x.recs)}
+	freed := *d
+	freed.Ports = nil
+	if s, ok := x.slotOf[w.Node]; ok {
+		x.take(&freed, s, -1)
+	}
+	q := x.query(v, w.ID, d)
+	own := slices.Clone(x.busy)
+	slots := c.countMembers(v, w.ID, d)
+	back, from, code, wait := int32(-1), (*fsm.Residual)(nil), "", ""
+	if w.Node == "" && w.Desired == fsm.DesiredRunning {
+		back, from, code, wait = p.former(w)
+	}
+	var sum tally
+	sum.total = len(x.recs)
+	for i, n := range x.recs {
+		s := int32(i)
+		x.busy = x.exceptOwn(v, w, n, own)
+		r := x.reject(d, s)
+		if from != nil {
+			switch {
+			case s == back:
+				r = rejection{}
+			case r.filter == passes:
+				r = rejection{filter: stopping, key: from.Node}
+			}
+		}
+		verdict := Verdict{Node: n.ID, Fits: r.filter == passes, Current: n.ID == w.Node}
+		if verdict.Fits {
+			verdict.Score = x.scoreOf(d, s)
+			sum.fit++
+			q.offer(s, verdict.Score.Total)
+		} else {
+			verdict.Filter, verdict.Reason = filterNames[r.filter], x.sentence(v, d, s, r)
+			sum.add(r)
+		}
+		if verdict.Current {
+			e.Score = x.scoreOf(d, s)
+		}
+		e.Nodes = append(e.Nodes, verdict)
+	}
+	for _, s := range slots {
+		x.hot[s].members = 0
+	}
+	sum.sort()
+	e.Fit, e.Counts = sum.fit, sum.counts()
+	slices.SortFunc(e.Nodes, func(a, b Verdict) int {
+		switch {
+		case a.Fits != b.Fits:
+			if a.Fits {
+				return -1
+			}
+			return 1
+		case a.Fits && a.Score.Total != b.Score.Total:
+			if a.Score.Total < b.Score.Total {
+				return -1
+			}
+			return 1
+		case a.Fits:
+			if da, db := x.ring[x.slotOf[a.Node]]-q.at, x.ring[x.slotOf[b.Node]]-q.at; da != db {
+				if da < db {
+					return -1
+				}
+				return 1
+			}
+		}
+		return strings.Compare(a.Node, b.Node)
+	})
+	if w.Node == "" && w.Desired == fsm.DesiredRunning {
+		switch {
+		case wait != "":
+			e.Code, e.Message = code, wait
+		case sum.fit == 0:
+			e.Code, e.Message = fsm.CodeUnplaced, sum.message()
+		}
+	}
+	return e
+}
+
+// exceptOwn leaves out the host ports that the workload itself holds on a node,
+// where it is or where it was last.
+func (x *nodeIndex) exceptOwn(v fsm.View, w *fsm.Workload, n *fsm.Node, all []bitset) []bitset {
+	if len(all) == 0 {
+		return nil
+	}
+	out := slices.Clone(all)
+	for i, port := range w.Demand.Ports {
+		if holder, on := v.PortHolder(n.Engine(), port); holder == w.ID && on == n.ID {
+			out[i] = x.nobody
+		}
+	}
+	return out
+}
+
+// Move is what a drain would do to one workload.
+type Move struct {
+	Workload string
+	To       NodeID // "" = nowhere: it would wait
+	Message  string // why nowhere
+}
+
+// PlanDrain shows what draining a node would do, highest priority first, each
+// move seeing those before it. Nothing is proposed.
+func PlanDrain(v fsm.View, node NodeID, t Tuning) []Move {
+	cand := NodesOf(v, t)
+	x := cand.c.nodes
+	if s, ok := x.slotOf[node]; ok {
+		x.unlist(s)
+		x.unlisted = draining
+	}
+	var all []*fsm.Workload
+	v.WorkloadsOn(node, func(w *fsm.Workload) bool {
+		if w.Desired == fsm.DesiredRunning {
+			all = append(all, w)
+		}
+		return true
+	})
+	slices.SortFunc(all, func(a, b *fsm.Workload) int {
+		if a.Demand.Priority != b.Demand.Priority {
+			if a.Demand.Priority > b.Demand.Priority {
+				return -1
+			}
+			return 1
+		}
+		return strings.Compare(a.ID, b.ID)
+	})
+	moves := make([]Move, 0, len(all))
+	for _, w := range all {
+		to, e := Place(w.Demand, cand.For(w.ID))
+		if to != "" {
+			cand.For(w.ID).Take(w.Demand, to)
+		}
+		moves = append(moves, Move{Workload: w.ID, To: to, Message: e.Message})
+	}
+	return moves
+}

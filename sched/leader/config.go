@@ -1,0 +1,110 @@
+package leader
+
+import (
+	"fmt"
+	"log/slog"
+	"time"
+
+	"github.com/persys/compute/sched"
+)
+
+// Config holds the leader's settings; zero values take the defaults given.
+type Config struct {
+	Tuning sched.Tuning
+
+	HeartbeatInterval time.Duration // 3 s, for agents of protocol 1 and up
+	NodeLease         time.Duration // 10 s; at least 3 × interval
+	LegacyInterval    time.Duration // 10 s, for existing peers
+	LegacyLease       time.Duration // 60 s, the least an existing peer gets
+
+	FlushEvery    time.Duration // 100 ms between commits of reports
+	FlushItems    int           // 1,000 waiting reports flush at once
+	ConfirmEvery  time.Duration // 200 ms: one Confirm serves the heartbeats of that window
+	StepEvery     time.Duration // 2 ms between steps under load, so that changes coalesce
+	OrderDeadline time.Duration // 10 s per order (SCHEDULER_AGENT_RPC_TIMEOUT)
+	NodeQueue     int           // 1,024 orders waiting per node
+	NodeParallel  int           // 4 orders in flight per node
+	Parallel      int           // 256 orders in flight in all
+	MaxBackoff    time.Duration // 5 s between tries of one order
+
+	Now     func() time.Time
+	Logger  *slog.Logger
+	Metrics Metrics
+}
+
+// Metrics receives figures; every method may be called from any goroutine.
+type Metrics interface {
+	Step(took time.Duration, commands, orders int)
+	Order(op sched.Op, took time.Duration, err error)
+	Flush(reports int)
+	Paused(d time.Duration)
+}
+
+type noMetrics struct{}
+
+func (noMetrics) Step(time.Duration, int, int)         {}
+func (noMetrics) Order(sched.Op, time.Duration, error) {}
+func (noMetrics) Flush(int)                            {}
+func (noMetrics) Paused(time.Duration)                 {}
+
+func (c Config) withDefaults() Config {
+	def := func(d *time.Duration, v time.Duration) {
+		if *d <= 0 {
+			*d = v
+		}
+	}
+	defi := func(n *int, v int) {
+		if *n <= 0 {
+			*n = v
+		}
+	}
+	def(&c.HeartbeatInterval, 3*time.Second)
+	def(&c.NodeLease, 10*time.Second)
+	def(&c.LegacyInterval, 10*time.Second)
+	def(&c.LegacyLease, 60*time.Second)
+	def(&c.FlushEvery, 100*time.Millisecond)
+	def(&c.ConfirmEvery, 200*time.Millisecond)
+	def(&c.StepEvery, 2*time.Millisecond)
+	def(&c.OrderDeadline, 10*time.Second)
+	def(&c.MaxBackoff, 5*time.Second)
+	defi(&c.FlushItems, 1000)
+	defi(&c.NodeQueue, 1024)
+	defi(&c.NodeParallel, 4)
+	defi(&c.Parallel, 256)
+	if c.Now == nil {
+		c.Now = time.Now
+	}
+	if c.Logger == nil {
+		c.Logger = slog.New(slog.DiscardHandler)
+	}
+	if c.Metrics == nil {
+		c.Metrics = noMetrics{}
+	}
+	t := &c.Tuning
+	if t.Policy == "" {
+		t.Policy = sched.Spread
+	}
+	defn := func(n *int64, v time.Duration) {
+		if *n <= 0 {
+			*n = int64(v)
+		}
+	}
+	defn(&t.MissingGrace, 15*time.Second)
+	defn(&t.RetryBase, 5*time.Second)
+	defn(&t.RetryMax, 2*time.Minute)
+	defn(&t.FailureGrace, 2*time.Minute)
+	if t.MaxAttempts <= 0 {
+		t.MaxAttempts = 5
+	}
+	return c
+}
+
+// Validate reports the first setting that breaks a rule.
+func (c Config) Validate() error {
+	c = c.withDefaults()
+	if c.NodeLease < 3*c.HeartbeatInterval {
+		return fmt.Errorf("SCHEDULER_NODE_LEASE %s must be at least three times SCHEDULER_HEARTBEAT_INTERVAL %s",
+			c.NodeLease, c.HeartbeatInterval)
+	}
+	return nil
+}

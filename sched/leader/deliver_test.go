@@ -1,0 +1,434 @@
+package leader
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	commandv1 "github.com/persys/compute/api/command/v1"
+	"github.com/persys/compute/fsm"
+	"github.com/persys/compute/sched"
+)
+
+func on(node string) func(*commandv1.WorkloadPut) {
+	return func(p *commandv1.WorkloadPut) {
+		p.Demand.Constraints = []*commandv1.Constraint{{Key: "node", Op: "=", Values: []string{node}}}
+	}
+}
+
+func named(id string) func(*commandv1.RegisterNode) {
+	return func(n *commandv1.RegisterNode) { n.Labels = []*commandv1.Label{{Key: "node", Value: id}} }
+}
+
+// crowd gives a slow node n orders, of which four have set out.
+func (w *world) crowd(n int) {
+	w.t.Helper()
+	w.agents.on("a", func(ctx context.Context, _ sched.Order) (sched.Ack, error) {
+		sleep(ctx, 2*time.Second)
+		return sched.Ack{Accepted: true}, nil
+	})
+	for i := range n {
+		w.put(fmt.Sprintf("a%d", i), on("a"))
+	}
+	w.pass(500 * time.Millisecond)
+}
+
+func TestOrders(t *testing.T) {
+	for _, c := range []struct {
+		fact string
+		fn   func(*testing.T, *world)
+	}{
+		{"a placed workload is ordered once and acknowledged", func(t *testing.T, w *world) {
+			w.put("web", on("a"))
+			w.pass(3 * time.Second)
+			got := w.agents.got("a")
+			is(t, "deliveries", len(got), 1)
+			is(t, "epoch", got[0].epoch, w.epoch())
+			is(t, "generation", got[0].Generation, w.workload("web").Generation)
+			is(t, "acknowledged", w.workload("web").Acknowledged, true)
+		}},
+		{"nothing is delivered without a Confirm", func(t *testing.T, w *world) {
+			w.log.set(func(l *fakeLog) { l.deaf = errNotLeader })
+			w.put("web", on("a"))
+			w.pass(3 * time.Second)
+			is(t, "deliveries", len(w.agents.got("a")), 0)
+			w.log.set(func(l *fakeLog) { l.deaf = nil })
+			w.pass(time.Second)
+			is(t, "deliveries after a Confirm", len(w.agents.got("a")), 1)
+		}},
+		{"nothing is delivered again without a Confirm", func(t *testing.T, w *world) {
+			w.agents.on("a", broken)
+			w.put("web", on("a"))
+			w.settle()
+			w.log.set(func(l *fakeLog) { l.deaf = errNotLeader })
+			before := len(w.agents.got("a"))
+			w.pass(5 * time.Second)
+			is(t, "deliveries", len(w.agents.got("a"))-before, 0)
+		}},
+		{"a refusal is final and told", func(t *testing.T, w *world) {
+			w.agents.on("a", func(context.Context, sched.Order) (sched.Ack, error) {
+				return sched.Ack{Refused: true, Code: "INVALID_SPECIFICATION", Message: "no such thing"}, nil
+			})
+			w.put("web", on("a"))
+			w.pass(2 * time.Second)
+			is(t, "deliveries", len(w.agents.got("a")), 1)
+			is(t, "status", w.workload("web").Status, fsm.StatusFailed)
+		}},
+		{"an order that fails is given again with a growing pause", func(t *testing.T, w *world) {
+			w.agents.on("a", broken)
+			w.put("web", on("a"))
+			w.pass(3 * time.Second)
+			got := w.agents.got("a")
+			// 0, 100, 300, 700, 1500 ms, and what each look at the state takes.
+			if len(got) < 4 || len(got) > 5 {
+				t.Fatalf("%d tries in 3 s, want 4 or 5", len(got))
+			}
+			for i := 2; i < len(got); i++ {
+				if a, b := got[i-1].at.Sub(got[i-2].at), got[i].at.Sub(got[i-1].at); b < a*3/2 {
+					t.Errorf("pause %d is %s after %s, want about twice as long", i, b, a)
+				}
+			}
+		}},
+		{"the pause between tries is bounded, and the workload says why it waits", func(t *testing.T, w *world) {
+			w.agents.on("a", broken)
+			w.put("web", on("a"))
+			w.alive(60*time.Second, "a")
+			got := w.agents.got("a")
+			if n := len(got); n < 12 {
+				t.Errorf("%d tries in a minute, want one in 5 s", n)
+			}
+			is(t, "reason", w.workload("web").Reason.Code, fsm.CodeDispatchFailed)
+		}},
+		{"an order whose agent comes back is delivered, and the next one at once", func(t *testing.T, w *world) {
+			w.agents.on("a", broken)
+			w.put("web", on("a"))
+			w.pass(time.Second)
+			w.agents.on("a", nil)
+			w.pass(2 * time.Second)
+			is(t, "acknowledged", w.workload("web").Acknowledged, true)
+		}},
+		{"a fence is no answer: the order is given again", func(t *testing.T, w *world) {
+			w.agents.on("a", func(context.Context, sched.Order) (sched.Ack, error) {
+				return sched.Ack{Fenced: true, Accepted: true, Message: "a newer epoch was seen"}, nil
+			})
+			w.put("web", on("a"))
+			w.pass(2 * time.Second)
+			is(t, "acknowledged", w.workload("web").Acknowledged, false)
+			is(t, "tried again", len(w.agents.got("a")) > 1, true)
+		}},
+		{"one order of a workload flies at a time, a newer one follows it", func(t *testing.T, w *world) {
+			release := make(chan bool)
+			w.agents.on("a", func(context.Context, sched.Order) (sched.Ack, error) {
+				<-release
+				return sched.Ack{Accepted: true}, nil
+			})
+			w.put("web", on("a"))
+			w.settle()
+			first := w.workload("web").Generation
+			w.put("web", on("a"))
+			w.pass(500 * time.Millisecond)
+			is(t, "flying", len(w.agents.got("a")), 1)
+			close(release)
+			w.pass(500 * time.Millisecond)
+			got := w.agents.got("a")
+			is(t, "deliveries", len(got), 2)
+			is(t, "first", got[0].Generation, first)
+			is(t, "second", got[1].Generation, w.workload("web").Generation)
+			is(t, "acknowledged", w.workload("web").Acknowledged, true)
+		}},
+		{"a newer order does not wait for the backoff of an older one", func(t *testing.T, w *world) {
+			w.agents.on("a", broken)
+			w.put("web", on("a"))
+			w.alive(20*time.Second, "a") // its pauses are 5 s by now
+			w.agents.on("a", nil)
+			before := len(w.agents.got("a"))
+			w.put("web", on("a"))
+			w.pass(300 * time.Millisecond)
+			is(t, "delivered at once", len(w.agents.got("a"))-before, 1)
+		}},
+		{"a withdrawn order is not given again", func(t *testing.T, w *world) {
+			w.agents.on("a", broken)
+			w.put("web", on("a"))
+			w.pass(300 * time.Millisecond)
+			w.do(&commandv1.Command{Body: &commandv1.Command_DeleteWorkload{DeleteWorkload: &commandv1.DeleteWorkload{Id: "web", Force: true}}})
+			w.pass(100 * time.Millisecond)
+			before := len(w.agents.got("a"))
+			w.pass(20 * time.Second)
+			for _, d := range w.agents.got("a")[before:] {
+				if d.Op == sched.OpApply {
+					t.Errorf("given again: %v", d.Order)
+				}
+			}
+		}},
+		{"nothing is given in a frozen mode, also not again", func(t *testing.T, w *world) {
+			w.agents.on("a", broken)
+			w.put("web", on("a"))
+			w.pass(300 * time.Millisecond)
+			w.mode(fsm.ModeDegraded)
+			w.settle()
+			before := len(w.agents.got("a"))
+			w.alive(20*time.Second, "a")
+			is(t, "deliveries", len(w.agents.got("a"))-before, 0)
+			w.mode(fsm.ModeNormal)
+			w.pass(time.Second)
+			is(t, "deliveries after it", len(w.agents.got("a")) > before, true)
+		}},
+		{"a dead node delays nobody", func(t *testing.T, w *world) {
+			w.agents.on("a", dead)
+			for i := range 100 {
+				w.put(fmt.Sprintf("a%d", i), on("a"))
+			}
+			w.pass(500 * time.Millisecond)
+			w.put("web", on("b"))
+			w.pass(500 * time.Millisecond)
+			is(t, "b has its workload", w.workload("web").Acknowledged, true)
+			w.agents.mu.Lock()
+			defer w.agents.mu.Unlock()
+			is(t, "in flight to a", w.agents.most["a"], 4)
+		}},
+		{"a node that fails is asked one thing at a time", func(t *testing.T, w *world) {
+			w.agents.on("a", dead)
+			for i := range 20 {
+				w.put(fmt.Sprintf("a%d", i), on("a"))
+			}
+			w.alive(15*time.Second, "a") // the first four have timed out
+			w.agents.mu.Lock()
+			defer w.agents.mu.Unlock()
+			is(t, "in flight to a", w.agents.flying["a"], 1)
+		}},
+		{"what waited in a queue needs another Confirm", func(t *testing.T, w *world) {
+			w.crowd(10)
+			w.log.set(func(l *fakeLog) { l.deaf = errNotLeader })
+			w.pass(5 * time.Second)
+			is(t, "set out", len(w.agents.got("a")), 4)
+			w.log.set(func(l *fakeLog) { l.deaf = nil })
+			w.alive(30*time.Second, "a")
+			is(t, "all are there", w.view().StatusCount(fsm.StatusScheduled), 0)
+		}},
+		{"what waited in a queue does not set out into a frozen mode", func(t *testing.T, w *world) {
+			w.crowd(10)
+			w.mode(fsm.ModeDegraded)
+			w.pass(5 * time.Second)
+			is(t, "set out", len(w.agents.got("a")), 4)
+		}},
+		{"every flight has a deadline", func(t *testing.T, w *world) {
+			var took atomic.Int64
+			w.agents.on("a", func(ctx context.Context, _ sched.Order) (sched.Ack, error) {
+				began := time.Now()
+				<-ctx.Done()
+				took.Store(max(took.Load(), int64(time.Since(began))))
+				return sched.Ack{}, ctx.Err()
+			})
+			w.put("web", on("a"))
+			w.alive(12*time.Second, "a")
+			is(t, "longest flight", time.Duration(took.Load()), 10*time.Second)
+		}},
+		{"a delete is asked again until the node says that it is gone", func(t *testing.T, w *world) {
+			w.put("web", on("a"))
+			w.pass(time.Second)
+			var gone atomic.Bool
+			w.agents.on("a", func(context.Context, sched.Order) (sched.Ack, error) {
+				return sched.Ack{Accepted: true, Gone: gone.Load()}, nil
+			})
+			w.do(&commandv1.Command{Body: &commandv1.Command_DeleteWorkload{DeleteWorkload: &commandv1.DeleteWorkload{Id: "web"}}})
+			w.pass(2500 * time.Millisecond)
+			n := 0
+			for _, d := range w.agents.got("a") {
+				if d.Op == sched.OpDelete {
+					n++
+				}
+			}
+			if n < 2 || n > 3 {
+				t.Errorf("%d deletes in 2.5 s, want one a second", n)
+			}
+			gone.Store(true)
+			w.pass(2 * time.Second)
+			is(t, "workloads", w.view().WorkloadCount(), 0)
+		}},
+		{"an order lost with the stint is given by the next leader", func(t *testing.T, w *world) {
+			w.agents.on("a", dead)
+			w.put("web", on("a"))
+			w.settle()
+			w.resign()
+			w.agents.on("a", nil)
+			w.log.set(func(l *fakeLog) { l.term++ })
+			w.lead()
+			w.pass(time.Second)
+			is(t, "acknowledged", w.workload("web").Acknowledged, true)
+			got := w.agents.got("a")
+			is(t, "epoch", got[len(got)-1].epoch, fsm.Epoch{Incarnation: 1, Term: 2})
+		}},
+	} {
+		t.Run(c.fact, func(t *testing.T) {
+			inWorld(t, nil, func(w *world) {
+				w.register("a", named("a"))
+				w.register("b", named("b"))
+				w.settle()
+				c.fn(t, w)
+			})
+		})
+	}
+}
+
+func TestQueuesAreBounded(t *testing.T) {
+	inWorld(t, []string{"a"}, func(w *world) {
+		w.agents.on("a", dead)
+		for i := range 50 {
+			w.put(fmt.Sprintf("a%d", i))
+		}
+		w.pass(time.Second)
+		s := w.loop.stint.Load()
+		s.orders.mu.Lock()
+		is(t, "on the books", len(s.orders.orders), 10)
+		s.orders.mu.Unlock()
+		w.agents.on("a", nil)
+		w.alive(20*time.Second, "a")
+		w.view().Workloads("", func(wl *fsm.Workload) bool {
+			if !wl.Acknowledged {
+				t.Errorf("%s was never ordered", wl.ID)
+			}
+			return true
+		})
+	}, func(c *Config) { c.NodeQueue = 10 })
+}
+
+func TestFlightsAreBoundedInAll(t *testing.T) {
+	inWorld(t, []string{"a", "b", "c"}, func(w *world) {
+		for _, n := range []string{"a", "b", "c"} {
+			w.agents.on(n, func(ctx context.Context, _ sched.Order) (sched.Ack, error) {
+				sleep(ctx, 10*time.Millisecond)
+				return sched.Ack{Accepted: true}, nil
+			})
+		}
+		for i := range 60 {
+			w.put(fmt.Sprintf("w%d", i))
+		}
+		w.pass(3 * time.Second)
+		w.agents.mu.Lock()
+		defer w.agents.mu.Unlock()
+		is(t, "at the same time", w.agents.peak, 5)
+	}, func(c *Config) { c.Parallel = 5 })
+}
+
+func TestOutstanding(t *testing.T) {
+	order := func(sequence uint64, op sched.Op) sched.Order {
+		return sched.Order{Op: op, Node: "a", Workload: "web", Generation: fsm.Generation{Incarnation: 1, Sequence: sequence}}
+	}
+	inWorld(t, []string{"a"}, func(w *world) {
+		w.agents.on("a", dead)
+		d := w.loop.stint.Load().orders
+		is(t, "before", d.outstanding(order(5, sched.OpApply)), false)
+		d.add([]sched.Order{order(5, sched.OpApply)})
+		is(t, "itself", d.outstanding(order(5, sched.OpApply)), true)
+		is(t, "an older one", d.outstanding(order(4, sched.OpApply)), true)
+		is(t, "a newer one", d.outstanding(order(6, sched.OpDelete)), false)
+		d.add([]sched.Order{order(6, sched.OpDelete)})
+		is(t, "the newer one behind it", d.outstanding(order(6, sched.OpDelete)), true)
+		is(t, "busy", d.busy("a", "web"), true)
+		is(t, "busy elsewhere", d.busy("b", "web"), false)
+	})
+}
+
+func TestLoop(t *testing.T) {
+	for _, c := range []struct {
+		fact string
+		fn   func(*testing.T, *world)
+	}{
+		{"a command whose fate is unknown is looked at anew", func(t *testing.T, w *world) {
+			w.log.set(func(l *fakeLog) { l.fail = errUnknown })
+			w.put("web")
+			w.pass(300 * time.Millisecond)
+			is(t, "placed all the same", w.workload("web").Node, "a")
+			w.log.set(func(l *fakeLog) { l.fail = nil })
+			w.pass(time.Second)
+			is(t, "acknowledged", w.workload("web").Acknowledged, true)
+			is(t, "placed once", w.log.count("assign"), 1)
+		}},
+		{"a command that was not taken is proposed again", func(t *testing.T, w *world) {
+			w.log.set(func(l *fakeLog) { l.fail = errors.New("busy") })
+			w.put("web")
+			w.pass(300 * time.Millisecond)
+			is(t, "placed", w.workload("web").Node, "")
+			w.log.set(func(l *fakeLog) { l.fail = nil })
+			w.pass(300 * time.Millisecond)
+			is(t, "placed", w.workload("web").Node, "a")
+		}},
+		{"it wakes at the time that the step asks for", func(t *testing.T, w *world) {
+			w.put("web")
+			w.pass(time.Second)
+			r := w.running("web")
+			r.Observation.State, r.Observation.Code = fsm.ActualFailed, "RUNTIME_ERROR"
+			w.beat(sched.Heartbeat{Node: "a", Reports: []sched.Reported{r}})
+			w.pass(200 * time.Millisecond)
+			next := time.Duration(w.workload("web").Retry.NextAt - time.Now().UnixNano())
+			is(t, "a retry is due", next > 0, true)
+			w.beat(sched.Heartbeat{Node: "a"})
+			before := w.workload("web").Generation
+			w.pass(next + 50*time.Millisecond)
+			is(t, "given again", before.Less(w.workload("web").Generation), true)
+		}},
+		{"a feed that was lost is replaced by a view", func(t *testing.T, w *world) {
+			w.log.st.Restore(w.log.last)
+			w.settle()
+			w.put("web")
+			w.settle()
+			w.log.st.Restore(w.log.last)
+			w.pass(time.Second)
+			is(t, "acknowledged", w.workload("web").Acknowledged, true)
+		}},
+		{"nodes that appeared while the feed was lost have a lease, removed ones none", func(t *testing.T, w *world) {
+			w.log.set(func(l *fakeLog) {
+				tx := l.last.Begin()
+				for _, c := range []*commandv1.Command{
+					{Body: &commandv1.Command_RemoveNode{RemoveNode: &commandv1.RemoveNode{Id: "a", Force: true}}},
+					{Body: &commandv1.Command_RegisterNode{RegisterNode: &commandv1.RegisterNode{Id: "z", Endpoint: "h:1", CpuMillicores: 1, MemoryMib: 1, Protocol: 1}}},
+				} {
+					l.index++
+					if r, _ := tx.Apply(fsm.Meta{Index: l.index, Term: 1}, c); r.Err() != nil {
+						t.Fatal(r.Err())
+					}
+				}
+				l.last = tx.Commit()
+				l.st.Restore(l.last)
+			})
+			w.settle()
+			_, _, ok := w.loop.LeaseOf("a")
+			is(t, "a is known", ok, false)
+			about(t, "z has left", w.expires("z"), 10*time.Second)
+		}},
+		{"an idle leader proposes and confirms nothing", func(t *testing.T, w *world) {
+			w.put("web")
+			w.pass(2 * time.Second)
+			w.beat(sched.Heartbeat{Node: "a", Reports: []sched.Reported{w.running("web")}})
+			w.pass(2 * time.Second)
+			index, confirms := w.view().Info().Index, w.log.confirmed()
+			w.pass(5 * time.Second)
+			is(t, "index", w.view().Info().Index, index)
+			is(t, "confirms", w.log.confirmed(), confirms)
+		}},
+		{"it ends promptly although everything hangs", func(t *testing.T, w *world) {
+			w.agents.on("a", dead)
+			w.put("web")
+			w.settle()
+			w.log.set(func(l *fakeLog) { l.slow = time.Hour })
+			w.put("api")
+			w.pass(time.Second)
+			began := time.Now()
+			w.resign()
+			is(t, "time to end", time.Since(began), 0)
+			is(t, "leading", w.loop.Leading(), false)
+		}},
+		{"it ends when the store is closed and ctx is", func(t *testing.T, w *world) {
+			w.log.st.Close()
+			w.pass(time.Second)
+			w.resign()
+		}},
+	} {
+		t.Run(c.fact, func(t *testing.T) {
+			inWorld(t, []string{"a"}, func(w *world) { c.fn(t, w) })
+		})
+	}
+}

@@ -1,0 +1,302 @@
+package leader
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	commandv1 "github.com/persys/compute/api/command/v1"
+	"github.com/persys/compute/fsm"
+	"github.com/persys/compute/sched"
+)
+
+func TestLease(t *testing.T) {
+	for _, c := range []struct {
+		fact  string
+		nodes []string
+		fn    func(*testing.T, *world)
+	}{
+		{"a new stint grants every node one full lease", []string{"a", "b"}, func(t *testing.T, w *world) {
+			w.pass(9500 * time.Millisecond)
+			is(t, "a is up before the lease ends", w.node("a").Up, true)
+			w.pass(600 * time.Millisecond)
+			is(t, "a is up after the lease", w.node("a").Up, false)
+			is(t, "b is up after the lease", w.node("b").Up, false)
+		}},
+		{"the next stint grants a full lease again", []string{"a"}, func(t *testing.T, w *world) {
+			w.pass(9 * time.Second)
+			w.resign()
+			w.log.set(func(l *fakeLog) { l.term++ })
+			w.lead()
+			w.pass(9 * time.Second)
+			is(t, "a is up", w.node("a").Up, true)
+			w.pass(1200 * time.Millisecond)
+			is(t, "a is up after the lease", w.node("a").Up, false)
+		}},
+		{"a confirmed heartbeat extends the lease from its arrival", []string{"a"}, func(t *testing.T, w *world) {
+			w.pass(5 * time.Second)
+			sent := time.Now()
+			l := w.beat(sched.Heartbeat{Node: "a"})
+			is(t, "duration", l.Duration, int64(10*time.Second))
+			is(t, "end", l.ExpiresAt, sent.Add(10*time.Second).UnixNano())
+			is(t, "interval", l.Interval, int64(3*time.Second))
+		}},
+		{"without a Confirm the old end is repeated", []string{"a"}, func(t *testing.T, w *world) {
+			first := w.beat(sched.Heartbeat{Node: "a"})
+			w.pass(2 * time.Second)
+			w.log.set(func(l *fakeLog) { l.deaf = errNotLeader })
+			l := w.beat(sched.Heartbeat{Node: "a"})
+			is(t, "end", l.ExpiresAt, first.ExpiresAt)
+			is(t, "duration", l.Duration, 0)
+			w.pass(8200 * time.Millisecond)
+			is(t, "a is up after the old end", w.node("a").Up, false)
+		}},
+		{"a Confirm that began before the heartbeat arrived does not count", []string{"a", "b"}, func(t *testing.T, w *world) {
+			w.pass(time.Second)
+			w.log.set(func(l *fakeLog) { l.slow = time.Second })
+			done := make(chan sched.Lease)
+			go func() { done <- w.beat(sched.Heartbeat{Node: "a"}) }()
+			w.pass(500 * time.Millisecond) // the Confirm for a is under way
+			go func() { done <- w.beat(sched.Heartbeat{Node: "b"}) }()
+			l := <-done
+			is(t, "a is extended", l.Duration > 0, true)
+			w.log.set(func(l *fakeLog) { l.deaf = errNotLeader })
+			l = <-done
+			is(t, "b is extended", l.Duration > 0, false)
+		}},
+		{"one Confirm serves all heartbeats of a window", []string{"a", "b"}, func(t *testing.T, w *world) {
+			w.pass(time.Second)
+			before := w.log.confirmed()
+			done := make(chan bool)
+			for i := range 50 {
+				go func() {
+					time.Sleep(time.Duration(i) * 4 * time.Millisecond)
+					w.beat(sched.Heartbeat{Node: []string{"a", "b"}[i%2]})
+					done <- true
+				}()
+			}
+			for range 50 {
+				<-done
+			}
+			if n := w.log.confirmed() - before; n > 3 {
+				t.Errorf("%d Confirms for heartbeats of 200 ms, want at most 3", n)
+			}
+		}},
+		{"an unknown node is told so", nil, func(t *testing.T, w *world) {
+			_, err := w.loop.Heartbeat(context.Background(), sched.Heartbeat{Node: "x"})
+			var unknown *ErrUnknownNode
+			is(t, "unknown", errors.As(err, &unknown), true)
+			_, err = w.loop.Registered(context.Background(), "x")
+			is(t, "unknown", errors.As(err, &unknown), true)
+		}},
+		{"outside a stint nobody is answered", []string{"a"}, func(t *testing.T, w *world) {
+			w.resign()
+			_, err := w.loop.Heartbeat(context.Background(), sched.Heartbeat{Node: "a"})
+			is(t, "not leading", errors.Is(err, ErrNotLeading), true)
+			_, err = w.loop.Registered(context.Background(), "a")
+			is(t, "not leading", errors.Is(err, ErrNotLeading), true)
+			_, _, ok := w.loop.LeaseOf("a")
+			is(t, "has a lease", ok, false)
+		}},
+		{"a heartbeat whose stint ends while it waits is not answered", []string{"a"}, func(t *testing.T, w *world) {
+			w.beat(sched.Heartbeat{Node: "a"})
+			got := make(chan error)
+			go func() {
+				_, err := w.loop.Heartbeat(context.Background(), sched.Heartbeat{Node: "a"})
+				got <- err
+			}()
+			synctest.Wait() // it waits for the next window
+			w.resign()
+			is(t, "not leading", errors.Is(<-got, ErrNotLeading), true)
+		}},
+		{"a node that registers gets its lease, and is asked for its complete list", []string{"a"}, func(t *testing.T, w *world) {
+			w.register("b")
+			l, err := w.loop.Registered(context.Background(), "b")
+			is(t, "err", err, nil)
+			is(t, "duration", l.Duration, int64(10*time.Second))
+			is(t, "send full", l.SendFull, true)
+			is(t, "epoch", l.Epoch, w.epoch())
+			l = w.beat(sched.Heartbeat{Node: "b", Full: true, Sequence: 1})
+			is(t, "send full after a full list", l.SendFull, false)
+		}},
+		{"a node that was never told a lease gets none without a Confirm", nil, func(t *testing.T, w *world) {
+			w.register("b")
+			w.log.set(func(l *fakeLog) { l.deaf = errNotLeader })
+			_, err := w.loop.Registered(context.Background(), "b")
+			is(t, "not leading", errors.Is(err, ErrNotLeading), true)
+		}},
+		{"an existing peer gets at least 60 s, every 10 s", nil, func(t *testing.T, w *world) {
+			w.register("old", legacy)
+			l, err := w.loop.Registered(context.Background(), "old")
+			is(t, "err", err, nil)
+			is(t, "duration", l.Duration, int64(time.Minute))
+			is(t, "interval", l.Interval, int64(10*time.Second))
+			w.pass(59 * time.Second)
+			is(t, "up after 59 s", w.node("old").Up, true)
+			w.pass(2 * time.Second)
+			is(t, "up after 61 s", w.node("old").Up, false)
+		}},
+		{"a heartbeat that was overtaken changes nothing", []string{"a"}, func(t *testing.T, w *world) {
+			w.beat(sched.Heartbeat{Node: "a", Sequence: 7, CPUUsed: 7})
+			w.pass(time.Second)
+			l := w.beat(sched.Heartbeat{Node: "a", Sequence: 6, CPUUsed: 6})
+			is(t, "duration", l.Duration, 0)
+			cpu, _, _, _ := w.loop.UsageOf("a")
+			is(t, "usage", cpu, 7)
+			if _, err := w.loop.Registered(context.Background(), "a"); err != nil {
+				t.Error(err)
+			}
+			l = w.beat(sched.Heartbeat{Node: "a", Sequence: 1})
+			is(t, "extended after registering anew", l.Duration > 0, true)
+		}},
+		{"a lost node that is heard again returns", []string{"a"}, func(t *testing.T, w *world) {
+			w.pass(11 * time.Second)
+			is(t, "up", w.node("a").Up, false)
+			w.beat(sched.Heartbeat{Node: "a"})
+			w.settle()
+			is(t, "up when heard", w.node("a").Up, true)
+		}},
+		{"a lost node that is heard without a Confirm does not return", []string{"a"}, func(t *testing.T, w *world) {
+			w.pass(11 * time.Second)
+			w.log.set(func(l *fakeLog) { l.deaf = errNotLeader })
+			w.beat(sched.Heartbeat{Node: "a"})
+			w.pass(time.Second)
+			is(t, "up", w.node("a").Up, false)
+		}},
+		{"unchanged heartbeats commit nothing", []string{"a"}, func(t *testing.T, w *world) {
+			w.put("web")
+			w.pass(time.Second)
+			w.beat(sched.Heartbeat{Node: "a", Full: true, Reports: []sched.Reported{w.running("web")}})
+			w.pass(time.Second)
+			before := w.view().Info().Index
+			for range 20 {
+				w.beat(sched.Heartbeat{Node: "a", Full: true, Reports: []sched.Reported{w.running("web")}})
+				w.pass(3 * time.Second)
+			}
+			is(t, "log index", w.view().Info().Index, before)
+		}},
+		{"the end of a frozen mode lets nobody expire before a full lease", []string{"a"}, func(t *testing.T, w *world) {
+			w.mode(fsm.ModeDegraded)
+			w.pass(9 * time.Second)
+			w.mode(fsm.ModeNormal)
+			w.settle()
+			about(t, "what is left", w.expires("a"), 10*time.Second)
+		}},
+		{"the end of a frozen mode that the feed did not deliver counts too", []string{"a"}, func(t *testing.T, w *world) {
+			w.pass(9 * time.Second)
+			w.log.st.Restore(w.log.last)
+			w.settle()
+			about(t, "what is left", w.expires("a"), 10*time.Second)
+		}},
+		{"a heartbeat in a frozen mode is answered, and drains", []string{"a"}, func(t *testing.T, w *world) {
+			w.mode(fsm.ModeDegraded)
+			l := w.beat(sched.Heartbeat{Node: "a"})
+			is(t, "drain", l.Drain, true)
+			is(t, "extended", l.Duration > 0, true)
+		}},
+		{"a pause of this process moves every deadline", []string{"a", "b"}, func(t *testing.T, w *world) {
+			w.pass(8 * time.Second)
+			w.ahead.Add(int64(time.Hour))
+			w.pass(1800 * time.Millisecond)
+			is(t, "a is up when its own time is not over", w.node("a").Up, true)
+			w.pass(800 * time.Millisecond)
+			is(t, "a is up when it is", w.node("a").Up, false)
+		}},
+		{"a clock that is set back neither expires nor keeps nodes", []string{"a"}, func(t *testing.T, w *world) {
+			w.pass(5 * time.Second)
+			w.ahead.Add(-int64(time.Hour))
+			w.pass(4500 * time.Millisecond)
+			is(t, "a is up before its time", w.node("a").Up, true)
+			w.pass(time.Second)
+			is(t, "a is up after it", w.node("a").Up, false)
+		}},
+		{"a removed node is forgotten, one that is added again is new", []string{"a"}, func(t *testing.T, w *world) {
+			w.do(&commandv1.Command{Body: &commandv1.Command_RemoveNode{RemoveNode: &commandv1.RemoveNode{Id: "a", Force: true}}})
+			w.settle()
+			_, _, ok := w.loop.LeaseOf("a")
+			is(t, "known", ok, false)
+			w.register("a")
+			w.settle()
+			about(t, "what is left", w.expires("a"), 10*time.Second)
+		}},
+	} {
+		t.Run(c.fact, func(t *testing.T) {
+			inWorld(t, c.nodes, func(w *world) { c.fn(t, w) })
+		})
+	}
+}
+
+func TestTermsGrowWithTheCluster(t *testing.T) {
+	l := New(Config{}, nil, nil, nil)
+	for _, c := range []struct {
+		protocol           uint32
+		nodes              int
+		interval, duration time.Duration
+	}{
+		{1, 3, 3 * time.Second, 10 * time.Second},
+		{1, 1000, 3 * time.Second, 10 * time.Second},
+		{1, 4000, 12 * time.Second, 40 * time.Second},
+		{0, 3, 10 * time.Second, time.Minute},
+		{0, 4000, 10 * time.Second, time.Minute},
+	} {
+		t.Run(fmt.Sprintf("protocol %d, %d nodes", c.protocol, c.nodes), func(t *testing.T) {
+			interval, duration := l.terms(c.protocol, c.nodes)
+			is(t, "interval", interval, c.interval)
+			is(t, "duration", duration, c.duration)
+		})
+	}
+}
+
+func TestConfigRefusesAShortLease(t *testing.T) {
+	is(t, "err", Config{NodeLease: 8 * time.Second}.Validate() != nil, true)
+	is(t, "err", Config{NodeLease: 9 * time.Second}.Validate() == nil, true)
+}
+
+func TestTableKeepsTheNewerRecord(t *testing.T) {
+	tb := newTable(func(uint32, int) int64 { return 10 })
+	tb.observe(&fsm.Node{ID: "a", Up: true, ModifyIndex: 5}, 100)
+	tb.observe(&fsm.Node{ID: "a", Up: false, ModifyIndex: 4}, 101)
+	b, _, _ := tb.get("a")
+	is(t, "up after an older change", b.up, true)
+	tb.removed(&fsm.Node{ID: "a", ModifyIndex: 4})
+	_, _, ok := tb.get("a")
+	is(t, "known after an older removal", ok, true)
+	tb.removed(&fsm.Node{ID: "a", ModifyIndex: 5})
+	_, _, ok = tb.get("a")
+	is(t, "known after its removal", ok, false)
+	is(t, "next expiry", tb.NextExpiry(), 0)
+}
+
+func TestANodeBeingDeclaredLostIsGrantedNothing(t *testing.T) {
+	tb := newTable(func(uint32, int) int64 { return 10 })
+	tb.observe(&fsm.Node{ID: "a", Up: true, ModifyIndex: 1}, 100)
+	tb.Expired(110, func(sched.NodeID, int64) bool { return true })
+	ok, _ := tb.extend("a", 109)
+	is(t, "extended while it is declared lost", ok, false)
+	tb.pardon()
+	ok, _ = tb.extend("a", 111)
+	is(t, "extended afterwards", ok, true)
+	is(t, "next expiry", tb.NextExpiry(), 121)
+}
+
+func TestPulse(t *testing.T) {
+	start := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
+	for _, c := range []struct {
+		fact       string
+		gap, shift time.Duration
+	}{
+		{"a beat on time shifts nothing", pulseEvery, 0},
+		{"a little lateness is noise", pulseEvery + pulseLate, 0},
+		{"a pause shifts by all of the gap", 3 * time.Second, 3 * time.Second},
+		{"a clock that was set back shifts back", -time.Hour, -time.Hour},
+	} {
+		t.Run(c.fact, func(t *testing.T) {
+			var p pulse
+			is(t, "the first beat", p.beat(start), 0)
+			is(t, "shift", p.beat(start.Add(c.gap)), c.shift)
+		})
+	}
+}

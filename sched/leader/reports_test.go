@@ -1,0 +1,248 @@
+package leader
+
+import (
+	"context"
+	"fmt"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	commandv1 "github.com/persys/compute/api/command/v1"
+	"github.com/persys/compute/fsm"
+	"github.com/persys/compute/sched"
+)
+
+func TestReports(t *testing.T) {
+	// Each world has web running on a, acknowledged, and nothing under way.
+	for _, c := range []struct {
+		fact string
+		fn   func(*testing.T, *world)
+	}{
+		{"a transition is committed within 100 ms", func(t *testing.T, w *world) {
+			r := w.running("web")
+			r.Observation.State = fsm.ActualFailed
+			go w.beat(sched.Heartbeat{Node: "a", Reports: []sched.Reported{r}})
+			w.pass(110 * time.Millisecond)
+			is(t, "state", w.workload("web").Actual.State, fsm.ActualFailed)
+		}},
+		{"the latest word of a window is the only one committed", func(t *testing.T, w *world) {
+			before := w.log.count("report")
+			for i := range 5 {
+				r := w.running("web")
+				r.Observation.Message = fmt.Sprint("word ", i)
+				go w.beat(sched.Heartbeat{Node: "a", Sequence: uint64(i + 1), Reports: []sched.Reported{r}})
+				w.pass(time.Millisecond)
+			}
+			w.pass(300 * time.Millisecond)
+			is(t, "message", w.workload("web").Actual.Message, "word 4")
+			if n := w.log.count("report") - before; n > 2 {
+				t.Errorf("%d commits, want at most 2", n)
+			}
+		}},
+		{"a word about a former generation is not committed", func(t *testing.T, w *world) {
+			r := w.running("web")
+			r.Observation.Generation.Sequence--
+			r.Observation.State = fsm.ActualFailed
+			before := w.log.count("report")
+			w.beat(sched.Heartbeat{Node: "a", Reports: []sched.Reported{r}})
+			w.pass(time.Second)
+			is(t, "commits", w.log.count("report")-before, 0)
+		}},
+		{"a word about a workload of another node is not committed", func(t *testing.T, w *world) {
+			w.register("b")
+			r := w.running("web")
+			r.Observation.State = fsm.ActualFailed
+			before := w.log.count("report")
+			w.beat(sched.Heartbeat{Node: "b", Reports: []sched.Reported{r}})
+			w.pass(time.Second)
+			is(t, "commits", w.log.count("report")-before, 0)
+		}},
+		{"what a node still has of a workload that was placed elsewhere is told to stop, once", func(t *testing.T, w *world) {
+			w.register("b")
+			orders := 0
+			w.agents.on("b", func(_ context.Context, o sched.Order) (sched.Ack, error) {
+				orders++
+				is(t, "order", o, sched.Order{Op: sched.OpDelete, Node: "b", Workload: "web", Generation: w.workload("web").Generation})
+				return sched.Ack{Gone: true}, nil
+			})
+			r := w.running("web")
+			r.Observation.Generation.Sequence--
+			before := w.log.count("report")
+			w.beat(sched.Heartbeat{Node: "b", Reports: []sched.Reported{r}})
+			w.pass(time.Second)
+			is(t, "orders", orders, 1)
+			is(t, "commits", w.log.count("report")-before, 2)
+			_, ok := w.view().Residual("b", "web")
+			is(t, "residual", ok, false)
+			is(t, "node", w.workload("web").Node, "a")
+		}},
+		{"what is ordered to stop already is not committed again", func(t *testing.T, w *world) {
+			w.register("b")
+			w.agents.on("b", func(context.Context, sched.Order) (sched.Ack, error) { return sched.Ack{Accepted: true}, nil })
+			r := w.running("web")
+			r.Observation.Generation.Sequence--
+			before := w.log.count("report")
+			for i := range 3 {
+				w.beat(sched.Heartbeat{Node: "b", Sequence: uint64(i + 1), Reports: []sched.Reported{r}})
+				w.pass(time.Second)
+			}
+			is(t, "commits", w.log.count("report")-before, 1)
+			_, ok := w.view().Residual("b", "web")
+			is(t, "residual", ok, true)
+		}},
+		{"bound ports and addresses reach the state", func(t *testing.T, w *world) {
+			r := w.running("web")
+			r.Observation.Ports = []fsm.PortBinding{{HostPort: 32768, ContainerPort: 80, Protocol: "tcp"}}
+			r.Observation.Addresses = []string{"172.17.0.2"}
+			w.beat(sched.Heartbeat{Node: "a", Reports: []sched.Reported{r}})
+			w.pass(time.Second)
+			is(t, "ports", fmt.Sprint(w.workload("web").Actual.Ports), "[{32768 80 tcp}]")
+			is(t, "addresses", fmt.Sprint(w.workload("web").Actual.Addresses), "[172.17.0.2]")
+		}},
+		{"what a complete list lacks is missing", func(t *testing.T, w *world) {
+			w.beat(sched.Heartbeat{Node: "a", Full: true})
+			w.pass(time.Second)
+			is(t, "state", w.workload("web").Actual.State, fsm.ActualMissing)
+			is(t, "node", w.workload("web").Node, "a")
+		}},
+		{"what a complete list names only at a former generation is missing", func(t *testing.T, w *world) {
+			r := w.running("web")
+			r.Observation.Generation.Sequence--
+			w.beat(sched.Heartbeat{Node: "a", Full: true, Reports: []sched.Reported{r}})
+			w.pass(time.Second)
+			is(t, "state", w.workload("web").Actual.State, fsm.ActualMissing)
+		}},
+		{"a list of changes proves nothing missing", func(t *testing.T, w *world) {
+			w.beat(sched.Heartbeat{Node: "a"})
+			w.pass(time.Second)
+			is(t, "state", w.workload("web").Actual.State, fsm.ActualRunning)
+		}},
+		{"an order that was not acknowledged is not missing", func(t *testing.T, w *world) {
+			w.agents.on("a", broken)
+			w.put("api")
+			w.pass(time.Second)
+			w.beat(sched.Heartbeat{Node: "a", Full: true, Reports: []sched.Reported{w.running("web")}})
+			w.pass(time.Second)
+			is(t, "state", w.workload("api").Actual.State, fsm.ActualNone)
+		}},
+		{"an order that was answered a moment ago is not missing from an older list", func(t *testing.T, w *world) {
+			w.put("api")
+			w.pass(120 * time.Millisecond) // acknowledged and committed
+			is(t, "acknowledged", w.workload("api").Acknowledged, true)
+			w.beat(sched.Heartbeat{Node: "a", Full: true, Reports: []sched.Reported{w.running("web")}})
+			w.pass(time.Second)
+			is(t, "state", w.workload("api").Actual.State, fsm.ActualPending)
+		}},
+		{"a missing workload that is reported again within the grace is not given a retry", func(t *testing.T, w *world) {
+			before := w.workload("web").Generation
+			w.beat(sched.Heartbeat{Node: "a", Full: true})
+			w.alive(10*time.Second, "a")
+			w.beat(sched.Heartbeat{Node: "a", Full: true, Reports: []sched.Reported{w.running("web")}})
+			w.alive(20*time.Second, "a")
+			is(t, "state", w.workload("web").Actual.State, fsm.ActualRunning)
+			is(t, "generation", w.workload("web").Generation, before)
+		}},
+		{"gone counts for a residual", func(t *testing.T, w *world) {
+			w.agents.on("a", func(context.Context, sched.Order) (sched.Ack, error) { return sched.Ack{Accepted: true}, nil })
+			w.do(&commandv1.Command{Body: &commandv1.Command_DeleteWorkload{DeleteWorkload: &commandv1.DeleteWorkload{Id: "web"}}})
+			w.settle()
+			r, ok := w.view().Residual("a", "web")
+			is(t, "residual", ok, true)
+			older := fsm.Generation{Incarnation: r.Generation.Incarnation, Sequence: r.Generation.Sequence - 1}
+			gone := func(g fsm.Generation) sched.Reported {
+				return sched.Reported{Workload: "web", Gone: true, Observation: fsm.Observation{Generation: g}}
+			}
+			w.beat(sched.Heartbeat{Node: "a", Reports: []sched.Reported{gone(older)}})
+			w.pass(time.Second)
+			_, ok = w.view().Residual("a", "web")
+			is(t, "residual after an older word", ok, true)
+			w.beat(sched.Heartbeat{Node: "a", Reports: []sched.Reported{gone(r.Generation)}})
+			w.pass(time.Second)
+			_, ok = w.view().Residual("a", "web")
+			is(t, "residual after the word", ok, false)
+			is(t, "workloads", w.view().WorkloadCount(), 0)
+		}},
+		{"gone of what the state never had is not committed", func(t *testing.T, w *world) {
+			before := w.log.count("report")
+			w.beat(sched.Heartbeat{Node: "a", Reports: []sched.Reported{{Workload: "x", Gone: true}}})
+			w.pass(time.Second)
+			is(t, "commits", w.log.count("report")-before, 0)
+		}},
+		{"a peer without generations is believed once the order is acknowledged", func(t *testing.T, w *world) {
+			r := sched.Reported{Workload: "web", Observation: fsm.Observation{State: fsm.ActualFailed}}
+			w.beat(sched.Heartbeat{Node: "a", Full: true, Reports: []sched.Reported{r}})
+			w.pass(time.Second)
+			is(t, "state", w.workload("web").Actual.State, fsm.ActualFailed)
+		}},
+		{"the answer to an order does not undo what the node has said since", func(t *testing.T, w *world) {
+			release := make(chan bool)
+			w.agents.on("a", func(context.Context, sched.Order) (sched.Ack, error) {
+				<-release
+				return sched.Ack{Accepted: true, State: fsm.ActualPending}, nil
+			})
+			w.put("api")
+			w.settle()
+			w.beat(sched.Heartbeat{Node: "a", Reports: []sched.Reported{w.running("api")}})
+			w.pass(time.Second)
+			close(release)
+			w.pass(time.Second)
+			is(t, "state", w.workload("api").Actual.State, fsm.ActualRunning)
+		}},
+		{"a node whose report was lost is asked for everything", func(t *testing.T, w *world) {
+			w.beat(sched.Heartbeat{Node: "a", Full: true, Reports: []sched.Reported{w.running("web")}})
+			w.pass(time.Second)
+			w.log.set(func(l *fakeLog) { l.fail = errNotLeader })
+			r := w.running("web")
+			r.Observation.Message = "news"
+			w.beat(sched.Heartbeat{Node: "a", Reports: []sched.Reported{r}})
+			w.pass(time.Second)
+			w.log.set(func(l *fakeLog) { l.fail = nil })
+			is(t, "send full", w.beat(sched.Heartbeat{Node: "a"}).SendFull, true)
+		}},
+	} {
+		t.Run(c.fact, func(t *testing.T) {
+			inWorld(t, []string{"a"}, func(w *world) {
+				w.put("web")
+				w.pass(time.Second)
+				w.beat(sched.Heartbeat{Node: "a", Full: true, Reports: []sched.Reported{w.running("web")}})
+				w.pass(time.Second)
+				is(t, "web", w.workload("web").Status, fsm.StatusRunning)
+				c.fn(t, w)
+			})
+		})
+	}
+}
+
+func TestManyReportsFlushAtOnce(t *testing.T) {
+	inWorld(t, []string{"a"}, func(w *world) {
+		const n = 40
+		for i := range n {
+			w.put(fmt.Sprintf("w%02d", i))
+		}
+		w.pass(5 * time.Second)
+		// The first word opens a window; the rest of it must not wait for its end.
+		go w.beat(sched.Heartbeat{Node: "a", Sequence: 1, Reports: []sched.Reported{w.running("w00")}})
+		w.pass(time.Millisecond)
+		var all []sched.Reported
+		for i := range n {
+			all = append(all, w.running(fmt.Sprintf("w%02d", i)))
+		}
+		go w.beat(sched.Heartbeat{Node: "a", Sequence: 2, Reports: all})
+		w.pass(10 * time.Millisecond)
+		is(t, "running", w.view().StatusCount(fsm.StatusRunning), n)
+		w.pass(time.Second)
+	}, func(c *Config) { c.FlushItems, c.FlushEvery = 20, time.Minute })
+}
+
+func TestReportsOfABatchAreBounded(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newReports()
+		for i := range 25 {
+			r.add(10, &commandv1.WorkloadReport{Node: "a", Workload: fmt.Sprint(i)})
+		}
+		is(t, "first", len(r.take(10)), 10)
+		is(t, "second", len(r.take(10)), 10)
+		is(t, "third", len(r.take(10)), 5)
+		is(t, "rest", len(r.take(10)), 0)
+	})
+}

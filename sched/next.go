@@ -1,0 +1,173 @@
+package sched
+
+import (
+	commandv1 "github.com/persys/compute/api/command/v1"
+	"github.com/persys/compute/fsm"
+)
+
+// Times that are not the operator's to tune, nanoseconds.
+const (
+	millisecond = int64(1_000_000)
+	second      = 1000 * millisecond
+
+	recheckAfter = 1 * second        // a step that proposed something is looked at again, even if nothing is heard
+	soon         = 100 * millisecond // a deadline that has passed but could not be served
+	explainEvery = 10 * second       // one workload's explanation changes its wording no more often
+	minBackoff   = 250 * millisecond // no retry comes sooner
+	perCommand   = 1000              // items of one command, so that it stays well below a log batch
+)
+
+// DefaultTuning is what a leader uses that was told nothing.
+func DefaultTuning() Tuning {
+	return Tuning{MissingGrace: 15 * second, FailureGrace: 120 * second}.withDefaults()
+}
+
+func (t Tuning) withDefaults() Tuning {
+	if t.Policy != BinPack {
+		t.Policy = Spread
+	}
+	if t.RetryBase <= 0 {
+		t.RetryBase = 5 * second
+	}
+	if t.RetryMax <= 0 {
+		t.RetryMax = 120 * second
+	}
+	if t.MaxAttempts <= 0 {
+		t.MaxAttempts = 5
+	}
+	if t.MaxCommands <= 0 {
+		t.MaxCommands = 4096
+	}
+	return t
+}
+
+// Next plans one step. c may be nil or new: the step is the same, only slower.
+// The commands of a step are bounded by Tuning.MaxCommands items, its orders by
+// as many; if something remains, WakeAt is Now.
+func Next(w World, c *Cache) Step {
+	if c == nil {
+		c = NewCache()
+	}
+	w.Tuning = w.Tuning.withDefaults()
+	c.sync(&w)
+	p := &planner{World: w, c: c, left: w.Tuning.MaxCommands}
+	p.expire()
+	if w.State.Info().Mode.Frozen() {
+		return p.finish()
+	}
+	c.pop(w.Now)
+	p.relieve()
+	p.review()
+	p.retryDue()
+	p.place()
+	p.order()
+	p.wake(first(c.due.next()))
+	return p.finish()
+}
+
+func first(at int64, _ string) int64 { return at }
+
+// planner is one step at work.
+type planner struct {
+	World
+	c    *Cache
+	left int  // items that still fit into this step
+	more bool // something did not fit
+	step Step
+	at   int64 // earliest deadline so far, 0 = none
+
+	lost map[string]bool // nodes that this step declares down
+	back map[string]bool // nodes that this step declares up again
+	done map[string]bool // workloads that this step already moves
+
+	states   []*commandv1.NodeState
+	evicted  []*commandv1.Eviction
+	retries  []*commandv1.Retry
+	assigned []*commandv1.Assignment
+	unplaced []*commandv1.Unplaced
+
+	failed   map[string]bool // demands that found no node at version failedAt
+	failedAt uint64
+	tallies  map[string]string
+	tallyAt  uint64
+	key      []byte
+}
+
+// spend takes one item from the step's bound; false means the step is full.
+func (p *planner) spend() bool {
+	if p.left == 0 {
+		p.more = true
+		return false
+	}
+	p.left--
+	return true
+}
+
+func (p *planner) mark(id string) {
+	if p.done == nil {
+		p.done = map[string]bool{}
+	}
+	p.done[id] = true
+}
+
+func (p *planner) note(action, workload, node, detail string) {
+	p.step.Why = append(p.step.Why, Note{Workload: workload, Node: node, Action: action, Detail: detail})
+}
+
+// wake asks for a step at a time; a time that has passed means soon.
+func (p *planner) wake(at int64) {
+	if at == 0 {
+		return
+	}
+	if at <= p.Now {
+		at = p.Now + soon
+	}
+	if p.at == 0 || at < p.at {
+		p.at = at
+	}
+}
+
+func (p *planner) finish() Step {
+	chunked(p, p.states, func(c *commandv1.Command, items []*commandv1.NodeState) {
+		c.Body = &commandv1.Command_SetNodeStates{SetNodeStates: &commandv1.SetNodeStates{Nodes: items}}
+	})
+	chunked(p, p.evicted, func(c *commandv1.Command, items []*commandv1.Eviction) {
+		c.Body = &commandv1.Command_Evict{Evict: &commandv1.Evict{Evictions: items}}
+	})
+	chunked(p, p.retries, func(c *commandv1.Command, items []*commandv1.Retry) {
+		c.Body = &commandv1.Command_ScheduleRetries{ScheduleRetries: &commandv1.ScheduleRetries{Retries: items}}
+	})
+	chunked(p, p.assigned, func(c *commandv1.Command, items []*commandv1.Assignment) {
+		c.Body = &commandv1.Command_Assign{Assign: &commandv1.Assign{Assignments: items}}
+	})
+	chunked(p, p.unplaced, func(c *commandv1.Command, items []*commandv1.Unplaced) {
+		c.Body = &commandv1.Command_ExplainUnplaced{ExplainUnplaced: &commandv1.ExplainUnplaced{Workloads: items}}
+	})
+	if len(p.step.Commands) > 0 {
+		p.wake(p.Now + recheckAfter)
+	}
+	p.step.WakeAt = p.at
+	if p.more {
+		p.step.WakeAt = p.Now
+	}
+	return p.step
+}
+
+// chunked wraps items into as few commands as their size allows.
+func chunked[T any](p *planner, items []T, body func(*commandv1.Command, []T)) {
+	for len(items) > 0 {
+		n := min(len(items), perCommand)
+		c := &commandv1.Command{Head: &commandv1.Head{
+			Epoch: &commandv1.Epoch{Incarnation: p.Epoch.Incarnation, Term: p.Epoch.Term},
+			At:    p.Now,
+			By:    "leader",
+		}}
+		body(c, items[:n:n])
+		p.step.Commands = append(p.step.Commands, c)
+		items = items[n:]
+	}
+}
+
+func generationPB(g fsm.Generation) *commandv1.Generation {
+	return &commandv1.Generation{Incarnation: g.Incarnation, Sequence: g.Sequence}
+}

@@ -1,0 +1,510 @@
+package sched
+
+import (
+	"cmp"
+	"slices"
+	"strings"
+	"testing"
+
+	commandv1 "github.com/persys/compute/api/command/v1"
+	"github.com/persys/compute/fsm"
+)
+
+func sortOrders(o []Order) {
+	slices.SortFunc(o, func(a, b Order) int {
+		return cmp.Or(cmp.Compare(a.Node, b.Node), cmp.Compare(a.Workload, b.Workload), cmp.Compare(a.Op, b.Op),
+			cmp.Compare(a.Generation.Sequence, b.Generation.Sequence))
+	})
+}
+
+func TestAWorkloadRunsAndTheWorldIsStill(t *testing.T) {
+	w := newWorld(t)
+	w.node("a")
+	w.apply("web")
+	w.settle()
+	if got := w.get("web"); got.Node != "a" || got.Status != fsm.StatusRunning {
+		t.Fatalf("web is %s on %q", got.Status, got.Node)
+	}
+	if s := w.plain(); len(s.Commands)+len(s.Orders) != 0 {
+		t.Fatalf("a converged world yields %+v", s)
+	}
+}
+
+func TestSpreadIsEven(t *testing.T) {
+	w := newWorld(t)
+	for _, n := range []string{"a", "b", "c"} {
+		w.node(n)
+	}
+	for i := range 9 {
+		w.apply("w"+string(rune('0'+i)), demand(func(d *commandv1.Demand) { d.CpuMillicores, d.MemoryMib = int64(i%2)*100, 0 }))
+	}
+	w.settle()
+	for _, n := range []string{"a", "b", "c"} {
+		if got := w.state.Alloc(n).Workloads; got != 3 {
+			t.Errorf("node %s has %d workloads, want 3", n, got)
+		}
+	}
+}
+
+func TestBinPackFillsOneNodeFirst(t *testing.T) {
+	w := newWorld(t)
+	w.tuning.Policy = BinPack
+	for _, n := range []string{"a", "b", "c"} {
+		w.node(n)
+	}
+	for i := range 9 {
+		w.apply("w" + string(rune('0'+i)))
+	}
+	w.settle()
+	var got []int
+	for _, n := range []string{"a", "b", "c"} {
+		got = append(got, w.state.Alloc(n).Workloads)
+	}
+	slices.Sort(got)
+	if !slices.Equal(got, []int{0, 1, 8}) {
+		t.Errorf("nodes have %v workloads, want 8 on one, 1 on another", got)
+	}
+}
+
+func TestAGroupSpreads(t *testing.T) {
+	w := newWorld(t)
+	w.node("a", func(n *commandv1.RegisterNode) { n.CpuMillicores, n.MemoryMib = 64000, 256000 })
+	w.node("b")
+	w.node("c")
+	for i := range 3 {
+		w.apply("g-"+string(rune('0'+i)), demand(func(d *commandv1.Demand) { d.Group = "g" }))
+	}
+	w.settle()
+	for _, n := range []string{"a", "b", "c"} {
+		if got := w.state.Alloc(n).Workloads; got != 1 {
+			t.Errorf("node %s has %d members, want 1", n, got)
+		}
+	}
+}
+
+func TestALostNodesWorkloadsMove(t *testing.T) {
+	w := newWorld(t)
+	w.node("a")
+	w.apply("web")
+	w.apply("vm", demand(func(d *commandv1.Demand) { d.Exclusive = true }))
+	w.settle()
+	w.node("b")
+	w.heard["a"] = false
+	w.settle()
+	if got := w.get("web"); got.Node != "b" || got.PreviousNode != "a" {
+		t.Errorf("web is on %q, was on %q", got.Node, got.PreviousNode)
+	}
+	vm := w.get("vm")
+	if vm.Node != "a" || vm.Reason.Code != fsm.CodeAwaitFailover || !strings.Contains(vm.Reason.Message, "persysctl node fence a") {
+		t.Errorf("the exclusive workload is on %q: %+v", vm.Node, vm.Reason)
+	}
+	w.do(&commandv1.Command{Body: &commandv1.Command_FenceNode{FenceNode: &commandv1.FenceNode{Id: "a"}}})
+	w.settle()
+	if got := w.get("vm"); got.Node != "b" || got.Status != fsm.StatusRunning {
+		t.Errorf("after the fence it is %s on %q", got.Status, got.Node)
+	}
+}
+
+func TestALostWorkloadGoesBackWithoutARestartWhenItsNodeReturns(t *testing.T) {
+	w := newWorld(t)
+	w.node("a")
+	w.apply("web")
+	w.settle()
+	w.heard["a"] = false
+	w.settle()
+	if got := w.get("web"); got.Node != "" || got.Reason.Code != fsm.CodeUnplaced || got.Reason.Message != "0/1 nodes fit: 1 not ready" {
+		t.Fatalf("web is on %q: %+v", got.Node, got.Reason)
+	}
+	w.heard["a"] = true
+	for range 20 {
+		w.step()
+		for o := range w.sent {
+			if o.Op == OpDelete {
+				t.Fatal("the running instance was ordered gone")
+			}
+		}
+		w.answer()
+	}
+	if got := w.get("web"); got.Node != "a" || got.Status != fsm.StatusRunning {
+		t.Fatalf("web is %s on %q", got.Status, got.Node)
+	}
+}
+
+func TestADrainWaitsForTheStop(t *testing.T) {
+	w := newWorld(t)
+	w.node("a")
+	w.apply("web")
+	w.settle()
+	w.node("b")
+	w.drain("a", true)
+	for range 5 {
+		w.step() // no answers: the agent of a says nothing
+	}
+	got := w.get("web")
+	if got.Node != "" || got.Reason.Code != fsm.CodeAwaitStop || !strings.Contains(got.Reason.Message, "node a has stopped it (Draining)") {
+		t.Fatalf("web is on %q: %+v", got.Node, got.Reason)
+	}
+	w.answer()
+	w.settle()
+	if got := w.get("web"); got.Node != "b" {
+		t.Fatalf("web is on %q", got.Node)
+	}
+}
+
+func TestALostTypeOrLabelMovesAWorkload(t *testing.T) {
+	for _, c := range []struct {
+		name, code string
+		demand     func(*commandv1.Demand)
+		change     func(*commandv1.RegisterNode)
+	}{
+		{"type", fsm.CodeRuntimeNotOffered, func(*commandv1.Demand) {}, func(n *commandv1.RegisterNode) { n.Types = []string{"vm"} }},
+		{"label", CodeConstraintChanged,
+			func(d *commandv1.Demand) { d.Labels = []*commandv1.Label{{Key: "zone", Value: "x"}} },
+			func(n *commandv1.RegisterNode) { n.Labels = nil }},
+		{"constraint", CodeConstraintChanged,
+			func(d *commandv1.Demand) {
+				d.Constraints = []*commandv1.Constraint{{Key: "zone", Op: "in", Values: []string{"x", "y"}}}
+			},
+			func(n *commandv1.RegisterNode) { n.Labels = nil }},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			w := newWorld(t)
+			zone := func(n *commandv1.RegisterNode) { n.Labels = []*commandv1.Label{{Key: "zone", Value: "x"}} }
+			w.node("a", zone)
+			w.apply("web", demand(c.demand))
+			w.settle()
+			w.node("a", zone, c.change)
+			s := w.plan()
+			ev := s.Commands[0].GetEvict().GetEvictions()
+			if len(ev) != 1 || ev[0].GetCode() != c.code {
+				t.Fatalf("planned %v", s.Commands)
+			}
+		})
+	}
+}
+
+func TestAnUpdateThatOverfillsANodeMovesOnlyTheUpdated(t *testing.T) {
+	w := newWorld(t)
+	w.node("a")
+	w.apply("x", demand(func(d *commandv1.Demand) { d.CpuMillicores = 1500 }))
+	w.apply("y", demand(func(d *commandv1.Demand) { d.CpuMillicores = 1500 }))
+	w.settle()
+	w.node("b")
+	w.apply("x", demand(func(d *commandv1.Demand) { d.CpuMillicores = 3000 }))
+	w.settle()
+	if got := w.get("y"); got.Node != "a" {
+		t.Errorf("y moved to %q", got.Node)
+	}
+	if got := w.get("x"); got.Node != "b" || got.Status != fsm.StatusRunning {
+		t.Errorf("x is %s on %q", got.Status, got.Node)
+	}
+}
+
+func TestANodeThatShrinksKeepsWhatRuns(t *testing.T) {
+	w := newWorld(t)
+	w.node("a")
+	w.apply("x", demand(func(d *commandv1.Demand) { d.CpuMillicores = 3000 }))
+	w.settle()
+	w.node("a", func(n *commandv1.RegisterNode) { n.CpuMillicores = 2000 })
+	if s := w.plan(); len(s.Commands) != 0 {
+		t.Fatalf("planned %v", s.Commands)
+	}
+}
+
+func TestFrozenModePlansOnlyNodeStates(t *testing.T) {
+	w := newWorld(t)
+	w.node("a")
+	w.node("b")
+	w.apply("web")
+	w.settle()
+	w.apply("new")
+	at := w.get("web").Node
+	w.heard[at] = false
+	w.do(&commandv1.Command{Body: &commandv1.Command_SetMode{SetMode: &commandv1.SetMode{Mode: "degraded", Reason: "test"}}})
+	for range 3 {
+		w.step()
+	}
+	if n, _ := w.state.Node(at); n.Up {
+		t.Error("the lost node is still up")
+	}
+	if w.get("web").Node != at || w.get("new").Node != "" || len(w.sent) != 0 {
+		t.Error("something moved in a frozen mode")
+	}
+	w.do(&commandv1.Command{Body: &commandv1.Command_SetMode{SetMode: &commandv1.SetMode{Mode: "normal"}}})
+	w.settle()
+	if got := w.get("web"); got.Node == at || got.Node == "" {
+		t.Errorf("after the thaw web is on %q", got.Node)
+	}
+}
+
+func TestRetries(t *testing.T) {
+	t.Run("back off and give up after the grace", func(t *testing.T) {
+		w := newWorld(t)
+		w.node("a")
+		w.apply("web")
+		w.fails["web"] = "RUNTIME_ERROR"
+		begun := w.now
+		for range 2000 {
+			if !w.step() {
+				if w.get("web").Retry.Terminal {
+					break
+				}
+				w.now += second
+			}
+			w.answer()
+		}
+		got := w.get("web")
+		if !got.Retry.Terminal || got.Reason.Code != fsm.CodeExhausted || got.Status != fsm.StatusFailed {
+			t.Fatalf("%s %+v %+v", got.Status, got.Retry, got.Reason)
+		}
+		if w.now-begun < w.tuning.FailureGrace {
+			t.Errorf("gave up after %d s, within the grace", (w.now-begun)/second)
+		}
+	})
+	for _, code := range []string{"INVALID_IMAGE", "INVALID_SPECIFICATION", "INVALID_CONFIGURATION", "PORT_BIND_CONFLICT", "CLOUD_INIT_INVALID"} {
+		t.Run(code+" is not retried", func(t *testing.T) {
+			w := newWorld(t)
+			w.node("a")
+			w.apply("web")
+			w.fails["web"] = code
+			w.settle()
+			got := w.get("web")
+			if !got.Retry.Terminal || got.Reason.Code != fsm.CodePermanentFailure || !strings.Contains(got.Reason.Message, "a retry cannot help: ") {
+				t.Fatalf("%+v %+v", got.Retry, got.Reason)
+			}
+		})
+	}
+	t.Run("success forgets the failures", func(t *testing.T) {
+		w := newWorld(t)
+		w.node("a")
+		w.apply("web")
+		w.fails["web"] = "RUNTIME_ERROR"
+		for w.get("web").Retry.Attempts == 0 {
+			w.step()
+			w.answer()
+		}
+		delete(w.fails, "web")
+		w.settle()
+		if got := w.get("web"); got.Status != fsm.StatusRunning || got.Retry.Attempts != 0 {
+			t.Fatalf("%s %+v", got.Status, got.Retry)
+		}
+	})
+	t.Run("a missing one is given time", func(t *testing.T) {
+		w := newWorld(t)
+		w.node("a")
+		w.apply("web")
+		w.settle()
+		g := w.get("web").Generation
+		w.do(&commandv1.Command{Body: &commandv1.Command_Report{Report: &commandv1.Report{Reports: []*commandv1.WorkloadReport{
+			{Workload: "web", Node: "a", State: "Missing", Generation: generationPB(g)}}}}})
+		s := w.plan()
+		if len(s.Commands) != 0 {
+			t.Fatalf("planned at once: %v", s.Commands)
+		}
+		w.now += w.tuning.MissingGrace
+		if s := w.plan(); len(s.Commands) != 1 || len(s.Commands[0].GetScheduleRetries().GetRetries()) != 1 {
+			t.Fatalf("after the grace: %v", s.Commands)
+		}
+	})
+}
+
+func TestJitterIsBoundedAndSpread(t *testing.T) {
+	p := &planner{World: World{Tuning: DefaultTuning()}}
+	var low, high int
+	for i := range 1000 {
+		w := &fsm.Workload{ID: "w", Generation: fsm.Generation{Incarnation: 1, Sequence: uint64(i)}}
+		for n := int32(1); n < 12; n++ {
+			bound := min(p.Tuning.RetryMax, p.Tuning.RetryBase<<(n-1))
+			got := p.jitter(w, n)
+			if got < minBackoff || got > bound {
+				t.Fatalf("attempt %d waits %d, bound %d", n, got, bound)
+			}
+			if got < bound/2 {
+				low++
+			} else {
+				high++
+			}
+		}
+	}
+	if low < 4000 || high < 4000 {
+		t.Errorf("%d below and %d above the middle: not even", low, high)
+	}
+}
+
+func TestHigherPriorityIsPlacedFirst(t *testing.T) {
+	w := newWorld(t)
+	big := func(d *commandv1.Demand) { d.CpuMillicores = 3000 }
+	w.apply("old", demand(big))
+	w.apply("new", demand(big), demand(func(d *commandv1.Demand) { d.Priority = 5 }))
+	w.node("a")
+	w.settle()
+	if w.get("new").Node != "a" || w.get("old").Node != "" {
+		t.Fatalf("new on %q, old on %q", w.get("new").Node, w.get("old").Node)
+	}
+}
+
+func TestAStepIsBounded(t *testing.T) {
+	w := newWorld(t)
+	w.tuning.MaxCommands = 2
+	w.node("a")
+	for i := range 5 {
+		w.apply("w" + string(rune('0'+i)))
+	}
+	s := w.plan()
+	if got := len(s.Commands[0].GetAssign().GetAssignments()); got != 2 || s.WakeAt != w.now {
+		t.Fatalf("%d assignments, wake at %d", got, s.WakeAt-w.now)
+	}
+	w.settle()
+	if got := w.state.Alloc("a").Workloads; got != 5 {
+		t.Fatalf("%d placed", got)
+	}
+}
+
+func TestPreemption(t *testing.T) {
+	prio := func(p int32, cpu int64) func(*commandv1.WorkloadPut) {
+		return demand(func(d *commandv1.Demand) { d.Priority, d.CpuMillicores, d.MemoryMib = p, cpu, 0 })
+	}
+	t.Run("the lowest priority makes room", func(t *testing.T) {
+		w := newWorld(t)
+		w.node("a")
+		w.apply("low", prio(0, 2000))
+		w.apply("mid", prio(3, 2000))
+		w.settle()
+		w.apply("high", prio(5, 1500))
+		w.settle()
+		if w.get("high").Node != "a" || w.get("mid").Node != "a" || w.get("low").Node != "" {
+			t.Fatalf("high on %q, mid on %q, low on %q", w.get("high").Node, w.get("mid").Node, w.get("low").Node)
+		}
+	})
+	t.Run("not for an equal priority", func(t *testing.T) {
+		w := newWorld(t)
+		w.node("a")
+		w.apply("first", prio(5, 3000))
+		w.settle()
+		w.apply("second", prio(5, 3000))
+		w.settle()
+		if w.get("first").Node != "a" || w.get("second").Node != "" {
+			t.Fatal("an equal was preempted")
+		}
+	})
+	t.Run("not if it would not help", func(t *testing.T) {
+		w := newWorld(t)
+		w.node("a")
+		w.apply("low", prio(0, 1000))
+		w.settle()
+		w.apply("high", prio(5, 5000))
+		w.settle()
+		if w.get("low").Node != "a" {
+			t.Fatal("preempted in vain")
+		}
+	})
+	t.Run("once is enough while the victim stops, and nobody slips in", func(t *testing.T) {
+		w := newWorld(t)
+		w.node("a")
+		w.node("b")
+		for _, id := range []string{"v1", "v2"} {
+			w.apply(id, prio(0, 3000))
+		}
+		w.settle()
+		w.apply("high", prio(5, 4000))
+		w.apply("small", prio(0, 1000), demand(func(d *commandv1.Demand) {}))
+		var evicted int
+		for range 6 {
+			s := w.plain()
+			for _, c := range s.Commands {
+				evicted += len(c.GetEvict().GetEvictions())
+			}
+			w.step() // no agent answers
+		}
+		if evicted != 1 {
+			t.Fatalf("%d evictions, want 1", evicted)
+		}
+		w.answer()
+		w.settle()
+		if w.get("high").Node == "" {
+			t.Fatalf("high is unplaced: %+v", w.get("high").Reason)
+		}
+	})
+	t.Run("a port holder of lower priority makes room", func(t *testing.T) {
+		w := newWorld(t)
+		w.node("a")
+		w.apply("low", demand(port(80, "tcp")))
+		w.settle()
+		w.apply("high", prio(1, 100), demand(port(80, "tcp")))
+		w.settle()
+		if w.get("high").Node != "a" || w.get("low").Node != "" {
+			t.Fatalf("high on %q, low on %q", w.get("high").Node, w.get("low").Node)
+		}
+	})
+}
+
+func TestAnExclusiveWorkloadWhoseDrainingNodeIsLostAwaitsTheFence(t *testing.T) {
+	w := newWorld(t)
+	w.node("a")
+	w.apply("vm", demand(func(d *commandv1.Demand) { d.Exclusive = true }))
+	w.settle()
+	w.node("b")
+	w.drain("a", true)
+	w.step() // evicted; a has not stopped it yet
+	w.sent = map[Order]bool{}
+	w.heard["a"] = false
+	w.settle()
+	got := w.get("vm")
+	if got.Node != "" || got.Reason.Code != fsm.CodeAwaitFailover || !strings.Contains(got.Reason.Message, "persysctl node fence a") {
+		t.Fatalf("on %q: %+v", got.Node, got.Reason)
+	}
+	w.do(&commandv1.Command{Body: &commandv1.Command_FenceNode{FenceNode: &commandv1.FenceNode{Id: "a"}}})
+	w.settle()
+	if got := w.get("vm"); got.Node != "b" {
+		t.Fatalf("after the fence on %q: %+v", got.Node, got.Reason)
+	}
+}
+
+// A residual hides who else claims its port; once it is gone the conflict shows.
+func TestAPortConflictBehindAResidualIsSeen(t *testing.T) {
+	w := newWorld(t)
+	for _, n := range []string{"a", "b", "c"} {
+		w.node(n)
+	}
+	on := func(node string) func(*commandv1.WorkloadPut) {
+		return demand(func(d *commandv1.Demand) {
+			d.Constraints = []*commandv1.Constraint{{Key: "node.id", Op: "=", Values: []string{node}}}
+		})
+	}
+	w.apply("first", on("a"), demand(port(80, "tcp")))
+	w.apply("second", on("a"))
+	w.apply("third", on("a"))
+	w.settle()
+	// first leaves a but is not gone; the others come to want its port.
+	w.apply("first", on("b"), demand(port(80, "tcp")))
+	w.step()
+	w.apply("second", demand(port(80, "tcp")))
+	w.apply("third", demand(port(80, "tcp")))
+	for range 4 {
+		w.step()
+		slow := map[Order]bool{}
+		for _, o := range sortedOrders(w.sent) {
+			if o.Op == OpDelete && o.Workload == "first" {
+				slow[o] = true
+				delete(w.sent, o)
+			}
+		}
+		w.answer()
+		for o := range slow {
+			w.sent[o] = true
+		}
+	}
+	if _, ok := w.state.Residual("a", "first"); !ok || !w.get("third").Acknowledged {
+		t.Fatal("the residual must outlast the acknowledgements")
+	}
+	w.answer()
+	w.settle()
+	seen := map[string]string{}
+	for _, id := range []string{"first", "second", "third"} {
+		n := w.get(id).Node
+		if n == "" || seen[n] != "" {
+			t.Errorf("%s is on %q beside %q: %+v", id, n, seen[n], w.get(id).Reason)
+		}
+		seen[n] = id
+	}
+}

@@ -1,0 +1,539 @@
+package sched
+
+import (
+	"cmp"
+	"encoding/binary"
+	"math/bits"
+	"slices"
+
+	"github.com/persys/compute/fsm"
+)
+
+// part is one unit of load: a millionth of a node.
+const (
+	whole       = 1_000_000 // all of a node's capacity, in parts
+	perWorkload = 10        // each workload weighs this much, so that demands of nothing spread too
+	noTotals    = 1_000_000_000
+)
+
+// maxClasses bounds the cached demand classes; at the limit all are dropped.
+const maxClasses = 512
+
+// nodeIndex holds every node in parallel arrays, indexed by slot. Slots follow
+// a hash of the node's id: the slots are the places of a ring, and among equals
+// a workload takes the first one clockwise from its own hash. So the choice does
+// not depend on the order in which nodes came, and equal nodes share the load.
+type nodeIndex struct {
+	policy Policy
+	seed   uint64
+
+	recs   []*fsm.Node
+	slotOf map[string]int32
+	ring   []uint64 // hash of the id, ascending
+
+	cpu, usedCPU []int64 // millicores
+	mem, usedMem []int64 // MiB
+	disk         []int64 // GB, all pools
+	usedDisk     []int64
+	pools        [][]pool
+	workloads    []int32
+	hot          []hot
+
+	ready    bitset // may be given new work
+	unlisted filter // why a schedulable node may be missing from ready
+	nobody   bitset // never set
+
+	sizes    []size
+	added    []int64 // scratch: what the demand at hand adds, by size
+	bySize   map[size]int32
+	shapes   []shape
+	byShape  map[string]int32
+	few      []string         // label keys with few values, sorted: part of a shape
+	poolIDs  map[string]int32 // pool names to small numbers
+	wantPool int32            // of the demand at hand: anyPool, or a pool's number
+
+	classes map[string]*class
+
+	engines map[string][]int32
+	ports   map[fsm.HostPort]bitset // ports asked for so far: slots whose engine has them taken
+
+	key   []byte   // scratch: class key
+	busy  []bitset // taken ports of the demand at hand, see prepare
+	slots []int32  // scratch: slots that members fills
+}
+
+type pool struct {
+	name        string
+	total, used int64 // GB
+}
+
+// hot is what the search reads of a node, together in one place.
+type hot struct {
+	freeCPU, freeMem int64
+	freeDisk         int64  // of the first pool
+	firstPool        int32  // its number; noPools if there is none
+	members          int32  // scratch: members of the group at hand
+	load             uint32 // parts, see loadOf
+	shape            int32
+}
+
+const (
+	anyPool = -1
+	noPools = -2
+)
+
+// size is a size class of nodes: totals rounded down to quarter powers of two.
+type size struct{ cpu, mem, disk int64 }
+
+// shape keeps the schedulable nodes of one size class, types, storage drivers,
+// taints and frequent labels sorted by load: a demand mostly may use all nodes of
+// a shape or none, so that a search does not wade through nodes it may not use.
+type shape struct {
+	size  int32
+	order order
+}
+
+// class is what the static filters (type, drivers, labels, constraints, taints)
+// say of every node for one kind of demand.
+type class struct {
+	allowed bitset
+	avoid   bitset  // allowed, but with a PreferNoSchedule taint that is not tolerated
+	count   int     // of allowed
+	avoided int     // of avoid
+	plain   []int32 // allowed and not avoided, by shape
+	shunned []int32 // avoided, by shape
+}
+
+// Bounds of what makes a shape.
+const (
+	fewValues = 8
+	maxShapes = 256
+)
+
+func newNodeIndex(v fsm.View, t Tuning) *nodeIndex {
+	x := &nodeIndex{
+		policy:  t.Policy,
+		seed:    t.Seed,
+		bySize:  map[size]int32{},
+		byShape: map[string]int32{},
+		poolIDs: map[string]int32{},
+		classes: map[string]*class{},
+		engines: map[string][]int32{},
+		ports:   map[fsm.HostPort]bitset{},
+	}
+	n := v.NodeCount()
+	x.recs = make([]*fsm.Node, 0, n)
+	hashes := make(map[string]uint64, n)
+	v.Nodes("", func(r *fsm.Node) bool {
+		x.recs = append(x.recs, r)
+		hashes[r.ID] = hash(t.Seed, r.ID)
+		return true
+	})
+	n = len(x.recs)
+	slices.SortFunc(x.recs, func(a, b *fsm.Node) int {
+		return cmp.Or(cmp.Compare(hashes[a.ID], hashes[b.ID]), cmp.Compare(a.ID, b.ID))
+	})
+	x.slotOf = make(map[string]int32, n)
+	x.ring = make([]uint64, n)
+	x.cpu, x.usedCPU = make([]int64, n), make([]int64, n)
+	x.mem, x.usedMem = make([]int64, n), make([]int64, n)
+	x.disk, x.usedDisk = make([]int64, n), make([]int64, n)
+	x.pools = make([][]pool, n)
+	x.workloads = make([]int32, n)
+	x.hot = make([]hot, n)
+	x.few = fewLabels(x.recs)
+	x.ready, x.nobody = newBitset(n), newBitset(n)
+	x.unlisted = notUp // declared down in this very step
+	for i, r := range x.recs {
+		s := int32(i)
+		x.slotOf[r.ID] = s
+		x.ring[s] = hashes[r.ID]
+		x.setFacts(s, r)
+		x.setAlloc(s, v.Alloc(r.ID))
+		if r.Schedulable() {
+			x.list(s)
+		}
+		x.engines[r.Engine()] = append(x.engines[r.Engine()], s)
+	}
+	return x
+}
+
+// setFacts fills what a node said of itself.
+func (x *nodeIndex) setFacts(s int32, r *fsm.Node) {
+	x.recs[s] = r
+	x.cpu[s], x.mem[s], x.disk[s] = r.Facts.CPU, r.Facts.Memory, 0
+	x.pools[s] = make([]pool, len(r.Facts.Pools))
+	for i, p := range r.Facts.Pools {
+		x.pools[s][i] = pool{name: p.Name, total: p.Total}
+		x.disk[s] += p.Total
+	}
+	x.hot[s].firstPool = noPools
+	if len(x.pools[s]) > 0 {
+		x.hot[s].firstPool = x.poolID(x.pools[s][0].name)
+	}
+	x.hot[s].shape = x.shapeOf(s)
+}
+
+// fewLabels lists the label keys that have few values.
+func fewLabels(recs []*fsm.Node) []string {
+	values := map[string][]string{}
+	var keys []string
+	for _, r := range recs {
+		for _, l := range r.Facts.Labels {
+			v, ok := values[l.Key]
+			if !ok {
+				keys = append(keys, l.Key)
+			}
+			if len(v) <= fewValues && !slices.Contains(v, l.Value) {
+				values[l.Key] = append(v, l.Value)
+			}
+		}
+	}
+	slices.Sort(keys)
+	return slices.DeleteFunc(keys, func(k string) bool { return len(values[k]) > fewValues })
+}
+
+func (x *nodeIndex) poolID(name string) int32 {
+	id, ok := x.poolIDs[name]
+	if !ok {
+		id = int32(len(x.poolIDs))
+		x.poolIDs[name] = id
+	}
+	return id
+}
+
+func (x *nodeIndex) shapeOf(s int32) int32 {
+	z := size{roundDown(x.cpu[s]), roundDown(x.mem[s]), roundDown(x.disk[s])}
+	zi, ok := x.bySize[z]
+	if !ok {
+		zi = int32(len(x.sizes))
+		x.bySize[z] = zi
+		x.sizes = append(x.sizes, z)
+		x.added = append(x.added, 0)
+	}
+	f := &x.recs[s].Facts
+	b := binary.AppendUvarint(x.key[:0], uint64(zi))
+	str := func(s string) { b = append(append(b, s...), 0) }
+	if len(x.shapes) < maxShapes {
+		for _, t := range f.Types {
+			str(t)
+		}
+		b = append(b, 1)
+		for _, d := range f.StorageDrivers {
+			str(d)
+		}
+		b = append(b, 2)
+		for _, t := range f.Taints {
+			str(t.Key)
+			str(t.Value)
+			str(t.Effect)
+		}
+		b = append(b, 3)
+		for _, l := range f.Labels {
+			if slices.Contains(x.few, l.Key) {
+				str(l.Key)
+				str(l.Value)
+			}
+		}
+	}
+	x.key = b
+	i, ok := x.byShape[string(b)]
+	if !ok {
+		i = int32(len(x.shapes))
+		x.byShape[string(b)] = i
+		x.shapes = append(x.shapes, shape{size: zi})
+	}
+	return i
+}
+
+// setAlloc fills what is promised of a node.
+func (x *nodeIndex) setAlloc(s int32, a fsm.Alloc) {
+	x.usedCPU[s], x.usedMem[s], x.usedDisk[s] = a.CPU, a.Memory, 0
+	x.workloads[s] = int32(a.Workloads)
+	for i := range x.pools[s] {
+		x.pools[s][i].used = 0
+	}
+	for _, u := range a.Disk {
+		x.usedDisk[s] += u.GB
+		if p := x.pool(s, u.Pool); p != nil {
+			p.used = u.GB
+		}
+	}
+	x.weigh(s)
+}
+
+// weigh brings the hot figures of a node up to its totals and promises.
+func (x *nodeIndex) weigh(s int32) {
+	h := &x.hot[s]
+	h.freeCPU, h.freeMem = x.cpu[s]-x.usedCPU[s], x.mem[s]-x.usedMem[s]
+	if ps := x.pools[s]; len(ps) > 0 {
+		h.freeDisk = ps[0].total - ps[0].used
+	}
+	h.load = x.loadOf(s)
+}
+
+// pool finds a storage pool by name; "" is the first.
+func (x *nodeIndex) pool(s int32, name string) *pool {
+	ps := x.pools[s]
+	if name == "" && len(ps) > 0 {
+		return &ps[0]
+	}
+	for i := range ps {
+		if ps[i].name == name {
+			return &ps[i]
+		}
+	}
+	return nil
+}
+
+// loadOf is the mean of the promised shares of CPU, memory and disk in parts,
+// over those that the node offers at all, plus a little for each workload.
+func (x *nodeIndex) loadOf(s int32) uint32 {
+	var sum, n int64
+	add := func(used, total int64) {
+		if total > 0 {
+			sum += min(max(used, 0), 100*total) * whole / total
+			n++
+		}
+	}
+	add(x.usedCPU[s], x.cpu[s])
+	add(x.usedMem[s], x.mem[s])
+	add(x.usedDisk[s], x.disk[s])
+	if n == 0 {
+		return uint32(noTotals + int64(x.workloads[s])*perWorkload)
+	}
+	return uint32(sum/n + int64(x.workloads[s])*perWorkload)
+}
+
+// list and unlist add a node to, and take it from, what may be given work.
+func (x *nodeIndex) list(s int32) {
+	x.ready.set(s)
+	x.shapes[x.hot[s].shape].order.insert(x, s)
+}
+
+func (x *nodeIndex) unlist(s int32) {
+	if x.ready.has(s) {
+		x.ready.clear(s)
+		x.shapes[x.hot[s].shape].order.remove(x, s)
+	}
+}
+
+// refresh reads one node again. It reports whether anything changed that a
+// placement could notice.
+func (x *nodeIndex) refresh(v fsm.View, s int32) bool {
+	r, ok := v.Node(x.recs[s].ID)
+	if !ok {
+		return true // the caller rebuilds
+	}
+	old := x.recs[s]
+	a := v.Alloc(r.ID)
+	listed := x.ready.has(s)
+	if old == r && listed == r.Schedulable() && x.sameAlloc(s, a) {
+		return false
+	}
+	x.unlist(s)
+	if old != r {
+		was := x.hot[s].shape
+		x.setFacts(s, r)
+		if was != x.hot[s].shape || !sameStatic(old, r) {
+			clear(x.classes)
+		}
+	}
+	x.setAlloc(s, a)
+	if r.Schedulable() {
+		x.list(s)
+	}
+	return true
+}
+
+func (x *nodeIndex) sameAlloc(s int32, a fsm.Alloc) bool {
+	if x.usedCPU[s] != a.CPU || x.usedMem[s] != a.Memory || x.workloads[s] != int32(a.Workloads) {
+		return false
+	}
+	var disk int64
+	for _, u := range a.Disk {
+		disk += u.GB
+		if p := x.pool(s, u.Pool); p != nil && p.used != u.GB {
+			return false
+		}
+	}
+	return disk == x.usedDisk[s]
+}
+
+// sameStatic reports whether the static filters would say the same of both.
+func sameStatic(a, b *fsm.Node) bool {
+	f, g := &a.Facts, &b.Facts
+	return slices.Equal(f.Types, g.Types) && slices.Equal(f.StorageDrivers, g.StorageDrivers) &&
+		slices.Equal(f.Labels, g.Labels) && slices.Equal(f.Taints, g.Taints)
+}
+
+// take promises (sign +1) or gives back (-1) a demand on a node within a step.
+func (x *nodeIndex) take(d *fsm.Demand, s int32, sign int64) {
+	listed := x.ready.has(s)
+	o := &x.shapes[x.hot[s].shape].order
+	if listed {
+		o.remove(x, s)
+	}
+	x.usedCPU[s] += sign * d.CPU
+	x.usedMem[s] += sign * d.Memory
+	if d.Disk != 0 {
+		x.usedDisk[s] += sign * d.Disk
+		if p := x.pool(s, d.Pool); p != nil {
+			p.used += sign * d.Disk
+		}
+	}
+	x.workloads[s] += int32(sign)
+	x.weigh(s)
+	if listed {
+		o.insert(x, s)
+	}
+	for _, p := range d.Ports {
+		b, ok := x.ports[p]
+		if !ok {
+			continue
+		}
+		for _, e := range x.engines[x.recs[s].Engine()] {
+			b.put(e, sign > 0)
+		}
+	}
+}
+
+// portUse gives the slots where a host port is taken, asking the view about
+// every engine the first time.
+func (x *nodeIndex) portUse(v fsm.View, p fsm.HostPort) bitset {
+	b, ok := x.ports[p]
+	if !ok {
+		b = newBitset(len(x.recs))
+		for s, r := range x.recs {
+			if w, _ := v.PortHolder(r.Engine(), p); w != "" {
+				b.set(int32(s))
+			}
+		}
+		x.ports[p] = b
+	}
+	return b
+}
+
+// refreshPort asks the view again about one port of one engine.
+func (x *nodeIndex) refreshPort(v fsm.View, engine string, p fsm.HostPort) {
+	b, ok := x.ports[p]
+	if !ok {
+		return
+	}
+	w, _ := v.PortHolder(engine, p)
+	for _, s := range x.engines[engine] {
+		b.put(s, w != "")
+	}
+}
+
+// classOf finds or builds the class of a demand.
+func (x *nodeIndex) classOf(d *fsm.Demand) *class {
+	x.key = appendClassKey(x.key[:0], d)
+	if c, ok := x.classes[string(x.key)]; ok {
+		return c
+	}
+	if len(x.classes) >= maxClasses {
+		clear(x.classes)
+	}
+	n := len(x.recs)
+	c := &class{
+		allowed: newBitset(n), avoid: newBitset(n),
+		plain: make([]int32, len(x.shapes)), shunned: make([]int32, len(x.shapes)),
+	}
+	for i, r := range x.recs {
+		if static(d, r).filter != passes {
+			continue
+		}
+		s := int32(i)
+		c.allowed.set(s)
+		c.count++
+		if avoids(d, r) {
+			c.avoid.set(s)
+			c.avoided++
+			c.shunned[x.hot[s].shape]++
+		} else {
+			c.plain[x.hot[s].shape]++
+		}
+	}
+	x.classes[string(x.key)] = c
+	return c
+}
+
+// appendClassKey encodes what the static filters look at.
+func appendClassKey(b []byte, d *fsm.Demand) []byte {
+	str := func(s string) { b = append(append(b, s...), 0) }
+	str(d.Type)
+	for _, s := range d.StorageDrivers {
+		str(s)
+	}
+	b = append(b, 1)
+	for _, l := range d.Labels {
+		str(l.Key)
+		str(l.Value)
+	}
+	b = append(b, 2)
+	for i := range d.Constraints {
+		c := &d.Constraints[i]
+		str(c.Key)
+		str(c.Op)
+		for _, v := range c.Values {
+			str(v)
+		}
+		b = append(b, 3)
+	}
+	b = append(b, 4)
+	for _, t := range d.Tolerations {
+		str(t.Key)
+		str(t.Value)
+		str(t.Effect)
+	}
+	return b
+}
+
+// roundDown rounds a total to the next lower quarter power of two; 0 for nothing.
+func roundDown(total int64) int64 {
+	if total <= 0 {
+		return 0
+	}
+	if drop := bits.Len64(uint64(total)) - 3; drop > 0 {
+		return total >> drop << drop
+	}
+	return total
+}
+
+// hash mixes a seed and strings into 64 even bits: FNV-1a, then a finalizer.
+func hash(seed uint64, parts ...string) uint64 {
+	h := uint64(14695981039346656037) ^ seed*0x9e3779b97f4a7c15
+	for _, p := range parts {
+		for i := range len(p) {
+			h = (h ^ uint64(p[i])) * 1099511628211
+		}
+		h = (h ^ 0xff) * 1099511628211
+	}
+	return mix(h)
+}
+
+func mix(h uint64) uint64 {
+	h ^= h >> 30
+	h *= 0xbf58476d1ce4e5b9
+	h ^= h >> 27
+	h *= 0x94d049bb133111eb
+	return h ^ h>>31
+}
+
+// bitset is a set of slots.
+type bitset []uint64
+
+func newBitset(n int) bitset { return make(bitset, (n+63)/64) }
+
+func (b bitset) has(s int32) bool { return b[s>>6]>>(uint(s)&63)&1 != 0 }
+func (b bitset) set(s int32)      { b[s>>6] |= 1 << (uint(s) & 63) }
+func (b bitset) clear(s int32)    { b[s>>6] &^= 1 << (uint(s) & 63) }
+
+func (b bitset) put(s int32, on bool) {
+	if on {
+		b.set(s)
+	} else {
+		b.clear(s)
+	}
+}

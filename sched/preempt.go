@@ -1,0 +1,178 @@
+package sched
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+
+	"github.com/persys/compute/fsm"
+)
+
+// preempt makes room for a workload that fits nowhere and has a priority above
+// zero: first by waiting for a node on which enough is on its way out already,
+// else by evicting workloads of strictly lower priority from one node: the
+// lowest priorities, then the fewest. Either way the room is kept free, in this
+// step and, because higher priorities are placed first, in the next ones. It
+// returns the node, "" if there is none.
+func (p *planner) preempt(w *fsm.Workload) NodeID {
+	d, x := &w.Demand, p.c.nodes
+	if d.Priority <= 0 {
+		return ""
+	}
+	at := hash(x.seed, w.ID)
+	best := plan{slot: -1}
+	for _, node := range p.c.leaving.sorted() {
+		if s, ok := x.slotOf[node]; ok && p.State.Alloc(node).Residuals > 0 {
+			if c, ok := p.clear(d, s, false); ok {
+				c.dist = x.ring[s] - at
+				best.improve(c)
+			}
+		}
+	}
+	if best.slot < 0 {
+		for i := range x.recs {
+			if c, ok := p.clear(d, int32(i), true); ok {
+				c.dist = x.ring[i] - at
+				best.improve(c)
+			}
+		}
+	}
+	if best.slot < 0 {
+		return ""
+	}
+	node := x.recs[best.slot].ID
+	for _, v := range best.victims {
+		if !p.evict(v, fsm.CodePreempted, fmt.Sprintf("makes room for %s, whose priority %d is above %d", w.ID, d.Priority, v.Demand.Priority), false) {
+			break
+		}
+	}
+	room := amounts(d)
+	p.c.promise(p.State, "", &room, best.slot)
+	return node
+}
+
+// plan is one way to make room.
+type plan struct {
+	slot    int32
+	victims []*fsm.Workload
+	dist    uint64
+}
+
+// improve takes the plan that hurts less.
+func (b *plan) improve(c plan) {
+	if b.slot < 0 || cmp.Or(
+		cmp.Compare(c.worst(), b.worst()),
+		cmp.Compare(len(c.victims), len(b.victims)),
+		cmp.Compare(c.dist, b.dist),
+		cmp.Compare(c.slot, b.slot)) < 0 {
+		*b = c
+	}
+}
+
+// worst is the highest priority that a plan evicts.
+func (b *plan) worst() int64 {
+	worst := int64(-1) << 32
+	for _, v := range b.victims {
+		worst = max(worst, int64(v.Demand.Priority))
+	}
+	return worst
+}
+
+// clear looks for the least to evict from a node so that a demand fits once that,
+// and what is on its way out already, is gone.
+func (p *planner) clear(d *fsm.Demand, s int32, evict bool) (plan, bool) {
+	x := p.c.nodes
+	n := x.recs[s]
+	if d.CPU > x.cpu[s] || d.Memory > x.mem[s] || !x.ready.has(s) || static(d, n).filter != passes {
+		return plan{}, false
+	}
+	cpu, mem, disk := x.hot[s].freeCPU-d.CPU, x.hot[s].freeMem-d.Memory, int64(0)
+	pool := x.pool(s, d.Pool)
+	if pool != nil {
+		disk = pool.total - pool.used - d.Disk
+	} else if d.Disk > 0 || d.Pool != "" {
+		return plan{}, false
+	}
+	free := func(o *fsm.Demand, sign int64) {
+		cpu += sign * o.CPU
+		mem += sign * o.Memory
+		if o.Disk > 0 && x.pool(s, o.Pool) == pool {
+			disk += sign * o.Disk
+		}
+	}
+	enough := func() bool {
+		return (d.CPU == 0 || cpu >= 0) && (d.Memory == 0 || mem >= 0) && (d.Disk == 0 || disk >= 0)
+	}
+	p.State.Residuals(n.ID, func(r *fsm.Residual) bool { free(&r.Demand, +1); return true })
+
+	var holders []string // of the ports, all on this node
+	for _, port := range d.Ports {
+		holder, on := p.State.PortHolder(n.Engine(), port)
+		if holder == "" {
+			if b, ok := x.ports[port]; ok && b.has(s) {
+				return plan{}, false // promised in this step
+			}
+			continue
+		}
+		if on != n.ID {
+			return plan{}, false
+		}
+		if _, left := p.State.Residual(on, holder); !left {
+			holders = append(holders, holder)
+		}
+	}
+	if enough() && len(holders) == 0 {
+		return plan{slot: s}, true
+	}
+	if !evict {
+		return plan{}, false
+	}
+	var lower []*fsm.Workload
+	p.State.WorkloadsOn(n.ID, func(v *fsm.Workload) bool {
+		if v.Demand.Priority < d.Priority && !p.done[v.ID] {
+			lower = append(lower, v)
+		}
+		return true
+	})
+	slices.SortFunc(lower, func(a, b *fsm.Workload) int {
+		return cmp.Or(cmp.Compare(a.Demand.Priority, b.Demand.Priority),
+			cmp.Compare(b.Generation.Incarnation, a.Generation.Incarnation),
+			cmp.Compare(b.Generation.Sequence, a.Generation.Sequence),
+			cmp.Compare(a.ID, b.ID))
+	})
+	must := func(v *fsm.Workload) bool { return slices.Contains(holders, v.ID) }
+	var victims []*fsm.Workload
+	found := 0
+	for _, v := range lower {
+		if must(v) {
+			victims = append(victims, v)
+			free(&v.Demand, +1)
+			found++
+		}
+	}
+	if found < len(slices.Compact(slices.Sorted(slices.Values(holders)))) {
+		return plan{}, false
+	}
+	for _, v := range lower {
+		if enough() {
+			break
+		}
+		if !must(v) {
+			victims = append(victims, v)
+			free(&v.Demand, +1)
+		}
+	}
+	if !enough() {
+		return plan{}, false
+	}
+	// The last ones may have made some of the first unnecessary.
+	for i := len(victims) - 1; i >= 0; i-- {
+		v := victims[i]
+		if free(&v.Demand, -1); !must(v) && enough() {
+			victims = slices.Delete(victims, i, i+1)
+		} else {
+			free(&v.Demand, +1)
+		}
+	}
+	return plan{slot: s, victims: victims}, true
+}

@@ -1,0 +1,291 @@
+package sched
+
+import (
+	"fmt"
+	"reflect"
+	"strings"
+	"testing"
+
+	commandv1 "github.com/persys/compute/api/command/v1"
+	"github.com/persys/compute/fsm"
+	"pgregory.net/rapid"
+)
+
+var zones = []string{"x", "y", "z"}
+
+// randomNode and randomDemand draw from small ranges, so that every filter both
+// passes and rejects.
+func randomNode(r *rapid.T) func(*commandv1.RegisterNode) {
+	zone := rapid.SampledFrom(zones).Draw(r, "zone")
+	taint := rapid.SampledFrom([]string{"", "", "NoSchedule", "PreferNoSchedule"}).Draw(r, "taint")
+	types := rapid.SampledFrom([][]string{nil, {"container"}, {"container", "vm"}}).Draw(r, "types")
+	cpu := rapid.SampledFrom([]int64{500, 2000, 4000}).Draw(r, "cpu")
+	engine := rapid.SampledFrom([]string{"", "", "shared"}).Draw(r, "engine")
+	return func(n *commandv1.RegisterNode) {
+		n.Labels = []*commandv1.Label{{Key: "zone", Value: zone}}
+		n.Types, n.CpuMillicores, n.EngineId = types, cpu, engine
+		n.StorageDrivers = []string{"local"}
+		if taint != "" {
+			n.Taints = []*commandv1.Taint{{Key: "dedicated", Value: "gpu", Effect: taint}}
+		}
+	}
+}
+
+func randomDemand(r *rapid.T) func(*commandv1.WorkloadPut) {
+	d := &commandv1.Demand{
+		Type:          rapid.SampledFrom([]string{"container", "container", "vm"}).Draw(r, "type"),
+		CpuMillicores: rapid.Int64Range(0, 5).Draw(r, "cpu") * 300,
+		MemoryMib:     rapid.Int64Range(0, 4).Draw(r, "memory") * 512,
+		DiskGb:        rapid.Int64Range(0, 3).Draw(r, "disk") * 10,
+		Group:         rapid.SampledFrom([]string{"", "g", "h"}).Draw(r, "group"),
+		Exclusive:     rapid.IntRange(0, 4).Draw(r, "exclusive") == 0,
+		Priority:      rapid.Int32Range(0, 2).Draw(r, "priority"),
+	}
+	if rapid.IntRange(0, 3).Draw(r, "port") == 0 {
+		d.HostPorts = []*commandv1.Port{{Port: rapid.SampledFrom([]uint32{80, 81}).Draw(r, "host port"), Protocol: "tcp"}}
+	}
+	switch rapid.IntRange(0, 5).Draw(r, "rule") {
+	case 0:
+		d.Labels = []*commandv1.Label{{Key: "zone", Value: rapid.SampledFrom(zones).Draw(r, "zone")}}
+	case 1:
+		d.Constraints = []*commandv1.Constraint{{Key: "zone", Op: "!=", Values: []string{"x"}}}
+	case 2:
+		d.Tolerations = []*commandv1.Taint{{Key: "dedicated"}}
+	case 3:
+		d.Constraints = []*commandv1.Constraint{{Key: "node.id", Op: "in", Values: []string{"n1", "n2"}}}
+	}
+	desired := rapid.SampledFrom([]string{"Running", "Running", "Running", "Stopped"}).Draw(r, "desired")
+	return func(p *commandv1.WorkloadPut) { p.Demand, p.Desired = d, desired }
+}
+
+// disturb makes one thing happen to the world.
+func disturb(r *rapid.T, w *world) {
+	node := "n" + rapid.SampledFrom([]string{"1", "2", "3", "4"}).Draw(r, "node")
+	load := "w" + rapid.SampledFrom([]string{"1", "2", "3", "4", "5", "6", "7", "8"}).Draw(r, "workload")
+	cmd := func(c *commandv1.Command) { w.try(c) }
+	switch rapid.IntRange(0, 15).Draw(r, "event") {
+	case 0, 1:
+		f := randomNode(r)
+		if n, ok := w.state.Node(node); (!ok || n.Up || w.heard[node]) && w.state.Info().Mode == fsm.ModeNormal {
+			w.node(node, f)
+		}
+	case 2, 3, 4, 5:
+		if f := randomDemand(r); w.state.Info().Mode == fsm.ModeNormal {
+			w.apply(load, f)
+		}
+	case 6:
+		cmd(&commandv1.Command{Body: &commandv1.Command_DeleteWorkload{DeleteWorkload: &commandv1.DeleteWorkload{Id: load}}})
+	case 7:
+		w.heard[node] = false
+	case 8:
+		w.heard[node] = true
+	case 9:
+		on := rapid.Bool().Draw(r, "drain")
+		cmd(&commandv1.Command{Body: &commandv1.Command_DrainNode{DrainNode: &commandv1.DrainNode{Id: node, On: on}}})
+	case 10:
+		on := rapid.Bool().Draw(r, "cordon")
+		cmd(&commandv1.Command{Body: &commandv1.Command_CordonNode{CordonNode: &commandv1.CordonNode{Id: node, On: on}}})
+	case 11:
+		cmd(&commandv1.Command{Body: &commandv1.Command_FenceNode{FenceNode: &commandv1.FenceNode{Id: node}}})
+	case 12:
+		force := rapid.Bool().Draw(r, "force")
+		cmd(&commandv1.Command{Body: &commandv1.Command_RemoveNode{RemoveNode: &commandv1.RemoveNode{Id: node, Force: force}}})
+	case 13:
+		w.fails[load] = rapid.SampledFrom([]string{"", "RUNTIME_ERROR", "INVALID_IMAGE"}).Draw(r, "failure")
+	case 14:
+		mode := rapid.SampledFrom([]string{"normal", "normal", "degraded"}).Draw(r, "mode")
+		cmd(&commandv1.Command{Body: &commandv1.Command_SetMode{SetMode: &commandv1.SetMode{Mode: mode}}})
+	case 15:
+		if x, ok := w.state.Workload(load); ok && x.Node != "" && x.Acknowledged {
+			state := rapid.SampledFrom([]string{"Missing", "Stopped", "Failed", "Running"}).Draw(r, "state")
+			cmd(&commandv1.Command{Body: &commandv1.Command_Report{Report: &commandv1.Report{Reports: []*commandv1.WorkloadReport{
+				{Workload: load, Node: x.Node, State: state, Generation: generationPB(x.Generation), Code: "RUNTIME_ERROR"}}}}})
+		}
+	}
+}
+
+func sameStep(a, b Step) string {
+	switch {
+	case len(a.Commands) != len(b.Commands):
+		return fmt.Sprintf("commands\n%v\n%v", a.Commands, b.Commands)
+	case !reflect.DeepEqual(a.Orders, b.Orders):
+		return fmt.Sprintf("orders\n%v\n%v", a.Orders, b.Orders)
+	case a.WakeAt != b.WakeAt:
+		return fmt.Sprintf("wake at %d, %d", a.WakeAt, b.WakeAt)
+	case !reflect.DeepEqual(a.Why, b.Why):
+		return fmt.Sprintf("why\n%v\n%v", a.Why, b.Why)
+	}
+	for i := range a.Commands {
+		if a.Commands[i].String() != b.Commands[i].String() {
+			return fmt.Sprintf("commands\n%v\n%v", a.Commands, b.Commands)
+		}
+	}
+	return ""
+}
+
+// TestRandomWorlds disturbs a world, steps it, and holds every step to the
+// package's promises; then the disturbances stop and it must settle.
+func TestRandomWorlds(t *testing.T) {
+	rapid.Check(t, func(r *rapid.T) {
+		w := newWorld(r)
+		if rapid.Bool().Draw(r, "bin pack") {
+			w.tuning.Policy = BinPack
+		}
+		w.tuning.MaxCommands = rapid.SampledFrom([]int{1, 3, 4096}).Draw(r, "bound")
+		for range rapid.IntRange(1, 60).Draw(r, "length") {
+			for range rapid.IntRange(0, 2).Draw(r, "events") {
+				disturb(r, w)
+			}
+			w.now += rapid.SampledFrom([]int64{0, millisecond, second, 20 * second}).Draw(r, "pause")
+			plain := w.plain()
+			cached := Next(World{State: w.state, Changes: w.changes, Live: w, Now: w.now, Epoch: fsm.Epoch{Incarnation: 1, Term: 1}, Tuning: w.tuning}, w.cache)
+			w.changes = nil
+			if diff := sameStep(plain, cached); diff != "" {
+				r.Fatalf("without and with a cache: %s", diff)
+			}
+			checkStep(r, w, cached)
+			if rapid.IntRange(0, 5).Draw(r, "lost") == 0 {
+				continue // the commands never reached the log
+			}
+			for _, c := range cached.Commands {
+				if res := w.try(c); res.Err() != nil || res.Skipped > 0 {
+					r.Fatalf("%v: %+v", c, res)
+				}
+			}
+			for _, o := range cached.Orders {
+				w.sent[o] = true
+			}
+			if rapid.Bool().Draw(r, "answers") {
+				w.answer()
+			}
+		}
+		clear(w.fails)
+		w.do(&commandv1.Command{Body: &commandv1.Command_SetMode{SetMode: &commandv1.SetMode{Mode: "normal", Reason: "calm"}}})
+		w.settle()
+		w.now += 60 * second
+		w.settle()
+		w.state.Workloads("", func(x *fsm.Workload) bool {
+			if x.Desired == fsm.DesiredRunning && x.Node == "" && (x.Reason.Code == "" || x.Reason.Message == "") {
+				r.Fatalf("%s is unplaced and nothing says why: %+v", x.ID, x.Reason)
+			}
+			return true
+		})
+		if err := w.state.Check(); err != nil {
+			r.Fatal(err)
+		}
+	})
+}
+
+// checkStep holds one step to what must never be proposed.
+func checkStep(r *rapid.T, w *world, s Step) {
+	for _, c := range s.Commands {
+		for _, a := range c.GetAssign().GetAssignments() {
+			n, ok := w.state.Node(a.GetNode())
+			if !ok || !n.Schedulable() || !w.heard[n.ID] {
+				r.Fatalf("%s goes to %s, which is not to be given work", a.GetWorkload(), a.GetNode())
+			}
+			x, _ := w.state.Workload(a.GetWorkload())
+			w.state.ResidualsOf(x.ID, func(res *fsm.Residual) bool {
+				o, _ := w.state.Node(res.Node)
+				if res.Node != a.GetNode() && (o.Up || x.Demand.Exclusive) {
+					r.Fatalf("%s goes to %s while %s may run it", x.ID, a.GetNode(), res.Node)
+				}
+				return true
+			})
+		}
+		for _, e := range c.GetEvict().GetEvictions() {
+			x, _ := w.state.Workload(e.GetWorkload())
+			if n, _ := w.state.Node(x.Node); !n.Up && x.Demand.Exclusive && !n.Fenced {
+				r.Fatalf("the exclusive %s leaves %s, which is down and not fenced", x.ID, n.ID)
+			}
+		}
+	}
+	for _, o := range s.Orders {
+		if n, ok := w.state.Node(o.Node); !ok || !n.Up || !w.heard[o.Node] {
+			r.Fatalf("order for %s, which cannot be reached", o.Node)
+		}
+	}
+}
+
+// TestChoiceIsUnmovedByInputOrder registers the same nodes in another order.
+func TestChoiceIsUnmovedByInputOrder(t *testing.T) {
+	rapid.Check(t, func(r *rapid.T) {
+		n := rapid.IntRange(1, 12).Draw(r, "nodes")
+		facts := make([]func(*commandv1.RegisterNode), n)
+		for i := range facts {
+			facts[i] = randomNode(r)
+		}
+		order := rapid.Permutation(indexes(n)).Draw(r, "order")
+		a, b := newWorld(r), newWorld(r)
+		for i := range n {
+			a.node(fmt.Sprint("n", i), facts[i])
+			b.node(fmt.Sprint("n", order[i]), facts[order[i]])
+		}
+		for i := range 20 {
+			f := randomDemand(r)
+			a.apply(fmt.Sprint("w", i), f)
+			b.apply(fmt.Sprint("w", i), f)
+		}
+		a.settle()
+		b.settle()
+		for i := range 20 {
+			id := fmt.Sprint("w", i)
+			if x, y := a.get(id), b.get(id); x.Node != y.Node || x.Reason.Message != y.Reason.Message {
+				r.Fatalf("%s: %q (%s) and %q (%s)", id, x.Node, x.Reason.Message, y.Node, y.Reason.Message)
+			}
+		}
+	})
+}
+
+func indexes(n int) []int {
+	out := make([]int, n)
+	for i := range out {
+		out[i] = i
+	}
+	return out
+}
+
+// TestIndexFindsWhatAScanFinds compares the sorted search with a plain one over
+// enough nodes for it to be used.
+func TestIndexFindsWhatAScanFinds(t *testing.T) {
+	for _, policy := range []Policy{Spread, BinPack} {
+		t.Run(string(policy), func(t *testing.T) {
+			tuning := Tuning{Policy: policy}
+			nodes := NodesOf(bigWorld(t, 700).state, tuning)
+			x := nodes.c.nodes
+			for i := range 4000 {
+				d := benchDemand(i)
+				id := fmt.Sprint("w", i)
+				got, e := Place(d, nodes.For(id))
+				want, score := scan(nodes, id, &d)
+				if got != want || got != "" && e.Score.Total != score {
+					t.Fatalf("%d: index %q (%+v), scan %q (%d)", i, got, e.Score, want, score)
+				}
+				if got != "" {
+					nodes.For(id).Take(d, got)
+				} else if !strings.HasPrefix(e.Message, "0/700 nodes fit: ") {
+					t.Fatalf("message %q", e.Message)
+				}
+			}
+			_ = x
+		})
+	}
+}
+
+// scan is the definition of the best node, without any index.
+func scan(n Candidates, id string, d *fsm.Demand) (NodeID, int64) {
+	x := n.c.nodes
+	q := x.query(n.view, id, d)
+	for _, s := range n.c.countMembers(n.view, id, d) {
+		defer func() { x.hot[s].members = 0 }()
+	}
+	for i := range x.recs {
+		if s := int32(i); x.reject(d, s).filter == passes {
+			q.offer(s, x.scoreOf(d, s).Total)
+		}
+	}
+	if q.best < 0 {
+		return "", 0
+	}
+	return x.recs[q.best].ID, q.score
+}

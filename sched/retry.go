@@ -1,0 +1,130 @@
+package sched
+
+import (
+	"fmt"
+	"math"
+
+	commandv1 "github.com/persys/compute/api/command/v1"
+	"github.com/persys/compute/fsm"
+)
+
+// permanent gives, for failure classes that no retry can help (contract,
+// semantics section 9), what the user has to change.
+func permanent(code string) (advice string, ok bool) {
+	switch code {
+	case "INVALID_IMAGE":
+		return "change the image", true
+	case "INVALID_SPECIFICATION":
+		return "correct the specification", true
+	case "INVALID_CONFIGURATION":
+		return "correct the configuration", true
+	case "PORT_BIND_CONFLICT":
+		return "choose another host port", true
+	case "CLOUD_INIT_INVALID":
+		return "correct the cloud-init data", true
+	}
+	return "", false
+}
+
+// retry judges one workload on a node that is up. The reconcile table says that
+// a workload which ought to run and is Failed, Stopped or Missing is applied
+// again; a missing one only after MissingGrace, so that its agent may repair it
+// first. Reports about a former generation prove nothing.
+func (p *planner) retry(w *fsm.Workload) (acted bool, due int64) {
+	if w.Desired != fsm.DesiredRunning || !w.Acknowledged || w.Retry.Terminal || w.Retry.NextAt != 0 ||
+		w.Actual.Generation != w.Generation {
+		return false, 0
+	}
+	switch w.Actual.State {
+	case fsm.ActualFailed, fsm.ActualStopped:
+	case fsm.ActualMissing:
+		if at := w.UpdatedAt + p.Tuning.MissingGrace; at > p.Now {
+			return false, at
+		}
+	default:
+		return false, 0
+	}
+	if !p.spend() {
+		return true, 0
+	}
+	r := p.backoff(w)
+	p.retries = append(p.retries, r)
+	p.mark(w.ID)
+	action := "RetryScheduled"
+	if r.Terminal {
+		action = "GiveUp"
+	}
+	p.note(action, w.ID, w.Node, r.Message)
+	return true, 0
+}
+
+// backoff counts one failure: full jitter over an exponentially growing bound,
+// at most MaxAttempts times. Within FailureGrace of the first failure the last
+// attempt is held back.
+func (p *planner) backoff(w *fsm.Workload) *commandv1.Retry {
+	what := string(w.Actual.State) + prefixed(": ", w.Actual.Code) + prefixed(": ", w.Actual.Message)
+	r := &commandv1.Retry{Workload: w.ID, IfGeneration: generationPB(w.Generation)}
+	if advice, ok := permanent(w.Actual.Code); ok && w.Actual.State == fsm.ActualFailed {
+		r.Attempts, r.Terminal, r.Code = w.Retry.Attempts+1, true, fsm.CodePermanentFailure
+		r.Message = what + "; a retry cannot help: " + advice
+		return r
+	}
+	most := w.Retry.MaxAttempts
+	if most <= 0 {
+		most = p.Tuning.MaxAttempts
+	}
+	n := w.Retry.Attempts + 1
+	if n >= most {
+		begun := w.Retry.FirstFailureAt
+		if begun == 0 {
+			begun = p.Now
+		}
+		if p.Now-begun >= p.Tuning.FailureGrace {
+			r.Attempts, r.Terminal, r.Code = n, true, fsm.CodeExhausted
+			r.Message = fmt.Sprintf("%s; %d of %d attempts used", what, n, most)
+			return r
+		}
+		n = max(1, most-1)
+	}
+	wait := p.jitter(w, n)
+	r.Attempts, r.NextAt, r.Code = n, p.Now+wait, fsm.CodeBackoff
+	r.Message = fmt.Sprintf("%s; attempt %d of %d failed, next in %d.%d s", what, n, most,
+		wait/second, wait%second*10/second)
+	return r
+}
+
+// jitter draws evenly from [minBackoff, min(RetryMax, RetryBase·2^(n−1))] by a
+// hash, so that the same step always draws the same.
+func (p *planner) jitter(w *fsm.Workload, n int32) int64 {
+	bound := p.Tuning.RetryMax
+	if shift := n - 1; shift < 30 && p.Tuning.RetryBase <= bound>>shift {
+		bound = p.Tuning.RetryBase << shift
+	}
+	h := hash(p.Tuning.Seed, w.ID) ^ mix(w.Generation.Incarnation^mix(w.Generation.Sequence^mix(uint64(n))))
+	share := float64(mix(h)>>11) / (1 << 53)
+	return max(minBackoff, int64(share*float64(bound)))
+}
+
+// retryDue sends the orders whose backoff has ended. A workload on a node that
+// is down waits for the node.
+func (p *planner) retryDue() {
+	p.State.RetryDue(math.MaxInt64, func(w *fsm.Workload) bool {
+		if w.Retry.NextAt > p.Now {
+			p.wake(w.Retry.NextAt)
+			return false
+		}
+		if p.done[w.ID] || w.Node == "" || w.Desired == fsm.DesiredDeleted || !p.reachable(w.Node) {
+			return true
+		}
+		if !p.spend() {
+			return false
+		}
+		p.mark(w.ID)
+		p.retries = append(p.retries, &commandv1.Retry{
+			Workload: w.ID, IfGeneration: generationPB(w.Generation), Attempts: w.Retry.Attempts,
+			Message: fmt.Sprintf("attempt %d", w.Retry.Attempts+1),
+		})
+		p.note("Retry", w.ID, w.Node, fmt.Sprintf("attempt %d", w.Retry.Attempts+1))
+		return true
+	})
+}

@@ -1,0 +1,223 @@
+package sched
+
+import (
+	"fmt"
+
+	commandv1 "github.com/persys/compute/api/command/v1"
+	"github.com/persys/compute/fsm"
+)
+
+// world drives a real state machine with the planner's commands and agents that
+// do as they are told.
+type world struct {
+	t       failer
+	state   fsm.State
+	index   uint64
+	now     int64
+	tuning  Tuning
+	cache   *Cache
+	changes []fsm.Change
+	heard   map[string]bool // nodes whose lease is good
+	sent    map[Order]bool  // orders given and not answered
+	fails   map[string]string
+}
+
+const testStart = int64(1_700_000_000) * second
+
+// failer is a test, a benchmark or one run of a property.
+type failer interface {
+	Helper()
+	Fatalf(string, ...any)
+}
+
+func newWorld(t failer) *world {
+	w := &world{
+		t: t, state: fsm.New(), now: testStart, tuning: DefaultTuning(), cache: NewCache(),
+		heard: map[string]bool{}, sent: map[Order]bool{}, fails: map[string]string{},
+	}
+	w.do(&commandv1.Command{Body: &commandv1.Command_InitCluster{InitCluster: &commandv1.InitCluster{ClusterId: "c1", Incarnation: 1}}})
+	return w
+}
+
+// do applies a command; a refusal fails the test.
+func (w *world) do(c *commandv1.Command) fsm.Result {
+	w.t.Helper()
+	r := w.try(c)
+	if err := r.Err(); err != nil {
+		w.t.Fatalf("%T refused: %v", c.GetBody(), err)
+	}
+	return r
+}
+
+func (w *world) try(c *commandv1.Command) fsm.Result {
+	w.index++
+	if c.Head == nil {
+		c.Head = &commandv1.Head{At: w.now, By: "test", Epoch: &commandv1.Epoch{Incarnation: 1, Term: 1}}
+	}
+	s, r, ch := w.state.Apply(fsm.Meta{Index: w.index, Term: 1}, c)
+	w.state = s
+	w.changes = append(w.changes, ch...)
+	return r
+}
+
+func (w *world) node(id string, set ...func(*commandv1.RegisterNode)) {
+	w.t.Helper()
+	n := &commandv1.RegisterNode{
+		Id: id, Endpoint: "10.0.0.1:50051", CpuMillicores: 4000, MemoryMib: 8192, Protocol: 1, InstanceId: id,
+		Types: []string{"container", "compose"}, Pools: []*commandv1.Pool{{Name: "fast", Type: "local", TotalGb: 100}},
+	}
+	for _, f := range set {
+		f(n)
+	}
+	w.heard[id] = true
+	w.do(&commandv1.Command{Body: &commandv1.Command_RegisterNode{RegisterNode: n}})
+}
+
+func (w *world) apply(id string, set ...func(*commandv1.WorkloadPut)) {
+	w.t.Helper()
+	p := put(id, set...)
+	w.do(&commandv1.Command{Body: &commandv1.Command_PutWorkloads{PutWorkloads: &commandv1.PutWorkloads{Workloads: []*commandv1.WorkloadPut{p}}}})
+}
+
+func put(id string, set ...func(*commandv1.WorkloadPut)) *commandv1.WorkloadPut {
+	p := &commandv1.WorkloadPut{
+		Id: id, Spec: []byte("spec"), Desired: "Running",
+		Demand: &commandv1.Demand{Type: "container", CpuMillicores: 500, MemoryMib: 256},
+	}
+	for _, f := range set {
+		f(p)
+	}
+	p.Content = fmt.Sprintf("c1:%064x", hash(7, p.GetDemand().String(), string(p.GetSpec())))
+	return p
+}
+
+func demand(f func(*commandv1.Demand)) func(*commandv1.WorkloadPut) {
+	return func(p *commandv1.WorkloadPut) { f(p.Demand) }
+}
+
+func (w *world) drain(id string, on bool) {
+	w.do(&commandv1.Command{Body: &commandv1.Command_DrainNode{DrainNode: &commandv1.DrainNode{Id: id, On: on}}})
+}
+
+func (w *world) cordon(id string, on bool) {
+	w.do(&commandv1.Command{Body: &commandv1.Command_CordonNode{CordonNode: &commandv1.CordonNode{Id: id, On: on}}})
+}
+
+func (w *world) get(id string) *fsm.Workload {
+	w.t.Helper()
+	x, ok := w.state.Workload(id)
+	if !ok {
+		w.t.Fatalf("workload %s is gone", id)
+	}
+	return x
+}
+
+// Liveness.
+
+func (w *world) Expired(now int64, fn func(NodeID, int64) bool) {
+	w.state.Nodes("", func(n *fsm.Node) bool { return !n.Up || w.heard[n.ID] || fn(n.ID, 1) })
+}
+
+func (w *world) NextExpiry() int64 { return w.now + 10*second }
+
+func (w *world) Returned(now int64, fn func(NodeID, int64) bool) {
+	w.state.Nodes("", func(n *fsm.Node) bool { return n.Up || !w.heard[n.ID] || fn(n.ID, 2) })
+}
+
+func (w *world) Outstanding(o Order) bool { return w.sent[o] }
+
+// plan makes one step with the cache.
+func (w *world) plan() Step {
+	s := Next(World{
+		State: w.state, Changes: w.changes, Live: w, Now: w.now, Epoch: fsm.Epoch{Incarnation: 1, Term: 1}, Tuning: w.tuning,
+	}, w.cache)
+	w.changes = nil
+	return s
+}
+
+func (w *world) plain() Step {
+	return Next(World{State: w.state, Live: w, Now: w.now, Epoch: fsm.Epoch{Incarnation: 1, Term: 1}, Tuning: w.tuning}, nil)
+}
+
+// step plans and applies; it reports whether there was anything.
+func (w *world) step() bool {
+	w.t.Helper()
+	s := w.plan()
+	for _, c := range s.Commands {
+		r := w.try(c)
+		if err := r.Err(); err != nil {
+			w.t.Fatalf("the planner's %T was refused: %v", c.GetBody(), err)
+		}
+		if r.Skipped > 0 {
+			w.t.Fatalf("the planner's %T has %d items that do not hold: %s", c.GetBody(), r.Skipped, r.Reason)
+		}
+	}
+	for _, o := range s.Orders {
+		w.sent[o] = true
+	}
+	return len(s.Commands)+len(s.Orders) > 0
+}
+
+// answer lets the agents obey every order that was given.
+func (w *world) answer() {
+	w.t.Helper()
+	var reports []*commandv1.WorkloadReport
+	for _, o := range sortedOrders(w.sent) {
+		delete(w.sent, o)
+		if n, ok := w.state.Node(o.Node); !ok || !n.Up || !w.heard[o.Node] {
+			continue
+		}
+		r := &commandv1.WorkloadReport{Workload: o.Workload, Node: o.Node, Generation: generationPB(o.Generation), ObservedAt: w.now}
+		if o.Op == OpDelete {
+			r.Gone = true
+		} else {
+			r.Acknowledged, r.State = true, "Running"
+			if x, ok := w.state.Workload(o.Workload); ok && x.Desired == fsm.DesiredStopped {
+				r.State = "Stopped"
+			}
+			if code := w.fails[o.Workload]; code != "" {
+				r.State, r.Code, r.Message, r.Retryable = "Failed", code, "it broke", true
+			}
+		}
+		reports = append(reports, r)
+	}
+	if len(reports) > 0 {
+		w.do(&commandv1.Command{Body: &commandv1.Command_Report{Report: &commandv1.Report{Reports: reports}}})
+	}
+}
+
+func sortedOrders(m map[Order]bool) []Order {
+	var out []Order
+	for o := range m {
+		out = append(out, o)
+	}
+	sortOrders(out)
+	return out
+}
+
+// settle runs until nothing is left to do, and fails if that takes too long.
+// Time passes only when the planner asks for it, and at most for a minute.
+func (w *world) settle() {
+	w.t.Helper()
+	for i := range 400 {
+		if w.step() {
+			w.answer()
+			continue
+		}
+		at := w.cacheWake()
+		if at == 0 || at > w.now+60*second || i > 300 {
+			return
+		}
+		w.now = at
+	}
+	w.t.Fatalf("not settled after 400 steps; last: %+v", w.plain())
+}
+
+// cacheWake is the next deadline other than the leases'.
+func (w *world) cacheWake() int64 {
+	s := w.plan()
+	if s.WakeAt == w.NextExpiry() {
+		return 0
+	}
+	return s.WakeAt
+}
