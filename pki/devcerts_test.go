@@ -1,0 +1,135 @@
+package pki
+
+import (
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+)
+
+func TestDevCerts(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "certs")
+	s := setFor(t, dir, DevOptions{Hosts: []string{"10.1.2.3", "sched.example.com"}})
+	for _, name := range []string{"scheduler/scheduler-1", "scheduler/scheduler-3", "agent/node-a", "gateway/gateway", "user/admin"} {
+		p, ok := s.Leaf[name]
+		if !ok {
+			t.Errorf("no %s in %v", name, s.Leaf)
+			continue
+		}
+		f := load(t, FilesConfig{CA: p.CA, Cert: p.Cert, Key: p.Key})
+		id := f.Identity()
+		if got := string(id.Role) + "/" + id.ID; got != name || id.Cluster != "dev" || id.Mapped {
+			t.Errorf("%s says it is %+v", name, id)
+		}
+		cert, _, err := readCert(p.Cert)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, host := range []string{"localhost", "127.0.0.1", "::1", "10.1.2.3", "sched.example.com"} {
+			if err := cert.VerifyHostname(host); (err == nil) != (id.Role != RoleUser) {
+				t.Errorf("%s for host %s: %v", name, host, err)
+			}
+		}
+	}
+	err := filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		st, err := d.Info()
+		if err != nil {
+			return err
+		}
+		want := fs.FileMode(0o644)
+		switch {
+		case d.IsDir():
+			want = 0o700
+		case strings.HasSuffix(path, "key.pem"):
+			want = 0o600
+		}
+		if st.Mode().Perm() != want {
+			t.Errorf("%s has mode %04o, want %04o", path, st.Mode().Perm(), want)
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestDevCertsAgain(t *testing.T) {
+	dir := t.TempDir()
+	c := &clock{}
+	opt := DevOptions{Schedulers: []string{"s"}, Agents: []string{"a"}, Now: c.now, Life: 9 * time.Hour}
+	all := []string{"agent/a", "scheduler/s"}
+	first := setFor(t, dir, opt)
+	ca, _ := os.ReadFile(first.CA)
+	for _, tc := range []struct {
+		name string
+		do   func()
+		want []string
+	}{
+		{"nothing changed", func() {}, nil},
+		{"a third of the life is left", func() { c.advance(7 * time.Hour) }, all},
+		{"a key is gone", func() { os.Remove(first.Leaf["agent/a"].Key) }, []string{"agent/a"}},
+		{"a certificate is broken", func() { os.WriteFile(first.Leaf["agent/a"].Cert, []byte("x"), 0o644) }, []string{"agent/a"}},
+		{"the key is another's", func() {
+			b, _ := os.ReadFile(first.Leaf["agent/a"].Key)
+			os.WriteFile(first.Leaf["scheduler/s"].Key, b, 0o600)
+		}, []string{"scheduler/s"}},
+		{"another host is wanted", func() { opt.Hosts = []string{"10.0.0.1"} }, all},
+		{"another cluster is wanted", func() { opt.Cluster = "c9" }, all},
+		{"one more agent is wanted", func() { opt.Agents = append(opt.Agents, "b") }, []string{"agent/b"}},
+	} {
+		tc.do()
+		s := setFor(t, dir, opt)
+		if !slices.Equal(s.Issued, tc.want) {
+			t.Errorf("%s: issued %v, want %v", tc.name, s.Issued, tc.want)
+		}
+		if now, _ := os.ReadFile(s.CA); string(now) != string(ca) {
+			t.Errorf("%s: the CA changed", tc.name)
+		}
+	}
+	c.advance(11 * 365 * 24 * time.Hour)
+	if s := setFor(t, dir, opt); len(s.Issued) != 3 {
+		t.Errorf("an expired CA: issued %v, want all", s.Issued)
+	}
+	if now, _ := os.ReadFile(first.CA); string(now) == string(ca) {
+		t.Error("an expired CA is kept")
+	}
+}
+
+func TestDevCertsRefuses(t *testing.T) {
+	for _, tc := range []struct {
+		name string
+		opt  DevOptions
+		want string
+	}{
+		{"a bad id", DevOptions{Agents: []string{"../x"}}, `"../x"`},
+		{"a bad host", DevOptions{Agents: []string{"a"}, Hosts: []string{"a b"}}, `"a b"`},
+		{"a bad cluster", DevOptions{Cluster: "a/b"}, `"a/b"`},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			_, err := DevCerts(t.TempDir(), tc.opt)
+			if err == nil || !strings.Contains(err.Error(), tc.want) {
+				t.Errorf("got %v, want %s", err, tc.want)
+			}
+		})
+	}
+	t.Run("the key of another CA", func(t *testing.T) {
+		dir := t.TempDir()
+		set(t, dir)
+		_, other, err := makeKey()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(filepath.Join(dir, devCAKey), other, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := DevCerts(dir, DevOptions{}); err == nil || !strings.Contains(err.Error(), "remove both") {
+			t.Errorf("got %v", err)
+		}
+	})
+}

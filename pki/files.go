@@ -1,0 +1,412 @@
+package pki
+
+import (
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/pem"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+)
+
+// checkEvery is how often a handshake looks at the files' times at most.
+const checkEvery = time.Second
+
+// pemMax bounds what is read as a certificate or key file.
+const pemMax = 1 << 20
+
+// Settings are the names that a program gives its TLS settings; errors quote
+// them. Empty ones stand for PERSYS_TLS_CA, PERSYS_TLS_CERT, PERSYS_TLS_KEY
+// and -insecure.
+type Settings struct {
+	CA, Cert, Key, Insecure string
+}
+
+func (s Settings) withDefaults() Settings {
+	def := func(p *string, v string) {
+		if *p == "" {
+			*p = v
+		}
+	}
+	def(&s.CA, "PERSYS_TLS_CA")
+	def(&s.Cert, "PERSYS_TLS_CERT")
+	def(&s.Key, "PERSYS_TLS_KEY")
+	def(&s.Insecure, "-insecure")
+	return s
+}
+
+// FilesConfig says where a program's TLS credentials are.
+type FilesConfig struct {
+	CA   string // PEM, one or more CA certificates
+	Cert string // PEM, the leaf first, then intermediates
+	Key  string // PEM, the private key of the leaf
+	// Mapping identifies peers; the zero value knows persys:// URIs only.
+	Mapping  Mapping
+	Settings Settings
+	// Log gets one line for each reload and each failed reload, which happen
+	// inside a handshake and have nobody to return to. Default: discarded.
+	Log *slog.Logger
+	// Now is the clock; default time.Now.
+	Now func() time.Time
+}
+
+// Files is a TLS identity that follows its files: when they change, the next
+// handshake uses the new content. A new content that is wrong is reported by
+// Status and the old one stays in use. It is safe for concurrent use.
+type Files struct {
+	cfg FilesConfig
+
+	mu      sync.Mutex
+	current *material
+	checked time.Time
+	err     error // of the last reload; nil when current is what the files hold
+}
+
+// material is one consistent reading of the three files.
+type material struct {
+	stamp    [3]stamp
+	loaded   time.Time
+	cert     tls.Certificate
+	leaf     *x509.Certificate
+	roots    *x509.CertPool
+	identity Identity
+	warnings []string
+}
+
+type stamp struct {
+	mod  time.Time
+	size int64
+}
+
+// LoadFiles reads and checks the credentials. Errors name the file, the
+// setting that points to it and the rule: a file is missing, is no PEM, the
+// key does not belong to the certificate, the CA holds no certificate.
+func LoadFiles(cfg FilesConfig) (*Files, error) {
+	cfg.Settings = cfg.Settings.withDefaults()
+	if cfg.Log == nil {
+		cfg.Log = slog.New(slog.DiscardHandler)
+	}
+	if cfg.Now == nil {
+		cfg.Now = time.Now
+	}
+	f := &Files{cfg: cfg}
+	m, err := f.read()
+	if err != nil {
+		return nil, err
+	}
+	f.current, f.checked = m, cfg.Now()
+	for _, w := range f.warnings(m) {
+		cfg.Log.Warn("TLS credentials", "warning", w)
+	}
+	return f, nil
+}
+
+// FilesStatus describes the credentials in use.
+type FilesStatus struct {
+	Identity Identity  // who this program is; zero if its certificate names no identity
+	NotAfter time.Time // end of the leaf's validity
+	Loaded   time.Time // when the content in use was read
+	Warnings []string  // for instance an expired certificate
+	// Err is why the files' present content is not in use; nil when it is.
+	Err error
+}
+
+// Status looks at the files, at most once per second, and describes what is in
+// use.
+func (f *Files) Status() FilesStatus {
+	m, err := f.refresh()
+	return FilesStatus{
+		Identity: m.identity,
+		NotAfter: m.leaf.NotAfter,
+		Loaded:   m.loaded,
+		Warnings: f.warnings(m),
+		Err:      err,
+	}
+}
+
+// Identity is who this program is by its own certificate; zero if the
+// certificate names no identity.
+func (f *Files) Identity() Identity {
+	m, _ := f.refresh()
+	return m.identity
+}
+
+// Identify says who a peer is, by the mapping of these credentials. The chain
+// has to be verified, as every handshake of ServerConfig and ClientConfig does.
+func (f *Files) Identify(state tls.ConnectionState) (Identity, error) {
+	if len(state.PeerCertificates) == 0 {
+		return Identity{}, fmt.Errorf("%w: the peer showed no certificate", ErrNoIdentity)
+	}
+	return FromCertificate(state.PeerCertificates[0], f.cfg.Mapping)
+}
+
+// ServerOptions narrows who may connect.
+type ServerOptions struct {
+	// Roles that are let in; none means every certificate of the CA.
+	Roles []Role
+	// NextProtos are the ALPN protocols, as in tls.Config.
+	NextProtos []string
+}
+
+// ServerConfig returns a configuration for mutual TLS, 1.2 or newer, that
+// follows the files.
+func (f *Files) ServerConfig(opt ServerOptions) *tls.Config {
+	forClient := func(*tls.ClientHelloInfo) (*tls.Config, error) {
+		m, _ := f.refresh()
+		return &tls.Config{
+			MinVersion:   tls.VersionTLS12,
+			NextProtos:   opt.NextProtos,
+			Certificates: []tls.Certificate{m.cert},
+			ClientAuth:   tls.RequireAndVerifyClientCert,
+			ClientCAs:    m.roots,
+			Time:         f.cfg.Now,
+			VerifyConnection: func(state tls.ConnectionState) error {
+				return f.admit(state, opt.Roles)
+			},
+		}, nil
+	}
+	return &tls.Config{
+		MinVersion: tls.VersionTLS12,
+		NextProtos: opt.NextProtos,
+		// Not used by a handshake, but net/http and others look for it.
+		GetCertificate: func(*tls.ClientHelloInfo) (*tls.Certificate, error) {
+			m, _ := f.refresh()
+			return &m.cert, nil
+		},
+		ClientAuth:         tls.RequireAndVerifyClientCert,
+		GetConfigForClient: forClient,
+	}
+}
+
+// admit refuses peers of other roles; when roles are asked for, a certificate
+// without an identity is refused as well.
+func (f *Files) admit(state tls.ConnectionState, roles []Role) error {
+	if len(roles) == 0 {
+		return nil
+	}
+	id, err := f.Identify(state)
+	if err != nil {
+		return err
+	}
+	if !slices.Contains(roles, id.Role) {
+		return fmt.Errorf("peer %s: role %s may not connect here, want %v", id.CommonName, id.Role, roles)
+	}
+	return nil
+}
+
+// Peer is what a client expects at the other end.
+type Peer struct {
+	// Hosts are the names or IP addresses that were dialled; the certificate
+	// has to hold one of them.
+	Hosts []string
+	// Role, when set, refuses a certificate that states or maps to another
+	// role. A certificate without any identity is judged by CA and host alone,
+	// because existing peers carry free names.
+	Role Role
+}
+
+// ClientConfig returns a configuration that shows our certificate and checks
+// the server's against CA, host and role, all as the files are at the time of
+// the handshake.
+func (f *Files) ClientConfig(p Peer) *tls.Config {
+	cfg := &tls.Config{
+		MinVersion: tls.VersionTLS12,
+		Time:       f.cfg.Now,
+		GetClientCertificate: func(*tls.CertificateRequestInfo) (*tls.Certificate, error) {
+			m, _ := f.refresh()
+			return &m.cert, nil
+		},
+		// The library's own check would use the CA of the day this
+		// configuration was made; VerifyConnection does the same check, always,
+		// with the CA of now.
+		InsecureSkipVerify: true,
+		VerifyConnection: func(state tls.ConnectionState) error {
+			return f.verifyServer(state, p)
+		},
+	}
+	if len(p.Hosts) > 0 {
+		cfg.ServerName = p.Hosts[0]
+	}
+	return cfg
+}
+
+func (f *Files) verifyServer(state tls.ConnectionState, p Peer) error {
+	if len(state.PeerCertificates) == 0 {
+		return errors.New("server showed no certificate")
+	}
+	if len(p.Hosts) == 0 {
+		return errors.New("no host name to check the server's certificate against")
+	}
+	m, _ := f.refresh()
+	leaf := state.PeerCertificates[0]
+	between := x509.NewCertPool()
+	for _, c := range state.PeerCertificates[1:] {
+		between.AddCert(c)
+	}
+	_, err := leaf.Verify(x509.VerifyOptions{
+		Roots:         m.roots,
+		Intermediates: between,
+		CurrentTime:   f.cfg.Now(),
+		KeyUsages:     []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
+	})
+	if err != nil {
+		return fmt.Errorf("certificate of %s is not good for the CA in %s: %w", p.Hosts[0], f.cfg.CA, err)
+	}
+	for _, host := range p.Hosts {
+		if err = leaf.VerifyHostname(host); err == nil {
+			break
+		}
+	}
+	if err != nil {
+		return err
+	}
+	if p.Role == "" {
+		return nil
+	}
+	id, err := FromCertificate(leaf, f.cfg.Mapping)
+	if errors.Is(err, ErrNoIdentity) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	if id.Role != p.Role {
+		return fmt.Errorf("certificate of %s belongs to %s %q, want role %s", p.Hosts[0], id.Role, id.ID, p.Role)
+	}
+	return nil
+}
+
+// refresh returns the material in use, after a look at the files if the last
+// look is a second old.
+func (f *Files) refresh() (*material, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	now := f.cfg.Now()
+	if d := now.Sub(f.checked); d >= 0 && d < checkEvery {
+		return f.current, f.err
+	}
+	f.checked = now
+	stamps, err := f.stamps()
+	if err == nil && f.err == nil && stamps == f.current.stamp {
+		return f.current, nil
+	}
+	// A file that can not even be looked at is left to read, whose error says
+	// what to set.
+	m, err := f.read()
+	if err != nil {
+		if f.err == nil || f.err.Error() != err.Error() {
+			f.cfg.Log.Error("TLS credentials changed and are not usable; the old ones stay in use", "error", err)
+		}
+		f.err = err
+		return f.current, err
+	}
+	if m.stamp != f.current.stamp {
+		f.cfg.Log.Info("TLS credentials reloaded", "not_after", m.leaf.NotAfter, "warnings", f.warnings(m))
+	}
+	f.current, f.err = m, nil
+	return m, nil
+}
+
+func (f *Files) stamps() (s [3]stamp, err error) {
+	for i, path := range []string{f.cfg.CA, f.cfg.Cert, f.cfg.Key} {
+		st, err := os.Stat(path)
+		if err != nil {
+			return s, err
+		}
+		s[i] = stamp{st.ModTime(), st.Size()}
+	}
+	return s, nil
+}
+
+// read takes the stamps before the content: a file that changes in between is
+// then read again next time.
+func (f *Files) read() (*material, error) {
+	set := f.cfg.Settings
+	files := []struct{ setting, path string }{{set.CA, f.cfg.CA}, {set.Cert, f.cfg.Cert}, {set.Key, f.cfg.Key}}
+	m := &material{loaded: f.cfg.Now()}
+	var data [3][]byte
+	for i, file := range files {
+		if file.path == "" {
+			return nil, fmt.Errorf("TLS: %s is not set: set %s, %s and %s, or start with %s",
+				file.setting, set.CA, set.Cert, set.Key, set.Insecure)
+		}
+		st, err := os.Stat(file.path)
+		if err == nil && st.Size() > pemMax {
+			return nil, fmt.Errorf("TLS: %s=%s: %d bytes, limit %d", file.setting, file.path, st.Size(), pemMax)
+		}
+		if err == nil {
+			data[i], err = os.ReadFile(file.path)
+		}
+		if errors.Is(err, fs.ErrNotExist) {
+			return nil, fmt.Errorf("TLS: no file %s: set %s, %s and %s, or start with %s: %w",
+				file.path, set.CA, set.Cert, set.Key, set.Insecure, err)
+		}
+		if err != nil {
+			return nil, fmt.Errorf("TLS: %s=%s: %w", file.setting, file.path, err)
+		}
+		m.stamp[i] = stamp{st.ModTime(), st.Size()}
+		if file.setting == set.Key && st.Mode().Perm()&0o004 != 0 {
+			m.warnings = append(m.warnings, fmt.Sprintf("%s: mode %04o lets everybody read the private key, want 0600", file.path, st.Mode().Perm()))
+		}
+	}
+	var err error
+	if m.roots, err = parseRoots(data[0]); err != nil {
+		return nil, fmt.Errorf("TLS: %s=%s: %w", set.CA, f.cfg.CA, err)
+	}
+	if m.cert, err = tls.X509KeyPair(data[1], data[2]); err != nil {
+		return nil, fmt.Errorf("TLS: %s=%s with %s=%s: %s", set.Cert, f.cfg.Cert, set.Key, f.cfg.Key,
+			strings.TrimPrefix(err.Error(), "tls: "))
+	}
+	m.leaf = m.cert.Leaf
+	// Our own certificate may name nobody (existing issuers use free names);
+	// what its peers make of it is theirs to say. A malformed one is an error.
+	m.identity, err = FromCertificate(m.leaf, f.cfg.Mapping)
+	if err != nil && !errors.Is(err, ErrNoIdentity) {
+		return nil, fmt.Errorf("TLS: %s=%s: %w", set.Cert, f.cfg.Cert, err)
+	}
+	return m, nil
+}
+
+// warnings are those of the files and, as of now, of the leaf's validity. An
+// expired leaf is no error: a clock may be wrong, and peers refuse it anyway.
+func (f *Files) warnings(m *material) []string {
+	all := slices.Clone(m.warnings)
+	now := f.cfg.Now()
+	switch {
+	case now.After(m.leaf.NotAfter):
+		all = append(all, fmt.Sprintf("%s: expired at %s", f.cfg.Cert, m.leaf.NotAfter.UTC().Format(time.RFC3339)))
+	case now.Before(m.leaf.NotBefore):
+		all = append(all, fmt.Sprintf("%s: not valid before %s", f.cfg.Cert, m.leaf.NotBefore.UTC().Format(time.RFC3339)))
+	}
+	return all
+}
+
+func parseRoots(data []byte) (*x509.CertPool, error) {
+	pool := x509.NewCertPool()
+	n := 0
+	for {
+		var block *pem.Block
+		if block, data = pem.Decode(data); block == nil {
+			break
+		}
+		if block.Type != "CERTIFICATE" {
+			continue
+		}
+		cert, err := x509.ParseCertificate(block.Bytes)
+		if err != nil {
+			return nil, fmt.Errorf("certificate %d: %w", n+1, err)
+		}
+		pool.AddCert(cert)
+		n++
+	}
+	if n == 0 {
+		return nil, errors.New("holds no PEM certificate")
+	}
+	return pool, nil
+}

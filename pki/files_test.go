@@ -1,0 +1,319 @@
+package pki
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+)
+
+// clock is a settable clock; the zero value starts now.
+type clock struct{ ahead atomic.Int64 }
+
+func (c *clock) now() time.Time           { return time.Now().Add(time.Duration(c.ahead.Load())) }
+func (c *clock) advance(d time.Duration)  { c.ahead.Add(int64(d)) }
+func set(t testing.TB, dir string) DevSet { return setFor(t, dir, DevOptions{Cluster: "c1"}) }
+
+func setFor(t testing.TB, dir string, opt DevOptions) DevSet {
+	t.Helper()
+	s, err := DevCerts(dir, opt)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+func (p Paths) config() FilesConfig {
+	return FilesConfig{CA: p.CA, Cert: p.Cert, Key: p.Key, Mapping: DefaultMapping("c1")}
+}
+
+func load(t testing.TB, cfg FilesConfig) *Files {
+	t.Helper()
+	f, err := LoadFiles(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return f
+}
+
+// handshake connects client to server over loopback and returns what each
+// side saw.
+func handshake(t *testing.T, server, client *tls.Config) (seen tls.ConnectionState, serverErr, clientErr error) {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	defer cancel()
+	done := make(chan error, 1)
+	go func() {
+		c, err := l.Accept()
+		if err != nil {
+			done <- err
+			return
+		}
+		defer c.Close()
+		s := tls.Server(c, server)
+		if err := s.HandshakeContext(ctx); err != nil {
+			done <- err
+			return
+		}
+		seen = s.ConnectionState()
+		_, err = s.Write([]byte{1})
+		done <- err
+	}()
+	raw, err := net.Dial("tcp", l.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer raw.Close()
+	c := tls.Client(raw, client)
+	if clientErr = c.HandshakeContext(ctx); clientErr == nil {
+		// In TLS 1.3 the server's refusal arrives with the first read.
+		_, clientErr = c.Read(make([]byte, 1))
+	}
+	raw.Close()
+	return seen, <-done, clientErr
+}
+
+func TestMutualTLS(t *testing.T) {
+	leaf := set(t, t.TempDir()).Leaf
+	other := set(t, t.TempDir()).Leaf
+	here := []string{"127.0.0.1"}
+	for _, tc := range []struct {
+		name   string
+		client Paths
+		roles  []Role
+		peer   Peer
+		server string // error at the server
+		err    string // error at the client
+	}{
+		{name: "an agent reaches a scheduler by address", client: leaf["agent/node-a"], peer: Peer{Hosts: here, Role: RoleScheduler}},
+		{name: "a scheduler reaches a scheduler by name", client: leaf["scheduler/scheduler-2"], roles: []Role{RoleScheduler}, peer: Peer{Hosts: []string{"localhost"}}},
+		{name: "one good host of two is enough", client: leaf["user/admin"], peer: Peer{Hosts: []string{"x.example.com", "127.0.0.1"}}},
+		{name: "a role that may not connect is refused", client: leaf["agent/node-a"], roles: []Role{RoleScheduler}, peer: Peer{Hosts: here},
+			server: "role agent may not connect", err: "bad certificate"},
+		{name: "a client of another CA is refused", client: Paths{CA: leaf["agent/node-a"].CA, Cert: other["agent/node-a"].Cert, Key: other["agent/node-a"].Key}, peer: Peer{Hosts: here},
+			server: "unknown authority", err: "unknown certificate authority"},
+		{name: "a server of another CA is refused", client: other["agent/node-a"], peer: Peer{Hosts: here},
+			server: "bad certificate", err: "is not good for the CA in"},
+		{name: "a wrong host is refused", client: leaf["agent/node-a"], peer: Peer{Hosts: []string{"x.example.com"}},
+			server: "bad certificate", err: "x.example.com"},
+		{name: "a wrong role is refused", client: leaf["agent/node-a"], peer: Peer{Hosts: here, Role: RoleGateway},
+			server: "bad certificate", err: "want role gateway"},
+		{name: "a dial without a host is refused", client: leaf["agent/node-a"], server: "bad certificate", err: "no host name"},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			server := load(t, leaf["scheduler/scheduler-1"].config())
+			client := load(t, tc.client.config())
+			state, serr, cerr := handshake(t, server.ServerConfig(ServerOptions{Roles: tc.roles}), client.ClientConfig(tc.peer))
+			match := func(side string, err error, want string) {
+				if want == "" && err != nil || want != "" && (err == nil || !strings.Contains(err.Error(), want)) {
+					t.Errorf("%s: %v, want %q", side, err, want)
+				}
+			}
+			match("server", serr, tc.server)
+			match("client", cerr, tc.err)
+			if serr == nil {
+				if id, err := server.Identify(state); err != nil || id != client.Identity() {
+					t.Errorf("server sees %v, %v; want %v", id, err, client.Identity())
+				}
+			}
+		})
+	}
+}
+
+func TestClientWithoutCertificateIsRefused(t *testing.T) {
+	server := load(t, set(t, t.TempDir()).Leaf["scheduler/scheduler-1"].config())
+	_, serr, _ := handshake(t, server.ServerConfig(ServerOptions{}), &tls.Config{InsecureSkipVerify: true})
+	if serr == nil {
+		t.Error("a client without a certificate is let in")
+	}
+	_, serr, _ = handshake(t, server.ServerConfig(ServerOptions{}), &tls.Config{InsecureSkipVerify: true, MinVersion: tls.VersionTLS10, MaxVersion: tls.VersionTLS11})
+	if serr == nil || !strings.Contains(serr.Error(), "version") {
+		t.Errorf("TLS 1.1: %v", serr)
+	}
+}
+
+func TestLoadFilesRefuses(t *testing.T) {
+	dir := t.TempDir()
+	leaf := set(t, dir).Leaf
+	good, other := leaf["agent/node-a"], leaf["agent/node-b"]
+	junk := filepath.Join(dir, "junk")
+	if err := os.WriteFile(junk, []byte("hello"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	big := filepath.Join(dir, "big")
+	if err := os.WriteFile(big, make([]byte, pemMax+1), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, tc := range []struct {
+		name string
+		p    Paths
+		want []string
+	}{
+		{"no certificate set", Paths{CA: good.CA, Key: good.Key}, []string{"PERSYS_TLS_CERT is not set", "PERSYS_TLS_KEY", "-insecure"}},
+		{"a missing file", Paths{good.CA, dir + "/none", good.Key}, []string{dir + "/none", "set PERSYS_TLS_CA, PERSYS_TLS_CERT and PERSYS_TLS_KEY", "-insecure"}},
+		{"a CA without a certificate", Paths{junk, good.Cert, good.Key}, []string{"PERSYS_TLS_CA=" + junk, "no PEM certificate"}},
+		{"a CA that is a key", Paths{good.Key, good.Cert, good.Key}, []string{"no PEM certificate"}},
+		{"a certificate that is none", Paths{good.CA, junk, good.Key}, []string{"PERSYS_TLS_CERT=" + junk}},
+		{"the key of another", Paths{good.CA, good.Cert, other.Key}, []string{other.Key, "does not match"}},
+		{"a file without end", Paths{big, good.Cert, good.Key}, []string{"PERSYS_TLS_CA=" + big, "limit 1048576"}},
+		{"a folder", Paths{dir, good.Cert, good.Key}, []string{"PERSYS_TLS_CA=" + dir}},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			_, err := LoadFiles(tc.p.config())
+			if err == nil {
+				t.Fatal("accepted")
+			}
+			for _, want := range tc.want {
+				if !strings.Contains(err.Error(), want) {
+					t.Errorf("%v\nlacks %q", err, want)
+				}
+			}
+		})
+	}
+	cfg := good.config()
+	cfg.Mapping = DefaultMapping("c2")
+	if _, err := LoadFiles(cfg); err == nil || !strings.Contains(err.Error(), `cluster "c1"`) {
+		t.Errorf("a certificate of another cluster: %v", err)
+	}
+}
+
+func TestFilesFollowTheirFiles(t *testing.T) {
+	dir := t.TempDir()
+	c := &clock{}
+	leaf := set(t, dir).Leaf["agent/node-a"]
+	cfg := leaf.config()
+	cfg.Now = c.now
+	f := load(t, cfg)
+	before := f.Identity()
+	stranger := load(t, set(t, t.TempDir()).Leaf["scheduler/scheduler-1"].config())
+	try := func() error {
+		_, _, err := handshake(t, stranger.ServerConfig(ServerOptions{}), f.ClientConfig(Peer{Hosts: []string{"127.0.0.1"}}))
+		return err
+	}
+	if try() == nil {
+		t.Fatal("a stranger's CA is trusted")
+	}
+
+	// A half-written rotation: the key changed, the certificate not yet.
+	oldKey, _ := os.ReadFile(leaf.Key)
+	_, newKey, err := makeKey()
+	if err != nil {
+		t.Fatal(err)
+	}
+	write := func(path string, data []byte) {
+		t.Helper()
+		if err := writeFile(path, data, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	write(leaf.Key, newKey)
+	if err := f.Status().Err; err != nil {
+		t.Errorf("looked again within a second: %v", err)
+	}
+	c.advance(2 * time.Second)
+	st := f.Status()
+	if st.Err == nil || !strings.Contains(st.Err.Error(), leaf.Key) || st.Identity != before {
+		t.Errorf("a bad pair: %+v", st)
+	}
+	write(leaf.Key, oldKey)
+	c.advance(2 * time.Second)
+	if st := f.Status(); st.Err != nil || st.Identity != before {
+		t.Errorf("the old pair again: %+v", st)
+	}
+
+	// A missing file keeps the old pair too.
+	if err := os.Remove(leaf.CA); err != nil {
+		t.Fatal(err)
+	}
+	c.advance(2 * time.Second)
+	if st := f.Status(); st.Err == nil || !strings.Contains(st.Err.Error(), "PERSYS_TLS_CA") {
+		t.Errorf("a missing CA: %+v", st)
+	}
+
+	// A whole new identity and CA of the other cluster is taken over, by a
+	// configuration that was made before.
+	fresh := set(t, filepath.Dir(filepath.Dir(filepath.Dir(stranger.cfg.CA)))).Leaf["agent/node-a"]
+	for from, to := range map[string]string{fresh.CA: leaf.CA, fresh.Cert: leaf.Cert, fresh.Key: leaf.Key} {
+		b, err := os.ReadFile(from)
+		if err != nil {
+			t.Fatal(err)
+		}
+		write(to, b)
+	}
+	c.advance(2 * time.Second)
+	if err := try(); err != nil {
+		t.Errorf("after the reload: %v", err)
+	}
+	if st := f.Status(); st.Err != nil || st.Identity.Fingerprint == before.Fingerprint {
+		t.Errorf("after the reload: %+v", st)
+	}
+}
+
+func TestServerFollowsItsFiles(t *testing.T) {
+	c := &clock{}
+	a, b := set(t, t.TempDir()), set(t, t.TempDir())
+	leaf := a.Leaf["scheduler/scheduler-1"]
+	cfg := leaf.config()
+	cfg.Now = c.now
+	server := load(t, cfg).ServerConfig(ServerOptions{})
+	client := load(t, b.Leaf["agent/node-a"].config()).ClientConfig(Peer{Hosts: []string{"127.0.0.1"}})
+	if _, serr, _ := handshake(t, server, client); serr == nil {
+		t.Fatal("a stranger is let in")
+	}
+	next := b.Leaf["scheduler/scheduler-1"]
+	for from, to := range map[string]string{next.CA: leaf.CA, next.Cert: leaf.Cert, next.Key: leaf.Key} {
+		data, err := os.ReadFile(from)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := writeFile(to, data, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	c.advance(2 * time.Second)
+	if _, serr, cerr := handshake(t, server, client); serr != nil || cerr != nil {
+		t.Errorf("after the reload: %v, %v", serr, cerr)
+	}
+}
+
+func TestWarnings(t *testing.T) {
+	c := &clock{}
+	leaf := setFor(t, t.TempDir(), DevOptions{Cluster: "c1", Life: time.Hour}).Leaf["agent/node-a"]
+	cfg := leaf.config()
+	cfg.Now = c.now
+	f := load(t, cfg)
+	if w := f.Status().Warnings; len(w) != 0 {
+		t.Errorf("fresh credentials warn: %v", w)
+	}
+	c.advance(2 * time.Hour)
+	if st := f.Status(); st.Err != nil || len(st.Warnings) != 1 || !strings.Contains(st.Warnings[0], "expired at") {
+		t.Errorf("expired: %+v", st)
+	}
+	if _, err := LoadFiles(cfg); err != nil {
+		t.Errorf("an expired certificate stops the program: %v", err)
+	}
+	if err := os.Chmod(leaf.Key, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if w := load(t, leaf.config()).Status().Warnings; len(w) != 1 || !strings.Contains(w[0], "mode 0644") {
+		t.Errorf("an open key: %v", w)
+	}
+}
+
+func TestIdentifyWithoutCertificate(t *testing.T) {
+	f := load(t, set(t, t.TempDir()).Leaf["agent/node-a"].config())
+	if _, err := f.Identify(tls.ConnectionState{}); !errors.Is(err, ErrNoIdentity) {
+		t.Errorf("got %v", err)
+	}
+}

@@ -1,0 +1,317 @@
+package pki
+
+import (
+	"bytes"
+	"crypto/cipher"
+	"crypto/hkdf"
+	"crypto/hmac"
+	"crypto/rand"
+	"crypto/sha256"
+	"encoding/base64"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"hash"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"golang.org/x/crypto/chacha20poly1305"
+)
+
+// Redacted stands in for a secret wherever a spec is shown. An apply that
+// carries it is refused: it would overwrite the secret with the marker.
+const Redacted = "***"
+
+// IsRedacted reports whether a value is the redaction marker.
+func IsRedacted(s string) bool { return strings.TrimSpace(s) == Redacted }
+
+// Kinds of failure of Open; compare with errors.Is.
+var (
+	// ErrMalformed: the text is no sealed value.
+	ErrMalformed = errors.New("not a sealed value")
+	// ErrWrongKey: it was sealed under another key.
+	ErrWrongKey = errors.New("sealed under another key")
+	// ErrTampered: the text or its context was changed after sealing.
+	ErrTampered = errors.New("sealed value or its context was changed")
+)
+
+const (
+	keySize    = 32
+	keyPrefix  = "persys-key-1"
+	sealPrefix = "sealed:1:"
+	// keyFileMax bounds what is read as a key file.
+	keyFileMax = 4096
+)
+
+// Key is a master secret of 32 bytes: the cluster key on schedulers, an
+// agent's own key on its machine (DESIGN, decision 18). Everything it does
+// uses a sub key of its own, so no use says anything about another. It is safe
+// for concurrent use and prints as its id only.
+type Key struct {
+	id      string
+	master  [keySize]byte
+	seal    cipher.AEAD
+	content []byte
+	gossip  []byte
+}
+
+// NewKey makes a key from the system's random source.
+func NewKey() (*Key, error) {
+	var b [keySize]byte
+	if _, err := rand.Read(b[:]); err != nil {
+		return nil, err
+	}
+	return keyFrom(b[:])
+}
+
+func keyFrom(master []byte) (*Key, error) {
+	if len(master) != keySize {
+		return nil, fmt.Errorf("key: %d bytes, want %d", len(master), keySize)
+	}
+	k := &Key{}
+	copy(k.master[:], master)
+	sub := func(use string, n int) ([]byte, error) {
+		return hkdf.Key(sha256.New, master, nil, "persys/1/"+use, n)
+	}
+	id, err := sub("id", 8)
+	if err != nil {
+		return nil, err
+	}
+	k.id = hex.EncodeToString(id)
+	sealKey, err := sub("seal", chacha20poly1305.KeySize)
+	if err != nil {
+		return nil, err
+	}
+	// XChaCha20 has nonces of 24 bytes: random ones never collide, however
+	// many values one cluster seals.
+	if k.seal, err = chacha20poly1305.NewX(sealKey); err != nil {
+		return nil, err
+	}
+	if k.content, err = sub("content", 32); err != nil {
+		return nil, err
+	}
+	if k.gossip, err = sub("gossip", 32); err != nil {
+		return nil, err
+	}
+	return k, nil
+}
+
+// ID names the key in 16 hex digits. It is derived from the key, says nothing
+// about it, and may be logged.
+func (k *Key) ID() string { return k.id }
+
+// String is the id, so that a key can not be printed by mistake.
+func (k *Key) String() string { return "key " + k.id }
+
+// GoString is String: %#v shows no secret either.
+func (k *Key) GoString() string { return k.String() }
+
+// GossipKey returns the 32-byte key of the gossip keyring, a fresh copy.
+func (k *Key) GossipKey() []byte { return bytes.Clone(k.gossip) }
+
+// ContentHash returns a keyed SHA-256 for content that holds secrets: without
+// the key nobody can guess a short secret from its hash.
+func (k *Key) ContentHash() hash.Hash { return hmac.New(sha256.New, k.content) }
+
+// Seal encrypts plaintext and binds it to its context (for instance workload
+// id and field name): Open needs the same context. The result is printable
+// ASCII, about 4/3 of the plaintext plus 80 bytes, and differs every time.
+func (k *Key) Seal(plaintext, context []byte) (string, error) {
+	nonce := make([]byte, chacha20poly1305.NonceSizeX, chacha20poly1305.NonceSizeX+len(plaintext)+chacha20poly1305.Overhead)
+	if _, err := rand.Read(nonce); err != nil {
+		return "", err
+	}
+	head := sealPrefix + k.id + ":"
+	box := k.seal.Seal(nonce, nonce, plaintext, aad(head, context))
+	return head + base64.RawURLEncoding.EncodeToString(box), nil
+}
+
+// Open is the inverse of Seal. Its errors are ErrMalformed, ErrWrongKey and
+// ErrTampered, wrapped; none holds any part of the secret.
+func (k *Key) Open(sealed string, context []byte) ([]byte, error) {
+	id, ok := SealedUnder(sealed)
+	if !ok {
+		return nil, fmt.Errorf("%w: want %s<key id>:<base64>", ErrMalformed, sealPrefix)
+	}
+	if id != k.id {
+		return nil, fmt.Errorf("%w: %s, this is %s", ErrWrongKey, id, k.id)
+	}
+	head := sealPrefix + id + ":"
+	box, err := base64.RawURLEncoding.Strict().DecodeString(sealed[len(head):])
+	if err != nil || strings.ContainsAny(sealed, "\r\n") {
+		return nil, fmt.Errorf("%w: bad base64", ErrMalformed)
+	}
+	if len(box) < chacha20poly1305.NonceSizeX+chacha20poly1305.Overhead {
+		return nil, fmt.Errorf("%w: cut short at %d bytes", ErrMalformed, len(box))
+	}
+	nonce, text := box[:chacha20poly1305.NonceSizeX], box[chacha20poly1305.NonceSizeX:]
+	plain, err := k.seal.Open(nil, nonce, text, aad(head, context))
+	if err != nil {
+		return nil, ErrTampered
+	}
+	return plain, nil
+}
+
+// aad covers the header too, so a version can not be rewritten.
+func aad(head string, context []byte) []byte {
+	return append([]byte(head), context...)
+}
+
+// SealedUnder returns the id of the key that a sealed value was sealed under,
+// and whether s has the form of a sealed value at all.
+func SealedUnder(s string) (keyID string, ok bool) {
+	rest, ok := strings.CutPrefix(s, sealPrefix)
+	if !ok {
+		return "", false
+	}
+	id, _, ok := strings.Cut(rest, ":")
+	if !ok || len(id) != 16 || !isLowerHex(id) {
+		return "", false
+	}
+	return id, true
+}
+
+func isLowerHex(s string) bool {
+	for i := 0; i < len(s); i++ {
+		if c := s[i]; (c < '0' || c > '9') && (c < 'a' || c > 'f') {
+			return false
+		}
+	}
+	return true
+}
+
+// Export returns the key as one line of text with its id and a checksum, for
+// another machine's ImportKey. Whoever has it can open every secret.
+func (k *Key) Export() string {
+	body := keyPrefix + "." + k.id + "." + base64.RawURLEncoding.EncodeToString(k.master[:])
+	return body + "." + checksum(body)
+}
+
+func checksum(body string) string {
+	sum := sha256.Sum256([]byte(body))
+	return hex.EncodeToString(sum[:4])
+}
+
+// ParseKey reads the text of Export. Surrounding space is ignored; a mistyped
+// character is found by the checksum. Errors never hold the key.
+func ParseKey(text string) (*Key, error) {
+	text = strings.TrimSpace(text)
+	parts := strings.Split(text, ".")
+	if len(parts) != 4 || parts[0] != keyPrefix {
+		return nil, fmt.Errorf("key: want one line %s.<id>.<key>.<checksum>", keyPrefix)
+	}
+	if body := strings.TrimSuffix(text, "."+parts[3]); checksum(body) != parts[3] {
+		return nil, errors.New("key: checksum does not match: the text was cut or mistyped")
+	}
+	master, err := base64.RawURLEncoding.Strict().DecodeString(parts[2])
+	if err != nil {
+		return nil, errors.New("key: bad base64")
+	}
+	k, err := keyFrom(master)
+	if err != nil {
+		return nil, err
+	}
+	if k.id != parts[1] {
+		return nil, fmt.Errorf("key: id %q does not belong to this key (%s)", parts[1], k.id)
+	}
+	return k, nil
+}
+
+// LoadKey reads a key file. The file must be regular and closed to group and
+// others (mode 0600 or less).
+func LoadKey(path string) (*Key, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, fmt.Errorf("key file: %w", err)
+	}
+	defer f.Close()
+	st, err := f.Stat()
+	if err != nil {
+		return nil, fmt.Errorf("key file: %w", err)
+	}
+	if !st.Mode().IsRegular() {
+		return nil, fmt.Errorf("key file %s: not a regular file", path)
+	}
+	if perm := st.Mode().Perm(); perm&0o077 != 0 {
+		return nil, fmt.Errorf("key file %s: mode %04o lets others in, want 0600: run chmod 600 %s", path, perm, path)
+	}
+	if st.Size() > keyFileMax {
+		return nil, fmt.Errorf("key file %s: %d bytes, limit %d", path, st.Size(), keyFileMax)
+	}
+	b := make([]byte, st.Size())
+	if _, err := f.ReadAt(b, 0); err != nil && len(b) > 0 {
+		return nil, fmt.Errorf("key file %s: %w", path, err)
+	}
+	k, err := ParseKey(string(b))
+	if err != nil {
+		return nil, fmt.Errorf("key file %s: %w", path, err)
+	}
+	return k, nil
+}
+
+// LoadOrCreateKey reads a key file, or makes one with a new key when there is
+// none; created tells which. Of several callers at once one creates and all
+// get that key. The folder is made with mode 0700 when it is missing.
+func LoadOrCreateKey(path string) (k *Key, created bool, err error) {
+	k, err = LoadKey(path)
+	if !errors.Is(err, fs.ErrNotExist) {
+		return k, false, err
+	}
+	if k, err = NewKey(); err != nil {
+		return nil, false, err
+	}
+	err = k.store(path)
+	if errors.Is(err, fs.ErrExist) {
+		k, err = LoadKey(path)
+		return k, false, err
+	}
+	if err != nil {
+		return nil, false, err
+	}
+	return k, true, nil
+}
+
+// ImportKey writes an exported key to a key file. A file that already holds
+// this key is left alone; one that holds another is an error, because
+// replacing it would make what was sealed under it unreadable.
+func ImportKey(path, text string) (*Key, error) {
+	k, err := ParseKey(text)
+	if err != nil {
+		return nil, err
+	}
+	err = k.store(path)
+	if !errors.Is(err, fs.ErrExist) {
+		if err != nil {
+			return nil, err
+		}
+		return k, nil
+	}
+	old, err := LoadKey(path)
+	if err != nil {
+		return nil, err
+	}
+	if old.id != k.id {
+		return nil, fmt.Errorf("key file %s: holds key %s, not %s: move it away first", path, old.id, k.id)
+	}
+	return old, nil
+}
+
+// store creates the file whole or not at all; it fails with fs.ErrExist when
+// there is one.
+func (k *Key) store(path string) error {
+	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
+		return fmt.Errorf("key file: %w", err)
+	}
+	temp, err := writeTemp(path, []byte(k.Export()+"\n"), 0o600)
+	if err != nil {
+		return fmt.Errorf("key file: %w", err)
+	}
+	defer os.Remove(temp)
+	// A link refuses an existing name, a rename would replace it.
+	if err := os.Link(temp, path); err != nil {
+		return fmt.Errorf("key file: %w", err)
+	}
+	return syncDir(filepath.Dir(path))
+}

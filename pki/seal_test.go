@@ -1,0 +1,250 @@
+package pki
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+)
+
+// fixed returns the key made of 32 times b, so that failures repeat.
+func fixed(t testing.TB, b byte) *Key {
+	t.Helper()
+	k, err := keyFrom(bytes.Repeat([]byte{b}, keySize))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return k
+}
+
+// golden is "secret" in context "c" under fixed(1). Stored values have to open
+// in every later version, so it never changes.
+const golden = "sealed:1:ed04a996e9988fcd:FRBzhpvuhMY-JoUFoImEDuJMqOxm9J9PwUXC1c8ZdoopSNYazNBPPk1TmtsPKQ"
+
+func TestSealAndOpen(t *testing.T) {
+	k := fixed(t, 1)
+	for _, plain := range []string{"", "x", "PASSWORD=hunter2", strings.Repeat("long ", 10_000)} {
+		sealed, err := k.Seal([]byte(plain), []byte("web-1/env"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if plain != "" && len(plain) > 4 && strings.Contains(sealed, plain[:5]) {
+			t.Errorf("the sealed value shows its content")
+		}
+		if id, ok := SealedUnder(sealed); !ok || id != k.ID() {
+			t.Errorf("SealedUnder = %q, %v", id, ok)
+		}
+		got, err := k.Open(sealed, []byte("web-1/env"))
+		if err != nil || string(got) != plain {
+			t.Errorf("opened %.20q, %v", got, err)
+		}
+	}
+	if got, err := k.Open(golden, []byte("c")); err != nil || string(got) != "secret" {
+		t.Errorf("the golden value opens as %q, %v", got, err)
+	}
+	a, _ := k.Seal([]byte("x"), nil)
+	b, _ := k.Seal([]byte("x"), nil)
+	if a == b {
+		t.Error("equal secrets seal to equal text")
+	}
+}
+
+func TestOpenRefuses(t *testing.T) {
+	k := fixed(t, 1)
+	sealed, err := k.Seal([]byte("token"), []byte("web-1"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	head := len(sealPrefix) + 17
+	flip := func(i int) string {
+		b := []byte(sealed)
+		if b[i] == 'A' {
+			b[i] = 'B'
+		} else {
+			b[i] = 'A'
+		}
+		return string(b)
+	}
+	for _, tc := range []struct {
+		name    string
+		key     *Key
+		text    string
+		context string
+		want    error
+	}{
+		{"another key", fixed(t, 2), sealed, "web-1", ErrWrongKey},
+		{"another context", k, sealed, "web-2", ErrTampered},
+		{"no context", k, sealed, "", ErrTampered},
+		{"a changed nonce", k, flip(head), "web-1", ErrTampered},
+		{"a changed text", k, flip(head + 35), "web-1", ErrTampered},
+		{"a cut tag", k, sealed[:len(sealed)-4], "web-1", ErrTampered},
+		{"cut to the nonce", k, sealed[:head+32], "web-1", ErrMalformed},
+		{"cut to the header", k, sealed[:head], "web-1", ErrMalformed},
+		{"nothing", k, "", "web-1", ErrMalformed},
+		{"plain text", k, "secret", "web-1", ErrMalformed},
+		{"a marker", k, Redacted, "web-1", ErrMalformed},
+		{"another version", k, "sealed:2:" + sealed[len(sealPrefix):], "web-1", ErrMalformed},
+		{"a key id in capitals", k, sealPrefix + strings.ToUpper(k.ID()) + sealed[head-1:], "web-1", ErrMalformed},
+		{"a line break", k, sealed[:head+4] + "\n" + sealed[head+4:], "web-1", ErrMalformed},
+		{"trailing bits", k, sealed + "=", "web-1", ErrMalformed},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			got, err := tc.key.Open(tc.text, []byte(tc.context))
+			if !errors.Is(err, tc.want) || got != nil {
+				t.Errorf("got %q, %v; want %v", got, err, tc.want)
+			}
+		})
+	}
+}
+
+func TestSubKeysDiffer(t *testing.T) {
+	k := fixed(t, 1)
+	h := k.ContentHash()
+	h.Write([]byte("content"))
+	other := fixed(t, 2).ContentHash()
+	other.Write([]byte("content"))
+	if bytes.Equal(h.Sum(nil), other.Sum(nil)) {
+		t.Error("the content hash does not depend on the key")
+	}
+	g := k.GossipKey()
+	if len(g) != 32 || bytes.Equal(g, k.content) || bytes.Equal(g, k.master[:]) {
+		t.Error("the gossip key is not one of its own")
+	}
+	g[0]++
+	if bytes.Equal(g, k.GossipKey()) {
+		t.Error("GossipKey hands out its own memory")
+	}
+	// Derivations are stored in clusters: they never change.
+	if got, want := k.ID(), "ed04a996e9988fcd"; got != want {
+		t.Errorf("id of the fixed key is %s, was %s", got, want)
+	}
+	if s := fmt.Sprintf("%v %+v %#v %s", k, k, k, k); strings.Contains(s, "\x01") || strings.Contains(s, "1, 1") || strings.Contains(s, "0x1") {
+		t.Errorf("a printed key shows itself: %s", s)
+	}
+}
+
+func TestKeyFile(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "new", "cluster.key")
+	k, created, err := LoadOrCreateKey(path)
+	if err != nil || !created {
+		t.Fatalf("created %v, %v", created, err)
+	}
+	st, err := os.Stat(path)
+	if err != nil || st.Mode().Perm() != 0o600 {
+		t.Errorf("mode %v, %v", st.Mode(), err)
+	}
+	again, created, err := LoadOrCreateKey(path)
+	if err != nil || created || again.ID() != k.ID() {
+		t.Errorf("second time: created %v, id %v, %v", created, again, err)
+	}
+	if names, _ := filepath.Glob(filepath.Join(filepath.Dir(path), ".*")); len(names) > 0 {
+		t.Errorf("left behind: %v", names)
+	}
+}
+
+func TestKeyFileIsCreatedOnce(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "cluster.key")
+	var ids sync.Map
+	var wg sync.WaitGroup
+	for range 8 {
+		wg.Go(func() {
+			k, _, err := LoadOrCreateKey(path)
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			ids.Store(k.ID(), true)
+		})
+	}
+	wg.Wait()
+	n := 0
+	ids.Range(func(any, any) bool { n++; return true })
+	if n != 1 {
+		t.Errorf("%d different keys from one file", n)
+	}
+}
+
+func TestLoadKeyRefuses(t *testing.T) {
+	good := fixed(t, 1).Export()
+	for _, tc := range []struct {
+		name, text string
+		mode       os.FileMode
+		want       string
+	}{
+		{"readable by the group", good, 0o640, "mode 0640"},
+		{"readable by everybody", good, 0o604, "mode 0604"},
+		{"empty", "", 0o600, "want one line"},
+		{"cut", good[:len(good)-1], 0o600, "checksum"},
+		{"mistyped", strings.Replace(good, "AQ", "AR", 1), 0o600, "checksum"},
+		{"too large", good + strings.Repeat(" ", keyFileMax), 0o600, "limit"},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			path := filepath.Join(t.TempDir(), "k")
+			if err := os.WriteFile(path, []byte(tc.text), tc.mode); err != nil {
+				t.Fatal(err)
+			}
+			if err := os.Chmod(path, tc.mode); err != nil {
+				t.Fatal(err)
+			}
+			_, _, err := LoadOrCreateKey(path)
+			if err == nil || !strings.Contains(err.Error(), tc.want) || !strings.Contains(err.Error(), path) {
+				t.Errorf("got %v, want the path and %q", err, tc.want)
+			}
+			if b, _ := os.ReadFile(path); string(b) != tc.text {
+				t.Error("a refused file was changed")
+			}
+		})
+	}
+	if _, err := LoadKey(t.TempDir()); err == nil {
+		t.Error("a folder is accepted")
+	}
+}
+
+func TestExportImport(t *testing.T) {
+	k := fixed(t, 7)
+	path := filepath.Join(t.TempDir(), "d", "k")
+	if _, err := ImportKey(path, "\n "+k.Export()+" \n"); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := ImportKey(path, k.Export()); err != nil {
+		t.Errorf("the same key again: %v", err)
+	}
+	if _, err := ImportKey(path, fixed(t, 8).Export()); err == nil || !strings.Contains(err.Error(), k.ID()) {
+		t.Errorf("another key replaces the first: %v", err)
+	}
+	sealed, _ := k.Seal([]byte("x"), nil)
+	got, err := LoadKey(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if plain, err := got.Open(sealed, nil); err != nil || string(plain) != "x" {
+		t.Errorf("the imported key opens %q, %v", plain, err)
+	}
+}
+
+func TestIsRedacted(t *testing.T) {
+	for s, want := range map[string]bool{Redacted: true, " *** ": true, "": false, "****": false, "a***": false} {
+		if IsRedacted(s) != want {
+			t.Errorf("IsRedacted(%q) = %v", s, !want)
+		}
+	}
+}
+
+func FuzzOpen(f *testing.F) {
+	k := fixed(f, 1)
+	f.Add(golden, []byte("c"))
+	f.Add(sealPrefix+k.ID()+":", []byte(nil))
+	f.Fuzz(func(t *testing.T, s string, context []byte) {
+		plain, err := k.Open(s, context)
+		if err == nil && (s != golden || string(context) != "c" || string(plain) != "secret") {
+			t.Fatalf("%q opens as %q in %q", s, plain, context)
+		}
+		if err != nil && !errors.Is(err, ErrMalformed) && !errors.Is(err, ErrWrongKey) && !errors.Is(err, ErrTampered) {
+			t.Fatalf("%q: an error of no kind: %v", s, err)
+		}
+	})
+}

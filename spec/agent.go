@@ -1,0 +1,139 @@
+package spec
+
+import (
+	"encoding/base64"
+	"strings"
+
+	"google.golang.org/protobuf/proto"
+
+	agentv1 "github.com/persys/compute/api/agent/v1"
+	controlv1 "github.com/persys/compute/api/control/v1"
+	"github.com/persys/compute/fsm"
+)
+
+// vmImages is where agents keep the disks of a VM that names no path
+// (contract/wire-agent.md).
+const vmImages = "/var/lib/libvirt/images/"
+
+// ToAgent translates a workload and its unsealed specification into the
+// agent's API, by the table of contract/wire-agent.md with its gaps closed:
+// privileged, CPU quota, disks of a VM, Git sources, and metadata without any
+// bookkeeping of ours. The caller adds epoch and node id, which belong to the
+// order and not to the workload.
+func ToAgent(w *fsm.Workload, plain *controlv1.WorkloadSpec) *agentv1.ApplyWorkloadRequest {
+	out := &agentv1.ApplyWorkloadRequest{
+		Id:           w.ID,
+		RevisionId:   w.Revision(),
+		DesiredState: agentv1.DesiredState_DESIRED_STATE_RUNNING,
+		Generation:   &agentv1.Generation{Incarnation: w.Generation.Incarnation, Sequence: w.Generation.Sequence},
+		Content:      w.Content,
+		Exclusive:    plain.GetExclusive(),
+		OnLostLease:  orElse(plain.GetOnLostLease(), fsm.OnLostLeaseKeep),
+		Labels:       plain.GetLabels(),
+		Spec:         &agentv1.WorkloadSpec{},
+	}
+	if w.Desired == fsm.DesiredStopped {
+		out.DesiredState = agentv1.DesiredState_DESIRED_STATE_STOPPED
+	}
+	switch plain.GetType() {
+	case TypeCompose:
+		out.Type = agentv1.WorkloadType_WORKLOAD_TYPE_COMPOSE
+		out.Spec.Spec = &agentv1.WorkloadSpec_Compose{Compose: agentCompose(w.ID, plain.GetCompose())}
+	case TypeVM:
+		out.Type = agentv1.WorkloadType_WORKLOAD_TYPE_VM
+		out.Spec.Spec = &agentv1.WorkloadSpec_Vm{Vm: agentVM(w.ID, plain)}
+	default:
+		out.Type = agentv1.WorkloadType_WORKLOAD_TYPE_CONTAINER
+		out.Spec.Spec = &agentv1.WorkloadSpec_Container{Container: agentContainer(plain)}
+	}
+	return out
+}
+
+func agentContainer(s *controlv1.WorkloadSpec) *agentv1.ContainerSpec {
+	c, r := s.GetContainer(), s.GetResources()
+	out := &agentv1.ContainerSpec{
+		Image:   c.GetImage(),
+		Command: c.GetCommand(),
+		Env:     c.GetEnv(),
+		Resources: &agentv1.ResourceLimits{
+			// Shares for existing agents, the quota for ours.
+			CpuShares:     r.GetCpuMillicores(),
+			CpuMillicores: r.GetCpuMillicores(),
+			MemoryBytes:   r.GetMemoryMb() << 20,
+		},
+		RestartPolicy:  &agentv1.RestartPolicy{Policy: orElse(c.GetRestartPolicy(), "no")},
+		ManagedVolumes: fromControlVolumes(c.GetManagedVolumes()),
+		Privileged:     c.GetPrivileged(),
+		DiskGb:         r.GetDiskGb(),
+	}
+	for _, v := range c.GetVolumes() {
+		out.Volumes = append(out.Volumes, &agentv1.VolumeMount{HostPath: v.GetHostPath(), ContainerPath: v.GetContainerPath(), ReadOnly: v.GetReadOnly()})
+	}
+	for _, p := range c.GetPorts() {
+		out.Ports = append(out.Ports, &agentv1.PortMapping{HostPort: p.GetHostPort(), ContainerPort: p.GetContainerPort(), Protocol: protocolOf(p.GetProtocol())})
+	}
+	for k, v := range s.GetMetadata() {
+		if shownMetadata(k, v) {
+			if out.Labels == nil {
+				out.Labels = map[string]string{}
+			}
+			out.Labels[k] = v
+		}
+	}
+	return out
+}
+
+func agentCompose(id string, c *controlv1.ComposeSpec) *agentv1.ComposeSpec {
+	out := &agentv1.ComposeSpec{ProjectName: projectName(id), Env: c.GetEnv(), SourceType: sourceInline}
+	if isGit(c) {
+		out.SourceType, out.GitRepo, out.GitRef = sourceGit, c.GetGitRepo(), c.GetGitRef()
+		return out
+	}
+	// base64: the only form that every existing agent understands.
+	out.ComposeYaml = base64.StdEncoding.EncodeToString([]byte(plainCompose(c.GetInlineYaml())))
+	return out
+}
+
+// projectName makes an id a Compose project name: lower-case letters, digits,
+// '-' and '_', beginning with a letter or digit.
+func projectName(id string) string {
+	name := strings.Map(func(r rune) rune {
+		switch {
+		case r >= 'A' && r <= 'Z':
+			return r + 'a' - 'A'
+		case r >= 'a' && r <= 'z', r >= '0' && r <= '9', r == '-', r == '_':
+			return r
+		}
+		return '-'
+	}, id)
+	return orElse(strings.TrimLeft(name, "-_"), "workload")
+}
+
+func agentVM(id string, s *controlv1.WorkloadSpec) *agentv1.VMSpec {
+	from, _ := vmOf(s)
+	if from == nil {
+		return &agentv1.VMSpec{Name: id}
+	}
+	out := proto.CloneOf(from)
+	out.Name = orElse(out.Name, id)
+	for _, d := range out.Disks {
+		if d.Path == "" && d.Type == "disk" {
+			extension := "qcow2"
+			if d.Format == "raw" {
+				extension = "img"
+			}
+			d.Path = vmImages + id + "-" + d.Device + "." + extension
+		}
+	}
+	for k, v := range s.GetMetadata() {
+		if shownMetadata(k, v) {
+			if out.Metadata == nil {
+				out.Metadata = map[string]string{}
+			}
+			if _, own := out.Metadata[k]; !own {
+				out.Metadata[k] = v
+			}
+		}
+	}
+	return out
+}

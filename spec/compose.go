@@ -1,0 +1,149 @@
+package spec
+
+import (
+	"encoding/base64"
+	"errors"
+	"fmt"
+	"net/url"
+	"strconv"
+	"strings"
+	"unicode/utf8"
+
+	controlv1 "github.com/persys/compute/api/control/v1"
+)
+
+func isGit(c *controlv1.ComposeSpec) bool {
+	return strings.EqualFold(strings.TrimSpace(c.GetSourceType()), sourceGit)
+}
+
+// plainCompose undoes base64, which some clients send. A Compose file always
+// has a colon and base64 never does, so there is nothing to guess.
+func plainCompose(text string) string {
+	packed := strings.Join(strings.Fields(text), "")
+	if packed == "" || strings.ContainsRune(packed, ':') {
+		return text
+	}
+	raw, err := base64.StdEncoding.DecodeString(packed)
+	if err != nil || !utf8.Valid(raw) {
+		return text
+	}
+	return string(raw)
+}
+
+// composeServices reads a Compose file as far as the edge cares: that it is
+// one, and its services.
+func composeServices(text string) (*node, error) {
+	c := chunk{text: text}
+	root, err := c.tree()
+	if err != nil {
+		var at FieldError
+		if errors.As(err, &at) {
+			return nil, fmt.Errorf("line %d: %s", at.Line, at.Rule)
+		}
+		return nil, err
+	}
+	if root.kind != mapping {
+		return nil, fmt.Errorf("must be a Compose file: a mapping with services")
+	}
+	for _, e := range root.own() {
+		if e.key == "services" {
+			if e.value.kind != mapping || len(e.value.entries) == 0 {
+				return nil, fmt.Errorf("line %d: services must name at least one service", e.line)
+			}
+			return e.value, nil
+		}
+	}
+	return nil, fmt.Errorf("must be a Compose file: it has no services")
+}
+
+// composePorts are the host ports that an inline Compose file publishes, as
+// far as they stand in the text: a variable or a range without a fixed port is
+// left to the engine to judge.
+func composePorts(text string) []*controlv1.Port {
+	services, err := composeServices(text)
+	if err != nil {
+		return nil
+	}
+	var out []*controlv1.Port
+	for _, service := range services.own() {
+		for _, e := range service.value.own() {
+			if e.key != "ports" {
+				continue
+			}
+			for _, item := range e.value.items {
+				if len(out) >= maxEntriesOf {
+					return out
+				}
+				out = append(out, composePort(item)...)
+			}
+		}
+	}
+	return out
+}
+
+func composePort(n *node) []*controlv1.Port {
+	published, protocol := "", ""
+	if n.kind == mapping {
+		for _, e := range n.own() {
+			switch e.key {
+			case "published":
+				published = e.value.text
+			case "protocol":
+				protocol = e.value.text
+			}
+		}
+	} else {
+		var text string
+		text, protocol, _ = strings.Cut(n.text, "/")
+		// [address:]host:container; an IPv6 address stands in brackets.
+		cut := strings.LastIndexByte(text, ':')
+		if cut < 0 {
+			return nil
+		}
+		published = text[:cut]
+		published = published[strings.LastIndexByte(published, ':')+1:]
+	}
+	low, high, isRange := strings.Cut(published, "-")
+	first, err := strconv.ParseUint(strings.TrimSpace(low), 10, 16)
+	if err != nil || first == 0 {
+		return nil
+	}
+	last := first
+	if isRange {
+		if last, err = strconv.ParseUint(strings.TrimSpace(high), 10, 16); err != nil || last < first || last-first > maxEntriesOf {
+			return nil
+		}
+	}
+	var out []*controlv1.Port
+	for p := first; p <= last; p++ {
+		out = append(out, &controlv1.Port{HostPort: int32(p), Protocol: protocolOf(protocol)})
+	}
+	return out
+}
+
+// splitGit takes the credentials out of a repository URL: all of its user part
+// when it holds a password or the scheme is http(s), where a lone user is a
+// token. The user of ssh and of git@host:path is no secret.
+func splitGit(repo string) (before, secret, after string) {
+	u, err := url.Parse(repo)
+	if err != nil || u.User == nil || u.Host == "" {
+		return repo, "", ""
+	}
+	if _, password := u.User.Password(); !password && u.Scheme != "http" && u.Scheme != "https" {
+		return repo, "", ""
+	}
+	scheme := strings.Index(repo, "://")
+	if scheme < 0 {
+		return repo, "", ""
+	}
+	rest := repo[scheme+3:]
+	authority := rest
+	if end := strings.IndexAny(rest, "/?#"); end >= 0 {
+		authority = rest[:end]
+	}
+	host := strings.LastIndexByte(authority, '@')
+	if host <= 0 {
+		return repo, "", ""
+	}
+	return repo[:scheme+3], rest[:host], rest[host:]
+}

@@ -1,0 +1,265 @@
+package spec
+
+import (
+	"crypto/sha256"
+	"encoding/binary"
+	"encoding/hex"
+	"errors"
+	"hash"
+	"strconv"
+	"strings"
+
+	"github.com/distribution/reference"
+
+	controlv1 "github.com/persys/compute/api/control/v1"
+)
+
+// Sealer keeps secrets: pki.Key is one.
+type Sealer interface {
+	// Seal encrypts and binds to a context; Open needs the same context.
+	Seal(plaintext, context []byte) (string, error)
+	Open(sealed string, context []byte) ([]byte, error)
+	// ContentHash is a keyed hash: without the key nobody can tell a short
+	// secret from its digest.
+	ContentHash() hash.Hash
+}
+
+// ErrNoKey: the specification holds secrets and there is no key to keep them.
+var ErrNoKey = errors.New("the specification holds secrets, and this scheduler has no sealing key")
+
+// contentHeader versions the encoding below. Another encoding is another
+// header and another prefix, never a change of this one: contents are compared
+// with what ran for years.
+const contentHeader = "persys content 1\n"
+
+// Content identifies what a node would run: "c1:" and 64 hex digits. The
+// package comment says what belongs to it. The specification must be plain
+// (unsealed) and normalised. The key may be nil if there are no secrets.
+//
+// The encoding is a sequence of records — path, kind, value, with the lengths
+// of path and value — in a fixed order of fields, maps sorted by key. A field
+// at its zero value has no record, so a field added later changes no existing
+// content. A secret's value is its keyed hash.
+func Content(s *controlv1.WorkloadSpec, key Sealer) (string, error) {
+	return contentWith(s, key, fullImage(s.GetContainer().GetImage()))
+}
+
+// contentWith is Content for a caller that has read the image already.
+func contentWith(s *controlv1.WorkloadSpec, key Sealer, image string) (string, error) {
+	e := &encoder{key: key, buf: make([]byte, 0, 1024)}
+	e.buf = append(e.buf, contentHeader...)
+	e.text("type", s.GetType())
+	switch s.GetType() {
+	case TypeContainer:
+		e.container(s, image)
+	case TypeCompose:
+		e.compose(s.GetCompose())
+	case TypeVM:
+		e.vm(s)
+	}
+	var labels map[string]string
+	for k, v := range s.GetMetadata() {
+		if shownMetadata(k, v) {
+			if labels == nil {
+				labels = make(map[string]string, len(s.GetMetadata()))
+			}
+			labels[k] = v
+		}
+	}
+	e.pairs("metadata", labels, false)
+	if e.err != nil {
+		return "", e.err
+	}
+	sum := sha256.Sum256(e.buf)
+	return "c1:" + hex.EncodeToString(sum[:]), nil
+}
+
+// shownMetadata says which metadata become labels on the container: blank
+// values never did, and keys of our own prefix are ours to write.
+func shownMetadata(k, v string) bool {
+	return !strings.HasPrefix(k, "persys.") && strings.TrimSpace(v) != ""
+}
+
+type encoder struct {
+	key Sealer
+	mac hash.Hash
+	err error
+	buf []byte
+}
+
+func (e *encoder) record(path string, kind byte, value string) { e.recordAt(path, "", kind, value) }
+
+// recordAt records the path "path.key", or path alone when there is no key.
+func (e *encoder) recordAt(path, key string, kind byte, value string) {
+	n := len(path)
+	if key != "" {
+		n += 1 + len(key)
+	}
+	e.buf = binary.AppendUvarint(e.buf, uint64(n))
+	e.buf = append(e.buf, path...)
+	if key != "" {
+		e.buf = append(append(e.buf, '.'), key...)
+	}
+	e.buf = append(e.buf, kind)
+	e.buf = binary.AppendUvarint(e.buf, uint64(len(value)))
+	e.buf = append(e.buf, value...)
+}
+
+func (e *encoder) text(path, value string) {
+	if value != "" {
+		e.record(path, 't', value)
+	}
+}
+
+func (e *encoder) number(path string, v int64) {
+	if v != 0 {
+		e.record(path, 'n', strconv.FormatInt(v, 10))
+	}
+}
+
+func (e *encoder) flag(path string, v bool) {
+	if v {
+		e.record(path, 'b', "1")
+	}
+}
+
+// secret records the keyed hash of path and value: equal values of two fields
+// do not show either.
+func (e *encoder) secret(path, value string) { e.secretAt(path, "", value) }
+
+func (e *encoder) secretAt(path, key, value string) {
+	if value == "" {
+		return
+	}
+	if e.key == nil {
+		e.err = ErrNoKey
+		return
+	}
+	if e.mac == nil {
+		e.mac = e.key.ContentHash()
+	}
+	e.mac.Reset()
+	e.mac.Write([]byte(path))
+	if key != "" {
+		e.mac.Write([]byte{'.'})
+		e.mac.Write([]byte(key))
+	}
+	e.mac.Write([]byte{0})
+	e.mac.Write([]byte(value))
+	var sum [sha256.Size]byte
+	e.recordAt(path, key, 's', string(e.mac.Sum(sum[:0])))
+}
+
+// pairs records the size first and every key, so that an empty value is not
+// the same as none.
+func (e *encoder) pairs(path string, m map[string]string, secret bool) {
+	if len(m) == 0 {
+		return
+	}
+	e.recordAt(path, "#", 'n', strconv.Itoa(len(m)))
+	for _, k := range sortedKeys(m) {
+		e.record(path, 'k', k)
+		switch v := m[k]; {
+		case v == "":
+		case secret:
+			e.secretAt(path, k, v)
+		default:
+			e.recordAt(path, k, 't', v)
+		}
+	}
+}
+
+func (e *encoder) container(s *controlv1.WorkloadSpec, image string) {
+	c := s.GetContainer()
+	// Both become limits on the container.
+	e.number("cpu_millicores", s.GetResources().GetCpuMillicores())
+	e.number("memory_mb", s.GetResources().GetMemoryMb())
+	e.text("image", image)
+	e.number("command.#", int64(len(c.GetCommand())))
+	for _, word := range c.GetCommand() {
+		e.record("command", 't', word)
+	}
+	e.pairs("env", c.GetEnv(), true)
+	e.number("ports.#", int64(len(c.GetPorts())))
+	for _, p := range c.GetPorts() {
+		e.number("ports.host", int64(p.GetHostPort()))
+		e.number("ports.container", int64(p.GetContainerPort()))
+		e.text("ports.protocol", p.GetProtocol())
+	}
+	e.number("volumes.#", int64(len(c.GetVolumes())))
+	for _, v := range c.GetVolumes() {
+		e.text("volumes.host", v.GetHostPath())
+		e.text("volumes.container", v.GetContainerPath())
+		e.flag("volumes.read_only", v.GetReadOnly())
+	}
+	e.text("restart_policy", c.GetRestartPolicy())
+	e.flag("privileged", c.GetPrivileged())
+	e.volumes(c.GetManagedVolumes())
+}
+
+func (e *encoder) volumes(volumes []*controlv1.ManagedVolumeSpec) {
+	e.number("managed_volumes.#", int64(len(volumes)))
+	for _, v := range volumes {
+		e.text("managed_volumes.name", v.GetName())
+		e.text("managed_volumes.driver", v.GetDriver())
+		e.number("managed_volumes.size_gb", v.GetSizeGb())
+		e.text("managed_volumes.access_mode", v.GetAccessMode())
+		e.text("managed_volumes.fs_type", v.GetFsType())
+		e.text("managed_volumes.mount_path", v.GetMountPath())
+		e.flag("managed_volumes.read_only", v.GetReadOnly())
+		e.text("managed_volumes.retain_policy", v.GetRetainPolicy())
+	}
+}
+
+func (e *encoder) compose(c *controlv1.ComposeSpec) {
+	e.text("source_type", c.GetSourceType())
+	e.secret("git_repo", c.GetGitRepo())
+	e.text("git_ref", c.GetGitRef())
+	e.secret("inline_yaml", c.GetInlineYaml())
+	e.pairs("env", c.GetEnv(), true)
+}
+
+// vm encodes the VM that is meant, so that both ways to write it agree.
+func (e *encoder) vm(s *controlv1.WorkloadSpec) {
+	v, fromMetadata := vmOf(s)
+	if v == nil {
+		return
+	}
+	e.text("name", v.GetName())
+	e.number("vcpus", int64(v.GetVcpus()))
+	e.number("memory_mb", v.GetMemoryMb())
+	e.text("os_image", v.GetOsImage())
+	e.number("disks.#", int64(len(v.GetDisks())))
+	for i, d := range v.GetDisks() {
+		e.text("disks.path", d.GetPath())
+		e.text("disks.device", d.GetDevice())
+		e.text("disks.format", d.GetFormat())
+		e.number("disks.size_gb", d.GetSizeGb())
+		e.text("disks.type", d.GetType())
+		e.flag("disks.boot", d.GetBoot())
+		if !fromMetadata {
+			e.text("disks.pool_name", s.GetVm().GetDisks()[i].GetPoolName())
+		}
+	}
+	e.number("networks.#", int64(len(v.GetNetworks())))
+	for _, n := range v.GetNetworks() {
+		e.text("networks.network", n.GetNetwork())
+		e.text("networks.mac_address", n.GetMacAddress())
+		e.text("networks.ip_address", n.GetIpAddress())
+	}
+	e.pairs("vm_metadata", v.GetMetadata(), false)
+	for _, part := range cloudInitParts(v.GetCloudInitConfig()) {
+		e.secret("cloud_init."+part.name, *part.text)
+	}
+	e.volumes(toControlVolumes(v.GetManagedVolumes()))
+}
+
+// fullImage spells an image with registry and tag, so that "nginx" and
+// "docker.io/library/nginx:latest" are one content.
+func fullImage(image string) string {
+	named, err := reference.ParseNormalizedNamed(image)
+	if err != nil {
+		return image
+	}
+	return reference.TagNameOnly(named).String()
+}

@@ -1,0 +1,88 @@
+package spec
+
+import (
+	"cmp"
+	"slices"
+	"strings"
+
+	commandv1 "github.com/persys/compute/api/command/v1"
+	controlv1 "github.com/persys/compute/api/control/v1"
+	"github.com/persys/compute/fsm"
+)
+
+// DemandOf is all that the planner gets to know of a plain, normalised
+// specification (DESIGN, decision 16). Every list is sorted.
+//
+// A VM that asks for no resources of its own reserves what its guest is given.
+// Labels are requirements on the node (contract/semantics.md section 4). local
+// is not among the storage drivers: every node has it.
+func DemandOf(s *controlv1.WorkloadSpec) *commandv1.Demand {
+	r := s.GetResources()
+	d := &commandv1.Demand{
+		Type:          s.GetType(),
+		CpuMillicores: r.GetCpuMillicores(),
+		MemoryMib:     r.GetMemoryMb(),
+		DiskGb:        r.GetDiskGb(),
+		StoragePool:   r.GetStoragePool(),
+		Group:         s.GetGroup(),
+		Exclusive:     s.GetExclusive(),
+		OnLostLease:   orElse(s.GetOnLostLease(), fsm.OnLostLeaseKeep),
+		Priority:      s.GetPriority(),
+	}
+	var ports []*controlv1.Port
+	volumes := fromControlVolumes(s.GetContainer().GetManagedVolumes())
+	switch s.GetType() {
+	case TypeContainer:
+		ports = s.GetContainer().GetPorts()
+	case TypeCompose:
+		if c := s.GetCompose(); !isGit(c) {
+			ports = composePorts(c.GetInlineYaml())
+		}
+	case TypeVM:
+		v, _ := vmOf(s)
+		volumes = v.GetManagedVolumes()
+		if d.CpuMillicores == 0 {
+			d.CpuMillicores = int64(v.GetVcpus()) * 1000
+		}
+		if d.MemoryMib == 0 {
+			d.MemoryMib = v.GetMemoryMb()
+		}
+		if d.DiskGb == 0 {
+			for _, disk := range v.GetDisks() {
+				d.DiskGb += disk.GetSizeGb()
+			}
+		}
+	}
+	for _, v := range volumes {
+		if v.GetDriver() != "local" {
+			d.StorageDrivers = append(d.StorageDrivers, v.GetDriver())
+		} else if r.GetDiskGb() == 0 {
+			d.DiskGb += v.GetSizeGb()
+		}
+	}
+	slices.Sort(d.StorageDrivers)
+	d.StorageDrivers = slices.Compact(d.StorageDrivers)
+	for _, p := range ports {
+		if p.GetHostPort() > 0 {
+			d.HostPorts = append(d.HostPorts, &commandv1.Port{Port: uint32(p.GetHostPort()), Protocol: protocolOf(p.GetProtocol())})
+		}
+	}
+	order := func(a, b *commandv1.Port) int {
+		if c := cmp.Compare(a.Port, b.Port); c != 0 {
+			return c
+		}
+		return strings.Compare(a.Protocol, b.Protocol)
+	}
+	slices.SortFunc(d.HostPorts, order)
+	d.HostPorts = slices.CompactFunc(d.HostPorts, func(a, b *commandv1.Port) bool { return order(a, b) == 0 })
+	for _, k := range sortedKeys(s.GetLabels()) {
+		d.Labels = append(d.Labels, &commandv1.Label{Key: k, Value: s.GetLabels()[k]})
+	}
+	for _, c := range s.GetConstraints() {
+		d.Constraints = append(d.Constraints, &commandv1.Constraint{Key: c.GetKey(), Op: c.GetOperator(), Values: slices.Clone(c.GetValues())})
+	}
+	for _, t := range s.GetTolerations() {
+		d.Tolerations = append(d.Tolerations, &commandv1.Taint{Key: t.GetKey(), Value: t.GetValue(), Effect: t.GetEffect()})
+	}
+	return d
+}

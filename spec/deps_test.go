@@ -1,0 +1,23 @@
+package spec
+
+import (
+	"os/exec"
+	"strings"
+	"testing"
+)
+
+// The edge is used by clients too: it must not bring a server along.
+func TestImportsNoServer(t *testing.T) {
+	out, err := exec.Command("go", "list", "-deps", ".").Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	const project = "github.com/persys/compute/"
+	for _, dep := range strings.Fields(string(out)) {
+		for _, not := range []string{project + "agent", project + "cluster", project + "rpc", project + "sched", "github.com/hashicorp/raft"} {
+			if dep == not || strings.HasPrefix(dep, not+"/") {
+				t.Errorf("spec imports %s", dep)
+			}
+		}
+	}
+}

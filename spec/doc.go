@@ -1,0 +1,96 @@
+// Package spec is the edge: all that a workload's specification means before it
+// becomes opaque bytes in the log (DESIGN, decision 16). A new kind of workload
+// touches this package and a driver, and nothing between.
+//
+//	file ─Parse→ request ─Prepare→ command           (apply)
+//	record ─Unseal→ specification ─ToAgent→ order    (leader to agent)
+//	record ─WorkloadView, NodeView→ answers          (reads)
+//
+// # The file
+//
+// YAML or JSON, one document or several. Fields are written flat, with the
+// words that people know from other tools; the names of control.v1 (in
+// snake_case or protobuf's JSON form, nested under spec or not) are understood
+// as well, so what an API client sends can be put in a file.
+//
+//	id: web                      # workload_id: required
+//	type: container              # container, compose or vm; known from which of them is given
+//	desired: running             # running, stopped or deleted
+//	revision: r42                # the caller's own name, stored and shown
+//	resources:
+//	  cpu: 250m                  # or 0.25; cpu_millicores: 250
+//	  memory: 128Mi              # memory_mb: 128
+//	  disk: 1Gi                  # disk_gb: 1; taken from storage_pool
+//	  storage_pool: fast
+//	container:
+//	  image: nginx:1.27
+//	  command: [nginx, -g, daemon off;]        # or one text, split like a shell does
+//	  env: {MODE: demo}                        # or ["MODE=demo"]
+//	  ports: ["8080:80", "53:53/udp", "9000", {host: 443, container: 8443, protocol: tcp}]
+//	  volumes: ["/srv/www:/usr/share/nginx/html:ro", {host: /a, container: /b, read_only: true}]
+//	  restart: always                          # no, always, on-failure, unless-stopped
+//	  privileged: false
+//	  managed_volumes: [{name: data, driver: local, size: 10Gi, path: /data, retain: Retain}]
+//	compose:                     # instead of container
+//	  inline: "services: …"      # or file: docker-compose.yml, or git: URL#ref, or git: {repo, ref}
+//	  env: {STAGE: demo}
+//	vm:                          # instead of container
+//	  cpus: 2
+//	  memory: 2Gi
+//	  image: /var/lib/libvirt/images/debian.qcow2
+//	  disks: [{size: 20Gi, device: vda, pool: fast}]
+//	  networks: [default, {network: lan, ip: 10.0.0.5}]
+//	  cloud_init: {user_data: "#cloud-config…"}  # or the user data itself; or user_data_file
+//	metadata: {app: web}         # labels on the container
+//	labels: {zone: a}            # the node must carry them (contract/semantics.md section 4)
+//	constraints: ["region = eu", "disk in ssd,nvme", "gpu exists", {key, operator, values}]
+//	tolerations: ["dedicated=web:NoSchedule", {key, value, effect}]
+//	group: front                 # kept apart by placement
+//	count: 3                     # web-0, web-1, web-2 in group web
+//	priority: 0                  # -1000 to 1000, higher first
+//	exclusive: false             # never run by two machines; VMs always are
+//	on_lost_lease: keep          # or stop; exclusive workloads only
+//
+// Sizes are powers of 1024 in every spelling (Mi, MiB, MB, M), because the
+// API's own fields count MiB and GiB; they are rounded up. A size without a
+// unit is an error. Aliases, anchors and `<<` work.
+//
+// Parse reports every fault of every document with its line and column; over
+// the wire, Validate reports the same rules by the fields' wire names.
+//
+// # Content
+//
+// Content says whether a node has to make a workload anew (decision 17). It
+// covers what the node is given to run: type, image (spelled out in full),
+// command, environment, ports, volumes, restart policy, privileged, the CPU and
+// memory limits of a container, metadata that becomes labels, a Compose file
+// or Git source, a VM's hardware, disks, networks and cloud-init.
+//
+// It leaves out the workload's id (the members of a count share one content),
+// the desired state (starting and stopping recreates nothing), the caller's
+// revision (existing CLIs send a constant), and what only the planner reads:
+// group, count, priority, labels, constraints, tolerations, exclusive,
+// on_lost_lease, disk, storage_pool, and the resources of a Compose project or
+// VM. All of these are in the demand. So a put changes something exactly when
+// content, demand or desired state differ from the record; the stored bytes
+// must not be compared, because sealing is random.
+//
+// The encoding is our own, versioned by its header and by the prefix "c1:",
+// because protobuf's bytes are not stable across versions. Secrets enter as
+// keyed hashes. testdata/content.golden holds examples, which never change.
+//
+// # Secrets
+//
+// Environment values, the text of a Compose file, credentials in a Git URL,
+// cloud-init, and a VM given under the reserved key are sealed before they
+// leave this package for the log, each bound to its workload and field. Views
+// show "***" in their place; Validate refuses that marker, because applying a
+// view would replace every secret by it.
+//
+// # Virtual machines in two forms
+//
+// Existing clients may put a whole VM, in the agent API's words, in metadata
+// under persys.vm_spec_b64. It then replaces vm. We keep it there, sealed, as
+// it can say more than vm can, with vm as its picture for views; it never
+// reaches the labels of a container.
+package spec

@@ -1,0 +1,109 @@
+package spec
+
+import (
+	"errors"
+	"fmt"
+	"sort"
+	"strings"
+	"unicode/utf8"
+)
+
+// ErrBlankID is the one fault of an apply that is a gRPC InvalidArgument
+// (contract/wire-control.md, "Outcomes per RPC"); all others are Errors and
+// travel in-band as INVALID_SPEC.
+var ErrBlankID = errors.New("workload_id: must not be empty")
+
+// FieldError is one rule that one field breaks.
+type FieldError struct {
+	File         string // "" when the request came over the wire
+	Line, Column int    // from 1; 0 when unknown
+	Field        string // as its author wrote it, e.g. container.ports[0]
+	Rule         string // e.g. "must be 1 to 65535"
+	Value        string // what was given; empty for secrets and for missing fields
+	Suggestion   string // the nearest known name, for unknown fields and words
+
+	path string // the field's path by its names on the wire, to find its line
+}
+
+// Error is one line: place, field, rule, value, suggestion.
+func (e FieldError) Error() string {
+	var b strings.Builder
+	if e.File != "" {
+		b.WriteString(e.File)
+		b.WriteByte(':')
+	}
+	if e.Line > 0 {
+		fmt.Fprintf(&b, "%d:%d:", e.Line, e.Column)
+	}
+	if b.Len() > 0 {
+		b.WriteByte(' ')
+	}
+	if e.Field != "" {
+		b.WriteString(e.Field)
+		b.WriteString(": ")
+	}
+	b.WriteString(e.Rule)
+	if e.Value != "" {
+		fmt.Fprintf(&b, ", got %q", shorten(e.Value))
+	}
+	if e.Suggestion != "" {
+		fmt.Fprintf(&b, ", did you mean %q?", e.Suggestion)
+	}
+	return b.String()
+}
+
+// Errors is everything that is wrong with one or more documents, in the order
+// of the text. It is never empty when it is returned as an error.
+type Errors []FieldError
+
+// Error has one line for each fault.
+func (e Errors) Error() string {
+	lines := make([]string, len(e))
+	for i := range e {
+		lines[i] = e[i].Error()
+	}
+	return strings.Join(lines, "\n")
+}
+
+// maxErrors bounds a report: the hundredth fault helps nobody.
+const maxErrors = 100
+
+func (e *Errors) add(path, rule, value string) {
+	if len(*e) < maxErrors {
+		*e = append(*e, FieldError{Field: path, path: path, Rule: rule, Value: value})
+	}
+}
+
+// addf is add with a rule that has parts.
+func (e *Errors) addf(path, value, rule string, args ...any) {
+	e.add(path, fmt.Sprintf(rule, args...), value)
+}
+
+func (e Errors) byPlace() {
+	sort.SliceStable(e, func(i, j int) bool {
+		if e[i].Line != e[j].Line {
+			return e[i].Line < e[j].Line
+		}
+		return e[i].Column < e[j].Column
+	})
+}
+
+// asError is nil for no faults, so that a nil Errors is a nil error.
+func (e Errors) asError() error {
+	if len(e) == 0 {
+		return nil
+	}
+	return e
+}
+
+func shorten(s string) string {
+	const most = 80
+	if len(s) <= most {
+		return s
+	}
+	cut := most
+	for cut > 0 && !utf8.RuneStart(s[cut]) {
+		cut--
+	}
+	return s[:cut] + "…"
+}

@@ -1,0 +1,469 @@
+package spec
+
+import (
+	"fmt"
+	"strconv"
+	"strings"
+
+	controlv1 "github.com/persys/compute/api/control/v1"
+)
+
+// arms of a document, before the one that is present becomes the oneof.
+type arms struct {
+	container *controlv1.ContainerSpec
+	compose   *controlv1.ComposeSpec
+	vm        *controlv1.VMSpec
+}
+
+var desiredWords = []string{"running", "stopped", "stop", "deleted", "delete"}
+
+// document decodes one request: our flat form, the wire's nested one, or a mix
+// that sets nothing twice.
+func (d *decoder) document(n *node) *controlv1.ApplyWorkloadRequest {
+	d.places[""] = place{line: n.line, col: n.col}
+	req, s, a := &controlv1.ApplyWorkloadRequest{}, &controlv1.WorkloadSpec{}, &arms{}
+	hasSpec := false
+	body := d.specFields(s, a)
+	for i := range body {
+		set := body[i].set
+		body[i].set = func(name string, n *node, at where) { hasSpec = true; set(name, n, at) }
+	}
+	top := append([]field{
+		{"id workload_id", "workload_id", func(_ string, n *node, at where) { req.WorkloadId = d.str(n, at) }},
+		{"desired desired_state", "desired_state", func(_ string, n *node, at where) { req.DesiredState = d.desired(n, at) }},
+		{"revision revision_id", "revision_id", func(_ string, n *node, at where) { req.RevisionId = d.str(n, at) }},
+		{"request_id", "request_id", func(_ string, n *node, at where) { req.RequestId = d.str(n, at) }},
+		{"spec", "spec", func(_ string, n *node, at where) { hasSpec = true; d.object(n, at, body) }},
+	}, body...)
+	d.object(n, where{}, top)
+
+	present := 0
+	for _, arm := range []struct {
+		name string
+		set  bool
+		put  func()
+	}{
+		{"container", a.container != nil, func() { s.Workload = &controlv1.WorkloadSpec_Container{Container: a.container} }},
+		{"compose", a.compose != nil, func() { s.Workload = &controlv1.WorkloadSpec_Compose{Compose: a.compose} }},
+		{"vm", a.vm != nil, func() { s.Workload = &controlv1.WorkloadSpec_Vm{Vm: a.vm} }},
+	} {
+		if !arm.set {
+			continue
+		}
+		if present++; present > 1 {
+			p := d.place("spec." + arm.name)
+			d.fail(&node{line: p.line, col: p.col}, where{"spec." + arm.name, p.shown}, "only one of container, compose and vm may be given", "")
+			continue
+		}
+		arm.put()
+		if s.Type == "" {
+			s.Type = arm.name
+		}
+	}
+	if hasSpec {
+		req.Spec = s
+	}
+	return req
+}
+
+// desired accepts the contract's words only: over the wire any other word
+// means Running, but in a file it is a typing mistake.
+func (d *decoder) desired(n *node, here where) string {
+	word := strings.ToLower(strings.TrimSpace(d.str(n, here)))
+	for _, w := range desiredWords {
+		if w == word {
+			return word
+		}
+	}
+	if n.kind == scalar {
+		d.errs = append(d.errs, FieldError{Line: n.line, Column: n.col, Field: here.shown, path: here.wire,
+			Rule: "must be running, stopped or deleted", Value: n.text, Suggestion: nearest(word, desiredWords)})
+	}
+	return ""
+}
+
+func (d *decoder) specFields(s *controlv1.WorkloadSpec, a *arms) []field {
+	return []field{
+		{"type", "spec.type", func(_ string, n *node, at where) { s.Type = d.str(n, at) }},
+		{"resources", "spec.resources", func(_ string, n *node, at where) { s.Resources = d.resources(n, at) }},
+		{"container", "spec.container", func(_ string, n *node, at where) { a.container = d.container(n, at) }},
+		{"compose", "spec.compose", func(_ string, n *node, at where) { a.compose = d.compose(n, at) }},
+		{"vm", "spec.vm", func(_ string, n *node, at where) { a.vm = d.vm(n, at) }},
+		{"metadata", "spec.metadata", func(_ string, n *node, at where) { s.Metadata = d.pairs(n, at, false) }},
+		{"labels", "spec.labels", func(_ string, n *node, at where) { s.Labels = d.pairs(n, at, false) }},
+		{"group", "spec.group", func(_ string, n *node, at where) { s.Group = d.str(n, at) }},
+		{"count replicas", "spec.count", func(_ string, n *node, at where) { s.Count = int32(d.integer(n, at, 32)) }},
+		{"constraints", "spec.constraints", func(_ string, n *node, at where) { s.Constraints = d.constraints(n, at) }},
+		{"tolerations", "spec.tolerations", func(_ string, n *node, at where) { s.Tolerations = d.tolerations(n, at) }},
+		{"exclusive", "spec.exclusive", func(_ string, n *node, at where) { s.Exclusive = d.boolean(n, at) }},
+		{"on_lost_lease", "spec.on_lost_lease", func(_ string, n *node, at where) { s.OnLostLease = d.str(n, at) }},
+		{"priority", "spec.priority", func(_ string, n *node, at where) { s.Priority = int32(d.integer(n, at, 32)) }},
+	}
+}
+
+const (
+	mib = 20 // shift of a MiB
+	gib = 30
+)
+
+// size reads a quantity with a unit, or the wire's plain number under the
+// wire's own name.
+func (d *decoder) size(name string, n *node, here where, shift uint, example string) int64 {
+	if strings.HasSuffix(name, "_mb") || strings.HasSuffix(name, "_gb") {
+		return d.integer(n, here, 64)
+	}
+	v, err := parseSize(d.str(n, here), shift, example)
+	if err != nil {
+		d.fail(n, here, err.Error(), n.text)
+	}
+	return v
+}
+
+func (d *decoder) resources(n *node, here where) *controlv1.ResourceRequirements {
+	r := &controlv1.ResourceRequirements{}
+	d.object(n, here, []field{
+		{"cpu cpu_millicores cpus", here.wire + ".cpu_millicores", func(name string, n *node, at where) {
+			if name == "cpu_millicores" {
+				r.CpuMillicores = d.integer(n, at, 64)
+				return
+			}
+			v, err := parseCPU(d.str(n, at))
+			if err != nil {
+				d.fail(n, at, err.Error(), n.text)
+			}
+			r.CpuMillicores = v
+		}},
+		{"memory memory_mb", here.wire + ".memory_mb", func(name string, n *node, at where) { r.MemoryMb = d.size(name, n, at, mib, "128Mi") }},
+		{"disk disk_gb", here.wire + ".disk_gb", func(name string, n *node, at where) { r.DiskGb = d.size(name, n, at, gib, "1Gi") }},
+		{"storage_pool", here.wire + ".storage_pool", func(_ string, n *node, at where) { r.StoragePool = d.str(n, at) }},
+	})
+	return r
+}
+
+func (d *decoder) container(n *node, here where) *controlv1.ContainerSpec {
+	c := &controlv1.ContainerSpec{}
+	w := here.wire
+	d.object(n, here, []field{
+		{"image", w + ".image", func(_ string, n *node, at where) { c.Image = d.str(n, at) }},
+		{"command", w + ".command", func(_ string, n *node, at where) { c.Command = d.command(n, at) }},
+		{"env environment", w + ".env", func(_ string, n *node, at where) { c.Env = d.pairs(n, at, true) }},
+		{"ports", w + ".ports", func(_ string, n *node, at where) {
+			d.list(n, at, func(n *node, at where) { c.Ports = append(c.Ports, d.port(n, at)) })
+		}},
+		{"volumes", w + ".volumes", func(_ string, n *node, at where) {
+			d.list(n, at, func(n *node, at where) { c.Volumes = append(c.Volumes, d.volume(n, at)) })
+		}},
+		{"restart restart_policy", w + ".restart_policy", func(_ string, n *node, at where) { c.RestartPolicy = d.str(n, at) }},
+		{"privileged", w + ".privileged", func(_ string, n *node, at where) { c.Privileged = d.boolean(n, at) }},
+		{"managed_volumes", w + ".managed_volumes", func(_ string, n *node, at where) { c.ManagedVolumes = d.managed(n, at) }},
+	})
+	return c
+}
+
+// command is a list, or one text split at blanks outside quotes, as Compose
+// does it.
+func (d *decoder) command(n *node, here where) []string {
+	if n.kind != scalar {
+		return d.words(n, here)
+	}
+	out, err := splitWords(n.text)
+	if err != nil {
+		d.fail(n, here, err.Error(), n.text)
+	}
+	return out
+}
+
+func splitWords(s string) ([]string, error) {
+	var out []string
+	var word strings.Builder
+	started, quote, escaped := false, rune(0), false
+	for _, r := range s {
+		switch {
+		case escaped:
+			word.WriteRune(r)
+			escaped = false
+		case r == '\\' && quote != '\'':
+			started, escaped = true, true
+		case quote != 0:
+			if r == quote {
+				quote = 0
+			} else {
+				word.WriteRune(r)
+			}
+		case r == '\'' || r == '"':
+			started, quote = true, r
+		case strings.ContainsRune(" \t\r\n", r):
+			if started {
+				out = append(out, word.String())
+				word.Reset()
+				started = false
+			}
+		default:
+			started = true
+			word.WriteRune(r)
+		}
+	}
+	if quote != 0 || escaped {
+		return nil, fmt.Errorf("has an open quote or a trailing backslash; a list of words avoids quoting")
+	}
+	if started {
+		out = append(out, word.String())
+	}
+	return out, nil
+}
+
+// port reads "8080:80", "53:53/udp", "80" (the engine chooses the host port)
+// or a mapping.
+func (d *decoder) port(n *node, here where) *controlv1.Port {
+	p := &controlv1.Port{}
+	if n.kind == mapping {
+		d.object(n, here, []field{
+			{"host host_port published", here.wire + ".host_port", func(_ string, n *node, at where) { p.HostPort = int32(d.integer(n, at, 32)) }},
+			{"container container_port target", here.wire + ".container_port", func(_ string, n *node, at where) { p.ContainerPort = int32(d.integer(n, at, 32)) }},
+			{"protocol", here.wire + ".protocol", func(_ string, n *node, at where) { p.Protocol = d.str(n, at) }},
+		})
+		return p
+	}
+	const rule = `must be "host:container", "container", either with "/tcp" or "/udp", or a mapping with host, container and protocol`
+	text := strings.TrimSpace(d.str(n, here))
+	ports, protocol, _ := strings.Cut(text, "/")
+	parts := strings.Split(ports, ":")
+	if len(parts) > 2 {
+		d.fail(n, here, "must not hold an address: ports are published on all of the node's addresses", text)
+		p.ContainerPort = 1
+		return p
+	}
+	var numbers [2]int64
+	for i, part := range parts {
+		v, err := strconv.ParseInt(strings.TrimSpace(part), 10, 32)
+		if err != nil {
+			d.fail(n, here, rule, text)
+			p.ContainerPort = 1
+			return p
+		}
+		numbers[2-len(parts)+i] = v
+	}
+	p.HostPort, p.ContainerPort, p.Protocol = int32(numbers[0]), int32(numbers[1]), protocol
+	return p
+}
+
+// volume reads "/host:/container", the same with ":ro" or ":rw", or a mapping.
+func (d *decoder) volume(n *node, here where) *controlv1.VolumeMount {
+	v := &controlv1.VolumeMount{}
+	if n.kind == mapping {
+		d.object(n, here, []field{
+			{"host host_path source", here.wire + ".host_path", func(_ string, n *node, at where) { v.HostPath = d.str(n, at) }},
+			{"container container_path target", here.wire + ".container_path", func(_ string, n *node, at where) { v.ContainerPath = d.str(n, at) }},
+			{"read_only ro", here.wire + ".read_only", func(_ string, n *node, at where) { v.ReadOnly = d.boolean(n, at) }},
+		})
+		return v
+	}
+	text := d.str(n, here)
+	parts := strings.Split(text, ":")
+	switch {
+	case len(parts) == 3 && (parts[2] == "ro" || parts[2] == "rw"):
+		v.ReadOnly = parts[2] == "ro"
+	case len(parts) != 2:
+		d.fail(n, here, `must be "/host/path:/container/path", with ":ro" for read-only, or a mapping; volumes by name are managed_volumes`, text)
+		parts = []string{"/", "/invalid"}
+	}
+	v.HostPath, v.ContainerPath = parts[0], parts[1]
+	return v
+}
+
+func (d *decoder) managed(n *node, here where) []*controlv1.ManagedVolumeSpec {
+	var out []*controlv1.ManagedVolumeSpec
+	d.list(n, here, func(n *node, here where) {
+		v, w := &controlv1.ManagedVolumeSpec{}, here.wire
+		d.object(n, here, []field{
+			{"name", w + ".name", func(_ string, n *node, at where) { v.Name = d.str(n, at) }},
+			{"driver", w + ".driver", func(_ string, n *node, at where) { v.Driver = d.str(n, at) }},
+			{"size size_gb", w + ".size_gb", func(name string, n *node, at where) { v.SizeGb = d.size(name, n, at, gib, "1Gi") }},
+			{"access_mode", w + ".access_mode", func(_ string, n *node, at where) { v.AccessMode = d.str(n, at) }},
+			{"fs_type", w + ".fs_type", func(_ string, n *node, at where) { v.FsType = d.str(n, at) }},
+			{"path mount_path", w + ".mount_path", func(_ string, n *node, at where) { v.MountPath = d.str(n, at) }},
+			{"read_only ro", w + ".read_only", func(_ string, n *node, at where) { v.ReadOnly = d.boolean(n, at) }},
+			{"retain retain_policy", w + ".retain_policy", func(_ string, n *node, at where) { v.RetainPolicy = d.str(n, at) }},
+		})
+		out = append(out, v)
+	})
+	return out
+}
+
+func (d *decoder) readFile(n *node, here where) string {
+	path := d.str(n, here)
+	if d.options.ReadFile == nil {
+		d.fail(n, here, "files are read by persysctl only: give the text itself", path)
+		return ""
+	}
+	data, err := d.options.ReadFile(path)
+	if err == nil && len(data) > MaxSpec {
+		err = fmt.Errorf("is %d bytes, at most %d", len(data), MaxSpec)
+	}
+	if err != nil {
+		d.fail(n, here, "cannot be read: "+err.Error(), path)
+		return ""
+	}
+	return string(data)
+}
+
+func (d *decoder) compose(n *node, here where) *controlv1.ComposeSpec {
+	c, w := &controlv1.ComposeSpec{}, here.wire
+	d.object(n, here, []field{
+		{"inline inline_yaml", w + ".inline_yaml", func(_ string, n *node, at where) { c.InlineYaml = d.str(n, at) }},
+		{"file", w + ".inline_yaml", func(_ string, n *node, at where) { c.InlineYaml = d.readFile(n, at) }},
+		{"git", w + ".git_repo", func(_ string, n *node, at where) {
+			c.SourceType = sourceGit
+			if n.kind == scalar {
+				c.GitRepo, c.GitRef, _ = strings.Cut(n.text, "#")
+				return
+			}
+			d.object(n, at, []field{
+				{"repo url git_repo", w + ".git.repo", func(_ string, n *node, at where) { c.GitRepo = d.str(n, at) }},
+				{"ref branch git_ref", w + ".git_ref", func(_ string, n *node, at where) { c.GitRef = d.str(n, at) }},
+			})
+		}},
+		{"git_repo", w + ".git_repo", func(_ string, n *node, at where) {
+			c.GitRepo = d.str(n, at)
+			if c.SourceType == "" {
+				c.SourceType = sourceGit
+			}
+		}},
+		{"git_ref", w + ".git_ref", func(_ string, n *node, at where) { c.GitRef = d.str(n, at) }},
+		{"source_type", w + ".source_type", func(_ string, n *node, at where) { c.SourceType = d.str(n, at) }},
+		{"env environment", w + ".env", func(_ string, n *node, at where) { c.Env = d.pairs(n, at, true) }},
+	})
+	return c
+}
+
+func (d *decoder) vm(n *node, here where) *controlv1.VMSpec {
+	v, w := &controlv1.VMSpec{}, here.wire
+	d.object(n, here, []field{
+		{"cpus vcpus", w + ".vcpus", func(_ string, n *node, at where) { v.Vcpus = int32(d.integer(n, at, 32)) }},
+		{"memory memory_mb", w + ".memory_mb", func(name string, n *node, at where) { v.MemoryMb = d.size(name, n, at, mib, "1Gi") }},
+		{"image os_image", w + ".os_image", func(_ string, n *node, at where) { v.OsImage = d.str(n, at) }},
+		{"disks", w + ".disks", func(_ string, n *node, at where) {
+			d.list(n, at, func(n *node, here where) {
+				disk, w := &controlv1.DiskConfig{}, here.wire
+				d.object(n, here, []field{
+					{"pool pool_name", w + ".pool_name", func(_ string, n *node, at where) { disk.PoolName = d.str(n, at) }},
+					{"size size_gb", w + ".size_gb", func(name string, n *node, at where) { disk.SizeGb = d.size(name, n, at, gib, "20Gi") }},
+					{"device mount_point", w + ".mount_point", func(_ string, n *node, at where) { disk.MountPoint = d.str(n, at) }},
+				})
+				v.Disks = append(v.Disks, disk)
+			})
+		}},
+		{"networks", w + ".networks", func(_ string, n *node, at where) {
+			d.list(n, at, func(n *node, here where) {
+				nic, w := &controlv1.NetworkConfig{}, here.wire
+				if n.kind == scalar {
+					nic.Bridge, nic.Dhcp = n.text, true
+				} else {
+					d.object(n, here, []field{
+						{"network bridge", w + ".bridge", func(_ string, n *node, at where) { nic.Bridge = d.str(n, at) }},
+						{"dhcp", w + ".dhcp", func(_ string, n *node, at where) { nic.Dhcp = d.boolean(n, at) }},
+						{"ip static_ip", w + ".static_ip", func(_ string, n *node, at where) { nic.StaticIp = d.str(n, at) }},
+					})
+				}
+				v.Networks = append(v.Networks, nic)
+			})
+		}},
+		{"cloud_init", w + ".cloud_init", func(_ string, n *node, at where) {
+			v.CloudInit = &controlv1.CloudInitConfig{}
+			if n.kind == scalar {
+				v.CloudInit.UserData = n.text
+				return
+			}
+			d.cloudInit(n, at, v.CloudInit)
+		}},
+		{"managed_volumes", w + ".managed_volumes", func(_ string, n *node, at where) { v.ManagedVolumes = d.managed(n, at) }},
+	})
+	return v
+}
+
+func (d *decoder) cloudInit(n *node, here where, c *controlv1.CloudInitConfig) {
+	var fields []field
+	for name, to := range map[string]*string{
+		"user_data": &c.UserData, "meta_data": &c.MetaData, "network_config": &c.NetworkConfig, "vendor_data": &c.VendorData,
+	} {
+		fields = append(fields,
+			field{name, here.wire + "." + name, func(_ string, n *node, at where) { *to = d.str(n, at) }},
+			field{name + "_file", here.wire + "." + name, func(_ string, n *node, at where) { *to = d.readFile(n, at) }})
+	}
+	d.object(n, here, fields)
+}
+
+func (d *decoder) constraints(n *node, here where) []*controlv1.Constraint {
+	var out []*controlv1.Constraint
+	d.list(n, here, func(n *node, here where) {
+		c, w := &controlv1.Constraint{}, here.wire
+		if n.kind == mapping {
+			d.object(n, here, []field{
+				{"key label", w + ".key", func(_ string, n *node, at where) { c.Key = d.str(n, at) }},
+				{"operator op", w + ".operator", func(_ string, n *node, at where) { c.Operator = d.str(n, at) }},
+				{"values value", w + ".values", func(_ string, n *node, at where) {
+					if n.kind == scalar {
+						c.Values = []string{n.text}
+						return
+					}
+					c.Values = d.words(n, at)
+				}},
+			})
+		} else if err := parseConstraint(d.str(n, here), c); err != nil {
+			d.fail(n, here, err.Error(), n.text)
+			return
+		}
+		out = append(out, c)
+	})
+	return out
+}
+
+// parseConstraint reads "region = eu", "disk in ssd,nvme", "gpu exists".
+func parseConstraint(s string, c *controlv1.Constraint) error {
+	s = strings.TrimSpace(s)
+	for _, op := range []string{"!=", "==", "="} {
+		if key, value, ok := strings.Cut(s, op); ok {
+			c.Key, c.Operator, c.Values = strings.TrimSpace(key), strings.Replace(op, "==", "=", 1), []string{strings.TrimSpace(value)}
+			return nil
+		}
+	}
+	words := strings.Fields(s)
+	if len(words) < 2 {
+		return fmt.Errorf(`must be like "region = eu", "disk in ssd,nvme" or "gpu exists"`)
+	}
+	c.Key, c.Operator = words[0], words[1]
+	rest := words[2:]
+	if c.Operator == "not" && len(rest) > 0 {
+		c.Operator, rest = "not-"+rest[0], rest[1:]
+	}
+	list := strings.TrimSpace(strings.Join(rest, " "))
+	list = strings.TrimSuffix(strings.TrimPrefix(list, "("), ")")
+	if list == "" {
+		return nil
+	}
+	for _, v := range strings.Split(list, ",") {
+		c.Values = append(c.Values, strings.TrimSpace(v))
+	}
+	return nil
+}
+
+// tolerations reads "key", "key=value", either with ":NoSchedule", or mappings.
+func (d *decoder) tolerations(n *node, here where) []*controlv1.Toleration {
+	var out []*controlv1.Toleration
+	d.list(n, here, func(n *node, here where) {
+		t, w := &controlv1.Toleration{}, here.wire
+		if n.kind == mapping {
+			d.object(n, here, []field{
+				{"key", w + ".key", func(_ string, n *node, at where) { t.Key = d.str(n, at) }},
+				{"value", w + ".value", func(_ string, n *node, at where) { t.Value = d.str(n, at) }},
+				{"effect", w + ".effect", func(_ string, n *node, at where) { t.Effect = d.str(n, at) }},
+			})
+		} else {
+			rest, effect, _ := strings.Cut(strings.TrimSpace(d.str(n, here)), ":")
+			t.Key, t.Value, _ = strings.Cut(rest, "=")
+			t.Effect = effect
+		}
+		out = append(out, t)
+	})
+	return out
+}

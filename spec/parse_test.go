@@ -1,0 +1,348 @@
+package spec
+
+import (
+	"errors"
+	"flag"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"google.golang.org/protobuf/encoding/protojson"
+	"google.golang.org/protobuf/proto"
+
+	controlv1 "github.com/persys/compute/api/control/v1"
+)
+
+var update = flag.Bool("update", false, "rewrite golden files")
+
+func parseOne(t *testing.T, text string) *controlv1.ApplyWorkloadRequest {
+	t.Helper()
+	got, err := Parse("t.yaml", []byte(text), Options{})
+	if err != nil {
+		t.Fatalf("%v\n%s", err, text)
+	}
+	if len(got) != 1 {
+		t.Fatalf("%d requests", len(got))
+	}
+	return got[0]
+}
+
+const everyField = `
+id: web
+type: container
+desired: stopped
+revision: r7
+resources: {cpu: 0.25, memory: 1Gi, disk: 2GB, storage_pool: fast}
+container:
+  image: nginx:1.27
+  command: sh -c 'echo "a b"'
+  env: {A: 1, B: true, C: "x y", D: }
+  ports:
+    - 8080:80
+    - "53:53/udp"
+    - "9000"
+    - {host: 443, container: 8443, protocol: tcp}
+  volumes:
+    - /h:/c:ro
+    - {source: /s, target: /t}
+  restart: always
+  privileged: true
+  managed_volumes:
+    - {name: data, driver: nfs, size: 10Gi, path: /data, retain: Retain}
+metadata: {app: web}
+labels: {zone: a}
+group: front
+constraints:
+  - region = eu
+  - disk in (ssd, nvme)
+  - gpu exists
+  - {key: arch, op: "!=", value: arm}
+tolerations: [dedicated, "team=a:NoSchedule"]
+exclusive: true
+on_lost_lease: stop
+priority: -5
+`
+
+const everyFieldWire = `{"workload_id":"web","revision_id":"r7","desired_state":"stopped","spec":{"type":"container",
+"resources":{"cpu_millicores":"250","memory_mb":"1024","disk_gb":"2","storage_pool":"fast"},
+"container":{"image":"nginx:1.27","command":["sh","-c","echo \"a b\""],
+"env":{"A":"1","B":"true","C":"x y","D":""},
+"ports":[{"host_port":8080,"container_port":80},{"host_port":53,"container_port":53,"protocol":"udp"},{"container_port":9000},{"host_port":443,"container_port":8443,"protocol":"tcp"}],
+"volumes":[{"host_path":"/h","container_path":"/c","read_only":true},{"host_path":"/s","container_path":"/t"}],
+"restart_policy":"always","privileged":true,
+"managed_volumes":[{"name":"data","driver":"nfs","size_gb":"10","mount_path":"/data","retain_policy":"Retain"}]},
+"metadata":{"app":"web"},"labels":{"zone":"a"},"group":"front",
+"constraints":[{"key":"region","operator":"=","values":["eu"]},{"key":"disk","operator":"in","values":["ssd","nvme"]},{"key":"gpu","operator":"exists"},{"key":"arch","operator":"!=","values":["arm"]}],
+"tolerations":[{"key":"dedicated"},{"key":"team","value":"a","effect":"NoSchedule"}],
+"exclusive":true,"on_lost_lease":"stop","priority":-5}}`
+
+func wire(t *testing.T, text string) *controlv1.ApplyWorkloadRequest {
+	t.Helper()
+	req := &controlv1.ApplyWorkloadRequest{}
+	if err := protojson.Unmarshal([]byte(text), req); err != nil {
+		t.Fatal(err)
+	}
+	return req
+}
+
+func same(t *testing.T, got, want proto.Message) {
+	t.Helper()
+	if !proto.Equal(got, want) {
+		t.Errorf("got  %v\nwant %v", protojson.Format(got), protojson.Format(want))
+	}
+}
+
+func TestFlatAndWireFormsAgree(t *testing.T) {
+	want := wire(t, everyFieldWire)
+	t.Run("flat YAML", func(t *testing.T) { same(t, parseOne(t, everyField), want) })
+	t.Run("snake_case JSON", func(t *testing.T) { same(t, parseOne(t, everyFieldWire), want) })
+	t.Run("protojson", func(t *testing.T) {
+		same(t, parseOne(t, "\t"+protojson.MarshalOptions{Multiline: true, Indent: "\t"}.Format(want)), want)
+	})
+	t.Run("environment as a list", func(t *testing.T) {
+		text := strings.Replace(everyField, `{A: 1, B: true, C: "x y", D: }`, `[A=1, B=true, "C=x y", D=]`, 1)
+		same(t, parseOne(t, text), want)
+	})
+}
+
+func TestEveryFieldOfTheWireHasAName(t *testing.T) {
+	// A field that the API gains later must be added here too.
+	known := map[string]bool{}
+	d := &decoder{places: map[string]place{}, seen: map[string]string{}}
+	for _, f := range d.specFields(&controlv1.WorkloadSpec{}, &arms{}) {
+		for _, n := range strings.Fields(f.names) {
+			known[n] = true
+		}
+	}
+	fields := (&controlv1.WorkloadSpec{}).ProtoReflect().Descriptor().Fields()
+	for i := range fields.Len() {
+		if name := string(fields.Get(i).Name()); !known[name] {
+			t.Errorf("WorkloadSpec.%s cannot be written in a file", name)
+		}
+	}
+}
+
+func TestOtherForms(t *testing.T) {
+	t.Run("compose", func(t *testing.T) {
+		req := parseOne(t, "id: s\ncompose:\n  git: https://example.com/a.git#main\n  env: [A=b]\n")
+		same(t, req.Spec.GetCompose(), &controlv1.ComposeSpec{SourceType: "git", GitRepo: "https://example.com/a.git", GitRef: "main", Env: map[string]string{"A": "b"}})
+		req = parseOne(t, "id: s\ncompose:\n  git: {repo: 'git@example.com:a/b.git', ref: v1}\n")
+		same(t, req.Spec.GetCompose(), &controlv1.ComposeSpec{SourceType: "git", GitRepo: "git@example.com:a/b.git", GitRef: "v1"})
+	})
+	t.Run("vm", func(t *testing.T) {
+		req := parseOne(t, "id: v\nvm:\n  cpus: 2\n  memory: 2Gi\n  image: /i.qcow2\n  disks: [{size: 10Gi}, {device: vdc}]\n  networks: [br0, {network: lan, ip: 10.0.0.5}]\n  cloud_init: |\n    #cloud-config\n    a: b\n")
+		same(t, req.Spec.GetVm(), &controlv1.VMSpec{Vcpus: 2, MemoryMb: 2048, OsImage: "/i.qcow2",
+			Disks:     []*controlv1.DiskConfig{{SizeGb: 10}, {MountPoint: "vdc"}},
+			Networks:  []*controlv1.NetworkConfig{{Bridge: "br0", Dhcp: true}, {Bridge: "lan", StaticIp: "10.0.0.5"}},
+			CloudInit: &controlv1.CloudInitConfig{UserData: "#cloud-config\na: b\n"}})
+	})
+	t.Run("desired state only", func(t *testing.T) {
+		req := parseOne(t, "id: web\ndesired: stop\n")
+		if req.Spec != nil || req.DesiredState != "stop" {
+			t.Errorf("%v", req)
+		}
+	})
+	t.Run("anchors and merges", func(t *testing.T) {
+		text := "id: a\ncontainer: &c\n  image: x\n  env: &e {A: one, B: two}\n---\nid: b\ncontainer:\n  image: y\n  env:\n    <<: &d {A: base, C: three}\n    A: own\n"
+		got, err := Parse("t", []byte(text), Options{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if env := got[1].Spec.GetContainer().Env; len(env) != 2 || env["A"] != "own" || env["C"] != "three" {
+			t.Errorf("%v", env)
+		}
+	})
+	t.Run("files", func(t *testing.T) {
+		read := func(p string) ([]byte, error) {
+			if p == "stack.yml" {
+				return []byte("services: {a: {image: x}}"), nil
+			}
+			return nil, os.ErrNotExist
+		}
+		got, err := Parse("t", []byte("id: s\ncompose: {file: stack.yml}\n"), Options{ReadFile: read})
+		if err != nil || got[0].Spec.GetCompose().InlineYaml != "services: {a: {image: x}}" {
+			t.Errorf("%v %v", got, err)
+		}
+		_, err = Parse("t", []byte("id: s\ncompose: {file: no.yml}\n"), Options{ReadFile: read})
+		if err == nil || !strings.Contains(err.Error(), "cannot be read") {
+			t.Errorf("%v", err)
+		}
+	})
+	t.Run("list of documents, BOM, comments, end marks", func(t *testing.T) {
+		got, err := Parse("t", []byte("\ufeff# c\n---\n- {id: a, desired: stop}\n- {id: b, desired: stop}\n...\n--- {id: c, desired: stop}\n---\n"), Options{})
+		if err != nil || len(got) != 3 || got[2].WorkloadId != "c" {
+			t.Errorf("%v %v", got, err)
+		}
+	})
+}
+
+func TestParseErrors(t *testing.T) {
+	container := func(line string) string { return "id: web\ncontainer:\n  image: nginx\n  " + line + "\n" }
+	cases := []struct{ name, text, want string }{
+		{"unknown field", "id: web\ncontainer:\n  imge: nginx\n", `t.yaml:3:3: container: unknown field "imge", did you mean "image"?`},
+		{"unknown field at the top", "id: web\ncontaner: {}\n", `t.yaml:2:1: unknown field "contaner", did you mean "container"?`},
+		{"unknown field, nothing near", "id: web\nqqqqqq: 1\n", `t.yaml:2:1: unknown field "qqqqqq"`},
+		{"unknown field in wire form", `{"workload_id":"w","spec":{"containr":{}}}`, `t.yaml:1:28: spec: unknown field "containr", did you mean "container"?`},
+		{"syntax", "id: web\ncontainer: [\n", `t.yaml:2:12: not valid YAML or JSON`},
+		{"scalar document", "hello\n", `t.yaml:1:1: must be a mapping, not a value, got "hello"`},
+		{"nothing", "# only a comment\n", `t.yaml: holds no workload`},
+		{"empty spec", "id: web\nspec: {}\n", `t.yaml:2:7: spec: is empty`},
+		{"no id", "container: {image: x}\n", `t.yaml:1:1: workload_id: must not be empty`},
+		{"bad id", "id: -web\ncontainer: {image: x}\n", `t.yaml:1:5: id: must be a letter or digit`},
+		{"desired", "id: web\ndesired: runing\n", `t.yaml:2:10: desired: must be running, stopped or deleted, got "runing", did you mean "running"?`},
+		{"set twice", "id: web\nworkload_id: x\ndesired: stop\n", `t.yaml:2:1: workload_id: is set twice, first as "id"`},
+		{"same key twice", "id: web\nid: x\ndesired: stop\n", `t.yaml:2:1: id: is set twice`},
+		{"two arms", "id: w\ncontainer: {image: x}\nvm: {cpus: 1, memory: 1Gi}\n", `t.yaml:3:6: vm: only one of container, compose and vm`},
+		{"type against arm", "id: w\ntype: vm\ncontainer: {image: x}\n", `t.yaml:2:7: type: does not match what is given, which is container, got "vm"`},
+		{"type", "id: w\ntype: containr\ncontainer: {image: x}\n", `type: must be container, compose or vm, got "containr", did you mean "container"?`},
+		{"cpu", "id: w\nresources: {cpu: lots}\ncontainer: {image: x}\n", `t.yaml:2:18: resources.cpu: must be cores such as`},
+		{"cpu decimals", "id: w\nresources: {cpu: 0.0001}\ncontainer: {image: x}\n", `whole millicores`},
+		{"cpu range", "id: w\nresources: {cpu: -1}\ncontainer: {image: x}\n", `t.yaml:2:18: resources.cpu: must be 0 to 1024000 millicores, got "-1000"`},
+		{"memory unit", "id: w\nresources: {memory: 128}\ncontainer: {image: x}\n", `t.yaml:2:21: resources.memory: needs a unit, such as "128Mi", got "128"`},
+		{"memory range", "id: w\nresources: {memory: 100Pi}\ncontainer: {image: x}\n", `resources.memory: must be 0 to 67108864 MiB`},
+		{"image", container("") + "# x\n---\nid: b\ncontainer: {image: 'UPPER case'}\n", `t.yaml:8:20: container.image: is no image reference`},
+		{"port range", container("ports: ['70000:80']"), `t.yaml:4:11: container.ports[0]`},
+		{"port text", container("ports: [http]"), `t.yaml:4:11: container.ports[0]: must be "host:container"`},
+		{"port address", container("ports: ['127.0.0.1:80:80']"), `must not hold an address`},
+		{"duplicate host port", container("ports: ['80:80', '80:81']"), `container.ports[1]`},
+		{"protocol", container("ports: ['80:80/tpc']"), `must be one of tcp, udp, got "tpc", did you mean "tcp"?`},
+		{"restart", container("restart: allways"), `t.yaml:4:12: container.restart: must be one of no, always, on-failure, unless-stopped, got "allways", did you mean "always"?`},
+		{"volume", container("volumes: [data]"), `t.yaml:4:13: container.volumes[0]: must be "/host/path:/container/path"`},
+		{"relative path", container("volumes: ['data:/c']"), `must be an absolute path, got "data"`},
+		{"duplicate mount", container("volumes: ['/a:/c', '/b:/c/']"), `is already mounted by`},
+		{"boolean", container("privileged: yes"), `t.yaml:4:15: container.privileged: must be true or false, got "yes"`},
+		{"env entry", container("env: [SECRET]"), `t.yaml:4:9: container.env[0]: must be KEY=VALUE`},
+		{"env redacted", container("env: {PASSWORD: '***'}"), `container.env.PASSWORD: is the marker ***`},
+		{"constraint", "id: w\nconstraints: [region]\ncontainer: {image: x}\n", `t.yaml:2:15: constraints[0]: must be like "region = eu"`},
+		{"constraint operator", "id: w\nconstraints: [a within b]\ncontainer: {image: x}\n", `must be one of =, !=, in`},
+		{"exists with value", "id: w\nconstraints: [gpu exists 2]\ncontainer: {image: x}\n", `exists takes no value`},
+		{"count", "id: w\ncount: 1001\ncontainer: {image: x}\n", `t.yaml:2:8: count: must be 0 to 1000, got "1001"`},
+		{"count overflow", "id: w\ncount: 99999999999\ncontainer: {image: x}\n", `count: is out of range`},
+		{"priority", "id: w\npriority: 1001\ncontainer: {image: x}\n", `priority: must be -1000 to 1000`},
+		{"on_lost_lease alone", "id: w\non_lost_lease: stop\ncontainer: {image: x}\n", `on_lost_lease: is for exclusive workloads only`},
+		{"compose without services", "id: w\ncompose: {inline: 'a: b'}\n", `compose.inline: must be a Compose file: it has no services`},
+		{"compose syntax", "id: w\ncompose:\n  inline: |\n    services: [\n", `compose.inline: line 1`},
+		{"git scheme", "id: w\ncompose: {git: 'file:///etc'}\n", `must be an https, http, ssh or git URL`},
+		{"compose file on a server", "id: w\ncompose: {file: x}\n", `files are read by persysctl only`},
+		{"vm without memory", "id: w\nvm: {cpus: 1}\n", `vm.memory_mb: must be 1 to`},
+		{"vm device twice", "id: w\nvm: {cpus: 1, memory: 1Gi, disks: [{device: vda}, {device: vda}]}\n", `t.yaml:2:60: vm.disks[1].device: is already the device of disks[0], got "vda"`},
+		{"unknown alias", "id: *x\n", `no anchor &x`},
+		{"id twice in a file", "id: w\ndesired: stop\n---\nid: w\ndesired: stop\n", `t.yaml:4:5: id: is used twice in this file, first on line 1, got "w"`},
+		{"deep", strings.Repeat("[", 100000), `nested deeper than`},
+		{"deep lists", strings.Repeat("- ", 100000), `nested deeper than`},
+	}
+	for _, c := range cases {
+		t.Run(c.name, func(t *testing.T) {
+			got, err := Parse("t.yaml", []byte(c.text), Options{})
+			var all Errors
+			if !errors.As(err, &all) || !strings.Contains(err.Error(), c.want) {
+				t.Errorf("got  %v\nwant %s", err, c.want)
+			}
+			if got != nil {
+				t.Error("requests beside an error")
+			}
+		})
+	}
+}
+
+func TestAllErrorsOfAllDocuments(t *testing.T) {
+	text := "id: a\nimge: x\ncontainer:\n  image: x\n  ports: [a]\n  restrat: no\n---\nid: [\n---\nid: c\ncpu: 1\n"
+	_, err := Parse("f.yaml", []byte(text), Options{})
+	var all Errors
+	if !errors.As(err, &all) {
+		t.Fatal(err)
+	}
+	var lines []string
+	for _, e := range all {
+		lines = append(lines, fmt.Sprint(e.Line))
+	}
+	if got := strings.Join(lines, " "); got != "2 5 6 8 11" {
+		t.Errorf("lines %s in\n%v", got, err)
+	}
+}
+
+func TestTooLarge(t *testing.T) {
+	big := "id: w\ncontainer:\n  image: x\n  env:\n    A: " + strings.Repeat("a", MaxSpec) + "\n"
+	_, err := Parse("f", []byte(big), Options{})
+	if err == nil || !strings.Contains(err.Error(), "spec: is 5243") || !strings.Contains(err.Error(), "at most 524288") {
+		t.Errorf("%.200v", err)
+	}
+	if _, err := Parse("f", make([]byte, MaxFile+1), Options{}); err == nil || !strings.Contains(err.Error(), "at most 4194304") {
+		t.Errorf("%.200v", err)
+	}
+}
+
+func TestSecretsAreNotInErrors(t *testing.T) {
+	text := "id: w\ncontainer:\n  image: x\n  env: ['hunter2-without-name']\n  bogus: 1\n---\nid: v\ncontainer: {image: x, env: {A: \"hunter2\\u0000\"}}\n---\nid: g\ncompose: {git: 'ftp://user:hunter2@host/x'}\n"
+	_, err := Parse("f", []byte(text), Options{})
+	if err == nil || strings.Contains(err.Error(), "hunter2") {
+		t.Errorf("%v", err)
+	}
+}
+
+func TestExamples(t *testing.T) {
+	files, err := filepath.Glob("../examples/*")
+	if err != nil || len(files) < 5 {
+		t.Fatalf("%v %v", files, err)
+	}
+	for _, f := range files {
+		if ext := filepath.Ext(f); ext != ".yaml" && ext != ".json" {
+			continue
+		}
+		t.Run(filepath.Base(f), func(t *testing.T) {
+			data, err := os.ReadFile(f)
+			if err != nil {
+				t.Fatal(err)
+			}
+			reqs, err := Parse(f, data, Options{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, req := range reqs {
+				if _, err := Prepare(req, testKey(t)); err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+}
+
+func TestQuantities(t *testing.T) {
+	cpus := map[string]int64{"250m": 250, "0.25": 250, "1": 1000, " 2 ": 2000, "1.5": 1500, "0": 0}
+	for text, want := range cpus {
+		if got, err := parseCPU(text); err != nil || got != want {
+			t.Errorf("cpu %q: %d, %v; want %d", text, got, err, want)
+		}
+	}
+	sizes := map[string]int64{"128Mi": 128, "128m": 128, "128MB": 128, "1Gi": 1024, "1G": 1024, "1gb": 1024, "1.5GiB": 1536, "1Ti": 1 << 20, "512Ki": 1, "1": -1, "0": 0, "1b": 1, "0b": 0, "x": -1, "1e9": -1, "1e9Mi": -1, "Mi": -1, ".": -1, "99999999999999999999Pi": -1}
+	for text, want := range sizes {
+		got, err := parseSize(text, mib, "128Mi")
+		if (err != nil) != (want < 0) || err == nil && got != want {
+			t.Errorf("size %q: %d, %v; want %d", text, got, err, want)
+		}
+	}
+}
+
+func FuzzParse(f *testing.F) {
+	f.Add([]byte(everyField))
+	f.Add([]byte(everyFieldWire))
+	f.Add([]byte("a: &a [*a]\n<<: *a\n--- - ? : !x |\n"))
+	f.Add([]byte("id: x\ncontainer: {ports: [{host: 1}], volumes: [':'], env: [=]}\nconstraints: [' = ', not]\n"))
+	f.Fuzz(func(t *testing.T, data []byte) {
+		reqs, err := Parse("f", data, Options{})
+		if err != nil {
+			var all Errors
+			if !errors.As(err, &all) || len(all) == 0 {
+				t.Fatalf("not Errors: %v", err)
+			}
+			_ = err.Error()
+		}
+		for _, r := range reqs {
+			if _, err := Prepare(r, fuzzKey); err != nil {
+				t.Fatalf("parsed but not prepared: %v", err)
+			}
+		}
+	})
+}

@@ -1,0 +1,624 @@
+package spec
+
+import (
+	"crypto/hmac"
+	"crypto/sha256"
+	"encoding/base64"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"hash"
+	"os"
+	"sort"
+	"strings"
+	"testing"
+
+	"google.golang.org/protobuf/proto"
+	"pgregory.net/rapid"
+
+	agentv1 "github.com/persys/compute/api/agent/v1"
+	commandv1 "github.com/persys/compute/api/command/v1"
+	controlv1 "github.com/persys/compute/api/control/v1"
+	"github.com/persys/compute/fsm"
+	"github.com/persys/compute/pki"
+)
+
+var _ Sealer = (*pki.Key)(nil)
+
+func testKey(t *testing.T) *pki.Key {
+	t.Helper()
+	k, err := pki.NewKey()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return k
+}
+
+// fixedKey has a constant content hash, for golden contents.
+type fixedKey struct{}
+
+var fuzzKey fixedKey
+
+func (fixedKey) Seal(plain, context []byte) (string, error) {
+	return "sealed:1:0123456789abcdef:" + hex.EncodeToString(plain) + "_" + hex.EncodeToString(context), nil
+}
+
+func (fixedKey) Open(sealed string, context []byte) ([]byte, error) {
+	body, of, ok := strings.Cut(strings.TrimPrefix(sealed, "sealed:1:0123456789abcdef:"), "_")
+	if !ok || of != hex.EncodeToString(context) {
+		return nil, pki.ErrTampered
+	}
+	return hex.DecodeString(body)
+}
+
+func (fixedKey) ContentHash() hash.Hash { return hmac.New(sha256.New, []byte("fixed")) }
+
+func specOf(t *testing.T, text string) *controlv1.WorkloadSpec {
+	t.Helper()
+	return parseOne(t, text).Spec
+}
+
+func contentOf(t *testing.T, s *controlv1.WorkloadSpec) string {
+	t.Helper()
+	s = proto.CloneOf(s)
+	Normalise(s)
+	c, err := Content(s, fixedKey{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return c
+}
+
+const (
+	web   = "id: web\nresources: {cpu: 250m, memory: 64Mi}\ncontainer:\n  image: nginx\n  env: {A: one, B: two}\n  ports: ['80:8080', '53:53/udp']\n  volumes: ['/h:/c:ro']\nmetadata: {app: web}\n"
+	stack = "id: s\ncompose:\n  inline: 'services: {a: {image: x, ports: [\"127.0.0.1:8080:80\", \"9000-9001:1-2/udp\", \"70\", {published: 443, target: 1}]}}'\n  env: {T: secret}\n"
+	gitS  = "id: g\ncompose: {git: 'https://user:hunter2@example.com/a.git#main'}\n"
+	vm    = "id: v\nvm:\n  cpus: 2\n  memory: 1Gi\n  disks: [{}, {size: 5Gi}]\n  networks: [default]\n  cloud_init: {user_data: '#cloud-config'}\n  managed_volumes: [{name: d, size: 3Gi, path: /d}]\n"
+)
+
+// vmB64 is the same VM as vm, in the agent's words.
+func vmB64() string {
+	return base64.StdEncoding.EncodeToString([]byte(`{"vcpus":2,"memory_mb":1024,"disks":[{"device":"vda","size_gb":20},{"device":"vdb","size_gb":5,"format":"qcow2"}],
+	"networks":[{"network":"default"}],"cloud_init":"#cloud-config","managed_volumes":[{"name":"d","size_gb":3,"mount_path":"/d"}],"unheard_of":1}`))
+}
+
+func withB64() *controlv1.WorkloadSpec {
+	return &controlv1.WorkloadSpec{Type: TypeVM, Metadata: map[string]string{MetadataVMSpec: vmB64()}}
+}
+
+// The golden contents never change: an agent compares them with what it
+// started long ago. New lines may be added.
+func TestContentGolden(t *testing.T) {
+	got := map[string]string{
+		"web": contentOf(t, specOf(t, web)), "stack": contentOf(t, specOf(t, stack)), "git": contentOf(t, specOf(t, gitS)),
+		"vm": contentOf(t, specOf(t, vm)), "every field": contentOf(t, specOf(t, everyField)),
+	}
+	var lines []string
+	for name, c := range got {
+		lines = append(lines, name+"\t"+c)
+	}
+	sort.Strings(lines)
+	text := strings.Join(lines, "\n") + "\n"
+	if *update {
+		if err := os.WriteFile("testdata/content.golden", []byte(text), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	want, err := os.ReadFile("testdata/content.golden")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if text != string(want) {
+		t.Errorf("got\n%swant\n%s", text, want)
+	}
+}
+
+func TestWhatContentCovers(t *testing.T) {
+	base := contentOf(t, specOf(t, web))
+	cases := []struct {
+		name, from, to string
+		changes        bool
+	}{
+		{"image", "image: nginx", "image: nginx:1", true},
+		{"default tag", "image: nginx", "image: docker.io/library/nginx:latest", false},
+		{"environment value", "A: one", "A: uno", true},
+		{"environment order", "{A: one, B: two}", "{B: two, A: one}", false},
+		{"environment key", "A: one", "AA: one", true},
+		{"port", "80:8080", "81:8080", true},
+		{"port order and default protocol", "['80:8080', '53:53/udp']", "['53:53/UDP', '80:8080/tcp']", false},
+		{"volume", ":/c:ro", ":/c", true},
+		{"path spelling", "/h:/c:ro", "/h/:/c/.:ro", false},
+		{"metadata", "app: web", "app: shop", true},
+		{"blank metadata", "{app: web}", "{app: web, x: ''}", false},
+		{"our own metadata", "{app: web}", "{app: web, persys.node_id: n}", false},
+		{"cpu limit", "cpu: 250m", "cpu: 251m", true},
+		{"cpu spelling", "cpu: 250m", "cpu: 0.25", false},
+		{"memory limit", "memory: 64Mi", "memory: 65Mi", true},
+		{"disk is placement", "cpu: 250m", "disk: 5Gi, cpu: 250m", false},
+		{"command", "image: nginx", "image: nginx\n  command: [a]", true},
+		{"restart", "image: nginx", "image: nginx\n  restart: always", true},
+		{"default restart", "image: nginx", "image: nginx\n  restart: 'no'", false},
+		{"privileged", "image: nginx", "image: nginx\n  privileged: true", true},
+		{"managed volume", "image: nginx", "image: nginx\n  managed_volumes: [{name: a, path: /a}]", true},
+		{"id", "id: web", "id: other", false},
+		{"desired", "id: web", "id: web\ndesired: stopped", false},
+		{"revision", "id: web", "id: web\nrevision: r2", false},
+		{"group", "id: web", "id: web\ngroup: g", false},
+		{"count", "id: web", "id: web\ncount: 3", false},
+		{"priority", "id: web", "id: web\npriority: 3", false},
+		{"labels", "id: web", "id: web\nlabels: {a: b}", false},
+		{"constraints", "id: web", "id: web\nconstraints: [a = b]", false},
+		{"tolerations", "id: web", "id: web\ntolerations: [a]", false},
+		{"exclusive", "id: web", "id: web\nexclusive: true\non_lost_lease: stop", false},
+	}
+	for _, c := range cases {
+		t.Run(c.name, func(t *testing.T) {
+			text := strings.Replace(web, c.from, c.to, 1)
+			if text == web {
+				t.Fatal("the case changes nothing")
+			}
+			if got := contentOf(t, specOf(t, text)) != base; got != c.changes {
+				t.Errorf("changes: %v, want %v", got, c.changes)
+			}
+		})
+	}
+	t.Run("either form of a VM", func(t *testing.T) {
+		if contentOf(t, withB64()) != contentOf(t, specOf(t, vm)) {
+			t.Error("differ")
+		}
+	})
+	t.Run("either form of a Compose file", func(t *testing.T) {
+		a := specOf(t, stack)
+		b := proto.CloneOf(a)
+		b.GetCompose().InlineYaml = base64.StdEncoding.EncodeToString([]byte(a.GetCompose().InlineYaml))
+		if contentOf(t, a) != contentOf(t, b) {
+			t.Error("differ")
+		}
+	})
+	t.Run("the key", func(t *testing.T) {
+		s := specOf(t, web)
+		Normalise(s)
+		a, _ := Content(s, testKey(t))
+		b, _ := Content(s, testKey(t))
+		if a == b {
+			t.Error("the hash of a secret does not depend on the key")
+		}
+		if _, err := Content(s, nil); !errors.Is(err, ErrNoKey) {
+			t.Errorf("without a key: %v", err)
+		}
+	})
+}
+
+func put(t *testing.T, p Prepared) *commandv1.PutWorkloads {
+	t.Helper()
+	b, ok := p.Command.GetBody().(*commandv1.Command_PutWorkloads)
+	if !ok {
+		t.Fatalf("%T", p.Command.GetBody())
+	}
+	return b.PutWorkloads
+}
+
+func TestPrepareCount(t *testing.T) {
+	key := testKey(t)
+	p, err := Prepare(parseOne(t, strings.Replace(web, "id: web", "id: web\ncount: 3\nrevision: r1\ndesired: stop", 1)), key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	w := put(t, p)
+	if fmt.Sprint(p.IDs) != "[web-0 web-1 web-2]" || w.GroupOf != "web" || len(w.Workloads) != 3 {
+		t.Fatalf("%v %v", p.IDs, w.GroupOf)
+	}
+	for i, one := range w.Workloads {
+		if one.Id != p.IDs[i] || one.Content != p.Content || one.Demand.Group != "web" || one.Desired != "Stopped" || one.CallerRevision != "r1" {
+			t.Errorf("%v", one)
+		}
+		s, err := Unseal(one.Id, one.Spec, key)
+		if err != nil || s.Count != 0 || s.Group != "web" || s.GetContainer().Env["A"] != "one" {
+			t.Errorf("%v %v", s, err)
+		}
+	}
+}
+
+func TestPrepareOtherCommands(t *testing.T) {
+	cases := []struct{ state, want string }{
+		{"STOP", `set_desired:{id:"w" desired:"Stopped"}`}, {"stopped", `set_desired:{id:"w" desired:"Stopped"}`},
+		{"", `set_desired:{id:"w" desired:"Running"}`}, {"whatever", `set_desired:{id:"w" desired:"Running"}`},
+		{"Delete", `delete_workload:{id:"w"}`}, {"deleted", `delete_workload:{id:"w"}`},
+	}
+	for _, c := range cases {
+		t.Run(c.state, func(t *testing.T) {
+			p, err := Prepare(&controlv1.ApplyWorkloadRequest{WorkloadId: " w ", DesiredState: c.state}, nil)
+			if got := strings.ReplaceAll(p.Command.String(), "  ", " "); err != nil || got != c.want {
+				t.Errorf("%s, %v; want %s", got, err, c.want)
+			}
+		})
+	}
+}
+
+func TestPrepareDeletesAGroup(t *testing.T) {
+	p, err := Prepare(parseOne(t, strings.Replace(web, "id: web", "id: web\ncount: 2\ndesired: deleted", 1)), fixedKey{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if w := put(t, p); w.GroupOf != "web" || len(w.Workloads) != 0 || fmt.Sprint(p.IDs) != "[web-0 web-1]" {
+		t.Errorf("%v %v", w, p.IDs)
+	}
+}
+
+func TestPrepareRefuses(t *testing.T) {
+	over := func(change func(*controlv1.ApplyWorkloadRequest)) *controlv1.ApplyWorkloadRequest {
+		req := parseOne(t, web)
+		change(req)
+		return req
+	}
+	container := func(change func(*controlv1.ContainerSpec)) *controlv1.ApplyWorkloadRequest {
+		return over(func(r *controlv1.ApplyWorkloadRequest) { change(r.Spec.GetContainer()) })
+	}
+	cases := []struct {
+		name string
+		req  *controlv1.ApplyWorkloadRequest
+		want string
+	}{
+		{"id", over(func(r *controlv1.ApplyWorkloadRequest) { r.WorkloadId = "a/b" }), `workload_id: must be a letter`},
+		{"empty spec", &controlv1.ApplyWorkloadRequest{WorkloadId: "w", Spec: &controlv1.WorkloadSpec{}}, "spec: is empty"},
+		{"type without arm", &controlv1.ApplyWorkloadRequest{WorkloadId: "w", Spec: &controlv1.WorkloadSpec{Type: "vm"}}, "type is vm, but no vm is given"},
+		{"arm without type", over(func(r *controlv1.ApplyWorkloadRequest) { r.Spec.Type = "" }), "spec.type: must be container"},
+		{"alias of a type", over(func(r *controlv1.ApplyWorkloadRequest) { r.Spec.Type = "docker-container" }), "spec.type: must be container"},
+		{"negative memory", over(func(r *controlv1.ApplyWorkloadRequest) { r.Spec.Resources.MemoryMb = -1 }), `spec.resources.memory_mb: must be 0 to 67108864 MiB, got "-1"`},
+		{"absurd disk", over(func(r *controlv1.ApplyWorkloadRequest) { r.Spec.Resources.DiskGb = 1 << 40 }), "spec.resources.disk_gb: must be"},
+		{"no image", container(func(c *controlv1.ContainerSpec) { c.Image = " " }), "spec.container.image: must not be empty"},
+		{"container port", container(func(c *controlv1.ContainerSpec) { c.Ports[0].ContainerPort = 0 }), "spec.container.ports[0].container_port: must be 1 to 65535"},
+		{"two ephemeral", container(func(c *controlv1.ContainerSpec) { c.Ports = []*controlv1.Port{{ContainerPort: 1}, {ContainerPort: 1}} }), "already given an ephemeral host port"},
+		{"redacted", container(func(c *controlv1.ContainerSpec) { c.Env["A"] = "***" }), "spec.container.env.A: is the marker ***"},
+		{"sealed", container(func(c *controlv1.ContainerSpec) { c.Env["A"] = "sealed:1:0123456789abcdef:xx" }), "spec.container.env.A: is a sealed value"},
+		{"env name", container(func(c *controlv1.ContainerSpec) { c.Env["A=B"] = "" }), "spec.container.env: names must be"},
+		{"root mount", container(func(c *controlv1.ContainerSpec) { c.Volumes[0].ContainerPath = "/." }), "must not be the root"},
+		{"label", over(func(r *controlv1.ApplyWorkloadRequest) { r.Spec.Labels = map[string]string{"a b": "c"} }), "spec.labels: keys"},
+		{"group of another", over(func(r *controlv1.ApplyWorkloadRequest) { r.Spec.Count, r.Spec.Group = 2, "x" }), `spec.group: must be empty or "web"`},
+		{"long id with count", over(func(r *controlv1.ApplyWorkloadRequest) { r.Spec.Count, r.WorkloadId = 11, strings.Repeat("a", 126) }), "is too long to make <id>-<n>"},
+		{"toleration effect", over(func(r *controlv1.ApplyWorkloadRequest) {
+			r.Spec.Tolerations = []*controlv1.Toleration{{Key: "a", Effect: "NoExecute"}}
+		}), "spec.tolerations[0].effect: must be one of"},
+		{"count times size", over(func(r *controlv1.ApplyWorkloadRequest) {
+			r.Spec.Count = 1000
+			r.Spec.GetContainer().Env["BIG"] = strings.Repeat("x", 2000)
+		}), "spec.count: makes a command of"},
+		{"sealed vm", &controlv1.ApplyWorkloadRequest{WorkloadId: "w", Spec: &controlv1.WorkloadSpec{Type: TypeVM, Metadata: map[string]string{MetadataVMSpec: "***"}}}, "is the marker"},
+		{"undecodable vm", &controlv1.ApplyWorkloadRequest{WorkloadId: "w", Spec: &controlv1.WorkloadSpec{Type: TypeVM, Metadata: map[string]string{MetadataVMSpec: "!"}}}, "is not base64, and no vm is given"},
+		{"cloud-init size", &controlv1.ApplyWorkloadRequest{WorkloadId: "w", Spec: &controlv1.WorkloadSpec{Type: TypeVM,
+			Workload: &controlv1.WorkloadSpec_Vm{Vm: &controlv1.VMSpec{Vcpus: 1, MemoryMb: 1, CloudInit: &controlv1.CloudInitConfig{UserData: strings.Repeat("a", maxCloudInit+1)}}}}}, "spec.vm.cloud_init.user_data: cloud-init-invalid"},
+		{"redacted token in a URL", &controlv1.ApplyWorkloadRequest{WorkloadId: "w", Spec: &controlv1.WorkloadSpec{Type: TypeCompose,
+			Workload: &controlv1.WorkloadSpec_Compose{Compose: &controlv1.ComposeSpec{SourceType: "GIT", GitRepo: "https://***@h/x"}}}}, "is the marker"},
+	}
+	for _, c := range cases {
+		t.Run(c.name, func(t *testing.T) {
+			_, err := Prepare(c.req, fixedKey{})
+			var all Errors
+			if !errors.As(err, &all) || !strings.Contains(err.Error(), c.want) {
+				t.Errorf("got  %v\nwant %s", err, c.want)
+			}
+		})
+	}
+	if _, err := Prepare(&controlv1.ApplyWorkloadRequest{WorkloadId: "\t"}, nil); !errors.Is(err, ErrBlankID) {
+		t.Errorf("blank id: %v", err)
+	}
+	if _, err := Prepare(parseOne(t, web), nil); !errors.Is(err, ErrNoKey) {
+		t.Errorf("no key: %v", err)
+	}
+}
+
+func TestPrepareLeavesTheRequestAlone(t *testing.T) {
+	req := parseOne(t, everyField)
+	before := proto.CloneOf(req)
+	if _, err := Prepare(req, fixedKey{}); err != nil {
+		t.Fatal(err)
+	}
+	same(t, req, before)
+}
+
+func TestSecretsAtRest(t *testing.T) {
+	key := testKey(t)
+	for name, s := range map[string]*controlv1.WorkloadSpec{
+		"container": specOf(t, strings.Replace(web, "A: one", "A: hunter2", 1)),
+		"compose":   specOf(t, strings.Replace(stack, "T: secret", "T: hunter2", 1)),
+		"inline":    specOf(t, strings.Replace(stack, "image: x", "image: hunter2", 1)),
+		"git":       specOf(t, gitS),
+		"vm":        specOf(t, strings.Replace(vm, "#cloud-config", "hunter2", 1)),
+		"vm key": {Type: TypeVM, Metadata: map[string]string{MetadataVMSpec: base64.StdEncoding.EncodeToString(
+			[]byte(`{"vcpus":1,"memory_mb":64,"cloud_init_config":{"user_data":"hunter2"}}`))}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			Normalise(s)
+			stored, err := Seal("w", s, key)
+			if err != nil {
+				t.Fatal(err)
+			}
+			back, err := Unseal("w", stored, key)
+			if err != nil {
+				t.Fatal(err)
+			}
+			same(t, back, s)
+			if strings.Contains(string(stored), "hunter2") || strings.Contains(string(stored), base64.StdEncoding.EncodeToString([]byte("hunter2"))[:8]) {
+				t.Errorf("secret in %q", stored)
+			}
+			if _, err := Unseal("other", stored, key); !errors.Is(err, pki.ErrTampered) {
+				t.Errorf("moved to another workload: %v", err)
+			}
+			if _, err := Unseal("w", stored, testKey(t)); !errors.Is(err, pki.ErrWrongKey) {
+				t.Errorf("another key: %v", err)
+			}
+			sealed := &controlv1.WorkloadSpec{}
+			if err := proto.Unmarshal(stored, sealed); err != nil {
+				t.Fatal(err)
+			}
+			shown := Redact(sealed)
+			if text := shown.String(); strings.Contains(text, "hunter2") || strings.Contains(text, "sealed:") || !strings.Contains(text, "***") {
+				t.Errorf("view: %s", text)
+			}
+			_, err = Prepare(&controlv1.ApplyWorkloadRequest{WorkloadId: "w", Spec: shown}, key)
+			if err == nil || !strings.Contains(err.Error(), "is the marker ***") {
+				t.Errorf("a view was applied: %v", err)
+			}
+			for _, detail := range []Detail{Brief, Full} {
+				if v := WorkloadView(&fsm.Workload{ID: "w", Spec: stored}, detail).String(); strings.Contains(v, "hunter2") || strings.Contains(v, "sealed:") {
+					t.Errorf("workload view: %s", v)
+				}
+			}
+		})
+	}
+}
+
+func demand(t *testing.T, s *controlv1.WorkloadSpec) *commandv1.Demand {
+	t.Helper()
+	s = proto.CloneOf(s)
+	Normalise(s)
+	return DemandOf(s)
+}
+
+func TestDemand(t *testing.T) {
+	same(t, demand(t, specOf(t, everyField)), &commandv1.Demand{
+		Type: "container", CpuMillicores: 250, MemoryMib: 1024, DiskGb: 2, StoragePool: "fast", StorageDrivers: []string{"nfs"},
+		HostPorts: []*commandv1.Port{{Port: 53, Protocol: "udp"}, {Port: 443, Protocol: "tcp"}, {Port: 8080, Protocol: "tcp"}},
+		Labels:    []*commandv1.Label{{Key: "zone", Value: "a"}},
+		Constraints: []*commandv1.Constraint{{Key: "arch", Op: "!=", Values: []string{"arm"}}, {Key: "disk", Op: "in", Values: []string{"nvme", "ssd"}},
+			{Key: "gpu", Op: "exists"}, {Key: "region", Op: "=", Values: []string{"eu"}}},
+		Tolerations: []*commandv1.Taint{{Key: "dedicated"}, {Key: "team", Value: "a", Effect: "NoSchedule"}},
+		Group:       "front", Exclusive: true, OnLostLease: "stop", Priority: -5,
+	})
+	same(t, demand(t, specOf(t, stack)), &commandv1.Demand{Type: "compose", OnLostLease: "keep",
+		HostPorts: []*commandv1.Port{{Port: 443, Protocol: "tcp"}, {Port: 8080, Protocol: "tcp"}, {Port: 9000, Protocol: "udp"}, {Port: 9001, Protocol: "udp"}}})
+	want := &commandv1.Demand{Type: "vm", CpuMillicores: 2000, MemoryMib: 1024, DiskGb: 28, Exclusive: true, OnLostLease: "keep"}
+	same(t, demand(t, specOf(t, vm)), want)
+	same(t, demand(t, withB64()), want)
+}
+
+func toAgent(t *testing.T, id string, s *controlv1.WorkloadSpec) *agentv1.ApplyWorkloadRequest {
+	t.Helper()
+	s = proto.CloneOf(s)
+	Normalise(s)
+	w := &fsm.Workload{ID: id, Content: "c1:" + strings.Repeat("ab", 32), Desired: fsm.DesiredStopped, Restarts: 2, Generation: fsm.Generation{Incarnation: 3, Sequence: 4}}
+	return ToAgent(w, s)
+}
+
+func TestToAgentContainer(t *testing.T) {
+	same(t, toAgent(t, "web", specOf(t, everyField)), &agentv1.ApplyWorkloadRequest{
+		Id: "web", Type: agentv1.WorkloadType_WORKLOAD_TYPE_CONTAINER, RevisionId: "c1-abababababababab-r2",
+		DesiredState: agentv1.DesiredState_DESIRED_STATE_STOPPED, Generation: &agentv1.Generation{Incarnation: 3, Sequence: 4},
+		Content: "c1:" + strings.Repeat("ab", 32), Exclusive: true, OnLostLease: "stop", Labels: map[string]string{"zone": "a"},
+		Spec: &agentv1.WorkloadSpec{Spec: &agentv1.WorkloadSpec_Container{Container: &agentv1.ContainerSpec{
+			Image: "nginx:1.27", Command: []string{"sh", "-c", `echo "a b"`}, Env: map[string]string{"A": "1", "B": "true", "C": "x y", "D": ""},
+			Volumes: []*agentv1.VolumeMount{{HostPath: "/h", ContainerPath: "/c", ReadOnly: true}, {HostPath: "/s", ContainerPath: "/t"}},
+			Ports: []*agentv1.PortMapping{{ContainerPort: 9000, Protocol: "tcp"}, {HostPort: 53, ContainerPort: 53, Protocol: "udp"},
+				{HostPort: 443, ContainerPort: 8443, Protocol: "tcp"}, {HostPort: 8080, ContainerPort: 80, Protocol: "tcp"}},
+			Resources:      &agentv1.ResourceLimits{CpuShares: 250, CpuMillicores: 250, MemoryBytes: 1 << 30},
+			RestartPolicy:  &agentv1.RestartPolicy{Policy: "always"},
+			Labels:         map[string]string{"app": "web"},
+			ManagedVolumes: []*agentv1.ManagedVolumeSpec{{Name: "data", Driver: "nfs", SizeGb: 10, MountPath: "/data", RetainPolicy: "Retain"}},
+			Privileged:     true, DiskGb: 2,
+		}}},
+	})
+}
+
+func TestToAgentCompose(t *testing.T) {
+	got := toAgent(t, "My.Shop", specOf(t, stack)).Spec.GetCompose()
+	text, err := base64.StdEncoding.DecodeString(got.ComposeYaml)
+	if err != nil || !strings.HasPrefix(string(text), "services:") || got.ProjectName != "my-shop" || got.Env["T"] != "secret" || got.SourceType != "inline" {
+		t.Errorf("%v %v", got, err)
+	}
+	same(t, toAgent(t, "g", specOf(t, gitS)).Spec.GetCompose(), &agentv1.ComposeSpec{ProjectName: "g", SourceType: "git",
+		GitRepo: "https://user:hunter2@example.com/a.git", GitRef: "main"})
+	for id, want := range map[string]string{"...": "workload", "_a": "a", "9": "9", "A_b": "a_b"} {
+		if got := projectName(id); got != want {
+			t.Errorf("project of %q is %q, want %q", id, got, want)
+		}
+	}
+}
+
+func TestToAgentVM(t *testing.T) {
+	want := &agentv1.VMSpec{Name: "v", Vcpus: 2, MemoryMb: 1024,
+		Disks: []*agentv1.DiskConfig{{Path: "/var/lib/libvirt/images/v-vda.qcow2", Device: "vda", Format: "qcow2", SizeGb: 20, Type: "disk"},
+			{Path: "/var/lib/libvirt/images/v-vdb.qcow2", Device: "vdb", Format: "qcow2", SizeGb: 5, Type: "disk"}},
+		Networks:        []*agentv1.NetworkConfig{{Network: "default"}},
+		CloudInitConfig: &agentv1.CloudInitConfig{UserData: "#cloud-config"},
+		ManagedVolumes:  []*agentv1.ManagedVolumeSpec{{Name: "d", Driver: "local", SizeGb: 3, MountPath: "/d", RetainPolicy: "Delete"}},
+	}
+	same(t, toAgent(t, "v", specOf(t, vm)).Spec.GetVm(), want)
+	same(t, toAgent(t, "v", withB64()).Spec.GetVm(), want)
+	raw := &controlv1.WorkloadSpec{Type: TypeVM, Metadata: map[string]string{MetadataVMSpec: "not base64!"},
+		Workload: &controlv1.WorkloadSpec_Vm{Vm: specOf(t, vm).GetVm()}}
+	got := toAgent(t, "v", raw)
+	same(t, got.Spec.GetVm(), want)
+}
+
+func TestViews(t *testing.T) {
+	s := specOf(t, everyField)
+	Normalise(s)
+	stored, err := Seal("web", s, fixedKey{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	w := &fsm.Workload{ID: "web", Spec: stored, Content: "c1:" + strings.Repeat("0", 64), CallerRevision: "r7", Desired: fsm.DesiredRunning,
+		Status: fsm.StatusFailed, Node: "n", Demand: fsm.Demand{Type: "container", Group: "front", Labels: []fsm.Label{{Key: "zone", Value: "a"}}},
+		Reason: fsm.Reason{Code: "IMAGE", Message: "no image", At: 1}, Actual: fsm.Observation{Addresses: []string{"10.0.0.1"}}, UpdatedAt: 2}
+	v := WorkloadView(w, Brief)
+	if v.Spec != nil || v.Status != "Failed" || v.ImageOrSource != "nginx:1.27" || v.FailureReason != "no image" || len(v.Ports) != 4 || v.RevisionId != "c1-0000000000000000" || v.Labels["zone"] != "a" {
+		t.Errorf("%v", v)
+	}
+	if v := WorkloadView(w, Full); v.Spec.GetContainer().Env["A"] != "***" {
+		t.Errorf("%v", v.Spec)
+	}
+	if v := WorkloadView(&fsm.Workload{ID: "x", Spec: []byte{0xff}}, Full); v.WorkloadId != "x" {
+		t.Errorf("broken record: %v", v)
+	}
+
+	n := &fsm.Node{ID: "n", Up: true, Draining: true, Facts: fsm.NodeFacts{CPU: 4000, Memory: 100, Pools: []fsm.Pool{{Name: "a", Total: 10}, {Name: "b", Total: 20}}}}
+	got := NodeView(n, fsm.Alloc{CPU: 1500, Memory: 200, Workloads: 2, Disk: []fsm.PoolUse{{Pool: "", GB: 1}, {Pool: "a", GB: 2}, {Pool: "b", GB: 4}}})
+	same(t, got, &controlv1.NodeView{NodeId: "n", Status: "Draining", TotalCpuCores: 4, AvailableCpuCores: 2.5, TotalMemoryMb: 100,
+		ReservedCpuMillicores: 1500, ReservedMemoryMb: 200, Workloads: 2,
+		StoragePools: []*controlv1.StoragePoolView{{Name: "a", TotalGb: 10, ReservedGb: 3}, {Name: "b", TotalGb: 20, ReservedGb: 4}}})
+}
+
+// drawSpec makes a valid specification with random spellings.
+func drawSpec(t *rapid.T) *controlv1.WorkloadSpec {
+	word := rapid.StringMatching(`[a-z][a-z0-9]{0,8}`)
+	pairs := rapid.MapOfN(word, rapid.StringMatching(`[a-zA-Z0-9 .]{0,12}`), 0, 4)
+	s := &controlv1.WorkloadSpec{
+		Resources: &controlv1.ResourceRequirements{CpuMillicores: rapid.Int64Range(0, MaxCPU).Draw(t, "cpu"), MemoryMb: rapid.Int64Range(0, 1<<20).Draw(t, "memory")},
+		Metadata:  pairs.Draw(t, "metadata"), Labels: pairs.Draw(t, "labels"),
+		Priority: rapid.Int32Range(-1000, 1000).Draw(t, "priority"), Exclusive: rapid.Bool().Draw(t, "exclusive"),
+	}
+	for range rapid.IntRange(0, 3).Draw(t, "constraints") {
+		s.Constraints = append(s.Constraints, &controlv1.Constraint{Key: word.Draw(t, "key"), Operator: rapid.SampledFrom([]string{"in", " IN", "notin"}).Draw(t, "op"),
+			Values: rapid.SliceOfN(word, 1, 3).Draw(t, "values")})
+	}
+	switch rapid.IntRange(0, 2).Draw(t, "type") {
+	case 0:
+		c := &controlv1.ContainerSpec{Image: word.Draw(t, "image"), Env: pairs.Draw(t, "env"),
+			Command:       rapid.SliceOfN(rapid.String().Filter(func(s string) bool { return !strings.Contains(s, "\x00") }), 0, 3).Draw(t, "command"),
+			RestartPolicy: rapid.SampledFrom([]string{"", "no", "ALWAYS", "on-failure "}).Draw(t, "restart")}
+		for i := range rapid.IntRange(0, 4).Draw(t, "ports") {
+			c.Ports = append(c.Ports, &controlv1.Port{HostPort: int32(1000 + i), ContainerPort: rapid.Int32Range(1, 65535).Draw(t, "port"), Protocol: rapid.SampledFrom([]string{"", "TCP", "udp"}).Draw(t, "protocol")})
+		}
+		s.Type, s.Workload = TypeContainer, &controlv1.WorkloadSpec_Container{Container: c}
+	case 1:
+		c := &controlv1.ComposeSpec{SourceType: rapid.SampledFrom([]string{"", "inline", "x"}).Draw(t, "source"), InlineYaml: "services: {" + word.Draw(t, "service") + ": {}}", Env: pairs.Draw(t, "env")}
+		if rapid.Bool().Draw(t, "base64") {
+			c.InlineYaml = base64.StdEncoding.EncodeToString([]byte(c.InlineYaml))
+		}
+		s.Type, s.Workload = TypeCompose, &controlv1.WorkloadSpec_Compose{Compose: c}
+	default:
+		v := &controlv1.VMSpec{Vcpus: 1, MemoryMb: 64, CloudInit: &controlv1.CloudInitConfig{UserData: word.Draw(t, "user data")}}
+		for range rapid.IntRange(0, 3).Draw(t, "disks") {
+			v.Disks = append(v.Disks, &controlv1.DiskConfig{SizeGb: rapid.Int64Range(0, 9).Draw(t, "size")})
+		}
+		v.Networks = []*controlv1.NetworkConfig{{Bridge: rapid.SampledFrom([]string{"", "br0"}).Draw(t, "bridge")}}
+		s.Type, s.Workload = TypeVM, &controlv1.WorkloadSpec_Vm{Vm: v}
+		if rapid.Bool().Draw(t, "agent form") {
+			b64, err := encodeVM(translateVM(v))
+			if err != nil {
+				t.Fatal(err)
+			}
+			s.Metadata[MetadataVMSpec] = b64
+		}
+	}
+	return s
+}
+
+func TestNormaliseProperties(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		s := drawSpec(t)
+		req := &controlv1.ApplyWorkloadRequest{WorkloadId: "w", Spec: s}
+		if e := Validate(req); len(e) > 0 {
+			t.Fatalf("not valid: %v", e)
+		}
+		once := proto.CloneOf(s)
+		Normalise(once)
+		twice := proto.CloneOf(once)
+		Normalise(twice)
+		if !proto.Equal(once, twice) {
+			t.Fatalf("not idempotent:\n%v\n%v", once, twice)
+		}
+		if e := Validate(&controlv1.ApplyWorkloadRequest{WorkloadId: "w", Spec: once}); len(e) > 0 {
+			t.Fatalf("normalised, and no longer valid: %v", e)
+		}
+		a, err := Content(once, fixedKey{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		// Through the wire and back, maps are in another order.
+		raw, err := proto.Marshal(s)
+		if err != nil {
+			t.Fatal(err)
+		}
+		again := &controlv1.WorkloadSpec{}
+		if err := proto.Unmarshal(raw, again); err != nil {
+			t.Fatal(err)
+		}
+		Normalise(again)
+		b, err := Content(again, fixedKey{})
+		if err != nil || a != b {
+			t.Fatalf("content %s, %s, %v", a, b, err)
+		}
+		if !proto.Equal(DemandOf(once), DemandOf(again)) {
+			t.Fatal("demand differs")
+		}
+		stored, err := Seal("w", once, fixedKey{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		back, err := Unseal("w", stored, fixedKey{})
+		if err != nil || !proto.Equal(back, once) {
+			t.Fatalf("seal and unseal: %v\n%v\n%v", err, back, once)
+		}
+	})
+}
+
+func FuzzPrepare(f *testing.F) {
+	for _, text := range []string{web, stack, gitS, vm, everyField} {
+		reqs, err := Parse("f", []byte(text), Options{})
+		if err != nil {
+			f.Fatal(err)
+		}
+		raw, err := proto.Marshal(reqs[0])
+		if err != nil {
+			f.Fatal(err)
+		}
+		f.Add(raw)
+	}
+	f.Fuzz(func(t *testing.T, raw []byte) {
+		req := &controlv1.ApplyWorkloadRequest{}
+		if proto.Unmarshal(raw, req) != nil {
+			return
+		}
+		p, err := Prepare(req, fuzzKey)
+		if err != nil {
+			_ = err.Error()
+			return
+		}
+		for _, w := range p.Command.GetPutWorkloads().GetWorkloads() {
+			s, err := Unseal(w.Id, w.Spec, fuzzKey)
+			if err != nil {
+				t.Fatal(err)
+			}
+			ToAgent(&fsm.Workload{ID: w.Id, Content: w.Content}, s)
+			WorkloadView(&fsm.Workload{ID: w.Id, Spec: w.Spec}, Full)
+		}
+	})
+}
+
+func BenchmarkPrepare(b *testing.B) {
+	reqs, err := Parse("f", []byte(web), Options{})
+	if err != nil {
+		b.Fatal(err)
+	}
+	key, err := pki.NewKey()
+	if err != nil {
+		b.Fatal(err)
+	}
+	b.ReportAllocs()
+	for b.Loop() {
+		if _, err := Prepare(reqs[0], key); err != nil {
+			b.Fatal(err)
+		}
+	}
+}

@@ -1,0 +1,129 @@
+package spec
+
+import (
+	"fmt"
+
+	controlv1 "github.com/persys/compute/api/control/v1"
+	"github.com/persys/compute/pki"
+)
+
+// secrets calls fn for every secret of a specification that is not empty and
+// keeps what fn returns: environment values, the text of a Compose file (whose
+// environment blocks hold secrets as often as not), the credentials in a Git
+// URL, cloud-init, and a VM given through the reserved key as a whole. The
+// same fields are visited whether they are plain, sealed or redacted.
+func secrets(s *controlv1.WorkloadSpec, fn func(path, value string) (string, error)) error {
+	field := func(path string, at *string) error {
+		if *at == "" {
+			return nil // nothing to keep; stays empty in every form
+		}
+		v, err := fn(path, *at)
+		if err != nil {
+			return fmt.Errorf("%s: %w", path, err)
+		}
+		*at = v
+		return nil
+	}
+	pairs := func(path string, m map[string]string) error {
+		for _, k := range sortedKeys(m) {
+			v := m[k]
+			if err := field(path+"."+k, &v); err != nil {
+				return err
+			}
+			m[k] = v
+		}
+		return nil
+	}
+	switch w := s.GetWorkload().(type) {
+	case *controlv1.WorkloadSpec_Container:
+		if w.Container != nil {
+			if err := pairs("container.env", w.Container.Env); err != nil {
+				return err
+			}
+		}
+	case *controlv1.WorkloadSpec_Compose:
+		if w.Compose == nil {
+			break
+		}
+		if err := pairs("compose.env", w.Compose.Env); err != nil {
+			return err
+		}
+		if err := field("compose.inline_yaml", &w.Compose.InlineYaml); err != nil {
+			return err
+		}
+		if before, secret, after := splitGit(w.Compose.GitRepo); secret != "" {
+			if err := field("compose.git_repo", &secret); err != nil {
+				return err
+			}
+			w.Compose.GitRepo = before + secret + after
+		}
+	case *controlv1.WorkloadSpec_Vm:
+		if c := w.Vm.GetCloudInit(); c != nil {
+			for _, part := range []textPart{{"user_data", &c.UserData}, {"meta_data", &c.MetaData}, {"network_config", &c.NetworkConfig}, {"vendor_data", &c.VendorData}} {
+				if err := field("vm.cloud_init."+part.name, part.text); err != nil {
+					return err
+				}
+			}
+		}
+	}
+	if v, ok := s.GetMetadata()[MetadataVMSpec]; ok {
+		if err := field("metadata."+MetadataVMSpec, &v); err != nil {
+			return err
+		}
+		s.Metadata[MetadataVMSpec] = v
+	}
+	return nil
+}
+
+// sealContext binds a sealed value to its place: it cannot be moved to another
+// field or another workload, where its owner might read it.
+func sealContext(id, path string) []byte { return []byte("spec\x00" + id + "\x00" + path) }
+
+// Seal returns the bytes to store for a plain, normalised specification: a
+// controlv1.WorkloadSpec with every secret sealed for this workload.
+func Seal(id string, plain *controlv1.WorkloadSpec, key Sealer) ([]byte, error) {
+	return sealInPlace(id, plain.CloneVT(), key)
+}
+
+// sealInPlace is Seal for a caller that needs the plain specification no more.
+func sealInPlace(id string, s *controlv1.WorkloadSpec, key Sealer) ([]byte, error) {
+	err := secrets(s, func(path, value string) (string, error) {
+		if key == nil {
+			return "", ErrNoKey
+		}
+		return key.Seal([]byte(value), sealContext(id, path))
+	})
+	if err != nil {
+		return nil, fmt.Errorf("workload %s: seal %w", id, err)
+	}
+	return s.MarshalVT()
+}
+
+// Unseal is Seal's inverse. Its errors name the field and wrap those of the
+// key: pki.ErrWrongKey, pki.ErrTampered, pki.ErrMalformed.
+func Unseal(id string, stored []byte, key Sealer) (*controlv1.WorkloadSpec, error) {
+	s := &controlv1.WorkloadSpec{}
+	if err := s.UnmarshalVT(stored); err != nil {
+		return nil, fmt.Errorf("workload %s: stored specification: %w", id, err)
+	}
+	err := secrets(s, func(path, value string) (string, error) {
+		if key == nil {
+			return "", ErrNoKey
+		}
+		plain, err := key.Open(value, sealContext(id, path))
+		return string(plain), err
+	})
+	if err != nil {
+		return nil, fmt.Errorf("workload %s: unseal %w", id, err)
+	}
+	return s, nil
+}
+
+// Redact returns a stored (or plain) specification for people: every secret is
+// replaced by pki.Redacted, which Validate refuses on the way back.
+func Redact(s *controlv1.WorkloadSpec) *controlv1.WorkloadSpec {
+	out := s.CloneVT()
+	// fn never fails, so neither does secrets.
+	_ = secrets(out, func(string, string) (string, error) { return pki.Redacted, nil })
+	return out
+}

@@ -1,0 +1,38 @@
+package spec
+
+import (
+	"strings"
+	"testing"
+	"time"
+)
+
+// A file at the limits must be read, or refused, in a time that a server can
+// spend on one caller.
+func TestLargeFilesAreReadInTime(t *testing.T) {
+	cases := map[string]string{
+		"compose text":   "id: s\ncompose:\n  inline: |\n    services: {a: {image: x}}\n" + strings.Repeat("    # a comment that fills the file to the limit\n", 10000),
+		"many entries":   "id: s\ncontainer:\n  image: x\n  env:\n" + strings.Repeat("    - AAAAAAAAAAAAAAAA=bbbbbbbbbbbbbbbbbbbbb\n", 12000),
+		"many documents": strings.Repeat("---\n", MaxFile/16),
+		"small workloads": func() string {
+			var b strings.Builder
+			for i := range 5000 {
+				b.WriteString("---\nid: w" + strings.Repeat("x", i%50) + string(rune('a'+i%26)) + "\ndesired: stop\n")
+			}
+			return b.String()
+		}(),
+		"one long line": "id: " + strings.Repeat("a", MaxFile/4),
+		"open quote":    "id: \"" + strings.Repeat("a\n", MaxFile/8),
+		"anchors":       "id: a\ncontainer: &a {image: x}\n" + strings.Repeat("x: &b [*a, *a]\n", 20000),
+		"flow":          "id: a\nmetadata: {" + strings.Repeat("a: b, ", 80000) + "}\n",
+	}
+	for name, text := range cases {
+		t.Run(name, func(t *testing.T) {
+			start := time.Now()
+			_, err := Parse("f", []byte(text), Options{})
+			t.Logf("%d bytes in %v: %.100v", len(text), time.Since(start), err)
+			if d := time.Since(start); d > 30*time.Second {
+				t.Errorf("took %v", d)
+			}
+		})
+	}
+}

@@ -1,0 +1,383 @@
+package spec
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+
+	"github.com/goccy/go-yaml"
+	"github.com/goccy/go-yaml/ast"
+	"github.com/goccy/go-yaml/lexer"
+	"github.com/goccy/go-yaml/parser"
+	"github.com/goccy/go-yaml/token"
+)
+
+type kind uint8
+
+const (
+	null kind = iota
+	scalar
+	mapping
+	sequence
+)
+
+func (k kind) String() string {
+	return [...]string{"nothing", "a value", "a mapping", "a list"}[k]
+}
+
+// node is a value of a document with its place. Aliases are resolved and share
+// their node; the decoder only descends as deep as the schema, so sharing
+// cannot blow up.
+type node struct {
+	kind      kind
+	line, col int
+	text      string // of a scalar, as written (quotes and escapes resolved)
+	entries   []entry
+	items     []*node
+}
+
+type entry struct {
+	key       string
+	line, col int
+	value     *node
+}
+
+// Bounds on what the YAML library is given: it recurses, and a goroutine's
+// stack must not be the limit; and its time grows with the square of the
+// tokens of a document (50,000 take a fifth of a second).
+const (
+	maxDepth   = 200
+	maxTokens  = 50_000
+	maxEntries = 200_000
+)
+
+// chunk is the text of one document.
+type chunk struct {
+	text string
+	line int // of its first line, from 0
+}
+
+// documents cuts a stream at its `---` lines. In YAML such a line ends any
+// scalar, so the cut needs no parser, and a syntax error in one document does
+// not hide those in the others.
+func documents(data string) []chunk {
+	var out []chunk
+	start, startLine, line := 0, 0, 0
+	cut := func(end int) {
+		text := data[start:end]
+		if isDocumentMark(text) {
+			text = "   " + text[3:] // keeps the columns of what may follow on the line
+		}
+		out = append(out, chunk{text, startLine})
+	}
+	for pos := 0; pos < len(data); line++ {
+		if pos > 0 && isDocumentMark(data[pos:]) {
+			cut(pos)
+			start, startLine = pos, line
+		}
+		end := strings.IndexByte(data[pos:], '\n')
+		if end < 0 {
+			break
+		}
+		pos += end + 1
+	}
+	cut(len(data))
+	return out
+}
+
+func isDocumentMark(s string) bool {
+	return strings.HasPrefix(s, "---") && (len(s) == 3 || strings.IndexByte(" \t\r\n", s[3]) >= 0)
+}
+
+// blank reports whether a document has only comments and directives.
+func (c chunk) blank() bool {
+	for l := range strings.Lines(c.text) {
+		l = strings.TrimSpace(l)
+		if l != "" && l[0] != '#' && l[0] != '%' && l != "..." {
+			return false
+		}
+	}
+	return true
+}
+
+// shallow refuses texts that nest deeper than any spec. Brackets inside quoted
+// or literal text count too; they are balanced in practice.
+func (c chunk) shallow() error {
+	depth := 0
+	for i := 0; i < len(c.text); i++ {
+		switch c.text[i] {
+		case '[', '{':
+			if depth++; depth > maxDepth {
+				return fmt.Errorf("nested deeper than %d", maxDepth)
+			}
+		case ']', '}':
+			depth = max(0, depth-1)
+		}
+	}
+	for l := range strings.Lines(c.text) {
+		marks := 0
+		l = strings.TrimLeft(l, " \t")
+		for len(l) > 1 && strings.IndexByte("-?:&!", l[0]) >= 0 {
+			word, rest, _ := strings.Cut(l, " ")
+			if word == "" || rest == "" {
+				break
+			}
+			if marks++; marks > maxDepth/4 {
+				return fmt.Errorf("nested deeper than %d", maxDepth/4)
+			}
+			l = strings.TrimLeft(rest, " \t")
+		}
+	}
+	return nil
+}
+
+// tree parses one document. The error is a FieldError with its place.
+func (c chunk) tree() (root *node, err error) {
+	// The parser is a library on hostile input: whatever it does, one bad
+	// document must not end a scheduler.
+	defer func() {
+		if r := recover(); r != nil {
+			root, err = nil, FieldError{Line: c.line + 1, Column: 1, Rule: "cannot be read as YAML or JSON"}
+		}
+	}()
+	if err := c.shallow(); err != nil {
+		return nil, FieldError{Line: c.line + 1, Column: 1, Rule: err.Error()}
+	}
+	text := c.text
+	if t := strings.TrimLeft(text, " \t\r\n"); t != "" && (t[0] == '{' || t[0] == '[') {
+		// JSON may be indented by tabs, which YAML forbids; inside its strings
+		// a raw tab is illegal anyhow.
+		text = strings.ReplaceAll(text, "\t", " ")
+	}
+	tokens := lexer.Tokenize(text)
+	if len(tokens) > maxTokens {
+		return nil, FieldError{Line: c.line + 1, Column: 1, Rule: fmt.Sprintf("document has %d words and signs, at most %d", len(tokens), maxTokens)}
+	}
+	file, err := parser.Parse(tokens, 0, parser.AllowDuplicateMapKey())
+	if err != nil {
+		return nil, c.syntax(err)
+	}
+	b := &builder{line: c.line, anchors: map[string]*node{}}
+	for _, d := range file.Docs {
+		if d == nil || d.Body == nil {
+			continue
+		}
+		if root != nil {
+			n, err := b.node(d.Body, 0)
+			if err == nil && n.kind != null {
+				err = FieldError{Line: n.line, Column: n.col, Rule: `a second document must begin with a line "---"`}
+			}
+			if err != nil {
+				return nil, err
+			}
+			continue
+		}
+		if root, err = b.node(d.Body, 0); err != nil {
+			return nil, err
+		}
+	}
+	if root == nil {
+		root = &node{line: c.line + 1, col: 1}
+	}
+	return root, nil
+}
+
+func (c chunk) syntax(err error) FieldError {
+	out := FieldError{Line: c.line + 1, Column: 1, Rule: "not valid YAML or JSON"}
+	var syntax *yaml.SyntaxError
+	if errors.As(err, &syntax) {
+		out.Rule += ": " + syntax.Message
+		if t := syntax.Token; t != nil && t.Position != nil {
+			out.Line, out.Column = c.line+t.Position.Line, t.Position.Column
+		}
+	}
+	return out
+}
+
+type builder struct {
+	line    int
+	anchors map[string]*node
+	entries int
+}
+
+func (b *builder) fail(t *token.Token, rule string) error {
+	e := FieldError{Line: b.line + 1, Column: 1, Rule: rule}
+	if t != nil && t.Position != nil {
+		e.Line, e.Column = b.line+t.Position.Line, t.Position.Column
+	}
+	return e
+}
+
+func (b *builder) place(t *token.Token) (line, col int) {
+	if t == nil || t.Position == nil {
+		return b.line + 1, 1
+	}
+	return b.line + t.Position.Line, t.Position.Column
+}
+
+func (b *builder) node(n ast.Node, depth int) (*node, error) {
+	if n == nil {
+		return &node{line: b.line + 1, col: 1}, nil
+	}
+	if depth > maxDepth {
+		return nil, b.fail(n.GetToken(), fmt.Sprintf("nested deeper than %d", maxDepth))
+	}
+	if b.entries++; b.entries > maxEntries {
+		return nil, b.fail(n.GetToken(), fmt.Sprintf("more than %d values", maxEntries))
+	}
+	out := &node{}
+	out.line, out.col = b.place(n.GetToken())
+	switch n := n.(type) {
+	case *ast.NullNode:
+		return out, nil
+	case *ast.StringNode:
+		out.kind, out.text = scalar, n.Value
+	case *ast.LiteralNode:
+		out.kind = scalar
+		if n.Value != nil {
+			out.text = n.Value.Value
+		}
+	case *ast.IntegerNode, *ast.FloatNode, *ast.BoolNode, *ast.InfinityNode, *ast.NanNode:
+		// The text as written: 0.10 is a version to some field, and 0x1F an
+		// environment value.
+		out.kind, out.text = scalar, n.GetToken().Value
+	case *ast.TagNode:
+		return b.node(n.Value, depth+1)
+	case *ast.AnchorNode:
+		value, err := b.node(n.Value, depth+1)
+		if err != nil {
+			return nil, err
+		}
+		if n.Name != nil {
+			b.anchors[n.Name.GetToken().Value] = value
+		}
+		return value, nil
+	case *ast.AliasNode:
+		name := ""
+		if n.Value != nil {
+			name = n.Value.GetToken().Value
+		}
+		value, ok := b.anchors[name]
+		if !ok {
+			return nil, b.fail(n.GetToken(), fmt.Sprintf("no anchor &%s before this alias", name))
+		}
+		return value, nil
+	case *ast.SequenceNode:
+		out.kind = sequence
+		for _, v := range n.Values {
+			item, err := b.node(v, depth+1)
+			if err != nil {
+				return nil, err
+			}
+			out.items = append(out.items, item)
+		}
+	case *ast.MappingNode:
+		out.kind = mapping
+		for i, v := range n.Values {
+			if i == 0 {
+				out.line, out.col = b.place(v.Key.GetToken())
+			}
+			if err := b.entry(out, v, depth); err != nil {
+				return nil, err
+			}
+		}
+	case *ast.MappingValueNode:
+		out.kind = mapping
+		out.line, out.col = b.place(n.Key.GetToken())
+		if err := b.entry(out, n, depth); err != nil {
+			return nil, err
+		}
+	default:
+		return nil, b.fail(n.GetToken(), fmt.Sprintf("%s is not supported here", n.Type()))
+	}
+	return out, nil
+}
+
+func (b *builder) entry(into *node, v *ast.MappingValueNode, depth int) error {
+	value, err := b.node(v.Value, depth+1)
+	if err != nil {
+		return err
+	}
+	if v.Key.IsMergeKey() {
+		return b.merge(into, value, v.Key.GetToken())
+	}
+	key, err := b.node(v.Key, depth+1)
+	if err != nil {
+		return err
+	}
+	if key.kind != scalar {
+		return b.fail(v.Key.GetToken(), "a key must be a plain word")
+	}
+	if value.kind == null && v.Value != nil {
+		value.line, value.col = key.line, key.col
+	}
+	into.entries = append(into.entries, entry{key: key.text, line: key.line, col: key.col, value: value})
+	return nil
+}
+
+// merge is YAML's `<<`: what the mapping says itself wins, whichever comes
+// first in the text.
+func (b *builder) merge(into, from *node, t *token.Token) error {
+	switch from.kind {
+	case mapping:
+		have := make(map[string]bool, len(into.entries))
+		for _, e := range into.entries {
+			have[e.key] = true
+		}
+		for _, e := range from.entries {
+			if b.entries++; b.entries > maxEntries {
+				return b.fail(t, fmt.Sprintf("more than %d values", maxEntries))
+			}
+			if !have[e.key] {
+				e.line, e.col = b.place(t)
+				into.entries = append(into.entries, entry{key: mergedKey + e.key, line: e.line, col: e.col, value: e.value})
+			}
+		}
+		return nil
+	case sequence:
+		for _, item := range from.items {
+			if item.kind != mapping {
+				return b.fail(t, "<< takes a mapping or a list of mappings")
+			}
+			if err := b.merge(into, item, t); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+	return b.fail(t, "<< takes a mapping or a list of mappings")
+}
+
+// mergedKey marks entries that came by `<<`, until own returns them.
+const mergedKey = "\x00"
+
+// own returns the entries with merged ones only where the mapping itself (or
+// an earlier merge) says nothing.
+func (n *node) own() []entry {
+	plain := true
+	for _, e := range n.entries {
+		if strings.HasPrefix(e.key, mergedKey) {
+			plain = false
+			break
+		}
+	}
+	if plain {
+		return n.entries
+	}
+	have := map[string]bool{}
+	out := make([]entry, 0, len(n.entries))
+	for _, e := range n.entries {
+		if !strings.HasPrefix(e.key, mergedKey) {
+			have[e.key] = true
+			out = append(out, e)
+		}
+	}
+	for _, e := range n.entries {
+		if key, merged := strings.CutPrefix(e.key, mergedKey); merged && !have[key] {
+			have[key] = true
+			e.key = key
+			out = append(out, e)
+		}
+	}
+	return out
+}

@@ -1,0 +1,283 @@
+package spec
+
+import (
+	"bytes"
+	"encoding/base64"
+	"encoding/json"
+	"fmt"
+	"net"
+	"net/netip"
+	"path"
+	"strings"
+
+	"google.golang.org/protobuf/encoding/protojson"
+
+	agentv1 "github.com/persys/compute/api/agent/v1"
+	controlv1 "github.com/persys/compute/api/control/v1"
+)
+
+// MetadataVMSpec is the reserved metadata key that carries a whole VM in the
+// agent API's field names, as base64 of JSON (contract/wire-control.md). When
+// it can be decoded it replaces vm; when not, vm is used.
+const MetadataVMSpec = "persys.vm_spec_b64"
+
+// defaultDiskGB is the contract's size of a disk that names none.
+const defaultDiskGB = 20
+
+func decodeVM(b64 string) (*agentv1.VMSpec, error) {
+	raw, err := base64.StdEncoding.DecodeString(strings.Join(strings.Fields(b64), ""))
+	if err != nil {
+		return nil, fmt.Errorf("is not base64")
+	}
+	v := &agentv1.VMSpec{}
+	if err := (protojson.UnmarshalOptions{DiscardUnknown: true, RecursionLimit: 20}).Unmarshal(raw, v); err != nil {
+		return nil, fmt.Errorf("is not the JSON of a VM")
+	}
+	return v, nil
+}
+
+// encodeVM is decodeVM's inverse, with the same bytes for the same VM.
+func encodeVM(v *agentv1.VMSpec) (string, error) {
+	raw, err := protojson.MarshalOptions{UseProtoNames: true}.Marshal(v)
+	if err != nil {
+		return "", err
+	}
+	// protojson varies its white space on purpose.
+	var b bytes.Buffer
+	if err := json.Compact(&b, raw); err != nil {
+		return "", err
+	}
+	return base64.StdEncoding.EncodeToString(b.Bytes()), nil
+}
+
+// vmOf is the VM that a specification means, in the agent's terms, without
+// what depends on the workload's id. fromMetadata says which form won.
+func vmOf(s *controlv1.WorkloadSpec) (v *agentv1.VMSpec, fromMetadata bool) {
+	if b64, ok := s.Metadata[MetadataVMSpec]; ok {
+		if v, err := decodeVM(b64); err == nil {
+			return normaliseVM(v), true
+		}
+	}
+	if s.GetVm() == nil {
+		return nil, false
+	}
+	return normaliseVM(translateVM(s.GetVm())), false
+}
+
+// translateVM is the contract's table from the control to the agent API, with
+// its gaps closed: every disk gets a device of its own, its size and its pool.
+func translateVM(v *controlv1.VMSpec) *agentv1.VMSpec {
+	out := &agentv1.VMSpec{
+		Vcpus: v.GetVcpus(), MemoryMb: v.GetMemoryMb(), OsImage: v.GetOsImage(),
+		ManagedVolumes: fromControlVolumes(v.GetManagedVolumes()),
+	}
+	for _, d := range v.GetDisks() {
+		size := d.GetSizeGb()
+		if size == 0 {
+			size = defaultDiskGB
+		}
+		out.Disks = append(out.Disks, &agentv1.DiskConfig{Device: d.GetMountPoint(), SizeGb: size})
+	}
+	for _, n := range v.GetNetworks() {
+		out.Networks = append(out.Networks, &agentv1.NetworkConfig{Network: n.GetBridge(), IpAddress: n.GetStaticIp()})
+	}
+	if c := v.GetCloudInit(); c != nil {
+		out.CloudInitConfig = &agentv1.CloudInitConfig{
+			UserData: c.GetUserData(), MetaData: c.GetMetaData(),
+			NetworkConfig: c.GetNetworkConfig(), VendorData: c.GetVendorData(),
+		}
+	}
+	return out
+}
+
+// normaliseVM fills defaults in place. Idempotent.
+func normaliseVM(v *agentv1.VMSpec) *agentv1.VMSpec {
+	used := map[string]bool{}
+	for _, d := range v.Disks {
+		d.Device = strings.TrimSpace(d.GetDevice())
+		used[d.Device] = true
+	}
+	for _, d := range v.Disks {
+		d.Path = strings.TrimSpace(d.Path)
+		d.Type = orElse(strings.ToLower(strings.TrimSpace(d.Type)), "disk")
+		format := "qcow2"
+		if d.Type == "cdrom" {
+			format = "iso"
+		}
+		d.Format = orElse(strings.ToLower(strings.TrimSpace(d.Format)), format)
+		if d.Device == "" {
+			d.Device = freeDevice(d.Type, used)
+		}
+	}
+	for _, n := range v.Networks {
+		n.Network = orElse(strings.TrimSpace(n.GetNetwork()), "default")
+		n.MacAddress = strings.ToLower(strings.TrimSpace(n.GetMacAddress()))
+		n.IpAddress = strings.TrimSpace(n.GetIpAddress())
+	}
+	// user_data of the message wins over the text (contract/wire-agent.md).
+	if v.CloudInit != "" {
+		if v.CloudInitConfig == nil {
+			v.CloudInitConfig = &agentv1.CloudInitConfig{}
+		}
+		v.CloudInitConfig.UserData = orElse(v.CloudInitConfig.UserData, v.CloudInit)
+		v.CloudInit = ""
+	}
+	if c := v.CloudInitConfig; c != nil && c.UserData == "" && c.MetaData == "" && c.NetworkConfig == "" && c.VendorData == "" {
+		v.CloudInitConfig = nil
+	}
+	v.ManagedVolumes = normaliseVolumes(v.ManagedVolumes)
+	return v
+}
+
+// freeDevice is the first of vda, vdb, … (sda, … for cdroms) that no disk has.
+func freeDevice(kind string, used map[string]bool) string {
+	prefix := "vd"
+	if kind == "cdrom" {
+		prefix = "sd"
+	}
+	for n := 0; n < 26*27; n++ {
+		name := prefix
+		if n >= 26 {
+			name += string(rune('a' + n/26 - 1))
+		}
+		name += string(rune('a' + n%26))
+		if !used[name] {
+			used[name] = true
+			return name
+		}
+	}
+	return ""
+}
+
+func orElse(s, otherwise string) string {
+	if s == "" {
+		return otherwise
+	}
+	return s
+}
+
+// projectVM shows an agent's VM in the control API's terms, as far as they
+// reach, without cloud-init: what stands in the reserved key stays there.
+func projectVM(v *agentv1.VMSpec) *controlv1.VMSpec {
+	out := &controlv1.VMSpec{
+		Vcpus: v.GetVcpus(), MemoryMb: v.GetMemoryMb(), OsImage: v.GetOsImage(),
+		ManagedVolumes: toControlVolumes(v.GetManagedVolumes()),
+	}
+	for _, d := range v.GetDisks() {
+		out.Disks = append(out.Disks, &controlv1.DiskConfig{SizeGb: d.GetSizeGb(), MountPoint: d.GetDevice()})
+	}
+	for _, n := range v.GetNetworks() {
+		out.Networks = append(out.Networks, &controlv1.NetworkConfig{Bridge: n.GetNetwork(), Dhcp: n.GetIpAddress() == "", StaticIp: n.GetIpAddress()})
+	}
+	return out
+}
+
+// vmNames are the names of a VM's fields in the form its author used.
+type vmNames struct{ base, device, network, ip, cloudInit string }
+
+func (e *Errors) vmSpec(s *controlv1.WorkloadSpec) {
+	names := vmNames{"spec.vm", ".mount_point", ".bridge", ".static_ip", ".cloud_init"}
+	key := "spec.metadata." + MetadataVMSpec
+	b64, present := s.Metadata[MetadataVMSpec]
+	if present {
+		before := len(*e)
+		e.secret(key, b64)
+		if len(*e) > before {
+			return
+		}
+	}
+	v, fromMetadata := vmOf(s)
+	switch {
+	case v == nil:
+		if present {
+			_, err := decodeVM(b64)
+			e.add(key, fmt.Sprintf("%v, and no vm is given in its place", err), "")
+		}
+		return
+	case fromMetadata:
+		names = vmNames{key, ".device", ".network", ".ip_address", ".cloud_init_config"}
+	}
+	e.vm(v, names)
+}
+
+func (e *Errors) vm(v *agentv1.VMSpec, n vmNames) {
+	e.between(n.base+".vcpus", int64(v.GetVcpus()), 1, MaxCPU/1000, "")
+	e.between(n.base+".memory_mb", v.GetMemoryMb(), 1, MaxMemory, " MiB")
+	if len(v.Disks) > 128 {
+		e.addf(n.base+".disks", "", "has %d entries, at most 128", len(v.Disks))
+		return
+	}
+	devices := map[string]int{}
+	for i, d := range v.Disks {
+		at := fmt.Sprintf("%s.disks[%d]", n.base, i)
+		e.between(at+".size_gb", d.GetSizeGb(), 0, MaxDisk, " GB")
+		if !devicePattern.MatchString(d.GetDevice()) {
+			e.add(at+n.device, "must be a device name such as vda", d.GetDevice())
+		} else if first, taken := devices[d.GetDevice()]; taken {
+			e.addf(at+n.device, d.GetDevice(), "is already the device of disks[%d]", first)
+		}
+		devices[d.GetDevice()] = i
+		e.word(at+".format", d.GetFormat(), []string{"qcow2", "raw", "iso"})
+		e.word(at+".type", d.GetType(), []string{"disk", "cdrom"})
+		if p := d.GetPath(); p != "" && !(path.IsAbs(p) || strings.HasPrefix(p, "rbd:") || strings.HasPrefix(p, "nfs://") || strings.Contains(p, ":/")) {
+			e.add(at+".path", "must be an absolute path, rbd:<pool>/<image>, nfs://<host>/<path> or <host>:/<path>", p)
+		} else if !printable(p) {
+			e.add(at+".path", "must be printable", p)
+		}
+	}
+	if len(v.Networks) > 64 {
+		e.addf(n.base+".networks", "", "has %d entries, at most 64", len(v.Networks))
+		return
+	}
+	for i, nic := range v.Networks {
+		at := fmt.Sprintf("%s.networks[%d]", n.base, i)
+		if !ValidID(nic.GetNetwork()) {
+			e.add(at+n.network, idRule, nic.GetNetwork())
+		}
+		if mac := nic.GetMacAddress(); mac != "" {
+			if hw, err := net.ParseMAC(mac); err != nil || len(hw) != 6 {
+				e.add(at+".mac_address", "must be like 52:54:00:12:34:56", mac)
+			}
+		}
+		if ip := nic.GetIpAddress(); ip != "" {
+			if _, err := netip.ParseAddr(ip); err != nil {
+				if _, err := netip.ParsePrefix(ip); err != nil {
+					e.add(at+n.ip, "must be an IP address, with or without a prefix length", ip)
+				}
+			}
+		}
+	}
+	if image := v.GetOsImage(); len(image) > 4096 || !printable(image) {
+		e.add(n.base+".os_image", "must be printable and at most 4096 bytes", "")
+	}
+	total := 0
+	for _, part := range cloudInitParts(v.GetCloudInitConfig()) {
+		at := n.base + n.cloudInit + "." + part.name
+		total += len(*part.text)
+		// The text of the rule starts as existing tools expect it.
+		if len(*part.text) > maxCloudInit {
+			e.addf(at, "", "cloud-init-invalid: is %d bytes, at most %d", len(*part.text), maxCloudInit)
+		}
+		if strings.ContainsRune(*part.text, 0) {
+			e.add(at, "cloud-init-invalid: must hold no NUL byte", "")
+		}
+		e.secret(at, *part.text)
+	}
+	if total > maxCloudInit {
+		e.addf(n.base+n.cloudInit, "", "cloud-init-invalid: all parts together are %d bytes, at most %d", total, maxCloudInit)
+	}
+	e.managed(n.base+".managed_volumes", v.GetManagedVolumes(), map[string]string{})
+}
+
+type textPart struct {
+	name string
+	text *string
+}
+
+// cloudInitParts points at the four documents, in a fixed order.
+func cloudInitParts(c *agentv1.CloudInitConfig) []textPart {
+	if c == nil {
+		return nil
+	}
+	return []textPart{{"user_data", &c.UserData}, {"meta_data", &c.MetaData}, {"network_config", &c.NetworkConfig}, {"vendor_data", &c.VendorData}}
+}

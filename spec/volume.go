@@ -1,0 +1,92 @@
+package spec
+
+import (
+	"fmt"
+	"path"
+	"slices"
+	"strings"
+
+	agentv1 "github.com/persys/compute/api/agent/v1"
+	controlv1 "github.com/persys/compute/api/control/v1"
+)
+
+func fromControlVolumes(in []*controlv1.ManagedVolumeSpec) []*agentv1.ManagedVolumeSpec {
+	var out []*agentv1.ManagedVolumeSpec
+	for _, v := range in {
+		out = append(out, &agentv1.ManagedVolumeSpec{
+			Name: v.GetName(), Driver: v.GetDriver(), SizeGb: v.GetSizeGb(), AccessMode: v.GetAccessMode(),
+			FsType: v.GetFsType(), MountPath: v.GetMountPath(), ReadOnly: v.GetReadOnly(), RetainPolicy: v.GetRetainPolicy(),
+		})
+	}
+	return out
+}
+
+func toControlVolumes(in []*agentv1.ManagedVolumeSpec) []*controlv1.ManagedVolumeSpec {
+	var out []*controlv1.ManagedVolumeSpec
+	for _, v := range in {
+		out = append(out, &controlv1.ManagedVolumeSpec{
+			Name: v.GetName(), Driver: v.GetDriver(), SizeGb: v.GetSizeGb(), AccessMode: v.GetAccessMode(),
+			FsType: v.GetFsType(), MountPath: v.GetMountPath(), ReadOnly: v.GetReadOnly(), RetainPolicy: v.GetRetainPolicy(),
+		})
+	}
+	return out
+}
+
+// normaliseVolumes fills defaults and sorts by name. Idempotent.
+func normaliseVolumes(volumes []*agentv1.ManagedVolumeSpec) []*agentv1.ManagedVolumeSpec {
+	for _, v := range volumes {
+		v.Name = strings.TrimSpace(v.GetName())
+		v.Driver = driverOf(v.GetDriver())
+		v.AccessMode = strings.TrimSpace(v.AccessMode)
+		v.FsType = strings.ToLower(strings.TrimSpace(v.FsType))
+		if strings.EqualFold(strings.TrimSpace(v.RetainPolicy), "Retain") {
+			v.RetainPolicy = "Retain"
+		} else {
+			v.RetainPolicy = "Delete"
+		}
+		if v.MountPath != "" {
+			v.MountPath = path.Clean(v.MountPath)
+		}
+	}
+	slices.SortStableFunc(volumes, func(a, b *agentv1.ManagedVolumeSpec) int { return strings.Compare(a.GetName(), b.GetName()) })
+	return volumes
+}
+
+func driverOf(s string) string {
+	switch s = strings.ToLower(strings.TrimSpace(s)); s {
+	case "":
+		return "local"
+	case "ceph_rbd":
+		return "ceph-rbd"
+	}
+	return s
+}
+
+func (e *Errors) managed(at string, volumes []*agentv1.ManagedVolumeSpec, mounts map[string]string) {
+	if len(volumes) > maxEntriesOf {
+		e.addf(at, "", "has %d entries, at most %d", len(volumes), maxEntriesOf)
+		return
+	}
+	names := map[string]int{}
+	for i, v := range volumes {
+		w := fmt.Sprintf("%s[%d]", at, i)
+		name := strings.TrimSpace(v.GetName())
+		if !ValidID(name) {
+			e.add(w+".name", idRule, v.GetName())
+		} else if first, twice := names[name]; twice {
+			e.addf(w+".name", name, "is already the name of managed_volumes[%d]", first)
+		}
+		names[name] = i
+		e.word(w+".driver", driverOf(v.GetDriver()), volumeDrivers)
+		e.between(w+".size_gb", v.GetSizeGb(), 0, MaxDisk, " GB")
+		e.word(w+".retain_policy", v.GetRetainPolicy(), []string{"Delete", "Retain"})
+		if e.absolute(w+".mount_path", v.GetMountPath()) {
+			e.mount(w+".mount_path", v.GetMountPath(), mounts)
+		}
+		for _, f := range []struct{ name, text string }{{".access_mode", v.GetAccessMode()}, {".fs_type", v.GetFsType()}} {
+			if len(f.text) > 64 || !printable(f.text) {
+				e.add(w+f.name, "must be a short word", f.text)
+			}
+		}
+	}
+}
