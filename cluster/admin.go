@@ -1,0 +1,336 @@
+package cluster
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sort"
+	"time"
+
+	"github.com/hashicorp/raft"
+
+	"github.com/persys/compute/fsm"
+)
+
+// Role of a replica in Raft's configuration.
+type Role string
+
+// The roles.
+const (
+	RoleLeader   Role = "leader"
+	RoleVoter    Role = "voter"
+	RoleNonvoter Role = "non-voter"
+	RoleAbsent   Role = "absent" // known, but not in the configuration
+)
+
+// PeerStatus is one replica as this one sees it.
+type PeerStatus struct {
+	ID   string
+	Self bool
+	Role Role
+	// Replica is what it announced; nil if nothing is known.
+	Replica *fsm.Replica
+	// RaftAddr as in the configuration.
+	RaftAddr string
+	// Health is alive, dead or unknown, from gossip: a hint.
+	Health string
+	// LastContact and LastIndex are known to the leader only: the age of the
+	// last answered heartbeat (0 = none yet) and the last log index it told.
+	LastContact time.Duration
+	LastIndex   uint64
+}
+
+// Status is this replica's picture of the cluster.
+type Status struct {
+	ID        string
+	Name      string
+	ClusterID string
+	Role      Role
+	Leader    LeaderInfo // empty: none known
+	StartedAt time.Time
+
+	Term         uint64
+	LastIndex    uint64 // in the log
+	CommitIndex  uint64
+	AppliedIndex uint64 // shown by Store
+	Digest       uint64 // at AppliedIndex
+	FeatureLevel uint32
+	// LastContact is the age of the last word from a leader; 0 on the leader.
+	LastContact time.Duration
+
+	LocalMode       fsm.Mode
+	LocalModeReason string
+	Halted          error
+
+	// Entries and Commands count what this replica has proposed.
+	Entries, Commands uint64
+
+	Peers []PeerStatus // by id
+}
+
+// Status never blocks and never asks anybody.
+func (n *Node) Status() Status {
+	view := n.Store().View()
+	info := view.Info()
+	s := Status{
+		ID: n.id, Name: n.cfg.Name, ClusterID: n.clusterID(), Role: RoleAbsent, StartedAt: n.startedAt,
+		Term: n.raft.CurrentTerm(), LastIndex: n.raft.LastIndex(), CommitIndex: n.raft.CommitIndex(),
+		AppliedIndex: info.Index, Digest: info.Digest, FeatureLevel: info.FeatureLevel,
+		Halted:  n.Err(),
+		Entries: n.prop.entries.Load(), Commands: n.prop.commands.Load(),
+	}
+	s.Leader, _ = n.Leader()
+	leads := n.IsLeader()
+	if !leads {
+		if at := n.raft.LastContact(); !at.IsZero() {
+			s.LastContact = time.Since(at)
+		} else {
+			s.LastContact = time.Since(n.startedAt)
+		}
+	}
+	s.LocalMode, s.LocalModeReason = n.LocalMode()
+
+	health := map[string]string{n.id: "alive"}
+	for _, g := range n.gossip.alive() {
+		health[g.id] = "alive"
+	}
+	seen := map[string]bool{}
+	add := func(p PeerStatus) {
+		seen[p.ID] = true
+		p.Self = p.ID == n.id
+		if r, ok := view.Replica(p.ID); ok {
+			p.Replica = r
+		}
+		if p.Health = health[p.ID]; p.Health == "" {
+			p.Health = "unknown"
+			if _, dead := n.gossip.deadSince(p.ID); dead {
+				p.Health = "dead"
+			}
+		}
+		if p.ID == s.Leader.ID {
+			p.Role = RoleLeader
+		}
+		if leads && !p.Self {
+			if c, ok := n.trans.contacts.of(raft.ServerID(p.ID)); ok {
+				p.LastContact, p.LastIndex = time.Since(c.at), c.last
+			}
+		}
+		if p.Self {
+			s.Role = p.Role
+		}
+		s.Peers = append(s.Peers, p)
+	}
+	for _, srv := range n.servers() {
+		role := RoleVoter
+		if srv.Suffrage != raft.Voter {
+			role = RoleNonvoter
+		}
+		add(PeerStatus{ID: string(srv.ID), Role: role, RaftAddr: string(srv.Address)})
+	}
+	view.Replicas(func(r *fsm.Replica) bool {
+		if !seen[r.ID] {
+			add(PeerStatus{ID: r.ID, Role: RoleAbsent, RaftAddr: r.RaftAddr})
+		}
+		return true
+	})
+	sort.Slice(s.Peers, func(i, j int) bool { return s.Peers[i].ID < s.Peers[j].ID })
+	return s
+}
+
+// LocalMode is what losing the quorum, which cannot be logged, does to this
+// replica's mode: degraded when it has not heard from a leader for
+// Timing.LostContact, else normal. The effective mode is the worse of this and
+// the replicated one (decision 11).
+func (n *Node) LocalMode() (fsm.Mode, string) {
+	if err := n.Err(); err != nil {
+		return fsm.ModeDegraded, err.Error()
+	}
+	if n.IsLeader() {
+		return fsm.ModeNormal, ""
+	}
+	last := n.raft.LastContact()
+	if last.Before(n.startedAt) {
+		last = n.startedAt
+	}
+	if age := time.Since(last); age > n.cfg.Timing.LostContact {
+		return fsm.ModeDegraded, fmt.Sprintf("no leader for %s", age.Round(time.Second/10))
+	}
+	return fsm.ModeNormal, ""
+}
+
+// find resolves a replica by id or name among the configured servers.
+func (n *Node) find(who string) (raft.Server, bool) {
+	view := n.Store().View()
+	for _, s := range n.servers() {
+		if string(s.ID) == who {
+			return s, true
+		}
+		if r, ok := view.Replica(string(s.ID)); ok && r.Name == who {
+			return s, true
+		}
+	}
+	return raft.Server{}, false
+}
+
+// TransferLeadership hands over to the voter with that id or name, or to the
+// most advanced healthy one if who is empty, and returns when this replica
+// knows its new leader. Only the leader can. Proposals are refused meanwhile
+// (ErrNotLeader), none is lost.
+func (n *Node) TransferLeadership(ctx context.Context, who string) error {
+	if !n.IsLeader() {
+		return n.notLeader()
+	}
+	target, err := n.successor(who)
+	if err != nil {
+		return err
+	}
+	n.log.Info("handing leadership over", "to", string(target.ID))
+	err = n.await(ctx, func() error { return n.raft.LeadershipTransferToServer(target.ID, target.Address).Error() })
+	if err != nil {
+		return fmt.Errorf("hand over to %s: %w", target.ID, err)
+	}
+	for {
+		changed := n.watch.next()
+		if l, ok := n.Leader(); ok && l.ID != n.id {
+			return nil
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return fmt.Errorf("hand over to %s: no new leader yet: %w", target.ID, ctx.Err())
+		case <-n.ctx.Done():
+			return n.stoppedErr()
+		}
+	}
+}
+
+func (n *Node) successor(who string) (raft.Server, error) {
+	if who != "" {
+		s, ok := n.find(who)
+		switch {
+		case !ok:
+			return s, fmt.Errorf("no replica %q in the cluster", who)
+		case string(s.ID) == n.id:
+			return s, fmt.Errorf("replica %q leads already", who)
+		case s.Suffrage != raft.Voter:
+			return s, fmt.Errorf("replica %q has no vote yet", who)
+		}
+		return s, nil
+	}
+	var best raft.Server
+	var last uint64
+	for _, s := range n.servers() {
+		if s.Suffrage != raft.Voter || string(s.ID) == n.id || !n.healthy(s.ID) {
+			continue
+		}
+		if c, _ := n.trans.contacts.of(s.ID); best.ID == "" || c.last > last {
+			best, last = s, c.last
+		}
+	}
+	if best.ID == "" {
+		return best, errors.New("no healthy voter to hand over to")
+	}
+	return best, nil
+}
+
+// RemoveReplica takes a replica, named by id or name, out of the cluster for
+// good; it stops by itself when it learns of it. Without force it is refused if
+// the remaining voters would not be healthy in their majority. Only the leader
+// can; asked to remove itself it hands over first and returns ErrNotLeader, so
+// that the caller asks its successor.
+func (n *Node) RemoveReplica(ctx context.Context, who string, force bool) error {
+	if !n.IsLeader() {
+		return n.notLeader()
+	}
+	s, ok := n.find(who)
+	if !ok {
+		return fmt.Errorf("no replica %q in the cluster", who)
+	}
+	if string(s.ID) == n.id {
+		if err := n.TransferLeadership(ctx, ""); err != nil {
+			return err
+		}
+		return n.notLeader()
+	}
+	if s.Suffrage == raft.Voter && !force {
+		if err := n.sparable(ctx, s.ID); err != nil {
+			return fmt.Errorf("replica %q stays: %w", who, err)
+		}
+	}
+	n.members.mu.Lock()
+	n.members.expelled[string(s.ID)] = true
+	n.members.mu.Unlock()
+	n.log.Info("removing a replica on request", "replica", string(s.ID), "force", force)
+	if err := n.members.change(ctx, func(d time.Duration) raft.IndexFuture { return n.raft.RemoveServer(s.ID, 0, d) }); err != nil {
+		return fmt.Errorf("remove replica %q: %w", who, err)
+	}
+	n.members.tellRemoved(ctx, &Hello{ID: string(s.ID), RaftAddr: string(s.Address)})
+	n.gossip.poke()
+	return nil
+}
+
+// sparable reports why the cluster cannot do without a voter. A leader that is
+// new has not heard from everybody yet, so a no needs a few heartbeats.
+func (n *Node) sparable(ctx context.Context, id raft.ServerID) error {
+	deadline := time.Now().Add(3 * n.cfg.Timing.Heartbeat)
+	for {
+		err := n.members.canLose(id, n.servers())
+		if err == nil || time.Now().After(deadline) {
+			return err
+		}
+		select {
+		case <-ctx.Done():
+			return err
+		case <-time.After(10 * time.Millisecond):
+		}
+	}
+}
+
+// Leave takes this replica out of the cluster for good: it hands leadership
+// over, asks the leader to remove it, and says goodbye in gossip. It is refused,
+// with the replica still a member, if the others could not do without it. Close
+// it afterwards; its data directory cannot be used again.
+func (n *Node) Leave(ctx context.Context) error {
+	n.leaving.Store(true)
+	if err := n.askToLeave(ctx); err != nil {
+		n.leaving.Store(false)
+		return err
+	}
+	n.markRemoved()
+	deadline, ok := ctx.Deadline()
+	wait := time.Second
+	if ok {
+		wait = min(wait, time.Until(deadline))
+	}
+	return n.gossip.list.Leave(wait)
+}
+
+func (n *Node) askToLeave(ctx context.Context) error {
+	for {
+		if n.IsLeader() {
+			if err := n.TransferLeadership(ctx, ""); err != nil && !errors.Is(err, ErrNotLeader) {
+				return err
+			}
+		}
+		l, err := n.WaitLeader(ctx)
+		if err != nil {
+			return err
+		}
+		if l.ID == n.id {
+			continue
+		}
+		self := n.hello()
+		_, err = n.peers.call(ctx, l.ID, l.RaftAddr, &request{Op: opLeave, Hello: &self})
+		if err == nil {
+			return nil
+		}
+		if now, ok := n.Leader(); ok && now.ID == l.ID {
+			return err
+		}
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-time.After(20 * time.Millisecond):
+		}
+	}
+}

@@ -1,0 +1,332 @@
+package cluster
+
+import (
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"os"
+	"regexp"
+	"strconv"
+	"time"
+
+	"github.com/persys/compute/pki"
+)
+
+// Config says how one replica is run. Addresses are host:port. Names in
+// capitals are the settings an operator knows them by; errors use them.
+type Config struct {
+	// Name is the replica's stable name (SCHEDULER_NAME), by which an emptied
+	// machine is recognised. [A-Za-z0-9][A-Za-z0-9_.-]{0,127}.
+	Name string
+	// DataDir holds the Raft log, snapshots and identity
+	// (SCHEDULER_DATA_DIR). Created if absent; used by one process at a time.
+	DataDir string
+
+	// RaftBind (SCHEDULER_RAFT_ADDR) and GossipBind (SCHEDULER_GOSSIP_ADDR)
+	// are listened on; port 0 takes any free one.
+	RaftBind, GossipBind string
+	// RaftAdvertise and GossipAdvertise are what other replicas dial. Empty:
+	// the bound address; with a wildcard host, this machine's first
+	// non-loopback IPv4.
+	RaftAdvertise, GossipAdvertise string
+	// Addresses of the other faces of this process, published to clients and
+	// replicas; empty means it has none.
+	GRPCAdvertise, HTTPAdvertise, DNSAdvertise string
+
+	// Join lists gossip addresses of replicas (SCHEDULER_JOIN), this one's own
+	// may be among them. At most 64.
+	Join []string
+	// BootstrapExpect (SCHEDULER_BOOTSTRAP_EXPECT) is how many replicas form a
+	// new cluster together; 0 means this one never forms, 1 that it forms
+	// alone. At most 9.
+	BootstrapExpect int
+	// AllowSolo lets a replica with no data, no Join and no BootstrapExpect
+	// form alone: -insecure and `persys dev` only.
+	AllowSolo bool
+	// ClusterID, when set, is the id the cluster has to have, and the one a
+	// new cluster gets; empty: a random one, and any is accepted.
+	ClusterID string
+	// Shard is stored with the cluster when it is formed.
+	Shard string
+
+	// TLS protects the Raft port; nil means plain TCP (-insecure).
+	TLS *TLSConfig
+	// GossipKey of 16, 24 or 32 bytes encrypts gossip; empty means plain.
+	GossipKey []byte
+
+	Timing Timing
+	Logger *slog.Logger
+
+	// Version and FeatureLevel of this program, published to the others. The
+	// leader raises the replicated level to the lowest of all replicas.
+	Version      string
+	FeatureLevel uint32
+}
+
+// TLSConfig is the mutual TLS of the Raft port.
+type TLSConfig struct {
+	Server *tls.Config
+	// Client is asked for a configuration for the host that is dialled.
+	Client func(host string) *tls.Config
+	// VerifyPeer judges the other side after the handshake, on both sides; it
+	// is where "a scheduler of this cluster" is checked. Nil accepts whoever
+	// the TLS configuration accepted.
+	VerifyPeer func(tls.ConnectionState) error
+}
+
+// TLSFromFiles uses a scheduler's certificate files and talks to schedulers
+// only.
+func TLSFromFiles(f *pki.Files) *TLSConfig {
+	return &TLSConfig{
+		Server: f.ServerConfig(pki.ServerOptions{Roles: []pki.Role{pki.RoleScheduler}}),
+		Client: func(host string) *tls.Config {
+			return f.ClientConfig(pki.Peer{Hosts: []string{host}, Role: pki.RoleScheduler})
+		},
+		VerifyPeer: func(state tls.ConnectionState) error {
+			id, err := f.Identify(state)
+			if err != nil {
+				return err
+			}
+			if id.Role != pki.RoleScheduler {
+				return fmt.Errorf("peer %s %q may not use the Raft port, want role %s", id.Role, id.ID, pki.RoleScheduler)
+			}
+			return nil
+		},
+	}
+}
+
+// Timing holds every duration and bound. Zero fields take the default.
+type Timing struct {
+	// Heartbeat is how long a follower hears nothing before it stands for
+	// election (1 to 2 times this, at random). Default 300 ms.
+	Heartbeat time.Duration
+	// Election is how long a candidate waits before it stands again. Default
+	// Heartbeat.
+	Election time.Duration
+	// LeaderLease is how long a leader that hears from no quorum stays leader.
+	// Default 5/6 of Heartbeat.
+	LeaderLease time.Duration
+	// RPC bounds one Raft or peer call. Default 5 s.
+	RPC time.Duration
+	// NoFastFailover turns off standing at once when the leader's process is
+	// known to be dead (see failover.go).
+	NoFastFailover bool
+
+	// SnapshotEntries and SnapshotBytes of log since the last snapshot make a
+	// new one. Defaults 8192 and 64 MiB.
+	SnapshotEntries uint64
+	SnapshotBytes   int64
+	// SnapshotInterval is how often the bounds are looked at. Default 5 s.
+	SnapshotInterval time.Duration
+	// TrailingEntries stay in the log after a snapshot, so that a replica that
+	// was away briefly needs none. Default 2048.
+	TrailingEntries uint64
+
+	// InFlight bounds log entries between proposal and answer. Default 4.
+	InFlight int
+
+	// Reconcile is the period of the membership loop. Default 1 s.
+	Reconcile time.Duration
+	// Stabilize is how long a newcomer has to be caught up before it gets a
+	// vote. Default 3 s.
+	Stabilize time.Duration
+	// DeadAfter is how long a server has to be dead before the leader removes
+	// it, and then only while enough healthy voters remain. Default 72 h;
+	// negative: never.
+	DeadAfter time.Duration
+	// Compare is the period of the divergence check. Default 5 s.
+	Compare time.Duration
+	// LostContact is how long a replica without a leader waits before
+	// LocalMode says degraded. Default 1 s, at least 3 elections.
+	LostContact time.Duration
+	// FastGossip makes failure detection quick, for loopback and tests.
+	FastGossip bool
+}
+
+func (t Timing) withDefaults() Timing {
+	def := func(d *time.Duration, v time.Duration) {
+		if *d == 0 {
+			*d = v
+		}
+	}
+	def(&t.Heartbeat, 300*time.Millisecond)
+	def(&t.Election, t.Heartbeat)
+	def(&t.LeaderLease, t.Heartbeat*5/6)
+	def(&t.RPC, 5*time.Second)
+	def(&t.SnapshotInterval, 5*time.Second)
+	def(&t.Reconcile, time.Second)
+	def(&t.Stabilize, 3*time.Second)
+	def(&t.DeadAfter, 72*time.Hour)
+	def(&t.Compare, 5*time.Second)
+	def(&t.LostContact, max(time.Second, 3*t.Election))
+	if t.SnapshotEntries == 0 {
+		t.SnapshotEntries = 8192
+	}
+	if t.SnapshotBytes == 0 {
+		t.SnapshotBytes = 64 << 20
+	}
+	if t.TrailingEntries == 0 {
+		t.TrailingEntries = 2048
+	}
+	if t.InFlight == 0 {
+		t.InFlight = 4
+	}
+	return t
+}
+
+func (t Timing) validate() error {
+	for _, c := range []struct {
+		name   string
+		v, min time.Duration
+	}{
+		{"Heartbeat", t.Heartbeat, 20 * time.Millisecond},
+		{"Election", t.Election, t.Heartbeat},
+		{"LeaderLease", t.LeaderLease, 10 * time.Millisecond},
+		{"RPC", t.RPC, 100 * time.Millisecond},
+		{"SnapshotInterval", t.SnapshotInterval, 5 * time.Millisecond},
+		{"Reconcile", t.Reconcile, 10 * time.Millisecond},
+		{"Compare", t.Compare, 10 * time.Millisecond},
+		{"LostContact", t.LostContact, t.Election},
+	} {
+		if c.v < c.min {
+			return fmt.Errorf("Timing.%s: %s is below %s", c.name, c.v, c.min)
+		}
+	}
+	if t.LeaderLease > t.Heartbeat {
+		return fmt.Errorf("Timing.LeaderLease: %s is above Timing.Heartbeat, %s", t.LeaderLease, t.Heartbeat)
+	}
+	if t.InFlight < 1 || t.InFlight > 32 {
+		return fmt.Errorf("Timing.InFlight: %d is not in 1..32", t.InFlight)
+	}
+	return nil
+}
+
+var nameRule = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9_.-]{0,127}$`)
+
+const maxExpect = 9
+
+func (c Config) withDefaults() Config {
+	c.Timing = c.Timing.withDefaults()
+	if c.Logger == nil {
+		c.Logger = slog.New(slog.DiscardHandler)
+	}
+	return c
+}
+
+func (c Config) validate() error {
+	var errs []error
+	bad := func(format string, args ...any) { errs = append(errs, fmt.Errorf(format, args...)) }
+	if !nameRule.MatchString(c.Name) {
+		bad("SCHEDULER_NAME: %q does not match %s", c.Name, nameRule)
+	}
+	if c.DataDir == "" {
+		bad("SCHEDULER_DATA_DIR: is empty")
+	}
+	if c.ClusterID != "" && !nameRule.MatchString(c.ClusterID) {
+		bad("cluster id: %q does not match %s", c.ClusterID, nameRule)
+	}
+	for _, a := range []struct{ name, v string }{
+		{"SCHEDULER_RAFT_ADDR", c.RaftBind},
+		{"SCHEDULER_GOSSIP_ADDR", c.GossipBind},
+	} {
+		if _, _, err := splitAddr(a.v); err != nil {
+			bad("%s: %w", a.name, err)
+		}
+	}
+	for _, a := range []struct{ name, v string }{
+		{"Raft advertise address", c.RaftAdvertise},
+		{"gossip advertise address", c.GossipAdvertise},
+		{"gRPC advertise address", c.GRPCAdvertise},
+		{"HTTP advertise address", c.HTTPAdvertise},
+		{"DNS advertise address", c.DNSAdvertise},
+	} {
+		if a.v == "" {
+			continue
+		}
+		if host, port, err := splitAddr(a.v); err != nil {
+			bad("%s: %w", a.name, err)
+		} else if host == "" || port == 0 || net.ParseIP(host).IsUnspecified() {
+			bad("%s: %q cannot be dialled by others", a.name, a.v)
+		}
+	}
+	if len(c.Join) > 64 {
+		bad("SCHEDULER_JOIN: %d addresses, limit 64", len(c.Join))
+	}
+	for _, j := range c.Join {
+		if host, port, err := splitAddr(j); err != nil {
+			bad("SCHEDULER_JOIN: %w", err)
+		} else if host == "" || port == 0 {
+			bad("SCHEDULER_JOIN: %q lacks a host or a port", j)
+		}
+	}
+	if c.BootstrapExpect < 0 || c.BootstrapExpect > maxExpect {
+		bad("SCHEDULER_BOOTSTRAP_EXPECT: %d is not in 0..%d", c.BootstrapExpect, maxExpect)
+	}
+	if c.TLS != nil && (c.TLS.Server == nil || c.TLS.Client == nil) {
+		bad("TLS: both the server and the client configuration are needed")
+	}
+	if n := len(c.GossipKey); n != 0 && n != 16 && n != 24 && n != 32 {
+		bad("gossip key: %d bytes, want 16, 24 or 32", n)
+	}
+	if err := c.Timing.validate(); err != nil {
+		errs = append(errs, err)
+	}
+	return errors.Join(errs...)
+}
+
+func splitAddr(a string) (host string, port int, err error) {
+	host, p, err := net.SplitHostPort(a)
+	if err != nil {
+		return "", 0, fmt.Errorf("%q is not host:port", a)
+	}
+	port, err = strconv.Atoi(p)
+	if err != nil || port < 0 || port > 65535 {
+		return "", 0, fmt.Errorf("%q: port %q is not in 0..65535", a, p)
+	}
+	return host, port, nil
+}
+
+// advertised is the address that others dial: the configured one, else the
+// bound one with a wildcard host replaced.
+func advertised(configured string, bound net.Addr) (string, error) {
+	if configured != "" {
+		return configured, nil
+	}
+	host, port, err := net.SplitHostPort(bound.String())
+	if err != nil {
+		return "", err
+	}
+	if ip := net.ParseIP(host); ip == nil || ip.IsUnspecified() {
+		host = firstIP()
+	}
+	return net.JoinHostPort(host, port), nil
+}
+
+func firstIP() string {
+	addrs, err := net.InterfaceAddrs()
+	if err == nil {
+		for _, a := range addrs {
+			if n, ok := a.(*net.IPNet); ok && !n.IP.IsLoopback() && n.IP.To4() != nil && !n.IP.IsLinkLocalUnicast() {
+				return n.IP.String()
+			}
+		}
+	}
+	return "127.0.0.1"
+}
+
+// errNoWayIn is what a replica says that has nothing to start from (DESIGN,
+// decision 13).
+func errNoWayIn(dir string) error {
+	return fmt.Errorf("%w: %s holds no data, and neither SCHEDULER_BOOTSTRAP_EXPECT "+
+		"(how many replicas form a new cluster together) nor SCHEDULER_JOIN (gossip addresses of a cluster to join) is set; "+
+		"only -insecure and `persys dev` form a cluster of one without either", ErrNoWayIn, dir)
+}
+
+func makeDir(dir string) error {
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return fmt.Errorf("SCHEDULER_DATA_DIR: %w", err)
+	}
+	return nil
+}

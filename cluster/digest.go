@@ -1,0 +1,91 @@
+package cluster
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/hashicorp/raft"
+)
+
+// compareDigests asks the voters, now and then, for their digest at an index
+// that this replica has applied too (decision 3). Every replica judges itself:
+// one that differs from what a majority of voters agrees on is wrong, whatever
+// it thinks, and stops. Nobody has to be trusted to accuse another.
+func (n *Node) compareDigests() {
+	var index uint64
+	for {
+		select {
+		case <-n.ctx.Done():
+			return
+		case <-time.After(n.cfg.Timing.Compare):
+		}
+		// The index of one period ago: the others have it by now.
+		if own, ok := n.machine.digests.at(index); ok {
+			n.compareAt(index, own)
+		}
+		index = n.machine.digests.newest()
+	}
+}
+
+func (n *Node) compareAt(index, own uint64) {
+	ctx, cancel := context.WithTimeout(n.ctx, min(n.cfg.Timing.RPC, 2*time.Second))
+	defer cancel()
+	level := n.Store().View().Info().FeatureLevel
+	var mu sync.Mutex
+	var wg sync.WaitGroup
+	count := map[uint64]int{}
+	voters := 0
+	vote := func(digest uint64) {
+		mu.Lock()
+		count[digest]++
+		mu.Unlock()
+	}
+	for _, s := range n.servers() {
+		if s.Suffrage != raft.Voter {
+			continue
+		}
+		voters++
+		if string(s.ID) == n.id {
+			vote(own)
+			continue
+		}
+		wg.Add(1)
+		go func() {
+			defer wg.Done()
+			res, err := n.peers.call(ctx, string(s.ID), string(s.Address), &request{Op: opDigest, Index: index})
+			if err != nil || !res.Known || res.Level != level {
+				return
+			}
+			vote(res.Digest)
+		}()
+	}
+	wg.Wait()
+	var other uint64
+	differ, most := 0, 0
+	for d, c := range count {
+		if d != own {
+			differ += c
+			if c > most {
+				other, most = d, c
+			}
+		}
+	}
+	if differ == 0 {
+		return
+	}
+	if most < voters/2+1 {
+		n.once.warn(n.log, fmt.Sprintf("digest:%d", index), "replicas disagree about the state, and no majority agrees against this one", "index", index, "own", own, "others", other)
+		return
+	}
+	err := fmt.Errorf("%w: at index %d its digest is %016x, that of %d of %d voters is %016x", ErrDiverged, index, own, most, voters, other)
+	if n.IsLeader() {
+		hctx, done := context.WithTimeout(n.ctx, n.cfg.Timing.RPC)
+		if terr := n.TransferLeadership(hctx, ""); terr != nil {
+			n.log.Warn("could not hand over before stopping", "err", terr)
+		}
+		done()
+	}
+	n.halt(err)
+}

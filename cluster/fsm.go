@@ -1,0 +1,196 @@
+package cluster
+
+import (
+	"bufio"
+	"errors"
+	"fmt"
+	"io"
+	"runtime/debug"
+	"sync"
+	"sync/atomic"
+
+	"github.com/hashicorp/raft"
+
+	"github.com/persys/compute/fsm"
+	"github.com/persys/compute/fsm/store"
+)
+
+// machine adapts the pure state machine to Raft: one Tx and one published root
+// per log entry. After the first entry it cannot apply it applies nothing more
+// and refuses snapshots, because skipping would let replicas diverge.
+type machine struct {
+	state   fsm.State // touched by Raft's FSM goroutine only
+	store   *store.Store
+	digests digestRing
+	halt    func(error)
+	halted  atomic.Bool
+	// expect is the cluster id that the state must have once it has one; known
+	// that it was seen and is right.
+	expect string
+	known  bool
+	// learned is called when the state first shows a cluster id.
+	learned func(id string)
+	// frozenAt is called when a snapshot is begun.
+	frozenAt func()
+	// restoreErr is the first failure to restore; the library would quietly
+	// take an older snapshot instead.
+	restoreErr error
+}
+
+// applied is what Apply answers for one log entry.
+type applied struct {
+	index, term uint64
+	results     []fsm.Result
+}
+
+func newMachine() *machine {
+	s := fsm.New()
+	return &machine{state: s, store: store.New(s), halt: func(error) {}, learned: func(string) {}, frozenAt: func() {}}
+}
+
+// Apply returns *applied or an error.
+func (m *machine) Apply(l *raft.Log) (answer any) {
+	if m.halted.Load() {
+		return ErrClosed
+	}
+	defer func() {
+		if r := recover(); r != nil {
+			answer = m.stop(fmt.Errorf("applying log entry %d: panic: %v\n%s", l.Index, r, debug.Stack()))
+		}
+	}()
+	batch, err := fsm.DecodeBatch(l.Data)
+	if err != nil {
+		if !errors.Is(err, fsm.ErrUnknownCommand) {
+			err = fmt.Errorf("%w: %w", ErrCorrupt, err)
+		}
+		return m.stop(fmt.Errorf("log entry %d: %w", l.Index, err))
+	}
+	tx := m.state.Begin()
+	a := &applied{index: l.Index, term: l.Term, results: make([]fsm.Result, len(batch))}
+	var changes []fsm.Change
+	for i, cmd := range batch {
+		r, ch := tx.Apply(fsm.Meta{Index: l.Index, Term: l.Term}, cmd)
+		a.results[i] = r
+		if changes == nil {
+			changes = ch
+		} else {
+			changes = append(changes, ch...)
+		}
+	}
+	m.state = tx.Commit()
+	info := m.state.Info()
+	if err := m.admit(info.ClusterID); err != nil {
+		return m.stop(err)
+	}
+	m.digests.put(l.Index, info.Digest)
+	m.store.Publish(m.state, changes)
+	return a
+}
+
+func (m *machine) stop(err error) error {
+	m.halted.Store(true)
+	m.halt(err)
+	return err
+}
+
+// admit checks the cluster id of a state before it is published.
+func (m *machine) admit(id string) error {
+	if id == "" || m.known {
+		return nil // it cannot change once it is set
+	}
+	if want := m.expect; want != "" && want != id {
+		return fmt.Errorf("%w: the log is of cluster %q, this replica belongs to %q", ErrWrongCluster, id, want)
+	}
+	m.known = true
+	m.learned(id)
+	return nil
+}
+
+// StoreConfiguration makes it a raft.ConfigurationStore: membership changes
+// advance the index that a snapshot may be taken at.
+func (m *machine) StoreConfiguration(uint64, raft.Configuration) {}
+
+func (m *machine) Snapshot() (raft.FSMSnapshot, error) {
+	if m.halted.Load() {
+		return nil, ErrClosed
+	}
+	m.frozenAt()
+	return &frozen{m.state}, nil
+}
+
+// Restore builds the new state aside and publishes it only when the whole
+// stream was read and verified.
+func (m *machine) Restore(src io.ReadCloser) error {
+	defer src.Close()
+	if m.halted.Load() {
+		return ErrClosed
+	}
+	s, err := fsm.ReadSnapshot(bufio.NewReaderSize(src, 1<<16))
+	if err != nil {
+		err = fmt.Errorf("%w: snapshot: %w", ErrCorrupt, err)
+		if m.restoreErr == nil {
+			m.restoreErr = err
+		}
+		return err
+	}
+	m.known = false // an installed snapshot comes from another replica
+	if err := m.admit(s.Info().ClusterID); err != nil {
+		return m.stop(err)
+	}
+	m.state = s
+	m.digests.reset()
+	m.store.Restore(s)
+	return nil
+}
+
+type frozen struct{ state fsm.State }
+
+func (f *frozen) Persist(sink raft.SnapshotSink) error {
+	w := bufio.NewWriterSize(sink, 1<<16)
+	err := f.state.WriteSnapshot(w)
+	if err == nil {
+		err = w.Flush()
+	}
+	if err != nil {
+		return errors.Join(err, sink.Cancel())
+	}
+	return sink.Close()
+}
+
+func (f *frozen) Release() {}
+
+// digestRing remembers the digests of the newest entries.
+type digestRing struct {
+	mu    sync.Mutex
+	slots [4096]struct{ index, digest uint64 }
+	last  uint64
+	count int
+}
+
+func (r *digestRing) put(index, digest uint64) {
+	r.mu.Lock()
+	r.slots[index%uint64(len(r.slots))] = struct{ index, digest uint64 }{index, digest}
+	r.last = index
+	r.count++
+	r.mu.Unlock()
+}
+
+func (r *digestRing) reset() {
+	r.mu.Lock()
+	clear(r.slots[:])
+	r.last, r.count = 0, 0
+	r.mu.Unlock()
+}
+
+func (r *digestRing) at(index uint64) (uint64, bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	s := r.slots[index%uint64(len(r.slots))]
+	return s.digest, s.index == index && index != 0
+}
+
+func (r *digestRing) newest() uint64 {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.last
+}

@@ -1,0 +1,236 @@
+package cluster
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"sort"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/hashicorp/memberlist"
+)
+
+// Gossip finds replicas and suspects dead ones. It proves nothing: whoever it
+// names is asked on the Raft port who it is (decision 13).
+
+// hint is what gossip carries about a replica: at most 512 bytes.
+type hint struct {
+	Name string `json:"n"`
+	Raft string `json:"r"`
+	GRPC string `json:"g,omitempty"`
+}
+
+const hintLimit = memberlist.MetaMaxSize
+
+type gossip struct {
+	n       *Node
+	list    *memberlist.Memberlist
+	meta    []byte
+	changed chan struct{} // capacity 1
+
+	addr string // advertised
+
+	mu   sync.Mutex
+	seen map[string]sighting  // who is alive, by raft id; memberlist's own list may only be read inside its callbacks
+	dead map[string]time.Time // raft id → when gossip lost it
+}
+
+func startGossip(n *Node) (*gossip, error) {
+	c := &n.cfg
+	g := &gossip{n: n, changed: make(chan struct{}, 1), seen: map[string]sighting{}, dead: map[string]time.Time{}}
+	meta, err := json.Marshal(hint{Name: c.Name, Raft: n.port.advertise, GRPC: c.GRPCAdvertise})
+	if err != nil {
+		return nil, err
+	}
+	if len(meta) > hintLimit {
+		return nil, fmt.Errorf("SCHEDULER_NAME and the advertised addresses take %d bytes of gossip, limit %d", len(meta), hintLimit)
+	}
+	g.meta = meta
+
+	mc := memberlist.DefaultLANConfig()
+	if c.Timing.FastGossip {
+		mc = memberlist.DefaultLocalConfig()
+		mc.ProbeInterval = 200 * time.Millisecond
+		mc.ProbeTimeout = 100 * time.Millisecond
+		mc.GossipInterval = 20 * time.Millisecond
+		mc.PushPullInterval = time.Second
+	}
+	// The raft id: unique, and another one after the disk was lost.
+	mc.Name = n.id
+	mc.Delegate, mc.Events = g, g
+	mc.Logger = gossipLogger(n.log)
+	mc.DeadNodeReclaimTime = time.Second // a restart on another address
+	mc.SecretKey = c.GossipKey
+	host, port, err := splitAddr(c.GossipBind)
+	if err != nil {
+		return nil, fmt.Errorf("SCHEDULER_GOSSIP_ADDR: %w", err)
+	}
+	if mc.BindAddr, err = resolve(host); err != nil {
+		return nil, fmt.Errorf("SCHEDULER_GOSSIP_ADDR: %w", err)
+	}
+	mc.BindPort, mc.AdvertisePort = port, port
+	if c.GossipAdvertise != "" {
+		host, port, err := splitAddr(c.GossipAdvertise)
+		if err != nil {
+			return nil, fmt.Errorf("gossip advertise address: %w", err)
+		}
+		if mc.AdvertiseAddr, err = resolve(host); err != nil {
+			return nil, fmt.Errorf("gossip advertise address: %w", err)
+		}
+		mc.AdvertisePort = port
+	} else if net.ParseIP(mc.BindAddr).IsUnspecified() {
+		mc.AdvertiseAddr = firstIP()
+	}
+	g.list, err = memberlist.Create(mc)
+	if err != nil {
+		if strings.Contains(err.Error(), "address already in use") {
+			return nil, fmt.Errorf("SCHEDULER_GOSSIP_ADDR: %s is in use by another program: %w", c.GossipBind, err)
+		}
+		return nil, fmt.Errorf("SCHEDULER_GOSSIP_ADDR: %w", err)
+	}
+	if g.addr = c.GossipAdvertise; g.addr == "" {
+		g.mu.Lock()
+		g.addr = g.seen[n.id].gossipAddr // we were the first to join
+		g.mu.Unlock()
+	}
+	return g, nil
+}
+
+// resolve turns a host into an IP, because memberlist takes nothing else.
+func resolve(host string) (string, error) {
+	if host == "" {
+		return "0.0.0.0", nil
+	}
+	if ip := net.ParseIP(host); ip != nil {
+		return ip.String(), nil
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+	defer cancel()
+	ips, err := net.DefaultResolver.LookupIPAddr(ctx, host)
+	if err != nil {
+		return "", err
+	}
+	for _, ip := range ips {
+		if ip.IP.To4() != nil {
+			return ip.IP.String(), nil
+		}
+	}
+	if len(ips) == 0 {
+		return "", fmt.Errorf("%s has no address", host)
+	}
+	return ips[0].IP.String(), nil
+}
+
+func (n *Node) gossipAddr() string {
+	if n.gossip == nil {
+		return ""
+	}
+	return n.gossip.addr
+}
+
+// sighting is one replica as gossip sees it.
+type sighting struct {
+	id, name, raftAddr, grpcAddr, gossipAddr string
+}
+
+// alive lists the other members that gossip holds to be alive, by id.
+func (g *gossip) alive() []sighting {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	var out []sighting
+	for id, s := range g.seen {
+		if id != g.n.id && s.raftAddr != "" {
+			out = append(out, s)
+		}
+	}
+	sort.Slice(out, func(i, j int) bool { return out[i].id < out[j].id })
+	return out
+}
+
+// deadSince says since when gossip misses the replica.
+func (g *gossip) deadSince(id string) (time.Time, bool) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	at, ok := g.dead[id]
+	return at, ok
+}
+
+// join contacts addresses that are not members yet; it reports how many
+// answered.
+func (g *gossip) join(addrs []string) int {
+	known := map[string]bool{g.addr: true}
+	g.mu.Lock()
+	for _, s := range g.seen {
+		known[s.gossipAddr] = true
+	}
+	g.mu.Unlock()
+	var fresh []string
+	for _, a := range addrs {
+		if host, port, err := net.SplitHostPort(a); err == nil {
+			if ip, err := resolve(host); err == nil && !known[net.JoinHostPort(ip, port)] {
+				fresh = append(fresh, net.JoinHostPort(ip, port))
+			}
+		}
+	}
+	if len(fresh) == 0 {
+		return 0
+	}
+	joined, _ := g.list.Join(fresh) // the caller asks again; errors are logged by the library
+	return joined
+}
+
+func (g *gossip) poke() {
+	select {
+	case g.changed <- struct{}{}:
+	default:
+	}
+}
+
+// close ends gossip; with a timeout it says goodbye first, so that the others
+// need not suspect.
+func (g *gossip) close(goodbye time.Duration) error {
+	var err error
+	if goodbye > 0 {
+		err = g.list.Leave(goodbye)
+	}
+	return errors.Join(err, g.list.Shutdown())
+}
+
+// NodeMeta and the rest of memberlist.Delegate.
+func (g *gossip) NodeMeta(int) []byte             { return g.meta }
+func (g *gossip) NotifyMsg([]byte)                {}
+func (g *gossip) GetBroadcasts(int, int) [][]byte { return nil }
+func (g *gossip) LocalState(bool) []byte          { return nil }
+func (g *gossip) MergeRemoteState([]byte, bool)   {}
+
+// NotifyJoin and the rest of memberlist.EventDelegate.
+func (g *gossip) NotifyJoin(m *memberlist.Node) {
+	s := sighting{id: m.Name, gossipAddr: m.Address()}
+	var h hint
+	if json.Unmarshal(m.Meta, &h) == nil {
+		s.name, s.raftAddr, s.grpcAddr = h.Name, h.Raft, h.GRPC
+	}
+	g.mu.Lock()
+	delete(g.dead, s.id)
+	g.seen[s.id] = s
+	g.mu.Unlock()
+	g.poke()
+}
+
+// NotifyLeave is called for the dead as well.
+func (g *gossip) NotifyLeave(m *memberlist.Node) {
+	g.mu.Lock()
+	delete(g.seen, m.Name)
+	if len(g.dead) < onceKeys {
+		g.dead[m.Name] = time.Now()
+	}
+	g.mu.Unlock()
+	g.poke()
+}
+
+// NotifyUpdate replaces what is known.
+func (g *gossip) NotifyUpdate(m *memberlist.Node) { g.NotifyJoin(m) }

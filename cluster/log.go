@@ -1,0 +1,124 @@
+package cluster
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"log"
+	"log/slog"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/hashicorp/go-hclog"
+)
+
+// raftLogger makes the Raft library log through slog. A dead peer makes it
+// repeat itself several times a second; each such line passes once per ten
+// seconds and peer.
+func raftLogger(l *slog.Logger) hclog.Logger {
+	h := hclog.NewInterceptLogger(&hclog.LoggerOptions{Name: "raft", Output: io.Discard, Level: hclog.Off})
+	h.RegisterSink(&raftSink{l: l.With("part", "raft"), once: &onceLog{every: 10 * time.Second}})
+	return h
+}
+
+type raftSink struct {
+	l    *slog.Logger
+	once *onceLog
+}
+
+// Accept is called by hclog for every line.
+func (s *raftSink) Accept(_ string, level hclog.Level, msg string, args ...any) {
+	var lv slog.Level
+	switch level {
+	case hclog.Error:
+		lv = slog.LevelError
+	case hclog.Warn:
+		lv = slog.LevelWarn
+	case hclog.Info:
+		lv = slog.LevelInfo
+	default:
+		lv = slog.LevelDebug
+	}
+	if !s.l.Enabled(context.Background(), lv) {
+		return
+	}
+	if lv >= slog.LevelWarn {
+		key := msg
+		for i := 0; i+1 < len(args); i += 2 {
+			if k, ok := args[i].(string); ok && (k == "peer" || k == "target" || k == "server-id" || k == "from") {
+				key += fmt.Sprintf("|%v", args[i+1])
+			}
+		}
+		if !s.once.first(key) {
+			return
+		}
+		// What the library calls an error is, nearly always, a peer that is
+		// away: the group goes on.
+		lv = slog.LevelWarn
+	}
+	clean := make([]any, 0, len(args))
+	for i := 0; i+1 < len(args); i += 2 {
+		v := args[i+1]
+		if f, ok := v.(hclog.Format); ok && len(f) > 0 {
+			v = fmt.Sprintf(fmt.Sprint(f[0]), f[1:]...)
+		}
+		if k, ok := args[i].(string); ok && k != "timestamp" {
+			clean = append(clean, k, fmt.Sprint(v))
+		}
+	}
+	s.l.Log(context.Background(), lv, msg, clean...)
+}
+
+// gossipLogger makes memberlist log through slog: it only knows log.Logger and
+// puts the level in the text.
+func gossipLogger(l *slog.Logger) *log.Logger {
+	return log.New(gossipWriter{l.With("part", "gossip")}, "", 0)
+}
+
+type gossipWriter struct{ l *slog.Logger }
+
+func (w gossipWriter) Write(b []byte) (int, error) {
+	line := strings.TrimSpace(string(b))
+	lv := slog.LevelInfo
+	for prefix, v := range map[string]slog.Level{
+		"[DEBUG]": slog.LevelDebug, "[INFO]": slog.LevelDebug, "[WARN]": slog.LevelDebug, "[ERR]": slog.LevelInfo, "[ERROR]": slog.LevelInfo,
+	} {
+		// Gossip is only a hint: its troubles are not the operator's.
+		if rest, ok := strings.CutPrefix(line, prefix); ok {
+			line, lv = strings.TrimSpace(rest), v
+			break
+		}
+	}
+	w.l.Log(context.Background(), lv, strings.TrimPrefix(line, "memberlist: "))
+	return len(b), nil
+}
+
+// onceLog lets a line through once, or once per period.
+type onceLog struct {
+	every time.Duration // 0: once for good
+	mu    sync.Mutex
+	seen  map[string]time.Time
+}
+
+const onceKeys = 1024
+
+func (o *onceLog) first(key string) bool {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	now := time.Now()
+	if at, ok := o.seen[key]; ok && (o.every == 0 || now.Sub(at) < o.every) {
+		return false
+	}
+	if o.seen == nil || len(o.seen) >= onceKeys {
+		o.seen = map[string]time.Time{}
+	}
+	o.seen[key] = now
+	return true
+}
+
+func (o *onceLog) warn(l *slog.Logger, key, msg string, args ...any) {
+	if o.first(key) {
+		l.Warn(msg, args...)
+	}
+}

@@ -1,0 +1,306 @@
+package cluster
+
+import (
+	"errors"
+	"os"
+	"testing"
+	"time"
+
+	"github.com/hashicorp/raft"
+)
+
+func TestThreeReplicasFormWithOneConfiguration(t *testing.T) {
+	g := newGroup(t, 3)
+	leader := g.form()
+	mustPut(t, leader, "w", 7)
+	id := leader.Status().ClusterID
+	for i, n := range g.snapshot() {
+		eventually(t, "the write on every replica", func() bool { return value(n.Store().View(), "w") == 7 })
+		if got := n.Status().ClusterID; got != id || id == "" {
+			t.Errorf("replica %d is of cluster %q, the leader of %q", i, got, id)
+		}
+		if l, ok := n.Leader(); !ok || l.GRPCAddr != leader.cfg.GRPCAdvertise || l.Name != leader.cfg.Name {
+			t.Errorf("replica %d sees leader %+v", i, l)
+		}
+	}
+	if info := leader.Store().View().Info(); info.Incarnation < 1e12 {
+		t.Errorf("incarnation %d is not Unix milliseconds", info.Incarnation)
+	}
+}
+
+func TestFewerThanExpectedDoNotForm(t *testing.T) {
+	g := newGroup(t, 3)
+	a, b := g.start(0), g.start(1)
+	eventually(t, "both in gossip", func() bool { return len(a.gossip.alive()) == 1 && len(b.gossip.alive()) == 1 })
+	for _, n := range []*Node{a, b} {
+		if formed, err := n.members.form(); formed || err != nil {
+			t.Fatalf("formed %v, %v", formed, err)
+		}
+	}
+	g.start(2)
+	g.settled(3)
+}
+
+func TestScaleOutToFive(t *testing.T) {
+	g := newGroup(t, 3)
+	leader := g.form()
+	mustPut(t, leader, "w", 1)
+	g.start(3)
+	g.start(4)
+	leader = g.settled(5)
+	mustPut(t, leader, "w", 2)
+	for _, n := range g.snapshot() {
+		eventually(t, "the write on five", func() bool { return value(n.Store().View(), "w") == 2 })
+	}
+}
+
+func TestRestartFromDisk(t *testing.T) {
+	g := newGroup(t, 3)
+	leader := g.form()
+	for i := range 50 {
+		mustPut(t, leader, "w", int64(i))
+	}
+	ids := map[int]string{}
+	for i, n := range g.snapshot() {
+		ids[i] = n.ID()
+	}
+	for i := range 3 {
+		g.close(i)
+	}
+	for i := range 3 {
+		if n := g.start(i); n.ID() != ids[i] {
+			t.Errorf("replica %d has id %s after the restart, had %s", i, n.ID(), ids[i])
+		}
+	}
+	leader = g.settled(3)
+	v, err := leader.Read(timeout(t, 5*time.Second), Linearizable, 0)
+	if err != nil || value(v, "w") != 49 {
+		t.Fatalf("after the restart w = %d, %v", value(v, "w"), err)
+	}
+}
+
+func TestEmptiedVoterIsReplaced(t *testing.T) {
+	g := newGroup(t, 3)
+	leader := g.form()
+	lost := g.follower(leader)
+	i, old := g.index(lost), lost.ID()
+	g.close(i)
+	g.empty(i)
+	mustPut(t, leader, "w", 1)
+	n := g.start(i)
+	if n.ID() == old {
+		t.Fatal("the emptied replica kept its id")
+	}
+	eventually(t, "the old id gone, the new one a voter", func() bool {
+		found := false
+		for _, p := range leader.Status().Peers {
+			if p.ID == old {
+				return false
+			}
+			found = found || p.ID == n.ID() && p.Role == RoleVoter
+		}
+		return found
+	})
+	eventually(t, "the data on the replaced voter", func() bool { return value(n.Store().View(), "w") == 1 })
+}
+
+func TestAnEmptiedMachineRefusesItsOldId(t *testing.T) {
+	g := newGroup(t, 3)
+	leader := g.form()
+	other := g.follower(leader)
+	conn, err := leader.port.connect(timeout(t, time.Second), kindRaft, "00000000-gone", other.RaftAddr())
+	if err == nil {
+		conn.Close()
+		t.Fatal("a connection meant for another replica was accepted")
+	}
+	// And the same through Raft's transport: no vote is given.
+	var resp raft.RequestVoteResponse
+	err = leader.trans.RequestVote("00000000-gone", raft.ServerAddress(other.RaftAddr()), &raft.RequestVoteRequest{Term: 99}, &resp)
+	if err == nil || resp.Granted {
+		t.Fatalf("vote granted: %v, %v", resp.Granted, err)
+	}
+}
+
+func TestAReplicaOfAnotherClusterIsRefused(t *testing.T) {
+	a, b := newGroup(t, 1), newGroup(t, 1)
+	na, nb := a.form(), b.form()
+	_, err := na.greetPeer(timeout(t, time.Second), nb.RaftAddr())
+	if !errors.Is(err, ErrWrongCluster) {
+		t.Fatalf("got %v", err)
+	}
+	// Even when gossip lets them meet, neither takes the other in.
+	if k := na.gossip.join([]string{nb.GossipAddr()}); k != 1 {
+		t.Fatalf("joined %d", k)
+	}
+	eventually(t, "both see each other", func() bool { return len(na.gossip.alive()) == 1 && len(nb.gossip.alive()) == 1 })
+	eventually(t, "a leader has looked at the stranger", func() bool {
+		na.once.mu.Lock()
+		defer na.once.mu.Unlock()
+		_, told := na.once.seen["stranger:"+nb.RaftAddr()]
+		return told
+	})
+	if len(na.servers()) != 1 || len(nb.servers()) != 1 {
+		t.Fatalf("%d and %d servers", len(na.servers()), len(nb.servers()))
+	}
+}
+
+func TestRestartOnAnotherAddress(t *testing.T) {
+	g := newGroup(t, 3)
+	leader := g.form()
+	n := g.follower(leader)
+	i, id, before := g.index(n), n.ID(), n.RaftAddr()
+	g.close(i)
+	g.mu.Lock()
+	g.raft[i], g.goss[i] = "", ""
+	g.mu.Unlock()
+	n = g.start(i)
+	if n.RaftAddr() == before || n.ID() != id {
+		t.Fatalf("address %s (was %s), id %s (was %s)", n.RaftAddr(), before, n.ID(), id)
+	}
+	g.settled(3)
+	mustPut(t, g.waitLeader(), "w", 3)
+	eventually(t, "data at the new address", func() bool { return value(n.Store().View(), "w") == 3 })
+}
+
+func TestRemovedReplicaStopsAndStaysOut(t *testing.T) {
+	g := newGroup(t, 3)
+	leader := g.form()
+	n := g.follower(leader)
+	i := g.index(n)
+	if err := leader.RemoveReplica(timeout(t, 5*time.Second), n.cfg.Name, false); err != nil {
+		t.Fatal(err)
+	}
+	select {
+	case <-n.Halted():
+	case <-time.After(patience):
+		t.Fatal("the removed replica goes on")
+	}
+	if !errors.Is(n.Err(), ErrRemoved) {
+		t.Errorf("stopped because of %v", n.Err())
+	}
+	g.close(i)
+	if _, err := g.open(i); !errors.Is(err, ErrRemoved) {
+		t.Errorf("open again: %v", err)
+	}
+	g.settled(2)
+	g.empty(i)
+	g.start(i)
+	g.settled(3)
+}
+
+func TestRemovalThatWouldLoseTheQuorumIsRefused(t *testing.T) {
+	g := newGroup(t, 3)
+	leader := g.form()
+	dead := g.follower(leader)
+	g.close(g.index(dead))
+	eventually(t, "the loss noticed", func() bool { return !leader.healthy(raft.ServerID(dead.ID())) })
+	other := g.follower(leader)
+	if err := leader.RemoveReplica(timeout(t, 5*time.Second), other.ID(), false); err == nil {
+		t.Fatal("removed the only other healthy voter")
+	}
+}
+
+func TestLeave(t *testing.T) {
+	g := newGroup(t, 3)
+	leader := g.form()
+	i := g.index(leader)
+	if err := leader.Leave(timeout(t, 10*time.Second)); err != nil {
+		t.Fatal(err)
+	}
+	g.close(i)
+	now := g.settled(2)
+	mustPut(t, now, "w", 1)
+	if len(now.servers()) != 2 {
+		t.Fatalf("%v", now.servers())
+	}
+}
+
+func TestLongDeadServerIsRemovedOnlyWithAReplacement(t *testing.T) {
+	g := newGroup(t, 3)
+	g.cfg = func(_ int, c *Config) { c.Timing.DeadAfter = 300 * time.Millisecond }
+	leader := g.form()
+	dead := g.follower(leader)
+	g.close(g.index(dead))
+	eventually(t, "dead for long", func() bool { return !leader.healthy(raft.ServerID(dead.ID())) })
+	time.Sleep(time.Second) // several passes that must not remove it
+	if len(leader.servers()) != 3 {
+		t.Fatalf("removed with no replacement: %v", leader.servers())
+	}
+	g.start(7)
+	g.settled(3)
+	for _, s := range leader.servers() {
+		if string(s.ID) == dead.ID() {
+			t.Fatal("the dead server is still a member")
+		}
+	}
+}
+
+func TestOpenErrorsNameTheSetting(t *testing.T) {
+	base := func() Config {
+		return Config{Name: "a", DataDir: t.TempDir(), RaftBind: "127.0.0.1:0", GossipBind: "127.0.0.1:0", BootstrapExpect: 1, Timing: fastTiming()}
+	}
+	busy, err := Open(timeout(t, patience), base())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer busy.Close()
+	file := t.TempDir() + "/file"
+	if err := os.WriteFile(file, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for name, c := range map[string]struct {
+		change func(*Config)
+		want   []string
+		is     error
+	}{
+		"no way in":       {func(c *Config) { c.BootstrapExpect = 0 }, []string{"SCHEDULER_BOOTSTRAP_EXPECT", "SCHEDULER_JOIN", "-insecure"}, ErrNoWayIn},
+		"raft port":       {func(c *Config) { c.RaftBind = busy.RaftAddr() }, []string{"SCHEDULER_RAFT_ADDR", busy.RaftAddr()}, nil},
+		"gossip port":     {func(c *Config) { c.GossipBind = busy.GossipAddr() }, []string{"SCHEDULER_GOSSIP_ADDR", busy.GossipAddr()}, nil},
+		"data dir in use": {func(c *Config) { c.DataDir = busy.cfg.DataDir }, []string{"SCHEDULER_DATA_DIR", busy.cfg.DataDir}, ErrInUse},
+		"data dir a file": {func(c *Config) { c.DataDir = file }, []string{"SCHEDULER_DATA_DIR", file}, nil},
+		"name":            {func(c *Config) { c.Name = "a b" }, []string{"SCHEDULER_NAME", `"a b"`}, nil},
+		"join":            {func(c *Config) { c.Join = []string{"nohost"} }, []string{"SCHEDULER_JOIN", "nohost"}, nil},
+		"expect":          {func(c *Config) { c.BootstrapExpect = 99 }, []string{"SCHEDULER_BOOTSTRAP_EXPECT", "99"}, nil},
+		"lease":           {func(c *Config) { c.Timing.LeaderLease = time.Second }, []string{"LeaderLease"}, nil},
+		"advertise":       {func(c *Config) { c.RaftAdvertise = "0.0.0.0:1" }, []string{"0.0.0.0:1"}, nil},
+		"gossip key":      {func(c *Config) { c.GossipKey = []byte("short") }, []string{"gossip key", "5 bytes"}, nil},
+	} {
+		t.Run(name, func(t *testing.T) {
+			cfg := base()
+			c.change(&cfg)
+			n, err := Open(timeout(t, patience), cfg)
+			if err == nil {
+				n.Close()
+				t.Fatal("opened")
+			}
+			for _, w := range c.want {
+				if !contains(err.Error(), w) {
+					t.Errorf("%q does not name %q", err, w)
+				}
+			}
+			if c.is != nil && !errors.Is(err, c.is) {
+				t.Errorf("%v is not %v", err, c.is)
+			}
+		})
+	}
+}
+
+func TestWrongClusterIDInTheConfiguration(t *testing.T) {
+	g := newGroup(t, 1)
+	g.form()
+	g.close(0)
+	g.cfg = func(_ int, c *Config) { c.ClusterID = "other" }
+	if _, err := g.open(0); !errors.Is(err, ErrWrongCluster) || !contains(err.Error(), "other") {
+		t.Fatalf("got %v", err)
+	}
+}
+
+func TestSoloAndGivenClusterID(t *testing.T) {
+	g := newGroup(t, 0)
+	g.cfg = func(_ int, c *Config) { c.AllowSolo, c.ClusterID, c.Shard = true, "lab", "east" }
+	g.start(0)
+	n := g.settled(1)
+	if info := n.Store().View().Info(); info.ClusterID != "lab" || info.Shard != "east" {
+		t.Fatalf("formed %q of shard %q", info.ClusterID, info.Shard)
+	}
+}

@@ -1,0 +1,317 @@
+package cluster
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/persys/compute/fsm"
+)
+
+func contains(s, sub string) bool { return strings.Contains(s, sub) }
+
+func TestLeaderKilledAnotherTakesOver(t *testing.T) {
+	for _, c := range []struct {
+		name string
+		slow bool
+		most time.Duration
+	}{{"refused connection", false, 400 * time.Millisecond}, {"by timeout alone", true, 5 * time.Second}} {
+		t.Run(c.name, func(t *testing.T) {
+			g := newGroup(t, 3)
+			g.cfg = func(_ int, cfg *Config) { cfg.Timing.NoFastFailover = c.slow }
+			leader := g.form()
+			mustPut(t, leader, "w", 1)
+			start := time.Now()
+			leader.port.Close() // what a dying process does first
+			i := g.index(leader)
+			g.mu.Lock()
+			delete(g.nodes, i)
+			g.mu.Unlock()
+			go leader.Close()
+			defer func() {
+				if err := leader.Close(); err != nil {
+					t.Error(err)
+				}
+			}()
+			for {
+				next := g.follower(leader)
+				if l := g.leader(); l != nil {
+					next = l
+				}
+				ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+				_, err := next.Propose(ctx, put("w", 2))
+				cancel()
+				if err == nil {
+					break
+				}
+				if time.Since(start) > patience {
+					t.Fatal(err)
+				}
+				time.Sleep(200 * time.Microsecond)
+			}
+			gap := time.Since(start)
+			t.Logf("killed to next acknowledged write: %s", gap)
+			if gap > c.most {
+				t.Errorf("took %s, limit %s", gap, c.most)
+			}
+		})
+	}
+}
+
+func TestTransferLeadership(t *testing.T) {
+	g := newGroup(t, 3)
+	leader := g.form()
+	to := g.follower(leader)
+	start := time.Now()
+	if err := leader.TransferLeadership(timeout(t, 5*time.Second), to.cfg.Name); err != nil {
+		t.Fatal(err)
+	}
+	t.Logf("transfer took %s", time.Since(start))
+	eventually(t, "the named replica leads", func() bool { return g.leader() == to })
+	if err := leader.TransferLeadership(timeout(t, time.Second), ""); !errors.Is(err, ErrNotLeader) {
+		t.Errorf("a follower's transfer: %v", err)
+	}
+}
+
+func TestStintsNeverOverlap(t *testing.T) {
+	g := newGroup(t, 3)
+	g.form()
+	var running, stints atomic.Int32
+	var mu sync.Mutex
+	var last fsm.Epoch
+	ctx, cancel := context.WithCancel(context.Background())
+	var wg sync.WaitGroup
+	for _, n := range g.snapshot() {
+		var own atomic.Int32
+		wg.Add(1)
+		go func() {
+			defer wg.Done()
+			err := n.Lead(ctx, func(ctx context.Context, s Stint) error {
+				if own.Add(1) != 1 {
+					t.Error("two stints of one replica at once")
+				}
+				running.Add(1)
+				mu.Lock()
+				if !last.Less(s.Epoch) {
+					t.Errorf("epoch %s after %s", s.Epoch, last)
+				}
+				last = s.Epoch
+				mu.Unlock()
+				if info := n.Store().View().Info(); info.Term != s.Epoch.Term || info.ClusterID == "" {
+					t.Errorf("stint %s began at state %+v", s.Epoch, info)
+				}
+				stints.Add(1)
+				<-ctx.Done()
+				time.Sleep(20 * time.Millisecond) // slow to end: the next one has to wait
+				running.Add(-1)
+				own.Add(-1)
+				return ctx.Err()
+			})
+			if !errors.Is(err, context.Canceled) {
+				t.Errorf("Lead: %v", err)
+			}
+		}()
+	}
+	for range 6 {
+		before := stints.Load()
+		eventually(t, "a stint", func() bool { return running.Load() >= 1 })
+		l := g.waitLeader()
+		if err := l.TransferLeadership(timeout(t, 5*time.Second), ""); err != nil && !errors.Is(err, ErrNotLeader) {
+			t.Log(err)
+			continue
+		}
+		eventually(t, "the next stint", func() bool { return stints.Load() > before })
+	}
+	cancel()
+	wg.Wait()
+}
+
+func TestALeaderThatCannotWorkHandsOver(t *testing.T) {
+	g := newGroup(t, 3)
+	leader := g.form()
+	broken := errors.New("broken")
+	err := leader.Lead(timeout(t, patience), func(context.Context, Stint) error { return broken })
+	if !errors.Is(err, broken) {
+		t.Fatalf("got %v", err)
+	}
+	if leader.IsLeader() {
+		t.Error("it still leads")
+	}
+}
+
+func TestLeaderChanges(t *testing.T) {
+	g := newGroup(t, 3)
+	leader := g.form()
+	ctx, cancel := context.WithCancel(context.Background())
+	watching := g.follower(leader).LeaderChanges(ctx)
+	if l := <-watching; l.ID != leader.ID() {
+		t.Fatalf("first: %+v", l)
+	}
+	if err := leader.TransferLeadership(timeout(t, 5*time.Second), ""); err != nil {
+		t.Fatal(err)
+	}
+	for l := range watching {
+		if l.ID != "" && l.ID != leader.ID() {
+			break
+		}
+	}
+	cancel()
+	eventually(t, "the channel closed", func() bool { _, ok := <-watching; return !ok })
+}
+
+func TestUnknownOutcomeInAPartition(t *testing.T) {
+	g := newGroup(t, 3)
+	leader := g.form()
+	mustPut(t, leader, "w", 1)
+	g.nw.isolate(leader.cfg.Name, g.names(), true)
+	_, err := leader.Propose(timeout(t, 5*time.Second), put("w", 2))
+	if !errors.Is(err, ErrUnknownOutcome) {
+		t.Fatalf("a proposal in a minority: %v", err)
+	}
+	eventually(t, "the old leader knows that it does not lead", func() bool { return !leader.IsLeader() })
+	if _, err := leader.Propose(timeout(t, time.Second), put("w", 3)); !errors.Is(err, ErrNotLeader) {
+		t.Errorf("afterwards: %v", err)
+	}
+	eventually(t, "the minority is degraded", func() bool { m, _ := leader.LocalMode(); return m == fsm.ModeDegraded })
+	next := g.waitLeader()
+	mustPut(t, next, "w", 4)
+	g.nw.isolate(leader.cfg.Name, g.names(), false)
+	eventually(t, "the old leader follows", func() bool { return value(leader.Store().View(), "w") == 4 })
+	if m, why := leader.LocalMode(); m != fsm.ModeNormal {
+		t.Errorf("still %s: %s", m, why)
+	}
+}
+
+func TestADeadlineBeforeAndAfterHandingOver(t *testing.T) {
+	g := newGroup(t, 3)
+	leader := g.form()
+	ended, cancel := context.WithCancel(context.Background())
+	cancel()
+	if _, err := leader.Propose(ended, put("w", 1)); !errors.Is(err, ErrBusy) {
+		t.Errorf("deadline passed before: %v", err)
+	}
+	g.nw.isolate(leader.cfg.Name, g.names(), true)
+	if _, err := leader.Propose(timeout(t, 20*time.Millisecond), put("w", 2)); !errors.Is(err, ErrUnknownOutcome) {
+		t.Errorf("deadline passed after: %v", err)
+	}
+	g.nw.isolate(leader.cfg.Name, g.names(), false)
+}
+
+func TestLinearizableReadsSeeEveryAcknowledgedWrite(t *testing.T) {
+	g := newGroup(t, 3)
+	g.form()
+	var acked atomic.Int64
+	ctx, cancel := context.WithCancel(context.Background())
+	var wg sync.WaitGroup
+	wg.Add(2)
+	go func() { // one writer of a growing register
+		defer wg.Done()
+		for v := int64(1); ctx.Err() == nil; v++ {
+			for ctx.Err() == nil {
+				l := g.leader()
+				if l == nil {
+					time.Sleep(time.Millisecond)
+					continue
+				}
+				pctx, done := context.WithTimeout(ctx, time.Second)
+				_, err := l.Propose(pctx, put("w", v))
+				done()
+				if err == nil {
+					acked.Store(v)
+					break
+				}
+			}
+		}
+	}()
+	var reads, wrong atomic.Int64
+	go func() {
+		defer wg.Done()
+		for ctx.Err() == nil {
+			for _, n := range g.snapshot() {
+				floor := acked.Load()
+				rctx, done := context.WithTimeout(ctx, time.Second)
+				v, err := n.Read(rctx, Linearizable, 0)
+				done()
+				if err != nil {
+					continue
+				}
+				reads.Add(1)
+				if got := value(v, "w"); floor > 0 && got < floor {
+					wrong.Add(1)
+				}
+			}
+		}
+	}()
+	for range 3 {
+		l := g.waitLeader()
+		before := acked.Load()
+		g.nw.isolate(l.cfg.Name, g.names(), true)
+		eventually(t, "writes through another leader", func() bool { n := g.leader(); return n != nil && n != l && acked.Load() > before+5 })
+		g.nw.isolate(l.cfg.Name, g.names(), false)
+		eventually(t, "the cut replica is back", func() bool { ll, ok := l.Leader(); return ok && ll.ID != l.ID() })
+		if err := g.waitLeader().TransferLeadership(timeout(t, 5*time.Second), ""); err != nil {
+			t.Log(err)
+		}
+	}
+	cancel()
+	wg.Wait()
+	if wrong.Load() > 0 || reads.Load() == 0 {
+		t.Fatalf("%d of %d linearizable reads were stale", wrong.Load(), reads.Load())
+	}
+}
+
+func TestReadLevels(t *testing.T) {
+	g := newGroup(t, 3)
+	leader := g.form()
+	f := g.follower(leader)
+	r := mustPut(t, leader, "w", 5)
+	v, err := f.Read(timeout(t, 5*time.Second), Session, r.Index)
+	if err != nil || value(v, "w") != 5 {
+		t.Errorf("session: %d, %v", value(v, "w"), err)
+	}
+	if _, err := f.Read(timeout(t, 5*time.Second), Linearizable, 0); !errors.Is(err, ErrNotLeader) {
+		t.Errorf("linearizable on a follower: %v", err)
+	} else {
+		var hint *NotLeaderError
+		if !errors.As(err, &hint) || hint.Leader.GRPCAddr != leader.cfg.GRPCAdvertise {
+			t.Errorf("no hint in %v", err)
+		}
+	}
+	if v, err := f.Read(context.Background(), Stale, 0); err != nil || v == nil {
+		t.Errorf("stale: %v", err)
+	}
+	if _, err := f.Read(timeout(t, 20*time.Millisecond), Session, 1<<40); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("session far ahead: %v", err)
+	}
+}
+
+func TestConfirmIsSharedAndFresh(t *testing.T) {
+	g := newGroup(t, 1)
+	n := g.form()
+	before := n.prop.commands.Load()
+	var wg sync.WaitGroup
+	start := time.Now()
+	const callers, rounds = 64, 20
+	for range callers {
+		wg.Add(1)
+		go func() {
+			defer wg.Done()
+			for range rounds {
+				floor := n.Store().View().Info().Index
+				index, err := n.Confirm(timeout(t, 5*time.Second))
+				if err != nil || index <= floor {
+					t.Errorf("confirmed at %d, asked at %d: %v", index, floor, err)
+				}
+			}
+		}()
+	}
+	wg.Wait()
+	used := n.prop.commands.Load() - before
+	if limit := uint64(time.Since(start)/confirmEvery) + 2; used > limit {
+		t.Errorf("%d barriers in %s for %d confirms, limit %d", used, time.Since(start), callers*rounds, limit)
+	}
+}

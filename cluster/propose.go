@@ -1,0 +1,384 @@
+package cluster
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/hashicorp/raft"
+
+	"github.com/persys/compute/fsm"
+)
+
+const (
+	// entryLimit bounds a log entry of several commands, commandLimit a single
+	// command, which then travels alone (RULES, Sizes).
+	entryLimit   = 256 << 10
+	commandLimit = 1 << 20
+	// queueBytes and queueCalls bound what waits to become an entry.
+	queueBytes = 32 << 20
+	queueCalls = 1 << 16
+	// worthPipelining is how much has to wait before it follows an entry that
+	// is still on its way. Less is better off growing: an entry costs every
+	// replica two fsyncs, whatever it holds.
+	worthPipelining = 64 << 10
+)
+
+// State of a call. The caller may give up a queued call; once the coalescer has
+// taken it, its outcome is Raft's.
+const (
+	callQueued = iota
+	callTaken
+	callAbandoned
+)
+
+// call is one Propose, or one part of a Propose that is larger than an entry.
+type call struct {
+	frames []byte
+	n      int
+	state  atomic.Int32
+	done   chan struct{} // capacity 1, reused with the call
+
+	results []fsm.Result
+	index   uint64
+	term    uint64
+	err     error
+}
+
+type entry struct {
+	future raft.ApplyFuture
+	calls  []*call
+}
+
+// proposer coalesces concurrent calls into log entries. One goroutine makes
+// entries, one collects answers in order. While an entry is on its way, later
+// calls gather into the next one; it follows at once only when it is large, and
+// never more than Timing.InFlight are on their way. So throughput is bounded by
+// bytes and fsyncs, not by callers.
+type proposer struct {
+	n    *Node
+	pool sync.Pool
+	sent chan entry
+	wake chan struct{}
+
+	mu       sync.Mutex
+	queue    []*call
+	head     int
+	bytes    int
+	inFlight int
+	closed   bool
+
+	entries, commands atomic.Uint64
+}
+
+func newProposer(n *Node, inFlight int) *proposer {
+	p := &proposer{
+		n:    n,
+		sent: make(chan entry, inFlight),
+		wake: make(chan struct{}, 1),
+	}
+	p.pool.New = func() any { return &call{done: make(chan struct{}, 1)} }
+	return p
+}
+
+// Propose commits commands and returns the state machine's verdicts, one per
+// command, in order. Commands of one call are judged one after another, but
+// they are not a transaction. When it returns, this replica's Store shows the
+// effects. It never waits past ctx.
+//
+// Errors: ErrNotLeader, ErrBusy, ErrTooLarge, ErrClosed: nothing happened.
+// ErrUnknownOutcome: the deadline passed or leadership was lost after the
+// commands were handed to Raft.
+func (n *Node) Propose(ctx context.Context, cmds ...fsm.Command) ([]fsm.Result, error) {
+	results, _, _, err := n.prop.propose(ctx, cmds)
+	return results, err
+}
+
+func (p *proposer) propose(ctx context.Context, cmds []fsm.Command) (results []fsm.Result, index, term uint64, err error) {
+	if err := ctx.Err(); err != nil {
+		return nil, 0, 0, fmt.Errorf("%w: %w", ErrBusy, err)
+	}
+	if p.n.raft.State() != raft.Leader {
+		if p.n.halted.Load() {
+			return nil, 0, 0, p.n.stoppedErr()
+		}
+		return nil, 0, 0, p.n.notLeader()
+	}
+	if len(cmds) == 0 {
+		return nil, 0, 0, nil
+	}
+	calls, err := p.encode(cmds)
+	if err != nil {
+		return nil, 0, 0, err
+	}
+	if err := p.enqueue(calls); err != nil {
+		for _, c := range calls {
+			p.recycle(c)
+		}
+		return nil, 0, 0, err
+	}
+	if len(calls) == 1 {
+		c := calls[0]
+		if err := c.wait(ctx); err != nil {
+			return nil, 0, 0, err
+		}
+		results, index, term, err = c.results, c.index, c.term, c.err
+		p.recycle(c)
+		return results, index, term, err
+	}
+	// A large call in parts. Parts already handed over may be committed even if
+	// a later one is not: then the whole call's outcome is unknown.
+	committed := false
+	for i, c := range calls {
+		werr := c.wait(ctx)
+		if werr == nil {
+			werr = c.err
+		}
+		if werr != nil {
+			for _, rest := range calls[i+1:] {
+				if !rest.state.CompareAndSwap(callQueued, callAbandoned) {
+					committed = true
+				}
+			}
+			if committed && !errors.Is(werr, ErrUnknownOutcome) {
+				werr = unknown(werr)
+			}
+			return nil, 0, 0, werr
+		}
+		committed = true
+		results = append(results, c.results...)
+		index, term = c.index, c.term
+		p.recycle(c)
+	}
+	return results, index, term, nil
+}
+
+// encode runs in the caller's goroutine, so that encoding scales with callers.
+func (p *proposer) encode(cmds []fsm.Command) ([]*call, error) {
+	c := p.fresh()
+	calls := []*call{c}
+	for i, cmd := range cmds {
+		before := len(c.frames)
+		frames, err := fsm.AppendCommand(c.frames, cmd)
+		if err != nil {
+			return nil, fmt.Errorf("command %d: %w", i, err)
+		}
+		c.frames = frames
+		size := len(frames) - before
+		if size > commandLimit {
+			return nil, fmt.Errorf("%w: %d bytes, limit %d", ErrTooLarge, size, commandLimit)
+		}
+		if before > 0 && len(frames) > entryLimit {
+			next := p.fresh()
+			next.frames = append(next.frames, frames[before:]...)
+			next.n = 1
+			c.frames = frames[:before]
+			c = next
+			calls = append(calls, c)
+			continue
+		}
+		c.n++
+	}
+	return calls, nil
+}
+
+func (p *proposer) fresh() *call {
+	c := p.pool.Get().(*call)
+	c.frames = c.frames[:0]
+	c.n = 0
+	c.state.Store(callQueued)
+	c.results, c.err, c.index, c.term = nil, nil, 0, 0
+	return c
+}
+
+func (p *proposer) recycle(c *call) {
+	if cap(c.frames) <= 64<<10 {
+		p.pool.Put(c)
+	}
+}
+
+func (p *proposer) enqueue(calls []*call) error {
+	size := 0
+	for _, c := range calls {
+		size += len(c.frames)
+	}
+	p.mu.Lock()
+	if p.closed {
+		p.mu.Unlock()
+		return p.n.stoppedErr()
+	}
+	if waiting := len(p.queue) - p.head; waiting > 0 && (waiting+len(calls) > queueCalls || p.bytes+size > queueBytes) {
+		p.mu.Unlock()
+		return fmt.Errorf("%w: %d calls with %d bytes wait", ErrBusy, waiting, p.bytes)
+	}
+	p.queue = append(p.queue, calls...)
+	p.bytes += size
+	ready := p.ready()
+	p.mu.Unlock()
+	if ready {
+		p.rouse()
+	}
+	return nil
+}
+
+func (p *proposer) rouse() {
+	select {
+	case p.wake <- struct{}{}:
+	default:
+	}
+}
+
+// ready reports whether the next entry should go. The caller holds mu.
+func (p *proposer) ready() bool {
+	if p.head == len(p.queue) {
+		return false
+	}
+	return p.inFlight == 0 || p.inFlight < cap(p.sent) && p.bytes >= worthPipelining
+}
+
+// wait ends with c's outcome in c, or with an error if the caller's time is up.
+// A call given up must not be recycled: others may still write to it.
+func (c *call) wait(ctx context.Context) error {
+	select {
+	case <-c.done:
+		return nil
+	case <-ctx.Done():
+	}
+	if c.state.CompareAndSwap(callQueued, callAbandoned) {
+		return fmt.Errorf("%w: %w", ErrBusy, ctx.Err())
+	}
+	return unknown(ctx.Err())
+}
+
+// take moves queued calls of up to one entry out of the queue, if it is time
+// for one; with force it always is.
+func (p *proposer) take(force bool) (calls []*call, size, commands int) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if !force && !p.ready() {
+		return nil, 0, 0
+	}
+	for p.head < len(p.queue) {
+		c := p.queue[p.head]
+		if len(calls) > 0 && size+len(c.frames) > entryLimit {
+			break
+		}
+		p.queue[p.head] = nil
+		p.head++
+		p.bytes -= len(c.frames)
+		if !c.state.CompareAndSwap(callQueued, callTaken) {
+			continue
+		}
+		calls = append(calls, c)
+		size += len(c.frames)
+		commands += c.n
+	}
+	if p.head == len(p.queue) {
+		p.queue, p.head = p.queue[:0], 0
+	}
+	if len(calls) > 0 {
+		p.inFlight++
+	}
+	return calls, size, commands
+}
+
+// coalesce turns calls into entries until stop closes.
+func (p *proposer) coalesce(stop <-chan struct{}) {
+	defer close(p.sent)
+	for {
+		select {
+		case <-stop:
+			p.refuse()
+			return
+		case <-p.wake:
+		}
+		for {
+			calls, size, commands := p.take(false)
+			if len(calls) == 0 {
+				break
+			}
+			data := make([]byte, 0, size)
+			for _, c := range calls {
+				data = append(data, c.frames...)
+			}
+			p.entries.Add(1)
+			p.commands.Add(uint64(commands))
+			// No timeout: the library's queue is longer than our window.
+			p.sent <- entry{p.n.raft.Apply(data, 0), calls}
+		}
+	}
+}
+
+// collect answers the calls of each entry, in order.
+func (p *proposer) collect() {
+	for e := range p.sent {
+		err := e.future.Error()
+		var a *applied
+		if err == nil {
+			switch r := e.future.Response().(type) {
+			case *applied:
+				a = r
+			case error:
+				// Committed, but this replica could not apply it.
+				err = unknown(r)
+			}
+		} else {
+			err = p.translate(err)
+		}
+		p.mu.Lock()
+		p.inFlight--
+		ready := p.ready()
+		p.mu.Unlock()
+		if ready {
+			p.rouse()
+		}
+		off := 0
+		for _, c := range e.calls {
+			if err != nil {
+				c.err = err
+			} else {
+				c.results = a.results[off : off+c.n : off+c.n]
+				c.index, c.term = a.index, a.term
+				off += c.n
+			}
+			c.done <- struct{}{}
+		}
+	}
+}
+
+// translate sorts Raft's errors into "did not happen" and "cannot know".
+func (p *proposer) translate(err error) error {
+	switch {
+	case errors.Is(err, raft.ErrNotLeader):
+		return p.n.notLeader()
+	case errors.Is(err, raft.ErrLeadershipTransferInProgress):
+		return fmt.Errorf("%w: leadership is being handed over", ErrNotLeader)
+	case errors.Is(err, raft.ErrEnqueueTimeout):
+		return ErrBusy
+	default:
+		return unknown(err)
+	}
+}
+
+// refuse fails what is still queued; none of it was handed over.
+func (p *proposer) refuse() {
+	p.mu.Lock()
+	p.closed = true
+	p.mu.Unlock()
+	for {
+		calls, _, _ := p.take(true)
+		if len(calls) == 0 {
+			return
+		}
+		for _, c := range calls {
+			c.err = p.n.stoppedErr()
+			c.done <- struct{}{}
+		}
+	}
+}
+
+// head is the Head of the node's own commands.
+func (n *Node) head(epoch fsm.Epoch) *commandHead { return newHead(epoch, time.Now()) }

@@ -1,0 +1,508 @@
+package cluster
+
+import (
+	"bufio"
+	"context"
+	"crypto/tls"
+	"encoding/binary"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"os"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/hashicorp/raft"
+)
+
+// The Raft port carries two kinds of connection, told apart by their first
+// byte: Raft's own streams, and calls between replicas (peer.go). Both start
+// with a greeting that names the sender, the replica it wants to reach and the
+// cluster it belongs to; the answer is empty or says why not. Raft itself
+// checks none of these: without the greeting an emptied machine would vote for
+// whoever still knows its old id, and a replica of another cluster that got a
+// recycled address would be overwritten.
+const (
+	kindRaft = 'R'
+	kindPeer = 'P'
+
+	greetTimeout  = 5 * time.Second
+	greetLimit    = 4 << 10
+	handshakesMax = 256
+)
+
+type greeting struct {
+	From    string `json:"from"`
+	To      string `json:"to,omitempty"` // "" = whoever is there
+	Cluster string `json:"cluster,omitempty"`
+}
+
+// port is the listener behind the Raft address, and Raft's StreamLayer.
+type port struct {
+	n         *Node
+	ln        net.Listener
+	advertise string
+	dial      func(ctx context.Context, addr string) (net.Conn, error)
+	raftConns chan net.Conn
+	gate      chan struct{}
+
+	mu     sync.Mutex
+	closed bool
+	conns  map[net.Conn]struct{}
+	done   chan struct{}
+	wg     sync.WaitGroup
+}
+
+func listenPort(n *Node, bind, advertise string, hooks hooks) (*port, error) {
+	ln, err := net.Listen("tcp", bind)
+	if err != nil {
+		if errors.Is(err, syscall.EADDRINUSE) {
+			return nil, fmt.Errorf("SCHEDULER_RAFT_ADDR: %s is in use by another program: %w", bind, err)
+		}
+		return nil, fmt.Errorf("SCHEDULER_RAFT_ADDR: %w", err)
+	}
+	adv, err := advertised(advertise, ln.Addr())
+	if err != nil {
+		ln.Close()
+		return nil, err
+	}
+	p := &port{
+		n: n, ln: ln, advertise: adv,
+		raftConns: make(chan net.Conn),
+		gate:      make(chan struct{}, handshakesMax),
+		conns:     map[net.Conn]struct{}{},
+		done:      make(chan struct{}),
+	}
+	dialer := &net.Dialer{Timeout: greetTimeout}
+	p.dial = func(ctx context.Context, addr string) (net.Conn, error) { return dialer.DialContext(ctx, "tcp", addr) }
+	if hooks.dial != nil {
+		p.dial = hooks.dial
+	}
+	return p, nil
+}
+
+// serve accepts until the port is closed.
+func (p *port) serve() {
+	pause := time.Duration(0)
+	for {
+		conn, err := p.ln.Accept()
+		if err != nil {
+			select {
+			case <-p.done:
+				return
+			default:
+			}
+			// Out of file descriptors, most likely: do not spin.
+			pause = min(max(2*pause, 5*time.Millisecond), time.Second)
+			p.n.log.Warn("raft port: accept failed", "err", err)
+			select {
+			case <-p.done:
+				return
+			case <-time.After(pause):
+			}
+			continue
+		}
+		pause = 0
+		select {
+		case p.gate <- struct{}{}:
+		default:
+			conn.Close() // more half-open connections than replicas could have
+			continue
+		}
+		if !p.track(conn) {
+			conn.Close()
+			<-p.gate
+			return
+		}
+		p.wg.Add(1)
+		go func() {
+			defer p.wg.Done()
+			p.welcome(conn)
+		}()
+	}
+}
+
+// welcome does the handshake and hands the connection over.
+func (p *port) welcome(raw net.Conn) {
+	released := false
+	release := func() {
+		if !released {
+			released = true
+			<-p.gate
+		}
+	}
+	defer release()
+	conn, kind, g, err := p.handshake(raw)
+	if err != nil {
+		p.drop(raw)
+		if !errors.Is(err, io.EOF) && !p.isClosed() {
+			// Once per machine and kind of error: its ports differ every time.
+			host, _, _ := net.SplitHostPort(raw.RemoteAddr().String())
+			p.n.once.warn(p.n.log, fmt.Sprintf("refused:%s:%T", host, err), "connection on the raft port refused", "from", raw.RemoteAddr().String(), "err", err)
+		}
+		return
+	}
+	release()
+	switch kind {
+	case kindRaft:
+		c := &tracked{Conn: conn, p: p, raw: raw, from: g.From}
+		select {
+		case p.raftConns <- c:
+		case <-p.done:
+			c.Close()
+		}
+	case kindPeer:
+		defer p.drop(raw)
+		p.n.servePeer(conn)
+	}
+}
+
+func (p *port) handshake(raw net.Conn) (conn net.Conn, kind byte, g greeting, err error) {
+	raw.SetDeadline(time.Now().Add(greetTimeout))
+	conn = raw
+	if t := p.n.cfg.TLS; t != nil {
+		tc := tls.Server(raw, t.Server)
+		if err := tc.Handshake(); err != nil {
+			return nil, 0, g, fmt.Errorf("TLS: %w", err)
+		}
+		if t.VerifyPeer != nil {
+			if err := t.VerifyPeer(tc.ConnectionState()); err != nil {
+				return nil, 0, g, err
+			}
+		}
+		conn = tc
+	}
+	var head [3]byte
+	if _, err := io.ReadFull(conn, head[:]); err != nil {
+		return nil, 0, g, io.EOF // a probe, or somebody who went away
+	}
+	kind = head[0]
+	size := int(binary.BigEndian.Uint16(head[1:]))
+	if kind != kindRaft && kind != kindPeer || size > greetLimit {
+		return nil, 0, g, errors.New("not a Persys replica")
+	}
+	body := make([]byte, size)
+	if _, err := io.ReadFull(conn, body); err != nil {
+		return nil, 0, g, err
+	}
+	if err := json.Unmarshal(body, &g); err != nil {
+		return nil, 0, g, fmt.Errorf("greeting: %w", err)
+	}
+	refusal := p.n.judge(g)
+	answer := ""
+	if refusal != nil {
+		answer = refusal.Error()
+	}
+	if err := writeFrame(conn, []byte(answer)); err != nil {
+		return nil, 0, g, err
+	}
+	if refusal != nil {
+		return nil, 0, g, refusal
+	}
+	conn.SetDeadline(time.Time{})
+	return conn, kind, g, nil
+}
+
+// judge says why a greeting is refused.
+func (n *Node) judge(g greeting) error {
+	own := n.clusterID()
+	switch {
+	case g.Cluster != "" && own != "" && g.Cluster != own:
+		return fmt.Errorf("%w: replica %s is of cluster %q, replica %s (%s) of cluster %q", ErrWrongCluster, g.From, g.Cluster, n.id, n.cfg.Name, own)
+	case g.To != "" && g.To != n.id:
+		return fmt.Errorf("replica %s is not here any more; this is %s (%s)", g.To, n.id, n.cfg.Name)
+	}
+	return nil
+}
+
+// connect dials addr and greets it as kind; to may be "".
+func (p *port) connect(ctx context.Context, kind byte, to, addr string) (net.Conn, error) {
+	raw, err := p.dial(ctx, addr)
+	if err != nil {
+		return nil, err
+	}
+	if !p.track(raw) {
+		raw.Close()
+		return nil, ErrClosed
+	}
+	conn, err := p.greet(ctx, raw, kind, to, addr)
+	if err != nil {
+		p.drop(raw)
+		return nil, err
+	}
+	return &tracked{Conn: conn, p: p, raw: raw}, nil
+}
+
+func (p *port) greet(ctx context.Context, raw net.Conn, kind byte, to, addr string) (net.Conn, error) {
+	deadline := time.Now().Add(greetTimeout)
+	if d, ok := ctx.Deadline(); ok && d.Before(deadline) {
+		deadline = d
+	}
+	raw.SetDeadline(deadline)
+	conn := raw
+	if t := p.n.cfg.TLS; t != nil {
+		host, _, err := net.SplitHostPort(addr)
+		if err != nil {
+			return nil, err
+		}
+		tc := tls.Client(raw, t.Client(host))
+		if err := tc.HandshakeContext(ctx); err != nil {
+			return nil, fmt.Errorf("TLS to %s: %w", addr, err)
+		}
+		if t.VerifyPeer != nil {
+			if err := t.VerifyPeer(tc.ConnectionState()); err != nil {
+				return nil, fmt.Errorf("%s: %w", addr, err)
+			}
+		}
+		conn = tc
+	}
+	body, err := json.Marshal(greeting{From: p.n.id, To: to, Cluster: p.n.clusterID()})
+	if err != nil {
+		return nil, err
+	}
+	head := binary.BigEndian.AppendUint16([]byte{kind}, uint16(len(body)))
+	if _, err := conn.Write(append(head, body...)); err != nil {
+		return nil, err
+	}
+	answer, err := readFrame(conn, greetLimit)
+	if err != nil {
+		return nil, err
+	}
+	if len(answer) > 0 {
+		return nil, &refusedError{addr: addr, reason: string(answer)}
+	}
+	raw.SetDeadline(time.Time{})
+	return conn, nil
+}
+
+// refusedError is the other side's refusal, in its words.
+type refusedError struct{ addr, reason string }
+
+func (e *refusedError) Error() string { return e.addr + " refused: " + e.reason }
+
+// Is lets a refusal for another cluster be recognised on both sides.
+func (e *refusedError) Is(target error) bool {
+	return target == ErrWrongCluster && strings.HasPrefix(e.reason, ErrWrongCluster.Error())
+}
+
+// Accept, Close, Addr and Dial make it Raft's StreamLayer.
+func (p *port) Accept() (net.Conn, error) {
+	select {
+	case c := <-p.raftConns:
+		return c, nil
+	case <-p.done:
+		return nil, net.ErrClosed
+	}
+}
+
+// Close stops listening and cuts every connection.
+func (p *port) Close() error {
+	p.mu.Lock()
+	if p.closed {
+		p.mu.Unlock()
+		return nil
+	}
+	p.closed = true
+	close(p.done)
+	// The listener first: a follower that sees its connection break then finds
+	// the port closed and need not ask twice.
+	err := p.ln.Close()
+	for c := range p.conns {
+		c.Close()
+	}
+	clear(p.conns)
+	p.mu.Unlock()
+	return err
+}
+
+func (p *port) isClosed() bool {
+	select {
+	case <-p.done:
+		return true
+	default:
+		return false
+	}
+}
+
+// Addr is the advertised address, which is what Raft knows a server by.
+func (p *port) Addr() net.Addr { return namedAddr(p.advertise) }
+
+// Dial gets "<raft id>@<host:port>".
+func (p *port) Dial(target raft.ServerAddress, timeout time.Duration) (net.Conn, error) {
+	to, addr, ok := strings.Cut(string(target), "@")
+	if !ok {
+		return nil, fmt.Errorf("raft target %q lacks an id", target)
+	}
+	if to == p.n.id {
+		return p.loopback()
+	}
+	ctx, cancel := context.WithTimeout(p.n.ctx, min(timeout, greetTimeout))
+	defer cancel()
+	conn, err := p.connect(ctx, kindRaft, to, addr)
+	if errors.Is(err, ErrWrongCluster) {
+		p.n.once.warn(p.n.log, "wrong:"+addr, "a replica belongs to another cluster", "err", err)
+	}
+	return conn, err
+}
+
+// loopback is a connection to ourselves; failover.go talks to our own
+// consumer through it.
+func (p *port) loopback() (net.Conn, error) {
+	a, b := net.Pipe()
+	select {
+	case p.raftConns <- b:
+		return a, nil
+	case <-p.done:
+		return nil, ErrClosed
+	}
+}
+
+func (p *port) track(c net.Conn) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.closed {
+		return false
+	}
+	p.conns[c] = struct{}{}
+	return true
+}
+
+func (p *port) drop(raw net.Conn) {
+	p.mu.Lock()
+	delete(p.conns, raw)
+	p.mu.Unlock()
+	raw.Close()
+}
+
+// tracked is a connection that the port can cut. An incoming one reports when
+// it breaks: if it was the leader's, that may be the leader's death.
+type tracked struct {
+	net.Conn
+	p    *port
+	raw  net.Conn
+	from string
+}
+
+func (t *tracked) Read(b []byte) (int, error) {
+	k, err := t.Conn.Read(b)
+	if err != nil && t.from != "" && !errors.Is(err, os.ErrDeadlineExceeded) && !t.p.isClosed() {
+		t.p.n.failover.broken(t.from)
+	}
+	return k, err
+}
+
+func (t *tracked) Close() error {
+	t.p.mu.Lock()
+	delete(t.p.conns, t.raw)
+	t.p.mu.Unlock()
+	return t.Conn.Close()
+}
+
+type namedAddr string
+
+func (a namedAddr) Network() string { return "tcp" }
+func (a namedAddr) String() string  { return string(a) }
+
+// Frames of peer calls and greetings: 4 bytes of length, then the body.
+func writeFrame(w io.Writer, body []byte) error {
+	_, err := w.Write(append(binary.BigEndian.AppendUint32(make([]byte, 0, 4+len(body)), uint32(len(body))), body...))
+	return err
+}
+
+func readFrame(r io.Reader, limit int) ([]byte, error) {
+	var head [4]byte
+	if _, err := io.ReadFull(r, head[:]); err != nil {
+		return nil, err
+	}
+	size := binary.BigEndian.Uint32(head[:])
+	if size > uint32(limit) {
+		return nil, fmt.Errorf("frame of %d bytes, limit %d", size, limit)
+	}
+	body := make([]byte, size)
+	_, err := io.ReadFull(r, body)
+	return body, err
+}
+
+// transport is the library's network transport with two changes: targets carry
+// the raft id of whom they are meant for, and answers to heartbeats are noted,
+// because the library tells nobody how its followers do.
+type transport struct {
+	*raft.NetworkTransport
+	contacts *contacts
+}
+
+func newTransport(p *port, timeout time.Duration, log *slog.Logger) *transport {
+	return &transport{
+		NetworkTransport: raft.NewNetworkTransportWithConfig(&raft.NetworkTransportConfig{
+			Stream:  p,
+			MaxPool: 4, // heartbeats, votes and catching up each find one open
+			Timeout: timeout,
+			Logger:  raftLogger(log),
+		}),
+		contacts: &contacts{m: map[raft.ServerID]contact{}},
+	}
+}
+
+func addressed(id raft.ServerID, addr raft.ServerAddress) raft.ServerAddress {
+	return raft.ServerAddress(string(id) + "@" + string(addr))
+}
+
+func (t *transport) AppendEntriesPipeline(id raft.ServerID, target raft.ServerAddress) (raft.AppendPipeline, error) {
+	return t.NetworkTransport.AppendEntriesPipeline(id, addressed(id, target))
+}
+
+func (t *transport) AppendEntries(id raft.ServerID, target raft.ServerAddress, args *raft.AppendEntriesRequest, resp *raft.AppendEntriesResponse) error {
+	err := t.NetworkTransport.AppendEntries(id, addressed(id, target), args, resp)
+	if err == nil {
+		t.contacts.note(id, resp.LastLog)
+	}
+	return err
+}
+
+func (t *transport) RequestVote(id raft.ServerID, target raft.ServerAddress, args *raft.RequestVoteRequest, resp *raft.RequestVoteResponse) error {
+	return t.NetworkTransport.RequestVote(id, addressed(id, target), args, resp)
+}
+
+func (t *transport) RequestPreVote(id raft.ServerID, target raft.ServerAddress, args *raft.RequestPreVoteRequest, resp *raft.RequestPreVoteResponse) error {
+	return t.NetworkTransport.RequestPreVote(id, addressed(id, target), args, resp)
+}
+
+func (t *transport) InstallSnapshot(id raft.ServerID, target raft.ServerAddress, args *raft.InstallSnapshotRequest, resp *raft.InstallSnapshotResponse, data io.Reader) error {
+	// The library writes what it is given in small pieces; TLS records of 64
+	// KiB cost a fraction.
+	return t.NetworkTransport.InstallSnapshot(id, addressed(id, target), args, resp, bufio.NewReaderSize(data, 64<<10))
+}
+
+func (t *transport) TimeoutNow(id raft.ServerID, target raft.ServerAddress, args *raft.TimeoutNowRequest, resp *raft.TimeoutNowResponse) error {
+	return t.NetworkTransport.TimeoutNow(id, addressed(id, target), args, resp)
+}
+
+// contacts is when each follower last answered a heartbeat, and its last index
+// as it said then.
+type contacts struct {
+	mu sync.Mutex
+	m  map[raft.ServerID]contact
+}
+
+type contact struct {
+	at   time.Time
+	last uint64
+}
+
+func (c *contacts) note(id raft.ServerID, last uint64) {
+	c.mu.Lock()
+	c.m[id] = contact{time.Now(), last}
+	c.mu.Unlock()
+}
+
+func (c *contacts) of(id raft.ServerID) (contact, bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	v, ok := c.m[id]
+	return v, ok
+}
