@@ -1,0 +1,269 @@
+package rpc
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/backoff"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/connectivity"
+	"google.golang.org/grpc/keepalive"
+	"google.golang.org/grpc/status"
+
+	agentv1 "github.com/persys/compute/api/agent/v1"
+	"github.com/persys/compute/fsm"
+	"github.com/persys/compute/fsm/store"
+	"github.com/persys/compute/pki"
+	"github.com/persys/compute/rpc/dial"
+	"github.com/persys/compute/sched"
+	"github.com/persys/compute/spec"
+)
+
+// Agents is the client side towards agents: one pooled connection per endpoint,
+// a deadline on every call.
+type Agents struct {
+	tls   *pki.Files
+	store *store.Store
+	keys  Keys
+	poll  time.Duration // between status polls of a legacy delete
+
+	mu     sync.Mutex
+	conns  map[string]*agentConn
+	closed bool
+}
+
+type agentConn struct {
+	cc   *grpc.ClientConn
+	used time.Time
+}
+
+// NewAgents makes a client; tls nil speaks plaintext to agents.
+func NewAgents(st *store.Store, tls *pki.Files, keys Keys) *Agents {
+	return &Agents{tls: tls, store: st, keys: keys, poll: time.Second, conns: map[string]*agentConn{}}
+}
+
+// Close closes every connection.
+func (a *Agents) Close() {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.closed = true
+	for _, c := range a.conns {
+		_ = c.cc.Close()
+	}
+	a.conns = nil
+}
+
+// idleFor is after how long without a call a connection is closed.
+const idleFor = 10 * time.Minute
+
+func (a *Agents) conn(n *fsm.Node) (agentv1.AgentServiceClient, error) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.closed {
+		return nil, errorf(KindUnavailable, "this replica is shutting down")
+	}
+	now := time.Now()
+	addr := n.Facts.Endpoint
+	if c := a.conns[addr]; c != nil {
+		c.used = now
+		return agentv1.NewAgentServiceClient(c.cc), nil
+	}
+	for old, c := range a.conns {
+		// One that carries a stream is not idle, however long ago it was opened.
+		if now.Sub(c.used) > idleFor && c.cc.GetState() == connectivity.Idle {
+			_ = c.cc.Close()
+			delete(a.conns, old)
+		}
+	}
+	cc, err := grpc.NewClient("passthrough:///"+addr,
+		clientCreds(a.tls, addr, pki.RoleAgent),
+		grpc.WithDefaultCallOptions(grpc.ForceCodecV2(dial.Codec())),
+		grpc.WithIdleTimeout(idleFor),
+		grpc.WithConnectParams(grpc.ConnectParams{
+			Backoff:           backoff.Config{BaseDelay: 50 * time.Millisecond, Multiplier: 1.6, Jitter: 0.2, MaxDelay: 5 * time.Second},
+			MinConnectTimeout: 3 * time.Second,
+		}),
+		// Existing agents enforce grpc's default of one ping in five minutes.
+		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: 6 * time.Minute, Timeout: 10 * time.Second}),
+	)
+	if err != nil {
+		return nil, fmt.Errorf("agent of node %s at %s: %w", n.ID, addr, err)
+	}
+	a.conns[addr] = &agentConn{cc, now}
+	return agentv1.NewAgentServiceClient(cc), nil
+}
+
+// Deliver implements leader.Agents.
+func (a *Agents) Deliver(ctx context.Context, epoch fsm.Epoch, o sched.Order) (sched.Ack, error) {
+	view := a.store.View()
+	node, ok := view.Node(o.Node)
+	if !ok {
+		return sched.Ack{}, fmt.Errorf("node %s is not registered", o.Node)
+	}
+	client, err := a.conn(node)
+	if err != nil {
+		return sched.Ack{}, err
+	}
+	e := &agentv1.Epoch{ClusterId: view.Info().ClusterID, Incarnation: epoch.Incarnation, Term: epoch.Term}
+	switch o.Op {
+	case sched.OpApply:
+		w, ok := view.Workload(o.Workload)
+		if !ok || w.Node != o.Node || w.Generation != o.Generation {
+			return sched.Ack{Fenced: true, Message: "the order is out of date"}, nil
+		}
+		return a.apply(ctx, client, node, e, w)
+	case sched.OpDelete:
+		return a.remove(ctx, client, node, e, o)
+	}
+	return sched.Ack{}, fmt.Errorf("order %d is unknown", o.Op)
+}
+
+func agentGeneration(g fsm.Generation) *agentv1.Generation {
+	return &agentv1.Generation{Incarnation: g.Incarnation, Sequence: g.Sequence}
+}
+
+func (a *Agents) apply(ctx context.Context, c agentv1.AgentServiceClient, n *fsm.Node, e *agentv1.Epoch, w *fsm.Workload) (sched.Ack, error) {
+	plain, err := spec.Unseal(w.ID, w.Spec, sealer(a.keys))
+	if err != nil {
+		return sched.Ack{}, err
+	}
+	req := spec.ToAgent(w, plain)
+	req.Epoch, req.NodeId = e, n.ID
+	resp, err := c.ApplyWorkload(ctx, req, grpc.WaitForReady(false))
+	if err != nil {
+		if status.Code(err) == codes.InvalidArgument {
+			return sched.Ack{Refused: true, Code: "INVALID_SPECIFICATION", Message: status.Convert(err).Message()}, nil
+		}
+		return sched.Ack{}, fmt.Errorf("apply on node %s: %w", n.ID, err)
+	}
+	st := resp.GetStatus()
+	ack := sched.Ack{Message: resp.GetMessage(), Skipped: resp.GetSkipped(), Fenced: resp.GetFenced()}
+	switch {
+	case ack.Fenced:
+	case resp.GetApplied() || resp.GetSkipped():
+		ack.Accepted = true
+		if st != nil {
+			ack.State = actualOf(st.GetActualState())
+		}
+		ack.Message = st.GetMessage()
+	case strings.Contains(resp.GetMessage(), "is draining"):
+		// It has not heard yet that the drain is over: its next heartbeat says so.
+		return sched.Ack{}, fmt.Errorf("apply on node %s: %s", n.ID, resp.GetMessage())
+	default:
+		ack.Refused = true
+		ack.Code = classOf(st, resp.GetMessage())
+	}
+	return ack, nil
+}
+
+// classOf reads the failure class of a refused apply; existing agents put it
+// into the metadata or only into the text (contract/wire-agent.md).
+func classOf(st *agentv1.WorkloadStatus, message string) string {
+	if c := st.GetMetadata()["failure_reason"]; c != "" {
+		return c
+	}
+	if strings.Contains(strings.ToLower(message), "runtime not available") {
+		return fsm.CodeRuntimeNotOffered
+	}
+	return "INVALID_SPECIFICATION"
+}
+
+func actualOf(s agentv1.ActualState) fsm.Actual {
+	switch s {
+	case agentv1.ActualState_ACTUAL_STATE_PENDING:
+		return fsm.ActualPending
+	case agentv1.ActualState_ACTUAL_STATE_RUNNING:
+		return fsm.ActualRunning
+	case agentv1.ActualState_ACTUAL_STATE_STOPPED:
+		return fsm.ActualStopped
+	case agentv1.ActualState_ACTUAL_STATE_FAILED:
+		return fsm.ActualFailed
+	}
+	return fsm.ActualUnknown
+}
+
+func (a *Agents) remove(ctx context.Context, c agentv1.AgentServiceClient, n *fsm.Node, e *agentv1.Epoch, o sched.Order) (sched.Ack, error) {
+	resp, err := c.DeleteWorkload(ctx, &agentv1.DeleteWorkloadRequest{
+		Id: o.Workload, Epoch: e, Generation: agentGeneration(o.Generation), NodeId: n.ID,
+	})
+	if err != nil {
+		if notFound(err) {
+			return sched.Ack{Accepted: true, Gone: true}, nil
+		}
+		return sched.Ack{}, fmt.Errorf("delete on node %s: %w", n.ID, err)
+	}
+	ack := sched.Ack{Accepted: resp.GetSuccess(), Gone: resp.GetAbsent(), Fenced: resp.GetFenced(), Message: resp.GetMessage()}
+	if ack.Fenced || ack.Gone || n.Facts.Protocol > 0 {
+		return ack, nil // ours say by heartbeat when it is gone
+	}
+	// Existing agents queue the delete and never say that it is done: ask.
+	t := time.NewTicker(a.poll)
+	defer t.Stop()
+	for {
+		gone, err := a.gone(ctx, c, o.Workload)
+		if err != nil || gone {
+			return sched.Ack{Accepted: true, Gone: gone}, err
+		}
+		select {
+		case <-ctx.Done():
+			return ack, nil // accepted; another order asks again
+		case <-t.C:
+		}
+	}
+}
+
+// gone reads "not found" in every form that contract/wire-agent.md lists.
+func (a *Agents) gone(ctx context.Context, c agentv1.AgentServiceClient, id string) (bool, error) {
+	resp, err := c.GetWorkloadStatus(ctx, &agentv1.GetWorkloadStatusRequest{Id: id})
+	if err != nil {
+		if notFound(err) {
+			return true, nil
+		}
+		if errors.Is(ctx.Err(), context.DeadlineExceeded) {
+			return false, nil
+		}
+		return false, err
+	}
+	st := resp.GetStatus()
+	return st.GetActualState() == agentv1.ActualState_ACTUAL_STATE_FAILED &&
+		strings.HasPrefix(st.GetMetadata()["task_id"], "delete-") &&
+		strings.Contains(strings.ToLower(st.GetMessage()), "not found"), nil
+}
+
+// notFound reads an agent's own word, not what a resolver says of its host.
+func notFound(err error) bool {
+	switch status.Code(err) {
+	case codes.NotFound:
+		return true
+	case codes.Unavailable, codes.DeadlineExceeded, codes.Canceled:
+		return false
+	}
+	return strings.Contains(strings.ToLower(status.Convert(err).Message()), "not found")
+}
+
+// logs opens the log stream of a workload on its node.
+func (a *Agents) logs(ctx context.Context, n *fsm.Node, req *agentv1.LogsRequest) (grpc.ServerStreamingClient[agentv1.LogChunk], error) {
+	c, err := a.conn(n)
+	if err != nil {
+		return nil, err
+	}
+	return c.Logs(ctx, req)
+}
+
+// actions reads the task history of a workload on its node, newest first.
+func (a *Agents) actions(ctx context.Context, n *fsm.Node, id string, limit int32) ([]*agentv1.AgentAction, error) {
+	c, err := a.conn(n)
+	if err != nil {
+		return nil, err
+	}
+	resp, err := c.ListActions(ctx, &agentv1.ListActionsRequest{WorkloadId: id, Limit: limit, NewestFirst: true})
+	if status.Code(err) == codes.Unimplemented {
+		return nil, nil // agents of the first kind keep no history
+	}
+	return resp.GetActions(), err
+}

@@ -1,0 +1,335 @@
+package rpc
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"hash/fnv"
+	"strings"
+
+	clusterv1 "github.com/persys/compute/api/cluster/v1"
+	commandv1 "github.com/persys/compute/api/command/v1"
+	controlv1 "github.com/persys/compute/api/control/v1"
+	"github.com/persys/compute/fsm"
+	"github.com/persys/compute/spec"
+)
+
+// ApplyWorkload implements control.v1. Refusals of a well-formed request are
+// in-band (contract/wire-control.md, "Outcomes per RPC").
+func (s *Server) ApplyWorkload(ctx context.Context, req *controlv1.ApplyWorkloadRequest) (*controlv1.ApplyWorkloadResponse, error) {
+	out := s.apply(ctx, []*controlv1.ApplyWorkloadRequest{req})
+	return out[0].resp, out[0].err
+}
+
+// outcome of one apply: an in-band answer, or a gRPC error.
+type outcome struct {
+	resp *controlv1.ApplyWorkloadResponse
+	err  error
+}
+
+func refused(r controlv1.FailureReason, message string) outcome {
+	return outcome{resp: &controlv1.ApplyWorkloadResponse{FailureReason: r, ErrorMessage: message}}
+}
+
+// apply judges requests one by one and commits those that pass together.
+func (s *Server) apply(ctx context.Context, reqs []*controlv1.ApplyWorkloadRequest) []outcome {
+	out := make([]outcome, len(reqs))
+	frozen := s.frozen()
+	cmds := make([]fsm.Command, 0, len(reqs))
+	at := make([]int, 0, len(reqs)) // index in reqs of each command
+	for i, req := range reqs {
+		if frozen != "" {
+			out[i] = refused(controlv1.FailureReason_RUNTIME_ERROR, frozen)
+			continue
+		}
+		made, err := s.applyCommands(ctx, req)
+		if err != nil {
+			out[i] = refusal(err)
+			continue
+		}
+		for _, c := range made {
+			cmds, at = append(cmds, c), append(at, i)
+		}
+	}
+	if len(cmds) == 0 {
+		return out
+	}
+	results, err := s.replica.Propose(ctx, cmds...)
+	if err != nil {
+		for _, i := range at {
+			out[i] = outcome{err: err}
+			if errors.Is(err, ErrTooLarge) {
+				out[i] = refused(controlv1.FailureReason_INVALID_SPEC, err.Error())
+			}
+		}
+		return out
+	}
+	for n, r := range results {
+		i := at[n]
+		if out[i].err != nil || (out[i].resp != nil && !out[i].resp.GetSuccess()) {
+			continue // an earlier command of the same request failed
+		}
+		out[i] = merge(out[i].resp, r)
+	}
+	return out
+}
+
+// refusal turns an error found before the log into an outcome.
+func refusal(err error) outcome {
+	var bad spec.Errors
+	switch {
+	case errors.As(err, &bad):
+		return refused(controlv1.FailureReason_INVALID_SPEC, bad.Error())
+	case errors.Is(err, spec.ErrBlankID):
+		return outcome{err: &Error{Kind: KindInvalid, Err: err}}
+	case errors.Is(err, spec.ErrNoKey):
+		return refused(controlv1.FailureReason_RUNTIME_ERROR, err.Error())
+	}
+	return outcome{err: err}
+}
+
+// merge adds a verdict of the state machine to the answer of its request.
+func merge(have *controlv1.ApplyWorkloadResponse, r fsm.Result) outcome {
+	switch r.Kind {
+	case fsm.OK, fsm.AlreadyDone:
+	case fsm.TooOld:
+		return outcome{err: r.Err()}
+	case fsm.Invalid:
+		return refused(controlv1.FailureReason_INVALID_SPEC, r.Reason)
+	default:
+		return refused(controlv1.FailureReason_RUNTIME_ERROR, r.Reason)
+	}
+	if have == nil {
+		have = &controlv1.ApplyWorkloadResponse{Success: true, Unchanged: true}
+	}
+	have.Index = max(have.Index, r.Index)
+	for _, it := range r.Items {
+		have.WorkloadIds = append(have.WorkloadIds, it.ID)
+		have.Generation = controlGeneration(it.Generation)
+		have.RevisionId = it.Revision
+		have.Unchanged = have.Unchanged && it.Unchanged
+	}
+	return outcome{resp: have}
+}
+
+func controlGeneration(g fsm.Generation) *controlv1.Generation {
+	if g.IsZero() {
+		return nil
+	}
+	return &controlv1.Generation{Incarnation: g.Incarnation, Sequence: g.Sequence}
+}
+
+// frozen says why user mutations are refused now, "" if they are not.
+func (s *Server) frozen() string {
+	info := s.store.View().Info()
+	if info.Mode.Frozen() {
+		return "the cluster is in mode " + string(info.Mode) + ": " + info.ModeReason
+	}
+	return s.replica.Frozen()
+}
+
+// applyCommands translates one request; usually into one command.
+func (s *Server) applyCommands(ctx context.Context, req *controlv1.ApplyWorkloadRequest) ([]fsm.Command, error) {
+	id := strings.TrimSpace(req.GetWorkloadId())
+	if id == "" {
+		return nil, spec.ErrBlankID
+	}
+	desired := spec.DesiredState(req.GetDesiredState())
+	if req.GetSpec() == nil {
+		return s.desireCommands(ctx, id, desired, req.GetRequestId())
+	}
+	if desired == fsm.DesiredDeleted {
+		return s.deleteCommands(ctx, id, false, req.GetRequestId())
+	}
+	prepared, err := spec.Prepare(req, sealer(s.cfg.Keys))
+	if err != nil {
+		return nil, err
+	}
+	c := prepared.Command
+	if c.Head, err = s.head(ctx, req.GetRequestId(), ""); err != nil {
+		return nil, err
+	}
+	return []fsm.Command{c}, nil
+}
+
+// sealer is the cluster key, or nothing: specifications without secrets need none.
+func sealer(k Keys) spec.Sealer {
+	if key, err := k.Key(); err == nil {
+		return key
+	}
+	return nil
+}
+
+// targets are the workloads that an id means: itself, or the members of a group
+// that count made.
+func (s *Server) targets(id string) []string {
+	view := s.store.View()
+	if _, ok := view.Workload(id); ok {
+		return []string{id}
+	}
+	var ids []string
+	view.Group(id, func(w *fsm.Workload) bool {
+		if fsm.MadeByCount(id, w.ID) {
+			ids = append(ids, w.ID)
+		}
+		return true
+	})
+	if len(ids) == 0 {
+		return []string{id} // the state machine says that it is unknown
+	}
+	return ids
+}
+
+func (s *Server) desireCommands(ctx context.Context, id string, desired fsm.Desired, request string) ([]fsm.Command, error) {
+	if desired == fsm.DesiredDeleted {
+		return s.deleteCommands(ctx, id, false, request)
+	}
+	return s.each(ctx, id, request, func(id string) *commandv1.Command {
+		return &commandv1.Command{Body: &commandv1.Command_SetDesired{SetDesired: &commandv1.SetDesired{Id: id, Desired: string(desired)}}}
+	})
+}
+
+func (s *Server) deleteCommands(ctx context.Context, id string, force bool, request string) ([]fsm.Command, error) {
+	return s.each(ctx, id, request, func(id string) *commandv1.Command {
+		return &commandv1.Command{Body: &commandv1.Command_DeleteWorkload{DeleteWorkload: &commandv1.DeleteWorkload{Id: id, Force: force}}}
+	})
+}
+
+func (s *Server) each(ctx context.Context, id, request string, make func(string) *commandv1.Command) ([]fsm.Command, error) {
+	var cmds []fsm.Command
+	for _, target := range s.targets(id) {
+		c, member := make(target), ""
+		if target != id {
+			member = target
+		}
+		head, err := s.head(ctx, request, member)
+		if err != nil {
+			return nil, err
+		}
+		c.Head = head
+		cmds = append(cmds, c)
+	}
+	return cmds, nil
+}
+
+// head of a user's command about a workload or node. One request may stand for
+// several commands, one per member of a group: each has an id of its own, derived
+// from the request's and the member, so that a repetition meets the same receipts
+// whichever members are left by then.
+func (s *Server) head(ctx context.Context, request, member string) (*commandv1.Head, error) {
+	h := &commandv1.Head{At: s.now().UnixNano(), By: callOf(ctx).identity()}
+	if request == "" {
+		return h, nil
+	}
+	id, err := parseRequestID(request)
+	if err != nil {
+		return nil, err
+	}
+	if member != "" {
+		// The time and version bits stay: receipts are ordered by them.
+		sum := fnv.New32a()
+		_, _ = sum.Write([]byte(member))
+		binary.BigEndian.PutUint32(id[12:], binary.BigEndian.Uint32(id[12:])^sum.Sum32())
+	}
+	h.Request = id[:]
+	return h, nil
+}
+
+// propose commits one command of a user and returns the verdict.
+func (s *Server) propose(ctx context.Context, request string, c *commandv1.Command) (fsm.Result, error) {
+	head, err := s.head(ctx, request, "")
+	if err != nil {
+		return fsm.Result{}, err
+	}
+	c.Head = head
+	results, err := s.replica.Propose(ctx, c)
+	if err != nil {
+		return fsm.Result{}, err
+	}
+	return results[0], nil
+}
+
+// DeleteWorkload implements control.v1: marks for deletion; the record goes when
+// no node holds the workload any more.
+func (s *Server) DeleteWorkload(ctx context.Context, req *controlv1.DeleteWorkloadRequest) (*controlv1.DeleteWorkloadResponse, error) {
+	if why := s.frozen(); why != "" {
+		return &controlv1.DeleteWorkloadResponse{ErrorMessage: why}, nil
+	}
+	id := strings.TrimSpace(req.GetWorkloadId())
+	if id == "" {
+		return nil, errorf(KindInvalid, "workload_id must not be blank")
+	}
+	cmds, err := s.deleteCommands(ctx, id, req.GetForce(), req.GetRequestId())
+	if err != nil {
+		return nil, err
+	}
+	results, err := s.replica.Propose(ctx, cmds...)
+	if err != nil {
+		return nil, err
+	}
+	out := &controlv1.DeleteWorkloadResponse{Success: true}
+	for _, r := range results {
+		out.Index = max(out.Index, r.Index)
+		if r.Kind == fsm.TooOld {
+			return nil, r.Err()
+		}
+		if err := r.Err(); err != nil && out.Success {
+			out.Success, out.ErrorMessage = false, err.Error()
+		}
+	}
+	return out, nil
+}
+
+// RetryWorkload implements control.v1.
+func (s *Server) RetryWorkload(ctx context.Context, req *controlv1.RetryWorkloadRequest) (*controlv1.RetryWorkloadResponse, error) {
+	if why := s.frozen(); why != "" {
+		return &controlv1.RetryWorkloadResponse{Reason: why}, nil
+	}
+	id := strings.TrimSpace(req.GetWorkloadId())
+	if id == "" {
+		return nil, errorf(KindInvalid, "workload_id must not be blank")
+	}
+	cmds, err := s.each(ctx, id, req.GetRequestId(), func(id string) *commandv1.Command {
+		return &commandv1.Command{Body: &commandv1.Command_RetryWorkload{RetryWorkload: &commandv1.RetryWorkload{Id: id}}}
+	})
+	if err != nil {
+		return nil, err
+	}
+	results, err := s.replica.Propose(ctx, cmds...)
+	if err != nil {
+		return nil, err
+	}
+	out := &controlv1.RetryWorkloadResponse{Accepted: true}
+	for _, r := range results {
+		out.Index = max(out.Index, r.Index)
+		if r.Kind == fsm.TooOld {
+			return nil, r.Err()
+		}
+		if err := r.Err(); err != nil {
+			out.Accepted, out.Reason = false, err.Error()
+		}
+	}
+	return out, nil
+}
+
+// deriveRequestIDs gives each request of a batch its own id. Neighbouring ids are
+// far apart, because one request may stand for several commands.
+func deriveRequestIDs(req *clusterv1.ApplyWorkloadsRequest) error {
+	if req.GetRequestId() == "" {
+		return nil
+	}
+	base, err := parseRequestID(req.GetRequestId())
+	if err != nil {
+		return err
+	}
+	for i, w := range req.GetWorkloads() {
+		if w.GetRequestId() != "" {
+			continue
+		}
+		id := base
+		// Bytes 10 and 11 lie outside version, variant and the counter of head.
+		binary.BigEndian.PutUint16(id[10:], binary.BigEndian.Uint16(id[10:])+uint16(i))
+		w.RequestId = id.String()
+	}
+	return nil
+}

@@ -1,0 +1,439 @@
+package rpc
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+	"testing"
+
+	"github.com/google/uuid"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/protobuf/proto"
+
+	clusterv1 "github.com/persys/compute/api/cluster/v1"
+	controlv1 "github.com/persys/compute/api/control/v1"
+	"github.com/persys/compute/fsm"
+	"github.com/persys/compute/rpc/dial"
+)
+
+func TestApplyWorkload(t *testing.T) {
+	desired := func(id, state string) *controlv1.ApplyWorkloadRequest {
+		return &controlv1.ApplyWorkloadRequest{WorkloadId: id, DesiredState: state}
+	}
+	for _, c := range []struct {
+		fact    string
+		frozen  bool
+		req     *controlv1.ApplyWorkloadRequest
+		code    codes.Code
+		success bool
+		reason  controlv1.FailureReason
+		says    string
+	}{
+		{"a good one is recorded", false, web("w"), codes.OK, true, 0, ""},
+		{"a blank id is an invalid argument", false, web("  "), codes.InvalidArgument, false, 0, "workload_id"},
+		{"a bad spec is refused in-band", false, &controlv1.ApplyWorkloadRequest{WorkloadId: "w", Spec: &controlv1.WorkloadSpec{Type: "zeppelin"}}, codes.OK, false, controlv1.FailureReason_INVALID_SPEC, "zeppelin"},
+		{"a malformed id is refused in-band", false, web("a/b"), codes.OK, false, controlv1.FailureReason_INVALID_SPEC, "a/b"},
+		{"stop of a known one is recorded", false, desired("web", "STOP"), codes.OK, true, 0, ""},
+		{"stop of an unknown one is refused in-band", false, desired("x", "Stopped"), codes.OK, false, controlv1.FailureReason_RUNTIME_ERROR, "x"},
+		{"delete by desired state is recorded", false, desired("web", "deleted"), codes.OK, true, 0, ""},
+		{"a frozen mode refuses in-band", true, web("w"), codes.OK, false, controlv1.FailureReason_RUNTIME_ERROR, "degraded"},
+		{"a frozen mode refuses before it looks at the arguments", true, web(""), codes.OK, false, controlv1.FailureReason_RUNTIME_ERROR, "degraded"},
+		{"a malformed request id is an invalid argument", false, func() *controlv1.ApplyWorkloadRequest { r := web("w"); r.RequestId = "42"; return r }(), codes.InvalidArgument, false, 0, "request_id"},
+		{"a request id of another version is an invalid argument", false, func() *controlv1.ApplyWorkloadRequest { r := web("w"); r.RequestId = uuid.NewString(); return r }(), codes.InvalidArgument, false, 0, "version 7"},
+	} {
+		for i, where := range []string{"leader", "follower"} {
+			t.Run(c.fact+" at the "+where, func(t *testing.T) {
+				g := newGroup(t, 2)
+				g.place("web", "a")
+				if c.frozen {
+					g.mode(fsm.ModeDegraded)
+				}
+				r, err := g.control(i).ApplyWorkload(ctxFor(t), proto.CloneOf(c.req))
+				code(t, err, c.code)
+				is(t, "success", r.GetSuccess(), c.success)
+				is(t, "reason", r.GetFailureReason(), c.reason)
+				said := r.GetErrorMessage()
+				if err != nil {
+					said = err.Error()
+				}
+				if !strings.Contains(said, c.says) {
+					t.Errorf("it says %q, want something of %q", said, c.says)
+				}
+			})
+		}
+	}
+}
+
+func TestOtherMutations(t *testing.T) {
+	type answer struct {
+		done bool
+		says string
+	}
+	del := func(id string) func(context.Context, *group) (answer, error) {
+		return func(ctx context.Context, g *group) (answer, error) {
+			r, err := g.control(1).DeleteWorkload(ctx, &controlv1.DeleteWorkloadRequest{WorkloadId: id})
+			return answer{r.GetSuccess(), r.GetErrorMessage()}, err
+		}
+	}
+	retry := func(id string) func(context.Context, *group) (answer, error) {
+		return func(ctx context.Context, g *group) (answer, error) {
+			r, err := g.control(1).RetryWorkload(ctx, &controlv1.RetryWorkloadRequest{WorkloadId: id})
+			return answer{r.GetAccepted(), r.GetReason()}, err
+		}
+	}
+	suggest := func(s *controlv1.AutomationSuggestion) func(context.Context, *group) (answer, error) {
+		return func(ctx context.Context, g *group) (answer, error) {
+			r, err := g.control(1).SubmitAutomationSuggestion(ctx, &controlv1.SubmitAutomationSuggestionRequest{Suggestion: s})
+			if err == nil {
+				want := map[bool]string{true: "accepted", false: "rejected"}[r.GetAccepted()]
+				is(g.t, "decision", r.GetDecision(), want)
+				is(g.t, "has an action", r.GetAppliedAction() != "", r.GetAccepted())
+				is(g.t, "has a time", r.GetDecidedAt().IsValid(), true)
+			}
+			return answer{r.GetAccepted(), r.GetReason()}, err
+		}
+	}
+	action := func(id string, a controlv1.AutomationActionType) *controlv1.AutomationSuggestion {
+		return &controlv1.AutomationSuggestion{TargetWorkload: id, ActionType: a, Reason: "why not"}
+	}
+	const (
+		set    = controlv1.AutomationActionType_AUTOMATION_ACTION_SET_DESIRED_STATE
+		again  = controlv1.AutomationActionType_AUTOMATION_ACTION_RETRY_WORKLOAD
+		remove = controlv1.AutomationActionType_AUTOMATION_ACTION_DELETE_WORKLOAD
+		scale  = controlv1.AutomationActionType_AUTOMATION_ACTION_SCALE_REPLICAS
+	)
+	for _, c := range []struct {
+		fact   string
+		frozen bool
+		do     func(context.Context, *group) (answer, error)
+		code   codes.Code
+		done   bool
+		says   string
+	}{
+		{"a delete is marked", false, del("web"), codes.OK, true, ""},
+		{"a delete of an unknown id is refused in-band", false, del("x"), codes.OK, false, "x"},
+		{"a delete of a blank id is an invalid argument", false, del(" "), codes.InvalidArgument, false, ""},
+		{"a delete in a frozen mode is refused in-band first", true, del(""), codes.OK, false, "degraded"},
+		{"a retry is accepted", false, retry("web"), codes.OK, true, ""},
+		{"a retry of an unknown id is refused in-band", false, retry("x"), codes.OK, false, "x"},
+		{"a retry of a blank id is an invalid argument", false, retry(""), codes.InvalidArgument, false, ""},
+		{"a retry in a frozen mode is refused in-band first", true, retry(""), codes.OK, false, "degraded"},
+		{"no suggestion is an invalid argument", false, suggest(nil), codes.InvalidArgument, false, ""},
+		{"a suggestion in a frozen mode is rejected first", true, suggest(nil), codes.OK, false, "degraded"},
+		{"a suggestion without a target is rejected", false, suggest(action(" ", set)), codes.OK, false, "target"},
+		{"a suggested state is set", false, suggest(action("web", set)), codes.OK, true, "why not"},
+		{"a suggested retry is made", false, suggest(action("web", again)), codes.OK, true, ""},
+		{"a suggested delete is made", false, suggest(action("web", remove)), codes.OK, true, ""},
+		{"a suggested scaling is rejected", false, suggest(action("web", scale)), codes.OK, false, "count"},
+		{"a suggestion of nothing is rejected", false, suggest(action("web", 0)), codes.OK, false, "action_type"},
+		{"a suggestion about an unknown id is rejected", false, suggest(action("x", remove)), codes.OK, false, "x"},
+	} {
+		t.Run(c.fact, func(t *testing.T) {
+			g := newGroup(t, 2)
+			g.place("web", "a")
+			if c.frozen {
+				g.mode(fsm.ModeDegraded)
+			}
+			a, err := c.do(ctxFor(t), g)
+			code(t, err, c.code)
+			is(t, "done", a.done, c.done)
+			if err == nil && !strings.Contains(a.says, c.says) {
+				t.Errorf("it says %q, want something of %q", a.says, c.says)
+			}
+		})
+	}
+}
+
+func TestAReplicaThatIsFrozenByItselfRefuses(t *testing.T) {
+	g := newGroup(t, 1)
+	g.replicas[0].set(func(r *replica) { r.local = "its disk is full" })
+	r, err := g.control(0).ApplyWorkload(ctxFor(t), web("w"))
+	ok(t, err)
+	is(t, "message", r.GetErrorMessage(), "its disk is full")
+	_, err = g.cluster(0).CordonNode(ctxFor(t), &clusterv1.CordonNodeRequest{NodeId: "a", On: true})
+	code(t, err, codes.FailedPrecondition)
+}
+
+func TestRequestIDs(t *testing.T) {
+	for _, c := range []struct {
+		fact string
+		fn   func(*testing.T, *group)
+	}{
+		{"a repetition gets the first answer again", func(t *testing.T, g *group) {
+			req := web("w")
+			req.RequestId = requestID(t)
+			first, err := g.control(1).ApplyWorkload(ctxFor(t), req)
+			ok(t, err)
+			g.place("x", "")
+			again, err := g.control(0).ApplyWorkload(ctxFor(t), req)
+			ok(t, err)
+			is(t, "the same answer", proto.Equal(first, again), true)
+		}},
+		{"an id in the metadata counts, also through a follower", func(t *testing.T, g *group) {
+			id := requestID(t)
+			for range 2 {
+				_, err := g.control(1).ApplyWorkload(with(t, dial.KeyRequestID, id), web("w"))
+				ok(t, err)
+			}
+			is(t, "receipts", g.view().ReceiptCount(), 1)
+			_, found := g.view().Receipt([16]byte(uuid.MustParse(id)))
+			is(t, "under that id", found, true)
+		}},
+		{"peers that send none get one each", func(t *testing.T, g *group) {
+			for range 2 {
+				_, err := g.control(1).DeleteWorkload(ctxFor(t), &controlv1.DeleteWorkloadRequest{WorkloadId: "web"})
+				ok(t, err)
+			}
+			is(t, "receipts", g.view().ReceiptCount(), 2)
+		}},
+		{"an id from a clock that is far ahead is refused", func(t *testing.T, g *group) {
+			old := uuid.Must(uuid.NewV7())
+			copy(old[:6], []byte{0x7f, 0, 0, 0, 0, 0}) // minted far in the future
+			req := web("w")
+			req.RequestId = old.String()
+			r, err := g.control(0).ApplyWorkload(ctxFor(t), req)
+			ok(t, err)
+			is(t, "success", r.GetSuccess(), false)
+		}},
+		{"members of a group keep their ids when others are gone", func(t *testing.T, g *group) {
+			req := web("grp")
+			req.Spec.Count = 3
+			r, err := g.control(0).ApplyWorkload(ctxFor(t), req)
+			ok(t, err)
+			is(t, "members", strings.Join(r.GetWorkloadIds(), " "), "grp-0 grp-1 grp-2")
+			del := &controlv1.DeleteWorkloadRequest{WorkloadId: "grp", RequestId: requestID(t)}
+			var ids [2][]string
+			for i := range ids {
+				s := g.replicas[0].server
+				cmds, err := s.deleteCommands(context.Background(), "grp", false, del.RequestId)
+				ok(t, err)
+				for _, c := range cmds {
+					ids[i] = append(ids[i], c.GetDeleteWorkload().GetId()+fmt.Sprintf(" %x", c.GetHead().GetRequest()))
+				}
+				// The first member goes between the two attempts.
+				_, err = g.control(0).DeleteWorkload(ctxFor(t), &controlv1.DeleteWorkloadRequest{WorkloadId: "grp-0", Force: true})
+				ok(t, err)
+			}
+			is(t, "first attempt", len(ids[0]), 3)
+			requests := map[string]bool{}
+			for _, id := range ids[0] {
+				_, request, _ := strings.Cut(id, " ")
+				requests[request] = true
+			}
+			is(t, "distinct ids", len(requests), 3)
+			is(t, "the ids of the others", strings.Join(ids[1], ","), strings.Join(ids[0][1:], ","))
+		}},
+	} {
+		t.Run(c.fact, func(t *testing.T) {
+			g := newGroup(t, 2)
+			g.place("web", "a")
+			c.fn(t, g)
+		})
+	}
+}
+
+func TestApplyWorkloads(t *testing.T) {
+	g := newGroup(t, 2)
+	req := &clusterv1.ApplyWorkloadsRequest{RequestId: requestID(t), Workloads: []*controlv1.ApplyWorkloadRequest{
+		web("w0"), {WorkloadId: "bad", Spec: &controlv1.WorkloadSpec{Type: "zeppelin"}}, web(""), web("w3"), {WorkloadId: "w0", DesiredState: "stopped"},
+	}}
+	r, err := g.cluster(1).ApplyWorkloads(ctxFor(t), req)
+	ok(t, err)
+	var got []string
+	for _, one := range r.GetResults() {
+		got = append(got, fmt.Sprint(one.GetSuccess()))
+	}
+	is(t, "verdicts", strings.Join(got, " "), "true false false true true")
+	is(t, "index", r.GetIndex(), g.view().Info().Index)
+	is(t, "receipts", g.view().ReceiptCount(), 3)
+
+	again, err := g.cluster(0).ApplyWorkloads(ctxFor(t), req)
+	ok(t, err)
+	is(t, "receipts after a repetition", g.view().ReceiptCount(), 3)
+	is(t, "the same generation", again.GetResults()[0].GetGeneration().GetSequence(), r.GetResults()[0].GetGeneration().GetSequence())
+
+	for _, n := range []int{0, maxBatch + 1} {
+		_, err := g.cluster(0).ApplyWorkloads(ctxFor(t), &clusterv1.ApplyWorkloadsRequest{Workloads: make([]*controlv1.ApplyWorkloadRequest, n)})
+		code(t, err, codes.InvalidArgument)
+	}
+}
+
+func TestApplyStream(t *testing.T) {
+	for i, where := range []string{"leader", "follower"} {
+		t.Run("answers come in the order of the requests at the "+where, func(t *testing.T) {
+			g := newGroup(t, 2)
+			s, err := g.cluster(i).ApplyStream(ctxFor(t))
+			ok(t, err)
+			const n = 700
+			go func() {
+				for i := range n {
+					m := &clusterv1.ApplyStreamRequest{CorrelationId: fmt.Sprint(i), Apply: web(fmt.Sprintf("w%d", i))}
+					if i%7 == 3 {
+						m.Apply = nil
+					}
+					if s.Send(m) != nil {
+						return
+					}
+				}
+				_ = s.CloseSend()
+			}()
+			for i := range n {
+				r, err := s.Recv()
+				ok(t, err)
+				if r.GetCorrelationId() != fmt.Sprint(i) || r.GetResult().GetSuccess() != (i%7 != 3) {
+					t.Fatalf("answer %d is %v", i, r)
+				}
+			}
+			_, err = s.Recv()
+			is(t, "end", errors.Is(err, io.EOF), true)
+		})
+	}
+	t.Run("without a leader every request is told so", func(t *testing.T) {
+		g := newGroup(t, 2)
+		g.elect(-1)
+		s, err := g.cluster(1).ApplyStream(ctxFor(t))
+		ok(t, err)
+		ok(t, s.Send(&clusterv1.ApplyStreamRequest{CorrelationId: "1", Apply: web("w")}))
+		r, err := s.Recv()
+		ok(t, err)
+		is(t, "code", codes.Code(r.GetErrorCode()), codes.Unavailable)
+		ok(t, s.CloseSend())
+		_, err = s.Recv()
+		is(t, "end", errors.Is(err, io.EOF), true)
+	})
+}
+
+func TestControlStream(t *testing.T) {
+	for i, where := range []string{"leader", "follower"} {
+		t.Run(where, func(t *testing.T) {
+			g := newGroup(t, 2)
+			s, err := g.control(i).ControlStream(ctxFor(t))
+			ok(t, err)
+			for _, c := range []struct {
+				msg  *controlv1.ControlMessage
+				want func(*controlv1.ControlMessage) bool
+			}{
+				{&controlv1.ControlMessage{Message: &controlv1.ControlMessage_Register{Register: registration("n")}}, func(m *controlv1.ControlMessage) bool { return m.GetRegisterResult().GetAccepted() }},
+				{&controlv1.ControlMessage{Message: &controlv1.ControlMessage_Heartbeat{Heartbeat: &controlv1.HeartbeatRequest{NodeId: "n"}}}, func(m *controlv1.ControlMessage) bool { return m.GetHeartbeatResult().GetAcknowledged() }},
+				{&controlv1.ControlMessage{Message: &controlv1.ControlMessage_Heartbeat{Heartbeat: &controlv1.HeartbeatRequest{NodeId: "x"}}}, func(m *controlv1.ControlMessage) bool {
+					return codes.Code(m.GetError().GetCode()) == codes.NotFound
+				}},
+				{&controlv1.ControlMessage{Message: &controlv1.ControlMessage_Apply{Apply: web("w")}}, func(m *controlv1.ControlMessage) bool { return m.GetApplyResult().GetSuccess() }},
+				{&controlv1.ControlMessage{}, func(m *controlv1.ControlMessage) bool {
+					return codes.Code(m.GetError().GetCode()) == codes.InvalidArgument
+				}},
+				{&controlv1.ControlMessage{Message: &controlv1.ControlMessage_Delete{Delete: &controlv1.DeleteWorkloadRequest{WorkloadId: "w"}}}, func(m *controlv1.ControlMessage) bool { return m.GetDeleteResult().GetSuccess() }},
+				{&controlv1.ControlMessage{Message: &controlv1.ControlMessage_Delete{Delete: &controlv1.DeleteWorkloadRequest{}}}, func(m *controlv1.ControlMessage) bool {
+					return codes.Code(m.GetError().GetCode()) == codes.InvalidArgument
+				}},
+			} {
+				c.msg.CorrelationId = requestID(t)
+				ok(t, s.Send(c.msg))
+				m, err := s.Recv()
+				ok(t, err)
+				is(t, "correlation id", m.GetCorrelationId(), c.msg.CorrelationId)
+				if !c.want(m) {
+					t.Errorf("the answer to %v is %v", c.msg, m)
+				}
+			}
+			// Sent together, answered one by one in order.
+			for n := range 50 {
+				ok(t, s.Send(&controlv1.ControlMessage{CorrelationId: fmt.Sprint(n), Message: &controlv1.ControlMessage_Apply{Apply: web(fmt.Sprintf("w%d", n))}}))
+			}
+			ok(t, s.CloseSend())
+			for n := range 50 {
+				m, err := s.Recv()
+				ok(t, err)
+				is(t, "correlation id", m.GetCorrelationId(), fmt.Sprint(n))
+			}
+			_, err = s.Recv()
+			is(t, "end", errors.Is(err, io.EOF), true)
+		})
+	}
+}
+
+func TestNodeActions(t *testing.T) {
+	g := newGroup(t, 2)
+	g.place("web", "a")
+	r, err := g.cluster(1).CordonNode(ctxFor(t), &clusterv1.CordonNodeRequest{NodeId: "a", On: true})
+	ok(t, err)
+	is(t, "cordoned", r.GetNode().GetCordoned(), true)
+	is(t, "index", r.GetIndex(), g.view().Info().Index)
+
+	before := g.view().Info().Index
+	p, err := g.cluster(1).DrainNode(ctxFor(t), &clusterv1.DrainNodeRequest{NodeId: "a", On: true, Preview: true})
+	ok(t, err)
+	is(t, "moves", len(p.GetMoves()), 1)
+	is(t, "where to", p.GetMoves()[0].GetToNodeId(), "b")
+	is(t, "log entries of a preview", g.view().Info().Index-before, 0)
+	d, err := g.cluster(0).DrainNode(ctxFor(t), &clusterv1.DrainNodeRequest{NodeId: "a", On: true})
+	ok(t, err)
+	is(t, "status", d.GetNode().GetStatus(), "Draining")
+
+	_, err = g.cluster(0).RemoveNode(ctxFor(t), &clusterv1.RemoveNodeRequest{NodeId: "a"})
+	code(t, err, codes.FailedPrecondition)
+	_, err = g.cluster(0).FenceNode(ctxFor(t), &clusterv1.FenceNodeRequest{NodeId: "a"})
+	code(t, err, codes.FailedPrecondition)
+	_, err = g.cluster(0).CordonNode(ctxFor(t), &clusterv1.CordonNodeRequest{NodeId: "x"})
+	code(t, err, codes.NotFound)
+	for _, err := range []error{
+		second(g.cluster(0).CordonNode(ctxFor(t), &clusterv1.CordonNodeRequest{})),
+		second(g.cluster(0).DrainNode(ctxFor(t), &clusterv1.DrainNodeRequest{})),
+		second(g.cluster(0).RemoveNode(ctxFor(t), &clusterv1.RemoveNodeRequest{})),
+		second(g.cluster(0).FenceNode(ctxFor(t), &clusterv1.FenceNodeRequest{})),
+		second(g.cluster(0).SetMode(ctxFor(t), &clusterv1.SetModeRequest{Mode: "party"})),
+	} {
+		code(t, err, codes.InvalidArgument)
+	}
+}
+
+func second[T any](_ T, err error) error { return err }
+
+func TestMessageLimit(t *testing.T) {
+	g := newGroup(t, 1)
+	req := web("w")
+	req.Spec.Metadata = map[string]string{"k": strings.Repeat("x", maxMessage+1)}
+	_, err := g.control(0).ApplyWorkload(ctxFor(t), req)
+	code(t, err, codes.ResourceExhausted)
+	req.Spec.Metadata["k"] = strings.Repeat("x", 600<<10)
+	r, err := g.control(0).ApplyWorkload(ctxFor(t), req)
+	ok(t, err)
+	is(t, "reason", r.GetFailureReason(), controlv1.FailureReason_INVALID_SPEC)
+}
+
+func TestAPanicHurtsOnlyItsOwnCall(t *testing.T) {
+	g := newGroup(t, 1)
+	g.replicas[0].set(func(r *replica) { r.before = func(context.Context) error { panic("boom") } })
+	_, err := g.control(0).ApplyWorkload(ctxFor(t), web("w"))
+	code(t, err, codes.Internal)
+	if strings.Contains(err.Error(), "boom") {
+		t.Errorf("the cause is told to the caller: %v", err)
+	}
+	s, err := g.control(0).ControlStream(ctxFor(t))
+	ok(t, err)
+	ok(t, s.Send(&controlv1.ControlMessage{Message: &controlv1.ControlMessage_Apply{Apply: web("w")}}))
+	_, err = s.Recv()
+	code(t, err, codes.Internal)
+	g.replicas[0].set(func(r *replica) { r.before = nil })
+	_, err = g.control(0).ApplyWorkload(ctxFor(t), web("w"))
+	ok(t, err)
+}
+
+func TestStatusIsTheReplicasOwn(t *testing.T) {
+	g := newGroup(t, 2)
+	g.place("web", "a")
+	g.elect(-1)
+	st, err := g.cluster(1).Status(ctxFor(t), &clusterv1.StatusRequest{})
+	ok(t, err)
+	is(t, "self", st.GetSelfId(), "id-s1")
+	is(t, "cluster", st.GetClusterId(), "c1")
+	is(t, "nodes", fmt.Sprint(st.GetNodesReady(), "/", st.GetNodes()), "2/2")
+	is(t, "workloads", st.GetWorkloads(), 1)
+	is(t, "mode", st.GetMode(), "normal")
+	g.replicas[1].set(func(r *replica) { r.local = "no quorum" })
+	st, err = g.cluster(1).Status(ctxFor(t), &clusterv1.StatusRequest{})
+	ok(t, err)
+	is(t, "mode", st.GetMode()+": "+st.GetModeReason(), "degraded: no quorum")
+}

@@ -1,0 +1,693 @@
+package dial
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"math/rand/v2"
+	"net"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/google/uuid"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/backoff"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/connectivity"
+	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/keepalive"
+	"google.golang.org/grpc/metadata"
+	grpcpeer "google.golang.org/grpc/peer"
+	"google.golang.org/grpc/status"
+
+	"github.com/persys/compute/pki"
+)
+
+// What clients do and servers have to allow.
+const (
+	// KeepaliveMinTime is the MinTime of a server's
+	// keepalive.EnforcementPolicy. Clients ping after KeepaliveTime, and gRPC
+	// allows none below 10 s.
+	KeepaliveMinTime = 5 * time.Second
+	KeepaliveTime    = 10 * time.Second
+	KeepaliveTimeout = 3 * time.Second
+	// MaxMessage bounds one message, in bytes, both ways.
+	MaxMessage = 4 << 20
+	// DefaultCallTimeout is the deadline of a unary call that came without one,
+	// and of the opening of a stream.
+	DefaultCallTimeout = 20 * time.Second
+)
+
+const (
+	// A candidate has this long to connect before the next one is tried beside
+	// it (the idea of RFC 8305).
+	stagger = 250 * time.Millisecond
+	// Pauses between rounds in which no replica answered.
+	minPause = 50 * time.Millisecond
+	maxPause = time.Second
+)
+
+// Options says how to reach the schedulers. Exactly one of TLS and Insecure,
+// and at least one of Addrs and Discovery, must be set.
+type Options struct {
+	// Addrs are host[:port] in order of preference; when given, Discovery is
+	// ignored (RULES, Configuration).
+	Addrs []string
+	// Discovery is a target as ParseTarget reads it.
+	Discovery string
+	// TLS holds our certificate and the CA; servers must be schedulers.
+	TLS *pki.Files
+	// Insecure speaks in plain text.
+	Insecure bool
+	// UserAgent goes before gRPC's own, for instance "persysctl/1.2".
+	UserAgent string
+	// CacheFile, when set, keeps the last good SRV answer for a start without
+	// DNS. Its folder must exist.
+	CacheFile string
+	// CallTimeout replaces DefaultCallTimeout.
+	CallTimeout time.Duration
+	// StallAfter is how long a call may hear nothing before its replica is
+	// probed, default 1.5 s; ProbeTimeout how long the probe may take, default
+	// 2.5 s. Together they bound the time to notice a hanging replica.
+	StallAfter, ProbeTimeout time.Duration
+	// Log gets what happens behind the calls; default: discarded.
+	Log *slog.Logger
+	// Extra are appended to the options of every connection (metrics, traces).
+	Extra []grpc.DialOption
+}
+
+// Conn is a connection to the schedulers as a whole. It implements
+// grpc.ClientConnInterface, so generated clients take it. It is safe for
+// concurrent use.
+//
+// Selection is done here and not in a gRPC balancer: balancers can only be
+// installed in a process-wide registry, know neither trailers nor the caller's
+// deadline, and can not tell a hanging peer from a slow one.
+type Conn struct {
+	opt        Options
+	log        *slog.Logger
+	ctx        context.Context
+	cancel     context.CancelFunc
+	background sync.WaitGroup
+	nudge      chan struct{} // asks discovery to look again
+	stored     []endpoint    // content of the cache file; discovery's own
+
+	mu      sync.Mutex
+	closed  bool
+	peers   []*peer            // as configured or discovered, in order
+	guest   *peer              // the leader, when it is none of the peers
+	all     map[*peer]struct{} // also those that wait for their last call
+	leader  string             // address of the hinted leader
+	current *peer              // the last that answered
+	known   chan struct{}      // closed once there is an address
+	problem error              // of the last lookup
+}
+
+var _ grpc.ClientConnInterface = (*Conn)(nil)
+
+// Dial prepares a connection; nothing is sent before the first call, so it
+// succeeds while no scheduler runs. Errors are about the options only. The
+// caller closes the Conn; ctx ending does the same to what runs behind it.
+func Dial(ctx context.Context, opt Options) (*Conn, error) {
+	if opt.Insecure == (opt.TLS != nil) {
+		return nil, errors.New("dial: set TLS (PERSYS_TLS_CA, PERSYS_TLS_CERT, PERSYS_TLS_KEY) or insecure, and not both")
+	}
+	target := Target{}
+	var err error
+	switch {
+	case len(opt.Addrs) > 0:
+		target.Addrs, err = parseAddrs(opt.Addrs, DefaultPort)
+	case opt.Discovery != "":
+		target, err = ParseTarget(opt.Discovery)
+	default:
+		err = errors.New("no scheduler address and no discovery given")
+	}
+	if err != nil {
+		return nil, fmt.Errorf("dial: %w", err)
+	}
+	orElse(&opt.CallTimeout, DefaultCallTimeout)
+	orElse(&opt.StallAfter, 1500*time.Millisecond)
+	orElse(&opt.ProbeTimeout, 2500*time.Millisecond)
+	c := &Conn{opt: opt, log: opt.Log, nudge: make(chan struct{}, 1), known: make(chan struct{}), all: map[*peer]struct{}{}}
+	if c.log == nil {
+		c.log = slog.New(slog.DiscardHandler)
+	}
+	c.ctx, c.cancel = context.WithCancel(ctx)
+	if target.SRV != "" {
+		c.background.Go(func() { c.discover(c.ctx, target) })
+		return c, nil
+	}
+	var ends []endpoint
+	for _, addr := range target.Addrs {
+		ends = append(ends, endpointOf(addr))
+	}
+	c.adopt(ends)
+	return c, nil
+}
+
+func orElse(d *time.Duration, v time.Duration) {
+	if *d <= 0 {
+		*d = v
+	}
+}
+
+// Close ends all calls and waits for everything behind them.
+func (c *Conn) Close() error {
+	c.mu.Lock()
+	c.closed = true
+	all := c.all
+	c.all = map[*peer]struct{}{}
+	c.mu.Unlock()
+	c.cancel()
+	for p := range all {
+		p.close()
+	}
+	c.background.Wait()
+	return nil
+}
+
+// Leader returns the gRPC address that the leader advertises, as the last
+// answer named it; empty when it is not known.
+func (c *Conn) Leader() string {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.leader
+}
+
+// Addrs returns the present scheduler addresses in order.
+func (c *Conn) Addrs() []string {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	var out []string
+	for _, p := range c.peers {
+		out = append(out, p.end.Addr)
+	}
+	return out
+}
+
+// connect makes an idle connection to one address.
+func (c *Conn) connect(end endpoint) (*grpc.ClientConn, error) {
+	creds := insecure.NewCredentials()
+	if c.opt.TLS != nil {
+		creds = credentials.NewTLS(c.opt.TLS.ClientConfig(pki.Peer{Hosts: end.Names, Role: pki.RoleScheduler}))
+	}
+	opts := []grpc.DialOption{
+		grpc.WithTransportCredentials(creds),
+		grpc.WithUserAgent(c.opt.UserAgent),
+		// A proxy for the web is no way into the cluster.
+		grpc.WithNoProxy(),
+		grpc.WithDisableServiceConfig(),
+		// The retry rule is ours: gRPC's own knows no other replica.
+		grpc.WithDisableRetry(),
+		grpc.WithIdleTimeout(time.Minute),
+		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: KeepaliveTime, Timeout: KeepaliveTimeout}),
+		grpc.WithDefaultCallOptions(grpc.ForceCodecV2(Codec()), grpc.MaxCallRecvMsgSize(MaxMessage), grpc.MaxCallSendMsgSize(MaxMessage)),
+		grpc.WithConnectParams(grpc.ConnectParams{
+			Backoff:           backoff.Config{BaseDelay: 50 * time.Millisecond, Multiplier: 1.6, Jitter: 0.2, MaxDelay: 2 * time.Second},
+			MinConnectTimeout: 2 * time.Second,
+		}),
+	}
+	return grpc.NewClient("passthrough:///"+end.Addr, append(opts, c.opt.Extra...)...)
+}
+
+// adopt makes ends the addresses; peers that stay keep their connections.
+func (c *Conn) adopt(ends []endpoint) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.closed {
+		return
+	}
+	old := slices.Clone(c.peers)
+	if c.guest != nil {
+		old = append(old, c.guest)
+	}
+	c.peers, c.guest = nil, nil
+	for _, end := range ends {
+		i := slices.IndexFunc(old, func(p *peer) bool { return p != nil && sameEndpoint(p.end, end) })
+		if i >= 0 {
+			c.peers = append(c.peers, old[i])
+			old[i] = nil
+		} else if p := c.add(end); p != nil {
+			c.peers = append(c.peers, p)
+		}
+	}
+	for _, p := range old {
+		switch {
+		case p == nil:
+		case p.end.Addr == c.leader && c.find(p.end.Addr) == nil:
+			c.guest = p
+		default:
+			c.drop(p)
+		}
+	}
+	c.problem = nil
+	if len(c.peers) > 0 {
+		select {
+		case <-c.known:
+		default:
+			close(c.known)
+		}
+	}
+}
+
+// add makes a peer; c.mu is held. An address that gRPC does not take is
+// skipped: it came from DNS or a hint and others may be good.
+func (c *Conn) add(end endpoint) *peer {
+	cc, err := c.connect(end)
+	if err != nil {
+		c.log.Warn("scheduler address is not usable", "addr", end.Addr, "error", err)
+		return nil
+	}
+	p := &peer{end: end, owner: c, cc: cc}
+	c.all[p] = struct{}{}
+	return p
+}
+
+// drop retires a peer; c.mu is held.
+func (c *Conn) drop(p *peer) {
+	if c.current == p {
+		c.current = nil
+	}
+	p.retire()
+	for q := range c.all {
+		if q.isClosed() {
+			delete(c.all, q)
+		}
+	}
+}
+
+func (c *Conn) find(addr string) *peer {
+	for _, p := range c.peers {
+		if p.end.Addr == addr {
+			return p
+		}
+	}
+	return nil
+}
+
+func (c *Conn) lookupFailed(err error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.problem = err
+}
+
+// failed notes that a peer's connection did not work.
+func (c *Conn) failed(p *peer) {
+	p.penalise()
+	c.mu.Lock()
+	if c.current == p {
+		c.current = nil
+	}
+	if c.leader == p.end.Addr {
+		c.leader = ""
+	}
+	c.mu.Unlock()
+	select {
+	case c.nudge <- struct{}{}:
+	default:
+	}
+}
+
+// answered notes that a peer did answer, and whom it named leader. One that
+// could not serve the call (err) is not preferred next time.
+func (c *Conn) answered(p *peer, trailer metadata.MD, err error) {
+	p.ok()
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if judge(err) == surface {
+		c.current = p
+	} else if c.current == p {
+		c.current = nil
+	}
+	named := trailer.Get(KeyLeader)
+	if c.closed || len(named) != 1 || named[0] == c.leader || !credible(named[0], p.end.Addr) {
+		return
+	}
+	c.leader = named[0]
+	if c.guest != nil && c.guest.end.Addr != c.leader {
+		c.drop(c.guest)
+		c.guest = nil
+	}
+	if c.guest == nil && c.find(c.leader) == nil {
+		c.guest = c.add(endpointOf(c.leader))
+	}
+}
+
+// credible refuses hints that can not be meant for us: no address, or the
+// sender's loopback when the sender is on another machine.
+func credible(hint, from string) bool {
+	addr, err := parseAddr(hint, "")
+	if err != nil || addr != hint || len(hint) > 300 {
+		return false
+	}
+	loopback := func(addr string) (yes, unspecified bool) {
+		host, _, _ := net.SplitHostPort(addr)
+		ip := net.ParseIP(host)
+		return host == "localhost" || ip != nil && ip.IsLoopback(), ip != nil && ip.IsUnspecified()
+	}
+	toLoop, unspecified := loopback(hint)
+	fromLoop, _ := loopback(from)
+	return !unspecified && (!toLoop || fromLoop)
+}
+
+// order lists the peers to try: the leader, the last that answered, the rest;
+// those that just failed come last.
+func (c *Conn) order(tried []*peer) []*peer {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	now := time.Now()
+	all := slices.Clone(c.peers)
+	if c.guest != nil {
+		all = append(all, c.guest)
+	}
+	all = slices.DeleteFunc(all, func(p *peer) bool { return slices.Contains(tried, p) })
+	rank := make(map[*peer]int, len(all))
+	for _, p := range all {
+		r := 2
+		switch {
+		case p.end.Addr == c.leader:
+			r = 0
+		case p == c.current:
+			r = 1
+		case p == c.guest:
+			r = 3
+		}
+		if p.penalised(now) {
+			r += 4
+		}
+		rank[p] = r
+	}
+	slices.SortStableFunc(all, func(a, b *peer) int { return rank[a] - rank[b] })
+	return all
+}
+
+// pick chooses a peer that has not been tried in this round; nil when there is
+// none left. It waits until an address is known and one candidate is connected
+// or all have failed to.
+func (c *Conn) pick(ctx context.Context, tried []*peer) (*peer, error) {
+	select {
+	case <-c.known:
+	default:
+		select {
+		case <-c.known:
+		case <-c.ctx.Done():
+			return nil, status.Error(codes.Canceled, "the connection to the schedulers is closed")
+		case <-ctx.Done():
+			c.mu.Lock()
+			defer c.mu.Unlock()
+			if errors.Is(ctx.Err(), context.Canceled) {
+				return nil, status.FromContextError(ctx.Err()).Err()
+			}
+			return nil, status.Errorf(codes.Unavailable, "no scheduler address is known: %v", c.problem)
+		}
+	}
+	candidates := c.order(tried)
+	if len(candidates) == 0 {
+		return nil, nil
+	}
+	for i, p := range candidates {
+		if p.state() == connectivity.Ready {
+			return p, nil
+		}
+		// The best one connects behind the scenes, while another serves.
+		if i == 0 && !p.penalised(time.Now()) {
+			p.conn().Connect()
+		}
+	}
+	return race(ctx, candidates), nil
+}
+
+// race connects the candidates one after another, each a little later than the
+// one before or as soon as that one failed, and returns the first that is
+// connected; the first candidate when none is.
+func race(ctx context.Context, candidates []*peer) *peer {
+	if len(candidates) == 1 {
+		return candidates[0] // the call itself waits for the connection
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	type result struct {
+		p  *peer
+		ok bool
+	}
+	results := make(chan result, len(candidates))
+	timer := time.NewTimer(0)
+	defer timer.Stop()
+	started, finished := 0, 0
+	for finished < len(candidates) {
+		select {
+		case <-timer.C:
+			if started < len(candidates) {
+				p := candidates[started]
+				go func() { results <- result{p, ready(ctx, p.conn())} }()
+				started++
+				timer.Reset(stagger)
+			}
+		case r := <-results:
+			if r.ok {
+				return r.p
+			}
+			finished++
+			timer.Reset(0)
+		case <-ctx.Done():
+			return candidates[0]
+		}
+	}
+	return candidates[0]
+}
+
+// ready connects and waits for success or failure.
+func ready(ctx context.Context, cc *grpc.ClientConn) bool {
+	cc.Connect()
+	for {
+		s := cc.GetState()
+		switch s {
+		case connectivity.Ready:
+			return true
+		case connectivity.TransientFailure, connectivity.Shutdown:
+			return false
+		}
+		if !cc.WaitForStateChange(ctx, s) {
+			return false
+		}
+	}
+}
+
+// try runs do on one peer after another until one answers, the answer is final
+// or ctx ends. A mutation that may have been applied by a replica that then
+// fell silent ends as UnknownOutcome when no other replica could tell.
+func (c *Conn) try(ctx context.Context, method string, mutation bool, do func(*peer) (sent bool, err error)) error {
+	var tried []*peer
+	var last error
+	unknown := false
+	pause := minPause
+	for rounds := 1; ; {
+		p, err := c.pick(ctx, tried)
+		if err != nil {
+			return c.giveUp(ctx, method, rounds, mutation && unknown, firstOf(last, err))
+		}
+		if p == nil {
+			// Half of the pause is drawn, so that clients do not march in step.
+			wait := time.NewTimer(pause/2 + rand.N(pause/2))
+			select {
+			case <-wait.C:
+			case <-ctx.Done():
+				wait.Stop()
+				return c.giveUp(ctx, method, rounds, mutation && unknown, last)
+			}
+			tried, pause = tried[:0], min(2*pause, maxPause)
+			rounds++
+			continue
+		}
+		sent, err := do(p)
+		if err == nil {
+			return nil
+		}
+		switch judge(err) {
+		case surface:
+			ours := status.Code(err) == codes.DeadlineExceeded || status.Code(err) == codes.Canceled
+			if ctx.Err() != nil && ours && (last != nil || !sent) {
+				return c.giveUp(ctx, method, rounds, mutation && (unknown || sent), firstOf(last, err))
+			}
+			return err
+		case broken:
+			unknown = unknown || sent
+			c.failed(p)
+		}
+		last = err
+		tried = append(tried, p)
+		if ctx.Err() != nil {
+			return c.giveUp(ctx, method, rounds, mutation && unknown, last)
+		}
+	}
+}
+
+func firstOf(a, b error) error {
+	if a != nil {
+		return a
+	}
+	return b
+}
+
+func (c *Conn) giveUp(ctx context.Context, method string, rounds int, unknown bool, last error) error {
+	text := status.Convert(last).Message()
+	if unknown {
+		return UnknownOutcome(fmt.Sprintf("%s: a scheduler fell silent after it got the request, and none could tell the outcome: %s", method, text))
+	}
+	if errors.Is(ctx.Err(), context.Canceled) {
+		return status.FromContextError(ctx.Err()).Err()
+	}
+	if Reason(last) != "" || status.Code(last) == codes.Canceled {
+		return last
+	}
+	return status.Errorf(codes.Unavailable, "%s: no scheduler of [%s] answered in %d rounds: %s", method, strings.Join(c.Addrs(), " "), rounds, text)
+}
+
+// Invoke makes a unary call. Without a deadline it gets Options.CallTimeout;
+// a mutation without a request id gets one, the same for all attempts.
+func (c *Conn) Invoke(ctx context.Context, method string, args, reply any, opts ...grpc.CallOption) error {
+	if _, ok := ctx.Deadline(); !ok {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, c.opt.CallTimeout)
+		defer cancel()
+	}
+	mutation := !isRead(method)
+	if mutation {
+		var err error
+		if ctx, err = withRequestID(ctx); err != nil {
+			return err
+		}
+	}
+	return c.try(ctx, method, mutation, func(p *peer) (bool, error) {
+		l, err := p.begin(false)
+		if err != nil {
+			return false, c.gone(err)
+		}
+		alive := false
+		defer func() { l.end(false, alive) }()
+		var trailer metadata.MD
+		var to grpcpeer.Peer
+		err = l.cc.Invoke(ctx, method, args, reply, append(opts[:len(opts):len(opts)], grpc.Trailer(&trailer), grpc.Peer(&to))...)
+		err = c.explain(ctx, l, err)
+		switch {
+		case judge(err) == broken:
+		case ctx.Err() == nil || err == nil:
+			alive = true
+			c.answered(p, trailer, err)
+		case status.Code(err) == codes.DeadlineExceeded && to.Addr != nil:
+			// Callers with short deadlines never wait for the watch.
+			p.suspect(l)
+		}
+		return to.Addr != nil, err
+	})
+}
+
+// gone makes a retired peer look like one that can not be reached, unless the
+// whole connection is closed.
+func (c *Conn) gone(err error) error {
+	if c.ctx.Err() != nil {
+		return err
+	}
+	return status.Error(codes.Unavailable, "scheduler is no longer listed")
+}
+
+// explain turns the end of a call whose connection was replaced under it into
+// what it is for the caller.
+func (c *Conn) explain(ctx context.Context, l lane, err error) error {
+	if status.Code(err) == codes.Canceled && ctx.Err() == nil && c.ctx.Err() == nil && l.cut() {
+		return status.Errorf(codes.Unavailable, "scheduler %s stopped answering", l.p.end.Addr)
+	}
+	return err
+}
+
+func withRequestID(ctx context.Context) (context.Context, error) {
+	if md, ok := metadata.FromOutgoingContext(ctx); ok && len(md.Get(KeyRequestID)) > 0 {
+		return ctx, nil
+	}
+	id, err := uuid.NewV7()
+	if err != nil {
+		return nil, fmt.Errorf("request id: %w", err)
+	}
+	return metadata.AppendToOutgoingContext(ctx, KeyRequestID, id.String()), nil
+}
+
+// NewStream opens a stream on one replica. Opening is retried; an open stream
+// that breaks ends with Unavailable and is the caller's to open again.
+func (c *Conn) NewStream(ctx context.Context, desc *grpc.StreamDesc, method string, opts ...grpc.CallOption) (grpc.ClientStream, error) {
+	open, cancel := context.WithTimeout(ctx, c.opt.CallTimeout)
+	defer cancel()
+	var out *stream
+	err := c.try(open, method, false, func(p *peer) (bool, error) {
+		l, err := p.begin(true)
+		if err != nil {
+			return false, c.gone(err)
+		}
+		sctx, stop := context.WithCancel(ctx)
+		// The time to open counts for the opening only.
+		late := context.AfterFunc(open, stop)
+		cs, err := l.cc.NewStream(sctx, desc, method, opts...)
+		if !late() && err == nil {
+			err = status.FromContextError(open.Err()).Err()
+		}
+		if err != nil {
+			stop()
+			l.end(true, false)
+			return false, c.explain(ctx, l, err)
+		}
+		out = &stream{ClientStream: cs, lane: l, conn: c, desc: desc, caller: ctx}
+		// Callers may drop a stream by ending its context, without reading on.
+		unhook := context.AfterFunc(sctx, func() { out.once.Do(func() { l.end(true, false) }) })
+		out.finish = func() {
+			unhook()
+			out.once.Do(func() { l.end(true, false) })
+			stop()
+		}
+		return true, nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+// stream is a client stream that tells its peer about signs of life.
+type stream struct {
+	grpc.ClientStream
+	lane   lane
+	conn   *Conn
+	desc   *grpc.StreamDesc
+	caller context.Context
+	once   sync.Once
+	finish func()
+}
+
+func (s *stream) RecvMsg(m any) error {
+	err := s.ClientStream.RecvMsg(m)
+	if err == nil {
+		s.lane.p.touch()
+		if !s.desc.ServerStreams {
+			s.conn.answered(s.lane.p, s.Trailer(), nil)
+			s.finish()
+		}
+		return nil
+	}
+	// gRPC ends the stream's own context with the stream, so only the caller's
+	// tells who ended it.
+	ours := s.caller.Err() != nil
+	err = s.conn.explain(s.caller, s.lane, err)
+	s.finish()
+	switch {
+	case errors.Is(err, io.EOF):
+		s.conn.answered(s.lane.p, s.Trailer(), nil)
+	case judge(err) == broken:
+		s.conn.failed(s.lane.p)
+	case !ours:
+		s.conn.answered(s.lane.p, s.Trailer(), err)
+	}
+	return err
+}

@@ -1,0 +1,497 @@
+package dial
+
+import (
+	"context"
+	"errors"
+	"io"
+	"net"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	healthpb "google.golang.org/grpc/health/grpc_health_v1"
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/status"
+
+	"github.com/persys/compute/pki"
+)
+
+func TestFailover(t *testing.T) {
+	s := []*server{start(t, nil), start(t, nil), start(t, nil)}
+	c := dialTo(t, Options{Addrs: []string{s[0].addr, s[1].addr, s[2].addr}})
+	for range 5 {
+		mustCall(t, c, apply)
+	}
+	if s[0].calls.Load() != 5 {
+		t.Fatalf("the first address got %d of 5 calls", s[0].calls.Load())
+	}
+	for i := range 2 {
+		s[i].grpc.Stop()
+		begin := time.Now()
+		mustCall(t, c, apply)
+		gap := time.Since(begin)
+		t.Logf("gap after the loss of a replica: %v", gap)
+		if gap > 2*time.Second {
+			t.Errorf("failover took %v", gap)
+		}
+	}
+	if s[2].calls.Load() != 1 {
+		t.Errorf("the last replica got %d calls, want 1", s[2].calls.Load())
+	}
+	s[2].grpc.Stop()
+	begin := time.Now()
+	err := call(c, get, 700*time.Millisecond)
+	wantCode(t, err, codes.Unavailable)
+	if !strings.Contains(err.Error(), s[0].addr) || !strings.Contains(err.Error(), "refused") {
+		t.Errorf("the error names neither address nor cause: %v", err)
+	}
+	if d := time.Since(begin); d > 3*time.Second {
+		t.Errorf("the caller's deadline of 0.7 s took %v", d)
+	}
+}
+
+func TestComesBack(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	addr := l.Addr().String()
+	l.Close()
+	c := dialTo(t, Options{Addrs: []string{addr}})
+	done := make(chan error, 1)
+	go func() { done <- call(c, apply, 10*time.Second) }()
+	eventually(t, "a first attempt failed", func() bool {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		return c.peers[0].penalised(time.Now())
+	})
+	if l, err = net.Listen("tcp", addr); err != nil {
+		t.Skipf("the port was taken meanwhile: %v", err)
+	}
+	serve(t, l, nil)
+	if err := <-done; err != nil {
+		t.Errorf("a call made before the scheduler started: %v", err)
+	}
+}
+
+func TestLeaderHint(t *testing.T) {
+	t.Run("is followed inside the list", func(t *testing.T) {
+		a, b := start(t, nil), start(t, nil)
+		a.leader.Store(b.addr)
+		b.leader.Store(b.addr)
+		c := dialTo(t, Options{Addrs: []string{a.addr, b.addr}})
+		mustCall(t, c, get)
+		if c.Leader() != b.addr {
+			t.Fatalf("leader %q, want %q", c.Leader(), b.addr)
+		}
+		eventually(t, "the leader gets the calls", func() bool { mustCall(t, c, get); return b.calls.Load() > 0 })
+		before := a.calls.Load()
+		mustCall(t, c, get)
+		if a.calls.Load() != before {
+			t.Error("a follower still gets calls")
+		}
+		b.grpc.Stop()
+		a.leader.Store("")
+		eventually(t, "a dead leader is not hinted", func() bool { mustCall(t, c, get); return c.Leader() == "" })
+	})
+	t.Run("is followed outside the list", func(t *testing.T) {
+		a, b := start(t, nil), start(t, nil)
+		a.leader.Store(b.addr)
+		c := dialTo(t, Options{Addrs: []string{a.addr}})
+		eventually(t, "the leader gets the calls", func() bool { mustCall(t, c, get); return b.calls.Load() > 0 })
+		a.leader.Store(a.addr)
+		b.leader.Store(a.addr)
+		mustCall(t, c, get)
+		before := b.calls.Load()
+		mustCall(t, c, get)
+		if b.calls.Load() != before {
+			t.Error("a former leader outside the list still gets calls")
+		}
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		if c.guest != nil {
+			t.Error("the former leader is still kept")
+		}
+	})
+	t.Run("to nobody costs nothing", func(t *testing.T) {
+		a := start(t, nil)
+		a.leader.Store(vacant(t))
+		c := dialTo(t, Options{Addrs: []string{a.addr}})
+		for range 20 {
+			begin := time.Now()
+			mustCall(t, c, get)
+			if d := time.Since(begin); d > time.Second {
+				t.Fatalf("a call took %v", d)
+			}
+		}
+	})
+	t.Run("comes with an error too", func(t *testing.T) {
+		a, b := start(t, nil), start(t, nil)
+		a.leader.Store(b.addr)
+		a.on(func(context.Context) error { return status.Error(codes.NotFound, "x") })
+		c := dialTo(t, Options{Addrs: []string{a.addr, b.addr}})
+		wantCode(t, call(c, get, 5*time.Second), codes.NotFound)
+		if c.Leader() != b.addr {
+			t.Errorf("leader %q, want %q", c.Leader(), b.addr)
+		}
+	})
+}
+
+func TestCredible(t *testing.T) {
+	for _, tc := range []struct {
+		hint, from string
+		want       bool
+	}{
+		{"10.0.0.2:8085", "10.0.0.1:8085", true},
+		{"sched-2.example.com:8085", "10.0.0.1:8085", true},
+		{"127.0.0.1:8085", "10.0.0.1:8085", false},
+		{"localhost:8085", "10.0.0.1:8085", false},
+		{"127.0.0.1:9085", "localhost:8085", true},
+		{"0.0.0.0:8085", "127.0.0.1:8085", false},
+		{"[::]:8085", "127.0.0.1:8085", false},
+		{":8085", "127.0.0.1:8085", false},
+		{"host", "10.0.0.1:8085", false},
+		{"unix:/x:1", "10.0.0.1:8085", false},
+		{"", "10.0.0.1:8085", false},
+	} {
+		if got := credible(tc.hint, tc.from); got != tc.want {
+			t.Errorf("hint %q from %s: %v", tc.hint, tc.from, got)
+		}
+	}
+}
+
+func TestHangingReplica(t *testing.T) {
+	quick := Options{StallAfter: 100 * time.Millisecond, ProbeTimeout: 300 * time.Millisecond}
+	t.Run("loses its calls to another", func(t *testing.T) {
+		a, b := start(t, nil), start(t, nil)
+		p := frozenProxy(t, a.addr)
+		opt := quick
+		opt.Addrs = []string{p.addr, b.addr}
+		c := dialTo(t, opt)
+		mustCall(t, c, apply)
+		p.frozen.Store(true)
+		begin := time.Now()
+		mustCall(t, c, apply)
+		t.Logf("gap after a replica hung: %v", time.Since(begin))
+		if b.calls.Load() != 1 {
+			t.Errorf("the other replica got %d calls", b.calls.Load())
+		}
+	})
+	t.Run("is noticed by callers with short deadlines", func(t *testing.T) {
+		a, b := start(t, nil), start(t, nil)
+		p := frozenProxy(t, a.addr)
+		opt := quick
+		opt.StallAfter = time.Hour
+		opt.Addrs = []string{p.addr, b.addr}
+		c := dialTo(t, opt)
+		mustCall(t, c, apply)
+		p.frozen.Store(true)
+		wantCode(t, call(c, apply, 50*time.Millisecond), codes.DeadlineExceeded)
+		eventually(t, "the other replica is asked", func() bool { return call(c, apply, 50*time.Millisecond) == nil })
+	})
+	t.Run("is left alone when it is only slow", func(t *testing.T) {
+		a, b := start(t, nil), start(t, nil)
+		a.on(func(ctx context.Context) error {
+			select {
+			case <-time.After(800 * time.Millisecond):
+			case <-ctx.Done():
+			}
+			return nil
+		})
+		opt := quick
+		opt.Addrs = []string{a.addr, b.addr}
+		c := dialTo(t, opt)
+		mustCall(t, c, apply)
+		if a.calls.Load() != 1 || b.calls.Load() != 0 {
+			t.Errorf("a slow call was repeated: %d, %d", a.calls.Load(), b.calls.Load())
+		}
+	})
+	t.Run("ends its streams", func(t *testing.T) {
+		a := start(t, nil)
+		p := frozenProxy(t, a.addr)
+		opt := quick
+		opt.Addrs = []string{p.addr}
+		c := dialTo(t, opt)
+		st := openStream(t, c)
+		ping(t, st)
+		p.frozen.Store(true)
+		err := st.RecvMsg(new(healthpb.HealthCheckResponse))
+		wantCode(t, err, codes.Unavailable)
+	})
+}
+
+func TestRetryRule(t *testing.T) {
+	for _, tc := range []struct {
+		name   string
+		err    error // of the first replica, once
+		second int64 // calls at the other one
+		want   codes.Code
+	}{
+		{"a bare Unavailable goes on", status.Error(codes.Unavailable, "x"), 1, codes.OK},
+		{"no leader goes on", Error(codes.Unavailable, ReasonNoLeader, "x"), 1, codes.OK},
+		{"not leader goes on", Error(codes.Unavailable, ReasonNotLeader, "x"), 1, codes.OK},
+		{"another reason is the answer", Error(codes.Unavailable, "FROZEN", "x"), 0, codes.Unavailable},
+		{"an unknown outcome is the answer", UnknownOutcome("x"), 0, codes.Aborted},
+		{"a refusal is the answer", status.Error(codes.FailedPrecondition, "x"), 0, codes.FailedPrecondition},
+		{"busy is the answer", status.Error(codes.ResourceExhausted, "x"), 0, codes.ResourceExhausted},
+		{"a deadline inside is the answer", status.Error(codes.DeadlineExceeded, "x"), 0, codes.DeadlineExceeded},
+		{"an internal error is the answer", status.Error(codes.Internal, "x"), 0, codes.Internal},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			a, b := start(t, nil), start(t, nil)
+			a.on(func(context.Context) error { return tc.err })
+			c := dialTo(t, Options{Addrs: []string{a.addr, b.addr}})
+			wantCode(t, call(c, apply, 5*time.Second), tc.want)
+			if b.calls.Load() != tc.second {
+				t.Errorf("the second replica got %d calls, want %d", b.calls.Load(), tc.second)
+			}
+			ids := slices.Concat(a.seen(), b.seen())
+			if len(ids) != 1+int(tc.second) || len(slices.Compact(ids)) != 1 {
+				t.Errorf("request ids of the attempts: %v", ids)
+			}
+		})
+	}
+}
+
+func TestNoLeaderIsWaitedFor(t *testing.T) {
+	a := start(t, nil)
+	var n atomic.Int64
+	a.on(func(context.Context) error {
+		if n.Add(1) < 4 {
+			return Error(codes.Unavailable, ReasonNoLeader, "no leader")
+		}
+		return nil
+	})
+	c := dialTo(t, Options{Addrs: []string{a.addr}})
+	mustCall(t, c, apply)
+	a.on(func(context.Context) error { return Error(codes.Unavailable, ReasonNoLeader, "no leader") })
+	err := call(c, apply, 300*time.Millisecond)
+	if status.Code(err) != codes.Unavailable || Reason(err) != ReasonNoLeader {
+		t.Errorf("got %v, want the replica's own words", err)
+	}
+}
+
+func TestUnknownOutcome(t *testing.T) {
+	for _, tc := range []struct {
+		method string
+		want   bool
+	}{{apply, true}, {get, false}} {
+		t.Run(tc.method, func(t *testing.T) {
+			a := start(t, nil)
+			a.on(func(ctx context.Context) error {
+				go a.grpc.Stop() // the replica dies with the request in hand
+				<-ctx.Done()
+				return nil
+			})
+			c := dialTo(t, Options{Addrs: []string{a.addr, vacant(t)}})
+			err := call(c, tc.method, time.Second)
+			if err == nil || IsUnknownOutcome(err) != tc.want {
+				t.Errorf("got %v", err)
+			}
+		})
+	}
+	c := dialTo(t, Options{Addrs: []string{vacant(t)}})
+	if err := call(c, apply, 300*time.Millisecond); IsUnknownOutcome(err) || status.Code(err) != codes.Unavailable {
+		t.Errorf("nothing was ever sent: %v", err)
+	}
+	if IsUnknownOutcome(nil) || IsUnknownOutcome(errors.New("x")) || !IsUnknownOutcome(errors.Join(UnknownOutcome("x"))) {
+		t.Error("IsUnknownOutcome")
+	}
+}
+
+func TestMetadataOfCalls(t *testing.T) {
+	a := start(t, nil)
+	c := dialTo(t, Options{Addrs: []string{a.addr}, CallTimeout: 7 * time.Second})
+	req, rsp := &healthpb.HealthCheckRequest{}, &healthpb.HealthCheckResponse{}
+	if err := c.Invoke(context.Background(), get, req, rsp); err != nil {
+		t.Fatal(err)
+	}
+	if a.timeout <= 5*time.Second || a.timeout > 7*time.Second {
+		t.Errorf("a call without a deadline got %v", a.timeout)
+	}
+	if ids := a.seen(); len(ids) != 0 {
+		t.Errorf("a read carries request ids %v", ids)
+	}
+	ctx := metadata.AppendToOutgoingContext(t.Context(), KeyRequestID, "mine")
+	if err := c.Invoke(ctx, apply, req, rsp); err != nil {
+		t.Fatal(err)
+	}
+	if ids := a.seen(); !slices.Equal(ids, []string{"mine"}) {
+		t.Errorf("request ids %v, want mine", ids)
+	}
+}
+
+func openStream(t testing.TB, c *Conn) grpc.ClientStream {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+	t.Cleanup(cancel)
+	st, err := c.NewStream(ctx, &grpc.StreamDesc{ServerStreams: true, ClientStreams: true}, watch)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return st
+}
+
+func ping(t testing.TB, st grpc.ClientStream) {
+	t.Helper()
+	if err := st.SendMsg(&healthpb.HealthCheckRequest{}); err != nil {
+		t.Fatal(err)
+	}
+	if err := st.RecvMsg(new(healthpb.HealthCheckResponse)); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestStreams(t *testing.T) {
+	a, b := start(t, nil), start(t, nil)
+	c := dialTo(t, Options{Addrs: []string{vacant(t), a.addr, b.addr}, CallTimeout: 5 * time.Second})
+	st := openStream(t, c)
+	ping(t, st)
+	a.grpc.Stop()
+	wantCode(t, st.RecvMsg(new(healthpb.HealthCheckResponse)), codes.Unavailable)
+
+	b.leader.Store(b.addr)
+	st = openStream(t, c)
+	ping(t, st)
+	if err := st.CloseSend(); err != nil {
+		t.Fatal(err)
+	}
+	if err := st.RecvMsg(new(healthpb.HealthCheckResponse)); err != io.EOF {
+		t.Errorf("the end of a stream is %v", err)
+	}
+	if c.Leader() != b.addr {
+		t.Errorf("leader %q from a stream's trailer, want %q", c.Leader(), b.addr)
+	}
+	eventually(t, "no stream is counted any more", func() bool {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		for p := range c.all {
+			p.mu.Lock()
+			n := p.streams
+			p.mu.Unlock()
+			if n != 0 {
+				return false
+			}
+		}
+		return true
+	})
+}
+
+func TestClose(t *testing.T) {
+	a := start(t, nil)
+	a.on(func(ctx context.Context) error { <-ctx.Done(); return ctx.Err() })
+	c := dialTo(t, Options{Addrs: []string{a.addr}})
+	done := make(chan error, 1)
+	go func() { done <- call(c, apply, 20*time.Second) }()
+	eventually(t, "the call is under way", func() bool { return a.calls.Load() == 1 })
+	c.Close()
+	if err := <-done; err == nil {
+		t.Error("a call outlives the connection")
+	}
+	wantCode(t, call(c, apply, time.Second), codes.Canceled)
+	if err := c.Close(); err != nil {
+		t.Errorf("the second Close: %v", err)
+	}
+}
+
+func TestCallerCancels(t *testing.T) {
+	c := dialTo(t, Options{Addrs: []string{vacant(t)}})
+	ctx, cancel := context.WithCancel(t.Context())
+	time.AfterFunc(100*time.Millisecond, cancel)
+	err := c.Invoke(ctx, get, &healthpb.HealthCheckRequest{}, &healthpb.HealthCheckResponse{})
+	wantCode(t, err, codes.Canceled)
+}
+
+func TestDialRefuses(t *testing.T) {
+	for _, tc := range []struct {
+		name string
+		opt  Options
+		want string
+	}{
+		{"neither TLS nor insecure", Options{Addrs: []string{"a"}}, "PERSYS_TLS_CERT"},
+		{"no address", Options{Insecure: true}, "no scheduler address"},
+		{"a bad address", Options{Insecure: true, Addrs: []string{"a:b"}}, `port "b"`},
+		{"a bad discovery", Options{Insecure: true, Discovery: "srv://"}, "DNS name"},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			if _, err := Dial(t.Context(), tc.opt); err == nil || !strings.Contains(err.Error(), tc.want) {
+				t.Errorf("got %v, want %q", err, tc.want)
+			}
+		})
+	}
+}
+
+func TestTLS(t *testing.T) {
+	certs := func() map[string]*pki.Files {
+		set, err := pki.DevCerts(filepath.Join(t.TempDir(), "c"), pki.DevOptions{Cluster: "c1"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		out := map[string]*pki.Files{}
+		for name, p := range set.Leaf {
+			if out[name], err = pki.LoadFiles(pki.FilesConfig{CA: p.CA, Cert: p.Cert, Key: p.Key}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		return out
+	}
+	ours, theirs := certs(), certs()
+	good := start(t, ours["scheduler/scheduler-1"])
+	_, port, _ := net.SplitHostPort(good.addr)
+	for _, tc := range []struct {
+		name   string
+		server string
+		client *pki.Files
+		want   string
+	}{
+		{"an agent reaches a scheduler by address", good.addr, ours["agent/node-a"], ""},
+		{"the admin reaches a scheduler by name", "localhost:" + port, ours["user/admin"], ""},
+		{"a client of another CA is refused", good.addr, theirs["agent/node-a"], "is not good for the CA"},
+		{"an agent's certificate is no scheduler", start(t, ours["agent/node-b"]).addr, ours["agent/node-a"], "want role scheduler"},
+		{"a server in plain text is refused", start(t, nil).addr, ours["agent/node-a"], "handshake"},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			c := dialTo(t, Options{Addrs: []string{tc.server}, TLS: tc.client})
+			timeout := 10 * time.Second
+			if tc.want != "" {
+				timeout = 500 * time.Millisecond
+			}
+			err := call(c, apply, timeout)
+			if tc.want == "" {
+				if err != nil {
+					t.Error(err)
+				}
+				return
+			}
+			if status.Code(err) != codes.Unavailable || !strings.Contains(err.Error(), tc.want) {
+				t.Errorf("got %v, want %q", err, tc.want)
+			}
+		})
+	}
+}
+
+func BenchmarkInvoke(b *testing.B) {
+	a := start(b, nil)
+	c := dialTo(b, Options{Addrs: []string{a.addr}})
+	plain, err := c.connect(endpointOf(a.addr))
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer plain.Close()
+	for name, cc := range map[string]grpc.ClientConnInterface{"persys": c, "plain": plain} {
+		b.Run(name, func(b *testing.B) {
+			for b.Loop() {
+				ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+				if err := cc.Invoke(ctx, apply, &healthpb.HealthCheckRequest{}, &healthpb.HealthCheckResponse{}); err != nil {
+					b.Fatal(err)
+				}
+				cancel()
+			}
+		})
+	}
+}

@@ -1,0 +1,43 @@
+package dial
+
+// Keys of the metadata that Persys programs put beside a message. Every key is
+// lower-case, as HTTP/2 asks, and its value is printable ASCII. A peer that
+// does not know a key ignores it, so none of them changes the contract.
+const (
+	// KeyLeader, a trailer: the gRPC address (host:port) that the leader
+	// advertises, as the answering replica knows it. Clients go there next.
+	KeyLeader = "persys-leader"
+	// KeyIndex, a trailer: the decimal log index at which the answer holds. In
+	// a request: the index a Session read has to wait for.
+	KeyIndex = "persys-index"
+	// KeyStale, a trailer: "true" when the answer was served without asking a
+	// leader. It is absent otherwise.
+	KeyStale = "persys-stale"
+	// KeyAgeMS, a trailer: decimal milliseconds since the answering replica
+	// last heard from a leader. It goes with KeyStale.
+	KeyAgeMS = "persys-age-ms"
+	// KeyEpoch, a trailer: the epoch (incarnation and term) of the answer.
+	KeyEpoch = "persys-epoch"
+	// KeyRead, in a request: the wished consistency of a read, one of the
+	// Read* values. Absent means linearizable.
+	KeyRead = "persys-read"
+
+	// KeyForwardedIdentity, in a request: the text form of the caller's
+	// pki.Identity. It is trusted only from a certificate of a scheduler, and
+	// ignored under -insecure (DESIGN, decisions 7 and 14).
+	KeyForwardedIdentity = "persys-forwarded-identity"
+	// KeyHop, in a request: "1" once a replica has passed the call on. Such a
+	// call is never forwarded again.
+	KeyHop = "persys-hop"
+	// KeyRequestID, in a request: the UUIDv7 under which a mutation is applied
+	// at most once (DESIGN, decision 8). Every attempt of one call carries the
+	// same one.
+	KeyRequestID = "persys-request-id"
+)
+
+// Values of KeyRead.
+const (
+	ReadLinearizable = "linearizable"
+	ReadSession      = "session"
+	ReadStale        = "stale"
+)

@@ -1,0 +1,256 @@
+package dial
+
+import (
+	"context"
+	"sync"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/connectivity"
+	healthpb "google.golang.org/grpc/health/grpc_health_v1"
+	"google.golang.org/grpc/status"
+)
+
+const (
+	minPenalty = 500 * time.Millisecond
+	maxPenalty = 15 * time.Second
+)
+
+// peer is one scheduler address and its connection, which is made when it is
+// first needed and replaced when it failed.
+type peer struct {
+	end   endpoint
+	owner *Conn
+
+	mu      sync.Mutex
+	cc      *grpc.ClientConn
+	gen     int // counts replaced connections
+	closed  bool
+	retired bool      // no longer an address of ours; closed after its last call
+	fails   int       // in a row
+	until   time.Time // a failed peer is the last choice until then
+	unary   int       // calls under way
+	streams int
+	heard   time.Time   // when something last came back, while calls are under way
+	watch   *time.Timer // fires when nothing did for too long
+	probing bool
+}
+
+// lane is the use of one connection by one call.
+type lane struct {
+	p   *peer
+	cc  *grpc.ClientConn
+	gen int
+}
+
+func (p *peer) begin(stream bool) (lane, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.closed {
+		return lane{}, status.Error(codes.Canceled, "the connection to the schedulers is closed")
+	}
+	idle := p.unary+p.streams == 0
+	if stream {
+		p.streams++
+	} else {
+		p.unary++
+	}
+	// Only the first call starts the clock: a steady flow of calls into a dead
+	// peer must not keep it young.
+	if idle || !stream && p.unary == 1 {
+		p.heard = time.Now()
+		if p.watch == nil {
+			p.watch = time.AfterFunc(p.patience(), p.onSilence)
+		} else {
+			p.watch.Reset(p.patience())
+		}
+	}
+	return lane{p, p.cc, p.gen}, nil
+}
+
+// end gives the lane back; alive tells that the peer answered.
+func (l lane) end(stream, alive bool) {
+	l.p.mu.Lock()
+	if stream {
+		l.p.streams--
+	} else {
+		l.p.unary--
+	}
+	if alive {
+		l.p.heard = time.Now()
+	}
+	unused := l.p.unary+l.p.streams == 0
+	if unused {
+		l.p.watch.Stop()
+	}
+	done := unused && l.p.retired
+	l.p.mu.Unlock()
+	if done {
+		l.p.close()
+	}
+}
+
+// cut reports whether the connection was replaced under the call.
+func (l lane) cut() bool {
+	l.p.mu.Lock()
+	defer l.p.mu.Unlock()
+	return l.gen != l.p.gen
+}
+
+func (p *peer) touch() {
+	p.mu.Lock()
+	p.heard = time.Now()
+	p.mu.Unlock()
+}
+
+// patience is how long calls may hear nothing before the peer is asked whether
+// it lives. Streams are often silent for good reasons.
+func (p *peer) patience() time.Duration {
+	if p.unary > 0 {
+		return p.owner.opt.StallAfter
+	}
+	return 3 * p.owner.opt.StallAfter
+}
+
+// onSilence finds peers that hang (stopped, paused, cut off) while their TCP
+// connection stays up. gRPC's own keepalive does it no faster than in 13 s.
+func (p *peer) onSilence() {
+	p.mu.Lock()
+	if p.closed || p.unary+p.streams == 0 {
+		p.mu.Unlock()
+		return
+	}
+	if left := p.patience() - time.Since(p.heard); left > 0 {
+		p.watch.Reset(left)
+		p.mu.Unlock()
+		return
+	}
+	l := lane{p, p.cc, p.gen}
+	p.mu.Unlock()
+	p.probe(l)
+}
+
+// suspect probes a peer that let a call's deadline pass.
+func (p *peer) suspect(l lane) { go p.probe(l) }
+
+// probe asks a peer for a sign of life, one probe at a time, and gives up the
+// connection when there is none.
+func (p *peer) probe(l lane) {
+	p.mu.Lock()
+	if p.closed || p.probing {
+		p.mu.Unlock()
+		return
+	}
+	p.probing = true
+	p.owner.background.Add(1)
+	p.mu.Unlock()
+	defer p.owner.background.Done()
+
+	ctx, cancel := context.WithTimeout(p.owner.ctx, p.owner.opt.ProbeTimeout)
+	defer cancel()
+	_, err := healthpb.NewHealthClient(l.cc).Check(ctx, &healthpb.HealthCheckRequest{})
+	// Any answer is a sign of life, an error status too; a connection that
+	// broke has failed its calls itself.
+	if status.Code(err) == codes.DeadlineExceeded && p.owner.ctx.Err() == nil {
+		p.owner.log.Warn("scheduler does not answer; its calls go elsewhere", "addr", p.end.Addr)
+		p.owner.failed(p)
+		p.replace(l.gen)
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.probing = false
+	p.heard = time.Now()
+	if !p.closed && p.unary+p.streams > 0 {
+		p.watch.Reset(p.patience())
+	}
+}
+
+// replace closes the connection of generation gen, which ends its calls, and
+// puts a fresh idle one in its place.
+func (p *peer) replace(gen int) {
+	cc, err := p.owner.connect(p.end)
+	p.mu.Lock()
+	if err != nil || p.closed || p.gen != gen {
+		p.mu.Unlock()
+		if err == nil {
+			cc.Close()
+		}
+		return
+	}
+	old := p.cc
+	p.cc = cc
+	p.gen++
+	p.mu.Unlock()
+	old.Close()
+}
+
+// state returns the state of the connection. One that failed with nobody using
+// it is replaced, so that it does not redial on its own.
+func (p *peer) state() connectivity.State {
+	p.mu.Lock()
+	cc, gen, busy := p.cc, p.gen, p.unary+p.streams > 0
+	p.mu.Unlock()
+	s := cc.GetState()
+	if s == connectivity.TransientFailure && !busy {
+		if !p.penalised(time.Now()) {
+			p.owner.failed(p)
+		}
+		p.replace(gen)
+		return connectivity.Idle
+	}
+	return s
+}
+
+func (p *peer) conn() *grpc.ClientConn {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.cc
+}
+
+func (p *peer) penalise() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.fails++
+	p.until = time.Now().Add(min(minPenalty<<min(p.fails-1, 10), maxPenalty))
+}
+
+func (p *peer) ok() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.fails, p.until = 0, time.Time{}
+}
+
+func (p *peer) penalised(now time.Time) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return now.Before(p.until)
+}
+
+// retire closes the peer as soon as no call uses it.
+func (p *peer) retire() {
+	p.mu.Lock()
+	p.retired = true
+	unused := p.unary+p.streams == 0
+	p.mu.Unlock()
+	if unused {
+		p.close()
+	}
+}
+
+func (p *peer) close() {
+	p.mu.Lock()
+	p.closed = true
+	if p.watch != nil {
+		p.watch.Stop()
+	}
+	cc := p.cc
+	p.mu.Unlock()
+	cc.Close()
+}
+
+func (p *peer) isClosed() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.closed
+}

@@ -1,0 +1,213 @@
+package dial
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"net"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/miekg/dns"
+)
+
+const (
+	queryTimeout = 2 * time.Second
+	// Answers are asked for again after their TTL, within these bounds.
+	minTTL = time.Second
+	maxTTL = 5 * time.Minute
+	// resolvConf is where the system names its DNS servers.
+	resolvConf = "/etc/resolv.conf"
+)
+
+// answer is what one lookup found, in order of preference (RFC 2782).
+type answer struct {
+	endpoints []endpoint
+	ttl       time.Duration
+}
+
+// lookup asks for the SRV records of t and the addresses of their targets. The
+// project asks DNS itself because net.Resolver hides the TTL.
+func lookup(ctx context.Context, t Target) (answer, error) {
+	servers, names, err := questions(t)
+	if err != nil {
+		return answer{}, err
+	}
+	var failed error
+	for _, name := range names {
+		msg, err := ask(ctx, servers, name, dns.TypeSRV)
+		if err != nil {
+			failed = err
+			continue
+		}
+		var records []*dns.SRV
+		for _, rr := range msg.Answer {
+			if srv, ok := rr.(*dns.SRV); ok && srv.Target != "." && srv.Port != 0 {
+				records = append(records, srv)
+			}
+		}
+		if len(records) == 0 {
+			continue
+		}
+		return expand(ctx, servers, order(records, rand.IntN), msg.Extra), nil
+	}
+	if failed != nil {
+		return answer{}, fmt.Errorf("SRV %s: %w", t.SRV, failed)
+	}
+	return answer{}, fmt.Errorf("SRV %s: no record at %s", t.SRV, strings.Join(servers, ", "))
+}
+
+// questions lists the servers to ask and the full names to ask for.
+func questions(t Target) (servers, names []string, err error) {
+	conf := &dns.ClientConfig{Ndots: 1}
+	servers = t.DNS
+	if len(servers) == 0 {
+		if conf, err = dns.ClientConfigFromFile(resolvConf); err != nil {
+			return nil, nil, fmt.Errorf("SRV %s: %w", t.SRV, err)
+		}
+		for _, s := range conf.Servers {
+			servers = append(servers, net.JoinHostPort(s, conf.Port))
+		}
+		if len(servers) == 0 {
+			return nil, nil, fmt.Errorf("SRV %s: %s names no server", t.SRV, resolvConf)
+		}
+	}
+	names = conf.NameList(t.SRV)
+	if strings.HasPrefix(t.SRV, "_") {
+		return servers, names, nil
+	}
+	var all []string
+	for _, prefix := range []string{"_persys-scheduler._tcp.", "_persys-scheduler.", ""} {
+		for _, n := range names {
+			all = append(all, prefix+n)
+		}
+	}
+	return servers, all, nil
+}
+
+// ask puts one question to the servers in turn. A name that does not exist is
+// an answer without records, not an error.
+func ask(ctx context.Context, servers []string, name string, qtype uint16) (*dns.Msg, error) {
+	q := new(dns.Msg)
+	q.SetQuestion(dns.Fqdn(name), qtype)
+	q.SetEdns0(1232, false)
+	var failed error
+	for _, server := range servers {
+		msg, err := exchange(ctx, q, server)
+		if err == nil && msg.Rcode != dns.RcodeSuccess && msg.Rcode != dns.RcodeNameError {
+			err = fmt.Errorf("%s answers %s", server, dns.RcodeToString[msg.Rcode])
+		}
+		if err == nil {
+			return msg, nil
+		}
+		failed = errors.Join(failed, err)
+		if ctx.Err() != nil {
+			break
+		}
+	}
+	return nil, failed
+}
+
+func exchange(ctx context.Context, q *dns.Msg, server string) (*dns.Msg, error) {
+	for _, network := range []string{"udp", "tcp"} {
+		client := &dns.Client{Net: network, Timeout: queryTimeout, UDPSize: 1232}
+		msg, _, err := client.ExchangeContext(ctx, q, server)
+		if err != nil {
+			return nil, err
+		}
+		if !msg.Truncated || network == "tcp" {
+			return msg, nil
+		}
+	}
+	return nil, errors.New("unreachable: every network returns")
+}
+
+// order sorts by priority and, inside one priority, draws by weight as RFC 2782
+// says.
+func order(records []*dns.SRV, intn func(int) int) []*dns.SRV {
+	rest := slices.Clone(records)
+	// The sort by target makes the draw repeatable; zero weights come first, so
+	// that they keep their small chance.
+	slices.SortFunc(rest, func(a, b *dns.SRV) int {
+		return cmp.Or(cmp.Compare(a.Priority, b.Priority), cmp.Compare(min(a.Weight, 1), min(b.Weight, 1)),
+			cmp.Compare(a.Target, b.Target), cmp.Compare(a.Port, b.Port))
+	})
+	out := make([]*dns.SRV, 0, len(rest))
+	for len(rest) > 0 {
+		same, total := 0, 0
+		for same < len(rest) && rest[same].Priority == rest[0].Priority {
+			total += int(rest[same].Weight)
+			same++
+		}
+		draw, i := intn(total+1), 0
+		for ; i < same-1; i++ {
+			if draw -= int(rest[i].Weight); draw <= 0 {
+				break
+			}
+		}
+		out = append(out, rest[i])
+		rest = slices.Delete(rest, i, i+1)
+	}
+	return out
+}
+
+// expand turns records into addresses: from the additional section, else by
+// asking the same servers, else the name is left to the system.
+func expand(ctx context.Context, servers []string, records []*dns.SRV, extra []dns.RR) answer {
+	a := answer{ttl: maxTTL}
+	for _, srv := range records {
+		a.lower(srv.Hdr.Ttl)
+		host := strings.TrimSuffix(srv.Target, ".")
+		port := strconv.Itoa(int(srv.Port))
+		ips := a.addresses(extra, srv.Target)
+		for _, qtype := range []uint16{dns.TypeA, dns.TypeAAAA} {
+			if len(ips) > 0 {
+				break
+			}
+			if msg, err := ask(ctx, servers, srv.Target, qtype); err == nil {
+				ips = a.addresses(msg.Answer, "")
+			}
+		}
+		if len(ips) == 0 {
+			a.endpoints = append(a.endpoints, endpoint{Addr: net.JoinHostPort(host, port), Names: []string{host}})
+		}
+		for _, ip := range ips {
+			a.endpoints = append(a.endpoints, endpoint{Addr: net.JoinHostPort(ip, port), Names: []string{host, ip}})
+		}
+		if len(a.endpoints) > maxAddresses {
+			a.endpoints = a.endpoints[:maxAddresses]
+			break
+		}
+	}
+	a.ttl = max(a.ttl, minTTL)
+	return a
+}
+
+// addresses picks the addresses of name (of any name when it is empty, for an
+// answer that may have gone through a CNAME).
+func (a *answer) addresses(rrs []dns.RR, name string) []string {
+	var ips []string
+	for _, rr := range rrs {
+		if name != "" && !strings.EqualFold(rr.Header().Name, name) {
+			continue
+		}
+		switch rr := rr.(type) {
+		case *dns.A:
+			ips = append(ips, rr.A.String())
+		case *dns.AAAA:
+			ips = append(ips, rr.AAAA.String())
+		default:
+			continue
+		}
+		a.lower(rr.Header().Ttl)
+	}
+	return ips
+}
+
+func (a *answer) lower(ttl uint32) {
+	a.ttl = min(a.ttl, time.Duration(ttl)*time.Second)
+}

@@ -1,0 +1,294 @@
+package dial
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"net"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/miekg/dns"
+)
+
+// zone is a DNS server over records that a test can change.
+type zone struct {
+	addr string
+
+	mu      sync.Mutex
+	records []dns.RR
+	glue    bool // put addresses into the additional section
+	tiny    bool // answer over UDP with the truncated bit
+	asked   int
+	udp     *dns.Server
+	tcp     *dns.Server
+}
+
+func startZone(t testing.TB, records ...string) *zone {
+	t.Helper()
+	z := &zone{glue: true}
+	z.set(t, records...)
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	z.addr = l.Addr().String()
+	pc, err := net.ListenPacket("udp", z.addr)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var up sync.WaitGroup
+	up.Add(2)
+	z.udp = &dns.Server{PacketConn: pc, Handler: z, NotifyStartedFunc: up.Done}
+	z.tcp = &dns.Server{Listener: l, Handler: z, NotifyStartedFunc: up.Done}
+	var down sync.WaitGroup
+	for _, s := range []*dns.Server{z.udp, z.tcp} {
+		down.Go(func() { _ = s.ActivateAndServe() })
+	}
+	up.Wait()
+	t.Cleanup(func() { z.stop(); down.Wait() })
+	return z
+}
+
+func (z *zone) stop() {
+	_ = z.udp.Shutdown()
+	_ = z.tcp.Shutdown()
+}
+
+func (z *zone) set(t testing.TB, records ...string) {
+	t.Helper()
+	var rrs []dns.RR
+	for _, s := range records {
+		rr, err := dns.NewRR(s)
+		if err != nil {
+			t.Fatal(err)
+		}
+		rrs = append(rrs, rr)
+	}
+	z.mu.Lock()
+	defer z.mu.Unlock()
+	z.records = rrs
+}
+
+func (z *zone) ServeDNS(w dns.ResponseWriter, q *dns.Msg) {
+	z.mu.Lock()
+	defer z.mu.Unlock()
+	z.asked++
+	m := new(dns.Msg)
+	m.SetReply(q)
+	if _, udp := w.RemoteAddr().(*net.UDPAddr); udp && z.tiny {
+		m.Truncated = true
+		_ = w.WriteMsg(m)
+		return
+	}
+	for _, rr := range z.records {
+		if rr.Header().Name == q.Question[0].Name && rr.Header().Rrtype == q.Question[0].Qtype {
+			m.Answer = append(m.Answer, rr)
+		} else if z.glue && rr.Header().Rrtype == dns.TypeA {
+			m.Extra = append(m.Extra, rr)
+		}
+	}
+	if len(m.Answer) == 0 {
+		m.Rcode = dns.RcodeNameError
+	}
+	_ = w.WriteMsg(m)
+}
+
+func (z *zone) count() int {
+	z.mu.Lock()
+	defer z.mu.Unlock()
+	return z.asked
+}
+
+func TestLookup(t *testing.T) {
+	host := []string{"s1.x. 60 IN A 10.0.0.1", "s2.x. 30 IN A 10.0.0.2"}
+	for _, tc := range []struct {
+		name    string
+		records []string
+		change  func(*zone)
+		want    []string
+		names   []string // of the first
+		ttl     time.Duration
+		err     string
+	}{
+		{name: "the documented name is asked first", records: append(host,
+			"_persys-scheduler._tcp.persys.x. 40 IN SRV 20 0 8085 s1.x.", "_persys-scheduler._tcp.persys.x. 40 IN SRV 10 0 8086 s2.x.",
+			"persys.x. 1 IN SRV 0 0 1 s1.x."),
+			want: []string{"10.0.0.2:8086", "10.0.0.1:8085"}, names: []string{"s2.x", "10.0.0.2"}, ttl: 30 * time.Second},
+		{name: "the seeds' name is asked second", records: append(host, "_persys-scheduler.persys.x. 40 IN SRV 0 0 8085 s1.x."),
+			want: []string{"10.0.0.1:8085"}, ttl: 40 * time.Second},
+		{name: "the plain name is asked last", records: append(host, "persys.x. 20 IN SRV 0 0 8085 s1.x."),
+			want: []string{"10.0.0.1:8085"}, ttl: 20 * time.Second},
+		{name: "addresses are asked for when they do not come along", records: append(host, "persys.x. 40 IN SRV 0 0 8085 s1.x."),
+			change: func(z *zone) { z.glue = false }, want: []string{"10.0.0.1:8085"}, ttl: 40 * time.Second},
+		{name: "IPv6 addresses are found", records: []string{"persys.x. 40 IN SRV 0 0 8085 s6.x.", "s6.x. 40 IN AAAA fd00::1"},
+			want: []string{"[fd00::1]:8085"}, ttl: 40 * time.Second},
+		{name: "a target without address is left to the system", records: []string{"persys.x. 40 IN SRV 0 0 8085 s9.x."},
+			want: []string{"s9.x:8085"}, names: []string{"s9.x"}, ttl: 40 * time.Second},
+		{name: "a truncated answer is asked for again over TCP", records: append(host, "persys.x. 40 IN SRV 0 0 8085 s1.x."),
+			change: func(z *zone) { z.tiny = true }, want: []string{"10.0.0.1:8085"}, ttl: 40 * time.Second},
+		{name: "a TTL of zero is a second", records: append(host, "persys.x. 0 IN SRV 0 0 8085 s1.x."), want: []string{"10.0.0.1:8085"}, ttl: minTTL},
+		{name: "a service that is declared absent is none", records: []string{"persys.x. 40 IN SRV 0 0 1 ."}, err: "no record"},
+		{name: "nothing is an error", err: "SRV persys.x: no record"},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			z := startZone(t, tc.records...)
+			if tc.change != nil {
+				z.mu.Lock()
+				tc.change(z)
+				z.mu.Unlock()
+			}
+			got, err := lookup(t.Context(), Target{SRV: "persys.x", DNS: []string{z.addr}})
+			if tc.err != "" {
+				if err == nil || !strings.Contains(err.Error(), tc.err) {
+					t.Errorf("got %v, want %q", err, tc.err)
+				}
+				return
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			var addrs []string
+			for _, e := range got.endpoints {
+				addrs = append(addrs, e.Addr)
+			}
+			if !slices.Equal(addrs, tc.want) || got.ttl != tc.ttl {
+				t.Errorf("got %v for %v, want %v for %v", addrs, got.ttl, tc.want, tc.ttl)
+			}
+			if tc.names != nil && !slices.Equal(got.endpoints[0].Names, tc.names) {
+				t.Errorf("names %v, want %v", got.endpoints[0].Names, tc.names)
+			}
+		})
+	}
+	t.Run("the second server answers for the first", func(t *testing.T) {
+		z := startZone(t, "persys.x. 40 IN SRV 0 0 8085 s1.x.", "s1.x. 60 IN A 10.0.0.1")
+		if _, err := lookup(t.Context(), Target{SRV: "persys.x", DNS: []string{vacant(t), z.addr}}); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+func TestOrderDrawsByWeight(t *testing.T) {
+	rng := rand.New(rand.NewPCG(1, 2))
+	first := map[string]int{}
+	records := []*dns.SRV{
+		{Priority: 1, Weight: 10, Target: "a."}, {Priority: 1, Weight: 30, Target: "b."},
+		{Priority: 1, Weight: 0, Target: "z."}, {Priority: 2, Weight: 65535, Target: "late."},
+	}
+	for range 4000 {
+		got := order(records, rng.IntN)
+		if len(got) != 4 || got[3].Target != "late." {
+			t.Fatalf("order %v", got)
+		}
+		first[got[0].Target]++
+	}
+	if a, b := first["a."], first["b."]; a < 800 || a > 1200 || b < 2700 || b > 3200 || first["z."] == 0 {
+		t.Errorf("first drawn: %v, want about 1:3 and a few z", first)
+	}
+}
+
+func srvRecords(servers ...*server) []string {
+	records := []string{"h.x. 1 IN A 127.0.0.1"}
+	for i, s := range servers {
+		_, port, _ := net.SplitHostPort(s.addr)
+		records = append(records, fmt.Sprintf("persys.x. 1 IN SRV %d 0 %s h.x.", i, port))
+	}
+	return records
+}
+
+func TestDiscovery(t *testing.T) {
+	a, b := start(t, nil), start(t, nil)
+	z := startZone(t, srvRecords(a, b)...)
+	file := filepath.Join(t.TempDir(), "addrs.json")
+	opt := Options{Discovery: "srv://persys.x?dns=" + z.addr, CacheFile: file}
+	c := dialTo(t, opt)
+	mustCall(t, c, apply)
+	if a.calls.Load() != 1 || !slices.Equal(c.Addrs(), []string{a.addr, b.addr}) {
+		t.Fatalf("addresses %v, %d calls at the first", c.Addrs(), a.calls.Load())
+	}
+
+	// The set changes: within the TTL of a second it is known.
+	d := start(t, nil)
+	z.set(t, srvRecords(d)...)
+	eventually(t, "the new set is used", func() bool { return slices.Equal(c.Addrs(), []string{d.addr}) })
+	mustCall(t, c, apply)
+	if d.calls.Load() != 1 {
+		t.Errorf("the new replica got %d calls", d.calls.Load())
+	}
+
+	// DNS dies: the last good set stays, and serves the next start too.
+	eventually(t, "the set is cached", func() bool {
+		have := c.recall(Target{SRV: "persys.x"})
+		return len(have) == 1 && have[0].Addr == d.addr
+	})
+	z.stop()
+	asked := z.count()
+	eventually(t, "a lookup failed", func() bool {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		return c.problem != nil
+	})
+	mustCall(t, c, apply)
+	next := dialTo(t, opt)
+	mustCall(t, next, apply)
+	if z.count() != asked {
+		t.Error("the stopped server answered")
+	}
+	opt.CacheFile = ""
+	err := call(dialTo(t, opt), apply, 300*time.Millisecond)
+	if err == nil || !strings.Contains(err.Error(), "no scheduler address is known") || !strings.Contains(err.Error(), "persys.x") {
+		t.Errorf("without DNS and cache: %v", err)
+	}
+}
+
+func TestDiscoveryLooksAgainOnFailure(t *testing.T) {
+	a, b := start(t, nil), start(t, nil)
+	long := func(s *server) []string {
+		records := srvRecords(s)
+		for i := range records {
+			records[i] = strings.Replace(records[i], " 1 IN", " 300 IN", 1)
+		}
+		return records
+	}
+	z := startZone(t, long(a)...)
+	c := dialTo(t, Options{Discovery: "srv://persys.x?dns=" + z.addr})
+	mustCall(t, c, apply)
+	z.set(t, long(b)...)
+	a.grpc.Stop()
+	mustCall(t, c, apply)
+	if b.calls.Load() != 1 {
+		t.Errorf("the replica that DNS names now got %d calls", b.calls.Load())
+	}
+}
+
+func TestRecallRefuses(t *testing.T) {
+	for name, text := range map[string]string{
+		"no JSON":             `{`,
+		"another name":        `{"srv":"other","endpoints":[{"addr":"a:1","names":["a"]}]}`,
+		"a bad address":       `{"srv":"persys.x","endpoints":[{"addr":"a","names":["a"]}]}`,
+		"nothing to check":    `{"srv":"persys.x","endpoints":[{"addr":"a:1"}]}`,
+		"more than it may be": `{"srv":"persys.x"}` + strings.Repeat(" ", cacheMax),
+	} {
+		t.Run(name, func(t *testing.T) {
+			file := filepath.Join(t.TempDir(), "addrs.json")
+			writeText(t, file, text)
+			c := &Conn{opt: Options{CacheFile: file}}
+			if got := c.recall(Target{SRV: "persys.x"}); got != nil {
+				t.Errorf("accepted %v", got)
+			}
+		})
+	}
+	file := filepath.Join(t.TempDir(), "addrs.json")
+	c := &Conn{opt: Options{CacheFile: file}, ctx: context.Background()}
+	want := []endpoint{{Addr: "a:1", Names: []string{"a"}}}
+	if err := c.store(Target{SRV: "persys.x"}, want); err != nil {
+		t.Fatal(err)
+	}
+	if got := c.recall(Target{SRV: "persys.x"}); !slices.EqualFunc(got, want, sameEndpoint) {
+		t.Errorf("got %v, want %v", got, want)
+	}
+}

@@ -1,0 +1,118 @@
+package dial
+
+import (
+	"fmt"
+	"net"
+	"net/url"
+	"slices"
+	"strconv"
+	"strings"
+)
+
+// DefaultPort is the gRPC port of a scheduler.
+const DefaultPort = "8085"
+
+// maxAddresses bounds a list and an SRV answer.
+const maxAddresses = 64
+
+// Target says where schedulers are: a fixed list, or an SRV name.
+type Target struct {
+	// Addrs are host:port, in order of preference.
+	Addrs []string
+	// SRV is the name to ask, without a trailing dot; empty for a list.
+	SRV string
+	// DNS are the servers to ask for SRV, host:port; none means those of the
+	// system.
+	DNS []string
+}
+
+// ParseTarget reads "host[:port],…" (port 8085 by default) or
+// "srv://name[?dns=host[:port],…]". An SRV name that does not begin with "_"
+// is asked for as _persys-scheduler._tcp.<name>, as _persys-scheduler.<name>
+// and as it is; the first that answers is used.
+func ParseTarget(s string) (Target, error) {
+	rest, ok := strings.CutPrefix(s, "srv://")
+	if !ok {
+		addrs, err := parseAddrs(strings.Split(s, ","), DefaultPort)
+		if err != nil {
+			return Target{}, fmt.Errorf("scheduler address %q: %w", s, err)
+		}
+		return Target{Addrs: addrs}, nil
+	}
+	name, query, _ := strings.Cut(rest, "?")
+	t := Target{SRV: strings.TrimSuffix(name, ".")}
+	if t.SRV == "" || len(t.SRV) > 253 || strings.ContainsAny(t.SRV, "/:@, \t") {
+		return Target{}, fmt.Errorf("scheduler discovery %q: %q is no DNS name", s, name)
+	}
+	values, err := url.ParseQuery(query)
+	if err != nil {
+		return Target{}, fmt.Errorf("scheduler discovery %q: %w", s, err)
+	}
+	for k, v := range values {
+		if k != "dns" {
+			return Target{}, fmt.Errorf("scheduler discovery %q: unknown option %q, only dns is known", s, k)
+		}
+		t.DNS, err = parseAddrs(strings.Split(strings.Join(v, ","), ","), "53")
+		if err != nil {
+			return Target{}, fmt.Errorf("scheduler discovery %q: dns: %w", s, err)
+		}
+	}
+	return t, nil
+}
+
+func parseAddrs(list []string, port string) ([]string, error) {
+	var out []string
+	for _, s := range list {
+		s = strings.TrimSpace(s)
+		if s == "" {
+			continue
+		}
+		addr, err := parseAddr(s, port)
+		if err != nil {
+			return nil, err
+		}
+		if !slices.Contains(out, addr) {
+			out = append(out, addr)
+		}
+	}
+	if len(out) == 0 {
+		return nil, fmt.Errorf("no address given")
+	}
+	if len(out) > maxAddresses {
+		return nil, fmt.Errorf("%d addresses, limit %d", len(out), maxAddresses)
+	}
+	return out, nil
+}
+
+func parseAddr(s, defaultPort string) (string, error) {
+	host, port, err := net.SplitHostPort(s)
+	if err != nil {
+		// No port: a name, an IPv4 address, or an IPv6 address with or without
+		// brackets.
+		host, port = strings.TrimSuffix(strings.TrimPrefix(s, "["), "]"), defaultPort
+		if strings.Contains(host, ":") && net.ParseIP(host) == nil {
+			return "", fmt.Errorf("%q is not host:port", s)
+		}
+	}
+	if host == "" || strings.ContainsAny(host, "/?#@ \t[]") {
+		return "", fmt.Errorf("%q: bad host %q", s, host)
+	}
+	if n, err := strconv.Atoi(port); err != nil || n < 1 || n > 65535 {
+		return "", fmt.Errorf("%q: port %q is not in 1..65535", s, port)
+	}
+	return net.JoinHostPort(host, port), nil
+}
+
+// endpoint is one address to dial and the names its certificate may hold.
+type endpoint struct {
+	Addr  string   `json:"addr"`
+	Names []string `json:"names"`
+}
+
+func endpointOf(addr string) endpoint {
+	host, _, err := net.SplitHostPort(addr)
+	if err != nil {
+		host = addr
+	}
+	return endpoint{Addr: addr, Names: []string{host}}
+}

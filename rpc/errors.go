@@ -1,0 +1,192 @@
+package rpc
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/persys/compute/fsm"
+	"github.com/persys/compute/fsm/store"
+	"github.com/persys/compute/rpc/dial"
+)
+
+// Kind classifies errors at the edge. Append-only.
+type Kind uint8
+
+// Kinds of Error and the gRPC codes they map to.
+const (
+	KindInternal        Kind = iota // Internal
+	KindInvalid                     // InvalidArgument
+	KindNotFound                    // NotFound
+	KindUnavailable                 // Unavailable: no leader, or this replica cannot serve
+	KindNotLeader                   // Unavailable (NOT_LEADER): the answering replica does not lead
+	KindNoLeader                    // Unavailable (NO_LEADER): nobody leads; nothing was applied
+	KindUnknownOutcome              // Aborted (UNKNOWN_OUTCOME): repeat it under the same request id
+	KindBusy                        // ResourceExhausted: the log is full of work
+	KindTooLarge                    // ResourceExhausted: the request is over a size limit
+	KindPrecondition                // FailedPrecondition: contradicts the present state or mode
+	KindTooOld                      // Aborted: the request id is older than kept receipts
+	KindPermission                  // PermissionDenied
+	KindUnauthenticated             // Unauthenticated
+	KindDeadline                    // DeadlineExceeded
+	KindCanceled                    // Canceled
+	KindAborted                     // Aborted: the world moved, try again
+	KindNoAgent                     // Unavailable (NO_AGENT): this replica is well, a node's agent is not
+)
+
+var kindCodes = [...]codes.Code{
+	codes.Internal, codes.InvalidArgument, codes.NotFound, codes.Unavailable, codes.Unavailable,
+	codes.Unavailable, codes.Aborted, codes.ResourceExhausted, codes.ResourceExhausted, codes.FailedPrecondition,
+	codes.Aborted, codes.PermissionDenied, codes.Unauthenticated, codes.DeadlineExceeded,
+	codes.Canceled, codes.Aborted, codes.Unavailable,
+}
+
+// Error is the one error type at the edge: what was tried, what kind of failure
+// it is, and its cause.
+type Error struct {
+	Op   string // e.g. "apply workload"
+	Kind Kind
+	Err  error
+}
+
+func (e *Error) Error() string {
+	if e.Op == "" {
+		return e.Err.Error()
+	}
+	return e.Op + ": " + e.Err.Error()
+}
+
+// Unwrap returns the cause.
+func (e *Error) Unwrap() error { return e.Err }
+
+// GRPCStatus maps the error to its code; grpc calls it.
+func (e *Error) GRPCStatus() *status.Status {
+	switch e.Kind {
+	case KindUnknownOutcome:
+		return status.Convert(dial.UnknownOutcome(e.Error()))
+	case KindNotLeader:
+		return status.Convert(dial.Error(codes.Unavailable, dial.ReasonNotLeader, e.Error()))
+	case KindNoLeader:
+		return status.Convert(dial.Error(codes.Unavailable, dial.ReasonNoLeader, e.Error()))
+	}
+	if e.Kind == KindNoAgent {
+		// Another replica would not reach it either: clients must not try them all.
+		return status.Convert(dial.Error(codes.Unavailable, dial.ReasonNoAgent, e.Error()))
+	}
+	return status.New(kindCodes[e.Kind], e.Error())
+}
+
+// agentError is what a call to a node's agent came to.
+func agentError(node string, err error) error {
+	kind := edgeKind(err)
+	if kind == KindUnavailable || kind == KindInternal {
+		kind = KindNoAgent
+	}
+	return errorf(kind, "agent of node %s: %s", node, status.Convert(err).Message())
+}
+
+func errorf(k Kind, format string, args ...any) error {
+	return &Error{Kind: k, Err: fmt.Errorf(format, args...)}
+}
+
+// Errors that a Replica returns, wrapped; the wiring maps the Raft node's own.
+var (
+	ErrNotLeader      = errors.New("this replica is not the leader")
+	ErrBusy           = errors.New("the replicated log has no room for more work")
+	ErrTooLarge       = errors.New("the command is too large for the log")
+	ErrUnknownOutcome = errors.New("the command may or may not have been committed")
+)
+
+// edge turns any error into one with a gRPC code.
+func edge(op string, err error) error {
+	if err == nil {
+		return nil
+	}
+	var e *Error
+	if errors.As(err, &e) {
+		if e.Op == "" {
+			return &Error{Op: op, Kind: e.Kind, Err: e.Err}
+		}
+		return e
+	}
+	if _, ok := status.FromError(err); ok {
+		return err
+	}
+	return &Error{Op: op, Kind: kindOf(err), Err: err}
+}
+
+// edgeKind is the kind of an error, also of one that came as a status.
+func edgeKind(err error) Kind {
+	var e *Error
+	if errors.As(err, &e) {
+		return e.Kind
+	}
+	if st, ok := status.FromError(err); ok {
+		switch dial.Reason(err) {
+		case dial.ReasonUnknownOutcome:
+			return KindUnknownOutcome
+		case dial.ReasonNotLeader:
+			return KindNotLeader
+		case dial.ReasonNoLeader:
+			return KindNoLeader
+		}
+		return statusKinds[st.Code()]
+	}
+	return kindOf(err)
+}
+
+// statusKinds reads a code without a reason of ours; what is missing is Internal.
+var statusKinds = map[codes.Code]Kind{
+	codes.InvalidArgument:    KindInvalid,
+	codes.NotFound:           KindNotFound,
+	codes.Unavailable:        KindUnavailable,
+	codes.ResourceExhausted:  KindBusy,
+	codes.FailedPrecondition: KindPrecondition,
+	codes.Aborted:            KindAborted,
+	codes.PermissionDenied:   KindPermission,
+	codes.Unauthenticated:    KindUnauthenticated,
+	codes.DeadlineExceeded:   KindDeadline,
+	codes.Canceled:           KindCanceled,
+}
+
+func kindOf(err error) Kind {
+	var refusal *fsm.Refusal
+	switch {
+	case errors.As(err, &refusal):
+		return refusalKinds[refusal.Kind]
+	case errors.Is(err, ErrUnknownOutcome):
+		return KindUnknownOutcome
+	case errors.Is(err, ErrNotLeader):
+		return KindNotLeader
+	case errors.Is(err, ErrBusy):
+		return KindBusy
+	case errors.Is(err, ErrTooLarge):
+		return KindTooLarge
+	case errors.Is(err, store.ErrClosed):
+		return KindUnavailable
+	case errors.Is(err, context.DeadlineExceeded):
+		return KindDeadline
+	case errors.Is(err, context.Canceled):
+		return KindCanceled
+	}
+	return KindInternal
+}
+
+// refusalKinds maps the state machine's verdicts.
+var refusalKinds = [...]Kind{
+	fsm.OK:              KindInternal,
+	fsm.Invalid:         KindInvalid,
+	fsm.NotFound:        KindNotFound,
+	fsm.Frozen:          KindPrecondition,
+	fsm.StaleEpoch:      KindAborted,
+	fsm.StaleGeneration: KindAborted,
+	fsm.NoCapacity:      KindPrecondition,
+	fsm.NotReady:        KindPrecondition,
+	fsm.Conflict:        KindPrecondition,
+	fsm.TooOld:          KindTooOld,
+	fsm.AlreadyDone:     KindInternal,
+	fsm.Unsupported:     KindPrecondition,
+}

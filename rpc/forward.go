@@ -1,0 +1,278 @@
+package rpc
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/peer"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/reflect/protoreflect"
+	"google.golang.org/protobuf/reflect/protoregistry"
+
+	"github.com/persys/compute/rpc/dial"
+)
+
+// unary is the spine of every call: who is it, may it, who answers it.
+func (s *Server) unary(ctx context.Context, req any, info *grpc.UnaryServerInfo, h grpc.UnaryHandler) (any, error) {
+	who, err := s.identify(ctx)
+	if err != nil {
+		return nil, edge("", err)
+	}
+	m, err := s.authorize(who, info.FullMethod)
+	if err != nil {
+		return nil, edge("", err)
+	}
+	c := &call{caller: who, method: m}
+	ctx, cancel := withDeadline(withCall(ctx, c))
+	defer cancel()
+	resp, err := s.route(ctx, c, info.FullMethod, req, h)
+	// It fails only when the stream is gone, which the call's own error says.
+	_ = grpc.SetTrailer(ctx, s.trailer(c))
+	if err != nil {
+		return nil, edge(m.op, err)
+	}
+	return resp, nil
+}
+
+// defaultDeadline bounds calls that came without one.
+const defaultDeadline = 20 * time.Second
+
+func withDeadline(ctx context.Context) (context.Context, context.CancelFunc) {
+	if _, ok := ctx.Deadline(); ok {
+		return ctx, func() {}
+	}
+	return context.WithTimeout(ctx, defaultDeadline)
+}
+
+// route sends a call to the replica that has to answer it.
+func (s *Server) route(ctx context.Context, c *call, full string, req any, h grpc.UnaryHandler) (any, error) {
+	switch c.class {
+	case leader:
+		if err := ensureRequestID(ctx, req); err != nil {
+			return nil, err
+		}
+		return s.atLeader(ctx, c, full, req, h)
+	case read:
+		asked, err := c.wish(ctx, req)
+		if err != nil {
+			return nil, err
+		}
+		if c.level != linearizable {
+			return h(ctx, req)
+		}
+		resp, err := s.atLeader(ctx, c, full, req, h)
+		if err != nil && !asked && !c.forwarded && status.Code(edge("", err)) == codes.Unavailable {
+			// Existing clients carry no index: better an old answer, marked, than none.
+			c.level, c.trailers = staleFallback, nil
+			return h(ctx, req)
+		}
+		return resp, err
+	}
+	return h(ctx, req)
+}
+
+// retryEvery is how often a held call looks again when nothing wakes it.
+const retryEvery = 25 * time.Millisecond
+
+// atLeader runs h here if this replica leads, else makes the same call at the
+// leader. A call that reached nobody, or a replica that had just stopped leading
+// or has not begun to, is tried again until the hold has passed: reads have no
+// effect, and mutations carry a request id, so repeating them is safe even when
+// their fate is unknown.
+func (s *Server) atLeader(ctx context.Context, c *call, full string, req any, h grpc.UnaryHandler) (any, error) {
+	hold := s.cfg.HoldWrites
+	if c.class == read {
+		hold = s.cfg.HoldReads
+	}
+	var began time.Time
+	unknown := false
+	for {
+		changed := s.replica.LeaderChanged()
+		to, known := s.replica.Leader()
+		resp, err := s.attempt(ctx, c, to, known, changed, full, req, h)
+		if err == nil || c.forwarded || !passing(err) {
+			return resp, err
+		}
+		if c.effect != repeatable && edgeKind(err) == KindUnknownOutcome {
+			if unknown = true; c.effect == once {
+				return nil, err
+			}
+		}
+		now := time.Now()
+		if began.IsZero() {
+			began = now
+			if c.class == read && !known {
+				began = began.Add(-s.age()) // the leader has been away for as long
+			}
+		}
+		if left := hold - now.Sub(began); left <= 0 || !waitFor(ctx, changed, min(left, retryEvery)) {
+			return nil, heldInVain(err, unknown, hold)
+		}
+	}
+}
+
+// attempt makes one call, here or at the leader.
+func (s *Server) attempt(ctx context.Context, c *call, to Peer, known bool, changed <-chan struct{}, full string, req any, h grpc.UnaryHandler) (any, error) {
+	switch {
+	case known && to.ID == s.replica.Self().ID:
+		return h(ctx, req)
+	case c.forwarded:
+		return nil, errorf(KindNotLeader, "passed on to replica %s, which does not lead", s.replica.Self().Name)
+	case known && to.GRPCAddr != "":
+		return s.forward(ctx, c, to, changed, full, req)
+	}
+	return nil, errorf(KindNoLeader, "there is no leader; `persysctl status` shows the replicas")
+}
+
+// heldInVain is what a call is told whose hold has passed.
+func heldInVain(last error, unknown bool, hold time.Duration) error {
+	if unknown {
+		return errorf(KindUnknownOutcome, "%w: %w", ErrUnknownOutcome, last)
+	}
+	return errorf(KindNoLeader, "no leader answered within %s: %w", hold, last)
+}
+
+// waitFor waits for a wake-up or for d; false means that ctx has ended.
+func waitFor(ctx context.Context, wake <-chan struct{}, d time.Duration) bool {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-wake:
+	case <-t.C:
+	case <-ctx.Done():
+		return false
+	}
+	return true
+}
+
+// passing reports whether an error may pass when the call is made again: nobody
+// answered there, it does not lead (any more, or yet), or the fate of the call is
+// unknown.
+func passing(err error) bool {
+	switch edgeKind(err) {
+	case KindNotLeader, KindNoLeader, KindUnavailable, KindUnknownOutcome:
+		return true
+	}
+	return false
+}
+
+// forward makes the same call at the leader with the caller's identity, and gives
+// up on a leader that is one no longer.
+func (s *Server) forward(ctx context.Context, c *call, to Peer, changed <-chan struct{}, full string, req any) (any, error) {
+	conn, err := s.peers.conn(to.GRPCAddr)
+	if err != nil {
+		return nil, errorf(KindUnavailable, "leader %s at %s: %w", to.Name, to.GRPCAddr, err)
+	}
+	reply, err := replyFor(full)
+	if err != nil {
+		return nil, err
+	}
+	md := metadata.Pairs(dial.KeyHop, "1", dial.KeyForwardedIdentity, c.identity())
+	if in, ok := metadata.FromIncomingContext(ctx); ok {
+		for _, k := range [...]string{dial.KeyRequestID, dial.KeyRead, dial.KeyIndex, "traceparent", "tracestate"} {
+			if v := in.Get(k); len(v) > 0 {
+				md.Set(k, v...)
+			}
+		}
+	}
+	out := metadata.NewOutgoingContext(ctx, md)
+	if c.effect != once {
+		var stop func()
+		out, stop = s.whileLeads(out, to, changed)
+		defer stop()
+	}
+	var reached peer.Peer
+	var trailers metadata.MD
+	err = conn.Invoke(out, full, req, reply, grpc.Peer(&reached), grpc.Trailer(&trailers))
+	if err == nil {
+		c.trailers = trailers
+		return reply, nil
+	}
+	return nil, c.broken(ctx, out, to, reached.Addr != nil, err)
+}
+
+var errDeposed = errors.New("it is no longer known as the leader")
+
+// whileLeads ends ctx when another replica, or none, is known to lead. A leader
+// that hangs answers nobody, and its connection would tell only much later.
+func (s *Server) whileLeads(ctx context.Context, to Peer, changed <-chan struct{}) (context.Context, func()) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	go func() {
+		for {
+			select {
+			case <-ctx.Done():
+				return
+			case <-changed:
+			}
+			changed = s.replica.LeaderChanged()
+			if now, known := s.replica.Leader(); !known || now.ID != to.ID {
+				cancel(errDeposed)
+				return
+			}
+		}
+	}()
+	return ctx, func() { cancel(nil) }
+}
+
+// broken says what a failed forwarding means. The leader's own answer stands. A
+// call that never left this replica had no effect; one that did may have had one.
+func (c *call) broken(ctx, out context.Context, to Peer, sent bool, err error) error {
+	deposed := errors.Is(context.Cause(out), errDeposed)
+	if ctx.Err() != nil && !deposed || !deposed && (status.Code(err) != codes.Unavailable || dial.Reason(err) != "") {
+		return err
+	}
+	if deposed {
+		err = fmt.Errorf("%w: %w", errDeposed, err)
+	}
+	kind := KindUnavailable
+	if sent && c.effect != repeatable {
+		kind = KindUnknownOutcome
+	}
+	return errorf(kind, "leader %s at %s: %w", to.Name, to.GRPCAddr, err)
+}
+
+// replyFor makes an empty response message of a method.
+func replyFor(full string) (proto.Message, error) {
+	name := protoreflect.FullName(strings.ReplaceAll(strings.TrimPrefix(full, "/"), "/", "."))
+	d, err := protoregistry.GlobalFiles.FindDescriptorByName(name)
+	if err != nil {
+		return nil, errorf(KindInternal, "method %s: %w", full, err)
+	}
+	md, ok := d.(protoreflect.MethodDescriptor)
+	if !ok {
+		return nil, errorf(KindInternal, "%s is not a method", full)
+	}
+	mt, err := protoregistry.GlobalTypes.FindMessageByName(md.Output().FullName())
+	if err != nil {
+		return nil, errorf(KindInternal, "method %s: %w", full, err)
+	}
+	return mt.New().Interface(), nil
+}
+
+// stream guards streaming methods; those that mutate judge each message.
+func (s *Server) stream(srv any, ss grpc.ServerStream, info *grpc.StreamServerInfo, h grpc.StreamHandler) error {
+	who, err := s.identify(ss.Context())
+	if err != nil {
+		return edge("", err)
+	}
+	m, err := s.authorize(who, info.FullMethod)
+	if err != nil {
+		return edge("", err)
+	}
+	ctx := withCall(ss.Context(), &call{caller: who, method: m})
+	return edge(m.op, h(srv, &callStream{ss, ctx}))
+}
+
+type callStream struct {
+	grpc.ServerStream
+	ctx context.Context
+}
+
+func (c *callStream) Context() context.Context { return c.ctx }

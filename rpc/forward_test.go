@@ -1,0 +1,381 @@
+package rpc
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/protobuf/proto"
+
+	clusterv1 "github.com/persys/compute/api/cluster/v1"
+	controlv1 "github.com/persys/compute/api/control/v1"
+	"github.com/persys/compute/rpc/dial"
+)
+
+// everyCall is one good call of each unary RPC of AgentControl and the mutations
+// of Cluster.
+func everyCall(t testing.TB) map[string]func(context.Context, controlv1.AgentControlClient, clusterv1.ClusterClient, ...grpc.CallOption) (proto.Message, error) {
+	return map[string]func(context.Context, controlv1.AgentControlClient, clusterv1.ClusterClient, ...grpc.CallOption) (proto.Message, error){
+		"RegisterNode": func(ctx context.Context, c controlv1.AgentControlClient, _ clusterv1.ClusterClient, o ...grpc.CallOption) (proto.Message, error) {
+			return c.RegisterNode(ctx, registration("n"), o...)
+		},
+		"Heartbeat": func(ctx context.Context, c controlv1.AgentControlClient, _ clusterv1.ClusterClient, o ...grpc.CallOption) (proto.Message, error) {
+			return c.Heartbeat(ctx, &controlv1.HeartbeatRequest{NodeId: "a"}, o...)
+		},
+		"ApplyWorkload": func(ctx context.Context, c controlv1.AgentControlClient, _ clusterv1.ClusterClient, o ...grpc.CallOption) (proto.Message, error) {
+			return c.ApplyWorkload(ctx, web("w"), o...)
+		},
+		"DeleteWorkload": func(ctx context.Context, c controlv1.AgentControlClient, _ clusterv1.ClusterClient, o ...grpc.CallOption) (proto.Message, error) {
+			return c.DeleteWorkload(ctx, &controlv1.DeleteWorkloadRequest{WorkloadId: "web"}, o...)
+		},
+		"RetryWorkload": func(ctx context.Context, c controlv1.AgentControlClient, _ clusterv1.ClusterClient, o ...grpc.CallOption) (proto.Message, error) {
+			return c.RetryWorkload(ctx, &controlv1.RetryWorkloadRequest{WorkloadId: "web"}, o...)
+		},
+		"SubmitAutomationSuggestion": func(ctx context.Context, c controlv1.AgentControlClient, _ clusterv1.ClusterClient, o ...grpc.CallOption) (proto.Message, error) {
+			return c.SubmitAutomationSuggestion(ctx, &controlv1.SubmitAutomationSuggestionRequest{Suggestion: &controlv1.AutomationSuggestion{TargetWorkload: "web", ActionType: controlv1.AutomationActionType_AUTOMATION_ACTION_RETRY_WORKLOAD}}, o...)
+		},
+		"ListNodes": func(ctx context.Context, c controlv1.AgentControlClient, _ clusterv1.ClusterClient, o ...grpc.CallOption) (proto.Message, error) {
+			return c.ListNodes(ctx, &controlv1.ListNodesRequest{}, o...)
+		},
+		"GetNode": func(ctx context.Context, c controlv1.AgentControlClient, _ clusterv1.ClusterClient, o ...grpc.CallOption) (proto.Message, error) {
+			return c.GetNode(ctx, &controlv1.GetNodeRequest{NodeId: "a"}, o...)
+		},
+		"ListWorkloads": func(ctx context.Context, c controlv1.AgentControlClient, _ clusterv1.ClusterClient, o ...grpc.CallOption) (proto.Message, error) {
+			return c.ListWorkloads(ctx, &controlv1.ListWorkloadsRequest{}, o...)
+		},
+		"GetWorkload": func(ctx context.Context, c controlv1.AgentControlClient, _ clusterv1.ClusterClient, o ...grpc.CallOption) (proto.Message, error) {
+			return c.GetWorkload(ctx, &controlv1.GetWorkloadRequest{WorkloadId: "web"}, o...)
+		},
+		"GetClusterSummary": func(ctx context.Context, c controlv1.AgentControlClient, _ clusterv1.ClusterClient, o ...grpc.CallOption) (proto.Message, error) {
+			return c.GetClusterSummary(ctx, &controlv1.GetClusterSummaryRequest{}, o...)
+		},
+		"ApplyWorkloads": func(ctx context.Context, _ controlv1.AgentControlClient, c clusterv1.ClusterClient, o ...grpc.CallOption) (proto.Message, error) {
+			return c.ApplyWorkloads(ctx, &clusterv1.ApplyWorkloadsRequest{Workloads: []*controlv1.ApplyWorkloadRequest{web("w")}}, o...)
+		},
+		"CordonNode": func(ctx context.Context, _ controlv1.AgentControlClient, c clusterv1.ClusterClient, o ...grpc.CallOption) (proto.Message, error) {
+			return c.CordonNode(ctx, &clusterv1.CordonNodeRequest{NodeId: "a", On: true}, o...)
+		},
+		"DrainNode": func(ctx context.Context, _ controlv1.AgentControlClient, c clusterv1.ClusterClient, o ...grpc.CallOption) (proto.Message, error) {
+			return c.DrainNode(ctx, &clusterv1.DrainNodeRequest{NodeId: "a", On: true}, o...)
+		},
+		"RemoveNode": func(ctx context.Context, _ controlv1.AgentControlClient, c clusterv1.ClusterClient, o ...grpc.CallOption) (proto.Message, error) {
+			return c.RemoveNode(ctx, &clusterv1.RemoveNodeRequest{NodeId: "b"}, o...)
+		},
+		"SetMode": func(ctx context.Context, _ controlv1.AgentControlClient, c clusterv1.ClusterClient, o ...grpc.CallOption) (proto.Message, error) {
+			return c.SetMode(ctx, &clusterv1.SetModeRequest{Mode: "degraded"}, o...)
+		},
+	}
+}
+
+func TestEveryReplicaAnswersEveryCall(t *testing.T) {
+	for name, do := range everyCall(t) {
+		for i, where := range []string{"leader", "follower"} {
+			t.Run(name+" at the "+where, func(t *testing.T) {
+				g := newGroup(t, 2)
+				g.place("web", "a")
+				var trailer metadata.MD
+				resp, err := do(ctxFor(t), g.control(i), g.cluster(i), grpc.Trailer(&trailer))
+				ok(t, err)
+				switch r := resp.(type) {
+				case interface{ GetSuccess() bool }:
+					is(t, "success", r.GetSuccess(), true)
+				case interface{ GetAccepted() bool }:
+					is(t, "accepted", r.GetAccepted(), true)
+				}
+				is(t, "leader in the trailer", strings.Join(trailer.Get(dial.KeyLeader), " "), g.replicas[0].addr)
+				is(t, "index in the trailer", strings.Join(trailer.Get(dial.KeyIndex), " "), fmt.Sprint(g.view().Info().Index))
+				is(t, "stale in the trailer", len(trailer.Get(dial.KeyStale)), 0)
+			})
+		}
+		t.Run(name+" is never passed on twice", func(t *testing.T) {
+			g := newGroup(t, 2)
+			_, err := do(with(t, dial.KeyHop, "1"), g.control(1), g.cluster(1))
+			code(t, err, codes.Unavailable)
+			is(t, "reason", dial.Reason(err), dial.ReasonNotLeader)
+		})
+	}
+}
+
+func TestHolding(t *testing.T) {
+	apply := func(t *testing.T, g *group, i int) (*controlv1.ApplyWorkloadResponse, error) {
+		return g.control(i).ApplyWorkload(ctxFor(t), web("w"))
+	}
+	for _, c := range []struct {
+		fact string
+		fn   func(*testing.T, *group)
+	}{
+		{"without a leader a mutation is held, then told so", func(t *testing.T, g *group) {
+			g.elect(-1)
+			began := time.Now()
+			_, err := apply(t, g, 1)
+			code(t, err, codes.Unavailable)
+			is(t, "reason", dial.Reason(err), dial.ReasonNoLeader)
+			if took := time.Since(began); took < holdWrites {
+				t.Errorf("held for %s, want %s", took, holdWrites)
+			}
+		}},
+		{"a leader that appears meanwhile gets the call", func(t *testing.T, g *group) {
+			g.elect(-1)
+			time.AfterFunc(50*time.Millisecond, func() { g.elect(0) })
+			r, err := apply(t, g, 1)
+			ok(t, err)
+			is(t, "success", r.GetSuccess(), true)
+		}},
+		{"the one that was asked may become the leader", func(t *testing.T, g *group) {
+			g.elect(-1)
+			time.AfterFunc(50*time.Millisecond, func() { g.elect(1) })
+			_, err := apply(t, g, 1)
+			ok(t, err)
+		}},
+		{"a heartbeat is held until the leader's stint has begun", func(t *testing.T, g *group) {
+			for i := range g.replicas {
+				g.replicas[0].set(func(r *replica) { r.idle = true })
+				time.AfterFunc(60*time.Millisecond, func() { g.replicas[0].set(func(r *replica) { r.idle = false }) })
+				_, err := g.control(i).Heartbeat(ctxFor(t), &controlv1.HeartbeatRequest{NodeId: "a"})
+				ok(t, err)
+			}
+		}},
+		{"a leader whose stint never begins is told of as not leading", func(t *testing.T, g *group) {
+			g.replicas[0].set(func(r *replica) { r.idle = true })
+			for i := range g.replicas {
+				_, err := g.control(i).Heartbeat(ctxFor(t), &controlv1.HeartbeatRequest{NodeId: "a"})
+				code(t, err, codes.Unavailable)
+			}
+		}},
+		{"a leader that has just stopped leading is followed to the next one", func(t *testing.T, g *group) {
+			g.replicas[0].set(func(r *replica) {
+				r.before = func(context.Context) error {
+					g.elect(1)
+					return fmt.Errorf("%w: deposed", ErrNotLeader)
+				}
+			})
+			_, err := apply(t, g, 0)
+			ok(t, err)
+			is(t, "commits", g.puts(), 1)
+		}},
+		{"a follower does not wait for a leader that hangs", func(t *testing.T, g *group) {
+			release := make(chan struct{})
+			defer close(release)
+			g.replicas[0].set(func(r *replica) {
+				r.before = func(context.Context) error { <-release; return ErrNotLeader }
+			})
+			time.AfterFunc(50*time.Millisecond, func() { g.elect(1) })
+			began := time.Now()
+			_, err := apply(t, g, 1)
+			ok(t, err)
+			if took := time.Since(began); took > time.Second {
+				t.Errorf("it took %s", took)
+			}
+		}},
+		{"a leader that cannot be reached had no effect: no leader, not an unknown outcome", func(t *testing.T, g *group) {
+			g.replicas[0].stopServer()
+			_, err := apply(t, g, 1)
+			code(t, err, codes.Unavailable)
+			is(t, "reason", dial.Reason(err), dial.ReasonNoLeader)
+		}},
+		{"an unknown outcome is asked again under the same id", func(t *testing.T, g *group) {
+			g.replicas[0].set(func(r *replica) { r.after = ErrUnknownOutcome })
+			time.AfterFunc(60*time.Millisecond, func() { g.replicas[0].set(func(r *replica) { r.after = nil }) })
+			for i := range g.replicas {
+				r, err := apply(t, g, i)
+				ok(t, err)
+				is(t, "success", r.GetSuccess(), true)
+			}
+			if n := g.view().ReceiptCount(); n != 2 {
+				t.Errorf("%d receipts, want one per call", n)
+			}
+			is(t, "repeated", g.puts() > 2, true)
+		}},
+		{"an unknown outcome that stays unknown is said", func(t *testing.T, g *group) {
+			g.replicas[0].set(func(r *replica) { r.after = ErrUnknownOutcome })
+			for i := range g.replicas {
+				_, err := apply(t, g, i)
+				is(t, "unknown outcome", dial.IsUnknownOutcome(err), true)
+			}
+		}},
+		{"a transfer is made once, although it deposes the leader", func(t *testing.T, g *group) {
+			_, err := g.cluster(1).TransferLeadership(ctxFor(t), &clusterv1.TransferLeadershipRequest{Replica: "s1"})
+			ok(t, err)
+			is(t, "transfers", len(g.replicas[0].transfers)+len(g.replicas[1].transfers), 1)
+		}},
+		{"a replica is removed by name, at the leader", func(t *testing.T, g *group) {
+			_, err := g.cluster(1).RemoveReplica(ctxFor(t), &clusterv1.RemoveReplicaRequest{Replica: "s1"})
+			ok(t, err)
+			is(t, "removed", strings.Join(g.replicas[0].removals, " "), "id-s1")
+			_, err = g.cluster(1).RemoveReplica(ctxFor(t), &clusterv1.RemoveReplicaRequest{Replica: "s9"})
+			code(t, err, codes.NotFound)
+		}},
+		{"a full log is told at once", func(t *testing.T, g *group) {
+			g.replicas[0].set(func(r *replica) { r.before = func(context.Context) error { return ErrBusy } })
+			_, err := apply(t, g, 1)
+			code(t, err, codes.ResourceExhausted)
+		}},
+		{"a caller's deadline ends the hold", func(t *testing.T, g *group) {
+			g.elect(-1)
+			ctx, cancel := context.WithTimeout(context.Background(), 50*time.Millisecond)
+			defer cancel()
+			began := time.Now()
+			_, err := g.control(1).ApplyWorkload(ctx, web("w"))
+			is(t, "failed", err != nil, true)
+			if took := time.Since(began); took > holdWrites {
+				t.Errorf("it took %s", took)
+			}
+		}},
+	} {
+		t.Run(c.fact, func(t *testing.T) { c.fn(t, newGroup(t, 2)) })
+	}
+}
+
+func TestReads(t *testing.T) {
+	get := func(t *testing.T, g *group, i int, req *controlv1.GetWorkloadRequest, pairs ...string) (*controlv1.GetWorkloadResponse, metadata.MD, error) {
+		var md metadata.MD
+		req.WorkloadId = "web"
+		r, err := g.control(i).GetWorkload(with(t, pairs...), req, grpc.Trailer(&md))
+		return r, md, err
+	}
+	for _, c := range []struct {
+		fact string
+		fn   func(*testing.T, *group)
+	}{
+		{"without a level a follower that is behind asks the leader", func(t *testing.T, g *group) {
+			g.replicas[1].set(func(r *replica) { r.lagging = true })
+			g.place("web", "a")
+			r, md, err := get(t, g, 1, &controlv1.GetWorkloadRequest{})
+			ok(t, err)
+			is(t, "index", r.GetIndex(), g.view().Info().Index)
+			is(t, "trailer", md.Get(dial.KeyIndex)[0], fmt.Sprint(r.GetIndex()))
+		}},
+		{"stale is answered here, and marked", func(t *testing.T, g *group) {
+			g.place("web", "a")
+			g.elect(-1)
+			g.replicas[1].set(func(r *replica) { r.contact = time.Now().Add(-5 * time.Second) })
+			for name, req := range map[string]*controlv1.GetWorkloadRequest{
+				"by field": {Level: controlv1.ReadLevel_READ_LEVEL_STALE}, "by metadata": {},
+			} {
+				var pairs []string
+				if name == "by metadata" {
+					pairs = []string{dial.KeyRead, dial.ReadStale}
+				}
+				r, md, err := get(t, g, 1, req, pairs...)
+				ok(t, err)
+				is(t, name+": stale", r.GetStale(), true)
+				is(t, name+": old enough", r.GetAgeMs() >= 5000, true)
+				is(t, name+": trailer", strings.Join(md.Get(dial.KeyStale), ""), "true")
+				is(t, name+": age in the trailer", len(md.Get(dial.KeyAgeMS)), 1)
+			}
+		}},
+		{"a session read waits for its index", func(t *testing.T, g *group) {
+			g.replicas[1].set(func(r *replica) { r.lagging = true })
+			g.place("web", "a")
+			want := g.view().Info().Index
+			time.AfterFunc(60*time.Millisecond, func() {
+				g.replicas[1].set(func(r *replica) { r.lagging = false; r.store.Restore(g.now()) })
+			})
+			r, _, err := get(t, g, 1, &controlv1.GetWorkloadRequest{Level: controlv1.ReadLevel_READ_LEVEL_SESSION, MinIndex: want})
+			ok(t, err)
+			is(t, "index", r.GetIndex(), want)
+			is(t, "stale", r.GetStale(), false)
+		}},
+		{"a session read whose index never comes ends with the caller's time", func(t *testing.T, g *group) {
+			ctx, cancel := context.WithTimeout(context.Background(), 80*time.Millisecond)
+			defer cancel()
+			_, err := g.control(1).GetWorkload(metadata.AppendToOutgoingContext(ctx, dial.KeyRead, dial.ReadSession, dial.KeyIndex, "99999"), &controlv1.GetWorkloadRequest{WorkloadId: "web"})
+			code(t, err, codes.DeadlineExceeded)
+		}},
+		{"without a leader for a while, who named no level gets an old answer, marked", func(t *testing.T, g *group) {
+			g.place("web", "a")
+			g.elect(-1)
+			began := time.Now()
+			r, md, err := get(t, g, 1, &controlv1.GetWorkloadRequest{})
+			ok(t, err)
+			is(t, "stale", r.GetStale(), true)
+			is(t, "trailer", strings.Join(md.Get(dial.KeyStale), ""), "true")
+			if took := time.Since(began); took > 2*holdReads {
+				t.Errorf("held for %s", took)
+			}
+		}},
+		{"who asked for a linearizable answer gets none", func(t *testing.T, g *group) {
+			g.place("web", "a")
+			g.elect(-1)
+			_, _, err := get(t, g, 1, &controlv1.GetWorkloadRequest{}, dial.KeyRead, dial.ReadLinearizable)
+			code(t, err, codes.Unavailable)
+			is(t, "reason", dial.Reason(err), dial.ReasonNoLeader)
+		}},
+		{"after that while nobody waits again", func(t *testing.T, g *group) {
+			g.place("web", "a")
+			g.elect(-1)
+			g.replicas[1].set(func(r *replica) { r.contact = time.Now().Add(-time.Minute) })
+			began := time.Now()
+			_, _, err := get(t, g, 1, &controlv1.GetWorkloadRequest{})
+			ok(t, err)
+			if took := time.Since(began); took > holdReads/2 {
+				t.Errorf("held for %s", took)
+			}
+		}},
+		{"a leader that died is no unknown outcome of a read", func(t *testing.T, g *group) {
+			g.place("web", "a")
+			g.replicas[0].stopServer()
+			r, _, err := get(t, g, 1, &controlv1.GetWorkloadRequest{})
+			ok(t, err)
+			is(t, "stale", r.GetStale(), true)
+		}},
+		{"a level that nobody knows is refused", func(t *testing.T, g *group) {
+			_, _, err := get(t, g, 0, &controlv1.GetWorkloadRequest{}, dial.KeyRead, "fresh")
+			code(t, err, codes.InvalidArgument)
+			_, _, err = get(t, g, 0, &controlv1.GetWorkloadRequest{}, dial.KeyRead, dial.ReadSession, dial.KeyIndex, "soon")
+			code(t, err, codes.InvalidArgument)
+		}},
+		{"what is not there is not found, on every replica", func(t *testing.T, g *group) {
+			for i := range g.replicas {
+				_, _, err := get(t, g, i, &controlv1.GetWorkloadRequest{})
+				code(t, err, codes.NotFound)
+				_, err = g.control(i).GetNode(ctxFor(t), &controlv1.GetNodeRequest{NodeId: "x"})
+				code(t, err, codes.NotFound)
+				_, err = g.control(i).GetNode(ctxFor(t), &controlv1.GetNodeRequest{NodeId: " "})
+				code(t, err, codes.InvalidArgument)
+				_, err = g.control(i).GetWorkload(ctxFor(t), &controlv1.GetWorkloadRequest{})
+				code(t, err, codes.InvalidArgument)
+			}
+		}},
+		{"lists are filtered and paged", func(t *testing.T, g *group) {
+			for i := range 5 {
+				g.place(fmt.Sprintf("w%d", i), []string{"a", "b"}[i%2])
+			}
+			page, err := g.control(0).ListWorkloads(ctxFor(t), &controlv1.ListWorkloadsRequest{PageSize: 2})
+			ok(t, err)
+			is(t, "page", len(page.GetWorkloads()), 2)
+			page, err = g.control(0).ListWorkloads(ctxFor(t), &controlv1.ListWorkloadsRequest{PageSize: 3, PageToken: page.GetNextPageToken()})
+			ok(t, err)
+			is(t, "first of the next page", page.GetWorkloads()[0].GetWorkloadId(), "w2")
+			is(t, "token of the last page", page.GetNextPageToken(), "")
+			on, err := g.control(0).ListWorkloads(ctxFor(t), &controlv1.ListWorkloadsRequest{NodeId: "b", Status: "scheduled"})
+			ok(t, err)
+			is(t, "on b", len(on.GetWorkloads()), 2)
+			_, err = g.control(0).ListWorkloads(ctxFor(t), &controlv1.ListWorkloadsRequest{PageSize: -1})
+			code(t, err, codes.InvalidArgument)
+			nodes, err := g.control(0).ListNodes(ctxFor(t), &controlv1.ListNodesRequest{Status: "notready"})
+			ok(t, err)
+			is(t, "nodes that are not ready", len(nodes.GetNodes()), 0)
+		}},
+		{"the summary counts", func(t *testing.T, g *group) {
+			g.place("web", "a")
+			g.place("api", "")
+			s, err := g.control(1).GetClusterSummary(ctxFor(t), &controlv1.GetClusterSummaryRequest{})
+			ok(t, err)
+			is(t, "nodes", s.GetTotalNodes(), 2)
+			is(t, "ready", s.GetReadyNodes(), 2)
+			is(t, "workloads", s.GetTotalWorkloads(), 2)
+			is(t, "scheduled", s.GetScheduledWorkloads(), 1)
+			is(t, "pending", s.GetPendingWorkloads(), 1)
+			is(t, "leader", s.GetLeaderId(), "s0")
+			is(t, "mode", s.GetMode(), "normal")
+		}},
+	} {
+		t.Run(c.fact, func(t *testing.T) { c.fn(t, newGroup(t, 2)) })
+	}
+}

@@ -1,0 +1,111 @@
+package rpc
+
+import (
+	"github.com/persys/compute/pki"
+
+	clusterv1 "github.com/persys/compute/api/cluster/v1"
+	controlv1 "github.com/persys/compute/api/control/v1"
+)
+
+// class says which replica answers a method.
+type class uint8
+
+const (
+	local  class = iota // the replica that was asked
+	leader              // the leader only: passed on, one hop
+	read                // by the level the caller asks for
+)
+
+// who is a set of roles.
+type who uint8
+
+const (
+	viewers    who = 1 << iota // any user
+	operators                  // users who may change workloads and nodes
+	admins                     // users who may change the cluster
+	agents                     // agents, as their own node
+	gateways                   // gateways, for their users
+	schedulers                 // other replicas
+	anybody    who = 0xff
+)
+
+// effect says whether a call whose fate is unknown may be made again.
+type effect uint8
+
+const (
+	repeatable effect = iota // twice is as good as once: reads, heartbeats, registrations
+	receipted                // applied at most once under its request id
+	once                     // must not be made again
+)
+
+// method is a row of the table.
+type method struct {
+	class  class
+	allow  who
+	effect effect
+	op     string // for messages
+}
+
+const everyUser = viewers | operators | admins | gateways
+
+// methods is the whole policy; a method that is not in it is refused.
+var methods = map[string]method{
+	controlv1.AgentControl_RegisterNode_FullMethodName:               {leader, agents | admins, repeatable, "register node"},
+	controlv1.AgentControl_Heartbeat_FullMethodName:                  {leader, agents | admins, repeatable, "heartbeat"},
+	controlv1.AgentControl_ApplyWorkload_FullMethodName:              {leader, operators | admins | gateways, receipted, "apply workload"},
+	controlv1.AgentControl_DeleteWorkload_FullMethodName:             {leader, operators | admins | gateways, receipted, "delete workload"},
+	controlv1.AgentControl_RetryWorkload_FullMethodName:              {leader, operators | admins | gateways, receipted, "retry workload"},
+	controlv1.AgentControl_SubmitAutomationSuggestion_FullMethodName: {leader, operators | admins | gateways, receipted, "automation suggestion"},
+	controlv1.AgentControl_ListNodes_FullMethodName:                  {read, everyUser, repeatable, "list nodes"},
+	controlv1.AgentControl_GetNode_FullMethodName:                    {read, everyUser | agents, repeatable, "get node"},
+	controlv1.AgentControl_ListWorkloads_FullMethodName:              {read, everyUser, repeatable, "list workloads"},
+	controlv1.AgentControl_GetWorkload_FullMethodName:                {read, everyUser, repeatable, "get workload"},
+	controlv1.AgentControl_GetClusterSummary_FullMethodName:          {read, everyUser, repeatable, "cluster summary"},
+	// Each message of a stream is judged as the call it stands for.
+	controlv1.AgentControl_ControlStream_FullMethodName: {local, operators | admins | gateways | agents, repeatable, "control stream"},
+
+	clusterv1.Cluster_Status_FullMethodName:             {local, everyUser | agents | schedulers, repeatable, "status"},
+	clusterv1.Cluster_Events_FullMethodName:             {local, everyUser, repeatable, "events"},
+	clusterv1.Cluster_WatchWorkloads_FullMethodName:     {local, everyUser, repeatable, "watch workloads"},
+	clusterv1.Cluster_Why_FullMethodName:                {local, everyUser, repeatable, "why"},
+	clusterv1.Cluster_ApplyWorkloads_FullMethodName:     {leader, operators | admins | gateways, receipted, "apply workloads"},
+	clusterv1.Cluster_ApplyStream_FullMethodName:        {local, operators | admins | gateways, repeatable, "apply stream"},
+	clusterv1.Cluster_CordonNode_FullMethodName:         {leader, operators | admins | gateways, receipted, "cordon node"},
+	clusterv1.Cluster_DrainNode_FullMethodName:          {leader, operators | admins | gateways, receipted, "drain node"},
+	clusterv1.Cluster_RemoveNode_FullMethodName:         {leader, admins | gateways, receipted, "remove node"},
+	clusterv1.Cluster_FenceNode_FullMethodName:          {leader, admins | gateways, receipted, "fence node"},
+	clusterv1.Cluster_Logs_FullMethodName:               {local, everyUser, repeatable, "logs"},
+	clusterv1.Cluster_ListActions_FullMethodName:        {local, everyUser, repeatable, "list actions"},
+	clusterv1.Cluster_SetMode_FullMethodName:            {leader, admins, receipted, "set mode"},
+	clusterv1.Cluster_TransferLeadership_FullMethodName: {leader, admins | schedulers, once, "transfer leadership"},
+	clusterv1.Cluster_RemoveReplica_FullMethodName:      {leader, admins, once, "remove replica"},
+	clusterv1.Cluster_ClusterKey_FullMethodName:         {leader, schedulers, repeatable, "cluster key"},
+
+	"/grpc.health.v1.Health/Check":                                   {local, anybody, repeatable, "health"},
+	"/grpc.health.v1.Health/List":                                    {local, anybody, repeatable, "health"},
+	"/grpc.health.v1.Health/Watch":                                   {local, anybody, repeatable, "health"},
+	"/grpc.reflection.v1.ServerReflection/ServerReflectionInfo":      {local, anybody, repeatable, "reflection"},
+	"/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo": {local, anybody, repeatable, "reflection"},
+}
+
+// roles of an identity. Users are admins until roles of users are kept (a
+// certificate of this CA for a user was made by an operator for that purpose).
+func roles(id pki.Identity) who {
+	switch id.Role {
+	case pki.RoleScheduler:
+		return schedulers
+	case pki.RoleAgent:
+		return agents
+	case pki.RoleGateway:
+		return gateways
+	case pki.RoleUser:
+		if id.IsAnonymous() {
+			return anybody
+		}
+		if id.IsAdmin() {
+			return viewers | operators | admins
+		}
+		return viewers | operators
+	}
+	return 0
+}

@@ -1,0 +1,202 @@
+package rpc
+
+import (
+	"fmt"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	controlv1 "github.com/persys/compute/api/control/v1"
+	"github.com/persys/compute/fsm"
+)
+
+func registration(id string) *controlv1.RegisterNodeRequest {
+	return &controlv1.RegisterNodeRequest{
+		NodeId: id, GrpcEndpoint: "10.0.0.1:50051", AgentVersion: "v1", InstanceId: "i-" + id,
+		Labels: map[string]string{"zone": "z1", "storage.ceph-rbd": "true"},
+		Capabilities: &controlv1.NodeCapabilities{
+			CpuTotalMillicores: 4000, MemoryTotalMb: 8192, CpuReservedMillicores: 500, MemoryReservedMb: 512, Protocol: 1,
+			SupportedWorkloadTypes: []string{"container"}, StoragePools: []*controlv1.StoragePool{{Name: "root", Type: "local", TotalGb: 100}},
+		},
+		Timestamp: timestamppb.Now(),
+	}
+}
+
+func TestParseEndpoint(t *testing.T) {
+	for _, c := range []struct{ in, want string }{
+		{"10.0.0.1:50051", "10.0.0.1:50051"},
+		{" host.example:1 ", "host.example:1"},
+		{":50051", "127.0.0.1:50051"},
+		{"[::1]:50051", "[::1]:50051"},
+		{"fe80::1:50051", "[fe80::1]:50051"},
+		{"[]:80", "127.0.0.1:80"},
+		{"", ""},
+		{"host", ""},
+		{"host:", ""},
+		{"host:0", ""},
+		{"host:65536", ""},
+		{"host:http", ""},
+	} {
+		t.Run(fmt.Sprintf("%q", c.in), func(t *testing.T) {
+			got, err := parseEndpoint(c.in)
+			is(t, "endpoint", got, c.want)
+			is(t, "refused", err != nil, c.want == "")
+			if err != nil {
+				is(t, "kind", edgeKind(err), KindInvalid)
+			}
+		})
+	}
+}
+
+func TestRegisterNode(t *testing.T) {
+	for _, c := range []struct {
+		fact     string
+		frozen   bool
+		req      func(*controlv1.RegisterNodeRequest)
+		code     codes.Code
+		accepted bool
+	}{
+		{"a good registration is accepted", false, func(*controlv1.RegisterNodeRequest) {}, codes.OK, true},
+		{"a blank id is an invalid argument", false, func(r *controlv1.RegisterNodeRequest) { r.NodeId = " \t" }, codes.InvalidArgument, false},
+		{"a missing endpoint is an invalid argument", false, func(r *controlv1.RegisterNodeRequest) { r.GrpcEndpoint = "" }, codes.InvalidArgument, false},
+		{"a broken endpoint is an invalid argument", false, func(r *controlv1.RegisterNodeRequest) { r.GrpcEndpoint = "nowhere" }, codes.InvalidArgument, false},
+		{"no CPU is not accepted", false, func(r *controlv1.RegisterNodeRequest) { r.Capabilities.CpuTotalMillicores = 0 }, codes.OK, false},
+		{"negative memory is not accepted", false, func(r *controlv1.RegisterNodeRequest) { r.Capabilities.MemoryTotalMb = -1 }, codes.OK, false},
+		{"no capabilities are not accepted", false, func(r *controlv1.RegisterNodeRequest) { r.Capabilities = nil }, codes.OK, false},
+		{"all CPU reserved is not accepted", false, func(r *controlv1.RegisterNodeRequest) { r.Capabilities.CpuReservedMillicores = 4000 }, codes.OK, false},
+		{"a malformed id is not accepted", false, func(r *controlv1.RegisterNodeRequest) { r.NodeId = "a/b" }, codes.OK, false},
+		{"another cluster's node is not accepted", false, func(r *controlv1.RegisterNodeRequest) { r.ClusterId = "c2" }, codes.OK, false},
+		{"our own cluster's node is accepted", false, func(r *controlv1.RegisterNodeRequest) { r.ClusterId = "c1" }, codes.OK, true},
+		{"an existing agent is accepted", false, func(r *controlv1.RegisterNodeRequest) {
+			*r = controlv1.RegisterNodeRequest{NodeId: "old", GrpcEndpoint: ":50051", Capabilities: &controlv1.NodeCapabilities{CpuTotalMillicores: 1, MemoryTotalMb: 1}}
+		}, codes.OK, true},
+		{"a new node is not accepted in a frozen mode", true, func(*controlv1.RegisterNodeRequest) {}, codes.OK, false},
+		{"a known node is accepted in a frozen mode", true, func(r *controlv1.RegisterNodeRequest) { r.NodeId = "a" }, codes.OK, true},
+		{"a blank id is an invalid argument in a frozen mode too", true, func(r *controlv1.RegisterNodeRequest) { r.NodeId = "" }, codes.InvalidArgument, false},
+	} {
+		t.Run(c.fact, func(t *testing.T) {
+			g := newGroup(t, 1)
+			if c.frozen {
+				g.mode(fsm.ModeDegraded)
+			}
+			req := registration("n")
+			c.req(req)
+			r, err := g.control(0).RegisterNode(ctxFor(t), req)
+			code(t, err, c.code)
+			is(t, "accepted", r.GetAccepted(), c.accepted)
+			if err == nil {
+				is(t, "has a reason", r.GetReason() != "", true)
+			}
+			if c.accepted {
+				is(t, "reason", r.GetReason(), "registered")
+				is(t, "interval", r.GetHeartbeatIntervalSeconds(), 3)
+				is(t, "lease", r.GetLeaseSeconds(), 10)
+				is(t, "lease in the future", r.GetLeaseExpiresAt().AsTime().After(time.Now()), true)
+				is(t, "epoch", r.GetEpoch().GetClusterId(), "c1")
+				is(t, "leader", r.GetLeaderAddr(), g.replicas[0].addr)
+				is(t, "schedulers", len(r.GetSchedulerAddrs()), 1)
+			}
+		})
+	}
+}
+
+func TestRegistrationKeepsTheFacts(t *testing.T) {
+	g := newGroup(t, 2)
+	_, err := g.control(1).RegisterNode(ctxFor(t), registration("n"))
+	ok(t, err)
+	n, found := g.view().Node("n")
+	is(t, "found", found, true)
+	is(t, "CPU less what is reserved", n.Facts.CPU, 3500)
+	is(t, "memory less what is reserved", n.Facts.Memory, 7680)
+	is(t, "labels", fmt.Sprint(n.Facts.Labels), "[{scheduler_shard blue} {storage.ceph-rbd true} {zone z1}]")
+	is(t, "storage drivers", fmt.Sprint(n.Facts.StorageDrivers), "[ceph-rbd local]")
+	is(t, "pools", fmt.Sprint(n.Facts.Pools), "[{root local 100}]")
+
+	before := g.view().Info().Index
+	again := registration("n")
+	again.Timestamp = timestamppb.New(time.Now().Add(time.Hour))
+	r, err := g.control(0).RegisterNode(ctxFor(t), again)
+	ok(t, err)
+	is(t, "accepted", r.GetAccepted(), true)
+	is(t, "log entries of an unchanged registration", g.view().Info().Index-before, 0)
+	again.Labels["zone"] = "z2"
+	_, err = g.control(0).RegisterNode(ctxFor(t), again)
+	ok(t, err)
+	is(t, "log entries of a changed one", g.view().Info().Index-before, 1)
+}
+
+func TestHeartbeat(t *testing.T) {
+	for _, c := range []struct {
+		fact   string
+		frozen bool
+		req    *controlv1.HeartbeatRequest
+		code   codes.Code
+		drain  bool
+	}{
+		{"of a known node is acknowledged", false, &controlv1.HeartbeatRequest{NodeId: "a"}, codes.OK, false},
+		{"with a blank id is an invalid argument", false, &controlv1.HeartbeatRequest{NodeId: " "}, codes.InvalidArgument, false},
+		{"of an unknown node is not found", false, &controlv1.HeartbeatRequest{NodeId: "x"}, codes.NotFound, false},
+		{"in a frozen mode is acknowledged, and drains", true, &controlv1.HeartbeatRequest{NodeId: "a"}, codes.OK, true},
+		{"of an unknown node in a frozen mode is not found", true, &controlv1.HeartbeatRequest{NodeId: "x"}, codes.NotFound, false},
+	} {
+		t.Run(c.fact, func(t *testing.T) {
+			g := newGroup(t, 2)
+			if c.frozen {
+				g.mode(fsm.ModeDegraded)
+			}
+			for i := range g.replicas {
+				r, err := g.control(i).Heartbeat(ctxFor(t), c.req)
+				code(t, err, c.code)
+				is(t, "acknowledged", r.GetAcknowledged(), c.code == codes.OK)
+				is(t, "drain", r.GetDrainNode(), c.drain)
+			}
+		})
+	}
+}
+
+func TestHeartbeatReachesTheLoop(t *testing.T) {
+	g := newGroup(t, 2)
+	req := &controlv1.HeartbeatRequest{
+		NodeId: "a", Sequence: 7, Usage: &controlv1.NodeUsage{CpuUsedMillicores: 1, MemoryUsedMb: 2, DiskUsedGb: 3},
+		WorkloadStatuses: []*controlv1.WorkloadStatus{
+			{WorkloadId: "web", State: "running", Generation: &controlv1.Generation{Incarnation: 1, Sequence: 9},
+				Ports: []*controlv1.Port{{HostPort: 32768, ContainerPort: 80, Protocol: "tcp"}, {HostPort: 70000, ContainerPort: 1}}},
+			{WorkloadId: "gone", Absent: true},
+			{WorkloadId: "bad", State: "Failed", FailureReason: controlv1.FailureReason_IMAGE_NOT_FOUND, Reason: &controlv1.ReasonDetail{Code: "IMAGE_NOT_FOUND", Message: "no such image", Retryable: true}},
+			{WorkloadId: "odd", State: "levitating"},
+		},
+	}
+	_, err := g.control(1).Heartbeat(ctxFor(t), req)
+	ok(t, err)
+	hb := g.replicas[0].lastBeat(t)
+	is(t, "sequence", hb.Sequence, 7)
+	is(t, "full", hb.Full, false)
+	is(t, "usage", fmt.Sprint(hb.CPUUsed, hb.MemoryUsed, hb.DiskUsed), "1 2 3")
+	web := hb.Reports[0].Observation
+	is(t, "state", web.State, fsm.ActualRunning)
+	is(t, "generation", web.Generation, fsm.Generation{Incarnation: 1, Sequence: 9})
+	is(t, "ports", fmt.Sprint(web.Ports), "[{32768 80 tcp}]")
+	is(t, "gone", hb.Reports[1].Gone, true)
+	bad := hb.Reports[2].Observation
+	is(t, "failure", fmt.Sprintln(bad.State, bad.Failure, bad.Code, bad.Message, bad.Retryable), "Failed 2 IMAGE_NOT_FOUND no such image true\n")
+	is(t, "a state that nobody knows", hb.Reports[3].Observation.State, fsm.ActualUnknown)
+
+	_, err = g.control(0).Heartbeat(ctxFor(t), &controlv1.HeartbeatRequest{NodeId: "a"})
+	ok(t, err)
+	is(t, "usage that was not sent", g.replicas[0].lastBeat(t).CPUUsed, 1)
+}
+
+func TestAnExistingAgentsListIsComplete(t *testing.T) {
+	g := newGroup(t, 1)
+	_, err := g.control(0).RegisterNode(ctxFor(t), &controlv1.RegisterNodeRequest{NodeId: "old", GrpcEndpoint: ":1", Capabilities: &controlv1.NodeCapabilities{CpuTotalMillicores: 1, MemoryTotalMb: 1}})
+	ok(t, err)
+	_, err = g.control(0).Heartbeat(ctxFor(t), &controlv1.HeartbeatRequest{NodeId: "old", WorkloadStatuses: []*controlv1.WorkloadStatus{{WorkloadId: "web", State: "Running", LastTransition: timestamppb.Now()}}})
+	ok(t, err)
+	hb := g.replicas[0].lastBeat(t)
+	is(t, "full", hb.Full, true)
+	is(t, "protocol", hb.Protocol, 0)
+	is(t, "generation", hb.Reports[0].Observation.Generation.IsZero(), true)
+	is(t, "observed at is set", hb.Reports[0].Observation.At > 0, true)
+}

@@ -1,0 +1,174 @@
+package rpc
+
+import (
+	"context"
+	"strings"
+	"time"
+
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	controlv1 "github.com/persys/compute/api/control/v1"
+	"github.com/persys/compute/fsm"
+	"github.com/persys/compute/spec"
+)
+
+// maxPage bounds a page that was asked for; existing clients ask for none and
+// get everything.
+const maxPage = 10_000
+
+func pageSize(n int32) (int, error) {
+	if n < 0 || n > maxPage {
+		return 0, errorf(KindInvalid, "page_size %d must be 0 to %d", n, maxPage)
+	}
+	return int(n), nil
+}
+
+// ListNodes implements control.v1; ordered by id. page_token is the last id of
+// the page before.
+func (s *Server) ListNodes(ctx context.Context, req *controlv1.ListNodesRequest) (*controlv1.ListNodesResponse, error) {
+	size, err := pageSize(req.GetPageSize())
+	if err != nil {
+		return nil, err
+	}
+	r, err := s.read(ctx)
+	if err != nil {
+		return nil, err
+	}
+	out := &controlv1.ListNodesResponse{Index: r.index, Stale: r.stale, AgeMs: r.ageMS}
+	r.Nodes(req.GetPageToken(), func(n *fsm.Node) bool {
+		if req.GetStatus() != "" && !strings.EqualFold(req.GetStatus(), string(n.Status())) {
+			return true
+		}
+		if size > 0 && len(out.Nodes) == size {
+			out.NextPageToken = out.Nodes[size-1].GetNodeId()
+			return false
+		}
+		out.Nodes = append(out.Nodes, s.nodeView(r, n))
+		return true
+	})
+	return out, nil
+}
+
+// GetNode implements control.v1.
+func (s *Server) GetNode(ctx context.Context, req *controlv1.GetNodeRequest) (*controlv1.GetNodeResponse, error) {
+	if strings.TrimSpace(req.GetNodeId()) == "" {
+		return nil, errorf(KindInvalid, "node_id must not be blank")
+	}
+	r, err := s.read(ctx)
+	if err != nil {
+		return nil, err
+	}
+	n, ok := r.Node(req.GetNodeId())
+	if !ok {
+		return nil, errorf(KindNotFound, "node %q not found; `persysctl nodes` lists them", req.GetNodeId())
+	}
+	return &controlv1.GetNodeResponse{Node: s.nodeView(r, n), Index: r.index, Stale: r.stale, AgeMs: r.ageMS}, nil
+}
+
+// nodeView adds to a node what only the leader knows: lease and last heartbeat.
+func (s *Server) nodeView(v fsm.View, n *fsm.Node) *controlv1.NodeView {
+	out := spec.NodeView(n, v.Alloc(n.ID))
+	if expires, heard, ok := s.leader.LeaseOf(n.ID); ok {
+		out.LeaseExpiresAt = timestamppb.New(time.Unix(0, expires))
+		if heard > 0 {
+			out.LastHeartbeat = timestamppb.New(time.Unix(0, heard))
+		}
+	}
+	return out
+}
+
+// ListWorkloads implements control.v1; ordered by id. page_token is the last id
+// of the page before.
+func (s *Server) ListWorkloads(ctx context.Context, req *controlv1.ListWorkloadsRequest) (*controlv1.ListWorkloadsResponse, error) {
+	size, err := pageSize(req.GetPageSize())
+	if err != nil {
+		return nil, err
+	}
+	r, err := s.read(ctx)
+	if err != nil {
+		return nil, err
+	}
+	out := &controlv1.ListWorkloadsResponse{Index: r.index, Stale: r.stale, AgeMs: r.ageMS}
+	add := func(w *fsm.Workload) bool {
+		if w.ID <= req.GetPageToken() && req.GetPageToken() != "" ||
+			req.GetNodeId() != "" && w.Node != req.GetNodeId() ||
+			req.GetGroup() != "" && w.Demand.Group != req.GetGroup() ||
+			req.GetStatus() != "" && !strings.EqualFold(req.GetStatus(), string(w.Status)) {
+			return true
+		}
+		if size > 0 && len(out.Workloads) == size {
+			out.NextPageToken = out.Workloads[size-1].GetWorkloadId()
+			return false
+		}
+		out.Workloads = append(out.Workloads, spec.WorkloadView(w, spec.Brief))
+		return true
+	}
+	switch {
+	case req.GetNodeId() != "":
+		r.WorkloadsOn(req.GetNodeId(), add)
+	case req.GetGroup() != "":
+		r.Group(req.GetGroup(), add)
+	default:
+		r.Workloads(req.GetPageToken(), add)
+	}
+	return out, nil
+}
+
+// GetWorkload implements control.v1; the view carries the spec, redacted.
+func (s *Server) GetWorkload(ctx context.Context, req *controlv1.GetWorkloadRequest) (*controlv1.GetWorkloadResponse, error) {
+	if strings.TrimSpace(req.GetWorkloadId()) == "" {
+		return nil, errorf(KindInvalid, "workload_id must not be blank")
+	}
+	r, err := s.read(ctx)
+	if err != nil {
+		return nil, err
+	}
+	w, ok := r.Workload(req.GetWorkloadId())
+	if !ok {
+		return nil, errorf(KindNotFound, "workload %q not found; `persysctl list` shows all", req.GetWorkloadId())
+	}
+	return &controlv1.GetWorkloadResponse{Workload: spec.WorkloadView(w, spec.Full), Index: r.index, Stale: r.stale, AgeMs: r.ageMS}, nil
+}
+
+// GetClusterSummary implements control.v1.
+func (s *Server) GetClusterSummary(ctx context.Context, req *controlv1.GetClusterSummaryRequest) (*controlv1.GetClusterSummaryResponse, error) {
+	r, err := s.read(ctx)
+	if err != nil {
+		return nil, err
+	}
+	count := func(of ...fsm.Status) (n int32) {
+		for _, st := range of {
+			n += int32(r.StatusCount(st))
+		}
+		return n
+	}
+	out := &controlv1.GetClusterSummaryResponse{
+		TotalNodes:            int32(r.NodeCount()),
+		TotalWorkloads:        int32(r.WorkloadCount()),
+		RunningWorkloads:      count(fsm.StatusRunning),
+		PendingWorkloads:      count(fsm.StatusPending, fsm.StatusUnknown, fsm.StatusUpdating),
+		FailedWorkloads:       count(fsm.StatusFailed),
+		DeletedWorkloads:      count(fsm.StatusDeleting, fsm.StatusDeleted),
+		ScheduledWorkloads:    count(fsm.StatusScheduled),
+		RetryPendingWorkloads: count(fsm.StatusRetryPending),
+		StoppedWorkloads:      count(fsm.StatusStopped),
+		GeneratedAt:           timestamppb.New(s.now()),
+		Index:                 r.index,
+		Mode:                  string(r.Info().Mode),
+		Stale:                 r.stale,
+		AgeMs:                 r.ageMS,
+	}
+	r.Nodes("", func(n *fsm.Node) bool {
+		if n.Status() == fsm.NodeReady {
+			out.ReadyNodes++
+		}
+		return true
+	})
+	out.NotReadyNodes = out.TotalNodes - out.ReadyNodes
+	if to, ok := s.replica.Leader(); ok {
+		if out.LeaderId = to.Name; to.Name == "" {
+			out.LeaderId = to.ID
+		}
+	}
+	return out, nil
+}

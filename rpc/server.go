@@ -1,0 +1,223 @@
+package rpc
+
+import (
+	"context"
+	"crypto/tls"
+	"fmt"
+	"log/slog"
+	"sync/atomic"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/health"
+	healthpb "google.golang.org/grpc/health/grpc_health_v1"
+	"google.golang.org/grpc/keepalive"
+	"google.golang.org/grpc/reflection"
+
+	clusterv1 "github.com/persys/compute/api/cluster/v1"
+	controlv1 "github.com/persys/compute/api/control/v1"
+	"github.com/persys/compute/fsm"
+	"github.com/persys/compute/fsm/store"
+	"github.com/persys/compute/pki"
+	"github.com/persys/compute/rpc/dial"
+	"github.com/persys/compute/sched"
+)
+
+// Peer is another replica, or this one, as calls are routed to it.
+type Peer struct {
+	ID       string
+	Name     string
+	GRPCAddr string
+}
+
+// Replica is the Raft node as this package needs it.
+type Replica interface {
+	// Propose commits commands; errors wrap ErrNotLeader, ErrBusy, ErrTooLarge
+	// or ErrUnknownOutcome.
+	Propose(ctx context.Context, cmds ...fsm.Command) ([]fsm.Result, error)
+	// Confirm proves leadership at a moment after the call began.
+	Confirm(ctx context.Context) (index uint64, err error)
+	Store() *store.Store
+	Self() Peer
+	// Leader is who leads, as far as this replica knows.
+	Leader() (Peer, bool)
+	// LeaderChanged is closed when Leader's answer may have changed.
+	LeaderChanged() <-chan struct{}
+	// LastContact is when this replica last heard from a leader (or led).
+	LastContact() time.Time
+	// Frozen is why this replica alone cannot accept writes, "" if it can.
+	Frozen() string
+	// Describe fills in what only the Raft node knows of a status.
+	Describe(*clusterv1.StatusResponse)
+	TransferLeadership(ctx context.Context, to string) error
+	RemoveReplica(ctx context.Context, id string, force bool) error
+}
+
+// Leader is the leader's loop as this package needs it; *leader.Loop is one.
+type Leader interface {
+	Heartbeat(ctx context.Context, hb sched.Heartbeat) (sched.Lease, error)
+	Registered(ctx context.Context, node string) (sched.Lease, error)
+	LeaseOf(node string) (expires, heard int64, ok bool)
+	UsageOf(node string) (cpu, memory, disk int64, ok bool)
+}
+
+// Keys holds the cluster key that seals secrets.
+type Keys interface {
+	// Key returns the cluster key; the error says how to get one.
+	Key() (*pki.Key, error)
+}
+
+// Config of a Server. TLS nil means -insecure: every caller is an anonymous
+// admin and forwarded identities are ignored.
+type Config struct {
+	Replica Replica
+	Leader  Leader
+	Agents  *Agents
+	Keys    Keys
+	TLS     *pki.Files
+	Tuning  sched.Tuning // for explanations
+	Shard   string
+	Version string
+
+	HoldWrites time.Duration // 3 s: how long a call waits for a leader
+	HoldReads  time.Duration // 1 s: then a read that asked for no level is stale
+
+	Interceptors []grpc.UnaryServerInterceptor // metrics and the like, outermost
+	StreamInts   []grpc.StreamServerInterceptor
+	StatsHandler grpc.ServerOption // optional
+
+	Logger *slog.Logger
+	Now    func() time.Time
+}
+
+// Server answers control.v1 and cluster.v1 on one replica.
+type Server struct {
+	controlv1.UnimplementedAgentControlServer
+	clusterv1.UnimplementedClusterServer
+
+	cfg     Config
+	replica Replica
+	leader  Leader
+	agents  *Agents
+	store   *store.Store
+	log     *slog.Logger
+	now     func() time.Time
+	peers   *peers
+	health  *health.Server
+	grpc    *grpc.Server
+	started time.Time
+	epochs  atomic.Pointer[epochText]
+}
+
+// NewServer builds the gRPC server with every service registered; the caller
+// serves it and calls Close.
+func NewServer(cfg Config) (*Server, error) {
+	if cfg.HoldWrites <= 0 {
+		cfg.HoldWrites = 3 * time.Second
+	}
+	if cfg.HoldReads <= 0 {
+		cfg.HoldReads = time.Second
+	}
+	if cfg.Logger == nil {
+		cfg.Logger = slog.New(slog.DiscardHandler)
+	}
+	if cfg.Now == nil {
+		cfg.Now = time.Now
+	}
+	s := &Server{
+		cfg: cfg, replica: cfg.Replica, leader: cfg.Leader, agents: cfg.Agents,
+		store: cfg.Replica.Store(), log: cfg.Logger, now: cfg.Now,
+		peers: newPeers(cfg.TLS), health: health.NewServer(), started: cfg.Now(),
+	}
+	opts := []grpc.ServerOption{
+		grpc.ForceServerCodecV2(dial.Codec()),
+		grpc.MaxRecvMsgSize(maxMessage),
+		grpc.MaxSendMsgSize(64 << 20),
+		grpc.MaxConcurrentStreams(4096),
+		grpc.WriteBufferSize(64 << 10),
+		grpc.ReadBufferSize(64 << 10),
+		grpc.SharedWriteBuffer(true),
+		// Workers keep the stacks that a call grows; beyond them calls get goroutines.
+		grpc.NumStreamWorkers(512),
+		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: time.Second, PermitWithoutStream: true}),
+		grpc.KeepaliveParams(keepalive.ServerParameters{Time: 10 * time.Second, Timeout: 5 * time.Second}),
+		grpc.ChainUnaryInterceptor(append(cfg.Interceptors, s.recoverUnary, s.unary)...),
+		grpc.ChainStreamInterceptor(append(cfg.StreamInts, s.recoverStream, s.stream)...),
+	}
+	if cfg.StatsHandler != nil {
+		opts = append(opts, cfg.StatsHandler)
+	}
+	if cfg.TLS != nil {
+		opts = append(opts, grpc.Creds(credentials.NewTLS(serverTLS(cfg.TLS))))
+	}
+	s.grpc = grpc.NewServer(opts...)
+	controlv1.RegisterAgentControlServer(s.grpc, s)
+	clusterv1.RegisterClusterServer(s.grpc, s)
+	healthpb.RegisterHealthServer(s.grpc, s.health)
+	reflection.Register(s.grpc)
+	return s, nil
+}
+
+// maxMessage bounds one request: many workloads in one call, each at most
+// 512 KiB, in one log command of at most 1 MiB.
+const maxMessage = 8 << 20
+
+func serverTLS(f *pki.Files) *tls.Config {
+	return f.ServerConfig(pki.ServerOptions{NextProtos: []string{"h2"}})
+}
+
+// GRPC is the underlying server, to Serve and to stop.
+func (s *Server) GRPC() *grpc.Server { return s.grpc }
+
+// SetServing flips the standard health service: serving while this replica can
+// answer reads.
+func (s *Server) SetServing(ok bool) {
+	st := healthpb.HealthCheckResponse_NOT_SERVING
+	if ok {
+		st = healthpb.HealthCheckResponse_SERVING
+	}
+	for _, name := range []string{"", controlv1.AgentControl_ServiceDesc.ServiceName, clusterv1.Cluster_ServiceDesc.ServiceName} {
+		s.health.SetServingStatus(name, st)
+	}
+}
+
+// Close ends streams and connections: gracefully within d, then at once.
+func (s *Server) Close(d time.Duration) {
+	s.health.Shutdown()
+	done := make(chan struct{})
+	go func() {
+		s.grpc.GracefulStop()
+		close(done)
+	}()
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-done:
+	case <-t.C:
+		s.grpc.Stop()
+		<-done
+	}
+	s.peers.close()
+}
+
+// recoverUnary turns a panic in one call into an Internal error of that call.
+func (s *Server) recoverUnary(ctx context.Context, req any, info *grpc.UnaryServerInfo, h grpc.UnaryHandler) (resp any, err error) {
+	defer func() {
+		if p := recover(); p != nil {
+			s.log.Error("a call panicked", "method", info.FullMethod, "panic", fmt.Sprint(p), "stack", stack())
+			err = errorf(KindInternal, "the replica failed while it handled %s; it is logged there", info.FullMethod)
+		}
+	}()
+	return h(ctx, req)
+}
+
+func (s *Server) recoverStream(srv any, ss grpc.ServerStream, info *grpc.StreamServerInfo, h grpc.StreamHandler) (err error) {
+	defer func() {
+		if p := recover(); p != nil {
+			s.log.Error("a call panicked", "method", info.FullMethod, "panic", fmt.Sprint(p), "stack", stack())
+			err = errorf(KindInternal, "the replica failed while it handled %s; it is logged there", info.FullMethod)
+		}
+	}()
+	return h(srv, ss)
+}

@@ -1,0 +1,27 @@
+package rpc
+
+import (
+	"testing"
+
+	"google.golang.org/grpc/metadata"
+
+	controlv1 "github.com/persys/compute/api/control/v1"
+	"github.com/persys/compute/rpc/dial"
+)
+
+// TestOneIDOfAStreamIsNotThatOfItsMessages: two applies on a stream that carries
+// a request id in its metadata are two applies.
+func TestOneIDOfAStreamIsNotThatOfItsMessages(t *testing.T) {
+	ctx := metadata.NewIncomingContext(t.Context(), metadata.Pairs(dial.KeyRequestID, "01900000-0000-7000-8000-000000000001"))
+	ids := map[string]bool{}
+	for range 2 {
+		req := &controlv1.ApplyWorkloadRequest{WorkloadId: "web"}
+		if err := ensureRequestID(withoutRequestID(ctx), req); err != nil {
+			t.Fatal(err)
+		}
+		ids[req.GetRequestId()] = true
+	}
+	if len(ids) != 2 {
+		t.Errorf("two messages of one stream share a request id: %v", ids)
+	}
+}

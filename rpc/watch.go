@@ -1,0 +1,195 @@
+package rpc
+
+import (
+	"context"
+	"errors"
+	"slices"
+
+	clusterv1 "github.com/persys/compute/api/cluster/v1"
+	"github.com/persys/compute/fsm"
+	"github.com/persys/compute/fsm/store"
+	"github.com/persys/compute/spec"
+)
+
+// Events implements cluster.v1 from this replica's change feed. A reader that
+// falls off the feed goes on from the kept events: it may see a gap in Seq, never
+// an event twice.
+func (s *Server) Events(req *clusterv1.EventsRequest, out clusterv1.Cluster_EventsServer) error {
+	if req.GetTail() < 0 {
+		return errorf(KindInvalid, "tail %d must be 0 or more", req.GetTail())
+	}
+	ctx := out.Context()
+	after := req.GetAfterSeq()
+	tail := int(req.GetTail())
+	for {
+		view := s.store.View()
+		events := pastEvents(view, req, after, tail)
+		tail = 0
+		for _, e := range events {
+			if err := out.Send(eventView(e)); err != nil {
+				return err
+			}
+		}
+		after = max(after, view.Info().EventSeq)
+		if !req.GetFollow() {
+			return nil
+		}
+		err := s.follow(ctx, view, func(_ fsm.View, changes []fsm.Change) error {
+			for i := range changes {
+				e := changes[i].NewEvent
+				if e == nil || e.Seq <= after {
+					continue
+				}
+				after = e.Seq
+				if !eventMatches(req, e) {
+					continue
+				}
+				if err := out.Send(eventView(e)); err != nil {
+					return err
+				}
+			}
+			return nil
+		})
+		if !errors.Is(err, store.ErrCompacted) {
+			return err
+		}
+	}
+}
+
+// pastEvents collects kept events that match, oldest first; with tail only the
+// newest so many.
+func pastEvents(view fsm.View, req *clusterv1.EventsRequest, after uint64, tail int) []*fsm.Event {
+	var events []*fsm.Event
+	if tail > 0 {
+		view.EventsBack(func(e *fsm.Event) bool {
+			if e.Seq <= after {
+				return false
+			}
+			if eventMatches(req, e) {
+				events = append(events, e)
+			}
+			return len(events) < tail
+		})
+		slices.Reverse(events)
+		return events
+	}
+	view.Events(after, func(e *fsm.Event) bool {
+		if eventMatches(req, e) {
+			events = append(events, e)
+		}
+		return true
+	})
+	return events
+}
+
+// follow calls fn for each batch of changes after view, until it fails or ctx
+// ends; store.ErrCompacted means: take a view and begin again.
+func (s *Server) follow(ctx context.Context, view fsm.View, fn func(fsm.View, []fsm.Change) error) error {
+	cur, err := s.store.Changes(view.Info().Index)
+	if err != nil {
+		return err
+	}
+	defer cur.Close()
+	for {
+		b, err := cur.Next(ctx)
+		if err != nil {
+			return err
+		}
+		if err := fn(b.View, b.Changes); err != nil {
+			return err
+		}
+	}
+}
+
+// WatchWorkloads implements cluster.v1: the present views, then each change.
+func (s *Server) WatchWorkloads(req *clusterv1.WatchWorkloadsRequest, out clusterv1.Cluster_WatchWorkloadsServer) error {
+	ctx := out.Context()
+	match := func(w *fsm.Workload) bool {
+		if req.GetGroup() != "" && w.Demand.Group != req.GetGroup() {
+			return false
+		}
+		return len(req.GetWorkloadIds()) == 0 || slices.Contains(req.GetWorkloadIds(), w.ID)
+	}
+	sent := map[string]bool{}
+	for {
+		view, err := s.store.At(ctx, req.GetMinIndex())
+		if err != nil {
+			return err
+		}
+		if err := s.snapshot(view, req, match, sent, out); err != nil {
+			return err
+		}
+		err = s.follow(ctx, view, func(v fsm.View, changes []fsm.Change) error {
+			for i := range changes {
+				if err := sendChange(&changes[i], v.Info().Index, match, sent, out); err != nil {
+					return err
+				}
+			}
+			return nil
+		})
+		if !errors.Is(err, store.ErrCompacted) {
+			return err
+		}
+	}
+}
+
+// snapshot sends what matches now, tells what went while the feed was lost, and
+// ends with synced.
+func (s *Server) snapshot(view fsm.View, req *clusterv1.WatchWorkloadsRequest, match func(*fsm.Workload) bool, sent map[string]bool, out clusterv1.Cluster_WatchWorkloadsServer) error {
+	index := view.Info().Index
+	seen := map[string]bool{}
+	var err error
+	send := func(w *fsm.Workload) bool {
+		if !match(w) {
+			return true
+		}
+		seen[w.ID], sent[w.ID] = true, true
+		err = out.Send(&clusterv1.WorkloadChange{Index: index, Workload: spec.WorkloadView(w, spec.Brief)})
+		return err == nil
+	}
+	switch {
+	case len(req.GetWorkloadIds()) > 0:
+		for _, id := range req.GetWorkloadIds() {
+			if w, ok := view.Workload(id); ok && !send(w) {
+				break
+			}
+		}
+	case req.GetGroup() != "":
+		view.Group(req.GetGroup(), send)
+	default:
+		view.Workloads("", send)
+	}
+	if err != nil {
+		return err
+	}
+	for id := range sent {
+		if seen[id] {
+			continue
+		}
+		delete(sent, id)
+		gone := spec.WorkloadView(&fsm.Workload{ID: id, Status: fsm.StatusDeleted}, spec.Brief)
+		if err := out.Send(&clusterv1.WorkloadChange{Index: index, Workload: gone, Deleted: true}); err != nil {
+			return err
+		}
+	}
+	return out.Send(&clusterv1.WorkloadChange{Index: index, Synced: true})
+}
+
+func sendChange(c *fsm.Change, index uint64, match func(*fsm.Workload) bool, sent map[string]bool, out clusterv1.Cluster_WatchWorkloadsServer) error {
+	if c.Table != fsm.TableWorkload {
+		return nil
+	}
+	if w := c.NewWorkload; w != nil && match(w) {
+		sent[w.ID] = true
+		return out.Send(&clusterv1.WorkloadChange{Index: index, Workload: spec.WorkloadView(w, spec.Brief)})
+	}
+	// It went, or left the group that is watched.
+	w := c.OldWorkload
+	if w == nil || !match(w) {
+		return nil
+	}
+	delete(sent, w.ID)
+	view := spec.WorkloadView(w, spec.Brief)
+	view.Status = string(fsm.StatusDeleted)
+	return out.Send(&clusterv1.WorkloadChange{Index: index, Workload: view, Deleted: true})
+}

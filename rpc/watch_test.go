@@ -1,0 +1,142 @@
+package rpc
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"testing"
+
+	"google.golang.org/grpc/codes"
+
+	clusterv1 "github.com/persys/compute/api/cluster/v1"
+	commandv1 "github.com/persys/compute/api/command/v1"
+)
+
+func drop(id string) *commandv1.Command {
+	return &commandv1.Command{Body: &commandv1.Command_DeleteWorkload{DeleteWorkload: &commandv1.DeleteWorkload{Id: id, Force: true}}}
+}
+
+func TestEvents(t *testing.T) {
+	g := newGroup(t, 2)
+	g.place("web", "a")
+	read := func(req *clusterv1.EventsRequest) (out []string) {
+		s, err := g.cluster(1).Events(ctxFor(t), req)
+		ok(t, err)
+		for {
+			e, err := s.Recv()
+			if err != nil {
+				return out
+			}
+			out = append(out, e.GetType())
+		}
+	}
+	all := read(&clusterv1.EventsRequest{})
+	is(t, "all has the last", all[len(all)-1], "WorkloadScheduled")
+	is(t, "the newest one", strings.Join(read(&clusterv1.EventsRequest{Tail: 1}), " "), "WorkloadScheduled")
+	is(t, "of a workload", strings.Join(read(&clusterv1.EventsRequest{WorkloadId: "web"}), " "), "WorkloadCreated WorkloadScheduled")
+	is(t, "of a node", strings.Join(read(&clusterv1.EventsRequest{NodeId: "b"}), " "), "NodeRegistered")
+	is(t, "of a type", len(read(&clusterv1.EventsRequest{Types: []string{"NodeRegistered"}})), 2)
+	is(t, "after the last", len(read(&clusterv1.EventsRequest{AfterSeq: g.view().Info().EventSeq})), 0)
+	s, err := g.cluster(0).Events(ctxFor(t), &clusterv1.EventsRequest{Tail: -1})
+	ok(t, err)
+	_, err = s.Recv()
+	code(t, err, codes.InvalidArgument)
+}
+
+func TestEventsAreFollowed(t *testing.T) {
+	g := newGroup(t, 1)
+	ctx, cancel := context.WithCancel(ctxFor(t))
+	s, err := g.cluster(0).Events(ctx, &clusterv1.EventsRequest{Follow: true, Types: []string{"WorkloadCreated"}})
+	ok(t, err)
+	g.place("w0", "")
+	next := func() string {
+		e, err := s.Recv()
+		ok(t, err)
+		return e.GetWorkloadId()
+	}
+	is(t, "first", next(), "w0")
+	g.place("w1", "")
+	is(t, "second", next(), "w1")
+	// The feed is lost with an event that only the state still has.
+	g.replicas[0].set(func(r *replica) { r.lagging = true })
+	g.place("w2", "")
+	g.replicas[0].set(func(r *replica) { r.lagging = false; r.store.Restore(g.now()) })
+	is(t, "one from the gap", next(), "w2")
+	g.place("w3", "")
+	is(t, "one after it", next(), "w3")
+	cancel()
+	_, err = s.Recv()
+	code(t, err, codes.Canceled)
+}
+
+func TestWatchWorkloads(t *testing.T) {
+	g := newGroup(t, 1)
+	g.place("w0", "a")
+	group := func(id, name string) {
+		g.do(&commandv1.Command{Body: &commandv1.Command_PutWorkloads{PutWorkloads: &commandv1.PutWorkloads{Workloads: []*commandv1.WorkloadPut{{
+			Id: id, Content: fmt.Sprintf("c1:%064d", g.view().Info().Index), Desired: "Running", Demand: &commandv1.Demand{Type: "container", Group: name},
+		}}}}})
+	}
+	group("g0", "grp")
+	open := func(req *clusterv1.WatchWorkloadsRequest) (next func() string) {
+		s, err := g.cluster(0).WatchWorkloads(ctxFor(t), req)
+		ok(t, err)
+		return func() string {
+			c, err := s.Recv()
+			ok(t, err)
+			switch {
+			case c.GetSynced():
+				return "synced"
+			case c.GetDeleted():
+				return "-" + c.GetWorkload().GetWorkloadId()
+			}
+			return c.GetWorkload().GetWorkloadId()
+		}
+	}
+	everything := open(&clusterv1.WatchWorkloadsRequest{})
+	is(t, "present", everything()+" "+everything()+" "+everything(), "g0 w0 synced")
+	named := open(&clusterv1.WatchWorkloadsRequest{WorkloadIds: []string{"w0", "w9"}})
+	is(t, "present", named()+" "+named(), "w0 synced")
+	members := open(&clusterv1.WatchWorkloadsRequest{Group: "grp", MinIndex: g.view().Info().Index})
+	is(t, "present", members()+" "+members(), "g0 synced")
+
+	g.place("w9", "")
+	is(t, "everything sees a new one", everything(), "w9")
+	is(t, "so does who waits for it", named(), "w9")
+	group("g1", "grp")
+	is(t, "a new member", members(), "g1")
+	group("g1", "other")
+	is(t, "a member that left", members(), "-g1")
+	g.do(drop("g0"))
+	is(t, "a member that was deleted", members(), "-g0")
+
+	// The feed is lost while w0 goes.
+	g.replicas[0].set(func(r *replica) { r.lagging = true })
+	g.do(drop("w0"))
+	g.replicas[0].set(func(r *replica) { r.lagging = false; r.store.Restore(g.now()) })
+	is(t, "the present again, and what went", named()+" "+named()+" "+named(), "w9 -w0 synced")
+}
+
+func TestWhy(t *testing.T) {
+	g := newGroup(t, 2)
+	g.do(&commandv1.Command{Body: &commandv1.Command_PutWorkloads{PutWorkloads: &commandv1.PutWorkloads{Workloads: []*commandv1.WorkloadPut{{
+		Id: "big", Content: fmt.Sprintf("c1:%064d", 1), Desired: "Running", Demand: &commandv1.Demand{Type: "container", CpuMillicores: 1_000_000},
+	}}}}})
+	g.place("web", "a")
+	why, err := g.cluster(1).Why(ctxFor(t), &clusterv1.WhyRequest{WorkloadId: "big", MinIndex: g.view().Info().Index})
+	ok(t, err)
+	is(t, "chosen", why.GetChosenNodeId(), "")
+	is(t, "nodes", len(why.GetNodes()), 2)
+	is(t, "feasible", why.GetNodes()[0].GetFeasible(), false)
+	is(t, "has a reason", why.GetNodes()[0].GetReason() != "", true)
+	is(t, "counted", why.GetCounts()[0].GetNodes(), 2)
+	whyNot, err := g.cluster(1).Why(ctxFor(t), &clusterv1.WhyRequest{WorkloadId: "web", NodeId: "b"})
+	ok(t, err)
+	is(t, "assigned", whyNot.GetAssignedNodeId(), "a")
+	is(t, "only that node", len(whyNot.GetNodes()), 1)
+	is(t, "that node", whyNot.GetNodes()[0].GetNodeId(), "b")
+	_, err = g.cluster(1).Why(ctxFor(t), &clusterv1.WhyRequest{WorkloadId: "x"})
+	code(t, err, codes.NotFound)
+	_, err = g.cluster(1).Why(ctxFor(t), &clusterv1.WhyRequest{WorkloadId: "web", NodeId: "x"})
+	code(t, err, codes.NotFound)
+}
