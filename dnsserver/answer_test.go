@@ -1,0 +1,468 @@
+package dnsserver
+
+import (
+	"encoding/hex"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/miekg/dns"
+)
+
+// everything is a state with some of all.
+func everything(w *world) {
+	three(w)
+	w.node("n1", "10.1.0.1:50051")
+	w.node("n6", "[fd00::16]:50052")
+	w.node("nh", "agent.example.com:50053")
+	w.node("Node_7", "10.1.0.7:50051")
+	w.run("web", "", "n1", "172.17.0.2", "31080:80/tcp", "31053:53/udp")
+	w.run("host", "", "n1", "")
+	w.run("dual", "", "n6", "172.17.0.9,fd01::9", "8443:443/tcp")
+	w.run("far", "", "nh", "172.17.0.4", "9000:90/tcp")
+	w.run("api-0", "api", "n1", "172.17.0.20", "30000:8080/tcp")
+	w.run("api-1", "api", "n6", "172.17.0.21", "30001:8080/tcp")
+	w.run("api-2", "api", "n1", "172.17.0.22", "30002:8080/tcp")
+	w.report("api-2", "Failed", "")
+	w.put("", "waiting")
+	w.run("sick", "", "n1", "172.17.0.30")
+	w.reportMessage("sick", "Running", "running, health check: unhealthy", "172.17.0.30")
+	w.run("fit", "", "n1", "172.17.0.31")
+	w.reportMessage("fit", "Running", "running, health check: healthy", "172.17.0.31")
+	w.run("lost", "", "Node_7", "172.17.0.40")
+	w.nodeState("Node_7", false)
+}
+
+// soa is the negative answer's authority; %d is the serial.
+const soa = "5 IN SOA persys-scheduler.persys.local. hostmaster.persys.local. %d 60 10 600 5"
+
+const srvGlue = `
+	s1.persys-scheduler.persys.local. 5 IN A 10.0.0.1
+	s2.persys-scheduler.persys.local. 5 IN A 10.0.0.2
+	s3.persys-scheduler.persys.local. 5 IN AAAA fd00::3`
+
+var answerCases = []struct {
+	name      string
+	build     func(*world) // nil = everything
+	hints     Hints
+	question  string
+	edit      func(*dns.Msg)
+	rcode     int
+	answer    string
+	negative  string // the apex whose SOA is the authority
+	extra     string
+	foreign   bool // not authoritative
+	truncated bool
+}{
+	{
+		name: "schedulers are found by SRV, the leader first", question: "_persys-scheduler._tcp.persys.local. SRV", hints: Hints{Leader: "r2"},
+		answer: `
+			_persys-scheduler._tcp.persys.local. 5 IN SRV 10 100 8085 s2.persys-scheduler.persys.local.
+			_persys-scheduler._tcp.persys.local. 5 IN SRV 20 100 8085 s1.persys-scheduler.persys.local.
+			_persys-scheduler._tcp.persys.local. 5 IN SRV 20 100 8086 s3.persys-scheduler.persys.local.`,
+		extra: srvGlue,
+	},
+	{
+		name: "the name without _tcp answers the same", question: "_persys-scheduler.persys.local. SRV",
+		answer: `
+			_persys-scheduler.persys.local. 5 IN SRV 20 100 8085 s1.persys-scheduler.persys.local.
+			_persys-scheduler.persys.local. 5 IN SRV 20 100 8085 s2.persys-scheduler.persys.local.
+			_persys-scheduler.persys.local. 5 IN SRV 20 100 8086 s3.persys-scheduler.persys.local.`,
+		extra: srvGlue,
+	},
+	{
+		name: "a dead scheduler is left out and TTLs are short", question: "_persys-scheduler.persys.local. SRV", hints: Hints{Dead: []string{"r1", "r3"}},
+		answer: `_persys-scheduler.persys.local. 1 IN SRV 20 100 8085 s2.persys-scheduler.persys.local.`,
+		extra:  `s2.persys-scheduler.persys.local. 1 IN A 10.0.0.2`,
+	},
+	{
+		name: "a suspected leader comes last", question: "_persys-scheduler.persys.local. SRV", hints: Hints{Leader: "r1", Suspect: []string{"r1"}, Dead: []string{"r3"}},
+		answer: `
+			_persys-scheduler.persys.local. 1 IN SRV 20 100 8085 s2.persys-scheduler.persys.local.
+			_persys-scheduler.persys.local. 1 IN SRV 30 100 8085 s1.persys-scheduler.persys.local.`,
+		extra: `
+			s1.persys-scheduler.persys.local. 1 IN A 10.0.0.1
+			s2.persys-scheduler.persys.local. 1 IN A 10.0.0.2`,
+	},
+	{
+		name: "if all are said to be dead all stay", question: "persys-scheduler.persys.local. A", hints: Hints{Dead: []string{"r1", "r2", "r3"}},
+		answer: `
+			persys-scheduler.persys.local. 1 IN A 10.0.0.1
+			persys-scheduler.persys.local. 1 IN A 10.0.0.2`,
+	},
+	{
+		name: "hints never add", question: "_persys-scheduler.persys.local. SRV", hints: Hints{Leader: "r9", Suspect: []string{"r8"}},
+		build:  func(w *world) { w.replica("r1", "s1", "10.0.0.1:8085") },
+		answer: `_persys-scheduler.persys.local. 1 IN SRV 20 100 8085 s1.persys-scheduler.persys.local.`,
+		extra:  `s1.persys-scheduler.persys.local. 1 IN A 10.0.0.1`,
+	},
+	{
+		name: "schedulers have addresses together", question: "persys-scheduler.persys.local. A",
+		answer: `
+			persys-scheduler.persys.local. 5 IN A 10.0.0.1
+			persys-scheduler.persys.local. 5 IN A 10.0.0.2`,
+	},
+	{
+		name: "and IPv6 addresses", question: "persys-scheduler.persys.local. AAAA",
+		answer: `persys-scheduler.persys.local. 5 IN AAAA fd00::3`,
+	},
+	{
+		name: "and each its own", question: "s2.persys-scheduler.persys.local. A",
+		answer: `s2.persys-scheduler.persys.local. 5 IN A 10.0.0.2`,
+	},
+	{
+		name: "a dead one's own name is gone", question: "s2.persys-scheduler.persys.local. A", hints: Hints{Dead: []string{"r2"}},
+		rcode: dns.RcodeNameError, negative: "persys.local.",
+	},
+	{
+		name: "a removed one's own name is gone", question: "s2.persys-scheduler.persys.local. A",
+		build: func(w *world) { three(w); w.removeReplica("r2") },
+		rcode: dns.RcodeNameError, negative: "persys.local.",
+	},
+	{
+		name: "a scheduler announced by host name is found by that name", question: "_persys-scheduler.persys.local. SRV",
+		build:  func(w *world) { w.replica("r1", "s1", "Sched.Example.com:8085") },
+		answer: `_persys-scheduler.persys.local. 5 IN SRV 20 100 8085 sched.example.com.`,
+	},
+	{
+		name: "and has no address, for a CNAME is never invented", question: "s1.persys-scheduler.persys.local. A",
+		build: func(w *world) { w.replica("r1", "s1", "sched.example.com:8085") },
+		rcode: dns.RcodeNameError, negative: "persys.local.",
+	},
+	{
+		name: "a scheduler that announced no place is not there", question: "_persys-scheduler.persys.local. SRV",
+		build: func(w *world) { w.replica("r1", "s1", "0.0.0.0:8085") },
+		rcode: dns.RcodeNameError, negative: "persys.local.",
+	},
+
+	{
+		name: "an agent has its node's address", question: "n1.default.agents.persys.cloud. A",
+		answer: `n1.default.agents.persys.cloud. 30 IN A 10.1.0.1`,
+	},
+	{
+		name: "an agent may have an IPv6 address", question: "n6.default.agents.persys.cloud. AAAA",
+		answer: `n6.default.agents.persys.cloud. 30 IN AAAA fd00::16`,
+	},
+	{
+		name: "its other kind of address is no data", question: "n6.default.agents.persys.cloud. A",
+		negative: "agents.persys.cloud.",
+	},
+	{
+		name: "an agent's port is found by SRV", question: "_persys-agent._tcp.n1.default.agents.persys.cloud. SRV",
+		answer: `_persys-agent._tcp.n1.default.agents.persys.cloud. 30 IN SRV 0 100 50051 n1.default.agents.persys.cloud.`,
+		extra:  `n1.default.agents.persys.cloud. 30 IN A 10.1.0.1`,
+	},
+	{
+		name: "an agent announced by host name is found there", question: "_persys-agent._tcp.nh.default.agents.persys.cloud. SRV",
+		answer: `_persys-agent._tcp.nh.default.agents.persys.cloud. 30 IN SRV 0 100 50053 agent.example.com.`,
+	},
+	{
+		name: "an id that is no label is cleaned and hashed", question: Label("Node_7") + ".default.agents.persys.cloud. A",
+		answer: `node-7-` + strings.TrimPrefix(Label("Node_7"), "node-7-") + `.default.agents.persys.cloud. 30 IN A 10.1.0.7`,
+	},
+	{
+		name: "an address leads back to its node", question: "1.0.1.10.in-addr.arpa. PTR",
+		answer: `1.0.1.10.in-addr.arpa. 30 IN PTR n1.default.agents.persys.cloud.`,
+	},
+	{
+		name: "so does an IPv6 address", question: "6.1.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.d.f.ip6.arpa. PTR",
+		answer: `6.1.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.d.f.ip6.arpa. 30 IN PTR n6.default.agents.persys.cloud.`,
+	},
+	{
+		name: "a reverse name has no other records", question: "1.0.1.10.in-addr.arpa. A",
+		negative: "1.0.1.10.in-addr.arpa.",
+	},
+	{
+		name: "nothing is below a reverse name", question: "x.1.0.1.10.in-addr.arpa. PTR",
+		rcode: dns.RcodeNameError, negative: "1.0.1.10.in-addr.arpa.",
+	},
+	{
+		name: "nothing is below an IPv6 reverse name", question: "x.6.1.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.d.f.ip6.arpa. PTR",
+		rcode: dns.RcodeNameError, negative: "6.1.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.d.f.ip6.arpa.",
+	},
+	{name: "other people's addresses are foreign", question: "9.9.9.9.in-addr.arpa. PTR", rcode: dns.RcodeRefused, foreign: true},
+	{name: "the reverse domain itself is foreign", question: "10.in-addr.arpa. SOA", rcode: dns.RcodeRefused, foreign: true},
+
+	{
+		name: "a workload has its own address", question: "web.default.workloads.persys.local. A",
+		answer: `web.default.workloads.persys.local. 5 IN A 172.17.0.2`,
+	},
+	{
+		name: "or its node's where it has none", question: "host.default.workloads.persys.local. A",
+		answer: `host.default.workloads.persys.local. 5 IN A 10.1.0.1`,
+	},
+	{
+		name: "or both kinds", question: "dual.default.workloads.persys.local. AAAA",
+		answer: `dual.default.workloads.persys.local. 5 IN AAAA fd01::9`,
+	},
+	{
+		name: "a published port leads to the node and the host port", question: "_80._tcp.web.default.workloads.persys.local. SRV",
+		answer: `_80._tcp.web.default.workloads.persys.local. 5 IN SRV 0 100 31080 n1.default.agents.persys.cloud.`,
+		extra:  `n1.default.agents.persys.cloud. 30 IN A 10.1.0.1`,
+	},
+	{
+		name: "a UDP port is under _udp", question: "_53._udp.web.default.workloads.persys.local. SRV",
+		answer: `_53._udp.web.default.workloads.persys.local. 5 IN SRV 0 100 31053 n1.default.agents.persys.cloud.`,
+		extra:  `n1.default.agents.persys.cloud. 30 IN A 10.1.0.1`,
+	},
+	{
+		name: "and not under _tcp", question: "_53._tcp.web.default.workloads.persys.local. SRV",
+		rcode: dns.RcodeNameError, negative: "persys.local.",
+	},
+	{
+		name: "a port of a node announced by host name leads there", question: "_90._tcp.far.default.workloads.persys.local. SRV",
+		answer: `_90._tcp.far.default.workloads.persys.local. 5 IN SRV 0 100 9000 agent.example.com.`,
+	},
+	{
+		name: "a group's name has those of its instances that run", question: "api.default.workloads.persys.local. A",
+		answer: `
+			api.default.workloads.persys.local. 5 IN A 172.17.0.20
+			api.default.workloads.persys.local. 5 IN A 172.17.0.21`,
+	},
+	{
+		name: "and their ports", question: "_8080._tcp.api.default.workloads.persys.local. SRV",
+		answer: `
+			_8080._tcp.api.default.workloads.persys.local. 5 IN SRV 0 100 30000 n1.default.agents.persys.cloud.
+			_8080._tcp.api.default.workloads.persys.local. 5 IN SRV 0 100 30001 n6.default.agents.persys.cloud.`,
+		extra: `
+			n1.default.agents.persys.cloud. 30 IN A 10.1.0.1
+			n6.default.agents.persys.cloud. 30 IN AAAA fd00::16`,
+	},
+	{name: "an instance of a group has a name too", question: "api-1.default.workloads.persys.local. A", answer: `api-1.default.workloads.persys.local. 5 IN A 172.17.0.21`},
+	{name: "what failed is not there", question: "api-2.default.workloads.persys.local. A", rcode: dns.RcodeNameError, negative: "persys.local."},
+	{name: "what does not run yet is not there", question: "waiting.default.workloads.persys.local. A", rcode: dns.RcodeNameError, negative: "persys.local."},
+	{name: "what runs on a lost node is not there", question: "lost.default.workloads.persys.local. A", rcode: dns.RcodeNameError, negative: "persys.local."},
+	{name: "what fails its health check is not there", question: "sick.default.workloads.persys.local. A", rcode: dns.RcodeNameError, negative: "persys.local."},
+	{name: "what passes its health check is", question: "fit.default.workloads.persys.local. A", answer: `fit.default.workloads.persys.local. 5 IN A 172.17.0.31`},
+	{name: "another shard's names are not there", question: "web.other.workloads.persys.local. A", rcode: dns.RcodeNameError, negative: "persys.local."},
+
+	{name: "a name with other records is no data", question: "web.default.workloads.persys.local. TXT", negative: "persys.local."},
+	{name: "an empty name between others is no data", question: "_tcp.web.default.workloads.persys.local. A", negative: "persys.local."},
+	{name: "so is a shard", question: "default.agents.persys.cloud. A", negative: "agents.persys.cloud."},
+	{name: "so is a zone's apex", question: "persys.local. A", negative: "persys.local."},
+	{name: "so is CNAME, always", question: "web.default.workloads.persys.local. CNAME", negative: "persys.local."},
+	{name: "a name below one that exists does not", question: "a.web.default.workloads.persys.local. A", rcode: dns.RcodeNameError, negative: "persys.local."},
+	{name: "a zone that only ends alike is foreign", question: "notpersys.local. A", rcode: dns.RcodeRefused, foreign: true},
+	{name: "what is above a zone is foreign", question: "local. SOA", rcode: dns.RcodeRefused, foreign: true},
+	{name: "the root is foreign", question: ". NS", rcode: dns.RcodeRefused, foreign: true},
+	{name: "other domains are foreign", question: "example.com. A", rcode: dns.RcodeRefused, foreign: true},
+	{
+		name: "a zone has name servers", question: "persys.local. NS",
+		answer: `
+			persys.local. 60 IN NS s1.persys-scheduler.persys.local.
+			persys.local. 60 IN NS s2.persys-scheduler.persys.local.
+			persys.local. 60 IN NS s3.persys-scheduler.persys.local.`,
+		extra: srvGlue,
+	},
+	{
+		name: "so has the agents' zone", question: "agents.persys.cloud. NS", hints: Hints{Dead: []string{"r1", "r3"}},
+		answer: `agents.persys.cloud. 60 IN NS s2.persys-scheduler.persys.local.`,
+		extra:  `s2.persys-scheduler.persys.local. 1 IN A 10.0.0.2`,
+	},
+	{
+		name: "a zone has a name server before there are schedulers", question: "persys.local. NS", build: func(*world) {},
+		answer: `persys.local. 60 IN NS persys-scheduler.persys.local.`,
+	},
+	{name: "only an apex has name servers", question: "web.default.workloads.persys.local. NS", negative: "persys.local."},
+	{name: "only an apex has an SOA", question: "web.default.workloads.persys.local. SOA", negative: "persys.local."},
+	{
+		name: "a partitioned replica's TTLs are short", question: "n1.default.agents.persys.cloud. A", hints: Hints{Partitioned: true},
+		answer: `n1.default.agents.persys.cloud. 1 IN A 10.1.0.1`,
+	},
+	{
+		name: "those of additional records too", question: "_80._tcp.web.default.workloads.persys.local. SRV", hints: Hints{Partitioned: true},
+		answer: `_80._tcp.web.default.workloads.persys.local. 1 IN SRV 0 100 31080 n1.default.agents.persys.cloud.`,
+		extra:  `n1.default.agents.persys.cloud. 1 IN A 10.1.0.1`,
+	},
+
+	{name: "ANY is refused", question: "web.default.workloads.persys.local. ANY", rcode: dns.RcodeRefused, foreign: true},
+	{name: "a transfer is refused", question: "persys.local. AXFR", rcode: dns.RcodeRefused, foreign: true},
+	{
+		name: "an incremental transfer is refused", question: "persys.local. IXFR", rcode: dns.RcodeRefused, foreign: true,
+		edit: func(m *dns.Msg) {
+			m.Ns = []dns.RR{&dns.SOA{Hdr: dns.RR_Header{Name: "persys.local.", Rrtype: dns.TypeSOA, Class: 1}, Ns: ".", Mbox: "."}}
+		},
+	},
+	{
+		name: "another class is refused", question: "persys.local. SOA", rcode: dns.RcodeRefused, foreign: true,
+		edit: func(m *dns.Msg) { m.Question[0].Qclass = dns.ClassCHAOS },
+	},
+	{
+		name: "any class is refused", question: "persys.local. SOA", rcode: dns.RcodeRefused, foreign: true,
+		edit: func(m *dns.Msg) { m.Question[0].Qclass = dns.ClassANY },
+	},
+	{
+		name: "an update is not implemented", question: "persys.local. SOA", rcode: dns.RcodeNotImplemented, foreign: true,
+		edit: func(m *dns.Msg) { m.Opcode = dns.OpcodeUpdate },
+	},
+	{
+		name: "two questions are malformed", question: "persys.local. SOA", rcode: dns.RcodeFormatError, foreign: true,
+		edit: func(m *dns.Msg) { m.Question = append(m.Question, m.Question[0]) },
+	},
+	{
+		name: "no question is malformed", question: "persys.local. SOA", rcode: dns.RcodeFormatError, foreign: true,
+		edit: func(m *dns.Msg) { m.Question = nil },
+	},
+	{
+		name: "two EDNS records are malformed", question: "persys.local. SOA", rcode: dns.RcodeFormatError, foreign: true,
+		edit: func(m *dns.Msg) { m.SetEdns0(4096, false); m.SetEdns0(4096, false) },
+	},
+	{
+		name: "an unknown EDNS version is said to be bad", question: "persys-scheduler.persys.local. A", rcode: dns.RcodeBadVers, foreign: true,
+		edit: func(m *dns.Msg) { m.SetEdns0(4096, false); m.IsEdns0().SetVersion(1) },
+	},
+}
+
+func TestAnswers(t *testing.T) {
+	for _, c := range answerCases {
+		t.Run(c.name, func(t *testing.T) {
+			w := newWorld(t)
+			if c.build == nil {
+				c.build = everything
+			}
+			c.build(w)
+			z := w.zone(c.hints)
+			if c.edit == nil {
+				c.edit = func(*dns.Msg) {}
+			}
+			ask := question(c.question, c.edit)
+			m := reply(t, z, ask, Ask{})
+			if m.Rcode != c.rcode {
+				t.Errorf("rcode %s, want %s", dns.RcodeToString[m.Rcode], dns.RcodeToString[c.rcode])
+			}
+			if m.Id != 4711 || !m.Response || m.RecursionAvailable || m.Authoritative == c.foreign || m.Truncated != c.truncated {
+				t.Errorf("header %+v", m.MsgHdr)
+			}
+			var authority string
+			if c.negative != "" {
+				authority = c.negative + " " + fmt.Sprintf(soa, w.index)
+			}
+			for _, x := range []struct {
+				section string
+				got     []dns.RR
+				want    string
+			}{{"answer", m.Answer, c.answer}, {"authority", m.Ns, authority}, {"additional", m.Extra, c.extra}} {
+				if got, want := texts(x.got), lines(x.want); !slices.Equal(got, want) {
+					t.Errorf("%s:\n  %s\nwant:\n  %s", x.section, strings.Join(got, "\n  "), strings.Join(want, "\n  "))
+				}
+			}
+			opt := m.IsEdns0()
+			asked := new(dns.Msg)
+			if asked.Unpack(ask) == nil && (opt != nil) != (asked.IsEdns0() != nil) {
+				t.Errorf("EDNS in the answer: %v", opt)
+			}
+		})
+	}
+}
+
+func TestSOA(t *testing.T) {
+	w := newWorld(t)
+	three(w)
+	w.index = 1<<32 + 6 // the serial is the low half
+	w.node("n1", "10.1.0.1:50051")
+	for _, apex := range []string{"persys.local.", "agents.persys.cloud.", "1.0.1.10.in-addr.arpa."} {
+		m := reply(t, w.zone(Hints{}), question(apex+" SOA"), Ask{})
+		want := apex + " 60 IN SOA persys-scheduler.persys.local. hostmaster.persys.local. 7 60 10 600 5"
+		if got := texts(m.Answer); len(got) != 1 || got[0] != want {
+			t.Errorf("got %q, want %q", got, want)
+		}
+	}
+}
+
+func TestEveryAnswerKeepsTheQuestionsCase(t *testing.T) {
+	w := newWorld(t)
+	everything(w)
+	const asked = "WeB.dEfAuLt.WoRkLoAdS.pErSyS.LoCaL."
+	m := reply(t, w.zone(Hints{}), question(asked+" A"), Ask{})
+	if len(m.Answer) != 1 || m.Question[0].Name != asked || m.Answer[0].Header().Name != asked {
+		t.Errorf("got %v", m)
+	}
+	m = reply(t, w.zone(Hints{}), question("nO."+asked+" A"), Ask{})
+	if m.Rcode != dns.RcodeNameError || m.Question[0].Name != "nO."+asked || m.Ns[0].Header().Name != "pErSyS.LoCaL." {
+		t.Errorf("got %v", m)
+	}
+}
+
+func TestFlagsComeBack(t *testing.T) {
+	z := newWorld(t).zone(Hints{})
+	m := reply(t, z, question("persys.local. SOA", func(m *dns.Msg) {
+		m.RecursionDesired, m.CheckingDisabled, m.AuthenticatedData = true, true, true
+		m.SetEdns0(4096, true)
+	}), Ask{Recursive: true})
+	if !m.RecursionDesired || !m.CheckingDisabled || m.AuthenticatedData || !m.RecursionAvailable || !m.IsEdns0().Do() || m.IsEdns0().UDPSize() != maxUDP {
+		t.Errorf("got %v", m)
+	}
+	m = reply(t, z, question("persys.local. SOA", func(m *dns.Msg) { m.RecursionDesired = false }), Ask{})
+	if m.RecursionDesired || m.CheckingDisabled || m.RecursionAvailable {
+		t.Errorf("got %v", m)
+	}
+}
+
+func TestOnlyQuestionsToBeLookedUpAreForeign(t *testing.T) {
+	w := newWorld(t)
+	everything(w)
+	z := w.zone(Hints{})
+	for text, want := range map[string]bool{
+		"example.com. A": true, "8.8.8.8.in-addr.arpa. PTR": true, ". NS": true,
+		"example.com. ANY": false, "example.com. AXFR": false, "persys.local. A": false, "x.persys.local. A": false, "1.0.1.10.in-addr.arpa. PTR": false,
+	} {
+		if _, out := z.Answer(nil, question(text), Ask{}); out.Foreign != want {
+			t.Errorf("%s: foreign %v, want %v", text, out.Foreign, want)
+		}
+	}
+	if _, out := z.Answer(nil, question("example.com. A", func(m *dns.Msg) { m.RecursionDesired = false }), Ask{}); out.Foreign {
+		t.Error("a question that is not to be looked up is foreign")
+	}
+}
+
+func TestMalformedPackets(t *testing.T) {
+	z := newWorld(t).zone(Hints{})
+	const head = "1267 0000 0001 0000 0000 0000"
+	for name, c := range map[string]struct {
+		packet string
+		rcode  int // -1 = no answer
+	}{
+		"empty":                         {"", -1},
+		"less than a header":            {"1267 0000 0001 0000 0000 00", -1},
+		"an answer":                     {"1267 8000 0001 0000 0000 0000 00 0001 0001", -1},
+		"an answer of another opcode":   {"1267 a800 0000 0000 0000 0000", -1},
+		"no question where one is said": {head, 1},
+		"a name without an end":         {head + "0161", 1},
+		"a label without an end":        {head + "05616161", 1},
+		"a pointer in the question":     {head + "c00c 0001 0001", 1},
+		"a reserved label type":         {head + "40 00 0001 0001", 1},
+		"half a type":                   {head + "00 00", 1},
+		"no class":                      {head + "00 0001", 1},
+		"bytes after the question":      {head + "00 0001 0001 00", 1},
+		"an answer section":             {"1267 0000 0001 0001 0000 0000 00 0001 0001 00 0001 0001 00000000 0000", 1},
+		"missing additional records":    {"1267 0000 0001 0000 0000 0001 00 0001 0001", 1},
+		"EDNS not at the root":          {"1267 0000 0001 0000 0000 0001 00 0001 0001 0161 00 0029 1000 00000000 0000", 1},
+		"an EDNS option without an end": {"1267 0000 0001 0000 0000 0001 00 0001 0001 00 0029 1000 00000000 0005 0003 0004 61", 1},
+		"half an EDNS option":           {"1267 0000 0001 0000 0000 0001 00 0001 0001 00 0029 1000 00000000 0002 0003", 1},
+		"type 0":                        {head + "00 0000 0001", 1},
+		"type OPT":                      {head + "00 0029 0001", 1},
+		"another additional record":     {"1267 0000 0001 0000 0000 0001 00 0001 0001 c00c 0010 0001 00000000 0000", 5},
+		"an EDNS option nobody knows":   {"1267 0000 0001 0000 0000 0001 00 0001 0001 00 0029 1000 00000000 0006 fde9 0002 6161", 5},
+		"a name of 256 bytes":           {head + strings.Repeat("3f"+strings.Repeat("61", 63), 4) + "00 0001 0001", 1},
+		"a name of 255 bytes":           {head + strings.Repeat("3f"+strings.Repeat("61", 63), 3) + "3d" + strings.Repeat("61", 61) + "00 0001 0001", 5},
+		"a name of 127 labels":          {head + strings.Repeat("0161", 127) + "00 0001 0001", 5},
+	} {
+		t.Run(name, func(t *testing.T) {
+			packet, err := hex.DecodeString(strings.ReplaceAll(c.packet, " ", ""))
+			if err != nil {
+				t.Fatal(err)
+			}
+			got, out := z.Answer(nil, packet, Ask{})
+			if c.rcode < 0 {
+				if len(got) > 0 {
+					t.Errorf("answered %x", got)
+				}
+				return
+			}
+			if len(got) < headerLen || int(got[3]&15) != c.rcode || out.Rcode != c.rcode || got[0] != 0x12 || got[1] != 0x67 {
+				t.Errorf("got %x, %+v, want rcode %d", got, out, c.rcode)
+			}
+		})
+	}
+}

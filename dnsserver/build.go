@@ -1,0 +1,245 @@
+package dnsserver
+
+import (
+	"net"
+	"net/netip"
+	"slices"
+	"strconv"
+
+	"github.com/persys/compute/fsm"
+)
+
+// Builder keeps a zone current. It is for one goroutine; the zones that it hands
+// out are for all.
+type Builder struct {
+	plan  *plan
+	hints Hints
+	view  fsm.View
+	table *table
+
+	schedulerNames []name // that have records now
+	servers        []server
+
+	nodes     map[string]*node       // by id
+	labels    map[string][]*node     // by label, sorted by id; one, but for clashing labels
+	reverse   map[netip.Addr][]*node // by address, sorted by id
+	instances map[string]*instance   // by workload id
+	services  map[string]*service    // by label
+	dirty     map[string]struct{}    // services to render
+}
+
+// NewBuilder makes the zone of v from scratch. Errors name the fields of cfg.
+func NewBuilder(cfg Config, v fsm.View, h Hints) (*Builder, error) {
+	p, err := cfg.plan()
+	if err != nil {
+		return nil, err
+	}
+	b := &Builder{plan: p, hints: h}
+	b.Rebuild(v)
+	return b, nil
+}
+
+// Rebuild starts again from v: after a snapshot was restored, or when the change
+// feed no longer goes back far enough.
+func (b *Builder) Rebuild(v fsm.View) {
+	b.view = v
+	b.table = newTable()
+	b.schedulerNames, b.servers = nil, nil
+	b.nodes = make(map[string]*node, v.NodeCount())
+	b.labels = make(map[string][]*node, v.NodeCount())
+	b.reverse = make(map[netip.Addr][]*node, v.NodeCount())
+	b.instances = make(map[string]*instance, v.StatusCount(fsm.StatusRunning))
+	b.services = make(map[string]*service, v.StatusCount(fsm.StatusRunning))
+	b.dirty = map[string]struct{}{}
+	for _, apex := range b.plan.apexes {
+		b.table.put(&entry{name: apex, apex: true})
+	}
+	for _, apex := range b.plan.apexes {
+		b.link(apex)
+	}
+	b.placeSchedulers()
+	v.Nodes("", func(n *fsm.Node) bool {
+		b.placeNode(n.ID)
+		return true
+	})
+	v.Workloads("", func(w *fsm.Workload) bool {
+		if w.Status == fsm.StatusRunning {
+			b.placeInstance(w.ID)
+		}
+		return true
+	})
+	b.renderServices()
+}
+
+// Update follows changes of the feed; v is the state after the last of them.
+// Changes may be given twice, and in any order: they only say what to look at.
+func (b *Builder) Update(v fsm.View, changes []fsm.Change) {
+	b.view = v
+	schedulers := false
+	nodes, workloads := map[string]struct{}{}, map[string]struct{}{}
+	for i := range changes {
+		switch c := &changes[i]; c.Table {
+		case fsm.TableReplica:
+			schedulers = true
+		case fsm.TableNode:
+			nodes[c.Key] = struct{}{}
+		case fsm.TableWorkload:
+			workloads[c.Key] = struct{}{}
+		}
+	}
+	if schedulers {
+		b.placeSchedulers()
+	}
+	for id := range nodes {
+		if b.placeNode(id) {
+			// What runs there is reached at the node's address.
+			v.WorkloadsOn(id, func(w *fsm.Workload) bool {
+				workloads[w.ID] = struct{}{}
+				return true
+			})
+		}
+	}
+	for id := range workloads {
+		b.placeInstance(id)
+	}
+	b.renderServices()
+}
+
+// SetHints says what the replica suspects now.
+func (b *Builder) SetHints(h Hints) {
+	b.hints = h
+	b.placeSchedulers()
+}
+
+// Zone is the newest zone. It stays as it is.
+func (b *Builder) Zone() *Zone {
+	z := &Zone{
+		plan: b.plan, seed: b.table.seed, root: b.table.root, names: b.table.len,
+		index: b.view.Info().Index, servers: b.servers,
+	}
+	if b.hints.Partitioned {
+		z.cap = b.plan.ttl.short
+	}
+	b.table.seal()
+	return z
+}
+
+// set gives a name its records; none removes it. standalone makes it a zone of
+// its own.
+func (b *Builder) set(n name, sets []rrset, standalone bool) {
+	old := b.table.get(n)
+	if old == nil && len(sets) == 0 {
+		return
+	}
+	e := &entry{name: n, sets: sets}
+	if old != nil {
+		e.sub, e.apex, e.zone = old.sub, old.apex, old.zone
+	}
+	if standalone {
+		e.apex = len(sets) > 0
+	} else if old == nil {
+		e.zone = b.zoneOf(n)
+	}
+	b.table.put(e)
+	if standalone {
+		return
+	}
+	switch {
+	case old == nil:
+		b.link(n)
+	case e.empty():
+		b.unlink(n)
+	}
+}
+
+// zoneOf is the offset in n at which the apex of its zone begins.
+func (b *Builder) zoneOf(n name) uint8 {
+	for _, apex := range b.plan.apexes {
+		if n.within(apex) {
+			return uint8(len(n) - len(apex))
+		}
+	}
+	return 0
+}
+
+func (b *Builder) inZone(n name) bool {
+	return slices.ContainsFunc(b.plan.apexes, n.within)
+}
+
+// link makes the names above a new one exist (RFC 4592, 2.2.2: empty
+// non-terminals).
+func (b *Builder) link(n name) {
+	for n = n.parent(); b.inZone(n); n = n.parent() {
+		old := b.table.get(n)
+		e := &entry{name: n, zone: b.zoneOf(n)}
+		if old != nil {
+			*e = *old
+		}
+		e.sub++
+		b.table.put(e)
+		if old != nil {
+			return
+		}
+	}
+}
+
+// unlink ends the names above a removed one that existed only for it.
+func (b *Builder) unlink(n name) {
+	for n = n.parent(); b.inZone(n); n = n.parent() {
+		e := *b.table.get(n)
+		e.sub--
+		b.table.put(&e)
+		if !e.empty() {
+			return
+		}
+	}
+}
+
+// endpoint is where something listens: an address, or a host name that only
+// another DNS knows (a target of SRV, never a CNAME).
+type endpoint struct {
+	addr netip.Addr
+	host name
+	port uint16 // 0 = not known
+}
+
+// parseEndpoint reads "host:port" or "host". What names no place to reach, such
+// as 0.0.0.0, is the zero endpoint.
+func parseEndpoint(s string) endpoint {
+	host, port, err := net.SplitHostPort(s)
+	if err != nil {
+		host, port = s, ""
+	}
+	var e endpoint
+	if p, err := strconv.ParseUint(port, 10, 16); err == nil {
+		e.port = uint16(p)
+	}
+	if a, err := netip.ParseAddr(host); err == nil {
+		if e.addr = usable(a); !e.addr.IsValid() {
+			return endpoint{}
+		}
+		return e
+	}
+	if e.host, err = parseName(host); err != nil {
+		return endpoint{}
+	}
+	return e
+}
+
+// usable is a as it may stand in a record, or invalid: nothing is reached at an
+// unspecified or multicast address, and a zone index means nothing elsewhere.
+func usable(a netip.Addr) netip.Addr {
+	a = a.Unmap().WithZone("")
+	if a.IsUnspecified() || a.IsMulticast() {
+		return netip.Addr{}
+	}
+	return a
+}
+
+// appendOne adds a unless it is invalid or there.
+func appendOne(list []netip.Addr, a netip.Addr) []netip.Addr {
+	if !a.IsValid() || slices.Contains(list, a) {
+		return list
+	}
+	return append(list, a)
+}

@@ -1,0 +1,138 @@
+package dnsserver
+
+import (
+	"bytes"
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"net"
+	"time"
+
+	"github.com/miekg/dns"
+)
+
+const (
+	maxForwards    = 256 // at a time; more get SERVFAIL
+	forwardTimeout = 2 * time.Second
+)
+
+// forwarder asks other servers about foreign names. It keeps nothing.
+type forwarder struct {
+	servers []string
+	slots   chan struct{}
+}
+
+func newForwarder(list []string) (*forwarder, error) {
+	servers, err := upstreams(list)
+	if err != nil || len(servers) == 0 {
+		return nil, err
+	}
+	return &forwarder{servers: servers, slots: make(chan struct{}, maxForwards)}, nil
+}
+
+// acquire takes one of the slots, without waiting.
+func (f *forwarder) acquire() bool {
+	select {
+	case f.slots <- struct{}{}:
+		return true
+	default:
+		return false
+	}
+}
+
+func (f *forwarder) release() { <-f.slots }
+
+// foreign appends the answer of the first upstream that gives one, else
+// SERVFAIL. The caller holds a slot.
+func (s *Server) foreign(ctx context.Context, msg []byte, tcp bool) []byte {
+	for _, server := range s.forward.servers {
+		if reply, err := exchange(ctx, server, msg, tcp); err == nil {
+			s.metrics.forwarded.Inc()
+			return reply
+		}
+	}
+	s.metrics.unforwarded.Inc()
+	return serverFailure(msg)
+}
+
+// serverFailure answers a query that has been read before.
+func serverFailure(msg []byte) []byte {
+	var q query
+	q.read(msg)
+	return q.finish(q.begin(nil, msg), 0, bitRA, dns.RcodeServerFailure, 0, 0, 0)
+}
+
+// exchange sends a query from a port and with an id of its own, so that others
+// cannot guess what to forge, and gives back the answer under the query's id.
+func exchange(ctx context.Context, server string, msg []byte, tcp bool) ([]byte, error) {
+	ctx, cancel := context.WithTimeout(ctx, forwardTimeout)
+	defer cancel()
+	network := "udp"
+	if tcp {
+		network = "tcp"
+	}
+	conn, err := (&net.Dialer{}).DialContext(ctx, network, server)
+	if err != nil {
+		return nil, err
+	}
+	defer conn.Close()
+	defer context.AfterFunc(ctx, func() { conn.Close() })()
+	ask := make([]byte, 2, 2+len(msg))
+	binary.BigEndian.PutUint16(ask, uint16(len(msg)))
+	ask = append(ask, msg...)
+	id := uint16(rand.Uint32())
+	binary.BigEndian.PutUint16(ask[2:], id)
+	if !tcp {
+		ask = ask[2:]
+	}
+	if _, err := conn.Write(ask); err != nil {
+		return nil, err
+	}
+	buf := make([]byte, maxTCP)
+	for {
+		reply, err := readReply(conn, buf, tcp)
+		if err != nil {
+			return nil, err
+		}
+		if answers(reply, msg, id) {
+			copy(reply, msg[:2])
+			return reply, nil
+		}
+		if tcp {
+			return nil, fmt.Errorf("%s answered another question", server)
+		}
+	}
+}
+
+func readReply(conn net.Conn, buf []byte, tcp bool) ([]byte, error) {
+	if !tcp {
+		n, err := conn.Read(buf)
+		return buf[:n], err
+	}
+	if _, err := io.ReadFull(conn, buf[:2]); err != nil {
+		return nil, err
+	}
+	n := int(binary.BigEndian.Uint16(buf))
+	if n < headerLen {
+		return nil, errors.New("answer without a header")
+	}
+	_, err := io.ReadFull(conn, buf[:n])
+	return buf[:n], err
+}
+
+// answers reports whether reply is one to msg, sent under that id.
+func answers(reply, msg []byte, id uint16) bool {
+	var q query
+	if _, ok := q.read(msg); !ok || len(reply) < headerLen {
+		return false
+	}
+	if binary.BigEndian.Uint16(reply) != id || binary.BigEndian.Uint16(reply[2:])&bitQR == 0 {
+		return false
+	}
+	// Errors may come without the question.
+	return binary.BigEndian.Uint16(reply[4:]) == 0 && len(reply) == headerLen ||
+		len(reply) >= q.end && bytes.EqualFold(reply[headerLen:q.end], msg[headerLen:q.end])
+}

@@ -1,0 +1,221 @@
+package dnsserver
+
+import (
+	"encoding/binary"
+
+	"github.com/miekg/dns"
+)
+
+// Bits of the header's second word (RFC 1035, 4.1.1; RFC 4035, 3.1.6).
+const (
+	bitQR = 1 << 15
+	bitAA = 1 << 10
+	bitTC = 1 << 9
+	bitRD = 1 << 8
+	bitRA = 1 << 7
+	bitCD = 1 << 4
+
+	opcodeShift = 11
+	opcodeMask  = 15
+)
+
+// Sizes of UDP answers. 1232 bytes pass every path unfragmented.
+const (
+	minUDP  = 512
+	maxUDP  = 1232
+	maxTCP  = 65535
+	optSize = 11
+	bitDO   = 1 << 15
+)
+
+// query is what was asked. It points into no memory but its own.
+type query struct {
+	id, flags uint16
+	end       int // of the question, in the message; 0 = none could be read
+	qtype     uint16
+	class     uint16
+
+	name   [maxName]byte // lower case
+	size   int           // of name
+	labels [128]uint8    // where each label begins in name, but the root's
+	depth  int           // how many
+
+	edns    bool
+	version uint8
+	udp     uint16 // what the client can take
+	do      bool
+}
+
+// opcode of the query.
+func (q *query) opcode() int { return int(q.flags>>opcodeShift) & opcodeMask }
+
+// read takes a message apart. ok = false means that nobody waits for an answer:
+// it is itself one, or too short to have an id. Otherwise rcode is Success,
+// FormatError or NotImplemented.
+func (q *query) read(msg []byte) (rcode int, ok bool) {
+	q.end, q.size, q.depth, q.edns, q.version, q.udp, q.do, q.qtype, q.class = 0, 0, 0, false, 0, 0, false, 0, 0
+	if len(msg) < headerLen {
+		return 0, false
+	}
+	q.id, q.flags = binary.BigEndian.Uint16(msg), binary.BigEndian.Uint16(msg[2:])
+	if q.flags&bitQR != 0 {
+		return 0, false
+	}
+	if q.opcode() != dns.OpcodeQuery {
+		return dns.RcodeNotImplemented, true
+	}
+	// More than one question has no meaning (RFC 9619).
+	if binary.BigEndian.Uint16(msg[4:]) != 1 || !q.readQuestion(msg) {
+		return dns.RcodeFormatError, true
+	}
+	if q.qtype == dns.TypeAXFR || q.qtype == dns.TypeIXFR {
+		return dns.RcodeSuccess, true // refused whatever else it says: IXFR carries an SOA
+	}
+	records := int(binary.BigEndian.Uint16(msg[6:])) + int(binary.BigEndian.Uint16(msg[8:]))
+	if records != 0 || !q.readAdditional(msg, int(binary.BigEndian.Uint16(msg[10:]))) {
+		return dns.RcodeFormatError, true
+	}
+	return dns.RcodeSuccess, true
+}
+
+func (q *query) readQuestion(msg []byte) bool {
+	at := headerLen
+	for {
+		if at >= len(msg) {
+			return false
+		}
+		n := int(msg[at])
+		if n > maxLabel || at+1+n > len(msg) || q.size+1+n > maxName {
+			return false // a pointer has nothing to point at yet
+		}
+		if n == 0 {
+			break
+		}
+		q.labels[q.depth] = uint8(q.size)
+		q.depth++
+		q.name[q.size] = byte(n)
+		for i, c := range msg[at+1 : at+1+n] {
+			if c >= 'A' && c <= 'Z' {
+				c += 'a' - 'A'
+			}
+			q.name[q.size+1+i] = c
+		}
+		q.size += 1 + n
+		at += 1 + n
+	}
+	q.name[q.size] = 0
+	q.size++
+	at++
+	if at+4 > len(msg) {
+		return false
+	}
+	q.qtype, q.class = binary.BigEndian.Uint16(msg[at:]), binary.BigEndian.Uint16(msg[at+2:])
+	q.end = at + 4
+	return true
+}
+
+// readAdditional looks for EDNS (RFC 6891) and that nothing comes after.
+func (q *query) readAdditional(msg []byte, count int) bool {
+	at := q.end
+	for ; count > 0; count-- {
+		root := at < len(msg) && msg[at] == 0
+		if at = skipName(msg, at); at < 0 || at+10 > len(msg) {
+			return false
+		}
+		typ, class := binary.BigEndian.Uint16(msg[at:]), binary.BigEndian.Uint16(msg[at+2:])
+		ttl := binary.BigEndian.Uint32(msg[at+4:])
+		end := at + 10 + int(binary.BigEndian.Uint16(msg[at+8:]))
+		if end > len(msg) {
+			return false
+		}
+		if typ == dns.TypeOPT {
+			if q.edns || !root || !wellFormedOptions(msg[at+10:end]) {
+				return false
+			}
+			q.edns, q.udp, q.version, q.do = true, class, uint8(ttl>>16), ttl&bitDO != 0
+		}
+		at = end
+	}
+	return at == len(msg)
+}
+
+// wellFormedOptions checks the lengths; no option is acted upon.
+func wellFormedOptions(b []byte) bool {
+	for len(b) > 0 {
+		if len(b) < 4 {
+			return false
+		}
+		n := 4 + int(binary.BigEndian.Uint16(b[2:]))
+		if n > len(b) {
+			return false
+		}
+		b = b[n:]
+	}
+	return true
+}
+
+// skipName returns where a name ends, -1 if it does not.
+func skipName(msg []byte, at int) int {
+	for at < len(msg) {
+		switch n := int(msg[at]); {
+		case n == 0:
+			return at + 1
+		case n&0xc0 == 0xc0:
+			if at+2 > len(msg) {
+				return -1
+			}
+			return at + 2
+		case n > maxLabel:
+			return -1
+		default:
+			at += 1 + n
+		}
+	}
+	return -1
+}
+
+// limit is how many bytes an answer may have.
+func (q *query) limit(tcp bool) int {
+	switch {
+	case tcp:
+		return maxTCP
+	case !q.edns:
+		return minUDP
+	}
+	return min(max(int(q.udp), minUDP), maxUDP)
+}
+
+// begin writes the header and the question, as it was sent. The counts and the
+// rcode come with finish.
+func (q *query) begin(dst, msg []byte) []byte {
+	var questions byte
+	if q.end > 0 {
+		questions = 1
+	}
+	dst = append(dst, msg[0], msg[1], 0, 0, 0, questions, 0, 0, 0, 0, 0, 0)
+	if q.end > 0 {
+		dst = append(dst, msg[headerLen:q.end]...)
+	}
+	return dst
+}
+
+// finish adds EDNS where the query had it, and fills in the header of a message
+// that begins at start.
+func (q *query) finish(dst []byte, start int, flags uint16, rcode, answers, authority, extras int) []byte {
+	h := dst[start:]
+	flags |= bitQR | q.flags&(bitRD|bitCD|opcodeMask<<opcodeShift) | uint16(rcode&15)
+	binary.BigEndian.PutUint16(h[2:], flags)
+	binary.BigEndian.PutUint16(h[6:], uint16(answers))
+	binary.BigEndian.PutUint16(h[8:], uint16(authority))
+	if q.edns {
+		extras++
+		var do byte
+		if q.do {
+			do = bitDO >> 8
+		}
+		dst = append(dst, 0, 0, byte(dns.TypeOPT), maxUDP>>8, maxUDP&0xff, byte(rcode>>4), 0, do, 0, 0, 0)
+		h = dst[start:]
+	}
+	binary.BigEndian.PutUint16(h[10:], uint16(extras))
+	return dst
+}

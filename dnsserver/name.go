@@ -1,0 +1,95 @@
+package dnsserver
+
+import (
+	"fmt"
+	"net/netip"
+	"strings"
+
+	"github.com/miekg/dns"
+)
+
+// name is a domain name in lower case and wire form, its final zero included.
+// It is what tables are keyed by.
+type name string
+
+const maxName = 255 // bytes in wire form (RFC 1035, 2.3.4)
+
+// parseName reads a name as people write it.
+func parseName(s string) (name, error) {
+	if s == "" || s == "." {
+		return "", fmt.Errorf("%q is no domain name below the root", s)
+	}
+	if _, ok := dns.IsDomainName(s); !ok {
+		return "", fmt.Errorf("%q is no domain name", s)
+	}
+	var buf [maxName + 1]byte
+	n, err := dns.PackDomainName(dns.Fqdn(strings.ToLower(s)), buf[:], 0, nil, false)
+	if err != nil {
+		return "", fmt.Errorf("%q is no domain name: %w", s, err)
+	}
+	return name(buf[:n]), nil
+}
+
+// under puts labels before n: under(n, "a", "b") is a.b.n. No label is longer
+// than 63 bytes.
+func under(n name, labels ...string) name {
+	size := len(n)
+	for _, l := range labels {
+		size += 1 + len(l)
+	}
+	b := make([]byte, 0, size)
+	for _, l := range labels {
+		b = append(b, byte(len(l)))
+		b = append(b, l...)
+	}
+	return name(append(b, n...))
+}
+
+// parent drops the first label; of the root it is "".
+func (n name) parent() name {
+	if len(n) <= 1 {
+		return ""
+	}
+	return n[1+int(n[0]):]
+}
+
+// within reports whether n is apex or below it.
+func (n name) within(apex name) bool {
+	if !strings.HasSuffix(string(n), string(apex)) {
+		return false
+	}
+	// The same bytes might begin inside a label: only a walk by labels tells.
+	for len(n) > len(apex) {
+		n = n.parent()
+	}
+	return len(n) == len(apex)
+}
+
+// String is the name as people write it.
+func (n name) String() string {
+	s, _, err := dns.UnpackDomainName([]byte(n), 0)
+	if err != nil {
+		return fmt.Sprintf("%q", string(n))
+	}
+	return s
+}
+
+// reverseName is the name in in-addr.arpa or ip6.arpa that leads back to a.
+func reverseName(a netip.Addr) name {
+	const hexdigits = "0123456789abcdef"
+	if a.Is4() {
+		b := a.As4()
+		out := make([]byte, 0, 30)
+		for i := 3; i >= 0; i-- {
+			d := fmt.Sprint(b[i])
+			out = append(append(out, byte(len(d))), d...)
+		}
+		return name(append(out, "\x07in-addr\x04arpa\x00"...))
+	}
+	b := a.As16()
+	out := make([]byte, 0, 74)
+	for i := 15; i >= 0; i-- {
+		out = append(out, 1, hexdigits[b[i]&15], 1, hexdigits[b[i]>>4])
+	}
+	return name(append(out, "\x03ip6\x04arpa\x00"...))
+}

@@ -1,0 +1,157 @@
+package dnsserver
+
+import (
+	"encoding/binary"
+	"net/netip"
+
+	"github.com/miekg/dns"
+)
+
+// record is one resource record of class IN.
+type record struct {
+	owner name
+	typ   uint16 // A, AAAA, SRV, PTR or NS
+	ttl   uint32
+	addr  netip.Addr // A, AAAA
+	// SRV; target also of PTR and NS
+	priority, weight, port uint16
+	target                 name
+}
+
+// rrset is an answer in wire form: what follows the question. Its names point
+// into the question or nowhere, so the records may come in any order.
+type rrset struct {
+	typ     uint16
+	rotate  bool
+	answers uint16
+	extras  uint16   // additional records, after the answers
+	glue    uint32   // where the additional records begin
+	ends    []uint32 // where each answer ends; nil if there is one
+	body    []byte
+}
+
+const (
+	headerLen    = 12
+	maxPerAnswer = 512 // records in one set: with their addresses they fit into 64 KiB
+	srvWeight    = 100
+)
+
+// end is where answer i ends in the body.
+func (s *rrset) end(i int) uint32 {
+	if s.ends == nil {
+		return s.glue
+	}
+	return s.ends[i]
+}
+
+// pack makes the set that answers a question for qname. It keeps at most
+// maxPerAnswer answers.
+func pack(qname name, typ uint16, rotate bool, answers, extras []record) rrset {
+	answers = answers[:min(len(answers), maxPerAnswer)]
+	s := rrset{typ: typ, rotate: rotate && len(answers) > 1, answers: uint16(len(answers)), extras: uint16(len(extras))}
+	size := 0
+	for i := range answers {
+		size += answers[i].size(qname)
+	}
+	for i := range extras {
+		size += extras[i].size(qname)
+	}
+	b := make([]byte, 0, size)
+	if len(answers) > 1 {
+		s.ends = make([]uint32, len(answers))
+	}
+	for i := range answers {
+		b = answers[i].append(b, qname)
+		if s.ends != nil {
+			s.ends[i] = uint32(len(b))
+		}
+	}
+	s.glue = uint32(len(b))
+	for i := range extras {
+		b = extras[i].append(b, qname)
+	}
+	s.body = b
+	return s
+}
+
+// size is at least the bytes that append adds.
+func (r *record) size(qname name) int {
+	n := 2 + 10 // a pointer, type, class, TTL, length
+	if r.owner != qname {
+		n += len(r.owner)
+	}
+	switch r.typ {
+	case dns.TypeA:
+		return n + 4
+	case dns.TypeAAAA:
+		return n + 16
+	}
+	return n + 6 + len(r.target)
+}
+
+// append adds r in wire form to the answer to a question for qname.
+func (r *record) append(b []byte, qname name) []byte {
+	b = appendOwner(b, r.owner, qname)
+	b = binary.BigEndian.AppendUint16(b, r.typ)
+	b = binary.BigEndian.AppendUint16(b, dns.ClassINET)
+	b = binary.BigEndian.AppendUint32(b, r.ttl)
+	switch r.typ {
+	case dns.TypeA:
+		a := r.addr.As4()
+		b = append(b, 0, 4)
+		return append(b, a[:]...)
+	case dns.TypeAAAA:
+		a := r.addr.As16()
+		b = append(b, 0, 16)
+		return append(b, a[:]...)
+	case dns.TypeSRV: // the target is never compressed (RFC 2782)
+		b = binary.BigEndian.AppendUint16(b, uint16(6+len(r.target)))
+		b = binary.BigEndian.AppendUint16(b, r.priority)
+		b = binary.BigEndian.AppendUint16(b, r.weight)
+		b = binary.BigEndian.AppendUint16(b, r.port)
+		return append(b, r.target...)
+	}
+	b = binary.BigEndian.AppendUint16(b, uint16(len(r.target)))
+	return append(b, r.target...)
+}
+
+// appendOwner writes n; what it has in common with the end of the question
+// becomes a pointer there.
+func appendOwner(b []byte, n, qname name) []byte {
+	for rest := qname; len(rest) > 1; rest = rest.parent() {
+		if n.within(rest) {
+			b = append(b, n[:len(n)-len(rest)]...)
+			return binary.BigEndian.AppendUint16(b, 0xc000|uint16(headerLen+len(qname)-len(rest)))
+		}
+	}
+	return append(b, n...)
+}
+
+// address is the A or AAAA record of owner.
+func address(owner name, a netip.Addr, ttl uint32) record {
+	r := record{owner: owner, typ: dns.TypeAAAA, ttl: ttl, addr: a}
+	if a.Is4() {
+		r.typ = dns.TypeA
+	}
+	return r
+}
+
+// appendAddressSets adds the A set and the AAAA set of owner, where there are
+// any addresses of that kind.
+func appendAddressSets(sets []rrset, owner name, ttl uint32, rotate bool, addrs []netip.Addr) []rrset {
+	var v4, v6 []record
+	for _, a := range addrs {
+		if a.Is4() {
+			v4 = append(v4, address(owner, a, ttl))
+		} else {
+			v6 = append(v6, address(owner, a, ttl))
+		}
+	}
+	if len(v4) > 0 {
+		sets = append(sets, pack(owner, dns.TypeA, rotate, v4, nil))
+	}
+	if len(v6) > 0 {
+		sets = append(sets, pack(owner, dns.TypeAAAA, rotate, v6, nil))
+	}
+	return sets
+}

@@ -1,0 +1,168 @@
+package dnsserver
+
+import (
+	"encoding/json"
+	"fmt"
+	"net/netip"
+	"path"
+	"slices"
+	"strings"
+
+	"github.com/persys/compute/fsm"
+)
+
+// DefaultSkyDNSPrefix and DefaultSkyDNSTTL are the contract's
+// (docs/contract/state-etcd.md, "DNS records").
+const (
+	DefaultSkyDNSPrefix = "/skydns"
+	DefaultSkyDNSTTL    = 300 // s
+)
+
+// SkyDNS projects a state onto the records that CoreDNS reads from etcd. Build it
+// with NewSkyDNS.
+//
+// There is one key per replica and name, and one per node:
+//
+//	<prefix>/<D reversed>/persys-scheduler/<replica>         A, AAAA
+//	<prefix>/<D reversed>/_persys-scheduler/<replica>        SRV
+//	<prefix>/<D reversed>/_tcp/_persys-scheduler/<replica>   SRV
+//	<prefix>/<AD reversed>/<S>/<node>                        A, AAAA
+//
+// Replicas and nodes are named by their labels, as in the zones of this package,
+// so the same questions have the same answers. Hints play no part: what is in
+// etcd outlives suspicions.
+type SkyDNS struct {
+	prefix string
+	ttl    uint32
+	plan   *plan
+}
+
+// SkyRecord is one key and its value, which is nil if the key is to be removed.
+type SkyRecord struct {
+	Key   string
+	Value []byte
+}
+
+// skyValue is the value in the contract's form and order of fields.
+type skyValue struct {
+	Host string `json:"host"`
+	Port uint16 `json:"port,omitempty"`
+	TTL  uint32 `json:"ttl"`
+}
+
+// NewSkyDNS takes the prefix ("" = /skydns) and the TTL in seconds (0 = 300).
+// Errors name the fields of cfg.
+func NewSkyDNS(cfg Config, prefix string, ttl uint32) (*SkyDNS, error) {
+	p, err := cfg.plan()
+	if err != nil {
+		return nil, err
+	}
+	if prefix == "" {
+		prefix = DefaultSkyDNSPrefix
+	}
+	if !strings.HasPrefix(prefix, "/") {
+		return nil, fmt.Errorf("SkyDNS prefix: %q does not begin with /", prefix)
+	}
+	if ttl == 0 {
+		ttl = DefaultSkyDNSTTL
+	}
+	return &SkyDNS{prefix: path.Clean(prefix), ttl: ttl, plan: p}, nil
+}
+
+// Records are all that v calls for, by key.
+func (s *SkyDNS) Records(v fsm.View) []SkyRecord {
+	var out []SkyRecord
+	v.Replicas(func(r *fsm.Replica) bool {
+		out = append(out, s.replica(v, replicaLabel(r))...)
+		return true
+	})
+	v.Nodes("", func(n *fsm.Node) bool {
+		out = append(out, s.node(v, n.ID))
+		return true
+	})
+	out = slices.DeleteFunc(out, func(r SkyRecord) bool { return r.Value == nil })
+	slices.SortFunc(out, func(a, b SkyRecord) int { return strings.Compare(a.Key, b.Key) })
+	return slices.CompactFunc(out, func(a, b SkyRecord) bool { return a.Key == b.Key })
+}
+
+// Change gives the keys that a change concerns, as they are to be at v, the state
+// after it; a nil value removes. Other changes concern none.
+func (s *SkyDNS) Change(v fsm.View, c *fsm.Change) []SkyRecord {
+	switch c.Table {
+	case fsm.TableReplica:
+		var labels []string
+		for _, r := range [...]*fsm.Replica{c.OldReplica, c.NewReplica} {
+			if r != nil && !slices.Contains(labels, replicaLabel(r)) {
+				labels = append(labels, replicaLabel(r))
+			}
+		}
+		var out []SkyRecord
+		for _, l := range labels {
+			out = append(out, s.replica(v, l)...)
+		}
+		return out
+	case fsm.TableNode:
+		if c.OldNode != nil && c.NewNode != nil && c.OldNode.Facts.Endpoint == c.NewNode.Facts.Endpoint {
+			return nil
+		}
+		return []SkyRecord{s.node(v, c.Key)}
+	}
+	return nil
+}
+
+// replica gives the keys of a label. Of two replicas with one name, as there are
+// while one replaces the other, the one that announced itself under the later id
+// has them.
+func (s *SkyDNS) replica(v fsm.View, label string) []SkyRecord {
+	var at endpoint
+	v.Replicas(func(r *fsm.Replica) bool {
+		if e := parseEndpoint(r.GRPCAddr); replicaLabel(r) == label && e != (endpoint{}) {
+			at = e
+		}
+		return true
+	})
+	out := make([]SkyRecord, 0, 3)
+	for _, n := range [...]name{s.plan.schedulers, s.plan.service, s.plan.serviceTCP} {
+		port := at.port
+		if n == s.plan.schedulers {
+			port = 0
+		}
+		out = append(out, s.record(under(n, label), at, port))
+	}
+	// What has no address can have no A: CoreDNS would make a CNAME of a host.
+	if at.host != "" {
+		out[0].Value = nil
+	}
+	return out
+}
+
+func (s *SkyDNS) node(v fsm.View, id string) SkyRecord {
+	var at endpoint
+	if n, ok := v.Node(id); ok {
+		at = parseEndpoint(n.Facts.Endpoint)
+	}
+	if at.host != "" {
+		at = endpoint{}
+	}
+	return s.record(s.plan.nodeName(Label(id)), at, 0)
+}
+
+func (s *SkyDNS) record(n name, at endpoint, port uint16) SkyRecord {
+	r := SkyRecord{Key: s.key(n)}
+	if at.addr == (netip.Addr{}) && at.host == "" {
+		return r
+	}
+	v := skyValue{Host: at.addr.String(), Port: port, TTL: s.ttl}
+	if at.host != "" {
+		v.Host = strings.TrimSuffix(at.host.String(), ".")
+	}
+	r.Value, _ = json.Marshal(v) // strings and numbers always encode
+	return r
+}
+
+// key is the name's labels, last first.
+func (s *SkyDNS) key(n name) string {
+	labels := strings.Split(strings.TrimSuffix(n.String(), "."), ".")
+	slices.Reverse(labels)
+	return s.prefix + "/" + strings.Join(labels, "/")
+}

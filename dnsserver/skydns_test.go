@@ -1,0 +1,97 @@
+package dnsserver
+
+import (
+	"slices"
+	"testing"
+)
+
+func skyTexts(records []SkyRecord) []string {
+	var out []string
+	for _, r := range records {
+		out = append(out, r.Key+" "+string(r.Value))
+	}
+	return out
+}
+
+func TestSkyDNSRecordsAreTheContracts(t *testing.T) {
+	s, err := NewSkyDNS(Config{}, "", 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	w := newWorld(t)
+	w.replica("r1", "s1", "10.0.0.1:8085")
+	w.replica("r2", "s2", "sched.example.com:8085")
+	w.node("n1", "10.1.0.1:50051")
+	w.node("nh", "agent.example.com:50051")
+	w.run("web", "", "n1", "172.17.0.2")
+	want := []string{
+		`/skydns/cloud/persys/agents/default/n1 {"host":"10.1.0.1","ttl":300}`,
+		`/skydns/local/persys/_persys-scheduler/s1 {"host":"10.0.0.1","port":8085,"ttl":300}`,
+		`/skydns/local/persys/_persys-scheduler/s2 {"host":"sched.example.com","port":8085,"ttl":300}`,
+		`/skydns/local/persys/_tcp/_persys-scheduler/s1 {"host":"10.0.0.1","port":8085,"ttl":300}`,
+		`/skydns/local/persys/_tcp/_persys-scheduler/s2 {"host":"sched.example.com","port":8085,"ttl":300}`,
+		`/skydns/local/persys/persys-scheduler/s1 {"host":"10.0.0.1","ttl":300}`,
+	}
+	if got := skyTexts(s.Records(w.s)); !slices.Equal(got, want) {
+		t.Errorf("got %q\nwant %q", got, want)
+	}
+}
+
+// The test keeps what a mirror would: keys put and removed by changes alone.
+func TestSkyDNSChangesLeadToTheRecords(t *testing.T) {
+	s, err := NewSkyDNS(Config{Shard: "east"}, "/c1/skydns", 60)
+	if err != nil {
+		t.Fatal(err)
+	}
+	w := newWorld(t)
+	kept := map[string]string{}
+	step := func(what string) {
+		t.Helper()
+		for i := range w.feed {
+			for _, r := range s.Change(w.s, &w.feed[i]) {
+				if r.Value == nil {
+					delete(kept, r.Key)
+				} else {
+					kept[r.Key] = string(r.Value)
+				}
+			}
+		}
+		w.feed = nil
+		var got []string
+		for k, v := range kept {
+			got = append(got, k+" "+v)
+		}
+		slices.Sort(got)
+		if want := skyTexts(s.Records(w.s)); !slices.Equal(got, want) {
+			t.Errorf("after %s: got %q\nwant %q", what, got, want)
+		}
+	}
+	three(w)
+	step("three replicas")
+	w.replica("r9", "s2", "10.0.0.9:8085")
+	step("a replacement under the same name")
+	if got := kept["/c1/skydns/local/persys/persys-scheduler/s2"]; got != `{"host":"10.0.0.9","ttl":60}` {
+		t.Errorf("the name leads to %s, want the replacement", got)
+	}
+	w.removeReplica("r2")
+	step("the replaced one's removal")
+	w.replica("r1", "renamed", "10.0.0.1:8085")
+	step("another name")
+	w.replica("r1", "renamed", "host.example.com:8085")
+	step("a host name")
+	w.node("Node_1", "10.1.0.1:50051")
+	step("a node")
+	w.node("Node_1", "10.1.0.2:50051")
+	step("its move")
+	w.nodeState("Node_1", false)
+	step("its loss")
+	w.removeNode("Node_1")
+	step("its removal")
+	w.removeReplica("r1")
+	w.removeReplica("r3")
+	w.removeReplica("r9")
+	step("the end")
+	if len(kept) != 0 {
+		t.Errorf("left: %v", kept)
+	}
+}

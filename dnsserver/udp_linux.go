@@ -1,0 +1,239 @@
+//go:build linux && (amd64 || arm64)
+
+package dnsserver
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"syscall"
+	"time"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// sharesPort: several sockets may have one address, and the kernel spreads the
+// clients over them.
+const sharesPort = true
+
+// controlSize holds the control message that tells to which of our addresses a
+// packet came.
+const controlSize = 64
+
+func controlUDP(_, _ string, c syscall.RawConn) error {
+	var err error
+	if cerr := c.Control(func(fd uintptr) {
+		err = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_REUSEPORT, 1)
+	}); cerr != nil {
+		return cerr
+	}
+	return err
+}
+
+// socketBuffer takes in bursts, bytes. The kernel may grant less.
+const socketBuffer = 4 << 20
+
+// prepareUDP asks for the destination address of every packet where the socket
+// listens on all of them: an answer must come from where the query went.
+func prepareUDP(conn *net.UDPConn) error {
+	// Best effort: the defaults work, for less load.
+	_ = conn.SetReadBuffer(socketBuffer)
+	_ = conn.SetWriteBuffer(socketBuffer)
+	if !conn.LocalAddr().(*net.UDPAddr).IP.IsUnspecified() {
+		return nil
+	}
+	rc, err := conn.SyscallConn()
+	if err != nil {
+		return err
+	}
+	var serr error
+	if err := rc.Control(func(fd uintptr) {
+		family, err := unix.GetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_DOMAIN)
+		switch {
+		case err != nil:
+			serr = err
+		case family == unix.AF_INET6:
+			serr = unix.SetsockoptInt(int(fd), unix.IPPROTO_IPV6, unix.IPV6_RECVPKTINFO, 1)
+		default:
+			serr = unix.SetsockoptInt(int(fd), unix.IPPROTO_IP, unix.IP_PKTINFO, 1)
+		}
+	}); err != nil {
+		return err
+	}
+	return serr
+}
+
+// replyControl makes the control message of a received packet one for its answer:
+// from the same address, by whatever interface leads to the client (but
+// link-local addresses mean nothing without theirs).
+func replyControl(control []byte) {
+	const header = unix.SizeofCmsghdr
+	if len(control) < header {
+		return
+	}
+	h := (*unix.Cmsghdr)(unsafe.Pointer(&control[0]))
+	data := control[header:]
+	switch {
+	case h.Level == unix.IPPROTO_IP && h.Type == unix.IP_PKTINFO && len(data) >= unix.SizeofInet4Pktinfo:
+		binary.NativeEndian.PutUint32(data, 0)
+	case h.Level == unix.IPPROTO_IPV6 && h.Type == unix.IPV6_PKTINFO && len(data) >= unix.SizeofInet6Pktinfo:
+		if a := netip.AddrFrom16([16]byte(data[:16])); !a.IsLinkLocalUnicast() || a.Is4In6() {
+			binary.NativeEndian.PutUint32(data[16:], 0)
+		}
+	}
+}
+
+// batch is how many packets one system call moves at most.
+const batch = 32
+
+// mmsghdr is what recvmmsg(2) and sendmmsg(2) take.
+type mmsghdr struct {
+	hdr unix.Msghdr
+	n   uint32
+	_   [4]byte
+}
+
+// packets is the memory of one socket's loop: the kernel writes into it, so it
+// never moves and is never smaller than the headers say.
+type packets struct {
+	in, out   [batch]mmsghdr
+	inVec     [batch]unix.Iovec
+	outVec    [batch]unix.Iovec
+	from      [batch]unix.RawSockaddrInet6
+	control   [batch][controlSize]byte
+	queries   [batch][maxQuery]byte
+	answers   [batch][maxUDP + 64]byte
+	answering int
+}
+
+// serveUDP answers packets as they come, many with two system calls when many
+// wait, until the socket is closed.
+func (s *Server) serveUDP(ctx context.Context, conn *net.UDPConn) error {
+	rc, err := conn.SyscallConn()
+	if err != nil {
+		return err
+	}
+	var r reader
+	p := new(packets)
+	failures := 0
+	for {
+		n, err := p.receive(rc)
+		if err != nil {
+			if failures++; errors.Is(err, net.ErrClosed) || failures > maxFailures {
+				return err
+			}
+			continue
+		}
+		failures = 0
+		began := time.Now()
+		p.answering = 0
+		for i := range n {
+			from, ok := p.client(i)
+			if !ok {
+				continue
+			}
+			msg := p.queries[i][:p.in[i].n]
+			control := p.control[i][:p.in[i].hdr.Controllen]
+			reply, foreign := s.respond(p.answers[i][:0], msg, false, from.Addr(), began, &r)
+			replyControl(control)
+			switch {
+			case foreign:
+				s.forwardPacket(ctx, conn, msg, control, from)
+			case len(reply) > 0:
+				p.queue(i, reply)
+			}
+		}
+		if p.answering == 0 {
+			continue
+		}
+		if err := p.send(rc); errors.Is(err, net.ErrClosed) {
+			return err
+		}
+		s.metrics.took(time.Since(began), p.answering)
+	}
+}
+
+// receive waits for packets and says how many came.
+func (p *packets) receive(rc syscall.RawConn) (int, error) {
+	for i := range p.in {
+		p.inVec[i].Base = &p.queries[i][0]
+		p.inVec[i].SetLen(maxQuery)
+		h := &p.in[i].hdr
+		h.Name, h.Namelen = (*byte)(unsafe.Pointer(&p.from[i])), unix.SizeofSockaddrInet6
+		h.Iov, h.Iovlen = &p.inVec[i], 1
+		h.Control, h.Controllen = &p.control[i][0], controlSize
+		h.Flags = 0
+	}
+	var n uintptr
+	var errno syscall.Errno
+	err := rc.Read(func(fd uintptr) bool {
+		n, _, errno = unix.Syscall6(unix.SYS_RECVMMSG, fd, uintptr(unsafe.Pointer(&p.in[0])), batch, unix.MSG_DONTWAIT, 0, 0)
+		return errno != unix.EAGAIN
+	})
+	if err == nil && errno != 0 {
+		err = fmt.Errorf("recvmmsg: %w", errno)
+	}
+	if err != nil {
+		return 0, err
+	}
+	return int(n), nil
+}
+
+// queue makes reply the answer to packet i.
+func (p *packets) queue(i int, reply []byte) {
+	at := p.answering
+	p.answering++
+	p.outVec[at].Base = &reply[0]
+	p.outVec[at].SetLen(len(reply))
+	h := &p.out[at].hdr
+	*h = p.in[i].hdr
+	h.Iov, h.Iovlen = &p.outVec[at], 1
+	if h.Flags = 0; h.Controllen == 0 {
+		h.Control = nil
+	}
+}
+
+// send sends what is queued. A packet that cannot be sent is left out, as if it
+// were lost on the way.
+func (p *packets) send(rc syscall.RawConn) error {
+	for at := 0; at < p.answering; {
+		var n uintptr
+		var errno syscall.Errno
+		err := rc.Write(func(fd uintptr) bool {
+			n, _, errno = unix.Syscall6(unix.SYS_SENDMMSG, fd, uintptr(unsafe.Pointer(&p.out[at])), uintptr(p.answering-at), unix.MSG_DONTWAIT, 0, 0)
+			return errno != unix.EAGAIN
+		})
+		switch {
+		case err != nil:
+			return err
+		case errno == unix.EINTR:
+		case errno != 0, n == 0:
+			at++
+		default:
+			at += int(n)
+		}
+	}
+	return nil
+}
+
+// client is where packet i came from.
+func (p *packets) client(i int) (netip.AddrPort, bool) {
+	sa := &p.from[i]
+	port := binary.BigEndian.Uint16((*[2]byte)(unsafe.Pointer(&sa.Port))[:])
+	switch sa.Family {
+	case unix.AF_INET:
+		v4 := (*unix.RawSockaddrInet4)(unsafe.Pointer(sa))
+		return netip.AddrPortFrom(netip.AddrFrom4(v4.Addr), port), true
+	case unix.AF_INET6:
+		a := netip.AddrFrom16(sa.Addr).Unmap()
+		if sa.Scope_id != 0 && a.IsLinkLocalUnicast() && a.Is6() {
+			a = a.WithZone(fmt.Sprint(sa.Scope_id))
+		}
+		return netip.AddrPortFrom(a, port), true
+	}
+	return netip.AddrPort{}, false
+}

@@ -1,0 +1,211 @@
+package dnsserver
+
+import (
+	"net/netip"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/miekg/dns"
+
+	"github.com/persys/compute/fsm"
+)
+
+// instance is a running workload as DNS shows it.
+type instance struct {
+	id     string
+	labels []string     // its own and its group's
+	addrs  []netip.Addr // its own, else its node's
+	ports  []published
+	target name // of SRV: its node
+	node   netip.Addr
+}
+
+// published is a port that the node forwards to an instance.
+type published struct {
+	service string // _<container port>
+	proto   string // _tcp, _udp or _sctp
+	port    uint16 // on the node
+}
+
+// service is a name that instances answer to: a workload's or a group's.
+type service struct {
+	members []*instance // sorted by id
+	ports   []port      // that have records now
+}
+
+type port struct{ service, proto string }
+
+// healthPrefix begins the message of a container that runs and has a health
+// check; "healthy" follows once it passes. A health check is no state of its own
+// (RULES, "States"), so the message is where an agent says it.
+const healthPrefix = "running, health check: "
+
+// serving reports whether w runs and passes its health check, if it has one.
+func serving(w *fsm.Workload) bool {
+	if w.Status != fsm.StatusRunning {
+		return false
+	}
+	health, has := strings.CutPrefix(w.Actual.Message, healthPrefix)
+	return !has || health == "healthy"
+}
+
+// placeInstance looks at one workload again.
+func (b *Builder) placeInstance(id string) {
+	old := b.instances[id]
+	var fresh *instance
+	if w, ok := b.view.Workload(id); ok && serving(w) {
+		fresh = b.instanceOf(w)
+	}
+	switch {
+	case old == nil && fresh == nil, old != nil && fresh != nil && old.equal(fresh):
+		return
+	}
+	if old != nil {
+		delete(b.instances, id)
+		for _, l := range old.labels {
+			s := b.services[l]
+			if i, ok := s.find(id); ok {
+				s.members = slices.Delete(s.members, i, i+1)
+			}
+			b.dirty[l] = struct{}{}
+		}
+	}
+	if fresh != nil {
+		b.instances[id] = fresh
+		for _, l := range fresh.labels {
+			s := b.services[l]
+			if s == nil {
+				s = &service{}
+				b.services[l] = s
+			}
+			i, _ := s.find(id)
+			s.members = slices.Insert(s.members, i, fresh)
+			b.dirty[l] = struct{}{}
+		}
+	}
+}
+
+func (s *service) find(id string) (int, bool) {
+	return slices.BinarySearchFunc(s.members, id, func(m *instance, id string) int { return strings.Compare(m.id, id) })
+}
+
+func (b *Builder) instanceOf(w *fsm.Workload) *instance {
+	in := &instance{id: w.ID, labels: []string{Label(w.ID)}}
+	if g := w.Demand.Group; g != "" {
+		if l := Label(g); l != in.labels[0] {
+			in.labels = append(in.labels, l)
+		}
+	}
+	for _, s := range w.Actual.Addresses {
+		if a, err := netip.ParseAddr(s); err == nil {
+			in.addrs = appendOne(in.addrs, usable(a))
+		}
+	}
+	n := b.nodes[w.Node]
+	if n == nil {
+		return in
+	}
+	in.target, in.node = n.target(b.plan), n.at.addr
+	if len(in.addrs) == 0 {
+		in.addrs = appendOne(in.addrs, in.node)
+	}
+	if in.target == "" {
+		return in
+	}
+	for _, p := range w.Actual.Ports {
+		proto := strings.ToLower(p.Protocol)
+		if proto == "" {
+			proto = "tcp"
+		}
+		if p.HostPort == 0 || !isLabel(proto) || len(proto) > 8 {
+			continue
+		}
+		x := published{"_" + strconv.Itoa(int(p.ContainerPort)), "_" + proto, p.HostPort}
+		if !slices.Contains(in.ports, x) {
+			in.ports = append(in.ports, x)
+		}
+	}
+	return in
+}
+
+func (in *instance) equal(o *instance) bool {
+	return in.target == o.target && in.node == o.node && slices.Equal(in.labels, o.labels) &&
+		slices.Equal(in.addrs, o.addrs) && slices.Equal(in.ports, o.ports)
+}
+
+// renderServices renders every service whose members changed.
+func (b *Builder) renderServices() {
+	for l := range b.dirty {
+		b.renderService(l)
+	}
+	clear(b.dirty)
+}
+
+// renderService makes the records of one name. A group shows at most its first
+// maxPerAnswer instances: more would not fit into one answer.
+func (b *Builder) renderService(label string) {
+	s := b.services[label]
+	owner := under(b.plan.workloads, label)
+	ttl := b.plan.ttl.workload
+	members := s.members[:min(len(s.members), maxPerAnswer)]
+	var addrs []netip.Addr
+	var ports []port
+	seen := map[netip.Addr]struct{}{}
+	for _, m := range members {
+		for _, a := range m.addrs {
+			if _, ok := seen[a]; !ok {
+				seen[a] = struct{}{}
+				addrs = append(addrs, a)
+			}
+		}
+		for _, p := range m.ports {
+			if x := (port{p.service, p.proto}); !slices.Contains(ports, x) {
+				ports = append(ports, x)
+			}
+		}
+	}
+	b.set(owner, appendAddressSets(nil, owner, ttl, true, addrs), false)
+	for _, p := range s.ports {
+		if !slices.Contains(ports, p) {
+			b.set(under(owner, p.service, p.proto), nil, false)
+		}
+	}
+	for _, p := range ports {
+		n := under(owner, p.service, p.proto)
+		b.set(n, []rrset{b.packService(n, p, members)}, false)
+	}
+	if s.ports = ports; len(s.members) == 0 {
+		delete(b.services, label)
+	}
+}
+
+// packService makes the SRV set of one published port, with the nodes'
+// addresses.
+func (b *Builder) packService(owner name, p port, members []*instance) rrset {
+	var srv, glue []record
+	targets := map[name]struct{}{}
+	seen := map[record]struct{}{}
+	for _, m := range members {
+		for _, x := range m.ports {
+			r := record{owner: owner, typ: dns.TypeSRV, ttl: b.plan.ttl.workload, weight: srvWeight, port: x.port, target: m.target}
+			if x.service != p.service || x.proto != p.proto || !absent(seen, r) {
+				continue
+			}
+			srv = append(srv, r)
+			if m.node.IsValid() && absent(targets, m.target) {
+				glue = append(glue, address(m.target, m.node, b.plan.ttl.agent))
+			}
+		}
+	}
+	return pack(owner, dns.TypeSRV, true, srv, glue)
+}
+
+// absent adds k and reports whether it was not there.
+func absent[K comparable](m map[K]struct{}, k K) bool {
+	if _, ok := m[k]; ok {
+		return false
+	}
+	m[k] = struct{}{}
+	return true
+}
