@@ -1,0 +1,116 @@
+package mirror
+
+import (
+	"errors"
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/persys/compute/fsm"
+)
+
+// BenchmarkMirrorRate writes changes of 20,000 workloads, a hundred per log entry,
+// into one etcd that syncs its log, as fast as it goes. It reports changed
+// workload records per second (so many workloads that few changes fall together;
+// the event of each comes on top) and written keys per second.
+func BenchmarkMirrorRate(b *testing.B) {
+	e := startEtcd(b, currentEtcd(b), safe)
+	c := newCluster(b, "c1")
+	c.do(register("a"))
+	const n = 20_000
+	var list []fsm.Command
+	for i := range n {
+		list = append(list, put(name(i)))
+	}
+	c.do(list...)
+	for i := range 20 { // so many hosts as are needed
+		c.do(register(fmt.Sprintf("n%02d", i)))
+	}
+	list = nil
+	for i := range n {
+		list = append(list, c.assign(name(i), fmt.Sprintf("n%02d", i%20)))
+	}
+	c.do(list...)
+	r := c.start(e.client, Options{})
+	r.awaitEqual(e)
+	keys := r.Stats().Records
+	states := [...]string{"Running", "Stopped"}
+	b.ResetTimer()
+	start := time.Now()
+	changes := 0
+	for b.Loop() {
+		list = list[:0]
+		for i := range 100 {
+			list = append(list, c.says(name((changes+i)%n), states[(changes/n)%2], ""))
+		}
+		c.do(list...)
+		changes += 100
+		// No further ahead than the feed remembers.
+		for r.Stats().LagIndex > 20 {
+			time.Sleep(time.Millisecond)
+		}
+	}
+	r.awaitIndex()
+	b.StopTimer()
+	s := time.Since(start).Seconds()
+	b.ReportMetric(float64(changes)/s, "changes/s")
+	b.ReportMetric(float64(r.Stats().Records-keys)/s, "keys/s")
+	if r.Stats().Comparisons > 1 {
+		b.Error("the feed was outrun")
+	}
+}
+
+// BenchmarkMirrorLag changes a record each millisecond and reports the largest
+// lag that was seen.
+func BenchmarkMirrorLag(b *testing.B) {
+	e := startEtcd(b, currentEtcd(b), safe)
+	c := newCluster(b, "c1")
+	r := c.start(e.client, Options{})
+	r.awaitEqual(e)
+	tick := time.NewTicker(time.Millisecond)
+	defer tick.Stop()
+	var worst time.Duration
+	i := 0
+	for b.Loop() {
+		<-tick.C
+		c.do(put(fmt.Sprintf("w%05d", i%5000)))
+		i++
+		worst = max(worst, r.Stats().Lag)
+	}
+	b.ReportMetric(float64(worst.Milliseconds()), "worst-lag-ms")
+}
+
+// BenchmarkFullComparison compares 20,000 workloads with an etcd that holds them.
+func BenchmarkFullComparison(b *testing.B) {
+	e := startEtcd(b, currentEtcd(b), safe)
+	c := newCluster(b, "c1")
+	for i := range 20 {
+		var list []fsm.Command
+		for j := range 1000 {
+			list = append(list, put(fmt.Sprintf("w%02d-%03d", i, j)))
+		}
+		c.do(list...)
+	}
+	r := c.start(e.client, Options{})
+	r.awaitEqual(e)
+	for b.Loop() {
+		p, err := r.Preview(b.Context())
+		if err != nil || p.Create+p.Change+p.Remove > 0 {
+			b.Fatal(err, p.Create, p.Change, p.Remove)
+		}
+	}
+}
+
+func name(i int) string { return fmt.Sprintf("w%05d", i) }
+
+// awaitIndex waits until everything is in etcd, without comparing it.
+func (r *run) awaitIndex() {
+	r.t.Helper()
+	index := r.c.st.View().Info().Index
+	eventually(r.t, "the mirror caught up", func() error {
+		if s := r.Stats(); s.Index < index {
+			return errors.New("not yet")
+		}
+		return nil
+	})
+}

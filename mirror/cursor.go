@@ -1,0 +1,63 @@
+package mirror
+
+import (
+	"encoding/json"
+	"fmt"
+
+	"github.com/persys/compute/fsm"
+)
+
+// cursor is the value of the cursor key: the fence and the place to resume from.
+type cursor struct {
+	Incarnation uint64 `json:"incarnation"`
+	Term        uint64 `json:"term"`
+	Index       uint64 `json:"index"`
+	Digest      string `json:"digest"` // divergence digest of that index, 16 hex
+	// Upto is set while etcd holds parts of the states up to this index: one
+	// batch of changes took several transactions.
+	Upto     uint64 `json:"upto,omitempty"`
+	Complete bool   `json:"complete"`
+	Format   int    `json:"format"`
+	Layout   Layout `json:"layout"`
+	// Writer and Seq make every value one that nobody ever writes again, so a
+	// transaction that was given up as lost cannot pass the comparison later.
+	Writer string `json:"writer"`
+	Seq    uint64 `json:"seq"`
+
+	raw string // as it stands in etcd; "" = there is none
+}
+
+func (c *cursor) epoch() fsm.Epoch { return fsm.Epoch{Incarnation: c.Incarnation, Term: c.Term} }
+
+func parseCursor(raw string) (cursor, error) {
+	c := cursor{}
+	if err := json.Unmarshal([]byte(raw), &c); err != nil {
+		return cursor{raw: raw}, fmt.Errorf("cursor %.100q: %w", raw, err)
+	}
+	c.raw = raw
+	return c, nil
+}
+
+// owner is the value of the owner key.
+type owner struct {
+	ClusterID string `json:"clusterId"`
+
+	raw string
+}
+
+func parseOwner(raw string) (owner, error) {
+	o := owner{}
+	if err := json.Unmarshal([]byte(raw), &o); err != nil || o.ClusterID == "" {
+		return owner{raw: raw}, fmt.Errorf("owner %.100q names no cluster", raw)
+	}
+	o.raw = raw
+	return o, nil
+}
+
+func ownerOf(cluster string) owner {
+	o := owner{ClusterID: cluster}
+	o.raw = string(encode(o))
+	return o
+}
+
+func digestText(d uint64) string { return fmt.Sprintf("%016x", d) }

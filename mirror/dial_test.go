@@ -1,0 +1,170 @@
+package mirror
+
+import (
+	"context"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/pem"
+	"math/big"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+)
+
+// TestCredentials: with a role that covers the prefix the mirror works, with a
+// wrong password it fails and says so.
+func TestCredentials(t *testing.T) {
+	e := startEtcd(t, currentEtcd(t))
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	defer cancel()
+	admin := e.admin()
+	for _, step := range []func() error{
+		func() error { _, err := admin.UserAdd(ctx, "root", "root"); return err },
+		func() error { _, err := admin.UserGrantRole(ctx, "root", "root"); return err },
+		func() error { _, err := admin.RoleAdd(ctx, "mirror"); return err },
+		func() error {
+			_, err := admin.RoleGrantPermission(ctx, "mirror", "/east/", "/east0", clientv3.PermissionType(clientv3.PermReadWrite))
+			return err
+		},
+		func() error { _, err := admin.UserAdd(ctx, "persys", "secret"); return err },
+		func() error { _, err := admin.UserGrantRole(ctx, "persys", "mirror"); return err },
+		func() error { _, err := admin.AuthEnable(ctx); return err },
+	} {
+		if err := step(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	o := quick
+	o.Prefix = "east"
+	o.CompactEvery = 50 * time.Millisecond
+	c := newCluster(t, "c1")
+	c.do(register("a"), put("web"))
+
+	wrong, err := Dial(Endpoint{Addresses: []string{e.url}, Username: "persys", Password: "guess"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer wrong.Close()
+	r := c.start(wrong, o)
+	r.awaitState(Unreachable)
+	if reason := r.Stats().Health.Reason; !strings.Contains(reason, "authentication failed") {
+		t.Errorf("the reason does not say it: %s", reason)
+	}
+	r.stop()
+
+	right, err := Dial(Endpoint{Addresses: []string{e.url}, Username: "persys", Password: "secret"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer right.Close()
+	r = c.start(right, o)
+	e.client = right // it looks into the same keys
+	r.awaitEqual(e)
+	r.awaitState(Healthy)
+	c.do(put("web-2"))
+	r.awaitEqual(e)
+}
+
+// TestTLS: a server that asks for certificates.
+func TestTLS(t *testing.T) {
+	dir := t.TempDir()
+	pool, pair := certificates(t, dir)
+	e := &etcd{t: t, binary: currentEtcd(t), dir: filepath.Join(dir, "data"), peer: "http://" + freeAddress(t), url: "https://" + freeAddress(t), args: []string{
+		"--cert-file=" + filepath.Join(dir, "cert.pem"), "--key-file=" + filepath.Join(dir, "key.pem"),
+		"--trusted-ca-file=" + filepath.Join(dir, "cert.pem"), "--client-cert-auth",
+	}, tls: &tls.Config{RootCAs: pool, Certificates: []tls.Certificate{pair}, MinVersion: tls.VersionTLS12}}
+	e.start()
+	t.Cleanup(e.kill)
+	e.client = e.dial()
+	c := newCluster(t, "c1")
+	c.do(register("a"), put("web"))
+	r := c.start(e.client, quick)
+	r.awaitEqual(e)
+	r.awaitState(Healthy)
+	r.stop()
+
+	plain, err := Dial(Endpoint{Addresses: []string{e.url}, TLS: &tls.Config{RootCAs: pool, MinVersion: tls.VersionTLS12}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer plain.Close()
+	r = c.start(plain, quick)
+	r.awaitState(Unreachable)
+}
+
+// certificates writes one self-signed certificate that is its own authority.
+func certificates(t *testing.T, dir string) (*x509.CertPool, tls.Certificate) {
+	t.Helper()
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	tmpl := &x509.Certificate{
+		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "persys-scheduler"},
+		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour), IsCA: true, BasicConstraintsValid: true,
+		KeyUsage:    x509.KeyUsageCertSign | x509.KeyUsageDigitalSignature,
+		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth}, IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)},
+	}
+	der, err := x509.CreateCertificate(rand.Reader, tmpl, tmpl, key.Public(), key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	keyDER, err := x509.MarshalECPrivateKey(key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	certPEM := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der})
+	keyPEM := pem.EncodeToMemory(&pem.Block{Type: "EC PRIVATE KEY", Bytes: keyDER})
+	for name, b := range map[string][]byte{"cert.pem": certPEM, "key.pem": keyPEM} {
+		if err := os.WriteFile(filepath.Join(dir, name), b, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	pool := x509.NewCertPool()
+	pool.AppendCertsFromPEM(certPEM)
+	pair, err := tls.X509KeyPair(certPEM, keyPEM)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return pool, pair
+}
+
+func TestDialRefuses(t *testing.T) {
+	for name, e := range map[string]Endpoint{
+		"no address":             {},
+		"a name and no password": {Addresses: []string{"127.0.0.1:1"}, Username: "persys"},
+		"a password and no name": {Addresses: []string{"127.0.0.1:1"}, Password: "secret"},
+	} {
+		if _, err := Dial(e); err == nil {
+			t.Errorf("%s: no error", name)
+		}
+	}
+}
+
+// TestDialNeedsNoServer: credentials are presented once there is somebody.
+func TestDialNeedsNoServer(t *testing.T) {
+	c, err := Dial(Endpoint{Addresses: []string{freeAddress(t)}, Username: "persys", Password: "secret"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+	defer cancel()
+	if _, err := c.Get(ctx, "/"); err == nil {
+		t.Error("somebody answered")
+	}
+	if err := c.Close(); err != nil {
+		t.Error(err)
+	}
+	if _, err := c.Txn(ctx).Commit(); err == nil {
+		t.Error("a closed client answered")
+	}
+}

@@ -1,0 +1,307 @@
+package mirror
+
+import (
+	"context"
+	"crypto/tls"
+	"fmt"
+	"io/fs"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+)
+
+// The servers that the mirror is tested against: the current version, built
+// once from tools/etcd, and Debian's 3.4.
+const (
+	builtEtcd  = "../.cache/bin/etcd"
+	debianEtcd = "/usr/bin/etcd"
+)
+
+// safe makes a server sync its log to disk, which only benchmarks care for.
+const safe = "--unsafe-no-fsync=false"
+
+var buildOnce = sync.OnceValues(func() (string, error) {
+	path, err := filepath.Abs(builtEtcd)
+	if err != nil {
+		return "", err
+	}
+	if _, err := os.Stat(path); err == nil {
+		return path, nil
+	}
+	cmd := exec.Command("go", "build", "-o", path, "go.etcd.io/etcd/server/v3")
+	cmd.Dir = "../tools/etcd"
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return "", fmt.Errorf("%w: %s", err, out)
+	}
+	return path, nil
+})
+
+// currentEtcd is the path of the current version.
+func currentEtcd(t testing.TB) string {
+	t.Helper()
+	path, err := buildOnce()
+	if err != nil {
+		absent(t, "etcd cannot be built from tools/etcd: "+err.Error())
+	}
+	return path
+}
+
+func debian(t testing.TB) string {
+	t.Helper()
+	if _, err := os.Stat(debianEtcd); err != nil {
+		absent(t, "Debian's etcd-server is not installed (hack/install-test-deps.sh)")
+	}
+	return debianEtcd
+}
+
+// absent skips on a laptop, and fails where everything has to be there.
+func absent(t testing.TB, what string) {
+	t.Helper()
+	if os.Getenv("CI") == "true" {
+		t.Fatal(what)
+	}
+	t.Skip("NOT TESTED: " + what)
+}
+
+// etcd is a server under test, one member.
+type etcd struct {
+	t      testing.TB
+	binary string
+	dir    string
+	url    string
+	peer   string
+	args   []string
+	tls    *tls.Config
+	cmd    *exec.Cmd
+	client *Client
+}
+
+// startEtcd runs a server until the test ends; args are added to its own.
+func startEtcd(t testing.TB, binary string, args ...string) *etcd {
+	t.Helper()
+	e := &etcd{t: t, binary: binary, dir: filepath.Join(t.TempDir(), "data"), url: "http://" + freeAddress(t), peer: "http://" + freeAddress(t), args: args}
+	e.start()
+	e.client = e.dial()
+	t.Cleanup(func() {
+		e.kill()
+	})
+	return e
+}
+
+func freeAddress(t testing.TB) string {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	return l.Addr().String()
+}
+
+// dial makes a client that is closed with the test.
+func (e *etcd) dial() *Client {
+	e.t.Helper()
+	c, err := Dial(Endpoint{Addresses: []string{e.url}, TLS: e.tls})
+	if err != nil {
+		e.t.Fatal(err)
+	}
+	e.t.Cleanup(func() { _ = c.Close() })
+	return c
+}
+
+// admin is the library's client, for what operators do.
+func (e *etcd) admin() *clientv3.Client {
+	e.t.Helper()
+	ctx, cancel := context.WithTimeout(e.t.Context(), 5*time.Second)
+	defer cancel()
+	c, err := e.client.client(ctx)
+	if err != nil {
+		e.t.Fatal(err)
+	}
+	return c
+}
+
+// start runs the server on its folder and waits until it answers.
+func (e *etcd) start() {
+	e.t.Helper()
+	args := append([]string{
+		"--name=m", "--data-dir=" + e.dir, "--listen-client-urls=" + e.url, "--advertise-client-urls=" + e.url,
+		"--listen-peer-urls=" + e.peer, "--initial-advertise-peer-urls=" + e.peer, "--initial-cluster=m=" + e.peer,
+		"--heartbeat-interval=20", "--election-timeout=200", "--logger=zap", "--log-level=error",
+	}, e.args...)
+	if e.binary != debianEtcd && !slices.Contains(e.args, safe) {
+		args = append(args, "--unsafe-no-fsync")
+	}
+	e.cmd = exec.Command(e.binary, args...)
+	e.cmd.Stderr = os.Stderr
+	e.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	if err := e.cmd.Start(); err != nil {
+		e.t.Fatal(err)
+	}
+	c, err := Dial(Endpoint{Addresses: []string{e.url}, TLS: e.tls})
+	if err != nil {
+		e.t.Fatal(err)
+	}
+	defer c.Close()
+	eventually(e.t, "etcd answers", func() error {
+		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+		defer cancel()
+		_, err := c.Get(ctx, "/health")
+		return err
+	})
+}
+
+func (e *etcd) kill() {
+	if e.cmd == nil {
+		return
+	}
+	_ = e.cmd.Process.Kill()
+	_ = e.cmd.Wait()
+	e.cmd = nil
+}
+
+func (e *etcd) signal(s syscall.Signal) {
+	e.t.Helper()
+	if err := e.cmd.Process.Signal(s); err != nil {
+		e.t.Fatal(err)
+	}
+}
+
+// copyTo keeps the server's folder as it is now; the server is stopped for it.
+func (e *etcd) copyTo(dir string) {
+	e.t.Helper()
+	e.kill()
+	copyDir(e.t, e.dir, dir)
+	e.start()
+}
+
+// replaceBy makes the server go on from an older folder; "" = from nothing.
+func (e *etcd) replaceBy(dir string) {
+	e.t.Helper()
+	e.kill()
+	if err := os.RemoveAll(e.dir); err != nil {
+		e.t.Fatal(err)
+	}
+	if dir != "" {
+		copyDir(e.t, dir, e.dir)
+	}
+	e.start()
+}
+
+func copyDir(t testing.TB, from, to string) {
+	t.Helper()
+	err := filepath.WalkDir(from, func(path string, d fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		rel, err := filepath.Rel(from, path)
+		if err != nil {
+			return err
+		}
+		if d.IsDir() {
+			return os.MkdirAll(filepath.Join(to, rel), 0o700)
+		}
+		b, err := os.ReadFile(path)
+		if err != nil {
+			return err
+		}
+		return os.WriteFile(filepath.Join(to, rel), b, 0o600)
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// contents is everything below a prefix.
+func (e *etcd) contents(prefix string) (map[string]string, error) {
+	ctx, cancel := context.WithTimeout(e.t.Context(), 5*time.Second)
+	defer cancel()
+	r, err := e.client.Get(ctx, prefix, clientv3.WithPrefix())
+	if err != nil {
+		return nil, err
+	}
+	out := make(map[string]string, len(r.Kvs))
+	for _, kv := range r.Kvs {
+		out[string(kv.Key)] = string(kv.Value)
+	}
+	return out, nil
+}
+
+func (e *etcd) put(key, value string) {
+	e.t.Helper()
+	ctx, cancel := context.WithTimeout(e.t.Context(), 5*time.Second)
+	defer cancel()
+	if _, err := e.admin().Put(ctx, key, value); err != nil {
+		e.t.Fatal(err)
+	}
+}
+
+func (e *etcd) delete(key string, opts ...clientv3.OpOption) {
+	e.t.Helper()
+	ctx, cancel := context.WithTimeout(e.t.Context(), 5*time.Second)
+	defer cancel()
+	if _, err := e.admin().Delete(ctx, key, opts...); err != nil {
+		e.t.Fatal(err)
+	}
+}
+
+func (e *etcd) value(key string) string {
+	e.t.Helper()
+	all, err := e.contents(key)
+	if err != nil {
+		e.t.Fatal(err)
+	}
+	return all[key]
+}
+
+// eventually polls until fn holds.
+func eventually(t testing.TB, what string, fn func() error) {
+	t.Helper()
+	deadline := time.Now().Add(40 * time.Second)
+	for {
+		err := fn()
+		if err == nil {
+			return
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("%s: not in time: %v", what, err)
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+}
+
+// differ says in which keys two sets of keys differ, "" if in none.
+func differ(want, got map[string]string) string {
+	var b strings.Builder
+	n := 0
+	note := func(format string, args ...any) {
+		if n++; n <= 5 {
+			fmt.Fprintf(&b, format+"\n", args...)
+		}
+	}
+	for k, v := range want {
+		if g, ok := got[k]; !ok {
+			note("%s is missing", k)
+		} else if g != v {
+			note("%s is\n  %s, ought to be\n  %s", k, g, v)
+		}
+	}
+	for k := range got {
+		if _, ok := want[k]; !ok {
+			note("%s ought not to be there", k)
+		}
+	}
+	if n > 5 {
+		fmt.Fprintf(&b, "and %d more", n-5)
+	}
+	return b.String()
+}

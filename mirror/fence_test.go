@@ -1,0 +1,194 @@
+package mirror
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync/atomic"
+	"testing"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"github.com/persys/compute/fsm"
+)
+
+// gate holds back transactions, as a pause of the process does, and can lose
+// their answers.
+type gate struct {
+	Etcd
+	hold    atomic.Pointer[chan struct{}] // transactions wait until it is closed
+	held    chan struct{}                 // gets a value when one waits
+	lose    atomic.Int64                  // how many answers to lose
+	limited atomic.Bool
+	allow   atomic.Int64 // with limited: how many transactions still pass
+	dropped atomic.Int64
+}
+
+type gatedTxn struct {
+	clientv3.Txn
+	g      *gate
+	writes bool
+}
+
+func (g *gate) Txn(ctx context.Context) clientv3.Txn { return &gatedTxn{Txn: g.Etcd.Txn(ctx), g: g} }
+
+func (x *gatedTxn) If(cs ...clientv3.Cmp) clientv3.Txn { x.Txn = x.Txn.If(cs...); return x }
+func (x *gatedTxn) Else(o ...clientv3.Op) clientv3.Txn { x.Txn = x.Txn.Else(o...); return x }
+func (x *gatedTxn) Then(o ...clientv3.Op) clientv3.Txn {
+	for _, op := range o {
+		x.writes = x.writes || op.IsPut() || op.IsDelete()
+	}
+	x.Txn = x.Txn.Then(o...)
+	return x
+}
+
+func (x *gatedTxn) Commit() (*clientv3.TxnResponse, error) {
+	if !x.writes {
+		return x.Txn.Commit()
+	}
+	if ch := x.g.hold.Load(); ch != nil {
+		x.g.held <- struct{}{}
+		<-*ch
+	}
+	if x.g.limited.Load() && x.g.allow.Add(-1) < 0 {
+		return nil, errors.New("cut off")
+	}
+	r, err := x.Txn.Commit()
+	if err == nil && x.g.lose.Add(-1) >= 0 {
+		x.g.dropped.Add(1)
+		return nil, context.DeadlineExceeded
+	}
+	return r, err
+}
+
+// TestDeposedWriterWritesNothing: a leader that slept through an election with a
+// transaction ready to go, and that still believes that it leads.
+func TestDeposedWriterWritesNothing(t *testing.T) {
+	e := startEtcd(t, currentEtcd(t))
+	c := newCluster(t, "c1")
+	c.do(register("a"), put("web"))
+	o := quick
+	o.CallLimit = 10 * quick.CallLimit // the held transaction must not run out of time by itself
+	g := &gate{Etcd: e.client, held: make(chan struct{}, 10)}
+	sleeper := c.start(g, o)
+	sleeper.awaitEqual(e)
+
+	wake := make(chan struct{})
+	g.hold.Store(&wake)
+	c.do(put("of-the-old-stint"))
+	<-g.held
+
+	successor := c.fork()
+	successor.term++
+	successor.do(remove("of-the-old-stint", true), put("of-the-new-stint"))
+	r := successor.start(e.client, quick)
+	r.awaitEqual(e)
+	before, err := e.contents("/")
+	if err != nil {
+		t.Fatal(err)
+	}
+
+	sleeper.deposed()
+	g.hold.Store(nil)
+	close(wake)
+	if err := <-sleeper.done; !errors.Is(err, ErrDeposed) {
+		t.Errorf("the deposed leader's Run returned %v", err)
+	} else {
+		sleeper.done <- err
+	}
+	after, err := e.contents("/")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if d := differ(before, after); d != "" {
+		t.Errorf("the deposed leader wrote:\n%s", d)
+	}
+	r.awaitEqual(e)
+}
+
+// TestNothingIsTakenOverUnconfirmed: a leader that cannot prove that it leads
+// does not touch the cursor.
+func TestNothingIsTakenOverUnconfirmed(t *testing.T) {
+	e := startEtcd(t, currentEtcd(t))
+	c := newCluster(t, "c1")
+	c.do(put("web"))
+	r := c.start(e.client, quick)
+	r.awaitEqual(e)
+	r.stop()
+	cursor := e.value("/persys/mirror/c1/cursor")
+
+	c.term++
+	c.do(put("late"))
+	r = c.startAs(e.client, quick, false)
+	eventually(t, "some sessions", func() error {
+		if n := r.Stats().Sessions; n < 3 {
+			return fmt.Errorf("%d so far", n)
+		}
+		return nil
+	})
+	if now := e.value("/persys/mirror/c1/cursor"); now != cursor {
+		t.Errorf("the cursor was taken over: %s", now)
+	}
+	if h := r.Stats().Health; h.State != Starting {
+		t.Errorf("etcd is blamed for it: %+v", h)
+	}
+}
+
+// TestLostAnswers: transactions that took effect although their answer never came.
+func TestLostAnswers(t *testing.T) {
+	e := startEtcd(t, currentEtcd(t))
+	c := newCluster(t, "c1")
+	g := &gate{Etcd: e.client}
+	r := c.start(g, quick)
+	r.awaitEqual(e)
+	for i := range 20 {
+		g.lose.Store(int64(1 + i%2))
+		c.do(put(fmt.Sprintf("w%d", i)))
+		r.awaitEqual(e)
+	}
+	if s := r.Stats(); g.dropped.Load() < 20 || s.Fenced != 0 || s.Comparisons != 1 {
+		t.Errorf("%d answers were lost, %d transactions fenced, %d comparisons", g.dropped.Load(), s.Fenced, s.Comparisons)
+	}
+}
+
+// TestALostBatchIsNotMistaken: a leader dies between two transactions of one
+// batch. Its successor gets the same changes and their undoing as one batch, in
+// which the retry looks unchanged; what etcd holds of it is not what it was.
+func TestALostBatchIsNotMistaken(t *testing.T) {
+	e := startEtcd(t, currentEtcd(t))
+	c := newCluster(t, "c1")
+	c.do(register("a"), put("web"))
+	c.do(c.assign("web", "a"))
+	g := &gate{Etcd: e.client}
+	r := c.start(g, quick)
+	r.awaitEqual(e)
+
+	list := []fsm.Command{c.retry("web", 3, 0, true)}
+	for i := range 150 {
+		list = append(list, put(fmt.Sprintf("w%03d", i)))
+	}
+	g.allow.Store(1)
+	g.limited.Store(true)
+	c.do(list...)
+	key := "/persys/mirror/c1/cursor"
+	eventually(t, "half a batch is in etcd", func() error {
+		cur, err := parseCursor(e.value(key))
+		if err == nil && cur.Upto == 0 {
+			err = errors.New(cur.raw)
+		}
+		return err
+	})
+	r.stop()
+	half := e.value("/retries/web")
+	if half != `{"attempts":3,"maxAttempts":5,"nextRetryAt":"0001-01-01T00:00:00Z"}` {
+		t.Fatalf("the first transaction did not hold the retry: %s", half)
+	}
+
+	c.do(c.says("web", "Running", "")) // success takes the attempts back
+	c.term++
+	r = c.start(e.client, quick)
+	r.awaitEqual(e)
+	if s := r.Stats(); s.Comparisons != 0 {
+		t.Error("the successor compared everything, so this test shows nothing")
+	}
+}

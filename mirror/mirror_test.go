@@ -1,0 +1,359 @@
+package mirror
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"github.com/persys/compute/fsm"
+	"github.com/persys/compute/fsm/store"
+)
+
+// TestEqualsTheStateAfterRandomCommands streams random commands while the leader
+// changes now and then, and compares etcd with the state key by key.
+func TestEqualsTheStateAfterRandomCommands(t *testing.T) {
+	for _, tt := range []struct {
+		name   string
+		binary func(testing.TB) string
+		o      Options
+	}{
+		{"whole records on the current etcd", currentEtcd, Options{}},
+		{"both layouts under a prefix on the current etcd", currentEtcd, Options{Layout: LayoutBoth, Prefix: "/east/one/"}},
+		{"both layouts on Debian's etcd", debian, Options{Layout: LayoutBoth}},
+		{"few events are kept", currentEtcd, Options{MaxEvents: 20}},
+		{"young events are kept", currentEtcd, Options{MaxAge: 30 * time.Second}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			e := startEtcd(t, tt.binary(t))
+			o := tt.o
+			o.ProbeEvery, o.CallLimit = quick.ProbeEvery, quick.CallLimit
+			c := newCluster(t, "c1")
+			rnd := rand.New(rand.NewPCG(1, 2))
+			c.random(rnd, 40)
+			for range 4 {
+				r := c.start(e.client, o)
+				c.random(rnd, 60)
+				r.awaitEqual(e)
+				c.random(rnd, 30)
+				r.stop() // in the midst of it
+				c.term++
+				c.random(rnd, 10)
+			}
+			r := c.start(e.client, o)
+			r.awaitEqual(e)
+			r.awaitState(Healthy)
+			if n := r.Stats().Comparisons; n != 0 {
+				t.Errorf("the last leader compared everything %d times, it ought to resume", n)
+			}
+		})
+	}
+}
+
+// TestWhatIsLeftOnANode follows workloads that come and go, although the node's
+// own record does not change.
+func TestWhatIsLeftOnANode(t *testing.T) {
+	e := startEtcd(t, currentEtcd(t))
+	c := newCluster(t, "c1")
+	c.do(register("a"), put("web"))
+	r := c.start(e.client, quick)
+	r.awaitEqual(e)
+	for _, step := range []func() fsm.Command{
+		func() fsm.Command { return c.assign("web", "a") },
+		func() fsm.Command { return c.evict("web") },
+		func() fsm.Command { return c.assign("web", "a") },
+		func() fsm.Command { return remove("web", false) },
+	} {
+		c.do(step())
+		r.awaitEqual(e)
+	}
+	if n := r.Stats().Comparisons; n != 1 {
+		t.Errorf("%d full comparisons, so this shows nothing", n)
+	}
+}
+
+// TestAudit: what somebody else changed below the prefixes is put right.
+func TestAudit(t *testing.T) {
+	e := startEtcd(t, currentEtcd(t))
+	c := newCluster(t, "c1")
+	c.do(register("a"), put("web"))
+	o := quick
+	o.AuditEvery = 100 * time.Millisecond
+	r := c.start(e.client, o)
+	r.awaitEqual(e)
+	e.put("/workloads/web", "{}")
+	e.put("/assignments/ghost", "{}")
+	e.delete("/retries/web")
+	e.put("/skydns/local/persys/x", "not ours to touch")
+	c.do(put("web-2"))
+	r.awaitEqual(e)
+	if e.value("/skydns/local/persys/x") == "" {
+		t.Error("a key outside of the documented prefixes was removed")
+	}
+}
+
+// TestResumesAfterTheCursor: a new leader writes what is new and nothing else.
+func TestResumesAfterTheCursor(t *testing.T) {
+	e := startEtcd(t, currentEtcd(t))
+	c := newCluster(t, "c1")
+	c.do(register("a"))
+	for i := range 50 {
+		c.do(put(fmt.Sprintf("w%d", i)))
+	}
+	r := c.start(e.client, quick)
+	r.awaitEqual(e)
+	r.stop()
+	c.term++
+	c.do(put("late"))
+	r = c.start(e.client, quick)
+	r.awaitEqual(e)
+	// The cursor alone, late's record, retry and event, and the first trim.
+	if s := r.Stats(); s.Comparisons != 0 || s.Records > 10 {
+		t.Errorf("%d keys were written and everything compared %d times", s.Records, s.Comparisons)
+	}
+}
+
+// TestComparesWhatTheFeedForgot: a replica whose feed starts after the cursor.
+func TestComparesWhatTheFeedForgot(t *testing.T) {
+	e := startEtcd(t, currentEtcd(t))
+	c := newCluster(t, "c1")
+	c.do(register("a"), put("old"), put("web"))
+	r := c.start(e.client, quick)
+	r.awaitEqual(e)
+	r.stop()
+	c.do(remove("old", true), put("new"))
+	restored := c.fork()
+	restored.term++
+	r = restored.start(e.client, quick)
+	r.awaitEqual(e)
+	if n := r.Stats().Comparisons; n != 1 {
+		t.Errorf("%d full comparisons, want 1", n)
+	}
+}
+
+// TestFeedCompactedUnderWay: a snapshot restored into the store ends the feed.
+func TestFeedCompactedUnderWay(t *testing.T) {
+	e := startEtcd(t, currentEtcd(t))
+	c := newCluster(t, "c1")
+	c.do(register("a"), put("web"))
+	r := c.start(e.client, quick)
+	r.awaitEqual(e)
+	other := c.fork()
+	other.do(put("from-snapshot"), remove("web", true))
+	c.mu.Lock()
+	c.index = other.index
+	c.st.Restore(other.st.State())
+	c.mu.Unlock()
+	r.awaitEqual(e)
+	if n := r.Stats().Comparisons; n != 2 {
+		t.Errorf("%d full comparisons, want 2", n)
+	}
+}
+
+// TestAnotherLayout: existing keys of the other layout go, those of this one come.
+func TestAnotherLayout(t *testing.T) {
+	e := startEtcd(t, currentEtcd(t))
+	c := newCluster(t, "c1")
+	c.do(register("a"), put("web"))
+	for _, layout := range []Layout{LayoutBoth, LayoutWhole, LayoutBoth} {
+		o := quick
+		o.Layout = layout
+		r := c.start(e.client, o)
+		r.awaitEqual(e)
+		r.stop()
+		if got := e.value("/workloads-spec/web") != ""; got != (layout == LayoutBoth) {
+			t.Errorf("layout %s: a split record is there: %v", layout, got)
+		}
+	}
+}
+
+// TestTwoClustersUnderOnePrefix: the second one is refused, under a prefix of
+// its own it is welcome.
+func TestTwoClustersUnderOnePrefix(t *testing.T) {
+	e := startEtcd(t, currentEtcd(t))
+	first, second := newCluster(t, "c1"), newCluster(t, "c2")
+	first.do(register("a"), put("web"))
+	second.do(register("b"), put("db"))
+	r1 := first.start(e.client, quick)
+	r1.awaitEqual(e)
+	r2 := second.start(e.client, quick)
+	r2.awaitState(Foreign)
+	if reason := r2.Stats().Health.Reason; !strings.Contains(reason, "c1") {
+		t.Errorf("the reason does not name the owner: %s", reason)
+	}
+	r2.stop()
+	o := quick
+	o.Prefix = "two"
+	r2 = second.start(e.client, o)
+	r2.awaitEqual(e)
+	first.do(put("web-2"))
+	r1.awaitEqual(e)
+
+	// An operator gives the prefix to the second one while the first still runs.
+	r2.stop()
+	r2 = second.start(e.client, quick)
+	r2.awaitState(Foreign)
+	if err := r2.Restore(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	first.do(put("web-3"))
+	r1.awaitState(Foreign)
+	r2.awaitEqual(e)
+	if e.value("/persys/mirror/c1/cursor") != "" {
+		t.Error("the former owner's cursor is still there")
+	}
+}
+
+// counted is an etcd client that looks at what passes.
+type counted struct {
+	Etcd
+	maxOps, maxBytes atomic.Int64
+}
+
+type countedTxn struct {
+	clientv3.Txn
+	kv *counted
+}
+
+func (c *counted) Txn(ctx context.Context) clientv3.Txn { return countedTxn{c.Etcd.Txn(ctx), c} }
+
+func (x countedTxn) If(cs ...clientv3.Cmp) clientv3.Txn { return countedTxn{x.Txn.If(cs...), x.kv} }
+func (x countedTxn) Else(o ...clientv3.Op) clientv3.Txn { return countedTxn{x.Txn.Else(o...), x.kv} }
+func (x countedTxn) Then(ops ...clientv3.Op) clientv3.Txn {
+	n := int64(0)
+	for _, op := range ops {
+		n += int64(len(op.KeyBytes()) + len(op.ValueBytes()))
+	}
+	raise(&x.kv.maxOps, int64(len(ops)))
+	raise(&x.kv.maxBytes, n)
+	return countedTxn{x.Txn.Then(ops...), x.kv}
+}
+
+func raise(a *atomic.Int64, to int64) {
+	for {
+		old := a.Load()
+		if to <= old || a.CompareAndSwap(old, to) {
+			return
+		}
+	}
+}
+
+// TestTransactionsKeepTheLimits: many records and very large ones.
+func TestTransactionsKeepTheLimits(t *testing.T) {
+	e := startEtcd(t, currentEtcd(t))
+	c := newCluster(t, "c1")
+	kv := &counted{Etcd: e.client}
+	r := c.start(kv, quick)
+	large := bytes.Repeat([]byte("s"), 512<<10)
+	for i := range 6 {
+		c.do(putSpec(fmt.Sprintf("large-%d", i), large, "c1:aa"))
+	}
+	var many []fsm.Command
+	for i := range 700 {
+		many = append(many, put(fmt.Sprintf("small-%d", i)))
+	}
+	c.do(many...)
+	r.awaitEqual(e)
+	if ops, size := kv.maxOps.Load(), kv.maxBytes.Load(); ops > 100 || ops < 90 || size > 1<<20 || size < 600<<10 {
+		t.Errorf("the largest transactions had %d operations and %d bytes", ops, size)
+	}
+}
+
+// TestAFieldTooLargeIsLeftOut: a record holds the sealed bytes in any case.
+func TestAFieldTooLargeIsLeftOut(t *testing.T) {
+	w := &fsm.Workload{ID: "big", Spec: bytes.Repeat([]byte("s"), 512<<10), Content: "c1:aa"}
+	p := &Projection{layout: LayoutBoth, describe: func(*fsm.Workload) Fields {
+		return Fields{Image: "image", ComposeYAML: strings.Repeat("y", 512<<10)}
+	}}
+	for _, kv := range p.records(w) {
+		if len(kv.Value) > maxValue {
+			t.Errorf("%s has %d bytes", kv.Key, len(kv.Value))
+		}
+	}
+	if got := p.whole(w); got.ComposeYAML != "" || got.Image != "image" || len(got.Own.Spec) != 512<<10 {
+		t.Errorf("kept: %d bytes of Compose, image %q, %d bytes of spec", len(got.ComposeYAML), got.Image, len(got.Own.Spec))
+	}
+}
+
+// TestRevisionsAreGivenUp: history does not pile up in etcd.
+func TestRevisionsAreGivenUp(t *testing.T) {
+	e := startEtcd(t, currentEtcd(t))
+	c := newCluster(t, "c1")
+	o := quick
+	o.CompactEvery = 50 * time.Millisecond
+	c.start(e.client, o)
+	e.put("/other", "1")
+	r, err := e.client.Get(t.Context(), "/other")
+	if err != nil {
+		t.Fatal(err)
+	}
+	first := r.Header.Revision
+	eventually(t, "an old revision is compacted", func() error {
+		c.do(put(fmt.Sprintf("w%d", c.index)))
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		if _, err := e.client.Get(ctx, "/other", clientv3.WithRev(first-1)); err == nil {
+			return errors.New("it can still be read")
+		}
+		return nil
+	})
+}
+
+// TestRunEnds with what ended it.
+func TestRunEnds(t *testing.T) {
+	e := startEtcd(t, currentEtcd(t))
+	t.Run("with the context", func(t *testing.T) {
+		r := newCluster(t, "c1").start(e.client, Options{Prefix: "x"})
+		r.awaitState(Healthy)
+		if err := r.stop(); !errors.Is(err, context.Canceled) {
+			t.Errorf("Run returned %v", err)
+		}
+	})
+	t.Run("with the store", func(t *testing.T) {
+		c := newCluster(t, "c1")
+		r := c.start(e.client, Options{Prefix: "y"})
+		r.awaitState(Healthy)
+		c.st.Close()
+		if err := <-r.done; !errors.Is(err, store.ErrClosed) {
+			t.Errorf("Run returned %v", err)
+		} else {
+			r.done <- err
+		}
+	})
+	t.Run("at once when it runs already", func(t *testing.T) {
+		r := newCluster(t, "c1").start(e.client, Options{Prefix: "z"})
+		r.awaitState(Healthy)
+		if err := r.Run(t.Context(), r.c.epoch()); !errors.Is(err, errRunning) {
+			t.Errorf("Run returned %v", err)
+		}
+	})
+}
+
+func TestOptionsAreChecked(t *testing.T) {
+	c := newCluster(t, "c1")
+	d := Deps{Store: c.st, Etcd: clientv3.NewKVFromKVClient(nil, nil), Attachment: c, Confirm: func(context.Context) error { return nil }}
+	for _, tt := range []struct {
+		name string
+		o    Options
+		want string
+	}{
+		{"a prefix with a blank", Options{Prefix: "a b"}, "ETCD_PREFIX"},
+		{"a prefix with an empty segment", Options{Prefix: "a//b"}, "ETCD_PREFIX"},
+		{"an unknown layout", Options{Layout: "split"}, "MIRROR_LAYOUT"},
+		{"more events than the state keeps", Options{MaxEvents: fsm.MaxEvents + 1}, "events to keep"},
+		{"no log", Options{}, "Log"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			if _, err := New(tt.o, d); err == nil || !strings.Contains(err.Error(), tt.want) {
+				t.Errorf("New returned %v, want it to name %s", err, tt.want)
+			}
+		})
+	}
+}

@@ -1,0 +1,490 @@
+package mirror
+
+import (
+	"encoding/json"
+	"fmt"
+	"iter"
+	"net"
+	"slices"
+	"sort"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/persys/compute/fsm"
+)
+
+// format is the version of the projection. A cursor of another format leads to
+// a full comparison: advance it when a shape or a key changes.
+const format = 1
+
+// maxValue is the largest value written, so that it fits into a transaction of
+// maxBytes together with cursor and comparisons.
+const maxValue = maxBytes - 16<<10
+
+// Fields are the documented fields of a workload that are taken from its
+// specification. Secrets in them stay sealed.
+type Fields struct {
+	Image          string
+	Command        []string
+	Compose        string
+	ComposeYAML    string
+	ProjectName    string
+	GitRepo        string
+	GitBranch      string
+	GitToken       string
+	EnvVars        map[string]string
+	LocalPath      string
+	Ports          []string // host:container/proto
+	Volumes        []string // host:container[:ro]
+	ManagedVolumes []ManagedVolume
+	Network        string
+	RestartPolicy  string
+	VM             *VM
+	Metadata       map[string]string
+}
+
+// Describe reads the specification of a workload. It must be a pure function of
+// the record; an unreadable specification gives empty Fields.
+type Describe func(*fsm.Workload) Fields
+
+// KV is one key of the mirror. A nil Value means that the key must not exist.
+type KV struct {
+	Key   string
+	Value []byte
+}
+
+// Projection maps records to keys and values. It is pure, and safe for
+// concurrent use.
+type Projection struct {
+	keys      keyspace
+	layout    Layout
+	domain    string
+	describe  Describe
+	maxEvents uint64
+	maxAge    time.Duration
+}
+
+// Workload is everything that is kept of a workload: its record (or records, in
+// LayoutBoth), its assignment and its retry. What it does not have (any more)
+// has a nil Value.
+func (p *Projection) Workload(w *fsm.Workload) []KV {
+	out := append(make([]KV, 0, 5), p.records(w)...)
+	return append(out, p.assignment(w), p.retry(w))
+}
+
+// Gone is the same of a workload that is not there.
+func (p *Projection) Gone(workload string) []KV {
+	out := make([]KV, 0, 5)
+	for _, dir := range [...]string{dirWorkloads, dirSpecs, dirStatuses, dirAssignments, dirRetries} {
+		if p.layout == LayoutBoth || dir != dirSpecs && dir != dirStatuses {
+			out = append(out, KV{Key: p.keys.key(dir, workload)})
+		}
+	}
+	return out
+}
+
+// records are the workload's own records, without assignment and retry.
+func (p *Projection) records(w *fsm.Workload) []KV {
+	r := p.whole(w)
+	out := []KV{{p.keys.key(dirWorkloads, w.ID), encode(r)}}
+	if p.layout == LayoutBoth {
+		out = append(out,
+			KV{p.keys.key(dirSpecs, w.ID), encode(specOf(r))},
+			KV{p.keys.key(dirStatuses, w.ID), encode(statusOf(r))})
+	}
+	return out
+}
+
+// whole is the record under /workloads/. A specification so large that its
+// fields and its sealed bytes do not fit together keeps only the bytes.
+func (p *Projection) whole(w *fsm.Workload) *Workload {
+	f := p.describe(w)
+	if len(w.Spec) > maxValue/4 && len(encode(p.wholeWith(w, f))) > maxValue {
+		f = Fields{Image: f.Image, ProjectName: f.ProjectName, RestartPolicy: f.RestartPolicy, Network: f.Network}
+	}
+	return p.wholeWith(w, f)
+}
+
+func (p *Projection) wholeWith(w *fsm.Workload, f Fields) *Workload {
+	return &Workload{
+		ID: w.ID, Name: w.ID, Type: w.Demand.Type, RevisionID: w.Revision(),
+		AssignedNode: w.Node, NodeID: w.Node, Status: string(w.Status), DesiredState: string(w.Desired),
+		Image: f.Image, Command: strings.Join(f.Command, " "), CommandList: f.Command,
+		Compose: f.Compose, ComposeYAML: f.ComposeYAML, ProjectName: f.ProjectName,
+		GitRepo: f.GitRepo, GitBranch: f.GitBranch, GitToken: f.GitToken, EnvVars: f.EnvVars,
+		Resources: Resources{CPU: cores(w.Demand.CPU), Memory: float64(w.Demand.Memory), Disk: w.Demand.Disk},
+		Labels:    labelMap(w.Demand.Labels), CreatedAt: stamp(w.CreatedAt),
+		LocalPath: f.LocalPath, Ports: f.Ports, Volumes: f.Volumes, ManagedVolumes: f.ManagedVolumes,
+		Network: f.Network, RestartPolicy: f.RestartPolicy, VM: f.VM,
+		Metadata: metadata(w, f.Metadata), Retry: retryOf(w), StatusInfo: statusInfo(w),
+		Own: &OwnWorkload{
+			Spec: w.Spec, Content: w.Content, CallerRevision: w.CallerRevision,
+			Restarts: w.Restarts, Demand: ownDemand(&w.Demand),
+		},
+	}
+}
+
+// metadata holds those documented keys (contract/state-etcd.md, "Workload
+// metadata keys") that a record of ours can answer; the caller's own come first.
+func metadata(w *fsm.Workload, callers map[string]string) map[string]any {
+	m := make(map[string]any, len(callers)+8)
+	for k, v := range callers {
+		m[k] = v
+	}
+	set := func(key, value string) {
+		if value != "" {
+			m[key] = value
+		}
+	}
+	set("created_at", clock(w.CreatedAt))
+	set("previous_node", w.PreviousNode)
+	set("failureObservedAt", clock(w.Retry.FirstFailureAt))
+	set("reason_code", w.Reason.Code)
+	set("reason_message", w.Reason.Message)
+	if w.Reason.Code != "" {
+		set("reason_last_transition", clock(w.Reason.At))
+		set("reason_next_retry_at", clock(w.Retry.NextAt))
+		set("reason_retryable", strconv.FormatBool(w.Reason.Retryable))
+	}
+	if w.Actual.State == fsm.ActualFailed {
+		set("last_error", w.Actual.Message)
+	}
+	if w.Retry.Terminal {
+		set("terminal_failure_reason", orElse(w.Reason.Message, w.Reason.Code))
+	}
+	return m
+}
+
+func statusInfo(w *fsm.Workload) StatusInfo {
+	s := StatusInfo{ActualState: string(w.Actual.State), LastUpdated: stamp(w.UpdatedAt)}
+	if w.Status == fsm.StatusFailed || w.Status == fsm.StatusRetryPending {
+		s.FailureReason = orElse(w.Reason.Message, orElse(w.Actual.Message, w.Reason.Code))
+	}
+	if w.Reason.Code != "" || w.Reason.Message != "" {
+		s.Reason = &ReasonInfo{
+			Code: w.Reason.Code, Message: w.Reason.Message, Retryable: w.Reason.Retryable,
+			LastTransition: stamp(w.Reason.At), NextRetryAt: stamp(w.Retry.NextAt),
+		}
+	}
+	return s
+}
+
+func specOf(w *Workload) *WorkloadSpec {
+	return &WorkloadSpec{
+		ID: w.ID, Name: w.Name, Type: w.Type, RevisionID: w.RevisionID,
+		Image: w.Image, Command: w.Command, CommandList: w.CommandList,
+		Compose: w.Compose, ComposeYAML: w.ComposeYAML, ProjectName: w.ProjectName,
+		GitRepo: w.GitRepo, GitBranch: w.GitBranch, GitToken: w.GitToken, EnvVars: w.EnvVars,
+		Resources: w.Resources, DesiredState: w.DesiredState, Labels: w.Labels, CreatedAt: w.CreatedAt,
+		LocalPath: w.LocalPath, Ports: w.Ports, Volumes: w.Volumes,
+		Network: w.Network, RestartPolicy: w.RestartPolicy, VM: w.VM,
+	}
+}
+
+func statusOf(w *Workload) *WorkloadStatus {
+	return &WorkloadStatus{
+		ID: w.ID, AssignedNode: w.AssignedNode, NodeID: w.NodeID, Status: w.Status,
+		Metadata: w.Metadata, Retry: w.Retry, StatusInfo: w.StatusInfo,
+	}
+}
+
+func retryOf(w *fsm.Workload) Retry {
+	return Retry{Attempts: w.Retry.Attempts, MaxAttempts: w.Retry.MaxAttempts, NextRetryAt: stamp(w.Retry.NextAt)}
+}
+
+func (p *Projection) retry(w *fsm.Workload) KV {
+	return KV{p.keys.key(dirRetries, w.ID), encode(retryOf(w))}
+}
+
+func (p *Projection) assignment(w *fsm.Workload) KV {
+	key := p.keys.key(dirAssignments, w.ID)
+	if w.Node == "" {
+		return KV{Key: key}
+	}
+	return KV{key, encode(assignmentOf(w))}
+}
+
+func assignmentOf(w *fsm.Workload) Assignment {
+	a := Assignment{WorkloadID: w.ID, NodeID: w.Node, Reason: "placed", CreatedAt: stamp(w.AssignedAt)}
+	if w.PreviousNode != "" {
+		a.Reason = "moved from " + w.PreviousNode
+	}
+	return a
+}
+
+// Node is everything that is kept of a node: the record, its status and its
+// lease. a is what is promised on it.
+func (p *Projection) Node(n *fsm.Node, a fsm.Alloc, shard string) []KV {
+	lease := "expired"
+	if n.Up {
+		lease = "granted"
+	}
+	key := p.keys.key(dirNodes, n.ID)
+	return []KV{
+		p.nodeRecord(n, a, shard),
+		// Plain text: a JSON object would look like a node to existing schedulers.
+		{key + nodeStatusEnd, []byte(n.Status())},
+		{key + nodeLeaseEnd, fmt.Appendf(nil, "%d %s %s", n.Facts.LeaseSeconds, lease, clock(n.UpdatedAt))},
+	}
+}
+
+// NodeGone is the same of a node that is not there.
+func (p *Projection) NodeGone(id string) []KV {
+	key := p.keys.key(dirNodes, id)
+	return []KV{{Key: key}, {Key: key + nodeStatusEnd}, {Key: key + nodeLeaseEnd}}
+}
+
+func (p *Projection) nodeRecord(n *fsm.Node, a fsm.Alloc, shard string) KV {
+	f := &n.Facts
+	host, portText, err := net.SplitHostPort(f.Endpoint)
+	if err != nil {
+		host, portText = f.Endpoint, ""
+	}
+	port, _ := strconv.Atoi(portText) // no port is written as 0
+	r := &Node{
+		NodeID: n.ID, IPAddress: host, Username: "agent", Hostname: n.ID, OSName: "linux", KernelVersion: "unknown",
+		Status: string(n.Status()), Timestamp: f.Timestamp,
+		TotalCPU: cores(f.CPU), TotalMemory: f.Memory,
+		AvailableCPU: cores(max(f.CPU-a.CPU, 0)), AvailableMemory: max(f.Memory-a.Memory, 0),
+		LastHeartbeat: stamp(n.LastHeartbeat), StatusReason: n.Reason, StatusUpdatedBy: n.UpdatedBy,
+		StatusUpdatedAt: stamp(n.UpdatedAt), Labels: labelMap(f.Labels),
+		AgentPort: port, AgentGRPCPort: port, AgentEndpoint: f.Endpoint,
+		SupportedTypes: f.Types, SupportedStorage: f.StorageDrivers,
+		Own: &OwnNode{
+			EngineID: f.EngineID, AgentVersion: f.AgentVersion, InstanceID: f.InstanceID, Protocol: f.Protocol,
+			SelfFencing: f.SelfFencing, LeaseSeconds: f.LeaseSeconds, Taints: ownTaints(f.Taints),
+			Cordoned: n.Cordoned, Draining: n.Draining, Fenced: n.Fenced,
+		},
+	}
+	for _, pool := range f.Pools {
+		r.Own.Pools = append(r.Own.Pools, OwnPool{pool.Name, pool.Type, pool.Total})
+	}
+	if shard != "" {
+		if r.Labels == nil {
+			r.Labels = map[string]string{}
+		}
+		r.Labels["scheduler_shard"] = shard
+	}
+	if p.domain != "" {
+		r.DomainName = n.ID + "." + p.domain
+	}
+	return KV{p.keys.key(dirNodes, n.ID), encode(r)}
+}
+
+// Event is one line of history.
+func (p *Projection) Event(e *fsm.Event) KV {
+	r := &Event{
+		ID: eventID(e), Type: e.Type, WorkloadID: e.Workload, NodeID: e.Node, Reason: e.Reason, Timestamp: stamp(e.At),
+	}
+	if len(e.Details) > 0 || e.Message != "" || e.By != "" {
+		r.Details = make(map[string]any, len(e.Details)+2)
+		if e.Message != "" {
+			r.Details["message"] = e.Message
+		}
+		if e.By != "" {
+			r.Details["by"] = e.By
+		}
+		for _, d := range e.Details {
+			r.Details[d.Key] = d.Value
+		}
+	}
+	return KV{p.keys.event(e), encode(r)}
+}
+
+// Drift is the record of the drift that an event of type DriftDetected tells
+// of; the newest event of a node, workload and type decides.
+func (p *Projection) Drift(e *fsm.Event) KV {
+	r := &Drift{NodeID: e.Node, WorkloadID: e.Workload, DriftType: e.Reason, DetectedAt: stamp(e.At)}
+	for _, d := range e.Details {
+		switch d.Key {
+		case "scheduler_status":
+			r.SchedulerStatus = d.Value
+		case "agent_status":
+			r.AgentStatus = d.Value
+		case "action":
+			r.Action = d.Value
+		case "resolved":
+			r.Resolved = d.Value == "true"
+		case "last_error":
+			r.LastError = d.Value
+		}
+	}
+	return KV{p.keys.drift(e), encode(r)}
+}
+
+// floor is the sequence of the oldest event that is kept, and its key; when no
+// event is, the next sequence and the end of the prefix.
+func (p *Projection) floor(v fsm.View) (seq uint64, key string) {
+	info := v.Info()
+	at := func(seq uint64) (e *fsm.Event) {
+		v.Events(seq-1, func(x *fsm.Event) bool { e = x; return false })
+		return e
+	}
+	low := uint64(1)
+	if info.EventSeq >= p.maxEvents {
+		low = info.EventSeq - p.maxEvents + 1
+	}
+	oldest := info.Clock - int64(p.maxAge)
+	// The clock never goes back, so events are sorted by time as well.
+	n := sort.Search(int(info.EventSeq+1-low), func(i int) bool {
+		e := at(low + uint64(i))
+		return e == nil || e.At >= oldest
+	})
+	if e := at(low + uint64(n)); e != nil {
+		return e.Seq, p.keys.event(e)
+	}
+	return info.EventSeq + 1, string(p.keys) + prefixEnd(dirEvents)
+}
+
+// section is one prefix of the mirror with everything that belongs there, keys
+// ascending.
+type section struct {
+	dir string
+	all iter.Seq[KV]
+}
+
+// sections are the whole of the mirror at one state.
+func (p *Projection) sections(v fsm.View) []section {
+	workloads := func(kv func(*fsm.Workload) KV) iter.Seq[KV] {
+		return func(yield func(KV) bool) {
+			v.Workloads("", func(w *fsm.Workload) bool {
+				x := kv(w)
+				return x.Value == nil || yield(x)
+			})
+		}
+	}
+	none := func(func(KV) bool) {}
+	out := []section{
+		{dirNodes, slices.Values(p.nodes(v))},
+		{dirWorkloads, workloads(func(w *fsm.Workload) KV {
+			return KV{p.keys.key(dirWorkloads, w.ID), encode(p.whole(w))}
+		})},
+		{dirSpecs, none},
+		{dirStatuses, none},
+		{dirAssignments, workloads(p.assignment)},
+		{dirRetries, workloads(p.retry)},
+		{dirEvents, func(yield func(KV) bool) {
+			seq, _ := p.floor(v)
+			v.Events(seq-1, func(e *fsm.Event) bool { return yield(p.Event(e)) })
+		}},
+		{dirDrifts, slices.Values(p.drifts(v))},
+	}
+	if p.layout == LayoutBoth {
+		out[2].all = workloads(func(w *fsm.Workload) KV {
+			return KV{p.keys.key(dirSpecs, w.ID), encode(specOf(p.whole(w)))}
+		})
+		out[3].all = workloads(func(w *fsm.Workload) KV {
+			return KV{p.keys.key(dirStatuses, w.ID), encode(statusOf(p.whole(w)))}
+		})
+	}
+	return out
+}
+
+// All is the whole of the mirror at one state, prefix by prefix.
+func (p *Projection) All(v fsm.View) iter.Seq[KV] {
+	return func(yield func(KV) bool) {
+		for _, s := range p.sections(v) {
+			for kv := range s.all {
+				if !yield(kv) {
+					return
+				}
+			}
+		}
+	}
+}
+
+// nodes are sorted here: "a/lease" does not sort as "a" does among other ids.
+func (p *Projection) nodes(v fsm.View) (out []KV) {
+	shard := v.Info().Shard
+	v.Nodes("", func(n *fsm.Node) bool {
+		out = append(out, p.Node(n, v.Alloc(n.ID), shard)...)
+		return true
+	})
+	slices.SortFunc(out, func(a, b KV) int { return strings.Compare(a.Key, b.Key) })
+	return out
+}
+
+// drifts are the newest of each key among the events that are kept.
+func (p *Projection) drifts(v fsm.View) (out []KV) {
+	newest := p.driftEvents(v)
+	for _, e := range newest {
+		out = append(out, p.Drift(e))
+	}
+	slices.SortFunc(out, func(a, b KV) int { return strings.Compare(a.Key, b.Key) })
+	return out
+}
+
+func (p *Projection) driftEvents(v fsm.View) map[string]*fsm.Event {
+	out := map[string]*fsm.Event{}
+	seq, _ := p.floor(v)
+	v.Events(seq-1, func(e *fsm.Event) bool {
+		if e.Type == fsm.EventDriftDetected {
+			out[p.keys.drift(e)] = e
+		}
+		return true
+	})
+	return out
+}
+
+func ownDemand(d *fsm.Demand) OwnDemand {
+	out := OwnDemand{
+		CPUMillicores: d.CPU, MemoryMiB: d.Memory, DiskGB: d.Disk, Pool: d.Pool, StorageDrivers: d.StorageDrivers,
+		Labels: labelMap(d.Labels), Tolerations: ownTaints(d.Tolerations), Group: d.Group,
+		Exclusive: d.Exclusive, OnLostLease: d.OnLostLease, Priority: d.Priority,
+	}
+	for _, p := range d.Ports {
+		out.Ports = append(out.Ports, OwnPort{p.Port, p.Protocol})
+	}
+	for _, c := range d.Constraints {
+		out.Constraints = append(out.Constraints, OwnConstraint{c.Key, c.Op, c.Values})
+	}
+	return out
+}
+
+func ownTaints(list []fsm.Taint) (out []OwnTaint) {
+	for _, t := range list {
+		out = append(out, OwnTaint{t.Key, t.Value, t.Effect})
+	}
+	return out
+}
+
+func labelMap(list []fsm.Label) map[string]string {
+	if len(list) == 0 {
+		return nil
+	}
+	m := make(map[string]string, len(list))
+	for _, l := range list {
+		m[l.Key] = l.Value
+	}
+	return m
+}
+
+func cores(millicores int64) float64 { return float64(millicores) / 1000 }
+
+// clock is RFC 3339 with nanoseconds, "" for no time.
+func clock(ns int64) string {
+	if ns == 0 {
+		return ""
+	}
+	return time.Unix(0, ns).UTC().Format(time.RFC3339Nano)
+}
+
+func orElse(a, b string) string {
+	if a != "" {
+		return a
+	}
+	return b
+}
+
+// encode cannot fail: every shape is made of plain values.
+func encode(v any) []byte {
+	b, err := json.Marshal(v)
+	if err != nil {
+		panic(fmt.Sprintf("mirror: encode %T: %v", v, err))
+	}
+	return b
+}
+
+// prefixEnd is the first key after all that start with prefix, which ends in '/'.
+func prefixEnd(prefix string) string { return prefix[:len(prefix)-1] + "0" }

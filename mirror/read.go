@@ -1,0 +1,235 @@
+package mirror
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/persys/compute/fsm"
+)
+
+// Imported is what an etcd holds, ours or one that the existing implementation
+// wrote. Lists are sorted by id.
+type Imported struct {
+	Cluster     string // that owns the mirror; "" if it is not one of ours
+	Index       uint64 // of the state that it holds; 0 if it is not one of ours
+	Complete    bool   // ours, and not in the middle of a full comparison
+	Nodes       []Node
+	Workloads   []Workload   // assignment and retry records are merged in
+	Assignments []Assignment // of workloads that are there
+	Events      int
+	Drifts      int
+	Problems    []Problem
+}
+
+// Problem is a key that could not be used, and why.
+type Problem struct {
+	Key    string
+	Reason string
+}
+
+// Read reads an etcd under a prefix. A workload comes from its whole record or,
+// where there is none, from its split records; of an etcd that we wrote, only
+// from the whole one, as of the existing implementation the split ones win,
+// because its later versions no longer update the other. Records that cannot be
+// read are Problems; an error means that etcd could not be.
+func Read(ctx context.Context, kv Etcd, prefix string) (Imported, error) {
+	keys, err := newKeyspace(prefix)
+	if err != nil {
+		return Imported{}, err
+	}
+	r := reader{
+		server: server{kv: kv, limit: callLimit, bound: 2 * callLimit, pause: callLimit / 10}, keys: keys,
+		nodes: map[string]Node{}, whole: map[string]Workload{}, specs: map[string]Workload{}, statuses: map[string]WorkloadStatus{},
+		assignments: map[string]Assignment{}, retries: map[string]Retry{},
+	}
+	if err := r.identity(ctx); err != nil {
+		return Imported{}, err
+	}
+	for _, d := range [...]struct {
+		dir  string
+		take func(id string, value []byte) error
+	}{
+		{dirNodes, r.node},
+		{dirWorkloads, func(id string, v []byte) error { return decodeInto(r.whole, id, v) }},
+		{dirSpecs, func(id string, v []byte) error { return decodeInto(r.specs, id, v) }},
+		{dirStatuses, func(id string, v []byte) error { return decodeInto(r.statuses, id, v) }},
+		{dirAssignments, func(id string, v []byte) error { return decodeInto(r.assignments, id, v) }},
+		{dirRetries, func(id string, v []byte) error { return decodeInto(r.retries, id, v) }},
+		{dirEvents, func(string, []byte) error { r.out.Events++; return nil }},
+		{dirDrifts, func(string, []byte) error { r.out.Drifts++; return nil }},
+	} {
+		if err := r.scan(ctx, d.dir, d.take); err != nil {
+			return Imported{}, err
+		}
+	}
+	return r.finish(), nil
+}
+
+type reader struct {
+	server      server
+	keys        keyspace
+	out         Imported
+	nodes       map[string]Node
+	whole       map[string]Workload
+	specs       map[string]Workload // the spec record is part of the whole one
+	statuses    map[string]WorkloadStatus
+	assignments map[string]Assignment
+	retries     map[string]Retry
+}
+
+// identity reads owner and cursor, if there are any.
+func (r *reader) identity(ctx context.Context) error {
+	g, err := r.server.get(ctx, r.keys.owner())
+	if err != nil || len(g.Kvs) == 0 {
+		return err
+	}
+	o, err := parseOwner(string(g.Kvs[0].Value))
+	if err != nil {
+		r.problem(r.keys.owner(), err)
+		return nil
+	}
+	r.out.Cluster = o.ClusterID
+	key := r.keys.cursor(o.ClusterID)
+	if g, err = r.server.get(ctx, key); err != nil || len(g.Kvs) == 0 {
+		return err
+	}
+	c, err := parseCursor(string(g.Kvs[0].Value))
+	if err != nil {
+		r.problem(key, err)
+		return nil
+	}
+	r.out.Index, r.out.Complete = c.Index, c.Complete && c.Upto == 0
+	return nil
+}
+
+func (r *reader) problem(key string, err error) {
+	r.out.Problems = append(r.out.Problems, Problem{key, err.Error()})
+}
+
+func (r *reader) scan(ctx context.Context, dir string, take func(id string, value []byte) error) error {
+	prefix := string(r.keys) + dir
+	pages := r.server.pages(prefix, prefixEnd(prefix))
+	for {
+		kv, err := pages.peek(ctx)
+		if err != nil || kv == nil {
+			return err
+		}
+		pages.advance()
+		if err := take(strings.TrimPrefix(string(kv.Key), prefix), kv.Value); err != nil {
+			r.problem(string(kv.Key), err)
+		}
+	}
+}
+
+// node takes the records and skips the plain texts below them.
+func (r *reader) node(id string, value []byte) error {
+	if strings.HasSuffix(id, nodeStatusEnd) || strings.HasSuffix(id, nodeLeaseEnd) {
+		return nil
+	}
+	return decodeInto(r.nodes, id, value)
+}
+
+func decodeInto[T any](m map[string]T, id string, value []byte) error {
+	var v T
+	if err := json.Unmarshal(value, &v); err != nil {
+		return fmt.Errorf("not the documented JSON: %w", err)
+	}
+	m[id] = v
+	return nil
+}
+
+// finish puts the records together.
+func (r *reader) finish() Imported {
+	for id, n := range r.nodes {
+		n.NodeID = orElse(n.NodeID, id)
+		if n.Status == "Active" {
+			n.Status = string(fsm.NodeReady) // legacy, read as Ready
+		}
+		r.out.Nodes = append(r.out.Nodes, n)
+	}
+	for id, w := range r.whole {
+		if spec, ok := r.specs[id]; ok && r.out.Cluster == "" {
+			w = r.split(id, spec, w)
+		}
+		r.workload(id, w)
+	}
+	for id, spec := range r.specs {
+		if _, ok := r.whole[id]; !ok {
+			r.workload(id, r.split(id, spec, Workload{}))
+		}
+	}
+	for id, s := range r.statuses {
+		_, whole := r.whole[id]
+		if _, spec := r.specs[id]; !whole && !spec {
+			r.out.Problems = append(r.out.Problems, Problem{
+				r.keys.key(dirStatuses, id), fmt.Sprintf("a status (%s) without a specification", s.Status),
+			})
+		}
+	}
+	slices.SortFunc(r.out.Nodes, func(a, b Node) int { return strings.Compare(a.NodeID, b.NodeID) })
+	slices.SortFunc(r.out.Workloads, func(a, b Workload) int { return strings.Compare(a.ID, b.ID) })
+	slices.SortFunc(r.out.Assignments, func(a, b Assignment) int { return strings.Compare(a.WorkloadID, b.WorkloadID) })
+	slices.SortFunc(r.out.Problems, func(a, b Problem) int { return strings.Compare(a.Key, b.Key) })
+	return r.out
+}
+
+// split joins the split records. What they lack (contract: "lost") is taken from
+// the whole record, if there is one.
+func (r *reader) split(id string, w, whole Workload) Workload {
+	s := r.statuses[id]
+	w.AssignedNode, w.NodeID, w.Status, w.Logs = s.AssignedNode, s.NodeID, s.Status, s.Logs
+	w.Metadata, w.Retry, w.StatusInfo = s.Metadata, s.Retry, s.StatusInfo
+	w.ManagedVolumes, w.Own = whole.ManagedVolumes, whole.Own
+	if w.CreatedAt.IsZero() {
+		w.CreatedAt = whole.CreatedAt
+	}
+	if w.CreatedAt.IsZero() {
+		if text, ok := w.Metadata["created_at"].(string); ok {
+			if t, err := time.Parse(time.RFC3339, text); err == nil {
+				w.CreatedAt = Time{t.UTC()}
+			}
+		}
+	}
+	return w
+}
+
+func (r *reader) workload(id string, w Workload) {
+	w.ID = orElse(w.ID, id)
+	if a, ok := r.assignments[id]; ok {
+		a.WorkloadID = orElse(a.WorkloadID, id)
+		r.out.Assignments = append(r.out.Assignments, a)
+		w.AssignedNode, w.NodeID = a.NodeID, a.NodeID
+	}
+	if retry, ok := r.retries[id]; ok {
+		w.Retry = retry
+	}
+	w.Logs = "" // grows without bound and is not state
+	r.out.Workloads = append(r.out.Workloads, w)
+}
+
+// Against says what importing would do to a state: records are compared as the
+// mirror would write them. Records that only the state has stay, so nothing is
+// ever removed. Keys are those of the mirror, without its prefix.
+func (i *Imported) Against(v fsm.View, m *Projection) (p Preview) {
+	plain := *m
+	plain.keys = ""
+	for _, n := range i.Nodes {
+		var before []byte
+		if have, ok := v.Node(n.NodeID); ok {
+			before = plain.nodeRecord(have, v.Alloc(have.ID), v.Info().Shard).Value
+		}
+		p.note(dirNodes+n.NodeID, before, encode(&n))
+	}
+	for _, w := range i.Workloads {
+		var before []byte
+		if have, ok := v.Workload(w.ID); ok {
+			before = encode(plain.whole(have))
+		}
+		p.note(dirWorkloads+w.ID, before, encode(&w))
+	}
+	return p
+}

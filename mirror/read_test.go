@@ -1,0 +1,201 @@
+package mirror
+
+import (
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/persys/compute/fsm"
+)
+
+// existing is what the existing implementation leaves in an etcd: split keys,
+// one workload of its former layout, random event ids.
+var existing = map[string]string{
+	"/nodes/n1": `{"nodeId":"n1","ipAddress":"10.0.0.1","username":"agent","hostname":"n1","osName":"linux","kernelVersion":"unknown","status":"Active",` +
+		`"timestamp":"2026-01-02T03:04:05Z","resources":{},"totalCpu":4,"totalMemory":8192,"availableCpu":3.5,"availableMemory":8000,"hypervisor":{"type":"","status":""},` +
+		`"containerEngine":{"type":"","status":""},"dockerSwarm":{"active":false,"nodeId":"","role":"","status":""},"lastHeartbeat":"2026-01-02T03:04:05.123456789+01:00",` +
+		`"statusUpdatedAt":"0001-01-01T00:00:00Z","labels":{"scheduler_shard":"genesis"},"agentPort":50051,"agentEndpoint":"10.0.0.1:50051","supportedWorkloadTypes":["docker-container"]}`,
+	"/nodes/n1/status":          "Active",
+	"/workloads-spec/split":     `{"id":"split","name":"split","type":"docker-container","revisionId":"abc","image":"nginx:1","commandList":["a","b"],"envVars":{"K":"v"},"resources":{"cpu_usage":0.5,"memory_usage":256},"desiredState":"Running","createdAt":"0001-01-01T00:00:00Z","ports":["80:80/tcp"]}`,
+	"/workloads-status/split":   `{"id":"split","assignedNode":"n0","nodeId":"n0","status":"Running","logs":"much","metadata":{"created_at":"2026-01-02T03:04:05Z","n":1},"retry":{"attempts":1,"maxAttempts":5,"nextRetryAt":"0001-01-01T00:00:00Z"},"statusInfo":{"lastUpdated":"2026-01-02 03:04:05"}}`,
+	"/workloads/split":          `{"name":"split","type":"docker-container","image":"nginx:0","resources":{},"status":"Pending","createdAt":"2025-01-01T00:00:00Z","managedVolumes":[{"name":"data","sizeGb":3}],"retry":{"attempts":0,"maxAttempts":0,"nextRetryAt":"0001-01-01T00:00:00Z"},"statusInfo":{"lastUpdated":"0001-01-01T00:00:00Z"}}`,
+	"/workloads/whole":          `{"id":"whole","name":"whole","type":"vm","resources":{},"status":"Stopped","createdAt":"2025-01-01T00:00:00","retry":{"attempts":0,"maxAttempts":5,"nextRetryAt":null},"statusInfo":{"lastUpdated":""}}`,
+	"/workloads/broken":         `{"id":`,
+	"/workloads-status/orphan":  `{"id":"orphan","status":"Deleted","retry":{"attempts":0,"maxAttempts":5,"nextRetryAt":"0001-01-01T00:00:00Z"},"statusInfo":{"lastUpdated":"0001-01-01T00:00:00Z"}}`,
+	"/workloads-spec/unplaced":  `{"id":"unplaced","name":"unplaced","resources":{},"createdAt":"0001-01-01T00:00:00Z"}`,
+	"/assignments/split":        `{"workloadId":"split","nodeId":"n1","reason":"failover","createdAt":"2026-01-02T03:04:05Z"}`,
+	"/assignments/gone":         `{"workloadId":"gone","nodeId":"n1","reason":"","createdAt":"2026-01-02T03:04:05Z"}`,
+	"/retries/split":            `{"attempts":2,"maxAttempts":5,"nextRetryAt":"2026-01-02T03:05:05Z"}`,
+	"/events/4f6ab0":            `{"id":"4f6ab0","type":"NodeLost","nodeId":"n1","timestamp":"2026-01-02T03:04:05Z"}`,
+	"/drifts/n1/split/orphan":   `{}`,
+	"/skydns/local/persys/x":    `{"host":"10.0.0.1"}`,
+	"/elsewhere/workloads/none": `{}`,
+}
+
+func TestReadAnExistingEtcd(t *testing.T) {
+	for _, prefix := range []string{"", "/under/a/prefix"} {
+		t.Run("prefix "+prefix, func(t *testing.T) {
+			e := startEtcd(t, currentEtcd(t))
+			for k, v := range existing {
+				e.put(prefix+k, v)
+			}
+			got, err := Read(t.Context(), e.client, prefix)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if got.Cluster != "" || got.Complete || got.Index != 0 {
+				t.Errorf("taken for one of ours: %q %v", got.Cluster, got.Complete)
+			}
+			if len(got.Nodes) != 1 || got.Nodes[0].Status != "Ready" || got.Nodes[0].LastHeartbeat.Nanosecond() != 123456789 {
+				t.Errorf("nodes: %+v", got.Nodes)
+			}
+			var ids []string
+			for _, w := range got.Workloads {
+				ids = append(ids, w.ID)
+			}
+			if want := []string{"split", "unplaced", "whole"}; !slices.Equal(ids, want) {
+				t.Fatalf("workloads %v, want %v", ids, want)
+			}
+			split, whole := got.Workloads[0], got.Workloads[2]
+			if split.Image != "nginx:1" || split.Status != "Running" || len(split.ManagedVolumes) != 1 {
+				t.Errorf("the split records did not win where they say something: %+v", split)
+			}
+			if split.AssignedNode != "n1" || split.Retry.Attempts != 2 {
+				t.Errorf("assignment and retry are not merged in: %+v", split)
+			}
+			if want := time.Date(2025, 1, 1, 0, 0, 0, 0, time.UTC); !split.CreatedAt.Equal(want) || !whole.CreatedAt.Equal(want) {
+				t.Errorf("made at %v and %v", split.CreatedAt, whole.CreatedAt)
+			}
+			if len(got.Assignments) != 1 || got.Assignments[0].Reason != "failover" {
+				t.Errorf("assignments: %+v", got.Assignments)
+			}
+			if got.Events != 1 || got.Drifts != 1 {
+				t.Errorf("%d events, %d drifts", got.Events, got.Drifts)
+			}
+			if len(got.Problems) != 2 || got.Problems[0].Key != prefix+"/workloads-status/orphan" || got.Problems[1].Key != prefix+"/workloads/broken" {
+				t.Errorf("problems: %+v", got.Problems)
+			}
+		})
+	}
+}
+
+// TestReadOurOwn: nothing of a record is lost on the way through etcd, and
+// reading it back changes nothing.
+func TestReadOurOwn(t *testing.T) {
+	for _, layout := range []Layout{LayoutWhole, LayoutBoth} {
+		t.Run(string(layout), func(t *testing.T) {
+			e := startEtcd(t, currentEtcd(t))
+			c := newCluster(t, "c1")
+			c.do(register("a"), register("b"), put("web"), put("db"))
+			c.do(c.assign("web", "a"))
+			c.do(c.says("web", "Failed", "boom"))
+			c.do(c.retry("web", 2, time.Minute, false))
+			o := quick
+			o.Layout = layout
+			r := c.start(e.client, o)
+			r.awaitEqual(e)
+			got, err := Read(t.Context(), e.client, "")
+			if err != nil {
+				t.Fatal(err)
+			}
+			v := c.st.View()
+			if got.Cluster != "c1" || !got.Complete || got.Index != v.Info().Index || len(got.Problems) > 0 {
+				t.Errorf("cluster %q, complete %v, index %d (%d), %v", got.Cluster, got.Complete, got.Index, v.Info().Index, got.Problems)
+			}
+			if p := got.Against(v, r.Projection()); p.Equal != 4 || p.Create+p.Change+p.Remove != 0 {
+				t.Errorf("importing it back would change %+v", p)
+			}
+			w, _ := v.Workload("web")
+			if i := slices.IndexFunc(got.Workloads, func(w Workload) bool { return w.ID == "web" }); i < 0 ||
+				string(got.Workloads[i].Own.Spec) != string(w.Spec) || got.Workloads[i].Own.Content != w.Content {
+				t.Errorf("the specification is not what was stored")
+			}
+		})
+	}
+}
+
+// TestImportPreview compares record by record, in words of the mirror.
+func TestImportPreview(t *testing.T) {
+	c := newCluster(t, "c1")
+	c.do(register("a"), put("web"), put("only-here"))
+	p := projection(LayoutWhole)
+	p.keys = "/east"
+	web, _ := c.st.View().Workload("web")
+	same := *p.whole(web)
+	other := same
+	other.ID, other.Name = "other", "other"
+	changed := same
+	changed.Image = "another"
+	for _, tt := range []struct {
+		name string
+		in   Imported
+		want string
+	}{
+		{"nothing", Imported{}, ""},
+		{"the same workload", Imported{Workloads: []Workload{same}}, ""},
+		{"another workload", Imported{Workloads: []Workload{other}}, "create /workloads/other"},
+		{"a changed workload", Imported{Workloads: []Workload{changed}}, "change /workloads/web"},
+		{"another node", Imported{Nodes: []Node{{NodeID: "b"}}}, "create /nodes/b"},
+		{"a changed node", Imported{Nodes: []Node{{NodeID: "a"}}}, "change /nodes/a"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			var got []string
+			for _, d := range func() []Difference { p := tt.in.Against(c.st.View(), p); return p.Differences }() {
+				got = append(got, d.Kind+" "+d.Key)
+			}
+			if s := strings.Join(got, ", "); s != tt.want {
+				t.Errorf("%q, want %q", s, tt.want)
+			}
+		})
+	}
+}
+
+// TestDriftsFollowTheirEvents: the newest of a key counts, and it goes when its
+// event does.
+func TestDriftsFollowTheirEvents(t *testing.T) {
+	p := projection(LayoutWhole)
+	event := func(seq uint64, workload, status string) *fsm.Event {
+		return &fsm.Event{
+			Seq: seq, At: noon + int64(seq), Type: fsm.EventDriftDetected, Node: "a", Workload: workload, Reason: "state_mismatch",
+			Details: []fsm.Label{{Key: "agent_status", Value: status}},
+		}
+	}
+	v := history{list: []*fsm.Event{event(1, "old", "x"), event(2, "web", "first"), event(3, "web", "second")}, now: noon}
+	for _, tt := range []struct {
+		keep uint64
+		want string
+	}{
+		{3, "/drifts/a/old/state_mismatch /drifts/a/web/state_mismatch"},
+		{2, "/drifts/a/web/state_mismatch"},
+	} {
+		p.maxEvents = tt.keep
+		var keys []string
+		for _, kv := range p.drifts(v) {
+			keys = append(keys, kv.Key)
+			if strings.Contains(kv.Key, "web") && !strings.Contains(string(kv.Value), "second") {
+				t.Errorf("not the newest: %s", kv.Value)
+			}
+		}
+		if got := strings.Join(keys, " "); got != tt.want {
+			t.Errorf("keeping %d: %s, want %s", tt.keep, got, tt.want)
+		}
+	}
+}
+
+// history is a view of events alone.
+type history struct {
+	fsm.View
+	list []*fsm.Event
+	now  int64
+}
+
+func (h history) Info() fsm.Info { return fsm.Info{EventSeq: uint64(len(h.list)), Clock: h.now} }
+
+func (h history) Events(after uint64, fn func(*fsm.Event) bool) {
+	for _, e := range h.list {
+		if e.Seq > after && !fn(e) {
+			return
+		}
+	}
+}

@@ -1,0 +1,275 @@
+package mirror
+
+import (
+	"bytes"
+	"encoding/json"
+	"flag"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/persys/compute/fsm"
+)
+
+var update = flag.Bool("update", false, "write the golden files")
+
+var noon = time.Date(2026, 1, 2, 12, 0, 0, 120_000_000, time.UTC).UnixNano()
+
+func projection(layout Layout) *Projection {
+	return &Projection{
+		layout: layout, domain: "persys.local", maxEvents: 100, maxAge: time.Hour,
+		describe: func(w *fsm.Workload) Fields {
+			switch w.Demand.Type {
+			case "vm":
+				return Fields{
+					Metadata: map[string]string{"app": "db"},
+					VM: &VM{
+						Name: w.ID, VCPUs: 2, MemoryMB: 2048, Disks: []VMDisk{{Path: "/d.qcow2", Device: "vda", Format: "qcow2", SizeGB: 20, Type: "disk", Boot: true}},
+						Networks:        []VMNetwork{{Network: "default", MACAddress: "52:54:00:00:00:01", IPAddress: "10.0.0.5"}},
+						CloudInitConfig: &CloudInit{UserData: "sealed:v1:AAAA"},
+					},
+					ManagedVolumes: []ManagedVolume{{Name: "data", Driver: "local", SizeGB: 10, MountPath: "/data", RetainPolicy: "Retain"}},
+				}
+			case "compose":
+				return Fields{ComposeYAML: "sealed:v1:BBBB", ProjectName: w.ID, GitRepo: "https://git.example/x", GitBranch: "main", GitToken: "sealed:v1:CCCC"}
+			}
+			return Fields{
+				Image: "registry.example/web:1", Command: []string{"serve", "--greeting", "<hi & welcome>"}, EnvVars: map[string]string{"B": "sealed:v1:DDDD", "A": "plain"},
+				Ports: []string{"8080:80/tcp"}, Volumes: []string{"/srv:/data:ro"}, Network: "bridge", RestartPolicy: "always", LocalPath: "/srv",
+			}
+		},
+	}
+}
+
+// TestGolden compares every documented record with its golden file, byte by byte.
+func TestGolden(t *testing.T) {
+	running := &fsm.Workload{
+		ID: "web-1", Spec: []byte("sealed bytes"), Content: "c1:" + strings.Repeat("0123456789abcdef", 4), CallerRevision: "r42", Restarts: 2,
+		Demand: fsm.Demand{
+			Type: "container", CPU: 250, Memory: 128, Disk: 1, Pool: "fast", StorageDrivers: []string{"local"}, Ports: []fsm.HostPort{{Port: 8080, Protocol: "tcp"}},
+			Labels: []fsm.Label{{Key: "zone", Value: "a"}}, Constraints: []fsm.Constraint{{Key: "disk", Op: "in", Values: []string{"ssd", "nvme"}}},
+			Tolerations: []fsm.Taint{{Key: "dedicated", Value: "web", Effect: "NoSchedule"}}, Group: "front", Exclusive: true, OnLostLease: "keep", Priority: 7,
+		},
+		Desired: fsm.DesiredRunning, Status: fsm.StatusRunning, Node: "node-a", PreviousNode: "node-b",
+		Actual: fsm.Observation{State: fsm.ActualRunning}, Retry: fsm.Retry{MaxAttempts: 5},
+		CreatedAt: noon, UpdatedAt: noon + 1, AssignedAt: noon + 2,
+	}
+	pending := &fsm.Workload{
+		ID: "new", Content: "c1:aa", Demand: fsm.Demand{Type: "compose"}, Desired: fsm.DesiredRunning, Status: fsm.StatusPending,
+		Reason: fsm.Reason{Code: "Unplaced", Message: "3 nodes: no cpu", At: noon}, Retry: fsm.Retry{MaxAttempts: 5}, CreatedAt: noon, UpdatedAt: noon,
+	}
+	failed := &fsm.Workload{
+		ID: "db", Content: "c1:bb", Demand: fsm.Demand{Type: "vm", CPU: 2000, Memory: 2048, Disk: 20}, Desired: fsm.DesiredRunning, Status: fsm.StatusRetryPending, Node: "node-a",
+		Reason: fsm.Reason{Code: "BackoffWait", Message: "attempt 2 of 5", At: noon, Retryable: true},
+		Actual: fsm.Observation{State: fsm.ActualFailed, Code: "STORAGE_FULL", Message: "no space left"},
+		Retry:  fsm.Retry{Attempts: 2, MaxAttempts: 5, NextAt: noon + int64(time.Minute), FirstFailureAt: noon - 5}, CreatedAt: noon, UpdatedAt: noon, AssignedAt: noon,
+	}
+	node := &fsm.Node{
+		ID: "node-a", Up: true, Cordoned: true, UpdatedBy: "register", UpdatedAt: noon, LastHeartbeat: noon,
+		Facts: fsm.NodeFacts{
+			Endpoint: "10.0.0.7:50051", CPU: 4000, Memory: 8192, Pools: []fsm.Pool{{Name: "main", Type: "local", Total: 100}}, Types: []string{"container", "vm"},
+			StorageDrivers: []string{"local", "nfs"}, Labels: []fsm.Label{{Key: "zone", Value: "a"}}, Taints: []fsm.Taint{{Key: "gpu", Effect: "PreferNoSchedule"}},
+			EngineID: "e1", AgentVersion: "1.2.3", InstanceID: "i1", Protocol: 1, SelfFencing: true, Timestamp: "2026-01-02T12:00:00Z", LeaseSeconds: 10,
+		},
+	}
+	lost := &fsm.Node{
+		ID: "node-b", Reason: "lease ended", UpdatedBy: "monitor", UpdatedAt: noon, Facts: fsm.NodeFacts{Endpoint: "[fd00::1]:50051", CPU: 1500, LeaseSeconds: 60},
+	}
+	whole, both := projection(LayoutWhole), projection(LayoutBoth)
+	for _, tt := range []struct {
+		name string
+		kvs  []KV
+	}{
+		{"workload-running", both.Workload(running)},
+		{"workload-pending", whole.Workload(pending)},
+		{"workload-retrying", whole.Workload(failed)},
+		{"workload-gone", both.Gone("web-1")},
+		{"node-ready", whole.Node(node, fsm.Alloc{CPU: 500, Memory: 192}, "default")},
+		{"node-lost", whole.Node(lost, fsm.Alloc{CPU: 2000}, "")},
+		{"node-gone", whole.NodeGone("node-a")},
+		{"event", []KV{
+			whole.Event(&fsm.Event{
+				Seq: 12, At: noon, Type: fsm.EventRescheduled, Workload: "web-1", Node: "node-a", Message: "node-a fits", By: "leader",
+				Details: []fsm.Label{{Key: "previous_node", Value: "node-b"}},
+			}),
+			whole.Event(&fsm.Event{Seq: 13, At: noon, Type: fsm.EventNodeLost, Node: "node-b", Reason: "lease ended"}),
+		}},
+		{"drift", []KV{
+			whole.Drift(&fsm.Event{Seq: 14, At: noon, Type: fsm.EventDriftDetected, Workload: "web-1", Node: "node-a", Reason: "revision_mismatch", Details: []fsm.Label{
+				{Key: "action", Value: "reapply_scheduler_revision"}, {Key: "agent_status", Value: "c1-11"}, {Key: "resolved", Value: "true"}, {Key: "scheduler_status", Value: "c1-22"},
+			}}),
+			whole.Drift(&fsm.Event{Seq: 15, At: noon, Node: "rack/7", Reason: "orphan_on_agent", Details: []fsm.Label{{Key: "last_error", Value: "timeout"}}}),
+		}},
+		{"cursor", []KV{{keyspace("/east").cursor("c1"), encode(&cursor{
+			Incarnation: 1000, Term: 3, Index: 120, Digest: digestText(255), Upto: 130, Complete: true, Format: format, Layout: LayoutWhole, Writer: "0011223344556677", Seq: 9,
+		})}, {keyspace("/east").owner(), []byte(ownerOf("c1").raw)}}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			var b bytes.Buffer
+			for _, kv := range tt.kvs {
+				b.WriteString(kv.Key + "\n")
+				switch {
+				case kv.Value == nil:
+					b.WriteString("  (absent)\n")
+				case json.Valid(kv.Value) && kv.Value[0] == '{':
+					var pretty bytes.Buffer
+					if err := json.Indent(&pretty, kv.Value, "", "  "); err != nil {
+						t.Fatal(err)
+					}
+					b.WriteString(pretty.String() + "\n")
+				default:
+					b.WriteString(string(kv.Value) + "\n")
+				}
+			}
+			path := filepath.Join("testdata", tt.name+".golden")
+			if *update {
+				if err := os.WriteFile(path, b.Bytes(), 0o644); err != nil {
+					t.Fatal(err)
+				}
+			}
+			want, err := os.ReadFile(path)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if !bytes.Equal(b.Bytes(), want) {
+				t.Errorf("not as in %s:\n%s", path, b.String())
+			}
+		})
+	}
+}
+
+// TestOnlyDocumentedKeys: a value has the keys of the contract's table, in its
+// order, and "persys".
+func TestOnlyDocumentedKeys(t *testing.T) {
+	for _, tt := range []struct {
+		shape any
+		want  string
+	}{
+		{Retry{}, "attempts maxAttempts nextRetryAt"},
+		{Assignment{}, "workloadId nodeId reason createdAt"},
+		{Event{}, "id type timestamp"},
+		{Drift{}, "nodeId workloadId driftType detectedAt resolved"},
+		{Workload{}, "name type resources status createdAt retry statusInfo"},
+		{WorkloadSpec{}, "resources createdAt"},
+		{WorkloadStatus{}, "retry statusInfo"},
+		{Node{}, "nodeId ipAddress username hostname osName kernelVersion status timestamp resources totalCpu totalMemory availableCpu availableMemory " +
+			"hypervisor containerEngine dockerSwarm lastHeartbeat statusUpdatedAt agentPort"},
+	} {
+		t.Run(fmt.Sprintf("%T", tt.shape), func(t *testing.T) {
+			dec := json.NewDecoder(bytes.NewReader(encode(tt.shape)))
+			var keys []string
+			for depth := 0; ; {
+				tok, err := dec.Token()
+				if err != nil {
+					break
+				}
+				switch d, ok := tok.(json.Delim); {
+				case ok && (d == '{' || d == '['):
+					depth++
+				case ok:
+					depth--
+				case depth == 1:
+					keys = append(keys, tok.(string))
+					var skip json.RawMessage
+					if err := dec.Decode(&skip); err != nil {
+						t.Fatal(err)
+					}
+				}
+			}
+			if got := strings.Join(keys, " "); got != tt.want {
+				t.Errorf("an empty one has %s,\nwant %s", got, tt.want)
+			}
+		})
+	}
+}
+
+func TestTimes(t *testing.T) {
+	want := time.Date(2026, 1, 2, 3, 4, 5, 600_000_000, time.UTC)
+	for _, tt := range []struct {
+		text string
+		want time.Time
+	}{
+		{`"2026-01-02T03:04:05.6Z"`, want},
+		{`"2026-01-02T03:04:05.600000000Z"`, want},
+		{`"2026-01-02T05:04:05.6+02:00"`, want},
+		{`"2026-01-02T03:04:05.6"`, want},
+		{`"2026-01-02 03:04:05.6"`, want},
+		{`"2026-01-02 03:04:05.6+00:00"`, want},
+		{`"2026-01-02 03:04:05.6 +0000 UTC"`, want},
+		{`"0001-01-01T00:00:00Z"`, time.Time{}},
+		{`""`, time.Time{}},
+		{`null`, time.Time{}},
+	} {
+		t.Run(tt.text, func(t *testing.T) {
+			var got Time
+			if err := json.Unmarshal([]byte(tt.text), &got); err != nil || !got.Equal(tt.want) {
+				t.Errorf("%v, %v; want %v", got, err, tt.want)
+			}
+		})
+	}
+	for _, bad := range []string{`"yesterday"`, `5`, `"2026-13-01T00:00:00Z"`} {
+		var got Time
+		if err := json.Unmarshal([]byte(bad), &got); err == nil {
+			t.Errorf("%s was read as %v", bad, got)
+		}
+	}
+}
+
+// TestSectionsAreSorted, as the comparison with etcd needs it.
+func TestSectionsAreSorted(t *testing.T) {
+	c := newCluster(t, "c1")
+	for _, id := range []string{"a", "a-b", "a.c", "a0", "B", "z"} {
+		c.do(register(id), put(id))
+		c.do(c.assign(id, id))
+	}
+	for _, layout := range []Layout{LayoutWhole, LayoutBoth} {
+		for _, s := range projection(layout).sections(c.st.View()) {
+			var keys []string
+			for kv := range s.all {
+				keys = append(keys, kv.Key)
+				if !strings.HasPrefix(kv.Key, s.dir) {
+					t.Errorf("%s is listed under %s", kv.Key, s.dir)
+				}
+			}
+			if !slices.IsSorted(keys) {
+				t.Errorf("%s: %v", s.dir, keys)
+			}
+		}
+	}
+}
+
+// TestFloor: what is kept is the newest, by number and by age.
+func TestFloor(t *testing.T) {
+	c := newCluster(t, "c1") // one event, then one per node, a good second apart
+	for i := range 9 {
+		c.do(register(fmt.Sprintf("n%d", i)))
+	}
+	last := c.st.View().Info().EventSeq
+	for _, tt := range []struct {
+		name string
+		max  uint64
+		age  time.Duration
+		want uint64
+	}{
+		{"all", 100, time.Hour, 1},
+		{"as many as there are", last, time.Hour, 1},
+		{"one less", last - 1, time.Hour, 2},
+		{"the newest", 1, time.Hour, last},
+		{"of the last five seconds", 100, 5 * time.Second, last - 4},
+		{"the fewer of both", 3, 5 * time.Second, last - 2},
+		{"of this moment", 100, 0, last},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			p := projection(LayoutWhole)
+			p.maxEvents, p.maxAge = tt.max, tt.age
+			seq, key := p.floor(c.st.View())
+			if seq != tt.want || !strings.HasSuffix(key, fmt.Sprintf("-%020d", tt.want)) {
+				t.Errorf("%d %s, want %d", seq, key, tt.want)
+			}
+		})
+	}
+}

@@ -1,0 +1,463 @@
+package mirror
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/persys/compute/fsm"
+	"github.com/persys/compute/fsm/store"
+)
+
+// errUnconfirmed means that leadership could not be proved just now. Whether it
+// is lost is for the stint's context to say.
+var errUnconfirmed = errors.New("leadership is not confirmed")
+
+// session is one attempt at bringing etcd up to date and keeping it there. It
+// ends with the first error; the next one starts from what etcd then holds.
+type session struct {
+	m  *Mirror
+	st *stint
+	w  writer
+
+	feed   *store.Cursor
+	index  uint64 // everything up to here is in etcd
+	fed    uint64 // index of the newest batch that the feed gave
+	dirty  uint64 // records may be as new as this; 0 = none is newer than index
+	floor  string // key of the oldest event that is kept
+	drifts map[string]uint64
+	// Revisions seen at compactions, so that one interval of history remains.
+	revision, compactTo int64
+}
+
+// open finds out what etcd holds, makes the cursor ours and catches up, so that
+// what remains is to follow the feed. With force whatever is there is replaced.
+func (s *session) open(ctx context.Context, force bool) error {
+	v := s.m.deps.Store.View()
+	info := v.Info()
+	f, err := s.m.server.look(ctx, s.m.proj.keys, s.st.cluster)
+	if err != nil {
+		return err
+	}
+	_, attached := s.m.deps.Attachment.Attached()
+	act, err := decide(f, standing{
+		cluster: s.st.cluster, epoch: s.st.epoch, index: info.Index, digest: info.Digest, layout: s.m.proj.layout,
+		empty: v.WorkloadCount() == 0 && v.NodeCount() == 0, attached: attached,
+		mismatch: s.st.last != "" && f.cursor.raw != s.st.last && f.cursor.raw != s.st.tried,
+	})
+	if force {
+		act, err = actCompare, nil
+	}
+	unconfirmed := s.confirm(ctx)
+	switch {
+	case errors.Is(err, ErrDeposed) && unconfirmed == nil:
+		return fmt.Errorf("%w: its cursor is of epoch %s, later than the confirmed leader's %s", ErrForeignData, f.cursor.epoch(), s.st.epoch)
+	case err != nil:
+		return err
+	case unconfirmed != nil:
+		return fmt.Errorf("%w: %w", errUnconfirmed, unconfirmed)
+	}
+	s.revision = f.revision
+	if act == actResume {
+		switch s.feed, err = s.m.deps.Store.Changes(f.cursor.Index); {
+		case errors.Is(err, store.ErrCompacted):
+			act = actCompare
+		case err != nil:
+			return err
+		}
+	}
+	next := cursor{Format: format, Layout: s.m.proj.layout, Writer: s.st.writer, Incarnation: s.st.epoch.Incarnation, Term: s.st.epoch.Term, Digest: digestText(0)}
+	s.w = s.m.newWriter(s.st)
+	if act == actResume {
+		next.Index, next.Upto, next.Digest, next.Complete = f.cursor.Index, f.cursor.Upto, f.cursor.Digest, true
+		s.index, s.fed, s.dirty = next.Index, next.Index, next.Upto
+		if err := s.w.claim(ctx, f, next); err != nil {
+			return err
+		}
+		err = s.catchUpDrifts(ctx, v)
+	} else {
+		s.m.deps.Log.Info("the mirror is compared with the whole state", "index", info.Index, "epoch", s.st.epoch.String())
+		if s.feed, err = s.m.deps.Store.Changes(info.Index); err != nil {
+			return err
+		}
+		if err := s.w.claim(ctx, f, next); err != nil {
+			return err
+		}
+		err = s.compareAll(ctx, v)
+		s.fed = info.Index
+	}
+	if err != nil {
+		return err
+	}
+	s.st.last = s.w.cur.raw
+	s.m.attach(ctx, f.etcdCluster)
+	return nil
+}
+
+func (s *session) confirm(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, s.m.options.CallLimit)
+	defer cancel()
+	return s.m.deps.Confirm(ctx)
+}
+
+// commit sends what was collected; next starts as the present cursor.
+func (s *session) commit(ctx context.Context, next cursor) error {
+	if err := s.w.commit(ctx, next); err != nil {
+		return err
+	}
+	s.st.last = s.w.cur.raw
+	return nil
+}
+
+// reached is the cursor of a state that etcd holds in full, except where some
+// records are newer still.
+func (s *session) reached(info fsm.Info) cursor {
+	next := s.w.cur
+	next.Index, next.Digest, next.Complete, next.Upto = info.Index, digestText(info.Digest), true, 0
+	if s.dirty > info.Index {
+		next.Upto = s.dirty
+	}
+	return next
+}
+
+// add takes one record, sending the collected ones first if there is no room.
+func (s *session) add(ctx context.Context, kv KV, upto uint64) error {
+	if len(kv.Value) > maxValue {
+		return fmt.Errorf("mirror: %s has %d bytes, at most %d fit into a transaction", kv.Key, len(kv.Value), maxValue)
+	}
+	if s.w.full(kv) {
+		next := s.w.cur
+		next.Upto = max(next.Upto, upto)
+		if err := s.commit(ctx, next); err != nil {
+			return err
+		}
+	}
+	s.w.add(kv)
+	return nil
+}
+
+// compareAll makes etcd equal to a state, key by key.
+func (s *session) compareAll(ctx context.Context, v fsm.View) error {
+	info := v.Info()
+	_, err := differences(ctx, s.m.server, s.m.proj.keys, s.m.proj.sections(v), func(st step) error {
+		return s.add(ctx, st.kv, info.Index)
+	})
+	if err != nil {
+		return err
+	}
+	s.dirty = max(s.dirty, info.Index)
+	if err := s.commit(ctx, s.reached(info)); err != nil {
+		return err
+	}
+	s.index = info.Index
+	s.noteHistory(v)
+	s.m.compared()
+	return nil
+}
+
+// catchUpDrifts compares the drift records alone: which of them etcd holds
+// cannot be told from the feed, as they end with an event that is dropped
+// without a change.
+func (s *session) catchUpDrifts(ctx context.Context, v fsm.View) error {
+	s.noteHistory(v)
+	sections := s.m.proj.sections(v)
+	_, err := differences(ctx, s.m.server, s.m.proj.keys, sections[len(sections)-1:], func(st step) error {
+		return s.add(ctx, st.kv, v.Info().Index)
+	})
+	if err != nil || len(s.w.ops) == 0 {
+		return err
+	}
+	next := s.w.cur
+	next.Upto = max(next.Upto, v.Info().Index)
+	return s.commit(ctx, next)
+}
+
+// noteHistory takes over which drifts a state has. The events before the floor
+// are removed with the next batch: after a resume, more of them may be there.
+func (s *session) noteHistory(v fsm.View) {
+	s.drifts, s.floor = map[string]uint64{}, ""
+	for key, e := range s.m.proj.driftEvents(v) {
+		s.drifts[key] = e.Seq
+	}
+}
+
+// touched is what a batch did, each record once.
+type touched struct {
+	order     []string                 // workloads, in the order of their first change
+	workloads map[string]*fsm.Workload // before the batch, nil = not there
+	nodes     map[string]bool          // true: the record changed; false: only what is promised on it
+	events    []*fsm.Event
+}
+
+func collect(changes []fsm.Change) touched {
+	t := touched{workloads: map[string]*fsm.Workload{}, nodes: map[string]bool{}}
+	promised := func(node string) {
+		if node != "" && !t.nodes[node] {
+			t.nodes[node] = false
+		}
+	}
+	for i := range changes {
+		switch c := &changes[i]; c.Table {
+		case fsm.TableWorkload:
+			if _, ok := t.workloads[c.Key]; !ok {
+				t.workloads[c.Key] = c.OldWorkload
+				t.order = append(t.order, c.Key)
+			}
+			before, after := c.OldWorkload, c.NewWorkload
+			if before != nil && after != nil && before.Node == after.Node &&
+				before.Demand.CPU == after.Demand.CPU && before.Demand.Memory == after.Demand.Memory {
+				continue
+			}
+			for _, w := range [...]*fsm.Workload{before, after} {
+				if w != nil {
+					promised(w.Node)
+				}
+			}
+		case fsm.TableResidual:
+			for _, r := range [...]*fsm.Residual{c.OldResidual, c.NewResidual} {
+				if r != nil {
+					promised(r.Node)
+				}
+			}
+		case fsm.TableNode:
+			t.nodes[c.Key] = true
+		case fsm.TableEvent:
+			t.events = append(t.events, c.NewEvent)
+		}
+	}
+	return t
+}
+
+// apply writes one batch of changes: every record that it touched, as it is in
+// the batch's view. exact tells whether etcd is known to hold precisely what was
+// before the batch; only then may a part that did not change be left out.
+func (s *session) apply(ctx context.Context, b store.Batch) error {
+	exact := s.fed >= s.dirty
+	s.fed = b.Index
+	if b.Index <= s.index {
+		return nil // a full comparison was faster
+	}
+	p, t := s.m.proj, collect(b.Changes)
+	for _, id := range t.order {
+		before := t.workloads[id]
+		w, ok := b.View.Workload(id)
+		var kvs []KV
+		switch {
+		case !ok && before == nil && exact:
+		case !ok:
+			kvs = p.Gone(id)
+		default:
+			kvs = p.records(w)
+			if !exact || before == nil && w.Node != "" || before != nil && assignmentOf(before) != assignmentOf(w) {
+				kvs = append(kvs, p.assignment(w))
+			}
+			if !exact || before == nil || retryOf(before) != retryOf(w) {
+				kvs = append(kvs, p.retry(w))
+			}
+		}
+		if err := s.addAll(ctx, kvs, b.Index); err != nil {
+			return err
+		}
+	}
+	shard := b.View.Info().Shard
+	for id, changed := range t.nodes {
+		n, ok := b.View.Node(id)
+		var kvs []KV
+		switch {
+		case ok && (changed || !exact):
+			kvs = p.Node(n, b.View.Alloc(id), shard)
+		case ok:
+			kvs = []KV{p.nodeRecord(n, b.View.Alloc(id), shard)}
+		default:
+			kvs = p.NodeGone(id)
+		}
+		if err := s.addAll(ctx, kvs, b.Index); err != nil {
+			return err
+		}
+	}
+	if err := s.history(ctx, b.View, t.events); err != nil {
+		return err
+	}
+	if err := s.commit(ctx, s.reached(b.View.Info())); err != nil {
+		return err
+	}
+	s.index = b.Index
+	return nil
+}
+
+func (s *session) addAll(ctx context.Context, kvs []KV, upto uint64) error {
+	for _, kv := range kvs {
+		if err := s.add(ctx, kv, upto); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// history writes new events and the drifts that they tell of, and removes what
+// retention no longer keeps.
+func (s *session) history(ctx context.Context, v fsm.View, events []*fsm.Event) error {
+	p, index := s.m.proj, v.Info().Index
+	oldest, floor := p.floor(v)
+	newest := map[string]*fsm.Event{}
+	for _, e := range events {
+		if e.Seq < oldest {
+			continue
+		}
+		if err := s.add(ctx, p.Event(e), index); err != nil {
+			return err
+		}
+		if e.Type == fsm.EventDriftDetected {
+			newest[p.keys.drift(e)] = e
+		}
+	}
+	for key, e := range newest {
+		s.drifts[key] = e.Seq
+		if err := s.add(ctx, p.Drift(e), index); err != nil {
+			return err
+		}
+	}
+	if floor == s.floor {
+		return nil
+	}
+	for key, seq := range s.drifts {
+		if seq < oldest {
+			delete(s.drifts, key)
+			if err := s.add(ctx, KV{Key: key}, index); err != nil {
+				return err
+			}
+		}
+	}
+	// The range needs a place in the transaction, like any key.
+	from := string(p.keys) + dirEvents
+	if s.w.full(KV{Key: from + floor}) {
+		next := s.w.cur
+		next.Upto = max(next.Upto, index)
+		if err := s.commit(ctx, next); err != nil {
+			return err
+		}
+	}
+	s.w.addRange(from, floor)
+	s.floor = floor
+	return nil
+}
+
+// taken is a batch with the time at which it was taken from the feed.
+type taken struct {
+	store.Batch
+	err error
+}
+
+// follow takes batches from the feed, one ahead of the writer, until the context
+// ends or the feed does. The channel is closed when the goroutine is gone.
+func (s *session) follow(ctx context.Context) <-chan taken {
+	out := make(chan taken)
+	go func() {
+		defer close(out)
+		for {
+			b, err := s.feed.Next(ctx)
+			if err == nil {
+				s.m.pending(b.Index)
+			}
+			select {
+			case out <- taken{b, err}:
+			case <-ctx.Done():
+				return
+			}
+			if err != nil {
+				return
+			}
+		}
+	}()
+	return out
+}
+
+// stream keeps etcd up to date until something goes wrong.
+func (s *session) stream(ctx context.Context) error {
+	defer s.feed.Close()
+	ctx, cancel := context.WithCancel(ctx)
+	batches := s.follow(ctx)
+	defer func() {
+		cancel()
+		for range batches { // until the goroutine is gone
+		}
+	}()
+	o := &s.m.options
+	chores := time.NewTicker(o.ProbeEvery)
+	defer chores.Stop()
+	audit := time.NewTicker(o.AuditEvery)
+	defer audit.Stop()
+	compact := time.NewTicker(o.CompactEvery)
+	defer compact.Stop()
+	s.m.mirrored(s.index)
+	for {
+		select {
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		case b, ok := <-batches:
+			switch {
+			case !ok:
+				return context.Cause(ctx)
+			case b.err != nil:
+				return b.err
+			}
+			if err := s.apply(ctx, b.Batch); err != nil {
+				return err
+			}
+			s.m.mirrored(s.index)
+		case raw := <-s.m.probed:
+			if raw == s.w.cur.raw {
+				continue
+			}
+			// The probe may have looked before the newest write: look again.
+			f, err := s.m.server.look(ctx, s.m.proj.keys, s.st.cluster)
+			if err != nil {
+				return err
+			}
+			if f.cursor.raw != s.w.cur.raw || f.owner.raw != s.w.owner.raw {
+				return fmt.Errorf("%w: %s", errFenced, orElse(f.cursor.raw, "there is none"))
+			}
+		case req := <-s.m.restores:
+			s.st.restore = req
+			return errRestore
+		case <-chores.C:
+			if err := s.trim(ctx); err != nil {
+				return err
+			}
+			s.m.attach(ctx, s.m.etcdCluster.Load())
+		case <-audit.C:
+			if err := s.compareAll(ctx, s.m.deps.Store.View()); err != nil {
+				return err
+			}
+		case <-compact.C:
+			s.compact(ctx)
+		}
+	}
+}
+
+// trim removes history that has become too old while nothing changed.
+func (s *session) trim(ctx context.Context) error {
+	if err := s.history(ctx, s.m.deps.Store.View(), nil); err != nil || len(s.w.ops) == 0 {
+		return err
+	}
+	return s.commit(ctx, s.w.cur)
+}
+
+// compact gives up the revisions from before the last call. Without it, etcd
+// keeps every version of every key and fills up, unless it was configured to
+// compact by itself.
+func (s *session) compact(ctx context.Context) {
+	to := s.compactTo
+	f, err := s.m.server.look(ctx, s.m.proj.keys, s.st.cluster)
+	if err != nil {
+		return // the probe judges
+	}
+	s.compactTo = f.revision
+	if to == 0 {
+		to = s.revision
+	}
+	if err := s.m.server.compact(ctx, to); err != nil {
+		s.m.deps.Log.Warn("old revisions in etcd were not given up; it may run full", "error", err)
+	}
+}
