@@ -1,0 +1,120 @@
+package agent
+
+import (
+	"context"
+	"encoding/json"
+	"net/http"
+	"strings"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/peer"
+	"google.golang.org/grpc/status"
+
+	agentv1 "github.com/persys/compute/api/agent/v1"
+	"github.com/persys/compute/pki"
+)
+
+// permit lets schedulers and the admin drive this agent, and everybody else whom the CA knows only
+// look: a certificate of the CA alone is no permission (contract/gaps.md, 72).
+func (a *Agent) permit(ctx context.Context, method string, mapping pki.Mapping) error {
+	if !strings.HasPrefix(method, "/"+agentv1.AgentService_ServiceDesc.ServiceName+"/") {
+		return nil // health and reflection
+	}
+	id, err := callerIdentity(ctx, mapping)
+	if err != nil {
+		return status.Error(codes.Unauthenticated, err.Error())
+	}
+	cluster := a.Epoch().ClusterID
+	if a.cfg.Self != nil {
+		cluster = a.cfg.Self().Cluster
+	}
+	if cluster != "" && id.Cluster != "" && id.Cluster != cluster {
+		return status.Errorf(codes.PermissionDenied, "this node belongs to cluster %q, the caller to %q", cluster, id.Cluster)
+	}
+	if id.Role == pki.RoleScheduler || id.IsAdmin() {
+		return nil
+	}
+	switch method {
+	case agentv1.AgentService_GetWorkloadStatus_FullMethodName, agentv1.AgentService_ListWorkloads_FullMethodName,
+		agentv1.AgentService_HealthCheck_FullMethodName, agentv1.AgentService_ListActions_FullMethodName:
+		return nil
+	case agentv1.AgentService_Logs_FullMethodName:
+		if id.Role == pki.RoleGateway {
+			return nil
+		}
+	}
+	return status.Errorf(codes.PermissionDenied, "%s %q may not call %s", id.Role, id.ID, method)
+}
+
+// authorize makes every call pass permit.
+func (a *Agent) authorize(mapping pki.Mapping) []grpc.ServerOption {
+	return []grpc.ServerOption{
+		grpc.ChainUnaryInterceptor(func(ctx context.Context, req any, info *grpc.UnaryServerInfo, next grpc.UnaryHandler) (any, error) {
+			if err := a.permit(ctx, info.FullMethod, mapping); err != nil {
+				return nil, err
+			}
+			return next(ctx, req)
+		}),
+		grpc.ChainStreamInterceptor(func(srv any, stream grpc.ServerStream, info *grpc.StreamServerInfo, next grpc.StreamHandler) error {
+			if err := a.permit(stream.Context(), info.FullMethod, mapping); err != nil {
+				return err
+			}
+			return next(srv, stream)
+		}),
+	}
+}
+
+func callerIdentity(ctx context.Context, mapping pki.Mapping) (pki.Identity, error) {
+	p, ok := peer.FromContext(ctx)
+	if !ok {
+		return pki.Identity{}, pki.ErrNoIdentity
+	}
+	info, ok := p.AuthInfo.(credentials.TLSInfo)
+	if !ok || len(info.State.VerifiedChains) == 0 {
+		return pki.Identity{}, pki.ErrNoIdentity
+	}
+	leaf := info.State.VerifiedChains[0][0]
+	return pki.FromCertificate(leaf, mapping)
+}
+
+// Health answers /health: 200 while the agent works, with what is amiss in the body. An engine
+// that is down is not mended by restarting the agent, so it is no reason for another code.
+func (a *Agent) Health() http.Handler {
+	type answer struct {
+		Status     string            `json:"status"` // healthy, degraded
+		Node       string            `json:"node"`
+		Cluster    string            `json:"cluster,omitempty"`
+		Version    string            `json:"version"`
+		Runtimes   map[string]string `json:"runtimes"`
+		Registered bool              `json:"registered"`
+		Draining   bool              `json:"draining"`
+		Scheduler  string            `json:"scheduler,omitempty"` // the last problem
+	}
+	return http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		a.mu.Lock()
+		out := answer{
+			Status: "healthy", Node: a.cfg.NodeID, Cluster: a.meta.Epoch.ClusterID, Version: a.cfg.Version,
+			Runtimes: map[string]string{}, Registered: a.session.Registered, Draining: a.session.Draining,
+			Scheduler: a.session.Problem,
+		}
+		for kind, e := range a.engines {
+			out.Runtimes[string(kind)] = "healthy"
+			if !e.healthy() {
+				out.Runtimes[string(kind)], out.Status = "unhealthy: "+e.cause(), "degraded"
+			}
+		}
+		a.mu.Unlock()
+		if a.control != nil && !out.Registered {
+			out.Status = "degraded"
+		}
+		raw, err := json.Marshal(out)
+		if err != nil {
+			http.Error(w, err.Error(), http.StatusInternalServerError)
+			return
+		}
+		w.Header().Set("Content-Type", "application/json")
+		w.Write(raw)
+	})
+}

@@ -1,0 +1,186 @@
+package agent
+
+import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/json"
+	"net"
+	"net/http/httptest"
+	"net/url"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/peer"
+	"google.golang.org/grpc/status"
+
+	agentv1 "github.com/persys/compute/api/agent/v1"
+	"github.com/persys/compute/pki"
+)
+
+func caller(t *testing.T, cn, uri string) context.Context {
+	t.Helper()
+	cert := &x509.Certificate{Subject: pkix.Name{CommonName: cn}}
+	if uri != "" {
+		u, err := url.Parse(uri)
+		if err != nil {
+			t.Fatal(err)
+		}
+		cert.URIs = []*url.URL{u}
+	}
+	state := tls.ConnectionState{VerifiedChains: [][]*x509.Certificate{{cert}}}
+	return peer.NewContext(context.Background(), &peer.Peer{AuthInfo: credentials.TLSInfo{State: state}})
+}
+
+func TestWhoMayCall(t *testing.T) {
+	r := newRig(t).start()
+	r.apply("web", "sim/run", by(1), at(1)) // the node belongs to c1 now
+	const (
+		apply = agentv1.AgentService_ApplyWorkload_FullMethodName
+		list  = agentv1.AgentService_ListWorkloads_FullMethodName
+		logs  = agentv1.AgentService_Logs_FullMethodName
+	)
+	for _, c := range []struct {
+		name, cn, uri, method string
+		want                  codes.Code
+	}{
+		{"a scheduler drives", "x", "persys://c1/scheduler/s1", apply, codes.OK},
+		{"an existing scheduler drives", "persys-scheduler", "", apply, codes.OK},
+		{"the admin drives", "x", "persys://c1/user/admin", apply, codes.OK},
+		{"another user does not", "x", "persys://c1/user/eve", apply, codes.PermissionDenied},
+		{"another user looks", "x", "persys://c1/user/eve", list, codes.OK},
+		{"another user reads no logs", "x", "persys://c1/user/eve", logs, codes.PermissionDenied},
+		{"a gateway reads logs", "x", "persys://c1/gateway/g1", logs, codes.OK},
+		{"a gateway does not drive", "x", "persys://c1/gateway/g1", apply, codes.PermissionDenied},
+		{"another agent does not drive", "x", "persys://c1/agent/node-b", apply, codes.PermissionDenied},
+		{"a scheduler of another cluster does not", "x", "persys://c2/scheduler/s1", apply, codes.PermissionDenied},
+		{"a name that says nothing does not", "somebody", "", list, codes.Unauthenticated},
+		{"health is for everybody", "somebody", "", "/grpc.health.v1.Health/Check", codes.OK},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			err := r.a.permit(caller(t, c.cn, c.uri), c.method, pki.DefaultMapping(""))
+			if status.Code(err) != c.want {
+				t.Errorf("got %v, want %s", err, c.want)
+			}
+		})
+	}
+	if err := r.a.permit(context.Background(), list, pki.DefaultMapping("")); status.Code(err) != codes.Unauthenticated {
+		t.Errorf("without a certificate: %v", err)
+	}
+}
+
+// Certificates are made before the cluster has an id: what counts is that both sides' name the same
+// cluster.
+func TestClusterOfCertificates(t *testing.T) {
+	r := newRig(t, func(c *Config) {
+		c.Self = func() pki.Identity { return pki.Identity{Cluster: "dev", Role: pki.RoleAgent, ID: "node-a"} }
+	}).start()
+	r.apply("web", "sim/run", by(1), at(1)) // the node belongs to c1 now
+	for uri, want := range map[string]codes.Code{
+		"persys://dev/scheduler/s1":   codes.OK,
+		"persys://other/scheduler/s1": codes.PermissionDenied,
+	} {
+		err := r.a.permit(caller(t, "x", uri), agentv1.AgentService_ApplyWorkload_FullMethodName, pki.DefaultMapping(""))
+		if status.Code(err) != want {
+			t.Errorf("%s: got %v, want %s", uri, err, want)
+		}
+	}
+}
+
+func TestHealthAndMetrics(t *testing.T) {
+	registry := prometheus.NewRegistry()
+	r := newRig(t, func(c *Config) {
+		c.Metrics = registry
+		c.ReconcileInterval, c.RetryBase = 20*time.Millisecond, 20*time.Millisecond
+	}).start()
+	health := func() (code int, body struct {
+		Status   string
+		Runtimes map[string]string
+	}) {
+		rec := httptest.NewRecorder()
+		r.a.Health().ServeHTTP(rec, httptest.NewRequest("GET", "/health", nil))
+		if err := json.Unmarshal(rec.Body.Bytes(), &body); err != nil {
+			t.Fatal(err)
+		}
+		return rec.Code, body
+	}
+	if code, body := health(); code != 200 || body.Status != "healthy" || body.Runtimes["container"] != "healthy" {
+		t.Errorf("%d %+v", code, body)
+	}
+	r.apply("web", "sim/run")
+	r.reaches("web", running)
+	r.apply("bad", "sim/missing")
+	r.reaches("bad", failing)
+	r.delete("web")
+	r.gone("web")
+	if err := r.engine.SetDown("told to"); err != nil {
+		t.Fatal(err)
+	}
+	r.until(func() bool { _, body := health(); return body.Status == "degraded" }, func() string { return "health stays healthy" })
+	r.until(func() bool {
+		families, err := registry.Gather()
+		if err != nil {
+			t.Fatal(err)
+		}
+		have := map[string]bool{}
+		for _, f := range families {
+			for _, m := range f.Metric {
+				value := m.GetCounter().GetValue() + m.GetGauge().GetValue() + float64(m.GetHistogram().GetSampleCount())
+				if value > 0 {
+					have[strings.TrimPrefix(f.GetName(), "persys_agent_")] = true
+				}
+			}
+		}
+		for _, name := range []string{
+			"workload_count", "workload_created_total", "workload_deleted_total", "workload_failed_total",
+			"workload_reconcile_total", "workload_apply_duration_seconds", "workload_delete_duration_seconds",
+			"workload_reconcile_duration_seconds", "system_memory_utilization_percent", "system_cpu_utilization_percent",
+			"system_disk_utilization_percent", "errors_total", "task_latency_seconds", "task_executions_total", "task_failures_total",
+		} {
+			if !have[name] {
+				return false
+			}
+		}
+		return true
+	}, func() string { return "a metric of the contract never counts" })
+}
+
+func TestAdvertisedAddress(t *testing.T) {
+	for _, c := range []struct{ listener, scheduler, want string }{
+		{"192.0.2.7:50051", "", "192.0.2.7:50051"},
+		{"127.0.0.1:50051", "192.0.2.1:8085", "127.0.0.1:50051"},
+		{"0.0.0.0:50051", "127.0.0.1:8085", "127.0.0.1:50051"},
+		{"[::]:50051", "127.0.0.1:8085", "127.0.0.1:50051"},
+	} {
+		addr, err := net.ResolveTCPAddr("tcp", c.listener)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got, err := advertised(addr, c.scheduler); err != nil || got != c.want {
+			t.Errorf("listening on %s, scheduler %q: %s, %v; want %s", c.listener, c.scheduler, got, err, c.want)
+		}
+	}
+}
+
+func TestThisMachineIsMeasured(t *testing.T) {
+	h, err := NewHost("/")
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	cancel()
+	if err := h.Run(ctx); err != nil {
+		t.Error(err)
+	}
+	if v := h.Totals(); v.CPUMillicores < 1000 || v.MemoryMB < 64 || v.DiskGB < 1 {
+		t.Errorf("totals %+v", v)
+	}
+	if u := h.Usage(); u.MemoryMB <= 0 || u.MemoryPercent <= 0 || u.MemoryPercent > 100 || u.CPUPercent < 0 || u.CPUPercent > 100 {
+		t.Errorf("usage %+v", u)
+	}
+}

@@ -1,0 +1,398 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"google.golang.org/grpc"
+
+	agentv1 "github.com/persys/compute/api/agent/v1"
+
+	"github.com/persys/compute/agent/driver"
+)
+
+// Agent runs the workloads of one machine. New opens its file, Run does the work.
+type Agent struct {
+	cfg     Config
+	log     *slog.Logger
+	store   *store
+	factory Factory
+	metrics *metrics
+	host    Host
+	queue   *queue
+	control Control
+	server  *grpc.Server
+
+	life   context.Context // of Run; ends everything
+	tasks  sync.WaitGroup  // every goroutine that Run does not wait for by itself
+	facts  atomic.Bool     // what is registered changed
+	dirty  chan struct{}   // a report changed
+	looked chan struct{}   // closed after the first look at everything
+	first  sync.Once
+
+	// intentMu serialises changes of intents, tombstones and the epoch: judge, disk, memory. It is
+	// taken before mu and may be held across the disk, never across an engine.
+	intentMu sync.Mutex
+
+	// mu guards what follows, for work in memory only.
+	mu        sync.Mutex
+	meta      meta
+	workloads map[string]*workload
+	tombs     map[string]*tombstone
+	history   *history
+	engines   map[driver.Kind]*engine
+	bound     string // cluster id on labels
+	version   uint64 // of the newest change to report
+	unsaved   map[string]bool
+	draining  bool
+	session   SessionState
+}
+
+// workload is what the agent knows of one id. The agent's lock guards it.
+type workload struct {
+	id string
+	// intent is nil for an instance that carries our labels without an order: it is reported and
+	// left alone.
+	intent   *intent
+	kind     driver.Kind
+	observed *driver.Observed // nil: the engine does not list it
+	seen     time.Time        // of the last List
+	fail     failure
+	asked    bool
+	waits    bool  // desired.waits
+	task     *task // the newest
+	// report is the last one published, version when.
+	report  report
+	version uint64
+}
+
+// New opens the agent's file and makes it ready; nothing runs yet. An agent that is not run must
+// be closed.
+func New(cfg Config, factory Factory) (*Agent, error) {
+	if err := cfg.complete(); err != nil {
+		return nil, fmt.Errorf("agent: %w", err)
+	}
+	host := cfg.Host
+	if host == nil {
+		var err error
+		if host, err = NewHost("/"); err != nil {
+			return nil, fmt.Errorf("agent: measuring the machine: %w", err)
+		}
+	}
+	st, err := openStore(cfg.StatePath, cfg.Volatile)
+	if err != nil {
+		return nil, err
+	}
+	a := &Agent{
+		cfg: cfg, log: cfg.Logger, store: st, factory: factory, host: host, control: cfg.Control,
+		queue: newQueue(), dirty: make(chan struct{}, 1), looked: make(chan struct{}),
+		workloads: map[string]*workload{}, tombs: map[string]*tombstone{}, unsaved: map[string]bool{},
+	}
+	if err := a.restore(); err != nil {
+		return nil, errors.Join(fmt.Errorf("state file %s: %w", cfg.StatePath, err), st.close())
+	}
+	if a.metrics, err = newMetrics(cfg.Metrics, a); err != nil {
+		return nil, errors.Join(fmt.Errorf("agent: metrics: %w", err), st.close())
+	}
+	return a, nil
+}
+
+// Close releases the file of an agent that was never run; after Run it does nothing.
+func (a *Agent) Close() error { return a.store.close() }
+
+// restore fills memory from the file, and takes over that of an existing agent by sealing it.
+func (a *Agent) restore() error {
+	saved, err := a.store.load()
+	if err != nil {
+		return err
+	}
+	a.meta = saved.meta
+	if want := a.cfg.ClusterID; want != "" {
+		if known := a.meta.Epoch.ClusterID; known != "" && known != want {
+			return fmt.Errorf("it belongs to cluster %q, the configuration names %q", known, want)
+		}
+		a.meta.Epoch.ClusterID = want
+	}
+	a.history = newHistory(saved.tasks)
+	latest := map[string]*task{}
+	for _, t := range a.history.list {
+		latest[t.Workload] = t
+	}
+	var plain []*intent
+	for _, in := range saved.intents {
+		if in.SealedBy == "" {
+			if err := in.seal(a.store.key); err != nil {
+				return err
+			}
+			plain = append(plain, in)
+		}
+		w := &workload{id: in.ID, intent: in, kind: in.Type, task: latest[in.ID]}
+		w.asked = w.task.open() // acknowledged, and perhaps not begun
+		w.waits = in.Exclusive && in.running() && a.control != nil
+		if st, ok := saved.status[in.ID]; ok {
+			w.fail = st.Failure
+			w.report = st.report(in)
+		}
+		a.workloads[in.ID] = w
+	}
+	for _, t := range saved.tombstones {
+		a.tombs[t.ID] = t
+	}
+	if len(plain) == 0 {
+		return nil
+	}
+	a.log.Info("taking over the state of an existing agent", "workloads", len(plain))
+	return a.store.update(func(w write) error {
+		for _, in := range plain {
+			if err := w.intent(in); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+}
+
+// cluster is the id to put on labels at the start.
+func (a *Agent) cluster() string {
+	switch {
+	case a.meta.Engine != "" && len(a.workloads) > 0:
+		return a.meta.Engine
+	case a.meta.Epoch.ClusterID != "":
+		return a.meta.Epoch.ClusterID
+	}
+	return Unbound
+}
+
+// Run works until ctx ends, then returns nil, or until something fails that cannot be mended.
+// Workloads keep running. It may be called once; it closes the file and the listener.
+func (a *Agent) Run(ctx context.Context) (err error) {
+	life, cancel := context.WithCancel(ctx)
+	defer func() {
+		cancel()
+		a.tasks.Wait()
+		a.mu.Lock()
+		engines := a.engines
+		a.engines = nil
+		a.mu.Unlock()
+		a.retire(engines, nil)
+		err = errors.Join(err, a.flush(), a.store.close())
+	}()
+	a.intentMu.Lock()
+	a.life = life
+	err = a.bind(life, a.cluster())
+	a.intentMu.Unlock()
+	if err != nil {
+		if a.cfg.Listener != nil {
+			err = errors.Join(err, a.cfg.Listener.Close())
+		}
+		return fmt.Errorf("agent: drivers: %w", err)
+	}
+	now := time.Now()
+	a.mu.Lock()
+	for id := range a.workloads {
+		a.queue.add(id, now)
+	}
+	for id, t := range a.tombs {
+		if !t.Done {
+			a.queue.add(id, now)
+		}
+	}
+	a.mu.Unlock()
+
+	failed := make(chan error, 3)
+	run := func(what string, fn func(context.Context) error) {
+		a.spawn(func() {
+			if err := fn(life); err != nil && life.Err() == nil {
+				failed <- fmt.Errorf("agent: %s: %w", what, err)
+			}
+		})
+	}
+	if a.cfg.Listener != nil {
+		a.serve(life, a.cfg.Listener, failed)
+	}
+	run("host", a.host.Run)
+	if a.control != nil {
+		run("session", a.converse)
+	}
+	run("work", a.pump)
+	select {
+	case <-ctx.Done():
+		return nil
+	case err := <-failed:
+		return err
+	}
+}
+
+// spawn runs fn as one of the agent's goroutines.
+func (a *Agent) spawn(fn func()) { a.tasks.Go(fn) }
+
+// serve starts the API on l and ends it with ctx.
+func (a *Agent) serve(ctx context.Context, l net.Listener, failed chan<- error) {
+	options := a.cfg.ServerOptions
+	if a.cfg.Authorize != nil {
+		options = append(options, a.authorize(*a.cfg.Authorize)...)
+	}
+	a.server = grpc.NewServer(options...)
+	a.Register(a.server)
+	a.spawn(func() {
+		if err := a.server.Serve(l); err != nil && ctx.Err() == nil {
+			failed <- fmt.Errorf("agent: serving %s: %w", l.Addr(), err)
+		}
+	})
+	a.spawn(func() {
+		<-ctx.Done()
+		// Log streams would hold a graceful stop for ever; they end with the process anyway.
+		stop := time.AfterFunc(time.Second, a.server.Stop)
+		a.server.GracefulStop()
+		stop.Stop()
+	})
+}
+
+// signal tells the session that something is worth a heartbeat.
+func (a *Agent) signal() {
+	select {
+	case a.dirty <- struct{}{}:
+	default:
+	}
+}
+
+// learn is called with the epoch of a scheduler's answer. It is an error, and the answer does not
+// count, if it comes from another cluster or from a leadership that has been superseded.
+func (a *Agent) learn(clusterID string, e epochMessage) error {
+	got := Epoch{ClusterID: clusterID}
+	if e != nil && (e.GetIncarnation() != 0 || e.GetTerm() != 0) {
+		got = epochFrom(e)
+		if got.ClusterID == "" {
+			got.ClusterID = clusterID
+		}
+	}
+	if got.ClusterID == "" {
+		return nil // an existing scheduler
+	}
+	a.intentMu.Lock()
+	defer a.intentMu.Unlock()
+	a.mu.Lock()
+	m := a.meta
+	a.mu.Unlock()
+	if known := m.Epoch.ClusterID; known != "" && known != got.ClusterID {
+		return fmt.Errorf("this node belongs to cluster %q, the answer is from cluster %q", known, got.ClusterID)
+	}
+	if got.owned() && got.less(m.Epoch) {
+		return fmt.Errorf("answered by epoch %s, which %s has superseded", got, m.Epoch)
+	}
+	if m.Epoch.ClusterID == got.ClusterID && !m.Epoch.less(got) {
+		return a.rebind(a.life)
+	}
+	m.Epoch = got
+	if err := a.store.update(func(w write) error { return w.meta(m) }); err != nil {
+		return fmt.Errorf("remembering epoch %s: %w", got, err)
+	}
+	a.mu.Lock()
+	a.meta.Epoch = got
+	a.mu.Unlock()
+	return a.rebind(a.life)
+}
+
+// flush stores the statuses that changed.
+func (a *Agent) flush() error {
+	a.intentMu.Lock() // else the status of what is deleted meanwhile would be left behind
+	defer a.intentMu.Unlock()
+	a.mu.Lock()
+	if len(a.unsaved) == 0 {
+		a.mu.Unlock()
+		return nil
+	}
+	todo := a.unsaved
+	a.unsaved = map[string]bool{}
+	var list []savedStatus
+	for id := range todo {
+		if w := a.workloads[id]; w != nil && w.intent != nil && w.report.status != nil {
+			list = append(list, w.save())
+		}
+	}
+	a.mu.Unlock()
+	err := a.store.update(func(w write) error {
+		for _, st := range list {
+			if err := w.status(st); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	if err == nil {
+		return nil
+	}
+	a.mu.Lock()
+	for id := range todo {
+		a.unsaved[id] = true
+	}
+	a.mu.Unlock()
+	return fmt.Errorf("storing statuses: %w", err)
+}
+
+// Tombstones outlive any order that may still be on its way.
+const (
+	maxTombstoneAge = 7 * 24 * time.Hour
+	maxTombstones   = 100_000
+)
+
+// prune forgets history and tombstones beyond their bounds.
+func (a *Agent) prune(now time.Time) {
+	a.intentMu.Lock()
+	defer a.intentMu.Unlock()
+	a.mu.Lock()
+	tasks := a.history.excess(now)
+	var tombs []string
+	over := len(a.tombs) - maxTombstones
+	for id, t := range a.tombs {
+		if t.Done && (now.Sub(t.DeletedAt) > maxTombstoneAge || over > 0) {
+			tombs = append(tombs, id)
+			over--
+		}
+	}
+	a.mu.Unlock()
+	if len(tasks)+len(tombs) == 0 {
+		return
+	}
+	err := a.store.update(func(w write) error {
+		for _, t := range tasks {
+			if err := w.dropTask(t.ID); err != nil {
+				return err
+			}
+		}
+		for _, id := range tombs {
+			if err := w.dropTombstone(id); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		a.log.Error("pruning the state file", "error", err)
+		return
+	}
+	a.mu.Lock()
+	a.history.drop(tasks)
+	for _, id := range tombs {
+		delete(a.tombs, id)
+	}
+	a.mu.Unlock()
+}
+
+// Epoch is the highest leadership that this agent has seen.
+func (a *Agent) Epoch() Epoch {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.meta.Epoch
+}
+
+// Snapshot is every workload's status, as ListWorkloads answers it.
+func (a *Agent) Snapshot() []*agentv1.WorkloadStatus {
+	return a.statuses(agentv1.WorkloadType_WORKLOAD_TYPE_UNSPECIFIED)
+}

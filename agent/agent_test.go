@@ -1,0 +1,707 @@
+package agent
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"net"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials/insecure"
+	healthpb "google.golang.org/grpc/health/grpc_health_v1"
+	"google.golang.org/grpc/status"
+
+	agentv1 "github.com/persys/compute/api/agent/v1"
+
+	"github.com/persys/compute/agent/driver"
+)
+
+func TestApplyIsQueuedThenRuns(t *testing.T) {
+	r := newRig(t).start()
+	out := r.apply("web", "sim/run", content("c1:a"))
+	if !out.Applied || out.Skipped || out.Status.GetActualState() != pending {
+		t.Errorf("want applied, not skipped, PENDING; got %v", out)
+	}
+	if id := out.Status.GetMetadata()["task_id"]; !strings.HasPrefix(id, "apply-web-") {
+		t.Errorf("task_id %q, want apply-web-<nanos>", id)
+	}
+	if s := out.Status.GetMetadata()["task_status"]; s != "pending" {
+		t.Errorf("task_status %q, want pending", s)
+	}
+	st := r.reaches("web", running)
+	if st.Content != "c1:a" || st.RevisionId != "rev-1" || len(st.Addresses) == 0 {
+		t.Errorf("the status lacks content, revision or addresses: %v", st)
+	}
+}
+
+func TestApplySkipsWhatIsSo(t *testing.T) {
+	r := newRig(t).start()
+	r.apply("web", "sim/run", content("c1:a"))
+	r.reaches("web", running)
+	if out := r.apply("web", "sim/run", content("c1:a")); !out.Skipped {
+		t.Errorf("same id and content: want skipped, got %v", out)
+	}
+	if out := r.apply("web", "sim/run"); !out.Skipped {
+		t.Errorf("same spec from a peer without content: want skipped, got %v", out)
+	}
+	if out := r.apply("web", "sim/run", revision("rev-2")); !out.Skipped {
+		t.Errorf("same spec under another revision: want skipped, got %v", out)
+	}
+	if st := r.status("web"); st.RevisionId != "rev-2" {
+		t.Errorf("the revision is %q, want the newest", st.RevisionId)
+	}
+	if n := r.hooks.count("ensure web"); n != 1 {
+		t.Errorf("the engine was told %d times, want once", n)
+	}
+}
+
+func TestNewContentReplacesUnderTheSameRevision(t *testing.T) {
+	for _, c := range []struct {
+		name     string
+		old, new option
+	}{
+		{"named by the scheduler", content("c1:a"), content("c1:b")},
+		{"from a peer without content", content(""), content("")},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			r := newRig(t).start()
+			r.apply("web", "sim/run:1", c.old)
+			r.reaches("web", running)
+			before := r.observed("web").RuntimeID
+			if out := r.apply("web", "sim/run:2", c.new); out.Skipped || !out.Applied {
+				t.Fatalf("want applied and queued, got %v", out)
+			}
+			r.reaches("web", running)
+			if after := r.observed("web").RuntimeID; after == before {
+				t.Error("the instance was not replaced")
+			}
+		})
+	}
+}
+
+func TestStopAndStartKeepTheInstance(t *testing.T) {
+	r := newRig(t).start()
+	r.apply("web", "sim/run", content("c1:a"))
+	r.reaches("web", running)
+	before := r.observed("web").RuntimeID
+	if out := r.apply("web", "sim/run", content("c1:a"), stopped); out.Skipped {
+		t.Error("a stop was skipped")
+	}
+	r.reaches("web", halted)
+	r.apply("web", "sim/run", content("c1:a"))
+	r.reaches("web", running)
+	if after := r.observed("web").RuntimeID; after != before {
+		t.Errorf("instance %s became %s", before, after)
+	}
+}
+
+func TestGenerationAloneRecreatesNothing(t *testing.T) {
+	r := newRig(t, under(leader())).start()
+	r.apply("web", "sim/run", content("c1:a"), by(1), at(1))
+	r.reaches("web", running)
+	before := r.observed("web").RuntimeID
+	if out := r.apply("web", "sim/run", content("c1:a"), by(1), at(2)); !out.Skipped {
+		t.Errorf("want skipped, got %v", out)
+	}
+	r.restart()
+	st := r.reaches("web", running)
+	if st.Generation.GetSequence() != 2 {
+		t.Errorf("generation %v after a restart, want 1.2", st.Generation)
+	}
+	if after := r.observed("web").RuntimeID; after != before {
+		t.Error("the instance was recreated")
+	}
+}
+
+func TestRestartCounterRestartsTheInstance(t *testing.T) {
+	r := newRig(t).start()
+	r.apply("web", "sim/run", content("c1:a"), revision("c1-0123456789abcdef"))
+	r.reaches("web", running)
+	before := r.observed("web")
+	r.apply("web", "sim/run", content("c1:a"), revision("c1-0123456789abcdef-r1"))
+	r.until(func() bool {
+		st, o := r.status("web"), r.observed("web")
+		return st.GetActualState() == running && o.StartedAt.After(before.StartedAt)
+	}, func() string { return "not restarted" })
+	if r.observed("web").RuntimeID != before.RuntimeID {
+		t.Error("recreated instead of restarted")
+	}
+	if out := r.apply("web", "sim/run", content("c1:a"), revision("c1-0123456789abcdef-r1")); !out.Skipped {
+		t.Errorf("the same counter again: want skipped, got %v", out)
+	}
+}
+
+func TestBadOrdersAreRefusedInBand(t *testing.T) {
+	r := newRig(t).start()
+	for _, c := range []struct {
+		name, says string
+		change     option
+	}{
+		{"empty id", "id:", func(q *agentv1.ApplyWorkloadRequest) { q.Id = "" }},
+		{"malformed id", `id: "../x"`, func(q *agentv1.ApplyWorkloadRequest) { q.Id = "../x" }},
+		{"no spec", "spec:", func(q *agentv1.ApplyWorkloadRequest) { q.Spec = nil }},
+		{"no arm", "spec:", func(q *agentv1.ApplyWorkloadRequest) { q.Spec = &agentv1.WorkloadSpec{} }},
+		{"type against arm", "does not fit", func(q *agentv1.ApplyWorkloadRequest) { q.Type = agentv1.WorkloadType_WORKLOAD_TYPE_VM }},
+		{"no such runtime", "runtime not available: vm", func(q *agentv1.ApplyWorkloadRequest) {
+			q.Type, q.Spec = 0, &agentv1.WorkloadSpec{Spec: &agentv1.WorkloadSpec_Vm{Vm: &agentv1.VMSpec{}}}
+		}},
+		{"on_lost_lease stop", "self-fencing", func(q *agentv1.ApplyWorkloadRequest) { q.OnLostLease = "stop" }},
+		{"too large", "limit 524288", func(q *agentv1.ApplyWorkloadRequest) {
+			q.Spec = container(strings.Repeat("x", 600<<10))
+		}},
+		{"another node", `this is node "node-a"`, func(q *agentv1.ApplyWorkloadRequest) { q.NodeId = "node-b" }},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			out := r.apply("web", "sim/run", c.change)
+			if out.Applied || !strings.Contains(out.Message, c.says) {
+				t.Errorf("want applied=false and %q, got %v", c.says, out)
+			}
+		})
+	}
+	if n := len(r.a.Snapshot()); n != 0 {
+		t.Errorf("%d workloads after refusals only", n)
+	}
+}
+
+func TestUnknownIDs(t *testing.T) {
+	r := newRig(t).start()
+	_, err := r.api.GetWorkloadStatus(context.Background(), &agentv1.GetWorkloadStatusRequest{Id: "nope"})
+	if status.Code(err) != codes.NotFound || !strings.Contains(err.Error(), "status not found") {
+		t.Errorf("want NotFound with \"status not found\", got %v", err)
+	}
+	if out := r.delete("nope"); !out.Success || !out.Absent {
+		t.Errorf("delete of an unknown id: want success and absent, got %v", out)
+	}
+}
+
+func TestDeleteLeavesNothingAndATombstone(t *testing.T) {
+	r := newRig(t, under(leader())).start()
+	r.apply("web", "sim/run", content("c1:a"), by(1), at(5))
+	r.reaches("web", running)
+	out := r.delete("web", func(d *agentv1.DeleteWorkloadRequest) { d.Epoch, d.Generation = epoch(1), gen(6) })
+	if !out.Success || out.Absent {
+		t.Errorf("want success and queued, got %v", out)
+	}
+	r.gone("web")
+	r.until(func() bool {
+		return r.delete("web", func(d *agentv1.DeleteWorkloadRequest) { d.Epoch, d.Generation = epoch(1), gen(6) }).Absent
+	}, func() string { return "a second delete is never answered with absent" })
+	for _, c := range []struct {
+		sequence uint64
+		taken    bool
+	}{{5, false}, {6, false}} {
+		out := r.apply("web", "sim/run", content("c1:a"), by(1), at(c.sequence))
+		if out.Applied || !out.Fenced {
+			t.Errorf("a late apply at %d is taken: %v", c.sequence, out)
+		}
+	}
+	r.restart()
+	if out := r.apply("web", "sim/run", content("c1:a"), by(1), at(6)); out.Applied {
+		t.Errorf("after a restart the late apply is taken: %v", out)
+	}
+	if out := r.apply("web", "sim/run", content("c1:a"), by(1), at(7)); !out.Applied {
+		t.Errorf("a newer apply is refused: %v", out)
+	}
+	r.reaches("web", running)
+}
+
+func TestApplyOverAPendingDeleteRecreates(t *testing.T) {
+	r := newRig(t).start()
+	r.apply("web", "sim/run", content("c1:a"))
+	r.reaches("web", running)
+	before := r.observed("web").RuntimeID
+	var block atomic.Bool
+	block.Store(true)
+	r.hooks.set(func(h *hooks) {
+		h.remove = func(driver.ID) error {
+			if block.Load() {
+				return driver.Errorf(driver.RuntimeError, "remove", "busy")
+			}
+			return nil
+		}
+	})
+	r.delete("web")
+	r.until(func() bool { return r.hooks.count("remove web") > 0 }, func() string { return "never removed" })
+	block.Store(false)
+	r.apply("web", "sim/run", content("c1:a"))
+	r.reaches("web", running)
+	if r.observed("web").RuntimeID == before {
+		t.Error("the deleted instance lives on under the new order")
+	}
+}
+
+func TestFencesHoldAcrossARestart(t *testing.T) {
+	r := newRig(t, under(leader())).start()
+	r.apply("web", "sim/run", content("c1:a"), by(7), at(5))
+	r.reaches("web", running)
+	check := func(when string) {
+		t.Helper()
+		out := r.apply("web", "sim/run", content("c1:b"), by(6), at(9))
+		if out.Applied || !out.Fenced || out.HighestEpoch.GetTerm() != 7 {
+			t.Errorf("%s: a lower epoch: want fenced with term 7, got %v", when, out)
+		}
+		if out := r.delete("web", func(d *agentv1.DeleteWorkloadRequest) { d.Epoch, d.Generation = epoch(6), gen(9) }); out.Success || !out.Fenced {
+			t.Errorf("%s: a delete of a lower epoch: want fenced, got %v", when, out)
+		}
+		if out := r.apply("web", "sim/run", content("c1:b"), by(7), at(4)); out.Applied || !out.Fenced {
+			t.Errorf("%s: a lower generation: want fenced, got %v", when, out)
+		}
+		if out := r.apply("web", "sim/run", content("c1:b"), at(9)); out.Applied || !out.Fenced {
+			t.Errorf("%s: an order without epoch: want fenced, got %v", when, out)
+		}
+		other := func(q *agentv1.ApplyWorkloadRequest) {
+			q.Epoch = &agentv1.Epoch{ClusterId: "c2", Incarnation: 9, Term: 9}
+		}
+		if out := r.apply("web", "sim/run", other, at(9)); out.Applied || !strings.Contains(out.Message, `"c1"`) || !strings.Contains(out.Message, `"c2"`) {
+			t.Errorf("%s: another cluster: want a refusal with both names, got %v", when, out)
+		}
+		_, err := r.api.ListWorkloads(context.Background(), &agentv1.ListWorkloadsRequest{Epoch: epoch(6)})
+		if status.Code(err) != codes.FailedPrecondition {
+			t.Errorf("%s: a read by a deposed leader: want FailedPrecondition, got %v", when, err)
+		}
+	}
+	check("running")
+	r.restart()
+	check("restarted")
+	if o := r.observed("web"); o.Content != "c1:a" {
+		t.Errorf("a refused order was carried out: content %s", o.Content)
+	}
+}
+
+// TestEpochIsKeptOfRefusedOrders: the leadership was heard, whatever was wrong with its order.
+func TestEpochIsKeptOfRefusedOrders(t *testing.T) {
+	r := newRig(t, under(leader())).start()
+	r.apply("web", "sim/run", by(5), at(5))
+	if out := r.apply("web", "sim/run", by(8), at(4)); !out.Fenced {
+		t.Fatalf("want fenced by generation, got %v", out)
+	}
+	crashed := r.crash()
+	if got := crashed.a.Epoch().Term; got != 8 {
+		t.Errorf("term %d on disk, want 8", got)
+	}
+}
+
+// TestIntentIsOnDiskBeforeTheAnswer crashes between the answer and the first step.
+func TestIntentIsOnDiskBeforeTheAnswer(t *testing.T) {
+	r := newRig(t, under(leader())).start()
+	entered, release := make(chan struct{}, 1), make(chan struct{})
+	r.hooks.set(func(h *hooks) {
+		h.ensure = func(driver.Spec) error {
+			entered <- struct{}{}
+			<-release
+			return errors.New("killed")
+		}
+	})
+	out := r.apply("web", "sim/run", content("c1:a"), by(3), at(2))
+	if !out.Applied {
+		t.Fatal(out)
+	}
+	<-entered
+	next := r.crash()
+	close(release)
+	r.halt()
+	if e := next.a.Epoch(); e.Term != 3 {
+		t.Errorf("epoch %v after the crash, want term 3", e)
+	}
+	st := next.reaches("web", running)
+	if st.Generation.GetSequence() != 2 || st.Content != "c1:a" {
+		t.Errorf("after the crash: %v", st)
+	}
+	actions, err := next.api.ListActions(context.Background(), &agentv1.ListActionsRequest{WorkloadId: "web"})
+	if err != nil || len(actions.Actions) != 1 || actions.Actions[0].Status != "completed" {
+		t.Errorf("the task was not taken up: %v, %v", actions, err)
+	}
+}
+
+// TestAnAcknowledgedStartDoesNotWait: the end that the order is to undo is no failure, also when the
+// agent died between the answer and the start.
+func TestAnAcknowledgedStartDoesNotWait(t *testing.T) {
+	r := newRig(t).start()
+	r.apply("web", "sim/run", content("c1:a"))
+	r.reaches("web", running)
+	r.apply("web", "sim/run", content("c1:a"), stopped)
+	r.reaches("web", halted)
+	entered, release := make(chan struct{}, 1), make(chan struct{})
+	r.hooks.set(func(h *hooks) {
+		h.ensure = func(driver.Spec) error {
+			entered <- struct{}{}
+			<-release
+			return errors.New("killed")
+		}
+	})
+	r.apply("web", "sim/run", content("c1:a"))
+	<-entered
+	begin := time.Now()
+	next := r.crash()
+	close(release)
+	r.halt()
+	next.reaches("web", running)
+	if d := time.Since(begin); d > 4*time.Second {
+		t.Errorf("started %s after the crash: as if it had failed", d)
+	}
+}
+
+func TestWhatWasGivenUpStaysSoAfterARestart(t *testing.T) {
+	r := newRig(t).start()
+	r.apply("web", "sim/missing")
+	r.reaches("web", failing)
+	r.restart()
+	r.until(func() bool { return r.a.queue.depth() == 0 }, func() string { return "never idle" })
+	if st := r.status("web"); st.ActualState != failing || st.Metadata["failure_reason"] != "INVALID_IMAGE" {
+		t.Errorf("after a restart: %v", st)
+	}
+	if n := r.hooks.count("ensure web"); n != 1 {
+		t.Errorf("tried %d times, want once", n)
+	}
+}
+
+func TestDeleteIsOnDiskBeforeTheAnswer(t *testing.T) {
+	r := newRig(t).start()
+	r.apply("web", "sim/run")
+	r.reaches("web", running)
+	entered, release := make(chan struct{}, 1), make(chan struct{})
+	r.hooks.set(func(h *hooks) {
+		h.remove = func(driver.ID) error {
+			entered <- struct{}{}
+			<-release
+			return errors.New("killed")
+		}
+	})
+	r.delete("web")
+	<-entered
+	next := r.crash()
+	close(release)
+	r.halt()
+	next.gone("web")
+}
+
+func TestWorkloadsAreAdoptedAfterACrash(t *testing.T) {
+	r := newRig(t).start()
+	r.apply("web", "sim/run", content("c1:a"))
+	r.reaches("web", running)
+	before := r.observed("web")
+	next := r.crash()
+	r.halt()
+	next.reaches("web", running)
+	after := next.observed("web")
+	if after.RuntimeID != before.RuntimeID || !after.StartedAt.Equal(before.StartedAt) {
+		t.Errorf("recreated or restarted: %+v became %+v", before, after)
+	}
+	if n := next.hooks.count("ensure web"); n != 0 {
+		t.Errorf("the engine was told %d times", n)
+	}
+}
+
+func TestOutageForgetsNothing(t *testing.T) {
+	r := newRig(t, func(c *Config) { c.ReconcileInterval, c.RetryBase = 20*time.Millisecond, 20*time.Millisecond }).start()
+	r.apply("web", "sim/run")
+	r.reaches("web", running)
+	before := r.observed("web").RuntimeID
+	if err := r.engine.SetDown("told to"); err != nil {
+		t.Fatal(err)
+	}
+	r.reaches("web", unknown)
+	r.until(func() bool {
+		h, err := r.api.HealthCheck(context.Background(), &agentv1.HealthCheckRequest{})
+		return err == nil && !h.Healthy && strings.HasPrefix(h.RuntimeStatus["container"], "unhealthy: ")
+	}, func() string { return "the health check stays healthy" })
+	if out := r.apply("api", "sim/run"); !out.Applied {
+		t.Errorf("an order during the outage is refused: %v", out)
+	}
+	if out := r.delete("old"); !out.Success {
+		t.Errorf("a delete during the outage fails: %v", out)
+	}
+	r.restart()
+	if st := r.status("web"); st == nil {
+		t.Fatal("forgotten after a restart during the outage")
+	}
+	if err := r.engine.SetDown(""); err != nil {
+		t.Fatal(err)
+	}
+	r.reaches("web", running)
+	r.reaches("api", running)
+	if r.observed("web").RuntimeID != before {
+		t.Error("recreated after the outage")
+	}
+}
+
+func TestOrphansAreReportedNotTouched(t *testing.T) {
+	r := newRig(t)
+	other := r.engine.Driver(driver.Identity{ClusterID: Unbound, NodeID: "node-a"})
+	err := other.Ensure(context.Background(), driver.Spec{
+		ID: "stray", Revision: "r", Content: "c1:s", Generation: driver.Generation{Incarnation: 1, Sequence: 4},
+		ClusterID: Unbound, NodeID: "node-a", Running: true, Body: container("sim/run"),
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.start()
+	st := r.reaches("stray", running)
+	if st.Generation.GetSequence() != 4 || st.Content != "c1:s" {
+		t.Errorf("reported as %v", st)
+	}
+	r.restart()
+	r.reaches("stray", running)
+	if n := r.hooks.count("remove stray"); n != 0 {
+		t.Error("removed without an order")
+	}
+	if out := r.delete("stray"); !out.Success || out.Absent {
+		t.Errorf("delete: %v", out)
+	}
+	r.gone("stray")
+}
+
+func TestOtherClustersAndPeopleAreNotTouched(t *testing.T) {
+	r := newRig(t)
+	foreign := r.engine.Driver(driver.Identity{ClusterID: "c9", NodeID: "node-a"})
+	err := foreign.Ensure(context.Background(), driver.Spec{
+		ID: "web", Content: "c1:s", ClusterID: "c9", NodeID: "node-a", Running: true, Body: container("sim/run"),
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.start()
+	r.apply("web", "sim/run")
+	st := r.reaches("web", failing)
+	if !strings.Contains(st.Message, "not ours") {
+		t.Errorf("message %q", st.Message)
+	}
+	r.delete("web")
+	r.until(func() bool { return r.status("web") == nil }, func() string { return "not deleted" })
+	if list, err := foreign.List(context.Background()); err != nil || len(list) != 1 || list[0].State != driver.Running {
+		t.Errorf("another cluster's instance was touched: %v, %v", list, err)
+	}
+}
+
+func TestWhatSomebodyRemovedIsMadeAgain(t *testing.T) {
+	r := newRig(t).start()
+	r.apply("web", "sim/run")
+	r.reaches("web", running)
+	before := r.observed("web").RuntimeID
+	other := r.engine.Driver(driver.Identity{ClusterID: Unbound, NodeID: "node-a"})
+	if err := other.Remove(context.Background(), "web"); err != nil {
+		t.Fatal(err)
+	}
+	r.until(func() bool {
+		o := r.observed("web")
+		return o != nil && o.RuntimeID != before && o.State == driver.Running
+	}, func() string { return "not made again" })
+	r.reaches("web", running)
+}
+
+func TestPermanentFailureIsReportedAtOnce(t *testing.T) {
+	r := newRig(t).start()
+	r.apply("web", "sim/missing")
+	st := r.reaches("web", failing)
+	if st.Metadata["failure_reason"] != "INVALID_IMAGE" || st.Metadata["retry_terminal"] != "true" {
+		t.Errorf("metadata %v", st.Metadata)
+	}
+	r.until(func() bool {
+		out, err := r.api.ListActions(context.Background(), &agentv1.ListActionsRequest{Status: "failed"})
+		return err == nil && len(out.Actions) == 1 && out.Actions[0].Error != ""
+	}, func() string { return "no failed action" })
+	if n := r.hooks.count("ensure web"); n != 1 {
+		t.Errorf("tried %d times, want once", n)
+	}
+	r.apply("web", "sim/run")
+	r.reaches("web", running)
+}
+
+func TestFailedReplacementKeepsWhatRuns(t *testing.T) {
+	r := newRig(t).start()
+	r.apply("web", "sim/run", content("c1:a"))
+	r.reaches("web", running)
+	r.apply("web", "sim/missing", content("c1:b"))
+	st := r.reaches("web", failing)
+	if st.Content != "c1:a" || !strings.Contains(st.Message, "former revision still runs") {
+		t.Errorf("want the content that runs and a word about it, got %v", st)
+	}
+}
+
+func TestTransientFailuresBackOffThenFail(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t, under(leader())).start()
+		begin := time.Now()
+		r.apply("web", "sim/fail:NETWORK_TIMEOUT", by(1), at(1))
+		time.Sleep(time.Second)
+		if st := r.status("web"); st.ActualState != pending || st.Metadata["next_retry_time"] == "" {
+			t.Errorf("after the first failure: want PENDING with the next retry, got %v", st)
+		}
+		time.Sleep(10 * time.Second)
+		if n := r.hooks.count("ensure web"); n != 2 {
+			t.Errorf("%d attempts after %s, want 2", n, time.Since(begin))
+		}
+		time.Sleep(10 * time.Second)
+		st := r.status("web")
+		if st.ActualState != failing || st.Metadata["failure_reason"] != "NETWORK_TIMEOUT" {
+			t.Errorf("after three: want FAILED, got %v", st)
+		}
+		time.Sleep(time.Hour)
+		if n := r.hooks.count("ensure web"); n != 3 {
+			t.Errorf("%d attempts in all, want 3", n)
+		}
+		r.apply("web", "sim/fail:NETWORK_TIMEOUT", by(1), at(1))
+		time.Sleep(time.Second)
+		if n := r.hooks.count("ensure web"); n != 4 {
+			t.Errorf("%d attempts after another order, want 4", n)
+		}
+		r.halt()
+	})
+}
+
+func TestEndedWorkloadsAreStartedAgain(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t, under(leader())).start()
+		r.apply("web", "sim/run", by(1), at(1))
+		time.Sleep(time.Minute)
+		before := r.observed("web").RuntimeID
+		if err := r.engine.Kill("web", 137); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(time.Second)
+		st := r.status("web")
+		if st.ActualState != running {
+			t.Fatalf("a second after an end that followed a long run: %v", st)
+		}
+		if r.observed("web").RuntimeID != before {
+			t.Error("recreated instead of started")
+		}
+		r.apply("job", "sim/crash:3", by(1), at(2))
+		time.Sleep(time.Minute)
+		st = r.status("job")
+		if st.ActualState != failing || !strings.Contains(st.Metadata["failure_reason"], "RUNTIME_ERROR") {
+			t.Errorf("a workload that keeps ending: want FAILED, got %v", st)
+		}
+		no := func(q *agentv1.ApplyWorkloadRequest) {
+			q.Spec.GetContainer().RestartPolicy = &agentv1.RestartPolicy{Policy: "no"}
+		}
+		r.apply("once", "sim/exit", no, by(1), at(3))
+		time.Sleep(time.Minute)
+		if st := r.status("once"); st.ActualState != halted || r.hooks.count("ensure once") != 1 {
+			t.Errorf("policy no: want STOPPED after one start, got %d starts and %v", r.hooks.count("ensure once"), st)
+		}
+		r.halt()
+	})
+}
+
+func TestTaskHistorySurvivesARestart(t *testing.T) {
+	r := newRig(t).start()
+	ctx := context.Background()
+	r.apply("a", "sim/run")
+	r.reaches("a", running)
+	r.apply("b", "sim/missing")
+	r.reaches("b", failing)
+	r.delete("a")
+	r.gone("a")
+	r.until(func() bool {
+		out, err := r.api.ListActions(ctx, &agentv1.ListActionsRequest{Status: "running"})
+		return err == nil && len(out.Actions) == 0
+	}, func() string { return "tasks never end" })
+	r.restart()
+	for _, c := range []struct {
+		name string
+		req  *agentv1.ListActionsRequest
+		want []string // prefixes of ids
+	}{
+		{"all, oldest first", &agentv1.ListActionsRequest{}, []string{"apply-a-", "apply-b-", "delete-a-"}},
+		{"newest first", &agentv1.ListActionsRequest{NewestFirst: true}, []string{"delete-a-", "apply-b-", "apply-a-"}},
+		{"limited", &agentv1.ListActionsRequest{NewestFirst: true, Limit: 1}, []string{"delete-a-"}},
+		{"by workload", &agentv1.ListActionsRequest{WorkloadId: "a"}, []string{"apply-a-", "delete-a-"}},
+		{"by type", &agentv1.ListActionsRequest{ActionType: "delete_workload"}, []string{"delete-a-"}},
+		{"by status", &agentv1.ListActionsRequest{Status: "failed"}, []string{"apply-b-"}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			out, err := r.api.ListActions(ctx, c.req)
+			if err != nil || len(out.Actions) != len(c.want) {
+				t.Fatalf("want %v, got %v, %v", c.want, out, err)
+			}
+			for i, p := range c.want {
+				if !strings.HasPrefix(out.Actions[i].TaskId, p) {
+					t.Errorf("action %d is %s, want %s…", i, out.Actions[i].TaskId, p)
+				}
+			}
+		})
+	}
+}
+
+func TestNotStartedTasksHaveNoTimes(t *testing.T) {
+	if p := newTask(actionApply, "w", time.Unix(5, 0)).proto(); p.StartedAt != 0 || p.EndedAt != 0 || p.CreatedAt != 5 {
+		t.Errorf("got %v", p)
+	}
+}
+
+func TestHistoryIsBounded(t *testing.T) {
+	now := time.Now()
+	var tasks []*task
+	for i := range maxTasks + 10 {
+		tasks = append(tasks, newTask(actionApply, "w", now.Add(time.Duration(i-maxTasks)*time.Second)).ended("", false, now))
+	}
+	tasks = append(tasks, newTask(actionApply, "old", now.Add(-8*24*time.Hour)).ended("", false, now))
+	h := newHistory(tasks)
+	h.drop(h.excess(now))
+	if len(h.list) != maxTasks || h.list[0].Workload == "old" {
+		t.Errorf("%d tasks are kept, the oldest for %q", len(h.list), h.list[0].Workload)
+	}
+}
+
+func TestServerOverTheNetwork(t *testing.T) {
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := newRig(t, func(c *Config) { c.Listener = listener }).start()
+	conn, err := grpc.NewClient(listener.Addr().String(), grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	defer cancel()
+	client := agentv1.NewAgentServiceClient(conn)
+	r.apply("web", "sim/run")
+	r.reaches("web", running)
+	list, err := client.ListWorkloads(ctx, &agentv1.ListWorkloadsRequest{Type: agentv1.WorkloadType_WORKLOAD_TYPE_CONTAINER})
+	if err != nil || len(list.Workloads) != 1 {
+		t.Errorf("ListWorkloads: %v, %v", list, err)
+	}
+	stream, err := client.Logs(ctx, &agentv1.LogsRequest{Id: "web"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var text bytes.Buffer
+	for {
+		chunk, err := stream.Recv()
+		if err != nil {
+			break
+		}
+		text.Write(chunk.Data)
+	}
+	if text.Len() == 0 {
+		t.Error("no logs")
+	}
+	h, err := healthpb.NewHealthClient(conn).Check(ctx, &healthpb.HealthCheckRequest{Service: "persys.agent.v1.AgentService"})
+	if err != nil || h.Status != healthpb.HealthCheckResponse_SERVING {
+		t.Errorf("health: %v, %v", h, err)
+	}
+	follow, err := client.Logs(ctx, &agentv1.LogsRequest{Id: "web", Follow: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := follow.Recv(); err != nil {
+		t.Fatal(err)
+	}
+	begin := time.Now()
+	r.halt()
+	if d := time.Since(begin); d > 3*time.Second {
+		t.Errorf("a followed log holds the agent for %s", d)
+	}
+	if r.observed("web").State != driver.Running {
+		t.Error("ending the agent stopped a workload")
+	}
+}

@@ -1,0 +1,44 @@
+package agent
+
+import (
+	"context"
+	"fmt"
+	"testing"
+
+	agentv1 "github.com/persys/compute/api/agent/v1"
+)
+
+// BenchmarkAcknowledge is one order made durable and answered, on disk; what follows is left to
+// the workers.
+func BenchmarkAcknowledge(b *testing.B) {
+	r := newRig(b).start()
+	ctx := context.Background()
+	for i := 0; b.Loop(); i++ {
+		out, err := r.api.ApplyWorkload(ctx, &agentv1.ApplyWorkloadRequest{
+			Id: fmt.Sprintf("w-%d", i%100), Spec: container("sim/run"), Content: "c1:a",
+			Epoch: epoch(1), Generation: gen(uint64(i + 1)),
+		})
+		if err != nil || !out.Applied {
+			b.Fatal(out, err)
+		}
+	}
+}
+
+// BenchmarkHeartbeat is what one full heartbeat of 50 workloads costs the agent.
+func BenchmarkHeartbeat(b *testing.B) {
+	r := newRig(b).start()
+	for i := range 50 {
+		r.apply(fmt.Sprintf("w-%d", i), "sim/run", by(1), at(1))
+	}
+	for i := range 50 {
+		r.reaches(fmt.Sprintf("w-%d", i), running)
+	}
+	b.ReportAllocs()
+	for b.Loop() {
+		statuses, _ := r.a.changes(true, true, 0, testNow)
+		if len(statuses) != 50 {
+			b.Fatal(len(statuses))
+		}
+		r.a.usage()
+	}
+}

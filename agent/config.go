@@ -1,0 +1,271 @@
+package agent
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"log/slog"
+	"maps"
+	"net"
+	"os"
+	"runtime"
+	"strings"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"google.golang.org/grpc"
+
+	controlv1 "github.com/persys/compute/api/control/v1"
+	"github.com/persys/compute/pki"
+
+	"github.com/persys/compute/agent/driver"
+)
+
+// Control is what the agent says to the schedulers; controlv1.AgentControlClient satisfies it.
+// Any replica may answer any call.
+type Control interface {
+	RegisterNode(context.Context, *controlv1.RegisterNodeRequest, ...grpc.CallOption) (*controlv1.RegisterNodeResponse, error)
+	Heartbeat(context.Context, *controlv1.HeartbeatRequest, ...grpc.CallOption) (*controlv1.HeartbeatResponse, error)
+}
+
+// Binding is what a driver must know of the agent that uses it.
+type Binding struct {
+	// ClusterID is for labels: the cluster's id, or Unbound while none is known. It changes only
+	// while the agent holds no workloads; then the drivers are made again.
+	ClusterID string
+	NodeID    string
+	// Owns says whether the agent's store claims a workload, for instances without node label.
+	Owns func(driver.ID) bool
+	// Content says which content an instance without content label has, if the store knows.
+	Content func(id driver.ID, runtimeID string) (string, bool)
+}
+
+// Unbound is the cluster id on labels while the agent has met no scheduler that names a cluster.
+const Unbound = "unbound"
+
+// Factory makes the drivers, one for each kind at most. It is called once at the start and again
+// when the cluster becomes known. Drivers that have a method Close() error are closed when
+// replaced and at the end.
+type Factory func(Binding) ([]driver.Driver, error)
+
+// Fixed is a Factory for drivers that need no binding.
+func Fixed(drivers ...driver.Driver) Factory {
+	return func(Binding) ([]driver.Driver, error) { return drivers, nil }
+}
+
+// Config of an agent. Zero values mean the defaults named.
+type Config struct {
+	// NodeID: required; NodeID() makes one from PERSYS_NODE_ID.
+	NodeID string
+	// StatePath is the bbolt file; required. Its directory is made. The key file is
+	// <StatePath>.key.
+	StatePath string
+	// Volatile does not wait for the disk: for simulations only, since an acknowledged order may
+	// be lost with the machine.
+	Volatile bool
+	// ClusterID, when set, is the only cluster this node will belong to. Empty: the first one that
+	// answers.
+	ClusterID string
+	// Version is reported to schedulers; default "dev".
+	Version string
+	// FeatureLevel of the replicated log that this release knows; see RegisterNodeRequest.
+	FeatureLevel uint32
+
+	// Control reaches the schedulers. Nil means standalone: no session, and orders without epoch
+	// are always taken.
+	Control Control
+	// Discovered is told of the schedulers that answers name: every replica's address and the
+	// leader's (may be empty). It must not block. Optional.
+	Discovered func(addresses []string, leader string)
+
+	// Listener serves the agent's API when set; Run closes it. Its server is made with
+	// ServerOptions (credentials, interceptors).
+	Listener      net.Listener
+	ServerOptions []grpc.ServerOption
+	// Authorize, when set, maps client certificates to identities and lets schedulers and the
+	// admin do everything, other identities only read. Nil: everybody may do everything, as under
+	// -insecure.
+	Authorize *pki.Mapping
+	// Self is who this agent is by its own certificate. The cluster that certificates name is chosen
+	// when they are made, before the cluster has an id: callers must name the same one. Nil: they
+	// must name the cluster's id.
+	Self func() pki.Identity
+	// Advertise is the host:port that schedulers dial; default: derived from Listener, with the
+	// source address towards SchedulerHint (host:port) for a wildcard.
+	Advertise     string
+	SchedulerHint string
+
+	// Labels of the node; os and arch are always added.
+	Labels map[string]string
+	Taints []*controlv1.Taint
+	// StorageDrivers that this node offers beside local.
+	StorageDrivers []string
+	// Reserved for the machine itself: millicores and MiB.
+	ReservedCPU, ReservedMemory int64
+	// Host measures the machine; default NewHost("/").
+	Host Host
+
+	// ReconcileInterval between looks at everything; default 30 s.
+	ReconcileInterval time.Duration
+	// Concurrency is how many workloads are worked on at a time; default 8.
+	Concurrency int
+	// StepTimeout bounds one driver call that changes something, pulls included; default 15 min.
+	StepTimeout time.Duration
+	// ListTimeout bounds one List or Probe; default 30 s.
+	ListTimeout time.Duration
+	// StopGrace is what a workload gets to end by itself; default 30 s.
+	StopGrace time.Duration
+	// RetryBase, RetryMax, RetryLimit: back-off RetryBase·2^(n-1), at most RetryMax, RetryLimit
+	// attempts; defaults 5 s, 2 min, 3.
+	RetryBase, RetryMax time.Duration
+	RetryLimit          int
+	// StableAfter forgives failures of a workload that ran this long; default 30 s.
+	StableAfter time.Duration
+
+	// Metrics, when set, gets the persys_agent_* collectors.
+	Metrics prometheus.Registerer
+	// Logger; default slog.Default().
+	Logger *slog.Logger
+}
+
+func (c *Config) complete() error {
+	if err := checkID("NodeID", c.NodeID); err != nil {
+		return err
+	}
+	if c.StatePath == "" {
+		return errors.New("StatePath: must not be empty")
+	}
+	if c.Concurrency < 0 || c.RetryLimit < 0 {
+		return fmt.Errorf("Concurrency %d, RetryLimit %d: must not be negative", c.Concurrency, c.RetryLimit)
+	}
+	for _, d := range []struct {
+		name  string
+		value *time.Duration
+		def   time.Duration
+	}{
+		{"ReconcileInterval", &c.ReconcileInterval, 30 * time.Second},
+		{"StepTimeout", &c.StepTimeout, 15 * time.Minute},
+		{"ListTimeout", &c.ListTimeout, 30 * time.Second},
+		{"StopGrace", &c.StopGrace, 30 * time.Second},
+		{"RetryBase", &c.RetryBase, 5 * time.Second},
+		{"RetryMax", &c.RetryMax, 2 * time.Minute},
+		{"StableAfter", &c.StableAfter, 30 * time.Second},
+	} {
+		if *d.value < 0 {
+			return fmt.Errorf("%s: %s must not be negative", d.name, *d.value)
+		}
+		if *d.value == 0 {
+			*d.value = d.def
+		}
+	}
+	if c.Concurrency == 0 {
+		c.Concurrency = 8
+	}
+	if c.RetryLimit == 0 {
+		c.RetryLimit = 3
+	}
+	if c.Version == "" {
+		c.Version = "dev"
+	}
+	if c.Logger == nil {
+		c.Logger = slog.Default()
+	}
+	c.Logger = c.Logger.With("node", c.NodeID)
+	labels := maps.Clone(c.Labels)
+	if labels == nil {
+		labels = map[string]string{}
+	}
+	labels["os"], labels["arch"] = runtime.GOOS, runtime.GOARCH
+	c.Labels = labels
+	if c.Advertise == "" && c.Listener != nil {
+		advertise, err := advertised(c.Listener.Addr(), c.SchedulerHint)
+		if err != nil {
+			return err
+		}
+		c.Advertise = advertise
+	}
+	if c.Control != nil && c.Advertise == "" {
+		return errors.New("Advertise: must not be empty with schedulers and without Listener")
+	}
+	return nil
+}
+
+func (c *Config) policy() retryPolicy {
+	return retryPolicy{base: c.RetryBase, max: c.RetryMax, limit: c.RetryLimit, stable: c.StableAfter, endless: c.Control == nil}
+}
+
+// NodeID resolves the setting PERSYS_NODE_ID: empty means the host name, "auto" the host name and
+// the first 12 digits of the machine id (of a hash of the first hardware address if there is
+// none), for machines that share host names.
+func NodeID(setting string) (string, error) {
+	if setting != "" && setting != "auto" {
+		return setting, checkID("PERSYS_NODE_ID", setting)
+	}
+	host, err := os.Hostname()
+	if err != nil {
+		return "", fmt.Errorf("PERSYS_NODE_ID: not set, and the host name is unknown: %w", err)
+	}
+	id := host
+	if setting == "auto" {
+		suffix := machineSuffix()
+		if suffix == "" {
+			return "", errors.New("PERSYS_NODE_ID: auto needs /etc/machine-id or a network card")
+		}
+		id += "-" + suffix
+	}
+	return id, checkID("host name as PERSYS_NODE_ID", id)
+}
+
+func machineSuffix() string {
+	if raw, err := os.ReadFile("/etc/machine-id"); err == nil {
+		if text := strings.TrimSpace(string(raw)); len(text) >= 12 {
+			return text[:12]
+		}
+	}
+	links, err := net.Interfaces()
+	if err != nil {
+		return ""
+	}
+	for _, link := range links {
+		if len(link.HardwareAddr) > 0 && link.Flags&net.FlagLoopback == 0 {
+			sum := sha256.Sum256([]byte(link.HardwareAddr.String()))
+			return hex.EncodeToString(sum[:6])
+		}
+	}
+	return ""
+}
+
+// advertised is where schedulers reach a listener (contract/semantics.md, section 11): its own
+// host, or for a wildcard the source address towards a scheduler, else the first global one, else
+// 127.0.0.1. A loopback listener keeps its address, unlike existing agents': nothing else answers.
+func advertised(addr net.Addr, scheduler string) (string, error) {
+	host, port, err := net.SplitHostPort(addr.String())
+	if err != nil {
+		return "", fmt.Errorf("Listener: address %q: %w", addr, err)
+	}
+	ip := net.ParseIP(host)
+	if ip != nil && !ip.IsUnspecified() {
+		return addr.String(), nil // bound to one address: no other answers
+	}
+	if scheduler != "" {
+		// Connecting a UDP socket sends nothing; it only asks for the route.
+		if conn, err := net.DialTimeout("udp", scheduler, time.Second); err == nil {
+			from, _, err := net.SplitHostPort(conn.LocalAddr().String())
+			conn.Close()
+			if err == nil {
+				return net.JoinHostPort(from, port), nil
+			}
+		}
+	}
+	addrs, err := net.InterfaceAddrs()
+	if err == nil {
+		for _, a := range addrs {
+			if n, ok := a.(*net.IPNet); ok && n.IP.IsGlobalUnicast() {
+				return net.JoinHostPort(n.IP.String(), port), nil
+			}
+		}
+	}
+	return net.JoinHostPort("127.0.0.1", port), nil
+}

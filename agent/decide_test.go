@@ -1,0 +1,157 @@
+package agent
+
+import (
+	"testing"
+	"time"
+
+	"github.com/persys/compute/agent/driver"
+)
+
+var states = []driver.State{driver.Absent, driver.Pending, driver.Running, driver.Stopped, driver.Failed, driver.Unknown}
+
+// TestDecideTable is the table of decide's comment, every cell.
+func TestDecideTable(t *testing.T) {
+	now := time.Unix(1000, 0)
+	for _, c := range []struct {
+		name string
+		d    desired
+		o    observation // state is filled in
+		f    failure
+		want [6]verb // in the order of states
+	}{
+		{"running, same content", desired{running: true, content: "x"}, observation{content: "x"}, failure{},
+			[6]verb{doEnsure, doNothing, doNothing, doEnsure, doEnsure, doNothing}},
+		{"running, other content", desired{running: true, content: "y"}, observation{content: "x"}, failure{},
+			[6]verb{doEnsure, doEnsure, doEnsure, doEnsure, doEnsure, doNothing}},
+		{"running, content unknown", desired{running: true, content: "y"}, observation{}, failure{},
+			[6]verb{doEnsure, doEnsure, doEnsure, doEnsure, doEnsure, doNothing}},
+		{"running, content unknown but current", desired{running: true, content: "y"}, observation{current: true}, failure{},
+			[6]verb{doEnsure, doNothing, doNothing, doEnsure, doEnsure, doNothing}},
+		{"stopped, same content", desired{content: "x"}, observation{content: "x"}, failure{},
+			[6]verb{doNothing, doHalt, doHalt, doNothing, doNothing, doHalt}},
+		{"stopped, other content", desired{content: "y"}, observation{content: "x"}, failure{},
+			[6]verb{doNothing, doHalt, doHalt, doNothing, doNothing, doHalt}},
+		{"waits for an order after a restart", desired{running: true, content: "x", waits: true, asked: true}, observation{content: "x"}, failure{},
+			[6]verb{doNothing, doNothing, doNothing, doNothing, doNothing, doNothing}},
+		{"waits, other content", desired{running: true, content: "y", waits: true, recreate: true}, observation{content: "x"}, failure{},
+			[6]verb{doNothing, doNothing, doRecreate, doNothing, doNothing, doNothing}},
+		{"waits, deleting", desired{running: true, content: "x", waits: true, deleting: true}, observation{content: "x"}, failure{},
+			[6]verb{doRemove, doRemove, doRemove, doRemove, doRemove, doRemove}},
+		{"deleting", desired{running: true, content: "x", deleting: true}, observation{content: "x"}, failure{},
+			[6]verb{doRemove, doRemove, doRemove, doRemove, doRemove, doRemove}},
+		{"recreate", desired{running: true, content: "x", recreate: true}, observation{content: "x"}, failure{},
+			[6]verb{doEnsure, doRecreate, doRecreate, doRecreate, doRecreate, doRecreate}},
+		{"restart", desired{running: true, content: "x", restart: true}, observation{content: "x"}, failure{},
+			[6]verb{doEnsure, doNothing, doRestart, doEnsure, doEnsure, doNothing}},
+		{"running, in back-off", desired{running: true, content: "x"}, observation{content: "x"}, failure{Attempts: 1, Next: now.Add(1)},
+			[6]verb{doWait, doNothing, doNothing, doWait, doWait, doNothing}},
+		{"running, back-off over", desired{running: true, content: "x"}, observation{content: "x"}, failure{Attempts: 1, Next: now},
+			[6]verb{doEnsure, doNothing, doNothing, doEnsure, doEnsure, doNothing}},
+		{"running, given up", desired{running: true, content: "x"}, observation{content: "x"}, failure{Attempts: 3, Final: true},
+			[6]verb{doNothing, doNothing, doNothing, doNothing, doNothing, doNothing}},
+		{"running, given up, asked again", desired{running: true, content: "x", asked: true}, observation{content: "x"}, failure{Attempts: 3, Final: true},
+			[6]verb{doEnsure, doNothing, doNothing, doEnsure, doEnsure, doNothing}},
+		{"running, ended by its policy", desired{running: true, content: "x", keepEnded: true}, observation{content: "x"}, failure{Ended: "m"},
+			[6]verb{doEnsure, doNothing, doNothing, doNothing, doNothing, doNothing}},
+		{"running, ended by its policy, asked", desired{running: true, content: "x", keepEnded: true, asked: true}, observation{content: "x"}, failure{Ended: "m"},
+			[6]verb{doEnsure, doNothing, doNothing, doEnsure, doEnsure, doNothing}},
+		{"running, ended by its policy, then a start failed", desired{running: true, content: "x", keepEnded: true}, observation{content: "x"},
+			failure{Ended: "m", Attempts: 1, Next: now}, [6]verb{doEnsure, doNothing, doNothing, doEnsure, doEnsure, doNothing}},
+		{"stopped, halt failed, in back-off", desired{content: "x"}, observation{content: "x"}, failure{Attempts: 1, Next: now.Add(1)},
+			[6]verb{doNothing, doWait, doWait, doNothing, doNothing, doWait}},
+	} {
+		for i, state := range states {
+			t.Run(c.name+", "+string(state), func(t *testing.T) {
+				o := c.o
+				o.state = state
+				if state == driver.Absent {
+					o = observation{state: state}
+				}
+				if got := decide(c.d, o, c.f, now); got.do != c.want[i] {
+					t.Errorf("%s, want %s", got.do, c.want[i])
+				} else if got.do == doWait && !got.until.Equal(c.f.Next) {
+					t.Errorf("waits until %v, want %v", got.until, c.f.Next)
+				}
+			})
+		}
+	}
+}
+
+func TestBackoff(t *testing.T) {
+	p := retryPolicy{base: 5 * time.Second, max: 2 * time.Minute, limit: 3, stable: 30 * time.Second}
+	now := time.Unix(1000, 0)
+	for n, want := range map[int]time.Duration{1: 5 * time.Second, 2: 10 * time.Second, 3: 20 * time.Second, 6: 2 * time.Minute, 60: 2 * time.Minute} {
+		if got := p.delay(n); got != want {
+			t.Errorf("delay before attempt %d after failure %d: %s, want %s", n+1, n, got, want)
+		}
+	}
+	for _, c := range []struct {
+		name    string
+		class   driver.Class
+		before  int
+		endless bool
+		next    time.Duration // 0: never
+		final   bool
+	}{
+		{"first transient", driver.NetworkTimeout, 0, false, 5 * time.Second, false},
+		{"second transient", driver.NetworkTimeout, 1, false, 10 * time.Second, false},
+		{"third transient is the schedulers'", driver.NetworkTimeout, 2, false, 0, true},
+		{"third transient without schedulers", driver.NetworkTimeout, 2, true, 2 * time.Minute, true},
+		{"permanent is final at once", driver.InvalidImage, 0, false, 0, true},
+		{"permanent without schedulers too", driver.PortBindConflict, 0, true, 0, true},
+		{"space is tried slowly for ever", driver.StorageFull, 9, false, 2 * time.Minute, true},
+		{"the engine's trouble uses nothing up", driver.RuntimeUnhealthy, 1, false, 5 * time.Second, false},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			q := p
+			q.endless = c.endless
+			f := q.failed(failure{Attempts: c.before}, c.class, "m", now)
+			if f.Final != c.final {
+				t.Errorf("final %t, want %t", f.Final, c.final)
+			}
+			if got := f.Next.IsZero(); got != (c.next == 0) || !got && f.Next.Sub(now) != c.next {
+				t.Errorf("next %v, want in %v", f.Next, c.next)
+			}
+		})
+	}
+}
+
+func TestSettle(t *testing.T) {
+	p := retryPolicy{base: 5 * time.Second, max: 2 * time.Minute, limit: 3, stable: 30 * time.Second}
+	now := time.Unix(1000, 0)
+	ended := func(ran time.Duration, state driver.State) driver.Observed {
+		return driver.Observed{RuntimeID: "r", State: state, StartedAt: now.Add(-ran), FinishedAt: now, ExitCode: 1}
+	}
+	run := desired{running: true}
+	once := p.settle(run, ended(time.Second, driver.Failed), failure{}, now)
+	if once.Attempts != 1 || once.Next.Sub(now) != 5*time.Second || once.Final {
+		t.Errorf("an end counts once and waits 5 s, got %+v", once)
+	}
+	if again := p.settle(run, ended(time.Second, driver.Failed), once, now.Add(time.Second)); again != once {
+		t.Errorf("the same end seen again counts nothing, got %+v", again)
+	}
+	if f := p.settle(run, ended(time.Hour, driver.Failed), failure{Attempts: 2}, now); f.Attempts != 0 {
+		t.Errorf("an end after a long run starts over, got %+v", f)
+	}
+	if f := p.settle(run, ended(time.Second, driver.Stopped), failure{}, now); f.Attempts != 1 {
+		t.Errorf("exit code 0 of what should run counts too, got %+v", f)
+	}
+	if f := p.settle(desired{running: true, asked: true}, ended(time.Second, driver.Stopped), failure{}, now); f.Attempts != 0 || f.Ended == "" {
+		t.Errorf("an end from before the order does not count, got %+v", f)
+	}
+	if f := p.settle(desired{running: true, keepEnded: true}, ended(time.Second, driver.Failed), failure{}, now); !f.Final || f.Attempts != 0 {
+		t.Errorf("under a policy that keeps it ended, it is Failed at once, got %+v", f)
+	}
+	if f := p.settle(run, driver.Observed{State: driver.Stopped}, failure{}, now); f != (failure{}) {
+		t.Errorf("created and not started is no end, got %+v", f)
+	}
+	if f := p.settle(run, driver.Observed{State: driver.Running, StartedAt: now.Add(-31 * time.Second)}, once, now); f != (failure{}) {
+		t.Errorf("a stable run is forgiven, got %+v", f)
+	}
+	if f := p.settle(run, driver.Observed{State: driver.Running, StartedAt: now.Add(-time.Second)}, once, now); f != once {
+		t.Errorf("a fresh run is not forgiven yet, got %+v", f)
+	}
+	if f := p.settle(desired{}, driver.Observed{State: driver.Stopped}, once, now); f != (failure{}) {
+		t.Errorf("what is stopped as desired has no failures, got %+v", f)
+	}
+}

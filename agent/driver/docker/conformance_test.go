@@ -1,0 +1,75 @@
+package docker_test
+
+import (
+	"context"
+	"strconv"
+	"testing"
+	"time"
+
+	"github.com/moby/moby/api/types/container"
+	"github.com/moby/moby/client"
+	"github.com/persys/compute/agent/driver"
+	"github.com/persys/compute/agent/driver/drivertest"
+	agentv1 "github.com/persys/compute/api/agent/v1"
+)
+
+func TestConformance(t *testing.T) {
+	e := theEngine(t)
+	drivertest.Run(t, drivertest.Harness{
+		Cluster: e.cluster,
+		Prefix:  "c" + e.run + "-",
+		Open:    func(t *testing.T, node string) driver.Driver { return e.driver(t, node) },
+		Steady: func(version int) *agentv1.WorkloadSpec {
+			body := containerBody(e.image, "serve")
+			body.Env = map[string]string{"VERSION": strconv.Itoa(version)}
+			return wrap(body)
+		},
+		LogLine: "probe: ready",
+		Crash: func(code int) *agentv1.WorkloadSpec {
+			return wrap(containerBody(e.image, "exit", strconv.Itoa(code)))
+		},
+		// A registry that answers and does not know the image.
+		Missing: func() *agentv1.WorkloadSpec {
+			return wrap(containerBody(newRegistry(t).host() + "/nobody/nothing:v1"))
+		},
+		Stranger: func(t *testing.T, id driver.ID) func() { return stranger(t, e, id) },
+	})
+}
+
+// stranger is a running container without labels of ours.
+func stranger(t *testing.T, e *engine, id driver.ID) func() {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	t.Cleanup(cancel)
+	res, err := e.cli.ContainerCreate(ctx, client.ContainerCreateOptions{
+		Name: string(id), Config: &container.Config{Image: e.image},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	remove := func() {
+		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+		defer cancel()
+		_, _ = e.cli.ContainerRemove(ctx, res.ID, client.ContainerRemoveOptions{Force: true})
+	}
+	t.Cleanup(remove)
+	if _, err := e.cli.ContainerStart(ctx, res.ID, client.ContainerStartOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	before, err := e.cli.ContainerInspect(ctx, res.ID, client.ContainerInspectOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return func() {
+		t.Helper()
+		after, err := e.cli.ContainerInspect(ctx, res.ID, client.ContainerInspectOptions{})
+		if err != nil {
+			t.Fatalf("the stranger is gone: %v", err)
+		}
+		if after.Container.Name != before.Container.Name || !after.Container.State.Running ||
+			after.Container.State.StartedAt != before.Container.State.StartedAt {
+			t.Errorf("the stranger was touched: %+v, then %+v", before.Container.State, after.Container.State)
+		}
+		remove()
+	}
+}

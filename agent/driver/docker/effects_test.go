@@ -1,0 +1,525 @@
+package docker_test
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/moby/moby/api/types/container"
+	"github.com/moby/moby/client"
+	"golang.org/x/sync/errgroup"
+
+	"github.com/persys/compute/agent/driver"
+	"github.com/persys/compute/agent/driver/docker"
+	agentv1 "github.com/persys/compute/api/agent/v1"
+)
+
+// served is a spec of the probe's server with its page on a free port of the machine.
+func (b *bench) served(id string, change func(*agentv1.ContainerSpec)) driver.Spec {
+	body := containerBody(b.image, "serve")
+	body.Ports = []*agentv1.PortMapping{{ContainerPort: 8080}}
+	if change != nil {
+		change(body)
+	}
+	return b.spec(id, body)
+}
+
+// url of the probe's page on the machine.
+func (b *bench) url(o driver.Observed, path string) string {
+	b.Helper()
+	for _, p := range o.Ports {
+		if p.Port == 8080 {
+			return fmt.Sprintf("http://127.0.0.1:%d%s", p.HostPort, path)
+		}
+	}
+	b.Fatalf("port 8080 is not among %+v", o.Ports)
+	return ""
+}
+
+func (b *bench) inspect(id string) container.InspectResponse {
+	b.Helper()
+	res, err := b.cli.ContainerInspect(b.ctx, id, client.ContainerInspectOptions{})
+	if err != nil {
+		b.Fatal(err)
+	}
+	return res.Container
+}
+
+// freePort is one that was free a moment ago.
+func freePort(t *testing.T) int {
+	t.Helper()
+	var lc net.ListenConfig
+	l, err := lc.Listen(t.Context(), "tcp", ":0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = l.Close() }()
+	return l.Addr().(*net.TCPAddr).Port
+}
+
+func TestCommandEnvironmentAndLabels(t *testing.T) {
+	b := newBench(t)
+	spec := b.served("facts", func(c *agentv1.ContainerSpec) {
+		c.Args = []string{"two words", "$HOME"}
+		c.Env = map[string]string{"GREETING": "hello = world\nsecond line", "EMPTY": ""}
+		c.Labels = map[string]string{"team": "blue", "persys.content": "forged"}
+	})
+	b.ensure(spec)
+	o := b.awaitState(spec.ID, driver.Running)
+	var facts struct{ Args, Env []string }
+	if err := json.Unmarshal([]byte(b.get(b.url(o, "/facts"))), &facts); err != nil {
+		t.Fatal(err)
+	}
+	if want := []string{"/probe", "serve", "two words", "$HOME"}; !slices.Equal(facts.Args, want) {
+		t.Errorf("args %q, want %q", facts.Args, want)
+	}
+	for _, want := range []string{"GREETING=hello = world\nsecond line", "EMPTY="} {
+		if !slices.Contains(facts.Env, want) {
+			t.Errorf("environment %q lacks %q", facts.Env, want)
+		}
+	}
+	if o.Labels["team"] != "blue" || o.Labels[driver.LabelContent] != spec.Content {
+		t.Errorf("labels %v", o.Labels)
+	}
+	if o.Name != string(spec.ID) {
+		t.Errorf("name %q, want the workload's id", o.Name)
+	}
+	if len(o.Addresses) == 0 || o.Metadata["container.id"] != o.RuntimeID[:12] || o.Metadata["container.image"] != b.image {
+		t.Errorf("addresses %v, metadata %v", o.Addresses, o.Metadata)
+	}
+}
+
+func TestVolumes(t *testing.T) {
+	b := newBench(t)
+	dir := t.TempDir()
+	for _, sub := range []string{"ro", "rw"} {
+		if err := os.Mkdir(filepath.Join(dir, sub), 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := os.WriteFile(filepath.Join(dir, "ro", "page"), []byte("from the machine"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	spec := b.served("volumes", func(c *agentv1.ContainerSpec) {
+		c.Volumes = []*agentv1.VolumeMount{
+			{HostPath: filepath.Join(dir, "ro"), ContainerPath: "/in", ReadOnly: true},
+			{HostPath: filepath.Join(dir, "rw"), ContainerPath: "/out"},
+		}
+	})
+	b.ensure(spec)
+	o := b.awaitState(spec.ID, driver.Running)
+	if got := b.get(b.url(o, "/read?path=/in/page")); got != "from the machine" {
+		t.Errorf("read %q", got)
+	}
+	if got := b.get(b.url(o, "/write?path=/in/new")); !strings.Contains(got, "read-only") {
+		t.Errorf("writing a read-only volume: %q", got)
+	}
+	b.get(b.url(o, "/write?path=/out/new"))
+	if data, err := os.ReadFile(filepath.Join(dir, "rw", "new")); err != nil || string(data) != "probe" {
+		t.Errorf("the machine sees %q, %v", data, err)
+	}
+}
+
+func TestPorts(t *testing.T) {
+	b := newBench(t)
+	port := freePort(t)
+	spec := b.served("ports", func(c *agentv1.ContainerSpec) {
+		c.Ports = []*agentv1.PortMapping{
+			{HostPort: int32(port), ContainerPort: 8080, Protocol: "tcp"},
+			{ContainerPort: 8080},
+			{HostPort: int32(port), ContainerPort: 9090, Protocol: "UDP"},
+		}
+	})
+	b.ensure(spec)
+	o := b.awaitState(spec.ID, driver.Running)
+	if len(o.Ports) != 3 {
+		t.Fatalf("ports %+v, want three", o.Ports)
+	}
+	for _, p := range o.Ports {
+		if p.HostPort == 0 || p.HostIP != "" {
+			t.Errorf("port %+v, want a bound one on all addresses", p)
+		}
+	}
+	if got := b.get(fmt.Sprintf("http://127.0.0.1:%d/", port)); got != "probe" {
+		t.Errorf("fixed port: %q", got)
+	}
+	ephemeral := o.Ports[slices.IndexFunc(o.Ports, func(p driver.Port) bool { return p.Port == 8080 && p.HostPort != port })]
+	if got := b.get(fmt.Sprintf("http://127.0.0.1:%d/", ephemeral.HostPort)); got != "probe" {
+		t.Errorf("ephemeral port %d: %q", ephemeral.HostPort, got)
+	}
+	var dialer net.Dialer
+	conn, err := dialer.DialContext(b.ctx, "udp", fmt.Sprintf("127.0.0.1:%d", port))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = conn.Close() }()
+	buf := make([]byte, 16)
+	for try := 0; ; try++ {
+		_ = conn.SetDeadline(time.Now().Add(time.Second))
+		_, _ = conn.Write([]byte("echo"))
+		if n, err := conn.Read(buf); err == nil {
+			if string(buf[:n]) != "echo" {
+				t.Errorf("udp: %q", buf[:n])
+			}
+			break
+		} else if try == 10 {
+			t.Fatalf("udp: %v", err)
+		}
+	}
+}
+
+func TestPortConflict(t *testing.T) {
+	b := newBench(t)
+	var lc net.ListenConfig
+	l, err := lc.Listen(b.ctx, "tcp4", "0.0.0.0:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	taken := int32(l.Addr().(*net.TCPAddr).Port)
+	spec := b.served("conflict", func(c *agentv1.ContainerSpec) { c.Ports[0].HostPort = taken })
+	err = b.d.Ensure(b.ctx, spec)
+	if got := driver.ClassOf(err); got != driver.PortBindConflict {
+		t.Fatalf("class %s: %v", got, err)
+	}
+	if o := b.observed(spec.ID); o.State != driver.Failed || o.Class != driver.PortBindConflict || !strings.Contains(o.Message, strconv.Itoa(int(taken))) {
+		t.Errorf("observed %s, %s: %s; want Failed with the port", o.State, o.Class, o.Message)
+	}
+	_ = l.Close()
+	b.ensure(spec)
+	b.awaitState(spec.ID, driver.Running)
+
+	second := b.served("conflict-2", func(c *agentv1.ContainerSpec) { c.Ports[0].HostPort = taken })
+	if err := b.d.Ensure(b.ctx, second); driver.ClassOf(err) != driver.PortBindConflict {
+		t.Errorf("another container's port: %v", err)
+	}
+}
+
+// A replacement on the same host port never has both instances bind it.
+func TestReplaceKeepsHostPort(t *testing.T) {
+	b := newBench(t)
+	port := int32(freePort(t))
+	spec := b.served("sameport", func(c *agentv1.ContainerSpec) { c.Ports[0].HostPort = port })
+	b.ensure(spec)
+	b.awaitState(spec.ID, driver.Running)
+	spec.Content += "-2"
+	spec.Body.GetContainer().Env = map[string]string{"VERSION": "two"}
+	b.ensure(spec)
+	o := b.awaitState(spec.ID, driver.Running)
+	if got := b.get(b.url(o, "/facts")); !strings.Contains(got, "VERSION=two") {
+		t.Errorf("the page is of another version: %s", got)
+	}
+}
+
+func TestLimits(t *testing.T) {
+	b := newBench(t)
+	spec := b.served("limits", func(c *agentv1.ContainerSpec) {
+		c.Resources = &agentv1.ResourceLimits{CpuShares: 5, CpuMillicores: 200, MemoryBytes: 64 << 20}
+	})
+	b.ensure(spec)
+	o := b.awaitState(spec.ID, driver.Running)
+	host := b.inspect(o.RuntimeID).HostConfig
+	if host.NanoCPUs != 200_000_000 || host.CPUShares != 204 || host.Memory != 64<<20 || host.MemorySwap != 64<<20 {
+		t.Errorf("quota %d, shares %d, memory %d, swap %d", host.NanoCPUs, host.CPUShares, host.Memory, host.MemorySwap)
+	}
+	// The effect: a fifth of a core, measured by the kernel's account of the process. Without the
+	// quota it would be near 1,000 ms even on a busy machine with two cores; with it 200 and a
+	// period's slack.
+	got, err := strconv.Atoi(b.get(b.url(o, "/burn")))
+	if err != nil || got > 400 {
+		t.Errorf("got %d ms of CPU time in a second (%v), want about 200", got, err)
+	}
+}
+
+func TestSharesOfExistingSchedulers(t *testing.T) {
+	b := newBench(t)
+	spec := b.served("shares", func(c *agentv1.ContainerSpec) {
+		c.Resources = &agentv1.ResourceLimits{CpuShares: 500}
+	})
+	spec.Running = false
+	b.ensure(spec)
+	host := b.inspect(b.observed(spec.ID).RuntimeID).HostConfig
+	if host.NanoCPUs != 0 || host.CPUShares != 500 || host.Memory != 0 {
+		t.Errorf("quota %d, shares %d, memory %d", host.NanoCPUs, host.CPUShares, host.Memory)
+	}
+}
+
+func TestMemoryLimitKills(t *testing.T) {
+	b := newBench(t)
+	body := containerBody(b.image, "allocate", "256")
+	body.Resources = &agentv1.ResourceLimits{MemoryBytes: 32 << 20}
+	spec := b.spec("oom", body)
+	b.ensure(spec)
+	o := b.awaitState(spec.ID, driver.Failed)
+	if !strings.Contains(o.Message, "OOMKilled") || o.Class != driver.ResourceQuotaExceeded {
+		t.Errorf("%s: %q, want OOMKilled", o.Class, o.Message)
+	}
+}
+
+func TestMoreCPUThanTheMachineHas(t *testing.T) {
+	b := newBench(t)
+	body := containerBody(b.image)
+	body.CpuMillicores = 4_096_000
+	if err := b.d.Ensure(b.ctx, b.spec("greedy", body)); driver.ClassOf(err) != driver.InsufficientResources {
+		t.Errorf("class %s: %v", driver.ClassOf(err), err)
+	}
+}
+
+func TestPrivileged(t *testing.T) {
+	b := newBench(t)
+	body := containerBody(b.image)
+	body.Privileged = true
+	spec := b.spec("privileged", body)
+	spec.Running = false
+	b.ensure(spec)
+	if !b.inspect(b.observed(spec.ID).RuntimeID).HostConfig.Privileged {
+		t.Error("not privileged")
+	}
+}
+
+func TestRestartPolicy(t *testing.T) {
+	t.Run("on-failure gives up after max_retry_count", func(t *testing.T) {
+		b := newBench(t)
+		body := containerBody(b.image, "exit", "5")
+		body.RestartPolicy = &agentv1.RestartPolicy{Policy: "on-failure", MaxRetryCount: 2}
+		spec := b.spec("retries", body)
+		b.ensure(spec)
+		o := b.awaitState(spec.ID, driver.Failed)
+		if o.RestartCount != 2 || o.ExitCode != 5 {
+			t.Errorf("restarts %d, exit code %d; want 2 and 5", o.RestartCount, o.ExitCode)
+		}
+		if !strings.Contains(o.Metadata["container.stderr"], "exiting with code 5") {
+			t.Errorf("stderr %q", o.Metadata["container.stderr"])
+		}
+	})
+	t.Run("always restarts, which reads Pending in between", func(t *testing.T) {
+		b := newBench(t)
+		body := containerBody(b.image, "exit", "0")
+		body.RestartPolicy = &agentv1.RestartPolicy{Policy: "always"}
+		spec := b.spec("always", body)
+		b.ensure(spec)
+		b.await(spec.ID, "Pending after a restart", func(o driver.Observed) bool {
+			return o.State == driver.Pending && o.RestartCount > 0
+		})
+		if err := b.d.Halt(b.ctx, spec.ID, time.Second); err != nil {
+			t.Fatal(err)
+		}
+		if o := b.observed(spec.ID).Under(false); o.State != driver.Stopped {
+			t.Errorf("after Halt: %s (%s)", o.State, o.Message)
+		}
+	})
+}
+
+func TestHaltKillsAfterGrace(t *testing.T) {
+	b := newBench(t)
+	spec := b.spec("stubborn", containerBody(b.image, "stubborn"))
+	b.ensure(spec)
+	b.await(spec.ID, "ready", func(driver.Observed) bool { // to ignore the signal
+		rc, err := b.d.Logs(b.ctx, spec.ID, driver.LogOptions{})
+		if err != nil {
+			return false
+		}
+		defer rc.Close()
+		text, err := io.ReadAll(rc)
+		return err == nil && strings.Contains(string(text), "ready")
+	})
+	start := time.Now()
+	if err := b.d.Halt(b.ctx, spec.ID, time.Second); err != nil {
+		t.Fatal(err)
+	}
+	if took := time.Since(start); took < 900*time.Millisecond || took > 15*time.Second {
+		t.Errorf("took %s, want the grace of 1s", took)
+	}
+	if o := b.observed(spec.ID); o.ExitCode != 137 || o.Under(false).State != driver.Stopped {
+		t.Errorf("exit code %d, %s", o.ExitCode, o.State)
+	}
+}
+
+func TestStderrIsBounded(t *testing.T) {
+	b := newBench(t)
+	spec := b.spec("chatter", containerBody(b.image, "chatter"))
+	b.ensure(spec)
+	o := b.awaitState(spec.ID, driver.Failed)
+	tail := o.Metadata["container.stderr"]
+	if len(tail) > driver.MaxMetadata || !strings.HasSuffix(strings.TrimSpace(tail), "complaint 1999") {
+		t.Errorf("%d bytes ending %q", len(tail), tail[max(0, len(tail)-60):])
+	}
+}
+
+func TestCommandThatIsNotThere(t *testing.T) {
+	b := newBench(t)
+	// The probe has an entrypoint; a read-only folder over it hides the program.
+	body := containerBody(b.image)
+	body.Volumes = []*agentv1.VolumeMount{{HostPath: t.TempDir(), ContainerPath: "/probe"}}
+	spec := b.spec("nocommand", body)
+	err := b.d.Ensure(b.ctx, spec)
+	if got := driver.ClassOf(err); got != driver.InvalidConfiguration && got != driver.StorageAttachFailed {
+		t.Errorf("class %s: %v", got, err)
+	}
+	if o := b.observed(spec.ID); o.State != driver.Failed || o.Class == "" {
+		t.Errorf("%s, class %q: %s", o.State, o.Class, o.Message)
+	}
+}
+
+// made is a container as an agent that sets only the first three labels makes it.
+func (b *bench) made(id driver.ID, revision string) string {
+	b.Helper()
+	res, err := b.cli.ContainerCreate(b.ctx, client.ContainerCreateOptions{
+		Name: string(id),
+		Config: &container.Config{Image: b.image, Labels: map[string]string{
+			driver.LabelManaged: "true", driver.LabelWorkload: string(id), driver.LabelRevision: revision,
+		}},
+	})
+	if err != nil {
+		b.Fatal(err)
+	}
+	b.Cleanup(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+		defer cancel()
+		_, _ = b.cli.ContainerRemove(ctx, res.ID, client.ContainerRemoveOptions{Force: true})
+	})
+	if _, err := b.cli.ContainerStart(b.ctx, res.ID, client.ContainerStartOptions{}); err != nil {
+		b.Fatal(err)
+	}
+	return res.ID
+}
+
+func TestContainerOfAnExistingAgent(t *testing.T) {
+	claim := func(yes bool) func(*docker.Options) {
+		return func(o *docker.Options) { o.Owns = func(driver.ID) bool { return yes } }
+	}
+	t.Run("unclaimed it is a stranger", func(t *testing.T) {
+		b := newBench(t, claim(false))
+		spec := b.spec("old-1", containerBody(b.image))
+		made := b.made(spec.ID, "rev-1")
+		if o := b.observed(spec.ID); o.State != driver.Absent {
+			t.Errorf("listed: %+v", o)
+		}
+		if err := b.d.Ensure(b.ctx, spec); driver.ClassOf(err) != driver.InvalidConfiguration || !strings.Contains(err.Error(), made[:12]) {
+			t.Errorf("Ensure: %v", err)
+		}
+		if err := b.d.Remove(b.ctx, spec.ID); err != nil || !b.inspect(made).State.Running {
+			t.Errorf("Remove: %v; it must still run", err)
+		}
+	})
+	t.Run("claimed and of the same revision it is adopted", func(t *testing.T) {
+		b := newBench(t, claim(true))
+		spec := b.spec("old-2", containerBody(b.image))
+		made := b.made(spec.ID, "rev-1")
+		if o := b.observed(spec.ID); o.Owned || o.Content != "" || o.State != driver.Running {
+			t.Errorf("observed %+v; want it running, not owned, without content", o)
+		}
+		b.ensure(spec)
+		if o := b.observed(spec.ID); o.RuntimeID != made {
+			t.Errorf("recreated as %s", o.RuntimeID)
+		}
+	})
+	t.Run("claimed and of another revision it is replaced", func(t *testing.T) {
+		b := newBench(t, claim(true))
+		spec := b.spec("old-3", containerBody(b.image))
+		made := b.made(spec.ID, "rev-0")
+		b.ensure(spec)
+		if o := b.awaitState(spec.ID, driver.Running); o.RuntimeID == made || !o.Owned || o.Name != string(spec.ID) {
+			t.Errorf("observed %+v; want a new container of ours", o)
+		}
+	})
+	t.Run("the store's note of its content decides before the revision", func(t *testing.T) {
+		noted := ""
+		b := newBench(t, claim(true), func(o *docker.Options) {
+			o.Content = func(driver.ID, string) (string, bool) { return noted, true }
+		})
+		spec := b.spec("old-4", containerBody(b.image))
+		made := b.made(spec.ID, "rev-0")
+		noted = spec.Content
+		b.ensure(spec)
+		if o := b.observed(spec.ID); o.RuntimeID != made {
+			t.Errorf("recreated as %s although the store adopted it", o.RuntimeID)
+		}
+		spec.Content += "-2"
+		b.ensure(spec)
+		if o := b.observed(spec.ID); o.RuntimeID == made {
+			t.Error("new content did not replace it")
+		}
+	})
+}
+
+func TestOneLetterID(t *testing.T) {
+	b := newBench(t)
+	spec := b.spec("x", containerBody(b.image))
+	spec.ID = "x"
+	t.Cleanup(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+		defer cancel()
+		if err := b.d.Remove(ctx, "x"); err != nil {
+			t.Error(err)
+		}
+	})
+	b.ensure(spec)
+	if o := b.awaitState("x", driver.Running); o.Name != "x--node-a" {
+		t.Errorf("name %q", o.Name)
+	}
+}
+
+func TestManyAtOnce(t *testing.T) {
+	b := newBench(t)
+	const count, parallel = 16, 8
+	specs := make([]driver.Spec, count)
+	for i := range specs {
+		specs[i] = b.spec("many-"+strconv.Itoa(i), containerBody(b.image))
+	}
+	start := time.Now()
+	group, ctx := errgroup.WithContext(b.ctx)
+	group.SetLimit(parallel)
+	for _, spec := range specs {
+		group.Go(func() error { return b.d.Ensure(ctx, spec) })
+	}
+	if err := group.Wait(); err != nil {
+		t.Fatal(err)
+	}
+	t.Logf("%d containers, %d at a time: %s", count, parallel, time.Since(start))
+	all, err := b.d.List(b.ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, spec := range specs {
+		i := slices.IndexFunc(all, func(o driver.Observed) bool { return o.ID == spec.ID })
+		if i < 0 || all[i].State != driver.Running {
+			t.Errorf("%s does not run", spec.ID)
+		}
+	}
+	remove, ctx := errgroup.WithContext(b.ctx)
+	remove.SetLimit(parallel)
+	for _, spec := range specs {
+		remove.Go(func() error { return b.d.Remove(ctx, spec.ID) })
+	}
+	if err := remove.Wait(); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// A creation whose caller gave up never appears behind the back of the Remove that follows.
+func TestRemoveAfterCancelledCreation(t *testing.T) {
+	b := newBench(t)
+	spec := b.spec("ghost", containerBody(b.image))
+	for _, after := range []time.Duration{2, 5, 10, 20} {
+		ctx, cancel := context.WithTimeout(b.ctx, after*time.Millisecond)
+		err := b.d.Ensure(ctx, spec)
+		cancel()
+		if err := b.d.Remove(b.ctx, spec.ID); err != nil {
+			t.Fatal(err)
+		}
+		for end := time.Now().Add(300 * time.Millisecond); time.Now().Before(end); {
+			if o := b.observed(spec.ID); o.State != driver.Absent {
+				t.Fatalf("cut after %dms (%v): it appeared after its removal: %s", after, err, o.State)
+			}
+		}
+	}
+}

@@ -1,0 +1,168 @@
+package docker
+
+import (
+	"context"
+	"errors"
+	"strings"
+
+	cerrdefs "github.com/containerd/errdefs"
+	"github.com/moby/moby/client"
+	"github.com/persys/compute/agent/driver"
+)
+
+// The engine's answers carry a status, which the client turns into errdefs types. Several causes
+// share status 500, above all whatever the registry or the kernel told the engine: only for those
+// the text decides, and only by phrases that the engine, the registry protocol or the C library
+// fix. What no phrase matches is transient.
+
+// phrase is one fixed text of a cause.
+type phrase struct {
+	text  string
+	class driver.Class
+}
+
+func match(err error, table []phrase) driver.Class {
+	text := strings.ToLower(err.Error())
+	for _, p := range table {
+		if strings.Contains(text, p.text) {
+			return p.class
+		}
+	}
+	return ""
+}
+
+// enginePhrases returns the texts of create, start, stop and remove.
+func enginePhrases() []phrase {
+	return []phrase{
+		{"no space left on device", driver.StorageFull},
+		{"disk quota exceeded", driver.StorageFull},
+		{"port is already allocated", driver.PortBindConflict},
+		{"address already in use", driver.PortBindConflict},
+		{"ports are not available", driver.PortBindConflict},
+		{"range of cpus is from", driver.InsufficientResources}, // more than the machine has
+		{"cannot allocate memory", driver.InsufficientResources},
+		{"minimum memory limit allowed", driver.InvalidSpecification},
+		{"invalid mount config", driver.StorageAttachFailed},
+		{"error while creating mount source path", driver.StorageAttachFailed},
+		{"error mounting", driver.StorageAttachFailed},
+	}
+}
+
+// execPhrases returns the texts of a command that cannot run, from a start or a container's error.
+func execPhrases() []phrase {
+	return []phrase{
+		{"executable file not found", driver.InvalidConfiguration},
+		{"exec format error", driver.InvalidConfiguration},
+		{"exec: \"", driver.InvalidConfiguration},
+	}
+}
+
+// pullPhrases returns the texts that a registry's answer or its absence leaves. The order counts:
+// what the registry said wins over how the connection felt.
+func pullPhrases() []phrase {
+	return []phrase{
+		{"no space left on device", driver.StorageFull},
+		{"no basic auth credentials", driver.ImagePullAuthFailed},
+		{"pull access denied", driver.ImagePullAuthFailed},
+		{"unauthorized:", driver.ImagePullAuthFailed},
+		{"authentication required", driver.ImagePullAuthFailed},
+		{"401 unauthorized", driver.ImagePullAuthFailed},
+		{"403 forbidden", driver.ImagePullAuthFailed},
+		{"parsing http 401 response", driver.ImagePullAuthFailed}, // without the protocol's JSON
+		{"parsing http 403 response", driver.ImagePullAuthFailed},
+		{"denied:", driver.ImagePullAuthFailed},
+		{"manifest unknown", driver.InvalidImage},
+		{"name unknown", driver.InvalidImage},
+		{"no matching manifest for", driver.InvalidImage},
+		{"no such host", driver.DNSResolutionFailed},
+		{"server misbehaving", driver.DNSResolutionFailed},
+		{"temporary failure in name resolution", driver.DNSResolutionFailed},
+		{"connection refused", driver.NetworkUnreachable},
+		{"connection reset by peer", driver.NetworkUnreachable},
+		{"no route to host", driver.NetworkUnreachable},
+		{"network is unreachable", driver.NetworkUnreachable},
+	}
+}
+
+// classify makes a driver.Error of an engine call's error; nil stays nil.
+func classify(op string, err error) error {
+	if err == nil {
+		return nil
+	}
+	var typed *driver.Error
+	if errors.As(err, &typed) {
+		return err
+	}
+	return &driver.Error{Class: engineClass(op, err), Op: op, Err: err}
+}
+
+func engineClass(op string, err error) driver.Class {
+	switch {
+	case errors.Is(err, context.Canceled):
+		return driver.UnknownError
+	case unreachable(err):
+		return driver.RuntimeUnhealthy
+	}
+	if class := match(err, enginePhrases()); class != "" {
+		return class
+	}
+	if op == "start" {
+		if class := match(err, execPhrases()); class != "" {
+			return class
+		}
+	}
+	switch {
+	case cerrdefs.IsNotFound(err):
+		return driver.RuntimeResourceMissing
+	case cerrdefs.IsInvalidArgument(err) && op == "start":
+		return driver.InvalidConfiguration
+	case cerrdefs.IsInvalidArgument(err) && op == "create":
+		return driver.InvalidSpecification
+	}
+	return driver.RuntimeError
+}
+
+// unreachable is true if the engine itself did not answer.
+func unreachable(err error) bool {
+	return client.IsErrConnectionFailed(err) || cerrdefs.IsUnavailable(err) ||
+		errors.Is(err, context.DeadlineExceeded) || driver.Generic(err) != ""
+}
+
+// pullClass judges a pull: the engine's absence, the registry's answer, or the registry's absence.
+// Without a plain answer that the image does not exist or may not be read, the failure is
+// transient: an outage must never stop the retries.
+func pullClass(err error) driver.Class {
+	switch {
+	case errors.Is(err, context.Canceled):
+		return driver.UnknownError
+	case errors.Is(err, context.DeadlineExceeded):
+		return driver.ImagePullTimeout
+	case unreachable(err):
+		return driver.RuntimeUnhealthy
+	case cerrdefs.IsUnauthorized(err), cerrdefs.IsPermissionDenied(err):
+		return driver.ImagePullAuthFailed
+	}
+	// Engines answer 404 both for "does not exist" and for "exists, but not for you".
+	if class := match(err, pullPhrases()); class != "" {
+		return class
+	}
+	if cerrdefs.IsNotFound(err) || cerrdefs.IsInvalidArgument(err) {
+		return driver.InvalidImage
+	}
+	return driver.ImagePullTimeout
+}
+
+// exitClass judges a container that ended or could not start, from the engine's note of it.
+func exitClass(note string) driver.Class {
+	if note == "" {
+		return driver.RuntimeError
+	}
+	err := errors.New(note)
+	if class := match(err, enginePhrases()); class != "" {
+		return class
+	}
+	if class := match(err, execPhrases()); class != "" {
+		return class
+	}
+	return driver.RuntimeError
+}

@@ -1,0 +1,231 @@
+package docker_test
+
+import (
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/google/go-containerregistry/pkg/name"
+	"github.com/google/go-containerregistry/pkg/registry"
+	"github.com/google/go-containerregistry/pkg/v1/remote"
+
+	"github.com/persys/compute/agent/driver"
+	"github.com/persys/compute/agent/driver/docker"
+)
+
+// testRegistry is a registry on loopback (which the engine trusts without TLS) that counts what it
+// is asked for and can want a password, fail, or hang.
+type testRegistry struct {
+	*httptest.Server
+	mu       sync.Mutex
+	requests int
+	password string
+	status   int
+	hang     bool
+	released chan struct{} // ends what hangs
+}
+
+func newRegistry(t *testing.T) *testRegistry {
+	t.Helper()
+	r := &testRegistry{released: make(chan struct{})}
+	inner := registry.New(registry.Logger(quiet()))
+	r.Server = httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
+		r.mu.Lock()
+		r.requests++
+		password, status, hang := r.password, r.status, r.hang
+		r.mu.Unlock()
+		if hang {
+			select {
+			case <-r.released:
+			case <-req.Context().Done():
+			}
+			return
+		}
+		if status != 0 {
+			http.Error(w, http.StatusText(status), status)
+			return
+		}
+		if _, given, _ := req.BasicAuth(); password != "" && given != password {
+			w.Header().Set("WWW-Authenticate", `Basic realm="test"`)
+			w.Header().Set("Content-Type", "application/json")
+			w.WriteHeader(http.StatusUnauthorized)
+			_, _ = w.Write([]byte(`{"errors":[{"code":"UNAUTHORIZED","message":"authentication required"}]}`))
+			return
+		}
+		inner.ServeHTTP(w, req)
+	}))
+	t.Cleanup(r.Server.Close)
+	t.Cleanup(func() { close(r.released) })
+	return r
+}
+
+func (r *testRegistry) host() string { return strings.TrimPrefix(r.URL, "http://") }
+
+func (r *testRegistry) set(change func(*testRegistry)) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	change(r)
+}
+
+func (r *testRegistry) count() int {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.requests
+}
+
+// push puts the probe there and returns its pinned reference; the engine's copies are removed when
+// the test ends.
+func (b *bench) push(r *testRegistry, ref string) string {
+	b.Helper()
+	tag, err := name.NewTag(r.host() + "/" + ref)
+	if err != nil {
+		b.Fatal(err)
+	}
+	if err := remote.Write(tag, b.probe); err != nil {
+		b.Fatal(err)
+	}
+	digest, err := b.probe.Digest()
+	if err != nil {
+		b.Fatal(err)
+	}
+	pinned := tag.Context().Name() + "@" + digest.String()
+	b.Cleanup(func() {
+		_ = b.removeImage(tag.Name())
+		_ = b.removeImage(pinned)
+	})
+	return pinned
+}
+
+func TestPull(t *testing.T) {
+	t.Run("a tag is pulled when missing and then never again", func(t *testing.T) {
+		b, r := newBench(t), newRegistry(t)
+		b.push(r, "tagged:v1")
+		before := r.count()
+		b.ensure(b.spec("tagged-1", containerBody(r.host()+"/tagged:v1")))
+		pulled := r.count()
+		if pulled == before {
+			t.Fatal("the registry was not asked")
+		}
+		b.ensure(b.spec("tagged-2", containerBody(r.host()+"/tagged:v1")))
+		if again := r.count(); again != pulled {
+			t.Errorf("%d further requests for an image that is here", again-pulled)
+		}
+	})
+	t.Run("a pinned digest is pulled when missing and then never again", func(t *testing.T) {
+		b, r := newBench(t), newRegistry(t)
+		pinned := b.push(r, "pinned:v1")
+		b.ensure(b.spec("pinned-1", containerBody(pinned)))
+		pulled := r.count()
+		r.Close() // even without a registry
+		b.ensure(b.spec("pinned-2", containerBody(pinned)))
+		withTag := strings.Replace(pinned, "@", ":other@", 1)
+		b.ensure(b.spec("pinned-3", containerBody(withTag)))
+		if again := r.count(); again != pulled {
+			t.Errorf("%d further requests for a pinned image", again-pulled)
+		}
+	})
+	t.Run("latest is renewed, and a dead registry does not matter", func(t *testing.T) {
+		b, r := newBench(t), newRegistry(t)
+		b.push(r, "floating:latest")
+		b.ensure(b.spec("floating-1", containerBody(r.host()+"/floating")))
+		pulled := r.count()
+		b.ensure(b.spec("floating-2", containerBody(r.host()+"/floating:latest")))
+		if r.count() == pulled {
+			t.Error("the registry was not asked for latest")
+		}
+		r.Close()
+		b.ensure(b.spec("floating-3", containerBody(r.host()+"/floating")))
+	})
+	t.Run("a hanging registry delays latest only for the refresh time", func(t *testing.T) {
+		b := newBench(t, func(o *docker.Options) { o.RefreshTimeout = 500 * time.Millisecond })
+		r := newRegistry(t)
+		b.push(r, "slow:latest")
+		b.ensure(b.spec("slow-1", containerBody(r.host()+"/slow")))
+		r.set(func(r *testRegistry) { r.hang = true })
+		start := time.Now()
+		b.ensure(b.spec("slow-2", containerBody(r.host()+"/slow")))
+		if took := time.Since(start); took > 10*time.Second {
+			t.Errorf("took %s", took)
+		}
+	})
+	t.Run("an image made here is not looked up", func(t *testing.T) {
+		b := newBench(t)
+		local := "persys-local-" + b.run + ":latest"
+		if err := b.load(b.ctx, local); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = b.removeImage(local) })
+		start := time.Now()
+		b.ensure(b.spec("local", containerBody("persys-local-"+b.run)))
+		if took := time.Since(start); took > 10*time.Second {
+			t.Errorf("took %s: something was looked up", took)
+		}
+	})
+	t.Run("credentials are used", func(t *testing.T) {
+		var asked string
+		b := newBench(t, func(o *docker.Options) {
+			o.Credentials = func(ref string) (string, error) {
+				asked = ref
+				return docker.EncodeAuth("user", "open sesame", "")
+			}
+		})
+		r := newRegistry(t)
+		b.push(r, "private:v1")
+		r.set(func(r *testRegistry) { r.password = "open sesame" })
+		ref := r.host() + "/private:v1"
+		b.ensure(b.spec("private", containerBody(ref)))
+		if asked != ref {
+			t.Errorf("credentials asked for %q, want %q", asked, ref)
+		}
+	})
+	for _, c := range []struct {
+		name string
+		ref  string
+		set  func(*testRegistry)
+		down bool
+		want driver.Class
+	}{
+		{"no credentials", "private:v1", func(r *testRegistry) { r.password = "open sesame" }, false, driver.ImagePullAuthFailed},
+		{"a forbidden image", "probe:v1", func(r *testRegistry) { r.status = http.StatusForbidden }, false, driver.ImagePullAuthFailed},
+		{"an unknown tag", "probe:v9", nil, false, driver.InvalidImage},
+		{"an unknown repository", "nobody:v1", nil, false, driver.InvalidImage},
+		{"a malformed reference", "UPPER:v1", nil, false, driver.InvalidImage},
+		{"a registry in trouble", "probe:v1", func(r *testRegistry) { r.status = http.StatusServiceUnavailable }, false, driver.ImagePullTimeout},
+		{"a registry that is busy", "probe:v1", func(r *testRegistry) { r.status = http.StatusTooManyRequests }, false, driver.ImagePullTimeout},
+		{"a registry that hangs", "probe:v1", func(r *testRegistry) { r.hang = true }, false, driver.ImagePullTimeout},
+		{"a registry that is down", "probe:v1", nil, true, driver.NetworkUnreachable},
+	} {
+		t.Run(c.name+" is "+string(c.want), func(t *testing.T) {
+			b := newBench(t, func(o *docker.Options) { o.PullTimeout = 3 * time.Second })
+			r := newRegistry(t)
+			b.push(r, "probe:v1")
+			b.push(r, "private:v1")
+			if c.set != nil {
+				r.set(c.set)
+			}
+			if c.down {
+				r.Close()
+			}
+			spec := b.spec("refused", containerBody(r.host()+"/"+c.ref))
+			err := b.d.Ensure(b.ctx, spec)
+			if err == nil {
+				t.Fatal("no error")
+			}
+			if got := driver.ClassOf(err); got != c.want {
+				t.Errorf("class %s, want %s: %v", got, c.want, err)
+			}
+			if !strings.Contains(err.Error(), c.ref) {
+				t.Errorf("the error does not name the image: %v", err)
+			}
+			if outage := c.want != driver.InvalidImage && c.want != driver.ImagePullAuthFailed; outage && !driver.ClassOf(err).Transient() {
+				t.Errorf("an outage is not transient: %v", err)
+			}
+			if o := b.observed(spec.ID); o.State != driver.Absent {
+				t.Errorf("something was made: %+v", o)
+			}
+		})
+	}
+}

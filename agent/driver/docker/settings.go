@@ -1,0 +1,224 @@
+package docker
+
+import (
+	"path"
+	"sort"
+	"strconv"
+	"strings"
+
+	"github.com/moby/moby/api/types/container"
+	"github.com/moby/moby/api/types/network"
+	agentv1 "github.com/persys/compute/api/agent/v1"
+
+	"github.com/persys/compute/agent/driver"
+)
+
+// Bounds of a quota that the engine knows.
+const (
+	minMillicores  = 10 // the engine refuses less than 0.01 CPU
+	minShares      = 2  // the kernel's smallest weight
+	sharesPerCPU   = 1024
+	nanoPerMilli   = 1_000_000
+	milliPerCPU    = 1000
+	unlimitedSwap  = -1
+	maxPort        = 65535
+	maxRetryPolicy = "on-failure"
+)
+
+// settings is a spec in the engine's words.
+type settings struct {
+	image  image
+	config *container.Config
+	host   *container.HostConfig
+}
+
+// translate makes settings of a container spec without asking the engine anything. Refusals are of
+// class InvalidSpecification (InvalidImage for the reference) and name the field.
+func translate(spec driver.Spec) (settings, error) {
+	refuse := func(format string, args ...any) (settings, error) {
+		return settings{}, driver.Errorf(driver.InvalidSpecification, "ensure", format, args...)
+	}
+	body := spec.Body.GetContainer()
+	if body == nil {
+		return refuse("spec: the container runtime takes container, got %T (workload %q)", spec.Body.GetSpec(), spec.ID)
+	}
+	if len(body.GetManagedVolumes()) > 0 {
+		return refuse("container.managed_volumes: this agent has no volume driver; use container.volumes for a path of the machine (got %q)",
+			body.GetManagedVolumes()[0].GetName())
+	}
+	img, err := parseImage(body.GetImage())
+	if err != nil {
+		return settings{}, err
+	}
+	out := settings{
+		image: img,
+		config: &container.Config{
+			Image: img.name,
+			// The image's entrypoint stays, as with `docker run IMAGE COMMAND…` and in Compose.
+			Cmd:    append(append([]string(nil), body.GetCommand()...), body.GetArgs()...),
+			Labels: driver.Labels(driver.Container, spec, body.GetLabels()),
+		},
+		host: &container.HostConfig{Privileged: body.GetPrivileged()},
+	}
+	if out.config.Env, err = environment(body.GetEnv()); err != nil {
+		return settings{}, err
+	}
+	if out.host.Binds, err = binds(body.GetVolumes()); err != nil {
+		return settings{}, err
+	}
+	if out.config.ExposedPorts, out.host.PortBindings, err = ports(body.GetPorts()); err != nil {
+		return settings{}, err
+	}
+	if out.host.Resources, err = resources(body); err != nil {
+		return settings{}, err
+	}
+	if out.host.RestartPolicy, err = restartPolicy(body.GetRestartPolicy()); err != nil {
+		return settings{}, err
+	}
+	if spec.Exclusive {
+		out.host.RestartPolicy = container.RestartPolicy{Name: container.RestartPolicyDisabled}
+	}
+	return out, nil
+}
+
+func invalid(format string, args ...any) error {
+	return driver.Errorf(driver.InvalidSpecification, "ensure", format, args...)
+}
+
+// environment is sorted, so that equal specs make equal containers.
+func environment(env map[string]string) ([]string, error) {
+	out := make([]string, 0, len(env))
+	for k, v := range env {
+		if k == "" || strings.ContainsAny(k, "=\x00") {
+			return nil, invalid("container.env: a name must not be empty or contain '=' or NUL (got %q)", k)
+		}
+		if strings.ContainsRune(v, 0) {
+			return nil, invalid("container.env[%s]: the value must not contain NUL", k)
+		}
+		out = append(out, k+"="+v)
+	}
+	sort.Strings(out)
+	return out, nil
+}
+
+// binds are given in the engine's short form, which makes a missing folder of the machine, as
+// existing agents do; the form cannot carry a colon.
+func binds(mounts []*agentv1.VolumeMount) ([]string, error) {
+	out := make([]string, 0, len(mounts))
+	seen := make(map[string]bool, len(mounts))
+	for i, m := range mounts {
+		for _, f := range []struct{ field, value string }{
+			{"host_path", m.GetHostPath()}, {"container_path", m.GetContainerPath()},
+		} {
+			if !path.IsAbs(f.value) || strings.ContainsAny(f.value, ":\x00") {
+				return nil, invalid("container.volumes[%d].%s: must be an absolute path without ':' (got %q)", i, f.field, f.value)
+			}
+		}
+		target := path.Clean(m.GetContainerPath())
+		if seen[target] {
+			return nil, invalid("container.volumes[%d].container_path: %q is mounted twice", i, target)
+		}
+		seen[target] = true
+		bind := path.Clean(m.GetHostPath()) + ":" + target
+		if m.GetReadOnly() {
+			bind += ":ro"
+		}
+		out = append(out, bind)
+	}
+	return out, nil
+}
+
+// ports bind on all addresses of the machine; host port 0 is any free one.
+func ports(mappings []*agentv1.PortMapping) (network.PortSet, network.PortMap, error) {
+	type hostPort struct {
+		port     int32
+		protocol string
+	}
+	exposed, bindings := network.PortSet{}, network.PortMap{}
+	taken := make(map[hostPort]bool, len(mappings))
+	for i, m := range mappings {
+		protocol := strings.ToLower(m.GetProtocol())
+		switch protocol {
+		case "":
+			protocol = "tcp"
+		case "tcp", "udp":
+		default:
+			return nil, nil, invalid("container.ports[%d].protocol: must be tcp or udp (got %q)", i, m.GetProtocol())
+		}
+		if m.GetContainerPort() < 1 || m.GetContainerPort() > maxPort {
+			return nil, nil, invalid("container.ports[%d].container_port: must be 1 to 65535 (got %d)", i, m.GetContainerPort())
+		}
+		if m.GetHostPort() < 0 || m.GetHostPort() > maxPort {
+			return nil, nil, invalid("container.ports[%d].host_port: must be 0 (any) to 65535 (got %d)", i, m.GetHostPort())
+		}
+		if host := (hostPort{m.GetHostPort(), protocol}); host.port != 0 {
+			if taken[host] {
+				return nil, nil, invalid("container.ports[%d].host_port: %d/%s is mapped twice", i, host.port, protocol)
+			}
+			taken[host] = true
+		}
+		inside, _ := network.PortFrom(uint16(m.GetContainerPort()), network.IPProtocol(protocol))
+		binding := network.PortBinding{}
+		if m.GetHostPort() != 0 {
+			binding.HostPort = strconv.Itoa(int(m.GetHostPort()))
+		}
+		exposed[inside] = struct{}{}
+		bindings[inside] = append(bindings[inside], binding)
+	}
+	return exposed, bindings, nil
+}
+
+// resources are hard limits: a CPU quota in millicores and memory in bytes. Shares without a quota
+// are all that existing schedulers send (with millicores in them) and are passed on as a weight.
+func resources(body *agentv1.ContainerSpec) (container.Resources, error) {
+	limits := body.GetResources()
+	out := container.Resources{CPUShares: limits.GetCpuShares(), Memory: limits.GetMemoryBytes()}
+	field, milli := "container.resources.cpu_millicores", limits.GetCpuMillicores()
+	if milli == 0 {
+		field, milli = "container.cpu_millicores", body.GetCpuMillicores()
+	}
+	switch {
+	case milli < 0 || milli > 1<<40:
+		return out, invalid("%s: must be 0 to %d (got %d)", field, int64(1)<<40, milli)
+	case milli > 0:
+		milli = max(milli, minMillicores)
+		out.NanoCPUs = milli * nanoPerMilli
+		out.CPUShares = max(milli*sharesPerCPU/milliPerCPU, minShares)
+	case out.CPUShares < 0:
+		return out, invalid("container.resources.cpu_shares: must not be negative (got %d)", out.CPUShares)
+	}
+	swap := limits.GetMemorySwapBytes()
+	switch {
+	case out.Memory < 0:
+		return out, invalid("container.resources.memory_bytes: must not be negative (got %d)", out.Memory)
+	case out.Memory == 0 && swap != 0:
+		return out, invalid("container.resources.memory_swap_bytes: needs memory_bytes (got %d)", swap)
+	case swap < unlimitedSwap || swap > 0 && swap < out.Memory:
+		return out, invalid("container.resources.memory_swap_bytes: counts memory and swap together, so it must be 0, -1 (unlimited) or at least memory_bytes %d (got %d)", out.Memory, swap)
+	case swap == 0:
+		// Equal to memory: no swap. The engine's own default is twice the memory.
+		swap = out.Memory
+	}
+	out.MemorySwap = swap
+	return out, nil
+}
+
+func restartPolicy(policy *agentv1.RestartPolicy) (container.RestartPolicy, error) {
+	out := container.RestartPolicy{Name: container.RestartPolicyDisabled}
+	switch name := policy.GetPolicy(); name {
+	case "", "no":
+	case "always", "unless-stopped", maxRetryPolicy:
+		out.Name = container.RestartPolicyMode(name)
+	default:
+		return out, invalid("container.restart_policy.policy: must be no, always, on-failure or unless-stopped (got %q)", name)
+	}
+	switch retries := policy.GetMaxRetryCount(); {
+	case retries < 0:
+		return out, invalid("container.restart_policy.max_retry_count: must not be negative (got %d)", retries)
+	case retries > 0 && policy.GetPolicy() != maxRetryPolicy:
+		return out, invalid("container.restart_policy.max_retry_count: only with on-failure (got %d with %q)", retries, policy.GetPolicy())
+	default:
+		out.MaximumRetryCount = int(retries)
+	}
+	return out, nil
+}

@@ -1,0 +1,123 @@
+// Probe is the only program in the driver's test image: it serves, crashes, allocates or computes,
+// as its first argument says.
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"net"
+	"net/http"
+	"os"
+	"os/signal"
+	"strconv"
+	"syscall"
+	"time"
+)
+
+func main() {
+	args := os.Args[1:]
+	if len(args) == 0 {
+		args = []string{"serve"}
+	}
+	switch args[0] {
+	case "serve":
+		serve()
+	case "exit":
+		fmt.Fprintf(os.Stderr, "probe: exiting with code %s\n", args[1])
+		os.Exit(number(args[1]))
+	case "chatter": // more than fits a status
+		for i := range 2000 {
+			fmt.Fprintf(os.Stderr, "probe: complaint %d\n", i)
+		}
+		os.Exit(9)
+	case "allocate":
+		allocate(number(args[1]))
+	case "stubborn": // ends only when killed
+		signal.Ignore(syscall.SIGTERM)
+		fmt.Println("probe: ready")
+		for {
+			time.Sleep(time.Hour)
+		}
+	default:
+		fmt.Fprintf(os.Stderr, "probe: unknown argument %q\n", args[0])
+		os.Exit(2)
+	}
+}
+
+func number(s string) int {
+	n, err := strconv.Atoi(s)
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "probe:", err)
+		os.Exit(2)
+	}
+	return n
+}
+
+func allocate(mib int) {
+	var held [][]byte
+	for range mib {
+		block := make([]byte, 1<<20)
+		for i := 0; i < len(block); i += 4096 {
+			block[i] = 1
+		}
+		held = append(held, block)
+	}
+	fmt.Println("probe: allocated", len(held), "MiB")
+}
+
+// serve tells over HTTP what the container was given, echoes UDP, and ends on SIGTERM.
+func serve() {
+	udp, err := net.ListenPacket("udp", ":9090")
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "probe:", err)
+		os.Exit(1)
+	}
+	go func() {
+		buf := make([]byte, 1500)
+		for {
+			n, from, err := udp.ReadFrom(buf)
+			if err != nil {
+				return
+			}
+			_, _ = udp.WriteTo(buf[:n], from)
+		}
+	}()
+	http.HandleFunc("/facts", func(w http.ResponseWriter, _ *http.Request) {
+		_ = json.NewEncoder(w).Encode(map[string]any{"args": os.Args, "env": os.Environ()})
+	})
+	http.HandleFunc("/write", func(w http.ResponseWriter, r *http.Request) {
+		if err := os.WriteFile(r.FormValue("path"), []byte("probe"), 0o644); err != nil {
+			http.Error(w, err.Error(), http.StatusForbidden)
+		}
+	})
+	http.HandleFunc("/read", func(w http.ResponseWriter, r *http.Request) {
+		data, err := os.ReadFile(r.FormValue("path"))
+		if err != nil {
+			http.Error(w, err.Error(), http.StatusNotFound)
+			return
+		}
+		_, _ = w.Write(data)
+	})
+	// Burns one core for a while and answers how much CPU time it got in it.
+	http.HandleFunc("/burn", func(w http.ResponseWriter, _ *http.Request) {
+		var before, after syscall.Rusage
+		_ = syscall.Getrusage(syscall.RUSAGE_SELF, &before)
+		for start := time.Now(); time.Since(start) < time.Second; {
+		}
+		_ = syscall.Getrusage(syscall.RUSAGE_SELF, &after)
+		fmt.Fprint(w, time.Duration(after.Utime.Nano()+after.Stime.Nano()-before.Utime.Nano()-before.Stime.Nano()).Milliseconds())
+	})
+	http.HandleFunc("/", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, "probe") })
+	listener, err := net.Listen("tcp", ":8080")
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "probe:", err)
+		os.Exit(1)
+	}
+	fmt.Println("probe: ready")
+	fmt.Fprintln(os.Stderr, "probe: on stderr")
+	go func() { _ = http.Serve(listener, nil) }()
+	stop := make(chan os.Signal, 1)
+	signal.Notify(stop, syscall.SIGTERM, os.Interrupt)
+	<-stop
+	fmt.Println("probe: stopping")
+}

@@ -1,0 +1,185 @@
+package driver_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+	"unicode/utf8"
+
+	"go.uber.org/goleak"
+
+	"github.com/persys/compute/agent/driver"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+func TestGeneration(t *testing.T) {
+	g := driver.Generation{Incarnation: 1763, Sequence: 42}
+	got, err := driver.ParseGeneration(g.String())
+	if err != nil || got != g {
+		t.Errorf("ParseGeneration(%q) = %v, %v", g, got, err)
+	}
+	for _, bad := range []string{"", "1", "1.", ".1", "1.x", "-1.2", "1.2.3"} {
+		if got, err := driver.ParseGeneration(bad); err == nil {
+			t.Errorf("ParseGeneration(%q) = %v, want an error", bad, got)
+		}
+	}
+	order := []driver.Generation{{}, {Sequence: 9}, {Incarnation: 1}, {Incarnation: 1, Sequence: 1}, {Incarnation: 2}}
+	if !slices.IsSortedFunc(order, func(a, b driver.Generation) int {
+		if a.Less(b) {
+			return -1
+		}
+		return 1
+	}) {
+		t.Errorf("not in order: %v", order)
+	}
+}
+
+func TestOwnership(t *testing.T) {
+	id := driver.Identity{ClusterID: "c1", NodeID: "n1", Owns: func(id driver.ID) bool { return id == "mine" }}
+	for _, c := range []struct {
+		name                    string
+		workload, cluster, node string
+		unmanaged               bool
+		want                    driver.Ownership
+	}{
+		{name: "our labels", workload: "w", cluster: "c1", node: "n1", want: driver.Ours},
+		{name: "another node of the cluster", workload: "w", cluster: "c1", node: "n2", want: driver.Sibling},
+		{name: "another cluster, the same node name", workload: "w", cluster: "c2", node: "n1", want: driver.Stranger},
+		{name: "no node, claimed by the store", workload: "mine", want: driver.Claimed},
+		{name: "no node, claimed, our cluster", workload: "mine", cluster: "c1", want: driver.Claimed},
+		{name: "no node, claimed, another cluster", workload: "mine", cluster: "c2", want: driver.Stranger},
+		{name: "no node, unclaimed", workload: "w", want: driver.Stranger},
+		{name: "a node without cluster", workload: "mine", node: "n1", want: driver.Stranger},
+		{name: "no workload", cluster: "c1", node: "n1", want: driver.Stranger},
+		{name: "not managed", workload: "w", cluster: "c1", node: "n1", unmanaged: true, want: driver.Stranger},
+	} {
+		labels := map[string]string{
+			driver.LabelManaged: "true", driver.LabelWorkload: c.workload, driver.LabelCluster: c.cluster, driver.LabelNode: c.node,
+		}
+		if c.unmanaged {
+			delete(labels, driver.LabelManaged)
+		}
+		if got := id.Of(labels); got != c.want {
+			t.Errorf("%s: %d, want %d", c.name, got, c.want)
+		}
+	}
+}
+
+// The contract's two tables, in full, so that a new class needs a decision here.
+func TestClasses(t *testing.T) {
+	type row struct {
+		transient, permanent bool
+		reason               string
+	}
+	want := map[driver.Class]row{
+		driver.ImagePullTimeout:       {true, false, "IMAGE_PULL_FAILED"},
+		driver.ImagePullAuthFailed:    {false, false, "IMAGE_PULL_FAILED"},
+		driver.InvalidImage:           {false, true, "IMAGE_NOT_FOUND"},
+		driver.NetworkTimeout:         {true, false, "NETWORK_ERROR"},
+		driver.NetworkUnreachable:     {true, false, "NETWORK_ERROR"},
+		driver.DNSResolutionFailed:    {true, false, "NETWORK_ERROR"},
+		driver.InsufficientResources:  {false, false, "INSUFFICIENT_RESOURCES"},
+		driver.StorageFull:            {false, false, "STORAGE_ERROR"},
+		driver.ResourceQuotaExceeded:  {false, false, "INSUFFICIENT_RESOURCES"},
+		driver.InvalidSpecification:   {false, true, "INVALID_SPEC"},
+		driver.InvalidConfiguration:   {false, true, "INVALID_SPEC"},
+		driver.PortBindConflict:       {false, true, "INVALID_SPEC"},
+		driver.RuntimeError:           {true, false, "RUNTIME_ERROR"},
+		driver.RuntimeUnhealthy:       {true, false, "RUNTIME_ERROR"},
+		driver.UnknownError:           {true, false, "RUNTIME_ERROR"},
+		driver.RuntimeResourceMissing: {false, false, "RUNTIME_ERROR"},
+		driver.StorageProvisionFailed: {false, false, "STORAGE_ERROR"},
+		driver.StorageAttachFailed:    {false, false, "STORAGE_ERROR"},
+		driver.CloudInitInvalid:       {false, false, "INVALID_SPEC"},
+	}
+	if len(want) != len(driver.Classes()) {
+		t.Errorf("%d classes, want %d", len(driver.Classes()), len(want))
+	}
+	for _, c := range driver.Classes() {
+		if got := (row{c.Transient(), c.Permanent(), c.FailureReason(driver.Container)}); got != want[c] {
+			t.Errorf("%s: %+v, want %+v", c, got, want[c])
+		}
+	}
+	if got := driver.RuntimeError.FailureReason(driver.VM); got != "VM_BOOT_FAILED" {
+		t.Errorf("a VM's runtime error is %s", got)
+	}
+}
+
+func TestClassOf(t *testing.T) {
+	for _, c := range []struct {
+		err  error
+		want driver.Class
+	}{
+		{nil, ""},
+		{errors.New("image not found: no space left"), driver.UnknownError}, // text decides nothing
+		{fmt.Errorf("apply: %w", driver.Errorf(driver.InvalidImage, "pull", "x")), driver.InvalidImage},
+		{&os.PathError{Op: "write", Path: "/x", Err: syscall.ENOSPC}, driver.StorageFull},
+		{&net.OpError{Op: "listen", Err: os.NewSyscallError("bind", syscall.EADDRINUSE)}, driver.PortBindConflict},
+		{&net.OpError{Op: "dial", Err: os.NewSyscallError("connect", syscall.ECONNREFUSED)}, driver.NetworkUnreachable},
+		{&net.OpError{Op: "dial", Err: &net.DNSError{Err: "no such host", IsNotFound: true}}, driver.DNSResolutionFailed},
+		{context.DeadlineExceeded, driver.NetworkTimeout},
+		{io.ErrUnexpectedEOF, driver.NetworkUnreachable},
+	} {
+		if got := driver.ClassOf(c.err); got != c.want {
+			t.Errorf("ClassOf(%v) = %q, want %q", c.err, got, c.want)
+		}
+	}
+}
+
+func TestBound(t *testing.T) {
+	if got := driver.Bound("short"); got != "short" {
+		t.Errorf("%q", got)
+	}
+	long := driver.Bound(strings.Repeat("ä", driver.MaxMetadata) + "z")
+	if len(long) > driver.MaxMetadata || !utf8.ValidString(long) || !strings.HasSuffix(long, "äz") {
+		t.Errorf("%d bytes, valid %t", len(long), utf8.ValidString(long))
+	}
+}
+
+func TestUnder(t *testing.T) {
+	failed := driver.Observed{State: driver.Failed, Class: driver.RuntimeError, Message: "exited with code 137"}
+	if got := failed.Under(false); got.State != driver.Stopped || got.Class != "" || got.Message != failed.Message {
+		t.Errorf("should be stopped: %+v", got)
+	}
+	if got := failed.Under(true); got.State != driver.Failed {
+		t.Errorf("should run: %+v", got)
+	}
+}
+
+func TestHints(t *testing.T) {
+	h := driver.NewHints()
+	for range 1000 { // nobody reads, nothing blocks
+		h.Add("a")
+		h.Add("b")
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	out := make(chan driver.ID)
+	go h.Send(ctx, out)
+	for _, want := range []driver.ID{"a", "b"} {
+		if got := <-out; got != want {
+			t.Errorf("hint %q, want %q", got, want)
+		}
+	}
+	select {
+	case got := <-out:
+		t.Errorf("hint %q was not coalesced", got)
+	case <-time.After(20 * time.Millisecond):
+	}
+	h.Add("c")
+	if got := <-out; got != "c" {
+		t.Errorf("hint %q, want c", got)
+	}
+	cancel()
+	if _, open := <-out; open {
+		t.Error("not closed")
+	}
+}

@@ -1,0 +1,771 @@
+// Package drivertest is the conformance suite of agent/driver: one list of facts that holds for
+// every driver, run against real engines and the simulated one.
+package drivertest
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/persys/compute/agent/driver"
+	agentv1 "github.com/persys/compute/api/agent/v1"
+)
+
+// Harness is what a driver brings to the suite. One Harness is one engine.
+type Harness struct {
+	// Cluster is the cluster id that Open's drivers use; Prefix makes ids unique on a shared
+	// engine.
+	Cluster string
+	Prefix  string
+	// Open returns a driver of a node on the engine. Opening a node twice is an agent's restart.
+	Open func(t *testing.T, node string) driver.Driver
+	// Steady is a spec that runs until stopped and writes LogLine once it is up. Different
+	// versions differ in content.
+	Steady  func(version int) *agentv1.WorkloadSpec
+	LogLine string
+	// Crash ends by itself with the code soon after its start.
+	Crash func(code int) *agentv1.WorkloadSpec
+	// Missing names an image (or disk) that does not exist and never will.
+	Missing func() *agentv1.WorkloadSpec
+	// Stranger makes something that is not ours and holds the name that workload id would get.
+	// The returned function fails the test if it was touched, and removes it.
+	Stranger func(t *testing.T, id driver.ID) (untouched func())
+	// Patience bounds every wait. Default 30 s.
+	Patience time.Duration
+}
+
+// The nodes that the suite opens.
+const (
+	nodeA = "node-a"
+	nodeB = "node-b"
+)
+
+type suite struct {
+	Harness
+	ctx context.Context
+}
+
+// Run runs the suite. Subtests are independent and leave nothing behind.
+func Run(t *testing.T, h Harness) {
+	if h.Patience == 0 {
+		h.Patience = 30 * time.Second
+	}
+	for _, c := range []struct {
+		name string
+		run  func(*testing.T, *suite)
+	}{
+		{"a probe tells engine and version", testProbe},
+		{"creating runs it", testCreate},
+		{"creating stopped does not run it", testCreateStopped},
+		{"equal content is left alone", testNoop},
+		{"a new revision with equal content is left alone", testRevisionOnly},
+		{"new content replaces", testReplace},
+		{"new content under the same revision replaces", testReplaceSameRevision},
+		{"new content of a stopped workload stays stopped", testReplaceStopped},
+		{"stop and start keep the instance", testStopStart},
+		{"halting what is absent succeeds", testHaltAbsent},
+		{"removing twice succeeds", testRemove},
+		{"a crash is Failed with its exit code", testCrash},
+		{"exit code 0 is Stopped", testExitZero},
+		{"a crashed workload is started again without recreation", testRestartCrashed},
+		{"the list carries every label", testLabels},
+		{"a restarted agent adopts", testAdopt},
+		{"a sibling agent has its own instance", testSibling},
+		{"another cluster's instance is a stranger", testOtherCluster},
+		{"a stranger's name is refused and the stranger untouched", testStranger},
+		{"a missing image is permanent", testMissing},
+		{"a missing image leaves the old one running", testMissingReplace},
+		{"an empty spec is refused", testInvalid},
+		{"a cancelled creation can be finished", testCancelCreate},
+		{"a cancelled replacement can be finished", testCancelReplace},
+		{"a cancelled context is an error", testCancelled},
+		{"events hint at changes", testEvents},
+		{"events end with their context", testEventsEnd},
+		{"logs have the output", testLogs},
+		{"logs follow until the end", testLogsFollow},
+		{"logs of an absent workload are an error", testLogsAbsent},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			ctx, cancel := context.WithTimeout(context.Background(), 4*h.Patience)
+			t.Cleanup(cancel)
+			c.run(t, &suite{Harness: h, ctx: ctx})
+		})
+	}
+}
+
+// spec of a fresh workload named after the test; it is removed when the test ends.
+func (s *suite) spec(t *testing.T, d driver.Driver, node, name string, body *agentv1.WorkloadSpec) driver.Spec {
+	t.Helper()
+	id := driver.ID(s.Prefix + name)
+	t.Cleanup(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), s.Patience)
+		defer cancel()
+		if err := d.Remove(ctx, id); err != nil {
+			t.Errorf("cleaning up %s: %v", id, err)
+		}
+	})
+	return driver.Spec{
+		ID: id, Revision: "rev-1", Content: "c1:" + name + "-1", ClusterID: s.Cluster, NodeID: node,
+		Generation: driver.Generation{Incarnation: 7, Sequence: 1}, Running: true, Body: body,
+	}
+}
+
+func (s *suite) ensure(t *testing.T, d driver.Driver, spec driver.Spec) {
+	t.Helper()
+	if err := d.Ensure(s.ctx, spec); err != nil {
+		t.Fatalf("Ensure(%s): %v", spec.ID, err)
+	}
+}
+
+// get is one workload from the list; Absent if it is not there.
+func (s *suite) get(t *testing.T, d driver.Driver, id driver.ID) driver.Observed {
+	t.Helper()
+	all, err := d.List(s.ctx)
+	if err != nil {
+		t.Fatalf("List: %v", err)
+	}
+	got := driver.Observed{ID: id, State: driver.Absent}
+	for i, o := range all {
+		if i > 0 && all[i-1].ID >= o.ID {
+			t.Fatalf("List is not sorted by id, or lists one twice: %q before %q", all[i-1].ID, o.ID)
+		}
+		if o.ID == id {
+			got = o
+		}
+	}
+	return got
+}
+
+// await polls the list until the workload is in the state.
+func (s *suite) await(t *testing.T, d driver.Driver, id driver.ID, want driver.State) driver.Observed {
+	t.Helper()
+	deadline := time.Now().Add(s.Patience)
+	for {
+		o := s.get(t, d, id)
+		if o.State == want {
+			return o
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("%s is %s (%s) after %s, want %s", id, o.State, o.Message, s.Patience, want)
+		}
+		s.pause(t)
+	}
+}
+
+func (s *suite) pause(t *testing.T) {
+	t.Helper()
+	select {
+	case <-time.After(20 * time.Millisecond):
+	case <-s.ctx.Done():
+		t.Fatal(s.ctx.Err())
+	}
+}
+
+func same(t *testing.T, what string, before, after driver.Observed) {
+	t.Helper()
+	if before.RuntimeID == "" || before.RuntimeID != after.RuntimeID {
+		t.Errorf("%s: runtime id %q became %q, want it unchanged", what, before.RuntimeID, after.RuntimeID)
+	}
+}
+
+func wantClass(t *testing.T, err error, want ...driver.Class) {
+	t.Helper()
+	if err == nil {
+		t.Fatalf("no error, want class %v", want)
+	}
+	var typed *driver.Error
+	if !errors.As(err, &typed) {
+		t.Fatalf("error is not a *driver.Error: %v", err)
+	}
+	for _, c := range want {
+		if typed.Class == c {
+			return
+		}
+	}
+	t.Fatalf("class %s, want %v: %v", typed.Class, want, err)
+}
+
+func testProbe(t *testing.T, s *suite) {
+	a, err := s.Open(t, nodeA).Probe(s.ctx)
+	if err != nil || !a.Healthy || a.EngineID == "" || a.Version == "" {
+		t.Fatalf("Probe = %+v, %v; want healthy, with engine id and version", a, err)
+	}
+	b, err := s.Open(t, nodeB).Probe(s.ctx)
+	if err != nil || a.EngineID != b.EngineID {
+		t.Errorf("engine ids %q and %q (%v), want one for the engine", a.EngineID, b.EngineID, err)
+	}
+}
+
+func testCreate(t *testing.T, s *suite) {
+	d := s.Open(t, nodeA)
+	spec := s.spec(t, d, nodeA, "create", s.Steady(1))
+	s.ensure(t, d, spec)
+	o := s.await(t, d, spec.ID, driver.Running)
+	if o.RuntimeID == "" || o.Name == "" || o.StartedAt.IsZero() || !o.Owned {
+		t.Errorf("observed %+v, want runtime id, name, start time and ownership", o)
+	}
+	if age := time.Since(o.StartedAt); age < -time.Minute || age > 10*time.Minute {
+		t.Errorf("started %s ago", age)
+	}
+}
+
+func testCreateStopped(t *testing.T, s *suite) {
+	d := s.Open(t, nodeA)
+	spec := s.spec(t, d, nodeA, "created", s.Steady(1))
+	spec.Running = false
+	s.ensure(t, d, spec)
+	o := s.await(t, d, spec.ID, driver.Stopped)
+	if !o.StartedAt.IsZero() {
+		t.Errorf("started at %s, want never", o.StartedAt)
+	}
+	spec.Running = true
+	s.ensure(t, d, spec)
+	same(t, "start of a created workload", o, s.await(t, d, spec.ID, driver.Running))
+}
+
+func testNoop(t *testing.T, s *suite) {
+	d := s.Open(t, nodeA)
+	spec := s.spec(t, d, nodeA, "noop", s.Steady(1))
+	s.ensure(t, d, spec)
+	before := s.await(t, d, spec.ID, driver.Running)
+	s.ensure(t, d, spec)
+	after := s.await(t, d, spec.ID, driver.Running)
+	same(t, "second Ensure", before, after)
+	if !before.StartedAt.Equal(after.StartedAt) {
+		t.Errorf("restarted: %s, then %s", before.StartedAt, after.StartedAt)
+	}
+}
+
+func testRevisionOnly(t *testing.T, s *suite) {
+	d := s.Open(t, nodeA)
+	spec := s.spec(t, d, nodeA, "revision", s.Steady(1))
+	s.ensure(t, d, spec)
+	before := s.await(t, d, spec.ID, driver.Running)
+	spec.Revision = "rev-2"
+	spec.Generation.Sequence++
+	s.ensure(t, d, spec)
+	after := s.await(t, d, spec.ID, driver.Running)
+	same(t, "new revision, equal content", before, after)
+	if after.Revision != "rev-1" || after.Generation.Sequence != 1 {
+		t.Errorf("revision %s, generation %s; want those that created it", after.Revision, after.Generation)
+	}
+}
+
+func (s *suite) replace(t *testing.T, name, revision string) {
+	d := s.Open(t, nodeA)
+	spec := s.spec(t, d, nodeA, name, s.Steady(1))
+	s.ensure(t, d, spec)
+	before := s.await(t, d, spec.ID, driver.Running)
+	spec.Revision, spec.Content, spec.Body = revision, "c1:"+name+"-2", s.Steady(2)
+	s.ensure(t, d, spec)
+	after := s.await(t, d, spec.ID, driver.Running)
+	if after.RuntimeID == before.RuntimeID {
+		t.Errorf("runtime id still %q, want a new instance", after.RuntimeID)
+	}
+	if after.Content != spec.Content || after.Revision != revision {
+		t.Errorf("content %q revision %q, want %q and %q", after.Content, after.Revision, spec.Content, revision)
+	}
+	if after.Name != before.Name {
+		t.Errorf("name %q became %q", before.Name, after.Name)
+	}
+}
+
+func testReplace(t *testing.T, s *suite)             { s.replace(t, "replace", "rev-2") }
+func testReplaceSameRevision(t *testing.T, s *suite) { s.replace(t, "constant", "rev-1") }
+
+func testReplaceStopped(t *testing.T, s *suite) {
+	d := s.Open(t, nodeA)
+	spec := s.spec(t, d, nodeA, "replstop", s.Steady(1))
+	spec.Running = false
+	s.ensure(t, d, spec)
+	spec.Content, spec.Body = "c1:replstop-2", s.Steady(2)
+	s.ensure(t, d, spec)
+	if o := s.await(t, d, spec.ID, driver.Stopped); o.Content != spec.Content || !o.StartedAt.IsZero() {
+		t.Errorf("content %q started %s, want %q and never started", o.Content, o.StartedAt, spec.Content)
+	}
+}
+
+func testStopStart(t *testing.T, s *suite) {
+	d := s.Open(t, nodeA)
+	spec := s.spec(t, d, nodeA, "stopstart", s.Steady(1))
+	s.ensure(t, d, spec)
+	first := s.await(t, d, spec.ID, driver.Running)
+	if err := d.Halt(s.ctx, spec.ID, 5*time.Second); err != nil {
+		t.Fatalf("Halt: %v", err)
+	}
+	o := s.get(t, d, spec.ID).Under(false)
+	if o.State != driver.Stopped || o.FinishedAt.IsZero() {
+		t.Errorf("after Halt: %s, finished %s; want Stopped with a time", o.State, o.FinishedAt)
+	}
+	same(t, "Halt", first, o)
+	if err := d.Halt(s.ctx, spec.ID, 0); err != nil {
+		t.Errorf("second Halt: %v", err)
+	}
+	s.ensure(t, d, spec)
+	same(t, "start", first, s.await(t, d, spec.ID, driver.Running))
+	spec.Running = false
+	s.ensure(t, d, spec)
+	o = s.get(t, d, spec.ID).Under(false)
+	if o.State != driver.Stopped {
+		t.Errorf("after Ensure(stopped): %s", o.State)
+	}
+	same(t, "Ensure(stopped)", first, o)
+}
+
+func testHaltAbsent(t *testing.T, s *suite) {
+	if err := s.Open(t, nodeA).Halt(s.ctx, driver.ID(s.Prefix+"never"), 0); err != nil {
+		t.Errorf("Halt: %v", err)
+	}
+}
+
+func testRemove(t *testing.T, s *suite) {
+	d := s.Open(t, nodeA)
+	spec := s.spec(t, d, nodeA, "remove", s.Steady(1))
+	s.ensure(t, d, spec)
+	s.await(t, d, spec.ID, driver.Running)
+	for range 2 {
+		if err := d.Remove(s.ctx, spec.ID); err != nil {
+			t.Fatalf("Remove: %v", err)
+		}
+		if o := s.get(t, d, spec.ID); o.State != driver.Absent {
+			t.Fatalf("after Remove: %s", o.State)
+		}
+	}
+}
+
+func testCrash(t *testing.T, s *suite) {
+	d := s.Open(t, nodeA)
+	spec := s.spec(t, d, nodeA, "crash", s.Crash(7))
+	s.ensure(t, d, spec)
+	o := s.await(t, d, spec.ID, driver.Failed)
+	if o.ExitCode != 7 || o.FinishedAt.IsZero() || o.Class == "" || o.Message == "" {
+		t.Errorf("observed %+v, want exit code 7, an end, a class and a message", o)
+	}
+	for k, v := range o.Metadata {
+		if len(v) > driver.MaxMetadata {
+			t.Errorf("metadata %s has %d bytes", k, len(v))
+		}
+	}
+	if o = o.Under(false); o.State != driver.Stopped {
+		t.Errorf("a workload that should be stopped reads %s", o.State)
+	}
+}
+
+func testExitZero(t *testing.T, s *suite) {
+	d := s.Open(t, nodeA)
+	spec := s.spec(t, d, nodeA, "exit0", s.Crash(0))
+	s.ensure(t, d, spec)
+	deadline := time.Now().Add(s.Patience)
+	for {
+		if o := s.get(t, d, spec.ID); !o.FinishedAt.IsZero() {
+			if o.State != driver.Stopped {
+				t.Errorf("state %s (%s), want Stopped", o.State, o.Message)
+			}
+			return
+		}
+		if time.Now().After(deadline) {
+			t.Fatal("it does not end")
+		}
+		s.pause(t)
+	}
+}
+
+func testRestartCrashed(t *testing.T, s *suite) {
+	d := s.Open(t, nodeA)
+	spec := s.spec(t, d, nodeA, "again", s.Crash(3))
+	s.ensure(t, d, spec)
+	before := s.await(t, d, spec.ID, driver.Failed)
+	s.ensure(t, d, spec)
+	deadline := time.Now().Add(s.Patience)
+	for {
+		o := s.get(t, d, spec.ID)
+		same(t, "start after a crash", before, o)
+		if o.StartedAt.After(before.StartedAt) {
+			return
+		}
+		if time.Now().After(deadline) {
+			t.Fatal("it was not started again")
+		}
+		s.pause(t)
+	}
+}
+
+func testLabels(t *testing.T, s *suite) {
+	d := s.Open(t, nodeA)
+	spec := s.spec(t, d, nodeA, "labels", s.Steady(1))
+	spec.Labels = map[string]string{"team": "blue", driver.LabelNode: "forged", "persys.other": "x"}
+	s.ensure(t, d, spec)
+	o := s.await(t, d, spec.ID, driver.Running)
+	for k, want := range map[string]string{
+		driver.LabelManaged: "true", driver.LabelWorkload: string(spec.ID), driver.LabelRevision: "rev-1",
+		driver.LabelCluster: s.Cluster, driver.LabelNode: nodeA, driver.LabelGeneration: "7.1",
+		driver.LabelContent: spec.Content, driver.LabelKind: string(d.Kind()), "team": "blue", "persys.other": "",
+	} {
+		if o.Labels[k] != want {
+			t.Errorf("label %s = %q, want %q", k, o.Labels[k], want)
+		}
+	}
+	if o.Revision != "rev-1" || o.Content != spec.Content || o.Generation != spec.Generation ||
+		o.ClusterID != s.Cluster || o.NodeID != nodeA {
+		t.Errorf("observed %+v, want the spec's facts", o)
+	}
+}
+
+func testAdopt(t *testing.T, s *suite) {
+	d := s.Open(t, nodeA)
+	spec := s.spec(t, d, nodeA, "adopt", s.Steady(1))
+	s.ensure(t, d, spec)
+	before := s.await(t, d, spec.ID, driver.Running)
+	reborn := s.Open(t, nodeA)
+	same(t, "List of a restarted agent", before, s.await(t, reborn, spec.ID, driver.Running))
+	s.ensure(t, reborn, spec)
+	after := s.await(t, reborn, spec.ID, driver.Running)
+	same(t, "Ensure of a restarted agent", before, after)
+	if !before.StartedAt.Equal(after.StartedAt) {
+		t.Errorf("restarted by adoption")
+	}
+}
+
+func testSibling(t *testing.T, s *suite) {
+	a, b := s.Open(t, nodeA), s.Open(t, nodeB)
+	specA := s.spec(t, a, nodeA, "sibling", s.Steady(1))
+	specB := s.spec(t, b, nodeB, "sibling", s.Steady(1))
+	s.ensure(t, a, specA)
+	if o := s.get(t, b, specA.ID); o.State != driver.Absent {
+		t.Errorf("node-b lists node-a's workload: %+v", o)
+	}
+	s.ensure(t, b, specB)
+	onA, onB := s.await(t, a, specA.ID, driver.Running), s.await(t, b, specB.ID, driver.Running)
+	if onA.RuntimeID == onB.RuntimeID || onA.Name == onB.Name {
+		t.Errorf("both have instance %q, name %q", onA.RuntimeID, onA.Name)
+	}
+	specB.Content, specB.Body = "c1:sibling-2", s.Steady(2)
+	s.ensure(t, b, specB)
+	if err := b.Remove(s.ctx, specB.ID); err != nil {
+		t.Fatalf("Remove: %v", err)
+	}
+	same(t, "node-b's replace and remove", onA, s.await(t, a, specA.ID, driver.Running))
+}
+
+func testOtherCluster(t *testing.T, s *suite) {
+	other := *s
+	other.Cluster += "-other"
+	d, o := s.Open(t, nodeA), s.Open(t, nodeA)
+	spec := s.spec(t, d, nodeA, "foreign", s.Steady(1))
+	s.ensure(t, d, spec)
+	before := s.await(t, d, spec.ID, driver.Running)
+	foreign := spec
+	foreign.ClusterID = other.Cluster
+	// A driver of one cluster is asked to act for another: its labels would not be its own.
+	if err := o.Ensure(s.ctx, foreign); err == nil {
+		t.Error("Ensure accepts a spec of another cluster")
+	} else {
+		wantClass(t, err, driver.InvalidSpecification)
+	}
+	same(t, "refusal", before, s.await(t, d, spec.ID, driver.Running))
+}
+
+func testStranger(t *testing.T, s *suite) {
+	d := s.Open(t, nodeA)
+	spec := s.spec(t, d, nodeA, "stranger", s.Steady(1))
+	untouched := s.Stranger(t, spec.ID)
+	err := d.Ensure(s.ctx, spec)
+	wantClass(t, err, driver.InvalidConfiguration, driver.PortBindConflict)
+	if !strings.Contains(err.Error(), string(spec.ID)) {
+		t.Errorf("the error does not name the stranger: %v", err)
+	}
+	if o := s.get(t, d, spec.ID); o.State != driver.Absent {
+		t.Errorf("the stranger is listed: %+v", o)
+	}
+	if err := d.Halt(s.ctx, spec.ID, 0); err != nil {
+		t.Errorf("Halt: %v", err)
+	}
+	if err := d.Remove(s.ctx, spec.ID); err != nil {
+		t.Errorf("Remove: %v", err)
+	}
+	untouched()
+	s.ensure(t, d, spec)
+	s.await(t, d, spec.ID, driver.Running)
+}
+
+func testMissing(t *testing.T, s *suite) {
+	d := s.Open(t, nodeA)
+	spec := s.spec(t, d, nodeA, "missing", s.Missing())
+	err := d.Ensure(s.ctx, spec)
+	wantClass(t, err, driver.InvalidImage)
+	if o := s.get(t, d, spec.ID); o.State == driver.Running {
+		t.Errorf("it runs: %+v", o)
+	}
+	spec.Body, spec.Content = s.Steady(1), "c1:missing-2"
+	s.ensure(t, d, spec)
+	s.await(t, d, spec.ID, driver.Running)
+}
+
+func testMissingReplace(t *testing.T, s *suite) {
+	d := s.Open(t, nodeA)
+	spec := s.spec(t, d, nodeA, "badimage", s.Steady(1))
+	s.ensure(t, d, spec)
+	before := s.await(t, d, spec.ID, driver.Running)
+	spec.Body, spec.Content = s.Missing(), "c1:badimage-2"
+	wantClass(t, d.Ensure(s.ctx, spec), driver.InvalidImage)
+	after := s.await(t, d, spec.ID, driver.Running)
+	same(t, "refused replacement", before, after)
+	if !before.StartedAt.Equal(after.StartedAt) {
+		t.Errorf("restarted by a refused replacement")
+	}
+}
+
+func testInvalid(t *testing.T, s *suite) {
+	d := s.Open(t, nodeA)
+	good := s.spec(t, d, nodeA, "invalid", s.Steady(1))
+	for field, spoil := range map[string]func(*driver.Spec){
+		"id":         func(sp *driver.Spec) { sp.ID = "" },
+		"content":    func(sp *driver.Spec) { sp.Content = "" },
+		"cluster_id": func(sp *driver.Spec) { sp.ClusterID = "" },
+		"node_id":    func(sp *driver.Spec) { sp.NodeID = "" },
+		"spec":       func(sp *driver.Spec) { sp.Body = nil },
+	} {
+		bad := good
+		spoil(&bad)
+		err := d.Ensure(s.ctx, bad)
+		wantClass(t, err, driver.InvalidSpecification)
+		if !strings.Contains(err.Error(), field+":") {
+			t.Errorf("the error does not name %s: %v", field, err)
+		}
+	}
+	if o := s.get(t, d, good.ID); o.State != driver.Absent {
+		t.Errorf("something was made: %+v", o)
+	}
+}
+
+// interruptions are moments between the first and the last step of an Ensure.
+func interruptions() []time.Duration {
+	return []time.Duration{2 * time.Millisecond, 15 * time.Millisecond, 60 * time.Millisecond, 150 * time.Millisecond, 300 * time.Millisecond}
+}
+
+func (s *suite) interrupted(t *testing.T, d driver.Driver, spec driver.Spec, after time.Duration) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(s.ctx, after)
+	defer cancel()
+	err := d.Ensure(ctx, spec)
+	t.Logf("cut after %s: %v", after, err)
+	s.ensure(t, d, spec)
+	o := s.await(t, d, spec.ID, driver.Running)
+	if o.Content != spec.Content {
+		t.Errorf("content %q runs, want %q", o.Content, spec.Content)
+	}
+}
+
+func testCancelCreate(t *testing.T, s *suite) {
+	d := s.Open(t, nodeA)
+	spec := s.spec(t, d, nodeA, "cutcreate", s.Steady(1))
+	for _, after := range interruptions() {
+		s.interrupted(t, d, spec, after)
+		if err := d.Remove(s.ctx, spec.ID); err != nil {
+			t.Fatalf("Remove: %v", err)
+		}
+	}
+}
+
+func testCancelReplace(t *testing.T, s *suite) {
+	d := s.Open(t, nodeA)
+	spec := s.spec(t, d, nodeA, "cutreplace", s.Steady(1))
+	s.ensure(t, d, spec)
+	name := s.await(t, d, spec.ID, driver.Running).Name
+	for i, after := range interruptions() {
+		spec.Content, spec.Body = fmt.Sprintf("c1:cutreplace-%d", i+2), s.Steady(i+2)
+		s.interrupted(t, d, spec, after)
+		if o := s.get(t, d, spec.ID); o.Name != name {
+			t.Errorf("name %q became %q", name, o.Name)
+		}
+	}
+}
+
+func testCancelled(t *testing.T, s *suite) {
+	d := s.Open(t, nodeA)
+	spec := s.spec(t, d, nodeA, "cancelled", s.Steady(1))
+	ctx, cancel := context.WithCancel(s.ctx)
+	cancel()
+	if err := d.Ensure(ctx, spec); !errors.Is(err, context.Canceled) {
+		t.Errorf("Ensure: %v, want context.Canceled", err)
+	}
+	if got, err := d.List(ctx); !errors.Is(err, context.Canceled) {
+		t.Errorf("List: %v, %v, want context.Canceled", got, err)
+	}
+}
+
+func testEvents(t *testing.T, s *suite) {
+	d := s.Open(t, nodeA)
+	spec := s.spec(t, d, nodeA, "events", s.Steady(1))
+	ctx, cancel := context.WithCancel(s.ctx)
+	defer cancel()
+	events, err := d.Events(ctx)
+	if err != nil {
+		t.Fatalf("Events: %v", err)
+	}
+	expect := func(what string) {
+		t.Helper()
+		timeout := time.After(s.Patience)
+		for {
+			select {
+			case id, ok := <-events:
+				if !ok {
+					t.Fatalf("%s: the channel is closed", what)
+				}
+				if id == spec.ID || id == "" {
+					return
+				}
+			case <-timeout:
+				t.Fatalf("%s: no hint within %s", what, s.Patience)
+			}
+		}
+	}
+	// The subscription may need a moment, so the change is repeated until it is seen.
+	s.ensure(t, d, spec)
+	deadline := time.Now().Add(s.Patience)
+	for seen := false; !seen; {
+		if time.Now().After(deadline) {
+			t.Fatal("no hint at all")
+		}
+		if err := d.Halt(s.ctx, spec.ID, 0); err != nil {
+			t.Fatalf("Halt: %v", err)
+		}
+		s.ensure(t, d, spec)
+		select {
+		case id := <-events:
+			seen = id == spec.ID || id == ""
+		case <-time.After(200 * time.Millisecond):
+		}
+	}
+	drain(events)
+	if err := d.Remove(s.ctx, spec.ID); err != nil {
+		t.Fatalf("Remove: %v", err)
+	}
+	expect("removal")
+	spec.Body = s.Crash(4)
+	s.ensure(t, d, spec)
+	expect("creation")
+	s.await(t, d, spec.ID, driver.Failed)
+	expect("crash")
+}
+
+func drain(events <-chan driver.ID) {
+	for {
+		select {
+		case <-events:
+		case <-time.After(100 * time.Millisecond):
+			return
+		}
+	}
+}
+
+func testEventsEnd(t *testing.T, s *suite) {
+	ctx, cancel := context.WithCancel(s.ctx)
+	events, err := s.Open(t, nodeA).Events(ctx)
+	if err != nil {
+		t.Fatalf("Events: %v", err)
+	}
+	cancel()
+	timeout := time.After(s.Patience)
+	for {
+		select {
+		case _, ok := <-events:
+			if !ok {
+				return
+			}
+		case <-timeout:
+			t.Fatal("the channel stays open")
+		}
+	}
+}
+
+func testLogs(t *testing.T, s *suite) {
+	d := s.Open(t, nodeA)
+	spec := s.spec(t, d, nodeA, "logs", s.Steady(1))
+	s.ensure(t, d, spec)
+	deadline := time.Now().Add(s.Patience)
+	for {
+		text := s.logs(t, d, spec.ID, driver.LogOptions{})
+		if strings.Contains(text, s.LogLine) {
+			break
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("no line %q in %q", s.LogLine, text)
+		}
+		s.pause(t)
+	}
+	stamped := s.logs(t, d, spec.ID, driver.LogOptions{Timestamps: true, Tail: 1})
+	lines := strings.Split(strings.TrimSpace(stamped), "\n")
+	if len(lines) != 1 {
+		t.Fatalf("Tail 1 gives %d lines: %q", len(lines), stamped)
+	}
+	stamp, _, _ := strings.Cut(lines[0], " ")
+	if _, err := time.Parse(time.RFC3339Nano, stamp); err != nil {
+		t.Errorf("line %q does not begin with a time: %v", lines[0], err)
+	}
+	if later := s.logs(t, d, spec.ID, driver.LogOptions{Since: time.Now().Add(time.Hour)}); later != "" {
+		t.Errorf("lines of the future: %q", later)
+	}
+}
+
+func (s *suite) logs(t *testing.T, d driver.Driver, id driver.ID, options driver.LogOptions) string {
+	t.Helper()
+	rc, err := d.Logs(s.ctx, id, options)
+	if err != nil {
+		t.Fatalf("Logs: %v", err)
+	}
+	text, err := io.ReadAll(rc)
+	if err := errors.Join(err, rc.Close()); err != nil {
+		t.Fatalf("reading logs: %v", err)
+	}
+	return string(text)
+}
+
+func testLogsFollow(t *testing.T, s *suite) {
+	d := s.Open(t, nodeA)
+	spec := s.spec(t, d, nodeA, "follow", s.Steady(1))
+	s.ensure(t, d, spec)
+	rc, err := d.Logs(s.ctx, spec.ID, driver.LogOptions{Follow: true})
+	if err != nil {
+		t.Fatalf("Logs: %v", err)
+	}
+	defer rc.Close()
+	type result struct {
+		text []byte
+		err  error
+	}
+	done := make(chan result, 1)
+	go func() {
+		text, err := io.ReadAll(rc)
+		done <- result{text, err}
+	}()
+	s.await(t, d, spec.ID, driver.Running)
+	select {
+	case r := <-done:
+		t.Fatalf("the stream ended while it runs: %q, %v", r.text, r.err)
+	case <-time.After(300 * time.Millisecond):
+	}
+	if err := d.Halt(s.ctx, spec.ID, 5*time.Second); err != nil {
+		t.Fatalf("Halt: %v", err)
+	}
+	select {
+	case r := <-done:
+		if r.err != nil || !strings.Contains(string(r.text), s.LogLine) {
+			t.Errorf("followed %q, %v; want line %q", r.text, r.err, s.LogLine)
+		}
+	case <-time.After(s.Patience):
+		t.Fatal("the stream does not end with the workload")
+	}
+}
+
+func testLogsAbsent(t *testing.T, s *suite) {
+	rc, err := s.Open(t, nodeA).Logs(s.ctx, driver.ID(s.Prefix+"never"), driver.LogOptions{})
+	if err == nil {
+		rc.Close()
+	}
+	wantClass(t, err, driver.RuntimeResourceMissing)
+}

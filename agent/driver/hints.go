@@ -1,0 +1,67 @@
+package driver
+
+import (
+	"context"
+	"sync"
+)
+
+// Hints coalesces event hints, so that a slow reader delays nobody and costs at most one entry for
+// each workload. The zero value is not usable; NewHints makes one.
+type Hints struct {
+	mu    sync.Mutex
+	set   map[ID]struct{}
+	order []ID
+	wake  chan struct{}
+}
+
+// NewHints returns an empty set.
+func NewHints() *Hints {
+	return &Hints{set: make(map[ID]struct{}), wake: make(chan struct{}, 1)}
+}
+
+// Add notes that id may have changed; it never blocks.
+func (h *Hints) Add(id ID) {
+	h.mu.Lock()
+	if _, dup := h.set[id]; !dup {
+		h.set[id] = struct{}{}
+		h.order = append(h.order, id)
+	}
+	h.mu.Unlock()
+	select {
+	case h.wake <- struct{}{}:
+	default:
+	}
+}
+
+// Send delivers hints to out until ctx ends, then closes out.
+func (h *Hints) Send(ctx context.Context, out chan<- ID) {
+	defer close(out)
+	for {
+		id, ok := h.take()
+		if !ok {
+			select {
+			case <-h.wake:
+				continue
+			case <-ctx.Done():
+				return
+			}
+		}
+		select {
+		case out <- id:
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+func (h *Hints) take() (ID, bool) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if len(h.order) == 0 {
+		return "", false
+	}
+	id := h.order[0]
+	h.order = h.order[1:]
+	delete(h.set, id)
+	return id, true
+}

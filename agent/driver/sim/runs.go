@@ -1,0 +1,107 @@
+package sim
+
+import (
+	"path/filepath"
+	"slices"
+	"time"
+
+	"github.com/persys/compute/agent/driver"
+)
+
+// entry is one line of the run log. Times are on the machine's monotonic clock, which all
+// processes share, in nanoseconds.
+type entry struct {
+	At        time.Duration `json:"at"`
+	Event     string        `json:"event"` // start or stop
+	RuntimeID string        `json:"runtime_id"`
+	// A start has the rest too.
+	Workload   string `json:"workload,omitempty"`
+	Cluster    string `json:"cluster,omitempty"`
+	Node       string `json:"node,omitempty"`
+	Generation string `json:"generation,omitempty"`
+	Content    string `json:"content,omitempty"`
+	// Until is when it ends by itself, 0 if never.
+	Until time.Duration `json:"until,omitempty"`
+	// A stop has the code.
+	ExitCode int `json:"exit_code,omitempty"`
+}
+
+// Run is one interval in which an instance ran, restarts by the engine included.
+type Run struct {
+	Workload   driver.ID
+	ClusterID  string
+	NodeID     string
+	RuntimeID  string
+	Generation driver.Generation
+	Content    string
+	// From and To are on the machine's monotonic clock (CLOCK_BOOTTIME unless Options.Mono says
+	// otherwise). To is zero while it runs.
+	From, To time.Duration
+}
+
+// ReadRuns reads the intervals of an engine in a folder, also while it is used; in order of start.
+func ReadRuns(dir string) ([]Run, error) {
+	entries, err := readLog(filepath.Join(dir, "runs.log"))
+	if err != nil {
+		return nil, err
+	}
+	return runsOf(entries, Boottime()), nil
+}
+
+func runsOf(entries []entry, now time.Duration) []Run {
+	var out []Run
+	open := make(map[string]int)
+	for _, e := range entries {
+		switch e.Event {
+		case "start":
+			generation, err := driver.ParseGeneration(e.Generation)
+			if err != nil {
+				generation = driver.Generation{}
+			}
+			run := Run{
+				Workload: driver.ID(e.Workload), ClusterID: e.Cluster, NodeID: e.Node, RuntimeID: e.RuntimeID,
+				Generation: generation, Content: e.Content, From: e.At,
+			}
+			if e.Until > 0 && e.Until <= now {
+				run.To = e.Until
+			}
+			open[e.RuntimeID] = len(out)
+			out = append(out, run)
+		case "stop":
+			if i, ok := open[e.RuntimeID]; ok {
+				if out[i].To == 0 || e.At < out[i].To {
+					out[i].To = e.At
+				}
+				delete(open, e.RuntimeID)
+			}
+		}
+	}
+	slices.SortStableFunc(out, func(a, b Run) int { return int(min(max(a.From-b.From, -1), 1)) })
+	return out
+}
+
+// Overlaps returns every pair of runs of one workload of one cluster that share time, earlier first.
+// Runs of several engines may be given together if they are of one machine.
+func Overlaps(runs []Run) [][2]Run {
+	type key struct {
+		cluster  string
+		workload driver.ID
+	}
+	byWorkload := make(map[key][]Run)
+	sorted := slices.Clone(runs)
+	slices.SortStableFunc(sorted, func(a, b Run) int { return int(min(max(a.From-b.From, -1), 1)) })
+	var out [][2]Run
+	for _, run := range sorted {
+		k := key{run.ClusterID, run.Workload}
+		still := byWorkload[k][:0]
+		for _, earlier := range byWorkload[k] {
+			if earlier.To != 0 && earlier.To <= run.From {
+				continue
+			}
+			out = append(out, [2]Run{earlier, run})
+			still = append(still, earlier)
+		}
+		byWorkload[k] = append(still, run)
+	}
+	return out
+}

@@ -1,0 +1,315 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"io"
+	"sync"
+	"time"
+
+	"github.com/persys/compute/agent/driver"
+)
+
+// engine is one driver with what is known of it. The agent's lock guards the facts.
+type engine struct {
+	drv  driver.Driver
+	look coalescer
+	stop context.CancelFunc // ends its event stream
+
+	probed   bool
+	capacity driver.Capacity
+	listed   bool   // some List succeeded
+	trouble  string // why the last List failed, empty if it did not
+}
+
+func (e *engine) healthy() bool { return e.probed && e.capacity.Healthy && e.trouble == "" }
+
+func (e *engine) cause() string {
+	switch {
+	case e.trouble != "":
+		return e.trouble
+	case !e.probed:
+		return "not asked yet"
+	}
+	return e.capacity.Reason
+}
+
+// coalescer shares runs of one function: every caller gets a run that began after its call, and
+// any number of callers wait for the same one. At most one runs at a time.
+type coalescer struct {
+	run func() error
+
+	mu   sync.Mutex
+	next *flight // accepted, not begun
+	busy bool
+}
+
+type flight struct {
+	done chan struct{}
+	err  error
+}
+
+func (c *coalescer) fresh(ctx context.Context, spawn func(func())) error {
+	c.mu.Lock()
+	f := c.next
+	if f == nil {
+		f = &flight{done: make(chan struct{})}
+		c.next = f
+		if !c.busy {
+			c.busy = true
+			spawn(c.loop)
+		}
+	}
+	c.mu.Unlock()
+	select {
+	case <-f.done:
+		return f.err
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+func (c *coalescer) loop() {
+	for {
+		c.mu.Lock()
+		f := c.next
+		c.next = nil
+		c.busy = f != nil
+		c.mu.Unlock()
+		if f == nil {
+			return
+		}
+		f.err = c.run()
+		close(f.done)
+	}
+}
+
+// bind makes the drivers for a cluster id and starts to listen to them. It is called with
+// intentMu held.
+func (a *Agent) bind(ctx context.Context, cluster string) error {
+	drivers, err := a.factory(Binding{
+		ClusterID: cluster, NodeID: a.cfg.NodeID, Owns: a.owns, Content: a.legacyContent,
+	})
+	if err != nil {
+		return err
+	}
+	engines := make(map[driver.Kind]*engine, len(drivers))
+	for _, d := range drivers {
+		if engines[d.Kind()] != nil {
+			return driver.Errorf(driver.InvalidConfiguration, "bind", "two drivers of kind %s", d.Kind())
+		}
+		e := &engine{drv: d}
+		e.look.run = func() error { return a.list(ctx, e) }
+		engines[d.Kind()] = e
+	}
+	a.mu.Lock()
+	old := a.engines
+	a.engines, a.bound = engines, cluster
+	for kind, e := range engines {
+		if was := old[kind]; was != nil {
+			e.probed, e.capacity = was.probed, was.capacity // another label, the same engine
+		}
+	}
+	a.mu.Unlock()
+	a.retire(old, engines)
+	for _, e := range engines {
+		events, stop := context.WithCancel(ctx)
+		e.stop = stop
+		a.spawn(func() { a.listen(events, e) })
+		if old != nil {
+			a.spawn(func() {
+				if err := a.refresh(ctx, e); err != nil && ctx.Err() == nil {
+					a.log.Warn("an engine does not answer", "kind", e.drv.Kind(), "error", err)
+				}
+			})
+		}
+	}
+	return nil
+}
+
+// retire ends what was made for an earlier binding. Drivers that a factory gave again stay open.
+func (a *Agent) retire(old, kept map[driver.Kind]*engine) {
+	for kind, e := range old {
+		if e.stop != nil {
+			e.stop()
+		}
+		if again := kept[kind]; again != nil && again.drv == e.drv {
+			continue
+		}
+		if c, ok := e.drv.(io.Closer); ok {
+			if err := c.Close(); err != nil {
+				a.log.Warn("closing a driver", "kind", kind, "error", err)
+			}
+		}
+	}
+}
+
+// rebind moves to the cluster's own label once it is known, while nothing carries another. It is
+// called with intentMu held.
+func (a *Agent) rebind(ctx context.Context) error {
+	a.mu.Lock()
+	cluster, bound, fixed := a.meta.Epoch.ClusterID, a.bound, a.meta.Engine
+	held := false
+	for _, w := range a.workloads {
+		held = held || w.intent != nil
+	}
+	a.mu.Unlock()
+	if ctx == nil || cluster == "" || cluster == bound || fixed != "" && held {
+		return nil
+	}
+	return a.bind(ctx, cluster)
+}
+
+// engineFor returns the engine for kind after fixing the cluster label on disk: from now on
+// something may carry it.
+func (a *Agent) engineFor(kind driver.Kind) (*engine, string, error) {
+	a.intentMu.Lock()
+	defer a.intentMu.Unlock()
+	a.mu.Lock()
+	e, bound, m := a.engines[kind], a.bound, a.meta
+	a.mu.Unlock()
+	if e == nil || m.Engine == bound {
+		return e, bound, nil
+	}
+	m.Engine = bound
+	if err := a.store.update(func(w write) error { return w.meta(m) }); err != nil {
+		return nil, "", err
+	}
+	a.mu.Lock()
+	a.meta.Engine = bound
+	a.mu.Unlock()
+	return e, bound, nil
+}
+
+func (a *Agent) owns(id driver.ID) bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	w := a.workloads[string(id)]
+	return w != nil && w.intent != nil
+}
+
+func (a *Agent) legacyContent(id driver.ID, runtimeID string) (string, bool) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	w := a.workloads[string(id)]
+	if w == nil || w.intent == nil || w.observed == nil || w.observed.RuntimeID != runtimeID {
+		return "", false
+	}
+	content := w.intent.legacyContent(w.observed)
+	return content, content != ""
+}
+
+// refresh waits for a List that began after the call.
+func (a *Agent) refresh(ctx context.Context, e *engine) error { return e.look.fresh(ctx, a.spawn) }
+
+func (a *Agent) list(ctx context.Context, e *engine) error {
+	limited, cancel := context.WithTimeout(ctx, a.cfg.ListTimeout)
+	defer cancel()
+	seen, err := e.drv.List(limited)
+	if ctx.Err() != nil {
+		return ctx.Err()
+	}
+	a.absorb(e, seen, err)
+	return err
+}
+
+// listen turns an engine's events into looks at it. Events are hints, so a burst is one look.
+func (a *Agent) listen(ctx context.Context, e *engine) {
+	const quiet = 50 * time.Millisecond
+	pause := a.cfg.RetryBase
+	for ctx.Err() == nil {
+		events, err := e.drv.Events(ctx)
+		if err == nil {
+			for range events {
+				timer := time.NewTimer(quiet)
+			burst:
+				for {
+					select {
+					case _, open := <-events:
+						if !open {
+							break burst
+						}
+					case <-timer.C:
+						break burst
+					case <-ctx.Done():
+						break burst
+					}
+				}
+				timer.Stop()
+				if err := a.refresh(ctx, e); err != nil && ctx.Err() == nil {
+					a.log.Debug("looking after an event", "kind", e.drv.Kind(), "error", err)
+				}
+			}
+		}
+		// The stream ended or could not be had; periodic looks go on meanwhile.
+		select {
+		case <-time.After(pause):
+		case <-ctx.Done():
+		}
+	}
+}
+
+// probe asks every engine what it is. It reports whether anything that is registered changed.
+func (a *Agent) probe(ctx context.Context) bool {
+	changed := false
+	for _, e := range a.allEngines() {
+		limited, cancel := context.WithTimeout(ctx, a.cfg.ListTimeout)
+		capacity, err := e.drv.Probe(limited)
+		cancel()
+		if ctx.Err() != nil {
+			return false
+		}
+		if err != nil {
+			capacity.Healthy = false
+			if capacity.Reason == "" {
+				capacity.Reason = err.Error()
+			}
+		}
+		a.mu.Lock()
+		if !capacity.Healthy && capacity.EngineID == "" {
+			capacity.EngineID = e.capacity.EngineID // it is away, not another one
+		}
+		was := e.capacity
+		changed = changed || !e.probed || was.Healthy != capacity.Healthy || was.EngineID != capacity.EngineID
+		e.probed, e.capacity = true, capacity
+		a.mu.Unlock()
+		a.metrics.runtime(e.drv.Kind(), capacity.Healthy)
+	}
+	return changed
+}
+
+func (a *Agent) allEngines() []*engine {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	out := make([]*engine, 0, len(a.engines))
+	for _, kind := range []driver.Kind{driver.Container, driver.Compose, driver.VM} {
+		if e := a.engines[kind]; e != nil {
+			out = append(out, e)
+		}
+	}
+	return out
+}
+
+// sweep looks at everything: engines, workloads, and what has been kept long enough.
+func (a *Agent) sweep(ctx context.Context) {
+	start := time.Now()
+	if a.probe(ctx) {
+		a.facts.Store(true)
+		a.signal()
+	}
+	var wait sync.WaitGroup
+	for _, e := range a.allEngines() {
+		wait.Go(func() {
+			if err := a.refresh(ctx, e); err != nil && !errors.Is(err, context.Canceled) {
+				a.log.Warn("an engine does not answer", "kind", e.drv.Kind(), "error", err)
+			}
+		})
+	}
+	wait.Wait()
+	a.first.Do(func() { close(a.looked) })
+	if ctx.Err() != nil {
+		return
+	}
+	a.prune(time.Now())
+	a.metrics.reconciled(time.Since(start))
+}

@@ -1,0 +1,98 @@
+package agent
+
+import (
+	"strings"
+	"testing"
+
+	agentv1 "github.com/persys/compute/api/agent/v1"
+
+	"github.com/persys/compute/agent/driver"
+)
+
+func TestJudgeEpoch(t *testing.T) {
+	seen := Epoch{ClusterID: "c1", Incarnation: 5, Term: 7}
+	in := func(cluster string, incarnation, term uint64) *agentv1.Epoch {
+		return &agentv1.Epoch{ClusterId: cluster, Incarnation: incarnation, Term: term}
+	}
+	for _, c := range []struct {
+		name       string
+		seen       Epoch
+		standalone bool
+		in         *agentv1.Epoch
+		next       Epoch
+		fenced     bool
+		says       string // empty: taken
+	}{
+		{"the first epoch is taken", Epoch{}, false, in("c1", 1, 1), Epoch{"c1", 1, 1}, false, ""},
+		{"the same epoch is taken", seen, false, in("c1", 5, 7), seen, false, ""},
+		{"a later term is taken", seen, false, in("c1", 5, 8), Epoch{"c1", 5, 8}, false, ""},
+		{"a later incarnation wins over a lower term", seen, false, in("c1", 6, 1), Epoch{"c1", 6, 1}, false, ""},
+		{"a lower term is fenced", seen, false, in("c1", 5, 6), seen, true, "c1/5/6 is older than c1/5/7"},
+		{"a lower incarnation is fenced whatever its term", seen, false, in("c1", 4, 99), seen, true, "older"},
+		{"another cluster is refused by both names", seen, false, in("c2", 9, 9), seen, true, `belongs to cluster "c1", the order is from cluster "c2"`},
+		{"an epoch without cluster is refused", seen, false, in("", 9, 9), seen, false, "epoch.cluster_id"},
+		{"no epoch is taken while none is known", Epoch{}, false, nil, Epoch{}, false, ""},
+		{"no epoch is taken while only the cluster is known", Epoch{ClusterID: "c1"}, false, nil, Epoch{ClusterID: "c1"}, false, ""},
+		{"no epoch is refused once one is known", seen, false, nil, seen, true, "missing"},
+		{"no epoch is taken by a standalone agent", seen, true, nil, seen, false, ""},
+		{"a configured cluster refuses another one", Epoch{ClusterID: "c1"}, false, in("c2", 1, 1), Epoch{ClusterID: "c1"}, true, "c2"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			next, no := judgeEpoch(c.seen, c.standalone, c.in)
+			if next != c.next {
+				t.Errorf("remembers %v, want %v", next, c.next)
+			}
+			checkRefusal(t, no, c.fenced, c.says)
+		})
+	}
+}
+
+func checkRefusal(t *testing.T, no *refusal, fenced bool, says string) {
+	t.Helper()
+	switch {
+	case says == "" && no != nil:
+		t.Errorf("refused: %s", no.message)
+	case says != "" && no == nil:
+		t.Errorf("taken, want a refusal that says %q", says)
+	case no != nil && (no.fenced != fenced || !strings.Contains(no.message, says)):
+		t.Errorf("refused with fenced=%t: %s; want fenced=%t and %q", no.fenced, no.message, fenced, says)
+	}
+}
+
+func TestJudgeGeneration(t *testing.T) {
+	g := func(incarnation, sequence uint64) driver.Generation {
+		return driver.Generation{Incarnation: incarnation, Sequence: sequence}
+	}
+	none := driver.Generation{}
+	for _, c := range []struct {
+		name             string
+		held, buried, in driver.Generation
+		standalone       bool
+		apply, delete    string // what the refusal says; empty: taken
+	}{
+		{"a new id", none, none, g(1, 1), false, "", ""},
+		{"without generations", none, none, none, false, "", ""},
+		{"equal", g(1, 5), none, g(1, 5), false, "", ""},
+		{"higher", g(1, 5), none, g(1, 6), false, "", ""},
+		{"a later incarnation", g(1, 5), none, g(2, 1), false, "", ""},
+		{"lower", g(1, 5), none, g(1, 4), false, "outdated", "outdated"},
+		{"a former incarnation", g(2, 1), none, g(1, 9), false, "outdated", "outdated"},
+		{"missing", g(1, 5), none, none, false, "missing", "missing"},
+		{"missing, standalone", g(1, 5), none, none, true, "", ""},
+		{"below a tombstone", none, g(1, 5), g(1, 4), false, "deleted at 1.5", ""},
+		{"at a tombstone", none, g(1, 5), g(1, 5), false, "deleted at 1.5", ""},
+		{"above a tombstone", none, g(1, 5), g(1, 6), false, "", ""},
+		{"missing after a delete", none, g(1, 5), none, false, "missing", ""},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			checkRefusal(t, judgeApply("w", c.held, c.buried, c.in, c.standalone), true, c.apply)
+			checkRefusal(t, judgeDelete("w", c.held, c.in, c.standalone), true, c.delete)
+		})
+	}
+}
+
+func TestJudgeNode(t *testing.T) {
+	checkRefusal(t, judgeNode("a", "a"), true, "")
+	checkRefusal(t, judgeNode("a", ""), true, "")
+	checkRefusal(t, judgeNode("a", "b"), true, `this is node "a", the order is for "b"`)
+}

@@ -1,0 +1,136 @@
+package agent
+
+import (
+	"context"
+	"runtime"
+	"sync"
+	"time"
+
+	"github.com/shirou/gopsutil/v4/cpu"
+	"github.com/shirou/gopsutil/v4/disk"
+	"github.com/shirou/gopsutil/v4/mem"
+)
+
+// HostTotals is what a machine has.
+type HostTotals struct {
+	CPUMillicores int64
+	MemoryMB      int64
+	DiskGB        int64
+}
+
+// HostUsage is what is in use on a machine, whoever uses it. Percentages are 0 to 100.
+type HostUsage struct {
+	CPUMillicores                          int64
+	MemoryMB                               int64
+	DiskGB                                 int64
+	CPUPercent, MemoryPercent, DiskPercent float64
+}
+
+// Host measures the machine. Totals and Usage answer from memory; Run, called once by the agent,
+// samples until ctx ends.
+type Host interface {
+	Totals() HostTotals
+	Usage() HostUsage
+	Run(ctx context.Context) error
+}
+
+// NewHost measures this machine; the disk is the file system of path, reported as storage pool
+// "root". The error is that of the first measurement.
+func NewHost(path string) (Host, error) {
+	h := &machine{path: path}
+	memory, err := mem.VirtualMemory()
+	if err != nil {
+		return nil, err
+	}
+	space, err := disk.Usage(path)
+	if err != nil {
+		return nil, err
+	}
+	h.totals = HostTotals{
+		CPUMillicores: int64(runtime.NumCPU()) * 1000,
+		MemoryMB:      int64(memory.Total >> 20),
+		DiskGB:        int64(space.Total >> 30),
+	}
+	h.sample(context.Background())
+	return h, nil
+}
+
+type machine struct {
+	path   string
+	totals HostTotals
+
+	mu    sync.Mutex
+	usage HostUsage
+	last  cpu.TimesStat
+}
+
+func (h *machine) Totals() HostTotals { return h.totals }
+
+func (h *machine) Usage() HostUsage {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.usage
+}
+
+// Run samples every 5 s; a sample costs well below a millisecond.
+func (h *machine) Run(ctx context.Context) error {
+	tick := time.NewTicker(5 * time.Second)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-tick.C:
+			h.sample(ctx)
+		}
+	}
+}
+
+// sample keeps the last figure of whatever cannot be read now.
+func (h *machine) sample(ctx context.Context) {
+	times, timesErr := cpu.TimesWithContext(ctx, false)
+	memory, memoryErr := mem.VirtualMemoryWithContext(ctx)
+	space, spaceErr := disk.UsageWithContext(ctx, h.path)
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if timesErr == nil && len(times) == 1 {
+		now := times[0]
+		total := busy(now) + idle(now) - busy(h.last) - idle(h.last)
+		if total > 0 {
+			share := max(0, min(1, (busy(now)-busy(h.last))/total))
+			h.usage.CPUPercent = share * 100
+			h.usage.CPUMillicores = int64(share * float64(h.totals.CPUMillicores))
+		}
+		h.last = now
+	}
+	if memoryErr == nil {
+		h.usage.MemoryPercent = memory.UsedPercent
+		h.usage.MemoryMB = int64(memory.Used >> 20)
+	}
+	if spaceErr == nil {
+		h.usage.DiskPercent = space.UsedPercent
+		h.usage.DiskGB = int64(space.Used >> 30)
+	}
+}
+
+// Guest time is counted in user time already.
+func busy(t cpu.TimesStat) float64 {
+	return t.User + t.System + t.Nice + t.Irq + t.Softirq + t.Steal
+}
+
+func idle(t cpu.TimesStat) float64 { return t.Idle + t.Iowait }
+
+// FixedHost is a machine of constant size and use, for simulations.
+type FixedHost struct {
+	Total HostTotals
+	Used  HostUsage
+}
+
+// Totals are as given.
+func (h FixedHost) Totals() HostTotals { return h.Total }
+
+// Usage is as given.
+func (h FixedHost) Usage() HostUsage { return h.Used }
+
+// Run has nothing to measure.
+func (h FixedHost) Run(context.Context) error { return nil }

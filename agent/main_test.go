@@ -1,0 +1,371 @@
+package agent
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"sync"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+	"google.golang.org/grpc"
+
+	agentv1 "github.com/persys/compute/api/agent/v1"
+	controlv1 "github.com/persys/compute/api/control/v1"
+
+	"github.com/persys/compute/agent/driver"
+	"github.com/persys/compute/agent/driver/sim"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// rig is one agent on one simulated engine. Stopping the agent leaves both the file and the engine
+// behind, as a killed process does.
+type rig struct {
+	t      testing.TB
+	engine *sim.Engine
+	cfg    Config
+	hooks  *hooks
+
+	a    *Agent
+	api  agentv1.AgentServiceServer
+	stop func() error
+}
+
+// hooks stand between the agent and the simulated engine. A nil one does nothing; an error is the
+// call's.
+type hooks struct {
+	mu     sync.Mutex
+	ensure func(driver.Spec) error
+	remove func(driver.ID) error
+	calls  []string
+}
+
+func (h *hooks) set(fn func(*hooks)) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	fn(h)
+}
+
+func (h *hooks) count(call string) int {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	n := 0
+	for _, c := range h.calls {
+		if c == call {
+			n++
+		}
+	}
+	return n
+}
+
+type hooked struct {
+	driver.Driver
+	*hooks
+}
+
+func (d hooked) Ensure(ctx context.Context, spec driver.Spec) error {
+	d.mu.Lock()
+	fn := d.ensure
+	d.calls = append(d.calls, "ensure "+string(spec.ID))
+	d.mu.Unlock()
+	if fn != nil {
+		if err := fn(spec); err != nil {
+			return err
+		}
+	}
+	return d.Driver.Ensure(ctx, spec)
+}
+
+func (d hooked) Halt(ctx context.Context, id driver.ID, grace time.Duration) error {
+	d.mu.Lock()
+	d.calls = append(d.calls, "halt "+string(id))
+	d.mu.Unlock()
+	return d.Driver.Halt(ctx, id, grace)
+}
+
+func (d hooked) Remove(ctx context.Context, id driver.ID) error {
+	d.mu.Lock()
+	fn := d.remove
+	d.calls = append(d.calls, "remove "+string(id))
+	d.mu.Unlock()
+	if fn != nil {
+		if err := fn(id); err != nil {
+			return err
+		}
+	}
+	return d.Driver.Remove(ctx, id)
+}
+
+var testHost = FixedHost{
+	Total: HostTotals{CPUMillicores: 4000, MemoryMB: 8192, DiskGB: 100},
+	Used:  HostUsage{CPUMillicores: 500, MemoryMB: 1024, DiskGB: 10, CPUPercent: 12.5, MemoryPercent: 12.5, DiskPercent: 10},
+}
+
+func newRig(t testing.TB, change ...func(*Config)) *rig {
+	t.Helper()
+	start := time.Now()
+	engine, err := sim.NewEngine(sim.Options{EngineID: "engine-1", Mono: func() time.Duration { return time.Since(start) + 1 }})
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := &rig{t: t, engine: engine, hooks: &hooks{}, cfg: Config{
+		NodeID: "node-a", StatePath: filepath.Join(t.TempDir(), "state.db"), Host: testHost,
+		Logger: slog.New(slog.NewTextHandler(io.Discard, nil)), Advertise: "127.0.0.1:50051",
+	}}
+	if testing.Verbose() && os.Getenv("AGENT_TEST_LOG") != "" {
+		r.cfg.Logger = slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelDebug}))
+	}
+	for _, fn := range change {
+		fn(&r.cfg)
+	}
+	return r
+}
+
+// testNow stands for a time that does not matter.
+var testNow = time.Unix(1_800_000_000, 0)
+
+// under makes the agent one of a cluster without running a session: it has schedulers that never
+// answer.
+func under(c Control) func(*Config) { return func(cfg *Config) { cfg.Control = c } }
+
+func (r *rig) factory(b Binding) ([]driver.Driver, error) {
+	return []driver.Driver{hooked{r.engine.Driver(driver.Identity{ClusterID: b.ClusterID, NodeID: b.NodeID, Owns: b.Owns}), r.hooks}}, nil
+}
+
+// start runs the agent; it is stopped at the end of the test at the latest.
+func (r *rig) start() *rig {
+	r.t.Helper()
+	a, err := New(r.cfg, r.factory)
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	ended := make(chan error, 1)
+	go func() { ended <- a.Run(ctx) }()
+	r.a, r.api = a, a.API()
+	r.stop = sync.OnceValue(func() error {
+		cancel()
+		return <-ended
+	})
+	r.t.Cleanup(r.halt)
+	r.t.Helper()
+	select {
+	case <-a.looked:
+	case <-time.After(30 * time.Second):
+		r.t.Fatal("the agent did not look at its engines within 30 s")
+	}
+	return r
+}
+
+func (r *rig) halt() {
+	if err := r.stop(); err != nil {
+		r.t.Errorf("Run: %v", err)
+	}
+}
+
+func (r *rig) restart() *rig {
+	r.halt()
+	return r.start()
+}
+
+// crash starts another agent on a copy of the file as it is now: what a killed process leaves.
+func (r *rig) crash() *rig {
+	r.t.Helper()
+	next := *r
+	next.cfg.StatePath = filepath.Join(r.t.TempDir(), "state.db")
+	for _, suffix := range []string{"", ".key"} {
+		data, err := os.ReadFile(r.cfg.StatePath + suffix)
+		if err != nil {
+			r.t.Fatal(err)
+		}
+		if err := os.WriteFile(next.cfg.StatePath+suffix, data, 0o600); err != nil {
+			r.t.Fatal(err)
+		}
+	}
+	next.hooks = &hooks{}
+	return next.start()
+}
+
+func container(image string) *agentv1.WorkloadSpec {
+	return &agentv1.WorkloadSpec{Spec: &agentv1.WorkloadSpec_Container{Container: &agentv1.ContainerSpec{Image: image}}}
+}
+
+type option func(*agentv1.ApplyWorkloadRequest)
+
+func content(c string) option { return func(r *agentv1.ApplyWorkloadRequest) { r.Content = c } }
+func revision(v string) option {
+	return func(r *agentv1.ApplyWorkloadRequest) { r.RevisionId = v }
+}
+func at(sequence uint64) option {
+	return func(r *agentv1.ApplyWorkloadRequest) { r.Generation = gen(sequence) }
+}
+func by(term uint64) option {
+	return func(r *agentv1.ApplyWorkloadRequest) { r.Epoch = epoch(term) }
+}
+func stopped(r *agentv1.ApplyWorkloadRequest) {
+	r.DesiredState = agentv1.DesiredState_DESIRED_STATE_STOPPED
+}
+
+func gen(sequence uint64) *agentv1.Generation {
+	return &agentv1.Generation{Incarnation: 1, Sequence: sequence}
+}
+
+func epoch(term uint64) *agentv1.Epoch {
+	return &agentv1.Epoch{ClusterId: "c1", Incarnation: 1, Term: term}
+}
+
+func (r *rig) apply(id, image string, options ...option) *agentv1.ApplyWorkloadResponse {
+	r.t.Helper()
+	req := &agentv1.ApplyWorkloadRequest{
+		Id: id, Type: agentv1.WorkloadType_WORKLOAD_TYPE_CONTAINER, RevisionId: "rev-1", Spec: container(image),
+		DesiredState: agentv1.DesiredState_DESIRED_STATE_RUNNING,
+	}
+	for _, o := range options {
+		o(req)
+	}
+	out, err := r.api.ApplyWorkload(context.Background(), req)
+	if err != nil {
+		r.t.Fatalf("ApplyWorkload(%s): %v", id, err)
+	}
+	return out
+}
+
+func (r *rig) delete(id string, change ...func(*agentv1.DeleteWorkloadRequest)) *agentv1.DeleteWorkloadResponse {
+	r.t.Helper()
+	req := &agentv1.DeleteWorkloadRequest{Id: id}
+	for _, fn := range change {
+		fn(req)
+	}
+	out, err := r.api.DeleteWorkload(context.Background(), req)
+	if err != nil {
+		r.t.Fatalf("DeleteWorkload(%s): %v", id, err)
+	}
+	return out
+}
+
+// observed is the engine's own view, unlabelled instances of the node included.
+func (r *rig) observed(id string) *driver.Observed {
+	r.t.Helper()
+	for _, cluster := range []string{"c1", Unbound} {
+		d := r.engine.Driver(driver.Identity{ClusterID: cluster, NodeID: r.cfg.NodeID, Owns: func(driver.ID) bool { return true }})
+		list, err := d.List(context.Background())
+		if err != nil {
+			r.t.Fatal(err)
+		}
+		for _, o := range list {
+			if string(o.ID) == id {
+				return &o
+			}
+		}
+	}
+	return nil
+}
+
+func (r *rig) status(id string) *agentv1.WorkloadStatus {
+	out, err := r.api.GetWorkloadStatus(context.Background(), &agentv1.GetWorkloadStatusRequest{Id: id})
+	if err != nil {
+		return nil
+	}
+	return out.Status
+}
+
+func (r *rig) reaches(id string, want agentv1.ActualState) *agentv1.WorkloadStatus {
+	r.t.Helper()
+	var st *agentv1.WorkloadStatus
+	r.until(func() bool { st = r.status(id); return st.GetActualState() == want },
+		func() string { return fmt.Sprintf("workload %s: want %s, have %v", id, want, st) })
+	return st
+}
+
+func (r *rig) gone(id string) {
+	r.t.Helper()
+	r.until(func() bool { return r.status(id) == nil && r.observed(id) == nil },
+		func() string { return fmt.Sprintf("workload %s: still there: %v", id, r.status(id)) })
+}
+
+// until polls for at most 30 s (the machine may be busy); inside a synctest bubble these pass at once.
+func (r *rig) until(ok func() bool, why func() string) {
+	r.t.Helper()
+	deadline := time.Now().Add(30 * time.Second)
+	for !ok() {
+		if time.Now().After(deadline) {
+			r.t.Fatal(why())
+		}
+		time.Sleep(2 * time.Millisecond)
+	}
+}
+
+const (
+	running = agentv1.ActualState_ACTUAL_STATE_RUNNING
+	halted  = agentv1.ActualState_ACTUAL_STATE_STOPPED
+	failing = agentv1.ActualState_ACTUAL_STATE_FAILED
+	pending = agentv1.ActualState_ACTUAL_STATE_PENDING
+	unknown = agentv1.ActualState_ACTUAL_STATE_UNKNOWN
+)
+
+// schedulers are a control server in process. The functions may be replaced under mu.
+type schedulers struct {
+	mu         sync.Mutex
+	registers  []*controlv1.RegisterNodeRequest
+	beats      []*controlv1.HeartbeatRequest
+	beatAt     []time.Time
+	onRegister func(*controlv1.RegisterNodeRequest) (*controlv1.RegisterNodeResponse, error)
+	onBeat     func(*controlv1.HeartbeatRequest) (*controlv1.HeartbeatResponse, error)
+}
+
+func controlEpoch(cluster string, term uint64) *controlv1.Epoch {
+	return &controlv1.Epoch{ClusterId: cluster, Incarnation: 1, Term: term}
+}
+
+// leader answers as a scheduler of ours in cluster c1 and term 1: interval 3 s, lease 10 s.
+func leader() *schedulers {
+	return &schedulers{
+		onRegister: func(*controlv1.RegisterNodeRequest) (*controlv1.RegisterNodeResponse, error) {
+			return &controlv1.RegisterNodeResponse{
+				Accepted: true, Reason: "registered", HeartbeatIntervalSeconds: 3, LeaseSeconds: 10, ClusterId: "c1", Epoch: controlEpoch("c1", 1),
+			}, nil
+		},
+		onBeat: func(*controlv1.HeartbeatRequest) (*controlv1.HeartbeatResponse, error) { return beatOK(1), nil },
+	}
+}
+
+func beatOK(term uint64) *controlv1.HeartbeatResponse {
+	return &controlv1.HeartbeatResponse{
+		Acknowledged: true, HeartbeatIntervalSeconds: 3, LeaseSeconds: 10, Epoch: controlEpoch("c1", term),
+	}
+}
+
+func (s *schedulers) RegisterNode(ctx context.Context, in *controlv1.RegisterNodeRequest, _ ...grpc.CallOption) (*controlv1.RegisterNodeResponse, error) {
+	s.mu.Lock()
+	s.registers = append(s.registers, in)
+	fn := s.onRegister
+	s.mu.Unlock()
+	return fn(in)
+}
+
+func (s *schedulers) Heartbeat(ctx context.Context, in *controlv1.HeartbeatRequest, _ ...grpc.CallOption) (*controlv1.HeartbeatResponse, error) {
+	s.mu.Lock()
+	s.beats = append(s.beats, in)
+	s.beatAt = append(s.beatAt, time.Now())
+	fn := s.onBeat
+	s.mu.Unlock()
+	return fn(in)
+}
+
+func (s *schedulers) answer(fn func(*controlv1.HeartbeatRequest) (*controlv1.HeartbeatResponse, error)) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.onBeat = fn
+}
+
+// said are the heartbeats and the number of registrations so far.
+func (s *schedulers) said() ([]*controlv1.HeartbeatRequest, int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return append([]*controlv1.HeartbeatRequest(nil), s.beats...), len(s.registers)
+}

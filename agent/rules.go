@@ -1,0 +1,129 @@
+package agent
+
+import (
+	"time"
+
+	agentv1 "github.com/persys/compute/api/agent/v1"
+	"github.com/persys/compute/pki"
+
+	"github.com/persys/compute/agent/driver"
+)
+
+// Rules are the decisions of this package as functions over plain values: no file, no engine, no
+// clock and no goroutine. They call what an Agent calls, so that a simulator can hold the very same
+// fences and the very same convergence against random histories.
+type Rules struct {
+	node   string
+	key    *pki.Key
+	policy retryPolicy
+}
+
+// Records that an Agent keeps on disk, and its memory of failures.
+type (
+	Intent    = intent
+	Tombstone = tombstone
+	Failure   = failure
+)
+
+// Refusal is why an order is not taken. A fenced one is final for the sender.
+type Refusal struct {
+	Fenced  bool
+	Message string
+}
+
+func refusalOf(r *refusal) *Refusal {
+	if r == nil {
+		return nil
+	}
+	return &Refusal{Fenced: r.fenced, Message: r.message}
+}
+
+// NewRules are those of an agent with schedulers and default settings.
+func NewRules(node string, key *pki.Key) Rules {
+	return Rules{node: node, key: key, policy: retryPolicy{
+		base: 5 * time.Second, max: 2 * time.Minute, limit: 3, stable: 30 * time.Second,
+	}}
+}
+
+// Admit is the first fence: it returns the epoch to remember before anything is done for the
+// sender. node is whom the order is meant for, empty for a scheduler's answer.
+func (r Rules) Admit(seen Epoch, in *agentv1.Epoch, node string) (Epoch, *Refusal) {
+	if no := judgeNode(r.node, node); no != nil {
+		return seen, refusalOf(no)
+	}
+	next, no := judgeEpoch(seen, false, in)
+	return next, refusalOf(no)
+}
+
+// Apply is the second fence and what an apply leaves behind old (nil: none). skip is true if the
+// order asks for nothing new; whether old is carried out is for the caller to know.
+func (r Rules) Apply(old *Intent, tomb *Tombstone, req *agentv1.ApplyWorkloadRequest, draining bool, now time.Time) (next *Intent, skip bool, no *Refusal) {
+	kind, refused := checkApply(req)
+	if refused != nil {
+		return nil, false, refusalOf(refused)
+	}
+	var held, buried driver.Generation
+	if old != nil {
+		held = old.Generation
+	}
+	if tomb != nil {
+		buried = tomb.Generation
+	}
+	if refused := judgeApply(req.GetId(), held, buried, generationFrom(req.GetGeneration()), false); refused != nil {
+		return nil, false, refusalOf(refused)
+	}
+	if draining && old == nil {
+		return nil, false, &Refusal{Message: "draining: takes no new workloads"}
+	}
+	next, err := follow(r.key, old, kind, req, now)
+	if err != nil {
+		return nil, false, &Refusal{Message: err.Error()}
+	}
+	if old == nil && tomb != nil && !tomb.Done {
+		next.Recreate = true
+	}
+	return next, old != nil && next.sameOrder(old), nil
+}
+
+// Delete is the second fence for deletes.
+func (r Rules) Delete(old *Intent, req *agentv1.DeleteWorkloadRequest) *Refusal {
+	if old == nil {
+		return nil
+	}
+	return refusalOf(judgeDelete(req.GetId(), old.Generation, generationFrom(req.GetGeneration()), false))
+}
+
+// Next settles the memory of failures with what the engine shows (nil: nothing) and decides the
+// next step: nothing, wait (until a time), ensure, halt, restart, recreate or remove.
+func (r Rules) Next(in *Intent, asked bool, o *driver.Observed, f Failure, now time.Time) (do string, until time.Time, after Failure) {
+	d, seen := in.desired(asked, o), driver.Observed{State: driver.Absent}
+	if o != nil {
+		seen = *o
+	}
+	f = r.policy.settle(d, seen, f, now)
+	s := decide(d, in.observed(o), f, now)
+	return s.do.String(), s.until, f
+}
+
+// Failed counts a failed step; a delete never gives up.
+func (r Rules) Failed(in *Intent, f Failure, err error, now time.Time) Failure {
+	p := r.policy
+	p.endless = in.Deleting
+	f = p.failed(f, driver.ClassOf(err), err.Error(), now)
+	if in.Deleting {
+		f.Next = now.Add(p.delay(min(f.Attempts, 10)))
+	}
+	return f
+}
+
+// Report is the state that an ordered workload is reported in; open says that its last order is
+// not carried out yet.
+func (r Rules) Report(in *Intent, open bool, o *driver.Observed, f Failure, now time.Time) (agentv1.ActualState, driver.Class, string) {
+	w := &workload{id: in.ID, intent: in, kind: in.Type, observed: o, fail: f}
+	if open {
+		w.task = newTask(actionApply, in.ID, now)
+	}
+	out := report{status: &agentv1.WorkloadStatus{Id: in.ID, Metadata: map[string]string{}}}
+	(&Agent{}).judge(&out, w, &engine{listed: true, probed: true}, now)
+	return out.status.ActualState, out.class, out.status.Message
+}

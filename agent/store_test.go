@@ -1,0 +1,342 @@
+package agent
+
+import (
+	"context"
+	"encoding/base64"
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	bolt "go.etcd.io/bbolt"
+
+	agentv1 "github.com/persys/compute/api/agent/v1"
+	"github.com/persys/compute/pki"
+
+	"github.com/persys/compute/agent/driver"
+	"github.com/persys/compute/agent/driver/sim"
+)
+
+// legacyFile writes a state file as an existing agent does (contract/state-etcd.md).
+func legacyFile(t *testing.T, path, spec string) {
+	t.Helper()
+	db, err := bolt.Open(path, 0o600, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	err = db.Update(func(tx *bolt.Tx) error {
+		for bucket, values := range map[string]map[string]string{
+			"workloads": {"web": `{"id":"web","type":"container","revision_id":"rev-9","desired_state":"running",
+				"spec":` + spec + `,"created_at":"2026-01-02T03:04:05.678Z","updated_at":"2026-01-02T03:04:06Z"}`},
+			"status": {"web": `{"id":"web","type":"container","revision_id":"rev-9","desired_state":"running","actual_state":"running",
+				"message":"up","created_at":"2026-01-02T03:04:05Z","updated_at":"2026-01-02T03:04:06Z","metadata":{"container.id":"abc"},"usage":null}`},
+			"volumes":     {"local:data": `{"id":"local:data"}`},
+			"attachments": {},
+		} {
+			b, err := tx.CreateBucket([]byte(bucket))
+			if err != nil {
+				return err
+			}
+			for k, v := range values {
+				if err := b.Put([]byte(k), []byte(v)); err != nil {
+					return err
+				}
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := db.Close(); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// legacyInstance runs an instance labelled as an existing agent labels it.
+func legacyInstance(t *testing.T, r *rig, id, revision string) {
+	t.Helper()
+	dir := t.TempDir()
+	engine, err := sim.NewEngine(sim.Options{Dir: dir, EngineID: "engine-1"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	err = engine.Driver(driver.Identity{ClusterID: "any", NodeID: "node-a"}).Ensure(context.Background(), driver.Spec{
+		ID: driver.ID(id), Revision: revision, Content: "none", ClusterID: "any", NodeID: "node-a", Running: true, Body: container("sim/run"),
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	path := filepath.Join(dir, "records", id+".json")
+	raw, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var record map[string]any
+	if err := json.Unmarshal(raw, &record); err != nil {
+		t.Fatal(err)
+	}
+	record["labels"] = map[string]string{driver.LabelManaged: "true", driver.LabelWorkload: id, driver.LabelRevision: revision}
+	if raw, err = json.Marshal(record); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(path, raw, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	r.engine = engine
+}
+
+func TestAnExistingAgentsFileIsTakenOver(t *testing.T) {
+	for _, c := range []struct{ name, spec string }{
+		{"spec as a bare arm", `{"image":"sim/run","env":{"TOKEN":"hunter2"},"resources":{"cpu_shares":250,"memory_bytes":67108864},"unknown":1}`},
+		{"spec wrapped in its type", `{"container":{"image":"sim/run","env":{"TOKEN":"hunter2"},"resources":{"cpu_shares":250,"memory_bytes":67108864}}}`},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			r := newRig(t)
+			legacyFile(t, r.cfg.StatePath, c.spec)
+			legacyInstance(t, r, "web", "rev-9")
+			before := r.observed("web").RuntimeID
+			r.start()
+			r.reaches("web", running)
+			same := func(q *agentv1.ApplyWorkloadRequest) {
+				spec := q.Spec.GetContainer()
+				spec.Env = map[string]string{"TOKEN": "hunter2"}
+				spec.Resources = &agentv1.ResourceLimits{CpuShares: 250, MemoryBytes: 67108864}
+			}
+			if out := r.apply("web", "sim/run", content("c1:a"), revision("c1-1"), same, by(1), at(1)); !out.Skipped {
+				t.Errorf("the same spec from a new scheduler: want skipped, got %v", out)
+			}
+			st := r.reaches("web", running)
+			if st.Content != "c1:a" || st.Generation.GetSequence() != 1 || st.CreatedAt != 1767323045 {
+				t.Errorf("status %v", st)
+			}
+			r.halt()
+			raw, err := os.ReadFile(r.cfg.StatePath)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if !strings.Contains(string(raw), "local:data") {
+				t.Error("the bucket volumes is gone")
+			}
+			r.start()
+			r.reaches("web", running)
+			if after := r.observed("web").RuntimeID; after != before || r.hooks.count("ensure web") != 0 {
+				t.Errorf("recreated: %s became %s after %d calls", before, after, r.hooks.count("ensure web"))
+			}
+		})
+	}
+}
+
+func TestSecretsAreSealedOnDisk(t *testing.T) {
+	key, err := pki.NewKey()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct {
+		name string
+		kind driver.Kind
+		spec *agentv1.WorkloadSpec
+	}{
+		{"environment of a container", driver.Container, &agentv1.WorkloadSpec{Spec: &agentv1.WorkloadSpec_Container{Container: &agentv1.ContainerSpec{
+			Image: "x", Env: map[string]string{"TOKEN": "hunter2-secret"}}}}},
+		{"environment of a Compose project", driver.Compose, &agentv1.WorkloadSpec{Spec: &agentv1.WorkloadSpec_Compose{Compose: &agentv1.ComposeSpec{
+			ComposeYaml: "services: {}", Env: map[string]string{"TOKEN": "hunter2-secret"}}}}},
+		{"cloud-init of a VM", driver.VM, &agentv1.WorkloadSpec{Spec: &agentv1.WorkloadSpec_Vm{Vm: &agentv1.VMSpec{
+			Name: "x", CloudInit: "hunter2-secret", CloudInitConfig: &agentv1.CloudInitConfig{
+				UserData: "hunter2-secret", MetaData: "hunter2-secret", NetworkConfig: "hunter2-secret", VendorData: "hunter2-secret"}}}}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			in, err := follow(key, nil, c.kind, &agentv1.ApplyWorkloadRequest{Id: "w", Spec: c.spec}, time.Now())
+			if err != nil {
+				t.Fatal(err)
+			}
+			if raw := string(in.RawSpec); strings.Contains(raw, "hunter2") || strings.Contains(raw, base64.StdEncoding.EncodeToString([]byte("hunter2-secret"))) {
+				t.Errorf("on disk in plain: %s", raw)
+			}
+			back := *in
+			back.spec = nil
+			if err := back.open(key); err != nil {
+				t.Fatal(err)
+			}
+			if got, err := hashSpec(key, c.kind, back.spec, nil); err != nil || got != in.SpecHash {
+				t.Errorf("it does not come back as it was: %v, %v", back.spec, err)
+			}
+			other, err := pki.NewKey()
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := back.open(other); err == nil || strings.Contains(err.Error(), "hunter2") {
+				t.Errorf("another key: %v", err)
+			}
+		})
+	}
+}
+
+func TestStateFileErrors(t *testing.T) {
+	t.Run("in use by another agent", func(t *testing.T) {
+		r := newRig(t).start()
+		_, err := New(r.cfg, r.factory)
+		if err == nil || !strings.Contains(err.Error(), r.cfg.StatePath) || !strings.Contains(err.Error(), "in use by another agent") {
+			t.Errorf("got %v", err)
+		}
+	})
+	used := func(t *testing.T) *rig {
+		r := newRig(t).start()
+		r.apply("web", "sim/run")
+		r.reaches("web", running)
+		r.halt()
+		return r
+	}
+	t.Run("key file lost", func(t *testing.T) {
+		r := used(t)
+		if err := os.Remove(r.cfg.StatePath + ".key"); err != nil {
+			t.Fatal(err)
+		}
+		_, err := New(r.cfg, r.factory)
+		if err == nil || !strings.Contains(err.Error(), r.cfg.StatePath+".key is missing") {
+			t.Errorf("got %v", err)
+		}
+		if _, err := os.Stat(r.cfg.StatePath + ".key"); err == nil {
+			t.Error("a new key was made over sealed secrets")
+		}
+	})
+	t.Run("another key", func(t *testing.T) {
+		r := used(t)
+		if err := os.Remove(r.cfg.StatePath + ".key"); err != nil {
+			t.Fatal(err)
+		}
+		if _, _, err := pki.LoadOrCreateKey(r.cfg.StatePath + ".key"); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := New(r.cfg, r.factory); err == nil || !strings.Contains(err.Error(), "sealed under key") {
+			t.Errorf("got %v", err)
+		}
+	})
+	t.Run("not a state file", func(t *testing.T) {
+		r := newRig(t)
+		if err := os.WriteFile(r.cfg.StatePath, []byte(strings.Repeat("no database ", 1000)), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := New(r.cfg, r.factory); err == nil || !strings.Contains(err.Error(), r.cfg.StatePath) {
+			t.Errorf("got %v", err)
+		}
+	})
+	t.Run("a broken record names itself", func(t *testing.T) {
+		r := newRig(t)
+		legacyFile(t, r.cfg.StatePath, `{"image":7}`)
+		if _, err := New(r.cfg, r.factory); err == nil || !strings.Contains(err.Error(), `workload "web"`) {
+			t.Errorf("got %v", err)
+		}
+	})
+	t.Run("another cluster in the configuration", func(t *testing.T) {
+		r := newRig(t).start()
+		r.apply("web", "sim/run", by(1), at(1))
+		r.halt()
+		r.cfg.ClusterID = "c2"
+		if _, err := New(r.cfg, r.factory); err == nil || !strings.Contains(err.Error(), `"c1"`) || !strings.Contains(err.Error(), `"c2"`) {
+			t.Errorf("got %v", err)
+		}
+	})
+	t.Run("the key is private", func(t *testing.T) {
+		r := used(t)
+		info, err := os.Stat(r.cfg.StatePath + ".key")
+		if err != nil || info.Mode().Perm() != 0o600 {
+			t.Errorf("mode %v, %v", info.Mode(), err)
+		}
+	})
+}
+
+// TestOrdersAreNotAcknowledgedWithoutDisk: a store that cannot write is an error, not a refusal.
+func TestOrdersAreNotAcknowledgedWithoutDisk(t *testing.T) {
+	r := newRig(t).start()
+	r.apply("web", "sim/run", content("c1:a"), by(1), at(1))
+	r.reaches("web", running)
+	r.until(func() bool { return r.a.queue.depth() == 0 }, func() string { return "never idle" })
+	if err := r.a.store.close(); err != nil {
+		t.Fatal(err)
+	}
+	req := &agentv1.ApplyWorkloadRequest{Id: "web", Spec: container("sim/run:2"), Content: "c1:b", Epoch: epoch(2), Generation: gen(2)}
+	if out, err := r.api.ApplyWorkload(context.Background(), req); err == nil {
+		t.Errorf("acknowledged: %v", out)
+	}
+	if out, err := r.api.DeleteWorkload(context.Background(), &agentv1.DeleteWorkloadRequest{Id: "web", Epoch: epoch(2), Generation: gen(2)}); err == nil {
+		t.Errorf("acknowledged: %v", out)
+	}
+	if e := r.a.Epoch(); e.Term != 1 {
+		t.Errorf("epoch %v is in memory but not on disk", e)
+	}
+	if o := r.observed("web"); o == nil || o.Content != "c1:a" {
+		t.Errorf("carried out without being stored: %v", o)
+	}
+	if err := r.stop(); err != nil && !strings.Contains(err.Error(), "not open") {
+		t.Errorf("Run: %v", err)
+	}
+}
+
+func TestTombstonesAreBounded(t *testing.T) {
+	r := newRig(t).start()
+	r.delete("young", func(d *agentv1.DeleteWorkloadRequest) { d.Epoch, d.Generation = epoch(1), gen(1) })
+	r.delete("old", func(d *agentv1.DeleteWorkloadRequest) { d.Epoch, d.Generation = epoch(1), gen(2) })
+	r.until(func() bool {
+		r.a.mu.Lock()
+		defer r.a.mu.Unlock()
+		return r.a.tombs["young"].Done && r.a.tombs["old"].Done
+	}, func() string { return "deletes never end" })
+	r.a.prune(time.Now().Add(maxTombstoneAge - time.Minute))
+	if n := len(r.a.tombs); n != 2 {
+		t.Errorf("%d tombstones are left before 7 days, want 2", n)
+	}
+	r.a.mu.Lock()
+	r.a.tombs["old"].DeletedAt = time.Now().Add(-maxTombstoneAge - time.Minute)
+	r.a.mu.Unlock()
+	r.a.prune(time.Now())
+	r.restart()
+	if out := r.apply("young", "sim/run", by(1), at(1)); out.Applied {
+		t.Error("a young tombstone was forgotten")
+	}
+	if _, ok := r.a.tombs["old"]; ok {
+		t.Error("an old tombstone is still there")
+	}
+}
+
+func TestNodeID(t *testing.T) {
+	host, err := os.Hostname()
+	if err != nil {
+		t.Skip("no host name:", err)
+	}
+	if id, err := NodeID(""); err != nil || id != host {
+		t.Errorf("default: %q, %v; want the host name", id, err)
+	}
+	if id, err := NodeID("auto"); err == nil && (!strings.HasPrefix(id, host+"-") || len(id) != len(host)+13) {
+		t.Errorf("auto: %q", id)
+	}
+	if id, err := NodeID("n1"); err != nil || id != "n1" {
+		t.Errorf("given: %q, %v", id, err)
+	}
+	if _, err := NodeID("not valid"); err == nil {
+		t.Error("an id with a space is taken")
+	}
+}
+
+func TestConfigErrorsNameTheField(t *testing.T) {
+	engine, err := sim.NewEngine(sim.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct {
+		says string
+		cfg  Config
+	}{
+		{"NodeID", Config{StatePath: filepath.Join(t.TempDir(), "s")}},
+		{"StatePath", Config{NodeID: "n"}},
+		{"Advertise", Config{NodeID: "n", StatePath: filepath.Join(t.TempDir(), "s"), Control: leader()}},
+		{"RetryBase", Config{NodeID: "n", StatePath: filepath.Join(t.TempDir(), "s"), RetryBase: -1}},
+	} {
+		_, err := New(c.cfg, Fixed(engine.Driver(driver.Identity{})))
+		if err == nil || !strings.Contains(err.Error(), c.says) {
+			t.Errorf("want an error about %s, got %v", c.says, err)
+		}
+	}
+}
