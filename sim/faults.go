@@ -1,0 +1,152 @@
+package sim
+
+import "github.com/persys/compute/agent/driver"
+
+// trouble makes something go wrong, over and over.
+func (w *world) trouble() {
+	if w.calm {
+		return
+	}
+	w.after(w.between(300, 7000)*ms, nil, w.trouble)
+	var kinds []Fault
+	for f := Fault(1); f < FencedReturns; f <<= 1 {
+		if w.has(f) {
+			kinds = append(kinds, f)
+		}
+	}
+	if len(kinds) == 0 {
+		return
+	}
+	kind := pick(&w.clock, kinds)
+	r, m := pick(&w.clock, w.replicas), pick(&w.clock, w.machines)
+	if l := w.log.leader; l >= 0 && w.chance(500) {
+		r = w.replicas[l]
+	}
+	long := w.between(500, 20000) * ms
+	switch kind {
+	case ReplicaCrash:
+		if r.alive {
+			r.crash()
+			w.after(long, nil, r.restart)
+		}
+	case ReplicaPause:
+		if r.alive && r.paused <= w.now {
+			r.stop(long)
+		}
+	case ReplicaCut:
+		if len(w.replicas) > 1 && !r.cut {
+			r.isolate(long)
+		}
+	case LeaderChange:
+		w.elect()
+	case AgentCrash:
+		m.die("crash")
+		w.after(long/2, &m.power, m.boot)
+	case AgentPause:
+		if m.alive && m.paused <= w.now {
+			w.tracef("", m.id, "agent is paused for %.1fs", float64(long)/float64(sec))
+			m.paused = w.now + long
+		}
+	case PowerLoss, Reinstall:
+		m.off()
+		back := long
+		if w.chance(400) {
+			back *= 4
+		}
+		w.after(back, nil, func() { w.revive(m, kind == Reinstall) })
+	case StateLoss:
+		if m.alive {
+			m.die("its file is lost")
+			m.disk, m.lostFile = newDisk(w, m.id), true
+			w.after(long/2, &m.power, m.boot)
+		}
+	case LinkCut:
+		w.cutLinks(m, long*2)
+	case InstanceCrash:
+		for _, id := range keys(m.engine.has) {
+			if i := m.engine.has[id]; i.state == driver.Running && w.chance(500) {
+				if w.chance(300) {
+					m.engine.end(i, driver.Stopped, 0, "ends")
+				} else {
+					m.engine.end(i, driver.Failed, 1, "dies")
+				}
+			}
+		}
+	case ModeChange:
+		if w.chance(400) {
+			w.ask("mode degraded", setMode("degraded"), nil)
+			w.after(long, nil, func() { w.ask("mode normal", setMode("normal"), nil) })
+		}
+	}
+}
+
+// revive brings a machine back. One that an operator took for dead stays off
+// until that is said and done, and comes back empty.
+func (w *world) revive(m *machine, wiped bool) {
+	switch {
+	case m.power.alive:
+	case m.condemned && !m.sentence.ended:
+		w.after(5*sec, nil, func() { w.revive(m, wiped) })
+	default:
+		m.on(wiped || m.condemned && !w.has(FencedReturns))
+	}
+}
+
+// cutLinks parts a node from some replicas or all, one way or both.
+func (w *world) cutLinks(m *machine, d int64) {
+	all, way := w.chance(600), w.rng.IntN(3)
+	var mended []func()
+	for i := range w.replicas {
+		if !all && w.chance(500) {
+			continue
+		}
+		if way != 1 && !m.up[i] {
+			m.up[i] = true
+			mended = append(mended, func() { m.up[i] = false })
+		}
+		if way != 2 && !m.down[i] {
+			m.down[i] = true
+			mended = append(mended, func() { m.down[i] = false })
+		}
+	}
+	w.tracef("", m.id, "links are cut for %.1fs: all %t, way %d", float64(d)/float64(sec), all, way)
+	w.after(d, nil, func() {
+		for _, f := range mended {
+			f()
+		}
+	})
+}
+
+// heal ends every fault. Operators clean up behind themselves.
+func (w *world) heal() {
+	w.tracef("", "", "the faults stop")
+	w.calm = true
+	for _, r := range w.replicas {
+		r.paused = min(r.paused, w.now)
+		r.rejoin()
+		r.restart()
+	}
+	for _, m := range w.machines {
+		clear(m.up)
+		clear(m.down)
+		m.paused = min(m.paused, w.now)
+		switch {
+		case m.condemned: // it returns once its operator has been answered
+		case !m.power.alive:
+			m.on(false)
+		default:
+			m.boot()
+		}
+	}
+	w.tidy()
+	w.after(70*sec, nil, w.tidy) // what was asked for before may have arrived after
+}
+
+// tidy takes back what operators did.
+func (w *world) tidy() {
+	for _, m := range w.machines {
+		w.ask("uncordon "+m.id, cordon(m.id, false), nil)
+		w.ask("undrain "+m.id, drain(m.id, false), nil)
+	}
+	w.ask("mode normal", setMode("normal"), nil)
+}

@@ -1,0 +1,379 @@
+package sim
+
+import (
+	"fmt"
+
+	"google.golang.org/protobuf/proto"
+
+	commandv1 "github.com/persys/compute/api/command/v1"
+	"github.com/persys/compute/fsm"
+	"github.com/persys/compute/sched"
+
+	"github.com/persys/compute/agent/driver"
+)
+
+// oracle is the simplest model of what users were promised, kept beside the
+// state machine and in the order of the log.
+type oracle struct {
+	first   map[[16]byte]fsm.Result // the answer to each request
+	wanted  map[string]want         // by workload; absent = never made, or gone
+	puts    map[string]*commandv1.WorkloadPut
+	highest map[string]fsm.Generation
+	upSince map[string]int64 // by node, true time
+}
+
+type want struct {
+	content string
+	desired fsm.Desired
+}
+
+func newOracle() oracle {
+	return oracle{
+		first: map[[16]byte]fsm.Result{}, wanted: map[string]want{}, puts: map[string]*commandv1.WorkloadPut{},
+		highest: map[string]fsm.Generation{}, upSince: map[string]int64{},
+	}
+}
+
+// judge holds one applied command to the promises.
+func (w *world) judge(before, after fsm.State, c fsm.Command, res fsm.Result, changes []fsm.Change) {
+	o := &w.oracle
+	if h := c.GetHead(); len(h.GetRequest()) > 0 {
+		id := [16]byte(h.GetRequest())
+		if first, ok := o.first[id]; ok {
+			if !res.Duplicate || !sameResult(res, first, true) || len(changes) > 0 {
+				w.violate("receipt", "", "", "request %x was answered with %+v and, repeated, with %+v and %d changes", id, first, res, len(changes))
+			}
+			return
+		}
+		if res.Duplicate {
+			w.violate("receipt", "", "", "request %x is new and is answered as a repetition: %+v", id, res)
+		}
+		if res.Kind != fsm.Frozen && res.Kind != fsm.TooOld {
+			o.first[id] = res
+		}
+	}
+	w.learn(c, res, after)
+	for i := range changes {
+		ch := &changes[i]
+		switch ch.Table {
+		case fsm.TableWorkload:
+			w.workloadChanged(before, after, c, ch)
+		case fsm.TableNode:
+			w.nodeChanged(c, ch)
+		case fsm.TableResidual:
+			switch {
+			case ch.NewResidual == nil:
+				w.tracef(ch.OldResidual.Workload, ch.OldResidual.Node, "%d: %s: residual %s is gone", res.Index, fsm.ArmName(c), ch.OldResidual.Generation)
+			default:
+				w.tracef(ch.NewResidual.Workload, ch.NewResidual.Node, "%d: %s: residual %s (%s)", res.Index, fsm.ArmName(c), ch.NewResidual.Generation, ch.NewResidual.Reason)
+			}
+		}
+	}
+	if res.Skipped > 0 && res.Reason != "" {
+		w.tracef("", "", "%d: %s: %d skipped: %s", res.Index, fsm.ArmName(c), res.Skipped, res.Reason)
+	} else if res.Err() != nil {
+		w.tracef("", "", "%d: %s: %s: %s", res.Index, fsm.ArmName(c), res.Kind, res.Reason)
+	}
+}
+
+// learn takes over what an accepted mutation promises.
+func (w *world) learn(c fsm.Command, res fsm.Result, after fsm.State) {
+	if res.Kind != fsm.OK && res.Kind != fsm.AlreadyDone {
+		return
+	}
+	o := &w.oracle
+	gone := func(id string) {
+		if x, ok := o.wanted[id]; ok {
+			x.desired = fsm.DesiredDeleted
+			o.wanted[id] = x
+		}
+	}
+	switch b := c.GetBody().(type) {
+	case *commandv1.Command_PutWorkloads:
+		listed := map[string]bool{}
+		for i, p := range b.PutWorkloads.GetWorkloads() {
+			listed[p.GetId()] = true
+			o.wanted[p.GetId()] = want{p.GetContent(), fsm.Desired(p.GetDesired())}
+			o.puts[p.GetId()] = proto.Clone(p).(*commandv1.WorkloadPut)
+			x, ok := after.Workload(p.GetId())
+			if !ok || i >= len(res.Items) || res.Items[i].ID != x.ID || res.Items[i].Generation != x.Generation || res.Items[i].Revision != x.Revision() {
+				w.violate("acknowledged", p.GetId(), "", "an apply was accepted as %+v, the state has %+v", res.Items, x)
+			}
+		}
+		if g := b.PutWorkloads.GetGroupOf(); g != "" {
+			for _, id := range keys(o.wanted) {
+				if id[0] == 'g' && !listed[id] {
+					gone(id)
+				}
+			}
+		}
+	case *commandv1.Command_SetDesired:
+		if x, ok := o.wanted[b.SetDesired.GetId()]; ok {
+			x.desired = fsm.Desired(b.SetDesired.GetDesired())
+			o.wanted[b.SetDesired.GetId()] = x
+		}
+	case *commandv1.Command_DeleteWorkload:
+		gone(b.DeleteWorkload.GetId())
+		if b.DeleteWorkload.GetForce() {
+			delete(o.wanted, b.DeleteWorkload.GetId())
+		}
+	}
+	w.kept(after)
+}
+
+// kept holds the state to what users were promised.
+func (w *world) kept(s fsm.State) {
+	for _, id := range keys(w.oracle.wanted) {
+		x := w.oracle.wanted[id]
+		have, ok := s.Workload(id)
+		switch {
+		case !ok && x.desired == fsm.DesiredDeleted:
+			delete(w.oracle.wanted, id)
+		case !ok:
+			w.violate("acknowledged", id, "", "an accepted apply of %s is lost", x.content[:19])
+		case have.Content != x.content || have.Desired != x.desired:
+			w.violate("acknowledged", id, "", "accepted: %s %s; the state has %s %s", x.content[:19], x.desired, have.Content[:19], have.Desired)
+		}
+	}
+	s.Workloads("", func(x *fsm.Workload) bool {
+		if _, ok := w.oracle.wanted[x.ID]; !ok {
+			w.violate("acknowledged", x.ID, "", "the state has a workload that nobody wants")
+		}
+		return true
+	})
+}
+
+// acknowledged holds an answer that reached a user to the log.
+func (w *world) acknowledged(rq *request, res fsm.Result) {
+	if res.Kind == fsm.Frozen || res.Kind == fsm.TooOld || w.cfg.Sabotage == NoReceipts {
+		return
+	}
+	if first, ok := w.oracle.first[rq.id]; !ok || !sameResult(first, res, true) {
+		w.violate("acknowledged", "", "", "%s was answered with %+v, the log says %+v (%t)", rq.what, res, first, ok)
+	}
+}
+
+func (w *world) workloadChanged(before, after fsm.State, c fsm.Command, ch *fsm.Change) {
+	old, x := ch.OldWorkload, ch.NewWorkload
+	index := after.Info().Index
+	if x == nil {
+		w.tracef(old.ID, "", "%d: %s: the record is gone", index, fsm.ArmName(c))
+		if have, ok := w.oracle.wanted[old.ID]; ok && have.desired != fsm.DesiredDeleted {
+			w.violate("acknowledged", old.ID, "", "%s drops a workload that is to be %s", fsm.ArmName(c), have.desired)
+		}
+		delete(w.oracle.wanted, old.ID)
+		return
+	}
+	w.tracef(x.ID, x.Node, "%d: %s: %s, desired %s, generation %s, acknowledged %t, actual %s %s, reason %s %s", index, fsm.ArmName(c),
+		x.Status, x.Desired, x.Generation, x.Acknowledged, x.Actual.State, x.Actual.Code, x.Reason.Code, x.Reason.Message)
+	if x.Generation.Less(w.oracle.highest[x.ID]) {
+		w.violate("generation", x.ID, "", "%s takes the generation back from %s to %s", fsm.ArmName(c), w.oracle.highest[x.ID], x.Generation)
+	}
+	w.oracle.highest[x.ID] = x.Generation
+	if old != nil && (old.Content != x.Content || old.Desired != x.Desired || old.Node != x.Node) && old.Generation == x.Generation {
+		w.violate("generation", x.ID, "", "%s changes what is to be done and keeps generation %s", fsm.ArmName(c), x.Generation)
+	}
+	if c.GetAssign() != nil && x.Node != "" && (old == nil || old.Node == "") {
+		w.assigned(before, after, x)
+	}
+}
+
+// assigned holds a placement to what the node has, adding up every record anew.
+func (w *world) assigned(before, after fsm.State, x *fsm.Workload) {
+	n, ok := after.Node(x.Node)
+	if !ok || !n.Schedulable() {
+		w.violate("placement", x.ID, x.Node, "placed on a node that takes no work: %+v", n)
+		return
+	}
+	cpu, mem := int64(0), int64(0)
+	ports := map[uint16]string{}
+	add := func(id string, d *fsm.Demand) {
+		cpu, mem = cpu+d.CPU, mem+d.Memory
+		for _, p := range d.Ports {
+			// One that returns to what it left behind keeps its ports; see finding 4.
+			holder, on := before.PortHolder(n.Engine(), p)
+			if other, ok := ports[p.Port]; ok && (id == x.ID || other == x.ID) && !(holder == x.ID && on == n.ID) {
+				w.violate("ports", x.ID, x.Node, "placed although port %d is promised to %s and %s", p.Port, other, id)
+			}
+			ports[p.Port] = id
+		}
+	}
+	after.WorkloadsOn(n.ID, func(y *fsm.Workload) bool { add(y.ID, &y.Demand); return true })
+	after.Residuals(n.ID, func(r *fsm.Residual) bool { add(r.Workload, &r.Demand); return true })
+	if x.Demand.CPU > 0 && cpu > n.Facts.CPU || x.Demand.Memory > 0 && mem > n.Facts.Memory {
+		w.violate("capacity", x.ID, x.Node, "placed although %d of %d millicores and %d of %d MiB are promised", cpu, n.Facts.CPU, mem, n.Facts.Memory)
+	}
+	before.ResidualsOf(x.ID, func(r *fsm.Residual) bool {
+		// A node may come up between plan and log; one that has long been up is waited for.
+		if n, ok := before.Node(r.Node); ok && n.Up && r.Node != x.Node && w.now-w.oracle.upSince[r.Node] > 20*sec {
+			w.violate("await stop", x.ID, x.Node, "placed although node %s, which is up, has not stopped it", r.Node)
+		}
+		return true
+	})
+	if !x.Demand.Exclusive {
+		return
+	}
+	before.ResidualsOf(x.ID, func(r *fsm.Residual) bool {
+		if r.Node != x.Node {
+			w.violate("exclusive", x.ID, x.Node, "placed although node %s has not let go of it", r.Node)
+		}
+		return true
+	})
+}
+
+func (w *world) nodeChanged(c fsm.Command, ch *fsm.Change) {
+	old, n := ch.OldNode, ch.NewNode
+	switch {
+	case n == nil:
+		w.tracef("", old.ID, "%s: the node is removed", fsm.ArmName(c))
+		return
+	case old == nil || old.Up != n.Up:
+		w.tracef("", n.ID, "%s: up %t %s", fsm.ArmName(c), n.Up, n.Reason)
+		w.oracle.upSince[n.ID] = w.now
+	default:
+		w.tracef("", n.ID, "%s: draining %t cordoned %t fenced %t", fsm.ArmName(c), n.Draining, n.Cordoned, n.Fenced)
+		return
+	}
+	if n.Up || old == nil {
+		return
+	}
+	// A lease that the agent still holds must not be called ended; what clocks
+	// may differ by is bounded.
+	m := w.machine(n.ID)
+	if left := m.session.until - m.local(w.now); m.holds() && m.disk.instance == n.Facts.InstanceID && left > 50*ms {
+		w.violate("early expiry", "", n.ID, "the node is declared lost (%s) while its agent holds a lease for %d ms", n.Reason, left/ms)
+	}
+}
+
+// overlapAllowed is how long two live agents that hold their leases may have
+// held them when one starts what the other still runs: an order that was given
+// while one of them was away may be that late.
+const overlapAllowed = 120 * sec
+
+// begun holds the start of an instance to all others.
+func (w *world) begun(m *machine, i *instance) {
+	for _, o := range w.machines {
+		other := o.engine.has[i.id]
+		if o == m || other == nil || other.state != driver.Running || !o.power.alive {
+			continue
+		}
+		if exclusive(i.id) {
+			w.violate("exclusive", i.id, m.id, "it starts here while it runs on %s", o.id)
+			return
+		}
+		held := func(m *machine) bool {
+			return m.holds() && m.session.heldSince != 0 && w.now-m.session.heldSince > overlapAllowed
+		}
+		if held(m) && held(o) {
+			w.violate("twice", i.id, m.id, "it starts here while it runs on %s, and both agents have held their leases for %ds", o.id, overlapAllowed/sec)
+		}
+	}
+}
+
+// unrest says what is not yet as it should be once all faults have stopped.
+func (w *world) unrest() (rule, why, workload, node string) {
+	s := w.truth
+	bad := func(r, wl, n, format string, args ...any) {
+		if why == "" {
+			rule, why, workload, node = r, fmt.Sprintf(format, args...), wl, n
+		}
+	}
+	if w.users.open > 0 {
+		bad("answers", "", "", "%d requests have no answer", w.users.open)
+	}
+	if l := w.log.leader; l < 0 || w.replicas[l].stint == nil {
+		bad("leader", "", "", "no replica leads")
+	}
+	w.kept(s)
+	for _, m := range w.machines {
+		if n, ok := s.Node(m.id); !ok || !n.Up || !m.holds() {
+			bad("nodes", "", m.id, "the node is known %t, and its agent holds a lease %t: %+v", ok, m.holds(), n)
+		}
+	}
+	s.Workloads("", func(x *fsm.Workload) bool {
+		if why := w.restless(s, x); why != "" {
+			bad("desired state", x.ID, x.Node, "workload %s is %s (desired %s, generation %s, acknowledged %t, actual %s of %s, reason %s: %s; attempts %d next %d terminal %t): %s",
+				x.ID, x.Status, x.Desired, x.Generation, x.Acknowledged, x.Actual.State, x.Actual.Generation, x.Reason.Code, x.Reason.Message,
+				x.Retry.Attempts, x.Retry.NextAt, x.Retry.Terminal, why)
+		}
+		return true
+	})
+	s.Residuals("", func(r *fsm.Residual) bool {
+		if n, ok := s.Node(r.Node); ok && n.Up {
+			bad("residuals", r.Workload, r.Node, "node %s is up and still has a residual of %s at %s (%s)", r.Node, r.Workload, r.Generation, r.Reason)
+		}
+		return true
+	})
+	for _, m := range w.machines {
+		if !m.power.alive {
+			continue
+		}
+		for _, id := range keys(m.engine.has) {
+			i := m.engine.has[id]
+			x, ok := s.Workload(id)
+			left := m.lostFile && m.disk.intents[id] == nil // an orphan is reported, and left to people
+			if i.state == driver.Running && (!ok || x.Node != m.id) && !left {
+				bad("ghosts", id, m.id, "%s runs on %s and the state does not know", id, m.id)
+			}
+		}
+	}
+	return rule, why, workload, node
+}
+
+// restless says what a workload lacks.
+func (w *world) restless(s fsm.State, x *fsm.Workload) string {
+	var i *instance
+	runs := false
+	if m := w.machine(x.Node); m != nil {
+		i = m.engine.has[x.ID]
+		runs = i != nil && i.state == driver.Running
+	}
+	flavour, _ := w.users.flavourOf(x.Content)
+	fails := flavour[:2] == "ba" || flavour[:2] == "cr" || flavour[:2] == "fl"
+	switch {
+	case x.Desired == fsm.DesiredDeleted:
+		return "it is to be gone"
+	case x.Desired == fsm.DesiredStopped && runs:
+		return "it runs"
+	case x.Desired == fsm.DesiredStopped && x.Status == fsm.StatusStopped:
+		return ""
+	case x.Desired == fsm.DesiredStopped:
+		return "it is not stopped"
+	case x.Node == "":
+		if x.Reason.Code != fsm.CodeUnplaced {
+			return "it has no node and does not say why"
+		}
+		if at, _ := sched.Place(x.Demand, sched.NodesOf(s, w.users.tuning).For(x.ID)); at != "" {
+			return "node " + at + " could take it"
+		}
+		return ""
+	case x.Retry.Terminal && x.Status == fsm.StatusFailed:
+		if !fails && x.Actual.Code != string(driver.PortBindConflict) { // see testdata/seeds.txt, finding 4
+			return "it was given up and nothing is wrong with it"
+		}
+		if x.Reason.Code == "" {
+			return "it was given up without a reason"
+		}
+		return ""
+	case flavour[:2] == "cr":
+		return "" // it never stays up: see testdata/seeds.txt, finding 1
+	case !runs:
+		return "it does not run"
+	case i.content != x.Content:
+		return "another content runs"
+	case x.Status != fsm.StatusRunning:
+		return "it runs and is not said to"
+	}
+	return ""
+}
+
+// crashLoops reports whether something starts and ends for ever.
+func (w *world) crashLoops() bool {
+	loops := false
+	w.truth.Workloads("", func(x *fsm.Workload) bool {
+		flavour, _ := w.users.flavourOf(x.Content)
+		loops = loops || flavour[:2] == "cr" && x.Desired == fsm.DesiredRunning && x.Node != ""
+		return true
+	})
+	return loops
+}

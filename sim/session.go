@@ -1,0 +1,374 @@
+package sim
+
+import (
+	"google.golang.org/protobuf/proto"
+
+	"github.com/persys/compute/agent"
+	"github.com/persys/compute/agent/driver"
+	agentv1 "github.com/persys/compute/api/agent/v1"
+	commandv1 "github.com/persys/compute/api/command/v1"
+	controlv1 "github.com/persys/compute/api/control/v1"
+	"github.com/persys/compute/fsm"
+	"github.com/persys/compute/sched"
+	speclib "github.com/persys/compute/spec"
+)
+
+// session is an agent's conversation with the schedulers.
+type session struct {
+	registered bool
+	until      int64 // of the lease, by the machine's clock
+	lease      int64
+	interval   int64
+	sequence   uint64
+	acked      uint64
+	full       bool
+	sinceFull  int
+	answered   fsm.Epoch
+	failures   int
+	at         int // the replica that is asked
+	busy       bool
+	turn       int // of the timer that counts
+	dirty      bool
+	heldSince  int64 // true time since when the lease has been held without a gap, 0 = not held
+}
+
+// holds reports whether the agent believes that its lease is good.
+func (m *machine) holds() bool {
+	return m.alive && m.session.registered && m.local(m.w.now) < m.session.until
+}
+
+// signal says that something is worth a heartbeat soon.
+func (m *machine) signal() {
+	s := &m.session
+	if s.dirty || s.busy || s.turn == 0 {
+		return
+	}
+	s.dirty = true
+	turn := s.turn
+	m.w.after(100*ms, &m.proc, func() {
+		if m.session.turn == turn {
+			m.converse()
+		}
+	})
+}
+
+// later is when the next word is due.
+func (m *machine) later(d int64) {
+	s := &m.session
+	s.turn++
+	s.busy, s.dirty = false, false
+	turn := s.turn
+	m.w.after(d, &m.proc, func() {
+		if m.session.turn == turn && !m.session.busy {
+			m.converse()
+		}
+	})
+	if m.version > s.acked && s.failures == 0 {
+		m.signal()
+	}
+}
+
+// converse registers if it has to, then sends a heartbeat.
+func (m *machine) converse() {
+	s := &m.session
+	s.busy = true
+	s.turn++
+	if s.registered && m.local(m.w.now) >= s.until {
+		m.w.tracef("", m.id, "agent: the lease has lapsed")
+		s.registered = false
+		s.heldSince = 0
+	}
+	failed := func(why string) {
+		s.failures++
+		s.at = m.w.rng.IntN(len(m.w.replicas))
+		d := min(50*ms<<min(s.failures-1, 10), 2*sec)
+		m.later(d/2 + m.w.between(0, d/2))
+	}
+	if s.registered {
+		m.beat(failed)
+		return
+	}
+	sent := m.local(m.w.now)
+	facts := m.facts()
+	m.call(func(st *stint, reply func(any, error)) {
+		st.register(facts, reply)
+	}, func(res any, err error) {
+		if err != nil {
+			failed(err.Error())
+			return
+		}
+		l := res.(sched.Lease)
+		if !m.learn(l.Epoch) {
+			failed("superseded")
+			return
+		}
+		s.registered, s.full, s.sequence, s.failures = true, true, 0, 0
+		s.answered = l.Epoch
+		m.extend(sent, l)
+		m.w.tracef("", m.id, "agent: registered in epoch %s", l.Epoch)
+		m.beat(failed)
+	})
+}
+
+func (m *machine) beat(failed func(string)) {
+	s := &m.session
+	full := s.full || s.sinceFull >= 20
+	sent := m.local(m.w.now)
+	reports, version := m.changes(full, s.acked)
+	s.sequence++
+	hb := sched.Heartbeat{Node: m.id, Full: full, Protocol: 1, Sequence: s.sequence, Reports: reports}
+	m.call(func(st *stint, reply func(any, error)) {
+		st.heartbeat(hb, func(l sched.Lease, err error) { reply(l, err) })
+	}, func(res any, err error) {
+		if err == errNoNode {
+			s.registered, s.heldSince = false, 0
+		}
+		if err != nil {
+			failed(err.Error())
+			return
+		}
+		l := res.(sched.Lease)
+		if !m.learn(l.Epoch) {
+			failed("superseded")
+			return
+		}
+		s.failures = 0
+		s.acked = version
+		s.sinceFull++
+		if full {
+			s.sinceFull = 0
+		}
+		s.full = l.SendFull || l.Epoch != s.answered
+		s.answered = l.Epoch
+		m.extend(sent, l)
+		m.draining = l.Drain
+		if s.full {
+			m.later(100 * ms)
+			return
+		}
+		m.later(s.interval - m.w.between(0, s.interval/10))
+	})
+}
+
+// extend takes over a lease, counted from when the word was sent.
+func (m *machine) extend(sent int64, l sched.Lease) {
+	s := &m.session
+	s.interval = l.Interval
+	if l.Duration == 0 {
+		return
+	}
+	if now := m.local(m.w.now); s.heldSince == 0 || now >= s.until {
+		s.heldSince = m.w.now
+	}
+	s.lease = l.Duration
+	s.until = max(s.until, sent+l.Duration)
+}
+
+// learn is told the epoch of an answer; it is false if that was superseded.
+func (m *machine) learn(e fsm.Epoch) bool {
+	next, no := m.rules.Admit(m.disk.epoch, &agentv1.Epoch{ClusterId: clusterID, Incarnation: e.Incarnation, Term: e.Term}, "")
+	if no != nil && m.w.cfg.Sabotage != NoEpochFence {
+		m.w.tracef("", m.id, "agent: an answer of epoch %s does not count: %s", e, no.Message)
+		return false
+	}
+	m.remember(next)
+	if lessEpoch(next, m.disk.sawEpoch) {
+		m.w.violate("epoch", "", m.id, "the agent believes an answer of epoch %s after it has seen %s", next, m.disk.sawEpoch)
+	}
+	if m.disk.sawEpoch.ClusterID == "" || lessEpoch(m.disk.sawEpoch, next) {
+		m.disk.sawEpoch = next
+	}
+	return true
+}
+
+func lessEpoch(a, b agent.Epoch) bool {
+	return a.Incarnation < b.Incarnation || a.Incarnation == b.Incarnation && a.Term < b.Term
+}
+
+// facts are what the node says of itself.
+func (m *machine) facts() *commandv1.RegisterNode {
+	return &commandv1.RegisterNode{
+		Id: m.id, Endpoint: "10.0.0." + m.id[1:] + ":50051", CpuMillicores: m.cpu, MemoryMib: m.mem, Protocol: 1,
+		InstanceId: m.disk.instance, Types: []string{"container", "compose"},
+		Labels: []*commandv1.Label{{Key: "zone", Value: m.zone}},
+	}
+}
+
+// register is RegisterNode at the leader.
+func (s *stint) register(facts *commandv1.RegisterNode, reply func(any, error)) {
+	grant := func() { s.registered(facts.GetId(), func(l sched.Lease, err error) { reply(l, err) }) }
+	if n, ok := s.r.state.Node(facts.GetId()); ok && n.SameFacts(facts) {
+		grant()
+		return
+	}
+	cmd := &commandv1.Command{
+		Head: &commandv1.Head{At: s.r.clockNow(), By: "node"},
+		Body: &commandv1.Command_RegisterNode{RegisterNode: facts},
+	}
+	s.w.propose(s.r, s.epoch.Term, []fsm.Command{cmd}, func(res []fsm.Result, err error) {
+		switch {
+		case err != nil:
+			reply(nil, err)
+		case res[0].Err() != nil:
+			reply(nil, res[0].Err())
+		case s.over:
+			reply(nil, errNotLeader)
+		default:
+			grant()
+		}
+	})
+}
+
+// call asks the replica that an agent speaks to, which may pass the call on once.
+func (m *machine) call(handle func(*stint, func(any, error)), back func(any, error)) {
+	w, s := m.w, &m.session
+	a := w.replicas[s.at]
+	turn := s.turn
+	over := false
+	done := func(res any, err error) {
+		if over || m.session.turn != turn {
+			return
+		}
+		over = true
+		back(res, err)
+	}
+	w.after(min(max(s.lease/3, sec), 5*sec), &m.proc, func() { done(nil, errUnknown) })
+	w.send(&a.proc, func() bool { return !m.up[a.idx] }, func() {
+		w.route(a, handle, func(res any, err error) {
+			w.send(&m.proc, func() bool { return !m.down[a.idx] }, func() { done(res, err) })
+		})
+	}, func() { done(nil, errNotLeader) })
+}
+
+// route handles a call at a replica: there if it leads, else one hop away.
+func (w *world) route(a *replica, handle func(*stint, func(any, error)), back func(any, error)) {
+	life := a.life
+	if a.stint != nil {
+		handle(a.stint, func(res any, err error) {
+			if a.life == life && a.alive {
+				back(res, err)
+			}
+		})
+		return
+	}
+	if a.believes < 0 || a.believes == a.idx {
+		back(nil, errNotLeader)
+		return
+	}
+	b := w.replicas[a.believes]
+	link := func() bool { return !a.cut && !b.cut }
+	home := func(res any, err error) { w.send(&a.proc, link, func() { back(res, err) }, nil) }
+	w.send(&b.proc, link, func() {
+		if b.stint == nil {
+			home(nil, errNotLeader)
+			return
+		}
+		handle(b.stint, home)
+	}, func() { back(nil, errNotLeader) })
+}
+
+// send carries one message to a process over a link that may lose it, keep it
+// for long, or deliver it twice. refused (may be nil) is told if nobody listens.
+func (w *world) send(to *proc, link func() bool, fn func(), refused ...func()) {
+	if !link() || !w.calm && w.chance(w.loss) {
+		return
+	}
+	if !to.alive {
+		for _, f := range refused {
+			if f != nil {
+				f()
+			}
+		}
+		return
+	}
+	d := w.between(1, 15) * ms
+	copies := 1
+	if !w.calm {
+		switch {
+		case w.chance(w.delays):
+			d = w.between(100, 3000) * ms
+		case w.chance(w.delays / 4):
+			d = w.between(3, 25) * sec
+		}
+		if w.chance(w.dups) {
+			copies = 2
+		}
+	}
+	for range copies {
+		w.after(d, to, func() {
+			if link() {
+				fn()
+			}
+		})
+		d += w.between(1, 2000) * ms
+	}
+}
+
+// order carries one order to an agent.
+func (w *world) order(s *stint, o sched.Order, back func(sched.Ack, bool)) {
+	r := s.r
+	node, ok := r.state.Node(o.Node)
+	m := w.machine(o.Node)
+	if !ok || m == nil {
+		back(sched.Ack{}, true)
+		return
+	}
+	epoch := &agentv1.Epoch{ClusterId: clusterID, Incarnation: s.epoch.Incarnation, Term: s.epoch.Term}
+	var deliver func() sched.Ack
+	switch o.Op {
+	case sched.OpApply:
+		wl, ok := r.state.Workload(o.Workload)
+		if !ok || wl.Node != o.Node || wl.Generation != o.Generation {
+			back(sched.Ack{Fenced: true}, false)
+			return
+		}
+		plain := new(controlv1.WorkloadSpec)
+		if err := proto.Unmarshal(wl.Spec, plain); err != nil {
+			w.violate("simulator", o.Workload, o.Node, "spec: %v", err)
+			return
+		}
+		req := speclib.ToAgent(wl, plain)
+		req.Epoch, req.NodeId = epoch, node.ID
+		deliver = func() sched.Ack { return m.apply(req) }
+	default:
+		req := &agentv1.DeleteWorkloadRequest{
+			Id: o.Workload, Epoch: epoch, NodeId: node.ID,
+			Generation: &agentv1.Generation{Incarnation: o.Generation.Incarnation, Sequence: o.Generation.Sequence},
+		}
+		deliver = func() sched.Ack { return m.remove(req) }
+	}
+	w.tracef(o.Workload, o.Node, "replica %d orders %d at %s in epoch %s", r.idx, o.Op, o.Generation, s.epoch)
+	w.send(&m.proc, func() bool { return !m.down[r.idx] }, func() {
+		ack := deliver()
+		w.send(&r.proc, func() bool { return !m.up[r.idx] }, func() { back(ack, false) })
+	}, func() {
+		if m.power.alive {
+			back(sched.Ack{}, true)
+		}
+	})
+}
+
+// obeyed notes what an agent did not refuse, and holds it against all that the
+// agent on this disk has seen before.
+func (m *machine) obeyed(e agent.Epoch, id string, g driver.Generation, apply bool) {
+	d := m.disk
+	if lessEpoch(e, d.sawEpoch) {
+		m.w.violate("epoch", id, m.id, "the agent obeys epoch %s after it has seen %s", e, d.sawEpoch)
+	}
+	d.sawEpoch = e
+	if g.Less(d.sawApply[id]) {
+		m.w.violate("generation", id, m.id, "the agent obeys generation %s after %s", g, d.sawApply[id])
+	}
+	if grave := d.sawGrave[id]; apply && !grave.Less(g) && grave != (driver.Generation{}) {
+		m.w.violate("tombstone", id, m.id, "the agent applies generation %s after a delete at %s", g, grave)
+	}
+	switch {
+	case apply:
+		d.sawApply[id] = g
+	default:
+		delete(d.sawApply, id) // a delete ends the comparison with what was held
+		if d.sawGrave[id].Less(g) {
+			d.sawGrave[id] = g
+		}
+	}
+}

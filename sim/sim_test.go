@@ -1,0 +1,155 @@
+package sim
+
+import (
+	"bufio"
+	"fmt"
+	"os"
+	"runtime"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+)
+
+// seedsAsked is how many seeds a test runs: SIM_SEEDS, else a number that keeps
+// the test short. SIM_FROM is the first one, default 1.
+func seedsAsked(t *testing.T, short int) (from, count uint64) {
+	t.Helper()
+	read := func(name string, def int) uint64 {
+		text := os.Getenv(name)
+		if text == "" {
+			return uint64(def)
+		}
+		n, err := strconv.ParseUint(text, 10, 32)
+		if err != nil {
+			t.Fatalf("%s: %v", name, err)
+		}
+		return n
+	}
+	return read("SIM_FROM", 1), read("SIM_SEEDS", short)
+}
+
+// each runs seeds on all processors and returns the reports of those that broke
+// a promise, at most limit of them.
+func each(t *testing.T, from, count uint64, limit int, make func(seed uint64) Config) []Report {
+	t.Helper()
+	var next atomic.Uint64
+	next.Store(from)
+	var mu sync.Mutex
+	var bad []Report
+	var wg sync.WaitGroup
+	for range runtime.GOMAXPROCS(0) {
+		wg.Go(func() {
+			for {
+				seed := next.Add(1) - 1
+				mu.Lock()
+				enough := len(bad) >= limit
+				mu.Unlock()
+				if seed >= from+count || enough {
+					return
+				}
+				if r := Run(make(seed)); r.Violation != nil {
+					mu.Lock()
+					bad = append(bad, r)
+					mu.Unlock()
+				}
+			}
+		})
+	}
+	wg.Wait()
+	return bad
+}
+
+func limit() int {
+	if n, err := strconv.Atoi(os.Getenv("SIM_LIMIT")); err == nil && n > 0 {
+		return n
+	}
+	return 3
+}
+
+func TestManySeedsKeepEveryPromise(t *testing.T) {
+	from, count := seedsAsked(t, 150)
+	began := time.Now()
+	for _, r := range each(t, from, count, limit(), func(seed uint64) Config { return Config{Seed: seed} }) {
+		if os.Getenv("SIM_RAW") == "" {
+			r = Shrink(r)
+		}
+		t.Errorf("%s", r)
+	}
+	t.Logf("%d seeds in %s", count, time.Since(began).Round(time.Millisecond))
+}
+
+func TestASeedAlwaysGivesTheSameRun(t *testing.T) {
+	for seed := uint64(1); seed <= 3; seed++ {
+		a, b := Run(Config{Seed: seed}), Run(Config{Seed: seed})
+		if a.Hash != b.Hash || a.Events != b.Events {
+			t.Errorf("seed %d: %d events, hash %x, and then %d events, hash %x", seed, a.Events, a.Hash, b.Events, b.Hash)
+		}
+	}
+}
+
+// TestCommittedSeeds runs what once failed, with State.Check after every entry.
+func TestCommittedSeeds(t *testing.T) {
+	f, err := os.Open("testdata/seeds.txt")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	lines := bufio.NewScanner(f)
+	for lines.Scan() {
+		text, _, _ := strings.Cut(lines.Text(), "#")
+		if text = strings.TrimSpace(text); text == "" {
+			continue
+		}
+		seed, err := strconv.ParseUint(text, 10, 64)
+		if err != nil {
+			t.Fatalf("testdata/seeds.txt: %v", err)
+		}
+		if r := Run(Config{Seed: seed, Check: 1}); r.Violation != nil {
+			t.Errorf("%s", r)
+		}
+	}
+	if err := lines.Err(); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// TestASabotagedFenceIsFound switches one fence off at a time: a simulator that
+// finds nothing proves nothing.
+func TestASabotagedFenceIsFound(t *testing.T) {
+	late := MessageDelay | MessageDup | MessageLoss
+	for _, c := range []struct {
+		name   string
+		fence  Sabotage
+		faults Fault
+		rules  []string // any of them
+		seeds  uint64   // within so many
+	}{
+		{"agents obey any epoch", NoEpochFence, late | LeaderChange, []string{"epoch"}, 60},
+		{"agents obey any generation", NoGenerationFence, late, []string{"generation", "tombstone"}, 60},
+		{"agents forget what was deleted", NoTombstones, late | Operator, []string{"tombstone"}, 200},
+		{"agents forget the epoch when they restart", NoDurableEpoch, ReplicaCut | LinkCut | AgentCrash, []string{"epoch"}, 300},
+		{"leases are extended without a Confirm", NoLeaseConfirm, ReplicaCut | LinkCut, []string{"early expiry"}, 300},
+		{"a new leader grants no full lease", NoFullLease, LeaderChange, []string{"early expiry"}, 60},
+		{"the planner does not wait for a stop", NoAwaitStop, Operator, []string{"await stop", "twice"}, 60},
+		{"request ids are not kept", NoReceipts, late, []string{"receipt"}, 60},
+		{"calls are acknowledged before they are committed", AckBeforeCommit, late, []string{"acknowledged"}, 60},
+		{"a replica leaves out a command", SkipAnEntry, late, []string{"same digest", "same verdict"}, 60},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			bad := each(t, 1, c.seeds, 1, func(seed uint64) Config {
+				return Config{Seed: seed, Sabotage: c.fence, Faults: c.faults, Stress: c.faults&late == late, Check: 200}
+			})
+			if len(bad) == 0 {
+				t.Fatalf("%d seeds and nothing was noticed", c.seeds)
+			}
+			v := bad[0].Violation
+			if !strings.Contains(fmt.Sprint(c.rules), v.Rule) {
+				t.Fatalf("found as %q, which says little about the fence: %s", v.Rule, bad[0])
+			}
+			t.Logf("seed %d after %s: %s: %s", bad[0].Config.Seed, v.At, v.Rule, v.Detail)
+		})
+	}
+}

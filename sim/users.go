@@ -1,0 +1,384 @@
+package sim
+
+import (
+	"encoding/binary"
+	"fmt"
+
+	"google.golang.org/protobuf/proto"
+
+	commandv1 "github.com/persys/compute/api/command/v1"
+	controlv1 "github.com/persys/compute/api/control/v1"
+	"github.com/persys/compute/fsm"
+	"github.com/persys/compute/pki"
+	"github.com/persys/compute/sched"
+
+	"github.com/persys/compute/agent"
+)
+
+// users are people and programs that want something, and what they are told.
+type users struct {
+	ids         []string
+	flavours    map[string]madeOf // by content
+	version     int
+	instances   int
+	tuning      sched.Tuning
+	open        int // requests without an answer
+	old         []*request
+	restEntries int
+}
+
+type madeOf struct {
+	flavour string
+	ports   []uint32
+}
+
+// flavourOf says how a specification behaves on an engine.
+func (u *users) flavourOf(content string) (string, []uint32) {
+	f := u.flavours[content]
+	return f.flavour, f.ports
+}
+
+func exclusive(id string) bool { return id[0] == 'x' }
+
+// build makes the world of a seed.
+func (w *world) build() {
+	w.users = users{flavours: map[string]madeOf{}, tuning: sched.DefaultTuning()}
+	w.oracle = newOracle()
+	w.users.tuning.Seed = w.cfg.Seed
+	if w.chance(300) {
+		w.users.tuning.Policy = sched.BinPack
+	}
+	w.log.leader = -1
+	w.loss, w.delays, w.dups = 0, 0, 0
+	if w.has(MessageLoss) {
+		w.loss = pick(&w.clock, []int{0, 5, 30, 120})
+	}
+	if w.has(MessageDelay) {
+		w.delays = pick(&w.clock, []int{0, 10, 60})
+	}
+	if w.has(MessageDup) {
+		w.dups = pick(&w.clock, []int{0, 10, 50})
+	}
+	if w.cfg.Stress {
+		w.loss, w.delays, w.dups = 50, 200, 300
+	}
+	for i := range pick(&w.clock, []int{1, 3, 3, 3, 5}) {
+		r := &replica{w: w, idx: i, state: fsm.New(), believes: -1}
+		r.proc = proc{name: fmt.Sprintf("r%d", i), alive: true}
+		if w.has(ClockTrouble) {
+			r.skew = w.between(-1500, 1500) * ms
+		}
+		w.replicas = append(w.replicas, r)
+	}
+	key, err := pki.NewKey() // equal or not is all that is asked of its hashes
+	if err != nil {
+		w.violate("simulator", "", "", "%v", err)
+		return
+	}
+	for i := range 2 + w.rng.IntN(4) {
+		id := fmt.Sprintf("n%d", i+1)
+		m := &machine{w: w, idx: i, id: id, rules: agent.NewRules(id, key), zone: pick(&w.clock, []string{"a", "b"})}
+		m.proc.name, m.power = id, proc{name: id, alive: true}
+		m.up, m.down = make([]bool, len(w.replicas)), make([]bool, len(w.replicas))
+		m.cpu, m.mem = pick(&w.clock, []int64{1000, 2000, 4000}), pick(&w.clock, []int64{1024, 4096})
+		if w.has(ClockTrouble) {
+			m.offset, m.drift = w.between(-90, 90)*sec, w.between(-200, 200)
+		}
+		m.disk, m.engine = newDisk(w, id), &engine{m: m, has: map[string]*instance{}, busy: map[string]bool{}}
+		w.machines = append(w.machines, m)
+		w.after(w.between(100, 4000)*ms, &m.power, m.boot)
+	}
+	for i := range 3 + w.rng.IntN(5) {
+		w.users.ids = append(w.users.ids, fmt.Sprintf("w%d", i))
+	}
+	for i := range 1 + w.rng.IntN(3) {
+		w.users.ids = append(w.users.ids, fmt.Sprintf("x%d", i))
+	}
+	w.tick()
+	w.after(2*sec, nil, w.want)
+	w.after(8*sec, nil, w.trouble)
+}
+
+func (w *world) machine(id string) *machine {
+	for _, m := range w.machines {
+		if m.id == id {
+			return m
+		}
+	}
+	return nil
+}
+
+// request is one call of a user; it keeps its id however often it is sent.
+type request struct {
+	id    [16]byte
+	what  string
+	body  func(*commandv1.Command)
+	tries int
+	must  bool
+	done  func(fsm.Result)
+	ended bool
+}
+
+// want makes users want something, over and over.
+func (w *world) want() {
+	if w.calm {
+		return
+	}
+	w.after(w.between(100, 4000)*ms, nil, w.want)
+	if len(w.users.old) > 0 && w.chance(60) {
+		w.again(pick(&w.clock, w.users.old))
+		return
+	}
+	id := pick(&w.clock, w.users.ids)
+	switch n := w.rng.IntN(100); {
+	case n < 45:
+		w.ask("apply "+id, w.putOf(id), nil)
+	case n < 53:
+		w.ask("stop "+id, desire(id, "Stopped"), nil)
+	case n < 62:
+		w.ask("start "+id, desire(id, "Running"), nil)
+	case n < 72:
+		w.ask("delete "+id, remove(id, false), nil)
+	case n < 74:
+		w.ask("delete --force "+id, remove(id, true), nil)
+	case n < 80:
+		w.ask("retry "+id, func(c *commandv1.Command) {
+			c.Body = &commandv1.Command_RetryWorkload{RetryWorkload: &commandv1.RetryWorkload{Id: id}}
+		}, nil)
+	case n < 85:
+		w.ask("apply group g", w.groupOf(w.rng.IntN(4)), nil)
+	case w.has(Operator):
+		w.operate()
+	}
+}
+
+// operate is what operators do.
+func (w *world) operate() {
+	m := pick(&w.clock, w.machines)
+	on := w.chance(550)
+	switch w.rng.IntN(5) {
+	case 0, 1:
+		w.ask(fmt.Sprintf("cordon %s %t", m.id, on), cordon(m.id, on), nil)
+	case 2:
+		w.ask(fmt.Sprintf("drain %s %t", m.id, on), drain(m.id, on), nil)
+	default:
+		if !m.power.alive {
+			w.condemn(m)
+		}
+	}
+}
+
+// condemn is what an operator does about a machine that is known to be off.
+func (w *world) condemn(m *machine) {
+	if m.condemned {
+		return
+	}
+	m.condemned = true
+	if w.chance(500) {
+		m.sentence = w.ask("fence "+m.id, fence(m.id), nil)
+	} else {
+		m.sentence = w.ask("node remove "+m.id, removeNode(m.id), nil)
+	}
+	m.sentence.must = true
+}
+
+func desire(id, state string) func(*commandv1.Command) {
+	return func(c *commandv1.Command) {
+		c.Body = &commandv1.Command_SetDesired{SetDesired: &commandv1.SetDesired{Id: id, Desired: state}}
+	}
+}
+
+func remove(id string, force bool) func(*commandv1.Command) {
+	return func(c *commandv1.Command) {
+		c.Body = &commandv1.Command_DeleteWorkload{DeleteWorkload: &commandv1.DeleteWorkload{Id: id, Force: force}}
+	}
+}
+
+func cordon(node string, on bool) func(*commandv1.Command) {
+	return func(c *commandv1.Command) {
+		c.Body = &commandv1.Command_CordonNode{CordonNode: &commandv1.CordonNode{Id: node, On: on}}
+	}
+}
+
+func drain(node string, on bool) func(*commandv1.Command) {
+	return func(c *commandv1.Command) {
+		c.Body = &commandv1.Command_DrainNode{DrainNode: &commandv1.DrainNode{Id: node, On: on}}
+	}
+}
+
+func fence(node string) func(*commandv1.Command) {
+	return func(c *commandv1.Command) {
+		c.Body = &commandv1.Command_FenceNode{FenceNode: &commandv1.FenceNode{Id: node}}
+	}
+}
+
+func removeNode(node string) func(*commandv1.Command) {
+	return func(c *commandv1.Command) {
+		c.Body = &commandv1.Command_RemoveNode{RemoveNode: &commandv1.RemoveNode{Id: node, Force: true}}
+	}
+}
+
+func setMode(mode string) func(*commandv1.Command) {
+	return func(c *commandv1.Command) {
+		c.Body = &commandv1.Command_SetMode{SetMode: &commandv1.SetMode{Mode: mode, Reason: "the simulator says so"}}
+	}
+}
+
+// putOf is an apply: mostly of something new, sometimes of what is there.
+func (w *world) putOf(id string) func(*commandv1.Command) {
+	p := w.put(id, "")
+	return func(c *commandv1.Command) {
+		c.Body = &commandv1.Command_PutWorkloads{PutWorkloads: &commandv1.PutWorkloads{Workloads: []*commandv1.WorkloadPut{p}}}
+	}
+}
+
+func (w *world) groupOf(n int) func(*commandv1.Command) {
+	b := &commandv1.PutWorkloads{GroupOf: "g"}
+	for i := range n {
+		b.Workloads = append(b.Workloads, w.put(fmt.Sprintf("g-%d", i), "g"))
+	}
+	if n == 0 {
+		b.Workloads = append(b.Workloads, w.put("g-0", "g"))
+	}
+	return func(c *commandv1.Command) { c.Body = &commandv1.Command_PutWorkloads{PutWorkloads: b} }
+}
+
+// put makes a specification that nobody has seen before, or repeats one.
+func (w *world) put(id, group string) *commandv1.WorkloadPut {
+	if have, ok := w.oracle.puts[id]; ok && w.chance(200) {
+		return proto.Clone(have).(*commandv1.WorkloadPut)
+	}
+	w.users.version++
+	flavour := "good"
+	if w.has(BadSpec) {
+		flavour = pick(&w.clock, []string{"good", "good", "good", "good", "good", "good", "slow", "flaky", "crashy", "bad"})
+	}
+	d := &commandv1.Demand{
+		Type: "container", CpuMillicores: w.between(0, 7) * 100, MemoryMib: w.between(0, 6) * 64,
+		Group: group, Exclusive: exclusive(id), Priority: int32(w.rng.IntN(3)),
+	}
+	if exclusive(id) {
+		d.OnLostLease = fsm.OnLostLeaseKeep
+	}
+	var ports []uint32
+	if w.chance(200) {
+		ports = append(ports, pick(&w.clock, []uint32{80, 443}))
+		d.HostPorts = append(d.HostPorts, &commandv1.Port{Port: ports[0], Protocol: "tcp"})
+	}
+	if w.chance(100) {
+		d.Constraints = []*commandv1.Constraint{{Key: "zone", Op: "=", Values: []string{pick(&w.clock, []string{"a", "b"})}}}
+	}
+	plain := &controlv1.WorkloadSpec{
+		Type: "container", Exclusive: d.Exclusive, OnLostLease: d.OnLostLease,
+		Workload: &controlv1.WorkloadSpec_Container{Container: &controlv1.ContainerSpec{Image: fmt.Sprintf("%s:v%d", flavour, w.users.version)}},
+	}
+	raw, err := proto.Marshal(plain)
+	if err != nil {
+		w.violate("simulator", id, "", "%v", err)
+	}
+	p := &commandv1.WorkloadPut{
+		Id: id, Spec: raw, Desired: "Running", Demand: d,
+		Content: fmt.Sprintf("c1:%016x%048x", w.users.version*0x10001, len(id)),
+	}
+	w.users.flavours[p.Content] = madeOf{fmt.Sprintf("%s:v%d", flavour, w.users.version), ports}
+	return p
+}
+
+// mint makes a UUIDv7 by the clock of somebody whose clock is about right.
+func (w *world) mint() (id [16]byte) {
+	binary.BigEndian.PutUint64(id[:8], w.rng.Uint64())
+	binary.BigEndian.PutUint64(id[8:], w.rng.Uint64())
+	at := uint64((w.now + w.between(-500, 500)*ms) / ms)
+	binary.BigEndian.PutUint64(id[:8], at<<16|uint64(id[6]&0x0f|0x70)<<8|uint64(id[7]))
+	id[8] = id[8]&0x3f | 0x80
+	return id
+}
+
+// ask sends a request until it is answered, or its sender loses patience.
+func (w *world) ask(what string, body func(*commandv1.Command), done func(fsm.Result)) *request {
+	rq := &request{id: w.mint(), what: what, body: body, done: done, must: w.calm}
+	w.users.open++
+	w.tracef("", "", "user: %s (%x)", what, rq.id[:4])
+	w.submit(rq)
+	return rq
+}
+
+func (w *world) submit(rq *request) {
+	rq.tries++
+	try := rq.tries
+	retry := func() {
+		if rq.ended || rq.tries != try {
+			return
+		}
+		if !rq.must && rq.tries >= 12 {
+			rq.ended = true
+			w.users.open--
+			w.tracef("", "", "user: gives up on %s", rq.what)
+			return
+		}
+		w.submit(rq)
+	}
+	w.deliver(rq, func(res fsm.Result, err error) {
+		if rq.ended {
+			return
+		}
+		if err != nil || res.Kind == fsm.Frozen {
+			w.after(w.between(100, 900)*ms, nil, retry)
+			return
+		}
+		rq.ended = true
+		w.users.open--
+		w.users.old = append(w.users.old, rq)
+		w.tracef("", "", "user: %s: %s", rq.what, res.Kind)
+		if rq.done != nil {
+			rq.done(res)
+		}
+	})
+	w.after(5*sec, nil, retry)
+}
+
+// again repeats a request that was answered.
+func (w *world) again(rq *request) {
+	w.tracef("", "", "user: %s once more (%x)", rq.what, rq.id[:4])
+	w.deliver(rq, func(fsm.Result, error) {})
+}
+
+// deliver takes a request to any replica and an answer back.
+func (w *world) deliver(rq *request, back func(fsm.Result, error)) {
+	a := pick(&w.clock, w.replicas)
+	open := func() bool { return true }
+	answer := func(res any, err error) {
+		w.send(&proc{alive: true}, open, func() {
+			if err != nil {
+				back(fsm.Result{}, err)
+				return
+			}
+			r := res.(fsm.Result)
+			w.acknowledged(rq, r)
+			back(r, nil)
+		})
+	}
+	w.send(&a.proc, open, func() {
+		w.route(a, func(st *stint, reply func(any, error)) { st.mutate(rq, reply) }, answer)
+	}, func() { answer(nil, errNotLeader) })
+}
+
+// mutate is an API mutation at the leader.
+func (s *stint) mutate(rq *request, reply func(any, error)) {
+	cmd := &commandv1.Command{Head: &commandv1.Head{Request: rq.id[:], At: s.r.clockNow(), By: "user"}}
+	rq.body(cmd)
+	if s.w.cfg.Sabotage == AckBeforeCommit {
+		_, res, _ := s.r.state.Apply(fsm.Meta{Index: uint64(s.r.applied + 1), Term: s.epoch.Term}, proto.Clone(cmd).(*commandv1.Command))
+		reply(res, nil)
+	}
+	s.w.propose(s.r, s.epoch.Term, []fsm.Command{cmd}, func(res []fsm.Result, err error) {
+		if s.w.cfg.Sabotage == AckBeforeCommit {
+			return
+		}
+		if err != nil {
+			reply(nil, err)
+			return
+		}
+		reply(res[0], nil)
+	})
+}
