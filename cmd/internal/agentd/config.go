@@ -1,0 +1,113 @@
+package agentd
+
+import (
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+)
+
+// Config is what an operator may set (contract/env.md, "Agent"; RULES).
+type Config struct {
+	Standalone bool `flag:"standalone" yaml:"standalone" env:"PERSYS_STANDALONE" default:"false" usage:"run without schedulers"`
+	Insecure   bool `flag:"insecure" yaml:"insecure" env:"PERSYS_INSECURE" default:"false" usage:"plaintext both ways; binds to loopback"`
+
+	NodeID  string `env:"PERSYS_NODE_ID" flag:"node-id" yaml:"node_id" usage:"name of this node; auto = host name and machine id; default: host name"`
+	Version string `env:"PERSYS_VERSION" flag:"report-version" yaml:"version" usage:"version that is reported; default: this program's"`
+
+	GRPCAddr    string `env:"PERSYS_GRPC_ADDR" flag:"bind" yaml:"grpc_addr" usage:"bind address; default 0.0.0.0, with -insecure 127.0.0.1"`
+	GRPCPort    int    `env:"PERSYS_GRPC_PORT" flag:"grpc-port" yaml:"grpc_port" kind:"port" min:"0" default:"50051" usage:"agent API"`
+	MetricsPort int    `env:"PERSYS_METRICS_PORT" flag:"metrics-port" yaml:"metrics_port" kind:"port" min:"0" default:"8089" usage:"/metrics and /health"`
+	Endpoint    string `env:"PERSYS_AGENT_GRPC_ENDPOINT" flag:"endpoint" yaml:"agent_grpc_endpoint" usage:"host:port that schedulers dial; default: derived"`
+
+	TLSEnabled bool   `env:"PERSYS_TLS_ENABLED" flag:"tls" yaml:"tls_enabled" default:"true" usage:"mutual TLS"`
+	TLSCert    string `env:"PERSYS_TLS_CERT" flag:"tls-cert" yaml:"tls_cert_path" default:"/etc/persys/certs/agent.crt" usage:"certificate"`
+	TLSKey     string `env:"PERSYS_TLS_KEY" flag:"tls-key" yaml:"tls_key_path" default:"/etc/persys/certs/agent.key" usage:"private key"`
+	TLSCA      string `env:"PERSYS_TLS_CA" flag:"tls-ca" yaml:"tls_ca_path" default:"/etc/persys/certs/ca.crt" usage:"CA bundle"`
+
+	StatePath string `env:"PERSYS_STATE_PATH,PERSYS_STATE_STORE_PATH" flag:"state" yaml:"state_store_path" usage:"durable intent; default /var/lib/persys/state.db, or below XDG_STATE_HOME for users and -insecure"`
+
+	Schedulers        []string          `env:"PERSYS_SCHEDULER_ADDR" flag:"scheduler" yaml:"scheduler_addr" usage:"host:port of schedulers, comma separated; default 127.0.0.1:8085"`
+	Discovery         string            `env:"PERSYS_SCHEDULER_DISCOVERY" flag:"discovery" yaml:"scheduler_discovery" usage:"srv://name[?dns=host:port,...], used when no address is set"`
+	SchedulerInsecure bool              `env:"PERSYS_SCHEDULER_INSECURE" flag:"scheduler-insecure" yaml:"scheduler_insecure" default:"false" usage:"plaintext towards the schedulers"`
+	ClusterID         string            `env:"PERSYS_CLUSTER_ID" flag:"cluster-id" yaml:"cluster_id" usage:"the only cluster this node will belong to"`
+	Region            string            `env:"PERSYS_NODE_REGION" flag:"region" yaml:"node_region" usage:"label region"`
+	Env               string            `env:"PERSYS_NODE_ENV" flag:"env" yaml:"node_env" usage:"label env"`
+	Labels            map[string]string `env:"PERSYS_NODE_LABELS" flag:"labels" yaml:"node_labels" usage:"k=v,k2=v2"`
+
+	Docker     bool   `env:"PERSYS_DOCKER_ENABLED" flag:"docker" yaml:"docker_enabled" default:"true" usage:"run containers on a Docker engine"`
+	DockerHost string `env:"DOCKER_HOST" flag:"docker-host" yaml:"docker_endpoint" default:"unix:///var/run/docker.sock" usage:"Docker endpoint"`
+	Simulate   string `env:"PERSYS_SIMULATE" flag:"simulate" yaml:"simulate" usage:"folder of a simulated engine that is used instead of Docker; nothing really runs"`
+
+	Reconcile         bool          `env:"PERSYS_RECONCILE_ENABLED" flag:"reconcile" yaml:"reconcile_enabled" default:"true" usage:"look at everything now and then"`
+	ReconcileInterval time.Duration `env:"PERSYS_RECONCILE_INTERVAL" flag:"reconcile-interval" yaml:"reconcile_interval" seconds:"true" default:"30s" min:"1s" max:"24h" usage:"time between looks"`
+
+	LogLevel  string `env:"PERSYS_LOG_LEVEL,LOG_LEVEL" flag:"log-level" yaml:"log_level" oneof:"debug,info,warn,error" default:"info" usage:"least level that is logged"`
+	LogFormat string `env:"LOG_FORMAT" flag:"log-format" yaml:"log_format" oneof:"text,json" default:"text" usage:"text or json"`
+}
+
+// DefaultScheduler is where an agent looks that was told nothing.
+const DefaultScheduler = "127.0.0.1:8085"
+
+func (c *Config) complete() error {
+	if c.Insecure {
+		c.TLSEnabled, c.SchedulerInsecure = false, true
+	}
+	if c.GRPCAddr == "" {
+		c.GRPCAddr = "0.0.0.0"
+		if c.Insecure {
+			c.GRPCAddr = "127.0.0.1"
+		}
+	}
+	if net.ParseIP(c.GRPCAddr) == nil {
+		return fmt.Errorf("PERSYS_GRPC_ADDR %q must be an IP address", c.GRPCAddr)
+	}
+	if len(c.Schedulers) == 0 && c.Discovery == "" {
+		c.Schedulers = []string{DefaultScheduler}
+	}
+	if c.StatePath == "" {
+		path, err := defaultStatePath(c.Insecure, c.NodeID)
+		if err != nil {
+			return err
+		}
+		c.StatePath = path
+	}
+	if !c.Reconcile {
+		c.ReconcileInterval = 24 * time.Hour
+	}
+	return nil
+}
+
+func defaultStatePath(insecure bool, node string) (string, error) {
+	if !insecure && os.Geteuid() == 0 {
+		return "/var/lib/persys/state.db", nil
+	}
+	if node == "" {
+		node = "agent"
+	}
+	base := os.Getenv("XDG_STATE_HOME")
+	if base == "" {
+		home, err := os.UserHomeDir()
+		if err != nil {
+			return "", fmt.Errorf("PERSYS_STATE_PATH is not set and there is no home directory: %w", err)
+		}
+		base = filepath.Join(home, ".local", "state")
+	}
+	return filepath.Join(base, "persys", strings.ToLower(node), "state.db"), nil
+}
+
+func (c *Config) labels() map[string]string {
+	out := map[string]string{}
+	for k, v := range c.Labels {
+		out[k] = v
+	}
+	if c.Region != "" {
+		out["region"] = c.Region
+	}
+	if c.Env != "" {
+		out["env"] = c.Env
+	}
+	return out
+}

@@ -1,0 +1,211 @@
+// Package agentd wires one agent: settings, drivers, the way to the schedulers,
+// the agent's API and its HTTP face. cmd/agent runs one; cmd/persys runs one
+// beside its schedulers.
+package agentd
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strconv"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/keepalive"
+
+	"github.com/persys/compute/agent"
+	"github.com/persys/compute/agent/driver"
+	"github.com/persys/compute/agent/driver/docker"
+	"github.com/persys/compute/agent/driver/sim"
+	controlv1 "github.com/persys/compute/api/control/v1"
+	"github.com/persys/compute/pki"
+	"github.com/persys/compute/rpc/dial"
+)
+
+// Run runs an agent until ctx ends. Workloads keep running. Errors name the
+// setting.
+func Run(ctx context.Context, cfg Config, version string, log *slog.Logger) error {
+	if err := cfg.complete(); err != nil {
+		return err
+	}
+	node, err := agent.NodeID(cfg.NodeID)
+	if err != nil {
+		return err
+	}
+	if cfg.Version != "" {
+		version = cfg.Version
+	}
+	if cfg.Insecure {
+		log.Warn("running with -insecure: plaintext, and every caller may do everything", "bind", cfg.GRPCAddr)
+	}
+	if err := os.MkdirAll(filepath.Dir(cfg.StatePath), 0o700); err != nil {
+		return fmt.Errorf("PERSYS_STATE_PATH %q: %w", cfg.StatePath, err)
+	}
+	lis, err := listen("PERSYS_GRPC_PORT", cfg.GRPCAddr, cfg.GRPCPort)
+	if err != nil {
+		return err
+	}
+	defer lis.Close() // Run closes it too; twice does no harm
+	httpLis, err := listen("PERSYS_METRICS_PORT", cfg.GRPCAddr, cfg.MetricsPort)
+	if err != nil {
+		return err
+	}
+	defer httpLis.Close()
+
+	reg := prometheus.NewRegistry()
+	reg.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	acfg := agent.Config{
+		NodeID:            node,
+		StatePath:         cfg.StatePath,
+		ClusterID:         cfg.ClusterID,
+		Version:           version,
+		FeatureLevel:      1,
+		Listener:          lis,
+		Advertise:         cfg.Endpoint,
+		Labels:            cfg.labels(),
+		ReconcileInterval: cfg.ReconcileInterval,
+		Metrics:           reg,
+		Logger:            log,
+		// Schedulers ping idle connections; see rpc.
+		ServerOptions: []grpc.ServerOption{
+			grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: dial.KeepaliveMinTime, PermitWithoutStream: true}),
+		},
+	}
+	if err := secure(&acfg, &cfg, log); err != nil {
+		return err
+	}
+	if !cfg.Standalone {
+		conn, err := schedulers(ctx, &cfg, log)
+		if err != nil {
+			return err
+		}
+		defer conn.Close()
+		acfg.Control = controlv1.NewAgentControlClient(conn)
+		acfg.SchedulerHint = hint(cfg.Schedulers)
+	}
+	a, err := agent.New(acfg, drivers(&cfg, log))
+	if err != nil {
+		return err
+	}
+	defer a.Close()
+	return serve(ctx, a, httpLis, reg, log.With("node", node))
+}
+
+func listen(setting, host string, port int) (net.Listener, error) {
+	l, err := net.Listen("tcp", net.JoinHostPort(host, strconv.Itoa(port)))
+	if err != nil {
+		return nil, fmt.Errorf("%s %d: %w", setting, port, err)
+	}
+	return l, nil
+}
+
+func hint(addrs []string) string {
+	if len(addrs) == 0 {
+		return ""
+	}
+	if _, _, err := net.SplitHostPort(addrs[0]); err != nil {
+		return net.JoinHostPort(addrs[0], "8085")
+	}
+	return addrs[0]
+}
+
+func (c *Config) files(log *slog.Logger) (*pki.Files, error) {
+	return pki.LoadFiles(pki.FilesConfig{CA: c.TLSCA, Cert: c.TLSCert, Key: c.TLSKey, Mapping: pki.DefaultMapping(""), Log: log,
+		Settings: pki.Settings{Insecure: "-insecure"}})
+}
+
+// secure sets up mutual TLS for the agent's own API.
+func secure(acfg *agent.Config, cfg *Config, log *slog.Logger) error {
+	if !cfg.TLSEnabled {
+		return nil
+	}
+	files, err := cfg.files(log)
+	if err != nil {
+		return err
+	}
+	mapping := pki.DefaultMapping("")
+	acfg.Authorize, acfg.Self = &mapping, files.Identity
+	tls := files.ServerConfig(pki.ServerOptions{NextProtos: []string{"h2"}})
+	acfg.ServerOptions = append(acfg.ServerOptions, grpc.Creds(credentials.NewTLS(tls)))
+	return nil
+}
+
+// schedulers prepares the connection to whichever scheduler answers.
+func schedulers(ctx context.Context, cfg *Config, log *slog.Logger) (*dial.Conn, error) {
+	opt := dial.Options{
+		Addrs:     cfg.Schedulers,
+		Discovery: cfg.Discovery,
+		Insecure:  cfg.SchedulerInsecure,
+		UserAgent: "persys-agent",
+		CacheFile: cfg.StatePath + ".schedulers",
+		// A replica that hangs must be left well within a lease, which the next
+		// leader grants anew and which may be as short as three seconds.
+		StallAfter:   time.Second,
+		ProbeTimeout: time.Second,
+		Log:          log,
+	}
+	if !cfg.SchedulerInsecure {
+		files, err := cfg.files(log)
+		if err != nil {
+			return nil, err
+		}
+		opt.TLS = files
+	}
+	return dial.Dial(ctx, opt)
+}
+
+// drivers makes the runtime drivers once the agent knows its cluster.
+func drivers(cfg *Config, log *slog.Logger) agent.Factory {
+	return func(b agent.Binding) ([]driver.Driver, error) {
+		if cfg.Simulate != "" {
+			engine, err := sim.NewEngine(sim.Options{Dir: cfg.Simulate})
+			if err != nil {
+				return nil, fmt.Errorf("PERSYS_SIMULATE %q: %w", cfg.Simulate, err)
+			}
+			return []driver.Driver{engine.Driver(driver.Identity{ClusterID: b.ClusterID, NodeID: b.NodeID, Owns: b.Owns})}, nil
+		}
+		if !cfg.Docker {
+			return nil, nil
+		}
+		d, err := docker.New(docker.Options{
+			Host: cfg.DockerHost, ClusterID: b.ClusterID, NodeID: b.NodeID, Owns: b.Owns, Content: b.Content, Logger: log,
+		})
+		if err != nil {
+			return nil, fmt.Errorf("DOCKER_HOST %q: %w", cfg.DockerHost, err)
+		}
+		return []driver.Driver{d}, nil
+	}
+}
+
+// serve runs the agent and its HTTP face until ctx ends.
+func serve(ctx context.Context, a *agent.Agent, lis net.Listener, reg *prometheus.Registry, log *slog.Logger) error {
+	mux := http.NewServeMux()
+	mux.Handle("GET /metrics", promhttp.HandlerFor(reg, promhttp.HandlerOpts{MaxRequestsInFlight: 4, Timeout: 10 * time.Second}))
+	mux.Handle("GET /health", a.Health())
+	srv := &http.Server{Handler: mux, ReadHeaderTimeout: 5 * time.Second, ReadTimeout: 10 * time.Second,
+		WriteTimeout: 30 * time.Second, IdleTimeout: time.Minute, MaxHeaderBytes: 64 << 10}
+	done := make(chan error, 1)
+	go func() { done <- srv.Serve(lis) }()
+	err := a.Run(ctx)
+	stop, cancel := context.WithTimeout(context.Background(), time.Second)
+	defer cancel()
+	if serr := srv.Shutdown(stop); serr != nil {
+		_ = srv.Close()
+	}
+	if herr := <-done; herr != nil && !errors.Is(herr, http.ErrServerClosed) {
+		log.Warn("HTTP face ended early", "err", herr)
+	}
+	if errors.Is(err, context.Canceled) && ctx.Err() != nil {
+		return nil
+	}
+	return err
+}

@@ -1,0 +1,194 @@
+package scheduler
+
+import (
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"strconv"
+	"time"
+
+	"github.com/persys/compute/pki"
+)
+
+// Config is what an operator may set (RULES, "Ports and files", "Configuration").
+type Config struct {
+	Insecure bool `flag:"insecure" yaml:"insecure" env:"SCHEDULER_INSECURE" default:"false" usage:"plaintext, every caller an anonymous admin; binds to loopback"`
+
+	Name            string   `env:"SCHEDULER_NAME" flag:"name" yaml:"name" usage:"stable name of this replica; default: host name"`
+	DataDir         string   `env:"SCHEDULER_DATA_DIR" flag:"data-dir" yaml:"data_dir" usage:"Raft log, snapshots and keys; default /var/lib/persys/scheduler, or below XDG_STATE_HOME for users and -insecure"`
+	Join            []string `env:"SCHEDULER_JOIN" flag:"join" yaml:"join" usage:"gossip addresses of replicas, this one's may be among them"`
+	BootstrapExpect int      `env:"SCHEDULER_BOOTSTRAP_EXPECT" flag:"bootstrap-expect" yaml:"bootstrap_expect" default:"0" min:"0" max:"9" usage:"replicas that form a new cluster together"`
+	ClusterID       string   `env:"SCHEDULER_CLUSTER_ID" flag:"cluster-id" yaml:"cluster_id" usage:"id that the cluster has to have"`
+	Shard           string   `env:"SCHEDULER_SHARD_KEY" flag:"shard" yaml:"shard_key" default:"default" usage:"shard label in names of agents"`
+
+	BindAddr    string `env:"PERSYS_GRPC_ADDR" flag:"bind" yaml:"grpc_addr" usage:"bind address of every port; default 0.0.0.0, with -insecure 127.0.0.1"`
+	GRPCPort    int    `env:"GRPC_PORT" flag:"grpc-port" yaml:"grpc_port" kind:"port" min:"0" default:"8085" usage:"control API"`
+	MetricsPort int    `env:"METRICS_PORT" flag:"metrics-port" yaml:"metrics_port" kind:"port" min:"0" default:"8084" usage:"/metrics and /health"`
+	RaftAddr    string `env:"SCHEDULER_RAFT_ADDR" flag:"raft-addr" yaml:"raft_addr" usage:"Raft listen address; default <bind>:8086"`
+	GossipAddr  string `env:"SCHEDULER_GOSSIP_ADDR" flag:"gossip-addr" yaml:"gossip_addr" usage:"gossip listen address; default <bind>:8088"`
+	DNSAddr     string `env:"SCHEDULER_DNS_ADDR" flag:"dns-addr" yaml:"dns_addr" usage:"DNS listen address, UDP and TCP; none = no DNS server; default <bind>:8053"`
+	AdvertiseIP string `env:"SCHEDULER_ADVERTISE_IP" flag:"advertise-ip" yaml:"advertise_ip" usage:"IP that others dial; default: the bound one, else the first non-loopback IPv4"`
+	// AdvertisePort replaces the gRPC port in what is published.
+	AdvertisePort int `env:"SCHEDULER_ADVERTISE_PORT" flag:"advertise-port" yaml:"advertise_port" kind:"port" min:"0" default:"0" usage:"published gRPC port; default GRPC_PORT"`
+
+	TLSCA      string `env:"PERSYS_TLS_CA" flag:"tls-ca" yaml:"tls_ca" default:"/etc/persys/certs/persys-scheduler/ca.pem" usage:"CA bundle"`
+	TLSCert    string `env:"PERSYS_TLS_CERT" flag:"tls-cert" yaml:"tls_cert" default:"/etc/persys/certs/persys-scheduler/persys_scheduler.crt" usage:"certificate"`
+	TLSKey     string `env:"PERSYS_TLS_KEY" flag:"tls-key" yaml:"tls_key" default:"/etc/persys/certs/persys-scheduler/persys_scheduler-key.key" usage:"private key"`
+	ClusterKey string `env:"SCHEDULER_CLUSTER_KEY_FILE" flag:"cluster-key-file" yaml:"cluster_key_file" usage:"key that seals secrets, 0600; default <data dir>/cluster.key"`
+	AgentTLS   string `env:"SCHEDULER_AGENT_TLS_ENABLED" flag:"agent-tls" yaml:"agent_tls_enabled" oneof:"true,false" usage:"TLS towards agents; default: not -insecure"`
+
+	HeartbeatInterval time.Duration `env:"SCHEDULER_HEARTBEAT_INTERVAL" flag:"heartbeat-interval" yaml:"heartbeat_interval" seconds:"true" default:"3s" min:"1s" max:"10m" usage:"what agents are told"`
+	NodeLease         time.Duration `env:"SCHEDULER_NODE_LEASE" flag:"node-lease" yaml:"node_lease" seconds:"true" default:"10s" min:"3s" max:"1h" usage:"silence after which a node is NotReady; at least 3 heartbeats"`
+	UnavailableGrace  time.Duration `env:"SCHEDULER_NODE_UNAVAILABLE_GRACE" flag:"node-unavailable-grace" yaml:"node_unavailable_grace" seconds:"true" default:"0s" min:"0s" max:"24h" usage:"extra wait after a lease ends"`
+	MissingGrace      time.Duration `env:"SCHEDULER_MISSING_GRACE_PERIOD" flag:"missing-grace-period" yaml:"missing_grace_period" seconds:"true" default:"15s" min:"0s" max:"24h" usage:"a missing workload's node gets this long"`
+	AgentRPCTimeout   time.Duration `env:"SCHEDULER_AGENT_RPC_TIMEOUT" flag:"agent-rpc-timeout" yaml:"agent_rpc_timeout" seconds:"true" default:"10s" min:"100ms" max:"10m" usage:"one call to an agent"`
+	Policy            string        `env:"SCHEDULER_PLACEMENT_POLICY" flag:"placement-policy" yaml:"placement_policy" oneof:"spread,binpack" default:"spread" usage:"spread over nodes, or fill them one by one"`
+	RaftHeartbeat     time.Duration `env:"SCHEDULER_RAFT_HEARTBEAT" flag:"raft-heartbeat" yaml:"raft_heartbeat" default:"0s" min:"0s" max:"1m" usage:"silence after which a follower stands for election; 0 = the built-in value"`
+
+	Domain       string   `env:"DOMAIN" flag:"domain" yaml:"domain" default:"persys.local" usage:"DNS domain of schedulers and workloads"`
+	AgentsDomain string   `env:"AGENTS_DISCOVERY_DOMAIN" flag:"agents-domain" yaml:"agents_discovery_domain" default:"agents.persys.cloud" usage:"DNS domain of agents"`
+	DNSUpstream  []string `env:"SCHEDULER_DNS_UPSTREAM" flag:"dns-upstream" yaml:"dns_upstream" usage:"host[:port] of servers that answer for foreign names; none given: foreign names are refused"`
+
+	EtcdEndpoints []string `env:"ETCD_ENDPOINTS" flag:"etcd-endpoints" yaml:"etcd_endpoints" usage:"etcd to mirror into; this release has no mirror and says so; none or unset: none"`
+
+	Pprof bool `env:"SCHEDULER_PPROF" flag:"pprof" yaml:"pprof" default:"false" usage:"serve Go profiles at /debug/pprof on the metrics port"`
+
+	LogLevel  string `env:"LOG_LEVEL" flag:"log-level" yaml:"log_level" oneof:"debug,info,warn,error" default:"info" usage:"least level that is logged"`
+	LogFormat string `env:"LOG_FORMAT" flag:"log-format" yaml:"log_format" oneof:"text,json" default:"text" usage:"text or json"`
+}
+
+// complete fills in the defaults that depend on other settings.
+func (c *Config) complete() error {
+	if c.Name == "" {
+		host, err := os.Hostname()
+		if err != nil {
+			return fmt.Errorf("SCHEDULER_NAME is not set and the host has no name: %w", err)
+		}
+		c.Name = host
+	}
+	if c.BindAddr == "" {
+		c.BindAddr = "0.0.0.0"
+		if c.Insecure {
+			c.BindAddr = "127.0.0.1"
+		}
+	}
+	if net.ParseIP(c.BindAddr) == nil {
+		return fmt.Errorf("PERSYS_GRPC_ADDR %q must be an IP address", c.BindAddr)
+	}
+	if c.AdvertiseIP == "auto" {
+		c.AdvertiseIP = ""
+	}
+	if c.AdvertiseIP != "" && net.ParseIP(c.AdvertiseIP) == nil {
+		return fmt.Errorf("SCHEDULER_ADVERTISE_IP %q must be an IP address, or auto", c.AdvertiseIP)
+	}
+	if c.RaftAddr == "" {
+		c.RaftAddr = net.JoinHostPort(c.BindAddr, "8086")
+	}
+	if c.GossipAddr == "" {
+		c.GossipAddr = net.JoinHostPort(c.BindAddr, "8088")
+	}
+	if c.DNSAddr == "" {
+		c.DNSAddr = net.JoinHostPort(c.BindAddr, "8053")
+	}
+	if c.DataDir == "" {
+		dir, err := defaultDataDir(c.Insecure, c.Name)
+		if err != nil {
+			return err
+		}
+		c.DataDir = dir
+	}
+	if c.ClusterKey == "" {
+		c.ClusterKey = filepath.Join(c.DataDir, "cluster.key")
+	}
+	if c.HeartbeatInterval%time.Second != 0 || c.NodeLease%time.Second != 0 {
+		return fmt.Errorf("SCHEDULER_HEARTBEAT_INTERVAL %s and SCHEDULER_NODE_LEASE %s must be whole seconds: agents are told seconds", c.HeartbeatInterval, c.NodeLease)
+	}
+	if c.NodeLease < 3*c.HeartbeatInterval {
+		return fmt.Errorf("SCHEDULER_NODE_LEASE %s must be at least three times SCHEDULER_HEARTBEAT_INTERVAL %s", c.NodeLease, c.HeartbeatInterval)
+	}
+	return nil
+}
+
+func defaultDataDir(insecure bool, name string) (string, error) {
+	if !insecure && os.Geteuid() == 0 {
+		return "/var/lib/persys/scheduler", nil
+	}
+	if s := os.Getenv("XDG_STATE_HOME"); s != "" {
+		return filepath.Join(s, "persys", name), nil
+	}
+	home, err := os.UserHomeDir()
+	if err != nil {
+		return "", fmt.Errorf("SCHEDULER_DATA_DIR is not set and there is no home directory: %w", err)
+	}
+	return filepath.Join(home, ".local", "state", "persys", name), nil
+}
+
+// advertise is what others dial for a bound address.
+func (c *Config) advertise(bound net.Addr) string {
+	host, port, err := net.SplitHostPort(bound.String())
+	if err != nil {
+		return bound.String()
+	}
+	return net.JoinHostPort(c.advertiseHost(host), port)
+}
+
+func (c *Config) advertiseHost(bound string) string {
+	if c.AdvertiseIP != "" {
+		return c.AdvertiseIP
+	}
+	if ip := net.ParseIP(bound); ip != nil && !ip.IsUnspecified() {
+		return bound
+	}
+	if ip := firstIPv4(); ip != "" {
+		return ip
+	}
+	return "127.0.0.1"
+}
+
+// firstIPv4 is the first IPv4 address of an interface that is up and not loopback.
+func firstIPv4() string {
+	addrs, err := net.InterfaceAddrs()
+	if err != nil {
+		return ""
+	}
+	for _, a := range addrs {
+		if n, ok := a.(*net.IPNet); ok && n.IP.To4() != nil && !n.IP.IsLoopback() && !n.IP.IsLinkLocalUnicast() {
+			return n.IP.String()
+		}
+	}
+	return ""
+}
+
+func (c *Config) grpcAdvertise(bound net.Addr) string {
+	a := c.advertise(bound)
+	if c.AdvertisePort == 0 {
+		return a
+	}
+	host, _, err := net.SplitHostPort(a)
+	if err != nil {
+		return a
+	}
+	return net.JoinHostPort(host, strconv.Itoa(c.AdvertisePort))
+}
+
+// advertiseOf gives the advertise address of a listen setting, "" to let the
+// Raft node derive it.
+func (c *Config) advertiseOf(listen string) string {
+	if c.AdvertiseIP == "" {
+		return ""
+	}
+	_, port, err := net.SplitHostPort(listen)
+	if err != nil || port == "0" {
+		return ""
+	}
+	return net.JoinHostPort(c.AdvertiseIP, port)
+}
+
+// files loads the TLS files; nil with -insecure.
+func (c *Config) files(mapping pki.Mapping) (*pki.Files, error) {
+	if c.Insecure {
+		return nil, nil
+	}
+	return pki.LoadFiles(pki.FilesConfig{CA: c.TLSCA, Cert: c.TLSCert, Key: c.TLSKey, Mapping: mapping})
+}

@@ -1,0 +1,51 @@
+package scheduler
+
+import (
+	"fmt"
+	"net"
+	"slices"
+	"strings"
+
+	"github.com/persys/compute/cluster"
+	"github.com/persys/compute/dnsserver"
+)
+
+// openDNS opens the sockets of the embedded DNS server, unless it is off.
+func (r *Replica) openDNS() error {
+	if r.cfg.DNSAddr == "none" {
+		return nil
+	}
+	upstream := slices.DeleteFunc(slices.Clone(r.cfg.DNSUpstream), func(s string) bool { return strings.TrimSpace(s) == "" })
+	var err error
+	r.dns, err = dnsserver.New(
+		dnsserver.Config{Domain: r.cfg.Domain, AgentsDomain: r.cfg.AgentsDomain, Shard: r.cfg.Shard},
+		dnsserver.Options{Addr: r.cfg.DNSAddr, Upstream: upstream, Registerer: r.registry, Log: r.log})
+	if err != nil {
+		return fmt.Errorf("SCHEDULER_DNS_ADDR %q: %w", r.cfg.DNSAddr, err)
+	}
+	return nil
+}
+
+func (r *Replica) dnsAdvertise() string {
+	if r.dns == nil {
+		return ""
+	}
+	return r.cfg.advertise(net.UDPAddrFromAddrPort(r.dns.Addr()))
+}
+
+// hints is what gossip and Raft suspect; the state alone says which schedulers
+// there are.
+func (r *Replica) hints() dnsserver.Hints {
+	st := r.node.Status()
+	h := dnsserver.Hints{Leader: st.Leader.ID, Partitioned: st.Leader.ID == ""}
+	for _, p := range st.Peers {
+		switch {
+		case p.Self:
+		case p.Health == "dead":
+			h.Dead = append(h.Dead, p.ID)
+		case p.Role == cluster.RoleAbsent:
+			h.Suspect = append(h.Suspect, p.ID)
+		}
+	}
+	return h
+}

@@ -1,0 +1,361 @@
+// Package scheduler wires one replica of the control plane: the Raft node, the
+// leader's loop, the gRPC server and the HTTP face. cmd/scheduler runs one,
+// cmd/persys runs several in one process.
+package scheduler
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"os"
+	"strconv"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"golang.org/x/sync/errgroup"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/credentials/insecure"
+
+	clusterv1 "github.com/persys/compute/api/cluster/v1"
+	"github.com/persys/compute/cluster"
+	"github.com/persys/compute/dnsserver"
+	"github.com/persys/compute/pki"
+	"github.com/persys/compute/rpc"
+	"github.com/persys/compute/sched"
+	"github.com/persys/compute/sched/leader"
+)
+
+// featureLevel of the replicated log that this program knows.
+const featureLevel = 1
+
+// Replica is a running scheduler.
+type Replica struct {
+	cfg     Config
+	log     *slog.Logger
+	version string
+
+	grpcLis, httpLis net.Listener
+	node             *cluster.Node
+	adapter          *replica
+	keys             *keyring
+	loop             *leader.Loop
+	agents           *rpc.Agents
+	server           *rpc.Server
+	dns              *dnsserver.Server // nil = off
+	registry         *prometheus.Registry
+	http             *http.Server
+	tls              *pki.Files
+	metrics          *metrics
+}
+
+// Start opens every port and the Raft node. Errors name the setting. The caller
+// calls Run next, which ends what Start began.
+func Start(ctx context.Context, cfg Config, version string, log *slog.Logger) (_ *Replica, err error) {
+	if err := cfg.complete(); err != nil {
+		return nil, err
+	}
+	r := &Replica{cfg: cfg, log: log, version: version, metrics: newMetrics(), registry: prometheus.NewRegistry()}
+	if r.tls, err = cfg.files(pki.DefaultMapping("")); err != nil {
+		return nil, err
+	}
+	if cfg.Insecure {
+		log.Warn("running with -insecure: plaintext, and every caller is an anonymous admin", "bind", cfg.BindAddr)
+	}
+	if e := cfg.EtcdEndpoints; len(e) > 0 && e[0] != "none" {
+		log.Warn("ETCD_ENDPOINTS is set, but this release does not mirror its state into etcd", "endpoints", e)
+	}
+	defer func() {
+		if err != nil {
+			r.abandon()
+		}
+	}()
+	if r.grpcLis, err = listen("GRPC_PORT", cfg.BindAddr, cfg.GRPCPort); err != nil {
+		return nil, err
+	}
+	if r.httpLis, err = listen("METRICS_PORT", cfg.BindAddr, cfg.MetricsPort); err != nil {
+		return nil, err
+	}
+	if err := r.openDNS(); err != nil {
+		return nil, err
+	}
+	if err := os.MkdirAll(cfg.DataDir, 0o700); err != nil {
+		return nil, fmt.Errorf("SCHEDULER_DATA_DIR %q: %w", cfg.DataDir, err)
+	}
+	if err := r.openNode(ctx); err != nil {
+		return nil, err
+	}
+	if r.keys, err = openKeyring(cfg.ClusterKey, r.node.Store(), log); err != nil {
+		return nil, fmt.Errorf("SCHEDULER_CLUSTER_KEY_FILE: %w", err)
+	}
+	return r, r.openServer()
+}
+
+func listen(setting, host string, port int) (net.Listener, error) {
+	l, err := net.Listen("tcp", net.JoinHostPort(host, strconv.Itoa(port)))
+	if err != nil {
+		return nil, fmt.Errorf("%s %d: %w", setting, port, err)
+	}
+	return l, nil
+}
+
+func (r *Replica) openNode(ctx context.Context) error {
+	cfg := &r.cfg
+	gossipKey, err := r.gossipKey()
+	if err != nil {
+		return err
+	}
+	nc := cluster.Config{
+		Name:            cfg.Name,
+		DataDir:         cfg.DataDir,
+		RaftBind:        cfg.RaftAddr,
+		GossipBind:      cfg.GossipAddr,
+		RaftAdvertise:   cfg.advertiseOf(cfg.RaftAddr),
+		GossipAdvertise: cfg.advertiseOf(cfg.GossipAddr),
+		GRPCAdvertise:   cfg.grpcAdvertise(r.grpcLis.Addr()),
+		HTTPAdvertise:   cfg.advertise(r.httpLis.Addr()),
+		DNSAdvertise:    r.dnsAdvertise(),
+		Join:            cfg.Join,
+		BootstrapExpect: cfg.BootstrapExpect,
+		AllowSolo:       cfg.Insecure,
+		ClusterID:       cfg.ClusterID,
+		Shard:           cfg.Shard,
+		GossipKey:       gossipKey,
+		Timing:          cluster.Timing{Heartbeat: cfg.RaftHeartbeat},
+		Logger:          r.log,
+		Version:         r.version,
+		FeatureLevel:    featureLevel,
+	}
+	if r.tls != nil {
+		nc.TLS = cluster.TLSFromFiles(r.tls)
+	}
+	r.node, err = cluster.Open(ctx, nc)
+	return err
+}
+
+// gossipKey comes from the cluster key where the operator has put one before the
+// first start; gossip is only hints, and each is verified over the Raft port.
+func (r *Replica) gossipKey() ([]byte, error) {
+	if r.cfg.Insecure {
+		return nil, nil
+	}
+	key, err := pki.LoadKey(r.cfg.ClusterKey)
+	if errors.Is(err, os.ErrNotExist) {
+		return nil, fmt.Errorf("SCHEDULER_CLUSTER_KEY_FILE %q does not exist: make one with `persysctl cluster-key create FILE` and copy it to every scheduler", r.cfg.ClusterKey)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("SCHEDULER_CLUSTER_KEY_FILE: %w", err)
+	}
+	return key.GossipKey(), nil
+}
+
+func (r *Replica) openServer() error {
+	cfg := &r.cfg
+	self := rpc.Peer{ID: r.node.ID(), Name: cfg.Name, GRPCAddr: cfg.grpcAdvertise(r.grpcLis.Addr())}
+	r.adapter = newReplica(r.node, self)
+	agentTLS := r.tls
+	if cfg.AgentTLS == "false" {
+		agentTLS = nil
+	} else if cfg.AgentTLS == "true" && r.tls == nil {
+		return errors.New("SCHEDULER_AGENT_TLS_ENABLED is true, but -insecure loads no certificates")
+	}
+	tuning := sched.Tuning{
+		Policy:           sched.Policy(cfg.Policy),
+		UnavailableGrace: int64(cfg.UnavailableGrace),
+		MissingGrace:     int64(cfg.MissingGrace),
+	}
+	r.agents = rpc.NewAgents(r.node.Store(), agentTLS, r.keys)
+	lcfg := leader.Config{
+		Tuning:            tuning,
+		HeartbeatInterval: cfg.HeartbeatInterval,
+		NodeLease:         cfg.NodeLease,
+		OrderDeadline:     cfg.AgentRPCTimeout,
+		Logger:            r.log,
+		Metrics:           r.metrics,
+	}
+	if err := lcfg.Validate(); err != nil {
+		return err
+	}
+	r.loop = leader.New(lcfg, r.adapter, r.agents, r.node.Store())
+	var err error
+	r.server, err = rpc.NewServer(rpc.Config{
+		Replica:      r.adapter,
+		Leader:       r.loop,
+		Agents:       r.agents,
+		Keys:         r.keys,
+		TLS:          r.tls,
+		Tuning:       tuning,
+		Shard:        cfg.Shard,
+		Version:      r.version,
+		Interceptors: []grpc.UnaryServerInterceptor{r.metrics.unary},
+		Logger:       r.log,
+	})
+	if err != nil {
+		return err
+	}
+	r.http = &http.Server{Handler: r.mux(), ReadHeaderTimeout: 5 * time.Second, ReadTimeout: 10 * time.Second,
+		WriteTimeout: 30 * time.Second, IdleTimeout: time.Minute, MaxHeaderBytes: 64 << 10}
+	return nil
+}
+
+// GRPCAddr is where this replica answers gRPC, as published.
+func (r *Replica) GRPCAddr() string { return r.cfg.grpcAdvertise(r.grpcLis.Addr()) }
+
+// GossipAddr is what another replica joins.
+func (r *Replica) GossipAddr() string { return r.node.GossipAddr() }
+
+// HTTPAddr is where /health and /metrics are.
+func (r *Replica) HTTPAddr() string { return r.httpLis.Addr().String() }
+
+// Node is the Raft node.
+func (r *Replica) Node() *cluster.Node { return r.node }
+
+// abandon closes what a failed Start had opened.
+func (r *Replica) abandon() {
+	for _, l := range []net.Listener{r.grpcLis, r.httpLis} {
+		if l != nil {
+			_ = l.Close()
+		}
+	}
+	if r.dns != nil {
+		_ = r.dns.Close()
+	}
+	if r.agents != nil {
+		r.agents.Close()
+	}
+	if r.node != nil {
+		_ = r.node.Close()
+	}
+}
+
+// Run serves until ctx ends or the replica halts, then hands over leadership,
+// stops serving and closes the node. It returns nil after ctx ended.
+func (r *Replica) Run(ctx context.Context) error {
+	stop, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	var g errgroup.Group
+	g.Go(func() error {
+		r.adapter.watch(stop)
+		return nil
+	})
+	g.Go(func() error {
+		if err := r.server.GRPC().Serve(r.grpcLis); err != nil && stop.Err() == nil {
+			cancel(fmt.Errorf("gRPC on %s: %w", r.grpcLis.Addr(), err))
+		}
+		return nil
+	})
+	g.Go(func() error {
+		if err := r.http.Serve(r.httpLis); err != nil && !errors.Is(err, http.ErrServerClosed) && stop.Err() == nil {
+			cancel(fmt.Errorf("HTTP on %s: %w", r.httpLis.Addr(), err))
+		}
+		return nil
+	})
+	g.Go(func() error {
+		err := r.node.Lead(stop, func(ctx context.Context, s cluster.Stint) error {
+			if err := r.keys.lead(); err != nil {
+				r.log.Error("leading without a cluster key: specs with secrets are refused", "err", err)
+			}
+			return r.loop.Run(ctx, s.Epoch)
+		})
+		if err != nil && stop.Err() == nil {
+			cancel(err)
+		}
+		return nil
+	})
+	g.Go(func() error {
+		r.fetchKey(stop)
+		return nil
+	})
+	if r.dns != nil {
+		g.Go(func() error {
+			if err := r.dns.Run(stop, r.node.Store(), r.hints); err != nil && stop.Err() == nil {
+				cancel(fmt.Errorf("DNS on %s: %w", r.dns.Addr(), err))
+			}
+			return nil
+		})
+	}
+	g.Go(func() error {
+		select {
+		case <-stop.Done():
+		case <-r.node.Halted():
+			cancel(r.node.Err())
+		}
+		return nil
+	})
+	r.server.SetServing(true)
+	r.log.Info("serving", "name", r.cfg.Name, "grpc", r.GRPCAddr(), "http", r.HTTPAddr(), "raft_id", r.node.ID(), "data", r.cfg.DataDir)
+	<-stop.Done()
+	err := context.Cause(stop)
+	if ctx.Err() != nil {
+		err = nil
+	}
+	return errors.Join(err, r.shutdown(&g, err == nil))
+}
+
+// shutdown ends everything: leadership first, so that callers find another leader
+// at once, then the servers, then the node.
+func (r *Replica) shutdown(g *errgroup.Group, graceful bool) error {
+	r.server.SetServing(false)
+	if graceful && r.node.IsLeader() {
+		ctx, cancel := context.WithTimeout(context.Background(), 2*time.Second)
+		if err := r.node.TransferLeadership(ctx, ""); err != nil {
+			r.log.Debug("leadership was not handed over", "err", err)
+		}
+		cancel()
+	}
+	r.server.Close(2 * time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+	defer cancel()
+	if err := r.http.Shutdown(ctx); err != nil {
+		_ = r.http.Close()
+	}
+	_ = g.Wait()
+	r.agents.Close()
+	return r.node.Close()
+}
+
+// fetchKey asks the leader for the cluster key when this replica has none.
+func (r *Replica) fetchKey(ctx context.Context) {
+	if r.keys.has() {
+		return
+	}
+	var cc *grpc.ClientConn
+	addr := ""
+	defer func() {
+		if cc != nil {
+			_ = cc.Close()
+		}
+	}()
+	r.keys.fetch(ctx, func() (clusterv1.ClusterClient, bool) {
+		l, ok := r.adapter.Leader()
+		if !ok || l.GRPCAddr == "" || l.ID == r.adapter.self.ID {
+			return nil, false
+		}
+		if addr != l.GRPCAddr {
+			if cc != nil {
+				_ = cc.Close()
+			}
+			var err error
+			if cc, err = grpc.NewClient("passthrough:///"+l.GRPCAddr, r.peerCreds(l.GRPCAddr)); err != nil {
+				cc, addr = nil, ""
+				return nil, false
+			}
+			addr = l.GRPCAddr
+		}
+		return clusterv1.NewClusterClient(cc), true
+	})
+}
+
+func (r *Replica) peerCreds(addr string) grpc.DialOption {
+	if r.tls == nil {
+		return grpc.WithTransportCredentials(insecure.NewCredentials())
+	}
+	host, _, err := net.SplitHostPort(addr)
+	if err != nil {
+		host = addr
+	}
+	return grpc.WithTransportCredentials(credentials.NewTLS(r.tls.ClientConfig(pki.Peer{Hosts: []string{host}, Role: pki.RoleScheduler})))
+}

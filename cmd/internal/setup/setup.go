@@ -1,0 +1,82 @@
+// Package setup is what every daemon does first: read its settings and make its
+// logger.
+package setup
+
+import (
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"runtime/debug"
+
+	"github.com/spf13/cobra"
+
+	"github.com/persys/compute/config"
+)
+
+// Load fills target from flags, environment, files, YAML and defaults, in this
+// order of precedence. It reports false when the program was only asked for help
+// or its version. fileEnv names the variable that holds the path of a YAML file.
+func Load(name, version, short string, target any, fileEnv string) (bool, error) {
+	loader, err := config.New(target)
+	if err != nil {
+		return false, err
+	}
+	ran := false
+	file := ""
+	cmd := &cobra.Command{
+		Use:           name,
+		Short:         short,
+		Version:       Version(version),
+		SilenceUsage:  true,
+		SilenceErrors: true,
+		Args:          cobra.NoArgs,
+		RunE: func(*cobra.Command, []string) error {
+			ran = true
+			src := config.System()
+			path, must := file, file != ""
+			if path == "" {
+				path = os.Getenv(fileEnv)
+				must = path != ""
+			}
+			if path != "" {
+				if src, err = src.WithYAML(path, must); err != nil {
+					return err
+				}
+			}
+			return loader.Load(src)
+		},
+	}
+	loader.AddFlags(cmd.Flags())
+	cmd.Flags().StringVar(&file, "config", "", "YAML file with settings (environment "+fileEnv+")")
+	cmd.SetArgs(loader.Args(os.Args[1:]))
+	err = cmd.Execute()
+	return ran, err
+}
+
+// Version joins the release with the commit it was built from.
+func Version(release string) string {
+	info, ok := debug.ReadBuildInfo()
+	if !ok {
+		return release
+	}
+	for _, s := range info.Settings {
+		if s.Key == "vcs.revision" && len(s.Value) >= 12 {
+			return release + " (" + s.Value[:12] + ")"
+		}
+	}
+	return release
+}
+
+// Logger makes the program's logger.
+func Logger(w io.Writer, level, format string) (*slog.Logger, error) {
+	var l slog.Level
+	if err := l.UnmarshalText([]byte(level)); err != nil {
+		return nil, fmt.Errorf("LOG_LEVEL %q: %w", level, err)
+	}
+	opts := &slog.HandlerOptions{Level: l}
+	if format == "json" {
+		return slog.New(slog.NewJSONHandler(w, opts)), nil
+	}
+	return slog.New(slog.NewTextHandler(w, opts)), nil
+}

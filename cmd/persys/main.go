@@ -1,0 +1,163 @@
+// Command persys runs a whole cluster in one process, for a laptop:
+//
+//	persys dev
+//
+// Three schedulers form a Raft group and one agent runs workloads, on the local
+// Docker engine or, without one, simulated. Everything is on loopback, on free
+// ports except the first scheduler's, and in a temporary folder.
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"strconv"
+	"syscall"
+	"time"
+
+	"github.com/moby/moby/client"
+	"github.com/spf13/cobra"
+	"golang.org/x/sync/errgroup"
+
+	"github.com/persys/compute/cmd/internal/agentd"
+	"github.com/persys/compute/cmd/internal/scheduler"
+	"github.com/persys/compute/cmd/internal/setup"
+	"github.com/persys/compute/dnsserver"
+)
+
+// version is set by the linker.
+var version = "dev"
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	if err := root().ExecuteContext(ctx); err != nil {
+		fmt.Fprintln(os.Stderr, "persys:", err)
+		os.Exit(1)
+	}
+}
+
+func root() *cobra.Command {
+	cmd := &cobra.Command{
+		Use: "persys", Short: "a Persys cluster in one process", Version: setup.Version(version),
+		SilenceErrors: true, SilenceUsage: true,
+	}
+	var opt options
+	dev := &cobra.Command{
+		Use: "dev", Short: "three schedulers and one agent, in one process, on loopback", Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error { return runDev(cmd.Context(), opt) },
+	}
+	dev.Flags().IntVar(&opt.port, "port", 8085, "gRPC port of the first scheduler, 0 = any free one")
+	dev.Flags().BoolVar(&opt.simulate, "simulate", false, "simulate workloads even if there is a Docker engine")
+	dev.Flags().StringVar(&opt.level, "log-level", "warn", "debug, info, warn or error")
+	cmd.AddCommand(dev, envCommand())
+	return cmd
+}
+
+type options struct {
+	port     int
+	simulate bool
+	level    string
+}
+
+func runDev(ctx context.Context, opt options) (err error) {
+	if opt.port < 0 || opt.port > 65535 {
+		return fmt.Errorf("--port %d must be 0 to 65535", opt.port)
+	}
+	log, err := setup.Logger(os.Stderr, opt.level, "text")
+	if err != nil {
+		return fmt.Errorf("--log-level: %w", err)
+	}
+	dir, err := os.MkdirTemp("", "persys-dev-")
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
+
+	ctx, stop := context.WithCancel(ctx)
+	defer stop()
+	g, ctx := errgroup.WithContext(ctx)
+	defer func() {
+		stop()
+		err = errors.Join(err, g.Wait())
+	}()
+	replicas, err := startReplicas(ctx, g, dir, opt.port, log)
+	if err != nil {
+		return err
+	}
+	addrs := make([]string, len(replicas))
+	for i, r := range replicas {
+		addrs[i] = r.GRPCAddr()
+	}
+	how := "the local Docker engine"
+	acfg := agentd.Config{
+		Insecure: true, NodeID: "dev-1", StatePath: filepath.Join(dir, "agent", "state.db"),
+		Schedulers: addrs, Docker: true, Reconcile: true, ReconcileInterval: 30 * time.Second,
+	}
+	if opt.simulate || !dockerAnswers(ctx) {
+		acfg.Docker, acfg.Simulate = false, filepath.Join(dir, "engine")
+		how = "a simulated engine: nothing really runs"
+	}
+	g.Go(func() error { return agentd.Run(ctx, acfg, version, log) })
+
+	lead, cancel := context.WithTimeout(ctx, 30*time.Second)
+	defer cancel()
+	leader, err := replicas[0].Node().WaitLeader(lead)
+	if err != nil {
+		return fmt.Errorf("the schedulers elected no leader within 30 s: %w", err)
+	}
+	fmt.Printf("Persys is up: 3 schedulers (leader %s), 1 agent on %s.\n\n", leader.Name, how)
+	fmt.Printf("  export PERSYS_SCHEDULER_ADDR=%s PERSYS_INSECURE=true\n", addrs[0])
+	fmt.Printf("  persysctl status\n  persysctl apply -f examples/hello.yaml --wait\n\nCtrl-C stops it and removes its data; containers that it started keep running.\n")
+	<-ctx.Done()
+	return nil
+}
+
+// startReplicas starts three schedulers that form one cluster. They are started
+// one after another, each joining those before it, so that every port can be free.
+func startReplicas(ctx context.Context, g *errgroup.Group, dir string, port int, log *slog.Logger) ([]*scheduler.Replica, error) {
+	var out []*scheduler.Replica
+	var join []string
+	for i := range 3 {
+		name := "dev-s" + strconv.Itoa(i+1)
+		cfg := scheduler.Config{
+			Insecure: true, Name: name, DataDir: filepath.Join(dir, name), BootstrapExpect: 3, Join: join, Shard: "default",
+			RaftAddr: "127.0.0.1:0", GossipAddr: "127.0.0.1:0", DNSAddr: "127.0.0.1:0", Domain: dnsserver.DefaultDomain, AgentsDomain: dnsserver.DefaultAgentsDomain,
+			HeartbeatInterval: 3 * time.Second, NodeLease: 10 * time.Second, MissingGrace: 15 * time.Second,
+			AgentRPCTimeout: 10 * time.Second, Policy: "spread", EtcdEndpoints: []string{"none"},
+		}
+		if i == 0 {
+			cfg.GRPCPort = port
+		}
+		r, err := scheduler.Start(ctx, cfg, version, log.With("replica", name))
+		if err != nil {
+			var op *net.OpError
+			if i == 0 && errors.As(err, &op) {
+				return nil, fmt.Errorf("%w; another one may be running: persys dev --port 0 takes any free port", err)
+			}
+			return nil, err
+		}
+		g.Go(func() error { return r.Run(ctx) })
+		out = append(out, r)
+		join = append(join, r.GossipAddr())
+	}
+	return out, nil
+}
+
+// dockerAnswers reports whether a Docker engine can be reached as the agent would.
+func dockerAnswers(ctx context.Context) bool {
+	cli, err := client.New(client.FromEnv)
+	if err != nil {
+		return false
+	}
+	defer cli.Close()
+	ctx, cancel := context.WithTimeout(ctx, 3*time.Second)
+	defer cancel()
+	_, err = cli.Ping(ctx, client.PingOptions{})
+	return err == nil
+}

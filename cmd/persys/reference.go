@@ -1,0 +1,51 @@
+package main
+
+import (
+	"fmt"
+	"io"
+
+	"github.com/spf13/cobra"
+
+	"github.com/persys/compute/cmd/internal/agentd"
+	"github.com/persys/compute/cmd/internal/scheduler"
+	"github.com/persys/compute/config"
+)
+
+const sampleHeader = `# Every environment variable that the programs read, with its default. Written by ` + "`make sample-env`" + `.
+# All lines are commented out: copy the file, remove the # from what you change. An empty value counts
+# as unset; a bad one stops the program with an error that names it. Order: flag > environment > file
+# named in X_FILE > YAML > default; X_FILE works for every variable X, for example PERSYS_TLS_KEY_FILE.
+`
+
+// envCommand prints sample.env, from the settings themselves.
+func envCommand() *cobra.Command {
+	return &cobra.Command{
+		Use: "env", Short: "print every setting of the daemons as a sample environment file", Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error { return writeSample(cmd.OutOrStdout()) },
+	}
+}
+
+func writeSample(w io.Writer) error {
+	if _, err := io.WriteString(w, sampleHeader); err != nil {
+		return err
+	}
+	for _, p := range []struct {
+		name   string
+		target any
+	}{
+		{"persys-scheduler", &scheduler.Config{}},
+		{"persys-agent", &agentd.Config{}},
+	} {
+		l, err := config.New(p.target)
+		if err != nil {
+			return err
+		}
+		if _, err := fmt.Fprintf(w, "\n# ----- %s -----\n\n", p.name); err != nil {
+			return err
+		}
+		if err := config.SampleEnv(w, l.Describe()); err != nil {
+			return err
+		}
+	}
+	return nil
+}

@@ -1,0 +1,349 @@
+package main
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/spf13/cobra"
+	"google.golang.org/protobuf/proto"
+
+	clusterv1 "github.com/persys/compute/api/cluster/v1"
+	controlv1 "github.com/persys/compute/api/control/v1"
+	"github.com/persys/compute/cmd/persysctl/screen"
+	"github.com/persys/compute/spec"
+)
+
+// Limits of one ApplyWorkloads call: the scheduler takes at most 1,024 workloads
+// and 8 MiB; less per call keeps its answer within a call's deadline.
+const (
+	maxApplies    = 256
+	maxApplyBytes = 2 << 20
+	// maxFiles bounds a folder.
+	maxFiles = 10_000
+)
+
+type applyOptions struct {
+	files     []string
+	recursive bool
+	dryRun    bool
+	waiting
+}
+
+func (c *cli) applyCommand() *cobra.Command {
+	var o applyOptions
+	cmd := &cobra.Command{
+		Use:   "apply -f FILE|DIR|-",
+		Short: "Create or change workloads from YAML or JSON",
+		Long: `Create or change workloads from YAML or JSON: one or many documents, from files,
+folders (*.yaml, *.yml, *.json) or standard input. Everything is checked before
+anything is sent. What is recorded already and unchanged stays as it is, so
+applying again is always safe.`,
+		Example: `  persysctl apply -f web.yaml --wait
+  persysctl apply -f deploy/ --dry-run
+  cat web.json | persysctl apply -f -`,
+		Args: func(_ *cobra.Command, args []string) error {
+			if len(args) > 0 {
+				return fmt.Errorf("unexpected argument %q: files are named with -f", args[0])
+			}
+			return nil
+		},
+		RunE: func(cmd *cobra.Command, _ []string) error { return c.apply(cmd.Context(), o) },
+	}
+	f := cmd.Flags()
+	f.StringArrayVarP(&o.files, "file", "f", nil, "file, folder, or - for standard input; may be repeated")
+	f.BoolVarP(&o.recursive, "recursive", "R", false, "also read the folders in a folder")
+	f.BoolVar(&o.dryRun, "dry-run", false, "only check, and show what would be sent")
+	o.flags(f, "the workloads run (or are stopped or gone, as desired)")
+	return cmd
+}
+
+func (c *cli) apply(ctx context.Context, o applyOptions) error {
+	if len(o.files) == 0 {
+		return failf(exitUsage, "persysctl apply -f FILE", "no file is given")
+	}
+	if err := o.check(); err != nil {
+		return err
+	}
+	requests, err := c.parse(o)
+	if err != nil {
+		return err
+	}
+	if o.dryRun {
+		return c.showDryRun(requests)
+	}
+	if err := c.connect(ctx); err != nil {
+		return err
+	}
+	failures := &several{c: c}
+	answers := &clusterv1.ApplyWorkloadsResponse{}
+	goals := map[string]goal{}
+	for len(requests) > 0 {
+		batch := take(&requests)
+		got, err := c.send(ctx, batch)
+		if err != nil {
+			if len(answers.Results) > 0 {
+				err = fmt.Errorf("%w (%s before it went through)", err, plural(len(answers.Results), "workload"))
+			}
+			return err
+		}
+		answers.Index = max(answers.Index, got.GetIndex())
+		for i, r := range got.GetResults() {
+			answers.Results = append(answers.Results, r)
+			c.applied(batch[i], r, goals, failures)
+		}
+	}
+	if c.machine() {
+		if err := c.emitMessage(answers); err != nil {
+			return err
+		}
+	}
+	if !o.wait {
+		return failures.err()
+	}
+	return waited(failures.err(), c.awaitAll(ctx, goals, answers.GetIndex(), o.timeout))
+}
+
+// take cuts the next batch off the list.
+func take(list *[]*controlv1.ApplyWorkloadRequest) []*controlv1.ApplyWorkloadRequest {
+	n, size := 0, 0
+	for n < len(*list) && n < maxApplies {
+		size += proto.Size((*list)[n])
+		if n > 0 && size > maxApplyBytes {
+			break
+		}
+		n++
+	}
+	batch := (*list)[:n]
+	*list = (*list)[n:]
+	return batch
+}
+
+func (c *cli) send(ctx context.Context, batch []*controlv1.ApplyWorkloadRequest) (*clusterv1.ApplyWorkloadsResponse, error) {
+	if len(batch) == 1 {
+		r, err := change(ctx, c, c.control.ApplyWorkload, batch[0])
+		if err != nil {
+			return nil, err
+		}
+		return &clusterv1.ApplyWorkloadsResponse{Results: []*controlv1.ApplyWorkloadResponse{r}, Index: r.GetIndex()}, nil
+	}
+	r, err := change(ctx, c, c.cluster.ApplyWorkloads, &clusterv1.ApplyWorkloadsRequest{Workloads: batch})
+	if err == nil && len(r.GetResults()) != len(batch) {
+		err = failf(exitFailed, "persysctl list", "the scheduler answered for %d of %d workloads", len(r.GetResults()), len(batch))
+	}
+	return r, err
+}
+
+// applied shows one answer and notes what to wait for.
+func (c *cli) applied(req *controlv1.ApplyWorkloadRequest, r *controlv1.ApplyWorkloadResponse, goals map[string]goal, failures *several) {
+	id := req.GetWorkloadId()
+	if !r.GetSuccess() {
+		failures.add(failf(exitFailed, "", "%s was refused: %s", id, refusalText(r)))
+		return
+	}
+	ids := r.GetWorkloadIds()
+	if len(ids) == 0 {
+		ids = []string{id}
+	}
+	for _, id := range ids {
+		goals[id] = desiredGoal(req.GetDesiredState())
+	}
+	if c.machine() {
+		return
+	}
+	what, s := "applied", screen.Good
+	if r.GetUnchanged() {
+		what, s = "unchanged", screen.Dim
+	}
+	line := id + " " + c.paint.Paint(s, what)
+	if len(ids) > 1 || ids[0] != id {
+		line += fmt.Sprintf(": %s to %s", ids[0], ids[len(ids)-1])
+		if len(ids) == 1 {
+			line = id + " " + c.paint.Paint(s, what) + ": " + ids[0]
+		}
+	}
+	if c.output == outWide {
+		line += fmt.Sprintf("  revision %s, generation %d, index %d", orText(r.GetRevisionId(), screen.None), r.GetGeneration().GetSequence(), r.GetIndex())
+	}
+	writeLines(c.out, []string{line})
+}
+
+func refusalText(r *controlv1.ApplyWorkloadResponse) string {
+	text := screen.Clean(r.GetErrorMessage())
+	if text == "" {
+		text = r.GetFailureReason().String()
+	}
+	return text
+}
+
+// source is one text to parse.
+type source struct {
+	name string // as shown in errors
+	data []byte
+	base string // folder that files named in it are relative to
+}
+
+// parse reads and checks everything; its error lists every fault.
+func (c *cli) parse(o applyOptions) ([]*controlv1.ApplyWorkloadRequest, error) {
+	sources, err := c.sources(o)
+	if err != nil {
+		return nil, err
+	}
+	var out []*controlv1.ApplyWorkloadRequest
+	var faults []string
+	first := map[string]string{}
+	for _, s := range sources {
+		reqs, err := spec.Parse(s.name, s.data, spec.Options{ReadFile: func(path string) ([]byte, error) {
+			if !filepath.IsAbs(path) {
+				path = filepath.Join(s.base, path)
+			}
+			return c.readFile(path)
+		}})
+		if err != nil {
+			faults = append(faults, strings.Split(err.Error(), "\n")...)
+			continue
+		}
+		for _, r := range reqs {
+			if other, twice := first[r.GetWorkloadId()]; twice {
+				faults = append(faults, fmt.Sprintf("%s: id %q is also in %s", s.name, r.GetWorkloadId(), other))
+			}
+			first[r.GetWorkloadId()] = s.name
+		}
+		out = append(out, reqs...)
+	}
+	if len(faults) == 0 {
+		return out, nil
+	}
+	for _, f := range faults {
+		fmt.Fprintln(c.err, screen.Clean(f))
+	}
+	return nil, failf(exitFailed, "", "%s, nothing was sent", plural(len(faults), "mistake"))
+}
+
+func (c *cli) sources(o applyOptions) ([]source, error) {
+	var out []source
+	for _, name := range o.files {
+		switch {
+		case name == "":
+			return nil, usagef("-f must name a file, a folder or -")
+		case name == "-":
+			data, err := io.ReadAll(io.LimitReader(c.in, spec.MaxFile+1))
+			if err != nil {
+				return nil, failf(exitFailed, "", "standard input: %v", err)
+			}
+			out = append(out, source{"<stdin>", data, "."})
+			continue
+		}
+		info, err := os.Stat(name)
+		if err != nil {
+			return nil, fileFailure(err)
+		}
+		paths := []string{name}
+		if info.IsDir() {
+			if paths, err = specFiles(name, o.recursive); err != nil {
+				return nil, err
+			}
+		}
+		for _, p := range paths {
+			data, err := readLimited(p)
+			if err != nil {
+				return nil, fileFailure(err)
+			}
+			out = append(out, source{p, data, filepath.Dir(p)})
+		}
+	}
+	return out, nil
+}
+
+func fileFailure(err error) error {
+	var at *fs.PathError
+	if errors.As(err, &at) {
+		return failf(exitFailed, "", "%s: %v", at.Path, at.Err)
+	}
+	return failf(exitFailed, "", "%v", err)
+}
+
+// readLimited reads a file or a pipe, one byte more than is allowed at most.
+func readLimited(path string) ([]byte, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	return io.ReadAll(io.LimitReader(f, spec.MaxFile+1))
+}
+
+// specFiles lists the specifications of a folder in a fixed order.
+func specFiles(dir string, recursive bool) ([]string, error) {
+	var out []string
+	err := filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
+		switch {
+		case err != nil:
+			return err
+		case d.IsDir() && path != dir && (!recursive || strings.HasPrefix(d.Name(), ".")):
+			return filepath.SkipDir
+		case d.IsDir() || strings.HasPrefix(d.Name(), "."):
+			return nil
+		}
+		if slices.Contains([]string{".yaml", ".yml", ".json"}, strings.ToLower(filepath.Ext(path))) {
+			out = append(out, path)
+		}
+		if len(out) > maxFiles {
+			return fmt.Errorf("%s holds more than %d specifications", dir, maxFiles)
+		}
+		return nil
+	})
+	if err != nil {
+		return nil, fileFailure(err)
+	}
+	if len(out) == 0 {
+		return nil, failf(exitFailed, "", "%s holds no *.yaml, *.yml or *.json", dir)
+	}
+	return out, nil
+}
+
+// showDryRun lists what would be sent. It needs no scheduler.
+func (c *cli) showDryRun(requests []*controlv1.ApplyWorkloadRequest) error {
+	if c.machine() {
+		return c.emitMessage(&clusterv1.ApplyWorkloadsRequest{Workloads: requests})
+	}
+	t := screen.NewTable(
+		screen.Column{Title: "WORKLOAD", Gives: 1, Least: 16, Keeps: screen.Middle}, screen.Column{Title: "TYPE"}, screen.Column{Title: "DESIRED"},
+		screen.Column{Title: "COUNT", Right: true}, screen.Column{Title: "CPU", Right: true}, screen.Column{Title: "MEMORY", Right: true},
+		screen.Column{Title: "IMAGE OR SOURCE", Gives: 2, Least: 16, Keeps: screen.Tail})
+	for _, r := range requests {
+		s, res := r.GetSpec(), r.GetSpec().GetResources()
+		cpu, memory := screen.None, screen.None
+		if v := res.GetCpuMillicores(); v > 0 {
+			cpu = cores(v)
+		}
+		if v := res.GetMemoryMb(); v > 0 {
+			memory = mib(v)
+		}
+		t.Add(screen.Text(r.GetWorkloadId()), screen.Text(s.GetType()), screen.Text(cmp.Or(r.GetDesiredState(), "running")),
+			screen.Text(fmt.Sprint(max(1, s.GetCount()))), screen.Text(cpu), screen.Text(memory), screen.Text(origin(s)))
+	}
+	c.print(t)
+	fmt.Fprintf(c.err, "%s checked, nothing was sent\n", plural(len(requests), "workload"))
+	return nil
+}
+
+// origin is where a workload comes from, for people.
+func origin(s *controlv1.WorkloadSpec) string {
+	switch {
+	case s.GetContainer() != nil:
+		return s.GetContainer().GetImage()
+	case s.GetCompose().GetGitRepo() != "":
+		return s.GetCompose().GetGitRepo()
+	case s.GetCompose() != nil:
+		return "inline"
+	}
+	return s.GetVm().GetOsImage()
+}

@@ -1,0 +1,122 @@
+package main
+
+import (
+	"context"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	clusterv1 "github.com/persys/compute/api/cluster/v1"
+	controlv1 "github.com/persys/compute/api/control/v1"
+	"github.com/persys/compute/cmd/persysctl/screen"
+)
+
+// completeWithin is how long a shell waits for ids at most.
+const completeWithin = 700 * time.Millisecond
+
+type completer func(cmd *cobra.Command, args []string, word string) ([]string, cobra.ShellCompDirective)
+
+// ids completes from the cluster: silently nothing when it cannot be asked.
+func (c *cli) ids(cmd *cobra.Command, word string, not []string, ask func(context.Context) []string) ([]string, cobra.ShellCompDirective) {
+	ctx, cancel := context.WithTimeout(cmd.Context(), completeWithin)
+	defer cancel()
+	c.verbose = false
+	if err := c.connect(ctx); err != nil {
+		return nil, cobra.ShellCompDirectiveNoFileComp
+	}
+	taken := map[string]bool{}
+	for _, n := range not {
+		taken[n] = true
+	}
+	var out []string
+	for _, s := range ask(ctx) {
+		id, _, _ := strings.Cut(s, "\t")
+		if strings.HasPrefix(id, word) && !taken[id] {
+			out = append(out, s)
+		}
+	}
+	return out, cobra.ShellCompDirectiveNoFileComp
+}
+
+// Any replica's answer is good enough for a shell, also without a leader.
+const anyReplica = controlv1.ReadLevel_READ_LEVEL_STALE
+
+func (c *cli) workloadIDs(ctx context.Context) []string {
+	r, err := c.control.ListWorkloads(ctx, &controlv1.ListWorkloadsRequest{Level: anyReplica, PageSize: pageSize})
+	if err != nil {
+		return nil
+	}
+	var out []string
+	for _, w := range r.GetWorkloads() {
+		out = append(out, w.GetWorkloadId()+"\t"+screen.Clean(joinNonEmpty(" ", w.GetStatus(), onNode(w.GetAssignedNodeId()))))
+	}
+	return out
+}
+
+func (c *cli) nodeIDs(ctx context.Context) []string {
+	r, err := c.control.ListNodes(ctx, &controlv1.ListNodesRequest{Level: anyReplica, PageSize: pageSize})
+	if err != nil {
+		return nil
+	}
+	var out []string
+	for _, n := range r.GetNodes() {
+		out = append(out, n.GetNodeId()+"\t"+screen.Clean(nodeStatus(n)))
+	}
+	return out
+}
+
+func (c *cli) replicaNames(ctx context.Context) []string {
+	r, err := c.cluster.Status(ctx, &clusterv1.StatusRequest{})
+	if err != nil {
+		return nil
+	}
+	var out []string
+	for _, p := range r.GetReplicas() {
+		out = append(out, orText(p.GetName(), p.GetId())+"\t"+p.GetRole())
+	}
+	return out
+}
+
+// one completes a single argument, many each of a list.
+func (c *cli) one(ask func(context.Context) []string) completer {
+	return func(cmd *cobra.Command, args []string, word string) ([]string, cobra.ShellCompDirective) {
+		if len(args) > 0 {
+			return nil, cobra.ShellCompDirectiveNoFileComp
+		}
+		return c.ids(cmd, word, nil, ask)
+	}
+}
+
+func (c *cli) many(ask func(context.Context) []string) completer {
+	return func(cmd *cobra.Command, args []string, word string) ([]string, cobra.ShellCompDirective) {
+		return c.ids(cmd, word, args, ask)
+	}
+}
+
+func (c *cli) completeWorkload(cmd *cobra.Command, args []string, word string) ([]string, cobra.ShellCompDirective) {
+	return c.one(c.workloadIDs)(cmd, args, word)
+}
+
+func (c *cli) completeWorkloads(cmd *cobra.Command, args []string, word string) ([]string, cobra.ShellCompDirective) {
+	return c.many(c.workloadIDs)(cmd, args, word)
+}
+
+func (c *cli) completeNode(cmd *cobra.Command, args []string, word string) ([]string, cobra.ShellCompDirective) {
+	return c.one(c.nodeIDs)(cmd, args, word)
+}
+
+func (c *cli) completeNodes(cmd *cobra.Command, args []string, word string) ([]string, cobra.ShellCompDirective) {
+	return c.many(c.nodeIDs)(cmd, args, word)
+}
+
+func (c *cli) completeReplica(cmd *cobra.Command, args []string, word string) ([]string, cobra.ShellCompDirective) {
+	return c.one(c.replicaNames)(cmd, args, word)
+}
+
+func (c *cli) completeWorkloadThenNode(cmd *cobra.Command, args []string, word string) ([]string, cobra.ShellCompDirective) {
+	if len(args) == 1 {
+		return c.one(c.nodeIDs)(cmd, nil, word)
+	}
+	return c.one(c.workloadIDs)(cmd, args, word)
+}

@@ -1,0 +1,217 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	clusterv1 "github.com/persys/compute/api/cluster/v1"
+	controlv1 "github.com/persys/compute/api/control/v1"
+	"github.com/persys/compute/cmd/persysctl/screen"
+	"github.com/persys/compute/config"
+	"github.com/persys/compute/pki"
+	"github.com/persys/compute/rpc/dial"
+)
+
+// settings are how to reach the schedulers. The YAML keys and the variables
+// without a prefix are those of the existing CLI (contract/gateway-rest.md).
+type settings struct {
+	Server     string `env:"PERSYS_SCHEDULER_ADDR,PERSYS_SERVER,GRPC_ENDPOINT" flag:"server" short:"s" yaml:"grpc_endpoint" default:"127.0.0.1:8085" usage:"schedulers: HOST[:PORT],… or srv://NAME[?dns=HOST:PORT]"`
+	Insecure   bool   `env:"PERSYS_INSECURE,PERSYS_SCHEDULER_INSECURE,GRPC_INSECURE" flag:"insecure" yaml:"grpc_insecure" usage:"speak plain text instead of TLS"`
+	CA         string `env:"PERSYS_TLS_CA,CA_CERT_PATH" flag:"tls-ca" yaml:"ca_cert_path" usage:"CA certificate (default ~/.persys/ca.pem)"`
+	Cert       string `env:"PERSYS_TLS_CERT,CERT_PATH" flag:"tls-cert" yaml:"cert_path" usage:"client certificate (default ~/.persys/persysctl.pem)"`
+	Key        string `env:"PERSYS_TLS_KEY,KEY_PATH" flag:"tls-key" yaml:"key_path" usage:"key of the certificate (default ~/.persys/persysctl-key.pem)"`
+	RPCTimeout int    `env:"PERSYS_RPC_TIMEOUT_SECONDS,RPC_TIMEOUT_SECONDS" flag:"rpc-timeout-seconds" yaml:"rpc_timeout_seconds" default:"20" min:"1" max:"600" usage:"seconds that one call may take"`
+
+	Other otherKeys
+}
+
+// otherKeys may stand in an existing configuration file and mean nothing here:
+// this program speaks gRPC to schedulers only.
+type otherKeys struct {
+	APIEndpoint        string `yaml:"api_endpoint"`
+	Transport          string `yaml:"transport"`
+	GRPCTarget         string `yaml:"grpc_target"`
+	Verbose            string `yaml:"verbose"`
+	VaultEnabled       string `yaml:"vault_enabled"`
+	VaultAddr          string `yaml:"vault_addr"`
+	VaultAuthMethod    string `yaml:"vault_auth_method"`
+	VaultToken         string `yaml:"vault_token" secret:"true"`
+	VaultRoleID        string `yaml:"vault_approle_role_id"`
+	VaultSecretID      string `yaml:"vault_approle_secret_id" secret:"true"`
+	VaultPKIMount      string `yaml:"vault_pki_mount"`
+	VaultPKIRole       string `yaml:"vault_pki_role"`
+	VaultCertTTL       string `yaml:"vault_cert_ttl"`
+	VaultServiceName   string `yaml:"vault_service_name"`
+	VaultServiceDomain string `yaml:"vault_service_domain"`
+	VaultRetryInterval string `yaml:"vault_retry_interval"`
+	CFSSLAPIURL        string `yaml:"cfssl_api_url"`
+	CommonName         string `yaml:"common_name"`
+	Organization       string `yaml:"organization"`
+	PrivateKey         string `yaml:"private_key" secret:"true"`
+}
+
+// load reads the settings once the flags are parsed.
+func (c *cli) load() error {
+	sources := config.Sources{Environ: c.environ, ReadFile: c.readFile}
+	path, must := c.configFile, c.configFile != ""
+	if !must {
+		if v, ok := c.environ("PERSYS_CONFIG"); ok && strings.TrimSpace(v) != "" {
+			path, must = v, true
+		} else if c.home != "" {
+			path = filepath.Join(c.home, ".persys", "config.yaml")
+		}
+	}
+	if path != "" {
+		var err error
+		if sources, err = sources.WithYAML(path, must); err != nil {
+			return usagef("%v", err)
+		}
+	}
+	if err := c.loader.Load(sources); err != nil {
+		return usagef("%s", strings.ReplaceAll(err.Error(), "\n", "; "))
+	}
+	return nil
+}
+
+// connect prepares the connection; nothing is sent before the first call.
+func (c *cli) connect(ctx context.Context) error {
+	if c.conn != nil {
+		return nil
+	}
+	if err := c.load(); err != nil {
+		return err
+	}
+	opt := dial.Options{UserAgent: "persysctl/" + version, CallTimeout: c.timeout(), Log: c.log()}
+	if strings.HasPrefix(c.settings.Server, "srv://") {
+		opt.Discovery = c.settings.Server
+	} else {
+		opt.Addrs = strings.Split(c.settings.Server, ",")
+	}
+	if c.settings.Insecure {
+		opt.Insecure = true
+	} else {
+		files, err := c.certificates(opt.Log)
+		if err != nil {
+			return err
+		}
+		opt.TLS = files
+	}
+	conn, err := dial.Dial(ctx, opt)
+	if err != nil {
+		return usagef("--server: %v", err)
+	}
+	c.conn = conn
+	c.control = controlv1.NewAgentControlClient(conn)
+	c.cluster = clusterv1.NewClusterClient(conn)
+	return nil
+}
+
+func (c *cli) certificates(log *slog.Logger) (*pki.Files, error) {
+	cfg := pki.FilesConfig{
+		CA: c.settings.CA, Cert: c.settings.Cert, Key: c.settings.Key, Log: log,
+		Settings: pki.Settings{
+			CA: "--tls-ca (PERSYS_TLS_CA)", Cert: "--tls-cert (PERSYS_TLS_CERT)", Key: "--tls-key (PERSYS_TLS_KEY)", Insecure: "--insecure",
+		},
+	}
+	given := cfg.CA+cfg.Cert+cfg.Key != ""
+	for _, p := range []struct {
+		to   *string
+		name string
+	}{{&cfg.CA, "ca.pem"}, {&cfg.Cert, "persysctl.pem"}, {&cfg.Key, "persysctl-key.pem"}} {
+		if *p.to == "" && c.home != "" {
+			*p.to = filepath.Join(c.home, ".persys", p.name)
+		}
+	}
+	if _, err := os.Stat(cfg.Cert); !given && errors.Is(err, fs.ErrNotExist) {
+		return nil, failf(exitUsage, "persysctl --insecure …   for a scheduler that was started with -insecure",
+			"no TLS certificates: set --tls-ca, --tls-cert and --tls-key (PERSYS_TLS_CA, PERSYS_TLS_CERT, PERSYS_TLS_KEY), or --insecure")
+	}
+	files, err := pki.LoadFiles(cfg)
+	if err != nil {
+		return nil, usagef("%v", err)
+	}
+	return files, nil
+}
+
+func (c *cli) log() *slog.Logger {
+	if !c.verbose {
+		return slog.New(slog.DiscardHandler)
+	}
+	return slog.New(slog.NewTextHandler(c.err, &slog.HandlerOptions{Level: slog.LevelDebug}))
+}
+
+func (c *cli) close() {
+	if c.conn != nil {
+		// Nothing is pending: every command has ended its calls.
+		_ = c.conn.Close()
+		c.conn = nil
+	}
+}
+
+// timeout is how long one call may take.
+func (c *cli) timeout() time.Duration {
+	if c.settings.RPCTimeout <= 0 {
+		return 20 * time.Second
+	}
+	return time.Duration(c.settings.RPCTimeout) * time.Second
+}
+
+// call makes one unary call with a deadline.
+func call[Req, Resp any](ctx context.Context, c *cli, do func(context.Context, Req, ...callOption) (Resp, error), req Req) (Resp, error) {
+	ctx, cancel := context.WithTimeout(ctx, c.timeout())
+	defer cancel()
+	return do(ctx, req)
+}
+
+// read makes a call that changes nothing; its error is a failure.
+func read[Req, Resp any](ctx context.Context, c *cli, do func(context.Context, Req, ...callOption) (Resp, error), req Req) (Resp, error) {
+	resp, err := call(ctx, c, do, req)
+	if err != nil {
+		return resp, c.explain(err, false)
+	}
+	if s, ok := any(resp).(interface {
+		GetStale() bool
+		GetAgeMs() int64
+	}); ok && s.GetStale() {
+		c.noteStale(time.Duration(s.GetAgeMs()) * time.Millisecond)
+	}
+	return resp, nil
+}
+
+// change makes a call that changes something. The connection mints one request
+// id for it and repeats it under that id, so that it happens at most once.
+func change[Req, Resp any](ctx context.Context, c *cli, do func(context.Context, Req, ...callOption) (Resp, error), req Req) (Resp, error) {
+	resp, err := call(ctx, c, do, req)
+	if err != nil {
+		return resp, c.explain(err, true)
+	}
+	return resp, nil
+}
+
+// noteStale says once that an answer was served without asking a leader.
+func (c *cli) noteStale(age time.Duration) {
+	if c.staleNoted {
+		return
+	}
+	c.staleNoted = true
+	text := "stale, " + span(age) + " old"
+	if !c.stale {
+		text += ": there is no leader to confirm it"
+	}
+	fmt.Fprintln(c.err, c.errPaint.Paint(screen.Warn, text))
+}
+
+// level is the consistency that reads ask for.
+func (c *cli) level() controlv1.ReadLevel {
+	if c.stale {
+		return controlv1.ReadLevel_READ_LEVEL_STALE
+	}
+	return controlv1.ReadLevel_READ_LEVEL_UNSPECIFIED
+}

@@ -1,0 +1,363 @@
+package main
+
+import (
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/uuid"
+	"google.golang.org/grpc/codes"
+
+	controlv1 "github.com/persys/compute/api/control/v1"
+	"github.com/persys/compute/pki"
+	"github.com/persys/compute/rpc/dial"
+)
+
+// settingsOf parses a command line as run does, and loads the settings.
+func settingsOf(t *testing.T, s *session, args ...string) (settings, error) {
+	t.Helper()
+	c := &cli{world: s.world}
+	root, err := c.root()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := root.ParseFlags(args); err != nil {
+		t.Fatal(err)
+	}
+	err = c.load()
+	return c.settings, err
+}
+
+func TestWhereSettingsComeFrom(t *testing.T) {
+	const file = "grpc_endpoint: from-yaml:1\n"
+	for _, c := range []struct {
+		name string
+		yaml string
+		env  map[string]string
+		args []string
+		want string
+	}{
+		{"nothing is set", "", nil, nil, "127.0.0.1:8085"},
+		{"the configuration file", file, nil, nil, "from-yaml:1"},
+		{"a file named in the environment beats it", file, map[string]string{"PERSYS_SCHEDULER_ADDR_FILE": "HOME/addr"}, nil, "from-file:1"},
+		{"the environment beats that", file, map[string]string{"PERSYS_SERVER": "from-env:1", "PERSYS_SCHEDULER_ADDR_FILE": "HOME/addr"}, nil, "from-env:1"},
+		{"the address beats the server", "", map[string]string{"PERSYS_SERVER": "b:1", "PERSYS_SCHEDULER_ADDR": "a:1"}, nil, "a:1"},
+		{"the earlier name still works", "", map[string]string{"GRPC_ENDPOINT": "old:1"}, nil, "old:1"},
+		{"a flag beats all", file, map[string]string{"PERSYS_SERVER": "from-env:1"}, []string{"-s", "from-flag:1"}, "from-flag:1"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			s := newSession(t)
+			write(t, s.home, "addr", "from-file:1\n")
+			if c.yaml != "" {
+				write(t, s.home, ".persys/config.yaml", c.yaml)
+			}
+			for k, v := range c.env {
+				s.env[k] = strings.ReplaceAll(v, "HOME", s.home)
+			}
+			got, err := settingsOf(t, s, c.args...)
+			if err != nil || got.Server != c.want {
+				t.Errorf("server %q, %v; want %q", got.Server, err, c.want)
+			}
+		})
+	}
+}
+
+// TestExistingConfigurationFile: every key that the existing CLI documents may
+// stay in the file (contract/gateway-rest.md).
+func TestExistingConfigurationFile(t *testing.T) {
+	s := newSession(t)
+	write(t, s.home, ".persys/config.yaml", `api_endpoint: http://localhost:8084
+transport: grpc
+grpc_endpoint: 10.0.0.1:8085
+grpc_insecure: true
+grpc_target: scheduler
+rpc_timeout_seconds: 5
+ca_cert_path: /a/ca.pem
+cert_path: /a/cert.pem
+key_path: /a/key.pem
+vault_enabled: true
+vault_addr: http://localhost:8200
+vault_auth_method: token
+vault_token: t
+vault_approle_role_id: r
+vault_approle_secret_id: s
+vault_pki_mount: pki
+vault_pki_role: persysctl
+vault_cert_ttl: 24h
+vault_service_name: persysctl
+vault_service_domain: example
+vault_retry_interval: 1m
+cfssl_api_url: http://x
+common_name: a
+organization: b
+private_key: c
+`)
+	got, err := settingsOf(t, s)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := settings{Server: "10.0.0.1:8085", Insecure: true, CA: "/a/ca.pem", Cert: "/a/cert.pem", Key: "/a/key.pem", RPCTimeout: 5, Other: got.Other}
+	if got != want {
+		t.Errorf("got %+v, want %+v", got, want)
+	}
+	write(t, s.home, ".persys/config.yaml", "grpc_endpont: x\n")
+	if _, err := settingsOf(t, s); err == nil || !strings.Contains(err.Error(), `did you mean "grpc_endpoint"`) {
+		t.Errorf("an unknown key gives %v", err)
+	}
+}
+
+func TestConfigurationFileThatIsAskedForMustExist(t *testing.T) {
+	s := newSession(t)
+	if code := s.run(nil, "list", "--config", "/nowhere.yaml"); code != exitUsage || !strings.Contains(s.stderr.String(), "/nowhere.yaml") {
+		t.Errorf("exit %d: %s", code, s.stderr.String())
+	}
+}
+
+func TestWithoutCertificates(t *testing.T) {
+	s := newSession(t)
+	code := s.run(nil, "list")
+	for _, want := range []string{"PERSYS_TLS_CA", "--insecure"} {
+		if code != exitUsage || !strings.Contains(s.stderr.String(), want) {
+			t.Errorf("exit %d, stderr lacks %q: %s", code, want, s.stderr.String())
+		}
+	}
+}
+
+func TestTLS(t *testing.T) {
+	dir := t.TempDir()
+	s := newSession(t)
+	if code := s.run(nil, "dev-certs", dir); code != 0 || !strings.Contains(s.stdout.String(), "export PERSYS_TLS_CA=") {
+		t.Fatalf("dev-certs: exit %d: %s", code, s.stderr.String())
+	}
+	load := func(who string) *pki.Files {
+		p := filepath.Join(dir, who)
+		files, err := pki.LoadFiles(pki.FilesConfig{CA: p + "/ca.pem", Cert: p + "/cert.pem", Key: p + "/key.pem"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return files
+	}
+	f, plain := start(t, load("scheduler/scheduler-1")), start(t, nil)
+	use := func(s *session, dir string) {
+		s.env["PERSYS_TLS_CA"], s.env["PERSYS_TLS_CERT"], s.env["PERSYS_TLS_KEY"] = dir+"/ca.pem", dir+"/cert.pem", dir+"/key.pem"
+	}
+	t.Run("the certificates of dev-certs are let in", func(t *testing.T) {
+		s := newSession(t)
+		use(s, dir+"/user/admin")
+		if code := run(t.Context(), s.world, []string{"-s", f.addr, "nodes"}); code != 0 {
+			t.Errorf("exit %d: %s", code, s.stderr.String())
+		}
+	})
+	t.Run("files in the home folder are found", func(t *testing.T) {
+		s := newSession(t)
+		for from, to := range map[string]string{"ca.pem": "ca.pem", "cert.pem": "persysctl.pem", "key.pem": "persysctl-key.pem"} {
+			data, err := os.ReadFile(filepath.Join(dir, "user/admin", from))
+			if err != nil {
+				t.Fatal(err)
+			}
+			write(t, s.home, ".persys/"+to, string(data))
+		}
+		if code := run(t.Context(), s.world, []string{"-s", f.addr, "nodes"}); code != 0 {
+			t.Errorf("exit %d: %s", code, s.stderr.String())
+		}
+	})
+	t.Run("another CA is named as the reason", func(t *testing.T) {
+		s, other := newSession(t), t.TempDir()
+		if _, err := pki.DevCerts(other, pki.DevOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		use(s, other+"/user/admin")
+		code := run(t.Context(), s.world, []string{"-s", f.addr, "--rpc-timeout-seconds", "1", "nodes"})
+		if code != exitUnavailable || !strings.Contains(s.stderr.String(), "no trusted connection") || !strings.Contains(s.stderr.String(), "--tls-ca") {
+			t.Errorf("exit %d: %s", code, s.stderr.String())
+		}
+	})
+	t.Run("plain text to TLS is explained", func(t *testing.T) {
+		s := newSession(t)
+		code := run(t.Context(), s.world, []string{"-s", f.addr, "--insecure", "--rpc-timeout-seconds", "1", "nodes"})
+		if code != exitUnavailable || !strings.Contains(s.stderr.String(), "wants TLS") {
+			t.Errorf("exit %d: %s", code, s.stderr.String())
+		}
+	})
+	t.Run("TLS to plain text is explained", func(t *testing.T) {
+		s := newSession(t)
+		use(s, dir+"/user/admin")
+		code := run(t.Context(), s.world, []string{"-s", plain.addr, "--rpc-timeout-seconds", "1", "nodes"})
+		if code != exitUnavailable || !strings.Contains(s.stderr.String(), "plain text") || !strings.Contains(s.stderr.String(), "--insecure") {
+			t.Errorf("exit %d: %s", code, s.stderr.String())
+		}
+	})
+}
+
+// TestMutationsRepeatUnderOneRequestID: a replica without a leader is asked again
+// and every attempt carries the same UUIDv7.
+func TestMutationsRepeatUnderOneRequestID(t *testing.T) {
+	noLeader := dial.Error(codes.Unavailable, dial.ReasonNoLeader, "there is no leader")
+	for method, args := range map[string][]string{
+		"ApplyWorkload": {"start", "old"}, "DeleteWorkload": {"delete", "old"}, "RetryWorkload": {"retry", "old"}, "CordonNode": {"cordon", "node-a"},
+		"DrainNode": {"drain", "node-a"}, "FenceNode": {"node", "fence", "node-a"}, "SetMode": {"mode", "set", "normal", "--reason", "x"},
+	} {
+		t.Run(method, func(t *testing.T) {
+			t.Parallel()
+			f, s := start(t, nil), newSession(t)
+			f.fail[method] = []error{noLeader, noLeader}
+			if code := s.run(f, args...); code != 0 {
+				t.Fatalf("exit %d: %s", code, s.stderr.String())
+			}
+			ids := map[string]bool{}
+			for _, id := range f.requestIDs {
+				ids[id] = true
+				if u, err := uuid.Parse(id); err != nil || u.Version() != 7 {
+					t.Errorf("request id %q is no UUIDv7", id)
+				}
+			}
+			if len(f.requestIDs) != 3 || len(ids) != 1 {
+				t.Errorf("three attempts carried %v, want one id three times", slices.Sorted(maps.Keys(ids)))
+			}
+		})
+	}
+}
+
+func TestStale(t *testing.T) {
+	f, s := start(t, nil), newSession(t)
+	f.stale = true
+	if code := s.run(f, "list", "--stale"); code != 0 || s.stderr.String() != "stale, 3s old\n" {
+		t.Errorf("exit %d, stderr %q, want one line that marks the answer", code, s.stderr.String())
+	}
+	if l := last[*controlv1.ListWorkloadsRequest](f).GetLevel(); l != controlv1.ReadLevel_READ_LEVEL_STALE {
+		t.Errorf("asked for %v", l)
+	}
+	s = newSession(t)
+	if s.run(f, "nodes"); !strings.Contains(s.stderr.String(), "stale, 3s old: there is no leader") {
+		t.Errorf("an answer that nobody asked to be stale is not marked: %q", s.stderr.String())
+	}
+}
+
+func TestStatusWithoutALeader(t *testing.T) {
+	f, s := start(t, nil), newSession(t)
+	f.status.LeaderId, f.status.LeaderAddr, f.status.SelfId = "", "", "r1"
+	f.status.Mode, f.status.ModeReason = "degraded", "no leader for 12 s"
+	f.status.Replicas[1].Role, f.status.Replicas[1].Self = "voter", false
+	code := s.run(f, "status")
+	golden(t, "status-no-leader", f, s, code, "status")
+	if code != exitUnavailable {
+		t.Errorf("exit %d, want 4", code)
+	}
+}
+
+// TestStatusIsTheLeaders: only the leader knows how far the others are.
+func TestStatusIsTheLeaders(t *testing.T) {
+	leader, follower, s := start(t, nil), start(t, nil), newSession(t)
+	follower.status.SelfId, follower.leaderAt = "r1", leader.addr
+	follower.status.Replicas[0].Self, follower.status.Replicas[1].Self = true, false
+	if code := s.run(follower, "status"); code != 0 || !strings.Contains(s.stdout.String(), "41") {
+		t.Errorf("exit %d, the lag of 41 is missing:\n%s%s", code, s.stdout.String(), s.stderr.String())
+	}
+}
+
+func TestConfirmation(t *testing.T) {
+	for _, c := range []struct {
+		name, answer string
+		person       bool
+		args         []string
+		code         int
+	}{
+		{"a person says yes", "y\n", true, []string{"node", "fence", "node-b"}, exitOK},
+		{"a person says nothing", "\n", true, []string{"node", "fence", "node-b"}, exitFailed},
+		{"a person is gone", "", true, []string{"node", "fence", "node-b"}, exitFailed},
+		{"a person need not be asked", "", true, []string{"node", "fence", "node-b", "-y"}, exitOK},
+		{"a script is not asked", "", false, []string{"node", "fence", "node-b"}, exitOK},
+		{"a plain delete asks nobody", "", true, []string{"delete", "old"}, exitOK},
+		{"a forced one does", "no\n", true, []string{"delete", "old", "--force"}, exitFailed},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			f, s := start(t, nil), newSession(t)
+			s.inTerm, s.errTerm = c.person, c.person
+			s.in = strings.NewReader(c.answer)
+			if code := s.run(f, c.args...); code != c.code {
+				t.Errorf("exit %d, want %d: %s", code, c.code, s.stderr.String())
+			}
+			if mutated := len(f.requestIDs) > 0; mutated != (c.code == exitOK) {
+				t.Errorf("something was sent: %v", mutated)
+			}
+		})
+	}
+}
+
+func TestCompletion(t *testing.T) {
+	f := start(t, nil)
+	for _, c := range []struct {
+		name string
+		args []string
+		want string
+	}{
+		{"workloads by prefix", []string{"get", "we"}, "web-0\tRunning on node-a\nweb-1\tRunning on rack-17-a-machine-with-a-very-long-name.dc1.example.internal\n:4\n"},
+		{"one argument is enough", []string{"get", "web-0", ""}, ":4\n"},
+		{"what is named already is left out", []string{"delete", "web-0", "web"}, "web-1\tRunning on rack-17-a-machine-with-a-very-long-name.dc1.example.internal\n:4\n"},
+		{"nodes", []string{"cordon", "node"}, "node-a\tReady\nnode-b\tNotReady\n:4\n"},
+		{"a node as second argument", []string{"why-not", "db", "node-b"}, "node-b\tNotReady\n:4\n"},
+		{"a node of a subcommand", []string{"node", "fence", "node-b"}, "node-b\tNotReady\n:4\n"},
+		{"replicas", []string{"transfer-leadership", "scheduler-3"}, "scheduler-3\tvoter\n:4\n"},
+		{"a flag's value", []string{"list", "--node", "node-a"}, "node-a\tReady\n:4\n"},
+		{"forms of output", []string{"list", "-o", "j"}, "table\nwide\njson\nyaml\n:4\n"},
+		{"modes", []string{"mode", "set", "re"}, "recovery\n"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			s := newSession(t)
+			args := append([]string{"__complete", "--insecure", "-s", f.addr}, c.args...)
+			if code := run(t.Context(), s.world, args); code != 0 || !strings.HasPrefix(s.stdout.String(), c.want) {
+				t.Errorf("exit %d, got %q, want %q", code, s.stdout.String(), c.want)
+			}
+		})
+	}
+}
+
+func TestCompletionIsSilentWithoutACluster(t *testing.T) {
+	for _, args := range [][]string{{"--insecure", "-s", "127.0.0.1:1", "get", ""}, {"get", ""}} {
+		s := newSession(t)
+		code := run(t.Context(), s.world, append([]string{"__complete"}, args...))
+		// cobra itself notes the directive on stderr; shells drop it.
+		if code != 0 || s.stdout.String() != ":4\n" || strings.Contains(s.stderr.String(), "Error") {
+			t.Errorf("exit %d, %q, %q", code, s.stdout.String(), s.stderr.String())
+		}
+	}
+}
+
+func TestCompletionScripts(t *testing.T) {
+	for _, shell := range []string{"bash", "zsh", "fish"} {
+		s := newSession(t)
+		if code := s.run(nil, "completion", shell); code != 0 || !strings.Contains(s.stdout.String(), "persysctl") {
+			t.Errorf("%s: exit %d: %s", shell, code, s.stderr.String())
+		}
+	}
+}
+
+func TestVersion(t *testing.T) {
+	s := newSession(t)
+	if code := s.run(nil, "version"); code != 0 || !strings.HasPrefix(s.stdout.String(), "persysctl dev (") {
+		t.Errorf("exit %d: %q", code, s.stdout.String())
+	}
+}
+
+// TestReference: the written reference names every visible command and flag.
+func TestReference(t *testing.T) {
+	s := newSession(t)
+	if code := s.run(nil, "docs", filepath.Join(s.home, "out")); code != 0 {
+		t.Fatalf("exit %d: %s", code, s.stderr.String())
+	}
+	data, err := os.ReadFile(filepath.Join(s.home, "out", "persysctl.md"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{"## persysctl apply", "## persysctl node fence", "`--rpc-timeout-seconds`", "`-w`, `--watch`", "Exit codes"} {
+		if !strings.Contains(string(data), want) {
+			t.Errorf("the reference lacks %q", want)
+		}
+	}
+	if strings.Contains(string(data), "persysctl workload") || strings.Contains(string(data), s.home) {
+		t.Error("the reference has a hidden command or a path of this machine")
+	}
+}

@@ -1,0 +1,133 @@
+// Package encode writes messages of our API as JSON and YAML that are the same
+// every time.
+package encode
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"google.golang.org/protobuf/encoding/protojson"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/reflect/protoreflect"
+	"google.golang.org/protobuf/types/known/timestamppb"
+	"gopkg.in/yaml.v3"
+)
+
+// JSON is protobuf's JSON mapping with the wire's names. Default values are
+// written out, so that a list is never missing.
+func JSON(m proto.Message, indent bool) ([]byte, error) {
+	raw, err := protojson.MarshalOptions{UseProtoNames: true, EmitDefaultValues: true}.Marshal(m)
+	if err != nil {
+		return nil, fmt.Errorf("encode %s: %w", m.ProtoReflect().Descriptor().FullName(), err)
+	}
+	// protojson varies its spaces on purpose; people and diffs want them fixed.
+	var out bytes.Buffer
+	if indent {
+		err = json.Indent(&out, raw, "", "  ")
+	} else {
+		err = json.Compact(&out, raw)
+	}
+	if err != nil {
+		return nil, err
+	}
+	out.WriteByte('\n')
+	return out.Bytes(), nil
+}
+
+// YAML writes what is set (and with lists the empty lists of an answer), in the order of the definition, with numbers as
+// numbers (protobuf's JSON has 64-bit integers as strings).
+func YAML(m proto.Message, lists bool) ([]byte, error) {
+	n := messageNode(m.ProtoReflect(), lists)
+	var out bytes.Buffer
+	e := yaml.NewEncoder(&out)
+	e.SetIndent(2)
+	if err := e.Encode(n); err != nil {
+		return nil, err
+	}
+	return out.Bytes(), e.Close()
+}
+
+func scalarNode(tag, value string) *yaml.Node {
+	return &yaml.Node{Kind: yaml.ScalarNode, Tag: tag, Value: value}
+}
+
+func textNode(s string) *yaml.Node {
+	n := &yaml.Node{}
+	n.SetString(s)
+	switch strings.ToLower(s) {
+	case "y", "n", "yes", "no", "on", "off":
+		// Booleans to readers of YAML 1.1; "no" is a restart policy here.
+		n.Style = yaml.DoubleQuotedStyle
+	}
+	return n
+}
+
+func messageNode(m protoreflect.Message, top bool) *yaml.Node {
+	if ts, ok := m.Interface().(*timestamppb.Timestamp); ok {
+		return scalarNode("!!timestamp", ts.AsTime().Format(time.RFC3339Nano))
+	}
+	n := &yaml.Node{Kind: yaml.MappingNode, Tag: "!!map"}
+	fields := m.Descriptor().Fields()
+	for i := range fields.Len() {
+		fd := fields.Get(i)
+		// The lists of an answer are always there.
+		always := top && fd.IsList() && fd.Kind() == protoreflect.MessageKind
+		if !m.Has(fd) && !always {
+			continue
+		}
+		n.Content = append(n.Content, textNode(string(fd.Name())), fieldNode(fd, m.Get(fd)))
+	}
+	return n
+}
+
+func fieldNode(fd protoreflect.FieldDescriptor, v protoreflect.Value) *yaml.Node {
+	switch {
+	case fd.IsList():
+		n := &yaml.Node{Kind: yaml.SequenceNode, Tag: "!!seq"}
+		for i := range v.List().Len() {
+			n.Content = append(n.Content, valueNode(fd, v.List().Get(i)))
+		}
+		return n
+	case fd.IsMap():
+		n := &yaml.Node{Kind: yaml.MappingNode, Tag: "!!map"}
+		var keys []string
+		v.Map().Range(func(k protoreflect.MapKey, _ protoreflect.Value) bool {
+			keys = append(keys, k.String())
+			return true
+		})
+		slices.Sort(keys)
+		for _, k := range keys {
+			// Every map of our API has text keys.
+			value := v.Map().Get(protoreflect.ValueOfString(k).MapKey())
+			n.Content = append(n.Content, textNode(k), valueNode(fd.MapValue(), value))
+		}
+		return n
+	}
+	return valueNode(fd, v)
+}
+
+func valueNode(fd protoreflect.FieldDescriptor, v protoreflect.Value) *yaml.Node {
+	switch fd.Kind() {
+	case protoreflect.MessageKind:
+		return messageNode(v.Message(), false)
+	case protoreflect.StringKind:
+		return textNode(v.String())
+	case protoreflect.BytesKind:
+		return textNode(string(v.Bytes()))
+	case protoreflect.BoolKind:
+		return scalarNode("!!bool", strconv.FormatBool(v.Bool()))
+	case protoreflect.EnumKind:
+		if e := fd.Enum().Values().ByNumber(v.Enum()); e != nil {
+			return textNode(string(e.Name()))
+		}
+		return scalarNode("!!int", strconv.Itoa(int(v.Enum())))
+	case protoreflect.DoubleKind, protoreflect.FloatKind:
+		return scalarNode("!!float", strconv.FormatFloat(v.Float(), 'g', -1, 64))
+	}
+	return scalarNode("!!int", v.String())
+}

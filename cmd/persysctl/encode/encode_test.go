@@ -1,0 +1,70 @@
+package encode
+
+import (
+	"encoding/json"
+	"strings"
+	"testing"
+	"time"
+
+	"google.golang.org/protobuf/types/known/timestamppb"
+	"gopkg.in/yaml.v3"
+
+	controlv1 "github.com/persys/compute/api/control/v1"
+)
+
+// TestYAMLMeansWhatWasSaid: text that looks like something else stays text, also
+// for readers of YAML 1.1, and numbers are numbers.
+func TestYAMLMeansWhatWasSaid(t *testing.T) {
+	env := map[string]string{}
+	for _, s := range []string{"no", "Yes", "on", "true", "null", "~", "1", "1.5", "0x1f", "1e3", "2026-11-20", "", " x", "a: b", "# c", "- d", "line\nbreak", "*", "&a", "'q'", "\"", "\t"} {
+		env[s+"key"] = s
+	}
+	spec := &controlv1.WorkloadSpec{Type: "container", Resources: &controlv1.ResourceRequirements{CpuMillicores: 1 << 40},
+		Workload: &controlv1.WorkloadSpec_Container{Container: &controlv1.ContainerSpec{Image: "x", Env: env, RestartPolicy: "no"}}}
+	data, err := YAML(spec, false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var back struct {
+		Resources struct {
+			CPU int64 `yaml:"cpu_millicores"`
+		}
+		Container struct {
+			Env    map[string]any
+			Policy any `yaml:"restart_policy"`
+		}
+	}
+	if err := yaml.Unmarshal(data, &back); err != nil {
+		t.Fatalf("%v:\n%s", err, data)
+	}
+	for k, want := range env {
+		if got := back.Container.Env[k]; got != want {
+			t.Errorf("%q came back as %#v", want, got)
+		}
+	}
+	if back.Resources.CPU != 1<<40 || back.Container.Policy != "no" {
+		t.Errorf("got %+v", back)
+	}
+	if !strings.Contains(string(data), `restart_policy: "no"`) {
+		t.Errorf("a reader of YAML 1.1 takes the restart policy for a boolean:\n%s", data)
+	}
+}
+
+func TestListsAreAlwaysThere(t *testing.T) {
+	empty := &controlv1.ListWorkloadsResponse{}
+	if data, err := YAML(empty, true); err != nil || string(data) != "workloads: []\n" {
+		t.Errorf("YAML %q, %v", data, err)
+	}
+	data, err := JSON(empty, false)
+	var back map[string]any
+	if err != nil || json.Unmarshal(data, &back) != nil || back["workloads"] == nil {
+		t.Errorf("JSON %q, %v", data, err)
+	}
+}
+
+func TestTimes(t *testing.T) {
+	w := &controlv1.WorkloadView{CreatedAt: timestamppb.New(time.Date(2026, 11, 20, 12, 0, 0, 5000, time.UTC))}
+	if data, err := YAML(w, false); err != nil || string(data) != "created_at: 2026-11-20T12:00:00.000005Z\n" {
+		t.Errorf("%q, %v", data, err)
+	}
+}

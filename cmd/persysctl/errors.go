@@ -1,0 +1,235 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"regexp"
+	"strings"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/persys/compute/cmd/persysctl/screen"
+	"github.com/persys/compute/rpc/dial"
+)
+
+// Exit codes. They are documented by `persysctl --help` and never change.
+const (
+	exitOK          = 0
+	exitFailed      = 1   // refused, failed, or not allowed
+	exitUsage       = 2   // the command line or the configuration is wrong
+	exitNotFound    = 3   // no such workload, node or replica
+	exitUnavailable = 4   // no scheduler answers, or there is no leader
+	exitTimeout     = 5   // --wait ended before the goal was reached
+	exitUnknown     = 6   // the change may or may not have happened
+	exitInterrupted = 130 // Ctrl-C
+)
+
+// failure is an error as it is shown: one sentence, and the command to type next.
+type failure struct {
+	code  int
+	text  string
+	hint  string
+	cause error
+	quiet bool // everything has been said already
+}
+
+func (f *failure) Error() string { return f.text }
+func (f *failure) Unwrap() error { return f.cause }
+
+func failf(code int, hint, format string, args ...any) *failure {
+	return &failure{code: code, hint: hint, text: fmt.Sprintf(format, args...)}
+}
+
+// usagef is a mistake in the command line.
+func usagef(format string, args ...any) *failure { return failf(exitUsage, "", format, args...) }
+
+// nextCommand finds the command that a server's message ends with, as in
+// "node "x" not found; `persysctl nodes` lists them".
+var nextCommand = regexp.MustCompile("[;,:] *`(persysctl [^`]+)`[^`]*$")
+
+// methodName is how the connection begins its own errors.
+var methodName = regexp.MustCompile(`^/persys\.[\w.]+/\w+: `)
+
+// explain turns any error of a call into a failure. mutation tells whether the
+// call could have changed something.
+func (c *cli) explain(err error, mutation bool) *failure {
+	var f *failure
+	if errors.As(err, &f) {
+		return f
+	}
+	if errors.Is(err, context.Canceled) && status.Code(err) == codes.Unknown {
+		return &failure{code: exitInterrupted, text: "interrupted", cause: err}
+	}
+	st, ok := status.FromError(err)
+	if !ok {
+		return &failure{code: exitFailed, text: err.Error(), cause: err}
+	}
+	f = &failure{code: exitFailed, text: screen.Clean(st.Message()), cause: err}
+	if m := nextCommand.FindStringSubmatchIndex(f.text); m != nil {
+		f.hint, f.text = f.text[m[2]:m[3]], f.text[:m[0]]
+	}
+	switch st.Code() {
+	case codes.NotFound:
+		f.code = exitNotFound
+	case codes.Unavailable:
+		c.unreachable(f, dial.Reason(err))
+	case codes.Aborted:
+		if dial.IsUnknownOutcome(err) {
+			unknownOutcome(f)
+		} else {
+			f.hint = orText(f.hint, "type the same command again")
+		}
+	case codes.DeadlineExceeded:
+		switch {
+		case mutation:
+			f.text = fmt.Sprintf("no answer within %s", c.timeout())
+			unknownOutcome(f)
+		default:
+			f.code = exitUnavailable
+			f.text = fmt.Sprintf("no answer within %s", c.timeout())
+			f.hint = "persysctl status"
+		}
+	case codes.Canceled:
+		f.code, f.text = exitInterrupted, "interrupted"
+	case codes.Unauthenticated, codes.PermissionDenied:
+		f.hint = orText(f.hint, "use another certificate: --tls-cert FILE --tls-key FILE")
+	case codes.Unimplemented:
+		f.text = "this scheduler does not know the call: " + f.text
+		f.hint = orText(f.hint, "compare `persysctl version` with the version in `persysctl status`")
+	}
+	return f
+}
+
+func unknownOutcome(f *failure) {
+	f.code = exitUnknown
+	f.text = methodName.ReplaceAllString(f.text, "")
+	if said, _, ok := strings.Cut(f.text, "tell the outcome:"); ok {
+		f.text = said + "tell the outcome" // the rest is about sockets; -v shows it
+	}
+	f.text = "the change may or may not have happened: " + f.text
+	f.hint = "look with `persysctl events --tail 10`, or type the same command again: it repeats nothing that is done"
+}
+
+// unreachable explains the many faces of a connection that does not work.
+func (c *cli) unreachable(f *failure, reason string) {
+	f.code = exitUnavailable
+	if reason == dial.ReasonNoLeader || reason == dial.ReasonNotLeader {
+		f.text = "the cluster has no leader at the moment: " + f.text
+		f.hint = "persysctl status"
+		return
+	}
+	where := c.settings.Server
+	low := strings.ToLower(f.text)
+	secured := "the certificates do not match those of the schedulers: check --tls-ca, --tls-cert and --tls-key"
+	switch {
+	case strings.Contains(low, "handshake") && strings.Contains(low, "first record does not look like a tls"):
+		f.text, f.hint = fmt.Sprintf("%s speaks plain text, not TLS", where), "persysctl --insecure …"
+	case strings.Contains(low, "certificate") || strings.Contains(low, "x509") || strings.Contains(low, "handshake"):
+		f.text, f.hint = fmt.Sprintf("no trusted connection to %s: %s", where, shortCause(f.text)), secured
+	case strings.Contains(low, "connection refused"):
+		f.text = fmt.Sprintf("no scheduler listens at %s (connection refused)", where)
+		f.hint = "name a scheduler with --server HOST:PORT, or start one: go run ./cmd/scheduler -insecure"
+	case c.settings.Insecure && (strings.Contains(low, "eof") || strings.Contains(low, "reset by peer") || strings.Contains(low, "preface")):
+		f.text = fmt.Sprintf("%s closes plain-text connections; it probably wants TLS", where)
+		f.hint = "leave --insecure out and give --tls-ca, --tls-cert and --tls-key"
+	case reason == "" && !transport(low):
+		// A scheduler did answer: something behind it does not.
+		if _, own, ok := strings.Cut(f.text, "rounds: "); ok {
+			f.text = own
+		}
+		f.hint = orText(f.hint, "persysctl status; persysctl nodes")
+	case reason == "":
+		f.text = fmt.Sprintf("no scheduler answers at %s: %s", where, shortCause(f.text))
+		f.hint = orText(f.hint, "name a scheduler with --server HOST:PORT")
+	}
+}
+
+// transport reports whether a message is about the connection to a scheduler.
+func transport(low string) bool {
+	for _, sign := range []string{"connection error", "transport", "dialing", "error reading", "stopped answering", "no scheduler address", "closing", "goaway", "connection is"} {
+		if strings.Contains(low, sign) {
+			return true
+		}
+	}
+	return false
+}
+
+// shortCause takes the last cause out of gRPC's nested sentences.
+func shortCause(s string) string {
+	for _, cutAt := range []string{"desc = ", "rounds: ", "error while dialing: "} {
+		if i := strings.LastIndex(s, cutAt); i >= 0 {
+			s = s[i+len(cutAt):]
+		}
+	}
+	return strings.Trim(s, `" `)
+}
+
+func orText(s, otherwise string) string {
+	if s == "" {
+		return otherwise
+	}
+	return s
+}
+
+// report prints the failure and returns the exit code.
+func (c *cli) report(err error) int {
+	if err == nil {
+		return exitOK
+	}
+	f := c.explain(err, false)
+	if !f.quiet {
+		p := c.errPaint
+		fmt.Fprintf(c.err, "%s %s\n", p.Paint(screen.Bad, "Error:"), strings.TrimSuffix(f.text, "."))
+		if f.hint != "" {
+			fmt.Fprintf(c.err, "%s %s\n", p.Paint(screen.Bold, "hint:"), f.hint)
+		}
+		if c.verbose && f.cause != nil {
+			fmt.Fprintf(c.err, "%s\n", p.Paint(screen.Dim, screen.Clean(f.cause.Error())))
+		}
+	}
+	return f.code
+}
+
+// several collects the failures of a command with several targets: each is shown
+// as it happens, and the worst decides the exit code.
+type several struct {
+	c     *cli
+	worst *failure
+}
+
+func (s *several) add(err error) {
+	if err == nil {
+		return
+	}
+	f := s.c.explain(err, true)
+	s.c.report(f)
+	if s.worst == nil || rank(f.code) > rank(s.worst.code) {
+		s.worst = f
+	}
+}
+
+// rank orders exit codes by how much they ask of the caller.
+func rank(code int) int {
+	switch code {
+	case exitInterrupted:
+		return 6
+	case exitUnknown:
+		return 5
+	case exitUnavailable:
+		return 4
+	case exitTimeout:
+		return 3
+	case exitFailed:
+		return 2
+	}
+	return 1
+}
+
+func (s *several) err() error {
+	if s.worst == nil {
+		return nil
+	}
+	return &failure{code: s.worst.code, text: s.worst.text, quiet: true}
+}

@@ -1,0 +1,121 @@
+package main
+
+import (
+	"fmt"
+	"strconv"
+	"strings"
+	"time"
+
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	"github.com/persys/compute/cmd/persysctl/screen"
+)
+
+// span shows a length of time with its two largest units: 3m12s, 2h5m, 4d3h.
+// Under ten seconds it has one decimal only when fine is set.
+func span(d time.Duration) string {
+	if d < 0 {
+		d = 0
+	}
+	s := int64(d / time.Second)
+	two := func(big int64, bigUnit string, small int64, smallUnit string) string {
+		if small == 0 {
+			return fmt.Sprintf("%d%s", big, bigUnit)
+		}
+		return fmt.Sprintf("%d%s%d%s", big, bigUnit, small, smallUnit)
+	}
+	switch {
+	case s < 60:
+		return fmt.Sprintf("%ds", s)
+	case s < 3600:
+		return two(s/60, "m", s%60, "s")
+	case s < 86400:
+		return two(s/3600, "h", s%3600/60, "m")
+	case s < 10*86400:
+		return two(s/86400, "d", s%86400/3600, "h")
+	}
+	return fmt.Sprintf("%dd", s/86400)
+}
+
+// elapsed is span with tenths, for things that one waits for.
+func elapsed(d time.Duration) string {
+	if d < time.Minute {
+		return fmt.Sprintf("%.1fs", d.Seconds())
+	}
+	return span(d)
+}
+
+// age is how long ago something was; none when it never was.
+func (c *cli) age(ts *timestamppb.Timestamp) string {
+	if ts == nil {
+		return screen.None
+	}
+	return span(c.now().Sub(ts.AsTime()))
+}
+
+// moment shows a time of day in the reader's zone, with the date unless it is today.
+func (c *cli) moment(ts *timestamppb.Timestamp) string {
+	if ts == nil {
+		return screen.None
+	}
+	t, now := ts.AsTime().In(c.zone), c.now().In(c.zone)
+	if t.YearDay() == now.YearDay() && t.Year() == now.Year() {
+		return t.Format("15:04:05")
+	}
+	return t.Format("2006-01-02 15:04:05")
+}
+
+// ago is a moment and how long ago it was.
+func (c *cli) ago(ts *timestamppb.Timestamp) string {
+	if ts == nil {
+		return screen.None
+	}
+	return c.age(ts) + " ago (" + c.moment(ts) + ")"
+}
+
+// number drops the zeros after a decimal point.
+func number(v float64, decimals int) string {
+	s := strconv.FormatFloat(v, 'f', decimals, 64)
+	if strings.Contains(s, ".") {
+		s = strings.TrimRight(strings.TrimRight(s, "0"), ".")
+	}
+	return s
+}
+
+// cores shows millicores as cores.
+func cores(millicores int64) string { return number(float64(millicores)/1000, 2) }
+
+// mib shows MiB in the largest unit that keeps it readable.
+func mib(n int64) string {
+	switch {
+	case n == 0:
+		return "0"
+	case n >= 1<<20:
+		return number(float64(n)/(1<<20), 1) + "Ti"
+	case n >= 1<<10:
+		return number(float64(n)/(1<<10), 1) + "Gi"
+	}
+	return strconv.FormatInt(n, 10) + "Mi"
+}
+
+// gib shows GiB.
+func gib(n int64) string { return mib(n << 10) }
+
+// bytesize shows bytes.
+func bytesize(n int64) string {
+	switch {
+	case n >= 1<<20:
+		return mib(n >> 20)
+	case n >= 1<<10:
+		return strconv.FormatInt(n>>10, 10) + "Ki"
+	}
+	return strconv.FormatInt(n, 10) + "B"
+}
+
+// plural is "1 node" or "3 nodes".
+func plural[T ~int | ~int32 | ~int64](n T, what string) string {
+	if n == 1 {
+		return fmt.Sprintf("1 %s", what)
+	}
+	return fmt.Sprintf("%d %ss", n, what)
+}

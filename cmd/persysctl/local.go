@@ -1,0 +1,205 @@
+package main
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"runtime"
+	"runtime/debug"
+	"slices"
+	"strings"
+
+	"maps"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+
+	"github.com/persys/compute/cmd/persysctl/screen"
+	"github.com/persys/compute/pki"
+)
+
+// devCertsCommand needs no cluster: it makes one possible.
+func (c *cli) devCertsCommand() *cobra.Command {
+	var o pki.DevOptions
+	cmd := &cobra.Command{
+		Use: "dev-certs DIR", Short: "Make a development CA and certificates for every program",
+		Long: `Make a development CA and mutual-TLS certificates in DIR: DIR/ROLE/ID/{ca,cert,key}.pem,
+and DIR/cluster.key, which every scheduler needs to seal secrets. Running it again keeps what is valid. The CA's key lies beside the certificates,
+so this is for development and tests only.`,
+		Args: args(1, 1, "DIR"),
+		RunE: func(_ *cobra.Command, args []string) error { return c.devCerts(args[0], o) },
+	}
+	f := cmd.Flags()
+	f.StringVar(&o.Cluster, "cluster", "", "cluster name in the identities (default dev)")
+	f.StringSliceVar(&o.Schedulers, "schedulers", nil, "scheduler names (default scheduler-1,scheduler-2,scheduler-3)")
+	f.StringSliceVar(&o.Agents, "agents", nil, "node ids (default node-a,node-b and this host's name)")
+	f.StringSliceVar(&o.Gateways, "gateways", nil, "gateway names (default gateway)")
+	f.StringSliceVar(&o.Users, "users", nil, "user names (default admin)")
+	f.StringSliceVar(&o.Hosts, "hosts", nil, "more DNS names or IP addresses of the servers")
+	return cmd
+}
+
+func (c *cli) devCerts(dir string, o pki.DevOptions) error {
+	set, err := pki.DevCerts(dir, o)
+	if err != nil {
+		return failf(exitFailed, "", "%v", err)
+	}
+	keyFile := filepath.Join(dir, "cluster.key")
+	_, fresh, err := pki.LoadOrCreateKey(keyFile)
+	if err != nil {
+		return failf(exitFailed, "", "%v", err)
+	}
+	t := screen.NewTable(screen.Column{Title: "IDENTITY", Gives: 1, Least: 16, Keeps: screen.Middle}, screen.Column{Title: "FOLDER", Gives: 2, Least: 20, Keeps: screen.Tail}, screen.Column{Title: ""})
+	user := ""
+	for _, who := range slices.Sorted(maps.Keys(set.Leaf)) {
+		note := screen.Styled("kept", screen.Dim)
+		if slices.Contains(set.Issued, who) {
+			note = screen.Styled("new", screen.Good)
+		}
+		t.Add(screen.Text(who), screen.Text(filepath.Dir(set.Leaf[who].Cert)), note)
+		if user == "" && strings.HasPrefix(who, "user/") {
+			user = who
+		}
+	}
+	note := screen.Styled("kept", screen.Dim)
+	if fresh {
+		note = screen.Styled("new", screen.Good)
+	}
+	t.Add(screen.Text("cluster key"), screen.Text(keyFile), note)
+	c.print(t)
+	if user != "" {
+		p := set.Leaf[user]
+		writeLines(c.out, []string{"", "To use them with persysctl:",
+			"  export PERSYS_TLS_CA=" + p.CA + " PERSYS_TLS_CERT=" + p.Cert + " PERSYS_TLS_KEY=" + p.Key})
+	}
+	return nil
+}
+
+// clusterKeyCommand makes or names the key that seals secrets; it needs no cluster.
+func (c *cli) clusterKeyCommand() *cobra.Command {
+	cmd := &cobra.Command{Use: "cluster-key", Short: "Make or show the key that seals secrets", Args: args(0, 0),
+		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() }}
+	cmd.AddCommand(
+		&cobra.Command{
+			Use: "create FILE", Short: "Make a key in FILE, for every scheduler's SCHEDULER_CLUSTER_KEY_FILE", Args: args(1, 1, "FILE"),
+			RunE: func(_ *cobra.Command, args []string) error {
+				key, fresh, err := pki.LoadOrCreateKey(args[0])
+				if err != nil {
+					return failf(exitFailed, "", "%v", err)
+				}
+				if !fresh {
+					return failf(exitFailed, "", "%s holds key %s already; nothing was changed", args[0], key.ID())
+				}
+				writeLines(c.out, []string{args[0] + " holds key " + key.ID() + "; copy it to every scheduler, readable by it alone"})
+				return nil
+			},
+		},
+		&cobra.Command{
+			Use: "show FILE", Short: "Show the id of the key in FILE, never the key", Args: args(1, 1, "FILE"),
+			RunE: func(_ *cobra.Command, args []string) error {
+				key, err := pki.LoadKey(args[0])
+				if err != nil {
+					return failf(exitFailed, "", "%v", err)
+				}
+				writeLines(c.out, []string{key.ID()})
+				return nil
+			},
+		})
+	return cmd
+}
+
+func (c *cli) versionCommand() *cobra.Command {
+	return &cobra.Command{
+		Use: "version", Short: "Show the version of persysctl",
+		Args: args(0, 0),
+		RunE: func(*cobra.Command, []string) error {
+			commit := ""
+			if info, ok := debug.ReadBuildInfo(); ok {
+				for _, s := range info.Settings {
+					if s.Key == "vcs.revision" {
+						commit = s.Value[:min(12, len(s.Value))]
+					}
+				}
+			}
+			switch c.output {
+			case outJSON:
+				_, err := fmt.Fprintf(c.out, "{\n  \"version\": %q,\n  \"commit\": %q,\n  \"go\": %q,\n  \"platform\": %q\n}\n", version, commit, runtime.Version(), runtime.GOOS+"/"+runtime.GOARCH)
+				return err
+			case outYAML:
+				_, err := fmt.Fprintf(c.out, "version: %q\ncommit: %q\ngo: %q\nplatform: %q\n", version, commit, runtime.Version(), runtime.GOOS+"/"+runtime.GOARCH)
+				return err
+			}
+			writeLines(c.out, []string{"persysctl " + version + " (" + joinNonEmpty(", ", commit, runtime.Version(), runtime.GOOS+"/"+runtime.GOARCH) + ")"})
+			return nil
+		},
+	}
+}
+
+// docsCommand writes the reference of the command line. cobra's own generator
+// would pull in a Markdown renderer for manual pages.
+func (c *cli) docsCommand(root *cobra.Command) *cobra.Command {
+	return &cobra.Command{
+		Use: "docs DIR", Short: "Write the reference of all commands as Markdown", Hidden: true,
+		Args: args(1, 1, "DIR"),
+		RunE: func(_ *cobra.Command, args []string) error {
+			if err := os.MkdirAll(args[0], 0o755); err != nil {
+				return fileFailure(err)
+			}
+			path := filepath.Join(args[0], "persysctl.md")
+			if err := os.WriteFile(path, []byte(reference(root)), 0o644); err != nil {
+				return fileFailure(err)
+			}
+			writeLines(c.out, []string{path})
+			return nil
+		},
+	}
+}
+
+func reference(root *cobra.Command) string {
+	var b strings.Builder
+	b.WriteString("# persysctl\n\n<!-- Written by `persysctl docs`; edit the commands, not this file. -->\n\n")
+	b.WriteString(root.Long + "\n\n```\n" + root.Example + "\n```\n\n## Flags of every command\n\n")
+	flagList(&b, root.PersistentFlags())
+	b.WriteString("\nEach setting of the connection also comes from the environment and from `~/.persys/config.yaml`.\n")
+	describe(&b, root)
+	return b.String()
+}
+
+func describe(b *strings.Builder, parent *cobra.Command) {
+	for _, cmd := range parent.Commands() {
+		if cmd.Hidden || cmd.Name() == "help" || cmd.Name() == "completion" {
+			continue
+		}
+		usage := strings.TrimSuffix(cmd.UseLine(), " [flags]")
+		fmt.Fprintf(b, "\n## %s\n\n%s.\n\n```\n%s\n```\n", cmd.CommandPath(), cmd.Short, usage)
+		if cmd.Long != "" {
+			b.WriteString("\n" + cmd.Long + "\n")
+		}
+		if cmd.Example != "" {
+			b.WriteString("\nExamples:\n\n```\n" + cmd.Example + "\n```\n")
+		}
+		if cmd.LocalNonPersistentFlags().HasAvailableFlags() {
+			b.WriteByte('\n')
+			flagList(b, cmd.LocalNonPersistentFlags())
+		}
+		describe(b, cmd)
+	}
+}
+
+func flagList(b *strings.Builder, flags *pflag.FlagSet) {
+	b.WriteString("| Flag | Meaning |\n|---|---|\n")
+	flags.VisitAll(func(f *pflag.Flag) {
+		if f.Hidden || f.Name == "help" {
+			return
+		}
+		name := "`--" + f.Name + "`"
+		if f.Shorthand != "" {
+			name = "`-" + f.Shorthand + "`, " + name
+		}
+		usage := f.Usage
+		if f.DefValue != "" && f.DefValue != "false" && f.DefValue != "[]" && !strings.Contains(usage, "default") {
+			usage += " (default `" + f.DefValue + "`)"
+		}
+		fmt.Fprintf(b, "| %s | %s |\n", name, strings.ReplaceAll(usage, "|", "\\|"))
+	})
+}

@@ -1,0 +1,88 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	clusterv1 "github.com/persys/compute/api/cluster/v1"
+)
+
+type logOptions struct {
+	follow, timestamps bool
+	tail               int64
+	since, service     string
+}
+
+func (c *cli) logsCommand() *cobra.Command {
+	var o logOptions
+	cmd := &cobra.Command{
+		Use: "logs WORKLOAD", Short: "Show what a workload prints",
+		Example: "  persysctl logs web -f --tail 20\n  persysctl logs web --since 10m",
+		Args:    args(1, 1, "WORKLOAD"), ValidArgsFunction: c.completeWorkload,
+		RunE: c.online(func(ctx context.Context, args []string) error { return c.logs(ctx, args[0], o) }),
+	}
+	f := cmd.Flags()
+	f.BoolVarP(&o.follow, "follow", "f", false, "go on until Ctrl-C")
+	f.Int64Var(&o.tail, "tail", -1, "only the last so many lines; -1 is all")
+	f.BoolVarP(&o.timestamps, "timestamps", "t", false, "a time before each line")
+	f.StringVar(&o.since, "since", "", "only what is newer: a duration (10m) or a time (RFC 3339)")
+	f.StringVar(&o.service, "service", "", "only this service of a Compose workload")
+	return cmd
+}
+
+func (c *cli) logs(ctx context.Context, id string, o logOptions) error {
+	if o.tail < -1 || o.tail == 0 {
+		return usagef("--tail %d must be -1 or at least 1", o.tail)
+	}
+	req := &clusterv1.LogsRequest{WorkloadId: id, Follow: o.follow, TailLines: o.tail, Timestamps: o.timestamps, Service: o.service}
+	if o.since != "" {
+		from, err := c.since(o.since)
+		if err != nil {
+			return err
+		}
+		req.SinceUnixSeconds = from.Unix()
+	}
+	open := func(ctx context.Context) (receiver[*clusterv1.LogChunk], error) { return c.cluster.Logs(ctx, req) }
+	write := func(m *clusterv1.LogChunk) error {
+		// If the stream breaks, it goes on from here; a line of the same second
+		// may come twice, none is lost.
+		req.SinceUnixSeconds, req.TailLines = c.now().Unix(), -1
+		to := c.out
+		if m.GetStream() == "stderr" {
+			to = c.err
+		}
+		_, err := to.Write(m.GetData())
+		return err
+	}
+	var err error
+	if o.follow {
+		err = follow(ctx, c, open, write)
+	} else if _, err = drainStream(ctx, open, write); errors.Is(err, errEOF) {
+		err = nil
+	}
+	if err = endWatch(ctx, err); err == nil {
+		return nil
+	}
+	f := c.explain(err, false)
+	if f.code == exitNotFound {
+		return c.orGroup(ctx, id, f)
+	}
+	return f
+}
+
+// since reads a duration before now, or a time.
+func (c *cli) since(v string) (time.Time, error) {
+	if d, err := time.ParseDuration(v); err == nil && d > 0 {
+		return c.now().Add(-d), nil
+	}
+	for _, form := range []string{time.RFC3339, "2006-01-02T15:04:05", "2006-01-02"} {
+		if t, err := time.ParseInLocation(form, v, c.zone); err == nil {
+			return t, nil
+		}
+	}
+	return time.Time{}, usagef("--since %q must be a duration such as 10m or a time such as %s", v, fmt.Sprint(c.now().UTC().Format(time.RFC3339)))
+}

@@ -1,0 +1,34 @@
+package main
+
+import (
+	"io"
+	"strings"
+
+	"github.com/persys/compute/cmd/persysctl/screen"
+)
+
+// print writes a table as the options ask for it.
+func (c *cli) print(t *screen.Table) {
+	width := c.columns()
+	if c.output == outWide {
+		width = 0
+	}
+	writeLines(c.out, t.Lines(width, c.paint))
+}
+
+func (c *cli) printFacts(f *screen.Facts) { writeLines(c.out, f.Lines(c.columns(), c.paint)) }
+
+// section prints a heading between parts of a detailed view.
+func (c *cli) section(title string) {
+	writeLines(c.out, []string{"", c.paint.Paint(screen.Bold, title)})
+}
+
+// say prints one line: what it is about, and in colour what became of it.
+func (c *cli) say(about string, s screen.Style, what string) {
+	writeLines(c.out, []string{about + " " + c.paint.Paint(s, what)})
+}
+
+func writeLines(w io.Writer, lines []string) {
+	// Nobody is left to tell when the reader of stdout went away.
+	_, _ = io.WriteString(w, strings.Join(lines, "\n")+"\n")
+}

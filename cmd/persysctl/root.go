@@ -1,0 +1,175 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/spf13/cobra"
+	"google.golang.org/grpc"
+
+	clusterv1 "github.com/persys/compute/api/cluster/v1"
+	controlv1 "github.com/persys/compute/api/control/v1"
+	"github.com/persys/compute/cmd/persysctl/screen"
+	"github.com/persys/compute/config"
+	"github.com/persys/compute/rpc/dial"
+)
+
+type callOption = grpc.CallOption
+
+// cli is one run of the program.
+type cli struct {
+	world
+	settings settings
+	loader   *config.Loader
+
+	configFile string
+	output     string
+	noColour   bool
+	stale      bool
+	verbose    bool
+
+	paint, errPaint screen.Painter
+	started         bool // the command line was understood
+	staleNoted      bool
+
+	conn    *dial.Conn
+	control controlv1.AgentControlClient
+	cluster clusterv1.ClusterClient
+}
+
+// run is the whole program; it returns the exit code.
+func run(ctx context.Context, w world, args []string) int {
+	c := &cli{world: w, errPaint: screen.Painter(w.colour(w.errTerm))}
+	root, err := c.root()
+	if err != nil {
+		return c.report(err)
+	}
+	root.SetArgs(args)
+	root.SetIn(w.in)
+	root.SetOut(w.out)
+	root.SetErr(w.err)
+	cmd, err := root.ExecuteContextC(ctx)
+	c.close()
+	if err != nil && !c.started {
+		err = c.misuse(root, cmd, err)
+	}
+	return c.report(err)
+}
+
+// misuse is what the library found wrong with the command line.
+func (c *cli) misuse(root, cmd *cobra.Command, err error) error {
+	text, _, _ := strings.Cut(err.Error(), "\n")
+	f := &failure{code: exitUsage, text: text, hint: cmd.CommandPath() + " --help"}
+	if word, ok := strings.CutPrefix(text, "unknown command "); ok {
+		word = strings.Trim(strings.Fields(word)[0], `"`)
+		if near := root.SuggestionsFor(word); len(near) > 0 {
+			f.hint = "persysctl " + near[0]
+		}
+	}
+	return f
+}
+
+// Groups of commands in the help.
+const (
+	groupWorkloads = "workloads"
+	groupNodes     = "nodes"
+	groupCluster   = "cluster"
+)
+
+func (c *cli) root() (*cobra.Command, error) {
+	root := &cobra.Command{
+		Use:   "persysctl",
+		Short: "Run workloads on a Persys cluster and see where and why they run",
+		Long: `persysctl talks to the schedulers of a Persys cluster.
+
+Settings come from flags, then the environment, then files named in X_FILE, then
+~/.persys/config.yaml, then defaults.
+
+Exit codes: 0 done, 1 refused or failed, 2 wrong command line or configuration,
+3 not found, 4 no scheduler or no leader, 5 --wait ended too early, 6 the change
+may or may not have happened.`,
+		Example: `  persysctl apply -f web.yaml --wait
+  persysctl list
+  persysctl why web
+  persysctl logs web -f`,
+		Version:                    version,
+		SilenceUsage:               true,
+		SilenceErrors:              true,
+		DisableSuggestions:         true,
+		SuggestionsMinimumDistance: 2,
+		PersistentPreRunE:          c.prepare,
+	}
+	root.SetVersionTemplate("persysctl {{.Version}}\n")
+	var err error
+	if c.loader, err = config.New(&c.settings); err != nil {
+		return nil, err
+	}
+	flags := root.PersistentFlags()
+	flags.SortFlags = false
+	c.loader.AddFlags(flags)
+	flags.StringVar(&c.configFile, "config", "", "configuration file (default ~/.persys/config.yaml)")
+	flags.StringVarP(&c.output, "output", "o", outTable, "table, wide, json or yaml")
+	flags.BoolVar(&c.stale, "stale", false, "let any replica answer from what it has, also without a leader")
+	flags.BoolVar(&c.noColour, "no-color", false, "no colours, as NO_COLOR does")
+	flags.BoolVarP(&c.verbose, "verbose", "v", false, "say more about the connection and errors")
+	if err := root.RegisterFlagCompletionFunc("output", cobra.FixedCompletions(outputs(), cobra.ShellCompDirectiveNoFileComp)); err != nil {
+		return nil, err
+	}
+
+	root.AddGroup(&cobra.Group{ID: groupWorkloads, Title: "Workloads:"},
+		&cobra.Group{ID: groupNodes, Title: "Nodes:"},
+		&cobra.Group{ID: groupCluster, Title: "Cluster:"})
+	add := func(group string, cmds ...*cobra.Command) {
+		for _, cmd := range cmds {
+			cmd.GroupID = group
+			root.AddCommand(cmd)
+		}
+	}
+	add(groupWorkloads, c.applyCommand(), c.getCommand(), c.listCommand(), c.deleteCommand(), c.retryCommand(),
+		c.startCommand(), c.stopCommand(), c.logsCommand(), c.whyCommand(), c.whyNotCommand(), c.actionsCommand())
+	add(groupNodes, c.nodesCommand(), c.nodeCommand(), c.cordonCommand(), c.uncordonCommand(), c.drainCommand())
+	add(groupCluster, c.summaryCommand(), c.statusCommand(), c.eventsCommand(), c.transferCommand(), c.replicaCommand(), c.modeCommand())
+	root.AddCommand(c.devCertsCommand(), c.clusterKeyCommand(), c.versionCommand(), c.docsCommand(root), c.workloadCommand())
+	return root, nil
+}
+
+// prepare runs before every command, once its arguments are understood.
+func (c *cli) prepare(cmd *cobra.Command, _ []string) error {
+	if !slices.Contains(outputs(), c.output) {
+		return usagef("--output %q must be one of %s", c.output, strings.Join(outputs(), ", "))
+	}
+	c.started = true
+	c.paint = screen.Painter(c.colour(c.outTerm) && !c.noColour)
+	c.errPaint = screen.Painter(c.colour(c.errTerm) && !c.noColour)
+	return nil
+}
+
+// online wraps a command that talks to the schedulers.
+func (c *cli) online(do func(ctx context.Context, args []string) error) func(*cobra.Command, []string) error {
+	return func(cmd *cobra.Command, args []string) error {
+		if err := c.connect(cmd.Context()); err != nil {
+			return err
+		}
+		return do(cmd.Context(), args)
+	}
+}
+
+// args checks the number of arguments and names those that are missing.
+func args(least, most int, names ...string) cobra.PositionalArgs {
+	return func(_ *cobra.Command, given []string) error {
+		switch {
+		case len(given) < least:
+			return fmt.Errorf("%s is missing", names[len(given)])
+		case most >= 0 && len(given) > most:
+			return fmt.Errorf("unexpected argument %q", given[most])
+		}
+		for i, a := range given {
+			if strings.TrimSpace(a) == "" {
+				return fmt.Errorf("%s must not be blank", names[min(i, len(names)-1)])
+			}
+		}
+		return nil
+	}
+}

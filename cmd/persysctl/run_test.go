@@ -1,0 +1,332 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"flag"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+	"unicode/utf8"
+
+	"go.uber.org/goleak"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/persys/compute/rpc/dial"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+var update = flag.Bool("update", false, "write the golden files")
+
+// buffer is written by a command and read by a test at the same time.
+type buffer struct {
+	mu sync.Mutex
+	b  bytes.Buffer
+}
+
+func (b *buffer) Write(p []byte) (int, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.b.Write(p)
+}
+
+func (b *buffer) String() string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.b.String()
+}
+
+// session is one run of the program against a fake scheduler.
+type session struct {
+	world
+	stdout, stderr buffer
+	env            map[string]string
+	ctx            context.Context
+}
+
+func newSession(t testing.TB) *session {
+	s := &session{env: map[string]string{}, ctx: t.Context()}
+	s.world = world{
+		in: strings.NewReader(""), out: &s.stdout, err: &s.stderr, home: t.TempDir(), zone: time.UTC, readFile: os.ReadFile,
+		environ: func(k string) (string, bool) { v, ok := s.env[k]; return v, ok },
+		now:     func() time.Time { return epoch },
+	}
+	return s
+}
+
+// terminal makes the session one on a screen.
+func (s *session) terminal(width, height int) *session {
+	s.outTerm, s.errTerm, s.width, s.height = true, true, width, height
+	return s
+}
+
+func (s *session) run(f *fake, args ...string) int {
+	if f != nil {
+		args = append([]string{"--insecure", "-s", f.addr}, args...)
+	}
+	return run(s.ctx, s.world, args)
+}
+
+// golden compares what a run printed and its exit code with a file.
+func golden(t *testing.T, name string, f *fake, s *session, code int, args ...string) {
+	t.Helper()
+	out := strings.NewReplacer(f.addr, "SERVER", s.home, "HOME")
+	got := fmt.Sprintf("$ persysctl %s\n%s--- stderr\n%s--- exit %d\n", strings.Join(args, " "), out.Replace(s.stdout.String()), out.Replace(s.stderr.String()), code)
+	path := filepath.Join("testdata", name+".golden")
+	if *update {
+		if err := os.WriteFile(path, []byte(got), 0o644); err != nil {
+			t.Fatal(err)
+		}
+		return
+	}
+	want, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatalf("%v: run with -update", err)
+	}
+	if got != string(want) {
+		t.Errorf("the output changed; with -update it is accepted\n--- got\n%s\n--- want\n%s", got, want)
+	}
+}
+
+func TestOutputs(t *testing.T) {
+	for _, c := range []struct {
+		name string
+		args []string
+	}{
+		{"list", []string{"list"}},
+		{"list-node", []string{"ls", "--node", "node-a", "--status", "failed"}},
+		{"list-nothing-matches", []string{"list", "--group", "none"}},
+		{"list-bad-status", []string{"list", "--status", "Runing"}},
+		{"list-json", []string{"list", "--group", "web", "-o", "json"}},
+		{"list-yaml", []string{"list", "--group", "web", "-o", "yaml"}},
+		{"list-json-empty", []string{"list", "--group", "none", "-o", "json"}},
+		{"list-wide", []string{"list", "-o", "wide"}},
+		{"get", []string{"get", "web-0"}},
+		{"get-retry", []string{"get", "batch"}},
+		{"get-yaml", []string{"get", "web-0", "-o", "yaml"}},
+		{"get-missing", []string{"get", "nothing"}},
+		{"get-group", []string{"get", "web"}},
+		{"workload-get", []string{"workload", "get", "--id", "web-1"}},
+		{"nodes", []string{"nodes"}},
+		{"nodes-wide", []string{"nodes", "-o", "wide"}},
+		{"node", []string{"node", "node-a"}},
+		{"node-get", []string{"node", "get", "node-b"}},
+		{"node-missing", []string{"node", "node-x"}},
+		{"node-fence", []string{"node", "fence", "node-b"}},
+		{"node-remove", []string{"node", "remove", "node-b"}},
+		{"node-remove-force", []string{"node", "remove", "node-b", "--force"}},
+		{"cordon", []string{"cordon", "node-a", "node-x"}},
+		{"uncordon", []string{"uncordon", "node-a"}},
+		{"drain-preview", []string{"drain", "node-a", "--preview"}},
+		{"drain-undo", []string{"drain", "node-a", "--undo"}},
+		{"drain", []string{"drain", "node-a"}},
+		{"summary", []string{"summary"}},
+		{"status", []string{"status"}},
+		{"status-wide", []string{"status", "-o", "wide"}},
+		{"status-json", []string{"status", "-o", "json"}},
+		{"events", []string{"events"}},
+		{"events-wide", []string{"events", "-o", "wide"}},
+		{"events-json", []string{"events", "--workload", "web-0", "-o", "json"}},
+		{"events-yaml", []string{"events", "--type", "NodeLost", "-o", "yaml"}},
+		{"events-none", []string{"events", "--workload", "x"}},
+		{"why", []string{"why", "db"}},
+		{"why-missing", []string{"why", "web"}},
+		{"why-not", []string{"why-not", "db", "node-a"}},
+		{"why-not-feasible", []string{"why-not", "db", "rack-17-a-machine-with-a-very-long-name.dc1.example.internal"}},
+		{"why-not-missing-node", []string{"why-not", "db", "node-x"}},
+		{"actions", []string{"actions", "web-0"}},
+		{"logs", []string{"logs", "web-0", "--tail", "5"}},
+		{"logs-nowhere", []string{"logs", "db"}},
+		{"delete", []string{"delete", "web", "nothing", "old"}},
+		{"delete-json", []string{"delete", "old", "-o", "json"}},
+		{"retry", []string{"retry", "batch"}},
+		{"start", []string{"start", "old"}},
+		{"stop-missing", []string{"stop", "nothing"}},
+		{"transfer", []string{"transfer-leadership", "scheduler-3"}},
+		{"replica-remove", []string{"replica", "remove", "scheduler-3"}},
+		{"mode-set", []string{"mode", "set", "normal", "--reason", "the mirror is back"}},
+		{"mode-set-without-reason", []string{"mode", "set", "normal"}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			f, s := start(t, nil), newSession(t)
+			code := s.run(f, c.args...)
+			golden(t, c.name, f, s, code, c.args...)
+			if strings.Contains(s.stdout.String()+s.stderr.String(), "\x1b") {
+				t.Error("there are escape sequences without a terminal")
+			}
+			if !strings.Contains(c.name, "wide") && !strings.Contains(c.name, "json") && !strings.Contains(c.name, "yaml") {
+				for _, line := range strings.Split(s.stdout.String(), "\n") {
+					if n := utf8.RuneCountInString(line); n > 100 {
+						t.Errorf("a line has %d columns, at most 100: %s", n, line)
+					}
+				}
+			}
+		})
+	}
+}
+
+func TestEmptyListsSayWhatToDo(t *testing.T) {
+	f := start(t, nil)
+	f.nodes, f.workloads, f.events = nil, nil, nil
+	for name, want := range map[string]string{"list": "persysctl apply -f FILE", "nodes": "start an agent", "events": "persysctl events -w"} {
+		s := newSession(t)
+		if code := s.run(f, name); code != 0 || !strings.Contains(s.stderr.String(), want) || s.stdout.String() != "" {
+			t.Errorf("%s: exit %d, stdout %q, stderr %q; want a hint with %q on stderr only", name, code, s.stdout.String(), s.stderr.String(), want)
+		}
+	}
+}
+
+// TestNarrow holds tables to any width of the screen.
+func TestNarrow(t *testing.T) {
+	f := start(t, nil)
+	for _, width := range []int{40, 60, 80, 100, 200} {
+		for _, verb := range []string{"list", "nodes", "status", "events", "why db", "get web-0", "node node-a", "actions web-0", "drain node-a --preview"} {
+			s := newSession(t).terminal(width, 50)
+			s.env["NO_COLOR"] = "1"
+			if code := s.run(f, strings.Fields(verb)...); code != 0 {
+				t.Fatalf("%s: exit %d: %s", verb, code, s.stderr.String())
+			}
+			inSpec := false // shown as it is
+			for _, line := range strings.Split(s.stdout.String(), "\n") {
+				inSpec = strings.HasPrefix(line, "Specification") || inSpec && strings.HasPrefix(line, "  ")
+				if n := utf8.RuneCountInString(line); n > width && !inSpec {
+					t.Errorf("%s at %d columns has a line of %d: %s", verb, width, n, line)
+				}
+			}
+		}
+	}
+}
+
+func TestColour(t *testing.T) {
+	f := start(t, nil)
+	for _, c := range []struct {
+		name string
+		set  func(*session)
+		args []string
+		want bool
+	}{
+		{"a terminal has colours", func(s *session) { s.terminal(120, 40) }, []string{"list"}, true},
+		{"a pipe has none", func(*session) {}, []string{"list"}, false},
+		{"NO_COLOR is respected", func(s *session) { s.terminal(120, 40).env["NO_COLOR"] = "1" }, []string{"list"}, false},
+		{"an empty NO_COLOR means nothing", func(s *session) { s.terminal(120, 40).env["NO_COLOR"] = "" }, []string{"list"}, true},
+		{"a dumb terminal has none", func(s *session) { s.terminal(120, 40).env["TERM"] = "dumb" }, []string{"list"}, false},
+		{"--no-color is respected", func(s *session) { s.terminal(120, 40) }, []string{"list", "--no-color"}, false},
+		{"errors to a pipe have none", func(s *session) { s.outTerm = true }, []string{"get", "x"}, false},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			s := newSession(t)
+			c.set(s)
+			s.run(f, c.args...)
+			if got := strings.Contains(s.stdout.String()+s.stderr.String(), "\x1b["); got != c.want {
+				t.Errorf("colours: %v, want %v:\n%q", got, c.want, s.stdout.String())
+			}
+		})
+	}
+}
+
+// TestForeignTextIsHarmless: what a workload says must not reach the terminal raw.
+func TestForeignTextIsHarmless(t *testing.T) {
+	f, s := start(t, nil), newSession(t).terminal(200, 40)
+	s.env["NO_COLOR"] = "1"
+	s.run(f, "list")
+	if out := s.stdout.String(); strings.Contains(out, "\x1b") || !strings.Contains(out, "said ?[31mred") {
+		t.Errorf("escape sequences of a message got through: %q", out)
+	}
+}
+
+func TestExitCodes(t *testing.T) {
+	noLeader := dial.Error(codes.Unavailable, dial.ReasonNoLeader, "there is no leader; `persysctl status` shows the replicas")
+	many := func(err error) []error {
+		out := make([]error, 1000)
+		for i := range out {
+			out[i] = err
+		}
+		return out
+	}
+	for _, c := range []struct {
+		name   string
+		method string
+		errs   []error
+		args   []string
+		code   int
+		stderr []string
+	}{
+		{"done", "", nil, []string{"list"}, exitOK, nil},
+		{"an unknown command", "", nil, []string{"lits"}, exitUsage, []string{`unknown command "lits"`, "hint: persysctl list"}},
+		{"an unknown flag", "", nil, []string{"list", "--nod"}, exitUsage, []string{"unknown flag: --nod", "hint: persysctl list --help"}},
+		{"a missing argument", "", nil, []string{"why-not", "web"}, exitUsage, []string{"NODE is missing"}},
+		{"a surplus argument", "", nil, []string{"get", "a", "b"}, exitUsage, []string{`unexpected argument "b"`}},
+		{"a blank argument", "", nil, []string{"get", " "}, exitUsage, []string{"WORKLOAD must not be blank"}},
+		{"an unknown form of output", "", nil, []string{"list", "-o", "xml"}, exitUsage, []string{`--output "xml" must be one of table, wide, json, yaml`}},
+		{"a bad number", "", nil, []string{"list", "--rpc-timeout-seconds", "0"}, exitUsage, []string{"rpc-timeout-seconds"}},
+		{"a bad timeout", "", nil, []string{"start", "old", "--wait", "--timeout", "0s"}, exitUsage, []string{"--timeout 0s must be longer than 0"}},
+		{"a bad tail", "", nil, []string{"events", "--tail", "-1"}, exitUsage, []string{"--tail -1 must be 0 or more"}},
+		{"a bad since", "", nil, []string{"logs", "web-0", "--since", "yesterday"}, exitUsage, []string{`--since "yesterday" must be a duration`}},
+		{"a file that is missing", "", nil, []string{"apply", "-f", "/nowhere.yaml"}, exitFailed, []string{"/nowhere.yaml: no such file"}},
+		{"no file", "", nil, []string{"apply"}, exitUsage, []string{"no file is given"}},
+		{"a file without -f", "", nil, []string{"apply", "x.yaml"}, exitUsage, []string{"files are named with -f"}},
+		{"not found", "", nil, []string{"get", "nothing"}, exitNotFound, []string{`Error: workload "nothing" not found`, "hint: persysctl list"}},
+		{"an in-band refusal of an unknown id", "", nil, []string{"start", "nothing"}, exitNotFound, []string{`workload "nothing" not found`}},
+		{"a refusal", "CordonNode", []error{status.Error(codes.FailedPrecondition, "the cluster is in mode degraded: etcd is away")},
+			[]string{"cordon", "node-a"}, exitFailed, []string{"the cluster is in mode degraded: etcd is away"}},
+		{"a hint inside a message is taken out", "CordonNode", []error{status.Error(codes.FailedPrecondition, "frozen; `persysctl mode set normal` thaws")},
+			[]string{"cordon", "node-a"}, exitFailed, []string{"Error: frozen\n", "hint: persysctl mode set normal\n"}},
+		{"permission", "RemoveReplica", []error{status.Error(codes.PermissionDenied, "user/bob may not remove replica")},
+			[]string{"replica", "remove", "x"}, exitFailed, []string{"user/bob may not", "--tls-cert"}},
+		{"no leader", "ListWorkloads", many(noLeader), []string{"list", "--rpc-timeout-seconds", "1"}, exitUnavailable, []string{"no leader", "hint: persysctl status"}},
+		{"an agent that does not answer", "Logs", many(status.Error(codes.Unavailable, "node node-a: the agent does not answer")), []string{"logs", "web-0"},
+			exitUnavailable, []string{"Error: node node-a: the agent does not answer"}},
+		{"an unknown outcome", "DeleteWorkload", []error{dial.UnknownOutcome("delete workload: the leader fell silent")},
+			[]string{"delete", "old"}, exitUnknown, []string{"may or may not have happened", "persysctl events"}},
+		{"aborted", "DeleteWorkload", []error{status.Error(codes.Aborted, "the world moved")}, []string{"delete", "old"}, exitFailed, []string{"the world moved", "again"}},
+		{"an old scheduler", "Why", []error{status.Error(codes.Unimplemented, "unknown method Why")}, []string{"why", "db"}, exitFailed, []string{"does not know the call"}},
+		{"the worst of several decides", "DeleteWorkload", []error{nil, dial.UnknownOutcome("silent")}, []string{"delete", "nothing", "old"}, exitUnknown, []string{`"nothing" not found`}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			f, s := start(t, nil), newSession(t)
+			f.fail[c.method] = c.errs
+			if code := s.run(f, c.args...); code != c.code {
+				t.Errorf("exit %d, want %d: %s", code, c.code, s.stderr.String())
+			}
+			for _, want := range c.stderr {
+				if !strings.Contains(s.stderr.String(), want) {
+					t.Errorf("stderr lacks %q: %s", want, s.stderr.String())
+				}
+			}
+			if c.code != exitOK && !strings.HasPrefix(s.stderr.String(), "Error: ") {
+				t.Errorf("an error begins with Error: %q", s.stderr.String())
+			}
+		})
+	}
+}
+
+func TestSlowScheduler(t *testing.T) {
+	for _, c := range []struct {
+		args []string
+		code int
+	}{{[]string{"list"}, exitUnavailable}, {[]string{"stop", "old"}, exitUnknown}} {
+		t.Run(c.args[0], func(t *testing.T) {
+			t.Parallel()
+			f, s := start(t, nil), newSession(t)
+			f.slow = 20 * time.Second
+			if code := s.run(f, append(c.args, "--rpc-timeout-seconds", "1")...); code != c.code {
+				t.Errorf("exit %d, want %d: %s", code, c.code, s.stderr.String())
+			}
+		})
+	}
+}
+
+func TestNobodyListens(t *testing.T) {
+	s := newSession(t)
+	code := s.run(nil, "--insecure", "-s", "127.0.0.1:1", "--rpc-timeout-seconds", "1", "list")
+	if want := "no scheduler listens at 127.0.0.1:1"; code != exitUnavailable || !strings.Contains(s.stderr.String(), want) {
+		t.Errorf("exit %d: %s; want 4 and %q", code, s.stderr.String(), want)
+	}
+}

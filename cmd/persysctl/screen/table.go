@@ -1,0 +1,238 @@
+package screen
+
+import (
+	"strings"
+	"unicode/utf8"
+)
+
+// None stands for a value that is not there.
+const None = "-"
+
+// Gap is the space between columns.
+const Gap = 2
+
+// Column describes one column of a table.
+type Column struct {
+	Title string
+	// Gives says how early the column is cut when the table is too wide: the
+	// highest first, 0 never. Least is what is left of it at least.
+	Gives, Least int
+	// Keeps says which part of a cut text stays.
+	Keeps Part
+	Right bool // aligned to the right, as numbers are
+	Wide  bool // only without a limit of the width
+}
+
+// Part of a text.
+type Part uint8
+
+// The parts.
+const (
+	Head   Part = iota // "0/3 nodes fit: 2 lack m…"
+	Tail               // "…ry.example/team/web:1.2", for images and paths
+	Middle             // "billing-api-…-7", for ids
+)
+
+// Cell is one value and how it is shown.
+type Cell struct {
+	Text  string
+	Style Style
+}
+
+// Text is a cell that shows a value as it is.
+func Text(s string) Cell { return Cell{Text: orNone(Clean(s))} }
+
+// Styled is a cell with a style; the text is the program's own or clean already.
+func Styled(s string, how Style) Cell { return Cell{Text: s, Style: how} }
+
+// State is a cell that shows a state in its colour.
+func State(s string) Cell { return Cell{orNone(Clean(s)), StateStyle(s)} }
+
+func orNone(s string) string {
+	if s == "" {
+		return None
+	}
+	return s
+}
+
+// Table is rows of cells under titles.
+type Table struct {
+	Cols []Column
+	Rows [][]Cell
+}
+
+// NewTable starts a table without rows.
+func NewTable(cols ...Column) *Table { return &Table{Cols: cols} }
+
+// Add adds a row with one cell for each column.
+func (t *Table) Add(cells ...Cell) { t.Rows = append(t.Rows, cells) }
+
+// Lines renders the table. Width 0 is unlimited and shows the wide columns too;
+// any other width is kept: no line is longer, and nothing wraps.
+func (t *Table) Lines(width int, p Painter) []string {
+	var use []int
+	for i, c := range t.Cols {
+		if width == 0 || !c.Wide {
+			use = append(use, i)
+		}
+	}
+	use, widths := t.fit(use, width)
+	titles := make([]Cell, len(t.Cols))
+	for i, c := range t.Cols {
+		titles[i] = Cell{c.Title, Bold}
+	}
+	out := []string{t.line(titles, use, widths, p)}
+	for _, row := range t.Rows {
+		out = append(out, t.line(row, use, widths, p))
+	}
+	return out
+}
+
+// fit finds the columns to show and their widths. What is far longer than it
+// needs to be (twice the least) is cut first, the longest most; then columns
+// give in their order; and when even the least widths are too many, the last
+// columns go.
+func (t *Table) fit(use []int, width int) ([]int, []int) {
+	widths := make([]int, len(t.Cols))
+	for _, i := range use {
+		widths[i] = length(t.Cols[i].Title)
+		for _, row := range t.Rows {
+			widths[i] = max(widths[i], length(row[i].Text))
+		}
+	}
+	floor := func(i int) int { return max(t.Cols[i].Least, length(t.Cols[i].Title)) }
+	for width > 0 {
+		over := (len(use)-1)*Gap - width
+		longest, first := -1, -1
+		for _, i := range use {
+			over += widths[i]
+			gives := t.Cols[i].Gives
+			if gives == 0 || widths[i] <= floor(i) {
+				continue
+			}
+			if extra := widths[i] - 2*floor(i); extra > 0 && (longest < 0 || extra > widths[longest]-2*floor(longest)) {
+				longest = i
+			}
+			if first < 0 || gives > t.Cols[first].Gives {
+				first = i
+			}
+		}
+		switch {
+		case over <= 0:
+			return use, widths
+		case longest >= 0:
+			widths[longest]--
+		case first >= 0:
+			widths[first]--
+		case len(use) > 1:
+			use = use[:len(use)-1]
+		default:
+			widths[use[0]] = width
+		}
+	}
+	return use, widths
+}
+
+func (t *Table) line(row []Cell, use, widths []int, p Painter) string {
+	var b strings.Builder
+	for n, i := range use {
+		shown := Cut(row[i].Text, widths[i], t.Cols[i].Keeps)
+		pad := strings.Repeat(" ", widths[i]-length(shown))
+		if n > 0 {
+			b.WriteString(strings.Repeat(" ", Gap))
+		}
+		painted := p.Paint(row[i].Style, shown)
+		switch {
+		case t.Cols[i].Right:
+			b.WriteString(pad + painted)
+		case n == len(use)-1:
+			b.WriteString(painted)
+		default:
+			b.WriteString(painted + pad)
+		}
+	}
+	return strings.TrimRight(b.String(), " ")
+}
+
+func length(s string) int { return utf8.RuneCountInString(s) }
+
+// Cut shortens text to n characters, an ellipsis among them.
+func Cut(s string, n int, keeps Part) string {
+	if length(s) <= n {
+		return s
+	}
+	if n <= 0 {
+		return ""
+	}
+	r := []rune(s)
+	switch keeps {
+	case Tail:
+		return "…" + string(r[len(r)-n+1:])
+	case Middle:
+		left := n / 2
+		return string(r[:left]) + "…" + string(r[len(r)-(n-1-left):])
+	}
+	return strings.TrimRight(string(r[:n-1]), " ") + "…"
+}
+
+// Facts is a list of names and values, one under the other.
+type Facts struct{ rows []fact }
+
+type fact struct {
+	name  string
+	value Cell
+}
+
+// Add adds a fact, unless there is nothing to tell.
+func (f *Facts) Add(name string, value Cell) {
+	if value.Text != "" && value.Text != None {
+		f.rows = append(f.rows, fact{name, value})
+	}
+}
+
+// Lines renders the facts; long values are broken at spaces.
+func (f *Facts) Lines(width int, p Painter) []string {
+	var out []string
+	label := 0
+	for _, r := range f.rows {
+		label = max(label, length(r.name))
+	}
+	for _, r := range f.rows {
+		name := r.name + strings.Repeat(" ", label-length(r.name)+Gap)
+		for i, part := range Fold(r.value.Text, width-label-Gap) {
+			if i > 0 {
+				name = strings.Repeat(" ", label+Gap)
+			}
+			out = append(out, p.Paint(Dim, name)+p.Paint(r.value.Style, part))
+		}
+	}
+	return out
+}
+
+// Fold breaks a text at spaces, and words that are too long anywhere. It takes
+// at least 20 columns.
+func Fold(s string, width int) []string {
+	width = max(width, 20)
+	var out []string
+	var line []rune
+	for _, word := range strings.Fields(s) {
+		w := []rune(word)
+		if len(line) > 0 && len(line)+1+len(w) > width {
+			out = append(out, string(line))
+			line = nil
+		}
+		if len(line) > 0 {
+			line = append(line, ' ')
+		}
+		for len(line)+len(w) > width {
+			n := width - len(line)
+			out = append(out, string(append(line, w[:n]...)))
+			line, w = nil, w[n:]
+		}
+		line = append(line, w...)
+	}
+	if len(line) > 0 || len(out) == 0 {
+		out = append(out, string(line))
+	}
+	return out
+}

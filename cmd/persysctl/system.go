@@ -1,0 +1,71 @@
+package main
+
+import (
+	"io"
+	"os"
+	"strconv"
+	"time"
+
+	"golang.org/x/term"
+)
+
+// defaultWidth is what tables fit when nobody says how wide the screen is.
+const defaultWidth = 100
+
+// world is everything outside the process that a command touches, so that tests
+// can stand in for a terminal, an environment and a clock.
+type world struct {
+	in       io.Reader
+	out, err io.Writer
+	// Whether in, out and err are terminals.
+	inTerm, outTerm, errTerm bool
+	// Columns and rows of the terminal; 0 when there is none.
+	width, height int
+	environ       func(string) (string, bool)
+	home          string
+	now           func() time.Time
+	zone          *time.Location
+	readFile      func(string) ([]byte, error)
+}
+
+// system is the real world.
+func system() world {
+	w := world{
+		in: os.Stdin, out: os.Stdout, err: os.Stderr,
+		inTerm:  term.IsTerminal(int(os.Stdin.Fd())),
+		outTerm: term.IsTerminal(int(os.Stdout.Fd())),
+		errTerm: term.IsTerminal(int(os.Stderr.Fd())),
+		environ: os.LookupEnv, now: time.Now, zone: time.Local, readFile: os.ReadFile,
+	}
+	w.home, _ = os.UserHomeDir() // without a home there is no ~/.persys
+	for _, f := range []*os.File{os.Stdout, os.Stderr} {
+		if cols, rows, err := term.GetSize(int(f.Fd())); err == nil && cols > 0 {
+			w.width, w.height = cols, rows
+			break
+		}
+	}
+	if v, ok := os.LookupEnv("COLUMNS"); ok && w.width == 0 {
+		if n, err := strconv.Atoi(v); err == nil && n >= 40 && n <= 1000 {
+			w.width = n
+		}
+	}
+	return w
+}
+
+// columns is the width that tables have to fit.
+func (w world) columns() int {
+	if w.width == 0 {
+		return defaultWidth
+	}
+	return max(40, w.width)
+}
+
+// colour reports whether a stream gets colours: only a terminal does, and
+// NO_COLOR (no-color.org) or TERM=dumb turn them off.
+func (w world) colour(terminal bool) bool {
+	if v, ok := w.environ("NO_COLOR"); ok && v != "" {
+		return false
+	}
+	v, _ := w.environ("TERM")
+	return terminal && v != "dumb"
+}

@@ -1,0 +1,364 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+	"unicode/utf8"
+
+	"github.com/spf13/pflag"
+
+	clusterv1 "github.com/persys/compute/api/cluster/v1"
+	controlv1 "github.com/persys/compute/api/control/v1"
+	"github.com/persys/compute/cmd/persysctl/screen"
+)
+
+// goal is what a workload has to become.
+type goal struct {
+	name string // "Running", "Stopped", "deleted", "off node-a"
+	met  func(*controlv1.WorkloadView) bool
+	gone bool // not existing any more meets it
+}
+
+func goalStatus(status string) goal {
+	return goal{name: status, met: func(w *controlv1.WorkloadView) bool { return w.GetStatus() == status }}
+}
+
+func goalDeleted() goal {
+	return goal{name: "deleted", gone: true, met: func(*controlv1.WorkloadView) bool { return false }}
+}
+
+// goalOff is met once a drained node no longer has the workload and it is where
+// it was meant to be.
+func goalOff(node string) goal {
+	return goal{name: "off " + node, gone: true, met: func(w *controlv1.WorkloadView) bool {
+		return w.GetAssignedNodeId() != node && w.GetStatus() == w.GetDesiredState()
+	}}
+}
+
+// desiredGoal is the goal of an apply.
+func desiredGoal(word string) goal {
+	switch strings.ToLower(word) {
+	case "stopped", "stop":
+		return goalStatus("Stopped")
+	case "deleted", "delete":
+		return goalDeleted()
+	}
+	return goalStatus("Running")
+}
+
+// hopeless reports a failure that no waiting ends: the codes are those that the
+// planner sets when it has given up (fsm.CodeExhausted, fsm.CodePermanentFailure).
+func hopeless(w *controlv1.WorkloadView) bool {
+	switch w.GetReason().GetCode() {
+	case "RetriesExhausted", "PermanentFailure":
+		return w.GetStatus() == "Failed"
+	}
+	return false
+}
+
+// waiting is the flags of --wait.
+type waiting struct {
+	wait    bool
+	timeout time.Duration
+}
+
+func (w *waiting) flags(f *pflag.FlagSet, what string) {
+	f.BoolVar(&w.wait, "wait", false, "wait until "+what+", and show what it waits for")
+	f.DurationVar(&w.timeout, "timeout", 2*time.Minute, "how long --wait waits")
+}
+
+func (w *waiting) check() error {
+	if w.timeout <= 0 {
+		return usagef("--timeout %s must be longer than 0", w.timeout)
+	}
+	return nil
+}
+
+// progress is one workload that is waited for.
+type progress struct {
+	id       string
+	goal     goal
+	view     *controlv1.WorkloadView
+	done     bool
+	failed   bool
+	took     time.Duration
+	reported string // the last line of a transition
+}
+
+type waiter struct {
+	c       *cli
+	began   time.Time
+	all     []*progress
+	block   screen.Live
+	frames  int
+	printed bool
+}
+
+// awaitAll waits until every workload has met its goal. after is the log index
+// of the change that they follow from.
+func (c *cli) awaitAll(ctx context.Context, goals map[string]goal, after uint64, timeout time.Duration) error {
+	if len(goals) == 0 {
+		return nil
+	}
+	w := &waiter{c: c, began: c.now(), block: screen.Live{W: c.err}}
+	ids := make([]string, 0, len(goals))
+	for id := range goals {
+		ids = append(ids, id)
+	}
+	slices.SortFunc(ids, natural)
+	for _, id := range ids {
+		w.all = append(w.all, &progress{id: id, goal: goals[id]})
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	changes := make(chan watched)
+	ended := make(chan error, 1)
+	go func() {
+		req := &clusterv1.WatchWorkloadsRequest{WorkloadIds: ids, MinIndex: after}
+		ended <- c.watch(ctx, req, func(ch watched) error {
+			select {
+			case changes <- ch:
+				return nil
+			case <-ctx.Done():
+				return ctx.Err()
+			}
+		})
+	}()
+	err, streamEnded := w.loop(ctx, changes, ended, timeout)
+	cancel()
+	if !streamEnded {
+		<-ended
+	}
+	return err
+}
+
+// loop is the wait itself; the second result tells whether ended was received.
+func (w *waiter) loop(ctx context.Context, changes <-chan watched, ended <-chan error, timeout time.Duration) (error, bool) {
+	deadline := time.NewTimer(timeout)
+	defer deadline.Stop()
+	var redraw <-chan time.Time
+	if w.c.errTerm {
+		t := time.NewTicker(100 * time.Millisecond)
+		defer t.Stop()
+		redraw = t.C
+	}
+	w.show()
+	for !w.over() {
+		select {
+		case ch := <-changes:
+			w.take(ch)
+			w.show()
+		case <-redraw:
+			w.show()
+		case err := <-ended:
+			if err == nil {
+				err = failf(exitUnavailable, "persysctl status", "the scheduler ended the watch")
+			}
+			return err, true
+		case <-deadline.C:
+			w.show()
+			return w.late(timeout), false
+		case <-ctx.Done():
+			return failf(exitInterrupted, "persysctl get "+w.open()[0].id, "interrupted; the change itself stays"), false
+		}
+	}
+	return w.verdict(), false
+}
+
+func (w *waiter) take(ch watched) {
+	for _, p := range w.all {
+		switch {
+		case p.done:
+		case ch.gone == p.id:
+			p.done, p.failed, p.took = true, !p.goal.gone, w.elapsed()
+			p.view = &controlv1.WorkloadView{WorkloadId: p.id, Status: "Deleted"}
+		case ch.view.GetWorkloadId() == p.id:
+			p.view = ch.view
+			if met := p.goal.met(ch.view); met || hopeless(ch.view) {
+				p.done, p.failed, p.took = true, !met, w.elapsed()
+			}
+		}
+	}
+}
+
+func (w *waiter) elapsed() time.Duration { return w.c.now().Sub(w.began) }
+
+// open lists what is still waited for.
+func (w *waiter) open() []*progress {
+	var out []*progress
+	for _, p := range w.all {
+		if !p.done {
+			out = append(out, p)
+		}
+	}
+	return out
+}
+
+func (w *waiter) over() bool { return len(w.open()) == 0 }
+
+// show draws the block on a terminal, and elsewhere prints what is new.
+func (w *waiter) show() {
+	if w.c.errTerm {
+		w.frames++
+		w.block.Draw(w.lines())
+		return
+	}
+	for _, p := range w.all {
+		line := p.line()
+		if p.view == nil || line == p.reported {
+			continue
+		}
+		p.reported = line
+		fmt.Fprintf(w.c.err, "%7s  %-*s  %s\n", elapsed(w.elapsed()), w.widest(w.all), p.id, line)
+	}
+}
+
+// line says where a workload is and what it waits for.
+func (p *progress) line() string {
+	v := p.view
+	if v == nil {
+		return "asking"
+	}
+	out := v.GetStatus()
+	if node := v.GetAssignedNodeId(); node != "" {
+		out += " on " + node
+	}
+	if p.done && !p.failed || v.GetStatus() == v.GetDesiredState() && v.GetReason().GetCode() == "" {
+		return out
+	}
+	why := screen.Clean(v.GetReason().GetMessage())
+	if why == "" {
+		why = screen.Clean(v.GetMessage())
+	}
+	switch code := v.GetReason().GetCode(); {
+	case code == v.GetStatus() && why != "":
+		out += ": " + why
+	case code != "" && why != "":
+		out += ": " + code + ": " + why
+	case code != "":
+		out += ": " + code
+	case v.GetStatus() == "Scheduled":
+		// What its agent last said is about what it ran before.
+		out += ": waits for the agent to accept it"
+	case why != "":
+		out += ": " + why
+	case v.GetStatus() == "Pending" && v.GetAssignedNodeId() == "":
+		out += ": waits for a node"
+	}
+	return out
+}
+
+// lines is the block: one line per workload, the unfinished ones when not all fit.
+func (w *waiter) lines() []string {
+	show := w.all
+	room := 20
+	if h := w.c.height; h > 4 {
+		room = min(room, h-3)
+	}
+	hidden := 0
+	if len(show) > room {
+		show = w.open()
+		show = show[:min(len(show), room-1)]
+		hidden = len(w.all) - len(show)
+	}
+	width := w.widest(show)
+	var out []string
+	paint, cols := w.c.errPaint, w.c.columns()-1
+	for _, p := range show {
+		mark, s, took := screen.Spinner(w.frames), screen.Warn, w.elapsed()
+		if p.done {
+			mark, s, took = "✓", screen.Good, p.took
+			if p.failed {
+				mark, s = "✗", screen.Bad
+			}
+		}
+		clock := elapsed(took)
+		id := screen.Cut(p.id, width, screen.Middle)
+		id += strings.Repeat(" ", width-utf8.RuneCountInString(id))
+		room := cols - 2 - width - 2 - 2 - len(clock)
+		out = append(out, paint.Paint(s, mark)+" "+paint.Paint(screen.Bold, id)+"  "+screen.Cut(p.line(), room, screen.Head)+"  "+paint.Paint(screen.Dim, clock))
+	}
+	if hidden > 0 {
+		out = append(out, paint.Paint(screen.Dim, fmt.Sprintf("  and %d more; %d of %d done", hidden, len(w.all)-len(w.open()), len(w.all))))
+	}
+	return out
+}
+
+// widest is the width of the column of ids.
+func (w *waiter) widest(list []*progress) int {
+	width := 0
+	for _, p := range list {
+		width = max(width, min(utf8.RuneCountInString(p.id), 30))
+	}
+	return width
+}
+
+// verdict is the result once all have ended.
+func (w *waiter) verdict() error {
+	var failed []*progress
+	for _, p := range w.all {
+		if p.failed {
+			failed = append(failed, p)
+		}
+	}
+	if len(failed) == 0 {
+		if len(w.all) > 1 && !w.c.errTerm {
+			fmt.Fprintf(w.c.err, "%7s  all %d done\n", elapsed(w.elapsed()), len(w.all))
+		}
+		return nil
+	}
+	p := failed[0]
+	if p.view.GetStatus() == "Deleted" {
+		return failf(exitFailed, "persysctl events --workload "+p.id, "%s was deleted while it was waited for", p.id)
+	}
+	hint := "persysctl why " + p.id
+	if p.view.GetAssignedNodeId() != "" {
+		hint = "persysctl logs " + p.id + " --tail 20"
+	}
+	return failf(exitFailed, hint, "%s%s is %s", p.id, others(failed), p.line())
+}
+
+func (w *waiter) late(timeout time.Duration) error {
+	open := w.open()
+	p := open[0]
+	line := p.line()
+	if p.view == nil {
+		line = "not known: no scheduler told"
+	}
+	return failf(exitTimeout, "persysctl why "+p.id, "%s%s is not %s after %s: %s", p.id, others(open), p.goal.name, timeout, line)
+}
+
+func others(list []*progress) string {
+	if len(list) < 2 {
+		return ""
+	}
+	return fmt.Sprintf(" (and %s)", plural(len(list)-1, "other"))
+}
+
+// waited decides between an error of the wait and one of the change before it.
+func waited(before, wait error) error {
+	if wait == nil || errors.Is(wait, context.Canceled) && before != nil {
+		return before
+	}
+	return wait
+}
+
+// natural orders ids so that web-2 comes before web-10.
+func natural(a, b string) int {
+	stem := func(s string) (string, string) {
+		i := len(s)
+		for i > 0 && s[i-1] >= '0' && s[i-1] <= '9' {
+			i--
+		}
+		return s[:i], s[i:]
+	}
+	as, an := stem(a)
+	bs, bn := stem(b)
+	if as == bs && len(an) != len(bn) && an != "" && bn != "" {
+		return len(an) - len(bn)
+	}
+	return strings.Compare(a, b)
+}

@@ -1,0 +1,350 @@
+package main
+
+import (
+	"context"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+	"unicode/utf8"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	clusterv1 "github.com/persys/compute/api/cluster/v1"
+	controlv1 "github.com/persys/compute/api/control/v1"
+)
+
+// view is a workload in a state; reason is "Code: message".
+func view(id, state, node, reason string) *controlv1.WorkloadView {
+	code, message, _ := strings.Cut(reason, ": ")
+	w := &controlv1.WorkloadView{WorkloadId: id, Status: state, DesiredState: "Running", AssignedNodeId: node}
+	if code != "" {
+		w.Reason = &controlv1.ReasonDetail{Code: code, Message: message}
+	}
+	return w
+}
+
+func told(index uint64, w *controlv1.WorkloadView) *clusterv1.WorkloadChange {
+	return &clusterv1.WorkloadChange{Index: index, Workload: w}
+}
+
+func gone(index uint64, id string) *clusterv1.WorkloadChange {
+	return &clusterv1.WorkloadChange{Index: index, Workload: &controlv1.WorkloadView{WorkloadId: id, Status: "Deleted"}, Deleted: true}
+}
+
+func synced(index uint64) *clusterv1.WorkloadChange {
+	return &clusterv1.WorkloadChange{Index: index, Synced: true}
+}
+
+const webYAML = "id: web\ncontainer: {image: \"hello:demo\"}\n"
+
+func TestWait(t *testing.T) {
+	unplaced := "Unplaced: 0 of 2 nodes fit: 2 lack memory"
+	for _, c := range []struct {
+		name   string
+		stdin  string
+		args   []string
+		script []scene
+		code   int
+	}{
+		{"wait-apply", webYAML, []string{"apply", "-f", "-", "--wait"}, []scene{{changes: []*clusterv1.WorkloadChange{
+			told(43, view("web", "Pending", "", "")), synced(43), told(44, view("web", "Pending", "", unplaced)), told(45, view("web", "Scheduled", "node-a", "")),
+			told(46, view("web", "Running", "node-a", "")),
+		}}}, exitOK},
+		{"wait-count", "id: web\ncount: 2\ncontainer: {image: \"hello:demo\"}\n", []string{"apply", "-f", "-", "--wait"}, []scene{{changes: []*clusterv1.WorkloadChange{
+			told(43, view("web-0", "Scheduled", "node-a", "")), told(43, view("web-1", "Scheduled", "node-b", "")), synced(43),
+			told(45, view("web-1", "Running", "node-b", "")), told(46, view("web-0", "Running", "node-a", "")),
+		}}}, exitOK},
+		{"wait-gives-up", webYAML, []string{"apply", "-f", "-", "--wait"}, []scene{{changes: []*clusterv1.WorkloadChange{
+			told(43, view("web", "Scheduled", "node-a", "")), synced(43),
+			told(44, view("web", "RetryPending", "node-a", "BackoffWait: Failed: ImagePull: no route to host; attempt 1 of 5 failed, next in 2.0 s")),
+			told(45, view("web", "Failed", "node-a", "PermanentFailure: Failed: ImageNotFound: hello:demo; a retry cannot help: correct the image")),
+		}}}, exitFailed},
+		{"wait-timeout", webYAML, []string{"apply", "-f", "-", "--wait", "--timeout", "300ms"}, []scene{{changes: []*clusterv1.WorkloadChange{
+			told(43, view("web", "Pending", "", unplaced)), synced(43),
+		}}}, exitTimeout},
+		{"wait-deleted-meanwhile", webYAML, []string{"apply", "-f", "-", "--wait"}, []scene{{changes: []*clusterv1.WorkloadChange{
+			told(43, view("web", "Pending", "", "")), synced(43), gone(44, "web"),
+		}}}, exitFailed},
+		{"wait-over-a-broken-stream", webYAML, []string{"apply", "-f", "-", "--wait"}, []scene{
+			{changes: []*clusterv1.WorkloadChange{told(43, view("web", "Pending", "", "")), synced(44)}, err: status.Error(codes.Unavailable, "the replica stops")},
+			{changes: []*clusterv1.WorkloadChange{told(46, view("web", "Running", "node-a", "")), synced(46)}},
+		}, exitOK},
+		{"wait-delete", "", []string{"delete", "web", "old", "--wait"}, []scene{{changes: []*clusterv1.WorkloadChange{
+			told(44, view("web-0", "Deleting", "node-a", "Deleting: waits until every node has let it go")), synced(44), gone(45, "web-0"),
+		}}}, exitOK},
+		{"wait-stop", "", []string{"stop", "web-0", "--wait"}, []scene{{changes: []*clusterv1.WorkloadChange{
+			told(44, view("web-0", "Updating", "node-a", "")), synced(44), told(45, view("web-0", "Stopped", "node-a", "UserStop: stopped by request")),
+		}}}, exitOK},
+		{"wait-drain", "", []string{"drain", "node-a", "--wait"}, []scene{{changes: []*clusterv1.WorkloadChange{
+			told(46, view("web-0", "Running", "node-a", "Draining: moves to node-c")), told(46, view("batch", "Running", "node-a", "")), told(46, view("evil", "Failed", "", "")), synced(46),
+			told(47, view("web-0", "Pending", "", "AwaitStop: waits until node-a has stopped it")), told(48, view("web-0", "Running", "node-c", "")),
+			told(49, view("batch", "Running", "node-c", "")), gone(50, "evil"),
+		}}}, exitOK},
+		{"wait-refused", "id: same\ncontainer: {image: x}\n---\nid: bad\ncontainer: {image: x}\n", []string{"apply", "-f", "-", "--wait"}, []scene{{changes: []*clusterv1.WorkloadChange{
+			told(43, view("same", "Running", "node-a", "")), synced(43),
+		}}}, exitFailed},
+		{"wait-json", webYAML, []string{"apply", "-f", "-", "--wait", "-o", "json"}, []scene{{changes: []*clusterv1.WorkloadChange{
+			told(43, view("web", "Running", "node-a", "")), synced(43),
+		}}}, exitOK},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			f, s := start(t, nil), newSession(t)
+			f.refuse["bad"] = "resources.memory: must be at most 1 TiB, got \"9Ti\""
+			f.script = c.script
+			s.in = strings.NewReader(c.stdin)
+			code := s.run(f, c.args...)
+			if code != c.code {
+				t.Errorf("exit %d, want %d", code, c.code)
+			}
+			golden(t, c.name, f, s, code, c.args...)
+			if len(f.watches) != len(c.script) {
+				t.Errorf("%d watches were opened, want %d", len(f.watches), len(c.script))
+			}
+		})
+	}
+}
+
+// TestWaitSeesItsOwnWrite: the watch begins at the index of the change, and goes
+// on at the last that was seen.
+func TestWaitSeesItsOwnWrite(t *testing.T) {
+	f, s := start(t, nil), newSession(t)
+	f.script = []scene{
+		{changes: []*clusterv1.WorkloadChange{told(50, view("web", "Pending", "", "")), synced(50)}, err: status.Error(codes.Unavailable, "stops")},
+		{changes: []*clusterv1.WorkloadChange{told(51, view("web", "Running", "n", "")), synced(51)}},
+	}
+	s.in = strings.NewReader(webYAML)
+	if code := s.run(f, "apply", "-f", "-", "--wait"); code != 0 {
+		t.Fatalf("exit %d: %s", code, s.stderr.String())
+	}
+	if f.watches[0].GetMinIndex() != 43 || f.watches[1].GetMinIndex() != 50 {
+		t.Errorf("watched from %d and then %d, want 43 and 50", f.watches[0].GetMinIndex(), f.watches[1].GetMinIndex())
+	}
+}
+
+// TestWaitOnATerminal: one line per workload, drawn again in place, never wider
+// than the screen.
+func TestWaitOnATerminal(t *testing.T) {
+	f, s := start(t, nil), newSession(t).terminal(60, 24)
+	s.env["NO_COLOR"] = "1"
+	f.script = []scene{{changes: []*clusterv1.WorkloadChange{
+		told(43, view("web", "Pending", "", "Unplaced: 0 of 2 nodes fit: 2 lack memory and a lot of other things as well")), synced(43),
+		told(46, view("web", "Running", "node-a", "")),
+	}}}
+	s.in = strings.NewReader(webYAML)
+	if code := s.run(f, "apply", "-f", "-", "--wait"); code != 0 {
+		t.Fatalf("exit %d: %s", code, s.stderr.String())
+	}
+	drawn := strings.Split(strings.TrimSuffix(s.stderr.String(), "\n"), "\n")
+	if last := drawn[len(drawn)-1]; !strings.HasSuffix(last, "\x1b[1A\r\x1b[2K✓ web  Running on node-a  0.0s") {
+		t.Errorf("the last line is %q", last)
+	}
+	for _, line := range drawn {
+		line = line[strings.LastIndex(line, "K")+1:]
+		if n := utf8.RuneCountInString(line); n >= 60 {
+			t.Errorf("a line of %d columns wraps on a screen of 60: %s", n, line)
+		}
+	}
+}
+
+func TestWaitOfManyFitsTheScreen(t *testing.T) {
+	w := &waiter{c: &cli{world: newSession(t).terminal(80, 12).world}, began: epoch}
+	for i := range 40 {
+		w.all = append(w.all, &progress{id: "web-" + string(rune('a'+i%26)), goal: goalStatus("Running"), done: i%2 == 0})
+	}
+	lines := w.lines()
+	if len(lines) > 9 || !strings.Contains(lines[len(lines)-1], "and 32 more; 20 of 40 done") {
+		t.Errorf("%d lines, ending with %q", len(lines), lines[len(lines)-1])
+	}
+}
+
+func TestInterruptedWait(t *testing.T) {
+	f, s := start(t, nil), newSession(t)
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	s.ctx = ctx
+	f.script = []scene{{changes: []*clusterv1.WorkloadChange{told(43, view("web", "Pending", "", "")), synced(43)}}}
+	s.in = strings.NewReader(webYAML)
+	done := make(chan int, 1)
+	go func() { done <- s.run(f, "apply", "-f", "-", "--wait") }()
+	eventually(t, func() bool { return strings.Contains(s.stderr.String(), "Pending") })
+	cancel()
+	if code := <-done; code != exitInterrupted || !strings.Contains(s.stderr.String(), "the change itself stays") {
+		t.Errorf("exit %d: %s", code, s.stderr.String())
+	}
+}
+
+// eventually polls with a deadline.
+func eventually(t *testing.T, ok func() bool) {
+	t.Helper()
+	for end := time.Now().Add(10 * time.Second); !ok(); time.Sleep(2 * time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatal("it did not happen within 10 s")
+		}
+	}
+}
+
+func TestWatchList(t *testing.T) {
+	f, s := start(t, nil), newSession(t)
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	s.ctx = ctx
+	f.script = []scene{
+		{changes: []*clusterv1.WorkloadChange{told(1, view("a", "Pending", "", "")), told(1, view("b", "Running", "node-b", "")), synced(1),
+			told(2, view("a", "Running", "node-a", ""))}, err: status.Error(codes.Unavailable, "stops")},
+		// b was deleted while the stream was away.
+		{changes: []*clusterv1.WorkloadChange{told(5, view("a", "Failed", "node-a", "PermanentFailure: no")), synced(5)}},
+	}
+	done := make(chan int, 1)
+	go func() { done <- s.run(f, "list", "-w") }()
+	eventually(t, func() bool { return strings.Contains(s.stdout.String(), "Deleted") })
+	cancel()
+	code := <-done
+	golden(t, "list-watch", f, s, code, "list", "-w")
+}
+
+func TestWatchListOnATerminal(t *testing.T) {
+	f, s := start(t, nil), newSession(t).terminal(80, 24)
+	s.env["NO_COLOR"] = "1"
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	s.ctx = ctx
+	f.script = []scene{{changes: []*clusterv1.WorkloadChange{told(1, view("a", "Pending", "", "")), synced(1), told(2, view("a", "Running", "node-a", ""))}}}
+	done := make(chan int, 1)
+	go func() { done <- s.run(f, "list", "-w") }()
+	eventually(t, func() bool { return strings.Contains(s.stdout.String(), "Running") })
+	cancel()
+	if code := <-done; code != 0 {
+		t.Errorf("Ctrl-C is how a watch ends, exit %d: %s", code, s.stderr.String())
+	}
+	if !strings.Contains(s.stdout.String(), "\x1b[3A") {
+		t.Errorf("the table of three lines is not drawn in place: %q", s.stdout.String())
+	}
+}
+
+func TestWatchEventsGoesOnBehindTheLast(t *testing.T) {
+	f, s := start(t, nil), newSession(t)
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	s.ctx = ctx
+	done := make(chan int, 1)
+	go func() { done <- s.run(f, "events", "-w", "--tail", "3") }()
+	eventually(t, func() bool { return strings.Contains(s.stdout.String(), "NodeLost") })
+	cancel()
+	code := <-done
+	golden(t, "events-watch", f, s, code, "events", "-w", "--tail", "3")
+	if r := last[*clusterv1.EventsRequest](f); !r.GetFollow() || r.GetTail() != 3 {
+		t.Errorf("asked for %v", r)
+	}
+}
+
+// TestStreamThatNeverWorks ends soon, with the server's own words.
+func TestStreamThatNeverWorks(t *testing.T) {
+	unavailable := status.Error(codes.Unavailable, "node node-a: connection to the agent timed out")
+	f, s := start(t, nil), newSession(t)
+	f.fail["Logs"] = []error{unavailable, unavailable, unavailable, unavailable, unavailable, unavailable}
+	if code := s.run(f, "logs", "web-0", "-f"); code != exitUnavailable || !strings.Contains(s.stderr.String(), "timed out") {
+		t.Errorf("exit %d: %s", code, s.stderr.String())
+	}
+	if left := len(f.fail["Logs"]); left != 1 {
+		t.Errorf("%d of 6 attempts were left, want 1", left)
+	}
+	for _, verb := range []string{"events -w", "list -w", "logs web-0 -f"} {
+		s, began := newSession(t), time.Now()
+		code := s.run(nil, append([]string{"--insecure", "-s", "127.0.0.1:1", "--rpc-timeout-seconds", "1"}, strings.Fields(verb)...)...)
+		if code != exitUnavailable || time.Since(began) > 8*time.Second {
+			t.Errorf("%s without a scheduler: exit %d after %s: %s", verb, code, time.Since(began), s.stderr.String())
+		}
+	}
+}
+
+func TestLogsAreAskedForAsWished(t *testing.T) {
+	f, s := start(t, nil), newSession(t)
+	if code := s.run(f, "logs", "web-0", "--tail", "7", "--since", "10m", "-t", "--service", "api"); code != 0 {
+		t.Fatalf("exit %d: %s", code, s.stderr.String())
+	}
+	r := last[*clusterv1.LogsRequest](f)
+	if r.GetTailLines() != 7 || r.GetSinceUnixSeconds() != epoch.Add(-10*time.Minute).Unix() || !r.GetTimestamps() || r.GetService() != "api" || r.GetFollow() {
+		t.Errorf("asked for %v", r)
+	}
+}
+
+func write(t *testing.T, dir, name, text string) string {
+	t.Helper()
+	path := filepath.Join(dir, name)
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+func TestApply(t *testing.T) {
+	for _, c := range []struct {
+		name  string
+		files map[string]string
+		args  []string
+	}{
+		{"apply-one", map[string]string{"web.yaml": webYAML}, []string{"-f", "HOME/web.yaml"}},
+		{"apply-json", map[string]string{"web.json": `{"workload_id":"web","spec":{"type":"container","container":{"image":"hello:demo"}}}`}, []string{"-f", "HOME/web.json", "-o", "wide"}},
+		{"apply-folder", map[string]string{"d/b.yml": "id: same\ncontainer: {image: b}\n", "d/a.yaml": "id: a\ncount: 3\ncontainer: {image: a}\n", "d/readme.txt": "x", "d/sub/c.yaml": "nonsense"},
+			[]string{"-f", "HOME/d"}},
+		{"apply-recursive", map[string]string{"d/a.yaml": "id: a\ncontainer: {image: a}\n", "d/sub/c.yaml": "id: c\ncontainer: {image: c}\n"}, []string{"-f", "HOME/d", "-R"}},
+		{"apply-empty-folder", map[string]string{"d/readme.txt": "x"}, []string{"-f", "HOME/d"}},
+		{"apply-invalid", map[string]string{"web.yaml": "id: web\ncontainer:\n  imgae: hello\n---\nid: web 2\ncontainer: {image: x, ports: [\"99999:80\"]}\n"}, []string{"-f", "HOME/web.yaml"}},
+		{"apply-twice-the-same-id", map[string]string{"a.yaml": webYAML, "b.yaml": webYAML}, []string{"-f", "HOME/a.yaml", "-f", "HOME/b.yaml"}},
+		{"apply-refused", map[string]string{"a.yaml": "id: bad\ncontainer: {image: x}\n---\nid: good\ncontainer: {image: x}\n"}, []string{"-f", "HOME/a.yaml"}},
+		{"apply-dry-run", map[string]string{"a.yaml": "id: web\ncount: 3\nresources: {cpu: 250m, memory: 128Mi}\ncontainer: {image: \"registry.example/team/web:1.2\"}\n---\nid: s\ndesired: stopped\ncompose: {inline: \"services: {a: {image: x}}\"}\n"},
+			[]string{"-f", "HOME/a.yaml", "--dry-run"}},
+		{"apply-file-beside-it", map[string]string{"d/s.yaml": "id: s\ncompose: {file: compose.yaml}\n", "d/compose.yaml": "services:\n  a:\n    image: x\n"},
+			[]string{"-f", "HOME/d/s.yaml", "--dry-run", "-o", "yaml"}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			f, s := start(t, nil), newSession(t)
+			f.refuse["bad"] = "resources.memory: must be at most 1 TiB"
+			for name, text := range c.files {
+				write(t, s.home, name, text)
+			}
+			args := []string{"apply"}
+			for _, a := range c.args {
+				args = append(args, strings.ReplaceAll(a, "HOME", s.home))
+			}
+			code := s.run(f, args...)
+			golden(t, c.name, f, s, code, append([]string{"apply"}, c.args...)...)
+		})
+	}
+}
+
+// TestApplyInBatches: many documents travel in few calls, each below the limits.
+func TestApplyInBatches(t *testing.T) {
+	var reqs []*controlv1.ApplyWorkloadRequest
+	for range 600 {
+		reqs = append(reqs, &controlv1.ApplyWorkloadRequest{WorkloadId: "w"})
+	}
+	big := &controlv1.ApplyWorkloadRequest{WorkloadId: "b", Spec: &controlv1.WorkloadSpec{Metadata: map[string]string{"x": strings.Repeat("x", 1500<<10)}}}
+	reqs = append(reqs, big, big, big)
+	var sizes []int
+	for len(reqs) > 0 {
+		sizes = append(sizes, len(take(&reqs)))
+	}
+	if want := []int{256, 256, 89, 1, 1}; !equal(sizes, want) {
+		t.Errorf("batches of %v, want %v", sizes, want)
+	}
+}
+
+func equal(a, b []int) bool {
+	if len(a) != len(b) {
+		return false
+	}
+	for i := range a {
+		if a[i] != b[i] {
+			return false
+		}
+	}
+	return true
+}

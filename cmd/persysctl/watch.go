@@ -1,0 +1,148 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"slices"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
+
+	clusterv1 "github.com/persys/compute/api/cluster/v1"
+	controlv1 "github.com/persys/compute/api/control/v1"
+	"github.com/persys/compute/cmd/persysctl/screen"
+)
+
+const (
+	// patience is how long a stream that has worked may fail to come back.
+	patience = time.Minute
+	// attempts is how often a stream is opened that has never worked.
+	attempts = 5
+	// settled is when a stream works, even if it has nothing to tell.
+	settled = 5 * time.Second
+	// pause is between two attempts to open a stream.
+	pause = 200 * time.Millisecond
+)
+
+// receiver is the reading side of a stream of our API.
+type receiver[M proto.Message] interface{ Recv() (M, error) }
+
+// errOpen is a stream that no scheduler took; the connection has tried them all.
+var errOpen = errors.New("no stream")
+
+// follow reads a stream until it ends, take fails or ctx ends. A connection that
+// breaks is opened again, at another replica if need be; open is told by what
+// take has seen so far.
+func follow[M proto.Message](ctx context.Context, c *cli, open func(context.Context) (receiver[M], error), take func(M) error) error {
+	worked, failed, last := false, 0, time.Now()
+	for {
+		opened, heard := time.Now(), false
+		refused, err := drainStream(ctx, open, func(m M) error {
+			heard = true
+			return take(m)
+		})
+		if heard || time.Since(opened) > settled && !errors.Is(err, errOpen) {
+			worked, failed, last = true, 0, time.Now()
+		}
+		failed++
+		switch {
+		case refused:
+			return err
+		case errors.Is(err, io.EOF):
+			return nil
+		case ctx.Err() != nil:
+			return ctx.Err()
+		case status.Code(err) != codes.Unavailable, !worked && (failed == attempts || errors.Is(err, errOpen)), time.Since(last) > patience:
+			return c.explain(err, false)
+		}
+		if c.verbose {
+			fmt.Fprintln(c.err, c.errPaint.Paint(screen.Dim, "the stream broke, opening it again: "+screen.Clean(status.Convert(err).Message())))
+		}
+		t := time.NewTimer(pause)
+		select {
+		case <-t.C:
+		case <-ctx.Done():
+			t.Stop()
+			return ctx.Err()
+		}
+	}
+}
+
+// drainStream opens a stream and reads it to its end. refused tells that the
+// error is take's own.
+func drainStream[M proto.Message](ctx context.Context, open func(context.Context) (receiver[M], error), take func(M) error) (refused bool, err error) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	stream, err := open(ctx)
+	if err != nil {
+		return false, &openError{err}
+	}
+	for {
+		m, err := stream.Recv()
+		if err != nil {
+			return false, err
+		}
+		if err := take(m); err != nil {
+			return true, err
+		}
+	}
+}
+
+// openError marks the status of a stream that could not be opened.
+type openError struct{ err error }
+
+func (e *openError) Error() string              { return e.err.Error() }
+func (e *openError) Unwrap() error              { return e.err }
+func (e *openError) Is(target error) bool       { return target == errOpen }
+func (e *openError) GRPCStatus() *status.Status { return status.Convert(e.err) }
+
+// watched is one change of a workload; both fields are empty when the present
+// state has been told in full.
+type watched struct {
+	view *controlv1.WorkloadView
+	gone string // id of a workload that is no more
+}
+
+// watch tells the present state of workloads and then every change, over broken
+// connections too. Ids that were asked for and do not exist are told as gone.
+func (c *cli) watch(ctx context.Context, req *clusterv1.WatchWorkloadsRequest, take func(watched) error) error {
+	known := map[string]bool{}
+	for _, id := range req.GetWorkloadIds() {
+		known[id] = true
+	}
+	var seen map[string]bool // since the stream was opened; nil once it is in step
+	open := func(ctx context.Context) (receiver[*clusterv1.WorkloadChange], error) {
+		seen = map[string]bool{}
+		return c.cluster.WatchWorkloads(ctx, req)
+	}
+	return follow(ctx, c, open, func(m *clusterv1.WorkloadChange) error {
+		req.MinIndex = max(req.GetMinIndex(), m.GetIndex())
+		id := m.GetWorkload().GetWorkloadId()
+		switch {
+		case m.GetSynced():
+			for _, id := range slices.SortedFunc(maps.Keys(known), natural) {
+				if seen != nil && !seen[id] {
+					delete(known, id)
+					if err := take(watched{gone: id}); err != nil {
+						return err
+					}
+				}
+			}
+			seen = nil
+			return take(watched{})
+		case m.GetDeleted():
+			delete(known, id)
+			return take(watched{gone: id})
+		}
+		known[id] = true
+		if seen != nil {
+			seen[id] = true
+		}
+		return take(watched{view: m.GetWorkload()})
+	})
+}

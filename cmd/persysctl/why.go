@@ -1,0 +1,180 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	clusterv1 "github.com/persys/compute/api/cluster/v1"
+	"github.com/persys/compute/cmd/persysctl/screen"
+)
+
+func (c *cli) whyCommand() *cobra.Command {
+	return &cobra.Command{
+		Use: "why WORKLOAD", Short: "Say why a workload is where it is, or nowhere",
+		Args: args(1, 1, "WORKLOAD"), ValidArgsFunction: c.completeWorkload,
+		RunE: c.online(func(ctx context.Context, args []string) error { return c.why(ctx, args[0], "") }),
+	}
+}
+
+func (c *cli) whyNotCommand() *cobra.Command {
+	return &cobra.Command{
+		Use: "why-not WORKLOAD NODE", Short: "Say why a workload is not on that node",
+		Args: args(2, 2, "WORKLOAD", "NODE"), ValidArgsFunction: c.completeWorkloadThenNode,
+		RunE: c.online(func(ctx context.Context, args []string) error { return c.why(ctx, args[0], args[1]) }),
+	}
+}
+
+func (c *cli) why(ctx context.Context, id, node string) error {
+	r, err := read(ctx, c, c.cluster.Why, &clusterv1.WhyRequest{WorkloadId: id, NodeId: node})
+	if err != nil {
+		f := c.explain(err, false)
+		if f.hint != "persysctl nodes" { // it is the workload that is missing
+			return c.orGroup(ctx, id, f)
+		}
+		return c.nodeFailure(node, f)
+	}
+	return c.emit(r, func() {
+		if node != "" {
+			c.showWhyNot(r, node)
+		} else {
+			c.showWhy(r)
+		}
+		if r.GetHint() != "" {
+			writeLines(c.out, []string{"", c.paint.Paint(screen.Bold, "hint: ") + screen.Clean(r.GetHint())})
+		}
+	})
+}
+
+func (c *cli) showWhy(r *clusterv1.WhyResponse) {
+	f := &screen.Facts{}
+	where := screen.Styled(screen.Clean(r.GetStatus()), screen.StateStyle(r.GetStatus()))
+	switch {
+	case r.GetAssignedNodeId() != "":
+		where.Text += " on " + r.GetAssignedNodeId()
+	case r.GetChosenNodeId() != "":
+		where.Text += ", would go to " + r.GetChosenNodeId()
+	default:
+		where.Text += " on no node"
+	}
+	f.Add("Workload", screen.Styled(screen.Clean(r.GetWorkloadId()), screen.Bold))
+	f.Add("Status", where)
+	f.Add("Reason", screen.Text(joinNonEmpty(": ", r.GetReasonCode(), r.GetReasonMessage())))
+	c.printFacts(f)
+
+	if len(r.GetCounts()) > 0 {
+		c.section("What stands against it")
+		t := screen.NewTable(screen.Column{Title: "NODES", Right: true}, screen.Column{Title: "FILTER"}, screen.Column{Title: "REASON", Gives: 1, Least: 20})
+		for _, n := range r.GetCounts() {
+			t.Add(screen.Text(fmt.Sprint(n.GetNodes())), screen.Text(n.GetFilter()), screen.Text(n.GetReason()))
+		}
+		c.print(t)
+	}
+	if len(r.GetNodes()) == 0 {
+		writeLines(c.out, []string{"", "There are no nodes."})
+		return
+	}
+	c.section("Node by node")
+	c.print(c.verdicts(r))
+}
+
+// verdicts lists the nodes; the best comes first, as the scheduler sorted them.
+func (c *cli) verdicts(r *clusterv1.WhyResponse) *screen.Table {
+	t := screen.NewTable(screen.Column{Title: "NODE", Gives: 1, Least: 16, Keeps: screen.Middle}, screen.Column{Title: "VERDICT"}, screen.Column{Title: "SCORE", Right: true},
+		screen.Column{Title: "WHY", Gives: 2, Least: 20})
+	for _, v := range r.GetNodes() {
+		verdict, why, score := screen.Styled("no", screen.Bad), rejection(v), screen.None
+		if v.GetFeasible() {
+			verdict, score = screen.Styled("fits", screen.Good), number(v.GetScore(), 3)
+			why = scoreText(v)
+		}
+		if v.GetNodeId() == r.GetAssignedNodeId() {
+			verdict.Text = "here"
+			if !v.GetFeasible() {
+				verdict = screen.Styled("here", screen.Warn) // what changed since does not move it
+			}
+		}
+		t.Add(screen.Text(v.GetNodeId()), verdict, screen.Text(score), screen.Text(why))
+	}
+	return t
+}
+
+// rejection is what a filter said; most say their name themselves.
+func rejection(v *clusterv1.NodeVerdict) string {
+	if strings.HasPrefix(strings.ToLower(v.GetReason()), strings.ToLower(v.GetFilter())) {
+		return v.GetReason()
+	}
+	return joinNonEmpty(": ", v.GetFilter(), v.GetReason())
+}
+
+func scoreText(v *clusterv1.NodeVerdict) string {
+	out := ""
+	for _, p := range v.GetScoreParts() {
+		out = joinNonEmpty(" ", out, p)
+	}
+	return out
+}
+
+func (c *cli) showWhyNot(r *clusterv1.WhyResponse, node string) {
+	if len(r.GetNodes()) == 0 {
+		writeLines(c.out, []string{fmt.Sprintf("Nothing is known about %s on %s.", r.GetWorkloadId(), node)})
+		return
+	}
+	v := r.GetNodes()[0]
+	var line string
+	switch {
+	case r.GetAssignedNodeId() == node:
+		line = fmt.Sprintf("%s is on %s.", r.GetWorkloadId(), node)
+	case !v.GetFeasible():
+		line = fmt.Sprintf("%s cannot run on %s: %s", r.GetWorkloadId(), node, rejection(v))
+	case r.GetAssignedNodeId() != "":
+		line = fmt.Sprintf("%s could run on %s, but it is on %s already, and what runs is not moved.", r.GetWorkloadId(), node, r.GetAssignedNodeId())
+	case r.GetChosenNodeId() != "" && r.GetChosenNodeId() != node:
+		line = fmt.Sprintf("%s could run on %s, but %s scores better.", r.GetWorkloadId(), node, r.GetChosenNodeId())
+	default:
+		line = fmt.Sprintf("%s could run on %s.", r.GetWorkloadId(), node)
+	}
+	writeLines(c.out, screen.Fold(screen.Clean(line), c.columns()))
+	if parts := scoreText(v); v.GetFeasible() && parts != "" {
+		writeLines(c.out, screen.Fold(fmt.Sprintf("Score %s: %s", number(v.GetScore(), 3), screen.Clean(parts)), c.columns()))
+	}
+}
+
+func (c *cli) actionsCommand() *cobra.Command {
+	var limit int32
+	cmd := &cobra.Command{
+		Use: "actions WORKLOAD", Short: "Show what the agent did for a workload",
+		Args: args(1, 1, "WORKLOAD"), ValidArgsFunction: c.completeWorkload,
+		RunE: c.online(func(ctx context.Context, args []string) error { return c.actions(ctx, args[0], limit) }),
+	}
+	cmd.Flags().Int32Var(&limit, "limit", 20, "at most so many; 0 is all that are kept")
+	return cmd
+}
+
+func (c *cli) actions(ctx context.Context, id string, limit int32) error {
+	if limit < 0 {
+		return usagef("--limit %d must be 0 or more", limit)
+	}
+	r, err := read(ctx, c, c.cluster.ListActions, &clusterv1.ListActionsRequest{WorkloadId: id, Limit: limit})
+	if err != nil {
+		return c.orGroup(ctx, id, err)
+	}
+	return c.emit(r, func() {
+		if len(r.GetActions()) == 0 {
+			c.empty(fmt.Sprintf("The agent of %s has done nothing for %s yet.", r.GetNodeId(), id), "persysctl why "+id)
+			return
+		}
+		t := screen.NewTable(screen.Column{Title: "WHEN", Right: true}, screen.Column{Title: "ACTION", Gives: 2, Least: 10}, screen.Column{Title: "STATUS"},
+			screen.Column{Title: "TOOK", Right: true}, screen.Column{Title: "TASK", Wide: true}, screen.Column{Title: "ERROR", Gives: 4, Least: 16})
+		for _, a := range r.GetActions() {
+			took := screen.None
+			if a.GetStartedAt() != nil && a.GetEndedAt() != nil {
+				took = span(a.GetEndedAt().AsTime().Sub(a.GetStartedAt().AsTime()))
+			}
+			t.Add(screen.Text(c.age(a.GetCreatedAt())), screen.Text(a.GetActionType()), screen.State(a.GetStatus()), screen.Text(took), screen.Text(a.GetTaskId()), screen.Text(a.GetError()))
+		}
+		c.print(t)
+	})
+}

@@ -1,0 +1,9 @@
+# An agent: gRPC and HTTP. Mount the Docker socket to let it run containers.
+# Built by make docker-build, which puts the static binary beside this file as "program".
+FROM scratch
+COPY ca-certificates.crt /etc/ssl/certs/ca-certificates.crt
+COPY empty /tmp
+COPY program /persys-agent
+EXPOSE 50051 8089
+VOLUME /var/lib/persys
+ENTRYPOINT ["/persys-agent"]
