@@ -1,0 +1,337 @@
+package e2e
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/persys/compute/agent/driver/sim"
+	clusterv1 "github.com/persys/compute/api/cluster/v1"
+	controlv1 "github.com/persys/compute/api/control/v1"
+	"github.com/persys/compute/e2e/harness"
+	"github.com/persys/compute/fsm"
+)
+
+// What the tests with short leases wait for.
+const (
+	interval = time.Second
+	lease    = 3 * time.Second
+	settle   = 30 * time.Second
+)
+
+// apply applies one workload and fails the test if it is refused.
+func apply(t *testing.T, c *harness.Cluster, id string, spec *controlv1.WorkloadSpec) *controlv1.ApplyWorkloadResponse {
+	t.Helper()
+	control := got[controlv1.AgentControlClient](t)(c.Any(t.Context()))
+	resp, err := control.ApplyWorkload(t.Context(), &controlv1.ApplyWorkloadRequest{WorkloadId: id, Spec: spec})
+	must(t, err)
+	if !resp.GetSuccess() {
+		t.Fatalf("apply of %s was refused: %s", id, resp.GetErrorMessage())
+	}
+	return resp
+}
+
+// container is a small one; the engine chooses its host port.
+func container(image string) *controlv1.WorkloadSpec {
+	return &controlv1.WorkloadSpec{
+		Type:      "container",
+		Resources: &controlv1.ResourceRequirements{CpuMillicores: 50, MemoryMb: 32},
+		Workload: &controlv1.WorkloadSpec_Container{Container: &controlv1.ContainerSpec{
+			Image: image, Ports: []*controlv1.Port{{ContainerPort: 8080}}, RestartPolicy: "always",
+		}},
+	}
+}
+
+func running(w *controlv1.WorkloadView) bool { return w.GetStatus() == "Running" }
+
+func runningOn(node string) func(*controlv1.WorkloadView) bool {
+	return func(w *controlv1.WorkloadView) bool { return running(w) && w.GetAssignedNodeId() == node }
+}
+
+func agentOf(t *testing.T, c *harness.Cluster, node string) (holder, other *harness.Agent) {
+	t.Helper()
+	for _, a := range c.Agents {
+		if a.NodeID == node {
+			holder = a
+		} else {
+			other = a
+		}
+	}
+	if holder == nil || other == nil {
+		t.Fatalf("node %q is not one of ours", node)
+	}
+	return holder, other
+}
+
+// runsOf are the runs of one workload on all simulated engines of a cluster.
+func runsOf(t *testing.T, c *harness.Cluster, id string) []sim.Run {
+	t.Helper()
+	var out []sim.Run
+	for _, a := range c.Agents {
+		runs, err := sim.ReadRuns(a.SimDir)
+		must(t, err)
+		for _, r := range runs {
+			if string(r.Workload) == id {
+				out = append(out, r)
+			}
+		}
+	}
+	slices.SortFunc(out, func(a, b sim.Run) int { return int(a.From - b.From) })
+	return out
+}
+
+// An agent that dies and comes back finds its containers as it left them.
+func TestAgentRestart(t *testing.T) {
+	t.Run("docker", func(t *testing.T) {
+		e, image := theEngine(t)
+		c := start(t, harness.Options{Binaries: raced(t), SchedulerEnv: fast(nil)})
+		id := onDocker(t, e, c)
+		a := got[*harness.Agent](t)(c.StartAgent(t.Context(), harness.AgentOptions{}))
+		apply(t, c, "adopted", container(image))
+		before := got[*controlv1.WorkloadView](t)(c.WaitWorkload(t.Context(), "adopted", settle, running))
+		only := func() (string, string) {
+			t.Helper()
+			all, err := e.Workload(t.Context(), id, "adopted")
+			must(t, err)
+			if len(all) != 1 || string(all[0].State) != "running" {
+				t.Fatalf("want one running container, the engine has %v", all)
+			}
+			started, err := e.Started(t.Context(), all[0].ID)
+			must(t, err)
+			return all[0].ID, started
+		}
+		container, started := only()
+
+		must(t, a.Kill())
+		must(t, c.WaitNode(t.Context(), a.NodeID, "NotReady", settle)) // long enough for the schedulers to notice
+		if now, at := only(); now != container || at != started {
+			t.Errorf("the container did not survive the death of its agent: %s started %s, was %s started %s", now, at, container, started)
+		}
+		must(t, a.Start())
+		must(t, c.WaitNode(t.Context(), a.NodeID, "Ready", settle))
+		after := got[*controlv1.WorkloadView](t)(c.WaitWorkload(t.Context(), "adopted", settle, running))
+		if now, at := only(); now != container || at != started {
+			t.Errorf("the container was not adopted: %s started %s, was %s started %s", now, at, container, started)
+		}
+		if after.GetRevisionId() != before.GetRevisionId() || after.GetContent() != before.GetContent() {
+			t.Errorf("revision %s, was %s", after.GetRevisionId(), before.GetRevisionId())
+		}
+		// It is still the agent's: it obeys.
+		control := got[controlv1.AgentControlClient](t)(c.Any(t.Context()))
+		resp, err := control.DeleteWorkload(t.Context(), &controlv1.DeleteWorkloadRequest{WorkloadId: "adopted"})
+		if err != nil || !resp.GetSuccess() {
+			t.Fatalf("delete: %v %s", err, resp.GetErrorMessage())
+		}
+		must(t, harness.Poll(t.Context(), settle, "the container's removal", func(ctx context.Context) error {
+			all, err := e.Workload(ctx, id, "adopted")
+			if err == nil && len(all) > 0 {
+				err = fmt.Errorf("it is %s", all[0].State)
+			}
+			return err
+		}))
+	})
+	t.Run("simulated", func(t *testing.T) {
+		c := start(t, harness.Options{Binaries: raced(t), SchedulerEnv: fast(nil)})
+		a := got[*harness.Agent](t)(c.StartAgent(t.Context(), harness.AgentOptions{Simulate: true}))
+		for i := range 5 {
+			apply(t, c, fmt.Sprintf("adopted-%d", i), container("persys/any:1"))
+		}
+		for i := range 5 {
+			got[*controlv1.WorkloadView](t)(c.WaitWorkload(t.Context(), fmt.Sprintf("adopted-%d", i), settle, running))
+		}
+		for range 2 { // the second time without anybody having noticed
+			must(t, a.Restart())
+			must(t, c.WaitNode(t.Context(), a.NodeID, "Ready", settle))
+		}
+		for i := range 5 {
+			id := fmt.Sprintf("adopted-%d", i)
+			got[*controlv1.WorkloadView](t)(c.WaitWorkload(t.Context(), id, settle, running))
+			if runs := runsOf(t, c, id); len(runs) != 1 || runs[0].To != 0 {
+				t.Errorf("%s was not left alone: %+v", id, runs)
+			}
+		}
+	})
+}
+
+// An agent that never comes back loses its workload to another one, on one
+// engine that both share, within its lease and a few seconds.
+func TestAgentLostOnDocker(t *testing.T) {
+	e, image := theEngine(t)
+	c := start(t, harness.Options{Binaries: raced(t), SchedulerEnv: fast(nil)})
+	id := onDocker(t, e, c)
+	for range 2 {
+		got[*harness.Agent](t)(c.StartAgent(t.Context(), harness.AgentOptions{}))
+	}
+	apply(t, c, "moving", container(image))
+	w := got[*controlv1.WorkloadView](t)(c.WaitWorkload(t.Context(), "moving", settle, running))
+	holder, other := agentOf(t, c, w.GetAssignedNodeId())
+	must(t, holder.Kill())
+	at := time.Now()
+	got[*controlv1.WorkloadView](t)(c.WaitWorkload(t.Context(), "moving", settle, runningOn(other.NodeID)))
+	t.Logf("agent killed; its container ran on the other agent after %s with a lease of %s", time.Since(at).Round(time.Millisecond), lease)
+	all, err := e.Workload(t.Context(), id, "moving")
+	must(t, err)
+	nodes := map[string]string{}
+	for _, s := range all {
+		nodes[s.Labels["persys.node_id"]] = string(s.State)
+	}
+	if nodes[other.NodeID] != "running" {
+		t.Errorf("the engine has %v, want one running of %s", nodes, other.NodeID)
+	}
+	// The old agent comes back and lets go.
+	must(t, holder.Start())
+	must(t, harness.Poll(t.Context(), settle, "the old container's removal", func(ctx context.Context) error {
+		all, err := e.Workload(ctx, id, "moving")
+		if err == nil && (len(all) != 1 || all[0].Labels["persys.node_id"] != other.NodeID) {
+			err = fmt.Errorf("the engine has %d containers", len(all))
+		}
+		return err
+	}))
+}
+
+// The same with an engine for each agent, where every start and stop is on
+// record: the new run begins after the lease has ended, not before, and ends the
+// old one when the agent is back.
+func TestAgentLost(t *testing.T) {
+	c := start(t, harness.Options{Binaries: raced(t), SchedulerEnv: fast(nil)})
+	for range 2 {
+		got[*harness.Agent](t)(c.StartAgent(t.Context(), harness.AgentOptions{Simulate: true}))
+	}
+	exclusive := container("persys/any:1")
+	exclusive.Exclusive = true
+	apply(t, c, "single", exclusive)
+	w := got[*controlv1.WorkloadView](t)(c.WaitWorkload(t.Context(), "single", settle, running))
+	holder, other := agentOf(t, c, w.GetAssignedNodeId())
+	// Ordinary workloads that are on the same node.
+	pinned := container("persys/any:1")
+	admin := got[clusterv1.ClusterClient](t)(c.AnyAdmin(t.Context()))
+	cordon := func(on bool) {
+		t.Helper()
+		_, err := admin.CordonNode(t.Context(), &clusterv1.CordonNodeRequest{NodeId: other.NodeID, On: on})
+		must(t, err)
+	}
+	cordon(true)
+	for i := range 3 {
+		apply(t, c, fmt.Sprintf("many-%d", i), pinned)
+	}
+	for i := range 3 {
+		got[*controlv1.WorkloadView](t)(c.WaitWorkload(t.Context(), fmt.Sprintf("many-%d", i), settle, runningOn(holder.NodeID)))
+	}
+	cordon(false)
+
+	must(t, holder.Kill())
+	killed, at := sim.Boottime(), time.Now()
+	for i := range 3 {
+		id := fmt.Sprintf("many-%d", i)
+		got[*controlv1.WorkloadView](t)(c.WaitWorkload(t.Context(), id, settle, runningOn(other.NodeID)))
+		runs := runsOf(t, c, id)
+		if len(runs) != 2 || runs[1].NodeID != other.NodeID {
+			t.Fatalf("%s: want one run on each node, got %+v", id, runs)
+		}
+		// The lease was granted at the last heartbeat: at most one interval before the kill.
+		if early := runs[1].From - killed; early < lease-interval-200*time.Millisecond {
+			t.Errorf("%s was started again %s after its agent was killed: its lease of %s could not have ended", id, early, lease)
+		}
+	}
+	took := time.Since(at)
+	t.Logf("agent killed; 3 workloads ran on the other agent after %s with a lease of %s", took.Round(time.Millisecond), lease)
+	if took > lease+10*time.Second {
+		t.Errorf("moving took %s, want the lease (%s) and a few seconds", took, lease)
+	}
+
+	// The exclusive one waits for a person, and says what to type.
+	view := got[*controlv1.WorkloadView](t)(c.WaitWorkload(t.Context(), "single", settle, func(w *controlv1.WorkloadView) bool {
+		return w.GetReason().GetCode() == fsm.CodeAwaitFailover
+	}))
+	if view.GetAssignedNodeId() != holder.NodeID {
+		t.Errorf("the exclusive workload was moved to %q without a fence", view.GetAssignedNodeId())
+	}
+	why, err := c.Ctl(t.Context(), "why", "single")
+	must(t, err)
+	if !strings.Contains(why.Stdout+why.Stderr, "node fence "+holder.NodeID) {
+		t.Errorf("persysctl why does not name the command:\n%s%s", why.Stdout, why.Stderr)
+	}
+	if runs := runsOf(t, c, "single"); len(runs) != 1 {
+		t.Errorf("the exclusive workload ran again without a fence: %+v", runs)
+	}
+	// Its machine is dead for sure now, and somebody says so.
+	engine := got[*sim.Engine](t)(sim.NewEngine(sim.Options{Dir: holder.SimDir}))
+	must(t, engine.PowerOff())
+	_, err = admin.FenceNode(t.Context(), &clusterv1.FenceNodeRequest{NodeId: holder.NodeID})
+	must(t, err)
+	got[*controlv1.WorkloadView](t)(c.WaitWorkload(t.Context(), "single", settle, runningOn(other.NodeID)))
+	if over := sim.Overlaps(runsOf(t, c, "single")); len(over) > 0 {
+		t.Errorf("the exclusive workload ran twice at one time: %+v", over)
+	}
+
+	// The old agent comes back: what moved stays moved, and nothing of it is left there.
+	must(t, holder.Start())
+	must(t, c.WaitNode(t.Context(), holder.NodeID, "Ready", settle))
+	for _, id := range []string{"many-0", "many-1", "many-2", "single"} {
+		must(t, harness.Poll(t.Context(), settle, "the end of "+id+" on "+holder.NodeID, func(context.Context) error {
+			for _, r := range runsOf(t, c, id) {
+				if r.NodeID == holder.NodeID && r.To == 0 {
+					return fmt.Errorf("it still runs there")
+				}
+			}
+			return nil
+		}))
+		got[*controlv1.WorkloadView](t)(c.WaitWorkload(t.Context(), id, settle, runningOn(other.NodeID)))
+	}
+	for _, pair := range sim.Overlaps(runsOf(t, c, "single")) {
+		t.Errorf("the exclusive workload ran twice at one time: %+v", pair)
+	}
+}
+
+// Nobody is evicted because the schedulers slept: not when the leader alone is
+// frozen for longer than a lease, and not when all of them are.
+func TestSleepEvictsNobody(t *testing.T) {
+	// One second more than elsewhere: an agent first has to notice that the leader
+	// hangs, and the race detector is slow on a busy machine.
+	const lease = 4 * time.Second
+	c := start(t, harness.Options{Binaries: raced(t), SchedulerEnv: fast(map[string]string{"SCHEDULER_NODE_LEASE": lease.String()})})
+	for range 2 {
+		got[*harness.Agent](t)(c.StartAgent(t.Context(), harness.AgentOptions{Simulate: true}))
+	}
+	ids := make([]string, 6)
+	for i := range ids {
+		ids[i] = fmt.Sprintf("calm-%d", i)
+		apply(t, c, ids[i], container("persys/any:1"))
+	}
+	for _, id := range ids {
+		got[*controlv1.WorkloadView](t)(c.WaitWorkload(t.Context(), id, settle, running))
+	}
+	undisturbed := func(after string) {
+		t.Helper()
+		for _, id := range ids {
+			got[*controlv1.WorkloadView](t)(c.WaitWorkload(t.Context(), id, settle, running))
+			if runs := runsOf(t, c, id); len(runs) != 1 || runs[0].To != 0 {
+				t.Errorf("after %s, %s had been started %d times: %+v", after, id, len(runs), runs)
+			}
+		}
+	}
+	// asleep freezes some schedulers for a lease and more. The time is what is
+	// tested here, so it has to pass.
+	asleep := func(who ...int) {
+		t.Helper()
+		for _, i := range who {
+			must(t, c.Schedulers[i].Pause())
+		}
+		pause(t.Context(), lease+1500*time.Millisecond)
+		for _, i := range who {
+			must(t, c.Schedulers[i].Continue())
+		}
+		must(t, c.WaitReady(t.Context(), settle))
+		for _, a := range c.Agents {
+			must(t, c.WaitNode(t.Context(), a.NodeID, "Ready", settle))
+		}
+		pause(t.Context(), lease) // a late eviction would come within one more lease
+	}
+	asleep(got[int](t)(c.WaitLeader(t.Context(), electionLimit)))
+	undisturbed("the leader slept")
+	asleep(0, 1, 2)
+	undisturbed("all schedulers slept")
+}

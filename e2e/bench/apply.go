@@ -1,0 +1,109 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"google.golang.org/protobuf/proto"
+)
+
+// rounds of ours and the peer's, one after the other, so that both meet the same
+// noise.
+const rounds = 2
+
+// against runs ours and the peer's in turns and returns the means.
+func against(ctx context.Context, ours, peer func() (load, error)) (o, p load, err error) {
+	for range rounds {
+		a, err := ours()
+		if err != nil {
+			return o, p, fmt.Errorf("ours: %w", err)
+		}
+		b, err := peer()
+		if err != nil {
+			return o, p, fmt.Errorf("peer: %w", err)
+		}
+		o.rate, p.rate = o.rate+a.rate/rounds, p.rate+b.rate/rounds
+		o.p50, p.p50 = o.p50+a.p50/rounds, p.p50+b.p50/rounds
+		o.p99, p.p99 = o.p99+a.p99/rounds, p.p99+b.p99/rounds
+	}
+	return o, p, ctx.Err()
+}
+
+const (
+	warm    = time.Second
+	measure = 5 * time.Second
+)
+
+// withBoth starts our group and an etcd group for one bench.
+func withBoth(ctx context.Context, e *env, fn func(*group, *etcdGroup) (result, error)) (result, error) {
+	g, err := e.startGroup(ctx)
+	if err != nil {
+		return result{}, err
+	}
+	defer g.close()
+	et, err := startEtcd(ctx, e.etcd, e.folder())
+	if err != nil {
+		return result{}, err
+	}
+	defer et.close()
+	return fn(g, et)
+}
+
+// applyUnary: one workload per call, to the leader.
+func applyUnary(ctx context.Context, e *env) (result, error) {
+	return withBoth(ctx, e, func(g *group, et *etcdGroup) (result, error) {
+		l, err := g.leader(ctx, 10*time.Second)
+		if err != nil {
+			return result{}, err
+		}
+		size := proto.Size(applyRequest(1, 1))
+		o, p, err := against(ctx,
+			func() (load, error) { return applyLoad(ctx, l.addr, warm, measure) },
+			func() (load, error) { return et.putLoad(ctx, size, 1, warm, measure) })
+		return result{ours: o.rate, peer: p.rate, unit: "applies/s", goal: 1.5, goalIsRatio: true,
+			note: fmt.Sprintf("%d callers, %d bytes; ours p50 %s p99 %s, etcd p50 %s p99 %s", callers, size, ms(o.p50), ms(o.p99), ms(p.p50), ms(p.p99))}, err
+	})
+}
+
+// applyMany: streams of applies against transactions of 16 puts.
+func applyMany(ctx context.Context, e *env) (result, error) {
+	return withBoth(ctx, e, func(g *group, et *etcdGroup) (result, error) {
+		l, err := g.leader(ctx, 10*time.Second)
+		if err != nil {
+			return result{}, err
+		}
+		size := proto.Size(applyRequest(1, 1))
+		o, p, err := against(ctx,
+			func() (load, error) { return streamLoad(ctx, l.addr, 16, 64, warm, measure) },
+			func() (load, error) { return et.putLoad(ctx, size, 16, warm, measure) })
+		return result{ours: o.rate, peer: p.rate, unit: "applies/s", goal: 2, goalIsRatio: true,
+			note: fmt.Sprintf("16 streams, 64 applies ahead; etcd with %d callers of 16-put transactions; %d bytes each", callers, size)}, err
+	})
+}
+
+// applyHop: through a follower, against straight to the leader.
+func applyHop(ctx context.Context, e *env) (result, error) {
+	g, err := e.startGroup(ctx)
+	if err != nil {
+		return result{}, err
+	}
+	defer g.close()
+	l, err := g.leader(ctx, 10*time.Second)
+	if err != nil {
+		return result{}, err
+	}
+	var follower *process
+	for _, p := range g.replicas {
+		if p != l {
+			follower = p
+		}
+	}
+	o, p, err := against(ctx,
+		func() (load, error) { return applyLoad(ctx, follower.addr, warm, measure) },
+		func() (load, error) { return applyLoad(ctx, l.addr, warm, measure) })
+	return result{ours: o.rate, peer: p.rate, unit: "applies/s", goal: 0.4, goalIsRatio: true,
+		note: fmt.Sprintf("p50 through a follower %s, straight to the leader %s", ms(o.p50), ms(p.p50))}, err
+}
+
+func ms(d time.Duration) string { return fmt.Sprintf("%.1fms", float64(d.Microseconds())/1000) }

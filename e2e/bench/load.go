@@ -1,0 +1,180 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+
+	"github.com/persys/compute/rpc/dial"
+
+	clusterv1 "github.com/persys/compute/api/cluster/v1"
+	controlv1 "github.com/persys/compute/api/control/v1"
+)
+
+const (
+	callers  = 256
+	conns    = 8 // connections of the load generator, the same for both systems
+	keySpace = 10_000
+)
+
+// load is what a run of callers came to.
+type load struct {
+	rate     float64 // acknowledged per second
+	p50, p99 time.Duration
+}
+
+// drive runs n callers for warm+d and counts what was acknowledged after warm.
+// do makes one call and returns how many writes it stood for.
+func drive(ctx context.Context, n int, warm, d time.Duration, do func(ctx context.Context, caller, seq int) (int, error)) (load, error) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	var measuring atomic.Bool
+	var done atomic.Int64
+	var failed atomic.Pointer[error]
+	samples := make([][]time.Duration, n)
+	var wg sync.WaitGroup
+	for c := range n {
+		wg.Go(func() {
+			for seq := 0; ctx.Err() == nil; seq++ {
+				began := time.Now()
+				k, err := do(ctx, c, seq)
+				if err != nil {
+					if ctx.Err() == nil && failed.CompareAndSwap(nil, &err) {
+						cancel()
+					}
+					return
+				}
+				if measuring.Load() {
+					done.Add(int64(k))
+					samples[c] = append(samples[c], time.Since(began))
+				}
+			}
+		})
+	}
+	wait(ctx, warm)
+	measuring.Store(true)
+	began := time.Now()
+	wait(ctx, d)
+	measuring.Store(false)
+	took := time.Since(began)
+	cancel()
+	wg.Wait()
+	if e := failed.Load(); e != nil {
+		return load{}, *e
+	}
+	all := slices.Concat(samples...)
+	slices.Sort(all)
+	out := load{rate: float64(done.Load()) / took.Seconds()}
+	if len(all) > 0 {
+		out.p50, out.p99 = all[len(all)/2], all[len(all)*99/100]
+	}
+	return out, nil
+}
+
+func wait(ctx context.Context, d time.Duration) {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-ctx.Done():
+	case <-t.C:
+	}
+}
+
+// dialAll opens plain connections to one address.
+func dialAll(addr string, n int) ([]*grpc.ClientConn, func(), error) {
+	var out []*grpc.ClientConn
+	closeAll := func() {
+		for _, c := range out {
+			_ = c.Close()
+		}
+	}
+	for range n {
+		c, err := grpc.NewClient("passthrough:///"+addr, grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithDefaultCallOptions(grpc.ForceCodecV2(dial.Codec())))
+		if err != nil {
+			closeAll()
+			return nil, nil, err
+		}
+		out = append(out, c)
+	}
+	return out, closeAll, nil
+}
+
+// applyRequest is a small container whose content differs every time.
+func applyRequest(caller, seq int) *controlv1.ApplyWorkloadRequest {
+	return &controlv1.ApplyWorkloadRequest{
+		WorkloadId: fmt.Sprintf("bench-%05d", (caller*7919+seq*104729)%keySpace),
+		Spec: &controlv1.WorkloadSpec{
+			Type:      "container",
+			Resources: &controlv1.ResourceRequirements{CpuMillicores: 100, MemoryMb: 64},
+			Workload: &controlv1.WorkloadSpec_Container{Container: &controlv1.ContainerSpec{
+				Image:   "registry.example/team/web:1.27",
+				Command: []string{"/bin/web", "--instance", fmt.Sprintf("%d-%d", caller, seq)},
+			}},
+		},
+	}
+}
+
+// applyLoad drives unary applies against one replica.
+func applyLoad(ctx context.Context, addr string, warm, d time.Duration) (load, error) {
+	cs, done, err := dialAll(addr, conns)
+	if err != nil {
+		return load{}, err
+	}
+	defer done()
+	clients := make([]controlv1.AgentControlClient, len(cs))
+	for i, c := range cs {
+		clients[i] = controlv1.NewAgentControlClient(c)
+	}
+	return drive(ctx, callers, warm, d, func(ctx context.Context, c, seq int) (int, error) {
+		ctx, cancel := context.WithTimeout(ctx, 20*time.Second)
+		defer cancel()
+		r, err := clients[c%conns].ApplyWorkload(ctx, applyRequest(c, seq))
+		if err == nil && !r.GetSuccess() {
+			err = errors.New(r.GetErrorMessage())
+		}
+		return 1, err
+	})
+}
+
+// streamLoad drives applies over streams, each caller window requests ahead.
+func streamLoad(ctx context.Context, addr string, streams, window int, warm, d time.Duration) (load, error) {
+	cs, done, err := dialAll(addr, min(streams, conns))
+	if err != nil {
+		return load{}, err
+	}
+	defer done()
+	open := make([]grpc.BidiStreamingClient[clusterv1.ApplyStreamRequest, clusterv1.ApplyStreamResponse], streams)
+	sctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	return drive(ctx, streams, warm, d, func(_ context.Context, c, seq int) (int, error) {
+		if open[c] == nil {
+			s, err := clusterv1.NewClusterClient(cs[c%len(cs)]).ApplyStream(sctx)
+			if err != nil {
+				return 0, err
+			}
+			open[c] = s
+		}
+		for i := range window {
+			if err := open[c].Send(&clusterv1.ApplyStreamRequest{Apply: applyRequest(c, seq*window+i)}); err != nil {
+				return 0, err
+			}
+		}
+		for range window {
+			r, err := open[c].Recv()
+			if err != nil {
+				return 0, err
+			}
+			if r.GetErrorCode() != 0 || !r.GetResult().GetSuccess() {
+				return 0, fmt.Errorf("%s%s", r.GetErrorMessage(), r.GetResult().GetErrorMessage())
+			}
+		}
+		return window, nil
+	})
+}

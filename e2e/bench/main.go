@@ -1,0 +1,164 @@
+// Command bench measures what the project claims to be fast at, each figure
+// beside a peer's in the same run on the same machine:
+//
+//	go run ./e2e/bench            all of them
+//	go run ./e2e/bench failover   one
+//
+// Each ends with one line
+//
+//	BENCH name=… ours=… peer=… ratio=… goal=… unit=… verdict=met|short
+//
+// ratio is better when larger, whatever the unit. A figure that falls short is
+// reported as short; nothing fails because of it.
+package main
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"os/signal"
+	"strings"
+	"syscall"
+)
+
+// bench is one named figure.
+type bench struct {
+	name string
+	what string
+	run  func(context.Context, *env) (result, error)
+	soak bool // only when asked for by name
+}
+
+// result of one bench. goal is a ratio when peer is set and goalIsRatio, else a
+// bound on ours in unit.
+type result struct {
+	ours, peer  float64
+	unit        string
+	goal        float64
+	goalIsRatio bool
+	lower       bool // smaller figures are better
+	note        string
+}
+
+func (r result) ratio() float64 {
+	if r.peer == 0 || r.ours == 0 {
+		return 0
+	}
+	if r.lower {
+		return r.peer / r.ours
+	}
+	return r.ours / r.peer
+}
+
+func (r result) met() bool {
+	switch {
+	case r.goalIsRatio:
+		return r.ratio() >= r.goal
+	case r.lower:
+		return r.ours <= r.goal
+	}
+	return r.ours >= r.goal
+}
+
+func (r result) line(name string) string {
+	verdict := "short"
+	if r.met() {
+		verdict = "met"
+	}
+	peer, ratio := "none", "none"
+	if r.peer != 0 {
+		peer, ratio = figure(r.peer), fmt.Sprintf("%.2f", r.ratio())
+	}
+	goal := figure(r.goal)
+	if r.goalIsRatio {
+		goal = fmt.Sprintf("%.2fx", r.goal)
+	}
+	return fmt.Sprintf("BENCH name=%s ours=%s peer=%s ratio=%s goal=%s unit=%s verdict=%s",
+		name, figure(r.ours), peer, ratio, goal, r.unit, verdict)
+}
+
+func figure(v float64) string {
+	switch {
+	case v >= 100:
+		return fmt.Sprintf("%.0f", v)
+	case v >= 1:
+		return fmt.Sprintf("%.1f", v)
+	}
+	return fmt.Sprintf("%.3f", v)
+}
+
+func benches() []bench {
+	return []bench{
+		{name: "apply-unary", what: "acknowledged ApplyWorkload calls, 256 callers, three replicas on disk; peer: etcd puts", run: applyUnary},
+		{name: "apply-many", what: "acknowledged applies over streams; peer: etcd, 16 puts per transaction", run: applyMany},
+		{name: "apply-hop", what: "the price of a hop: applies through a follower; peer: to the leader", run: applyHop},
+		{name: "place-5k", what: "placements over 5,000 nodes with every filter on, one core; peer: a scan of all nodes", run: place5k},
+		{name: "failover", what: "leader killed to next acknowledged write, median of 20; peer: etcd", run: failover},
+		{name: "failover-hang", what: "leader stopped with SIGSTOP to next acknowledged write, median of 5; peer: etcd", run: failoverHang},
+		{name: "transfer", what: "planned transfer of leadership, median of 20; peer: etcd move-leader", run: transfer},
+		{name: "idle", what: "resident memory of one of three idle replicas with 100 agents; peer: none", run: idle},
+		{name: "idle-cpu", what: "CPU of the busiest of three idle replicas with 100 agents; peer: none", run: idleCPU},
+		{name: "soak-elections", what: "elections in ten minutes of full load", run: soakElections, soak: true},
+	}
+}
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	if err := run(ctx, os.Args[1:]); err != nil {
+		fmt.Fprintln(os.Stderr, "bench:", err)
+		os.Exit(1)
+	}
+}
+
+func run(ctx context.Context, names []string) (err error) {
+	chosen, err := choose(names)
+	if err != nil {
+		return err
+	}
+	e, err := newEnv(ctx)
+	if err != nil {
+		return err
+	}
+	defer e.close()
+	for _, b := range chosen {
+		fmt.Printf("# %s: %s\n", b.name, b.what)
+		r, err := b.run(ctx, e)
+		if err != nil {
+			return fmt.Errorf("%s: %w", b.name, err)
+		}
+		if r.note != "" {
+			fmt.Printf("# %s: %s\n", b.name, r.note)
+		}
+		fmt.Println(r.line(b.name))
+	}
+	return nil
+}
+
+func choose(names []string) ([]bench, error) {
+	var out []bench
+	if len(names) == 0 {
+		for _, b := range benches() {
+			if !b.soak {
+				out = append(out, b)
+			}
+		}
+		return out, nil
+	}
+	var known []string
+	for _, n := range names {
+		found := false
+		for _, b := range benches() {
+			if b.name == n {
+				out, found = append(out, b), true
+			}
+		}
+		if !found {
+			for _, b := range benches() {
+				known = append(known, b.name)
+			}
+			return nil, fmt.Errorf("there is no benchmark %q; there are %s", n, strings.Join(known, ", "))
+		}
+	}
+	return out, nil
+}

@@ -1,0 +1,145 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"time"
+
+	commandv1 "github.com/persys/compute/api/command/v1"
+	"github.com/persys/compute/fsm"
+	"github.com/persys/compute/sched"
+)
+
+// place5k measures placement alone, in this process. Each decision is promised
+// before the next. The peer is the plain way: look at every node, keep the best.
+func place5k(ctx context.Context, _ *env) (result, error) {
+	view, err := fleet(5000)
+	if err != nil {
+		return result{}, err
+	}
+	small, err := fleet(1000)
+	if err != nil {
+		return result{}, err
+	}
+	demands := demandMix()
+	rate := func(v fsm.View, d time.Duration) float64 {
+		cand := sched.NodesOf(v, sched.Tuning{})
+		began, n := time.Now(), 0
+		for time.Since(began) < d && ctx.Err() == nil {
+			for range 64 {
+				dem := demands[n%len(demands)]
+				dem.Group = fmt.Sprintf("g%d", n/12) // groups of twelve
+				c := cand.For(fmt.Sprintf("w-%d", n))
+				if node, _ := sched.Place(dem, c); node != "" {
+					c.Take(dem, node)
+				}
+				n++
+			}
+		}
+		return float64(n) / time.Since(began).Seconds()
+	}
+	ours := rate(view, 4*time.Second)
+	at1k := rate(small, 2*time.Second)
+	began, n := time.Now(), 0
+	for time.Since(began) < 3*time.Second && ctx.Err() == nil {
+		scanAll(view, &demands[n%len(demands)])
+		n++
+	}
+	peer := float64(n) / time.Since(began).Seconds()
+	return result{ours: ours, peer: peer, unit: "decisions/s", goal: 50_000,
+		note: fmt.Sprintf("1,000 nodes: %.0f decisions/s; five times the nodes cost %.1f times the time", at1k, at1k/ours)}, ctx.Err()
+}
+
+// fleet registers n nodes of mixed shapes, zones, taints and types.
+func fleet(n int) (fsm.View, error) {
+	st := fsm.New()
+	index := uint64(0)
+	apply := func(c *commandv1.Command) error {
+		index++
+		c.Head = &commandv1.Head{At: int64(index), By: "bench"}
+		var r fsm.Result
+		st, r, _ = st.Apply(fsm.Meta{Index: index, Term: 1}, c)
+		return r.Err()
+	}
+	err := apply(&commandv1.Command{Body: &commandv1.Command_InitCluster{InitCluster: &commandv1.InitCluster{ClusterId: "bench", Incarnation: 1}}})
+	for i := 0; i < n && err == nil; i++ {
+		reg := &commandv1.RegisterNode{
+			Id: fmt.Sprintf("node-%05d", i), Endpoint: fmt.Sprintf("10.0.%d.%d:50051", i/250, i%250),
+			CpuMillicores: int64(16000 + 16000*(i%4)), MemoryMib: int64(65536 + 65536*(i%3)),
+			Pools:    []*commandv1.Pool{{Name: "root", Type: "local", TotalGb: 2000}, {Name: "ssd", Type: "local", TotalGb: 1000}},
+			Types:    []string{"container", "compose"},
+			EngineId: fmt.Sprintf("engine-%05d", i), Protocol: 1,
+			Labels: []*commandv1.Label{{Key: "disk", Value: []string{"ssd", "hdd"}[i%2]}, {Key: "region", Value: []string{"eu", "us", "ap"}[i%3]}, {Key: "zone", Value: fmt.Sprintf("z%d", i%9)}},
+		}
+		if i%10 == 0 {
+			reg.Taints = []*commandv1.Taint{{Key: "dedicated", Value: "gpu", Effect: "NoSchedule"}}
+		}
+		if i%5 == 0 {
+			reg.Types = append(reg.Types, "vm")
+		}
+		err = apply(&commandv1.Command{Body: &commandv1.Command_RegisterNode{RegisterNode: reg}})
+	}
+	return st.View(), err
+}
+
+// demandMix turns every filter on: type, storage, labels, constraints, taints,
+// CPU, memory, disk by pool, host ports, and anti-affinity by group.
+func demandMix() []fsm.Demand {
+	var out []fsm.Demand
+	for i := range 48 {
+		d := fsm.Demand{
+			Type: "container", CPU: int64(50 + 50*(i%4)), Memory: int64(64 + 64*(i%3)), Disk: 1, Pool: []string{"root", "ssd"}[i%2],
+			StorageDrivers: []string{"local"},
+			Labels:         []fsm.Label{{Key: "region", Value: []string{"eu", "us", "ap"}[i%3]}},
+			Constraints:    []fsm.Constraint{{Key: "disk", Op: "in", Values: []string{"ssd", "hdd"}}, {Key: "zone", Op: "!=", Values: []string{"z8"}}},
+			Priority:       int32(i % 3),
+		}
+		if i%6 == 0 {
+			d.Tolerations = []fsm.Taint{{Key: "dedicated", Value: "gpu"}}
+		}
+		out = append(out, d)
+	}
+	return out
+}
+
+// scanAll is the peer: every filter on every node through the records, then the
+// least loaded node.
+func scanAll(v fsm.View, d *fsm.Demand) string {
+	best, bestLoad := "", int64(1)<<62
+	v.Nodes("", func(n *fsm.Node) bool {
+		a := v.Alloc(n.ID)
+		if !n.Schedulable() || !n.Runs(d.Type) || n.Facts.CPU-a.CPU < d.CPU || n.Facts.Memory-a.Memory < d.Memory {
+			return true
+		}
+		labels := map[string]string{}
+		for _, l := range n.Facts.Labels {
+			labels[l.Key] = l.Value
+		}
+		for _, l := range d.Labels {
+			if labels[l.Key] != l.Value {
+				return true
+			}
+		}
+		for _, c := range d.Constraints {
+			in := strings.Contains(strings.Join(c.Values, ","), labels[c.Key])
+			if in == (c.Op == "!=") {
+				return true
+			}
+		}
+		for _, t := range n.Facts.Taints {
+			ok := false
+			for _, tol := range d.Tolerations {
+				ok = ok || tol.Key == t.Key && (tol.Value == "" || tol.Value == t.Value)
+			}
+			if !ok && t.Effect == "NoSchedule" {
+				return true
+			}
+		}
+		if load := a.CPU*1000/n.Facts.CPU + a.Memory*1000/n.Facts.Memory; load < bestLoad {
+			best, bestLoad = n.ID, load
+		}
+		return true
+	})
+	return best
+}

@@ -1,0 +1,48 @@
+// Command demo shows the main job on this machine: three schedulers form a Raft
+// group, two agents run a container, the leader is killed, and the next change
+// goes through all the same.
+//
+//	make demo               stays up until Ctrl-C, with commands to try
+//	make demo ARGS=--exit   ends by itself
+//
+// Everything is real: the programs, persysctl, and the Docker engine. Without an
+// engine, or with --simulate, workloads are simulated and nothing else changes.
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"os"
+	"os/signal"
+	"syscall"
+
+	"golang.org/x/term"
+)
+
+func main() {
+	opt := options{}
+	flag.BoolVar(&opt.exit, "exit", false, "end by itself instead of staying up until Ctrl-C")
+	flag.BoolVar(&opt.simulate, "simulate", false, "simulate workloads even if there is a Docker engine")
+	flag.Parse()
+	if flag.NArg() > 0 {
+		fmt.Fprintf(os.Stderr, "demo: unexpected argument %q (make demo ARGS='--exit --simulate')\n", flag.Arg(0))
+		os.Exit(2)
+	}
+	// Not given back before the end: a second Ctrl-C must not leave containers behind.
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM, syscall.SIGHUP)
+	defer stop()
+	tty := term.IsTerminal(int(os.Stdout.Fd()))
+	d := &demo{opt: opt, out: screen{w: os.Stdout, live: tty, colour: tty && os.Getenv("NO_COLOR") == "" && os.Getenv("TERM") != "dumb"}}
+	err := d.run(ctx)
+	switch {
+	case err == nil:
+	case ctx.Err() != nil && errors.Is(err, context.Canceled):
+		fmt.Fprintln(os.Stderr, "demo: interrupted")
+		os.Exit(130)
+	default:
+		fmt.Fprintln(os.Stderr, "demo:", err)
+		os.Exit(1)
+	}
+}

@@ -1,0 +1,47 @@
+package e2e
+
+import (
+	"bytes"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/persys/compute/e2e/harness"
+)
+
+// containsText is the first file below a folder that contains a text; empty when
+// none does.
+func containsText(dir, text string) (string, error) {
+	found := ""
+	err := filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
+		if err != nil || !d.Type().IsRegular() {
+			return err
+		}
+		data, err := os.ReadFile(path)
+		if err != nil {
+			return err
+		}
+		if bytes.Contains(data, []byte(text)) {
+			found = path
+			return fs.SkipAll
+		}
+		return nil
+	})
+	return found, err
+}
+
+// saysOneOf is nil once a process has written one of the texts.
+func saysOneOf(p *harness.Process, texts ...string) error {
+	out, err := p.Output()
+	if err != nil {
+		return err
+	}
+	for _, t := range texts {
+		if strings.Contains(out, t) {
+			return nil
+		}
+	}
+	return fmt.Errorf("%s has not said any of %q", p.Name, texts)
+}

@@ -1,0 +1,90 @@
+package harness
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+)
+
+// Programs by the name of their folder under cmd/.
+const (
+	SchedulerProgram = "scheduler"
+	AgentProgram     = "agent"
+	CtlProgram       = "persysctl"
+)
+
+// Binaries are built programs.
+type Binaries struct {
+	Scheduler, Agent, Ctl string // paths; empty when not built
+}
+
+// BuildOptions say what to build.
+type BuildOptions struct {
+	// Dir takes the binaries; it is made.
+	Dir string
+	// Race builds with the race detector, which needs cgo. Without it they are
+	// static, as they are shipped.
+	Race bool
+	// Programs are folders under cmd/; default all three.
+	Programs []string
+}
+
+// Root is the folder of the module that holds the working directory.
+func Root(ctx context.Context) (string, error) {
+	out, err := exec.CommandContext(ctx, "go", "env", "GOMOD").Output()
+	if err != nil {
+		return "", fmt.Errorf("go env GOMOD: %w", err)
+	}
+	mod := strings.TrimSpace(string(out))
+	if mod == "" || mod == os.DevNull {
+		return "", fmt.Errorf("this is not inside the project: go env GOMOD says %q", mod)
+	}
+	return filepath.Dir(mod), nil
+}
+
+// Build builds the programs with the go command.
+func Build(ctx context.Context, opt BuildOptions) (Binaries, error) {
+	root, err := Root(ctx)
+	if err != nil {
+		return Binaries{}, err
+	}
+	if len(opt.Programs) == 0 {
+		opt.Programs = []string{SchedulerProgram, AgentProgram, CtlProgram}
+	}
+	if err := os.MkdirAll(opt.Dir, 0o755); err != nil {
+		return Binaries{}, err
+	}
+	args := []string{"build"}
+	if opt.Race {
+		args = append(args, "-race")
+	}
+	args = append(args, "-o", opt.Dir+string(filepath.Separator))
+	for _, p := range opt.Programs {
+		args = append(args, "./cmd/"+p)
+	}
+	cmd := exec.CommandContext(ctx, "go", args...)
+	cmd.Dir = root
+	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
+	if opt.Race {
+		cmd.Env = append(os.Environ(), "CGO_ENABLED=1")
+	}
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return Binaries{}, fmt.Errorf("go %s: %w\n%s", strings.Join(args, " "), err, out)
+	}
+	var b Binaries
+	for _, p := range opt.Programs {
+		path := filepath.Join(opt.Dir, p)
+		switch p {
+		case SchedulerProgram:
+			b.Scheduler = path
+		case AgentProgram:
+			b.Agent = path
+		case CtlProgram:
+			b.Ctl = path
+		}
+	}
+	return b, nil
+}

@@ -1,0 +1,317 @@
+package harness
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os/exec"
+	"strings"
+	"syscall"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/backoff"
+	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/credentials/insecure"
+
+	clusterv1 "github.com/persys/compute/api/cluster/v1"
+	controlv1 "github.com/persys/compute/api/control/v1"
+	"github.com/persys/compute/pki"
+	"github.com/persys/compute/rpc/dial"
+)
+
+// admin is who the harness is with TLS.
+const admin = "user/" + pki.AdminID
+
+// Files are the TLS credentials of "<role>/<id>"; nil without TLS.
+func (c *Cluster) Files(who string) (*pki.Files, error) {
+	if !c.opt.TLS {
+		return nil, nil
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if f := c.files[who]; f != nil {
+		return f, nil
+	}
+	leaf, ok := c.certs.Leaf[who]
+	if !ok {
+		return nil, fmt.Errorf("no certificate was made for %q", who)
+	}
+	f, err := pki.LoadFiles(pki.FilesConfig{CA: leaf.CA, Cert: leaf.Cert, Key: leaf.Key, Mapping: pki.DefaultMapping("")})
+	if err != nil {
+		return nil, err
+	}
+	c.files[who] = f
+	return f, nil
+}
+
+// Dial connects to one address and to no other, as the one named. It retries
+// nothing by itself. The caller closes the connection.
+func (c *Cluster) Dial(addr, who string) (*grpc.ClientConn, error) {
+	creds := insecure.NewCredentials()
+	files, err := c.Files(who)
+	if err != nil {
+		return nil, err
+	}
+	if files != nil {
+		creds = credentials.NewTLS(files.ClientConfig(pki.Peer{Hosts: []string{"127.0.0.1"}, Role: pki.RoleScheduler}))
+	}
+	return grpc.NewClient("passthrough:///"+addr,
+		grpc.WithTransportCredentials(creds), grpc.WithDisableRetry(), grpc.WithNoProxy(),
+		grpc.WithConnectParams(grpc.ConnectParams{
+			Backoff:           backoff.Config{BaseDelay: 10 * time.Millisecond, Multiplier: 1.5, Jitter: 0.2, MaxDelay: 100 * time.Millisecond},
+			MinConnectTimeout: time.Second,
+		}))
+}
+
+// Pinned is a connection to scheduler i and to no other, kept until Close.
+func (c *Cluster) Pinned(i int) (*grpc.ClientConn, error) {
+	addr := c.Schedulers[i].GRPC
+	c.mu.Lock()
+	cc := c.conns[addr]
+	c.mu.Unlock()
+	if cc != nil {
+		return cc, nil
+	}
+	cc, err := c.Dial(addr, admin)
+	if err != nil {
+		return nil, err
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if other := c.conns[addr]; other != nil {
+		return other, cc.Close()
+	}
+	c.conns[addr] = cc
+	return cc, nil
+}
+
+// Control is AgentControl on scheduler i and no other.
+func (c *Cluster) Control(i int) (controlv1.AgentControlClient, error) {
+	cc, err := c.Pinned(i)
+	if err != nil {
+		return nil, err
+	}
+	return controlv1.NewAgentControlClient(cc), nil
+}
+
+// Admin is the Cluster service on scheduler i and no other.
+func (c *Cluster) Admin(i int) (clusterv1.ClusterClient, error) {
+	cc, err := c.Pinned(i)
+	if err != nil {
+		return nil, err
+	}
+	return clusterv1.NewClusterClient(cc), nil
+}
+
+// Conn is a connection to whichever scheduler answers, as agents and persysctl
+// use it, kept until Close.
+func (c *Cluster) Conn(ctx context.Context) (*dial.Conn, error) {
+	files, err := c.Files(admin)
+	if err != nil {
+		return nil, err
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.whole != nil {
+		return c.whole, nil
+	}
+	// It outlives the call that made it.
+	c.whole, err = dial.Dial(context.WithoutCancel(ctx), dial.Options{Addrs: c.Addrs(), TLS: files, Insecure: files == nil, UserAgent: "persys-e2e"})
+	return c.whole, err
+}
+
+// Any is AgentControl on whichever scheduler answers.
+func (c *Cluster) Any(ctx context.Context) (controlv1.AgentControlClient, error) {
+	cc, err := c.Conn(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return controlv1.NewAgentControlClient(cc), nil
+}
+
+// AnyAdmin is the Cluster service on whichever scheduler answers.
+func (c *Cluster) AnyAdmin(ctx context.Context) (clusterv1.ClusterClient, error) {
+	cc, err := c.Conn(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return clusterv1.NewClusterClient(cc), nil
+}
+
+// callLimit bounds one look at one replica.
+const callLimit = 2 * time.Second
+
+// Status is the picture that scheduler i has.
+func (c *Cluster) Status(ctx context.Context, i int) (*clusterv1.StatusResponse, error) {
+	admin, err := c.Admin(i)
+	if err != nil {
+		return nil, err
+	}
+	ctx, cancel := context.WithTimeout(ctx, callLimit)
+	defer cancel()
+	return admin.Status(ctx, &clusterv1.StatusRequest{})
+}
+
+// ErrNoLeader says that no replica that answers leads.
+var ErrNoLeader = errors.New("no replica leads")
+
+// Leader is the index of the scheduler that leads: of those that say so, the one
+// with the highest term, since a deposed one may not know it yet. Paused
+// replicas should be given in except, for they do not answer.
+func (c *Cluster) Leader(ctx context.Context, except ...int) (int, error) {
+	best, term := -1, uint64(0)
+	for i, s := range c.Schedulers {
+		if !s.Running() || contains(except, i) {
+			continue
+		}
+		st, err := c.Status(ctx, i)
+		if err != nil || st.GetSelfId() == "" || st.GetLeaderId() != st.GetSelfId() {
+			continue
+		}
+		if st.GetTerm() > term {
+			best, term = i, st.GetTerm()
+		}
+	}
+	if best < 0 {
+		return 0, ErrNoLeader
+	}
+	return best, nil
+}
+
+func contains(list []int, v int) bool {
+	for _, x := range list {
+		if x == v {
+			return true
+		}
+	}
+	return false
+}
+
+// WaitLeader waits until a replica that is not in except leads.
+func (c *Cluster) WaitLeader(ctx context.Context, limit time.Duration, except ...int) (int, error) {
+	leader := -1
+	err := Poll(ctx, limit, "waiting for a leader", func(ctx context.Context) (err error) {
+		leader, err = c.Leader(ctx, except...)
+		return err
+	})
+	return leader, err
+}
+
+// WaitReady waits until all running schedulers agree on a leader and know of each
+// other as voters, by name. A scheduler that ends meanwhile is a failure.
+func (c *Cluster) WaitReady(ctx context.Context, limit time.Duration) error {
+	return Poll(ctx, limit, "waiting for the schedulers", func(ctx context.Context) error {
+		leader, voters := "", 0
+		for _, s := range c.Schedulers {
+			if !s.Running() {
+				return Fatal(fmt.Errorf("%s has ended:\n%s", s.Name, s.Tail(10)))
+			}
+			st, err := c.Status(ctx, s.Index)
+			if err != nil {
+				return fmt.Errorf("%s: %w", s.Name, err)
+			}
+			if st.GetLeaderId() == "" || st.GetLeaderAddr() == "" {
+				return fmt.Errorf("%s knows no leader", s.Name)
+			}
+			if leader != "" && leader != st.GetLeaderId() {
+				return fmt.Errorf("%s follows another leader", s.Name)
+			}
+			leader, voters = st.GetLeaderId(), 0
+			for _, r := range st.GetReplicas() {
+				if (r.GetRole() == "leader" || r.GetRole() == "voter") && r.GetGrpcAddr() != "" {
+					voters++
+				}
+			}
+			if voters < len(c.Schedulers) {
+				return fmt.Errorf("%s knows %d voters of %d", s.Name, voters, len(c.Schedulers))
+			}
+		}
+		return nil
+	})
+}
+
+// WaitNode waits until a node has a status (Ready, NotReady, Draining).
+func (c *Cluster) WaitNode(ctx context.Context, node, status string, limit time.Duration) error {
+	control, err := c.Any(ctx)
+	if err != nil {
+		return err
+	}
+	return Poll(ctx, limit, "waiting for node "+node, func(ctx context.Context) error {
+		n, err := control.GetNode(ctx, &controlv1.GetNodeRequest{NodeId: node})
+		if err != nil {
+			return err
+		}
+		if got := n.GetNode().GetStatus(); got != status {
+			return fmt.Errorf("it is %s (%s), not %s", got, n.GetNode().GetStatusReason(), status)
+		}
+		return nil
+	})
+}
+
+// WaitWorkload waits until a workload is as wanted and returns its last view.
+func (c *Cluster) WaitWorkload(ctx context.Context, id string, limit time.Duration, want func(*controlv1.WorkloadView) bool) (*controlv1.WorkloadView, error) {
+	control, err := c.Any(ctx)
+	if err != nil {
+		return nil, err
+	}
+	var view *controlv1.WorkloadView
+	err = Poll(ctx, limit, "waiting for workload "+id, func(ctx context.Context) error {
+		w, err := control.GetWorkload(ctx, &controlv1.GetWorkloadRequest{WorkloadId: id})
+		if err != nil {
+			return err
+		}
+		view = w.GetWorkload()
+		if !want(view) {
+			return fmt.Errorf("it is %s on %q (%s: %s) %s", view.GetStatus(), view.GetAssignedNodeId(),
+				view.GetReason().GetCode(), view.GetReason().GetMessage(), view.GetFailureReason())
+		}
+		return nil
+	})
+	return view, err
+}
+
+// CtlEnv is the environment in which persysctl reaches the given addresses, or
+// all schedulers.
+func (c *Cluster) CtlEnv(addrs ...string) []string {
+	if len(addrs) == 0 {
+		addrs = c.Addrs()
+	}
+	env := map[string]string{"PERSYS_SCHEDULER_ADDR": strings.Join(addrs, ","), "HOME": c.Dir}
+	if c.opt.TLS {
+		leaf := c.Leaf(admin)
+		env["PERSYS_TLS_CA"], env["PERSYS_TLS_CERT"], env["PERSYS_TLS_KEY"] = leaf.CA, leaf.Cert, leaf.Key
+	} else {
+		env["PERSYS_INSECURE"] = "true"
+	}
+	return environment(env)
+}
+
+// CtlResult is what persysctl did.
+type CtlResult struct {
+	Code           int
+	Stdout, Stderr string
+}
+
+// Ctl runs persysctl against all schedulers. A non-zero exit code is no error.
+func (c *Cluster) Ctl(ctx context.Context, args ...string) (CtlResult, error) {
+	var out, errs bytes.Buffer
+	code, err := c.RunCtl(ctx, c.CtlEnv(), &out, &errs, args...)
+	return CtlResult{Code: code, Stdout: out.String(), Stderr: errs.String()}, err
+}
+
+// RunCtl runs persysctl with an environment and two writers.
+func (c *Cluster) RunCtl(ctx context.Context, env []string, stdout, stderr io.Writer, args ...string) (int, error) {
+	cmd := exec.CommandContext(ctx, c.opt.Binaries.Ctl, args...)
+	cmd.Env, cmd.Stdout, cmd.Stderr = env, stdout, stderr
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	cmd.WaitDelay = 2 * time.Second
+	err := cmd.Run()
+	var exit *exec.ExitError
+	if errors.As(err, &exit) && ctx.Err() == nil {
+		return exit.ExitCode(), nil
+	}
+	return 0, err
+}

@@ -1,0 +1,421 @@
+package harness
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"net"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"google.golang.org/grpc"
+
+	"github.com/persys/compute/pki"
+	"github.com/persys/compute/rpc/dial"
+)
+
+// Options of a Cluster.
+type Options struct {
+	// Schedulers is how many replicas form the cluster; default 3.
+	Schedulers int
+	// Binaries are what Build made.
+	Binaries Binaries
+	// Dir takes data, logs and certificates. Empty: a temporary folder, which
+	// Close removes.
+	Dir string
+	// TLS makes development certificates and a cluster key; otherwise every
+	// program runs with -insecure.
+	TLS bool
+	// SchedulerEnv and AgentEnv are added to the environment of every scheduler
+	// and agent, and win over what the harness sets.
+	SchedulerEnv, AgentEnv map[string]string
+}
+
+// Cluster is a running cluster. Its methods are safe for concurrent use, except
+// for adding schedulers and agents.
+type Cluster struct {
+	Schedulers []*Scheduler
+	Agents     []*Agent
+	Dir        string
+
+	opt   Options
+	own   bool // Dir is ours to remove
+	ports ports
+	certs pki.DevSet
+	key   string // path of the cluster key, with TLS
+
+	mu    sync.Mutex
+	conns map[string]*grpc.ClientConn
+	whole *dial.Conn
+	files map[string]*pki.Files
+}
+
+// Scheduler is one replica's process.
+type Scheduler struct {
+	*Process
+	Index                    int
+	GRPC, HTTP, Raft, Gossip string // host:port
+	DataDir                  string
+}
+
+// Wipe empties the data directory, as after a lost disk. The program must not run.
+func (s *Scheduler) Wipe() error {
+	if s.Running() {
+		return fmt.Errorf("%s still runs: its disk is not taken from under it", s.Name)
+	}
+	return os.RemoveAll(s.DataDir)
+}
+
+// Agent is one agent's process.
+type Agent struct {
+	*Process
+	NodeID    string
+	Addr      string // host:port of its API
+	StatePath string
+	SimDir    string // folder of its simulated engine; empty with Docker
+}
+
+// startAttempts is how often Start draws ports before it gives up.
+const startAttempts = 5
+
+// Start starts the schedulers and waits until they have a leader and all are
+// voters. On failure everything is down again, and the error has the ends of the
+// logs.
+func Start(ctx context.Context, opt Options) (*Cluster, error) {
+	if opt.Schedulers == 0 {
+		opt.Schedulers = 3
+	}
+	var err error
+	for range startAttempts {
+		var c *Cluster
+		if c, err = Prepare(opt); err != nil {
+			return nil, err
+		}
+		if err = c.boot(ctx); err == nil {
+			return c, nil
+		}
+		taken := c.portTaken()
+		err = errors.Join(err, errors.New(c.Tails(15)), c.Close())
+		if !taken || ctx.Err() != nil {
+			break
+		}
+	}
+	return nil, err
+}
+
+// Prepare makes folders, certificates and command lines, and starts nothing.
+func Prepare(opt Options) (*Cluster, error) {
+	c := &Cluster{opt: opt, Dir: opt.Dir, conns: map[string]*grpc.ClientConn{}, files: map[string]*pki.Files{}}
+	if c.Dir == "" {
+		dir, err := os.MkdirTemp("", "persys-e2e-")
+		if err != nil {
+			return nil, err
+		}
+		c.Dir, c.own = dir, true
+	}
+	if err := c.prepare(); err != nil {
+		return nil, errors.Join(err, c.Close())
+	}
+	return c, nil
+}
+
+func (c *Cluster) prepare() error {
+	if err := os.MkdirAll(c.logs(), 0o755); err != nil {
+		return err
+	}
+	if c.opt.TLS {
+		if err := c.makeCerts(); err != nil {
+			return err
+		}
+	}
+	for range c.opt.Schedulers {
+		if _, err := c.NewScheduler(); err != nil {
+			return err
+		}
+	}
+	// All of them are known now: everyone joins everyone.
+	for _, s := range c.Schedulers {
+		c.JoinAll(s)
+	}
+	return nil
+}
+
+func (c *Cluster) logs() string { return filepath.Join(c.Dir, "logs") }
+
+func (c *Cluster) makeCerts() error {
+	opt := pki.DevOptions{Cluster: "e2e", Users: []string{pki.AdminID}}
+	for i := range 5 {
+		opt.Schedulers = append(opt.Schedulers, schedulerName(i))
+		opt.Agents = append(opt.Agents, nodeName(i))
+	}
+	var err error
+	if c.certs, err = pki.DevCerts(filepath.Join(c.Dir, "certs"), opt); err != nil {
+		return err
+	}
+	c.key = filepath.Join(c.Dir, "cluster.key")
+	_, _, err = pki.LoadOrCreateKey(c.key)
+	return err
+}
+
+func schedulerName(i int) string { return "scheduler-" + strconv.Itoa(i+1) }
+func nodeName(i int) string      { return "node-" + string(rune('a'+i)) }
+
+// inherited are the variables that programs get from us.
+var inherited = []string{"PATH", "HOME", "TMPDIR", "DOCKER_HOST", "GORACE", "GOCOVERDIR", "LANG", "TZ"}
+
+// environment is a clean one: nothing that is set on this machine reaches the
+// programs by accident.
+func environment(sets ...map[string]string) []string {
+	all := map[string]string{}
+	for _, k := range inherited {
+		if v, ok := os.LookupEnv(k); ok {
+			all[k] = v
+		}
+	}
+	for _, s := range sets {
+		maps.Copy(all, s)
+	}
+	out := make([]string, 0, len(all))
+	for _, k := range slices.Sorted(maps.Keys(all)) {
+		out = append(out, k+"="+all[k])
+	}
+	return out
+}
+
+// NewScheduler prepares one more scheduler, which joins those before it.
+func (c *Cluster) NewScheduler() (*Scheduler, error) {
+	i := len(c.Schedulers)
+	s := &Scheduler{Index: i, DataDir: filepath.Join(c.Dir, schedulerName(i))}
+	for _, addr := range []*string{&s.GRPC, &s.HTTP, &s.Raft, &s.Gossip} {
+		port, err := c.ports.take()
+		if err != nil {
+			return nil, err
+		}
+		*addr = loopback(port)
+	}
+	s.Process = &Process{Name: schedulerName(i), Path: c.opt.Binaries.Scheduler, Log: filepath.Join(c.logs(), schedulerName(i)+".log")}
+	c.Schedulers = append(c.Schedulers, s)
+	c.JoinAll(s)
+	return s, nil
+}
+
+// JoinAll makes a scheduler's environment name every scheduler there is now.
+func (c *Cluster) JoinAll(s *Scheduler) {
+	join := make([]string, len(c.Schedulers))
+	for i, o := range c.Schedulers {
+		join[i] = o.Gossip
+	}
+	env := map[string]string{
+		"SCHEDULER_NAME":             s.Name,
+		"SCHEDULER_DATA_DIR":         s.DataDir,
+		"SCHEDULER_BOOTSTRAP_EXPECT": strconv.Itoa(c.opt.Schedulers),
+		"SCHEDULER_JOIN":             strings.Join(join, ","),
+		"GRPC_PORT":                  portOf(s.GRPC),
+		"METRICS_PORT":               portOf(s.HTTP),
+		"SCHEDULER_RAFT_ADDR":        s.Raft,
+		"SCHEDULER_GOSSIP_ADDR":      s.Gossip,
+		"PERSYS_GRPC_ADDR":           "127.0.0.1",
+		"ETCD_ENDPOINTS":             "none",
+		"SCHEDULER_DNS_ADDR":         "127.0.0.1:0",
+	}
+	if c.opt.TLS {
+		leaf := c.Leaf("scheduler/" + s.Name)
+		maps.Copy(env, map[string]string{
+			"PERSYS_TLS_CA": leaf.CA, "PERSYS_TLS_CERT": leaf.Cert, "PERSYS_TLS_KEY": leaf.Key,
+			"SCHEDULER_CLUSTER_KEY_FILE": c.key,
+		})
+	} else {
+		env["SCHEDULER_INSECURE"] = "true"
+	}
+	s.Env = environment(env, c.opt.SchedulerEnv)
+}
+
+func portOf(addr string) string {
+	_, port, err := net.SplitHostPort(addr)
+	if err != nil {
+		return ""
+	}
+	return port
+}
+
+// Leaf are the certificate files of "<role>/<id>" with TLS.
+func (c *Cluster) Leaf(name string) pki.Paths { return c.certs.Leaf[name] }
+
+// boot starts the schedulers and waits for the cluster.
+func (c *Cluster) boot(ctx context.Context) error {
+	for _, s := range c.Schedulers {
+		if err := s.Start(); err != nil {
+			return err
+		}
+	}
+	return c.WaitReady(ctx, 30*time.Second)
+}
+
+// portTaken reports whether a scheduler ended because another program had its port.
+func (c *Cluster) portTaken() bool {
+	for _, s := range c.Schedulers {
+		if !s.Running() && strings.Contains(s.Tail(10), "address already in use") {
+			return true
+		}
+	}
+	return false
+}
+
+// AgentOptions of one agent.
+type AgentOptions struct {
+	// Simulate uses a simulated engine in a folder of the agent's own instead of Docker.
+	Simulate bool
+	// NodeID; default node-a, node-b, …
+	NodeID string
+	Env    map[string]string
+}
+
+// StartAgent starts an agent that knows all schedulers, and waits until its node
+// is Ready.
+func (c *Cluster) StartAgent(ctx context.Context, opt AgentOptions) (*Agent, error) {
+	a, err := c.NewAgent(opt)
+	if err != nil {
+		return nil, err
+	}
+	if err := a.Start(); err != nil {
+		return nil, err
+	}
+	return a, c.WaitNode(ctx, a.NodeID, "Ready", 20*time.Second)
+}
+
+// NewAgent prepares an agent and starts nothing.
+func (c *Cluster) NewAgent(opt AgentOptions) (*Agent, error) {
+	id := opt.NodeID
+	if id == "" {
+		id = nodeName(len(c.Agents))
+	}
+	grpcPort, err := c.ports.take()
+	if err != nil {
+		return nil, err
+	}
+	httpPort, err := c.ports.take()
+	if err != nil {
+		return nil, err
+	}
+	dir := filepath.Join(c.Dir, id)
+	a := &Agent{NodeID: id, Addr: loopback(grpcPort), StatePath: filepath.Join(dir, "state.db")}
+	env := map[string]string{
+		"PERSYS_NODE_ID":        id,
+		"PERSYS_STATE_PATH":     a.StatePath,
+		"PERSYS_SCHEDULER_ADDR": strings.Join(c.Addrs(), ","),
+		"PERSYS_GRPC_ADDR":      "127.0.0.1",
+		"PERSYS_GRPC_PORT":      strconv.Itoa(grpcPort),
+		"PERSYS_METRICS_PORT":   strconv.Itoa(httpPort),
+	}
+	if opt.Simulate {
+		a.SimDir = filepath.Join(dir, "engine")
+		env["PERSYS_SIMULATE"] = a.SimDir
+	}
+	if c.opt.TLS {
+		leaf := c.Leaf("agent/" + id)
+		maps.Copy(env, map[string]string{"PERSYS_TLS_CA": leaf.CA, "PERSYS_TLS_CERT": leaf.Cert, "PERSYS_TLS_KEY": leaf.Key})
+	} else {
+		env["PERSYS_INSECURE"] = "true"
+	}
+	a.Process = &Process{Name: id, Path: c.opt.Binaries.Agent, Log: filepath.Join(c.logs(), id+".log"), Env: environment(env, c.opt.AgentEnv, opt.Env)}
+	c.Agents = append(c.Agents, a)
+	return a, nil
+}
+
+// Addrs are the gRPC addresses of all schedulers.
+func (c *Cluster) Addrs() []string {
+	out := make([]string, len(c.Schedulers))
+	for i, s := range c.Schedulers {
+		out[i] = s.GRPC
+	}
+	return out
+}
+
+// Processes are all of them, schedulers first.
+func (c *Cluster) Processes() []*Process {
+	var out []*Process
+	for _, s := range c.Schedulers {
+		out = append(out, s.Process)
+	}
+	for _, a := range c.Agents {
+		out = append(out, a.Process)
+	}
+	return out
+}
+
+// Tails are the ends of all logs.
+func (c *Cluster) Tails(lines int) string {
+	var b strings.Builder
+	for _, p := range c.Processes() {
+		fmt.Fprintf(&b, "--- %s\n%s\n", p.Name, p.Tail(lines))
+	}
+	return b.String()
+}
+
+// Alarms are data races and panics in any log.
+func (c *Cluster) Alarms() []string {
+	var out []string
+	for _, p := range c.Processes() {
+		if _, err := os.Stat(p.Log); err == nil {
+			out = append(out, p.Alarms()...)
+		}
+	}
+	return out
+}
+
+// SaveLogs copies all logs into a folder.
+func (c *Cluster) SaveLogs(dir string) error {
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return err
+	}
+	var errs []error
+	for _, p := range c.Processes() {
+		errs = append(errs, copyFile(filepath.Join(dir, filepath.Base(p.Log)), p.Log))
+	}
+	return errors.Join(errs...)
+}
+
+func copyFile(to, from string) (err error) {
+	in, err := os.Open(from)
+	if err != nil {
+		return err
+	}
+	defer in.Close()
+	out, err := os.Create(to)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, out.Close()) }()
+	_, err = io.Copy(out, in)
+	return err
+}
+
+// Close ends all connections, kills all processes and removes the folder if the
+// harness made it. It may be called twice.
+func (c *Cluster) Close() error {
+	c.mu.Lock()
+	var errs []error
+	for _, cc := range c.conns {
+		errs = append(errs, cc.Close())
+	}
+	clear(c.conns)
+	if c.whole != nil {
+		errs = append(errs, c.whole.Close())
+		c.whole = nil
+	}
+	c.mu.Unlock()
+	for _, p := range c.Processes() {
+		errs = append(errs, p.Kill())
+	}
+	if c.own {
+		errs = append(errs, os.RemoveAll(c.Dir))
+	}
+	return errors.Join(errs...)
+}

@@ -1,0 +1,204 @@
+package harness
+
+import (
+	"archive/tar"
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/moby/moby/api/types/container"
+	"github.com/moby/moby/client"
+
+	"github.com/persys/compute/agent/driver"
+)
+
+// Engine is the Docker engine of this machine, found as docker and the agent find
+// it (DOCKER_HOST).
+type Engine struct{ cli *client.Client }
+
+// OpenEngine connects; the error says in one sentence what to do.
+func OpenEngine(ctx context.Context) (*Engine, error) {
+	host := os.Getenv("DOCKER_HOST")
+	if host == "" {
+		host = "unix:///var/run/docker.sock"
+	}
+	cli, err := client.New(client.FromEnv)
+	if err != nil {
+		return nil, fmt.Errorf("DOCKER_HOST %q: %w", host, err)
+	}
+	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
+	defer cancel()
+	if _, err := cli.Ping(ctx, client.PingOptions{NegotiateAPIVersion: true}); err != nil {
+		return nil, errors.Join(fmt.Errorf("no Docker engine answers at %s (%w)", host, err), cli.Close())
+	}
+	return &Engine{cli}, nil
+}
+
+// Close ends the connection.
+func (e *Engine) Close() error { return e.cli.Close() }
+
+// BuildGo builds a Go program of this module statically and puts it into an image
+// FROM scratch; nothing is pulled.
+func (e *Engine) BuildGo(ctx context.Context, ref, pkg string, labels map[string]string) error {
+	root, err := Root(ctx)
+	if err != nil {
+		return err
+	}
+	dir, err := os.MkdirTemp("", "persys-image-")
+	if err != nil {
+		return err
+	}
+	defer os.RemoveAll(dir)
+	program := filepath.Join(dir, "program")
+	cmd := exec.CommandContext(ctx, "go", "build", "-trimpath", "-ldflags=-s -w", "-o", program, pkg)
+	cmd.Dir = root
+	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return fmt.Errorf("building %s: %w\n%s", pkg, err, out)
+	}
+	body, err := os.ReadFile(program)
+	if err != nil {
+		return err
+	}
+	name := filepath.Base(pkg)
+	dockerfile := fmt.Sprintf("FROM scratch\nCOPY %s /%s\nENTRYPOINT [\"/%s\"]\n", name, name, name)
+	var buf bytes.Buffer
+	tw := tar.NewWriter(&buf)
+	for _, f := range []struct {
+		name string
+		mode int64
+		body []byte
+	}{{"Dockerfile", 0o644, []byte(dockerfile)}, {name, 0o755, body}} {
+		// A fixed time: the same program makes the same layer.
+		if err := tw.WriteHeader(&tar.Header{Name: f.name, Mode: f.mode, Size: int64(len(f.body)), ModTime: time.Unix(0, 0)}); err != nil {
+			return err
+		}
+		if _, err := tw.Write(f.body); err != nil {
+			return err
+		}
+	}
+	if err := tw.Close(); err != nil {
+		return err
+	}
+	res, err := e.cli.ImageBuild(ctx, &buf, client.ImageBuildOptions{Tags: []string{ref}, Remove: true, ForceRemove: true, Labels: labels})
+	if err != nil {
+		return fmt.Errorf("building image %s: %w", ref, err)
+	}
+	defer res.Body.Close()
+	return buildOutcome(ref, res.Body)
+}
+
+// buildOutcome reads the engine's progress messages; a failure is one of them.
+func buildOutcome(ref string, body io.Reader) error {
+	dec := json.NewDecoder(body)
+	for {
+		var m struct {
+			Error string `json:"error"`
+		}
+		switch err := dec.Decode(&m); {
+		case errors.Is(err, io.EOF):
+			return nil
+		case err != nil:
+			return fmt.Errorf("building image %s: %w", ref, err)
+		case m.Error != "":
+			return fmt.Errorf("building image %s: %s", ref, strings.TrimSpace(m.Error))
+		}
+	}
+}
+
+// HasImage reports whether an image is there.
+func (e *Engine) HasImage(ctx context.Context, ref string) bool {
+	_, err := e.cli.ImageInspect(ctx, ref)
+	return err == nil
+}
+
+// RemoveImage removes a tag.
+func (e *Engine) RemoveImage(ctx context.Context, ref string) error {
+	_, err := e.cli.ImageRemove(ctx, ref, client.ImageRemoveOptions{Force: true, PruneChildren: true})
+	return err
+}
+
+// Containers are all containers of a cluster, also stopped ones.
+func (e *Engine) Containers(ctx context.Context, clusterID string) ([]container.Summary, error) {
+	if clusterID == "" {
+		return nil, errors.New("cluster id is empty")
+	}
+	res, err := e.cli.ContainerList(ctx, client.ContainerListOptions{
+		All: true, Filters: make(client.Filters).Add("label", driver.LabelCluster+"="+clusterID),
+	})
+	return res.Items, err
+}
+
+// Workload are the containers of one workload of a cluster.
+func (e *Engine) Workload(ctx context.Context, clusterID, id string) ([]container.Summary, error) {
+	all, err := e.Containers(ctx, clusterID)
+	if err != nil {
+		return nil, err
+	}
+	out := all[:0]
+	for _, c := range all {
+		if c.Labels[driver.LabelWorkload] == id {
+			out = append(out, c)
+		}
+	}
+	return out, nil
+}
+
+// Started is when a container was last started, as the engine writes it: it
+// changes with every restart.
+func (e *Engine) Started(ctx context.Context, id string) (string, error) {
+	res, err := e.cli.ContainerInspect(ctx, id, client.ContainerInspectOptions{})
+	if err != nil {
+		return "", err
+	}
+	return res.Container.State.StartedAt, nil
+}
+
+// RemoveAll removes every container of a cluster.
+func (e *Engine) RemoveAll(ctx context.Context, clusterID string) error {
+	all, err := e.Containers(ctx, clusterID)
+	if err != nil {
+		return err
+	}
+	var errs []error
+	for _, c := range all {
+		_, err := e.cli.ContainerRemove(ctx, c.ID, client.ContainerRemoveOptions{Force: true, RemoveVolumes: true})
+		errs = append(errs, err)
+	}
+	return errors.Join(errs...)
+}
+
+// HasLabel reports whether an image has a label.
+func (e *Engine) HasLabel(ctx context.Context, ref, label string) bool {
+	res, err := e.cli.ImageInspect(ctx, ref)
+	if err != nil || res.Config == nil {
+		return false
+	}
+	_, ok := res.Config.Labels[label]
+	return ok
+}
+
+// Publisher is the name of the container that publishes a TCP port of this
+// machine; empty when none does.
+func (e *Engine) Publisher(ctx context.Context, port int) string {
+	res, err := e.cli.ContainerList(ctx, client.ContainerListOptions{})
+	if err != nil {
+		return ""
+	}
+	for _, c := range res.Items {
+		for _, p := range c.Ports {
+			if int(p.PublicPort) == port && len(c.Names) > 0 {
+				return strings.TrimPrefix(c.Names[0], "/")
+			}
+		}
+	}
+	return ""
+}

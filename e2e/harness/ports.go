@@ -1,0 +1,52 @@
+package harness
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"net"
+	"strconv"
+)
+
+// Ports are drawn from below the range from which the kernel gives ports to
+// outgoing connections (32768 and up by default), so that none of those can take
+// a port between the look and the bind.
+const (
+	firstPort = 20000
+	lastPort  = 31999
+)
+
+// ports hands out ports of 127.0.0.1 that are free for TCP and UDP now. Another
+// program may still take one first: whoever binds tries again with others.
+type ports struct{ used map[int]bool }
+
+func (p *ports) take() (int, error) {
+	if p.used == nil {
+		p.used = map[int]bool{}
+	}
+	for range 200 {
+		port := firstPort + rand.IntN(lastPort-firstPort+1)
+		if p.used[port] || !free(port) {
+			continue
+		}
+		p.used[port] = true
+		return port, nil
+	}
+	return 0, fmt.Errorf("no free port among 200 drawn from %d to %d", firstPort, lastPort)
+}
+
+func free(port int) bool {
+	addr := loopback(port)
+	l, err := net.Listen("tcp", addr)
+	if err != nil {
+		return false
+	}
+	defer l.Close()
+	u, err := net.ListenPacket("udp", addr)
+	if err != nil {
+		return false
+	}
+	defer u.Close()
+	return true
+}
+
+func loopback(port int) string { return net.JoinHostPort("127.0.0.1", strconv.Itoa(port)) }

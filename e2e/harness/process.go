@@ -1,0 +1,245 @@
+package harness
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+)
+
+// Process is one program that can be stopped and started again with the same
+// command line. Its methods are safe for concurrent use.
+type Process struct {
+	Name string
+	Path string
+	Args []string
+	Env  []string // complete environment
+	Dir  string   // working directory; default: ours
+	Log  string   // path of the file with its output, across restarts
+
+	mu   sync.Mutex
+	cmd  *exec.Cmd
+	done chan struct{} // closed when the last started process has ended
+	err  error         // how it ended
+}
+
+// Start starts the program. It must not be running.
+func (p *Process) Start() error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.done != nil && !closed(p.done) {
+		return fmt.Errorf("%s is already running", p.Name)
+	}
+	out, err := os.OpenFile(p.Log, os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o644)
+	if err != nil {
+		return err
+	}
+	cmd := exec.Command(p.Path, p.Args...)
+	cmd.Env, cmd.Dir = p.Env, p.Dir
+	cmd.Stdout, cmd.Stderr = out, out
+	// A group of its own, so that Ctrl-C on a terminal reaches only us; and no
+	// orphans, whatever happens to us.
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
+	started := make(chan error)
+	done := make(chan struct{})
+	go func() {
+		// Pdeathsig is sent when the thread that forked ends: keep it.
+		runtime.LockOSThread()
+		defer runtime.UnlockOSThread()
+		defer out.Close()
+		err := cmd.Start()
+		started <- err
+		if err != nil {
+			return
+		}
+		err = cmd.Wait()
+		p.mu.Lock()
+		p.err = err
+		p.mu.Unlock()
+		close(done)
+	}()
+	if err := <-started; err != nil {
+		return fmt.Errorf("%s: %w", p.Name, err)
+	}
+	p.cmd, p.done, p.err = cmd, done, nil
+	return nil
+}
+
+func closed(c <-chan struct{}) bool {
+	select {
+	case <-c:
+		return true
+	default:
+		return false
+	}
+}
+
+// Running reports whether the program runs (or is paused).
+func (p *Process) Running() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.done != nil && !closed(p.done)
+}
+
+// PID of the last started program, 0 if there was none.
+func (p *Process) PID() int {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.cmd == nil || p.cmd.Process == nil {
+		return 0
+	}
+	return p.cmd.Process.Pid
+}
+
+// Done is closed when the program has ended; nil if it was never started.
+func (p *Process) Done() <-chan struct{} {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.done
+}
+
+func (p *Process) signal(sig syscall.Signal) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.done == nil || closed(p.done) {
+		return fmt.Errorf("%s is not running", p.Name)
+	}
+	// The whole group; the process itself has not been waited for, so the id is its own.
+	if err := syscall.Kill(-p.cmd.Process.Pid, sig); err != nil && !errors.Is(err, syscall.ESRCH) {
+		return fmt.Errorf("%s: %s: %w", p.Name, sig, err)
+	}
+	return nil
+}
+
+// Kill sends SIGKILL and waits for the end.
+func (p *Process) Kill() error {
+	if !p.Running() {
+		return nil
+	}
+	if err := p.signal(syscall.SIGKILL); err != nil && p.Running() {
+		return err
+	}
+	<-p.Done()
+	return nil
+}
+
+// Pause sends SIGSTOP: the program keeps its memory and its connections and does nothing.
+func (p *Process) Pause() error { return p.signal(syscall.SIGSTOP) }
+
+// Continue sends SIGCONT.
+func (p *Process) Continue() error { return p.signal(syscall.SIGCONT) }
+
+// Interrupt sends SIGINT, as Ctrl-C does.
+func (p *Process) Interrupt() error { return p.signal(syscall.SIGINT) }
+
+// Terminate sends SIGTERM and waits for the end, at most for limit; then it
+// kills and says so. The program's own failure is returned too.
+func (p *Process) Terminate(limit time.Duration) error {
+	if !p.Running() {
+		return nil
+	}
+	if err := p.signal(syscall.SIGTERM); err != nil && p.Running() {
+		return err
+	}
+	t := time.NewTimer(limit)
+	defer t.Stop()
+	select {
+	case <-p.Done():
+		return p.ended()
+	case <-t.C:
+		return errors.Join(fmt.Errorf("%s did not end within %s of SIGTERM", p.Name, limit), p.Kill())
+	}
+}
+
+func (p *Process) ended() error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.err != nil {
+		return fmt.Errorf("%s: %w", p.Name, p.err)
+	}
+	return nil
+}
+
+// Wait waits for the program to end by itself and returns its exit code; -1 when
+// a signal ended it.
+func (p *Process) Wait(ctx context.Context) (int, error) {
+	done := p.Done()
+	if done == nil {
+		return 0, fmt.Errorf("%s was never started", p.Name)
+	}
+	select {
+	case <-done:
+	case <-ctx.Done():
+		return 0, fmt.Errorf("%s still runs: %w", p.Name, ctx.Err())
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.cmd.ProcessState.ExitCode(), nil
+}
+
+// Restart starts the program again with the same command line; it is killed
+// first if it still runs.
+func (p *Process) Restart() error {
+	if err := p.Kill(); err != nil {
+		return err
+	}
+	return p.Start()
+}
+
+// maxTail bounds what Tail reads.
+const maxTail = 64 << 10
+
+// Tail is the end of the output: at most n lines.
+func (p *Process) Tail(n int) string {
+	f, err := os.Open(p.Log)
+	if err != nil {
+		return err.Error()
+	}
+	defer f.Close()
+	if st, err := f.Stat(); err == nil && st.Size() > maxTail {
+		if _, err := f.Seek(-maxTail, io.SeekEnd); err != nil {
+			return err.Error()
+		}
+	}
+	text, err := io.ReadAll(io.LimitReader(f, maxTail))
+	if err != nil {
+		return err.Error()
+	}
+	lines := strings.Split(strings.TrimRight(string(text), "\n"), "\n")
+	return strings.Join(lines[max(0, len(lines)-n):], "\n")
+}
+
+// Output is everything it wrote so far.
+func (p *Process) Output() (string, error) {
+	text, err := os.ReadFile(p.Log)
+	return string(text), err
+}
+
+// alarms in a program's output, whatever the test was about.
+var alarms = [][]byte{[]byte("WARNING: DATA RACE"), []byte("\npanic: "), []byte("fatal error: "), []byte("a call panicked")}
+
+// Alarms are signs in the output that the program itself is broken: data races
+// and panics.
+func (p *Process) Alarms() []string {
+	text, err := os.ReadFile(p.Log)
+	if err != nil {
+		return []string{err.Error()}
+	}
+	var out []string
+	for _, a := range alarms {
+		if i := bytes.Index(text, a); i >= 0 {
+			end := min(len(text), i+3000)
+			out = append(out, fmt.Sprintf("%s (%s): %s", p.Name, filepath.Base(p.Log), bytes.TrimSpace(text[i:end])))
+		}
+	}
+	return out
+}

@@ -1,0 +1,167 @@
+package e2e
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+
+	"github.com/persys/compute/e2e/harness"
+)
+
+// builds are the programs under test, each made when the first test asks for it.
+type builds struct {
+	dir  string
+	once [2]sync.Once
+	bin  [2]harness.Binaries
+	err  [2]error
+}
+
+var built builds
+
+func TestMain(m *testing.M) {
+	dir, err := os.MkdirTemp("", "persys-e2e-bin-")
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+	built.dir = dir
+	code := m.Run()
+	if shared.engine != nil {
+		if err := shared.close(); err != nil {
+			fmt.Fprintln(os.Stderr, "cleaning up:", err)
+			code = 1
+		}
+	}
+	if err := os.RemoveAll(dir); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		code = 1
+	}
+	if code == 0 {
+		if err := goleak.Find(); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			code = 1
+		}
+	}
+	os.Exit(code)
+}
+
+// shipped are the static programs as they are released.
+func shipped(t *testing.T) harness.Binaries { return built.get(t, 0) }
+
+// raced are built with the race detector: whatever a test is about, a data race
+// in any log fails it.
+func raced(t *testing.T) harness.Binaries {
+	if os.Getenv("E2E_ONE_BUILD") != "" {
+		return shipped(t)
+	}
+	b := built.get(t, 1)
+	b.Ctl = shipped(t).Ctl
+	return b
+}
+
+func (b *builds) get(t *testing.T, race int) harness.Binaries {
+	t.Helper()
+	b.once[race].Do(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), 10*time.Minute)
+		defer cancel()
+		opt := harness.BuildOptions{Dir: filepath.Join(b.dir, [2]string{"shipped", "race"}[race])}
+		if race == 1 {
+			opt.Race, opt.Programs = true, []string{harness.SchedulerProgram, harness.AgentProgram}
+		}
+		b.bin[race], b.err[race] = harness.Build(ctx, opt)
+	})
+	if b.err[race] != nil {
+		t.Fatal(b.err[race])
+	}
+	return b.bin[race]
+}
+
+// start starts a cluster and takes it down at the end; a test that failed leaves
+// the logs in artifacts.
+func start(t *testing.T, opt harness.Options) *harness.Cluster {
+	t.Helper()
+	c, err := harness.Start(t.Context(), opt)
+	if err != nil {
+		t.Fatal(err)
+	}
+	guard(t, c)
+	return c
+}
+
+// guard closes a cluster at the end of the test and looks for races and panics.
+func guard(t *testing.T, c *harness.Cluster) {
+	t.Cleanup(func() {
+		for _, a := range c.Alarms() {
+			t.Errorf("a program is broken: %s", a)
+		}
+		if t.Failed() {
+			dir := artifacts(t)
+			if err := c.SaveLogs(dir); err != nil {
+				t.Errorf("saving logs: %v", err)
+			}
+			t.Logf("logs are in %s; their ends:\n%s", dir, c.Tails(12))
+		}
+		if err := c.Close(); err != nil {
+			t.Errorf("taking the cluster down: %v", err)
+		}
+	})
+}
+
+// artifacts is where a failed test leaves things.
+func artifacts(t *testing.T) string {
+	t.Helper()
+	root, err := harness.Root(context.Background())
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir := filepath.Join(root, "artifacts", strings.ReplaceAll(t.Name(), "/", "_"))
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	return dir
+}
+
+// keep writes a value into artifacts as JSON.
+func keep(t *testing.T, name string, v any) {
+	t.Helper()
+	data, err := json.MarshalIndent(v, "", " ")
+	if err == nil {
+		err = os.WriteFile(filepath.Join(artifacts(t), name), data, 0o644)
+	}
+	if err != nil {
+		t.Errorf("keeping %s: %v", name, err)
+	}
+}
+
+// must ends the test on an error.
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func got[T any](t *testing.T) func(T, error) T {
+	return func(v T, err error) T {
+		t.Helper()
+		must(t, err)
+		return v
+	}
+}
+
+// fast are settings that make leases short: agents count whole seconds.
+func fast(more map[string]string) map[string]string {
+	env := map[string]string{"SCHEDULER_HEARTBEAT_INTERVAL": "1s", "SCHEDULER_NODE_LEASE": "3s", "SCHEDULER_MISSING_GRACE_PERIOD": "3s"}
+	for k, v := range more {
+		env[k] = v
+	}
+	return env
+}

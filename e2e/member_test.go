@@ -1,0 +1,153 @@
+package e2e
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	clusterv1 "github.com/persys/compute/api/cluster/v1"
+	"github.com/persys/compute/e2e/harness"
+)
+
+// follower is a scheduler that does not lead.
+func follower(t *testing.T, c *harness.Cluster, not ...int) int {
+	t.Helper()
+	leader := got[int](t)(c.WaitLeader(t.Context(), electionLimit))
+	for i := range c.Schedulers {
+		if i != leader && (len(not) == 0 || i != not[0]) {
+			return i
+		}
+	}
+	t.Fatal("no follower")
+	return 0
+}
+
+func selfID(t *testing.T, c *harness.Cluster, i int) string {
+	t.Helper()
+	st, err := c.Status(t.Context(), i)
+	must(t, err)
+	return st.GetSelfId()
+}
+
+// caughtUp waits until scheduler i has applied what the leader had when asked.
+func caughtUp(t *testing.T, c *harness.Cluster, i int) {
+	t.Helper()
+	leader := got[int](t)(c.WaitLeader(t.Context(), electionLimit))
+	want, err := c.Status(t.Context(), leader)
+	must(t, err)
+	must(t, harness.Poll(t.Context(), 20*time.Second, c.Schedulers[i].Name+" catching up", func(ctx context.Context) error {
+		st, err := c.Status(ctx, i)
+		if err != nil {
+			return err
+		}
+		if st.GetAppliedIndex() < want.GetAppliedIndex() {
+			return fmt.Errorf("it is at %d of %d", st.GetAppliedIndex(), want.GetAppliedIndex())
+		}
+		return nil
+	}))
+}
+
+// Under load, one follower comes back with its disk and is who it was; another
+// comes back without and is somebody else, whose old vote is gone.
+func TestFollowerComesBack(t *testing.T) {
+	c := start(t, harness.Options{Binaries: raced(t)})
+	tr := load(t, c)
+	tr.more(60, 30*time.Second)
+
+	kept := follower(t, c)
+	id := selfID(t, c, kept)
+	must(t, c.Schedulers[kept].Kill())
+	tr.more(60, 30*time.Second)
+	must(t, c.Schedulers[kept].Start())
+	must(t, c.WaitReady(t.Context(), 20*time.Second))
+	if now := selfID(t, c, kept); now != id {
+		t.Errorf("%s came back from its disk as %s, it was %s", c.Schedulers[kept].Name, now, id)
+	}
+	caughtUp(t, c, kept)
+
+	lost := follower(t, c, kept)
+	old := selfID(t, c, lost)
+	must(t, c.Schedulers[lost].Kill())
+	must(t, c.Schedulers[lost].Wipe())
+	tr.more(60, 30*time.Second)
+	must(t, c.Schedulers[lost].Start())
+	must(t, replaced(t.Context(), c, lost, old))
+	must(t, c.WaitReady(t.Context(), 30*time.Second))
+	fresh := selfID(t, c, lost)
+	if fresh == old {
+		t.Errorf("%s lost its disk and still votes as %s", c.Schedulers[lost].Name, old)
+	}
+	caughtUp(t, c, lost)
+
+	// The replacement is a full voter: with one of the others dead it makes the quorum.
+	must(t, c.Schedulers[kept].Kill())
+	tr.more(40, 30*time.Second)
+	must(t, c.Schedulers[kept].Start())
+	must(t, c.WaitReady(t.Context(), 20*time.Second))
+	tr.end()
+
+	res, err := c.Ctl(t.Context(), "status")
+	must(t, err)
+	if strings.Contains(res.Stdout, old) || res.Code != 0 {
+		t.Errorf("persysctl status (code %d) still shows %s:\n%s%s", res.Code, old, res.Stdout, res.Stderr)
+	}
+}
+
+// replaced waits until everybody knows the new identity of scheduler i as a voter
+// and nobody the old one.
+func replaced(ctx context.Context, c *harness.Cluster, i int, old string) error {
+	return harness.Poll(ctx, 30*time.Second, c.Schedulers[i].Name+" being replaced", func(ctx context.Context) error {
+		for _, s := range c.Schedulers {
+			st, err := c.Status(ctx, s.Index)
+			if err != nil {
+				return err
+			}
+			voters := 0
+			for _, r := range st.GetReplicas() {
+				if r.GetId() == old {
+					return fmt.Errorf("%s still has %s as %s", s.Name, old, r.GetRole())
+				}
+				if r.GetRole() == "leader" || r.GetRole() == "voter" {
+					voters++
+				}
+			}
+			if voters != len(c.Schedulers) {
+				return fmt.Errorf("%s knows %d voters", s.Name, voters)
+			}
+		}
+		return nil
+	})
+}
+
+// A replica that is removed while applies run stops by itself, says why, and can
+// come back with an empty disk.
+func TestReplicaLeaves(t *testing.T) {
+	c := start(t, harness.Options{Binaries: raced(t)})
+	tr := load(t, c)
+	tr.more(40, 30*time.Second)
+	i := follower(t, c)
+	s, old := c.Schedulers[i], selfID(t, c, i)
+	admin := got[clusterv1.ClusterClient](t)(c.AnyAdmin(t.Context()))
+	_, err := admin.RemoveReplica(t.Context(), &clusterv1.RemoveReplicaRequest{Replica: s.Name})
+	must(t, err)
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	code, err := s.Wait(ctx)
+	must(t, err)
+	if code == 0 || !strings.Contains(s.Tail(20), "removed from the cluster") {
+		t.Errorf("the removed replica ended with code %d, and its last words do not say why:\n%s", code, s.Tail(5))
+	}
+	tr.more(40, 30*time.Second)
+	// Its disk still says that it was removed.
+	must(t, s.Start())
+	if code, err := s.Wait(ctx); err != nil || code == 0 {
+		t.Errorf("started again on its disk, the removed replica ended with code %d, %v; want a refusal", code, err)
+	}
+	must(t, s.Wipe())
+	must(t, s.Start())
+	must(t, replaced(t.Context(), c, i, old))
+	must(t, c.WaitReady(t.Context(), 30*time.Second))
+	tr.end()
+}

@@ -1,0 +1,334 @@
+package e2e
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	controlv1 "github.com/persys/compute/api/control/v1"
+	"github.com/persys/compute/e2e/harness"
+)
+
+const endsWithin = 20 * time.Second
+
+// solo prepares a cluster of one scheduler.
+func solo(t *testing.T, opt harness.Options) *harness.Cluster {
+	t.Helper()
+	opt.Schedulers = 1
+	c := got[*harness.Cluster](t)(harness.Prepare(opt))
+	guard(t, c)
+	return c
+}
+
+// up starts the schedulers of a prepared cluster.
+func up(t *testing.T, c *harness.Cluster) {
+	t.Helper()
+	for _, s := range c.Schedulers {
+		must(t, s.Start())
+	}
+	must(t, c.WaitReady(t.Context(), settle))
+}
+
+// set changes variables of a process; "" unsets.
+func set(p *harness.Process, env map[string]string) {
+	var out []string
+	for _, kv := range p.Env {
+		k, _, _ := strings.Cut(kv, "=")
+		if _, changed := env[k]; !changed {
+			out = append(out, kv)
+		}
+	}
+	for k, v := range env {
+		if v != "" {
+			out = append(out, k+"="+v)
+		}
+	}
+	p.Env = out
+}
+
+// refuses waits for a process to end by itself, with a code other than 0 and last
+// words that contain all of want.
+func refuses(t *testing.T, p *harness.Process, want ...string) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), endsWithin)
+	defer cancel()
+	code, err := p.Wait(ctx)
+	if err != nil {
+		t.Fatalf("%v; it says:\n%s", err, p.Tail(10))
+	}
+	// The last line is what the program tells the person; the rest is log.
+	last := p.Tail(1)
+	if code <= 0 {
+		t.Errorf("it ended with code %d, want a failure: %s", code, last)
+	}
+	for _, w := range want {
+		if !strings.Contains(last, w) {
+			t.Errorf("its last words do not name %q: %s", w, last)
+		}
+	}
+}
+
+// A wrong setting ends the program at once and is named.
+func TestWrongSettings(t *testing.T) {
+	bin := shipped(t)
+	taken, err := net.Listen("tcp", "127.0.0.1:0")
+	must(t, err)
+	defer taken.Close()
+	gossip, err := net.ListenPacket("udp", "127.0.0.1:0")
+	must(t, err)
+	defer gossip.Close()
+	_, port, err := net.SplitHostPort(taken.Addr().String())
+	must(t, err)
+	file := filepath.Join(t.TempDir(), "file")
+	must(t, os.WriteFile(file, nil, 0o600))
+	tls := map[string]string{"SCHEDULER_INSECURE": ""}
+
+	for _, c := range []struct {
+		name string
+		env  map[string]string
+		want []string
+	}{
+		{"gRPC port in use", map[string]string{"GRPC_PORT": port}, []string{"GRPC_PORT", port, "in use"}},
+		{"HTTP port in use", map[string]string{"METRICS_PORT": port}, []string{"METRICS_PORT", port, "in use"}},
+		{"Raft port in use", map[string]string{"SCHEDULER_RAFT_ADDR": taken.Addr().String()}, []string{"SCHEDULER_RAFT_ADDR", port, "in use"}},
+		{"gossip port in use", map[string]string{"SCHEDULER_GOSSIP_ADDR": gossip.LocalAddr().String()}, []string{"SCHEDULER_GOSSIP_ADDR", "in use"}},
+		{"a port that is none", map[string]string{"GRPC_PORT": "70000"}, []string{"GRPC_PORT", "70000"}},
+		{"an interval that is none", map[string]string{"SCHEDULER_HEARTBEAT_INTERVAL": "soon"}, []string{"SCHEDULER_HEARTBEAT_INTERVAL", "soon"}},
+		{"a lease below three heartbeats", map[string]string{"SCHEDULER_HEARTBEAT_INTERVAL": "3s", "SCHEDULER_NODE_LEASE": "5s"},
+			[]string{"SCHEDULER_NODE_LEASE", "SCHEDULER_HEARTBEAT_INTERVAL", "5s"}},
+		{"a name with a space", map[string]string{"SCHEDULER_NAME": "a b"}, []string{"SCHEDULER_NAME", "a b"}},
+		{"a negative expectation", map[string]string{"SCHEDULER_BOOTSTRAP_EXPECT": "-1"}, []string{"SCHEDULER_BOOTSTRAP_EXPECT", "-1"}},
+		{"a join address without port", map[string]string{"SCHEDULER_JOIN": "somewhere"}, []string{"SCHEDULER_JOIN", "somewhere"}},
+		{"a policy that is none", map[string]string{"SCHEDULER_PLACEMENT_POLICY": "random"}, []string{"SCHEDULER_PLACEMENT_POLICY", "random"}},
+		{"a log level that is none", map[string]string{"LOG_LEVEL": "loud"}, []string{"LOG_LEVEL", "loud"}},
+		{"a bind address that is none", map[string]string{"PERSYS_GRPC_ADDR": "nowhere"}, []string{"PERSYS_GRPC_ADDR", "nowhere"}},
+		{"neither TLS nor -insecure", tls, []string{"PERSYS_TLS_", "-insecure"}},
+		{"a data directory below a file", map[string]string{"SCHEDULER_DATA_DIR": filepath.Join(file, "data")}, []string{"SCHEDULER_DATA_DIR", file}},
+	} {
+		t.Run("scheduler/"+c.name, func(t *testing.T) {
+			cl := solo(t, harness.Options{Binaries: bin})
+			s := cl.Schedulers[0]
+			set(s.Process, c.env)
+			must(t, s.Start())
+			refuses(t, s.Process, c.want...)
+		})
+	}
+	for _, c := range []struct {
+		name string
+		env  map[string]string
+		want []string
+	}{
+		{"port in use", map[string]string{"PERSYS_GRPC_PORT": port}, []string{"PERSYS_GRPC_PORT", port, "in use"}},
+		{"a node id with a slash", map[string]string{"PERSYS_NODE_ID": "a/b"}, []string{"PERSYS_NODE_ID", "a/b"}},
+		{"labels that are none", map[string]string{"PERSYS_NODE_LABELS": "nolabel"}, []string{"PERSYS_NODE_LABELS", "nolabel"}},
+		{"a scheduler address that is none", map[string]string{"PERSYS_SCHEDULER_ADDR": "a:b:c"}, []string{"a:b:c"}},
+		{"neither TLS nor -insecure", map[string]string{"PERSYS_INSECURE": ""}, []string{"PERSYS_TLS_", "-insecure"}},
+		{"a state file below a file", map[string]string{"PERSYS_STATE_PATH": filepath.Join(file, "state.db")}, []string{"PERSYS_STATE_PATH", file}},
+	} {
+		t.Run("agent/"+c.name, func(t *testing.T) {
+			cl := solo(t, harness.Options{Binaries: bin})
+			a := got[*harness.Agent](t)(cl.NewAgent(harness.AgentOptions{Simulate: true}))
+			set(a.Process, c.env)
+			must(t, a.Start())
+			refuses(t, a.Process, c.want...)
+		})
+	}
+	t.Run("scheduler/nothing to start from", func(t *testing.T) {
+		cl := solo(t, harness.Options{Binaries: bin, TLS: true})
+		s := cl.Schedulers[0]
+		set(s.Process, map[string]string{"SCHEDULER_JOIN": "", "SCHEDULER_BOOTSTRAP_EXPECT": ""})
+		must(t, s.Start())
+		refuses(t, s.Process, "SCHEDULER_JOIN", "SCHEDULER_BOOTSTRAP_EXPECT")
+	})
+	t.Run("scheduler/data directory in use", func(t *testing.T) {
+		cl := solo(t, harness.Options{Binaries: bin})
+		up(t, cl)
+		second := got[*harness.Scheduler](t)(cl.NewScheduler())
+		set(second.Process, map[string]string{"SCHEDULER_DATA_DIR": cl.Schedulers[0].DataDir})
+		must(t, second.Start())
+		refuses(t, second.Process, cl.Schedulers[0].DataDir, "in use")
+	})
+}
+
+// A replica of one cluster never becomes part of another.
+func TestWrongCluster(t *testing.T) {
+	bin := shipped(t)
+	a := solo(t, harness.Options{Binaries: bin})
+	up(t, a)
+	st, err := a.Status(t.Context(), 0)
+	must(t, err)
+	idA := st.GetClusterId()
+
+	t.Run("its data are of another cluster than the setting", func(t *testing.T) {
+		s := a.Schedulers[0]
+		must(t, s.Kill())
+		set(s.Process, map[string]string{"SCHEDULER_CLUSTER_ID": "another"})
+		must(t, s.Start())
+		refuses(t, s.Process, "another", idA)
+		set(s.Process, map[string]string{"SCHEDULER_CLUSTER_ID": ""})
+		up(t, a)
+	})
+	t.Run("it is told to join another cluster", func(t *testing.T) {
+		b := solo(t, harness.Options{Binaries: bin})
+		up(t, b)
+		stB, err := b.Status(t.Context(), 0)
+		must(t, err)
+		s := a.Schedulers[0]
+		must(t, s.Kill())
+		set(s.Process, map[string]string{"SCHEDULER_JOIN": b.Schedulers[0].Gossip})
+		must(t, s.Start())
+		must(t, a.WaitReady(t.Context(), settle))
+		// One of the two has to say so, with both ids.
+		must(t, harness.Poll(t.Context(), settle, "a word about the wrong cluster", func(context.Context) error {
+			for _, p := range []*harness.Process{s.Process, b.Schedulers[0].Process} {
+				text, err := p.Output()
+				if err != nil {
+					return err
+				}
+				for line := range strings.Lines(text) {
+					if strings.Contains(line, "another cluster") && strings.Contains(line, idA) && strings.Contains(line, stB.GetClusterId()) {
+						return nil
+					}
+				}
+			}
+			return errors.New("neither log has a line with both ids")
+		}))
+		for _, c := range []struct {
+			c  *harness.Cluster
+			id string
+		}{{a, idA}, {b, stB.GetClusterId()}} {
+			st, err := c.c.Status(t.Context(), 0)
+			must(t, err)
+			if st.GetClusterId() != c.id || len(st.GetReplicas()) != 1 {
+				t.Errorf("cluster %s has become %s with %d replicas", c.id, st.GetClusterId(), len(st.GetReplicas()))
+			}
+		}
+	})
+}
+
+// pad is a specification of about a size in KiB.
+func pad(kib int) *controlv1.WorkloadSpec {
+	s := contentSpec("needle")
+	s.GetContainer().Command = []string{"needle", strings.Repeat("x", kib<<10)}
+	return s
+}
+
+// Damaged data are refused, and the error says which file it is.
+func TestDamagedData(t *testing.T) {
+	bin := shipped(t)
+	damage := func(t *testing.T, path string, find []byte) {
+		t.Helper()
+		b, err := os.ReadFile(path)
+		must(t, err)
+		if find == nil {
+			b[len(b)/2] ^= 0xff
+		} else if !bytes.Contains(b, find) {
+			t.Fatalf("%s does not contain %q", path, find)
+		} else {
+			// Everywhere: pages that are out of use hold old copies.
+			b = bytes.ReplaceAll(b, find, bytes.ToUpper(find))
+		}
+		must(t, os.WriteFile(path, b, 0o600))
+	}
+	t.Run("log", func(t *testing.T) {
+		c := solo(t, harness.Options{Binaries: bin})
+		up(t, c)
+		apply(t, c, "needle", pad(1))
+		s := c.Schedulers[0]
+		must(t, s.Kill())
+		log := filepath.Join(s.DataDir, "raft", "log.db")
+		damage(t, log, []byte("needle"))
+		must(t, s.Start())
+		refuses(t, s.Process, "corrupt", log)
+	})
+	t.Run("snapshot", func(t *testing.T) {
+		c := solo(t, harness.Options{Binaries: bin})
+		up(t, c)
+		s := c.Schedulers[0]
+		snapshots := filepath.Join(s.DataDir, "raft", "snapshots")
+		// A snapshot is due after 64 MiB of log.
+		i := 0
+		must(t, harness.Poll(t.Context(), 90*time.Second, "a snapshot", func(context.Context) error {
+			for range 8 {
+				apply(t, c, fmt.Sprintf("needle-%d", i%4), func() *controlv1.WorkloadSpec {
+					p := pad(200)
+					p.Metadata["content"] = fmt.Sprint(i)
+					return p
+				}())
+				i++
+			}
+			done, err := filepath.Glob(filepath.Join(snapshots, "*", "state.bin"))
+			if err == nil && (len(done) == 0 || strings.HasSuffix(filepath.Dir(done[0]), ".tmp")) {
+				err = fmt.Errorf("none after %d applies", i)
+			}
+			return err
+		}))
+		must(t, s.Kill())
+		done, err := filepath.Glob(filepath.Join(snapshots, "*", "state.bin"))
+		must(t, err)
+		damage(t, done[len(done)-1], nil)
+		must(t, s.Start())
+		refuses(t, s.Process, "corrupt", filepath.Dir(done[len(done)-1]))
+	})
+}
+
+// A full disk stops the replica with its reason, and everything that was
+// acknowledged before is there when there is room again.
+func TestFullDisk(t *testing.T) {
+	c := solo(t, harness.Options{Binaries: shipped(t)})
+	s := c.Schedulers[0]
+	must(t, os.MkdirAll(s.DataDir, 0o700))
+	if err := syscall.Mount("persys-e2e", s.DataDir, "tmpfs", 0, "size=3m,mode=0700"); err != nil {
+		if os.Getenv("CI") == "true" {
+			t.Fatalf("mounting a small tmpfs needs root: %v", err)
+		}
+		t.Skipf("SKIPPED, NOTHING TESTED: mounting a small tmpfs needs root: %v", err)
+	}
+	t.Cleanup(func() {
+		if err := errors.Join(s.Kill(), syscall.Unmount(s.DataDir, 0)); err != nil {
+			t.Error(err)
+		}
+	})
+	up(t, c)
+	control := got[controlv1.AgentControlClient](t)(c.Control(0))
+	acked := map[string]string{}
+	for i := range 200 {
+		id := fmt.Sprintf("w%d", i)
+		spec := pad(64)
+		ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+		resp, err := control.ApplyWorkload(ctx, &controlv1.ApplyWorkloadRequest{WorkloadId: id, Spec: spec, RevisionId: id})
+		cancel()
+		if err != nil {
+			break
+		}
+		if !resp.GetSuccess() {
+			t.Fatalf("apply of %s was refused: %s", id, resp.GetErrorMessage())
+		}
+		acked[id] = resp.GetRevisionId()
+	}
+	if len(acked) == 0 || len(acked) == 200 {
+		t.Fatalf("%d applies fitted into 3 MiB", len(acked))
+	}
+	refuses(t, s.Process, filepath.Join(s.DataDir, "raft", "log.db"), "no space left on device")
+
+	must(t, syscall.Mount("persys-e2e", s.DataDir, "tmpfs", syscall.MS_REMOUNT, "size=64m,mode=0700"))
+	up(t, c)
+	all, err := control.ListWorkloads(t.Context(), &controlv1.ListWorkloadsRequest{})
+	must(t, err)
+	for _, w := range all.GetWorkloads() {
+		if acked[w.GetWorkloadId()] == w.GetRevisionId() {
+			delete(acked, w.GetWorkloadId())
+		}
+	}
+	if len(acked) > 0 {
+		t.Errorf("%d acknowledged applies are lost: %v", len(acked), acked)
+	}
+}

@@ -1,0 +1,249 @@
+package e2e
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/google/uuid"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	controlv1 "github.com/persys/compute/api/control/v1"
+	"github.com/persys/compute/e2e/harness"
+	"github.com/persys/compute/rpc/dial"
+)
+
+const (
+	clients   = 8
+	workloads = 12
+	// opLimit bounds one attempt, patience all attempts of one operation.
+	opLimit  = 2 * time.Second
+	patience = 15 * time.Second
+	// pace is the least time between two operations of one client.
+	pace = 4 * time.Millisecond
+)
+
+// traffic is eight clients that apply distinct content to a dozen workloads and
+// read it back, through random replicas. Clients with an even number repeat an
+// operation under its request id until they know its outcome, as our own
+// programs do; the others leave it unknown, as existing ones do.
+type traffic struct {
+	t       *testing.T
+	c       *harness.Cluster
+	rec     *recorder
+	stop    context.CancelFunc
+	wg      sync.WaitGroup
+	acked   atomic.Int64
+	unknown atomic.Int64
+	failed  atomic.Int64 // refused before anything happened
+}
+
+// load starts the traffic. End stops it; the test's end does too.
+func load(t *testing.T, c *harness.Cluster) *traffic {
+	t.Helper()
+	ctx, stop := context.WithCancel(t.Context())
+	tr := &traffic{t: t, c: c, rec: newRecorder(), stop: stop}
+	for i := range clients {
+		tr.wg.Go(func() { tr.client(ctx, i) })
+	}
+	t.Cleanup(func() { stop(); tr.wg.Wait() })
+	return tr
+}
+
+// end stops the clients, reads every workload once more through every replica,
+// and judges the history.
+func (tr *traffic) end() {
+	tr.t.Helper()
+	tr.stop()
+	tr.wg.Wait()
+	for w := range workloads {
+		for via := range tr.c.Schedulers {
+			if !tr.c.Schedulers[via].Running() {
+				continue
+			}
+			o := op{Client: clients, Workload: workloadName(w), Via: via}
+			if !tr.read(tr.t.Context(), &o, via) {
+				tr.t.Errorf("the last read of %s through %s failed: %s", o.Workload, tr.c.Schedulers[via].Name, o.Error)
+				return
+			}
+		}
+	}
+	ops := tr.rec.all()
+	tr.t.Logf("%d operations: %d applies acknowledged, %d of unknown outcome, %d refused without effect",
+		len(ops), tr.acked.Load(), tr.unknown.Load(), tr.failed.Load())
+	judge(tr.t, ops)
+}
+
+func workloadName(i int) string { return fmt.Sprintf("w%02d", i) }
+
+// ackedBy waits until n more writes are acknowledged.
+func (tr *traffic) more(n int64, limit time.Duration) {
+	tr.t.Helper()
+	want := tr.acked.Load() + n
+	must(tr.t, harness.Poll(tr.t.Context(), limit, fmt.Sprintf("waiting for %d more acknowledged applies", n), func(context.Context) error {
+		if got := tr.acked.Load(); got < want {
+			return fmt.Errorf("%d are still missing", want-got)
+		}
+		return nil
+	}))
+}
+
+func (tr *traffic) client(ctx context.Context, id int) {
+	tick := time.NewTicker(pace)
+	defer tick.Stop()
+	for n := 0; ; n++ {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		}
+		via := rand.IntN(len(tr.c.Schedulers))
+		if n == 0 {
+			via = id % len(tr.c.Schedulers)
+		}
+		o := op{Client: id, Workload: workloadName(rand.IntN(workloads)), Via: via}
+		if rand.IntN(3) == 0 {
+			tr.read(ctx, &o, via)
+			continue
+		}
+		o.Write = fmt.Sprintf("c%d-%d", id, n)
+		tr.write(ctx, &o, via, id%2 == 0)
+	}
+}
+
+// contentSpec is a small container; distinct contents are distinct changes.
+func contentSpec(content string) *controlv1.WorkloadSpec {
+	return &controlv1.WorkloadSpec{
+		Type:      "container",
+		Resources: &controlv1.ResourceRequirements{CpuMillicores: 10, MemoryMb: 8},
+		Workload:  &controlv1.WorkloadSpec_Container{Container: &controlv1.ContainerSpec{Image: "persys/none:1"}},
+		Metadata:  map[string]string{"content": content},
+	}
+}
+
+// write applies once, or until the outcome is known.
+func (tr *traffic) write(ctx context.Context, o *op, via int, insist bool) {
+	id, err := uuid.NewV7()
+	if err != nil {
+		tr.t.Error(err)
+		return
+	}
+	req := &controlv1.ApplyWorkloadRequest{WorkloadId: o.Workload, Spec: contentSpec(o.Write), RevisionId: o.Write, RequestId: id.String()}
+	o.Call = tr.rec.now()
+	deadline := time.Now().Add(patience)
+	happened := false // it may have
+	for {
+		control, err := tr.c.Control(via)
+		if err != nil {
+			tr.t.Error(err)
+			return
+		}
+		// Not the client's context: the end of the test is no unknown outcome.
+		actx, cancel := context.WithTimeout(context.WithoutCancel(ctx), opLimit)
+		resp, err := control.ApplyWorkload(actx, req)
+		cancel()
+		if err == nil {
+			o.Return = tr.rec.now()
+			if !resp.GetSuccess() {
+				tr.t.Errorf("apply of %s through %s was refused: %s", o.Workload, tr.c.Schedulers[via].Name, resp.GetErrorMessage())
+				return
+			}
+			o.Gen, o.Index = generationOf(resp.GetGeneration()), resp.GetIndex()
+			tr.acked.Add(1)
+			tr.rec.add(*o)
+			return
+		}
+		if !harmless(err) {
+			happened = true
+			o.Error = err.Error()
+		}
+		if code := status.Code(err); code != codes.Unavailable && code != codes.Aborted && code != codes.DeadlineExceeded && code != codes.ResourceExhausted {
+			tr.t.Errorf("apply of %s through %s: %v", o.Workload, tr.c.Schedulers[via].Name, err)
+		}
+		if !insist || time.Now().After(deadline) {
+			break
+		}
+		via = (via + 1) % len(tr.c.Schedulers)
+		pause(ctx, 10*time.Millisecond)
+	}
+	if !happened {
+		tr.failed.Add(1)
+		return
+	}
+	tr.unknown.Add(1)
+	tr.rec.add(*o)
+}
+
+// harmless reports whether an error says that nothing was applied. The check of
+// the history shows whether it is true.
+func harmless(err error) bool {
+	switch dial.Reason(err) {
+	case dial.ReasonNoLeader, dial.ReasonNotLeader:
+		return true
+	}
+	return status.Code(err) == codes.ResourceExhausted
+}
+
+// read gets a workload, linearizably; it is false, and nothing is recorded, if
+// nobody could answer.
+func (tr *traffic) read(ctx context.Context, o *op, via int) bool {
+	control, err := tr.c.Control(via)
+	if err != nil {
+		tr.t.Error(err)
+		return false
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), opLimit)
+	defer cancel()
+	o.Call = tr.rec.now()
+	resp, err := control.GetWorkload(ctx, &controlv1.GetWorkloadRequest{WorkloadId: o.Workload, Level: controlv1.ReadLevel_READ_LEVEL_LINEARIZABLE})
+	switch status.Code(err) {
+	case codes.OK:
+		w := resp.GetWorkload()
+		o.Found, o.Read, o.Gen, o.Index = true, w.GetSpec().GetMetadata()["content"], generationOf(w.GetGeneration()), w.GetIndex()
+		if w.GetCallerRevisionId() != o.Read {
+			tr.t.Errorf("%s has content %q and the revision of %q", o.Workload, o.Read, w.GetCallerRevisionId())
+		}
+		if resp.GetStale() {
+			tr.t.Errorf("a linearizable read of %s is marked stale", o.Workload)
+		}
+	case codes.NotFound:
+	default:
+		o.Error = err.Error()
+		return false
+	}
+	o.Return = tr.rec.now()
+	tr.rec.add(*o)
+	return true
+}
+
+func pause(ctx context.Context, d time.Duration) {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-ctx.Done():
+	case <-t.C:
+	}
+}
+
+// gap is how long applies were not acknowledged around a moment: from the last
+// acknowledgement before it to the first of an apply that was called after it.
+func (tr *traffic) gap(at int64) time.Duration {
+	var last, first int64
+	for _, o := range tr.rec.acks() {
+		if o.Return <= at {
+			last = o.Return
+		}
+		if o.Call >= at && first == 0 {
+			first = o.Return
+		}
+	}
+	if last == 0 || first == 0 {
+		tr.t.Error("no acknowledged applies on both sides of the failure")
+	}
+	return time.Duration(first - last)
+}
