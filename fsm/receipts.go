@@ -85,11 +85,15 @@ func (t *Tx) stamp(r Result) Result {
 // keep stores a receipt and drops those that retention lets go.
 func (t *Tx) keep(rc *receipt) {
 	info := &t.r.info
-	info.ReceiptSeq++
-	rc.seq = info.ReceiptSeq
 	bySeq, byRequest := own(t, &t.r.receipts, ownReceipts), own(t, &t.r.byRequest, ownByRequest)
-	bySeq.Set(rc.seq, rc)
-	byRequest.Set(string(rc.request[:]), rc)
+	enqueue := func(rc *receipt) {
+		info.ReceiptSeq++
+		rc.seq = info.ReceiptSeq
+		bySeq.Set(rc.seq, rc)
+		byRequest.Set(string(rc.request[:]), rc)
+	}
+	enqueue(rc)
+	moves := 0
 	for keep := t.retention(); ; {
 		_, oldest, ok := bySeq.Min()
 		if !ok {
@@ -103,10 +107,24 @@ func (t *Tx) keep(rc *receipt) {
 			return
 		}
 		bySeq.Delete(oldest.seq)
+		if minted*1e6 > info.Clock {
+			// There are too many. Dropping this one would make everybody's present
+			// ids look too old, so it queues again and another goes. Only when none
+			// is found soon are there more than maxLen, for RequestSkew at most.
+			again := *oldest
+			enqueue(&again)
+			if moves++; moves == requeueMax {
+				return
+			}
+			continue
+		}
 		byRequest.Delete(string(oldest.request[:]))
 		info.ReceiptsDroppedUntil = max(info.ReceiptsDroppedUntil, minted)
 	}
 }
+
+// requeueMax bounds the work of one command.
+const requeueMax = 8
 
 func (t *Tx) retention() retention {
 	if t.keepFor != nil {

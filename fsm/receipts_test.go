@@ -142,3 +142,43 @@ func TestReceiptRetention(t *testing.T) {
 		is(t, "retention", defaultRetention(), retention{2 * minute, 60 * minute, 200_000, 1_000_000})
 	})
 }
+
+// TestReceiptsFromAClockAhead: a client whose clock is ahead sends more requests
+// than are kept; the others' requests are answered all the same.
+func TestReceiptsFromAClockAhead(t *testing.T) {
+	tx := formed(t).s.Begin()
+	tx.keepFor = &retention{minAge: 10 * second, maxAge: 1000 * second, minLen: 4, maxLen: 8}
+	now := epoch0 + minute
+	send := func(id []byte) Result {
+		cmd := barrier()
+		cmd.Head = &commandv1.Head{Request: id, At: now}
+		res, _ := tx.Apply(Meta{9, 1}, cmd)
+		return res
+	}
+	var ahead [][]byte
+	for i := range 40 {
+		now += second / 10
+		id := requestAt(now+4*minute, uint32(i))
+		is(t, "a request from a clock ahead", send(id).Kind, OK)
+		ahead = append(ahead, id)
+		is(t, "a request of the present", send(requestAt(now, uint32(1000+i))).Kind, OK)
+	}
+	s := tx.Commit()
+	if err := s.Check(); err != nil {
+		t.Error(err)
+	}
+	if until := s.Info().ReceiptsDroppedUntil; until > now/1e6 {
+		t.Errorf("ids up to %d ms are too old, the clock is at %d ms", until, now/1e6)
+	}
+	for i, id := range ahead {
+		if res := send(id); !res.Duplicate {
+			t.Fatalf("request %d from a clock ahead is run again: %+v", i, res)
+		}
+	}
+	// Its time passes, and so does the excess.
+	now += 5 * minute
+	for i := range 20 {
+		send(requestAt(now, uint32(2000+i)))
+	}
+	is(t, "kept", tx.Commit().ReceiptCount(), 8)
+}

@@ -161,11 +161,19 @@ func sealer(k Keys) spec.Sealer {
 }
 
 // targets are the workloads that an id means: itself, or the members of a group
-// that count made.
-func (s *Server) targets(id string) []string {
+// that count made. Who belongs to a group is told by a leader that has proven to
+// be one; a single workload is judged by the state machine anyway.
+func (s *Server) targets(ctx context.Context, id string) ([]string, fsm.View, error) {
 	view := s.store.View()
 	if _, ok := view.Workload(id); ok {
-		return []string{id}
+		return []string{id}, view, nil
+	}
+	index, err := s.replica.Confirm(ctx)
+	if err != nil {
+		return nil, nil, err
+	}
+	if view, err = s.store.At(ctx, index); err != nil {
+		return nil, nil, err
 	}
 	var ids []string
 	view.Group(id, func(w *fsm.Workload) bool {
@@ -175,9 +183,9 @@ func (s *Server) targets(id string) []string {
 		return true
 	})
 	if len(ids) == 0 {
-		return []string{id} // the state machine says that it is unknown
+		return []string{id}, view, nil // the state machine says that it is unknown
 	}
-	return ids
+	return ids, view, nil
 }
 
 func (s *Server) desireCommands(ctx context.Context, id string, desired fsm.Desired, request string) ([]fsm.Command, error) {
@@ -195,19 +203,39 @@ func (s *Server) deleteCommands(ctx context.Context, id string, force bool, requ
 	})
 }
 
+// each makes one command per target. A request about a group ends with a barrier
+// under the request's own id: its receipt says that all of it was carried out,
+// also when the group is gone by the time it is repeated.
 func (s *Server) each(ctx context.Context, id, request string, make func(string) *commandv1.Command) ([]fsm.Command, error) {
+	targets, view, err := s.targets(ctx, id)
+	if err != nil {
+		return nil, err
+	}
+	group := targets[0] != id
+	barrier := &commandv1.Command{Body: &commandv1.Command_Barrier{Barrier: &commandv1.Barrier{}}}
+	if barrier.Head, err = s.head(ctx, request, ""); err != nil {
+		return nil, err
+	}
+	if r := barrier.GetHead().GetRequest(); !group && len(r) == 16 {
+		if _, known := view.Workload(id); !known {
+			if _, done := view.Receipt([16]byte(r)); done {
+				return []fsm.Command{barrier}, nil // the receipt answers
+			}
+		}
+	}
 	var cmds []fsm.Command
-	for _, target := range s.targets(id) {
+	for _, target := range targets {
 		c, member := make(target), ""
-		if target != id {
+		if group {
 			member = target
 		}
-		head, err := s.head(ctx, request, member)
-		if err != nil {
+		if c.Head, err = s.head(ctx, request, member); err != nil {
 			return nil, err
 		}
-		c.Head = head
 		cmds = append(cmds, c)
+	}
+	if group && len(barrier.GetHead().GetRequest()) > 0 {
+		cmds = append(cmds, barrier)
 	}
 	return cmds, nil
 }

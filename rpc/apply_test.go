@@ -209,7 +209,8 @@ func TestRequestIDs(t *testing.T) {
 				s := g.replicas[0].server
 				cmds, err := s.deleteCommands(context.Background(), "grp", false, del.RequestId)
 				ok(t, err)
-				for _, c := range cmds {
+				is(t, "the last says that all was done", cmds[len(cmds)-1].GetBarrier() != nil, true)
+				for _, c := range cmds[:len(cmds)-1] {
 					ids[i] = append(ids[i], c.GetDeleteWorkload().GetId()+fmt.Sprintf(" %x", c.GetHead().GetRequest()))
 				}
 				// The first member goes between the two attempts.
@@ -224,6 +225,28 @@ func TestRequestIDs(t *testing.T) {
 			}
 			is(t, "distinct ids", len(requests), 3)
 			is(t, "the ids of the others", strings.Join(ids[1], ","), strings.Join(ids[0][1:], ","))
+		}},
+		{"deleting a group is answered as before when the group is gone", func(t *testing.T, g *group) {
+			req := web("grp")
+			req.Spec.Count = 2
+			_, err := g.control(0).ApplyWorkload(ctxFor(t), req)
+			ok(t, err)
+			del := &controlv1.DeleteWorkloadRequest{WorkloadId: "grp", RequestId: requestID(t)}
+			for _, attempt := range []string{"first", "again"} {
+				r, err := g.control(1).DeleteWorkload(ctxFor(t), del)
+				ok(t, err)
+				is(t, attempt+": success", r.GetSuccess(), true)
+				is(t, attempt+": message", r.GetErrorMessage(), "")
+				is(t, "workloads left", g.view().WorkloadCount(), 1)
+			}
+			r, err := g.control(1).DeleteWorkload(ctxFor(t), &controlv1.DeleteWorkloadRequest{WorkloadId: "grp"})
+			ok(t, err)
+			is(t, "another request: success", r.GetSuccess(), false)
+		}},
+		{"a deposed leader names no members", func(t *testing.T, g *group) {
+			g.replicas[0].before = func(context.Context) error { return ErrNotLeader }
+			_, _, err := g.replicas[0].server.targets(context.Background(), "grp")
+			is(t, "error", errors.Is(err, ErrNotLeader), true)
 		}},
 	} {
 		t.Run(c.fact, func(t *testing.T) {
