@@ -134,7 +134,7 @@ func (a *Agent) restore() error {
 		}
 		w := &workload{id: in.ID, intent: in, kind: in.Type, task: latest[in.ID]}
 		w.asked = w.task.open() // acknowledged, and perhaps not begun
-		w.waits = in.Exclusive && in.running() && a.control != nil
+		w.waits = in.waitsAfterRestart() && a.control != nil
 		if st, ok := saved.status[in.ID]; ok {
 			w.fail = st.Failure
 			w.report = st.report(in)

@@ -133,17 +133,24 @@ func (a *Agent) orphan(w *workload, o *driver.Observed, now time.Time) {
 // consider brings a workload's memory of failures up to date and says its next step. It is called
 // with mu held.
 func (a *Agent) consider(w *workload, in *intent, now time.Time) step {
-	if w.observed != nil && w.observed.State == driver.Running {
-		w.waits = false // it survived, and is adopted
+	s, m := consider(a.cfg.policy(), in, Memory{Asked: w.asked, Waits: w.waits, Failure: w.fail}, w.observed, now)
+	w.waits, w.fail = m.Waits, m.Failure
+	return s
+}
+
+// consider is the agent's whole judgement of one workload, for what an engine shows (nil: nothing).
+func consider(p retryPolicy, in *intent, m Memory, o *driver.Observed, now time.Time) (step, Memory) {
+	seen := driver.Observed{State: driver.Absent}
+	if o != nil {
+		seen = *o
 	}
-	d := in.desired(w.asked, w.observed)
-	d.waits = w.waits
-	if w.observed != nil {
-		w.fail = a.cfg.policy().settle(d, *w.observed, w.fail, now)
-	} else {
-		w.fail = a.cfg.policy().settle(d, driver.Observed{State: driver.Absent}, w.fail, now)
+	if seen.State == driver.Running {
+		m.Waits = false // it survived, and is adopted
 	}
-	return decide(d, in.observed(w.observed), w.fail, now)
+	d := in.desired(m.Asked, o)
+	d.waits = m.Waits
+	m.Failure = p.settle(d, seen, m.Failure, now)
+	return decide(d, in.observed(o), m.Failure, now), m
 }
 
 // schedule asks for another look when the step wants one. It is called with mu held.

@@ -67,6 +67,9 @@ type intent struct {
 
 func (in *intent) running() bool { return in.DesiredState == "running" }
 
+// waitsAfterRestart: while this agent was away the schedulers may have placed it elsewhere.
+func (in *intent) waitsAfterRestart() bool { return in.Exclusive && in.running() }
+
 // keepsEnded: an explicit restart policy under which an ended workload stays ended. The engine
 // carries out the restarts that on-failure asks for, except those of exclusive workloads, which are
 // the agent's.

@@ -93,16 +93,22 @@ func (r Rules) Delete(old *Intent, req *agentv1.DeleteWorkloadRequest) *Refusal 
 	return refusalOf(judgeDelete(req.GetId(), old.Generation, generationFrom(req.GetGeneration()), false))
 }
 
-// Next settles the memory of failures with what the engine shows (nil: nothing) and decides the
-// next step: nothing, wait (until a time), ensure, halt, restart, recreate or remove.
-func (r Rules) Next(in *Intent, asked bool, o *driver.Observed, f Failure, now time.Time) (do string, until time.Time, after Failure) {
-	d, seen := in.desired(asked, o), driver.Observed{State: driver.Absent}
-	if o != nil {
-		seen = *o
-	}
-	f = r.policy.settle(d, seen, f, now)
-	s := decide(d, in.observed(o), f, now)
-	return s.do.String(), s.until, f
+// Memory is what an agent's process remembers of one workload.
+type Memory struct {
+	Asked   bool // an order came since the last attempt
+	Waits   bool // for an order, see WaitsAfterRestart
+	Failure Failure
+}
+
+// WaitsAfterRestart reports whether a process that finds an intent in its file leaves it alone until
+// it is ordered anew, or seen to run.
+func (r Rules) WaitsAfterRestart(in *Intent) bool { return in.waitsAfterRestart() }
+
+// Next settles the memory with what the engine shows (nil: nothing) and decides the next step:
+// nothing, wait (until a time), ensure, halt, restart, recreate or remove.
+func (r Rules) Next(in *Intent, m Memory, o *driver.Observed, now time.Time) (do string, until time.Time, after Memory) {
+	s, m := consider(r.policy, in, m, o, now)
+	return s.do.String(), s.until, m
 }
 
 // Failed counts a failed step; a delete never gives up.
@@ -118,8 +124,8 @@ func (r Rules) Failed(in *Intent, f Failure, err error, now time.Time) Failure {
 
 // Report is the state that an ordered workload is reported in; open says that its last order is
 // not carried out yet.
-func (r Rules) Report(in *Intent, open bool, o *driver.Observed, f Failure, now time.Time) (agentv1.ActualState, driver.Class, string) {
-	w := &workload{id: in.ID, intent: in, kind: in.Type, observed: o, fail: f}
+func (r Rules) Report(in *Intent, open bool, o *driver.Observed, m Memory, now time.Time) (agentv1.ActualState, driver.Class, string) {
+	w := &workload{id: in.ID, intent: in, kind: in.Type, observed: o, fail: m.Failure, waits: m.Waits}
 	if open {
 		w.task = newTask(actionApply, in.ID, now)
 	}

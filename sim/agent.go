@@ -33,6 +33,7 @@ type machine struct {
 
 	disk   *disk
 	engine *engine
+	made   int // engines it has had
 
 	// Memory of the agent's process.
 	work     map[string]*work
@@ -63,13 +64,12 @@ type disk struct {
 type work struct {
 	id       string
 	observed *driver.Observed
-	fail     agent.Failure
-	asked    bool
-	busy     bool
-	again    bool
-	due      int64
-	version  uint64
-	said     said
+	agent.Memory
+	busy    bool
+	again   bool
+	due     int64
+	version uint64
+	said    said
 }
 
 // said is what was last reported.
@@ -107,7 +107,7 @@ func (m *machine) boot() {
 	clear(m.disk.tombAt)
 	for _, id := range keys(m.disk.intents) {
 		k := m.of(id)
-		k.asked, k.fail = m.disk.open[id], m.disk.fails[id]
+		k.Memory = agent.Memory{Asked: m.disk.open[id], Waits: m.rules.WaitsAfterRestart(m.disk.intents[id]), Failure: m.disk.fails[id]}
 	}
 	w.tracef("", m.id, "agent starts, %d intents", len(m.disk.intents))
 	w.after(w.between(50, 800)*ms, &m.proc, func() {
@@ -190,15 +190,15 @@ func (m *machine) absorb() {
 
 // consider is the agent's own decision.
 func (m *machine) consider(k *work, in *agent.Intent) (string, time.Time) {
-	do, until, after := m.rules.Next(in, k.asked, k.observed, k.fail, m.now())
-	k.fail = after
+	do, until, after := m.rules.Next(in, k.Memory, k.observed, m.now())
+	k.Memory = after
 	return do, until
 }
 
 func (m *machine) schedule(k *work, do string, until time.Time) {
 	switch do {
 	case "nothing":
-		if o := k.observed; o != nil && o.State == driver.Running && k.fail.Attempts > 0 {
+		if o := k.observed; o != nil && o.State == driver.Running && k.Failure.Attempts > 0 {
 			m.kick(k.id, max(sec, int64(o.StartedAt.Add(30*time.Second).Sub(m.now()))))
 		}
 	case "wait":
@@ -261,7 +261,7 @@ func (m *machine) advance(k *work) {
 			m.rest(k)
 			return
 		}
-		k.asked = false
+		k.Asked = false
 		flavour, ports := m.w.users.flavourOf(in.Content)
 		m.w.tracef(id, m.id, "agent: %s %s", do, in.Generation)
 		m.engine.do(do, spec{
@@ -278,17 +278,17 @@ func (m *machine) did(k *work, in *agent.Intent, err error) {
 		return
 	}
 	if err != nil {
-		k.fail = m.rules.Failed(in, k.fail, err, m.now())
-		m.disk.fails[k.id] = k.fail
-		if !k.fail.Next.IsZero() {
-			m.kick(k.id, int64(k.fail.Next.Sub(m.now())))
+		k.Failure = m.rules.Failed(in, k.Failure, err, m.now())
+		m.disk.fails[k.id] = k.Failure
+		if !k.Failure.Next.IsZero() {
+			m.kick(k.id, int64(k.Failure.Next.Sub(m.now())))
 		}
 		delete(m.disk.open, k.id)
 		m.publish(k)
 		m.rest(k)
 		return
 	}
-	k.fail.Final, k.fail.Next = false, time.Time{}
+	k.Failure.Final, k.Failure.Next = false, time.Time{}
 	if in.Recreate || in.Restart && in.DesiredState == "running" {
 		next := *in
 		next.Recreate, next.Restart = false, false
@@ -337,7 +337,7 @@ func (m *machine) publish(k *work) {
 	now := said{some: true}
 	switch {
 	case in != nil:
-		now.state, now.class, now.message = m.rules.Report(in, m.disk.open[k.id], k.observed, k.fail, m.now())
+		now.state, now.class, now.message = m.rules.Report(in, m.disk.open[k.id], k.observed, k.Memory, m.now())
 		now.generation = in.Generation
 	case k.observed != nil:
 		now.state = map[driver.State]agentv1.ActualState{
@@ -354,7 +354,7 @@ func (m *machine) publish(k *work) {
 	k.said = now
 	m.version++
 	k.version = m.version
-	m.disk.fails[k.id] = k.fail
+	m.disk.fails[k.id] = k.Failure
 	m.signal()
 }
 
@@ -396,13 +396,14 @@ func (m *machine) apply(req *agentv1.ApplyWorkloadRequest) sched.Ack {
 	}
 	m.remember(epoch)
 	m.disk.intents[id] = next
+	k.Waits = false
 	if skip && settled && !m.disk.open[id] {
 		m.publish(k)
 		m.w.tracef(id, m.id, "agent: apply %s, unchanged", g)
 		return sched.Ack{Accepted: true, Skipped: true, State: actualOf(k.said.state), Message: k.said.message}
 	}
 	m.disk.open[id] = true
-	k.asked, k.fail = true, agent.Failure{}
+	k.Memory = agent.Memory{Asked: true}
 	m.publish(k)
 	m.kick(id, 0)
 	m.w.tracef(id, m.id, "agent: apply %s %s", g, next.DesiredState)
@@ -454,7 +455,7 @@ func (m *machine) remove(req *agentv1.DeleteWorkloadRequest) sched.Ack {
 	m.disk.tombs[id] = &grave
 	m.disk.open[id] = true
 	k := m.of(id)
-	k.fail = agent.Failure{}
+	k.Failure = agent.Failure{}
 	m.publish(k)
 	m.kick(id, 0)
 	m.w.tracef(id, m.id, "agent: delete %s", in)
@@ -548,13 +549,15 @@ func (m *machine) on(wiped bool) {
 	m.power.alive = true
 	if wiped {
 		m.disk, m.engine.has = newDisk(w, m.id), map[string]*instance{}
+		m.made++
 	}
 	m.condemned = false
 	w.tracef("", m.id, "power is back, wiped %t", wiped)
-	// Some engines start again what ran before the power was lost.
+	// Some engines start again what ran before the power was lost, except what is
+	// exclusive: drivers make that so that only an agent starts it.
 	if w.chance(300) {
 		for _, id := range keys(m.engine.has) {
-			if i := m.engine.has[id]; i.exit == 137 && !strings.HasPrefix(i.flavour, "bad") {
+			if i := m.engine.has[id]; i.exit == 137 && !strings.HasPrefix(i.flavour, "bad") && !exclusive(id) {
 				i.exit = 0
 				m.engine.start(i)
 			}

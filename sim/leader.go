@@ -9,6 +9,7 @@ import (
 	commandv1 "github.com/persys/compute/api/command/v1"
 	"github.com/persys/compute/fsm"
 	"github.com/persys/compute/sched"
+	"github.com/persys/compute/sched/leader"
 )
 
 // Times of the leader, as in sched/leader.
@@ -594,7 +595,7 @@ func (s *stint) digest(node *fsm.Node, hb sched.Heartbeat) {
 		r := &hb.Reports[i]
 		w, ok := view.Workload(r.Workload)
 		seen[r.Workload] = !ok || r.Observation.Generation.IsZero() || !r.Observation.Generation.Less(w.Generation)
-		if it := judgeReport(view, node, r); it != nil {
+		if it := leader.Judge(view, node, r); it != nil {
 			s.report(it)
 		}
 	}
@@ -611,39 +612,6 @@ func (s *stint) digest(node *fsm.Node, hb sched.Heartbeat) {
 		}
 		return true
 	})
-}
-
-// judgeReport is leader.judge: what to commit of one reported workload.
-func judgeReport(view fsm.View, node *fsm.Node, r *sched.Reported) *commandv1.WorkloadReport {
-	w, known := view.Workload(r.Workload)
-	g := r.Observation.Generation
-	if r.Gone {
-		res, left := view.Residual(node.ID, r.Workload)
-		if left && (g.IsZero() || !g.Less(res.Generation)) || known && w.Node == node.ID && w.Acknowledged && g == w.Generation {
-			return reportPB(node.ID, r)
-		}
-		return nil
-	}
-	if !known || w.Node != node.ID {
-		return nil
-	}
-	if g != w.Generation && !(g.IsZero() && w.Acknowledged) {
-		return nil
-	}
-	have, got := &w.Actual, &r.Observation
-	spoke := have.Generation == g || g.IsZero() && have.Generation == w.Generation
-	if w.Acknowledged && spoke && have.State == got.State && have.Code == got.Code && have.Message == got.Message && have.Retryable == got.Retryable && have.RestartCount == got.RestartCount {
-		return nil
-	}
-	return reportPB(node.ID, r)
-}
-
-func reportPB(node string, r *sched.Reported) *commandv1.WorkloadReport {
-	o := &r.Observation
-	return &commandv1.WorkloadReport{
-		Workload: r.Workload, Node: node, Generation: generationPB(o.Generation), State: string(o.State), Gone: r.Gone,
-		Code: o.Code, Message: o.Message, Retryable: o.Retryable, RestartCount: o.RestartCount, ObservedAt: o.At,
-	}
 }
 
 func generationPB(g fsm.Generation) *commandv1.Generation {

@@ -190,7 +190,7 @@ func (w *world) assigned(before, after fsm.State, x *fsm.Workload) {
 	add := func(id string, d *fsm.Demand) {
 		cpu, mem = cpu+d.CPU, mem+d.Memory
 		for _, p := range d.Ports {
-			// One that returns to what it left behind keeps its ports; see finding 4.
+			// One that returns to what it left behind keeps its ports; see finding 3.
 			holder, on := before.PortHolder(n.Engine(), p)
 			if other, ok := ports[p.Port]; ok && (id == x.ID || other == x.ID) && !(holder == x.ID && on == n.ID) {
 				w.violate("ports", x.ID, x.Node, "placed although port %d is promised to %s and %s", p.Port, other, id)
@@ -348,7 +348,7 @@ func (w *world) restless(s fsm.State, x *fsm.Workload) string {
 		}
 		return ""
 	case x.Retry.Terminal && x.Status == fsm.StatusFailed:
-		if !fails && x.Actual.Code != string(driver.PortBindConflict) { // see testdata/seeds.txt, finding 4
+		if !fails && x.Actual.Code != string(driver.PortBindConflict) { // see testdata/seeds.txt, finding 3
 			return "it was given up and nothing is wrong with it"
 		}
 		if x.Reason.Code == "" {

@@ -1,6 +1,8 @@
 package sim
 
 import (
+	"fmt"
+
 	"google.golang.org/protobuf/proto"
 
 	"github.com/persys/compute/agent"
@@ -189,7 +191,7 @@ func lessEpoch(a, b agent.Epoch) bool {
 func (m *machine) facts() *commandv1.RegisterNode {
 	return &commandv1.RegisterNode{
 		Id: m.id, Endpoint: "10.0.0." + m.id[1:] + ":50051", CpuMillicores: m.cpu, MemoryMib: m.mem, Protocol: 1,
-		InstanceId: m.disk.instance, Types: []string{"container", "compose"},
+		InstanceId: m.disk.instance, EngineId: fmt.Sprintf("%s/%d", m.id, m.made), Types: []string{"container", "compose"},
 		Labels: []*commandv1.Label{{Key: "zone", Value: m.zone}},
 	}
 }

@@ -37,7 +37,7 @@ const (
 	Operator                        // cordon, drain, fence, remove
 	ModeChange                      // the control plane is frozen for a while
 	ClockTrouble                    // offsets and drift
-	FencedReturns                   // a machine that was fenced comes back with its disk; off by default
+	FencedReturns                   // a machine that was fenced comes back with its disk
 	lastFault
 )
 
@@ -58,8 +58,8 @@ func (f Fault) String() string {
 	return strings.Join(out, "|")
 }
 
-// AllFaults are the kinds that the design promises to survive.
-const AllFaults = (lastFault - 1) &^ FencedReturns
+// AllFaults are the kinds that the design promises to survive: all there are.
+const AllFaults = lastFault - 1
 
 // Sabotage switches off one fence, to see that the simulator notices.
 type Sabotage uint8

@@ -113,7 +113,7 @@ func (s *stint) digest(view fsm.View, node *fsm.Node, hb *sched.Heartbeat) {
 		// its agent has lost its file, and this is left over.
 		w, ok := view.Workload(r.Workload)
 		seen[r.Workload] = !ok || r.Observation.Generation.IsZero() || !r.Observation.Generation.Less(w.Generation)
-		if rep := judge(view, node, r); rep != nil {
+		if rep := Judge(view, node, r); rep != nil {
 			out = append(out, rep)
 		}
 	}
@@ -123,9 +123,9 @@ func (s *stint) digest(view fsm.View, node *fsm.Node, hb *sched.Heartbeat) {
 	s.reports.add(s.cfg.FlushItems, out...)
 }
 
-// judge returns the report to commit for one reported workload, nil if it tells
-// nothing new or nothing that concerns the state.
-func judge(view fsm.View, node *fsm.Node, r *sched.Reported) *commandv1.WorkloadReport {
+// Judge returns the report to commit for one reported workload, nil if it tells
+// nothing new or nothing that concerns the state. The simulator judges by it, too.
+func Judge(view fsm.View, node *fsm.Node, r *sched.Reported) *commandv1.WorkloadReport {
 	w, known := view.Workload(r.Workload)
 	if r.Gone {
 		res, left := view.Residual(node.ID, r.Workload)
