@@ -32,7 +32,8 @@ type PeerStatus struct {
 	Replica *fsm.Replica
 	// RaftAddr as in the configuration.
 	RaftAddr string
-	// Health is alive, dead or unknown, from gossip: a hint.
+	// Health is alive, suspect (silent for a moment), dead or unknown, from
+	// gossip: a hint.
 	Health string
 	// LastContact and LastIndex are known to the leader only: the age of the
 	// last answered heartbeat (0 = none yet) and the last log index it told.
@@ -91,8 +92,12 @@ func (n *Node) Status() Status {
 	s.LocalMode, s.LocalModeReason = n.LocalMode()
 
 	health := map[string]string{n.id: "alive"}
+	now := time.Now()
 	for _, g := range n.gossip.alive() {
 		health[g.id] = "alive"
+		if n.gossip.silent(g.id, now) {
+			health[g.id] = "suspect"
+		}
 	}
 	seen := map[string]bool{}
 	add := func(p PeerStatus) {

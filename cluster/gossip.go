@@ -3,7 +3,6 @@ package cluster
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"net"
 	"sort"
@@ -26,6 +25,20 @@ type hint struct {
 
 const hintLimit = memberlist.MetaMaxSize
 
+// How fast a replica is missed. DNS names a silent one last after suspectAfter
+// and not at all once gossip has given it up: both within the TTL of the
+// schedulers' records, 5 s, and the first within a second.
+const (
+	pingEvery    = 250 * time.Millisecond
+	suspectAfter = 600 * time.Millisecond
+	probeWait    = 200 * time.Millisecond // for one answer
+	// suspicion times probe interval is how long gossip asks around before it
+	// gives a replica up: 2 s.
+	suspicion = 8
+	// goodbyeLimit is how long a replica that stops may take to say so.
+	goodbyeLimit = 400 * time.Millisecond
+)
+
 type gossip struct {
 	n       *Node
 	list    *memberlist.Memberlist
@@ -33,15 +46,17 @@ type gossip struct {
 	changed chan struct{} // capacity 1
 
 	addr string // advertised
+	end  sync.Once
 
 	mu   sync.Mutex
 	seen map[string]sighting  // who is alive, by raft id; memberlist's own list may only be read inside its callbacks
 	dead map[string]time.Time // raft id → when gossip lost it
+	word map[string]time.Time // raft id → when it last answered, or joined
 }
 
 func startGossip(n *Node) (*gossip, error) {
 	c := &n.cfg
-	g := &gossip{n: n, changed: make(chan struct{}, 1), seen: map[string]sighting{}, dead: map[string]time.Time{}}
+	g := &gossip{n: n, changed: make(chan struct{}, 1), seen: map[string]sighting{}, dead: map[string]time.Time{}, word: map[string]time.Time{}}
 	meta, err := json.Marshal(hint{Name: c.Name, Raft: n.port.advertise, GRPC: c.GRPCAdvertise})
 	if err != nil {
 		return nil, err
@@ -52,10 +67,12 @@ func startGossip(n *Node) (*gossip, error) {
 	g.meta = meta
 
 	mc := memberlist.DefaultLANConfig()
+	mc.ProbeInterval, mc.ProbeTimeout, mc.SuspicionMult = pingEvery, probeWait, suspicion
 	if c.Timing.FastGossip {
 		mc = memberlist.DefaultLocalConfig()
 		mc.ProbeInterval = 200 * time.Millisecond
 		mc.ProbeTimeout = 100 * time.Millisecond
+		mc.SuspicionMult = 4
 		mc.GossipInterval = 20 * time.Millisecond
 		mc.PushPullInterval = time.Second
 	}
@@ -159,6 +176,49 @@ func (g *gossip) deadSince(id string) (time.Time, bool) {
 	return at, ok
 }
 
+// silent reports whether a replica that gossip holds to be alive has not answered
+// for suspectAfter: too long to be asked first, too short to be given up.
+func (g *gossip) silent(id string, now time.Time) bool {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	at, ok := g.word[id]
+	return ok && now.Sub(at) > suspectAfter
+}
+
+// listen asks every other replica for a sign of life. Gossip's own probes go
+// round, one replica per interval, and what it suspects it keeps to itself until
+// it is sure.
+func (g *gossip) listen() {
+	tick := time.NewTicker(pingEvery)
+	defer tick.Stop()
+	var pings sync.WaitGroup
+	defer pings.Wait()
+	for {
+		select {
+		case <-g.n.ctx.Done():
+			return
+		case <-tick.C:
+		}
+		for _, s := range g.alive() {
+			addr, err := net.ResolveUDPAddr("udp", s.gossipAddr) // an IP: no look-up
+			if err != nil {
+				continue
+			}
+			// At most one interval long, so at most one or two at a time.
+			pings.Go(func() {
+				if _, err := g.list.Ping(s.id, addr); err != nil {
+					return
+				}
+				g.mu.Lock()
+				defer g.mu.Unlock()
+				if _, ok := g.seen[s.id]; ok {
+					g.word[s.id] = time.Now()
+				}
+			})
+		}
+	}
+}
+
 // join contacts addresses that are not members yet; it reports how many
 // answered.
 func (g *gossip) join(addrs []string) int {
@@ -190,14 +250,16 @@ func (g *gossip) poke() {
 	}
 }
 
-// close ends gossip; with a timeout it says goodbye first, so that the others
-// need not suspect.
-func (g *gossip) close(goodbye time.Duration) error {
-	var err error
-	if goodbye > 0 {
-		err = g.list.Leave(goodbye)
-	}
-	return errors.Join(err, g.list.Shutdown())
+// close ends gossip. It says goodbye first, so that the others need not miss us;
+// whom the word does not reach in time finds out by itself.
+func (g *gossip) close() (err error) {
+	g.end.Do(func() {
+		if lerr := g.list.Leave(goodbyeLimit); lerr != nil {
+			g.n.log.Debug("gossip: no goodbye", "err", lerr)
+		}
+		err = g.list.Shutdown()
+	})
+	return err
 }
 
 // NodeMeta and the rest of memberlist.Delegate.
@@ -217,6 +279,9 @@ func (g *gossip) NotifyJoin(m *memberlist.Node) {
 	g.mu.Lock()
 	delete(g.dead, s.id)
 	g.seen[s.id] = s
+	if s.id != g.n.id {
+		g.word[s.id] = time.Now()
+	}
 	g.mu.Unlock()
 	g.poke()
 }
@@ -225,6 +290,7 @@ func (g *gossip) NotifyJoin(m *memberlist.Node) {
 func (g *gossip) NotifyLeave(m *memberlist.Node) {
 	g.mu.Lock()
 	delete(g.seen, m.Name)
+	delete(g.word, m.Name)
 	if len(g.dead) < onceKeys {
 		g.dead[m.Name] = time.Now()
 	}

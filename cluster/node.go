@@ -256,7 +256,7 @@ func (n *Node) openStorage(hooks hooks) (fresh bool, err error) {
 	if stored != "" {
 		n.learned.Store(&stored)
 	}
-	n.machine.expect = n.clusterID()
+	n.machine.expect, n.machine.shard = n.clusterID(), n.cfg.Shard
 	n.machine.halt = n.halt
 	n.machine.learned = n.learn
 	n.machine.frozenAt = func() { n.logs.written.Store(0) }
@@ -564,7 +564,7 @@ func (n *Node) shutdown() error {
 		errs = append(errs, n.stopErr)
 	}
 	if n.gossip != nil {
-		if err := n.gossip.close(0); err != nil {
+		if err := n.gossip.close(); err != nil {
 			errs = append(errs, err)
 		}
 	}

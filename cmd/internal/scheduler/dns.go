@@ -35,15 +35,33 @@ func (r *Replica) dnsAdvertise() string {
 
 // hints is what gossip and Raft suspect; the state alone says which schedulers
 // there are.
-func (r *Replica) hints() dnsserver.Hints {
-	st := r.node.Status()
+func (r *Replica) hints() dnsserver.Hints { return hintsFrom(r.node.Status()) }
+
+// hintsFrom reads a replica's picture of the cluster. A replica that hears of no
+// leader and answers for less than half of the voters is most likely the one that
+// is cut off: it does not take the others for dead, and names itself, and whoever
+// is cut off with it, last.
+func hintsFrom(st cluster.Status) dnsserver.Hints {
 	h := dnsserver.Hints{Leader: st.Leader.ID, Partitioned: st.Leader.ID == ""}
+	voters, heard := 0, 0
+	for _, p := range st.Peers {
+		if p.Role != cluster.RoleVoter && p.Role != cluster.RoleLeader {
+			continue
+		}
+		voters++
+		if p.Health == "alive" {
+			heard++
+		}
+	}
+	cutOff := h.Partitioned && 2*heard <= voters
 	for _, p := range st.Peers {
 		switch {
-		case p.Self:
+		case cutOff && p.Health == "alive":
+			h.Suspect = append(h.Suspect, p.ID)
+		case cutOff, p.Self:
 		case p.Health == "dead":
 			h.Dead = append(h.Dead, p.ID)
-		case p.Role == cluster.RoleAbsent:
+		case p.Health == "suspect", p.Role == cluster.RoleAbsent:
 			h.Suspect = append(h.Suspect, p.ID)
 		}
 	}
