@@ -1,6 +1,7 @@
 package agent
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -118,6 +119,12 @@ func (a *Agent) restore() error {
 			return fmt.Errorf("it belongs to cluster %q, the configuration names %q", known, want)
 		}
 		a.meta.Epoch.ClusterID = want
+	}
+	if want := a.cfg.Shard; want != "" {
+		if known := a.meta.Epoch.Shard; known != "" && known != want {
+			return fmt.Errorf("it belongs to shard %q, PERSYS_SCHEDULER_SHARD names %q", known, want)
+		}
+		a.meta.Epoch.Shard = want
 	}
 	a.history = newHistory(saved.tasks)
 	latest := map[string]*task{}
@@ -283,10 +290,14 @@ func (a *Agent) learn(clusterID string, e epochMessage) error {
 	if known := m.Epoch.ClusterID; known != "" && known != got.ClusterID {
 		return fmt.Errorf("this node belongs to cluster %q, the answer is from cluster %q", known, got.ClusterID)
 	}
+	if otherShard(m.Epoch, got) {
+		return fmt.Errorf("this node belongs to shard %q, the answer is from shard %q of cluster %q", m.Epoch.Shard, got.Shard, got.ClusterID)
+	}
+	got.Shard = cmp.Or(got.Shard, m.Epoch.Shard)
 	if got.owned() && got.less(m.Epoch) {
 		return fmt.Errorf("answered by epoch %s, which %s has superseded", got, m.Epoch)
 	}
-	if m.Epoch.ClusterID == got.ClusterID && !m.Epoch.less(got) {
+	if m.Epoch.ClusterID == got.ClusterID && m.Epoch.Shard == got.Shard && !m.Epoch.less(got) {
 		return a.rebind(a.life)
 	}
 	m.Epoch = got

@@ -68,6 +68,9 @@ type Config struct {
 	// ClusterID, when set, is the only cluster this node will belong to. Empty: the first one that
 	// answers.
 	ClusterID string
+	// Shard, when set, is the only shard whose schedulers this node will obey. Empty: that of the
+	// first cluster that answers.
+	Shard string
 	// Version is reported to schedulers; default "dev".
 	Version string
 	// FeatureLevel of the replicated log that this release knows; see RegisterNodeRequest.

@@ -1,6 +1,7 @@
 package agent
 
 import (
+	"cmp"
 	"fmt"
 
 	agentv1 "github.com/persys/compute/api/agent/v1"
@@ -12,6 +13,7 @@ import (
 // only ever met schedulers without epochs, or none at all.
 type Epoch struct {
 	ClusterID   string `json:"cluster_id,omitempty"`
+	Shard       string `json:"shard,omitempty"` // of the cluster; empty if no scheduler named one
 	Incarnation uint64 `json:"incarnation,omitempty"`
 	Term        uint64 `json:"term,omitempty"`
 }
@@ -35,18 +37,19 @@ func (e Epoch) proto() *agentv1.Epoch {
 	if !e.owned() {
 		return nil
 	}
-	return &agentv1.Epoch{ClusterId: e.ClusterID, Incarnation: e.Incarnation, Term: e.Term}
+	return &agentv1.Epoch{ClusterId: e.ClusterID, Shard: e.Shard, Incarnation: e.Incarnation, Term: e.Term}
 }
 
 // epochMessage is satisfied by the epochs of both APIs.
 type epochMessage interface {
 	GetClusterId() string
+	GetShard() string
 	GetIncarnation() uint64
 	GetTerm() uint64
 }
 
 func epochFrom(m epochMessage) Epoch {
-	return Epoch{ClusterID: m.GetClusterId(), Incarnation: m.GetIncarnation(), Term: m.GetTerm()}
+	return Epoch{ClusterID: m.GetClusterId(), Shard: m.GetShard(), Incarnation: m.GetIncarnation(), Term: m.GetTerm()}
 }
 
 // refusal is why an order is not taken. Fenced ones are final for the sender: it is deposed, late
@@ -83,10 +86,20 @@ func judgeEpoch(seen Epoch, standalone bool, in *agentv1.Epoch) (Epoch, *refusal
 		return seen, refusedf("epoch.cluster_id: must not be empty")
 	case seen.ClusterID != "" && got.ClusterID != seen.ClusterID:
 		return seen, fencedf("epoch.cluster_id: this node belongs to cluster %q, the order is from cluster %q", seen.ClusterID, got.ClusterID)
+	case otherShard(seen, got):
+		return seen, fencedf("epoch.shard: this node belongs to shard %q, the order is from shard %q of cluster %q", seen.Shard, got.Shard, got.ClusterID)
 	case got.less(seen):
 		return seen, fencedf("epoch: %s is older than %s, which this node has seen", got, seen)
 	}
+	got.Shard = cmp.Or(got.Shard, seen.Shard)
 	return got, nil
+}
+
+// otherShard reports whether the sender names another shard than this node's. A cluster has one
+// shard for ever, so a difference means that one of the two is set up wrongly; who names none, a
+// scheduler of an older release, is not judged by it.
+func otherShard(seen, got Epoch) bool {
+	return seen.Shard != "" && got.Shard != "" && seen.Shard != got.Shard
 }
 
 // judgeNode refuses what was meant for another machine: an address that changed hands.

@@ -14,6 +14,13 @@ func TestJudgeEpoch(t *testing.T) {
 	in := func(cluster string, incarnation, term uint64) *agentv1.Epoch {
 		return &agentv1.Epoch{ClusterId: cluster, Incarnation: incarnation, Term: term}
 	}
+	sharded := func(cluster, shard string, incarnation, term uint64) *agentv1.Epoch {
+		e := in(cluster, incarnation, term)
+		e.Shard = shard
+		return e
+	}
+	east := seen
+	east.Shard = "east"
 	for _, c := range []struct {
 		name       string
 		seen       Epoch
@@ -23,10 +30,10 @@ func TestJudgeEpoch(t *testing.T) {
 		fenced     bool
 		says       string // empty: taken
 	}{
-		{"the first epoch is taken", Epoch{}, false, in("c1", 1, 1), Epoch{"c1", 1, 1}, false, ""},
+		{"the first epoch is taken", Epoch{}, false, in("c1", 1, 1), Epoch{ClusterID: "c1", Incarnation: 1, Term: 1}, false, ""},
 		{"the same epoch is taken", seen, false, in("c1", 5, 7), seen, false, ""},
-		{"a later term is taken", seen, false, in("c1", 5, 8), Epoch{"c1", 5, 8}, false, ""},
-		{"a later incarnation wins over a lower term", seen, false, in("c1", 6, 1), Epoch{"c1", 6, 1}, false, ""},
+		{"a later term is taken", seen, false, in("c1", 5, 8), Epoch{ClusterID: "c1", Incarnation: 5, Term: 8}, false, ""},
+		{"a later incarnation wins over a lower term", seen, false, in("c1", 6, 1), Epoch{ClusterID: "c1", Incarnation: 6, Term: 1}, false, ""},
 		{"a lower term is fenced", seen, false, in("c1", 5, 6), seen, true, "c1/5/6 is older than c1/5/7"},
 		{"a lower incarnation is fenced whatever its term", seen, false, in("c1", 4, 99), seen, true, "older"},
 		{"another cluster is refused by both names", seen, false, in("c2", 9, 9), seen, true, `belongs to cluster "c1", the order is from cluster "c2"`},
@@ -35,6 +42,10 @@ func TestJudgeEpoch(t *testing.T) {
 		{"no epoch is taken while only the cluster is known", Epoch{ClusterID: "c1"}, false, nil, Epoch{ClusterID: "c1"}, false, ""},
 		{"no epoch is refused once one is known", seen, false, nil, seen, true, "missing"},
 		{"no epoch is taken by a standalone agent", seen, true, nil, seen, false, ""},
+		{"a shard is remembered", seen, false, sharded("c1", "east", 5, 7), Epoch{ClusterID: "c1", Shard: "east", Incarnation: 5, Term: 7}, false, ""},
+		{"and stays when a scheduler names none", east, false, in("c1", 5, 8), Epoch{ClusterID: "c1", Shard: "east", Incarnation: 5, Term: 8}, false, ""},
+		{"another shard is refused by both names", east, false, sharded("c1", "west", 9, 9), east, true, `belongs to shard "east", the order is from shard "west" of cluster "c1"`},
+		{"a configured shard refuses another one", Epoch{Shard: "east"}, false, sharded("c2", "west", 1, 1), Epoch{Shard: "east"}, true, "west"},
 		{"a configured cluster refuses another one", Epoch{ClusterID: "c1"}, false, in("c2", 1, 1), Epoch{ClusterID: "c1"}, true, "c2"},
 	} {
 		t.Run(c.name, func(t *testing.T) {

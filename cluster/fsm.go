@@ -27,6 +27,7 @@ type machine struct {
 	// expect is the cluster id that the state must have once it has one; known
 	// that it was seen and is right.
 	expect string
+	shard  string // the one it must be of; "" = any
 	known  bool
 	// learned is called when the state first shows a cluster id.
 	learned func(id string)
@@ -79,7 +80,7 @@ func (m *machine) Apply(l *raft.Log) (answer any) {
 	}
 	m.state = tx.Commit()
 	info := m.state.Info()
-	if err := m.admit(info.ClusterID); err != nil {
+	if err := m.admit(info); err != nil {
 		return m.stop(err)
 	}
 	m.digests.put(l.Index, info.Digest)
@@ -93,13 +94,17 @@ func (m *machine) stop(err error) error {
 	return err
 }
 
-// admit checks the cluster id of a state before it is published.
-func (m *machine) admit(id string) error {
+// admit checks the cluster id and the shard of a state before it is published.
+func (m *machine) admit(info fsm.Info) error {
+	id := info.ClusterID
 	if id == "" || m.known {
 		return nil // it cannot change once it is set
 	}
 	if want := m.expect; want != "" && want != id {
 		return fmt.Errorf("%w: the log is of cluster %q, this replica belongs to %q", ErrWrongCluster, id, want)
+	}
+	if want := m.shard; want != "" && want != info.Shard {
+		return fmt.Errorf("%w: cluster %q is shard %q, SCHEDULER_SHARD_KEY asks for %q", ErrWrongCluster, id, info.Shard, want)
 	}
 	m.known = true
 	m.learned(id)
@@ -134,7 +139,7 @@ func (m *machine) Restore(src io.ReadCloser) error {
 		return err
 	}
 	m.known = false // an installed snapshot comes from another replica
-	if err := m.admit(s.Info().ClusterID); err != nil {
+	if err := m.admit(s.Info()); err != nil {
 		return m.stop(err)
 	}
 	m.state = s

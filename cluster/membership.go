@@ -122,6 +122,9 @@ func (m *members) form() (bool, error) {
 		if h.Expect != 0 && h.Expect != expect {
 			return false, fmt.Errorf("SCHEDULER_BOOTSTRAP_EXPECT is %d here and %d on %s", expect, h.Expect, h.Name)
 		}
+		if h.Shard != self.Shard {
+			return false, fmt.Errorf("SCHEDULER_SHARD_KEY is %q here and %q on %s", self.Shard, h.Shard, h.Name)
+		}
 		for _, f := range found {
 			if f.Name == h.Name {
 				return false, fmt.Errorf("SCHEDULER_NAME: %q is the name of both %s and %s", h.Name, f.RaftAddr, h.RaftAddr)
@@ -327,6 +330,10 @@ func (m *members) configure(ctx context.Context, now time.Time) (bool, error) {
 		h := m.hellos[id].h
 		if own := n.clusterID(); h.ClusterID != "" && h.ClusterID != own {
 			n.once.warn(n.log, "stranger:"+id, "a replica of another cluster is in this cluster's gossip", "name", h.Name, "cluster", h.ClusterID)
+			continue
+		}
+		if own := n.Store().View().Info().Shard; h.Shard != "" && own != "" && h.Shard != own {
+			n.once.warn(n.log, "shard:"+id, "a replica of another shard is in this cluster's gossip; SCHEDULER_SHARD_KEY has to be the same on all replicas", "name", h.Name, "shard", h.Shard, "cluster_shard", own)
 			continue
 		}
 		if h.Removed {

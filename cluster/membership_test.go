@@ -3,6 +3,7 @@ package cluster
 import (
 	"errors"
 	"os"
+	"strings"
 	"testing"
 	"time"
 
@@ -291,6 +292,47 @@ func TestWrongClusterIDInTheConfiguration(t *testing.T) {
 	g.close(0)
 	g.cfg = func(_ int, c *Config) { c.ClusterID = "other" }
 	if _, err := g.open(0); !errors.Is(err, ErrWrongCluster) || !contains(err.Error(), "other") {
+		t.Fatalf("got %v", err)
+	}
+}
+
+// A cluster has one shard for ever: a replica that is set up for another one does
+// not start on its data, and is not let in.
+func TestWrongShardInTheConfiguration(t *testing.T) {
+	g := newGroup(t, 1)
+	shard := "east"
+	g.cfg = func(i int, c *Config) {
+		if c.Shard = shard; i > 0 {
+			c.BootstrapExpect = 0 // it is to join
+		}
+	}
+	n := g.form()
+	shard = "west"
+	g.start(1)
+	eventually(t, "the stranger seen", func() bool {
+		n.once.mu.Lock()
+		defer n.once.mu.Unlock()
+		for key := range n.once.seen {
+			if strings.HasPrefix(key, "shard:") {
+				return true
+			}
+		}
+		return false
+	})
+	if peers := n.Status().Peers; len(peers) != 1 {
+		t.Errorf("a replica of shard west became one of shard east: %+v", peers)
+	}
+	g.close(1)
+	g.close(0)
+	again, err := g.open(0)
+	if err == nil {
+		select {
+		case <-again.Halted():
+			err = again.Err()
+		case <-time.After(patience):
+		}
+	}
+	if !errors.Is(err, ErrWrongCluster) || !contains(err.Error(), `shard "east"`) || !contains(err.Error(), `"west"`) {
 		t.Fatalf("got %v", err)
 	}
 }

@@ -151,6 +151,7 @@ func open(ctx context.Context, cfg Config, hooks hooks) (n *Node, err error) {
 	}
 	n.logs.started.Store(true)
 	n.spawn(n.port.serve)
+	n.spawn(n.gossip.listen)
 	if !cfg.Timing.NoFastFailover {
 		n.spawn(n.failover.run)
 	}

@@ -109,7 +109,7 @@ func (a *Agents) Deliver(ctx context.Context, epoch fsm.Epoch, o sched.Order) (s
 	if err != nil {
 		return sched.Ack{}, err
 	}
-	e := &agentv1.Epoch{ClusterId: view.Info().ClusterID, Incarnation: epoch.Incarnation, Term: epoch.Term}
+	e := &agentv1.Epoch{ClusterId: view.Info().ClusterID, Shard: view.Info().Shard, Incarnation: epoch.Incarnation, Term: epoch.Term}
 	switch o.Op {
 	case sched.OpApply:
 		w, ok := view.Workload(o.Workload)

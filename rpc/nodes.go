@@ -84,7 +84,8 @@ func (s *Server) leading(err error) error {
 func seconds(ns int64) int32 { return int32((ns + int64(time.Second) - 1) / int64(time.Second)) }
 
 func (s *Server) epoch(e fsm.Epoch) *controlv1.Epoch {
-	return &controlv1.Epoch{ClusterId: s.store.View().Info().ClusterID, Incarnation: e.Incarnation, Term: e.Term}
+	info := s.store.View().Info()
+	return &controlv1.Epoch{ClusterId: info.ClusterID, Shard: info.Shard, Incarnation: e.Incarnation, Term: e.Term}
 }
 
 // schedulers lists where replicas answer, and where the leader does.

@@ -2476,7 +2476,10 @@ type Epoch struct {
 	ClusterId   string                 `protobuf:"bytes,1,opt,name=cluster_id,json=clusterId,proto3" json:"cluster_id,omitempty"`
 	Incarnation uint64                 `protobuf:"varint,2,opt,name=incarnation,proto3" json:"incarnation,omitempty"`
 	// Raft term of the leader.
-	Term          uint64 `protobuf:"varint,3,opt,name=term,proto3" json:"term,omitempty"`
+	Term uint64 `protobuf:"varint,3,opt,name=term,proto3" json:"term,omitempty"`
+	// Shard key of the cluster (SCHEDULER_SHARD_KEY); empty from schedulers that
+	// do not say it.
+	Shard         string `protobuf:"bytes,4,opt,name=shard,proto3" json:"shard,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2530,6 +2533,13 @@ func (x *Epoch) GetTerm() uint64 {
 		return x.Term
 	}
 	return 0
+}
+
+func (x *Epoch) GetShard() string {
+	if x != nil {
+		return x.Shard
+	}
+	return ""
 }
 
 // Orders the assignments of a workload: by incarnation, then by sequence.
@@ -2964,12 +2974,13 @@ const file_api_agent_v1_agent_proto_rawDesc = "" +
 	"netTxBytes\x12!\n" +
 	"\fcollected_at\x18\t \x01(\x03R\vcollectedAt\x12\x16\n" +
 	"\x06source\x18\n" +
-	" \x01(\tR\x06source\"\\\n" +
+	" \x01(\tR\x06source\"r\n" +
 	"\x05Epoch\x12\x1d\n" +
 	"\n" +
 	"cluster_id\x18\x01 \x01(\tR\tclusterId\x12 \n" +
 	"\vincarnation\x18\x02 \x01(\x04R\vincarnation\x12\x12\n" +
-	"\x04term\x18\x03 \x01(\x04R\x04term\"J\n" +
+	"\x04term\x18\x03 \x01(\x04R\x04term\x12\x14\n" +
+	"\x05shard\x18\x04 \x01(\tR\x05shard\"J\n" +
 	"\n" +
 	"Generation\x12 \n" +
 	"\vincarnation\x18\x01 \x01(\x04R\vincarnation\x12\x1a\n" +

@@ -33,6 +33,7 @@ type Config struct {
 	Discovery         string            `env:"PERSYS_SCHEDULER_DISCOVERY" flag:"discovery" yaml:"scheduler_discovery" usage:"srv://name[?dns=host:port,...], used when no address is set"`
 	SchedulerInsecure bool              `env:"PERSYS_SCHEDULER_INSECURE" flag:"scheduler-insecure" yaml:"scheduler_insecure" default:"false" usage:"plaintext towards the schedulers"`
 	ClusterID         string            `env:"PERSYS_CLUSTER_ID" flag:"cluster-id" yaml:"cluster_id" usage:"the only cluster this node will belong to"`
+	Shard             string            `env:"PERSYS_SCHEDULER_SHARD" flag:"scheduler-shard" yaml:"scheduler_shard" usage:"the only shard (SCHEDULER_SHARD_KEY of its schedulers) this node will belong to"`
 	Region            string            `env:"PERSYS_NODE_REGION" flag:"region" yaml:"node_region" usage:"label region"`
 	Env               string            `env:"PERSYS_NODE_ENV" flag:"env" yaml:"node_env" usage:"label env"`
 	Labels            map[string]string `env:"PERSYS_NODE_LABELS" flag:"labels" yaml:"node_labels" usage:"k=v,k2=v2"`

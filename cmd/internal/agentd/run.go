@@ -67,6 +67,7 @@ func Run(ctx context.Context, cfg Config, version string, log *slog.Logger) erro
 		NodeID:            node,
 		StatePath:         cfg.StatePath,
 		ClusterID:         cfg.ClusterID,
+		Shard:             cfg.Shard,
 		Version:           version,
 		FeatureLevel:      1,
 		Listener:          lis,
