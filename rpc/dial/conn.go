@@ -94,8 +94,7 @@ type Conn struct {
 	ctx        context.Context
 	cancel     context.CancelFunc
 	background sync.WaitGroup
-	nudge      chan struct{} // asks discovery to look again
-	stored     []endpoint    // content of the cache file; discovery's own
+	source     *source
 
 	mu      sync.Mutex
 	closed  bool
@@ -117,37 +116,39 @@ func Dial(ctx context.Context, opt Options) (*Conn, error) {
 	if opt.Insecure == (opt.TLS != nil) {
 		return nil, errors.New("dial: set TLS (PERSYS_TLS_CA, PERSYS_TLS_CERT, PERSYS_TLS_KEY) or insecure, and not both")
 	}
-	target := Target{}
-	var err error
-	switch {
-	case len(opt.Addrs) > 0:
-		target.Addrs, err = parseAddrs(opt.Addrs, DefaultPort)
-	case opt.Discovery != "":
-		target, err = ParseTarget(opt.Discovery)
-	default:
-		err = errors.New("no scheduler address and no discovery given")
-	}
+	src, err := newSource(opt)
 	if err != nil {
-		return nil, fmt.Errorf("dial: %w", err)
+		return nil, err
 	}
 	orElse(&opt.CallTimeout, DefaultCallTimeout)
 	orElse(&opt.StallAfter, 1500*time.Millisecond)
 	orElse(&opt.ProbeTimeout, 2500*time.Millisecond)
-	c := &Conn{opt: opt, log: opt.Log, nudge: make(chan struct{}, 1), known: make(chan struct{}), all: map[*peer]struct{}{}}
-	if c.log == nil {
-		c.log = slog.New(slog.DiscardHandler)
-	}
+	c := &Conn{opt: opt, log: src.log, source: src, known: make(chan struct{}), all: map[*peer]struct{}{}}
 	c.ctx, c.cancel = context.WithCancel(ctx)
-	if target.SRV != "" {
-		c.background.Go(func() { c.discover(c.ctx, target) })
-		return c, nil
-	}
-	var ends []endpoint
-	for _, addr := range target.Addrs {
-		ends = append(ends, endpointOf(addr))
-	}
-	c.adopt(ends)
+	src.publish, src.failed = c.adopt, c.lookupFailed
+	src.begin()
+	c.background.Go(func() { src.run(c.ctx) })
 	return c, nil
+}
+
+// Learn takes the addresses that a scheduler's answer gives as those of all
+// schedulers. They are tried after the configured or discovered ones, and kept in
+// Options.CacheFile: a client that was set up long ago finds schedulers that have
+// all moved since. It may be called with every answer.
+func (c *Conn) Learn(addrs []string) {
+	c.mu.Lock()
+	from := ""
+	if c.current != nil {
+		from = c.current.end.Addr
+	}
+	c.mu.Unlock()
+	var good []string
+	for _, a := range addrs {
+		if from != "" && credible(a, from) {
+			good = append(good, a)
+		}
+	}
+	c.source.learn(good)
 }
 
 func orElse(d *time.Duration, v time.Duration) {
@@ -307,10 +308,7 @@ func (c *Conn) failed(p *peer) {
 		c.leader = ""
 	}
 	c.mu.Unlock()
-	select {
-	case c.nudge <- struct{}{}:
-	default:
-	}
+	c.source.again()
 }
 
 // answered notes that a peer did answer, and whom it named leader. One that

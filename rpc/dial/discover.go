@@ -4,9 +4,11 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"slices"
+	"sync"
 	"time"
 )
 
@@ -19,15 +21,89 @@ const (
 	cacheMax = 64 << 10
 )
 
-// discover keeps the addresses of an SRV name current until ctx ends: it asks
-// again when the TTL is over and, at most every half second, when a connection
-// failed. When DNS does not answer, the last good set stays.
-func (c *Conn) discover(ctx context.Context, t Target) {
+// source is where addresses come from, for a Conn and for the gRPC resolver: a
+// fixed list or an SRV name, and behind either what schedulers said of
+// themselves, for the day on which none of the former is right any more.
+type source struct {
+	target Target
+	file   string // Options.CacheFile
+	log    *slog.Logger
+	nudge  chan struct{} // asks for another look
+
+	// publish is told of every new set, one call at a time; failed of every
+	// lookup that found nothing.
+	publish func([]endpoint)
+	failed  func(error)
+
+	mu     sync.Mutex
+	have   cache // what is known
+	stored cache // what is in the file
+}
+
+// cache is the content of Options.CacheFile. Its first two fields say for which
+// target it holds.
+type cache struct {
+	SRV       string     `json:"srv,omitempty"`
+	Addrs     []string   `json:"addrs,omitempty"`
+	Endpoints []endpoint `json:"endpoints,omitempty"` // of the last good lookup
+	Learned   []endpoint `json:"learned,omitempty"`   // that schedulers named
+}
+
+func (c cache) equal(o cache) bool {
+	return c.SRV == o.SRV && slices.Equal(c.Addrs, o.Addrs) &&
+		slices.EqualFunc(c.Endpoints, o.Endpoints, sameEndpoint) && slices.EqualFunc(c.Learned, o.Learned, sameEndpoint)
+}
+
+// newSource reads the target of opt. Nothing happens before run.
+func newSource(opt Options) (*source, error) {
+	var t Target
+	var err error
+	switch {
+	case len(opt.Addrs) > 0:
+		t.Addrs, err = parseAddrs(opt.Addrs, DefaultPort)
+	case opt.Discovery != "":
+		t, err = ParseTarget(opt.Discovery)
+	default:
+		err = fmt.Errorf("no scheduler address and no discovery given")
+	}
+	if err != nil {
+		return nil, fmt.Errorf("dial: %w", err)
+	}
+	s := &source{target: t, file: opt.CacheFile, log: opt.Log, nudge: make(chan struct{}, 1)}
+	if s.log == nil {
+		s.log = slog.New(slog.DiscardHandler)
+	}
+	s.have = cache{SRV: t.SRV, Addrs: t.Addrs}
+	return s, nil
+}
+
+// begin publishes what is known without asking anybody.
+func (s *source) begin() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	cached := s.recall()
+	s.have.Learned = cached.Learned
+	s.stored = cached
+	for _, addr := range s.target.Addrs {
+		s.have.Endpoints = append(s.have.Endpoints, endpointOf(addr))
+	}
+	if s.target.SRV == "" {
+		s.publish(s.all())
+	}
+}
+
+// run keeps the addresses of an SRV name current until ctx ends: it asks again
+// when the TTL is over and, at most every half second, when it is nudged. When
+// DNS does not answer, the last good set stays. A list needs no run.
+func (s *source) run(ctx context.Context) {
+	if s.target.SRV == "" {
+		return
+	}
 	retry := minRetry
 	first := true
 	for {
 		qctx, cancel := context.WithTimeout(ctx, lookupTimeout)
-		a, err := lookup(qctx, t)
+		a, err := lookup(qctx, s.target)
 		cancel()
 		if ctx.Err() != nil {
 			return
@@ -35,28 +111,82 @@ func (c *Conn) discover(ctx context.Context, t Target) {
 		wait := a.ttl
 		if err == nil {
 			retry = minRetry
-			c.adopt(a.endpoints)
-			if err := c.store(t, a.endpoints); err != nil {
-				c.log.Warn("scheduler addresses are not cached", "error", err)
-			}
+			s.found(a.endpoints)
 		} else {
 			wait, retry = retry, min(2*retry, maxRetry)
-			c.lookupFailed(err)
-			if cached := c.recall(t); first && len(cached) > 0 {
-				c.log.Warn("scheduler discovery failed; using the addresses of last time", "error", err)
-				c.adopt(cached)
+			s.failed(err)
+			if first {
+				s.fallBack(err)
 			}
 		}
 		first = false
-		if !c.pause(ctx, wait) {
+		if !s.pause(ctx, wait) {
 			return
 		}
 	}
 }
 
+// found takes over the answer of a lookup.
+func (s *source) found(ends []endpoint) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.have.Endpoints = ends
+	s.publish(s.all())
+	s.store()
+}
+
+// fallBack serves a start without DNS: the addresses of last time.
+func (s *source) fallBack(cause error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.have.Endpoints = s.stored.Endpoints
+	if all := s.all(); len(all) > 0 {
+		s.log.Warn("scheduler discovery failed; using the addresses of last time", "error", cause)
+		s.publish(all)
+	}
+}
+
+// learn takes the addresses that a scheduler gives as those of all of them. They
+// come behind the others.
+func (s *source) learn(addrs []string) {
+	var ends []endpoint
+	for _, addr := range addrs {
+		if good, err := parseAddr(addr, ""); err == nil && good == addr && len(ends) < maxAddresses {
+			ends = append(ends, endpointOf(addr))
+		}
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if len(ends) == 0 || slices.EqualFunc(ends, s.have.Learned, sameEndpoint) {
+		return
+	}
+	s.have.Learned = ends
+	s.publish(s.all())
+	s.store()
+}
+
+// all is what to try, in order; s.mu is held.
+func (s *source) all() []endpoint {
+	out := slices.Clone(s.have.Endpoints)
+	for _, e := range s.have.Learned {
+		if !slices.ContainsFunc(out, func(o endpoint) bool { return o.Addr == e.Addr }) {
+			out = append(out, e)
+		}
+	}
+	return out
+}
+
+// again asks for another look soon. It never blocks.
+func (s *source) again() {
+	select {
+	case s.nudge <- struct{}{}:
+	default:
+	}
+}
+
 // pause waits for the time, or for a nudge once minRetry is over; false when
 // ctx ended.
-func (c *Conn) pause(ctx context.Context, wait time.Duration) bool {
+func (s *source) pause(ctx context.Context, wait time.Duration) bool {
 	soon, late := time.NewTimer(min(wait, minRetry)), time.NewTimer(wait)
 	defer soon.Stop()
 	defer late.Stop()
@@ -67,28 +197,35 @@ func (c *Conn) pause(ctx context.Context, wait time.Duration) bool {
 	}
 	select {
 	case <-late.C:
-	case <-c.nudge:
+	case <-s.nudge:
 	case <-ctx.Done():
 		return false
 	}
 	return true
 }
 
-// cache is the content of Options.CacheFile.
-type cache struct {
-	SRV       string     `json:"srv"`
-	Endpoints []endpoint `json:"endpoints"`
+// store keeps what is known for the next start, when it changed; s.mu is held.
+func (s *source) store() {
+	if s.file == "" || s.have.equal(s.stored) {
+		return
+	}
+	keep := s.have
+	if keep.SRV == "" {
+		keep.Endpoints = nil // they are the target itself
+	}
+	if err := writeCache(s.file, keep); err != nil {
+		s.log.Warn("scheduler addresses are not cached", "error", err)
+		return
+	}
+	s.stored = s.have
 }
 
-func (c *Conn) store(t Target, eps []endpoint) error {
-	if c.opt.CacheFile == "" || slices.EqualFunc(eps, c.stored, sameEndpoint) {
-		return nil
-	}
-	data, err := json.Marshal(cache{SRV: t.SRV, Endpoints: eps})
+func writeCache(file string, c cache) error {
+	data, err := json.Marshal(c)
 	if err != nil {
 		return err
 	}
-	f, err := os.CreateTemp(filepath.Dir(c.opt.CacheFile), ".persys-addrs.*")
+	f, err := os.CreateTemp(filepath.Dir(file), ".persys-addrs.*")
 	if err != nil {
 		return err
 	}
@@ -97,39 +234,44 @@ func (c *Conn) store(t Target, eps []endpoint) error {
 		err = cerr
 	}
 	if err == nil {
-		err = os.Rename(f.Name(), c.opt.CacheFile)
+		err = os.Rename(f.Name(), file)
 	}
 	if err != nil {
 		os.Remove(f.Name())
-		return fmt.Errorf("write %s: %w", c.opt.CacheFile, err)
+		return fmt.Errorf("write %s: %w", file, err)
 	}
-	c.stored = eps
 	return nil
 }
 
 // recall reads the cache; anything odd in it means there is none.
-func (c *Conn) recall(t Target) []endpoint {
-	if c.opt.CacheFile == "" {
-		return nil
+func (s *source) recall() cache {
+	none := cache{}
+	if s.file == "" {
+		return none
 	}
-	st, err := os.Stat(c.opt.CacheFile)
+	st, err := os.Stat(s.file)
 	if err != nil || st.Size() > cacheMax {
-		return nil
+		return none
 	}
-	data, err := os.ReadFile(c.opt.CacheFile)
+	data, err := os.ReadFile(s.file)
 	if err != nil {
-		return nil
+		return none
 	}
 	var have cache
-	if json.Unmarshal(data, &have) != nil || have.SRV != t.SRV || len(have.Endpoints) > maxAddresses {
-		return nil
+	if json.Unmarshal(data, &have) != nil || have.SRV != s.target.SRV || !slices.Equal(have.Addrs, s.target.Addrs) {
+		return none
 	}
-	for _, e := range have.Endpoints {
-		if addr, err := parseAddr(e.Addr, ""); err != nil || addr != e.Addr || len(e.Names) == 0 {
-			return nil
+	for _, list := range [][]endpoint{have.Endpoints, have.Learned} {
+		if len(list) > maxAddresses {
+			return none
+		}
+		for _, e := range list {
+			if addr, err := parseAddr(e.Addr, ""); err != nil || addr != e.Addr || len(e.Names) == 0 {
+				return none
+			}
 		}
 	}
-	return have.Endpoints
+	return have
 }
 
 func sameEndpoint(a, b endpoint) bool {

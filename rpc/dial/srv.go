@@ -24,6 +24,9 @@ const (
 	resolvConf = "/etc/resolv.conf"
 )
 
+// errNoRecord: the servers answer, and know no scheduler.
+var errNoRecord = errors.New("no record")
+
 // answer is what one lookup found, in order of preference (RFC 2782).
 type answer struct {
 	endpoints []endpoint
@@ -37,6 +40,22 @@ func lookup(ctx context.Context, t Target) (answer, error) {
 	if err != nil {
 		return answer{}, err
 	}
+	var failed error
+	for range max(len(t.DNS), 1) {
+		a, err := lookupAt(ctx, t, servers, names)
+		if err == nil || !errors.Is(err, errNoRecord) {
+			return a, err
+		}
+		failed = err
+		// A server that was named by hand may be a replica that knows nothing yet:
+		// the others may know more.
+		servers = append(servers[1:len(servers):len(servers)], servers[0])
+	}
+	return answer{}, failed
+}
+
+// lookupAt asks the servers in this order.
+func lookupAt(ctx context.Context, t Target, servers, names []string) (answer, error) {
 	var failed error
 	for _, name := range names {
 		msg, err := ask(ctx, servers, name, dns.TypeSRV)
@@ -58,7 +77,7 @@ func lookup(ctx context.Context, t Target) (answer, error) {
 	if failed != nil {
 		return answer{}, fmt.Errorf("SRV %s: %w", t.SRV, failed)
 	}
-	return answer{}, fmt.Errorf("SRV %s: no record at %s", t.SRV, strings.Join(servers, ", "))
+	return answer{}, fmt.Errorf("SRV %s: %w at %s", t.SRV, errNoRecord, strings.Join(servers, ", "))
 }
 
 // questions lists the servers to ask and the full names to ask for.

@@ -1,7 +1,6 @@
 package dial
 
 import (
-	"context"
 	"fmt"
 	"math/rand/v2"
 	"net"
@@ -222,7 +221,7 @@ func TestDiscovery(t *testing.T) {
 
 	// DNS dies: the last good set stays, and serves the next start too.
 	eventually(t, "the set is cached", func() bool {
-		have := c.recall(Target{SRV: "persys.x"})
+		have := sourceAt(t, file).recall().Endpoints
 		return len(have) == 1 && have[0].Addr == d.addr
 	})
 	z.stop()
@@ -276,19 +275,83 @@ func TestRecallRefuses(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			file := filepath.Join(t.TempDir(), "addrs.json")
 			writeText(t, file, text)
-			c := &Conn{opt: Options{CacheFile: file}}
-			if got := c.recall(Target{SRV: "persys.x"}); got != nil {
+			if got := sourceAt(t, file).recall(); !got.equal(cache{}) {
 				t.Errorf("accepted %v", got)
 			}
 		})
 	}
 	file := filepath.Join(t.TempDir(), "addrs.json")
-	c := &Conn{opt: Options{CacheFile: file}, ctx: context.Background()}
-	want := []endpoint{{Addr: "a:1", Names: []string{"a"}}}
-	if err := c.store(Target{SRV: "persys.x"}, want); err != nil {
+	want := cache{SRV: "persys.x", Endpoints: []endpoint{{Addr: "a:1", Names: []string{"a"}}}, Learned: []endpoint{{Addr: "b:2", Names: []string{"b"}}}}
+	if err := writeCache(file, want); err != nil {
 		t.Fatal(err)
 	}
-	if got := c.recall(Target{SRV: "persys.x"}); !slices.EqualFunc(got, want, sameEndpoint) {
+	if got := sourceAt(t, file).recall(); !got.equal(want) {
 		t.Errorf("got %v, want %v", got, want)
+	}
+}
+
+func sourceAt(t *testing.T, file string) *source {
+	t.Helper()
+	s, err := newSource(Options{Discovery: "srv://persys.x", CacheFile: file})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+// A server that was named by hand and knows no scheduler, as a replica that has
+// just lost its disk does, does not hide those that the others know.
+func TestDiscoveryAsksOnWhereNothingIsKnown(t *testing.T) {
+	a := start(t, nil)
+	empty, full := startZone(t), startZone(t, srvRecords(a)...)
+	c := dialTo(t, Options{Discovery: "srv://persys.x?dns=" + empty.addr + "," + full.addr})
+	mustCall(t, c, apply)
+	if empty.count() == 0 || a.calls.Load() != 1 {
+		t.Errorf("the empty server was asked %d times, the replica called %d times", empty.count(), a.calls.Load())
+	}
+}
+
+// All schedulers have moved since the agent was set up: it was told in time, and
+// remembers over a restart.
+func TestLearn(t *testing.T) {
+	for _, name := range []string{"list", "srv"} {
+		t.Run(name, func(t *testing.T) {
+			a, b := start(t, nil), start(t, nil)
+			opt := Options{Addrs: []string{a.addr}, CacheFile: filepath.Join(t.TempDir(), "addrs.json")}
+			var z *zone
+			if name == "srv" {
+				z = startZone(t, srvRecords(a)...)
+				opt.Addrs, opt.Discovery = nil, "srv://persys.x?dns="+z.addr
+			}
+			c := dialTo(t, opt)
+			c.Learn([]string{b.addr})
+			if name == "list" && len(c.Addrs()) != 1 {
+				t.Errorf("learned from nobody: %v", c.Addrs())
+			}
+			mustCall(t, c, apply)
+			c.Learn([]string{"0.0.0.0:1", "no address", b.addr})
+			if got := c.Addrs(); !slices.Equal(got, []string{a.addr, b.addr}) {
+				t.Errorf("addresses %v", got)
+			}
+			mustCall(t, c, apply)
+			if a.calls.Load() != 2 {
+				t.Errorf("%d of 2 calls went where the settings say", a.calls.Load())
+			}
+			a.grpc.Stop()
+			if z != nil {
+				z.stop()
+			}
+			mustCall(t, c, apply)
+			mustCall(t, dialTo(t, opt), apply)
+			if b.calls.Load() != 2 {
+				t.Errorf("the replica that was learned got %d of 2 calls", b.calls.Load())
+			}
+			if name == "list" {
+				opt.Addrs = []string{a.addr, vacant(t)}
+				if err := call(dialTo(t, opt), apply, 300*time.Millisecond); err == nil {
+					t.Error("other settings, and the old cluster is still called")
+				}
+			}
+		})
 	}
 }

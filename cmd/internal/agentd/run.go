@@ -13,6 +13,7 @@ import (
 	"os"
 	"path/filepath"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -91,7 +92,8 @@ func Run(ctx context.Context, cfg Config, version string, log *slog.Logger) erro
 		}
 		defer conn.Close()
 		acfg.Control = controlv1.NewAgentControlClient(conn)
-		acfg.SchedulerHint = hint(cfg.Schedulers)
+		acfg.SchedulerHint = hint(&cfg)
+		acfg.Discovered = func(addrs []string, _ string) { conn.Learn(addrs) }
 	}
 	a, err := agent.New(acfg, drivers(&cfg, log))
 	if err != nil {
@@ -109,14 +111,18 @@ func listen(setting, host string, port int) (net.Listener, error) {
 	return l, nil
 }
 
-func hint(addrs []string) string {
-	if len(addrs) == 0 {
-		return ""
+// hint is an address on the schedulers' side of the network: a scheduler's, or
+// that of the DNS server that knows them. "" = not known before DNS was asked.
+func hint(cfg *Config) string {
+	list := strings.Join(cfg.Schedulers, ",")
+	if list == "" {
+		list = cfg.Discovery
 	}
-	if _, _, err := net.SplitHostPort(addrs[0]); err != nil {
-		return net.JoinHostPort(addrs[0], "8085")
+	t, err := dial.ParseTarget(list)
+	if err != nil {
+		return "" // dial says so
 	}
-	return addrs[0]
+	return append(append(t.Addrs, t.DNS...), "")[0]
 }
 
 func (c *Config) files(log *slog.Logger) (*pki.Files, error) {

@@ -1,0 +1,81 @@
+package dial
+
+import (
+	"context"
+	"strings"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+	healthpb "google.golang.org/grpc/health/grpc_health_v1"
+)
+
+func resolved(t *testing.T, target string, opt Options) *grpc.ClientConn {
+	t.Helper()
+	cc, err := grpc.NewClient(target, grpc.WithResolvers(Resolver(opt)), grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithNoProxy())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { cc.Close() })
+	return cc
+}
+
+func plainCall(t *testing.T, cc *grpc.ClientConn, limit time.Duration) error {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), limit)
+	defer cancel()
+	return cc.Invoke(ctx, apply, &healthpb.HealthCheckRequest{}, &healthpb.HealthCheckResponse{}, grpc.WaitForReady(true))
+}
+
+// A plain gRPC connection finds the schedulers as a Conn does: by list, by name,
+// and by the cache where DNS is away; and follows them when they move.
+func TestResolver(t *testing.T) {
+	a, b := start(t, nil), start(t, nil)
+	z := startZone(t, srvRecords(a)...)
+	for _, c := range []struct {
+		target string
+		opt    Options
+	}{
+		{"persys:///", Options{Addrs: []string{vacant(t), a.addr}}},
+		{"persys:///", Options{Discovery: "srv://persys.x?dns=" + z.addr}},
+		{"persys:///persys.x?dns=" + z.addr, Options{}},
+		{"persys:///persys.x.?dns=" + z.addr, Options{Addrs: []string{vacant(t)}}},
+	} {
+		if err := plainCall(t, resolved(t, c.target, c.opt), 10*time.Second); err != nil {
+			t.Errorf("%s with %+v: %v", c.target, c.opt, err)
+		}
+	}
+	cc := resolved(t, "persys:///persys.x?dns="+z.addr, Options{})
+	if err := plainCall(t, cc, 10*time.Second); err != nil {
+		t.Fatal(err)
+	}
+	z.set(t, srvRecords(b)...)
+	a.grpc.Stop()
+	// The first call may still meet the old connection: nothing is repeated here.
+	eventually(t, "the schedulers that moved are found", func() bool { return plainCall(t, cc, 10*time.Second) == nil })
+	if b.calls.Load() == 0 {
+		t.Error("the new replica was not called")
+	}
+}
+
+func TestResolverSaysWhatIsWrong(t *testing.T) {
+	for target, want := range map[string]string{
+		"persys:///":                  "no scheduler address",
+		"persys://elsewhere/persys.x": "authority",
+		"persys:///persys.x?ttl=1":    `unknown option "ttl"`,
+		"persys:///a/b":               "no DNS name",
+	} {
+		cc, err := grpc.NewClient(target, grpc.WithResolvers(Resolver(Options{})), grpc.WithTransportCredentials(insecure.NewCredentials()))
+		if err == nil {
+			cc.Connect()
+			ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+			_, err = healthpb.NewHealthClient(cc).Check(ctx, &healthpb.HealthCheckRequest{})
+			cancel()
+			cc.Close()
+		}
+		if err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %v, want %q", target, err, want)
+		}
+	}
+}
