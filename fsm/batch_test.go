@@ -127,7 +127,7 @@ func TestEveryArmHasARule(t *testing.T) {
 		c.ProtoReflect().Mutable(fd)
 		is(t, "name", ArmName(c), string(fd.Name()))
 		is(t, string(fd.Name())+" number", arm(fd.Name()).rule().number, uint32(fd.Number()))
-		w := formed(t, "a")
+		w := level2(formed(t, "a"))
 		if res := w.do(c); res.Kind == Unsupported {
 			t.Errorf("Apply has no rule for %s", fd.Name())
 		}

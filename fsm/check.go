@@ -50,6 +50,7 @@ func (c *checker) info() {
 	c.must(validID(m.ClusterID), "cluster id %q is malformed", m.ClusterID)
 	c.must(m.Incarnation > 0, "cluster %s has incarnation 0", m.ClusterID)
 	c.must(m.FeatureLevel > 0, "cluster %s has feature level 0", m.ClusterID)
+	c.must(m.FeatureLevel >= 2 || m.MirrorEtcd == 0 && !m.ModePinned, "cluster %s has feature level %d and fields of level 2", m.ClusterID, m.FeatureLevel)
 }
 
 func (c *checker) workloads() {

@@ -44,11 +44,14 @@ func (t *Tx) setMode(b *commandv1.SetMode) Result {
 	default:
 		return refuse(Invalid, "mode: %q is none of normal, degraded, recovery", b.GetMode())
 	}
-	if info.Mode == mode && info.ModeReason == b.GetReason() {
+	if b.GetPinned() && info.FeatureLevel < 2 {
+		return refuse(Unsupported, "pinned needs feature level 2, the cluster is at %d", info.FeatureLevel)
+	}
+	if info.Mode == mode && info.ModeReason == b.GetReason() && info.ModePinned == b.GetPinned() {
 		return Result{Kind: AlreadyDone}
 	}
 	before := *info
-	info.Mode, info.ModeReason = mode, b.GetReason()
+	info.Mode, info.ModeReason, info.ModePinned = mode, b.GetReason(), b.GetPinned()
 	if before.Mode != mode {
 		info.ModeChangedAt = info.Clock
 	}
@@ -59,6 +62,23 @@ func (t *Tx) setMode(b *commandv1.SetMode) Result {
 			Details: []Label{{"previous", string(before.Mode)}},
 		})
 	}
+	return Result{}
+}
+
+// mirrorAttached records that an etcd has held the whole mirror.
+func (t *Tx) mirrorAttached(b *commandv1.MirrorAttached) Result {
+	info := &t.r.info
+	id := b.GetEtcdClusterId()
+	switch id {
+	case 0:
+		return refuse(Invalid, "etcd_cluster_id: must not be 0")
+	case info.MirrorEtcd:
+		return Result{Kind: AlreadyDone}
+	}
+	before := *info
+	info.MirrorEtcd = id
+	t.infoChanged(before)
+	t.event(Event{Type: EventMirrorAttached, Message: strconv.FormatUint(id, 16)})
 	return Result{}
 }
 

@@ -406,6 +406,31 @@ func TestClusterCommands(t *testing.T) {
 			is(t, "time", w.s.Info().ModeChangedAt, at)
 			is(t, "events", len(w.events()), 0)
 		}},
+		{"a person's mode is pinned until the leader's own word", func(t *testing.T, w *world) {
+			level2(w)
+			w.ok(pinMode("degraded", "maintenance"))
+			is(t, "pinned", w.s.Info().ModePinned, true)
+			is(t, "again", w.do(pinMode("degraded", "maintenance")).Kind, AlreadyDone)
+			w.ok(setMode("degraded", "maintenance"))
+			is(t, "pinned", w.s.Info().ModePinned, false)
+		}},
+		{"pinning needs feature level 2", func(t *testing.T, w *world) {
+			refused(t, w.do(pinMode("degraded", "maintenance")), Unsupported, "level 2")
+		}},
+		{"an etcd is attached once", func(t *testing.T, w *world) {
+			level2(w)
+			w.ok(attached(7))
+			is(t, "etcd", w.s.Info().MirrorEtcd, uint64(7))
+			is(t, "event", w.eventOf(EventMirrorAttached).Message, "7")
+			is(t, "again", w.do(attached(7)).Kind, AlreadyDone)
+			w.ok(attached(8))
+			is(t, "etcd", w.s.Info().MirrorEtcd, uint64(8))
+		}},
+		{"attaching needs feature level 2 and an id", func(t *testing.T, w *world) {
+			refused(t, w.do(attached(7)), Unsupported, "level 2")
+			level2(w)
+			refused(t, w.do(attached(0)), Invalid, "etcd_cluster_id")
+		}},
 		{"an unknown mode is refused", func(t *testing.T, w *world) {
 			refused(t, w.do(setMode("odd", "")), Invalid, "mode", "odd")
 		}},

@@ -267,4 +267,10 @@ func (e *encoder) info(m *Info) {
 	e.i64(m.ReceiptsDroppedUntil)
 	e.u64(m.Index)
 	e.u64(m.Term)
+	// Fields of level 2, which nothing sets below it. States that have none keep
+	// the digest that they had before there were any.
+	if m.MirrorEtcd != 0 || m.ModePinned {
+		e.u64(m.MirrorEtcd)
+		e.bool(m.ModePinned)
+	}
 }

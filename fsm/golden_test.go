@@ -133,6 +133,20 @@ var scenarios = []struct {
 		w.do(former)
 		w.do(gone("db", "a", w.generation("db")))
 	}},
+	{"07-mirror", func(w *world) {
+		w.do(attached(7))
+		w.do(pinMode("degraded", "before its time"))
+		w.do(putReplica("r1", 2))
+		w.do(setLevel(2))
+		w.do(attached(0))
+		w.do(attached(0xcafe))
+		w.do(attached(0xcafe))
+		w.do(setMode("degraded", "etcd is away"))
+		w.do(attached(0xbeef))
+		w.do(pinMode("normal", "go on without it"))
+		w.do(pinMode("normal", "go on without it"))
+		w.do(setMode("normal", ""))
+	}},
 }
 
 func corpusFile(name, ext string) string { return filepath.Join("testdata", "corpus", name+ext) }
@@ -262,11 +276,11 @@ func TestModesDecide(t *testing.T) {
 			put("new"), setDesired("web", "Stopped"), remove("web", false), userRetry("web"),
 			cordon("a", true), drain("a", true), removeNode("a", true), fence("a"),
 			assign(), evict(), nodeState("a", false), report(), explain("web", "", "", nil),
-			putReplica("r1", 1), removeReplica("r1"), setLevel(1), barrier(), initCluster("c1"), setMode("normal", ""),
+			putReplica("r1", 1), removeReplica("r1"), setLevel(1), barrier(), initCluster("c1"), setMode("normal", ""), attached(7),
 			{Body: &commandv1.Command_ScheduleRetries{ScheduleRetries: &commandv1.ScheduleRetries{}}},
 		} {
 			t.Run(string(mode)+" "+ArmName(c), func(t *testing.T) {
-				w := formed(t, "a")
+				w := level2(formed(t, "a"))
 				w.place("web", "a")
 				w.ok(setMode(string(mode), "for a test"))
 				res := w.do(c)

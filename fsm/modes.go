@@ -63,10 +63,14 @@ var armRules = [...]armRule{
 	{"remove_replica", 42, 1, false, Allowed},
 	{"set_feature_level", 43, 1, false, Allowed},
 	{"barrier", 44, 0, false, Allowed},
+	{"mirror_attached", 45, 2, false, Allowed},
 }
 
 // FeatureLevel is the highest that this version understands.
-const FeatureLevel = 1
+//
+//	1  the first
+//	2  mirror_attached; set_mode remembers that a person asked (pinned)
+const FeatureLevel = 2
 
 func (a arm) rule() armRule {
 	for i := range armRules {
@@ -126,6 +130,8 @@ func armOf(c Command) arm {
 		return "set_feature_level"
 	case *commandv1.Command_Barrier:
 		return "barrier"
+	case *commandv1.Command_MirrorAttached:
+		return "mirror_attached"
 	}
 	return ""
 }

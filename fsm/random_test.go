@@ -163,10 +163,13 @@ func (g *stream) command(s State) Command {
 		c = report(g.report(s), g.report(s))
 	case 32:
 		c = setMode(g.pick("mode", "normal", "normal", "degraded", "recovery", "odd"), "because")
+		c.GetSetMode().Pinned = g.n("pinned", 0, 3) == 0
 	case 33:
-		switch g.n("membership", 0, 3) {
+		switch g.n("membership", 0, 4) {
+		case 4:
+			c = attached(uint64(g.n("etcd", 0, 2)))
 		case 0:
-			c = putReplica(g.pick("replica", "r1", "r2"), 1)
+			c = putReplica(g.pick("replica", "r1", "r2"), uint32(g.n("knows", 1, 2)))
 		case 1:
 			c = removeReplica(g.pick("replica", "r1", "r2"))
 		case 2:

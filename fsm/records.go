@@ -13,7 +13,7 @@ func infoPB(m *Info) *commandv1.MetaRecord {
 		ClusterId: m.ClusterID, Incarnation: m.Incarnation, Shard: m.Shard, Sequence: m.Sequence, Clock: m.Clock,
 		Mode: string(m.Mode), ModeReason: m.ModeReason, ModeChangedAt: m.ModeChangedAt, FeatureLevel: m.FeatureLevel,
 		Digest: m.Digest, EventSeq: m.EventSeq, ReceiptSeq: m.ReceiptSeq, ReceiptsDroppedUntil: m.ReceiptsDroppedUntil,
-		Index: m.Index, Term: m.Term,
+		Index: m.Index, Term: m.Term, MirrorEtcd: m.MirrorEtcd, ModePinned: m.ModePinned,
 	}
 }
 
@@ -23,6 +23,7 @@ func infoOf(m *commandv1.MetaRecord) Info {
 		Clock: m.GetClock(), Mode: Mode(m.GetMode()), ModeReason: m.GetModeReason(), ModeChangedAt: m.GetModeChangedAt(),
 		FeatureLevel: m.GetFeatureLevel(), Digest: m.GetDigest(), EventSeq: m.GetEventSeq(), ReceiptSeq: m.GetReceiptSeq(),
 		ReceiptsDroppedUntil: m.GetReceiptsDroppedUntil(), Index: m.GetIndex(), Term: m.GetTerm(),
+		MirrorEtcd: m.GetMirrorEtcd(), ModePinned: m.GetModePinned(),
 	}
 }
 

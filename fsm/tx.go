@@ -132,6 +132,8 @@ func (t *Tx) judge(c Command) Result {
 		return t.setFeatureLevel(b.SetFeatureLevel)
 	case *commandv1.Command_Barrier:
 		return Result{}
+	case *commandv1.Command_MirrorAttached:
+		return t.mirrorAttached(b.MirrorAttached)
 	}
 	return refuse(Unsupported, "this version has no rule for %s", a)
 }

@@ -405,6 +405,7 @@ const (
 	EventReplicaRemoved    = "ReplicaRemoved"
 	EventClusterFormed     = "ClusterFormed"
 	EventFeatureLevelRaise = "FeatureLevelRaised"
+	EventMirrorAttached    = "MirrorAttached"
 )
 
 // Info is the part of the state that is not a table.
@@ -424,6 +425,8 @@ type Info struct {
 	ReceiptsDroppedUntil int64  // Unix milliseconds, UUIDv7 time of the newest dropped receipt
 	Index                uint64 // last applied log index
 	Term                 uint64 // its term
+	MirrorEtcd           uint64 // cluster id of the etcd that has held the whole mirror, 0 = none
+	ModePinned           bool   // a person set the mode; see commandv1.SetMode
 }
 
 // Epoch of commands applied at this state.

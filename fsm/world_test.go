@@ -292,6 +292,23 @@ func setLevel(n uint32) Command {
 	return &commandv1.Command{Body: &commandv1.Command_SetFeatureLevel{SetFeatureLevel: &commandv1.SetFeatureLevel{Level: n}}}
 }
 
+// level2 brings a world to the feature level of its name.
+func level2(w *world) *world {
+	w.ok(putReplica("r1", 2))
+	w.ok(setLevel(2))
+	return w
+}
+
+func pinMode(m, reason string) Command {
+	c := setMode(m, reason)
+	c.GetSetMode().Pinned = true
+	return c
+}
+
+func attached(etcd uint64) Command {
+	return &commandv1.Command{Body: &commandv1.Command_MirrorAttached{MirrorAttached: &commandv1.MirrorAttached{EtcdClusterId: etcd}}}
+}
+
 func barrier() Command {
 	return &commandv1.Command{Body: &commandv1.Command_Barrier{Barrier: &commandv1.Barrier{}}}
 }

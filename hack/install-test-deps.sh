@@ -19,6 +19,10 @@ need() { # command package why
 }
 need gcc gcc "the race detector needs cgo"
 need protoc protobuf-compiler "generated code is checked against its source"
+if [[ ! -e /usr/include/google/protobuf/timestamp.proto ]]; then
+	echo "protoc's own .proto files are missing: installing libprotobuf-dev (the contracts import them)"
+	missing+=(libprotobuf-dev)
+fi
 need git git "the version of a build"
 need dig dnsutils "the DNS server is asked by it, too"
 need etcd etcd-server "the peer of the benchmarks and the mirror's tests"

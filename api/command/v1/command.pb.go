@@ -281,6 +281,7 @@ type Command struct {
 	//	*Command_RemoveReplica
 	//	*Command_SetFeatureLevel
 	//	*Command_Barrier
+	//	*Command_MirrorAttached
 	Body          isCommand_Body `protobuf_oneof:"body"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -519,6 +520,15 @@ func (x *Command) GetBarrier() *Barrier {
 	return nil
 }
 
+func (x *Command) GetMirrorAttached() *MirrorAttached {
+	if x != nil {
+		if x, ok := x.Body.(*Command_MirrorAttached); ok {
+			return x.MirrorAttached
+		}
+	}
+	return nil
+}
+
 type isCommand_Body interface {
 	isCommand_Body()
 }
@@ -607,6 +617,10 @@ type Command_Barrier struct {
 	Barrier *Barrier `protobuf:"bytes,44,opt,name=barrier,proto3,oneof"`
 }
 
+type Command_MirrorAttached struct {
+	MirrorAttached *MirrorAttached `protobuf:"bytes,45,opt,name=mirror_attached,json=mirrorAttached,proto3,oneof"`
+}
+
 func (*Command_InitCluster) isCommand_Body() {}
 
 func (*Command_PutWorkloads) isCommand_Body() {}
@@ -648,6 +662,8 @@ func (*Command_RemoveReplica) isCommand_Body() {}
 func (*Command_SetFeatureLevel) isCommand_Body() {}
 
 func (*Command_Barrier) isCommand_Body() {}
+
+func (*Command_MirrorAttached) isCommand_Body() {}
 
 type Label struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -2742,8 +2758,12 @@ func (x *Report) GetReports() []*WorkloadReport {
 type SetMode struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// normal, degraded or recovery.
-	Mode          string `protobuf:"bytes,1,opt,name=mode,proto3" json:"mode,omitempty"`
-	Reason        string `protobuf:"bytes,2,opt,name=reason,proto3" json:"reason,omitempty"`
+	Mode   string `protobuf:"bytes,1,opt,name=mode,proto3" json:"mode,omitempty"`
+	Reason string `protobuf:"bytes,2,opt,name=reason,proto3" json:"reason,omitempty"`
+	// A person asked for it: the leader does not move away from it by itself,
+	// except that normal ends being asked for once nothing speaks against it.
+	// Needs feature level 2.
+	Pinned        bool `protobuf:"varint,3,opt,name=pinned,proto3" json:"pinned,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2790,6 +2810,13 @@ func (x *SetMode) GetReason() string {
 		return x.Reason
 	}
 	return ""
+}
+
+func (x *SetMode) GetPinned() bool {
+	if x != nil {
+		return x.Pinned
+	}
+	return false
 }
 
 type PutReplica struct {
@@ -3026,6 +3053,53 @@ func (*Barrier) Descriptor() ([]byte, []int) {
 	return file_api_command_v1_command_proto_rawDescGZIP(), []int{40}
 }
 
+// MirrorAttached says that an etcd has held the whole mirror once: from now on
+// its absence degrades the control plane (decision 11).
+type MirrorAttached struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// etcd's own cluster id, not 0.
+	EtcdClusterId uint64 `protobuf:"varint,1,opt,name=etcd_cluster_id,json=etcdClusterId,proto3" json:"etcd_cluster_id,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *MirrorAttached) Reset() {
+	*x = MirrorAttached{}
+	mi := &file_api_command_v1_command_proto_msgTypes[41]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *MirrorAttached) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*MirrorAttached) ProtoMessage() {}
+
+func (x *MirrorAttached) ProtoReflect() protoreflect.Message {
+	mi := &file_api_command_v1_command_proto_msgTypes[41]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use MirrorAttached.ProtoReflect.Descriptor instead.
+func (*MirrorAttached) Descriptor() ([]byte, []int) {
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{41}
+}
+
+func (x *MirrorAttached) GetEtcdClusterId() uint64 {
+	if x != nil {
+		return x.EtcdClusterId
+	}
+	return 0
+}
+
 type SnapshotHeader struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// "persys-snapshot".
@@ -3039,7 +3113,7 @@ type SnapshotHeader struct {
 
 func (x *SnapshotHeader) Reset() {
 	*x = SnapshotHeader{}
-	mi := &file_api_command_v1_command_proto_msgTypes[41]
+	mi := &file_api_command_v1_command_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3051,7 +3125,7 @@ func (x *SnapshotHeader) String() string {
 func (*SnapshotHeader) ProtoMessage() {}
 
 func (x *SnapshotHeader) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[41]
+	mi := &file_api_command_v1_command_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3064,7 +3138,7 @@ func (x *SnapshotHeader) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SnapshotHeader.ProtoReflect.Descriptor instead.
 func (*SnapshotHeader) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{41}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *SnapshotHeader) GetMagic() string {
@@ -3113,7 +3187,7 @@ type SnapshotRecord struct {
 
 func (x *SnapshotRecord) Reset() {
 	*x = SnapshotRecord{}
-	mi := &file_api_command_v1_command_proto_msgTypes[42]
+	mi := &file_api_command_v1_command_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3125,7 +3199,7 @@ func (x *SnapshotRecord) String() string {
 func (*SnapshotRecord) ProtoMessage() {}
 
 func (x *SnapshotRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[42]
+	mi := &file_api_command_v1_command_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3138,7 +3212,7 @@ func (x *SnapshotRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SnapshotRecord.ProtoReflect.Descriptor instead.
 func (*SnapshotRecord) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{42}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *SnapshotRecord) GetRecord() isSnapshotRecord_Record {
@@ -3268,7 +3342,7 @@ type SnapshotTrailer struct {
 
 func (x *SnapshotTrailer) Reset() {
 	*x = SnapshotTrailer{}
-	mi := &file_api_command_v1_command_proto_msgTypes[43]
+	mi := &file_api_command_v1_command_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3280,7 +3354,7 @@ func (x *SnapshotTrailer) String() string {
 func (*SnapshotTrailer) ProtoMessage() {}
 
 func (x *SnapshotTrailer) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[43]
+	mi := &file_api_command_v1_command_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3293,7 +3367,7 @@ func (x *SnapshotTrailer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SnapshotTrailer.ProtoReflect.Descriptor instead.
 func (*SnapshotTrailer) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{43}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *SnapshotTrailer) GetRecords() uint64 {
@@ -3331,13 +3405,16 @@ type MetaRecord struct {
 	ReceiptsDroppedUntil int64  `protobuf:"varint,13,opt,name=receipts_dropped_until,json=receiptsDroppedUntil,proto3" json:"receipts_dropped_until,omitempty"`
 	Index                uint64 `protobuf:"varint,14,opt,name=index,proto3" json:"index,omitempty"`
 	Term                 uint64 `protobuf:"varint,15,opt,name=term,proto3" json:"term,omitempty"`
-	unknownFields        protoimpl.UnknownFields
-	sizeCache            protoimpl.SizeCache
+	// Of the etcd that has held the whole mirror; 0 = none ever did.
+	MirrorEtcd    uint64 `protobuf:"varint,16,opt,name=mirror_etcd,json=mirrorEtcd,proto3" json:"mirror_etcd,omitempty"`
+	ModePinned    bool   `protobuf:"varint,17,opt,name=mode_pinned,json=modePinned,proto3" json:"mode_pinned,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *MetaRecord) Reset() {
 	*x = MetaRecord{}
-	mi := &file_api_command_v1_command_proto_msgTypes[44]
+	mi := &file_api_command_v1_command_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3349,7 +3426,7 @@ func (x *MetaRecord) String() string {
 func (*MetaRecord) ProtoMessage() {}
 
 func (x *MetaRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[44]
+	mi := &file_api_command_v1_command_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3362,7 +3439,7 @@ func (x *MetaRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MetaRecord.ProtoReflect.Descriptor instead.
 func (*MetaRecord) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{44}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *MetaRecord) GetClusterId() string {
@@ -3470,6 +3547,20 @@ func (x *MetaRecord) GetTerm() uint64 {
 	return 0
 }
 
+func (x *MetaRecord) GetMirrorEtcd() uint64 {
+	if x != nil {
+		return x.MirrorEtcd
+	}
+	return 0
+}
+
+func (x *MetaRecord) GetModePinned() bool {
+	if x != nil {
+		return x.ModePinned
+	}
+	return false
+}
+
 type WorkloadRecord struct {
 	state           protoimpl.MessageState `protogen:"open.v1"`
 	Put             *WorkloadPut           `protobuf:"bytes,1,opt,name=put,proto3" json:"put,omitempty"`
@@ -3500,7 +3591,7 @@ type WorkloadRecord struct {
 
 func (x *WorkloadRecord) Reset() {
 	*x = WorkloadRecord{}
-	mi := &file_api_command_v1_command_proto_msgTypes[45]
+	mi := &file_api_command_v1_command_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3512,7 +3603,7 @@ func (x *WorkloadRecord) String() string {
 func (*WorkloadRecord) ProtoMessage() {}
 
 func (x *WorkloadRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[45]
+	mi := &file_api_command_v1_command_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3525,7 +3616,7 @@ func (x *WorkloadRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkloadRecord.ProtoReflect.Descriptor instead.
 func (*WorkloadRecord) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{45}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *WorkloadRecord) GetPut() *WorkloadPut {
@@ -3702,7 +3793,7 @@ type NodeRecord struct {
 
 func (x *NodeRecord) Reset() {
 	*x = NodeRecord{}
-	mi := &file_api_command_v1_command_proto_msgTypes[46]
+	mi := &file_api_command_v1_command_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3714,7 +3805,7 @@ func (x *NodeRecord) String() string {
 func (*NodeRecord) ProtoMessage() {}
 
 func (x *NodeRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[46]
+	mi := &file_api_command_v1_command_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3727,7 +3818,7 @@ func (x *NodeRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeRecord.ProtoReflect.Descriptor instead.
 func (*NodeRecord) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{46}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *NodeRecord) GetFacts() *RegisterNode {
@@ -3830,7 +3921,7 @@ type ResidualRecord struct {
 
 func (x *ResidualRecord) Reset() {
 	*x = ResidualRecord{}
-	mi := &file_api_command_v1_command_proto_msgTypes[47]
+	mi := &file_api_command_v1_command_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3842,7 +3933,7 @@ func (x *ResidualRecord) String() string {
 func (*ResidualRecord) ProtoMessage() {}
 
 func (x *ResidualRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[47]
+	mi := &file_api_command_v1_command_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3855,7 +3946,7 @@ func (x *ResidualRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResidualRecord.ProtoReflect.Descriptor instead.
 func (*ResidualRecord) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{47}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *ResidualRecord) GetNode() string {
@@ -3919,7 +4010,7 @@ type ReceiptRecord struct {
 
 func (x *ReceiptRecord) Reset() {
 	*x = ReceiptRecord{}
-	mi := &file_api_command_v1_command_proto_msgTypes[48]
+	mi := &file_api_command_v1_command_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3931,7 +4022,7 @@ func (x *ReceiptRecord) String() string {
 func (*ReceiptRecord) ProtoMessage() {}
 
 func (x *ReceiptRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[48]
+	mi := &file_api_command_v1_command_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3944,7 +4035,7 @@ func (x *ReceiptRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReceiptRecord.ProtoReflect.Descriptor instead.
 func (*ReceiptRecord) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{48}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *ReceiptRecord) GetRequest() []byte {
@@ -3988,7 +4079,7 @@ type Outcome struct {
 
 func (x *Outcome) Reset() {
 	*x = Outcome{}
-	mi := &file_api_command_v1_command_proto_msgTypes[49]
+	mi := &file_api_command_v1_command_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4000,7 +4091,7 @@ func (x *Outcome) String() string {
 func (*Outcome) ProtoMessage() {}
 
 func (x *Outcome) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[49]
+	mi := &file_api_command_v1_command_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4013,7 +4104,7 @@ func (x *Outcome) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Outcome.ProtoReflect.Descriptor instead.
 func (*Outcome) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{49}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *Outcome) GetKind() uint32 {
@@ -4056,7 +4147,7 @@ type ItemOutcome struct {
 
 func (x *ItemOutcome) Reset() {
 	*x = ItemOutcome{}
-	mi := &file_api_command_v1_command_proto_msgTypes[50]
+	mi := &file_api_command_v1_command_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4068,7 +4159,7 @@ func (x *ItemOutcome) String() string {
 func (*ItemOutcome) ProtoMessage() {}
 
 func (x *ItemOutcome) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[50]
+	mi := &file_api_command_v1_command_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4081,7 +4172,7 @@ func (x *ItemOutcome) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ItemOutcome.ProtoReflect.Descriptor instead.
 func (*ItemOutcome) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{50}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *ItemOutcome) GetId() string {
@@ -4130,7 +4221,7 @@ type EventRecord struct {
 
 func (x *EventRecord) Reset() {
 	*x = EventRecord{}
-	mi := &file_api_command_v1_command_proto_msgTypes[51]
+	mi := &file_api_command_v1_command_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4142,7 +4233,7 @@ func (x *EventRecord) String() string {
 func (*EventRecord) ProtoMessage() {}
 
 func (x *EventRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[51]
+	mi := &file_api_command_v1_command_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4155,7 +4246,7 @@ func (x *EventRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EventRecord.ProtoReflect.Descriptor instead.
 func (*EventRecord) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{51}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *EventRecord) GetSeq() uint64 {
@@ -4246,7 +4337,7 @@ const file_api_command_v1_command_proto_rawDesc = "" +
 	"\arequest\x18\x01 \x01(\fR\arequest\x12.\n" +
 	"\x05epoch\x18\x02 \x01(\v2\x18.persys.command.v1.EpochR\x05epoch\x12\x0e\n" +
 	"\x02at\x18\x03 \x01(\x03R\x02at\x12\x0e\n" +
-	"\x02by\x18\x04 \x01(\tR\x02by\"\xca\v\n" +
+	"\x02by\x18\x04 \x01(\tR\x02by\"\x98\f\n" +
 	"\aCommand\x12+\n" +
 	"\x04head\x18\x01 \x01(\v2\x17.persys.command.v1.HeadR\x04head\x12C\n" +
 	"\finit_cluster\x18\n" +
@@ -4276,7 +4367,8 @@ const file_api_command_v1_command_proto_rawDesc = "" +
 	"putReplica\x12I\n" +
 	"\x0eremove_replica\x18* \x01(\v2 .persys.command.v1.RemoveReplicaH\x00R\rremoveReplica\x12P\n" +
 	"\x11set_feature_level\x18+ \x01(\v2\".persys.command.v1.SetFeatureLevelH\x00R\x0fsetFeatureLevel\x126\n" +
-	"\abarrier\x18, \x01(\v2\x1a.persys.command.v1.BarrierH\x00R\abarrierB\x06\n" +
+	"\abarrier\x18, \x01(\v2\x1a.persys.command.v1.BarrierH\x00R\abarrier\x12L\n" +
+	"\x0fmirror_attached\x18- \x01(\v2!.persys.command.v1.MirrorAttachedH\x00R\x0emirrorAttachedB\x06\n" +
 	"\x04body\"/\n" +
 	"\x05Label\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
@@ -4442,10 +4534,11 @@ const file_api_command_v1_command_proto_rawDesc = "" +
 	"observedAt\x12\x18\n" +
 	"\arefused\x18\x0f \x01(\bR\arefused\"E\n" +
 	"\x06Report\x12;\n" +
-	"\areports\x18\x01 \x03(\v2!.persys.command.v1.WorkloadReportR\areports\"5\n" +
+	"\areports\x18\x01 \x03(\v2!.persys.command.v1.WorkloadReportR\areports\"M\n" +
 	"\aSetMode\x12\x12\n" +
 	"\x04mode\x18\x01 \x01(\tR\x04mode\x12\x16\n" +
-	"\x06reason\x18\x02 \x01(\tR\x06reason\"\x82\x02\n" +
+	"\x06reason\x18\x02 \x01(\tR\x06reason\x12\x16\n" +
+	"\x06pinned\x18\x03 \x01(\bR\x06pinned\"\x82\x02\n" +
 	"\n" +
 	"PutReplica\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x12\n" +
@@ -4462,7 +4555,9 @@ const file_api_command_v1_command_proto_rawDesc = "" +
 	"\x02id\x18\x01 \x01(\tR\x02id\"'\n" +
 	"\x0fSetFeatureLevel\x12\x14\n" +
 	"\x05level\x18\x01 \x01(\rR\x05level\"\t\n" +
-	"\aBarrier\"h\n" +
+	"\aBarrier\"8\n" +
+	"\x0eMirrorAttached\x12&\n" +
+	"\x0fetcd_cluster_id\x18\x01 \x01(\x04R\retcdClusterId\"h\n" +
 	"\x0eSnapshotHeader\x12\x14\n" +
 	"\x05magic\x18\x01 \x01(\tR\x05magic\x12\x16\n" +
 	"\x06format\x18\x02 \x01(\rR\x06format\x12\x14\n" +
@@ -4479,7 +4574,7 @@ const file_api_command_v1_command_proto_rawDesc = "" +
 	"\x06record\"G\n" +
 	"\x0fSnapshotTrailer\x12\x18\n" +
 	"\arecords\x18\x01 \x01(\x04R\arecords\x12\x1a\n" +
-	"\bchecksum\x18\x02 \x01(\x04R\bchecksum\"\xcd\x03\n" +
+	"\bchecksum\x18\x02 \x01(\x04R\bchecksum\"\x8f\x04\n" +
 	"\n" +
 	"MetaRecord\x12\x1d\n" +
 	"\n" +
@@ -4500,7 +4595,11 @@ const file_api_command_v1_command_proto_rawDesc = "" +
 	"receiptSeq\x124\n" +
 	"\x16receipts_dropped_until\x18\r \x01(\x03R\x14receiptsDroppedUntil\x12\x14\n" +
 	"\x05index\x18\x0e \x01(\x04R\x05index\x12\x12\n" +
-	"\x04term\x18\x0f \x01(\x04R\x04term\"\xaf\x06\n" +
+	"\x04term\x18\x0f \x01(\x04R\x04term\x12\x1f\n" +
+	"\vmirror_etcd\x18\x10 \x01(\x04R\n" +
+	"mirrorEtcd\x12\x1f\n" +
+	"\vmode_pinned\x18\x11 \x01(\bR\n" +
+	"modePinned\"\xaf\x06\n" +
 	"\x0eWorkloadRecord\x120\n" +
 	"\x03put\x18\x01 \x01(\v2\x1e.persys.command.v1.WorkloadPutR\x03put\x12\x16\n" +
 	"\x06status\x18\x02 \x01(\tR\x06status\x12\x12\n" +
@@ -4600,7 +4699,7 @@ func file_api_command_v1_command_proto_rawDescGZIP() []byte {
 	return file_api_command_v1_command_proto_rawDescData
 }
 
-var file_api_command_v1_command_proto_msgTypes = make([]protoimpl.MessageInfo, 52)
+var file_api_command_v1_command_proto_msgTypes = make([]protoimpl.MessageInfo, 53)
 var file_api_command_v1_command_proto_goTypes = []any{
 	(*Batch)(nil),           // 0: persys.command.v1.Batch
 	(*Epoch)(nil),           // 1: persys.command.v1.Epoch
@@ -4643,17 +4742,18 @@ var file_api_command_v1_command_proto_goTypes = []any{
 	(*RemoveReplica)(nil),   // 38: persys.command.v1.RemoveReplica
 	(*SetFeatureLevel)(nil), // 39: persys.command.v1.SetFeatureLevel
 	(*Barrier)(nil),         // 40: persys.command.v1.Barrier
-	(*SnapshotHeader)(nil),  // 41: persys.command.v1.SnapshotHeader
-	(*SnapshotRecord)(nil),  // 42: persys.command.v1.SnapshotRecord
-	(*SnapshotTrailer)(nil), // 43: persys.command.v1.SnapshotTrailer
-	(*MetaRecord)(nil),      // 44: persys.command.v1.MetaRecord
-	(*WorkloadRecord)(nil),  // 45: persys.command.v1.WorkloadRecord
-	(*NodeRecord)(nil),      // 46: persys.command.v1.NodeRecord
-	(*ResidualRecord)(nil),  // 47: persys.command.v1.ResidualRecord
-	(*ReceiptRecord)(nil),   // 48: persys.command.v1.ReceiptRecord
-	(*Outcome)(nil),         // 49: persys.command.v1.Outcome
-	(*ItemOutcome)(nil),     // 50: persys.command.v1.ItemOutcome
-	(*EventRecord)(nil),     // 51: persys.command.v1.EventRecord
+	(*MirrorAttached)(nil),  // 41: persys.command.v1.MirrorAttached
+	(*SnapshotHeader)(nil),  // 42: persys.command.v1.SnapshotHeader
+	(*SnapshotRecord)(nil),  // 43: persys.command.v1.SnapshotRecord
+	(*SnapshotTrailer)(nil), // 44: persys.command.v1.SnapshotTrailer
+	(*MetaRecord)(nil),      // 45: persys.command.v1.MetaRecord
+	(*WorkloadRecord)(nil),  // 46: persys.command.v1.WorkloadRecord
+	(*NodeRecord)(nil),      // 47: persys.command.v1.NodeRecord
+	(*ResidualRecord)(nil),  // 48: persys.command.v1.ResidualRecord
+	(*ReceiptRecord)(nil),   // 49: persys.command.v1.ReceiptRecord
+	(*Outcome)(nil),         // 50: persys.command.v1.Outcome
+	(*ItemOutcome)(nil),     // 51: persys.command.v1.ItemOutcome
+	(*EventRecord)(nil),     // 52: persys.command.v1.EventRecord
 }
 var file_api_command_v1_command_proto_depIdxs = []int32{
 	4,  // 0: persys.command.v1.Batch.commands:type_name -> persys.command.v1.Command
@@ -4680,49 +4780,50 @@ var file_api_command_v1_command_proto_depIdxs = []int32{
 	38, // 21: persys.command.v1.Command.remove_replica:type_name -> persys.command.v1.RemoveReplica
 	39, // 22: persys.command.v1.Command.set_feature_level:type_name -> persys.command.v1.SetFeatureLevel
 	40, // 23: persys.command.v1.Command.barrier:type_name -> persys.command.v1.Barrier
-	8,  // 24: persys.command.v1.Demand.host_ports:type_name -> persys.command.v1.Port
-	5,  // 25: persys.command.v1.Demand.labels:type_name -> persys.command.v1.Label
-	6,  // 26: persys.command.v1.Demand.constraints:type_name -> persys.command.v1.Constraint
-	7,  // 27: persys.command.v1.Demand.tolerations:type_name -> persys.command.v1.Taint
-	9,  // 28: persys.command.v1.WorkloadPut.demand:type_name -> persys.command.v1.Demand
-	11, // 29: persys.command.v1.PutWorkloads.workloads:type_name -> persys.command.v1.WorkloadPut
-	16, // 30: persys.command.v1.RegisterNode.pools:type_name -> persys.command.v1.Pool
-	5,  // 31: persys.command.v1.RegisterNode.labels:type_name -> persys.command.v1.Label
-	7,  // 32: persys.command.v1.RegisterNode.taints:type_name -> persys.command.v1.Taint
-	22, // 33: persys.command.v1.SetNodeStates.nodes:type_name -> persys.command.v1.NodeState
-	2,  // 34: persys.command.v1.Assignment.if_generation:type_name -> persys.command.v1.Generation
-	24, // 35: persys.command.v1.Assign.assignments:type_name -> persys.command.v1.Assignment
-	2,  // 36: persys.command.v1.Eviction.if_generation:type_name -> persys.command.v1.Generation
-	26, // 37: persys.command.v1.Evict.evictions:type_name -> persys.command.v1.Eviction
-	2,  // 38: persys.command.v1.Retry.if_generation:type_name -> persys.command.v1.Generation
-	28, // 39: persys.command.v1.ScheduleRetries.retries:type_name -> persys.command.v1.Retry
-	2,  // 40: persys.command.v1.Unplaced.if_generation:type_name -> persys.command.v1.Generation
-	30, // 41: persys.command.v1.ExplainUnplaced.workloads:type_name -> persys.command.v1.Unplaced
-	2,  // 42: persys.command.v1.WorkloadReport.generation:type_name -> persys.command.v1.Generation
-	33, // 43: persys.command.v1.WorkloadReport.ports:type_name -> persys.command.v1.PortBinding
-	34, // 44: persys.command.v1.Report.reports:type_name -> persys.command.v1.WorkloadReport
-	44, // 45: persys.command.v1.SnapshotRecord.meta:type_name -> persys.command.v1.MetaRecord
-	45, // 46: persys.command.v1.SnapshotRecord.workload:type_name -> persys.command.v1.WorkloadRecord
-	46, // 47: persys.command.v1.SnapshotRecord.node:type_name -> persys.command.v1.NodeRecord
-	47, // 48: persys.command.v1.SnapshotRecord.residual:type_name -> persys.command.v1.ResidualRecord
-	48, // 49: persys.command.v1.SnapshotRecord.receipt:type_name -> persys.command.v1.ReceiptRecord
-	51, // 50: persys.command.v1.SnapshotRecord.event:type_name -> persys.command.v1.EventRecord
-	37, // 51: persys.command.v1.SnapshotRecord.replica:type_name -> persys.command.v1.PutReplica
-	11, // 52: persys.command.v1.WorkloadRecord.put:type_name -> persys.command.v1.WorkloadPut
-	2,  // 53: persys.command.v1.WorkloadRecord.generation:type_name -> persys.command.v1.Generation
-	34, // 54: persys.command.v1.WorkloadRecord.actual:type_name -> persys.command.v1.WorkloadReport
-	17, // 55: persys.command.v1.NodeRecord.facts:type_name -> persys.command.v1.RegisterNode
-	2,  // 56: persys.command.v1.ResidualRecord.generation:type_name -> persys.command.v1.Generation
-	9,  // 57: persys.command.v1.ResidualRecord.demand:type_name -> persys.command.v1.Demand
-	49, // 58: persys.command.v1.ReceiptRecord.outcome:type_name -> persys.command.v1.Outcome
-	50, // 59: persys.command.v1.Outcome.items:type_name -> persys.command.v1.ItemOutcome
-	2,  // 60: persys.command.v1.ItemOutcome.generation:type_name -> persys.command.v1.Generation
-	5,  // 61: persys.command.v1.EventRecord.details:type_name -> persys.command.v1.Label
-	62, // [62:62] is the sub-list for method output_type
-	62, // [62:62] is the sub-list for method input_type
-	62, // [62:62] is the sub-list for extension type_name
-	62, // [62:62] is the sub-list for extension extendee
-	0,  // [0:62] is the sub-list for field type_name
+	41, // 24: persys.command.v1.Command.mirror_attached:type_name -> persys.command.v1.MirrorAttached
+	8,  // 25: persys.command.v1.Demand.host_ports:type_name -> persys.command.v1.Port
+	5,  // 26: persys.command.v1.Demand.labels:type_name -> persys.command.v1.Label
+	6,  // 27: persys.command.v1.Demand.constraints:type_name -> persys.command.v1.Constraint
+	7,  // 28: persys.command.v1.Demand.tolerations:type_name -> persys.command.v1.Taint
+	9,  // 29: persys.command.v1.WorkloadPut.demand:type_name -> persys.command.v1.Demand
+	11, // 30: persys.command.v1.PutWorkloads.workloads:type_name -> persys.command.v1.WorkloadPut
+	16, // 31: persys.command.v1.RegisterNode.pools:type_name -> persys.command.v1.Pool
+	5,  // 32: persys.command.v1.RegisterNode.labels:type_name -> persys.command.v1.Label
+	7,  // 33: persys.command.v1.RegisterNode.taints:type_name -> persys.command.v1.Taint
+	22, // 34: persys.command.v1.SetNodeStates.nodes:type_name -> persys.command.v1.NodeState
+	2,  // 35: persys.command.v1.Assignment.if_generation:type_name -> persys.command.v1.Generation
+	24, // 36: persys.command.v1.Assign.assignments:type_name -> persys.command.v1.Assignment
+	2,  // 37: persys.command.v1.Eviction.if_generation:type_name -> persys.command.v1.Generation
+	26, // 38: persys.command.v1.Evict.evictions:type_name -> persys.command.v1.Eviction
+	2,  // 39: persys.command.v1.Retry.if_generation:type_name -> persys.command.v1.Generation
+	28, // 40: persys.command.v1.ScheduleRetries.retries:type_name -> persys.command.v1.Retry
+	2,  // 41: persys.command.v1.Unplaced.if_generation:type_name -> persys.command.v1.Generation
+	30, // 42: persys.command.v1.ExplainUnplaced.workloads:type_name -> persys.command.v1.Unplaced
+	2,  // 43: persys.command.v1.WorkloadReport.generation:type_name -> persys.command.v1.Generation
+	33, // 44: persys.command.v1.WorkloadReport.ports:type_name -> persys.command.v1.PortBinding
+	34, // 45: persys.command.v1.Report.reports:type_name -> persys.command.v1.WorkloadReport
+	45, // 46: persys.command.v1.SnapshotRecord.meta:type_name -> persys.command.v1.MetaRecord
+	46, // 47: persys.command.v1.SnapshotRecord.workload:type_name -> persys.command.v1.WorkloadRecord
+	47, // 48: persys.command.v1.SnapshotRecord.node:type_name -> persys.command.v1.NodeRecord
+	48, // 49: persys.command.v1.SnapshotRecord.residual:type_name -> persys.command.v1.ResidualRecord
+	49, // 50: persys.command.v1.SnapshotRecord.receipt:type_name -> persys.command.v1.ReceiptRecord
+	52, // 51: persys.command.v1.SnapshotRecord.event:type_name -> persys.command.v1.EventRecord
+	37, // 52: persys.command.v1.SnapshotRecord.replica:type_name -> persys.command.v1.PutReplica
+	11, // 53: persys.command.v1.WorkloadRecord.put:type_name -> persys.command.v1.WorkloadPut
+	2,  // 54: persys.command.v1.WorkloadRecord.generation:type_name -> persys.command.v1.Generation
+	34, // 55: persys.command.v1.WorkloadRecord.actual:type_name -> persys.command.v1.WorkloadReport
+	17, // 56: persys.command.v1.NodeRecord.facts:type_name -> persys.command.v1.RegisterNode
+	2,  // 57: persys.command.v1.ResidualRecord.generation:type_name -> persys.command.v1.Generation
+	9,  // 58: persys.command.v1.ResidualRecord.demand:type_name -> persys.command.v1.Demand
+	50, // 59: persys.command.v1.ReceiptRecord.outcome:type_name -> persys.command.v1.Outcome
+	51, // 60: persys.command.v1.Outcome.items:type_name -> persys.command.v1.ItemOutcome
+	2,  // 61: persys.command.v1.ItemOutcome.generation:type_name -> persys.command.v1.Generation
+	5,  // 62: persys.command.v1.EventRecord.details:type_name -> persys.command.v1.Label
+	63, // [63:63] is the sub-list for method output_type
+	63, // [63:63] is the sub-list for method input_type
+	63, // [63:63] is the sub-list for extension type_name
+	63, // [63:63] is the sub-list for extension extendee
+	0,  // [0:63] is the sub-list for field type_name
 }
 
 func init() { file_api_command_v1_command_proto_init() }
@@ -4752,8 +4853,9 @@ func file_api_command_v1_command_proto_init() {
 		(*Command_RemoveReplica)(nil),
 		(*Command_SetFeatureLevel)(nil),
 		(*Command_Barrier)(nil),
+		(*Command_MirrorAttached)(nil),
 	}
-	file_api_command_v1_command_proto_msgTypes[42].OneofWrappers = []any{
+	file_api_command_v1_command_proto_msgTypes[43].OneofWrappers = []any{
 		(*SnapshotRecord_Meta)(nil),
 		(*SnapshotRecord_Workload)(nil),
 		(*SnapshotRecord_Node)(nil),
@@ -4768,7 +4870,7 @@ func file_api_command_v1_command_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_api_command_v1_command_proto_rawDesc), len(file_api_command_v1_command_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   52,
+			NumMessages:   53,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

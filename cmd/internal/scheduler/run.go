@@ -23,14 +23,12 @@ import (
 	clusterv1 "github.com/persys/compute/api/cluster/v1"
 	"github.com/persys/compute/cluster"
 	"github.com/persys/compute/dnsserver"
+	"github.com/persys/compute/fsm"
 	"github.com/persys/compute/pki"
 	"github.com/persys/compute/rpc"
 	"github.com/persys/compute/sched"
 	"github.com/persys/compute/sched/leader"
 )
-
-// featureLevel of the replicated log that this program knows.
-const featureLevel = 1
 
 // Replica is a running scheduler.
 type Replica struct {
@@ -127,7 +125,7 @@ func (r *Replica) openNode(ctx context.Context) error {
 		Timing:          cluster.Timing{Heartbeat: cfg.RaftHeartbeat},
 		Logger:          r.log,
 		Version:         r.version,
-		FeatureLevel:    featureLevel,
+		FeatureLevel:    fsm.FeatureLevel,
 	}
 	if r.tls != nil {
 		nc.TLS = cluster.TLSFromFiles(r.tls)
