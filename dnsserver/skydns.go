@@ -69,6 +69,16 @@ func NewSkyDNS(cfg Config, prefix string, ttl uint32) (*SkyDNS, error) {
 	return &SkyDNS{prefix: path.Clean(prefix), ttl: ttl, plan: p}, nil
 }
 
+// Dirs are the directories that hold nothing but these records, whatever the
+// state. Their parents may hold what others put there.
+func (s *SkyDNS) Dirs() []string {
+	var out []string
+	for _, n := range [...]name{s.plan.schedulers, s.plan.service, s.plan.serviceTCP, s.plan.agents} {
+		out = append(out, s.key(n)+"/")
+	}
+	return out
+}
+
 // Records are all that v calls for, by key.
 func (s *SkyDNS) Records(v fsm.View) []SkyRecord {
 	var out []SkyRecord

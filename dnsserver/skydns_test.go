@@ -2,6 +2,7 @@ package dnsserver
 
 import (
 	"slices"
+	"strings"
 	"testing"
 )
 
@@ -34,6 +35,11 @@ func TestSkyDNSRecordsAreTheContracts(t *testing.T) {
 	}
 	if got := skyTexts(s.Records(w.s)); !slices.Equal(got, want) {
 		t.Errorf("got %q\nwant %q", got, want)
+	}
+	for _, r := range s.Records(w.s) {
+		if !slices.ContainsFunc(s.Dirs(), func(d string) bool { return strings.HasPrefix(r.Key, d) }) {
+			t.Errorf("%s is in none of %q", r.Key, s.Dirs())
+		}
 	}
 }
 

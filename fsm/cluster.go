@@ -47,6 +47,9 @@ func (t *Tx) setMode(b *commandv1.SetMode) Result {
 	if b.GetPinned() && info.FeatureLevel < 2 {
 		return refuse(Unsupported, "pinned needs feature level 2, the cluster is at %d", info.FeatureLevel)
 	}
+	if info.ModePinned && !b.GetPinned() && !b.GetUnpin() {
+		return refuse(Conflict, "mode: %s was set by a person and is pinned", info.Mode)
+	}
 	if info.Mode == mode && info.ModeReason == b.GetReason() && info.ModePinned == b.GetPinned() {
 		return Result{Kind: AlreadyDone}
 	}

@@ -411,8 +411,11 @@ func TestClusterCommands(t *testing.T) {
 			w.ok(pinMode("degraded", "maintenance"))
 			is(t, "pinned", w.s.Info().ModePinned, true)
 			is(t, "again", w.do(pinMode("degraded", "maintenance")).Kind, AlreadyDone)
-			w.ok(setMode("degraded", "maintenance"))
+			refused(t, w.do(setMode("normal", "")), Conflict, "pinned")
+			w.ok(pinMode("recovery", "another word"))
+			w.ok(unpinMode("normal", ""))
 			is(t, "pinned", w.s.Info().ModePinned, false)
+			is(t, "mode", w.s.Info().Mode, ModeNormal)
 		}},
 		{"pinning needs feature level 2", func(t *testing.T, w *world) {
 			refused(t, w.do(pinMode("degraded", "maintenance")), Unsupported, "level 2")

@@ -145,7 +145,9 @@ var scenarios = []struct {
 		w.do(attached(0xbeef))
 		w.do(pinMode("normal", "go on without it"))
 		w.do(pinMode("normal", "go on without it"))
-		w.do(setMode("normal", ""))
+		w.do(setMode("degraded", "the leader does not take it back"))
+		w.do(unpinMode("normal", ""))
+		w.do(setMode("degraded", "etcd is away"))
 	}},
 }
 

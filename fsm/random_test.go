@@ -163,7 +163,7 @@ func (g *stream) command(s State) Command {
 		c = report(g.report(s), g.report(s))
 	case 32:
 		c = setMode(g.pick("mode", "normal", "normal", "degraded", "recovery", "odd"), "because")
-		c.GetSetMode().Pinned = g.n("pinned", 0, 3) == 0
+		c.GetSetMode().Pinned, c.GetSetMode().Unpin = g.n("pinned", 0, 3) == 0, g.bool("unpin")
 	case 33:
 		switch g.n("membership", 0, 4) {
 		case 4:

@@ -305,6 +305,12 @@ func pinMode(m, reason string) Command {
 	return c
 }
 
+func unpinMode(m, reason string) Command {
+	c := setMode(m, reason)
+	c.GetSetMode().Unpin = true
+	return c
+}
+
 func attached(etcd uint64) Command {
 	return &commandv1.Command{Body: &commandv1.Command_MirrorAttached{MirrorAttached: &commandv1.MirrorAttached{EtcdClusterId: etcd}}}
 }

@@ -19,6 +19,7 @@ type cursor struct {
 	Complete bool   `json:"complete"`
 	Format   int    `json:"format"`
 	Layout   Layout `json:"layout"`
+	Shape    string `json:"shape,omitempty"` // see Projection.shape
 	// Writer and Seq make every value one that nobody ever writes again, so a
 	// transaction that was given up as lost cannot pass the comparison later.
 	Writer string `json:"writer"`

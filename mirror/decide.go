@@ -37,6 +37,7 @@ type standing struct {
 	index    uint64
 	digest   uint64
 	layout   Layout
+	shape    string
 	empty    bool // neither workloads nor nodes
 	attached bool
 	mismatch bool // a cursor was found that this stint did not write
@@ -86,7 +87,7 @@ func decide(f found, s standing) (action, error) {
 // etcd holds all.
 func resumable(c *cursor, s *standing) bool {
 	switch {
-	case s.mismatch, !c.Complete, c.Format != format, c.Layout != s.layout:
+	case s.mismatch, !c.Complete, c.Format != format, c.Layout != s.layout, c.Shape != s.shape:
 		return false
 	case c.Incarnation != s.epoch.Incarnation:
 		return false // indexes went back in between

@@ -57,6 +57,7 @@ func TestDecide(t *testing.T) {
 		{"not the one that this stint wrote last", found{owner: ours, cursor: at(1000, 5, 90)}, with(func(s *standing) { s.attached, s.mismatch = true, true }), actCompare, nil},
 		{"not complete", found{owner: ours, cursor: at(1000, 4, 0, func(c *cursor) { c.Complete = false })}, whole, actCompare, nil},
 		{"of another layout", found{owner: ours, cursor: at(1000, 4, 90, func(c *cursor) { c.Layout = LayoutBoth })}, attached, actCompare, nil},
+		{"of another shape", found{owner: ours, cursor: at(1000, 4, 90, func(c *cursor) { c.Shape = "12345678" })}, attached, actCompare, nil},
 		{"of another format", found{owner: ours, cursor: at(1000, 4, 90, func(c *cursor) { c.Format++ })}, attached, actCompare, nil},
 		{"of a former incarnation", found{owner: ours, data: true, cursor: at(999, 9, 90)}, attached, actCompare, nil},
 		{"of a former incarnation, and a virgin state", found{owner: ours, data: true, cursor: at(999, 9, 90)}, empty, actRefuse, ErrForeignData},

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync/atomic"
 	"time"
 
 	"go.etcd.io/etcd/api/v3/mvccpb"
@@ -23,6 +24,15 @@ type server struct {
 	limit time.Duration // of one call
 	bound time.Duration // of one operation, repetitions included
 	pause time.Duration // between repetitions
+
+	errors *atomic.Uint64 // calls that failed; nil = not counted
+}
+
+// failed counts a call that failed, unless it was given up.
+func (s server) failed(ctx context.Context) {
+	if s.errors != nil && !errors.Is(context.Cause(ctx), context.Canceled) {
+		s.errors.Add(1)
+	}
 }
 
 // once reads without repeating.
@@ -31,6 +41,7 @@ func (s server) once(ctx context.Context, key string, opts ...clientv3.OpOption)
 	defer cancel()
 	r, err := s.kv.Get(ctx, key, opts...)
 	if err != nil {
+		s.failed(ctx)
 		return nil, fmt.Errorf("etcd get %s: %w", key, err)
 	}
 	return r, nil
@@ -70,6 +81,7 @@ func (s server) txn(ctx context.Context, cmps []clientv3.Cmp, then, otherwise []
 	defer cancel()
 	r, err := s.kv.Txn(ctx).If(cmps...).Then(then...).Else(otherwise...).Commit()
 	if err != nil {
+		s.failed(ctx)
 		return nil, fmt.Errorf("etcd transaction: %w", err)
 	}
 	return r, nil
@@ -79,6 +91,7 @@ func (s server) compact(ctx context.Context, revision int64) error {
 	ctx, cancel := context.WithTimeout(ctx, s.limit)
 	defer cancel()
 	if _, err := s.kv.Compact(ctx, revision); err != nil && !errors.Is(err, rpctypes.ErrCompacted) {
+		s.failed(ctx)
 		return fmt.Errorf("etcd compact %d: %w", revision, err)
 	}
 	return nil

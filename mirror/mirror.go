@@ -40,7 +40,8 @@ type Attachment interface {
 	MarkAttached(ctx context.Context, etcdCluster uint64) error
 }
 
-// Deps is what a Mirror works with. All but OnHealth and Describe are required.
+// Deps is what a Mirror works with. All but OnHealth, Describe and
+// Extra are required.
 type Deps struct {
 	Store *store.Store
 	// Etcd is the client. The Mirror gives every call a deadline.
@@ -50,6 +51,7 @@ type Deps struct {
 	Confirm    func(context.Context) error
 	Attachment Attachment
 	Describe   Describe
+	Extra      Extra // further keys; nil = none
 	// OnHealth is told of every change of state, the newest only, one call at a
 	// time; see ModeFor. It may block for as long as a proposal takes.
 	OnHealth func(context.Context, Health)
@@ -89,6 +91,7 @@ type Stats struct {
 	Transactions uint64
 	Comparisons  uint64 // full ones
 	Fenced       uint64 // transactions refused because of the cursor
+	Errors       uint64 // calls that failed, repetitions and probes included
 	Sessions     uint64
 	Probe        time.Duration // of the newest probe
 }
@@ -110,6 +113,9 @@ func New(o Options, d Deps) (*Mirror, error) {
 	}
 	if d.Store == nil || d.Etcd == nil || d.Confirm == nil || d.Attachment == nil || d.Log == nil {
 		return nil, errors.New("mirror: Store, Etcd, Confirm, Attachment and Log are required")
+	}
+	if err := checkExtra(d.Extra); err != nil {
+		return nil, err
 	}
 	if d.Describe == nil {
 		d.Describe = func(*fsm.Workload) Fields { return Fields{} }
@@ -135,10 +141,10 @@ func New(o Options, d Deps) (*Mirror, error) {
 	return &Mirror{
 		options: o, deps: d,
 		proj: &Projection{
-			keys: keys, layout: o.Layout, domain: o.Domain, describe: d.Describe,
+			keys: keys, layout: o.Layout, domain: o.Domain, describe: d.Describe, extra: d.Extra,
 			maxEvents: uint64(o.MaxEvents), maxAge: o.MaxAge,
 		},
-		server:   server{kv: d.Etcd, limit: o.CallLimit, bound: o.WriteBound, pause: o.CallLimit / 10},
+		server:   server{kv: d.Etcd, limit: o.CallLimit, bound: o.WriteBound, pause: o.CallLimit / 10, errors: new(atomic.Uint64)},
 		restores: make(chan *restore),
 		probed:   make(chan string),
 		judge:    newJudge(time.Now),
@@ -149,12 +155,15 @@ func New(o Options, d Deps) (*Mirror, error) {
 // Projection maps the records that this mirror writes.
 func (m *Mirror) Projection() *Projection { return m.proj }
 
+// Running says whether this replica writes the mirror now.
+func (m *Mirror) Running() bool { return m.running.Load() }
+
 // Stats are the present figures.
 func (m *Mirror) Stats() Stats {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	s := m.stats
-	s.Health = m.judge.health
+	s.Health, s.Errors = m.judge.health, m.server.errors.Load()
 	if !m.behind.IsZero() {
 		s.Lag = time.Since(m.behind)
 		if index := m.deps.Store.View().Info().Index; index > s.Index {

@@ -61,6 +61,7 @@ type Projection struct {
 	layout    Layout
 	domain    string
 	describe  Describe
+	extra     Extra // nil = none
 	maxEvents uint64
 	maxAge    time.Duration
 }
@@ -368,7 +369,6 @@ func (p *Projection) sections(v fsm.View) []section {
 			seq, _ := p.floor(v)
 			v.Events(seq-1, func(e *fsm.Event) bool { return yield(p.Event(e)) })
 		}},
-		{dirDrifts, slices.Values(p.drifts(v))},
 	}
 	if p.layout == LayoutBoth {
 		out[2].all = workloads(func(w *fsm.Workload) KV {
@@ -378,7 +378,9 @@ func (p *Projection) sections(v fsm.View) []section {
 			return KV{p.keys.key(dirStatuses, w.ID), encode(statusOf(p.whole(w)))}
 		})
 	}
-	return out
+	out = append(out, p.extras(v)...)
+	// Drifts are last: catchUpDrifts looks for them there.
+	return append(out, section{dirDrifts, slices.Values(p.drifts(v))})
 }
 
 // All is the whole of the mirror at one state, prefix by prefix.

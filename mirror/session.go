@@ -42,7 +42,7 @@ func (s *session) open(ctx context.Context, force bool) error {
 	}
 	_, attached := s.m.deps.Attachment.Attached()
 	act, err := decide(f, standing{
-		cluster: s.st.cluster, epoch: s.st.epoch, index: info.Index, digest: info.Digest, layout: s.m.proj.layout,
+		cluster: s.st.cluster, epoch: s.st.epoch, index: info.Index, digest: info.Digest, layout: s.m.proj.layout, shape: s.m.proj.shape(),
 		empty: v.WorkloadCount() == 0 && v.NodeCount() == 0, attached: attached,
 		mismatch: s.st.last != "" && f.cursor.raw != s.st.last && f.cursor.raw != s.st.tried,
 	})
@@ -67,7 +67,7 @@ func (s *session) open(ctx context.Context, force bool) error {
 			return err
 		}
 	}
-	next := cursor{Format: format, Layout: s.m.proj.layout, Writer: s.st.writer, Incarnation: s.st.epoch.Incarnation, Term: s.st.epoch.Term, Digest: digestText(0)}
+	next := cursor{Format: format, Layout: s.m.proj.layout, Shape: s.m.proj.shape(), Writer: s.st.writer, Incarnation: s.st.epoch.Incarnation, Term: s.st.epoch.Term, Digest: digestText(0)}
 	s.w = s.m.newWriter(s.st)
 	if act == actResume {
 		next.Index, next.Upto, next.Digest, next.Complete = f.cursor.Index, f.cursor.Upto, f.cursor.Digest, true
@@ -275,6 +275,9 @@ func (s *session) apply(ctx context.Context, b store.Batch) error {
 		if err := s.addAll(ctx, kvs, b.Index); err != nil {
 			return err
 		}
+	}
+	if err := s.addAll(ctx, p.extraChanges(b.View, b.Changes), b.Index); err != nil {
+		return err
 	}
 	if err := s.history(ctx, b.View, t.events); err != nil {
 		return err

@@ -33,6 +33,7 @@ type cluster struct {
 
 	attached   uint64
 	isAttached bool
+	extra      Extra
 }
 
 func newCluster(t testing.TB, id string) *cluster {
@@ -125,7 +126,7 @@ func (c *cluster) startAs(kv Etcd, o Options, lead bool) *run {
 	ctx, cancel := context.WithCancel(c.t.Context())
 	r := &run{t: c.t, c: c, cancel: cancel, done: make(chan error, 1), lead: lead}
 	m, err := New(o, Deps{
-		Store: c.st, Etcd: kv, Attachment: c, Describe: describe, Log: slog.New(slog.NewTextHandler(testLog{c.t}, nil)),
+		Store: c.st, Etcd: kv, Attachment: c, Describe: describe, Extra: c.extra, Log: slog.New(slog.NewTextHandler(testLog{c.t}, nil)),
 		Confirm: func(context.Context) error {
 			r.mu.Lock()
 			defer r.mu.Unlock()

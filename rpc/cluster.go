@@ -55,24 +55,31 @@ func (s *Server) Status(context.Context, *clusterv1.StatusRequest) (*clusterv1.S
 	return out, nil
 }
 
-// SetMode implements cluster.v1: the break-glass.
+// SetMode implements cluster.v1: the break-glass. The mode that a person asks
+// for holds until somebody asks for another one or for auto; normal also ends
+// being pinned when the mirror is healthy.
 func (s *Server) SetMode(ctx context.Context, req *clusterv1.SetModeRequest) (*clusterv1.SetModeResponse, error) {
+	info := s.store.View().Info()
+	set := &commandv1.SetMode{Mode: req.GetMode(), Reason: req.GetReason(), Pinned: info.FeatureLevel >= 2}
 	switch fsm.Mode(req.GetMode()) {
 	case fsm.ModeNormal, fsm.ModeDegraded, fsm.ModeRecovery:
+	case modeAuto:
+		set.Mode, set.Pinned, set.Unpin = string(info.Mode), false, info.FeatureLevel >= 2
 	default:
-		return nil, errorf(KindInvalid, "mode %q must be %s, %s or %s", req.GetMode(), fsm.ModeNormal, fsm.ModeDegraded, fsm.ModeRecovery)
+		return nil, errorf(KindInvalid, "mode %q must be %s, %s, %s or %s", req.GetMode(), fsm.ModeNormal, fsm.ModeDegraded, fsm.ModeRecovery, modeAuto)
 	}
-	r, err := s.propose(ctx, req.GetRequestId(), &commandv1.Command{Body: &commandv1.Command_SetMode{
-		SetMode: &commandv1.SetMode{Mode: req.GetMode(), Reason: req.GetReason()},
-	}})
+	r, err := s.propose(ctx, req.GetRequestId(), &commandv1.Command{Body: &commandv1.Command_SetMode{SetMode: set}})
 	if err != nil {
 		return nil, err
 	}
 	if err := r.Err(); err != nil {
 		return nil, err
 	}
-	return &clusterv1.SetModeResponse{Mode: req.GetMode(), Index: r.Index}, nil
+	return &clusterv1.SetModeResponse{Mode: set.GetMode(), Index: r.Index}, nil
 }
+
+// modeAuto gives the mode back to the leader's judgement.
+const modeAuto = "auto"
 
 // TransferLeadership implements cluster.v1.
 func (s *Server) TransferLeadership(ctx context.Context, req *clusterv1.TransferLeadershipRequest) (*clusterv1.TransferLeadershipResponse, error) {

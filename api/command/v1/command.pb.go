@@ -2760,10 +2760,12 @@ type SetMode struct {
 	// normal, degraded or recovery.
 	Mode   string `protobuf:"bytes,1,opt,name=mode,proto3" json:"mode,omitempty"`
 	Reason string `protobuf:"bytes,2,opt,name=reason,proto3" json:"reason,omitempty"`
-	// A person asked for it: the leader does not move away from it by itself,
-	// except that normal ends being asked for once nothing speaks against it.
-	// Needs feature level 2.
-	Pinned        bool `protobuf:"varint,3,opt,name=pinned,proto3" json:"pinned,omitempty"`
+	// A person asked for it: nothing but unpin, or another person, moves away from
+	// it. Needs feature level 2.
+	Pinned bool `protobuf:"varint,3,opt,name=pinned,proto3" json:"pinned,omitempty"`
+	// Gives a pinned mode back to the leader's judgement. Without it, a command
+	// that is not pinned is refused while the mode is.
+	Unpin         bool `protobuf:"varint,4,opt,name=unpin,proto3" json:"unpin,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2815,6 +2817,13 @@ func (x *SetMode) GetReason() string {
 func (x *SetMode) GetPinned() bool {
 	if x != nil {
 		return x.Pinned
+	}
+	return false
+}
+
+func (x *SetMode) GetUnpin() bool {
+	if x != nil {
+		return x.Unpin
 	}
 	return false
 }
@@ -4534,11 +4543,12 @@ const file_api_command_v1_command_proto_rawDesc = "" +
 	"observedAt\x12\x18\n" +
 	"\arefused\x18\x0f \x01(\bR\arefused\"E\n" +
 	"\x06Report\x12;\n" +
-	"\areports\x18\x01 \x03(\v2!.persys.command.v1.WorkloadReportR\areports\"M\n" +
+	"\areports\x18\x01 \x03(\v2!.persys.command.v1.WorkloadReportR\areports\"c\n" +
 	"\aSetMode\x12\x12\n" +
 	"\x04mode\x18\x01 \x01(\tR\x04mode\x12\x16\n" +
 	"\x06reason\x18\x02 \x01(\tR\x06reason\x12\x16\n" +
-	"\x06pinned\x18\x03 \x01(\bR\x06pinned\"\x82\x02\n" +
+	"\x06pinned\x18\x03 \x01(\bR\x06pinned\x12\x14\n" +
+	"\x05unpin\x18\x04 \x01(\bR\x05unpin\"\x82\x02\n" +
 	"\n" +
 	"PutReplica\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x12\n" +

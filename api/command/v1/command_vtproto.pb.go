@@ -1055,6 +1055,7 @@ func (m *SetMode) CloneVT() *SetMode {
 	r.Mode = m.Mode
 	r.Reason = m.Reason
 	r.Pinned = m.Pinned
+	r.Unpin = m.Unpin
 	if len(m.unknownFields) > 0 {
 		r.unknownFields = make([]byte, len(m.unknownFields))
 		copy(r.unknownFields, m.unknownFields)
@@ -4299,6 +4300,16 @@ func (m *SetMode) MarshalToSizedBufferVT(dAtA []byte) (int, error) {
 		i -= len(m.unknownFields)
 		copy(dAtA[i:], m.unknownFields)
 	}
+	if m.Unpin {
+		i--
+		if m.Unpin {
+			dAtA[i] = 1
+		} else {
+			dAtA[i] = 0
+		}
+		i--
+		dAtA[i] = 0x20
+	}
 	if m.Pinned {
 		i--
 		if m.Pinned {
@@ -6899,6 +6910,9 @@ func (m *SetMode) SizeVT() (n int) {
 		n += 1 + l + protohelpers.SizeOfVarint(uint64(l))
 	}
 	if m.Pinned {
+		n += 2
+	}
+	if m.Unpin {
 		n += 2
 	}
 	n += len(m.unknownFields)
@@ -14011,6 +14025,26 @@ func (m *SetMode) UnmarshalVT(dAtA []byte) error {
 				}
 			}
 			m.Pinned = bool(v != 0)
+		case 4:
+			if wireType != 0 {
+				return fmt.Errorf("proto: wrong wireType = %d for field Unpin", wireType)
+			}
+			var v int
+			for shift := uint(0); ; shift += 7 {
+				if shift >= 64 {
+					return protohelpers.ErrIntOverflow
+				}
+				if iNdEx >= l {
+					return io.ErrUnexpectedEOF
+				}
+				b := dAtA[iNdEx]
+				iNdEx++
+				v |= int(b&0x7F) << shift
+				if b < 0x80 {
+					break
+				}
+			}
+			m.Unpin = bool(v != 0)
 		default:
 			iNdEx = preIndex
 			skippy, err := protohelpers.Skip(dAtA[iNdEx:])

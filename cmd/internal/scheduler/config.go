@@ -50,7 +50,17 @@ type Config struct {
 	AgentsDomain string   `env:"AGENTS_DISCOVERY_DOMAIN" flag:"agents-domain" yaml:"agents_discovery_domain" default:"agents.persys.cloud" usage:"DNS domain of agents"`
 	DNSUpstream  []string `env:"SCHEDULER_DNS_UPSTREAM" flag:"dns-upstream" yaml:"dns_upstream" usage:"host[:port] of servers that answer for foreign names; none given: foreign names are refused"`
 
-	EtcdEndpoints []string `env:"ETCD_ENDPOINTS" flag:"etcd-endpoints" yaml:"etcd_endpoints" usage:"etcd to mirror into; this release has no mirror and says so; none or unset: none"`
+	EtcdEndpoints []string      `env:"ETCD_ENDPOINTS" flag:"etcd-endpoints" yaml:"etcd_endpoints" usage:"etcd to mirror into, host:port or URL each; its absence degrades the control plane. none: no mirror. Unset: localhost:2379 is tried, and its absence means nothing until it has held the whole mirror once"`
+	EtcdPrefix    string        `env:"ETCD_PREFIX" flag:"etcd-prefix" yaml:"etcd_prefix" usage:"put before every key, so that clusters can share an etcd"`
+	EtcdUsername  string        `env:"ETCD_USERNAME" flag:"etcd-username" yaml:"etcd_username" usage:"etcd user"`
+	EtcdPassword  string        `env:"ETCD_PASSWORD" yaml:"etcd_password" secret:"true" usage:"password of ETCD_USERNAME"`
+	EtcdTLSCA     string        `env:"ETCD_TLS_CA" flag:"etcd-tls-ca" yaml:"etcd_tls_ca" usage:"CA bundle that etcd's certificate is checked with; turns TLS on, as does an https endpoint, which without it is checked with the system's"`
+	EtcdTLSCert   string        `env:"ETCD_TLS_CERT" flag:"etcd-tls-cert" yaml:"etcd_tls_cert" usage:"client certificate for etcd"`
+	EtcdTLSKey    string        `env:"ETCD_TLS_KEY" flag:"etcd-tls-key" yaml:"etcd_tls_key" usage:"its private key"`
+	EtcdTimeout   time.Duration `env:"ETCD_TIMEOUT" flag:"etcd-timeout" yaml:"etcd_timeout" default:"5s" min:"100ms" max:"1m" usage:"one call to etcd; a write is given up, and the control plane degraded, after six of them"`
+	EtcdProbe     time.Duration `env:"ETCD_PROBE_INTERVAL" flag:"etcd-probe-interval" yaml:"etcd_probe_interval" default:"3s" min:"100ms" max:"1m" usage:"between probes of etcd; two failed ones in a row mean that it is away"`
+	MirrorLayout  string        `env:"MIRROR_LAYOUT" flag:"mirror-layout" yaml:"mirror_layout" oneof:"whole,both" default:"whole" usage:"whole: one record per workload; both: also the split records that later existing schedulers read"`
+	MirrorEvents  time.Duration `env:"MIRROR_EVENT_AGE" flag:"mirror-event-age" yaml:"mirror_event_age" default:"168h" min:"1m" max:"8760h" usage:"events and drifts older than this are removed from etcd; of younger ones the newest 10,000 are kept"`
 
 	Pprof bool `env:"SCHEDULER_PPROF" flag:"pprof" yaml:"pprof" default:"false" usage:"serve Go profiles at /debug/pprof on the metrics port"`
 
@@ -100,6 +110,9 @@ func (c *Config) complete() error {
 	}
 	if c.ClusterKey == "" {
 		c.ClusterKey = filepath.Join(c.DataDir, "cluster.key")
+	}
+	if err := c.completeEtcd(); err != nil {
+		return err
 	}
 	if c.HeartbeatInterval%time.Second != 0 || c.NodeLease%time.Second != 0 {
 		return fmt.Errorf("SCHEDULER_HEARTBEAT_INTERVAL %s and SCHEDULER_NODE_LEASE %s must be whole seconds: agents are told seconds", c.HeartbeatInterval, c.NodeLease)

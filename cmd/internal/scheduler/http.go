@@ -22,6 +22,29 @@ type health struct {
 	Role          string `json:"role"`
 	Term          uint64 `json:"term"`
 	Index         uint64 `json:"index"`
+
+	Mirror mirrorHealth `json:"mirror"`
+}
+
+// mirrorHealth is what this replica knows of the mirror: off where there is
+// none, standby where another replica writes it, else a mirror.State.
+type mirrorHealth struct {
+	State  string  `json:"state"`
+	Reason string  `json:"reason,omitempty"`
+	Index  uint64  `json:"index,omitempty"`      // of the state that etcd holds
+	Behind uint64  `json:"lagEntries,omitempty"` // log entries that it does not hold yet
+	Lag    float64 `json:"lagSeconds"`           // age of the oldest change that it does not hold
+}
+
+func (r *Replica) mirrorHealth() mirrorHealth {
+	switch {
+	case r.mirror == nil:
+		return mirrorHealth{State: "off"}
+	case !r.mirror.Running():
+		return mirrorHealth{State: "standby"}
+	}
+	s := r.mirror.Stats()
+	return mirrorHealth{State: string(s.Health.State), Reason: s.Health.Reason, Index: s.Index, Behind: s.LagIndex, Lag: s.Lag.Seconds()}
 }
 
 // mux serves /health, /ready and /metrics: plain HTTP that holds no secret.
@@ -63,14 +86,10 @@ func writeHealth(w http.ResponseWriter, h health, ok bool) {
 func (r *Replica) health() (health, bool) {
 	info := r.node.Store().View().Info()
 	st := r.node.Status()
-	h := health{Status: "ok", Mode: string(info.Mode), Reason: info.ModeReason, Role: string(st.Role), Term: st.Term, Index: info.Index}
-	at := time.Unix(0, info.ModeChangedAt)
-	if mode, reason := r.node.LocalMode(); mode.Frozen() && !info.Mode.Frozen() {
-		h.Mode, h.Reason = string(mode), reason
-		at = time.Now().Add(-st.LastContact)
-	}
-	if !at.IsZero() && at.Unix() > 0 {
-		h.ModeChangedAt = at.UTC().Format(time.RFC3339)
+	now := r.standing()
+	h := health{Status: "ok", Mode: string(now.mode), Reason: now.reason, Role: string(st.Role), Term: st.Term, Index: info.Index, Mirror: r.mirrorHealth()}
+	if now.since.Unix() > 0 {
+		h.ModeChangedAt = now.since.UTC().Format(time.RFC3339)
 	}
 	if l, ok := r.node.Leader(); ok {
 		h.Leader = l.Name

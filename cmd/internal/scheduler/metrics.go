@@ -11,6 +11,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/persys/compute/fsm"
+	"github.com/persys/compute/mirror"
 	"github.com/persys/compute/sched"
 )
 
@@ -106,10 +107,23 @@ var (
 	descTerm      = prometheus.NewDesc("persys_scheduler_raft_term", "Raft term.", nil, nil)
 	descLeader    = prometheus.NewDesc("persys_scheduler_raft_is_leader", "1 on the replica that leads.", nil, nil)
 	descReceipts  = prometheus.NewDesc("persys_scheduler_receipts", "Answers kept for repeated requests.", nil, nil)
+	descMode      = prometheus.NewDesc("persys_scheduler_mode", "1 for the mode that holds on this replica.", []string{"mode"}, nil)
+
+	descMirrorState        = prometheus.NewDesc("persys_scheduler_mirror_state", "1 for the state of the mirror, on the replica that writes it.", []string{"state"}, nil)
+	descMirrorLag          = prometheus.NewDesc("persys_scheduler_mirror_lag_seconds", "Age of the oldest change that etcd does not hold.", nil, nil)
+	descMirrorBehind       = prometheus.NewDesc("persys_scheduler_mirror_lag_entries", "Log entries that etcd does not hold.", nil, nil)
+	descMirrorIndex        = prometheus.NewDesc("persys_scheduler_mirror_index", "Log index of the state that etcd holds.", nil, nil)
+	descMirrorProbe        = prometheus.NewDesc("persys_scheduler_mirror_probe_seconds", "Time of the newest probe of etcd.", nil, nil)
+	descMirrorRecords      = prometheus.NewDesc("persys_scheduler_mirror_records_total", "Keys written to or removed from etcd.", nil, nil)
+	descMirrorTransactions = prometheus.NewDesc("persys_scheduler_mirror_transactions_total", "Transactions committed in etcd.", nil, nil)
+	descMirrorErrors       = prometheus.NewDesc("persys_scheduler_mirror_errors_total", "Calls to etcd that failed, repetitions and probes included.", nil, nil)
+	descMirrorFenced       = prometheus.NewDesc("persys_scheduler_mirror_fenced_total", "Times the cursor in etcd was not the one written last.", nil, nil)
+	descMirrorComparisons  = prometheus.NewDesc("persys_scheduler_mirror_comparisons_total", "Full comparisons of the mirror with the state.", nil, nil)
 )
 
 func (stateCollector) Describe(ch chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{descNodes, descWorkloads, descDesired, descIndex, descTerm, descLeader, descReceipts} {
+	for _, d := range []*prometheus.Desc{descNodes, descWorkloads, descDesired, descIndex, descTerm, descLeader, descReceipts, descMode, descMirrorState, descMirrorLag,
+		descMirrorBehind, descMirrorIndex, descMirrorProbe, descMirrorRecords, descMirrorTransactions, descMirrorErrors, descMirrorFenced, descMirrorComparisons} {
 		ch <- d
 	}
 }
@@ -142,10 +156,38 @@ func (c stateCollector) Collect(ch chan<- prometheus.Metric) {
 	info := v.Info()
 	gauge(descIndex, float64(info.Index))
 	gauge(descTerm, float64(info.Term))
-	lead := 0.0
-	if c.r.node.IsLeader() {
-		lead = 1
-	}
-	gauge(descLeader, lead)
+	gauge(descLeader, boolean(c.r.node.IsLeader()))
 	gauge(descReceipts, float64(v.ReceiptCount()))
+	now := c.r.standing()
+	for _, m := range [...]fsm.Mode{fsm.ModeNormal, fsm.ModeDegraded, fsm.ModeRecovery} {
+		gauge(descMode, boolean(m == now.mode), string(m))
+	}
+	if c.r.mirror == nil {
+		return
+	}
+	s, writes := c.r.mirror.Stats(), c.r.mirror.Running()
+	for _, st := range [...]mirror.State{mirror.Starting, mirror.Healthy, mirror.Unreachable, mirror.Failing, mirror.Emptied, mirror.Foreign} {
+		gauge(descMirrorState, boolean(writes && st == s.Health.State), string(st))
+	}
+	if writes {
+		gauge(descMirrorLag, s.Lag.Seconds())
+		gauge(descMirrorBehind, float64(s.LagIndex))
+		gauge(descMirrorIndex, float64(s.Index))
+		gauge(descMirrorProbe, s.Probe.Seconds())
+	}
+	count := func(d *prometheus.Desc, n uint64) {
+		ch <- prometheus.MustNewConstMetric(d, prometheus.CounterValue, float64(n))
+	}
+	count(descMirrorRecords, s.Records)
+	count(descMirrorTransactions, s.Transactions)
+	count(descMirrorErrors, s.Errors)
+	count(descMirrorFenced, s.Fenced)
+	count(descMirrorComparisons, s.Comparisons)
+}
+
+func boolean(b bool) float64 {
+	if b {
+		return 1
+	}
+	return 0
 }

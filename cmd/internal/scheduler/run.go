@@ -24,6 +24,7 @@ import (
 	"github.com/persys/compute/cluster"
 	"github.com/persys/compute/dnsserver"
 	"github.com/persys/compute/fsm"
+	"github.com/persys/compute/mirror"
 	"github.com/persys/compute/pki"
 	"github.com/persys/compute/rpc"
 	"github.com/persys/compute/sched"
@@ -44,6 +45,9 @@ type Replica struct {
 	agents           *rpc.Agents
 	server           *rpc.Server
 	dns              *dnsserver.Server // nil = off
+	mirror           *mirror.Mirror    // nil = off
+	etcd             *mirror.Client    // nil = off
+	modes            *modes
 	registry         *prometheus.Registry
 	http             *http.Server
 	tls              *pki.Files
@@ -62,9 +66,6 @@ func Start(ctx context.Context, cfg Config, version string, log *slog.Logger) (_
 	}
 	if cfg.Insecure {
 		log.Warn("running with -insecure: plaintext, and every caller is an anonymous admin", "bind", cfg.BindAddr)
-	}
-	if e := cfg.EtcdEndpoints; len(e) > 0 && e[0] != "none" {
-		log.Warn("ETCD_ENDPOINTS is set, but this release does not mirror its state into etcd", "endpoints", e)
 	}
 	defer func() {
 		if err != nil {
@@ -194,6 +195,9 @@ func (r *Replica) openServer() error {
 	if err != nil {
 		return err
 	}
+	if err := r.openMirror(); err != nil {
+		return err
+	}
 	r.http = &http.Server{Handler: r.mux(), ReadHeaderTimeout: 5 * time.Second, ReadTimeout: 10 * time.Second,
 		WriteTimeout: 30 * time.Second, IdleTimeout: time.Minute, MaxHeaderBytes: 64 << 10}
 	return nil
@@ -223,6 +227,9 @@ func (r *Replica) abandon() {
 	}
 	if r.agents != nil {
 		r.agents.Close()
+	}
+	if r.etcd != nil {
+		_ = r.etcd.Close()
 	}
 	if r.node != nil {
 		_ = r.node.Close()
@@ -256,7 +263,7 @@ func (r *Replica) Run(ctx context.Context) error {
 			if err := r.keys.lead(); err != nil {
 				r.log.Error("leading without a cluster key: specs with secrets are refused", "err", err)
 			}
-			return r.loop.Run(ctx, s.Epoch)
+			return r.lead(ctx, s.Epoch)
 		})
 		if err != nil && stop.Err() == nil {
 			cancel(err)
@@ -265,6 +272,10 @@ func (r *Replica) Run(ctx context.Context) error {
 	})
 	g.Go(func() error {
 		r.fetchKey(stop)
+		return nil
+	})
+	g.Go(func() error {
+		r.modes.watch(stop)
 		return nil
 	})
 	if r.dns != nil {
@@ -312,7 +323,11 @@ func (r *Replica) shutdown(g *errgroup.Group, graceful bool) error {
 	}
 	_ = g.Wait()
 	r.agents.Close()
-	return r.node.Close()
+	var err error
+	if r.etcd != nil {
+		err = r.etcd.Close()
+	}
+	return errors.Join(err, r.node.Close())
 }
 
 // fetchKey asks the leader for the cluster key when this replica has none.
