@@ -62,6 +62,7 @@ type Scheduler struct {
 	*Process
 	Index                    int
 	GRPC, HTTP, Raft, Gossip string // host:port
+	DNS                      string // host:port, UDP and TCP
 	DataDir                  string
 }
 
@@ -193,17 +194,43 @@ func environment(sets ...map[string]string) []string {
 func (c *Cluster) NewScheduler() (*Scheduler, error) {
 	i := len(c.Schedulers)
 	s := &Scheduler{Index: i, DataDir: filepath.Join(c.Dir, schedulerName(i))}
-	for _, addr := range []*string{&s.GRPC, &s.HTTP, &s.Raft, &s.Gossip} {
-		port, err := c.ports.take()
-		if err != nil {
-			return nil, err
-		}
-		*addr = loopback(port)
+	if err := c.draw(s); err != nil {
+		return nil, err
 	}
 	s.Process = &Process{Name: schedulerName(i), Path: c.opt.Binaries.Scheduler, Log: filepath.Join(c.logs(), schedulerName(i)+".log")}
 	c.Schedulers = append(c.Schedulers, s)
 	c.JoinAll(s)
 	return s, nil
+}
+
+func (c *Cluster) draw(s *Scheduler) error {
+	for _, addr := range []*string{&s.GRPC, &s.HTTP, &s.Raft, &s.Gossip, &s.DNS} {
+		port, err := c.ports.take()
+		if err != nil {
+			return err
+		}
+		*addr = loopback(port)
+	}
+	return nil
+}
+
+// Readdress gives a scheduler other addresses for its next start, as after a move
+// to another machine with its disk. The program must not run.
+func (c *Cluster) Readdress(s *Scheduler) error {
+	if s.Running() {
+		return fmt.Errorf("%s still runs: its addresses are not taken from under it", s.Name)
+	}
+	if err := c.draw(s); err != nil {
+		return err
+	}
+	c.JoinAll(s)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	var err error
+	if c.whole != nil { // it knows the former addresses
+		err, c.whole = c.whole.Close(), nil
+	}
+	return err
 }
 
 // JoinAll makes a scheduler's environment name every scheduler there is now.
@@ -223,7 +250,7 @@ func (c *Cluster) JoinAll(s *Scheduler) {
 		"SCHEDULER_GOSSIP_ADDR":      s.Gossip,
 		"PERSYS_GRPC_ADDR":           "127.0.0.1",
 		"ETCD_ENDPOINTS":             "none",
-		"SCHEDULER_DNS_ADDR":         "127.0.0.1:0",
+		"SCHEDULER_DNS_ADDR":         s.DNS,
 	}
 	if c.opt.TLS {
 		leaf := c.Leaf("scheduler/" + s.Name)

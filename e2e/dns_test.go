@@ -1,0 +1,316 @@
+package e2e
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	clusterv1 "github.com/persys/compute/api/cluster/v1"
+	controlv1 "github.com/persys/compute/api/control/v1"
+	"github.com/persys/compute/e2e/harness"
+)
+
+// The TTL of the schedulers' records, in which answers have to become right, and
+// what a busy machine may add.
+const (
+	schedulerTTL = 5 * time.Second
+	dnsLimit     = schedulerTTL + 5*time.Second
+)
+
+// dig asks one server by Debian's dig, over UDP or with more arguments, and
+// returns the records of the answer and the additional section, a line each with
+// single spaces.
+func dig(ctx context.Context, server string, args ...string) ([]string, error) {
+	host, port, _ := strings.Cut(server, ":")
+	cmd := exec.CommandContext(ctx, "dig", append([]string{"@" + host, "-p", port, "+noall", "+answer", "+additional", "+nocookie", "+tries=1", "+time=1"}, args...)...)
+	out, err := cmd.Output()
+	if err != nil {
+		return nil, fmt.Errorf("dig %s at %s: %w: %s", strings.Join(args, " "), server, err, out)
+	}
+	var lines []string
+	for line := range strings.Lines(string(out)) {
+		if f := strings.Fields(line); len(f) > 0 && !strings.HasPrefix(f[0], ";") {
+			lines = append(lines, strings.Join(f, " "))
+		}
+	}
+	return lines, nil
+}
+
+func needDig(t *testing.T) {
+	t.Helper()
+	if _, err := exec.LookPath("dig"); err == nil {
+		return
+	}
+	if os.Getenv("CI") == "true" {
+		t.Fatal("dig is not installed (hack/install-test-deps.sh)")
+	}
+	t.Skip("SKIPPED, NOTHING TESTED: dig is not installed (hack/install-test-deps.sh)")
+}
+
+// srv is one SRV record of the schedulers.
+type srv struct {
+	ttl, priority int
+	port          string
+}
+
+func schedulersAt(ctx context.Context, server string) ([]srv, error) {
+	lines, err := dig(ctx, server, "_persys-scheduler._tcp.persys.local", "SRV")
+	if err != nil {
+		return nil, err
+	}
+	var out []srv
+	for _, l := range lines {
+		f := strings.Fields(l) // name TTL IN SRV priority weight port target
+		if len(f) != 8 || f[3] != "SRV" {
+			continue
+		}
+		ttl, err1 := strconv.Atoi(f[1])
+		priority, err2 := strconv.Atoi(f[4])
+		if err1 != nil || err2 != nil {
+			return nil, fmt.Errorf("%s answers %q", server, l)
+		}
+		out = append(out, srv{ttl, priority, f[6]})
+	}
+	return out, nil
+}
+
+// names waits until a replica's DNS gives exactly the schedulers listed, each at
+// the place where it listens now, the leader first.
+func names(t *testing.T, c *harness.Cluster, at int, leader int, listed ...int) {
+	t.Helper()
+	var want []string
+	for _, i := range listed {
+		_, port, _ := strings.Cut(c.Schedulers[i].GRPC, ":")
+		want = append(want, port)
+	}
+	_, first, _ := strings.Cut(c.Schedulers[leader].GRPC, ":")
+	slices.Sort(want)
+	began := time.Now()
+	must(t, harness.Poll(t.Context(), dnsLimit, "the right answer at "+c.Schedulers[at].Name, func(ctx context.Context) error {
+		have, err := schedulersAt(ctx, c.Schedulers[at].DNS)
+		if err != nil {
+			return err
+		}
+		var ports []string
+		for _, s := range have {
+			ports = append(ports, s.port)
+			if s.ttl > int(schedulerTTL/time.Second) {
+				return fmt.Errorf("a TTL of %d s", s.ttl)
+			}
+			if (s.priority == 10) != (s.port == first) {
+				return fmt.Errorf("leader at %s, answer %v", first, have)
+			}
+		}
+		slices.Sort(ports)
+		if !slices.Equal(ports, want) {
+			return fmt.Errorf("it names %v, want %v", ports, want)
+		}
+		return nil
+	}))
+	t.Logf("%s names %d schedulers, right after %s", c.Schedulers[at].Name, len(listed), time.Since(began).Round(time.Millisecond))
+}
+
+// talksTo are the schedulers to which a process holds connections, by index.
+func talksTo(c *harness.Cluster, p *harness.Process) ([]int, error) {
+	sockets := map[string]bool{}
+	dir := fmt.Sprintf("/proc/%d/", p.PID())
+	fds, err := os.ReadDir(dir + "fd")
+	if err != nil {
+		return nil, err
+	}
+	for _, fd := range fds {
+		if to, err := os.Readlink(filepath.Join(dir, "fd", fd.Name())); err == nil {
+			sockets[to] = true
+		}
+	}
+	table, err := os.ReadFile(dir + "net/tcp")
+	if err != nil {
+		return nil, err
+	}
+	var out []int
+	for line := range strings.Lines(string(table)) {
+		f := strings.Fields(line)
+		if len(f) < 10 || f[3] != "01" || !sockets["socket:["+f[9]+"]"] { // established
+			continue
+		}
+		for i, s := range c.Schedulers {
+			_, port, _ := strings.Cut(s.GRPC, ":")
+			if n, err := strconv.Atoi(port); err == nil && strings.HasSuffix(f[2], fmt.Sprintf(":%04X", n)) && !slices.Contains(out, i) {
+				out = append(out, i)
+			}
+		}
+	}
+	return out, nil
+}
+
+// calm is a set of workloads that nothing may disturb.
+type calm struct {
+	t      *testing.T
+	c      *harness.Cluster
+	before map[string]*controlv1.WorkloadView
+}
+
+func calmly(t *testing.T, c *harness.Cluster, n int) *calm {
+	t.Helper()
+	w := &calm{t, c, map[string]*controlv1.WorkloadView{}}
+	for i := range n {
+		apply(t, c, fmt.Sprintf("calm-%d", i), container("persys/any:1"))
+	}
+	for i := range n {
+		id := fmt.Sprintf("calm-%d", i)
+		w.before[id] = got[*controlv1.WorkloadView](t)(c.WaitWorkload(t.Context(), id, settle, running))
+	}
+	return w
+}
+
+// undisturbed checks that no agent was without contact for longer than its lease,
+// no node was given up and nothing moved or ran again.
+func (w *calm) undisturbed(after string) {
+	w.t.Helper()
+	for _, a := range w.c.Agents {
+		text, err := a.Output()
+		must(w.t, err)
+		if strings.Contains(text, "the lease has lapsed") {
+			w.t.Errorf("after %s: %s was without contact for longer than its lease", after, a.NodeID)
+		}
+		must(w.t, w.c.WaitNode(w.t.Context(), a.NodeID, "Ready", settle))
+	}
+	admin := got[clusterv1.ClusterClient](w.t)(w.c.AnyAdmin(w.t.Context()))
+	ctx, cancel := context.WithTimeout(w.t.Context(), 20*time.Second)
+	defer cancel()
+	events, err := admin.Events(ctx, &clusterv1.EventsRequest{})
+	must(w.t, err)
+	for {
+		e, err := events.Recv()
+		if errors.Is(err, io.EOF) {
+			break
+		}
+		must(w.t, err)
+		if e.GetType() == "NodeLost" {
+			w.t.Errorf("after %s: node %s was lost at %s: %s", after, e.GetNodeId(), e.GetAt().AsTime(), e.GetMessage())
+		}
+	}
+	for id, was := range w.before {
+		now := got[*controlv1.WorkloadView](w.t)(w.c.WaitWorkload(w.t.Context(), id, settle, running))
+		if now.GetAssignedNodeId() != was.GetAssignedNodeId() || now.GetGeneration().GetSequence() != was.GetGeneration().GetSequence() {
+			w.t.Errorf("after %s: %s is on %s in generation %d, it was on %s in %d", after, id,
+				now.GetAssignedNodeId(), now.GetGeneration().GetSequence(), was.GetAssignedNodeId(), was.GetGeneration().GetSequence())
+		}
+		if runs := runsOf(w.t, w.c, id); len(runs) != 1 || runs[0].To != 0 {
+			w.t.Errorf("after %s: %s was disturbed: %+v", after, id, runs)
+		}
+	}
+}
+
+// Agents that know nothing but an SRV name keep in touch, and DNS stays right,
+// while schedulers die, lose their DNS and move, one at a time.
+func TestDiscoverySurvives(t *testing.T) {
+	needDig(t)
+	// One second more than elsewhere: the race detector is slow on a busy machine.
+	c := start(t, harness.Options{Binaries: raced(t), SchedulerEnv: fast(map[string]string{"SCHEDULER_NODE_LEASE": "4s"})})
+	var servers []string
+	for _, s := range c.Schedulers {
+		servers = append(servers, s.DNS)
+	}
+	for range 2 {
+		got[*harness.Agent](t)(c.StartAgent(t.Context(), harness.AgentOptions{Simulate: true, Env: map[string]string{
+			"PERSYS_SCHEDULER_ADDR":      "",
+			"PERSYS_SCHEDULER_DISCOVERY": "srv://persys.local?dns=" + strings.Join(servers, ","),
+		}}))
+	}
+	w := calmly(t, c, 4)
+	leader := got[int](t)(c.WaitLeader(t.Context(), electionLimit))
+	for i := range c.Schedulers {
+		names(t, c, i, leader, 0, 1, 2)
+	}
+
+	// down kills a scheduler, looks at the others' DNS and brings it back.
+	down := func(what string, i int) {
+		t.Helper()
+		must(t, c.Schedulers[i].Kill())
+		leader := got[int](t)(c.WaitLeader(t.Context(), electionLimit))
+		var rest []int
+		for j := range c.Schedulers {
+			if j != i {
+				rest = append(rest, j)
+			}
+		}
+		for _, j := range rest {
+			names(t, c, j, leader, rest...)
+		}
+		w.undisturbed(what)
+		must(t, c.Schedulers[i].Start())
+		must(t, c.WaitReady(t.Context(), settle))
+		names(t, c, rest[0], got[int](t)(c.WaitLeader(t.Context(), electionLimit)), 0, 1, 2)
+	}
+	down("the leader's death", leader)
+
+	var spoken []int
+	must(t, harness.Poll(t.Context(), settle, "an agent's connection", func(context.Context) (err error) {
+		if spoken, err = talksTo(c, c.Agents[0].Process); err == nil && len(spoken) == 0 {
+			err = fmt.Errorf("it has none")
+		}
+		return err
+	}))
+	down("the death of the replica that an agent talked to", spoken[0])
+
+	t.Run("one replica without DNS", func(t *testing.T) {
+		s := c.Schedulers[0] // the first that agents ask
+		must(t, s.Kill())
+		set(s.Process, map[string]string{"SCHEDULER_DNS_ADDR": "none"})
+		must(t, s.Start())
+		must(t, c.WaitReady(t.Context(), settle))
+		leader := got[int](t)(c.WaitLeader(t.Context(), electionLimit))
+		names(t, c, 1, leader, 0, 1, 2)
+		must(t, harness.Poll(t.Context(), dnsLimit, "the name servers", func(ctx context.Context) error {
+			lines, err := dig(ctx, c.Schedulers[1].DNS, "persys.local", "NS")
+			if text := strings.Join(lines, "\n"); err == nil &&
+				(strings.Contains(text, "scheduler-1.") || !strings.Contains(text, "scheduler-2.") || !strings.Contains(text, "scheduler-3.")) {
+				err = fmt.Errorf("they are\n%s", text)
+			}
+			return err
+		}))
+		w.undisturbed("the loss of one replica's DNS")
+	})
+
+	t.Run("all move", func(t *testing.T) {
+		for _, s := range c.Schedulers {
+			must(t, s.Terminate(20*time.Second))
+			must(t, c.Readdress(s))
+			must(t, s.Start())
+			must(t, c.WaitReady(t.Context(), settle))
+			leader := got[int](t)(c.WaitLeader(t.Context(), electionLimit))
+			for i := range c.Schedulers {
+				names(t, c, i, leader, 0, 1, 2)
+			}
+		}
+		w.undisturbed("the move of all schedulers")
+		// No address that the agents were set up with is left, and still they follow.
+		must(t, c.Schedulers[got[int](t)(c.WaitLeader(t.Context(), electionLimit))].Kill())
+		got[int](t)(c.WaitLeader(t.Context(), electionLimit))
+		w.undisturbed("the death of a leader that had moved")
+		// Not even over a restart of their own.
+		for _, a := range c.Agents {
+			must(t, a.Restart())
+		}
+		for _, a := range c.Agents {
+			must(t, harness.Poll(t.Context(), settle, a.NodeID+" registering again", func(context.Context) error {
+				text, err := a.Output()
+				if err == nil && !strings.Contains(text[strings.LastIndex(text, "using the addresses of last time")+1:], "msg=registered") {
+					err = fmt.Errorf("it says:\n%s", a.Tail(5))
+				}
+				return err
+			}))
+		}
+		w.undisturbed("a restart of the agents")
+	})
+}
