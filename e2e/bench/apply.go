@@ -26,6 +26,8 @@ func against(ctx context.Context, ours, peer func() (load, error)) (o, p load, e
 		o.rate, p.rate = o.rate+a.rate/rounds, p.rate+b.rate/rounds
 		o.p50, p.p50 = o.p50+a.p50/rounds, p.p50+b.p50/rounds
 		o.p99, p.p99 = o.p99+a.p99/rounds, p.p99+b.p99/rounds
+		o.cpu, p.cpu = o.cpu+a.cpu/rounds, p.cpu+b.cpu/rounds
+		o.own, p.own = o.own+a.own/rounds, p.own+b.own/rounds
 	}
 	return o, p, ctx.Err()
 }
@@ -59,14 +61,22 @@ func applyUnary(ctx context.Context, e *env) (result, error) {
 		}
 		size := proto.Size(applyRequest(1, 1))
 		o, p, err := against(ctx,
-			func() (load, error) { return applyLoad(ctx, l.addr, warm, measure) },
+			func() (load, error) { return g.applyLoad(ctx, l.addr, warm, measure) },
 			func() (load, error) { return et.putLoad(ctx, size, 1, warm, measure) })
 		return result{ours: o.rate, peer: p.rate, unit: "applies/s", goal: 1.5, goalIsRatio: true,
-			note: fmt.Sprintf("%d callers, %d bytes; ours p50 %s p99 %s, etcd p50 %s p99 %s", callers, size, ms(o.p50), ms(o.p99), ms(p.p50), ms(p.p99))}, err
+			note: fmt.Sprintf("%d callers, %d bytes; ours p50 %s p99 %s, etcd p50 %s p99 %s; %s",
+				callers, size, ms(o.p50), ms(o.p99), ms(p.p50), ms(p.p99), cpuNote(o, p))}, err
 	})
 }
 
-// applyMany: streams of applies against transactions of 16 puts.
+// manyCallers calls of manyEach applies hold as many writes on their way as
+// etcd's callers with 16 puts each.
+const (
+	manyEach    = 64
+	manyCallers = callers * 16 / manyEach
+)
+
+// applyMany: calls of many applies against transactions of 16 puts.
 func applyMany(ctx context.Context, e *env) (result, error) {
 	return withBoth(ctx, e, func(g *group, et *etcdGroup) (result, error) {
 		l, err := g.leader(ctx, 10*time.Second)
@@ -75,10 +85,11 @@ func applyMany(ctx context.Context, e *env) (result, error) {
 		}
 		size := proto.Size(applyRequest(1, 1))
 		o, p, err := against(ctx,
-			func() (load, error) { return streamLoad(ctx, l.addr, 16, 64, warm, measure) },
+			func() (load, error) { return g.manyLoad(ctx, l.addr, manyCallers, manyEach, warm, measure) },
 			func() (load, error) { return et.putLoad(ctx, size, 16, warm, measure) })
 		return result{ours: o.rate, peer: p.rate, unit: "applies/s", goal: 2, goalIsRatio: true,
-			note: fmt.Sprintf("16 streams, 64 applies ahead; etcd with %d callers of 16-put transactions; %d bytes each", callers, size)}, err
+			note: fmt.Sprintf("%d callers of %d applies per call, p99 %s; etcd with %d callers of 16-put transactions, p99 %s; %d bytes each; %s",
+				manyCallers, manyEach, ms(o.p99), callers, ms(p.p99), size, cpuNote(o, p))}, err
 	})
 }
 
@@ -100,10 +111,17 @@ func applyHop(ctx context.Context, e *env) (result, error) {
 		}
 	}
 	o, p, err := against(ctx,
-		func() (load, error) { return applyLoad(ctx, follower.addr, warm, measure) },
-		func() (load, error) { return applyLoad(ctx, l.addr, warm, measure) })
+		func() (load, error) { return g.applyLoad(ctx, follower.addr, warm, measure) },
+		func() (load, error) { return g.applyLoad(ctx, l.addr, warm, measure) })
 	return result{ours: o.rate, peer: p.rate, unit: "applies/s", goal: 0.4, goalIsRatio: true,
 		note: fmt.Sprintf("p50 through a follower %s, straight to the leader %s", ms(o.p50), ms(p.p50))}, err
 }
 
 func ms(d time.Duration) string { return fmt.Sprintf("%.1fms", float64(d.Microseconds())/1000) }
+
+// cpuNote is what a write costs, ours and the peer's.
+func cpuNote(o, p load) string {
+	us := func(d time.Duration) float64 { return float64(d.Nanoseconds()) / 1000 }
+	return fmt.Sprintf("CPU per write %.1fµs in the servers and %.1fµs in the load generator, etcd %.1fµs and %.1fµs",
+		us(o.cpu), us(o.own), us(p.cpu), us(p.own))
+}

@@ -108,6 +108,15 @@ func (g *etcdGroup) close() {
 	}
 }
 
+func (g *etcdGroup) pids() (out []int) {
+	for _, m := range g.members {
+		if m.cmd != nil {
+			out = append(out, m.cmd.Process.Pid)
+		}
+	}
+	return out
+}
+
 func (g *etcdGroup) endpoints() []string {
 	var out []string
 	for _, m := range g.members {
@@ -166,7 +175,7 @@ func (g *etcdGroup) putLoad(ctx context.Context, size, batch int, warm, d time.D
 	}
 	value := strings.Repeat("x", size)
 	key := func(c, seq int) string { return fmt.Sprintf("bench-%05d", (c*7919+seq*104729)%keySpace) }
-	return drive(ctx, callers, warm, d, func(ctx context.Context, c, seq int) (int, error) {
+	return drive(ctx, g.pids(), callers, warm, d, func(ctx context.Context, c, seq int) (int, error) {
 		ctx, cancel := context.WithTimeout(ctx, 20*time.Second)
 		defer cancel()
 		cl := clients[c%conns]

@@ -271,7 +271,7 @@ func soakElections(ctx context.Context, e *env) (result, error) {
 	if err != nil {
 		return result{}, err
 	}
-	o, err := applyLoad(ctx, l.addr, warm, 10*time.Minute)
+	o, err := g.applyLoad(ctx, l.addr, warm, 10*time.Minute)
 	if err != nil {
 		return result{}, err
 	}

@@ -143,6 +143,15 @@ func (p *process) kill() {
 	}
 }
 
+func (g *group) pids() (out []int) {
+	for _, p := range g.replicas {
+		if p.cmd != nil {
+			out = append(out, p.cmd.Process.Pid)
+		}
+	}
+	return out
+}
+
 func (g *group) close() {
 	for _, p := range g.replicas {
 		p.kill()

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -28,11 +29,13 @@ const (
 type load struct {
 	rate     float64 // acknowledged per second
 	p50, p99 time.Duration
+	cpu, own time.Duration // per write, of the servers and of the load generator
 }
 
 // drive runs n callers for warm+d and counts what was acknowledged after warm.
-// do makes one call and returns how many writes it stood for.
-func drive(ctx context.Context, n int, warm, d time.Duration, do func(ctx context.Context, caller, seq int) (int, error)) (load, error) {
+// do makes one call and returns how many writes it stood for. pids are the
+// servers, whose CPU is what a machine shared with others cannot blur.
+func drive(ctx context.Context, pids []int, n int, warm, d time.Duration, do func(ctx context.Context, caller, seq int) (int, error)) (load, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	var measuring atomic.Bool
@@ -60,10 +63,11 @@ func drive(ctx context.Context, n int, warm, d time.Duration, do func(ctx contex
 	}
 	wait(ctx, warm)
 	measuring.Store(true)
-	began := time.Now()
+	began, used, own := time.Now(), cpuOf(pids...), cpuOf(os.Getpid())
 	wait(ctx, d)
 	measuring.Store(false)
 	took := time.Since(began)
+	used, own = cpuOf(pids...)-used, cpuOf(os.Getpid())-own
 	cancel()
 	wg.Wait()
 	if e := failed.Load(); e != nil {
@@ -74,8 +78,21 @@ func drive(ctx context.Context, n int, warm, d time.Duration, do func(ctx contex
 	out := load{rate: float64(done.Load()) / took.Seconds()}
 	if len(all) > 0 {
 		out.p50, out.p99 = all[len(all)/2], all[len(all)*99/100]
+		each := float64(time.Second) / float64(done.Load())
+		out.cpu, out.own = time.Duration(used*each), time.Duration(own*each)
 	}
 	return out, nil
+}
+
+// cpuOf is the CPU time of some processes, seconds; one that is gone counts as
+// nothing.
+func cpuOf(pids ...int) (sum float64) {
+	for _, pid := range pids {
+		if s, err := cpuSeconds(pid); err == nil {
+			sum += s
+		}
+	}
+	return sum
 }
 
 func wait(ctx context.Context, d time.Duration) {
@@ -121,8 +138,8 @@ func applyRequest(caller, seq int) *controlv1.ApplyWorkloadRequest {
 	}
 }
 
-// applyLoad drives unary applies against one replica.
-func applyLoad(ctx context.Context, addr string, warm, d time.Duration) (load, error) {
+// applyLoad drives unary applies against one replica of g.
+func (g *group) applyLoad(ctx context.Context, addr string, warm, d time.Duration) (load, error) {
 	cs, done, err := dialAll(addr, conns)
 	if err != nil {
 		return load{}, err
@@ -132,7 +149,7 @@ func applyLoad(ctx context.Context, addr string, warm, d time.Duration) (load, e
 	for i, c := range cs {
 		clients[i] = controlv1.NewAgentControlClient(c)
 	}
-	return drive(ctx, callers, warm, d, func(ctx context.Context, c, seq int) (int, error) {
+	return drive(ctx, g.pids(), callers, warm, d, func(ctx context.Context, c, seq int) (int, error) {
 		ctx, cancel := context.WithTimeout(ctx, 20*time.Second)
 		defer cancel()
 		r, err := clients[c%conns].ApplyWorkload(ctx, applyRequest(c, seq))
@@ -143,38 +160,34 @@ func applyLoad(ctx context.Context, addr string, warm, d time.Duration) (load, e
 	})
 }
 
-// streamLoad drives applies over streams, each caller window requests ahead.
-func streamLoad(ctx context.Context, addr string, streams, window int, warm, d time.Duration) (load, error) {
-	cs, done, err := dialAll(addr, min(streams, conns))
+// manyLoad drives applies of each workloads per call against one replica of g, from
+// as many callers as keep as many writes on their way as the peer's do.
+func (g *group) manyLoad(ctx context.Context, addr string, callers, each int, warm, d time.Duration) (load, error) {
+	cs, done, err := dialAll(addr, conns)
 	if err != nil {
 		return load{}, err
 	}
 	defer done()
-	open := make([]grpc.BidiStreamingClient[clusterv1.ApplyStreamRequest, clusterv1.ApplyStreamResponse], streams)
-	sctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	return drive(ctx, streams, warm, d, func(_ context.Context, c, seq int) (int, error) {
-		if open[c] == nil {
-			s, err := clusterv1.NewClusterClient(cs[c%len(cs)]).ApplyStream(sctx)
-			if err != nil {
-				return 0, err
-			}
-			open[c] = s
+	clients := make([]clusterv1.ClusterClient, len(cs))
+	for i, c := range cs {
+		clients[i] = clusterv1.NewClusterClient(c)
+	}
+	return drive(ctx, g.pids(), callers, warm, d, func(ctx context.Context, c, seq int) (int, error) {
+		ctx, cancel := context.WithTimeout(ctx, 20*time.Second)
+		defer cancel()
+		req := &clusterv1.ApplyWorkloadsRequest{Workloads: make([]*controlv1.ApplyWorkloadRequest, each)}
+		for i := range req.Workloads {
+			req.Workloads[i] = applyRequest(c, seq*each+i)
 		}
-		for i := range window {
-			if err := open[c].Send(&clusterv1.ApplyStreamRequest{Apply: applyRequest(c, seq*window+i)}); err != nil {
-				return 0, err
-			}
+		r, err := clients[c%conns].ApplyWorkloads(ctx, req)
+		if err != nil {
+			return 0, err
 		}
-		for range window {
-			r, err := open[c].Recv()
-			if err != nil {
-				return 0, err
-			}
-			if r.GetErrorCode() != 0 || !r.GetResult().GetSuccess() {
-				return 0, fmt.Errorf("%s%s", r.GetErrorMessage(), r.GetResult().GetErrorMessage())
+		for _, one := range r.GetResults() {
+			if !one.GetSuccess() {
+				return 0, errors.New(one.GetErrorMessage())
 			}
 		}
-		return window, nil
+		return len(r.GetResults()), nil
 	})
 }

@@ -90,7 +90,7 @@ func figure(v float64) string {
 func benches() []bench {
 	return []bench{
 		{name: "apply-unary", what: "acknowledged ApplyWorkload calls, 256 callers, three replicas on disk; peer: etcd puts", run: applyUnary},
-		{name: "apply-many", what: "acknowledged applies over streams; peer: etcd, 16 puts per transaction", run: applyMany},
+		{name: "apply-many", what: "acknowledged applies, many per call; peer: etcd, 16 puts per transaction", run: applyMany},
 		{name: "apply-hop", what: "the price of a hop: applies through a follower; peer: to the leader", run: applyHop},
 		{name: "place-5k", what: "placements over 5,000 nodes with every filter on, one core; peer: a scan of all nodes", run: place5k},
 		{name: "failover", what: "leader killed to next acknowledged write, median of 20; peer: etcd", run: failover},
