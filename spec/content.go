@@ -9,8 +9,6 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/distribution/reference"
-
 	controlv1 "github.com/persys/compute/api/control/v1"
 )
 
@@ -254,12 +252,11 @@ func (e *encoder) vm(s *controlv1.WorkloadSpec) {
 	e.volumes(toControlVolumes(v.GetManagedVolumes()))
 }
 
-// fullImage spells an image with registry and tag, so that "nginx" and
-// "docker.io/library/nginx:latest" are one content.
+// fullImage is the image in full, or as it is when it is no reference.
 func fullImage(image string) string {
-	named, err := reference.ParseNormalizedNamed(image)
+	full, err := readImage(image)
 	if err != nil {
 		return image
 	}
-	return reference.TagNameOnly(named).String()
+	return full
 }

@@ -11,8 +11,6 @@ import (
 	"unicode"
 	"unicode/utf8"
 
-	"github.com/distribution/reference"
-
 	controlv1 "github.com/persys/compute/api/control/v1"
 	"github.com/persys/compute/pki"
 )
@@ -90,8 +88,7 @@ func Validate(req *controlv1.ApplyWorkloadRequest) Errors {
 	return e
 }
 
-// validate also returns the image spelled out in full: reading a reference is
-// the dearest part of an apply, so it is done once.
+// validate also returns the image spelled out in full: a reference is read once.
 func validate(req *controlv1.ApplyWorkloadRequest) (e Errors, image string) {
 	id := strings.TrimSpace(req.GetWorkloadId())
 	switch {
@@ -213,10 +210,10 @@ func (e *Errors) container(c *controlv1.ContainerSpec) (full string) {
 	const at = "spec.container"
 	if image := strings.TrimSpace(c.GetImage()); image == "" {
 		e.add(at+".image", "must not be empty", "")
-	} else if named, err := reference.ParseNormalizedNamed(image); err != nil {
+	} else if named, err := readImage(image); err != nil {
 		e.add(at+".image", "is no image reference ("+err.Error()+"); want name[:tag][@digest]", image)
 	} else {
-		full = reference.TagNameOnly(named).String()
+		full = named
 	}
 	if n := len(c.GetCommand()); n > maxEntriesOf {
 		e.addf(at+".command", "", "has %d words, at most %d", n, maxEntriesOf)
