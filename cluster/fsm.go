@@ -68,16 +68,11 @@ func (m *machine) Apply(l *raft.Log) (answer any) {
 	}
 	tx := m.state.Begin()
 	a := &applied{index: l.Index, term: l.Term, results: make([]fsm.Result, len(batch))}
-	var changes []fsm.Change
+	tx.Expect(len(batch))
 	for i, cmd := range batch {
-		r, ch := tx.Apply(fsm.Meta{Index: l.Index, Term: l.Term}, cmd)
-		a.results[i] = r
-		if changes == nil {
-			changes = ch
-		} else {
-			changes = append(changes, ch...)
-		}
+		a.results[i], _ = tx.Apply(fsm.Meta{Index: l.Index, Term: l.Term}, cmd)
 	}
+	changes := tx.Changes()
 	m.state = tx.Commit()
 	info := m.state.Info()
 	if err := m.admit(info); err != nil {

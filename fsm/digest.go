@@ -22,7 +22,7 @@ func (t *Tx) fold(c Command, res Result) {
 	e.u64(uint64(armOf(c).rule().number))
 	e.u64(uint64(res.Kind))
 	e.u64(info.Sequence)
-	for i := range t.changes {
+	for i := t.from; i < len(t.changes); i++ {
 		e.change(&t.changes[i])
 	}
 	info.Digest = xxhash.Sum64(e)

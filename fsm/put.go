@@ -54,7 +54,7 @@ func (t *Tx) putOne(p *commandv1.WorkloadPut) Item {
 	old, ok := t.r.workloads.Get(p.GetId())
 	if !ok {
 		w := &Workload{
-			ID:             p.GetId(),
+			ID:             strings.Clone(p.GetId()), // kept by events, receipts and indexes
 			Spec:           nonEmpty(p.GetSpec()),
 			Content:        p.GetContent(),
 			CallerRevision: p.GetCallerRevision(),

@@ -3,6 +3,8 @@ package fsm
 import (
 	"cmp"
 	"fmt"
+	"slices"
+	"strings"
 
 	"github.com/tidwall/btree"
 
@@ -23,10 +25,12 @@ type Tx struct {
 	owned uint32 // bit per table that is private already
 
 	// Of the command being judged:
-	meta    Meta
-	by      string
-	next    Generation // handed out to everything the command touches
-	changes []Change
+	meta Meta
+	by   string
+	next Generation // handed out to everything the command touches
+	from int        // in changes, where its own begin
+
+	changes []Change // of all commands since Begin or Commit
 	scratch []byte
 
 	keepFor *retention // tests only; nil = defaultRetention
@@ -41,25 +45,37 @@ func (s State) Begin() *Tx { return &Tx{r: *s.r} }
 // what it does then is not seen in the State returned here.
 func (t *Tx) Commit() State {
 	r := t.r
-	t.owned = 0
+	t.owned, t.changes = 0, nil
 	return State{&r}
 }
+
+// Expect makes room for the changes of that many commands, so that it is made
+// once. Without it everything works the same.
+func (t *Tx) Expect(commands int) { t.changes = slices.Grow(t.changes, 2*commands) }
+
+// Changes returns what Apply returned since Begin or Commit, of all commands
+// together.
+func (t *Tx) Changes() []Change { return slices.Clip(t.changes) }
 
 // Apply judges one command. The result is the same on every replica; a refusal
 // is a Result with a Kind, never a Go error. Changes are in the order they were
 // made and nil if there are none.
 func (t *Tx) Apply(m Meta, c Command) (Result, []Change) {
 	head := c.GetHead()
-	t.meta, t.by, t.next, t.changes = m, head.GetBy(), Generation{}, nil
+	t.meta, t.next, t.from = m, Generation{}, len(t.changes)
+	if by := head.GetBy(); t.by != by {
+		t.by = strings.Clone(by) // events outlive commands
+	}
 	info := &t.r.info
 	info.Index, info.Term = m.Index, m.Term
 	info.Clock = max(info.Clock, head.GetAt())
 
 	res := t.once(c)
 	t.fold(c, res)
-	changes := t.changes
-	t.changes = nil
-	return res, changes
+	if t.from == len(t.changes) {
+		return res, nil
+	}
+	return res, slices.Clip(t.changes[t.from:])
 }
 
 // Apply judges one command in a transaction of its own. A caller that has many

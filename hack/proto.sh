@@ -40,8 +40,19 @@ fi
 PATH="$bin:$PATH" protoc -I . \
 	--go_out="$out" --go_opt=paths=source_relative \
 	--go-grpc_out="$out" --go-grpc_opt=paths=source_relative \
-	--go-vtproto_out="$out" --go-vtproto_opt=paths=source_relative,features=marshal+unmarshal+size+clone \
 	"${sources[@]}"
+# Messages that hold one another have to be generated together. The log's commands, which stand
+# alone, are also decoded without copying each string (fsm.DecodeBatch).
+commands=() others=()
+for source in "${sources[@]}"; do
+	case "$source" in
+	api/command/*) commands+=("$source") ;;
+	*) others+=("$source") ;;
+	esac
+done
+features=marshal+unmarshal+size+clone
+PATH="$bin:$PATH" protoc -I . --go-vtproto_out="$out" --go-vtproto_opt="paths=source_relative,features=$features" "${others[@]}"
+PATH="$bin:$PATH" protoc -I . --go-vtproto_out="$out" --go-vtproto_opt="paths=source_relative,features=$features+unmarshal_unsafe" "${commands[@]}"
 $check || exit 0
 
 status=0
