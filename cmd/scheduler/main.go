@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"os"
 	"os/signal"
-	"runtime/debug"
 	"syscall"
 
 	"github.com/persys/compute/cluster"
@@ -27,13 +26,9 @@ func main() {
 	}
 }
 
-// run ends when ctx does. The state is long-lived and requests are short-lived
-// garbage: collecting less often costs memory that a scheduler has and saves a
-// tenth of its CPU under load. GOGC, if set, decides.
+// run ends when ctx does.
 func run(ctx context.Context) error {
-	if os.Getenv("GOGC") == "" {
-		debug.SetGCPercent(300)
-	}
+	setup.PaceGC()
 	var cfg scheduler.Config
 	ok, err := setup.Load("persys-scheduler", version, "one replica of the Persys control plane", &cfg, "PERSYS_SCHEDULER_CONFIG")
 	if err != nil || !ok {
