@@ -37,6 +37,26 @@ func TestBatchIsConcatenation(t *testing.T) {
 	}
 }
 
+// TestDecodedCommandsStandAlone: whatever its size, a command does not change
+// with the bytes that it was read from.
+func TestDecodedCommandsStandAlone(t *testing.T) {
+	for _, size := range []int{0, 1, smallFrame / 2, smallFrame, 10 * smallFrame} {
+		in := put("web", func(p *commandv1.WorkloadPut) { p.Spec = bytes.Repeat([]byte{7}, size) })
+		b, err := AppendCommand(nil, in)
+		if err != nil {
+			t.Fatal(err)
+		}
+		out, err := DecodeBatch(b)
+		if err != nil {
+			t.Fatal(err)
+		}
+		clear(b)
+		if len(out) != 1 || !proto.Equal(in, out[0]) {
+			t.Errorf("with a spec of %d bytes it is %v, was %v", size, out, in)
+		}
+	}
+}
+
 func TestDecodeBatchRefusals(t *testing.T) {
 	frame := func(c *commandv1.Command) []byte {
 		b, err := proto.Marshal(&commandv1.Batch{Commands: []*commandv1.Command{c}})
