@@ -227,7 +227,7 @@ func (m *members) pass(ctx context.Context, s Stint) (changed bool, err error) {
 	if changed, err := m.configure(ctx, now); changed || err != nil {
 		return changed, err
 	}
-	return false, m.record(ctx, s)
+	return m.record(ctx, s)
 }
 
 // greet verifies, at once and in parallel, whoever gossip shows.
@@ -459,8 +459,9 @@ func (m *members) change(ctx context.Context, f func(time.Duration) raft.IndexFu
 	return m.n.await(ctx, func() error { return f(m.n.cfg.Timing.RPC).Error() })
 }
 
-// record keeps the replica records and the feature level in step.
-func (m *members) record(ctx context.Context, s Stint) error {
+// record keeps the replica records and the feature level in step. Once the records
+// are right the level may rise, so a change is followed by another look at once.
+func (m *members) record(ctx context.Context, s Stint) (changed bool, err error) {
 	n := m.n
 	view := n.Store().View()
 	self := n.hello()
@@ -499,20 +500,20 @@ func (m *members) record(ctx context.Context, s Stint) error {
 		cmds = append(cmds, &commandv1.Command{Head: n.head(s.Epoch), Body: &commandv1.Command_SetFeatureLevel{SetFeatureLevel: &commandv1.SetFeatureLevel{Level: level}}})
 	}
 	if len(cmds) == 0 {
-		return nil
+		return false, nil
 	}
 	pctx, cancel := context.WithTimeout(ctx, n.cfg.Timing.RPC)
 	defer cancel()
 	results, err := n.Propose(pctx, cmds...)
 	if err != nil {
-		return err
+		return false, err
 	}
 	for _, r := range results {
 		if err := r.Err(); err != nil {
-			return fmt.Errorf("replica records: %w", err)
+			return false, fmt.Errorf("replica records: %w", err)
 		}
 	}
-	return nil
+	return true, nil
 }
 
 func putReplica(h *Hello) *commandv1.PutReplica {

@@ -147,7 +147,9 @@ func TestEveryArmHasARule(t *testing.T) {
 		c.ProtoReflect().Mutable(fd)
 		is(t, "name", ArmName(c), string(fd.Name()))
 		is(t, string(fd.Name())+" number", arm(fd.Name()).rule().number, uint32(fd.Number()))
-		w := level2(formed(t, "a"))
+		w := formed(t, "a")
+		w.ok(putReplica("r1", FeatureLevel))
+		w.ok(setLevel(FeatureLevel))
 		if res := w.do(c); res.Kind == Unsupported {
 			t.Errorf("Apply has no rule for %s", fd.Name())
 		}

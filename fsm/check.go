@@ -18,6 +18,7 @@ func (s State) Check() error {
 	c.workloads()
 	c.nodes()
 	c.residuals()
+	c.trust()
 	c.histories()
 	if len(c.errs) == 0 {
 		c.derived()
@@ -51,6 +52,7 @@ func (c *checker) info() {
 	c.must(m.Incarnation > 0, "cluster %s has incarnation 0", m.ClusterID)
 	c.must(m.FeatureLevel > 0, "cluster %s has feature level 0", m.ClusterID)
 	c.must(m.FeatureLevel >= 2 || m.MirrorEtcd == 0 && !m.ModePinned, "cluster %s has feature level %d and fields of level 2", m.ClusterID, m.FeatureLevel)
+	c.must(m.FeatureLevel >= 3 || m.ClusterKeyID == "" && m.TrustVersion == 0, "cluster %s has feature level %d and fields of level 3", m.ClusterID, m.FeatureLevel)
 }
 
 func (c *checker) workloads() {
@@ -114,6 +116,32 @@ func (c *checker) residuals() {
 		c.must(!ok || n.Engine() == r.Engine, "residual %s has engine %q, its node has another", key, r.Engine)
 		c.must(!ok || !n.Fenced, "residual %s is on a fenced node", key)
 		c.must(!last.Less(r.Generation), "residual %s has generation %s, the last handed out is %s", key, r.Generation, last)
+		return true
+	})
+}
+
+// trust checks the tables of trust.go.
+func (c *checker) trust() {
+	r := c.s.r
+	c.must(r.info.ClusterKeyID == "" || len(r.info.ClusterKeyID) == 16 && lowerHex(r.info.ClusterKeyID), "cluster key id %q is malformed", clip(r.info.ClusterKeyID))
+	c.must(r.authorities.Len() <= MaxAuthorities, "%d authorities are kept, at most %d", r.authorities.Len(), MaxAuthorities)
+	r.authorities.Scan(func(id string, a *Authority) bool {
+		c.must(a.ID == id && isFingerprint(id) && isFingerprint(a.RootID), "authority %q of root %q is stored under %q", clip(a.ID), clip(a.RootID), clip(id))
+		c.must(len(a.Cert) > 0 && len(a.Root) > 0 && a.SealedKey != "", "authority %s lacks a certificate or a key", clip(id))
+		return true
+	})
+	r.tokens.Scan(func(id string, t *Token) bool {
+		c.must(t.ID == id && validID(id) && len(t.SecretHash) == 32, "token %q is stored under %q", clip(t.ID), clip(id))
+		c.must(checkPrincipal(t.Role, t.Name, t.Access, true).Kind == OK, "token %s is for role %q, name %q, access %q", clip(id), clip(t.Role), clip(t.Name), clip(t.Access))
+		return true
+	})
+	r.admissions.Scan(func(key string, a *Admission) bool {
+		c.must(key == pair(a.Role, a.Name) && checkPrincipal(a.Role, a.Name, a.Access, false).Kind == OK, "admission of %s %q is stored under %q", clip(a.Role), clip(a.Name), clip(key))
+		c.must(isFingerprint(a.Fingerprint) && len(a.KeyHash) == 32, "admission %s lacks a fingerprint or a key", clip(key))
+		return true
+	})
+	r.revocations.Scan(func(key string, v *Revocation) bool {
+		c.must(key == v.key() && (isFingerprint(v.Fingerprint) || checkPrincipal(v.Role, v.Name, "", false).Kind == OK), "revocation %q is stored under %q", clip(v.key()), clip(key))
 		return true
 	})
 }

@@ -25,6 +25,7 @@ func (t *Tx) fold(c Command, res Result) {
 	for i := t.from; i < len(t.changes); i++ {
 		e.change(&t.changes[i])
 	}
+	e = append(e, t.trustFold...)
 	info.Digest = xxhash.Sum64(e)
 	t.scratch = e
 	if cap(t.scratch) > 1<<20 {
@@ -273,4 +274,45 @@ func (e *encoder) info(m *Info) {
 		e.u64(m.MirrorEtcd)
 		e.bool(m.ModePinned)
 	}
+	if m.ClusterKeyID != "" || m.TrustVersion != 0 { // of level 3
+		e.str(m.ClusterKeyID)
+		e.u64(m.TrustVersion)
+	}
+}
+
+func (e *encoder) authority(a *Authority) {
+	e.str(a.ID)
+	e.str(a.RootID)
+	e.bytes(a.Cert)
+	e.bytes(a.Root)
+	e.str(a.SealedKey)
+	e.i64(a.ActiveAt)
+	e.i64(a.NotAfter)
+}
+
+func (e *encoder) token(t *Token) {
+	e.str(t.ID)
+	e.bytes(t.SecretHash)
+	for _, s := range [...]string{t.Role, t.Name, t.Access, t.CreatedBy} {
+		e.str(s)
+	}
+	e.u64(uint64(t.Uses))
+	e.i64(t.ExpiresAt)
+	e.i64(t.CreatedAt)
+}
+
+func (e *encoder) admission(a *Admission) {
+	for _, s := range [...]string{a.Role, a.Name, a.Access, a.Token, a.Fingerprint} {
+		e.str(s)
+	}
+	e.bytes(a.KeyHash)
+	e.i64(a.IssuedAt)
+	e.i64(a.NotAfter)
+}
+
+func (e *encoder) revocation(r *Revocation) {
+	for _, s := range [...]string{r.Role, r.Name, r.Fingerprint, r.Reason, r.By} {
+		e.str(s)
+	}
+	e.i64(r.At)
 }

@@ -149,6 +149,32 @@ var scenarios = []struct {
 		w.do(unpinMode("normal", ""))
 		w.do(setMode("degraded", "etcd is away"))
 	}},
+	{"08-trust", func(w *world) {
+		w.do(pin("00112233aabbccdd"))
+		w.do(putReplica("r1", 3))
+		w.do(setLevel(3))
+		w.do(pin("00112233aabbccdd"))
+		w.do(pin("ffffffffffffffff"))
+		w.do(authority("1", w.now, w.now+10*day))
+		w.do(authority("2", w.now+day, w.now+10*day))
+		w.do(dropAuthority("1"))
+		w.do(dropAuthority("2"))
+		w.do(joinToken(w, "t1", "agent", uses(2)))
+		w.do(joinToken(w, "t2", "user"))
+		w.do(join(w, "t1", "agent", "n1"))
+		w.do(join(w, "t1", "agent", "n1"))
+		w.do(join(w, "t1", "agent", "n1", keyOf(8)))
+		w.do(join(w, "", "agent", "n1", keyOf(8)))
+		w.do(revoke("agent", "n1", ""))
+		w.do(revoke("", "", print64("a")))
+		w.do(join(w, "", "agent", "n1", keyOf(9)))
+		w.do(dropToken("t2"))
+		w.do(&commandv1.Command{Body: &commandv1.Command_Audit{Audit: &commandv1.Audit{
+			Type: EventCallRefused, Message: "3 calls", Details: []*commandv1.Label{{Key: "method", Value: "m"}}}}})
+		c := setDesired("none", "Stopped")
+		c.Head = &commandv1.Head{At: w.now, By: "tester", From: "10.0.0.1:2", Request: requestAt(w.now, 9)}
+		w.do(c)
+	}},
 }
 
 func corpusFile(name, ext string) string { return filepath.Join("testdata", "corpus", name+ext) }

@@ -64,13 +64,22 @@ var armRules = [...]armRule{
 	{"set_feature_level", 43, 1, false, Allowed},
 	{"barrier", 44, 0, false, Allowed},
 	{"mirror_attached", 45, 2, false, Allowed},
+	{"pin_cluster_key", 50, 3, false, Allowed},
+	{"put_authority", 51, 3, false, Allowed},
+	{"drop_authority", 52, 3, false, Allowed},
+	{"put_token", 53, 3, false, Allowed},
+	{"drop_token", 54, 3, false, Allowed},
+	{"admit", 55, 3, false, Allowed},
+	{"revoke", 56, 3, false, Allowed},
+	{"audit", 57, 3, false, Allowed},
 }
 
 // FeatureLevel is the highest that this version understands.
 //
 //	1  the first
 //	2  mirror_attached; set_mode remembers that a person asked (pinned)
-const FeatureLevel = 2
+//	3  what trust.go holds; where a call came from, and a line of history for each
+const FeatureLevel = 3
 
 func (a arm) rule() armRule {
 	for i := range armRules {
@@ -132,6 +141,22 @@ func armOf(c Command) arm {
 		return "barrier"
 	case *commandv1.Command_MirrorAttached:
 		return "mirror_attached"
+	case *commandv1.Command_PinClusterKey:
+		return "pin_cluster_key"
+	case *commandv1.Command_PutAuthority:
+		return "put_authority"
+	case *commandv1.Command_DropAuthority:
+		return "drop_authority"
+	case *commandv1.Command_PutToken:
+		return "put_token"
+	case *commandv1.Command_DropToken:
+		return "drop_token"
+	case *commandv1.Command_Admit:
+		return "admit"
+	case *commandv1.Command_Revoke:
+		return "revoke"
+	case *commandv1.Command_Audit:
+		return "audit"
 	}
 	return ""
 }

@@ -53,7 +53,7 @@ func mintedAt(id [16]byte) int64 {
 func (t *Tx) once(c Command) Result {
 	raw := c.GetHead().GetRequest()
 	if len(raw) == 0 {
-		return t.stamp(t.judge(c))
+		return t.stamp(t.judgeAudited(c))
 	}
 	if len(raw) != 16 || raw[6]>>4 != 7 || raw[8]>>6 != 2 {
 		return t.stamp(refuse(Invalid, "request: %x is not a UUIDv7 of 16 bytes", raw))
@@ -70,10 +70,17 @@ func (t *Tx) once(c Command) Result {
 		return t.stamp(refuse(Invalid, "request: minted at %s, more than %s ahead of the cluster's clock (%s); set the client's clock",
 			clockText(ms*1e6), RequestSkew, clockText(info.Clock)))
 	}
-	res := t.stamp(t.judge(c))
+	res := t.stamp(t.judgeAudited(c))
 	if res.Kind != Frozen {
 		t.keep(&receipt{request: id, at: info.Clock, result: res})
 	}
+	return res
+}
+
+// judgeAudited leaves a line of history for every mutation of the API.
+func (t *Tx) judgeAudited(c Command) Result {
+	res := t.judge(c)
+	t.auditRefused(c, res)
 	return res
 }
 

@@ -14,6 +14,7 @@ func infoPB(m *Info) *commandv1.MetaRecord {
 		Mode: string(m.Mode), ModeReason: m.ModeReason, ModeChangedAt: m.ModeChangedAt, FeatureLevel: m.FeatureLevel,
 		Digest: m.Digest, EventSeq: m.EventSeq, ReceiptSeq: m.ReceiptSeq, ReceiptsDroppedUntil: m.ReceiptsDroppedUntil,
 		Index: m.Index, Term: m.Term, MirrorEtcd: m.MirrorEtcd, ModePinned: m.ModePinned,
+		ClusterKeyId: m.ClusterKeyID, TrustVersion: m.TrustVersion,
 	}
 }
 
@@ -24,6 +25,7 @@ func infoOf(m *commandv1.MetaRecord) Info {
 		FeatureLevel: m.GetFeatureLevel(), Digest: m.GetDigest(), EventSeq: m.GetEventSeq(), ReceiptSeq: m.GetReceiptSeq(),
 		ReceiptsDroppedUntil: m.GetReceiptsDroppedUntil(), Index: m.GetIndex(), Term: m.GetTerm(),
 		MirrorEtcd: m.GetMirrorEtcd(), ModePinned: m.GetModePinned(),
+		ClusterKeyID: m.GetClusterKeyId(), TrustVersion: m.GetTrustVersion(),
 	}
 }
 
@@ -194,4 +196,63 @@ func receiptOf(m *commandv1.ReceiptRecord) (*receipt, error) {
 			}),
 		},
 	}, nil
+}
+
+func authorityOf(m *commandv1.PutAuthority) *Authority {
+	return &Authority{
+		ID: m.GetId(), RootID: m.GetRootId(), Cert: nonEmpty(m.GetCert()), Root: nonEmpty(m.GetRoot()),
+		SealedKey: m.GetSealedKey(), ActiveAt: m.GetActiveAt(), NotAfter: m.GetNotAfter(),
+	}
+}
+
+func authorityPB(a *Authority) *commandv1.PutAuthority {
+	return &commandv1.PutAuthority{
+		Id: a.ID, RootId: a.RootID, Cert: a.Cert, Root: a.Root, SealedKey: a.SealedKey, ActiveAt: a.ActiveAt, NotAfter: a.NotAfter,
+	}
+}
+
+func tokenOf(m *commandv1.TokenRecord) *Token {
+	t := m.GetToken()
+	return &Token{
+		ID: t.GetId(), SecretHash: nonEmpty(t.GetSecretSha256()), Role: t.GetRole(), Name: t.GetName(), Access: t.GetAccess(),
+		Uses: t.GetUses(), ExpiresAt: t.GetExpiresAt(), CreatedAt: m.GetCreatedAt(), CreatedBy: m.GetCreatedBy(),
+	}
+}
+
+func tokenPB(t *Token) *commandv1.TokenRecord {
+	return &commandv1.TokenRecord{
+		Token: &commandv1.PutToken{
+			Id: t.ID, SecretSha256: t.SecretHash, Role: t.Role, Name: t.Name, Access: t.Access, Uses: t.Uses, ExpiresAt: t.ExpiresAt,
+		},
+		CreatedAt: t.CreatedAt, CreatedBy: t.CreatedBy,
+	}
+}
+
+// admissionOf leaves out the token's secret, which is judged and not kept.
+func admissionOf(m *commandv1.Admit) *Admission {
+	return &Admission{
+		Role: m.GetRole(), Name: m.GetName(), Access: m.GetAccess(), Token: m.GetToken(), KeyHash: nonEmpty(m.GetKeySha256()),
+		Fingerprint: m.GetFingerprint(), IssuedAt: m.GetIssuedAt(), NotAfter: m.GetNotAfter(),
+	}
+}
+
+func admissionPB(a *Admission) *commandv1.Admit {
+	return &commandv1.Admit{
+		Role: a.Role, Name: a.Name, Access: a.Access, Token: a.Token, KeySha256: a.KeyHash,
+		Fingerprint: a.Fingerprint, IssuedAt: a.IssuedAt, NotAfter: a.NotAfter,
+	}
+}
+
+func revocationOf(m *commandv1.RevocationRecord) *Revocation {
+	r := m.GetRevoke()
+	return &Revocation{
+		Role: r.GetRole(), Name: r.GetName(), Fingerprint: r.GetFingerprint(), Reason: r.GetReason(), At: m.GetAt(), By: m.GetBy(),
+	}
+}
+
+func revocationPB(r *Revocation) *commandv1.RevocationRecord {
+	return &commandv1.RevocationRecord{
+		Revoke: &commandv1.Revoke{Role: r.Role, Name: r.Name, Fingerprint: r.Fingerprint, Reason: r.Reason},
+		At:     r.At, By: r.By,
+	}
 }

@@ -93,6 +93,22 @@ func TestRecordsSurviveTheSnapshotCodec(t *testing.T) {
 		fill(rt, reflect.ValueOf(&m).Elem(), "Info")
 		same(rt, m, infoOf(infoPB(&m)))
 
+		var a Authority
+		fill(rt, reflect.ValueOf(&a).Elem(), "Authority")
+		same(rt, a, *authorityOf(authorityPB(&a)))
+
+		var tok Token
+		fill(rt, reflect.ValueOf(&tok).Elem(), "Token")
+		same(rt, tok, *tokenOf(tokenPB(&tok)))
+
+		var ad Admission
+		fill(rt, reflect.ValueOf(&ad).Elem(), "Admission")
+		same(rt, ad, *admissionOf(admissionPB(&ad)))
+
+		var rev Revocation
+		fill(rt, reflect.ValueOf(&rev).Elem(), "Revocation")
+		same(rt, rev, *revocationOf(revocationPB(&rev)))
+
 		var rc receipt
 		fill(rt, reflect.ValueOf(&rc.result).Elem(), "Result")
 		rc.result.Skipped, rc.result.Duplicate = 0, false // of planner commands and of answers: not stored
@@ -117,9 +133,14 @@ func TestDigestCoversEveryField(t *testing.T) {
 	var rep Replica
 	var e Event
 	var m Info
-	for _, v := range []any{&w, &n, &r, &rep, &e, &m} {
+	var a Authority
+	var tok Token
+	var ad Admission
+	var rev Revocation
+	for _, v := range []any{&w, &n, &r, &rep, &e, &m, &a, &tok, &ad, &rev} {
 		full(v)
 	}
+	m.ClusterKeyID, m.TrustVersion = "k", 1 // folded once they are set
 	for _, c := range []struct {
 		record any
 		encode func(*encoder)
@@ -131,6 +152,10 @@ func TestDigestCoversEveryField(t *testing.T) {
 		{&rep, func(b *encoder) { b.replica(&rep) }, ""},
 		{&e, func(b *encoder) { b.event(&e) }, ""},
 		{&m, func(b *encoder) { b.info(&m) }, "Info.Digest"},
+		{&a, func(b *encoder) { b.authority(&a) }, ""},
+		{&tok, func(b *encoder) { b.token(&tok) }, ""},
+		{&ad, func(b *encoder) { b.admission(&ad) }, ""},
+		{&rev, func(b *encoder) { b.revocation(&rev) }, ""},
 	} {
 		var before encoder
 		c.encode(&before)

@@ -19,11 +19,13 @@ const (
 	TooOld          Kind = 9  // request id older than the receipts that are kept
 	AlreadyDone     Kind = 10 // nothing to do; not an error
 	Unsupported     Kind = 11 // needs a higher feature level
+	Denied          Kind = 12 // a join token or a certificate is not good for it
 )
 
 var kindNames = [...]string{
 	"ok", "invalid", "not found", "frozen", "stale epoch", "stale generation",
 	"no capacity", "not ready", "conflict", "too old", "already done", "unsupported",
+	"denied",
 }
 
 func (k Kind) String() string {

@@ -51,6 +51,18 @@ func (s State) WriteSnapshot(w io.Writer) error {
 	s.Replicas(func(r *Replica) bool {
 		return out.record(&commandv1.SnapshotRecord{Record: &commandv1.SnapshotRecord_Replica{Replica: replicaPB(r)}})
 	})
+	s.Authorities(func(a *Authority) bool {
+		return out.record(&commandv1.SnapshotRecord{Record: &commandv1.SnapshotRecord_Authority{Authority: authorityPB(a)}})
+	})
+	s.Tokens(func(t *Token) bool {
+		return out.record(&commandv1.SnapshotRecord{Record: &commandv1.SnapshotRecord_Token{Token: tokenPB(t)}})
+	})
+	s.Admissions(func(a *Admission) bool {
+		return out.record(&commandv1.SnapshotRecord{Record: &commandv1.SnapshotRecord_Admitted{Admitted: admissionPB(a)}})
+	})
+	s.Revocations(func(r *Revocation) bool {
+		return out.record(&commandv1.SnapshotRecord{Record: &commandv1.SnapshotRecord_Revocation{Revocation: revocationPB(r)}})
+	})
 	s.Events(0, func(e *Event) bool {
 		return out.record(&commandv1.SnapshotRecord{Record: &commandv1.SnapshotRecord_Event{Event: eventPB(e)}})
 	})
@@ -278,6 +290,22 @@ func (in *snapshotReader) load(t *Tx, rec *commandv1.SnapshotRecord) error {
 		rep := replicaOf(r.Replica)
 		_, dup = t.r.replicas.Set(rep.ID, &rep)
 		key = rep.ID
+	case *commandv1.SnapshotRecord_Authority:
+		a := authorityOf(r.Authority)
+		_, dup = t.r.authorities.Set(a.ID, a)
+		key = a.ID
+	case *commandv1.SnapshotRecord_Token:
+		tok := tokenOf(r.Token)
+		_, dup = t.r.tokens.Set(tok.ID, tok)
+		key = tok.ID
+	case *commandv1.SnapshotRecord_Admitted:
+		a := admissionOf(r.Admitted)
+		_, dup = t.r.admissions.Set(pair(a.Role, a.Name), a)
+		key = pair(a.Role, a.Name)
+	case *commandv1.SnapshotRecord_Revocation:
+		rev := revocationOf(r.Revocation)
+		_, dup = t.r.revocations.Set(rev.key(), rev)
+		key = rev.key()
 	case *commandv1.SnapshotRecord_Event:
 		e := eventOf(r.Event)
 		_, dup = t.r.events.Set(e.Seq, e)

@@ -36,6 +36,11 @@ type root struct {
 	events    *sequence[*Event] // by Seq
 	receipts  *sequence[*receipt]
 
+	authorities *table[*Authority]  // by id
+	tokens      *table[*Token]      // by id
+	admissions  *table[*Admission]  // by role/name
+	revocations *table[*Revocation] // by role/name or certificate:fingerprint
+
 	byNode      *set              // node/workload
 	byGroup     *set              // group/workload
 	pending     *set              // see pendingKey
@@ -62,6 +67,10 @@ func New() State {
 		replicas:    new(table[*Replica]),
 		events:      new(sequence[*Event]),
 		receipts:    new(sequence[*receipt]),
+		authorities: new(table[*Authority]),
+		tokens:      new(table[*Token]),
+		admissions:  new(table[*Admission]),
+		revocations: new(table[*Revocation]),
 		byNode:      new(set),
 		byGroup:     new(set),
 		pending:     new(set),

@@ -1,5 +1,10 @@
 package fsm
 
+import (
+	"cmp"
+	"slices"
+)
+
 // This file is the only one that writes tables. Each setter stores one record,
 // moves the index entries that differ, and notes the Change.
 
@@ -119,6 +124,10 @@ const MaxEvents = 10_000
 func (t *Tx) event(e Event) {
 	t.r.info.EventSeq++
 	e.Seq, e.Index, e.At, e.By = t.r.info.EventSeq, t.meta.Index, t.r.info.Clock, t.by
+	if t.caller != "" {
+		i, _ := slices.BinarySearchFunc(e.Details, "from", func(l Label, k string) int { return cmp.Compare(l.Key, k) })
+		e.Details = slices.Insert(slices.Clone(e.Details), i, Label{"from", t.caller})
+	}
 	events := own(t, &t.r.events, ownEvents)
 	events.Set(e.Seq, &e)
 	for events.Len() > MaxEvents {

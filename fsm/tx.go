@@ -25,13 +25,17 @@ type Tx struct {
 	owned uint32 // bit per table that is private already
 
 	// Of the command being judged:
-	meta Meta
-	by   string
-	next Generation // handed out to everything the command touches
-	from int        // in changes, where its own begin
+	meta   Meta
+	by     string
+	caller string     // address that the call came from
+	next   Generation // handed out to everything the command touches
+	from   int        // in changes, where its own begin
 
 	changes []Change // of all commands since Begin or Commit
 	scratch []byte
+	// trustFold is what the command changed in the trust tables, as the digest
+	// takes it.
+	trustFold []byte
 
 	keepFor *retention // tests only; nil = defaultRetention
 }
@@ -66,6 +70,10 @@ func (t *Tx) Apply(m Meta, c Command) (Result, []Change) {
 	if by := head.GetBy(); t.by != by {
 		t.by = strings.Clone(by) // events outlive commands
 	}
+	if from := head.GetFrom(); t.caller != from {
+		t.caller = strings.Clone(from)
+	}
+	t.trustFold = t.trustFold[:0]
 	info := &t.r.info
 	info.Index, info.Term = m.Index, m.Term
 	info.Clock = max(info.Clock, head.GetAt())
@@ -150,6 +158,22 @@ func (t *Tx) judge(c Command) Result {
 		return Result{}
 	case *commandv1.Command_MirrorAttached:
 		return t.mirrorAttached(b.MirrorAttached)
+	case *commandv1.Command_PinClusterKey:
+		return t.pinClusterKey(b.PinClusterKey)
+	case *commandv1.Command_PutAuthority:
+		return t.putAuthority(b.PutAuthority)
+	case *commandv1.Command_DropAuthority:
+		return t.dropAuthority(b.DropAuthority)
+	case *commandv1.Command_PutToken:
+		return t.putToken(b.PutToken)
+	case *commandv1.Command_DropToken:
+		return t.dropToken(b.DropToken)
+	case *commandv1.Command_Admit:
+		return t.admit(b.Admit)
+	case *commandv1.Command_Revoke:
+		return t.revoke(b.Revoke)
+	case *commandv1.Command_Audit:
+		return t.audit(b.Audit)
 	}
 	return refuse(Unsupported, "this version has no rule for %s", a)
 }
@@ -181,6 +205,10 @@ const (
 	ownPorts
 	ownAlloc
 	ownByRequest
+	ownAuthorities
+	ownTokens
+	ownAdmissions
+	ownRevocations
 )
 
 // own makes one table private before the first write to it. Copying marks the

@@ -406,6 +406,18 @@ const (
 	EventClusterFormed     = "ClusterFormed"
 	EventFeatureLevelRaise = "FeatureLevelRaised"
 	EventMirrorAttached    = "MirrorAttached"
+
+	EventClusterKeyPinned   = "ClusterKeyPinned"
+	EventAuthorityAdded     = "AuthorityAdded"
+	EventAuthorityDropped   = "AuthorityDropped"
+	EventTokenCreated       = "TokenCreated"
+	EventTokenDeleted       = "TokenDeleted"
+	EventJoined             = "Joined"
+	EventJoinRefused        = "JoinRefused"
+	EventCertificateRenewed = "CertificateRenewed"
+	EventRevoked            = "Revoked"
+	EventCallRefused        = "CallRefused" // before it became a command
+	EventMutation           = "Mutation"    // one that was refused or changed nothing; Reason is the result
 )
 
 // Info is the part of the state that is not a table.
@@ -427,6 +439,8 @@ type Info struct {
 	Term                 uint64 // its term
 	MirrorEtcd           uint64 // cluster id of the etcd that has held the whole mirror, 0 = none
 	ModePinned           bool   // a person set the mode; see commandv1.SetMode
+	ClusterKeyID         string // of the key that seals secrets; empty: not pinned yet
+	TrustVersion         uint64 // advances when authorities, tokens, admissions or revocations change
 }
 
 // Epoch of commands applied at this state.

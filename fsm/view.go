@@ -42,6 +42,19 @@ type View interface {
 	Replica(id string) (*Replica, bool)
 	Replicas(fn func(*Replica) bool)
 
+	// Authorities, tokens, admissions and revocations are what join and renew
+	// certificates; see trust.go.
+	Authority(id string) (*Authority, bool)
+	Authorities(fn func(*Authority) bool)
+	Issuer(now int64) (*Authority, bool)
+	Token(id string) (*Token, bool)
+	Tokens(fn func(*Token) bool)
+	Admission(role, name string) (*Admission, bool)
+	Admissions(fn func(*Admission) bool)
+	Revocations(fn func(*Revocation) bool)
+	RevokedIdentity(role, name string) (*Revocation, bool)
+	RevokedCertificate(fingerprint string) (*Revocation, bool)
+
 	// Events scans kept events with Seq > after, oldest first.
 	Events(after uint64, fn func(*Event) bool)
 	// EventsBack scans kept events newest first.

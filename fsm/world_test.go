@@ -381,6 +381,14 @@ func contents(s State, name string) any {
 		r.events.Scan(func(k uint64, v *Event) bool { out = append(out, pairOf{k, *v}); return true })
 	case "receipts":
 		r.receipts.Scan(func(k uint64, v *receipt) bool { out = append(out, pairOf{k, *v}); return true })
+	case "authorities":
+		r.authorities.Scan(func(k string, v *Authority) bool { out = append(out, pairOf{k, *v}); return true })
+	case "tokens":
+		r.tokens.Scan(func(k string, v *Token) bool { out = append(out, pairOf{k, *v}); return true })
+	case "admissions":
+		r.admissions.Scan(func(k string, v *Admission) bool { out = append(out, pairOf{k, *v}); return true })
+	case "revocations":
+		r.revocations.Scan(func(k string, v *Revocation) bool { out = append(out, pairOf{k, *v}); return true })
 	case "byRequest":
 		r.byRequest.Scan(func(k string, v *receipt) bool { out = append(out, pairOf{k, *v}); return true })
 	case "ports":

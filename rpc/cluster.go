@@ -132,9 +132,10 @@ func (s *Server) replicaNamed(v string) (*fsm.Replica, error) {
 	return found, nil
 }
 
-// ClusterKey implements cluster.v1: for schedulers only, by the table.
+// ClusterKey implements cluster.v1: for schedulers only, by the table. Any replica
+// answers with what it has.
 func (s *Server) ClusterKey(context.Context, *clusterv1.ClusterKeyRequest) (*clusterv1.ClusterKeyResponse, error) {
-	key, err := s.cfg.Keys.Key()
+	key, err := s.cfg.Keys.Offered()
 	if err != nil {
 		return nil, errorf(KindPrecondition, "%w", err)
 	}

@@ -189,4 +189,5 @@ var refusalKinds = [...]Kind{
 	fsm.TooOld:          KindTooOld,
 	fsm.AlreadyDone:     KindInternal,
 	fsm.Unsupported:     KindPrecondition,
+	fsm.Denied:          KindPermission,
 }

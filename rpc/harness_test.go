@@ -137,6 +137,8 @@ func (k keys) Key() (*pki.Key, error) {
 	return k.key, nil
 }
 
+func (k keys) Offered() (*pki.Key, error) { return k.Key() }
+
 // commit applies commands as one entry on every replica that is not held back.
 func (g *group) commit(cmds []fsm.Command) []fsm.Result {
 	g.mu.Lock()

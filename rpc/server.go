@@ -66,6 +66,8 @@ type Leader interface {
 type Keys interface {
 	// Key returns the cluster key; the error says how to get one.
 	Key() (*pki.Key, error)
+	// Offered returns the key to hand over to another scheduler.
+	Offered() (*pki.Key, error)
 }
 
 // Config of a Server. TLS nil means -insecure: every caller is an anonymous

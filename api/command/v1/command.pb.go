@@ -192,7 +192,10 @@ type Head struct {
 	// Leader's clock, Unix nanoseconds. The state's clock is the maximum seen.
 	At int64 `protobuf:"varint,3,opt,name=at,proto3" json:"at,omitempty"`
 	// Identity that asked, e.g. persys://c1/user/ada; "leader" for the planner.
-	By            string `protobuf:"bytes,4,opt,name=by,proto3" json:"by,omitempty"`
+	By string `protobuf:"bytes,4,opt,name=by,proto3" json:"by,omitempty"`
+	// Address that the call came from, for the audit trail; empty for the
+	// leader's own commands. Set at feature level 3.
+	From          string `protobuf:"bytes,5,opt,name=from,proto3" json:"from,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -255,6 +258,13 @@ func (x *Head) GetBy() string {
 	return ""
 }
 
+func (x *Head) GetFrom() string {
+	if x != nil {
+		return x.From
+	}
+	return ""
+}
+
 type Command struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Head  *Head                  `protobuf:"bytes,1,opt,name=head,proto3" json:"head,omitempty"`
@@ -282,6 +292,14 @@ type Command struct {
 	//	*Command_SetFeatureLevel
 	//	*Command_Barrier
 	//	*Command_MirrorAttached
+	//	*Command_PinClusterKey
+	//	*Command_PutAuthority
+	//	*Command_DropAuthority
+	//	*Command_PutToken
+	//	*Command_DropToken
+	//	*Command_Admit
+	//	*Command_Revoke
+	//	*Command_Audit
 	Body          isCommand_Body `protobuf_oneof:"body"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -529,6 +547,78 @@ func (x *Command) GetMirrorAttached() *MirrorAttached {
 	return nil
 }
 
+func (x *Command) GetPinClusterKey() *PinClusterKey {
+	if x != nil {
+		if x, ok := x.Body.(*Command_PinClusterKey); ok {
+			return x.PinClusterKey
+		}
+	}
+	return nil
+}
+
+func (x *Command) GetPutAuthority() *PutAuthority {
+	if x != nil {
+		if x, ok := x.Body.(*Command_PutAuthority); ok {
+			return x.PutAuthority
+		}
+	}
+	return nil
+}
+
+func (x *Command) GetDropAuthority() *DropAuthority {
+	if x != nil {
+		if x, ok := x.Body.(*Command_DropAuthority); ok {
+			return x.DropAuthority
+		}
+	}
+	return nil
+}
+
+func (x *Command) GetPutToken() *PutToken {
+	if x != nil {
+		if x, ok := x.Body.(*Command_PutToken); ok {
+			return x.PutToken
+		}
+	}
+	return nil
+}
+
+func (x *Command) GetDropToken() *DropToken {
+	if x != nil {
+		if x, ok := x.Body.(*Command_DropToken); ok {
+			return x.DropToken
+		}
+	}
+	return nil
+}
+
+func (x *Command) GetAdmit() *Admit {
+	if x != nil {
+		if x, ok := x.Body.(*Command_Admit); ok {
+			return x.Admit
+		}
+	}
+	return nil
+}
+
+func (x *Command) GetRevoke() *Revoke {
+	if x != nil {
+		if x, ok := x.Body.(*Command_Revoke); ok {
+			return x.Revoke
+		}
+	}
+	return nil
+}
+
+func (x *Command) GetAudit() *Audit {
+	if x != nil {
+		if x, ok := x.Body.(*Command_Audit); ok {
+			return x.Audit
+		}
+	}
+	return nil
+}
+
 type isCommand_Body interface {
 	isCommand_Body()
 }
@@ -621,6 +711,38 @@ type Command_MirrorAttached struct {
 	MirrorAttached *MirrorAttached `protobuf:"bytes,45,opt,name=mirror_attached,json=mirrorAttached,proto3,oneof"`
 }
 
+type Command_PinClusterKey struct {
+	PinClusterKey *PinClusterKey `protobuf:"bytes,50,opt,name=pin_cluster_key,json=pinClusterKey,proto3,oneof"`
+}
+
+type Command_PutAuthority struct {
+	PutAuthority *PutAuthority `protobuf:"bytes,51,opt,name=put_authority,json=putAuthority,proto3,oneof"`
+}
+
+type Command_DropAuthority struct {
+	DropAuthority *DropAuthority `protobuf:"bytes,52,opt,name=drop_authority,json=dropAuthority,proto3,oneof"`
+}
+
+type Command_PutToken struct {
+	PutToken *PutToken `protobuf:"bytes,53,opt,name=put_token,json=putToken,proto3,oneof"`
+}
+
+type Command_DropToken struct {
+	DropToken *DropToken `protobuf:"bytes,54,opt,name=drop_token,json=dropToken,proto3,oneof"`
+}
+
+type Command_Admit struct {
+	Admit *Admit `protobuf:"bytes,55,opt,name=admit,proto3,oneof"`
+}
+
+type Command_Revoke struct {
+	Revoke *Revoke `protobuf:"bytes,56,opt,name=revoke,proto3,oneof"`
+}
+
+type Command_Audit struct {
+	Audit *Audit `protobuf:"bytes,57,opt,name=audit,proto3,oneof"`
+}
+
 func (*Command_InitCluster) isCommand_Body() {}
 
 func (*Command_PutWorkloads) isCommand_Body() {}
@@ -664,6 +786,22 @@ func (*Command_SetFeatureLevel) isCommand_Body() {}
 func (*Command_Barrier) isCommand_Body() {}
 
 func (*Command_MirrorAttached) isCommand_Body() {}
+
+func (*Command_PinClusterKey) isCommand_Body() {}
+
+func (*Command_PutAuthority) isCommand_Body() {}
+
+func (*Command_DropAuthority) isCommand_Body() {}
+
+func (*Command_PutToken) isCommand_Body() {}
+
+func (*Command_DropToken) isCommand_Body() {}
+
+func (*Command_Admit) isCommand_Body() {}
+
+func (*Command_Revoke) isCommand_Body() {}
+
+func (*Command_Audit) isCommand_Body() {}
 
 type Label struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -3109,6 +3247,581 @@ func (x *MirrorAttached) GetEtcdClusterId() uint64 {
 	return 0
 }
 
+// PinClusterKey says which cluster key seals this cluster's secrets. The first
+// one stands; the key itself never travels through the log.
+type PinClusterKey struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	KeyId         string                 `protobuf:"bytes,1,opt,name=key_id,json=keyId,proto3" json:"key_id,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PinClusterKey) Reset() {
+	*x = PinClusterKey{}
+	mi := &file_api_command_v1_command_proto_msgTypes[42]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PinClusterKey) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PinClusterKey) ProtoMessage() {}
+
+func (x *PinClusterKey) ProtoReflect() protoreflect.Message {
+	mi := &file_api_command_v1_command_proto_msgTypes[42]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PinClusterKey.ProtoReflect.Descriptor instead.
+func (*PinClusterKey) Descriptor() ([]byte, []int) {
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{42}
+}
+
+func (x *PinClusterKey) GetKeyId() string {
+	if x != nil {
+		return x.KeyId
+	}
+	return ""
+}
+
+// PutAuthority adds an issuing authority, or moves the time from which it issues.
+type PutAuthority struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// SHA-256 of cert, lower-case hex.
+	Id string `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
+	// DER. root has signed cert, which may be root itself.
+	Cert []byte `protobuf:"bytes,2,opt,name=cert,proto3" json:"cert,omitempty"`
+	Root []byte `protobuf:"bytes,3,opt,name=root,proto3" json:"root,omitempty"`
+	// The private key, sealed under the cluster key.
+	SealedKey string `protobuf:"bytes,4,opt,name=sealed_key,json=sealedKey,proto3" json:"sealed_key,omitempty"`
+	// Unix nanoseconds. Of the authorities whose time has come the latest issues.
+	ActiveAt int64 `protobuf:"varint,5,opt,name=active_at,json=activeAt,proto3" json:"active_at,omitempty"`
+	// Unix nanoseconds: ends of validity of cert and root.
+	NotAfter int64 `protobuf:"varint,6,opt,name=not_after,json=notAfter,proto3" json:"not_after,omitempty"`
+	// SHA-256 of root, lower-case hex.
+	RootId        string `protobuf:"bytes,7,opt,name=root_id,json=rootId,proto3" json:"root_id,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PutAuthority) Reset() {
+	*x = PutAuthority{}
+	mi := &file_api_command_v1_command_proto_msgTypes[43]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PutAuthority) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PutAuthority) ProtoMessage() {}
+
+func (x *PutAuthority) ProtoReflect() protoreflect.Message {
+	mi := &file_api_command_v1_command_proto_msgTypes[43]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PutAuthority.ProtoReflect.Descriptor instead.
+func (*PutAuthority) Descriptor() ([]byte, []int) {
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{43}
+}
+
+func (x *PutAuthority) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+func (x *PutAuthority) GetCert() []byte {
+	if x != nil {
+		return x.Cert
+	}
+	return nil
+}
+
+func (x *PutAuthority) GetRoot() []byte {
+	if x != nil {
+		return x.Root
+	}
+	return nil
+}
+
+func (x *PutAuthority) GetSealedKey() string {
+	if x != nil {
+		return x.SealedKey
+	}
+	return ""
+}
+
+func (x *PutAuthority) GetActiveAt() int64 {
+	if x != nil {
+		return x.ActiveAt
+	}
+	return 0
+}
+
+func (x *PutAuthority) GetNotAfter() int64 {
+	if x != nil {
+		return x.NotAfter
+	}
+	return 0
+}
+
+func (x *PutAuthority) GetRootId() string {
+	if x != nil {
+		return x.RootId
+	}
+	return ""
+}
+
+type DropAuthority struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Id            string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DropAuthority) Reset() {
+	*x = DropAuthority{}
+	mi := &file_api_command_v1_command_proto_msgTypes[44]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DropAuthority) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DropAuthority) ProtoMessage() {}
+
+func (x *DropAuthority) ProtoReflect() protoreflect.Message {
+	mi := &file_api_command_v1_command_proto_msgTypes[44]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DropAuthority.ProtoReflect.Descriptor instead.
+func (*DropAuthority) Descriptor() ([]byte, []int) {
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{44}
+}
+
+func (x *DropAuthority) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+// PutToken lets somebody join. Only the hash of its secret is known here.
+type PutToken struct {
+	state        protoimpl.MessageState `protogen:"open.v1"`
+	Id           string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
+	SecretSha256 []byte                 `protobuf:"bytes,2,opt,name=secret_sha256,json=secretSha256,proto3" json:"secret_sha256,omitempty"`
+	// scheduler, agent, gateway or user.
+	Role string `protobuf:"bytes,3,opt,name=role,proto3" json:"role,omitempty"`
+	// The only name that it is good for; empty: any that nobody has had.
+	Name string `protobuf:"bytes,4,opt,name=name,proto3" json:"name,omitempty"`
+	// viewer, operator or admin; users only.
+	Access string `protobuf:"bytes,5,opt,name=access,proto3" json:"access,omitempty"`
+	Uses   uint32 `protobuf:"varint,6,opt,name=uses,proto3" json:"uses,omitempty"`
+	// Unix nanoseconds.
+	ExpiresAt     int64 `protobuf:"varint,7,opt,name=expires_at,json=expiresAt,proto3" json:"expires_at,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PutToken) Reset() {
+	*x = PutToken{}
+	mi := &file_api_command_v1_command_proto_msgTypes[45]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PutToken) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PutToken) ProtoMessage() {}
+
+func (x *PutToken) ProtoReflect() protoreflect.Message {
+	mi := &file_api_command_v1_command_proto_msgTypes[45]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PutToken.ProtoReflect.Descriptor instead.
+func (*PutToken) Descriptor() ([]byte, []int) {
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{45}
+}
+
+func (x *PutToken) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+func (x *PutToken) GetSecretSha256() []byte {
+	if x != nil {
+		return x.SecretSha256
+	}
+	return nil
+}
+
+func (x *PutToken) GetRole() string {
+	if x != nil {
+		return x.Role
+	}
+	return ""
+}
+
+func (x *PutToken) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *PutToken) GetAccess() string {
+	if x != nil {
+		return x.Access
+	}
+	return ""
+}
+
+func (x *PutToken) GetUses() uint32 {
+	if x != nil {
+		return x.Uses
+	}
+	return 0
+}
+
+func (x *PutToken) GetExpiresAt() int64 {
+	if x != nil {
+		return x.ExpiresAt
+	}
+	return 0
+}
+
+type DropToken struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Id            string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DropToken) Reset() {
+	*x = DropToken{}
+	mi := &file_api_command_v1_command_proto_msgTypes[46]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DropToken) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DropToken) ProtoMessage() {}
+
+func (x *DropToken) ProtoReflect() protoreflect.Message {
+	mi := &file_api_command_v1_command_proto_msgTypes[46]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DropToken.ProtoReflect.Descriptor instead.
+func (*DropToken) Descriptor() ([]byte, []int) {
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{46}
+}
+
+func (x *DropToken) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+// Admit records that a certificate is issued: for a token, or, with an empty
+// token, in place of a valid certificate of the same identity.
+type Admit struct {
+	state        protoimpl.MessageState `protogen:"open.v1"`
+	Token        string                 `protobuf:"bytes,1,opt,name=token,proto3" json:"token,omitempty"`
+	SecretSha256 []byte                 `protobuf:"bytes,2,opt,name=secret_sha256,json=secretSha256,proto3" json:"secret_sha256,omitempty"`
+	Role         string                 `protobuf:"bytes,3,opt,name=role,proto3" json:"role,omitempty"`
+	Name         string                 `protobuf:"bytes,4,opt,name=name,proto3" json:"name,omitempty"`
+	Access       string                 `protobuf:"bytes,5,opt,name=access,proto3" json:"access,omitempty"`
+	// SHA-256 of the public key; the same one may be presented again.
+	KeySha256 []byte `protobuf:"bytes,6,opt,name=key_sha256,json=keySha256,proto3" json:"key_sha256,omitempty"`
+	// SHA-256 of the certificate, lower-case hex.
+	Fingerprint string `protobuf:"bytes,7,opt,name=fingerprint,proto3" json:"fingerprint,omitempty"`
+	// Unix nanoseconds.
+	IssuedAt      int64 `protobuf:"varint,8,opt,name=issued_at,json=issuedAt,proto3" json:"issued_at,omitempty"`
+	NotAfter      int64 `protobuf:"varint,9,opt,name=not_after,json=notAfter,proto3" json:"not_after,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Admit) Reset() {
+	*x = Admit{}
+	mi := &file_api_command_v1_command_proto_msgTypes[47]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Admit) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Admit) ProtoMessage() {}
+
+func (x *Admit) ProtoReflect() protoreflect.Message {
+	mi := &file_api_command_v1_command_proto_msgTypes[47]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Admit.ProtoReflect.Descriptor instead.
+func (*Admit) Descriptor() ([]byte, []int) {
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{47}
+}
+
+func (x *Admit) GetToken() string {
+	if x != nil {
+		return x.Token
+	}
+	return ""
+}
+
+func (x *Admit) GetSecretSha256() []byte {
+	if x != nil {
+		return x.SecretSha256
+	}
+	return nil
+}
+
+func (x *Admit) GetRole() string {
+	if x != nil {
+		return x.Role
+	}
+	return ""
+}
+
+func (x *Admit) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *Admit) GetAccess() string {
+	if x != nil {
+		return x.Access
+	}
+	return ""
+}
+
+func (x *Admit) GetKeySha256() []byte {
+	if x != nil {
+		return x.KeySha256
+	}
+	return nil
+}
+
+func (x *Admit) GetFingerprint() string {
+	if x != nil {
+		return x.Fingerprint
+	}
+	return ""
+}
+
+func (x *Admit) GetIssuedAt() int64 {
+	if x != nil {
+		return x.IssuedAt
+	}
+	return 0
+}
+
+func (x *Admit) GetNotAfter() int64 {
+	if x != nil {
+		return x.NotAfter
+	}
+	return 0
+}
+
+// Revoke refuses every certificate of an identity issued until now, or one
+// certificate by its fingerprint.
+type Revoke struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Role          string                 `protobuf:"bytes,1,opt,name=role,proto3" json:"role,omitempty"`
+	Name          string                 `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`
+	Fingerprint   string                 `protobuf:"bytes,3,opt,name=fingerprint,proto3" json:"fingerprint,omitempty"`
+	Reason        string                 `protobuf:"bytes,4,opt,name=reason,proto3" json:"reason,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Revoke) Reset() {
+	*x = Revoke{}
+	mi := &file_api_command_v1_command_proto_msgTypes[48]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Revoke) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Revoke) ProtoMessage() {}
+
+func (x *Revoke) ProtoReflect() protoreflect.Message {
+	mi := &file_api_command_v1_command_proto_msgTypes[48]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Revoke.ProtoReflect.Descriptor instead.
+func (*Revoke) Descriptor() ([]byte, []int) {
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{48}
+}
+
+func (x *Revoke) GetRole() string {
+	if x != nil {
+		return x.Role
+	}
+	return ""
+}
+
+func (x *Revoke) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *Revoke) GetFingerprint() string {
+	if x != nil {
+		return x.Fingerprint
+	}
+	return ""
+}
+
+func (x *Revoke) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
+// Audit keeps what was refused before it could become a command.
+type Audit struct {
+	state   protoimpl.MessageState `protogen:"open.v1"`
+	Type    string                 `protobuf:"bytes,1,opt,name=type,proto3" json:"type,omitempty"`
+	Message string                 `protobuf:"bytes,2,opt,name=message,proto3" json:"message,omitempty"`
+	// Sorted by key.
+	Details       []*Label `protobuf:"bytes,3,rep,name=details,proto3" json:"details,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Audit) Reset() {
+	*x = Audit{}
+	mi := &file_api_command_v1_command_proto_msgTypes[49]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Audit) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Audit) ProtoMessage() {}
+
+func (x *Audit) ProtoReflect() protoreflect.Message {
+	mi := &file_api_command_v1_command_proto_msgTypes[49]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Audit.ProtoReflect.Descriptor instead.
+func (*Audit) Descriptor() ([]byte, []int) {
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{49}
+}
+
+func (x *Audit) GetType() string {
+	if x != nil {
+		return x.Type
+	}
+	return ""
+}
+
+func (x *Audit) GetMessage() string {
+	if x != nil {
+		return x.Message
+	}
+	return ""
+}
+
+func (x *Audit) GetDetails() []*Label {
+	if x != nil {
+		return x.Details
+	}
+	return nil
+}
+
 type SnapshotHeader struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// "persys-snapshot".
@@ -3122,7 +3835,7 @@ type SnapshotHeader struct {
 
 func (x *SnapshotHeader) Reset() {
 	*x = SnapshotHeader{}
-	mi := &file_api_command_v1_command_proto_msgTypes[42]
+	mi := &file_api_command_v1_command_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3134,7 +3847,7 @@ func (x *SnapshotHeader) String() string {
 func (*SnapshotHeader) ProtoMessage() {}
 
 func (x *SnapshotHeader) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[42]
+	mi := &file_api_command_v1_command_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3147,7 +3860,7 @@ func (x *SnapshotHeader) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SnapshotHeader.ProtoReflect.Descriptor instead.
 func (*SnapshotHeader) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{42}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *SnapshotHeader) GetMagic() string {
@@ -3189,6 +3902,10 @@ type SnapshotRecord struct {
 	//	*SnapshotRecord_Receipt
 	//	*SnapshotRecord_Event
 	//	*SnapshotRecord_Replica
+	//	*SnapshotRecord_Authority
+	//	*SnapshotRecord_Token
+	//	*SnapshotRecord_Admitted
+	//	*SnapshotRecord_Revocation
 	Record        isSnapshotRecord_Record `protobuf_oneof:"record"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -3196,7 +3913,7 @@ type SnapshotRecord struct {
 
 func (x *SnapshotRecord) Reset() {
 	*x = SnapshotRecord{}
-	mi := &file_api_command_v1_command_proto_msgTypes[43]
+	mi := &file_api_command_v1_command_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3208,7 +3925,7 @@ func (x *SnapshotRecord) String() string {
 func (*SnapshotRecord) ProtoMessage() {}
 
 func (x *SnapshotRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[43]
+	mi := &file_api_command_v1_command_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3221,7 +3938,7 @@ func (x *SnapshotRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SnapshotRecord.ProtoReflect.Descriptor instead.
 func (*SnapshotRecord) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{43}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *SnapshotRecord) GetRecord() isSnapshotRecord_Record {
@@ -3294,6 +4011,42 @@ func (x *SnapshotRecord) GetReplica() *PutReplica {
 	return nil
 }
 
+func (x *SnapshotRecord) GetAuthority() *PutAuthority {
+	if x != nil {
+		if x, ok := x.Record.(*SnapshotRecord_Authority); ok {
+			return x.Authority
+		}
+	}
+	return nil
+}
+
+func (x *SnapshotRecord) GetToken() *TokenRecord {
+	if x != nil {
+		if x, ok := x.Record.(*SnapshotRecord_Token); ok {
+			return x.Token
+		}
+	}
+	return nil
+}
+
+func (x *SnapshotRecord) GetAdmitted() *Admit {
+	if x != nil {
+		if x, ok := x.Record.(*SnapshotRecord_Admitted); ok {
+			return x.Admitted
+		}
+	}
+	return nil
+}
+
+func (x *SnapshotRecord) GetRevocation() *RevocationRecord {
+	if x != nil {
+		if x, ok := x.Record.(*SnapshotRecord_Revocation); ok {
+			return x.Revocation
+		}
+	}
+	return nil
+}
+
 type isSnapshotRecord_Record interface {
 	isSnapshotRecord_Record()
 }
@@ -3326,6 +4079,22 @@ type SnapshotRecord_Replica struct {
 	Replica *PutReplica `protobuf:"bytes,7,opt,name=replica,proto3,oneof"`
 }
 
+type SnapshotRecord_Authority struct {
+	Authority *PutAuthority `protobuf:"bytes,20,opt,name=authority,proto3,oneof"`
+}
+
+type SnapshotRecord_Token struct {
+	Token *TokenRecord `protobuf:"bytes,21,opt,name=token,proto3,oneof"`
+}
+
+type SnapshotRecord_Admitted struct {
+	Admitted *Admit `protobuf:"bytes,22,opt,name=admitted,proto3,oneof"`
+}
+
+type SnapshotRecord_Revocation struct {
+	Revocation *RevocationRecord `protobuf:"bytes,23,opt,name=revocation,proto3,oneof"`
+}
+
 func (*SnapshotRecord_Meta) isSnapshotRecord_Record() {}
 
 func (*SnapshotRecord_Workload) isSnapshotRecord_Record() {}
@@ -3340,6 +4109,136 @@ func (*SnapshotRecord_Event) isSnapshotRecord_Record() {}
 
 func (*SnapshotRecord_Replica) isSnapshotRecord_Record() {}
 
+func (*SnapshotRecord_Authority) isSnapshotRecord_Record() {}
+
+func (*SnapshotRecord_Token) isSnapshotRecord_Record() {}
+
+func (*SnapshotRecord_Admitted) isSnapshotRecord_Record() {}
+
+func (*SnapshotRecord_Revocation) isSnapshotRecord_Record() {}
+
+type TokenRecord struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// uses are those that are left.
+	Token         *PutToken `protobuf:"bytes,1,opt,name=token,proto3" json:"token,omitempty"`
+	CreatedAt     int64     `protobuf:"varint,2,opt,name=created_at,json=createdAt,proto3" json:"created_at,omitempty"`
+	CreatedBy     string    `protobuf:"bytes,3,opt,name=created_by,json=createdBy,proto3" json:"created_by,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *TokenRecord) Reset() {
+	*x = TokenRecord{}
+	mi := &file_api_command_v1_command_proto_msgTypes[52]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *TokenRecord) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*TokenRecord) ProtoMessage() {}
+
+func (x *TokenRecord) ProtoReflect() protoreflect.Message {
+	mi := &file_api_command_v1_command_proto_msgTypes[52]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use TokenRecord.ProtoReflect.Descriptor instead.
+func (*TokenRecord) Descriptor() ([]byte, []int) {
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{52}
+}
+
+func (x *TokenRecord) GetToken() *PutToken {
+	if x != nil {
+		return x.Token
+	}
+	return nil
+}
+
+func (x *TokenRecord) GetCreatedAt() int64 {
+	if x != nil {
+		return x.CreatedAt
+	}
+	return 0
+}
+
+func (x *TokenRecord) GetCreatedBy() string {
+	if x != nil {
+		return x.CreatedBy
+	}
+	return ""
+}
+
+type RevocationRecord struct {
+	state  protoimpl.MessageState `protogen:"open.v1"`
+	Revoke *Revoke                `protobuf:"bytes,1,opt,name=revoke,proto3" json:"revoke,omitempty"`
+	// Unix nanoseconds.
+	At            int64  `protobuf:"varint,2,opt,name=at,proto3" json:"at,omitempty"`
+	By            string `protobuf:"bytes,3,opt,name=by,proto3" json:"by,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RevocationRecord) Reset() {
+	*x = RevocationRecord{}
+	mi := &file_api_command_v1_command_proto_msgTypes[53]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RevocationRecord) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RevocationRecord) ProtoMessage() {}
+
+func (x *RevocationRecord) ProtoReflect() protoreflect.Message {
+	mi := &file_api_command_v1_command_proto_msgTypes[53]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RevocationRecord.ProtoReflect.Descriptor instead.
+func (*RevocationRecord) Descriptor() ([]byte, []int) {
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{53}
+}
+
+func (x *RevocationRecord) GetRevoke() *Revoke {
+	if x != nil {
+		return x.Revoke
+	}
+	return nil
+}
+
+func (x *RevocationRecord) GetAt() int64 {
+	if x != nil {
+		return x.At
+	}
+	return 0
+}
+
+func (x *RevocationRecord) GetBy() string {
+	if x != nil {
+		return x.By
+	}
+	return ""
+}
+
 type SnapshotTrailer struct {
 	state   protoimpl.MessageState `protogen:"open.v1"`
 	Records uint64                 `protobuf:"varint,1,opt,name=records,proto3" json:"records,omitempty"`
@@ -3351,7 +4250,7 @@ type SnapshotTrailer struct {
 
 func (x *SnapshotTrailer) Reset() {
 	*x = SnapshotTrailer{}
-	mi := &file_api_command_v1_command_proto_msgTypes[44]
+	mi := &file_api_command_v1_command_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3363,7 +4262,7 @@ func (x *SnapshotTrailer) String() string {
 func (*SnapshotTrailer) ProtoMessage() {}
 
 func (x *SnapshotTrailer) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[44]
+	mi := &file_api_command_v1_command_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3376,7 +4275,7 @@ func (x *SnapshotTrailer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SnapshotTrailer.ProtoReflect.Descriptor instead.
 func (*SnapshotTrailer) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{44}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *SnapshotTrailer) GetRecords() uint64 {
@@ -3415,15 +4314,19 @@ type MetaRecord struct {
 	Index                uint64 `protobuf:"varint,14,opt,name=index,proto3" json:"index,omitempty"`
 	Term                 uint64 `protobuf:"varint,15,opt,name=term,proto3" json:"term,omitempty"`
 	// Of the etcd that has held the whole mirror; 0 = none ever did.
-	MirrorEtcd    uint64 `protobuf:"varint,16,opt,name=mirror_etcd,json=mirrorEtcd,proto3" json:"mirror_etcd,omitempty"`
-	ModePinned    bool   `protobuf:"varint,17,opt,name=mode_pinned,json=modePinned,proto3" json:"mode_pinned,omitempty"`
+	MirrorEtcd uint64 `protobuf:"varint,16,opt,name=mirror_etcd,json=mirrorEtcd,proto3" json:"mirror_etcd,omitempty"`
+	ModePinned bool   `protobuf:"varint,17,opt,name=mode_pinned,json=modePinned,proto3" json:"mode_pinned,omitempty"`
+	// Id of the cluster key; empty: none is pinned yet.
+	ClusterKeyId string `protobuf:"bytes,20,opt,name=cluster_key_id,json=clusterKeyId,proto3" json:"cluster_key_id,omitempty"`
+	// Advances with every change of authorities, tokens, admissions, revocations.
+	TrustVersion  uint64 `protobuf:"varint,21,opt,name=trust_version,json=trustVersion,proto3" json:"trust_version,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *MetaRecord) Reset() {
 	*x = MetaRecord{}
-	mi := &file_api_command_v1_command_proto_msgTypes[45]
+	mi := &file_api_command_v1_command_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3435,7 +4338,7 @@ func (x *MetaRecord) String() string {
 func (*MetaRecord) ProtoMessage() {}
 
 func (x *MetaRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[45]
+	mi := &file_api_command_v1_command_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3448,7 +4351,7 @@ func (x *MetaRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MetaRecord.ProtoReflect.Descriptor instead.
 func (*MetaRecord) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{45}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *MetaRecord) GetClusterId() string {
@@ -3570,6 +4473,20 @@ func (x *MetaRecord) GetModePinned() bool {
 	return false
 }
 
+func (x *MetaRecord) GetClusterKeyId() string {
+	if x != nil {
+		return x.ClusterKeyId
+	}
+	return ""
+}
+
+func (x *MetaRecord) GetTrustVersion() uint64 {
+	if x != nil {
+		return x.TrustVersion
+	}
+	return 0
+}
+
 type WorkloadRecord struct {
 	state           protoimpl.MessageState `protogen:"open.v1"`
 	Put             *WorkloadPut           `protobuf:"bytes,1,opt,name=put,proto3" json:"put,omitempty"`
@@ -3600,7 +4517,7 @@ type WorkloadRecord struct {
 
 func (x *WorkloadRecord) Reset() {
 	*x = WorkloadRecord{}
-	mi := &file_api_command_v1_command_proto_msgTypes[46]
+	mi := &file_api_command_v1_command_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3612,7 +4529,7 @@ func (x *WorkloadRecord) String() string {
 func (*WorkloadRecord) ProtoMessage() {}
 
 func (x *WorkloadRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[46]
+	mi := &file_api_command_v1_command_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3625,7 +4542,7 @@ func (x *WorkloadRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkloadRecord.ProtoReflect.Descriptor instead.
 func (*WorkloadRecord) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{46}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *WorkloadRecord) GetPut() *WorkloadPut {
@@ -3802,7 +4719,7 @@ type NodeRecord struct {
 
 func (x *NodeRecord) Reset() {
 	*x = NodeRecord{}
-	mi := &file_api_command_v1_command_proto_msgTypes[47]
+	mi := &file_api_command_v1_command_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3814,7 +4731,7 @@ func (x *NodeRecord) String() string {
 func (*NodeRecord) ProtoMessage() {}
 
 func (x *NodeRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[47]
+	mi := &file_api_command_v1_command_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3827,7 +4744,7 @@ func (x *NodeRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeRecord.ProtoReflect.Descriptor instead.
 func (*NodeRecord) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{47}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *NodeRecord) GetFacts() *RegisterNode {
@@ -3930,7 +4847,7 @@ type ResidualRecord struct {
 
 func (x *ResidualRecord) Reset() {
 	*x = ResidualRecord{}
-	mi := &file_api_command_v1_command_proto_msgTypes[48]
+	mi := &file_api_command_v1_command_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3942,7 +4859,7 @@ func (x *ResidualRecord) String() string {
 func (*ResidualRecord) ProtoMessage() {}
 
 func (x *ResidualRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[48]
+	mi := &file_api_command_v1_command_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3955,7 +4872,7 @@ func (x *ResidualRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResidualRecord.ProtoReflect.Descriptor instead.
 func (*ResidualRecord) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{48}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *ResidualRecord) GetNode() string {
@@ -4019,7 +4936,7 @@ type ReceiptRecord struct {
 
 func (x *ReceiptRecord) Reset() {
 	*x = ReceiptRecord{}
-	mi := &file_api_command_v1_command_proto_msgTypes[49]
+	mi := &file_api_command_v1_command_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4031,7 +4948,7 @@ func (x *ReceiptRecord) String() string {
 func (*ReceiptRecord) ProtoMessage() {}
 
 func (x *ReceiptRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[49]
+	mi := &file_api_command_v1_command_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4044,7 +4961,7 @@ func (x *ReceiptRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReceiptRecord.ProtoReflect.Descriptor instead.
 func (*ReceiptRecord) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{49}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{59}
 }
 
 func (x *ReceiptRecord) GetRequest() []byte {
@@ -4088,7 +5005,7 @@ type Outcome struct {
 
 func (x *Outcome) Reset() {
 	*x = Outcome{}
-	mi := &file_api_command_v1_command_proto_msgTypes[50]
+	mi := &file_api_command_v1_command_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4100,7 +5017,7 @@ func (x *Outcome) String() string {
 func (*Outcome) ProtoMessage() {}
 
 func (x *Outcome) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[50]
+	mi := &file_api_command_v1_command_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4113,7 +5030,7 @@ func (x *Outcome) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Outcome.ProtoReflect.Descriptor instead.
 func (*Outcome) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{50}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{60}
 }
 
 func (x *Outcome) GetKind() uint32 {
@@ -4156,7 +5073,7 @@ type ItemOutcome struct {
 
 func (x *ItemOutcome) Reset() {
 	*x = ItemOutcome{}
-	mi := &file_api_command_v1_command_proto_msgTypes[51]
+	mi := &file_api_command_v1_command_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4168,7 +5085,7 @@ func (x *ItemOutcome) String() string {
 func (*ItemOutcome) ProtoMessage() {}
 
 func (x *ItemOutcome) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[51]
+	mi := &file_api_command_v1_command_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4181,7 +5098,7 @@ func (x *ItemOutcome) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ItemOutcome.ProtoReflect.Descriptor instead.
 func (*ItemOutcome) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{51}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{61}
 }
 
 func (x *ItemOutcome) GetId() string {
@@ -4230,7 +5147,7 @@ type EventRecord struct {
 
 func (x *EventRecord) Reset() {
 	*x = EventRecord{}
-	mi := &file_api_command_v1_command_proto_msgTypes[52]
+	mi := &file_api_command_v1_command_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4242,7 +5159,7 @@ func (x *EventRecord) String() string {
 func (*EventRecord) ProtoMessage() {}
 
 func (x *EventRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[52]
+	mi := &file_api_command_v1_command_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4255,7 +5172,7 @@ func (x *EventRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EventRecord.ProtoReflect.Descriptor instead.
 func (*EventRecord) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{52}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{62}
 }
 
 func (x *EventRecord) GetSeq() uint64 {
@@ -4341,12 +5258,13 @@ const file_api_command_v1_command_proto_rawDesc = "" +
 	"\n" +
 	"Generation\x12 \n" +
 	"\vincarnation\x18\x01 \x01(\x04R\vincarnation\x12\x1a\n" +
-	"\bsequence\x18\x02 \x01(\x04R\bsequence\"p\n" +
+	"\bsequence\x18\x02 \x01(\x04R\bsequence\"\x84\x01\n" +
 	"\x04Head\x12\x18\n" +
 	"\arequest\x18\x01 \x01(\fR\arequest\x12.\n" +
 	"\x05epoch\x18\x02 \x01(\v2\x18.persys.command.v1.EpochR\x05epoch\x12\x0e\n" +
 	"\x02at\x18\x03 \x01(\x03R\x02at\x12\x0e\n" +
-	"\x02by\x18\x04 \x01(\tR\x02by\"\x98\f\n" +
+	"\x02by\x18\x04 \x01(\tR\x02by\x12\x12\n" +
+	"\x04from\x18\x05 \x01(\tR\x04from\"\x8b\x10\n" +
 	"\aCommand\x12+\n" +
 	"\x04head\x18\x01 \x01(\v2\x17.persys.command.v1.HeadR\x04head\x12C\n" +
 	"\finit_cluster\x18\n" +
@@ -4377,7 +5295,16 @@ const file_api_command_v1_command_proto_rawDesc = "" +
 	"\x0eremove_replica\x18* \x01(\v2 .persys.command.v1.RemoveReplicaH\x00R\rremoveReplica\x12P\n" +
 	"\x11set_feature_level\x18+ \x01(\v2\".persys.command.v1.SetFeatureLevelH\x00R\x0fsetFeatureLevel\x126\n" +
 	"\abarrier\x18, \x01(\v2\x1a.persys.command.v1.BarrierH\x00R\abarrier\x12L\n" +
-	"\x0fmirror_attached\x18- \x01(\v2!.persys.command.v1.MirrorAttachedH\x00R\x0emirrorAttachedB\x06\n" +
+	"\x0fmirror_attached\x18- \x01(\v2!.persys.command.v1.MirrorAttachedH\x00R\x0emirrorAttached\x12J\n" +
+	"\x0fpin_cluster_key\x182 \x01(\v2 .persys.command.v1.PinClusterKeyH\x00R\rpinClusterKey\x12F\n" +
+	"\rput_authority\x183 \x01(\v2\x1f.persys.command.v1.PutAuthorityH\x00R\fputAuthority\x12I\n" +
+	"\x0edrop_authority\x184 \x01(\v2 .persys.command.v1.DropAuthorityH\x00R\rdropAuthority\x12:\n" +
+	"\tput_token\x185 \x01(\v2\x1b.persys.command.v1.PutTokenH\x00R\bputToken\x12=\n" +
+	"\n" +
+	"drop_token\x186 \x01(\v2\x1c.persys.command.v1.DropTokenH\x00R\tdropToken\x120\n" +
+	"\x05admit\x187 \x01(\v2\x18.persys.command.v1.AdmitH\x00R\x05admit\x123\n" +
+	"\x06revoke\x188 \x01(\v2\x19.persys.command.v1.RevokeH\x00R\x06revoke\x120\n" +
+	"\x05audit\x189 \x01(\v2\x18.persys.command.v1.AuditH\x00R\x05auditB\x06\n" +
 	"\x04body\"/\n" +
 	"\x05Label\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
@@ -4567,12 +5494,56 @@ const file_api_command_v1_command_proto_rawDesc = "" +
 	"\x05level\x18\x01 \x01(\rR\x05level\"\t\n" +
 	"\aBarrier\"8\n" +
 	"\x0eMirrorAttached\x12&\n" +
-	"\x0fetcd_cluster_id\x18\x01 \x01(\x04R\retcdClusterId\"h\n" +
+	"\x0fetcd_cluster_id\x18\x01 \x01(\x04R\retcdClusterId\"&\n" +
+	"\rPinClusterKey\x12\x15\n" +
+	"\x06key_id\x18\x01 \x01(\tR\x05keyId\"\xb8\x01\n" +
+	"\fPutAuthority\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id\x12\x12\n" +
+	"\x04cert\x18\x02 \x01(\fR\x04cert\x12\x12\n" +
+	"\x04root\x18\x03 \x01(\fR\x04root\x12\x1d\n" +
+	"\n" +
+	"sealed_key\x18\x04 \x01(\tR\tsealedKey\x12\x1b\n" +
+	"\tactive_at\x18\x05 \x01(\x03R\bactiveAt\x12\x1b\n" +
+	"\tnot_after\x18\x06 \x01(\x03R\bnotAfter\x12\x17\n" +
+	"\aroot_id\x18\a \x01(\tR\x06rootId\"\x1f\n" +
+	"\rDropAuthority\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id\"\xb2\x01\n" +
+	"\bPutToken\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id\x12#\n" +
+	"\rsecret_sha256\x18\x02 \x01(\fR\fsecretSha256\x12\x12\n" +
+	"\x04role\x18\x03 \x01(\tR\x04role\x12\x12\n" +
+	"\x04name\x18\x04 \x01(\tR\x04name\x12\x16\n" +
+	"\x06access\x18\x05 \x01(\tR\x06access\x12\x12\n" +
+	"\x04uses\x18\x06 \x01(\rR\x04uses\x12\x1d\n" +
+	"\n" +
+	"expires_at\x18\a \x01(\x03R\texpiresAt\"\x1b\n" +
+	"\tDropToken\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id\"\xfd\x01\n" +
+	"\x05Admit\x12\x14\n" +
+	"\x05token\x18\x01 \x01(\tR\x05token\x12#\n" +
+	"\rsecret_sha256\x18\x02 \x01(\fR\fsecretSha256\x12\x12\n" +
+	"\x04role\x18\x03 \x01(\tR\x04role\x12\x12\n" +
+	"\x04name\x18\x04 \x01(\tR\x04name\x12\x16\n" +
+	"\x06access\x18\x05 \x01(\tR\x06access\x12\x1d\n" +
+	"\n" +
+	"key_sha256\x18\x06 \x01(\fR\tkeySha256\x12 \n" +
+	"\vfingerprint\x18\a \x01(\tR\vfingerprint\x12\x1b\n" +
+	"\tissued_at\x18\b \x01(\x03R\bissuedAt\x12\x1b\n" +
+	"\tnot_after\x18\t \x01(\x03R\bnotAfter\"j\n" +
+	"\x06Revoke\x12\x12\n" +
+	"\x04role\x18\x01 \x01(\tR\x04role\x12\x12\n" +
+	"\x04name\x18\x02 \x01(\tR\x04name\x12 \n" +
+	"\vfingerprint\x18\x03 \x01(\tR\vfingerprint\x12\x16\n" +
+	"\x06reason\x18\x04 \x01(\tR\x06reason\"i\n" +
+	"\x05Audit\x12\x12\n" +
+	"\x04type\x18\x01 \x01(\tR\x04type\x12\x18\n" +
+	"\amessage\x18\x02 \x01(\tR\amessage\x122\n" +
+	"\adetails\x18\x03 \x03(\v2\x18.persys.command.v1.LabelR\adetails\"h\n" +
 	"\x0eSnapshotHeader\x12\x14\n" +
 	"\x05magic\x18\x01 \x01(\tR\x05magic\x12\x16\n" +
 	"\x06format\x18\x02 \x01(\rR\x06format\x12\x14\n" +
 	"\x05index\x18\x03 \x01(\x04R\x05index\x12\x12\n" +
-	"\x04term\x18\x04 \x01(\x04R\x04term\"\xb7\x03\n" +
+	"\x04term\x18\x04 \x01(\x04R\x04term\"\xaf\x05\n" +
 	"\x0eSnapshotRecord\x123\n" +
 	"\x04meta\x18\x01 \x01(\v2\x1d.persys.command.v1.MetaRecordH\x00R\x04meta\x12?\n" +
 	"\bworkload\x18\x02 \x01(\v2!.persys.command.v1.WorkloadRecordH\x00R\bworkload\x123\n" +
@@ -4580,11 +5551,27 @@ const file_api_command_v1_command_proto_rawDesc = "" +
 	"\bresidual\x18\x04 \x01(\v2!.persys.command.v1.ResidualRecordH\x00R\bresidual\x12<\n" +
 	"\areceipt\x18\x05 \x01(\v2 .persys.command.v1.ReceiptRecordH\x00R\areceipt\x126\n" +
 	"\x05event\x18\x06 \x01(\v2\x1e.persys.command.v1.EventRecordH\x00R\x05event\x129\n" +
-	"\areplica\x18\a \x01(\v2\x1d.persys.command.v1.PutReplicaH\x00R\areplicaB\b\n" +
-	"\x06record\"G\n" +
+	"\areplica\x18\a \x01(\v2\x1d.persys.command.v1.PutReplicaH\x00R\areplica\x12?\n" +
+	"\tauthority\x18\x14 \x01(\v2\x1f.persys.command.v1.PutAuthorityH\x00R\tauthority\x126\n" +
+	"\x05token\x18\x15 \x01(\v2\x1e.persys.command.v1.TokenRecordH\x00R\x05token\x126\n" +
+	"\badmitted\x18\x16 \x01(\v2\x18.persys.command.v1.AdmitH\x00R\badmitted\x12E\n" +
+	"\n" +
+	"revocation\x18\x17 \x01(\v2#.persys.command.v1.RevocationRecordH\x00R\n" +
+	"revocationB\b\n" +
+	"\x06record\"~\n" +
+	"\vTokenRecord\x121\n" +
+	"\x05token\x18\x01 \x01(\v2\x1b.persys.command.v1.PutTokenR\x05token\x12\x1d\n" +
+	"\n" +
+	"created_at\x18\x02 \x01(\x03R\tcreatedAt\x12\x1d\n" +
+	"\n" +
+	"created_by\x18\x03 \x01(\tR\tcreatedBy\"e\n" +
+	"\x10RevocationRecord\x121\n" +
+	"\x06revoke\x18\x01 \x01(\v2\x19.persys.command.v1.RevokeR\x06revoke\x12\x0e\n" +
+	"\x02at\x18\x02 \x01(\x03R\x02at\x12\x0e\n" +
+	"\x02by\x18\x03 \x01(\tR\x02by\"G\n" +
 	"\x0fSnapshotTrailer\x12\x18\n" +
 	"\arecords\x18\x01 \x01(\x04R\arecords\x12\x1a\n" +
-	"\bchecksum\x18\x02 \x01(\x04R\bchecksum\"\x8f\x04\n" +
+	"\bchecksum\x18\x02 \x01(\x04R\bchecksum\"\xda\x04\n" +
 	"\n" +
 	"MetaRecord\x12\x1d\n" +
 	"\n" +
@@ -4609,7 +5596,9 @@ const file_api_command_v1_command_proto_rawDesc = "" +
 	"\vmirror_etcd\x18\x10 \x01(\x04R\n" +
 	"mirrorEtcd\x12\x1f\n" +
 	"\vmode_pinned\x18\x11 \x01(\bR\n" +
-	"modePinned\"\xaf\x06\n" +
+	"modePinned\x12$\n" +
+	"\x0ecluster_key_id\x18\x14 \x01(\tR\fclusterKeyId\x12#\n" +
+	"\rtrust_version\x18\x15 \x01(\x04R\ftrustVersion\"\xaf\x06\n" +
 	"\x0eWorkloadRecord\x120\n" +
 	"\x03put\x18\x01 \x01(\v2\x1e.persys.command.v1.WorkloadPutR\x03put\x12\x16\n" +
 	"\x06status\x18\x02 \x01(\tR\x06status\x12\x12\n" +
@@ -4709,61 +5698,71 @@ func file_api_command_v1_command_proto_rawDescGZIP() []byte {
 	return file_api_command_v1_command_proto_rawDescData
 }
 
-var file_api_command_v1_command_proto_msgTypes = make([]protoimpl.MessageInfo, 53)
+var file_api_command_v1_command_proto_msgTypes = make([]protoimpl.MessageInfo, 63)
 var file_api_command_v1_command_proto_goTypes = []any{
-	(*Batch)(nil),           // 0: persys.command.v1.Batch
-	(*Epoch)(nil),           // 1: persys.command.v1.Epoch
-	(*Generation)(nil),      // 2: persys.command.v1.Generation
-	(*Head)(nil),            // 3: persys.command.v1.Head
-	(*Command)(nil),         // 4: persys.command.v1.Command
-	(*Label)(nil),           // 5: persys.command.v1.Label
-	(*Constraint)(nil),      // 6: persys.command.v1.Constraint
-	(*Taint)(nil),           // 7: persys.command.v1.Taint
-	(*Port)(nil),            // 8: persys.command.v1.Port
-	(*Demand)(nil),          // 9: persys.command.v1.Demand
-	(*InitCluster)(nil),     // 10: persys.command.v1.InitCluster
-	(*WorkloadPut)(nil),     // 11: persys.command.v1.WorkloadPut
-	(*PutWorkloads)(nil),    // 12: persys.command.v1.PutWorkloads
-	(*SetDesired)(nil),      // 13: persys.command.v1.SetDesired
-	(*DeleteWorkload)(nil),  // 14: persys.command.v1.DeleteWorkload
-	(*RetryWorkload)(nil),   // 15: persys.command.v1.RetryWorkload
-	(*Pool)(nil),            // 16: persys.command.v1.Pool
-	(*RegisterNode)(nil),    // 17: persys.command.v1.RegisterNode
-	(*CordonNode)(nil),      // 18: persys.command.v1.CordonNode
-	(*DrainNode)(nil),       // 19: persys.command.v1.DrainNode
-	(*RemoveNode)(nil),      // 20: persys.command.v1.RemoveNode
-	(*FenceNode)(nil),       // 21: persys.command.v1.FenceNode
-	(*NodeState)(nil),       // 22: persys.command.v1.NodeState
-	(*SetNodeStates)(nil),   // 23: persys.command.v1.SetNodeStates
-	(*Assignment)(nil),      // 24: persys.command.v1.Assignment
-	(*Assign)(nil),          // 25: persys.command.v1.Assign
-	(*Eviction)(nil),        // 26: persys.command.v1.Eviction
-	(*Evict)(nil),           // 27: persys.command.v1.Evict
-	(*Retry)(nil),           // 28: persys.command.v1.Retry
-	(*ScheduleRetries)(nil), // 29: persys.command.v1.ScheduleRetries
-	(*Unplaced)(nil),        // 30: persys.command.v1.Unplaced
-	(*ExplainUnplaced)(nil), // 31: persys.command.v1.ExplainUnplaced
-	(*Address)(nil),         // 32: persys.command.v1.Address
-	(*PortBinding)(nil),     // 33: persys.command.v1.PortBinding
-	(*WorkloadReport)(nil),  // 34: persys.command.v1.WorkloadReport
-	(*Report)(nil),          // 35: persys.command.v1.Report
-	(*SetMode)(nil),         // 36: persys.command.v1.SetMode
-	(*PutReplica)(nil),      // 37: persys.command.v1.PutReplica
-	(*RemoveReplica)(nil),   // 38: persys.command.v1.RemoveReplica
-	(*SetFeatureLevel)(nil), // 39: persys.command.v1.SetFeatureLevel
-	(*Barrier)(nil),         // 40: persys.command.v1.Barrier
-	(*MirrorAttached)(nil),  // 41: persys.command.v1.MirrorAttached
-	(*SnapshotHeader)(nil),  // 42: persys.command.v1.SnapshotHeader
-	(*SnapshotRecord)(nil),  // 43: persys.command.v1.SnapshotRecord
-	(*SnapshotTrailer)(nil), // 44: persys.command.v1.SnapshotTrailer
-	(*MetaRecord)(nil),      // 45: persys.command.v1.MetaRecord
-	(*WorkloadRecord)(nil),  // 46: persys.command.v1.WorkloadRecord
-	(*NodeRecord)(nil),      // 47: persys.command.v1.NodeRecord
-	(*ResidualRecord)(nil),  // 48: persys.command.v1.ResidualRecord
-	(*ReceiptRecord)(nil),   // 49: persys.command.v1.ReceiptRecord
-	(*Outcome)(nil),         // 50: persys.command.v1.Outcome
-	(*ItemOutcome)(nil),     // 51: persys.command.v1.ItemOutcome
-	(*EventRecord)(nil),     // 52: persys.command.v1.EventRecord
+	(*Batch)(nil),            // 0: persys.command.v1.Batch
+	(*Epoch)(nil),            // 1: persys.command.v1.Epoch
+	(*Generation)(nil),       // 2: persys.command.v1.Generation
+	(*Head)(nil),             // 3: persys.command.v1.Head
+	(*Command)(nil),          // 4: persys.command.v1.Command
+	(*Label)(nil),            // 5: persys.command.v1.Label
+	(*Constraint)(nil),       // 6: persys.command.v1.Constraint
+	(*Taint)(nil),            // 7: persys.command.v1.Taint
+	(*Port)(nil),             // 8: persys.command.v1.Port
+	(*Demand)(nil),           // 9: persys.command.v1.Demand
+	(*InitCluster)(nil),      // 10: persys.command.v1.InitCluster
+	(*WorkloadPut)(nil),      // 11: persys.command.v1.WorkloadPut
+	(*PutWorkloads)(nil),     // 12: persys.command.v1.PutWorkloads
+	(*SetDesired)(nil),       // 13: persys.command.v1.SetDesired
+	(*DeleteWorkload)(nil),   // 14: persys.command.v1.DeleteWorkload
+	(*RetryWorkload)(nil),    // 15: persys.command.v1.RetryWorkload
+	(*Pool)(nil),             // 16: persys.command.v1.Pool
+	(*RegisterNode)(nil),     // 17: persys.command.v1.RegisterNode
+	(*CordonNode)(nil),       // 18: persys.command.v1.CordonNode
+	(*DrainNode)(nil),        // 19: persys.command.v1.DrainNode
+	(*RemoveNode)(nil),       // 20: persys.command.v1.RemoveNode
+	(*FenceNode)(nil),        // 21: persys.command.v1.FenceNode
+	(*NodeState)(nil),        // 22: persys.command.v1.NodeState
+	(*SetNodeStates)(nil),    // 23: persys.command.v1.SetNodeStates
+	(*Assignment)(nil),       // 24: persys.command.v1.Assignment
+	(*Assign)(nil),           // 25: persys.command.v1.Assign
+	(*Eviction)(nil),         // 26: persys.command.v1.Eviction
+	(*Evict)(nil),            // 27: persys.command.v1.Evict
+	(*Retry)(nil),            // 28: persys.command.v1.Retry
+	(*ScheduleRetries)(nil),  // 29: persys.command.v1.ScheduleRetries
+	(*Unplaced)(nil),         // 30: persys.command.v1.Unplaced
+	(*ExplainUnplaced)(nil),  // 31: persys.command.v1.ExplainUnplaced
+	(*Address)(nil),          // 32: persys.command.v1.Address
+	(*PortBinding)(nil),      // 33: persys.command.v1.PortBinding
+	(*WorkloadReport)(nil),   // 34: persys.command.v1.WorkloadReport
+	(*Report)(nil),           // 35: persys.command.v1.Report
+	(*SetMode)(nil),          // 36: persys.command.v1.SetMode
+	(*PutReplica)(nil),       // 37: persys.command.v1.PutReplica
+	(*RemoveReplica)(nil),    // 38: persys.command.v1.RemoveReplica
+	(*SetFeatureLevel)(nil),  // 39: persys.command.v1.SetFeatureLevel
+	(*Barrier)(nil),          // 40: persys.command.v1.Barrier
+	(*MirrorAttached)(nil),   // 41: persys.command.v1.MirrorAttached
+	(*PinClusterKey)(nil),    // 42: persys.command.v1.PinClusterKey
+	(*PutAuthority)(nil),     // 43: persys.command.v1.PutAuthority
+	(*DropAuthority)(nil),    // 44: persys.command.v1.DropAuthority
+	(*PutToken)(nil),         // 45: persys.command.v1.PutToken
+	(*DropToken)(nil),        // 46: persys.command.v1.DropToken
+	(*Admit)(nil),            // 47: persys.command.v1.Admit
+	(*Revoke)(nil),           // 48: persys.command.v1.Revoke
+	(*Audit)(nil),            // 49: persys.command.v1.Audit
+	(*SnapshotHeader)(nil),   // 50: persys.command.v1.SnapshotHeader
+	(*SnapshotRecord)(nil),   // 51: persys.command.v1.SnapshotRecord
+	(*TokenRecord)(nil),      // 52: persys.command.v1.TokenRecord
+	(*RevocationRecord)(nil), // 53: persys.command.v1.RevocationRecord
+	(*SnapshotTrailer)(nil),  // 54: persys.command.v1.SnapshotTrailer
+	(*MetaRecord)(nil),       // 55: persys.command.v1.MetaRecord
+	(*WorkloadRecord)(nil),   // 56: persys.command.v1.WorkloadRecord
+	(*NodeRecord)(nil),       // 57: persys.command.v1.NodeRecord
+	(*ResidualRecord)(nil),   // 58: persys.command.v1.ResidualRecord
+	(*ReceiptRecord)(nil),    // 59: persys.command.v1.ReceiptRecord
+	(*Outcome)(nil),          // 60: persys.command.v1.Outcome
+	(*ItemOutcome)(nil),      // 61: persys.command.v1.ItemOutcome
+	(*EventRecord)(nil),      // 62: persys.command.v1.EventRecord
 }
 var file_api_command_v1_command_proto_depIdxs = []int32{
 	4,  // 0: persys.command.v1.Batch.commands:type_name -> persys.command.v1.Command
@@ -4791,49 +5790,64 @@ var file_api_command_v1_command_proto_depIdxs = []int32{
 	39, // 22: persys.command.v1.Command.set_feature_level:type_name -> persys.command.v1.SetFeatureLevel
 	40, // 23: persys.command.v1.Command.barrier:type_name -> persys.command.v1.Barrier
 	41, // 24: persys.command.v1.Command.mirror_attached:type_name -> persys.command.v1.MirrorAttached
-	8,  // 25: persys.command.v1.Demand.host_ports:type_name -> persys.command.v1.Port
-	5,  // 26: persys.command.v1.Demand.labels:type_name -> persys.command.v1.Label
-	6,  // 27: persys.command.v1.Demand.constraints:type_name -> persys.command.v1.Constraint
-	7,  // 28: persys.command.v1.Demand.tolerations:type_name -> persys.command.v1.Taint
-	9,  // 29: persys.command.v1.WorkloadPut.demand:type_name -> persys.command.v1.Demand
-	11, // 30: persys.command.v1.PutWorkloads.workloads:type_name -> persys.command.v1.WorkloadPut
-	16, // 31: persys.command.v1.RegisterNode.pools:type_name -> persys.command.v1.Pool
-	5,  // 32: persys.command.v1.RegisterNode.labels:type_name -> persys.command.v1.Label
-	7,  // 33: persys.command.v1.RegisterNode.taints:type_name -> persys.command.v1.Taint
-	22, // 34: persys.command.v1.SetNodeStates.nodes:type_name -> persys.command.v1.NodeState
-	2,  // 35: persys.command.v1.Assignment.if_generation:type_name -> persys.command.v1.Generation
-	24, // 36: persys.command.v1.Assign.assignments:type_name -> persys.command.v1.Assignment
-	2,  // 37: persys.command.v1.Eviction.if_generation:type_name -> persys.command.v1.Generation
-	26, // 38: persys.command.v1.Evict.evictions:type_name -> persys.command.v1.Eviction
-	2,  // 39: persys.command.v1.Retry.if_generation:type_name -> persys.command.v1.Generation
-	28, // 40: persys.command.v1.ScheduleRetries.retries:type_name -> persys.command.v1.Retry
-	2,  // 41: persys.command.v1.Unplaced.if_generation:type_name -> persys.command.v1.Generation
-	30, // 42: persys.command.v1.ExplainUnplaced.workloads:type_name -> persys.command.v1.Unplaced
-	2,  // 43: persys.command.v1.WorkloadReport.generation:type_name -> persys.command.v1.Generation
-	33, // 44: persys.command.v1.WorkloadReport.ports:type_name -> persys.command.v1.PortBinding
-	34, // 45: persys.command.v1.Report.reports:type_name -> persys.command.v1.WorkloadReport
-	45, // 46: persys.command.v1.SnapshotRecord.meta:type_name -> persys.command.v1.MetaRecord
-	46, // 47: persys.command.v1.SnapshotRecord.workload:type_name -> persys.command.v1.WorkloadRecord
-	47, // 48: persys.command.v1.SnapshotRecord.node:type_name -> persys.command.v1.NodeRecord
-	48, // 49: persys.command.v1.SnapshotRecord.residual:type_name -> persys.command.v1.ResidualRecord
-	49, // 50: persys.command.v1.SnapshotRecord.receipt:type_name -> persys.command.v1.ReceiptRecord
-	52, // 51: persys.command.v1.SnapshotRecord.event:type_name -> persys.command.v1.EventRecord
-	37, // 52: persys.command.v1.SnapshotRecord.replica:type_name -> persys.command.v1.PutReplica
-	11, // 53: persys.command.v1.WorkloadRecord.put:type_name -> persys.command.v1.WorkloadPut
-	2,  // 54: persys.command.v1.WorkloadRecord.generation:type_name -> persys.command.v1.Generation
-	34, // 55: persys.command.v1.WorkloadRecord.actual:type_name -> persys.command.v1.WorkloadReport
-	17, // 56: persys.command.v1.NodeRecord.facts:type_name -> persys.command.v1.RegisterNode
-	2,  // 57: persys.command.v1.ResidualRecord.generation:type_name -> persys.command.v1.Generation
-	9,  // 58: persys.command.v1.ResidualRecord.demand:type_name -> persys.command.v1.Demand
-	50, // 59: persys.command.v1.ReceiptRecord.outcome:type_name -> persys.command.v1.Outcome
-	51, // 60: persys.command.v1.Outcome.items:type_name -> persys.command.v1.ItemOutcome
-	2,  // 61: persys.command.v1.ItemOutcome.generation:type_name -> persys.command.v1.Generation
-	5,  // 62: persys.command.v1.EventRecord.details:type_name -> persys.command.v1.Label
-	63, // [63:63] is the sub-list for method output_type
-	63, // [63:63] is the sub-list for method input_type
-	63, // [63:63] is the sub-list for extension type_name
-	63, // [63:63] is the sub-list for extension extendee
-	0,  // [0:63] is the sub-list for field type_name
+	42, // 25: persys.command.v1.Command.pin_cluster_key:type_name -> persys.command.v1.PinClusterKey
+	43, // 26: persys.command.v1.Command.put_authority:type_name -> persys.command.v1.PutAuthority
+	44, // 27: persys.command.v1.Command.drop_authority:type_name -> persys.command.v1.DropAuthority
+	45, // 28: persys.command.v1.Command.put_token:type_name -> persys.command.v1.PutToken
+	46, // 29: persys.command.v1.Command.drop_token:type_name -> persys.command.v1.DropToken
+	47, // 30: persys.command.v1.Command.admit:type_name -> persys.command.v1.Admit
+	48, // 31: persys.command.v1.Command.revoke:type_name -> persys.command.v1.Revoke
+	49, // 32: persys.command.v1.Command.audit:type_name -> persys.command.v1.Audit
+	8,  // 33: persys.command.v1.Demand.host_ports:type_name -> persys.command.v1.Port
+	5,  // 34: persys.command.v1.Demand.labels:type_name -> persys.command.v1.Label
+	6,  // 35: persys.command.v1.Demand.constraints:type_name -> persys.command.v1.Constraint
+	7,  // 36: persys.command.v1.Demand.tolerations:type_name -> persys.command.v1.Taint
+	9,  // 37: persys.command.v1.WorkloadPut.demand:type_name -> persys.command.v1.Demand
+	11, // 38: persys.command.v1.PutWorkloads.workloads:type_name -> persys.command.v1.WorkloadPut
+	16, // 39: persys.command.v1.RegisterNode.pools:type_name -> persys.command.v1.Pool
+	5,  // 40: persys.command.v1.RegisterNode.labels:type_name -> persys.command.v1.Label
+	7,  // 41: persys.command.v1.RegisterNode.taints:type_name -> persys.command.v1.Taint
+	22, // 42: persys.command.v1.SetNodeStates.nodes:type_name -> persys.command.v1.NodeState
+	2,  // 43: persys.command.v1.Assignment.if_generation:type_name -> persys.command.v1.Generation
+	24, // 44: persys.command.v1.Assign.assignments:type_name -> persys.command.v1.Assignment
+	2,  // 45: persys.command.v1.Eviction.if_generation:type_name -> persys.command.v1.Generation
+	26, // 46: persys.command.v1.Evict.evictions:type_name -> persys.command.v1.Eviction
+	2,  // 47: persys.command.v1.Retry.if_generation:type_name -> persys.command.v1.Generation
+	28, // 48: persys.command.v1.ScheduleRetries.retries:type_name -> persys.command.v1.Retry
+	2,  // 49: persys.command.v1.Unplaced.if_generation:type_name -> persys.command.v1.Generation
+	30, // 50: persys.command.v1.ExplainUnplaced.workloads:type_name -> persys.command.v1.Unplaced
+	2,  // 51: persys.command.v1.WorkloadReport.generation:type_name -> persys.command.v1.Generation
+	33, // 52: persys.command.v1.WorkloadReport.ports:type_name -> persys.command.v1.PortBinding
+	34, // 53: persys.command.v1.Report.reports:type_name -> persys.command.v1.WorkloadReport
+	5,  // 54: persys.command.v1.Audit.details:type_name -> persys.command.v1.Label
+	55, // 55: persys.command.v1.SnapshotRecord.meta:type_name -> persys.command.v1.MetaRecord
+	56, // 56: persys.command.v1.SnapshotRecord.workload:type_name -> persys.command.v1.WorkloadRecord
+	57, // 57: persys.command.v1.SnapshotRecord.node:type_name -> persys.command.v1.NodeRecord
+	58, // 58: persys.command.v1.SnapshotRecord.residual:type_name -> persys.command.v1.ResidualRecord
+	59, // 59: persys.command.v1.SnapshotRecord.receipt:type_name -> persys.command.v1.ReceiptRecord
+	62, // 60: persys.command.v1.SnapshotRecord.event:type_name -> persys.command.v1.EventRecord
+	37, // 61: persys.command.v1.SnapshotRecord.replica:type_name -> persys.command.v1.PutReplica
+	43, // 62: persys.command.v1.SnapshotRecord.authority:type_name -> persys.command.v1.PutAuthority
+	52, // 63: persys.command.v1.SnapshotRecord.token:type_name -> persys.command.v1.TokenRecord
+	47, // 64: persys.command.v1.SnapshotRecord.admitted:type_name -> persys.command.v1.Admit
+	53, // 65: persys.command.v1.SnapshotRecord.revocation:type_name -> persys.command.v1.RevocationRecord
+	45, // 66: persys.command.v1.TokenRecord.token:type_name -> persys.command.v1.PutToken
+	48, // 67: persys.command.v1.RevocationRecord.revoke:type_name -> persys.command.v1.Revoke
+	11, // 68: persys.command.v1.WorkloadRecord.put:type_name -> persys.command.v1.WorkloadPut
+	2,  // 69: persys.command.v1.WorkloadRecord.generation:type_name -> persys.command.v1.Generation
+	34, // 70: persys.command.v1.WorkloadRecord.actual:type_name -> persys.command.v1.WorkloadReport
+	17, // 71: persys.command.v1.NodeRecord.facts:type_name -> persys.command.v1.RegisterNode
+	2,  // 72: persys.command.v1.ResidualRecord.generation:type_name -> persys.command.v1.Generation
+	9,  // 73: persys.command.v1.ResidualRecord.demand:type_name -> persys.command.v1.Demand
+	60, // 74: persys.command.v1.ReceiptRecord.outcome:type_name -> persys.command.v1.Outcome
+	61, // 75: persys.command.v1.Outcome.items:type_name -> persys.command.v1.ItemOutcome
+	2,  // 76: persys.command.v1.ItemOutcome.generation:type_name -> persys.command.v1.Generation
+	5,  // 77: persys.command.v1.EventRecord.details:type_name -> persys.command.v1.Label
+	78, // [78:78] is the sub-list for method output_type
+	78, // [78:78] is the sub-list for method input_type
+	78, // [78:78] is the sub-list for extension type_name
+	78, // [78:78] is the sub-list for extension extendee
+	0,  // [0:78] is the sub-list for field type_name
 }
 
 func init() { file_api_command_v1_command_proto_init() }
@@ -4864,8 +5878,16 @@ func file_api_command_v1_command_proto_init() {
 		(*Command_SetFeatureLevel)(nil),
 		(*Command_Barrier)(nil),
 		(*Command_MirrorAttached)(nil),
+		(*Command_PinClusterKey)(nil),
+		(*Command_PutAuthority)(nil),
+		(*Command_DropAuthority)(nil),
+		(*Command_PutToken)(nil),
+		(*Command_DropToken)(nil),
+		(*Command_Admit)(nil),
+		(*Command_Revoke)(nil),
+		(*Command_Audit)(nil),
 	}
-	file_api_command_v1_command_proto_msgTypes[43].OneofWrappers = []any{
+	file_api_command_v1_command_proto_msgTypes[51].OneofWrappers = []any{
 		(*SnapshotRecord_Meta)(nil),
 		(*SnapshotRecord_Workload)(nil),
 		(*SnapshotRecord_Node)(nil),
@@ -4873,6 +5895,10 @@ func file_api_command_v1_command_proto_init() {
 		(*SnapshotRecord_Receipt)(nil),
 		(*SnapshotRecord_Event)(nil),
 		(*SnapshotRecord_Replica)(nil),
+		(*SnapshotRecord_Authority)(nil),
+		(*SnapshotRecord_Token)(nil),
+		(*SnapshotRecord_Admitted)(nil),
+		(*SnapshotRecord_Revocation)(nil),
 	}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
@@ -4880,7 +5906,7 @@ func file_api_command_v1_command_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_api_command_v1_command_proto_rawDesc), len(file_api_command_v1_command_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   53,
+			NumMessages:   63,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

@@ -12,6 +12,7 @@ import (
 	"net/http"
 	"os"
 	"strconv"
+	"sync"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -260,9 +261,6 @@ func (r *Replica) Run(ctx context.Context) error {
 	})
 	g.Go(func() error {
 		err := r.node.Lead(stop, func(ctx context.Context, s cluster.Stint) error {
-			if err := r.keys.lead(); err != nil {
-				r.log.Error("leading without a cluster key: specs with secrets are refused", "err", err)
-			}
 			return r.lead(ctx, s.Epoch)
 		})
 		if err != nil && stop.Err() == nil {
@@ -271,7 +269,7 @@ func (r *Replica) Run(ctx context.Context) error {
 		return nil
 	})
 	g.Go(func() error {
-		r.fetchKey(stop)
+		r.keys.run(stop, r.node.IsLeader, r.node.Propose, r.otherKeys)
 		return nil
 	})
 	g.Go(func() error {
@@ -330,36 +328,41 @@ func (r *Replica) shutdown(g *errgroup.Group, graceful bool) error {
 	return errors.Join(err, r.node.Close())
 }
 
-// fetchKey asks the leader for the cluster key when this replica has none.
-func (r *Replica) fetchKey(ctx context.Context) {
-	if r.keys.has() {
-		return
-	}
-	var cc *grpc.ClientConn
-	addr := ""
-	defer func() {
-		if cc != nil {
-			_ = cc.Close()
+// otherKeys asks the other replicas for the cluster key, all at once.
+func (r *Replica) otherKeys(ctx context.Context) []string {
+	var mu sync.Mutex
+	var out []string
+	var wg sync.WaitGroup
+	r.node.Store().View().Replicas(func(p *fsm.Replica) bool {
+		if p.ID == r.node.ID() || p.GRPCAddr == "" {
+			return true
 		}
-	}()
-	r.keys.fetch(ctx, func() (clusterv1.ClusterClient, bool) {
-		l, ok := r.adapter.Leader()
-		if !ok || l.GRPCAddr == "" || l.ID == r.adapter.self.ID {
-			return nil, false
-		}
-		if addr != l.GRPCAddr {
-			if cc != nil {
-				_ = cc.Close()
+		wg.Go(func() {
+			ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
+			defer cancel()
+			key, err := r.askKey(ctx, p.GRPCAddr)
+			if err != nil {
+				r.log.Debug("no cluster key from another scheduler", "addr", p.GRPCAddr, "err", err)
+				return
 			}
-			var err error
-			if cc, err = grpc.NewClient("passthrough:///"+l.GRPCAddr, r.peerCreds(l.GRPCAddr)); err != nil {
-				cc, addr = nil, ""
-				return nil, false
-			}
-			addr = l.GRPCAddr
-		}
-		return clusterv1.NewClusterClient(cc), true
+			mu.Lock()
+			defer mu.Unlock()
+			out = append(out, key)
+		})
+		return true
 	})
+	wg.Wait()
+	return out
+}
+
+func (r *Replica) askKey(ctx context.Context, addr string) (string, error) {
+	cc, err := grpc.NewClient("passthrough:///"+addr, r.peerCreds(addr))
+	if err != nil {
+		return "", err
+	}
+	defer cc.Close()
+	resp, err := clusterv1.NewClusterClient(cc).ClusterKey(ctx, &clusterv1.ClusterKeyRequest{})
+	return resp.GetExported(), err
 }
 
 func (r *Replica) peerCreds(addr string) grpc.DialOption {

@@ -1,0 +1,197 @@
+package scheduler
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	commandv1 "github.com/persys/compute/api/command/v1"
+	"github.com/persys/compute/fsm"
+	"github.com/persys/compute/fsm/store"
+	"github.com/persys/compute/pki"
+)
+
+// log is the replicated log of a cluster whose replicas all see it at once.
+type replicated struct {
+	t     *testing.T
+	state fsm.State
+	store *store.Store
+	index uint64
+}
+
+func newLog(t *testing.T, level uint32) *replicated {
+	t.Helper()
+	l := &replicated{t: t, state: fsm.New()}
+	l.store = store.New(l.state)
+	t.Cleanup(l.store.Close)
+	l.do(&commandv1.Command{Body: &commandv1.Command_InitCluster{InitCluster: &commandv1.InitCluster{ClusterId: "c1", Incarnation: 1}}})
+	l.do(&commandv1.Command{Body: &commandv1.Command_PutReplica{PutReplica: &commandv1.PutReplica{Id: "r1", Name: "r1", FeatureLevel: level}}})
+	l.do(&commandv1.Command{Body: &commandv1.Command_SetFeatureLevel{SetFeatureLevel: &commandv1.SetFeatureLevel{Level: level}}})
+	return l
+}
+
+func (l *replicated) do(cmds ...fsm.Command) []fsm.Result {
+	l.t.Helper()
+	l.index++
+	var out []fsm.Result
+	var changes []fsm.Change
+	tx := l.state.Begin()
+	for _, c := range cmds {
+		r, ch := tx.Apply(fsm.Meta{Index: l.index, Term: 1}, c)
+		out, changes = append(out, r), append(changes, ch...)
+	}
+	l.state = tx.Commit()
+	l.store.Publish(l.state, changes)
+	return out
+}
+
+func (l *replicated) commit(_ context.Context, cmds ...fsm.Command) ([]fsm.Result, error) {
+	return l.do(cmds...), nil
+}
+
+func (l *replicated) ring(dir string) *keyring {
+	l.t.Helper()
+	k, err := openKeyring(filepath.Join(dir, "cluster.key"), l.store, slog.New(slog.DiscardHandler))
+	if err != nil {
+		l.t.Fatal(err)
+	}
+	return k
+}
+
+func nobody(context.Context) []string { return nil }
+
+func holders(rings ...*keyring) func(context.Context) []string {
+	return func(context.Context) (out []string) {
+		for _, r := range rings {
+			if k, err := r.Offered(); err == nil {
+				out = append(out, k.Export())
+			}
+		}
+		return out
+	}
+}
+
+func keyID(t *testing.T, k *keyring) string {
+	t.Helper()
+	key, err := k.Key()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return key.ID()
+}
+
+// TestTwoLeadersEndWithOneKey: a leader made a key and lost its leadership before
+// it was committed; the next one makes another. The first forgets its own.
+func TestTwoLeadersEndWithOneKey(t *testing.T) {
+	l := newLog(t, 3)
+	dirA := t.TempDir()
+	a, b := l.ring(dirA), l.ring(t.TempDir())
+	lost := func(context.Context, ...fsm.Command) ([]fsm.Result, error) {
+		return nil, errors.New("leadership was lost")
+	}
+	if err := a.settle(t.Context(), true, lost, nobody); err == nil {
+		t.Fatal("a key is settled that was not committed")
+	}
+	if _, err := a.Key(); err == nil || !strings.Contains(err.Error(), "not settled") {
+		t.Fatalf("a candidate is used: %v", err)
+	}
+	if err := b.settle(t.Context(), true, l.commit, nobody); err != nil {
+		t.Fatal(err)
+	}
+	want := keyID(t, b)
+	a = l.ring(dirA) // it starts again, with its candidate on disk
+	if err := a.settle(t.Context(), false, lost, holders(b)); err != nil {
+		t.Fatal(err)
+	}
+	if got := keyID(t, a); got != want {
+		t.Errorf("one has key %s, the other %s", got, want)
+	}
+	if left, _ := os.ReadDir(dirA); len(left) != 1 {
+		t.Errorf("left in the folder: %v", left)
+	}
+}
+
+// TestACommittedCandidateIsKept: the leader dies between the commit and its
+// knowledge of it.
+func TestACommittedCandidateIsKept(t *testing.T) {
+	l := newLog(t, 3)
+	dir := t.TempDir()
+	a := l.ring(dir)
+	unknown := func(ctx context.Context, cmds ...fsm.Command) ([]fsm.Result, error) {
+		l.do(cmds...)
+		return nil, errors.New("the outcome is unknown")
+	}
+	if err := a.settle(t.Context(), true, unknown, nobody); err == nil {
+		t.Fatal("no error")
+	}
+	a = l.ring(dir)
+	if err := a.settle(t.Context(), true, l.commit, nobody); err != nil {
+		t.Fatal(err)
+	}
+	if got := keyID(t, a); got != l.store.View().Info().ClusterKeyID {
+		t.Errorf("key %s, pinned is %s", got, l.store.View().Info().ClusterKeyID)
+	}
+}
+
+func TestKeyring(t *testing.T) {
+	t.Run("a key that an operator put on another machine goes first", func(t *testing.T) {
+		l := newLog(t, 3)
+		dir := t.TempDir()
+		placed, _, err := pki.LoadOrCreateKey(filepath.Join(dir, "cluster.key"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		a, b := l.ring(t.TempDir()), l.ring(dir)
+		if err := a.settle(t.Context(), true, l.commit, holders(b)); err != nil {
+			t.Fatal(err)
+		}
+		if got := keyID(t, a); got != placed.ID() {
+			t.Errorf("key %s, the operator's is %s", got, placed.ID())
+		}
+	})
+	t.Run("a file with another key is refused and left alone", func(t *testing.T) {
+		l := newLog(t, 3)
+		b := l.ring(t.TempDir())
+		if err := b.settle(t.Context(), true, l.commit, nobody); err != nil {
+			t.Fatal(err)
+		}
+		dir := t.TempDir()
+		placed, _, err := pki.LoadOrCreateKey(filepath.Join(dir, "cluster.key"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		a := l.ring(dir)
+		if err := a.settle(t.Context(), true, l.commit, holders(b)); err == nil || !strings.Contains(err.Error(), placed.ID()) {
+			t.Errorf("settled with %v", err)
+		}
+		if _, err := a.Key(); err == nil || !strings.Contains(err.Error(), "move the file away") {
+			t.Errorf("it is used: %v", err)
+		}
+		if now, err := pki.LoadKey(filepath.Join(dir, "cluster.key")); err != nil || now.ID() != placed.ID() {
+			t.Errorf("the file was changed: %v", err)
+		}
+	})
+	t.Run("none is made while some version cannot pin it", func(t *testing.T) {
+		l := newLog(t, 1)
+		dir := t.TempDir()
+		a := l.ring(dir)
+		if err := a.settle(t.Context(), true, l.commit, nobody); err == nil {
+			t.Error("no error")
+		}
+		if left, _ := os.ReadDir(dir); len(left) != 0 {
+			t.Errorf("made %v", left)
+		}
+	})
+	t.Run("none is made when secrets may be sealed with one that is missing", func(t *testing.T) {
+		l := newLog(t, 3)
+		l.do(&commandv1.Command{Body: &commandv1.Command_PutWorkloads{PutWorkloads: &commandv1.PutWorkloads{Workloads: []*commandv1.WorkloadPut{{
+			Id: "web", Content: "c1:x", Desired: "Running", Demand: &commandv1.Demand{Type: "container"}}}}}})
+		if err := l.ring(t.TempDir()).settle(t.Context(), true, l.commit, nobody); err == nil || !strings.Contains(err.Error(), "is missing and 1 workloads") {
+			t.Errorf("got %v", err)
+		}
+	})
+}

@@ -1,0 +1,478 @@
+package fsm
+
+import (
+	"bytes"
+	"cmp"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	commandv1 "github.com/persys/compute/api/command/v1"
+)
+
+// Authority issues certificates of this cluster. Its key is sealed under the
+// cluster key; the key of the root that signed it is not here at all.
+type Authority struct {
+	ID, RootID string // SHA-256 of the certificates, lower-case hex
+	Cert, Root []byte // DER
+	SealedKey  string
+	ActiveAt   int64 // Unix nanoseconds: issues from then on
+	NotAfter   int64
+}
+
+// Token lets somebody join who knows its secret.
+type Token struct {
+	ID         string
+	SecretHash []byte // SHA-256
+	Role       string
+	Name       string // the only name it is good for; empty: any new one
+	Access     string // viewer, operator or admin; of users only
+	Uses       uint32 // that are left
+	ExpiresAt  int64
+	CreatedAt  int64
+	CreatedBy  string
+}
+
+// Admission is the newest certificate that an identity got from this cluster.
+type Admission struct {
+	Role, Name, Access string
+	Token              string // that it joined with
+	KeyHash            []byte // SHA-256 of the public key
+	Fingerprint        string // SHA-256 of the certificate, lower-case hex
+	IssuedAt, NotAfter int64
+}
+
+// Revocation refuses what was issued to an identity until At, or one certificate.
+type Revocation struct {
+	Role, Name  string // both empty: Fingerprint says which
+	Fingerprint string
+	Reason      string
+	At          int64
+	By          string
+}
+
+// Bounds of the trust tables.
+const (
+	MaxAuthorities = 8
+	MaxTokens      = 1000
+	MaxRevocations = 10_000
+	MaxTokenUses   = 10_000
+	// MaxTokenLife is how long a token is good for at most.
+	MaxTokenLife = 7 * 24 * time.Hour
+	maxCertBytes = 16 << 10
+)
+
+// Roles that a token or a certificate may name, and what a user may do.
+var (
+	trustRoles  = [...]string{"scheduler", "agent", "gateway", "user"}
+	trustAccess = [...]string{"viewer", "operator", "admin"}
+)
+
+// Authority returns one authority.
+func (s State) Authority(id string) (*Authority, bool) { return s.r.authorities.Get(id) }
+
+// Authorities scans the authorities, by id.
+func (s State) Authorities(fn func(*Authority) bool) {
+	s.r.authorities.Scan(func(_ string, a *Authority) bool { return fn(a) })
+}
+
+// Issuer is the authority that issues now: of those whose time has come and has
+// not passed, the one that came last.
+func (s State) Issuer(now int64) (*Authority, bool) {
+	var best *Authority
+	s.Authorities(func(a *Authority) bool {
+		if a.ActiveAt <= now && now < a.NotAfter && (best == nil || a.ActiveAt > best.ActiveAt) {
+			best = a
+		}
+		return true
+	})
+	return best, best != nil
+}
+
+// Token returns one join token.
+func (s State) Token(id string) (*Token, bool) { return s.r.tokens.Get(id) }
+
+// Tokens scans the join tokens, by id.
+func (s State) Tokens(fn func(*Token) bool) {
+	s.r.tokens.Scan(func(_ string, t *Token) bool { return fn(t) })
+}
+
+// Admission returns the newest certificate of an identity.
+func (s State) Admission(role, name string) (*Admission, bool) {
+	return s.r.admissions.Get(pair(role, name))
+}
+
+// Admissions scans the identities that have a certificate, by role, then name.
+func (s State) Admissions(fn func(*Admission) bool) {
+	s.r.admissions.Scan(func(_ string, a *Admission) bool { return fn(a) })
+}
+
+// Revocations scans what is revoked.
+func (s State) Revocations(fn func(*Revocation) bool) {
+	s.r.revocations.Scan(func(_ string, r *Revocation) bool { return fn(r) })
+}
+
+// RevokedIdentity returns the revocation of an identity, if there is one. What
+// was issued later is good again.
+func (s State) RevokedIdentity(role, name string) (*Revocation, bool) {
+	return s.r.revocations.Get(pair(role, name))
+}
+
+// RevokedCertificate returns the revocation of one certificate.
+func (s State) RevokedCertificate(fingerprint string) (*Revocation, bool) {
+	return s.r.revocations.Get(fingerprintKey + fingerprint)
+}
+
+// fingerprintKey starts the keys of revoked certificates; no role has a colon.
+const fingerprintKey = "certificate:"
+
+func (r *Revocation) key() string {
+	if r.Fingerprint != "" {
+		return fingerprintKey + r.Fingerprint
+	}
+	return pair(r.Role, r.Name)
+}
+
+func (t *Tx) pinClusterKey(b *commandv1.PinClusterKey) Result {
+	id, info := b.GetKeyId(), &t.r.info
+	switch {
+	case len(id) != 16 || !lowerHex(id):
+		return refuse(Invalid, "key_id: %q is not 16 digits of lower-case hex", clip(id))
+	case info.ClusterKeyID == id:
+		return Result{Kind: AlreadyDone}
+	case info.ClusterKeyID != "":
+		return refuse(Conflict, "secrets of this cluster are sealed with key %s, not %s", info.ClusterKeyID, id)
+	}
+	before := *info
+	info.ClusterKeyID = id
+	t.infoChanged(before)
+	t.event(Event{Type: EventClusterKeyPinned, Message: id})
+	return Result{}
+}
+
+func (t *Tx) putAuthority(b *commandv1.PutAuthority) Result {
+	a := authorityOf(b)
+	old, ok := t.r.authorities.Get(a.ID)
+	switch {
+	case !isFingerprint(a.ID):
+		return refuse(Invalid, "id: %q is not a SHA-256 in lower-case hex", clip(a.ID))
+	case !isFingerprint(a.RootID):
+		return refuse(Invalid, "root_id: %q is not a SHA-256 in lower-case hex", clip(a.RootID))
+	case len(a.Cert) == 0 || len(a.Cert) > maxCertBytes || len(a.Root) == 0 || len(a.Root) > maxCertBytes:
+		return refuse(Invalid, "cert and root: %d and %d bytes, must have 1 to %d", len(a.Cert), len(a.Root), maxCertBytes)
+	case a.SealedKey == "" || len(a.SealedKey) > maxCertBytes:
+		return refuse(Invalid, "sealed_key: %d bytes, must have 1 to %d", len(a.SealedKey), maxCertBytes)
+	case a.NotAfter <= t.r.info.Clock:
+		return refuse(Invalid, "not_after: the authority expired at %s", clockText(a.NotAfter))
+	case a.ActiveAt >= a.NotAfter:
+		return refuse(Invalid, "active_at: %s is not before its end, %s", clockText(a.ActiveAt), clockText(a.NotAfter))
+	case ok && old.ActiveAt == a.ActiveAt:
+		return Result{Kind: AlreadyDone}
+	case !ok && t.r.authorities.Len() >= MaxAuthorities:
+		return refuse(Conflict, "there are %d authorities already, at most %d: drop one that is over", t.r.authorities.Len(), MaxAuthorities)
+	}
+	own(t, &t.r.authorities, ownAuthorities).Set(a.ID, a)
+	t.trustChanged(a.ID, func(e *encoder) { e.authority(a) })
+	t.event(Event{Type: EventAuthorityAdded, Message: a.ID, Details: []Label{
+		{"active_at", clockText(a.ActiveAt)}, {"not_after", clockText(a.NotAfter)}, {"root", a.RootID}}})
+	return Result{}
+}
+
+func (t *Tx) dropAuthority(b *commandv1.DropAuthority) Result {
+	a, ok := t.r.authorities.Get(b.GetId())
+	if !ok {
+		return refuse(NotFound, "authority %q does not exist", clip(b.GetId()))
+	}
+	if now, ok := t.state().Issuer(t.r.info.Clock); ok && now.ID == a.ID {
+		return refuse(Conflict, "authority %s issues the certificates now: put another one in its place first", a.ID)
+	}
+	own(t, &t.r.authorities, ownAuthorities).Delete(a.ID)
+	t.trustChanged(a.ID, nil)
+	t.event(Event{Type: EventAuthorityDropped, Message: a.ID})
+	return Result{}
+}
+
+func (t *Tx) putToken(b *commandv1.PutToken) Result {
+	now := t.r.info.Clock
+	tok := &Token{
+		ID: b.GetId(), SecretHash: b.GetSecretSha256(), Role: b.GetRole(), Name: b.GetName(), Access: b.GetAccess(),
+		Uses: b.GetUses(), ExpiresAt: b.GetExpiresAt(), CreatedAt: now, CreatedBy: t.by,
+	}
+	if res := checkPrincipal(tok.Role, tok.Name, tok.Access, true); res.Kind != OK {
+		return res
+	}
+	switch {
+	case !validID(tok.ID):
+		return refuse(Invalid, "id: %q does not match %s", clip(tok.ID), idRule)
+	case len(tok.SecretHash) != 32:
+		return refuse(Invalid, "secret_sha256: %d bytes, must have 32", len(tok.SecretHash))
+	case tok.Uses < 1 || tok.Uses > MaxTokenUses:
+		return refuse(Invalid, "uses: %d is not in 1..%d", tok.Uses, MaxTokenUses)
+	case tok.Name != "" && tok.Uses != 1:
+		return refuse(Invalid, "uses: a token for %s %q is good for one use, not %d", tok.Role, tok.Name, tok.Uses)
+	case tok.ExpiresAt <= now || tok.ExpiresAt > now+int64(MaxTokenLife):
+		return refuse(Invalid, "expires_at: %s is not within %s from now", clockText(tok.ExpiresAt), MaxTokenLife)
+	}
+	if _, ok := t.r.tokens.Get(tok.ID); ok {
+		return refuse(Conflict, "token %s exists already", tok.ID)
+	}
+	t.dropExpired(now)
+	if n := t.r.tokens.Len(); n >= MaxTokens {
+		return refuse(Conflict, "there are %d join tokens, at most %d: delete some", n, MaxTokens)
+	}
+	t.storeToken(tok)
+	t.event(Event{Type: EventTokenCreated, Node: nodeOf(tok.Role, tok.Name), Message: tok.ID, Details: details(
+		Label{"access", tok.Access}, Label{"expires_at", clockText(tok.ExpiresAt)}, Label{"name", tok.Name},
+		Label{"role", tok.Role}, Label{"uses", strconv.FormatUint(uint64(tok.Uses), 10)})})
+	return Result{}
+}
+
+func (t *Tx) storeToken(tok *Token) {
+	own(t, &t.r.tokens, ownTokens).Set(tok.ID, tok)
+	t.trustChanged(tok.ID, func(e *encoder) { e.token(tok) })
+}
+
+// dropExpired removes tokens that nobody can use any more. An expired one is kept
+// for as long as a token may live, so that it is refused as what it is.
+func (t *Tx) dropExpired(now int64) {
+	var gone []string
+	t.state().Tokens(func(tok *Token) bool {
+		if tok.ExpiresAt+int64(MaxTokenLife) < now {
+			gone = append(gone, tok.ID)
+		}
+		return true
+	})
+	for _, id := range gone {
+		own(t, &t.r.tokens, ownTokens).Delete(id)
+		t.trustChanged(id, nil)
+	}
+}
+
+func (t *Tx) dropToken(b *commandv1.DropToken) Result {
+	tok, ok := t.r.tokens.Get(b.GetId())
+	if !ok {
+		return refuse(NotFound, "token %q does not exist", clip(b.GetId()))
+	}
+	own(t, &t.r.tokens, ownTokens).Delete(tok.ID)
+	t.trustChanged(tok.ID, nil)
+	t.event(Event{Type: EventTokenDeleted, Message: tok.ID, Details: []Label{{"role", tok.Role}}})
+	return Result{}
+}
+
+// admit judges a certificate that is about to be handed out. A refusal of a token
+// is an event: somebody had one that is no good.
+func (t *Tx) admit(b *commandv1.Admit) Result {
+	a := admissionOf(b)
+	if res := checkPrincipal(a.Role, a.Name, a.Access, false); res.Kind != OK {
+		return res
+	}
+	switch {
+	case len(a.KeyHash) != 32:
+		return refuse(Invalid, "key_sha256: %d bytes, must have 32", len(a.KeyHash))
+	case !isFingerprint(a.Fingerprint):
+		return refuse(Invalid, "fingerprint: %q is not a SHA-256 in lower-case hex", clip(a.Fingerprint))
+	case a.IssuedAt >= a.NotAfter:
+		return refuse(Invalid, "not_after: %s is not after the issue, %s", clockText(a.NotAfter), clockText(a.IssuedAt))
+	}
+	kind := EventCertificateRenewed
+	if a.Token != "" {
+		kind = EventJoined
+		res := t.spend(a, b.GetSecretSha256())
+		if res.Kind != OK {
+			t.event(Event{Type: EventJoinRefused, Node: nodeOf(a.Role, a.Name), Reason: res.Kind.String(), Message: res.Reason, Details: []Label{
+				{"name", a.Name}, {"role", a.Role}, {"token", clip(a.Token)}}})
+			return res
+		}
+	} else if res := t.mayRenew(a); res.Kind != OK {
+		return res
+	}
+	own(t, &t.r.admissions, ownAdmissions).Set(pair(a.Role, a.Name), a)
+	t.trustChanged(pair(a.Role, a.Name), func(e *encoder) { e.admission(a) })
+	t.event(Event{Type: kind, Node: nodeOf(a.Role, a.Name), Message: a.Fingerprint, Details: details(
+		Label{"access", a.Access}, Label{"name", a.Name}, Label{"not_after", clockText(a.NotAfter)},
+		Label{"role", a.Role}, Label{"token", a.Token})})
+	return Result{}
+}
+
+// spend uses a token up for an admission. The same key may present it again: its
+// answer was lost.
+func (t *Tx) spend(a *Admission, secret []byte) Result {
+	tok, ok := t.r.tokens.Get(a.Token)
+	if !ok {
+		return refuse(NotFound, "join token %s is not one of this cluster, or was deleted", clip(a.Token))
+	}
+	if !bytes.Equal(tok.SecretHash, secret) {
+		return refuse(Denied, "join token %s: the secret is wrong", tok.ID)
+	}
+	if tok.ExpiresAt <= t.r.info.Clock {
+		return refuse(Denied, "join token %s expired at %s", tok.ID, clockText(tok.ExpiresAt))
+	}
+	if tok.Role != a.Role {
+		return refuse(Denied, "join token %s is for role %s, not %s", tok.ID, tok.Role, a.Role)
+	}
+	if tok.Access != a.Access {
+		return refuse(Denied, "join token %s gives access %q, not %q", tok.ID, tok.Access, a.Access)
+	}
+	if tok.Name != "" && tok.Name != a.Name {
+		return refuse(Denied, "join token %s is for %s %q, not %q", tok.ID, tok.Role, tok.Name, a.Name)
+	}
+	old, taken := t.r.admissions.Get(pair(a.Role, a.Name))
+	if taken && old.Token == tok.ID && bytes.Equal(old.KeyHash, a.KeyHash) {
+		if rev, ok := t.state().RevokedIdentity(a.Role, a.Name); ok && old.IssuedAt <= rev.At {
+			return refuse(Denied, "%s %q was revoked at %s", a.Role, a.Name, clockText(rev.At))
+		}
+		return Result{}
+	}
+	if tok.Uses == 0 {
+		return refuse(Denied, "join token %s is used up", tok.ID)
+	}
+	if tok.Name == "" {
+		// A token that is good for many must not take over what belongs to one.
+		if _, registered := t.r.nodes.Get(a.Name); taken || a.Role == "agent" && registered {
+			return refuse(Denied, "%s %q exists already: only a token made for that name lets it join again", a.Role, a.Name)
+		}
+		if _, revoked := t.state().RevokedIdentity(a.Role, a.Name); revoked {
+			return refuse(Denied, "%s %q was revoked: only a token made for that name lets it join again", a.Role, a.Name)
+		}
+	}
+	left := *tok
+	left.Uses--
+	t.storeToken(&left)
+	return Result{}
+}
+
+// mayRenew judges a certificate in place of a former one.
+func (t *Tx) mayRenew(a *Admission) Result {
+	old, ok := t.r.admissions.Get(pair(a.Role, a.Name))
+	if rev, revoked := t.state().RevokedIdentity(a.Role, a.Name); revoked && (!ok || old.IssuedAt <= rev.At) {
+		return refuse(Denied, "%s %q was revoked at %s", a.Role, a.Name, clockText(rev.At))
+	}
+	if ok && old.Access != a.Access {
+		return refuse(Denied, "%s %q has access %q, a renewal does not make it %q", a.Role, a.Name, old.Access, a.Access)
+	}
+	if ok {
+		a.Token = old.Token
+	}
+	return Result{}
+}
+
+func (t *Tx) revoke(b *commandv1.Revoke) Result {
+	r := &Revocation{
+		Role: b.GetRole(), Name: b.GetName(), Fingerprint: b.GetFingerprint(), Reason: b.GetReason(),
+		At: t.r.info.Clock, By: t.by,
+	}
+	switch {
+	case r.Fingerprint != "" && (r.Role != "" || r.Name != ""):
+		return refuse(Invalid, "fingerprint: name a certificate or an identity, not both")
+	case r.Fingerprint != "" && !isFingerprint(r.Fingerprint):
+		return refuse(Invalid, "fingerprint: %q is not a SHA-256 in lower-case hex", clip(r.Fingerprint))
+	case r.Fingerprint == "":
+		if res := checkPrincipal(r.Role, r.Name, "", false); res.Kind != OK {
+			return res
+		}
+	}
+	if len(r.Reason) > 1024 {
+		return refuse(Invalid, "reason: %d bytes, limit 1024", len(r.Reason))
+	}
+	if _, again := t.r.revocations.Get(r.key()); !again && t.r.revocations.Len() >= MaxRevocations {
+		return refuse(Conflict, "there are %d revocations, at most %d: put another authority in place", t.r.revocations.Len(), MaxRevocations)
+	}
+	own(t, &t.r.revocations, ownRevocations).Set(r.key(), r)
+	t.trustChanged(r.key(), func(e *encoder) { e.revocation(r) })
+	t.event(Event{Type: EventRevoked, Node: nodeOf(r.Role, r.Name), Reason: r.Reason, Message: r.key()})
+	return Result{}
+}
+
+// auditTypes are the events that an Audit may add.
+var auditTypes = [...]string{EventJoinRefused, EventCallRefused}
+
+func (t *Tx) audit(b *commandv1.Audit) Result {
+	if !slices.Contains(auditTypes[:], b.GetType()) {
+		return refuse(Invalid, "type: %q is not one that is reported", clip(b.GetType()))
+	}
+	if len(b.GetMessage()) > 1024 || len(b.GetDetails()) > 16 {
+		return refuse(Invalid, "message and details: %d bytes and %d labels, limits 1024 and 16", len(b.GetMessage()), len(b.GetDetails()))
+	}
+	t.event(Event{Type: b.GetType(), Message: b.GetMessage(), Details: sortedLabels(b.GetDetails())})
+	return Result{}
+}
+
+// auditRefused leaves a line of history for a mutation of the API that left none:
+// what was refused, and what changed nothing.
+func (t *Tx) auditRefused(c Command, res Result) {
+	if t.caller == "" || t.r.info.FeatureLevel < 3 {
+		return
+	}
+	for i := t.from; i < len(t.changes); i++ {
+		if t.changes[i].Table == TableEvent {
+			return
+		}
+	}
+	t.event(Event{Type: EventMutation, Reason: res.Kind.String(), Message: clipTo(res.Reason, 512), Details: []Label{{"command", string(armOf(c))}}})
+}
+
+// trustChanged folds a change of a trust table into the digest: fn encodes what
+// is left, nil means removed. It is no Change, because nothing follows from it
+// but through events and the View.
+func (t *Tx) trustChanged(key string, fn func(*encoder)) {
+	e := encoder(nil)
+	e.str(key)
+	if fn != nil {
+		fn(&e)
+	}
+	t.r.info.TrustVersion++
+	t.trustFold = append(t.trustFold, e...)
+}
+
+// checkPrincipal checks who a token or a certificate is for.
+func checkPrincipal(role, name, access string, anyName bool) Result {
+	switch {
+	case !slices.Contains(trustRoles[:], role):
+		return refuse(Invalid, "role: %q is none of %s", clip(role), strings.Join(trustRoles[:], ", "))
+	case name == "" && anyName:
+	case !validID(strings.ReplaceAll(name, "@", "-")) || strings.Contains(name, "@") && role != "user":
+		return refuse(Invalid, "name: %q does not match %s", clip(name), idRule)
+	}
+	if role == "user" && access == "anonymous" || role != "user" && access != "" ||
+		access != "" && !slices.Contains(trustAccess[:], access) {
+		return refuse(Invalid, "access: %q must be %s for users, and empty for other roles", clip(access), strings.Join(trustAccess[:], ", "))
+	}
+	if role == "user" && name == "anonymous" {
+		return refuse(Invalid, "name: %q is reserved", name)
+	}
+	return Result{}
+}
+
+// nodeOf is the node that an identity is, for events.
+func nodeOf(role, name string) string {
+	if role == "agent" {
+		return name
+	}
+	return ""
+}
+
+// details leaves out labels without a value.
+func details(in ...Label) []Label {
+	out := in[:0]
+	for _, l := range in {
+		if l.Value != "" {
+			out = append(out, l)
+		}
+	}
+	slices.SortFunc(out, func(a, b Label) int { return cmp.Compare(a.Key, b.Key) })
+	return out
+}
+
+func isFingerprint(s string) bool { return len(s) == 64 && lowerHex(s) }
+
+func lowerHex(s string) bool {
+	return strings.Trim(s, "0123456789abcdef") == ""
+}
+
+func clipTo(s string, n int) string {
+	if len(s) > n {
+		return strings.ToValidUTF8(s[:n], "")
+	}
+	return s
+}

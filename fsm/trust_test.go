@@ -1,0 +1,374 @@
+package fsm
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	commandv1 "github.com/persys/compute/api/command/v1"
+)
+
+const day = 24 * 60 * minute
+
+// hash makes 32 bytes that are told apart by their first.
+func hash(b byte) []byte { return append([]byte{b}, make([]byte, 31)...) }
+
+func print64(s string) string { return strings.Repeat(s, 64) }
+
+func pin(id string) Command {
+	return &commandv1.Command{Body: &commandv1.Command_PinClusterKey{PinClusterKey: &commandv1.PinClusterKey{KeyId: id}}}
+}
+
+func authority(digit string, active, end int64) Command {
+	return &commandv1.Command{Body: &commandv1.Command_PutAuthority{PutAuthority: &commandv1.PutAuthority{
+		Id: print64(digit), RootId: print64("f"), Cert: []byte{1}, Root: []byte{2}, SealedKey: "sealed", ActiveAt: active, NotAfter: end,
+	}}}
+}
+
+func dropAuthority(digit string) Command {
+	return &commandv1.Command{Body: &commandv1.Command_DropAuthority{DropAuthority: &commandv1.DropAuthority{Id: print64(digit)}}}
+}
+
+func joinToken(w *world, id, role string, opts ...func(*commandv1.PutToken)) Command {
+	b := &commandv1.PutToken{Id: id, SecretSha256: hash(1), Role: role, Uses: 1, ExpiresAt: w.now + 60*minute}
+	if role == "user" {
+		b.Access = "viewer"
+	}
+	for _, f := range opts {
+		f(b)
+	}
+	return &commandv1.Command{Body: &commandv1.Command_PutToken{PutToken: b}}
+}
+
+func uses(n uint32) func(*commandv1.PutToken) { return func(b *commandv1.PutToken) { b.Uses = n } }
+
+func dropToken(id string) Command {
+	return &commandv1.Command{Body: &commandv1.Command_DropToken{DropToken: &commandv1.DropToken{Id: id}}}
+}
+
+// join presents a token; opts change what is presented.
+func join(w *world, tok, role, name string, opts ...func(*commandv1.Admit)) Command {
+	b := &commandv1.Admit{
+		Token: tok, SecretSha256: hash(1), Role: role, Name: name, KeySha256: hash(7), Fingerprint: print64("a"),
+		IssuedAt: w.now + second, NotAfter: w.now + day,
+	}
+	if tok == "" {
+		b.SecretSha256 = nil
+	}
+	for _, f := range opts {
+		f(b)
+	}
+	return &commandv1.Command{Body: &commandv1.Command_Admit{Admit: b}}
+}
+
+func keyOf(b byte) func(*commandv1.Admit) {
+	return func(a *commandv1.Admit) { a.KeySha256 = hash(b) }
+}
+
+func revoke(role, name, print string) Command {
+	return &commandv1.Command{Body: &commandv1.Command_Revoke{Revoke: &commandv1.Revoke{Role: role, Name: name, Fingerprint: print, Reason: "stolen"}}}
+}
+
+// trusting is a world at the feature level of these commands.
+func trusting(t testing.TB, nodes ...string) *world {
+	w := formed(t, nodes...)
+	w.ok(putReplica("r1", 3))
+	w.ok(setLevel(3))
+	return w
+}
+
+func events(s State, kind string) (out []*Event) {
+	s.Events(0, func(e *Event) bool {
+		if e.Type == kind {
+			out = append(out, e)
+		}
+		return true
+	})
+	return out
+}
+
+func proveTrust(t *testing.T, facts []fact) {
+	t.Helper()
+	for _, f := range facts {
+		t.Run(f.name, func(t *testing.T) { f.run(t, trusting(t, "a")) })
+	}
+}
+
+func TestClusterKey(t *testing.T) {
+	proveTrust(t, []fact{
+		{"the first key stands", func(t *testing.T, w *world) {
+			w.ok(pin("00112233aabbccdd"))
+			is(t, "again", w.do(pin("00112233aabbccdd")).Kind, AlreadyDone)
+			refused(t, w.do(pin("ffffffffffffffff")), Conflict, "00112233aabbccdd", "ffffffffffffffff")
+			is(t, "pinned", w.s.Info().ClusterKeyID, "00112233aabbccdd")
+		}},
+		{"an id of another form is refused", func(t *testing.T, w *world) {
+			refused(t, w.do(pin("00112233AABBCCDD")), Invalid, "key_id")
+			refused(t, w.do(pin("")), Invalid, "key_id")
+		}},
+		{"it may be pinned in a frozen mode", func(t *testing.T, w *world) {
+			w.ok(setMode("degraded", "etcd is away"))
+			w.ok(pin("00112233aabbccdd"))
+		}},
+	})
+	t.Run("a cluster of the first feature level does not know it", func(t *testing.T) {
+		refused(t, formed(t).do(pin("00112233aabbccdd")), Unsupported, "level 3")
+	})
+}
+
+func TestAuthorities(t *testing.T) {
+	issuer := func(w *world, at int64) string {
+		a, ok := w.s.Issuer(at)
+		if !ok {
+			return ""
+		}
+		return a.ID[:1]
+	}
+	proveTrust(t, []fact{
+		{"the one whose time came last issues", func(t *testing.T, w *world) {
+			end := w.now + 10*day
+			is(t, "nobody yet", issuer(w, w.now), "")
+			w.ok(authority("1", w.now, end))
+			w.ok(authority("2", w.now+day, end))
+			is(t, "now", issuer(w, w.now), "1")
+			is(t, "tomorrow", issuer(w, w.now+2*day), "2")
+			is(t, "after the end", issuer(w, end), "")
+		}},
+		{"the one that issues stays", func(t *testing.T, w *world) {
+			w.ok(authority("1", w.now, w.now+10*day))
+			refused(t, w.do(dropAuthority("1")), Conflict, "another one in its place")
+			w.ok(authority("2", w.now, w.now+10*day))
+			w.ok(dropAuthority("1"))
+			refused(t, w.do(dropAuthority("1")), NotFound, "does not exist")
+		}},
+		{"its time may be moved", func(t *testing.T, w *world) {
+			w.ok(authority("1", w.now+day, w.now+10*day))
+			is(t, "the same again", w.do(authority("1", w.now-second+day, w.now+10*day)).Kind, AlreadyDone)
+			w.ok(authority("1", w.now, w.now+10*day))
+			is(t, "now", issuer(w, w.now), "1")
+		}},
+		{"one that is over is refused", func(t *testing.T, w *world) {
+			refused(t, w.do(authority("1", w.now-day, w.now)), Invalid, "not_after")
+			refused(t, w.do(authority("1", w.now+day, w.now+day)), Invalid, "active_at")
+		}},
+		{"there are not many", func(t *testing.T, w *world) {
+			for i := range MaxAuthorities {
+				w.ok(authority(string("0123456789"[i]), w.now, w.now+day))
+			}
+			refused(t, w.do(authority("9", w.now, w.now+day)), Conflict, "at most 8")
+		}},
+	})
+}
+
+func TestTokens(t *testing.T) {
+	proveTrust(t, []fact{
+		{"a token admits once", func(t *testing.T, w *world) {
+			w.ok(joinToken(w, "t1", "agent"))
+			w.ok(join(w, "t1", "agent", "n1"))
+			refused(t, w.do(join(w, "t1", "agent", "n2", keyOf(8))), Denied, "used up")
+			is(t, "joined", len(events(w.s, EventJoined)), 1)
+			is(t, "refused", events(w.s, EventJoinRefused)[0].Node, "n2")
+			a, ok := w.s.Admission("agent", "n1")
+			is(t, "admitted", ok && a.Token == "t1", true)
+		}},
+		{"whose answer was lost asks again with the same key", func(t *testing.T, w *world) {
+			w.ok(joinToken(w, "t1", "agent"))
+			w.ok(join(w, "t1", "agent", "n1"))
+			w.ok(join(w, "t1", "agent", "n1"))
+			refused(t, w.do(join(w, "t1", "agent", "n1", keyOf(8))), Denied, "used up")
+		}},
+		{"a wrong secret is refused and spends nothing", func(t *testing.T, w *world) {
+			w.ok(joinToken(w, "t1", "agent"))
+			refused(t, w.do(join(w, "t1", "agent", "n1", func(a *commandv1.Admit) { a.SecretSha256 = hash(2) })), Denied, "secret")
+			w.ok(join(w, "t1", "agent", "n1"))
+		}},
+		{"an unknown or deleted one is refused", func(t *testing.T, w *world) {
+			refused(t, w.do(join(w, "t1", "agent", "n1")), NotFound, "not one of this cluster")
+			w.ok(joinToken(w, "t1", "agent"))
+			w.ok(dropToken("t1"))
+			refused(t, w.do(join(w, "t1", "agent", "n1")), NotFound, "deleted")
+			is(t, "history", len(events(w.s, EventJoinRefused)), 2)
+		}},
+		{"an expired one is refused as such", func(t *testing.T, w *world) {
+			w.ok(joinToken(w, "t1", "agent"))
+			w.now += 61 * minute
+			refused(t, w.do(join(w, "t1", "agent", "n1")), Denied, "expired at")
+		}},
+		{"it is for one role", func(t *testing.T, w *world) {
+			w.ok(joinToken(w, "t1", "agent"))
+			refused(t, w.do(join(w, "t1", "scheduler", "s1")), Denied, "role agent")
+		}},
+		{"it gives one access", func(t *testing.T, w *world) {
+			w.ok(joinToken(w, "t1", "user"))
+			admin := func(a *commandv1.Admit) { a.Access = "admin" }
+			refused(t, w.do(join(w, "t1", "user", "ada", admin)), Denied, "viewer", "admin")
+		}},
+		{"it may be for one name", func(t *testing.T, w *world) {
+			w.ok(joinToken(w, "t1", "agent", func(b *commandv1.PutToken) { b.Name = "n1" }))
+			refused(t, w.do(join(w, "t1", "agent", "n2")), Denied, `"n1"`, `"n2"`)
+			w.ok(join(w, "t1", "agent", "n1"))
+		}},
+		{"a token for many takes over nobody", func(t *testing.T, w *world) {
+			w.ok(joinToken(w, "t1", "agent", uses(5)))
+			w.ok(join(w, "t1", "agent", "n1"))
+			refused(t, w.do(join(w, "t1", "agent", "n1", keyOf(8))), Denied, "exists already")
+			refused(t, w.do(join(w, "t1", "agent", "a", keyOf(9))), Denied, "exists already")
+			w.ok(revoke("agent", "n3", ""))
+			refused(t, w.do(join(w, "t1", "agent", "n3", keyOf(9))), Denied, "revoked")
+			w.ok(joinToken(w, "t2", "agent", func(b *commandv1.PutToken) { b.Name = "n1" }))
+			w.ok(join(w, "t2", "agent", "n1", keyOf(8)))
+		}},
+		{"bad ones are not made", func(t *testing.T, w *world) {
+			refused(t, w.do(joinToken(w, "t1", "root")), Invalid, "role")
+			refused(t, w.do(joinToken(w, "t1", "agent", uses(0))), Invalid, "uses")
+			refused(t, w.do(joinToken(w, "t1", "agent", uses(MaxTokenUses+1))), Invalid, "uses")
+			refused(t, w.do(joinToken(w, "t1", "agent", uses(2), func(b *commandv1.PutToken) { b.Name = "n1" })), Invalid, "one use")
+			refused(t, w.do(joinToken(w, "t1", "agent", func(b *commandv1.PutToken) { b.Access = "admin" })), Invalid, "access")
+			refused(t, w.do(joinToken(w, "t1", "user", func(b *commandv1.PutToken) { b.Access = "god" })), Invalid, "access")
+			refused(t, w.do(joinToken(w, "t1", "user", func(b *commandv1.PutToken) { b.Name = "anonymous" })), Invalid, "reserved")
+			refused(t, w.do(joinToken(w, "t1", "agent", func(b *commandv1.PutToken) { b.ExpiresAt = w.now })), Invalid, "expires_at")
+			refused(t, w.do(joinToken(w, "t1", "agent", func(b *commandv1.PutToken) { b.ExpiresAt += int64(MaxTokenLife) })), Invalid, "expires_at")
+			refused(t, w.do(joinToken(w, "t1", "agent", func(b *commandv1.PutToken) { b.SecretSha256 = nil })), Invalid, "secret")
+			w.ok(joinToken(w, "t1", "agent"))
+			refused(t, w.do(joinToken(w, "t1", "agent")), Conflict, "exists")
+		}},
+		{"those that are long over make room", func(t *testing.T, w *world) {
+			w.ok(joinToken(w, "t1", "agent"))
+			w.now += int64(MaxTokenLife) + 2*60*minute
+			w.ok(joinToken(w, "t2", "agent"))
+			_, ok := w.s.Token("t1")
+			is(t, "kept", ok, false)
+		}},
+	})
+}
+
+func TestRenewalAndRevocation(t *testing.T) {
+	proveTrust(t, []fact{
+		{"a certificate is renewed", func(t *testing.T, w *world) {
+			w.ok(joinToken(w, "t1", "agent"))
+			w.ok(join(w, "t1", "agent", "n1"))
+			w.ok(join(w, "", "agent", "n1", keyOf(8)))
+			a, _ := w.s.Admission("agent", "n1")
+			is(t, "token", a.Token, "t1")
+			is(t, "history", len(events(w.s, EventCertificateRenewed)), 1)
+		}},
+		{"what was issued before a revocation is not renewed", func(t *testing.T, w *world) {
+			w.ok(joinToken(w, "t1", "agent"))
+			w.ok(join(w, "t1", "agent", "n1"))
+			w.ok(revoke("agent", "n1", ""))
+			refused(t, w.do(join(w, "", "agent", "n1", keyOf(8))), Denied, "revoked")
+			refused(t, w.do(join(w, "t1", "agent", "n1")), Denied, "revoked")
+			w.ok(joinToken(w, "t2", "agent", func(b *commandv1.PutToken) { b.Name = "n1" }))
+			w.now += second
+			w.ok(join(w, "t2", "agent", "n1", keyOf(8)))
+			w.ok(join(w, "", "agent", "n1", keyOf(9)))
+		}},
+		{"a renewal gives no more access", func(t *testing.T, w *world) {
+			viewer := func(a *commandv1.Admit) { a.Access = "viewer" }
+			admin := func(a *commandv1.Admit) { a.Access = "admin" }
+			w.ok(joinToken(w, "t1", "user"))
+			w.ok(join(w, "t1", "user", "ada", viewer))
+			refused(t, w.do(join(w, "", "user", "ada", admin)), Denied, "viewer", "admin")
+		}},
+		{"one certificate is revoked by its fingerprint", func(t *testing.T, w *world) {
+			w.ok(revoke("", "", print64("a")))
+			_, ok := w.s.RevokedCertificate(print64("a"))
+			is(t, "revoked", ok, true)
+			_, ok = w.s.RevokedCertificate(print64("b"))
+			is(t, "another", ok, false)
+			refused(t, w.do(revoke("agent", "a", print64("a"))), Invalid, "not both")
+			refused(t, w.do(revoke("", "", "abc")), Invalid, "fingerprint")
+			refused(t, w.do(revoke("agent", "../x", "")), Invalid, "name")
+		}},
+		{"the trust version tells that something changed", func(t *testing.T, w *world) {
+			before := w.s.Info().TrustVersion
+			w.ok(revoke("agent", "n1", ""))
+			is(t, "advanced", w.s.Info().TrustVersion > before, true)
+		}},
+	})
+}
+
+func TestAudit(t *testing.T) {
+	from := func(w *world, c Command) Command {
+		c.Head = &commandv1.Head{At: w.now, By: "persys://c/user/ada", From: "10.1.2.3:4567", Request: requestAt(w.now, uint32(w.index))}
+		return c
+	}
+	last := func(w *world) *Event {
+		var e *Event
+		w.s.EventsBack(func(x *Event) bool { e = x; return false })
+		return e
+	}
+	proveTrust(t, []fact{
+		{"an event says who and from where", func(t *testing.T, w *world) {
+			w.ok(from(w, put("web")))
+			e := events(w.s, EventWorkloadCreated)[0]
+			is(t, "by", e.By, "persys://c/user/ada")
+			is(t, "from", e.Details[len(e.Details)-1], Label{"from", "10.1.2.3:4567"})
+		}},
+		{"what was refused leaves a line", func(t *testing.T, w *world) {
+			refused(t, w.do(from(w, setDesired("none", "Stopped"))), NotFound)
+			e := last(w)
+			is(t, "type", e.Type, EventMutation)
+			is(t, "result", e.Reason, "not found")
+			is(t, "command", e.Details[0], Label{"command", "set_desired"})
+			is(t, "from", e.Details[1], Label{"from", "10.1.2.3:4567"})
+		}},
+		{"what changed nothing leaves a line", func(t *testing.T, w *world) {
+			w.ok(put("web"))
+			w.ok(from(w, put("web")))
+			is(t, "type", last(w).Type, EventMutation)
+			is(t, "result", last(w).Reason, "ok")
+		}},
+		{"a repetition leaves none", func(t *testing.T, w *world) {
+			c := from(w, setDesired("none", "Stopped"))
+			w.do(c)
+			n := w.s.Info().EventSeq
+			is(t, "duplicate", w.do(c).Duplicate, true)
+			is(t, "events", w.s.Info().EventSeq, n)
+		}},
+		{"the leader's own commands leave none", func(t *testing.T, w *world) {
+			n := w.s.Info().EventSeq
+			w.do(setDesired("none", "Stopped"))
+			is(t, "events", w.s.Info().EventSeq, n)
+		}},
+		{"what was refused at the edge is kept", func(t *testing.T, w *world) {
+			w.ok(&commandv1.Command{Body: &commandv1.Command_Audit{Audit: &commandv1.Audit{Type: EventCallRefused, Message: "m"}}})
+			is(t, "type", last(w).Type, EventCallRefused)
+			refused(t, w.do(&commandv1.Command{Body: &commandv1.Command_Audit{Audit: &commandv1.Audit{Type: EventNodeLost}}}), Invalid, "type")
+		}},
+	})
+}
+
+// trust draws a command of this file out of few names.
+func (g *stream) trust() Command {
+	w := &world{now: g.now}
+	digit := g.pick("authority", "1", "2", "3")
+	tok, role, name := g.pick("token", "t1", "t2"), g.pick("role", "agent", "agent", "scheduler", "user"), g.pick("name", "a", "n1", "n2")
+	switch g.n("trust", 0, 9) {
+	case 0:
+		return pin(g.odd("key", "x", "00112233aabbccdd", "ffeeddccbbaa9988"))
+	case 1:
+		return authority(digit, g.now+int64(g.n("active", -1, 1))*day, g.now+int64(g.n("end", 0, 3))*day)
+	case 2:
+		return dropAuthority(digit)
+	case 3, 4:
+		return joinToken(w, tok, role, uses(uint32(g.n("uses", 0, 3))))
+	case 5:
+		return dropToken(tok)
+	case 6, 7:
+		return join(w, tok, role, name, keyOf(byte(g.n("key", 1, 2))), func(a *commandv1.Admit) {
+			if role == "user" {
+				a.Access = "viewer"
+			}
+		})
+	case 8:
+		return revoke(g.pick("of", "agent", "user"), name, "")
+	}
+	if g.bool("level") {
+		return setLevel(3)
+	}
+	return putReplica(g.pick("replica", "r1", "r2"), 3)
+}
+
+// TestMaxTokenLife keeps the constant what the command line says.
+func TestMaxTokenLife(t *testing.T) { is(t, "life", MaxTokenLife, 168*time.Hour) }
