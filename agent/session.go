@@ -316,7 +316,7 @@ func (a *Agent) introduction() *controlv1.RegisterNodeRequest {
 			CpuReservedMillicores: a.cfg.ReservedCPU, MemoryReservedMb: a.cfg.ReservedMemory,
 		},
 		Labels: a.cfg.Labels, AgentVersion: a.cfg.Version, GrpcEndpoint: a.cfg.Advertise,
-		ClusterId: a.meta.Epoch.ClusterID, InstanceId: a.meta.InstanceID, FeatureLevel: a.cfg.FeatureLevel,
+		ClusterId: a.meta.Epoch.ClusterID, Shard: a.meta.Epoch.Shard, InstanceId: a.meta.InstanceID, FeatureLevel: a.cfg.FeatureLevel,
 	}
 }
 

@@ -38,6 +38,9 @@ func (s *Server) RegisterNode(ctx context.Context, req *controlv1.RegisterNodeRe
 	if want := req.GetClusterId(); want != "" && info.ClusterID != "" && want != info.ClusterID {
 		return refuse("node " + id + " belongs to cluster " + want + ", this is cluster " + info.ClusterID)
 	}
+	if want := req.GetShard(); want != "" && info.Shard != "" && want != info.Shard {
+		return refuse("node " + id + " belongs to shard " + want + ", this is shard " + info.Shard + " of cluster " + info.ClusterID)
+	}
 	caps := req.GetCapabilities()
 	if caps.GetCpuTotalMillicores() <= 0 {
 		return refuse("capabilities.cpu_total_millicores " + strconv.FormatInt(caps.GetCpuTotalMillicores(), 10) + " must be above 0")

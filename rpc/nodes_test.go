@@ -69,6 +69,8 @@ func TestRegisterNode(t *testing.T) {
 		{"a malformed id is not accepted", false, func(r *controlv1.RegisterNodeRequest) { r.NodeId = "a/b" }, codes.OK, false},
 		{"another cluster's node is not accepted", false, func(r *controlv1.RegisterNodeRequest) { r.ClusterId = "c2" }, codes.OK, false},
 		{"our own cluster's node is accepted", false, func(r *controlv1.RegisterNodeRequest) { r.ClusterId = "c1" }, codes.OK, true},
+		{"another shard's node is not accepted", false, func(r *controlv1.RegisterNodeRequest) { r.Shard = "west" }, codes.OK, false},
+		{"our own shard's node is accepted", false, func(r *controlv1.RegisterNodeRequest) { r.Shard = "default" }, codes.OK, true},
 		{"an existing agent is accepted", false, func(r *controlv1.RegisterNodeRequest) {
 			*r = controlv1.RegisterNodeRequest{NodeId: "old", GrpcEndpoint: ":50051", Capabilities: &controlv1.NodeCapabilities{CpuTotalMillicores: 1, MemoryTotalMb: 1}}
 		}, codes.OK, true},

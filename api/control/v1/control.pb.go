@@ -489,7 +489,10 @@ type RegisterNodeRequest struct {
 	// Random, made once per agent data directory: tells two machines under one node id apart.
 	InstanceId string `protobuf:"bytes,1000,opt,name=instance_id,json=instanceId,proto3" json:"instance_id,omitempty"`
 	// Highest feature level of the log that the agent's release knows of; for rolling upgrades.
-	FeatureLevel  uint32 `protobuf:"varint,1001,opt,name=feature_level,json=featureLevel,proto3" json:"feature_level,omitempty"`
+	FeatureLevel uint32 `protobuf:"varint,1001,opt,name=feature_level,json=featureLevel,proto3" json:"feature_level,omitempty"`
+	// The shard key that the node was told, or learned from its schedulers; checked
+	// when it is not empty.
+	Shard         string `protobuf:"bytes,1010,opt,name=shard,proto3" json:"shard,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -585,6 +588,13 @@ func (x *RegisterNodeRequest) GetFeatureLevel() uint32 {
 		return x.FeatureLevel
 	}
 	return 0
+}
+
+func (x *RegisterNodeRequest) GetShard() string {
+	if x != nil {
+		return x.Shard
+	}
+	return ""
 }
 
 // What a node has and what it can run.
@@ -5017,7 +5027,7 @@ const file_api_control_v1_control_proto_rawDesc = "" +
 	"\x06reason\x18\x03 \x01(\tR\x06reason\x12%\n" +
 	"\x0eapplied_action\x18\x04 \x01(\tR\rappliedAction\x129\n" +
 	"\n" +
-	"decided_at\x18\x05 \x01(\v2\x1a.google.protobuf.TimestampR\tdecidedAt\"\xe9\x03\n" +
+	"decided_at\x18\x05 \x01(\v2\x1a.google.protobuf.TimestampR\tdecidedAt\"\x80\x04\n" +
 	"\x13RegisterNodeRequest\x12\x17\n" +
 	"\anode_id\x18\x01 \x01(\tR\x06nodeId\x12G\n" +
 	"\fcapabilities\x18\x02 \x01(\v2#.persys.control.v1.NodeCapabilitiesR\fcapabilities\x12J\n" +
@@ -5029,7 +5039,8 @@ const file_api_control_v1_control_proto_rawDesc = "" +
 	"\ttimestamp\x18\a \x01(\v2\x1a.google.protobuf.TimestampR\ttimestamp\x12 \n" +
 	"\vinstance_id\x18\xe8\a \x01(\tR\n" +
 	"instanceId\x12$\n" +
-	"\rfeature_level\x18\xe9\a \x01(\rR\ffeatureLevel\x1a9\n" +
+	"\rfeature_level\x18\xe9\a \x01(\rR\ffeatureLevel\x12\x15\n" +
+	"\x05shard\x18\xf2\a \x01(\tR\x05shard\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xa1\x04\n" +

@@ -101,6 +101,7 @@ func (m *RegisterNodeRequest) CloneVT() *RegisterNodeRequest {
 	r.Timestamp = (*timestamppb.Timestamp)((*timestamppb1.Timestamp)(m.Timestamp).CloneVT())
 	r.InstanceId = m.InstanceId
 	r.FeatureLevel = m.FeatureLevel
+	r.Shard = m.Shard
 	if rhs := m.Labels; rhs != nil {
 		tmpContainer := make(map[string]string, len(rhs))
 		for k, v := range rhs {
@@ -1698,6 +1699,15 @@ func (m *RegisterNodeRequest) MarshalToSizedBufferVT(dAtA []byte) (int, error) {
 	if m.unknownFields != nil {
 		i -= len(m.unknownFields)
 		copy(dAtA[i:], m.unknownFields)
+	}
+	if len(m.Shard) > 0 {
+		i -= len(m.Shard)
+		copy(dAtA[i:], m.Shard)
+		i = protohelpers.EncodeVarint(dAtA, i, uint64(len(m.Shard)))
+		i--
+		dAtA[i] = 0x3f
+		i--
+		dAtA[i] = 0x92
 	}
 	if m.FeatureLevel != 0 {
 		i = protohelpers.EncodeVarint(dAtA, i, uint64(m.FeatureLevel))
@@ -6156,6 +6166,10 @@ func (m *RegisterNodeRequest) SizeVT() (n int) {
 	if m.FeatureLevel != 0 {
 		n += 2 + protohelpers.SizeOfVarint(uint64(m.FeatureLevel))
 	}
+	l = len(m.Shard)
+	if l > 0 {
+		n += 2 + l + protohelpers.SizeOfVarint(uint64(l))
+	}
 	n += len(m.unknownFields)
 	return n
 }
@@ -8966,6 +8980,38 @@ func (m *RegisterNodeRequest) UnmarshalVT(dAtA []byte) error {
 					break
 				}
 			}
+		case 1010:
+			if wireType != 2 {
+				return fmt.Errorf("proto: wrong wireType = %d for field Shard", wireType)
+			}
+			var stringLen uint64
+			for shift := uint(0); ; shift += 7 {
+				if shift >= 64 {
+					return protohelpers.ErrIntOverflow
+				}
+				if iNdEx >= l {
+					return io.ErrUnexpectedEOF
+				}
+				b := dAtA[iNdEx]
+				iNdEx++
+				stringLen |= uint64(b&0x7F) << shift
+				if b < 0x80 {
+					break
+				}
+			}
+			intStringLen := int(stringLen)
+			if intStringLen < 0 {
+				return protohelpers.ErrInvalidLength
+			}
+			postIndex := iNdEx + intStringLen
+			if postIndex < 0 {
+				return protohelpers.ErrInvalidLength
+			}
+			if postIndex > l {
+				return io.ErrUnexpectedEOF
+			}
+			m.Shard = string(dAtA[iNdEx:postIndex])
+			iNdEx = postIndex
 		default:
 			iNdEx = preIndex
 			skippy, err := protohelpers.Skip(dAtA[iNdEx:])

@@ -1,0 +1,328 @@
+package e2e
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/miekg/dns"
+
+	clusterv1 "github.com/persys/compute/api/cluster/v1"
+	"github.com/persys/compute/e2e/harness"
+)
+
+// part makes a server of others available to the test, or skips it loudly.
+func part(t *testing.T, make func() (*harness.Part, error)) *harness.Part {
+	t.Helper()
+	p, err := make()
+	if err != nil {
+		if os.Getenv("CI") == "true" {
+			t.Fatal(err)
+		}
+		t.Skipf("SKIPPED, NOTHING TESTED: %v", err)
+	}
+	t.Cleanup(func() {
+		if t.Failed() {
+			t.Logf("the end of %s:\n%s", p.Name, p.Tail(12))
+		}
+		if err := p.Kill(); err != nil {
+			t.Error(err)
+		}
+	})
+	return p
+}
+
+// said is an answer as far as two servers have to agree: what it says and where
+// that leads, not how it is written. TTLs are each server's own, and CoreDNS makes
+// up names for SRV targets that are addresses.
+func said(ctx context.Context, server, name string, qtype uint16) (string, error) {
+	q := new(dns.Msg).SetQuestion(name, qtype)
+	q.SetEdns0(1232, false)
+	m, _, err := (&dns.Client{Timeout: 2 * time.Second}).ExchangeContext(ctx, q, server)
+	if err != nil {
+		return "", err
+	}
+	where := map[string][]string{}
+	for _, rr := range append(slices.Clone(m.Extra), m.Answer...) {
+		switch rr := rr.(type) {
+		case *dns.A:
+			where[strings.ToLower(rr.Hdr.Name)] = append(where[rr.Hdr.Name], rr.A.String())
+		case *dns.AAAA:
+			where[strings.ToLower(rr.Hdr.Name)] = append(where[rr.Hdr.Name], rr.AAAA.String())
+		}
+	}
+	var out []string
+	for _, rr := range m.Answer {
+		switch rr := rr.(type) {
+		case *dns.A:
+			out = append(out, rr.A.String())
+		case *dns.AAAA:
+			out = append(out, rr.AAAA.String())
+		case *dns.SRV:
+			for _, ip := range where[strings.ToLower(rr.Target)] {
+				out = append(out, fmt.Sprintf("%s:%d", ip, rr.Port))
+			}
+			if len(where[strings.ToLower(rr.Target)]) == 0 {
+				out = append(out, fmt.Sprintf("%s:%d", rr.Target, rr.Port))
+			}
+		default:
+			out = append(out, rr.String())
+		}
+	}
+	slices.Sort(out)
+	// Whose it is: the zone in the SOA of a negative answer, too.
+	text := dns.RcodeToString[m.Rcode] + " " + strings.Join(slices.Compact(out), " ")
+	if len(out) == 0 && len(m.Ns) == 1 && m.Ns[0].Header().Rrtype == dns.TypeSOA {
+		text += "SOA"
+	}
+	return text, nil
+}
+
+// shard is a cluster that shares etcd and CoreDNS with another.
+type shard struct {
+	*harness.Cluster
+	key, domain, agents string
+}
+
+func (s *shard) env(etcd *harness.Part) map[string]string {
+	return map[string]string{
+		"SCHEDULER_SHARD_KEY": s.key, "ETCD_PREFIX": s.key, "ETCD_ENDPOINTS": etcd.Addr,
+		"DOMAIN": s.domain, "AGENTS_DISCOVERY_DOMAIN": s.agents,
+		"ETCD_PROBE_INTERVAL": "500ms", "ETCD_TIMEOUT": "1s",
+	}
+}
+
+// questions are what can be asked of both servers: existing names and others. An
+// address at the name of a service is not among them: in the SkyDNS layout every
+// key that holds an address answers for it.
+func (s *shard) questions(nodes ...string) (out [][2]string) {
+	for _, name := range []string{"_persys-scheduler." + s.domain, "_persys-scheduler._tcp." + s.domain} {
+		out = append(out, [2]string{name, "SRV"})
+	}
+	hosts := []string{"persys-scheduler." + s.domain, "nobody." + s.domain, "nobody.persys-scheduler." + s.domain, "nobody." + s.key + "." + s.agents}
+	for _, r := range s.Schedulers {
+		hosts = append(hosts, r.Name+".persys-scheduler."+s.domain)
+	}
+	for _, n := range nodes {
+		hosts = append(hosts, n+"."+s.key+"."+s.agents)
+	}
+	for _, h := range hosts {
+		out = append(out, [2]string{h, "A"}, [2]string{h, "AAAA"})
+	}
+	return out
+}
+
+// agree waits until CoreDNS answers every question as the replica's own server
+// does, and returns the answers.
+func (s *shard) agree(t *testing.T, coredns *harness.Part, when string, nodes ...string) map[string]string {
+	t.Helper()
+	all := map[string]string{}
+	must(t, harness.Poll(t.Context(), settle, "CoreDNS and "+s.key+"'s own DNS to agree "+when, func(ctx context.Context) error {
+		for _, q := range s.questions(nodes...) {
+			qtype := dns.StringToType[q[1]]
+			ours, err := said(ctx, s.Schedulers[0].DNS, q[0]+".", qtype)
+			if err != nil {
+				return err
+			}
+			theirs, err := said(ctx, coredns.Addr, q[0]+".", qtype)
+			if err != nil {
+				return err
+			}
+			if ours != theirs {
+				return fmt.Errorf("%s %s: ours %q, CoreDNS %q", q[0], q[1], ours, theirs)
+			}
+			all[q[0]+" "+q[1]] = ours
+		}
+		return nil
+	}))
+	return all
+}
+
+func (s *shard) want(t *testing.T, answers map[string]string, question, want string) {
+	t.Helper()
+	if got := answers[question]; got != want {
+		t.Errorf("%s: %q, want %q", question, got, want)
+	}
+}
+
+// Two clusters, one etcd, one CoreDNS: each cluster's names are there, the same as
+// in its own DNS, and follow replicas and nodes that go for good; neither sees or
+// disturbs the other, nor takes the other's nodes; and without CoreDNS or etcd
+// everything that runs goes on.
+func TestCoreDNS(t *testing.T) {
+	dir := t.TempDir()
+	etcd := part(t, func() (*harness.Part, error) { return harness.Etcd(t.Context(), dir) })
+	east := &shard{key: "east", domain: "east.test", agents: "agents.test"}
+	west := &shard{key: "west", domain: "west.test", agents: "agents.test"}
+	block := func(s *shard) harness.Block {
+		return harness.Block{Zones: []string{s.domain, s.key + "." + s.agents},
+			Config: "\tetcd {\n\t\tpath /" + s.key + "/skydns\n\t\tendpoint http://" + etcd.Addr + "\n\t}"}
+	}
+	coredns := part(t, func() (*harness.Part, error) { return harness.CoreDNS(t.Context(), dir, block(east), block(west)) })
+	must(t, etcd.Start())
+	must(t, harness.WaitEtcd(t.Context(), etcd, settle))
+	must(t, coredns.Start())
+	must(t, harness.WaitListening(t.Context(), coredns, settle))
+
+	bin := shipped(t)
+	east.Cluster = start(t, harness.Options{Binaries: bin, SchedulerEnv: fast(east.env(etcd))})
+	west.Cluster = start(t, harness.Options{Binaries: bin, Schedulers: 1, SchedulerEnv: fast(west.env(etcd))})
+	at := func(ip string) harness.AgentOptions {
+		return harness.AgentOptions{Simulate: true, Env: map[string]string{"PERSYS_GRPC_ADDR": ip}}
+	}
+	a := got[*harness.Agent](t)(east.StartAgent(t.Context(), at("127.0.0.21")))
+	b := got[*harness.Agent](t)(east.StartAgent(t.Context(), at("127.0.0.22")))
+	// The same node id in the other cluster, elsewhere.
+	got[*harness.Agent](t)(west.StartAgent(t.Context(), at("127.0.0.31")))
+	w := calmly(t, east.Cluster, 2)
+
+	answers := east.agree(t, coredns, "at first", a.NodeID, b.NodeID)
+	var ports []string
+	for _, s := range east.Schedulers {
+		ports = append(ports, s.GRPC)
+	}
+	slices.Sort(ports)
+	for _, name := range []string{"_persys-scheduler.east.test", "_persys-scheduler._tcp.east.test"} {
+		east.want(t, answers, name+" SRV", "NOERROR "+strings.Join(ports, " "))
+	}
+	east.want(t, answers, "persys-scheduler.east.test A", "NOERROR 127.0.0.1")
+	east.want(t, answers, "persys-scheduler.east.test AAAA", "NOERROR SOA")
+	east.want(t, answers, "scheduler-2.persys-scheduler.east.test A", "NOERROR 127.0.0.1")
+	east.want(t, answers, "nobody.east.test A", "NXDOMAIN SOA")
+	east.want(t, answers, "node-a.east.agents.test A", "NOERROR 127.0.0.21")
+	east.want(t, answers, "node-b.east.agents.test A", "NOERROR 127.0.0.22")
+	west0 := west.agree(t, coredns, "at first", "node-a", "node-b")
+	west.want(t, west0, "_persys-scheduler._tcp.west.test SRV", "NOERROR "+west.Schedulers[0].GRPC)
+	west.want(t, west0, "node-a.west.agents.test A", "NOERROR 127.0.0.31")
+	west.want(t, west0, "node-b.west.agents.test A", "NXDOMAIN SOA")
+
+	t.Run("a node of the other cluster", func(t *testing.T) { foreignNodes(t, east, west, b) })
+
+	t.Run("what goes for good", func(t *testing.T) {
+		admin := got[clusterv1.ClusterClient](t)(east.AnyAdmin(t.Context()))
+		must(t, b.Kill())
+		must(t, east.WaitNode(t.Context(), b.NodeID, "NotReady", settle))
+		east.want(t, east.agree(t, coredns, "with a node lost", b.NodeID), "node-b.east.agents.test A", "NOERROR 127.0.0.22")
+		_, err := admin.RemoveNode(t.Context(), &clusterv1.RemoveNodeRequest{NodeId: b.NodeID, Force: true})
+		must(t, err)
+		gone := east.Schedulers[2]
+		_, err = admin.RemoveReplica(t.Context(), &clusterv1.RemoveReplicaRequest{Replica: gone.Name})
+		must(t, err)
+		ctx, cancel := context.WithTimeout(t.Context(), settle)
+		defer cancel()
+		_, err = gone.Wait(ctx)
+		must(t, err)
+		var answers map[string]string
+		must(t, harness.Poll(t.Context(), settle, "the records' removal", func(context.Context) error {
+			answers = east.agree(t, coredns, "after the removals", a.NodeID, b.NodeID)
+			if answers[gone.Name+".persys-scheduler.east.test A"] != "NXDOMAIN SOA" || answers["node-b.east.agents.test A"] != "NXDOMAIN SOA" {
+				return fmt.Errorf("answers %v", answers)
+			}
+			return nil
+		}))
+		if strings.Contains(answers["_persys-scheduler._tcp.east.test SRV"], gone.GRPC) {
+			t.Errorf("the removed replica is still named: %v", answers)
+		}
+		if now := west.agree(t, coredns, "after the removals", "node-a", "node-b"); fmt.Sprint(now) != fmt.Sprint(west0) {
+			t.Errorf("the other cluster's answers have changed: %v, they were %v", now, west0)
+		}
+	})
+
+	t.Run("without CoreDNS and etcd", func(t *testing.T) {
+		leader := got[int](t)(east.WaitLeader(t.Context(), electionLimit))
+		before, err := east.Schedulers[leader].Output()
+		must(t, err)
+		must(t, coredns.Kill())
+		must(t, etcd.Kill())
+		must(t, harness.Poll(t.Context(), settle, "a warning", func(context.Context) error {
+			text, err := east.Schedulers[leader].Output()
+			if err != nil {
+				return err
+			}
+			for line := range strings.Lines(text[len(before):]) {
+				if strings.Contains(line, "level=WARN") && strings.Contains(line, "etcd") {
+					return nil
+				}
+			}
+			return errors.New("none about etcd")
+		}))
+		for _, s := range []*shard{east, west} {
+			for _, r := range s.Schedulers {
+				if !r.Running() {
+					continue
+				}
+				answer, err := said(t.Context(), r.DNS, "persys-scheduler."+s.domain+".", dns.TypeA)
+				must(t, err)
+				if answer != "NOERROR 127.0.0.1" {
+					t.Errorf("%s of %s answers %q", r.Name, s.key, answer)
+				}
+			}
+		}
+		must(t, etcd.Start())
+		must(t, coredns.Start())
+		must(t, harness.WaitListening(t.Context(), coredns, settle))
+		// What changed meanwhile, or could not, is there in the end.
+		extra := got[*harness.Agent](t)(east.StartAgent(t.Context(), at("127.0.0.23")))
+		east.want(t, east.agree(t, coredns, "after the outage", extra.NodeID), extra.NodeID+".east.agents.test A", "NOERROR 127.0.0.23")
+		for id, was := range w.before {
+			if was.GetAssignedNodeId() != a.NodeID {
+				continue
+			}
+			if runs := runsOf(t, east.Cluster, id); len(runs) != 1 || runs[0].To != 0 {
+				t.Errorf("%s was disturbed: %+v", id, runs)
+			}
+		}
+	})
+}
+
+// foreignNodes: a node that belongs to one cluster or shard and is pointed at the
+// schedulers of another is refused and says why, and the other cluster has no
+// record of it.
+func foreignNodes(t *testing.T, east, west *shard, member *harness.Agent) {
+	ids := func(s *shard) string {
+		st, err := s.Status(t.Context(), 0)
+		must(t, err)
+		return st.GetClusterId()
+	}
+	idEast, idWest := ids(east), ids(west)
+	old := member.Env
+	must(t, member.Kill())
+	set(member.Process, map[string]string{"PERSYS_SCHEDULER_ADDR": west.Schedulers[0].GRPC})
+	must(t, member.Start())
+	says := func(p *harness.Process, want ...string) {
+		t.Helper()
+		must(t, harness.Poll(t.Context(), settle, p.Name+"'s complaint", func(context.Context) error {
+			text, err := p.Output()
+			if err != nil {
+				return err
+			}
+			for line := range strings.Lines(text) {
+				if !slices.ContainsFunc(want, func(w string) bool { return !strings.Contains(line, w) }) {
+					return nil
+				}
+			}
+			return fmt.Errorf("no line with %q:\n%s", want, p.Tail(5))
+		}))
+	}
+	says(member.Process, "node-b belongs to cluster "+idEast, "this is cluster "+idWest)
+	must(t, member.Kill())
+	member.Env = old
+	must(t, member.Start())
+	must(t, east.WaitNode(t.Context(), member.NodeID, "Ready", settle))
+
+	fresh := got[*harness.Agent](t)(west.NewAgent(harness.AgentOptions{Simulate: true, Env: map[string]string{"PERSYS_SCHEDULER_SHARD": "east"}}))
+	must(t, fresh.Start())
+	says(fresh.Process, fresh.NodeID+" belongs to shard east", "this is shard west of cluster "+idWest)
+	must(t, fresh.Kill())
+
+	control, err := west.Status(t.Context(), 0)
+	must(t, err)
+	if control.GetNodes() != 1 {
+		t.Errorf("the other cluster has %d nodes, want its own one", control.GetNodes())
+	}
+}

@@ -1,0 +1,155 @@
+package harness
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"time"
+)
+
+// tools are the servers of others that tests and benchmarks run, each pinned in
+// a module of its own under tools/.
+var tools = map[string]string{
+	"etcd":    "go.etcd.io/etcd/server/v3",
+	"coredns": ".",
+}
+
+// Tool is the path of a server from tools/, built into .cache/bin once per
+// checkout. The first build takes from half a minute to two.
+func Tool(ctx context.Context, name string) (string, error) {
+	pkg, ok := tools[name]
+	if !ok {
+		return "", fmt.Errorf("there is no tools/%s", name)
+	}
+	root, err := Root(ctx)
+	if err != nil {
+		return "", err
+	}
+	bin := filepath.Join(root, ".cache", "bin", name)
+	if _, err := os.Stat(bin); err == nil {
+		return bin, nil
+	}
+	// Under another name first: whoever looks meanwhile must not run half of it.
+	part := fmt.Sprintf("%s.%d", bin, os.Getpid())
+	defer os.Remove(part)
+	cmd := exec.CommandContext(ctx, "go", "build", "-trimpath", "-o", part, pkg)
+	cmd.Dir = filepath.Join(root, "tools", name)
+	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return "", fmt.Errorf("building tools/%s: %w\n%s", name, err, out)
+	}
+	return bin, os.Rename(part, bin)
+}
+
+// Part is a server of others beside the cluster.
+type Part struct {
+	*Process
+	Addr string // host:port where it is asked
+}
+
+// Etcd prepares an etcd of one member with its data under dir.
+func Etcd(ctx context.Context, dir string) (*Part, error) {
+	bin, err := Tool(ctx, "etcd")
+	if err != nil {
+		return nil, err
+	}
+	var p ports
+	client, err := p.take()
+	if err != nil {
+		return nil, err
+	}
+	peer, err := p.take()
+	if err != nil {
+		return nil, err
+	}
+	url := func(port int) string { return "http://" + loopback(port) }
+	return &Part{Addr: loopback(client), Process: &Process{
+		Name: "etcd", Path: bin, Log: filepath.Join(dir, "etcd.log"), Env: environment(),
+		Args: []string{"--name", "m", "--data-dir", filepath.Join(dir, "etcd"), "--log-level", "warn", "--unsafe-no-fsync",
+			"--listen-client-urls", url(client), "--advertise-client-urls", url(client),
+			"--listen-peer-urls", url(peer), "--initial-advertise-peer-urls", url(peer), "--initial-cluster", "m=" + url(peer)},
+	}}, nil
+}
+
+// Block is one server block of CoreDNS: zones, and the plugins' lines.
+type Block struct {
+	Zones  []string
+	Config string
+}
+
+// CoreDNS prepares a CoreDNS with its configuration under dir.
+func CoreDNS(ctx context.Context, dir string, blocks ...Block) (*Part, error) {
+	bin, err := Tool(ctx, "coredns")
+	if err != nil {
+		return nil, err
+	}
+	var p ports
+	port, err := p.take()
+	if err != nil {
+		return nil, err
+	}
+	var text strings.Builder
+	for _, b := range blocks {
+		for _, z := range b.Zones {
+			fmt.Fprintf(&text, "%s:%d ", z, port)
+		}
+		fmt.Fprintf(&text, "{\n\tbind 127.0.0.1\n\terrors\n%s\n}\n", b.Config)
+	}
+	file := filepath.Join(dir, "Corefile")
+	if err := os.WriteFile(file, []byte(text.String()), 0o644); err != nil {
+		return nil, err
+	}
+	return &Part{Addr: loopback(port), Process: &Process{
+		Name: "coredns", Path: bin, Log: filepath.Join(dir, "coredns.log"), Env: environment(), Dir: dir,
+		Args: []string{"-conf", file, "-quiet"},
+	}}, nil
+}
+
+// WaitEtcd waits until an etcd serves.
+func WaitEtcd(ctx context.Context, p *Part, limit time.Duration) error {
+	return Poll(ctx, limit, p.Name+" serving", func(ctx context.Context) error {
+		if !p.Running() {
+			return Fatal(fmt.Errorf("it has ended:\n%s", p.Tail(10)))
+		}
+		ctx, cancel := context.WithTimeout(ctx, time.Second)
+		defer cancel()
+		req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+p.Addr+"/health", nil)
+		if err != nil {
+			return err
+		}
+		client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
+		resp, err := client.Do(req)
+		if err != nil {
+			return err
+		}
+		body, err := io.ReadAll(io.LimitReader(resp.Body, 4096))
+		if err = errors.Join(err, resp.Body.Close()); err == nil && !bytes.Contains(body, []byte(`"health":"true"`)) {
+			err = fmt.Errorf("it says %s", body)
+		}
+		return err
+	})
+}
+
+// WaitListening waits until a server takes TCP connections.
+func WaitListening(ctx context.Context, p *Part, limit time.Duration) error {
+	return Poll(ctx, limit, p.Name+" listening", func(ctx context.Context) error {
+		if !p.Running() {
+			return Fatal(fmt.Errorf("it has ended:\n%s", p.Tail(10)))
+		}
+		ctx, cancel := context.WithTimeout(ctx, time.Second)
+		defer cancel()
+		conn, err := (&net.Dialer{}).DialContext(ctx, "tcp", p.Addr)
+		if err != nil {
+			return err
+		}
+		return conn.Close()
+	})
+}
