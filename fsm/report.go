@@ -34,6 +34,9 @@ func (t *Tx) reportOne(r *commandv1.WorkloadReport) bool {
 	if !ok {
 		return known // an orphan: reported, and left to people
 	}
+	if old.Outran(said, t.r.info) {
+		return t.catchUp(old, r) || known
+	}
 	if old.Node == "" || old.Node != r.GetNode() {
 		return t.leftBehind(old, r) || known
 	}

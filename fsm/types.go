@@ -406,6 +406,8 @@ const (
 	EventClusterFormed     = "ClusterFormed"
 	EventFeatureLevelRaise = "FeatureLevelRaised"
 	EventMirrorAttached    = "MirrorAttached"
+	EventClusterRestored   = "ClusterRestored"
+	EventClusterRecovered  = "ClusterRecovered"
 
 	EventClusterKeyPinned   = "ClusterKeyPinned"
 	EventAuthorityAdded     = "AuthorityAdded"

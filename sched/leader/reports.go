@@ -140,6 +140,9 @@ func Judge(view fsm.View, node *fsm.Node, r *sched.Reported) *commandv1.Workload
 	if !known {
 		return nil
 	}
+	if w.Outran(r.Observation.Generation, view.Info()) {
+		return report(node.ID, r) // the state went back: a backup, or a lost quorum
+	}
 	if w.Node != node.ID {
 		// What it has left over is to be stopped, unless that is asked for already.
 		_, left := view.Residual(node.ID, r.Workload)

@@ -1,0 +1,224 @@
+package fsm
+
+import (
+	"cmp"
+	"strconv"
+	"time"
+
+	"github.com/tidwall/btree"
+)
+
+// A state comes back in two ways: from a backup, or from the disk of the one
+// replica that is left of a cluster. Both may be older than what agents have been
+// told, so both begin a new incarnation (DESIGN, decision 9): every epoch and
+// every generation given out from here on is above all former ones. Nothing that
+// runs is touched by that: an order is only made anew where the record changed,
+// or where a node shows that it was told more than the state knows (Outran).
+
+// Rebirth is what a state that comes back cannot know by itself.
+type Rebirth struct {
+	At int64  // Unix nanoseconds; the new incarnation is at least its milliseconds
+	By string // who asked, for the event
+}
+
+// incarnation is the first that is above all of those.
+func (r Rebirth) incarnation(old ...uint64) uint64 {
+	next := uint64(max(1, r.At/int64(time.Millisecond)))
+	for _, o := range old {
+		next = max(next, o+1)
+	}
+	return next
+}
+
+// Recovered is s as the state of a cluster whose only replica is self: the
+// others, and with them the quorum, are lost for good. Only the one who applies
+// to s may call it.
+func (s State) Recovered(self string, r Rebirth) State {
+	t := s.Begin()
+	info := &t.r.info
+	t.meta, t.by = Meta{info.Index, info.Term}, r.By
+	info.Clock = max(info.Clock, r.At)
+	info.Incarnation = r.incarnation(info.Incarnation)
+	var lost []*Replica
+	s.Replicas(func(p *Replica) bool {
+		if p.ID != self {
+			lost = append(lost, p)
+		}
+		return true
+	})
+	for _, p := range lost {
+		t.dropReplica(p)
+	}
+	t.event(Event{
+		Type: EventClusterRecovered, Message: "quorum was lost: one replica goes on alone",
+		Details: []Label{{"incarnation", strconv.FormatUint(info.Incarnation, 10)}, {"lost_replicas", strconv.Itoa(len(lost))}},
+	})
+	return t.Commit()
+}
+
+// Restored is what a cluster whose state is present has after backup is restored
+// into it. The backup gives what people asked for: the workloads, with their
+// specs and desired states. What is a fact now stays one: replicas, mode,
+// registered nodes, history, and, for a workload that both know, where it is.
+//
+// A cluster without nodes and workloads knows no facts, and gets everything.
+// The id is present's if it has one. Whoever calls has compared it with the
+// backup's: agents obey no other cluster than their own.
+//
+// What present has and the backup lacks is forgotten. Where it runs it goes on to
+// run, as an orphan that nobody stops.
+func Restored(backup, present State, r Rebirth) (State, error) {
+	b, p := backup.Info(), present.Info()
+	if b.ClusterID == "" {
+		return State{}, &Refusal{Kind: Invalid, Reason: "the backup is of a cluster that was never formed"}
+	}
+	info := b
+	if p.ClusterID != "" {
+		info.ClusterID, info.Shard = p.ClusterID, p.Shard
+		info.Mode, info.ModeReason, info.ModeChangedAt, info.ModePinned = p.Mode, p.ModeReason, p.ModeChangedAt, p.ModePinned
+		info.MirrorEtcd = p.MirrorEtcd
+	}
+	info.Incarnation = r.incarnation(b.Incarnation, p.Incarnation)
+	info.Sequence = max(b.Sequence, p.Sequence)
+	info.Clock = max(b.Clock, p.Clock, r.At)
+	info.FeatureLevel = max(b.FeatureLevel, p.FeatureLevel)
+	info.Digest = p.Digest
+	// Ahead of every view that was given out here, and of none to come.
+	info.Index, info.Term = max(b.Index, p.Index)+1, p.Term
+
+	t := &Tx{r: *New().r}
+	t.r.info = info
+	t.meta, t.by = Meta{info.Index, info.Term}, r.By
+	t.r.replicas = duplicate(present.r.replicas)
+
+	virgin := present.NodeCount() == 0 && present.WorkloadCount() == 0
+	facts := present
+	if virgin {
+		facts = backup
+	}
+	t.r.nodes = duplicate(facts.r.nodes)
+	t.r.residuals = duplicate(facts.r.residuals)
+	t.r.events = duplicate(facts.r.events)
+	t.r.receipts, t.r.byRequest = duplicate(facts.r.receipts), duplicate(facts.r.byRequest)
+	f := facts.Info()
+	t.r.info.EventSeq, t.r.info.ReceiptSeq, t.r.info.ReceiptsDroppedUntil = f.EventSeq, f.ReceiptSeq, f.ReceiptsDroppedUntil
+
+	backup.Workloads("", func(w *Workload) bool {
+		if !virgin {
+			if w = t.returning(w, present); w == nil {
+				return true
+			}
+		}
+		t.r.workloads.Set(w.ID, w)
+		return true
+	})
+	if err := t.derive(); err != nil {
+		return State{}, err
+	}
+	t.event(Event{
+		Type: EventClusterRestored, Message: "restored from a backup of " + time.Unix(0, b.Clock).UTC().Format(time.RFC3339),
+		Details: []Label{
+			{"backup_cluster", b.ClusterID}, {"backup_index", strconv.FormatUint(b.Index, 10)},
+			{"incarnation", strconv.FormatUint(info.Incarnation, 10)},
+		},
+	})
+	s := t.Commit()
+	if err := s.Check(); err != nil {
+		return State{}, broken("restored: %s", err.Error())
+	}
+	return s, nil
+}
+
+// duplicate copies a tree of a published state record by record: Copy writes to
+// its receiver, which is the applying goroutine's to do.
+func duplicate[K cmp.Ordered, V any](m *btree.Map[K, V]) *btree.Map[K, V] {
+	out := new(btree.Map[K, V])
+	m.Scan(func(k K, v V) bool {
+		out.Set(k, v)
+		return true
+	})
+	return out
+}
+
+// returning is a record of the backup in a cluster that knows where things are;
+// nil if it does not come back.
+func (t *Tx) returning(old *Workload, present State) *Workload {
+	w := *old
+	now, known := present.Workload(w.ID)
+	if w.Desired == DesiredDeleted {
+		if !known {
+			return nil // its delete has ended since
+		}
+		keep := *now // what became of it since is not undone by half a delete
+		return &keep
+	}
+	w.CreateIndex, w.ModifyIndex, w.UpdatedAt = t.meta.Index, t.meta.Index, t.r.info.Clock
+	w.Retry = Retry{MaxAttempts: w.Retry.MaxAttempts}
+	w.Reason = Reason{}
+	w.Node, w.PreviousNode, w.AssignedAt = "", "", 0
+	w.Acknowledged, w.Actual = false, Observation{}
+	if known {
+		w.CreateIndex = now.CreateIndex
+		w.Restarts = max(w.Restarts, now.Restarts)
+		w.PreviousNode = now.PreviousNode
+	}
+	if known && now.Node != "" {
+		w.Node, w.AssignedAt, w.Actual = now.Node, now.AssignedAt, now.Actual
+		w.Generation, w.Acknowledged, w.Reason, w.Retry = now.Generation, now.Acknowledged, now.Reason, now.Retry
+		if w.Content == now.Content && w.Desired == now.Desired {
+			w.ModifyIndex, w.UpdatedAt, w.Restarts = now.ModifyIndex, now.UpdatedAt, now.Restarts
+		} else {
+			t.newOrder(&w)
+			w.Retry = Retry{MaxAttempts: old.Retry.MaxAttempts}
+		}
+	} else {
+		w.Generation = t.generation()
+	}
+	n, _ := present.Node(w.Node)
+	w.Status = statusOf(&w, n)
+	return &w
+}
+
+// Outran reports whether a word about generation said shows that the state went
+// back: the generation is of a former incarnation, yet later than the one that w
+// had then. The node that says so was told more than this state knows, and what
+// it was told last is where the workload is.
+func (w *Workload) Outran(said Generation, now Info) bool {
+	return now.FeatureLevel >= 2 && said.Incarnation < now.Incarnation && w.Generation.Less(said) && w.Desired != DesiredDeleted
+}
+
+// catchUp binds w to the node that was told more, with a new order, so that it is
+// where it was and as the state wants it.
+func (t *Tx) catchUp(old *Workload, r reporter) bool {
+	n, ok := t.r.nodes.Get(r.GetNode())
+	if !ok || !n.Up || r.GetGone() || r.GetRefused() {
+		return false
+	}
+	w := *old
+	if w.Node != n.ID {
+		if w.Node != "" {
+			t.release(&w, false, CodeLeftBehind)
+		}
+		if left, ok := t.r.residuals.Get(pair(n.ID, w.ID)); ok {
+			t.dropResidual(left)
+		}
+		w.Node, w.AssignedAt = n.ID, t.r.info.Clock
+	}
+	w.Generation = t.generation()
+	w.Acknowledged = false
+	w.Reason = Reason{}
+	t.putWorkload(old, &w)
+	t.event(Event{Type: EventWorkloadScheduled, Workload: w.ID, Node: n.ID, Reason: CodeFoundThere, Message: "found there after a restore"})
+	return true
+}
+
+// reporter is what catchUp needs of a report.
+type reporter interface {
+	GetNode() string
+	GetGone() bool
+	GetRefused() bool
+}
+
+// CodeFoundThere is the reason of an assignment that a node, not the planner,
+// made known.
+const CodeFoundThere = "FoundThere"

@@ -1,0 +1,258 @@
+package fsm
+
+import (
+	"strings"
+	"testing"
+
+	commandv1 "github.com/persys/compute/api/command/v1"
+)
+
+// later is a moment whose milliseconds are above every incarnation in use.
+const later = int64(4_000_000_000_000) * 1_000_000
+
+func restored(t *testing.T, backup, present State) State {
+	t.Helper()
+	s, err := Restored(backup, present, Rebirth{At: later, By: "admin"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Check(); err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+// wentOn is w with another state under it, for more commands.
+func (w *world) wentOn(s State) *world {
+	next := *w
+	next.s, next.index = s, max(w.index, s.Info().Index)
+	return &next
+}
+
+func lastEvent(s State) (e *Event) {
+	s.EventsBack(func(x *Event) bool { e = x; return false })
+	return e
+}
+
+func TestRestored(t *testing.T) {
+	for _, c := range []struct {
+		name string
+		run  func(t *testing.T, w *world)
+	}{
+		{"a new cluster gets everything under a new incarnation", func(t *testing.T, w *world) {
+			w.place("web", "a")
+			w.run("web")
+			fresh := virgin(t)
+			fresh.ok(initCluster("c1"))
+			s := restored(t, w.s, fresh.s)
+			x, _ := s.Workload("web")
+			is(t, "node", x.Node, "a")
+			is(t, "status", x.Status, StatusRunning)
+			is(t, "generation", x.Generation, w.workload("web").Generation)
+			is(t, "nodes", s.NodeCount(), 2)
+			is(t, "incarnation", s.Info().Incarnation, uint64(4_000_000_000_000))
+			is(t, "event", lastEvent(s).Type, EventClusterRestored)
+			is(t, "by", lastEvent(s).By, "admin")
+		}},
+		{"the incarnation is above both, whatever the clock says", func(t *testing.T, w *world) {
+			s, err := Restored(w.s, w.s, Rebirth{At: 0})
+			if err != nil {
+				t.Fatal(err)
+			}
+			is(t, "incarnation", s.Info().Incarnation, w.s.Info().Incarnation+1)
+		}},
+		{"its index is above every view that was given out", func(t *testing.T, w *world) {
+			old := w.s
+			w.place("web", "a")
+			is(t, "index", restored(t, old, w.s).Info().Index, w.s.Info().Index+1)
+		}},
+		{"an unchanged workload keeps node, generation and status", func(t *testing.T, w *world) {
+			w.place("web", "a")
+			w.run("web")
+			s := restored(t, w.s, w.s)
+			x, _ := s.Workload("web")
+			is(t, "record", x.Node == "a" && x.Acknowledged && x.Status == StatusRunning, true)
+			is(t, "generation", x.Generation, w.workload("web").Generation)
+		}},
+		{"a changed spec goes back, where the workload is now", func(t *testing.T, w *world) {
+			w.place("web", "a", content("c1:old"))
+			w.run("web")
+			backup := w.s
+			w.ok(put("web", content("c1:new")))
+			w.ok(w.evict("web", CodeDraining, false))
+			w.ok(w.assign("web", "b"))
+			w.run("web")
+			s := restored(t, backup, w.s)
+			x, _ := s.Workload("web")
+			is(t, "content", x.Content, "c1:old")
+			is(t, "node", x.Node, "b")
+			is(t, "status", x.Status, StatusUpdating)
+			is(t, "incarnation of the order", x.Generation.Incarnation, s.Info().Incarnation)
+			_, left := s.Residual("a", "web")
+			is(t, "what a may still run is remembered", left, true)
+		}},
+		{"a deleted workload comes back and is placed anew", func(t *testing.T, w *world) {
+			w.place("web", "a")
+			w.run("web")
+			backup, g := w.s, w.generation("web")
+			w.ok(remove("web", false))
+			w.ok(gone("web", "a", generationPB(Generation{Incarnation: g.Incarnation, Sequence: w.s.Info().Sequence})))
+			s := restored(t, backup, w.s)
+			x, _ := s.Workload("web")
+			is(t, "status", x.Status, StatusPending)
+			is(t, "node", x.Node, "")
+		}},
+		{"a workload that the backup lacks is forgotten", func(t *testing.T, w *world) {
+			backup := w.s
+			w.place("web", "a")
+			s := restored(t, backup, w.s)
+			is(t, "workloads", s.WorkloadCount(), 0)
+			is(t, "promised on a", s.Alloc("a").Workloads, 0)
+		}},
+		{"a delete that was under way and has ended stays ended", func(t *testing.T, w *world) {
+			w.place("web", "a")
+			w.ok(remove("web", false))
+			backup := w.s
+			w.ok(gone("web", "a", generationPB(Generation{Incarnation: w.s.Info().Incarnation, Sequence: w.s.Info().Sequence})))
+			is(t, "gone before", w.s.WorkloadCount(), 0)
+			is(t, "gone after", restored(t, backup, w.s).WorkloadCount(), 0)
+		}},
+		{"mode, nodes and replicas are present's", func(t *testing.T, w *world) {
+			w.ok(putReplica("r1", 1))
+			backup := w.s
+			w.ok(setMode("degraded", "etcd is away"))
+			w.ok(cordon2(w, "a"))
+			w.ok(removeReplica("r1"))
+			w.ok(putReplica("r2", 1))
+			s := restored(t, backup, w.s)
+			is(t, "mode", s.Info().Mode, ModeDegraded)
+			n, _ := s.Node("a")
+			is(t, "cordoned", n.Cordoned, true)
+			_, r1 := s.Replica("r1")
+			_, r2 := s.Replica("r2")
+			is(t, "r1 is there", r1, false)
+			is(t, "r2 is there", r2, true)
+		}},
+		{"the id is present's", func(t *testing.T, w *world) {
+			other := virgin(t)
+			other.ok(initCluster("c2"))
+			is(t, "id", restored(t, w.s, other.s).Info().ClusterID, "c2")
+		}},
+		{"a virgin state is no backup", func(t *testing.T, w *world) {
+			_, err := Restored(New(), w.s, Rebirth{At: later})
+			if err == nil || !strings.Contains(err.Error(), "never formed") {
+				t.Errorf("error %v", err)
+			}
+		}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			w := formed(t, "a", "b")
+			before := snapshotBytes(t, w.s)
+			kept := w.s
+			c.run(t, w)
+			if string(snapshotBytes(t, kept)) != string(before) {
+				t.Error("a state that was given out has changed")
+			}
+		})
+	}
+}
+
+// cordon2 is cordon in a frozen mode, where it is refused: the mode is lifted for
+// a moment.
+func cordon2(w *world, node string) Command {
+	info := w.s.Info()
+	w.ok(setMode("normal", ""))
+	w.ok(cordon(node, true))
+	return setMode(string(info.Mode), info.ModeReason)
+}
+
+// A snapshot of what was restored reads back the same: it is what travels to the
+// other replicas.
+func TestRestoredTravels(t *testing.T) {
+	w := formed(t, "a", "b")
+	w.place("web", "a")
+	backup := w.s
+	w.ok(put("web", content("c1:new")))
+	s := restored(t, backup, w.s)
+	again, err := ReadSnapshot(strings.NewReader(string(snapshotBytes(t, s))))
+	if err != nil {
+		t.Fatal(err)
+	}
+	mustEqualStates(t, "after the journey", s, again)
+}
+
+func TestRecovered(t *testing.T) {
+	w := formed(t, "a")
+	w.ok(putReplica("r1", 1))
+	w.ok(putReplica("r2", 1))
+	w.place("web", "a")
+	w.run("web")
+	s := w.s.Recovered("r2", Rebirth{At: later, By: "operator"})
+	if err := s.Check(); err != nil {
+		t.Fatal(err)
+	}
+	_, r1 := s.Replica("r1")
+	_, r2 := s.Replica("r2")
+	is(t, "r1 is there", r1, false)
+	is(t, "r2 is there", r2, true)
+	is(t, "incarnation", s.Info().Incarnation, uint64(4_000_000_000_000))
+	x, _ := s.Workload("web")
+	is(t, "status", x.Status, StatusRunning)
+	is(t, "event", lastEvent(s).Type, EventClusterRecovered)
+}
+
+// The state went back, and a node was told more than it knows.
+func TestNodeWasToldMore(t *testing.T) {
+	says := func(node string, g Generation) Command {
+		return report(&commandv1.WorkloadReport{Workload: "web", Node: node, Generation: generationPB(g), State: string(ActualRunning)})
+	}
+	build := func(t *testing.T, opts ...func(*commandv1.WorkloadPut)) *world {
+		w := formed(t, "a", "b")
+		w.place("web", "a", opts...)
+		w.run("web")
+		return w.wentOn(w.s.Recovered("none", Rebirth{At: later}))
+	}
+	ahead := func(w *world) Generation {
+		g := w.workload("web").Generation
+		g.Sequence += 5
+		return g
+	}
+	for _, c := range []struct {
+		name string
+		run  func(t *testing.T, w *world)
+	}{
+		{"the same node: a new order to it", func(t *testing.T, w *world) {
+			w.ok(says("a", ahead(w)))
+			x := w.workload("web")
+			is(t, "node", x.Node, "a")
+			is(t, "acknowledged", x.Acknowledged, false)
+			is(t, "incarnation", x.Generation.Incarnation, w.s.Info().Incarnation)
+		}},
+		{"another node: it is there, and the former one is told to let go", func(t *testing.T, w *world) {
+			w.ok(says("b", ahead(w)))
+			x := w.workload("web")
+			is(t, "node", x.Node, "b")
+			_, left := w.s.Residual("a", "web")
+			is(t, "residual on a", left, true)
+			is(t, "event", w.eventOf(EventWorkloadScheduled).Reason, CodeFoundThere)
+		}},
+		{"an older word changes nothing", func(t *testing.T, w *world) {
+			g := w.workload("web").Generation
+			g.Sequence--
+			w.do(says("b", g))
+			is(t, "node", w.workload("web").Node, "a")
+		}},
+		{"a gone instance is not where the workload is", func(t *testing.T, w *world) {
+			w.do(gone("web", "b", generationPB(ahead(w))))
+			is(t, "node", w.workload("web").Node, "a")
+		}},
+		{"once ordered anew, the state knows better", func(t *testing.T, w *world) {
+			g := ahead(w)
+			w.ok(userRetry("web"))
+			w.do(says("b", g))
+			is(t, "node", w.workload("web").Node, "a")
+		}},
+	} {
+		t.Run(c.name, func(t *testing.T) { c.run(t, build(t)) })
+	}
+}
