@@ -36,6 +36,8 @@ type leadership struct {
 	mu      sync.Mutex
 	cur     *tenure
 	changed chan struct{} // closed and replaced at every change
+	leads   bool          // what Raft announced last
+	held    bool          // no tenure, although Raft may say that this replica leads
 }
 
 func newLeadership() *leadership { return &leadership{changed: make(chan struct{})} }
@@ -43,26 +45,39 @@ func newLeadership() *leadership { return &leadership{changed: make(chan struct{
 // drain does nothing but take announcements, so that Raft is never held up and
 // none is lost, however long a stint takes to end.
 func (l *leadership) drain(parent context.Context, notify <-chan bool, stop <-chan struct{}) {
-	defer l.set(nil)
+	defer l.announce(parent, false)
 	for {
 		select {
 		case leads := <-notify:
-			if !leads {
-				l.set(nil)
-				continue
-			}
-			ctx, cancel := context.WithCancel(parent)
-			l.set(&tenure{ctx: ctx, cancel: cancel, since: time.Now()})
+			l.announce(parent, leads)
 		case <-stop:
 			return
 		}
 	}
 }
 
-func (l *leadership) set(t *tenure) {
+func (l *leadership) announce(parent context.Context, leads bool) {
+	l.update(parent, func() { l.leads = leads })
+}
+
+// hold ends the present tenure and lets none begin before release: the state is
+// about to be replaced, and whoever acts must have seen the new one.
+func (l *leadership) hold() { l.update(nil, func() { l.held = true }) }
+
+func (l *leadership) release(parent context.Context) {
+	l.update(parent, func() { l.held = false })
+}
+
+// update ends the tenure that there is and begins a new one if it may.
+func (l *leadership) update(parent context.Context, change func()) {
 	l.mu.Lock()
+	change()
 	old := l.cur
-	l.cur = t
+	l.cur = nil
+	if l.leads && !l.held {
+		ctx, cancel := context.WithCancel(parent)
+		l.cur = &tenure{ctx: ctx, cancel: cancel, since: time.Now()}
+	}
 	close(l.changed)
 	l.changed = make(chan struct{})
 	l.mu.Unlock()

@@ -49,6 +49,7 @@ type Node struct {
 	learned   atomic.Pointer[string] // cluster id, once it is certain
 	removed   atomic.Bool
 	leaving   atomic.Bool
+	restoring atomic.Bool // proposals are refused: see Restore
 
 	ctx    context.Context
 	cancel context.CancelFunc

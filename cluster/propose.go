@@ -107,6 +107,9 @@ func (p *proposer) propose(ctx context.Context, cmds []fsm.Command) (results []f
 		}
 		return nil, 0, 0, p.n.notLeader()
 	}
+	if p.n.restoring.Load() {
+		return nil, 0, 0, fmt.Errorf("%w: a backup is being restored", ErrBusy)
+	}
 	if len(cmds) == 0 {
 		return nil, 0, 0, nil
 	}

@@ -1,0 +1,231 @@
+package cluster
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"time"
+
+	"github.com/hashicorp/raft"
+
+	"github.com/persys/compute/fsm"
+)
+
+// Survivor is what the data directory of a stopped replica holds.
+type Survivor struct {
+	ID        string // Raft id, which stays
+	ClusterID string
+	RaftAddr  string
+	// Servers of the last configuration, this one among them.
+	Servers []raft.Server
+	// Lost are the names of the other replicas, as far as they are known.
+	Lost []string
+	// LastIndex and LastTerm end the log; entries after the last committed one
+	// are taken as committed, because nobody is left to say otherwise.
+	LastIndex, LastTerm uint64
+	State               fsm.State
+}
+
+// offline is an opened data directory without a running replica.
+type offline struct {
+	lock  *os.File
+	logs  *logStore
+	snaps *raft.FileSnapshotStore
+	dir   string
+}
+
+func openOffline(dataDir string, log *slog.Logger) (o *offline, err error) {
+	o = &offline{dir: filepath.Join(dataDir, raftDir)}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, o.close())
+		}
+	}()
+	if _, err := os.Stat(filepath.Join(o.dir, logFile)); err != nil {
+		return o, fmt.Errorf("SCHEDULER_DATA_DIR: %s is not the data directory of a scheduler: %w", dataDir, err)
+	}
+	if o.lock, err = lockDir(dataDir); err != nil {
+		return o, err
+	}
+	if o.logs, err = openLogStore(o.dir, nil); err != nil {
+		return o, err
+	}
+	newest, err := verifySnapshots(filepath.Join(o.dir, "snapshots"))
+	if err != nil {
+		return o, err
+	}
+	if err := o.logs.verify(newest); err != nil {
+		return o, err
+	}
+	o.snaps, err = raft.NewFileSnapshotStoreWithLogger(o.dir, keptSnaps, raftLogger(log))
+	if err != nil {
+		return o, fmt.Errorf("snapshots in %s: %w", o.dir, err)
+	}
+	return o, nil
+}
+
+func (o *offline) close() error {
+	var errs []error
+	if o.logs != nil {
+		errs = append(errs, o.logs.Close())
+	}
+	if o.lock != nil {
+		errs = append(errs, o.lock.Close())
+	}
+	return errors.Join(errs...)
+}
+
+// survivor replays snapshot and log.
+func (o *offline) survivor() (*Survivor, error) {
+	s := &Survivor{}
+	var err error
+	if s.ID, err = o.logs.own(keyReplicaID); err != nil {
+		return nil, err
+	}
+	if s.ID == "" {
+		return nil, fmt.Errorf("%w: %s holds no replica id: it was never part of a cluster", ErrNoWayIn, o.dir)
+	}
+	if gone, err := o.logs.own(keyRemoved); err != nil {
+		return nil, err
+	} else if gone != "" {
+		return nil, fmt.Errorf("%w: what is left in %s is no survivor", ErrRemoved, o.dir)
+	}
+	m := newMachine()
+	var halted error
+	m.halt = func(err error) { halted = errors.Join(halted, err) }
+	config, err := o.replay(m, s)
+	if err == nil {
+		err = halted
+	}
+	if err != nil {
+		return nil, err
+	}
+	s.State = m.state
+	s.ClusterID = m.state.Info().ClusterID
+	if s.ClusterID == "" || len(config.Servers) == 0 {
+		return nil, fmt.Errorf("%w: %s holds no cluster", ErrNoWayIn, o.dir)
+	}
+	s.Servers = config.Servers
+	for _, srv := range config.Servers {
+		if string(srv.ID) == s.ID {
+			s.RaftAddr = string(srv.Address)
+			continue
+		}
+		name := string(srv.ID)
+		if r, ok := m.state.Replica(name); ok {
+			name = r.Name
+		}
+		s.Lost = append(s.Lost, name)
+	}
+	if s.RaftAddr == "" {
+		return nil, fmt.Errorf("%w: the last configuration in %s does not name this replica, %s", ErrRemoved, o.dir, s.ID)
+	}
+	return s, nil
+}
+
+// replay applies snapshot and log to m, and returns the last configuration.
+func (o *offline) replay(m *machine, s *Survivor) (config raft.Configuration, err error) {
+	list, err := o.snaps.List()
+	if err != nil {
+		return config, fmt.Errorf("snapshots in %s: %w", o.dir, err)
+	}
+	if len(list) > 0 {
+		meta, r, err := o.snaps.Open(list[0].ID)
+		if err != nil {
+			return config, fmt.Errorf("%w: snapshot %s: %w", ErrCorrupt, list[0].ID, err)
+		}
+		if err := m.Restore(r); err != nil {
+			return config, err
+		}
+		s.LastIndex, s.LastTerm, config = meta.Index, meta.Term, meta.Configuration
+	}
+	last, err := o.logs.LastIndex()
+	if err != nil {
+		return config, err
+	}
+	for i := s.LastIndex + 1; i <= last; i++ {
+		var l raft.Log
+		if err := o.logs.GetLog(i, &l); err != nil {
+			return config, err
+		}
+		switch l.Type {
+		case raft.LogCommand:
+			if err, failed := m.Apply(&l).(error); failed {
+				return config, err
+			}
+		case raft.LogConfiguration:
+			config = raft.DecodeConfiguration(l.Data)
+		}
+		s.LastIndex, s.LastTerm = l.Index, l.Term
+	}
+	return config, nil
+}
+
+// Survey reads the data directory of a replica that does not run and changes
+// nothing in it.
+func Survey(dataDir string, log *slog.Logger) (*Survivor, error) {
+	o, err := openOffline(dataDir, log)
+	if err != nil {
+		return nil, err
+	}
+	s, err := o.survivor()
+	return s, errors.Join(err, o.close())
+}
+
+// Recover makes the replica whose data directory this is the only one of its
+// cluster, under a new incarnation, for when the quorum is lost for good. The
+// replica must not run. Started afterwards, it leads at once, and others join it
+// with empty disks.
+//
+// The others must never run again on their old disks: together they would be a
+// quorum that knows nothing of this. Agents would not obey them, for their epoch
+// is older.
+func Recover(ctx context.Context, dataDir string, by string, log *slog.Logger) (*Survivor, error) {
+	o, err := openOffline(dataDir, log)
+	if err != nil {
+		return nil, err
+	}
+	s, err := o.recover(ctx, by, log)
+	return s, errors.Join(err, o.close())
+}
+
+func (o *offline) recover(ctx context.Context, by string, log *slog.Logger) (*Survivor, error) {
+	s, err := o.survivor()
+	if err != nil {
+		return nil, err
+	}
+	if err := ctx.Err(); err != nil {
+		return nil, err
+	}
+	// Peers are remembered for a replica that has to join anew; this one must not
+	// look for those that are lost.
+	peers := filepath.Join(filepath.Dir(o.dir), peersFile)
+	if err := os.Remove(peers); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return nil, fmt.Errorf("SCHEDULER_DATA_DIR: %w", err)
+	}
+	s.State = s.State.Recovered(s.ID, fsm.Rebirth{At: time.Now().UnixNano(), By: by})
+	rc := raft.DefaultConfig()
+	rc.LocalID = raft.ServerID(s.ID)
+	rc.Logger = raftLogger(log)
+	alone := raft.Configuration{Servers: []raft.Server{{Suffrage: raft.Voter, ID: rc.LocalID, Address: raft.ServerAddress(s.RaftAddr)}}}
+	_, trans := raft.NewInmemTransport(raft.ServerAddress(s.RaftAddr))
+	defer trans.Close()
+	if err := raft.RecoverCluster(rc, reborn{s.State}, o.logs, o.logs, o.snaps, trans, alone); err != nil {
+		return nil, fmt.Errorf("recover %s: %w", o.dir, err)
+	}
+	log.Warn("recovered: this replica is the only one of its cluster now", "cluster", s.ClusterID, "replica", s.ID,
+		"incarnation", s.State.Info().Incarnation, "index", s.LastIndex, "lost", s.Lost)
+	return s, nil
+}
+
+// reborn is the state machine as Raft's recovery sees it: whatever it replays,
+// the snapshot it takes is the state that was made of it already.
+type reborn struct{ state fsm.State }
+
+func (reborn) Apply(*raft.Log) any                   { return nil }
+func (reborn) Restore(r io.ReadCloser) error         { _, err := io.Copy(io.Discard, r); return err }
+func (r reborn) Snapshot() (raft.FSMSnapshot, error) { return &frozen{r.state}, nil }

@@ -1,0 +1,193 @@
+package cluster
+
+import (
+	"context"
+	"errors"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/persys/compute/fsm"
+)
+
+// back makes what Restore needs of an older state.
+func back(old fsm.State) func(fsm.State) (fsm.State, error) {
+	return func(present fsm.State) (fsm.State, error) {
+		return fsm.Restored(old, present, fsm.Rebirth{At: time.Now().UnixNano(), By: "test"})
+	}
+}
+
+func TestRestoreReachesEveryReplicaAsOnePiece(t *testing.T) {
+	g := newGroup(t, 3)
+	leader := g.form()
+	mustPut(t, leader, "w", 1)
+	old := leader.Store().State()
+	before := old.Info()
+	mustPut(t, leader, "w", 2)
+	mustPut(t, leader, "younger", 1)
+
+	// The stint that saw the former state ends, and one of the new epoch begins.
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	epochs := make(chan fsm.Epoch, 8)
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		_ = leader.Lead(ctx, func(ctx context.Context, s Stint) error {
+			epochs <- s.Epoch
+			<-ctx.Done()
+			return nil
+		})
+	}()
+	first := <-epochs
+	index, err := leader.Restore(timeout(t, patience), back(old))
+	if err != nil {
+		t.Fatal(err)
+	}
+	second := <-epochs
+	if !first.Less(second) || second.Incarnation == first.Incarnation {
+		t.Errorf("epoch %s follows %s: not a new incarnation", second, first)
+	}
+	cancel()
+	<-ended
+	for i, n := range g.snapshot() {
+		eventually(t, "the restored state everywhere", func() bool {
+			v := n.Store().View()
+			_, younger := v.Workload("younger")
+			return value(v, "w") == 1 && !younger && v.Info().Index >= index && v.Info().Incarnation > before.Incarnation
+		})
+		if got := n.Status().ClusterID; got != before.ClusterID {
+			t.Errorf("replica %d is of cluster %q, was %q", i, got, before.ClusterID)
+		}
+	}
+	mustPut(t, leader, "after", 3)
+
+	// It outlives a restart of everybody.
+	for i := range 3 {
+		g.close(i)
+	}
+	for i := range 3 {
+		g.start(i)
+	}
+	leader = g.settled(3)
+	mustPut(t, leader, "after", 4)
+	for _, n := range g.snapshot() {
+		eventually(t, "the same after a restart", func() bool {
+			v := n.Store().View()
+			return value(v, "w") == 1 && value(v, "after") == 4
+		})
+		if err := n.Err(); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+func TestRestoreThatCannotBeginChangesNothing(t *testing.T) {
+	g := newGroup(t, 3)
+	leader := g.form()
+	mustPut(t, leader, "w", 1)
+	old := leader.Store().State()
+	for _, n := range g.snapshot() {
+		if n == leader {
+			continue
+		}
+		if _, err := n.Restore(timeout(t, patience), back(old)); !errors.Is(err, ErrNotLeader) {
+			t.Errorf("a follower answered %v", err)
+		}
+	}
+	no := errors.New("no")
+	var refused atomic.Int32
+	_, err := leader.Restore(timeout(t, patience), func(s fsm.State) (fsm.State, error) {
+		if _, err := leader.Propose(timeout(t, patience)); err != nil && !errors.Is(err, ErrBusy) {
+			t.Errorf("a proposal meanwhile: %v", err)
+		} else if err != nil {
+			refused.Add(1)
+		}
+		if _, err := leader.Restore(timeout(t, patience), back(old)); !errors.Is(err, ErrBusy) {
+			t.Errorf("a second restore meanwhile: %v", err)
+		}
+		return s, no
+	})
+	if !errors.Is(err, no) || refused.Load() != 1 {
+		t.Errorf("error %v, %d proposals refused", err, refused.Load())
+	}
+	if got := leader.Store().View().Info().Incarnation; got != old.Info().Incarnation {
+		t.Errorf("incarnation %d, was %d", got, old.Info().Incarnation)
+	}
+	mustPut(t, leader, "w", 2)
+}
+
+func TestASurvivorIsRecovered(t *testing.T) {
+	g := newGroup(t, 3)
+	leader := g.form()
+	mustPut(t, leader, "w", 1)
+	before := leader.Store().View().Info()
+	last := 0
+	for i, n := range g.snapshot() {
+		eventually(t, "the write everywhere", func() bool { return value(n.Store().View(), "w") == 1 })
+		if n != leader {
+			last = i
+		}
+	}
+	dir := g.dirs[last]
+	if _, err := Survey(dir, leader.log); !errors.Is(err, ErrInUse) {
+		t.Errorf("a running replica was surveyed: %v", err)
+	}
+	id := g.snapshot()[last].ID()
+	for i := range 3 {
+		g.close(i)
+		if i != last {
+			g.empty(i)
+		}
+	}
+	look, err := Survey(dir, leader.log)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if look.ID != id || look.ClusterID != before.ClusterID || len(look.Servers) != 3 || len(look.Lost) != 2 {
+		t.Errorf("survivor %+v", look)
+	}
+	got, err := Recover(t.Context(), dir, "operator", leader.log)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got.State.Info().Incarnation <= before.Incarnation {
+		t.Errorf("incarnation %d, was %d", got.State.Info().Incarnation, before.Incarnation)
+	}
+	// Again does no harm: the command may have been interrupted.
+	if got, err = Recover(t.Context(), dir, "operator", leader.log); err != nil || len(got.Lost) != 0 {
+		t.Fatalf("recovered again: %v, lost %v", err, got.Lost)
+	}
+
+	alone := g.start(last)
+	leader = g.settled(1)
+	if leader != alone || leader.ID() != id {
+		t.Fatalf("%s leads as %s, not the survivor %s", leader.cfg.Name, leader.ID(), id)
+	}
+	if v := leader.Store().View(); value(v, "w") != 1 || v.Info().Incarnation != got.State.Info().Incarnation {
+		t.Errorf("w is %d in incarnation %d", value(v, "w"), v.Info().Incarnation)
+	}
+	mustPut(t, leader, "w", 2)
+	for i := range 3 {
+		if i != last {
+			g.start(i)
+		}
+	}
+	g.settled(3)
+	for _, n := range g.snapshot() {
+		eventually(t, "the others have it", func() bool { return value(n.Store().View(), "w") == 2 })
+	}
+}
+
+func TestWhatIsNoSurvivorIsNamed(t *testing.T) {
+	g := newGroup(t, 1)
+	n := g.form()
+	log := n.log
+	if _, err := Recover(t.Context(), t.TempDir(), "operator", log); err == nil {
+		t.Error("an empty folder was recovered")
+	}
+	g.close(0)
+	if s, err := Recover(t.Context(), g.dirs[0], "operator", log); err != nil || len(s.Lost) != 0 {
+		t.Errorf("a cluster of one: %v", err)
+	}
+}
