@@ -346,3 +346,14 @@ func TestSoloAndGivenClusterID(t *testing.T) {
 		t.Fatalf("formed %q of shard %q", info.ClusterID, info.Shard)
 	}
 }
+
+// A configured id is what a new cluster gets, not knowledge of one: three that are
+// told the same one form it.
+func TestThreeFormWithAGivenClusterID(t *testing.T) {
+	g := newGroup(t, 3)
+	g.cfg = func(_ int, c *Config) { c.ClusterID = "lab" }
+	n := g.form()
+	if id := n.Store().View().Info().ClusterID; id != "lab" {
+		t.Fatalf("formed %q", id)
+	}
+}

@@ -144,9 +144,10 @@ func (h *Hello) replica() *fsm.Replica {
 	}
 }
 
-// knows reports whether this replica has a configuration or is getting one.
+// knows reports whether this replica has a configuration or is getting one. An
+// id that was only configured is what a new cluster shall have: no knowledge.
 func (n *Node) knows() bool {
-	return len(n.servers()) > 0 || n.clusterID() != ""
+	return len(n.servers()) > 0 || n.learned.Load() != nil
 }
 
 // servers is the latest configuration, committed or not.

@@ -61,9 +61,12 @@ func (s State) Recovered(self string, r Rebirth) State {
 // specs and desired states. What is a fact now stays one: replicas, mode,
 // registered nodes, history, and, for a workload that both know, where it is.
 //
-// A cluster without nodes and workloads knows no facts, and gets everything.
-// The id is present's if it has one. Whoever calls has compared it with the
-// backup's: agents obey no other cluster than their own.
+// A cluster that was formed anew and has no workloads yet knows no facts but the
+// nodes that have registered, and gets everything else from the backup: agents
+// find the new schedulers before anybody restores, and what they run is where the
+// backup says. The id is present's if it has one. Whoever calls has compared it with the
+// backup's: agents obey no other cluster than their own, so of another cluster
+// only the workloads are taken, to be placed here.
 //
 // What present has and the backup lacks is forgotten. Where it runs it goes on to
 // run, as an orphan that nobody stops.
@@ -91,23 +94,41 @@ func Restored(backup, present State, r Rebirth) (State, error) {
 	t.meta, t.by = Meta{info.Index, info.Term}, r.By
 	t.r.replicas = duplicate(present.r.replicas)
 
-	virgin := present.NodeCount() == 0 && present.WorkloadCount() == 0
+	own := p.ClusterID == "" || p.ClusterID == b.ClusterID
+	virgin := own && b.Incarnation != p.Incarnation && present.WorkloadCount()+present.ResidualCount() == 0
 	facts := present
 	if virgin {
 		facts = backup
 	}
 	t.r.nodes = duplicate(facts.r.nodes)
-	t.r.residuals = duplicate(facts.r.residuals)
+	if virgin {
+		present.Nodes("", func(n *Node) bool {
+			t.r.nodes.Set(n.ID, n)
+			return true
+		})
+	}
+	facts.Residuals("", func(r *Residual) bool {
+		if n, ok := t.r.nodes.Get(r.Node); ok && n.Engine() != r.Engine {
+			moved := *r
+			moved.Engine = n.Engine()
+			r = &moved
+		}
+		t.r.residuals.Set(pair(r.Node, r.Workload), r)
+		return true
+	})
 	t.r.events = duplicate(facts.r.events)
 	t.r.receipts, t.r.byRequest = duplicate(facts.r.receipts), duplicate(facts.r.byRequest)
 	f := facts.Info()
 	t.r.info.EventSeq, t.r.info.ReceiptSeq, t.r.info.ReceiptsDroppedUntil = f.EventSeq, f.ReceiptSeq, f.ReceiptsDroppedUntil
 
 	backup.Workloads("", func(w *Workload) bool {
-		if !virgin {
-			if w = t.returning(w, present); w == nil {
-				return true
-			}
+		if virgin {
+			back := *w
+			n, _ := t.r.nodes.Get(w.Node)
+			back.Status = statusOf(w, n) // of a node that may have registered anew
+			w = &back
+		} else if w = t.returning(w, present); w == nil {
+			return true
 		}
 		t.r.workloads.Set(w.ID, w)
 		return true

@@ -43,7 +43,9 @@ func TestRestored(t *testing.T) {
 			w.place("web", "a")
 			w.run("web")
 			fresh := virgin(t)
-			fresh.ok(initCluster("c1"))
+			c := initCluster("c1")
+			c.GetInitCluster().Incarnation = w.s.Info().Incarnation + 1
+			fresh.ok(c)
 			s := restored(t, w.s, fresh.s)
 			x, _ := s.Workload("web")
 			is(t, "node", x.Node, "a")
@@ -53,6 +55,23 @@ func TestRestored(t *testing.T) {
 			is(t, "incarnation", s.Info().Incarnation, uint64(4_000_000_000_000))
 			is(t, "event", lastEvent(s).Type, EventClusterRestored)
 			is(t, "by", lastEvent(s).By, "admin")
+		}},
+		{"a new cluster that agents have found before keeps their nodes, and the backup says what is where", func(t *testing.T, w *world) {
+			w.place("web", "a")
+			w.run("web")
+			w.ok(nodeState("a", false))
+			fresh := virgin(t)
+			c := initCluster("c1")
+			c.GetInitCluster().Incarnation = w.s.Info().Incarnation + 1
+			fresh.ok(c)
+			fresh.ok(register("a", engine("another")))
+			s := restored(t, w.s, fresh.s)
+			x, _ := s.Workload("web")
+			is(t, "node", x.Node, "a")
+			is(t, "status", x.Status, StatusRunning)
+			n, _ := s.Node("a")
+			is(t, "a's engine", n.Engine(), "another")
+			is(t, "nodes", s.NodeCount(), 2)
 		}},
 		{"the incarnation is above both, whatever the clock says", func(t *testing.T, w *world) {
 			s, err := Restored(w.s, w.s, Rebirth{At: 0})
@@ -133,10 +152,15 @@ func TestRestored(t *testing.T) {
 			is(t, "r1 is there", r1, false)
 			is(t, "r2 is there", r2, true)
 		}},
-		{"the id is present's", func(t *testing.T, w *world) {
+		{"of another cluster come the workloads alone, under the present id", func(t *testing.T, w *world) {
+			w.place("web", "a")
 			other := virgin(t)
 			other.ok(initCluster("c2"))
-			is(t, "id", restored(t, w.s, other.s).Info().ClusterID, "c2")
+			s := restored(t, w.s, other.s)
+			is(t, "id", s.Info().ClusterID, "c2")
+			is(t, "nodes", s.NodeCount(), 0)
+			x, _ := s.Workload("web")
+			is(t, "status", x.Status, StatusPending)
 		}},
 		{"a virgin state is no backup", func(t *testing.T, w *world) {
 			_, err := Restored(New(), w.s, Rebirth{At: later})

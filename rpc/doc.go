@@ -11,7 +11,8 @@
 //   - read: answered here from a stale or session view when the caller asks for
 //     it, by the leader otherwise (linearizable). Without a leader for a second,
 //     callers that did not ask for a level get a stale answer, marked in trailers.
-//   - local: this replica's own view.
+//   - local: this replica's own view. A restore is local by class because it is a
+//     stream, and passes itself on to the leader.
 //
 // Errors have one type here, Error, mapped once to gRPC codes (errors.go). The
 // package declares the interfaces it consumes and never imports cluster.

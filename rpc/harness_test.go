@@ -332,6 +332,24 @@ func (r *replica) TransferLeadership(_ context.Context, to string) error {
 	return nil
 }
 
+func (r *replica) Restore(_ context.Context, build func(fsm.State) (fsm.State, error)) (uint64, error) {
+	g := r.g
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.leader < 0 || g.replicas[g.leader] != r {
+		return 0, ErrNotLeader
+	}
+	next, err := build(g.state)
+	if err != nil {
+		return 0, err
+	}
+	g.state, g.index = next, next.Info().Index
+	for _, o := range g.replicas {
+		o.store.Restore(next)
+	}
+	return g.index, nil
+}
+
 func (r *replica) RemoveReplica(_ context.Context, id string, _ bool) error {
 	r.set(func(r *replica) { r.removals = append(r.removals, id) })
 	return nil

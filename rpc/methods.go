@@ -79,7 +79,10 @@ var methods = map[string]method{
 	clusterv1.Cluster_SetMode_FullMethodName:            {leader, admins, receipted, "set mode"},
 	clusterv1.Cluster_TransferLeadership_FullMethodName: {leader, admins | schedulers, once, "transfer leadership"},
 	clusterv1.Cluster_RemoveReplica_FullMethodName:      {leader, admins, once, "remove replica"},
-	clusterv1.Cluster_ClusterKey_FullMethodName:         {local, schedulers, repeatable, "cluster key"},
+	// A backup is the whole state. A restore is passed on to the leader as a stream.
+	clusterv1.Cluster_CreateBackup_FullMethodName:  {local, admins, repeatable, "create backup"},
+	clusterv1.Cluster_RestoreBackup_FullMethodName: {local, admins, once, "restore backup"},
+	clusterv1.Cluster_ClusterKey_FullMethodName:    {local, schedulers, repeatable, "cluster key"},
 
 	"/grpc.health.v1.Health/Check":                                   {local, anybody, repeatable, "health"},
 	"/grpc.health.v1.Health/List":                                    {local, anybody, repeatable, "health"},

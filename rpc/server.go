@@ -52,6 +52,9 @@ type Replica interface {
 	Describe(*clusterv1.StatusResponse)
 	TransferLeadership(ctx context.Context, to string) error
 	RemoveReplica(ctx context.Context, id string, force bool) error
+	// Restore replaces the whole state by what build makes of the present one;
+	// errors are Propose's, or build's.
+	Restore(ctx context.Context, build func(present fsm.State) (fsm.State, error)) (index uint64, err error)
 }
 
 // Leader is the leader's loop as this package needs it; *leader.Loop is one.

@@ -42,6 +42,9 @@ type fake struct {
 	why       *clusterv1.WhyResponse
 	logs      []*clusterv1.LogChunk
 	moves     []*clusterv1.PlannedMove
+	backup    []byte // a whole one
+	restores  []*clusterv1.RestoreBackupRequest
+	taken     []byte            // what the last restore sent
 	refuse    map[string]string // workload → why
 	script    []scene           // one per opening of a watch
 	stale     bool

@@ -1,4 +1,7 @@
 // Command scheduler is one replica of the Persys control plane.
+//
+//	persys-scheduler [flags]     run a replica
+//	persys-scheduler recover     make the survivor of a lost quorum the only replica
 package main
 
 import (
@@ -28,6 +31,14 @@ func main() {
 
 // run ends when ctx does.
 func run(ctx context.Context) error {
+	if len(os.Args) > 1 && os.Args[1] == "recover" {
+		cmd, err := scheduler.RecoverCommand()
+		if err != nil {
+			return err
+		}
+		cmd.SetArgs(os.Args[2:])
+		return cmd.ExecuteContext(ctx)
+	}
 	setup.PaceGC()
 	var cfg scheduler.Config
 	ok, err := setup.Load("persys-scheduler", version, "one replica of the Persys control plane", &cfg, "PERSYS_SCHEDULER_CONFIG")

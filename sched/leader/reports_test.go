@@ -90,6 +90,22 @@ func TestReports(t *testing.T) {
 			_, ok := w.view().Residual("b", "web")
 			is(t, "residual", ok, true)
 		}},
+		{"after a restore, a later word of the former incarnation says where the workload is", func(t *testing.T, w *world) {
+			w.register("b")
+			r := w.running("web")
+			r.Observation.Generation.Sequence++
+			w.reborn()
+			orders := 0
+			w.agents.on("b", func(_ context.Context, o sched.Order) (sched.Ack, error) {
+				orders++
+				is(t, "order", o.Op, sched.OpApply)
+				return sched.Ack{Accepted: true}, nil
+			})
+			w.beat(sched.Heartbeat{Node: "b", Reports: []sched.Reported{r}})
+			w.pass(time.Second)
+			is(t, "node", w.workload("web").Node, "b")
+			is(t, "orders", orders, 1)
+		}},
 		{"bound ports and addresses reach the state", func(t *testing.T, w *world) {
 			r := w.running("web")
 			r.Observation.Ports = []fsm.PortBinding{{HostPort: 32768, ContainerPort: 80, Protocol: "tcp"}}

@@ -212,7 +212,17 @@ func inWorld(t *testing.T, nodes []string, fn func(w *world), tune ...func(*Conf
 	})
 }
 
-func (w *world) epoch() fsm.Epoch { return fsm.Epoch{Incarnation: 1, Term: w.log.term} }
+func (w *world) epoch() fsm.Epoch {
+	return fsm.Epoch{Incarnation: w.view().Info().Incarnation, Term: w.log.term}
+}
+
+// reborn ends the stint, gives the state a new incarnation and leads again.
+func (w *world) reborn() {
+	w.resign()
+	w.do(&commandv1.Command{Body: &commandv1.Command_InitCluster{InitCluster: &commandv1.InitCluster{ClusterId: "c1", Incarnation: 2}}})
+	w.lead()
+	w.settle()
+}
 
 // lead begins a stint and waits until its first steps are done.
 func (w *world) lead() {

@@ -2383,6 +2383,445 @@ func (*RemoveReplicaResponse) Descriptor() ([]byte, []int) {
 	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{33}
 }
 
+type CreateBackupRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Wait for this index first, so that a backup holds its caller's own write.
+	MinIndex      uint64 `protobuf:"varint,1,opt,name=min_index,json=minIndex,proto3" json:"min_index,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CreateBackupRequest) Reset() {
+	*x = CreateBackupRequest{}
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[34]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CreateBackupRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CreateBackupRequest) ProtoMessage() {}
+
+func (x *CreateBackupRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[34]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CreateBackupRequest.ProtoReflect.Descriptor instead.
+func (*CreateBackupRequest) Descriptor() ([]byte, []int) {
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{34}
+}
+
+func (x *CreateBackupRequest) GetMinIndex() uint64 {
+	if x != nil {
+		return x.MinIndex
+	}
+	return 0
+}
+
+// BackupInfo says what a backup, or the present state, is.
+type BackupInfo struct {
+	state       protoimpl.MessageState `protogen:"open.v1"`
+	ClusterId   string                 `protobuf:"bytes,1,opt,name=cluster_id,json=clusterId,proto3" json:"cluster_id,omitempty"`
+	Incarnation uint64                 `protobuf:"varint,2,opt,name=incarnation,proto3" json:"incarnation,omitempty"`
+	Index       uint64                 `protobuf:"varint,3,opt,name=index,proto3" json:"index,omitempty"`
+	// The cluster's clock at that index.
+	At               *timestamppb.Timestamp `protobuf:"bytes,4,opt,name=at,proto3" json:"at,omitempty"`
+	Mode             string                 `protobuf:"bytes,5,opt,name=mode,proto3" json:"mode,omitempty"`
+	FeatureLevel     uint32                 `protobuf:"varint,6,opt,name=feature_level,json=featureLevel,proto3" json:"feature_level,omitempty"`
+	Nodes            int32                  `protobuf:"varint,7,opt,name=nodes,proto3" json:"nodes,omitempty"`
+	Workloads        int32                  `protobuf:"varint,8,opt,name=workloads,proto3" json:"workloads,omitempty"`
+	WorkloadsRunning int32                  `protobuf:"varint,9,opt,name=workloads_running,json=workloadsRunning,proto3" json:"workloads_running,omitempty"`
+	Events           int32                  `protobuf:"varint,10,opt,name=events,proto3" json:"events,omitempty"`
+	unknownFields    protoimpl.UnknownFields
+	sizeCache        protoimpl.SizeCache
+}
+
+func (x *BackupInfo) Reset() {
+	*x = BackupInfo{}
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[35]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *BackupInfo) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*BackupInfo) ProtoMessage() {}
+
+func (x *BackupInfo) ProtoReflect() protoreflect.Message {
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[35]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use BackupInfo.ProtoReflect.Descriptor instead.
+func (*BackupInfo) Descriptor() ([]byte, []int) {
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{35}
+}
+
+func (x *BackupInfo) GetClusterId() string {
+	if x != nil {
+		return x.ClusterId
+	}
+	return ""
+}
+
+func (x *BackupInfo) GetIncarnation() uint64 {
+	if x != nil {
+		return x.Incarnation
+	}
+	return 0
+}
+
+func (x *BackupInfo) GetIndex() uint64 {
+	if x != nil {
+		return x.Index
+	}
+	return 0
+}
+
+func (x *BackupInfo) GetAt() *timestamppb.Timestamp {
+	if x != nil {
+		return x.At
+	}
+	return nil
+}
+
+func (x *BackupInfo) GetMode() string {
+	if x != nil {
+		return x.Mode
+	}
+	return ""
+}
+
+func (x *BackupInfo) GetFeatureLevel() uint32 {
+	if x != nil {
+		return x.FeatureLevel
+	}
+	return 0
+}
+
+func (x *BackupInfo) GetNodes() int32 {
+	if x != nil {
+		return x.Nodes
+	}
+	return 0
+}
+
+func (x *BackupInfo) GetWorkloads() int32 {
+	if x != nil {
+		return x.Workloads
+	}
+	return 0
+}
+
+func (x *BackupInfo) GetWorkloadsRunning() int32 {
+	if x != nil {
+		return x.WorkloadsRunning
+	}
+	return 0
+}
+
+func (x *BackupInfo) GetEvents() int32 {
+	if x != nil {
+		return x.Events
+	}
+	return 0
+}
+
+type CreateBackupResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// In the first message only.
+	Info *BackupInfo `protobuf:"bytes,1,opt,name=info,proto3" json:"info,omitempty"`
+	// Name of the replica that answers, and the age of its last word from a
+	// leader: nothing newer than that is missing for sure.
+	Replica string `protobuf:"bytes,2,opt,name=replica,proto3" json:"replica,omitempty"`
+	AgeMs   int64  `protobuf:"varint,3,opt,name=age_ms,json=ageMs,proto3" json:"age_ms,omitempty"`
+	// At most 256 KiB. The pieces together end with their count and checksum.
+	Data          []byte `protobuf:"bytes,4,opt,name=data,proto3" json:"data,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CreateBackupResponse) Reset() {
+	*x = CreateBackupResponse{}
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[36]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CreateBackupResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CreateBackupResponse) ProtoMessage() {}
+
+func (x *CreateBackupResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[36]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CreateBackupResponse.ProtoReflect.Descriptor instead.
+func (*CreateBackupResponse) Descriptor() ([]byte, []int) {
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{36}
+}
+
+func (x *CreateBackupResponse) GetInfo() *BackupInfo {
+	if x != nil {
+		return x.Info
+	}
+	return nil
+}
+
+func (x *CreateBackupResponse) GetReplica() string {
+	if x != nil {
+		return x.Replica
+	}
+	return ""
+}
+
+func (x *CreateBackupResponse) GetAgeMs() int64 {
+	if x != nil {
+		return x.AgeMs
+	}
+	return 0
+}
+
+func (x *CreateBackupResponse) GetData() []byte {
+	if x != nil {
+		return x.Data
+	}
+	return nil
+}
+
+type RestoreBackupRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// In the first message only.
+	Preview bool `protobuf:"varint,1,opt,name=preview,proto3" json:"preview,omitempty"`
+	// Take the backup of a cluster with another id, under the id of this one.
+	ForceNewCluster bool   `protobuf:"varint,2,opt,name=force_new_cluster,json=forceNewCluster,proto3" json:"force_new_cluster,omitempty"`
+	Data            []byte `protobuf:"bytes,3,opt,name=data,proto3" json:"data,omitempty"`
+	unknownFields   protoimpl.UnknownFields
+	sizeCache       protoimpl.SizeCache
+}
+
+func (x *RestoreBackupRequest) Reset() {
+	*x = RestoreBackupRequest{}
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[37]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RestoreBackupRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RestoreBackupRequest) ProtoMessage() {}
+
+func (x *RestoreBackupRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[37]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RestoreBackupRequest.ProtoReflect.Descriptor instead.
+func (*RestoreBackupRequest) Descriptor() ([]byte, []int) {
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{37}
+}
+
+func (x *RestoreBackupRequest) GetPreview() bool {
+	if x != nil {
+		return x.Preview
+	}
+	return false
+}
+
+func (x *RestoreBackupRequest) GetForceNewCluster() bool {
+	if x != nil {
+		return x.ForceNewCluster
+	}
+	return false
+}
+
+func (x *RestoreBackupRequest) GetData() []byte {
+	if x != nil {
+		return x.Data
+	}
+	return nil
+}
+
+type RestoreBackupResponse struct {
+	state   protoimpl.MessageState `protogen:"open.v1"`
+	Backup  *BackupInfo            `protobuf:"bytes,1,opt,name=backup,proto3" json:"backup,omitempty"`
+	Present *BackupInfo            `protobuf:"bytes,2,opt,name=present,proto3" json:"present,omitempty"`
+	// Workloads, by id: at most 500 of each kind are named, all are counted.
+	Added   []string `protobuf:"bytes,3,rep,name=added,proto3" json:"added,omitempty"`
+	Changed []string `protobuf:"bytes,4,rep,name=changed,proto3" json:"changed,omitempty"`
+	// Known here and not in the backup: forgotten, and left running where they run.
+	Forgotten      []string `protobuf:"bytes,5,rep,name=forgotten,proto3" json:"forgotten,omitempty"`
+	AddedCount     int32    `protobuf:"varint,6,opt,name=added_count,json=addedCount,proto3" json:"added_count,omitempty"`
+	ChangedCount   int32    `protobuf:"varint,7,opt,name=changed_count,json=changedCount,proto3" json:"changed_count,omitempty"`
+	ForgottenCount int32    `protobuf:"varint,8,opt,name=forgotten_count,json=forgottenCount,proto3" json:"forgotten_count,omitempty"`
+	UnchangedCount int32    `protobuf:"varint,9,opt,name=unchanged_count,json=unchangedCount,proto3" json:"unchanged_count,omitempty"`
+	NodesAdded     int32    `protobuf:"varint,10,opt,name=nodes_added,json=nodesAdded,proto3" json:"nodes_added,omitempty"`
+	Restored       bool     `protobuf:"varint,11,opt,name=restored,proto3" json:"restored,omitempty"`
+	Index          uint64   `protobuf:"varint,12,opt,name=index,proto3" json:"index,omitempty"`
+	Incarnation    uint64   `protobuf:"varint,13,opt,name=incarnation,proto3" json:"incarnation,omitempty"`
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
+}
+
+func (x *RestoreBackupResponse) Reset() {
+	*x = RestoreBackupResponse{}
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[38]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RestoreBackupResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RestoreBackupResponse) ProtoMessage() {}
+
+func (x *RestoreBackupResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[38]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RestoreBackupResponse.ProtoReflect.Descriptor instead.
+func (*RestoreBackupResponse) Descriptor() ([]byte, []int) {
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{38}
+}
+
+func (x *RestoreBackupResponse) GetBackup() *BackupInfo {
+	if x != nil {
+		return x.Backup
+	}
+	return nil
+}
+
+func (x *RestoreBackupResponse) GetPresent() *BackupInfo {
+	if x != nil {
+		return x.Present
+	}
+	return nil
+}
+
+func (x *RestoreBackupResponse) GetAdded() []string {
+	if x != nil {
+		return x.Added
+	}
+	return nil
+}
+
+func (x *RestoreBackupResponse) GetChanged() []string {
+	if x != nil {
+		return x.Changed
+	}
+	return nil
+}
+
+func (x *RestoreBackupResponse) GetForgotten() []string {
+	if x != nil {
+		return x.Forgotten
+	}
+	return nil
+}
+
+func (x *RestoreBackupResponse) GetAddedCount() int32 {
+	if x != nil {
+		return x.AddedCount
+	}
+	return 0
+}
+
+func (x *RestoreBackupResponse) GetChangedCount() int32 {
+	if x != nil {
+		return x.ChangedCount
+	}
+	return 0
+}
+
+func (x *RestoreBackupResponse) GetForgottenCount() int32 {
+	if x != nil {
+		return x.ForgottenCount
+	}
+	return 0
+}
+
+func (x *RestoreBackupResponse) GetUnchangedCount() int32 {
+	if x != nil {
+		return x.UnchangedCount
+	}
+	return 0
+}
+
+func (x *RestoreBackupResponse) GetNodesAdded() int32 {
+	if x != nil {
+		return x.NodesAdded
+	}
+	return 0
+}
+
+func (x *RestoreBackupResponse) GetRestored() bool {
+	if x != nil {
+		return x.Restored
+	}
+	return false
+}
+
+func (x *RestoreBackupResponse) GetIndex() uint64 {
+	if x != nil {
+		return x.Index
+	}
+	return 0
+}
+
+func (x *RestoreBackupResponse) GetIncarnation() uint64 {
+	if x != nil {
+		return x.Incarnation
+	}
+	return 0
+}
+
 var File_api_cluster_v1_cluster_proto protoreflect.FileDescriptor
 
 const file_api_cluster_v1_cluster_proto_rawDesc = "" +
@@ -2600,7 +3039,49 @@ const file_api_cluster_v1_cluster_proto_rawDesc = "" +
 	"\x14RemoveReplicaRequest\x12\x18\n" +
 	"\areplica\x18\x01 \x01(\tR\areplica\x12\x14\n" +
 	"\x05force\x18\x02 \x01(\bR\x05force\"\x17\n" +
-	"\x15RemoveReplicaResponse2\xa1\v\n" +
+	"\x15RemoveReplicaResponse\"2\n" +
+	"\x13CreateBackupRequest\x12\x1b\n" +
+	"\tmin_index\x18\x01 \x01(\x04R\bminIndex\"\xc1\x02\n" +
+	"\n" +
+	"BackupInfo\x12\x1d\n" +
+	"\n" +
+	"cluster_id\x18\x01 \x01(\tR\tclusterId\x12 \n" +
+	"\vincarnation\x18\x02 \x01(\x04R\vincarnation\x12\x14\n" +
+	"\x05index\x18\x03 \x01(\x04R\x05index\x12*\n" +
+	"\x02at\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\x02at\x12\x12\n" +
+	"\x04mode\x18\x05 \x01(\tR\x04mode\x12#\n" +
+	"\rfeature_level\x18\x06 \x01(\rR\ffeatureLevel\x12\x14\n" +
+	"\x05nodes\x18\a \x01(\x05R\x05nodes\x12\x1c\n" +
+	"\tworkloads\x18\b \x01(\x05R\tworkloads\x12+\n" +
+	"\x11workloads_running\x18\t \x01(\x05R\x10workloadsRunning\x12\x16\n" +
+	"\x06events\x18\n" +
+	" \x01(\x05R\x06events\"\x8e\x01\n" +
+	"\x14CreateBackupResponse\x121\n" +
+	"\x04info\x18\x01 \x01(\v2\x1d.persys.cluster.v1.BackupInfoR\x04info\x12\x18\n" +
+	"\areplica\x18\x02 \x01(\tR\areplica\x12\x15\n" +
+	"\x06age_ms\x18\x03 \x01(\x03R\x05ageMs\x12\x12\n" +
+	"\x04data\x18\x04 \x01(\fR\x04data\"p\n" +
+	"\x14RestoreBackupRequest\x12\x18\n" +
+	"\apreview\x18\x01 \x01(\bR\apreview\x12*\n" +
+	"\x11force_new_cluster\x18\x02 \x01(\bR\x0fforceNewCluster\x12\x12\n" +
+	"\x04data\x18\x03 \x01(\fR\x04data\"\xe2\x03\n" +
+	"\x15RestoreBackupResponse\x125\n" +
+	"\x06backup\x18\x01 \x01(\v2\x1d.persys.cluster.v1.BackupInfoR\x06backup\x127\n" +
+	"\apresent\x18\x02 \x01(\v2\x1d.persys.cluster.v1.BackupInfoR\apresent\x12\x14\n" +
+	"\x05added\x18\x03 \x03(\tR\x05added\x12\x18\n" +
+	"\achanged\x18\x04 \x03(\tR\achanged\x12\x1c\n" +
+	"\tforgotten\x18\x05 \x03(\tR\tforgotten\x12\x1f\n" +
+	"\vadded_count\x18\x06 \x01(\x05R\n" +
+	"addedCount\x12#\n" +
+	"\rchanged_count\x18\a \x01(\x05R\fchangedCount\x12'\n" +
+	"\x0fforgotten_count\x18\b \x01(\x05R\x0eforgottenCount\x12'\n" +
+	"\x0funchanged_count\x18\t \x01(\x05R\x0eunchangedCount\x12\x1f\n" +
+	"\vnodes_added\x18\n" +
+	" \x01(\x05R\n" +
+	"nodesAdded\x12\x1a\n" +
+	"\brestored\x18\v \x01(\bR\brestored\x12\x14\n" +
+	"\x05index\x18\f \x01(\x04R\x05index\x12 \n" +
+	"\vincarnation\x18\r \x01(\x04R\vincarnation2\xea\f\n" +
 	"\aCluster\x12M\n" +
 	"\x06Status\x12 .persys.cluster.v1.StatusRequest\x1a!.persys.cluster.v1.StatusResponse\x12F\n" +
 	"\x06Events\x12 .persys.cluster.v1.EventsRequest\x1a\x18.persys.cluster.v1.Event0\x01\x12_\n" +
@@ -2618,7 +3099,9 @@ const file_api_cluster_v1_cluster_proto_rawDesc = "" +
 	"\vListActions\x12%.persys.cluster.v1.ListActionsRequest\x1a&.persys.cluster.v1.ListActionsResponse\x12P\n" +
 	"\aSetMode\x12!.persys.cluster.v1.SetModeRequest\x1a\".persys.cluster.v1.SetModeResponse\x12q\n" +
 	"\x12TransferLeadership\x12,.persys.cluster.v1.TransferLeadershipRequest\x1a-.persys.cluster.v1.TransferLeadershipResponse\x12b\n" +
-	"\rRemoveReplica\x12'.persys.cluster.v1.RemoveReplicaRequest\x1a(.persys.cluster.v1.RemoveReplicaResponse\x12Y\n" +
+	"\rRemoveReplica\x12'.persys.cluster.v1.RemoveReplicaRequest\x1a(.persys.cluster.v1.RemoveReplicaResponse\x12a\n" +
+	"\fCreateBackup\x12&.persys.cluster.v1.CreateBackupRequest\x1a'.persys.cluster.v1.CreateBackupResponse0\x01\x12d\n" +
+	"\rRestoreBackup\x12'.persys.cluster.v1.RestoreBackupRequest\x1a(.persys.cluster.v1.RestoreBackupResponse(\x01\x12Y\n" +
 	"\n" +
 	"ClusterKey\x12$.persys.cluster.v1.ClusterKeyRequest\x1a%.persys.cluster.v1.ClusterKeyResponseB4Z2github.com/persys/compute/api/cluster/v1;clusterv1b\x06proto3"
 
@@ -2634,7 +3117,7 @@ func file_api_cluster_v1_cluster_proto_rawDescGZIP() []byte {
 	return file_api_cluster_v1_cluster_proto_rawDescData
 }
 
-var file_api_cluster_v1_cluster_proto_msgTypes = make([]protoimpl.MessageInfo, 35)
+var file_api_cluster_v1_cluster_proto_msgTypes = make([]protoimpl.MessageInfo, 40)
 var file_api_cluster_v1_cluster_proto_goTypes = []any{
 	(*ClusterKeyRequest)(nil),          // 0: persys.cluster.v1.ClusterKeyRequest
 	(*ClusterKeyResponse)(nil),         // 1: persys.cluster.v1.ClusterKeyResponse
@@ -2670,69 +3153,82 @@ var file_api_cluster_v1_cluster_proto_goTypes = []any{
 	(*TransferLeadershipResponse)(nil), // 31: persys.cluster.v1.TransferLeadershipResponse
 	(*RemoveReplicaRequest)(nil),       // 32: persys.cluster.v1.RemoveReplicaRequest
 	(*RemoveReplicaResponse)(nil),      // 33: persys.cluster.v1.RemoveReplicaResponse
-	nil,                                // 34: persys.cluster.v1.Event.DetailsEntry
-	(*timestamppb.Timestamp)(nil),      // 35: google.protobuf.Timestamp
-	(*v1.WorkloadView)(nil),            // 36: persys.control.v1.WorkloadView
-	(*v1.ApplyWorkloadRequest)(nil),    // 37: persys.control.v1.ApplyWorkloadRequest
-	(*v1.ApplyWorkloadResponse)(nil),   // 38: persys.control.v1.ApplyWorkloadResponse
-	(*v1.NodeView)(nil),                // 39: persys.control.v1.NodeView
+	(*CreateBackupRequest)(nil),        // 34: persys.cluster.v1.CreateBackupRequest
+	(*BackupInfo)(nil),                 // 35: persys.cluster.v1.BackupInfo
+	(*CreateBackupResponse)(nil),       // 36: persys.cluster.v1.CreateBackupResponse
+	(*RestoreBackupRequest)(nil),       // 37: persys.cluster.v1.RestoreBackupRequest
+	(*RestoreBackupResponse)(nil),      // 38: persys.cluster.v1.RestoreBackupResponse
+	nil,                                // 39: persys.cluster.v1.Event.DetailsEntry
+	(*timestamppb.Timestamp)(nil),      // 40: google.protobuf.Timestamp
+	(*v1.WorkloadView)(nil),            // 41: persys.control.v1.WorkloadView
+	(*v1.ApplyWorkloadRequest)(nil),    // 42: persys.control.v1.ApplyWorkloadRequest
+	(*v1.ApplyWorkloadResponse)(nil),   // 43: persys.control.v1.ApplyWorkloadResponse
+	(*v1.NodeView)(nil),                // 44: persys.control.v1.NodeView
 }
 var file_api_cluster_v1_cluster_proto_depIdxs = []int32{
-	35, // 0: persys.cluster.v1.StatusResponse.mode_changed_at:type_name -> google.protobuf.Timestamp
+	40, // 0: persys.cluster.v1.StatusResponse.mode_changed_at:type_name -> google.protobuf.Timestamp
 	3,  // 1: persys.cluster.v1.StatusResponse.replicas:type_name -> persys.cluster.v1.Replica
-	35, // 2: persys.cluster.v1.StatusResponse.started_at:type_name -> google.protobuf.Timestamp
-	35, // 3: persys.cluster.v1.Event.at:type_name -> google.protobuf.Timestamp
-	34, // 4: persys.cluster.v1.Event.details:type_name -> persys.cluster.v1.Event.DetailsEntry
-	36, // 5: persys.cluster.v1.WorkloadChange.workload:type_name -> persys.control.v1.WorkloadView
+	40, // 2: persys.cluster.v1.StatusResponse.started_at:type_name -> google.protobuf.Timestamp
+	40, // 3: persys.cluster.v1.Event.at:type_name -> google.protobuf.Timestamp
+	39, // 4: persys.cluster.v1.Event.details:type_name -> persys.cluster.v1.Event.DetailsEntry
+	41, // 5: persys.cluster.v1.WorkloadChange.workload:type_name -> persys.control.v1.WorkloadView
 	11, // 6: persys.cluster.v1.WhyResponse.counts:type_name -> persys.cluster.v1.ReasonCount
 	10, // 7: persys.cluster.v1.WhyResponse.nodes:type_name -> persys.cluster.v1.NodeVerdict
-	37, // 8: persys.cluster.v1.ApplyWorkloadsRequest.workloads:type_name -> persys.control.v1.ApplyWorkloadRequest
-	38, // 9: persys.cluster.v1.ApplyWorkloadsResponse.results:type_name -> persys.control.v1.ApplyWorkloadResponse
-	37, // 10: persys.cluster.v1.ApplyStreamRequest.apply:type_name -> persys.control.v1.ApplyWorkloadRequest
-	38, // 11: persys.cluster.v1.ApplyStreamResponse.result:type_name -> persys.control.v1.ApplyWorkloadResponse
-	39, // 12: persys.cluster.v1.NodeActionResponse.node:type_name -> persys.control.v1.NodeView
+	42, // 8: persys.cluster.v1.ApplyWorkloadsRequest.workloads:type_name -> persys.control.v1.ApplyWorkloadRequest
+	43, // 9: persys.cluster.v1.ApplyWorkloadsResponse.results:type_name -> persys.control.v1.ApplyWorkloadResponse
+	42, // 10: persys.cluster.v1.ApplyStreamRequest.apply:type_name -> persys.control.v1.ApplyWorkloadRequest
+	43, // 11: persys.cluster.v1.ApplyStreamResponse.result:type_name -> persys.control.v1.ApplyWorkloadResponse
+	44, // 12: persys.cluster.v1.NodeActionResponse.node:type_name -> persys.control.v1.NodeView
 	21, // 13: persys.cluster.v1.NodeActionResponse.moves:type_name -> persys.cluster.v1.PlannedMove
-	35, // 14: persys.cluster.v1.Action.created_at:type_name -> google.protobuf.Timestamp
-	35, // 15: persys.cluster.v1.Action.started_at:type_name -> google.protobuf.Timestamp
-	35, // 16: persys.cluster.v1.Action.ended_at:type_name -> google.protobuf.Timestamp
+	40, // 14: persys.cluster.v1.Action.created_at:type_name -> google.protobuf.Timestamp
+	40, // 15: persys.cluster.v1.Action.started_at:type_name -> google.protobuf.Timestamp
+	40, // 16: persys.cluster.v1.Action.ended_at:type_name -> google.protobuf.Timestamp
 	26, // 17: persys.cluster.v1.ListActionsResponse.actions:type_name -> persys.cluster.v1.Action
-	2,  // 18: persys.cluster.v1.Cluster.Status:input_type -> persys.cluster.v1.StatusRequest
-	6,  // 19: persys.cluster.v1.Cluster.Events:input_type -> persys.cluster.v1.EventsRequest
-	7,  // 20: persys.cluster.v1.Cluster.WatchWorkloads:input_type -> persys.cluster.v1.WatchWorkloadsRequest
-	9,  // 21: persys.cluster.v1.Cluster.Why:input_type -> persys.cluster.v1.WhyRequest
-	13, // 22: persys.cluster.v1.Cluster.ApplyWorkloads:input_type -> persys.cluster.v1.ApplyWorkloadsRequest
-	15, // 23: persys.cluster.v1.Cluster.ApplyStream:input_type -> persys.cluster.v1.ApplyStreamRequest
-	17, // 24: persys.cluster.v1.Cluster.CordonNode:input_type -> persys.cluster.v1.CordonNodeRequest
-	18, // 25: persys.cluster.v1.Cluster.DrainNode:input_type -> persys.cluster.v1.DrainNodeRequest
-	19, // 26: persys.cluster.v1.Cluster.RemoveNode:input_type -> persys.cluster.v1.RemoveNodeRequest
-	20, // 27: persys.cluster.v1.Cluster.FenceNode:input_type -> persys.cluster.v1.FenceNodeRequest
-	23, // 28: persys.cluster.v1.Cluster.Logs:input_type -> persys.cluster.v1.LogsRequest
-	25, // 29: persys.cluster.v1.Cluster.ListActions:input_type -> persys.cluster.v1.ListActionsRequest
-	28, // 30: persys.cluster.v1.Cluster.SetMode:input_type -> persys.cluster.v1.SetModeRequest
-	30, // 31: persys.cluster.v1.Cluster.TransferLeadership:input_type -> persys.cluster.v1.TransferLeadershipRequest
-	32, // 32: persys.cluster.v1.Cluster.RemoveReplica:input_type -> persys.cluster.v1.RemoveReplicaRequest
-	0,  // 33: persys.cluster.v1.Cluster.ClusterKey:input_type -> persys.cluster.v1.ClusterKeyRequest
-	4,  // 34: persys.cluster.v1.Cluster.Status:output_type -> persys.cluster.v1.StatusResponse
-	5,  // 35: persys.cluster.v1.Cluster.Events:output_type -> persys.cluster.v1.Event
-	8,  // 36: persys.cluster.v1.Cluster.WatchWorkloads:output_type -> persys.cluster.v1.WorkloadChange
-	12, // 37: persys.cluster.v1.Cluster.Why:output_type -> persys.cluster.v1.WhyResponse
-	14, // 38: persys.cluster.v1.Cluster.ApplyWorkloads:output_type -> persys.cluster.v1.ApplyWorkloadsResponse
-	16, // 39: persys.cluster.v1.Cluster.ApplyStream:output_type -> persys.cluster.v1.ApplyStreamResponse
-	22, // 40: persys.cluster.v1.Cluster.CordonNode:output_type -> persys.cluster.v1.NodeActionResponse
-	22, // 41: persys.cluster.v1.Cluster.DrainNode:output_type -> persys.cluster.v1.NodeActionResponse
-	22, // 42: persys.cluster.v1.Cluster.RemoveNode:output_type -> persys.cluster.v1.NodeActionResponse
-	22, // 43: persys.cluster.v1.Cluster.FenceNode:output_type -> persys.cluster.v1.NodeActionResponse
-	24, // 44: persys.cluster.v1.Cluster.Logs:output_type -> persys.cluster.v1.LogChunk
-	27, // 45: persys.cluster.v1.Cluster.ListActions:output_type -> persys.cluster.v1.ListActionsResponse
-	29, // 46: persys.cluster.v1.Cluster.SetMode:output_type -> persys.cluster.v1.SetModeResponse
-	31, // 47: persys.cluster.v1.Cluster.TransferLeadership:output_type -> persys.cluster.v1.TransferLeadershipResponse
-	33, // 48: persys.cluster.v1.Cluster.RemoveReplica:output_type -> persys.cluster.v1.RemoveReplicaResponse
-	1,  // 49: persys.cluster.v1.Cluster.ClusterKey:output_type -> persys.cluster.v1.ClusterKeyResponse
-	34, // [34:50] is the sub-list for method output_type
-	18, // [18:34] is the sub-list for method input_type
-	18, // [18:18] is the sub-list for extension type_name
-	18, // [18:18] is the sub-list for extension extendee
-	0,  // [0:18] is the sub-list for field type_name
+	40, // 18: persys.cluster.v1.BackupInfo.at:type_name -> google.protobuf.Timestamp
+	35, // 19: persys.cluster.v1.CreateBackupResponse.info:type_name -> persys.cluster.v1.BackupInfo
+	35, // 20: persys.cluster.v1.RestoreBackupResponse.backup:type_name -> persys.cluster.v1.BackupInfo
+	35, // 21: persys.cluster.v1.RestoreBackupResponse.present:type_name -> persys.cluster.v1.BackupInfo
+	2,  // 22: persys.cluster.v1.Cluster.Status:input_type -> persys.cluster.v1.StatusRequest
+	6,  // 23: persys.cluster.v1.Cluster.Events:input_type -> persys.cluster.v1.EventsRequest
+	7,  // 24: persys.cluster.v1.Cluster.WatchWorkloads:input_type -> persys.cluster.v1.WatchWorkloadsRequest
+	9,  // 25: persys.cluster.v1.Cluster.Why:input_type -> persys.cluster.v1.WhyRequest
+	13, // 26: persys.cluster.v1.Cluster.ApplyWorkloads:input_type -> persys.cluster.v1.ApplyWorkloadsRequest
+	15, // 27: persys.cluster.v1.Cluster.ApplyStream:input_type -> persys.cluster.v1.ApplyStreamRequest
+	17, // 28: persys.cluster.v1.Cluster.CordonNode:input_type -> persys.cluster.v1.CordonNodeRequest
+	18, // 29: persys.cluster.v1.Cluster.DrainNode:input_type -> persys.cluster.v1.DrainNodeRequest
+	19, // 30: persys.cluster.v1.Cluster.RemoveNode:input_type -> persys.cluster.v1.RemoveNodeRequest
+	20, // 31: persys.cluster.v1.Cluster.FenceNode:input_type -> persys.cluster.v1.FenceNodeRequest
+	23, // 32: persys.cluster.v1.Cluster.Logs:input_type -> persys.cluster.v1.LogsRequest
+	25, // 33: persys.cluster.v1.Cluster.ListActions:input_type -> persys.cluster.v1.ListActionsRequest
+	28, // 34: persys.cluster.v1.Cluster.SetMode:input_type -> persys.cluster.v1.SetModeRequest
+	30, // 35: persys.cluster.v1.Cluster.TransferLeadership:input_type -> persys.cluster.v1.TransferLeadershipRequest
+	32, // 36: persys.cluster.v1.Cluster.RemoveReplica:input_type -> persys.cluster.v1.RemoveReplicaRequest
+	34, // 37: persys.cluster.v1.Cluster.CreateBackup:input_type -> persys.cluster.v1.CreateBackupRequest
+	37, // 38: persys.cluster.v1.Cluster.RestoreBackup:input_type -> persys.cluster.v1.RestoreBackupRequest
+	0,  // 39: persys.cluster.v1.Cluster.ClusterKey:input_type -> persys.cluster.v1.ClusterKeyRequest
+	4,  // 40: persys.cluster.v1.Cluster.Status:output_type -> persys.cluster.v1.StatusResponse
+	5,  // 41: persys.cluster.v1.Cluster.Events:output_type -> persys.cluster.v1.Event
+	8,  // 42: persys.cluster.v1.Cluster.WatchWorkloads:output_type -> persys.cluster.v1.WorkloadChange
+	12, // 43: persys.cluster.v1.Cluster.Why:output_type -> persys.cluster.v1.WhyResponse
+	14, // 44: persys.cluster.v1.Cluster.ApplyWorkloads:output_type -> persys.cluster.v1.ApplyWorkloadsResponse
+	16, // 45: persys.cluster.v1.Cluster.ApplyStream:output_type -> persys.cluster.v1.ApplyStreamResponse
+	22, // 46: persys.cluster.v1.Cluster.CordonNode:output_type -> persys.cluster.v1.NodeActionResponse
+	22, // 47: persys.cluster.v1.Cluster.DrainNode:output_type -> persys.cluster.v1.NodeActionResponse
+	22, // 48: persys.cluster.v1.Cluster.RemoveNode:output_type -> persys.cluster.v1.NodeActionResponse
+	22, // 49: persys.cluster.v1.Cluster.FenceNode:output_type -> persys.cluster.v1.NodeActionResponse
+	24, // 50: persys.cluster.v1.Cluster.Logs:output_type -> persys.cluster.v1.LogChunk
+	27, // 51: persys.cluster.v1.Cluster.ListActions:output_type -> persys.cluster.v1.ListActionsResponse
+	29, // 52: persys.cluster.v1.Cluster.SetMode:output_type -> persys.cluster.v1.SetModeResponse
+	31, // 53: persys.cluster.v1.Cluster.TransferLeadership:output_type -> persys.cluster.v1.TransferLeadershipResponse
+	33, // 54: persys.cluster.v1.Cluster.RemoveReplica:output_type -> persys.cluster.v1.RemoveReplicaResponse
+	36, // 55: persys.cluster.v1.Cluster.CreateBackup:output_type -> persys.cluster.v1.CreateBackupResponse
+	38, // 56: persys.cluster.v1.Cluster.RestoreBackup:output_type -> persys.cluster.v1.RestoreBackupResponse
+	1,  // 57: persys.cluster.v1.Cluster.ClusterKey:output_type -> persys.cluster.v1.ClusterKeyResponse
+	40, // [40:58] is the sub-list for method output_type
+	22, // [22:40] is the sub-list for method input_type
+	22, // [22:22] is the sub-list for extension type_name
+	22, // [22:22] is the sub-list for extension extendee
+	0,  // [0:22] is the sub-list for field type_name
 }
 
 func init() { file_api_cluster_v1_cluster_proto_init() }
@@ -2746,7 +3242,7 @@ func file_api_cluster_v1_cluster_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_api_cluster_v1_cluster_proto_rawDesc), len(file_api_cluster_v1_cluster_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   35,
+			NumMessages:   40,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

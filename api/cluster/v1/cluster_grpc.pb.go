@@ -37,6 +37,8 @@ const (
 	Cluster_SetMode_FullMethodName            = "/persys.cluster.v1.Cluster/SetMode"
 	Cluster_TransferLeadership_FullMethodName = "/persys.cluster.v1.Cluster/TransferLeadership"
 	Cluster_RemoveReplica_FullMethodName      = "/persys.cluster.v1.Cluster/RemoveReplica"
+	Cluster_CreateBackup_FullMethodName       = "/persys.cluster.v1.Cluster/CreateBackup"
+	Cluster_RestoreBackup_FullMethodName      = "/persys.cluster.v1.Cluster/RestoreBackup"
 	Cluster_ClusterKey_FullMethodName         = "/persys.cluster.v1.Cluster/ClusterKey"
 )
 
@@ -68,6 +70,12 @@ type ClusterClient interface {
 	// TransferLeadership hands over to the named replica, or to the best one.
 	TransferLeadership(ctx context.Context, in *TransferLeadershipRequest, opts ...grpc.CallOption) (*TransferLeadershipResponse, error)
 	RemoveReplica(ctx context.Context, in *RemoveReplicaRequest, opts ...grpc.CallOption) (*RemoveReplicaResponse, error)
+	// CreateBackup streams the state as this replica has it: first what it is,
+	// then the snapshot in pieces. It holds no key: secrets stay sealed.
+	CreateBackup(ctx context.Context, in *CreateBackupRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[CreateBackupResponse], error)
+	// RestoreBackup takes a backup, and replaces the state by it or, with preview,
+	// only says what that would change. Any replica passes it on to the leader.
+	RestoreBackup(ctx context.Context, opts ...grpc.CallOption) (grpc.ClientStreamingClient[RestoreBackupRequest, RestoreBackupResponse], error)
 	// ClusterKey hands the sealing key to another scheduler of this cluster, and
 	// to nobody else.
 	ClusterKey(ctx context.Context, in *ClusterKeyRequest, opts ...grpc.CallOption) (*ClusterKeyResponse, error)
@@ -261,6 +269,38 @@ func (c *clusterClient) RemoveReplica(ctx context.Context, in *RemoveReplicaRequ
 	return out, nil
 }
 
+func (c *clusterClient) CreateBackup(ctx context.Context, in *CreateBackupRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[CreateBackupResponse], error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	stream, err := c.cc.NewStream(ctx, &Cluster_ServiceDesc.Streams[4], Cluster_CreateBackup_FullMethodName, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	x := &grpc.GenericClientStream[CreateBackupRequest, CreateBackupResponse]{ClientStream: stream}
+	if err := x.ClientStream.SendMsg(in); err != nil {
+		return nil, err
+	}
+	if err := x.ClientStream.CloseSend(); err != nil {
+		return nil, err
+	}
+	return x, nil
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type Cluster_CreateBackupClient = grpc.ServerStreamingClient[CreateBackupResponse]
+
+func (c *clusterClient) RestoreBackup(ctx context.Context, opts ...grpc.CallOption) (grpc.ClientStreamingClient[RestoreBackupRequest, RestoreBackupResponse], error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	stream, err := c.cc.NewStream(ctx, &Cluster_ServiceDesc.Streams[5], Cluster_RestoreBackup_FullMethodName, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	x := &grpc.GenericClientStream[RestoreBackupRequest, RestoreBackupResponse]{ClientStream: stream}
+	return x, nil
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type Cluster_RestoreBackupClient = grpc.ClientStreamingClient[RestoreBackupRequest, RestoreBackupResponse]
+
 func (c *clusterClient) ClusterKey(ctx context.Context, in *ClusterKeyRequest, opts ...grpc.CallOption) (*ClusterKeyResponse, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(ClusterKeyResponse)
@@ -299,6 +339,12 @@ type ClusterServer interface {
 	// TransferLeadership hands over to the named replica, or to the best one.
 	TransferLeadership(context.Context, *TransferLeadershipRequest) (*TransferLeadershipResponse, error)
 	RemoveReplica(context.Context, *RemoveReplicaRequest) (*RemoveReplicaResponse, error)
+	// CreateBackup streams the state as this replica has it: first what it is,
+	// then the snapshot in pieces. It holds no key: secrets stay sealed.
+	CreateBackup(*CreateBackupRequest, grpc.ServerStreamingServer[CreateBackupResponse]) error
+	// RestoreBackup takes a backup, and replaces the state by it or, with preview,
+	// only says what that would change. Any replica passes it on to the leader.
+	RestoreBackup(grpc.ClientStreamingServer[RestoreBackupRequest, RestoreBackupResponse]) error
 	// ClusterKey hands the sealing key to another scheduler of this cluster, and
 	// to nobody else.
 	ClusterKey(context.Context, *ClusterKeyRequest) (*ClusterKeyResponse, error)
@@ -356,6 +402,12 @@ func (UnimplementedClusterServer) TransferLeadership(context.Context, *TransferL
 }
 func (UnimplementedClusterServer) RemoveReplica(context.Context, *RemoveReplicaRequest) (*RemoveReplicaResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method RemoveReplica not implemented")
+}
+func (UnimplementedClusterServer) CreateBackup(*CreateBackupRequest, grpc.ServerStreamingServer[CreateBackupResponse]) error {
+	return status.Error(codes.Unimplemented, "method CreateBackup not implemented")
+}
+func (UnimplementedClusterServer) RestoreBackup(grpc.ClientStreamingServer[RestoreBackupRequest, RestoreBackupResponse]) error {
+	return status.Error(codes.Unimplemented, "method RestoreBackup not implemented")
 }
 func (UnimplementedClusterServer) ClusterKey(context.Context, *ClusterKeyRequest) (*ClusterKeyResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method ClusterKey not implemented")
@@ -619,6 +671,24 @@ func _Cluster_RemoveReplica_Handler(srv interface{}, ctx context.Context, dec fu
 	return interceptor(ctx, in, info, handler)
 }
 
+func _Cluster_CreateBackup_Handler(srv interface{}, stream grpc.ServerStream) error {
+	m := new(CreateBackupRequest)
+	if err := stream.RecvMsg(m); err != nil {
+		return err
+	}
+	return srv.(ClusterServer).CreateBackup(m, &grpc.GenericServerStream[CreateBackupRequest, CreateBackupResponse]{ServerStream: stream})
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type Cluster_CreateBackupServer = grpc.ServerStreamingServer[CreateBackupResponse]
+
+func _Cluster_RestoreBackup_Handler(srv interface{}, stream grpc.ServerStream) error {
+	return srv.(ClusterServer).RestoreBackup(&grpc.GenericServerStream[RestoreBackupRequest, RestoreBackupResponse]{ServerStream: stream})
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type Cluster_RestoreBackupServer = grpc.ClientStreamingServer[RestoreBackupRequest, RestoreBackupResponse]
+
 func _Cluster_ClusterKey_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(ClusterKeyRequest)
 	if err := dec(in); err != nil {
@@ -714,6 +784,16 @@ var Cluster_ServiceDesc = grpc.ServiceDesc{
 			StreamName:    "Logs",
 			Handler:       _Cluster_Logs_Handler,
 			ServerStreams: true,
+		},
+		{
+			StreamName:    "CreateBackup",
+			Handler:       _Cluster_CreateBackup_Handler,
+			ServerStreams: true,
+		},
+		{
+			StreamName:    "RestoreBackup",
+			Handler:       _Cluster_RestoreBackup_Handler,
+			ClientStreams: true,
 		},
 	},
 	Metadata: "api/cluster/v1/cluster.proto",

@@ -108,6 +108,11 @@ func (r *replica) RemoveReplica(ctx context.Context, id string, force bool) erro
 	return precondition(translate(r.node.RemoveReplica(ctx, id, force)))
 }
 
+func (r *replica) Restore(ctx context.Context, build func(fsm.State) (fsm.State, error)) (uint64, error) {
+	i, err := r.node.Restore(ctx, build)
+	return i, translate(err)
+}
+
 func (r *replica) Describe(out *clusterv1.StatusResponse) {
 	st := r.node.Status()
 	out.Term, out.LastIndex, out.CommitIndex = st.Term, st.LastIndex, st.CommitIndex

@@ -1,0 +1,303 @@
+package main
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	clusterv1 "github.com/persys/compute/api/cluster/v1"
+	"github.com/persys/compute/cmd/persysctl/screen"
+	"github.com/persys/compute/fsm"
+)
+
+const (
+	backupPiece = 256 << 10
+	// backupLimit bounds the whole transfer: a backup is as large as the cluster.
+	backupLimit = 15 * time.Minute
+)
+
+func (c *cli) backupCommand() *cobra.Command {
+	parent := &cobra.Command{
+		Use: "backup", Short: "Back the cluster's state up, look into a backup, restore it",
+		Long: `Back the cluster's state up, look into a backup, restore it.
+
+A backup is one file: every workload, node, event and setting, as of one moment,
+with a checksum. It holds no key. Secrets in it are sealed under the cluster key,
+so keep a copy of that file (SCHEDULER_CLUSTER_KEY_FILE) in another place.`,
+		Args: args(0, 0), RunE: help,
+	}
+	create := &cobra.Command{
+		Use: "create FILE", Short: "Write the state of any replica that answers into FILE",
+		Example: "  persysctl backup create state.backup\n  persysctl -s 10.0.0.2:8085 backup create state.backup",
+		Args:    args(1, 1, "FILE"),
+		RunE:    c.online(func(ctx context.Context, args []string) error { return c.backupCreate(ctx, args[0]) }),
+	}
+	inspect := &cobra.Command{
+		Use: "inspect FILE", Short: "Verify FILE and show what it holds; needs no cluster",
+		Args: args(1, 1, "FILE"),
+		RunE: func(_ *cobra.Command, args []string) error { return c.backupInspect(args[0]) },
+	}
+	var o restoreOptions
+	restore := &cobra.Command{
+		Use: "restore FILE", Short: "Bring the workloads of FILE back, after showing what changes",
+		Long: `Bring the workloads of FILE back, after showing what changes.
+
+In the cluster that the backup is of, workloads get the specs and desired states
+that they had. They stay on the nodes they are on, and nothing that runs is
+stopped: what the backup does not know is forgotten, and runs on as an orphan.
+
+A cluster that is lost with all its schedulers comes back on new ones: start them
+with empty disks, the old cluster key and SCHEDULER_CLUSTER_ID set to the id that
+` + "`persysctl backup inspect`" + ` shows, then restore. Agents keep to the cluster id, so
+they take their orders from the new schedulers, and from no older ones.`,
+		Example: "  persysctl backup restore state.backup --dry-run\n  persysctl backup restore state.backup",
+		Args:    args(1, 1, "FILE"),
+		RunE:    c.online(func(ctx context.Context, args []string) error { return c.backupRestore(ctx, args[0], o) }),
+	}
+	f := restore.Flags()
+	f.BoolVar(&o.dry, "dry-run", false, "only show what would change")
+	f.BoolVarP(&o.yes, "yes", "y", false, "do not ask")
+	f.BoolVar(&o.force, "force-new-cluster", false, "take the workloads of another cluster into this one, although that one may still run them")
+	parent.AddCommand(create, inspect, restore)
+	return parent
+}
+
+// backupCreate writes beside the file and renames: a backup that was cut off
+// never takes the place of a whole one.
+func (c *cli) backupCreate(ctx context.Context, path string) (err error) {
+	ctx, cancel := context.WithTimeout(ctx, backupLimit)
+	defer cancel()
+	tmp, err := os.CreateTemp(filepath.Dir(path), filepath.Base(path)+".*")
+	if err != nil {
+		return fileFailure(err)
+	}
+	defer func() {
+		_ = tmp.Close()
+		_ = os.Remove(tmp.Name()) // it is not there any more when all went well
+	}()
+	head, size, err := c.download(ctx, tmp)
+	if err != nil {
+		return err
+	}
+	// What was written is what counts, so that is what is verified.
+	if _, err := tmp.Seek(0, io.SeekStart); err != nil {
+		return fileFailure(err)
+	}
+	if _, err := fsm.ReadSnapshot(tmp); err != nil {
+		return failf(exitFailed, "type the same command again", "%s is not whole: %v", tmp.Name(), err)
+	}
+	if err := errors.Join(tmp.Sync(), tmp.Close()); err != nil {
+		return fileFailure(err)
+	}
+	if err := os.Rename(tmp.Name(), path); err != nil {
+		return fileFailure(err)
+	}
+	return c.emit(head, func() {
+		i := head.GetInfo()
+		c.say(path, screen.Good, "written")
+		writeLines(c.out, []string{fmt.Sprintf("%s of cluster %s at index %d, from %s: %s, %s", bytesize(size), i.GetClusterId(), i.GetIndex(),
+			screen.Clean(head.GetReplica()), plural(i.GetWorkloads(), "workload"), plural(i.GetNodes(), "node"))})
+		if age := time.Duration(head.GetAgeMs()) * time.Millisecond; age > 5*time.Second {
+			c.empty(fmt.Sprintf("%s has not heard from a leader for %s: what was changed since is missing", screen.Clean(head.GetReplica()), span(age)), "persysctl status")
+		}
+	})
+}
+
+func (c *cli) download(ctx context.Context, to io.Writer) (head *clusterv1.CreateBackupResponse, size int64, err error) {
+	in, err := c.cluster.CreateBackup(ctx, &clusterv1.CreateBackupRequest{})
+	if err != nil {
+		return nil, 0, c.explain(err, false)
+	}
+	w := bufio.NewWriterSize(to, backupPiece)
+	for {
+		m, err := in.Recv()
+		if errors.Is(err, io.EOF) {
+			break
+		}
+		if err != nil {
+			return nil, size, c.explain(err, false)
+		}
+		if head == nil {
+			head = m
+		}
+		n, err := w.Write(m.GetData())
+		if size += int64(n); err != nil {
+			return nil, size, fileFailure(err)
+		}
+	}
+	if head == nil {
+		return nil, 0, failf(exitFailed, "type the same command again", "the scheduler sent nothing")
+	}
+	if err := w.Flush(); err != nil {
+		return nil, size, fileFailure(err)
+	}
+	head.Data = nil
+	return head, size, nil
+}
+
+func (c *cli) readBackup(path string) (fsm.State, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return fsm.State{}, fileFailure(err)
+	}
+	defer f.Close()
+	s, err := fsm.ReadSnapshot(f)
+	if err != nil {
+		return s, failf(exitFailed, "", "%s is no whole backup: %v", path, err)
+	}
+	return s, nil
+}
+
+func (c *cli) backupInspect(path string) error {
+	s, err := c.readBackup(path)
+	if err != nil {
+		return err
+	}
+	info := s.Info()
+	events := int32(0)
+	s.Events(0, func(*fsm.Event) bool { events++; return true })
+	view := &clusterv1.BackupInfo{
+		ClusterId: info.ClusterID, Incarnation: info.Incarnation, Index: info.Index, At: timestamppb.New(time.Unix(0, info.Clock)),
+		Mode: string(info.Mode), FeatureLevel: info.FeatureLevel, Nodes: int32(s.NodeCount()), Workloads: int32(s.WorkloadCount()),
+		WorkloadsRunning: int32(s.StatusCount(fsm.StatusRunning)), Events: events,
+	}
+	return c.emit(view, func() {
+		f := &screen.Facts{}
+		c.backupFacts(f, view)
+		f.Add("Checksum", screen.Styled("right", screen.Good))
+		c.printFacts(f)
+	})
+}
+
+func (c *cli) backupFacts(f *screen.Facts, i *clusterv1.BackupInfo) {
+	f.Add("Cluster", screen.Text(i.GetClusterId()))
+	f.Add("As of", screen.Text(i.GetAt().AsTime().In(c.zone).Format("2006-01-02 15:04:05")+", "+c.age(i.GetAt())+" ago"))
+	f.Add("Index", screen.Text(fmt.Sprintf("%d (incarnation %d)", i.GetIndex(), i.GetIncarnation())))
+	f.Add("Mode", screen.State(i.GetMode()))
+	f.Add("Workloads", screen.Text(fmt.Sprintf("%d, %d running", i.GetWorkloads(), i.GetWorkloadsRunning())))
+	f.Add("Nodes", screen.Text(fmt.Sprint(i.GetNodes())))
+	f.Add("Events", screen.Text(fmt.Sprint(i.GetEvents())))
+}
+
+type restoreOptions struct{ dry, yes, force bool }
+
+func (c *cli) backupRestore(ctx context.Context, path string, o restoreOptions) error {
+	ctx, cancel := context.WithTimeout(ctx, backupLimit)
+	defer cancel()
+	// A damaged file is found here, before anything is sent.
+	if _, err := c.readBackup(path); err != nil {
+		return err
+	}
+	preview, err := c.upload(ctx, path, &clusterv1.RestoreBackupRequest{Preview: true, ForceNewCluster: o.force})
+	if err != nil {
+		return c.explain(err, false)
+	}
+	if o.dry {
+		return c.emit(preview, func() { c.showRestore(preview, "would be") })
+	}
+	if !o.yes {
+		c.restoreNotes(preview)
+		if !c.inTerm || !c.errTerm {
+			return failf(exitUsage, "persysctl backup restore "+path+" --dry-run", "nobody is there to be asked: --yes restores without asking")
+		}
+		if err := c.confirm(fmt.Sprintf("Restore %s into cluster %s?", path, preview.GetPresent().GetClusterId())); err != nil {
+			return err
+		}
+	}
+	done, err := c.upload(ctx, path, &clusterv1.RestoreBackupRequest{ForceNewCluster: o.force})
+	if err != nil {
+		return c.explain(err, true)
+	}
+	return c.emit(done, func() {
+		c.showRestore(done, "were")
+		writeLines(c.out, []string{fmt.Sprintf("restored at index %d, incarnation %d", done.GetIndex(), done.GetIncarnation())})
+		if done.GetForgottenCount() > 0 {
+			c.empty("What was forgotten runs on, as orphans that nobody stops.", "persysctl events --tail 10")
+		}
+	})
+}
+
+// restoreNotes is the preview beside a question.
+func (c *cli) restoreNotes(r *clusterv1.RestoreBackupResponse) {
+	b := r.GetBackup()
+	fmt.Fprintf(c.err, "The backup is of %s, index %d; the cluster is at index %d.\n", b.GetAt().AsTime().In(c.zone).Format("2006-01-02 15:04:05"), b.GetIndex(), r.GetPresent().GetIndex())
+	for _, l := range restoreLines(r, "would be") {
+		fmt.Fprintln(c.err, l)
+	}
+}
+
+func (c *cli) showRestore(r *clusterv1.RestoreBackupResponse, verb string) {
+	writeLines(c.out, restoreLines(r, verb))
+}
+
+func restoreLines(r *clusterv1.RestoreBackupResponse, verb string) []string {
+	line := func(n int32, what string, ids []string) string {
+		s := fmt.Sprintf("%s %s %s", plural(n, "workload"), verb, what)
+		if len(ids) > 0 {
+			const shown = 8
+			names := make([]string, 0, shown)
+			for _, id := range ids[:min(len(ids), shown)] {
+				names = append(names, screen.Clean(id))
+			}
+			s += ": " + strings.Join(names, ", ")
+			if int(n) > len(names) {
+				s += fmt.Sprintf(" and %d more", int(n)-len(names))
+			}
+		}
+		return s
+	}
+	lines := []string{
+		line(r.GetAddedCount(), "brought back", r.GetAdded()),
+		line(r.GetChangedCount(), "changed back", r.GetChanged()),
+		line(r.GetForgottenCount(), "forgotten", r.GetForgotten()),
+		line(r.GetUnchangedCount(), "left as they are", nil),
+	}
+	if n := r.GetNodesAdded(); n > 0 {
+		lines = append(lines, fmt.Sprintf("%s %s known again", plural(n, "node"), verb))
+	}
+	return lines
+}
+
+// upload sends a file in pieces; head goes with the first.
+func (c *cli) upload(ctx context.Context, path string, head *clusterv1.RestoreBackupRequest) (*clusterv1.RestoreBackupResponse, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, fileFailure(err)
+	}
+	defer f.Close()
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	out, err := c.cluster.RestoreBackup(ctx)
+	if err != nil {
+		return nil, err
+	}
+	m := head
+	for {
+		m.Data = make([]byte, backupPiece)
+		n, err := io.ReadFull(f, m.Data)
+		m.Data = m.Data[:n]
+		if n > 0 {
+			// What the scheduler says to a stream that it ended is in the answer.
+			if serr := out.Send(m); serr != nil {
+				break
+			}
+		}
+		if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
+			break
+		}
+		if err != nil {
+			return nil, fileFailure(err)
+		}
+		m = &clusterv1.RestoreBackupRequest{}
+	}
+	return out.CloseAndRecv()
+}

@@ -1,0 +1,236 @@
+package e2e
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+
+	agentv1 "github.com/persys/compute/api/agent/v1"
+	clusterv1 "github.com/persys/compute/api/cluster/v1"
+	controlv1 "github.com/persys/compute/api/control/v1"
+	"github.com/persys/compute/e2e/harness"
+)
+
+// untouched checks that each workload has had one run only, which goes on.
+func untouched(t *testing.T, c *harness.Cluster, ids ...string) {
+	t.Helper()
+	for _, id := range ids {
+		if runs := runsOf(t, c, id); len(runs) != 1 || runs[0].To != 0 {
+			t.Errorf("%s was not left alone: %+v", id, runs)
+		}
+	}
+}
+
+// obeysNoOlder checks that an agent refuses an order of a former incarnation,
+// whatever its term.
+func obeysNoOlder(t *testing.T, a *harness.Agent, cluster string, incarnation uint64) {
+	t.Helper()
+	cc, err := grpc.NewClient("passthrough:///"+a.Addr, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	must(t, err)
+	defer cc.Close()
+	resp, err := agentv1.NewAgentServiceClient(cc).DeleteWorkload(t.Context(), &agentv1.DeleteWorkloadRequest{
+		Id: "kept-0", NodeId: a.NodeID, Epoch: &agentv1.Epoch{ClusterId: cluster, Incarnation: incarnation, Term: 1 << 40},
+		Generation: &agentv1.Generation{Incarnation: incarnation, Sequence: 1 << 40},
+	})
+	must(t, err)
+	if !resp.GetFenced() {
+		t.Errorf("%s took an order of a former incarnation: %v", a.NodeID, resp)
+	}
+}
+
+func incarnation(t *testing.T, c *harness.Cluster, i int) uint64 {
+	t.Helper()
+	return got[*clusterv1.StatusResponse](t)(c.Status(t.Context(), i)).GetIncarnation()
+}
+
+// kept starts two agents and some workloads, one of them exclusive.
+func kept(t *testing.T, c *harness.Cluster) []string {
+	t.Helper()
+	for range 2 {
+		got[*harness.Agent](t)(c.StartAgent(t.Context(), harness.AgentOptions{Simulate: true}))
+	}
+	var ids []string
+	for i := range 4 {
+		spec := container("persys/any:1")
+		spec.Exclusive = i == 3
+		ids = append(ids, fmt.Sprintf("kept-%d", i))
+		apply(t, c, ids[i], spec)
+	}
+	for _, id := range ids {
+		got[*controlv1.WorkloadView](t)(c.WaitWorkload(t.Context(), id, settle, running))
+	}
+	return ids
+}
+
+// Two of three schedulers are lost for good, with their disks. One command on the
+// third, and the cluster goes on: applies work, new schedulers join, agents obey
+// it and nobody older, and nothing that ran was touched.
+func TestLostQuorumIsRecovered(t *testing.T) {
+	c := start(t, harness.Options{Binaries: raced(t), SchedulerEnv: fast(nil)})
+	ids := kept(t, c)
+	left := follower(t, c)
+	caughtUp(t, c, left)
+	old, cluster := incarnation(t, c, left), got[*clusterv1.StatusResponse](t)(c.Status(t.Context(), left)).GetClusterId()
+	id := selfID(t, c, left)
+	var lost []int
+	for i, s := range c.Schedulers {
+		if i != left {
+			must(t, s.Kill())
+			must(t, s.Wipe())
+			lost = append(lost, i)
+		}
+	}
+	survivor := c.Schedulers[left]
+	recovery := func(args ...string) (string, error) {
+		var out bytes.Buffer
+		ctx, cancel := context.WithTimeout(t.Context(), settle)
+		defer cancel()
+		cmd := exec.CommandContext(ctx, survivor.Path, append([]string{"recover", "--data-dir", survivor.DataDir}, args...)...)
+		cmd.Stdout, cmd.Stderr, cmd.Env = &out, &out, survivor.Env
+		err := cmd.Run()
+		return out.String(), err
+	}
+	if out, err := recovery("--yes"); err == nil || !strings.Contains(out, "is in use") {
+		t.Errorf("a running scheduler was recovered: %v\n%s", err, out)
+	}
+	must(t, survivor.Kill())
+	if out, err := recovery(); err == nil || !strings.Contains(out, "--yes") {
+		t.Errorf("it did not ask: %v\n%s", err, out)
+	}
+	out, err := recovery("--yes")
+	if err != nil {
+		t.Fatalf("recover: %v\n%s", err, out)
+	}
+	for _, want := range []string{cluster, id, c.Schedulers[lost[0]].Name, c.Schedulers[lost[1]].Name, "4 workloads (4 running)", "Recovered under incarnation"} {
+		if !strings.Contains(out, want) {
+			t.Errorf("recover does not say %q:\n%s", want, out)
+		}
+	}
+
+	must(t, survivor.Start())
+	leader, err := c.WaitLeader(t.Context(), electionLimit)
+	must(t, err)
+	if leader != left || selfID(t, c, left) != id {
+		t.Errorf("scheduler %d leads as %s", leader, selfID(t, c, left))
+	}
+	if now := incarnation(t, c, left); now <= old {
+		t.Errorf("incarnation %d after %d", now, old)
+	}
+	for _, id := range ids {
+		got[*controlv1.WorkloadView](t)(c.WaitWorkload(t.Context(), id, settle, running))
+	}
+	apply(t, c, "new", container("persys/any:1"))
+	got[*controlv1.WorkloadView](t)(c.WaitWorkload(t.Context(), "new", settle, running))
+	for _, a := range c.Agents {
+		must(t, c.WaitNode(t.Context(), a.NodeID, "Ready", settle))
+	}
+	obeysNoOlder(t, agentWith(t, c, "new"), cluster, old)
+
+	// The machines get new disks, and their schedulers join as newcomers.
+	for _, i := range lost {
+		must(t, c.Schedulers[i].Start())
+	}
+	must(t, c.WaitReady(t.Context(), 60*time.Second))
+	must(t, survivor.Kill())
+	apply(t, c, "newer", container("persys/any:1"))
+	got[*controlv1.WorkloadView](t)(c.WaitWorkload(t.Context(), "newer", settle, running))
+	untouched(t, c, append(ids, "new")...)
+}
+
+// agentWith is the agent that has a workload.
+func agentWith(t *testing.T, c *harness.Cluster, id string) *harness.Agent {
+	t.Helper()
+	w := got[*controlv1.WorkloadView](t)(c.WaitWorkload(t.Context(), id, settle, running))
+	holder, _ := agentOf(t, c, w.GetAssignedNodeId())
+	return holder
+}
+
+// ctl runs persysctl, which has to succeed.
+func ctl(t *testing.T, c *harness.Cluster, args ...string) string {
+	t.Helper()
+	res, err := c.Ctl(t.Context(), args...)
+	must(t, err)
+	if res.Code != 0 {
+		t.Fatalf("persysctl %s: exit %d\n%s%s", strings.Join(args, " "), res.Code, res.Stdout, res.Stderr)
+	}
+	return res.Stdout
+}
+
+// A backup is restored twice: into the running cluster, after mistakes, and onto
+// new schedulers, after all of them were lost with their disks. Nothing that ran
+// all the time is touched.
+func TestBackupIsRestored(t *testing.T) {
+	c := start(t, harness.Options{Binaries: raced(t), SchedulerEnv: fast(nil)})
+	ids := kept(t, c)
+	file := filepath.Join(t.TempDir(), "state.backup")
+	from := follower(t, c)
+	caughtUp(t, c, from)
+	var out, errs bytes.Buffer
+	code, err := c.RunCtl(t.Context(), c.CtlEnv(c.Schedulers[from].GRPC), &out, &errs, "backup", "create", file)
+	must(t, err)
+	if code != 0 || !strings.Contains(out.String(), "4 workloads, 2 nodes") {
+		t.Fatalf("backup create: exit %d\n%s%s", code, out.String(), errs.String())
+	}
+	st := got[*clusterv1.StatusResponse](t)(c.Status(t.Context(), from))
+	if got := ctl(t, c, "backup", "inspect", file); !strings.Contains(got, st.GetClusterId()) || !strings.Contains(got, "4, 4 running") {
+		t.Errorf("backup inspect:\n%s", got)
+	}
+
+	// The mistakes: one deleted, one stopped, one that ought not to be there.
+	ctl(t, c, "delete", "kept-0", "--wait")
+	ctl(t, c, "stop", "kept-1", "--wait")
+	apply(t, c, "younger", container("persys/any:1"))
+	got[*controlv1.WorkloadView](t)(c.WaitWorkload(t.Context(), "younger", settle, running))
+	preview := ctl(t, c, "backup", "restore", file, "--dry-run")
+	for _, want := range []string{"would be brought back: kept-0", "would be changed back: kept-1", "would be forgotten: younger", "2 workloads would be left"} {
+		if !strings.Contains(preview, want) {
+			t.Errorf("the preview does not say %q:\n%s", want, preview)
+		}
+	}
+	leader := got[int](t)(c.WaitLeader(t.Context(), electionLimit))
+	old := incarnation(t, c, leader)
+	ctl(t, c, "backup", "restore", file, "--yes")
+	for _, id := range ids {
+		got[*controlv1.WorkloadView](t)(c.WaitWorkload(t.Context(), id, settle, running))
+	}
+	leader = got[int](t)(c.WaitLeader(t.Context(), electionLimit))
+	if now := incarnation(t, c, leader); now <= old {
+		t.Errorf("incarnation %d after %d", now, old)
+	}
+	if res := got[harness.CtlResult](t)(c.Ctl(t.Context(), "get", "younger")); res.Code != 3 {
+		t.Errorf("the workload that the backup lacks: exit %d\n%s", res.Code, res.Stdout)
+	}
+	untouched(t, c, "kept-2", "kept-3", "younger")
+	obeysNoOlder(t, agentWith(t, c, "kept-0"), st.GetClusterId(), old)
+
+	// Everything is lost but the agents, what they run, and the file.
+	old = incarnation(t, c, leader)
+	for _, s := range c.Schedulers {
+		must(t, s.Kill())
+		must(t, s.Wipe())
+		s.Env = append(s.Env, "SCHEDULER_CLUSTER_ID="+st.GetClusterId())
+	}
+	for _, s := range c.Schedulers {
+		must(t, s.Start())
+	}
+	must(t, c.WaitReady(t.Context(), 60*time.Second))
+	ctl(t, c, "backup", "restore", file, "--yes")
+	for _, a := range c.Agents {
+		must(t, c.WaitNode(t.Context(), a.NodeID, "Ready", settle))
+	}
+	for _, id := range ids {
+		got[*controlv1.WorkloadView](t)(c.WaitWorkload(t.Context(), id, settle, running))
+	}
+	apply(t, c, "new", container("persys/any:1"))
+	got[*controlv1.WorkloadView](t)(c.WaitWorkload(t.Context(), "new", settle, running))
+	obeysNoOlder(t, agentWith(t, c, "new"), st.GetClusterId(), old)
+	untouched(t, c, "kept-2", "kept-3", "younger")
+}

@@ -1,0 +1,256 @@
+package rpc
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"io"
+	"time"
+
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	clusterv1 "github.com/persys/compute/api/cluster/v1"
+	"github.com/persys/compute/fsm"
+	"github.com/persys/compute/rpc/dial"
+)
+
+const (
+	// backupPiece is how much of a backup one message carries.
+	backupPiece = 256 << 10
+	// maxBackup bounds a backup that is taken in: its state is built in memory.
+	maxBackup = 16 << 30
+	// restoreLimit bounds a restore once the backup is here.
+	restoreLimit = 10 * time.Minute
+	// namedChanges bounds the ids of one kind in an answer.
+	namedChanges = 500
+)
+
+// CreateBackup implements cluster.v1: the state as this replica has it, which is
+// consistent wherever it is asked for.
+func (s *Server) CreateBackup(req *clusterv1.CreateBackupRequest, out clusterv1.Cluster_CreateBackupServer) error {
+	ctx, cancel := withDeadline(out.Context())
+	defer cancel()
+	if _, err := s.store.At(ctx, req.GetMinIndex()); err != nil {
+		return err
+	}
+	state := s.store.State()
+	head := &clusterv1.CreateBackupResponse{Info: backupInfo(state), Replica: s.replica.Self().Name}
+	if l, ok := s.replica.Leader(); !ok || l.ID != s.replica.Self().ID {
+		head.AgeMs = s.age().Milliseconds()
+	}
+	if err := out.Send(head); err != nil {
+		return err
+	}
+	w := bufio.NewWriterSize(pieces{out}, backupPiece)
+	if err := state.WriteSnapshot(w); err != nil {
+		return err
+	}
+	return w.Flush()
+}
+
+// pieces sends what is written to it.
+type pieces struct {
+	out clusterv1.Cluster_CreateBackupServer
+}
+
+func (p pieces) Write(b []byte) (int, error) {
+	for done := 0; done < len(b); {
+		n := min(len(b)-done, backupPiece)
+		if err := p.out.Send(&clusterv1.CreateBackupResponse{Data: b[done : done+n]}); err != nil {
+			return done, err
+		}
+		done += n
+	}
+	return len(b), nil
+}
+
+func backupInfo(s fsm.State) *clusterv1.BackupInfo {
+	info := s.Info()
+	events := 0
+	s.Events(0, func(*fsm.Event) bool { events++; return true })
+	return &clusterv1.BackupInfo{
+		ClusterId: info.ClusterID, Incarnation: info.Incarnation, Index: info.Index,
+		At: timestamppb.New(time.Unix(0, info.Clock)), Mode: string(info.Mode), FeatureLevel: info.FeatureLevel,
+		Nodes: int32(s.NodeCount()), Workloads: int32(s.WorkloadCount()),
+		WorkloadsRunning: int32(s.StatusCount(fsm.StatusRunning)), Events: int32(events),
+	}
+}
+
+// RestoreBackup implements cluster.v1. The leader judges it; another replica
+// passes the stream on, one hop, as it does with calls.
+func (s *Server) RestoreBackup(in clusterv1.Cluster_RestoreBackupServer) error {
+	first, err := in.Recv()
+	if err != nil {
+		return err
+	}
+	ctx := in.Context()
+	to, err := s.restorer(ctx)
+	if err != nil {
+		return err
+	}
+	var resp *clusterv1.RestoreBackupResponse
+	if to.ID == s.replica.Self().ID {
+		resp, err = s.restore(ctx, first, in)
+	} else {
+		resp, err = s.passRestore(ctx, to, first, in)
+	}
+	if err != nil {
+		return err
+	}
+	return in.SendAndClose(resp)
+}
+
+// restorer waits for a leader as long as any write does.
+func (s *Server) restorer(ctx context.Context) (Peer, error) {
+	deadline := s.now().Add(s.cfg.HoldWrites)
+	for {
+		changed := s.replica.LeaderChanged()
+		to, known := s.replica.Leader()
+		switch {
+		case known && to.ID == s.replica.Self().ID:
+			return to, nil
+		case callOf(ctx).forwarded:
+			return to, errorf(KindNotLeader, "passed on to replica %s, which does not lead", s.replica.Self().Name)
+		case known && to.GRPCAddr != "":
+			return to, nil
+		}
+		if left := deadline.Sub(s.now()); left <= 0 || !waitFor(ctx, changed, min(left, retryEvery)) {
+			return to, errorf(KindNoLeader, "there is no leader; `persysctl status` shows the replicas")
+		}
+	}
+}
+
+func (s *Server) passRestore(ctx context.Context, to Peer, first *clusterv1.RestoreBackupRequest, in clusterv1.Cluster_RestoreBackupServer) (*clusterv1.RestoreBackupResponse, error) {
+	conn, err := s.peers.conn(to.GRPCAddr)
+	if err != nil {
+		return nil, errorf(KindUnavailable, "leader %s at %s: %w", to.Name, to.GRPCAddr, err)
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	out, err := clusterv1.NewClusterClient(conn).RestoreBackup(metadata.NewOutgoingContext(ctx,
+		metadata.Pairs(dial.KeyHop, "1", dial.KeyForwardedIdentity, callOf(ctx).identity())))
+	if err != nil {
+		return nil, err
+	}
+	for m := first; ; {
+		// The leader's own error is what CloseAndRecv says.
+		if err := out.Send(m); err != nil {
+			break
+		}
+		if m, err = in.Recv(); errors.Is(err, io.EOF) {
+			break
+		} else if err != nil {
+			return nil, err
+		}
+	}
+	return out.CloseAndRecv()
+}
+
+// restore takes the backup in, aside, and then does or previews it.
+func (s *Server) restore(ctx context.Context, first *clusterv1.RestoreBackupRequest, in clusterv1.Cluster_RestoreBackupServer) (*clusterv1.RestoreBackupResponse, error) {
+	backup, err := fsm.ReadSnapshot(&received{rest: first.GetData(), in: in})
+	switch {
+	case errors.Is(err, fsm.ErrSnapshot):
+		return nil, errorf(KindInvalid, "this is no backup that can be restored: %w", err)
+	case err != nil:
+		return nil, err
+	}
+	build := func(present fsm.State) (fsm.State, error) {
+		if err := mayRestore(backup.Info(), present.Info(), first.GetForceNewCluster()); err != nil {
+			return fsm.State{}, err
+		}
+		return fsm.Restored(backup, present, fsm.Rebirth{At: s.now().UnixNano(), By: callOf(ctx).identity()})
+	}
+	var resp *clusterv1.RestoreBackupResponse
+	preview := func(present fsm.State) (fsm.State, error) {
+		next, err := build(present)
+		if err == nil {
+			resp = difference(present, next)
+			resp.Backup, resp.Present = backupInfo(backup), backupInfo(present)
+		}
+		return next, err
+	}
+	if first.GetPreview() {
+		_, err := preview(s.store.State())
+		return resp, err
+	}
+	ctx, cancel := context.WithTimeout(ctx, restoreLimit)
+	defer cancel()
+	index, err := s.replica.Restore(ctx, preview)
+	if err != nil {
+		return nil, err
+	}
+	resp.Restored, resp.Index, resp.Incarnation = true, index, s.store.View().Info().Incarnation
+	s.log.Warn("a backup was restored", "by", callOf(ctx).identity(), "cluster", resp.GetBackup().GetClusterId(), "index", index,
+		"added", resp.GetAddedCount(), "changed", resp.GetChangedCount(), "forgotten", resp.GetForgottenCount())
+	return resp, nil
+}
+
+// mayRestore refuses the backup of another cluster, unless that is what is wanted.
+func mayRestore(backup, present fsm.Info, force bool) error {
+	if backup.ClusterID == present.ClusterID || force {
+		return nil
+	}
+	return errorf(KindPrecondition, "the backup is of cluster %q and this is cluster %q, whom the agents of %[1]q do not obey. "+
+		"To bring %[1]q back, start new schedulers with SCHEDULER_CLUSTER_ID=%[1]s and restore there. "+
+		"To take its workloads into this cluster, while %[1]q may still run them: --force-new-cluster", backup.ClusterID, present.ClusterID)
+}
+
+// received reads the pieces of a stream.
+type received struct {
+	rest  []byte
+	total int64
+	in    clusterv1.Cluster_RestoreBackupServer
+}
+
+func (r *received) Read(p []byte) (int, error) {
+	for len(r.rest) == 0 {
+		m, err := r.in.Recv()
+		if err != nil {
+			return 0, err // io.EOF after the last piece
+		}
+		r.rest = m.GetData()
+	}
+	n := copy(p, r.rest)
+	r.rest = r.rest[n:]
+	if r.total += int64(n); r.total > maxBackup {
+		return n, errorf(KindTooLarge, "the backup is larger than %d GiB", maxBackup>>30)
+	}
+	return n, nil
+}
+
+// difference says what going from one state to another does to workloads.
+func difference(from, to fsm.View) *clusterv1.RestoreBackupResponse {
+	out := &clusterv1.RestoreBackupResponse{}
+	note := func(names *[]string, count *int32, id string) {
+		if *count++; len(*names) < namedChanges {
+			*names = append(*names, id)
+		}
+	}
+	to.Workloads("", func(w *fsm.Workload) bool {
+		old, known := from.Workload(w.ID)
+		switch {
+		case !known:
+			note(&out.Added, &out.AddedCount, w.ID)
+		case old.Content != w.Content || old.Desired != w.Desired:
+			note(&out.Changed, &out.ChangedCount, w.ID)
+		default:
+			out.UnchangedCount++
+		}
+		return true
+	})
+	from.Workloads("", func(w *fsm.Workload) bool {
+		if _, stays := to.Workload(w.ID); !stays {
+			note(&out.Forgotten, &out.ForgottenCount, w.ID)
+		}
+		return true
+	})
+	to.Nodes("", func(n *fsm.Node) bool {
+		if _, known := from.Node(n.ID); !known {
+			out.NodesAdded++
+		}
+		return true
+	})
+	return out
+}
