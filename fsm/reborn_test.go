@@ -145,6 +145,7 @@ func TestRestored(t *testing.T) {
 			w.ok(putReplica("r2", 1))
 			s := restored(t, backup, w.s)
 			is(t, "mode", s.Info().Mode, ModeDegraded)
+			is(t, "etcd", s.Info().MirrorEtcd, w.s.Info().MirrorEtcd)
 			n, _ := s.Node("a")
 			is(t, "cordoned", n.Cordoned, true)
 			_, r1 := s.Replica("r1")
@@ -232,6 +233,8 @@ func TestNodeWasToldMore(t *testing.T) {
 	}
 	build := func(t *testing.T, opts ...func(*commandv1.WorkloadPut)) *world {
 		w := formed(t, "a", "b")
+		w.ok(putReplica("r1", 2))
+		w.ok(setLevel(2))
 		w.place("web", "a", opts...)
 		w.run("web")
 		return w.wentOn(w.s.Recovered("none", Rebirth{At: later}))
