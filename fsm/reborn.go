@@ -75,11 +75,19 @@ func Restored(backup, present State, r Rebirth) (State, error) {
 	if b.ClusterID == "" {
 		return State{}, &Refusal{Kind: Invalid, Reason: "the backup is of a cluster that was never formed"}
 	}
+	own := p.ClusterID == "" || p.ClusterID == b.ClusterID
 	info := b
 	if p.ClusterID != "" {
 		info.ClusterID, info.Shard = p.ClusterID, p.Shard
 		info.Mode, info.ModeReason, info.ModeChangedAt, info.ModePinned = p.Mode, p.ModeReason, p.ModeChangedAt, p.ModePinned
 		info.MirrorEtcd = p.MirrorEtcd
+	}
+	info.ClusterKeyID = p.ClusterKeyID
+	if own && info.ClusterKeyID == "" {
+		info.ClusterKeyID = b.ClusterKeyID
+	}
+	if info.TrustVersion = max(b.TrustVersion, p.TrustVersion); info.TrustVersion > 0 {
+		info.TrustVersion++
 	}
 	info.Incarnation = r.incarnation(b.Incarnation, p.Incarnation)
 	info.Sequence = max(b.Sequence, p.Sequence)
@@ -93,8 +101,8 @@ func Restored(backup, present State, r Rebirth) (State, error) {
 	t.r.info = info
 	t.meta, t.by = Meta{info.Index, info.Term}, r.By
 	t.r.replicas = duplicate(present.r.replicas)
+	t.trust(backup, present, own)
 
-	own := p.ClusterID == "" || p.ClusterID == b.ClusterID
 	virgin := own && b.Incarnation != p.Incarnation && present.WorkloadCount()+present.ResidualCount() == 0
 	facts := present
 	if virgin {
@@ -148,6 +156,31 @@ func Restored(backup, present State, r Rebirth) (State, error) {
 		return State{}, broken("restored: %s", err.Error())
 	}
 	return s, nil
+}
+
+// trust keeps who is trusted now. A cluster formed anew that has no authority yet
+// gets the backup's. What was revoked in either stays revoked, and no join token
+// comes back: it may have been used up or deleted since.
+func (t *Tx) trust(backup, present State, own bool) {
+	t.r.authorities = duplicate(present.r.authorities)
+	t.r.tokens = duplicate(present.r.tokens)
+	t.r.admissions = duplicate(present.r.admissions)
+	t.r.revocations = duplicate(present.r.revocations)
+	if !own {
+		return
+	}
+	if t.r.authorities.Len() == 0 {
+		t.r.authorities = duplicate(backup.r.authorities)
+	}
+	if t.r.admissions.Len() == 0 {
+		t.r.admissions = duplicate(backup.r.admissions)
+	}
+	backup.r.revocations.Scan(func(k string, v *Revocation) bool {
+		if _, known := t.r.revocations.Get(k); !known && t.r.revocations.Len() < MaxRevocations {
+			t.r.revocations.Set(k, v)
+		}
+		return true
+	})
 }
 
 // duplicate copies a tree of a published state record by record: Copy writes to
