@@ -93,6 +93,8 @@ var (
 		"fsm":     "docs/adr/0003-three-large-packages.md",
 		"cluster": "docs/adr/0003-three-large-packages.md",
 		"agent":   "docs/adr/0003-three-large-packages.md",
+
+		"cmd/persysctl": "docs/adr/0003-three-large-packages.md",
 	}
 )
 
