@@ -329,3 +329,24 @@ func TestNeverPanics(t *testing.T) {
 		}
 	})
 }
+
+func TestStructure(t *testing.T) {
+	var c struct {
+		Clusters string `env:"CLUSTERS" yaml:"scheduler.clusters" kind:"yaml"`
+	}
+	l, err := New(&c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	err = l.Load(Sources{YAML: []byte("scheduler:\n  clusters:\n    - id: a\n      schedulers: [{id: s1, address: \"h:1\"}]\n"), YAMLName: "c.yaml"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if want := "- id: a\n  schedulers: [{id: s1, address: \"h:1\"}]"; c.Clusters != want {
+		t.Errorf("got %q, want %q", c.Clusters, want)
+	}
+	err = l.Load(Sources{Environ: func(string) (string, bool) { return "[", true }})
+	if err == nil || !strings.Contains(err.Error(), "CLUSTERS: must be YAML") {
+		t.Errorf("no YAML: %v", err)
+	}
+}

@@ -39,7 +39,8 @@
 //	required "true": Load fails when nothing is set
 //	min, max bounds of numbers and durations
 //	oneof    allowed words, separated by commas
-//	kind     "port": 1 to 65535, or from min:"0" where 0 means any free one
+//	kind     "port": 1 to 65535, or from min:"0" where 0 means any free one;
+//	         "yaml": a string that holds a structure, as YAML text
 //	bool     "word": only true and false, in any case, as the scheduler's
 //	         contract has it (without: all that Go's ParseBool takes)
 //	seconds  "true": a duration may also be a whole number of seconds

@@ -8,6 +8,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"gopkg.in/yaml.v3"
 )
 
 var (
@@ -54,6 +56,17 @@ func (s *setting) typed(f reflect.StructField) error {
 	}
 	switch f.Type.Kind() {
 	case reflect.String:
+		if f.Tag.Get("kind") == "yaml" {
+			s.Type, s.Rule = "yaml", "must be YAML"
+			s.parse = func(text string) (any, error) {
+				var n yaml.Node
+				if err := yaml.Unmarshal([]byte(text), &n); err != nil {
+					return nil, fmt.Errorf("%s (%w)", s.Rule, err)
+				}
+				return text, nil
+			}
+			return nil
+		}
 		s.Type, s.Rule = "string", oneOf(words)
 		s.parse = func(text string) (any, error) {
 			if len(words) == 0 {

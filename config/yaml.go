@@ -128,6 +128,16 @@ func (w *walker) take(n *yaml.Node, path string, s *setting) {
 		}
 		return n.Value, n.Kind == yaml.ScalarNode
 	}
+	if s.Type == "yaml" {
+		// The structure goes on as text, to whoever knows its shape.
+		text, err := yaml.Marshal(n)
+		if err != nil {
+			w.fail(n, "%s: %v", path, err)
+			return
+		}
+		w.out[path] = yamlValue{string(text), source}
+		return
+	}
 	switch n.Kind {
 	case yaml.ScalarNode:
 		w.out[path] = yamlValue{n.Value, source}

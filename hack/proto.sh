@@ -33,7 +33,7 @@ sources=(api/*/v1/*.proto)
 out=.
 if $check; then
 	out="$(mktemp -d)"
-	trap 'rm -rf "$out"' EXIT
+	trap 'rm -rf "$out"' EXIT # once more below
 fi
 # Paths are relative to the repository's root, also in the descriptors: file names such as
 # api/control/v1/control.proto cannot clash with those of other copies of the contract.
@@ -53,6 +53,23 @@ done
 features=marshal+unmarshal+size+clone
 PATH="$bin:$PATH" protoc -I . --go-vtproto_out="$out" --go-vtproto_opt="paths=source_relative,features=$features" "${others[@]}"
 PATH="$bin:$PATH" protoc -I . --go-vtproto_out="$out" --go-vtproto_opt="paths=source_relative,features=$features+unmarshal_unsafe" "${commands[@]}"
+
+# REST handlers and the OpenAPI document of the gateway, from the same sources and api/rest/rest.yaml,
+# each service's handlers in a package of their own: the contract packages stay free of HTTP.
+rest="$(mktemp -d)"
+trap 'rm -rf "$rest"; $check && rm -rf "$out"' EXIT
+exposed=(api/control/v1/control.proto api/cluster/v1/cluster.proto)
+PATH="$bin:$PATH" protoc -I . \
+	--grpc-gateway_out="$rest" --grpc-gateway_opt=paths=source_relative,standalone=true,grpc_api_configuration=api/rest/rest.yaml \
+	--openapiv2_out="$rest" --openapiv2_opt=grpc_api_configuration=api/rest/rest.yaml,allow_merge=true,merge_file_name=openapi,openapi_configuration=api/rest/openapi.yaml \
+	--openapiv2_opt=preserve_rpc_order=true,disable_default_errors=true,omit_enum_default_value=true,json_names_for_fields=false,disable_service_tags=true \
+	"${exposed[@]}"
+for source in "${exposed[@]}"; do
+	to="$out/api/rest/$(cut -d/ -f2,3 <<<"$source" | tr -d /)"
+	mkdir -p "$to"
+	cp "$rest/${source%.proto}.pb.gw.go" "$to/"
+done
+cp "$rest/openapi.swagger.json" "$out/api/rest/openapi.json"
 $check || exit 0
 
 status=0
@@ -61,11 +78,11 @@ while IFS= read -r file; do
 		echo "$file is not what its source gives: run make proto and commit the result" >&2
 		status=1
 	fi
-done < <(cd "$out" && find api -name '*.pb.go' | sort)
+done < <(cd "$out" && find api -name '*.pb.go' -o -name '*.pb.gw.go' -o -name openapi.json | sort)
 while IFS= read -r file; do
 	if [[ ! -e "$out/$file" ]]; then
 		echo "$file has no source any more: remove it" >&2
 		status=1
 	fi
-done < <(find api -name '*.pb.go' | sort)
+done < <(find api -name '*.pb.go' -o -name '*.pb.gw.go' | sort)
 exit $status

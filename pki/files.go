@@ -152,21 +152,32 @@ type ServerOptions struct {
 	Roles []Role
 	// NextProtos are the ALPN protocols, as in tls.Config.
 	NextProtos []string
+	// Optional lets clients in without a certificate: the server then judges
+	// them by other means, such as a bearer token. One that is shown is verified
+	// all the same.
+	Optional bool
 }
 
 // ServerConfig returns a configuration for mutual TLS, 1.2 or newer, that
 // follows the files.
 func (f *Files) ServerConfig(opt ServerOptions) *tls.Config {
+	auth := tls.RequireAndVerifyClientCert
+	if opt.Optional {
+		auth = tls.VerifyClientCertIfGiven
+	}
 	forClient := func(*tls.ClientHelloInfo) (*tls.Config, error) {
 		m, _ := f.refresh()
 		return &tls.Config{
 			MinVersion:   tls.VersionTLS12,
 			NextProtos:   opt.NextProtos,
 			Certificates: []tls.Certificate{m.cert},
-			ClientAuth:   tls.RequireAndVerifyClientCert,
+			ClientAuth:   auth,
 			ClientCAs:    m.roots,
 			Time:         f.cfg.Now,
 			VerifyConnection: func(state tls.ConnectionState) error {
+				if opt.Optional && len(state.PeerCertificates) == 0 {
+					return nil
+				}
 				return f.admit(state, opt.Roles)
 			},
 		}, nil
@@ -179,7 +190,7 @@ func (f *Files) ServerConfig(opt ServerOptions) *tls.Config {
 			m, _ := f.refresh()
 			return &m.cert, nil
 		},
-		ClientAuth:         tls.RequireAndVerifyClientCert,
+		ClientAuth:         auth,
 		GetConfigForClient: forClient,
 	}
 }

@@ -26,7 +26,7 @@ func main() {
 
 func run(ctx context.Context) error {
 	var cfg agentd.Config
-	ok, err := setup.Load("persys-agent", version, "runs workloads on one machine", &cfg, "PERSYS_CONFIG_FILE")
+	ok, err := setup.Load("persys-agent", version, "runs workloads on one machine", &cfg, "PERSYS_CONFIG_FILE", "")
 	if err != nil || !ok {
 		return err
 	}

@@ -3,10 +3,13 @@ package main
 import (
 	"fmt"
 	"io"
+	"slices"
+	"strings"
 
 	"github.com/spf13/cobra"
 
 	"github.com/persys/compute/cmd/internal/agentd"
+	"github.com/persys/compute/cmd/internal/gatewayd"
 	"github.com/persys/compute/cmd/internal/scheduler"
 	"github.com/persys/compute/config"
 )
@@ -35,6 +38,7 @@ func writeSample(w io.Writer) error {
 	}{
 		{"persys-scheduler", &scheduler.Config{}},
 		{"persys-agent", &agentd.Config{}},
+		{"persys-gateway", &gatewayd.Config{}},
 	} {
 		l, err := config.New(p.target)
 		if err != nil {
@@ -43,7 +47,9 @@ func writeSample(w io.Writer) error {
 		if _, err := fmt.Fprintf(w, "\n# ----- %s -----\n\n", p.name); err != nil {
 			return err
 		}
-		if err := config.SampleEnv(w, l.Describe()); err != nil {
+		// What an existing file may hold and nothing reads is no setting to offer.
+		offered := slices.DeleteFunc(l.Describe(), func(s config.Setting) bool { return strings.HasPrefix(s.Usage, "ignored") })
+		if err := config.SampleEnv(w, offered); err != nil {
 			return err
 		}
 	}

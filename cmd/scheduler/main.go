@@ -41,7 +41,7 @@ func run(ctx context.Context) error {
 	}
 	setup.PaceGC()
 	var cfg scheduler.Config
-	ok, err := setup.Load("persys-scheduler", version, "one replica of the Persys control plane", &cfg, "PERSYS_SCHEDULER_CONFIG")
+	ok, err := setup.Load("persys-scheduler", version, "one replica of the Persys control plane", &cfg, "PERSYS_SCHEDULER_CONFIG", "")
 	if err != nil || !ok {
 		return err
 	}

@@ -64,6 +64,9 @@ type Options struct {
 	TLS *pki.Files
 	// Insecure speaks in plain text.
 	Insecure bool
+	// Pinned asks the addresses in the order given, whoever leads: for a caller
+	// that wants a certain replica, or that has an order of its own.
+	Pinned bool
 	// UserAgent goes before gRPC's own, for instance "persysctl/1.2".
 	UserAgent string
 	// CacheFile, when set, keeps the last good SRV answer for a start without
@@ -323,7 +326,7 @@ func (c *Conn) answered(p *peer, trailer metadata.MD, err error) {
 		c.current = nil
 	}
 	named := trailer.Get(KeyLeader)
-	if c.closed || len(named) != 1 || named[0] == c.leader || !credible(named[0], p.end.Addr) {
+	if c.closed || c.opt.Pinned || len(named) != 1 || named[0] == c.leader || !credible(named[0], p.end.Addr) {
 		return
 	}
 	c.leader = named[0]
@@ -368,6 +371,7 @@ func (c *Conn) order(tried []*peer) []*peer {
 	for _, p := range all {
 		r := 2
 		switch {
+		case c.opt.Pinned: // in the order given
 		case p.end.Addr == c.leader:
 			r = 0
 		case p == c.current:

@@ -16,8 +16,9 @@ import (
 
 // Load fills target from flags, environment, files, YAML and defaults, in this
 // order of precedence. It reports false when the program was only asked for help
-// or its version. fileEnv names the variable that holds the path of a YAML file.
-func Load(name, version, short string, target any, fileEnv string) (bool, error) {
+// or its version. fileEnv names the variable that holds the path of a YAML file;
+// defaultFile, if not empty, is read when nobody names one and it exists.
+func Load(name, version, short string, target any, fileEnv, defaultFile string) (bool, error) {
 	loader, err := config.New(target)
 	if err != nil {
 		return false, err
@@ -38,6 +39,9 @@ func Load(name, version, short string, target any, fileEnv string) (bool, error)
 			if path == "" {
 				path = os.Getenv(fileEnv)
 				must = path != ""
+			}
+			if path == "" {
+				path = defaultFile
 			}
 			if path != "" {
 				if src, err = src.WithYAML(path, must); err != nil {

@@ -1,0 +1,215 @@
+package gatewayd
+
+import (
+	"bytes"
+	"cmp"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"strings"
+	"time"
+
+	"gopkg.in/yaml.v3"
+
+	"github.com/persys/compute/gateway"
+)
+
+// Config is what an operator may set (contract/env.md, "Gateway"). Keys of the
+// contract that nothing here needs are taken and ignored, so that an existing
+// file starts this gateway.
+type Config struct {
+	Insecure bool `flag:"insecure" yaml:"insecure" env:"PERSYS_INSECURE" default:"false" usage:"plaintext both ways, every caller may do everything; binds to loopback"`
+
+	HTTPAddr   string `env:"PERSYS_GATEWAY_HTTP_ADDR" flag:"http-addr" yaml:"app.http_addr" usage:"API listener; default :8551, with -insecure 127.0.0.1:8551"`
+	PublicAddr string `env:"PERSYS_GATEWAY_PUBLIC_ADDR" flag:"public-addr" yaml:"app.http_addr_public" usage:"public listener (webhooks, metrics), none = off; default :8585, with -insecure 127.0.0.1:8585"`
+
+	Schedulers []string `env:"PERSYS_SCHEDULER_ADDR" flag:"scheduler" usage:"host:port of the schedulers of one cluster, comma separated, when no cluster file names them; default 127.0.0.1:8085 with -insecure"`
+	Discovery  string   `env:"PERSYS_SCHEDULER_DISCOVERY" flag:"discovery" usage:"srv://name[?dns=host:port,...], used when no address is set"`
+
+	ClusterFile    string        `env:"PERSYS_GATEWAY_CLUSTER_CONFIG" flag:"cluster-config" default:"cluster.yaml" usage:"YAML file with scheduler.clusters, scheduler.default_cluster_id and scheduler.repository_cluster_map, which replace the main file's; may be absent"`
+	DefaultCluster string        `env:"PERSYS_GATEWAY_DEFAULT_CLUSTER" yaml:"scheduler.default_cluster_id" usage:"cluster of requests that name none; default: the first in id order"`
+	Clusters       string        `yaml:"scheduler.clusters" kind:"yaml" usage:"list of {id, name, routing_strategy: leader-only|sticky|shard, discovery, schedulers: [{id, address, is_leader}]}"`
+	ProbeInterval  time.Duration `env:"PERSYS_GATEWAY_PROBE_INTERVAL" yaml:"scheduler.health_check_interval" default:"15s" min:"100ms" max:"10m" usage:"time between looks at each scheduler"`
+	CallTimeout    time.Duration `env:"PERSYS_GATEWAY_CALL_TIMEOUT" yaml:"scheduler.request_timeout" default:"20s" min:"1s" max:"10m" usage:"deadline of one call; streams have none"`
+
+	DNSAddr          string `yaml:"core_dns.addr" usage:"DNS server for prow.discovery_domain; default: the system's"`
+	ProxyScheduler   string `yaml:"prow.scheduler_addr" usage:"only shown by /health"`
+	ProxyEnabled     bool   `yaml:"prow.enable_proxy" default:"false" usage:"only shown by /health"`
+	DiscoveryDomain  string `yaml:"prow.discovery_domain" usage:"find the schedulers at _<discovery_service>._tcp.<domain>, as cluster cluster-discovered"`
+	DiscoveryService string `yaml:"prow.discovery_service" default:"persys-scheduler" usage:"see prow.discovery_domain"`
+
+	TLSCert           string `env:"PERSYS_GATEWAY_TLS_CERT_PATH,PERSYS_TLS_CERT" flag:"tls-cert" yaml:"tls.cert_path" default:"/etc/persys/certs/gateway.crt" usage:"certificate, towards callers and schedulers"`
+	TLSKey            string `env:"PERSYS_GATEWAY_TLS_KEY_PATH,PERSYS_TLS_KEY" flag:"tls-key" yaml:"tls.key_path" default:"/etc/persys/certs/gateway.key" usage:"private key"`
+	TLSCA             string `env:"PERSYS_GATEWAY_TLS_CA_PATH,PERSYS_TLS_CA" flag:"tls-ca" yaml:"tls.ca_path" default:"/etc/persys/certs/ca.crt" usage:"CA bundle"`
+	RequireClientCert bool   `env:"PERSYS_GATEWAY_REQUIRE_CLIENT_CERT" yaml:"tls.require_client_cert" default:"false" usage:"end the handshake of clients without a certificate; otherwise they need a bearer token"`
+
+	OIDCIssuer   string            `env:"PERSYS_GATEWAY_OIDC_ISSUER" yaml:"auth.oidc.issuer" usage:"URL of an OpenID Connect provider whose tokens are taken"`
+	OIDCAudience string            `env:"PERSYS_GATEWAY_OIDC_AUDIENCE" yaml:"auth.oidc.audience" usage:"client id that tokens must be for"`
+	OIDCClaim    string            `env:"PERSYS_GATEWAY_OIDC_ROLES_CLAIM" yaml:"auth.oidc.roles_claim" default:"groups" usage:"claim that names the caller's groups"`
+	OIDCRoles    map[string]string `env:"PERSYS_GATEWAY_OIDC_ROLES" yaml:"auth.oidc.roles" usage:"group=viewer|operator|admin, comma separated"`
+
+	WebhookPath    string            `yaml:"webhook.public_path" default:"/webhooks/github" usage:"path on the public listener"`
+	WebhookSecret  string            `env:"PERSYS_GATEWAY_GITHUB_WEBHOOK_SECRET" yaml:"github.default_secret" secret:"true" usage:"signs webhook deliveries"`
+	WebhookSecrets map[string]string `yaml:"webhook.repository_secrets" secret:"true" usage:"owner/name to its own secret"`
+	WebhookForward string            `env:"PERSYS_GATEWAY_WEBHOOK_FORWARD_URL" yaml:"forgery.webhook_forward_url" usage:"URL that accepted deliveries are posted to; without it they are refused"`
+	ReplayTTL      time.Duration     `yaml:"webhook.replay_ttl" default:"5m" min:"1s" max:"24h" usage:"how long a delivery id is remembered"`
+	ForwardRetries int               `yaml:"webhook.forward_retries" default:"5" min:"1" max:"100" usage:"tries after the first"`
+	ForwardBackoff time.Duration     `yaml:"webhook.forward_base_backoff" default:"1s" min:"10ms" max:"10m" usage:"first pause between them, doubling"`
+
+	LogLevel  string `env:"PERSYS_LOG_LEVEL,LOG_LEVEL" flag:"log-level" yaml:"log.level" oneof:"debug,info,warn,error" default:"info" usage:"least level that is logged"`
+	LogFormat string `env:"LOG_FORMAT" flag:"log-format" yaml:"log_format" oneof:"text,json" default:"text" usage:"text or json"`
+
+	Vault   bool    `yaml:"vault.enabled" default:"false" usage:"must be false: certificates come from files"`
+	Ignored ignored // the rest of the contract
+}
+
+// ignored are keys of the contract without a use here.
+type ignored struct {
+	ServiceName string `yaml:"service_name" usage:"ignored"`
+	TLSEnabled  bool   `yaml:"tls.enabled" default:"true" usage:"ignored: TLS is off with insecure only"`
+	MongoURI    string `env:"PERSYS_GATEWAY_MONGO_URI" yaml:"database.mongo_uri" secret:"true" usage:"ignored: no database is needed"`
+	DBName      string `env:"PERSYS_GATEWAY_DB_NAME" yaml:"database.name" usage:"ignored"`
+	Collections string `yaml:"database.collections" kind:"yaml" usage:"ignored"`
+	GRPCAddr    string `yaml:"app.grpc_addr" usage:"ignored"`
+	Storage     string `yaml:"app.storage" kind:"yaml" usage:"ignored"`
+	Metadata    string `yaml:"app.metadata" kind:"yaml" usage:"ignored"`
+	Redirect    string `yaml:"app.oauth_redirect_url" usage:"ignored"`
+	HealthPath  string `yaml:"scheduler.health_path" usage:"ignored"`
+	Interval    string `yaml:"scheduler.discovery_interval" usage:"ignored: addresses are looked up again when their TTL is over"`
+	Map         string `yaml:"scheduler.repository_cluster_map" kind:"yaml" usage:"ignored: the receiver of webhooks chooses"`
+	WebhookURL  string `yaml:"github.webhook_url" usage:"ignored"`
+	GitHubAuth  string `yaml:"github.auth" kind:"yaml" usage:"ignored"`
+	Forgery     string `env:"PERSYS_GATEWAY_FORGERY_GRPC_ADDR" yaml:"forgery.grpc_addr" usage:"ignored"`
+	ForgeryName string `env:"PERSYS_GATEWAY_FORGERY_GRPC_SERVER_NAME" yaml:"forgery.grpc_server_name" usage:"ignored"`
+	Loki        string `yaml:"log.loki_endpoint" usage:"ignored"`
+	OTLP        string `env:"PERSYS_GATEWAY_OTLP_ENDPOINT" yaml:"telemetry.otlp_endpoint" usage:"ignored"`
+
+	VaultAddr     string `env:"PERSYS_GATEWAY_VAULT_ADDR" yaml:"vault.addr" usage:"ignored"`
+	VaultMethod   string `env:"PERSYS_GATEWAY_VAULT_AUTH_METHOD" yaml:"vault.auth_method" usage:"ignored"`
+	VaultToken    string `env:"PERSYS_GATEWAY_VAULT_TOKEN" yaml:"vault.token" secret:"true" usage:"ignored"`
+	VaultRole     string `env:"PERSYS_GATEWAY_VAULT_ROLE_ID" yaml:"vault.approle_id" usage:"ignored"`
+	VaultSecret   string `env:"PERSYS_GATEWAY_VAULT_SECRET_ID" yaml:"vault.approle_secret_id" secret:"true" usage:"ignored"`
+	VaultMount    string `yaml:"vault.pki_mount" usage:"ignored"`
+	VaultPKIRole  string `yaml:"vault.pki_role" usage:"ignored"`
+	VaultTTL      string `yaml:"vault.cert_ttl" usage:"ignored"`
+	VaultInterval string `yaml:"vault.retry_interval" usage:"ignored"`
+	VaultService  string `yaml:"vault.service_name" usage:"ignored"`
+	VaultDomain   string `yaml:"vault.service_domain" usage:"ignored"`
+	VaultBind     string `yaml:"vault.bind_host" usage:"ignored"`
+}
+
+// clusterFile is what the cluster file may hold.
+type clusterFile struct {
+	Scheduler struct {
+		Default  string            `yaml:"default_cluster_id"`
+		Map      map[string]string `yaml:"repository_cluster_map"`
+		Clusters []clusterEntry    `yaml:"clusters"`
+	} `yaml:"scheduler"`
+}
+
+type clusterEntry struct {
+	ID         string `yaml:"id"`
+	Name       string `yaml:"name"`
+	Strategy   string `yaml:"routing_strategy"`
+	Discovery  string `yaml:"discovery"`
+	Schedulers []struct {
+		ID      string `yaml:"id"`
+		Address string `yaml:"address"`
+		Leader  bool   `yaml:"is_leader"`
+	} `yaml:"schedulers"`
+}
+
+const maxClusterFile = 1 << 20
+
+// complete fills what depends on other settings.
+func (c *Config) complete() error {
+	if c.Vault {
+		return errors.New("vault.enabled: this gateway takes its certificates from files (tls.cert_path, tls.key_path, tls.ca_path); set it to false")
+	}
+	host := ""
+	if c.Insecure {
+		host = "127.0.0.1"
+	}
+	c.HTTPAddr = cmp.Or(c.HTTPAddr, host+":8551")
+	c.PublicAddr = cmp.Or(c.PublicAddr, host+":8585")
+	return nil
+}
+
+// clusters are those of the cluster file, else of the main file, else of the
+// discovery domain, else the one of the scheduler addresses.
+func (c *Config) clusters() (all []gateway.Cluster, first string, err error) {
+	first = c.DefaultCluster
+	var entries []clusterEntry
+	if err := strict([]byte(c.Clusters), &entries); err != nil {
+		return nil, "", fmt.Errorf("scheduler.clusters: %w", err)
+	}
+	file, err := readClusterFile(c.ClusterFile)
+	if err != nil {
+		return nil, "", err
+	}
+	if len(file.Scheduler.Clusters) > 0 {
+		entries = file.Scheduler.Clusters
+	}
+	first = cmp.Or(file.Scheduler.Default, first)
+	for _, e := range entries {
+		g := gateway.Cluster{ID: e.ID, Name: e.Name, Strategy: e.Strategy, Discovery: e.Discovery}
+		for _, s := range e.Schedulers {
+			g.Schedulers = append(g.Schedulers, gateway.Scheduler{ID: s.ID, Address: s.Address, Leader: s.Leader})
+		}
+		all = append(all, g)
+	}
+	if c.DiscoveryDomain != "" {
+		name := "srv://_" + strings.TrimPrefix(c.DiscoveryService, "_") + "._tcp." + c.DiscoveryDomain
+		if c.DNSAddr != "" {
+			name += "?dns=" + c.DNSAddr
+		}
+		all = append(all, gateway.Cluster{ID: "cluster-discovered", Discovery: name})
+	}
+	if len(all) > 0 {
+		return all, first, nil
+	}
+	addrs := c.Schedulers
+	if len(addrs) == 0 && c.Discovery == "" && c.Insecure {
+		addrs = []string{"127.0.0.1:8085"}
+	}
+	if len(addrs) == 0 && c.Discovery == "" {
+		return nil, first, nil // gateway.New says what to set
+	}
+	g := gateway.Cluster{ID: "default", Discovery: c.Discovery}
+	for _, a := range addrs {
+		g.Schedulers = append(g.Schedulers, gateway.Scheduler{ID: a, Address: a})
+	}
+	return []gateway.Cluster{g}, first, nil
+}
+
+func readClusterFile(path string) (f clusterFile, err error) {
+	st, err := os.Stat(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return f, nil
+	}
+	if err != nil {
+		return f, fmt.Errorf("PERSYS_GATEWAY_CLUSTER_CONFIG: %w", err)
+	}
+	if st.Size() > maxClusterFile {
+		return f, fmt.Errorf("PERSYS_GATEWAY_CLUSTER_CONFIG %q: %d bytes, at most %d", path, st.Size(), maxClusterFile)
+	}
+	data, err := os.ReadFile(path)
+	if err != nil {
+		return f, fmt.Errorf("PERSYS_GATEWAY_CLUSTER_CONFIG: %w", err)
+	}
+	if err := strict(data, &f); err != nil {
+		return f, fmt.Errorf("PERSYS_GATEWAY_CLUSTER_CONFIG %q: %w", path, err)
+	}
+	return f, nil
+}
+
+// strict reads YAML in which every key must be known.
+func strict(data []byte, into any) error {
+	if len(bytes.TrimSpace(data)) == 0 {
+		return nil
+	}
+	d := yaml.NewDecoder(bytes.NewReader(data))
+	d.KnownFields(true)
+	return d.Decode(into)
+}

@@ -1,0 +1,186 @@
+// Package gatewayd wires one gateway: settings, TLS, the way to the schedulers
+// and the two listeners. cmd/gateway runs one; persys dev runs one beside its
+// schedulers.
+package gatewayd
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
+
+	"github.com/persys/compute/gateway"
+	"github.com/persys/compute/pki"
+	"github.com/persys/compute/rpc/dial"
+)
+
+// Bounds of one HTTP connection. Answers have theirs from the calls behind them;
+// streams have none.
+const (
+	headerTimeout = 5 * time.Second
+	readTimeout   = 30 * time.Second
+	writeTimeout  = time.Minute
+	idleTimeout   = 2 * time.Minute
+	maxHeader     = 64 << 10
+	graceful      = 5 * time.Second
+)
+
+// Server is a gateway whose ports are open.
+type Server struct {
+	gw      *gateway.Gateway
+	api     *http.Server
+	public  *http.Server
+	apiLis  net.Listener
+	pubLis  net.Listener // nil: none
+	log     *slog.Logger
+	cleanup []func()
+}
+
+// Start opens the ports. Errors name the setting. Call Run next.
+func Start(ctx context.Context, cfg Config, version string, log *slog.Logger) (_ *Server, err error) {
+	if err := cfg.complete(); err != nil {
+		return nil, err
+	}
+	s := &Server{log: log}
+	defer func() {
+		if err != nil {
+			s.close()
+		}
+	}()
+	var files *pki.Files
+	if cfg.Insecure {
+		log.Warn("running with -insecure: plaintext, and every caller may do everything", "bind", cfg.HTTPAddr)
+	} else if files, err = pki.LoadFiles(pki.FilesConfig{
+		CA: cfg.TLSCA, Cert: cfg.TLSCert, Key: cfg.TLSKey, Mapping: pki.DefaultMapping(""), Log: log,
+		Settings: pki.Settings{CA: "PERSYS_GATEWAY_TLS_CA_PATH", Cert: "PERSYS_GATEWAY_TLS_CERT_PATH", Key: "PERSYS_GATEWAY_TLS_KEY_PATH"},
+	}); err != nil {
+		return nil, err
+	}
+	clusters, first, err := cfg.clusters()
+	if err != nil {
+		return nil, err
+	}
+	reg := prometheus.NewRegistry()
+	reg.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	opt := gateway.Options{
+		Clusters: clusters, Default: first, TLS: files, ProbeInterval: cfg.ProbeInterval, CallTimeout: cfg.CallTimeout,
+		ProxyScheduler: cfg.ProxyScheduler, ProxyEnabled: cfg.ProxyEnabled, Registry: reg, Log: log,
+		Dial: func(ctx context.Context, o dial.Options) (*dial.Conn, error) {
+			o.TLS, o.Insecure, o.Log, o.CallTimeout = files, cfg.Insecure, log, cfg.CallTimeout
+			o.UserAgent = "persys-gateway/" + version
+			return dial.Dial(ctx, o)
+		},
+		Webhook: gateway.Webhook{
+			Path: cfg.WebhookPath, Secret: cfg.WebhookSecret, Secrets: cfg.WebhookSecrets, ReplayTTL: cfg.ReplayTTL,
+			Forward: cfg.WebhookForward, Retries: cfg.ForwardRetries, Backoff: cfg.ForwardBackoff,
+		},
+	}
+	if cfg.OIDCIssuer != "" {
+		opt.Tokens, err = gateway.NewTokens(ctx, gateway.TokenOptions{
+			Issuer: cfg.OIDCIssuer, Audience: cfg.OIDCAudience, Claim: cfg.OIDCClaim, Roles: cfg.OIDCRoles,
+		})
+		if err != nil {
+			return nil, err
+		}
+	}
+	if s.gw, err = gateway.New(ctx, opt); err != nil {
+		return nil, err
+	}
+	s.cleanup = append(s.cleanup, s.gw.Close)
+	s.api, s.public = server(s.gw.Handler(), log), server(s.gw.Public(), log)
+	if s.apiLis, err = s.listen(ctx, "PERSYS_GATEWAY_HTTP_ADDR", cfg.HTTPAddr); err != nil {
+		return nil, err
+	}
+	if files != nil {
+		s.apiLis = tls.NewListener(s.apiLis, files.ServerConfig(pki.ServerOptions{
+			NextProtos: []string{"h2", "http/1.1"}, Optional: !cfg.RequireClientCert,
+		}))
+	}
+	if cfg.PublicAddr != "none" {
+		if s.pubLis, err = s.listen(ctx, "PERSYS_GATEWAY_PUBLIC_ADDR", cfg.PublicAddr); err != nil {
+			return nil, err
+		}
+	}
+	return s, nil
+}
+
+func server(h http.Handler, log *slog.Logger) *http.Server {
+	return &http.Server{
+		Handler: h, ReadHeaderTimeout: headerTimeout, ReadTimeout: readTimeout, WriteTimeout: writeTimeout,
+		IdleTimeout: idleTimeout, MaxHeaderBytes: maxHeader, ErrorLog: slog.NewLogLogger(log.Handler(), slog.LevelDebug),
+	}
+}
+
+func (s *Server) listen(ctx context.Context, setting, addr string) (net.Listener, error) {
+	var lc net.ListenConfig
+	l, err := lc.Listen(ctx, "tcp", addr)
+	if err != nil {
+		return nil, fmt.Errorf("%s %q: %w", setting, addr, err)
+	}
+	s.cleanup = append(s.cleanup, func() { _ = l.Close() }) // the server closes it too
+	return l, nil
+}
+
+func (s *Server) close() {
+	for i := len(s.cleanup) - 1; i >= 0; i-- {
+		s.cleanup[i]()
+	}
+	s.cleanup = nil
+}
+
+// Addr is the API listener's address.
+func (s *Server) Addr() string { return s.apiLis.Addr().String() }
+
+// PublicAddr is the public listener's address, "" when there is none.
+func (s *Server) PublicAddr() string {
+	if s.pubLis == nil {
+		return ""
+	}
+	return s.pubLis.Addr().String()
+}
+
+// Run serves until ctx ends; calls under way get a moment to end.
+func (s *Server) Run(ctx context.Context) error {
+	defer s.close()
+	ctx, stop := context.WithCancel(ctx)
+	defer stop()
+	ended := make(chan error, 3)
+	running := 2
+	go func() { s.gw.Run(ctx); ended <- nil }()
+	go func() { ended <- s.api.Serve(s.apiLis) }()
+	if s.pubLis != nil {
+		running++
+		go func() { ended <- s.public.Serve(s.pubLis) }()
+	}
+	s.log.Info("gateway is up", "api", s.Addr(), "public", s.PublicAddr())
+	var err error
+	select {
+	case err = <-ended:
+		running--
+	case <-ctx.Done():
+	}
+	stop()
+	down, cancel := context.WithTimeout(context.WithoutCancel(ctx), graceful)
+	defer cancel()
+	for _, srv := range []*http.Server{s.api, s.public} {
+		if srv.Shutdown(down) != nil {
+			_ = srv.Close() // streams do not end by themselves
+		}
+	}
+	for ; running > 0; running-- {
+		if e := <-ended; err == nil {
+			err = e
+		}
+	}
+	if errors.Is(err, http.ErrServerClosed) {
+		return nil
+	}
+	return err
+}

@@ -1,0 +1,126 @@
+package gateway
+
+import (
+	"context"
+	"fmt"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	clusterv1 "github.com/persys/compute/api/cluster/v1"
+	controlv1 "github.com/persys/compute/api/control/v1"
+)
+
+// Role is what a caller may do; each includes those below it.
+type Role uint8
+
+// The roles of users.
+const (
+	Nobody   Role = iota
+	Viewer        // sees everything but secrets
+	Operator      // changes workloads, cordons and drains nodes
+	Admin         // changes the cluster
+)
+
+var roleNames = [...]string{"nobody", "viewer", "operator", "admin"}
+
+func (r Role) String() string { return roleNames[r] }
+
+// ParseRole reads viewer, operator or admin.
+func ParseRole(s string) (Role, error) {
+	for r := Viewer; r <= Admin; r++ {
+		if s == r.String() {
+			return r, nil
+		}
+	}
+	return Nobody, fmt.Errorf("role %q must be viewer, operator or admin", s)
+}
+
+// needs is the role that each call asks for. What is not here asks for Admin.
+// The schedulers judge again, by the gateway's own certificate.
+var needs = map[string]Role{
+	controlv1.AgentControl_ListNodes_FullMethodName:         Viewer,
+	controlv1.AgentControl_GetNode_FullMethodName:           Viewer,
+	controlv1.AgentControl_ListWorkloads_FullMethodName:     Viewer,
+	controlv1.AgentControl_GetWorkload_FullMethodName:       Viewer,
+	controlv1.AgentControl_GetClusterSummary_FullMethodName: Viewer,
+	clusterv1.Cluster_Status_FullMethodName:                 Viewer,
+	clusterv1.Cluster_Events_FullMethodName:                 Viewer,
+	clusterv1.Cluster_WatchWorkloads_FullMethodName:         Viewer,
+	clusterv1.Cluster_Why_FullMethodName:                    Viewer,
+	clusterv1.Cluster_Logs_FullMethodName:                   Viewer,
+	clusterv1.Cluster_ListActions_FullMethodName:            Viewer,
+
+	controlv1.AgentControl_ApplyWorkload_FullMethodName:              Operator,
+	controlv1.AgentControl_DeleteWorkload_FullMethodName:             Operator,
+	controlv1.AgentControl_RetryWorkload_FullMethodName:              Operator,
+	controlv1.AgentControl_SubmitAutomationSuggestion_FullMethodName: Operator,
+	clusterv1.Cluster_ApplyWorkloads_FullMethodName:                  Operator,
+	clusterv1.Cluster_CordonNode_FullMethodName:                      Operator,
+	clusterv1.Cluster_DrainNode_FullMethodName:                       Operator,
+}
+
+// caller is who makes a request.
+type caller struct {
+	name string
+	role Role
+}
+
+// request is what the way in found out about one HTTP request.
+type request struct {
+	caller
+	backend *backend
+	session string
+	key     string // the workload's
+}
+
+type requestKey struct{}
+
+func withRequest(ctx context.Context, r *request) context.Context {
+	return context.WithValue(ctx, requestKey{}, r)
+}
+
+func requestOf(ctx context.Context) *request {
+	r, _ := ctx.Value(requestKey{}).(*request)
+	return r
+}
+
+// routed is the way from the generated clients to the right replica of the
+// right cluster, past the table.
+type routed struct{}
+
+var _ grpc.ClientConnInterface = routed{}
+
+func (routed) pick(ctx context.Context, method string) (grpc.ClientConnInterface, error) {
+	r := requestOf(ctx)
+	if r == nil || r.backend == nil {
+		return nil, status.Error(codes.Internal, "the request names no cluster")
+	}
+	least, ok := needs[method]
+	if !ok {
+		least = Admin
+	}
+	if r.role < least {
+		return nil, status.Errorf(codes.PermissionDenied, "%s has the role %s, this needs %s", r.name, r.role, least)
+	}
+	return r.backend.conn(r.session, r.key), nil
+}
+
+// Invoke implements grpc.ClientConnInterface.
+func (c routed) Invoke(ctx context.Context, method string, args, reply any, opts ...grpc.CallOption) error {
+	conn, err := c.pick(ctx, method)
+	if err != nil {
+		return err
+	}
+	return conn.Invoke(ctx, method, args, reply, opts...)
+}
+
+// NewStream implements grpc.ClientConnInterface.
+func (c routed) NewStream(ctx context.Context, desc *grpc.StreamDesc, method string, opts ...grpc.CallOption) (grpc.ClientStream, error) {
+	conn, err := c.pick(ctx, method)
+	if err != nil {
+		return nil, err
+	}
+	return conn.NewStream(ctx, desc, method, opts...)
+}

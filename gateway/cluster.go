@@ -1,0 +1,279 @@
+package gateway
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"hash/fnv"
+	"log/slog"
+	"slices"
+	"sync"
+	"time"
+
+	"google.golang.org/grpc"
+
+	clusterv1 "github.com/persys/compute/api/cluster/v1"
+	"github.com/persys/compute/rpc/dial"
+)
+
+// Routing strategies: which replica of a cluster is asked first. Any replica
+// answers any call, so the choice is a matter of speed and of affinity.
+const (
+	LeaderOnly = "leader-only" // the leader, then the rest
+	Sticky     = "sticky"      // by the caller's session
+	Shard      = "shard"       // by the workload
+)
+
+// Cluster is one cluster that the gateway serves.
+type Cluster struct {
+	ID   string
+	Name string
+	// Strategy is one of the constants above; default LeaderOnly.
+	Strategy string
+	// Schedulers are fixed addresses. When there are none, Discovery
+	// (srv://name[?dns=…]) finds them.
+	Schedulers []Scheduler
+	Discovery  string
+}
+
+// Scheduler is one replica by configuration.
+type Scheduler struct {
+	ID      string
+	Address string // host[:port]
+	Leader  bool   // a first guess; the replicas tell the truth
+}
+
+const (
+	probeTimeout = 4 * time.Second
+	// A connection whose address is gone gets this long to end its calls.
+	retirement = 30 * time.Second
+)
+
+// Dialer opens a connection to schedulers; see dial.Options.
+type Dialer func(ctx context.Context, opt dial.Options) (*dial.Conn, error)
+
+// backend is a cluster under way: the connections to it and what the probes say.
+type backend struct {
+	Cluster
+	log  *slog.Logger
+	dial Dialer
+	ctx  context.Context // of Gateway.Run
+	wg   sync.WaitGroup
+	lead *dial.Conn // goes to the leader
+
+	mu       sync.Mutex
+	replicas []*replica   // in id order
+	rings    []*dial.Conn // rings[i] asks replicas i, i+1, … in this order
+}
+
+// replica is one scheduler as the last probe saw it.
+type replica struct {
+	id, addr string
+	conn     *dial.Conn // to this one only
+	leader   bool
+	healthy  bool
+	lastSeen time.Time
+}
+
+func newBackend(ctx context.Context, c Cluster, dialer Dialer, log *slog.Logger) (*backend, error) {
+	b := &backend{Cluster: c, log: log.With("cluster", c.ID), dial: dialer, ctx: ctx}
+	opt := dial.Options{Discovery: c.Discovery}
+	for _, s := range c.Schedulers {
+		opt.Addrs = append(opt.Addrs, s.Address)
+	}
+	var err error
+	if b.lead, err = dialer(ctx, opt); err != nil {
+		return nil, fmt.Errorf("cluster %q: %w", c.ID, err)
+	}
+	if err := b.reconcile(); err != nil {
+		b.close()
+		return nil, fmt.Errorf("cluster %q: %w", c.ID, err)
+	}
+	return b, nil
+}
+
+func (b *backend) close() {
+	b.mu.Lock()
+	conns := append([]*dial.Conn{b.lead}, b.rings...)
+	for _, r := range b.replicas {
+		conns = append(conns, r.conn)
+	}
+	b.rings, b.replicas = nil, nil
+	b.mu.Unlock()
+	for _, c := range conns {
+		_ = c.Close()
+	}
+	b.wg.Wait()
+}
+
+// reconcile makes one replica of each present address and, where the strategy
+// needs them, the rings.
+func (b *backend) reconcile() error {
+	addrs := b.lead.Addrs()
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if len(addrs) == len(b.replicas) && !slices.ContainsFunc(b.replicas, func(r *replica) bool { return !slices.Contains(addrs, r.addr) }) {
+		return nil
+	}
+	var next []*replica
+	var fresh, old []*dial.Conn
+	undo := func(err error) error {
+		for _, c := range fresh {
+			_ = c.Close()
+		}
+		return err
+	}
+	for i, addr := range addrs {
+		if at := slices.IndexFunc(b.replicas, func(r *replica) bool { return r.addr == addr }); at >= 0 {
+			next = append(next, b.replicas[at])
+			continue
+		}
+		conn, err := b.dial(b.ctx, dial.Options{Addrs: []string{addr}, Pinned: true})
+		if err != nil {
+			return undo(err)
+		}
+		fresh = append(fresh, conn)
+		r := &replica{id: addr, addr: addr, conn: conn}
+		// Addresses given in the configuration are in its order, normalised.
+		if i < len(b.Schedulers) && len(addrs) == len(b.Schedulers) {
+			r.id, r.leader = cmp.Or(b.Schedulers[i].ID, addr), b.Schedulers[i].Leader
+		}
+		next = append(next, r)
+	}
+	slices.SortFunc(next, func(a, b *replica) int { return cmp.Compare(a.id, b.id) })
+	var rings []*dial.Conn
+	if b.Strategy == Sticky || b.Strategy == Shard {
+		for i := range next {
+			var order []string
+			for j := range next {
+				order = append(order, next[(i+j)%len(next)].addr)
+			}
+			conn, err := b.dial(b.ctx, dial.Options{Addrs: order, Pinned: true})
+			if err != nil {
+				return undo(err)
+			}
+			fresh, rings = append(fresh, conn), append(rings, conn)
+		}
+	}
+	for _, r := range b.replicas {
+		if !slices.Contains(next, r) {
+			old = append(old, r.conn)
+		}
+	}
+	old = append(old, b.rings...)
+	b.replicas, b.rings = next, rings
+	if len(old) > 0 {
+		b.wg.Go(func() { b.retire(old) })
+	}
+	return nil
+}
+
+// retire closes connections once their calls have had time to end.
+func (b *backend) retire(conns []*dial.Conn) {
+	timer := time.NewTimer(retirement)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+	case <-b.ctx.Done():
+	}
+	for _, c := range conns {
+		_ = c.Close()
+	}
+}
+
+// watch probes the replicas until ctx ends.
+func (b *backend) watch(ctx context.Context, every time.Duration) {
+	ticker := time.NewTicker(every)
+	defer ticker.Stop()
+	for {
+		if err := b.reconcile(); err != nil {
+			b.log.Warn("the schedulers' addresses are not usable", "error", err)
+		}
+		b.probe(ctx)
+		select {
+		case <-ticker.C:
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// probe asks every replica at once how it is.
+func (b *backend) probe(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(ctx, probeTimeout)
+	defer cancel()
+	b.mu.Lock()
+	replicas := slices.Clone(b.replicas)
+	b.mu.Unlock()
+	var wg sync.WaitGroup
+	for _, r := range replicas {
+		wg.Go(func() {
+			st, err := clusterv1.NewClusterClient(r.conn).Status(ctx, &clusterv1.StatusRequest{})
+			b.mu.Lock()
+			was := r.healthy
+			r.healthy = err == nil
+			if err == nil {
+				r.lastSeen = time.Now()
+				r.leader = st.GetLeaderId() != "" && st.GetLeaderId() == st.GetSelfId()
+			} else {
+				r.leader = false
+			}
+			b.mu.Unlock()
+			if was != (err == nil) {
+				b.log.Info("scheduler health changed", "scheduler", r.id, "addr", r.addr, "healthy", err == nil, "error", err)
+			}
+		})
+	}
+	wg.Wait()
+}
+
+// view is a cluster as /clusters shows it (contract/gateway-rest.md).
+type view struct {
+	ID       string          `json:"id"`
+	Name     string          `json:"name"`
+	Strategy string          `json:"routing_strategy"`
+	Total    int             `json:"total_schedulers"`
+	Healthy  int             `json:"healthy_schedulers"`
+	Members  []schedulerView `json:"schedulers"`
+}
+
+type schedulerView struct {
+	ID       string `json:"id"`
+	Address  string `json:"address"`
+	IsLeader bool   `json:"is_leader"`
+	Healthy  bool   `json:"healthy"`
+	LastSeen string `json:"last_seen"`
+}
+
+func (b *backend) view() view {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	v := view{ID: b.ID, Name: b.Name, Strategy: b.Strategy, Total: len(b.replicas), Members: []schedulerView{}}
+	for _, r := range b.replicas {
+		if r.healthy {
+			v.Healthy++
+		}
+		v.Members = append(v.Members, schedulerView{r.id, r.addr, r.leader, r.healthy, r.lastSeen.UTC().Format(time.RFC3339)})
+	}
+	return v
+}
+
+// conn chooses the connection for one request.
+func (b *backend) conn(session, workload string) grpc.ClientConnInterface {
+	key := session
+	switch b.Strategy {
+	case Shard:
+		key = workload
+	case Sticky:
+	default:
+		return b.lead
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if len(b.rings) == 0 {
+		return b.lead
+	}
+	h := fnv.New32a()
+	_, _ = h.Write([]byte(key)) // never fails
+	return b.rings[int(h.Sum32()%uint32(len(b.rings)))]
+}

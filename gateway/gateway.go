@@ -1,0 +1,326 @@
+package gateway
+
+import (
+	"cmp"
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"runtime/debug"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+
+	controlv1 "github.com/persys/compute/api/control/v1"
+	"github.com/persys/compute/pki"
+	"github.com/persys/compute/rpc/dial"
+)
+
+// Options say whom a gateway serves and how it reaches the schedulers.
+type Options struct {
+	// Clusters in any order, at least one; their ids differ.
+	Clusters []Cluster
+	// Default is the cluster of requests that name none; "" means the first in
+	// id order.
+	Default string
+	// Dial opens a connection to schedulers.
+	Dial Dialer
+	// TLS identifies callers by their certificates; nil means -insecure: every
+	// caller is the anonymous admin.
+	TLS *pki.Files
+	// Tokens, when set, judges bearer tokens.
+	Tokens *Tokens
+	// Webhook receives deliveries; its zero value refuses them.
+	Webhook Webhook
+	// ProbeInterval is the time between looks at the schedulers, default 15 s.
+	ProbeInterval time.Duration
+	// CallTimeout is the deadline of one call, default 20 s; streams have none.
+	CallTimeout time.Duration
+	// ProxyScheduler and ProxyEnabled are only shown by /health.
+	ProxyScheduler string
+	ProxyEnabled   bool
+	Registry       *prometheus.Registry
+	Log            *slog.Logger
+}
+
+// Gateway is the HTTP face of some clusters. Create it with New, serve its
+// handlers, and Close it.
+type Gateway struct {
+	opt      Options
+	backends []*backend // in id order
+	first    *backend   // the default
+	hooks    *receiver
+	metrics  metrics
+	control  controlv1.AgentControlClient
+	handler  http.Handler
+	ctx      context.Context
+	cancel   context.CancelFunc
+}
+
+// New prepares a gateway; errors are about the options only. Nothing is probed
+// before Run.
+func New(ctx context.Context, opt Options) (*Gateway, error) {
+	if len(opt.Clusters) == 0 {
+		return nil, errors.New("no cluster is configured: set PERSYS_SCHEDULER_ADDR, scheduler.clusters or prow.discovery_domain")
+	}
+	opt.ProbeInterval = cmp.Or(opt.ProbeInterval, 15*time.Second)
+	opt.CallTimeout = cmp.Or(opt.CallTimeout, dial.DefaultCallTimeout)
+	if opt.Log == nil {
+		opt.Log = slog.New(slog.DiscardHandler)
+	}
+	if opt.Registry == nil {
+		opt.Registry = prometheus.NewRegistry()
+	}
+	g := &Gateway{opt: opt, control: controlv1.NewAgentControlClient(routed{}), metrics: newMetrics(opt.Registry)}
+	g.ctx, g.cancel = context.WithCancel(ctx)
+	for _, c := range opt.Clusters {
+		if err := g.add(c); err != nil {
+			g.Close()
+			return nil, err
+		}
+	}
+	slices.SortFunc(g.backends, func(a, b *backend) int { return cmp.Compare(a.ID, b.ID) })
+	g.first = g.find(opt.Default)
+	if opt.Default != "" && g.first == nil {
+		g.Close()
+		return nil, fmt.Errorf("scheduler.default_cluster_id %q is none of the configured clusters", opt.Default)
+	}
+	if g.first == nil {
+		g.first = g.backends[0]
+	}
+	g.hooks = newReceiver(opt.Webhook, opt.Log)
+	mux, err := g.routes()
+	if err != nil {
+		g.Close()
+		return nil, err
+	}
+	g.handler = mux
+	return g, nil
+}
+
+func (g *Gateway) add(c Cluster) error {
+	c.Strategy = cmp.Or(c.Strategy, LeaderOnly)
+	switch {
+	case c.ID == "" || strings.ContainsAny(c.ID, "/?# "):
+		return fmt.Errorf("scheduler.clusters: id %q must be a path segment", c.ID)
+	case g.find(c.ID) != nil:
+		return fmt.Errorf("scheduler.clusters: id %q is used twice", c.ID)
+	case c.Strategy != LeaderOnly && c.Strategy != Sticky && c.Strategy != Shard:
+		return fmt.Errorf("cluster %q: routing_strategy %q must be leader-only, sticky or shard", c.ID, c.Strategy)
+	}
+	c.Name = cmp.Or(c.Name, c.ID)
+	b, err := newBackend(g.ctx, c, g.opt.Dial, g.opt.Log)
+	if err != nil {
+		return err
+	}
+	g.backends = append(g.backends, b)
+	return nil
+}
+
+// Close ends every call and waits for what runs behind them.
+func (g *Gateway) Close() {
+	g.cancel()
+	for _, b := range g.backends {
+		b.close()
+	}
+}
+
+// Run probes the schedulers and forwards webhook deliveries until ctx ends.
+func (g *Gateway) Run(ctx context.Context) {
+	done := make(chan struct{})
+	for _, b := range g.backends {
+		go func() { b.watch(ctx, g.opt.ProbeInterval); done <- struct{}{} }()
+	}
+	g.hooks.run(ctx)
+	for range g.backends {
+		<-done
+	}
+}
+
+func (g *Gateway) find(id string) *backend {
+	if i := slices.IndexFunc(g.backends, func(b *backend) bool { return b.ID == id }); i >= 0 {
+		return g.backends[i]
+	}
+	return nil
+}
+
+// Handler serves the API listener.
+func (g *Gateway) Handler() http.Handler { return g.handler }
+
+// Public serves the public listener: a greeting, webhooks and metrics.
+func (g *Gateway) Public() http.Handler {
+	mux := http.NewServeMux()
+	mux.HandleFunc("GET /{$}", func(w http.ResponseWriter, _ *http.Request) {
+		writeJSON(w, http.StatusOK, map[string]string{"status": "success", "message": "Persys gateway", "version": "1.0.0"})
+	})
+	mux.Handle("POST "+g.hooks.Path, g.hooks)
+	mux.Handle("GET /metrics", g.scrape())
+	return g.outermost(mux)
+}
+
+func (g *Gateway) scrape() http.Handler {
+	return promhttp.HandlerFor(g.opt.Registry, promhttp.HandlerOpts{MaxRequestsInFlight: 8, Timeout: 10 * time.Second})
+}
+
+// outermost is around everything: the service header, the limit on bodies, a
+// panic that stays the matter of one request, and the counters.
+func (g *Gateway) outermost(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("X-Service-Name", "persys-gateway")
+		w.Header().Set("X-Content-Type-Options", "nosniff")
+		seen := &observed{ResponseWriter: w, status: http.StatusOK}
+		start := time.Now()
+		defer func() {
+			// The server's own way to end a response; it is no failure of ours.
+			if p := recover(); p != nil && p != http.ErrAbortHandler {
+				g.opt.Log.Error("panic in a request", "method", r.Method, "path", r.URL.Path, "panic", p, "stack", string(debug.Stack()))
+				if !seen.wrote {
+					refuse(seen, http.StatusInternalServerError, "internal error; the gateway's log has its trace")
+				}
+			}
+			g.metrics.observe(r.Method, seen.status, time.Since(start))
+		}()
+		r.Body = http.MaxBytesReader(w, r.Body, MaxBody)
+		next.ServeHTTP(seen, r)
+	})
+}
+
+// observed remembers the status.
+type observed struct {
+	http.ResponseWriter
+	status int
+	wrote  bool
+}
+
+func (o *observed) WriteHeader(status int) {
+	if !o.wrote {
+		o.status, o.wrote = status, true
+	}
+	o.ResponseWriter.WriteHeader(status)
+}
+
+func (o *observed) Write(p []byte) (int, error) {
+	o.wrote = true
+	return o.ResponseWriter.Write(p)
+}
+
+// Flush is for streams.
+func (o *observed) Flush() {
+	if f, ok := o.ResponseWriter.(http.Flusher); ok {
+		f.Flush()
+	}
+}
+
+func (o *observed) Unwrap() http.ResponseWriter { return o.ResponseWriter }
+
+// origins answers browsers. With certificates or tokens any origin may ask, as
+// the contract has it: neither is sent along by itself. Under -insecure every
+// caller is an admin, so a page from elsewhere must not reach it, neither across
+// origins nor through a name that its owner points at loopback.
+func (g *Gateway) origins(next http.Handler) http.Handler {
+	if g.opt.TLS == nil {
+		guard := http.NewCrossOriginProtection()
+		return guard.Handler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			host := r.Host
+			if h, _, err := net.SplitHostPort(host); err == nil {
+				host = h
+			}
+			if r.Header.Get("Sec-Fetch-Site") != "" && net.ParseIP(strings.Trim(host, "[]")) == nil && host != "localhost" {
+				refuse(w, http.StatusForbidden, fmt.Sprintf("a browser asked for the host %q; without TLS only an IP address or localhost is served to browsers", host))
+				return
+			}
+			next.ServeHTTP(w, r)
+		}))
+	}
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		h := w.Header()
+		h.Set("Access-Control-Allow-Origin", "*")
+		h.Set("Access-Control-Allow-Headers", "Authorization, Content-Type, Idempotency-Key, Last-Event-ID, X-Persys-Cluster-ID, X-Persys-Session, X-Persys-Workload-Key")
+		h.Set("Access-Control-Allow-Methods", "GET, POST, DELETE")
+		if r.Method == http.MethodOptions {
+			w.WriteHeader(http.StatusNoContent)
+			return
+		}
+		next.ServeHTTP(w, r)
+	})
+}
+
+// known asks who calls and for which cluster, and bounds the call.
+func (g *Gateway) known(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		who, err := g.identify(r)
+		if err != nil {
+			w.Header().Set("WWW-Authenticate", `Bearer realm="persys"`)
+			refuse(w, http.StatusUnauthorized, err.Error())
+			return
+		}
+		id, explicit := cmp.Or(r.PathValue("cluster_id"), r.Header.Get("X-Persys-Cluster-ID"), r.URL.Query().Get("cluster_id")), true
+		if id == "" {
+			id, explicit = g.first.ID, false
+		}
+		b := g.find(id)
+		if b == nil && explicit {
+			refuse(w, http.StatusBadRequest, fmt.Sprintf("unknown cluster id %q; GET /clusters lists them", id))
+			return
+		}
+		req := &request{caller: who, backend: b, session: session(r)}
+		req.key = cmp.Or(r.Header.Get("X-Persys-Workload-Key"), r.PathValue("id"), r.URL.Query().Get("workload_id"), r.URL.Path)
+		next.ServeHTTP(w, r.WithContext(withRequest(r.Context(), req)))
+	})
+}
+
+// session is the key of sticky routing.
+func session(r *http.Request) string {
+	if s := r.Header.Get("X-Persys-Session"); s != "" {
+		return s
+	}
+	if c, err := r.Cookie("persys_session"); err == nil && c.Value != "" {
+		return c.Value
+	}
+	if a := r.Header.Get("Authorization"); a != "" {
+		sum := sha256.Sum256([]byte(a))
+		return hex.EncodeToString(sum[:])
+	}
+	host, _, err := net.SplitHostPort(r.RemoteAddr)
+	if err != nil {
+		return r.RemoteAddr
+	}
+	return host
+}
+
+type metrics struct {
+	requests *prometheus.CounterVec
+	seconds  *prometheus.HistogramVec
+}
+
+func newMetrics(reg *prometheus.Registry) metrics {
+	m := metrics{
+		requests: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "persys_gateway_requests_total", Help: "HTTP requests by method and status.",
+		}, []string{"method", "status"}),
+		seconds: prometheus.NewHistogramVec(prometheus.HistogramOpts{
+			Name: "persys_gateway_request_seconds", Help: "Time from the request to the end of its answer; streams last as long as they are read.",
+			Buckets: prometheus.ExponentialBuckets(0.0005, 2, 16),
+		}, []string{"method"}),
+	}
+	reg.MustRegister(m.requests, m.seconds)
+	return m
+}
+
+func (m metrics) observe(method string, status int, took time.Duration) {
+	switch method {
+	case http.MethodGet, http.MethodHead, http.MethodPost, http.MethodDelete, http.MethodOptions:
+	default:
+		method = "other" // the caller chooses it; it must not grow the series
+	}
+	m.requests.WithLabelValues(method, strconv.Itoa(status)).Inc()
+	m.seconds.WithLabelValues(method).Observe(took.Seconds())
+}

@@ -1,0 +1,356 @@
+package gateway
+
+import (
+	"bufio"
+	"encoding/json"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"slices"
+	"strings"
+	"testing"
+
+	"google.golang.org/protobuf/reflect/protoreflect"
+
+	clusterv1 "github.com/persys/compute/api/cluster/v1"
+	controlv1 "github.com/persys/compute/api/control/v1"
+)
+
+func ask(h http.Handler, method, target, body string, headers ...string) *httptest.ResponseRecorder {
+	r := httptest.NewRequest(method, target, strings.NewReader(body))
+	for i := 0; i+1 < len(headers); i += 2 {
+		r.Header.Set(headers[i], headers[i+1])
+	}
+	w := httptest.NewRecorder()
+	h.ServeHTTP(w, r)
+	return w
+}
+
+// compact removes what protojson varies on purpose: spaces outside of strings.
+func compact(s string) string {
+	var v any
+	if json.Unmarshal([]byte(s), &v) != nil {
+		return s
+	}
+	out, err := json.Marshal(v)
+	if err != nil {
+		return s
+	}
+	return string(out)
+}
+
+// The routes, statuses and bodies of contract/gateway-rest.md, as existing CLIs
+// use them, and /v1.
+func TestRoutes(t *testing.T) {
+	s := startReplica(t, "s1", nil)
+	g := newGateway(t, nil, clusterOf("main", "", s))
+	apply := `{"workload_id":"web","revisionId":"r1","desired_state":"Running","nobody_knows":1,
+		"spec":{"type":"container","resources":{"cpu_millicores":"250","memory_mb":256},"container":{"image":"nginx","ports":[{"host_port":8080,"container_port":80}]}}}`
+	for _, c := range []struct {
+		method, path, body string
+		status             int
+		want               string
+	}{
+		{"POST", "/workloads/schedule", apply, 200, `{"success":true}`},
+		{"POST", "/clusters/main/workloads/schedule", apply, 200, `{"success":true}`},
+		{"POST", "/workloads/schedule", `{"workload_id":"frozen"}`, 200, `{"error_message":"the mode is degraded"}`},
+		{"POST", "/workloads/schedule", `{}`, 400, `{"code":"INVALID_ARGUMENT","error":"workload_id must be set"}`},
+		{"POST", "/workloads/schedule", ``, 400, `{"error":"the body is empty; it must be the request as JSON"}`},
+		{"POST", "/workloads/schedule", `{`, 400, ""},
+		{"POST", "/workloads/schedule", `{"workload_id":"` + strings.Repeat("x", MaxBody) + `"}`, 413, `{"error":"the body is over 4194304 bytes"}`},
+		{"GET", "/workloads", "", 200, `{}`},
+		{"GET", "/list", "", 200, `{}`},
+		{"GET", "/workloads?status=Running&node_id=n1", "", 200, `{"workloads":[{"assigned_node_id":"n1","status":"Running","workload_id":"w"}]}`},
+		{"GET", "/workloads/web", "", 200, `{"workload":{"status":"Running","workload_id":"web"}}`},
+		{"GET", "/workloads/gone", "", 404, `{"code":"NOT_FOUND","error":"workload \"gone\" not found"}`},
+		{"GET", "/workloads/late", "", 504, `{"code":"DEADLINE_EXCEEDED","error":"too late"}`},
+		{"GET", "/workloads/noleader", "", 503, `{"code":"UNAVAILABLE","error":"no agent"}`},
+		{"DELETE", "/workloads/web", "", 200, `{"success":true}`},
+		{"POST", "/workloads/web/retry", "", 200, `{"accepted":true}`},
+		{"GET", "/nodes?status=Ready", "", 200, `{"nodes":[{"node_id":"node-a","status":"Ready"}]}`},
+		{"GET", "/nodes/n7", "", 200, `{"node":{"node_id":"n7"}}`},
+		{"GET", "/cluster/metrics", "", 200, `{"total_nodes":3}`},
+		{"GET", "/clusters/main/cluster/metrics", "", 200, `{"total_nodes":3}`},
+		{"GET", "/clusters/other/nodes", "", 400, `{"error":"unknown cluster id \"other\"; GET /clusters lists them"}`},
+		{"GET", "/nodes?cluster_id=other", "", 400, `{"error":"unknown cluster id \"other\"; GET /clusters lists them"}`},
+		{"GET", "/clusters/other", "", 404, `{"error":"unknown cluster id \"other\"; GET /clusters lists them"}`},
+		{"GET", "/health", "", 200, `{"prow_proxy_enabled":false,"prow_scheduler":"","service":"persys-gateway","status":"healthy"}`},
+		{"POST", "/forgery/projects/upsert", "{}", 501, ""},
+		{"GET", "/clusters/main/forgery/pipeline/status", "", 501, ""},
+		{"GET", "/auth/login", "", 501, ""},
+		{"GET", "/github/list/repos", "", 501, ""},
+		{"GET", "/nothing", "", 404, `{"error":"no route GET /nothing; /docs shows all of them"}`},
+
+		{"GET", "/v1/workloads/web", "", 200, `{"workload":{"status":"Running","workload_id":"web"}}`},
+		{"GET", "/v1/workloads/gone", "", 404, `{"code":"NOT_FOUND","error":"workload \"gone\" not found"}`},
+		{"GET", "/v1/workloads?status=Running", "", 200, `{"workloads":[{"status":"Running","workload_id":"w"}]}`},
+		{"GET", "/v1/workloads?cluster_id=main&status=Running", "", 200, `{"workloads":[{"status":"Running","workload_id":"w"}]}`},
+		{"GET", "/v1/workloads?statsu=Running", "", 400, `{"code":"INVALID_ARGUMENT","error":"unknown parameter \"statsu\"; /docs lists those of ListWorkloadsRequest"}`},
+		{"POST", "/v1/workloads", `{"workload_id":"web"}`, 200, `{"success":true}`},
+		{"POST", "/v1/workloads", `{"workload_idd":"web"}`, 400, ""},
+		{"DELETE", "/v1/workloads/web?force=true", "", 200, `{"success":true}`},
+		{"GET", "/clusters/main/v1/summary", "", 200, `{"total_nodes":3}`},
+		{"POST", "/v1/mode", `{"mode":"normal"}`, 200, `{"mode":"normal"}`},
+		{"POST", "/v1/nodes/n1/cordon", `{"on":true}`, 501, ""}, // this replica's, not ours
+	} {
+		w := ask(g.Handler(), c.method, c.path, c.body)
+		name := c.method + " " + c.path
+		if len(name) > 80 {
+			name = name[:80]
+		}
+		if w.Code != c.status {
+			t.Errorf("%s: status %d %s, want %d", name, w.Code, w.Body, c.status)
+		}
+		if got := compact(w.Body.String()); c.want != "" && got != c.want {
+			t.Errorf("%s:\n got %s\nwant %s", name, got, c.want)
+		}
+		if w.Code >= 400 && !strings.Contains(w.Body.String(), `"error"`) {
+			t.Errorf("%s: %d without an error text: %s", name, w.Code, w.Body)
+		}
+		if w.Header().Get("X-Service-Name") != "persys-gateway" {
+			t.Errorf("%s: no service header", name)
+		}
+	}
+	if got := s.apply.GetSpec(); s.apply.GetWorkloadId() != "web" {
+		t.Errorf("the last apply was %v", got)
+	}
+	w := ask(g.Handler(), "GET", "/v1/nodes", "", "Idempotency-Key", "0190c1d2-0000-7000-8000-000000000000")
+	if w.Header().Get("X-Persys-Index") != "42" {
+		t.Errorf("the index is not shown: %v", w.Header())
+	}
+	s.mu.Lock()
+	if got := s.last.Get("persys-request-id"); !slices.Equal(got, []string{"0190c1d2-0000-7000-8000-000000000000"}) {
+		t.Errorf("the idempotency key went along as %q", got)
+	}
+	s.mu.Unlock()
+	if w := ask(g.Public(), "GET", "/", ""); w.Code != 200 || compact(w.Body.String()) != `{"message":"Persys gateway","status":"success","version":"1.0.0"}` {
+		t.Errorf("public /: %d %s", w.Code, w.Body)
+	}
+	if w := ask(g.Public(), "GET", "/metrics", ""); !strings.Contains(w.Body.String(), `persys_gateway_requests_total{method="GET",status="404"}`) {
+		t.Errorf("metrics: %s", w.Body)
+	}
+}
+
+// Every call of the API has a route, or a reason to have none.
+func TestEveryCallHasARoute(t *testing.T) {
+	without := map[string]string{
+		"persys.control.v1.AgentControl.RegisterNode":  "agents speak gRPC",
+		"persys.control.v1.AgentControl.Heartbeat":     "agents speak gRPC",
+		"persys.control.v1.AgentControl.ControlStream": "two-way stream of agents and gateways",
+		"persys.cluster.v1.Cluster.ApplyStream":        "two-way stream; /v1/apply takes many at once",
+		"persys.cluster.v1.Cluster.ClusterKey":         "between schedulers only",
+	}
+	var doc struct {
+		Paths map[string]map[string]struct {
+			OperationID string `json:"operationId"`
+		} `json:"paths"`
+	}
+	if err := json.Unmarshal(openapiDocument, &doc); err != nil {
+		t.Fatal(err)
+	}
+	have := map[string]bool{}
+	for _, verbs := range doc.Paths {
+		for _, op := range verbs {
+			have[op.OperationID] = true
+		}
+	}
+	for _, file := range []protoreflect.FileDescriptor{controlv1.File_api_control_v1_control_proto, clusterv1.File_api_cluster_v1_cluster_proto} {
+		for i := range file.Services().Len() {
+			s := file.Services().Get(i)
+			for j := range s.Methods().Len() {
+				m := s.Methods().Get(j)
+				name := string(m.FullName())
+				routed := have[string(s.Name())+"_"+string(m.Name())]
+				if _, ok := without[name]; ok == routed {
+					t.Errorf("%s: routed %v, excluded %v; add it to api/rest/rest.yaml or say why not here", name, routed, ok)
+				}
+				full := "/" + string(s.FullName()) + "/" + string(m.Name())
+				reads := strings.HasPrefix(string(m.Name()), "Get") || strings.HasPrefix(string(m.Name()), "List")
+				if reads && routed && needs[full] != Viewer {
+					t.Errorf("%s is a read and needs %s", full, needs[full])
+				}
+			}
+		}
+	}
+}
+
+func TestEvents(t *testing.T) {
+	s := startReplica(t, "s1", nil)
+	g := newGateway(t, nil, clusterOf("main", "", s))
+	srv := httptest.NewServer(g.Handler())
+	t.Cleanup(srv.Close) // after the bodies below
+	get := func(path string, headers ...string) *http.Response {
+		t.Helper()
+		r, err := http.NewRequestWithContext(t.Context(), "GET", srv.URL+path, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for i := 0; i+1 < len(headers); i += 2 {
+			r.Header.Set(headers[i], headers[i+1])
+		}
+		resp, err := srv.Client().Do(r)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = resp.Body.Close() })
+		return resp
+	}
+	text := func(resp *http.Response) string {
+		t.Helper()
+		data, err := io.ReadAll(resp.Body)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return string(data)
+	}
+	resp := get("/v1/events", "Accept", "text/event-stream")
+	got := text(resp)
+	if resp.Header.Get("Content-Type") != "text/event-stream" || strings.Count(got, "data: {") != 3 || !strings.HasPrefix(got, "id: 1\ndata: {") || !strings.HasSuffix(got, "}\n\n") {
+		t.Errorf("%v\n%q", resp.Header, got)
+	}
+	// A browser that comes back says where it was.
+	if got := text(get("/v1/events", "Accept", "text/event-stream", "Last-Event-ID", "7")); !strings.HasPrefix(got, "id: 8\n") {
+		t.Errorf("after 7: %q", got)
+	}
+	if got := text(get("/v1/events?node_id=broken", "Accept", "text/event-stream")); !strings.Contains(got, "event: error\ndata: {") || !strings.Contains(got, "compacted") {
+		t.Errorf("a stream that fails: %q", got)
+	}
+	if resp := get("/v1/events?workload_id=gone", "Accept", "text/event-stream"); resp.StatusCode != http.StatusNotFound {
+		t.Errorf("a stream that fails at once: %s", resp.Status)
+	}
+	// Without the wish for events: one JSON object per line.
+	if got := text(get("/v1/events")); strings.Count(got, "\n") != 3 || !strings.HasPrefix(got, `{"result":{`) {
+		t.Errorf("lines: %q", got)
+	}
+	// It is live: what was sent can be read while the stream goes on.
+	live := bufio.NewReader(get("/v1/events?follow=true", "Accept", "text/event-stream").Body)
+	for _, want := range []string{"id: 1\n", "data: {"} {
+		if line, err := live.ReadString('\n'); err != nil || !strings.HasPrefix(line, want) {
+			t.Fatalf("live: %q %v, want %q", line, err, want)
+		}
+	}
+}
+
+func TestRouting(t *testing.T) {
+	a, b, c := startReplica(t, "s1", nil), startReplica(t, "s2", nil), startReplica(t, "s3", nil)
+	all := []*replicaServer{a, b, c}
+	for _, s := range all {
+		s.leader.Store("s2")
+	}
+	g := newGateway(t, nil, clusterOf("one", Sticky, all...), clusterOf("two", Shard, all...))
+	who := func() []int { return []int{a.count(), b.count(), c.count()} }
+	eventually(t, "all healthy, s2 leads", func() bool {
+		v := g.find("one").view()
+		return v.Healthy == 3 && v.Members[1].IsLeader && !v.Members[0].IsLeader
+	})
+	// FNV-1a-32 of the key, mod 3: x → 1, y → 0 (contract/gateway-rest.md, "Routing").
+	before := who()
+	for range 5 {
+		ask(g.Handler(), "GET", "/nodes", "", "X-Persys-Session", "x")
+	}
+	after := who()
+	moved := 0
+	for i := range after {
+		if after[i]-before[i] == 5 {
+			moved++
+		} else if after[i] != before[i] {
+			t.Errorf("a session was spread: %v → %v", before, after)
+		}
+	}
+	if moved != 1 {
+		t.Errorf("a session's calls went %v → %v", before, after)
+	}
+	seen := map[int]bool{}
+	for _, id := range []string{"a", "b", "c", "d", "e", "f", "g"} {
+		before := who()
+		ask(g.Handler(), "GET", "/clusters/two/workloads/"+id, "")
+		ask(g.Handler(), "GET", "/clusters/two/v1/workloads/"+id, "")
+		for i, n := range who() {
+			if n-before[i] == 2 {
+				seen[i] = true
+			} else if n != before[i] {
+				t.Errorf("workload %s: %v → %v", id, before, who())
+			}
+		}
+	}
+	if len(seen) < 2 {
+		t.Errorf("seven workloads were all asked of the same replica")
+	}
+	// A replica that is gone costs a session nothing.
+	a.grpc.Stop()
+	for _, id := range []string{"a", "b", "c", "d", "e", "f", "g"} {
+		if w := ask(g.Handler(), "GET", "/clusters/two/workloads/"+id, ""); w.Code != 200 {
+			t.Errorf("with a replica gone: %d %s", w.Code, w.Body)
+		}
+	}
+	eventually(t, "s1 unhealthy", func() bool { return g.find("one").view().Healthy == 2 })
+	w := ask(g.Handler(), "GET", "/clusters", "")
+	var got struct {
+		Default  string `json:"default_cluster_id"`
+		Clusters []view `json:"clusters"`
+	}
+	if err := json.Unmarshal(w.Body.Bytes(), &got); err != nil {
+		t.Fatal(err)
+	}
+	if got.Default != "one" || len(got.Clusters) != 2 || got.Clusters[0].Total != 3 || got.Clusters[0].Healthy != 2 ||
+		got.Clusters[0].Strategy != Sticky || got.Clusters[1].ID != "two" || got.Clusters[1].Name != "the two" || got.Clusters[0].Members[0].Address != a.addr {
+		t.Errorf("clusters: %s", w.Body)
+	}
+}
+
+func TestPanicStaysInItsRequest(t *testing.T) {
+	g := newGateway(t, nil, clusterOf("main", "", startReplica(t, "s1", nil)))
+	h := g.outermost(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { panic("a bug") }))
+	if w := ask(h, "GET", "/", ""); w.Code != 500 || !strings.Contains(w.Body.String(), "internal error") {
+		t.Errorf("%d %s", w.Code, w.Body)
+	}
+}
+
+// Without TLS every caller is an admin, so other sites' pages must not be one.
+func TestBrowsersFromElsewhere(t *testing.T) {
+	g := newGateway(t, nil, clusterOf("main", "", startReplica(t, "s1", nil)))
+	for _, c := range []struct {
+		name, method, host string
+		headers            []string
+		status             int
+	}{
+		{"a CLI", "POST", "gateway.example:8551", nil, 200},
+		{"our own page", "POST", "127.0.0.1:8551", []string{"Sec-Fetch-Site", "same-origin", "Origin", "http://127.0.0.1:8551"}, 200},
+		{"another site", "POST", "127.0.0.1:8551", []string{"Sec-Fetch-Site", "cross-site", "Origin", "https://evil.example"}, 403},
+		{"a name that points here", "GET", "evil.example:8551", []string{"Sec-Fetch-Site", "same-origin"}, 403},
+	} {
+		path := "/workloads/web/retry"
+		if c.method == "GET" {
+			path = "/nodes"
+		}
+		w := ask(hosted(g.Handler(), c.host), c.method, path, "", c.headers...)
+		if w.Code != c.status {
+			t.Errorf("%s: %d %s, want %d", c.name, w.Code, w.Body, c.status)
+		}
+		if w.Header().Get("Access-Control-Allow-Origin") != "" {
+			t.Errorf("%s: any origin may read it", c.name)
+		}
+	}
+}
+
+func hosted(h http.Handler, host string) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		r.Host = host
+		h.ServeHTTP(w, r)
+	})
+}
+
+func TestBadOptions(t *testing.T) {
+	for _, c := range []struct {
+		opt  Options
+		want string
+	}{
+		{Options{}, "no cluster is configured"},
+		{Options{Clusters: []Cluster{{ID: ""}}}, "must be a path segment"},
+		{Options{Clusters: []Cluster{{ID: "a", Strategy: "best"}}}, `routing_strategy "best" must be`},
+	} {
+		if _, err := New(t.Context(), c.opt); err == nil || !strings.Contains(err.Error(), c.want) {
+			t.Errorf("got %v, want %q", err, c.want)
+		}
+	}
+}

@@ -1,0 +1,186 @@
+package gateway
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"strings"
+
+	"google.golang.org/protobuf/proto"
+
+	controlv1 "github.com/persys/compute/api/control/v1"
+)
+
+// routes are those of the API listener (contract/gateway-rest.md), then /v1.
+func (g *Gateway) routes() (http.Handler, error) {
+	mux := http.NewServeMux()
+	// Each contract route exists for the default cluster and below its id.
+	both := func(method, path string, h func(http.ResponseWriter, *http.Request)) {
+		wrapped := g.known(http.HandlerFunc(h))
+		mux.Handle(method+" "+path, wrapped)
+		mux.Handle(method+" /clusters/{cluster_id}"+path, wrapped)
+	}
+	both("POST", "/workloads/schedule", g.schedule)
+	both("GET", "/workloads", g.listWorkloads)
+	both("GET", "/workloads/{id}", g.getWorkload)
+	both("DELETE", "/workloads/{id}", g.deleteWorkload)
+	both("POST", "/workloads/{id}/retry", g.retryWorkload)
+	both("GET", "/nodes", g.listNodes)
+	both("GET", "/nodes/{id}", g.getNode)
+	both("GET", "/cluster/metrics", g.summary)
+
+	one := func(pattern string, h func(http.ResponseWriter, *http.Request)) {
+		mux.Handle(pattern, g.known(http.HandlerFunc(h)))
+	}
+	one("GET /list", g.listWorkloads)
+	one("GET /clusters", g.listClusters)
+	mux.Handle("GET /clusters/{cluster_id}", g.authenticated(g.getCluster))
+
+	for _, gone := range []struct{ pattern, what string }{
+		{"/forgery/", "builds are the build service's"},
+		{"/clusters/{cluster_id}/forgery/", "builds are the build service's"},
+		{"/auth/", "signing in is the identity provider's: send its bearer token, or a client certificate"},
+		{"/github/", "repositories are managed at the forge"},
+		{"/federation/", "clusters are not federated; each is named by its id"},
+	} {
+		mux.HandleFunc(gone.pattern, func(w http.ResponseWriter, r *http.Request) {
+			refuse(w, http.StatusNotImplemented, fmt.Sprintf("%s is not served by this gateway: %s", r.URL.Path, gone.what))
+		})
+	}
+
+	mux.HandleFunc("GET /health", g.health)
+	mux.Handle("GET /metrics", g.scrape())
+	v1, err := g.v1()
+	if err != nil {
+		return nil, err
+	}
+	mux.Handle("/v1/", g.known(v1))
+	mux.Handle("/clusters/{cluster_id}/v1/", g.known(below(v1)))
+	mux.HandleFunc("GET /openapi.json", serveOpenAPI)
+	mux.HandleFunc("GET /docs", serveDocs)
+	mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) {
+		refuse(w, http.StatusNotFound, fmt.Sprintf("no route %s %s; /docs shows all of them", r.Method, r.URL.Path))
+	})
+	return g.outermost(g.origins(mux)), nil
+}
+
+// below cuts /clusters/<id> off the path.
+func below(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		http.StripPrefix("/clusters/"+r.PathValue("cluster_id"), next).ServeHTTP(w, r)
+	})
+}
+
+// authenticated is known without the cluster.
+func (g *Gateway) authenticated(h http.HandlerFunc) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if _, err := g.identify(r); err != nil {
+			w.Header().Set("WWW-Authenticate", `Bearer realm="persys"`)
+			refuse(w, http.StatusUnauthorized, err.Error())
+			return
+		}
+		h(w, r)
+	})
+}
+
+// call makes one gRPC call and answers with its result or its error.
+func call[Req, Resp proto.Message](g *Gateway, w http.ResponseWriter, r *http.Request, do func(context.Context, Req) (Resp, error), req Req) {
+	ctx, cancel := context.WithTimeout(r.Context(), g.opt.CallTimeout)
+	defer cancel()
+	ctx = outgoing(ctx, r)
+	resp, err := do(ctx, req)
+	if err != nil {
+		fail(w, err)
+		return
+	}
+	writeProto(w, resp)
+}
+
+func (g *Gateway) schedule(w http.ResponseWriter, r *http.Request) {
+	req := &controlv1.ApplyWorkloadRequest{}
+	if !readProto(w, r, req) {
+		return
+	}
+	if rq := requestOf(r.Context()); r.Header.Get("X-Persys-Workload-Key") == "" && req.GetWorkloadId() != "" {
+		rq.key = req.GetWorkloadId()
+	}
+	call(g, w, r, apply(g.control.ApplyWorkload), req)
+}
+
+func (g *Gateway) listWorkloads(w http.ResponseWriter, r *http.Request) {
+	q := r.URL.Query()
+	call(g, w, r, apply(g.control.ListWorkloads), &controlv1.ListWorkloadsRequest{Status: q.Get("status"), NodeId: q.Get("node_id")})
+}
+
+func (g *Gateway) getWorkload(w http.ResponseWriter, r *http.Request) {
+	call(g, w, r, apply(g.control.GetWorkload), &controlv1.GetWorkloadRequest{WorkloadId: r.PathValue("id")})
+}
+
+func (g *Gateway) deleteWorkload(w http.ResponseWriter, r *http.Request) {
+	call(g, w, r, apply(g.control.DeleteWorkload), &controlv1.DeleteWorkloadRequest{WorkloadId: r.PathValue("id")})
+}
+
+func (g *Gateway) retryWorkload(w http.ResponseWriter, r *http.Request) {
+	call(g, w, r, apply(g.control.RetryWorkload), &controlv1.RetryWorkloadRequest{WorkloadId: r.PathValue("id")})
+}
+
+func (g *Gateway) listNodes(w http.ResponseWriter, r *http.Request) {
+	call(g, w, r, apply(g.control.ListNodes), &controlv1.ListNodesRequest{Status: r.URL.Query().Get("status")})
+}
+
+func (g *Gateway) getNode(w http.ResponseWriter, r *http.Request) {
+	call(g, w, r, apply(g.control.GetNode), &controlv1.GetNodeRequest{NodeId: r.PathValue("id")})
+}
+
+func (g *Gateway) summary(w http.ResponseWriter, r *http.Request) {
+	call(g, w, r, apply(g.control.GetClusterSummary), &controlv1.GetClusterSummaryRequest{})
+}
+
+func (g *Gateway) listClusters(w http.ResponseWriter, _ *http.Request) {
+	all := []view{}
+	for _, b := range g.backends {
+		all = append(all, b.view())
+	}
+	writeJSON(w, http.StatusOK, map[string]any{"default_cluster_id": g.first.ID, "clusters": all})
+}
+
+func (g *Gateway) getCluster(w http.ResponseWriter, r *http.Request) {
+	b := g.find(r.PathValue("cluster_id"))
+	if b == nil {
+		refuse(w, http.StatusNotFound, fmt.Sprintf("unknown cluster id %q; GET /clusters lists them", r.PathValue("cluster_id")))
+		return
+	}
+	writeJSON(w, http.StatusOK, map[string]any{"default_cluster_id": g.first.ID, "cluster": b.view()})
+}
+
+func (g *Gateway) health(w http.ResponseWriter, _ *http.Request) {
+	writeJSON(w, http.StatusOK, map[string]any{
+		"status": "healthy", "service": "persys-gateway",
+		"prow_proxy_enabled": g.opt.ProxyEnabled, "prow_scheduler": g.opt.ProxyScheduler,
+	})
+}
+
+// readProto reads a body of the contract's routes.
+func readProto(w http.ResponseWriter, r *http.Request, m proto.Message) bool {
+	data, err := io.ReadAll(r.Body)
+	if err != nil {
+		var large *http.MaxBytesError
+		if errors.As(err, &large) {
+			refuse(w, http.StatusRequestEntityTooLarge, fmt.Sprintf("the body is over %d bytes", large.Limit))
+		} else {
+			refuse(w, http.StatusBadRequest, "the body could not be read: "+err.Error())
+		}
+		return false
+	}
+	if strings.TrimSpace(string(data)) == "" {
+		refuse(w, http.StatusBadRequest, "the body is empty; it must be the request as JSON")
+		return false
+	}
+	if err := protoIn.Unmarshal(data, m); err != nil {
+		refuse(w, http.StatusBadRequest, "the body is not valid: "+protoError(err))
+		return false
+	}
+	return true
+}

@@ -1,0 +1,128 @@
+package gateway
+
+import (
+	"context"
+	_ "embed"
+	"fmt"
+	"net/http"
+	"net/url"
+	"strings"
+
+	"github.com/grpc-ecosystem/grpc-gateway/v2/runtime"
+	"github.com/grpc-ecosystem/grpc-gateway/v2/utilities"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/protobuf/encoding/protojson"
+	"google.golang.org/protobuf/proto"
+
+	clusterv1 "github.com/persys/compute/api/cluster/v1"
+	controlv1 "github.com/persys/compute/api/control/v1"
+	"github.com/persys/compute/api/rest"
+	clusterrest "github.com/persys/compute/api/rest/clusterv1"
+	controlrest "github.com/persys/compute/api/rest/controlv1"
+	"github.com/persys/compute/rpc/dial"
+)
+
+// v1 serves what the gRPC API offers, by the generated handlers.
+func (g *Gateway) v1() (http.Handler, error) {
+	json := &runtime.JSONPb{
+		MarshalOptions:   protojson.MarshalOptions{UseProtoNames: true},
+		UnmarshalOptions: protojson.UnmarshalOptions{}, // an unknown field is an error that names it
+	}
+	mux := runtime.NewServeMux(
+		runtime.WithMarshalerOption(runtime.MIMEWildcard, json),
+		runtime.WithMarshalerOption(eventStream, &sse{JSONPb: json}),
+		runtime.WithErrorHandler(handleError),
+		runtime.SetQueryParameterParser(strictQuery{}),
+		runtime.WithIncomingHeaderMatcher(func(string) (string, bool) { return "", false }),
+		runtime.WithMetadata(func(_ context.Context, r *http.Request) metadata.MD { return metadataOf(r) }),
+		runtime.WithOutgoingTrailerMatcher(func(string) (string, bool) { return "", false }),
+		runtime.WithOutgoingHeaderMatcher(func(string) (string, bool) { return "", false }),
+		runtime.WithForwardResponseOption(trailers),
+		runtime.WithDisablePathLengthFallback(),
+	)
+	if err := controlrest.RegisterAgentControlHandlerClient(g.ctx, mux, controlv1.NewAgentControlClient(routed{})); err != nil {
+		return nil, err
+	}
+	if err := clusterrest.RegisterClusterHandlerClient(g.ctx, mux, clusterv1.NewClusterClient(routed{})); err != nil {
+		return nil, err
+	}
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if rq := requestOf(r.Context()); r.Header.Get("X-Persys-Workload-Key") == "" {
+			if id, ok := strings.CutPrefix(r.URL.Path, "/v1/workloads/"); ok {
+				rq.key, _, _ = strings.Cut(id, "/")
+			}
+		}
+		// The cluster has been chosen; the generated handlers refuse parameters
+		// that their messages do not have.
+		if q := r.URL.Query(); q.Has("cluster_id") || q.Has("access_token") {
+			q.Del("cluster_id")
+			q.Del("access_token")
+			r.URL.RawQuery = q.Encode()
+		}
+		if !streams(r) {
+			ctx, cancel := context.WithTimeout(r.Context(), g.opt.CallTimeout)
+			defer cancel()
+			mux.ServeHTTP(w, r.WithContext(ctx))
+			return
+		}
+		out, end := startStream(w, r)
+		defer end()
+		mux.ServeHTTP(out, r)
+	}), nil
+}
+
+// strictQuery refuses parameters that the request's message does not have: a
+// filter with a misspelt name must not list everything.
+type strictQuery struct{ runtime.DefaultQueryParser }
+
+// Parse implements runtime.QueryParameterParser.
+func (q strictQuery) Parse(m proto.Message, values url.Values, filter *utilities.DoubleArray) error {
+	fields := m.ProtoReflect().Descriptor().Fields()
+	for key := range values {
+		name, _, _ := strings.Cut(key, ".")
+		name, _, _ = strings.Cut(name, "[")
+		if fields.ByTextName(name) == nil && fields.ByJSONName(name) == nil {
+			return fmt.Errorf("unknown parameter %q; /docs lists those of %s", key, m.ProtoReflect().Descriptor().Name())
+		}
+	}
+	return q.DefaultQueryParser.Parse(m, values, filter)
+}
+
+// metadataOf is what of an HTTP request goes along with the call.
+func metadataOf(r *http.Request) metadata.MD {
+	md := metadata.MD{}
+	if id := r.Header.Get("Idempotency-Key"); id != "" {
+		md.Set(dial.KeyRequestID, id)
+	}
+	return md
+}
+
+func outgoing(ctx context.Context, r *http.Request) context.Context {
+	if md := metadataOf(r); len(md) > 0 {
+		return metadata.NewOutgoingContext(ctx, md)
+	}
+	return ctx
+}
+
+// apply fits a client's method to call.
+func apply[Req, Resp any](do func(context.Context, Req, ...grpc.CallOption) (Resp, error)) func(context.Context, Req) (Resp, error) {
+	return func(ctx context.Context, req Req) (Resp, error) { return do(ctx, req) }
+}
+
+// openapiDocument is a line to api/rest, whose script writes it.
+var openapiDocument = rest.OpenAPI
+
+//go:embed docs.html
+var docsPage []byte
+
+func serveOpenAPI(w http.ResponseWriter, _ *http.Request) {
+	w.Header().Set("Content-Type", "application/json")
+	_, _ = w.Write(openapiDocument)
+}
+
+func serveDocs(w http.ResponseWriter, _ *http.Request) {
+	w.Header().Set("Content-Type", "text/html; charset=utf-8")
+	w.Header().Set("Content-Security-Policy", "default-src 'none'; connect-src 'self'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; base-uri 'none'; frame-ancestors 'none'")
+	_, _ = w.Write(docsPage)
+}
