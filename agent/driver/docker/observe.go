@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"net/netip"
 	"slices"
 	"strconv"
 	"strings"
@@ -202,9 +203,17 @@ func addresses(settings *container.NetworkSettings) ([]string, []driver.Port) {
 	slices.Sort(ips)
 	var ports []driver.Port
 	for inside, bindings := range settings.Ports {
+		// Some engines choose a free port for IPv6 that differs from the one for IPv4; then the one
+		// for IPv4 is the port.
+		four := map[string]bool{}
+		for _, b := range bindings {
+			if b.HostIP.Is4() || !b.HostIP.IsValid() {
+				four[b.HostPort] = true
+			}
+		}
 		for _, b := range bindings {
 			host, err := strconv.Atoi(b.HostPort)
-			if err != nil || host == 0 {
+			if err != nil || host == 0 || b.HostIP == netip.IPv6Unspecified() && len(four) > 0 && !four[b.HostPort] {
 				continue
 			}
 			p := driver.Port{HostPort: host, Port: int(inside.Num()), Protocol: string(inside.Proto())}
