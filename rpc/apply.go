@@ -6,6 +6,7 @@ import (
 	"errors"
 	"hash/fnv"
 	"strings"
+	"time"
 
 	clusterv1 "github.com/persys/compute/api/cluster/v1"
 	commandv1 "github.com/persys/compute/api/command/v1"
@@ -142,6 +143,9 @@ func (s *Server) applyCommands(ctx context.Context, req *controlv1.ApplyWorkload
 		return s.deleteCommands(ctx, id, false, req.GetRequestId())
 	}
 	prepared, err := spec.Prepare(req, sealer(s.cfg.Keys))
+	if errors.Is(err, spec.ErrNoKey) && s.awaitKey(ctx) {
+		prepared, err = spec.Prepare(req, sealer(s.cfg.Keys))
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -150,6 +154,31 @@ func (s *Server) applyCommands(ctx context.Context, req *controlv1.ApplyWorkload
 		return nil, err
 	}
 	return []fsm.Command{c}, nil
+}
+
+// keyWait bounds how long an apply waits for the cluster key: a cluster that has
+// just formed, or a scheduler that has just joined, settles on it within a second.
+const (
+	keyWait = 3 * time.Second
+	keyLook = 20 * time.Millisecond
+)
+
+// awaitKey reports whether the cluster key came while the caller waited.
+func (s *Server) awaitKey(ctx context.Context) bool {
+	ctx, cancel := context.WithTimeout(ctx, keyWait)
+	defer cancel()
+	look := time.NewTicker(keyLook)
+	defer look.Stop()
+	for {
+		select {
+		case <-look.C:
+			if sealer(s.cfg.Keys) != nil {
+				return true
+			}
+		case <-ctx.Done():
+			return false
+		}
+	}
 }
 
 // sealer is the cluster key, or nothing: specifications without secrets need none.
