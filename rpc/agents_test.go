@@ -257,7 +257,7 @@ func TestDeliverDelete(t *testing.T) {
 		f.status = func(*agentv1.GetWorkloadStatusRequest) (*agentv1.GetWorkloadStatusResponse, error) {
 			return state(pending, "delete-web-1", ""), nil
 		}
-		ctx, cancel := context.WithTimeout(context.Background(), 2*time.Second)
+		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
 		defer cancel()
 		ack, err := a.Deliver(ctx, stint, o)
 		ok(t, err)
