@@ -62,7 +62,7 @@ func Start(ctx context.Context, cfg Config, version string, log *slog.Logger) (_
 		return nil, err
 	}
 	r := &Replica{cfg: cfg, log: log, version: version, metrics: newMetrics(), registry: prometheus.NewRegistry()}
-	if r.tls, err = cfg.files(pki.DefaultMapping("")); err != nil {
+	if r.tls, err = cfg.files(); err != nil {
 		return nil, err
 	}
 	if cfg.Insecure {
