@@ -39,7 +39,7 @@ type offline struct {
 }
 
 func openOffline(dataDir string, log *slog.Logger) (o *offline, err error) {
-	o = &offline{dir: filepath.Join(dataDir, raftDir)}
+	o = &offline{dir: filepath.Join(dataDir, RaftDir)}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, o.close())

@@ -133,7 +133,7 @@ func (r *Replica) openNode(ctx context.Context) error {
 		nc.TLS = cluster.TLSFromFiles(r.tls)
 	}
 	r.node, err = cluster.Open(ctx, nc)
-	return err
+	return cfg.advise(err)
 }
 
 // gossipKey comes from the cluster key where the operator has put one before the
@@ -288,7 +288,7 @@ func (r *Replica) Run(ctx context.Context) error {
 		select {
 		case <-stop.Done():
 		case <-r.node.Halted():
-			cancel(r.node.Err())
+			cancel(r.cfg.advise(r.node.Err()))
 		}
 		return nil
 	})
