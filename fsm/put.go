@@ -87,6 +87,7 @@ func (t *Tx) putOne(p *commandv1.WorkloadPut) Item {
 	w.Demand = demand
 	w.Desired = desired
 	w.Retry = Retry{MaxAttempts: limit}
+	w.Actions = nil // of another specification
 	t.newOrder(&w)
 	if w.Reason.Code == "" && w.Node == "" && old.Reason.Code == CodeUnplaced && demandEqual(&old.Demand, &demand) {
 		// What no node could take is what no node can take: saying so again would
@@ -108,7 +109,7 @@ func (t *Tx) putOne(p *commandv1.WorkloadPut) Item {
 // acknowledged anew, and the reason that is left after a user's change.
 func (t *Tx) newOrder(w *Workload) {
 	w.Generation = t.generation()
-	w.Acknowledged = false
+	w.Acknowledged, w.AcknowledgedAt = false, 0
 	w.Reason = reasonOf(w, t.nodeOf(w), t.r.info.Clock)
 }
 
@@ -209,7 +210,7 @@ func (t *Tx) release(w *Workload, gone bool, why string) {
 	w.PreviousNode = w.Node
 	w.Node = ""
 	w.Generation = t.generation()
-	w.Acknowledged = false
+	w.Acknowledged, w.AcknowledgedAt = false, 0
 	w.AssignedAt = 0
 	w.Actual = Observation{}
 	w.Retry = Retry{MaxAttempts: w.Retry.MaxAttempts}
