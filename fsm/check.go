@@ -78,8 +78,8 @@ func (c *checker) workloads() {
 			c.must(!w.Acknowledged && w.AssignedAt == 0 && w.Actual.State == ActualNone && w.Retry.NextAt == 0 && !w.Retry.Terminal,
 				"workload %s is on no node but has an assignment's fields", id)
 		}
-		c.must(c.s.r.info.FeatureLevel >= 4 || w.AcknowledgedAt == 0 && w.Retry.StableSince == 0 && w.Retry.Verdict == (Verdict{}) && len(w.Actions) == 0,
-			"workload %s has fields of level 4 at feature level %d", id, c.s.r.info.FeatureLevel)
+		c.must(c.s.r.info.FeatureLevel >= 5 || w.AcknowledgedAt == 0 && w.Retry.StableSince == 0 && w.Retry.Verdict == (Verdict{}) && len(w.Actions) == 0,
+			"workload %s has fields of level 5 at feature level %d", id, c.s.r.info.FeatureLevel)
 		c.must(w.Acknowledged || w.AcknowledgedAt == 0, "workload %s is not acknowledged and was at %d", id, w.AcknowledgedAt)
 		c.must(w.Retry.StableSince == 0 || w.Retry.failed(), "workload %s runs since %d and has no failures to forget", id, w.Retry.StableSince)
 		c.must(w.Retry.Verdict.Code == "" || w.Retry.Terminal, "workload %s has verdict %s and goes on", id, w.Retry.Verdict.Code)

@@ -184,7 +184,7 @@ func (e *encoder) workload(w *Workload) {
 	e.i64(w.AssignedAt)
 	e.u64(w.CreateIndex)
 	e.u64(w.ModifyIndex)
-	// Fields of level 4, which nothing sets below it.
+	// Fields of level 5, which nothing sets below it.
 	if w.AcknowledgedAt != 0 || w.Retry.StableSince != 0 || w.Retry.Verdict != (Verdict{}) || len(w.Actions) > 0 {
 		e.i64(w.AcknowledgedAt)
 		e.i64(w.Retry.StableSince)

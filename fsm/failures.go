@@ -8,7 +8,7 @@ import (
 )
 
 // Failures count from the first one until the workload has run for a while
-// (feature level 4). That it runs is no success yet: one that starts and ends in
+// (feature level 5). That it runs is no success yet: one that starts and ends in
 // a loop would begin anew each time, and never be given up. How long is long
 // enough is the planner's to say.
 

@@ -107,14 +107,14 @@ func TestFailuresCount(t *testing.T) {
 			c.GetForgiveFailures().Workloads[0].IfGeneration.Sequence--
 			skipped(t, w.do(c), "generation")
 		}},
-		{"below level 4 a success ends them at once", func(t *testing.T, _ *world) {
+		{"below level 5 a success ends them at once", func(t *testing.T, _ *world) {
 			w := formed(t, "a")
 			w.place("web", "a")
 			fail(w, 1)
 			w.run("web")
 			is(t, "retry", w.workload("web").Retry, Retry{MaxAttempts: DefaultMaxAttempts})
 			is(t, "acknowledged at", w.workload("web").AcknowledgedAt, 0)
-			refused(t, w.do(w.forgive("web")), Unsupported, "feature level 4")
+			refused(t, w.do(w.forgive("web")), Unsupported, "feature level 5")
 		}},
 	})
 }

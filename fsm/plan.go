@@ -204,7 +204,7 @@ func (t *Tx) scheduleRetries(b *commandv1.ScheduleRetries) (res Result) {
 			if w.Reason.Code == "" {
 				w.Reason.Code = CodeExhausted
 			}
-			if t.r.info.FeatureLevel >= 4 {
+			if t.r.info.FeatureLevel >= 5 {
 				w.Retry.Verdict = Verdict{w.Reason.Code, w.Reason.Message}
 			}
 		case r.GetNextAt() > 0:

@@ -112,7 +112,7 @@ func (t *Tx) observe(old *Workload, r *commandv1.WorkloadReport, state Actual) {
 	clock := t.r.info.Clock
 	w := *old
 	w.Acknowledged = true
-	if !old.Acknowledged && t.r.info.FeatureLevel >= 4 {
+	if !old.Acknowledged && t.r.info.FeatureLevel >= 5 {
 		w.AcknowledgedAt = clock
 	}
 	if state != ActualNone {
@@ -135,7 +135,7 @@ func (t *Tx) observe(old *Workload, r *commandv1.WorkloadReport, state Actual) {
 	if old.Acknowledged && observationEqual(&old.Actual, &w.Actual) {
 		return
 	}
-	if t.r.info.FeatureLevel >= 4 {
+	if t.r.info.FeatureLevel >= 5 {
 		w.Retry.observed(&w, old.Actual.RestartCount, state, clock)
 	} else {
 		switch {
