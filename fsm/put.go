@@ -37,6 +37,17 @@ func (t *Tx) putWorkloads(b *commandv1.PutWorkloads) Result {
 	return Result{Items: items}
 }
 
+// Intended is the record that putting p would leave, without order and times:
+// what a plan compares with the present one.
+func Intended(p *commandv1.WorkloadPut) *Workload {
+	return &Workload{ID: p.GetId(), Spec: p.GetSpec(), Content: p.GetContent(), Demand: demandOf(p.GetDemand()), Desired: Desired(p.GetDesired())}
+}
+
+// SameAs reports whether putting next over w changes nothing.
+func (w *Workload) SameAs(next *Workload) bool {
+	return w.Content == next.Content && w.Desired == next.Desired && demandEqual(&w.Demand, &next.Demand)
+}
+
 // MadeByCount reports whether id is a member that `count` names, <group>-<number>.
 // Others have joined the group by themselves and are left alone.
 func MadeByCount(group, id string) bool {
