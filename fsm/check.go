@@ -18,7 +18,6 @@ func (s State) Check() error {
 	c.workloads()
 	c.nodes()
 	c.residuals()
-	c.graves()
 	c.trust()
 	c.histories()
 	if len(c.errs) == 0 {
@@ -78,12 +77,6 @@ func (c *checker) workloads() {
 			c.must(!w.Acknowledged && w.AssignedAt == 0 && w.Actual.State == ActualNone && w.Retry.NextAt == 0 && !w.Retry.Terminal,
 				"workload %s is on no node but has an assignment's fields", id)
 		}
-		c.must(c.s.r.info.FeatureLevel >= 5 || w.AcknowledgedAt == 0 && w.Retry.StableSince == 0 && w.Retry.Verdict == (Verdict{}) && len(w.Actions) == 0,
-			"workload %s has fields of level 5 at feature level %d", id, c.s.r.info.FeatureLevel)
-		c.must(w.Acknowledged || w.AcknowledgedAt == 0, "workload %s is not acknowledged and was at %d", id, w.AcknowledgedAt)
-		c.must(w.Retry.StableSince == 0 || w.Retry.failed(), "workload %s runs since %d and has no failures to forget", id, w.Retry.StableSince)
-		c.must(w.Retry.Verdict.Code == "" || w.Retry.Terminal, "workload %s has verdict %s and goes on", id, w.Retry.Verdict.Code)
-		c.must(len(w.Actions) <= MaxActions, "workload %s keeps %d actions, at most %d", id, len(w.Actions), MaxActions)
 		d := &w.Demand
 		c.must(d.CPU >= 0 && d.CPU <= maxCPU && d.Memory >= 0 && d.Memory <= maxMemory && d.Disk >= 0 && d.Disk <= maxDisk,
 			"workload %s demands %d millicores, %d MiB, %d GB", id, d.CPU, d.Memory, d.Disk)
@@ -108,12 +101,6 @@ func (c *checker) nodes() {
 		c.must(!n.Fenced || !n.Up, "node %s is fenced and up", id)
 		return true
 	})
-	c.s.r.audits.Scan(func(id string, a *NodeAudit) bool {
-		_, ok := c.s.Node(id)
-		c.must(ok && a.Node == id, "the tasks of %q are known as those of %q, which is a node: %t", clip(a.Node), clip(id), ok)
-		c.must(a.EndedAt > 0 && len(a.Tasks) <= maxAuditTasks && slices.IsSorted(a.Tasks), "node %s has tasks known until %d, %d of them then", clip(id), a.EndedAt, len(a.Tasks))
-		return true
-	})
 	c.s.r.replicas.Scan(func(id string, r *Replica) bool {
 		c.must(r.ID == id && validID(id), "replica %q is stored under %q", r.ID, id)
 		return true
@@ -129,21 +116,6 @@ func (c *checker) residuals() {
 		c.must(!ok || n.Engine() == r.Engine, "residual %s has engine %q, its node has another", key, r.Engine)
 		c.must(!ok || !n.Fenced, "residual %s is on a fenced node", key)
 		c.must(!last.Less(r.Generation), "residual %s has generation %s, the last handed out is %s", key, r.Generation, last)
-		return true
-	})
-}
-
-func (c *checker) graves() {
-	info := c.s.r.info
-	last := Generation{info.Incarnation, info.Sequence}
-	c.must(c.s.GraveCount() <= MaxGraves, "%d graves are kept, at most %d", c.s.GraveCount(), MaxGraves)
-	c.must(info.FeatureLevel >= 4 || c.s.GraveCount() == 0, "cluster %s has feature level %d and %d graves", info.ClusterID, info.FeatureLevel, c.s.GraveCount())
-	c.s.r.graves.Scan(func(id string, g *Grave) bool {
-		c.must(g.Workload == id && validID(id), "grave of %q is stored under %q", clip(g.Workload), clip(id))
-		_, alive := c.s.Workload(id)
-		c.must(!alive, "workload %s has a record and a grave", id)
-		c.must(!g.Generation.IsZero() && !last.Less(g.Generation), "grave of %s has generation %s, the last handed out is %s", id, g.Generation, last)
-		c.must(g.Index <= info.Index, "grave of %s was dug at index %d, this is index %d", id, g.Index, info.Index)
 		return true
 	})
 }
@@ -201,7 +173,7 @@ func (c *checker) histories() {
 // derived builds every index anew and compares.
 func (c *checker) derived() {
 	want := &Tx{r: *New().r}
-	want.r.info, want.r.workloads, want.r.nodes, want.r.residuals, want.r.graves = c.s.r.info, c.s.r.workloads, c.s.r.nodes, c.s.r.residuals, c.s.r.graves
+	want.r.info, want.r.workloads, want.r.nodes, want.r.residuals = c.s.r.info, c.s.r.workloads, c.s.r.nodes, c.s.r.residuals
 	if err := want.derive(); err != nil {
 		c.errs = append(c.errs, err)
 		return
@@ -214,7 +186,6 @@ func (c *checker) derived() {
 	sameTree(c, "retryDue", a.retryDue, b.retryDue, equal)
 	sameTree(c, "residualsOf", a.residualsOf, b.residualsOf, equal)
 	sameTree(c, "ports", a.ports, b.ports, equal)
-	sameTree(c, "gravesByAge", a.gravesByAge, b.gravesByAge, equal)
 	sameTree(c, "alloc", a.alloc, b.alloc, func(x, y *Alloc) bool {
 		return x.CPU == y.CPU && x.Memory == y.Memory && x.Workloads == y.Workloads && x.Residuals == y.Residuals && slices.Equal(x.Disk, y.Disk)
 	})

@@ -528,10 +528,9 @@ func TestEpochs(t *testing.T) {
 		{"another incarnation is stale", &commandv1.Epoch{Incarnation: 999, Term: 1}, StaleEpoch},
 	} {
 		for _, cmd := range []Command{assign(), evict(), nodeState("a", true), report(), explain("x", "", "", nil),
-			{Body: &commandv1.Command_ScheduleRetries{ScheduleRetries: &commandv1.ScheduleRetries{}}},
-			{Body: &commandv1.Command_ForgiveFailures{ForgiveFailures: &commandv1.ForgiveFailures{}}}, actions("a", "")} {
+			{Body: &commandv1.Command_ScheduleRetries{ScheduleRetries: &commandv1.ScheduleRetries{}}}} {
 			t.Run(ArmName(cmd)+": "+c.name, func(t *testing.T) {
-				w := newest(formed(t, "a"))
+				w := formed(t, "a")
 				cmd.Head = &commandv1.Head{Epoch: c.epoch, At: w.now}
 				is(t, "kind", w.do(cmd).Kind, c.want)
 			})

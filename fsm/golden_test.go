@@ -175,42 +175,6 @@ var scenarios = []struct {
 		c.Head = &commandv1.Head{At: w.now, By: "tester", From: "10.0.0.1:2", Request: requestAt(w.now, 9)}
 		w.do(c)
 	}},
-	{"09-graves", func(w *world) {
-		w.do(register("a"))
-		w.do(put("early"))
-		w.do(remove("early", false))
-		level4(w)
-		told := buried(w, hostPort(80))
-		w.do(saysOf("web", "a", "Running", told))
-		w.do(saysOf("web", "a", "Running", told))
-		left, _ := w.s.Residual("a", "web")
-		w.do(gone("web", "a", generationPB(left.Generation)))
-		w.do(put("web"))
-		w.do(remove("web", true))
-	}},
-	{"10-failures", func(w *world) {
-		w.do(register("a"))
-		w.do(w.forgive("none"))
-		w.do(actions("a", ""))
-		w.do(putReplica("r1", 5))
-		w.do(setLevel(5))
-		w.do(put("web"))
-		w.do(w.assign("web", "a"))
-		w.do(w.says("web", "Failed"))
-		w.do(w.retry("web", 1, w.now+minute, false))
-		w.do(w.retry("web", 1, 0, false))
-		w.do(w.says("web", "Running"))
-		w.do(w.says("web", "Failed"))
-		w.do(actions("a", "web", action("t1", "web", 5), action("t0", "web", 5)))
-		w.do(actions("a", "web", action("t2", "web", 6), action("t1", "web", 5)))
-		w.do(w.retry("web", 2, 0, true))
-		w.do(nodeState("a", false))
-		w.do(nodeState("a", true))
-		w.do(w.says("web", "Running"))
-		w.do(w.forgive("web"))
-		w.do(w.forgive("web"))
-		w.do(removeNode("a", true))
-	}},
 }
 
 func corpusFile(name, ext string) string { return filepath.Join("testdata", "corpus", name+ext) }
@@ -342,10 +306,9 @@ func TestModesDecide(t *testing.T) {
 			assign(), evict(), nodeState("a", false), report(), explain("web", "", "", nil),
 			putReplica("r1", 1), removeReplica("r1"), setLevel(1), barrier(), initCluster("c1"), setMode("normal", ""), attached(7),
 			{Body: &commandv1.Command_ScheduleRetries{ScheduleRetries: &commandv1.ScheduleRetries{}}},
-			{Body: &commandv1.Command_ForgiveFailures{ForgiveFailures: &commandv1.ForgiveFailures{}}}, actions("a", ""),
 		} {
 			t.Run(string(mode)+" "+ArmName(c), func(t *testing.T) {
-				w := newest(formed(t, "a"))
+				w := level2(formed(t, "a"))
 				w.place("web", "a")
 				w.ok(setMode(string(mode), "for a test"))
 				res := w.do(c)

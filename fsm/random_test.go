@@ -41,9 +41,6 @@ func (g *stream) node() string     { return g.pick("node", "a", "b", "c") }
 // generation is usually the present one.
 func (g *stream) generation(s State, id string) *commandv1.Generation {
 	w, ok := s.Workload(id)
-	if grave, dead := s.Grave(id); dead && g.bool("of the dead") {
-		return generationPB(grave.Generation)
-	}
 	switch k := g.n("generation", 0, 9); {
 	case !ok || k == 0:
 		return &commandv1.Generation{Incarnation: s.Info().Incarnation, Sequence: uint64(g.n("sequence", 0, 20))}
@@ -112,16 +109,7 @@ func (g *stream) report(s State) *commandv1.WorkloadReport {
 func (g *stream) command(s State) Command {
 	c := &commandv1.Command{}
 	id := g.workload()
-	switch g.n("command", 0, 41) {
-	case 39, 40:
-		c = &commandv1.Command{Body: &commandv1.Command_ForgiveFailures{ForgiveFailures: &commandv1.ForgiveFailures{
-			Workloads: []*commandv1.Forgiveness{{Workload: id, IfGeneration: g.generation(s, id)}},
-		}}}
-	case 41:
-		c = actions(g.node(), g.pick("attached", "", id), &commandv1.AgentAction{
-			TaskId: g.pick("task", "t1", "t2"), Workload: id, ActionType: "apply_workload", Status: g.pick("status", "completed", "failed"),
-			EndedAt: int64(g.n("ended", 0, 3)),
-		})
+	switch g.n("command", 0, 38) {
 	case 34, 35, 36, 37, 38:
 		c = g.trust()
 	case 0:
@@ -184,11 +172,11 @@ func (g *stream) command(s State) Command {
 		case 4:
 			c = attached(uint64(g.n("etcd", 0, 2)))
 		case 0:
-			c = putReplica(g.pick("replica", "r1", "r2"), uint32(g.n("knows", 1, FeatureLevel)))
+			c = putReplica(g.pick("replica", "r1", "r2"), uint32(g.n("knows", 1, 2)))
 		case 1:
 			c = removeReplica(g.pick("replica", "r1", "r2"))
 		case 2:
-			c = setLevel(uint32(g.n("level", 0, FeatureLevel)))
+			c = setLevel(uint32(g.n("level", 0, 2)))
 		case 3:
 			c = barrier()
 		}
@@ -209,14 +197,9 @@ func (g *stream) command(s State) Command {
 	return c
 }
 
-// start is a formed cluster with two nodes, at the lowest or the present level.
-func start(rt *rapid.T, t testing.TB) State {
-	w := formed(t, "a", "b")
-	if rapid.Bool().Draw(rt, "present level") {
-		w.ok(putReplica("r1", FeatureLevel))
-		w.ok(setLevel(FeatureLevel))
-	}
-	return w.s
+// start is a formed cluster with a node or two.
+func start(t testing.TB) State {
+	return formed(t, "a", "b").s
 }
 
 // TestRandomStreams applies random commands to one state and checks, after every
@@ -225,7 +208,7 @@ func TestRandomStreams(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		s := New()
 		if rapid.Bool().Draw(rt, "formed") {
-			s = start(rt, t)
+			s = start(t)
 		}
 		g := &stream{rt: rt, now: epoch0 + minute}
 		for i := range rapid.IntRange(1, 60).Draw(rt, "steps") {
@@ -312,7 +295,7 @@ func checkChanges(rt *rapid.T, before, after State, changes []Change) {
 // so does the log in batches of any size, read back from its bytes.
 func TestReplayFromAnyPrefix(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
-		s := start(rt, t)
+		s := start(t)
 		g := &stream{rt: rt, now: epoch0 + minute}
 		states := []State{s}
 		var log []Command
@@ -347,7 +330,7 @@ func TestReplayFromAnyPrefix(t *testing.T) {
 // TestOneTxOrMany: commands in one transaction judge as they would one by one.
 func TestOneTxOrMany(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
-		one := start(rt, t)
+		one := start(t)
 		tx := one.Begin()
 		many := one
 		g := &stream{rt: rt, now: epoch0 + minute}

@@ -2,7 +2,6 @@ package fsm
 
 import (
 	"cmp"
-	"slices"
 	"strconv"
 	"time"
 
@@ -125,12 +124,6 @@ func Restored(backup, present State, r Rebirth) (State, error) {
 		t.r.residuals.Set(pair(r.Node, r.Workload), r)
 		return true
 	})
-	facts.r.audits.Scan(func(id string, a *NodeAudit) bool {
-		if _, ok := t.r.nodes.Get(id); ok {
-			t.r.audits.Set(id, a)
-		}
-		return true
-	})
 	t.r.events = duplicate(facts.r.events)
 	t.r.receipts, t.r.byRequest = duplicate(facts.r.receipts), duplicate(facts.r.byRequest)
 	f := facts.Info()
@@ -148,7 +141,6 @@ func Restored(backup, present State, r Rebirth) (State, error) {
 		t.r.workloads.Set(w.ID, w)
 		return true
 	})
-	t.graves(backup, present, own)
 	if err := t.derive(); err != nil {
 		return State{}, err
 	}
@@ -191,28 +183,6 @@ func (t *Tx) trust(backup, present State, own bool) {
 	})
 }
 
-// graves keeps who was deleted here and, of the same cluster, who had been when
-// the backup was made; what is back has no grave. What present has and the backup
-// lacks gets none: nobody deleted it, so it goes on to run.
-func (t *Tx) graves(backup, present State, own bool) {
-	take := func(g *Grave) bool {
-		_, back := t.r.workloads.Get(g.Workload)
-		if old, ok := t.r.graves.Get(g.Workload); !back && (!ok || old.Generation.Less(g.Generation)) {
-			t.r.graves.Set(g.Workload, g)
-		}
-		return true
-	}
-	present.Graves(take)
-	if own {
-		backup.Graves(take)
-	}
-	byAge := t.r.graves.Values()
-	slices.SortFunc(byAge, func(a, b *Grave) int { return cmp.Compare(graveKey(a), graveKey(b)) })
-	for _, g := range byAge[:max(0, len(byAge)-MaxGraves)] {
-		t.r.graves.Delete(g.Workload)
-	}
-}
-
 // duplicate copies a tree of a published state record by record: Copy writes to
 // its receiver, which is the applying goroutine's to do.
 func duplicate[K cmp.Ordered, V any](m *btree.Map[K, V]) *btree.Map[K, V] {
@@ -240,7 +210,7 @@ func (t *Tx) returning(old *Workload, present State) *Workload {
 	w.Retry = Retry{MaxAttempts: w.Retry.MaxAttempts}
 	w.Reason = Reason{}
 	w.Node, w.PreviousNode, w.AssignedAt = "", "", 0
-	w.Acknowledged, w.AcknowledgedAt, w.Actual, w.Actions = false, 0, Observation{}, nil
+	w.Acknowledged, w.Actual = false, Observation{}
 	if known {
 		w.CreateIndex = now.CreateIndex
 		w.Restarts = max(w.Restarts, now.Restarts)
@@ -249,7 +219,6 @@ func (t *Tx) returning(old *Workload, present State) *Workload {
 	if known && now.Node != "" {
 		w.Node, w.AssignedAt, w.Actual = now.Node, now.AssignedAt, now.Actual
 		w.Generation, w.Acknowledged, w.Reason, w.Retry = now.Generation, now.Acknowledged, now.Reason, now.Retry
-		w.AcknowledgedAt, w.Actions = now.AcknowledgedAt, now.Actions
 		if w.Content == now.Content && w.Desired == now.Desired {
 			w.ModifyIndex, w.UpdatedAt, w.Restarts = now.ModifyIndex, now.UpdatedAt, now.Restarts
 		} else {
@@ -290,7 +259,7 @@ func (t *Tx) catchUp(old *Workload, r reporter) bool {
 		w.Node, w.AssignedAt = n.ID, t.r.info.Clock
 	}
 	w.Generation = t.generation()
-	w.Acknowledged, w.AcknowledgedAt = false, 0
+	w.Acknowledged = false
 	w.Reason = Reason{}
 	t.putWorkload(old, &w)
 	t.event(Event{Type: EventWorkloadScheduled, Workload: w.ID, Node: n.ID, Reason: CodeFoundThere, Message: "found there after a restore"})

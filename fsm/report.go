@@ -32,7 +32,7 @@ func (t *Tx) reportOne(r *commandv1.WorkloadReport) bool {
 	}
 	old, ok := t.r.workloads.Get(r.GetWorkload())
 	if !ok {
-		return t.haunts(r) || known // else an orphan: reported, and left to people
+		return known // an orphan: reported, and left to people
 	}
 	if old.Outran(said, t.r.info) {
 		return t.catchUp(old, r) || known
@@ -70,11 +70,9 @@ const CodeLeftBehind = "LeftBehind"
 // generation although w belongs elsewhere. A peer that knows no generations shows
 // nothing: its word may be about an order that is on its way.
 func (w *Workload) LeftOn(n *Node, said Generation, state Actual) bool {
-	return n != nil && n.Up && w.Node != n.ID && !said.IsZero() && said.Less(w.Generation) && present(state)
-}
-
-// present reports whether a node that says so has something of a workload.
-func present(state Actual) bool {
+	if n == nil || !n.Up || w.Node == n.ID || said.IsZero() || !said.Less(w.Generation) {
+		return false
+	}
 	switch state {
 	case ActualPending, ActualRunning, ActualStopped, ActualFailed, ActualUnknown:
 		return true
@@ -112,9 +110,6 @@ func (t *Tx) observe(old *Workload, r *commandv1.WorkloadReport, state Actual) {
 	clock := t.r.info.Clock
 	w := *old
 	w.Acknowledged = true
-	if !old.Acknowledged && t.r.info.FeatureLevel >= 5 {
-		w.AcknowledgedAt = clock
-	}
 	if state != ActualNone {
 		w.Actual = Observation{
 			State:        state,
@@ -135,16 +130,12 @@ func (t *Tx) observe(old *Workload, r *commandv1.WorkloadReport, state Actual) {
 	if old.Acknowledged && observationEqual(&old.Actual, &w.Actual) {
 		return
 	}
-	if t.r.info.FeatureLevel >= 5 {
-		w.Retry.observed(&w, old.Actual.RestartCount, state, clock)
-	} else {
-		switch {
-		case state == ActualFailed && w.Retry.FirstFailureAt == 0:
-			w.Retry.FirstFailureAt = clock
-		case state == ActualRunning && w.Desired == DesiredRunning,
-			state == ActualStopped && w.Desired == DesiredStopped:
-			w.Retry = Retry{MaxAttempts: w.Retry.MaxAttempts}
-		}
+	switch {
+	case state == ActualFailed && w.Retry.FirstFailureAt == 0:
+		w.Retry.FirstFailureAt = clock
+	case state == ActualRunning && w.Desired == DesiredRunning,
+		state == ActualStopped && w.Desired == DesiredStopped:
+		w.Retry = Retry{MaxAttempts: w.Retry.MaxAttempts}
 	}
 	// A backoff or a final verdict keeps the reason that the planner gave it.
 	if w.Retry.NextAt == 0 && !w.Retry.Terminal {

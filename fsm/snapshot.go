@@ -63,14 +63,6 @@ func (s State) WriteSnapshot(w io.Writer) error {
 	s.Revocations(func(r *Revocation) bool {
 		return out.record(&commandv1.SnapshotRecord{Record: &commandv1.SnapshotRecord_Revocation{Revocation: revocationPB(r)}})
 	})
-	s.Graves(func(g *Grave) bool {
-		return out.record(&commandv1.SnapshotRecord{Record: &commandv1.SnapshotRecord_Grave{Grave: gravePB(g)}})
-	})
-	s.r.audits.Scan(func(_ string, a *NodeAudit) bool {
-		return out.record(&commandv1.SnapshotRecord{Record: &commandv1.SnapshotRecord_NodeAudit{NodeAudit: &commandv1.NodeAuditRecord{
-			Node: a.Node, EndedAt: a.EndedAt, Tasks: a.Tasks,
-		}}})
-	})
 	s.Events(0, func(e *Event) bool {
 		return out.record(&commandv1.SnapshotRecord{Record: &commandv1.SnapshotRecord_Event{Event: eventPB(e)}})
 	})
@@ -314,20 +306,6 @@ func (in *snapshotReader) load(t *Tx, rec *commandv1.SnapshotRecord) error {
 		rev := revocationOf(r.Revocation)
 		_, dup = t.r.revocations.Set(rev.key(), rev)
 		key = rev.key()
-	case *commandv1.SnapshotRecord_Grave:
-		g, err := graveOf(r.Grave)
-		if err != nil {
-			return err
-		}
-		_, dup = t.r.graves.Set(g.Workload, g)
-		key = g.Workload
-	case *commandv1.SnapshotRecord_NodeAudit:
-		a := &NodeAudit{
-			Node: r.NodeAudit.GetNode(), EndedAt: r.NodeAudit.GetEndedAt(),
-			Tasks: convert(r.NodeAudit.GetTasks(), func(s string) string { return s }),
-		}
-		_, dup = t.r.audits.Set(a.Node, a)
-		key = a.Node
 	case *commandv1.SnapshotRecord_Event:
 		e := eventOf(r.Event)
 		_, dup = t.r.events.Set(e.Seq, e)
@@ -374,10 +352,6 @@ func (t *Tx) derive() error {
 			return false
 		}
 		t.reindex(nil, w)
-		return true
-	})
-	s.Graves(func(g *Grave) bool {
-		t.r.gravesByAge.Set(graveKey(g), struct{}{})
 		return true
 	})
 	return err

@@ -40,9 +40,6 @@ type root struct {
 	tokens      *table[*Token]      // by id
 	admissions  *table[*Admission]  // by role/name
 	revocations *table[*Revocation] // by role/name or certificate:fingerprint
-	audits      *table[*NodeAudit]  // by node
-
-	graves *table[*Grave] // by workload
 
 	byNode      *set              // node/workload
 	byGroup     *set              // group/workload
@@ -53,7 +50,6 @@ type root struct {
 	ports       *table[portClaim] // see portKey
 	alloc       *table[*Alloc]    // by node
 	byRequest   *table[*receipt]  // by the 16 bytes of the request id
-	gravesByAge *set              // see graveKey
 	statuses    [len(statusOrder)]int
 }
 
@@ -75,8 +71,6 @@ func New() State {
 		tokens:      new(table[*Token]),
 		admissions:  new(table[*Admission]),
 		revocations: new(table[*Revocation]),
-		graves:      new(table[*Grave]),
-		audits:      new(table[*NodeAudit]),
 		byNode:      new(set),
 		byGroup:     new(set),
 		pending:     new(set),
@@ -86,7 +80,6 @@ func New() State {
 		ports:       new(table[portClaim]),
 		alloc:       new(table[*Alloc]),
 		byRequest:   new(table[*receipt]),
-		gravesByAge: new(set),
 	}}
 }
 

@@ -39,11 +39,6 @@ type View interface {
 	ResidualsOf(workload string, fn func(*Residual) bool) // of one workload
 	ResidualCount() int
 
-	// Grave returns what is remembered of a deleted workload.
-	Grave(workload string) (*Grave, bool)
-	Graves(fn func(*Grave) bool) // by workload
-	GraveCount() int
-
 	Replica(id string) (*Replica, bool)
 	Replicas(fn func(*Replica) bool)
 
@@ -64,10 +59,6 @@ type View interface {
 	Events(after uint64, fn func(*Event) bool)
 	// EventsBack scans kept events newest first.
 	EventsBack(fn func(*Event) bool)
-
-	// AuditedUntil is the Unix second in which the last known task of a node
-	// ended, on the agent's clock; 0 = none is known.
-	AuditedUntil(node string) int64
 
 	// Receipt returns the stored answer to an API mutation.
 	Receipt(request [16]byte) (Result, bool)

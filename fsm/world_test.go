@@ -292,13 +292,6 @@ func setLevel(n uint32) Command {
 	return &commandv1.Command{Body: &commandv1.Command_SetFeatureLevel{SetFeatureLevel: &commandv1.SetFeatureLevel{Level: n}}}
 }
 
-// newest brings a world to the feature level of this version.
-func newest(w *world) *world {
-	w.ok(putReplica("r0", FeatureLevel))
-	w.ok(setLevel(FeatureLevel))
-	return w
-}
-
 // level2 brings a world to the feature level of its name.
 func level2(w *world) *world {
 	w.ok(putReplica("r1", 2))
@@ -365,7 +358,7 @@ func contents(s State, name string) any {
 	r := s.r
 	sets := map[string]*set{
 		"byNode": r.byNode, "byGroup": r.byGroup, "pending": r.pending, "unacked": r.unacked,
-		"retryDue": r.retryDue, "residualsOf": r.residualsOf, "gravesByAge": r.gravesByAge,
+		"retryDue": r.retryDue, "residualsOf": r.residualsOf,
 	}
 	if m, ok := sets[name]; ok {
 		m.Scan(func(k string, _ struct{}) bool { out = append(out, pairOf{k, nil}); return true })
@@ -396,10 +389,6 @@ func contents(s State, name string) any {
 		r.admissions.Scan(func(k string, v *Admission) bool { out = append(out, pairOf{k, *v}); return true })
 	case "revocations":
 		r.revocations.Scan(func(k string, v *Revocation) bool { out = append(out, pairOf{k, *v}); return true })
-	case "graves":
-		r.graves.Scan(func(k string, v *Grave) bool { out = append(out, pairOf{k, *v}); return true })
-	case "audits":
-		r.audits.Scan(func(k string, v *NodeAudit) bool { out = append(out, pairOf{k, *v}); return true })
 	case "byRequest":
 		r.byRequest.Scan(func(k string, v *receipt) bool { out = append(out, pairOf{k, *v}); return true })
 	case "ports":

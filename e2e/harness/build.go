@@ -74,25 +74,17 @@ func Build(ctx context.Context, opt BuildOptions) (Binaries, error) {
 	if out, err := cmd.CombinedOutput(); err != nil {
 		return Binaries{}, fmt.Errorf("go %s: %w\n%s", strings.Join(args, " "), err, out)
 	}
-	all, b := BuiltIn(opt.Dir), Binaries{}
+	var b Binaries
 	for _, p := range opt.Programs {
+		path := filepath.Join(opt.Dir, p)
 		switch p {
 		case SchedulerProgram:
-			b.Scheduler = all.Scheduler
+			b.Scheduler = path
 		case AgentProgram:
-			b.Agent = all.Agent
+			b.Agent = path
 		case CtlProgram:
-			b.Ctl = all.Ctl
+			b.Ctl = path
 		}
 	}
 	return b, nil
-}
-
-// BuiltIn are the programs that a Build of all of them made in a folder.
-func BuiltIn(dir string) Binaries {
-	return Binaries{
-		Scheduler: filepath.Join(dir, SchedulerProgram),
-		Agent:     filepath.Join(dir, AgentProgram),
-		Ctl:       filepath.Join(dir, CtlProgram),
-	}
 }
