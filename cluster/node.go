@@ -263,7 +263,6 @@ func (n *Node) openStorage(hooks hooks) (fresh bool, err error) {
 	n.machine.learned = n.learn
 	n.machine.frozenAt = func() { n.logs.written.Store(0) }
 	n.logs.fail = n.halt
-	n.machine.metrics, n.logs.metrics = n.cfg.Metrics, n.cfg.Metrics
 	return fresh, nil
 }
 
@@ -378,7 +377,9 @@ func (n *Node) startRaft() (err error) {
 	// The filter runs in Raft's goroutines and must not block; it takes
 	// nothing from the channel there is none of.
 	n.raft.RegisterObserver(raft.NewObserver(nil, false, func(o *raft.Observation) bool {
-		n.observed(o)
+		if _, ok := o.Data.(raft.LeaderObservation); ok {
+			n.watch.fire()
+		}
 		return false
 	}))
 	n.spawn(func() { n.prop.coalesce(n.propStop) })

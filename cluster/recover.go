@@ -228,4 +228,4 @@ type reborn struct{ state fsm.State }
 
 func (reborn) Apply(*raft.Log) any                   { return nil }
 func (reborn) Restore(r io.ReadCloser) error         { _, err := io.Copy(io.Discard, r); return err }
-func (r reborn) Snapshot() (raft.FSMSnapshot, error) { return &frozen{r.state, noMetrics{}}, nil }
+func (r reborn) Snapshot() (raft.FSMSnapshot, error) { return &frozen{r.state}, nil }

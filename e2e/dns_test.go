@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -117,6 +118,14 @@ func names(t *testing.T, c *harness.Cluster, at int, leader int, listed ...int) 
 		return nil
 	}))
 	t.Logf("%s names %d schedulers, right after %s", c.Schedulers[at].Name, len(listed), time.Since(began).Round(time.Millisecond))
+}
+
+func indexes(list []*harness.Scheduler) []int {
+	out := make([]int, len(list))
+	for i, s := range list {
+		out[i] = s.Index
+	}
+	return out
 }
 
 // talksTo are the schedulers to which a process holds connections, by index.
@@ -238,12 +247,7 @@ func TestDiscoverySurvives(t *testing.T) {
 		t.Helper()
 		must(t, c.Schedulers[i].Kill())
 		leader := got[int](t)(c.WaitLeader(t.Context(), electionLimit))
-		var rest []int
-		for j := range c.Schedulers {
-			if j != i {
-				rest = append(rest, j)
-			}
-		}
+		rest := indexes(others(c, i))
 		for _, j := range rest {
 			names(t, c, j, leader, rest...)
 		}
@@ -285,6 +289,11 @@ func TestDiscoverySurvives(t *testing.T) {
 	t.Run("all move", func(t *testing.T) {
 		for _, s := range c.Schedulers {
 			must(t, s.Terminate(20*time.Second))
+			rest := indexes(others(c, s.Index))
+			stays := got[int](t)(c.WaitLeader(t.Context(), electionLimit))
+			for _, i := range rest { // one that leaves is not named any more
+				names(t, c, i, stays, rest...)
+			}
 			must(t, c.Readdress(s))
 			must(t, s.Start())
 			must(t, c.WaitReady(t.Context(), settle))
@@ -313,4 +322,137 @@ func TestDiscoverySurvives(t *testing.T) {
 		}
 		w.undisturbed("a restart of the agents")
 	})
+}
+
+// gauge reads one metric of a scheduler.
+func gauge(ctx context.Context, s *harness.Scheduler, name string) (float64, error) {
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+s.HTTP+"/metrics", nil)
+	if err != nil {
+		return 0, err
+	}
+	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
+	resp, err := client.Do(req)
+	if err != nil {
+		return 0, err
+	}
+	defer resp.Body.Close()
+	body, err := io.ReadAll(io.LimitReader(resp.Body, 4<<20))
+	if err != nil {
+		return 0, err
+	}
+	for line := range strings.Lines(string(body)) {
+		if v, ok := strings.CutPrefix(line, name+" "); ok {
+			return strconv.ParseFloat(strings.TrimSpace(v), 64)
+		}
+	}
+	return 0, fmt.Errorf("%s has no metric %s", s.Name, name)
+}
+
+// cutOff waits until a replica's DNS says that it is cut off: it still names all
+// schedulers, itself last and none as the leader, and whatever it answers may be
+// kept for a second at most.
+func cutOff(t *testing.T, c *harness.Cluster, at int, node, ip string) {
+	t.Helper()
+	s := c.Schedulers[at]
+	_, self, _ := strings.Cut(s.GRPC, ":")
+	began := time.Now()
+	must(t, harness.Poll(t.Context(), dnsLimit, "the answers of one who is cut off at "+s.Name, func(ctx context.Context) error {
+		have, err := schedulersAt(ctx, s.DNS)
+		if err != nil {
+			return err
+		}
+		for _, r := range have {
+			if r.ttl > 1 || (r.priority == 30) != (r.port == self) || r.priority == 10 {
+				return fmt.Errorf("it names %+v, its own port is %s", have, self)
+			}
+		}
+		if len(have) != len(c.Schedulers) {
+			return fmt.Errorf("it names %+v, want all", have)
+		}
+		lines, err := dig(ctx, s.DNS, node+".default.agents.persys.cloud", "A")
+		if err != nil {
+			return err
+		}
+		if want := node + ".default.agents.persys.cloud. 1 IN A " + ip; len(lines) != 1 || lines[0] != want {
+			return fmt.Errorf("it answers %q, want %q", lines, want)
+		}
+		marked, err := gauge(ctx, s, "persys_dns_partitioned")
+		if err == nil && marked != 1 {
+			err = fmt.Errorf("persys_dns_partitioned is %v", marked)
+		}
+		return err
+	}))
+	t.Logf("%s says that it is cut off after %s", s.Name, time.Since(began).Round(time.Millisecond))
+}
+
+// One replica is cut off from the others, but not from the agents, nor from who
+// asks its DNS: once the leader, once the one that an agent talks to. The others'
+// DNS drops it, its own goes on and says that it may be old, and no agent is
+// without contact for longer than its lease.
+func TestDiscoveryPartition(t *testing.T) {
+	needDig(t)
+	wire, ok := inside(t)
+	if !ok {
+		return
+	}
+	c := wired(t, wire, harness.Options{Binaries: raced(t), SchedulerEnv: fast(map[string]string{"SCHEDULER_NODE_LEASE": "4s"})})
+	var servers []string
+	for _, s := range c.Schedulers {
+		servers = append(servers, s.DNS)
+	}
+	for range 2 {
+		got[*harness.Agent](t)(c.StartAgent(t.Context(), harness.AgentOptions{Simulate: true, Env: map[string]string{
+			"PERSYS_SCHEDULER_ADDR":      "",
+			"PERSYS_SCHEDULER_DISCOVERY": "srv://persys.local?dns=" + strings.Join(servers, ","),
+		}}))
+	}
+	w := calmly(t, c, 4)
+	node := c.Agents[0]
+	ip, _, _ := strings.Cut(node.Addr, ":")
+
+	part := func(what string, i int) {
+		t.Helper()
+		for _, o := range others(c, i) {
+			between(t, wire, harness.Silence, c.Schedulers[i], o, raftPort, gossipPort, grpcPort)
+		}
+		leader := got[int](t)(c.WaitLeader(t.Context(), electionLimit, i))
+		rest := indexes(others(c, i))
+		for _, j := range rest {
+			names(t, c, j, leader, rest...)
+			marked, err := gauge(t.Context(), c.Schedulers[j], "persys_dns_partitioned")
+			must(t, err)
+			if marked != 0 {
+				t.Errorf("%s says that it is cut off, and has a leader", c.Schedulers[j].Name)
+			}
+		}
+		cutOff(t, c, i, node.NodeID, ip)
+		// Longer than a lease: an agent that stayed with the one who is cut off
+		// would have lost it.
+		pause(t.Context(), 5*time.Second)
+		cutOff(t, c, i, node.NodeID, ip)
+		w.undisturbed(what)
+
+		must(t, wire.Heal(t.Context()))
+		must(t, c.WaitReady(t.Context(), settle))
+		leader = got[int](t)(c.WaitLeader(t.Context(), electionLimit))
+		for j := range c.Schedulers {
+			names(t, c, j, leader, 0, 1, 2)
+		}
+		marked, err := gauge(t.Context(), c.Schedulers[i], "persys_dns_partitioned")
+		must(t, err)
+		if marked != 0 {
+			t.Errorf("%s is back and still says that it is cut off", c.Schedulers[i].Name)
+		}
+		w.undisturbed("the end of " + what)
+	}
+	part("the leader's isolation", got[int](t)(c.WaitLeader(t.Context(), electionLimit)))
+
+	var spoken []int
+	must(t, harness.Poll(t.Context(), settle, "an agent's connection", func(context.Context) (err error) {
+		if spoken, err = talksTo(c, node.Process); err == nil && len(spoken) == 0 {
+			err = fmt.Errorf("it has none")
+		}
+		return err
+	}))
+	part("the isolation of the replica that an agent talks to", spoken[0])
 }

@@ -18,6 +18,7 @@ func (s State) Check() error {
 	c.workloads()
 	c.nodes()
 	c.residuals()
+	c.graves()
 	c.trust()
 	c.histories()
 	if len(c.errs) == 0 {
@@ -120,6 +121,21 @@ func (c *checker) residuals() {
 	})
 }
 
+func (c *checker) graves() {
+	info := c.s.r.info
+	last := Generation{info.Incarnation, info.Sequence}
+	c.must(c.s.GraveCount() <= MaxGraves, "%d graves are kept, at most %d", c.s.GraveCount(), MaxGraves)
+	c.must(info.FeatureLevel >= 4 || c.s.GraveCount() == 0, "cluster %s has feature level %d and %d graves", info.ClusterID, info.FeatureLevel, c.s.GraveCount())
+	c.s.r.graves.Scan(func(id string, g *Grave) bool {
+		c.must(g.Workload == id && validID(id), "grave of %q is stored under %q", clip(g.Workload), clip(id))
+		_, alive := c.s.Workload(id)
+		c.must(!alive, "workload %s has a record and a grave", id)
+		c.must(!g.Generation.IsZero() && !last.Less(g.Generation), "grave of %s has generation %s, the last handed out is %s", id, g.Generation, last)
+		c.must(g.Index <= info.Index, "grave of %s was dug at index %d, this is index %d", id, g.Index, info.Index)
+		return true
+	})
+}
+
 // trust checks the tables of trust.go.
 func (c *checker) trust() {
 	r := c.s.r
@@ -173,7 +189,7 @@ func (c *checker) histories() {
 // derived builds every index anew and compares.
 func (c *checker) derived() {
 	want := &Tx{r: *New().r}
-	want.r.info, want.r.workloads, want.r.nodes, want.r.residuals = c.s.r.info, c.s.r.workloads, c.s.r.nodes, c.s.r.residuals
+	want.r.info, want.r.workloads, want.r.nodes, want.r.residuals, want.r.graves = c.s.r.info, c.s.r.workloads, c.s.r.nodes, c.s.r.residuals, c.s.r.graves
 	if err := want.derive(); err != nil {
 		c.errs = append(c.errs, err)
 		return
@@ -186,6 +202,7 @@ func (c *checker) derived() {
 	sameTree(c, "retryDue", a.retryDue, b.retryDue, equal)
 	sameTree(c, "residualsOf", a.residualsOf, b.residualsOf, equal)
 	sameTree(c, "ports", a.ports, b.ports, equal)
+	sameTree(c, "gravesByAge", a.gravesByAge, b.gravesByAge, equal)
 	sameTree(c, "alloc", a.alloc, b.alloc, func(x, y *Alloc) bool {
 		return x.CPU == y.CPU && x.Memory == y.Memory && x.Workloads == y.Workloads && x.Residuals == y.Residuals && slices.Equal(x.Disk, y.Disk)
 	})

@@ -232,6 +232,15 @@ func (e *encoder) residual(r *Residual) {
 	e.str(r.Reason)
 }
 
+func (e *encoder) grave(g *Grave) {
+	e.str(g.Workload)
+	e.generation(g.Generation)
+	e.str(g.Node)
+	e.demand(&g.Claims)
+	e.i64(g.At)
+	e.u64(g.Index)
+}
+
 func (e *encoder) replica(r *Replica) {
 	for _, s := range [...]string{r.ID, r.Name, r.GRPCAddr, r.HTTPAddr, r.RaftAddr, r.GossipAddr, r.DNSAddr, r.Version} {
 		e.str(s)

@@ -175,6 +175,19 @@ var scenarios = []struct {
 		c.Head = &commandv1.Head{At: w.now, By: "tester", From: "10.0.0.1:2", Request: requestAt(w.now, 9)}
 		w.do(c)
 	}},
+	{"09-graves", func(w *world) {
+		w.do(register("a"))
+		w.do(put("early"))
+		w.do(remove("early", false))
+		level4(w)
+		told := buried(w, hostPort(80))
+		w.do(saysOf("web", "a", "Running", told))
+		w.do(saysOf("web", "a", "Running", told))
+		left, _ := w.s.Residual("a", "web")
+		w.do(gone("web", "a", generationPB(left.Generation)))
+		w.do(put("web"))
+		w.do(remove("web", true))
+	}},
 }
 
 func corpusFile(name, ext string) string { return filepath.Join("testdata", "corpus", name+ext) }

@@ -79,7 +79,8 @@ var armRules = [...]armRule{
 //	1  the first
 //	2  mirror_attached; set_mode remembers that a person asked (pinned)
 //	3  what trust.go holds; where a call came from, and a line of history for each
-const FeatureLevel = 3
+//	4  what graves.go remembers of deleted workloads
+const FeatureLevel = 4
 
 func (a arm) rule() armRule {
 	for i := range armRules {

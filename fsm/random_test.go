@@ -41,6 +41,9 @@ func (g *stream) node() string     { return g.pick("node", "a", "b", "c") }
 // generation is usually the present one.
 func (g *stream) generation(s State, id string) *commandv1.Generation {
 	w, ok := s.Workload(id)
+	if grave, dead := s.Grave(id); dead && g.bool("of the dead") {
+		return generationPB(grave.Generation)
+	}
 	switch k := g.n("generation", 0, 9); {
 	case !ok || k == 0:
 		return &commandv1.Generation{Incarnation: s.Info().Incarnation, Sequence: uint64(g.n("sequence", 0, 20))}
@@ -172,11 +175,11 @@ func (g *stream) command(s State) Command {
 		case 4:
 			c = attached(uint64(g.n("etcd", 0, 2)))
 		case 0:
-			c = putReplica(g.pick("replica", "r1", "r2"), uint32(g.n("knows", 1, 2)))
+			c = putReplica(g.pick("replica", "r1", "r2"), uint32(g.n("knows", 1, FeatureLevel)))
 		case 1:
 			c = removeReplica(g.pick("replica", "r1", "r2"))
 		case 2:
-			c = setLevel(uint32(g.n("level", 0, 2)))
+			c = setLevel(uint32(g.n("level", 0, FeatureLevel)))
 		case 3:
 			c = barrier()
 		}
@@ -197,9 +200,14 @@ func (g *stream) command(s State) Command {
 	return c
 }
 
-// start is a formed cluster with a node or two.
-func start(t testing.TB) State {
-	return formed(t, "a", "b").s
+// start is a formed cluster with two nodes, at the lowest or the present level.
+func start(rt *rapid.T, t testing.TB) State {
+	w := formed(t, "a", "b")
+	if rapid.Bool().Draw(rt, "present level") {
+		w.ok(putReplica("r1", FeatureLevel))
+		w.ok(setLevel(FeatureLevel))
+	}
+	return w.s
 }
 
 // TestRandomStreams applies random commands to one state and checks, after every
@@ -208,7 +216,7 @@ func TestRandomStreams(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		s := New()
 		if rapid.Bool().Draw(rt, "formed") {
-			s = start(t)
+			s = start(rt, t)
 		}
 		g := &stream{rt: rt, now: epoch0 + minute}
 		for i := range rapid.IntRange(1, 60).Draw(rt, "steps") {
@@ -295,7 +303,7 @@ func checkChanges(rt *rapid.T, before, after State, changes []Change) {
 // so does the log in batches of any size, read back from its bytes.
 func TestReplayFromAnyPrefix(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
-		s := start(t)
+		s := start(rt, t)
 		g := &stream{rt: rt, now: epoch0 + minute}
 		states := []State{s}
 		var log []Command
@@ -330,7 +338,7 @@ func TestReplayFromAnyPrefix(t *testing.T) {
 // TestOneTxOrMany: commands in one transaction judge as they would one by one.
 func TestOneTxOrMany(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
-		one := start(t)
+		one := start(rt, t)
 		tx := one.Begin()
 		many := one
 		g := &stream{rt: rt, now: epoch0 + minute}

@@ -2,6 +2,7 @@ package fsm
 
 import (
 	"cmp"
+	"slices"
 	"strconv"
 	"time"
 
@@ -141,6 +142,7 @@ func Restored(backup, present State, r Rebirth) (State, error) {
 		t.r.workloads.Set(w.ID, w)
 		return true
 	})
+	t.graves(backup, present, own)
 	if err := t.derive(); err != nil {
 		return State{}, err
 	}
@@ -181,6 +183,28 @@ func (t *Tx) trust(backup, present State, own bool) {
 		}
 		return true
 	})
+}
+
+// graves keeps who was deleted here and, of the same cluster, who had been when
+// the backup was made; what is back has no grave. What present has and the backup
+// lacks gets none: nobody deleted it, so it goes on to run.
+func (t *Tx) graves(backup, present State, own bool) {
+	take := func(g *Grave) bool {
+		_, back := t.r.workloads.Get(g.Workload)
+		if old, ok := t.r.graves.Get(g.Workload); !back && (!ok || old.Generation.Less(g.Generation)) {
+			t.r.graves.Set(g.Workload, g)
+		}
+		return true
+	}
+	present.Graves(take)
+	if own {
+		backup.Graves(take)
+	}
+	byAge := t.r.graves.Values()
+	slices.SortFunc(byAge, func(a, b *Grave) int { return cmp.Compare(graveKey(a), graveKey(b)) })
+	for _, g := range byAge[:max(0, len(byAge)-MaxGraves)] {
+		t.r.graves.Delete(g.Workload)
+	}
 }
 
 // duplicate copies a tree of a published state record by record: Copy writes to

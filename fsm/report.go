@@ -32,7 +32,7 @@ func (t *Tx) reportOne(r *commandv1.WorkloadReport) bool {
 	}
 	old, ok := t.r.workloads.Get(r.GetWorkload())
 	if !ok {
-		return known // an orphan: reported, and left to people
+		return t.haunts(r) || known // else an orphan: reported, and left to people
 	}
 	if old.Outran(said, t.r.info) {
 		return t.catchUp(old, r) || known
@@ -70,9 +70,11 @@ const CodeLeftBehind = "LeftBehind"
 // generation although w belongs elsewhere. A peer that knows no generations shows
 // nothing: its word may be about an order that is on its way.
 func (w *Workload) LeftOn(n *Node, said Generation, state Actual) bool {
-	if n == nil || !n.Up || w.Node == n.ID || said.IsZero() || !said.Less(w.Generation) {
-		return false
-	}
+	return n != nil && n.Up && w.Node != n.ID && !said.IsZero() && said.Less(w.Generation) && present(state)
+}
+
+// present reports whether a node that says so has something of a workload.
+func present(state Actual) bool {
 	switch state {
 	case ActualPending, ActualRunning, ActualStopped, ActualFailed, ActualUnknown:
 		return true

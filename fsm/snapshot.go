@@ -63,6 +63,9 @@ func (s State) WriteSnapshot(w io.Writer) error {
 	s.Revocations(func(r *Revocation) bool {
 		return out.record(&commandv1.SnapshotRecord{Record: &commandv1.SnapshotRecord_Revocation{Revocation: revocationPB(r)}})
 	})
+	s.Graves(func(g *Grave) bool {
+		return out.record(&commandv1.SnapshotRecord{Record: &commandv1.SnapshotRecord_Grave{Grave: gravePB(g)}})
+	})
 	s.Events(0, func(e *Event) bool {
 		return out.record(&commandv1.SnapshotRecord{Record: &commandv1.SnapshotRecord_Event{Event: eventPB(e)}})
 	})
@@ -306,6 +309,13 @@ func (in *snapshotReader) load(t *Tx, rec *commandv1.SnapshotRecord) error {
 		rev := revocationOf(r.Revocation)
 		_, dup = t.r.revocations.Set(rev.key(), rev)
 		key = rev.key()
+	case *commandv1.SnapshotRecord_Grave:
+		g, err := graveOf(r.Grave)
+		if err != nil {
+			return err
+		}
+		_, dup = t.r.graves.Set(g.Workload, g)
+		key = g.Workload
 	case *commandv1.SnapshotRecord_Event:
 		e := eventOf(r.Event)
 		_, dup = t.r.events.Set(e.Seq, e)
@@ -352,6 +362,10 @@ func (t *Tx) derive() error {
 			return false
 		}
 		t.reindex(nil, w)
+		return true
+	})
+	s.Graves(func(g *Grave) bool {
+		t.r.gravesByAge.Set(graveKey(g), struct{}{})
 		return true
 	})
 	return err

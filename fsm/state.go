@@ -41,6 +41,8 @@ type root struct {
 	admissions  *table[*Admission]  // by role/name
 	revocations *table[*Revocation] // by role/name or certificate:fingerprint
 
+	graves *table[*Grave] // by workload
+
 	byNode      *set              // node/workload
 	byGroup     *set              // group/workload
 	pending     *set              // see pendingKey
@@ -50,6 +52,7 @@ type root struct {
 	ports       *table[portClaim] // see portKey
 	alloc       *table[*Alloc]    // by node
 	byRequest   *table[*receipt]  // by the 16 bytes of the request id
+	gravesByAge *set              // see graveKey
 	statuses    [len(statusOrder)]int
 }
 
@@ -71,6 +74,7 @@ func New() State {
 		tokens:      new(table[*Token]),
 		admissions:  new(table[*Admission]),
 		revocations: new(table[*Revocation]),
+		graves:      new(table[*Grave]),
 		byNode:      new(set),
 		byGroup:     new(set),
 		pending:     new(set),
@@ -80,6 +84,7 @@ func New() State {
 		ports:       new(table[portClaim]),
 		alloc:       new(table[*Alloc]),
 		byRequest:   new(table[*receipt]),
+		gravesByAge: new(set),
 	}}
 }
 

@@ -20,14 +20,18 @@ func (t *Tx) putWorkload(old, w *Workload) {
 	w.ModifyIndex = t.meta.Index
 	own(t, &t.r.workloads, ownWorkloads).Set(w.ID, w)
 	t.reindex(old, w)
+	if old == nil {
+		t.dropGrave(w.ID) // LeftOn knows what is older than the record
+	}
 	t.changes = append(t.changes, Change{Table: TableWorkload, Key: w.ID, OldWorkload: old, NewWorkload: w})
 }
 
-// dropWorkload removes a record for good.
+// dropWorkload removes a record for good; what is remembered of it is its grave.
 func (t *Tx) dropWorkload(w *Workload) {
 	own(t, &t.r.workloads, ownWorkloads).Delete(w.ID)
 	t.reindex(w, nil)
 	t.changes = append(t.changes, Change{Table: TableWorkload, Key: w.ID, OldWorkload: w})
+	t.dig(w)
 	t.event(Event{Type: EventWorkloadDeleted, Workload: w.ID, Node: w.Node})
 }
 

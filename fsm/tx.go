@@ -33,8 +33,8 @@ type Tx struct {
 
 	changes []Change // of all commands since Begin or Commit
 	scratch []byte
-	// trustFold is what the command changed in the trust tables, as the digest
-	// takes it.
+	// trustFold is what the command changed in the tables that make no Change
+	// (trust.go, graves.go), as the digest takes it.
 	trustFold []byte
 
 	keepFor *retention // tests only; nil = defaultRetention
@@ -209,6 +209,8 @@ const (
 	ownTokens
 	ownAdmissions
 	ownRevocations
+	ownGraves
+	ownGravesByAge
 )
 
 // own makes one table private before the first write to it. Copying marks the

@@ -39,6 +39,11 @@ type View interface {
 	ResidualsOf(workload string, fn func(*Residual) bool) // of one workload
 	ResidualCount() int
 
+	// Grave returns what is remembered of a deleted workload.
+	Grave(workload string) (*Grave, bool)
+	Graves(fn func(*Grave) bool) // by workload
+	GraveCount() int
+
 	Replica(id string) (*Replica, bool)
 	Replicas(fn func(*Replica) bool)
 

@@ -358,7 +358,7 @@ func contents(s State, name string) any {
 	r := s.r
 	sets := map[string]*set{
 		"byNode": r.byNode, "byGroup": r.byGroup, "pending": r.pending, "unacked": r.unacked,
-		"retryDue": r.retryDue, "residualsOf": r.residualsOf,
+		"retryDue": r.retryDue, "residualsOf": r.residualsOf, "gravesByAge": r.gravesByAge,
 	}
 	if m, ok := sets[name]; ok {
 		m.Scan(func(k string, _ struct{}) bool { out = append(out, pairOf{k, nil}); return true })
@@ -389,6 +389,8 @@ func contents(s State, name string) any {
 		r.admissions.Scan(func(k string, v *Admission) bool { out = append(out, pairOf{k, *v}); return true })
 	case "revocations":
 		r.revocations.Scan(func(k string, v *Revocation) bool { out = append(out, pairOf{k, *v}); return true })
+	case "graves":
+		r.graves.Scan(func(k string, v *Grave) bool { out = append(out, pairOf{k, *v}); return true })
 	case "byRequest":
 		r.byRequest.Scan(func(k string, v *receipt) bool { out = append(out, pairOf{k, *v}); return true })
 	case "ports":

@@ -220,6 +220,10 @@ type Peer struct {
 	// role. A certificate without any identity is judged by CA and host alone,
 	// because existing peers carry free names.
 	Role Role
+	// Node, when set, refuses an agent's certificate that does not speak for
+	// that node: whoever registers with the address of another agent gets
+	// nothing that is meant for either.
+	Node string
 }
 
 // ClientConfig returns a configuration that shows our certificate and checks
@@ -289,6 +293,9 @@ func (f *Files) verifyServer(state tls.ConnectionState, p Peer) error {
 	}
 	if id.Role != p.Role {
 		return fmt.Errorf("certificate of %s belongs to %s %q, want role %s", p.Hosts[0], id.Role, id.ID, p.Role)
+	}
+	if p.Node != "" && id.Role == RoleAgent && !id.SpeaksFor(p.Node) {
+		return fmt.Errorf("certificate of %s belongs to agent %q, not to that of node %q", p.Hosts[0], id.ID, p.Node)
 	}
 	return nil
 }

@@ -6,6 +6,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"maps"
 	"net/url"
 	"strings"
 )
@@ -55,7 +56,8 @@ type Identity struct {
 	CommonName string
 	// Mapped is true when the identity was derived from a service name (CN or
 	// DNS SAN) and not stated by a persys:// URI. Such an agent certificate
-	// does not prove a node id (contract/semantics.md, section 13).
+	// does not prove a node id (contract/semantics.md, section 13); one whose
+	// name a mapping ties to a node does, and is not Mapped.
 	Mapped bool
 }
 
@@ -78,8 +80,9 @@ func (i Identity) IsAdmin() bool {
 }
 
 // SpeaksFor reports whether the identity may act as the node. A stated agent
-// identity speaks for its own node only; a mapped one is not tied to a node,
-// because existing certificates do not say which of their names is the node's.
+// identity, or one that the configuration ties to a node, speaks for that node
+// only; another mapped one is not tied to a node, because existing certificates
+// do not say which of their names is the node's.
 func (i Identity) SpeaksFor(node string) bool {
 	return i.Role == RoleAgent && (i.Mapped || i.ID == node)
 }
@@ -245,6 +248,32 @@ func DefaultMapping(cluster string) Mapping {
 	}}
 }
 
+// With adds what an operator says of certificates from elsewhere: names as in
+// Names, each with "<role>" or "<role>/<id>". The id of an agent is its node, and
+// then the certificate is good for no other node; that of a user is the user.
+func (m Mapping) With(peers map[string]string) (Mapping, error) {
+	out := Mapping{Cluster: m.Cluster, Names: maps.Clone(m.Names)}
+	if out.Names == nil {
+		out.Names = map[string]Principal{}
+	}
+	for name, text := range peers {
+		role, id, named := strings.Cut(text, "/")
+		p := Principal{Role: Role(role), ID: id}
+		check := Identity{Role: p.Role, ID: id}
+		if !named {
+			check.ID = "x" // it comes from the certificate
+		}
+		if err := check.check(true); err != nil {
+			return Mapping{}, fmt.Errorf("peer %q: %q is not <role> or <role>/<id>: %w", name, text, err)
+		}
+		if check.IsAnonymous() {
+			return Mapping{}, fmt.Errorf("peer %q: user id %q is reserved", name, AnonymousID)
+		}
+		out.Names[name] = p
+	}
+	return out, nil
+}
+
 // FromCertificate says whose certificate it is: its persys:// URI decides, and
 // without one the mapping does. The certificate's chain has to be verified
 // already. Errors: a malformed or foreign URI, more than one URI, names that
@@ -291,7 +320,7 @@ func identify(cert *x509.Certificate, m Mapping) (Identity, error) {
 	if err != nil {
 		return Identity{}, err
 	}
-	i := Identity{Cluster: m.Cluster, Role: p.Role, ID: p.ID, Mapped: true}
+	i := Identity{Cluster: m.Cluster, Role: p.Role, ID: p.ID, Mapped: p.Role != RoleAgent || p.ID == ""}
 	if i.ID == "" {
 		i.ID = hostOf(cert, service)
 	}

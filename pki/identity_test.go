@@ -101,6 +101,50 @@ func TestFromCertificate(t *testing.T) {
 	}
 }
 
+func TestMappingWith(t *testing.T) {
+	m, err := DefaultMapping("c1").With(map[string]string{
+		"node7.example.com": "agent/node-7", "fleet": "agent", "ops@example.com": "user/ada", "compute-agent": "agent/only",
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, tc := range []struct {
+		name, cn string
+		dns      []string
+		want     Identity
+		speaks   bool // for want.ID only
+	}{
+		{"a name tied to a node is that agent and no other", "node7.example.com", nil, Identity{Cluster: "c1", Role: RoleAgent, ID: "node-7"}, true},
+		{"the DNS name does as well", "x", []string{"node7.example.com"}, Identity{Cluster: "c1", Role: RoleAgent, ID: "node-7"}, true},
+		{"a name of a fleet is tied to no node", "fleet", []string{"fleet", "n2"}, Identity{Cluster: "c1", Role: RoleAgent, ID: "n2", Mapped: true}, false},
+		{"a user by another CA", "ops@example.com", nil, Identity{Cluster: "c1", Role: RoleUser, ID: "ada", Mapped: true}, false},
+		{"what is set goes before the default", "compute-agent", nil, Identity{Cluster: "c1", Role: RoleAgent, ID: "only"}, true},
+		{"defaults stay", "persys-gateway", nil, Identity{Cluster: "c1", Role: RoleGateway, ID: "persys-gateway", Mapped: true}, false},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			got, err := FromCertificate(issue(t, tc.cn, tc.dns), m)
+			if err != nil {
+				t.Fatal(err)
+			}
+			got.Fingerprint, got.CommonName = "", ""
+			if got != tc.want {
+				t.Errorf("got %+v, want %+v", got, tc.want)
+			}
+			if got.Role == RoleAgent && got.SpeaksFor("another") == tc.speaks {
+				t.Errorf("speaks for another node: %v", !tc.speaks)
+			}
+		})
+	}
+	if _, ok := DefaultMapping("").Names["fleet"]; ok {
+		t.Error("With changes what it is called on")
+	}
+	for _, bad := range []string{"", "root", "agent/", "agent/-x", "user/anonymous", "agent/a/b"} {
+		if _, err := DefaultMapping("").With(map[string]string{"n": bad}); err == nil {
+			t.Errorf("%q is accepted", bad)
+		}
+	}
+}
+
 func TestPermissionsOfIdentities(t *testing.T) {
 	for _, tc := range []struct {
 		name          string

@@ -23,29 +23,32 @@ import (
 	"github.com/persys/compute/spec"
 )
 
-// Agents is the client side towards agents: one pooled connection per endpoint,
-// a deadline on every call.
+// Agents is the client side towards agents: one pooled connection per node and
+// endpoint, a deadline on every call. A connection carries calls for the node
+// whose certificate is at its other end, and for no other.
 type Agents struct {
 	tls   *pki.Files
 	store *store.Store
 	keys  Keys
 	poll  time.Duration // between status polls of a legacy delete
-	dial  []grpc.DialOption
 
 	mu     sync.Mutex
-	conns  map[string]*agentConn
+	conns  map[agentAt]*agentConn
 	closed bool
 }
+
+// agentAt is a node and where its agent says that it answers. Two nodes may name
+// one address; they do not share a connection.
+type agentAt struct{ node, addr string }
 
 type agentConn struct {
 	cc   *grpc.ClientConn
 	used time.Time
 }
 
-// NewAgents makes a client; tls nil speaks plaintext to agents. extra is for whoever
-// counts or follows the calls.
-func NewAgents(st *store.Store, tls *pki.Files, keys Keys, extra ...grpc.DialOption) *Agents {
-	return &Agents{tls: tls, store: st, keys: keys, poll: time.Second, dial: extra, conns: map[string]*agentConn{}}
+// NewAgents makes a client; tls nil speaks plaintext to agents.
+func NewAgents(st *store.Store, tls *pki.Files, keys Keys) *Agents {
+	return &Agents{tls: tls, store: st, keys: keys, poll: time.Second, conns: map[agentAt]*agentConn{}}
 }
 
 // Close closes every connection.
@@ -69,8 +72,8 @@ func (a *Agents) conn(n *fsm.Node) (agentv1.AgentServiceClient, error) {
 		return nil, errorf(KindUnavailable, "this replica is shutting down")
 	}
 	now := time.Now()
-	addr := n.Facts.Endpoint
-	if c := a.conns[addr]; c != nil {
+	at := agentAt{n.ID, n.Facts.Endpoint}
+	if c := a.conns[at]; c != nil {
 		c.used = now
 		return agentv1.NewAgentServiceClient(c.cc), nil
 	}
@@ -81,8 +84,8 @@ func (a *Agents) conn(n *fsm.Node) (agentv1.AgentServiceClient, error) {
 			delete(a.conns, old)
 		}
 	}
-	cc, err := grpc.NewClient("passthrough:///"+addr, append([]grpc.DialOption{
-		clientCreds(a.tls, addr, pki.RoleAgent),
+	cc, err := grpc.NewClient("passthrough:///"+at.addr,
+		clientCreds(a.tls, at.addr, pki.Peer{Role: pki.RoleAgent, Node: n.ID}),
 		grpc.WithDefaultCallOptions(grpc.ForceCodecV2(dial.Codec())),
 		grpc.WithIdleTimeout(idleFor),
 		grpc.WithConnectParams(grpc.ConnectParams{
@@ -91,11 +94,11 @@ func (a *Agents) conn(n *fsm.Node) (agentv1.AgentServiceClient, error) {
 		}),
 		// Existing agents enforce grpc's default of one ping in five minutes.
 		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: 6 * time.Minute, Timeout: 10 * time.Second}),
-	}, a.dial...)...)
+	)
 	if err != nil {
-		return nil, fmt.Errorf("agent of node %s at %s: %w", n.ID, addr, err)
+		return nil, fmt.Errorf("agent of node %s at %s: %w", n.ID, at.addr, err)
 	}
-	a.conns[addr] = &agentConn{cc, now}
+	a.conns[at] = &agentConn{cc, now}
 	return agentv1.NewAgentServiceClient(cc), nil
 }
 

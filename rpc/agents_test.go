@@ -44,6 +44,12 @@ func (f *fakeAgent) ApplyWorkload(_ context.Context, r *agentv1.ApplyWorkloadReq
 	return f.apply(r)
 }
 
+func (f *fakeAgent) applied() int {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return len(f.applies)
+}
+
 func (f *fakeAgent) DeleteWorkload(_ context.Context, r *agentv1.DeleteWorkloadRequest) (*agentv1.DeleteWorkloadResponse, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()

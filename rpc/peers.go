@@ -38,7 +38,7 @@ func (p *peers) conn(addr string) (*grpc.ClientConn, error) {
 		return c, nil
 	}
 	c, err := grpc.NewClient("passthrough:///"+addr,
-		clientCreds(p.tls, addr, pki.RoleScheduler),
+		clientCreds(p.tls, addr, pki.Peer{Role: pki.RoleScheduler}),
 		grpc.WithConnectParams(grpc.ConnectParams{
 			Backoff:           backoff.Config{BaseDelay: 25 * time.Millisecond, Multiplier: 1.6, Jitter: 0.2, MaxDelay: time.Second},
 			MinConnectTimeout: time.Second,
@@ -63,8 +63,8 @@ func (p *peers) close() {
 	p.conns = nil
 }
 
-// clientCreds are the transport credentials towards host:port.
-func clientCreds(tls *pki.Files, addr string, role pki.Role) grpc.DialOption {
+// clientCreds are the transport credentials towards want at host:port.
+func clientCreds(tls *pki.Files, addr string, want pki.Peer) grpc.DialOption {
 	if tls == nil {
 		return grpc.WithTransportCredentials(insecure.NewCredentials())
 	}
@@ -72,5 +72,6 @@ func clientCreds(tls *pki.Files, addr string, role pki.Role) grpc.DialOption {
 	if err != nil {
 		host = addr
 	}
-	return grpc.WithTransportCredentials(credentials.NewTLS(tls.ClientConfig(pki.Peer{Hosts: []string{host}, Role: role})))
+	want.Hosts = []string{host}
+	return grpc.WithTransportCredentials(credentials.NewTLS(tls.ClientConfig(want)))
 }

@@ -26,7 +26,6 @@ type machine struct {
 	drift     int64    // parts in a million
 	condemned bool     // an operator took it for dead: it must not come back as it was
 	sentence  *request // by which it was
-	lostFile  bool     // once, at least
 	cpu, mem  int64
 	zone      string
 	up, down  []bool // by replica: is the way to it, from it, cut?

@@ -57,7 +57,7 @@ func (w *world) trouble() {
 	case StateLoss:
 		if m.alive {
 			m.die("its file is lost")
-			m.disk, m.lostFile = newDisk(w, m.id), true
+			m.disk = newDisk(w, m.id)
 			w.after(long/2, &m.power, m.boot)
 		}
 	case LinkCut:

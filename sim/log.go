@@ -359,11 +359,16 @@ func (r *replica) establish(term uint64) {
 		r.depose("elected again")
 	}
 	r.believes = r.idx
-	first := &commandv1.Command{Head: &commandv1.Head{At: r.clockNow(), By: "leader"}, Body: &commandv1.Command_Barrier{Barrier: &commandv1.Barrier{}}}
+	head := func() *commandv1.Head { return &commandv1.Head{At: r.clockNow(), By: "leader"} }
+	first := []fsm.Command{{Head: head(), Body: &commandv1.Command_Barrier{Barrier: &commandv1.Barrier{}}}}
 	if len(w.log.entries) == 0 {
-		first.Body = &commandv1.Command_InitCluster{InitCluster: &commandv1.InitCluster{ClusterId: clusterID, Incarnation: 7}}
+		first = []fsm.Command{
+			{Head: head(), Body: &commandv1.Command_InitCluster{InitCluster: &commandv1.InitCluster{ClusterId: clusterID, Incarnation: 7}}},
+			{Head: head(), Body: &commandv1.Command_PutReplica{PutReplica: &commandv1.PutReplica{Id: "sim", Name: "sim", FeatureLevel: fsm.FeatureLevel}}},
+			{Head: head(), Body: &commandv1.Command_SetFeatureLevel{SetFeatureLevel: &commandv1.SetFeatureLevel{Level: fsm.FeatureLevel}}},
+		}
 	}
-	w.propose(r, term, []fsm.Command{first}, func(_ []fsm.Result, err error) {
+	w.propose(r, term, first, func(_ []fsm.Result, err error) {
 		if err == nil && r.term == term && r.stint == nil {
 			r.lead(term)
 		}

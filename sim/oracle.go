@@ -311,8 +311,7 @@ func (w *world) unrest() (rule, why, workload, node string) {
 		for _, id := range keys(m.engine.has) {
 			i := m.engine.has[id]
 			x, ok := s.Workload(id)
-			left := m.lostFile && m.disk.intents[id] == nil // an orphan is reported, and left to people
-			if i.state == driver.Running && (!ok || x.Node != m.id) && !left {
+			if i.state == driver.Running && (!ok || x.Node != m.id) {
 				bad("ghosts", id, m.id, "%s runs on %s and the state does not know", id, m.id)
 			}
 		}

@@ -22,6 +22,7 @@ type env struct {
 	dir       string
 	scheduler string
 	etcd      string
+	namers    *namers // nil until a DNS bench starts them
 	count     int
 }
 
@@ -40,7 +41,12 @@ func newEnv(ctx context.Context) (*env, error) {
 	return &env{root: root, dir: dir}, nil
 }
 
-func (e *env) close() { _ = os.RemoveAll(e.dir) }
+func (e *env) close() {
+	if e.namers != nil {
+		e.namers.close()
+	}
+	_ = os.RemoveAll(e.dir)
+}
 
 func (e *env) folder() string {
 	e.count++

@@ -98,6 +98,10 @@ func benches() []bench {
 		{name: "transfer", what: "planned transfer of leadership, median of 20; peer: etcd move-leader", run: transfer},
 		{name: "idle", what: "resident memory of one of three idle replicas with 100 agents; peer: none", run: idle},
 		{name: "idle-cpu", what: "CPU of the busiest of three idle replicas with 100 agents; peer: none", run: idleCPU},
+		{name: "dns-srv", what: "SRV answers over UDP with 10,000 nodes and 50,000 workloads; peer: CoreDNS with the same zone in a file", run: dnsSRV},
+		{name: "dns-a", what: "A answers over UDP with 10,000 nodes and 50,000 workloads; peer: CoreDNS with the same zone in a file", run: dnsA},
+		{name: "dns-p99", what: "99th percentile of an answer's delay at half of the peak, the worse of A and SRV; peer: CoreDNS at half of its own", run: dnsTail},
+		{name: "dns-change", what: "a change's commit to the first answer that shows it, 99th percentile; peer: CoreDNS loading its file again", run: dnsChange},
 		{name: "soak-elections", what: "elections in ten minutes of full load", run: soakElections, soak: true},
 	}
 }
@@ -105,7 +109,11 @@ func benches() []bench {
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
-	if err := run(ctx, os.Args[1:]); err != nil {
+	program := run
+	if len(os.Args) == 2 && os.Args[1] == serveDNSArg {
+		program = func(ctx context.Context, _ []string) error { return serveDNS(ctx, os.Stdin, os.Stdout) }
+	}
+	if err := program(ctx, os.Args[1:]); err != nil {
 		fmt.Fprintln(os.Stderr, "bench:", err)
 		os.Exit(1)
 	}

@@ -74,17 +74,25 @@ func Build(ctx context.Context, opt BuildOptions) (Binaries, error) {
 	if out, err := cmd.CombinedOutput(); err != nil {
 		return Binaries{}, fmt.Errorf("go %s: %w\n%s", strings.Join(args, " "), err, out)
 	}
-	var b Binaries
+	all, b := BuiltIn(opt.Dir), Binaries{}
 	for _, p := range opt.Programs {
-		path := filepath.Join(opt.Dir, p)
 		switch p {
 		case SchedulerProgram:
-			b.Scheduler = path
+			b.Scheduler = all.Scheduler
 		case AgentProgram:
-			b.Agent = path
+			b.Agent = all.Agent
 		case CtlProgram:
-			b.Ctl = path
+			b.Ctl = all.Ctl
 		}
 	}
 	return b, nil
+}
+
+// BuiltIn are the programs that a Build of all of them made in a folder.
+func BuiltIn(dir string) Binaries {
+	return Binaries{
+		Scheduler: filepath.Join(dir, SchedulerProgram),
+		Agent:     filepath.Join(dir, AgentProgram),
+		Ctl:       filepath.Join(dir, CtlProgram),
+	}
 }

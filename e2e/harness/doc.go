@@ -7,6 +7,7 @@
 //	Process        Kill (SIGKILL), Pause and Continue (SIGSTOP, SIGCONT), Terminate, Restart
 //	Scheduler.Wipe empties the data directory of a stopped scheduler
 //	Cluster        Leader, WaitReady, Pinned (one replica), Conn (all of them), Ctl (persysctl)
+//	OpenWire       cuts the network between two programs, in a namespace of the test's own
 //	OpenEngine     the Docker engine: an image FROM scratch, containers by cluster id
 //	Poll           waits for a condition, with a deadline and the last reason in the error
 //

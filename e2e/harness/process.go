@@ -25,6 +25,7 @@ type Process struct {
 	Env  []string // complete environment
 	Dir  string   // working directory; default: ours
 	Log  string   // path of the file with its output, across restarts
+	GID  uint32   // group it runs under; 0: ours
 
 	mu   sync.Mutex
 	cmd  *exec.Cmd
@@ -49,6 +50,9 @@ func (p *Process) Start() error {
 	// A group of its own, so that Ctrl-C on a terminal reaches only us; and no
 	// orphans, whatever happens to us.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
+	if p.GID != 0 {
+		cmd.SysProcAttr.Credential = &syscall.Credential{Uid: uint32(os.Getuid()), Gid: p.GID, NoSetGroups: true}
+	}
 	started := make(chan error)
 	done := make(chan struct{})
 	go func() {

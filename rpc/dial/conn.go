@@ -314,6 +314,21 @@ func (c *Conn) failed(p *peer) {
 	c.source.again()
 }
 
+// late notes that a peer let a call's deadline pass. It may live and answer
+// probes, yet be cut off from the leader and hold calls for longer than their
+// callers wait: the next call asks another first.
+func (c *Conn) late(p *peer) {
+	p.penalise()
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.current == p {
+		c.current = nil
+	}
+	if c.leader == p.end.Addr {
+		c.leader = ""
+	}
+}
+
 // answered notes that a peer did answer, and whom it named leader. One that
 // could not serve the call (err) is not preferred next time.
 func (c *Conn) answered(p *peer, trailer metadata.MD, err error) {
@@ -412,12 +427,17 @@ func (c *Conn) pick(ctx context.Context, tried []*peer) (*peer, error) {
 	if len(candidates) == 0 {
 		return nil, nil
 	}
+	now := time.Now()
+	better := !candidates[0].penalised(now)
 	for i, p := range candidates {
+		if better && p.penalised(now) {
+			break // it is connected perhaps, but another is worth a try first
+		}
 		if p.state() == connectivity.Ready {
 			return p, nil
 		}
 		// The best one connects behind the scenes, while another serves.
-		if i == 0 && !p.penalised(time.Now()) {
+		if i == 0 && better {
 			p.conn().Connect()
 		}
 	}
@@ -578,12 +598,14 @@ func (c *Conn) Invoke(ctx context.Context, method string, args, reply any, opts 
 		err = c.explain(ctx, l, err)
 		switch {
 		case judge(err) == broken:
+		case status.Code(err) == codes.DeadlineExceeded && to.Addr != nil:
+			// It may be the peer that noticed first: the deadline travels.
+			c.late(p)
+			// Callers with short deadlines never wait for the watch.
+			p.suspect(l)
 		case ctx.Err() == nil || err == nil:
 			alive = true
 			c.answered(p, trailer, err)
-		case status.Code(err) == codes.DeadlineExceeded && to.Addr != nil:
-			// Callers with short deadlines never wait for the watch.
-			p.suspect(l)
 		}
 		return to.Addr != nil, err
 	})

@@ -194,6 +194,27 @@ func TestHangingReplica(t *testing.T) {
 		wantCode(t, call(c, apply, 50*time.Millisecond), codes.DeadlineExceeded)
 		eventually(t, "the other replica is asked", func() bool { return call(c, apply, 50*time.Millisecond) == nil })
 	})
+	t.Run("is asked last after a deadline, though it answers probes", func(t *testing.T) {
+		a, b := start(t, nil), start(t, nil)
+		a.leader.Store(a.addr)
+		opt := quick
+		opt.Addrs = []string{a.addr, b.addr}
+		c := dialTo(t, opt)
+		mustCall(t, c, apply)
+		// Cut off from the others, it waits for a leader.
+		a.on(func(ctx context.Context) error { <-ctx.Done(); return ctx.Err() })
+		wantCode(t, call(c, apply, 50*time.Millisecond), codes.DeadlineExceeded)
+		mustCall(t, c, apply)
+		if a.calls.Load() != 2 || b.calls.Load() != 1 {
+			t.Errorf("it got %d calls and the other %d, want 2 and 1", a.calls.Load(), b.calls.Load())
+		}
+		// Nor after the penalty: the other serves.
+		time.Sleep(minPenalty)
+		mustCall(t, c, apply)
+		if a.calls.Load() != 2 || b.calls.Load() != 2 {
+			t.Errorf("it got %d calls and the other %d, want 2 and 2", a.calls.Load(), b.calls.Load())
+		}
+	})
 	t.Run("is left alone when it is only slow", func(t *testing.T) {
 		a, b := start(t, nil), start(t, nil)
 		a.on(func(ctx context.Context) error {

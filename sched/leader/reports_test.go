@@ -90,6 +90,26 @@ func TestReports(t *testing.T) {
 			_, ok := w.view().Residual("b", "web")
 			is(t, "residual", ok, true)
 		}},
+		{"what a node still has of a deleted workload is told to stop, once", func(t *testing.T, w *world) {
+			w.raise()
+			w.register("b")
+			r := w.running("web")
+			w.do(&commandv1.Command{Body: &commandv1.Command_DeleteWorkload{DeleteWorkload: &commandv1.DeleteWorkload{Id: "web", Force: true}}})
+			g, _ := w.view().Grave("web")
+			orders := 0
+			w.agents.on("b", func(_ context.Context, o sched.Order) (sched.Ack, error) {
+				orders++
+				is(t, "order", o, sched.Order{Op: sched.OpDelete, Node: "b", Workload: "web", Generation: g.Generation})
+				return sched.Ack{Gone: true}, nil
+			})
+			before := w.log.count("report")
+			w.beat(sched.Heartbeat{Node: "b", Reports: []sched.Reported{r}})
+			w.pass(time.Second)
+			is(t, "orders", orders, 1)
+			is(t, "commits", w.log.count("report")-before, 2)
+			_, ok := w.view().Residual("b", "web")
+			is(t, "residual", ok, false)
+		}},
 		{"after a restore, a later word of the former incarnation says where the workload is", func(t *testing.T, w *world) {
 			w.register("b")
 			r := w.running("web")

@@ -220,10 +220,15 @@ func (w *world) epoch() fsm.Epoch {
 func (w *world) reborn() {
 	w.resign()
 	w.do(&commandv1.Command{Body: &commandv1.Command_InitCluster{InitCluster: &commandv1.InitCluster{ClusterId: "c1", Incarnation: 2}}})
-	w.do(&commandv1.Command{Body: &commandv1.Command_PutReplica{PutReplica: &commandv1.PutReplica{Id: "r1", Name: "r1", FeatureLevel: fsm.FeatureLevel}}})
-	w.do(&commandv1.Command{Body: &commandv1.Command_SetFeatureLevel{SetFeatureLevel: &commandv1.SetFeatureLevel{Level: fsm.FeatureLevel}}})
+	w.raise()
 	w.lead()
 	w.settle()
+}
+
+// raise brings the cluster to the present feature level.
+func (w *world) raise() {
+	w.do(&commandv1.Command{Body: &commandv1.Command_PutReplica{PutReplica: &commandv1.PutReplica{Id: "r1", Name: "r1", FeatureLevel: fsm.FeatureLevel}}})
+	w.do(&commandv1.Command{Body: &commandv1.Command_SetFeatureLevel{SetFeatureLevel: &commandv1.SetFeatureLevel{Level: fsm.FeatureLevel}}})
 }
 
 // lead begins a stint and waits until its first steps are done.

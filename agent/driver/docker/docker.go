@@ -17,8 +17,8 @@ import (
 	"log/slog"
 	"time"
 
-	"github.com/moby/moby/client"
 	"github.com/persys/compute/agent/driver"
+	"github.com/persys/compute/agent/driver/moby"
 )
 
 // Options configure a Driver. Zero durations mean the defaults named.
@@ -37,7 +37,7 @@ type Options struct {
 	// its revision label equals the spec's, and is replaced otherwise. May be nil.
 	Content func(id driver.ID, runtimeID string) (content string, ok bool)
 	// Credentials returns the X-Registry-Auth value for an image reference, or "" for none;
-	// EncodeAuth makes one. May be nil.
+	// moby.EncodeAuth makes one. May be nil.
 	Credentials func(ref string) (string, error)
 
 	// StopGrace is how long a container may take to stop before it is killed when it is replaced,
@@ -58,11 +58,9 @@ type Options struct {
 
 // Driver is a driver.Driver on one Docker engine.
 type Driver struct {
-	cli      *client.Client
+	eng      *moby.Engine
 	identity driver.Identity
 	opt      Options
-	log      *slog.Logger
-	tails    tailCache
 }
 
 var _ driver.Driver = (*Driver)(nil)
@@ -76,75 +74,40 @@ func New(opt Options) (*Driver, error) {
 	if opt.NodeID == "" {
 		return nil, driver.Errorf(driver.InvalidConfiguration, "docker", "NodeID: must not be empty")
 	}
-	def := func(d *time.Duration, v time.Duration) {
-		if *d <= 0 {
-			*d = v
-		}
+	if opt.StopGrace <= 0 {
+		opt.StopGrace = 30 * time.Second
 	}
-	def(&opt.StopGrace, 30*time.Second)
-	def(&opt.CallTimeout, time.Minute)
-	def(&opt.PullTimeout, 10*time.Minute)
-	def(&opt.RefreshTimeout, 30*time.Second)
 	if opt.Logger == nil {
 		opt.Logger = slog.Default()
 	}
-	opts := []client.Opt{client.FromEnv}
-	if opt.Host != "" {
-		opts = append(opts, client.WithHost(opt.Host))
-	}
-	cli, err := client.New(opts...)
+	engine, err := moby.Open(moby.Options{
+		Host: opt.Host, Credentials: opt.Credentials, CallTimeout: opt.CallTimeout, PullTimeout: opt.PullTimeout,
+		RefreshTimeout: opt.RefreshTimeout, Logger: opt.Logger.With("node", opt.NodeID),
+	})
 	if err != nil {
-		return nil, driver.Errorf(driver.InvalidConfiguration, "docker", "engine address %q: %w", opt.Host, err)
+		return nil, err
 	}
 	return &Driver{
-		cli:      cli,
+		eng:      engine,
 		identity: driver.Identity{ClusterID: opt.ClusterID, NodeID: opt.NodeID, Owns: opt.Owns},
 		opt:      opt,
-		log:      opt.Logger.With("node", opt.NodeID),
 	}, nil
 }
 
 // Close drops idle connections. Containers keep running.
-func (d *Driver) Close() error { return d.cli.Close() }
+func (d *Driver) Close() error { return d.eng.Close() }
 
 // Kind is driver.Container.
 func (d *Driver) Kind() driver.Kind { return driver.Container }
 
 // Probe asks the engine for its facts: one call.
-func (d *Driver) Probe(ctx context.Context) (driver.Capacity, error) {
-	ctx, cancel := d.call(ctx)
-	defer cancel()
-	res, err := d.cli.Info(ctx, client.InfoOptions{})
-	if err != nil {
-		err := classify("probe", err)
-		return driver.Capacity{Reason: err.Error()}, err
-	}
-	info := res.Info
-	out := driver.Capacity{EngineID: info.ID, Version: info.ServerVersion, Healthy: true}
-	if info.OSType != "" && info.OSType != "linux" {
-		out.Healthy, out.Reason = false, "the engine runs "+info.OSType+" containers; linux is needed"
-	}
-	return out, nil
-}
+func (d *Driver) Probe(ctx context.Context) (driver.Capacity, error) { return d.eng.Probe(ctx) }
 
-// call bounds one request to the engine.
-func (d *Driver) call(ctx context.Context) (context.Context, context.CancelFunc) {
-	return context.WithTimeout(ctx, d.opt.CallTimeout)
-}
-
-// lastWord is how long a creation may outlive its caller.
-const lastWord = 10 * time.Second
-
-// seeThrough bounds one request that is not abandoned when ctx ends: the engine would carry it out
-// all the same, and a Remove right after would not see what is about to appear.
-func (d *Driver) seeThrough(ctx context.Context) (context.Context, context.CancelFunc) {
-	if ctx.Err() != nil {
-		return ctx, func() {}
+// of judges a container by its labels. Those of another kind carry our labels too, and belong to
+// another driver.
+func (d *Driver) of(labels map[string]string) driver.Ownership {
+	if kind := labels[driver.LabelKind]; kind != "" && kind != string(driver.Container) {
+		return driver.Stranger
 	}
-	bounded, cancel := context.WithTimeout(context.WithoutCancel(ctx), d.opt.CallTimeout)
-	unlink := context.AfterFunc(ctx, func() { time.AfterFunc(lastWord, cancel) })
-	return bounded, func() {
-		unlink()
-		cancel()
-	}
+	return d.identity.Of(labels)
 }

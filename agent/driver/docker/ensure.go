@@ -15,6 +15,7 @@ import (
 	"github.com/moby/moby/api/types/container"
 	"github.com/moby/moby/client"
 	"github.com/persys/compute/agent/driver"
+	"github.com/persys/compute/agent/driver/moby"
 )
 
 // instance is one container of a workload, as the engine's list has it.
@@ -32,19 +33,19 @@ type found struct {
 
 // find costs one call, whatever the number of containers is.
 func (d *Driver) find(ctx context.Context, id driver.ID) (found, error) {
-	ctx, cancel := d.call(ctx)
+	ctx, cancel := d.eng.Call(ctx)
 	defer cancel()
-	res, err := d.cli.ContainerList(ctx, client.ContainerListOptions{
+	res, err := d.eng.Client.ContainerList(ctx, client.ContainerListOptions{
 		All:     true,
 		Filters: make(client.Filters).Add("label", driver.LabelWorkload+"="+string(id)),
 	})
 	if err != nil {
-		return found{}, classify("list", err)
+		return found{}, moby.Classify("list", err)
 	}
 	out := found{sibling: make(map[string]bool)}
 	for _, item := range res.Items {
 		in := instance{Summary: item, name: nameOf(item)}
-		switch d.identity.Of(item.Labels) {
+		switch d.of(item.Labels) {
 		case driver.Ours, driver.Claimed:
 			out.ours = append(out.ours, in)
 		case driver.Sibling:
@@ -74,14 +75,14 @@ func (d *Driver) Ensure(ctx context.Context, spec driver.Spec) error {
 	if err != nil {
 		return err
 	}
-	deadline := time.Now().Add(d.opt.CallTimeout)
+	deadline := time.Now().Add(d.eng.CallTimeout())
 	for {
 		err := d.ensureOnce(ctx, spec, want)
 		var late *inFlight
 		if !errors.As(err, &late) || time.Now().After(deadline) {
 			return err
 		}
-		if !pause(ctx) {
+		if !moby.Pause(ctx) {
 			return err
 		}
 	}
@@ -190,7 +191,7 @@ func stagedName(spec driver.Spec) string {
 
 // create makes the container under its own name, or staged if a predecessor of ours is there.
 func (d *Driver) create(ctx context.Context, spec driver.Spec, want settings, have found) (*instance, error) {
-	if err := d.refresh(ctx, spec.ID, want.image); err != nil {
+	if err := d.eng.Refresh(ctx, spec.ID, want.image); err != nil {
 		return nil, err
 	}
 	if len(have.ours) > 0 {
@@ -220,7 +221,7 @@ func (d *Driver) create(ctx context.Context, spec driver.Spec, want settings, ha
 		}
 		conflict = err
 	}
-	return nil, classify("create", cmp.Or(conflict, error(driver.Errorf(driver.InvalidConfiguration, "create",
+	return nil, moby.Classify("create", cmp.Or(conflict, error(driver.Errorf(driver.InvalidConfiguration, "create",
 		"every name of workload %q is held by another agent of the cluster on this engine: %q", spec.ID, names(spec)))))
 }
 
@@ -230,24 +231,24 @@ func (d *Driver) createAs(ctx context.Context, name string, want settings) (stri
 	if !cerrdefs.IsNotFound(err) {
 		return id, err
 	}
-	if err := d.pull(ctx, want.image, d.opt.PullTimeout); err != nil {
+	if err := d.eng.Pull(ctx, want.image, d.eng.PullTimeout()); err != nil {
 		return "", err
 	}
 	id, err = d.createOnce(ctx, name, want)
 	if cerrdefs.IsNotFound(err) {
-		return "", driver.Errorf(driver.InvalidImage, "create", "image %s: pulled, but not found afterwards: %w", want.image.name, err)
+		return "", driver.Errorf(driver.InvalidImage, "create", "image %s: pulled, but not found afterwards: %w", want.image.Name, err)
 	}
 	return id, err
 }
 
 func (d *Driver) createOnce(ctx context.Context, name string, want settings) (string, error) {
-	ctx, cancel := d.seeThrough(ctx)
+	ctx, cancel := d.eng.SeeThrough(ctx)
 	defer cancel()
-	res, err := d.cli.ContainerCreate(ctx, client.ContainerCreateOptions{
+	res, err := d.eng.Client.ContainerCreate(ctx, client.ContainerCreateOptions{
 		Config: want.config, HostConfig: want.host, Name: name,
 	})
 	if err != nil {
-		return "", classify("create", err)
+		return "", moby.Classify("create", err)
 	}
 	return res.ID, nil
 }
@@ -266,7 +267,7 @@ func (d *Driver) takeName(ctx context.Context, spec driver.Spec, in *instance, h
 			return d.nameTaken(ctx, spec, name, err)
 		}
 		if err != nil {
-			return classify("rename", err)
+			return moby.Classify("rename", err)
 		}
 		in.name = name
 		return nil
@@ -275,28 +276,28 @@ func (d *Driver) takeName(ctx context.Context, spec driver.Spec, in *instance, h
 }
 
 func (d *Driver) rename(ctx context.Context, id, name string) error {
-	ctx, cancel := d.call(ctx)
+	ctx, cancel := d.eng.Call(ctx)
 	defer cancel()
-	_, err := d.cli.ContainerRename(ctx, id, client.ContainerRenameOptions{NewName: name})
+	_, err := d.eng.Client.ContainerRename(ctx, id, client.ContainerRenameOptions{NewName: name})
 	return err
 }
 
 func (d *Driver) heldBySibling(ctx context.Context, name string) bool {
-	holder, err := d.inspect(ctx, name)
-	return err == nil && holder.Config != nil && d.identity.Of(holder.Config.Labels) == driver.Sibling
+	holder, err := d.eng.Inspect(ctx, name)
+	return err == nil && holder.Config != nil && d.of(holder.Config.Labels) == driver.Sibling
 }
 
 // nameTaken says who holds the name. A holder that cannot be seen, or is ours after all, is that of
 // an earlier call: see inFlight.
 func (d *Driver) nameTaken(ctx context.Context, spec driver.Spec, name string, cause error) error {
-	holder, err := d.inspect(ctx, name)
+	holder, err := d.eng.Inspect(ctx, name)
 	if err != nil || holder.Config == nil {
 		return driver.Errorf(driver.RuntimeError, "create", "name %q of workload %q: %w", name, spec.ID, &inFlight{cause})
 	}
 	who := "no label of ours"
-	switch d.identity.Of(holder.Config.Labels) {
+	switch d.of(holder.Config.Labels) {
 	case driver.Ours, driver.Claimed, driver.Sibling:
-		return driver.Errorf(driver.RuntimeError, "create", "container %s of workload %q: %w", short(holder.ID), spec.ID, &inFlight{cause})
+		return driver.Errorf(driver.RuntimeError, "create", "container %s of workload %q: %w", moby.Short(holder.ID), spec.ID, &inFlight{cause})
 	case driver.Stranger:
 		if cluster := holder.Config.Labels[driver.LabelCluster]; cluster != "" {
 			who = "cluster " + cluster
@@ -306,14 +307,7 @@ func (d *Driver) nameTaken(ctx context.Context, spec driver.Spec, name string, c
 	}
 	return driver.Errorf(driver.InvalidConfiguration, "create",
 		"name %q of workload %q is taken by container %s (image %s, %s); rename or remove that container, or use another workload id",
-		name, spec.ID, short(holder.ID), holder.Config.Image, who)
-}
-
-func (d *Driver) inspect(ctx context.Context, id string) (container.InspectResponse, error) {
-	ctx, cancel := d.call(ctx)
-	defer cancel()
-	res, err := d.cli.ContainerInspect(ctx, id, client.ContainerInspectOptions{})
-	return res.Container, err
+		name, spec.ID, moby.Short(holder.ID), holder.Config.Image, who)
 }
 
 // settle starts or stops.
@@ -324,17 +318,17 @@ func (d *Driver) settle(ctx context.Context, in *instance, running bool) error {
 		}
 		return d.stop(ctx, in.ID, d.opt.StopGrace)
 	}
-	callCtx, cancel := d.call(ctx)
+	callCtx, cancel := d.eng.Call(ctx)
 	defer cancel()
 	switch in.State {
 	case container.StateRunning, container.StateRestarting:
 		return nil
 	case container.StatePaused:
-		_, err := d.cli.ContainerUnpause(callCtx, in.ID, client.ContainerUnpauseOptions{})
-		return classify("start", err)
+		_, err := d.eng.Client.ContainerUnpause(callCtx, in.ID, client.ContainerUnpauseOptions{})
+		return moby.Classify("start", err)
 	}
-	_, err := d.cli.ContainerStart(callCtx, in.ID, client.ContainerStartOptions{})
-	return classify("start", err)
+	_, err := d.eng.Client.ContainerStart(callCtx, in.ID, client.ContainerStartOptions{})
+	return moby.Classify("start", err)
 }
 
 func active(state container.ContainerState) bool {
@@ -348,13 +342,13 @@ func active(state container.ContainerState) bool {
 // stop returns when the container has ended; one that is gone has.
 func (d *Driver) stop(ctx context.Context, id string, grace time.Duration) error {
 	seconds := int(math.Ceil(grace.Seconds()))
-	ctx, cancel := context.WithTimeout(ctx, time.Duration(seconds)*time.Second+d.opt.CallTimeout)
+	ctx, cancel := context.WithTimeout(ctx, time.Duration(seconds)*time.Second+d.eng.CallTimeout())
 	defer cancel()
-	_, err := d.cli.ContainerStop(ctx, id, client.ContainerStopOptions{Timeout: &seconds})
+	_, err := d.eng.Client.ContainerStop(ctx, id, client.ContainerStopOptions{Timeout: &seconds})
 	if cerrdefs.IsNotFound(err) {
 		return nil
 	}
-	return classify("stop", err)
+	return moby.Classify("stop", err)
 }
 
 // discard stops and deletes a container with its anonymous volumes.
@@ -364,9 +358,9 @@ func (d *Driver) discard(ctx context.Context, in instance) error {
 			return err
 		}
 	}
-	ctx, cancel := d.call(ctx)
+	ctx, cancel := d.eng.Call(ctx)
 	defer cancel()
-	_, err := d.cli.ContainerRemove(ctx, in.ID, client.ContainerRemoveOptions{Force: true, RemoveVolumes: true})
+	_, err := d.eng.Client.ContainerRemove(ctx, in.ID, client.ContainerRemoveOptions{Force: true, RemoveVolumes: true})
 	switch {
 	case err == nil, cerrdefs.IsNotFound(err):
 		return nil
@@ -374,29 +368,17 @@ func (d *Driver) discard(ctx context.Context, in instance) error {
 		// Somebody else's removal is under way; it is our result too.
 		return d.awaitGone(ctx, in.ID, err)
 	}
-	return classify("remove", err)
+	return moby.Classify("remove", err)
 }
 
 func (d *Driver) awaitGone(ctx context.Context, id string, cause error) error {
 	for {
-		if _, err := d.inspect(ctx, id); cerrdefs.IsNotFound(err) {
+		if _, err := d.eng.Inspect(ctx, id); cerrdefs.IsNotFound(err) {
 			return nil
 		}
-		if !pause(ctx) {
-			return classify("remove", cause)
+		if !moby.Pause(ctx) {
+			return moby.Classify("remove", cause)
 		}
-	}
-}
-
-// pause waits between two looks at the engine; false if ctx ended.
-func pause(ctx context.Context) bool {
-	timer := time.NewTimer(50 * time.Millisecond)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-		return true
-	case <-ctx.Done():
-		return false
 	}
 }
 
@@ -430,11 +412,4 @@ func (d *Driver) Remove(ctx context.Context, id driver.ID) error {
 		}
 	}
 	return nil
-}
-
-func short(id string) string {
-	if len(id) > 12 {
-		return id[:12]
-	}
-	return id
 }

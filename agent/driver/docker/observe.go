@@ -2,20 +2,14 @@ package docker
 
 import (
 	"context"
-	"fmt"
-	"io"
-	"net/netip"
 	"slices"
-	"strconv"
 	"strings"
-	"sync"
-	"time"
 
 	cerrdefs "github.com/containerd/errdefs"
-	"github.com/moby/moby/api/pkg/stdcopy"
 	"github.com/moby/moby/api/types/container"
 	"github.com/moby/moby/client"
 	"github.com/persys/compute/agent/driver"
+	"github.com/persys/compute/agent/driver/moby"
 	"golang.org/x/sync/errgroup"
 )
 
@@ -25,14 +19,14 @@ const inspections = 8
 
 // List is driver.Driver's.
 func (d *Driver) List(ctx context.Context) ([]driver.Observed, error) {
-	listCtx, cancel := d.call(ctx)
-	res, err := d.cli.ContainerList(listCtx, client.ContainerListOptions{
+	listCtx, cancel := d.eng.Call(ctx)
+	res, err := d.eng.Client.ContainerList(listCtx, client.ContainerListOptions{
 		All:     true,
 		Filters: make(client.Filters).Add("label", driver.LabelManaged+"=true"),
 	})
 	cancel()
 	if err != nil {
-		return nil, classify("list", err)
+		return nil, moby.Classify("list", err)
 	}
 	chosen := d.choose(res.Items)
 	out := make([]*driver.Observed, len(chosen))
@@ -40,17 +34,17 @@ func (d *Driver) List(ctx context.Context) ([]driver.Observed, error) {
 	group.SetLimit(inspections)
 	for i, in := range chosen {
 		group.Go(func() error {
-			full, err := d.inspect(groupCtx, in.ID)
+			full, err := d.eng.Inspect(groupCtx, in.ID)
 			if cerrdefs.IsNotFound(err) {
 				return nil // gone since the list
 			}
 			if err != nil {
-				return classify("list", err)
+				return moby.Classify("list", err)
 			}
-			o := observe(full)
-			o.Owned = d.identity.Of(o.Labels) == driver.Ours
+			o := moby.Observe(full)
+			o.Owned = d.of(o.Labels) == driver.Ours
 			if o.State == driver.Failed || o.State == driver.Pending {
-				d.addTail(groupCtx, &o)
+				d.eng.AddTail(groupCtx, &o)
 			}
 			out[i] = &o
 			return nil
@@ -67,7 +61,7 @@ func (d *Driver) List(ctx context.Context) ([]driver.Observed, error) {
 			kept[o.RuntimeID] = true
 		}
 	}
-	d.tails.retain(kept)
+	d.eng.KeepTails(kept)
 	return seen, nil
 }
 
@@ -76,7 +70,7 @@ func (d *Driver) List(ctx context.Context) ([]driver.Observed, error) {
 func (d *Driver) choose(items []container.Summary) []instance {
 	best := make(map[string]instance, len(items))
 	for _, item := range items {
-		if ownership := d.identity.Of(item.Labels); ownership != driver.Ours && ownership != driver.Claimed {
+		if ownership := d.of(item.Labels); ownership != driver.Ours && ownership != driver.Claimed {
 			continue
 		}
 		id := item.Labels[driver.LabelWorkload]
@@ -94,228 +88,4 @@ func (d *Driver) choose(items []container.Summary) []instance {
 		return strings.Compare(a.Labels[driver.LabelWorkload], b.Labels[driver.LabelWorkload])
 	})
 	return out
-}
-
-// observe translates an inspection. It asks nothing more.
-func observe(in container.InspectResponse) driver.Observed {
-	var labels map[string]string
-	imageName := in.Image
-	if in.Config != nil {
-		labels, imageName = in.Config.Labels, in.Config.Image
-	}
-	o := driver.FromLabels(labels)
-	o.RuntimeID = in.ID
-	o.Name = strings.TrimPrefix(in.Name, "/")
-	o.RestartCount = in.RestartCount
-	state := in.State
-	if state == nil {
-		state = &container.State{}
-	}
-	o.ExitCode = state.ExitCode
-	o.StartedAt, o.FinishedAt = parseTime(state.StartedAt), parseTime(state.FinishedAt)
-	o.State, o.Class, o.Message = stateOf(state, in.RestartCount)
-	o.Addresses, o.Ports = addresses(in.NetworkSettings)
-	o.Metadata = map[string]string{
-		"container.id":    short(in.ID),
-		"container.state": string(state.Status),
-		"container.image": driver.Bound(imageName),
-	}
-	if !o.StartedAt.IsZero() {
-		o.Metadata["container.started_at"] = o.StartedAt.Format(time.RFC3339)
-	}
-	if !o.FinishedAt.IsZero() {
-		o.Metadata["container.finished_at"] = o.FinishedAt.Format(time.RFC3339)
-		o.Metadata["container.exit_code"] = strconv.Itoa(state.ExitCode)
-	}
-	if state.Error != "" {
-		o.Metadata["container.runtime_error"] = driver.Bound(state.Error)
-	}
-	if o.Class != "" {
-		o.Metadata["failure_reason"] = string(o.Class)
-		o.Metadata["failure_message"] = driver.Bound(o.Message)
-	}
-	return o
-}
-
-// stateOf is the table of contract/semantics.md section 12, with one more row: a container that the
-// kernel killed for its memory says so.
-func stateOf(s *container.State, restarts int) (driver.State, driver.Class, string) {
-	switch s.Status {
-	case container.StateRunning:
-		if s.Health != nil && s.Health.Status != "" && s.Health.Status != container.NoHealthcheck {
-			return driver.Running, "", "running, health check: " + string(s.Health.Status)
-		}
-		return driver.Running, "", "running"
-	case container.StatePaused:
-		return driver.Stopped, "", "paused"
-	case container.StateRestarting:
-		return driver.Pending, "", fmt.Sprintf("restarting after exit code %d (restart %d)", s.ExitCode, restarts)
-	case container.StateRemoving:
-		return driver.Pending, "", "being removed"
-	case container.StateDead:
-		return driver.Failed, driver.RuntimeError, "the engine could not remove the container: " + s.Error
-	case container.StateCreated:
-		if s.Error != "" {
-			return driver.Failed, exitClass(s.Error), "could not start: " + s.Error
-		}
-		return driver.Stopped, "", "created, not started"
-	case container.StateExited:
-		switch {
-		case s.OOMKilled && s.ExitCode != 0:
-			return driver.Failed, driver.ResourceQuotaExceeded,
-				fmt.Sprintf("OOMKilled: the container exceeded its memory limit (exit code %d)", s.ExitCode)
-		case s.Error != "":
-			return driver.Failed, exitClass(s.Error), fmt.Sprintf("exited with code %d: %s", s.ExitCode, s.Error)
-		case s.ExitCode != 0:
-			return driver.Failed, driver.RuntimeError, fmt.Sprintf("exited with code %d", s.ExitCode)
-		}
-		return driver.Stopped, "", "exited with code 0"
-	}
-	return driver.Unknown, "", fmt.Sprintf("the engine reports state %q", s.Status)
-}
-
-func parseTime(s string) time.Time {
-	t, err := time.Parse(time.RFC3339Nano, s)
-	if err != nil || t.Year() <= 1 {
-		return time.Time{}
-	}
-	return t.UTC()
-}
-
-// addresses are sorted. The engine lists a port once for IPv4 and once for IPv6; on all addresses
-// that is one port.
-func addresses(settings *container.NetworkSettings) ([]string, []driver.Port) {
-	if settings == nil {
-		return nil, nil
-	}
-	var ips []string
-	for _, endpoint := range settings.Networks {
-		if endpoint == nil {
-			continue
-		}
-		if endpoint.IPAddress.IsValid() {
-			ips = append(ips, endpoint.IPAddress.String())
-		}
-		if endpoint.GlobalIPv6Address.IsValid() {
-			ips = append(ips, endpoint.GlobalIPv6Address.String())
-		}
-	}
-	slices.Sort(ips)
-	var ports []driver.Port
-	for inside, bindings := range settings.Ports {
-		// Some engines choose a free port for IPv6 that differs from the one for IPv4; then the one
-		// for IPv4 is the port.
-		four := map[string]bool{}
-		for _, b := range bindings {
-			if b.HostIP.Is4() || !b.HostIP.IsValid() {
-				four[b.HostPort] = true
-			}
-		}
-		for _, b := range bindings {
-			host, err := strconv.Atoi(b.HostPort)
-			if err != nil || host == 0 || b.HostIP == netip.IPv6Unspecified() && len(four) > 0 && !four[b.HostPort] {
-				continue
-			}
-			p := driver.Port{HostPort: host, Port: int(inside.Num()), Protocol: string(inside.Proto())}
-			if b.HostIP.IsValid() && !b.HostIP.IsUnspecified() {
-				p.HostIP = b.HostIP.String()
-			}
-			if !slices.Contains(ports, p) {
-				ports = append(ports, p)
-			}
-		}
-	}
-	slices.SortFunc(ports, func(a, b driver.Port) int {
-		if a.Port != b.Port {
-			return a.Port - b.Port
-		}
-		if c := strings.Compare(a.Protocol, b.Protocol); c != 0 {
-			return c
-		}
-		return a.HostPort - b.HostPort
-	})
-	return slices.Compact(ips), ports
-}
-
-// addTail puts the end of stderr into the metadata, read once for each end of a container.
-func (d *Driver) addTail(ctx context.Context, o *driver.Observed) {
-	if o.FinishedAt.IsZero() {
-		return
-	}
-	key := tailKey{o.RuntimeID, o.FinishedAt}
-	tail, ok := d.tails.get(key)
-	if !ok {
-		var err error
-		if tail, err = d.readTail(ctx, o.RuntimeID); err != nil {
-			o.Metadata["container.stderr_error"] = driver.Bound(err.Error())
-			return
-		}
-		d.tails.put(key, tail)
-	}
-	if tail != "" {
-		o.Metadata["container.stderr"] = tail
-	}
-}
-
-// tailLines is more than fits MaxMetadata in nearly every case; tailLimit bounds the other ones.
-const (
-	tailLines = "100"
-	tailLimit = 256 << 10
-)
-
-func (d *Driver) readTail(ctx context.Context, id string) (string, error) {
-	ctx, cancel := d.call(ctx)
-	defer cancel()
-	rc, err := d.cli.ContainerLogs(ctx, id, client.ContainerLogsOptions{ShowStderr: true, Tail: tailLines})
-	if err != nil {
-		return "", err
-	}
-	defer rc.Close()
-	var text strings.Builder
-	if _, err := stdcopy.StdCopy(io.Discard, &text, io.LimitReader(rc, tailLimit)); err != nil {
-		return "", err
-	}
-	return driver.Bound(strings.ToValidUTF8(text.String(), "�")), nil
-}
-
-type tailKey struct {
-	id       string
-	finished time.Time
-}
-
-// tailCache holds one tail for each container in the last List.
-type tailCache struct {
-	mu   sync.Mutex
-	tail map[string]cachedTail
-}
-
-type cachedTail struct {
-	key  tailKey
-	text string
-}
-
-func (c *tailCache) get(key tailKey) (string, bool) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	t, ok := c.tail[key.id]
-	return t.text, ok && t.key == key
-}
-
-func (c *tailCache) put(key tailKey, text string) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.tail == nil {
-		c.tail = make(map[string]cachedTail)
-	}
-	c.tail[key.id] = cachedTail{key, text}
-}
-
-func (c *tailCache) retain(ids map[string]bool) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	for id := range c.tail {
-		if !ids[id] {
-			delete(c.tail, id)
-		}
-	}
 }

@@ -14,6 +14,7 @@ import (
 
 	"github.com/persys/compute/agent/driver"
 	"github.com/persys/compute/agent/driver/docker"
+	"github.com/persys/compute/agent/driver/moby"
 )
 
 // testRegistry is a registry on loopback (which the engine trusts without TLS) that counts what it
@@ -169,7 +170,7 @@ func TestPull(t *testing.T) {
 		b := newBench(t, func(o *docker.Options) {
 			o.Credentials = func(ref string) (string, error) {
 				asked = ref
-				return docker.EncodeAuth("user", "open sesame", "")
+				return moby.EncodeAuth("user", "open sesame", "")
 			}
 		})
 		r := newRegistry(t)

@@ -11,6 +11,7 @@ import (
 	agentv1 "github.com/persys/compute/api/agent/v1"
 
 	"github.com/persys/compute/agent/driver"
+	"github.com/persys/compute/agent/driver/moby"
 )
 
 // Bounds of a quota that the engine knows.
@@ -27,7 +28,7 @@ const (
 
 // settings is a spec in the engine's words.
 type settings struct {
-	image  image
+	image  moby.Image
 	config *container.Config
 	host   *container.HostConfig
 }
@@ -46,14 +47,14 @@ func translate(spec driver.Spec) (settings, error) {
 		return refuse("container.managed_volumes: this agent has no volume driver; use container.volumes for a path of the machine (got %q)",
 			body.GetManagedVolumes()[0].GetName())
 	}
-	img, err := parseImage(body.GetImage())
+	img, err := moby.ParseImage("container.image", body.GetImage())
 	if err != nil {
 		return settings{}, err
 	}
 	out := settings{
 		image: img,
 		config: &container.Config{
-			Image: img.name,
+			Image: img.Name,
 			// The image's entrypoint stays, as with `docker run IMAGE COMMAND…` and in Compose.
 			Cmd:    append(append([]string(nil), body.GetCommand()...), body.GetArgs()...),
 			Labels: driver.Labels(driver.Container, spec, body.GetLabels()),

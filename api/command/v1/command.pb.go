@@ -3906,6 +3906,7 @@ type SnapshotRecord struct {
 	//	*SnapshotRecord_Token
 	//	*SnapshotRecord_Admitted
 	//	*SnapshotRecord_Revocation
+	//	*SnapshotRecord_Grave
 	Record        isSnapshotRecord_Record `protobuf_oneof:"record"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -4047,6 +4048,15 @@ func (x *SnapshotRecord) GetRevocation() *RevocationRecord {
 	return nil
 }
 
+func (x *SnapshotRecord) GetGrave() *GraveRecord {
+	if x != nil {
+		if x, ok := x.Record.(*SnapshotRecord_Grave); ok {
+			return x.Grave
+		}
+	}
+	return nil
+}
+
 type isSnapshotRecord_Record interface {
 	isSnapshotRecord_Record()
 }
@@ -4095,6 +4105,10 @@ type SnapshotRecord_Revocation struct {
 	Revocation *RevocationRecord `protobuf:"bytes,23,opt,name=revocation,proto3,oneof"`
 }
 
+type SnapshotRecord_Grave struct {
+	Grave *GraveRecord `protobuf:"bytes,35,opt,name=grave,proto3,oneof"`
+}
+
 func (*SnapshotRecord_Meta) isSnapshotRecord_Record() {}
 
 func (*SnapshotRecord_Workload) isSnapshotRecord_Record() {}
@@ -4116,6 +4130,8 @@ func (*SnapshotRecord_Token) isSnapshotRecord_Record() {}
 func (*SnapshotRecord_Admitted) isSnapshotRecord_Record() {}
 
 func (*SnapshotRecord_Revocation) isSnapshotRecord_Record() {}
+
+func (*SnapshotRecord_Grave) isSnapshotRecord_Record() {}
 
 type TokenRecord struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -4924,6 +4940,96 @@ func (x *ResidualRecord) GetReason() string {
 	return ""
 }
 
+// GraveRecord is a workload that was deleted, kept so that a node which returns
+// with it is told to let go. Written at feature level 4.
+type GraveRecord struct {
+	state    protoimpl.MessageState `protogen:"open.v1"`
+	Workload string                 `protobuf:"bytes,1,opt,name=workload,proto3" json:"workload,omitempty"`
+	// The last that was given out for it.
+	Generation *Generation `protobuf:"bytes,2,opt,name=generation,proto3" json:"generation,omitempty"`
+	// Where it was last, or where it was let go of last; may be empty.
+	Node string `protobuf:"bytes,3,opt,name=node,proto3" json:"node,omitempty"`
+	// What it claimed of a node: amounts, storage pool and host ports.
+	Claims *Demand `protobuf:"bytes,4,opt,name=claims,proto3" json:"claims,omitempty"`
+	// Unix nanoseconds, and the log index, of its end.
+	At            int64  `protobuf:"varint,5,opt,name=at,proto3" json:"at,omitempty"`
+	Index         uint64 `protobuf:"varint,6,opt,name=index,proto3" json:"index,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GraveRecord) Reset() {
+	*x = GraveRecord{}
+	mi := &file_api_command_v1_command_proto_msgTypes[59]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GraveRecord) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GraveRecord) ProtoMessage() {}
+
+func (x *GraveRecord) ProtoReflect() protoreflect.Message {
+	mi := &file_api_command_v1_command_proto_msgTypes[59]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GraveRecord.ProtoReflect.Descriptor instead.
+func (*GraveRecord) Descriptor() ([]byte, []int) {
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{59}
+}
+
+func (x *GraveRecord) GetWorkload() string {
+	if x != nil {
+		return x.Workload
+	}
+	return ""
+}
+
+func (x *GraveRecord) GetGeneration() *Generation {
+	if x != nil {
+		return x.Generation
+	}
+	return nil
+}
+
+func (x *GraveRecord) GetNode() string {
+	if x != nil {
+		return x.Node
+	}
+	return ""
+}
+
+func (x *GraveRecord) GetClaims() *Demand {
+	if x != nil {
+		return x.Claims
+	}
+	return nil
+}
+
+func (x *GraveRecord) GetAt() int64 {
+	if x != nil {
+		return x.At
+	}
+	return 0
+}
+
+func (x *GraveRecord) GetIndex() uint64 {
+	if x != nil {
+		return x.Index
+	}
+	return 0
+}
+
 type ReceiptRecord struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Request       []byte                 `protobuf:"bytes,1,opt,name=request,proto3" json:"request,omitempty"`
@@ -4936,7 +5042,7 @@ type ReceiptRecord struct {
 
 func (x *ReceiptRecord) Reset() {
 	*x = ReceiptRecord{}
-	mi := &file_api_command_v1_command_proto_msgTypes[59]
+	mi := &file_api_command_v1_command_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4948,7 +5054,7 @@ func (x *ReceiptRecord) String() string {
 func (*ReceiptRecord) ProtoMessage() {}
 
 func (x *ReceiptRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[59]
+	mi := &file_api_command_v1_command_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4961,7 +5067,7 @@ func (x *ReceiptRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReceiptRecord.ProtoReflect.Descriptor instead.
 func (*ReceiptRecord) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{59}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{60}
 }
 
 func (x *ReceiptRecord) GetRequest() []byte {
@@ -5005,7 +5111,7 @@ type Outcome struct {
 
 func (x *Outcome) Reset() {
 	*x = Outcome{}
-	mi := &file_api_command_v1_command_proto_msgTypes[60]
+	mi := &file_api_command_v1_command_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5017,7 +5123,7 @@ func (x *Outcome) String() string {
 func (*Outcome) ProtoMessage() {}
 
 func (x *Outcome) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[60]
+	mi := &file_api_command_v1_command_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5030,7 +5136,7 @@ func (x *Outcome) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Outcome.ProtoReflect.Descriptor instead.
 func (*Outcome) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{60}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{61}
 }
 
 func (x *Outcome) GetKind() uint32 {
@@ -5073,7 +5179,7 @@ type ItemOutcome struct {
 
 func (x *ItemOutcome) Reset() {
 	*x = ItemOutcome{}
-	mi := &file_api_command_v1_command_proto_msgTypes[61]
+	mi := &file_api_command_v1_command_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5085,7 +5191,7 @@ func (x *ItemOutcome) String() string {
 func (*ItemOutcome) ProtoMessage() {}
 
 func (x *ItemOutcome) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[61]
+	mi := &file_api_command_v1_command_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5098,7 +5204,7 @@ func (x *ItemOutcome) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ItemOutcome.ProtoReflect.Descriptor instead.
 func (*ItemOutcome) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{61}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{62}
 }
 
 func (x *ItemOutcome) GetId() string {
@@ -5147,7 +5253,7 @@ type EventRecord struct {
 
 func (x *EventRecord) Reset() {
 	*x = EventRecord{}
-	mi := &file_api_command_v1_command_proto_msgTypes[62]
+	mi := &file_api_command_v1_command_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5159,7 +5265,7 @@ func (x *EventRecord) String() string {
 func (*EventRecord) ProtoMessage() {}
 
 func (x *EventRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[62]
+	mi := &file_api_command_v1_command_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5172,7 +5278,7 @@ func (x *EventRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EventRecord.ProtoReflect.Descriptor instead.
 func (*EventRecord) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{62}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{63}
 }
 
 func (x *EventRecord) GetSeq() uint64 {
@@ -5543,7 +5649,7 @@ const file_api_command_v1_command_proto_rawDesc = "" +
 	"\x05magic\x18\x01 \x01(\tR\x05magic\x12\x16\n" +
 	"\x06format\x18\x02 \x01(\rR\x06format\x12\x14\n" +
 	"\x05index\x18\x03 \x01(\x04R\x05index\x12\x12\n" +
-	"\x04term\x18\x04 \x01(\x04R\x04term\"\xaf\x05\n" +
+	"\x04term\x18\x04 \x01(\x04R\x04term\"\xe7\x05\n" +
 	"\x0eSnapshotRecord\x123\n" +
 	"\x04meta\x18\x01 \x01(\v2\x1d.persys.command.v1.MetaRecordH\x00R\x04meta\x12?\n" +
 	"\bworkload\x18\x02 \x01(\v2!.persys.command.v1.WorkloadRecordH\x00R\bworkload\x123\n" +
@@ -5557,7 +5663,8 @@ const file_api_command_v1_command_proto_rawDesc = "" +
 	"\badmitted\x18\x16 \x01(\v2\x18.persys.command.v1.AdmitH\x00R\badmitted\x12E\n" +
 	"\n" +
 	"revocation\x18\x17 \x01(\v2#.persys.command.v1.RevocationRecordH\x00R\n" +
-	"revocationB\b\n" +
+	"revocation\x126\n" +
+	"\x05grave\x18# \x01(\v2\x1e.persys.command.v1.GraveRecordH\x00R\x05graveB\b\n" +
 	"\x06record\"~\n" +
 	"\vTokenRecord\x121\n" +
 	"\x05token\x18\x01 \x01(\v2\x1b.persys.command.v1.PutTokenR\x05token\x12\x1d\n" +
@@ -5655,7 +5762,16 @@ const file_api_command_v1_command_proto_rawDesc = "" +
 	"\tengine_id\x18\x04 \x01(\tR\bengineId\x121\n" +
 	"\x06demand\x18\x05 \x01(\v2\x19.persys.command.v1.DemandR\x06demand\x12\x14\n" +
 	"\x05since\x18\x06 \x01(\x03R\x05since\x12\x16\n" +
-	"\x06reason\x18\a \x01(\tR\x06reason\"\x81\x01\n" +
+	"\x06reason\x18\a \x01(\tR\x06reason\"\xd5\x01\n" +
+	"\vGraveRecord\x12\x1a\n" +
+	"\bworkload\x18\x01 \x01(\tR\bworkload\x12=\n" +
+	"\n" +
+	"generation\x18\x02 \x01(\v2\x1d.persys.command.v1.GenerationR\n" +
+	"generation\x12\x12\n" +
+	"\x04node\x18\x03 \x01(\tR\x04node\x121\n" +
+	"\x06claims\x18\x04 \x01(\v2\x19.persys.command.v1.DemandR\x06claims\x12\x0e\n" +
+	"\x02at\x18\x05 \x01(\x03R\x02at\x12\x14\n" +
+	"\x05index\x18\x06 \x01(\x04R\x05index\"\x81\x01\n" +
 	"\rReceiptRecord\x12\x18\n" +
 	"\arequest\x18\x01 \x01(\fR\arequest\x12\x10\n" +
 	"\x03seq\x18\x02 \x01(\x04R\x03seq\x12\x0e\n" +
@@ -5698,7 +5814,7 @@ func file_api_command_v1_command_proto_rawDescGZIP() []byte {
 	return file_api_command_v1_command_proto_rawDescData
 }
 
-var file_api_command_v1_command_proto_msgTypes = make([]protoimpl.MessageInfo, 63)
+var file_api_command_v1_command_proto_msgTypes = make([]protoimpl.MessageInfo, 64)
 var file_api_command_v1_command_proto_goTypes = []any{
 	(*Batch)(nil),            // 0: persys.command.v1.Batch
 	(*Epoch)(nil),            // 1: persys.command.v1.Epoch
@@ -5759,10 +5875,11 @@ var file_api_command_v1_command_proto_goTypes = []any{
 	(*WorkloadRecord)(nil),   // 56: persys.command.v1.WorkloadRecord
 	(*NodeRecord)(nil),       // 57: persys.command.v1.NodeRecord
 	(*ResidualRecord)(nil),   // 58: persys.command.v1.ResidualRecord
-	(*ReceiptRecord)(nil),    // 59: persys.command.v1.ReceiptRecord
-	(*Outcome)(nil),          // 60: persys.command.v1.Outcome
-	(*ItemOutcome)(nil),      // 61: persys.command.v1.ItemOutcome
-	(*EventRecord)(nil),      // 62: persys.command.v1.EventRecord
+	(*GraveRecord)(nil),      // 59: persys.command.v1.GraveRecord
+	(*ReceiptRecord)(nil),    // 60: persys.command.v1.ReceiptRecord
+	(*Outcome)(nil),          // 61: persys.command.v1.Outcome
+	(*ItemOutcome)(nil),      // 62: persys.command.v1.ItemOutcome
+	(*EventRecord)(nil),      // 63: persys.command.v1.EventRecord
 }
 var file_api_command_v1_command_proto_depIdxs = []int32{
 	4,  // 0: persys.command.v1.Batch.commands:type_name -> persys.command.v1.Command
@@ -5824,30 +5941,33 @@ var file_api_command_v1_command_proto_depIdxs = []int32{
 	56, // 56: persys.command.v1.SnapshotRecord.workload:type_name -> persys.command.v1.WorkloadRecord
 	57, // 57: persys.command.v1.SnapshotRecord.node:type_name -> persys.command.v1.NodeRecord
 	58, // 58: persys.command.v1.SnapshotRecord.residual:type_name -> persys.command.v1.ResidualRecord
-	59, // 59: persys.command.v1.SnapshotRecord.receipt:type_name -> persys.command.v1.ReceiptRecord
-	62, // 60: persys.command.v1.SnapshotRecord.event:type_name -> persys.command.v1.EventRecord
+	60, // 59: persys.command.v1.SnapshotRecord.receipt:type_name -> persys.command.v1.ReceiptRecord
+	63, // 60: persys.command.v1.SnapshotRecord.event:type_name -> persys.command.v1.EventRecord
 	37, // 61: persys.command.v1.SnapshotRecord.replica:type_name -> persys.command.v1.PutReplica
 	43, // 62: persys.command.v1.SnapshotRecord.authority:type_name -> persys.command.v1.PutAuthority
 	52, // 63: persys.command.v1.SnapshotRecord.token:type_name -> persys.command.v1.TokenRecord
 	47, // 64: persys.command.v1.SnapshotRecord.admitted:type_name -> persys.command.v1.Admit
 	53, // 65: persys.command.v1.SnapshotRecord.revocation:type_name -> persys.command.v1.RevocationRecord
-	45, // 66: persys.command.v1.TokenRecord.token:type_name -> persys.command.v1.PutToken
-	48, // 67: persys.command.v1.RevocationRecord.revoke:type_name -> persys.command.v1.Revoke
-	11, // 68: persys.command.v1.WorkloadRecord.put:type_name -> persys.command.v1.WorkloadPut
-	2,  // 69: persys.command.v1.WorkloadRecord.generation:type_name -> persys.command.v1.Generation
-	34, // 70: persys.command.v1.WorkloadRecord.actual:type_name -> persys.command.v1.WorkloadReport
-	17, // 71: persys.command.v1.NodeRecord.facts:type_name -> persys.command.v1.RegisterNode
-	2,  // 72: persys.command.v1.ResidualRecord.generation:type_name -> persys.command.v1.Generation
-	9,  // 73: persys.command.v1.ResidualRecord.demand:type_name -> persys.command.v1.Demand
-	60, // 74: persys.command.v1.ReceiptRecord.outcome:type_name -> persys.command.v1.Outcome
-	61, // 75: persys.command.v1.Outcome.items:type_name -> persys.command.v1.ItemOutcome
-	2,  // 76: persys.command.v1.ItemOutcome.generation:type_name -> persys.command.v1.Generation
-	5,  // 77: persys.command.v1.EventRecord.details:type_name -> persys.command.v1.Label
-	78, // [78:78] is the sub-list for method output_type
-	78, // [78:78] is the sub-list for method input_type
-	78, // [78:78] is the sub-list for extension type_name
-	78, // [78:78] is the sub-list for extension extendee
-	0,  // [0:78] is the sub-list for field type_name
+	59, // 66: persys.command.v1.SnapshotRecord.grave:type_name -> persys.command.v1.GraveRecord
+	45, // 67: persys.command.v1.TokenRecord.token:type_name -> persys.command.v1.PutToken
+	48, // 68: persys.command.v1.RevocationRecord.revoke:type_name -> persys.command.v1.Revoke
+	11, // 69: persys.command.v1.WorkloadRecord.put:type_name -> persys.command.v1.WorkloadPut
+	2,  // 70: persys.command.v1.WorkloadRecord.generation:type_name -> persys.command.v1.Generation
+	34, // 71: persys.command.v1.WorkloadRecord.actual:type_name -> persys.command.v1.WorkloadReport
+	17, // 72: persys.command.v1.NodeRecord.facts:type_name -> persys.command.v1.RegisterNode
+	2,  // 73: persys.command.v1.ResidualRecord.generation:type_name -> persys.command.v1.Generation
+	9,  // 74: persys.command.v1.ResidualRecord.demand:type_name -> persys.command.v1.Demand
+	2,  // 75: persys.command.v1.GraveRecord.generation:type_name -> persys.command.v1.Generation
+	9,  // 76: persys.command.v1.GraveRecord.claims:type_name -> persys.command.v1.Demand
+	61, // 77: persys.command.v1.ReceiptRecord.outcome:type_name -> persys.command.v1.Outcome
+	62, // 78: persys.command.v1.Outcome.items:type_name -> persys.command.v1.ItemOutcome
+	2,  // 79: persys.command.v1.ItemOutcome.generation:type_name -> persys.command.v1.Generation
+	5,  // 80: persys.command.v1.EventRecord.details:type_name -> persys.command.v1.Label
+	81, // [81:81] is the sub-list for method output_type
+	81, // [81:81] is the sub-list for method input_type
+	81, // [81:81] is the sub-list for extension type_name
+	81, // [81:81] is the sub-list for extension extendee
+	0,  // [0:81] is the sub-list for field type_name
 }
 
 func init() { file_api_command_v1_command_proto_init() }
@@ -5899,6 +6019,7 @@ func file_api_command_v1_command_proto_init() {
 		(*SnapshotRecord_Token)(nil),
 		(*SnapshotRecord_Admitted)(nil),
 		(*SnapshotRecord_Revocation)(nil),
+		(*SnapshotRecord_Grave)(nil),
 	}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
@@ -5906,7 +6027,7 @@ func file_api_command_v1_command_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_api_command_v1_command_proto_rawDesc), len(file_api_command_v1_command_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   63,
+			NumMessages:   64,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

@@ -126,8 +126,20 @@ func hint(cfg *Config) string {
 }
 
 func (c *Config) files(log *slog.Logger) (*pki.Files, error) {
-	return pki.LoadFiles(pki.FilesConfig{CA: c.TLSCA, Cert: c.TLSCert, Key: c.TLSKey, Mapping: pki.DefaultMapping(""), Log: log,
+	mapping, err := c.mapping()
+	if err != nil {
+		return nil, err
+	}
+	return pki.LoadFiles(pki.FilesConfig{CA: c.TLSCA, Cert: c.TLSCert, Key: c.TLSKey, Mapping: mapping, Log: log,
 		Settings: pki.Settings{Insecure: "-insecure"}})
+}
+
+func (c *Config) mapping() (pki.Mapping, error) {
+	m, err := pki.DefaultMapping("").With(c.TLSPeers)
+	if err != nil {
+		return m, fmt.Errorf("PERSYS_TLS_PEERS: %w", err)
+	}
+	return m, nil
 }
 
 // secure sets up mutual TLS for the agent's own API.
@@ -139,7 +151,10 @@ func secure(acfg *agent.Config, cfg *Config, log *slog.Logger) error {
 	if err != nil {
 		return err
 	}
-	mapping := pki.DefaultMapping("")
+	mapping, err := cfg.mapping()
+	if err != nil {
+		return err
+	}
 	acfg.Authorize, acfg.Self = &mapping, files.Identity
 	tls := files.ServerConfig(pki.ServerOptions{NextProtos: []string{"h2"}})
 	acfg.ServerOptions = append(acfg.ServerOptions, grpc.Creds(credentials.NewTLS(tls)))

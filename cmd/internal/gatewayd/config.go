@@ -39,10 +39,11 @@ type Config struct {
 	DiscoveryDomain  string `yaml:"prow.discovery_domain" usage:"find the schedulers at _<discovery_service>._tcp.<domain>, as cluster cluster-discovered"`
 	DiscoveryService string `yaml:"prow.discovery_service" default:"persys-scheduler" usage:"see prow.discovery_domain"`
 
-	TLSCert           string `env:"PERSYS_GATEWAY_TLS_CERT_PATH,PERSYS_TLS_CERT" flag:"tls-cert" yaml:"tls.cert_path" default:"/etc/persys/certs/gateway.crt" usage:"certificate, towards callers and schedulers"`
-	TLSKey            string `env:"PERSYS_GATEWAY_TLS_KEY_PATH,PERSYS_TLS_KEY" flag:"tls-key" yaml:"tls.key_path" default:"/etc/persys/certs/gateway.key" usage:"private key"`
-	TLSCA             string `env:"PERSYS_GATEWAY_TLS_CA_PATH,PERSYS_TLS_CA" flag:"tls-ca" yaml:"tls.ca_path" default:"/etc/persys/certs/ca.crt" usage:"CA bundle"`
-	RequireClientCert bool   `env:"PERSYS_GATEWAY_REQUIRE_CLIENT_CERT" yaml:"tls.require_client_cert" default:"false" usage:"end the handshake of clients without a certificate; otherwise they need a bearer token"`
+	TLSCert           string            `env:"PERSYS_GATEWAY_TLS_CERT_PATH,PERSYS_TLS_CERT" flag:"tls-cert" yaml:"tls.cert_path" default:"/etc/persys/certs/gateway.crt" usage:"certificate, towards callers and schedulers"`
+	TLSKey            string            `env:"PERSYS_GATEWAY_TLS_KEY_PATH,PERSYS_TLS_KEY" flag:"tls-key" yaml:"tls.key_path" default:"/etc/persys/certs/gateway.key" usage:"private key"`
+	TLSCA             string            `env:"PERSYS_GATEWAY_TLS_CA_PATH,PERSYS_TLS_CA" flag:"tls-ca" yaml:"tls.ca_path" default:"/etc/persys/certs/ca.crt" usage:"CA bundle"`
+	TLSPeers          map[string]string `env:"PERSYS_TLS_PEERS" flag:"tls-peers" yaml:"tls.peers" usage:"certificates from elsewhere, CN or DNS name = role or role/id: control.example.com=scheduler"`
+	RequireClientCert bool              `env:"PERSYS_GATEWAY_REQUIRE_CLIENT_CERT" yaml:"tls.require_client_cert" default:"false" usage:"end the handshake of clients without a certificate; otherwise they need a bearer token"`
 
 	OIDCIssuer   string            `env:"PERSYS_GATEWAY_OIDC_ISSUER" yaml:"auth.oidc.issuer" usage:"URL of an OpenID Connect provider whose tokens are taken"`
 	OIDCAudience string            `env:"PERSYS_GATEWAY_OIDC_AUDIENCE" yaml:"auth.oidc.audience" usage:"client id that tokens must be for"`

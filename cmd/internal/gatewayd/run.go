@@ -54,11 +54,15 @@ func Start(ctx context.Context, cfg Config, version string, log *slog.Logger) (_
 			s.close()
 		}
 	}()
+	mapping, err := pki.DefaultMapping("").With(cfg.TLSPeers)
+	if err != nil {
+		return nil, fmt.Errorf("PERSYS_TLS_PEERS: %w", err)
+	}
 	var files *pki.Files
 	if cfg.Insecure {
 		log.Warn("running with -insecure: plaintext, and every caller may do everything", "bind", cfg.HTTPAddr)
 	} else if files, err = pki.LoadFiles(pki.FilesConfig{
-		CA: cfg.TLSCA, Cert: cfg.TLSCert, Key: cfg.TLSKey, Mapping: pki.DefaultMapping(""), Log: log,
+		CA: cfg.TLSCA, Cert: cfg.TLSCert, Key: cfg.TLSKey, Mapping: mapping, Log: log,
 		Settings: pki.Settings{CA: "PERSYS_GATEWAY_TLS_CA_PATH", Cert: "PERSYS_GATEWAY_TLS_CERT_PATH", Key: "PERSYS_GATEWAY_TLS_KEY_PATH"},
 	}); err != nil {
 		return nil, err

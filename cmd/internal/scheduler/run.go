@@ -62,7 +62,7 @@ func Start(ctx context.Context, cfg Config, version string, log *slog.Logger) (_
 		return nil, err
 	}
 	r := &Replica{cfg: cfg, log: log, version: version, metrics: newMetrics(), registry: prometheus.NewRegistry()}
-	if r.tls, err = cfg.files(pki.DefaultMapping("")); err != nil {
+	if r.tls, err = cfg.files(); err != nil {
 		return nil, err
 	}
 	if cfg.Insecure {
@@ -128,7 +128,6 @@ func (r *Replica) openNode(ctx context.Context) error {
 		Logger:          r.log,
 		Version:         r.version,
 		FeatureLevel:    fsm.FeatureLevel,
-		Metrics:         r.metrics,
 	}
 	if r.tls != nil {
 		nc.TLS = cluster.TLSFromFiles(r.tls)
@@ -156,7 +155,7 @@ func (r *Replica) gossipKey() ([]byte, error) {
 func (r *Replica) openServer() error {
 	cfg := &r.cfg
 	self := rpc.Peer{ID: r.node.ID(), Name: cfg.Name, GRPCAddr: cfg.grpcAdvertise(r.grpcLis.Addr())}
-	r.adapter = newReplica(r.node, self, r.metrics.leaderChanges.Inc)
+	r.adapter = newReplica(r.node, self)
 	agentTLS := r.tls
 	if cfg.AgentTLS == "false" {
 		agentTLS = nil
@@ -168,8 +167,7 @@ func (r *Replica) openServer() error {
 		UnavailableGrace: int64(cfg.UnavailableGrace),
 		MissingGrace:     int64(cfg.MissingGrace),
 	}
-	r.agents = rpc.NewAgents(r.node.Store(), agentTLS, r.keys,
-		grpc.WithChainUnaryInterceptor(r.metrics.agentUnary), grpc.WithChainStreamInterceptor(r.metrics.agentStream))
+	r.agents = rpc.NewAgents(r.node.Store(), agentTLS, r.keys)
 	lcfg := leader.Config{
 		Tuning:            tuning,
 		HeartbeatInterval: cfg.HeartbeatInterval,
@@ -193,7 +191,6 @@ func (r *Replica) openServer() error {
 		Shard:        cfg.Shard,
 		Version:      r.version,
 		Interceptors: []grpc.UnaryServerInterceptor{r.metrics.unary},
-		StreamInts:   []grpc.StreamServerInterceptor{r.metrics.stream},
 		Logger:       r.log,
 	})
 	if err != nil {

@@ -1,4 +1,4 @@
-package docker
+package moby
 
 import (
 	"context"
@@ -84,8 +84,8 @@ func pullPhrases() []phrase {
 	}
 }
 
-// classify makes a driver.Error of an engine call's error; nil stays nil.
-func classify(op string, err error) error {
+// Classify makes a driver.Error of an engine call's error; nil stays nil.
+func Classify(op string, err error) error {
 	if err == nil {
 		return nil
 	}
@@ -152,8 +152,8 @@ func pullClass(err error) driver.Class {
 	return driver.ImagePullTimeout
 }
 
-// exitClass judges a container that ended or could not start, from the engine's note of it.
-func exitClass(note string) driver.Class {
+// ExitClass judges a container that ended or could not start, from the engine's note of it.
+func ExitClass(note string) driver.Class {
 	if note == "" {
 		return driver.RuntimeError
 	}

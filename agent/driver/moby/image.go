@@ -1,0 +1,127 @@
+package moby
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	cerrdefs "github.com/containerd/errdefs"
+	"github.com/distribution/reference"
+	"github.com/moby/moby/api/pkg/authconfig"
+	"github.com/moby/moby/api/types/registry"
+	"github.com/moby/moby/client"
+	"github.com/persys/compute/agent/driver"
+)
+
+// EncodeAuth makes the value that Options.Credentials returns.
+func EncodeAuth(user, password, server string) (string, error) {
+	return authconfig.Encode(registry.AuthConfig{Username: user, Password: password, ServerAddress: server})
+}
+
+// Image is a parsed reference and what its form says about pulling:
+//
+//	repo@sha256:…   pinned: what is here is what was meant; pulled only if missing
+//	repo:tag        pulled only if missing
+//	repo, :latest   floating: renewed when a container is made, but a registry that fails does not
+//	                matter while a copy is here, and a copy that came from no registry (built or
+//	                loaded here) is never looked up
+//	sha256:…        an image of this engine, never pulled
+type Image struct {
+	Name     string // what the engine is asked for
+	Floating bool
+	Local    bool
+}
+
+// ParseImage reads the reference that stands in a field of the spec.
+func ParseImage(field, ref string) (Image, error) {
+	if ref == "" {
+		return Image{}, driver.Errorf(driver.InvalidSpecification, "image", "%s: must not be empty", field)
+	}
+	any, err := reference.ParseAnyReference(ref)
+	if err != nil {
+		return Image{}, driver.Errorf(driver.InvalidImage, "image", "%s: %q: %w", field, ref, err)
+	}
+	named, ok := any.(reference.Named)
+	if !ok {
+		return Image{Name: any.String(), Local: true}, nil
+	}
+	if digested, ok := named.(reference.Digested); ok {
+		// A tag beside a digest says nothing, and some engines do not find the pair locally.
+		canonical, err := reference.WithDigest(reference.TrimNamed(named), digested.Digest())
+		if err != nil {
+			return Image{}, driver.Errorf(driver.InvalidImage, "image", "%s: %q: %w", field, ref, err)
+		}
+		return Image{Name: reference.FamiliarString(canonical)}, nil
+	}
+	tagged := reference.TagNameOnly(named)
+	return Image{
+		Name:     reference.FamiliarString(tagged),
+		Floating: tagged.(reference.Tagged).Tag() == "latest",
+	}, nil
+}
+
+// Refresh renews a floating image before a container is made of it. Other images cost nothing
+// here: creating tells when they are missing.
+func (e *Engine) Refresh(ctx context.Context, id driver.ID, img Image) error {
+	if !img.Floating {
+		return nil
+	}
+	inspectCtx, cancel := e.Call(ctx)
+	res, err := e.Client.ImageInspect(inspectCtx, img.Name)
+	cancel()
+	switch {
+	case cerrdefs.IsNotFound(err):
+		return e.Pull(ctx, img, e.opt.PullTimeout)
+	case err != nil:
+		return Classify("image", err)
+	case len(res.RepoDigests) == 0:
+		return nil
+	}
+	err = e.Pull(ctx, img, e.opt.RefreshTimeout)
+	if err == nil {
+		return nil
+	}
+	if ctx.Err() != nil || driver.ClassOf(err) == driver.RuntimeUnhealthy {
+		return err
+	}
+	e.log.Warn("the image could not be renewed; the copy on this machine is used",
+		"workload", string(id), "image", img.Name, "error", err)
+	return nil
+}
+
+// Pull fetches an image and reads the engine's progress to its end, where late errors are.
+func (e *Engine) Pull(ctx context.Context, img Image, limit time.Duration) error {
+	if img.Local {
+		return driver.Errorf(driver.InvalidImage, "pull", "no image %s on this engine; an image id cannot be pulled", img.Name)
+	}
+	auth := ""
+	if e.opt.Credentials != nil {
+		var err error
+		if auth, err = e.opt.Credentials(img.Name); err != nil {
+			return driver.Errorf(driver.ImagePullAuthFailed, "pull", "credentials for %s: %w", img.Name, err)
+		}
+	}
+	pullCtx, cancel := context.WithTimeout(ctx, limit)
+	defer cancel()
+	err := e.pullAndDrain(pullCtx, img.Name, auth)
+	if err == nil {
+		return nil
+	}
+	if cause := pullCtx.Err(); cause != nil && !errors.Is(err, cause) {
+		// The stream of a pull that ran out of time breaks with whatever it was doing.
+		err = errors.Join(cause, err)
+	}
+	class := pullClass(err)
+	if class == driver.ImagePullTimeout && pullCtx.Err() != nil && ctx.Err() == nil {
+		return driver.Errorf(class, "pull", "image %s: not pulled within %s: %w", img.Name, limit, err)
+	}
+	return driver.Errorf(class, "pull", "image %s: %w", img.Name, err)
+}
+
+func (e *Engine) pullAndDrain(ctx context.Context, name, auth string) error {
+	res, err := e.Client.ImagePull(ctx, name, client.ImagePullOptions{RegistryAuth: auth})
+	if err != nil {
+		return err
+	}
+	return errors.Join(res.Wait(ctx), res.Close())
+}

@@ -1,0 +1,152 @@
+package moby
+
+import (
+	"context"
+	"errors"
+	"io"
+	"strconv"
+	"sync"
+	"time"
+
+	"github.com/moby/moby/api/pkg/stdcopy"
+	"github.com/moby/moby/client"
+	"github.com/persys/compute/agent/driver"
+)
+
+// How long Events waits before it asks again an engine that went away.
+const (
+	minBackoff = 200 * time.Millisecond
+	maxBackoff = 5 * time.Second
+)
+
+// Events sends the workload of every container event whose labels pick accepts. It outlives the
+// engine: the stream is opened again until ctx ends.
+func (e *Engine) Events(ctx context.Context, pick func(labels map[string]string) bool) (<-chan driver.ID, error) {
+	if err := ctx.Err(); err != nil {
+		return nil, &driver.Error{Class: driver.UnknownError, Op: "events", Err: err}
+	}
+	hints := driver.NewHints()
+	out := make(chan driver.ID)
+	go hints.Send(ctx, out)
+	go e.watch(ctx, hints, pick)
+	return out, nil
+}
+
+func (e *Engine) watch(ctx context.Context, hints *driver.Hints, pick func(map[string]string) bool) {
+	backoff := minBackoff
+	for {
+		start := time.Now()
+		err := e.watchOnce(ctx, hints, pick)
+		if ctx.Err() != nil {
+			return
+		}
+		if time.Since(start) > maxBackoff {
+			backoff = minBackoff
+		}
+		e.log.Warn("the engine's event stream ended; it is opened again", "after", backoff, "error", err)
+		timer := time.NewTimer(backoff)
+		select {
+		case <-timer.C:
+		case <-ctx.Done():
+			timer.Stop()
+			return
+		}
+		backoff = min(2*backoff, maxBackoff)
+	}
+}
+
+// watchOnce reads one stream to its end. Whatever happened before it was open has been missed, so it
+// begins with the hint that anything may have changed; the first one too, because Events returns
+// before the engine has answered.
+func (e *Engine) watchOnce(ctx context.Context, hints *driver.Hints, pick func(map[string]string) bool) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	stream := e.Client.Events(ctx, client.EventsListOptions{
+		Filters: make(client.Filters).
+			Add("type", "container").
+			Add("label", driver.LabelManaged+"=true").
+			Add("event", "create", "start", "die", "stop", "oom", "pause", "unpause", "destroy", "rename", "health_status"),
+	})
+	select {
+	case err := <-stream.Err:
+		return err
+	default:
+		hints.Add("")
+	}
+	for {
+		select {
+		case msg := <-stream.Messages:
+			if pick(msg.Actor.Attributes) {
+				hints.Add(driver.ID(msg.Actor.Attributes[driver.LabelWorkload]))
+			}
+		case err := <-stream.Err:
+			return err
+		}
+	}
+}
+
+// Logs is the output of one container. Stdout and stderr are merged frame by frame, as the engine
+// sends them.
+func (e *Engine) Logs(ctx context.Context, id string, options driver.LogOptions) (io.ReadCloser, error) {
+	full, err := e.Inspect(ctx, id)
+	if err != nil {
+		return nil, Classify("logs", err)
+	}
+	opts := client.ContainerLogsOptions{
+		ShowStdout: true, ShowStderr: true, Follow: options.Follow, Timestamps: options.Timestamps,
+	}
+	if options.Tail > 0 {
+		opts.Tail = strconv.Itoa(options.Tail)
+	}
+	if !options.Since.IsZero() {
+		opts.Since = options.Since.UTC().Format(time.RFC3339Nano)
+	}
+	bound := e.Call
+	if options.Follow {
+		bound = context.WithCancel // as long as the workload runs
+	}
+	logCtx, cancel := bound(ctx)
+	rc, err := e.Client.ContainerLogs(logCtx, id, opts)
+	if err != nil {
+		cancel()
+		return nil, Classify("logs", err)
+	}
+	if full.Config != nil && full.Config.Tty {
+		// An adopted container may have a terminal; then there are no frames.
+		return &logReader{Reader: rc, stop: func() { cancel(); rc.Close() }}, nil
+	}
+	return demultiplex(rc, cancel), nil
+}
+
+// demultiplex takes the frames away. Closing ends the copying goroutine before it returns.
+func demultiplex(rc io.ReadCloser, cancel context.CancelFunc) io.ReadCloser {
+	pr, pw := io.Pipe()
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		_, err := stdcopy.StdCopy(pw, pw, rc)
+		if errors.Is(err, context.Canceled) {
+			err = nil
+		}
+		pw.CloseWithError(err)
+		rc.Close()
+		cancel()
+	}()
+	return &logReader{Reader: pr, stop: func() {
+		cancel()
+		pr.CloseWithError(io.ErrClosedPipe)
+		rc.Close()
+		<-done
+	}}
+}
+
+type logReader struct {
+	io.Reader
+	once sync.Once
+	stop func()
+}
+
+func (r *logReader) Close() error {
+	r.once.Do(r.stop)
+	return nil
+}

@@ -1,0 +1,360 @@
+package main
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/miekg/dns"
+
+	"github.com/persys/compute/e2e/harness"
+)
+
+// namers are our DNS server and CoreDNS with its file plugin, each a process of
+// its own with the same names and as many sockets as there are CPUs.
+type namers struct {
+	zone         string // the peer's file
+	ours, theirs string // addresses
+	serial       int
+
+	cmd     *exec.Cmd
+	orders  io.WriteCloser
+	replies *bufio.Scanner
+	coredns *harness.Part
+}
+
+const dnsPatience = 60 * time.Second
+
+// startNamers starts both once per run.
+func (e *env) startNamers(ctx context.Context) (*namers, error) {
+	if e.namers != nil {
+		return e.namers, nil
+	}
+	dir := e.folder()
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return nil, err
+	}
+	n := &namers{zone: filepath.Join(dir, "zone"), serial: 1}
+	if err := writeZone(n.zone, n.serial, -1, ""); err != nil {
+		return nil, err
+	}
+	if err := n.start(ctx, dir); err != nil {
+		n.close()
+		return nil, err
+	}
+	e.namers = n
+	return n, nil
+}
+
+func (n *namers) start(ctx context.Context, dir string) error {
+	self, err := os.Executable()
+	if err != nil {
+		return err
+	}
+	n.cmd = exec.Command(self, serveDNSArg)
+	n.cmd.Stderr = os.Stderr
+	n.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	if n.orders, err = n.cmd.StdinPipe(); err != nil {
+		return err
+	}
+	out, err := n.cmd.StdoutPipe()
+	if err != nil {
+		return err
+	}
+	n.replies = bufio.NewScanner(out)
+	if err := n.cmd.Start(); err != nil {
+		return err
+	}
+	// The peer is at its best with a socket per CPU, as ours has.
+	block := harness.Block{Zones: []string{dnsDomain},
+		Config: fmt.Sprintf("\tmultisocket %d\n\tfile %s {\n\t\treload 100ms\n\t}", runtime.GOMAXPROCS(0), n.zone)}
+	if n.coredns, err = harness.CoreDNS(ctx, dir, block); err != nil {
+		return err
+	}
+	if err := n.coredns.Start(); err != nil {
+		return err
+	}
+	n.theirs = n.coredns.Addr
+	if n.ours, err = n.reply(); err != nil {
+		return err
+	}
+	if err := harness.WaitListening(ctx, n.coredns, dnsPatience); err != nil {
+		return err
+	}
+	return n.compare(ctx)
+}
+
+func (n *namers) reply() (string, error) {
+	if !n.replies.Scan() {
+		return "", fmt.Errorf("our server has ended: %w", errors.Join(n.replies.Err(), io.ErrUnexpectedEOF))
+	}
+	return n.replies.Text(), nil
+}
+
+func (n *namers) close() {
+	if n.orders != nil {
+		n.orders.Close()
+	}
+	if n.cmd != nil && n.cmd.Process != nil {
+		_ = n.cmd.Process.Kill()
+		_ = n.cmd.Wait()
+	}
+	if n.coredns != nil {
+		_ = n.coredns.Kill()
+	}
+}
+
+// compare fails unless both give the same answers and additional records: else
+// they would not be measured doing the same.
+func (n *namers) compare(ctx context.Context) error {
+	ask := func(addr, name string, qtype uint16) (string, error) {
+		q := new(dns.Msg).SetQuestion(name, qtype)
+		q.SetEdns0(1232, false)
+		m, _, err := (&dns.Client{Timeout: 5 * time.Second}).ExchangeContext(ctx, q, addr)
+		if err != nil {
+			return "", err
+		}
+		var text []string
+		for _, rr := range append(m.Answer, m.Extra...) {
+			if rr.Header().Rrtype != dns.TypeOPT {
+				text = append(text, strings.Join(strings.Fields(rr.String()), " "))
+			}
+		}
+		slices.Sort(text)
+		return fmt.Sprint(m.Rcode, text), nil
+	}
+	for i := 0; i < dnsWorkloads; i += 499 {
+		for _, q := range []struct {
+			name  string
+			qtype uint16
+		}{{workloadHost(i), dns.TypeA}, {workloadSRV(i), dns.TypeSRV}, {nodeHost(i % dnsNodes), dns.TypeA}, {"no." + workloadHost(i), dns.TypeA}} {
+			ours, err := ask(n.ours, q.name, q.qtype)
+			if err != nil {
+				return err
+			}
+			theirs, err := ask(n.theirs, q.name, q.qtype)
+			if err != nil {
+				return err
+			}
+			if ours != theirs {
+				return fmt.Errorf("%s: we answer %s, CoreDNS %s", q.name, ours, theirs)
+			}
+		}
+	}
+	return nil
+}
+
+func dnsA(ctx context.Context, e *env) (result, error) {
+	return dnsPeak(ctx, e, dns.TypeA, workloadHost, 2)
+}
+
+func dnsSRV(ctx context.Context, e *env) (result, error) {
+	return dnsPeak(ctx, e, dns.TypeSRV, workloadSRV, 2.5)
+}
+
+// dnsPeak compares peaks, in turns: other load on the machine meets both.
+func dnsPeak(ctx context.Context, e *env, qtype uint16, name func(int) string, goal float64) (result, error) {
+	n, err := e.startNamers(ctx)
+	if err != nil {
+		return result{}, err
+	}
+	questions, err := packQuestions(qtype, name)
+	if err != nil {
+		return result{}, err
+	}
+	const rounds = 5
+	var ours, theirs dnsSide
+	for range rounds {
+		if err := ours.round(ctx, n.ours, n.cmd.Process.Pid, questions); err != nil {
+			return result{}, err
+		}
+		if err := theirs.round(ctx, n.theirs, n.coredns.PID(), questions); err != nil {
+			return result{}, err
+		}
+	}
+	return result{ours: ours.best(), peer: theirs.best(), unit: "queries_per_s", goal: goal, goalIsRatio: true,
+		note: fmt.Sprintf("best of %d turns of %s; CPU per answer %s, CoreDNS %s; lost %d, CoreDNS %d", rounds, dnsTurn,
+			ours.perAnswer(), theirs.perAnswer(), ours.lost, theirs.lost)}, nil
+}
+
+const dnsTurn = time.Second
+
+// dnsSide is what one server did.
+type dnsSide struct {
+	rates []float64
+	lost  int64
+	cpu   []time.Duration // per answer
+}
+
+func (s *dnsSide) round(ctx context.Context, addr string, pid int, questions [][]byte) error {
+	before := cpuOf(pid)
+	rate, lost, err := peak(ctx, addr, questions, dnsTurn)
+	if err != nil {
+		return err
+	}
+	// The warm-up is a quarter of the turn.
+	answers := rate * dnsTurn.Seconds() * 1.25
+	s.rates, s.lost = append(s.rates, rate), s.lost+lost
+	s.cpu = append(s.cpu, time.Duration((cpuOf(pid)-before)/answers*1e9))
+	return nil
+}
+
+func (s *dnsSide) best() float64 { return slices.Max(s.rates) }
+
+func (s *dnsSide) perAnswer() time.Duration { return middle(s.cpu).Round(100 * time.Nanosecond) }
+
+func middle(d []time.Duration) time.Duration {
+	d = slices.Sorted(slices.Values(d))
+	return d[len(d)/2]
+}
+
+// dnsTail is the 99th percentile at half of each server's own peak, A and SRV;
+// the worse of the two, each the best of several turns: what else the machine
+// does only adds to it.
+func dnsTail(ctx context.Context, e *env) (result, error) {
+	n, err := e.startNamers(ctx)
+	if err != nil {
+		return result{}, err
+	}
+	var out result
+	var notes []string
+	for _, q := range []struct {
+		what  string
+		qtype uint16
+		name  func(int) string
+	}{{"A", dns.TypeA, workloadHost}, {"SRV", dns.TypeSRV, workloadSRV}} {
+		questions, err := packQuestions(q.qtype, q.name)
+		if err != nil {
+			return result{}, err
+		}
+		ours, err := tailAt(ctx, n.ours, questions)
+		if err != nil {
+			return result{}, err
+		}
+		theirs, err := tailAt(ctx, n.theirs, questions)
+		if err != nil {
+			return result{}, err
+		}
+		out.ours = max(out.ours, ours.p99.Seconds()*1e3)
+		out.peer = max(out.peer, theirs.p99.Seconds()*1e3)
+		notes = append(notes, fmt.Sprintf("%s: p50 %s p99 %s at %.0f/s, CoreDNS p50 %s p99 %s at %.0f/s", q.what,
+			ours.p50, ours.p99, ours.rate, theirs.p50, theirs.p99, theirs.rate))
+	}
+	out.unit, out.goal, out.lower = "ms", 1, true
+	out.note = strings.Join(notes, "; ")
+	return out, nil
+}
+
+type tail struct {
+	p50, p99 time.Duration
+	rate     float64
+}
+
+func tailAt(ctx context.Context, addr string, questions [][]byte) (tail, error) {
+	top := 0.0
+	for range 2 {
+		rate, _, err := peak(ctx, addr, questions, dnsTurn)
+		if err != nil {
+			return tail{}, err
+		}
+		top = max(top, rate)
+	}
+	const turns = 12
+	best := tail{p99: dnsLost}
+	for range turns {
+		p50, p99, err := paced(ctx, addr, questions, top/2, dnsTurn/2)
+		if err != nil {
+			return tail{}, err
+		}
+		if p99 <= best.p99 {
+			best = tail{p50.Round(time.Microsecond), p99.Round(time.Microsecond), top / 2}
+		}
+	}
+	return best, nil
+}
+
+// dnsChange is from the commit of a change to the first answer that shows it,
+// the 99th percentile of many; the peer's file is written anew.
+func dnsChange(ctx context.Context, e *env) (result, error) {
+	n, err := e.startNamers(ctx)
+	if err != nil {
+		return result{}, err
+	}
+	const changes, peerChanges = 300, 3
+	var ours, theirs []time.Duration
+	for i := range changes {
+		w, ip := i*7919%dnsWorkloads, fmt.Sprintf("192.0.2.%d", 1+i%200)
+		if _, err := fmt.Fprintf(n.orders, "move %d %s\n", w, ip); err != nil {
+			return result{}, err
+		}
+		seen, err := awaitA(ctx, n.ours, workloadHost(w), ip)
+		if err != nil {
+			return result{}, err
+		}
+		text, err := n.reply()
+		if err != nil {
+			return result{}, err
+		}
+		var at int64
+		if _, err := fmt.Sscan(text, &at); err != nil {
+			return result{}, err
+		}
+		ours = append(ours, seen.Sub(time.Unix(0, at)))
+	}
+	for i := range peerChanges {
+		n.serial++
+		began, ip := time.Now(), fmt.Sprintf("192.0.2.%d", 1+i)
+		if err := writeZone(n.zone, n.serial, i, ip); err != nil {
+			return result{}, err
+		}
+		seen, err := awaitA(ctx, n.theirs, workloadHost(i), ip)
+		if err != nil {
+			return result{}, err
+		}
+		theirs = append(theirs, seen.Sub(began))
+	}
+	slices.Sort(ours)
+	return result{ours: ours[len(ours)*99/100].Seconds() * 1e3, peer: middle(theirs).Seconds() * 1e3, unit: "ms", goal: 50, lower: true,
+		note: fmt.Sprintf("p99 of %d changes, median %s; the peer's file of %d names is written and loaded anew, looked at every 100 ms",
+			changes, middle(ours).Round(10*time.Microsecond), 2*(dnsNodes+dnsWorkloads))}, nil
+}
+
+// awaitA asks until the answer is ip, and says when it came.
+func awaitA(ctx context.Context, addr, name, ip string) (time.Time, error) {
+	ctx, cancel := context.WithTimeout(ctx, dnsPatience)
+	defer cancel()
+	want := net.ParseIP(ip)
+	c := &dns.Client{Timeout: time.Second}
+	conn, err := c.DialContext(ctx, addr)
+	if err != nil {
+		return time.Time{}, err
+	}
+	defer conn.Close()
+	for ctx.Err() == nil {
+		m, _, err := c.ExchangeWithConnContext(ctx, new(dns.Msg).SetQuestion(name, dns.TypeA), conn)
+		var ne net.Error
+		if errors.As(err, &ne) && ne.Timeout() {
+			continue // a server that loads its file may be slow
+		}
+		if err != nil {
+			return time.Time{}, err
+		}
+		if len(m.Answer) == 1 {
+			if a, ok := m.Answer[0].(*dns.A); ok && a.A.Equal(want) {
+				return time.Now(), nil
+			}
+		}
+	}
+	return time.Time{}, fmt.Errorf("%s never answered %s for %s", addr, ip, name)
+}

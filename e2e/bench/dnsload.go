@@ -1,0 +1,261 @@
+package main
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"runtime"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/miekg/dns"
+	"golang.org/x/net/ipv4"
+	"golang.org/x/sys/unix"
+)
+
+// The load generator, the same for both servers: it costs them as little of the
+// machine as it can, with packed questions and many packets per system call.
+const (
+	dnsClients = 16 // sockets
+	dnsWindow  = 32 // questions on their way per socket, at the peak
+	dnsLost    = 250 * time.Millisecond
+)
+
+// packQuestions makes questions as resolvers send them.
+func packQuestions(qtype uint16, name func(int) string) ([][]byte, error) {
+	const n = 8192
+	out := make([][]byte, n)
+	for i := range out {
+		// A step that is prime to the number of names: all over the zone.
+		m := new(dns.Msg).SetQuestion(name(i*7919%dnsWorkloads), qtype)
+		m.RecursionDesired = false
+		m.SetEdns0(1232, false)
+		b, err := m.Pack()
+		if err != nil {
+			return nil, err
+		}
+		out[i] = b
+	}
+	return out, nil
+}
+
+// isAnswer: a reply without error that has records.
+func isAnswer(b []byte) bool {
+	return len(b) > 12 && b[2]&0x80 != 0 && b[3]&15 == 0 && binary.BigEndian.Uint16(b[6:]) > 0
+}
+
+// client is one socket of the generator.
+type client struct {
+	conn    *net.UDPConn
+	pc      *ipv4.PacketConn
+	out, in []ipv4.Message
+	asked   [][]byte
+	next    int
+}
+
+func newClient(addr string, questions [][]byte, nth int) (*client, error) {
+	c, err := net.Dial("udp4", addr)
+	if err != nil {
+		return nil, err
+	}
+	conn := c.(*net.UDPConn)
+	// What the generator is too slow to read is not to count as lost.
+	_ = conn.SetReadBuffer(4 << 20)
+	cl := &client{conn: conn, pc: ipv4.NewPacketConn(conn), asked: questions, next: nth * 509}
+	for range dnsWindow {
+		cl.out = append(cl.out, ipv4.Message{Buffers: make([][]byte, 1)})
+		cl.in = append(cl.in, ipv4.Message{Buffers: [][]byte{make([]byte, 1500)}})
+	}
+	return cl, nil
+}
+
+func (c *client) send(n int) error {
+	for i := range n {
+		c.out[i].Buffers[0] = c.asked[c.next%len(c.asked)]
+		c.next++
+	}
+	for sent := 0; sent < n; {
+		k, err := c.pc.WriteBatch(c.out[sent:n], 0)
+		if err != nil {
+			return err
+		}
+		sent += k
+	}
+	return nil
+}
+
+// peak asks as fast as a server answers, with a bounded number of questions on
+// their way, and returns good answers per second.
+func peak(ctx context.Context, addr string, questions [][]byte, d time.Duration) (rate float64, lost int64, err error) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	var measuring atomic.Bool
+	var good, gone atomic.Int64
+	errs := make(chan error, dnsClients)
+	var wg sync.WaitGroup
+	for i := range dnsClients {
+		c, err := newClient(addr, questions, i)
+		if err != nil {
+			cancel()
+			wg.Wait()
+			return 0, 0, err
+		}
+		wg.Go(func() {
+			defer c.conn.Close()
+			if err := c.closedLoop(ctx, &measuring, &good, &gone); err != nil {
+				errs <- err
+			}
+		})
+	}
+	wait(ctx, d/4)
+	measuring.Store(true)
+	began := time.Now()
+	wait(ctx, d)
+	measuring.Store(false)
+	took := time.Since(began)
+	err = ctx.Err()
+	cancel()
+	wg.Wait()
+	select {
+	case err = <-errs:
+	default:
+	}
+	return float64(good.Load()) / took.Seconds(), gone.Load(), err
+}
+
+func (c *client) closedLoop(ctx context.Context, measuring *atomic.Bool, good, gone *atomic.Int64) error {
+	inflight := 0
+	for ctx.Err() == nil {
+		if err := c.send(dnsWindow - inflight); err != nil {
+			return err
+		}
+		inflight = dnsWindow
+		if err := c.conn.SetReadDeadline(time.Now().Add(dnsLost)); err != nil {
+			return err
+		}
+		n, err := c.pc.ReadBatch(c.in, 0)
+		switch {
+		case errors.Is(err, os.ErrDeadlineExceeded):
+			gone.Add(int64(inflight))
+			inflight = 0
+			continue
+		case err != nil:
+			return err
+		}
+		for i := range n {
+			if !isAnswer(c.in[i].Buffers[0][:c.in[i].N]) {
+				return fmt.Errorf("%s answers %x", c.conn.RemoteAddr(), c.in[i].Buffers[0][:c.in[i].N])
+			}
+		}
+		if measuring.Load() {
+			good.Add(int64(n))
+		}
+		inflight = max(0, inflight-n)
+	}
+	return nil
+}
+
+// paced asks rate questions per second, evenly, whatever comes back, and returns
+// the 99th percentile and the median of the answers' delays. A question without
+// an answer counts as one that took dnsLost.
+func paced(ctx context.Context, addr string, questions [][]byte, rate float64, d time.Duration) (p50, p99 time.Duration, err error) {
+	const clients = 4
+	// Each client waits in the kernel on a processor of Go's.
+	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(runtime.GOMAXPROCS(0) + clients))
+	per := min(int(rate*d.Seconds()/clients), 1<<16) // ids of one client must not come round again
+	all := make([][]time.Duration, clients)
+	errs := make([]error, clients)
+	var wg sync.WaitGroup
+	for i := range clients {
+		c, err := newClient(addr, questions, i)
+		if err != nil {
+			wg.Wait()
+			return 0, 0, err
+		}
+		wg.Go(func() {
+			defer c.conn.Close()
+			all[i], errs[i] = c.openLoop(ctx, per, time.Duration(clients*float64(time.Second)/rate))
+		})
+	}
+	wg.Wait()
+	delays := slices.Concat(all...)
+	if err := errors.Join(append(errs, ctx.Err())...); err != nil || len(delays) == 0 {
+		return 0, 0, err
+	}
+	slices.Sort(delays)
+	return delays[len(delays)/2], delays[len(delays)*99/100], nil
+}
+
+// openLoop sends n questions, one each every step, and notes when each is
+// answered. A question's place in the order is its id. All is one thread's: what
+// it waits for it waits for in the kernel, as Go's timers are too coarse.
+func (c *client) openLoop(ctx context.Context, n int, every time.Duration) ([]time.Duration, error) {
+	const rest = 200 * time.Microsecond // more wake-ups would measure the generator
+	rc, err := c.conn.SyscallConn()
+	if err != nil {
+		return nil, err
+	}
+	var fd int
+	if err := rc.Control(func(f uintptr) { fd = int(f) }); err != nil {
+		return nil, err
+	}
+	ask := make([]ipv4.Message, dnsWindow)
+	for i := range ask {
+		ask[i].Buffers = [][]byte{make([]byte, 0, 512)}
+	}
+	sent := make([]time.Duration, n) // since began
+	delays := make([]time.Duration, n)
+	for i := range delays {
+		delays[i] = dnsLost
+	}
+	began := time.Now()
+	for next, got := 0, 0; got < n && ctx.Err() == nil; {
+		now := time.Since(began)
+		if next == n && now > sent[n-1]+dnsLost {
+			break // the rest is lost
+		}
+		k := max(0, min(n-next, int(now/every)+1-next, dnsWindow))
+		for i := range k {
+			b := append(ask[i].Buffers[0][:0], c.asked[(c.next+i)%len(c.asked)]...)
+			binary.BigEndian.PutUint16(b, uint16(next+i))
+			ask[i].Buffers[0], sent[next+i] = b, now
+		}
+		for at := 0; at < k; {
+			w, err := c.pc.WriteBatch(ask[at:k], 0)
+			if err != nil {
+				return nil, err
+			}
+			at += w
+		}
+		c.next, next = c.next+k, next+k
+		timeout := unix.NsecToTimespec(int64(rest))
+		ready, err := unix.Ppoll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, &timeout, nil)
+		if errors.Is(err, unix.EINTR) || err == nil && ready == 0 {
+			continue
+		}
+		if err != nil {
+			return nil, err
+		}
+		r, err := c.pc.ReadBatch(c.in, 0)
+		if err != nil {
+			return nil, err
+		}
+		now = time.Since(began)
+		for i := range r {
+			b := c.in[i].Buffers[0][:c.in[i].N]
+			if !isAnswer(b) {
+				return nil, fmt.Errorf("%s answers %x", c.conn.RemoteAddr(), b)
+			}
+			if at := int(binary.BigEndian.Uint16(b)); at < next && delays[at] == dnsLost {
+				delays[at] = now - sent[at]
+				got++
+			}
+		}
+	}
+	return delays, ctx.Err()
+}

@@ -1,0 +1,115 @@
+package harness
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"net"
+	"os/exec"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// Wire is the loopback network of a network namespace, where it can be cut
+// between two programs and for one port alone: every program runs under a group
+// of its own, by which the kernel's packet filter knows who sends. What others
+// send, such as the test itself, passes.
+//
+// The rules are those of the namespace and go with it, so nothing of the
+// machine's own filter is touched; the caller makes the namespace (CLONE_NEWNET)
+// before it opens a Wire.
+type Wire struct{ groups uint32 }
+
+// firstGroup is above the groups that Debian gives to anybody.
+const firstGroup = 60500
+
+// How a cut feels to the one who sends.
+type How string
+
+const (
+	// Silence: nothing comes back, as from a machine that is cut off.
+	Silence How = "DROP"
+	// Refusal: connections break and new ones are refused, as from a machine on
+	// which nobody listens.
+	Refusal How = "REJECT --reject-with tcp-reset"
+)
+
+// OpenWire brings up the loopback device of this namespace and tries whether the
+// filter can tell groups apart.
+func OpenWire(ctx context.Context) (*Wire, error) {
+	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return nil, fmt.Errorf("a socket to bring up lo: %w", err)
+	}
+	defer unix.Close(fd)
+	lo, err := unix.NewIfreq("lo")
+	if err != nil {
+		return nil, err
+	}
+	lo.SetUint16(unix.IFF_UP | unix.IFF_RUNNING)
+	if err := unix.IoctlIfreq(fd, unix.SIOCSIFFLAGS, lo); err != nil {
+		return nil, fmt.Errorf("bringing up lo: %w", err)
+	}
+	w := &Wire{}
+	if err := w.add(ctx, Silence, firstGroup-1, "127.0.0.1:9"); err != nil {
+		return nil, err
+	}
+	return w, w.Heal(ctx)
+}
+
+// Own gives programs that do not run yet a group each.
+func (w *Wire) Own(programs ...*Process) {
+	for _, p := range programs {
+		if p.GID == 0 {
+			p.GID = firstGroup + w.groups
+			w.groups++
+		}
+	}
+}
+
+// Cut keeps what a program sends from reaching addresses (host:port), over TCP
+// and, in silence, over UDP. Connections that others have opened to it stay.
+func (w *Wire) Cut(ctx context.Context, how How, from *Process, to ...string) error {
+	if from.GID == 0 {
+		return fmt.Errorf("%s has no group of its own", from.Name)
+	}
+	return w.add(ctx, how, from.GID, to...)
+}
+
+func (w *Wire) add(ctx context.Context, how How, gid uint32, to ...string) error {
+	rules := "*filter\n"
+	for _, addr := range to {
+		host, port, err := net.SplitHostPort(addr)
+		if err != nil {
+			return err
+		}
+		for _, protocol := range []string{"tcp", "udp"} {
+			verdict := how
+			if protocol == "udp" {
+				verdict = Silence
+			}
+			rules += fmt.Sprintf("-A OUTPUT -o lo -d %s -p %s --dport %s -m owner --gid-owner %d -j %s\n", host, protocol, port, gid, verdict)
+		}
+	}
+	return filter(ctx, rules+"COMMIT\n", "iptables-restore", "--noflush", "--wait", "5")
+}
+
+// Heal lets everything through again.
+func (w *Wire) Heal(ctx context.Context) error {
+	return filter(ctx, "", "iptables", "--wait", "5", "-F", "OUTPUT")
+}
+
+// filter runs a command of the packet filter.
+func filter(ctx context.Context, input, name string, args ...string) error {
+	path, err := exec.LookPath(name)
+	if err != nil {
+		path = "/usr/sbin/" + name // not in everybody's PATH
+	}
+	cmd := exec.CommandContext(ctx, path, args...)
+	cmd.Stdin = strings.NewReader(input)
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return fmt.Errorf("%s: %w: %s", name, err, bytes.TrimSpace(out))
+	}
+	return nil
+}

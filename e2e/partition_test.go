@@ -1,0 +1,335 @@
+package e2e
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"os/exec"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/persys/compute/agent/driver/sim"
+	controlv1 "github.com/persys/compute/api/control/v1"
+	"github.com/persys/compute/e2e/harness"
+	"github.com/persys/compute/fsm"
+)
+
+// insideEnv says that the network is the test's own.
+const insideEnv = "E2E_INSIDE"
+
+// inside runs the calling test again, in a network namespace of its own, and
+// reports whether this is that run, with a network to cut.
+func inside(t *testing.T) (*harness.Wire, bool) {
+	t.Helper()
+	if os.Getenv(insideEnv) != "" {
+		return got[*harness.Wire](t)(harness.OpenWire(t.Context())), true
+	}
+	if os.Getuid() != 0 {
+		if os.Getenv("CI") == "true" {
+			t.Fatal("a network namespace needs root")
+		}
+		t.Skip("SKIPPED, NOTHING TESTED: a network namespace needs root")
+	}
+	raced(t) // built once, out here
+	args := []string{"-test.run=^" + t.Name() + "$", "-test.v"}
+	if at, ok := t.Deadline(); ok {
+		args = append(args, "-test.timeout="+(time.Until(at)-5*time.Second).String())
+	}
+	cmd := exec.CommandContext(t.Context(), os.Args[0], args...)
+	cmd.Env = append(os.Environ(), insideEnv+"=1", madeEnv+"="+built.dir)
+	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNET, Pdeathsig: syscall.SIGKILL}
+	out, err := cmd.CombinedOutput()
+	t.Logf("in a network of its own:\n%s", out)
+	must(t, err)
+	return nil, false
+}
+
+// wired starts a cluster whose programs can be told apart on the wire.
+func wired(t *testing.T, w *harness.Wire, opt harness.Options) *harness.Cluster {
+	t.Helper()
+	opt.Schedulers = 3
+	c := got[*harness.Cluster](t)(harness.Prepare(opt))
+	guard(t, c)
+	for _, s := range c.Schedulers {
+		w.Own(s.Process)
+	}
+	up(t, c)
+	return c
+}
+
+// port is one of a scheduler's.
+type port func(*harness.Scheduler) string
+
+func raftPort(s *harness.Scheduler) string   { return s.Raft }
+func gossipPort(s *harness.Scheduler) string { return s.Gossip }
+func grpcPort(s *harness.Scheduler) string   { return s.GRPC }
+
+// between cuts some ports between two schedulers, both ways.
+func between(t *testing.T, w *harness.Wire, how harness.How, a, b *harness.Scheduler, ports ...port) {
+	t.Helper()
+	for _, p := range ports {
+		must(t, w.Cut(t.Context(), how, a.Process, p(b)))
+		must(t, w.Cut(t.Context(), how, b.Process, p(a)))
+	}
+}
+
+func others(c *harness.Cluster, i int) []*harness.Scheduler {
+	var out []*harness.Scheduler
+	for _, s := range c.Schedulers {
+		if s.Index != i {
+			out = append(out, s)
+		}
+	}
+	return out
+}
+
+func term(t *testing.T, c *harness.Cluster, i int) uint64 {
+	t.Helper()
+	st, err := c.Status(t.Context(), i)
+	must(t, err)
+	return st.GetTerm()
+}
+
+// fewElections does something up to three times until it has gone by with at most so many
+// elections: a machine that is too busy to beat in time may have one of its own.
+func fewElections(t *testing.T, c *harness.Cluster, elections uint64, do func(leader int)) {
+	t.Helper()
+	var rose []uint64
+	for range 3 {
+		leader := got[int](t)(c.WaitLeader(t.Context(), electionLimit))
+		before := term(t, c, leader)
+		do(leader)
+		leader = got[int](t)(c.WaitLeader(t.Context(), electionLimit))
+		by := term(t, c, leader) - before
+		if by <= elections {
+			return
+		}
+		rose = append(rose, by)
+	}
+	t.Errorf("%d elections in three rounds, want at most %d in one of them", rose, elections)
+}
+
+// Ports between replicas are cut one by one and together, in silence and by
+// refusal, while eight clients apply through all replicas. Nothing acknowledged
+// is lost, no read is stale, whoever can still work does, and afterwards all are
+// who they were.
+func TestPartition(t *testing.T) {
+	w, ok := inside(t)
+	if !ok {
+		return
+	}
+	c := wired(t, w, harness.Options{Binaries: raced(t)})
+	ids := make([]string, len(c.Schedulers))
+	for i := range ids {
+		ids[i] = selfID(t, c, i)
+	}
+	tr := load(t, c)
+	lead := func() int { t.Helper(); return got[int](t)(c.WaitLeader(t.Context(), electionLimit)) }
+	// ask is one read at one replica, linearizable, with time to find out.
+	ask := func(via int) error {
+		control := got[controlv1.AgentControlClient](t)(c.Control(via))
+		ctx, cancel := context.WithTimeout(t.Context(), 6*time.Second)
+		defer cancel()
+		_, err := control.GetWorkload(ctx, &controlv1.GetWorkloadRequest{WorkloadId: workloadName(0), Level: controlv1.ReadLevel_READ_LEVEL_LINEARIZABLE})
+		return err
+	}
+
+	for _, cut := range []struct {
+		name  string
+		ports []port
+		how   harness.How
+	}{
+		{"the leader is cut off on all ports", []port{raftPort, gossipPort, grpcPort}, harness.Silence},
+		{"the leader is refused on its Raft port", []port{raftPort}, harness.Refusal},
+		{"the leader is cut off on its Raft port", []port{raftPort}, harness.Silence},
+	} {
+		t.Run(cut.name, func(t *testing.T) {
+			tr.t = t
+			tr.more(20, settle)
+			old := lead()
+			for _, o := range others(c, old) {
+				between(t, w, cut.how, c.Schedulers[old], o, cut.ports...)
+			}
+			at := tr.rec.now()
+			// Asked hard from the first moment: it does not know yet.
+			for i := range 40 {
+				tr.read(t.Context(), &op{Client: clients + 1, Workload: workloadName(i % workloads), Via: old}, old)
+			}
+			next := got[int](t)(c.WaitLeader(t.Context(), electionLimit, old))
+			tr.more(12, settle) // slowly: every third call meets the one that is cut off
+			if err := ask(next); err != nil {
+				t.Errorf("the new leader does not answer: %v", err)
+			}
+			if err := ask(old); err == nil && len(cut.ports) == 3 {
+				t.Errorf("%s is cut off from everybody and answers a linearizable read", c.Schedulers[old].Name)
+			} else if err != nil && (status.Code(err) != codes.Unavailable && status.Code(err) != codes.DeadlineExceeded) {
+				t.Errorf("the replica that is cut off says %v", err)
+			} else {
+				t.Logf("%s, cut off, says: %v", c.Schedulers[old].Name, err)
+			}
+			t.Logf("leadership went from %s to %s; gap %s", c.Schedulers[old].Name, c.Schedulers[next].Name, tr.gap(at).Round(time.Millisecond))
+			must(t, w.Heal(t.Context()))
+			must(t, c.WaitReady(t.Context(), settle))
+			caughtUp(t, c, old)
+		})
+	}
+
+	for _, cut := range []struct {
+		name  string
+		ports []port
+		how   harness.How
+	}{
+		{"one follower is cut off from the leader alone", []port{raftPort}, harness.Silence},
+		{"one follower is refused by the leader alone", []port{raftPort}, harness.Refusal},
+	} {
+		t.Run(cut.name, func(t *testing.T) {
+			tr.t = t
+			// The follower may win once, through the third; then all are content.
+			fewElections(t, c, 2, func(leader int) {
+				tr.more(20, settle)
+				between(t, w, cut.how, c.Schedulers[leader], others(c, leader)[0], cut.ports...)
+				pause(t.Context(), 2*time.Second) // several election timeouts
+				tr.more(20, settle)
+			})
+			must(t, w.Heal(t.Context()))
+			must(t, c.WaitReady(t.Context(), settle))
+			for i := range c.Schedulers {
+				caughtUp(t, c, i)
+			}
+		})
+	}
+
+	t.Run("no gRPC between replicas", func(t *testing.T) {
+		tr.t = t
+		tr.more(20, settle)
+		for i, s := range c.Schedulers {
+			for _, o := range others(c, i) {
+				must(t, w.Cut(t.Context(), harness.Refusal, s.Process, o.GRPC))
+			}
+		}
+		fewElections(t, c, 0, func(leader int) {
+			tr.more(8, settle) // through the leader; the other clients hang
+			if err := ask(leader); err != nil {
+				t.Errorf("%s leads and says %v", c.Schedulers[leader].Name, err)
+			}
+			for _, s := range others(c, leader) {
+				if err := ask(s.Index); status.Code(err) != codes.Unavailable || !strings.Contains(status.Convert(err).Message(), c.Schedulers[leader].GRPC) {
+					t.Errorf("%s cannot reach the leader and says %v, want Unavailable with the leader's address", s.Name, err)
+				}
+			}
+		})
+		must(t, w.Heal(t.Context()))
+		for i := range c.Schedulers {
+			must(t, harness.Poll(t.Context(), settle, c.Schedulers[i].Name+" forwarding again", func(context.Context) error { return ask(i) }))
+		}
+	})
+
+	t.Run("no gossip", func(t *testing.T) {
+		tr.t = t
+		for i, s := range c.Schedulers {
+			for _, o := range others(c, i) {
+				must(t, w.Cut(t.Context(), harness.Silence, s.Process, o.Gossip))
+			}
+		}
+		fewElections(t, c, 0, func(int) {
+			pause(t.Context(), 4*time.Second) // until everybody has given up everybody
+			tr.more(20, settle)
+			for i := range c.Schedulers {
+				if err := ask(i); err != nil {
+					t.Errorf("%s without gossip: %v", c.Schedulers[i].Name, err)
+				}
+			}
+		})
+		must(t, w.Heal(t.Context()))
+		must(t, c.WaitReady(t.Context(), settle))
+	})
+
+	tr.t = t
+	tr.end()
+	for i, id := range ids {
+		if now := selfID(t, c, i); now != id {
+			t.Errorf("%s is %s now and was %s: it was replaced although it kept its disk", c.Schedulers[i].Name, now, id)
+		}
+	}
+}
+
+// An agent that lives and is cut off from all schedulers keeps what it runs.
+// Ordinary workloads run elsewhere after its lease, the exclusive one nowhere
+// else, and when it is back it lets go of what has moved.
+func TestAgentCutOff(t *testing.T) {
+	w, ok := inside(t)
+	if !ok {
+		return
+	}
+	c := wired(t, w, harness.Options{Binaries: raced(t), SchedulerEnv: fast(nil)})
+	for range 2 {
+		a := got[*harness.Agent](t)(c.NewAgent(harness.AgentOptions{Simulate: true}))
+		w.Own(a.Process)
+		must(t, a.Start())
+		must(t, c.WaitNode(t.Context(), a.NodeID, "Ready", settle))
+	}
+	single := container("persys/any:1")
+	single.Exclusive = true
+	apply(t, c, "single", single)
+	view := got[*controlv1.WorkloadView](t)(c.WaitWorkload(t.Context(), "single", settle, running))
+	holder, other := agentOf(t, c, view.GetAssignedNodeId())
+	moving := container("persys/any:1")
+	for i := range 6 {
+		apply(t, c, fmt.Sprintf("many-%d", i), moving)
+	}
+	var moved []string
+	for i := range 6 {
+		id := fmt.Sprintf("many-%d", i)
+		if v := got[*controlv1.WorkloadView](t)(c.WaitWorkload(t.Context(), id, settle, running)); v.GetAssignedNodeId() == holder.NodeID {
+			moved = append(moved, id)
+		}
+	}
+	if len(moved) == 0 {
+		t.Fatalf("none of six workloads went to %s", holder.NodeID)
+	}
+
+	at := sim.Boottime()
+	for _, s := range c.Schedulers {
+		must(t, w.Cut(t.Context(), harness.Silence, holder.Process, s.GRPC))
+		must(t, w.Cut(t.Context(), harness.Silence, s.Process, holder.Addr))
+	}
+	for _, id := range moved {
+		got[*controlv1.WorkloadView](t)(c.WaitWorkload(t.Context(), id, settle, runningOn(other.NodeID)))
+		runs := runsOf(t, c, id)
+		if len(runs) != 2 || runs[0].NodeID != holder.NodeID || runs[0].To != 0 {
+			t.Fatalf("%s: want the old run left alone and a new one, got %+v", id, runs)
+		}
+		if early := runs[1].From - at; early < lease-interval-200*time.Millisecond {
+			t.Errorf("%s was started elsewhere %s after the cut: the lease of %s could not have ended", id, early, lease)
+		}
+	}
+	got[*controlv1.WorkloadView](t)(c.WaitWorkload(t.Context(), "single", settle, func(v *controlv1.WorkloadView) bool {
+		return v.GetReason().GetCode() == fsm.CodeAwaitFailover && v.GetAssignedNodeId() == holder.NodeID
+	}))
+
+	must(t, w.Heal(t.Context()))
+	must(t, c.WaitNode(t.Context(), holder.NodeID, "Ready", settle))
+	for _, id := range moved {
+		must(t, harness.Poll(t.Context(), settle, "one run of "+id, func(context.Context) error {
+			var open []string
+			for _, r := range runsOf(t, c, id) {
+				if r.To == 0 {
+					open = append(open, r.NodeID)
+				}
+			}
+			if len(open) != 1 || open[0] != other.NodeID {
+				return fmt.Errorf("it runs on %v", open)
+			}
+			return nil
+		}))
+	}
+	got[*controlv1.WorkloadView](t)(c.WaitWorkload(t.Context(), "single", settle, runningOn(holder.NodeID)))
+	if runs := runsOf(t, c, "single"); len(runs) != 1 || runs[0].To != 0 {
+		t.Errorf("the exclusive workload was not left alone: %+v", runs)
+	}
+}
