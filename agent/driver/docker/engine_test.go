@@ -1,8 +1,6 @@
 package docker_test
 
 import (
-	"archive/tar"
-	"bytes"
 	"context"
 	"crypto/rand"
 	"encoding/hex"
@@ -11,23 +9,18 @@ import (
 	"log"
 	"net/http"
 	"os"
-	"os/exec"
-	"path/filepath"
 	"strings"
 	"sync"
 	"testing"
 	"time"
 
-	"github.com/google/go-containerregistry/pkg/name"
 	v1 "github.com/google/go-containerregistry/pkg/v1"
-	"github.com/google/go-containerregistry/pkg/v1/empty"
-	"github.com/google/go-containerregistry/pkg/v1/mutate"
-	"github.com/google/go-containerregistry/pkg/v1/tarball"
 	"github.com/moby/moby/client"
 	"go.uber.org/goleak"
 
 	"github.com/persys/compute/agent/driver"
 	"github.com/persys/compute/agent/driver/docker"
+	"github.com/persys/compute/agent/driver/moby/mobytest"
 	agentv1 "github.com/persys/compute/api/agent/v1"
 )
 
@@ -97,72 +90,14 @@ func openEngine() (*engine, error) {
 	e := &engine{cli: cli, run: hex.EncodeToString(random)}
 	e.cluster = "drivertest-" + e.run
 	e.image = "persys-driver-probe-" + e.run + ":v1"
-	if e.probe, err = buildProbe(ctx); err != nil {
+	if e.probe, err = mobytest.BuildProbe(ctx); err != nil {
 		return nil, err
 	}
 	return e, e.load(ctx, e.image)
 }
 
-// buildProbe makes an image FROM scratch of the program in testdata.
-func buildProbe(ctx context.Context) (v1.Image, error) {
-	dir, err := os.MkdirTemp("", "persys-probe-")
-	if err != nil {
-		return nil, err
-	}
-	defer os.RemoveAll(dir)
-	binary := filepath.Join(dir, "probe")
-	build := exec.CommandContext(ctx, "go", "build", "-trimpath", "-ldflags=-s -w", "-o", binary, "./testdata/probe")
-	build.Env = append(os.Environ(), "CGO_ENABLED=0")
-	if out, err := build.CombinedOutput(); err != nil {
-		return nil, fmt.Errorf("building the probe: %w\n%s", err, out)
-	}
-	program, err := os.ReadFile(binary)
-	if err != nil {
-		return nil, err
-	}
-	var layer bytes.Buffer
-	tw := tar.NewWriter(&layer)
-	if err := tw.WriteHeader(&tar.Header{Name: "probe", Mode: 0o755, Size: int64(len(program))}); err != nil {
-		return nil, err
-	}
-	if _, err := tw.Write(program); err != nil {
-		return nil, err
-	}
-	if err := tw.Close(); err != nil {
-		return nil, err
-	}
-	l, err := tarball.LayerFromOpener(func() (io.ReadCloser, error) { return io.NopCloser(bytes.NewReader(layer.Bytes())), nil })
-	if err != nil {
-		return nil, err
-	}
-	img, err := mutate.AppendLayers(empty.Image, l)
-	if err != nil {
-		return nil, err
-	}
-	config, err := img.ConfigFile()
-	if err != nil {
-		return nil, err
-	}
-	config = config.DeepCopy()
-	config.Architecture, config.OS = "amd64", "linux"
-	config.Config.Entrypoint = []string{"/probe"}
-	return mutate.ConfigFile(img, config)
-}
-
 func (e *engine) load(ctx context.Context, ref string) error {
-	tag, err := name.NewTag(ref)
-	if err != nil {
-		return err
-	}
-	pr, pw := io.Pipe()
-	go func() { pw.CloseWithError(tarball.Write(tag, e.probe, pw)) }()
-	res, err := e.cli.ImageLoad(ctx, pr)
-	if err != nil {
-		return err
-	}
-	defer res.Close()
-	_, err = io.Copy(io.Discard, res)
-	return err
+	return mobytest.Load(ctx, e.cli, e.probe, ref)
 }
 
 func (e *engine) removeImage(ref string) error {

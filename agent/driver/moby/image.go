@@ -125,3 +125,14 @@ func (e *Engine) pullAndDrain(ctx context.Context, name, auth string) error {
 	}
 	return errors.Join(res.Wait(ctx), res.Close())
 }
+
+// Have says whether the engine has an image.
+func (e *Engine) Have(ctx context.Context, img Image) (bool, error) {
+	ctx, cancel := e.Call(ctx)
+	defer cancel()
+	_, err := e.Client.ImageInspect(ctx, img.Name)
+	if cerrdefs.IsNotFound(err) {
+		return false, nil
+	}
+	return err == nil, Classify("image", err)
+}

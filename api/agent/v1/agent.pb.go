@@ -1408,11 +1408,13 @@ type ComposeSpec struct {
 	// Becomes the project's .env file.
 	Env map[string]string `protobuf:"bytes,3,rep,name=env,proto3" json:"env,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
 	// git or inline; empty means inline.
-	SourceType    string `protobuf:"bytes,1000,opt,name=source_type,json=sourceType,proto3" json:"source_type,omitempty"`
-	GitRepo       string `protobuf:"bytes,1001,opt,name=git_repo,json=gitRepo,proto3" json:"git_repo,omitempty"`
-	GitRef        string `protobuf:"bytes,1002,opt,name=git_ref,json=gitRef,proto3" json:"git_ref,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	SourceType string `protobuf:"bytes,1000,opt,name=source_type,json=sourceType,proto3" json:"source_type,omitempty"`
+	GitRepo    string `protobuf:"bytes,1001,opt,name=git_repo,json=gitRepo,proto3" json:"git_repo,omitempty"`
+	GitRef     string `protobuf:"bytes,1002,opt,name=git_ref,json=gitRef,proto3" json:"git_ref,omitempty"`
+	// Name of an entry in the agent's own credentials file; empty means the one for the host, if any.
+	GitCredentials string `protobuf:"bytes,1003,opt,name=git_credentials,json=gitCredentials,proto3" json:"git_credentials,omitempty"`
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
 }
 
 func (x *ComposeSpec) Reset() {
@@ -1483,6 +1485,13 @@ func (x *ComposeSpec) GetGitRepo() string {
 func (x *ComposeSpec) GetGitRef() string {
 	if x != nil {
 		return x.GitRef
+	}
+	return ""
+}
+
+func (x *ComposeSpec) GetGitCredentials() string {
+	if x != nil {
+		return x.GitCredentials
 	}
 	return ""
 }
@@ -2859,7 +2868,7 @@ const file_api_agent_v1_agent_proto_rawDesc = "" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\x9c\x02\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xc6\x02\n" +
 	"\vComposeSpec\x12!\n" +
 	"\fproject_name\x18\x01 \x01(\tR\vprojectName\x12!\n" +
 	"\fcompose_yaml\x18\x02 \x01(\tR\vcomposeYaml\x127\n" +
@@ -2867,7 +2876,8 @@ const file_api_agent_v1_agent_proto_rawDesc = "" +
 	"\vsource_type\x18\xe8\a \x01(\tR\n" +
 	"sourceType\x12\x1a\n" +
 	"\bgit_repo\x18\xe9\a \x01(\tR\agitRepo\x12\x18\n" +
-	"\agit_ref\x18\xea\a \x01(\tR\x06gitRef\x1a6\n" +
+	"\agit_ref\x18\xea\a \x01(\tR\x06gitRef\x12(\n" +
+	"\x0fgit_credentials\x18\xeb\a \x01(\tR\x0egitCredentials\x1a6\n" +
 	"\bEnvEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\x94\x04\n" +

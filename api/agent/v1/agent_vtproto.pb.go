@@ -433,6 +433,7 @@ func (m *ComposeSpec) CloneVT() *ComposeSpec {
 	r.SourceType = m.SourceType
 	r.GitRepo = m.GitRepo
 	r.GitRef = m.GitRef
+	r.GitCredentials = m.GitCredentials
 	if rhs := m.Env; rhs != nil {
 		tmpContainer := make(map[string]string, len(rhs))
 		for k, v := range rhs {
@@ -2085,6 +2086,15 @@ func (m *ComposeSpec) MarshalToSizedBufferVT(dAtA []byte) (int, error) {
 	if m.unknownFields != nil {
 		i -= len(m.unknownFields)
 		copy(dAtA[i:], m.unknownFields)
+	}
+	if len(m.GitCredentials) > 0 {
+		i -= len(m.GitCredentials)
+		copy(dAtA[i:], m.GitCredentials)
+		i = protohelpers.EncodeVarint(dAtA, i, uint64(len(m.GitCredentials)))
+		i--
+		dAtA[i] = 0x3e
+		i--
+		dAtA[i] = 0xda
 	}
 	if len(m.GitRef) > 0 {
 		i -= len(m.GitRef)
@@ -3754,6 +3764,10 @@ func (m *ComposeSpec) SizeVT() (n int) {
 		n += 2 + l + protohelpers.SizeOfVarint(uint64(l))
 	}
 	l = len(m.GitRef)
+	if l > 0 {
+		n += 2 + l + protohelpers.SizeOfVarint(uint64(l))
+	}
+	l = len(m.GitCredentials)
 	if l > 0 {
 		n += 2 + l + protohelpers.SizeOfVarint(uint64(l))
 	}
@@ -7794,6 +7808,38 @@ func (m *ComposeSpec) UnmarshalVT(dAtA []byte) error {
 				return io.ErrUnexpectedEOF
 			}
 			m.GitRef = string(dAtA[iNdEx:postIndex])
+			iNdEx = postIndex
+		case 1003:
+			if wireType != 2 {
+				return fmt.Errorf("proto: wrong wireType = %d for field GitCredentials", wireType)
+			}
+			var stringLen uint64
+			for shift := uint(0); ; shift += 7 {
+				if shift >= 64 {
+					return protohelpers.ErrIntOverflow
+				}
+				if iNdEx >= l {
+					return io.ErrUnexpectedEOF
+				}
+				b := dAtA[iNdEx]
+				iNdEx++
+				stringLen |= uint64(b&0x7F) << shift
+				if b < 0x80 {
+					break
+				}
+			}
+			intStringLen := int(stringLen)
+			if intStringLen < 0 {
+				return protohelpers.ErrInvalidLength
+			}
+			postIndex := iNdEx + intStringLen
+			if postIndex < 0 {
+				return protohelpers.ErrInvalidLength
+			}
+			if postIndex > l {
+				return io.ErrUnexpectedEOF
+			}
+			m.GitCredentials = string(dAtA[iNdEx:postIndex])
 			iNdEx = postIndex
 		default:
 			iNdEx = preIndex

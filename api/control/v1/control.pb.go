@@ -2053,9 +2053,12 @@ type ComposeSpec struct {
 	// Plain YAML or its base64; both are understood.
 	InlineYaml string `protobuf:"bytes,4,opt,name=inline_yaml,json=inlineYaml,proto3" json:"inline_yaml,omitempty"`
 	// Becomes the project's .env file.
-	Env           map[string]string `protobuf:"bytes,5,rep,name=env,proto3" json:"env,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	Env map[string]string `protobuf:"bytes,5,rep,name=env,proto3" json:"env,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	// Name of an entry in the credentials file of the agents; empty means the one for the
+	// repository's host, if any.
+	GitCredentials string `protobuf:"bytes,1000,opt,name=git_credentials,json=gitCredentials,proto3" json:"git_credentials,omitempty"`
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
 }
 
 func (x *ComposeSpec) Reset() {
@@ -2121,6 +2124,13 @@ func (x *ComposeSpec) GetEnv() map[string]string {
 		return x.Env
 	}
 	return nil
+}
+
+func (x *ComposeSpec) GetGitCredentials() string {
+	if x != nil {
+		return x.GitCredentials
+	}
+	return ""
 }
 
 // A virtual machine.
@@ -5184,7 +5194,7 @@ const file_api_control_v1_control_proto_rawDesc = "" +
 	"\x04Port\x12\x1b\n" +
 	"\thost_port\x18\x01 \x01(\x05R\bhostPort\x12%\n" +
 	"\x0econtainer_port\x18\x02 \x01(\x05R\rcontainerPort\x12\x1a\n" +
-	"\bprotocol\x18\x03 \x01(\tR\bprotocol\"\xf6\x01\n" +
+	"\bprotocol\x18\x03 \x01(\tR\bprotocol\"\xa0\x02\n" +
 	"\vComposeSpec\x12\x1f\n" +
 	"\vsource_type\x18\x01 \x01(\tR\n" +
 	"sourceType\x12\x19\n" +
@@ -5192,7 +5202,8 @@ const file_api_control_v1_control_proto_rawDesc = "" +
 	"\agit_ref\x18\x03 \x01(\tR\x06gitRef\x12\x1f\n" +
 	"\vinline_yaml\x18\x04 \x01(\tR\n" +
 	"inlineYaml\x129\n" +
-	"\x03env\x18\x05 \x03(\v2'.persys.control.v1.ComposeSpec.EnvEntryR\x03env\x1a6\n" +
+	"\x03env\x18\x05 \x03(\v2'.persys.control.v1.ComposeSpec.EnvEntryR\x03env\x12(\n" +
+	"\x0fgit_credentials\x18\xe8\a \x01(\tR\x0egitCredentials\x1a6\n" +
 	"\bEnvEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xdb\x02\n" +

@@ -25,6 +25,7 @@ import (
 
 	"github.com/persys/compute/agent"
 	"github.com/persys/compute/agent/driver"
+	"github.com/persys/compute/agent/driver/compose"
 	"github.com/persys/compute/agent/driver/docker"
 	"github.com/persys/compute/agent/driver/sim"
 	controlv1 "github.com/persys/compute/api/control/v1"
@@ -204,7 +205,17 @@ func drivers(cfg *Config, log *slog.Logger) agent.Factory {
 		if err != nil {
 			return nil, fmt.Errorf("DOCKER_HOST %q: %w", cfg.DockerHost, err)
 		}
-		return []driver.Driver{d}, nil
+		if !cfg.Compose {
+			return []driver.Driver{d}, nil
+		}
+		stacks, err := compose.New(compose.Options{
+			Host: cfg.DockerHost, Dir: cfg.ComposeDir, ClusterID: b.ClusterID, NodeID: b.NodeID, Owns: b.Owns,
+			Binary: strings.Fields(cfg.ComposeBin), Logger: log,
+		})
+		if err != nil {
+			return nil, errors.Join(fmt.Errorf("PERSYS_COMPOSE_DIR %q: %w", cfg.ComposeDir, err), d.Close())
+		}
+		return []driver.Driver{d, stacks}, nil
 	}
 }
 

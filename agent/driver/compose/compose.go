@@ -1,0 +1,243 @@
+// Package compose runs Compose stacks on a Docker engine. One workload is one Compose project: its
+// containers, networks and volumes. It knows nothing of schedulers, tasks or retries.
+//
+// What belongs to us is told by the labels of package driver, which every container, network and
+// volume of a project carries besides Compose's own; the engine may be shared with other agents and
+// with people who use Compose themselves. The project is named after the workload (ProjectName); if
+// a sibling agent's project has that name, the node's name is added.
+//
+// An update is what `docker compose up` makes of it: services whose configuration did not change
+// keep their containers, named volumes stay. So the containers of one stack may have been made by
+// different contents, and labels cannot be changed afterwards: a small record in the project's folder
+// (no secrets) says which content the stack as a whole was brought to, and how many containers each
+// service has. It is written as incomplete before the first step and as complete after the last; a
+// stack without complete record or with a container missing has no content, and the next Ensure goes
+// on from there. Without any record the labels decide, if they agree.
+//
+// The text of a stack and its environment hold secrets, so neither is written to the disk, except
+// for the `.env` file that a stack names itself: it is there, for root only, while the stack is read.
+package compose
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"sync"
+	"time"
+
+	"github.com/docker/cli/cli/command"
+	"github.com/docker/cli/cli/config/configfile"
+	"github.com/docker/cli/cli/context/docker"
+	"github.com/docker/compose/v5/pkg/api"
+	"github.com/docker/compose/v5/pkg/compose"
+	"github.com/moby/moby/client"
+
+	"github.com/persys/compute/agent/driver"
+	"github.com/persys/compute/agent/driver/moby"
+)
+
+// LegacyDir is where existing agents keep the folders of their projects, which they give no labels of
+// ours.
+const LegacyDir = "/var/lib/persys/compose"
+
+// Options configure a Driver. Zero durations mean the defaults named.
+type Options struct {
+	// Host is the engine's address; empty means DOCKER_HOST and its companions, else the default
+	// socket.
+	Host string
+	// Dir holds one folder for each project: its record, and what its Git source held at the commit
+	// that runs. Required. It is made, for the agent's user only.
+	Dir string
+
+	ClusterID string
+	NodeID    string
+	// Owns says whether the agent's store claims a workload, for projects that an existing agent made.
+	Owns func(driver.ID) bool
+	// Credentials returns the X-Registry-Auth value for an image reference, or "" for none. May be nil.
+	Credentials func(ref string) (string, error)
+	// GitCredentials returns user and password for a Git source: by the name that the workload gives,
+	// or, for an empty name, by the repository's host; empty ones for none. May be nil.
+	GitCredentials func(name, host string) (user, password string, err error)
+
+	// Binary is the command of Compose (several words are allowed), used instead of the library.
+	Binary []string
+
+	// StopGrace is how long a container may take to stop before it is killed when it is replaced,
+	// removed or stopped by Ensure. Default 30 s.
+	StopGrace time.Duration
+	// CallTimeout bounds one call to the engine, PullTimeout one pull, GitTimeout one fetch. Defaults
+	// 60 s, 10 min, 5 min.
+	CallTimeout, PullTimeout, GitTimeout time.Duration
+
+	// Logger is told what is not returned. Nil means slog.Default.
+	Logger *slog.Logger
+}
+
+// Driver is a driver.Driver for Compose on one Docker engine.
+type Driver struct {
+	eng      *moby.Engine
+	run      runner
+	identity driver.Identity
+	opt      Options
+	log      *slog.Logger
+
+	// records are the files of Options.Dir as last read or written, by project.
+	recordsMu sync.Mutex
+	records   map[string]cachedRecord
+}
+
+var _ driver.Driver = (*Driver)(nil)
+
+// runner is Compose itself: the library, or a program.
+type runner interface {
+	// up creates and starts what is missing, replaces what differs and removes services that are
+	// gone. With running false it starts nothing.
+	up(ctx context.Context, p *stack, running bool) error
+	// start starts the containers that exist, dependencies first; stop stops them, dependencies last.
+	start(ctx context.Context, project string) error
+	stop(ctx context.Context, project string, grace time.Duration) error
+	// down removes containers, networks and volumes of a project.
+	down(ctx context.Context, project string, grace time.Duration) error
+}
+
+// New connects lazily: an engine that is down is no error here, but in every call, with class
+// RuntimeUnhealthy.
+func New(opt Options) (*Driver, error) {
+	for _, required := range []struct{ name, value string }{
+		{"ClusterID", opt.ClusterID}, {"NodeID", opt.NodeID}, {"Dir", opt.Dir},
+	} {
+		if required.value == "" {
+			return nil, driver.Errorf(driver.InvalidConfiguration, "compose", "%s: must not be empty", required.name)
+		}
+	}
+	if opt.StopGrace <= 0 {
+		opt.StopGrace = 30 * time.Second
+	}
+	if opt.GitTimeout <= 0 {
+		opt.GitTimeout = 5 * time.Minute
+	}
+	if opt.Logger == nil {
+		opt.Logger = slog.Default()
+	}
+	log := opt.Logger.With("node", opt.NodeID)
+	dir, err := filepath.Abs(opt.Dir)
+	if err != nil {
+		return nil, driver.Errorf(driver.InvalidConfiguration, "compose", "Dir %q: %w", opt.Dir, err)
+	}
+	opt.Dir = dir
+	engine, err := moby.Open(moby.Options{
+		Host: opt.Host, Credentials: opt.Credentials, CallTimeout: opt.CallTimeout, PullTimeout: opt.PullTimeout, Logger: log,
+	})
+	if err != nil {
+		return nil, err
+	}
+	d := &Driver{
+		eng:      engine,
+		identity: driver.Identity{ClusterID: opt.ClusterID, NodeID: opt.NodeID, Owns: opt.Owns},
+		opt:      opt,
+		log:      log,
+		records:  map[string]cachedRecord{},
+	}
+	if len(opt.Binary) > 0 {
+		d.run = &program{words: opt.Binary, host: opt.Host, dir: opt.Dir, grace: opt.StopGrace, list: d.containers}
+		return d, nil
+	}
+	if d.run, err = newLibrary(engine, opt.StopGrace); err != nil {
+		_ = engine.Close()
+		return nil, err
+	}
+	return d, nil
+}
+
+// Close drops idle connections. Stacks keep running.
+func (d *Driver) Close() error { return d.eng.Close() }
+
+// Kind is driver.Compose.
+func (d *Driver) Kind() driver.Kind { return driver.Compose }
+
+// Probe asks the engine for its facts, and whether projects can be kept.
+func (d *Driver) Probe(ctx context.Context) (driver.Capacity, error) {
+	out, err := d.eng.Probe(ctx)
+	if err != nil || !out.Healthy {
+		return out, err
+	}
+	if p, ok := d.run.(*program); ok {
+		if err := p.look(); err != nil {
+			out.Healthy, out.Reason = false, err.Error()
+			return out, nil
+		}
+	}
+	if err := os.MkdirAll(d.opt.Dir, 0o700); err != nil {
+		out.Healthy, out.Reason = false, fmt.Sprintf("the folder of Compose projects: %v", err)
+	}
+	return out, nil
+}
+
+// library is Compose as a Go library. It asks nobody anything: where it would ask, it offers to
+// destroy data, and the answer is no.
+type library struct {
+	svc   api.Compose
+	grace time.Duration
+}
+
+func newLibrary(engine *moby.Engine, grace time.Duration) (*library, error) {
+	// The streams of DockerCli, and nothing else of it: it ends the process when it has no engine.
+	base, err := command.NewDockerCli(command.WithInputStream(io.NopCloser(eof{})), command.WithCombinedStreams(io.Discard))
+	if err != nil {
+		return nil, driver.Errorf(driver.InvalidConfiguration, "compose", "Docker's configuration: %w", err)
+	}
+	cli := &engineCli{DockerCli: base, engine: engine, file: configfile.New("")}
+	svc, err := compose.NewComposeService(cli, compose.WithPrompt(func(string, bool) (bool, error) { return false, nil }))
+	if err != nil {
+		return nil, driver.Errorf(driver.InvalidConfiguration, "compose", "the Compose library: %w", err)
+	}
+	return &library{svc: svc, grace: grace}, nil
+}
+
+// engineCli is what the library takes for Docker's command line: our engine, and no configuration of
+// the user that the agent runs as.
+type engineCli struct {
+	*command.DockerCli
+	engine *moby.Engine
+	file   *configfile.ConfigFile
+}
+
+func (c *engineCli) Client() client.APIClient           { return c.engine.Client }
+func (c *engineCli) ConfigFile() *configfile.ConfigFile { return c.file }
+func (c *engineCli) CurrentContext() string             { return command.DefaultContextName }
+func (c *engineCli) CurrentVersion() string             { return c.engine.Client.ClientVersion() }
+func (c *engineCli) ServerInfo() command.ServerInfo     { return command.ServerInfo{OSType: "linux"} }
+func (c *engineCli) BuildKitEnabled() (bool, error)     { return false, nil }
+func (c *engineCli) DockerEndpoint() docker.Endpoint {
+	return docker.Endpoint{EndpointMeta: docker.EndpointMeta{Host: c.engine.Client.DaemonHost()}}
+}
+
+type eof struct{}
+
+func (eof) Read([]byte) (int, error) { return 0, io.EOF }
+
+func (l *library) up(ctx context.Context, p *stack, running bool) error {
+	create := api.CreateOptions{
+		RemoveOrphans: true, Inherit: true, QuietPull: true, Timeout: &l.grace,
+		Recreate: api.RecreateDiverged, RecreateDependencies: api.RecreateDiverged,
+	}
+	if !running {
+		return l.svc.Create(ctx, p.project, create)
+	}
+	return l.svc.Up(ctx, p.project, api.UpOptions{Create: create, Start: api.StartOptions{Project: p.project}})
+}
+
+func (l *library) start(ctx context.Context, project string) error {
+	return l.svc.Start(ctx, project, api.StartOptions{})
+}
+
+func (l *library) stop(ctx context.Context, project string, grace time.Duration) error {
+	return l.svc.Stop(ctx, project, api.StopOptions{Timeout: &grace})
+}
+
+func (l *library) down(ctx context.Context, project string, grace time.Duration) error {
+	return l.svc.Down(ctx, project, api.DownOptions{RemoveOrphans: true, Volumes: true, Timeout: &grace})
+}

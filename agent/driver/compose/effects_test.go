@@ -1,0 +1,441 @@
+package compose_test
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/moby/moby/client"
+
+	"github.com/persys/compute/agent/driver"
+	"github.com/persys/compute/agent/driver/compose"
+	agentv1 "github.com/persys/compute/api/agent/v1"
+)
+
+// bench is one test's workbench: a driver of node-a and its stacks.
+type bench struct {
+	*testing.T
+	*engine
+	d   *compose.Driver
+	dir string
+	ctx context.Context
+}
+
+func newBench(t *testing.T, change ...func(*compose.Options)) *bench {
+	t.Helper()
+	e, dir := theEngine(t), t.TempDir()
+	ctx, cancel := context.WithTimeout(context.Background(), 3*time.Minute)
+	t.Cleanup(cancel)
+	return &bench{T: t, engine: e, d: e.driver(t, "node-a", dir, change...), dir: dir, ctx: ctx}
+}
+
+func (b *bench) spec(id string, what *agentv1.WorkloadSpec) driver.Spec {
+	b.Helper()
+	workload := driver.ID("t" + b.run + "-" + id)
+	b.Cleanup(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+		defer cancel()
+		if err := b.d.Remove(ctx, workload); err != nil {
+			b.Errorf("cleaning up %s: %v", workload, err)
+		}
+	})
+	return driver.Spec{
+		ID: workload, Revision: "rev-1", Content: "c1:" + id, ClusterID: b.cluster, NodeID: "node-a",
+		Generation: driver.Generation{Incarnation: 1, Sequence: 1}, Running: true, Body: what,
+	}
+}
+
+// yaml is text with IMAGE replaced.
+func (b *bench) yaml(text string) *agentv1.WorkloadSpec {
+	return inline(strings.ReplaceAll(text, "IMAGE", b.image))
+}
+
+func (b *bench) ensure(spec driver.Spec) {
+	b.Helper()
+	if err := b.d.Ensure(b.ctx, spec); err != nil {
+		b.Fatalf("Ensure: %v", err)
+	}
+}
+
+func (b *bench) observed(id driver.ID) driver.Observed {
+	b.Helper()
+	all, err := b.d.List(b.ctx)
+	if err != nil {
+		b.Fatalf("List: %v", err)
+	}
+	for _, o := range all {
+		if o.ID == id {
+			return o
+		}
+	}
+	return driver.Observed{ID: id, State: driver.Absent}
+}
+
+func (b *bench) await(id driver.ID, want driver.State) driver.Observed {
+	b.Helper()
+	deadline := time.Now().Add(time.Minute)
+	for {
+		o := b.observed(id)
+		if o.State == want {
+			return o
+		}
+		if time.Now().After(deadline) {
+			b.Fatalf("never %s: %s (%s)", want, o.State, o.Message)
+		}
+		time.Sleep(20 * time.Millisecond) // between polls
+	}
+}
+
+// containerOf is the first container of a service, "" if there is none.
+func (b *bench) containerOf(id driver.ID, service string) string {
+	b.Helper()
+	res, err := b.cli.ContainerList(b.ctx, client.ContainerListOptions{All: true, Filters: make(client.Filters).
+		Add("label", driver.LabelWorkload+"="+string(id), "com.docker.compose.service="+service)})
+	if err != nil {
+		b.Fatal(err)
+	}
+	if len(res.Items) == 0 {
+		return ""
+	}
+	return res.Items[0].ID
+}
+
+func (b *bench) environment(id driver.ID, service string) map[string]string {
+	b.Helper()
+	res, err := b.cli.ContainerInspect(b.ctx, b.containerOf(id, service), client.ContainerInspectOptions{})
+	if err != nil {
+		b.Fatal(err)
+	}
+	out := map[string]string{}
+	for _, kv := range res.Container.Config.Env {
+		k, v, _ := strings.Cut(kv, "=")
+		out[k] = v
+	}
+	return out
+}
+
+const twoServices = `
+services:
+  db:
+    image: IMAGE
+    command: [serve]
+    volumes: [data:/data]
+    healthcheck: {disable: true}
+  web:
+    image: IMAGE
+    command: [serve]
+    depends_on: [db]
+    environment: {VERSION: "%d"}
+    deploy: {replicas: %d}
+volumes:
+  data: {}
+`
+
+func TestAnUpdateTouchesOnlyWhatDiffers(t *testing.T) {
+	for _, c := range []struct {
+		name   string
+		change func(*compose.Options)
+	}{
+		{"library", func(*compose.Options) {}},
+		{"program", nil},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			if c.change == nil {
+				c.change = useProgram(t)
+			}
+			b := newBench(t, c.change)
+			spec := b.spec("update-"+c.name, b.yaml(fmt.Sprintf(twoServices, 1, 2)))
+			b.ensure(spec)
+			o := b.await(spec.ID, driver.Running)
+			for key, want := range map[string]string{
+				"compose.services": "3 of 3 containers run", "compose.service.db": "running", "compose.service.web": "2× running",
+				"compose.project": string(spec.ID),
+			} {
+				if o.Metadata[key] != want {
+					t.Errorf("%s = %q, want %q", key, o.Metadata[key], want)
+				}
+			}
+			if o.Message != "db: running; web: 2× running" {
+				t.Errorf("message %q", o.Message)
+			}
+			db, web := b.containerOf(spec.ID, "db"), b.containerOf(spec.ID, "web")
+			before := b.volumes(spec.ID)
+			spec.Content, spec.Revision, spec.Body = "c1:update-2", "rev-2", b.yaml(fmt.Sprintf(twoServices, 2, 1))
+			b.ensure(spec)
+			o = b.await(spec.ID, driver.Running)
+			if o.Content != spec.Content || o.Revision != "rev-2" || o.Metadata["compose.services"] != "2 of 2 containers run" {
+				t.Errorf("content %q, revision %q, %s", o.Content, o.Revision, o.Metadata["compose.services"])
+			}
+			if again := b.containerOf(spec.ID, "db"); again != db {
+				t.Errorf("db was replaced, though nothing of it changed")
+			}
+			if again := b.containerOf(spec.ID, "web"); again == web {
+				t.Errorf("web was not replaced")
+			}
+			if v := b.environment(spec.ID, "web")["VERSION"]; v != "2" {
+				t.Errorf("VERSION=%q", v)
+			}
+			if after := b.volumes(spec.ID); len(before) != 1 || strings.Join(before, " ") != strings.Join(after, " ") {
+				t.Errorf("volumes %v became %v", before, after)
+			}
+			web = b.containerOf(spec.ID, "web")
+			if err := b.d.Halt(b.ctx, spec.ID, time.Second); err != nil {
+				t.Fatal(err)
+			}
+			if o = b.observed(spec.ID).Under(false); o.State != driver.Stopped {
+				t.Errorf("after Halt: %s (%s)", o.State, o.Message)
+			}
+			b.ensure(spec)
+			if o = b.await(spec.ID, driver.Running); b.containerOf(spec.ID, "web") != web || o.Labels[driver.LabelContent] == "" {
+				t.Errorf("a stack that was stopped is made anew, or has no content label: %v", o.Labels)
+			}
+			if err := b.d.Remove(b.ctx, spec.ID); err != nil {
+				t.Fatal(err)
+			}
+			if left := b.volumes(spec.ID); len(left) > 0 {
+				t.Errorf("delete leaves volumes %v", left)
+			}
+		})
+	}
+}
+
+// useProgram skips without the command of old; with CI set it must be there.
+func useProgram(t *testing.T) func(*compose.Options) {
+	t.Helper()
+	if _, err := exec.LookPath("docker-compose"); err != nil {
+		if os.Getenv("CI") == "true" {
+			t.Fatalf("the command docker-compose is needed: %v", err)
+		}
+		t.Skipf("SKIPPED, NOTHING TESTED: the command docker-compose is needed: %v", err)
+	}
+	return func(o *compose.Options) { o.Binary = []string{"docker-compose"} }
+}
+
+// volumes are the names and creation times of a stack's volumes.
+func (b *bench) volumes(id driver.ID) []string {
+	b.Helper()
+	res, err := b.cli.VolumeList(b.ctx, client.VolumeListOptions{Filters: make(client.Filters).Add("label", driver.LabelWorkload+"="+string(id))})
+	if err != nil {
+		b.Fatal(err)
+	}
+	var out []string
+	for _, v := range res.Items {
+		out = append(out, v.Name+" "+v.CreatedAt)
+	}
+	return out
+}
+
+func TestEnvironmentIsInjected(t *testing.T) {
+	b := newBench(t)
+	odd := `a "quoted" $HOME 'it' \n #x` + "\nsecond"
+	spec := b.spec("env", body(&agentv1.ComposeSpec{
+		ComposeYaml: "services:\n  app:\n    image: " + b.image + "\n    command: [serve]\n    env_file: .env\n    environment:\n      GREETING: hello ${NAME}\n      PLAIN:\n",
+		Env:         map[string]string{"NAME": "world", "PLAIN": "p", "ODD": odd},
+	}))
+	t.Setenv("PERSYS_TEST_SECRET", "of the agent")
+	b.ensure(spec)
+	b.await(spec.ID, driver.Running)
+	got := b.environment(spec.ID, "app")
+	for k, want := range map[string]string{"GREETING": "hello world", "PLAIN": "p", "ODD": odd, "NAME": "world", "PERSYS_TEST_SECRET": ""} {
+		if got[k] != want {
+			t.Errorf("%s = %q, want %q", k, got[k], want)
+		}
+	}
+	err := filepath.WalkDir(b.dir, func(path string, entry os.DirEntry, err error) error {
+		if err != nil || entry.IsDir() {
+			return err
+		}
+		text, err := os.ReadFile(path)
+		if strings.Contains(string(text), "second") || strings.Contains(string(text), "world") {
+			t.Errorf("%s holds the environment", path)
+		}
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestStatesOfAStack(t *testing.T) {
+	for _, c := range []struct {
+		name, yaml string
+		want       driver.State
+		content    bool
+		message    string
+	}{
+		{"a job that is done beside a server", "services: {job: {image: IMAGE, command: [exit, '0']}, web: {image: IMAGE, command: [serve]}}",
+			driver.Running, true, "job: exited with code 0; web: running"},
+		{"a service that crashed beside a server", "services: {bad: {image: IMAGE, command: [exit, '3']}, web: {image: IMAGE, command: [serve]}}",
+			driver.Failed, true, "service bad exited with code 3; bad: exited with code 3; web: running"},
+		{"jobs only", "services: {a: {image: IMAGE, command: [exit, '0']}, b: {image: IMAGE, command: [exit, '0']}}",
+			driver.Stopped, true, "a: exited with code 0; b: exited with code 0"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			b := newBench(t)
+			spec := b.spec(strings.ReplaceAll(c.name, " ", "-"), b.yaml(c.yaml))
+			b.ensure(spec)
+			deadline := time.Now().Add(time.Minute)
+			for {
+				o := b.observed(spec.ID)
+				if o.State == c.want && o.Message == c.message {
+					if (o.Content == spec.Content) != c.content {
+						t.Errorf("content %q", o.Content)
+					}
+					return
+				}
+				if time.Now().After(deadline) {
+					t.Fatalf("%s (%s), want %s (%s)", o.State, o.Message, c.want, c.message)
+				}
+				time.Sleep(20 * time.Millisecond) // between polls
+			}
+		})
+	}
+}
+
+func TestAMissingContainerIsMadeAgain(t *testing.T) {
+	b := newBench(t)
+	spec := b.spec("missing", b.yaml(fmt.Sprintf(twoServices, 1, 1)))
+	b.ensure(spec)
+	b.await(spec.ID, driver.Running)
+	db := b.containerOf(spec.ID, "db")
+	if _, err := b.cli.ContainerRemove(b.ctx, b.containerOf(spec.ID, "web"), client.ContainerRemoveOptions{Force: true}); err != nil {
+		t.Fatal(err)
+	}
+	if o := b.observed(spec.ID); o.Content != "" || o.Revision != "" {
+		t.Errorf("a stack without its web has content %q, revision %q; want none, so that it is made whole", o.Content, o.Revision)
+	}
+	b.ensure(spec)
+	if o := b.await(spec.ID, driver.Running); o.Content != spec.Content || b.containerOf(spec.ID, "web") == "" {
+		t.Errorf("content %q, web %q", o.Content, b.containerOf(spec.ID, "web"))
+	}
+	if b.containerOf(spec.ID, "db") != db {
+		t.Error("db was replaced")
+	}
+}
+
+func TestLogsOfAStackNameTheirContainers(t *testing.T) {
+	b := newBench(t)
+	spec := b.spec("logs", b.yaml(fmt.Sprintf(twoServices, 1, 1)))
+	b.ensure(spec)
+	b.await(spec.ID, driver.Running)
+	deadline := time.Now().Add(time.Minute)
+	for {
+		rc, err := b.d.Logs(b.ctx, spec.ID, driver.LogOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		text, err := io.ReadAll(rc)
+		if err != nil {
+			t.Fatal(err)
+		}
+		rc.Close()
+		if strings.Contains(string(text), "db-1 | probe: ready\n") && strings.Contains(string(text), "web-1 | probe: ready\n") {
+			return
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("logs %q", text)
+		}
+		time.Sleep(20 * time.Millisecond) // between polls
+	}
+}
+
+func TestRefusals(t *testing.T) {
+	b := newBench(t)
+	for _, c := range []struct {
+		name  string
+		spec  *agentv1.ComposeSpec
+		class driver.Class
+		want  string
+	}{
+		{"nothing", &agentv1.ComposeSpec{}, driver.InvalidSpecification, "compose.compose_yaml: must not be empty"},
+		{"neither YAML nor base64", &agentv1.ComposeSpec{ComposeYaml: "%%%"}, driver.InvalidSpecification, "or its base64"},
+		{"an unknown key", &agentv1.ComposeSpec{ComposeYaml: "services: {a: {image: x, bogus: 1}}"}, driver.InvalidSpecification, "bogus"},
+		{"a build", &agentv1.ComposeSpec{ComposeYaml: "services: {a: {build: .}}"}, driver.InvalidSpecification, "services.a.build: nodes do not build"},
+		{"a bad image", &agentv1.ComposeSpec{ComposeYaml: "services: {a: {image: 'UPPER case'}}"}, driver.InvalidImage, "services.a.image"},
+		{"no enabled service", &agentv1.ComposeSpec{ComposeYaml: "services: {a: {image: x, profiles: [p]}}"}, driver.InvalidSpecification, "COMPOSE_PROFILES"},
+		{"a secret in a bad interpolation is not told", &agentv1.ComposeSpec{ComposeYaml: "services: {a: {image: x, environment: {K: 'hunter2${'}}}"}, driver.InvalidSpecification, "interpolation"},
+		{"ssh", &agentv1.ComposeSpec{SourceType: "git", GitRepo: "ssh://git@host/x.git"}, driver.InvalidSpecification, "must be an https, http or file URL"},
+		{"no such repository", &agentv1.ComposeSpec{SourceType: "git", GitRepo: "file://" + t.TempDir()}, driver.InvalidSpecification, "compose.git_repo file:///"},
+		{"a server that is away", &agentv1.ComposeSpec{SourceType: "git", GitRepo: "http://user:hunter2@127.0.0.1:1/x.git"}, driver.NetworkUnreachable, "http://127.0.0.1:1/x.git"},
+		{"credentials that are not here", &agentv1.ComposeSpec{SourceType: "git", GitRepo: "http://127.0.0.1:1/x.git", GitCredentials: "team"}, driver.InvalidConfiguration, "PERSYS_CREDENTIALS_FILE"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			spec := b.spec("refused", body(c.spec))
+			err := b.d.Ensure(b.ctx, spec)
+			if driver.ClassOf(err) != c.class || err == nil || !strings.Contains(err.Error(), c.want) {
+				t.Errorf("%v; want class %s and %q", err, c.class, c.want)
+			}
+			if err != nil && strings.Contains(err.Error(), "hunter2") {
+				t.Errorf("the error tells a secret: %v", err)
+			}
+		})
+	}
+}
+
+func TestProjectName(t *testing.T) {
+	for _, c := range []struct{ id, want string }{
+		{"web", "web"}, {"web-1_a", "web-1_a"}, {"9", "9"}, {"Web", "web-297510"}, {"a.b", "a-b-2e7336"},
+	} {
+		if got := compose.ProjectName(driver.ID(c.id)); got != c.want {
+			t.Errorf("ProjectName(%q) = %q, want %q", c.id, got, c.want)
+		}
+	}
+	if compose.ProjectName("Web") == compose.ProjectName("web") || compose.ProjectName("a.b") == compose.ProjectName("a-b") {
+		t.Error("different ids meet in one project")
+	}
+}
+
+// BenchmarkThreeServices is a stack of three small services from nothing to running, and its end.
+func BenchmarkThreeServices(b *testing.B) {
+	for _, c := range []struct {
+		name   string
+		change func(*compose.Options)
+	}{
+		{"library", func(*compose.Options) {}},
+		{"program", func(o *compose.Options) { o.Binary = []string{"docker-compose"} }},
+	} {
+		b.Run(c.name, func(b *testing.B) {
+			shared.once.Do(func() { shared.engine, shared.err = openEngine() })
+			if shared.err != nil {
+				b.Skipf("a Docker engine is needed: %v", shared.err)
+			}
+			e := shared.engine
+			opt := compose.Options{ClusterID: e.cluster, NodeID: "node-a", Dir: b.TempDir(), StopGrace: time.Second}
+			c.change(&opt)
+			d, err := compose.New(opt)
+			if err != nil {
+				b.Fatal(err)
+			}
+			defer d.Close()
+			spec := driver.Spec{
+				ID: driver.ID("b" + e.run), Revision: "r", Content: "c1:b", ClusterID: e.cluster, NodeID: "node-a", Running: true,
+				Body: inline(fmt.Sprintf(strings.ReplaceAll(twoServices, "IMAGE", e.image), 1, 2)),
+			}
+			var up, again, down time.Duration
+			for b.Loop() {
+				t0 := time.Now()
+				if err := d.Ensure(b.Context(), spec); err != nil {
+					b.Fatal(err)
+				}
+				t1 := time.Now()
+				if err := d.Ensure(b.Context(), spec); err != nil {
+					b.Fatal(err)
+				}
+				t2 := time.Now()
+				if err := d.Remove(b.Context(), spec.ID); err != nil {
+					b.Fatal(err)
+				}
+				up, again, down = up+t1.Sub(t0), again+t2.Sub(t1), down+time.Since(t2)
+			}
+			b.ReportMetric(float64(up.Milliseconds())/float64(b.N), "ms/up")
+			b.ReportMetric(float64(again.Milliseconds())/float64(b.N), "ms/again")
+			b.ReportMetric(float64(down.Milliseconds())/float64(b.N), "ms/down")
+		})
+	}
+}

@@ -1,0 +1,390 @@
+package compose
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	cerrdefs "github.com/containerd/errdefs"
+	"github.com/docker/compose/v5/pkg/api"
+	"github.com/moby/moby/api/types/container"
+	"github.com/moby/moby/client"
+
+	"github.com/persys/compute/agent/driver"
+	"github.com/persys/compute/agent/driver/moby"
+)
+
+// member is one container of a Compose project, as the engine's list has it.
+type member struct {
+	container.Summary
+	project, service string
+}
+
+// containers lists every container that Compose made on the engine for a service, whoever it is for.
+func (d *Driver) containers(ctx context.Context, labels ...string) ([]member, error) {
+	ctx, cancel := d.eng.Call(ctx)
+	defer cancel()
+	res, err := d.eng.Client.ContainerList(ctx, client.ContainerListOptions{
+		All: true, Filters: make(client.Filters).Add("label", append(labels, api.ProjectLabel)...),
+	})
+	if err != nil {
+		return nil, moby.Classify("list", err)
+	}
+	out := make([]member, 0, len(res.Items))
+	for _, item := range res.Items {
+		if item.Labels[api.OneoffLabel] != "True" {
+			out = append(out, member{item, item.Labels[api.ProjectLabel], item.Labels[api.ServiceLabel]})
+		}
+	}
+	return out, nil
+}
+
+// of judges a container, network or volume by its labels. Projects of existing agents carry none of
+// ours; they are told by their folder.
+func (d *Driver) of(labels map[string]string) (driver.ID, driver.Ownership) {
+	if labels[driver.LabelManaged] == "" {
+		id := driver.ID(labels[api.ProjectLabel])
+		if id != "" && d.identity.Owns != nil && labels[api.WorkingDirLabel] == LegacyDir+"/"+string(id) && d.identity.Owns(id) {
+			return id, driver.Claimed
+		}
+		return "", driver.Stranger
+	}
+	if labels[driver.LabelKind] != string(driver.Compose) {
+		return "", driver.Stranger
+	}
+	return driver.ID(labels[driver.LabelWorkload]), d.identity.Of(labels)
+}
+
+// find is what there is of one workload, by project; interrupted moves aside, that is one project.
+func (d *Driver) find(ctx context.Context, id driver.ID) (map[string][]member, error) {
+	all, err := d.containers(ctx)
+	if err != nil {
+		return nil, err
+	}
+	out := map[string][]member{}
+	for _, m := range all {
+		if of, ownership := d.of(m.Labels); of == id && (ownership == driver.Ours || ownership == driver.Claimed) {
+			out[m.project] = append(out[m.project], m)
+		}
+	}
+	return out, nil
+}
+
+// projectFor is the project that a workload has, or may have.
+func (d *Driver) projectFor(ctx context.Context, id driver.ID) (string, []member, error) {
+	have, err := d.find(ctx, id)
+	if err != nil {
+		return "", nil, err
+	}
+	for project, members := range have {
+		return project, members, nil
+	}
+	for _, name := range d.names(id) {
+		all, err := d.containers(ctx, api.ProjectLabel+"="+name)
+		if err != nil {
+			return "", nil, err
+		}
+		free := true
+		for _, m := range all {
+			if _, ownership := d.of(m.Labels); ownership == driver.Stranger {
+				return "", nil, driver.Errorf(driver.InvalidConfiguration, "create",
+					"Compose project %q of workload %q is taken by container %s (image %s), which is not ours; remove that project, or use another workload id",
+					name, id, moby.Short(m.ID), m.Image)
+			}
+			free = false // a sibling's
+		}
+		if free {
+			return name, nil, nil
+		}
+	}
+	return "", nil, driver.Errorf(driver.InvalidConfiguration, "create",
+		"every project name of workload %q is held by another agent of the cluster on this engine: %q", id, d.names(id))
+}
+
+// Ensure is driver.Driver's. A stack that is up to date costs one call.
+func (d *Driver) Ensure(ctx context.Context, spec driver.Spec) error {
+	if err := d.identity.Check(spec); err != nil {
+		return err
+	}
+	if spec.Body.GetCompose() == nil {
+		return invalid("spec: the Compose runtime takes compose, got %T (workload %q)", spec.Body.GetSpec(), spec.ID)
+	}
+	project, members, err := d.projectFor(ctx, spec.ID)
+	if err != nil {
+		return err
+	}
+	rec, err := d.recordOf(project)
+	if err != nil {
+		return &driver.Error{Class: driver.ClassOf(err), Op: "ensure", Err: err}
+	}
+	if len(members) > 0 && d.contentOf(rec, members) == spec.Content {
+		return d.settle(ctx, project, members, spec.Running)
+	}
+	commit := ""
+	if rec != nil && rec.Workload == spec.ID && rec.Content == spec.Content {
+		commit = rec.Commit // begun at that commit, so finished at it
+	}
+	s, err := d.load(ctx, spec, project, commit)
+	if err != nil {
+		return err
+	}
+	if err := d.pull(ctx, s); err != nil {
+		return err
+	}
+	next := record{
+		Workload: spec.ID, ClusterID: spec.ClusterID, NodeID: spec.NodeID, Revision: spec.Revision, Content: spec.Content,
+		Generation: spec.Generation.String(), Commit: s.commit, Repository: s.repo, Services: s.expected(),
+	}
+	if err := d.note(project, next); err != nil {
+		return &driver.Error{Class: driver.ClassOf(err), Op: "ensure", Err: fmt.Errorf("the project's record: %w", err)}
+	}
+	if err := d.up(ctx, s, spec.Running); err != nil {
+		return err
+	}
+	if !spec.Running {
+		if err := d.halt(ctx, project, d.opt.StopGrace); err != nil {
+			return err
+		}
+	}
+	if err := d.forget(project, s.commit); err != nil {
+		d.log.Warn("files of former commits are left behind", "workload", string(spec.ID), "error", err)
+	}
+	next.Complete = true
+	if err := d.note(project, next); err != nil {
+		return &driver.Error{Class: driver.ClassOf(err), Op: "ensure", Err: fmt.Errorf("the project's record: %w", err)}
+	}
+	return nil
+}
+
+// up is not abandoned at once when ctx ends: the engine would carry out what was asked all the same.
+// A name that the engine says is taken may be that of such an earlier call, which is about to be seen.
+func (d *Driver) up(ctx context.Context, s *stack, running bool) error {
+	deadline := time.Now().Add(d.eng.CallTimeout())
+	for {
+		bounded, cancel := outlive(ctx)
+		err := d.run.up(bounded, s, running)
+		cancel()
+		if err == nil {
+			return nil
+		}
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
+		conflict := cerrdefs.IsConflict(err) || strings.Contains(err.Error(), "is already in use by container")
+		if !conflict {
+			return classify(err)
+		}
+		if time.Now().After(deadline) || d.heldByOthers(ctx, s) || !moby.Pause(ctx) {
+			return driver.Errorf(driver.InvalidConfiguration, "up", "%w", err)
+		}
+	}
+}
+
+// heldByOthers is true if a container that is not of this project has a name that the stack wants.
+func (d *Driver) heldByOthers(ctx context.Context, s *stack) bool {
+	for name, service := range s.project.Services {
+		want := service.ContainerName
+		if want == "" {
+			want = s.project.Name + api.Separator + name + api.Separator + "1"
+		}
+		in, err := d.eng.Inspect(ctx, want)
+		if err == nil && in.Config != nil && in.Config.Labels[api.ProjectLabel] != s.project.Name {
+			return true
+		}
+	}
+	return false
+}
+
+// lastWord is how long Compose may go on after its caller gave up.
+const lastWord = 3 * time.Second
+
+func outlive(ctx context.Context) (context.Context, context.CancelFunc) {
+	bounded, cancel := context.WithCancel(context.WithoutCancel(ctx))
+	unlink := context.AfterFunc(ctx, func() { time.AfterFunc(lastWord, cancel) })
+	return bounded, func() {
+		unlink()
+		cancel()
+	}
+}
+
+// classify judges what Compose returned: it wraps the engine's errors, and adds its own texts.
+func classify(err error) error {
+	text := err.Error()
+	for _, p := range []struct {
+		text  string
+		class driver.Class
+	}{
+		{"dependency failed to start", driver.RuntimeError},
+		{"external volume", driver.InvalidConfiguration},
+		{"declared as external, but could not be found", driver.InvalidConfiguration},
+		{"depends on undefined", driver.InvalidSpecification},
+	} {
+		if strings.Contains(text, p.text) {
+			return &driver.Error{Class: p.class, Op: "up", Err: err}
+		}
+	}
+	return moby.Classify("start", err)
+}
+
+// settle starts or stops the containers that are there.
+func (d *Driver) settle(ctx context.Context, project string, members []member, running bool) error {
+	if !running {
+		return d.halt(ctx, project, d.opt.StopGrace)
+	}
+	idle := false
+	for _, m := range members {
+		switch m.State {
+		case container.StateRunning, container.StateRestarting:
+		case container.StatePaused:
+			callCtx, cancel := d.eng.Call(ctx)
+			_, err := d.eng.Client.ContainerUnpause(callCtx, m.ID, client.ContainerUnpauseOptions{})
+			cancel()
+			if err != nil {
+				return moby.Classify("start", err)
+			}
+		default:
+			idle = true
+		}
+	}
+	if !idle {
+		return nil
+	}
+	bounded, cancel := outlive(ctx)
+	defer cancel()
+	if err := d.run.start(bounded, project); err != nil {
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
+		return classify(err)
+	}
+	return nil
+}
+
+// Halt is driver.Driver's.
+func (d *Driver) Halt(ctx context.Context, id driver.ID, grace time.Duration) error {
+	have, err := d.find(ctx, id)
+	if err != nil {
+		return err
+	}
+	for project := range have {
+		if err := d.halt(ctx, project, max(grace, 0)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (d *Driver) halt(ctx context.Context, project string, grace time.Duration) error {
+	all, err := d.containers(ctx, api.ProjectLabel+"="+project)
+	if err != nil {
+		return err
+	}
+	active := slices.ContainsFunc(all, func(m member) bool {
+		return m.State == container.StateRunning || m.State == container.StatePaused || m.State == container.StateRestarting
+	})
+	if !active {
+		return nil
+	}
+	if err := d.run.stop(ctx, project, grace); err != nil {
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
+		return moby.Classify("stop", err)
+	}
+	return nil
+}
+
+// Remove is driver.Driver's: containers, networks, named volumes and the project's folder.
+func (d *Driver) Remove(ctx context.Context, id driver.ID) error {
+	projects, err := d.traces(ctx, id)
+	if err != nil {
+		return err
+	}
+	for _, project := range projects {
+		if err := d.run.down(ctx, project, d.opt.StopGrace); err != nil {
+			if ctx.Err() != nil {
+				return ctx.Err()
+			}
+			if cerrdefs.IsNotFound(err) || errors.Is(err, api.ErrNotFound) {
+				continue
+			}
+			return moby.Classify("remove", err)
+		}
+	}
+	// What is left of a project whose containers went before, and folders of stacks that never came up.
+	if err := d.sweep(ctx, id); err != nil {
+		return err
+	}
+	for _, project := range append(projects, d.names(id)...) {
+		rec, err := d.recordOf(project)
+		if err != nil {
+			return &driver.Error{Class: driver.ClassOf(err), Op: "remove", Err: err}
+		}
+		if rec == nil && !slices.Contains(projects, project) || rec != nil && rec.Workload != id {
+			continue
+		}
+		if err := d.erase(project); err != nil {
+			return &driver.Error{Class: driver.ClassOf(err), Op: "remove", Err: err}
+		}
+	}
+	return nil
+}
+
+// traces are the projects that containers of ours show, refusing one that somebody else uses too.
+func (d *Driver) traces(ctx context.Context, id driver.ID) ([]string, error) {
+	have, err := d.find(ctx, id)
+	if err != nil {
+		return nil, err
+	}
+	var out []string
+	for project := range have {
+		all, err := d.containers(ctx, api.ProjectLabel+"="+project)
+		if err != nil {
+			return nil, err
+		}
+		for _, m := range all {
+			if of, _ := d.of(m.Labels); of != id {
+				return nil, driver.Errorf(driver.InvalidConfiguration, "remove",
+					"Compose project %q of workload %q has a container %s that is not ours; remove that container first", project, id, moby.Short(m.ID))
+			}
+		}
+		out = append(out, project)
+	}
+	slices.Sort(out)
+	return out, nil
+}
+
+// sweep removes networks and volumes that carry the workload's labels.
+func (d *Driver) sweep(ctx context.Context, id driver.ID) error {
+	ctx, cancel := d.eng.Call(ctx)
+	defer cancel()
+	filters := make(client.Filters).Add("label", driver.LabelWorkload+"="+string(id), driver.LabelKind+"="+string(driver.Compose))
+	networks, err := d.eng.Client.NetworkList(ctx, client.NetworkListOptions{Filters: filters})
+	if err != nil {
+		return moby.Classify("remove", err)
+	}
+	for _, n := range networks.Items {
+		if _, ownership := d.of(n.Labels); ownership != driver.Ours {
+			continue
+		}
+		if _, err := d.eng.Client.NetworkRemove(ctx, n.ID, client.NetworkRemoveOptions{}); err != nil && !cerrdefs.IsNotFound(err) {
+			return moby.Classify("remove", err)
+		}
+	}
+	volumes, err := d.eng.Client.VolumeList(ctx, client.VolumeListOptions{Filters: filters})
+	if err != nil {
+		return moby.Classify("remove", err)
+	}
+	for _, v := range volumes.Items {
+		if _, ownership := d.of(v.Labels); ownership != driver.Ours {
+			continue
+		}
+		if _, err := d.eng.Client.VolumeRemove(ctx, v.Name, client.VolumeRemoveOptions{}); err != nil && !cerrdefs.IsNotFound(err) {
+			return moby.Classify("remove", err)
+		}
+	}
+	return nil
+}

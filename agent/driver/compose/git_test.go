@@ -1,0 +1,193 @@
+package compose_test
+
+import (
+	"net/http"
+	"net/http/cgi"
+	"net/http/httptest"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/go-git/go-git/v5"
+	"github.com/go-git/go-git/v5/plumbing"
+	"github.com/go-git/go-git/v5/plumbing/object"
+
+	"github.com/persys/compute/agent/driver"
+	"github.com/persys/compute/agent/driver/compose"
+	agentv1 "github.com/persys/compute/api/agent/v1"
+)
+
+// repository is a Git repository in a folder, with a working tree.
+type repository struct {
+	*testing.T
+	dir  string
+	repo *git.Repository
+}
+
+func newRepository(t *testing.T) *repository {
+	t.Helper()
+	dir := filepath.Join(t.TempDir(), "stack")
+	repo, err := git.PlainInitWithOptions(dir, &git.PlainInitOptions{InitOptions: git.InitOptions{DefaultBranch: plumbing.Main}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return &repository{T: t, dir: dir, repo: repo}
+}
+
+// commit writes files and returns the commit's id.
+func (r *repository) commit(files map[string]string) string {
+	r.Helper()
+	tree, err := r.repo.Worktree()
+	if err != nil {
+		r.Fatal(err)
+	}
+	for name, text := range files {
+		path := filepath.Join(r.dir, name)
+		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+			r.Fatal(err)
+		}
+		if strings.HasPrefix(text, "-> ") {
+			err = os.Symlink(text[3:], path)
+		} else {
+			err = os.WriteFile(path, []byte(text), 0o644)
+		}
+		if err != nil {
+			r.Fatal(err)
+		}
+		if _, err := tree.Add(name); err != nil {
+			r.Fatal(err)
+		}
+	}
+	hash, err := tree.Commit("a change", &git.CommitOptions{Author: &object.Signature{Name: "test", Email: "test@localhost", When: time.Unix(1, 0)}})
+	if err != nil {
+		r.Fatal(err)
+	}
+	return hash.String()
+}
+
+// serve gives the repository over HTTP, through Git's own program, to whoever knows the password.
+func (r *repository) serve() string {
+	r.Helper()
+	out, err := exec.Command("git", "--exec-path").Output()
+	if err != nil {
+		if os.Getenv("CI") == "true" {
+			r.Fatalf("git is needed: %v", err)
+		}
+		r.Skipf("SKIPPED, NOTHING TESTED: git is needed: %v", err)
+	}
+	backend := &cgi.Handler{
+		Path: filepath.Join(strings.TrimSpace(string(out)), "git-http-backend"),
+		Env:  []string{"GIT_PROJECT_ROOT=" + filepath.Dir(r.dir), "GIT_HTTP_EXPORT_ALL=1"},
+	}
+	srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
+		if user, password, _ := req.BasicAuth(); user != "robot" || password != "hunter2" {
+			w.Header().Set("WWW-Authenticate", `Basic realm="git"`)
+			http.Error(w, "who are you?", http.StatusUnauthorized)
+			return
+		}
+		backend.ServeHTTP(w, req)
+	}))
+	r.Cleanup(srv.Close)
+	return srv.URL + "/stack/.git"
+}
+
+func stackFile(image string) string {
+	return "services:\n  app:\n    image: " + image + "\n    command: [serve]\n    env_file: app.env\n    environment: {FROM_ENV: \"${NAME}\"}\n    volumes: [\"./conf:/conf:ro\"]\n"
+}
+
+func TestGitSourceIsPinnedToItsCommit(t *testing.T) {
+	for _, c := range []struct {
+		name   string
+		source func(r *repository) string
+	}{
+		{"file", func(r *repository) string { return "file://" + r.dir }},
+		{"http", func(r *repository) string { return r.serve() }},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			var asked string
+			b := newBench(t, func(o *compose.Options) {
+				o.GitCredentials = func(name, host string) (string, string, error) {
+					asked = name
+					return "robot", "hunter2", nil
+				}
+			})
+			r := newRepository(t)
+			first := r.commit(map[string]string{"compose.yaml": stackFile(b.image), "app.env": "VERSION=1\n", "conf/a": "1", ".env": "NAME=repo\n"})
+			source := c.source(r)
+			git := &agentv1.ComposeSpec{SourceType: "git", GitRepo: source, GitRef: "main", GitCredentials: "team"}
+			spec := b.spec("git-"+c.name, body(git))
+			b.ensure(spec)
+			o := b.await(spec.ID, driver.Running)
+			if o.Metadata["compose.git_commit"] != first || o.Metadata["compose.git_repo"] != source {
+				t.Errorf("commit %q of %q, want %q", o.Metadata["compose.git_commit"], o.Metadata["compose.git_repo"], first)
+			}
+			if c.name == "http" && asked != "team" {
+				t.Errorf("asked for credentials %q", asked)
+			}
+			if env := b.environment(spec.ID, "app"); env["VERSION"] != "1" || env["FROM_ENV"] != "repo" {
+				t.Errorf("environment %v", env)
+			}
+			second := r.commit(map[string]string{"app.env": "VERSION=2\n"})
+			app := b.containerOf(spec.ID, "app")
+			// The branch moved on, the workload did not ask for it: what it was begun with stays, also
+			// when a container is made again.
+			if err := b.d.Halt(b.ctx, spec.ID, 0); err != nil {
+				t.Fatal(err)
+			}
+			b.ensure(spec)
+			if again := b.containerOf(spec.ID, "app"); again != app {
+				t.Error("replaced because the branch moved")
+			}
+			spec.Content, git.Env = "c1:git-2", map[string]string{"NAME": "mine"}
+			b.ensure(spec)
+			if o = b.await(spec.ID, driver.Running); o.Metadata["compose.git_commit"] != second {
+				t.Errorf("new content runs commit %q, want %q", o.Metadata["compose.git_commit"], second)
+			}
+			if env := b.environment(spec.ID, "app"); env["VERSION"] != "2" || env["FROM_ENV"] != "mine" {
+				t.Errorf("environment %v", env)
+			}
+			spec.Content, git.GitRef = "c1:git-3", first
+			b.ensure(spec)
+			if o = b.await(spec.ID, driver.Running); o.Metadata["compose.git_commit"] != first {
+				t.Errorf("the first commit by its id: %q runs", o.Metadata["compose.git_commit"])
+			}
+			old, err := filepath.Glob(filepath.Join(b.dir, string(spec.ID), "git-*"))
+			if err != nil || len(old) != 1 {
+				t.Errorf("files of former commits stay: %v %v", old, err)
+			}
+		})
+	}
+}
+
+func TestGitRefusals(t *testing.T) {
+	b := newBench(t, func(o *compose.Options) {
+		o.GitCredentials = func(name, host string) (string, string, error) { return "robot", "wrong", nil }
+	})
+	r := newRepository(t)
+	r.commit(map[string]string{"other.yaml": "services: {}", "away": "-> /etc/hostname"})
+	inside := newRepository(t)
+	inside.commit(map[string]string{"other.yaml": "services: {}"})
+	for _, c := range []struct {
+		name  string
+		spec  *agentv1.ComposeSpec
+		class driver.Class
+		want  string
+	}{
+		{"no such branch", &agentv1.ComposeSpec{GitRepo: "file://" + r.dir, GitRef: "nothing"}, driver.InvalidSpecification, `no branch, tag or commit "nothing"`},
+		{"no Compose file", &agentv1.ComposeSpec{GitRepo: "file://" + inside.dir}, driver.InvalidSpecification, "COMPOSE_FILE"},
+		{"a file outside", &agentv1.ComposeSpec{GitRepo: "file://" + inside.dir, Env: map[string]string{"COMPOSE_FILE": "../x"}}, driver.InvalidSpecification, "inside the repository"},
+		{"a link that leads outside", &agentv1.ComposeSpec{GitRepo: "file://" + r.dir}, driver.InvalidSpecification, "leads outside"},
+		{"a wrong password", &agentv1.ComposeSpec{GitRepo: r.serve()}, driver.ImagePullAuthFailed, "compose.git_repo http://127.0.0.1"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			c.spec.SourceType = "git"
+			err := b.d.Ensure(b.ctx, b.spec("gitbad", body(c.spec)))
+			if driver.ClassOf(err) != c.class || err == nil || !strings.Contains(err.Error(), c.want) {
+				t.Errorf("%v; want class %s and %q", err, c.class, c.want)
+			}
+		})
+	}
+}

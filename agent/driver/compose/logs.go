@@ -1,0 +1,133 @@
+package compose
+
+import (
+	"bufio"
+	"cmp"
+	"context"
+	"errors"
+	"io"
+	"slices"
+	"strings"
+	"sync"
+
+	"github.com/moby/moby/api/types/container"
+
+	"github.com/persys/compute/agent/driver"
+)
+
+// maxLine is where a line without end is cut.
+const maxLine = 64 << 10
+
+// Logs is driver.Driver's. In a stack of several containers every line begins with the container it
+// came from, after the time if there is one: "web-1 | …". Options.Tail counts for each container.
+func (d *Driver) Logs(ctx context.Context, id driver.ID, options driver.LogOptions) (io.ReadCloser, error) {
+	have, err := d.find(ctx, id)
+	if err != nil {
+		return nil, err
+	}
+	var members []member
+	for _, some := range have {
+		members = append(members, some...)
+	}
+	if len(members) == 0 {
+		return nil, driver.Errorf(driver.RuntimeResourceMissing, "logs", "no container of workload %q found", id)
+	}
+	slices.SortFunc(members, func(a, b member) int {
+		return cmp.Or(strings.Compare(a.service, b.service), strings.Compare(short(a), short(b)))
+	})
+	if len(members) == 1 {
+		return d.eng.Logs(ctx, members[0].ID, options)
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	streams := make([]io.ReadCloser, 0, len(members))
+	closeAll := func() {
+		cancel()
+		for _, s := range streams {
+			_ = s.Close()
+		}
+	}
+	for _, m := range members {
+		if options.Follow && m.State == container.StateCreated {
+			continue // it has said nothing, and ends at once
+		}
+		rc, err := d.eng.Logs(ctx, m.ID, options)
+		if err != nil {
+			closeAll()
+			return nil, err
+		}
+		streams = append(streams, &labelled{rc, short(m)})
+	}
+	return merge(streams, options.Timestamps, closeAll), nil
+}
+
+// short is a container's name without its project.
+func short(m member) string {
+	if len(m.Names) == 0 {
+		return m.service
+	}
+	return strings.TrimPrefix(strings.TrimPrefix(m.Names[0], "/"), m.project+"-")
+}
+
+type labelled struct {
+	io.ReadCloser
+	name string
+}
+
+// merge gives the lines of all streams as they come. Closing ends the copying before it returns.
+func merge(streams []io.ReadCloser, stamped bool, stop func()) io.ReadCloser {
+	pr, pw := io.Pipe()
+	var copies sync.WaitGroup
+	var line sync.Mutex
+	for _, s := range streams {
+		copies.Go(func() {
+			name := s.(*labelled).name
+			r := bufio.NewReaderSize(s, maxLine)
+			for {
+				text, err := r.ReadSlice('\n')
+				if len(text) > 0 {
+					before := name + " | "
+					if stamp, rest, ok := strings.Cut(string(text), " "); stamped && ok {
+						before, text = stamp+" "+before, []byte(rest)
+					}
+					if text[len(text)-1] != '\n' {
+						text = append(slices.Clone(text), '\n')
+					}
+					line.Lock()
+					_, werr := pw.Write(append([]byte(before), text...))
+					line.Unlock()
+					if werr != nil {
+						return
+					}
+				}
+				if err != nil && !errors.Is(err, bufio.ErrBufferFull) {
+					if !errors.Is(err, io.EOF) && !errors.Is(err, io.ErrClosedPipe) {
+						pw.CloseWithError(err)
+					}
+					return
+				}
+			}
+		})
+	}
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		copies.Wait()
+		pw.Close()
+	}()
+	return &merged{Reader: pr, stop: func() {
+		pr.CloseWithError(io.ErrClosedPipe)
+		stop()
+		<-done
+	}}
+}
+
+type merged struct {
+	io.Reader
+	once sync.Once
+	stop func()
+}
+
+func (m *merged) Close() error {
+	m.once.Do(m.stop)
+	return nil
+}

@@ -1,0 +1,282 @@
+package compose
+
+import (
+	"cmp"
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	cerrdefs "github.com/containerd/errdefs"
+	"github.com/moby/moby/api/types/container"
+	"golang.org/x/sync/errgroup"
+
+	"github.com/persys/compute/agent/driver"
+	"github.com/persys/compute/agent/driver/moby"
+)
+
+// inspections is how many containers are asked about at one time.
+const inspections = 8
+
+// part is one container of a stack as observed.
+type part struct {
+	driver.Observed
+	service string
+	// endless: the engine restarts it whenever it ends, so exit code 0 is no completion.
+	endless bool
+	status  container.ContainerState
+}
+
+// List is driver.Driver's.
+func (d *Driver) List(ctx context.Context) ([]driver.Observed, error) {
+	all, err := d.containers(ctx)
+	if err != nil {
+		return nil, err
+	}
+	type key struct {
+		id      driver.ID
+		project string
+	}
+	groups := map[key][]member{}
+	for _, m := range all {
+		if id, ownership := d.of(m.Labels); ownership == driver.Ours || ownership == driver.Claimed {
+			groups[key{id, m.project}] = append(groups[key{id, m.project}], m)
+		}
+	}
+	parts := make(map[string]*part, len(all))
+	for _, members := range groups {
+		for _, m := range members {
+			parts[m.ID] = &part{service: m.service}
+		}
+	}
+	group, groupCtx := errgroup.WithContext(ctx)
+	group.SetLimit(inspections)
+	for id, p := range parts {
+		group.Go(func() error {
+			full, err := d.eng.Inspect(groupCtx, id)
+			if cerrdefs.IsNotFound(err) {
+				return nil // gone since the list
+			}
+			if err != nil {
+				return moby.Classify("list", err)
+			}
+			p.Observed = moby.Observe(full)
+			if full.State != nil {
+				p.status = full.State.Status
+			}
+			if full.HostConfig != nil {
+				policy := full.HostConfig.RestartPolicy.Name
+				p.endless = policy == container.RestartPolicyAlways || policy == container.RestartPolicyUnlessStopped
+			}
+			if p.State == driver.Failed {
+				d.eng.AddTail(groupCtx, &p.Observed)
+			}
+			return nil
+		})
+	}
+	if err := group.Wait(); err != nil {
+		return nil, err
+	}
+	kept := make(map[string]bool, len(parts))
+	for id := range parts {
+		kept[id] = true
+	}
+	d.eng.KeepTails(kept)
+	byID := map[driver.ID]driver.Observed{}
+	for k, members := range groups {
+		rec, err := d.recordOf(k.project)
+		if err != nil {
+			return nil, &driver.Error{Class: driver.ClassOf(err), Op: "list", Err: err}
+		}
+		var there []*part
+		var seen []member
+		for _, m := range members {
+			if p := parts[m.ID]; p.RuntimeID != "" {
+				there, seen = append(there, p), append(seen, m)
+			}
+		}
+		if len(there) == 0 {
+			continue
+		}
+		o := combine(k.id, k.project, there, rec)
+		o.Content = d.contentOf(rec, seen)
+		if o.Content == "" {
+			// With the revision an unknown content would count as the present one.
+			o.Revision = ""
+		}
+		_, ownership := d.of(seen[0].Labels)
+		o.Owned = ownership == driver.Ours
+		if other, dup := byID[k.id]; !dup || other.Content == "" && o.Content != "" {
+			byID[k.id] = o
+		}
+	}
+	out := slices.Collect(maps.Values(byID))
+	slices.SortFunc(out, func(a, b driver.Observed) int { return strings.Compare(string(a.ID), string(b.ID)) })
+	return out, nil
+}
+
+// contentOf is the content that the stack as a whole was brought to, "" if it is none: see the
+// package comment.
+func (d *Driver) contentOf(rec *record, members []member) string {
+	if len(members) == 0 {
+		return ""
+	}
+	have := map[string]int{}
+	content := members[0].Labels[driver.LabelContent]
+	for _, m := range members {
+		if m.State != container.StateDead && m.State != container.StateRemoving {
+			have[m.service]++
+		}
+		if m.Labels[driver.LabelContent] != content {
+			content = ""
+		}
+	}
+	if rec == nil {
+		return content
+	}
+	if !rec.Complete || string(rec.Workload) != members[0].Labels[driver.LabelWorkload] {
+		return ""
+	}
+	for service, count := range rec.Services {
+		if have[service] != count {
+			return ""
+		}
+	}
+	return rec.Content
+}
+
+// combine makes one observation of a stack's containers.
+//
+//	any restarting or being removed      Pending
+//	any failed, or stopped beside others Failed, with that container's end
+//	all running, or done with code 0     Running
+//	none running                         Stopped
+func combine(id driver.ID, project string, parts []*part, rec *record) driver.Observed {
+	slices.SortFunc(parts, func(a, b *part) int {
+		return cmp.Or(strings.Compare(a.service, b.service), strings.Compare(a.Name, b.Name))
+	})
+	first := parts[0]
+	o := driver.Observed{
+		ID: id, Revision: first.Revision, Generation: first.Generation, ClusterID: first.ClusterID, NodeID: first.NodeID,
+		Name: project, Labels: first.Labels,
+		Metadata: map[string]string{"compose.project": project},
+	}
+	if rec != nil && rec.Complete {
+		o.Revision = rec.Revision
+		if g, err := driver.ParseGeneration(rec.Generation); err == nil {
+			o.Generation = g
+		}
+		if o.Labels[driver.LabelManaged] != "" && o.Labels[driver.LabelContent] == "" { // made by a program
+			o.Labels = maps.Clone(o.Labels)
+			o.Labels[driver.LabelContent], o.Labels[driver.LabelRevision] = rec.Content, rec.Revision
+			o.Labels[driver.LabelGeneration] = rec.Generation
+		}
+	}
+	if rec != nil && rec.Commit != "" {
+		o.Metadata["compose.git_commit"], o.Metadata["compose.git_repo"] = rec.Commit, driver.Bound(rec.Repository)
+	}
+	sum := sha256.New()
+	for _, rid := range slices.Sorted(runtimeIDs(parts)) {
+		fmt.Fprintln(sum, rid)
+	}
+	o.RuntimeID = project + "/" + hex.EncodeToString(sum.Sum(nil)[:6])
+	running := 0
+	for _, p := range parts {
+		if p.State == driver.Running {
+			running++
+		}
+		o.RestartCount += p.RestartCount
+		o.Addresses = append(o.Addresses, p.Addresses...)
+		o.Ports = append(o.Ports, p.Ports...)
+		if p.StartedAt.After(o.StartedAt) {
+			o.StartedAt = p.StartedAt
+		}
+		if p.FinishedAt.After(o.FinishedAt) {
+			o.FinishedAt, o.ExitCode = p.FinishedAt, p.ExitCode
+		}
+	}
+	slices.Sort(o.Addresses)
+	o.Addresses = slices.Compact(o.Addresses)
+	texts := services(parts)
+	for service, text := range texts {
+		o.Metadata["compose.service."+service] = driver.Bound(text)
+	}
+	o.Metadata["compose.services"] = fmt.Sprintf("%d of %d containers run", running, len(parts))
+	var line []string
+	for _, service := range slices.Sorted(maps.Keys(texts)) {
+		line = append(line, service+": "+texts[service])
+	}
+	o.Message = driver.Bound(strings.Join(line, "; "))
+	var pending, failed *part
+	for _, p := range parts {
+		switch {
+		case p.State == driver.Pending && pending == nil:
+			pending = p
+		case failed == nil && (p.State == driver.Failed || running > 0 && p.State == driver.Stopped && (p.endless || p.FinishedAt.IsZero() || p.status == container.StatePaused)):
+			failed = p
+		}
+	}
+	switch {
+	case pending != nil:
+		o.State = driver.Pending
+	case failed != nil:
+		o.State, o.Class = driver.Failed, cmp.Or(failed.Class, driver.RuntimeError)
+		o.ExitCode, o.StartedAt, o.FinishedAt = failed.ExitCode, failed.StartedAt, failed.FinishedAt
+		o.Metadata["failure_reason"], o.Metadata["failure_message"] = string(o.Class), driver.Bound("service "+failed.service+": "+failed.Message)
+		if tail := failed.Metadata["container.stderr"]; tail != "" {
+			o.Metadata["container.stderr"] = tail
+		}
+		// The reason first: lists show the beginning.
+		o.Message = driver.Bound("service " + failed.service + " " + failed.Message + "; " + o.Message)
+	case running > 0:
+		o.State = driver.Running
+	default:
+		o.State = driver.Stopped
+	}
+	return o
+}
+
+func runtimeIDs(parts []*part) func(func(string) bool) {
+	return func(yield func(string) bool) {
+		for _, p := range parts {
+			if !yield(p.RuntimeID) {
+				return
+			}
+		}
+	}
+}
+
+// services says in a few words how each service is; several containers of one in the same state are
+// counted.
+func services(parts []*part) map[string]string {
+	counts := map[string]map[string]int{}
+	for _, p := range parts {
+		if counts[p.service] == nil {
+			counts[p.service] = map[string]int{}
+		}
+		counts[p.service][p.Message]++
+	}
+	out := make(map[string]string, len(counts))
+	for service, states := range counts {
+		var texts []string
+		for _, text := range slices.Sorted(maps.Keys(states)) {
+			if n := states[text]; n > 1 {
+				text = fmt.Sprintf("%d× %s", n, text)
+			}
+			texts = append(texts, text)
+		}
+		out[service] = strings.Join(texts, ", ")
+	}
+	return out
+}
+
+// Events is driver.Driver's.
+func (d *Driver) Events(ctx context.Context) (<-chan driver.ID, error) {
+	return d.eng.Events(ctx, func(labels map[string]string) bool {
+		_, ownership := d.of(labels)
+		return ownership == driver.Ours || ownership == driver.Claimed
+	})
+}

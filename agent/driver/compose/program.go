@@ -1,0 +1,196 @@
+package compose
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"math"
+	"os"
+	"os/exec"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/compose-spec/compose-go/v2/types"
+	"github.com/docker/compose/v5/pkg/api"
+	"github.com/goccy/go-yaml"
+
+	"github.com/persys/compute/agent/driver"
+)
+
+// program is Compose as a command, `docker-compose` of old or `docker compose`. It gets the stack as
+// read and checked by us, on its standard input.
+type program struct {
+	words []string
+	host  string
+	dir   string
+	grace time.Duration
+	list  func(ctx context.Context, labels ...string) ([]member, error)
+}
+
+// look says whether the command is there.
+func (c *program) look() error {
+	if _, err := exec.LookPath(c.words[0]); err != nil {
+		return fmt.Errorf("PERSYS_COMPOSE_BINARY %q: %w", strings.Join(c.words, " "), err)
+	}
+	return nil
+}
+
+func (c *program) up(ctx context.Context, s *stack, running bool) error {
+	text, err := render(s.project)
+	if err != nil {
+		return invalid("compose: %w", err)
+	}
+	args := []string{"up", "-d", "--remove-orphans", "--timeout", seconds(c.grace)}
+	if !running {
+		args = []string{"up", "--no-start", "--remove-orphans", "--timeout", seconds(c.grace)}
+	}
+	return c.exec(ctx, s.project.Name, s.project.WorkingDir, text, args...)
+}
+
+func (c *program) start(ctx context.Context, project string) error {
+	return c.known(ctx, project, "start")
+}
+
+func (c *program) stop(ctx context.Context, project string, grace time.Duration) error {
+	return c.known(ctx, project, "stop", "--timeout", seconds(grace))
+}
+
+// down removes the containers and what is anonymous; what has a name carries our labels, and the
+// driver removes it.
+func (c *program) down(ctx context.Context, project string, grace time.Duration) error {
+	return c.known(ctx, project, "down", "--volumes", "--remove-orphans", "--timeout", seconds(grace))
+}
+
+// known acts on the containers that exist. The old command wants a file for that too, so it gets one
+// made of their labels.
+func (c *program) known(ctx context.Context, project string, args ...string) error {
+	members, err := c.list(ctx, api.ProjectLabel+"="+project)
+	if err != nil {
+		return err
+	}
+	if len(members) == 0 {
+		return nil
+	}
+	services := map[string]any{}
+	for _, m := range members {
+		services[m.service] = map[string]any{"image": m.Image}
+	}
+	for _, m := range members {
+		var after []string
+		for dep := range strings.SplitSeq(m.Labels[api.DependenciesLabel], ",") {
+			if name, _, _ := strings.Cut(dep, ":"); services[name] != nil {
+				after = append(after, name)
+			}
+		}
+		if len(after) > 0 {
+			services[m.service] = map[string]any{"image": m.Image, "depends_on": after}
+		}
+	}
+	text, err := yaml.Marshal(map[string]any{"version": "3.8", "services": services})
+	if err != nil {
+		return err
+	}
+	return c.exec(ctx, project, c.dir, text, args...)
+}
+
+func (c *program) exec(ctx context.Context, project, dir string, stdin []byte, args ...string) error {
+	all := slices.Concat(c.words[1:], []string{"--project-name", project, "--project-directory", dir, "--file", "-"}, args)
+	cmd := exec.CommandContext(ctx, c.words[0], all...)
+	cmd.Stdin = bytes.NewReader(stdin)
+	cmd.Dir = c.dir
+	// The agent's own environment would be part of the stack.
+	for _, name := range []string{"PATH", "HOME", "DOCKER_CONFIG", "DOCKER_HOST", "DOCKER_CERT_PATH", "DOCKER_TLS_VERIFY", "TMPDIR"} {
+		if v, ok := os.LookupEnv(name); ok {
+			cmd.Env = append(cmd.Env, name+"="+v)
+		}
+	}
+	if c.host != "" {
+		cmd.Env = append(cmd.Env, "DOCKER_HOST="+c.host)
+	}
+	var said bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &said, &said
+	cmd.WaitDelay = 5 * time.Second
+	err := cmd.Run()
+	if err == nil {
+		return nil
+	}
+	if ctx.Err() != nil {
+		return ctx.Err()
+	}
+	if errors.Is(err, exec.ErrNotFound) {
+		return driver.Errorf(driver.RuntimeUnhealthy, "compose", "PERSYS_COMPOSE_BINARY: %w", err)
+	}
+	return fmt.Errorf("%s %s: %w: %s", c.words[0], args[0], err, driver.Bound(strings.TrimSpace(said.String())))
+}
+
+func seconds(d time.Duration) string { return strconv.Itoa(int(math.Ceil(d.Seconds()))) }
+
+// lasting leaves out the labels that differ between contents: here labels are part of what Compose
+// compares, and a service that did not change is to keep its container. The record has them.
+func lasting(all types.Labels) types.Labels {
+	out := types.Labels{}
+	for k, v := range all {
+		if strings.HasPrefix(k, "com.docker.compose.") ||
+			k == driver.LabelContent || k == driver.LabelRevision || k == driver.LabelGeneration {
+			continue
+		}
+		out[k] = v
+	}
+	return out
+}
+
+// render writes a stack so that old and new commands read it.
+func render(p *types.Project) ([]byte, error) {
+	mark := func(labels, ours types.Labels) types.Labels {
+		out := types.Labels{}
+		maps.Copy(out, labels)
+		maps.Copy(out, lasting(ours))
+		return out
+	}
+	for name, s := range p.Services {
+		s.Labels = mark(s.Labels, s.CustomLabels)
+		s.PullPolicy = "" // pulled already
+		p.Services[name] = s
+	}
+	for name, n := range p.Networks {
+		if !n.External {
+			n.Labels = mark(n.Labels, n.CustomLabels)
+			p.Networks[name] = n
+		}
+	}
+	for name, v := range p.Volumes {
+		if !v.External {
+			v.Labels = mark(v.Labels, v.CustomLabels)
+			p.Volumes[name] = v
+		}
+	}
+	raw, err := p.MarshalYAML()
+	if err != nil {
+		return nil, err
+	}
+	var doc map[string]any
+	if err := yaml.Unmarshal(raw, &doc); err != nil {
+		return nil, err
+	}
+	// What the command of old does not know, and the new one does not miss.
+	delete(doc, "name")
+	services, _ := doc["services"].(map[string]any)
+	for _, s := range services {
+		service, _ := s.(map[string]any)
+		deps, _ := service["depends_on"].(map[string]any)
+		for _, d := range deps {
+			if dep, ok := d.(map[string]any); ok {
+				delete(dep, "required")
+				delete(dep, "restart")
+			}
+		}
+	}
+	doc["version"] = "3.8"
+	out, err := yaml.Marshal(doc)
+	// It is interpolated already.
+	return bytes.ReplaceAll(out, []byte("$"), []byte("$$")), err
+}

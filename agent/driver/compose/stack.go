@@ -1,0 +1,351 @@
+package compose
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/base64"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"unicode/utf8"
+
+	"github.com/compose-spec/compose-go/v2/cli"
+	"github.com/compose-spec/compose-go/v2/dotenv"
+	"github.com/compose-spec/compose-go/v2/loader"
+	"github.com/compose-spec/compose-go/v2/types"
+	"github.com/docker/compose/v5/pkg/api"
+
+	"github.com/persys/compute/agent/driver"
+	"github.com/persys/compute/agent/driver/moby"
+	agentv1 "github.com/persys/compute/api/agent/v1"
+)
+
+// ProjectName is the Compose project of a workload: its id where Compose allows that (lower-case
+// letters, digits, '-' and '_'), else the cleaned form and 6 hex digits of the id's hash, so that ids
+// which differ only in what is cleaned do not meet.
+func ProjectName(id driver.ID) string {
+	name := strings.Map(func(r rune) rune {
+		switch {
+		case r >= 'A' && r <= 'Z':
+			return r + 'a' - 'A'
+		case r >= 'a' && r <= 'z', r >= '0' && r <= '9', r == '-', r == '_':
+			return r
+		}
+		return '-'
+	}, string(id))
+	name = strings.TrimLeft(name, "-_")
+	if name == string(id) {
+		return name
+	}
+	sum := sha256.Sum256([]byte(id))
+	return strings.TrimLeft(name+"-"+hex.EncodeToString(sum[:3]), "-_")
+}
+
+// names are the projects that a workload may have, best first.
+func (d *Driver) names(id driver.ID) []string {
+	return []string{ProjectName(id), ProjectName(id) + "--" + ProjectName(driver.ID(d.opt.NodeID))}
+}
+
+// Where a stack's files are: inline ones have a folder of their own, for relative paths.
+const (
+	inlineDir = "files"
+	gitDir    = "git"
+)
+
+// Source types of a ComposeSpec; empty means inline.
+const sourceGit = "git"
+
+func isGit(c *agentv1.ComposeSpec) bool { return strings.EqualFold(c.GetSourceType(), sourceGit) }
+
+// plain undoes base64, the form in which schedulers send the text. A Compose file always has a colon
+// and base64 never does, so there is nothing to guess.
+func plain(text string) (string, error) {
+	packed := strings.Join(strings.Fields(text), "")
+	if packed == "" {
+		return "", invalid("compose.compose_yaml: must not be empty")
+	}
+	if strings.ContainsRune(packed, ':') {
+		return text, nil
+	}
+	raw, err := base64.StdEncoding.DecodeString(packed)
+	if err != nil || !utf8.Valid(raw) {
+		return "", invalid("compose.compose_yaml: must be YAML with services, or its base64")
+	}
+	return string(raw), nil
+}
+
+func invalid(format string, args ...any) error {
+	return driver.Errorf(driver.InvalidSpecification, "ensure", format, args...)
+}
+
+// stack is a workload in Compose's words.
+type stack struct {
+	project *types.Project
+	commit  string // of a Git source
+	repo    string // without credentials
+	images  []wanted
+}
+
+// wanted is one image of a stack.
+type wanted struct {
+	image  moby.Image
+	policy string
+}
+
+// expected is how many containers each service will have.
+func (s *stack) expected() map[string]int {
+	out := make(map[string]int, len(s.project.Services))
+	for name, service := range s.project.Services {
+		out[name] = service.GetScale()
+	}
+	return out
+}
+
+// load reads a stack. commit pins a Git source that ran before; "" asks for what the reference names
+// now.
+func (d *Driver) load(ctx context.Context, spec driver.Spec, project, commit string) (*stack, error) {
+	body := spec.Body.GetCompose()
+	out := &stack{}
+	env := types.Mapping{}
+	details := types.ConfigDetails{}
+	if isGit(body) {
+		if err := d.fetch(ctx, body, project, commit, out); err != nil {
+			return nil, err
+		}
+		details.WorkingDir = d.checkout(project, out.commit)
+		if err := ownEnvironment(details.WorkingDir, env); err != nil {
+			return nil, err
+		}
+	} else {
+		text, err := plain(body.GetComposeYaml())
+		if err != nil {
+			return nil, err
+		}
+		details.WorkingDir = filepath.Join(d.folder(project), inlineDir)
+		if err := os.MkdirAll(details.WorkingDir, 0o700); err != nil {
+			return nil, &driver.Error{Class: driver.ClassOf(err), Op: "ensure", Err: err}
+		}
+		details.ConfigFiles = []types.ConfigFile{{Filename: filepath.Join(details.WorkingDir, "compose.yaml"), Content: []byte(text)}}
+	}
+	maps.Copy(env, body.GetEnv())
+	details.Environment = env
+	if isGit(body) {
+		var err error
+		if details.ConfigFiles, err = configFiles(details.WorkingDir, env["COMPOSE_FILE"]); err != nil {
+			return nil, err
+		}
+	}
+	done, err := writeEnvironment(details.WorkingDir, body.GetEnv())
+	if err != nil {
+		return nil, &driver.Error{Class: driver.ClassOf(err), Op: "ensure", Err: err}
+	}
+	defer done()
+	var profiles []string
+	for p := range strings.SplitSeq(env["COMPOSE_PROFILES"], ",") {
+		if p = strings.TrimSpace(p); p != "" {
+			profiles = append(profiles, p)
+		}
+	}
+	p, err := loader.LoadWithContext(ctx, details, loader.WithProfiles(profiles), loader.WithDiscardEnvFiles, func(o *loader.Options) {
+		o.SetProjectName(project, true)
+		o.ResolvePaths = true
+	})
+	if err != nil {
+		if ctx.Err() != nil {
+			return nil, ctx.Err()
+		}
+		return nil, invalid("compose: %w", withoutValues(err))
+	}
+	out.project = p.WithoutUnnecessaryResources()
+	if len(out.project.Services) == 0 {
+		return nil, invalid("compose: no service is enabled; set COMPOSE_PROFILES in compose.env")
+	}
+	return out, d.prepare(spec, out)
+}
+
+// quoted is a value in an error text of the loader: it may be a secret.
+var quoted = regexp.MustCompile(`"(?:[^"\\]|\\.)*"?`)
+
+// withoutValues keeps an error's first line without what stands in quotes: the lines after it repeat
+// the value.
+func withoutValues(err error) error {
+	text, _, _ := strings.Cut(err.Error(), "\n")
+	return errors.New(quoted.ReplaceAllString(text, `"…"`))
+}
+
+// ownEnvironment reads the .env file that came with a Git source.
+func ownEnvironment(dir string, env types.Mapping) error {
+	f, err := os.Open(filepath.Join(dir, ".env"))
+	if errors.Is(err, os.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return &driver.Error{Class: driver.ClassOf(err), Op: "ensure", Err: err}
+	}
+	defer f.Close()
+	own, err := dotenv.ParseWithLookup(f, env.Resolve)
+	if err != nil {
+		return invalid("compose: .env of the repository: %w", withoutValues(err))
+	}
+	maps.Copy(env, own)
+	return nil
+}
+
+// writeEnvironment puts the workload's environment where a stack's own `env_file: .env` finds it,
+// after what the file held before; done puts it back.
+func writeEnvironment(dir string, env map[string]string) (done func(), err error) {
+	if len(env) == 0 {
+		return func() {}, nil
+	}
+	path := filepath.Join(dir, ".env")
+	before, err := os.ReadFile(path)
+	if err != nil && !errors.Is(err, os.ErrNotExist) {
+		return nil, err
+	}
+	existed := err == nil
+	done = func() {
+		if existed {
+			_ = os.WriteFile(path, before, 0o600)
+			return
+		}
+		_ = os.Remove(path)
+	}
+	var text strings.Builder
+	text.Write(before)
+	for _, k := range slices.Sorted(maps.Keys(env)) {
+		// In single quotes nothing is interpreted; a quote itself ends them and is written in others.
+		fmt.Fprintf(&text, "\n%s=%s", k, quoteEnv(env[k]))
+	}
+	if err := os.WriteFile(path, []byte(text.String()+"\n"), 0o600); err != nil {
+		done()
+		return nil, err
+	}
+	return done, nil
+}
+
+// quoteEnv writes a value so that a .env file gives it back unchanged.
+func quoteEnv(v string) string {
+	return `"` + strings.NewReplacer(`\`, `\\`, `"`, `\"`, `$`, `\$`, "\n", `\n`, "\r", `\r`).Replace(v) + `"`
+}
+
+// configFiles are those that COMPOSE_FILE names (separated by ':'), else the ones that Compose itself
+// would look for.
+func configFiles(dir, named string) ([]types.ConfigFile, error) {
+	var out []types.ConfigFile
+	if named != "" {
+		for name := range strings.SplitSeq(named, ":") {
+			if !filepath.IsLocal(name) {
+				return nil, invalid("compose.env[COMPOSE_FILE]: must be paths inside the repository (got %q)", name)
+			}
+			if _, err := os.Stat(filepath.Join(dir, name)); err != nil {
+				return nil, invalid("compose.env[COMPOSE_FILE]: the repository has no file %q", name)
+			}
+			out = append(out, types.ConfigFile{Filename: filepath.Join(dir, name)})
+		}
+		return out, nil
+	}
+	for _, candidates := range [][]string{cli.DefaultFileNames, cli.DefaultOverrideFileNames} {
+		for _, name := range candidates {
+			if _, err := os.Stat(filepath.Join(dir, name)); err == nil {
+				out = append(out, types.ConfigFile{Filename: filepath.Join(dir, name)})
+				break
+			}
+		}
+		if len(out) == 0 {
+			return nil, invalid("compose.git_repo: the repository has none of %s; name the file in compose.env COMPOSE_FILE",
+				strings.Join(cli.DefaultFileNames, ", "))
+		}
+	}
+	return out, nil
+}
+
+// prepare gives everything in a stack our labels, and refuses what a node cannot do.
+func (d *Driver) prepare(spec driver.Spec, s *stack) error {
+	p := s.project
+	ours := driver.Labels(driver.Compose, spec, nil)
+	for _, name := range slices.Sorted(maps.Keys(p.Services)) {
+		service := p.Services[name]
+		at := "compose: services." + name
+		switch {
+		case service.Provider != nil:
+			return invalid("%s.provider: this agent runs containers only", at)
+		case len(service.Models) > 0:
+			return invalid("%s.models: this agent has no model runner", at)
+		case service.Image == "" && service.Build != nil:
+			return invalid("%s.build: nodes do not build images; build and push one, and name it in image", at)
+		case service.Image == "":
+			return invalid("%s.image: must be set", at)
+		}
+		img, err := moby.ParseImage(at+".image", service.Image)
+		if err != nil {
+			return err
+		}
+		s.images = append(s.images, wanted{img, service.PullPolicy})
+		// Images are pulled before anything is touched, with our own credentials and error classes.
+		service.PullPolicy, service.Build = types.PullPolicyNever, nil
+		if spec.Exclusive {
+			service.Restart = types.RestartPolicyNo
+			if service.Deploy != nil {
+				service.Deploy.RestartPolicy = nil
+			}
+		}
+		// Custom labels are no part of the hash by which Compose tells what changed.
+		service.CustomLabels = types.Labels{
+			api.ProjectLabel: p.Name, api.ServiceLabel: name, api.VersionLabel: api.ComposeVersion,
+			api.WorkingDirLabel: p.WorkingDir, api.ConfigFilesLabel: strings.Join(p.ComposeFiles, ","), api.OneoffLabel: "False",
+		}
+		maps.Copy(service.CustomLabels, ours)
+		for label := range service.Labels {
+			if strings.HasPrefix(label, driver.LabelPrefix) {
+				delete(service.Labels, label)
+			}
+		}
+		p.Services[name] = service
+	}
+	for name, n := range p.Networks {
+		n.CustomLabels = maps.Clone(ours)
+		p.Networks[name] = n
+	}
+	for name, v := range p.Volumes {
+		v.CustomLabels = maps.Clone(ours)
+		p.Volumes[name] = v
+	}
+	return nil
+}
+
+// pull fetches the images of a stack that are wanted and not here.
+func (d *Driver) pull(ctx context.Context, s *stack) error {
+	done := map[string]bool{}
+	for _, w := range s.images {
+		if done[w.image.Name] {
+			continue
+		}
+		done[w.image.Name] = true
+		if w.policy == types.PullPolicyAlways {
+			if err := d.eng.Pull(ctx, w.image, d.eng.PullTimeout()); err != nil {
+				return err
+			}
+			continue
+		}
+		here, err := d.eng.Have(ctx, w.image)
+		if err != nil {
+			return err
+		}
+		if here {
+			continue
+		}
+		if w.policy == types.PullPolicyNever {
+			return driver.Errorf(driver.InvalidImage, "pull", "no image %s on this engine, and pull_policy is never", w.image.Name)
+		}
+		if err := d.eng.Pull(ctx, w.image, d.eng.PullTimeout()); err != nil {
+			return err
+		}
+	}
+	return nil
+}

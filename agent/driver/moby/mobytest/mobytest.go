@@ -1,0 +1,83 @@
+// Package mobytest gives tests of the drivers on a Docker engine an image that comes from no registry.
+package mobytest
+
+import (
+	"archive/tar"
+	"bytes"
+	"context"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+
+	"github.com/google/go-containerregistry/pkg/name"
+	v1 "github.com/google/go-containerregistry/pkg/v1"
+	"github.com/google/go-containerregistry/pkg/v1/empty"
+	"github.com/google/go-containerregistry/pkg/v1/mutate"
+	"github.com/google/go-containerregistry/pkg/v1/tarball"
+	"github.com/moby/moby/client"
+)
+
+// BuildProbe makes an image FROM scratch of the program in folder probe.
+func BuildProbe(ctx context.Context) (v1.Image, error) {
+	dir, err := os.MkdirTemp("", "persys-probe-")
+	if err != nil {
+		return nil, err
+	}
+	defer os.RemoveAll(dir)
+	binary := filepath.Join(dir, "probe")
+	build := exec.CommandContext(ctx, "go", "build", "-trimpath", "-ldflags=-s -w", "-o", binary, "github.com/persys/compute/agent/driver/moby/mobytest/probe")
+	build.Env = append(os.Environ(), "CGO_ENABLED=0")
+	if out, err := build.CombinedOutput(); err != nil {
+		return nil, fmt.Errorf("building the probe: %w\n%s", err, out)
+	}
+	program, err := os.ReadFile(binary)
+	if err != nil {
+		return nil, err
+	}
+	var layer bytes.Buffer
+	tw := tar.NewWriter(&layer)
+	if err := tw.WriteHeader(&tar.Header{Name: "probe", Mode: 0o755, Size: int64(len(program))}); err != nil {
+		return nil, err
+	}
+	if _, err := tw.Write(program); err != nil {
+		return nil, err
+	}
+	if err := tw.Close(); err != nil {
+		return nil, err
+	}
+	l, err := tarball.LayerFromOpener(func() (io.ReadCloser, error) { return io.NopCloser(bytes.NewReader(layer.Bytes())), nil })
+	if err != nil {
+		return nil, err
+	}
+	img, err := mutate.AppendLayers(empty.Image, l)
+	if err != nil {
+		return nil, err
+	}
+	config, err := img.ConfigFile()
+	if err != nil {
+		return nil, err
+	}
+	config = config.DeepCopy()
+	config.Architecture, config.OS = "amd64", "linux"
+	config.Config.Entrypoint = []string{"/probe"}
+	return mutate.ConfigFile(img, config)
+}
+
+// Load gives the engine an image, as if it had been built there.
+func Load(ctx context.Context, cli *client.Client, probe v1.Image, ref string) error {
+	tag, err := name.NewTag(ref)
+	if err != nil {
+		return err
+	}
+	pr, pw := io.Pipe()
+	go func() { pw.CloseWithError(tarball.Write(tag, probe, pw)) }()
+	res, err := cli.ImageLoad(ctx, pr)
+	if err != nil {
+		return err
+	}
+	defer res.Close()
+	_, err = io.Copy(io.Discard, res)
+	return err
+}
