@@ -13,7 +13,7 @@ IMAGES := persys-scheduler persys-agent persys-gateway persysctl
 # The programs, each built from its folder under cmd/ when that exists.
 PROGRAMS := persys-scheduler=scheduler persys-agent=agent persys-gateway=gateway persysctl=persysctl persys=persys
 
-.PHONY: help build test demo hello-image bench soak-elections proto proto-check sample-env fmt fmt-check vet lint dev-certs deps docker-build docker-push clean
+.PHONY: help build test demo hello-image bench soak-elections proto proto-check sample-env reference fmt fmt-check vet lint dev-certs deps docker-build docker-push clean
 
 help: ## Print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -52,6 +52,10 @@ proto-check: ## Fail when generated code is not current
 
 sample-env: ## Write sample.env from the settings of the programs
 	go run ./cmd/persys env > sample.env.new && mv sample.env.new sample.env
+
+reference: ## Write docs/reference from the programs
+	@mkdir -p docs/reference
+	go run ./cmd/persys metrics > docs/reference/metrics.md.new && mv docs/reference/metrics.md.new docs/reference/metrics.md
 
 fmt: ## Format every Go file
 	gofmt -w $$(git ls-files --cached --others --exclude-standard '*.go' ':!*.pb.go')

@@ -6,6 +6,7 @@ import (
 	"crypto/x509"
 	"crypto/x509/pkix"
 	"encoding/json"
+	"fmt"
 	"net"
 	"net/http/httptest"
 	"net/url"
@@ -19,6 +20,7 @@ import (
 	"google.golang.org/grpc/peer"
 	"google.golang.org/grpc/status"
 
+	"github.com/persys/compute/agent/driver"
 	agentv1 "github.com/persys/compute/api/agent/v1"
 	"github.com/persys/compute/pki"
 )
@@ -122,12 +124,35 @@ func TestHealthAndMetrics(t *testing.T) {
 		t.Fatal(err)
 	}
 	r.until(func() bool { _, body := health(); return body.Status == "degraded" }, func() string { return "health stays healthy" })
+	if err := r.engine.SetDown(""); err != nil {
+		t.Fatal(err)
+	}
+	// What was deleted comes back, and something that nobody ever ordered.
+	for id, sequence := range map[string]uint64{"web": 0, "stray": 1} {
+		err := r.engine.Driver(driver.Identity{ClusterID: Unbound, NodeID: "node-a"}).Ensure(context.Background(), driver.Spec{
+			ID: driver.ID(id), Revision: "r", Content: "c1:s", Generation: driver.Generation{Sequence: sequence},
+			ClusterID: Unbound, NodeID: "node-a", Running: true, Body: container("sim/run"),
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	have := map[string]bool{
+		"heartbeats_total": true, // needs a scheduler: e2e, TestObserved
+	}
+	fenced := false
+	var missing []string
 	r.until(func() bool {
+		r.a.mu.Lock()
+		if w := r.a.workloads["bad"]; w != nil && w.report.status != nil {
+			w.report.status.UpdatedAt = time.Now().Add(-2 * oldFailure).Unix()
+		}
+		r.a.mu.Unlock()
+		r.a.queue.add("bad", time.Now()) // due, until the next turn looks at it
 		families, err := registry.Gather()
 		if err != nil {
 			t.Fatal(err)
 		}
-		have := map[string]bool{}
 		for _, f := range families {
 			for _, m := range f.Metric {
 				value := m.GetCounter().GetValue() + m.GetGauge().GetValue() + float64(m.GetHistogram().GetSampleCount())
@@ -136,18 +161,19 @@ func TestHealthAndMetrics(t *testing.T) {
 				}
 			}
 		}
-		for _, name := range []string{
-			"workload_count", "workload_created_total", "workload_deleted_total", "workload_failed_total",
-			"workload_reconcile_total", "workload_apply_duration_seconds", "workload_delete_duration_seconds",
-			"workload_reconcile_duration_seconds", "system_memory_utilization_percent", "system_cpu_utilization_percent",
-			"system_disk_utilization_percent", "errors_total", "task_latency_seconds", "task_executions_total", "task_failures_total",
-		} {
-			if !have[name] {
-				return false
+		if have["garbage_collection_resources_deleted_total"] && have["garbage_collection_orphaned_resources_found"] && !fenced {
+			fenced = true
+			r.apply("later", "sim/run", by(7), at(2))
+			r.apply("later", "sim/run", by(6), at(3))
+		}
+		missing = nil
+		for _, m := range Metrics() {
+			if name := strings.TrimPrefix(m.Name, "persys_agent_"); !have[name] {
+				missing = append(missing, name)
 			}
 		}
-		return true
-	}, func() string { return "a metric of the contract never counts" })
+		return len(missing) == 0
+	}, func() string { return fmt.Sprintf("metrics that never move: %v", missing) })
 }
 
 func TestAdvertisedAddress(t *testing.T) {

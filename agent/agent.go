@@ -355,6 +355,7 @@ const (
 
 // prune forgets history and tombstones beyond their bounds.
 func (a *Agent) prune(now time.Time) {
+	defer func(began time.Time) { a.metrics.collected(time.Since(began)) }(time.Now())
 	a.intentMu.Lock()
 	defer a.intentMu.Unlock()
 	a.mu.Lock()

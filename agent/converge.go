@@ -404,6 +404,7 @@ func (a *Agent) amend(id string, in *intent, change func(*intent)) bool {
 // forgets the order and makes the tombstone final. in is nil for an id without order.
 func (a *Agent) bury(ctx context.Context, id string, in *intent) (again bool) {
 	start := time.Now()
+	orphan := a.orphanKind(id)
 	kinds := []driver.Kind{}
 	if in != nil {
 		kinds = append(kinds, in.Type)
@@ -480,7 +481,7 @@ func (a *Agent) bury(ctx context.Context, id string, in *intent) (again bool) {
 	}
 	a.mu.Unlock()
 	a.signal()
-	a.metrics.deleted(time.Since(start), t)
+	a.metrics.deleted(time.Since(start), orphan, t)
 	if err := a.rebind(a.life); err != nil {
 		a.log.Error("drivers", "error", err)
 	}

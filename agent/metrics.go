@@ -6,75 +6,67 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/persys/compute/agent/driver"
+	agentv1 "github.com/persys/compute/api/agent/v1"
+	"github.com/persys/compute/telemetry"
 )
 
 // metrics are the persys_agent_* collectors that existing dashboards query
-// (contract/semantics.md, section 15), as far as they make sense here. A nil *metrics counts
+// (contract/semantics.md, section 15) and a few of our own. A nil *metrics counts
 // nothing.
 type metrics struct {
+	*telemetry.Set
+
 	created, removed, failures, reconciles        prometheus.Counter
 	applySeconds, deleteSeconds, reconcileSeconds prometheus.Histogram
 	runtimeHealth                                 *prometheus.GaugeVec
 	errors, taskFailures                          *prometheus.CounterVec
 	taskExecutions                                *prometheus.CounterVec
 	taskLatency                                   *prometheus.HistogramVec
+	gcRuns                                        prometheus.Counter
+	gcSeconds                                     prometheus.Histogram
+	gcDeleted                                     *prometheus.CounterVec
 	heartbeats                                    *prometheus.CounterVec
 	fenced                                        prometheus.Counter
 }
+
+// Metrics lists what an agent exports, Go's and the process's own collectors
+// aside.
+func Metrics() []telemetry.Metric { return describeMetrics(nil).Metrics() }
 
 func newMetrics(reg prometheus.Registerer, a *Agent) (*metrics, error) {
 	if reg == nil {
 		return nil, nil
 	}
-	counter := func(name, help string) prometheus.Counter {
-		return prometheus.NewCounter(prometheus.CounterOpts{Name: "persys_agent_" + name, Help: help})
-	}
-	counters := func(name, help string, labels ...string) *prometheus.CounterVec {
-		return prometheus.NewCounterVec(prometheus.CounterOpts{Name: "persys_agent_" + name, Help: help}, labels)
-	}
-	seconds := func(name, help string) prometheus.Histogram {
-		return prometheus.NewHistogram(prometheus.HistogramOpts{
-			Name: "persys_agent_" + name, Help: help, Buckets: prometheus.ExponentialBuckets(0.005, 3, 11),
-		})
-	}
+	m := describeMetrics(a)
+	return m, reg.Register(m.Set)
+}
+
+func describeMetrics(a *Agent) *metrics {
+	s := telemetry.NewSet("persys_agent_")
+	buckets := prometheus.ExponentialBuckets(0.005, 3, 11)
 	m := &metrics{
-		created:          counter("workload_created_total", "Workloads created on an engine."),
-		removed:          counter("workload_deleted_total", "Workloads deleted."),
-		failures:         counter("workload_failed_total", "Times a workload became Failed."),
-		reconciles:       counter("workload_reconcile_total", "Looks at everything."),
-		applySeconds:     seconds("workload_apply_duration_seconds", "Time of one step that creates, replaces, starts or stops."),
-		deleteSeconds:    seconds("workload_delete_duration_seconds", "Time of one delete."),
-		reconcileSeconds: seconds("workload_reconcile_duration_seconds", "Time of one look at everything."),
-		runtimeHealth: prometheus.NewGaugeVec(prometheus.GaugeOpts{
-			Name: "persys_agent_runtime_health_status", Help: "1 when the runtime is healthy, else 0.",
-		}, []string{"runtime_type"}),
-		errors:         counters("errors_total", "Failures by class.", "error_code"),
-		taskExecutions: counters("task_executions_total", "Tasks ended.", "type", "status"),
-		taskFailures:   counters("task_failures_total", "Tasks failed.", "type"),
-		taskLatency: prometheus.NewHistogramVec(prometheus.HistogramOpts{
-			Name: "persys_agent_task_latency_seconds", Help: "Time from order to end.", Buckets: prometheus.ExponentialBuckets(0.005, 3, 11),
-		}, []string{"type", "status"}),
-		heartbeats: counters("heartbeats_total", "Heartbeats and registrations sent, by outcome.", "call", "code"),
-		fenced:     counter("orders_fenced_total", "Orders refused because of epoch, generation or node."),
+		Set:              s,
+		created:          s.Counter("workload_created_total", "Workloads created on an engine."),
+		removed:          s.Counter("workload_deleted_total", "Workloads deleted."),
+		failures:         s.Counter("workload_failed_total", "Times a workload became Failed."),
+		reconciles:       s.Counter("workload_reconcile_total", "Looks at everything."),
+		applySeconds:     s.Histogram("workload_apply_duration_seconds", "Time of one step that creates, replaces, starts or stops.", buckets),
+		deleteSeconds:    s.Histogram("workload_delete_duration_seconds", "Time of one delete.", buckets),
+		reconcileSeconds: s.Histogram("workload_reconcile_duration_seconds", "Time of one look at everything.", buckets),
+		runtimeHealth:    s.Gauges("runtime_health_status", "1 when the runtime is healthy, else 0.", "runtime_type"),
+		errors:           s.Counters("errors_total", "Failures by class.", "error_code"),
+		taskExecutions:   s.Counters("task_executions_total", "Tasks ended.", "type", "status"),
+		taskFailures:     s.Counters("task_failures_total", "Tasks failed.", "type"),
+		taskLatency:      s.Histograms("task_latency_seconds", "Time from order to end.", buckets, "type", "status"),
+		gcRuns:           s.Counter("garbage_collection_runs_total", "Times that what is no longer needed was looked for and dropped."),
+		gcSeconds:        s.Histogram("garbage_collection_duration_seconds", "Time of one such run.", prometheus.ExponentialBuckets(0.0001, 4, 10)),
+		gcDeleted: s.Counters("garbage_collection_resources_deleted_total",
+			"Instances removed that nobody had ordered any more: they came back after their delete.", "resource_type"),
+		heartbeats: s.Counters("heartbeats_total", "Heartbeats and registrations sent, by outcome.", "call", "code"),
+		fenced:     s.Counter("orders_fenced_total", "Orders refused because of epoch, generation or node."),
 	}
-	collectors := []prometheus.Collector{
-		m.created, m.removed, m.failures, m.reconciles, m.applySeconds, m.deleteSeconds, m.reconcileSeconds,
-		m.runtimeHealth, m.errors, m.taskExecutions, m.taskFailures, m.taskLatency, m.heartbeats, m.fenced,
-		&gauges{
-			agent:     a,
-			workloads: prometheus.NewDesc("persys_agent_workload_count", "Workloads by state and type.", []string{"state", "type"}, nil),
-			depth:     prometheus.NewDesc("persys_agent_task_queue_depth", "Workloads due or in work.", nil, nil),
-			memory:    prometheus.NewDesc("persys_agent_system_memory_utilization_percent", "0 to 100.", nil, nil),
-			cpu:       prometheus.NewDesc("persys_agent_system_cpu_utilization_percent", "0 to 100.", nil, nil),
-			disk:      prometheus.NewDesc("persys_agent_system_disk_utilization_percent", "0 to 100.", []string{"mount_point"}, nil),
-		},
-	}
-	for _, c := range collectors {
-		if err := reg.Register(c); err != nil {
-			return nil, err
-		}
-	}
-	return m, nil
+	m.readAgent(a)
+	return m
 }
 
 func (m *metrics) runtime(kind driver.Kind, healthy bool) {
@@ -112,13 +104,25 @@ func (m *metrics) failed(class driver.Class) {
 	}
 }
 
-func (m *metrics) deleted(d time.Duration, t *task) {
+// deleted counts a delete; orphan is the kind of an instance that nobody had
+// ordered, else "".
+func (m *metrics) deleted(d time.Duration, orphan driver.Kind, t *task) {
+	if m == nil {
+		return
+	}
+	m.removed.Inc()
+	m.deleteSeconds.Observe(d.Seconds())
+	if t != nil {
+		m.task(t)
+	} else if orphan != "" {
+		m.gcDeleted.WithLabelValues(string(orphan)).Inc()
+	}
+}
+
+func (m *metrics) collected(d time.Duration) {
 	if m != nil {
-		m.removed.Inc()
-		m.deleteSeconds.Observe(d.Seconds())
-		if t != nil {
-			m.task(t)
-		}
+		m.gcRuns.Inc()
+		m.gcSeconds.Observe(d.Seconds())
 	}
 }
 
@@ -145,40 +149,69 @@ func (m *metrics) refused(r *refusal) {
 	}
 }
 
-// gauges are read from the agent when they are asked for.
-type gauges struct {
-	agent                               *Agent
-	workloads, depth, memory, cpu, disk *prometheus.Desc
+// orphanKind is the kind of a workload that is there and was not ordered, else "".
+func (a *Agent) orphanKind(id string) driver.Kind {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if w := a.workloads[id]; w != nil && w.intent == nil && w.observed != nil {
+		return w.kind
+	}
+	return ""
 }
 
-// Describe sends every description.
-func (g *gauges) Describe(out chan<- *prometheus.Desc) { prometheus.DescribeByCollect(g, out) }
+// oldFailure is how long a workload has been Failed when it counts as an old
+// failure (contract/semantics.md, "GC").
+const oldFailure = time.Hour
 
-// Collect sends every value.
-func (g *gauges) Collect(out chan<- prometheus.Metric) {
-	type key struct{ state, kind string }
-	counts := map[key]int{}
-	for _, kind := range []driver.Kind{driver.Container, driver.Compose, driver.VM} {
-		for _, state := range []string{"pending", "running", "stopped", "failed", "unknown"} {
-			counts[key{state, string(kind)}] = 0
+// readAgent declares what is read from the agent when it is asked for; a may be
+// nil where only the names matter.
+func (m *metrics) readAgent(a *Agent) {
+	var (
+		workloads = m.ReadGauge("workload_count", "Workloads by state and type.", "state", "type")
+		orphans   = m.ReadGauge("garbage_collection_orphaned_resources_found",
+			"Instances with our labels that nobody ordered; they are reported, never removed by themselves.", "resource_type")
+		failed = m.ReadGauge("garbage_collection_old_failed_workloads_found", "Workloads that have been Failed for more than an hour.")
+		depth  = m.ReadGauge("task_queue_depth", "Workloads due or in work.")
+		memory = m.ReadGauge("system_memory_utilization_percent", "0 to 100.")
+		cpu    = m.ReadGauge("system_cpu_utilization_percent", "0 to 100.")
+		disk   = m.ReadGauge("system_disk_utilization_percent", "0 to 100.", "mount_point")
+	)
+	m.Read(func(emit telemetry.Emit) {
+		type key struct{ state, kind string }
+		counts, left := map[key]int{}, map[string]int{}
+		for _, kind := range []driver.Kind{driver.Container, driver.Compose, driver.VM} {
+			left[string(kind)] = 0
+			for _, state := range []string{"pending", "running", "stopped", "failed", "unknown"} {
+				counts[key{state, string(kind)}] = 0
+			}
 		}
-	}
-	g.agent.mu.Lock()
-	for _, w := range g.agent.workloads {
-		if w.report.status != nil {
-			counts[key{stateWord(w.report.status.ActualState), string(w.kind)}]++
+		old, now := 0, time.Now()
+		a.mu.Lock()
+		for _, w := range a.workloads {
+			if w.intent == nil && w.observed != nil {
+				left[string(w.kind)]++
+			}
+			st := w.report.status
+			if st == nil {
+				continue
+			}
+			counts[key{stateWord(st.ActualState), string(w.kind)}]++
+			if st.ActualState == agentv1.ActualState_ACTUAL_STATE_FAILED && now.Sub(time.Unix(st.UpdatedAt, 0)) > oldFailure {
+				old++
+			}
 		}
-	}
-	g.agent.mu.Unlock()
-	gauge := func(d *prometheus.Desc, v float64, labels ...string) {
-		out <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, v, labels...)
-	}
-	for k, n := range counts {
-		gauge(g.workloads, float64(n), k.state, k.kind)
-	}
-	usage := g.agent.host.Usage()
-	gauge(g.depth, float64(g.agent.queue.depth()))
-	gauge(g.memory, usage.MemoryPercent)
-	gauge(g.cpu, usage.CPUPercent)
-	gauge(g.disk, usage.DiskPercent, "/")
+		a.mu.Unlock()
+		for k, n := range counts {
+			emit(workloads, float64(n), k.state, k.kind)
+		}
+		for kind, n := range left {
+			emit(orphans, float64(n), kind)
+		}
+		emit(failed, float64(old))
+		usage := a.host.Usage()
+		emit(depth, float64(a.queue.depth()))
+		emit(memory, usage.MemoryPercent)
+		emit(cpu, usage.CPUPercent)
+		emit(disk, usage.DiskPercent, "/")
+	})
 }

@@ -58,6 +58,8 @@ type Config struct {
 
 	Timing Timing
 	Logger *slog.Logger
+	// Metrics may be nil.
+	Metrics Metrics
 
 	// Version and FeatureLevel of this program, published to the others. The
 	// leader raises the replicated level to the lowest of all replicas.
@@ -209,6 +211,9 @@ const maxExpect = 9
 
 func (c Config) withDefaults() Config {
 	c.Timing = c.Timing.withDefaults()
+	if c.Metrics == nil {
+		c.Metrics = noMetrics{}
+	}
 	if c.Logger == nil {
 		c.Logger = slog.New(slog.DiscardHandler)
 	}

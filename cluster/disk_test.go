@@ -75,7 +75,7 @@ func TestSnapshotAndRestoreUnderLoad(t *testing.T) {
 
 func newestSnapshot(t *testing.T, dir string) string {
 	t.Helper()
-	all, err := filepath.Glob(filepath.Join(dir, raftDir, "snapshots", "*-*"))
+	all, err := filepath.Glob(filepath.Join(dir, RaftDir, "snapshots", "*-*"))
 	if err != nil || len(all) == 0 {
 		t.Fatalf("no snapshot: %v", err)
 	}
@@ -111,7 +111,7 @@ func TestCorruptDataIsNamed(t *testing.T) {
 			return filepath.Base(path), os.WriteFile(filepath.Join(path, "meta.json"), []byte("{"), 0o600)
 		}},
 		{"snapshots lost", true, func(dir string) (string, error) {
-			return logFile, os.RemoveAll(filepath.Join(dir, raftDir, "snapshots"))
+			return logFile, os.RemoveAll(filepath.Join(dir, RaftDir, "snapshots"))
 		}},
 		{"a byte of an entry", false, func(dir string) (string, error) {
 			return logFile, flip(logPath(dir), []byte("needle"))

@@ -8,6 +8,7 @@ import (
 	"runtime/debug"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"github.com/hashicorp/raft"
 
@@ -33,6 +34,7 @@ type machine struct {
 	learned func(id string)
 	// frozenAt is called when a snapshot is begun.
 	frozenAt func()
+	metrics  Metrics
 	// restoreErr is the first failure to restore; the library would quietly
 	// take an older snapshot instead.
 	restoreErr error
@@ -46,7 +48,7 @@ type applied struct {
 
 func newMachine() *machine {
 	s := fsm.New()
-	return &machine{state: s, store: store.New(s), halt: func(error) {}, learned: func(string) {}, frozenAt: func() {}}
+	return &machine{state: s, store: store.New(s), halt: func(error) {}, learned: func(string) {}, frozenAt: func() {}, metrics: noMetrics{}}
 }
 
 // Apply returns *applied or an error.
@@ -66,6 +68,7 @@ func (m *machine) Apply(l *raft.Log) (answer any) {
 		}
 		return m.stop(fmt.Errorf("log entry %d: %w", l.Index, err))
 	}
+	began := time.Now()
 	tx := m.state.Begin()
 	a := &applied{index: l.Index, term: l.Term, results: make([]fsm.Result, len(batch))}
 	tx.Expect(len(batch))
@@ -80,6 +83,7 @@ func (m *machine) Apply(l *raft.Log) (answer any) {
 	}
 	m.digests.put(l.Index, info.Digest)
 	m.store.Publish(m.state, changes)
+	m.metrics.Apply(changes, time.Since(began))
 	return a
 }
 
@@ -115,13 +119,14 @@ func (m *machine) Snapshot() (raft.FSMSnapshot, error) {
 		return nil, ErrClosed
 	}
 	m.frozenAt()
-	return &frozen{m.state}, nil
+	return &frozen{m.state, m.metrics}, nil
 }
 
 // Restore builds the new state aside and publishes it only when the whole
 // stream was read and verified.
-func (m *machine) Restore(src io.ReadCloser) error {
+func (m *machine) Restore(src io.ReadCloser) (err error) {
 	defer src.Close()
+	defer func(began time.Time) { m.metrics.Snapshot("restore", time.Since(began), err) }(time.Now())
 	if m.halted.Load() {
 		return ErrClosed
 	}
@@ -143,11 +148,15 @@ func (m *machine) Restore(src io.ReadCloser) error {
 	return nil
 }
 
-type frozen struct{ state fsm.State }
+type frozen struct {
+	state   fsm.State
+	metrics Metrics
+}
 
-func (f *frozen) Persist(sink raft.SnapshotSink) error {
+func (f *frozen) Persist(sink raft.SnapshotSink) (err error) {
+	defer func(began time.Time) { f.metrics.Snapshot("write", time.Since(began), err) }(time.Now())
 	w := bufio.NewWriterSize(sink, 1<<16)
-	err := f.state.WriteSnapshot(w)
+	err = f.state.WriteSnapshot(w)
 	if err == nil {
 		err = w.Flush()
 	}

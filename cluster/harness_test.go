@@ -392,4 +392,4 @@ func mustPut(t testing.TB, n *Node, id string, v int64) fsm.Result {
 	return r[0]
 }
 
-func logPath(dir string) string { return filepath.Join(dir, raftDir, logFile) }
+func logPath(dir string) string { return filepath.Join(dir, RaftDir, logFile) }

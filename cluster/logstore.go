@@ -53,6 +53,7 @@ type logStore struct {
 	fail    func(error)
 	started atomic.Bool
 	written atomic.Int64 // bytes of entries since the last snapshot
+	metrics Metrics
 
 	mu    sync.RWMutex
 	ring  []*raft.Log
@@ -88,7 +89,7 @@ func openLogStore(dir string, wrap func(storage) storage) (s *logStore, err erro
 	if wrap != nil {
 		disk = wrap(disk)
 	}
-	return &logStore{disk: disk, path: path, fail: func(error) {}, ring: make([]*raft.Log, cacheEntries)}, nil
+	return &logStore{disk: disk, path: path, fail: func(error) {}, metrics: noMetrics{}, ring: make([]*raft.Log, cacheEntries)}, nil
 }
 
 // walk visits every page of the file that is in use. Opening it for writing does
@@ -240,9 +241,11 @@ func (s *logStore) StoreLogs(logs []*raft.Log) error {
 		sealed[i] = &copies[i]
 		size += len(l.Data)
 	}
+	began := time.Now()
 	if err := s.disk.StoreLogs(sealed); err != nil {
 		return s.failed("append", err)
 	}
+	s.metrics.Append(len(logs), size, time.Since(began))
 	s.written.Add(int64(size))
 	s.mu.Lock()
 	for _, l := range logs {

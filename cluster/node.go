@@ -79,7 +79,7 @@ type hooks struct {
 }
 
 const (
-	raftDir     = "raft"
+	RaftDir     = "raft" // below the data directory: log and snapshots
 	drainLimit  = 5 * time.Second
 	stopLimit   = 10 * time.Second
 	maxAppend   = 64 // entries per message: of 256 KiB each, 16 MiB
@@ -206,7 +206,7 @@ func lockDir(dir string) (*os.File, error) {
 // openStorage opens and verifies what is on disk; fresh means that this
 // replica has never been part of a cluster.
 func (n *Node) openStorage(hooks hooks) (fresh bool, err error) {
-	dir := filepath.Join(n.cfg.DataDir, raftDir)
+	dir := filepath.Join(n.cfg.DataDir, RaftDir)
 	if err := makeDir(dir); err != nil {
 		return false, err
 	}
@@ -263,6 +263,7 @@ func (n *Node) openStorage(hooks hooks) (fresh bool, err error) {
 	n.machine.learned = n.learn
 	n.machine.frozenAt = func() { n.logs.written.Store(0) }
 	n.logs.fail = n.halt
+	n.machine.metrics, n.logs.metrics = n.cfg.Metrics, n.cfg.Metrics
 	return fresh, nil
 }
 
@@ -322,7 +323,7 @@ func verifySnapshots(dir string) (newest uint64, err error) {
 }
 
 func (n *Node) startRaft() (err error) {
-	dir := filepath.Join(n.cfg.DataDir, raftDir)
+	dir := filepath.Join(n.cfg.DataDir, RaftDir)
 	logger := raftLogger(n.log)
 	snaps, err := raft.NewFileSnapshotStoreWithLogger(dir, keptSnaps, logger)
 	if err != nil {
@@ -377,9 +378,7 @@ func (n *Node) startRaft() (err error) {
 	// The filter runs in Raft's goroutines and must not block; it takes
 	// nothing from the channel there is none of.
 	n.raft.RegisterObserver(raft.NewObserver(nil, false, func(o *raft.Observation) bool {
-		if _, ok := o.Data.(raft.LeaderObservation); ok {
-			n.watch.fire()
-		}
+		n.observed(o)
 		return false
 	}))
 	n.spawn(func() { n.prop.coalesce(n.propStop) })
@@ -499,7 +498,7 @@ func (n *Node) halt(err error) {
 // quarantine moves the Raft directory aside; the next Open starts empty, under
 // a new id, and finds the cluster through the remembered peers.
 func (n *Node) quarantine() error {
-	from := filepath.Join(n.cfg.DataDir, raftDir)
+	from := filepath.Join(n.cfg.DataDir, RaftDir)
 	to := filepath.Join(n.cfg.DataDir, fmt.Sprintf("%s%d", quarantined, time.Now().UnixMilli()))
 	if err := os.Rename(from, to); err != nil {
 		return fmt.Errorf("quarantine: %w", err)

@@ -51,6 +51,9 @@ type call struct {
 type entry struct {
 	future raft.ApplyFuture
 	calls  []*call
+	began  time.Time
+	size   int // bytes
+	n      int // commands
 }
 
 // proposer coalesces concurrent calls into log entries. One goroutine makes
@@ -310,7 +313,8 @@ func (p *proposer) coalesce(stop <-chan struct{}) {
 			p.entries.Add(1)
 			p.commands.Add(uint64(commands))
 			// No timeout: the library's queue is longer than our window.
-			p.sent <- entry{p.n.raft.Apply(data, 0), calls}
+			began := time.Now()
+			p.sent <- entry{p.n.raft.Apply(data, 0), calls, began, size, commands}
 		}
 	}
 }
@@ -331,6 +335,7 @@ func (p *proposer) collect() {
 		} else {
 			err = p.translate(err)
 		}
+		p.n.cfg.Metrics.Commit(e.n, e.size, time.Since(e.began), err)
 		p.mu.Lock()
 		p.inFlight--
 		ready := p.ready()

@@ -39,7 +39,7 @@ type offline struct {
 }
 
 func openOffline(dataDir string, log *slog.Logger) (o *offline, err error) {
-	o = &offline{dir: filepath.Join(dataDir, raftDir)}
+	o = &offline{dir: filepath.Join(dataDir, RaftDir)}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, o.close())
@@ -228,4 +228,4 @@ type reborn struct{ state fsm.State }
 
 func (reborn) Apply(*raft.Log) any                   { return nil }
 func (reborn) Restore(r io.ReadCloser) error         { _, err := io.Copy(io.Discard, r); return err }
-func (r reborn) Snapshot() (raft.FSMSnapshot, error) { return &frozen{r.state}, nil }
+func (r reborn) Snapshot() (raft.FSMSnapshot, error) { return &frozen{r.state, noMetrics{}}, nil }

@@ -13,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	clusterv1 "github.com/persys/compute/api/cluster/v1"
 	controlv1 "github.com/persys/compute/api/control/v1"
 	"github.com/persys/compute/e2e/harness"
 )
@@ -247,7 +248,7 @@ func TestDamagedData(t *testing.T) {
 		log := filepath.Join(s.DataDir, "raft", "log.db")
 		damage(t, log, []byte("needle"))
 		must(t, s.Start())
-		refuses(t, s.Process, "corrupt", log)
+		refuses(t, s.Process, "corrupt", log, "mv "+filepath.Dir(log))
 	})
 	t.Run("snapshot", func(t *testing.T) {
 		c := solo(t, harness.Options{Binaries: bin})
@@ -276,15 +277,42 @@ func TestDamagedData(t *testing.T) {
 		must(t, err)
 		damage(t, done[len(done)-1], nil)
 		must(t, s.Start())
-		refuses(t, s.Process, "corrupt", filepath.Dir(done[len(done)-1]))
+		refuses(t, s.Process, "corrupt", filepath.Dir(done[len(done)-1]), "mv "+filepath.Dir(snapshots))
+	})
+	// Its last words are a way back, and nothing is lost on it.
+	t.Run("one of three", func(t *testing.T) {
+		c := start(t, harness.Options{Binaries: bin})
+		const n = 20
+		for i := range n {
+			apply(t, c, fmt.Sprintf("w%d", i), pad(1))
+		}
+		i := follower(t, c)
+		s, old := c.Schedulers[i], selfID(t, c, i)
+		caughtUp(t, c, i)
+		must(t, s.Kill())
+		dir := filepath.Join(s.DataDir, "raft")
+		damage(t, filepath.Join(dir, "log.db"), []byte("needle"))
+		must(t, s.Start())
+		refuses(t, s.Process, "corrupt", "mv "+dir+" "+dir+".damaged")
+		apply(t, c, "meanwhile", pad(1))
+		must(t, os.Rename(dir, dir+".damaged"))
+		must(t, s.Start())
+		must(t, replaced(t.Context(), c, i, old))
+		must(t, c.WaitReady(t.Context(), settle))
+		caughtUp(t, c, i)
+		control := got[controlv1.AgentControlClient](t)(c.Control(i))
+		all, err := control.ListWorkloads(t.Context(), &controlv1.ListWorkloadsRequest{Level: controlv1.ReadLevel_READ_LEVEL_STALE})
+		must(t, err)
+		if len(all.GetWorkloads()) != n+1 {
+			t.Errorf("the replaced scheduler has %d workloads of %d", len(all.GetWorkloads()), n+1)
+		}
 	})
 }
 
-// A full disk stops the replica with its reason, and everything that was
-// acknowledged before is there when there is room again.
-func TestFullDisk(t *testing.T) {
-	c := solo(t, harness.Options{Binaries: shipped(t)})
-	s := c.Schedulers[0]
+// small mounts a file system of 3 MiB where a scheduler that has not started yet
+// will keep its data, and returns what gives it more room.
+func small(t *testing.T, s *harness.Scheduler) (grow func()) {
+	t.Helper()
 	must(t, os.MkdirAll(s.DataDir, 0o700))
 	if err := syscall.Mount("persys-e2e", s.DataDir, "tmpfs", 0, "size=3m,mode=0700"); err != nil {
 		if os.Getenv("CI") == "true" {
@@ -297,38 +325,93 @@ func TestFullDisk(t *testing.T) {
 			t.Error(err)
 		}
 	})
-	up(t, c)
-	control := got[controlv1.AgentControlClient](t)(c.Control(0))
-	acked := map[string]string{}
-	for i := range 200 {
-		id := fmt.Sprintf("w%d", i)
-		spec := pad(64)
-		ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
-		resp, err := control.ApplyWorkload(ctx, &controlv1.ApplyWorkloadRequest{WorkloadId: id, Spec: spec, RevisionId: id})
-		cancel()
-		if err != nil {
-			break
-		}
-		if !resp.GetSuccess() {
-			t.Fatalf("apply of %s was refused: %s", id, resp.GetErrorMessage())
-		}
-		acked[id] = resp.GetRevisionId()
+	return func() {
+		t.Helper()
+		must(t, syscall.Mount("persys-e2e", s.DataDir, "tmpfs", syscall.MS_REMOUNT, "size=64m,mode=0700"))
 	}
-	if len(acked) == 0 || len(acked) == 200 {
-		t.Fatalf("%d applies fitted into 3 MiB", len(acked))
-	}
-	refuses(t, s.Process, filepath.Join(s.DataDir, "raft", "log.db"), "no space left on device")
+}
 
-	must(t, syscall.Mount("persys-e2e", s.DataDir, "tmpfs", syscall.MS_REMOUNT, "size=64m,mode=0700"))
-	up(t, c)
-	all, err := control.ListWorkloads(t.Context(), &controlv1.ListWorkloadsRequest{})
-	must(t, err)
-	for _, w := range all.GetWorkloads() {
-		if acked[w.GetWorkloadId()] == w.GetRevisionId() {
-			delete(acked, w.GetWorkloadId())
+// A full disk stops the replica with its reason, and everything that was
+// acknowledged before is there when there is room again.
+func TestFullDisk(t *testing.T) {
+	// fill applies until one is not acknowledged, or until ended says so.
+	fill := func(t *testing.T, control controlv1.AgentControlClient, prefix string, ended func(error) bool) map[string]string {
+		t.Helper()
+		acked := map[string]string{}
+		for i := range 200 {
+			id := fmt.Sprintf("%s%d", prefix, i)
+			ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+			resp, err := control.ApplyWorkload(ctx, &controlv1.ApplyWorkloadRequest{WorkloadId: id, Spec: pad(64), RevisionId: id})
+			cancel()
+			if err == nil && !resp.GetSuccess() {
+				t.Fatalf("apply of %s was refused: %s", id, resp.GetErrorMessage())
+			}
+			if err == nil {
+				acked[id] = resp.GetRevisionId()
+			}
+			if ended(err) {
+				break
+			}
+		}
+		if len(acked) == 0 || len(acked) == 200 {
+			t.Fatalf("%d applies fitted into 3 MiB", len(acked))
+		}
+		return acked
+	}
+	lost := func(t *testing.T, control controlv1.AgentControlClient, level controlv1.ReadLevel, acked map[string]string) {
+		t.Helper()
+		all, err := control.ListWorkloads(t.Context(), &controlv1.ListWorkloadsRequest{Level: level})
+		must(t, err)
+		for _, w := range all.GetWorkloads() {
+			if acked[w.GetWorkloadId()] == w.GetRevisionId() {
+				delete(acked, w.GetWorkloadId())
+			}
+		}
+		if len(acked) > 0 {
+			t.Errorf("%d acknowledged applies are lost: %v", len(acked), acked)
 		}
 	}
-	if len(acked) > 0 {
-		t.Errorf("%d acknowledged applies are lost: %v", len(acked), acked)
-	}
+	t.Run("of the only scheduler", func(t *testing.T) {
+		c := solo(t, harness.Options{Binaries: shipped(t)})
+		s := c.Schedulers[0]
+		grow := small(t, s)
+		up(t, c)
+		control := got[controlv1.AgentControlClient](t)(c.Control(0))
+		acked := fill(t, control, "w", func(err error) bool { return err != nil })
+		refuses(t, s.Process, filepath.Join(s.DataDir, "raft", "log.db"), "no space left on device", "make room for "+s.DataDir)
+		// Without more room it says the same again.
+		must(t, s.Start())
+		refuses(t, s.Process, s.DataDir, "no space left on device")
+		grow()
+		up(t, c)
+		lost(t, control, controlv1.ReadLevel_READ_LEVEL_UNSPECIFIED, acked)
+	})
+	t.Run("of the leader of three", func(t *testing.T) {
+		c := got[*harness.Cluster](t)(harness.Prepare(harness.Options{Schedulers: 3, Binaries: shipped(t)}))
+		guard(t, c)
+		s := c.Schedulers[0]
+		grow := small(t, s)
+		up(t, c)
+		admin := got[clusterv1.ClusterClient](t)(c.AnyAdmin(t.Context()))
+		_, err := admin.TransferLeadership(t.Context(), &clusterv1.TransferLeadershipRequest{Replica: s.Name})
+		must(t, err)
+		// Through another one, so that the answers go on when the leader ends.
+		control := got[controlv1.AgentControlClient](t)(c.Control(1))
+		over := 0
+		acked := fill(t, control, "w", func(err error) bool {
+			if !s.Running() && err == nil {
+				over++
+			}
+			return over == 3
+		})
+		if over < 3 {
+			t.Errorf("only %d applies were acknowledged after the end of %s", over, s.Name)
+		}
+		refuses(t, s.Process, filepath.Join(s.DataDir, "raft", "log.db"), "no space left on device", "make room for "+s.DataDir)
+		grow()
+		must(t, s.Start())
+		must(t, c.WaitReady(t.Context(), settle))
+		caughtUp(t, c, 0)
+		lost(t, got[controlv1.AgentControlClient](t)(c.Control(0)), controlv1.ReadLevel_READ_LEVEL_STALE, acked)
+	})
 }

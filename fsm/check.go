@@ -78,6 +78,12 @@ func (c *checker) workloads() {
 			c.must(!w.Acknowledged && w.AssignedAt == 0 && w.Actual.State == ActualNone && w.Retry.NextAt == 0 && !w.Retry.Terminal,
 				"workload %s is on no node but has an assignment's fields", id)
 		}
+		c.must(c.s.r.info.FeatureLevel >= 5 || w.AcknowledgedAt == 0 && w.Retry.StableSince == 0 && w.Retry.Verdict == (Verdict{}) && len(w.Actions) == 0,
+			"workload %s has fields of level 5 at feature level %d", id, c.s.r.info.FeatureLevel)
+		c.must(w.Acknowledged || w.AcknowledgedAt == 0, "workload %s is not acknowledged and was at %d", id, w.AcknowledgedAt)
+		c.must(w.Retry.StableSince == 0 || w.Retry.failed(), "workload %s runs since %d and has no failures to forget", id, w.Retry.StableSince)
+		c.must(w.Retry.Verdict.Code == "" || w.Retry.Terminal, "workload %s has verdict %s and goes on", id, w.Retry.Verdict.Code)
+		c.must(len(w.Actions) <= MaxActions, "workload %s keeps %d actions, at most %d", id, len(w.Actions), MaxActions)
 		d := &w.Demand
 		c.must(d.CPU >= 0 && d.CPU <= maxCPU && d.Memory >= 0 && d.Memory <= maxMemory && d.Disk >= 0 && d.Disk <= maxDisk,
 			"workload %s demands %d millicores, %d MiB, %d GB", id, d.CPU, d.Memory, d.Disk)
@@ -100,6 +106,12 @@ func (c *checker) nodes() {
 	c.s.r.nodes.Scan(func(id string, n *Node) bool {
 		c.must(n.ID == id && validID(id), "node %q is stored under %q", n.ID, id)
 		c.must(!n.Fenced || !n.Up, "node %s is fenced and up", id)
+		return true
+	})
+	c.s.r.audits.Scan(func(id string, a *NodeAudit) bool {
+		_, ok := c.s.Node(id)
+		c.must(ok && a.Node == id, "the tasks of %q are known as those of %q, which is a node: %t", clip(a.Node), clip(id), ok)
+		c.must(a.EndedAt > 0 && len(a.Tasks) <= maxAuditTasks && slices.IsSorted(a.Tasks), "node %s has tasks known until %d, %d of them then", clip(id), a.EndedAt, len(a.Tasks))
 		return true
 	})
 	c.s.r.replicas.Scan(func(id string, r *Replica) bool {

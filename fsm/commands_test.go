@@ -528,9 +528,10 @@ func TestEpochs(t *testing.T) {
 		{"another incarnation is stale", &commandv1.Epoch{Incarnation: 999, Term: 1}, StaleEpoch},
 	} {
 		for _, cmd := range []Command{assign(), evict(), nodeState("a", true), report(), explain("x", "", "", nil),
-			{Body: &commandv1.Command_ScheduleRetries{ScheduleRetries: &commandv1.ScheduleRetries{}}}} {
+			{Body: &commandv1.Command_ScheduleRetries{ScheduleRetries: &commandv1.ScheduleRetries{}}},
+			{Body: &commandv1.Command_ForgiveFailures{ForgiveFailures: &commandv1.ForgiveFailures{}}}, actions("a", "")} {
 			t.Run(ArmName(cmd)+": "+c.name, func(t *testing.T) {
-				w := formed(t, "a")
+				w := newest(formed(t, "a"))
 				cmd.Head = &commandv1.Head{Epoch: c.epoch, At: w.now}
 				is(t, "kind", w.do(cmd).Kind, c.want)
 			})

@@ -25,7 +25,7 @@ func (t *Tx) fold(c Command, res Result) {
 	for i := t.from; i < len(t.changes); i++ {
 		e.change(&t.changes[i])
 	}
-	e = append(e, t.trustFold...)
+	e = append(e, t.sideFold...)
 	info.Digest = xxhash.Sum64(e)
 	t.scratch = e
 	if cap(t.scratch) > 1<<20 {
@@ -184,6 +184,26 @@ func (e *encoder) workload(w *Workload) {
 	e.i64(w.AssignedAt)
 	e.u64(w.CreateIndex)
 	e.u64(w.ModifyIndex)
+	// Fields of level 5, which nothing sets below it.
+	if w.AcknowledgedAt != 0 || w.Retry.StableSince != 0 || w.Retry.Verdict != (Verdict{}) || len(w.Actions) > 0 {
+		e.i64(w.AcknowledgedAt)
+		e.i64(w.Retry.StableSince)
+		e.str(w.Retry.Verdict.Code)
+		e.str(w.Retry.Verdict.Message)
+		e.u64(uint64(len(w.Actions)))
+		for i := range w.Actions {
+			e.action(&w.Actions[i])
+		}
+	}
+}
+
+func (e *encoder) action(a *AgentAction) {
+	for _, s := range [...]string{a.TaskID, a.Workload, a.Type, a.Status, a.Error} {
+		e.str(s)
+	}
+	e.i64(a.CreatedAt)
+	e.i64(a.StartedAt)
+	e.i64(a.EndedAt)
 }
 
 func (e *encoder) node(n *Node) {

@@ -188,6 +188,29 @@ var scenarios = []struct {
 		w.do(put("web"))
 		w.do(remove("web", true))
 	}},
+	{"10-failures", func(w *world) {
+		w.do(register("a"))
+		w.do(w.forgive("none"))
+		w.do(actions("a", ""))
+		w.do(putReplica("r1", 5))
+		w.do(setLevel(5))
+		w.do(put("web"))
+		w.do(w.assign("web", "a"))
+		w.do(w.says("web", "Failed"))
+		w.do(w.retry("web", 1, w.now+minute, false))
+		w.do(w.retry("web", 1, 0, false))
+		w.do(w.says("web", "Running"))
+		w.do(w.says("web", "Failed"))
+		w.do(actions("a", "web", action("t1", "web", 5), action("t0", "web", 5)))
+		w.do(actions("a", "web", action("t2", "web", 6), action("t1", "web", 5)))
+		w.do(w.retry("web", 2, 0, true))
+		w.do(nodeState("a", false))
+		w.do(nodeState("a", true))
+		w.do(w.says("web", "Running"))
+		w.do(w.forgive("web"))
+		w.do(w.forgive("web"))
+		w.do(removeNode("a", true))
+	}},
 }
 
 func corpusFile(name, ext string) string { return filepath.Join("testdata", "corpus", name+ext) }
@@ -319,9 +342,10 @@ func TestModesDecide(t *testing.T) {
 			assign(), evict(), nodeState("a", false), report(), explain("web", "", "", nil),
 			putReplica("r1", 1), removeReplica("r1"), setLevel(1), barrier(), initCluster("c1"), setMode("normal", ""), attached(7),
 			{Body: &commandv1.Command_ScheduleRetries{ScheduleRetries: &commandv1.ScheduleRetries{}}},
+			{Body: &commandv1.Command_ForgiveFailures{ForgiveFailures: &commandv1.ForgiveFailures{}}}, actions("a", ""),
 		} {
 			t.Run(string(mode)+" "+ArmName(c), func(t *testing.T) {
-				w := level2(formed(t, "a"))
+				w := newest(formed(t, "a"))
 				w.place("web", "a")
 				w.ok(setMode(string(mode), "for a test"))
 				res := w.do(c)

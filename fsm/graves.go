@@ -115,10 +115,10 @@ func (t *Tx) dropGrave(id string) {
 // foldGrave adds to the digest what is left of a grave; one without a generation
 // is gone.
 func (t *Tx) foldGrave(g *Grave) {
-	e := encoder(t.trustFold)
+	e := encoder(t.sideFold)
 	e.str("grave")
 	e.grave(g)
-	t.trustFold = e
+	t.sideFold = e
 }
 
 // graveKeyPrefix is how many bytes stand before the id in a graveKey.

@@ -72,6 +72,8 @@ var armRules = [...]armRule{
 	{"admit", 55, 3, false, Allowed},
 	{"revoke", 56, 3, false, Allowed},
 	{"audit", 57, 3, false, Allowed},
+	{"forgive_failures", 60, 5, true, Refused},
+	{"record_actions", 61, 5, true, Refused},
 }
 
 // FeatureLevel is the highest that this version understands.
@@ -80,7 +82,9 @@ var armRules = [...]armRule{
 //	2  mirror_attached; set_mode remembers that a person asked (pinned)
 //	3  what trust.go holds; where a call came from, and a line of history for each
 //	4  what graves.go remembers of deleted workloads
-const FeatureLevel = 4
+//	5  failures.go: they count until a workload has run for a while; what agents did.
+//	   It changes what a report does, which recorded logs of level 4 must not notice
+const FeatureLevel = 5
 
 func (a arm) rule() armRule {
 	for i := range armRules {
@@ -158,6 +162,10 @@ func armOf(c Command) arm {
 		return "revoke"
 	case *commandv1.Command_Audit:
 		return "audit"
+	case *commandv1.Command_ForgiveFailures:
+		return "forgive_failures"
+	case *commandv1.Command_RecordActions:
+		return "record_actions"
 	}
 	return ""
 }

@@ -90,8 +90,9 @@ func (t *Tx) setNodeStates(b *commandv1.SetNodeStates) Result {
 func (t *Tx) rejudge(n *Node) {
 	for _, old := range t.workloadsOn(n.ID) {
 		w := *old
+		w.Retry.nodeChanged(&w, n.Up, t.r.info.Clock)
 		w.Reason = reasonOf(&w, n, t.r.info.Clock)
-		if statusOf(&w, n) == old.Status && w.Reason.Code == old.Reason.Code && w.Reason.Message == old.Reason.Message {
+		if w.Retry == old.Retry && statusOf(&w, n) == old.Status && w.Reason.Code == old.Reason.Code && w.Reason.Message == old.Reason.Message {
 			continue
 		}
 		t.putWorkload(old, &w)
@@ -190,6 +191,7 @@ func (t *Tx) removeNode(b *commandv1.RemoveNode) Result {
 		t.event(Event{Type: EventWorkloadEvicted, Workload: w.ID, Node: n.ID, Reason: CodeNodeRemoved})
 	}
 	t.clearResiduals(n.ID)
+	t.dropAudit(n.ID)
 	t.dropNode(n)
 	t.event(Event{Type: EventNodeRemoved, Node: n.ID})
 	return Result{}

@@ -189,6 +189,7 @@ func (t *Tx) scheduleRetries(b *commandv1.ScheduleRetries) (res Result) {
 		w.Retry.Attempts = r.GetAttempts()
 		w.Retry.NextAt = 0
 		w.Retry.Terminal = r.GetTerminal()
+		w.Retry.StableSince, w.Retry.Verdict = 0, Verdict{}
 		if w.Retry.FirstFailureAt == 0 {
 			w.Retry.FirstFailureAt = clock
 		}
@@ -203,6 +204,9 @@ func (t *Tx) scheduleRetries(b *commandv1.ScheduleRetries) (res Result) {
 			if w.Reason.Code == "" {
 				w.Reason.Code = CodeExhausted
 			}
+			if t.r.info.FeatureLevel >= 5 {
+				w.Retry.Verdict = Verdict{w.Reason.Code, w.Reason.Message}
+			}
 		case r.GetNextAt() > 0:
 			w.Retry.NextAt = r.GetNextAt()
 			if w.Reason.Code == "" {
@@ -212,7 +216,7 @@ func (t *Tx) scheduleRetries(b *commandv1.ScheduleRetries) (res Result) {
 		default:
 			// The same id and revision: a retry is no restart (RetryWorkload is).
 			w.Generation = t.generation()
-			w.Acknowledged = false
+			w.Acknowledged, w.AcknowledgedAt = false, 0
 		}
 		e.Reason, e.Message = w.Reason.Code, w.Reason.Message
 		t.putWorkload(old, &w)

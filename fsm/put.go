@@ -37,6 +37,17 @@ func (t *Tx) putWorkloads(b *commandv1.PutWorkloads) Result {
 	return Result{Items: items}
 }
 
+// Intended is the record that putting p would leave, without order and times:
+// what a plan compares with the present one.
+func Intended(p *commandv1.WorkloadPut) *Workload {
+	return &Workload{ID: p.GetId(), Spec: p.GetSpec(), Content: p.GetContent(), Demand: demandOf(p.GetDemand()), Desired: Desired(p.GetDesired())}
+}
+
+// SameAs reports whether putting next over w changes nothing.
+func (w *Workload) SameAs(next *Workload) bool {
+	return w.Content == next.Content && w.Desired == next.Desired && demandEqual(&w.Demand, &next.Demand)
+}
+
 // MadeByCount reports whether id is a member that `count` names, <group>-<number>.
 // Others have joined the group by themselves and are left alone.
 func MadeByCount(group, id string) bool {
@@ -87,6 +98,7 @@ func (t *Tx) putOne(p *commandv1.WorkloadPut) Item {
 	w.Demand = demand
 	w.Desired = desired
 	w.Retry = Retry{MaxAttempts: limit}
+	w.Actions = nil // of another specification
 	t.newOrder(&w)
 	if w.Reason.Code == "" && w.Node == "" && old.Reason.Code == CodeUnplaced && demandEqual(&old.Demand, &demand) {
 		// What no node could take is what no node can take: saying so again would
@@ -108,7 +120,7 @@ func (t *Tx) putOne(p *commandv1.WorkloadPut) Item {
 // acknowledged anew, and the reason that is left after a user's change.
 func (t *Tx) newOrder(w *Workload) {
 	w.Generation = t.generation()
-	w.Acknowledged = false
+	w.Acknowledged, w.AcknowledgedAt = false, 0
 	w.Reason = reasonOf(w, t.nodeOf(w), t.r.info.Clock)
 }
 
@@ -209,7 +221,7 @@ func (t *Tx) release(w *Workload, gone bool, why string) {
 	w.PreviousNode = w.Node
 	w.Node = ""
 	w.Generation = t.generation()
-	w.Acknowledged = false
+	w.Acknowledged, w.AcknowledgedAt = false, 0
 	w.AssignedAt = 0
 	w.Actual = Observation{}
 	w.Retry = Retry{MaxAttempts: w.Retry.MaxAttempts}

@@ -112,7 +112,16 @@ func (g *stream) report(s State) *commandv1.WorkloadReport {
 func (g *stream) command(s State) Command {
 	c := &commandv1.Command{}
 	id := g.workload()
-	switch g.n("command", 0, 38) {
+	switch g.n("command", 0, 41) {
+	case 39, 40:
+		c = &commandv1.Command{Body: &commandv1.Command_ForgiveFailures{ForgiveFailures: &commandv1.ForgiveFailures{
+			Workloads: []*commandv1.Forgiveness{{Workload: id, IfGeneration: g.generation(s, id)}},
+		}}}
+	case 41:
+		c = actions(g.node(), g.pick("attached", "", id), &commandv1.AgentAction{
+			TaskId: g.pick("task", "t1", "t2"), Workload: id, ActionType: "apply_workload", Status: g.pick("status", "completed", "failed"),
+			EndedAt: int64(g.n("ended", 0, 3)),
+		})
 	case 34, 35, 36, 37, 38:
 		c = g.trust()
 	case 0:

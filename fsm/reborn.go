@@ -125,6 +125,12 @@ func Restored(backup, present State, r Rebirth) (State, error) {
 		t.r.residuals.Set(pair(r.Node, r.Workload), r)
 		return true
 	})
+	facts.r.audits.Scan(func(id string, a *NodeAudit) bool {
+		if _, ok := t.r.nodes.Get(id); ok {
+			t.r.audits.Set(id, a)
+		}
+		return true
+	})
 	t.r.events = duplicate(facts.r.events)
 	t.r.receipts, t.r.byRequest = duplicate(facts.r.receipts), duplicate(facts.r.byRequest)
 	f := facts.Info()
@@ -234,7 +240,7 @@ func (t *Tx) returning(old *Workload, present State) *Workload {
 	w.Retry = Retry{MaxAttempts: w.Retry.MaxAttempts}
 	w.Reason = Reason{}
 	w.Node, w.PreviousNode, w.AssignedAt = "", "", 0
-	w.Acknowledged, w.Actual = false, Observation{}
+	w.Acknowledged, w.AcknowledgedAt, w.Actual, w.Actions = false, 0, Observation{}, nil
 	if known {
 		w.CreateIndex = now.CreateIndex
 		w.Restarts = max(w.Restarts, now.Restarts)
@@ -243,6 +249,7 @@ func (t *Tx) returning(old *Workload, present State) *Workload {
 	if known && now.Node != "" {
 		w.Node, w.AssignedAt, w.Actual = now.Node, now.AssignedAt, now.Actual
 		w.Generation, w.Acknowledged, w.Reason, w.Retry = now.Generation, now.Acknowledged, now.Reason, now.Retry
+		w.AcknowledgedAt, w.Actions = now.AcknowledgedAt, now.Actions
 		if w.Content == now.Content && w.Desired == now.Desired {
 			w.ModifyIndex, w.UpdatedAt, w.Restarts = now.ModifyIndex, now.UpdatedAt, now.Restarts
 		} else {
@@ -283,7 +290,7 @@ func (t *Tx) catchUp(old *Workload, r reporter) bool {
 		w.Node, w.AssignedAt = n.ID, t.r.info.Clock
 	}
 	w.Generation = t.generation()
-	w.Acknowledged = false
+	w.Acknowledged, w.AcknowledgedAt = false, 0
 	w.Reason = Reason{}
 	t.putWorkload(old, &w)
 	t.event(Event{Type: EventWorkloadScheduled, Workload: w.ID, Node: n.ID, Reason: CodeFoundThere, Message: "found there after a restore"})

@@ -60,6 +60,10 @@ func workloadPB(w *Workload) *commandv1.WorkloadRecord {
 		CreateIndex:  w.CreateIndex,
 		ModifyIndex:  w.ModifyIndex,
 		PreviousNode: w.PreviousNode,
+
+		StableSince: w.Retry.StableSince, AcknowledgedAt: w.AcknowledgedAt,
+		VerdictCode: w.Retry.Verdict.Code, VerdictMessage: w.Retry.Verdict.Message,
+		Actions: convert(w.Actions, actionPB),
 	}
 }
 
@@ -100,14 +104,31 @@ func workloadOf(m *commandv1.WorkloadRecord) (*Workload, error) {
 		},
 		Retry: Retry{
 			Attempts: m.GetAttempts(), MaxAttempts: put.GetMaxAttempts(), NextAt: m.GetNextRetryAt(),
-			FirstFailureAt: m.GetFirstFailureAt(), Terminal: m.GetTerminal(),
+			FirstFailureAt: m.GetFirstFailureAt(), Terminal: m.GetTerminal(), StableSince: m.GetStableSince(),
+			Verdict: Verdict{m.GetVerdictCode(), m.GetVerdictMessage()},
 		},
-		CreatedAt:   m.GetCreatedAt(),
-		UpdatedAt:   m.GetUpdatedAt(),
-		AssignedAt:  m.GetAssignedAt(),
-		CreateIndex: m.GetCreateIndex(),
-		ModifyIndex: m.GetModifyIndex(),
+		AcknowledgedAt: m.GetAcknowledgedAt(),
+		Actions:        convert(m.GetActions(), actionOf),
+		CreatedAt:      m.GetCreatedAt(),
+		UpdatedAt:      m.GetUpdatedAt(),
+		AssignedAt:     m.GetAssignedAt(),
+		CreateIndex:    m.GetCreateIndex(),
+		ModifyIndex:    m.GetModifyIndex(),
 	}, nil
+}
+
+func actionPB(a AgentAction) *commandv1.AgentAction {
+	return &commandv1.AgentAction{
+		TaskId: a.TaskID, Workload: a.Workload, ActionType: a.Type, Status: a.Status, Error: a.Error,
+		CreatedAt: a.CreatedAt, StartedAt: a.StartedAt, EndedAt: a.EndedAt,
+	}
+}
+
+func actionOf(m *commandv1.AgentAction) AgentAction {
+	return AgentAction{
+		TaskID: m.GetTaskId(), Workload: m.GetWorkload(), Type: m.GetActionType(), Status: m.GetStatus(), Error: m.GetError(),
+		CreatedAt: m.GetCreatedAt(), StartedAt: m.GetStartedAt(), EndedAt: m.GetEndedAt(),
+	}
 }
 
 func portsInRange(d *commandv1.Demand) error {

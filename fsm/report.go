@@ -112,6 +112,9 @@ func (t *Tx) observe(old *Workload, r *commandv1.WorkloadReport, state Actual) {
 	clock := t.r.info.Clock
 	w := *old
 	w.Acknowledged = true
+	if !old.Acknowledged && t.r.info.FeatureLevel >= 5 {
+		w.AcknowledgedAt = clock
+	}
 	if state != ActualNone {
 		w.Actual = Observation{
 			State:        state,
@@ -132,12 +135,16 @@ func (t *Tx) observe(old *Workload, r *commandv1.WorkloadReport, state Actual) {
 	if old.Acknowledged && observationEqual(&old.Actual, &w.Actual) {
 		return
 	}
-	switch {
-	case state == ActualFailed && w.Retry.FirstFailureAt == 0:
-		w.Retry.FirstFailureAt = clock
-	case state == ActualRunning && w.Desired == DesiredRunning,
-		state == ActualStopped && w.Desired == DesiredStopped:
-		w.Retry = Retry{MaxAttempts: w.Retry.MaxAttempts}
+	if t.r.info.FeatureLevel >= 5 {
+		w.Retry.observed(&w, old.Actual.RestartCount, state, clock)
+	} else {
+		switch {
+		case state == ActualFailed && w.Retry.FirstFailureAt == 0:
+			w.Retry.FirstFailureAt = clock
+		case state == ActualRunning && w.Desired == DesiredRunning,
+			state == ActualStopped && w.Desired == DesiredStopped:
+			w.Retry = Retry{MaxAttempts: w.Retry.MaxAttempts}
+		}
 	}
 	// A backoff or a final verdict keeps the reason that the planner gave it.
 	if w.Retry.NextAt == 0 && !w.Retry.Terminal {

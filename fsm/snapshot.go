@@ -66,6 +66,11 @@ func (s State) WriteSnapshot(w io.Writer) error {
 	s.Graves(func(g *Grave) bool {
 		return out.record(&commandv1.SnapshotRecord{Record: &commandv1.SnapshotRecord_Grave{Grave: gravePB(g)}})
 	})
+	s.r.audits.Scan(func(_ string, a *NodeAudit) bool {
+		return out.record(&commandv1.SnapshotRecord{Record: &commandv1.SnapshotRecord_NodeAudit{NodeAudit: &commandv1.NodeAuditRecord{
+			Node: a.Node, EndedAt: a.EndedAt, Tasks: a.Tasks,
+		}}})
+	})
 	s.Events(0, func(e *Event) bool {
 		return out.record(&commandv1.SnapshotRecord{Record: &commandv1.SnapshotRecord_Event{Event: eventPB(e)}})
 	})
@@ -316,6 +321,13 @@ func (in *snapshotReader) load(t *Tx, rec *commandv1.SnapshotRecord) error {
 		}
 		_, dup = t.r.graves.Set(g.Workload, g)
 		key = g.Workload
+	case *commandv1.SnapshotRecord_NodeAudit:
+		a := &NodeAudit{
+			Node: r.NodeAudit.GetNode(), EndedAt: r.NodeAudit.GetEndedAt(),
+			Tasks: convert(r.NodeAudit.GetTasks(), func(s string) string { return s }),
+		}
+		_, dup = t.r.audits.Set(a.Node, a)
+		key = a.Node
 	case *commandv1.SnapshotRecord_Event:
 		e := eventOf(r.Event)
 		_, dup = t.r.events.Set(e.Seq, e)

@@ -40,6 +40,7 @@ type root struct {
 	tokens      *table[*Token]      // by id
 	admissions  *table[*Admission]  // by role/name
 	revocations *table[*Revocation] // by role/name or certificate:fingerprint
+	audits      *table[*NodeAudit]  // by node
 
 	graves *table[*Grave] // by workload
 
@@ -75,6 +76,7 @@ func New() State {
 		admissions:  new(table[*Admission]),
 		revocations: new(table[*Revocation]),
 		graves:      new(table[*Grave]),
+		audits:      new(table[*NodeAudit]),
 		byNode:      new(set),
 		byGroup:     new(set),
 		pending:     new(set),

@@ -30,7 +30,7 @@ func statusOf(w *Workload, n *Node) Status {
 		return StatusUnknown
 	case w.Retry.NextAt > 0:
 		return StatusRetryPending
-	case w.Retry.Terminal:
+	case w.Retry.Terminal && w.Retry.StableSince == 0:
 		return StatusFailed
 	case !w.Acknowledged && running:
 		return StatusUpdating
@@ -87,6 +87,8 @@ func reasonOf(w *Workload, n *Node, at int64) Reason {
 		}
 	case !n.Up:
 		return Reason{Code: CodeNodeLost, Message: "the lease of node " + n.ID + " ended", At: at}
+	case w.Retry.Terminal && w.Retry.Verdict.Code != "":
+		return Reason{Code: w.Retry.Verdict.Code, Message: w.Retry.Verdict.Message, At: at}
 	case w.Actual.State == ActualFailed && w.Acknowledged && w.Actual.Generation == w.Generation:
 		return Reason{Code: w.Actual.Code, Message: w.Actual.Message, At: at, Retryable: w.Actual.Retryable}
 	case w.Actual.State == ActualMissing && w.Acknowledged && w.Actual.Generation == w.Generation:

@@ -422,7 +422,7 @@ func (t *Tx) trustChanged(key string, fn func(*encoder)) {
 		fn(&e)
 	}
 	t.r.info.TrustVersion++
-	t.trustFold = append(t.trustFold, e...)
+	t.sideFold = append(t.sideFold, e...)
 }
 
 // checkPrincipal checks who a token or a certificate is for.

@@ -33,9 +33,9 @@ type Tx struct {
 
 	changes []Change // of all commands since Begin or Commit
 	scratch []byte
-	// trustFold is what the command changed in the tables that make no Change
-	// (trust.go, graves.go), as the digest takes it.
-	trustFold []byte
+	// sideFold is what the command changed in the tables that make no Change
+	// (trust.go, graves.go, failures.go), as the digest takes it.
+	sideFold []byte
 
 	keepFor *retention // tests only; nil = defaultRetention
 }
@@ -73,7 +73,7 @@ func (t *Tx) Apply(m Meta, c Command) (Result, []Change) {
 	if from := head.GetFrom(); t.caller != from {
 		t.caller = strings.Clone(from)
 	}
-	t.trustFold = t.trustFold[:0]
+	t.sideFold = t.sideFold[:0]
 	info := &t.r.info
 	info.Index, info.Term = m.Index, m.Term
 	info.Clock = max(info.Clock, head.GetAt())
@@ -174,6 +174,10 @@ func (t *Tx) judge(c Command) Result {
 		return t.revoke(b.Revoke)
 	case *commandv1.Command_Audit:
 		return t.audit(b.Audit)
+	case *commandv1.Command_ForgiveFailures:
+		return t.forgiveFailures(b.ForgiveFailures)
+	case *commandv1.Command_RecordActions:
+		return t.recordActions(b.RecordActions)
 	}
 	return refuse(Unsupported, "this version has no rule for %s", a)
 }
@@ -211,6 +215,7 @@ const (
 	ownRevocations
 	ownGraves
 	ownGravesByAge
+	ownAudits
 )
 
 // own makes one table private before the first write to it. Copying marks the

@@ -180,6 +180,8 @@ const (
 	CodeUserStop          = "UserStop"          // desired Stopped
 	CodeUserRetry         = "UserRetry"         // persysctl retry
 	CodeRuntimeNotOffered = "RuntimeNotOffered" // node lost that workload type
+	CodeApplyTimeout      = "ApplyTimeout"      // accepted, and not there in time
+	CodeDeleteTimeout     = "DeleteTimeout"     // to be gone, and not gone in time
 )
 
 // PortBinding is a port as published by the runtime.
@@ -210,7 +212,34 @@ type Retry struct {
 	MaxAttempts    int32
 	NextAt         int64 // Unix nanoseconds; 0 = none scheduled
 	FirstFailureAt int64 // Unix nanoseconds; 0 = no failure since the last success
-	Terminal       bool  // no more retries until the user acts
+	Terminal       bool  // no more retries until the user acts, or it has run for a while
+	// StableSince is since when it runs after failures that still count, Unix
+	// nanoseconds; 0 = it does not, or none count.
+	StableSince int64
+	Verdict     Verdict // why Terminal is set
+}
+
+// Verdict is the planner's last word on a workload that it gave up.
+type Verdict struct{ Code, Message string }
+
+// AgentAction is one task of an agent. Times are Unix seconds on its clock, 0 =
+// not yet.
+type AgentAction struct {
+	TaskID    string
+	Workload  string
+	Type      string // apply_workload or delete_workload
+	Status    string // pending, running, completed or failed
+	Error     string
+	CreatedAt int64
+	StartedAt int64
+	EndedAt   int64
+}
+
+// NodeAudit says up to where the tasks of a node have become events.
+type NodeAudit struct {
+	Node    string
+	EndedAt int64    // Unix seconds: no task that ended before is new
+	Tasks   []string // that ended in that second and are known, sorted
 }
 
 // Workload is one record. A published Workload is never changed; Apply makes a
@@ -234,8 +263,10 @@ type Workload struct {
 	CreatedAt      int64 // Unix nanoseconds, as are the next two
 	UpdatedAt      int64
 	AssignedAt     int64
+	AcknowledgedAt int64 // its node accepted the order of this Generation then; 0 = it has not, or nobody noted it
 	CreateIndex    uint64
 	ModifyIndex    uint64
+	Actions        []AgentAction // what its agent had done when it was last too late, newest first
 }
 
 // Revision is what agents see: c1-<16 hex>, and -r<n> after n forced restarts
@@ -392,6 +423,8 @@ const (
 	EventWorkloadDeleted   = "WorkloadDeleted"
 	EventWorkloadUnplaced  = "WorkloadUnplaced"
 	EventWorkloadEvicted   = "WorkloadEvicted"
+	EventWorkloadStable    = "WorkloadStable" // has run for long enough: its failures are forgotten
+	EventAgentAction       = "AgentAction"
 	EventNodeRegistered    = "NodeRegistered"
 	EventNodeReady         = "NodeReady"
 	EventNodeCordoned      = "NodeCordoned"

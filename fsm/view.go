@@ -65,6 +65,10 @@ type View interface {
 	// EventsBack scans kept events newest first.
 	EventsBack(fn func(*Event) bool)
 
+	// AuditedUntil is the Unix second in which the last known task of a node
+	// ended, on the agent's clock; 0 = none is known.
+	AuditedUntil(node string) int64
+
 	// Receipt returns the stored answer to an API mutation.
 	Receipt(request [16]byte) (Result, bool)
 	ReceiptCount() int

@@ -292,6 +292,13 @@ func setLevel(n uint32) Command {
 	return &commandv1.Command{Body: &commandv1.Command_SetFeatureLevel{SetFeatureLevel: &commandv1.SetFeatureLevel{Level: n}}}
 }
 
+// newest brings a world to the feature level of this version.
+func newest(w *world) *world {
+	w.ok(putReplica("r0", FeatureLevel))
+	w.ok(setLevel(FeatureLevel))
+	return w
+}
+
 // level2 brings a world to the feature level of its name.
 func level2(w *world) *world {
 	w.ok(putReplica("r1", 2))
@@ -391,6 +398,8 @@ func contents(s State, name string) any {
 		r.revocations.Scan(func(k string, v *Revocation) bool { out = append(out, pairOf{k, *v}); return true })
 	case "graves":
 		r.graves.Scan(func(k string, v *Grave) bool { out = append(out, pairOf{k, *v}); return true })
+	case "audits":
+		r.audits.Scan(func(k string, v *NodeAudit) bool { out = append(out, pairOf{k, *v}); return true })
 	case "byRequest":
 		r.byRequest.Scan(func(k string, v *receipt) bool { out = append(out, pairOf{k, *v}); return true })
 	case "ports":

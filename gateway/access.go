@@ -57,6 +57,7 @@ var needs = map[string]Role{
 	controlv1.AgentControl_RetryWorkload_FullMethodName:              Operator,
 	controlv1.AgentControl_SubmitAutomationSuggestion_FullMethodName: Operator,
 	clusterv1.Cluster_ApplyWorkloads_FullMethodName:                  Operator,
+	clusterv1.Cluster_PlanWorkloads_FullMethodName:                   Operator,
 	clusterv1.Cluster_CordonNode_FullMethodName:                      Operator,
 	clusterv1.Cluster_DrainNode_FullMethodName:                       Operator,
 }

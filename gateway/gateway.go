@@ -12,7 +12,6 @@ import (
 	"net/http"
 	"runtime/debug"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
 
@@ -79,7 +78,8 @@ func New(ctx context.Context, opt Options) (*Gateway, error) {
 	if opt.Registry == nil {
 		opt.Registry = prometheus.NewRegistry()
 	}
-	g := &Gateway{opt: opt, control: controlv1.NewAgentControlClient(routed{}), metrics: newMetrics(opt.Registry)}
+	g := &Gateway{opt: opt, control: controlv1.NewAgentControlClient(routed{}), metrics: newMetrics()}
+	opt.Registry.MustRegister(g.metrics.Set)
 	g.ctx, g.cancel = context.WithCancel(ctx)
 	for _, c := range opt.Clusters {
 		if err := g.add(c); err != nil {
@@ -163,7 +163,7 @@ func (g *Gateway) Public() http.Handler {
 	})
 	mux.Handle("POST "+g.hooks.Path, g.hooks)
 	mux.Handle("GET /metrics", g.scrape())
-	return g.outermost(mux)
+	return g.outermost("public", mux)
 }
 
 func (g *Gateway) scrape() http.Handler {
@@ -172,7 +172,7 @@ func (g *Gateway) scrape() http.Handler {
 
 // outermost is around everything: the service header, the limit on bodies, a
 // panic that stays the matter of one request, and the counters.
-func (g *Gateway) outermost(next http.Handler) http.Handler {
+func (g *Gateway) outermost(listener string, next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("X-Service-Name", "persys-gateway")
 		w.Header().Set("X-Content-Type-Options", "nosniff")
@@ -186,18 +186,19 @@ func (g *Gateway) outermost(next http.Handler) http.Handler {
 					refuse(seen, http.StatusInternalServerError, "internal error; the gateway's log has its trace")
 				}
 			}
-			g.metrics.observe(r.Method, seen.status, time.Since(start))
+			g.metrics.observe(r, listener, seen, time.Since(start))
 		}()
 		r.Body = http.MaxBytesReader(w, r.Body, MaxBody)
 		next.ServeHTTP(seen, r)
 	})
 }
 
-// observed remembers the status.
+// observed remembers the status and the size of an answer.
 type observed struct {
 	http.ResponseWriter
 	status int
 	wrote  bool
+	bytes  int64 // of the body
 }
 
 func (o *observed) WriteHeader(status int) {
@@ -209,7 +210,9 @@ func (o *observed) WriteHeader(status int) {
 
 func (o *observed) Write(p []byte) (int, error) {
 	o.wrote = true
-	return o.ResponseWriter.Write(p)
+	n, err := o.ResponseWriter.Write(p)
+	o.bytes += int64(n)
+	return n, err
 }
 
 // Flush is for streams.
@@ -294,33 +297,4 @@ func session(r *http.Request) string {
 		return r.RemoteAddr
 	}
 	return host
-}
-
-type metrics struct {
-	requests *prometheus.CounterVec
-	seconds  *prometheus.HistogramVec
-}
-
-func newMetrics(reg *prometheus.Registry) metrics {
-	m := metrics{
-		requests: prometheus.NewCounterVec(prometheus.CounterOpts{
-			Name: "persys_gateway_requests_total", Help: "HTTP requests by method and status.",
-		}, []string{"method", "status"}),
-		seconds: prometheus.NewHistogramVec(prometheus.HistogramOpts{
-			Name: "persys_gateway_request_seconds", Help: "Time from the request to the end of its answer; streams last as long as they are read.",
-			Buckets: prometheus.ExponentialBuckets(0.0005, 2, 16),
-		}, []string{"method"}),
-	}
-	reg.MustRegister(m.requests, m.seconds)
-	return m
-}
-
-func (m metrics) observe(method string, status int, took time.Duration) {
-	switch method {
-	case http.MethodGet, http.MethodHead, http.MethodPost, http.MethodDelete, http.MethodOptions:
-	default:
-		method = "other" // the caller chooses it; it must not grow the series
-	}
-	m.requests.WithLabelValues(method, strconv.Itoa(status)).Inc()
-	m.seconds.WithLabelValues(method).Observe(took.Seconds())
 }

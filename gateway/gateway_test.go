@@ -126,8 +126,17 @@ func TestRoutes(t *testing.T) {
 	if w := ask(g.Public(), "GET", "/", ""); w.Code != 200 || compact(w.Body.String()) != `{"message":"Persys gateway","status":"success","version":"1.0.0"}` {
 		t.Errorf("public /: %d %s", w.Code, w.Body)
 	}
-	if w := ask(g.Public(), "GET", "/metrics", ""); !strings.Contains(w.Body.String(), `persys_gateway_requests_total{method="GET",status="404"}`) {
-		t.Errorf("metrics: %s", w.Body)
+	scraped := ask(g.Public(), "GET", "/metrics", "").Body.String()
+	for _, want := range []string{
+		`persys_gateway_requests_total{code="404",handler="root",host="api",method="GET",url="/"}`,
+		`persys_gateway_requests_total{code="200",handler="root",host="public",method="GET",url="/{$}"}`,
+		`persys_gateway_request_duration_seconds_count{code="404",method="GET",url="/"}`,
+		`persys_gateway_request_size_bytes_sum`,
+		`persys_gateway_response_size_bytes_count`,
+	} {
+		if !strings.Contains(scraped, want) {
+			t.Errorf("metrics lack %s:\n%s", want, scraped)
+		}
 	}
 }
 
@@ -302,7 +311,7 @@ func TestRouting(t *testing.T) {
 
 func TestPanicStaysInItsRequest(t *testing.T) {
 	g := newGateway(t, nil, clusterOf("main", "", startReplica(t, "s1", nil)))
-	h := g.outermost(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { panic("a bug") }))
+	h := g.outermost("api", http.HandlerFunc(func(http.ResponseWriter, *http.Request) { panic("a bug") }))
 	if w := ask(h, "GET", "/", ""); w.Code != 500 || !strings.Contains(w.Body.String(), "internal error") {
 		t.Errorf("%d %s", w.Code, w.Body)
 	}

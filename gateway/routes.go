@@ -63,7 +63,7 @@ func (g *Gateway) routes() (http.Handler, error) {
 	mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) {
 		refuse(w, http.StatusNotFound, fmt.Sprintf("no route %s %s; /docs shows all of them", r.Method, r.URL.Path))
 	})
-	return g.outermost(g.origins(mux)), nil
+	return g.outermost("api", g.origins(mux)), nil
 }
 
 // below cuts /clusters/<id> off the path.

@@ -31,6 +31,7 @@ type Agents struct {
 	store *store.Store
 	keys  Keys
 	poll  time.Duration // between status polls of a legacy delete
+	dial  []grpc.DialOption
 
 	mu     sync.Mutex
 	conns  map[agentAt]*agentConn
@@ -46,9 +47,10 @@ type agentConn struct {
 	used time.Time
 }
 
-// NewAgents makes a client; tls nil speaks plaintext to agents.
-func NewAgents(st *store.Store, tls *pki.Files, keys Keys) *Agents {
-	return &Agents{tls: tls, store: st, keys: keys, poll: time.Second, conns: map[agentAt]*agentConn{}}
+// NewAgents makes a client; tls nil speaks plaintext to agents. extra is for whoever
+// counts or follows the calls.
+func NewAgents(st *store.Store, tls *pki.Files, keys Keys, extra ...grpc.DialOption) *Agents {
+	return &Agents{tls: tls, store: st, keys: keys, poll: time.Second, dial: extra, conns: map[agentAt]*agentConn{}}
 }
 
 // Close closes every connection.
@@ -84,7 +86,7 @@ func (a *Agents) conn(n *fsm.Node) (agentv1.AgentServiceClient, error) {
 			delete(a.conns, old)
 		}
 	}
-	cc, err := grpc.NewClient("passthrough:///"+at.addr,
+	cc, err := grpc.NewClient("passthrough:///"+at.addr, append([]grpc.DialOption{
 		clientCreds(a.tls, at.addr, pki.Peer{Role: pki.RoleAgent, Node: n.ID}),
 		grpc.WithDefaultCallOptions(grpc.ForceCodecV2(dial.Codec())),
 		grpc.WithIdleTimeout(idleFor),
@@ -94,7 +96,7 @@ func (a *Agents) conn(n *fsm.Node) (agentv1.AgentServiceClient, error) {
 		}),
 		// Existing agents enforce grpc's default of one ping in five minutes.
 		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: 6 * time.Minute, Timeout: 10 * time.Second}),
-	)
+	}, a.dial...)...)
 	if err != nil {
 		return nil, fmt.Errorf("agent of node %s at %s: %w", n.ID, at.addr, err)
 	}

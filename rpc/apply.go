@@ -142,10 +142,7 @@ func (s *Server) applyCommands(ctx context.Context, req *controlv1.ApplyWorkload
 	if desired == fsm.DesiredDeleted {
 		return s.deleteCommands(ctx, id, false, req.GetRequestId())
 	}
-	prepared, err := spec.Prepare(req, sealer(s.cfg.Keys))
-	if errors.Is(err, spec.ErrNoKey) && s.awaitKey(ctx) {
-		prepared, err = spec.Prepare(req, sealer(s.cfg.Keys))
-	}
+	prepared, err := s.prepare(ctx, req)
 	if err != nil {
 		return nil, err
 	}
@@ -154,6 +151,15 @@ func (s *Server) applyCommands(ctx context.Context, req *controlv1.ApplyWorkload
 		return nil, err
 	}
 	return []fsm.Command{c}, nil
+}
+
+// prepare waits a moment for the cluster key where the request has secrets.
+func (s *Server) prepare(ctx context.Context, req *controlv1.ApplyWorkloadRequest) (spec.Prepared, error) {
+	prepared, err := spec.Prepare(req, sealer(s.cfg.Keys))
+	if errors.Is(err, spec.ErrNoKey) && s.awaitKey(ctx) {
+		return spec.Prepare(req, sealer(s.cfg.Keys))
+	}
+	return prepared, err
 }
 
 // keyWait bounds how long an apply waits for the cluster key: a cluster that has

@@ -247,18 +247,28 @@ func (s *Server) Why(ctx context.Context, req *clusterv1.WhyRequest) (*clusterv1
 		Hint:           hint(w, &ex),
 		Index:          view.Info().Index,
 	}
+	out.Counts, out.Nodes = countsOf(&ex), verdictsOf(&ex, req.GetNodeId())
+	return out, nil
+}
+
+func countsOf(ex *sched.Explanation) (out []*clusterv1.ReasonCount) {
 	for _, c := range ex.Counts {
-		out.Counts = append(out.Counts, &clusterv1.ReasonCount{Filter: c.Filter, Reason: c.Reason, Nodes: int32(c.Nodes)})
+		out = append(out, &clusterv1.ReasonCount{Filter: c.Filter, Reason: c.Reason, Nodes: int32(c.Nodes)})
 	}
+	return out
+}
+
+// verdictsOf every node, or of one.
+func verdictsOf(ex *sched.Explanation, node string) (out []*clusterv1.NodeVerdict) {
 	for _, v := range ex.Nodes {
-		if req.GetNodeId() != "" && v.Node != req.GetNodeId() {
+		if node != "" && v.Node != node {
 			continue
 		}
-		out.Nodes = append(out.Nodes, &clusterv1.NodeVerdict{
+		out = append(out, &clusterv1.NodeVerdict{
 			NodeId: v.Node, Feasible: v.Fits, Filter: v.Filter, Reason: v.Reason, Score: float64(v.Score.Total), ScoreParts: scoreParts(v.Score),
 		})
 	}
-	return out, nil
+	return out
 }
 
 // hint is the command to type next, when there is one.

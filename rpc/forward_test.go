@@ -57,6 +57,9 @@ func everyCall(t testing.TB) map[string]func(context.Context, controlv1.AgentCon
 		"ApplyWorkloads": func(ctx context.Context, _ controlv1.AgentControlClient, c clusterv1.ClusterClient, o ...grpc.CallOption) (proto.Message, error) {
 			return c.ApplyWorkloads(ctx, &clusterv1.ApplyWorkloadsRequest{Workloads: []*controlv1.ApplyWorkloadRequest{web("w")}}, o...)
 		},
+		"PlanWorkloads": func(ctx context.Context, _ controlv1.AgentControlClient, c clusterv1.ClusterClient, o ...grpc.CallOption) (proto.Message, error) {
+			return c.PlanWorkloads(ctx, &clusterv1.PlanWorkloadsRequest{Workloads: []*controlv1.ApplyWorkloadRequest{web("w")}}, o...)
+		},
 		"CordonNode": func(ctx context.Context, _ controlv1.AgentControlClient, c clusterv1.ClusterClient, o ...grpc.CallOption) (proto.Message, error) {
 			return c.CordonNode(ctx, &clusterv1.CordonNodeRequest{NodeId: "a", On: true}, o...)
 		},

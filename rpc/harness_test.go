@@ -190,13 +190,29 @@ func (g *group) place(id, node string) {
 	g.do(&commandv1.Command{Body: &commandv1.Command_PutWorkloads{PutWorkloads: &commandv1.PutWorkloads{Workloads: []*commandv1.WorkloadPut{{
 		Id: id, Spec: []byte{}, Content: fmt.Sprintf("c1:%064x", len(id)), Desired: "Running", Demand: &commandv1.Demand{Type: "container", CpuMillicores: 1},
 	}}}}})
-	w, _ := g.state.Workload(id)
-	if node == "" {
-		return
+	if node != "" {
+		g.assign(id, node)
 	}
+}
+
+func (g *group) assign(id, node string) {
+	g.t.Helper()
+	w, _ := g.now().Workload(id)
 	g.do(&commandv1.Command{Body: &commandv1.Command_Assign{Assign: &commandv1.Assign{Assignments: []*commandv1.Assignment{{
 		Workload: id, Node: node, IfGeneration: &commandv1.Generation{Incarnation: w.Generation.Incarnation, Sequence: w.Generation.Sequence},
 	}}}}})
+}
+
+// put applies a request through the API and binds what it makes to a node.
+func (g *group) put(t testing.TB, req *controlv1.ApplyWorkloadRequest, node string) {
+	t.Helper()
+	r, err := g.control(0).ApplyWorkload(ctxFor(t), req)
+	if err != nil || !r.GetSuccess() {
+		t.Fatalf("apply %s: %v %s", req.GetWorkloadId(), err, r.GetErrorMessage())
+	}
+	for _, id := range r.GetWorkloadIds() {
+		g.assign(id, node)
+	}
 }
 
 // elect makes a replica the leader, or nobody.

@@ -64,11 +64,13 @@ var methods = map[string]method{
 	// Each message of a stream is judged as the call it stands for.
 	controlv1.AgentControl_ControlStream_FullMethodName: {local, operators | admins | gateways | agents, repeatable, "control stream"},
 
-	clusterv1.Cluster_Status_FullMethodName:             {local, everyUser | agents | schedulers, repeatable, "status"},
-	clusterv1.Cluster_Events_FullMethodName:             {local, everyUser, repeatable, "events"},
-	clusterv1.Cluster_WatchWorkloads_FullMethodName:     {local, everyUser, repeatable, "watch workloads"},
-	clusterv1.Cluster_Why_FullMethodName:                {local, everyUser, repeatable, "why"},
-	clusterv1.Cluster_ApplyWorkloads_FullMethodName:     {leader, operators | admins | gateways, receipted, "apply workloads"},
+	clusterv1.Cluster_Status_FullMethodName:         {local, everyUser | agents | schedulers, repeatable, "status"},
+	clusterv1.Cluster_Events_FullMethodName:         {local, everyUser, repeatable, "events"},
+	clusterv1.Cluster_WatchWorkloads_FullMethodName: {local, everyUser, repeatable, "watch workloads"},
+	clusterv1.Cluster_Why_FullMethodName:            {local, everyUser, repeatable, "why"},
+	clusterv1.Cluster_ApplyWorkloads_FullMethodName: {leader, operators | admins | gateways, receipted, "apply workloads"},
+	// It tells whether a guessed secret is the stored one, so it is not for viewers.
+	clusterv1.Cluster_PlanWorkloads_FullMethodName:      {read, operators | admins | gateways, repeatable, "plan workloads"},
 	clusterv1.Cluster_ApplyStream_FullMethodName:        {local, operators | admins | gateways, repeatable, "apply stream"},
 	clusterv1.Cluster_CordonNode_FullMethodName:         {leader, operators | admins | gateways, receipted, "cordon node"},
 	clusterv1.Cluster_DrainNode_FullMethodName:          {leader, operators | admins | gateways, receipted, "drain node"},

@@ -114,9 +114,11 @@ const maxBatch = 1024
 // alone, committed together. Requests without an id of their own get one derived
 // from the call's, so that repeating the call repeats nothing.
 func (s *Server) ApplyWorkloads(ctx context.Context, req *clusterv1.ApplyWorkloadsRequest) (*clusterv1.ApplyWorkloadsResponse, error) {
-	if n := len(req.GetWorkloads()); n == 0 || n > maxBatch {
-		return nil, errorf(KindInvalid, "workloads has %d entries, must have 1 to %d", n, maxBatch)
+	workloads, err := requested(req.GetWorkloads(), req.GetFile(), maxBatch)
+	if err != nil {
+		return nil, err
 	}
+	req.Workloads, req.File = workloads, ""
 	if err := deriveRequestIDs(req); err != nil {
 		return nil, err
 	}

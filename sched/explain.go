@@ -182,3 +182,51 @@ func PlanDrain(v fsm.View, node NodeID, t Tuning) []Move {
 	}
 	return moves
 }
+
+// PlanPlace shows where workloads would go if they were placed now, in this
+// order, each move seeing those before it. One whose record names a node stays
+// there while it may and there is room. Nothing is proposed.
+func PlanPlace(v fsm.View, workloads []*fsm.Workload, t Tuning) []Move {
+	t = t.withDefaults()
+	cand := NodesOf(v, t)
+	p := &planner{World: World{State: v, Tuning: t}, c: cand.c}
+	moves := make([]Move, 0, len(workloads))
+	for _, w := range workloads {
+		if p.stays(w) {
+			moves = append(moves, Move{Workload: w.ID, To: w.Node})
+			continue
+		}
+		to, e := Place(w.Demand, cand.For(w.ID))
+		if to != "" {
+			cand.For(w.ID).Take(w.Demand, to)
+		}
+		moves = append(moves, Move{Workload: w.ID, To: to, Message: e.Message})
+	}
+	return moves
+}
+
+// stays reports whether a workload with a changed demand may stay where its
+// record has it; what it takes there in place of its present demand is promised.
+func (p *planner) stays(w *fsm.Workload) bool {
+	x := p.c.nodes
+	s, known := x.slotOf[w.Node]
+	if !known {
+		return false
+	}
+	if code, _, _ := p.mustLeave(w, x.recs[s]); code != "" {
+		return false
+	}
+	after := amounts(&w.Demand)
+	var before fsm.Demand
+	if have, ok := p.State.Workload(w.ID); ok {
+		before = amounts(&have.Demand)
+	}
+	x.prepare(p.State, &after)
+	x.take(&before, s, -1)
+	if x.room(&after, s) != passes {
+		x.take(&before, s, +1)
+		return false
+	}
+	x.take(&after, s, +1)
+	return true
+}

@@ -1,6 +1,7 @@
 package sched
 
 import (
+	"slices"
 	"testing"
 
 	commandv1 "github.com/persys/compute/api/command/v1"
@@ -230,5 +231,35 @@ func TestPlanDrainMovesWhatFits(t *testing.T) {
 	}
 	if n, _ := w.state.Node("a"); n.Draining {
 		t.Fatal("a preview changed the state")
+	}
+}
+
+func TestPlanPlaceKeepsWhatStillFits(t *testing.T) {
+	w := newWorld(t)
+	w.node("a", func(n *commandv1.RegisterNode) { n.CpuMillicores = 4000 })
+	w.node("b", func(n *commandv1.RegisterNode) { n.CpuMillicores = 4000 })
+	w.apply("web", demand(func(d *commandv1.Demand) { d.CpuMillicores = 2000 }))
+	w.settle()
+	have, _ := w.state.Workload("web")
+	other := map[string]string{"a": "b", "b": "a"}[have.Node]
+	grown := func(cpu int64) *fsm.Workload { x := *have; x.Demand.CPU = cpu; return &x }
+	fresh := &fsm.Workload{ID: "new", Desired: fsm.DesiredRunning, Demand: fsm.Demand{Type: "container", CPU: 1500}}
+	for _, c := range []struct {
+		fact  string
+		plan  []*fsm.Workload
+		moves []string
+	}{
+		{"it stays with more", []*fsm.Workload{grown(4000)}, []string{have.Node}},
+		{"it stays with what it has beside a new one", []*fsm.Workload{grown(2000), fresh}, []string{have.Node, other}},
+		{"the new one sees the growth", []*fsm.Workload{grown(4000), fresh}, []string{have.Node, other}},
+		{"no node has so much", []*fsm.Workload{grown(5000)}, []string{""}},
+	} {
+		var got []string
+		for _, m := range PlanPlace(w.state, c.plan, Tuning{}) {
+			got = append(got, m.To)
+		}
+		if !slices.Equal(got, c.moves) {
+			t.Errorf("%s: %v, want %v", c.fact, got, c.moves)
+		}
 	}
 }

@@ -19,7 +19,10 @@ const (
 
 // DefaultTuning is what a leader uses that was told nothing.
 func DefaultTuning() Tuning {
-	return Tuning{MissingGrace: 15 * second, FailureGrace: 120 * second}.withDefaults()
+	return Tuning{
+		MissingGrace: 15 * second, FailureGrace: 120 * second,
+		ApplyTimeout: 45 * second, VMApplyTimeout: 240 * second, DeleteTimeout: 60 * second,
+	}.withDefaults()
 }
 
 func (t Tuning) withDefaults() Tuning {
@@ -83,6 +86,7 @@ type planner struct {
 	states   []*commandv1.NodeState
 	evicted  []*commandv1.Eviction
 	retries  []*commandv1.Retry
+	forgiven []*commandv1.Forgiveness
 	assigned []*commandv1.Assignment
 	unplaced []*commandv1.Unplaced
 
@@ -136,6 +140,9 @@ func (p *planner) finish() Step {
 	})
 	chunked(p, p.retries, func(c *commandv1.Command, items []*commandv1.Retry) {
 		c.Body = &commandv1.Command_ScheduleRetries{ScheduleRetries: &commandv1.ScheduleRetries{Retries: items}}
+	})
+	chunked(p, p.forgiven, func(c *commandv1.Command, items []*commandv1.Forgiveness) {
+		c.Body = &commandv1.Command_ForgiveFailures{ForgiveFailures: &commandv1.ForgiveFailures{Workloads: items}}
 	})
 	chunked(p, p.assigned, func(c *commandv1.Command, items []*commandv1.Assignment) {
 		c.Body = &commandv1.Command_Assign{Assign: &commandv1.Assign{Assignments: items}}

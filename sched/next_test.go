@@ -2,6 +2,7 @@ package sched
 
 import (
 	"cmp"
+	"fmt"
 	"slices"
 	"strings"
 	"testing"
@@ -274,7 +275,7 @@ func TestRetries(t *testing.T) {
 			}
 		})
 	}
-	t.Run("success forgets the failures", func(t *testing.T) {
+	t.Run("success forgets the failures once it has lasted", func(t *testing.T) {
 		w := newWorld(t)
 		w.node("a")
 		w.apply("web")
@@ -285,8 +286,44 @@ func TestRetries(t *testing.T) {
 		}
 		delete(w.fails, "web")
 		w.settle()
+		got := w.get("web")
+		if got.Status != fsm.StatusRunning || got.Retry.Attempts == 0 {
+			t.Fatalf("at once: %s %+v", got.Status, got.Retry)
+		}
+		if s := w.plan(); s.WakeAt > got.Retry.StableSince+w.tuning.FailureGrace {
+			t.Fatalf("wakes %d s after it began to run", (s.WakeAt-got.Retry.StableSince)/second)
+		}
+		w.now = got.Retry.StableSince + w.tuning.FailureGrace
+		w.settle()
 		if got := w.get("web"); got.Status != fsm.StatusRunning || got.Retry.Attempts != 0 {
-			t.Fatalf("%s %+v", got.Status, got.Retry)
+			t.Fatalf("after the grace: %s %+v", got.Status, got.Retry)
+		}
+	})
+	t.Run("a crash loop is given up", func(t *testing.T) {
+		w := newWorld(t)
+		w.node("a")
+		w.apply("web")
+		begun, runs := w.now, 0
+		for !w.get("web").Retry.Terminal {
+			if w.now-begun > 15*60*second {
+				t.Fatalf("after a quarter of an hour: %+v", w.get("web").Retry)
+			}
+			w.step()
+			w.answer()
+			if x := w.get("web"); x.Actual.State == fsm.ActualRunning { // and ends 3 s later
+				runs++
+				w.now += 3 * second
+				w.say("web", "Failed")
+				continue
+			}
+			w.now += second
+		}
+		if got := w.get("web"); got.Reason.Code != fsm.CodeExhausted || runs < 5 {
+			t.Fatalf("%d runs, then %+v", runs, got.Reason)
+		}
+		w.now += 3600 * second
+		if s := w.plan(); len(s.Commands)+len(s.Orders) != 0 {
+			t.Fatalf("an hour later: %+v", s)
 		}
 	})
 	t.Run("a missing one is given time", func(t *testing.T) {
@@ -304,6 +341,51 @@ func TestRetries(t *testing.T) {
 		w.now += w.tuning.MissingGrace
 		if s := w.plan(); len(s.Commands) != 1 || len(s.Commands[0].GetScheduleRetries().GetRetries()) != 1 {
 			t.Fatalf("after the grace: %v", s.Commands)
+		}
+	})
+}
+
+func TestDeadlines(t *testing.T) {
+	for _, c := range []struct {
+		kind  string
+		limit int64
+	}{{"container", 45 * second}, {"compose", 45 * second}, {"vm", 240 * second}} {
+		t.Run("an accepted "+c.kind+" that does not get there has failed", func(t *testing.T) {
+			w := newWorld(t)
+			w.node("a", func(n *commandv1.RegisterNode) { n.Types = []string{c.kind} })
+			w.apply("web", demand(func(d *commandv1.Demand) { d.Type = c.kind }))
+			for w.get("web").Node == "" {
+				w.step()
+			}
+			w.say("web", "Pending")
+			at := w.get("web").AcknowledgedAt
+			s := w.plan()
+			if len(s.Commands) != 0 || s.WakeAt > at+c.limit {
+				t.Fatalf("at once: %+v", s)
+			}
+			w.now = at + c.limit - 1
+			if s := w.plan(); len(s.Commands)+len(s.Inquiries) != 0 {
+				t.Fatalf("too early: %+v", s)
+			}
+			w.now = at + c.limit
+			s = w.plan()
+			if len(s.Commands) != 1 || len(s.Inquiries) != 1 || s.Inquiries[0] != (Inquiry{"a", "web"}) {
+				t.Fatalf("in time: %+v", s)
+			}
+			r := s.Commands[0].GetScheduleRetries().GetRetries()[0]
+			if r.GetAttempts() != 1 || r.GetNextAt() <= w.now || !strings.Contains(r.GetMessage(), fmt.Sprintf("after %d s", c.limit/second)) {
+				t.Fatalf("%+v", r)
+			}
+		})
+	}
+	t.Run("what runs, and what is to be stopped, has none", func(t *testing.T) {
+		w := newWorld(t)
+		w.node("a")
+		w.apply("web")
+		w.settle()
+		w.now += 3600 * second
+		if s := w.plan(); len(s.Commands)+len(s.Inquiries) != 0 {
+			t.Fatalf("%+v", s)
 		}
 	})
 }

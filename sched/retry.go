@@ -29,15 +29,28 @@ func permanent(code string) (advice string, ok bool) {
 // retry judges one workload on a node that is up. The reconcile table says that
 // a workload which ought to run and is Failed, Stopped or Missing is applied
 // again; a missing one only after MissingGrace, so that its agent may repair it
-// first. Reports about a former generation prove nothing.
+// first. One that its node accepted and that does not get there in time has
+// failed as well. Reports about a former generation prove nothing.
 func (p *planner) retry(w *fsm.Workload) (acted bool, due int64) {
-	if w.Desired != fsm.DesiredRunning || !w.Acknowledged || w.Retry.Terminal || w.Retry.NextAt != 0 ||
-		w.Actual.Generation != w.Generation {
+	if w.Desired != fsm.DesiredRunning || !w.Acknowledged {
 		return false, 0
 	}
-	switch w.Actual.State {
-	case fsm.ActualFailed, fsm.ActualStopped:
-	case fsm.ActualMissing:
+	if w.Retry.StableSince != 0 {
+		return p.forgive(w)
+	}
+	if w.Retry.Terminal || w.Retry.NextAt != 0 {
+		return false, 0
+	}
+	late := false
+	switch state := w.Actual.State; {
+	case w.Actual.Generation != w.Generation, state == fsm.ActualPending, state == fsm.ActualUnknown, state == fsm.ActualNone:
+		at := p.deadline(w)
+		if at == 0 || at > p.Now {
+			return false, at
+		}
+		late = true
+	case state == fsm.ActualFailed, state == fsm.ActualStopped:
+	case state == fsm.ActualMissing:
 		if at := w.UpdatedAt + p.Tuning.MissingGrace; at > p.Now {
 			return false, at
 		}
@@ -47,7 +60,10 @@ func (p *planner) retry(w *fsm.Workload) (acted bool, due int64) {
 	if !p.spend() {
 		return true, 0
 	}
-	r := p.backoff(w)
+	r := p.backoff(w, late)
+	if late {
+		p.step.Inquiries = append(p.step.Inquiries, Inquiry{w.Node, w.ID})
+	}
 	p.retries = append(p.retries, r)
 	p.mark(w.ID)
 	action := "RetryScheduled"
@@ -58,11 +74,49 @@ func (p *planner) retry(w *fsm.Workload) (acted bool, due int64) {
 	return true, 0
 }
 
+// deadline is when an accepted workload must have got there, 0 = there is none.
+func (p *planner) deadline(w *fsm.Workload) int64 {
+	limit := p.Tuning.applyLimit(w)
+	if limit <= 0 {
+		return 0
+	}
+	since := w.AcknowledgedAt
+	if since == 0 {
+		since = w.UpdatedAt // nobody noted it: late, never early
+	}
+	return since + limit
+}
+
+func (t *Tuning) applyLimit(w *fsm.Workload) int64 {
+	if w.Demand.Type == "vm" {
+		return t.VMApplyTimeout
+	}
+	return t.ApplyTimeout
+}
+
+// forgive ends the count of failures of what has run for FailureGrace.
+func (p *planner) forgive(w *fsm.Workload) (acted bool, due int64) {
+	if at := w.Retry.StableSince + p.Tuning.FailureGrace; at > p.Now {
+		return false, at
+	}
+	if !p.spend() {
+		return true, 0
+	}
+	p.forgiven = append(p.forgiven, &commandv1.Forgiveness{Workload: w.ID, IfGeneration: generationPB(w.Generation)})
+	p.mark(w.ID)
+	p.note("Forgive", w.ID, w.Node, fmt.Sprintf("has run for %d s after %d failures", p.Tuning.FailureGrace/second, w.Retry.Attempts))
+	return true, 0
+}
+
 // backoff counts one failure: full jitter over an exponentially growing bound,
 // at most MaxAttempts times. Within FailureGrace of the first failure the last
 // attempt is held back.
-func (p *planner) backoff(w *fsm.Workload) *commandv1.Retry {
+func (p *planner) backoff(w *fsm.Workload, late bool) *commandv1.Retry {
 	what := string(w.Actual.State) + prefixed(": ", w.Actual.Code) + prefixed(": ", w.Actual.Message)
+	if late {
+		what = fmt.Sprintf("%s: node %s accepted it and has not got it running after %d s%s", fsm.CodeApplyTimeout, w.Node,
+			p.Tuning.applyLimit(w)/second, prefixed(": ", w.Actual.Message))
+	}
 	r := &commandv1.Retry{Workload: w.ID, IfGeneration: generationPB(w.Generation)}
 	if advice, ok := permanent(w.Actual.Code); ok && w.Actual.State == fsm.ActualFailed {
 		r.Attempts, r.Terminal, r.Code = w.Retry.Attempts+1, true, fsm.CodePermanentFailure

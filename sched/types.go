@@ -24,7 +24,10 @@ type Tuning struct {
 	RetryBase        int64 // first backoff bound, 5 s
 	RetryMax         int64 // largest backoff bound, 2 min
 	MaxAttempts      int32 // default attempts, 5
-	FailureGrace     int64 // attempts stay below the last one for this long after the first failure, 2 min
+	FailureGrace     int64 // attempts stay below the last one for this long after the first failure, and failures count until a workload has run for this long, 2 min
+	ApplyTimeout     int64 // an accepted container or project has this long to get there, 45 s; 0 = for ever
+	VMApplyTimeout   int64 // an accepted VM has, 4 min; 0 = for ever
+	DeleteTimeout    int64 // a node has this long to let a deleted workload go before that is said, 1 min; 0 = for ever
 	Seed             uint64
 	MaxCommands      int // items per step, 0 = 4096
 }
@@ -87,10 +90,18 @@ type Ack struct {
 
 // Step is the outcome of Next.
 type Step struct {
-	Commands []fsm.Command
-	Orders   []Order
-	WakeAt   int64 // earliest deadline that any pass cares about, 0 = none
-	Why      []Note
+	Commands  []fsm.Command
+	Orders    []Order
+	Inquiries []Inquiry
+	WakeAt    int64 // earliest deadline that any pass cares about, 0 = none
+	Why       []Note
+}
+
+// Inquiry asks for what an agent did about a workload that it was too late with,
+// to be kept with the record. It changes nothing by itself, and may be lost.
+type Inquiry struct {
+	Node     NodeID
+	Workload string
 }
 
 // Note records one decision for logs, metrics and `persysctl why`.

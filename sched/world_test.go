@@ -36,6 +36,8 @@ func newWorld(t failer) *world {
 		heard: map[string]bool{}, sent: map[Order]bool{}, fails: map[string]string{},
 	}
 	w.do(&commandv1.Command{Body: &commandv1.Command_InitCluster{InitCluster: &commandv1.InitCluster{ClusterId: "c1", Incarnation: 1}}})
+	w.do(&commandv1.Command{Body: &commandv1.Command_PutReplica{PutReplica: &commandv1.PutReplica{Id: "r1", FeatureLevel: fsm.FeatureLevel}}})
+	w.do(&commandv1.Command{Body: &commandv1.Command_SetFeatureLevel{SetFeatureLevel: &commandv1.SetFeatureLevel{Level: fsm.FeatureLevel}}})
 	return w
 }
 
@@ -184,6 +186,14 @@ func (w *world) answer() {
 	if len(reports) > 0 {
 		w.do(&commandv1.Command{Body: &commandv1.Command_Report{Report: &commandv1.Report{Reports: reports}}})
 	}
+}
+
+// say lets a workload's node report it at its present generation.
+func (w *world) say(id, state string) {
+	w.t.Helper()
+	x := w.get(id)
+	w.do(&commandv1.Command{Body: &commandv1.Command_Report{Report: &commandv1.Report{Reports: []*commandv1.WorkloadReport{
+		{Workload: id, Node: x.Node, State: state, Generation: generationPB(x.Generation), ObservedAt: w.now}}}}})
 }
 
 func sortedOrders(m map[Order]bool) []Order {

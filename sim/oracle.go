@@ -350,29 +350,20 @@ func (w *world) restless(s fsm.State, x *fsm.Workload) string {
 		if !fails && x.Actual.Code != string(driver.PortBindConflict) { // see testdata/seeds.txt, finding 3
 			return "it was given up and nothing is wrong with it"
 		}
-		if x.Reason.Code == "" {
-			return "it was given up without a reason"
+		if x.Reason.Code != fsm.CodeExhausted && x.Reason.Code != fsm.CodePermanentFailure {
+			return "it was given up and does not say why"
 		}
 		return ""
 	case flavour[:2] == "cr":
-		return "" // it never stays up: see testdata/seeds.txt, finding 1
+		return "it never stays up, and is not given up"
 	case !runs:
 		return "it does not run"
 	case i.content != x.Content:
 		return "another content runs"
 	case x.Status != fsm.StatusRunning:
 		return "it runs and is not said to"
+	case x.Retry.StableSince != 0:
+		return "its failures are not forgotten yet"
 	}
 	return ""
-}
-
-// crashLoops reports whether something starts and ends for ever.
-func (w *world) crashLoops() bool {
-	loops := false
-	w.truth.Workloads("", func(x *fsm.Workload) bool {
-		flavour, _ := w.users.flavourOf(x.Content)
-		loops = loops || flavour[:2] == "cr" && x.Desired == fsm.DesiredRunning && x.Node != ""
-		return true
-	})
-	return loops
 }

@@ -55,7 +55,7 @@ func root() *cobra.Command {
 	dev.Flags().IntVar(&opt.port, "port", 8085, "gRPC port of the first scheduler, 0 = any free one")
 	dev.Flags().BoolVar(&opt.simulate, "simulate", false, "simulate workloads even if there is a Docker engine")
 	dev.Flags().StringVar(&opt.level, "log-level", "warn", "debug, info, warn or error")
-	cmd.AddCommand(dev, envCommand())
+	cmd.AddCommand(dev, envCommand(), metricsCommand())
 	return cmd
 }
 

@@ -8,10 +8,13 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/persys/compute/agent"
 	"github.com/persys/compute/cmd/internal/agentd"
 	"github.com/persys/compute/cmd/internal/gatewayd"
 	"github.com/persys/compute/cmd/internal/scheduler"
 	"github.com/persys/compute/config"
+	"github.com/persys/compute/gateway"
+	"github.com/persys/compute/telemetry"
 )
 
 const sampleHeader = `# Every environment variable that the programs read, with its default. Written by ` + "`make sample-env`" + `.
@@ -54,4 +57,50 @@ func writeSample(w io.Writer) error {
 		}
 	}
 	return nil
+}
+
+const metricsHeader = `# Metrics
+
+Written by ` + "`make reference`" + ` from what the programs declare. Every program serves them at ` + "`/metrics`" + ` (scheduler 8084,
+agent 8089, gateway on both listeners), with Go's own and the process's metrics beside them.
+`
+
+// metricsCommand prints docs/reference/metrics.md, from the programs themselves.
+func metricsCommand() *cobra.Command {
+	return &cobra.Command{
+		Use: "metrics", Short: "print every metric of the daemons as a Markdown page", Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error { return writeMetrics(cmd.OutOrStdout()) },
+	}
+}
+
+// exported is what each program exports.
+func exported() []struct {
+	program string
+	metrics []telemetry.Metric
+} {
+	return []struct {
+		program string
+		metrics []telemetry.Metric
+	}{
+		{"Scheduler", scheduler.Metrics()},
+		{"Agent", agent.Metrics()},
+		{"Gateway", gateway.Metrics()},
+	}
+}
+
+func writeMetrics(w io.Writer) error {
+	var b strings.Builder
+	b.WriteString(metricsHeader)
+	for _, p := range exported() {
+		fmt.Fprintf(&b, "\n## %s\n\n| Name | Type | Labels | Meaning |\n|---|---|---|---|\n", p.program)
+		for _, m := range p.metrics {
+			labels := "—"
+			if len(m.Labels) > 0 {
+				labels = strings.Join(m.Labels, ", ")
+			}
+			fmt.Fprintf(&b, "| %s | %s | %s | %s |\n", m.Name, m.Kind, labels, m.Help)
+		}
+	}
+	_, err := io.WriteString(w, b.String())
+	return err
 }

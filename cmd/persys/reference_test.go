@@ -3,7 +3,12 @@ package main
 import (
 	"bytes"
 	"os"
+	"regexp"
+	"slices"
+	"strings"
 	"testing"
+
+	"github.com/persys/compute/telemetry"
 )
 
 func TestSampleEnvIsCurrent(t *testing.T) {
@@ -17,5 +22,68 @@ func TestSampleEnvIsCurrent(t *testing.T) {
 	}
 	if !bytes.Equal(have, want.Bytes()) {
 		t.Error("sample.env is not what the settings say: run make sample-env")
+	}
+}
+
+func TestMetricsReferenceIsCurrent(t *testing.T) {
+	var want bytes.Buffer
+	if err := writeMetrics(&want); err != nil {
+		t.Fatal(err)
+	}
+	have, err := os.ReadFile("../../docs/reference/metrics.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !bytes.Equal(have, want.Bytes()) {
+		t.Error("docs/reference/metrics.md is not what the programs declare: run make reference")
+	}
+}
+
+// The names, types and labels that existing boards query: every row of the
+// contract's tables is exported as it stands there.
+func TestContractMetricsAreExported(t *testing.T) {
+	page, err := os.ReadFile("../../docs/contract/semantics.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, section, ok := strings.Cut(string(page), "\n## 15. Metrics\n")
+	if !ok {
+		t.Fatal("semantics.md has no section 15")
+	}
+	section, _, _ = strings.Cut(section, "\n## ")
+	have := map[string]telemetry.Metric{}
+	for _, p := range exported() {
+		for _, m := range p.metrics {
+			if _, twice := have[m.Name]; twice {
+				t.Errorf("%s is declared twice", m.Name)
+			}
+			have[m.Name] = m
+		}
+	}
+	aside := regexp.MustCompile(` *\(.*\)`)
+	rows := 0
+	for line := range strings.Lines(section) {
+		cells := strings.Split(line, "|")
+		if len(cells) != 5 || !strings.HasPrefix(strings.TrimSpace(cells[1]), "persys_") {
+			continue
+		}
+		rows++
+		name, kind := strings.TrimSpace(cells[1]), strings.TrimSpace(cells[2])
+		var labels []string
+		if l := strings.TrimSpace(aside.ReplaceAllString(cells[3], "")); l != "—" {
+			labels = strings.Split(strings.ReplaceAll(l, " ", ""), ",")
+		}
+		m, ok := have[name]
+		switch {
+		case !ok:
+			t.Errorf("%s is not exported", name)
+		case string(m.Kind) != kind:
+			t.Errorf("%s is a %s, the contract has a %s", name, m.Kind, kind)
+		case !slices.Equal(slices.Sorted(slices.Values(m.Labels)), slices.Sorted(slices.Values(labels))):
+			t.Errorf("%s has labels %v, the contract has %v", name, m.Labels, labels)
+		}
+	}
+	if rows != 37 {
+		t.Errorf("the contract names %d metrics, 37 were expected: does this test still read it?", rows)
 	}
 }

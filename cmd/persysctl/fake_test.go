@@ -298,6 +298,24 @@ func (f *fake) WatchWorkloads(req *clusterv1.WatchWorkloadsRequest, out clusterv
 	return nil
 }
 
+func (f *fake) PlanWorkloads(_ context.Context, req *clusterv1.PlanWorkloadsRequest) (*clusterv1.PlanWorkloadsResponse, error) {
+	out := &clusterv1.PlanWorkloadsResponse{Index: 42}
+	for i, w := range req.GetWorkloads() {
+		p := &clusterv1.PlannedWorkload{WorkloadId: w.GetWorkloadId(), Action: "create", NodeId: "node-a"}
+		switch {
+		case f.refuse[w.GetWorkloadId()] != "":
+			p.Action, p.NodeId, p.Reason = "refused", "", f.refuse[w.GetWorkloadId()]
+		case i == 1:
+			p.Action, p.PresentNodeId = "replace", "node-a"
+			p.Changes = []*clusterv1.FieldChange{{Field: "container.image", Before: "nginx:1.27", After: "nginx:1.28"}, {Field: "container.ports[0].host_port", After: "8080"}}
+		case i == 2:
+			p.NodeId, p.Reason = "", "0 of 3 nodes fit: 3 CPU"
+		}
+		out.Workloads = append(out.Workloads, p)
+	}
+	return out, nil
+}
+
 func (f *fake) Why(_ context.Context, req *clusterv1.WhyRequest) (*clusterv1.WhyResponse, error) {
 	if f.find(req.GetWorkloadId()) == nil {
 		return nil, status.Errorf(codes.NotFound, "why: workload %q not found; `persysctl list` shows all", req.GetWorkloadId())

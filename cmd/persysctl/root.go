@@ -127,7 +127,7 @@ may or may not have happened.`,
 			root.AddCommand(cmd)
 		}
 	}
-	add(groupWorkloads, c.applyCommand(), c.getCommand(), c.listCommand(), c.deleteCommand(), c.retryCommand(),
+	add(groupWorkloads, c.applyCommand(), c.planCommand(), c.getCommand(), c.listCommand(), c.deleteCommand(), c.retryCommand(),
 		c.startCommand(), c.stopCommand(), c.logsCommand(), c.whyCommand(), c.whyNotCommand(), c.actionsCommand())
 	add(groupNodes, c.nodesCommand(), c.nodeCommand(), c.cordonCommand(), c.uncordonCommand(), c.drainCommand())
 	add(groupCluster, c.summaryCommand(), c.statusCommand(), c.eventsCommand(), c.transferCommand(), c.replicaCommand(), c.modeCommand(), c.backupCommand())

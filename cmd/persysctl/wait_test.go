@@ -303,19 +303,23 @@ func TestApply(t *testing.T) {
 			[]string{"-f", "HOME/a.yaml", "--dry-run"}},
 		{"apply-file-beside-it", map[string]string{"d/s.yaml": "id: s\ncompose: {file: compose.yaml}\n", "d/compose.yaml": "services:\n  a:\n    image: x\n"},
 			[]string{"-f", "HOME/d/s.yaml", "--dry-run", "-o", "yaml"}},
+		{"plan", map[string]string{"a.yaml": "id: a\ncontainer: {image: x}\n---\nid: b\ncontainer: {image: x}\n---\nid: c\ncontainer: {image: x}\n"}, []string{"-f", "HOME/a.yaml"}},
+		{"plan-wide", map[string]string{"a.yaml": "id: a\ncontainer: {image: x}\n---\nid: b\ncontainer: {image: x}\n"}, []string{"-f", "HOME/a.yaml", "-o", "wide"}},
+		{"plan-refused", map[string]string{"a.yaml": "id: bad\ncontainer: {image: x}\n"}, []string{"-f", "HOME/a.yaml", "-o", "json"}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			f, s := start(t, nil), newSession(t)
+			verb, _, _ := strings.Cut(c.name, "-")
 			f.refuse["bad"] = "resources.memory: must be at most 1 TiB"
 			for name, text := range c.files {
 				write(t, s.home, name, text)
 			}
-			args := []string{"apply"}
+			args := []string{verb}
 			for _, a := range c.args {
 				args = append(args, strings.ReplaceAll(a, "HOME", s.home))
 			}
 			code := s.run(f, args...)
-			golden(t, c.name, f, s, code, append([]string{"apply"}, c.args...)...)
+			golden(t, c.name, f, s, code, append([]string{verb}, c.args...)...)
 		})
 	}
 }

@@ -79,6 +79,7 @@ type Agent struct {
 	*Process
 	NodeID    string
 	Addr      string // host:port of its API
+	HTTP      string // host:port of /metrics and /health
 	StatePath string
 	SimDir    string // folder of its simulated engine; empty with Docker
 }
@@ -332,7 +333,7 @@ func (c *Cluster) NewAgent(opt AgentOptions) (*Agent, error) {
 		return nil, err
 	}
 	dir := filepath.Join(c.Dir, id)
-	a := &Agent{NodeID: id, Addr: loopback(grpcPort), StatePath: filepath.Join(dir, "state.db")}
+	a := &Agent{NodeID: id, Addr: loopback(grpcPort), HTTP: loopback(httpPort), StatePath: filepath.Join(dir, "state.db")}
 	env := map[string]string{
 		"PERSYS_NODE_ID":        id,
 		"PERSYS_STATE_PATH":     a.StatePath,

@@ -38,6 +38,7 @@ type feed struct {
 	floor   uint64 // changes up to this index are no longer here
 	changes int
 	bytes   int
+	dropped uint64 // entries that went out at the old end, or at a restore
 }
 
 func newFeed(index uint64) feed { return feed{floor: index} }
@@ -58,6 +59,7 @@ func (f *feed) drop() {
 	f.entries[0] = entry{}
 	f.entries = f.entries[1:] // append moves the rest to a new array now and then
 	f.start++
+	f.dropped++
 	f.floor = e.index
 	f.changes -= len(e.changes)
 	f.bytes -= e.bytes
@@ -66,6 +68,7 @@ func (f *feed) drop() {
 // reset forgets everything; positions before it are compacted.
 func (f *feed) reset(index uint64) {
 	f.start += uint64(len(f.entries)) + 1
+	f.dropped += uint64(len(f.entries))
 	f.entries, f.changes, f.bytes, f.floor = nil, 0, 0, index
 }
 
@@ -91,6 +94,26 @@ func sizeOf(changes []fsm.Change) int {
 	return n
 }
 
+// Stats are figures for metrics.
+type Stats struct {
+	Entries   int    // that the feed holds
+	Changes   int    // in them
+	Bytes     int    // of records, roughly
+	Dropped   uint64 // entries that the feed no longer holds
+	Cursors   int    // open ones
+	Compacted uint64 // times that a cursor was told that it had fallen off
+	Waiters   int    // calls of At that wait
+}
+
+// Stats says how the feed is doing.
+func (st *Store) Stats() Stats {
+	st.mu.Lock()
+	defer st.mu.Unlock()
+	f := &st.feed
+	return Stats{Entries: len(f.entries), Changes: f.changes, Bytes: f.bytes, Dropped: f.dropped,
+		Cursors: st.cursors, Compacted: st.compacted, Waiters: len(st.waiters)}
+}
+
 // Cursor reads the feed. It is for one goroutine, except Close.
 type Cursor struct {
 	st     *Store
@@ -112,6 +135,7 @@ func (st *Store) Changes(after uint64) (*Cursor, error) {
 		return nil, ErrCompacted
 	}
 	c := &Cursor{st: st, pos: f.start, done: make(chan struct{})}
+	st.cursors++
 	for _, e := range f.entries {
 		if e.index > after {
 			break
@@ -149,6 +173,7 @@ func (c *Cursor) take() (Batch, <-chan struct{}, error) {
 	case st.closed || c.closed:
 		return Batch{}, nil, ErrClosed
 	case c.pos < f.start:
+		st.compacted++
 		return Batch{}, nil, ErrCompacted
 	}
 	fresh := f.entries[min(c.pos-f.start, uint64(len(f.entries))):]
@@ -177,6 +202,7 @@ func (c *Cursor) Close() {
 	defer c.st.mu.Unlock()
 	if !c.closed {
 		c.closed = true
+		c.st.cursors--
 		close(c.done)
 	}
 }

@@ -36,6 +36,8 @@ type Store struct {
 	waiters   waiters
 	feed      feed
 	wake      chan struct{} // closed and replaced when the feed moves
+	cursors   int           // open ones
+	compacted uint64        // times that a cursor had fallen off
 }
 
 // New publishes s.

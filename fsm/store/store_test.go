@@ -292,6 +292,43 @@ func TestClosedCursor(t *testing.T) {
 	})
 }
 
+// What is exported as figures.
+func TestStats(t *testing.T) {
+	w := open(t)
+	cur, err := w.st.Changes(w.index)
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.put("web")
+	if s := w.st.Stats(); s.Cursors != 1 || s.Entries == 0 || s.Changes == 0 || s.Bytes == 0 || s.Dropped != 0 || s.Compacted != 0 {
+		t.Errorf("%+v", s)
+	}
+	fill(w, MaxEntries+1)
+	if _, err := cur.Next(soon(t)); !errors.Is(err, ErrCompacted) {
+		t.Errorf("error %v", err)
+	}
+	waiting, stop := context.WithCancel(t.Context())
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		_, _ = w.st.At(waiting, w.index+1000)
+	}()
+	limit := soon(t)
+	for w.st.Stats().Waiters != 1 && limit.Err() == nil {
+		time.Sleep(time.Millisecond)
+	}
+	stop()
+	<-done
+	if n := w.st.Stats().Waiters; n != 0 {
+		t.Errorf("%d still wait", n)
+	}
+	cur.Close()
+	cur.Close()
+	if s := w.st.Stats(); s.Cursors != 0 || s.Entries != MaxEntries || s.Dropped == 0 || s.Compacted != 1 {
+		t.Errorf("%+v", s)
+	}
+}
+
 func TestCompacted(t *testing.T) {
 	for _, c := range []struct {
 		name string

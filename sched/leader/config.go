@@ -35,17 +35,22 @@ type Config struct {
 // Metrics receives figures; every method may be called from any goroutine.
 type Metrics interface {
 	Step(took time.Duration, commands, orders int)
-	Order(op sched.Op, took time.Duration, err error)
 	Flush(reports int)
 	Paused(d time.Duration)
+	// Result is what came of one thing that the planner decided: a command's name
+	// or, once its agent was told, apply or delete.
+	Result(action string, ok bool)
+	// Trouble is a step of which it cannot be said what came of it.
+	Trouble()
 }
 
 type noMetrics struct{}
 
-func (noMetrics) Step(time.Duration, int, int)         {}
-func (noMetrics) Order(sched.Op, time.Duration, error) {}
-func (noMetrics) Flush(int)                            {}
-func (noMetrics) Paused(time.Duration)                 {}
+func (noMetrics) Step(time.Duration, int, int) {}
+func (noMetrics) Flush(int)                    {}
+func (noMetrics) Paused(time.Duration)         {}
+func (noMetrics) Result(string, bool)          {}
+func (noMetrics) Trouble()                     {}
 
 func (c Config) withDefaults() Config {
 	def := func(d *time.Duration, v time.Duration) {

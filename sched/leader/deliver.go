@@ -205,13 +205,19 @@ func (d *dispatcher) fly(o sched.Order, confirmed time.Time) (sched.Ack, error) 
 			return sched.Ack{}, errWithdrawn
 		}
 	}
-	began := time.Now()
 	ack, err := d.s.agents.Deliver(ctx, d.s.epoch, o)
-	d.s.cfg.Metrics.Order(o.Op, time.Since(began), err)
+	d.s.cfg.Metrics.Result(actionOf(o.Op), err == nil && !ack.Refused && !ack.Fenced)
 	if err == nil && !ack.Fenced {
 		d.file(o, ack)
 	}
 	return ack, err
+}
+
+func actionOf(op sched.Op) string {
+	if op == sched.OpDelete {
+		return "delete"
+	}
+	return "apply"
 }
 
 // land takes a flown order off the books, or lets it rest first.

@@ -60,6 +60,29 @@ func New(cfg Config, log Proposer, agents Agents, st *store.Store) *Loop {
 // Leading reports whether a stint is running on this replica.
 func (l *Loop) Leading() bool { return l.stint.Load() != nil }
 
+// Stats are figures for metrics; all zero outside a stint.
+type Stats struct {
+	Orders  int // on the books: waiting, on their way, or resting before another try
+	Flying  int // of them on their way
+	Reports int // waiting to be committed
+}
+
+// Stats says what the loop has to do.
+func (l *Loop) Stats() Stats {
+	s := l.stint.Load()
+	if s == nil {
+		return Stats{}
+	}
+	out := Stats{Flying: len(s.orders.slots)}
+	s.orders.mu.Lock()
+	out.Orders = len(s.orders.orders)
+	s.orders.mu.Unlock()
+	s.reports.mu.Lock()
+	out.Reports = len(s.reports.order)
+	s.reports.mu.Unlock()
+	return out
+}
+
 // stint is everything that lives and dies with one leadership.
 type stint struct {
 	*Loop
@@ -153,6 +176,7 @@ func (s *stint) loop(ctx context.Context) {
 		s.explainStep(ctx, step.Why)
 		if !s.act(ctx, step) {
 			// What was applied is unknown: look at everything anew.
+			s.cfg.Metrics.Trouble()
 			cache = nil
 			sleep(ctx, afterTrouble)
 			continue
@@ -335,6 +359,7 @@ func (s *stint) propose(ctx context.Context, cmds []fsm.Command) bool {
 		return false
 	}
 	for i, r := range results {
+		s.cfg.Metrics.Result(fsm.ArmName(cmds[i]), r.Err() == nil)
 		if r.Err() != nil {
 			s.cfg.Logger.Info("planner command refused", "epoch", s.epoch.String(), "index", r.Index,
 				"command", fmt.Sprintf("%T", cmds[i].GetBody()), "reason", r.Reason)

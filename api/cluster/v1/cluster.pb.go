@@ -1156,9 +1156,12 @@ func (x *WhyResponse) GetIndex() uint64 {
 }
 
 type ApplyWorkloadsRequest struct {
-	state         protoimpl.MessageState     `protogen:"open.v1"`
-	RequestId     string                     `protobuf:"bytes,1,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
-	Workloads     []*v1.ApplyWorkloadRequest `protobuf:"bytes,2,rep,name=workloads,proto3" json:"workloads,omitempty"`
+	state     protoimpl.MessageState     `protogen:"open.v1"`
+	RequestId string                     `protobuf:"bytes,1,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
+	Workloads []*v1.ApplyWorkloadRequest `protobuf:"bytes,2,rep,name=workloads,proto3" json:"workloads,omitempty"`
+	// Instead of workloads: the text of a specification file, YAML or JSON, one
+	// document or several. Every document must be right, or none is applied.
+	File          string `protobuf:"bytes,3,opt,name=file,proto3" json:"file,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1205,6 +1208,13 @@ func (x *ApplyWorkloadsRequest) GetWorkloads() []*v1.ApplyWorkloadRequest {
 		return x.Workloads
 	}
 	return nil
+}
+
+func (x *ApplyWorkloadsRequest) GetFile() string {
+	if x != nil {
+		return x.File
+	}
+	return ""
 }
 
 type ApplyWorkloadsResponse struct {
@@ -1259,6 +1269,287 @@ func (x *ApplyWorkloadsResponse) GetIndex() uint64 {
 	return 0
 }
 
+type PlanWorkloadsRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// As in ApplyWorkloadsRequest, at most 256 workloads.
+	Workloads     []*v1.ApplyWorkloadRequest `protobuf:"bytes,1,rep,name=workloads,proto3" json:"workloads,omitempty"`
+	File          string                     `protobuf:"bytes,2,opt,name=file,proto3" json:"file,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PlanWorkloadsRequest) Reset() {
+	*x = PlanWorkloadsRequest{}
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[15]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PlanWorkloadsRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PlanWorkloadsRequest) ProtoMessage() {}
+
+func (x *PlanWorkloadsRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[15]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PlanWorkloadsRequest.ProtoReflect.Descriptor instead.
+func (*PlanWorkloadsRequest) Descriptor() ([]byte, []int) {
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{15}
+}
+
+func (x *PlanWorkloadsRequest) GetWorkloads() []*v1.ApplyWorkloadRequest {
+	if x != nil {
+		return x.Workloads
+	}
+	return nil
+}
+
+func (x *PlanWorkloadsRequest) GetFile() string {
+	if x != nil {
+		return x.File
+	}
+	return ""
+}
+
+type FieldChange struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Wire path below the specification, e.g. container.image.
+	Field string `protobuf:"bytes,1,opt,name=field,proto3" json:"field,omitempty"`
+	// Empty: not set. Secrets are redacted on both sides.
+	Before        string `protobuf:"bytes,2,opt,name=before,proto3" json:"before,omitempty"`
+	After         string `protobuf:"bytes,3,opt,name=after,proto3" json:"after,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *FieldChange) Reset() {
+	*x = FieldChange{}
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[16]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *FieldChange) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*FieldChange) ProtoMessage() {}
+
+func (x *FieldChange) ProtoReflect() protoreflect.Message {
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[16]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use FieldChange.ProtoReflect.Descriptor instead.
+func (*FieldChange) Descriptor() ([]byte, []int) {
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{16}
+}
+
+func (x *FieldChange) GetField() string {
+	if x != nil {
+		return x.Field
+	}
+	return ""
+}
+
+func (x *FieldChange) GetBefore() string {
+	if x != nil {
+		return x.Before
+	}
+	return ""
+}
+
+func (x *FieldChange) GetAfter() string {
+	if x != nil {
+		return x.After
+	}
+	return ""
+}
+
+type PlannedWorkload struct {
+	state      protoimpl.MessageState `protogen:"open.v1"`
+	WorkloadId string                 `protobuf:"bytes,1,opt,name=workload_id,json=workloadId,proto3" json:"workload_id,omitempty"`
+	// create, replace (what runs is made anew), update (only the planner's part
+	// changes), start, stop, delete, unchanged, or refused.
+	Action string `protobuf:"bytes,2,opt,name=action,proto3" json:"action,omitempty"`
+	// Why it is refused, or nowhere.
+	Reason        string         `protobuf:"bytes,3,opt,name=reason,proto3" json:"reason,omitempty"`
+	Changes       []*FieldChange `protobuf:"bytes,4,rep,name=changes,proto3" json:"changes,omitempty"`
+	PresentNodeId string         `protobuf:"bytes,5,opt,name=present_node_id,json=presentNodeId,proto3" json:"present_node_id,omitempty"`
+	// Where it would run; empty with a reason: nowhere.
+	NodeId string         `protobuf:"bytes,6,opt,name=node_id,json=nodeId,proto3" json:"node_id,omitempty"`
+	Counts []*ReasonCount `protobuf:"bytes,7,rep,name=counts,proto3" json:"counts,omitempty"`
+	// Verdicts of every node, for the first 16 workloads only.
+	Nodes         []*NodeVerdict `protobuf:"bytes,8,rep,name=nodes,proto3" json:"nodes,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PlannedWorkload) Reset() {
+	*x = PlannedWorkload{}
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[17]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PlannedWorkload) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PlannedWorkload) ProtoMessage() {}
+
+func (x *PlannedWorkload) ProtoReflect() protoreflect.Message {
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[17]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PlannedWorkload.ProtoReflect.Descriptor instead.
+func (*PlannedWorkload) Descriptor() ([]byte, []int) {
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{17}
+}
+
+func (x *PlannedWorkload) GetWorkloadId() string {
+	if x != nil {
+		return x.WorkloadId
+	}
+	return ""
+}
+
+func (x *PlannedWorkload) GetAction() string {
+	if x != nil {
+		return x.Action
+	}
+	return ""
+}
+
+func (x *PlannedWorkload) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
+func (x *PlannedWorkload) GetChanges() []*FieldChange {
+	if x != nil {
+		return x.Changes
+	}
+	return nil
+}
+
+func (x *PlannedWorkload) GetPresentNodeId() string {
+	if x != nil {
+		return x.PresentNodeId
+	}
+	return ""
+}
+
+func (x *PlannedWorkload) GetNodeId() string {
+	if x != nil {
+		return x.NodeId
+	}
+	return ""
+}
+
+func (x *PlannedWorkload) GetCounts() []*ReasonCount {
+	if x != nil {
+		return x.Counts
+	}
+	return nil
+}
+
+func (x *PlannedWorkload) GetNodes() []*NodeVerdict {
+	if x != nil {
+		return x.Nodes
+	}
+	return nil
+}
+
+type PlanWorkloadsResponse struct {
+	state     protoimpl.MessageState `protogen:"open.v1"`
+	Workloads []*PlannedWorkload     `protobuf:"bytes,1,rep,name=workloads,proto3" json:"workloads,omitempty"`
+	Index     uint64                 `protobuf:"varint,2,opt,name=index,proto3" json:"index,omitempty"`
+	// Why an apply would be refused altogether now, e.g. the mode.
+	Frozen        string `protobuf:"bytes,3,opt,name=frozen,proto3" json:"frozen,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PlanWorkloadsResponse) Reset() {
+	*x = PlanWorkloadsResponse{}
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[18]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PlanWorkloadsResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PlanWorkloadsResponse) ProtoMessage() {}
+
+func (x *PlanWorkloadsResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[18]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PlanWorkloadsResponse.ProtoReflect.Descriptor instead.
+func (*PlanWorkloadsResponse) Descriptor() ([]byte, []int) {
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{18}
+}
+
+func (x *PlanWorkloadsResponse) GetWorkloads() []*PlannedWorkload {
+	if x != nil {
+		return x.Workloads
+	}
+	return nil
+}
+
+func (x *PlanWorkloadsResponse) GetIndex() uint64 {
+	if x != nil {
+		return x.Index
+	}
+	return 0
+}
+
+func (x *PlanWorkloadsResponse) GetFrozen() string {
+	if x != nil {
+		return x.Frozen
+	}
+	return ""
+}
+
 type ApplyStreamRequest struct {
 	state         protoimpl.MessageState   `protogen:"open.v1"`
 	CorrelationId string                   `protobuf:"bytes,1,opt,name=correlation_id,json=correlationId,proto3" json:"correlation_id,omitempty"`
@@ -1269,7 +1560,7 @@ type ApplyStreamRequest struct {
 
 func (x *ApplyStreamRequest) Reset() {
 	*x = ApplyStreamRequest{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[15]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1281,7 +1572,7 @@ func (x *ApplyStreamRequest) String() string {
 func (*ApplyStreamRequest) ProtoMessage() {}
 
 func (x *ApplyStreamRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[15]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1294,7 +1585,7 @@ func (x *ApplyStreamRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ApplyStreamRequest.ProtoReflect.Descriptor instead.
 func (*ApplyStreamRequest) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{15}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *ApplyStreamRequest) GetCorrelationId() string {
@@ -1324,7 +1615,7 @@ type ApplyStreamResponse struct {
 
 func (x *ApplyStreamResponse) Reset() {
 	*x = ApplyStreamResponse{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[16]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1336,7 +1627,7 @@ func (x *ApplyStreamResponse) String() string {
 func (*ApplyStreamResponse) ProtoMessage() {}
 
 func (x *ApplyStreamResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[16]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1349,7 +1640,7 @@ func (x *ApplyStreamResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ApplyStreamResponse.ProtoReflect.Descriptor instead.
 func (*ApplyStreamResponse) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{16}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *ApplyStreamResponse) GetCorrelationId() string {
@@ -1392,7 +1683,7 @@ type CordonNodeRequest struct {
 
 func (x *CordonNodeRequest) Reset() {
 	*x = CordonNodeRequest{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[17]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1404,7 +1695,7 @@ func (x *CordonNodeRequest) String() string {
 func (*CordonNodeRequest) ProtoMessage() {}
 
 func (x *CordonNodeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[17]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1417,7 +1708,7 @@ func (x *CordonNodeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CordonNodeRequest.ProtoReflect.Descriptor instead.
 func (*CordonNodeRequest) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{17}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *CordonNodeRequest) GetNodeId() string {
@@ -1454,7 +1745,7 @@ type DrainNodeRequest struct {
 
 func (x *DrainNodeRequest) Reset() {
 	*x = DrainNodeRequest{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[18]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1466,7 +1757,7 @@ func (x *DrainNodeRequest) String() string {
 func (*DrainNodeRequest) ProtoMessage() {}
 
 func (x *DrainNodeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[18]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1479,7 +1770,7 @@ func (x *DrainNodeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainNodeRequest.ProtoReflect.Descriptor instead.
 func (*DrainNodeRequest) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{18}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *DrainNodeRequest) GetNodeId() string {
@@ -1521,7 +1812,7 @@ type RemoveNodeRequest struct {
 
 func (x *RemoveNodeRequest) Reset() {
 	*x = RemoveNodeRequest{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[19]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1533,7 +1824,7 @@ func (x *RemoveNodeRequest) String() string {
 func (*RemoveNodeRequest) ProtoMessage() {}
 
 func (x *RemoveNodeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[19]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1546,7 +1837,7 @@ func (x *RemoveNodeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveNodeRequest.ProtoReflect.Descriptor instead.
 func (*RemoveNodeRequest) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{19}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *RemoveNodeRequest) GetNodeId() string {
@@ -1580,7 +1871,7 @@ type FenceNodeRequest struct {
 
 func (x *FenceNodeRequest) Reset() {
 	*x = FenceNodeRequest{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[20]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1592,7 +1883,7 @@ func (x *FenceNodeRequest) String() string {
 func (*FenceNodeRequest) ProtoMessage() {}
 
 func (x *FenceNodeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[20]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1605,7 +1896,7 @@ func (x *FenceNodeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FenceNodeRequest.ProtoReflect.Descriptor instead.
 func (*FenceNodeRequest) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{20}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *FenceNodeRequest) GetNodeId() string {
@@ -1634,7 +1925,7 @@ type PlannedMove struct {
 
 func (x *PlannedMove) Reset() {
 	*x = PlannedMove{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[21]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1646,7 +1937,7 @@ func (x *PlannedMove) String() string {
 func (*PlannedMove) ProtoMessage() {}
 
 func (x *PlannedMove) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[21]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1659,7 +1950,7 @@ func (x *PlannedMove) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PlannedMove.ProtoReflect.Descriptor instead.
 func (*PlannedMove) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{21}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *PlannedMove) GetWorkloadId() string {
@@ -1694,7 +1985,7 @@ type NodeActionResponse struct {
 
 func (x *NodeActionResponse) Reset() {
 	*x = NodeActionResponse{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[22]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1706,7 +1997,7 @@ func (x *NodeActionResponse) String() string {
 func (*NodeActionResponse) ProtoMessage() {}
 
 func (x *NodeActionResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[22]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1719,7 +2010,7 @@ func (x *NodeActionResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeActionResponse.ProtoReflect.Descriptor instead.
 func (*NodeActionResponse) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{22}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *NodeActionResponse) GetNode() *v1.NodeView {
@@ -1758,7 +2049,7 @@ type LogsRequest struct {
 
 func (x *LogsRequest) Reset() {
 	*x = LogsRequest{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[23]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1770,7 +2061,7 @@ func (x *LogsRequest) String() string {
 func (*LogsRequest) ProtoMessage() {}
 
 func (x *LogsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[23]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1783,7 +2074,7 @@ func (x *LogsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LogsRequest.ProtoReflect.Descriptor instead.
 func (*LogsRequest) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{23}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *LogsRequest) GetWorkloadId() string {
@@ -1839,7 +2130,7 @@ type LogChunk struct {
 
 func (x *LogChunk) Reset() {
 	*x = LogChunk{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[24]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1851,7 +2142,7 @@ func (x *LogChunk) String() string {
 func (*LogChunk) ProtoMessage() {}
 
 func (x *LogChunk) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[24]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1864,7 +2155,7 @@ func (x *LogChunk) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LogChunk.ProtoReflect.Descriptor instead.
 func (*LogChunk) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{24}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *LogChunk) GetData() []byte {
@@ -1891,7 +2182,7 @@ type ListActionsRequest struct {
 
 func (x *ListActionsRequest) Reset() {
 	*x = ListActionsRequest{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[25]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1903,7 +2194,7 @@ func (x *ListActionsRequest) String() string {
 func (*ListActionsRequest) ProtoMessage() {}
 
 func (x *ListActionsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[25]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1916,7 +2207,7 @@ func (x *ListActionsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListActionsRequest.ProtoReflect.Descriptor instead.
 func (*ListActionsRequest) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{25}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *ListActionsRequest) GetWorkloadId() string {
@@ -1949,7 +2240,7 @@ type Action struct {
 
 func (x *Action) Reset() {
 	*x = Action{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[26]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1961,7 +2252,7 @@ func (x *Action) String() string {
 func (*Action) ProtoMessage() {}
 
 func (x *Action) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[26]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1974,7 +2265,7 @@ func (x *Action) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Action.ProtoReflect.Descriptor instead.
 func (*Action) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{26}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *Action) GetTaskId() string {
@@ -2043,7 +2334,7 @@ type ListActionsResponse struct {
 
 func (x *ListActionsResponse) Reset() {
 	*x = ListActionsResponse{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[27]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2055,7 +2346,7 @@ func (x *ListActionsResponse) String() string {
 func (*ListActionsResponse) ProtoMessage() {}
 
 func (x *ListActionsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[27]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2068,7 +2359,7 @@ func (x *ListActionsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListActionsResponse.ProtoReflect.Descriptor instead.
 func (*ListActionsResponse) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{27}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *ListActionsResponse) GetNodeId() string {
@@ -2098,7 +2389,7 @@ type SetModeRequest struct {
 
 func (x *SetModeRequest) Reset() {
 	*x = SetModeRequest{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[28]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2110,7 +2401,7 @@ func (x *SetModeRequest) String() string {
 func (*SetModeRequest) ProtoMessage() {}
 
 func (x *SetModeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[28]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2123,7 +2414,7 @@ func (x *SetModeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetModeRequest.ProtoReflect.Descriptor instead.
 func (*SetModeRequest) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{28}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *SetModeRequest) GetMode() string {
@@ -2157,7 +2448,7 @@ type SetModeResponse struct {
 
 func (x *SetModeResponse) Reset() {
 	*x = SetModeResponse{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[29]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2169,7 +2460,7 @@ func (x *SetModeResponse) String() string {
 func (*SetModeResponse) ProtoMessage() {}
 
 func (x *SetModeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[29]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2182,7 +2473,7 @@ func (x *SetModeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetModeResponse.ProtoReflect.Descriptor instead.
 func (*SetModeResponse) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{29}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *SetModeResponse) GetMode() string {
@@ -2208,7 +2499,7 @@ type TransferLeadershipRequest struct {
 
 func (x *TransferLeadershipRequest) Reset() {
 	*x = TransferLeadershipRequest{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[30]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2220,7 +2511,7 @@ func (x *TransferLeadershipRequest) String() string {
 func (*TransferLeadershipRequest) ProtoMessage() {}
 
 func (x *TransferLeadershipRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[30]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2233,7 +2524,7 @@ func (x *TransferLeadershipRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TransferLeadershipRequest.ProtoReflect.Descriptor instead.
 func (*TransferLeadershipRequest) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{30}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *TransferLeadershipRequest) GetReplica() string {
@@ -2253,7 +2544,7 @@ type TransferLeadershipResponse struct {
 
 func (x *TransferLeadershipResponse) Reset() {
 	*x = TransferLeadershipResponse{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[31]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2265,7 +2556,7 @@ func (x *TransferLeadershipResponse) String() string {
 func (*TransferLeadershipResponse) ProtoMessage() {}
 
 func (x *TransferLeadershipResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[31]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2278,7 +2569,7 @@ func (x *TransferLeadershipResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TransferLeadershipResponse.ProtoReflect.Descriptor instead.
 func (*TransferLeadershipResponse) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{31}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *TransferLeadershipResponse) GetLeaderId() string {
@@ -2305,7 +2596,7 @@ type RemoveReplicaRequest struct {
 
 func (x *RemoveReplicaRequest) Reset() {
 	*x = RemoveReplicaRequest{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[32]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2317,7 +2608,7 @@ func (x *RemoveReplicaRequest) String() string {
 func (*RemoveReplicaRequest) ProtoMessage() {}
 
 func (x *RemoveReplicaRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[32]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2330,7 +2621,7 @@ func (x *RemoveReplicaRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveReplicaRequest.ProtoReflect.Descriptor instead.
 func (*RemoveReplicaRequest) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{32}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *RemoveReplicaRequest) GetReplica() string {
@@ -2355,7 +2646,7 @@ type RemoveReplicaResponse struct {
 
 func (x *RemoveReplicaResponse) Reset() {
 	*x = RemoveReplicaResponse{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[33]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2367,7 +2658,7 @@ func (x *RemoveReplicaResponse) String() string {
 func (*RemoveReplicaResponse) ProtoMessage() {}
 
 func (x *RemoveReplicaResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[33]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2380,7 +2671,7 @@ func (x *RemoveReplicaResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveReplicaResponse.ProtoReflect.Descriptor instead.
 func (*RemoveReplicaResponse) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{33}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{37}
 }
 
 type CreateBackupRequest struct {
@@ -2393,7 +2684,7 @@ type CreateBackupRequest struct {
 
 func (x *CreateBackupRequest) Reset() {
 	*x = CreateBackupRequest{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[34]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2405,7 +2696,7 @@ func (x *CreateBackupRequest) String() string {
 func (*CreateBackupRequest) ProtoMessage() {}
 
 func (x *CreateBackupRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[34]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2418,7 +2709,7 @@ func (x *CreateBackupRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateBackupRequest.ProtoReflect.Descriptor instead.
 func (*CreateBackupRequest) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{34}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *CreateBackupRequest) GetMinIndex() uint64 {
@@ -2448,7 +2739,7 @@ type BackupInfo struct {
 
 func (x *BackupInfo) Reset() {
 	*x = BackupInfo{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[35]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2460,7 +2751,7 @@ func (x *BackupInfo) String() string {
 func (*BackupInfo) ProtoMessage() {}
 
 func (x *BackupInfo) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[35]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2473,7 +2764,7 @@ func (x *BackupInfo) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BackupInfo.ProtoReflect.Descriptor instead.
 func (*BackupInfo) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{35}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *BackupInfo) GetClusterId() string {
@@ -2562,7 +2853,7 @@ type CreateBackupResponse struct {
 
 func (x *CreateBackupResponse) Reset() {
 	*x = CreateBackupResponse{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[36]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2574,7 +2865,7 @@ func (x *CreateBackupResponse) String() string {
 func (*CreateBackupResponse) ProtoMessage() {}
 
 func (x *CreateBackupResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[36]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2587,7 +2878,7 @@ func (x *CreateBackupResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateBackupResponse.ProtoReflect.Descriptor instead.
 func (*CreateBackupResponse) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{36}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *CreateBackupResponse) GetInfo() *BackupInfo {
@@ -2631,7 +2922,7 @@ type RestoreBackupRequest struct {
 
 func (x *RestoreBackupRequest) Reset() {
 	*x = RestoreBackupRequest{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[37]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2643,7 +2934,7 @@ func (x *RestoreBackupRequest) String() string {
 func (*RestoreBackupRequest) ProtoMessage() {}
 
 func (x *RestoreBackupRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[37]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2656,7 +2947,7 @@ func (x *RestoreBackupRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RestoreBackupRequest.ProtoReflect.Descriptor instead.
 func (*RestoreBackupRequest) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{37}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *RestoreBackupRequest) GetPreview() bool {
@@ -2703,7 +2994,7 @@ type RestoreBackupResponse struct {
 
 func (x *RestoreBackupResponse) Reset() {
 	*x = RestoreBackupResponse{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[38]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2715,7 +3006,7 @@ func (x *RestoreBackupResponse) String() string {
 func (*RestoreBackupResponse) ProtoMessage() {}
 
 func (x *RestoreBackupResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[38]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2728,7 +3019,7 @@ func (x *RestoreBackupResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RestoreBackupResponse.ProtoReflect.Descriptor instead.
 func (*RestoreBackupResponse) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{38}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *RestoreBackupResponse) GetBackup() *BackupInfo {
@@ -2942,14 +3233,36 @@ const file_api_cluster_v1_cluster_proto_rawDesc = "" +
 	"\x05nodes\x18\b \x03(\v2\x1e.persys.cluster.v1.NodeVerdictR\x05nodes\x12\x12\n" +
 	"\x04hint\x18\t \x01(\tR\x04hint\x12\x14\n" +
 	"\x05index\x18\n" +
-	" \x01(\x04R\x05index\"}\n" +
+	" \x01(\x04R\x05index\"\x91\x01\n" +
 	"\x15ApplyWorkloadsRequest\x12\x1d\n" +
 	"\n" +
 	"request_id\x18\x01 \x01(\tR\trequestId\x12E\n" +
-	"\tworkloads\x18\x02 \x03(\v2'.persys.control.v1.ApplyWorkloadRequestR\tworkloads\"r\n" +
+	"\tworkloads\x18\x02 \x03(\v2'.persys.control.v1.ApplyWorkloadRequestR\tworkloads\x12\x12\n" +
+	"\x04file\x18\x03 \x01(\tR\x04file\"r\n" +
 	"\x16ApplyWorkloadsResponse\x12B\n" +
 	"\aresults\x18\x01 \x03(\v2(.persys.control.v1.ApplyWorkloadResponseR\aresults\x12\x14\n" +
-	"\x05index\x18\x02 \x01(\x04R\x05index\"z\n" +
+	"\x05index\x18\x02 \x01(\x04R\x05index\"q\n" +
+	"\x14PlanWorkloadsRequest\x12E\n" +
+	"\tworkloads\x18\x01 \x03(\v2'.persys.control.v1.ApplyWorkloadRequestR\tworkloads\x12\x12\n" +
+	"\x04file\x18\x02 \x01(\tR\x04file\"Q\n" +
+	"\vFieldChange\x12\x14\n" +
+	"\x05field\x18\x01 \x01(\tR\x05field\x12\x16\n" +
+	"\x06before\x18\x02 \x01(\tR\x06before\x12\x14\n" +
+	"\x05after\x18\x03 \x01(\tR\x05after\"\xcb\x02\n" +
+	"\x0fPlannedWorkload\x12\x1f\n" +
+	"\vworkload_id\x18\x01 \x01(\tR\n" +
+	"workloadId\x12\x16\n" +
+	"\x06action\x18\x02 \x01(\tR\x06action\x12\x16\n" +
+	"\x06reason\x18\x03 \x01(\tR\x06reason\x128\n" +
+	"\achanges\x18\x04 \x03(\v2\x1e.persys.cluster.v1.FieldChangeR\achanges\x12&\n" +
+	"\x0fpresent_node_id\x18\x05 \x01(\tR\rpresentNodeId\x12\x17\n" +
+	"\anode_id\x18\x06 \x01(\tR\x06nodeId\x126\n" +
+	"\x06counts\x18\a \x03(\v2\x1e.persys.cluster.v1.ReasonCountR\x06counts\x124\n" +
+	"\x05nodes\x18\b \x03(\v2\x1e.persys.cluster.v1.NodeVerdictR\x05nodes\"\x87\x01\n" +
+	"\x15PlanWorkloadsResponse\x12@\n" +
+	"\tworkloads\x18\x01 \x03(\v2\".persys.cluster.v1.PlannedWorkloadR\tworkloads\x12\x14\n" +
+	"\x05index\x18\x02 \x01(\x04R\x05index\x12\x16\n" +
+	"\x06frozen\x18\x03 \x01(\tR\x06frozen\"z\n" +
 	"\x12ApplyStreamRequest\x12%\n" +
 	"\x0ecorrelation_id\x18\x01 \x01(\tR\rcorrelationId\x12=\n" +
 	"\x05apply\x18\x02 \x01(\v2'.persys.control.v1.ApplyWorkloadRequestR\x05apply\"\xc2\x01\n" +
@@ -3081,13 +3394,14 @@ const file_api_cluster_v1_cluster_proto_rawDesc = "" +
 	"nodesAdded\x12\x1a\n" +
 	"\brestored\x18\v \x01(\bR\brestored\x12\x14\n" +
 	"\x05index\x18\f \x01(\x04R\x05index\x12 \n" +
-	"\vincarnation\x18\r \x01(\x04R\vincarnation2\xea\f\n" +
+	"\vincarnation\x18\r \x01(\x04R\vincarnation2\xce\r\n" +
 	"\aCluster\x12M\n" +
 	"\x06Status\x12 .persys.cluster.v1.StatusRequest\x1a!.persys.cluster.v1.StatusResponse\x12F\n" +
 	"\x06Events\x12 .persys.cluster.v1.EventsRequest\x1a\x18.persys.cluster.v1.Event0\x01\x12_\n" +
 	"\x0eWatchWorkloads\x12(.persys.cluster.v1.WatchWorkloadsRequest\x1a!.persys.cluster.v1.WorkloadChange0\x01\x12D\n" +
 	"\x03Why\x12\x1d.persys.cluster.v1.WhyRequest\x1a\x1e.persys.cluster.v1.WhyResponse\x12e\n" +
-	"\x0eApplyWorkloads\x12(.persys.cluster.v1.ApplyWorkloadsRequest\x1a).persys.cluster.v1.ApplyWorkloadsResponse\x12`\n" +
+	"\x0eApplyWorkloads\x12(.persys.cluster.v1.ApplyWorkloadsRequest\x1a).persys.cluster.v1.ApplyWorkloadsResponse\x12b\n" +
+	"\rPlanWorkloads\x12'.persys.cluster.v1.PlanWorkloadsRequest\x1a(.persys.cluster.v1.PlanWorkloadsResponse\x12`\n" +
 	"\vApplyStream\x12%.persys.cluster.v1.ApplyStreamRequest\x1a&.persys.cluster.v1.ApplyStreamResponse(\x010\x01\x12Y\n" +
 	"\n" +
 	"CordonNode\x12$.persys.cluster.v1.CordonNodeRequest\x1a%.persys.cluster.v1.NodeActionResponse\x12W\n" +
@@ -3117,7 +3431,7 @@ func file_api_cluster_v1_cluster_proto_rawDescGZIP() []byte {
 	return file_api_cluster_v1_cluster_proto_rawDescData
 }
 
-var file_api_cluster_v1_cluster_proto_msgTypes = make([]protoimpl.MessageInfo, 40)
+var file_api_cluster_v1_cluster_proto_msgTypes = make([]protoimpl.MessageInfo, 44)
 var file_api_cluster_v1_cluster_proto_goTypes = []any{
 	(*ClusterKeyRequest)(nil),          // 0: persys.cluster.v1.ClusterKeyRequest
 	(*ClusterKeyResponse)(nil),         // 1: persys.cluster.v1.ClusterKeyResponse
@@ -3134,101 +3448,112 @@ var file_api_cluster_v1_cluster_proto_goTypes = []any{
 	(*WhyResponse)(nil),                // 12: persys.cluster.v1.WhyResponse
 	(*ApplyWorkloadsRequest)(nil),      // 13: persys.cluster.v1.ApplyWorkloadsRequest
 	(*ApplyWorkloadsResponse)(nil),     // 14: persys.cluster.v1.ApplyWorkloadsResponse
-	(*ApplyStreamRequest)(nil),         // 15: persys.cluster.v1.ApplyStreamRequest
-	(*ApplyStreamResponse)(nil),        // 16: persys.cluster.v1.ApplyStreamResponse
-	(*CordonNodeRequest)(nil),          // 17: persys.cluster.v1.CordonNodeRequest
-	(*DrainNodeRequest)(nil),           // 18: persys.cluster.v1.DrainNodeRequest
-	(*RemoveNodeRequest)(nil),          // 19: persys.cluster.v1.RemoveNodeRequest
-	(*FenceNodeRequest)(nil),           // 20: persys.cluster.v1.FenceNodeRequest
-	(*PlannedMove)(nil),                // 21: persys.cluster.v1.PlannedMove
-	(*NodeActionResponse)(nil),         // 22: persys.cluster.v1.NodeActionResponse
-	(*LogsRequest)(nil),                // 23: persys.cluster.v1.LogsRequest
-	(*LogChunk)(nil),                   // 24: persys.cluster.v1.LogChunk
-	(*ListActionsRequest)(nil),         // 25: persys.cluster.v1.ListActionsRequest
-	(*Action)(nil),                     // 26: persys.cluster.v1.Action
-	(*ListActionsResponse)(nil),        // 27: persys.cluster.v1.ListActionsResponse
-	(*SetModeRequest)(nil),             // 28: persys.cluster.v1.SetModeRequest
-	(*SetModeResponse)(nil),            // 29: persys.cluster.v1.SetModeResponse
-	(*TransferLeadershipRequest)(nil),  // 30: persys.cluster.v1.TransferLeadershipRequest
-	(*TransferLeadershipResponse)(nil), // 31: persys.cluster.v1.TransferLeadershipResponse
-	(*RemoveReplicaRequest)(nil),       // 32: persys.cluster.v1.RemoveReplicaRequest
-	(*RemoveReplicaResponse)(nil),      // 33: persys.cluster.v1.RemoveReplicaResponse
-	(*CreateBackupRequest)(nil),        // 34: persys.cluster.v1.CreateBackupRequest
-	(*BackupInfo)(nil),                 // 35: persys.cluster.v1.BackupInfo
-	(*CreateBackupResponse)(nil),       // 36: persys.cluster.v1.CreateBackupResponse
-	(*RestoreBackupRequest)(nil),       // 37: persys.cluster.v1.RestoreBackupRequest
-	(*RestoreBackupResponse)(nil),      // 38: persys.cluster.v1.RestoreBackupResponse
-	nil,                                // 39: persys.cluster.v1.Event.DetailsEntry
-	(*timestamppb.Timestamp)(nil),      // 40: google.protobuf.Timestamp
-	(*v1.WorkloadView)(nil),            // 41: persys.control.v1.WorkloadView
-	(*v1.ApplyWorkloadRequest)(nil),    // 42: persys.control.v1.ApplyWorkloadRequest
-	(*v1.ApplyWorkloadResponse)(nil),   // 43: persys.control.v1.ApplyWorkloadResponse
-	(*v1.NodeView)(nil),                // 44: persys.control.v1.NodeView
+	(*PlanWorkloadsRequest)(nil),       // 15: persys.cluster.v1.PlanWorkloadsRequest
+	(*FieldChange)(nil),                // 16: persys.cluster.v1.FieldChange
+	(*PlannedWorkload)(nil),            // 17: persys.cluster.v1.PlannedWorkload
+	(*PlanWorkloadsResponse)(nil),      // 18: persys.cluster.v1.PlanWorkloadsResponse
+	(*ApplyStreamRequest)(nil),         // 19: persys.cluster.v1.ApplyStreamRequest
+	(*ApplyStreamResponse)(nil),        // 20: persys.cluster.v1.ApplyStreamResponse
+	(*CordonNodeRequest)(nil),          // 21: persys.cluster.v1.CordonNodeRequest
+	(*DrainNodeRequest)(nil),           // 22: persys.cluster.v1.DrainNodeRequest
+	(*RemoveNodeRequest)(nil),          // 23: persys.cluster.v1.RemoveNodeRequest
+	(*FenceNodeRequest)(nil),           // 24: persys.cluster.v1.FenceNodeRequest
+	(*PlannedMove)(nil),                // 25: persys.cluster.v1.PlannedMove
+	(*NodeActionResponse)(nil),         // 26: persys.cluster.v1.NodeActionResponse
+	(*LogsRequest)(nil),                // 27: persys.cluster.v1.LogsRequest
+	(*LogChunk)(nil),                   // 28: persys.cluster.v1.LogChunk
+	(*ListActionsRequest)(nil),         // 29: persys.cluster.v1.ListActionsRequest
+	(*Action)(nil),                     // 30: persys.cluster.v1.Action
+	(*ListActionsResponse)(nil),        // 31: persys.cluster.v1.ListActionsResponse
+	(*SetModeRequest)(nil),             // 32: persys.cluster.v1.SetModeRequest
+	(*SetModeResponse)(nil),            // 33: persys.cluster.v1.SetModeResponse
+	(*TransferLeadershipRequest)(nil),  // 34: persys.cluster.v1.TransferLeadershipRequest
+	(*TransferLeadershipResponse)(nil), // 35: persys.cluster.v1.TransferLeadershipResponse
+	(*RemoveReplicaRequest)(nil),       // 36: persys.cluster.v1.RemoveReplicaRequest
+	(*RemoveReplicaResponse)(nil),      // 37: persys.cluster.v1.RemoveReplicaResponse
+	(*CreateBackupRequest)(nil),        // 38: persys.cluster.v1.CreateBackupRequest
+	(*BackupInfo)(nil),                 // 39: persys.cluster.v1.BackupInfo
+	(*CreateBackupResponse)(nil),       // 40: persys.cluster.v1.CreateBackupResponse
+	(*RestoreBackupRequest)(nil),       // 41: persys.cluster.v1.RestoreBackupRequest
+	(*RestoreBackupResponse)(nil),      // 42: persys.cluster.v1.RestoreBackupResponse
+	nil,                                // 43: persys.cluster.v1.Event.DetailsEntry
+	(*timestamppb.Timestamp)(nil),      // 44: google.protobuf.Timestamp
+	(*v1.WorkloadView)(nil),            // 45: persys.control.v1.WorkloadView
+	(*v1.ApplyWorkloadRequest)(nil),    // 46: persys.control.v1.ApplyWorkloadRequest
+	(*v1.ApplyWorkloadResponse)(nil),   // 47: persys.control.v1.ApplyWorkloadResponse
+	(*v1.NodeView)(nil),                // 48: persys.control.v1.NodeView
 }
 var file_api_cluster_v1_cluster_proto_depIdxs = []int32{
-	40, // 0: persys.cluster.v1.StatusResponse.mode_changed_at:type_name -> google.protobuf.Timestamp
+	44, // 0: persys.cluster.v1.StatusResponse.mode_changed_at:type_name -> google.protobuf.Timestamp
 	3,  // 1: persys.cluster.v1.StatusResponse.replicas:type_name -> persys.cluster.v1.Replica
-	40, // 2: persys.cluster.v1.StatusResponse.started_at:type_name -> google.protobuf.Timestamp
-	40, // 3: persys.cluster.v1.Event.at:type_name -> google.protobuf.Timestamp
-	39, // 4: persys.cluster.v1.Event.details:type_name -> persys.cluster.v1.Event.DetailsEntry
-	41, // 5: persys.cluster.v1.WorkloadChange.workload:type_name -> persys.control.v1.WorkloadView
+	44, // 2: persys.cluster.v1.StatusResponse.started_at:type_name -> google.protobuf.Timestamp
+	44, // 3: persys.cluster.v1.Event.at:type_name -> google.protobuf.Timestamp
+	43, // 4: persys.cluster.v1.Event.details:type_name -> persys.cluster.v1.Event.DetailsEntry
+	45, // 5: persys.cluster.v1.WorkloadChange.workload:type_name -> persys.control.v1.WorkloadView
 	11, // 6: persys.cluster.v1.WhyResponse.counts:type_name -> persys.cluster.v1.ReasonCount
 	10, // 7: persys.cluster.v1.WhyResponse.nodes:type_name -> persys.cluster.v1.NodeVerdict
-	42, // 8: persys.cluster.v1.ApplyWorkloadsRequest.workloads:type_name -> persys.control.v1.ApplyWorkloadRequest
-	43, // 9: persys.cluster.v1.ApplyWorkloadsResponse.results:type_name -> persys.control.v1.ApplyWorkloadResponse
-	42, // 10: persys.cluster.v1.ApplyStreamRequest.apply:type_name -> persys.control.v1.ApplyWorkloadRequest
-	43, // 11: persys.cluster.v1.ApplyStreamResponse.result:type_name -> persys.control.v1.ApplyWorkloadResponse
-	44, // 12: persys.cluster.v1.NodeActionResponse.node:type_name -> persys.control.v1.NodeView
-	21, // 13: persys.cluster.v1.NodeActionResponse.moves:type_name -> persys.cluster.v1.PlannedMove
-	40, // 14: persys.cluster.v1.Action.created_at:type_name -> google.protobuf.Timestamp
-	40, // 15: persys.cluster.v1.Action.started_at:type_name -> google.protobuf.Timestamp
-	40, // 16: persys.cluster.v1.Action.ended_at:type_name -> google.protobuf.Timestamp
-	26, // 17: persys.cluster.v1.ListActionsResponse.actions:type_name -> persys.cluster.v1.Action
-	40, // 18: persys.cluster.v1.BackupInfo.at:type_name -> google.protobuf.Timestamp
-	35, // 19: persys.cluster.v1.CreateBackupResponse.info:type_name -> persys.cluster.v1.BackupInfo
-	35, // 20: persys.cluster.v1.RestoreBackupResponse.backup:type_name -> persys.cluster.v1.BackupInfo
-	35, // 21: persys.cluster.v1.RestoreBackupResponse.present:type_name -> persys.cluster.v1.BackupInfo
-	2,  // 22: persys.cluster.v1.Cluster.Status:input_type -> persys.cluster.v1.StatusRequest
-	6,  // 23: persys.cluster.v1.Cluster.Events:input_type -> persys.cluster.v1.EventsRequest
-	7,  // 24: persys.cluster.v1.Cluster.WatchWorkloads:input_type -> persys.cluster.v1.WatchWorkloadsRequest
-	9,  // 25: persys.cluster.v1.Cluster.Why:input_type -> persys.cluster.v1.WhyRequest
-	13, // 26: persys.cluster.v1.Cluster.ApplyWorkloads:input_type -> persys.cluster.v1.ApplyWorkloadsRequest
-	15, // 27: persys.cluster.v1.Cluster.ApplyStream:input_type -> persys.cluster.v1.ApplyStreamRequest
-	17, // 28: persys.cluster.v1.Cluster.CordonNode:input_type -> persys.cluster.v1.CordonNodeRequest
-	18, // 29: persys.cluster.v1.Cluster.DrainNode:input_type -> persys.cluster.v1.DrainNodeRequest
-	19, // 30: persys.cluster.v1.Cluster.RemoveNode:input_type -> persys.cluster.v1.RemoveNodeRequest
-	20, // 31: persys.cluster.v1.Cluster.FenceNode:input_type -> persys.cluster.v1.FenceNodeRequest
-	23, // 32: persys.cluster.v1.Cluster.Logs:input_type -> persys.cluster.v1.LogsRequest
-	25, // 33: persys.cluster.v1.Cluster.ListActions:input_type -> persys.cluster.v1.ListActionsRequest
-	28, // 34: persys.cluster.v1.Cluster.SetMode:input_type -> persys.cluster.v1.SetModeRequest
-	30, // 35: persys.cluster.v1.Cluster.TransferLeadership:input_type -> persys.cluster.v1.TransferLeadershipRequest
-	32, // 36: persys.cluster.v1.Cluster.RemoveReplica:input_type -> persys.cluster.v1.RemoveReplicaRequest
-	34, // 37: persys.cluster.v1.Cluster.CreateBackup:input_type -> persys.cluster.v1.CreateBackupRequest
-	37, // 38: persys.cluster.v1.Cluster.RestoreBackup:input_type -> persys.cluster.v1.RestoreBackupRequest
-	0,  // 39: persys.cluster.v1.Cluster.ClusterKey:input_type -> persys.cluster.v1.ClusterKeyRequest
-	4,  // 40: persys.cluster.v1.Cluster.Status:output_type -> persys.cluster.v1.StatusResponse
-	5,  // 41: persys.cluster.v1.Cluster.Events:output_type -> persys.cluster.v1.Event
-	8,  // 42: persys.cluster.v1.Cluster.WatchWorkloads:output_type -> persys.cluster.v1.WorkloadChange
-	12, // 43: persys.cluster.v1.Cluster.Why:output_type -> persys.cluster.v1.WhyResponse
-	14, // 44: persys.cluster.v1.Cluster.ApplyWorkloads:output_type -> persys.cluster.v1.ApplyWorkloadsResponse
-	16, // 45: persys.cluster.v1.Cluster.ApplyStream:output_type -> persys.cluster.v1.ApplyStreamResponse
-	22, // 46: persys.cluster.v1.Cluster.CordonNode:output_type -> persys.cluster.v1.NodeActionResponse
-	22, // 47: persys.cluster.v1.Cluster.DrainNode:output_type -> persys.cluster.v1.NodeActionResponse
-	22, // 48: persys.cluster.v1.Cluster.RemoveNode:output_type -> persys.cluster.v1.NodeActionResponse
-	22, // 49: persys.cluster.v1.Cluster.FenceNode:output_type -> persys.cluster.v1.NodeActionResponse
-	24, // 50: persys.cluster.v1.Cluster.Logs:output_type -> persys.cluster.v1.LogChunk
-	27, // 51: persys.cluster.v1.Cluster.ListActions:output_type -> persys.cluster.v1.ListActionsResponse
-	29, // 52: persys.cluster.v1.Cluster.SetMode:output_type -> persys.cluster.v1.SetModeResponse
-	31, // 53: persys.cluster.v1.Cluster.TransferLeadership:output_type -> persys.cluster.v1.TransferLeadershipResponse
-	33, // 54: persys.cluster.v1.Cluster.RemoveReplica:output_type -> persys.cluster.v1.RemoveReplicaResponse
-	36, // 55: persys.cluster.v1.Cluster.CreateBackup:output_type -> persys.cluster.v1.CreateBackupResponse
-	38, // 56: persys.cluster.v1.Cluster.RestoreBackup:output_type -> persys.cluster.v1.RestoreBackupResponse
-	1,  // 57: persys.cluster.v1.Cluster.ClusterKey:output_type -> persys.cluster.v1.ClusterKeyResponse
-	40, // [40:58] is the sub-list for method output_type
-	22, // [22:40] is the sub-list for method input_type
-	22, // [22:22] is the sub-list for extension type_name
-	22, // [22:22] is the sub-list for extension extendee
-	0,  // [0:22] is the sub-list for field type_name
+	46, // 8: persys.cluster.v1.ApplyWorkloadsRequest.workloads:type_name -> persys.control.v1.ApplyWorkloadRequest
+	47, // 9: persys.cluster.v1.ApplyWorkloadsResponse.results:type_name -> persys.control.v1.ApplyWorkloadResponse
+	46, // 10: persys.cluster.v1.PlanWorkloadsRequest.workloads:type_name -> persys.control.v1.ApplyWorkloadRequest
+	16, // 11: persys.cluster.v1.PlannedWorkload.changes:type_name -> persys.cluster.v1.FieldChange
+	11, // 12: persys.cluster.v1.PlannedWorkload.counts:type_name -> persys.cluster.v1.ReasonCount
+	10, // 13: persys.cluster.v1.PlannedWorkload.nodes:type_name -> persys.cluster.v1.NodeVerdict
+	17, // 14: persys.cluster.v1.PlanWorkloadsResponse.workloads:type_name -> persys.cluster.v1.PlannedWorkload
+	46, // 15: persys.cluster.v1.ApplyStreamRequest.apply:type_name -> persys.control.v1.ApplyWorkloadRequest
+	47, // 16: persys.cluster.v1.ApplyStreamResponse.result:type_name -> persys.control.v1.ApplyWorkloadResponse
+	48, // 17: persys.cluster.v1.NodeActionResponse.node:type_name -> persys.control.v1.NodeView
+	25, // 18: persys.cluster.v1.NodeActionResponse.moves:type_name -> persys.cluster.v1.PlannedMove
+	44, // 19: persys.cluster.v1.Action.created_at:type_name -> google.protobuf.Timestamp
+	44, // 20: persys.cluster.v1.Action.started_at:type_name -> google.protobuf.Timestamp
+	44, // 21: persys.cluster.v1.Action.ended_at:type_name -> google.protobuf.Timestamp
+	30, // 22: persys.cluster.v1.ListActionsResponse.actions:type_name -> persys.cluster.v1.Action
+	44, // 23: persys.cluster.v1.BackupInfo.at:type_name -> google.protobuf.Timestamp
+	39, // 24: persys.cluster.v1.CreateBackupResponse.info:type_name -> persys.cluster.v1.BackupInfo
+	39, // 25: persys.cluster.v1.RestoreBackupResponse.backup:type_name -> persys.cluster.v1.BackupInfo
+	39, // 26: persys.cluster.v1.RestoreBackupResponse.present:type_name -> persys.cluster.v1.BackupInfo
+	2,  // 27: persys.cluster.v1.Cluster.Status:input_type -> persys.cluster.v1.StatusRequest
+	6,  // 28: persys.cluster.v1.Cluster.Events:input_type -> persys.cluster.v1.EventsRequest
+	7,  // 29: persys.cluster.v1.Cluster.WatchWorkloads:input_type -> persys.cluster.v1.WatchWorkloadsRequest
+	9,  // 30: persys.cluster.v1.Cluster.Why:input_type -> persys.cluster.v1.WhyRequest
+	13, // 31: persys.cluster.v1.Cluster.ApplyWorkloads:input_type -> persys.cluster.v1.ApplyWorkloadsRequest
+	15, // 32: persys.cluster.v1.Cluster.PlanWorkloads:input_type -> persys.cluster.v1.PlanWorkloadsRequest
+	19, // 33: persys.cluster.v1.Cluster.ApplyStream:input_type -> persys.cluster.v1.ApplyStreamRequest
+	21, // 34: persys.cluster.v1.Cluster.CordonNode:input_type -> persys.cluster.v1.CordonNodeRequest
+	22, // 35: persys.cluster.v1.Cluster.DrainNode:input_type -> persys.cluster.v1.DrainNodeRequest
+	23, // 36: persys.cluster.v1.Cluster.RemoveNode:input_type -> persys.cluster.v1.RemoveNodeRequest
+	24, // 37: persys.cluster.v1.Cluster.FenceNode:input_type -> persys.cluster.v1.FenceNodeRequest
+	27, // 38: persys.cluster.v1.Cluster.Logs:input_type -> persys.cluster.v1.LogsRequest
+	29, // 39: persys.cluster.v1.Cluster.ListActions:input_type -> persys.cluster.v1.ListActionsRequest
+	32, // 40: persys.cluster.v1.Cluster.SetMode:input_type -> persys.cluster.v1.SetModeRequest
+	34, // 41: persys.cluster.v1.Cluster.TransferLeadership:input_type -> persys.cluster.v1.TransferLeadershipRequest
+	36, // 42: persys.cluster.v1.Cluster.RemoveReplica:input_type -> persys.cluster.v1.RemoveReplicaRequest
+	38, // 43: persys.cluster.v1.Cluster.CreateBackup:input_type -> persys.cluster.v1.CreateBackupRequest
+	41, // 44: persys.cluster.v1.Cluster.RestoreBackup:input_type -> persys.cluster.v1.RestoreBackupRequest
+	0,  // 45: persys.cluster.v1.Cluster.ClusterKey:input_type -> persys.cluster.v1.ClusterKeyRequest
+	4,  // 46: persys.cluster.v1.Cluster.Status:output_type -> persys.cluster.v1.StatusResponse
+	5,  // 47: persys.cluster.v1.Cluster.Events:output_type -> persys.cluster.v1.Event
+	8,  // 48: persys.cluster.v1.Cluster.WatchWorkloads:output_type -> persys.cluster.v1.WorkloadChange
+	12, // 49: persys.cluster.v1.Cluster.Why:output_type -> persys.cluster.v1.WhyResponse
+	14, // 50: persys.cluster.v1.Cluster.ApplyWorkloads:output_type -> persys.cluster.v1.ApplyWorkloadsResponse
+	18, // 51: persys.cluster.v1.Cluster.PlanWorkloads:output_type -> persys.cluster.v1.PlanWorkloadsResponse
+	20, // 52: persys.cluster.v1.Cluster.ApplyStream:output_type -> persys.cluster.v1.ApplyStreamResponse
+	26, // 53: persys.cluster.v1.Cluster.CordonNode:output_type -> persys.cluster.v1.NodeActionResponse
+	26, // 54: persys.cluster.v1.Cluster.DrainNode:output_type -> persys.cluster.v1.NodeActionResponse
+	26, // 55: persys.cluster.v1.Cluster.RemoveNode:output_type -> persys.cluster.v1.NodeActionResponse
+	26, // 56: persys.cluster.v1.Cluster.FenceNode:output_type -> persys.cluster.v1.NodeActionResponse
+	28, // 57: persys.cluster.v1.Cluster.Logs:output_type -> persys.cluster.v1.LogChunk
+	31, // 58: persys.cluster.v1.Cluster.ListActions:output_type -> persys.cluster.v1.ListActionsResponse
+	33, // 59: persys.cluster.v1.Cluster.SetMode:output_type -> persys.cluster.v1.SetModeResponse
+	35, // 60: persys.cluster.v1.Cluster.TransferLeadership:output_type -> persys.cluster.v1.TransferLeadershipResponse
+	37, // 61: persys.cluster.v1.Cluster.RemoveReplica:output_type -> persys.cluster.v1.RemoveReplicaResponse
+	40, // 62: persys.cluster.v1.Cluster.CreateBackup:output_type -> persys.cluster.v1.CreateBackupResponse
+	42, // 63: persys.cluster.v1.Cluster.RestoreBackup:output_type -> persys.cluster.v1.RestoreBackupResponse
+	1,  // 64: persys.cluster.v1.Cluster.ClusterKey:output_type -> persys.cluster.v1.ClusterKeyResponse
+	46, // [46:65] is the sub-list for method output_type
+	27, // [27:46] is the sub-list for method input_type
+	27, // [27:27] is the sub-list for extension type_name
+	27, // [27:27] is the sub-list for extension extendee
+	0,  // [0:27] is the sub-list for field type_name
 }
 
 func init() { file_api_cluster_v1_cluster_proto_init() }
@@ -3242,7 +3567,7 @@ func file_api_cluster_v1_cluster_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_api_cluster_v1_cluster_proto_rawDesc), len(file_api_cluster_v1_cluster_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   40,
+			NumMessages:   44,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -27,6 +27,7 @@ const (
 	Cluster_WatchWorkloads_FullMethodName     = "/persys.cluster.v1.Cluster/WatchWorkloads"
 	Cluster_Why_FullMethodName                = "/persys.cluster.v1.Cluster/Why"
 	Cluster_ApplyWorkloads_FullMethodName     = "/persys.cluster.v1.Cluster/ApplyWorkloads"
+	Cluster_PlanWorkloads_FullMethodName      = "/persys.cluster.v1.Cluster/PlanWorkloads"
 	Cluster_ApplyStream_FullMethodName        = "/persys.cluster.v1.Cluster/ApplyStream"
 	Cluster_CordonNode_FullMethodName         = "/persys.cluster.v1.Cluster/CordonNode"
 	Cluster_DrainNode_FullMethodName          = "/persys.cluster.v1.Cluster/DrainNode"
@@ -56,6 +57,9 @@ type ClusterClient interface {
 	Why(ctx context.Context, in *WhyRequest, opts ...grpc.CallOption) (*WhyResponse, error)
 	// ApplyWorkloads applies many workloads in one call, each judged alone.
 	ApplyWorkloads(ctx context.Context, in *ApplyWorkloadsRequest, opts ...grpc.CallOption) (*ApplyWorkloadsResponse, error)
+	// PlanWorkloads says what an apply would change and where each workload would
+	// run, and changes nothing.
+	PlanWorkloads(ctx context.Context, in *PlanWorkloadsRequest, opts ...grpc.CallOption) (*PlanWorkloadsResponse, error)
 	// ApplyStream is ApplyWorkload over one stream: answers in request order.
 	ApplyStream(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[ApplyStreamRequest, ApplyStreamResponse], error)
 	CordonNode(ctx context.Context, in *CordonNodeRequest, opts ...grpc.CallOption) (*NodeActionResponse, error)
@@ -151,6 +155,16 @@ func (c *clusterClient) ApplyWorkloads(ctx context.Context, in *ApplyWorkloadsRe
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(ApplyWorkloadsResponse)
 	err := c.cc.Invoke(ctx, Cluster_ApplyWorkloads_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *clusterClient) PlanWorkloads(ctx context.Context, in *PlanWorkloadsRequest, opts ...grpc.CallOption) (*PlanWorkloadsResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(PlanWorkloadsResponse)
+	err := c.cc.Invoke(ctx, Cluster_PlanWorkloads_FullMethodName, in, out, cOpts...)
 	if err != nil {
 		return nil, err
 	}
@@ -325,6 +339,9 @@ type ClusterServer interface {
 	Why(context.Context, *WhyRequest) (*WhyResponse, error)
 	// ApplyWorkloads applies many workloads in one call, each judged alone.
 	ApplyWorkloads(context.Context, *ApplyWorkloadsRequest) (*ApplyWorkloadsResponse, error)
+	// PlanWorkloads says what an apply would change and where each workload would
+	// run, and changes nothing.
+	PlanWorkloads(context.Context, *PlanWorkloadsRequest) (*PlanWorkloadsResponse, error)
 	// ApplyStream is ApplyWorkload over one stream: answers in request order.
 	ApplyStream(grpc.BidiStreamingServer[ApplyStreamRequest, ApplyStreamResponse]) error
 	CordonNode(context.Context, *CordonNodeRequest) (*NodeActionResponse, error)
@@ -372,6 +389,9 @@ func (UnimplementedClusterServer) Why(context.Context, *WhyRequest) (*WhyRespons
 }
 func (UnimplementedClusterServer) ApplyWorkloads(context.Context, *ApplyWorkloadsRequest) (*ApplyWorkloadsResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method ApplyWorkloads not implemented")
+}
+func (UnimplementedClusterServer) PlanWorkloads(context.Context, *PlanWorkloadsRequest) (*PlanWorkloadsResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method PlanWorkloads not implemented")
 }
 func (UnimplementedClusterServer) ApplyStream(grpc.BidiStreamingServer[ApplyStreamRequest, ApplyStreamResponse]) error {
 	return status.Error(codes.Unimplemented, "method ApplyStream not implemented")
@@ -505,6 +525,24 @@ func _Cluster_ApplyWorkloads_Handler(srv interface{}, ctx context.Context, dec f
 	}
 	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
 		return srv.(ClusterServer).ApplyWorkloads(ctx, req.(*ApplyWorkloadsRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Cluster_PlanWorkloads_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(PlanWorkloadsRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ClusterServer).PlanWorkloads(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Cluster_PlanWorkloads_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ClusterServer).PlanWorkloads(ctx, req.(*PlanWorkloadsRequest))
 	}
 	return interceptor(ctx, in, info, handler)
 }
@@ -725,6 +763,10 @@ var Cluster_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "ApplyWorkloads",
 			Handler:    _Cluster_ApplyWorkloads_Handler,
+		},
+		{
+			MethodName: "PlanWorkloads",
+			Handler:    _Cluster_PlanWorkloads_Handler,
 		},
 		{
 			MethodName: "CordonNode",

@@ -300,6 +300,8 @@ type Command struct {
 	//	*Command_Admit
 	//	*Command_Revoke
 	//	*Command_Audit
+	//	*Command_ForgiveFailures
+	//	*Command_RecordActions
 	Body          isCommand_Body `protobuf_oneof:"body"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -619,6 +621,24 @@ func (x *Command) GetAudit() *Audit {
 	return nil
 }
 
+func (x *Command) GetForgiveFailures() *ForgiveFailures {
+	if x != nil {
+		if x, ok := x.Body.(*Command_ForgiveFailures); ok {
+			return x.ForgiveFailures
+		}
+	}
+	return nil
+}
+
+func (x *Command) GetRecordActions() *RecordActions {
+	if x != nil {
+		if x, ok := x.Body.(*Command_RecordActions); ok {
+			return x.RecordActions
+		}
+	}
+	return nil
+}
+
 type isCommand_Body interface {
 	isCommand_Body()
 }
@@ -743,6 +763,14 @@ type Command_Audit struct {
 	Audit *Audit `protobuf:"bytes,57,opt,name=audit,proto3,oneof"`
 }
 
+type Command_ForgiveFailures struct {
+	ForgiveFailures *ForgiveFailures `protobuf:"bytes,60,opt,name=forgive_failures,json=forgiveFailures,proto3,oneof"`
+}
+
+type Command_RecordActions struct {
+	RecordActions *RecordActions `protobuf:"bytes,61,opt,name=record_actions,json=recordActions,proto3,oneof"`
+}
+
 func (*Command_InitCluster) isCommand_Body() {}
 
 func (*Command_PutWorkloads) isCommand_Body() {}
@@ -802,6 +830,10 @@ func (*Command_Admit) isCommand_Body() {}
 func (*Command_Revoke) isCommand_Body() {}
 
 func (*Command_Audit) isCommand_Body() {}
+
+func (*Command_ForgiveFailures) isCommand_Body() {}
+
+func (*Command_RecordActions) isCommand_Body() {}
 
 type Label struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -3822,6 +3854,272 @@ func (x *Audit) GetDetails() []*Label {
 	return nil
 }
 
+// Forgiveness ends the count of a workload's failures: it has run for long
+// enough. Refused when its generation is another one by now, or it does not run.
+type Forgiveness struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Workload      string                 `protobuf:"bytes,1,opt,name=workload,proto3" json:"workload,omitempty"`
+	IfGeneration  *Generation            `protobuf:"bytes,2,opt,name=if_generation,json=ifGeneration,proto3" json:"if_generation,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Forgiveness) Reset() {
+	*x = Forgiveness{}
+	mi := &file_api_command_v1_command_proto_msgTypes[50]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Forgiveness) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Forgiveness) ProtoMessage() {}
+
+func (x *Forgiveness) ProtoReflect() protoreflect.Message {
+	mi := &file_api_command_v1_command_proto_msgTypes[50]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Forgiveness.ProtoReflect.Descriptor instead.
+func (*Forgiveness) Descriptor() ([]byte, []int) {
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{50}
+}
+
+func (x *Forgiveness) GetWorkload() string {
+	if x != nil {
+		return x.Workload
+	}
+	return ""
+}
+
+func (x *Forgiveness) GetIfGeneration() *Generation {
+	if x != nil {
+		return x.IfGeneration
+	}
+	return nil
+}
+
+type ForgiveFailures struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Workloads     []*Forgiveness         `protobuf:"bytes,1,rep,name=workloads,proto3" json:"workloads,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ForgiveFailures) Reset() {
+	*x = ForgiveFailures{}
+	mi := &file_api_command_v1_command_proto_msgTypes[51]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ForgiveFailures) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ForgiveFailures) ProtoMessage() {}
+
+func (x *ForgiveFailures) ProtoReflect() protoreflect.Message {
+	mi := &file_api_command_v1_command_proto_msgTypes[51]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ForgiveFailures.ProtoReflect.Descriptor instead.
+func (*ForgiveFailures) Descriptor() ([]byte, []int) {
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{51}
+}
+
+func (x *ForgiveFailures) GetWorkloads() []*Forgiveness {
+	if x != nil {
+		return x.Workloads
+	}
+	return nil
+}
+
+// AgentAction is one task of an agent, as ListActions tells it.
+type AgentAction struct {
+	state    protoimpl.MessageState `protogen:"open.v1"`
+	TaskId   string                 `protobuf:"bytes,1,opt,name=task_id,json=taskId,proto3" json:"task_id,omitempty"`
+	Workload string                 `protobuf:"bytes,2,opt,name=workload,proto3" json:"workload,omitempty"`
+	// apply_workload or delete_workload.
+	ActionType string `protobuf:"bytes,3,opt,name=action_type,json=actionType,proto3" json:"action_type,omitempty"`
+	// pending, running, completed or failed.
+	Status string `protobuf:"bytes,4,opt,name=status,proto3" json:"status,omitempty"`
+	Error  string `protobuf:"bytes,5,opt,name=error,proto3" json:"error,omitempty"`
+	// Unix seconds on the agent's clock; 0 = not yet.
+	CreatedAt     int64 `protobuf:"varint,6,opt,name=created_at,json=createdAt,proto3" json:"created_at,omitempty"`
+	StartedAt     int64 `protobuf:"varint,7,opt,name=started_at,json=startedAt,proto3" json:"started_at,omitempty"`
+	EndedAt       int64 `protobuf:"varint,8,opt,name=ended_at,json=endedAt,proto3" json:"ended_at,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *AgentAction) Reset() {
+	*x = AgentAction{}
+	mi := &file_api_command_v1_command_proto_msgTypes[52]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AgentAction) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AgentAction) ProtoMessage() {}
+
+func (x *AgentAction) ProtoReflect() protoreflect.Message {
+	mi := &file_api_command_v1_command_proto_msgTypes[52]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AgentAction.ProtoReflect.Descriptor instead.
+func (*AgentAction) Descriptor() ([]byte, []int) {
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{52}
+}
+
+func (x *AgentAction) GetTaskId() string {
+	if x != nil {
+		return x.TaskId
+	}
+	return ""
+}
+
+func (x *AgentAction) GetWorkload() string {
+	if x != nil {
+		return x.Workload
+	}
+	return ""
+}
+
+func (x *AgentAction) GetActionType() string {
+	if x != nil {
+		return x.ActionType
+	}
+	return ""
+}
+
+func (x *AgentAction) GetStatus() string {
+	if x != nil {
+		return x.Status
+	}
+	return ""
+}
+
+func (x *AgentAction) GetError() string {
+	if x != nil {
+		return x.Error
+	}
+	return ""
+}
+
+func (x *AgentAction) GetCreatedAt() int64 {
+	if x != nil {
+		return x.CreatedAt
+	}
+	return 0
+}
+
+func (x *AgentAction) GetStartedAt() int64 {
+	if x != nil {
+		return x.StartedAt
+	}
+	return 0
+}
+
+func (x *AgentAction) GetEndedAt() int64 {
+	if x != nil {
+		return x.EndedAt
+	}
+	return 0
+}
+
+// RecordActions keeps what an agent said that it did: every task that has ended
+// since the last one that is known of this node becomes an event.
+type RecordActions struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Node  string                 `protobuf:"bytes,1,opt,name=node,proto3" json:"node,omitempty"`
+	// Set: the record of this workload keeps the actions, the newest 20.
+	Workload string `protobuf:"bytes,2,opt,name=workload,proto3" json:"workload,omitempty"`
+	// Newest first.
+	Actions       []*AgentAction `protobuf:"bytes,3,rep,name=actions,proto3" json:"actions,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RecordActions) Reset() {
+	*x = RecordActions{}
+	mi := &file_api_command_v1_command_proto_msgTypes[53]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RecordActions) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RecordActions) ProtoMessage() {}
+
+func (x *RecordActions) ProtoReflect() protoreflect.Message {
+	mi := &file_api_command_v1_command_proto_msgTypes[53]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RecordActions.ProtoReflect.Descriptor instead.
+func (*RecordActions) Descriptor() ([]byte, []int) {
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{53}
+}
+
+func (x *RecordActions) GetNode() string {
+	if x != nil {
+		return x.Node
+	}
+	return ""
+}
+
+func (x *RecordActions) GetWorkload() string {
+	if x != nil {
+		return x.Workload
+	}
+	return ""
+}
+
+func (x *RecordActions) GetActions() []*AgentAction {
+	if x != nil {
+		return x.Actions
+	}
+	return nil
+}
+
 type SnapshotHeader struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// "persys-snapshot".
@@ -3835,7 +4133,7 @@ type SnapshotHeader struct {
 
 func (x *SnapshotHeader) Reset() {
 	*x = SnapshotHeader{}
-	mi := &file_api_command_v1_command_proto_msgTypes[50]
+	mi := &file_api_command_v1_command_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3847,7 +4145,7 @@ func (x *SnapshotHeader) String() string {
 func (*SnapshotHeader) ProtoMessage() {}
 
 func (x *SnapshotHeader) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[50]
+	mi := &file_api_command_v1_command_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3860,7 +4158,7 @@ func (x *SnapshotHeader) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SnapshotHeader.ProtoReflect.Descriptor instead.
 func (*SnapshotHeader) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{50}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *SnapshotHeader) GetMagic() string {
@@ -3907,6 +4205,7 @@ type SnapshotRecord struct {
 	//	*SnapshotRecord_Admitted
 	//	*SnapshotRecord_Revocation
 	//	*SnapshotRecord_Grave
+	//	*SnapshotRecord_NodeAudit
 	Record        isSnapshotRecord_Record `protobuf_oneof:"record"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -3914,7 +4213,7 @@ type SnapshotRecord struct {
 
 func (x *SnapshotRecord) Reset() {
 	*x = SnapshotRecord{}
-	mi := &file_api_command_v1_command_proto_msgTypes[51]
+	mi := &file_api_command_v1_command_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3926,7 +4225,7 @@ func (x *SnapshotRecord) String() string {
 func (*SnapshotRecord) ProtoMessage() {}
 
 func (x *SnapshotRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[51]
+	mi := &file_api_command_v1_command_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3939,7 +4238,7 @@ func (x *SnapshotRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SnapshotRecord.ProtoReflect.Descriptor instead.
 func (*SnapshotRecord) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{51}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *SnapshotRecord) GetRecord() isSnapshotRecord_Record {
@@ -4057,6 +4356,15 @@ func (x *SnapshotRecord) GetGrave() *GraveRecord {
 	return nil
 }
 
+func (x *SnapshotRecord) GetNodeAudit() *NodeAuditRecord {
+	if x != nil {
+		if x, ok := x.Record.(*SnapshotRecord_NodeAudit); ok {
+			return x.NodeAudit
+		}
+	}
+	return nil
+}
+
 type isSnapshotRecord_Record interface {
 	isSnapshotRecord_Record()
 }
@@ -4109,6 +4417,10 @@ type SnapshotRecord_Grave struct {
 	Grave *GraveRecord `protobuf:"bytes,35,opt,name=grave,proto3,oneof"`
 }
 
+type SnapshotRecord_NodeAudit struct {
+	NodeAudit *NodeAuditRecord `protobuf:"bytes,60,opt,name=node_audit,json=nodeAudit,proto3,oneof"`
+}
+
 func (*SnapshotRecord_Meta) isSnapshotRecord_Record() {}
 
 func (*SnapshotRecord_Workload) isSnapshotRecord_Record() {}
@@ -4133,6 +4445,71 @@ func (*SnapshotRecord_Revocation) isSnapshotRecord_Record() {}
 
 func (*SnapshotRecord_Grave) isSnapshotRecord_Record() {}
 
+func (*SnapshotRecord_NodeAudit) isSnapshotRecord_Record() {}
+
+// NodeAuditRecord says up to where the tasks of a node have become events.
+type NodeAuditRecord struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Node  string                 `protobuf:"bytes,1,opt,name=node,proto3" json:"node,omitempty"`
+	// Unix seconds on the agent's clock: no task that ended before is new.
+	EndedAt int64 `protobuf:"varint,2,opt,name=ended_at,json=endedAt,proto3" json:"ended_at,omitempty"`
+	// Tasks that ended in that very second and are known.
+	Tasks         []string `protobuf:"bytes,3,rep,name=tasks,proto3" json:"tasks,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *NodeAuditRecord) Reset() {
+	*x = NodeAuditRecord{}
+	mi := &file_api_command_v1_command_proto_msgTypes[56]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *NodeAuditRecord) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*NodeAuditRecord) ProtoMessage() {}
+
+func (x *NodeAuditRecord) ProtoReflect() protoreflect.Message {
+	mi := &file_api_command_v1_command_proto_msgTypes[56]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use NodeAuditRecord.ProtoReflect.Descriptor instead.
+func (*NodeAuditRecord) Descriptor() ([]byte, []int) {
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{56}
+}
+
+func (x *NodeAuditRecord) GetNode() string {
+	if x != nil {
+		return x.Node
+	}
+	return ""
+}
+
+func (x *NodeAuditRecord) GetEndedAt() int64 {
+	if x != nil {
+		return x.EndedAt
+	}
+	return 0
+}
+
+func (x *NodeAuditRecord) GetTasks() []string {
+	if x != nil {
+		return x.Tasks
+	}
+	return nil
+}
+
 type TokenRecord struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// uses are those that are left.
@@ -4145,7 +4522,7 @@ type TokenRecord struct {
 
 func (x *TokenRecord) Reset() {
 	*x = TokenRecord{}
-	mi := &file_api_command_v1_command_proto_msgTypes[52]
+	mi := &file_api_command_v1_command_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4157,7 +4534,7 @@ func (x *TokenRecord) String() string {
 func (*TokenRecord) ProtoMessage() {}
 
 func (x *TokenRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[52]
+	mi := &file_api_command_v1_command_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4170,7 +4547,7 @@ func (x *TokenRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TokenRecord.ProtoReflect.Descriptor instead.
 func (*TokenRecord) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{52}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *TokenRecord) GetToken() *PutToken {
@@ -4206,7 +4583,7 @@ type RevocationRecord struct {
 
 func (x *RevocationRecord) Reset() {
 	*x = RevocationRecord{}
-	mi := &file_api_command_v1_command_proto_msgTypes[53]
+	mi := &file_api_command_v1_command_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4218,7 +4595,7 @@ func (x *RevocationRecord) String() string {
 func (*RevocationRecord) ProtoMessage() {}
 
 func (x *RevocationRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[53]
+	mi := &file_api_command_v1_command_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4231,7 +4608,7 @@ func (x *RevocationRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevocationRecord.ProtoReflect.Descriptor instead.
 func (*RevocationRecord) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{53}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *RevocationRecord) GetRevoke() *Revoke {
@@ -4266,7 +4643,7 @@ type SnapshotTrailer struct {
 
 func (x *SnapshotTrailer) Reset() {
 	*x = SnapshotTrailer{}
-	mi := &file_api_command_v1_command_proto_msgTypes[54]
+	mi := &file_api_command_v1_command_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4278,7 +4655,7 @@ func (x *SnapshotTrailer) String() string {
 func (*SnapshotTrailer) ProtoMessage() {}
 
 func (x *SnapshotTrailer) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[54]
+	mi := &file_api_command_v1_command_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4291,7 +4668,7 @@ func (x *SnapshotTrailer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SnapshotTrailer.ProtoReflect.Descriptor instead.
 func (*SnapshotTrailer) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{54}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{59}
 }
 
 func (x *SnapshotTrailer) GetRecords() uint64 {
@@ -4342,7 +4719,7 @@ type MetaRecord struct {
 
 func (x *MetaRecord) Reset() {
 	*x = MetaRecord{}
-	mi := &file_api_command_v1_command_proto_msgTypes[55]
+	mi := &file_api_command_v1_command_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4354,7 +4731,7 @@ func (x *MetaRecord) String() string {
 func (*MetaRecord) ProtoMessage() {}
 
 func (x *MetaRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[55]
+	mi := &file_api_command_v1_command_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4367,7 +4744,7 @@ func (x *MetaRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MetaRecord.ProtoReflect.Descriptor instead.
 func (*MetaRecord) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{55}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{60}
 }
 
 func (x *MetaRecord) GetClusterId() string {
@@ -4527,13 +4904,22 @@ type WorkloadRecord struct {
 	CreateIndex     uint64                 `protobuf:"varint,20,opt,name=create_index,json=createIndex,proto3" json:"create_index,omitempty"`
 	ModifyIndex     uint64                 `protobuf:"varint,21,opt,name=modify_index,json=modifyIndex,proto3" json:"modify_index,omitempty"`
 	PreviousNode    string                 `protobuf:"bytes,22,opt,name=previous_node,json=previousNode,proto3" json:"previous_node,omitempty"`
-	unknownFields   protoimpl.UnknownFields
-	sizeCache       protoimpl.SizeCache
+	// Unix nanoseconds: it runs since then and its failures are not forgotten yet.
+	StableSince int64 `protobuf:"varint,60,opt,name=stable_since,json=stableSince,proto3" json:"stable_since,omitempty"`
+	// Unix nanoseconds: its node accepted the present order then.
+	AcknowledgedAt int64 `protobuf:"varint,61,opt,name=acknowledged_at,json=acknowledgedAt,proto3" json:"acknowledged_at,omitempty"`
+	// Why no more retries follow, kept while terminal is set.
+	VerdictCode    string `protobuf:"bytes,62,opt,name=verdict_code,json=verdictCode,proto3" json:"verdict_code,omitempty"`
+	VerdictMessage string `protobuf:"bytes,63,opt,name=verdict_message,json=verdictMessage,proto3" json:"verdict_message,omitempty"`
+	// What the agent did before the last timeout, newest first.
+	Actions       []*AgentAction `protobuf:"bytes,64,rep,name=actions,proto3" json:"actions,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *WorkloadRecord) Reset() {
 	*x = WorkloadRecord{}
-	mi := &file_api_command_v1_command_proto_msgTypes[56]
+	mi := &file_api_command_v1_command_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4545,7 +4931,7 @@ func (x *WorkloadRecord) String() string {
 func (*WorkloadRecord) ProtoMessage() {}
 
 func (x *WorkloadRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[56]
+	mi := &file_api_command_v1_command_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4558,7 +4944,7 @@ func (x *WorkloadRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkloadRecord.ProtoReflect.Descriptor instead.
 func (*WorkloadRecord) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{56}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{61}
 }
 
 func (x *WorkloadRecord) GetPut() *WorkloadPut {
@@ -4715,6 +5101,41 @@ func (x *WorkloadRecord) GetPreviousNode() string {
 	return ""
 }
 
+func (x *WorkloadRecord) GetStableSince() int64 {
+	if x != nil {
+		return x.StableSince
+	}
+	return 0
+}
+
+func (x *WorkloadRecord) GetAcknowledgedAt() int64 {
+	if x != nil {
+		return x.AcknowledgedAt
+	}
+	return 0
+}
+
+func (x *WorkloadRecord) GetVerdictCode() string {
+	if x != nil {
+		return x.VerdictCode
+	}
+	return ""
+}
+
+func (x *WorkloadRecord) GetVerdictMessage() string {
+	if x != nil {
+		return x.VerdictMessage
+	}
+	return ""
+}
+
+func (x *WorkloadRecord) GetActions() []*AgentAction {
+	if x != nil {
+		return x.Actions
+	}
+	return nil
+}
+
 type NodeRecord struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Facts         *RegisterNode          `protobuf:"bytes,1,opt,name=facts,proto3" json:"facts,omitempty"`
@@ -4735,7 +5156,7 @@ type NodeRecord struct {
 
 func (x *NodeRecord) Reset() {
 	*x = NodeRecord{}
-	mi := &file_api_command_v1_command_proto_msgTypes[57]
+	mi := &file_api_command_v1_command_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4747,7 +5168,7 @@ func (x *NodeRecord) String() string {
 func (*NodeRecord) ProtoMessage() {}
 
 func (x *NodeRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[57]
+	mi := &file_api_command_v1_command_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4760,7 +5181,7 @@ func (x *NodeRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeRecord.ProtoReflect.Descriptor instead.
 func (*NodeRecord) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{57}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{62}
 }
 
 func (x *NodeRecord) GetFacts() *RegisterNode {
@@ -4863,7 +5284,7 @@ type ResidualRecord struct {
 
 func (x *ResidualRecord) Reset() {
 	*x = ResidualRecord{}
-	mi := &file_api_command_v1_command_proto_msgTypes[58]
+	mi := &file_api_command_v1_command_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4875,7 +5296,7 @@ func (x *ResidualRecord) String() string {
 func (*ResidualRecord) ProtoMessage() {}
 
 func (x *ResidualRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[58]
+	mi := &file_api_command_v1_command_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4888,7 +5309,7 @@ func (x *ResidualRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResidualRecord.ProtoReflect.Descriptor instead.
 func (*ResidualRecord) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{58}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{63}
 }
 
 func (x *ResidualRecord) GetNode() string {
@@ -4960,7 +5381,7 @@ type GraveRecord struct {
 
 func (x *GraveRecord) Reset() {
 	*x = GraveRecord{}
-	mi := &file_api_command_v1_command_proto_msgTypes[59]
+	mi := &file_api_command_v1_command_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4972,7 +5393,7 @@ func (x *GraveRecord) String() string {
 func (*GraveRecord) ProtoMessage() {}
 
 func (x *GraveRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[59]
+	mi := &file_api_command_v1_command_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4985,7 +5406,7 @@ func (x *GraveRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GraveRecord.ProtoReflect.Descriptor instead.
 func (*GraveRecord) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{59}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{64}
 }
 
 func (x *GraveRecord) GetWorkload() string {
@@ -5042,7 +5463,7 @@ type ReceiptRecord struct {
 
 func (x *ReceiptRecord) Reset() {
 	*x = ReceiptRecord{}
-	mi := &file_api_command_v1_command_proto_msgTypes[60]
+	mi := &file_api_command_v1_command_proto_msgTypes[65]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5054,7 +5475,7 @@ func (x *ReceiptRecord) String() string {
 func (*ReceiptRecord) ProtoMessage() {}
 
 func (x *ReceiptRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[60]
+	mi := &file_api_command_v1_command_proto_msgTypes[65]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5067,7 +5488,7 @@ func (x *ReceiptRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReceiptRecord.ProtoReflect.Descriptor instead.
 func (*ReceiptRecord) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{60}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{65}
 }
 
 func (x *ReceiptRecord) GetRequest() []byte {
@@ -5111,7 +5532,7 @@ type Outcome struct {
 
 func (x *Outcome) Reset() {
 	*x = Outcome{}
-	mi := &file_api_command_v1_command_proto_msgTypes[61]
+	mi := &file_api_command_v1_command_proto_msgTypes[66]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5123,7 +5544,7 @@ func (x *Outcome) String() string {
 func (*Outcome) ProtoMessage() {}
 
 func (x *Outcome) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[61]
+	mi := &file_api_command_v1_command_proto_msgTypes[66]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5136,7 +5557,7 @@ func (x *Outcome) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Outcome.ProtoReflect.Descriptor instead.
 func (*Outcome) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{61}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{66}
 }
 
 func (x *Outcome) GetKind() uint32 {
@@ -5179,7 +5600,7 @@ type ItemOutcome struct {
 
 func (x *ItemOutcome) Reset() {
 	*x = ItemOutcome{}
-	mi := &file_api_command_v1_command_proto_msgTypes[62]
+	mi := &file_api_command_v1_command_proto_msgTypes[67]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5191,7 +5612,7 @@ func (x *ItemOutcome) String() string {
 func (*ItemOutcome) ProtoMessage() {}
 
 func (x *ItemOutcome) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[62]
+	mi := &file_api_command_v1_command_proto_msgTypes[67]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5204,7 +5625,7 @@ func (x *ItemOutcome) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ItemOutcome.ProtoReflect.Descriptor instead.
 func (*ItemOutcome) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{62}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{67}
 }
 
 func (x *ItemOutcome) GetId() string {
@@ -5253,7 +5674,7 @@ type EventRecord struct {
 
 func (x *EventRecord) Reset() {
 	*x = EventRecord{}
-	mi := &file_api_command_v1_command_proto_msgTypes[63]
+	mi := &file_api_command_v1_command_proto_msgTypes[68]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5265,7 +5686,7 @@ func (x *EventRecord) String() string {
 func (*EventRecord) ProtoMessage() {}
 
 func (x *EventRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[63]
+	mi := &file_api_command_v1_command_proto_msgTypes[68]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5278,7 +5699,7 @@ func (x *EventRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EventRecord.ProtoReflect.Descriptor instead.
 func (*EventRecord) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{63}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{68}
 }
 
 func (x *EventRecord) GetSeq() uint64 {
@@ -5370,7 +5791,7 @@ const file_api_command_v1_command_proto_rawDesc = "" +
 	"\x05epoch\x18\x02 \x01(\v2\x18.persys.command.v1.EpochR\x05epoch\x12\x0e\n" +
 	"\x02at\x18\x03 \x01(\x03R\x02at\x12\x0e\n" +
 	"\x02by\x18\x04 \x01(\tR\x02by\x12\x12\n" +
-	"\x04from\x18\x05 \x01(\tR\x04from\"\x8b\x10\n" +
+	"\x04from\x18\x05 \x01(\tR\x04from\"\xa7\x11\n" +
 	"\aCommand\x12+\n" +
 	"\x04head\x18\x01 \x01(\v2\x17.persys.command.v1.HeadR\x04head\x12C\n" +
 	"\finit_cluster\x18\n" +
@@ -5410,7 +5831,9 @@ const file_api_command_v1_command_proto_rawDesc = "" +
 	"drop_token\x186 \x01(\v2\x1c.persys.command.v1.DropTokenH\x00R\tdropToken\x120\n" +
 	"\x05admit\x187 \x01(\v2\x18.persys.command.v1.AdmitH\x00R\x05admit\x123\n" +
 	"\x06revoke\x188 \x01(\v2\x19.persys.command.v1.RevokeH\x00R\x06revoke\x120\n" +
-	"\x05audit\x189 \x01(\v2\x18.persys.command.v1.AuditH\x00R\x05auditB\x06\n" +
+	"\x05audit\x189 \x01(\v2\x18.persys.command.v1.AuditH\x00R\x05audit\x12O\n" +
+	"\x10forgive_failures\x18< \x01(\v2\".persys.command.v1.ForgiveFailuresH\x00R\x0fforgiveFailures\x12I\n" +
+	"\x0erecord_actions\x18= \x01(\v2 .persys.command.v1.RecordActionsH\x00R\rrecordActionsB\x06\n" +
 	"\x04body\"/\n" +
 	"\x05Label\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
@@ -5644,12 +6067,33 @@ const file_api_command_v1_command_proto_rawDesc = "" +
 	"\x05Audit\x12\x12\n" +
 	"\x04type\x18\x01 \x01(\tR\x04type\x12\x18\n" +
 	"\amessage\x18\x02 \x01(\tR\amessage\x122\n" +
-	"\adetails\x18\x03 \x03(\v2\x18.persys.command.v1.LabelR\adetails\"h\n" +
+	"\adetails\x18\x03 \x03(\v2\x18.persys.command.v1.LabelR\adetails\"m\n" +
+	"\vForgiveness\x12\x1a\n" +
+	"\bworkload\x18\x01 \x01(\tR\bworkload\x12B\n" +
+	"\rif_generation\x18\x02 \x01(\v2\x1d.persys.command.v1.GenerationR\fifGeneration\"O\n" +
+	"\x0fForgiveFailures\x12<\n" +
+	"\tworkloads\x18\x01 \x03(\v2\x1e.persys.command.v1.ForgivenessR\tworkloads\"\xea\x01\n" +
+	"\vAgentAction\x12\x17\n" +
+	"\atask_id\x18\x01 \x01(\tR\x06taskId\x12\x1a\n" +
+	"\bworkload\x18\x02 \x01(\tR\bworkload\x12\x1f\n" +
+	"\vaction_type\x18\x03 \x01(\tR\n" +
+	"actionType\x12\x16\n" +
+	"\x06status\x18\x04 \x01(\tR\x06status\x12\x14\n" +
+	"\x05error\x18\x05 \x01(\tR\x05error\x12\x1d\n" +
+	"\n" +
+	"created_at\x18\x06 \x01(\x03R\tcreatedAt\x12\x1d\n" +
+	"\n" +
+	"started_at\x18\a \x01(\x03R\tstartedAt\x12\x19\n" +
+	"\bended_at\x18\b \x01(\x03R\aendedAt\"y\n" +
+	"\rRecordActions\x12\x12\n" +
+	"\x04node\x18\x01 \x01(\tR\x04node\x12\x1a\n" +
+	"\bworkload\x18\x02 \x01(\tR\bworkload\x128\n" +
+	"\aactions\x18\x03 \x03(\v2\x1e.persys.command.v1.AgentActionR\aactions\"h\n" +
 	"\x0eSnapshotHeader\x12\x14\n" +
 	"\x05magic\x18\x01 \x01(\tR\x05magic\x12\x16\n" +
 	"\x06format\x18\x02 \x01(\rR\x06format\x12\x14\n" +
 	"\x05index\x18\x03 \x01(\x04R\x05index\x12\x12\n" +
-	"\x04term\x18\x04 \x01(\x04R\x04term\"\xe7\x05\n" +
+	"\x04term\x18\x04 \x01(\x04R\x04term\"\xac\x06\n" +
 	"\x0eSnapshotRecord\x123\n" +
 	"\x04meta\x18\x01 \x01(\v2\x1d.persys.command.v1.MetaRecordH\x00R\x04meta\x12?\n" +
 	"\bworkload\x18\x02 \x01(\v2!.persys.command.v1.WorkloadRecordH\x00R\bworkload\x123\n" +
@@ -5664,8 +6108,14 @@ const file_api_command_v1_command_proto_rawDesc = "" +
 	"\n" +
 	"revocation\x18\x17 \x01(\v2#.persys.command.v1.RevocationRecordH\x00R\n" +
 	"revocation\x126\n" +
-	"\x05grave\x18# \x01(\v2\x1e.persys.command.v1.GraveRecordH\x00R\x05graveB\b\n" +
-	"\x06record\"~\n" +
+	"\x05grave\x18# \x01(\v2\x1e.persys.command.v1.GraveRecordH\x00R\x05grave\x12C\n" +
+	"\n" +
+	"node_audit\x18< \x01(\v2\".persys.command.v1.NodeAuditRecordH\x00R\tnodeAuditB\b\n" +
+	"\x06record\"V\n" +
+	"\x0fNodeAuditRecord\x12\x12\n" +
+	"\x04node\x18\x01 \x01(\tR\x04node\x12\x19\n" +
+	"\bended_at\x18\x02 \x01(\x03R\aendedAt\x12\x14\n" +
+	"\x05tasks\x18\x03 \x03(\tR\x05tasks\"~\n" +
 	"\vTokenRecord\x121\n" +
 	"\x05token\x18\x01 \x01(\v2\x1b.persys.command.v1.PutTokenR\x05token\x12\x1d\n" +
 	"\n" +
@@ -5705,7 +6155,7 @@ const file_api_command_v1_command_proto_rawDesc = "" +
 	"\vmode_pinned\x18\x11 \x01(\bR\n" +
 	"modePinned\x12$\n" +
 	"\x0ecluster_key_id\x18\x14 \x01(\tR\fclusterKeyId\x12#\n" +
-	"\rtrust_version\x18\x15 \x01(\x04R\ftrustVersion\"\xaf\x06\n" +
+	"\rtrust_version\x18\x15 \x01(\x04R\ftrustVersion\"\x81\b\n" +
 	"\x0eWorkloadRecord\x120\n" +
 	"\x03put\x18\x01 \x01(\v2\x1e.persys.command.v1.WorkloadPutR\x03put\x12\x16\n" +
 	"\x06status\x18\x02 \x01(\tR\x06status\x12\x12\n" +
@@ -5735,7 +6185,12 @@ const file_api_command_v1_command_proto_rawDesc = "" +
 	"assignedAt\x12!\n" +
 	"\fcreate_index\x18\x14 \x01(\x04R\vcreateIndex\x12!\n" +
 	"\fmodify_index\x18\x15 \x01(\x04R\vmodifyIndex\x12#\n" +
-	"\rprevious_node\x18\x16 \x01(\tR\fpreviousNode\"\x8b\x03\n" +
+	"\rprevious_node\x18\x16 \x01(\tR\fpreviousNode\x12!\n" +
+	"\fstable_since\x18< \x01(\x03R\vstableSince\x12'\n" +
+	"\x0facknowledged_at\x18= \x01(\x03R\x0eacknowledgedAt\x12!\n" +
+	"\fverdict_code\x18> \x01(\tR\vverdictCode\x12'\n" +
+	"\x0fverdict_message\x18? \x01(\tR\x0everdictMessage\x128\n" +
+	"\aactions\x18@ \x03(\v2\x1e.persys.command.v1.AgentActionR\aactions\"\x8b\x03\n" +
 	"\n" +
 	"NodeRecord\x125\n" +
 	"\x05facts\x18\x01 \x01(\v2\x1f.persys.command.v1.RegisterNodeR\x05facts\x12\x0e\n" +
@@ -5814,7 +6269,7 @@ func file_api_command_v1_command_proto_rawDescGZIP() []byte {
 	return file_api_command_v1_command_proto_rawDescData
 }
 
-var file_api_command_v1_command_proto_msgTypes = make([]protoimpl.MessageInfo, 64)
+var file_api_command_v1_command_proto_msgTypes = make([]protoimpl.MessageInfo, 69)
 var file_api_command_v1_command_proto_goTypes = []any{
 	(*Batch)(nil),            // 0: persys.command.v1.Batch
 	(*Epoch)(nil),            // 1: persys.command.v1.Epoch
@@ -5866,20 +6321,25 @@ var file_api_command_v1_command_proto_goTypes = []any{
 	(*Admit)(nil),            // 47: persys.command.v1.Admit
 	(*Revoke)(nil),           // 48: persys.command.v1.Revoke
 	(*Audit)(nil),            // 49: persys.command.v1.Audit
-	(*SnapshotHeader)(nil),   // 50: persys.command.v1.SnapshotHeader
-	(*SnapshotRecord)(nil),   // 51: persys.command.v1.SnapshotRecord
-	(*TokenRecord)(nil),      // 52: persys.command.v1.TokenRecord
-	(*RevocationRecord)(nil), // 53: persys.command.v1.RevocationRecord
-	(*SnapshotTrailer)(nil),  // 54: persys.command.v1.SnapshotTrailer
-	(*MetaRecord)(nil),       // 55: persys.command.v1.MetaRecord
-	(*WorkloadRecord)(nil),   // 56: persys.command.v1.WorkloadRecord
-	(*NodeRecord)(nil),       // 57: persys.command.v1.NodeRecord
-	(*ResidualRecord)(nil),   // 58: persys.command.v1.ResidualRecord
-	(*GraveRecord)(nil),      // 59: persys.command.v1.GraveRecord
-	(*ReceiptRecord)(nil),    // 60: persys.command.v1.ReceiptRecord
-	(*Outcome)(nil),          // 61: persys.command.v1.Outcome
-	(*ItemOutcome)(nil),      // 62: persys.command.v1.ItemOutcome
-	(*EventRecord)(nil),      // 63: persys.command.v1.EventRecord
+	(*Forgiveness)(nil),      // 50: persys.command.v1.Forgiveness
+	(*ForgiveFailures)(nil),  // 51: persys.command.v1.ForgiveFailures
+	(*AgentAction)(nil),      // 52: persys.command.v1.AgentAction
+	(*RecordActions)(nil),    // 53: persys.command.v1.RecordActions
+	(*SnapshotHeader)(nil),   // 54: persys.command.v1.SnapshotHeader
+	(*SnapshotRecord)(nil),   // 55: persys.command.v1.SnapshotRecord
+	(*NodeAuditRecord)(nil),  // 56: persys.command.v1.NodeAuditRecord
+	(*TokenRecord)(nil),      // 57: persys.command.v1.TokenRecord
+	(*RevocationRecord)(nil), // 58: persys.command.v1.RevocationRecord
+	(*SnapshotTrailer)(nil),  // 59: persys.command.v1.SnapshotTrailer
+	(*MetaRecord)(nil),       // 60: persys.command.v1.MetaRecord
+	(*WorkloadRecord)(nil),   // 61: persys.command.v1.WorkloadRecord
+	(*NodeRecord)(nil),       // 62: persys.command.v1.NodeRecord
+	(*ResidualRecord)(nil),   // 63: persys.command.v1.ResidualRecord
+	(*GraveRecord)(nil),      // 64: persys.command.v1.GraveRecord
+	(*ReceiptRecord)(nil),    // 65: persys.command.v1.ReceiptRecord
+	(*Outcome)(nil),          // 66: persys.command.v1.Outcome
+	(*ItemOutcome)(nil),      // 67: persys.command.v1.ItemOutcome
+	(*EventRecord)(nil),      // 68: persys.command.v1.EventRecord
 }
 var file_api_command_v1_command_proto_depIdxs = []int32{
 	4,  // 0: persys.command.v1.Batch.commands:type_name -> persys.command.v1.Command
@@ -5915,59 +6375,66 @@ var file_api_command_v1_command_proto_depIdxs = []int32{
 	47, // 30: persys.command.v1.Command.admit:type_name -> persys.command.v1.Admit
 	48, // 31: persys.command.v1.Command.revoke:type_name -> persys.command.v1.Revoke
 	49, // 32: persys.command.v1.Command.audit:type_name -> persys.command.v1.Audit
-	8,  // 33: persys.command.v1.Demand.host_ports:type_name -> persys.command.v1.Port
-	5,  // 34: persys.command.v1.Demand.labels:type_name -> persys.command.v1.Label
-	6,  // 35: persys.command.v1.Demand.constraints:type_name -> persys.command.v1.Constraint
-	7,  // 36: persys.command.v1.Demand.tolerations:type_name -> persys.command.v1.Taint
-	9,  // 37: persys.command.v1.WorkloadPut.demand:type_name -> persys.command.v1.Demand
-	11, // 38: persys.command.v1.PutWorkloads.workloads:type_name -> persys.command.v1.WorkloadPut
-	16, // 39: persys.command.v1.RegisterNode.pools:type_name -> persys.command.v1.Pool
-	5,  // 40: persys.command.v1.RegisterNode.labels:type_name -> persys.command.v1.Label
-	7,  // 41: persys.command.v1.RegisterNode.taints:type_name -> persys.command.v1.Taint
-	22, // 42: persys.command.v1.SetNodeStates.nodes:type_name -> persys.command.v1.NodeState
-	2,  // 43: persys.command.v1.Assignment.if_generation:type_name -> persys.command.v1.Generation
-	24, // 44: persys.command.v1.Assign.assignments:type_name -> persys.command.v1.Assignment
-	2,  // 45: persys.command.v1.Eviction.if_generation:type_name -> persys.command.v1.Generation
-	26, // 46: persys.command.v1.Evict.evictions:type_name -> persys.command.v1.Eviction
-	2,  // 47: persys.command.v1.Retry.if_generation:type_name -> persys.command.v1.Generation
-	28, // 48: persys.command.v1.ScheduleRetries.retries:type_name -> persys.command.v1.Retry
-	2,  // 49: persys.command.v1.Unplaced.if_generation:type_name -> persys.command.v1.Generation
-	30, // 50: persys.command.v1.ExplainUnplaced.workloads:type_name -> persys.command.v1.Unplaced
-	2,  // 51: persys.command.v1.WorkloadReport.generation:type_name -> persys.command.v1.Generation
-	33, // 52: persys.command.v1.WorkloadReport.ports:type_name -> persys.command.v1.PortBinding
-	34, // 53: persys.command.v1.Report.reports:type_name -> persys.command.v1.WorkloadReport
-	5,  // 54: persys.command.v1.Audit.details:type_name -> persys.command.v1.Label
-	55, // 55: persys.command.v1.SnapshotRecord.meta:type_name -> persys.command.v1.MetaRecord
-	56, // 56: persys.command.v1.SnapshotRecord.workload:type_name -> persys.command.v1.WorkloadRecord
-	57, // 57: persys.command.v1.SnapshotRecord.node:type_name -> persys.command.v1.NodeRecord
-	58, // 58: persys.command.v1.SnapshotRecord.residual:type_name -> persys.command.v1.ResidualRecord
-	60, // 59: persys.command.v1.SnapshotRecord.receipt:type_name -> persys.command.v1.ReceiptRecord
-	63, // 60: persys.command.v1.SnapshotRecord.event:type_name -> persys.command.v1.EventRecord
-	37, // 61: persys.command.v1.SnapshotRecord.replica:type_name -> persys.command.v1.PutReplica
-	43, // 62: persys.command.v1.SnapshotRecord.authority:type_name -> persys.command.v1.PutAuthority
-	52, // 63: persys.command.v1.SnapshotRecord.token:type_name -> persys.command.v1.TokenRecord
-	47, // 64: persys.command.v1.SnapshotRecord.admitted:type_name -> persys.command.v1.Admit
-	53, // 65: persys.command.v1.SnapshotRecord.revocation:type_name -> persys.command.v1.RevocationRecord
-	59, // 66: persys.command.v1.SnapshotRecord.grave:type_name -> persys.command.v1.GraveRecord
-	45, // 67: persys.command.v1.TokenRecord.token:type_name -> persys.command.v1.PutToken
-	48, // 68: persys.command.v1.RevocationRecord.revoke:type_name -> persys.command.v1.Revoke
-	11, // 69: persys.command.v1.WorkloadRecord.put:type_name -> persys.command.v1.WorkloadPut
-	2,  // 70: persys.command.v1.WorkloadRecord.generation:type_name -> persys.command.v1.Generation
-	34, // 71: persys.command.v1.WorkloadRecord.actual:type_name -> persys.command.v1.WorkloadReport
-	17, // 72: persys.command.v1.NodeRecord.facts:type_name -> persys.command.v1.RegisterNode
-	2,  // 73: persys.command.v1.ResidualRecord.generation:type_name -> persys.command.v1.Generation
-	9,  // 74: persys.command.v1.ResidualRecord.demand:type_name -> persys.command.v1.Demand
-	2,  // 75: persys.command.v1.GraveRecord.generation:type_name -> persys.command.v1.Generation
-	9,  // 76: persys.command.v1.GraveRecord.claims:type_name -> persys.command.v1.Demand
-	61, // 77: persys.command.v1.ReceiptRecord.outcome:type_name -> persys.command.v1.Outcome
-	62, // 78: persys.command.v1.Outcome.items:type_name -> persys.command.v1.ItemOutcome
-	2,  // 79: persys.command.v1.ItemOutcome.generation:type_name -> persys.command.v1.Generation
-	5,  // 80: persys.command.v1.EventRecord.details:type_name -> persys.command.v1.Label
-	81, // [81:81] is the sub-list for method output_type
-	81, // [81:81] is the sub-list for method input_type
-	81, // [81:81] is the sub-list for extension type_name
-	81, // [81:81] is the sub-list for extension extendee
-	0,  // [0:81] is the sub-list for field type_name
+	51, // 33: persys.command.v1.Command.forgive_failures:type_name -> persys.command.v1.ForgiveFailures
+	53, // 34: persys.command.v1.Command.record_actions:type_name -> persys.command.v1.RecordActions
+	8,  // 35: persys.command.v1.Demand.host_ports:type_name -> persys.command.v1.Port
+	5,  // 36: persys.command.v1.Demand.labels:type_name -> persys.command.v1.Label
+	6,  // 37: persys.command.v1.Demand.constraints:type_name -> persys.command.v1.Constraint
+	7,  // 38: persys.command.v1.Demand.tolerations:type_name -> persys.command.v1.Taint
+	9,  // 39: persys.command.v1.WorkloadPut.demand:type_name -> persys.command.v1.Demand
+	11, // 40: persys.command.v1.PutWorkloads.workloads:type_name -> persys.command.v1.WorkloadPut
+	16, // 41: persys.command.v1.RegisterNode.pools:type_name -> persys.command.v1.Pool
+	5,  // 42: persys.command.v1.RegisterNode.labels:type_name -> persys.command.v1.Label
+	7,  // 43: persys.command.v1.RegisterNode.taints:type_name -> persys.command.v1.Taint
+	22, // 44: persys.command.v1.SetNodeStates.nodes:type_name -> persys.command.v1.NodeState
+	2,  // 45: persys.command.v1.Assignment.if_generation:type_name -> persys.command.v1.Generation
+	24, // 46: persys.command.v1.Assign.assignments:type_name -> persys.command.v1.Assignment
+	2,  // 47: persys.command.v1.Eviction.if_generation:type_name -> persys.command.v1.Generation
+	26, // 48: persys.command.v1.Evict.evictions:type_name -> persys.command.v1.Eviction
+	2,  // 49: persys.command.v1.Retry.if_generation:type_name -> persys.command.v1.Generation
+	28, // 50: persys.command.v1.ScheduleRetries.retries:type_name -> persys.command.v1.Retry
+	2,  // 51: persys.command.v1.Unplaced.if_generation:type_name -> persys.command.v1.Generation
+	30, // 52: persys.command.v1.ExplainUnplaced.workloads:type_name -> persys.command.v1.Unplaced
+	2,  // 53: persys.command.v1.WorkloadReport.generation:type_name -> persys.command.v1.Generation
+	33, // 54: persys.command.v1.WorkloadReport.ports:type_name -> persys.command.v1.PortBinding
+	34, // 55: persys.command.v1.Report.reports:type_name -> persys.command.v1.WorkloadReport
+	5,  // 56: persys.command.v1.Audit.details:type_name -> persys.command.v1.Label
+	2,  // 57: persys.command.v1.Forgiveness.if_generation:type_name -> persys.command.v1.Generation
+	50, // 58: persys.command.v1.ForgiveFailures.workloads:type_name -> persys.command.v1.Forgiveness
+	52, // 59: persys.command.v1.RecordActions.actions:type_name -> persys.command.v1.AgentAction
+	60, // 60: persys.command.v1.SnapshotRecord.meta:type_name -> persys.command.v1.MetaRecord
+	61, // 61: persys.command.v1.SnapshotRecord.workload:type_name -> persys.command.v1.WorkloadRecord
+	62, // 62: persys.command.v1.SnapshotRecord.node:type_name -> persys.command.v1.NodeRecord
+	63, // 63: persys.command.v1.SnapshotRecord.residual:type_name -> persys.command.v1.ResidualRecord
+	65, // 64: persys.command.v1.SnapshotRecord.receipt:type_name -> persys.command.v1.ReceiptRecord
+	68, // 65: persys.command.v1.SnapshotRecord.event:type_name -> persys.command.v1.EventRecord
+	37, // 66: persys.command.v1.SnapshotRecord.replica:type_name -> persys.command.v1.PutReplica
+	43, // 67: persys.command.v1.SnapshotRecord.authority:type_name -> persys.command.v1.PutAuthority
+	57, // 68: persys.command.v1.SnapshotRecord.token:type_name -> persys.command.v1.TokenRecord
+	47, // 69: persys.command.v1.SnapshotRecord.admitted:type_name -> persys.command.v1.Admit
+	58, // 70: persys.command.v1.SnapshotRecord.revocation:type_name -> persys.command.v1.RevocationRecord
+	64, // 71: persys.command.v1.SnapshotRecord.grave:type_name -> persys.command.v1.GraveRecord
+	56, // 72: persys.command.v1.SnapshotRecord.node_audit:type_name -> persys.command.v1.NodeAuditRecord
+	45, // 73: persys.command.v1.TokenRecord.token:type_name -> persys.command.v1.PutToken
+	48, // 74: persys.command.v1.RevocationRecord.revoke:type_name -> persys.command.v1.Revoke
+	11, // 75: persys.command.v1.WorkloadRecord.put:type_name -> persys.command.v1.WorkloadPut
+	2,  // 76: persys.command.v1.WorkloadRecord.generation:type_name -> persys.command.v1.Generation
+	34, // 77: persys.command.v1.WorkloadRecord.actual:type_name -> persys.command.v1.WorkloadReport
+	52, // 78: persys.command.v1.WorkloadRecord.actions:type_name -> persys.command.v1.AgentAction
+	17, // 79: persys.command.v1.NodeRecord.facts:type_name -> persys.command.v1.RegisterNode
+	2,  // 80: persys.command.v1.ResidualRecord.generation:type_name -> persys.command.v1.Generation
+	9,  // 81: persys.command.v1.ResidualRecord.demand:type_name -> persys.command.v1.Demand
+	2,  // 82: persys.command.v1.GraveRecord.generation:type_name -> persys.command.v1.Generation
+	9,  // 83: persys.command.v1.GraveRecord.claims:type_name -> persys.command.v1.Demand
+	66, // 84: persys.command.v1.ReceiptRecord.outcome:type_name -> persys.command.v1.Outcome
+	67, // 85: persys.command.v1.Outcome.items:type_name -> persys.command.v1.ItemOutcome
+	2,  // 86: persys.command.v1.ItemOutcome.generation:type_name -> persys.command.v1.Generation
+	5,  // 87: persys.command.v1.EventRecord.details:type_name -> persys.command.v1.Label
+	88, // [88:88] is the sub-list for method output_type
+	88, // [88:88] is the sub-list for method input_type
+	88, // [88:88] is the sub-list for extension type_name
+	88, // [88:88] is the sub-list for extension extendee
+	0,  // [0:88] is the sub-list for field type_name
 }
 
 func init() { file_api_command_v1_command_proto_init() }
@@ -6006,8 +6473,10 @@ func file_api_command_v1_command_proto_init() {
 		(*Command_Admit)(nil),
 		(*Command_Revoke)(nil),
 		(*Command_Audit)(nil),
+		(*Command_ForgiveFailures)(nil),
+		(*Command_RecordActions)(nil),
 	}
-	file_api_command_v1_command_proto_msgTypes[51].OneofWrappers = []any{
+	file_api_command_v1_command_proto_msgTypes[55].OneofWrappers = []any{
 		(*SnapshotRecord_Meta)(nil),
 		(*SnapshotRecord_Workload)(nil),
 		(*SnapshotRecord_Node)(nil),
@@ -6020,6 +6489,7 @@ func file_api_command_v1_command_proto_init() {
 		(*SnapshotRecord_Admitted)(nil),
 		(*SnapshotRecord_Revocation)(nil),
 		(*SnapshotRecord_Grave)(nil),
+		(*SnapshotRecord_NodeAudit)(nil),
 	}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
@@ -6027,7 +6497,7 @@ func file_api_command_v1_command_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_api_command_v1_command_proto_rawDesc), len(file_api_command_v1_command_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   64,
+			NumMessages:   69,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

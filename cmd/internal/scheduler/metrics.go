@@ -1,6 +1,7 @@
 package scheduler
 
 import (
+	"bytes"
 	"context"
 	"strings"
 	"time"
@@ -11,183 +12,250 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/persys/compute/fsm"
-	"github.com/persys/compute/mirror"
-	"github.com/persys/compute/sched"
+	"github.com/persys/compute/telemetry"
 )
 
 // metrics are the names that existing boards query (contract/semantics.md section
-// 15) and our own.
+// 15) and our own. They implement cluster.Metrics and leader.Metrics.
 type metrics struct {
+	*telemetry.Set
+
 	requests    *prometheus.CounterVec
 	latency     *prometheus.HistogramVec
-	orders      *prometheus.CounterVec
-	orderTime   *prometheus.HistogramVec
+	agentCalls  *prometheus.CounterVec
+	agentTime   *prometheus.HistogramVec
 	steps       prometheus.Histogram
 	cycles      *prometheus.CounterVec
+	results     *prometheus.CounterVec
+	writes      *prometheus.CounterVec
 	commands    prometheus.Counter
+	orders      prometheus.Counter
 	reports     prometheus.Counter
 	pausedTotal prometheus.Counter
+
+	appendTime    prometheus.Histogram
+	appended      prometheus.Counter
+	appendedBytes prometheus.Counter
+	commitTime    prometheus.Histogram
+	proposed      *prometheus.CounterVec
+	entries       *prometheus.CounterVec
+	applyTime     prometheus.Histogram
+	snapshotTime  *prometheus.HistogramVec
+	snapshots     *prometheus.CounterVec
+	elections     prometheus.Counter
+	leaderChanges prometheus.Counter
+	modeChanges   *prometheus.CounterVec
+}
+
+// Metrics lists what a scheduler exports, Go's and the process's own collectors
+// aside.
+func Metrics() []telemetry.Metric {
+	m := newMetrics()
+	m.readReplica(nil)
+	return m.Metrics()
 }
 
 func newMetrics() *metrics {
-	const ns = "persys_scheduler_"
-	return &metrics{
-		requests: prometheus.NewCounterVec(prometheus.CounterOpts{
-			Name: ns + "grpc_server_requests_total", Help: "gRPC calls answered, by full method and code."}, []string{"method", "code"}),
-		latency: prometheus.NewHistogramVec(prometheus.HistogramOpts{
-			Name: ns + "grpc_server_request_duration_seconds", Help: "Time to answer a gRPC call.",
-			Buckets: prometheus.ExponentialBuckets(0.0005, 2, 15)}, []string{"method", "code"}),
-		orders: prometheus.NewCounterVec(prometheus.CounterOpts{
-			Name: ns + "agent_rpc_requests_total", Help: "Calls to agents, by RPC and code."}, []string{"rpc", "code"}),
-		orderTime: prometheus.NewHistogramVec(prometheus.HistogramOpts{
-			Name: ns + "agent_rpc_duration_seconds", Help: "Time of a call to an agent.",
-			Buckets: prometheus.ExponentialBuckets(0.001, 2, 15)}, []string{"rpc", "code"}),
-		steps: prometheus.NewHistogram(prometheus.HistogramOpts{
-			Name: ns + "reconciliation_cycle_duration_seconds", Help: "Time of one planning step.",
-			Buckets: prometheus.ExponentialBuckets(0.00001, 4, 12)}),
-		cycles: prometheus.NewCounterVec(prometheus.CounterOpts{
-			Name: ns + "reconciliation_cycles_total", Help: "Planning steps."}, []string{"result"}),
-		commands: prometheus.NewCounter(prometheus.CounterOpts{
-			Name: ns + "planner_commands_total", Help: "Commands that the planner proposed."}),
-		reports: prometheus.NewCounter(prometheus.CounterOpts{
-			Name: ns + "reports_committed_total", Help: "Workload reports put into the log."}),
-		pausedTotal: prometheus.NewCounter(prometheus.CounterOpts{
-			Name: ns + "paused_seconds_total", Help: "Time this process was found to have been paused while leading."}),
-	}
-}
+	s := telemetry.NewSet("persys_scheduler_")
+	m := &metrics{
+		Set:      s,
+		requests: s.Counters("grpc_server_requests_total", "gRPC calls answered, by full method and code.", "method", "code"),
+		latency: s.Histograms("grpc_server_request_duration_seconds", "Time to answer a gRPC call; streams last as long as they are read.",
+			prometheus.ExponentialBuckets(0.0005, 2, 15), "method", "code"),
+		agentCalls: s.Counters("agent_rpc_requests_total", "Calls to agents, by RPC and code.", "rpc", "code"),
+		agentTime: s.Histograms("agent_rpc_duration_seconds", "Time of a call to an agent.",
+			prometheus.ExponentialBuckets(0.001, 2, 15), "rpc", "code"),
+		steps: s.Histogram("reconciliation_cycle_duration_seconds", "Time of one planning step.",
+			prometheus.ExponentialBuckets(0.00001, 4, 12)),
+		cycles: s.Counters("reconciliation_cycles_total", "Planning steps, by whether it is known what came of them.", "result"),
+		results: s.Counters("reconciliation_results_total",
+			"What came of each thing that the planner decided: a command of its own, or an order to an agent (apply, delete).", "action", "success"),
+		writes: s.Counters("state_store_writes_total",
+			"Records changed in the replicated state, by what changed. A record that changed in two ways counts in both.", "category"),
+		commands:    s.Counter("planner_commands_total", "Commands that the planner proposed."),
+		orders:      s.Counter("planner_orders_total", "Orders that the planner gave, repetitions included."),
+		reports:     s.Counter("reports_committed_total", "Workload reports put into the log."),
+		pausedTotal: s.Counter("paused_seconds_total", "Time this process was found to have been paused while leading."),
 
-func (m *metrics) all() []prometheus.Collector {
-	return []prometheus.Collector{m.requests, m.latency, m.orders, m.orderTime, m.steps, m.cycles, m.commands, m.reports, m.pausedTotal}
+		appendTime: s.Histogram("raft_append_duration_seconds", "Time to write log entries to this replica's disk, fsync included.",
+			prometheus.ExponentialBuckets(0.0001, 2, 15)),
+		appended:      s.Counter("raft_appended_entries_total", "Log entries written to this replica's disk."),
+		appendedBytes: s.Counter("raft_appended_bytes_total", "Bytes of log entries written to this replica's disk."),
+		commitTime: s.Histogram("raft_commit_duration_seconds", "On the leader: time from handing an entry to Raft until it was applied.",
+			prometheus.ExponentialBuckets(0.0005, 2, 15)),
+		proposed:     s.Counters("raft_proposed_commands_total", "Commands handed to Raft here, by result.", "result"),
+		entries:      s.Counters("raft_proposed_entries_total", "Log entries that those commands were gathered into, by result.", "result"),
+		applyTime:    s.Histogram("raft_apply_duration_seconds", "Time to apply one log entry.", prometheus.ExponentialBuckets(0.00001, 4, 10)),
+		snapshotTime: s.Histograms("raft_snapshot_duration_seconds", "Time to write or restore a snapshot.", prometheus.ExponentialBuckets(0.001, 4, 10), "operation"),
+		snapshots:    s.Counters("raft_snapshots_total", "Snapshots written or restored, by result.", "operation", "result"),
+		elections:    s.Counter("raft_elections_total", "Times this replica stood for election."),
+		leaderChanges: s.Counter("raft_leader_changes_total",
+			"Times this replica learned of another leader, or of none."),
+		modeChanges: s.Counters("mode_changes_total", "Times this replica's effective mode became this one.", "mode"),
+	}
+	for _, result := range [...]string{"success", "error"} {
+		m.cycles.WithLabelValues(result)
+		m.proposed.WithLabelValues(result)
+		m.entries.WithLabelValues(result)
+	}
+	for _, c := range [...]string{"spec", "status", "retry", "assignment", "reconciliation", "event"} {
+		m.writes.WithLabelValues(c)
+	}
+	for _, a := range [...]string{"apply", "delete"} {
+		m.results.WithLabelValues(a, "true")
+		m.results.WithLabelValues(a, "false")
+	}
+	return m
 }
 
 // register adds what can be counted once r has its node.
 func (m *metrics) register(reg *prometheus.Registry, r *Replica) {
-	reg.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
-	reg.MustRegister(m.all()...)
-	reg.MustRegister(stateCollector{r})
+	m.readReplica(r)
+	reg.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}), m.Set)
 }
 
+// unary counts a call that is answered; it is outermost.
 func (m *metrics) unary(ctx context.Context, req any, info *grpc.UnaryServerInfo, h grpc.UnaryHandler) (any, error) {
 	began := time.Now()
 	resp, err := h(ctx, req)
-	code := status.Code(err).String()
-	m.requests.WithLabelValues(info.FullMethod, code).Inc()
-	m.latency.WithLabelValues(info.FullMethod, code).Observe(time.Since(began).Seconds())
+	m.answered(info.FullMethod, began, err)
 	return resp, err
 }
 
-// Step implements leader.Metrics, as do the next three.
-func (m *metrics) Step(took time.Duration, commands, _ int) {
+func (m *metrics) stream(srv any, ss grpc.ServerStream, info *grpc.StreamServerInfo, h grpc.StreamHandler) error {
+	began := time.Now()
+	err := h(srv, ss)
+	m.answered(info.FullMethod, began, err)
+	return err
+}
+
+func (m *metrics) answered(method string, began time.Time, err error) {
+	code := status.Code(err).String()
+	m.requests.WithLabelValues(method, code).Inc()
+	m.latency.WithLabelValues(method, code).Observe(time.Since(began).Seconds())
+}
+
+// agentUnary counts a call to an agent.
+func (m *metrics) agentUnary(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, call grpc.UnaryInvoker, opts ...grpc.CallOption) error {
+	began := time.Now()
+	err := call(ctx, method, req, reply, cc, opts...)
+	m.asked(method, began, err)
+	return err
+}
+
+// agentStream counts the opening of a stream from an agent.
+func (m *metrics) agentStream(ctx context.Context, desc *grpc.StreamDesc, cc *grpc.ClientConn, method string, open grpc.Streamer, opts ...grpc.CallOption) (grpc.ClientStream, error) {
+	began := time.Now()
+	s, err := open(ctx, desc, cc, method, opts...)
+	m.asked(method, began, err)
+	return s, err
+}
+
+func (m *metrics) asked(method string, began time.Time, err error) {
+	rpc, code := method[strings.LastIndexByte(method, '/')+1:], status.Code(err).String()
+	m.agentCalls.WithLabelValues(rpc, code).Inc()
+	m.agentTime.WithLabelValues(rpc, code).Observe(time.Since(began).Seconds())
+}
+
+// Step implements leader.Metrics, as do the next four.
+func (m *metrics) Step(took time.Duration, commands, orders int) {
 	m.steps.Observe(took.Seconds())
 	m.cycles.WithLabelValues("success").Inc()
 	m.commands.Add(float64(commands))
+	m.orders.Add(float64(orders))
 }
 
-func (m *metrics) Order(op sched.Op, took time.Duration, err error) {
-	rpc := "ApplyWorkload"
-	if op == sched.OpDelete {
-		rpc = "DeleteWorkload"
-	}
-	code := status.Code(err).String()
-	m.orders.WithLabelValues(rpc, code).Inc()
-	m.orderTime.WithLabelValues(rpc, code).Observe(took.Seconds())
+func (m *metrics) Result(action string, ok bool) {
+	m.results.WithLabelValues(action, word(ok, "true", "false")).Inc()
 }
 
+func (m *metrics) Trouble()               { m.cycles.WithLabelValues("error").Inc() }
 func (m *metrics) Flush(reports int)      { m.reports.Add(float64(reports)) }
 func (m *metrics) Paused(d time.Duration) { m.pausedTotal.Add(d.Seconds()) }
 
-// stateCollector reads gauges from the replicated state when they are asked for.
-type stateCollector struct{ r *Replica }
+// Append implements cluster.Metrics, as do the next four.
+func (m *metrics) Append(entries, bytes int, took time.Duration) {
+	m.appendTime.Observe(took.Seconds())
+	m.appended.Add(float64(entries))
+	m.appendedBytes.Add(float64(bytes))
+}
 
-var (
-	descNodes     = prometheus.NewDesc("persys_scheduler_nodes_status", "Nodes by status.", []string{"status"}, nil)
-	descWorkloads = prometheus.NewDesc("persys_scheduler_workloads_status", "Workloads by status.", []string{"status"}, nil)
-	descDesired   = prometheus.NewDesc("persys_scheduler_workloads_desired_state", "Workloads by desired state.", []string{"desired_state"}, nil)
-	descIndex     = prometheus.NewDesc("persys_scheduler_raft_applied_index", "Last applied log index.", nil, nil)
-	descTerm      = prometheus.NewDesc("persys_scheduler_raft_term", "Raft term.", nil, nil)
-	descLeader    = prometheus.NewDesc("persys_scheduler_raft_is_leader", "1 on the replica that leads.", nil, nil)
-	descReceipts  = prometheus.NewDesc("persys_scheduler_receipts", "Answers kept for repeated requests.", nil, nil)
-	descMode      = prometheus.NewDesc("persys_scheduler_mode", "1 for the mode that holds on this replica.", []string{"mode"}, nil)
-
-	descMirrorState        = prometheus.NewDesc("persys_scheduler_mirror_state", "1 for the state of the mirror, on the replica that writes it.", []string{"state"}, nil)
-	descMirrorLag          = prometheus.NewDesc("persys_scheduler_mirror_lag_seconds", "Age of the oldest change that etcd does not hold.", nil, nil)
-	descMirrorBehind       = prometheus.NewDesc("persys_scheduler_mirror_lag_entries", "Log entries that etcd does not hold.", nil, nil)
-	descMirrorIndex        = prometheus.NewDesc("persys_scheduler_mirror_index", "Log index of the state that etcd holds.", nil, nil)
-	descMirrorProbe        = prometheus.NewDesc("persys_scheduler_mirror_probe_seconds", "Time of the newest probe of etcd.", nil, nil)
-	descMirrorRecords      = prometheus.NewDesc("persys_scheduler_mirror_records_total", "Keys written to or removed from etcd.", nil, nil)
-	descMirrorTransactions = prometheus.NewDesc("persys_scheduler_mirror_transactions_total", "Transactions committed in etcd.", nil, nil)
-	descMirrorErrors       = prometheus.NewDesc("persys_scheduler_mirror_errors_total", "Calls to etcd that failed, repetitions and probes included.", nil, nil)
-	descMirrorFenced       = prometheus.NewDesc("persys_scheduler_mirror_fenced_total", "Times the cursor in etcd was not the one written last.", nil, nil)
-	descMirrorComparisons  = prometheus.NewDesc("persys_scheduler_mirror_comparisons_total", "Full comparisons of the mirror with the state.", nil, nil)
-)
-
-func (stateCollector) Describe(ch chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{descNodes, descWorkloads, descDesired, descIndex, descTerm, descLeader, descReceipts, descMode, descMirrorState, descMirrorLag,
-		descMirrorBehind, descMirrorIndex, descMirrorProbe, descMirrorRecords, descMirrorTransactions, descMirrorErrors, descMirrorFenced, descMirrorComparisons} {
-		ch <- d
+func (m *metrics) Commit(commands, _ int, took time.Duration, err error) {
+	result := word(err == nil, "success", "error")
+	m.entries.WithLabelValues(result).Inc()
+	m.proposed.WithLabelValues(result).Add(float64(commands))
+	if err == nil {
+		m.commitTime.Observe(took.Seconds())
 	}
 }
 
-func (c stateCollector) Collect(ch chan<- prometheus.Metric) {
-	v := c.r.node.Store().View()
-	gauge := func(d *prometheus.Desc, n float64, labels ...string) {
-		ch <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, n, labels...)
+func (m *metrics) Apply(changes []fsm.Change, took time.Duration) {
+	m.applyTime.Observe(took.Seconds())
+	var n writes
+	for i := range changes {
+		n.count(&changes[i])
 	}
-	nodes := map[string]float64{"ready": 0, "active": 0, "notready": 0, "unknown": 0, "draining": 0}
-	v.Nodes("", func(n *fsm.Node) bool {
-		nodes[strings.ToLower(string(n.Status()))]++
-		return true
-	})
-	for st, n := range nodes {
-		gauge(descNodes, n, st)
+	for _, c := range [...]struct {
+		category string
+		n        int
+	}{{"spec", n.spec}, {"status", n.status}, {"retry", n.retry}, {"assignment", n.assignment}, {"reconciliation", n.reconciliation}, {"event", n.event}} {
+		if c.n > 0 {
+			m.writes.WithLabelValues(c.category).Add(float64(c.n))
+		}
 	}
-	for _, st := range []fsm.Status{fsm.StatusPending, fsm.StatusScheduled, fsm.StatusUpdating, fsm.StatusRunning, fsm.StatusStopped,
-		fsm.StatusFailed, fsm.StatusUnknown, fsm.StatusRetryPending, fsm.StatusDeleting, fsm.StatusDeleted} {
-		gauge(descWorkloads, float64(v.StatusCount(st)), strings.ToLower(string(st)))
+}
+
+func (m *metrics) Snapshot(what string, took time.Duration, err error) {
+	m.snapshots.WithLabelValues(what, word(err == nil, "success", "error")).Inc()
+	m.snapshotTime.WithLabelValues(what).Observe(took.Seconds())
+}
+
+func (m *metrics) Election() { m.elections.Inc() }
+
+func word(yes bool, a, b string) string {
+	if yes {
+		return a
 	}
-	desired := map[fsm.Desired]float64{fsm.DesiredRunning: 0, fsm.DesiredStopped: 0, fsm.DesiredDeleted: 0, "unknown": 0}
-	v.Workloads("", func(w *fsm.Workload) bool {
-		desired[w.Desired]++
-		return true
-	})
-	for d, n := range desired {
-		gauge(descDesired, n, strings.ToLower(string(d)))
+	return b
+}
+
+// writes sorts changes into the contract's categories.
+type writes struct{ spec, status, retry, assignment, reconciliation, event int }
+
+func (n *writes) count(c *fsm.Change) {
+	switch c.Table {
+	case fsm.TableEvent:
+		n.event++
+	case fsm.TableWorkload:
+		n.workload(c.OldWorkload, c.NewWorkload)
+	case fsm.TableNode:
+		n.status++
+	case fsm.TableResidual:
+		n.assignment++
+	default:
+		n.reconciliation++ // modes, members: what the control plane concluded of itself
 	}
-	info := v.Info()
-	gauge(descIndex, float64(info.Index))
-	gauge(descTerm, float64(info.Term))
-	gauge(descLeader, boolean(c.r.node.IsLeader()))
-	gauge(descReceipts, float64(v.ReceiptCount()))
-	now := c.r.standing()
-	for _, m := range [...]fsm.Mode{fsm.ModeNormal, fsm.ModeDegraded, fsm.ModeRecovery} {
-		gauge(descMode, boolean(m == now.mode), string(m))
-	}
-	if c.r.mirror == nil {
+}
+
+func (n *writes) workload(old, w *fsm.Workload) {
+	if old == nil || w == nil {
+		n.spec++
 		return
 	}
-	s, writes := c.r.mirror.Stats(), c.r.mirror.Running()
-	for _, st := range [...]mirror.State{mirror.Starting, mirror.Healthy, mirror.Unreachable, mirror.Failing, mirror.Emptied, mirror.Foreign} {
-		gauge(descMirrorState, boolean(writes && st == s.Health.State), string(st))
+	before := *n
+	if old.Desired != w.Desired || old.Content != w.Content || old.CallerRevision != w.CallerRevision || !bytes.Equal(old.Spec, w.Spec) {
+		n.spec++
 	}
-	if writes {
-		gauge(descMirrorLag, s.Lag.Seconds())
-		gauge(descMirrorBehind, float64(s.LagIndex))
-		gauge(descMirrorIndex, float64(s.Index))
-		gauge(descMirrorProbe, s.Probe.Seconds())
+	if old.Node != w.Node || old.Generation != w.Generation || old.Acknowledged != w.Acknowledged {
+		n.assignment++
 	}
-	count := func(d *prometheus.Desc, n uint64) {
-		ch <- prometheus.MustNewConstMetric(d, prometheus.CounterValue, float64(n))
+	if old.Retry != w.Retry || old.Restarts != w.Restarts {
+		n.retry++
 	}
-	count(descMirrorRecords, s.Records)
-	count(descMirrorTransactions, s.Transactions)
-	count(descMirrorErrors, s.Errors)
-	count(descMirrorFenced, s.Fenced)
-	count(descMirrorComparisons, s.Comparisons)
-}
-
-func boolean(b bool) float64 {
-	if b {
-		return 1
+	if old.Status != w.Status || old.Actual.State != w.Actual.State || old.Actual.Message != w.Actual.Message {
+		n.status++
 	}
-	return 0
+	if *n == before {
+		n.reconciliation++ // only why it is as it is
+	}
 }

@@ -186,6 +186,7 @@ func (m *modes) log(from fsm.Mode, now standing) {
 	if now.mode.Frozen() {
 		log = m.r.log.Warn
 	}
+	m.r.metrics.modeChanges.WithLabelValues(string(now.mode)).Inc()
 	log("mode changed", "from", string(from), "mode", string(now.mode), "reason", now.reason,
 		"at", now.since.UTC().Format(time.RFC3339Nano), "local", now.local)
 }

@@ -18,18 +18,20 @@ import (
 type replica struct {
 	node *cluster.Node
 	self rpc.Peer
+	news func() // called at every change of leader
 
 	mu      sync.Mutex
 	changed chan struct{} // closed at the next change of leader
 }
 
-func newReplica(n *cluster.Node, self rpc.Peer) *replica {
-	return &replica{node: n, self: self, changed: make(chan struct{})}
+func newReplica(n *cluster.Node, self rpc.Peer, news func()) *replica {
+	return &replica{node: n, self: self, news: news, changed: make(chan struct{})}
 }
 
 // watch wakes those who wait for another leader, until ctx ends.
 func (r *replica) watch(ctx context.Context) {
 	for range r.node.LeaderChanges(ctx) {
+		r.news()
 		r.mu.Lock()
 		close(r.changed)
 		r.changed = make(chan struct{})

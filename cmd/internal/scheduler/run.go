@@ -128,12 +128,13 @@ func (r *Replica) openNode(ctx context.Context) error {
 		Logger:          r.log,
 		Version:         r.version,
 		FeatureLevel:    fsm.FeatureLevel,
+		Metrics:         r.metrics,
 	}
 	if r.tls != nil {
 		nc.TLS = cluster.TLSFromFiles(r.tls)
 	}
 	r.node, err = cluster.Open(ctx, nc)
-	return err
+	return cfg.advise(err)
 }
 
 // gossipKey comes from the cluster key where the operator has put one before the
@@ -155,7 +156,7 @@ func (r *Replica) gossipKey() ([]byte, error) {
 func (r *Replica) openServer() error {
 	cfg := &r.cfg
 	self := rpc.Peer{ID: r.node.ID(), Name: cfg.Name, GRPCAddr: cfg.grpcAdvertise(r.grpcLis.Addr())}
-	r.adapter = newReplica(r.node, self)
+	r.adapter = newReplica(r.node, self, r.metrics.leaderChanges.Inc)
 	agentTLS := r.tls
 	if cfg.AgentTLS == "false" {
 		agentTLS = nil
@@ -167,7 +168,8 @@ func (r *Replica) openServer() error {
 		UnavailableGrace: int64(cfg.UnavailableGrace),
 		MissingGrace:     int64(cfg.MissingGrace),
 	}
-	r.agents = rpc.NewAgents(r.node.Store(), agentTLS, r.keys)
+	r.agents = rpc.NewAgents(r.node.Store(), agentTLS, r.keys,
+		grpc.WithChainUnaryInterceptor(r.metrics.agentUnary), grpc.WithChainStreamInterceptor(r.metrics.agentStream))
 	lcfg := leader.Config{
 		Tuning:            tuning,
 		HeartbeatInterval: cfg.HeartbeatInterval,
@@ -191,6 +193,7 @@ func (r *Replica) openServer() error {
 		Shard:        cfg.Shard,
 		Version:      r.version,
 		Interceptors: []grpc.UnaryServerInterceptor{r.metrics.unary},
+		StreamInts:   []grpc.StreamServerInterceptor{r.metrics.stream},
 		Logger:       r.log,
 	})
 	if err != nil {
@@ -288,7 +291,7 @@ func (r *Replica) Run(ctx context.Context) error {
 		select {
 		case <-stop.Done():
 		case <-r.node.Halted():
-			cancel(r.node.Err())
+			cancel(r.cfg.advise(r.node.Err()))
 		}
 		return nil
 	})

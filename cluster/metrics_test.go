@@ -1,0 +1,67 @@
+package cluster
+
+import (
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/persys/compute/fsm"
+)
+
+// counted is a Metrics that remembers what it was told.
+type counted struct {
+	mu    sync.Mutex
+	calls map[string]int
+}
+
+func (c *counted) add(what string, n int) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.calls == nil {
+		c.calls = map[string]int{}
+	}
+	c.calls[what] += n
+}
+
+func (c *counted) of(what string) int {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.calls[what]
+}
+
+func (c *counted) Append(entries, _ int, _ time.Duration) { c.add("append", entries) }
+func (c *counted) Commit(commands, _ int, _ time.Duration, err error) {
+	if err == nil {
+		c.add("commit", commands)
+	}
+}
+func (c *counted) Apply(changes []fsm.Change, _ time.Duration) { c.add("changes", len(changes)) }
+func (c *counted) Snapshot(what string, _ time.Duration, err error) {
+	if err == nil {
+		c.add(what, 1)
+	}
+}
+func (c *counted) Election() { c.add("election", 1) }
+
+// A replica tells of its disk, its commits, its elections and its snapshots.
+func TestMetricsAreTold(t *testing.T) {
+	var m counted
+	g := newGroup(t, 1)
+	g.cfg = func(_ int, c *Config) { c.Metrics = &m }
+	leader := g.form()
+	mustPut(t, leader, "w", 1)
+	if err := leader.raft.Snapshot().Error(); err != nil {
+		t.Fatal(err)
+	}
+	for _, what := range []string{"append", "commit", "changes", "election", "write"} {
+		if m.of(what) == 0 {
+			t.Errorf("nothing was told of %s", what)
+		}
+	}
+	if m.of("restore") != 0 {
+		t.Error("nothing was restored yet")
+	}
+	g.close(0)
+	again := g.start(0)
+	eventually(t, "the snapshot restored", func() bool { return m.of("restore") > 0 && again.Store().View().WorkloadCount() > 0 })
+}

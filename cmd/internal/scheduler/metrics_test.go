@@ -1,0 +1,105 @@
+package scheduler
+
+import (
+	"errors"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/persys/compute/fsm"
+)
+
+// figures are the values of the declared counters and histograms (how often), by
+// name and label values.
+func figures(t *testing.T, m *metrics) map[string]float64 {
+	t.Helper()
+	reg := prometheus.NewRegistry()
+	reg.MustRegister(m.Set)
+	families, err := reg.Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	out := map[string]float64{}
+	for _, f := range families {
+		for _, one := range f.GetMetric() {
+			name := strings.TrimPrefix(f.GetName(), "persys_scheduler_")
+			for _, l := range one.GetLabel() {
+				name += " " + l.GetValue()
+			}
+			out[name] = one.GetCounter().GetValue() + float64(one.GetHistogram().GetSampleCount())
+		}
+	}
+	return out
+}
+
+func TestWritesByCategory(t *testing.T) {
+	base := fsm.Workload{ID: "w", Content: "c1:aa", Desired: fsm.DesiredRunning, Status: fsm.StatusPending}
+	changed := func(change func(*fsm.Workload)) fsm.Change {
+		w := base
+		change(&w)
+		return fsm.Change{Table: fsm.TableWorkload, OldWorkload: &base, NewWorkload: &w}
+	}
+	for _, c := range []struct {
+		name   string
+		change fsm.Change
+		want   []string
+	}{
+		{"a new workload", fsm.Change{Table: fsm.TableWorkload, NewWorkload: &base}, []string{"spec"}},
+		{"a workload that is gone", fsm.Change{Table: fsm.TableWorkload, OldWorkload: &base}, []string{"spec"}},
+		{"another content", changed(func(w *fsm.Workload) { w.Content = "c1:bb" }), []string{"spec"}},
+		{"another desired state", changed(func(w *fsm.Workload) { w.Desired = fsm.DesiredStopped }), []string{"spec"}},
+		{"a node", changed(func(w *fsm.Workload) { w.Node = "a"; w.Status = fsm.StatusScheduled }), []string{"assignment", "status"}},
+		{"accepted by its node", changed(func(w *fsm.Workload) { w.Acknowledged = true }), []string{"assignment"}},
+		{"a retry", changed(func(w *fsm.Workload) { w.Retry.Attempts = 1 }), []string{"retry"}},
+		{"runs", changed(func(w *fsm.Workload) { w.Actual.State = fsm.ActualRunning }), []string{"status"}},
+		{"another reason", changed(func(w *fsm.Workload) { w.Reason.Code = "NoFit" }), []string{"reconciliation"}},
+		{"an event", fsm.Change{Table: fsm.TableEvent, NewEvent: &fsm.Event{}}, []string{"event"}},
+		{"a node's record", fsm.Change{Table: fsm.TableNode, NewNode: &fsm.Node{}}, []string{"status"}},
+		{"a leftover", fsm.Change{Table: fsm.TableResidual, NewResidual: &fsm.Residual{}}, []string{"assignment"}},
+		{"a mode", fsm.Change{Table: fsm.TableInfo, OldInfo: &fsm.Info{}, NewInfo: &fsm.Info{}}, []string{"reconciliation"}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			m := newMetrics()
+			m.Apply([]fsm.Change{c.change}, time.Millisecond)
+			want := map[string]float64{}
+			for _, category := range c.want {
+				want[category] = 1
+			}
+			have := figures(t, m)
+			for _, category := range []string{"spec", "status", "retry", "assignment", "reconciliation", "event"} {
+				if got := have["state_store_writes_total "+category]; got != want[category] {
+					t.Errorf("%s: %v writes, want %v", category, got, want[category])
+				}
+			}
+		})
+	}
+}
+
+// What a short story on the real binaries cannot be made to show.
+func TestRareFigures(t *testing.T) {
+	m := newMetrics()
+	m.Paused(2 * time.Second)
+	m.Trouble()
+	m.Snapshot("write", time.Second, nil)
+	m.Snapshot("restore", time.Second, errors.New("broken"))
+	m.Commit(3, 100, time.Second, errors.New("lost"))
+	m.Result("assign", false)
+	have := figures(t, m)
+	for name, want := range map[string]float64{
+		"paused_seconds_total":                      2,
+		"reconciliation_cycles_total error":         1,
+		"reconciliation_results_total assign false": 1,
+		"raft_snapshots_total write success":        1,
+		"raft_snapshots_total restore error":        1,
+		"raft_snapshot_duration_seconds write":      1,
+		"raft_proposed_entries_total error":         1,
+		"raft_proposed_commands_total error":        3,
+		"raft_commit_duration_seconds":              0,
+	} {
+		if have[name] != want {
+			t.Errorf("%s is %v, want %v", name, have[name], want)
+		}
+	}
+}

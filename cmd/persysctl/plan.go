@@ -1,0 +1,125 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	clusterv1 "github.com/persys/compute/api/cluster/v1"
+	"github.com/persys/compute/cmd/persysctl/screen"
+)
+
+// maxPlan is the scheduler's own bound of one plan.
+const maxPlan = 256
+
+func (c *cli) planCommand() *cobra.Command {
+	var o applyOptions
+	cmd := &cobra.Command{
+		Use:   "plan -f FILE|DIR|-",
+		Short: "Show what an apply would change and where it would run",
+		Long: `Show what an apply of the same files would change, field by field, and on which
+node each workload would run. Nothing is changed. -o wide also shows the node that
+each workload is on now.`,
+		Example: `  persysctl plan -f web.yaml
+  persysctl plan -f deploy/ -o json`,
+		Args: func(_ *cobra.Command, args []string) error {
+			if len(args) > 0 {
+				return fmt.Errorf("unexpected argument %q: files are named with -f", args[0])
+			}
+			return nil
+		},
+		RunE: func(cmd *cobra.Command, _ []string) error { return c.plan(cmd.Context(), o) },
+	}
+	f := cmd.Flags()
+	f.StringArrayVarP(&o.files, "file", "f", nil, "file, folder, or - for standard input; may be repeated")
+	f.BoolVarP(&o.recursive, "recursive", "R", false, "also read the folders in a folder")
+	return cmd
+}
+
+func (c *cli) plan(ctx context.Context, o applyOptions) error {
+	if len(o.files) == 0 {
+		return failf(exitUsage, "persysctl plan -f FILE", "no file is given")
+	}
+	requests, err := c.parse(o)
+	if err != nil {
+		return err
+	}
+	if n := len(requests); n > maxPlan {
+		return failf(exitUsage, "persysctl plan -f FILE", "%d workloads are given, at most %d can be planned at once", n, maxPlan)
+	}
+	if err := c.connect(ctx); err != nil {
+		return err
+	}
+	r, err := read(ctx, c, c.cluster.PlanWorkloads, &clusterv1.PlanWorkloadsRequest{Workloads: requests})
+	if err != nil {
+		return c.explain(err, false)
+	}
+	if err := c.emit(r, func() { c.showPlan(r) }); err != nil {
+		return err
+	}
+	refused := 0
+	for _, w := range r.GetWorkloads() {
+		if w.GetAction() == "refused" {
+			refused++
+		}
+	}
+	if refused > 0 {
+		return failf(exitFailed, "", "%s would be refused", plural(refused, "workload"))
+	}
+	return nil
+}
+
+var actionStyles = map[string]screen.Style{
+	"create": screen.Good, "start": screen.Good, "replace": screen.Warn, "update": screen.Warn,
+	"stop": screen.Warn, "delete": screen.Bad, "refused": screen.Bad, "unchanged": screen.Dim,
+}
+
+func (c *cli) showPlan(r *clusterv1.PlanWorkloadsResponse) {
+	if r.GetFrozen() != "" {
+		writeLines(c.out, []string{c.paint.Paint(screen.Warn, "An apply would be refused now: ") + screen.Clean(r.GetFrozen()), ""})
+	}
+	columns := []screen.Column{{Title: "WORKLOAD", Gives: 1, Least: 12, Keeps: screen.Middle}, {Title: "ACTION"}, {Title: "NODE"}}
+	if c.output == outWide {
+		columns = append(columns, screen.Column{Title: "NOW ON"})
+	}
+	columns = append(columns, screen.Column{Title: "WHAT CHANGES", Gives: 2, Least: 20})
+	t := screen.NewTable(columns...)
+	counts := map[string]int{}
+	for _, w := range r.GetWorkloads() {
+		counts[w.GetAction()]++
+		row := []screen.Cell{
+			screen.Text(w.GetWorkloadId()), screen.Styled(w.GetAction(), actionStyles[w.GetAction()]), screen.Text(orText(w.GetNodeId(), screen.None)),
+		}
+		if c.output == outWide {
+			row = append(row, screen.Text(orText(w.GetPresentNodeId(), screen.None)))
+		}
+		t.Add(append(row, screen.Text(planText(w)))...)
+	}
+	c.print(t)
+	var sum []string
+	for _, action := range []string{"create", "replace", "update", "start", "stop", "delete", "unchanged", "refused"} {
+		if n := counts[action]; n > 0 {
+			sum = append(sum, fmt.Sprintf("%d %s", n, action))
+		}
+	}
+	writeLines(c.out, []string{"", strings.Join(sum, ", ") + ". Nothing has been changed."})
+}
+
+// planText is a reason, or the changes in few words.
+func planText(w *clusterv1.PlannedWorkload) string {
+	if w.GetReason() != "" {
+		return w.GetReason()
+	}
+	var parts []string
+	for _, ch := range w.GetChanges() {
+		switch {
+		case ch.GetBefore() == "" && ch.GetAfter() == "":
+			parts = append(parts, ch.GetField())
+		default:
+			parts = append(parts, fmt.Sprintf("%s: %s → %s", ch.GetField(), orText(ch.GetBefore(), screen.None), orText(ch.GetAfter(), screen.None)))
+		}
+	}
+	return strings.Join(parts, ", ")
+}

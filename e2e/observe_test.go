@@ -1,0 +1,173 @@
+package e2e
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"maps"
+	"net/http"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	dto "github.com/prometheus/client_model/go"
+	"github.com/prometheus/common/expfmt"
+	scheme "github.com/prometheus/common/model"
+
+	controlv1 "github.com/persys/compute/api/control/v1"
+	"github.com/persys/compute/e2e/harness"
+)
+
+// moved collects which metrics have ever shown a value other than zero.
+type moved map[string]bool
+
+// scrape reads one program's metrics as Prometheus would.
+func (m moved) scrape(ctx context.Context, addr string) error {
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+addr+"/metrics", nil)
+	if err != nil {
+		return err
+	}
+	resp, err := (&http.Client{Transport: &http.Transport{DisableKeepAlives: true}, Timeout: 5 * time.Second}).Do(req)
+	if err != nil {
+		return err
+	}
+	defer resp.Body.Close()
+	body, err := io.ReadAll(resp.Body)
+	if err != nil {
+		return err
+	}
+	parser := expfmt.NewTextParser(scheme.LegacyValidation)
+	families, err := parser.TextToMetricFamilies(strings.NewReader(string(body)))
+	if err != nil {
+		return fmt.Errorf("%s: %w", addr, err)
+	}
+	for name, f := range families {
+		if slices.ContainsFunc(f.GetMetric(), shows) {
+			m[name] = true
+		}
+	}
+	return nil
+}
+
+func shows(m *dto.Metric) bool {
+	return m.GetCounter().GetValue() != 0 || m.GetGauge().GetValue() != 0 || m.GetHistogram().GetSampleCount() != 0
+}
+
+// declared are the metrics of schedulers and agents, as the reference lists them;
+// that page is checked against the programs where it is made.
+func declared(t *testing.T) []string {
+	t.Helper()
+	page := got[[]byte](t)(os.ReadFile("../docs/reference/metrics.md"))
+	var names []string
+	for line := range strings.Lines(string(page)) {
+		cells := strings.Split(line, "|")
+		if len(cells) < 3 {
+			continue
+		}
+		if name := strings.TrimSpace(cells[1]); strings.HasPrefix(name, "persys_scheduler_") || strings.HasPrefix(name, "persys_agent_") {
+			names = append(names, name)
+		}
+	}
+	if len(names) < 70 {
+		t.Fatalf("only %d metrics were read from the reference", len(names))
+	}
+	return names
+}
+
+// all scrapes whatever runs.
+func (m moved) all(t *testing.T, c *harness.Cluster) {
+	t.Helper()
+	for _, s := range c.Schedulers {
+		if s.Running() {
+			must(t, m.scrape(t.Context(), s.HTTP))
+		}
+	}
+	for _, a := range c.Agents {
+		if a.Running() {
+			must(t, m.scrape(t.Context(), a.HTTP))
+		}
+	}
+}
+
+// A story in which something of everything happens: every metric that the
+// programs declare shows it.
+func TestObserved(t *testing.T) {
+	// What a story of this length does not bring about, and the test that does.
+	elsewhere := map[string]string{
+		"persys_scheduler_paused_seconds_total":                      "cmd/internal/scheduler TestRareFigures",
+		"persys_scheduler_raft_snapshots_total":                      "cluster TestMetricsAreTold",
+		"persys_scheduler_raft_snapshot_duration_seconds":            "cluster TestMetricsAreTold",
+		"persys_scheduler_raft_halted":                               "cluster, whatever halts a replica",
+		"persys_scheduler_feed_dropped_entries_total":                "fsm/store TestStats",
+		"persys_scheduler_feed_compactions_total":                    "fsm/store TestStats",
+		"persys_scheduler_feed_waiters":                              "fsm/store TestStats",
+		"persys_scheduler_mirror_fenced_total":                       "mirror TestDeposedWriterWritesNothing",
+		"persys_agent_orders_fenced_total":                           "agent TestHealthAndMetrics",
+		"persys_agent_garbage_collection_old_failed_workloads_found": "agent TestHealthAndMetrics",
+		"persys_agent_garbage_collection_orphaned_resources_found":   "agent TestHealthAndMetrics",
+		"persys_agent_garbage_collection_resources_deleted_total":    "agent TestHealthAndMetrics",
+	}
+	want := declared(t)
+	for name := range elsewhere {
+		if !slices.Contains(want, name) {
+			t.Errorf("%s is not exported any more", name)
+		}
+	}
+	dir := t.TempDir()
+	etcd := got[*harness.Part](t)(harness.Etcd(t.Context(), dir))
+	must(t, etcd.Start())
+	t.Cleanup(func() { _ = etcd.Kill() })
+	must(t, harness.WaitEtcd(t.Context(), etcd, settle))
+	c := start(t, harness.Options{
+		Binaries:     shipped(t),
+		SchedulerEnv: fast(map[string]string{"ETCD_ENDPOINTS": etcd.Addr, "ETCD_PROBE_INTERVAL": "500ms", "ETCD_TIMEOUT": "500ms", "LOG_FORMAT": "json"}),
+		AgentEnv:     map[string]string{"LOG_FORMAT": "json", "PERSYS_RECONCILE_INTERVAL": "1s"},
+	})
+	for range 2 {
+		got[*harness.Agent](t)(c.StartAgent(t.Context(), harness.AgentOptions{Simulate: true}))
+	}
+	seen := moved{}
+	for i, image := range []string{"sim/run", "sim/run", "sim/slow:3s", "sim/missing", "sim/crash:3", "sim/fail:RUNTIME_ERROR"} {
+		apply(t, c, fmt.Sprintf("story-%d", i), container(image))
+		seen.all(t, c)
+	}
+	for _, id := range []string{"story-0", "story-1", "story-2"} {
+		_ = got[*controlv1.WorkloadView](t)(c.WaitWorkload(t.Context(), id, settle, running))
+	}
+	_ = got[*controlv1.WorkloadView](t)(c.WaitWorkload(t.Context(), "story-3", settle, func(w *controlv1.WorkloadView) bool {
+		seen.all(t, c)
+		return w.GetStatus() == "Failed" || w.GetStatus() == "RetryPending"
+	}))
+	control := got[controlv1.AgentControlClient](t)(c.Any(t.Context()))
+	_ = got[*controlv1.DeleteWorkloadResponse](t)(control.DeleteWorkload(t.Context(), &controlv1.DeleteWorkloadRequest{WorkloadId: "story-1"}))
+
+	// The leader dies: an election. Then a node: its lease runs out. Then etcd: the
+	// mirror fails, and the mode says so.
+	leader := got[int](t)(c.WaitLeader(t.Context(), electionLimit))
+	must(t, c.Schedulers[leader].Kill())
+	_ = got[int](t)(c.WaitLeader(t.Context(), electionLimit, leader))
+	seen.all(t, c)
+	must(t, c.Agents[1].Kill())
+	must(t, c.WaitNode(t.Context(), c.Agents[1].NodeID, "NotReady", settle))
+	must(t, etcd.Kill())
+	must(t, harness.Poll(t.Context(), 2*settle, "every metric moving", func(context.Context) error {
+		seen.all(t, c)
+		var still []string
+		for _, name := range want {
+			if !seen[name] && elsewhere[name] == "" {
+				still = append(still, name)
+			}
+		}
+		if len(still) > 0 {
+			return fmt.Errorf("these never moved: %v", still)
+		}
+		return nil
+	}))
+	for _, name := range slices.Sorted(maps.Keys(elsewhere)) {
+		if seen[name] {
+			t.Logf("%s moves here, too", name)
+		}
+	}
+}

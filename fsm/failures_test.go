@@ -1,0 +1,261 @@
+package fsm
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+
+	commandv1 "github.com/persys/compute/api/command/v1"
+)
+
+func (w *world) forgive(id string) Command {
+	f := &commandv1.Forgiveness{Workload: id}
+	if wl, ok := w.s.Workload(id); ok {
+		f.IfGeneration = generationPB(wl.Generation)
+	}
+	return &commandv1.Command{Body: &commandv1.Command_ForgiveFailures{ForgiveFailures: &commandv1.ForgiveFailures{
+		Workloads: []*commandv1.Forgiveness{f},
+	}}}
+}
+
+func actions(node, workload string, list ...*commandv1.AgentAction) Command {
+	return &commandv1.Command{Body: &commandv1.Command_RecordActions{RecordActions: &commandv1.RecordActions{
+		Node: node, Workload: workload, Actions: list,
+	}}}
+}
+
+func action(task, workload string, ended int64) *commandv1.AgentAction {
+	return &commandv1.AgentAction{
+		TaskId: task, Workload: workload, ActionType: "apply_workload", Status: "failed", Error: "no such image",
+		CreatedAt: 1, StartedAt: 2, EndedAt: ended,
+	}
+}
+
+// proveNewest is prove at the feature level of this version, web being on a.
+func proveNewest(t *testing.T, facts []fact) {
+	t.Helper()
+	for _, f := range facts {
+		t.Run(f.name, func(t *testing.T) {
+			w := newest(formed(t, "a", "b"))
+			w.place("web", "a")
+			f.run(t, w)
+		})
+	}
+}
+
+func TestFailuresCount(t *testing.T) {
+	fail := func(w *world, attempts int32) {
+		w.ok(w.says("web", "Failed"))
+		w.ok(w.retry("web", attempts, 0, false))
+	}
+	proveNewest(t, []fact{
+		{"until it has run for a while", func(t *testing.T, w *world) {
+			fail(w, 1)
+			first := w.workload("web").Retry.FirstFailureAt
+			w.run("web")
+			since := w.now
+			r := w.workload("web").Retry
+			is(t, "attempts", r.Attempts, 1)
+			is(t, "first failure", r.FirstFailureAt, first)
+			is(t, "stable since", r.StableSince, since)
+			is(t, "status", w.workload("web").Status, StatusRunning)
+			w.ok(w.forgive("web"))
+			is(t, "retry", w.workload("web").Retry, Retry{MaxAttempts: DefaultMaxAttempts})
+			is(t, "event", w.eventOf(EventWorkloadStable).Details[0], Label{"attempts", "1"})
+		}},
+		{"on when it fails again before", func(t *testing.T, w *world) {
+			fail(w, 1)
+			first := w.workload("web").Retry.FirstFailureAt
+			w.run("web")
+			fail(w, 2)
+			r := w.workload("web").Retry
+			is(t, "attempts", r.Attempts, 2)
+			is(t, "first failure", r.FirstFailureAt, first)
+			is(t, "stable since", r.StableSince, 0)
+			skipped(t, w.do(w.forgive("web")), "does not run")
+		}},
+		{"anew when its engine restarted it", func(t *testing.T, w *world) {
+			fail(w, 1)
+			w.run("web")
+			again := w.says("web", "Running")
+			again.GetReport().Reports[0].RestartCount = 1
+			w.ok(again)
+			is(t, "stable since", w.workload("web").Retry.StableSince, w.now)
+		}},
+		{"not when there were none", func(t *testing.T, w *world) {
+			w.run("web")
+			is(t, "stable since", w.workload("web").Retry.StableSince, 0)
+			skipped(t, w.do(w.forgive("web")), "has not failed")
+		}},
+		{"no more when the user stops it", func(t *testing.T, w *world) {
+			fail(w, 1)
+			w.run("web")
+			w.ok(setDesired("web", "Stopped"))
+			is(t, "retry", w.workload("web").Retry, Retry{MaxAttempts: DefaultMaxAttempts})
+		}},
+		{"a backoff ends when it runs", func(t *testing.T, w *world) {
+			w.ok(w.says("web", "Failed"))
+			w.ok(w.retry("web", 1, w.now+minute, false))
+			w.run("web")
+			is(t, "next", w.workload("web").Retry.NextAt, 0)
+			is(t, "status", w.workload("web").Status, StatusRunning)
+		}},
+		{"skips another generation", func(t *testing.T, w *world) {
+			fail(w, 1)
+			w.run("web")
+			c := w.forgive("web")
+			c.GetForgiveFailures().Workloads[0].IfGeneration.Sequence--
+			skipped(t, w.do(c), "generation")
+		}},
+		{"below level 5 a success ends them at once", func(t *testing.T, _ *world) {
+			w := formed(t, "a")
+			w.place("web", "a")
+			fail(w, 1)
+			w.run("web")
+			is(t, "retry", w.workload("web").Retry, Retry{MaxAttempts: DefaultMaxAttempts})
+			is(t, "acknowledged at", w.workload("web").AcknowledgedAt, 0)
+			refused(t, w.do(w.forgive("web")), Unsupported, "feature level 5")
+		}},
+	})
+}
+
+func TestAVerdictSurvives(t *testing.T) {
+	exhaust := func(w *world) {
+		w.ok(w.says("web", "Failed"))
+		c := w.retry("web", 5, 0, true)
+		c.GetScheduleRetries().Retries[0].Code, c.GetScheduleRetries().Retries[0].Message = CodeExhausted, "5 of 5 attempts used"
+		w.ok(c)
+	}
+	exhausted := func(t *testing.T, w *world) {
+		t.Helper()
+		is(t, "code", w.workload("web").Reason.Code, CodeExhausted)
+		is(t, "message", w.workload("web").Reason.Message, "5 of 5 attempts used")
+	}
+	proveNewest(t, []fact{
+		{"what its node says next", func(t *testing.T, w *world) {
+			exhaust(w)
+			is(t, "event", w.eventOf(EventWorkloadFailed).Reason, CodeExhausted)
+			c := w.says("web", "Failed")
+			c.GetReport().Reports[0].Message = "exit code 3"
+			w.ok(c)
+			exhausted(t, w)
+			is(t, "status", w.workload("web").Status, StatusFailed)
+		}},
+		{"the loss and return of its node", func(t *testing.T, w *world) {
+			exhaust(w)
+			w.ok(nodeState("a", false))
+			is(t, "lost", w.workload("web").Reason.Code, CodeNodeLost)
+			w.ok(nodeState("a", true))
+			exhausted(t, w)
+			is(t, "status", w.workload("web").Status, StatusFailed)
+		}},
+		{"that it runs, for a while", func(t *testing.T, w *world) {
+			exhaust(w)
+			w.run("web")
+			is(t, "status", w.workload("web").Status, StatusRunning)
+			exhausted(t, w)
+			w.ok(w.forgive("web"))
+			is(t, "code", w.workload("web").Reason.Code, "")
+			is(t, "verdict", w.workload("web").Retry.Verdict, Verdict{})
+		}},
+		{"the loss of a node on which it runs again", func(t *testing.T, w *world) {
+			exhaust(w)
+			w.run("web")
+			w.ok(nodeState("a", false))
+			is(t, "stable since", w.workload("web").Retry.StableSince, 0)
+			w.ok(nodeState("a", true))
+			is(t, "stable since, heard again", w.workload("web").Retry.StableSince, w.now)
+			is(t, "status", w.workload("web").Status, StatusRunning)
+		}},
+		{"not a new specification", func(t *testing.T, w *world) {
+			exhaust(w)
+			w.ok(put("web", content("c1:another")))
+			is(t, "verdict", w.workload("web").Retry.Verdict, Verdict{})
+		}},
+		{"not a retry by hand", func(t *testing.T, w *world) {
+			exhaust(w)
+			w.ok(userRetry("web"))
+			is(t, "verdict", w.workload("web").Retry.Verdict, Verdict{})
+		}},
+	})
+}
+
+func TestAcknowledgedAt(t *testing.T) {
+	proveNewest(t, []fact{
+		{"is when the node accepted this order", func(t *testing.T, w *world) {
+			is(t, "before", w.workload("web").AcknowledgedAt, 0)
+			w.ok(w.says("web", "Pending"))
+			at := w.now
+			w.run("web")
+			is(t, "after", w.workload("web").AcknowledgedAt, at)
+			w.ok(put("web", content("c1:another")))
+			is(t, "of the next order", w.workload("web").AcknowledgedAt, 0)
+		}},
+	})
+}
+
+func TestRecordActions(t *testing.T) {
+	tasks := func(w *world) (out string) {
+		for _, c := range w.last {
+			if c.Table == TableEvent && c.NewEvent.Type == EventAgentAction {
+				for _, d := range c.NewEvent.Details {
+					if d.Key == "task_id" {
+						out += " " + d.Value
+					}
+				}
+			}
+		}
+		return strings.TrimSpace(out)
+	}
+	proveNewest(t, []fact{
+		{"each ended task is told once, the oldest first", func(t *testing.T, w *world) {
+			w.ok(actions("a", "", action("t3", "web", 0), action("t2", "web", 7), action("t1", "db", 5)))
+			is(t, "tasks", tasks(w), "t1 t2")
+			e := w.eventOf(EventAgentAction)
+			is(t, "workload", e.Workload, "db")
+			is(t, "node", e.Node, "a")
+			is(t, "status", e.Reason, "failed")
+			is(t, "error", e.Message, "no such image")
+			is(t, "until", w.s.AuditedUntil("a"), 7)
+			w.ok(actions("a", "", action("t3", "web", 9), action("t4", "web", 7), action("t2", "web", 7), action("t1", "db", 5)))
+			is(t, "tasks, later", tasks(w), "t4 t3")
+			w.ok(actions("a", "", action("t3", "web", 9)))
+			is(t, "changes", len(w.last), 0)
+		}},
+		{"the record keeps the newest 20, and no long text", func(t *testing.T, w *world) {
+			var list []*commandv1.AgentAction
+			for i := range 30 {
+				a := action(fmt.Sprint("t", i), "web", int64(100-i))
+				a.Error = strings.Repeat("x", 1000)
+				list = append(list, a)
+			}
+			w.ok(actions("a", "web", list...))
+			got := w.workload("web").Actions
+			is(t, "kept", len(got), MaxActions)
+			is(t, "first", got[0].TaskID, "t0")
+			is(t, "error", len(got[0].Error), maxActionError)
+			w.ok(actions("a", "web", list...))
+			is(t, "changes", len(w.last), 0)
+		}},
+		{"are forgotten with the failures", func(t *testing.T, w *world) {
+			w.ok(w.retry("web", 1, 0, false))
+			w.ok(actions("a", "web", action("t1", "web", 5)))
+			w.run("web")
+			w.ok(w.forgive("web"))
+			is(t, "kept", len(w.workload("web").Actions), 0)
+		}},
+		{"another node's record is left alone", func(t *testing.T, w *world) {
+			skipped(t, w.do(actions("b", "web", action("t1", "web", 5))), "is not on node")
+			is(t, "kept", len(w.workload("web").Actions), 0)
+			is(t, "told", tasks(w), "t1")
+		}},
+		{"of an unknown node are refused", func(t *testing.T, w *world) {
+			refused(t, w.do(actions("none", "", action("t1", "web", 5))), NotFound, "none")
+		}},
+		{"are forgotten with the node", func(t *testing.T, w *world) {
+			w.ok(actions("a", "", action("t1", "web", 5)))
+			w.ok(removeNode("a", true))
+			is(t, "until", w.s.AuditedUntil("a"), 0)
+		}},
+	})
+}

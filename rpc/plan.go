@@ -1,0 +1,216 @@
+package rpc
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"slices"
+
+	clusterv1 "github.com/persys/compute/api/cluster/v1"
+	commandv1 "github.com/persys/compute/api/command/v1"
+	controlv1 "github.com/persys/compute/api/control/v1"
+	"github.com/persys/compute/fsm"
+	"github.com/persys/compute/sched"
+	"github.com/persys/compute/spec"
+)
+
+// Bounds of one plan.
+const (
+	maxPlan     = 256
+	maxVerdicts = 16 // workloads that get every node's verdict
+)
+
+// requested are the workloads of a call: those listed, or those of its file.
+func requested(listed []*controlv1.ApplyWorkloadRequest, file string, most int) ([]*controlv1.ApplyWorkloadRequest, error) {
+	if file != "" {
+		if len(listed) > 0 {
+			return nil, errorf(KindInvalid, "file: only one of file and workloads can be given")
+		}
+		var err error
+		if listed, err = spec.Parse("", []byte(file), spec.Options{}); err != nil {
+			return nil, &Error{Kind: KindInvalid, Err: err}
+		}
+	}
+	if n := len(listed); n == 0 || n > most {
+		return nil, errorf(KindInvalid, "workloads has %d entries, must have 1 to %d", n, most)
+	}
+	return listed, nil
+}
+
+// PlanWorkloads implements cluster.v1 from a state that the caller's read level
+// asks for.
+func (s *Server) PlanWorkloads(ctx context.Context, req *clusterv1.PlanWorkloadsRequest) (*clusterv1.PlanWorkloadsResponse, error) {
+	reqs, err := requested(req.GetWorkloads(), req.GetFile(), maxPlan)
+	if err != nil {
+		return nil, err
+	}
+	r, err := s.read(ctx)
+	if err != nil {
+		return nil, err
+	}
+	p := plan{s: s, view: r.View}
+	for _, one := range reqs {
+		if err := p.add(ctx, one); err != nil {
+			return nil, err
+		}
+	}
+	p.place()
+	return &clusterv1.PlanWorkloadsResponse{Workloads: p.out, Index: r.index, Frozen: s.frozen()}, nil
+}
+
+// plan is what an apply would do.
+type plan struct {
+	s    *Server
+	view fsm.View
+	out  []*clusterv1.PlannedWorkload
+	next []*fsm.Workload // as placement would see them
+	at   []int           // their place in out
+}
+
+func (p *plan) say(id, action, reason string) *clusterv1.PlannedWorkload {
+	w := &clusterv1.PlannedWorkload{WorkloadId: id, Action: action, Reason: reason}
+	p.out = append(p.out, w)
+	return w
+}
+
+// add judges one request; an error is about the call, not about the request.
+func (p *plan) add(ctx context.Context, req *controlv1.ApplyWorkloadRequest) error {
+	id := req.GetWorkloadId()
+	prepared, err := p.s.prepare(ctx, req)
+	var bad spec.Errors
+	switch {
+	case errors.As(err, &bad), errors.Is(err, spec.ErrBlankID), errors.Is(err, spec.ErrNoKey):
+		p.say(id, "refused", err.Error())
+		return nil
+	case err != nil:
+		return err
+	}
+	switch body := prepared.Command.GetBody().(type) {
+	case *commandv1.Command_PutWorkloads:
+		put := body.PutWorkloads
+		for _, w := range put.GetWorkloads() {
+			p.put(w)
+		}
+		p.shrink(put)
+	case *commandv1.Command_DeleteWorkload:
+		p.desire(prepared.IDs, fsm.DesiredDeleted)
+	case *commandv1.Command_SetDesired:
+		p.desire(prepared.IDs, fsm.Desired(body.SetDesired.GetDesired()))
+	}
+	return nil
+}
+
+// put compares one record.
+func (p *plan) put(w *commandv1.WorkloadPut) {
+	next := fsm.Intended(w)
+	have, known := p.view.Workload(next.ID)
+	action, changes := "create", []spec.Difference(nil)
+	if known && have.Desired != fsm.DesiredDeleted {
+		next.Node = have.Node
+		switch {
+		case have.SameAs(next):
+			action = "unchanged"
+		case have.Content != next.Content:
+			action = "replace"
+		case have.Desired != next.Desired && next.Desired == fsm.DesiredStopped:
+			action = "stop"
+		case have.Desired != next.Desired:
+			action = "start"
+		default:
+			action = "update"
+		}
+		if action != "unchanged" {
+			changes = specDiff(have.Spec, next.Spec)
+			if len(changes) == 0 && action == "replace" {
+				changes = []spec.Difference{{Field: "a secret value"}}
+			}
+		}
+	}
+	out := p.say(next.ID, action, "")
+	if known {
+		out.PresentNodeId = have.Node
+	}
+	for _, c := range changes {
+		out.Changes = append(out.Changes, &clusterv1.FieldChange{Field: c.Field, Before: c.Before, After: c.After})
+	}
+	switch {
+	case next.Desired != fsm.DesiredRunning, action == "unchanged":
+		out.NodeId = next.Node
+	default:
+		p.next, p.at = append(p.next, next), append(p.at, len(p.out)-1)
+	}
+}
+
+// shrink names the members of a count that the new one no longer has.
+func (p *plan) shrink(put *commandv1.PutWorkloads) {
+	group := put.GetGroupOf()
+	if group == "" {
+		return
+	}
+	p.view.Group(group, func(w *fsm.Workload) bool {
+		listed := slices.ContainsFunc(put.GetWorkloads(), func(x *commandv1.WorkloadPut) bool { return x.GetId() == w.ID })
+		if !listed && w.Desired != fsm.DesiredDeleted && fsm.MadeByCount(group, w.ID) {
+			p.say(w.ID, "delete", "the new count leaves it out").PresentNodeId = w.Node
+		}
+		return true
+	})
+}
+
+// desire plans a change of the desired state only.
+func (p *plan) desire(ids []string, to fsm.Desired) {
+	for _, id := range ids {
+		w, known := p.view.Workload(id)
+		if !known {
+			p.say(id, "refused", "there is no such workload; `persysctl list` shows all")
+			continue
+		}
+		action := map[fsm.Desired]string{fsm.DesiredDeleted: "delete", fsm.DesiredStopped: "stop", fsm.DesiredRunning: "start"}[to]
+		if w.Desired == to {
+			action = "unchanged"
+		}
+		out := p.say(id, action, "")
+		out.PresentNodeId = w.Node
+		if to != fsm.DesiredRunning || action == "unchanged" {
+			continue
+		}
+		next := *w
+		next.Desired = to
+		p.next, p.at = append(p.next, &next), append(p.at, len(p.out)-1)
+	}
+}
+
+// specDiff of two stored specifications, as people may see it.
+func specDiff(before, after []byte) []spec.Difference {
+	a, b := &controlv1.WorkloadSpec{}, &controlv1.WorkloadSpec{}
+	if a.UnmarshalVT(before) != nil || b.UnmarshalVT(after) != nil {
+		return nil
+	}
+	return spec.Diff(spec.Redact(a), spec.Redact(b))
+}
+
+// place says where each workload would run, higher priority first.
+func (p *plan) place() {
+	order := make([]int, len(p.next))
+	for i := range order {
+		order[i] = i
+	}
+	slices.SortStableFunc(order, func(a, b int) int {
+		return cmp.Compare(p.next[b].Demand.Priority, p.next[a].Demand.Priority)
+	})
+	sorted := make([]*fsm.Workload, len(order))
+	for i, n := range order {
+		sorted[i] = p.next[n]
+	}
+	for i, move := range sched.PlanPlace(p.view, sorted, p.s.cfg.Tuning) {
+		out := p.out[p.at[order[i]]]
+		out.NodeId = move.To
+		if move.To == "" {
+			out.Reason = move.Message
+		}
+	}
+	for i, next := range p.next[:min(len(p.next), maxVerdicts)] {
+		ex := sched.Explain(p.view, next, p.s.cfg.Tuning)
+		out := p.out[p.at[i]]
+		out.Counts, out.Nodes = countsOf(&ex), verdictsOf(&ex, "")
+	}
+}
