@@ -50,3 +50,6 @@ func free(port int) bool {
 }
 
 func loopback(port int) string { return net.JoinHostPort("127.0.0.1", strconv.Itoa(port)) }
+
+// FreePort is a port of 127.0.0.1 that is free now.
+func FreePort() (int, error) { return new(ports).take() }

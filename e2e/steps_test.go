@@ -1,0 +1,166 @@
+package e2e
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"go.uber.org/zap"
+
+	controlv1 "github.com/persys/compute/api/control/v1"
+	"github.com/persys/compute/e2e/harness"
+)
+
+// The shortest ways to something that runs, as the documents promise them.
+
+// A scheduler that was told nothing but -insecure is a cluster by itself, and
+// finds its state again.
+func TestSchedulerAlone(t *testing.T) {
+	c := solo(t, harness.Options{Binaries: shipped(t)})
+	s, home := c.Schedulers[0], t.TempDir()
+	s.Args = []string{"-insecure"}
+	set(s.Process, map[string]string{
+		"SCHEDULER_INSECURE": "", "SCHEDULER_JOIN": "", "SCHEDULER_BOOTSTRAP_EXPECT": "", "SCHEDULER_DATA_DIR": "", "XDG_STATE_HOME": home,
+	})
+	up(t, c)
+	apply(t, c, "kept", contentSpec("kept"))
+	must(t, s.Kill())
+	must(t, s.Start())
+	must(t, c.WaitReady(t.Context(), settle))
+	got[*controlv1.WorkloadView](t)(c.WaitWorkload(t.Context(), "kept", settle, func(*controlv1.WorkloadView) bool { return true }))
+	if log := filepath.Join(home, "persys", s.Name, "raft", "log.db"); !exists(log) {
+		t.Errorf("its log is not %s", log)
+	}
+}
+
+func exists(path string) bool {
+	_, err := os.Stat(path)
+	return err == nil
+}
+
+// persys dev prints what to type, and what it prints works.
+func TestDevInOneProcess(t *testing.T) {
+	root := got[string](t)(harness.Root(t.Context()))
+	dir := t.TempDir()
+	bin := filepath.Join(dir, "persys")
+	build := exec.CommandContext(t.Context(), "go", "build", "-o", bin, "./cmd/persys")
+	build.Dir = root
+	if out, err := build.CombinedOutput(); err != nil {
+		t.Fatalf("building persys: %v\n%s", err, out)
+	}
+	tmp := filepath.Join(dir, "tmp")
+	must(t, os.Mkdir(tmp, 0o700))
+	p := &harness.Process{
+		Name: "dev", Path: bin, Args: []string{"dev", "--simulate", "--port", "0"}, Log: filepath.Join(dir, "dev.log"),
+		Env: append(os.Environ(), "TMPDIR="+tmp),
+	}
+	must(t, p.Start())
+	t.Cleanup(func() {
+		must(t, p.Kill())
+		if t.Failed() {
+			t.Logf("the end of its output:\n%s", p.Tail(20))
+		}
+	})
+	printed := regexp.MustCompile(`export (PERSYS_SCHEDULER_ADDR=\S+) (PERSYS_INSECURE=true)`)
+	var env []string
+	must(t, harness.Poll(t.Context(), time.Minute, "what to type", func(context.Context) error {
+		if !p.Running() {
+			return harness.Fatal(errors.New("it has ended"))
+		}
+		out, err := p.Output()
+		if m := printed.FindStringSubmatch(out); m != nil {
+			env = m[1:]
+		} else if err == nil {
+			err = errors.New("it has not said")
+		}
+		return err
+	}))
+	for _, args := range [][]string{
+		{"status"},
+		{"apply", "-f", filepath.Join(root, "examples", "hello.yaml"), "--wait", "--timeout", "1m"},
+		{"list"},
+	} {
+		cmd := exec.CommandContext(t.Context(), shipped(t).Ctl, args...)
+		cmd.Env = append([]string{"HOME=" + dir}, env...)
+		if out, err := cmd.CombinedOutput(); err != nil {
+			t.Errorf("persysctl %s: %v\n%s", strings.Join(args, " "), err, out)
+		} else if args[0] == "list" && !bytes.Contains(out, []byte("Running")) {
+			t.Errorf("nothing runs:\n%s", out)
+		}
+	}
+	must(t, p.Interrupt())
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	if code, err := p.Wait(ctx); err != nil || code != 0 {
+		t.Errorf("after Ctrl-C it ended with status %d, %v", code, err)
+	}
+	if left, err := os.ReadDir(tmp); err != nil || len(left) > 0 {
+		t.Errorf("it left %v behind (%v)", left, err)
+	}
+	if alarms := p.Alarms(); len(alarms) > 0 {
+		t.Errorf("it is broken: %v", alarms)
+	}
+}
+
+// The etcd of a laptop: started twice it is one, stopped it keeps its data,
+// wiped it leaves nothing.
+func TestEtcdInDocker(t *testing.T) {
+	theEngine(t)
+	root := got[string](t)(harness.Root(t.Context()))
+	name := fmt.Sprintf("persys-e2e-etcd-%d", os.Getpid())
+	port := got[int](t)(harness.FreePort())
+	run := func(program string, args ...string) (string, error) {
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(t.Context()), 2*time.Minute)
+		defer cancel()
+		cmd := exec.CommandContext(ctx, program, args...)
+		cmd.Dir = root
+		cmd.Env = append(os.Environ(), "ETCD_NAME="+name, fmt.Sprintf("ETCD_PORT=%d", port))
+		out, err := cmd.CombinedOutput()
+		return string(out), err
+	}
+	script := filepath.Join(root, "hack", "start-etcd-docker.sh")
+	t.Cleanup(func() {
+		if out, err := run(script, "wipe"); err != nil {
+			t.Errorf("wipe: %v\n%s", err, out)
+		}
+		for _, left := range []string{"container", "volume"} {
+			if out, err := run("docker", left, "inspect", name); err == nil {
+				t.Errorf("the %s is still there: %s", left, out)
+			}
+		}
+	})
+	start := func() {
+		t.Helper()
+		out, err := run(script)
+		if err != nil || !strings.Contains(out, fmt.Sprintf("ETCD_ENDPOINTS=127.0.0.1:%d", port)) {
+			t.Fatalf("start: %v\n%s", err, out)
+		}
+	}
+	start()
+	start()
+	cli := got[*clientv3.Client](t)(clientv3.New(clientv3.Config{Endpoints: []string{fmt.Sprintf("127.0.0.1:%d", port)}, DialTimeout: settle, Logger: zap.NewNop()}))
+	defer cli.Close()
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	_, err := cli.Put(ctx, "kept", "yes")
+	must(t, err)
+	if out, err := run(script, "stop"); err != nil {
+		t.Fatalf("stop: %v\n%s", err, out)
+	}
+	start()
+	if r, err := cli.Get(ctx, "kept"); err != nil || r.Count != 1 {
+		t.Errorf("its data are gone after a stop: %v, %v", r, err)
+	}
+	if out, err := run(script, "restart"); err == nil || !strings.Contains(out, "restart") {
+		t.Errorf("an argument that is none: %v, %q", err, out)
+	}
+}
