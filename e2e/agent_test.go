@@ -220,10 +220,23 @@ func TestAgentLost(t *testing.T) {
 	for i := range 3 {
 		got[*controlv1.WorkloadView](t)(c.WaitWorkload(t.Context(), fmt.Sprintf("many-%d", i), settle, runningOn(holder.NodeID)))
 	}
-	cordon(false)
+	// One more fails wherever it is and waits for its next attempt.
+	crashing := container("sim/crash")
+	crashing.GetContainer().RestartPolicy = "no"
+	apply(t, c, "retried", crashing)
+	got[*controlv1.WorkloadView](t)(c.WaitWorkload(t.Context(), "retried", settle, func(w *controlv1.WorkloadView) bool {
+		return w.GetStatus() == "RetryPending" && w.GetAssignedNodeId() == holder.NodeID
+	}))
 
 	must(t, holder.Kill())
 	killed, at := sim.Boottime(), time.Now()
+	// And one is placed there when nobody knows yet: its order never arrives.
+	apply(t, c, "late", container("persys/any:1"))
+	late := got[*controlv1.WorkloadView](t)(c.WaitWorkload(t.Context(), "late", settle, func(w *controlv1.WorkloadView) bool {
+		return w.GetAssignedNodeId() != "" || w.GetReason().GetCode() != ""
+	}))
+	t.Logf("applied after the death of its only node: %s on %q (%s)", late.GetStatus(), late.GetAssignedNodeId(), late.GetReason().GetMessage())
+	cordon(false)
 	for i := range 3 {
 		id := fmt.Sprintf("many-%d", i)
 		got[*controlv1.WorkloadView](t)(c.WaitWorkload(t.Context(), id, settle, runningOn(other.NodeID)))
@@ -240,6 +253,15 @@ func TestAgentLost(t *testing.T) {
 	t.Logf("agent killed; 3 workloads ran on the other agent after %s with a lease of %s", took.Round(time.Millisecond), lease)
 	if took > lease+10*time.Second {
 		t.Errorf("moving took %s, want the lease (%s) and a few seconds", took, lease)
+	}
+
+	// What waited for its next attempt, or for its order, waits for it no longer.
+	got[*controlv1.WorkloadView](t)(c.WaitWorkload(t.Context(), "late", settle, runningOn(other.NodeID)))
+	got[*controlv1.WorkloadView](t)(c.WaitWorkload(t.Context(), "retried", settle, func(w *controlv1.WorkloadView) bool {
+		return w.GetAssignedNodeId() == other.NodeID
+	}))
+	if runs := runsOf(t, c, "late"); len(runs) != 1 || runs[0].NodeID != other.NodeID {
+		t.Errorf("late ran %+v, want once, on %s", runs, other.NodeID)
 	}
 
 	// The exclusive one waits for a person, and says what to type.
@@ -270,7 +292,7 @@ func TestAgentLost(t *testing.T) {
 	// The old agent comes back: what moved stays moved, and nothing of it is left there.
 	must(t, holder.Start())
 	must(t, c.WaitNode(t.Context(), holder.NodeID, "Ready", settle))
-	for _, id := range []string{"many-0", "many-1", "many-2", "single"} {
+	for _, id := range []string{"many-0", "many-1", "many-2", "late", "single"} {
 		must(t, harness.Poll(t.Context(), settle, "the end of "+id+" on "+holder.NodeID, func(context.Context) error {
 			for _, r := range runsOf(t, c, id) {
 				if r.NodeID == holder.NodeID && r.To == 0 {

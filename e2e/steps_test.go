@@ -14,7 +14,6 @@ import (
 	"time"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
-	"go.uber.org/zap"
 
 	controlv1 "github.com/persys/compute/api/control/v1"
 	"github.com/persys/compute/e2e/harness"
@@ -147,7 +146,7 @@ func TestEtcdInDocker(t *testing.T) {
 	}
 	start()
 	start()
-	cli := got[*clientv3.Client](t)(clientv3.New(clientv3.Config{Endpoints: []string{fmt.Sprintf("127.0.0.1:%d", port)}, DialTimeout: settle, Logger: zap.NewNop()}))
+	cli := got[*clientv3.Client](t)(clientv3.New(clientv3.Config{Endpoints: []string{fmt.Sprintf("127.0.0.1:%d", port)}, DialTimeout: settle}))
 	defer cli.Close()
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
