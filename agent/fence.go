@@ -110,6 +110,16 @@ func judgeNode(self, meant string) *refusal {
 	return nil
 }
 
+// judgeInstance refuses what was meant for another agent of this name: the machine before it was
+// wiped, or the one whose place this has taken. What the answer said would be taken for the word
+// of that one, whose instances may still run.
+func judgeInstance(self, meant string) *refusal {
+	if meant != "" && meant != self {
+		return fencedf("instance_id: this is instance %s, the order is for %s: this agent has to be registered first", self, meant)
+	}
+	return nil
+}
+
 func generationFrom(m *agentv1.Generation) driver.Generation {
 	return driver.Generation{Incarnation: m.GetIncarnation(), Sequence: m.GetSequence()}
 }

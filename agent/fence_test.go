@@ -102,6 +102,12 @@ func TestJudgeGeneration(t *testing.T) {
 	}
 }
 
+func TestJudgeInstance(t *testing.T) {
+	checkRefusal(t, judgeInstance("i1", "i1"), true, "")
+	checkRefusal(t, judgeInstance("i1", ""), true, "")
+	checkRefusal(t, judgeInstance("i1", "i0"), true, "this is instance i1, the order is for i0")
+}
+
 func TestJudgeNode(t *testing.T) {
 	checkRefusal(t, judgeNode("a", "a"), true, "")
 	checkRefusal(t, judgeNode("a", ""), true, "")

@@ -55,6 +55,9 @@ func (r Rules) Admit(seen Epoch, in *agentv1.Epoch, node string) (Epoch, *Refusa
 	return next, refusalOf(no)
 }
 
+// Meant is the part of the first fence that knows one instance from another; self is the agent's own.
+func (r Rules) Meant(self, instance string) *Refusal { return refusalOf(judgeInstance(self, instance)) }
+
 // Apply is the second fence and what an apply leaves behind old (nil: none). skip is true if the
 // order asks for nothing new; whether old is carried out is for the caller to know.
 func (r Rules) Apply(old *Intent, tomb *Tombstone, req *agentv1.ApplyWorkloadRequest, draining bool, now time.Time) (next *Intent, skip bool, no *Refusal) {

@@ -64,13 +64,16 @@ func (s service) ApplyWorkload(_ context.Context, req *agentv1.ApplyWorkloadRequ
 
 // admit passes the first fence and remembers the epoch. It is called with intentMu held and
 // returns the meta record to store with the order, nil if it did not change.
-func (a *Agent) admit(epoch *agentv1.Epoch, node string) (*meta, *refusal) {
+func (a *Agent) admit(epoch *agentv1.Epoch, node, instance string) (*meta, *refusal) {
 	if no := judgeNode(a.cfg.NodeID, node); no != nil {
 		return nil, no
 	}
 	a.mu.Lock()
 	m := a.meta
 	a.mu.Unlock()
+	if no := judgeInstance(m.InstanceID, instance); no != nil {
+		return nil, no
+	}
 	next, no := judgeEpoch(m.Epoch, a.cfg.Control == nil, epoch)
 	if no != nil || next == m.Epoch {
 		return nil, no
@@ -143,7 +146,7 @@ func (a *Agent) apply(req *agentv1.ApplyWorkloadRequest) (*agentv1.ApplyWorkload
 	}
 	a.intentMu.Lock()
 	defer a.intentMu.Unlock()
-	m, no := a.admit(req.Epoch, req.NodeId)
+	m, no := a.admit(req.Epoch, req.NodeId, req.InstanceId)
 	if no != nil {
 		return nil, no, nil
 	}
@@ -299,7 +302,7 @@ func (a *Agent) delete(req *agentv1.DeleteWorkloadRequest) (*agentv1.DeleteWorkl
 	}
 	a.intentMu.Lock()
 	defer a.intentMu.Unlock()
-	m, no := a.admit(req.Epoch, req.NodeId)
+	m, no := a.admit(req.Epoch, req.NodeId, req.InstanceId)
 	if no != nil {
 		return nil, no, nil
 	}
@@ -425,7 +428,7 @@ func (a *Agent) fenceRead(epoch *agentv1.Epoch) error {
 	}
 	a.intentMu.Lock()
 	defer a.intentMu.Unlock()
-	m, no := a.admit(epoch, "")
+	m, no := a.admit(epoch, "", "")
 	if no != nil {
 		a.metrics.refused(no)
 		return status.Error(codes.FailedPrecondition, no.message)

@@ -211,6 +211,19 @@ var scenarios = []struct {
 		w.do(w.forgive("web"))
 		w.do(removeNode("a", true))
 	}},
+	{"11-another-machine", func(w *world) {
+		level4(w)
+		w.do(register("a", engine("engine-a")))
+		w.do(put("db", exclusive))
+		w.do(w.assign("db", "a"))
+		w.do(w.says("db", "Missing"))
+		w.do(w.evict("db", CodeMissing, true))
+		w.do(nodeState("a", false))
+		another := func(n *commandv1.RegisterNode) { n.InstanceId, n.EngineId = "other", "engine-z" }
+		w.do(register("a", another))
+		w.do(fence("a"))
+		w.do(register("a", another))
+	}},
 }
 
 func corpusFile(name, ext string) string { return filepath.Join("testdata", "corpus", name+ext) }

@@ -1,6 +1,7 @@
 package fsm
 
 import (
+	"fmt"
 	"strconv"
 
 	commandv1 "github.com/persys/compute/api/command/v1"
@@ -33,6 +34,11 @@ func (t *Tx) registerNode(b *commandv1.RegisterNode) Result {
 		return refuse(Conflict, "node %q is %s as instance %s; instance %s must use another id, or wait until that lease has ended",
 			old.ID, old.Status(), old.Facts.InstanceID, facts.InstanceID)
 	}
+	if id := t.heldFor(old, &facts); id != "" {
+		return refuse(Conflict, "node %q was instance %s, which may still run exclusive workload %q; this is %s on another engine: "+
+			"give it another id, or, once the former machine is known to be off: persysctl node fence %s",
+			old.ID, old.Facts.InstanceID, id, instanceText(&facts), old.ID)
+	}
 	same := factsEqual(&old.Facts, &facts)
 	if same && old.Up {
 		return Result{Kind: AlreadyDone}
@@ -53,6 +59,42 @@ func (t *Tx) registerNode(b *commandv1.RegisterNode) Result {
 	return Result{}
 }
 
+// heldFor guards a node's id while a lost machine may run something exclusive
+// under it: another machine that took the id would be given that workload, or
+// would truly say that it has nothing of it. It returns such a workload when facts
+// are of another machine, "" when they may be of the same or none is at risk. An
+// agent that lost its file is on the same engine, and finds there what runs.
+func (t *Tx) heldFor(old *Node, facts *NodeFacts) (id string) {
+	was := &old.Facts
+	if t.r.info.FeatureLevel < 4 || old.Fenced || was.InstanceID == "" || was.InstanceID == facts.InstanceID ||
+		was.EngineID != "" && was.EngineID == facts.EngineID {
+		return ""
+	}
+	t.state().WorkloadsOn(old.ID, func(w *Workload) bool {
+		if w.Demand.Exclusive {
+			id = w.ID
+		}
+		return id == ""
+	})
+	if id != "" {
+		return id
+	}
+	t.state().Residuals(old.ID, func(r *Residual) bool {
+		if r.Demand.Exclusive {
+			id = r.Workload
+		}
+		return id == ""
+	})
+	return id
+}
+
+func instanceText(f *NodeFacts) string {
+	if f.InstanceID == "" {
+		return "an agent that names no instance"
+	}
+	return "instance " + f.InstanceID
+}
+
 // setNodeStates records transitions that the leader saw. Items that say nothing
 // new, or speak of unknown nodes, change nothing.
 func (t *Tx) setNodeStates(b *commandv1.SetNodeStates) Result {
@@ -64,6 +106,10 @@ func (t *Tx) setNodeStates(b *commandv1.SetNodeStates) Result {
 			continue
 		}
 		if old.Up == s.GetUp() {
+			continue
+		}
+		if s.GetUp() && old.Fenced && t.r.info.FeatureLevel >= 4 {
+			res.skip(fmt.Sprintf("node %q is fenced: a heartbeat does not bring it back, a registration does", old.ID))
 			continue
 		}
 		n := *old

@@ -106,6 +106,67 @@ func TestRegisterNode(t *testing.T) {
 	}
 }
 
+// A lost machine may run something exclusive: its id is not another's to take.
+func TestRegisterInPlaceOfALostNode(t *testing.T) {
+	other := func(n *commandv1.RegisterNode) { n.InstanceId = "other" }
+	silent := func(n *commandv1.RegisterNode) { n.InstanceId = "" }
+	lost := func(w *world, opts ...func(*commandv1.WorkloadPut)) {
+		w.ok(register("a", engine("engine-a")))
+		w.place("db", "a", opts...)
+		w.run("db")
+		w.ok(nodeState("a", false))
+	}
+	for _, f := range []fact{
+		{"another machine is told to fence first", func(t *testing.T, w *world) {
+			lost(w, exclusive)
+			refused(t, w.do(register("a", other, engine("engine-z"))), Conflict,
+				"instance-a", "other", "db", "persysctl node fence a")
+			is(t, "up", w.node("a").Up, false)
+			is(t, "instance", w.node("a").Facts.InstanceID, "instance-a")
+		}},
+		{"also when it does not know its engine", func(t *testing.T, w *world) {
+			lost(w, exclusive)
+			refused(t, w.do(register("a", other)), Conflict, "persysctl node fence a")
+		}},
+		{"also when it names no instance, as existing peers do", func(t *testing.T, w *world) {
+			lost(w, exclusive)
+			refused(t, w.do(register("a", silent)), Conflict, "names no instance", "persysctl node fence a")
+		}},
+		{"also while the lease of the former one lasts", func(t *testing.T, w *world) {
+			lost(w, exclusive)
+			w.ok(register("a", engine("engine-a")))
+			refused(t, w.do(register("a", silent)), Conflict, "persysctl node fence a")
+		}},
+		{"also when all that is left there is on its way out", func(t *testing.T, w *world) {
+			w.ok(register("a", engine("engine-a")))
+			w.place("db", "a", exclusive)
+			w.ok(w.evict("db", CodeDraining, false))
+			w.ok(nodeState("a", false))
+			refused(t, w.do(register("a", other, engine("engine-z"))), Conflict, "db", "persysctl node fence a")
+		}},
+		{"once fenced, it may", func(t *testing.T, w *world) {
+			lost(w, exclusive)
+			w.ok(fence("a"))
+			w.ok(register("a", other, engine("engine-z")))
+			is(t, "up", w.node("a").Up, true)
+		}},
+		{"the same instance returns", func(t *testing.T, w *world) {
+			lost(w, exclusive)
+			w.ok(register("a", engine("engine-z")))
+		}},
+		{"an agent that lost its file is on the same engine", func(t *testing.T, w *world) {
+			lost(w, exclusive)
+			w.ok(register("a", other, engine("engine-a")))
+		}},
+		{"a node without anything exclusive is not guarded", func(t *testing.T, w *world) {
+			lost(w)
+			w.ok(register("a", other, engine("engine-z")))
+		}},
+	} {
+		t.Run(f.name, func(t *testing.T) { f.run(t, level4(formed(t, "a", "b"))) })
+	}
+}
+
 func TestNodeStates(t *testing.T) {
 	prove(t, []fact{
 		{"a lost node makes its workloads Unknown", func(t *testing.T, w *world) {
@@ -149,6 +210,15 @@ func TestNodeStates(t *testing.T) {
 			w.ok(fence("a"))
 			w.ok(nodeState("a", true))
 			is(t, "fenced", w.node("a").Fenced, false)
+		}},
+		{"from level 4 on, only a registration lifts a fence", func(t *testing.T, w *world) {
+			level4(w)
+			w.ok(nodeState("a", false))
+			w.ok(fence("a"))
+			skipped(t, w.do(nodeState("a", true)), "a", "fenced", "registration")
+			is(t, "up", w.node("a").Up, false)
+			w.ok(register("a"))
+			is(t, "up", w.node("a").Up, true)
 		}},
 		{"the same state again changes nothing", func(t *testing.T, w *world) {
 			w.ok(nodeState("a", true))

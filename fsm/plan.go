@@ -163,14 +163,19 @@ func (t *Tx) evict(b *commandv1.Evict) (res Result) {
 }
 
 // mayBeGone guards the promise that an exclusive workload never runs twice: a
-// planner may call one gone only when its node was fenced, said so itself, or is
-// lost and stops it on its own.
+// planner may call one gone only when its node was fenced, or is lost and stops it
+// on its own. That a node says it is Missing is no proof: an engine that is asked
+// while it starts lists nothing, and what is started by itself afterwards is there
+// again. It takes the answer to a delete, which also promises to obey nothing
+// older (contract/semantics section 5: no re-placing at the first missing signal).
+// Below feature level 4 Missing did count.
 func (t *Tx) mayBeGone(w *Workload) bool {
 	if !w.Demand.Exclusive {
 		return true
 	}
 	n := t.nodeOf(w)
-	return n.Fenced || w.Actual.State == ActualMissing || (!n.Up && !keepsOnLostLease(w, n))
+	missing := t.r.info.FeatureLevel < 4 && w.Actual.State == ActualMissing
+	return n.Fenced || missing || (!n.Up && !keepsOnLostLease(w, n))
 }
 
 // scheduleRetries stores a backoff, sends a new order at once, or gives up.

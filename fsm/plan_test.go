@@ -203,6 +203,18 @@ func TestEvict(t *testing.T) {
 			w.ok(w.says("db", "Missing"))
 			w.ok(w.evict("db", CodeMissing, true))
 		}},
+		{"from level 4 on, that its node misses it proves nothing", func(t *testing.T, w *world) {
+			level4(w)
+			w.place("db", "a", exclusive)
+			w.ok(w.says("db", "Missing"))
+			skipped(t, w.do(w.evict("db", CodeMissing, true)), "db", "fenced")
+			w.ok(w.evict("db", CodeDraining, false))
+			skipped(t, w.do(w.assign("db", "b")), "db", "may still run elsewhere")
+			w.do(report(&commandv1.WorkloadReport{Workload: "db", Node: "a", Generation: w.generation("db"), State: "Missing"}))
+			skipped(t, w.do(w.assign("db", "b")), "db", "may still run elsewhere")
+			w.ok(gone("db", "a", w.generation("db")))
+			w.bind("db", "b")
+		}},
 		{"a stopped workload is unplaced and stays stopped", func(t *testing.T, w *world) {
 			w.place("web", "a")
 			w.ok(setDesired("web", "Stopped"))

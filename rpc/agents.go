@@ -139,7 +139,7 @@ func (a *Agents) apply(ctx context.Context, c agentv1.AgentServiceClient, n *fsm
 		return sched.Ack{}, err
 	}
 	req := spec.ToAgent(w, plain)
-	req.Epoch, req.NodeId = e, n.ID
+	req.Epoch, req.NodeId, req.InstanceId = e, n.ID, n.Facts.InstanceID
 	resp, err := c.ApplyWorkload(ctx, req, grpc.WaitForReady(false))
 	if err != nil {
 		if status.Code(err) == codes.InvalidArgument {
@@ -195,7 +195,7 @@ func actualOf(s agentv1.ActualState) fsm.Actual {
 
 func (a *Agents) remove(ctx context.Context, c agentv1.AgentServiceClient, n *fsm.Node, e *agentv1.Epoch, o sched.Order) (sched.Ack, error) {
 	resp, err := c.DeleteWorkload(ctx, &agentv1.DeleteWorkloadRequest{
-		Id: o.Workload, Epoch: e, Generation: agentGeneration(o.Generation), NodeId: n.ID,
+		Id: o.Workload, Epoch: e, Generation: agentGeneration(o.Generation), NodeId: n.ID, InstanceId: n.Facts.InstanceID,
 	})
 	if err != nil {
 		if notFound(err) {

@@ -17,7 +17,7 @@ func (p *planner) expire() {
 	collect := func(from func(int64, func(NodeID, int64) bool), until int64, up bool) []heard {
 		var all []heard
 		from(until, func(node NodeID, at int64) bool {
-			if n, ok := p.State.Node(node); ok && n.Up != up {
+			if n, ok := p.State.Node(node); ok && n.Up != up && !n.Fenced { // who was fenced has to register
 				all = append(all, heard{node, at})
 			}
 			return true

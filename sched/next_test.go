@@ -83,6 +83,19 @@ func TestAGroupSpreads(t *testing.T) {
 	}
 }
 
+// What a fenced machine had said before is no sign of life.
+func TestAFencedNodeDoesNotReturnByBeingHeard(t *testing.T) {
+	w := newWorld(t)
+	w.node("a")
+	w.heard["a"] = false
+	w.settle()
+	w.do(&commandv1.Command{Body: &commandv1.Command_FenceNode{FenceNode: &commandv1.FenceNode{Id: "a"}}})
+	w.heard["a"] = true
+	if step := w.plan(); len(step.Commands) > 0 {
+		t.Errorf("a step proposes %v", step.Commands)
+	}
+}
+
 func TestALostNodesWorkloadsMove(t *testing.T) {
 	w := newWorld(t)
 	w.node("a")

@@ -22,10 +22,11 @@ type machine struct {
 	idx       int
 	id        string
 	rules     agent.Rules
-	offset    int64    // of its clock
-	drift     int64    // parts in a million
-	condemned bool     // an operator took it for dead: it must not come back as it was
-	sentence  *request // by which it was
+	offset    int64 // of its clock
+	drift     int64 // parts in a million
+	condemned bool  // an operator took it for dead: it must not come back as it was
+	sentenced bool  // and was told that this is so
+	fencing   bool  // an operator does what a refused registration says
 	cpu, mem  int64
 	zone      string
 	up, down  []bool // by replica: is the way to it, from it, cut?
@@ -363,6 +364,9 @@ func (m *machine) apply(req *agentv1.ApplyWorkloadRequest) sched.Ack {
 	if m.w.cfg.Sabotage == NoEpochFence {
 		no = nil
 	}
+	if other := m.rules.Meant(m.disk.instance, req.GetInstanceId()); other != nil && m.w.cfg.Sabotage != NoInstanceFence {
+		no = other
+	}
 	if no != nil {
 		m.w.tracef(req.GetId(), m.id, "agent: refuses an apply: %s", no.Message)
 		return sched.Ack{Fenced: no.Fenced, Refused: !no.Fenced, Code: string(driver.InvalidSpecification), Message: no.Message}
@@ -414,6 +418,9 @@ func (m *machine) remove(req *agentv1.DeleteWorkloadRequest) sched.Ack {
 	epoch, no := m.rules.Admit(m.disk.epoch, req.GetEpoch(), req.GetNodeId())
 	if m.w.cfg.Sabotage == NoEpochFence {
 		no = nil
+	}
+	if other := m.rules.Meant(m.disk.instance, req.GetInstanceId()); other != nil && m.w.cfg.Sabotage != NoInstanceFence {
+		no = other
 	}
 	if no != nil {
 		m.w.tracef(req.GetId(), m.id, "agent: refuses a delete: %s", no.Message)

@@ -49,6 +49,9 @@ func (w *world) trouble() {
 		}
 	case PowerLoss, Reinstall:
 		m.off()
+		if kind == Reinstall {
+			w.sentence(m, "fence "+m.id, fence(m.id)) // who wipes a machine says that nothing of it runs
+		}
 		back := long
 		if w.chance(400) {
 			back *= 4
@@ -85,7 +88,7 @@ func (w *world) trouble() {
 func (w *world) revive(m *machine, wiped bool) {
 	switch {
 	case m.power.alive:
-	case m.condemned && !m.sentence.ended:
+	case m.condemned && !m.sentenced:
 		w.after(5*sec, nil, func() { w.revive(m, wiped) })
 	default:
 		m.on(wiped || m.condemned && !w.has(FencedReturns))

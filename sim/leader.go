@@ -503,6 +503,10 @@ func (s *stint) heartbeat(hb sched.Heartbeat, reply func(sched.Lease, error)) {
 		reply(sched.Lease{}, errNoNode)
 		return
 	}
+	if node.Fenced {
+		reply(sched.Lease{}, errNoNode)
+		return
+	}
 	s.observe(node, received)
 	b := s.table[hb.Node]
 	if hb.Sequence < b.sequence {

@@ -2,6 +2,7 @@ package sim
 
 import (
 	"fmt"
+	"strings"
 
 	"google.golang.org/protobuf/proto"
 
@@ -96,6 +97,9 @@ func (m *machine) converse() {
 		st.register(facts, reply)
 	}, func(res any, err error) {
 		if err != nil {
+			if strings.Contains(err.Error(), "persysctl node fence "+m.id) {
+				m.w.obey(m)
+			}
 			failed(err.Error())
 			return
 		}
@@ -330,11 +334,11 @@ func (w *world) order(s *stint, o sched.Order, back func(sched.Ack, bool)) {
 			return
 		}
 		req := speclib.ToAgent(wl, plain)
-		req.Epoch, req.NodeId = epoch, node.ID
+		req.Epoch, req.NodeId, req.InstanceId = epoch, node.ID, node.Facts.InstanceID
 		deliver = func() sched.Ack { return m.apply(req) }
 	default:
 		req := &agentv1.DeleteWorkloadRequest{
-			Id: o.Workload, Epoch: epoch, NodeId: node.ID,
+			Id: o.Workload, Epoch: epoch, NodeId: node.ID, InstanceId: node.Facts.InstanceID,
 			Generation: &agentv1.Generation{Incarnation: o.Generation.Incarnation, Sequence: o.Generation.Sequence},
 		}
 		deliver = func() sched.Ack { return m.remove(req) }

@@ -77,6 +77,7 @@ const (
 	AckBeforeCommit            // a user's call is acknowledged before it is committed
 	SkipAnEntry                // one replica does not apply one command
 	NoDurableEpoch             // an agent's epoch is lost when it restarts
+	NoInstanceFence            // agents take orders that are for another instance of their node
 )
 
 // Config is all that a run depends on.

@@ -131,6 +131,7 @@ func TestASabotagedFenceIsFound(t *testing.T) {
 		{"agents obey any generation", NoGenerationFence, late, []string{"generation", "tombstone"}, 60},
 		{"agents forget what was deleted", NoTombstones, late | Operator, []string{"tombstone"}, 200},
 		{"agents forget the epoch when they restart", NoDurableEpoch, ReplicaCut | LinkCut | AgentCrash, []string{"epoch"}, 300},
+		{"agents obey what is meant for another instance", NoInstanceFence, late | Reinstall, []string{"exclusive"}, 100},
 		{"leases are extended without a Confirm", NoLeaseConfirm, ReplicaCut | LinkCut, []string{"early expiry"}, 300},
 		{"a new leader grants no full lease", NoFullLease, LeaderChange, []string{"early expiry"}, 60},
 		{"the planner does not wait for a stop", NoAwaitStop, Operator, []string{"await stop", "twice"}, 60},

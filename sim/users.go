@@ -173,13 +173,38 @@ func (w *world) condemn(m *machine) {
 	if m.condemned {
 		return
 	}
-	m.condemned = true
 	if w.chance(500) {
-		m.sentence = w.ask("fence "+m.id, fence(m.id), nil)
+		w.sentence(m, "fence "+m.id, fence(m.id))
 	} else {
-		m.sentence = w.ask("node remove "+m.id, removeNode(m.id), nil)
+		w.sentence(m, "node remove "+m.id, removeNode(m.id))
 	}
-	m.sentence.must = true
+}
+
+// sentence states that a machine which is off runs nothing any more, and says so
+// again for as long as its lease goes on.
+func (w *world) sentence(m *machine, what string, body func(*commandv1.Command)) {
+	if m.condemned && m.sentenced {
+		return
+	}
+	m.condemned, m.sentenced = true, false
+	w.ask(what, body, func(res fsm.Result) {
+		if res.Kind == fsm.Conflict {
+			w.after(3*sec, nil, func() { w.sentence(m, what, body) })
+			return
+		}
+		m.sentenced = true
+	}).must = true
+}
+
+// obey is an operator who reads why a machine is refused: it was wiped, so what
+// it ran is gone. What was said before it may have been undone by a late word of
+// the former instance.
+func (w *world) obey(m *machine) {
+	if m.fencing {
+		return
+	}
+	m.fencing = true
+	w.ask("fence "+m.id, fence(m.id), func(fsm.Result) { m.fencing = false }).must = true
 }
 
 func desire(id, state string) func(*commandv1.Command) {

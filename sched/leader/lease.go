@@ -106,7 +106,11 @@ func (l *Loop) Heartbeat(ctx context.Context, hb sched.Heartbeat) (sched.Lease, 
 	view := s.store.View()
 	node, ok := view.Node(hb.Node)
 	if !ok {
-		return sched.Lease{}, &ErrUnknownNode{hb.Node}
+		return sched.Lease{}, &ErrUnknownNode{Node: hb.Node}
+	}
+	if node.Fenced {
+		// It may be a late word of what was declared dead: only who registers is back.
+		return sched.Lease{}, &ErrUnknownNode{Node: hb.Node, Fenced: true}
 	}
 	s.table.observe(node, received)
 	if !s.table.hear(&hb) {
@@ -125,7 +129,7 @@ func (l *Loop) Registered(ctx context.Context, node string) (sched.Lease, error)
 	received := s.now()
 	n, ok := s.store.View().Node(node)
 	if !ok {
-		return sched.Lease{}, &ErrUnknownNode{node}
+		return sched.Lease{}, &ErrUnknownNode{Node: node}
 	}
 	s.table.observe(n, received)
 	s.table.registered(node)

@@ -92,6 +92,21 @@ func TestLease(t *testing.T) {
 			_, err = w.loop.Registered(context.Background(), "x")
 			is(t, "unknown", errors.As(err, &unknown), true)
 		}},
+		{"a fenced node has to register: a late word of it does not bring it back", []string{"a"}, func(t *testing.T, w *world) {
+			w.raise()
+			w.pass(11 * time.Second)
+			w.do(&commandv1.Command{Body: &commandv1.Command_FenceNode{FenceNode: &commandv1.FenceNode{Id: "a"}}})
+			_, err := w.loop.Heartbeat(context.Background(), sched.Heartbeat{Node: "a", Sequence: 99})
+			var unknown *ErrUnknownNode
+			is(t, "to register", errors.As(err, &unknown) && unknown.Fenced, true)
+			w.pass(2 * time.Second)
+			n, _ := w.view().Node("a")
+			is(t, "up", n.Up, false)
+			is(t, "fenced", n.Fenced, true)
+			w.register("a")
+			_, err = w.loop.Heartbeat(context.Background(), sched.Heartbeat{Node: "a", Sequence: 1})
+			is(t, "heartbeat after it registered", err, nil)
+		}},
 		{"outside a stint nobody is answered", []string{"a"}, func(t *testing.T, w *world) {
 			w.resign()
 			_, err := w.loop.Heartbeat(context.Background(), sched.Heartbeat{Node: "a"})

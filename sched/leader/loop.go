@@ -32,14 +32,20 @@ type Agents interface {
 // ErrNotLeading is returned outside a stint.
 var ErrNotLeading = errors.New("this replica is not the leader")
 
-// ErrUnknownNode is returned for a node that never registered; agents answer it
-// by registering.
-type ErrUnknownNode struct{ Node string }
+// ErrUnknownNode is returned for a node that never registered, or not since it was
+// fenced; agents answer it by registering.
+type ErrUnknownNode struct {
+	Node   string
+	Fenced bool
+}
 
 // NotFound marks the error for the edge.
 func (e *ErrUnknownNode) NotFound() bool { return true }
 
 func (e *ErrUnknownNode) Error() string {
+	if e.Fenced {
+		return fmt.Sprintf("node %q was fenced and has not registered since", e.Node)
+	}
 	return fmt.Sprintf("node %q is not registered", e.Node)
 }
 

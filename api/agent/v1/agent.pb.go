@@ -216,7 +216,10 @@ type ApplyWorkloadRequest struct {
 	// keep (default) or stop.
 	OnLostLease string `protobuf:"bytes,1005,opt,name=on_lost_lease,json=onLostLease,proto3" json:"on_lost_lease,omitempty"`
 	// The workload's own labels.
-	Labels        map[string]string `protobuf:"bytes,1006,rep,name=labels,proto3" json:"labels,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	Labels map[string]string `protobuf:"bytes,1006,rep,name=labels,proto3" json:"labels,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	// The instance that registered as node_id; another one, on a machine that was
+	// wiped or has taken the name, refuses. Empty: not known.
+	InstanceId    string `protobuf:"bytes,1015,opt,name=instance_id,json=instanceId,proto3" json:"instance_id,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -335,6 +338,13 @@ func (x *ApplyWorkloadRequest) GetLabels() map[string]string {
 	return nil
 }
 
+func (x *ApplyWorkloadRequest) GetInstanceId() string {
+	if x != nil {
+		return x.InstanceId
+	}
+	return ""
+}
+
 type ApplyWorkloadResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The order is stored and queued.
@@ -434,7 +444,9 @@ type DeleteWorkloadRequest struct {
 	// Whom the order is for.
 	NodeId string `protobuf:"bytes,1002,opt,name=node_id,json=nodeId,proto3" json:"node_id,omitempty"`
 	// Also remove managed volumes that are to be retained.
-	Purge         bool `protobuf:"varint,1003,opt,name=purge,proto3" json:"purge,omitempty"`
+	Purge bool `protobuf:"varint,1003,opt,name=purge,proto3" json:"purge,omitempty"`
+	// The instance that registered as node_id, as in ApplyWorkloadRequest.
+	InstanceId    string `protobuf:"bytes,1015,opt,name=instance_id,json=instanceId,proto3" json:"instance_id,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -502,6 +514,13 @@ func (x *DeleteWorkloadRequest) GetPurge() bool {
 		return x.Purge
 	}
 	return false
+}
+
+func (x *DeleteWorkloadRequest) GetInstanceId() string {
+	if x != nil {
+		return x.InstanceId
+	}
+	return ""
 }
 
 type DeleteWorkloadResponse struct {
@@ -2752,7 +2771,7 @@ var File_api_agent_v1_agent_proto protoreflect.FileDescriptor
 
 const file_api_agent_v1_agent_proto_rawDesc = "" +
 	"\n" +
-	"\x18api/agent/v1/agent.proto\x12\x0fpersys.agent.v1\"\xde\x04\n" +
+	"\x18api/agent/v1/agent.proto\x12\x0fpersys.agent.v1\"\x80\x05\n" +
 	"\x14ApplyWorkloadRequest\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x121\n" +
 	"\x04type\x18\x02 \x01(\x0e2\x1d.persys.agent.v1.WorkloadTypeR\x04type\x12\x1f\n" +
@@ -2768,7 +2787,9 @@ const file_api_agent_v1_agent_proto_rawDesc = "" +
 	"\acontent\x18\xeb\a \x01(\tR\acontent\x12\x1d\n" +
 	"\texclusive\x18\xec\a \x01(\bR\texclusive\x12#\n" +
 	"\ron_lost_lease\x18\xed\a \x01(\tR\vonLostLease\x12J\n" +
-	"\x06labels\x18\xee\a \x03(\v21.persys.agent.v1.ApplyWorkloadRequest.LabelsEntryR\x06labels\x1a9\n" +
+	"\x06labels\x18\xee\a \x03(\v21.persys.agent.v1.ApplyWorkloadRequest.LabelsEntryR\x06labels\x12 \n" +
+	"\vinstance_id\x18\xf7\a \x01(\tR\n" +
+	"instanceId\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xf5\x01\n" +
@@ -2778,7 +2799,7 @@ const file_api_agent_v1_agent_proto_rawDesc = "" +
 	"\amessage\x18\x03 \x01(\tR\amessage\x127\n" +
 	"\x06status\x18\x04 \x01(\v2\x1f.persys.agent.v1.WorkloadStatusR\x06status\x12<\n" +
 	"\rhighest_epoch\x18\xe8\a \x01(\v2\x16.persys.agent.v1.EpochR\fhighestEpoch\x12\x17\n" +
-	"\x06fenced\x18\xe9\a \x01(\bR\x06fenced\"\xc5\x01\n" +
+	"\x06fenced\x18\xe9\a \x01(\bR\x06fenced\"\xe7\x01\n" +
 	"\x15DeleteWorkloadRequest\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12-\n" +
 	"\x05epoch\x18\xe8\a \x01(\v2\x16.persys.agent.v1.EpochR\x05epoch\x12<\n" +
@@ -2786,7 +2807,9 @@ const file_api_agent_v1_agent_proto_rawDesc = "" +
 	"generation\x18\xe9\a \x01(\v2\x1b.persys.agent.v1.GenerationR\n" +
 	"generation\x12\x18\n" +
 	"\anode_id\x18\xea\a \x01(\tR\x06nodeId\x12\x15\n" +
-	"\x05purge\x18\xeb\a \x01(\bR\x05purge\"\xbc\x01\n" +
+	"\x05purge\x18\xeb\a \x01(\bR\x05purge\x12 \n" +
+	"\vinstance_id\x18\xf7\a \x01(\tR\n" +
+	"instanceId\"\xbc\x01\n" +
 	"\x16DeleteWorkloadResponse\x12\x18\n" +
 	"\asuccess\x18\x01 \x01(\bR\asuccess\x12\x18\n" +
 	"\amessage\x18\x02 \x01(\tR\amessage\x12<\n" +
