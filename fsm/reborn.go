@@ -20,6 +20,9 @@ import (
 type Rebirth struct {
 	At int64  // Unix nanoseconds; the new incarnation is at least its milliseconds
 	By string // who asked, for the event
+	// Source is what the state comes from, for the event; empty: a backup, which
+	// is named by its time.
+	Source string
 }
 
 // incarnation is the first that is above all of those.
@@ -131,9 +134,13 @@ func Restored(backup, present State, r Rebirth) (State, error) {
 		}
 		return true
 	})
-	t.r.events = duplicate(facts.r.events)
-	t.r.receipts, t.r.byRequest = duplicate(facts.r.receipts), duplicate(facts.r.byRequest)
-	f := facts.Info()
+	past := facts
+	if past.r.events.Len() == 0 {
+		past = present // what was assembled brings no history along
+	}
+	t.r.events = duplicate(past.r.events)
+	t.r.receipts, t.r.byRequest = duplicate(past.r.receipts), duplicate(past.r.byRequest)
+	f := past.Info()
 	t.r.info.EventSeq, t.r.info.ReceiptSeq, t.r.info.ReceiptsDroppedUntil = f.EventSeq, f.ReceiptSeq, f.ReceiptsDroppedUntil
 
 	backup.Workloads("", func(w *Workload) bool {
@@ -152,8 +159,12 @@ func Restored(backup, present State, r Rebirth) (State, error) {
 	if err := t.derive(); err != nil {
 		return State{}, err
 	}
+	source := r.Source
+	if source == "" {
+		source = "a backup of " + time.Unix(0, b.Clock).UTC().Format(time.RFC3339)
+	}
 	t.event(Event{
-		Type: EventClusterRestored, Message: "restored from a backup of " + time.Unix(0, b.Clock).UTC().Format(time.RFC3339),
+		Type: EventClusterRestored, Message: "restored from " + source,
 		Details: []Label{
 			{"backup_cluster", b.ClusterID}, {"backup_index", strconv.FormatUint(b.Index, 10)},
 			{"incarnation", strconv.FormatUint(info.Incarnation, 10)},

@@ -38,7 +38,7 @@ type standing struct {
 	digest   uint64
 	layout   Layout
 	shape    string
-	empty    bool // neither workloads nor nodes
+	empty    bool // no workloads; nodes register with whoever leads, as soon as it does
 	attached bool
 	mismatch bool // a cursor was found that this stint did not write
 }

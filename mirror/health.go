@@ -31,7 +31,7 @@ type Health struct {
 type Facts struct {
 	Attached bool // the state machine holds MirrorAttached
 	Required bool // ETCD_ENDPOINTS is set
-	Empty    bool // the state machine holds neither workloads nor nodes
+	Empty    bool // the state machine holds no workloads
 }
 
 // ModeFor is the mode that the mirror's health asks for, with the reason; ok is

@@ -15,6 +15,7 @@ import (
 // wrote. Lists are sorted by id.
 type Imported struct {
 	Cluster     string // that owns the mirror; "" if it is not one of ours
+	Incarnation uint64 // of the cluster then; 0 if it is not one of ours
 	Index       uint64 // of the state that it holds; 0 if it is not one of ours
 	Complete    bool   // ours, and not in the middle of a full comparison
 	Nodes       []Node
@@ -102,7 +103,7 @@ func (r *reader) identity(ctx context.Context) error {
 		r.problem(key, err)
 		return nil
 	}
-	r.out.Index, r.out.Complete = c.Index, c.Complete && c.Upto == 0
+	r.out.Incarnation, r.out.Index, r.out.Complete = c.Incarnation, c.Index, c.Complete && c.Upto == 0
 	return nil
 }
 
@@ -209,27 +210,4 @@ func (r *reader) workload(id string, w Workload) {
 	}
 	w.Logs = "" // grows without bound and is not state
 	r.out.Workloads = append(r.out.Workloads, w)
-}
-
-// Against says what importing would do to a state: records are compared as the
-// mirror would write them. Records that only the state has stay, so nothing is
-// ever removed. Keys are those of the mirror, without its prefix.
-func (i *Imported) Against(v fsm.View, m *Projection) (p Preview) {
-	plain := *m
-	plain.keys = ""
-	for _, n := range i.Nodes {
-		var before []byte
-		if have, ok := v.Node(n.NodeID); ok {
-			before = plain.nodeRecord(have, v.Alloc(have.ID), v.Info().Shard).Value
-		}
-		p.note(dirNodes+n.NodeID, before, encode(&n))
-	}
-	for _, w := range i.Workloads {
-		var before []byte
-		if have, ok := v.Workload(w.ID); ok {
-			before = encode(plain.whole(have))
-		}
-		p.note(dirWorkloads+w.ID, before, encode(&w))
-	}
-	return p
 }

@@ -43,7 +43,7 @@ func (s *session) open(ctx context.Context, force bool) error {
 	_, attached := s.m.deps.Attachment.Attached()
 	act, err := decide(f, standing{
 		cluster: s.st.cluster, epoch: s.st.epoch, index: info.Index, digest: info.Digest, layout: s.m.proj.layout, shape: s.m.proj.shape(),
-		empty: v.WorkloadCount() == 0 && v.NodeCount() == 0, attached: attached,
+		empty: v.WorkloadCount() == 0, attached: attached,
 		mismatch: s.st.last != "" && f.cursor.raw != s.st.last && f.cursor.raw != s.st.tried,
 	})
 	if force {

@@ -157,6 +157,11 @@ func (s *Server) restore(ctx context.Context, first *clusterv1.RestoreBackupRequ
 		return nil, err
 	}
 	build := func(present fsm.State) (fsm.State, error) {
+		if first.GetRequireEmpty() {
+			if err := mayImport(present); err != nil {
+				return fsm.State{}, err
+			}
+		}
 		if err := mayRestore(backup.Info(), present.Info(), first.GetForceNewCluster()); err != nil {
 			return fsm.State{}, err
 		}

@@ -29,6 +29,7 @@ func (s *Server) Status(context.Context, *clusterv1.StatusRequest) (*clusterv1.S
 		Shard:            info.Shard,
 		Mode:             string(info.Mode),
 		ModeReason:       info.ModeReason,
+		ModePinned:       info.ModePinned,
 		AppliedIndex:     info.Index,
 		Digest:           info.Digest,
 		FeatureLevel:     info.FeatureLevel,

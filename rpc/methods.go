@@ -85,6 +85,9 @@ var methods = map[string]method{
 	clusterv1.Cluster_CreateBackup_FullMethodName:  {local, admins, repeatable, "create backup"},
 	clusterv1.Cluster_RestoreBackup_FullMethodName: {local, admins, once, "restore backup"},
 	clusterv1.Cluster_ClusterKey_FullMethodName:    {local, schedulers, repeatable, "cluster key"},
+	clusterv1.Cluster_Recovery_FullMethodName:      {leader, everyUser, repeatable, "recovery"},
+	clusterv1.Cluster_RestoreMirror_FullMethodName: {leader, admins, once, "restore mirror"},
+	clusterv1.Cluster_ImportMirror_FullMethodName:  {leader, admins, once, "import mirror"},
 
 	"/grpc.health.v1.Health/Check":                                   {local, anybody, repeatable, "health"},
 	"/grpc.health.v1.Health/List":                                    {local, anybody, repeatable, "health"},

@@ -80,6 +80,7 @@ type Config struct {
 	Leader  Leader
 	Agents  *Agents
 	Keys    Keys
+	Mirror  Mirror // nil = there is none
 	TLS     *pki.Files
 	Tuning  sched.Tuning // for explanations
 	Shard   string

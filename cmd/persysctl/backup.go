@@ -188,16 +188,20 @@ func (c *cli) backupFacts(f *screen.Facts, i *clusterv1.BackupInfo) {
 	f.Add("Events", screen.Text(fmt.Sprint(i.GetEvents())))
 }
 
-type restoreOptions struct{ dry, yes, force bool }
+type restoreOptions struct{ dry, yes, force, empty bool }
 
 func (c *cli) backupRestore(ctx context.Context, path string, o restoreOptions) error {
 	ctx, cancel := context.WithTimeout(ctx, backupLimit)
 	defer cancel()
+	verb := "persysctl backup restore"
+	if o.empty {
+		verb = "persysctl recovery import"
+	}
 	// A damaged file is found here, before anything is sent.
 	if _, err := c.readBackup(path); err != nil {
 		return err
 	}
-	preview, err := c.upload(ctx, path, &clusterv1.RestoreBackupRequest{Preview: true, ForceNewCluster: o.force})
+	preview, err := c.upload(ctx, path, &clusterv1.RestoreBackupRequest{Preview: true, ForceNewCluster: o.force, RequireEmpty: o.empty})
 	if err != nil {
 		return c.explain(err, false)
 	}
@@ -207,13 +211,13 @@ func (c *cli) backupRestore(ctx context.Context, path string, o restoreOptions) 
 	if !o.yes {
 		c.restoreNotes(preview)
 		if !c.inTerm || !c.errTerm {
-			return failf(exitUsage, "persysctl backup restore "+path+" --dry-run", "nobody is there to be asked: --yes restores without asking")
+			return failf(exitUsage, verb+" "+path+" --dry-run", "nobody is there to be asked: --yes restores without asking")
 		}
 		if err := c.confirm(fmt.Sprintf("Restore %s into cluster %s?", path, preview.GetPresent().GetClusterId())); err != nil {
 			return err
 		}
 	}
-	done, err := c.upload(ctx, path, &clusterv1.RestoreBackupRequest{ForceNewCluster: o.force})
+	done, err := c.upload(ctx, path, &clusterv1.RestoreBackupRequest{ForceNewCluster: o.force, RequireEmpty: o.empty})
 	if err != nil {
 		return c.explain(err, true)
 	}

@@ -227,15 +227,21 @@ func (c *cli) replicaCommand() *cobra.Command {
 	return parent
 }
 
-func modes() []string { return []string{"normal", "degraded", "recovery"} }
+// modeAuto gives the mode back to the leader's judgement.
+const modeAuto = "auto"
+
+func modes() []string { return []string{"normal", "degraded", "recovery", modeAuto} }
 
 func (c *cli) modeCommand() *cobra.Command {
 	parent := &cobra.Command{Use: "mode", Short: "Freeze or unfreeze the cluster by hand", Args: args(0, 0), RunE: help}
 	var reason string
 	set := &cobra.Command{
-		Use: "set MODE --reason TEXT", Short: "Set the mode: normal, degraded or recovery",
+		Use: "set MODE --reason TEXT", Short: "Set the mode: normal, degraded or recovery; auto lets it go",
 		Long: `Set the mode: normal, degraded or recovery. In degraded and recovery changes are
-refused; no running workload is touched in any mode.`,
+refused; no running workload is touched in any mode.
+
+It holds until somebody sets another one. auto gives it back to the schedulers, who
+go by the health of their etcd; so does normal, once etcd is well.`,
 		Args: args(1, 1, "MODE"), ValidArgs: modes(),
 		RunE: c.online(func(ctx context.Context, args []string) error {
 			if reason == "" {
@@ -247,11 +253,39 @@ refused; no running workload is touched in any mode.`,
 			}
 			return c.emit(r, func() {
 				s := screen.State(r.GetMode())
-				writeLines(c.out, []string{"mode is " + c.paint.Paint(s.Style, s.Text)})
+				text := "mode is " + c.paint.Paint(s.Style, s.Text)
+				if args[0] == modeAuto {
+					text += ", until the schedulers judge otherwise"
+				}
+				writeLines(c.out, []string{text})
 			})
 		}),
 	}
+	show := &cobra.Command{
+		Use: "show", Short: "Show the mode, why, since when, and whether a person set it",
+		Args: args(0, 0),
+		RunE: c.online(func(ctx context.Context, _ []string) error { return c.modeShow(ctx) }),
+	}
 	set.Flags().StringVar(&reason, "reason", "", "why, for the events")
-	parent.AddCommand(set)
+	parent.AddCommand(show, set)
 	return parent
+}
+
+// modeShow goes by one replica's own picture, which there is without a leader too.
+func (c *cli) modeShow(ctx context.Context) error {
+	r, err := read(ctx, c, c.cluster.Status, &clusterv1.StatusRequest{})
+	if err != nil {
+		return err
+	}
+	return c.emit(r, func() {
+		f := &screen.Facts{}
+		f.Add("Mode", modeCell(r.GetMode(), r.GetModeReason(), r.GetModePinned()))
+		if at := r.GetModeChangedAt(); at != nil {
+			f.Add("Since", screen.Text(at.AsTime().In(c.zone).Format("2006-01-02 15:04:05")+", "+c.age(at)+" ago"))
+		}
+		c.printFacts(f)
+		if r.GetMode() != "normal" {
+			c.empty("", "persysctl recovery show")
+		}
+	})
 }

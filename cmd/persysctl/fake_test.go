@@ -44,6 +44,8 @@ type fake struct {
 	moves     []*clusterv1.PlannedMove
 	backup    []byte // a whole one
 	restores  []*clusterv1.RestoreBackupRequest
+	mirrored  []bool
+	imports   []*clusterv1.ImportMirrorRequest
 	taken     []byte            // what the last restore sent
 	refuse    map[string]string // workload → why
 	script    []scene           // one per opening of a watch

@@ -310,8 +310,10 @@ type StatusResponse struct {
 	WorkloadsRunning int32                  `protobuf:"varint,20,opt,name=workloads_running,json=workloadsRunning,proto3" json:"workloads_running,omitempty"`
 	Version          string                 `protobuf:"bytes,21,opt,name=version,proto3" json:"version,omitempty"`
 	StartedAt        *timestamppb.Timestamp `protobuf:"bytes,22,opt,name=started_at,json=startedAt,proto3" json:"started_at,omitempty"`
-	unknownFields    protoimpl.UnknownFields
-	sizeCache        protoimpl.SizeCache
+	// A person set the mode, and it holds until a person says otherwise.
+	ModePinned    bool `protobuf:"varint,23,opt,name=mode_pinned,json=modePinned,proto3" json:"mode_pinned,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *StatusResponse) Reset() {
@@ -496,6 +498,13 @@ func (x *StatusResponse) GetStartedAt() *timestamppb.Timestamp {
 		return x.StartedAt
 	}
 	return nil
+}
+
+func (x *StatusResponse) GetModePinned() bool {
+	if x != nil {
+		return x.ModePinned
+	}
+	return false
 }
 
 type Event struct {
@@ -2916,8 +2925,10 @@ type RestoreBackupRequest struct {
 	// Take the backup of a cluster with another id, under the id of this one.
 	ForceNewCluster bool   `protobuf:"varint,2,opt,name=force_new_cluster,json=forceNewCluster,proto3" json:"force_new_cluster,omitempty"`
 	Data            []byte `protobuf:"bytes,3,opt,name=data,proto3" json:"data,omitempty"`
-	unknownFields   protoimpl.UnknownFields
-	sizeCache       protoimpl.SizeCache
+	// Refuse a cluster that has workloads. In the first message only.
+	RequireEmpty  bool `protobuf:"varint,4,opt,name=require_empty,json=requireEmpty,proto3" json:"require_empty,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *RestoreBackupRequest) Reset() {
@@ -2969,6 +2980,13 @@ func (x *RestoreBackupRequest) GetData() []byte {
 		return x.Data
 	}
 	return nil
+}
+
+func (x *RestoreBackupRequest) GetRequireEmpty() bool {
+	if x != nil {
+		return x.RequireEmpty
+	}
+	return false
 }
 
 type RestoreBackupResponse struct {
@@ -3113,6 +3131,720 @@ func (x *RestoreBackupResponse) GetIncarnation() uint64 {
 	return 0
 }
 
+// MirrorContent is what an etcd holds under the documented keys.
+type MirrorContent struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Of the cluster that owns it; empty: no scheduler of this kind wrote it.
+	ClusterId   string `protobuf:"bytes,1,opt,name=cluster_id,json=clusterId,proto3" json:"cluster_id,omitempty"`
+	Incarnation uint64 `protobuf:"varint,2,opt,name=incarnation,proto3" json:"incarnation,omitempty"`
+	// Of the state that it shows, and whether it shows the whole of that one.
+	Index     uint64 `protobuf:"varint,3,opt,name=index,proto3" json:"index,omitempty"`
+	Complete  bool   `protobuf:"varint,4,opt,name=complete,proto3" json:"complete,omitempty"`
+	Nodes     int32  `protobuf:"varint,5,opt,name=nodes,proto3" json:"nodes,omitempty"`
+	Workloads int32  `protobuf:"varint,6,opt,name=workloads,proto3" json:"workloads,omitempty"`
+	Events    int32  `protobuf:"varint,7,opt,name=events,proto3" json:"events,omitempty"`
+	Drifts    int32  `protobuf:"varint,8,opt,name=drifts,proto3" json:"drifts,omitempty"`
+	// Keys that cannot be read or taken: at most 500, all are counted.
+	Problems      []*MirrorProblem `protobuf:"bytes,9,rep,name=problems,proto3" json:"problems,omitempty"`
+	ProblemCount  int32            `protobuf:"varint,10,opt,name=problem_count,json=problemCount,proto3" json:"problem_count,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *MirrorContent) Reset() {
+	*x = MirrorContent{}
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[43]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *MirrorContent) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*MirrorContent) ProtoMessage() {}
+
+func (x *MirrorContent) ProtoReflect() protoreflect.Message {
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[43]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use MirrorContent.ProtoReflect.Descriptor instead.
+func (*MirrorContent) Descriptor() ([]byte, []int) {
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{43}
+}
+
+func (x *MirrorContent) GetClusterId() string {
+	if x != nil {
+		return x.ClusterId
+	}
+	return ""
+}
+
+func (x *MirrorContent) GetIncarnation() uint64 {
+	if x != nil {
+		return x.Incarnation
+	}
+	return 0
+}
+
+func (x *MirrorContent) GetIndex() uint64 {
+	if x != nil {
+		return x.Index
+	}
+	return 0
+}
+
+func (x *MirrorContent) GetComplete() bool {
+	if x != nil {
+		return x.Complete
+	}
+	return false
+}
+
+func (x *MirrorContent) GetNodes() int32 {
+	if x != nil {
+		return x.Nodes
+	}
+	return 0
+}
+
+func (x *MirrorContent) GetWorkloads() int32 {
+	if x != nil {
+		return x.Workloads
+	}
+	return 0
+}
+
+func (x *MirrorContent) GetEvents() int32 {
+	if x != nil {
+		return x.Events
+	}
+	return 0
+}
+
+func (x *MirrorContent) GetDrifts() int32 {
+	if x != nil {
+		return x.Drifts
+	}
+	return 0
+}
+
+func (x *MirrorContent) GetProblems() []*MirrorProblem {
+	if x != nil {
+		return x.Problems
+	}
+	return nil
+}
+
+func (x *MirrorContent) GetProblemCount() int32 {
+	if x != nil {
+		return x.ProblemCount
+	}
+	return 0
+}
+
+type MirrorProblem struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Key           string                 `protobuf:"bytes,1,opt,name=key,proto3" json:"key,omitempty"`
+	Reason        string                 `protobuf:"bytes,2,opt,name=reason,proto3" json:"reason,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *MirrorProblem) Reset() {
+	*x = MirrorProblem{}
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[44]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *MirrorProblem) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*MirrorProblem) ProtoMessage() {}
+
+func (x *MirrorProblem) ProtoReflect() protoreflect.Message {
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[44]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use MirrorProblem.ProtoReflect.Descriptor instead.
+func (*MirrorProblem) Descriptor() ([]byte, []int) {
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{44}
+}
+
+func (x *MirrorProblem) GetKey() string {
+	if x != nil {
+		return x.Key
+	}
+	return ""
+}
+
+func (x *MirrorProblem) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
+type RecoveryRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Where in etcd to look; empty: ETCD_PREFIX of the schedulers.
+	Prefix        string `protobuf:"bytes,1,opt,name=prefix,proto3" json:"prefix,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RecoveryRequest) Reset() {
+	*x = RecoveryRequest{}
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[45]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RecoveryRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RecoveryRequest) ProtoMessage() {}
+
+func (x *RecoveryRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[45]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RecoveryRequest.ProtoReflect.Descriptor instead.
+func (*RecoveryRequest) Descriptor() ([]byte, []int) {
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{45}
+}
+
+func (x *RecoveryRequest) GetPrefix() string {
+	if x != nil {
+		return x.Prefix
+	}
+	return ""
+}
+
+type RecoveryResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Mode          string                 `protobuf:"bytes,1,opt,name=mode,proto3" json:"mode,omitempty"`
+	ModeReason    string                 `protobuf:"bytes,2,opt,name=mode_reason,json=modeReason,proto3" json:"mode_reason,omitempty"`
+	ModeChangedAt *timestamppb.Timestamp `protobuf:"bytes,3,opt,name=mode_changed_at,json=modeChangedAt,proto3" json:"mode_changed_at,omitempty"`
+	// A person set the mode, and it holds until a person says otherwise.
+	ModePinned bool `protobuf:"varint,4,opt,name=mode_pinned,json=modePinned,proto3" json:"mode_pinned,omitempty"`
+	// off, starting, healthy, unreachable, failing, emptied or foreign.
+	Mirror       string `protobuf:"bytes,5,opt,name=mirror,proto3" json:"mirror,omitempty"`
+	MirrorReason string `protobuf:"bytes,6,opt,name=mirror_reason,json=mirrorReason,proto3" json:"mirror_reason,omitempty"`
+	// Of the state that the mirror holds; 0 while that is not known.
+	MirrorIndex uint64 `protobuf:"varint,7,opt,name=mirror_index,json=mirrorIndex,proto3" json:"mirror_index,omitempty"`
+	// Hexadecimal id of the etcd that has held the whole mirror; empty: none did.
+	AttachedEtcd string `protobuf:"bytes,8,opt,name=attached_etcd,json=attachedEtcd,proto3" json:"attached_etcd,omitempty"`
+	// What etcd holds; absent when it cannot be read, with the reason.
+	Content      *MirrorContent `protobuf:"bytes,9,opt,name=content,proto3" json:"content,omitempty"`
+	ContentError string         `protobuf:"bytes,10,opt,name=content_error,json=contentError,proto3" json:"content_error,omitempty"`
+	// This cluster's own state.
+	Present *BackupInfo `protobuf:"bytes,11,opt,name=present,proto3" json:"present,omitempty"`
+	// What to do now: restore, import, etcd (see to etcd itself) or nothing.
+	Advice        string `protobuf:"bytes,12,opt,name=advice,proto3" json:"advice,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RecoveryResponse) Reset() {
+	*x = RecoveryResponse{}
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[46]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RecoveryResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RecoveryResponse) ProtoMessage() {}
+
+func (x *RecoveryResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[46]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RecoveryResponse.ProtoReflect.Descriptor instead.
+func (*RecoveryResponse) Descriptor() ([]byte, []int) {
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{46}
+}
+
+func (x *RecoveryResponse) GetMode() string {
+	if x != nil {
+		return x.Mode
+	}
+	return ""
+}
+
+func (x *RecoveryResponse) GetModeReason() string {
+	if x != nil {
+		return x.ModeReason
+	}
+	return ""
+}
+
+func (x *RecoveryResponse) GetModeChangedAt() *timestamppb.Timestamp {
+	if x != nil {
+		return x.ModeChangedAt
+	}
+	return nil
+}
+
+func (x *RecoveryResponse) GetModePinned() bool {
+	if x != nil {
+		return x.ModePinned
+	}
+	return false
+}
+
+func (x *RecoveryResponse) GetMirror() string {
+	if x != nil {
+		return x.Mirror
+	}
+	return ""
+}
+
+func (x *RecoveryResponse) GetMirrorReason() string {
+	if x != nil {
+		return x.MirrorReason
+	}
+	return ""
+}
+
+func (x *RecoveryResponse) GetMirrorIndex() uint64 {
+	if x != nil {
+		return x.MirrorIndex
+	}
+	return 0
+}
+
+func (x *RecoveryResponse) GetAttachedEtcd() string {
+	if x != nil {
+		return x.AttachedEtcd
+	}
+	return ""
+}
+
+func (x *RecoveryResponse) GetContent() *MirrorContent {
+	if x != nil {
+		return x.Content
+	}
+	return nil
+}
+
+func (x *RecoveryResponse) GetContentError() string {
+	if x != nil {
+		return x.ContentError
+	}
+	return ""
+}
+
+func (x *RecoveryResponse) GetPresent() *BackupInfo {
+	if x != nil {
+		return x.Present
+	}
+	return nil
+}
+
+func (x *RecoveryResponse) GetAdvice() string {
+	if x != nil {
+		return x.Advice
+	}
+	return ""
+}
+
+type RestoreMirrorRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Preview       bool                   `protobuf:"varint,1,opt,name=preview,proto3" json:"preview,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RestoreMirrorRequest) Reset() {
+	*x = RestoreMirrorRequest{}
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[47]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RestoreMirrorRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RestoreMirrorRequest) ProtoMessage() {}
+
+func (x *RestoreMirrorRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[47]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RestoreMirrorRequest.ProtoReflect.Descriptor instead.
+func (*RestoreMirrorRequest) Descriptor() ([]byte, []int) {
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{47}
+}
+
+func (x *RestoreMirrorRequest) GetPreview() bool {
+	if x != nil {
+		return x.Preview
+	}
+	return false
+}
+
+type RestoreMirrorResponse struct {
+	state    protoimpl.MessageState `protogen:"open.v1"`
+	Restored bool                   `protobuf:"varint,1,opt,name=restored,proto3" json:"restored,omitempty"`
+	Equal    int32                  `protobuf:"varint,2,opt,name=equal,proto3" json:"equal,omitempty"`
+	Created  int32                  `protobuf:"varint,3,opt,name=created,proto3" json:"created,omitempty"`
+	Changed  int32                  `protobuf:"varint,4,opt,name=changed,proto3" json:"changed,omitempty"`
+	Removed  int32                  `protobuf:"varint,5,opt,name=removed,proto3" json:"removed,omitempty"`
+	// The first 500 of what is not equal.
+	Differences []*KeyDifference `protobuf:"bytes,6,rep,name=differences,proto3" json:"differences,omitempty"`
+	// The mode that holds afterwards.
+	Mode          string `protobuf:"bytes,7,opt,name=mode,proto3" json:"mode,omitempty"`
+	Index         uint64 `protobuf:"varint,8,opt,name=index,proto3" json:"index,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RestoreMirrorResponse) Reset() {
+	*x = RestoreMirrorResponse{}
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[48]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RestoreMirrorResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RestoreMirrorResponse) ProtoMessage() {}
+
+func (x *RestoreMirrorResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[48]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RestoreMirrorResponse.ProtoReflect.Descriptor instead.
+func (*RestoreMirrorResponse) Descriptor() ([]byte, []int) {
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{48}
+}
+
+func (x *RestoreMirrorResponse) GetRestored() bool {
+	if x != nil {
+		return x.Restored
+	}
+	return false
+}
+
+func (x *RestoreMirrorResponse) GetEqual() int32 {
+	if x != nil {
+		return x.Equal
+	}
+	return 0
+}
+
+func (x *RestoreMirrorResponse) GetCreated() int32 {
+	if x != nil {
+		return x.Created
+	}
+	return 0
+}
+
+func (x *RestoreMirrorResponse) GetChanged() int32 {
+	if x != nil {
+		return x.Changed
+	}
+	return 0
+}
+
+func (x *RestoreMirrorResponse) GetRemoved() int32 {
+	if x != nil {
+		return x.Removed
+	}
+	return 0
+}
+
+func (x *RestoreMirrorResponse) GetDifferences() []*KeyDifference {
+	if x != nil {
+		return x.Differences
+	}
+	return nil
+}
+
+func (x *RestoreMirrorResponse) GetMode() string {
+	if x != nil {
+		return x.Mode
+	}
+	return ""
+}
+
+func (x *RestoreMirrorResponse) GetIndex() uint64 {
+	if x != nil {
+		return x.Index
+	}
+	return 0
+}
+
+// KeyDifference names a key only: values may hold secrets of other writers.
+type KeyDifference struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// create, change or remove.
+	Kind          string `protobuf:"bytes,1,opt,name=kind,proto3" json:"kind,omitempty"`
+	Key           string `protobuf:"bytes,2,opt,name=key,proto3" json:"key,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *KeyDifference) Reset() {
+	*x = KeyDifference{}
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[49]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *KeyDifference) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*KeyDifference) ProtoMessage() {}
+
+func (x *KeyDifference) ProtoReflect() protoreflect.Message {
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[49]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use KeyDifference.ProtoReflect.Descriptor instead.
+func (*KeyDifference) Descriptor() ([]byte, []int) {
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{49}
+}
+
+func (x *KeyDifference) GetKind() string {
+	if x != nil {
+		return x.Kind
+	}
+	return ""
+}
+
+func (x *KeyDifference) GetKey() string {
+	if x != nil {
+		return x.Key
+	}
+	return ""
+}
+
+type ImportMirrorRequest struct {
+	state   protoimpl.MessageState `protogen:"open.v1"`
+	Preview bool                   `protobuf:"varint,1,opt,name=preview,proto3" json:"preview,omitempty"`
+	// Where in etcd to look; empty: ETCD_PREFIX of the schedulers.
+	Prefix string `protobuf:"bytes,2,opt,name=prefix,proto3" json:"prefix,omitempty"`
+	// Import the rest although some keys cannot be taken.
+	SkipUnreadable bool `protobuf:"varint,3,opt,name=skip_unreadable,json=skipUnreadable,proto3" json:"skip_unreadable,omitempty"`
+	// Take the workloads of another cluster's mirror, under the id of this one.
+	ForceNewCluster bool `protobuf:"varint,4,opt,name=force_new_cluster,json=forceNewCluster,proto3" json:"force_new_cluster,omitempty"`
+	unknownFields   protoimpl.UnknownFields
+	sizeCache       protoimpl.SizeCache
+}
+
+func (x *ImportMirrorRequest) Reset() {
+	*x = ImportMirrorRequest{}
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[50]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ImportMirrorRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ImportMirrorRequest) ProtoMessage() {}
+
+func (x *ImportMirrorRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[50]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ImportMirrorRequest.ProtoReflect.Descriptor instead.
+func (*ImportMirrorRequest) Descriptor() ([]byte, []int) {
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{50}
+}
+
+func (x *ImportMirrorRequest) GetPreview() bool {
+	if x != nil {
+		return x.Preview
+	}
+	return false
+}
+
+func (x *ImportMirrorRequest) GetPrefix() string {
+	if x != nil {
+		return x.Prefix
+	}
+	return ""
+}
+
+func (x *ImportMirrorRequest) GetSkipUnreadable() bool {
+	if x != nil {
+		return x.SkipUnreadable
+	}
+	return false
+}
+
+func (x *ImportMirrorRequest) GetForceNewCluster() bool {
+	if x != nil {
+		return x.ForceNewCluster
+	}
+	return false
+}
+
+type ImportMirrorResponse struct {
+	state   protoimpl.MessageState `protogen:"open.v1"`
+	Content *MirrorContent         `protobuf:"bytes,1,opt,name=content,proto3" json:"content,omitempty"`
+	// What it does to this cluster.
+	Change   *RestoreBackupResponse `protobuf:"bytes,2,opt,name=change,proto3" json:"change,omitempty"`
+	Imported bool                   `protobuf:"varint,3,opt,name=imported,proto3" json:"imported,omitempty"`
+	// etcd holds this cluster's state now; false: RestoreMirror has to be called.
+	Mirrored    bool   `protobuf:"varint,4,opt,name=mirrored,proto3" json:"mirrored,omitempty"`
+	MirrorError string `protobuf:"bytes,5,opt,name=mirror_error,json=mirrorError,proto3" json:"mirror_error,omitempty"`
+	// The mode that holds afterwards.
+	Mode          string `protobuf:"bytes,6,opt,name=mode,proto3" json:"mode,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ImportMirrorResponse) Reset() {
+	*x = ImportMirrorResponse{}
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[51]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ImportMirrorResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ImportMirrorResponse) ProtoMessage() {}
+
+func (x *ImportMirrorResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[51]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ImportMirrorResponse.ProtoReflect.Descriptor instead.
+func (*ImportMirrorResponse) Descriptor() ([]byte, []int) {
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{51}
+}
+
+func (x *ImportMirrorResponse) GetContent() *MirrorContent {
+	if x != nil {
+		return x.Content
+	}
+	return nil
+}
+
+func (x *ImportMirrorResponse) GetChange() *RestoreBackupResponse {
+	if x != nil {
+		return x.Change
+	}
+	return nil
+}
+
+func (x *ImportMirrorResponse) GetImported() bool {
+	if x != nil {
+		return x.Imported
+	}
+	return false
+}
+
+func (x *ImportMirrorResponse) GetMirrored() bool {
+	if x != nil {
+		return x.Mirrored
+	}
+	return false
+}
+
+func (x *ImportMirrorResponse) GetMirrorError() string {
+	if x != nil {
+		return x.MirrorError
+	}
+	return ""
+}
+
+func (x *ImportMirrorResponse) GetMode() string {
+	if x != nil {
+		return x.Mode
+	}
+	return ""
+}
+
 var File_api_cluster_v1_cluster_proto protoreflect.FileDescriptor
 
 const file_api_cluster_v1_cluster_proto_rawDesc = "" +
@@ -3138,7 +3870,7 @@ const file_api_cluster_v1_cluster_proto_rawDesc = "" +
 	"\vmatch_index\x18\v \x01(\x04R\n" +
 	"matchIndex\x12\x12\n" +
 	"\x04self\x18\f \x01(\bR\x04self\x12#\n" +
-	"\rfeature_level\x18\r \x01(\rR\ffeatureLevel\"\xfe\x05\n" +
+	"\rfeature_level\x18\r \x01(\rR\ffeatureLevel\"\x9f\x06\n" +
 	"\x0eStatusResponse\x12\x1d\n" +
 	"\n" +
 	"cluster_id\x18\x01 \x01(\tR\tclusterId\x12 \n" +
@@ -3168,7 +3900,9 @@ const file_api_cluster_v1_cluster_proto_rawDesc = "" +
 	"\x11workloads_running\x18\x14 \x01(\x05R\x10workloadsRunning\x12\x18\n" +
 	"\aversion\x18\x15 \x01(\tR\aversion\x129\n" +
 	"\n" +
-	"started_at\x18\x16 \x01(\v2\x1a.google.protobuf.TimestampR\tstartedAt\"\xe8\x02\n" +
+	"started_at\x18\x16 \x01(\v2\x1a.google.protobuf.TimestampR\tstartedAt\x12\x1f\n" +
+	"\vmode_pinned\x18\x17 \x01(\bR\n" +
+	"modePinned\"\xe8\x02\n" +
 	"\x05Event\x12\x10\n" +
 	"\x03seq\x18\x01 \x01(\x04R\x03seq\x12\x14\n" +
 	"\x05index\x18\x02 \x01(\x04R\x05index\x12*\n" +
@@ -3373,11 +4107,12 @@ const file_api_cluster_v1_cluster_proto_rawDesc = "" +
 	"\x04info\x18\x01 \x01(\v2\x1d.persys.cluster.v1.BackupInfoR\x04info\x12\x18\n" +
 	"\areplica\x18\x02 \x01(\tR\areplica\x12\x15\n" +
 	"\x06age_ms\x18\x03 \x01(\x03R\x05ageMs\x12\x12\n" +
-	"\x04data\x18\x04 \x01(\fR\x04data\"p\n" +
+	"\x04data\x18\x04 \x01(\fR\x04data\"\x95\x01\n" +
 	"\x14RestoreBackupRequest\x12\x18\n" +
 	"\apreview\x18\x01 \x01(\bR\apreview\x12*\n" +
 	"\x11force_new_cluster\x18\x02 \x01(\bR\x0fforceNewCluster\x12\x12\n" +
-	"\x04data\x18\x03 \x01(\fR\x04data\"\xe2\x03\n" +
+	"\x04data\x18\x03 \x01(\fR\x04data\x12#\n" +
+	"\rrequire_empty\x18\x04 \x01(\bR\frequireEmpty\"\xe2\x03\n" +
 	"\x15RestoreBackupResponse\x125\n" +
 	"\x06backup\x18\x01 \x01(\v2\x1d.persys.cluster.v1.BackupInfoR\x06backup\x127\n" +
 	"\apresent\x18\x02 \x01(\v2\x1d.persys.cluster.v1.BackupInfoR\apresent\x12\x14\n" +
@@ -3394,7 +4129,67 @@ const file_api_cluster_v1_cluster_proto_rawDesc = "" +
 	"nodesAdded\x12\x1a\n" +
 	"\brestored\x18\v \x01(\bR\brestored\x12\x14\n" +
 	"\x05index\x18\f \x01(\x04R\x05index\x12 \n" +
-	"\vincarnation\x18\r \x01(\x04R\vincarnation2\xce\r\n" +
+	"\vincarnation\x18\r \x01(\x04R\vincarnation\"\xc9\x02\n" +
+	"\rMirrorContent\x12\x1d\n" +
+	"\n" +
+	"cluster_id\x18\x01 \x01(\tR\tclusterId\x12 \n" +
+	"\vincarnation\x18\x02 \x01(\x04R\vincarnation\x12\x14\n" +
+	"\x05index\x18\x03 \x01(\x04R\x05index\x12\x1a\n" +
+	"\bcomplete\x18\x04 \x01(\bR\bcomplete\x12\x14\n" +
+	"\x05nodes\x18\x05 \x01(\x05R\x05nodes\x12\x1c\n" +
+	"\tworkloads\x18\x06 \x01(\x05R\tworkloads\x12\x16\n" +
+	"\x06events\x18\a \x01(\x05R\x06events\x12\x16\n" +
+	"\x06drifts\x18\b \x01(\x05R\x06drifts\x12<\n" +
+	"\bproblems\x18\t \x03(\v2 .persys.cluster.v1.MirrorProblemR\bproblems\x12#\n" +
+	"\rproblem_count\x18\n" +
+	" \x01(\x05R\fproblemCount\"9\n" +
+	"\rMirrorProblem\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x16\n" +
+	"\x06reason\x18\x02 \x01(\tR\x06reason\")\n" +
+	"\x0fRecoveryRequest\x12\x16\n" +
+	"\x06prefix\x18\x01 \x01(\tR\x06prefix\"\xe3\x03\n" +
+	"\x10RecoveryResponse\x12\x12\n" +
+	"\x04mode\x18\x01 \x01(\tR\x04mode\x12\x1f\n" +
+	"\vmode_reason\x18\x02 \x01(\tR\n" +
+	"modeReason\x12B\n" +
+	"\x0fmode_changed_at\x18\x03 \x01(\v2\x1a.google.protobuf.TimestampR\rmodeChangedAt\x12\x1f\n" +
+	"\vmode_pinned\x18\x04 \x01(\bR\n" +
+	"modePinned\x12\x16\n" +
+	"\x06mirror\x18\x05 \x01(\tR\x06mirror\x12#\n" +
+	"\rmirror_reason\x18\x06 \x01(\tR\fmirrorReason\x12!\n" +
+	"\fmirror_index\x18\a \x01(\x04R\vmirrorIndex\x12#\n" +
+	"\rattached_etcd\x18\b \x01(\tR\fattachedEtcd\x12:\n" +
+	"\acontent\x18\t \x01(\v2 .persys.cluster.v1.MirrorContentR\acontent\x12#\n" +
+	"\rcontent_error\x18\n" +
+	" \x01(\tR\fcontentError\x127\n" +
+	"\apresent\x18\v \x01(\v2\x1d.persys.cluster.v1.BackupInfoR\apresent\x12\x16\n" +
+	"\x06advice\x18\f \x01(\tR\x06advice\"0\n" +
+	"\x14RestoreMirrorRequest\x12\x18\n" +
+	"\apreview\x18\x01 \x01(\bR\apreview\"\x85\x02\n" +
+	"\x15RestoreMirrorResponse\x12\x1a\n" +
+	"\brestored\x18\x01 \x01(\bR\brestored\x12\x14\n" +
+	"\x05equal\x18\x02 \x01(\x05R\x05equal\x12\x18\n" +
+	"\acreated\x18\x03 \x01(\x05R\acreated\x12\x18\n" +
+	"\achanged\x18\x04 \x01(\x05R\achanged\x12\x18\n" +
+	"\aremoved\x18\x05 \x01(\x05R\aremoved\x12B\n" +
+	"\vdifferences\x18\x06 \x03(\v2 .persys.cluster.v1.KeyDifferenceR\vdifferences\x12\x12\n" +
+	"\x04mode\x18\a \x01(\tR\x04mode\x12\x14\n" +
+	"\x05index\x18\b \x01(\x04R\x05index\"5\n" +
+	"\rKeyDifference\x12\x12\n" +
+	"\x04kind\x18\x01 \x01(\tR\x04kind\x12\x10\n" +
+	"\x03key\x18\x02 \x01(\tR\x03key\"\x9c\x01\n" +
+	"\x13ImportMirrorRequest\x12\x18\n" +
+	"\apreview\x18\x01 \x01(\bR\apreview\x12\x16\n" +
+	"\x06prefix\x18\x02 \x01(\tR\x06prefix\x12'\n" +
+	"\x0fskip_unreadable\x18\x03 \x01(\bR\x0eskipUnreadable\x12*\n" +
+	"\x11force_new_cluster\x18\x04 \x01(\bR\x0fforceNewCluster\"\x83\x02\n" +
+	"\x14ImportMirrorResponse\x12:\n" +
+	"\acontent\x18\x01 \x01(\v2 .persys.cluster.v1.MirrorContentR\acontent\x12@\n" +
+	"\x06change\x18\x02 \x01(\v2(.persys.cluster.v1.RestoreBackupResponseR\x06change\x12\x1a\n" +
+	"\bimported\x18\x03 \x01(\bR\bimported\x12\x1a\n" +
+	"\bmirrored\x18\x04 \x01(\bR\bmirrored\x12!\n" +
+	"\fmirror_error\x18\x05 \x01(\tR\vmirrorError\x12\x12\n" +
+	"\x04mode\x18\x06 \x01(\tR\x04mode2\xe8\x0f\n" +
 	"\aCluster\x12M\n" +
 	"\x06Status\x12 .persys.cluster.v1.StatusRequest\x1a!.persys.cluster.v1.StatusResponse\x12F\n" +
 	"\x06Events\x12 .persys.cluster.v1.EventsRequest\x1a\x18.persys.cluster.v1.Event0\x01\x12_\n" +
@@ -3417,7 +4212,10 @@ const file_api_cluster_v1_cluster_proto_rawDesc = "" +
 	"\fCreateBackup\x12&.persys.cluster.v1.CreateBackupRequest\x1a'.persys.cluster.v1.CreateBackupResponse0\x01\x12d\n" +
 	"\rRestoreBackup\x12'.persys.cluster.v1.RestoreBackupRequest\x1a(.persys.cluster.v1.RestoreBackupResponse(\x01\x12Y\n" +
 	"\n" +
-	"ClusterKey\x12$.persys.cluster.v1.ClusterKeyRequest\x1a%.persys.cluster.v1.ClusterKeyResponseB4Z2github.com/persys/compute/api/cluster/v1;clusterv1b\x06proto3"
+	"ClusterKey\x12$.persys.cluster.v1.ClusterKeyRequest\x1a%.persys.cluster.v1.ClusterKeyResponse\x12S\n" +
+	"\bRecovery\x12\".persys.cluster.v1.RecoveryRequest\x1a#.persys.cluster.v1.RecoveryResponse\x12b\n" +
+	"\rRestoreMirror\x12'.persys.cluster.v1.RestoreMirrorRequest\x1a(.persys.cluster.v1.RestoreMirrorResponse\x12_\n" +
+	"\fImportMirror\x12&.persys.cluster.v1.ImportMirrorRequest\x1a'.persys.cluster.v1.ImportMirrorResponseB4Z2github.com/persys/compute/api/cluster/v1;clusterv1b\x06proto3"
 
 var (
 	file_api_cluster_v1_cluster_proto_rawDescOnce sync.Once
@@ -3431,7 +4229,7 @@ func file_api_cluster_v1_cluster_proto_rawDescGZIP() []byte {
 	return file_api_cluster_v1_cluster_proto_rawDescData
 }
 
-var file_api_cluster_v1_cluster_proto_msgTypes = make([]protoimpl.MessageInfo, 44)
+var file_api_cluster_v1_cluster_proto_msgTypes = make([]protoimpl.MessageInfo, 53)
 var file_api_cluster_v1_cluster_proto_goTypes = []any{
 	(*ClusterKeyRequest)(nil),          // 0: persys.cluster.v1.ClusterKeyRequest
 	(*ClusterKeyResponse)(nil),         // 1: persys.cluster.v1.ClusterKeyResponse
@@ -3476,84 +4274,106 @@ var file_api_cluster_v1_cluster_proto_goTypes = []any{
 	(*CreateBackupResponse)(nil),       // 40: persys.cluster.v1.CreateBackupResponse
 	(*RestoreBackupRequest)(nil),       // 41: persys.cluster.v1.RestoreBackupRequest
 	(*RestoreBackupResponse)(nil),      // 42: persys.cluster.v1.RestoreBackupResponse
-	nil,                                // 43: persys.cluster.v1.Event.DetailsEntry
-	(*timestamppb.Timestamp)(nil),      // 44: google.protobuf.Timestamp
-	(*v1.WorkloadView)(nil),            // 45: persys.control.v1.WorkloadView
-	(*v1.ApplyWorkloadRequest)(nil),    // 46: persys.control.v1.ApplyWorkloadRequest
-	(*v1.ApplyWorkloadResponse)(nil),   // 47: persys.control.v1.ApplyWorkloadResponse
-	(*v1.NodeView)(nil),                // 48: persys.control.v1.NodeView
+	(*MirrorContent)(nil),              // 43: persys.cluster.v1.MirrorContent
+	(*MirrorProblem)(nil),              // 44: persys.cluster.v1.MirrorProblem
+	(*RecoveryRequest)(nil),            // 45: persys.cluster.v1.RecoveryRequest
+	(*RecoveryResponse)(nil),           // 46: persys.cluster.v1.RecoveryResponse
+	(*RestoreMirrorRequest)(nil),       // 47: persys.cluster.v1.RestoreMirrorRequest
+	(*RestoreMirrorResponse)(nil),      // 48: persys.cluster.v1.RestoreMirrorResponse
+	(*KeyDifference)(nil),              // 49: persys.cluster.v1.KeyDifference
+	(*ImportMirrorRequest)(nil),        // 50: persys.cluster.v1.ImportMirrorRequest
+	(*ImportMirrorResponse)(nil),       // 51: persys.cluster.v1.ImportMirrorResponse
+	nil,                                // 52: persys.cluster.v1.Event.DetailsEntry
+	(*timestamppb.Timestamp)(nil),      // 53: google.protobuf.Timestamp
+	(*v1.WorkloadView)(nil),            // 54: persys.control.v1.WorkloadView
+	(*v1.ApplyWorkloadRequest)(nil),    // 55: persys.control.v1.ApplyWorkloadRequest
+	(*v1.ApplyWorkloadResponse)(nil),   // 56: persys.control.v1.ApplyWorkloadResponse
+	(*v1.NodeView)(nil),                // 57: persys.control.v1.NodeView
 }
 var file_api_cluster_v1_cluster_proto_depIdxs = []int32{
-	44, // 0: persys.cluster.v1.StatusResponse.mode_changed_at:type_name -> google.protobuf.Timestamp
+	53, // 0: persys.cluster.v1.StatusResponse.mode_changed_at:type_name -> google.protobuf.Timestamp
 	3,  // 1: persys.cluster.v1.StatusResponse.replicas:type_name -> persys.cluster.v1.Replica
-	44, // 2: persys.cluster.v1.StatusResponse.started_at:type_name -> google.protobuf.Timestamp
-	44, // 3: persys.cluster.v1.Event.at:type_name -> google.protobuf.Timestamp
-	43, // 4: persys.cluster.v1.Event.details:type_name -> persys.cluster.v1.Event.DetailsEntry
-	45, // 5: persys.cluster.v1.WorkloadChange.workload:type_name -> persys.control.v1.WorkloadView
+	53, // 2: persys.cluster.v1.StatusResponse.started_at:type_name -> google.protobuf.Timestamp
+	53, // 3: persys.cluster.v1.Event.at:type_name -> google.protobuf.Timestamp
+	52, // 4: persys.cluster.v1.Event.details:type_name -> persys.cluster.v1.Event.DetailsEntry
+	54, // 5: persys.cluster.v1.WorkloadChange.workload:type_name -> persys.control.v1.WorkloadView
 	11, // 6: persys.cluster.v1.WhyResponse.counts:type_name -> persys.cluster.v1.ReasonCount
 	10, // 7: persys.cluster.v1.WhyResponse.nodes:type_name -> persys.cluster.v1.NodeVerdict
-	46, // 8: persys.cluster.v1.ApplyWorkloadsRequest.workloads:type_name -> persys.control.v1.ApplyWorkloadRequest
-	47, // 9: persys.cluster.v1.ApplyWorkloadsResponse.results:type_name -> persys.control.v1.ApplyWorkloadResponse
-	46, // 10: persys.cluster.v1.PlanWorkloadsRequest.workloads:type_name -> persys.control.v1.ApplyWorkloadRequest
+	55, // 8: persys.cluster.v1.ApplyWorkloadsRequest.workloads:type_name -> persys.control.v1.ApplyWorkloadRequest
+	56, // 9: persys.cluster.v1.ApplyWorkloadsResponse.results:type_name -> persys.control.v1.ApplyWorkloadResponse
+	55, // 10: persys.cluster.v1.PlanWorkloadsRequest.workloads:type_name -> persys.control.v1.ApplyWorkloadRequest
 	16, // 11: persys.cluster.v1.PlannedWorkload.changes:type_name -> persys.cluster.v1.FieldChange
 	11, // 12: persys.cluster.v1.PlannedWorkload.counts:type_name -> persys.cluster.v1.ReasonCount
 	10, // 13: persys.cluster.v1.PlannedWorkload.nodes:type_name -> persys.cluster.v1.NodeVerdict
 	17, // 14: persys.cluster.v1.PlanWorkloadsResponse.workloads:type_name -> persys.cluster.v1.PlannedWorkload
-	46, // 15: persys.cluster.v1.ApplyStreamRequest.apply:type_name -> persys.control.v1.ApplyWorkloadRequest
-	47, // 16: persys.cluster.v1.ApplyStreamResponse.result:type_name -> persys.control.v1.ApplyWorkloadResponse
-	48, // 17: persys.cluster.v1.NodeActionResponse.node:type_name -> persys.control.v1.NodeView
+	55, // 15: persys.cluster.v1.ApplyStreamRequest.apply:type_name -> persys.control.v1.ApplyWorkloadRequest
+	56, // 16: persys.cluster.v1.ApplyStreamResponse.result:type_name -> persys.control.v1.ApplyWorkloadResponse
+	57, // 17: persys.cluster.v1.NodeActionResponse.node:type_name -> persys.control.v1.NodeView
 	25, // 18: persys.cluster.v1.NodeActionResponse.moves:type_name -> persys.cluster.v1.PlannedMove
-	44, // 19: persys.cluster.v1.Action.created_at:type_name -> google.protobuf.Timestamp
-	44, // 20: persys.cluster.v1.Action.started_at:type_name -> google.protobuf.Timestamp
-	44, // 21: persys.cluster.v1.Action.ended_at:type_name -> google.protobuf.Timestamp
+	53, // 19: persys.cluster.v1.Action.created_at:type_name -> google.protobuf.Timestamp
+	53, // 20: persys.cluster.v1.Action.started_at:type_name -> google.protobuf.Timestamp
+	53, // 21: persys.cluster.v1.Action.ended_at:type_name -> google.protobuf.Timestamp
 	30, // 22: persys.cluster.v1.ListActionsResponse.actions:type_name -> persys.cluster.v1.Action
-	44, // 23: persys.cluster.v1.BackupInfo.at:type_name -> google.protobuf.Timestamp
+	53, // 23: persys.cluster.v1.BackupInfo.at:type_name -> google.protobuf.Timestamp
 	39, // 24: persys.cluster.v1.CreateBackupResponse.info:type_name -> persys.cluster.v1.BackupInfo
 	39, // 25: persys.cluster.v1.RestoreBackupResponse.backup:type_name -> persys.cluster.v1.BackupInfo
 	39, // 26: persys.cluster.v1.RestoreBackupResponse.present:type_name -> persys.cluster.v1.BackupInfo
-	2,  // 27: persys.cluster.v1.Cluster.Status:input_type -> persys.cluster.v1.StatusRequest
-	6,  // 28: persys.cluster.v1.Cluster.Events:input_type -> persys.cluster.v1.EventsRequest
-	7,  // 29: persys.cluster.v1.Cluster.WatchWorkloads:input_type -> persys.cluster.v1.WatchWorkloadsRequest
-	9,  // 30: persys.cluster.v1.Cluster.Why:input_type -> persys.cluster.v1.WhyRequest
-	13, // 31: persys.cluster.v1.Cluster.ApplyWorkloads:input_type -> persys.cluster.v1.ApplyWorkloadsRequest
-	15, // 32: persys.cluster.v1.Cluster.PlanWorkloads:input_type -> persys.cluster.v1.PlanWorkloadsRequest
-	19, // 33: persys.cluster.v1.Cluster.ApplyStream:input_type -> persys.cluster.v1.ApplyStreamRequest
-	21, // 34: persys.cluster.v1.Cluster.CordonNode:input_type -> persys.cluster.v1.CordonNodeRequest
-	22, // 35: persys.cluster.v1.Cluster.DrainNode:input_type -> persys.cluster.v1.DrainNodeRequest
-	23, // 36: persys.cluster.v1.Cluster.RemoveNode:input_type -> persys.cluster.v1.RemoveNodeRequest
-	24, // 37: persys.cluster.v1.Cluster.FenceNode:input_type -> persys.cluster.v1.FenceNodeRequest
-	27, // 38: persys.cluster.v1.Cluster.Logs:input_type -> persys.cluster.v1.LogsRequest
-	29, // 39: persys.cluster.v1.Cluster.ListActions:input_type -> persys.cluster.v1.ListActionsRequest
-	32, // 40: persys.cluster.v1.Cluster.SetMode:input_type -> persys.cluster.v1.SetModeRequest
-	34, // 41: persys.cluster.v1.Cluster.TransferLeadership:input_type -> persys.cluster.v1.TransferLeadershipRequest
-	36, // 42: persys.cluster.v1.Cluster.RemoveReplica:input_type -> persys.cluster.v1.RemoveReplicaRequest
-	38, // 43: persys.cluster.v1.Cluster.CreateBackup:input_type -> persys.cluster.v1.CreateBackupRequest
-	41, // 44: persys.cluster.v1.Cluster.RestoreBackup:input_type -> persys.cluster.v1.RestoreBackupRequest
-	0,  // 45: persys.cluster.v1.Cluster.ClusterKey:input_type -> persys.cluster.v1.ClusterKeyRequest
-	4,  // 46: persys.cluster.v1.Cluster.Status:output_type -> persys.cluster.v1.StatusResponse
-	5,  // 47: persys.cluster.v1.Cluster.Events:output_type -> persys.cluster.v1.Event
-	8,  // 48: persys.cluster.v1.Cluster.WatchWorkloads:output_type -> persys.cluster.v1.WorkloadChange
-	12, // 49: persys.cluster.v1.Cluster.Why:output_type -> persys.cluster.v1.WhyResponse
-	14, // 50: persys.cluster.v1.Cluster.ApplyWorkloads:output_type -> persys.cluster.v1.ApplyWorkloadsResponse
-	18, // 51: persys.cluster.v1.Cluster.PlanWorkloads:output_type -> persys.cluster.v1.PlanWorkloadsResponse
-	20, // 52: persys.cluster.v1.Cluster.ApplyStream:output_type -> persys.cluster.v1.ApplyStreamResponse
-	26, // 53: persys.cluster.v1.Cluster.CordonNode:output_type -> persys.cluster.v1.NodeActionResponse
-	26, // 54: persys.cluster.v1.Cluster.DrainNode:output_type -> persys.cluster.v1.NodeActionResponse
-	26, // 55: persys.cluster.v1.Cluster.RemoveNode:output_type -> persys.cluster.v1.NodeActionResponse
-	26, // 56: persys.cluster.v1.Cluster.FenceNode:output_type -> persys.cluster.v1.NodeActionResponse
-	28, // 57: persys.cluster.v1.Cluster.Logs:output_type -> persys.cluster.v1.LogChunk
-	31, // 58: persys.cluster.v1.Cluster.ListActions:output_type -> persys.cluster.v1.ListActionsResponse
-	33, // 59: persys.cluster.v1.Cluster.SetMode:output_type -> persys.cluster.v1.SetModeResponse
-	35, // 60: persys.cluster.v1.Cluster.TransferLeadership:output_type -> persys.cluster.v1.TransferLeadershipResponse
-	37, // 61: persys.cluster.v1.Cluster.RemoveReplica:output_type -> persys.cluster.v1.RemoveReplicaResponse
-	40, // 62: persys.cluster.v1.Cluster.CreateBackup:output_type -> persys.cluster.v1.CreateBackupResponse
-	42, // 63: persys.cluster.v1.Cluster.RestoreBackup:output_type -> persys.cluster.v1.RestoreBackupResponse
-	1,  // 64: persys.cluster.v1.Cluster.ClusterKey:output_type -> persys.cluster.v1.ClusterKeyResponse
-	46, // [46:65] is the sub-list for method output_type
-	27, // [27:46] is the sub-list for method input_type
-	27, // [27:27] is the sub-list for extension type_name
-	27, // [27:27] is the sub-list for extension extendee
-	0,  // [0:27] is the sub-list for field type_name
+	44, // 27: persys.cluster.v1.MirrorContent.problems:type_name -> persys.cluster.v1.MirrorProblem
+	53, // 28: persys.cluster.v1.RecoveryResponse.mode_changed_at:type_name -> google.protobuf.Timestamp
+	43, // 29: persys.cluster.v1.RecoveryResponse.content:type_name -> persys.cluster.v1.MirrorContent
+	39, // 30: persys.cluster.v1.RecoveryResponse.present:type_name -> persys.cluster.v1.BackupInfo
+	49, // 31: persys.cluster.v1.RestoreMirrorResponse.differences:type_name -> persys.cluster.v1.KeyDifference
+	43, // 32: persys.cluster.v1.ImportMirrorResponse.content:type_name -> persys.cluster.v1.MirrorContent
+	42, // 33: persys.cluster.v1.ImportMirrorResponse.change:type_name -> persys.cluster.v1.RestoreBackupResponse
+	2,  // 34: persys.cluster.v1.Cluster.Status:input_type -> persys.cluster.v1.StatusRequest
+	6,  // 35: persys.cluster.v1.Cluster.Events:input_type -> persys.cluster.v1.EventsRequest
+	7,  // 36: persys.cluster.v1.Cluster.WatchWorkloads:input_type -> persys.cluster.v1.WatchWorkloadsRequest
+	9,  // 37: persys.cluster.v1.Cluster.Why:input_type -> persys.cluster.v1.WhyRequest
+	13, // 38: persys.cluster.v1.Cluster.ApplyWorkloads:input_type -> persys.cluster.v1.ApplyWorkloadsRequest
+	15, // 39: persys.cluster.v1.Cluster.PlanWorkloads:input_type -> persys.cluster.v1.PlanWorkloadsRequest
+	19, // 40: persys.cluster.v1.Cluster.ApplyStream:input_type -> persys.cluster.v1.ApplyStreamRequest
+	21, // 41: persys.cluster.v1.Cluster.CordonNode:input_type -> persys.cluster.v1.CordonNodeRequest
+	22, // 42: persys.cluster.v1.Cluster.DrainNode:input_type -> persys.cluster.v1.DrainNodeRequest
+	23, // 43: persys.cluster.v1.Cluster.RemoveNode:input_type -> persys.cluster.v1.RemoveNodeRequest
+	24, // 44: persys.cluster.v1.Cluster.FenceNode:input_type -> persys.cluster.v1.FenceNodeRequest
+	27, // 45: persys.cluster.v1.Cluster.Logs:input_type -> persys.cluster.v1.LogsRequest
+	29, // 46: persys.cluster.v1.Cluster.ListActions:input_type -> persys.cluster.v1.ListActionsRequest
+	32, // 47: persys.cluster.v1.Cluster.SetMode:input_type -> persys.cluster.v1.SetModeRequest
+	34, // 48: persys.cluster.v1.Cluster.TransferLeadership:input_type -> persys.cluster.v1.TransferLeadershipRequest
+	36, // 49: persys.cluster.v1.Cluster.RemoveReplica:input_type -> persys.cluster.v1.RemoveReplicaRequest
+	38, // 50: persys.cluster.v1.Cluster.CreateBackup:input_type -> persys.cluster.v1.CreateBackupRequest
+	41, // 51: persys.cluster.v1.Cluster.RestoreBackup:input_type -> persys.cluster.v1.RestoreBackupRequest
+	0,  // 52: persys.cluster.v1.Cluster.ClusterKey:input_type -> persys.cluster.v1.ClusterKeyRequest
+	45, // 53: persys.cluster.v1.Cluster.Recovery:input_type -> persys.cluster.v1.RecoveryRequest
+	47, // 54: persys.cluster.v1.Cluster.RestoreMirror:input_type -> persys.cluster.v1.RestoreMirrorRequest
+	50, // 55: persys.cluster.v1.Cluster.ImportMirror:input_type -> persys.cluster.v1.ImportMirrorRequest
+	4,  // 56: persys.cluster.v1.Cluster.Status:output_type -> persys.cluster.v1.StatusResponse
+	5,  // 57: persys.cluster.v1.Cluster.Events:output_type -> persys.cluster.v1.Event
+	8,  // 58: persys.cluster.v1.Cluster.WatchWorkloads:output_type -> persys.cluster.v1.WorkloadChange
+	12, // 59: persys.cluster.v1.Cluster.Why:output_type -> persys.cluster.v1.WhyResponse
+	14, // 60: persys.cluster.v1.Cluster.ApplyWorkloads:output_type -> persys.cluster.v1.ApplyWorkloadsResponse
+	18, // 61: persys.cluster.v1.Cluster.PlanWorkloads:output_type -> persys.cluster.v1.PlanWorkloadsResponse
+	20, // 62: persys.cluster.v1.Cluster.ApplyStream:output_type -> persys.cluster.v1.ApplyStreamResponse
+	26, // 63: persys.cluster.v1.Cluster.CordonNode:output_type -> persys.cluster.v1.NodeActionResponse
+	26, // 64: persys.cluster.v1.Cluster.DrainNode:output_type -> persys.cluster.v1.NodeActionResponse
+	26, // 65: persys.cluster.v1.Cluster.RemoveNode:output_type -> persys.cluster.v1.NodeActionResponse
+	26, // 66: persys.cluster.v1.Cluster.FenceNode:output_type -> persys.cluster.v1.NodeActionResponse
+	28, // 67: persys.cluster.v1.Cluster.Logs:output_type -> persys.cluster.v1.LogChunk
+	31, // 68: persys.cluster.v1.Cluster.ListActions:output_type -> persys.cluster.v1.ListActionsResponse
+	33, // 69: persys.cluster.v1.Cluster.SetMode:output_type -> persys.cluster.v1.SetModeResponse
+	35, // 70: persys.cluster.v1.Cluster.TransferLeadership:output_type -> persys.cluster.v1.TransferLeadershipResponse
+	37, // 71: persys.cluster.v1.Cluster.RemoveReplica:output_type -> persys.cluster.v1.RemoveReplicaResponse
+	40, // 72: persys.cluster.v1.Cluster.CreateBackup:output_type -> persys.cluster.v1.CreateBackupResponse
+	42, // 73: persys.cluster.v1.Cluster.RestoreBackup:output_type -> persys.cluster.v1.RestoreBackupResponse
+	1,  // 74: persys.cluster.v1.Cluster.ClusterKey:output_type -> persys.cluster.v1.ClusterKeyResponse
+	46, // 75: persys.cluster.v1.Cluster.Recovery:output_type -> persys.cluster.v1.RecoveryResponse
+	48, // 76: persys.cluster.v1.Cluster.RestoreMirror:output_type -> persys.cluster.v1.RestoreMirrorResponse
+	51, // 77: persys.cluster.v1.Cluster.ImportMirror:output_type -> persys.cluster.v1.ImportMirrorResponse
+	56, // [56:78] is the sub-list for method output_type
+	34, // [34:56] is the sub-list for method input_type
+	34, // [34:34] is the sub-list for extension type_name
+	34, // [34:34] is the sub-list for extension extendee
+	0,  // [0:34] is the sub-list for field type_name
 }
 
 func init() { file_api_cluster_v1_cluster_proto_init() }
@@ -3567,7 +4387,7 @@ func file_api_cluster_v1_cluster_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_api_cluster_v1_cluster_proto_rawDesc), len(file_api_cluster_v1_cluster_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   44,
+			NumMessages:   53,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

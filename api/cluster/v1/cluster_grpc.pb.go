@@ -41,6 +41,9 @@ const (
 	Cluster_CreateBackup_FullMethodName       = "/persys.cluster.v1.Cluster/CreateBackup"
 	Cluster_RestoreBackup_FullMethodName      = "/persys.cluster.v1.Cluster/RestoreBackup"
 	Cluster_ClusterKey_FullMethodName         = "/persys.cluster.v1.Cluster/ClusterKey"
+	Cluster_Recovery_FullMethodName           = "/persys.cluster.v1.Cluster/Recovery"
+	Cluster_RestoreMirror_FullMethodName      = "/persys.cluster.v1.Cluster/RestoreMirror"
+	Cluster_ImportMirror_FullMethodName       = "/persys.cluster.v1.Cluster/ImportMirror"
 )
 
 // ClusterClient is the client API for Cluster service.
@@ -83,6 +86,14 @@ type ClusterClient interface {
 	// ClusterKey hands the sealing key to another scheduler of this cluster, and
 	// to nobody else.
 	ClusterKey(ctx context.Context, in *ClusterKeyRequest, opts ...grpc.CallOption) (*ClusterKeyResponse, error)
+	// Recovery shows the mode, the mirror, and what its etcd holds now.
+	Recovery(ctx context.Context, in *RecoveryRequest, opts ...grpc.CallOption) (*RecoveryResponse, error)
+	// RestoreMirror makes the mirror's etcd hold this cluster's state, whatever it
+	// held before; with preview it only says what would change.
+	RestoreMirror(ctx context.Context, in *RestoreMirrorRequest, opts ...grpc.CallOption) (*RestoreMirrorResponse, error)
+	// ImportMirror takes what the mirror's etcd holds into a cluster that has no
+	// workloads; with preview it only says what would come.
+	ImportMirror(ctx context.Context, in *ImportMirrorRequest, opts ...grpc.CallOption) (*ImportMirrorResponse, error)
 }
 
 type clusterClient struct {
@@ -325,6 +336,36 @@ func (c *clusterClient) ClusterKey(ctx context.Context, in *ClusterKeyRequest, o
 	return out, nil
 }
 
+func (c *clusterClient) Recovery(ctx context.Context, in *RecoveryRequest, opts ...grpc.CallOption) (*RecoveryResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(RecoveryResponse)
+	err := c.cc.Invoke(ctx, Cluster_Recovery_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *clusterClient) RestoreMirror(ctx context.Context, in *RestoreMirrorRequest, opts ...grpc.CallOption) (*RestoreMirrorResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(RestoreMirrorResponse)
+	err := c.cc.Invoke(ctx, Cluster_RestoreMirror_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *clusterClient) ImportMirror(ctx context.Context, in *ImportMirrorRequest, opts ...grpc.CallOption) (*ImportMirrorResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ImportMirrorResponse)
+	err := c.cc.Invoke(ctx, Cluster_ImportMirror_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // ClusterServer is the server API for Cluster service.
 // All implementations must embed UnimplementedClusterServer
 // for forward compatibility.
@@ -365,6 +406,14 @@ type ClusterServer interface {
 	// ClusterKey hands the sealing key to another scheduler of this cluster, and
 	// to nobody else.
 	ClusterKey(context.Context, *ClusterKeyRequest) (*ClusterKeyResponse, error)
+	// Recovery shows the mode, the mirror, and what its etcd holds now.
+	Recovery(context.Context, *RecoveryRequest) (*RecoveryResponse, error)
+	// RestoreMirror makes the mirror's etcd hold this cluster's state, whatever it
+	// held before; with preview it only says what would change.
+	RestoreMirror(context.Context, *RestoreMirrorRequest) (*RestoreMirrorResponse, error)
+	// ImportMirror takes what the mirror's etcd holds into a cluster that has no
+	// workloads; with preview it only says what would come.
+	ImportMirror(context.Context, *ImportMirrorRequest) (*ImportMirrorResponse, error)
 	mustEmbedUnimplementedClusterServer()
 }
 
@@ -431,6 +480,15 @@ func (UnimplementedClusterServer) RestoreBackup(grpc.ClientStreamingServer[Resto
 }
 func (UnimplementedClusterServer) ClusterKey(context.Context, *ClusterKeyRequest) (*ClusterKeyResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method ClusterKey not implemented")
+}
+func (UnimplementedClusterServer) Recovery(context.Context, *RecoveryRequest) (*RecoveryResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method Recovery not implemented")
+}
+func (UnimplementedClusterServer) RestoreMirror(context.Context, *RestoreMirrorRequest) (*RestoreMirrorResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method RestoreMirror not implemented")
+}
+func (UnimplementedClusterServer) ImportMirror(context.Context, *ImportMirrorRequest) (*ImportMirrorResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method ImportMirror not implemented")
 }
 func (UnimplementedClusterServer) mustEmbedUnimplementedClusterServer() {}
 func (UnimplementedClusterServer) testEmbeddedByValue()                 {}
@@ -745,6 +803,60 @@ func _Cluster_ClusterKey_Handler(srv interface{}, ctx context.Context, dec func(
 	return interceptor(ctx, in, info, handler)
 }
 
+func _Cluster_Recovery_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(RecoveryRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ClusterServer).Recovery(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Cluster_Recovery_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ClusterServer).Recovery(ctx, req.(*RecoveryRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Cluster_RestoreMirror_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(RestoreMirrorRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ClusterServer).RestoreMirror(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Cluster_RestoreMirror_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ClusterServer).RestoreMirror(ctx, req.(*RestoreMirrorRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Cluster_ImportMirror_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ImportMirrorRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ClusterServer).ImportMirror(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Cluster_ImportMirror_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ClusterServer).ImportMirror(ctx, req.(*ImportMirrorRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // Cluster_ServiceDesc is the grpc.ServiceDesc for Cluster service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -803,6 +915,18 @@ var Cluster_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "ClusterKey",
 			Handler:    _Cluster_ClusterKey_Handler,
+		},
+		{
+			MethodName: "Recovery",
+			Handler:    _Cluster_Recovery_Handler,
+		},
+		{
+			MethodName: "RestoreMirror",
+			Handler:    _Cluster_RestoreMirror_Handler,
+		},
+		{
+			MethodName: "ImportMirror",
+			Handler:    _Cluster_ImportMirror_Handler,
 		},
 	},
 	Streams: []grpc.StreamDesc{

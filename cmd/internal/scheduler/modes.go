@@ -48,7 +48,7 @@ func (m *modes) keep(ctx context.Context, epoch fsm.Epoch) {
 			h := m.r.mirror.Stats().Health
 			health = &h
 		}
-		facts := mirror.Facts{Required: m.r.cfg.etcdRequired(), Attached: v.Info().MirrorEtcd != 0, Empty: v.WorkloadCount()+v.NodeCount() == 0}
+		facts := mirror.Facts{Required: m.r.cfg.etcdRequired(), Attached: v.Info().MirrorEtcd != 0, Empty: v.WorkloadCount() == 0}
 		if set := nextMode(v.Info(), health, facts, said); set != nil {
 			limited, cancel := context.WithTimeout(ctx, modeLimit)
 			err := m.r.commit(limited, &commandv1.Command{Body: &commandv1.Command_SetMode{SetMode: set}})

@@ -188,6 +188,7 @@ func (r *Replica) openServer() error {
 		Leader:       r.loop,
 		Agents:       r.agents,
 		Keys:         r.keys,
+		Mirror:       r.control(),
 		TLS:          r.tls,
 		Tuning:       tuning,
 		Shard:        cfg.Shard,

@@ -1,0 +1,317 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	clusterv1 "github.com/persys/compute/api/cluster/v1"
+	"github.com/persys/compute/cmd/persysctl/screen"
+)
+
+// recoveryLimit bounds what reads or writes a whole etcd.
+const recoveryLimit = 15 * time.Minute
+
+func (c *cli) recoveryCommand() *cobra.Command {
+	parent := &cobra.Command{
+		Use: "recovery", Short: "Bring the cluster's state and its etcd together again",
+		Long: `Bring the cluster's state and its etcd together again.
+
+The mode is recovery when etcd came back empty, or holds what this cluster did not
+write. Two things can be right then: the cluster's own state, which ` + "`restore`" + `
+writes into etcd, or, for a cluster without workloads, what etcd holds, which
+` + "`import`" + ` takes over. No running workload is touched by either.`,
+		Args: args(0, 0), RunE: help,
+	}
+	var prefix string
+	show := &cobra.Command{
+		Use: "show", Short: "Show the mode, the mirror, what etcd holds and what to do",
+		Args: args(0, 0),
+		RunE: c.online(func(ctx context.Context, _ []string) error { return c.recoveryShow(ctx, prefix) }),
+	}
+	show.Flags().StringVar(&prefix, "prefix", "", "look below another prefix of etcd than ETCD_PREFIX")
+	var o recoverOptions
+	restore := &cobra.Command{
+		Use: "restore", Short: "Write the cluster's state into etcd, over whatever is there",
+		Example: "  persysctl recovery restore --dry-run\n  persysctl recovery restore",
+		Args:    args(0, 0),
+		RunE:    c.online(func(ctx context.Context, _ []string) error { return c.recoveryRestore(ctx, o) }),
+	}
+	imports := &cobra.Command{
+		Use: "import [FILE]", Short: "Take what etcd, or the backup FILE, holds into a cluster without workloads",
+		Long: `Take what etcd, or the backup FILE, holds into a cluster without workloads.
+
+The etcd may be one that other schedulers wrote, in their former or later layout:
+stop them first. Workloads come back where they run and are not restarted. What
+was imported is then mirrored to the same place.`,
+		Example: "  persysctl recovery import --dry-run\n  persysctl recovery import\n  persysctl recovery import state.backup",
+		Args:    args(0, 1, "FILE"),
+		RunE: c.online(func(ctx context.Context, args []string) error {
+			if len(args) == 1 {
+				return c.backupRestore(ctx, args[0], restoreOptions{dry: o.dry, yes: o.yes, force: o.force, empty: true})
+			}
+			return c.recoveryImport(ctx, o)
+		}),
+	}
+	for _, cmd := range []*cobra.Command{restore, imports} {
+		cmd.Flags().BoolVar(&o.dry, "dry-run", false, "only show what would change")
+		cmd.Flags().BoolVarP(&o.yes, "yes", "y", false, "do not ask")
+	}
+	f := imports.Flags()
+	f.StringVar(&o.prefix, "prefix", "", "look below another prefix of etcd than ETCD_PREFIX")
+	f.BoolVar(&o.skip, "skip-unreadable", false, "import the rest although some keys cannot be taken")
+	f.BoolVar(&o.force, "force-new-cluster", false, "take the workloads of another cluster into this one, although that one may still run them")
+	parent.AddCommand(show, restore, imports)
+	return parent
+}
+
+type recoverOptions struct {
+	prefix                string
+	dry, yes, skip, force bool
+}
+
+func (c *cli) recoveryShow(ctx context.Context, prefix string) error {
+	ctx, cancel := context.WithTimeout(ctx, recoveryLimit)
+	defer cancel()
+	r, err := slow(ctx, c, c.cluster.Recovery, &clusterv1.RecoveryRequest{Prefix: prefix})
+	if err != nil {
+		return err
+	}
+	return c.emit(r, func() {
+		f := &screen.Facts{}
+		f.Add("Mode", modeCell(r.GetMode(), r.GetModeReason(), r.GetModePinned()))
+		if at := r.GetModeChangedAt(); at != nil {
+			f.Add("Since", screen.Text(at.AsTime().In(c.zone).Format("2006-01-02 15:04:05")+", "+c.age(at)+" ago"))
+		}
+		f.Add("Mirror", mirrorCell(r))
+		if r.GetAttachedEtcd() != "" {
+			f.Add("Attached", screen.Text("etcd cluster "+screen.Clean(r.GetAttachedEtcd())))
+		}
+		p := r.GetPresent()
+		f.Add("State", screen.Text(fmt.Sprintf("%s, %s, index %d", plural(p.GetWorkloads(), "workload"), plural(p.GetNodes(), "node"), p.GetIndex())))
+		switch m := r.GetContent(); {
+		case r.GetContentError() != "":
+			f.Add("etcd", screen.Styled("cannot be read: "+screen.Clean(r.GetContentError()), screen.Bad))
+		case m != nil:
+			f.Add("etcd", screen.Text(contentText(m)))
+			f.Add("  written by", screen.Text(writtenBy(m)))
+		}
+		c.printFacts(f)
+		c.showProblems(r.GetContent())
+		if what, next := advised(r); what != "" {
+			c.empty(what, next)
+		}
+	})
+}
+
+// slow is change with the caller's own deadline: a whole etcd is read and written.
+func slow[Req, Resp any](ctx context.Context, c *cli, do func(context.Context, Req, ...callOption) (Resp, error), req Req) (Resp, error) {
+	resp, err := do(ctx, req)
+	if err != nil {
+		return resp, c.explain(err, true)
+	}
+	return resp, nil
+}
+
+// modeCell is a mode with its reason, and whether a person holds it.
+func modeCell(mode, reason string, pinned bool) screen.Cell {
+	cell := screen.State(mode)
+	if reason != "" && mode != "normal" {
+		cell.Text += ": " + screen.Clean(reason)
+	}
+	if pinned {
+		cell.Text += " (set by hand)"
+	}
+	return cell
+}
+
+func mirrorCell(r *clusterv1.RecoveryResponse) screen.Cell {
+	text := r.GetMirror()
+	if r.GetMirrorReason() != "" {
+		text += ": " + screen.Clean(r.GetMirrorReason())
+	}
+	if r.GetMirrorIndex() > 0 {
+		text += fmt.Sprintf(", index %d", r.GetMirrorIndex())
+	}
+	style := screen.Warn
+	switch r.GetMirror() {
+	case "healthy":
+		style = screen.Good
+	case "off":
+		style = screen.Dim
+	}
+	return screen.Styled(text, style)
+}
+
+func contentText(m *clusterv1.MirrorContent) string {
+	if m.GetNodes()+m.GetWorkloads()+m.GetProblemCount() == 0 {
+		return "empty"
+	}
+	return fmt.Sprintf("%s, %s, %s, %s", plural(m.GetWorkloads(), "workload"), plural(m.GetNodes(), "node"), plural(m.GetEvents(), "event"), plural(m.GetDrifts(), "drift"))
+}
+
+func writtenBy(m *clusterv1.MirrorContent) string {
+	switch {
+	case m.GetClusterId() == "" && m.GetNodes()+m.GetWorkloads() == 0:
+		return "nobody"
+	case m.GetClusterId() == "":
+		return "other schedulers, or before there was a cluster id"
+	case !m.GetComplete():
+		return fmt.Sprintf("cluster %s, not quite to index %d", screen.Clean(m.GetClusterId()), m.GetIndex())
+	}
+	return fmt.Sprintf("cluster %s, index %d", screen.Clean(m.GetClusterId()), m.GetIndex())
+}
+
+// advised is the scheduler's advice in words, and the command that follows it.
+func advised(r *clusterv1.RecoveryResponse) (what, next string) {
+	switch r.GetAdvice() {
+	case "restore":
+		return "The cluster's own state is right: write it into etcd.", "persysctl recovery restore --dry-run"
+	case "import":
+		return "This cluster has no workloads and etcd holds some: take them over.", "persysctl recovery import --dry-run"
+	case "etcd":
+		return "etcd needs help first; the cluster goes on by itself once it is well.", "persysctl recovery show"
+	}
+	if r.GetModePinned() && r.GetMode() != "normal" {
+		return "The mode was set by hand and holds until it is given back.", "persysctl mode set auto --reason 'done'"
+	}
+	return "", ""
+}
+
+// shownProblems is how many keys that cannot be taken are listed.
+const shownProblems = 10
+
+func (c *cli) showProblems(m *clusterv1.MirrorContent) {
+	n := int(m.GetProblemCount())
+	if n == 0 {
+		return
+	}
+	lines := []string{"", fmt.Sprintf("%s cannot be taken:", plural(m.GetProblemCount(), "key"))}
+	for _, p := range m.GetProblems()[:min(len(m.GetProblems()), shownProblems)] {
+		lines = append(lines, "  "+screen.Clean(p.GetKey())+": "+screen.Clean(p.GetReason()))
+	}
+	if n > shownProblems {
+		lines = append(lines, fmt.Sprintf("  and %d more (-o json lists up to 500)", n-shownProblems))
+	}
+	writeLines(c.out, lines)
+}
+
+func (c *cli) recoveryRestore(ctx context.Context, o recoverOptions) error {
+	ctx, cancel := context.WithTimeout(ctx, recoveryLimit)
+	defer cancel()
+	preview, err := slow(ctx, c, c.cluster.RestoreMirror, &clusterv1.RestoreMirrorRequest{Preview: true})
+	if err != nil {
+		return err
+	}
+	if o.dry {
+		return c.emit(preview, func() { writeLines(c.out, keyLines(preview, "would be", true)) })
+	}
+	if !o.yes {
+		for _, l := range keyLines(preview, "would be", false) {
+			fmt.Fprintln(c.err, l)
+		}
+		if !c.inTerm || !c.errTerm {
+			return failf(exitUsage, "persysctl recovery restore --dry-run", "nobody is there to be asked: --yes restores without asking")
+		}
+		if err := c.confirm("Make etcd hold the cluster's state?"); err != nil {
+			return err
+		}
+	}
+	done, err := slow(ctx, c, c.cluster.RestoreMirror, &clusterv1.RestoreMirrorRequest{})
+	if err != nil {
+		return err
+	}
+	return c.emit(done, func() {
+		writeLines(c.out, append(keyLines(done, "were", false), "etcd holds the cluster's state"))
+		c.showMode(done.GetMode())
+	})
+}
+
+// showMode is the last line of what may end a frozen mode.
+func (c *cli) showMode(mode string) {
+	s := screen.State(mode)
+	writeLines(c.out, []string{"mode is " + c.paint.Paint(s.Style, s.Text)})
+	if mode != "normal" {
+		c.empty("", "persysctl recovery show")
+	}
+}
+
+func keyLines(r *clusterv1.RestoreMirrorResponse, verb string, each bool) []string {
+	lines := []string{fmt.Sprintf("%s of etcd %s created, %d changed, %d removed; %d equal",
+		plural(r.GetCreated(), "key"), verb, r.GetChanged(), r.GetRemoved(), r.GetEqual())}
+	if !each {
+		return lines
+	}
+	for _, d := range r.GetDifferences() {
+		lines = append(lines, fmt.Sprintf("  %-6s %s", d.GetKind(), screen.Clean(d.GetKey())))
+	}
+	if n := int(r.GetCreated()+r.GetChanged()+r.GetRemoved()) - len(r.GetDifferences()); n > 0 {
+		lines = append(lines, fmt.Sprintf("  and %d more", n))
+	}
+	return lines
+}
+
+func (c *cli) recoveryImport(ctx context.Context, o recoverOptions) error {
+	ctx, cancel := context.WithTimeout(ctx, recoveryLimit)
+	defer cancel()
+	req := &clusterv1.ImportMirrorRequest{Preview: true, Prefix: o.prefix, SkipUnreadable: o.skip, ForceNewCluster: o.force}
+	preview, err := slow(ctx, c, c.cluster.ImportMirror, req)
+	if err != nil {
+		return err
+	}
+	if o.dry {
+		return c.emit(preview, func() {
+			writeLines(c.out, importLines(preview, "would be"))
+			c.showProblems(preview.GetContent())
+		})
+	}
+	if !o.yes {
+		for _, l := range importLines(preview, "would be") {
+			fmt.Fprintln(c.err, l)
+		}
+		if !c.inTerm || !c.errTerm {
+			return failf(exitUsage, "persysctl recovery import --dry-run", "nobody is there to be asked: --yes imports without asking")
+		}
+		if err := c.confirm("Import it, and let this cluster write that etcd from now on?"); err != nil {
+			return err
+		}
+	}
+	req.Preview = false
+	done, err := slow(ctx, c, c.cluster.ImportMirror, req)
+	if err != nil {
+		return err
+	}
+	return c.emit(done, func() {
+		writeLines(c.out, importLines(done, "were"))
+		c.showProblems(done.GetContent())
+		if !done.GetMirrored() {
+			c.empty("The state is in, but etcd was not written yet: "+screen.Clean(done.GetMirrorError()), "persysctl recovery restore")
+		}
+		c.showMode(done.GetMode())
+	})
+}
+
+func importLines(r *clusterv1.ImportMirrorResponse, verb string) []string {
+	lines := []string{"etcd holds " + contentText(r.GetContent()) + ", written by " + writtenBy(r.GetContent())}
+	ch := r.GetChange()
+	line := fmt.Sprintf("%s and %s %s imported", plural(ch.GetAddedCount(), "workload"), plural(ch.GetNodesAdded(), "node"), verb)
+	if names := ch.GetAdded(); len(names) > 0 {
+		const shown = 8
+		line += ": " + strings.Join(cleaned(names[:min(len(names), shown)]), ", ")
+		if n := int(ch.GetAddedCount()) - shown; n > 0 {
+			line += fmt.Sprintf(" and %d more", n)
+		}
+	}
+	return append(lines, line)
+}
+
+func cleaned(ids []string) []string {
+	out := make([]string, len(ids))
+	for i, id := range ids {
+		out[i] = screen.Clean(id)
+	}
+	return out
+}

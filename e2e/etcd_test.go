@@ -1,0 +1,269 @@
+package e2e
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"go.uber.org/zap"
+
+	clusterv1 "github.com/persys/compute/api/cluster/v1"
+	"github.com/persys/compute/e2e/harness"
+	"github.com/persys/compute/fsm"
+)
+
+// mirrored are the settings of schedulers that write an etcd, looking at it often.
+func mirrored(etcd *harness.Part, more map[string]string) map[string]string {
+	env := fast(map[string]string{"ETCD_ENDPOINTS": etcd.Addr, "ETCD_PROBE_INTERVAL": "300ms", "ETCD_TIMEOUT": "1s"})
+	for k, v := range more {
+		env[k] = v
+	}
+	return env
+}
+
+// etcdPart starts an etcd of one member.
+func etcdPart(t *testing.T, args ...string) *harness.Part {
+	t.Helper()
+	dir := t.TempDir()
+	e := part(t, func() (*harness.Part, error) { return harness.Etcd(t.Context(), dir) })
+	e.Args = append(e.Args, args...)
+	must(t, e.Start())
+	must(t, harness.WaitEtcd(t.Context(), e, settle))
+	return e
+}
+
+// etcdClient is the library's own client, for what operators and checks do.
+func etcdClient(t *testing.T, e *harness.Part) *clientv3.Client {
+	t.Helper()
+	c, err := clientv3.New(clientv3.Config{Endpoints: []string{"http://" + e.Addr}, DialTimeout: 5 * time.Second, Logger: zap.NewNop()})
+	must(t, err)
+	t.Cleanup(func() { _ = c.Close() })
+	return c
+}
+
+// everything is what an etcd holds.
+func everything(ctx context.Context, c *clientv3.Client) (map[string]string, error) {
+	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+	defer cancel()
+	out := map[string]string{}
+	for from := "\x00"; ; {
+		r, err := c.Get(ctx, from, clientv3.WithFromKey(), clientv3.WithLimit(1000))
+		if err != nil {
+			return nil, err
+		}
+		for _, kv := range r.Kvs {
+			out[string(kv.Key)] = string(kv.Value)
+			from = string(kv.Key) + "\x00"
+		}
+		if !r.More {
+			return out, nil
+		}
+	}
+}
+
+// stateOf is the whole replicated state, as a replica hands it out.
+func stateOf(ctx context.Context, admin clusterv1.ClusterClient) (fsm.State, error) {
+	in, err := admin.CreateBackup(ctx, &clusterv1.CreateBackupRequest{})
+	if err != nil {
+		return fsm.State{}, err
+	}
+	var all bytes.Buffer
+	for {
+		m, err := in.Recv()
+		if errors.Is(err, io.EOF) {
+			return fsm.ReadSnapshot(&all)
+		}
+		if err != nil {
+			return fsm.State{}, err
+		}
+		all.Write(m.GetData())
+	}
+}
+
+// cursorText is where the mirror stands; the rest of the value is its own.
+type cursorText struct {
+	Incarnation uint64 `json:"incarnation"`
+	Term        uint64 `json:"term"`
+	Index       uint64 `json:"index"`
+	Upto        uint64 `json:"upto"`
+	Complete    bool   `json:"complete"`
+}
+
+func cursorKey(cluster string) string { return "/persys/mirror/" + cluster + "/cursor" }
+
+// equals waits until etcd holds the state of every record, and nothing else, and
+// compares key by key, by the contract's words and without the mirror's own code.
+// The scheduler's own comparison has to agree.
+func equals(t *testing.T, c *harness.Cluster, kv *clientv3.Client, when string) {
+	t.Helper()
+	must(t, harness.Poll(t.Context(), settle, "the mirror to equal the state "+when, func(ctx context.Context) error {
+		i, err := c.Leader(ctx)
+		if err != nil {
+			return err
+		}
+		admin, err := c.Admin(i)
+		if err != nil {
+			return err
+		}
+		have, err := everything(ctx, kv)
+		if err != nil {
+			return err
+		}
+		s, err := stateOf(ctx, admin)
+		if err != nil {
+			return err
+		}
+		var at cursorText
+		if err := json.Unmarshal([]byte(have[cursorKey(s.Info().ClusterID)]), &at); err != nil {
+			return fmt.Errorf("the cursor %q: %w", have[cursorKey(s.Info().ClusterID)], err)
+		}
+		// Entries that change nothing, such as barriers, do not move the cursor.
+		if !at.Complete || at.Upto != 0 || at.Index > s.Info().Index || at.Incarnation != s.Info().Incarnation {
+			return fmt.Errorf("etcd is at %+v, the state at index %d of incarnation %d", at, s.Info().Index, s.Info().Incarnation)
+		}
+		if wrong := unlike(s, have); len(wrong) > 0 {
+			return fmt.Errorf("%d differences: %s", len(wrong), strings.Join(wrong[:min(len(wrong), 5)], "; "))
+		}
+		p, err := admin.RestoreMirror(ctx, &clusterv1.RestoreMirrorRequest{Preview: true})
+		if err != nil {
+			return err
+		}
+		if n := p.GetCreated() + p.GetChanged() + p.GetRemoved(); n > 0 {
+			return fmt.Errorf("the scheduler finds %d differences: %v", n, p.GetDifferences())
+		}
+		return nil
+	}))
+}
+
+// unlike compares a state with the documented keys.
+func unlike(s fsm.State, have map[string]string) (wrong []string) {
+	want := map[string]func(value string) error{}
+	fields := func(expected map[string]any) func(string) error {
+		return func(value string) error {
+			var got map[string]any
+			if err := json.Unmarshal([]byte(value), &got); err != nil {
+				return err
+			}
+			for k, v := range expected {
+				at := any(got)
+				for _, step := range strings.Split(k, ".") {
+					m, _ := at.(map[string]any)
+					at = m[step]
+				}
+				if at == nil {
+					at = "" // left out when empty
+				}
+				if fmt.Sprint(at) != fmt.Sprint(v) {
+					return fmt.Errorf("%s is %v, must be %v", k, at, v)
+				}
+			}
+			return nil
+		}
+	}
+	plain := func(text string) func(string) error {
+		return func(value string) error {
+			if value != text {
+				return fmt.Errorf("is %q, must be %q", value, text)
+			}
+			return nil
+		}
+	}
+	s.Workloads("", func(w *fsm.Workload) bool {
+		want["/workloads/"+w.ID] = fields(map[string]any{
+			"id": w.ID, "type": w.Demand.Type, "status": w.Status, "desiredState": w.Desired, "assignedNode": w.Node,
+			"revisionId": w.Revision(), "persys.content": w.Content, "persys.restarts": zeroAsNone(int64(w.Restarts)),
+			"statusInfo.actualState": w.Actual.State, "retry.attempts": w.Retry.Attempts,
+		})
+		want["/retries/"+w.ID] = fields(map[string]any{"attempts": w.Retry.Attempts, "maxAttempts": w.Retry.MaxAttempts})
+		if w.Node != "" {
+			want["/assignments/"+w.ID] = fields(map[string]any{"workloadId": w.ID, "nodeId": w.Node})
+		}
+		return true
+	})
+	s.Nodes("", func(n *fsm.Node) bool {
+		want["/nodes/"+n.ID] = fields(map[string]any{
+			"nodeId": n.ID, "status": n.Status(), "agentEndpoint": n.Facts.Endpoint, "totalMemory": n.Facts.Memory, "persys.instanceId": n.Facts.InstanceID,
+		})
+		want["/nodes/"+n.ID+"/status"] = plain(string(n.Status()))
+		want["/nodes/"+n.ID+"/lease"] = func(value string) error {
+			if strings.Contains(value, "granted") != n.Up {
+				return fmt.Errorf("is %q of a node that is %s", value, n.Status())
+			}
+			return nil
+		}
+		return true
+	})
+	events := map[string]*fsm.Event{}
+	s.Events(0, func(e *fsm.Event) bool {
+		events[fmt.Sprintf("%020d", e.Seq)] = e
+		return true
+	})
+	for k, v := range have {
+		check, ok := want[k]
+		switch dir := "/" + strings.Split(strings.TrimPrefix(k, "/"), "/")[0] + "/"; {
+		case ok:
+			if err := check(v); err != nil {
+				wrong = append(wrong, k+": "+err.Error())
+			}
+			delete(want, k)
+		case dir == "/events/":
+			seq := k[strings.LastIndex(k, "-")+1:]
+			e := events[seq]
+			if e == nil {
+				wrong = append(wrong, k+" is of no event")
+				continue
+			}
+			if err := fields(map[string]any{"type": e.Type, "workloadId": e.Workload, "nodeId": e.Node, "reason": e.Reason})(v); err != nil {
+				wrong = append(wrong, k+": "+err.Error())
+			}
+			delete(events, seq)
+		case slices.Contains([]string{"/workloads/", "/workloads-spec/", "/workloads-status/", "/assignments/", "/retries/", "/nodes/"}, dir):
+			wrong = append(wrong, k+" is of nothing that there is")
+		}
+	}
+	for k := range want {
+		wrong = append(wrong, k+" is missing")
+	}
+	for _, e := range events {
+		wrong = append(wrong, fmt.Sprintf("event %d (%s) is missing", e.Seq, e.Type))
+	}
+	slices.Sort(wrong)
+	return wrong
+}
+
+// zeroAsNone is a number as a record has it that leaves zeros out.
+func zeroAsNone(n int64) string {
+	if n == 0 {
+		return ""
+	}
+	return strconv.FormatInt(n, 10)
+}
+
+// waitMode waits until every scheduler that runs is in a mode.
+func waitMode(t *testing.T, c *harness.Cluster, mode string) {
+	t.Helper()
+	must(t, harness.Poll(t.Context(), settle, "mode "+mode, func(ctx context.Context) error {
+		for i, s := range c.Schedulers {
+			if !s.Running() {
+				continue
+			}
+			st, err := c.Status(ctx, i)
+			if err != nil {
+				return err
+			}
+			if st.GetMode() != mode {
+				return fmt.Errorf("%s is in mode %s: %s", s.Name, st.GetMode(), st.GetModeReason())
+			}
+		}
+		return nil
+	}))
+}

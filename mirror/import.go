@@ -1,0 +1,223 @@
+package mirror
+
+import (
+	"cmp"
+	"math"
+	"net"
+	"slices"
+	"strconv"
+	"strings"
+
+	commandv1 "github.com/persys/compute/api/command/v1"
+	"github.com/persys/compute/fsm"
+)
+
+// Translate turns the documented fields of a workload, as the existing
+// implementation keeps them, into what is stored of it here: its specification,
+// sealed, and what the planner needs. The error says which field cannot be taken.
+type Translate func(*Workload) (*commandv1.WorkloadPut, error)
+
+// State is what was read as a state that fsm.Restored brings back, at most once.
+// Records that cannot be taken are returned, and left out.
+//
+// A workload that we wrote comes back as it was stored, without a new look at its
+// specification. Its order counts as accepted where the record shows that it was,
+// so that nothing which runs is told anything that it knows.
+func (i *Imported) State(present fsm.Info, translate Translate) (fsm.State, []Problem, error) {
+	a := fsm.Assemble(fsm.Origin{
+		ClusterID: orElse(i.Cluster, present.ClusterID), Shard: present.Shard, Incarnation: i.Incarnation,
+		Index: i.Index, Clock: present.Clock, FeatureLevel: present.FeatureLevel,
+	})
+	var problems []Problem
+	for k := range i.Nodes {
+		n := &i.Nodes[k]
+		if err := a.Node(nodeOf(n)); err != nil {
+			problems = append(problems, Problem{dirNodes + n.NodeID, err.Error()})
+		}
+	}
+	at := map[string]Time{}
+	for _, s := range i.Assignments {
+		at[s.WorkloadID] = s.CreatedAt
+	}
+	for k := range i.Workloads {
+		w := &i.Workloads[k]
+		m, err := workloadOf(w, at[w.ID], translate)
+		if err == nil {
+			err = a.Workload(m)
+		}
+		if err != nil {
+			problems = append(problems, Problem{dirWorkloads + w.ID, err.Error()})
+		}
+	}
+	s, err := a.State()
+	return s, problems, err
+}
+
+func nodeOf(n *Node) *commandv1.NodeRecord {
+	endpoint := n.AgentEndpoint
+	if port := max(n.AgentGRPCPort, n.AgentPort); endpoint == "" && n.IPAddress != "" && port > 0 {
+		endpoint = net.JoinHostPort(n.IPAddress, strconv.Itoa(port))
+	}
+	f := &commandv1.RegisterNode{
+		Id: n.NodeID, Endpoint: endpoint, CpuMillicores: millicores(n.TotalCPU), MemoryMib: n.TotalMemory,
+		Types: n.SupportedTypes, StorageDrivers: n.SupportedStorage, Timestamp: n.Timestamp,
+	}
+	f.Labels = slices.DeleteFunc(labelsOf(n.Labels), func(l *commandv1.Label) bool { return l.GetKey() == "scheduler_shard" })
+	m := &commandv1.NodeRecord{
+		Facts: f, Up: n.Status != string(fsm.NodeNotReady), Reason: n.StatusReason, UpdatedBy: n.StatusUpdatedBy,
+		UpdatedAt: nanos(n.StatusUpdatedAt), LastHeartbeat: nanos(n.LastHeartbeat), RegisteredAt: nanos(n.StatusUpdatedAt),
+	}
+	if o := n.Own; o != nil {
+		f.EngineId, f.AgentVersion, f.InstanceId, f.Protocol = o.EngineID, o.AgentVersion, o.InstanceID, o.Protocol
+		f.SelfFencing, f.LeaseSeconds, f.Taints = o.SelfFencing, o.LeaseSeconds, taintsOf(o.Taints)
+		for _, p := range o.Pools {
+			f.Pools = append(f.Pools, &commandv1.Pool{Name: p.Name, Type: p.Type, TotalGb: p.TotalGB})
+		}
+		m.Cordoned, m.Draining, m.Fenced = o.Cordoned, o.Draining, o.Fenced
+	}
+	return m
+}
+
+func workloadOf(w *Workload, assigned Time, translate Translate) (*commandv1.WorkloadRecord, error) {
+	put, err := putOf(w, translate)
+	if err != nil {
+		return nil, err
+	}
+	put.MaxAttempts = max(0, w.Retry.MaxAttempts)
+	m := &commandv1.WorkloadRecord{
+		Put: put, Node: orElse(w.AssignedNode, w.NodeID), CreatedAt: nanos(w.CreatedAt), UpdatedAt: nanos(w.StatusInfo.LastUpdated),
+		Attempts: max(0, w.Retry.Attempts), NextRetryAt: nanos(w.Retry.NextRetryAt), AssignedAt: nanos(assigned),
+		FirstFailureAt: nanos(moment(w.Metadata, "failureObservedAt")), PreviousNode: text(w.Metadata, "previous_node"), Terminal: text(w.Metadata, "terminal_failure_reason") != "",
+	}
+	if w.Own != nil {
+		m.Restarts = w.Own.Restarts
+	}
+	if r := w.StatusInfo.Reason; r != nil {
+		m.ReasonCode, m.ReasonMessage, m.ReasonRetryable, m.ReasonAt = r.Code, r.Message, r.Retryable, nanos(r.LastTransition)
+	}
+	if put.GetDesired() == string(fsm.DesiredDeleted) && m.Node == "" {
+		m.Node = m.GetPreviousNode() // which may hold it still
+	}
+	actual, accepted := seen(w)
+	m.Acknowledged = accepted
+	if w.Own == nil && (actual == fsm.ActualRunning || actual == fsm.ActualStopped) {
+		m.NextRetryAt = 0 // left over from before it came up
+	}
+	m.Actual = &commandv1.WorkloadReport{State: string(actual), Message: text(w.Metadata, "last_error"), ObservedAt: nanos(w.StatusInfo.LastUpdated)}
+	if actual == fsm.ActualFailed {
+		m.Actual.Code, m.Actual.Retryable = m.GetReasonCode(), m.GetReasonRetryable()
+	}
+	return m, nil
+}
+
+// putOf is the stored specification: our own, or the translated one.
+func putOf(w *Workload, translate Translate) (*commandv1.WorkloadPut, error) {
+	desired := desiredOf(w)
+	if w.Own == nil {
+		if desired == fsm.DesiredDeleted {
+			// Whatever it was, it is to go; its claims are all that is known of it.
+			return &commandv1.WorkloadPut{Id: w.ID, Content: "deleted", Desired: string(desired), Demand: &commandv1.Demand{
+				Type: orElse(w.Type, "container"), CpuMillicores: millicores(w.Resources.CPU), MemoryMib: int64(w.Resources.Memory), DiskGb: w.Resources.Disk,
+			}}, nil
+		}
+		put, err := translate(w)
+		if err != nil {
+			return nil, err
+		}
+		put.Desired = string(desired)
+		return put, nil
+	}
+	o, d := w.Own, &w.Own.Demand
+	demand := &commandv1.Demand{
+		Type: w.Type, CpuMillicores: d.CPUMillicores, MemoryMib: d.MemoryMiB, DiskGb: d.DiskGB, StoragePool: d.Pool,
+		StorageDrivers: d.StorageDrivers, Tolerations: taintsOf(d.Tolerations), Group: d.Group,
+		Exclusive: d.Exclusive, OnLostLease: d.OnLostLease, Priority: d.Priority,
+	}
+	for _, p := range d.Ports {
+		demand.HostPorts = append(demand.HostPorts, &commandv1.Port{Port: uint32(p.Port), Protocol: p.Protocol})
+	}
+	demand.Labels = labelsOf(d.Labels)
+	for _, c := range d.Constraints {
+		demand.Constraints = append(demand.Constraints, &commandv1.Constraint{Key: c.Key, Op: c.Op, Values: c.Values})
+	}
+	return &commandv1.WorkloadPut{
+		Id: w.ID, Spec: o.Spec, Content: o.Content, CallerRevision: o.CallerRevision, Demand: demand, Desired: string(desired),
+	}, nil
+}
+
+// desiredOf reads the contract's words; a record of the existing implementation
+// may say only in its status that it is being deleted.
+func desiredOf(w *Workload) fsm.Desired {
+	word := strings.ToLower(strings.TrimSpace(w.DesiredState))
+	switch {
+	case word == "deleted" || word == "delete" || strings.EqualFold(w.Status, string(fsm.StatusDeleting)) || strings.EqualFold(w.Status, string(fsm.StatusDeleted)):
+		return fsm.DesiredDeleted
+	case word == "stopped" || word == "stop":
+		return fsm.DesiredStopped
+	}
+	return fsm.DesiredRunning
+}
+
+// seen is what was last heard of a workload, and whether that was of its newest
+// order.
+func seen(w *Workload) (actual fsm.Actual, accepted bool) {
+	word := w.StatusInfo.ActualState
+	if word == "" && w.Own == nil {
+		word = w.Status
+	}
+	for _, s := range [...]fsm.Actual{fsm.ActualPending, fsm.ActualRunning, fsm.ActualStopped, fsm.ActualFailed, fsm.ActualUnknown, fsm.ActualMissing} {
+		if strings.EqualFold(word, string(s)) {
+			actual = s
+		}
+	}
+	switch fsm.Status(w.Status) {
+	case fsm.StatusPending, fsm.StatusScheduled, fsm.StatusUpdating:
+		return actual, false
+	}
+	return actual, actual != fsm.ActualNone
+}
+
+func taintsOf(list []OwnTaint) (out []*commandv1.Taint) {
+	for _, t := range list {
+		out = append(out, &commandv1.Taint{Key: t.Key, Value: t.Value, Effect: t.Effect})
+	}
+	return out
+}
+
+func labelsOf(m map[string]string) (out []*commandv1.Label) {
+	for k, v := range m {
+		out = append(out, &commandv1.Label{Key: k, Value: v})
+	}
+	slices.SortFunc(out, func(a, b *commandv1.Label) int { return cmp.Compare(a.GetKey(), b.GetKey()) })
+	return out
+}
+
+// millicores rounds, because a fraction of a core may not have come out even.
+func millicores(cores float64) int64 {
+	if math.IsNaN(cores) || cores < 0 || cores > 1e6 {
+		return -1 // no count of cores: refused, with the field's name
+	}
+	return int64(math.Round(cores * 1000))
+}
+
+// text is a metadata value, where it is a text.
+func text(m map[string]any, key string) string {
+	s, _ := m[key].(string)
+	return s
+}
+
+// moment is a metadata value, where it is a time.
+func moment(m map[string]any, key string) (t Time) {
+	if s := text(m, key); s != "" {
+		_ = t.UnmarshalJSON(encode(s)) // something else is as good as nothing
+	}
+	return t
+}
+
+// nanos is a Time as Unix nanoseconds, 0 being unset.
+func nanos(t Time) int64 {
+	if t.IsZero() || t.Year() < 1970 || t.Year() > 2200 {
+		return 0
+	}
+	return t.UnixNano()
+}

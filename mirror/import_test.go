@@ -1,0 +1,136 @@
+package mirror
+
+import (
+	"errors"
+	"slices"
+	"strings"
+	"testing"
+
+	commandv1 "github.com/persys/compute/api/command/v1"
+	"github.com/persys/compute/fsm"
+)
+
+// sameRecords compares what two states look like in etcd, history apart.
+func sameRecords(t *testing.T, got, want fsm.State, p *Projection) {
+	t.Helper()
+	records := func(s fsm.State) map[string]string {
+		m := map[string]string{}
+		for kv := range p.All(s) {
+			if !strings.HasPrefix(kv.Key, dirEvents) && !strings.HasPrefix(kv.Key, dirDrifts) {
+				m[kv.Key] = string(kv.Value)
+			}
+		}
+		return m
+	}
+	g, w := records(got), records(want)
+	for k, v := range w {
+		if g[k] != v {
+			t.Errorf("%s\n got %s\nwant %s", k, g[k], v)
+		}
+	}
+	for k := range g {
+		if _, ok := w[k]; !ok {
+			t.Errorf("%s is new", k)
+		}
+	}
+}
+
+// here is what an import comes into.
+var here = fsm.Info{ClusterID: "c2", Shard: "default", FeatureLevel: fsm.FeatureLevel, Clock: noon}
+
+// plain takes every specification but one.
+func plain(w *Workload) (*commandv1.WorkloadPut, error) {
+	if w.ID == "whole" {
+		return nil, errors.New("vm: is missing")
+	}
+	return &commandv1.WorkloadPut{Id: w.ID, Content: "c1:" + w.Image, CallerRevision: w.RevisionID, Demand: &commandv1.Demand{Type: "container"}}, nil
+}
+
+// TestImportAnExistingEtcd: what the existing implementation left becomes a state
+// in which everything is where it runs.
+func TestImportAnExistingEtcd(t *testing.T) {
+	e := startEtcd(t, currentEtcd(t))
+	for k, v := range existing {
+		e.put(k, v)
+	}
+	e.put("/workloads-spec/going", `{"id":"going","name":"going","type":"container","image":"nginx:1","resources":{"cpu_usage":0.25},"desiredState":"Deleted","createdAt":"0001-01-01T00:00:00Z"}`)
+	e.put("/workloads-status/going", `{"id":"going","assignedNode":"n1","nodeId":"n1","status":"Deleting","retry":{"attempts":0,"maxAttempts":5,"nextRetryAt":"0001-01-01T00:00:00Z"},"statusInfo":{"lastUpdated":"0001-01-01T00:00:00Z"}}`)
+	e.put("/workloads-spec/vanished", `{"id":"vanished","name":"vanished","type":"container","resources":{},"desiredState":"deleted","createdAt":"0001-01-01T00:00:00Z"}`)
+	read, err := Read(t.Context(), e.client, "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	s, problems, err := read.State(here, plain)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(problems) != 1 || problems[0].Key != "/workloads/whole" || !strings.Contains(problems[0].Reason, "vm: is missing") {
+		t.Errorf("problems %v", problems)
+	}
+	n, _ := s.Node("n1")
+	if n == nil || !n.Up || n.Facts.CPU != 4000 || n.Facts.Memory != 8192 || n.Facts.Endpoint != "10.0.0.1:50051" || !slices.Equal(n.Facts.Types, []string{"container"}) || len(n.Facts.Labels) != 0 {
+		t.Errorf("node %+v", n)
+	}
+	w, _ := s.Workload("split")
+	if w == nil || w.Node != "n1" || w.Status != fsm.StatusRunning || !w.Acknowledged || w.Content != "c1:nginx:1" || w.CallerRevision != "abc" || w.Retry.Attempts != 2 {
+		t.Errorf("split %+v", w)
+	}
+	if w, _ := s.Workload("unplaced"); w == nil || w.Status != fsm.StatusPending {
+		t.Errorf("unplaced %+v", w)
+	}
+	if w, _ := s.Workload("going"); w == nil || w.Desired != fsm.DesiredDeleted {
+		t.Errorf("what is being deleted: %+v", w)
+	}
+	if r, ok := s.Residual("n1", "going"); !ok || r.Demand.CPU != 250 {
+		t.Errorf("the node that has to let it go: %+v", r)
+	}
+	if _, ok := s.Workload("vanished"); ok {
+		t.Error("what is deleted and nowhere came back")
+	}
+	// It comes back as a backup does.
+	c := newCluster(t, "c2")
+	back, err := fsm.Restored(s, c.st.State(), fsm.Rebirth{At: noon, By: "tester", Source: "etcd"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if w, _ := back.Workload("split"); w == nil || w.Node != "n1" || w.Status != fsm.StatusRunning {
+		t.Errorf("after the import: %+v", w)
+	}
+	if back.Info().ClusterID != "c2" || back.Info().Incarnation <= c.st.View().Info().Incarnation {
+		t.Errorf("after the import: %+v", back.Info())
+	}
+}
+
+// TestImportRefuses names the record and the field.
+func TestImportRefuses(t *testing.T) {
+	good := Node{NodeID: "n1", AgentEndpoint: "10.0.0.1:50051", TotalCPU: 4, TotalMemory: 1024, Status: "Ready"}
+	with := func(change func(*Node)) Imported { n := good; change(&n); return Imported{Nodes: []Node{n}} }
+	for _, tt := range []struct {
+		name string
+		in   Imported
+		want string
+	}{
+		{"a node without an id", with(func(n *Node) { n.NodeID = "" }), "id"},
+		{"a node without an address", with(func(n *Node) { n.AgentEndpoint = "" }), "endpoint"},
+		{"a node without memory", with(func(n *Node) { n.TotalMemory = 0 }), "memory_mib"},
+		{"a node of countless cores", with(func(n *Node) { n.TotalCPU = 1e300 }), "cpu_millicores"},
+		{"an id with a slash", Imported{Workloads: []Workload{{ID: "a/b"}}}, "does not match"},
+		{"one workload twice", Imported{Workloads: []Workload{{ID: "a"}, {ID: "a"}}}, "twice"},
+		{"a resource below nothing", Imported{Workloads: []Workload{{ID: "a", Own: &OwnWorkload{Content: "c1:x", Demand: OwnDemand{MemoryMiB: -1}}, Type: "container"}}}, "memory_mib"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			s, problems, err := tt.in.State(here, plain)
+			if err != nil || len(problems) != 1 || !strings.Contains(problems[0].Reason, tt.want) {
+				t.Fatalf("%v, %v", problems, err)
+			}
+			if err := s.Check(); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	// A node that nobody knows any more is no reason to lose what it ran.
+	s, problems, err := (&Imported{Workloads: []Workload{{ID: "a", AssignedNode: "lost", Status: "Running"}}}).State(here, plain)
+	if w, _ := s.Workload("a"); err != nil || len(problems) > 0 || w == nil || w.Node != "" || w.PreviousNode != "lost" || w.Status != fsm.StatusPending {
+		t.Errorf("%v %v %+v", err, problems, w)
+	}
+}

@@ -1,0 +1,218 @@
+package rpc
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"strings"
+	"testing"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	clusterv1 "github.com/persys/compute/api/cluster/v1"
+	commandv1 "github.com/persys/compute/api/command/v1"
+	"github.com/persys/compute/fsm"
+)
+
+// etcd is a mirror that finds what a test says.
+type etcd struct {
+	state    string
+	content  *clusterv1.MirrorContent
+	found    fsm.State
+	err      error
+	restored int
+}
+
+func (e *etcd) Health() (state, reason string, index uint64) { return e.state, "why", 7 }
+
+func (e *etcd) Read(context.Context, string, fsm.Info) (*clusterv1.MirrorContent, fsm.State, error) {
+	return e.content, e.found, e.err
+}
+
+func (e *etcd) Preview(context.Context) (*clusterv1.RestoreMirrorResponse, error) {
+	return &clusterv1.RestoreMirrorResponse{Created: 2}, e.err
+}
+
+func (e *etcd) Restore(context.Context) error {
+	e.restored++
+	return e.err
+}
+
+// held is a state of cluster id with one workload, where it runs.
+func held(t *testing.T, id string) fsm.State {
+	t.Helper()
+	a := fsm.Assemble(fsm.Origin{ClusterID: id, Shard: "default", Incarnation: 3})
+	err := a.Node(&commandv1.NodeRecord{Facts: &commandv1.RegisterNode{Id: "old", Endpoint: "127.0.0.1:1", CpuMillicores: 1000, MemoryMib: 1000}, Up: true})
+	if err == nil {
+		err = a.Workload(&commandv1.WorkloadRecord{
+			Put:  &commandv1.WorkloadPut{Id: "web", Content: "c1:0", Desired: "Running", Demand: &commandv1.Demand{Type: "container"}},
+			Node: "old", Acknowledged: true, Actual: &commandv1.WorkloadReport{State: "Running"},
+		})
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	s, err := a.State()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+func withMirror(e *etcd) func(int, *Config) { return func(_ int, c *Config) { c.Mirror = e } }
+
+func setMode(g *group, mode string) {
+	g.do(&commandv1.Command{Body: &commandv1.Command_SetMode{SetMode: &commandv1.SetMode{Mode: mode, Reason: "for a test"}}})
+}
+
+func TestImportMirror(t *testing.T) {
+	e := &etcd{state: "foreign", content: &clusterv1.MirrorContent{Workloads: 1, Nodes: 1}, found: held(t, "c1")}
+	g := newGroup(t, 2, withMirror(e))
+	follower := clusterv1.NewClusterClient(g.replicas[1].client(t))
+	show, err := follower.Recovery(t.Context(), &clusterv1.RecoveryRequest{})
+	if err != nil || show.GetAdvice() != adviseImport || show.GetMirror() != "foreign" || show.GetContent().GetWorkloads() != 1 {
+		t.Errorf("show: %v, %v", show, err)
+	}
+	before := g.now().Info()
+	got, err := follower.ImportMirror(t.Context(), &clusterv1.ImportMirrorRequest{Preview: true})
+	if err != nil || got.GetImported() || !slices.Equal(got.GetChange().GetAdded(), []string{"web"}) || got.GetChange().GetNodesAdded() != 1 {
+		t.Fatalf("preview: %v, %v", got, err)
+	}
+	if g.now().Info() != before || e.restored > 0 {
+		t.Error("a preview did something")
+	}
+	if got, err = follower.ImportMirror(t.Context(), &clusterv1.ImportMirrorRequest{}); err != nil {
+		t.Fatal(err)
+	}
+	if !got.GetImported() || !got.GetMirrored() || e.restored != 1 || got.GetMode() != "normal" {
+		t.Errorf("import: %v, etcd was written %d times", got, e.restored)
+	}
+	now := g.now()
+	if w, ok := now.Workload("web"); !ok || w.Node != "old" || w.Status != fsm.StatusRunning {
+		t.Errorf("web is %+v", w)
+	}
+	for _, id := range []string{"a", "b", "old"} {
+		if _, ok := now.Node(id); !ok {
+			t.Errorf("node %s is not known", id)
+		}
+	}
+	if now.Info().Incarnation <= before.Incarnation {
+		t.Errorf("incarnation %d after %d", now.Info().Incarnation, before.Incarnation)
+	}
+	if _, err := follower.ImportMirror(t.Context(), &clusterv1.ImportMirrorRequest{}); status.Code(err) != codes.FailedPrecondition || !strings.Contains(err.Error(), "web") {
+		t.Errorf("a second import: %v", err)
+	}
+}
+
+func TestImportRefusals(t *testing.T) {
+	one := &clusterv1.MirrorContent{Workloads: 1}
+	for _, tt := range []struct {
+		name string
+		e    *etcd
+		req  *clusterv1.ImportMirrorRequest
+		code codes.Code
+		want []string
+	}{
+		{"no mirror", nil, nil, codes.FailedPrecondition, []string{"ETCD_ENDPOINTS", "persysctl recovery import FILE"}},
+		{"etcd does not answer", &etcd{err: errors.New("connection refused")}, nil, codes.FailedPrecondition, []string{"connection refused", "persysctl recovery show"}},
+		{"etcd is empty", &etcd{content: &clusterv1.MirrorContent{}, found: held(t, "c1")}, nil, codes.FailedPrecondition, []string{"nothing to import", "--prefix"}},
+		{"another cluster's", &etcd{content: one, found: held(t, "c9")}, nil, codes.FailedPrecondition, []string{"c9", "--force-new-cluster"}},
+		{"keys that cannot be taken", &etcd{content: &clusterv1.MirrorContent{Workloads: 1, ProblemCount: 2, Problems: []*clusterv1.MirrorProblem{{Key: "/workloads/x", Reason: "image: missing"}}}, found: held(t, "c1")},
+			nil, codes.FailedPrecondition, []string{"2 keys", "/workloads/x: image: missing", "--skip-unreadable"}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			tune := func(int, *Config) {}
+			if tt.e != nil {
+				tune = withMirror(tt.e)
+			}
+			g := newGroup(t, 1, tune)
+			before := g.now().Info()
+			req := tt.req
+			if req == nil {
+				req = &clusterv1.ImportMirrorRequest{}
+			}
+			_, err := clusterv1.NewClusterClient(g.replicas[0].client(t)).ImportMirror(t.Context(), req)
+			if status.Code(err) != tt.code {
+				t.Errorf("%v, want %s", err, tt.code)
+			}
+			for _, w := range tt.want {
+				if err != nil && !strings.Contains(err.Error(), w) {
+					t.Errorf("%v does not say %q", err, w)
+				}
+			}
+			if g.now().Info() != before || tt.e != nil && tt.e.restored > 0 {
+				t.Error("a refused import did something")
+			}
+		})
+	}
+	t.Run("what is asked for is done", func(t *testing.T) {
+		e := &etcd{content: &clusterv1.MirrorContent{Workloads: 1, ProblemCount: 1, Problems: []*clusterv1.MirrorProblem{{}}}, found: held(t, "c9")}
+		g := newGroup(t, 1, withMirror(e))
+		got, err := clusterv1.NewClusterClient(g.replicas[0].client(t)).ImportMirror(t.Context(), &clusterv1.ImportMirrorRequest{SkipUnreadable: true, ForceNewCluster: true})
+		if w, ok := g.now().Workload("web"); err != nil || !got.GetImported() || !ok || w.Node != "" {
+			t.Errorf("%v %v: web is %+v", got, err, w) // of another cluster, so it is placed here
+		}
+	})
+	t.Run("a file into a cluster with work", func(t *testing.T) {
+		g := newGroup(t, 1)
+		g.place("db", "a")
+		_, data := backupOf(t, g.replicas[0])
+		_, err := restoreInto(t.Context(), t, g.replicas[0], data, &clusterv1.RestoreBackupRequest{RequireEmpty: true})
+		if status.Code(err) != codes.FailedPrecondition || !strings.Contains(err.Error(), "db") {
+			t.Errorf("%v", err)
+		}
+	})
+}
+
+func TestRestoreMirror(t *testing.T) {
+	e := &etcd{state: "emptied", content: &clusterv1.MirrorContent{}, found: held(t, "c1")}
+	g := newGroup(t, 2, withMirror(e))
+	g.place("db", "a")
+	setMode(g, "recovery")
+	c := clusterv1.NewClusterClient(g.replicas[1].client(t))
+	if show, err := c.Recovery(t.Context(), &clusterv1.RecoveryRequest{}); err != nil || show.GetAdvice() != adviseRestore || show.GetMode() != "recovery" {
+		t.Errorf("show: %v, %v", show, err)
+	}
+	got, err := c.RestoreMirror(t.Context(), &clusterv1.RestoreMirrorRequest{Preview: true})
+	if err != nil || got.GetRestored() || got.GetCreated() != 2 || got.GetMode() != "recovery" || e.restored > 0 {
+		t.Errorf("preview: %v, %v", got, err)
+	}
+	// The leader's judgement follows while the answer waits for it.
+	went := make(chan struct{})
+	go func() {
+		defer close(went)
+		setMode(g, "normal")
+	}()
+	if got, err = c.RestoreMirror(t.Context(), &clusterv1.RestoreMirrorRequest{}); err != nil || !got.GetRestored() || got.GetMode() != "normal" || e.restored != 1 {
+		t.Errorf("restore: %v, %v", got, err)
+	}
+	<-went
+	e.err = errors.New("no space")
+	if _, err := c.RestoreMirror(t.Context(), &clusterv1.RestoreMirrorRequest{}); status.Code(err) != codes.FailedPrecondition || !strings.Contains(err.Error(), "no space") {
+		t.Errorf("a failing etcd: %v", err)
+	}
+}
+
+func TestAdvice(t *testing.T) {
+	for _, tt := range []struct {
+		mirror    string
+		held      int32
+		untouched bool
+		want      string
+	}{
+		{"healthy", 3, false, adviseNothing},
+		{"off", 0, true, adviseNothing},
+		{"unreachable", 0, false, adviseEtcd},
+		{"failing", 3, true, adviseEtcd},
+		{"emptied", 0, false, adviseRestore},
+		{"foreign", 3, true, adviseImport},
+		{"foreign", 3, false, adviseRestore},
+		{"foreign", 0, true, adviseRestore},
+	} {
+		r := &clusterv1.RecoveryResponse{Mirror: tt.mirror, Content: &clusterv1.MirrorContent{Workloads: tt.held}}
+		if got := advice(r, tt.untouched); got != tt.want {
+			t.Errorf("%s with %d workloads, untouched %v: %s, want %s", tt.mirror, tt.held, tt.untouched, got, tt.want)
+		}
+	}
+}
