@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"math/rand/v2"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -41,6 +42,8 @@ type traffic struct {
 	acked   atomic.Int64
 	unknown atomic.Int64
 	failed  atomic.Int64 // refused before anything happened
+	freezes atomic.Bool  // a frozen mode refuses now and then, and that is right
+	held    atomic.Bool  // the clients do nothing for a while
 }
 
 // load starts the traffic. End stops it; the test's end does too.
@@ -102,6 +105,9 @@ func (tr *traffic) client(ctx context.Context, id int) {
 			return
 		case <-tick.C:
 		}
+		if tr.held.Load() {
+			continue
+		}
 		via := rand.IntN(len(tr.c.Schedulers))
 		if n == 0 {
 			via = id % len(tr.c.Schedulers)
@@ -149,6 +155,11 @@ func (tr *traffic) write(ctx context.Context, o *op, via int, insist bool) {
 		cancel()
 		if err == nil {
 			o.Return = tr.rec.now()
+			if !resp.GetSuccess() && tr.freezes.Load() && strings.Contains(resp.GetErrorMessage(), "in mode") {
+				o.Return = 0 // an attempt before this one may have been committed
+				pause(ctx, 20*time.Millisecond)
+				break
+			}
 			if !resp.GetSuccess() {
 				tr.t.Errorf("apply of %s through %s was refused: %s", o.Workload, tr.c.Schedulers[via].Name, resp.GetErrorMessage())
 				return
