@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -46,6 +47,11 @@ func said(ctx context.Context, server, name string, qtype uint16) (string, error
 	m, _, err := (&dns.Client{Timeout: 2 * time.Second}).ExchangeContext(ctx, q, server)
 	if err != nil {
 		return "", err
+	}
+	for _, rr := range slices.Concat(m.Answer, m.Ns, m.Extra) {
+		if h := rr.Header(); h.Rrtype != dns.TypeOPT && h.Ttl > 30 {
+			return "", harness.Fatal(fmt.Errorf("%s answers %s: a TTL of more than 30 s", server, rr))
+		}
 	}
 	where := map[string][]string{}
 	for _, rr := range append(slices.Clone(m.Extra), m.Answer...) {
@@ -157,13 +163,13 @@ func (s *shard) want(t *testing.T, answers map[string]string, question, want str
 func TestCoreDNS(t *testing.T) {
 	dir := t.TempDir()
 	etcd := part(t, func() (*harness.Part, error) { return harness.Etcd(t.Context(), dir) })
-	east := &shard{key: "east", domain: "east.test", agents: "agents.test"}
-	west := &shard{key: "west", domain: "west.test", agents: "agents.test"}
-	block := func(s *shard) harness.Block {
-		return harness.Block{Zones: []string{s.domain, s.key + "." + s.agents},
-			Config: "\tetcd {\n\t\tpath /" + s.key + "/skydns\n\t\tendpoint http://" + etcd.Addr + "\n\t}"}
-	}
-	coredns := part(t, func() (*harness.Part, error) { return harness.CoreDNS(t.Context(), dir, block(east), block(west)) })
+	east := &shard{key: "east", domain: "east.persys.local", agents: "agents.persys.cloud"}
+	west := &shard{key: "west", domain: "west.persys.local", agents: "agents.persys.cloud"}
+	// The file that is documented, as it is.
+	corefile := filepath.Join(got[string](t)(harness.Root(t.Context())), "deploy", "coredns", "Corefile")
+	coredns := part(t, func() (*harness.Part, error) {
+		return harness.CoreDNSFrom(t.Context(), dir, corefile, map[string]string{"ETCD_ENDPOINT": "http://" + etcd.Addr})
+	})
 	must(t, etcd.Start())
 	must(t, harness.WaitEtcd(t.Context(), etcd, settle))
 	must(t, coredns.Start())
@@ -187,19 +193,19 @@ func TestCoreDNS(t *testing.T) {
 		ports = append(ports, s.GRPC)
 	}
 	slices.Sort(ports)
-	for _, name := range []string{"_persys-scheduler.east.test", "_persys-scheduler._tcp.east.test"} {
+	for _, name := range []string{"_persys-scheduler.east.persys.local", "_persys-scheduler._tcp.east.persys.local"} {
 		east.want(t, answers, name+" SRV", "NOERROR "+strings.Join(ports, " "))
 	}
-	east.want(t, answers, "persys-scheduler.east.test A", "NOERROR 127.0.0.1")
-	east.want(t, answers, "persys-scheduler.east.test AAAA", "NOERROR SOA")
-	east.want(t, answers, "scheduler-2.persys-scheduler.east.test A", "NOERROR 127.0.0.1")
-	east.want(t, answers, "nobody.east.test A", "NXDOMAIN SOA")
-	east.want(t, answers, "node-a.east.agents.test A", "NOERROR 127.0.0.21")
-	east.want(t, answers, "node-b.east.agents.test A", "NOERROR 127.0.0.22")
+	east.want(t, answers, "persys-scheduler.east.persys.local A", "NOERROR 127.0.0.1")
+	east.want(t, answers, "persys-scheduler.east.persys.local AAAA", "NOERROR SOA")
+	east.want(t, answers, "scheduler-2.persys-scheduler.east.persys.local A", "NOERROR 127.0.0.1")
+	east.want(t, answers, "nobody.east.persys.local A", "NXDOMAIN SOA")
+	east.want(t, answers, "node-a.east.agents.persys.cloud A", "NOERROR 127.0.0.21")
+	east.want(t, answers, "node-b.east.agents.persys.cloud A", "NOERROR 127.0.0.22")
 	west0 := west.agree(t, coredns, "at first", "node-a", "node-b")
-	west.want(t, west0, "_persys-scheduler._tcp.west.test SRV", "NOERROR "+west.Schedulers[0].GRPC)
-	west.want(t, west0, "node-a.west.agents.test A", "NOERROR 127.0.0.31")
-	west.want(t, west0, "node-b.west.agents.test A", "NXDOMAIN SOA")
+	west.want(t, west0, "_persys-scheduler._tcp.west.persys.local SRV", "NOERROR "+west.Schedulers[0].GRPC)
+	west.want(t, west0, "node-a.west.agents.persys.cloud A", "NOERROR 127.0.0.31")
+	west.want(t, west0, "node-b.west.agents.persys.cloud A", "NXDOMAIN SOA")
 
 	t.Run("a node of the other cluster", func(t *testing.T) { foreignNodes(t, east, west, b) })
 
@@ -207,7 +213,7 @@ func TestCoreDNS(t *testing.T) {
 		admin := got[clusterv1.ClusterClient](t)(east.AnyAdmin(t.Context()))
 		must(t, b.Kill())
 		must(t, east.WaitNode(t.Context(), b.NodeID, "NotReady", settle))
-		east.want(t, east.agree(t, coredns, "with a node lost", b.NodeID), "node-b.east.agents.test A", "NOERROR 127.0.0.22")
+		east.want(t, east.agree(t, coredns, "with a node lost", b.NodeID), "node-b.east.agents.persys.cloud A", "NOERROR 127.0.0.22")
 		_, err := admin.RemoveNode(t.Context(), &clusterv1.RemoveNodeRequest{NodeId: b.NodeID, Force: true})
 		must(t, err)
 		gone := east.Schedulers[2]
@@ -220,12 +226,12 @@ func TestCoreDNS(t *testing.T) {
 		var answers map[string]string
 		must(t, harness.Poll(t.Context(), settle, "the records' removal", func(context.Context) error {
 			answers = east.agree(t, coredns, "after the removals", a.NodeID, b.NodeID)
-			if answers[gone.Name+".persys-scheduler.east.test A"] != "NXDOMAIN SOA" || answers["node-b.east.agents.test A"] != "NXDOMAIN SOA" {
+			if answers[gone.Name+".persys-scheduler.east.persys.local A"] != "NXDOMAIN SOA" || answers["node-b.east.agents.persys.cloud A"] != "NXDOMAIN SOA" {
 				return fmt.Errorf("answers %v", answers)
 			}
 			return nil
 		}))
-		if strings.Contains(answers["_persys-scheduler._tcp.east.test SRV"], gone.GRPC) {
+		if strings.Contains(answers["_persys-scheduler._tcp.east.persys.local SRV"], gone.GRPC) {
 			t.Errorf("the removed replica is still named: %v", answers)
 		}
 		if now := west.agree(t, coredns, "after the removals", "node-a", "node-b"); fmt.Sprint(now) != fmt.Sprint(west0) {
@@ -268,7 +274,7 @@ func TestCoreDNS(t *testing.T) {
 		must(t, harness.WaitListening(t.Context(), coredns, settle))
 		// What changed meanwhile, or could not, is there in the end.
 		extra := got[*harness.Agent](t)(east.StartAgent(t.Context(), at("127.0.0.23")))
-		east.want(t, east.agree(t, coredns, "after the outage", extra.NodeID), extra.NodeID+".east.agents.test A", "NOERROR 127.0.0.23")
+		east.want(t, east.agree(t, coredns, "after the outage", extra.NodeID), extra.NodeID+".east.agents.persys.cloud A", "NOERROR 127.0.0.23")
 		for id, was := range w.before {
 			if was.GetAssignedNodeId() != a.NodeID {
 				continue

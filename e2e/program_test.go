@@ -112,6 +112,7 @@ func TestWrongSettings(t *testing.T) {
 		{"a log level that is none", map[string]string{"LOG_LEVEL": "loud"}, []string{"LOG_LEVEL", "loud"}},
 		{"a bind address that is none", map[string]string{"PERSYS_GRPC_ADDR": "nowhere"}, []string{"PERSYS_GRPC_ADDR", "nowhere"}},
 		{"neither TLS nor -insecure", tls, []string{"PERSYS_TLS_", "-insecure"}},
+		{"a DNS rate below 0", map[string]string{"SCHEDULER_DNS_RATE": "-1"}, []string{"SCHEDULER_DNS_RATE", "-1"}},
 		{"a data directory below a file", map[string]string{"SCHEDULER_DATA_DIR": filepath.Join(file, "data")}, []string{"SCHEDULER_DATA_DIR", file}},
 	} {
 		t.Run("scheduler/"+c.name, func(t *testing.T) {

@@ -11,6 +11,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"time"
 )
@@ -85,8 +86,22 @@ type Block struct {
 	Config string
 }
 
-// CoreDNS prepares a CoreDNS with its configuration under dir.
+// CoreDNS prepares a CoreDNS with a configuration of these blocks under dir.
 func CoreDNS(ctx context.Context, dir string, blocks ...Block) (*Part, error) {
+	var text strings.Builder
+	for _, b := range blocks {
+		fmt.Fprintf(&text, "%s {\n\tbind 127.0.0.1\n\terrors\n%s\n}\n", strings.Join(b.Zones, " "), b.Config)
+	}
+	file := filepath.Join(dir, "Corefile")
+	if err := os.WriteFile(file, []byte(text.String()), 0o644); err != nil {
+		return nil, err
+	}
+	return CoreDNSFrom(ctx, dir, file, nil)
+}
+
+// CoreDNSFrom prepares a CoreDNS with a Corefile whose zones name no port, and the
+// variables that it refers to. Its log is under dir.
+func CoreDNSFrom(ctx context.Context, dir, file string, env map[string]string) (*Part, error) {
 	bin, err := Tool(ctx, "coredns")
 	if err != nil {
 		return nil, err
@@ -96,20 +111,9 @@ func CoreDNS(ctx context.Context, dir string, blocks ...Block) (*Part, error) {
 	if err != nil {
 		return nil, err
 	}
-	var text strings.Builder
-	for _, b := range blocks {
-		for _, z := range b.Zones {
-			fmt.Fprintf(&text, "%s:%d ", z, port)
-		}
-		fmt.Fprintf(&text, "{\n\tbind 127.0.0.1\n\terrors\n%s\n}\n", b.Config)
-	}
-	file := filepath.Join(dir, "Corefile")
-	if err := os.WriteFile(file, []byte(text.String()), 0o644); err != nil {
-		return nil, err
-	}
 	return &Part{Addr: loopback(port), Process: &Process{
-		Name: "coredns", Path: bin, Log: filepath.Join(dir, "coredns.log"), Env: environment(), Dir: dir,
-		Args: []string{"-conf", file, "-quiet"},
+		Name: "coredns", Path: bin, Log: filepath.Join(dir, "coredns.log"), Env: environment(env), Dir: dir,
+		Args: []string{"-conf", file, "-dns.port", strconv.Itoa(port), "-quiet"},
 	}}, nil
 }
 

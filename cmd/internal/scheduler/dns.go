@@ -16,10 +16,14 @@ func (r *Replica) openDNS() error {
 		return nil
 	}
 	upstream := slices.DeleteFunc(slices.Clone(r.cfg.DNSUpstream), func(s string) bool { return strings.TrimSpace(s) == "" })
+	rate := r.cfg.DNSRate
+	if rate == 0 {
+		rate = -1 // nobody is limited
+	}
 	var err error
 	r.dns, err = dnsserver.New(
 		dnsserver.Config{Domain: r.cfg.Domain, AgentsDomain: r.cfg.AgentsDomain, Shard: r.cfg.Shard},
-		dnsserver.Options{Addr: r.cfg.DNSAddr, Upstream: upstream, Registerer: r.registry, Log: r.log})
+		dnsserver.Options{Addr: r.cfg.DNSAddr, Upstream: upstream, Rate: rate, Registerer: r.registry, Log: r.log})
 	if err != nil {
 		return fmt.Errorf("SCHEDULER_DNS_ADDR %q: %w", r.cfg.DNSAddr, err)
 	}
