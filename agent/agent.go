@@ -51,6 +51,7 @@ type Agent struct {
 	bound     string // cluster id on labels
 	version   uint64 // of the newest change to report
 	unsaved   map[string]bool
+	origins   map[string]*origin // traced orders that are being carried out
 	draining  bool
 	session   SessionState
 }
@@ -94,6 +95,7 @@ func New(cfg Config, factory Factory) (*Agent, error) {
 		cfg: cfg, log: cfg.Logger, store: st, factory: factory, host: host, control: cfg.Control,
 		queue: newQueue(), dirty: make(chan struct{}, 1), looked: make(chan struct{}),
 		workloads: map[string]*workload{}, tombs: map[string]*tombstone{}, unsaved: map[string]bool{},
+		origins: map[string]*origin{},
 	}
 	if err := a.restore(); err != nil {
 		return nil, errors.Join(fmt.Errorf("state file %s: %w", cfg.StatePath, err), st.close())

@@ -15,6 +15,8 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+	"go.opentelemetry.io/otel/trace"
+	"go.opentelemetry.io/otel/trace/noop"
 	"google.golang.org/grpc"
 
 	controlv1 "github.com/persys/compute/api/control/v1"
@@ -87,6 +89,8 @@ type Config struct {
 	// ServerOptions (credentials, interceptors).
 	Listener      net.Listener
 	ServerOptions []grpc.ServerOption
+	// Tracer makes the spans of what an order leads to; nil = none.
+	Tracer trace.Tracer
 	// Authorize, when set, maps client certificates to identities and lets schedulers and the
 	// admin do everything, other identities only read. Nil: everybody may do everything, as under
 	// -insecure.
@@ -136,6 +140,9 @@ type Config struct {
 func (c *Config) complete() error {
 	if err := checkID("NodeID", c.NodeID); err != nil {
 		return err
+	}
+	if c.Tracer == nil {
+		c.Tracer = noop.NewTracerProvider().Tracer("agent")
 	}
 	if c.StatePath == "" {
 		return errors.New("StatePath: must not be empty")

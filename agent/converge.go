@@ -237,11 +237,17 @@ func (a *Agent) advance(ctx context.Context, id string) (again bool) {
 	}
 	a.mu.Unlock()
 	if !act {
+		if next.do == doNothing {
+			a.settled(id)
+		}
 		a.finish(id, in)
 		return false
 	}
 	start := now
-	if err := a.carryOut(ctx, e, in, cluster, next.do); err != nil {
+	within, done := a.step(ctx, id, next.do.String())
+	err = a.carryOut(within, e, in, cluster, next.do)
+	done(err)
+	if err != nil {
 		return a.failed(ctx, id, in, err)
 	}
 	a.metrics.applied(time.Since(start), next.do, created)
@@ -417,7 +423,9 @@ func (a *Agent) bury(ctx context.Context, id string, in *intent) (again bool) {
 		}
 	}
 	for _, kind := range kinds {
-		err := a.removeFrom(ctx, id, kind)
+		within, done := a.step(ctx, id, "delete")
+		err := a.removeFrom(within, id, kind)
+		done(err)
 		if err == nil {
 			continue
 		}
@@ -482,6 +490,7 @@ func (a *Agent) bury(ctx context.Context, id string, in *intent) (again bool) {
 	a.mu.Unlock()
 	a.signal()
 	a.metrics.deleted(time.Since(start), orphan, t)
+	a.settled(id)
 	if err := a.rebind(a.life); err != nil {
 		a.log.Error("drivers", "error", err)
 	}

@@ -46,7 +46,8 @@ func storeFailed(err error) error {
 }
 
 // ApplyWorkload stores and queues an order. See wire-agent.md, "Behaviour".
-func (s service) ApplyWorkload(_ context.Context, req *agentv1.ApplyWorkloadRequest) (*agentv1.ApplyWorkloadResponse, error) {
+func (s service) ApplyWorkload(ctx context.Context, req *agentv1.ApplyWorkloadRequest) (*agentv1.ApplyWorkloadResponse, error) {
+	s.ordered(ctx, req.GetId())
 	out, no, err := s.apply(req)
 	if err != nil {
 		return nil, storeFailed(err)
@@ -280,7 +281,8 @@ func (a *Agent) skipped(w *workload) *agentv1.ApplyWorkloadResponse {
 }
 
 // DeleteWorkload stores and queues a delete.
-func (s service) DeleteWorkload(_ context.Context, req *agentv1.DeleteWorkloadRequest) (*agentv1.DeleteWorkloadResponse, error) {
+func (s service) DeleteWorkload(ctx context.Context, req *agentv1.DeleteWorkloadRequest) (*agentv1.DeleteWorkloadResponse, error) {
+	s.ordered(ctx, req.GetId())
 	out, no, err := s.delete(req)
 	if err != nil {
 		return nil, storeFailed(err)

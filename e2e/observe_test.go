@@ -1,12 +1,14 @@
 package e2e
 
 import (
+	"bytes"
 	"context"
 	"fmt"
 	"io"
 	"maps"
 	"net/http"
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -91,6 +93,46 @@ func (m moved) all(t *testing.T, c *harness.Cluster) {
 	}
 }
 
+// One apply by persysctl through a follower is one trace, from the command to the
+// container: client, replica, hop, leader, Raft, order, agent, convergence.
+func traced(t *testing.T, c *harness.Cluster, otlp *receiver) {
+	t.Helper()
+	at := follower(t, c)
+	leader := got[int](t)(c.WaitLeader(t.Context(), electionLimit))
+	file := filepath.Join(t.TempDir(), "traced.yaml")
+	must(t, os.WriteFile(file, []byte("id: traced\nresources: {cpu: 50m, memory: 32Mi}\ncontainer: {image: sim/run}\n"), 0o600))
+	var out bytes.Buffer
+	env := append(c.CtlEnv(c.Schedulers[at].GRPC), "OTEL_EXPORTER_OTLP_ENDPOINT="+otlp.URL)
+	if code := got[int](t)(c.RunCtl(t.Context(), env, &out, &out, "apply", "-f", file)); code != 0 {
+		t.Fatalf("apply: exit code %d: %s", code, &out)
+	}
+	view := got[*controlv1.WorkloadView](t)(c.WaitWorkload(t.Context(), "traced", settle, running))
+	want := []string{
+		"persysctl: persysctl apply",
+		c.Schedulers[at].Name + ": persys.control.v1.AgentControl/ApplyWorkload",     // answered by the replica that was asked
+		c.Schedulers[leader].Name + ": persys.control.v1.AgentControl/ApplyWorkload", // and by the leader, one hop further
+		c.Schedulers[leader].Name + ": raft propose",
+		c.Schedulers[leader].Name + ": order apply",
+		view.GetAssignedNodeId() + ": persys.agent.v1.AgentService/ApplyWorkload",
+		view.GetAssignedNodeId() + ": converge ensure",
+	}
+	must(t, harness.Poll(t.Context(), settle, "the trace of one apply", func(context.Context) error {
+		steps, whole := otlp.path("persysctl apply", "converge ensure")
+		if !whole {
+			return fmt.Errorf("it is not whole: %q", steps)
+		}
+		rest := steps
+		for _, w := range want {
+			i := slices.Index(rest, w)
+			if i < 0 {
+				return harness.Fatal(fmt.Errorf("%q is missing, or not in its place, in %q", w, steps))
+			}
+			rest = rest[i+1:]
+		}
+		return nil
+	}))
+}
+
 // A story in which something of everything happens: every metric that the
 // programs declare shows it.
 func TestObserved(t *testing.T) {
@@ -120,14 +162,16 @@ func TestObserved(t *testing.T) {
 	must(t, etcd.Start())
 	t.Cleanup(func() { _ = etcd.Kill() })
 	must(t, harness.WaitEtcd(t.Context(), etcd, settle))
+	otlp := receive(t)
 	c := start(t, harness.Options{
 		Binaries:     shipped(t),
-		SchedulerEnv: fast(map[string]string{"ETCD_ENDPOINTS": etcd.Addr, "ETCD_PROBE_INTERVAL": "500ms", "ETCD_TIMEOUT": "500ms", "LOG_FORMAT": "json"}),
-		AgentEnv:     map[string]string{"LOG_FORMAT": "json", "PERSYS_RECONCILE_INTERVAL": "1s"},
+		SchedulerEnv: fast(map[string]string{"ETCD_ENDPOINTS": etcd.Addr, "ETCD_PROBE_INTERVAL": "500ms", "ETCD_TIMEOUT": "500ms", "LOG_FORMAT": "json", "OTEL_EXPORTER_OTLP_ENDPOINT": otlp.URL}),
+		AgentEnv:     map[string]string{"LOG_FORMAT": "json", "PERSYS_RECONCILE_INTERVAL": "1s", "OTEL_EXPORTER_OTLP_ENDPOINT": otlp.URL},
 	})
 	for range 2 {
 		got[*harness.Agent](t)(c.StartAgent(t.Context(), harness.AgentOptions{Simulate: true}))
 	}
+	traced(t, c, otlp)
 	seen := moved{}
 	for i, image := range []string{"sim/run", "sim/run", "sim/slow:3s", "sim/missing", "sim/crash:3", "sim/fail:RUNTIME_ERROR"} {
 		apply(t, c, fmt.Sprintf("story-%d", i), container(image))

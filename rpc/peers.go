@@ -17,15 +17,16 @@ import (
 
 // peers pools one connection per replica.
 type peers struct {
-	tls *pki.Files
+	tls   *pki.Files
+	extra []grpc.DialOption
 
 	mu     sync.Mutex
 	conns  map[string]*grpc.ClientConn
 	closed bool
 }
 
-func newPeers(tls *pki.Files) *peers {
-	return &peers{tls: tls, conns: map[string]*grpc.ClientConn{}}
+func newPeers(tls *pki.Files, extra ...grpc.DialOption) *peers {
+	return &peers{tls: tls, extra: extra, conns: map[string]*grpc.ClientConn{}}
 }
 
 func (p *peers) conn(addr string) (*grpc.ClientConn, error) {
@@ -37,7 +38,7 @@ func (p *peers) conn(addr string) (*grpc.ClientConn, error) {
 	if c := p.conns[addr]; c != nil {
 		return c, nil
 	}
-	c, err := grpc.NewClient("passthrough:///"+addr,
+	c, err := grpc.NewClient("passthrough:///"+addr, append([]grpc.DialOption{
 		clientCreds(p.tls, addr, pki.Peer{Role: pki.RoleScheduler}),
 		grpc.WithConnectParams(grpc.ConnectParams{
 			Backoff:           backoff.Config{BaseDelay: 25 * time.Millisecond, Multiplier: 1.6, Jitter: 0.2, MaxDelay: time.Second},
@@ -45,7 +46,7 @@ func (p *peers) conn(addr string) (*grpc.ClientConn, error) {
 		}),
 		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: 2 * time.Second, Timeout: time.Second, PermitWithoutStream: true}),
 		grpc.WithDefaultCallOptions(grpc.ForceCodecV2(dial.Codec()), grpc.MaxCallRecvMsgSize(64<<20), grpc.MaxCallSendMsgSize(maxMessage)),
-	)
+	}, p.extra...)...)
 	if err != nil {
 		return nil, err
 	}

@@ -91,7 +91,8 @@ type Config struct {
 
 	Interceptors []grpc.UnaryServerInterceptor // metrics and the like, outermost
 	StreamInts   []grpc.StreamServerInterceptor
-	StatsHandler grpc.ServerOption // optional
+	Server       []grpc.ServerOption // whoever follows the calls that are answered
+	PeerDial     []grpc.DialOption   // and those to other replicas
 
 	Logger *slog.Logger
 	Now    func() time.Time
@@ -134,7 +135,7 @@ func NewServer(cfg Config) (*Server, error) {
 	s := &Server{
 		cfg: cfg, replica: cfg.Replica, leader: cfg.Leader, agents: cfg.Agents,
 		store: cfg.Replica.Store(), log: cfg.Logger, now: cfg.Now,
-		peers: newPeers(cfg.TLS), health: health.NewServer(), started: cfg.Now(),
+		peers: newPeers(cfg.TLS, cfg.PeerDial...), health: health.NewServer(), started: cfg.Now(),
 	}
 	opts := []grpc.ServerOption{
 		grpc.ForceServerCodecV2(dial.Codec()),
@@ -151,9 +152,7 @@ func NewServer(cfg Config) (*Server, error) {
 		grpc.ChainUnaryInterceptor(append(cfg.Interceptors, s.recoverUnary, s.unary)...),
 		grpc.ChainStreamInterceptor(append(cfg.StreamInts, s.recoverStream, s.stream)...),
 	}
-	if cfg.StatsHandler != nil {
-		opts = append(opts, cfg.StatsHandler)
-	}
+	opts = append(opts, cfg.Server...)
 	if cfg.TLS != nil {
 		opts = append(opts, grpc.Creds(credentials.NewTLS(serverTLS(cfg.TLS))))
 	}

@@ -29,6 +29,9 @@ type settings struct {
 	Key        string `env:"PERSYS_TLS_KEY,KEY_PATH" flag:"tls-key" yaml:"key_path" usage:"key of the certificate (default ~/.persys/persysctl-key.pem)"`
 	RPCTimeout int    `env:"PERSYS_RPC_TIMEOUT_SECONDS,RPC_TIMEOUT_SECONDS" flag:"rpc-timeout-seconds" yaml:"rpc_timeout_seconds" default:"20" min:"1" max:"600" usage:"seconds that one call may take"`
 
+	OTLPEndpoint string `env:"OTEL_EXPORTER_OTLP_ENDPOINT" yaml:"otlp_endpoint" usage:"receiver of traces by OTLP over HTTP, host:port or URL; empty = no traces"`
+	OTLPInsecure bool   `env:"OTEL_EXPORTER_OTLP_INSECURE" yaml:"otlp_insecure" default:"true" usage:"plain HTTP to an OTLP endpoint without a scheme"`
+
 	Other otherKeys
 }
 
@@ -103,6 +106,11 @@ func (c *cli) connect(ctx context.Context) error {
 		}
 		opt.TLS = files
 	}
+	extra, err := c.follow(ctx, opt.Log)
+	if err != nil {
+		return usagef("%v", err)
+	}
+	opt.Extra = extra
 	conn, err := dial.Dial(ctx, opt)
 	if err != nil {
 		return usagef("--server: %v", err)
@@ -148,6 +156,7 @@ func (c *cli) log() *slog.Logger {
 }
 
 func (c *cli) close() {
+	defer c.unfollow()
 	if c.conn != nil {
 		// Nothing is pending: every command has ended its calls.
 		_ = c.conn.Close()

@@ -99,7 +99,7 @@ private_key: c
 	if err != nil {
 		t.Fatal(err)
 	}
-	want := settings{Server: "10.0.0.1:8085", Insecure: true, CA: "/a/ca.pem", Cert: "/a/cert.pem", Key: "/a/key.pem", RPCTimeout: 5, Other: got.Other}
+	want := settings{Server: "10.0.0.1:8085", Insecure: true, CA: "/a/ca.pem", Cert: "/a/cert.pem", Key: "/a/key.pem", RPCTimeout: 5, OTLPInsecure: true, Other: got.Other}
 	if got != want {
 		t.Errorf("got %+v, want %+v", got, want)
 	}

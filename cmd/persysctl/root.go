@@ -31,7 +31,9 @@ type cli struct {
 	verbose    bool
 
 	paint, errPaint screen.Painter
-	started         bool // the command line was understood
+	started         bool   // the command line was understood
+	command         string // as it was typed, without its arguments
+	trace           traced
 	staleNoted      bool
 
 	conn    *dial.Conn
@@ -140,7 +142,7 @@ func (c *cli) prepare(cmd *cobra.Command, _ []string) error {
 	if !slices.Contains(outputs(), c.output) {
 		return usagef("--output %q must be one of %s", c.output, strings.Join(outputs(), ", "))
 	}
-	c.started = true
+	c.started, c.command = true, cmd.CommandPath()
 	c.paint = screen.Painter(c.colour(c.outTerm) && !c.noColour)
 	c.errPaint = screen.Painter(c.colour(c.errTerm) && !c.noColour)
 	return nil

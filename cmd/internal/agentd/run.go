@@ -31,6 +31,7 @@ import (
 	controlv1 "github.com/persys/compute/api/control/v1"
 	"github.com/persys/compute/pki"
 	"github.com/persys/compute/rpc/dial"
+	"github.com/persys/compute/telemetry"
 )
 
 // Run runs an agent until ctx ends. Workloads keep running. Errors name the
@@ -63,6 +64,19 @@ func Run(ctx context.Context, cfg Config, version string, log *slog.Logger) erro
 	}
 	defer httpLis.Close()
 
+	traces, err := telemetry.StartTraces(ctx, telemetry.TraceConfig{
+		Endpoint: cfg.OTLPEndpoint, Insecure: cfg.OTLPInsecure, Service: cfg.OTelService, Version: version, Instance: node, Log: log,
+	})
+	if err != nil {
+		return err
+	}
+	defer func() {
+		flush, cancel := context.WithTimeout(context.Background(), 2*time.Second)
+		defer cancel()
+		if err := traces.Close(flush); err != nil {
+			log.Debug("the last traces were not sent", "err", err)
+		}
+	}()
 	reg := prometheus.NewRegistry()
 	reg.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	acfg := agent.Config{
@@ -83,6 +97,8 @@ func Run(ctx context.Context, cfg Config, version string, log *slog.Logger) erro
 			grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: dial.KeepaliveMinTime, PermitWithoutStream: true}),
 		},
 	}
+	acfg.ServerOptions = append(acfg.ServerOptions, traces.ServerOptions()...)
+	acfg.Tracer = traces.Tracer("agent")
 	if err := secure(&acfg, &cfg, log); err != nil {
 		return err
 	}

@@ -58,6 +58,9 @@ type Config struct {
 	ForwardRetries int               `yaml:"webhook.forward_retries" default:"5" min:"1" max:"100" usage:"tries after the first"`
 	ForwardBackoff time.Duration     `yaml:"webhook.forward_base_backoff" default:"1s" min:"10ms" max:"10m" usage:"first pause between them, doubling"`
 
+	OTLPEndpoint string `env:"PERSYS_GATEWAY_OTLP_ENDPOINT,OTEL_EXPORTER_OTLP_ENDPOINT,OTEL_EXPORTER_JAEGER_ENDPOINT" yaml:"telemetry.otlp_endpoint" usage:"receiver of traces by OTLP over HTTP, host:port or URL; empty = no traces"`
+	OTLPInsecure bool   `env:"OTEL_EXPORTER_OTLP_INSECURE" yaml:"telemetry.otlp_insecure" default:"true" usage:"plain HTTP to an OTLP endpoint without a scheme"`
+
 	LogLevel  string `env:"PERSYS_LOG_LEVEL,LOG_LEVEL" flag:"log-level" yaml:"log.level" oneof:"debug,info,warn,error" default:"info" usage:"least level that is logged"`
 	LogFormat string `env:"LOG_FORMAT" flag:"log-format" yaml:"log_format" oneof:"text,json" default:"text" usage:"text or json"`
 
@@ -84,7 +87,6 @@ type ignored struct {
 	Forgery     string `env:"PERSYS_GATEWAY_FORGERY_GRPC_ADDR" yaml:"forgery.grpc_addr" usage:"ignored"`
 	ForgeryName string `env:"PERSYS_GATEWAY_FORGERY_GRPC_SERVER_NAME" yaml:"forgery.grpc_server_name" usage:"ignored"`
 	Loki        string `yaml:"log.loki_endpoint" usage:"ignored"`
-	OTLP        string `env:"PERSYS_GATEWAY_OTLP_ENDPOINT" yaml:"telemetry.otlp_endpoint" usage:"ignored"`
 
 	VaultAddr     string `env:"PERSYS_GATEWAY_VAULT_ADDR" yaml:"vault.addr" usage:"ignored"`
 	VaultMethod   string `env:"PERSYS_GATEWAY_VAULT_AUTH_METHOD" yaml:"vault.auth_method" usage:"ignored"`

@@ -19,6 +19,7 @@ import (
 	"github.com/persys/compute/gateway"
 	"github.com/persys/compute/pki"
 	"github.com/persys/compute/rpc/dial"
+	"github.com/persys/compute/telemetry"
 )
 
 // Bounds of one HTTP connection. Answers have theirs from the calls behind them;
@@ -71,6 +72,19 @@ func Start(ctx context.Context, cfg Config, version string, log *slog.Logger) (_
 	if err != nil {
 		return nil, err
 	}
+	traces, err := telemetry.StartTraces(ctx, telemetry.TraceConfig{
+		Endpoint: cfg.OTLPEndpoint, Insecure: cfg.OTLPInsecure, Service: "persys-gateway", Version: version, Log: log,
+	})
+	if err != nil {
+		return nil, err
+	}
+	s.cleanup = append(s.cleanup, func() {
+		flush, cancel := context.WithTimeout(context.Background(), 2*time.Second)
+		defer cancel()
+		if err := traces.Close(flush); err != nil {
+			log.Debug("the last traces were not sent", "err", err)
+		}
+	})
 	reg := prometheus.NewRegistry()
 	reg.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	opt := gateway.Options{
@@ -79,6 +93,7 @@ func Start(ctx context.Context, cfg Config, version string, log *slog.Logger) (_
 		Dial: func(ctx context.Context, o dial.Options) (*dial.Conn, error) {
 			o.TLS, o.Insecure, o.Log, o.CallTimeout = files, cfg.Insecure, log, cfg.CallTimeout
 			o.UserAgent = "persys-gateway/" + version
+			o.Extra = append(o.Extra, traces.DialOptions()...)
 			return dial.Dial(ctx, o)
 		},
 		Webhook: gateway.Webhook{
@@ -98,7 +113,7 @@ func Start(ctx context.Context, cfg Config, version string, log *slog.Logger) (_
 		return nil, err
 	}
 	s.cleanup = append(s.cleanup, s.gw.Close)
-	s.api, s.public = server(s.gw.Handler(), log), server(s.gw.Public(), log)
+	s.api, s.public = server(traces.Handler("api", s.gw.Handler()), log), server(traces.Handler("public", s.gw.Public()), log)
 	if s.apiLis, err = s.listen(ctx, "PERSYS_GATEWAY_HTTP_ADDR", cfg.HTTPAddr); err != nil {
 		return nil, err
 	}

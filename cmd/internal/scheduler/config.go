@@ -66,6 +66,9 @@ type Config struct {
 
 	Pprof bool `env:"SCHEDULER_PPROF" flag:"pprof" yaml:"pprof" default:"false" usage:"serve Go profiles at /debug/pprof on the metrics port"`
 
+	OTLPEndpoint string `env:"OTEL_EXPORTER_OTLP_ENDPOINT,JAEGER_ENDPOINT" flag:"otlp-endpoint" yaml:"otlp_endpoint" usage:"receiver of traces by OTLP over HTTP, host:port or URL; empty = no traces"`
+	OTLPInsecure bool   `env:"OTEL_EXPORTER_OTLP_INSECURE" flag:"otlp-insecure" yaml:"otlp_insecure" default:"true" usage:"plain HTTP to an OTLP endpoint without a scheme"`
+
 	LogLevel  string `env:"LOG_LEVEL" flag:"log-level" yaml:"log_level" oneof:"debug,info,warn,error" default:"info" usage:"least level that is logged"`
 	LogFormat string `env:"LOG_FORMAT" flag:"log-format" yaml:"log_format" oneof:"text,json" default:"text" usage:"text or json"`
 }

@@ -19,6 +19,7 @@ type replica struct {
 	node *cluster.Node
 	self rpc.Peer
 	news func() // called at every change of leader
+	from *tracer
 
 	mu      sync.Mutex
 	changed chan struct{} // closed at the next change of leader
@@ -73,7 +74,9 @@ func precondition(err error) error {
 }
 
 func (r *replica) Propose(ctx context.Context, cmds ...fsm.Command) ([]fsm.Result, error) {
+	ctx, done := r.from.proposing(ctx, cmds)
 	out, err := r.node.Propose(ctx, cmds...)
+	done(out, err)
 	return out, translate(err)
 }
 

@@ -30,6 +30,7 @@ import (
 	"github.com/persys/compute/rpc"
 	"github.com/persys/compute/sched"
 	"github.com/persys/compute/sched/leader"
+	"github.com/persys/compute/telemetry"
 )
 
 // Replica is a running scheduler.
@@ -53,6 +54,7 @@ type Replica struct {
 	http             *http.Server
 	tls              *pki.Files
 	metrics          *metrics
+	traces           *telemetry.Traces // nil = off
 }
 
 // Start opens every port and the Raft node. Errors name the setting. The caller
@@ -62,6 +64,11 @@ func Start(ctx context.Context, cfg Config, version string, log *slog.Logger) (_
 		return nil, err
 	}
 	r := &Replica{cfg: cfg, log: log, version: version, metrics: newMetrics(), registry: prometheus.NewRegistry()}
+	if r.traces, err = telemetry.StartTraces(ctx, telemetry.TraceConfig{
+		Endpoint: cfg.OTLPEndpoint, Insecure: cfg.OTLPInsecure, Service: "persys-scheduler", Version: version, Instance: cfg.Name, Log: log,
+	}); err != nil {
+		return nil, err
+	}
 	if r.tls, err = cfg.files(); err != nil {
 		return nil, err
 	}
@@ -157,6 +164,7 @@ func (r *Replica) openServer() error {
 	cfg := &r.cfg
 	self := rpc.Peer{ID: r.node.ID(), Name: cfg.Name, GRPCAddr: cfg.grpcAdvertise(r.grpcLis.Addr())}
 	r.adapter = newReplica(r.node, self, r.metrics.leaderChanges.Inc)
+	r.adapter.from = newTracer(r.traces)
 	agentTLS := r.tls
 	if cfg.AgentTLS == "false" {
 		agentTLS = nil
@@ -168,8 +176,8 @@ func (r *Replica) openServer() error {
 		UnavailableGrace: int64(cfg.UnavailableGrace),
 		MissingGrace:     int64(cfg.MissingGrace),
 	}
-	r.agents = rpc.NewAgents(r.node.Store(), agentTLS, r.keys,
-		grpc.WithChainUnaryInterceptor(r.metrics.agentUnary), grpc.WithChainStreamInterceptor(r.metrics.agentStream))
+	r.agents = rpc.NewAgents(r.node.Store(), agentTLS, r.keys, append(r.traces.DialOptions(),
+		grpc.WithChainUnaryInterceptor(r.metrics.agentUnary), grpc.WithChainStreamInterceptor(r.metrics.agentStream))...)
 	lcfg := leader.Config{
 		Tuning:            tuning,
 		HeartbeatInterval: cfg.HeartbeatInterval,
@@ -181,7 +189,11 @@ func (r *Replica) openServer() error {
 	if err := lcfg.Validate(); err != nil {
 		return err
 	}
-	r.loop = leader.New(lcfg, r.adapter, r.agents, r.node.Store())
+	var agents leader.Agents = r.agents
+	if t := r.adapter.from; t != nil {
+		agents = tracedAgents{agents, t}
+	}
+	r.loop = leader.New(lcfg, r.adapter, agents, r.node.Store())
 	var err error
 	r.server, err = rpc.NewServer(rpc.Config{
 		Replica:      r.adapter,
@@ -193,6 +205,8 @@ func (r *Replica) openServer() error {
 		Tuning:       tuning,
 		Shard:        cfg.Shard,
 		Version:      r.version,
+		Server:       r.traces.ServerOptions(),
+		PeerDial:     r.traces.DialOptions(),
 		Interceptors: []grpc.UnaryServerInterceptor{r.metrics.unary},
 		StreamInts:   []grpc.StreamServerInterceptor{r.metrics.stream},
 		Logger:       r.log,
@@ -329,7 +343,10 @@ func (r *Replica) shutdown(g *errgroup.Group, graceful bool) error {
 	if r.etcd != nil {
 		err = r.etcd.Close()
 	}
-	return errors.Join(err, r.node.Close())
+	err = errors.Join(err, r.node.Close())
+	flush, stop := context.WithTimeout(context.Background(), 2*time.Second)
+	defer stop()
+	return errors.Join(err, r.traces.Close(flush))
 }
 
 // otherKeys asks the other replicas for the cluster key, all at once.

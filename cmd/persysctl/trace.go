@@ -1,0 +1,52 @@
+package main
+
+import (
+	"context"
+	"log/slog"
+	"time"
+
+	"go.opentelemetry.io/otel/trace"
+	"google.golang.org/grpc"
+
+	"github.com/persys/compute/telemetry"
+)
+
+// traced is the span of this run of the program; its zero value is off.
+type traced struct {
+	traces *telemetry.Traces
+	span   trace.Span
+}
+
+// follow begins the span that every call of this run belongs to. Without an
+// endpoint it adds nothing.
+func (c *cli) follow(ctx context.Context, log *slog.Logger) ([]grpc.DialOption, error) {
+	traces, err := telemetry.StartTraces(ctx, telemetry.TraceConfig{
+		Endpoint: c.settings.OTLPEndpoint, Insecure: c.settings.OTLPInsecure, Service: "persysctl", Version: version, Log: log,
+	})
+	if err != nil || traces == nil {
+		return nil, err
+	}
+	_, span := traces.Tracer("persysctl").Start(ctx, c.command)
+	c.trace = traced{traces, span}
+	within := func(ctx context.Context) context.Context { return trace.ContextWithSpan(ctx, span) }
+	return append(traces.DialOptions(),
+		grpc.WithChainUnaryInterceptor(func(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, call grpc.UnaryInvoker, opts ...grpc.CallOption) error {
+			return call(within(ctx), method, req, reply, cc, opts...)
+		}),
+		grpc.WithChainStreamInterceptor(func(ctx context.Context, desc *grpc.StreamDesc, cc *grpc.ClientConn, method string, open grpc.Streamer, opts ...grpc.CallOption) (grpc.ClientStream, error) {
+			return open(within(ctx), desc, cc, method, opts...)
+		})), nil
+}
+
+// unfollow ends the span and sends what there is, within moments: nobody waits
+// for a receiver that is away.
+func (c *cli) unfollow() {
+	if c.trace.traces == nil {
+		return
+	}
+	c.trace.span.End()
+	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+	defer cancel()
+	_ = c.trace.traces.Close(ctx) // told by its logger
+	c.trace = traced{}
+}

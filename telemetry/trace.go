@@ -1,0 +1,231 @@
+package telemetry
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/url"
+	"strings"
+	"sync"
+	"time"
+
+	"go.opentelemetry.io/contrib/instrumentation/google.golang.org/grpc/otelgrpc"
+	"go.opentelemetry.io/contrib/instrumentation/net/http/otelhttp"
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/codes"
+	"go.opentelemetry.io/otel/exporters/otlp/otlptrace/otlptracehttp"
+	metricnoop "go.opentelemetry.io/otel/metric/noop"
+	"go.opentelemetry.io/otel/propagation"
+	"go.opentelemetry.io/otel/sdk/resource"
+	sdktrace "go.opentelemetry.io/otel/sdk/trace"
+	"go.opentelemetry.io/otel/trace"
+	"go.opentelemetry.io/otel/trace/noop"
+	"google.golang.org/grpc"
+)
+
+// TraceConfig says where spans go.
+type TraceConfig struct {
+	// Endpoint is the OTLP/HTTP receiver: host:port, or a URL. Empty: no traces.
+	Endpoint string
+	// Insecure speaks plain HTTP to an endpoint without a scheme.
+	Insecure bool
+	// Service, Version and Instance name the program in every span.
+	Service, Version, Instance string
+	// Log hears of spans that could not be sent, at most once a minute.
+	Log *slog.Logger
+}
+
+// Traces makes spans and carries their context from process to process, as W3C
+// trace context. A nil Traces is off: it adds nothing to any call.
+type Traces struct {
+	provider *sdktrace.TracerProvider
+	carrier  propagation.TextMapPropagator
+}
+
+const (
+	// exportLimit bounds one attempt to send, batchEvery what waits for company,
+	// queueLimit what waits for the receiver: more is dropped.
+	exportLimit = 5 * time.Second
+	batchEvery  = time.Second
+	queueLimit  = 4096
+	// complainEvery is how often a receiver that does not answer is told of.
+	complainEvery = time.Minute
+)
+
+// StartTraces prepares the exporter; it sends nothing yet and does not fail if the
+// receiver is away. It returns nil without an endpoint.
+func StartTraces(ctx context.Context, cfg TraceConfig) (*Traces, error) {
+	if cfg.Endpoint == "" {
+		return nil, nil
+	}
+	opts, err := cfg.exporter()
+	if err != nil {
+		return nil, err
+	}
+	out, err := otlptracehttp.New(ctx, opts...)
+	if err != nil {
+		return nil, fmt.Errorf("OTEL_EXPORTER_OTLP_ENDPOINT %q: %w", cfg.Endpoint, err)
+	}
+	log := cfg.Log
+	if log == nil {
+		log = slog.New(slog.DiscardHandler)
+	}
+	who := resource.NewSchemaless(
+		attribute.String("service.name", cfg.Service),
+		attribute.String("service.version", cfg.Version),
+		attribute.String("service.instance.id", cfg.Instance),
+	)
+	return newTraces(&complaining{SpanExporter: out, log: log, endpoint: cfg.Endpoint}, who), nil
+}
+
+func newTraces(out sdktrace.SpanExporter, who *resource.Resource) *Traces {
+	return &Traces{
+		provider: sdktrace.NewTracerProvider(
+			sdktrace.WithResource(who),
+			sdktrace.WithSampler(sdktrace.ParentBased(roots{})),
+			sdktrace.WithBatcher(out, sdktrace.WithBatchTimeout(batchEvery), sdktrace.WithExportTimeout(exportLimit), sdktrace.WithMaxQueueSize(queueLimit)),
+		),
+		carrier: propagation.NewCompositeTextMapPropagator(propagation.TraceContext{}, propagation.Baggage{}),
+	}
+}
+
+func (c TraceConfig) exporter() ([]otlptracehttp.Option, error) {
+	opts := []otlptracehttp.Option{otlptracehttp.WithTimeout(exportLimit), otlptracehttp.WithRetry(otlptracehttp.RetryConfig{Enabled: false})}
+	if !strings.Contains(c.Endpoint, "://") {
+		if _, _, err := net.SplitHostPort(c.Endpoint); err != nil {
+			return nil, fmt.Errorf("OTEL_EXPORTER_OTLP_ENDPOINT %q must be host:port or a URL: %w", c.Endpoint, err)
+		}
+		opts = append(opts, otlptracehttp.WithEndpoint(c.Endpoint))
+		if c.Insecure {
+			opts = append(opts, otlptracehttp.WithInsecure())
+		}
+		return opts, nil
+	}
+	u, err := url.Parse(c.Endpoint)
+	if err != nil || u.Host == "" || u.Scheme != "http" && u.Scheme != "https" {
+		return nil, fmt.Errorf("OTEL_EXPORTER_OTLP_ENDPOINT %q must be host:port or an http(s) URL", c.Endpoint)
+	}
+	if !strings.HasSuffix(u.Path, "/v1/traces") {
+		u = u.JoinPath("v1", "traces")
+	}
+	return append(opts, otlptracehttp.WithEndpointURL(u.String())), nil
+}
+
+// roots decides which spans begin a trace. Others follow their parent, wherever
+// that was made: a span is kept because somebody asked for something, not because
+// a program talks to itself.
+type roots struct{}
+
+// ShouldSample implements sdktrace.Sampler.
+func (roots) ShouldSample(p sdktrace.SamplingParameters) sdktrace.SamplingResult {
+	d := sdktrace.RecordAndSample
+	switch {
+	case p.Kind == trace.SpanKindClient: // of a loop, for nobody
+		d = sdktrace.Drop
+	case p.Kind == trace.SpanKindServer:
+		for _, often := range [...]string{"/Heartbeat", "/RegisterNode", "grpc.health.v1.Health/", "grpc.reflection.", "/health", "/ready", "/metrics", "/ClusterKey", "/Status"} {
+			if strings.Contains(p.Name, often) {
+				d = sdktrace.Drop
+			}
+		}
+	}
+	return sdktrace.SamplingResult{Decision: d, Tracestate: trace.SpanContextFromContext(p.ParentContext).TraceState()}
+}
+
+// Description implements sdktrace.Sampler.
+func (roots) Description() string { return "what somebody asked for" }
+
+// complaining tells its logger of failures, seldom, and nobody else.
+type complaining struct {
+	sdktrace.SpanExporter
+	log      *slog.Logger
+	endpoint string
+
+	mu     sync.Mutex
+	told   time.Time
+	silent int // spans lost since then
+}
+
+// ExportSpans implements sdktrace.SpanExporter. It returns no error: the library
+// would tell its own, global handler.
+func (c *complaining) ExportSpans(ctx context.Context, spans []sdktrace.ReadOnlySpan) error {
+	err := c.SpanExporter.ExportSpans(ctx, spans)
+	if err == nil {
+		return nil
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.silent += len(spans)
+	if now := time.Now(); now.Sub(c.told) >= complainEvery {
+		c.log.Warn("traces are not delivered", "endpoint", c.endpoint, "spans_lost", c.silent, "err", err)
+		c.told, c.silent = now, 0
+	}
+	return nil
+}
+
+// On reports whether spans are made at all.
+func (t *Traces) On() bool { return t != nil }
+
+// Tracer makes spans of one part.
+func (t *Traces) Tracer(part string) trace.Tracer {
+	if t == nil {
+		return noop.NewTracerProvider().Tracer(part)
+	}
+	return t.provider.Tracer("github.com/persys/compute/" + part)
+}
+
+func (t *Traces) grpc() []otelgrpc.Option {
+	return []otelgrpc.Option{otelgrpc.WithTracerProvider(t.provider), otelgrpc.WithPropagators(t.carrier),
+		otelgrpc.WithMeterProvider(metricnoop.NewMeterProvider())}
+}
+
+// ServerOptions follow calls that are answered; none when off.
+func (t *Traces) ServerOptions() []grpc.ServerOption {
+	if t == nil {
+		return nil
+	}
+	return []grpc.ServerOption{grpc.StatsHandler(otelgrpc.NewServerHandler(t.grpc()...))}
+}
+
+// DialOptions follow calls that are made; none when off.
+func (t *Traces) DialOptions() []grpc.DialOption {
+	if t == nil {
+		return nil
+	}
+	return []grpc.DialOption{grpc.WithStatsHandler(otelgrpc.NewClientHandler(t.grpc()...))}
+}
+
+// Handler follows HTTP requests; it is next itself when off.
+func (t *Traces) Handler(name string, next http.Handler) http.Handler {
+	if t == nil {
+		return next
+	}
+	return otelhttp.NewHandler(next, name, otelhttp.WithTracerProvider(t.provider), otelhttp.WithPropagators(t.carrier),
+		otelhttp.WithMeterProvider(metricnoop.NewMeterProvider()),
+		otelhttp.WithSpanNameFormatter(func(_ string, r *http.Request) string {
+			// The path is the caller's to choose; the route is ours.
+			if r.Pattern != "" {
+				return r.Pattern
+			}
+			return r.Method + " " + name
+		}))
+}
+
+// Close sends what waits, for as long as ctx allows.
+func (t *Traces) Close(ctx context.Context) error {
+	if t == nil {
+		return nil
+	}
+	return errors.Join(t.provider.ForceFlush(ctx), t.provider.Shutdown(ctx))
+}
+
+// End ends a span with its outcome.
+func End(span trace.Span, err error) {
+	if err != nil {
+		span.SetStatus(codes.Error, err.Error())
+	}
+	span.End()
+}
