@@ -20,9 +20,9 @@ import (
 type builds struct {
 	dir  string
 	made bool // by the test that runs this one
-	once [2]sync.Once
-	bin  [2]harness.Binaries
-	err  [2]error
+	once [3]sync.Once
+	bin  [3]harness.Binaries
+	err  [3]error
 }
 
 var built builds
@@ -74,14 +74,20 @@ func raced(t *testing.T) harness.Binaries {
 	return b
 }
 
+// faces are the programs that people look at, with the race detector.
+func faces(t *testing.T) harness.Binaries { return built.get(t, 2) }
+
 func (b *builds) get(t *testing.T, race int) harness.Binaries {
 	t.Helper()
 	b.once[race].Do(func() {
 		ctx, cancel := context.WithTimeout(context.Background(), 10*time.Minute)
 		defer cancel()
-		opt := harness.BuildOptions{Dir: filepath.Join(b.dir, [2]string{"shipped", "race"}[race])}
-		if race == 1 {
+		opt := harness.BuildOptions{Dir: filepath.Join(b.dir, [3]string{"shipped", "race", "faces"}[race])}
+		switch race {
+		case 1:
 			opt.Race, opt.Programs = true, []string{harness.SchedulerProgram, harness.AgentProgram}
+		case 2:
+			opt.Race, opt.Programs = true, []string{harness.GatewayProgram, harness.DevProgram}
 		}
 		if b.made {
 			b.bin[race] = harness.BuiltIn(opt.Dir)

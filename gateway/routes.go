@@ -11,6 +11,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	controlv1 "github.com/persys/compute/api/control/v1"
+	"github.com/persys/compute/gateway/console"
 )
 
 // routes are those of the API listener (contract/gateway-rest.md), then /v1.
@@ -60,6 +61,12 @@ func (g *Gateway) routes() (http.Handler, error) {
 	mux.Handle("/clusters/{cluster_id}/v1/", g.known(below(v1)))
 	mux.HandleFunc("GET /openapi.json", serveOpenAPI)
 	mux.HandleFunc("GET /docs", serveDocs)
+	pages, err := console.Handler("/ui/")
+	if err != nil {
+		return nil, err
+	}
+	mux.Handle("GET /ui/", pages)
+	mux.Handle("GET /{$}", http.RedirectHandler("/ui/", http.StatusFound))
 	mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) {
 		refuse(w, http.StatusNotFound, fmt.Sprintf("no route %s %s; /docs shows all of them", r.Method, r.URL.Path))
 	})

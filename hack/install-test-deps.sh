@@ -28,6 +28,7 @@ need dig dnsutils "the DNS server is asked by it, too"
 need etcd etcd-server "the peer of the benchmarks and the mirror's tests"
 need docker-compose docker-compose "Compose stacks are run by this command too"
 need iptables iptables "the failure tests cut the network between replicas"
+need chromium chromium "the web console is tested in a real browser"
 if ! command -v docker >/dev/null 2>&1; then
 	echo "docker is missing: installing docker.io (the agent's tests run real containers)"
 	missing+=(docker.io)

@@ -356,6 +356,12 @@ func TestReads(t *testing.T) {
 			ok(t, err)
 			is(t, "first of the next page", page.GetWorkloads()[0].GetWorkloadId(), "w2")
 			is(t, "token of the last page", page.GetNextPageToken(), "")
+			g.put(t, func() *controlv1.ApplyWorkloadRequest { r := web("findme"); r.Spec.Group = "Front"; return r }(), "a")
+			for word, want := range map[string]int{"FIND": 1, "front": 1, "nginx:": 1, "nowhere": 0} {
+				found, err := g.control(0).ListWorkloads(ctxFor(t), &controlv1.ListWorkloadsRequest{Search: word, PageSize: 10})
+				ok(t, err)
+				is(t, "found by "+word, len(found.GetWorkloads()), want)
+			}
 			on, err := g.control(0).ListWorkloads(ctxFor(t), &controlv1.ListWorkloadsRequest{NodeId: "b", Status: "scheduled"})
 			ok(t, err)
 			is(t, "on b", len(on.GetWorkloads()), 2)
@@ -376,6 +382,9 @@ func TestReads(t *testing.T) {
 			is(t, "scheduled", s.GetScheduledWorkloads(), 1)
 			is(t, "pending", s.GetPendingWorkloads(), 1)
 			is(t, "leader", s.GetLeaderId(), "s0")
+			is(t, "CPU", s.GetTotalCpuMillicores(), 16000)
+			is(t, "reserved CPU", s.GetReservedCpuMillicores(), 1)
+			is(t, "memory", s.GetTotalMemoryMb(), 16384)
 			is(t, "mode", s.GetMode(), "normal")
 		}},
 	} {

@@ -89,6 +89,7 @@ func (s *Server) ListWorkloads(ctx context.Context, req *controlv1.ListWorkloads
 		return nil, err
 	}
 	out := &controlv1.ListWorkloadsResponse{Index: r.index, Stale: r.stale, AgeMs: r.ageMS}
+	word := strings.ToLower(req.GetSearch())
 	add := func(w *fsm.Workload) bool {
 		if w.ID <= req.GetPageToken() && req.GetPageToken() != "" ||
 			req.GetNodeId() != "" && w.Node != req.GetNodeId() ||
@@ -96,11 +97,15 @@ func (s *Server) ListWorkloads(ctx context.Context, req *controlv1.ListWorkloads
 			req.GetStatus() != "" && !strings.EqualFold(req.GetStatus(), string(w.Status)) {
 			return true
 		}
+		one := spec.WorkloadView(w, spec.Brief)
+		if word != "" && !contains(one, word) {
+			return true
+		}
 		if size > 0 && len(out.Workloads) == size {
 			out.NextPageToken = out.Workloads[size-1].GetWorkloadId()
 			return false
 		}
-		out.Workloads = append(out.Workloads, spec.WorkloadView(w, spec.Brief))
+		out.Workloads = append(out.Workloads, one)
 		return true
 	}
 	switch {
@@ -112,6 +117,16 @@ func (s *Server) ListWorkloads(ctx context.Context, req *controlv1.ListWorkloads
 		r.Workloads(req.GetPageToken(), add)
 	}
 	return out, nil
+}
+
+// contains looks for a lower-case word where people look for one.
+func contains(w *controlv1.WorkloadView, word string) bool {
+	for _, text := range [...]string{w.GetWorkloadId(), w.GetGroup(), w.GetImageOrSource()} {
+		if strings.Contains(strings.ToLower(text), word) {
+			return true
+		}
+	}
+	return false
 }
 
 // GetWorkload implements control.v1; the view carries the spec, redacted.
@@ -161,6 +176,17 @@ func (s *Server) GetClusterSummary(ctx context.Context, req *controlv1.GetCluste
 	r.Nodes("", func(n *fsm.Node) bool {
 		if n.Status() == fsm.NodeReady {
 			out.ReadyNodes++
+		}
+		used := r.Alloc(n.ID)
+		out.TotalCpuMillicores += n.Facts.CPU
+		out.ReservedCpuMillicores += used.CPU
+		out.TotalMemoryMb += n.Facts.Memory
+		out.ReservedMemoryMb += used.Memory
+		for _, p := range n.Facts.Pools {
+			out.TotalDiskGb += p.Total
+		}
+		for _, p := range used.Disk {
+			out.ReservedDiskGb += p.GB
 		}
 		return true
 	})

@@ -4,7 +4,7 @@
 //
 // Three schedulers form a Raft group and one agent runs workloads, on the local
 // Docker engine or, without one, simulated. Everything is on loopback, on free
-// ports except the first scheduler's, and in a temporary folder.
+// ports except the first scheduler's and the web console's, and in a temporary folder.
 package main
 
 import (
@@ -25,6 +25,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/persys/compute/cmd/internal/agentd"
+	"github.com/persys/compute/cmd/internal/gatewayd"
 	"github.com/persys/compute/cmd/internal/scheduler"
 	"github.com/persys/compute/cmd/internal/setup"
 	"github.com/persys/compute/dnsserver"
@@ -53,6 +54,7 @@ func root() *cobra.Command {
 		RunE: func(cmd *cobra.Command, _ []string) error { return runDev(cmd.Context(), opt) },
 	}
 	dev.Flags().IntVar(&opt.port, "port", 8085, "gRPC port of the first scheduler, 0 = any free one")
+	dev.Flags().IntVar(&opt.httpPort, "http-port", 8551, "port of the web console and the REST API, 0 = any free one")
 	dev.Flags().BoolVar(&opt.simulate, "simulate", false, "simulate workloads even if there is a Docker engine")
 	dev.Flags().StringVar(&opt.level, "log-level", "warn", "debug, info, warn or error")
 	cmd.AddCommand(dev, envCommand(), metricsCommand())
@@ -61,6 +63,7 @@ func root() *cobra.Command {
 
 type options struct {
 	port     int
+	httpPort int
 	simulate bool
 	level    string
 }
@@ -68,6 +71,9 @@ type options struct {
 func runDev(ctx context.Context, opt options) (err error) {
 	if opt.port < 0 || opt.port > 65535 {
 		return fmt.Errorf("--port %d must be 0 to 65535", opt.port)
+	}
+	if opt.httpPort < 0 || opt.httpPort > 65535 {
+		return fmt.Errorf("--http-port %d must be 0 to 65535", opt.httpPort)
 	}
 	log, err := setup.Logger(os.Stderr, opt.level, "text")
 	if err != nil {
@@ -105,6 +111,14 @@ func runDev(ctx context.Context, opt options) (err error) {
 	}
 	g.Go(func() error { return agentd.Run(ctx, acfg, version, log) })
 
+	console, err := gatewayd.Start(ctx, gatewayd.Config{
+		Insecure: true, HTTPAddr: net.JoinHostPort("127.0.0.1", strconv.Itoa(opt.httpPort)), PublicAddr: "none", Schedulers: addrs,
+	}, version, log)
+	if err != nil {
+		return fmt.Errorf("%w; persys dev --http-port 0 takes any free port", err)
+	}
+	g.Go(func() error { return console.Run(ctx) })
+
 	lead, cancel := context.WithTimeout(ctx, 30*time.Second)
 	defer cancel()
 	leader, err := replicas[0].Node().WaitLeader(lead)
@@ -112,6 +126,7 @@ func runDev(ctx context.Context, opt options) (err error) {
 		return fmt.Errorf("the schedulers elected no leader within 30 s: %w", err)
 	}
 	fmt.Printf("Persys is up: 3 schedulers (leader %s), 1 agent on %s.\n\n", leader.Name, how)
+	fmt.Printf("  http://%s/ in a browser shows the console\n\n", console.Addr())
 	fmt.Printf("  export PERSYS_SCHEDULER_ADDR=%s PERSYS_INSECURE=true\n", addrs[0])
 	fmt.Printf("  persysctl status\n  persysctl apply -f examples/hello.yaml --wait\n\nCtrl-C stops it and removes its data; containers that it started keep running.\n")
 	<-ctx.Done()

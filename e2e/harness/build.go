@@ -14,11 +14,13 @@ const (
 	SchedulerProgram = "scheduler"
 	AgentProgram     = "agent"
 	CtlProgram       = "persysctl"
+	GatewayProgram   = "gateway"
+	DevProgram       = "persys"
 )
 
 // Binaries are built programs.
 type Binaries struct {
-	Scheduler, Agent, Ctl string // paths; empty when not built
+	Scheduler, Agent, Ctl, Gateway, Dev string // paths; empty when not built
 }
 
 // BuildOptions say what to build.
@@ -28,7 +30,7 @@ type BuildOptions struct {
 	// Race builds with the race detector, which needs cgo. Without it they are
 	// static, as they are shipped.
 	Race bool
-	// Programs are folders under cmd/; default all three.
+	// Programs are folders under cmd/; default scheduler, agent and persysctl.
 	Programs []string
 }
 
@@ -83,6 +85,10 @@ func Build(ctx context.Context, opt BuildOptions) (Binaries, error) {
 			b.Agent = all.Agent
 		case CtlProgram:
 			b.Ctl = all.Ctl
+		case GatewayProgram:
+			b.Gateway = all.Gateway
+		case DevProgram:
+			b.Dev = all.Dev
 		}
 	}
 	return b, nil
@@ -94,5 +100,7 @@ func BuiltIn(dir string) Binaries {
 		Scheduler: filepath.Join(dir, SchedulerProgram),
 		Agent:     filepath.Join(dir, AgentProgram),
 		Ctl:       filepath.Join(dir, CtlProgram),
+		Gateway:   filepath.Join(dir, GatewayProgram),
+		Dev:       filepath.Join(dir, DevProgram),
 	}
 }

@@ -152,7 +152,7 @@ func (c *Cluster) prepare() error {
 func (c *Cluster) logs() string { return filepath.Join(c.Dir, "logs") }
 
 func (c *Cluster) makeCerts() error {
-	opt := pki.DevOptions{Cluster: "e2e", Users: []string{pki.AdminID}}
+	opt := pki.DevOptions{Cluster: "e2e", Users: []string{pki.AdminID}, Gateways: []string{"gateway"}}
 	for i := range 5 {
 		opt.Schedulers = append(opt.Schedulers, schedulerName(i))
 		opt.Agents = append(opt.Agents, nodeName(i))

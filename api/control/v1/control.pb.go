@@ -3550,7 +3550,9 @@ type ListWorkloadsRequest struct {
 	// next_page_token of the page before.
 	PageToken string `protobuf:"bytes,1003,opt,name=page_token,json=pageToken,proto3" json:"page_token,omitempty"`
 	// Only members of this group; empty means all.
-	Group         string `protobuf:"bytes,1004,opt,name=group,proto3" json:"group,omitempty"`
+	Group string `protobuf:"bytes,1004,opt,name=group,proto3" json:"group,omitempty"`
+	// Only those whose id, group, image or source contains this text, in any case.
+	Search        string `protobuf:"bytes,1005,opt,name=search,proto3" json:"search,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3630,6 +3632,13 @@ func (x *ListWorkloadsRequest) GetPageToken() string {
 func (x *ListWorkloadsRequest) GetGroup() string {
 	if x != nil {
 		return x.Group
+	}
+	return ""
+}
+
+func (x *ListWorkloadsRequest) GetSearch() string {
+	if x != nil {
+		return x.Search
 	}
 	return ""
 }
@@ -4204,9 +4213,18 @@ type GetClusterSummaryResponse struct {
 	// Served without a leader's confirmation.
 	Stale bool `protobuf:"varint,1006,opt,name=stale,proto3" json:"stale,omitempty"`
 	// As in ListNodesResponse.
-	AgeMs         int64 `protobuf:"varint,1007,opt,name=age_ms,json=ageMs,proto3" json:"age_ms,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	AgeMs int64 `protobuf:"varint,1007,opt,name=age_ms,json=ageMs,proto3" json:"age_ms,omitempty"`
+	// What all nodes have, and what is reserved on them by what is placed.
+	TotalCpuMillicores    int64 `protobuf:"varint,1008,opt,name=total_cpu_millicores,json=totalCpuMillicores,proto3" json:"total_cpu_millicores,omitempty"`
+	ReservedCpuMillicores int64 `protobuf:"varint,1009,opt,name=reserved_cpu_millicores,json=reservedCpuMillicores,proto3" json:"reserved_cpu_millicores,omitempty"`
+	// MiB.
+	TotalMemoryMb    int64 `protobuf:"varint,1010,opt,name=total_memory_mb,json=totalMemoryMb,proto3" json:"total_memory_mb,omitempty"`
+	ReservedMemoryMb int64 `protobuf:"varint,1011,opt,name=reserved_memory_mb,json=reservedMemoryMb,proto3" json:"reserved_memory_mb,omitempty"`
+	// GB, over all storage pools.
+	TotalDiskGb    int64 `protobuf:"varint,1012,opt,name=total_disk_gb,json=totalDiskGb,proto3" json:"total_disk_gb,omitempty"`
+	ReservedDiskGb int64 `protobuf:"varint,1013,opt,name=reserved_disk_gb,json=reservedDiskGb,proto3" json:"reserved_disk_gb,omitempty"`
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
 }
 
 func (x *GetClusterSummaryResponse) Reset() {
@@ -4354,6 +4372,48 @@ func (x *GetClusterSummaryResponse) GetStale() bool {
 func (x *GetClusterSummaryResponse) GetAgeMs() int64 {
 	if x != nil {
 		return x.AgeMs
+	}
+	return 0
+}
+
+func (x *GetClusterSummaryResponse) GetTotalCpuMillicores() int64 {
+	if x != nil {
+		return x.TotalCpuMillicores
+	}
+	return 0
+}
+
+func (x *GetClusterSummaryResponse) GetReservedCpuMillicores() int64 {
+	if x != nil {
+		return x.ReservedCpuMillicores
+	}
+	return 0
+}
+
+func (x *GetClusterSummaryResponse) GetTotalMemoryMb() int64 {
+	if x != nil {
+		return x.TotalMemoryMb
+	}
+	return 0
+}
+
+func (x *GetClusterSummaryResponse) GetReservedMemoryMb() int64 {
+	if x != nil {
+		return x.ReservedMemoryMb
+	}
+	return 0
+}
+
+func (x *GetClusterSummaryResponse) GetTotalDiskGb() int64 {
+	if x != nil {
+		return x.TotalDiskGb
+	}
+	return 0
+}
+
+func (x *GetClusterSummaryResponse) GetReservedDiskGb() int64 {
+	if x != nil {
+		return x.ReservedDiskGb
 	}
 	return 0
 }
@@ -5344,7 +5404,7 @@ const file_api_control_v1_control_proto_rawDesc = "" +
 	"\tengine_id\x18\xf0\a \x01(\tR\bengineId\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xef\x01\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\x88\x02\n" +
 	"\x14ListWorkloadsRequest\x12\x17\n" +
 	"\anode_id\x18\x01 \x01(\tR\x06nodeId\x12\x16\n" +
 	"\x06status\x18\x02 \x01(\tR\x06status\x123\n" +
@@ -5353,7 +5413,8 @@ const file_api_control_v1_control_proto_rawDesc = "" +
 	"\tpage_size\x18\xea\a \x01(\x05R\bpageSize\x12\x1e\n" +
 	"\n" +
 	"page_token\x18\xeb\a \x01(\tR\tpageToken\x12\x15\n" +
-	"\x05group\x18\xec\a \x01(\tR\x05group\"\x88\x01\n" +
+	"\x05group\x18\xec\a \x01(\tR\x05group\x12\x17\n" +
+	"\x06search\x18\xed\a \x01(\tR\x06search\"\x88\x01\n" +
 	"\x12GetWorkloadRequest\x12\x1f\n" +
 	"\vworkload_id\x18\x01 \x01(\tR\n" +
 	"workloadId\x123\n" +
@@ -5410,7 +5471,7 @@ const file_api_control_v1_control_proto_rawDesc = "" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"m\n" +
 	"\x18GetClusterSummaryRequest\x123\n" +
 	"\x05level\x18\xe8\a \x01(\x0e2\x1c.persys.control.v1.ReadLevelR\x05level\x12\x1c\n" +
-	"\tmin_index\x18\xe9\a \x01(\x04R\bminIndex\"\xb1\x05\n" +
+	"\tmin_index\x18\xe9\a \x01(\x04R\bminIndex\"\xc5\a\n" +
 	"\x19GetClusterSummaryResponse\x12\x1f\n" +
 	"\vtotal_nodes\x18\x01 \x01(\x05R\n" +
 	"totalNodes\x12\x1f\n" +
@@ -5430,7 +5491,13 @@ const file_api_control_v1_control_proto_rawDesc = "" +
 	"\x17retry_pending_workloads\x18\xec\a \x01(\x05R\x15retryPendingWorkloads\x12,\n" +
 	"\x11stopped_workloads\x18\xed\a \x01(\x05R\x10stoppedWorkloads\x12\x15\n" +
 	"\x05stale\x18\xee\a \x01(\bR\x05stale\x12\x16\n" +
-	"\x06age_ms\x18\xef\a \x01(\x03R\x05ageMs\"\xd8\x05\n" +
+	"\x06age_ms\x18\xef\a \x01(\x03R\x05ageMs\x121\n" +
+	"\x14total_cpu_millicores\x18\xf0\a \x01(\x03R\x12totalCpuMillicores\x127\n" +
+	"\x17reserved_cpu_millicores\x18\xf1\a \x01(\x03R\x15reservedCpuMillicores\x12'\n" +
+	"\x0ftotal_memory_mb\x18\xf2\a \x01(\x03R\rtotalMemoryMb\x12-\n" +
+	"\x12reserved_memory_mb\x18\xf3\a \x01(\x03R\x10reservedMemoryMb\x12#\n" +
+	"\rtotal_disk_gb\x18\xf4\a \x01(\x03R\vtotalDiskGb\x12)\n" +
+	"\x10reserved_disk_gb\x18\xf5\a \x01(\x03R\x0ereservedDiskGb\"\xd8\x05\n" +
 	"\x0eControlMessage\x12D\n" +
 	"\bregister\x18\x01 \x01(\v2&.persys.control.v1.RegisterNodeRequestH\x00R\bregister\x12C\n" +
 	"\theartbeat\x18\x02 \x01(\v2#.persys.control.v1.HeartbeatRequestH\x00R\theartbeat\x12?\n" +

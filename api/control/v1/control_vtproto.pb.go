@@ -1017,6 +1017,7 @@ func (m *ListWorkloadsRequest) CloneVT() *ListWorkloadsRequest {
 	r.PageSize = m.PageSize
 	r.PageToken = m.PageToken
 	r.Group = m.Group
+	r.Search = m.Search
 	if len(m.unknownFields) > 0 {
 		r.unknownFields = make([]byte, len(m.unknownFields))
 		copy(r.unknownFields, m.unknownFields)
@@ -1194,6 +1195,12 @@ func (m *GetClusterSummaryResponse) CloneVT() *GetClusterSummaryResponse {
 	r.StoppedWorkloads = m.StoppedWorkloads
 	r.Stale = m.Stale
 	r.AgeMs = m.AgeMs
+	r.TotalCpuMillicores = m.TotalCpuMillicores
+	r.ReservedCpuMillicores = m.ReservedCpuMillicores
+	r.TotalMemoryMb = m.TotalMemoryMb
+	r.ReservedMemoryMb = m.ReservedMemoryMb
+	r.TotalDiskGb = m.TotalDiskGb
+	r.ReservedDiskGb = m.ReservedDiskGb
 	if len(m.unknownFields) > 0 {
 		r.unknownFields = make([]byte, len(m.unknownFields))
 		copy(r.unknownFields, m.unknownFields)
@@ -4642,6 +4649,15 @@ func (m *ListWorkloadsRequest) MarshalToSizedBufferVT(dAtA []byte) (int, error) 
 		i -= len(m.unknownFields)
 		copy(dAtA[i:], m.unknownFields)
 	}
+	if len(m.Search) > 0 {
+		i -= len(m.Search)
+		copy(dAtA[i:], m.Search)
+		i = protohelpers.EncodeVarint(dAtA, i, uint64(len(m.Search)))
+		i--
+		dAtA[i] = 0x3e
+		i--
+		dAtA[i] = 0xea
+	}
 	if len(m.Group) > 0 {
 		i -= len(m.Group)
 		copy(dAtA[i:], m.Group)
@@ -5274,6 +5290,48 @@ func (m *GetClusterSummaryResponse) MarshalToSizedBufferVT(dAtA []byte) (int, er
 	if m.unknownFields != nil {
 		i -= len(m.unknownFields)
 		copy(dAtA[i:], m.unknownFields)
+	}
+	if m.ReservedDiskGb != 0 {
+		i = protohelpers.EncodeVarint(dAtA, i, uint64(m.ReservedDiskGb))
+		i--
+		dAtA[i] = 0x3f
+		i--
+		dAtA[i] = 0xa8
+	}
+	if m.TotalDiskGb != 0 {
+		i = protohelpers.EncodeVarint(dAtA, i, uint64(m.TotalDiskGb))
+		i--
+		dAtA[i] = 0x3f
+		i--
+		dAtA[i] = 0xa0
+	}
+	if m.ReservedMemoryMb != 0 {
+		i = protohelpers.EncodeVarint(dAtA, i, uint64(m.ReservedMemoryMb))
+		i--
+		dAtA[i] = 0x3f
+		i--
+		dAtA[i] = 0x98
+	}
+	if m.TotalMemoryMb != 0 {
+		i = protohelpers.EncodeVarint(dAtA, i, uint64(m.TotalMemoryMb))
+		i--
+		dAtA[i] = 0x3f
+		i--
+		dAtA[i] = 0x90
+	}
+	if m.ReservedCpuMillicores != 0 {
+		i = protohelpers.EncodeVarint(dAtA, i, uint64(m.ReservedCpuMillicores))
+		i--
+		dAtA[i] = 0x3f
+		i--
+		dAtA[i] = 0x88
+	}
+	if m.TotalCpuMillicores != 0 {
+		i = protohelpers.EncodeVarint(dAtA, i, uint64(m.TotalCpuMillicores))
+		i--
+		dAtA[i] = 0x3f
+		i--
+		dAtA[i] = 0x80
 	}
 	if m.AgeMs != 0 {
 		i = protohelpers.EncodeVarint(dAtA, i, uint64(m.AgeMs))
@@ -7357,6 +7415,10 @@ func (m *ListWorkloadsRequest) SizeVT() (n int) {
 	if l > 0 {
 		n += 2 + l + protohelpers.SizeOfVarint(uint64(l))
 	}
+	l = len(m.Search)
+	if l > 0 {
+		n += 2 + l + protohelpers.SizeOfVarint(uint64(l))
+	}
 	n += len(m.unknownFields)
 	return n
 }
@@ -7632,6 +7694,24 @@ func (m *GetClusterSummaryResponse) SizeVT() (n int) {
 	}
 	if m.AgeMs != 0 {
 		n += 2 + protohelpers.SizeOfVarint(uint64(m.AgeMs))
+	}
+	if m.TotalCpuMillicores != 0 {
+		n += 2 + protohelpers.SizeOfVarint(uint64(m.TotalCpuMillicores))
+	}
+	if m.ReservedCpuMillicores != 0 {
+		n += 2 + protohelpers.SizeOfVarint(uint64(m.ReservedCpuMillicores))
+	}
+	if m.TotalMemoryMb != 0 {
+		n += 2 + protohelpers.SizeOfVarint(uint64(m.TotalMemoryMb))
+	}
+	if m.ReservedMemoryMb != 0 {
+		n += 2 + protohelpers.SizeOfVarint(uint64(m.ReservedMemoryMb))
+	}
+	if m.TotalDiskGb != 0 {
+		n += 2 + protohelpers.SizeOfVarint(uint64(m.TotalDiskGb))
+	}
+	if m.ReservedDiskGb != 0 {
+		n += 2 + protohelpers.SizeOfVarint(uint64(m.ReservedDiskGb))
 	}
 	n += len(m.unknownFields)
 	return n
@@ -16925,6 +17005,38 @@ func (m *ListWorkloadsRequest) UnmarshalVT(dAtA []byte) error {
 			}
 			m.Group = string(dAtA[iNdEx:postIndex])
 			iNdEx = postIndex
+		case 1005:
+			if wireType != 2 {
+				return fmt.Errorf("proto: wrong wireType = %d for field Search", wireType)
+			}
+			var stringLen uint64
+			for shift := uint(0); ; shift += 7 {
+				if shift >= 64 {
+					return protohelpers.ErrIntOverflow
+				}
+				if iNdEx >= l {
+					return io.ErrUnexpectedEOF
+				}
+				b := dAtA[iNdEx]
+				iNdEx++
+				stringLen |= uint64(b&0x7F) << shift
+				if b < 0x80 {
+					break
+				}
+			}
+			intStringLen := int(stringLen)
+			if intStringLen < 0 {
+				return protohelpers.ErrInvalidLength
+			}
+			postIndex := iNdEx + intStringLen
+			if postIndex < 0 {
+				return protohelpers.ErrInvalidLength
+			}
+			if postIndex > l {
+				return io.ErrUnexpectedEOF
+			}
+			m.Search = string(dAtA[iNdEx:postIndex])
+			iNdEx = postIndex
 		default:
 			iNdEx = preIndex
 			skippy, err := protohelpers.Skip(dAtA[iNdEx:])
@@ -18865,6 +18977,120 @@ func (m *GetClusterSummaryResponse) UnmarshalVT(dAtA []byte) error {
 				b := dAtA[iNdEx]
 				iNdEx++
 				m.AgeMs |= int64(b&0x7F) << shift
+				if b < 0x80 {
+					break
+				}
+			}
+		case 1008:
+			if wireType != 0 {
+				return fmt.Errorf("proto: wrong wireType = %d for field TotalCpuMillicores", wireType)
+			}
+			m.TotalCpuMillicores = 0
+			for shift := uint(0); ; shift += 7 {
+				if shift >= 64 {
+					return protohelpers.ErrIntOverflow
+				}
+				if iNdEx >= l {
+					return io.ErrUnexpectedEOF
+				}
+				b := dAtA[iNdEx]
+				iNdEx++
+				m.TotalCpuMillicores |= int64(b&0x7F) << shift
+				if b < 0x80 {
+					break
+				}
+			}
+		case 1009:
+			if wireType != 0 {
+				return fmt.Errorf("proto: wrong wireType = %d for field ReservedCpuMillicores", wireType)
+			}
+			m.ReservedCpuMillicores = 0
+			for shift := uint(0); ; shift += 7 {
+				if shift >= 64 {
+					return protohelpers.ErrIntOverflow
+				}
+				if iNdEx >= l {
+					return io.ErrUnexpectedEOF
+				}
+				b := dAtA[iNdEx]
+				iNdEx++
+				m.ReservedCpuMillicores |= int64(b&0x7F) << shift
+				if b < 0x80 {
+					break
+				}
+			}
+		case 1010:
+			if wireType != 0 {
+				return fmt.Errorf("proto: wrong wireType = %d for field TotalMemoryMb", wireType)
+			}
+			m.TotalMemoryMb = 0
+			for shift := uint(0); ; shift += 7 {
+				if shift >= 64 {
+					return protohelpers.ErrIntOverflow
+				}
+				if iNdEx >= l {
+					return io.ErrUnexpectedEOF
+				}
+				b := dAtA[iNdEx]
+				iNdEx++
+				m.TotalMemoryMb |= int64(b&0x7F) << shift
+				if b < 0x80 {
+					break
+				}
+			}
+		case 1011:
+			if wireType != 0 {
+				return fmt.Errorf("proto: wrong wireType = %d for field ReservedMemoryMb", wireType)
+			}
+			m.ReservedMemoryMb = 0
+			for shift := uint(0); ; shift += 7 {
+				if shift >= 64 {
+					return protohelpers.ErrIntOverflow
+				}
+				if iNdEx >= l {
+					return io.ErrUnexpectedEOF
+				}
+				b := dAtA[iNdEx]
+				iNdEx++
+				m.ReservedMemoryMb |= int64(b&0x7F) << shift
+				if b < 0x80 {
+					break
+				}
+			}
+		case 1012:
+			if wireType != 0 {
+				return fmt.Errorf("proto: wrong wireType = %d for field TotalDiskGb", wireType)
+			}
+			m.TotalDiskGb = 0
+			for shift := uint(0); ; shift += 7 {
+				if shift >= 64 {
+					return protohelpers.ErrIntOverflow
+				}
+				if iNdEx >= l {
+					return io.ErrUnexpectedEOF
+				}
+				b := dAtA[iNdEx]
+				iNdEx++
+				m.TotalDiskGb |= int64(b&0x7F) << shift
+				if b < 0x80 {
+					break
+				}
+			}
+		case 1013:
+			if wireType != 0 {
+				return fmt.Errorf("proto: wrong wireType = %d for field ReservedDiskGb", wireType)
+			}
+			m.ReservedDiskGb = 0
+			for shift := uint(0); ; shift += 7 {
+				if shift >= 64 {
+					return protohelpers.ErrIntOverflow
+				}
+				if iNdEx >= l {
+					return io.ErrUnexpectedEOF
+				}
+				b := dAtA[iNdEx]
+				iNdEx++
+				m.ReservedDiskGb |= int64(b&0x7F) << shift
 				if b < 0x80 {
 					break
 				}

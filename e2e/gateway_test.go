@@ -1,0 +1,168 @@
+package e2e
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/persys/compute/e2e/harness"
+)
+
+// gatewayOf runs a gateway in front of a cluster and returns its address.
+func gatewayOf(t *testing.T, c *harness.Cluster) string {
+	t.Helper()
+	addr := freeAddr(t)
+	env := append(os.Environ(), "PERSYS_GATEWAY_HTTP_ADDR="+addr, "PERSYS_GATEWAY_PUBLIC_ADDR=none", "PERSYS_SCHEDULER_ADDR="+strings.Join(c.Addrs(), ","),
+		"PERSYS_GATEWAY_PROBE_INTERVAL=500ms", "PERSYS_GATEWAY_CLUSTER_CONFIG="+filepath.Join(c.Dir, "none.yaml"))
+	if leaf := c.Leaf("gateway/gateway"); leaf.Cert != "" {
+		env = append(env, "PERSYS_TLS_CERT="+leaf.Cert, "PERSYS_TLS_KEY="+leaf.Key, "PERSYS_TLS_CA="+leaf.CA)
+	} else {
+		env = append(env, "PERSYS_INSECURE=true")
+	}
+	p := &harness.Process{Name: "gateway", Path: faces(t).Gateway, Env: env, Log: filepath.Join(c.Dir, "gateway.log")}
+	must(t, p.Start())
+	t.Cleanup(func() {
+		if err := p.Terminate(endsWithin); err != nil {
+			t.Errorf("stopping the gateway: %v", err)
+		}
+		for _, a := range p.Alarms() {
+			t.Errorf("the gateway is broken: %s", a)
+		}
+		if t.Failed() {
+			t.Logf("the gateway says:\n%s", p.Tail(20))
+		}
+	})
+	must(t, harness.Poll(t.Context(), settle, "the gateway to listen", func(ctx context.Context) error {
+		var d net.Dialer
+		conn, err := d.DialContext(ctx, "tcp", addr)
+		if err != nil {
+			return fmt.Errorf("%w; it says:\n%s", err, p.Tail(5))
+		}
+		return conn.Close()
+	}))
+	return addr
+}
+
+func freeAddr(t *testing.T) string {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	must(t, err)
+	defer l.Close()
+	return l.Addr().String()
+}
+
+// rest is a client of the gateway as one user.
+type rest struct {
+	t    *testing.T
+	base string
+	http *http.Client
+}
+
+func (r rest) do(method, path, body string) (int, map[string]any) {
+	r.t.Helper()
+	req, err := http.NewRequestWithContext(r.t.Context(), method, r.base+path, bytes.NewBufferString(body))
+	must(r.t, err)
+	resp, err := r.http.Do(req)
+	must(r.t, err)
+	defer resp.Body.Close()
+	data, err := io.ReadAll(resp.Body)
+	must(r.t, err)
+	out := map[string]any{}
+	if err := json.Unmarshal(data, &out); err != nil {
+		r.t.Fatalf("%s %s answered %d with %q, want JSON", method, path, resp.StatusCode, data)
+	}
+	return resp.StatusCode, out
+}
+
+// as returns a client with the certificate of a user, or without one for "".
+func as(t *testing.T, c *harness.Cluster, addr, who string) rest {
+	t.Helper()
+	ca, err := os.ReadFile(c.Leaf("user/admin").CA)
+	must(t, err)
+	cfg := &tls.Config{MinVersion: tls.VersionTLS12, RootCAs: x509.NewCertPool()}
+	cfg.RootCAs.AppendCertsFromPEM(ca)
+	if who != "" {
+		leaf := c.Leaf("user/" + who)
+		pair, err := tls.LoadX509KeyPair(leaf.Cert, leaf.Key)
+		must(t, err)
+		cfg.Certificates = []tls.Certificate{pair}
+	}
+	tr := &http.Transport{TLSClientConfig: cfg, ForceAttemptHTTP2: true}
+	t.Cleanup(tr.CloseIdleConnections)
+	return rest{t, "https://" + addr, &http.Client{Transport: tr, Timeout: settle}}
+}
+
+// TestGateway drives a real cluster through a real gateway, with certificates:
+// the routes of existing CLIs, /v1, a stream, roles, and a leader that dies.
+func TestGateway(t *testing.T) {
+	c := start(t, harness.Options{Binaries: raced(t), Dir: t.TempDir(), TLS: true, SchedulerEnv: fast(nil)})
+	_, err := c.StartAgent(t.Context(), harness.AgentOptions{Simulate: true})
+	must(t, err)
+	addr := gatewayOf(t, c)
+	admin := as(t, c, addr, "admin")
+
+	code, out := admin.do("POST", "/workloads/schedule", `{"workload_id":"web","spec":{"type":"container","container":{"image":"nginx:1.27"},"resources":{"cpu_millicores":100,"memory_mb":64}}}`)
+	if code != 200 || out["success"] != true {
+		t.Fatalf("schedule: %d %v", code, out)
+	}
+	must(t, harness.Poll(t.Context(), settle, "the workload to run", func(context.Context) error {
+		if code, out := admin.do("GET", "/workloads/web", ""); code != 200 || !strings.Contains(fmt.Sprint(out), "status:Running") {
+			return fmt.Errorf("%d %v", code, out)
+		}
+		return nil
+	}))
+
+	// A stream of events survives the leader: the browser comes back by itself,
+	// here the next call does.
+	req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, admin.base+"/v1/events?follow=true", nil)
+	must(t, err)
+	req.Header.Set("Accept", "text/event-stream")
+	resp, err := admin.http.Do(req)
+	must(t, err)
+	lines := bufio.NewScanner(resp.Body)
+	for lines.Scan() && !strings.Contains(lines.Text(), "WorkloadCreated") {
+	}
+	if !strings.Contains(lines.Text(), `"workload_id":"web"`) {
+		t.Errorf("the stream of events tells %q", lines.Text())
+	}
+	must(t, resp.Body.Close())
+
+	lead, err := c.WaitLeader(t.Context(), settle)
+	must(t, err)
+	must(t, c.Schedulers[lead].Kill())
+	code, out = admin.do("POST", "/v1/apply", `{"file":"id: second\ncontainer: {image: \"nginx:1.27\"}\n"}`)
+	if code != 200 || !strings.Contains(fmt.Sprint(out), "success:true") {
+		t.Errorf("an apply while the leader is dead: %d %v", code, out)
+	}
+
+	for _, x := range []struct {
+		who, method, path, body string
+		code                    int
+		says                    string
+	}{
+		{"", "GET", "/workloads", "", 401, "no client certificate"},
+		{"admin", "GET", "/workloads/none", "", 404, "not found"},
+		{"admin", "POST", "/v1/apply", `{"file":"id: x\ncontaner: {}\n"}`, 400, "did you mean"},
+		{"admin", "POST", "/workloads/schedule", `{`, 400, "not valid"},
+		{"admin", "GET", "/v1/workloads?staus=Running", "", 400, "staus"},
+		{"admin", "GET", "/federation/x", "", 501, "not served"},
+		{"admin", "GET", "/clusters", "", 200, "healthy_schedulers:"},
+		{"admin", "GET", "/cluster/metrics", "", 200, "total_workloads:2"},
+	} {
+		code, out := as(t, c, addr, x.who).do(x.method, x.path, x.body)
+		if code != x.code || !strings.Contains(fmt.Sprint(out), x.says) {
+			t.Errorf("%s %s as %q: %d %v, want %d with %q", x.method, x.path, x.who, code, out, x.code, x.says)
+		}
+	}
+}

@@ -1,0 +1,109 @@
+package console
+
+import (
+	"bytes"
+	"compress/gzip"
+	"crypto/sha256"
+	"embed"
+	"encoding/hex"
+	"fmt"
+	"io/fs"
+	"mime"
+	"net/http"
+	"path"
+	"strings"
+)
+
+//go:embed assets
+var assets embed.FS
+
+// policy lets a page load what this server serves and talk to it, and nothing
+// else; no page may frame it.
+const policy = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+
+// file is an asset as it is sent.
+type file struct {
+	kind   string
+	tag    string
+	plain  []byte
+	packed []byte // gzip, nil when it would be no smaller
+}
+
+// Handler serves the console below prefix, e.g. "/ui/".
+func Handler(prefix string) (http.Handler, error) {
+	files := map[string]*file{}
+	err := fs.WalkDir(assets, "assets", func(name string, d fs.DirEntry, err error) error {
+		if err != nil || d.IsDir() {
+			return err
+		}
+		f, err := load(name)
+		files[strings.TrimPrefix(name, "assets/")] = f
+		return err
+	})
+	if err != nil {
+		return nil, fmt.Errorf("console: %w", err)
+	}
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		name := strings.TrimPrefix(r.URL.Path, prefix)
+		if name == "" {
+			name = "index.html"
+		}
+		f := files[name]
+		if f == nil {
+			http.NotFound(w, r)
+			return
+		}
+		f.serve(w, r)
+	}), nil
+}
+
+func load(name string) (*file, error) {
+	data, err := assets.ReadFile(name)
+	if err != nil {
+		return nil, err
+	}
+	sum := sha256.Sum256(data)
+	f := &file{kind: mime.TypeByExtension(path.Ext(name)), plain: data, tag: `"` + hex.EncodeToString(sum[:8]) + `"`}
+	if strings.HasSuffix(name, ".js") {
+		f.kind = "text/javascript; charset=utf-8" // whatever this machine's own table says
+	}
+	var b bytes.Buffer
+	z, err := gzip.NewWriterLevel(&b, gzip.BestCompression)
+	if err != nil {
+		return nil, err
+	}
+	if _, err := z.Write(data); err != nil {
+		return nil, err
+	}
+	if err := z.Close(); err != nil {
+		return nil, err
+	}
+	if b.Len() < len(data) {
+		f.packed = b.Bytes()
+	}
+	return f, nil
+}
+
+func (f *file) serve(w http.ResponseWriter, r *http.Request) {
+	h := w.Header()
+	h.Set("Content-Type", f.kind)
+	h.Set("Content-Security-Policy", policy)
+	h.Set("Referrer-Policy", "no-referrer")
+	// Asked for again each time, answered with 304: an upgrade shows at once.
+	h.Set("Cache-Control", "no-cache")
+	h.Set("ETag", f.tag)
+	h.Set("Vary", "Accept-Encoding")
+	if r.Header.Get("If-None-Match") == f.tag {
+		w.WriteHeader(http.StatusNotModified)
+		return
+	}
+	body := f.plain
+	if f.packed != nil && strings.Contains(r.Header.Get("Accept-Encoding"), "gzip") {
+		h.Set("Content-Encoding", "gzip")
+		body = f.packed
+	}
+	h.Set("Content-Length", fmt.Sprint(len(body)))
+	if r.Method != http.MethodHead {
+		_, _ = w.Write(body) // the peer may be gone
+	}
+}
