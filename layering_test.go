@@ -95,6 +95,7 @@ var (
 		"cluster": "docs/adr/0003-three-large-packages.md",
 		"agent":   "docs/adr/0003-three-large-packages.md",
 
+		"rpc":           "docs/adr/0003-three-large-packages.md",
 		"cmd/persysctl": "docs/adr/0003-three-large-packages.md",
 	}
 )
