@@ -22,7 +22,8 @@
 //     somebody asks for Restore.
 //   - Retention: at most 10,000 events and none older than 7 days (by the state's
 //     clock), trimmed in the same transactions; drift records go with the event
-//     that they came from. Old revisions are compacted, so etcd does not fill.
+//     that they came from. Old revisions are compacted, by age and by how much was
+//     written, so etcd does not fill.
 //   - Secrets stay as they are stored: sealed.
 //   - In no case is a running workload concerned. What an unhealthy mirror means
 //     for the control plane is ModeFor's to say, and the leader's to propose.

@@ -29,6 +29,10 @@ type Options struct {
 	WriteBound   time.Duration // of one transaction with its repetitions; default 30 s
 	AuditEvery   time.Duration // full comparison although nothing is wrong; default 1 h
 	CompactEvery time.Duration // revisions older than this are given up; default 5 min
+	// CompactBytes is after how much was written they are given up earlier, so that
+	// a busy hour does not fill etcd, of which 2 GiB is the default quota; default
+	// 128 MiB.
+	CompactBytes int
 }
 
 // Attachment is the replicated fact MirrorAttached: that some etcd has held the
@@ -125,6 +129,9 @@ func New(o Options, d Deps) (*Mirror, error) {
 	}
 	if o.MaxEvents == 0 {
 		o.MaxEvents = fsm.MaxEvents
+	}
+	if o.CompactBytes <= 0 {
+		o.CompactBytes = 128 << 20
 	}
 	defaults := [...]struct {
 		at *time.Duration

@@ -284,26 +284,36 @@ func TestAFieldTooLargeIsLeftOut(t *testing.T) {
 
 // TestRevisionsAreGivenUp: history does not pile up in etcd.
 func TestRevisionsAreGivenUp(t *testing.T) {
-	e := startEtcd(t, currentEtcd(t))
-	c := newCluster(t, "c1")
-	o := quick
-	o.CompactEvery = 50 * time.Millisecond
-	c.start(e.client, o)
-	e.put("/other", "1")
-	r, err := e.client.Get(t.Context(), "/other")
-	if err != nil {
-		t.Fatal(err)
+	for _, tt := range []struct {
+		name string
+		tune func(*Options)
+	}{
+		{"after a while", func(o *Options) { o.CompactEvery = 50 * time.Millisecond }},
+		{"when much was written", func(o *Options) { o.CompactBytes = 10_000 }},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			e := startEtcd(t, currentEtcd(t))
+			c := newCluster(t, "c1")
+			o := quick
+			tt.tune(&o)
+			c.start(e.client, o)
+			e.put("/other", "1")
+			r, err := e.client.Get(t.Context(), "/other")
+			if err != nil {
+				t.Fatal(err)
+			}
+			first := r.Header.Revision
+			eventually(t, "an old revision is compacted", func() error {
+				c.do(put(fmt.Sprintf("w%d", c.index)))
+				ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+				defer cancel()
+				if _, err := e.client.Get(ctx, "/other", clientv3.WithRev(first-1)); err == nil {
+					return errors.New("it can still be read")
+				}
+				return nil
+			})
+		})
 	}
-	first := r.Header.Revision
-	eventually(t, "an old revision is compacted", func() error {
-		c.do(put(fmt.Sprintf("w%d", c.index)))
-		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
-		defer cancel()
-		if _, err := e.client.Get(ctx, "/other", clientv3.WithRev(first-1)); err == nil {
-			return errors.New("it can still be read")
-		}
-		return nil
-	})
 }
 
 // TestRunEnds with what ended it.

@@ -29,6 +29,7 @@ type session struct {
 	drifts map[string]uint64
 	// Revisions seen at compactions, so that one interval of history remains.
 	revision, compactTo int64
+	compacted           int // of what the writer has sent, at the newest one
 }
 
 // open finds out what etcd holds, makes the cursor ours and catches up, so that
@@ -409,6 +410,10 @@ func (s *session) stream(ctx context.Context) error {
 				return err
 			}
 			s.m.mirrored(s.index)
+			if s.w.sent-s.compacted >= o.CompactBytes {
+				s.compact(ctx)
+				compact.Reset(o.CompactEvery)
+			}
 		case raw := <-s.m.probed:
 			if raw == s.w.cur.raw {
 				continue
@@ -451,6 +456,7 @@ func (s *session) trim(ctx context.Context) error {
 // keeps every version of every key and fills up, unless it was configured to
 // compact by itself.
 func (s *session) compact(ctx context.Context) {
+	s.compacted = s.w.sent
 	to := s.compactTo
 	f, err := s.m.server.look(ctx, s.m.proj.keys, s.st.cluster)
 	if err != nil {

@@ -34,6 +34,7 @@ type writer struct {
 
 	ops   []clientv3.Op
 	bytes int
+	sent  int // bytes, since the session began
 }
 
 // full says whether one more record has to wait for the next transaction.
@@ -94,6 +95,7 @@ func (w *writer) send(ctx context.Context, cmps []clientv3.Cmp, next cursor) err
 			return fmt.Errorf("%w: %s", errFenced, orElse(firstValue(r, 0), "there is none"))
 		}
 		w.count(len(w.ops))
+		w.sent += w.bytes + cursorCost
 		w.cur, w.ops, w.bytes = next, w.ops[:0], 0
 		return nil
 	})

@@ -102,6 +102,8 @@ func benches() []bench {
 		{name: "dns-a", what: "A answers over UDP with 10,000 nodes and 50,000 workloads; peer: CoreDNS with the same zone in a file", run: dnsA},
 		{name: "dns-p99", what: "99th percentile of an answer's delay at half of the peak, the worse of A and SRV; peer: CoreDNS at half of its own", run: dnsTail},
 		{name: "dns-change", what: "a change's commit to the first answer that shows it, 99th percentile; peer: CoreDNS loading its file again", run: dnsChange},
+		{name: "mirror-rate", what: "changed records that the mirror writes into one local etcd; peer: a plain client with the same puts, batched", run: mirrorRate},
+		{name: "mirror-lag", what: "worst age of a change that etcd lacks, at 1,000 changes per second; peer: none", run: mirrorLag},
 		{name: "soak-elections", what: "elections in ten minutes of full load", run: soakElections, soak: true},
 	}
 }
