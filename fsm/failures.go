@@ -74,6 +74,13 @@ func (t *Tx) forgiveFailures(b *commandv1.ForgiveFailures) (res Result) {
 	return res
 }
 
+// overdue reports whether u says of a workload that is being deleted that a node
+// does not let it go in time: all that there is to say of such a record.
+func (t *Tx) overdue(w *Workload, u *commandv1.Unplaced) bool {
+	return t.r.info.FeatureLevel >= 5 && w.Desired == DesiredDeleted && w.Generation == generationOf(u.GetIfGeneration()) &&
+		u.GetCode() == CodeDeleteTimeout
+}
+
 // Bounds of what is kept of an agent's tasks.
 const (
 	MaxActions     = 20  // of one workload
@@ -98,7 +105,8 @@ func (t *Tx) recordActions(b *commandv1.RecordActions) (res Result) {
 	}
 	if id := b.GetWorkload(); id != "" {
 		old, ok := t.r.workloads.Get(id)
-		if !ok || old.Node != n.ID {
+		_, left := t.r.residuals.Get(pair(n.ID, id))
+		if !ok || old.Node != n.ID && !left {
 			res.skip("workload " + strconv.Quote(id) + " is not on node " + strconv.Quote(n.ID))
 		} else if kept := slices.Clone(actions[:min(len(actions), MaxActions)]); !slices.Equal(kept, old.Actions) {
 			w := *old

@@ -180,6 +180,32 @@ func TestAVerdictSurvives(t *testing.T) {
 	})
 }
 
+func TestADeleteThatTakesTooLongSaysSo(t *testing.T) {
+	late := func(w *world) Command {
+		return explain("web", CodeDeleteTimeout, "node a has not let it go for 60 s", w.generation("web"))
+	}
+	proveNewest(t, []fact{
+		{"on the record, once", func(t *testing.T, w *world) {
+			w.ok(remove("web", false))
+			w.ok(late(w))
+			is(t, "code", w.workload("web").Reason.Code, CodeDeleteTimeout)
+			w.ok(late(w))
+			is(t, "changes", len(w.last), 0)
+			w.ok(actions("a", "web", action("t1", "web", 5)))
+			is(t, "actions", len(w.workload("web").Actions), 1)
+		}},
+		{"nothing else is said of it", func(t *testing.T, w *world) {
+			w.ok(remove("web", false))
+			skipped(t, w.do(explain("web", CodeUnplaced, "none", w.generation("web"))), "being deleted")
+		}},
+		{"not of another generation", func(t *testing.T, w *world) {
+			c := late(w)
+			w.ok(remove("web", false))
+			skipped(t, w.do(c), "generation")
+		}},
+	})
+}
+
 func TestAcknowledgedAt(t *testing.T) {
 	proveNewest(t, []fact{
 		{"is when the node accepted this order", func(t *testing.T, w *world) {

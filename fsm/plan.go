@@ -235,6 +235,9 @@ func (t *Tx) scheduleRetries(b *commandv1.ScheduleRetries) (res Result) {
 func (t *Tx) explainUnplaced(b *commandv1.ExplainUnplaced) (res Result) {
 	for _, u := range b.GetWorkloads() {
 		old, why := t.planned(u.GetWorkload(), u.GetIfGeneration())
+		if w, ok := t.r.workloads.Get(u.GetWorkload()); ok && t.overdue(w, u) {
+			old, why = w, ""
+		}
 		if why != "" {
 			res.skip(why)
 			continue

@@ -16,7 +16,7 @@ import (
 
 // format is the version of the projection. A cursor of another format leads to
 // a full comparison: advance it when a shape or a key changes.
-const format = 1
+const format = 2
 
 // maxValue is the largest value written, so that it fits into a transaction of
 // maxBytes together with cursor and comparisons.
@@ -140,6 +140,12 @@ func metadata(w *fsm.Workload, callers map[string]string) map[string]any {
 	}
 	set("created_at", clock(w.CreatedAt))
 	set("previous_node", w.PreviousNode)
+	if w.Acknowledged {
+		set("admitted_on_node", w.Node)
+	}
+	if w.Reason.Code == fsm.CodeDispatchFailed {
+		set("dispatch_failed", w.Reason.Message)
+	}
 	set("failureObservedAt", clock(w.Retry.FirstFailureAt))
 	set("reason_code", w.Reason.Code)
 	set("reason_message", w.Reason.Message)

@@ -236,10 +236,7 @@ func (a *Agents) gone(ctx context.Context, c agentv1.AgentServiceClient, id stri
 		}
 		return false, err
 	}
-	st := resp.GetStatus()
-	return st.GetActualState() == agentv1.ActualState_ACTUAL_STATE_FAILED &&
-		strings.HasPrefix(st.GetMetadata()["task_id"], "delete-") &&
-		strings.Contains(strings.ToLower(st.GetMessage()), "not found"), nil
+	return deletedMeanwhile(resp.GetStatus()), nil
 }
 
 // notFound reads an agent's own word, not what a resolver says of its host.
@@ -269,7 +266,7 @@ func (a *Agents) actions(ctx context.Context, n *fsm.Node, id string, limit int3
 		return nil, err
 	}
 	resp, err := c.ListActions(ctx, &agentv1.ListActionsRequest{WorkloadId: id, Limit: limit, NewestFirst: true})
-	if status.Code(err) == codes.Unimplemented {
+	if unimplemented(err) {
 		return nil, nil // agents of the first kind keep no history
 	}
 	return resp.GetActions(), err

@@ -31,6 +31,7 @@ type fakeAgent struct {
 	remove  func(*agentv1.DeleteWorkloadRequest) (*agentv1.DeleteWorkloadResponse, error)
 	status  func(*agentv1.GetWorkloadStatusRequest) (*agentv1.GetWorkloadStatusResponse, error)
 	actions func(*agentv1.ListActionsRequest) (*agentv1.ListActionsResponse, error)
+	list    func(*agentv1.ListWorkloadsRequest) (*agentv1.ListWorkloadsResponse, error)
 	logs    func(*agentv1.LogsRequest, grpc.ServerStreamingServer[agentv1.LogChunk]) error
 	applies []*agentv1.ApplyWorkloadRequest
 	removes []*agentv1.DeleteWorkloadRequest
@@ -69,6 +70,10 @@ func (f *fakeAgent) ListActions(ctx context.Context, r *agentv1.ListActionsReque
 		return f.UnimplementedAgentServiceServer.ListActions(ctx, r)
 	}
 	return f.actions(r)
+}
+
+func (f *fakeAgent) ListWorkloads(_ context.Context, r *agentv1.ListWorkloadsRequest) (*agentv1.ListWorkloadsResponse, error) {
+	return f.list(r)
 }
 
 func (f *fakeAgent) Logs(r *agentv1.LogsRequest, s grpc.ServerStreamingServer[agentv1.LogChunk]) error {

@@ -391,6 +391,33 @@ func TestDeadlines(t *testing.T) {
 			}
 		})
 	}
+	t.Run("a delete that takes too long is said once, with what to type", func(t *testing.T) {
+		w := newWorld(t)
+		w.node("a")
+		w.apply("web")
+		w.settle()
+		w.do(&commandv1.Command{Body: &commandv1.Command_DeleteWorkload{DeleteWorkload: &commandv1.DeleteWorkload{Id: "web"}}})
+		begun := w.now
+		w.step() // the order goes out, and nobody answers
+		if s := w.plan(); len(s.Commands) != 0 || s.WakeAt > begun+w.tuning.DeleteTimeout {
+			t.Fatalf("at once: %+v", s)
+		}
+		w.now = begun + w.tuning.DeleteTimeout
+		if s := w.plain(); len(s.Inquiries) != 1 {
+			t.Fatalf("in time: %+v", s)
+		}
+		w.step()
+		if got := w.get("web"); got.Reason.Code != fsm.CodeDeleteTimeout || !strings.Contains(got.Reason.Message, "persysctl delete web --force") {
+			t.Fatalf("%+v", got.Reason)
+		}
+		if s := w.plan(); len(s.Commands)+len(s.Inquiries) != 0 {
+			t.Fatalf("again: %+v", s)
+		}
+		w.answer()
+		if _, ok := w.state.Workload("web"); ok {
+			t.Fatal("it is still there after its node let it go")
+		}
+	})
 	t.Run("what runs, and what is to be stopped, has none", func(t *testing.T) {
 		w := newWorld(t)
 		w.node("a")

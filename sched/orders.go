@@ -1,6 +1,10 @@
 package sched
 
-import "github.com/persys/compute/fsm"
+import (
+	"fmt"
+
+	"github.com/persys/compute/fsm"
+)
 
 // order tells nodes what they have not acknowledged: the present generation of
 // what they ought to have, and the end of what they ought not. Orders that are
@@ -27,6 +31,7 @@ func (p *planner) order() {
 	})
 	p.c.leaving.keep(func(node string) bool { return p.State.Alloc(node).Residuals > 0 })
 	for _, node := range p.c.leaving.sorted() {
+		p.overdue(node)
 		if !p.reachable(node) {
 			continue
 		}
@@ -37,4 +42,30 @@ func (p *planner) order() {
 			return give(Order{Op: OpDelete, Node: node, Workload: r.Workload, Generation: r.Generation})
 		})
 	}
+}
+
+// overdue says, once, of each deleted workload that a node does not let go in
+// time, and asks the node what it did.
+func (p *planner) overdue(node string) {
+	if p.Tuning.DeleteTimeout <= 0 || p.State.Info().FeatureLevel < 5 {
+		return
+	}
+	p.State.Residuals(node, func(r *fsm.Residual) bool {
+		w, ok := p.State.Workload(r.Workload)
+		if !ok || w.Desired != fsm.DesiredDeleted || w.Reason.Code == fsm.CodeDeleteTimeout {
+			return true
+		}
+		if at := r.Since + p.Tuning.DeleteTimeout; at > p.Now {
+			p.wake(at)
+			return true
+		}
+		state, next := "has not let it go", "if it is gone for good: persysctl node remove "+node+" --force"
+		if !p.reachable(node) {
+			state = "cannot be reached"
+		}
+		p.explain(w, fsm.CodeDeleteTimeout, fmt.Sprintf("node %s %s for %d s; %s, or: persysctl delete %s --force",
+			node, state, p.Tuning.DeleteTimeout/second, next, w.ID))
+		p.step.Inquiries = append(p.step.Inquiries, Inquiry{node, w.ID})
+		return true
+	})
 }

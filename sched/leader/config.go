@@ -26,6 +26,9 @@ type Config struct {
 	NodeParallel  int           // 4 orders in flight per node
 	Parallel      int           // 256 orders in flight in all
 	MaxBackoff    time.Duration // 5 s between tries of one order
+	PollEvery     time.Duration // 1 s between questions to an agent that does not push
+	Inspections   int           // 64 agents are asked at a time
+	Inspector     Inspector     // nil = nobody is asked
 
 	Now     func() time.Time
 	Logger  *slog.Logger
@@ -72,10 +75,12 @@ func (c Config) withDefaults() Config {
 	def(&c.StepEvery, 2*time.Millisecond)
 	def(&c.OrderDeadline, 10*time.Second)
 	def(&c.MaxBackoff, 5*time.Second)
+	def(&c.PollEvery, time.Second)
 	defi(&c.FlushItems, 1000)
 	defi(&c.NodeQueue, 1024)
 	defi(&c.NodeParallel, 4)
 	defi(&c.Parallel, 256)
+	defi(&c.Inspections, 64)
 	if c.Now == nil {
 		c.Now = time.Now
 	}
@@ -98,6 +103,9 @@ func (c Config) withDefaults() Config {
 	defn(&t.RetryBase, 5*time.Second)
 	defn(&t.RetryMax, 2*time.Minute)
 	defn(&t.FailureGrace, 2*time.Minute)
+	defn(&t.ApplyTimeout, 45*time.Second)
+	defn(&t.VMApplyTimeout, 4*time.Minute)
+	defn(&t.DeleteTimeout, time.Minute)
 	if t.MaxAttempts <= 0 {
 		t.MaxAttempts = 5
 	}

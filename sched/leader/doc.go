@@ -20,5 +20,8 @@
 //   - Orders go out after a Confirm of the state they come from, on bounded queues
 //     per node, one in flight per workload, each with a deadline: a dead node
 //     delays nobody.
+//   - Agents that do not push are asked every PollEvery until what they accepted has
+//     come to an end, and every agent that is too late is asked what it did. Such
+//     reads are bounded in number and time, and nothing waits for them.
 //   - Everything a stint started has ended when Run returns.
 package leader

@@ -98,6 +98,7 @@ type stint struct {
 	orders  *dispatcher
 	confirm *confirmer
 	reports *reports
+	inspect *inspections
 	wake    chan struct{} // capacity 1
 
 	pulseMu sync.Mutex // held from noticing a pause until every deadline is moved
@@ -134,6 +135,7 @@ func (l *Loop) Run(ctx context.Context, epoch fsm.Epoch) error {
 		wake:    make(chan struct{}, 1),
 	}
 	s.orders = newDispatcher(s)
+	s.inspect = newInspections(s)
 	s.news = news{view: l.store.View(), fresh: true}
 	s.table.begin(s.news.view, s.allowForPause())
 
@@ -141,11 +143,13 @@ func (l *Loop) Run(ctx context.Context, epoch fsm.Epoch) error {
 	wg.Go(func() { s.pump(ctx) })
 	wg.Go(func() { s.flushLoop(ctx) })
 	wg.Go(func() { s.pulseLoop(ctx) })
+	wg.Go(func() { s.inspect.pollLoop(ctx) })
 	l.stint.Store(s)
 	s.loop(ctx)
 	l.stint.Store(nil)
 	cancel()
 	s.orders.close()
+	s.inspect.close()
 	s.confirm.close()
 	wg.Wait()
 	return nil
@@ -165,6 +169,7 @@ func (s *stint) loop(ctx context.Context) {
 	defer timer.Stop()
 	for ctx.Err() == nil {
 		n, now := s.observe()
+		s.inspect.observe(n)
 		if n.fresh || cache == nil {
 			cache, n.changes = sched.NewCache(), nil
 		}
@@ -216,6 +221,7 @@ func (s *stint) act(ctx context.Context, step sched.Step) bool {
 	if !proposed {
 		return false
 	}
+	s.inspect.inquire(step.Inquiries)
 	if len(step.Orders) == 0 {
 		return true
 	}

@@ -43,6 +43,10 @@ type Config struct {
 	NodeLease         time.Duration `env:"SCHEDULER_NODE_LEASE" flag:"node-lease" yaml:"node_lease" seconds:"true" default:"10s" min:"3s" max:"1h" usage:"silence after which a node is NotReady; at least 3 heartbeats"`
 	UnavailableGrace  time.Duration `env:"SCHEDULER_NODE_UNAVAILABLE_GRACE" flag:"node-unavailable-grace" yaml:"node_unavailable_grace" seconds:"true" default:"0s" min:"0s" max:"24h" usage:"extra wait after a lease ends"`
 	MissingGrace      time.Duration `env:"SCHEDULER_MISSING_GRACE_PERIOD" flag:"missing-grace-period" yaml:"missing_grace_period" seconds:"true" default:"15s" min:"0s" max:"24h" usage:"a missing workload's node gets this long"`
+	FailureGrace      time.Duration `env:"SCHEDULER_FAILURE_GRACE" flag:"failure-grace" yaml:"failure_grace" seconds:"true" default:"2m" min:"1s" max:"24h" usage:"failures count until a workload has run for this long, and none is given up before as long has passed since its first failure"`
+	ApplyTimeout      time.Duration `env:"SCHEDULER_AGENT_APPLY_TIMEOUT" flag:"agent-apply-timeout" yaml:"agent_apply_timeout" seconds:"true" default:"45s" min:"1s" max:"24h" usage:"an accepted container or project that does not run after this has failed"`
+	VMApplyTimeout    time.Duration `env:"SCHEDULER_AGENT_VM_APPLY_TIMEOUT" flag:"agent-vm-apply-timeout" yaml:"agent_vm_apply_timeout" seconds:"true" default:"240s" min:"1s" max:"24h" usage:"the same of a virtual machine"`
+	DeleteTimeout     time.Duration `env:"SCHEDULER_AGENT_DELETE_TIMEOUT" flag:"agent-delete-timeout" yaml:"agent_delete_timeout" seconds:"true" default:"60s" min:"1s" max:"24h" usage:"a node that has not let a deleted workload go after this is named in the workload's reason"`
 	AgentRPCTimeout   time.Duration `env:"SCHEDULER_AGENT_RPC_TIMEOUT" flag:"agent-rpc-timeout" yaml:"agent_rpc_timeout" seconds:"true" default:"10s" min:"100ms" max:"10m" usage:"one call to an agent"`
 	Policy            string        `env:"SCHEDULER_PLACEMENT_POLICY" flag:"placement-policy" yaml:"placement_policy" oneof:"spread,binpack" default:"spread" usage:"spread over nodes, or fill them one by one"`
 	RaftHeartbeat     time.Duration `env:"SCHEDULER_RAFT_HEARTBEAT" flag:"raft-heartbeat" yaml:"raft_heartbeat" default:"0s" min:"0s" max:"1m" usage:"silence after which a follower stands for election; 0 = the built-in value"`
@@ -63,6 +67,8 @@ type Config struct {
 	EtcdProbe     time.Duration `env:"ETCD_PROBE_INTERVAL" flag:"etcd-probe-interval" yaml:"etcd_probe_interval" default:"3s" min:"100ms" max:"1m" usage:"between probes of etcd; two failed ones in a row mean that it is away"`
 	MirrorLayout  string        `env:"MIRROR_LAYOUT" flag:"mirror-layout" yaml:"mirror_layout" oneof:"whole,both" default:"whole" usage:"whole: one record per workload; both: also the split records that later existing schedulers read"`
 	MirrorEvents  time.Duration `env:"MIRROR_EVENT_AGE" flag:"mirror-event-age" yaml:"mirror_event_age" default:"168h" min:"1m" max:"8760h" usage:"events and drifts older than this are removed from etcd; of younger ones the newest 10,000 are kept"`
+
+	Shadow bool `env:"SCHEDULER_SHADOW" flag:"shadow" yaml:"shadow" default:"false" usage:"run beside another control plane: place and apply, but answer and publish no DNS"`
 
 	Pprof bool `env:"SCHEDULER_PPROF" flag:"pprof" yaml:"pprof" default:"false" usage:"serve Go profiles at /debug/pprof on the metrics port"`
 

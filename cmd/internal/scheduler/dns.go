@@ -12,6 +12,10 @@ import (
 
 // openDNS opens the sockets of the embedded DNS server, unless it is off.
 func (r *Replica) openDNS() error {
+	if r.cfg.Shadow {
+		r.log.Warn("SCHEDULER_SHADOW is true: this scheduler applies workloads, and answers and publishes no DNS")
+		return nil
+	}
 	if r.cfg.DNSAddr == "none" {
 		return nil
 	}

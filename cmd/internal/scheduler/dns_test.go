@@ -1,8 +1,11 @@
 package scheduler
 
 import (
+	"log/slog"
 	"slices"
 	"testing"
+
+	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/persys/compute/cluster"
 	"github.com/persys/compute/dnsserver"
@@ -43,5 +46,27 @@ func TestHints(t *testing.T) {
 				t.Errorf("got %+v, want %+v", got, c.want)
 			}
 		})
+	}
+}
+
+func TestTheShadowPublishesNoDNS(t *testing.T) {
+	for _, shadow := range []bool{false, true} {
+		r := &Replica{cfg: Config{Shadow: shadow, DNSAddr: "127.0.0.1:0", Domain: "persys.local", AgentsDomain: "agents.persys.cloud", Shard: "default"},
+			log: slog.New(slog.DiscardHandler), registry: prometheus.NewRegistry()}
+		if err := r.openDNS(); err != nil {
+			t.Fatal(err)
+		}
+		records, err := r.cfg.published()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if on := r.dns != nil; on == shadow || (r.dnsAdvertise() != "") == shadow || (records != nil) == shadow {
+			t.Errorf("shadow %t: server %t at %q, records %t", shadow, on, r.dnsAdvertise(), records != nil)
+		}
+		if r.dns != nil {
+			if err := r.dns.Close(); err != nil {
+				t.Error(err)
+			}
+		}
 	}
 }

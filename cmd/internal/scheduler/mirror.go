@@ -21,7 +21,7 @@ func (r *Replica) openMirror() error {
 	if !cfg.mirrored() {
 		return nil
 	}
-	sky, err := dnsserver.NewSkyDNS(dnsserver.Config{Domain: cfg.Domain, AgentsDomain: cfg.AgentsDomain, Shard: cfg.Shard}, "", 0)
+	extra, err := cfg.published()
 	if err != nil {
 		return err
 	}
@@ -34,7 +34,7 @@ func (r *Replica) openMirror() error {
 			ProbeEvery: cfg.EtcdProbe, CallLimit: cfg.EtcdTimeout, WriteBound: 6 * cfg.EtcdTimeout,
 		},
 		mirror.Deps{
-			Store: r.node.Store(), Etcd: r.etcd, Log: r.log, Describe: describe, Extra: skydns{sky},
+			Store: r.node.Store(), Etcd: r.etcd, Log: r.log, Describe: describe, Extra: extra,
 			Attachment: attachment{r},
 			Confirm: func(ctx context.Context) error {
 				_, err := r.node.Confirm(ctx)
@@ -43,6 +43,18 @@ func (r *Replica) openMirror() error {
 			OnHealth: func(context.Context, mirror.Health) { r.modes.wake() },
 		})
 	return err
+}
+
+// published are the DNS records that CoreDNS reads; none in the shadow.
+func (c *Config) published() (mirror.Extra, error) {
+	if c.Shadow {
+		return nil, nil
+	}
+	sky, err := dnsserver.NewSkyDNS(dnsserver.Config{Domain: c.Domain, AgentsDomain: c.AgentsDomain, Shard: c.Shard}, "", 0)
+	if err != nil {
+		return nil, err
+	}
+	return skydns{sky}, nil
 }
 
 // lead is one stint: the leader's loop, the mirror, and the mode that follows

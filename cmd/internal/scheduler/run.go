@@ -175,6 +175,10 @@ func (r *Replica) openServer() error {
 		Policy:           sched.Policy(cfg.Policy),
 		UnavailableGrace: int64(cfg.UnavailableGrace),
 		MissingGrace:     int64(cfg.MissingGrace),
+		FailureGrace:     int64(cfg.FailureGrace),
+		ApplyTimeout:     int64(cfg.ApplyTimeout),
+		VMApplyTimeout:   int64(cfg.VMApplyTimeout),
+		DeleteTimeout:    int64(cfg.DeleteTimeout),
 	}
 	r.agents = rpc.NewAgents(r.node.Store(), agentTLS, r.keys, append(r.traces.DialOptions(),
 		grpc.WithChainUnaryInterceptor(r.metrics.agentUnary), grpc.WithChainStreamInterceptor(r.metrics.agentStream))...)
@@ -183,6 +187,7 @@ func (r *Replica) openServer() error {
 		HeartbeatInterval: cfg.HeartbeatInterval,
 		NodeLease:         cfg.NodeLease,
 		OrderDeadline:     cfg.AgentRPCTimeout,
+		Inspector:         r.agents,
 		Logger:            r.log,
 		Metrics:           r.metrics,
 	}

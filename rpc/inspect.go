@@ -1,0 +1,130 @@
+package rpc
+
+import (
+	"context"
+	"fmt"
+	"strings"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	agentv1 "github.com/persys/compute/api/agent/v1"
+	commandv1 "github.com/persys/compute/api/command/v1"
+	"github.com/persys/compute/fsm"
+	"github.com/persys/compute/sched"
+)
+
+// Reads of agents for the leader (leader.Inspector). They carry no epoch: a
+// deposed leader that reads does no harm, and what it finds it cannot commit.
+
+func (a *Agents) agentOf(node string) (*fsm.Node, agentv1.AgentServiceClient, error) {
+	n, ok := a.store.View().Node(node)
+	if !ok {
+		return nil, nil, fmt.Errorf("node %s is not registered", node)
+	}
+	c, err := a.conn(n)
+	return n, c, err
+}
+
+// List implements leader.Inspector.
+func (a *Agents) List(ctx context.Context, node string) ([]sched.Reported, error) {
+	_, c, err := a.agentOf(node)
+	if err != nil {
+		return nil, err
+	}
+	resp, err := c.ListWorkloads(ctx, &agentv1.ListWorkloadsRequest{})
+	if err != nil {
+		return nil, fmt.Errorf("list on node %s: %w", node, err)
+	}
+	out := make([]sched.Reported, 0, len(resp.GetWorkloads()))
+	for _, st := range resp.GetWorkloads() {
+		out = append(out, listed(st))
+	}
+	return out, nil
+}
+
+// Look implements leader.Inspector.
+func (a *Agents) Look(ctx context.Context, node, workload string) (sched.Reported, bool, error) {
+	_, c, err := a.agentOf(node)
+	if err != nil {
+		return sched.Reported{}, false, err
+	}
+	resp, err := c.GetWorkloadStatus(ctx, &agentv1.GetWorkloadStatusRequest{Id: workload})
+	switch {
+	case err != nil && notFound(err):
+		return sched.Reported{}, false, nil
+	case err != nil:
+		return sched.Reported{}, false, fmt.Errorf("status on node %s: %w", node, err)
+	case deletedMeanwhile(resp.GetStatus()):
+		return sched.Reported{}, false, nil
+	}
+	return listed(resp.GetStatus()), true, nil
+}
+
+// Actions implements leader.Inspector.
+func (a *Agents) Actions(ctx context.Context, node, workload string, limit int) ([]*commandv1.AgentAction, error) {
+	n, ok := a.store.View().Node(node)
+	if !ok {
+		return nil, fmt.Errorf("node %s is not registered", node)
+	}
+	acts, err := a.actions(ctx, n, workload, int32(limit))
+	if err != nil {
+		return nil, fmt.Errorf("actions on node %s: %w", node, err)
+	}
+	if limit > 0 && len(acts) > limit {
+		acts = acts[:limit] // an agent need not keep to it
+	}
+	out := make([]*commandv1.AgentAction, 0, len(acts))
+	for _, x := range acts {
+		out = append(out, &commandv1.AgentAction{
+			TaskId: x.GetTaskId(), Workload: x.GetWorkloadId(), ActionType: x.GetActionType(), Status: x.GetStatus(), Error: x.GetError(),
+			// Existing agents send large negative numbers for "not yet".
+			CreatedAt: max(0, x.GetCreatedAt()), StartedAt: max(0, x.GetStartedAt()), EndedAt: max(0, x.GetEndedAt()),
+		})
+	}
+	return out, nil
+}
+
+// deletedMeanwhile reads the failed second delete of existing agents, which
+// means that nothing is left (contract/wire-agent.md).
+func deletedMeanwhile(st *agentv1.WorkloadStatus) bool {
+	return st.GetActualState() == agentv1.ActualState_ACTUAL_STATE_FAILED &&
+		strings.HasPrefix(st.GetMetadata()["task_id"], "delete-") &&
+		strings.Contains(strings.ToLower(st.GetMessage()), "not found")
+}
+
+// listed reads one status as an agent gives it when asked.
+func listed(st *agentv1.WorkloadStatus) sched.Reported {
+	g, meta := st.GetGeneration(), st.GetMetadata()
+	r := sched.Reported{
+		Workload: st.GetId(),
+		Revision: st.GetRevisionId(),
+		Gone:     deletedMeanwhile(st),
+		Observation: fsm.Observation{
+			State:        actualOf(st.GetActualState()),
+			Generation:   fsm.Generation{Incarnation: g.GetIncarnation(), Sequence: g.GetSequence()},
+			Message:      st.GetMessage(),
+			RestartCount: st.GetRestartCount(),
+			Addresses:    st.GetAddresses(),
+			At:           st.GetUpdatedAt() * 1e9,
+		},
+	}
+	if r.Observation.State == fsm.ActualFailed {
+		r.Observation.Code = meta["failure_reason"]
+		r.Observation.Retryable = meta["retry_terminal"] != "true"
+		if r.Observation.Message == "" {
+			r.Observation.Message = meta["failure_message"]
+		}
+	}
+	for _, p := range st.GetPorts() {
+		if validPort(p.GetHostPort()) && validPort(p.GetContainerPort()) {
+			r.Observation.Ports = append(r.Observation.Ports, fsm.PortBinding{
+				HostPort: uint16(p.GetHostPort()), ContainerPort: uint16(p.GetContainerPort()), Protocol: p.GetProtocol(),
+			})
+		}
+	}
+	return r
+}
+
+// unimplemented reports whether an agent does not know a call.
+func unimplemented(err error) bool { return status.Code(err) == codes.Unimplemented }
