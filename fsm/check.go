@@ -108,6 +108,7 @@ func (c *checker) nodes() {
 		c.must(!n.Fenced || !n.Up, "node %s is fenced and up", id)
 		return true
 	})
+	c.drifts()
 	c.s.r.audits.Scan(func(id string, a *NodeAudit) bool {
 		_, ok := c.s.Node(id)
 		c.must(ok && a.Node == id, "the tasks of %q are known as those of %q, which is a node: %t", clip(a.Node), clip(id), ok)

@@ -529,7 +529,7 @@ func TestEpochs(t *testing.T) {
 	} {
 		for _, cmd := range []Command{assign(), evict(), nodeState("a", true), report(), explain("x", "", "", nil),
 			{Body: &commandv1.Command_ScheduleRetries{ScheduleRetries: &commandv1.ScheduleRetries{}}},
-			{Body: &commandv1.Command_ForgiveFailures{ForgiveFailures: &commandv1.ForgiveFailures{}}}, actions("a", "")} {
+			{Body: &commandv1.Command_ForgiveFailures{ForgiveFailures: &commandv1.ForgiveFailures{}}}, actions("a", ""), setDrifts(nil)} {
 			t.Run(ArmName(cmd)+": "+c.name, func(t *testing.T) {
 				w := newest(formed(t, "a"))
 				cmd.Head = &commandv1.Head{Epoch: c.epoch, At: w.now}

@@ -171,6 +171,14 @@ func (t *Tx) auditFold(a *NodeAudit) {
 	t.sideFold = append(t.sideFold, e...)
 }
 
+// NodeAudit returns up to where the tasks of a node are known.
+func (s State) NodeAudit(node string) (*NodeAudit, bool) { return s.r.audits.Get(node) }
+
+// Knows reports whether a task has become an event, or has not ended yet.
+func (a *NodeAudit) Knows(x *commandv1.AgentAction) bool {
+	return x.GetEndedAt() <= 0 || a != nil && (x.GetEndedAt() < a.EndedAt || x.GetEndedAt() == a.EndedAt && slices.Contains(a.Tasks, clipTo(x.GetTaskId(), maxActionID)))
+}
+
 // AuditedUntil is the Unix second in which the last known task of a node ended,
 // on the agent's clock; 0 = none is known.
 func (s State) AuditedUntil(node string) int64 {

@@ -224,6 +224,31 @@ var scenarios = []struct {
 		w.do(fence("a"))
 		w.do(register("a", another))
 	}},
+	{"12-drifts", func(w *world) {
+		w.do(register("a"))
+		w.do(register("b"))
+		w.do(setDrifts([]*commandv1.Drift{drifted("a", "ghost", DriftOrphan)}))
+		newest(w)
+		w.do(put("web"))
+		w.do(w.assign("web", "a"))
+		w.do(w.says("web", "Running"))
+		w.do(setDrifts([]*commandv1.Drift{
+			drifted("a", "ghost", DriftOrphan), drifted("b", "other", DriftOrphan), drifted("b", "web", DriftOrphan),
+			drifted("a", "web", DriftRevision), drifted("c", "web", DriftState), drifted("a", "web", "odd"),
+		}, drifted("a", "none", DriftMissing)))
+		c := setDrifts([]*commandv1.Drift{drifted("a", "web", DriftRevision)})
+		c.GetSetDrifts().Open[0].Repairs, c.GetSetDrifts().Open[0].RepairedAt = 1, w.now
+		c.GetSetDrifts().Repairs = []*commandv1.DriftRepair{{Workload: "web", Node: "a", IfGeneration: w.generation("web")}}
+		w.do(c)
+		w.do(setDrifts(nil, drifted("a", "web", DriftRevision)))
+		w.do(dropOrphan("a", "ghost"))
+		w.do(dropOrphan("a", "ghost"))
+		w.do(gone("ghost", "a", nil))
+		w.do(adopt("b", "other"))
+		w.do(adopt("b", "other", hostPort(80)))
+		w.do(adopt("b", "web"))
+		w.do(removeNode("a", true))
+	}},
 }
 
 func corpusFile(name, ext string) string { return filepath.Join("testdata", "corpus", name+ext) }
@@ -356,6 +381,7 @@ func TestModesDecide(t *testing.T) {
 			putReplica("r1", 1), removeReplica("r1"), setLevel(1), barrier(), initCluster("c1"), setMode("normal", ""), attached(7),
 			{Body: &commandv1.Command_ScheduleRetries{ScheduleRetries: &commandv1.ScheduleRetries{}}},
 			{Body: &commandv1.Command_ForgiveFailures{ForgiveFailures: &commandv1.ForgiveFailures{}}}, actions("a", ""),
+			setDrifts(nil), adopt("a", "x"), dropOrphan("a", "x"),
 		} {
 			t.Run(string(mode)+" "+ArmName(c), func(t *testing.T) {
 				w := newest(formed(t, "a"))

@@ -74,6 +74,9 @@ var armRules = [...]armRule{
 	{"audit", 57, 3, false, Allowed},
 	{"forgive_failures", 60, 5, true, Refused},
 	{"record_actions", 61, 5, true, Refused},
+	{"set_drifts", 62, 5, true, Refused},
+	{"adopt_drift", 63, 5, false, Refused},
+	{"drop_orphan", 64, 5, false, Refused},
 }
 
 // FeatureLevel is the highest that this version understands.
@@ -83,7 +86,8 @@ var armRules = [...]armRule{
 //	3  what trust.go holds; where a call came from, and a line of history for each
 //	4  what graves.go remembers of deleted workloads; who may take a lost node's place, and
 //	   what lifts its fence; Missing proves nothing
-//	5  failures.go: they count until a workload has run for a while; what agents did.
+//	5  failures.go: they count until a workload has run for a while; what agents did;
+//	   drifts.go: where nodes differ from the state.
 //	   It changes what a report does, which recorded logs of level 4 must not notice
 const FeatureLevel = 5
 
@@ -167,6 +171,12 @@ func armOf(c Command) arm {
 		return "forgive_failures"
 	case *commandv1.Command_RecordActions:
 		return "record_actions"
+	case *commandv1.Command_SetDrifts:
+		return "set_drifts"
+	case *commandv1.Command_AdoptDrift:
+		return "adopt_drift"
+	case *commandv1.Command_DropOrphan:
+		return "drop_orphan"
 	}
 	return ""
 }

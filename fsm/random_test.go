@@ -112,7 +112,18 @@ func (g *stream) report(s State) *commandv1.WorkloadReport {
 func (g *stream) command(s State) Command {
 	c := &commandv1.Command{}
 	id := g.workload()
-	switch g.n("command", 0, 41) {
+	switch g.n("command", 0, 44) {
+	case 42:
+		c = setDrifts([]*commandv1.Drift{drifted(g.node(), id, g.pick("kind", DriftOrphan, DriftOrphan, DriftState, DriftRevision, "odd"))},
+			drifted(g.node(), g.workload(), DriftOrphan))
+		c.GetSetDrifts().Repairs = []*commandv1.DriftRepair{{Workload: id, Node: g.node(), IfGeneration: g.generation(s, id)}}
+	case 43:
+		c = adopt(g.node(), id)
+		if g.bool("with specification") {
+			c.GetAdoptDrift().Put = g.put()
+		}
+	case 44:
+		c = dropOrphan(g.node(), id)
 	case 39, 40:
 		c = &commandv1.Command{Body: &commandv1.Command_ForgiveFailures{ForgiveFailures: &commandv1.ForgiveFailures{
 			Workloads: []*commandv1.Forgiveness{{Workload: id, IfGeneration: g.generation(s, id)}},

@@ -71,6 +71,9 @@ func (s State) WriteSnapshot(w io.Writer) error {
 			Node: a.Node, EndedAt: a.EndedAt, Tasks: a.Tasks,
 		}}})
 	})
+	s.Drifts("", func(d *Drift) bool {
+		return out.record(&commandv1.SnapshotRecord{Record: &commandv1.SnapshotRecord_Drift{Drift: driftPB(d)}})
+	})
 	s.Events(0, func(e *Event) bool {
 		return out.record(&commandv1.SnapshotRecord{Record: &commandv1.SnapshotRecord_Event{Event: eventPB(e)}})
 	})
@@ -328,6 +331,10 @@ func (in *snapshotReader) load(t *Tx, rec *commandv1.SnapshotRecord) error {
 		}
 		_, dup = t.r.audits.Set(a.Node, a)
 		key = a.Node
+	case *commandv1.SnapshotRecord_Drift:
+		d := driftOf(r.Drift)
+		_, dup = t.r.drifts.Set(d.key(), d)
+		key = d.key()
 	case *commandv1.SnapshotRecord_Event:
 		e := eventOf(r.Event)
 		_, dup = t.r.events.Set(e.Seq, e)

@@ -41,6 +41,7 @@ type root struct {
 	admissions  *table[*Admission]  // by role/name
 	revocations *table[*Revocation] // by role/name or certificate:fingerprint
 	audits      *table[*NodeAudit]  // by node
+	drifts      *table[*Drift]      // by node/workload/type
 
 	graves *table[*Grave] // by workload
 
@@ -77,6 +78,7 @@ func New() State {
 		revocations: new(table[*Revocation]),
 		graves:      new(table[*Grave]),
 		audits:      new(table[*NodeAudit]),
+		drifts:      new(table[*Drift]),
 		byNode:      new(set),
 		byGroup:     new(set),
 		pending:     new(set),

@@ -34,7 +34,7 @@ type Tx struct {
 	changes []Change // of all commands since Begin or Commit
 	scratch []byte
 	// sideFold is what the command changed in the tables that make no Change
-	// (trust.go, graves.go, failures.go), as the digest takes it.
+	// (trust.go, graves.go, failures.go, drifts.go), as the digest takes it.
 	sideFold []byte
 
 	keepFor *retention // tests only; nil = defaultRetention
@@ -178,6 +178,12 @@ func (t *Tx) judge(c Command) Result {
 		return t.forgiveFailures(b.ForgiveFailures)
 	case *commandv1.Command_RecordActions:
 		return t.recordActions(b.RecordActions)
+	case *commandv1.Command_SetDrifts:
+		return t.setDrifts(b.SetDrifts)
+	case *commandv1.Command_AdoptDrift:
+		return t.adoptDrift(b.AdoptDrift)
+	case *commandv1.Command_DropOrphan:
+		return t.dropOrphan(b.DropOrphan)
 	}
 	return refuse(Unsupported, "this version has no rule for %s", a)
 }
@@ -216,6 +222,7 @@ const (
 	ownGraves
 	ownGravesByAge
 	ownAudits
+	ownDrifts
 )
 
 // own makes one table private before the first write to it. Copying marks the

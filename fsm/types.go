@@ -425,6 +425,7 @@ const (
 	EventWorkloadEvicted   = "WorkloadEvicted"
 	EventWorkloadStable    = "WorkloadStable" // has run for long enough: its failures are forgotten
 	EventAgentAction       = "AgentAction"
+	EventDriftResolved     = "DriftResolved"
 	EventNodeRegistered    = "NodeRegistered"
 	EventNodeReady         = "NodeReady"
 	EventNodeCordoned      = "NodeCordoned"

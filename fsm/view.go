@@ -68,6 +68,13 @@ type View interface {
 	// AuditedUntil is the Unix second in which the last known task of a node
 	// ended, on the agent's clock; 0 = none is known.
 	AuditedUntil(node string) int64
+	NodeAudit(node string) (*NodeAudit, bool)
+
+	// Drifts scans the open drifts of one node, or of all if node is "", by
+	// workload and type.
+	Drifts(node string, fn func(*Drift) bool)
+	Drift(node, workload, kind string) (*Drift, bool)
+	DriftCount() int
 
 	// Receipt returns the stored answer to an API mutation.
 	Receipt(request [16]byte) (Result, bool)

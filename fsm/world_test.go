@@ -400,6 +400,8 @@ func contents(s State, name string) any {
 		r.graves.Scan(func(k string, v *Grave) bool { out = append(out, pairOf{k, *v}); return true })
 	case "audits":
 		r.audits.Scan(func(k string, v *NodeAudit) bool { out = append(out, pairOf{k, *v}); return true })
+	case "drifts":
+		r.drifts.Scan(func(k string, v *Drift) bool { out = append(out, pairOf{k, *v}); return true })
 	case "byRequest":
 		r.byRequest.Scan(func(k string, v *receipt) bool { out = append(out, pairOf{k, *v}); return true })
 	case "ports":

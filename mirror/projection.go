@@ -299,8 +299,9 @@ func (p *Projection) Event(e *fsm.Event) KV {
 	return KV{p.keys.event(e), encode(r)}
 }
 
-// Drift is the record of the drift that an event of type DriftDetected tells
-// of; the newest event of a node, workload and type decides.
+// Drift is the record of the drift that an event tells of; the newest event of a
+// node, workload and type decides: after DriftResolved it is a resolved one, until
+// retention removes the event. What is open stays, with or without its event.
 func (p *Projection) Drift(e *fsm.Event) KV {
 	r := &Drift{NodeID: e.Node, WorkloadID: e.Workload, DriftType: e.Reason, DetectedAt: stamp(e.At)}
 	for _, d := range e.Details {
@@ -315,6 +316,10 @@ func (p *Projection) Drift(e *fsm.Event) KV {
 			r.Resolved = d.Value == "true"
 		case "last_error":
 			r.LastError = d.Value
+		case "detected_at":
+			if ns, err := strconv.ParseInt(d.Value, 10, 64); err == nil {
+				r.DetectedAt = stamp(ns)
+			}
 		}
 	}
 	return KV{p.keys.drift(e), encode(r)}
@@ -427,12 +432,37 @@ func (p *Projection) driftEvents(v fsm.View) map[string]*fsm.Event {
 	out := map[string]*fsm.Event{}
 	seq, _ := p.floor(v)
 	v.Events(seq-1, func(e *fsm.Event) bool {
-		if e.Type == fsm.EventDriftDetected {
+		if tellsOfDrift(e) {
 			out[p.keys.drift(e)] = e
 		}
 		return true
 	})
+	for key, e := range p.openDrifts(v) {
+		if _, ok := out[key]; !ok {
+			out[key] = e
+		}
+	}
 	return out
+}
+
+// openDrifts are the drifts that are open, as events that retention does not
+// reach: what is open stays, however long ago it began.
+func (p *Projection) openDrifts(v fsm.View) map[string]*fsm.Event {
+	out := map[string]*fsm.Event{}
+	v.Drifts("", func(d *fsm.Drift) bool {
+		e := &fsm.Event{
+			Seq: v.Info().EventSeq, At: d.DetectedAt, Type: fsm.EventDriftDetected, Node: d.Node, Workload: d.Workload, Reason: d.Type,
+			Details: []fsm.Label{{Key: "action", Value: d.Action}, {Key: "agent_status", Value: d.AgentStatus}, {Key: "scheduler_status", Value: d.SchedulerStatus}},
+		}
+		out[p.keys.drift(e)] = e
+		return true
+	})
+	return out
+}
+
+// tellsOfDrift reports whether a drift began or ended with an event.
+func tellsOfDrift(e *fsm.Event) bool {
+	return e.Type == fsm.EventDriftDetected || e.Type == fsm.EventDriftResolved
 }
 
 func ownDemand(d *fsm.Demand) OwnDemand {

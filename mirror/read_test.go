@@ -2,6 +2,7 @@ package mirror
 
 import (
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -149,11 +150,37 @@ func TestDriftsFollowTheirEvents(t *testing.T) {
 	}
 }
 
-// history is a view of events alone.
+// TestOpenDriftsStay: what is open is there without its event, and what has ended
+// is there as resolved until its event goes.
+func TestOpenDriftsStay(t *testing.T) {
+	p := projection(LayoutWhole)
+	ended := &fsm.Event{
+		Seq: 9, At: noon + 9, Type: fsm.EventDriftResolved, Node: "a", Workload: "web", Reason: fsm.DriftMissing,
+		Details: []fsm.Label{{Key: "action", Value: fsm.ActionReconcile}, {Key: "detected_at", Value: strconv.FormatInt(noon, 10)}, {Key: "resolved", Value: "true"}},
+	}
+	v := history{list: []*fsm.Event{ended}, now: noon, open: []*fsm.Drift{
+		{Node: "a", Workload: "ghost", Type: fsm.DriftOrphan, AgentStatus: "Running", Action: fsm.ActionInvestigate, DetectedAt: noon},
+	}}
+	var got []string
+	for _, kv := range p.drifts(v) {
+		got = append(got, kv.Key+" "+string(kv.Value))
+	}
+	at := time.Unix(0, noon).UTC().Format(time.RFC3339Nano)
+	want := []string{
+		`/drifts/a/ghost/orphan_on_agent {"nodeId":"a","workloadId":"ghost","driftType":"orphan_on_agent","detectedAt":"` + at + `","agentStatus":"Running","action":"operator_investigation","resolved":false}`,
+		`/drifts/a/web/missing_on_agent {"nodeId":"a","workloadId":"web","driftType":"missing_on_agent","detectedAt":"` + at + `","action":"retry_and_reconcile","resolved":true}`,
+	}
+	if !slices.Equal(got, want) {
+		t.Errorf("got  %s\nwant %s", strings.Join(got, "\n"), strings.Join(want, "\n"))
+	}
+}
+
+// history is a view of events and drifts alone.
 type history struct {
 	fsm.View
 	list []*fsm.Event
 	now  int64
+	open []*fsm.Drift
 }
 
 func (h history) Info() fsm.Info { return fsm.Info{EventSeq: uint64(len(h.list)), Clock: h.now} }
@@ -161,6 +188,14 @@ func (h history) Info() fsm.Info { return fsm.Info{EventSeq: uint64(len(h.list))
 func (h history) Events(after uint64, fn func(*fsm.Event) bool) {
 	for _, e := range h.list {
 		if e.Seq > after && !fn(e) {
+			return
+		}
+	}
+}
+
+func (h history) Drifts(_ string, fn func(*fsm.Drift) bool) {
+	for _, d := range h.open {
+		if !fn(d) {
 			return
 		}
 	}

@@ -312,7 +312,7 @@ func (s *session) history(ctx context.Context, v fsm.View, events []*fsm.Event) 
 		if err := s.add(ctx, p.Event(e), index); err != nil {
 			return err
 		}
-		if e.Type == fsm.EventDriftDetected {
+		if tellsOfDrift(e) {
 			newest[p.keys.drift(e)] = e
 		}
 	}
@@ -325,8 +325,14 @@ func (s *session) history(ctx context.Context, v fsm.View, events []*fsm.Event) 
 	if floor == s.floor {
 		return nil
 	}
+	open := p.openDrifts(v)
 	for key, seq := range s.drifts {
-		if seq < oldest {
+		if e, stays := open[key]; seq < oldest && stays {
+			s.drifts[key] = e.Seq
+			if err := s.add(ctx, p.Drift(e), index); err != nil {
+				return err
+			}
+		} else if seq < oldest {
 			delete(s.drifts, key)
 			if err := s.add(ctx, KV{Key: key}, index); err != nil {
 				return err

@@ -144,7 +144,7 @@ func startReplicas(ctx context.Context, g *errgroup.Group, dir string, port int,
 			Insecure: true, Name: name, DataDir: filepath.Join(dir, name), BootstrapExpect: 3, Join: join, Shard: "default",
 			RaftAddr: "127.0.0.1:0", GossipAddr: "127.0.0.1:0", DNSAddr: "127.0.0.1:0", Domain: dnsserver.DefaultDomain, AgentsDomain: dnsserver.DefaultAgentsDomain,
 			HeartbeatInterval: 3 * time.Second, NodeLease: 10 * time.Second, MissingGrace: 15 * time.Second,
-			AgentRPCTimeout: 10 * time.Second, Policy: "spread", EtcdEndpoints: []string{"none"},
+			AgentRPCTimeout: 10 * time.Second, DriftInterval: 30 * time.Second, Policy: "spread", EtcdEndpoints: []string{"none"},
 		}
 		if i == 0 {
 			cfg.GRPCPort = port

@@ -28,6 +28,7 @@ type Config struct {
 	MaxBackoff    time.Duration // 5 s between tries of one order
 	PollEvery     time.Duration // 1 s between questions to an agent that does not push
 	Inspections   int           // 64 agents are asked at a time
+	DriftInterval time.Duration // every node is asked for what it has once in this time; 0 = never
 	Inspector     Inspector     // nil = nobody is asked
 
 	Now     func() time.Time

@@ -23,5 +23,8 @@
 //   - Agents that do not push are asked every PollEvery until what they accepted has
 //     come to an end, and every agent that is too late is asked what it did. Such
 //     reads are bounded in number and time, and nothing waits for them.
+//   - Every node is compared with the state once in DriftInterval, each at its own
+//     moment. What differs is noted when a second look confirms it, and repaired by
+//     the ordinary ways: a report, a new order, a person.
 //   - Everything a stint started has ended when Run returns.
 package leader

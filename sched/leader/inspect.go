@@ -227,7 +227,9 @@ func (i *inspections) ask(ctx context.Context, w *fsm.Workload) {
 		return // a later order; the answer is about the former one
 	}
 	if !there {
-		i.s.reports.add(i.s.cfg.FlushItems, i.s.lost(node, now))
+		rep := lost(node, now)
+		rep.ObservedAt = i.s.now()
+		i.s.reports.add(i.s.cfg.FlushItems, rep)
 		return
 	}
 	if rep := Judge(view, node, &got); rep != nil {

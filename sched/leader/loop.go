@@ -99,6 +99,7 @@ type stint struct {
 	confirm *confirmer
 	reports *reports
 	inspect *inspections
+	rounds  *rounds
 	wake    chan struct{} // capacity 1
 
 	pulseMu sync.Mutex // held from noticing a pause until every deadline is moved
@@ -136,6 +137,7 @@ func (l *Loop) Run(ctx context.Context, epoch fsm.Epoch) error {
 	}
 	s.orders = newDispatcher(s)
 	s.inspect = newInspections(s)
+	s.rounds = newRounds(s)
 	s.news = news{view: l.store.View(), fresh: true}
 	s.table.begin(s.news.view, s.allowForPause())
 
@@ -144,6 +146,7 @@ func (l *Loop) Run(ctx context.Context, epoch fsm.Epoch) error {
 	wg.Go(func() { s.flushLoop(ctx) })
 	wg.Go(func() { s.pulseLoop(ctx) })
 	wg.Go(func() { s.inspect.pollLoop(ctx) })
+	wg.Go(func() { s.rounds.run(ctx) })
 	l.stint.Store(s)
 	s.loop(ctx)
 	l.stint.Store(nil)

@@ -185,7 +185,9 @@ func (s *stint) missing(view fsm.View, node *fsm.Node, seen map[string]bool) []*
 	var out []*commandv1.WorkloadReport
 	view.WorkloadsOn(node.ID, func(w *fsm.Workload) bool {
 		if !seen[w.ID] && w.Acknowledged && w.Actual.State != fsm.ActualMissing && !s.orders.busy(node.ID, w.ID) {
-			out = append(out, s.lost(node, w))
+			rep := lost(node, w)
+			rep.ObservedAt = s.now()
+			out = append(out, rep)
 		}
 		return true
 	})
@@ -193,7 +195,7 @@ func (s *stint) missing(view fsm.View, node *fsm.Node, seen map[string]bool) []*
 }
 
 // lost is the report that a node does not have a workload that it accepted.
-func (s *stint) lost(node *fsm.Node, w *fsm.Workload) *commandv1.WorkloadReport {
+func lost(node *fsm.Node, w *fsm.Workload) *commandv1.WorkloadReport {
 	return &commandv1.WorkloadReport{
 		Workload:   w.ID,
 		Node:       node.ID,
@@ -201,7 +203,6 @@ func (s *stint) lost(node *fsm.Node, w *fsm.Workload) *commandv1.WorkloadReport 
 		State:      string(fsm.ActualMissing),
 		Code:       fsm.CodeMissing,
 		Message:    "node " + node.ID + " no longer reports it",
-		ObservedAt: s.now(),
 		Retryable:  true,
 	}
 }

@@ -302,6 +302,9 @@ type Command struct {
 	//	*Command_Audit
 	//	*Command_ForgiveFailures
 	//	*Command_RecordActions
+	//	*Command_SetDrifts
+	//	*Command_AdoptDrift
+	//	*Command_DropOrphan
 	Body          isCommand_Body `protobuf_oneof:"body"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -639,6 +642,33 @@ func (x *Command) GetRecordActions() *RecordActions {
 	return nil
 }
 
+func (x *Command) GetSetDrifts() *SetDrifts {
+	if x != nil {
+		if x, ok := x.Body.(*Command_SetDrifts); ok {
+			return x.SetDrifts
+		}
+	}
+	return nil
+}
+
+func (x *Command) GetAdoptDrift() *AdoptDrift {
+	if x != nil {
+		if x, ok := x.Body.(*Command_AdoptDrift); ok {
+			return x.AdoptDrift
+		}
+	}
+	return nil
+}
+
+func (x *Command) GetDropOrphan() *DropOrphan {
+	if x != nil {
+		if x, ok := x.Body.(*Command_DropOrphan); ok {
+			return x.DropOrphan
+		}
+	}
+	return nil
+}
+
 type isCommand_Body interface {
 	isCommand_Body()
 }
@@ -771,6 +801,18 @@ type Command_RecordActions struct {
 	RecordActions *RecordActions `protobuf:"bytes,61,opt,name=record_actions,json=recordActions,proto3,oneof"`
 }
 
+type Command_SetDrifts struct {
+	SetDrifts *SetDrifts `protobuf:"bytes,62,opt,name=set_drifts,json=setDrifts,proto3,oneof"`
+}
+
+type Command_AdoptDrift struct {
+	AdoptDrift *AdoptDrift `protobuf:"bytes,63,opt,name=adopt_drift,json=adoptDrift,proto3,oneof"`
+}
+
+type Command_DropOrphan struct {
+	DropOrphan *DropOrphan `protobuf:"bytes,64,opt,name=drop_orphan,json=dropOrphan,proto3,oneof"`
+}
+
 func (*Command_InitCluster) isCommand_Body() {}
 
 func (*Command_PutWorkloads) isCommand_Body() {}
@@ -834,6 +876,12 @@ func (*Command_Audit) isCommand_Body() {}
 func (*Command_ForgiveFailures) isCommand_Body() {}
 
 func (*Command_RecordActions) isCommand_Body() {}
+
+func (*Command_SetDrifts) isCommand_Body() {}
+
+func (*Command_AdoptDrift) isCommand_Body() {}
+
+func (*Command_DropOrphan) isCommand_Body() {}
 
 type Label struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -4120,6 +4168,357 @@ func (x *RecordActions) GetActions() []*AgentAction {
 	return nil
 }
 
+// Drift is a difference between the state and what a node has.
+type Drift struct {
+	state    protoimpl.MessageState `protogen:"open.v1"`
+	Node     string                 `protobuf:"bytes,1,opt,name=node,proto3" json:"node,omitempty"`
+	Workload string                 `protobuf:"bytes,2,opt,name=workload,proto3" json:"workload,omitempty"`
+	// orphan_on_agent, state_mismatch, revision_mismatch or missing_on_agent.
+	Type            string `protobuf:"bytes,3,opt,name=type,proto3" json:"type,omitempty"`
+	SchedulerStatus string `protobuf:"bytes,4,opt,name=scheduler_status,json=schedulerStatus,proto3" json:"scheduler_status,omitempty"`
+	AgentStatus     string `protobuf:"bytes,5,opt,name=agent_status,json=agentStatus,proto3" json:"agent_status,omitempty"`
+	// What is done about it, or who has to.
+	Action string `protobuf:"bytes,6,opt,name=action,proto3" json:"action,omitempty"`
+	// Orders that were given to end it, and when the last one was, Unix nanoseconds.
+	Repairs    uint32 `protobuf:"varint,7,opt,name=repairs,proto3" json:"repairs,omitempty"`
+	RepairedAt int64  `protobuf:"varint,8,opt,name=repaired_at,json=repairedAt,proto3" json:"repaired_at,omitempty"`
+	// Unix nanoseconds; records only.
+	DetectedAt    int64 `protobuf:"varint,9,opt,name=detected_at,json=detectedAt,proto3" json:"detected_at,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Drift) Reset() {
+	*x = Drift{}
+	mi := &file_api_command_v1_command_proto_msgTypes[54]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Drift) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Drift) ProtoMessage() {}
+
+func (x *Drift) ProtoReflect() protoreflect.Message {
+	mi := &file_api_command_v1_command_proto_msgTypes[54]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Drift.ProtoReflect.Descriptor instead.
+func (*Drift) Descriptor() ([]byte, []int) {
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{54}
+}
+
+func (x *Drift) GetNode() string {
+	if x != nil {
+		return x.Node
+	}
+	return ""
+}
+
+func (x *Drift) GetWorkload() string {
+	if x != nil {
+		return x.Workload
+	}
+	return ""
+}
+
+func (x *Drift) GetType() string {
+	if x != nil {
+		return x.Type
+	}
+	return ""
+}
+
+func (x *Drift) GetSchedulerStatus() string {
+	if x != nil {
+		return x.SchedulerStatus
+	}
+	return ""
+}
+
+func (x *Drift) GetAgentStatus() string {
+	if x != nil {
+		return x.AgentStatus
+	}
+	return ""
+}
+
+func (x *Drift) GetAction() string {
+	if x != nil {
+		return x.Action
+	}
+	return ""
+}
+
+func (x *Drift) GetRepairs() uint32 {
+	if x != nil {
+		return x.Repairs
+	}
+	return 0
+}
+
+func (x *Drift) GetRepairedAt() int64 {
+	if x != nil {
+		return x.RepairedAt
+	}
+	return 0
+}
+
+func (x *Drift) GetDetectedAt() int64 {
+	if x != nil {
+		return x.DetectedAt
+	}
+	return 0
+}
+
+// DriftRepair orders a workload anew on its node, at the same revision.
+type DriftRepair struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Workload      string                 `protobuf:"bytes,1,opt,name=workload,proto3" json:"workload,omitempty"`
+	Node          string                 `protobuf:"bytes,2,opt,name=node,proto3" json:"node,omitempty"`
+	IfGeneration  *Generation            `protobuf:"bytes,3,opt,name=if_generation,json=ifGeneration,proto3" json:"if_generation,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DriftRepair) Reset() {
+	*x = DriftRepair{}
+	mi := &file_api_command_v1_command_proto_msgTypes[55]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DriftRepair) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DriftRepair) ProtoMessage() {}
+
+func (x *DriftRepair) ProtoReflect() protoreflect.Message {
+	mi := &file_api_command_v1_command_proto_msgTypes[55]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DriftRepair.ProtoReflect.Descriptor instead.
+func (*DriftRepair) Descriptor() ([]byte, []int) {
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{55}
+}
+
+func (x *DriftRepair) GetWorkload() string {
+	if x != nil {
+		return x.Workload
+	}
+	return ""
+}
+
+func (x *DriftRepair) GetNode() string {
+	if x != nil {
+		return x.Node
+	}
+	return ""
+}
+
+func (x *DriftRepair) GetIfGeneration() *Generation {
+	if x != nil {
+		return x.IfGeneration
+	}
+	return nil
+}
+
+// SetDrifts records what one look at nodes found: drifts that are new or have
+// changed, and those that are gone, by node, workload and type.
+type SetDrifts struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Open          []*Drift               `protobuf:"bytes,1,rep,name=open,proto3" json:"open,omitempty"`
+	Closed        []*Drift               `protobuf:"bytes,2,rep,name=closed,proto3" json:"closed,omitempty"`
+	Repairs       []*DriftRepair         `protobuf:"bytes,3,rep,name=repairs,proto3" json:"repairs,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SetDrifts) Reset() {
+	*x = SetDrifts{}
+	mi := &file_api_command_v1_command_proto_msgTypes[56]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SetDrifts) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SetDrifts) ProtoMessage() {}
+
+func (x *SetDrifts) ProtoReflect() protoreflect.Message {
+	mi := &file_api_command_v1_command_proto_msgTypes[56]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SetDrifts.ProtoReflect.Descriptor instead.
+func (*SetDrifts) Descriptor() ([]byte, []int) {
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{56}
+}
+
+func (x *SetDrifts) GetOpen() []*Drift {
+	if x != nil {
+		return x.Open
+	}
+	return nil
+}
+
+func (x *SetDrifts) GetClosed() []*Drift {
+	if x != nil {
+		return x.Closed
+	}
+	return nil
+}
+
+func (x *SetDrifts) GetRepairs() []*DriftRepair {
+	if x != nil {
+		return x.Repairs
+	}
+	return nil
+}
+
+// AdoptDrift makes an orphan the workload of its node.
+type AdoptDrift struct {
+	state    protoimpl.MessageState `protogen:"open.v1"`
+	Node     string                 `protobuf:"bytes,1,opt,name=node,proto3" json:"node,omitempty"`
+	Workload string                 `protobuf:"bytes,2,opt,name=workload,proto3" json:"workload,omitempty"`
+	// Its specification; may be left out where the workload is known.
+	Put           *WorkloadPut `protobuf:"bytes,3,opt,name=put,proto3" json:"put,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *AdoptDrift) Reset() {
+	*x = AdoptDrift{}
+	mi := &file_api_command_v1_command_proto_msgTypes[57]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AdoptDrift) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AdoptDrift) ProtoMessage() {}
+
+func (x *AdoptDrift) ProtoReflect() protoreflect.Message {
+	mi := &file_api_command_v1_command_proto_msgTypes[57]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AdoptDrift.ProtoReflect.Descriptor instead.
+func (*AdoptDrift) Descriptor() ([]byte, []int) {
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{57}
+}
+
+func (x *AdoptDrift) GetNode() string {
+	if x != nil {
+		return x.Node
+	}
+	return ""
+}
+
+func (x *AdoptDrift) GetWorkload() string {
+	if x != nil {
+		return x.Workload
+	}
+	return ""
+}
+
+func (x *AdoptDrift) GetPut() *WorkloadPut {
+	if x != nil {
+		return x.Put
+	}
+	return nil
+}
+
+// DropOrphan has a node delete an orphan.
+type DropOrphan struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Node          string                 `protobuf:"bytes,1,opt,name=node,proto3" json:"node,omitempty"`
+	Workload      string                 `protobuf:"bytes,2,opt,name=workload,proto3" json:"workload,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DropOrphan) Reset() {
+	*x = DropOrphan{}
+	mi := &file_api_command_v1_command_proto_msgTypes[58]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DropOrphan) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DropOrphan) ProtoMessage() {}
+
+func (x *DropOrphan) ProtoReflect() protoreflect.Message {
+	mi := &file_api_command_v1_command_proto_msgTypes[58]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DropOrphan.ProtoReflect.Descriptor instead.
+func (*DropOrphan) Descriptor() ([]byte, []int) {
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{58}
+}
+
+func (x *DropOrphan) GetNode() string {
+	if x != nil {
+		return x.Node
+	}
+	return ""
+}
+
+func (x *DropOrphan) GetWorkload() string {
+	if x != nil {
+		return x.Workload
+	}
+	return ""
+}
+
 type SnapshotHeader struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// "persys-snapshot".
@@ -4133,7 +4532,7 @@ type SnapshotHeader struct {
 
 func (x *SnapshotHeader) Reset() {
 	*x = SnapshotHeader{}
-	mi := &file_api_command_v1_command_proto_msgTypes[54]
+	mi := &file_api_command_v1_command_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4145,7 +4544,7 @@ func (x *SnapshotHeader) String() string {
 func (*SnapshotHeader) ProtoMessage() {}
 
 func (x *SnapshotHeader) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[54]
+	mi := &file_api_command_v1_command_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4158,7 +4557,7 @@ func (x *SnapshotHeader) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SnapshotHeader.ProtoReflect.Descriptor instead.
 func (*SnapshotHeader) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{54}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{59}
 }
 
 func (x *SnapshotHeader) GetMagic() string {
@@ -4206,6 +4605,7 @@ type SnapshotRecord struct {
 	//	*SnapshotRecord_Revocation
 	//	*SnapshotRecord_Grave
 	//	*SnapshotRecord_NodeAudit
+	//	*SnapshotRecord_Drift
 	Record        isSnapshotRecord_Record `protobuf_oneof:"record"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -4213,7 +4613,7 @@ type SnapshotRecord struct {
 
 func (x *SnapshotRecord) Reset() {
 	*x = SnapshotRecord{}
-	mi := &file_api_command_v1_command_proto_msgTypes[55]
+	mi := &file_api_command_v1_command_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4225,7 +4625,7 @@ func (x *SnapshotRecord) String() string {
 func (*SnapshotRecord) ProtoMessage() {}
 
 func (x *SnapshotRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[55]
+	mi := &file_api_command_v1_command_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4238,7 +4638,7 @@ func (x *SnapshotRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SnapshotRecord.ProtoReflect.Descriptor instead.
 func (*SnapshotRecord) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{55}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{60}
 }
 
 func (x *SnapshotRecord) GetRecord() isSnapshotRecord_Record {
@@ -4365,6 +4765,15 @@ func (x *SnapshotRecord) GetNodeAudit() *NodeAuditRecord {
 	return nil
 }
 
+func (x *SnapshotRecord) GetDrift() *Drift {
+	if x != nil {
+		if x, ok := x.Record.(*SnapshotRecord_Drift); ok {
+			return x.Drift
+		}
+	}
+	return nil
+}
+
 type isSnapshotRecord_Record interface {
 	isSnapshotRecord_Record()
 }
@@ -4421,6 +4830,10 @@ type SnapshotRecord_NodeAudit struct {
 	NodeAudit *NodeAuditRecord `protobuf:"bytes,60,opt,name=node_audit,json=nodeAudit,proto3,oneof"`
 }
 
+type SnapshotRecord_Drift struct {
+	Drift *Drift `protobuf:"bytes,61,opt,name=drift,proto3,oneof"`
+}
+
 func (*SnapshotRecord_Meta) isSnapshotRecord_Record() {}
 
 func (*SnapshotRecord_Workload) isSnapshotRecord_Record() {}
@@ -4447,6 +4860,8 @@ func (*SnapshotRecord_Grave) isSnapshotRecord_Record() {}
 
 func (*SnapshotRecord_NodeAudit) isSnapshotRecord_Record() {}
 
+func (*SnapshotRecord_Drift) isSnapshotRecord_Record() {}
+
 // NodeAuditRecord says up to where the tasks of a node have become events.
 type NodeAuditRecord struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -4461,7 +4876,7 @@ type NodeAuditRecord struct {
 
 func (x *NodeAuditRecord) Reset() {
 	*x = NodeAuditRecord{}
-	mi := &file_api_command_v1_command_proto_msgTypes[56]
+	mi := &file_api_command_v1_command_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4473,7 +4888,7 @@ func (x *NodeAuditRecord) String() string {
 func (*NodeAuditRecord) ProtoMessage() {}
 
 func (x *NodeAuditRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[56]
+	mi := &file_api_command_v1_command_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4486,7 +4901,7 @@ func (x *NodeAuditRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeAuditRecord.ProtoReflect.Descriptor instead.
 func (*NodeAuditRecord) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{56}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{61}
 }
 
 func (x *NodeAuditRecord) GetNode() string {
@@ -4522,7 +4937,7 @@ type TokenRecord struct {
 
 func (x *TokenRecord) Reset() {
 	*x = TokenRecord{}
-	mi := &file_api_command_v1_command_proto_msgTypes[57]
+	mi := &file_api_command_v1_command_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4534,7 +4949,7 @@ func (x *TokenRecord) String() string {
 func (*TokenRecord) ProtoMessage() {}
 
 func (x *TokenRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[57]
+	mi := &file_api_command_v1_command_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4547,7 +4962,7 @@ func (x *TokenRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TokenRecord.ProtoReflect.Descriptor instead.
 func (*TokenRecord) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{57}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{62}
 }
 
 func (x *TokenRecord) GetToken() *PutToken {
@@ -4583,7 +4998,7 @@ type RevocationRecord struct {
 
 func (x *RevocationRecord) Reset() {
 	*x = RevocationRecord{}
-	mi := &file_api_command_v1_command_proto_msgTypes[58]
+	mi := &file_api_command_v1_command_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4595,7 +5010,7 @@ func (x *RevocationRecord) String() string {
 func (*RevocationRecord) ProtoMessage() {}
 
 func (x *RevocationRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[58]
+	mi := &file_api_command_v1_command_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4608,7 +5023,7 @@ func (x *RevocationRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevocationRecord.ProtoReflect.Descriptor instead.
 func (*RevocationRecord) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{58}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{63}
 }
 
 func (x *RevocationRecord) GetRevoke() *Revoke {
@@ -4643,7 +5058,7 @@ type SnapshotTrailer struct {
 
 func (x *SnapshotTrailer) Reset() {
 	*x = SnapshotTrailer{}
-	mi := &file_api_command_v1_command_proto_msgTypes[59]
+	mi := &file_api_command_v1_command_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4655,7 +5070,7 @@ func (x *SnapshotTrailer) String() string {
 func (*SnapshotTrailer) ProtoMessage() {}
 
 func (x *SnapshotTrailer) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[59]
+	mi := &file_api_command_v1_command_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4668,7 +5083,7 @@ func (x *SnapshotTrailer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SnapshotTrailer.ProtoReflect.Descriptor instead.
 func (*SnapshotTrailer) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{59}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{64}
 }
 
 func (x *SnapshotTrailer) GetRecords() uint64 {
@@ -4719,7 +5134,7 @@ type MetaRecord struct {
 
 func (x *MetaRecord) Reset() {
 	*x = MetaRecord{}
-	mi := &file_api_command_v1_command_proto_msgTypes[60]
+	mi := &file_api_command_v1_command_proto_msgTypes[65]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4731,7 +5146,7 @@ func (x *MetaRecord) String() string {
 func (*MetaRecord) ProtoMessage() {}
 
 func (x *MetaRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[60]
+	mi := &file_api_command_v1_command_proto_msgTypes[65]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4744,7 +5159,7 @@ func (x *MetaRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MetaRecord.ProtoReflect.Descriptor instead.
 func (*MetaRecord) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{60}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{65}
 }
 
 func (x *MetaRecord) GetClusterId() string {
@@ -4919,7 +5334,7 @@ type WorkloadRecord struct {
 
 func (x *WorkloadRecord) Reset() {
 	*x = WorkloadRecord{}
-	mi := &file_api_command_v1_command_proto_msgTypes[61]
+	mi := &file_api_command_v1_command_proto_msgTypes[66]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4931,7 +5346,7 @@ func (x *WorkloadRecord) String() string {
 func (*WorkloadRecord) ProtoMessage() {}
 
 func (x *WorkloadRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[61]
+	mi := &file_api_command_v1_command_proto_msgTypes[66]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4944,7 +5359,7 @@ func (x *WorkloadRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkloadRecord.ProtoReflect.Descriptor instead.
 func (*WorkloadRecord) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{61}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{66}
 }
 
 func (x *WorkloadRecord) GetPut() *WorkloadPut {
@@ -5156,7 +5571,7 @@ type NodeRecord struct {
 
 func (x *NodeRecord) Reset() {
 	*x = NodeRecord{}
-	mi := &file_api_command_v1_command_proto_msgTypes[62]
+	mi := &file_api_command_v1_command_proto_msgTypes[67]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5168,7 +5583,7 @@ func (x *NodeRecord) String() string {
 func (*NodeRecord) ProtoMessage() {}
 
 func (x *NodeRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[62]
+	mi := &file_api_command_v1_command_proto_msgTypes[67]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5181,7 +5596,7 @@ func (x *NodeRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeRecord.ProtoReflect.Descriptor instead.
 func (*NodeRecord) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{62}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{67}
 }
 
 func (x *NodeRecord) GetFacts() *RegisterNode {
@@ -5284,7 +5699,7 @@ type ResidualRecord struct {
 
 func (x *ResidualRecord) Reset() {
 	*x = ResidualRecord{}
-	mi := &file_api_command_v1_command_proto_msgTypes[63]
+	mi := &file_api_command_v1_command_proto_msgTypes[68]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5296,7 +5711,7 @@ func (x *ResidualRecord) String() string {
 func (*ResidualRecord) ProtoMessage() {}
 
 func (x *ResidualRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[63]
+	mi := &file_api_command_v1_command_proto_msgTypes[68]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5309,7 +5724,7 @@ func (x *ResidualRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResidualRecord.ProtoReflect.Descriptor instead.
 func (*ResidualRecord) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{63}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{68}
 }
 
 func (x *ResidualRecord) GetNode() string {
@@ -5381,7 +5796,7 @@ type GraveRecord struct {
 
 func (x *GraveRecord) Reset() {
 	*x = GraveRecord{}
-	mi := &file_api_command_v1_command_proto_msgTypes[64]
+	mi := &file_api_command_v1_command_proto_msgTypes[69]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5393,7 +5808,7 @@ func (x *GraveRecord) String() string {
 func (*GraveRecord) ProtoMessage() {}
 
 func (x *GraveRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[64]
+	mi := &file_api_command_v1_command_proto_msgTypes[69]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5406,7 +5821,7 @@ func (x *GraveRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GraveRecord.ProtoReflect.Descriptor instead.
 func (*GraveRecord) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{64}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{69}
 }
 
 func (x *GraveRecord) GetWorkload() string {
@@ -5463,7 +5878,7 @@ type ReceiptRecord struct {
 
 func (x *ReceiptRecord) Reset() {
 	*x = ReceiptRecord{}
-	mi := &file_api_command_v1_command_proto_msgTypes[65]
+	mi := &file_api_command_v1_command_proto_msgTypes[70]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5475,7 +5890,7 @@ func (x *ReceiptRecord) String() string {
 func (*ReceiptRecord) ProtoMessage() {}
 
 func (x *ReceiptRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[65]
+	mi := &file_api_command_v1_command_proto_msgTypes[70]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5488,7 +5903,7 @@ func (x *ReceiptRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReceiptRecord.ProtoReflect.Descriptor instead.
 func (*ReceiptRecord) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{65}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{70}
 }
 
 func (x *ReceiptRecord) GetRequest() []byte {
@@ -5532,7 +5947,7 @@ type Outcome struct {
 
 func (x *Outcome) Reset() {
 	*x = Outcome{}
-	mi := &file_api_command_v1_command_proto_msgTypes[66]
+	mi := &file_api_command_v1_command_proto_msgTypes[71]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5544,7 +5959,7 @@ func (x *Outcome) String() string {
 func (*Outcome) ProtoMessage() {}
 
 func (x *Outcome) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[66]
+	mi := &file_api_command_v1_command_proto_msgTypes[71]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5557,7 +5972,7 @@ func (x *Outcome) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Outcome.ProtoReflect.Descriptor instead.
 func (*Outcome) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{66}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{71}
 }
 
 func (x *Outcome) GetKind() uint32 {
@@ -5600,7 +6015,7 @@ type ItemOutcome struct {
 
 func (x *ItemOutcome) Reset() {
 	*x = ItemOutcome{}
-	mi := &file_api_command_v1_command_proto_msgTypes[67]
+	mi := &file_api_command_v1_command_proto_msgTypes[72]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5612,7 +6027,7 @@ func (x *ItemOutcome) String() string {
 func (*ItemOutcome) ProtoMessage() {}
 
 func (x *ItemOutcome) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[67]
+	mi := &file_api_command_v1_command_proto_msgTypes[72]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5625,7 +6040,7 @@ func (x *ItemOutcome) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ItemOutcome.ProtoReflect.Descriptor instead.
 func (*ItemOutcome) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{67}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{72}
 }
 
 func (x *ItemOutcome) GetId() string {
@@ -5674,7 +6089,7 @@ type EventRecord struct {
 
 func (x *EventRecord) Reset() {
 	*x = EventRecord{}
-	mi := &file_api_command_v1_command_proto_msgTypes[68]
+	mi := &file_api_command_v1_command_proto_msgTypes[73]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5686,7 +6101,7 @@ func (x *EventRecord) String() string {
 func (*EventRecord) ProtoMessage() {}
 
 func (x *EventRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[68]
+	mi := &file_api_command_v1_command_proto_msgTypes[73]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5699,7 +6114,7 @@ func (x *EventRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EventRecord.ProtoReflect.Descriptor instead.
 func (*EventRecord) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{68}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{73}
 }
 
 func (x *EventRecord) GetSeq() uint64 {
@@ -5791,7 +6206,7 @@ const file_api_command_v1_command_proto_rawDesc = "" +
 	"\x05epoch\x18\x02 \x01(\v2\x18.persys.command.v1.EpochR\x05epoch\x12\x0e\n" +
 	"\x02at\x18\x03 \x01(\x03R\x02at\x12\x0e\n" +
 	"\x02by\x18\x04 \x01(\tR\x02by\x12\x12\n" +
-	"\x04from\x18\x05 \x01(\tR\x04from\"\xa7\x11\n" +
+	"\x04from\x18\x05 \x01(\tR\x04from\"\xea\x12\n" +
 	"\aCommand\x12+\n" +
 	"\x04head\x18\x01 \x01(\v2\x17.persys.command.v1.HeadR\x04head\x12C\n" +
 	"\finit_cluster\x18\n" +
@@ -5833,7 +6248,13 @@ const file_api_command_v1_command_proto_rawDesc = "" +
 	"\x06revoke\x188 \x01(\v2\x19.persys.command.v1.RevokeH\x00R\x06revoke\x120\n" +
 	"\x05audit\x189 \x01(\v2\x18.persys.command.v1.AuditH\x00R\x05audit\x12O\n" +
 	"\x10forgive_failures\x18< \x01(\v2\".persys.command.v1.ForgiveFailuresH\x00R\x0fforgiveFailures\x12I\n" +
-	"\x0erecord_actions\x18= \x01(\v2 .persys.command.v1.RecordActionsH\x00R\rrecordActionsB\x06\n" +
+	"\x0erecord_actions\x18= \x01(\v2 .persys.command.v1.RecordActionsH\x00R\rrecordActions\x12=\n" +
+	"\n" +
+	"set_drifts\x18> \x01(\v2\x1c.persys.command.v1.SetDriftsH\x00R\tsetDrifts\x12@\n" +
+	"\vadopt_drift\x18? \x01(\v2\x1d.persys.command.v1.AdoptDriftH\x00R\n" +
+	"adoptDrift\x12@\n" +
+	"\vdrop_orphan\x18@ \x01(\v2\x1d.persys.command.v1.DropOrphanH\x00R\n" +
+	"dropOrphanB\x06\n" +
 	"\x04body\"/\n" +
 	"\x05Label\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
@@ -6088,12 +6509,41 @@ const file_api_command_v1_command_proto_rawDesc = "" +
 	"\rRecordActions\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\tR\x04node\x12\x1a\n" +
 	"\bworkload\x18\x02 \x01(\tR\bworkload\x128\n" +
-	"\aactions\x18\x03 \x03(\v2\x1e.persys.command.v1.AgentActionR\aactions\"h\n" +
+	"\aactions\x18\x03 \x03(\v2\x1e.persys.command.v1.AgentActionR\aactions\"\x8d\x02\n" +
+	"\x05Drift\x12\x12\n" +
+	"\x04node\x18\x01 \x01(\tR\x04node\x12\x1a\n" +
+	"\bworkload\x18\x02 \x01(\tR\bworkload\x12\x12\n" +
+	"\x04type\x18\x03 \x01(\tR\x04type\x12)\n" +
+	"\x10scheduler_status\x18\x04 \x01(\tR\x0fschedulerStatus\x12!\n" +
+	"\fagent_status\x18\x05 \x01(\tR\vagentStatus\x12\x16\n" +
+	"\x06action\x18\x06 \x01(\tR\x06action\x12\x18\n" +
+	"\arepairs\x18\a \x01(\rR\arepairs\x12\x1f\n" +
+	"\vrepaired_at\x18\b \x01(\x03R\n" +
+	"repairedAt\x12\x1f\n" +
+	"\vdetected_at\x18\t \x01(\x03R\n" +
+	"detectedAt\"\x81\x01\n" +
+	"\vDriftRepair\x12\x1a\n" +
+	"\bworkload\x18\x01 \x01(\tR\bworkload\x12\x12\n" +
+	"\x04node\x18\x02 \x01(\tR\x04node\x12B\n" +
+	"\rif_generation\x18\x03 \x01(\v2\x1d.persys.command.v1.GenerationR\fifGeneration\"\xa5\x01\n" +
+	"\tSetDrifts\x12,\n" +
+	"\x04open\x18\x01 \x03(\v2\x18.persys.command.v1.DriftR\x04open\x120\n" +
+	"\x06closed\x18\x02 \x03(\v2\x18.persys.command.v1.DriftR\x06closed\x128\n" +
+	"\arepairs\x18\x03 \x03(\v2\x1e.persys.command.v1.DriftRepairR\arepairs\"n\n" +
+	"\n" +
+	"AdoptDrift\x12\x12\n" +
+	"\x04node\x18\x01 \x01(\tR\x04node\x12\x1a\n" +
+	"\bworkload\x18\x02 \x01(\tR\bworkload\x120\n" +
+	"\x03put\x18\x03 \x01(\v2\x1e.persys.command.v1.WorkloadPutR\x03put\"<\n" +
+	"\n" +
+	"DropOrphan\x12\x12\n" +
+	"\x04node\x18\x01 \x01(\tR\x04node\x12\x1a\n" +
+	"\bworkload\x18\x02 \x01(\tR\bworkload\"h\n" +
 	"\x0eSnapshotHeader\x12\x14\n" +
 	"\x05magic\x18\x01 \x01(\tR\x05magic\x12\x16\n" +
 	"\x06format\x18\x02 \x01(\rR\x06format\x12\x14\n" +
 	"\x05index\x18\x03 \x01(\x04R\x05index\x12\x12\n" +
-	"\x04term\x18\x04 \x01(\x04R\x04term\"\xac\x06\n" +
+	"\x04term\x18\x04 \x01(\x04R\x04term\"\xde\x06\n" +
 	"\x0eSnapshotRecord\x123\n" +
 	"\x04meta\x18\x01 \x01(\v2\x1d.persys.command.v1.MetaRecordH\x00R\x04meta\x12?\n" +
 	"\bworkload\x18\x02 \x01(\v2!.persys.command.v1.WorkloadRecordH\x00R\bworkload\x123\n" +
@@ -6110,7 +6560,8 @@ const file_api_command_v1_command_proto_rawDesc = "" +
 	"revocation\x126\n" +
 	"\x05grave\x18# \x01(\v2\x1e.persys.command.v1.GraveRecordH\x00R\x05grave\x12C\n" +
 	"\n" +
-	"node_audit\x18< \x01(\v2\".persys.command.v1.NodeAuditRecordH\x00R\tnodeAuditB\b\n" +
+	"node_audit\x18< \x01(\v2\".persys.command.v1.NodeAuditRecordH\x00R\tnodeAudit\x120\n" +
+	"\x05drift\x18= \x01(\v2\x18.persys.command.v1.DriftH\x00R\x05driftB\b\n" +
 	"\x06record\"V\n" +
 	"\x0fNodeAuditRecord\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\tR\x04node\x12\x19\n" +
@@ -6269,7 +6720,7 @@ func file_api_command_v1_command_proto_rawDescGZIP() []byte {
 	return file_api_command_v1_command_proto_rawDescData
 }
 
-var file_api_command_v1_command_proto_msgTypes = make([]protoimpl.MessageInfo, 69)
+var file_api_command_v1_command_proto_msgTypes = make([]protoimpl.MessageInfo, 74)
 var file_api_command_v1_command_proto_goTypes = []any{
 	(*Batch)(nil),            // 0: persys.command.v1.Batch
 	(*Epoch)(nil),            // 1: persys.command.v1.Epoch
@@ -6325,21 +6776,26 @@ var file_api_command_v1_command_proto_goTypes = []any{
 	(*ForgiveFailures)(nil),  // 51: persys.command.v1.ForgiveFailures
 	(*AgentAction)(nil),      // 52: persys.command.v1.AgentAction
 	(*RecordActions)(nil),    // 53: persys.command.v1.RecordActions
-	(*SnapshotHeader)(nil),   // 54: persys.command.v1.SnapshotHeader
-	(*SnapshotRecord)(nil),   // 55: persys.command.v1.SnapshotRecord
-	(*NodeAuditRecord)(nil),  // 56: persys.command.v1.NodeAuditRecord
-	(*TokenRecord)(nil),      // 57: persys.command.v1.TokenRecord
-	(*RevocationRecord)(nil), // 58: persys.command.v1.RevocationRecord
-	(*SnapshotTrailer)(nil),  // 59: persys.command.v1.SnapshotTrailer
-	(*MetaRecord)(nil),       // 60: persys.command.v1.MetaRecord
-	(*WorkloadRecord)(nil),   // 61: persys.command.v1.WorkloadRecord
-	(*NodeRecord)(nil),       // 62: persys.command.v1.NodeRecord
-	(*ResidualRecord)(nil),   // 63: persys.command.v1.ResidualRecord
-	(*GraveRecord)(nil),      // 64: persys.command.v1.GraveRecord
-	(*ReceiptRecord)(nil),    // 65: persys.command.v1.ReceiptRecord
-	(*Outcome)(nil),          // 66: persys.command.v1.Outcome
-	(*ItemOutcome)(nil),      // 67: persys.command.v1.ItemOutcome
-	(*EventRecord)(nil),      // 68: persys.command.v1.EventRecord
+	(*Drift)(nil),            // 54: persys.command.v1.Drift
+	(*DriftRepair)(nil),      // 55: persys.command.v1.DriftRepair
+	(*SetDrifts)(nil),        // 56: persys.command.v1.SetDrifts
+	(*AdoptDrift)(nil),       // 57: persys.command.v1.AdoptDrift
+	(*DropOrphan)(nil),       // 58: persys.command.v1.DropOrphan
+	(*SnapshotHeader)(nil),   // 59: persys.command.v1.SnapshotHeader
+	(*SnapshotRecord)(nil),   // 60: persys.command.v1.SnapshotRecord
+	(*NodeAuditRecord)(nil),  // 61: persys.command.v1.NodeAuditRecord
+	(*TokenRecord)(nil),      // 62: persys.command.v1.TokenRecord
+	(*RevocationRecord)(nil), // 63: persys.command.v1.RevocationRecord
+	(*SnapshotTrailer)(nil),  // 64: persys.command.v1.SnapshotTrailer
+	(*MetaRecord)(nil),       // 65: persys.command.v1.MetaRecord
+	(*WorkloadRecord)(nil),   // 66: persys.command.v1.WorkloadRecord
+	(*NodeRecord)(nil),       // 67: persys.command.v1.NodeRecord
+	(*ResidualRecord)(nil),   // 68: persys.command.v1.ResidualRecord
+	(*GraveRecord)(nil),      // 69: persys.command.v1.GraveRecord
+	(*ReceiptRecord)(nil),    // 70: persys.command.v1.ReceiptRecord
+	(*Outcome)(nil),          // 71: persys.command.v1.Outcome
+	(*ItemOutcome)(nil),      // 72: persys.command.v1.ItemOutcome
+	(*EventRecord)(nil),      // 73: persys.command.v1.EventRecord
 }
 var file_api_command_v1_command_proto_depIdxs = []int32{
 	4,  // 0: persys.command.v1.Batch.commands:type_name -> persys.command.v1.Command
@@ -6377,64 +6833,73 @@ var file_api_command_v1_command_proto_depIdxs = []int32{
 	49, // 32: persys.command.v1.Command.audit:type_name -> persys.command.v1.Audit
 	51, // 33: persys.command.v1.Command.forgive_failures:type_name -> persys.command.v1.ForgiveFailures
 	53, // 34: persys.command.v1.Command.record_actions:type_name -> persys.command.v1.RecordActions
-	8,  // 35: persys.command.v1.Demand.host_ports:type_name -> persys.command.v1.Port
-	5,  // 36: persys.command.v1.Demand.labels:type_name -> persys.command.v1.Label
-	6,  // 37: persys.command.v1.Demand.constraints:type_name -> persys.command.v1.Constraint
-	7,  // 38: persys.command.v1.Demand.tolerations:type_name -> persys.command.v1.Taint
-	9,  // 39: persys.command.v1.WorkloadPut.demand:type_name -> persys.command.v1.Demand
-	11, // 40: persys.command.v1.PutWorkloads.workloads:type_name -> persys.command.v1.WorkloadPut
-	16, // 41: persys.command.v1.RegisterNode.pools:type_name -> persys.command.v1.Pool
-	5,  // 42: persys.command.v1.RegisterNode.labels:type_name -> persys.command.v1.Label
-	7,  // 43: persys.command.v1.RegisterNode.taints:type_name -> persys.command.v1.Taint
-	22, // 44: persys.command.v1.SetNodeStates.nodes:type_name -> persys.command.v1.NodeState
-	2,  // 45: persys.command.v1.Assignment.if_generation:type_name -> persys.command.v1.Generation
-	24, // 46: persys.command.v1.Assign.assignments:type_name -> persys.command.v1.Assignment
-	2,  // 47: persys.command.v1.Eviction.if_generation:type_name -> persys.command.v1.Generation
-	26, // 48: persys.command.v1.Evict.evictions:type_name -> persys.command.v1.Eviction
-	2,  // 49: persys.command.v1.Retry.if_generation:type_name -> persys.command.v1.Generation
-	28, // 50: persys.command.v1.ScheduleRetries.retries:type_name -> persys.command.v1.Retry
-	2,  // 51: persys.command.v1.Unplaced.if_generation:type_name -> persys.command.v1.Generation
-	30, // 52: persys.command.v1.ExplainUnplaced.workloads:type_name -> persys.command.v1.Unplaced
-	2,  // 53: persys.command.v1.WorkloadReport.generation:type_name -> persys.command.v1.Generation
-	33, // 54: persys.command.v1.WorkloadReport.ports:type_name -> persys.command.v1.PortBinding
-	34, // 55: persys.command.v1.Report.reports:type_name -> persys.command.v1.WorkloadReport
-	5,  // 56: persys.command.v1.Audit.details:type_name -> persys.command.v1.Label
-	2,  // 57: persys.command.v1.Forgiveness.if_generation:type_name -> persys.command.v1.Generation
-	50, // 58: persys.command.v1.ForgiveFailures.workloads:type_name -> persys.command.v1.Forgiveness
-	52, // 59: persys.command.v1.RecordActions.actions:type_name -> persys.command.v1.AgentAction
-	60, // 60: persys.command.v1.SnapshotRecord.meta:type_name -> persys.command.v1.MetaRecord
-	61, // 61: persys.command.v1.SnapshotRecord.workload:type_name -> persys.command.v1.WorkloadRecord
-	62, // 62: persys.command.v1.SnapshotRecord.node:type_name -> persys.command.v1.NodeRecord
-	63, // 63: persys.command.v1.SnapshotRecord.residual:type_name -> persys.command.v1.ResidualRecord
-	65, // 64: persys.command.v1.SnapshotRecord.receipt:type_name -> persys.command.v1.ReceiptRecord
-	68, // 65: persys.command.v1.SnapshotRecord.event:type_name -> persys.command.v1.EventRecord
-	37, // 66: persys.command.v1.SnapshotRecord.replica:type_name -> persys.command.v1.PutReplica
-	43, // 67: persys.command.v1.SnapshotRecord.authority:type_name -> persys.command.v1.PutAuthority
-	57, // 68: persys.command.v1.SnapshotRecord.token:type_name -> persys.command.v1.TokenRecord
-	47, // 69: persys.command.v1.SnapshotRecord.admitted:type_name -> persys.command.v1.Admit
-	58, // 70: persys.command.v1.SnapshotRecord.revocation:type_name -> persys.command.v1.RevocationRecord
-	64, // 71: persys.command.v1.SnapshotRecord.grave:type_name -> persys.command.v1.GraveRecord
-	56, // 72: persys.command.v1.SnapshotRecord.node_audit:type_name -> persys.command.v1.NodeAuditRecord
-	45, // 73: persys.command.v1.TokenRecord.token:type_name -> persys.command.v1.PutToken
-	48, // 74: persys.command.v1.RevocationRecord.revoke:type_name -> persys.command.v1.Revoke
-	11, // 75: persys.command.v1.WorkloadRecord.put:type_name -> persys.command.v1.WorkloadPut
-	2,  // 76: persys.command.v1.WorkloadRecord.generation:type_name -> persys.command.v1.Generation
-	34, // 77: persys.command.v1.WorkloadRecord.actual:type_name -> persys.command.v1.WorkloadReport
-	52, // 78: persys.command.v1.WorkloadRecord.actions:type_name -> persys.command.v1.AgentAction
-	17, // 79: persys.command.v1.NodeRecord.facts:type_name -> persys.command.v1.RegisterNode
-	2,  // 80: persys.command.v1.ResidualRecord.generation:type_name -> persys.command.v1.Generation
-	9,  // 81: persys.command.v1.ResidualRecord.demand:type_name -> persys.command.v1.Demand
-	2,  // 82: persys.command.v1.GraveRecord.generation:type_name -> persys.command.v1.Generation
-	9,  // 83: persys.command.v1.GraveRecord.claims:type_name -> persys.command.v1.Demand
-	66, // 84: persys.command.v1.ReceiptRecord.outcome:type_name -> persys.command.v1.Outcome
-	67, // 85: persys.command.v1.Outcome.items:type_name -> persys.command.v1.ItemOutcome
-	2,  // 86: persys.command.v1.ItemOutcome.generation:type_name -> persys.command.v1.Generation
-	5,  // 87: persys.command.v1.EventRecord.details:type_name -> persys.command.v1.Label
-	88, // [88:88] is the sub-list for method output_type
-	88, // [88:88] is the sub-list for method input_type
-	88, // [88:88] is the sub-list for extension type_name
-	88, // [88:88] is the sub-list for extension extendee
-	0,  // [0:88] is the sub-list for field type_name
+	56, // 35: persys.command.v1.Command.set_drifts:type_name -> persys.command.v1.SetDrifts
+	57, // 36: persys.command.v1.Command.adopt_drift:type_name -> persys.command.v1.AdoptDrift
+	58, // 37: persys.command.v1.Command.drop_orphan:type_name -> persys.command.v1.DropOrphan
+	8,  // 38: persys.command.v1.Demand.host_ports:type_name -> persys.command.v1.Port
+	5,  // 39: persys.command.v1.Demand.labels:type_name -> persys.command.v1.Label
+	6,  // 40: persys.command.v1.Demand.constraints:type_name -> persys.command.v1.Constraint
+	7,  // 41: persys.command.v1.Demand.tolerations:type_name -> persys.command.v1.Taint
+	9,  // 42: persys.command.v1.WorkloadPut.demand:type_name -> persys.command.v1.Demand
+	11, // 43: persys.command.v1.PutWorkloads.workloads:type_name -> persys.command.v1.WorkloadPut
+	16, // 44: persys.command.v1.RegisterNode.pools:type_name -> persys.command.v1.Pool
+	5,  // 45: persys.command.v1.RegisterNode.labels:type_name -> persys.command.v1.Label
+	7,  // 46: persys.command.v1.RegisterNode.taints:type_name -> persys.command.v1.Taint
+	22, // 47: persys.command.v1.SetNodeStates.nodes:type_name -> persys.command.v1.NodeState
+	2,  // 48: persys.command.v1.Assignment.if_generation:type_name -> persys.command.v1.Generation
+	24, // 49: persys.command.v1.Assign.assignments:type_name -> persys.command.v1.Assignment
+	2,  // 50: persys.command.v1.Eviction.if_generation:type_name -> persys.command.v1.Generation
+	26, // 51: persys.command.v1.Evict.evictions:type_name -> persys.command.v1.Eviction
+	2,  // 52: persys.command.v1.Retry.if_generation:type_name -> persys.command.v1.Generation
+	28, // 53: persys.command.v1.ScheduleRetries.retries:type_name -> persys.command.v1.Retry
+	2,  // 54: persys.command.v1.Unplaced.if_generation:type_name -> persys.command.v1.Generation
+	30, // 55: persys.command.v1.ExplainUnplaced.workloads:type_name -> persys.command.v1.Unplaced
+	2,  // 56: persys.command.v1.WorkloadReport.generation:type_name -> persys.command.v1.Generation
+	33, // 57: persys.command.v1.WorkloadReport.ports:type_name -> persys.command.v1.PortBinding
+	34, // 58: persys.command.v1.Report.reports:type_name -> persys.command.v1.WorkloadReport
+	5,  // 59: persys.command.v1.Audit.details:type_name -> persys.command.v1.Label
+	2,  // 60: persys.command.v1.Forgiveness.if_generation:type_name -> persys.command.v1.Generation
+	50, // 61: persys.command.v1.ForgiveFailures.workloads:type_name -> persys.command.v1.Forgiveness
+	52, // 62: persys.command.v1.RecordActions.actions:type_name -> persys.command.v1.AgentAction
+	2,  // 63: persys.command.v1.DriftRepair.if_generation:type_name -> persys.command.v1.Generation
+	54, // 64: persys.command.v1.SetDrifts.open:type_name -> persys.command.v1.Drift
+	54, // 65: persys.command.v1.SetDrifts.closed:type_name -> persys.command.v1.Drift
+	55, // 66: persys.command.v1.SetDrifts.repairs:type_name -> persys.command.v1.DriftRepair
+	11, // 67: persys.command.v1.AdoptDrift.put:type_name -> persys.command.v1.WorkloadPut
+	65, // 68: persys.command.v1.SnapshotRecord.meta:type_name -> persys.command.v1.MetaRecord
+	66, // 69: persys.command.v1.SnapshotRecord.workload:type_name -> persys.command.v1.WorkloadRecord
+	67, // 70: persys.command.v1.SnapshotRecord.node:type_name -> persys.command.v1.NodeRecord
+	68, // 71: persys.command.v1.SnapshotRecord.residual:type_name -> persys.command.v1.ResidualRecord
+	70, // 72: persys.command.v1.SnapshotRecord.receipt:type_name -> persys.command.v1.ReceiptRecord
+	73, // 73: persys.command.v1.SnapshotRecord.event:type_name -> persys.command.v1.EventRecord
+	37, // 74: persys.command.v1.SnapshotRecord.replica:type_name -> persys.command.v1.PutReplica
+	43, // 75: persys.command.v1.SnapshotRecord.authority:type_name -> persys.command.v1.PutAuthority
+	62, // 76: persys.command.v1.SnapshotRecord.token:type_name -> persys.command.v1.TokenRecord
+	47, // 77: persys.command.v1.SnapshotRecord.admitted:type_name -> persys.command.v1.Admit
+	63, // 78: persys.command.v1.SnapshotRecord.revocation:type_name -> persys.command.v1.RevocationRecord
+	69, // 79: persys.command.v1.SnapshotRecord.grave:type_name -> persys.command.v1.GraveRecord
+	61, // 80: persys.command.v1.SnapshotRecord.node_audit:type_name -> persys.command.v1.NodeAuditRecord
+	54, // 81: persys.command.v1.SnapshotRecord.drift:type_name -> persys.command.v1.Drift
+	45, // 82: persys.command.v1.TokenRecord.token:type_name -> persys.command.v1.PutToken
+	48, // 83: persys.command.v1.RevocationRecord.revoke:type_name -> persys.command.v1.Revoke
+	11, // 84: persys.command.v1.WorkloadRecord.put:type_name -> persys.command.v1.WorkloadPut
+	2,  // 85: persys.command.v1.WorkloadRecord.generation:type_name -> persys.command.v1.Generation
+	34, // 86: persys.command.v1.WorkloadRecord.actual:type_name -> persys.command.v1.WorkloadReport
+	52, // 87: persys.command.v1.WorkloadRecord.actions:type_name -> persys.command.v1.AgentAction
+	17, // 88: persys.command.v1.NodeRecord.facts:type_name -> persys.command.v1.RegisterNode
+	2,  // 89: persys.command.v1.ResidualRecord.generation:type_name -> persys.command.v1.Generation
+	9,  // 90: persys.command.v1.ResidualRecord.demand:type_name -> persys.command.v1.Demand
+	2,  // 91: persys.command.v1.GraveRecord.generation:type_name -> persys.command.v1.Generation
+	9,  // 92: persys.command.v1.GraveRecord.claims:type_name -> persys.command.v1.Demand
+	71, // 93: persys.command.v1.ReceiptRecord.outcome:type_name -> persys.command.v1.Outcome
+	72, // 94: persys.command.v1.Outcome.items:type_name -> persys.command.v1.ItemOutcome
+	2,  // 95: persys.command.v1.ItemOutcome.generation:type_name -> persys.command.v1.Generation
+	5,  // 96: persys.command.v1.EventRecord.details:type_name -> persys.command.v1.Label
+	97, // [97:97] is the sub-list for method output_type
+	97, // [97:97] is the sub-list for method input_type
+	97, // [97:97] is the sub-list for extension type_name
+	97, // [97:97] is the sub-list for extension extendee
+	0,  // [0:97] is the sub-list for field type_name
 }
 
 func init() { file_api_command_v1_command_proto_init() }
@@ -6475,8 +6940,11 @@ func file_api_command_v1_command_proto_init() {
 		(*Command_Audit)(nil),
 		(*Command_ForgiveFailures)(nil),
 		(*Command_RecordActions)(nil),
+		(*Command_SetDrifts)(nil),
+		(*Command_AdoptDrift)(nil),
+		(*Command_DropOrphan)(nil),
 	}
-	file_api_command_v1_command_proto_msgTypes[55].OneofWrappers = []any{
+	file_api_command_v1_command_proto_msgTypes[60].OneofWrappers = []any{
 		(*SnapshotRecord_Meta)(nil),
 		(*SnapshotRecord_Workload)(nil),
 		(*SnapshotRecord_Node)(nil),
@@ -6490,6 +6958,7 @@ func file_api_command_v1_command_proto_init() {
 		(*SnapshotRecord_Revocation)(nil),
 		(*SnapshotRecord_Grave)(nil),
 		(*SnapshotRecord_NodeAudit)(nil),
+		(*SnapshotRecord_Drift)(nil),
 	}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
@@ -6497,7 +6966,7 @@ func file_api_command_v1_command_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_api_command_v1_command_proto_rawDesc), len(file_api_command_v1_command_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   69,
+			NumMessages:   74,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

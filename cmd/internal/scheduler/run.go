@@ -188,6 +188,7 @@ func (r *Replica) openServer() error {
 		NodeLease:         cfg.NodeLease,
 		OrderDeadline:     cfg.AgentRPCTimeout,
 		Inspector:         r.agents,
+		DriftInterval:     cfg.DriftInterval,
 		Logger:            r.log,
 		Metrics:           r.metrics,
 	}

@@ -1,0 +1,326 @@
+package fsm
+
+import (
+	"strconv"
+	"strings"
+
+	commandv1 "github.com/persys/compute/api/command/v1"
+)
+
+// Drifts: where a node differs from the state. The leader's planner finds them by
+// comparing what a node lists with what is expected of it; the state keeps those
+// that are open. What is done about them follows from other commands (a report, a
+// new order, a residual): a record changes nothing by itself. Feature level 5.
+
+// The kinds of drift (contract/semantics.md section 8).
+const (
+	DriftOrphan   = "orphan_on_agent"
+	DriftState    = "state_mismatch"
+	DriftRevision = "revision_mismatch"
+	DriftMissing  = "missing_on_agent"
+)
+
+// What is done about a drift (contract/state-etcd.md).
+const (
+	ActionInvestigate  = "operator_investigation" // nothing happens by itself: persysctl drift
+	ActionDeleteOrphan = "delete_orphan_on_agent"
+	ActionAlign        = "align_scheduler_status"
+	ActionReapply      = "reapply_scheduler_revision"
+	ActionReconcile    = "retry_and_reconcile"
+)
+
+// CodeOrphanDeleted is the reason of a residual that a person asked for.
+const CodeOrphanDeleted = "OrphanDeleted"
+
+// CodeAdopted is the reason of an assignment that a person made of an orphan.
+const CodeAdopted = "Adopted"
+
+// MaxDrifts is how many open drifts are kept; more are not noted until some end.
+const MaxDrifts = 10_000
+
+// Drift is one open difference.
+type Drift struct {
+	Node            string
+	Workload        string
+	Type            string
+	SchedulerStatus string // of a revision_mismatch, the revision
+	AgentStatus     string // as well
+	Action          string
+	Repairs         uint32 // orders given to end it
+	RepairedAt      int64  // Unix nanoseconds, of the last one
+	DetectedAt      int64  // Unix nanoseconds
+}
+
+func driftKey(node, workload, kind string) string { return node + "/" + workload + "/" + kind }
+
+func (d *Drift) key() string { return driftKey(d.Node, d.Workload, d.Type) }
+
+// Drifts scans the open drifts of a node, of all if node is "".
+func (s State) Drifts(node string, fn func(*Drift) bool) {
+	if node == "" {
+		s.r.drifts.Scan(func(_ string, d *Drift) bool { return fn(d) })
+		return
+	}
+	prefix := node + "/"
+	s.r.drifts.Ascend(prefix, func(k string, d *Drift) bool { return strings.HasPrefix(k, prefix) && fn(d) })
+}
+
+// Drift returns one open drift.
+func (s State) Drift(node, workload, kind string) (*Drift, bool) {
+	return s.r.drifts.Get(driftKey(node, workload, kind))
+}
+
+// DriftCount is the number of open drifts.
+func (s State) DriftCount() int { return s.r.drifts.Len() }
+
+func driftPB(d *Drift) *commandv1.Drift {
+	return &commandv1.Drift{
+		Node: d.Node, Workload: d.Workload, Type: d.Type, SchedulerStatus: d.SchedulerStatus, AgentStatus: d.AgentStatus,
+		Action: d.Action, Repairs: d.Repairs, RepairedAt: d.RepairedAt, DetectedAt: d.DetectedAt,
+	}
+}
+
+func driftOf(m *commandv1.Drift) *Drift {
+	return &Drift{
+		Node: m.GetNode(), Workload: m.GetWorkload(), Type: m.GetType(), SchedulerStatus: m.GetSchedulerStatus(),
+		AgentStatus: m.GetAgentStatus(), Action: m.GetAction(), Repairs: m.GetRepairs(), RepairedAt: m.GetRepairedAt(),
+		DetectedAt: m.GetDetectedAt(),
+	}
+}
+
+func driftKind(kind string) bool {
+	return kind == DriftOrphan || kind == DriftState || kind == DriftRevision || kind == DriftMissing
+}
+
+// maxDriftID bounds the name of what a node has: it need not be an id of ours.
+const maxDriftID = 256
+
+// setDrifts notes what one look found.
+func (t *Tx) setDrifts(b *commandv1.SetDrifts) (res Result) {
+	for _, m := range b.GetOpen() {
+		d := driftOf(m)
+		d.SchedulerStatus, d.AgentStatus, d.Action = clipTo(d.SchedulerStatus, 128), clipTo(d.AgentStatus, 128), clipTo(d.Action, 64)
+		switch _, known := t.r.nodes.Get(d.Node); {
+		case !known:
+			res.skip("node " + strconv.Quote(clip(d.Node)) + " does not exist")
+		case !driftKind(d.Type):
+			res.skip("type: " + strconv.Quote(clip(d.Type)) + " is no kind of drift")
+		case d.Workload == "" || len(d.Workload) > maxDriftID || strings.Contains(d.Workload, "/"):
+			res.skip("workload: " + strconv.Quote(clip(d.Workload)) + " is no name of a workload")
+		default:
+			if !t.openDrift(d) {
+				res.skip("more than " + strconv.Itoa(MaxDrifts) + " drifts are open")
+			}
+		}
+	}
+	for _, m := range b.GetClosed() {
+		if d, ok := t.r.drifts.Get(driftKey(m.GetNode(), m.GetWorkload(), m.GetType())); ok {
+			t.closeDrift(d)
+		}
+	}
+	for _, p := range b.GetRepairs() {
+		old, why := t.planned(p.GetWorkload(), p.GetIfGeneration())
+		if why == "" && old.Node != p.GetNode() {
+			why = "workload " + strconv.Quote(old.ID) + " is not on node " + strconv.Quote(p.GetNode())
+		}
+		if why != "" {
+			res.skip(why)
+			continue
+		}
+		w := *old
+		w.Generation = t.generation() // the same revision: a repair is no restart
+		w.Acknowledged, w.AcknowledgedAt = false, 0
+		t.putWorkload(old, &w)
+		res.Items = append(res.Items, itemOf(&w))
+	}
+	return res
+}
+
+// openDrift stores a drift; one that is open already keeps its beginning, and
+// makes no second event.
+func (t *Tx) openDrift(d *Drift) bool {
+	old, ok := t.r.drifts.Get(d.key())
+	if ok {
+		d.DetectedAt = old.DetectedAt
+		if *d == *old {
+			return true
+		}
+	} else {
+		if t.r.drifts.Len() >= MaxDrifts {
+			return false
+		}
+		d.DetectedAt = t.r.info.Clock
+		t.driftEvent(EventDriftDetected, d)
+	}
+	t.putDrift(d)
+	return true
+}
+
+func (t *Tx) putDrift(d *Drift) {
+	own(t, &t.r.drifts, ownDrifts).Set(d.key(), d)
+	var e encoder
+	e.str("drift/" + d.key())
+	for _, s := range [...]string{d.SchedulerStatus, d.AgentStatus, d.Action} {
+		e.str(s)
+	}
+	e.u64(uint64(d.Repairs))
+	e.i64(d.RepairedAt)
+	e.i64(d.DetectedAt)
+	t.sideFold = append(t.sideFold, e...)
+}
+
+func (t *Tx) closeDrift(d *Drift) {
+	own(t, &t.r.drifts, ownDrifts).Delete(d.key())
+	var e encoder
+	e.str("drift/" + d.key())
+	t.sideFold = append(t.sideFold, e...)
+	t.driftEvent(EventDriftResolved, d)
+}
+
+func (t *Tx) driftEvent(kind string, d *Drift) {
+	resolved := "false"
+	if kind == EventDriftResolved {
+		resolved = "true"
+	}
+	t.event(Event{
+		Type: kind, Workload: d.Workload, Node: d.Node, Reason: d.Type, Message: d.sentence(),
+		Details: details(
+			Label{"action", d.Action}, Label{"agent_status", d.AgentStatus}, Label{"detected_at", strconv.FormatInt(d.DetectedAt, 10)},
+			Label{"resolved", resolved}, Label{"scheduler_status", d.SchedulerStatus},
+		),
+	})
+}
+
+// sentence says what differs, and for an orphan what to type.
+func (d *Drift) sentence() string {
+	switch d.Type {
+	case DriftOrphan:
+		return "node " + d.Node + " has it and is not to; nothing is done by itself: persysctl drift adopt|delete " + d.Node + " " + d.Workload
+	case DriftMissing:
+		return "node " + d.Node + " does not have it"
+	case DriftRevision:
+		return "node " + d.Node + " has revision " + d.AgentStatus + ", not " + d.SchedulerStatus
+	}
+	return "node " + d.Node + " says " + d.AgentStatus + ", the record " + d.SchedulerStatus
+}
+
+// closeDrifts ends all drifts of a node that goes.
+func (t *Tx) closeDrifts(node string) {
+	var all []*Drift
+	t.state().Drifts(node, func(d *Drift) bool { all = append(all, d); return true })
+	for _, d := range all {
+		t.closeDrift(d)
+	}
+}
+
+// orphan finds the open orphan that a person speaks of.
+func (t *Tx) orphan(node, workload string) (*Drift, *Node, Result) {
+	n, ok := t.r.nodes.Get(node)
+	if !ok {
+		return nil, nil, noNode(node)
+	}
+	d, ok := t.r.drifts.Get(driftKey(node, workload, DriftOrphan))
+	switch {
+	case !ok:
+		return nil, nil, refuse(NotFound, "node %q has no orphan %q: `persysctl drift list` shows what there is", node, clip(workload))
+	case !n.Up:
+		return nil, nil, refuse(NotReady, "node %q is %s: wait until it is back", n.ID, n.Status())
+	case !validID(workload):
+		return nil, nil, refuse(Invalid, "workload: %q does not match %s: remove it on the node by hand", clip(workload), idRule)
+	}
+	return d, n, Result{}
+}
+
+// adoptDrift binds the workload that an orphan is to the node that has it.
+func (t *Tx) adoptDrift(b *commandv1.AdoptDrift) Result {
+	d, n, res := t.orphan(b.GetNode(), b.GetWorkload())
+	if d == nil {
+		return res
+	}
+	old, known := t.r.workloads.Get(d.Workload)
+	put := b.GetPut()
+	switch {
+	case put == nil && !known:
+		return refuse(Invalid, "put: workload %q is not known here: give its specification, persysctl drift adopt %s %s -f FILE", d.Workload, n.ID, d.Workload)
+	case put != nil && put.GetId() != d.Workload:
+		return refuse(Invalid, "put.id: %q is not the orphan %q", clip(put.GetId()), d.Workload)
+	case known && old.Desired == DesiredDeleted:
+		return refuse(Conflict, "workload %q is being deleted: persysctl drift delete %s %s", old.ID, n.ID, old.ID)
+	case put != nil:
+		if res, ok := checkPuts([]*commandv1.WorkloadPut{put}, ""); !ok {
+			return res
+		}
+	}
+	// As it would be if it were nowhere; only then is anything changed.
+	want := Workload{ID: d.Workload, Desired: DesiredRunning}
+	if known {
+		want.Demand, want.Desired = old.Demand, old.Desired
+	}
+	if put != nil {
+		want.Demand, want.Desired = demandOf(put.GetDemand()), Desired(put.GetDesired())
+	}
+	switch {
+	case want.Desired != DesiredRunning:
+		return refuse(Conflict, "workload %q is to be %s: persysctl start %s first", want.ID, want.Desired, want.ID)
+	case known && old.Node == n.ID:
+		return refuse(Conflict, "workload %q is on node %q already", old.ID, n.ID)
+	case known && old.Node != "" && want.Demand.Exclusive:
+		return refuse(Conflict, "exclusive workload %q is on node %q: stop or delete it there first", old.ID, old.Node)
+	}
+	if why := t.unfit(&want, n, n.ID); why != "" {
+		return refuse(NoCapacity, "%s", why)
+	}
+	if put != nil {
+		t.putOne(put)
+		old, _ = t.r.workloads.Get(d.Workload)
+	}
+	w := *old
+	if w.Node != "" {
+		t.release(&w, false, CodeAdopted)
+	}
+	if left, ok := t.r.residuals.Get(pair(n.ID, w.ID)); ok {
+		t.dropResidual(left)
+	}
+	w.Node, w.AssignedAt = n.ID, t.r.info.Clock
+	w.Generation = t.generation()
+	w.Acknowledged, w.AcknowledgedAt = false, 0
+	w.Retry, w.Reason = Retry{MaxAttempts: w.Retry.MaxAttempts}, Reason{}
+	t.putWorkload(old, &w)
+	t.event(Event{Type: EventWorkloadScheduled, Workload: w.ID, Node: n.ID, Reason: CodeAdopted, Message: "adopted where it was found"})
+	t.closeDrift(d)
+	return Result{Items: []Item{itemOf(&w)}}
+}
+
+// dropOrphan leaves a residual of an orphan, so that its node is told to delete it.
+func (t *Tx) dropOrphan(b *commandv1.DropOrphan) Result {
+	d, n, res := t.orphan(b.GetNode(), b.GetWorkload())
+	if d == nil {
+		return res
+	}
+	if w, ok := t.r.workloads.Get(d.Workload); ok && w.Node == n.ID {
+		return refuse(Conflict, "workload %q belongs on node %q now: persysctl delete %s", w.ID, n.ID, w.ID)
+	}
+	if _, ok := t.r.residuals.Get(pair(n.ID, d.Workload)); ok {
+		return Result{Kind: AlreadyDone, Reason: "its node is being told to delete it"}
+	}
+	t.putResidual(&Residual{
+		Node: n.ID, Workload: d.Workload, Generation: t.generation(), Engine: n.Engine(),
+		Since: t.r.info.Clock, Reason: CodeOrphanDeleted,
+	})
+	next := *d
+	next.Action = ActionDeleteOrphan
+	t.putDrift(&next)
+	t.event(Event{Type: EventWorkloadDeleting, Workload: d.Workload, Node: n.ID, Reason: CodeOrphanDeleted, Message: "an orphan, deleted by request"})
+	return Result{}
+}
+
+func (c *checker) drifts() {
+	c.must(c.s.r.info.FeatureLevel >= 5 || c.s.DriftCount() == 0, "feature level %d and %d drifts", c.s.r.info.FeatureLevel, c.s.DriftCount())
+	c.must(c.s.DriftCount() <= MaxDrifts, "%d drifts are open, at most %d", c.s.DriftCount(), MaxDrifts)
+	c.s.r.drifts.Scan(func(key string, d *Drift) bool {
+		_, ok := c.s.Node(d.Node)
+		c.must(ok && d.key() == key && driftKind(d.Type), "drift %q of node %q is stored under %q", clip(d.Type), clip(d.Node), clip(key))
+		c.must(d.DetectedAt > 0, "drift %q has no beginning", clip(key))
+		return true
+	})
+}

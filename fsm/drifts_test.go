@@ -1,0 +1,158 @@
+package fsm
+
+import (
+	"testing"
+
+	commandv1 "github.com/persys/compute/api/command/v1"
+)
+
+func drifted(node, workload, kind string) *commandv1.Drift {
+	return &commandv1.Drift{Node: node, Workload: workload, Type: kind, SchedulerStatus: "Running", AgentStatus: "Stopped", Action: ActionInvestigate}
+}
+
+func setDrifts(open []*commandv1.Drift, closed ...*commandv1.Drift) Command {
+	return &commandv1.Command{Body: &commandv1.Command_SetDrifts{SetDrifts: &commandv1.SetDrifts{Open: open, Closed: closed}}}
+}
+
+func adopt(node, workload string, opts ...func(*commandv1.WorkloadPut)) Command {
+	a := &commandv1.AdoptDrift{Node: node, Workload: workload}
+	if len(opts) > 0 {
+		a.Put = put(workload, opts...).GetPutWorkloads().Workloads[0]
+	}
+	return &commandv1.Command{Body: &commandv1.Command_AdoptDrift{AdoptDrift: a}}
+}
+
+func dropOrphan(node, workload string) Command {
+	return &commandv1.Command{Body: &commandv1.Command_DropOrphan{DropOrphan: &commandv1.DropOrphan{Node: node, Workload: workload}}}
+}
+
+func TestSetDrifts(t *testing.T) {
+	proveNewest(t, []fact{
+		{"a drift is told once, and once more when it is gone", func(t *testing.T, w *world) {
+			w.ok(setDrifts([]*commandv1.Drift{drifted("a", "ghost", DriftOrphan)}))
+			begun := w.now
+			e := w.eventOf(EventDriftDetected)
+			is(t, "type", e.Reason, DriftOrphan)
+			is(t, "resolved", e.Details[3], Label{"resolved", "false"})
+			w.ok(setDrifts([]*commandv1.Drift{drifted("a", "ghost", DriftOrphan)}))
+			is(t, "changes", len(w.last), 0)
+			changed := drifted("a", "ghost", DriftOrphan)
+			changed.AgentStatus = "Failed"
+			w.ok(setDrifts([]*commandv1.Drift{changed}))
+			is(t, "events", len(w.events()), 0)
+			d, _ := w.s.Drift("a", "ghost", DriftOrphan)
+			is(t, "agent status", d.AgentStatus, "Failed")
+			is(t, "since", d.DetectedAt, begun)
+			w.ok(setDrifts(nil, drifted("a", "ghost", DriftOrphan)))
+			is(t, "resolved", w.eventOf(EventDriftResolved).Details[3], Label{"resolved", "true"})
+			is(t, "open", w.s.DriftCount(), 0)
+			w.ok(setDrifts(nil, drifted("a", "ghost", DriftOrphan)))
+			is(t, "changes", len(w.last), 0)
+		}},
+		{"a repair is a new order of the same revision", func(t *testing.T, w *world) {
+			w.run("web")
+			before := *w.workload("web")
+			c := setDrifts([]*commandv1.Drift{drifted("a", "web", DriftRevision)})
+			c.GetSetDrifts().Repairs = []*commandv1.DriftRepair{{Workload: "web", Node: "a", IfGeneration: w.generation("web")}}
+			w.ok(c)
+			now := w.workload("web")
+			is(t, "newer", before.Generation.Less(now.Generation), true)
+			is(t, "revision", now.Revision(), before.Revision())
+			is(t, "acknowledged", now.Acknowledged, false)
+			skipped(t, w.do(c), "generation")
+		}},
+		{"a repair of what is elsewhere is skipped", func(t *testing.T, w *world) {
+			c := setDrifts(nil)
+			c.GetSetDrifts().Repairs = []*commandv1.DriftRepair{{Workload: "web", Node: "b", IfGeneration: w.generation("web")}}
+			skipped(t, w.do(c), "is not on node")
+		}},
+		{"an unknown node is skipped", func(t *testing.T, w *world) {
+			skipped(t, w.do(setDrifts([]*commandv1.Drift{drifted("none", "x", DriftOrphan)})), "none")
+		}},
+		{"an unknown kind is skipped", func(t *testing.T, w *world) {
+			skipped(t, w.do(setDrifts([]*commandv1.Drift{drifted("a", "x", "odd")})), "odd")
+		}},
+		{"a name that is none is skipped", func(t *testing.T, w *world) {
+			skipped(t, w.do(setDrifts([]*commandv1.Drift{drifted("a", "x/y", DriftOrphan)})), "x/y")
+		}},
+		{"they end with their node", func(t *testing.T, w *world) {
+			w.ok(setDrifts([]*commandv1.Drift{drifted("a", "ghost", DriftOrphan), drifted("b", "ghost", DriftOrphan)}))
+			w.ok(removeNode("a", true))
+			w.eventOf(EventDriftResolved)
+			is(t, "open", w.s.DriftCount(), 1)
+		}},
+	})
+}
+
+func TestAdoptDrift(t *testing.T) {
+	proveNewest(t, []fact{
+		{"what nobody knows needs its specification", func(t *testing.T, w *world) {
+			w.ok(setDrifts([]*commandv1.Drift{drifted("b", "ghost", DriftOrphan)}))
+			refused(t, w.do(adopt("b", "ghost")), Invalid, "persysctl drift adopt b ghost -f FILE")
+			res := w.ok(adopt("b", "ghost", hostPort(80)))
+			is(t, "item", res.Items[0].ID, "ghost")
+			is(t, "node", w.workload("ghost").Node, "b")
+			is(t, "status", w.workload("ghost").Status, StatusScheduled)
+			is(t, "event", w.eventOf(EventWorkloadScheduled).Reason, CodeAdopted)
+			w.eventOf(EventDriftResolved)
+			is(t, "open", w.s.DriftCount(), 0)
+		}},
+		{"what is known moves to where it was found", func(t *testing.T, w *world) {
+			w.ok(setDrifts([]*commandv1.Drift{drifted("b", "web", DriftOrphan)}))
+			w.ok(adopt("b", "web"))
+			is(t, "node", w.workload("web").Node, "b")
+			_, left := w.s.Residual("a", "web")
+			is(t, "left on a", left, true)
+		}},
+		{"an exclusive one that is elsewhere does not", func(t *testing.T, w *world) {
+			w.place("db", "a", exclusive)
+			w.ok(setDrifts([]*commandv1.Drift{drifted("b", "db", DriftOrphan)}))
+			refused(t, w.do(adopt("b", "db")), Conflict, "exclusive", "node \"a\"")
+		}},
+		{"what is being deleted is not kept", func(t *testing.T, w *world) {
+			w.ok(remove("web", false))
+			w.ok(setDrifts([]*commandv1.Drift{drifted("b", "web", DriftOrphan)}))
+			refused(t, w.do(adopt("b", "web")), Conflict, "persysctl drift delete b web")
+		}},
+		{"a full node takes nothing more", func(t *testing.T, w *world) {
+			w.ok(setDrifts([]*commandv1.Drift{drifted("b", "big", DriftOrphan)}))
+			refused(t, w.do(adopt("b", "big", demand(func(d *commandv1.Demand) { d.CpuMillicores = 9000 }))), NoCapacity, "9000 millicores")
+			_, ok := w.s.Workload("big")
+			is(t, "made", ok, false)
+		}},
+		{"only an orphan is adopted", func(t *testing.T, w *world) {
+			refused(t, w.do(adopt("b", "none")), NotFound, "persysctl drift list")
+			refused(t, w.do(adopt("none", "none")), NotFound, "none")
+		}},
+	})
+}
+
+func TestDropOrphan(t *testing.T) {
+	proveNewest(t, []fact{
+		{"its node is told to delete it, and it is settled when that is done", func(t *testing.T, w *world) {
+			w.ok(setDrifts([]*commandv1.Drift{drifted("b", "ghost", DriftOrphan)}))
+			w.ok(dropOrphan("b", "ghost"))
+			r, ok := w.s.Residual("b", "ghost")
+			is(t, "residual", ok && r.Reason == CodeOrphanDeleted, true)
+			d, _ := w.s.Drift("b", "ghost", DriftOrphan)
+			is(t, "action", d.Action, ActionDeleteOrphan)
+			is(t, "again", w.do(dropOrphan("b", "ghost")).Kind, AlreadyDone)
+			w.ok(gone("ghost", "b", generationPB(r.Generation)))
+			_, ok = w.s.Residual("b", "ghost")
+			is(t, "left", ok, false)
+		}},
+		{"what has been placed there since is no orphan", func(t *testing.T, w *world) {
+			w.ok(setDrifts([]*commandv1.Drift{drifted("a", "web", DriftOrphan)}))
+			refused(t, w.do(dropOrphan("a", "web")), Conflict, "persysctl delete web")
+		}},
+		{"a node that is down is waited for", func(t *testing.T, w *world) {
+			w.ok(setDrifts([]*commandv1.Drift{drifted("b", "ghost", DriftOrphan)}))
+			w.ok(nodeState("b", false))
+			refused(t, w.do(dropOrphan("b", "ghost")), NotReady, "NotReady")
+		}},
+		{"a name that is no id is removed by hand", func(t *testing.T, w *world) {
+			w.ok(setDrifts([]*commandv1.Drift{drifted("b", "not an id", DriftOrphan)}))
+			refused(t, w.do(dropOrphan("b", "not an id")), Invalid, "by hand")
+		}},
+	})
+}

@@ -1,0 +1,231 @@
+package leader
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"testing"
+	"time"
+
+	commandv1 "github.com/persys/compute/api/command/v1"
+	"github.com/persys/compute/fsm"
+	"github.com/persys/compute/sched"
+)
+
+// each makes a leader ask every node once in d.
+func each(d time.Duration) func(*Config) { return func(c *Config) { c.DriftInterval = d } }
+
+// has says that a node has a workload as it ought to.
+func (w *world) has(f *fakeInspector, node, id string, set ...func(*sched.Reported)) {
+	r := w.running(id)
+	r.Revision = w.workload(id).Revision()
+	for _, fn := range set {
+		fn(&r)
+	}
+	f.put(node, r)
+}
+
+func (w *world) drifts() (out []string) {
+	w.view().Drifts("", func(d *fsm.Drift) bool {
+		out = append(out, d.Node+" "+d.Workload+" "+d.Type)
+		return true
+	})
+	return out
+}
+
+// obedient makes a node report what it is told to run as running.
+func (w *world) obedient(node string) {
+	w.agents.on(node, func(_ context.Context, o sched.Order) (sched.Ack, error) {
+		return sched.Ack{Accepted: true, Gone: o.Op == sched.OpDelete, State: fsm.ActualRunning}, nil
+	})
+}
+
+func TestDriftRounds(t *testing.T) {
+	const interval = 10 * time.Second
+	// steady is a leader over node a, which runs web and says so.
+	steady := func(t *testing.T, f *fakeInspector, fn func(w *world)) {
+		t.Helper()
+		inWorld(t, []string{"a"}, func(w *world) {
+			w.raise()
+			w.obedient("a")
+			w.put("web")
+			w.beat(sched.Heartbeat{Node: "a"})
+			w.pass(300 * time.Millisecond)
+			is(t, "status", w.workload("web").Status, fsm.StatusRunning)
+			w.has(f, "a", "web")
+			fn(w)
+		}, with(f), each(interval))
+	}
+	t.Run("a node is asked once in each interval, and nothing is written", func(t *testing.T) {
+		f := newInspector()
+		steady(t, f, func(w *world) {
+			w.alive(interval, "a")
+			entries := len(w.log.entries)
+			w.alive(5*interval, "a")
+			if n := len(f.listed("a")); n < 5 || n > 7 {
+				t.Errorf("asked %d times in 6 intervals", n)
+			}
+			is(t, "entries", len(w.log.entries)-entries, 0)
+			is(t, "drifts", len(w.drifts()), 0)
+		})
+	})
+	t.Run("an orphan is noted after a second look, left alone, and closed when it is gone", func(t *testing.T) {
+		f := newInspector()
+		steady(t, f, func(w *world) {
+			f.put("a", is0(fsm.ActualRunning, "ghost"))
+			orders := len(w.agents.got("a"))
+			w.alive(interval+3*time.Second, "a")
+			is(t, "drifts", fmt.Sprint(w.drifts()), "[a ghost orphan_on_agent]")
+			w.alive(10*interval, "a")
+			is(t, "commands", w.log.count("set_drifts"), 1)
+			is(t, "orders", len(w.agents.got("a"))-orders, 0)
+			f.drop("a", "ghost")
+			w.alive(interval+3*time.Second, "a")
+			is(t, "drifts", len(w.drifts()), 0)
+		})
+	})
+	t.Run("an orphan that a person deletes is deleted", func(t *testing.T) {
+		f := newInspector()
+		steady(t, f, func(w *world) {
+			f.put("a", is0(fsm.ActualRunning, "ghost"))
+			w.alive(interval+3*time.Second, "a")
+			w.agents.on("a", func(_ context.Context, o sched.Order) (sched.Ack, error) {
+				f.drop("a", o.Workload)
+				return sched.Ack{Accepted: true, Gone: true}, nil
+			})
+			w.do(&commandv1.Command{Body: &commandv1.Command_DropOrphan{DropOrphan: &commandv1.DropOrphan{Node: "a", Workload: "ghost"}}})
+			w.pass(time.Second)
+			got := w.agents.got("a")
+			is(t, "order", got[len(got)-1].Workload, "ghost")
+			w.alive(interval+3*time.Second, "a")
+			is(t, "drifts", len(w.drifts()), 0)
+		})
+	})
+	t.Run("what is missing is given its time, then ordered again", func(t *testing.T) {
+		f := newInspector()
+		steady(t, f, func(w *world) {
+			f.drop("a", "web")
+			w.alive(interval+3*time.Second, "a")
+			is(t, "drifts", fmt.Sprint(w.drifts()), "[a web missing_on_agent]")
+			is(t, "state", w.workload("web").Actual.State, fsm.ActualMissing)
+			is(t, "attempts", w.workload("web").Retry.Attempts, int32(0))
+			w.agents.on("a", func(context.Context, sched.Order) (sched.Ack, error) {
+				w.has(f, "a", "web")
+				return sched.Ack{Accepted: true, State: fsm.ActualRunning}, nil
+			})
+			w.alive(15*time.Second+interval, "a")
+			w.has(f, "a", "web")
+			w.alive(interval+3*time.Second, "a")
+			is(t, "status", w.workload("web").Status, fsm.StatusRunning)
+			is(t, "drifts", len(w.drifts()), 0)
+		})
+	})
+	t.Run("another state is taken over", func(t *testing.T) {
+		f := newInspector()
+		steady(t, f, func(w *world) {
+			w.has(f, "a", "web", func(r *sched.Reported) { r.Observation.State = fsm.ActualFailed })
+			w.alive(interval+3*time.Second, "a")
+			w.pass(time.Second)
+			if got := w.workload("web"); got.Actual.State != fsm.ActualFailed && got.Retry.Attempts == 0 {
+				t.Errorf("%+v", got)
+			}
+		})
+	})
+	t.Run("another revision is ordered anew", func(t *testing.T) {
+		f := newInspector()
+		steady(t, f, func(w *world) {
+			before := w.workload("web").Generation
+			w.has(f, "a", "web", func(r *sched.Reported) { r.Revision = "c1-other" })
+			w.alive(interval+3*time.Second, "a")
+			is(t, "drifts", fmt.Sprint(w.drifts()), "[a web revision_mismatch]")
+			is(t, "newer", before.Less(w.workload("web").Generation), true)
+			w.has(f, "a", "web")
+			w.alive(interval+3*time.Second, "a")
+			is(t, "drifts", len(w.drifts()), 0)
+		})
+	})
+	t.Run("a difference that passes is not noted", func(t *testing.T) {
+		f := newInspector()
+		steady(t, f, func(w *world) {
+			f.put("a", is0(fsm.ActualRunning, "ghost"))
+			for len(f.listed("a")) == 0 {
+				w.alive(100*time.Millisecond, "a")
+			}
+			f.drop("a", "ghost")
+			w.alive(2*interval, "a")
+			is(t, "commands", w.log.count("set_drifts"), 0)
+		})
+	})
+	t.Run("a node that does not answer closes nothing", func(t *testing.T) {
+		f := newInspector()
+		steady(t, f, func(w *world) {
+			f.put("a", is0(fsm.ActualRunning, "ghost"))
+			w.alive(interval+3*time.Second, "a")
+			f.mu.Lock()
+			f.fail["a"] = errors.New("connection refused")
+			f.mu.Unlock()
+			w.alive(2*interval, "a")
+			is(t, "drifts", len(w.drifts()), 1)
+		})
+	})
+	t.Run("nobody is asked while the control plane is frozen", func(t *testing.T) {
+		f := newInspector()
+		steady(t, f, func(w *world) {
+			w.mode(fsm.ModeDegraded)
+			n := len(f.listed("a"))
+			w.alive(3*interval, "a")
+			is(t, "asked", len(f.listed("a"))-n, 0)
+		})
+	})
+	t.Run("what agents did becomes events, once", func(t *testing.T) {
+		f := newInspector()
+		f.acts = []*commandv1.AgentAction{{TaskId: "t2", Workload: "web", Status: "running"}, {TaskId: "t1", Workload: "web", Status: "completed", EndedAt: 7}}
+		steady(t, f, func(w *world) {
+			w.alive(4*interval, "a")
+			is(t, "commands", w.log.count("record_actions"), 1)
+		})
+	})
+}
+
+func TestDriftIsSpreadAndShared(t *testing.T) {
+	t.Run("nodes are asked at different times", func(t *testing.T) {
+		f := newInspector()
+		var nodes []string
+		for i := range 40 {
+			nodes = append(nodes, fmt.Sprintf("n%d", i))
+		}
+		inWorld(t, nil, func(w *world) {
+			w.raise()
+			for i, id := range nodes {
+				w.register(id, func(n *commandv1.RegisterNode) { n.Endpoint = fmt.Sprintf("10.0.0.%d:1", i+1) })
+			}
+			w.alive(10*time.Second, nodes...)
+			moments := map[int64]int{}
+			for _, n := range nodes {
+				if got := f.listed(n); len(got) != 1 {
+					t.Fatalf("%s was asked %d times", n, len(got))
+				} else {
+					moments[got[0].UnixNano()/int64(time.Millisecond)]++
+				}
+			}
+			if len(moments) < 15 {
+				t.Errorf("only %d different moments", len(moments))
+			}
+		}, with(f), each(10*time.Second))
+	})
+	t.Run("of nodes with one endpoint the last that was heard is asked", func(t *testing.T) {
+		f := newInspector()
+		inWorld(t, []string{"old", "new"}, func(w *world) { // both at 10.0.0.1
+			w.raise()
+			w.beat(sched.Heartbeat{Node: "old"})
+			w.pass(time.Second)
+			w.beat(sched.Heartbeat{Node: "new"})
+			before := len(f.listed("old"))
+			w.pass(6 * time.Second)
+			is(t, "old", len(f.listed("old"))-before, 0)
+			if len(f.listed("new")) < 2 {
+				t.Error("nobody is asked")
+			}
+		}, with(f), each(2*time.Second))
+	})
+}
