@@ -423,6 +423,9 @@ func (in *intent) promised() (cpu, memory, disk int64) {
 			cpu = c.GetResources().GetCpuShares()
 		}
 		return cpu, c.GetResources().GetMemoryBytes() / mib, c.GetDiskGb()
+	case *agentv1.WorkloadSpec_Compose:
+		c := s.Compose
+		return c.GetCpuMillicores(), c.GetMemoryMb(), c.GetDiskGb()
 	case *agentv1.WorkloadSpec_Vm:
 		for _, d := range s.Vm.GetDisks() {
 			disk += d.GetSizeGb()

@@ -38,7 +38,7 @@ func ToAgent(w *fsm.Workload, plain *controlv1.WorkloadSpec) *agentv1.ApplyWorkl
 	switch plain.GetType() {
 	case TypeCompose:
 		out.Type = agentv1.WorkloadType_WORKLOAD_TYPE_COMPOSE
-		out.Spec.Spec = &agentv1.WorkloadSpec_Compose{Compose: agentCompose(w.ID, plain.GetCompose())}
+		out.Spec.Spec = &agentv1.WorkloadSpec_Compose{Compose: agentCompose(w.ID, plain)}
 	case TypeVM:
 		out.Type = agentv1.WorkloadType_WORKLOAD_TYPE_VM
 		out.Spec.Spec = &agentv1.WorkloadSpec_Vm{Vm: agentVM(w.ID, plain)}
@@ -83,10 +83,12 @@ func agentContainer(s *controlv1.WorkloadSpec) *agentv1.ContainerSpec {
 	return out
 }
 
-func agentCompose(id string, c *controlv1.ComposeSpec) *agentv1.ComposeSpec {
-	out := &agentv1.ComposeSpec{ProjectName: projectName(id), Env: c.GetEnv(), SourceType: sourceInline}
+func agentCompose(id string, s *controlv1.WorkloadSpec) *agentv1.ComposeSpec {
+	c, d := s.GetCompose(), DemandOf(s)
+	out := &agentv1.ComposeSpec{ProjectName: projectName(id), Env: c.GetEnv(), SourceType: sourceInline,
+		CpuMillicores: d.GetCpuMillicores(), MemoryMb: d.GetMemoryMib(), DiskGb: d.GetDiskGb()}
 	if isGit(c) {
-		out.SourceType, out.GitRepo, out.GitRef = sourceGit, c.GetGitRepo(), c.GetGitRef()
+		out.SourceType, out.GitRepo, out.GitRef, out.GitCredentials = sourceGit, c.GetGitRepo(), c.GetGitRef(), c.GetGitCredentials()
 		return out
 	}
 	// base64: the only form that every existing agent understands.

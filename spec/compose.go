@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net/url"
+	"slices"
 	"strconv"
 	"strings"
 	"unicode/utf8"
@@ -119,6 +120,88 @@ func composePort(n *node) []*controlv1.Port {
 		out = append(out, &controlv1.Port{HostPort: int32(p), Protocol: protocolOf(protocol)})
 	}
 	return out
+}
+
+// composeLimits is the sum of what the services of an inline Compose file are limited to, in
+// millicores and MiB, for every copy of those that the profiles enable. As with ports, only what
+// stands in the text counts.
+func composeLimits(c *controlv1.ComposeSpec) (cpu, memory int64) {
+	services, err := composeServices(c.GetInlineYaml())
+	if err != nil {
+		return 0, 0
+	}
+	enabled := strings.Split(c.GetEnv()["COMPOSE_PROFILES"], ",")
+	for _, e := range services.own() {
+		service := e.value
+		if !composeEnabled(service.at("profiles"), enabled) {
+			continue
+		}
+		copies := int64(1)
+		for _, n := range []*node{service.at("deploy", "replicas"), service.at("scale")} {
+			if n != nil {
+				if v, err := strconv.ParseInt(n.text, 10, 32); err == nil && v >= 0 {
+					copies = v
+				}
+			}
+		}
+		limits := service.at("deploy", "resources", "limits")
+		for _, n := range []*node{limits.at("cpus"), service.at("cpus")} {
+			if v, err := parseCPU(textOf(n)); err == nil && v > 0 {
+				cpu += min(v, maxComposeLimit) * copies
+				break
+			}
+		}
+		for _, n := range []*node{limits.at("memory"), service.at("mem_limit")} {
+			text := textOf(n)
+			if _, err := strconv.ParseUint(text, 10, 63); err == nil {
+				text += "b" // a bare number is bytes in a Compose file
+			}
+			if v, err := parseSize(text, mib, "512M"); err == nil && v > 0 {
+				memory += min(v, maxComposeLimit) * copies
+				break
+			}
+		}
+	}
+	return min(cpu, maxComposeLimit), min(memory, maxComposeLimit)
+}
+
+// maxComposeLimit keeps a sum of absurd limits from running over.
+const maxComposeLimit = 1 << 40
+
+func composeEnabled(profiles *node, enabled []string) bool {
+	if profiles == nil || len(profiles.items) == 0 {
+		return true
+	}
+	for _, p := range profiles.items {
+		if p.text == "*" || slices.ContainsFunc(enabled, func(e string) bool { e = strings.TrimSpace(e); return e == p.text || e == "*" }) {
+			return true
+		}
+	}
+	return false
+}
+
+// at is what a path of keys leads to, nil if it leads nowhere.
+func (n *node) at(keys ...string) *node {
+	for _, key := range keys {
+		if n == nil || n.kind != mapping {
+			return nil
+		}
+		var next *node
+		for _, e := range n.own() {
+			if e.key == key {
+				next = e.value
+			}
+		}
+		n = next
+	}
+	return n
+}
+
+func textOf(n *node) string {
+	if n == nil || n.kind != scalar {
+		return ""
+	}
+	return n.text
 }
 
 // splitGit takes the credentials out of a repository URL: all of its user part

@@ -215,6 +215,10 @@ func (e *encoder) compose(c *controlv1.ComposeSpec) {
 	e.text("git_ref", c.GetGitRef())
 	e.secret("inline_yaml", c.GetInlineYaml())
 	e.pairs("env", c.GetEnv(), true)
+	// Absent from what was hashed before the field existed.
+	if name := c.GetGitCredentials(); name != "" {
+		e.text("git_credentials", name)
+	}
 }
 
 // vm encodes the VM that is meant, so that both ways to write it agree.

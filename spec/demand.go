@@ -13,7 +13,8 @@ import (
 // DemandOf is all that the planner gets to know of a plain, normalised
 // specification (DESIGN, decision 16). Every list is sorted.
 //
-// A VM that asks for no resources of its own reserves what its guest is given.
+// A VM that asks for no resources of its own reserves what its guest is given, an inline Compose
+// stack what its services are limited to.
 // Labels are requirements on the node (contract/semantics.md section 4). local
 // is not among the storage drivers: every node has it.
 func DemandOf(s *controlv1.WorkloadSpec) *commandv1.Demand {
@@ -37,6 +38,13 @@ func DemandOf(s *controlv1.WorkloadSpec) *commandv1.Demand {
 	case TypeCompose:
 		if c := s.GetCompose(); !isGit(c) {
 			ports = composePorts(c.GetInlineYaml())
+			cpu, memory := composeLimits(c)
+			if d.CpuMillicores == 0 {
+				d.CpuMillicores = cpu
+			}
+			if d.MemoryMib == 0 {
+				d.MemoryMib = memory
+			}
 		}
 	case TypeVM:
 		v, _ := vmOf(s)

@@ -321,6 +321,7 @@ func (d *decoder) compose(n *node, here where) *controlv1.ComposeSpec {
 			d.object(n, at, []field{
 				{"repo url git_repo", w + ".git.repo", func(_ string, n *node, at where) { c.GitRepo = d.str(n, at) }},
 				{"ref branch git_ref", w + ".git_ref", func(_ string, n *node, at where) { c.GitRef = d.str(n, at) }},
+				{"credentials git_credentials", w + ".git_credentials", func(_ string, n *node, at where) { c.GitCredentials = d.str(n, at) }},
 			})
 		}},
 		{"git_repo", w + ".git_repo", func(_ string, n *node, at where) {
@@ -330,6 +331,7 @@ func (d *decoder) compose(n *node, here where) *controlv1.ComposeSpec {
 			}
 		}},
 		{"git_ref", w + ".git_ref", func(_ string, n *node, at where) { c.GitRef = d.str(n, at) }},
+		{"git_credentials", w + ".git_credentials", func(_ string, n *node, at where) { c.GitCredentials = d.str(n, at) }},
 		{"source_type", w + ".source_type", func(_ string, n *node, at where) { c.SourceType = d.str(n, at) }},
 		{"env environment", w + ".env", func(_ string, n *node, at where) { c.Env = d.pairs(n, at, true) }},
 	})

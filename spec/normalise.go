@@ -135,7 +135,7 @@ func normaliseCompose(c *controlv1.ComposeSpec) {
 		c.SourceType, c.InlineYaml = sourceGit, ""
 		c.GitRepo, c.GitRef = strings.TrimSpace(c.GitRepo), strings.TrimSpace(c.GitRef)
 	} else {
-		c.SourceType, c.GitRepo, c.GitRef = sourceInline, "", ""
+		c.SourceType, c.GitRepo, c.GitRef, c.GitCredentials = sourceInline, "", "", ""
 		c.InlineYaml = plainCompose(c.InlineYaml)
 	}
 	if len(c.Env) == 0 {

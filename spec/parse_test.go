@@ -131,6 +131,10 @@ func TestOtherForms(t *testing.T) {
 		req = parseOne(t, "id: s\ncompose:\n  git: {repo: 'git@example.com:a/b.git', ref: v1}\n")
 		same(t, req.Spec.GetCompose(), &controlv1.ComposeSpec{SourceType: "git", GitRepo: "git@example.com:a/b.git", GitRef: "v1"})
 	})
+	t.Run("compose from a repository on the node", func(t *testing.T) {
+		req := parseOne(t, "id: s\ncompose:\n  git: {repo: 'file:///srv/s.git', credentials: team}\n")
+		same(t, req.Spec.GetCompose(), &controlv1.ComposeSpec{SourceType: "git", GitRepo: "file:///srv/s.git", GitCredentials: "team"})
+	})
 	t.Run("vm", func(t *testing.T) {
 		req := parseOne(t, "id: v\nvm:\n  cpus: 2\n  memory: 2Gi\n  image: /i.qcow2\n  disks: [{size: 10Gi}, {device: vdc}]\n  networks: [br0, {network: lan, ip: 10.0.0.5}]\n  cloud_init: |\n    #cloud-config\n    a: b\n")
 		same(t, req.Spec.GetVm(), &controlv1.VMSpec{Vcpus: 2, MemoryMb: 2048, OsImage: "/i.qcow2",
@@ -224,7 +228,9 @@ func TestParseErrors(t *testing.T) {
 		{"on_lost_lease alone", "id: w\non_lost_lease: stop\ncontainer: {image: x}\n", `on_lost_lease: is for exclusive workloads only`},
 		{"compose without services", "id: w\ncompose: {inline: 'a: b'}\n", `compose.inline: must be a Compose file: it has no services`},
 		{"compose syntax", "id: w\ncompose:\n  inline: |\n    services: [\n", `compose.inline: line 1`},
-		{"git scheme", "id: w\ncompose: {git: 'file:///etc'}\n", `must be an https, http, ssh or git URL`},
+		{"git scheme", "id: w\ncompose: {git: 'ftp://host/etc'}\n", `must be an https, http, file, ssh or git URL`},
+		{"git file on another host", "id: w\ncompose: {git: 'file://host/etc'}\n", `must name an absolute path on the nodes`},
+		{"git credentials are a name", "id: w\ncompose: {git: {repo: 'https://h/x.git', credentials: 'user:hunter2'}}\n", `must name an entry of the agents' credentials file`},
 		{"compose file on a server", "id: w\ncompose: {file: x}\n", `files are read by persysctl only`},
 		{"vm without memory", "id: w\nvm: {cpus: 1}\n", `vm.memory_mb: must be 1 to`},
 		{"vm device twice", "id: w\nvm: {cpus: 1, memory: 1Gi, disks: [{device: vda}, {device: vda}]}\n", `t.yaml:2:60: vm.disks[1].device: is already the device of disks[0], got "vda"`},

@@ -364,6 +364,9 @@ func (e *Errors) compose(c *controlv1.ComposeSpec) {
 		if ref := c.GetGitRef(); len(ref) > 256 || strings.HasPrefix(ref, "-") || strings.ContainsAny(ref, " \t\r\n") || !printable(ref) {
 			e.add(at+".git_ref", "must be a branch, tag or commit", ref)
 		}
+		if name := c.GetGitCredentials(); name != "" && !ValidID(name) {
+			e.add(at+".git_credentials", "must name an entry of the agents' credentials file: "+idRule, "")
+		}
 		return
 	}
 	text := strings.TrimSpace(c.GetInlineYaml())
@@ -386,7 +389,7 @@ func (e *Errors) compose(c *controlv1.ComposeSpec) {
 }
 
 func (e *Errors) gitRepo(at, repo string) {
-	const rule = "must be an https, http, ssh or git URL, or user@host:path"
+	const rule = "must be an https, http, file, ssh or git URL, or user@host:path"
 	repo = strings.TrimSpace(repo)
 	switch {
 	case repo == "":
@@ -397,6 +400,13 @@ func (e *Errors) gitRepo(at, repo string) {
 		return
 	}
 	u, err := url.Parse(repo)
+	if err == nil && u.Scheme == "file" {
+		// A repository on the node itself.
+		if u.Host != "" || !path.IsAbs(u.Path) || u.User != nil {
+			e.add(at, "must name an absolute path on the nodes: file:///srv/stack.git", "")
+		}
+		return
+	}
 	if err != nil || u.Host == "" {
 		// The scp-like form holds no password.
 		user, rest, ok := strings.Cut(repo, "@")

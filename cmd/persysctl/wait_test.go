@@ -352,3 +352,25 @@ func equal(a, b []int) bool {
 	}
 	return true
 }
+
+func TestComposeCheck(t *testing.T) {
+	const file = "services:\n  web:\n    build: .\n    image: x\n    profiles: [p]\n    deploy: {replicas: 2, placement: {constraints: [a]}}\n"
+	for _, c := range []struct {
+		name, text string
+		args       []string
+	}{
+		{"compose-check", file, nil},
+		{"compose-check-refused", "services:\n  web:\n    build: .\n    bogus: 1\n", nil},
+		{"compose-check-json", file, []string{"-o", "json"}},
+		{"compose-check-yaml", file, []string{"-o", "yaml"}},
+		{"compose-check-no-services", "a: 1\n", nil},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			f, s := start(t, nil), newSession(t)
+			write(t, s.home, "compose.yaml", c.text)
+			args := append([]string{"compose", "check"}, c.args...)
+			code := s.run(f, append(args, s.home+"/compose.yaml")...)
+			golden(t, c.name, f, s, code, append(args, "HOME/compose.yaml")...)
+		})
+	}
+}

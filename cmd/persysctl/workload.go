@@ -82,6 +82,10 @@ func (c *cli) showWorkload(w *controlv1.WorkloadView) {
 	if w.GetRetryAttempts() > 0 || w.GetRetryNextAt() != nil {
 		f.Add("Retry", screen.Text(c.retryText(w)))
 	}
+	if m := w.GetMessage(); w.GetType() == "compose" && m != "" {
+		// One line of the agent, "service: state; service: state".
+		f.Add("Services", screen.Text(m))
+	}
 	f.Add("Type", screen.Text(joinNonEmpty(", ", w.GetType(), w.GetImageOrSource())))
 	if r := w.GetSpec().GetResources(); r != nil {
 		f.Add("Resources", screen.Text(resourcesText(r)))

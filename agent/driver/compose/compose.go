@@ -65,8 +65,8 @@ type Options struct {
 	// Binary is the command of Compose (several words are allowed), used instead of the library.
 	Binary []string
 
-	// StopGrace is how long a container may take to stop before it is killed when it is replaced,
-	// removed or stopped by Ensure. Default 30 s.
+	// StopGrace is how long a container may take to stop before it is killed when it is replaced or
+	// removed, unless its service has a stop_grace_period, and when Ensure stops it. Default 30 s.
 	StopGrace time.Duration
 	// CallTimeout bounds one call to the engine, PullTimeout one pull, GitTimeout one fetch. Defaults
 	// 60 s, 10 min, 5 min.
@@ -100,7 +100,7 @@ type runner interface {
 	start(ctx context.Context, project string) error
 	stop(ctx context.Context, project string, grace time.Duration) error
 	// down removes containers, networks and volumes of a project.
-	down(ctx context.Context, project string, grace time.Duration) error
+	down(ctx context.Context, project string) error
 }
 
 // New connects lazily: an engine that is down is no error here, but in every call, with class
@@ -142,10 +142,10 @@ func New(opt Options) (*Driver, error) {
 		records:  map[string]cachedRecord{},
 	}
 	if len(opt.Binary) > 0 {
-		d.run = &program{words: opt.Binary, host: opt.Host, dir: opt.Dir, grace: opt.StopGrace, list: d.containers}
+		d.run = &program{words: opt.Binary, host: opt.Host, dir: opt.Dir, list: d.containers}
 		return d, nil
 	}
-	if d.run, err = newLibrary(engine, opt.StopGrace); err != nil {
+	if d.run, err = newLibrary(engine); err != nil {
 		_ = engine.Close()
 		return nil, err
 	}
@@ -179,11 +179,10 @@ func (d *Driver) Probe(ctx context.Context) (driver.Capacity, error) {
 // library is Compose as a Go library. It asks nobody anything: where it would ask, it offers to
 // destroy data, and the answer is no.
 type library struct {
-	svc   api.Compose
-	grace time.Duration
+	svc api.Compose
 }
 
-func newLibrary(engine *moby.Engine, grace time.Duration) (*library, error) {
+func newLibrary(engine *moby.Engine) (*library, error) {
 	// The streams of DockerCli, and nothing else of it: it ends the process when it has no engine.
 	base, err := command.NewDockerCli(command.WithInputStream(io.NopCloser(eof{})), command.WithCombinedStreams(io.Discard))
 	if err != nil {
@@ -194,7 +193,7 @@ func newLibrary(engine *moby.Engine, grace time.Duration) (*library, error) {
 	if err != nil {
 		return nil, driver.Errorf(driver.InvalidConfiguration, "compose", "the Compose library: %w", err)
 	}
-	return &library{svc: svc, grace: grace}, nil
+	return &library{svc: svc}, nil
 }
 
 // engineCli is what the library takes for Docker's command line: our engine, and no configuration of
@@ -221,7 +220,7 @@ func (eof) Read([]byte) (int, error) { return 0, io.EOF }
 
 func (l *library) up(ctx context.Context, p *stack, running bool) error {
 	create := api.CreateOptions{
-		RemoveOrphans: true, Inherit: true, QuietPull: true, Timeout: &l.grace,
+		RemoveOrphans: true, Inherit: true, QuietPull: true,
 		Recreate: api.RecreateDiverged, RecreateDependencies: api.RecreateDiverged,
 	}
 	if !running {
@@ -238,6 +237,6 @@ func (l *library) stop(ctx context.Context, project string, grace time.Duration)
 	return l.svc.Stop(ctx, project, api.StopOptions{Timeout: &grace})
 }
 
-func (l *library) down(ctx context.Context, project string, grace time.Duration) error {
-	return l.svc.Down(ctx, project, api.DownOptions{RemoveOrphans: true, Volumes: true, Timeout: &grace})
+func (l *library) down(ctx context.Context, project string) error {
+	return l.svc.Down(ctx, project, api.DownOptions{RemoveOrphans: true, Volumes: true})
 }

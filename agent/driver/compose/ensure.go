@@ -304,7 +304,7 @@ func (d *Driver) Remove(ctx context.Context, id driver.ID) error {
 		return err
 	}
 	for _, project := range projects {
-		if err := d.run.down(ctx, project, d.opt.StopGrace); err != nil {
+		if err := d.run.down(ctx, project); err != nil {
 			if ctx.Err() != nil {
 				return ctx.Err()
 			}

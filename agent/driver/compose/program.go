@@ -27,7 +27,6 @@ type program struct {
 	words []string
 	host  string
 	dir   string
-	grace time.Duration
 	list  func(ctx context.Context, labels ...string) ([]member, error)
 }
 
@@ -44,9 +43,9 @@ func (c *program) up(ctx context.Context, s *stack, running bool) error {
 	if err != nil {
 		return invalid("compose: %w", err)
 	}
-	args := []string{"up", "-d", "--remove-orphans", "--timeout", seconds(c.grace)}
+	args := []string{"up", "-d", "--remove-orphans"}
 	if !running {
-		args = []string{"up", "--no-start", "--remove-orphans", "--timeout", seconds(c.grace)}
+		args = []string{"up", "--no-start", "--remove-orphans"}
 	}
 	return c.exec(ctx, s.project.Name, s.project.WorkingDir, text, args...)
 }
@@ -61,8 +60,8 @@ func (c *program) stop(ctx context.Context, project string, grace time.Duration)
 
 // down removes the containers and what is anonymous; what has a name carries our labels, and the
 // driver removes it.
-func (c *program) down(ctx context.Context, project string, grace time.Duration) error {
-	return c.known(ctx, project, "down", "--volumes", "--remove-orphans", "--timeout", seconds(grace))
+func (c *program) down(ctx context.Context, project string) error {
+	return c.known(ctx, project, "down", "--volumes", "--remove-orphans")
 }
 
 // known acts on the containers that exist. The old command wants a file for that too, so it gets one

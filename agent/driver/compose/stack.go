@@ -289,6 +289,10 @@ func (d *Driver) prepare(spec driver.Spec, s *stack) error {
 		s.images = append(s.images, wanted{img, service.PullPolicy})
 		// Images are pulled before anything is touched, with our own credentials and error classes.
 		service.PullPolicy, service.Build = types.PullPolicyNever, nil
+		if service.StopGracePeriod == nil {
+			grace := types.Duration(d.opt.StopGrace)
+			service.StopGracePeriod = &grace
+		}
 		if spec.Exclusive {
 			service.Restart = types.RestartPolicyNo
 			if service.Deploy != nil {

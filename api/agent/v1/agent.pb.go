@@ -1432,8 +1432,12 @@ type ComposeSpec struct {
 	GitRef     string `protobuf:"bytes,1002,opt,name=git_ref,json=gitRef,proto3" json:"git_ref,omitempty"`
 	// Name of an entry in the agent's own credentials file; empty means the one for the host, if any.
 	GitCredentials string `protobuf:"bytes,1003,opt,name=git_credentials,json=gitCredentials,proto3" json:"git_credentials,omitempty"`
-	unknownFields  protoimpl.UnknownFields
-	sizeCache      protoimpl.SizeCache
+	// What the schedulers reserved for the stack: millicores, MiB and GiB.
+	CpuMillicores int64 `protobuf:"varint,1004,opt,name=cpu_millicores,json=cpuMillicores,proto3" json:"cpu_millicores,omitempty"`
+	MemoryMb      int64 `protobuf:"varint,1005,opt,name=memory_mb,json=memoryMb,proto3" json:"memory_mb,omitempty"`
+	DiskGb        int64 `protobuf:"varint,1006,opt,name=disk_gb,json=diskGb,proto3" json:"disk_gb,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *ComposeSpec) Reset() {
@@ -1513,6 +1517,27 @@ func (x *ComposeSpec) GetGitCredentials() string {
 		return x.GitCredentials
 	}
 	return ""
+}
+
+func (x *ComposeSpec) GetCpuMillicores() int64 {
+	if x != nil {
+		return x.CpuMillicores
+	}
+	return 0
+}
+
+func (x *ComposeSpec) GetMemoryMb() int64 {
+	if x != nil {
+		return x.MemoryMb
+	}
+	return 0
+}
+
+func (x *ComposeSpec) GetDiskGb() int64 {
+	if x != nil {
+		return x.DiskGb
+	}
+	return 0
 }
 
 type VMSpec struct {
@@ -2891,7 +2916,7 @@ const file_api_agent_v1_agent_proto_rawDesc = "" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xc6\x02\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xa6\x03\n" +
 	"\vComposeSpec\x12!\n" +
 	"\fproject_name\x18\x01 \x01(\tR\vprojectName\x12!\n" +
 	"\fcompose_yaml\x18\x02 \x01(\tR\vcomposeYaml\x127\n" +
@@ -2900,7 +2925,10 @@ const file_api_agent_v1_agent_proto_rawDesc = "" +
 	"sourceType\x12\x1a\n" +
 	"\bgit_repo\x18\xe9\a \x01(\tR\agitRepo\x12\x18\n" +
 	"\agit_ref\x18\xea\a \x01(\tR\x06gitRef\x12(\n" +
-	"\x0fgit_credentials\x18\xeb\a \x01(\tR\x0egitCredentials\x1a6\n" +
+	"\x0fgit_credentials\x18\xeb\a \x01(\tR\x0egitCredentials\x12&\n" +
+	"\x0ecpu_millicores\x18\xec\a \x01(\x03R\rcpuMillicores\x12\x1c\n" +
+	"\tmemory_mb\x18\xed\a \x01(\x03R\bmemoryMb\x12\x18\n" +
+	"\adisk_gb\x18\xee\a \x01(\x03R\x06diskGb\x1a6\n" +
 	"\bEnvEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\x94\x04\n" +

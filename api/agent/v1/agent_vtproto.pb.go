@@ -436,6 +436,9 @@ func (m *ComposeSpec) CloneVT() *ComposeSpec {
 	r.GitRepo = m.GitRepo
 	r.GitRef = m.GitRef
 	r.GitCredentials = m.GitCredentials
+	r.CpuMillicores = m.CpuMillicores
+	r.MemoryMb = m.MemoryMb
+	r.DiskGb = m.DiskGb
 	if rhs := m.Env; rhs != nil {
 		tmpContainer := make(map[string]string, len(rhs))
 		for k, v := range rhs {
@@ -2106,6 +2109,27 @@ func (m *ComposeSpec) MarshalToSizedBufferVT(dAtA []byte) (int, error) {
 	if m.unknownFields != nil {
 		i -= len(m.unknownFields)
 		copy(dAtA[i:], m.unknownFields)
+	}
+	if m.DiskGb != 0 {
+		i = protohelpers.EncodeVarint(dAtA, i, uint64(m.DiskGb))
+		i--
+		dAtA[i] = 0x3e
+		i--
+		dAtA[i] = 0xf0
+	}
+	if m.MemoryMb != 0 {
+		i = protohelpers.EncodeVarint(dAtA, i, uint64(m.MemoryMb))
+		i--
+		dAtA[i] = 0x3e
+		i--
+		dAtA[i] = 0xe8
+	}
+	if m.CpuMillicores != 0 {
+		i = protohelpers.EncodeVarint(dAtA, i, uint64(m.CpuMillicores))
+		i--
+		dAtA[i] = 0x3e
+		i--
+		dAtA[i] = 0xe0
 	}
 	if len(m.GitCredentials) > 0 {
 		i -= len(m.GitCredentials)
@@ -3798,6 +3822,15 @@ func (m *ComposeSpec) SizeVT() (n int) {
 	l = len(m.GitCredentials)
 	if l > 0 {
 		n += 2 + l + protohelpers.SizeOfVarint(uint64(l))
+	}
+	if m.CpuMillicores != 0 {
+		n += 2 + protohelpers.SizeOfVarint(uint64(m.CpuMillicores))
+	}
+	if m.MemoryMb != 0 {
+		n += 2 + protohelpers.SizeOfVarint(uint64(m.MemoryMb))
+	}
+	if m.DiskGb != 0 {
+		n += 2 + protohelpers.SizeOfVarint(uint64(m.DiskGb))
 	}
 	n += len(m.unknownFields)
 	return n
@@ -7933,6 +7966,63 @@ func (m *ComposeSpec) UnmarshalVT(dAtA []byte) error {
 			}
 			m.GitCredentials = string(dAtA[iNdEx:postIndex])
 			iNdEx = postIndex
+		case 1004:
+			if wireType != 0 {
+				return fmt.Errorf("proto: wrong wireType = %d for field CpuMillicores", wireType)
+			}
+			m.CpuMillicores = 0
+			for shift := uint(0); ; shift += 7 {
+				if shift >= 64 {
+					return protohelpers.ErrIntOverflow
+				}
+				if iNdEx >= l {
+					return io.ErrUnexpectedEOF
+				}
+				b := dAtA[iNdEx]
+				iNdEx++
+				m.CpuMillicores |= int64(b&0x7F) << shift
+				if b < 0x80 {
+					break
+				}
+			}
+		case 1005:
+			if wireType != 0 {
+				return fmt.Errorf("proto: wrong wireType = %d for field MemoryMb", wireType)
+			}
+			m.MemoryMb = 0
+			for shift := uint(0); ; shift += 7 {
+				if shift >= 64 {
+					return protohelpers.ErrIntOverflow
+				}
+				if iNdEx >= l {
+					return io.ErrUnexpectedEOF
+				}
+				b := dAtA[iNdEx]
+				iNdEx++
+				m.MemoryMb |= int64(b&0x7F) << shift
+				if b < 0x80 {
+					break
+				}
+			}
+		case 1006:
+			if wireType != 0 {
+				return fmt.Errorf("proto: wrong wireType = %d for field DiskGb", wireType)
+			}
+			m.DiskGb = 0
+			for shift := uint(0); ; shift += 7 {
+				if shift >= 64 {
+					return protohelpers.ErrIntOverflow
+				}
+				if iNdEx >= l {
+					return io.ErrUnexpectedEOF
+				}
+				b := dAtA[iNdEx]
+				iNdEx++
+				m.DiskGb |= int64(b&0x7F) << shift
+				if b < 0x80 {
+					break
+				}
+			}
 		default:
 			iNdEx = preIndex
 			skippy, err := protohelpers.Skip(dAtA[iNdEx:])

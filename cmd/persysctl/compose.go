@@ -1,0 +1,103 @@
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+
+	"github.com/spf13/cobra"
+	"sigs.k8s.io/yaml"
+
+	"github.com/persys/compute/cmd/persysctl/screen"
+	"github.com/persys/compute/spec"
+)
+
+func (c *cli) composeCommand() *cobra.Command {
+	parent := &cobra.Command{Use: "compose", Short: "Look at Compose files before they are applied", Args: args(0, 0), RunE: help}
+	parent.AddCommand(&cobra.Command{
+		Use: "check FILE|-", Short: "Say of every key of a Compose file what happens to it",
+		Long: `Say of every key of a Compose file what happens to it on a node: honoured as
+Compose does it, translated (done in another way), ignored, or refused (the
+stack does not start while the key is there). Needs no cluster. Exit code 1 if
+anything is refused.`,
+		Example: `  persysctl compose check docker-compose.yml
+  docker compose config | persysctl compose check -`,
+		Args: args(1, 1, "FILE"),
+		RunE: func(_ *cobra.Command, args []string) error { return c.checkCompose(args[0]) },
+	})
+	return parent
+}
+
+// composeKey is a row of `compose check -o json`.
+type composeKey struct {
+	Line    int    `json:"line"`
+	Key     string `json:"key"`
+	Verdict string `json:"verdict"`
+	Note    string `json:"note,omitempty"`
+}
+
+func (c *cli) checkCompose(name string) error {
+	var text []byte
+	var err error
+	if name == "-" {
+		text, err = io.ReadAll(io.LimitReader(c.in, spec.MaxSpec+1))
+	} else {
+		text, err = c.readFile(name)
+	}
+	if err != nil {
+		return failf(exitFailed, "", "%v", err)
+	}
+	if len(text) > spec.MaxSpec {
+		return failf(exitFailed, "", "%s: must be at most %d bytes", name, spec.MaxSpec)
+	}
+	keys, err := spec.ComposeKeys(string(text))
+	if err != nil {
+		return failf(exitFailed, "", "%s: %v", name, err)
+	}
+	rows, refused := make([]composeKey, 0, len(keys)), 0
+	for _, k := range keys {
+		rows = append(rows, composeKey{k.Line, k.Path, k.Verdict, k.Note})
+		if k.Verdict == spec.ComposeRefused {
+			refused++
+		}
+	}
+	switch c.output {
+	case outJSON:
+		data, err := json.MarshalIndent(map[string]any{"keys": rows}, "", "  ")
+		if err != nil {
+			return err
+		}
+		writeLines(c.out, []string{string(data)})
+	case outYAML:
+		data, err := yaml.Marshal(map[string]any{"keys": rows})
+		if err != nil {
+			return err
+		}
+		if _, err := c.out.Write(data); err != nil {
+			return err
+		}
+	default:
+		t := screen.NewTable(screen.Column{Title: "LINE", Right: true}, screen.Column{Title: "KEY", Gives: 2, Least: 24, Keeps: screen.Tail},
+			screen.Column{Title: "VERDICT"}, screen.Column{Title: "NOTE", Gives: 1, Least: 20})
+		for _, r := range rows {
+			t.Add(screen.Text(fmt.Sprint(r.Line)), screen.Text(r.Key), screen.Styled(r.Verdict, verdictStyle(r.Verdict)), screen.Text(r.Note))
+		}
+		c.print(t)
+	}
+	if refused > 0 {
+		return failf(exitFailed, "", "%s: %s refused", name, plural(refused, "key"))
+	}
+	return nil
+}
+
+func verdictStyle(verdict string) screen.Style {
+	switch verdict {
+	case spec.ComposeHonoured:
+		return screen.Good
+	case spec.ComposeRefused:
+		return screen.Bad
+	case spec.ComposeTranslated:
+		return screen.Warn
+	}
+	return screen.Dim
+}

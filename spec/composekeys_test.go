@@ -1,0 +1,113 @@
+package spec
+
+import (
+	"encoding/json"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/compose-spec/compose-go/v2/schema"
+)
+
+// TestEveryComposeKeyHasAVerdict compares the table with the schema of the library that runs stacks.
+func TestEveryComposeKeyHasAVerdict(t *testing.T) {
+	type object struct {
+		Properties map[string]json.RawMessage `json:"properties"`
+	}
+	var doc struct {
+		object
+		Defs map[string]object `json:"$defs"`
+	}
+	if err := json.Unmarshal([]byte(schema.Schema), &doc); err != nil {
+		t.Fatal(err)
+	}
+	if len(doc.Properties) == 0 || len(doc.Defs["service"].Properties) == 0 || len(doc.Defs["deployment"].Properties) == 0 {
+		t.Fatal("the schema has another shape than this test expects")
+	}
+	want := []string{"services.*.deploy.resources.limits", "services.*.deploy.resources.reservations"}
+	for prefix, keys := range map[string]map[string]json.RawMessage{
+		"": doc.Properties, "services.*.": doc.Defs["service"].Properties, "services.*.deploy.": doc.Defs["deployment"].Properties,
+	} {
+		for key := range keys {
+			want = append(want, prefix+key)
+		}
+	}
+	have := composeHonoured()
+	for _, r := range composeRules() {
+		have = append(have, r.path)
+		if r.verdict != ComposeHonoured && r.note == "" {
+			t.Errorf("%s is %s without a note", r.path, r.verdict)
+		}
+	}
+	slices.Sort(want)
+	slices.Sort(have)
+	for _, key := range want {
+		if !slices.Contains(have, key) {
+			t.Errorf("%s has no verdict", key)
+		}
+	}
+	for i, key := range have {
+		if !slices.Contains(want, key) {
+			t.Errorf("%s has a verdict, but Compose has no such key", key)
+		}
+		if i > 0 && have[i-1] == key {
+			t.Errorf("%s has two verdicts", key)
+		}
+	}
+}
+
+func TestComposeKeys(t *testing.T) {
+	for _, c := range []struct {
+		name, text string
+		want       []string
+	}{
+		{"every verdict", "version: '3'\nservices:\n  web:\n    image: x\n    profiles: [p]\n    x-mine: {a: 1}\n    bogus: 1\n    deploy:\n      replicas: 2\n      placement: {}\n      resources:\n        limits: {cpus: '1'}\n",
+			[]string{"1 version ignored", "4 services.web.image honoured", "5 services.web.profiles translated", "6 services.web.x-mine ignored", "7 services.web.bogus refused",
+				"9 services.web.deploy.replicas honoured", "10 services.web.deploy.placement ignored", "12 services.web.deploy.resources.limits honoured"}},
+		{"build beside image", "services: {a: {build: ., image: x}, b: {build: .}}", []string{"1 services.a.build ignored", "1 services.a.image honoured", "1 services.b.build refused"}},
+		{"a merged service", "x-base: &b {tty: true}\nservices: {a: {<<: *b, image: x}}", []string{"1 x-base ignored", "2 services.a.tty honoured", "2 services.a.image honoured"}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			keys, err := ComposeKeys(c.text)
+			if err != nil {
+				t.Fatal(err)
+			}
+			var got []string
+			for _, k := range keys {
+				got = append(got, strings.Join([]string{strconv.Itoa(k.Line), k.Path, k.Verdict}, " "))
+			}
+			slices.Sort(got)
+			slices.Sort(c.want)
+			if !slices.Equal(got, c.want) {
+				t.Errorf("got\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(c.want, "\n"))
+			}
+		})
+	}
+	if _, err := ComposeKeys("a: 1"); err == nil {
+		t.Error("a file without services is taken")
+	}
+}
+
+func TestDemandOfAStack(t *testing.T) {
+	for _, c := range []struct {
+		name, text  string
+		cpu, memory int64
+	}{
+		{"limits of every copy", "id: s\ncompose:\n  inline: |\n    services:\n      a: {image: x, deploy: {replicas: 3, resources: {limits: {cpus: '0.5', memory: 64M}}}}\n      b: {image: x, cpus: 0.25, mem_limit: 1g}\n", 1750, 192 + 1024},
+		{"bytes without unit are rounded up", "id: s\ncompose:\n  inline: |\n    services: {a: {image: x, mem_limit: 1048577}}\n", 0, 2},
+		{"a profile that is off reserves nothing", "id: s\ncompose:\n  inline: |\n    services: {a: {image: x, cpus: 1, profiles: [p]}, b: {image: x, cpus: 2}}\n", 2000, 0},
+		{"a profile that is on", "id: s\ncompose:\n  env: {COMPOSE_PROFILES: 'q, p'}\n  inline: |\n    services: {a: {image: x, cpus: 1, profiles: [p]}, b: {image: x, cpus: 2}}\n", 3000, 0},
+		{"resources of the workload win", "id: s\nresources: {cpu: 100m}\ncompose:\n  inline: |\n    services: {a: {image: x, cpus: 1, mem_limit: 5m}}\n", 100, 5},
+		{"a variable is left to the node", "id: s\ncompose:\n  inline: |\n    services: {a: {image: x, cpus: '${CPUS}'}}\n", 0, 0},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			s := parseOne(t, c.text).Spec
+			s.Type = TypeCompose // as after normalising
+			d := DemandOf(s)
+			if d.CpuMillicores != c.cpu || d.MemoryMib != c.memory {
+				t.Errorf("%d millicores, %d MiB; want %d, %d", d.CpuMillicores, d.MemoryMib, c.cpu, c.memory)
+			}
+		})
+	}
+}
