@@ -10,6 +10,7 @@ import (
 
 	"github.com/persys/compute/cmd/persysctl/screen"
 	"github.com/persys/compute/spec"
+	"github.com/persys/compute/spec/composefile"
 )
 
 func (c *cli) composeCommand() *cobra.Command {
@@ -50,14 +51,14 @@ func (c *cli) checkCompose(name string) error {
 	if len(text) > spec.MaxSpec {
 		return failf(exitFailed, "", "%s: must be at most %d bytes", name, spec.MaxSpec)
 	}
-	keys, err := spec.ComposeKeys(string(text))
+	keys, err := composefile.Keys(string(text))
 	if err != nil {
 		return failf(exitFailed, "", "%s: %v", name, err)
 	}
 	rows, refused := make([]composeKey, 0, len(keys)), 0
 	for _, k := range keys {
 		rows = append(rows, composeKey{k.Line, k.Path, k.Verdict, k.Note})
-		if k.Verdict == spec.ComposeRefused {
+		if k.Verdict == composefile.Refused {
 			refused++
 		}
 	}
@@ -92,11 +93,11 @@ func (c *cli) checkCompose(name string) error {
 
 func verdictStyle(verdict string) screen.Style {
 	switch verdict {
-	case spec.ComposeHonoured:
+	case composefile.Honoured:
 		return screen.Good
-	case spec.ComposeRefused:
+	case composefile.Refused:
 		return screen.Bad
-	case spec.ComposeTranslated:
+	case composefile.Translated:
 		return screen.Warn
 	}
 	return screen.Dim

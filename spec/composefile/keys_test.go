@@ -1,4 +1,4 @@
-package spec
+package composefile
 
 import (
 	"encoding/json"
@@ -33,10 +33,10 @@ func TestEveryComposeKeyHasAVerdict(t *testing.T) {
 			want = append(want, prefix+key)
 		}
 	}
-	have := composeHonoured()
-	for _, r := range composeRules() {
+	have := honoured()
+	for _, r := range rules() {
 		have = append(have, r.path)
-		if r.verdict != ComposeHonoured && r.note == "" {
+		if r.verdict != Honoured && r.note == "" {
 			t.Errorf("%s is %s without a note", r.path, r.verdict)
 		}
 	}
@@ -57,7 +57,7 @@ func TestEveryComposeKeyHasAVerdict(t *testing.T) {
 	}
 }
 
-func TestComposeKeys(t *testing.T) {
+func TestKeys(t *testing.T) {
 	for _, c := range []struct {
 		name, text string
 		want       []string
@@ -66,10 +66,10 @@ func TestComposeKeys(t *testing.T) {
 			[]string{"1 version ignored", "4 services.web.image honoured", "5 services.web.profiles translated", "6 services.web.x-mine ignored", "7 services.web.bogus refused",
 				"9 services.web.deploy.replicas honoured", "10 services.web.deploy.placement ignored", "12 services.web.deploy.resources.limits honoured"}},
 		{"build beside image", "services: {a: {build: ., image: x}, b: {build: .}}", []string{"1 services.a.build ignored", "1 services.a.image honoured", "1 services.b.build refused"}},
-		{"a merged service", "x-base: &b {tty: true}\nservices: {a: {<<: *b, image: x}}", []string{"1 x-base ignored", "2 services.a.tty honoured", "2 services.a.image honoured"}},
+		{"a merged service", "x-base: &b {tty: true}\nservices: {a: {<<: *b, image: x}}", []string{"1 x-base ignored", "1 services.a.tty honoured", "2 services.a.image honoured"}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			keys, err := ComposeKeys(c.text)
+			keys, err := Keys(c.text)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -84,30 +84,7 @@ func TestComposeKeys(t *testing.T) {
 			}
 		})
 	}
-	if _, err := ComposeKeys("a: 1"); err == nil {
+	if _, err := Keys("a: 1"); err == nil {
 		t.Error("a file without services is taken")
-	}
-}
-
-func TestDemandOfAStack(t *testing.T) {
-	for _, c := range []struct {
-		name, text  string
-		cpu, memory int64
-	}{
-		{"limits of every copy", "id: s\ncompose:\n  inline: |\n    services:\n      a: {image: x, deploy: {replicas: 3, resources: {limits: {cpus: '0.5', memory: 64M}}}}\n      b: {image: x, cpus: 0.25, mem_limit: 1g}\n", 1750, 192 + 1024},
-		{"bytes without unit are rounded up", "id: s\ncompose:\n  inline: |\n    services: {a: {image: x, mem_limit: 1048577}}\n", 0, 2},
-		{"a profile that is off reserves nothing", "id: s\ncompose:\n  inline: |\n    services: {a: {image: x, cpus: 1, profiles: [p]}, b: {image: x, cpus: 2}}\n", 2000, 0},
-		{"a profile that is on", "id: s\ncompose:\n  env: {COMPOSE_PROFILES: 'q, p'}\n  inline: |\n    services: {a: {image: x, cpus: 1, profiles: [p]}, b: {image: x, cpus: 2}}\n", 3000, 0},
-		{"resources of the workload win", "id: s\nresources: {cpu: 100m}\ncompose:\n  inline: |\n    services: {a: {image: x, cpus: 1, mem_limit: 5m}}\n", 100, 5},
-		{"a variable is left to the node", "id: s\ncompose:\n  inline: |\n    services: {a: {image: x, cpus: '${CPUS}'}}\n", 0, 0},
-	} {
-		t.Run(c.name, func(t *testing.T) {
-			s := parseOne(t, c.text).Spec
-			s.Type = TypeCompose // as after normalising
-			d := DemandOf(s)
-			if d.CpuMillicores != c.cpu || d.MemoryMib != c.memory {
-				t.Errorf("%d millicores, %d MiB; want %d, %d", d.CpuMillicores, d.MemoryMib, c.cpu, c.memory)
-			}
-		})
 	}
 }

@@ -1,0 +1,204 @@
+// Package composefile says of the keys of a Compose file what becomes of them on a node.
+package composefile
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+
+	"gopkg.in/yaml.v3"
+)
+
+// What happens to a key of a Compose file.
+const (
+	Honoured   = "honoured"   // as Compose itself does it
+	Translated = "translated" // done in another way, which the note names
+	Ignored    = "ignored"    // without effect
+	Refused    = "refused"    // the stack does not start while it is there
+)
+
+// Key is one key of a Compose file and what happens to it.
+type Key struct {
+	Line    int
+	Path    string // services.web.deploy.placement
+	Verdict string
+	Note    string
+}
+
+// rule is what happens to a key and everything below it, unless a longer rule says otherwise.
+// A '*' stands for one name that the author of the file chose.
+type rule struct {
+	path, verdict, note string
+}
+
+// rules lists what is not simply honoured, and in honoured what is.
+func rules() []rule {
+	const own = "use constraints, tolerations and priority of the workload"
+	return []rule{
+		{"version", Ignored, "obsolete"},
+		{"name", Translated, "the project is named after the workload"},
+		{"models", Refused, "agents have no model runner"},
+		{"services.*.attach", Ignored, "for a terminal; logs have every service"},
+		{"services.*.build", Refused, "nodes build no images: name one in image"},
+		{"services.*.deploy.endpoint_mode", Ignored, "for Swarm"},
+		{"services.*.deploy.labels", Ignored, "for Swarm; labels of the service reach containers"},
+		{"services.*.deploy.mode", Ignored, "replicas counts"},
+		{"services.*.deploy.placement", Ignored, own},
+		{"services.*.deploy.resources.limits", Honoured, "and reserved on the node, unless resources of the workload are given"},
+		{"services.*.deploy.rollback_config", Ignored, "a failed update is tried again"},
+		{"services.*.deploy.update_config", Ignored, "what differs is replaced at once"},
+		{"services.*.develop", Ignored, "for a terminal"},
+		{"services.*.env_file", Honoured, "paths are those of the Git repository; .env holds compose.env"},
+		{"services.*.labels", Honoured, "except persys.*"},
+		{"services.*.models", Refused, "agents have no model runner"},
+		{"services.*.pre_stop", Ignored, "a stack is stopped without its file"},
+		{"services.*.profiles", Translated, "enabled by COMPOSE_PROFILES in compose.env"},
+		{"services.*.provider", Refused, "agents run containers only"},
+		{"services.*.pull_policy", Translated, "always, missing and never; others count as missing, build as never"},
+		{"services.*.pull_refresh_after", Ignored, "with pull_policy always an update renews the image"},
+		{"services.*.restart", Translated, "no for exclusive workloads; the agent starts what ended"},
+		{"services.*.stop_grace_period", Translated, "for updates and deletes; a stop gives the agent's 30 s"},
+		{"services.*.volumes", Honoured, "named ones stay over updates and go with the workload"},
+		{"volumes", Honoured, "stay over updates and go with the workload, except external ones"},
+	}
+}
+
+// honoured are the other keys of a file, of a service and of its deploy section.
+func honoured() []string {
+	return []string{
+		"include", "services", "networks", "secrets", "configs",
+		"services.*.annotations", "services.*.blkio_config", "services.*.cap_add", "services.*.cap_drop", "services.*.cgroup",
+		"services.*.cgroup_parent", "services.*.command", "services.*.configs", "services.*.container_name", "services.*.cpu_count",
+		"services.*.cpu_percent", "services.*.cpu_period", "services.*.cpu_quota", "services.*.cpu_rt_period",
+		"services.*.cpu_rt_runtime", "services.*.cpu_shares", "services.*.cpus", "services.*.cpuset", "services.*.credential_spec",
+		"services.*.depends_on", "services.*.deploy", "services.*.deploy.replicas", "services.*.deploy.resources",
+		"services.*.deploy.resources.reservations",
+		"services.*.deploy.restart_policy", "services.*.device_cgroup_rules", "services.*.devices", "services.*.dns",
+		"services.*.dns_opt", "services.*.dns_search", "services.*.domainname", "services.*.entrypoint", "services.*.environment",
+		"services.*.expose", "services.*.extends", "services.*.external_links", "services.*.extra_hosts", "services.*.gpus",
+		"services.*.group_add", "services.*.healthcheck", "services.*.hostname", "services.*.image", "services.*.init",
+		"services.*.ipc", "services.*.isolation", "services.*.label_file", "services.*.links", "services.*.logging",
+		"services.*.mac_address", "services.*.mem_limit", "services.*.mem_reservation", "services.*.mem_swappiness",
+		"services.*.memswap_limit", "services.*.network_mode", "services.*.networks", "services.*.oom_kill_disable",
+		"services.*.oom_score_adj", "services.*.pid", "services.*.pids_limit", "services.*.platform", "services.*.ports",
+		"services.*.post_start", "services.*.pre_start", "services.*.privileged", "services.*.read_only", "services.*.runtime",
+		"services.*.scale", "services.*.secrets", "services.*.security_opt", "services.*.shm_size", "services.*.stdin_open",
+		"services.*.stop_signal", "services.*.storage_opt", "services.*.sysctls", "services.*.tmpfs", "services.*.tty",
+		"services.*.ulimits", "services.*.use_api_socket", "services.*.user", "services.*.userns_mode", "services.*.uts",
+		"services.*.volumes_from", "services.*.working_dir",
+	}
+}
+
+// Keys says of every key of a Compose file what happens to it, in the order of the file. Keys
+// of which everything is treated alike stand for what is below them.
+func Keys(text string) ([]Key, error) {
+	if len(text) > maxText {
+		return nil, fmt.Errorf("is %d bytes, at most %d", len(text), maxText)
+	}
+	var doc yaml.Node
+	if err := yaml.Unmarshal([]byte(text), &doc); err != nil {
+		return nil, err
+	}
+	if len(doc.Content) != 1 || doc.Content[0].Kind != yaml.MappingNode || value(doc.Content[0], "services") == nil {
+		return nil, errors.New("must be a Compose file: a mapping with services")
+	}
+	verdicts := map[string]rule{}
+	for _, path := range honoured() {
+		verdicts[path] = rule{path, Honoured, ""}
+	}
+	for _, r := range rules() {
+		verdicts[r.path] = r
+	}
+	w := walk{verdicts: verdicts}
+	w.mapping(doc.Content[0], "", "", 0)
+	if len(w.keys) >= maxKeys || w.visits > maxKeys {
+		return nil, fmt.Errorf("must have fewer than %d keys", maxKeys)
+	}
+	return w.keys, nil
+}
+
+// Bounds of a file: merges may repeat what they name, and nest.
+const (
+	maxText  = 512 << 10
+	maxKeys  = 50_000
+	maxDepth = 20
+)
+
+type walk struct {
+	verdicts map[string]rule
+	keys     []Key
+	visits   int // of mappings, also empty ones
+}
+
+// mapping goes through a mapping in the order of the file. pattern is its path in rules, shown the one
+// in the file.
+func (w *walk) mapping(n *yaml.Node, pattern, shown string, depth int) {
+	if n.Kind == yaml.AliasNode {
+		n = n.Alias
+	}
+	w.visits++
+	if n.Kind != yaml.MappingNode || depth > maxDepth || w.visits > maxKeys {
+		return
+	}
+	for i := 0; i+1 < len(n.Content) && len(w.keys) < maxKeys; i += 2 {
+		key, below := n.Content[i], n.Content[i+1]
+		if key.Tag == "!!merge" {
+			sources := []*yaml.Node{below}
+			if below.Kind == yaml.SequenceNode {
+				sources = below.Content
+			}
+			for _, s := range sources {
+				w.mapping(s, pattern, shown, depth+1)
+			}
+			continue
+		}
+		w.key(n, key, below, pattern, shown, depth)
+	}
+}
+
+func (w *walk) key(in, key, below *yaml.Node, pattern, shown string, depth int) {
+	p, s := join(pattern, key.Value), join(shown, key.Value)
+	if strings.HasPrefix(key.Value, "x-") && pattern != "services" {
+		w.keys = append(w.keys, Key{key.Line, s, Ignored, "an extension"})
+		return
+	}
+	if pattern == "services" { // the name of a service
+		w.mapping(below, "services.*", s, depth+1)
+		return
+	}
+	r, ok := w.verdicts[p]
+	if !ok {
+		w.keys = append(w.keys, Key{key.Line, s, Refused, "Compose knows no such key here"})
+		return
+	}
+	if p == "services.*.build" && value(in, "image") != nil {
+		r.verdict, r.note = Ignored, "image is used"
+	}
+	if deeper(p) {
+		w.mapping(below, p, s, depth+1)
+		return
+	}
+	w.keys = append(w.keys, Key{key.Line, s, r.verdict, r.note})
+}
+
+// value is that of a key of a mapping, nil without it.
+func value(n *yaml.Node, key string) *yaml.Node {
+	for i := 0; i+1 < len(n.Content); i += 2 {
+		if n.Content[i].Value == key {
+			return n.Content[i+1]
+		}
+	}
+	return nil
+}
+
+// deeper are the keys below which there are rules of their own.
+func deeper(path string) bool {
+	return path == "services" || path == "services.*.deploy" || path == "services.*.deploy.resources"
+}
+
+func join(path, key string) string {
+	if path == "" {
+		return key
+	}
+	return path + "." + key
+}
