@@ -190,6 +190,7 @@ func (n *Node) TransferLeadership(ctx context.Context, who string) error {
 		return err
 	}
 	n.log.Info("handing leadership over", "to", string(target.ID))
+	n.trans.contacts.asks(target.ID)
 	err = n.await(ctx, func() error { return n.raft.LeadershipTransferToServer(target.ID, target.Address).Error() })
 	if err != nil {
 		return fmt.Errorf("hand over to %s: %w", target.ID, err)

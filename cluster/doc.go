@@ -77,6 +77,10 @@
 //     case, a dead process, failover.go takes milliseconds, at the price of trust
 //     in ECONNREFUSED: a firewall that rejects with a reset can cause a change
 //     of leader that was not needed, never two leaders in one term.
+//   - An append to a follower that is away waits in the transport for its next
+//     heartbeat. The library's own pause grows to 10 s, in which a follower that
+//     is back would stay behind, and the cluster stand still if it lost another.
+//     Whoever is asked to take over is exempt (transport.returned says why).
 //   - The log cache is bounded by bytes, not entries, and Raft messages carry at
 //     most 64 entries: entries of 256 KiB would otherwise make the library's
 //     defaults hold a gigabyte.

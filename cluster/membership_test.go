@@ -80,6 +80,65 @@ func TestRestartFromDisk(t *testing.T) {
 	}
 }
 
+// The library's pause before the next append doubles with every one that failed,
+// so few may fail while a follower is away, however long it is.
+func TestAReturningFollowerIsServedAtOnce(t *testing.T) {
+	g := newGroup(t, 3)
+	leader := g.form()
+	away := g.index(g.follower(leader))
+	mustPut(t, leader, "w", 0)
+	before := leader.trans.failed.Load()
+	g.close(away)
+	// Unhindered, seven fail within a second.
+	wrote := int64(0)
+	for until := time.Now().Add(time.Second); time.Now().Before(until); time.Sleep(20 * time.Millisecond) {
+		wrote++
+		mustPut(t, leader, "w", wrote)
+	}
+	n := g.start(away)
+	eventually(t, "the entries it missed", func() bool { return value(n.Store().View(), "w") == wrote })
+	if more := leader.trans.failed.Load() - before; more > 2 {
+		t.Errorf("%d appends failed while a follower was away, want at most 2", more)
+	}
+}
+
+// A leader that waits for a follower can hand over, be deposed and stop.
+func TestWaitingForAFollowerHoldsUpNothing(t *testing.T) {
+	g := newGroup(t, 3)
+	leader := g.form()
+	gone := g.follower(leader)
+	away := g.index(gone)
+	g.close(away)
+	mustPut(t, leader, "w", 1)
+	eventually(t, "that it is missed", func() bool { return !leader.healthy(raft.ServerID(gone.ID())) })
+	for range 3 { // the library has room for one attempt of those that it does not finish
+		leader = g.waitLeader()
+		if err := leader.TransferLeadership(timeout(t, patience), gone.ID()); err == nil {
+			t.Fatal("it handed over to a replica that is away")
+		}
+		eventually(t, "proposals that are taken again", g.writable)
+	}
+	eventually(t, "another leader", func() bool {
+		leader = g.waitLeader()
+		return leader.TransferLeadership(timeout(t, patience), "") == nil
+	})
+	next := g.waitLeader()
+	mustPut(t, next, "w", 2)
+	g.close(g.index(next)) // waits for all its goroutines
+	g.start(away)
+	eventually(t, "a leader of the two that are left", g.writable)
+}
+
+func (g *group) writable() bool {
+	for _, n := range g.snapshot() {
+		if n.IsLeader() {
+			_, err := n.Propose(timeout(g.t, time.Second), put("w", 3))
+			return err == nil
+		}
+	}
+	return false
+}
+
 func TestEmptiedVoterIsReplaced(t *testing.T) {
 	g := newGroup(t, 3)
 	leader := g.form()

@@ -375,6 +375,7 @@ func (n *Node) startRaft() (err error) {
 		}
 		return fmt.Errorf("raft data in %s: %w", dir, err)
 	}
+	n.trans.raft.Store(n.raft)
 	// The filter runs in Raft's goroutines and must not block; it takes
 	// nothing from the channel there is none of.
 	n.raft.RegisterObserver(raft.NewObserver(nil, false, func(o *raft.Observation) bool {

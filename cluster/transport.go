@@ -12,8 +12,10 @@ import (
 	"log/slog"
 	"net"
 	"os"
+	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -428,13 +430,20 @@ func readFrame(r io.Reader, limit int) ([]byte, error) {
 	return body, err
 }
 
-// transport is the library's network transport with two changes: targets carry
-// the raft id of whom they are meant for, and answers to heartbeats are noted,
-// because the library tells nobody how its followers do.
+// transport is the library's network transport with three changes: targets carry
+// the raft id of whom they are meant for, answers to heartbeats are noted,
+// because the library tells nobody how its followers do, and an append to a
+// follower that is away waits until it is back.
 type transport struct {
 	*raft.NetworkTransport
 	contacts *contacts
+	done     <-chan struct{}
+	raft     atomic.Pointer[raft.Raft] // once it has started
+	failed   atomic.Int64              // appends, heartbeats aside, that the library knows as failed
 }
+
+// awayTick is how often a waiting append looks whether its follower is back.
+const awayTick = 20 * time.Millisecond
 
 func newTransport(p *port, timeout time.Duration, log *slog.Logger) *transport {
 	return &transport{
@@ -445,6 +454,7 @@ func newTransport(p *port, timeout time.Duration, log *slog.Logger) *transport {
 			Logger:  raftLogger(log),
 		}),
 		contacts: &contacts{m: map[raft.ServerID]contact{}},
+		done:     p.done,
 	}
 }
 
@@ -457,11 +467,56 @@ func (t *transport) AppendEntriesPipeline(id raft.ServerID, target raft.ServerAd
 }
 
 func (t *transport) AppendEntries(id raft.ServerID, target raft.ServerAddress, args *raft.AppendEntriesRequest, resp *raft.AppendEntriesResponse) error {
+	began := time.Now()
 	err := t.NetworkTransport.AppendEntries(id, addressed(id, target), args, resp)
+	if err != nil && !isHeartbeat(args) && t.returned(id, args.Term, began) {
+		err = t.NetworkTransport.AppendEntries(id, addressed(id, target), args, resp)
+	}
 	if err == nil {
 		t.contacts.note(id, resp.LastLog)
+	} else if !isHeartbeat(args) {
+		t.failed.Add(1)
 	}
 	return err
+}
+
+// isHeartbeat: the library's carry the term and nothing else.
+func isHeartbeat(r *raft.AppendEntriesRequest) bool {
+	return r.PrevLogEntry == 0 && len(r.Entries) == 0 && r.LeaderCommitIndex == 0
+}
+
+// returned waits until a follower has answered a heartbeat since a time, and
+// reports whether it did while this replica still led it in that term. The
+// library counts failed appends and pauses between them, up to 10 s: a follower
+// that was away for half a minute would get no entry for as long, and with
+// another one lost meanwhile the cluster would stand still. An append that waits
+// here counts as one. Heartbeats go on beside it and have a short pause only.
+func (t *transport) returned(id raft.ServerID, term uint64, since time.Time) bool {
+	r := t.raft.Load()
+	if r == nil {
+		return false
+	}
+	tick := time.NewTicker(awayTick)
+	defer tick.Stop()
+	for {
+		c, ok := t.contacts.of(id)
+		if ok && c.at.After(since) {
+			return true
+		}
+		// Whoever is asked to take over has to be appended to at the library's own
+		// pace, also when that has failed: it refuses proposals until then.
+		if c.asked.After(c.at) || r.State() != raft.Leader || r.CurrentTerm() != term {
+			return false
+		}
+		if !slices.ContainsFunc(r.GetConfiguration().Configuration().Servers, func(s raft.Server) bool { return s.ID == id }) {
+			return false
+		}
+		select {
+		case <-tick.C:
+		case <-t.done:
+			return false
+		}
+	}
 }
 
 func (t *transport) RequestVote(id raft.ServerID, target raft.ServerAddress, args *raft.RequestVoteRequest, resp *raft.RequestVoteResponse) error {
@@ -490,19 +545,30 @@ type contacts struct {
 }
 
 type contact struct {
-	at   time.Time
-	last uint64
+	at    time.Time
+	last  uint64
+	asked time.Time // to take over
 }
 
 func (c *contacts) note(id raft.ServerID, last uint64) {
 	c.mu.Lock()
-	c.m[id] = contact{time.Now(), last}
+	c.m[id] = contact{at: time.Now(), last: last, asked: c.m[id].asked}
 	c.mu.Unlock()
 }
 
+// asks notes that a follower is about to be asked to take over.
+func (c *contacts) asks(id raft.ServerID) {
+	c.mu.Lock()
+	was := c.m[id]
+	was.asked = time.Now()
+	c.m[id] = was
+	c.mu.Unlock()
+}
+
+// of is the last contact, if there was one.
 func (c *contacts) of(id raft.ServerID) (contact, bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	v, ok := c.m[id]
-	return v, ok
+	v := c.m[id]
+	return v, !v.at.IsZero()
 }
