@@ -83,6 +83,7 @@ type group struct {
 
 type process struct {
 	name, addr string
+	dns        string
 	args, env  []string
 	log        string
 	cmd        *exec.Cmd
@@ -92,7 +93,7 @@ func (e *env) startGroup(ctx context.Context) (*group, error) {
 	if err := e.build(ctx); err != nil {
 		return nil, err
 	}
-	ports, err := freePorts(12)
+	ports, err := freePorts(15)
 	if err != nil {
 		return nil, err
 	}
@@ -103,18 +104,19 @@ func (e *env) startGroup(ctx context.Context) (*group, error) {
 	g := &group{bin: e.scheduler}
 	var join []string
 	for i := range 3 {
-		join = append(join, fmt.Sprintf("127.0.0.1:%d", ports[i*4+3]))
+		join = append(join, fmt.Sprintf("127.0.0.1:%d", ports[i*5+3]))
 	}
 	for i := range 3 {
-		p := ports[i*4 : i*4+4]
+		p := ports[i*5 : i*5+5]
 		name := fmt.Sprint("s", i+1)
 		proc := &process{
-			name: name, addr: fmt.Sprintf("127.0.0.1:%d", p[0]), log: filepath.Join(dir, name+".log"),
+			name: name, addr: fmt.Sprintf("127.0.0.1:%d", p[0]), dns: fmt.Sprintf("127.0.0.1:%d", p[4]), log: filepath.Join(dir, name+".log"),
 			args: []string{"-insecure", "--name", name, "--data-dir", filepath.Join(dir, name), "--bootstrap-expect", "3",
 				"--join", strings.Join(join, ","), "--grpc-port", fmt.Sprint(p[0]), "--metrics-port", fmt.Sprint(p[1]),
-				"--raft-addr", fmt.Sprintf("127.0.0.1:%d", p[2]), "--gossip-addr", join[i], "--dns-addr", "none", "--log-level", "warn"},
+				"--raft-addr", fmt.Sprintf("127.0.0.1:%d", p[2]), "--gossip-addr", join[i], "--log-level", "warn"},
 			env: append(os.Environ(), "ETCD_ENDPOINTS=none"),
 		}
+		proc.args = append(proc.args, "--dns-addr", proc.dns)
 		g.replicas, g.addrs = append(g.replicas, proc), append(g.addrs, proc.addr)
 		if err := g.start(proc); err != nil {
 			g.close()
