@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"time"
 
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.uber.org/zap"
 )
@@ -100,7 +101,25 @@ func (c *Client) Get(ctx context.Context, key string, opts ...clientv3.OpOption)
 	if err != nil {
 		return nil, err
 	}
-	return made.Get(ctx, key, opts...)
+	r, err := made.Get(ctx, key, opts...)
+	c.denied(made, err)
+	return r, err
+}
+
+// denied forgets a login with which something was not permitted, so that the next
+// call makes another. A connection from before authentication was turned on has
+// none, and where clients show certificates etcd then takes the certificate's name
+// for the user's: it would be refused for ever.
+func (c *Client) denied(made *clientv3.Client, err error) {
+	if c.config.Username == "" || !errors.Is(err, rpctypes.ErrPermissionDenied) {
+		return
+	}
+	now := <-c.made
+	if now == made {
+		now = nil
+		_ = made.Close() // what it was to say was said
+	}
+	c.made <- now
 }
 
 // Compact gives up old revisions.
@@ -109,7 +128,9 @@ func (c *Client) Compact(ctx context.Context, revision int64, opts ...clientv3.C
 	if err != nil {
 		return nil, err
 	}
-	return made.Compact(ctx, revision, opts...)
+	r, err := made.Compact(ctx, revision, opts...)
+	c.denied(made, err)
+	return r, err
 }
 
 // Txn begins a transaction, which reaches etcd with Commit.
@@ -140,5 +161,7 @@ func (t *transaction) Commit() (*clientv3.TxnResponse, error) {
 	if err != nil {
 		return nil, err
 	}
-	return made.Txn(t.ctx).If(t.cmps...).Then(t.then...).Else(t.otherwise...).Commit()
+	r, err := made.Txn(t.ctx).If(t.cmps...).Then(t.then...).Else(t.otherwise...).Commit()
+	t.c.denied(made, err)
+	return r, err
 }

@@ -101,6 +101,49 @@ func TestTLS(t *testing.T) {
 	r.awaitState(Unreachable)
 }
 
+// TestAuthTurnedOnUnderWay: the connection is from before there were users, and
+// shows a certificate, whose name etcd takes for the user's.
+func TestAuthTurnedOnUnderWay(t *testing.T) {
+	dir := t.TempDir()
+	pool, pair := certificates(t, dir)
+	e := &etcd{t: t, binary: currentEtcd(t), dir: filepath.Join(dir, "data"), peer: "http://" + freeAddress(t), url: "https://" + freeAddress(t), args: []string{
+		"--cert-file=" + filepath.Join(dir, "cert.pem"), "--key-file=" + filepath.Join(dir, "key.pem"),
+		"--trusted-ca-file=" + filepath.Join(dir, "cert.pem"), "--client-cert-auth",
+	}, tls: &tls.Config{RootCAs: pool, Certificates: []tls.Certificate{pair}, MinVersion: tls.VersionTLS12}}
+	e.start()
+	t.Cleanup(e.kill)
+	e.client = e.dial()
+	admin := e.admin()
+	ctx := t.Context()
+	_, err := admin.UserAdd(ctx, "persys", "secret")
+	if err != nil {
+		t.Fatal(err)
+	}
+	client, err := Dial(Endpoint{Addresses: []string{e.url}, TLS: e.tls, Username: "persys", Password: "secret"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer client.Close()
+	c := newCluster(t, "c1")
+	c.do(register("a"), put("web"))
+	r := c.start(client, quick)
+	r.awaitState(Healthy)
+	for _, step := range []func() error{
+		func() error { _, err := admin.UserAdd(ctx, "root", "root"); return err },
+		func() error { _, err := admin.UserGrantRole(ctx, "root", "root"); return err },
+		func() error { _, err := admin.UserGrantRole(ctx, "persys", "root"); return err },
+		func() error { _, err := admin.AuthEnable(ctx); return err },
+	} {
+		if err := step(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	c.do(put("web-2"))
+	e.client = client
+	r.awaitEqual(e)
+	r.awaitState(Healthy)
+}
+
 // certificates writes one self-signed certificate that is its own authority.
 func certificates(t *testing.T, dir string) (*x509.CertPool, tls.Certificate) {
 	t.Helper()
