@@ -104,6 +104,8 @@ func benches() []bench {
 		{name: "dns-change", what: "a change's commit to the first answer that shows it, 99th percentile; peer: CoreDNS loading its file again", run: dnsChange},
 		{name: "mirror-rate", what: "changed records that the mirror writes into one local etcd; peer: a plain client with the same puts, batched", run: mirrorRate},
 		{name: "mirror-lag", what: "worst age of a change that etcd lacks, at 1,000 changes per second; peer: none", run: mirrorLag},
+		{name: "gateway-hop", what: "what the gateway adds to a call at the median; peer: none", run: gatewayHop},
+		{name: "list-10k", what: "persysctl list of 10,000 workloads: start to first line; peer: none", run: list10k},
 		{name: "soak-elections", what: "elections in ten minutes of full load", run: soakElections, soak: true},
 	}
 }
