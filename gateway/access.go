@@ -51,6 +51,7 @@ var needs = map[string]Role{
 	clusterv1.Cluster_Why_FullMethodName:                    Viewer,
 	clusterv1.Cluster_Logs_FullMethodName:                   Viewer,
 	clusterv1.Cluster_ListActions_FullMethodName:            Viewer,
+	clusterv1.Cluster_ListDrifts_FullMethodName:             Viewer,
 
 	controlv1.AgentControl_ApplyWorkload_FullMethodName:              Operator,
 	controlv1.AgentControl_DeleteWorkload_FullMethodName:             Operator,
@@ -59,6 +60,8 @@ var needs = map[string]Role{
 	clusterv1.Cluster_ApplyWorkloads_FullMethodName:                  Operator,
 	clusterv1.Cluster_PlanWorkloads_FullMethodName:                   Operator,
 	clusterv1.Cluster_CordonNode_FullMethodName:                      Operator,
+	clusterv1.Cluster_AdoptDrift_FullMethodName:                      Operator,
+	clusterv1.Cluster_DeleteDrift_FullMethodName:                     Operator,
 	clusterv1.Cluster_DrainNode_FullMethodName:                       Operator,
 }
 

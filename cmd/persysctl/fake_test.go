@@ -318,6 +318,32 @@ func (f *fake) PlanWorkloads(_ context.Context, req *clusterv1.PlanWorkloadsRequ
 	return out, nil
 }
 
+func (f *fake) ListDrifts(_ context.Context, req *clusterv1.ListDriftsRequest) (*clusterv1.ListDriftsResponse, error) {
+	out := &clusterv1.ListDriftsResponse{Index: 42}
+	for i, d := range []*clusterv1.Drift{
+		{NodeId: "node-a", WorkloadId: "ghost", Type: "orphan_on_agent", AgentStatus: "Running", Action: "operator_investigation"},
+		{NodeId: "node-b", WorkloadId: "web-0", Type: "revision_mismatch", SchedulerStatus: "c1-0123456789abcdef", AgentStatus: "c1-fedcba9876543210", Action: "reapply_scheduler_revision", Repairs: 2},
+		{NodeId: "node-b", WorkloadId: "web-1", Type: "missing_on_agent", SchedulerStatus: "Running", Action: "retry_and_reconcile"},
+	} {
+		d.DetectedAt = timestamppb.New(epoch.Add(-time.Duration(i+1) * time.Minute))
+		if (req.GetNodeId() == "" || req.GetNodeId() == d.GetNodeId()) && (req.GetWorkloadId() == "" || req.GetWorkloadId() == d.GetWorkloadId()) {
+			out.Drifts = append(out.Drifts, d)
+		}
+	}
+	return out, nil
+}
+
+func (f *fake) AdoptDrift(_ context.Context, req *clusterv1.AdoptDriftRequest) (*clusterv1.DriftActionResponse, error) {
+	if req.GetWorkload() == nil && req.GetWorkloadId() == "ghost" {
+		return nil, status.Error(codes.InvalidArgument, "adopt drift: put: workload \"ghost\" is not known here: give its specification, persysctl drift adopt node-a ghost -f FILE")
+	}
+	return &clusterv1.DriftActionResponse{Index: 43}, nil
+}
+
+func (f *fake) DeleteDrift(context.Context, *clusterv1.DeleteDriftRequest) (*clusterv1.DriftActionResponse, error) {
+	return &clusterv1.DriftActionResponse{Index: 43}, nil
+}
+
 func (f *fake) Why(_ context.Context, req *clusterv1.WhyRequest) (*clusterv1.WhyResponse, error) {
 	if f.find(req.GetWorkloadId()) == nil {
 		return nil, status.Errorf(codes.NotFound, "why: workload %q not found; `persysctl list` shows all", req.GetWorkloadId())

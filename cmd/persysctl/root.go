@@ -131,7 +131,7 @@ may or may not have happened.`,
 	}
 	add(groupWorkloads, c.applyCommand(), c.planCommand(), c.getCommand(), c.listCommand(), c.deleteCommand(), c.retryCommand(),
 		c.startCommand(), c.stopCommand(), c.logsCommand(), c.whyCommand(), c.whyNotCommand(), c.actionsCommand(), c.composeCommand())
-	add(groupNodes, c.nodesCommand(), c.nodeCommand(), c.cordonCommand(), c.uncordonCommand(), c.drainCommand())
+	add(groupNodes, c.nodesCommand(), c.nodeCommand(), c.cordonCommand(), c.uncordonCommand(), c.drainCommand(), c.driftCommand())
 	add(groupCluster, c.summaryCommand(), c.statusCommand(), c.eventsCommand(), c.transferCommand(), c.replicaCommand(), c.modeCommand(), c.backupCommand(), c.recoveryCommand())
 	root.AddCommand(c.devCertsCommand(), c.clusterKeyCommand(), c.versionCommand(), c.docsCommand(root), c.workloadCommand())
 	return root, nil

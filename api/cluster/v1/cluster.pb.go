@@ -3845,6 +3845,398 @@ func (x *ImportMirrorResponse) GetMode() string {
 	return ""
 }
 
+type ListDriftsRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Empty: all.
+	NodeId     string `protobuf:"bytes,1,opt,name=node_id,json=nodeId,proto3" json:"node_id,omitempty"`
+	WorkloadId string `protobuf:"bytes,2,opt,name=workload_id,json=workloadId,proto3" json:"workload_id,omitempty"`
+	// orphan_on_agent, state_mismatch, revision_mismatch or missing_on_agent.
+	Type          string `protobuf:"bytes,3,opt,name=type,proto3" json:"type,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListDriftsRequest) Reset() {
+	*x = ListDriftsRequest{}
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[52]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListDriftsRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListDriftsRequest) ProtoMessage() {}
+
+func (x *ListDriftsRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[52]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListDriftsRequest.ProtoReflect.Descriptor instead.
+func (*ListDriftsRequest) Descriptor() ([]byte, []int) {
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{52}
+}
+
+func (x *ListDriftsRequest) GetNodeId() string {
+	if x != nil {
+		return x.NodeId
+	}
+	return ""
+}
+
+func (x *ListDriftsRequest) GetWorkloadId() string {
+	if x != nil {
+		return x.WorkloadId
+	}
+	return ""
+}
+
+func (x *ListDriftsRequest) GetType() string {
+	if x != nil {
+		return x.Type
+	}
+	return ""
+}
+
+// Drift is a difference between the state and what a node has.
+type Drift struct {
+	state      protoimpl.MessageState `protogen:"open.v1"`
+	NodeId     string                 `protobuf:"bytes,1,opt,name=node_id,json=nodeId,proto3" json:"node_id,omitempty"`
+	WorkloadId string                 `protobuf:"bytes,2,opt,name=workload_id,json=workloadId,proto3" json:"workload_id,omitempty"`
+	Type       string                 `protobuf:"bytes,3,opt,name=type,proto3" json:"type,omitempty"`
+	// Of a revision_mismatch, the revisions.
+	SchedulerStatus string `protobuf:"bytes,4,opt,name=scheduler_status,json=schedulerStatus,proto3" json:"scheduler_status,omitempty"`
+	AgentStatus     string `protobuf:"bytes,5,opt,name=agent_status,json=agentStatus,proto3" json:"agent_status,omitempty"`
+	// What is done about it; operator_investigation waits for a person.
+	Action string `protobuf:"bytes,6,opt,name=action,proto3" json:"action,omitempty"`
+	// Orders that were given to end it.
+	Repairs       int32                  `protobuf:"varint,7,opt,name=repairs,proto3" json:"repairs,omitempty"`
+	DetectedAt    *timestamppb.Timestamp `protobuf:"bytes,8,opt,name=detected_at,json=detectedAt,proto3" json:"detected_at,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Drift) Reset() {
+	*x = Drift{}
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[53]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Drift) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Drift) ProtoMessage() {}
+
+func (x *Drift) ProtoReflect() protoreflect.Message {
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[53]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Drift.ProtoReflect.Descriptor instead.
+func (*Drift) Descriptor() ([]byte, []int) {
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{53}
+}
+
+func (x *Drift) GetNodeId() string {
+	if x != nil {
+		return x.NodeId
+	}
+	return ""
+}
+
+func (x *Drift) GetWorkloadId() string {
+	if x != nil {
+		return x.WorkloadId
+	}
+	return ""
+}
+
+func (x *Drift) GetType() string {
+	if x != nil {
+		return x.Type
+	}
+	return ""
+}
+
+func (x *Drift) GetSchedulerStatus() string {
+	if x != nil {
+		return x.SchedulerStatus
+	}
+	return ""
+}
+
+func (x *Drift) GetAgentStatus() string {
+	if x != nil {
+		return x.AgentStatus
+	}
+	return ""
+}
+
+func (x *Drift) GetAction() string {
+	if x != nil {
+		return x.Action
+	}
+	return ""
+}
+
+func (x *Drift) GetRepairs() int32 {
+	if x != nil {
+		return x.Repairs
+	}
+	return 0
+}
+
+func (x *Drift) GetDetectedAt() *timestamppb.Timestamp {
+	if x != nil {
+		return x.DetectedAt
+	}
+	return nil
+}
+
+type ListDriftsResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// By node, workload and type.
+	Drifts        []*Drift `protobuf:"bytes,1,rep,name=drifts,proto3" json:"drifts,omitempty"`
+	Index         uint64   `protobuf:"varint,2,opt,name=index,proto3" json:"index,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListDriftsResponse) Reset() {
+	*x = ListDriftsResponse{}
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[54]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListDriftsResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListDriftsResponse) ProtoMessage() {}
+
+func (x *ListDriftsResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[54]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListDriftsResponse.ProtoReflect.Descriptor instead.
+func (*ListDriftsResponse) Descriptor() ([]byte, []int) {
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{54}
+}
+
+func (x *ListDriftsResponse) GetDrifts() []*Drift {
+	if x != nil {
+		return x.Drifts
+	}
+	return nil
+}
+
+func (x *ListDriftsResponse) GetIndex() uint64 {
+	if x != nil {
+		return x.Index
+	}
+	return 0
+}
+
+type AdoptDriftRequest struct {
+	state      protoimpl.MessageState `protogen:"open.v1"`
+	NodeId     string                 `protobuf:"bytes,1,opt,name=node_id,json=nodeId,proto3" json:"node_id,omitempty"`
+	WorkloadId string                 `protobuf:"bytes,2,opt,name=workload_id,json=workloadId,proto3" json:"workload_id,omitempty"`
+	// What the workload is; may be left out where it is known.
+	Workload      *v1.ApplyWorkloadRequest `protobuf:"bytes,3,opt,name=workload,proto3" json:"workload,omitempty"`
+	RequestId     string                   `protobuf:"bytes,4,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *AdoptDriftRequest) Reset() {
+	*x = AdoptDriftRequest{}
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[55]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AdoptDriftRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AdoptDriftRequest) ProtoMessage() {}
+
+func (x *AdoptDriftRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[55]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AdoptDriftRequest.ProtoReflect.Descriptor instead.
+func (*AdoptDriftRequest) Descriptor() ([]byte, []int) {
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{55}
+}
+
+func (x *AdoptDriftRequest) GetNodeId() string {
+	if x != nil {
+		return x.NodeId
+	}
+	return ""
+}
+
+func (x *AdoptDriftRequest) GetWorkloadId() string {
+	if x != nil {
+		return x.WorkloadId
+	}
+	return ""
+}
+
+func (x *AdoptDriftRequest) GetWorkload() *v1.ApplyWorkloadRequest {
+	if x != nil {
+		return x.Workload
+	}
+	return nil
+}
+
+func (x *AdoptDriftRequest) GetRequestId() string {
+	if x != nil {
+		return x.RequestId
+	}
+	return ""
+}
+
+type DeleteDriftRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	NodeId        string                 `protobuf:"bytes,1,opt,name=node_id,json=nodeId,proto3" json:"node_id,omitempty"`
+	WorkloadId    string                 `protobuf:"bytes,2,opt,name=workload_id,json=workloadId,proto3" json:"workload_id,omitempty"`
+	RequestId     string                 `protobuf:"bytes,3,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DeleteDriftRequest) Reset() {
+	*x = DeleteDriftRequest{}
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[56]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DeleteDriftRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DeleteDriftRequest) ProtoMessage() {}
+
+func (x *DeleteDriftRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[56]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DeleteDriftRequest.ProtoReflect.Descriptor instead.
+func (*DeleteDriftRequest) Descriptor() ([]byte, []int) {
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{56}
+}
+
+func (x *DeleteDriftRequest) GetNodeId() string {
+	if x != nil {
+		return x.NodeId
+	}
+	return ""
+}
+
+func (x *DeleteDriftRequest) GetWorkloadId() string {
+	if x != nil {
+		return x.WorkloadId
+	}
+	return ""
+}
+
+func (x *DeleteDriftRequest) GetRequestId() string {
+	if x != nil {
+		return x.RequestId
+	}
+	return ""
+}
+
+type DriftActionResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Index         uint64                 `protobuf:"varint,1,opt,name=index,proto3" json:"index,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DriftActionResponse) Reset() {
+	*x = DriftActionResponse{}
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[57]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DriftActionResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DriftActionResponse) ProtoMessage() {}
+
+func (x *DriftActionResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[57]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DriftActionResponse.ProtoReflect.Descriptor instead.
+func (*DriftActionResponse) Descriptor() ([]byte, []int) {
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{57}
+}
+
+func (x *DriftActionResponse) GetIndex() uint64 {
+	if x != nil {
+		return x.Index
+	}
+	return 0
+}
+
 var File_api_cluster_v1_cluster_proto protoreflect.FileDescriptor
 
 const file_api_cluster_v1_cluster_proto_rawDesc = "" +
@@ -4189,7 +4581,41 @@ const file_api_cluster_v1_cluster_proto_rawDesc = "" +
 	"\bimported\x18\x03 \x01(\bR\bimported\x12\x1a\n" +
 	"\bmirrored\x18\x04 \x01(\bR\bmirrored\x12!\n" +
 	"\fmirror_error\x18\x05 \x01(\tR\vmirrorError\x12\x12\n" +
-	"\x04mode\x18\x06 \x01(\tR\x04mode2\xe8\x0f\n" +
+	"\x04mode\x18\x06 \x01(\tR\x04mode\"a\n" +
+	"\x11ListDriftsRequest\x12\x17\n" +
+	"\anode_id\x18\x01 \x01(\tR\x06nodeId\x12\x1f\n" +
+	"\vworkload_id\x18\x02 \x01(\tR\n" +
+	"workloadId\x12\x12\n" +
+	"\x04type\x18\x03 \x01(\tR\x04type\"\x92\x02\n" +
+	"\x05Drift\x12\x17\n" +
+	"\anode_id\x18\x01 \x01(\tR\x06nodeId\x12\x1f\n" +
+	"\vworkload_id\x18\x02 \x01(\tR\n" +
+	"workloadId\x12\x12\n" +
+	"\x04type\x18\x03 \x01(\tR\x04type\x12)\n" +
+	"\x10scheduler_status\x18\x04 \x01(\tR\x0fschedulerStatus\x12!\n" +
+	"\fagent_status\x18\x05 \x01(\tR\vagentStatus\x12\x16\n" +
+	"\x06action\x18\x06 \x01(\tR\x06action\x12\x18\n" +
+	"\arepairs\x18\a \x01(\x05R\arepairs\x12;\n" +
+	"\vdetected_at\x18\b \x01(\v2\x1a.google.protobuf.TimestampR\n" +
+	"detectedAt\"\\\n" +
+	"\x12ListDriftsResponse\x120\n" +
+	"\x06drifts\x18\x01 \x03(\v2\x18.persys.cluster.v1.DriftR\x06drifts\x12\x14\n" +
+	"\x05index\x18\x02 \x01(\x04R\x05index\"\xb1\x01\n" +
+	"\x11AdoptDriftRequest\x12\x17\n" +
+	"\anode_id\x18\x01 \x01(\tR\x06nodeId\x12\x1f\n" +
+	"\vworkload_id\x18\x02 \x01(\tR\n" +
+	"workloadId\x12C\n" +
+	"\bworkload\x18\x03 \x01(\v2'.persys.control.v1.ApplyWorkloadRequestR\bworkload\x12\x1d\n" +
+	"\n" +
+	"request_id\x18\x04 \x01(\tR\trequestId\"m\n" +
+	"\x12DeleteDriftRequest\x12\x17\n" +
+	"\anode_id\x18\x01 \x01(\tR\x06nodeId\x12\x1f\n" +
+	"\vworkload_id\x18\x02 \x01(\tR\n" +
+	"workloadId\x12\x1d\n" +
+	"\n" +
+	"request_id\x18\x03 \x01(\tR\trequestId\"+\n" +
+	"\x13DriftActionResponse\x12\x14\n" +
+	"\x05index\x18\x01 \x01(\x04R\x05index2\xfd\x11\n" +
 	"\aCluster\x12M\n" +
 	"\x06Status\x12 .persys.cluster.v1.StatusRequest\x1a!.persys.cluster.v1.StatusResponse\x12F\n" +
 	"\x06Events\x12 .persys.cluster.v1.EventsRequest\x1a\x18.persys.cluster.v1.Event0\x01\x12_\n" +
@@ -4215,7 +4641,12 @@ const file_api_cluster_v1_cluster_proto_rawDesc = "" +
 	"ClusterKey\x12$.persys.cluster.v1.ClusterKeyRequest\x1a%.persys.cluster.v1.ClusterKeyResponse\x12S\n" +
 	"\bRecovery\x12\".persys.cluster.v1.RecoveryRequest\x1a#.persys.cluster.v1.RecoveryResponse\x12b\n" +
 	"\rRestoreMirror\x12'.persys.cluster.v1.RestoreMirrorRequest\x1a(.persys.cluster.v1.RestoreMirrorResponse\x12_\n" +
-	"\fImportMirror\x12&.persys.cluster.v1.ImportMirrorRequest\x1a'.persys.cluster.v1.ImportMirrorResponseB4Z2github.com/persys/compute/api/cluster/v1;clusterv1b\x06proto3"
+	"\fImportMirror\x12&.persys.cluster.v1.ImportMirrorRequest\x1a'.persys.cluster.v1.ImportMirrorResponse\x12Y\n" +
+	"\n" +
+	"ListDrifts\x12$.persys.cluster.v1.ListDriftsRequest\x1a%.persys.cluster.v1.ListDriftsResponse\x12Z\n" +
+	"\n" +
+	"AdoptDrift\x12$.persys.cluster.v1.AdoptDriftRequest\x1a&.persys.cluster.v1.DriftActionResponse\x12\\\n" +
+	"\vDeleteDrift\x12%.persys.cluster.v1.DeleteDriftRequest\x1a&.persys.cluster.v1.DriftActionResponseB4Z2github.com/persys/compute/api/cluster/v1;clusterv1b\x06proto3"
 
 var (
 	file_api_cluster_v1_cluster_proto_rawDescOnce sync.Once
@@ -4229,7 +4660,7 @@ func file_api_cluster_v1_cluster_proto_rawDescGZIP() []byte {
 	return file_api_cluster_v1_cluster_proto_rawDescData
 }
 
-var file_api_cluster_v1_cluster_proto_msgTypes = make([]protoimpl.MessageInfo, 53)
+var file_api_cluster_v1_cluster_proto_msgTypes = make([]protoimpl.MessageInfo, 59)
 var file_api_cluster_v1_cluster_proto_goTypes = []any{
 	(*ClusterKeyRequest)(nil),          // 0: persys.cluster.v1.ClusterKeyRequest
 	(*ClusterKeyResponse)(nil),         // 1: persys.cluster.v1.ClusterKeyResponse
@@ -4283,97 +4714,112 @@ var file_api_cluster_v1_cluster_proto_goTypes = []any{
 	(*KeyDifference)(nil),              // 49: persys.cluster.v1.KeyDifference
 	(*ImportMirrorRequest)(nil),        // 50: persys.cluster.v1.ImportMirrorRequest
 	(*ImportMirrorResponse)(nil),       // 51: persys.cluster.v1.ImportMirrorResponse
-	nil,                                // 52: persys.cluster.v1.Event.DetailsEntry
-	(*timestamppb.Timestamp)(nil),      // 53: google.protobuf.Timestamp
-	(*v1.WorkloadView)(nil),            // 54: persys.control.v1.WorkloadView
-	(*v1.ApplyWorkloadRequest)(nil),    // 55: persys.control.v1.ApplyWorkloadRequest
-	(*v1.ApplyWorkloadResponse)(nil),   // 56: persys.control.v1.ApplyWorkloadResponse
-	(*v1.NodeView)(nil),                // 57: persys.control.v1.NodeView
+	(*ListDriftsRequest)(nil),          // 52: persys.cluster.v1.ListDriftsRequest
+	(*Drift)(nil),                      // 53: persys.cluster.v1.Drift
+	(*ListDriftsResponse)(nil),         // 54: persys.cluster.v1.ListDriftsResponse
+	(*AdoptDriftRequest)(nil),          // 55: persys.cluster.v1.AdoptDriftRequest
+	(*DeleteDriftRequest)(nil),         // 56: persys.cluster.v1.DeleteDriftRequest
+	(*DriftActionResponse)(nil),        // 57: persys.cluster.v1.DriftActionResponse
+	nil,                                // 58: persys.cluster.v1.Event.DetailsEntry
+	(*timestamppb.Timestamp)(nil),      // 59: google.protobuf.Timestamp
+	(*v1.WorkloadView)(nil),            // 60: persys.control.v1.WorkloadView
+	(*v1.ApplyWorkloadRequest)(nil),    // 61: persys.control.v1.ApplyWorkloadRequest
+	(*v1.ApplyWorkloadResponse)(nil),   // 62: persys.control.v1.ApplyWorkloadResponse
+	(*v1.NodeView)(nil),                // 63: persys.control.v1.NodeView
 }
 var file_api_cluster_v1_cluster_proto_depIdxs = []int32{
-	53, // 0: persys.cluster.v1.StatusResponse.mode_changed_at:type_name -> google.protobuf.Timestamp
+	59, // 0: persys.cluster.v1.StatusResponse.mode_changed_at:type_name -> google.protobuf.Timestamp
 	3,  // 1: persys.cluster.v1.StatusResponse.replicas:type_name -> persys.cluster.v1.Replica
-	53, // 2: persys.cluster.v1.StatusResponse.started_at:type_name -> google.protobuf.Timestamp
-	53, // 3: persys.cluster.v1.Event.at:type_name -> google.protobuf.Timestamp
-	52, // 4: persys.cluster.v1.Event.details:type_name -> persys.cluster.v1.Event.DetailsEntry
-	54, // 5: persys.cluster.v1.WorkloadChange.workload:type_name -> persys.control.v1.WorkloadView
+	59, // 2: persys.cluster.v1.StatusResponse.started_at:type_name -> google.protobuf.Timestamp
+	59, // 3: persys.cluster.v1.Event.at:type_name -> google.protobuf.Timestamp
+	58, // 4: persys.cluster.v1.Event.details:type_name -> persys.cluster.v1.Event.DetailsEntry
+	60, // 5: persys.cluster.v1.WorkloadChange.workload:type_name -> persys.control.v1.WorkloadView
 	11, // 6: persys.cluster.v1.WhyResponse.counts:type_name -> persys.cluster.v1.ReasonCount
 	10, // 7: persys.cluster.v1.WhyResponse.nodes:type_name -> persys.cluster.v1.NodeVerdict
-	55, // 8: persys.cluster.v1.ApplyWorkloadsRequest.workloads:type_name -> persys.control.v1.ApplyWorkloadRequest
-	56, // 9: persys.cluster.v1.ApplyWorkloadsResponse.results:type_name -> persys.control.v1.ApplyWorkloadResponse
-	55, // 10: persys.cluster.v1.PlanWorkloadsRequest.workloads:type_name -> persys.control.v1.ApplyWorkloadRequest
+	61, // 8: persys.cluster.v1.ApplyWorkloadsRequest.workloads:type_name -> persys.control.v1.ApplyWorkloadRequest
+	62, // 9: persys.cluster.v1.ApplyWorkloadsResponse.results:type_name -> persys.control.v1.ApplyWorkloadResponse
+	61, // 10: persys.cluster.v1.PlanWorkloadsRequest.workloads:type_name -> persys.control.v1.ApplyWorkloadRequest
 	16, // 11: persys.cluster.v1.PlannedWorkload.changes:type_name -> persys.cluster.v1.FieldChange
 	11, // 12: persys.cluster.v1.PlannedWorkload.counts:type_name -> persys.cluster.v1.ReasonCount
 	10, // 13: persys.cluster.v1.PlannedWorkload.nodes:type_name -> persys.cluster.v1.NodeVerdict
 	17, // 14: persys.cluster.v1.PlanWorkloadsResponse.workloads:type_name -> persys.cluster.v1.PlannedWorkload
-	55, // 15: persys.cluster.v1.ApplyStreamRequest.apply:type_name -> persys.control.v1.ApplyWorkloadRequest
-	56, // 16: persys.cluster.v1.ApplyStreamResponse.result:type_name -> persys.control.v1.ApplyWorkloadResponse
-	57, // 17: persys.cluster.v1.NodeActionResponse.node:type_name -> persys.control.v1.NodeView
+	61, // 15: persys.cluster.v1.ApplyStreamRequest.apply:type_name -> persys.control.v1.ApplyWorkloadRequest
+	62, // 16: persys.cluster.v1.ApplyStreamResponse.result:type_name -> persys.control.v1.ApplyWorkloadResponse
+	63, // 17: persys.cluster.v1.NodeActionResponse.node:type_name -> persys.control.v1.NodeView
 	25, // 18: persys.cluster.v1.NodeActionResponse.moves:type_name -> persys.cluster.v1.PlannedMove
-	53, // 19: persys.cluster.v1.Action.created_at:type_name -> google.protobuf.Timestamp
-	53, // 20: persys.cluster.v1.Action.started_at:type_name -> google.protobuf.Timestamp
-	53, // 21: persys.cluster.v1.Action.ended_at:type_name -> google.protobuf.Timestamp
+	59, // 19: persys.cluster.v1.Action.created_at:type_name -> google.protobuf.Timestamp
+	59, // 20: persys.cluster.v1.Action.started_at:type_name -> google.protobuf.Timestamp
+	59, // 21: persys.cluster.v1.Action.ended_at:type_name -> google.protobuf.Timestamp
 	30, // 22: persys.cluster.v1.ListActionsResponse.actions:type_name -> persys.cluster.v1.Action
-	53, // 23: persys.cluster.v1.BackupInfo.at:type_name -> google.protobuf.Timestamp
+	59, // 23: persys.cluster.v1.BackupInfo.at:type_name -> google.protobuf.Timestamp
 	39, // 24: persys.cluster.v1.CreateBackupResponse.info:type_name -> persys.cluster.v1.BackupInfo
 	39, // 25: persys.cluster.v1.RestoreBackupResponse.backup:type_name -> persys.cluster.v1.BackupInfo
 	39, // 26: persys.cluster.v1.RestoreBackupResponse.present:type_name -> persys.cluster.v1.BackupInfo
 	44, // 27: persys.cluster.v1.MirrorContent.problems:type_name -> persys.cluster.v1.MirrorProblem
-	53, // 28: persys.cluster.v1.RecoveryResponse.mode_changed_at:type_name -> google.protobuf.Timestamp
+	59, // 28: persys.cluster.v1.RecoveryResponse.mode_changed_at:type_name -> google.protobuf.Timestamp
 	43, // 29: persys.cluster.v1.RecoveryResponse.content:type_name -> persys.cluster.v1.MirrorContent
 	39, // 30: persys.cluster.v1.RecoveryResponse.present:type_name -> persys.cluster.v1.BackupInfo
 	49, // 31: persys.cluster.v1.RestoreMirrorResponse.differences:type_name -> persys.cluster.v1.KeyDifference
 	43, // 32: persys.cluster.v1.ImportMirrorResponse.content:type_name -> persys.cluster.v1.MirrorContent
 	42, // 33: persys.cluster.v1.ImportMirrorResponse.change:type_name -> persys.cluster.v1.RestoreBackupResponse
-	2,  // 34: persys.cluster.v1.Cluster.Status:input_type -> persys.cluster.v1.StatusRequest
-	6,  // 35: persys.cluster.v1.Cluster.Events:input_type -> persys.cluster.v1.EventsRequest
-	7,  // 36: persys.cluster.v1.Cluster.WatchWorkloads:input_type -> persys.cluster.v1.WatchWorkloadsRequest
-	9,  // 37: persys.cluster.v1.Cluster.Why:input_type -> persys.cluster.v1.WhyRequest
-	13, // 38: persys.cluster.v1.Cluster.ApplyWorkloads:input_type -> persys.cluster.v1.ApplyWorkloadsRequest
-	15, // 39: persys.cluster.v1.Cluster.PlanWorkloads:input_type -> persys.cluster.v1.PlanWorkloadsRequest
-	19, // 40: persys.cluster.v1.Cluster.ApplyStream:input_type -> persys.cluster.v1.ApplyStreamRequest
-	21, // 41: persys.cluster.v1.Cluster.CordonNode:input_type -> persys.cluster.v1.CordonNodeRequest
-	22, // 42: persys.cluster.v1.Cluster.DrainNode:input_type -> persys.cluster.v1.DrainNodeRequest
-	23, // 43: persys.cluster.v1.Cluster.RemoveNode:input_type -> persys.cluster.v1.RemoveNodeRequest
-	24, // 44: persys.cluster.v1.Cluster.FenceNode:input_type -> persys.cluster.v1.FenceNodeRequest
-	27, // 45: persys.cluster.v1.Cluster.Logs:input_type -> persys.cluster.v1.LogsRequest
-	29, // 46: persys.cluster.v1.Cluster.ListActions:input_type -> persys.cluster.v1.ListActionsRequest
-	32, // 47: persys.cluster.v1.Cluster.SetMode:input_type -> persys.cluster.v1.SetModeRequest
-	34, // 48: persys.cluster.v1.Cluster.TransferLeadership:input_type -> persys.cluster.v1.TransferLeadershipRequest
-	36, // 49: persys.cluster.v1.Cluster.RemoveReplica:input_type -> persys.cluster.v1.RemoveReplicaRequest
-	38, // 50: persys.cluster.v1.Cluster.CreateBackup:input_type -> persys.cluster.v1.CreateBackupRequest
-	41, // 51: persys.cluster.v1.Cluster.RestoreBackup:input_type -> persys.cluster.v1.RestoreBackupRequest
-	0,  // 52: persys.cluster.v1.Cluster.ClusterKey:input_type -> persys.cluster.v1.ClusterKeyRequest
-	45, // 53: persys.cluster.v1.Cluster.Recovery:input_type -> persys.cluster.v1.RecoveryRequest
-	47, // 54: persys.cluster.v1.Cluster.RestoreMirror:input_type -> persys.cluster.v1.RestoreMirrorRequest
-	50, // 55: persys.cluster.v1.Cluster.ImportMirror:input_type -> persys.cluster.v1.ImportMirrorRequest
-	4,  // 56: persys.cluster.v1.Cluster.Status:output_type -> persys.cluster.v1.StatusResponse
-	5,  // 57: persys.cluster.v1.Cluster.Events:output_type -> persys.cluster.v1.Event
-	8,  // 58: persys.cluster.v1.Cluster.WatchWorkloads:output_type -> persys.cluster.v1.WorkloadChange
-	12, // 59: persys.cluster.v1.Cluster.Why:output_type -> persys.cluster.v1.WhyResponse
-	14, // 60: persys.cluster.v1.Cluster.ApplyWorkloads:output_type -> persys.cluster.v1.ApplyWorkloadsResponse
-	18, // 61: persys.cluster.v1.Cluster.PlanWorkloads:output_type -> persys.cluster.v1.PlanWorkloadsResponse
-	20, // 62: persys.cluster.v1.Cluster.ApplyStream:output_type -> persys.cluster.v1.ApplyStreamResponse
-	26, // 63: persys.cluster.v1.Cluster.CordonNode:output_type -> persys.cluster.v1.NodeActionResponse
-	26, // 64: persys.cluster.v1.Cluster.DrainNode:output_type -> persys.cluster.v1.NodeActionResponse
-	26, // 65: persys.cluster.v1.Cluster.RemoveNode:output_type -> persys.cluster.v1.NodeActionResponse
-	26, // 66: persys.cluster.v1.Cluster.FenceNode:output_type -> persys.cluster.v1.NodeActionResponse
-	28, // 67: persys.cluster.v1.Cluster.Logs:output_type -> persys.cluster.v1.LogChunk
-	31, // 68: persys.cluster.v1.Cluster.ListActions:output_type -> persys.cluster.v1.ListActionsResponse
-	33, // 69: persys.cluster.v1.Cluster.SetMode:output_type -> persys.cluster.v1.SetModeResponse
-	35, // 70: persys.cluster.v1.Cluster.TransferLeadership:output_type -> persys.cluster.v1.TransferLeadershipResponse
-	37, // 71: persys.cluster.v1.Cluster.RemoveReplica:output_type -> persys.cluster.v1.RemoveReplicaResponse
-	40, // 72: persys.cluster.v1.Cluster.CreateBackup:output_type -> persys.cluster.v1.CreateBackupResponse
-	42, // 73: persys.cluster.v1.Cluster.RestoreBackup:output_type -> persys.cluster.v1.RestoreBackupResponse
-	1,  // 74: persys.cluster.v1.Cluster.ClusterKey:output_type -> persys.cluster.v1.ClusterKeyResponse
-	46, // 75: persys.cluster.v1.Cluster.Recovery:output_type -> persys.cluster.v1.RecoveryResponse
-	48, // 76: persys.cluster.v1.Cluster.RestoreMirror:output_type -> persys.cluster.v1.RestoreMirrorResponse
-	51, // 77: persys.cluster.v1.Cluster.ImportMirror:output_type -> persys.cluster.v1.ImportMirrorResponse
-	56, // [56:78] is the sub-list for method output_type
-	34, // [34:56] is the sub-list for method input_type
-	34, // [34:34] is the sub-list for extension type_name
-	34, // [34:34] is the sub-list for extension extendee
-	0,  // [0:34] is the sub-list for field type_name
+	59, // 34: persys.cluster.v1.Drift.detected_at:type_name -> google.protobuf.Timestamp
+	53, // 35: persys.cluster.v1.ListDriftsResponse.drifts:type_name -> persys.cluster.v1.Drift
+	61, // 36: persys.cluster.v1.AdoptDriftRequest.workload:type_name -> persys.control.v1.ApplyWorkloadRequest
+	2,  // 37: persys.cluster.v1.Cluster.Status:input_type -> persys.cluster.v1.StatusRequest
+	6,  // 38: persys.cluster.v1.Cluster.Events:input_type -> persys.cluster.v1.EventsRequest
+	7,  // 39: persys.cluster.v1.Cluster.WatchWorkloads:input_type -> persys.cluster.v1.WatchWorkloadsRequest
+	9,  // 40: persys.cluster.v1.Cluster.Why:input_type -> persys.cluster.v1.WhyRequest
+	13, // 41: persys.cluster.v1.Cluster.ApplyWorkloads:input_type -> persys.cluster.v1.ApplyWorkloadsRequest
+	15, // 42: persys.cluster.v1.Cluster.PlanWorkloads:input_type -> persys.cluster.v1.PlanWorkloadsRequest
+	19, // 43: persys.cluster.v1.Cluster.ApplyStream:input_type -> persys.cluster.v1.ApplyStreamRequest
+	21, // 44: persys.cluster.v1.Cluster.CordonNode:input_type -> persys.cluster.v1.CordonNodeRequest
+	22, // 45: persys.cluster.v1.Cluster.DrainNode:input_type -> persys.cluster.v1.DrainNodeRequest
+	23, // 46: persys.cluster.v1.Cluster.RemoveNode:input_type -> persys.cluster.v1.RemoveNodeRequest
+	24, // 47: persys.cluster.v1.Cluster.FenceNode:input_type -> persys.cluster.v1.FenceNodeRequest
+	27, // 48: persys.cluster.v1.Cluster.Logs:input_type -> persys.cluster.v1.LogsRequest
+	29, // 49: persys.cluster.v1.Cluster.ListActions:input_type -> persys.cluster.v1.ListActionsRequest
+	32, // 50: persys.cluster.v1.Cluster.SetMode:input_type -> persys.cluster.v1.SetModeRequest
+	34, // 51: persys.cluster.v1.Cluster.TransferLeadership:input_type -> persys.cluster.v1.TransferLeadershipRequest
+	36, // 52: persys.cluster.v1.Cluster.RemoveReplica:input_type -> persys.cluster.v1.RemoveReplicaRequest
+	38, // 53: persys.cluster.v1.Cluster.CreateBackup:input_type -> persys.cluster.v1.CreateBackupRequest
+	41, // 54: persys.cluster.v1.Cluster.RestoreBackup:input_type -> persys.cluster.v1.RestoreBackupRequest
+	0,  // 55: persys.cluster.v1.Cluster.ClusterKey:input_type -> persys.cluster.v1.ClusterKeyRequest
+	45, // 56: persys.cluster.v1.Cluster.Recovery:input_type -> persys.cluster.v1.RecoveryRequest
+	47, // 57: persys.cluster.v1.Cluster.RestoreMirror:input_type -> persys.cluster.v1.RestoreMirrorRequest
+	50, // 58: persys.cluster.v1.Cluster.ImportMirror:input_type -> persys.cluster.v1.ImportMirrorRequest
+	52, // 59: persys.cluster.v1.Cluster.ListDrifts:input_type -> persys.cluster.v1.ListDriftsRequest
+	55, // 60: persys.cluster.v1.Cluster.AdoptDrift:input_type -> persys.cluster.v1.AdoptDriftRequest
+	56, // 61: persys.cluster.v1.Cluster.DeleteDrift:input_type -> persys.cluster.v1.DeleteDriftRequest
+	4,  // 62: persys.cluster.v1.Cluster.Status:output_type -> persys.cluster.v1.StatusResponse
+	5,  // 63: persys.cluster.v1.Cluster.Events:output_type -> persys.cluster.v1.Event
+	8,  // 64: persys.cluster.v1.Cluster.WatchWorkloads:output_type -> persys.cluster.v1.WorkloadChange
+	12, // 65: persys.cluster.v1.Cluster.Why:output_type -> persys.cluster.v1.WhyResponse
+	14, // 66: persys.cluster.v1.Cluster.ApplyWorkloads:output_type -> persys.cluster.v1.ApplyWorkloadsResponse
+	18, // 67: persys.cluster.v1.Cluster.PlanWorkloads:output_type -> persys.cluster.v1.PlanWorkloadsResponse
+	20, // 68: persys.cluster.v1.Cluster.ApplyStream:output_type -> persys.cluster.v1.ApplyStreamResponse
+	26, // 69: persys.cluster.v1.Cluster.CordonNode:output_type -> persys.cluster.v1.NodeActionResponse
+	26, // 70: persys.cluster.v1.Cluster.DrainNode:output_type -> persys.cluster.v1.NodeActionResponse
+	26, // 71: persys.cluster.v1.Cluster.RemoveNode:output_type -> persys.cluster.v1.NodeActionResponse
+	26, // 72: persys.cluster.v1.Cluster.FenceNode:output_type -> persys.cluster.v1.NodeActionResponse
+	28, // 73: persys.cluster.v1.Cluster.Logs:output_type -> persys.cluster.v1.LogChunk
+	31, // 74: persys.cluster.v1.Cluster.ListActions:output_type -> persys.cluster.v1.ListActionsResponse
+	33, // 75: persys.cluster.v1.Cluster.SetMode:output_type -> persys.cluster.v1.SetModeResponse
+	35, // 76: persys.cluster.v1.Cluster.TransferLeadership:output_type -> persys.cluster.v1.TransferLeadershipResponse
+	37, // 77: persys.cluster.v1.Cluster.RemoveReplica:output_type -> persys.cluster.v1.RemoveReplicaResponse
+	40, // 78: persys.cluster.v1.Cluster.CreateBackup:output_type -> persys.cluster.v1.CreateBackupResponse
+	42, // 79: persys.cluster.v1.Cluster.RestoreBackup:output_type -> persys.cluster.v1.RestoreBackupResponse
+	1,  // 80: persys.cluster.v1.Cluster.ClusterKey:output_type -> persys.cluster.v1.ClusterKeyResponse
+	46, // 81: persys.cluster.v1.Cluster.Recovery:output_type -> persys.cluster.v1.RecoveryResponse
+	48, // 82: persys.cluster.v1.Cluster.RestoreMirror:output_type -> persys.cluster.v1.RestoreMirrorResponse
+	51, // 83: persys.cluster.v1.Cluster.ImportMirror:output_type -> persys.cluster.v1.ImportMirrorResponse
+	54, // 84: persys.cluster.v1.Cluster.ListDrifts:output_type -> persys.cluster.v1.ListDriftsResponse
+	57, // 85: persys.cluster.v1.Cluster.AdoptDrift:output_type -> persys.cluster.v1.DriftActionResponse
+	57, // 86: persys.cluster.v1.Cluster.DeleteDrift:output_type -> persys.cluster.v1.DriftActionResponse
+	62, // [62:87] is the sub-list for method output_type
+	37, // [37:62] is the sub-list for method input_type
+	37, // [37:37] is the sub-list for extension type_name
+	37, // [37:37] is the sub-list for extension extendee
+	0,  // [0:37] is the sub-list for field type_name
 }
 
 func init() { file_api_cluster_v1_cluster_proto_init() }
@@ -4387,7 +4833,7 @@ func file_api_cluster_v1_cluster_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_api_cluster_v1_cluster_proto_rawDesc), len(file_api_cluster_v1_cluster_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   53,
+			NumMessages:   59,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -44,6 +44,9 @@ const (
 	Cluster_Recovery_FullMethodName           = "/persys.cluster.v1.Cluster/Recovery"
 	Cluster_RestoreMirror_FullMethodName      = "/persys.cluster.v1.Cluster/RestoreMirror"
 	Cluster_ImportMirror_FullMethodName       = "/persys.cluster.v1.Cluster/ImportMirror"
+	Cluster_ListDrifts_FullMethodName         = "/persys.cluster.v1.Cluster/ListDrifts"
+	Cluster_AdoptDrift_FullMethodName         = "/persys.cluster.v1.Cluster/AdoptDrift"
+	Cluster_DeleteDrift_FullMethodName        = "/persys.cluster.v1.Cluster/DeleteDrift"
 )
 
 // ClusterClient is the client API for Cluster service.
@@ -94,6 +97,12 @@ type ClusterClient interface {
 	// ImportMirror takes what the mirror's etcd holds into a cluster that has no
 	// workloads; with preview it only says what would come.
 	ImportMirror(ctx context.Context, in *ImportMirrorRequest, opts ...grpc.CallOption) (*ImportMirrorResponse, error)
+	// Where nodes differ from the state.
+	ListDrifts(ctx context.Context, in *ListDriftsRequest, opts ...grpc.CallOption) (*ListDriftsResponse, error)
+	// Makes an orphan the workload of its node.
+	AdoptDrift(ctx context.Context, in *AdoptDriftRequest, opts ...grpc.CallOption) (*DriftActionResponse, error)
+	// Has a node delete an orphan.
+	DeleteDrift(ctx context.Context, in *DeleteDriftRequest, opts ...grpc.CallOption) (*DriftActionResponse, error)
 }
 
 type clusterClient struct {
@@ -366,6 +375,36 @@ func (c *clusterClient) ImportMirror(ctx context.Context, in *ImportMirrorReques
 	return out, nil
 }
 
+func (c *clusterClient) ListDrifts(ctx context.Context, in *ListDriftsRequest, opts ...grpc.CallOption) (*ListDriftsResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ListDriftsResponse)
+	err := c.cc.Invoke(ctx, Cluster_ListDrifts_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *clusterClient) AdoptDrift(ctx context.Context, in *AdoptDriftRequest, opts ...grpc.CallOption) (*DriftActionResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(DriftActionResponse)
+	err := c.cc.Invoke(ctx, Cluster_AdoptDrift_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *clusterClient) DeleteDrift(ctx context.Context, in *DeleteDriftRequest, opts ...grpc.CallOption) (*DriftActionResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(DriftActionResponse)
+	err := c.cc.Invoke(ctx, Cluster_DeleteDrift_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // ClusterServer is the server API for Cluster service.
 // All implementations must embed UnimplementedClusterServer
 // for forward compatibility.
@@ -414,6 +453,12 @@ type ClusterServer interface {
 	// ImportMirror takes what the mirror's etcd holds into a cluster that has no
 	// workloads; with preview it only says what would come.
 	ImportMirror(context.Context, *ImportMirrorRequest) (*ImportMirrorResponse, error)
+	// Where nodes differ from the state.
+	ListDrifts(context.Context, *ListDriftsRequest) (*ListDriftsResponse, error)
+	// Makes an orphan the workload of its node.
+	AdoptDrift(context.Context, *AdoptDriftRequest) (*DriftActionResponse, error)
+	// Has a node delete an orphan.
+	DeleteDrift(context.Context, *DeleteDriftRequest) (*DriftActionResponse, error)
 	mustEmbedUnimplementedClusterServer()
 }
 
@@ -489,6 +534,15 @@ func (UnimplementedClusterServer) RestoreMirror(context.Context, *RestoreMirrorR
 }
 func (UnimplementedClusterServer) ImportMirror(context.Context, *ImportMirrorRequest) (*ImportMirrorResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method ImportMirror not implemented")
+}
+func (UnimplementedClusterServer) ListDrifts(context.Context, *ListDriftsRequest) (*ListDriftsResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method ListDrifts not implemented")
+}
+func (UnimplementedClusterServer) AdoptDrift(context.Context, *AdoptDriftRequest) (*DriftActionResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method AdoptDrift not implemented")
+}
+func (UnimplementedClusterServer) DeleteDrift(context.Context, *DeleteDriftRequest) (*DriftActionResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method DeleteDrift not implemented")
 }
 func (UnimplementedClusterServer) mustEmbedUnimplementedClusterServer() {}
 func (UnimplementedClusterServer) testEmbeddedByValue()                 {}
@@ -857,6 +911,60 @@ func _Cluster_ImportMirror_Handler(srv interface{}, ctx context.Context, dec fun
 	return interceptor(ctx, in, info, handler)
 }
 
+func _Cluster_ListDrifts_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ListDriftsRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ClusterServer).ListDrifts(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Cluster_ListDrifts_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ClusterServer).ListDrifts(ctx, req.(*ListDriftsRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Cluster_AdoptDrift_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(AdoptDriftRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ClusterServer).AdoptDrift(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Cluster_AdoptDrift_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ClusterServer).AdoptDrift(ctx, req.(*AdoptDriftRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Cluster_DeleteDrift_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(DeleteDriftRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ClusterServer).DeleteDrift(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Cluster_DeleteDrift_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ClusterServer).DeleteDrift(ctx, req.(*DeleteDriftRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // Cluster_ServiceDesc is the grpc.ServiceDesc for Cluster service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -927,6 +1035,18 @@ var Cluster_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "ImportMirror",
 			Handler:    _Cluster_ImportMirror_Handler,
+		},
+		{
+			MethodName: "ListDrifts",
+			Handler:    _Cluster_ListDrifts_Handler,
+		},
+		{
+			MethodName: "AdoptDrift",
+			Handler:    _Cluster_AdoptDrift_Handler,
+		},
+		{
+			MethodName: "DeleteDrift",
+			Handler:    _Cluster_DeleteDrift_Handler,
 		},
 	},
 	Streams: []grpc.StreamDesc{
