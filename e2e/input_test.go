@@ -1,6 +1,7 @@
 package e2e
 
 import (
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -129,6 +130,10 @@ func TestBadInput(t *testing.T) {
 			_, err := control.RegisterNode(ctx, &controlv1.RegisterNodeRequest{GrpcEndpoint: "127.0.0.1:1"})
 			return err
 		}), codes.InvalidArgument, "node_id"},
+		{"register an endpoint that is none", call(func() error {
+			_, err := control.RegisterNode(ctx, &controlv1.RegisterNodeRequest{NodeId: "n", GrpcEndpoint: "127.0.0.1:http", Capabilities: capable(1000, 1000)})
+			return err
+		}), codes.InvalidArgument, "grpc_endpoint"},
 		{"register without endpoint", call(func() error {
 			_, err := control.RegisterNode(ctx, &controlv1.RegisterNodeRequest{NodeId: "n"})
 			return err
@@ -166,6 +171,35 @@ func TestBadInput(t *testing.T) {
 			t.Errorf("got %v, %v", resp, err)
 		}
 	})
+	for _, n := range []struct {
+		name, id string
+		cpu, mem int64
+		want     string
+	}{
+		{"a node with a slash in its id", "a/b", 1000, 1000, "a/b"},
+		{"a node with negative CPU", "n", -1, 1000, "cpu"},
+		{"a node with absurd CPU", "n", 1 << 62, 1000, "cpu"},
+		{"a node with absurd memory", "n", 1000, 1 << 62, "memory"},
+	} {
+		t.Run("in-band/"+n.name, func(t *testing.T) {
+			resp, err := control.RegisterNode(ctx, &controlv1.RegisterNodeRequest{NodeId: n.id, GrpcEndpoint: "127.0.0.1:1", Capabilities: capable(n.cpu, n.mem)})
+			if err != nil || resp.GetAccepted() || !strings.Contains(resp.GetReason(), n.want) {
+				t.Errorf("got %v, %v, want a refusal that names %s", resp, err, n.want)
+			}
+		})
+	}
+	for _, id := range []string{"a/b", "..", strings.Repeat("x", 300), "\x00"} {
+		t.Run(fmt.Sprintf("in-band/delete and retry of %.10q", id), func(t *testing.T) {
+			del, err := control.DeleteWorkload(ctx, &controlv1.DeleteWorkloadRequest{WorkloadId: id})
+			if err != nil || del.GetSuccess() || del.GetErrorMessage() == "" {
+				t.Errorf("delete: %v, %v", del, err)
+			}
+			again, err := control.RetryWorkload(ctx, &controlv1.RetryWorkloadRequest{WorkloadId: id})
+			if err != nil || again.GetAccepted() || again.GetReason() == "" {
+				t.Errorf("retry: %v, %v", again, err)
+			}
+		})
+	}
 	t.Run("in-band/a node without memory", func(t *testing.T) {
 		resp, err := control.RegisterNode(ctx, &controlv1.RegisterNodeRequest{
 			NodeId: "n", GrpcEndpoint: "127.0.0.1:1", Capabilities: &controlv1.NodeCapabilities{CpuTotalMillicores: 1000},
@@ -225,6 +259,10 @@ func TestBadInput(t *testing.T) {
 	for _, n := range nodes.GetNodes() {
 		t.Errorf("node %s was stored", n.GetNodeId())
 	}
+}
+
+func capable(cpu, memory int64) *controlv1.NodeCapabilities {
+	return &controlv1.NodeCapabilities{CpuTotalMillicores: cpu, MemoryTotalMb: memory}
 }
 
 // rawMessage and rawCodec send bytes as they are.

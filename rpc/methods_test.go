@@ -13,6 +13,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials"
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
+	reflectpb "google.golang.org/grpc/reflection/grpc_reflection_v1"
 	"google.golang.org/grpc/status"
 
 	clusterv1 "github.com/persys/compute/api/cluster/v1"
@@ -201,6 +202,33 @@ func TestIdentities(t *testing.T) {
 		r, err := healthpb.NewHealthClient(as(0, "agent/b")).Check(ctxFor(t), &healthpb.HealthCheckRequest{Service: "persys.control.v1.AgentControl"})
 		ok(t, err)
 		is(t, "serving", r.GetStatus(), healthpb.HealthCheckResponse_SERVING)
+	})
+	t.Run("reflection shows every service and the messages of the contract", func(t *testing.T) {
+		st, err := reflectpb.NewServerReflectionClient(as(1, "user/admin")).ServerReflectionInfo(ctxFor(t))
+		ok(t, err)
+		ask := func(r *reflectpb.ServerReflectionRequest) *reflectpb.ServerReflectionResponse {
+			t.Helper()
+			ok(t, st.Send(r))
+			m, err := st.Recv()
+			ok(t, err)
+			return m
+		}
+		var names []string
+		for _, s := range ask(&reflectpb.ServerReflectionRequest{MessageRequest: &reflectpb.ServerReflectionRequest_ListServices{}}).GetListServicesResponse().GetService() {
+			names = append(names, s.GetName())
+		}
+		for service := range g.replicas[1].server.GRPC().GetServiceInfo() {
+			if !slices.Contains(names, service) {
+				t.Errorf("%s is served and not shown", service)
+			}
+		}
+		file := ask(&reflectpb.ServerReflectionRequest{MessageRequest: &reflectpb.ServerReflectionRequest_FileContainingSymbol{
+			FileContainingSymbol: controlv1.AgentControl_ServiceDesc.ServiceName,
+		}}).GetFileDescriptorResponse().GetFileDescriptorProto()
+		if len(file) == 0 {
+			t.Error("it has no file for AgentControl")
+		}
+		ok(t, st.CloseSend())
 	})
 }
 
