@@ -75,7 +75,7 @@ func (c *checker) workloads() {
 		c.must(w.Retry.NextAt >= 0 && w.Retry.MaxAttempts >= 0, "workload %s has retry %+v", id, w.Retry)
 		c.must(!w.Retry.Terminal || w.Retry.NextAt == 0, "workload %s has given up and waits for a retry", id)
 		if w.Node == "" {
-			c.must(!w.Acknowledged && w.AssignedAt == 0 && w.Actual.State == ActualNone && w.Retry.NextAt == 0 && !w.Retry.Terminal,
+			c.must(!w.Acknowledged && w.AssignedAt == 0 && len(w.FormerPorts) == 0 && w.Actual.State == ActualNone && w.Retry.NextAt == 0 && !w.Retry.Terminal,
 				"workload %s is on no node but has an assignment's fields", id)
 		}
 		c.must(c.s.r.info.FeatureLevel >= 5 || w.AcknowledgedAt == 0 && w.Retry.StableSince == 0 && w.Retry.Verdict == (Verdict{}) && len(w.Actions) == 0,
@@ -84,6 +84,7 @@ func (c *checker) workloads() {
 		c.must(w.Retry.StableSince == 0 || w.Retry.failed(), "workload %s runs since %d and has no failures to forget", id, w.Retry.StableSince)
 		c.must(w.Retry.Verdict.Code == "" || w.Retry.Terminal, "workload %s has verdict %s and goes on", id, w.Retry.Verdict.Code)
 		c.must(len(w.Actions) <= MaxActions, "workload %s keeps %d actions, at most %d", id, len(w.Actions), MaxActions)
+		c.must(c.s.r.info.FeatureLevel >= 5 || len(w.FormerPorts) == 0, "workload %s has former ports before feature level 5", id)
 		d := &w.Demand
 		c.must(d.CPU >= 0 && d.CPU <= maxCPU && d.Memory >= 0 && d.Memory <= maxMemory && d.Disk >= 0 && d.Disk <= maxDisk,
 			"workload %s demands %d millicores, %d MiB, %d GB", id, d.CPU, d.Memory, d.Disk)

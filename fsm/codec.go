@@ -65,10 +65,8 @@ func demandOf(d *commandv1.Demand) Demand {
 		Disk:           d.GetDiskGb(),
 		Pool:           d.GetStoragePool(),
 		StorageDrivers: convert(d.GetStorageDrivers(), func(s string) string { return s }),
-		Ports: convert(d.GetHostPorts(), func(p *commandv1.Port) HostPort {
-			return HostPort{uint16(p.GetPort()), p.GetProtocol()}
-		}),
-		Labels: sortedLabels(d.GetLabels()),
+		Ports:          convert(d.GetHostPorts(), hostPortOf),
+		Labels:         sortedLabels(d.GetLabels()),
 		Constraints: convert(d.GetConstraints(), func(c *commandv1.Constraint) Constraint {
 			return Constraint{c.GetKey(), c.GetOp(), convert(c.GetValues(), func(s string) string { return s })}
 		}),
@@ -88,10 +86,8 @@ func demandPB(d *Demand) *commandv1.Demand {
 		DiskGb:         d.Disk,
 		StoragePool:    d.Pool,
 		StorageDrivers: d.StorageDrivers,
-		HostPorts: convert(d.Ports, func(p HostPort) *commandv1.Port {
-			return &commandv1.Port{Port: uint32(p.Port), Protocol: p.Protocol}
-		}),
-		Labels: convert(d.Labels, labelPB),
+		HostPorts:      convert(d.Ports, hostPortPB),
+		Labels:         convert(d.Labels, labelPB),
 		Constraints: convert(d.Constraints, func(c Constraint) *commandv1.Constraint {
 			return &commandv1.Constraint{Key: c.Key, Op: c.Op, Values: c.Values}
 		}),

@@ -108,6 +108,14 @@ func (e *encoder) change(c *Change) {
 	}
 }
 
+func (e *encoder) ports(list []HostPort) {
+	e.u64(uint64(len(list)))
+	for _, p := range list {
+		e.u64(uint64(p.Port))
+		e.str(p.Protocol)
+	}
+}
+
 func (e *encoder) demand(d *Demand) {
 	e.str(d.Type)
 	e.i64(d.CPU)
@@ -115,11 +123,7 @@ func (e *encoder) demand(d *Demand) {
 	e.i64(d.Disk)
 	e.str(d.Pool)
 	e.strs(d.StorageDrivers)
-	e.u64(uint64(len(d.Ports)))
-	for _, p := range d.Ports {
-		e.u64(uint64(p.Port))
-		e.str(p.Protocol)
-	}
+	e.ports(d.Ports)
 	e.labels(d.Labels)
 	e.u64(uint64(len(d.Constraints)))
 	for _, c := range d.Constraints {
@@ -194,6 +198,10 @@ func (e *encoder) workload(w *Workload) {
 		for i := range w.Actions {
 			e.action(&w.Actions[i])
 		}
+	}
+	if len(w.FormerPorts) > 0 { // of level 5
+		e.str("former ports")
+		e.ports(w.FormerPorts)
 	}
 }
 

@@ -249,6 +249,22 @@ var scenarios = []struct {
 		w.do(adopt("b", "web"))
 		w.do(removeNode("a", true))
 	}},
+	{"13-former-ports", func(w *world) {
+		level5(w)
+		w.do(register("a"))
+		w.do(put("web", hostPort(80)))
+		w.do(w.assign("web", "a"))
+		w.do(w.says("web", "Running"))
+		w.do(put("web", content("c1:new"), hostPort(443)))
+		w.do(put("api", hostPort(80)))
+		w.do(w.assign("api", "a"))
+		w.do(w.evict("web", CodeDraining, false))
+		w.do(w.assign("web", "a"))
+		w.do(w.says("web", "Failed"))
+		w.do(put("web", content("c1:newer"), hostPort(8080)))
+		w.do(w.says("web", "Running"))
+		w.do(w.assign("api", "a"))
+	}},
 }
 
 func corpusFile(name, ext string) string { return filepath.Join("testdata", "corpus", name+ext) }

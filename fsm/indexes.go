@@ -1,5 +1,7 @@
 package fsm
 
+import "slices"
+
 // reindex moves the derived entries of one workload from old to w; either may
 // be nil. Entries that stay are not touched, and their keys are not built.
 func (t *Tx) reindex(old, w *Workload) {
@@ -92,7 +94,10 @@ func sameClaims(a, b *Workload) bool {
 	if x.CPU != y.CPU || x.Memory != y.Memory || x.Disk != y.Disk || x.Pool != y.Pool || len(x.Ports) != len(y.Ports) {
 		return false
 	}
-	if len(x.Ports) == 0 {
+	if !slices.Equal(a.FormerPorts, b.FormerPorts) {
+		return false
+	}
+	if len(x.Ports)+len(a.FormerPorts) == 0 {
 		return true
 	}
 	if a.Generation != b.Generation {
@@ -109,13 +114,14 @@ func sameClaims(a, b *Workload) bool {
 // claimWorkload adds (sign +1) or withdraws (-1) what an assigned workload
 // takes of its node.
 func (t *Tx) claimWorkload(w *Workload, n *Node, sign int) {
-	t.claimPorts(n.Engine(), &w.Demand, false, w.Generation, n.ID, w.ID, sign)
+	t.claimPorts(n.Engine(), w.Demand.Ports, false, w.Generation, n.ID, w.ID, sign)
+	t.claimPorts(n.Engine(), w.FormerPorts, true, w.Generation, n.ID, w.ID, sign)
 	t.claimAmounts(n, &w.Demand, sign, sign, 0)
 }
 
 // claimResidual is claimWorkload for what a node may still run.
 func (t *Tx) claimResidual(r *Residual, n *Node, sign int) {
-	t.claimPorts(r.Engine, &r.Demand, true, r.Generation, r.Node, r.Workload, sign)
+	t.claimPorts(r.Engine, r.Demand.Ports, true, r.Generation, r.Node, r.Workload, sign)
 	t.claimAmounts(n, &r.Demand, sign, 0, sign)
 }
 
@@ -129,13 +135,15 @@ func (t *Tx) claimsOf(n *Node, sign int) {
 	}
 }
 
-func (t *Tx) claimPorts(engine string, d *Demand, residual bool, g Generation, node, workload string, sign int) {
-	if len(d.Ports) == 0 {
+// claimPorts adds or withdraws claims; former says that they are of what is on its
+// way out.
+func (t *Tx) claimPorts(engine string, list []HostPort, former bool, g Generation, node, workload string, sign int) {
+	if len(list) == 0 {
 		return
 	}
 	ports := own(t, &t.r.ports, ownPorts)
-	for _, p := range d.Ports {
-		key := claimKey(engine, p, residual, g, node, workload)
+	for _, p := range list {
+		key := claimKey(engine, p, former, g, node, workload)
 		if sign > 0 {
 			ports.Set(key, portClaim{workload, node})
 		} else {

@@ -87,7 +87,8 @@ var armRules = [...]armRule{
 //	4  what graves.go remembers of deleted workloads; who may take a lost node's place, and
 //	   what lifts its fence; Missing proves nothing
 //	5  failures.go: they count until a workload has run for a while; what agents did;
-//	   drifts.go: where nodes differ from the state.
+//	   drifts.go: where nodes differ from the state; ports.go: host ports stay held until
+//	   what binds them is replaced.
 //	   It changes what a report does, which recorded logs of level 4 must not notice
 const FeatureLevel = 5
 

@@ -44,10 +44,11 @@ func (t *Tx) assign(b *commandv1.Assign) (res Result) {
 			res.skip(why)
 			continue
 		}
+		w := *old
 		if r, ok := t.r.residuals.Get(pair(n.ID, old.ID)); ok {
 			t.dropResidual(r) // what it left there is its own: absorbed
+			t.holdPorts(&w, r.Demand.Ports)
 		}
-		w := *old
 		w.Node = n.ID
 		w.Generation = t.generation()
 		w.Acknowledged = false

@@ -99,6 +99,9 @@ func (t *Tx) putOne(p *commandv1.WorkloadPut) Item {
 	w.Desired = desired
 	w.Retry = Retry{MaxAttempts: limit}
 	w.Actions = nil // of another specification
+	if w.Node != "" {
+		t.holdPorts(&w, old.Demand.Ports)
+	}
 	t.newOrder(&w)
 	if w.Reason.Code == "" && w.Node == "" && old.Reason.Code == CodeUnplaced && demandEqual(&old.Demand, &demand) {
 		// What no node could take is what no node can take: saying so again would
@@ -208,12 +211,14 @@ func (t *Tx) deleteOne(old *Workload, force bool) Item {
 func (t *Tx) release(w *Workload, gone bool, why string) {
 	n := t.nodeOf(w)
 	if !gone && !n.Fenced {
+		left := w.Demand
+		left.Ports = united(left.Ports, w.FormerPorts)
 		t.putResidual(&Residual{
 			Node:       n.ID,
 			Workload:   w.ID,
 			Generation: t.generation(),
 			Engine:     n.Engine(),
-			Demand:     w.Demand,
+			Demand:     left,
 			Since:      t.r.info.Clock,
 			Reason:     why,
 		})
@@ -224,6 +229,7 @@ func (t *Tx) release(w *Workload, gone bool, why string) {
 	w.Acknowledged, w.AcknowledgedAt = false, 0
 	w.AssignedAt = 0
 	w.Actual = Observation{}
+	w.FormerPorts = nil
 	w.Retry = Retry{MaxAttempts: w.Retry.MaxAttempts}
 }
 

@@ -101,7 +101,7 @@ func (g *stream) report(s State) *commandv1.WorkloadReport {
 			r.Generation = generationPB(res.Generation)
 		}
 	}
-	if r.State == "Running" {
+	if r.State == "Running" || r.State == "Failed" && g.bool("former instance runs") {
 		r.Addresses = []string{"10.0.0.1"}
 		r.Ports = []*commandv1.PortBinding{{HostPort: 80, ContainerPort: 8080, Protocol: "tcp"}}
 	}

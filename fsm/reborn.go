@@ -250,7 +250,7 @@ func (t *Tx) returning(old *Workload, present State) *Workload {
 	w.CreateIndex, w.ModifyIndex, w.UpdatedAt = t.meta.Index, t.meta.Index, t.r.info.Clock
 	w.Retry = Retry{MaxAttempts: w.Retry.MaxAttempts}
 	w.Reason = Reason{}
-	w.Node, w.PreviousNode, w.AssignedAt = "", "", 0
+	w.Node, w.PreviousNode, w.AssignedAt, w.FormerPorts = "", "", 0, nil
 	w.Acknowledged, w.AcknowledgedAt, w.Actual, w.Actions = false, 0, Observation{}, nil
 	if known {
 		w.CreateIndex = now.CreateIndex
@@ -258,12 +258,13 @@ func (t *Tx) returning(old *Workload, present State) *Workload {
 		w.PreviousNode = now.PreviousNode
 	}
 	if known && now.Node != "" {
-		w.Node, w.AssignedAt, w.Actual = now.Node, now.AssignedAt, now.Actual
+		w.Node, w.AssignedAt, w.Actual, w.FormerPorts = now.Node, now.AssignedAt, now.Actual, now.FormerPorts
 		w.Generation, w.Acknowledged, w.Reason, w.Retry = now.Generation, now.Acknowledged, now.Reason, now.Retry
 		w.AcknowledgedAt, w.Actions = now.AcknowledgedAt, now.Actions
 		if w.Content == now.Content && w.Desired == now.Desired {
 			w.ModifyIndex, w.UpdatedAt, w.Restarts = now.ModifyIndex, now.UpdatedAt, now.Restarts
 		} else {
+			t.holdPorts(&w, now.Demand.Ports)
 			t.newOrder(&w)
 			w.Retry = Retry{MaxAttempts: old.Retry.MaxAttempts}
 		}
@@ -297,6 +298,7 @@ func (t *Tx) catchUp(old *Workload, r reporter) bool {
 		}
 		if left, ok := t.r.residuals.Get(pair(n.ID, w.ID)); ok {
 			t.dropResidual(left)
+			t.holdPorts(&w, left.Demand.Ports)
 		}
 		w.Node, w.AssignedAt = n.ID, t.r.info.Clock
 	}

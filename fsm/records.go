@@ -63,7 +63,8 @@ func workloadPB(w *Workload) *commandv1.WorkloadRecord {
 
 		StableSince: w.Retry.StableSince, AcknowledgedAt: w.AcknowledgedAt,
 		VerdictCode: w.Retry.Verdict.Code, VerdictMessage: w.Retry.Verdict.Message,
-		Actions: convert(w.Actions, actionPB),
+		Actions:     convert(w.Actions, actionPB),
+		FormerPorts: convert(w.FormerPorts, hostPortPB),
 	}
 }
 
@@ -74,6 +75,9 @@ func workloadOf(m *commandv1.WorkloadRecord) (*Workload, error) {
 	}
 	if err := portsInRange(put.GetDemand()); err != nil {
 		return nil, fmt.Errorf("workload %q: %w", put.GetId(), err)
+	}
+	if err := portsInRange(&commandv1.Demand{HostPorts: m.GetFormerPorts()}); err != nil {
+		return nil, fmt.Errorf("workload %q: former ports: %w", put.GetId(), err)
 	}
 	for _, p := range a.GetPorts() {
 		if p.GetHostPort() > 65535 || p.GetContainerPort() > 65535 {
@@ -102,6 +106,7 @@ func workloadOf(m *commandv1.WorkloadRecord) (*Workload, error) {
 			Addresses: convert(a.GetAddresses(), func(s string) string { return s }),
 			Ports:     convert(a.GetPorts(), portBindingOf), At: a.GetObservedAt(),
 		},
+		FormerPorts: convert(m.GetFormerPorts(), hostPortOf),
 		Retry: Retry{
 			Attempts: m.GetAttempts(), MaxAttempts: put.GetMaxAttempts(), NextAt: m.GetNextRetryAt(),
 			FirstFailureAt: m.GetFirstFailureAt(), Terminal: m.GetTerminal(), StableSince: m.GetStableSince(),

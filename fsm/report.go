@@ -135,6 +135,7 @@ func (t *Tx) observe(old *Workload, r *commandv1.WorkloadReport, state Actual) {
 	if old.Acknowledged && observationEqual(&old.Actual, &w.Actual) {
 		return
 	}
+	w.portsAfter(state, r.GetRefused())
 	if t.r.info.FeatureLevel >= 5 {
 		w.Retry.observed(&w, old.Actual.RestartCount, state, clock)
 	} else {

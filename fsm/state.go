@@ -313,11 +313,12 @@ func appendPortKey(b []byte, engine string, p HostPort) []byte {
 	return binary.BigEndian.AppendUint16(b, p.Port)
 }
 
-// claimKey orders the claims to one port: residuals first, then by generation.
-func claimKey(engine string, p HostPort, residual bool, g Generation, node, workload string) string {
+// claimKey orders the claims to one port: what is on its way out first, then by
+// generation.
+func claimKey(engine string, p HostPort, former bool, g Generation, node, workload string) string {
 	b := make([]byte, 0, len(engine)+len(p.Protocol)+len(node)+len(workload)+22)
 	b = appendPortKey(b, engine, p)
-	if residual {
+	if former {
 		b = append(b, 0)
 	} else {
 		b = append(b, 1)

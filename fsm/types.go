@@ -259,6 +259,7 @@ type Workload struct {
 	Acknowledged   bool   // the node accepted the order of this Generation
 	Restarts       uint32 // -r counter in Revision; advanced by Retry
 	Actual         Observation
+	FormerPorts    []HostPort // see ports.go
 	Retry          Retry
 	CreatedAt      int64 // Unix nanoseconds, as are the next two
 	UpdatedAt      int64

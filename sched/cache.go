@@ -224,6 +224,7 @@ func (c *Cache) workloadChanged(v fsm.View, ch *fsm.Change) {
 	for _, w := range [...]*fsm.Workload{ch.OldWorkload, ch.NewWorkload} {
 		if w != nil && w.Node != "" {
 			c.touch(w.Node, &w.Demand)
+			c.touchFormer(v, w)
 			if !w.Acknowledged {
 				c.capacity.add(w.Node)
 			}
@@ -248,6 +249,22 @@ func (c *Cache) touch(node string, d *fsm.Demand) {
 		for _, p := range d.Ports {
 			c.stalePort = append(c.stalePort, portRef{engine, p})
 		}
+	}
+}
+
+// touchFormer has the host ports read again that a workload holds until what it
+// replaces is gone. While it held them, a conflict behind it went unseen.
+func (c *Cache) touchFormer(v fsm.View, w *fsm.Workload) {
+	s, ok := c.nodes.slotOf[w.Node]
+	if !ok || len(w.FormerPorts) == 0 {
+		return
+	}
+	engine := c.nodes.recs[s].Engine()
+	for _, p := range w.FormerPorts {
+		c.stalePort = append(c.stalePort, portRef{engine, p})
+	}
+	for _, s := range c.nodes.engines[engine] {
+		c.recheck(v, c.nodes.recs[s].ID)
 	}
 }
 

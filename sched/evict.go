@@ -84,8 +84,9 @@ func (p *planner) mustLeave(w *fsm.Workload, n *fsm.Node) (code, message string,
 		if holder == "" || holder == w.ID {
 			continue
 		}
-		// What is on its way out holds the port only for a while.
-		if h, ok := p.State.Workload(holder); ok && h.Node == on {
+		// What is on its way out, or was, holds the port only for a while: see awaitPort.
+		// One that was given up keeps what its former instance binds.
+		if h, ok := p.State.Workload(holder); ok && h.Node == on && (h.Wants(port) || h.Retry.Terminal) {
 			return fsm.CodeDoesNotFit, "host port " + portText(port) + " is held by " + holder + " on " + on, false
 		}
 	}

@@ -616,8 +616,8 @@ func TestAPortConflictBehindAResidualIsSeen(t *testing.T) {
 			w.sent[o] = true
 		}
 	}
-	if _, ok := w.state.Residual("a", "first"); !ok || !w.get("third").Acknowledged {
-		t.Fatal("the residual must outlast the acknowledgements")
+	if _, ok := w.state.Residual("a", "first"); !ok || w.get("third").Reason.Code != fsm.CodeAwaitStop {
+		t.Fatal("the residual must still be there, and be waited for")
 	}
 	w.answer()
 	w.settle()

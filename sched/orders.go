@@ -27,6 +27,9 @@ func (p *planner) order() {
 		if p.done[w.ID] || w.Desired == fsm.DesiredDeleted || w.Retry.Terminal || w.Retry.NextAt != 0 || !p.reachable(w.Node) {
 			return true
 		}
+		if p.awaitPort(w) {
+			return true
+		}
 		return give(Order{Op: OpApply, Node: w.Node, Workload: w.ID, Generation: w.Generation})
 	})
 	p.c.leaving.keep(func(node string) bool { return p.State.Alloc(node).Residuals > 0 })

@@ -117,8 +117,8 @@ func (p *planner) clear(d *fsm.Demand, s int32, evict bool) (plan, bool) {
 		if on != n.ID {
 			return plan{}, false
 		}
-		if _, left := p.State.Residual(on, holder); !left {
-			holders = append(holders, holder)
+		if h, ok := p.State.Workload(holder); ok && h.Node == on && h.Wants(port) {
+			holders = append(holders, holder) // else it lets go of it by itself
 		}
 	}
 	if enough() && len(holders) == 0 {

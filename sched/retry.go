@@ -8,6 +8,8 @@ import (
 	"github.com/persys/compute/fsm"
 )
 
+const portConflict = "PORT_BIND_CONFLICT"
+
 // permanent gives, for failure classes that no retry can help (contract,
 // semantics section 9), what the user has to change.
 func permanent(code string) (advice string, ok bool) {
@@ -18,7 +20,7 @@ func permanent(code string) (advice string, ok bool) {
 		return "correct the specification", true
 	case "INVALID_CONFIGURATION":
 		return "correct the configuration", true
-	case "PORT_BIND_CONFLICT":
+	case portConflict:
 		return "choose another host port", true
 	case "CLOUD_INIT_INVALID":
 		return "correct the cloud-init data", true
@@ -118,7 +120,7 @@ func (p *planner) backoff(w *fsm.Workload, late bool) *commandv1.Retry {
 			p.Tuning.applyLimit(w)/second, prefixed(": ", w.Actual.Message))
 	}
 	r := &commandv1.Retry{Workload: w.ID, IfGeneration: generationPB(w.Generation)}
-	if advice, ok := permanent(w.Actual.Code); ok && w.Actual.State == fsm.ActualFailed {
+	if advice, ok := permanent(w.Actual.Code); ok && w.Actual.State == fsm.ActualFailed && !p.portLeaves(w) {
 		r.Attempts, r.Terminal, r.Code = w.Retry.Attempts+1, true, fsm.CodePermanentFailure
 		r.Message = what + "; a retry cannot help: " + advice
 		return r
@@ -145,6 +147,27 @@ func (p *planner) backoff(w *fsm.Workload, late bool) *commandv1.Retry {
 	r.Message = fmt.Sprintf("%s; attempt %d of %d failed, next in %d.%d s", what, n, most,
 		wait/second, wait%second*10/second)
 	return r
+}
+
+// portLeaves reports whether a host port could not be bound because of something
+// that is on its way out, which came to light only after the order: its agent was
+// told before it had told what it had left.
+func (p *planner) portLeaves(w *fsm.Workload) bool {
+	if w.Actual.Code != portConflict {
+		return false
+	}
+	n, ok := p.State.Node(w.Node)
+	if !ok {
+		return false
+	}
+	for _, port := range w.Demand.Ports {
+		holder, on := p.State.PortHolder(n.Engine(), port)
+		h, placed := p.State.Workload(holder)
+		if holder != "" && holder != w.ID && !(placed && h.Node == on && h.Wants(port)) {
+			return true
+		}
+	}
+	return false
 }
 
 // jitter draws evenly from [minBackoff, min(RetryMax, RetryBase·2^(n−1))] by a

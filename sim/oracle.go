@@ -20,6 +20,7 @@ type oracle struct {
 	puts    map[string]*commandv1.WorkloadPut
 	highest map[string]fsm.Generation
 	upSince map[string]int64 // by node, true time
+	found   map[string]int64 // by node/workload: when a residual that nobody made came to light
 }
 
 type want struct {
@@ -30,7 +31,7 @@ type want struct {
 func newOracle() oracle {
 	return oracle{
 		first: map[[16]byte]fsm.Result{}, wanted: map[string]want{}, puts: map[string]*commandv1.WorkloadPut{},
-		highest: map[string]fsm.Generation{}, upSince: map[string]int64{},
+		highest: map[string]fsm.Generation{}, upSince: map[string]int64{}, found: map[string]int64{},
 	}
 }
 
@@ -65,6 +66,9 @@ func (w *world) judge(before, after fsm.State, c fsm.Command, res fsm.Result, ch
 			case ch.NewResidual == nil:
 				w.tracef(ch.OldResidual.Workload, ch.OldResidual.Node, "%d: %s: residual %s is gone", res.Index, fsm.ArmName(c), ch.OldResidual.Generation)
 			default:
+				if ch.NewResidual.Reason == fsm.CodeLeftBehind {
+					o.found[ch.Key] = w.now
+				}
 				w.tracef(ch.NewResidual.Workload, ch.NewResidual.Node, "%d: %s: residual %s (%s)", res.Index, fsm.ArmName(c), ch.NewResidual.Generation, ch.NewResidual.Reason)
 			}
 		}
@@ -190,7 +194,7 @@ func (w *world) assigned(before, after fsm.State, x *fsm.Workload) {
 	add := func(id string, d *fsm.Demand) {
 		cpu, mem = cpu+d.CPU, mem+d.Memory
 		for _, p := range d.Ports {
-			// One that returns to what it left behind keeps its ports; see finding 3.
+			// One that returns to what it left behind keeps its ports: see fsm.Workload.FormerPorts.
 			holder, on := before.PortHolder(n.Engine(), p)
 			if other, ok := ports[p.Port]; ok && (id == x.ID || other == x.ID) && !(holder == x.ID && on == n.ID) {
 				w.violate("ports", x.ID, x.Node, "placed although port %d is promised to %s and %s", p.Port, other, id)
@@ -204,8 +208,10 @@ func (w *world) assigned(before, after fsm.State, x *fsm.Workload) {
 		w.violate("capacity", x.ID, x.Node, "placed although %d of %d millicores and %d of %d MiB are promised", cpu, n.Facts.CPU, mem, n.Facts.Memory)
 	}
 	before.ResidualsOf(x.ID, func(r *fsm.Residual) bool {
-		// A node may come up between plan and log; one that has long been up is waited for.
-		if n, ok := before.Node(r.Node); ok && n.Up && r.Node != x.Node && w.now-w.oracle.upSince[r.Node] > 20*sec {
+		// Between plan and log a node may come up, or tell what it had left behind; what
+		// has long been known is waited for.
+		known := max(w.oracle.upSince[r.Node], w.oracle.found[r.Node+"/"+r.Workload])
+		if n, ok := before.Node(r.Node); ok && n.Up && r.Node != x.Node && w.now-known > 20*sec {
 			w.violate("await stop", x.ID, x.Node, "placed although node %s, which is up, has not stopped it", r.Node)
 		}
 		return true
@@ -347,7 +353,7 @@ func (w *world) restless(s fsm.State, x *fsm.Workload) string {
 		}
 		return ""
 	case x.Retry.Terminal && x.Status == fsm.StatusFailed:
-		if !fails && x.Actual.Code != string(driver.PortBindConflict) { // see testdata/seeds.txt, finding 3
+		if !fails {
 			return "it was given up and nothing is wrong with it"
 		}
 		if x.Reason.Code != fsm.CodeExhausted && x.Reason.Code != fsm.CodePermanentFailure {

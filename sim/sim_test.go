@@ -130,7 +130,7 @@ func TestASabotagedFenceIsFound(t *testing.T) {
 		{"agents obey any epoch", NoEpochFence, late | LeaderChange, []string{"epoch"}, 60},
 		{"agents obey any generation", NoGenerationFence, late, []string{"generation", "tombstone"}, 60},
 		{"agents forget what was deleted", NoTombstones, late | Operator, []string{"tombstone"}, 200},
-		{"agents forget the epoch when they restart", NoDurableEpoch, ReplicaCut | LinkCut | AgentCrash, []string{"epoch"}, 300},
+		{"agents forget the epoch when they restart", NoDurableEpoch, ReplicaPause | ReplicaCut | LinkCut | AgentCrash, []string{"epoch"}, 300},
 		{"agents obey what is meant for another instance", NoInstanceFence, late | Reinstall, []string{"exclusive"}, 100},
 		{"leases are extended without a Confirm", NoLeaseConfirm, ReplicaCut | LinkCut, []string{"early expiry"}, 300},
 		{"a new leader grants no full lease", NoFullLease, LeaderChange, []string{"early expiry"}, 60},

@@ -5319,6 +5319,9 @@ type WorkloadRecord struct {
 	CreateIndex     uint64                 `protobuf:"varint,20,opt,name=create_index,json=createIndex,proto3" json:"create_index,omitempty"`
 	ModifyIndex     uint64                 `protobuf:"varint,21,opt,name=modify_index,json=modifyIndex,proto3" json:"modify_index,omitempty"`
 	PreviousNode    string                 `protobuf:"bytes,22,opt,name=previous_node,json=previousNode,proto3" json:"previous_node,omitempty"`
+	// Host ports that what it replaces may still bind on its node, until the present
+	// order runs. Written at feature level 5.
+	FormerPorts []*Port `protobuf:"bytes,35,rep,name=former_ports,json=formerPorts,proto3" json:"former_ports,omitempty"`
 	// Unix nanoseconds: it runs since then and its failures are not forgotten yet.
 	StableSince int64 `protobuf:"varint,60,opt,name=stable_since,json=stableSince,proto3" json:"stable_since,omitempty"`
 	// Unix nanoseconds: its node accepted the present order then.
@@ -5514,6 +5517,13 @@ func (x *WorkloadRecord) GetPreviousNode() string {
 		return x.PreviousNode
 	}
 	return ""
+}
+
+func (x *WorkloadRecord) GetFormerPorts() []*Port {
+	if x != nil {
+		return x.FormerPorts
+	}
+	return nil
 }
 
 func (x *WorkloadRecord) GetStableSince() int64 {
@@ -6606,7 +6616,7 @@ const file_api_command_v1_command_proto_rawDesc = "" +
 	"\vmode_pinned\x18\x11 \x01(\bR\n" +
 	"modePinned\x12$\n" +
 	"\x0ecluster_key_id\x18\x14 \x01(\tR\fclusterKeyId\x12#\n" +
-	"\rtrust_version\x18\x15 \x01(\x04R\ftrustVersion\"\x81\b\n" +
+	"\rtrust_version\x18\x15 \x01(\x04R\ftrustVersion\"\xbd\b\n" +
 	"\x0eWorkloadRecord\x120\n" +
 	"\x03put\x18\x01 \x01(\v2\x1e.persys.command.v1.WorkloadPutR\x03put\x12\x16\n" +
 	"\x06status\x18\x02 \x01(\tR\x06status\x12\x12\n" +
@@ -6636,7 +6646,8 @@ const file_api_command_v1_command_proto_rawDesc = "" +
 	"assignedAt\x12!\n" +
 	"\fcreate_index\x18\x14 \x01(\x04R\vcreateIndex\x12!\n" +
 	"\fmodify_index\x18\x15 \x01(\x04R\vmodifyIndex\x12#\n" +
-	"\rprevious_node\x18\x16 \x01(\tR\fpreviousNode\x12!\n" +
+	"\rprevious_node\x18\x16 \x01(\tR\fpreviousNode\x12:\n" +
+	"\fformer_ports\x18# \x03(\v2\x17.persys.command.v1.PortR\vformerPorts\x12!\n" +
 	"\fstable_since\x18< \x01(\x03R\vstableSince\x12'\n" +
 	"\x0facknowledged_at\x18= \x01(\x03R\x0eacknowledgedAt\x12!\n" +
 	"\fverdict_code\x18> \x01(\tR\vverdictCode\x12'\n" +
@@ -6885,21 +6896,22 @@ var file_api_command_v1_command_proto_depIdxs = []int32{
 	11, // 84: persys.command.v1.WorkloadRecord.put:type_name -> persys.command.v1.WorkloadPut
 	2,  // 85: persys.command.v1.WorkloadRecord.generation:type_name -> persys.command.v1.Generation
 	34, // 86: persys.command.v1.WorkloadRecord.actual:type_name -> persys.command.v1.WorkloadReport
-	52, // 87: persys.command.v1.WorkloadRecord.actions:type_name -> persys.command.v1.AgentAction
-	17, // 88: persys.command.v1.NodeRecord.facts:type_name -> persys.command.v1.RegisterNode
-	2,  // 89: persys.command.v1.ResidualRecord.generation:type_name -> persys.command.v1.Generation
-	9,  // 90: persys.command.v1.ResidualRecord.demand:type_name -> persys.command.v1.Demand
-	2,  // 91: persys.command.v1.GraveRecord.generation:type_name -> persys.command.v1.Generation
-	9,  // 92: persys.command.v1.GraveRecord.claims:type_name -> persys.command.v1.Demand
-	71, // 93: persys.command.v1.ReceiptRecord.outcome:type_name -> persys.command.v1.Outcome
-	72, // 94: persys.command.v1.Outcome.items:type_name -> persys.command.v1.ItemOutcome
-	2,  // 95: persys.command.v1.ItemOutcome.generation:type_name -> persys.command.v1.Generation
-	5,  // 96: persys.command.v1.EventRecord.details:type_name -> persys.command.v1.Label
-	97, // [97:97] is the sub-list for method output_type
-	97, // [97:97] is the sub-list for method input_type
-	97, // [97:97] is the sub-list for extension type_name
-	97, // [97:97] is the sub-list for extension extendee
-	0,  // [0:97] is the sub-list for field type_name
+	8,  // 87: persys.command.v1.WorkloadRecord.former_ports:type_name -> persys.command.v1.Port
+	52, // 88: persys.command.v1.WorkloadRecord.actions:type_name -> persys.command.v1.AgentAction
+	17, // 89: persys.command.v1.NodeRecord.facts:type_name -> persys.command.v1.RegisterNode
+	2,  // 90: persys.command.v1.ResidualRecord.generation:type_name -> persys.command.v1.Generation
+	9,  // 91: persys.command.v1.ResidualRecord.demand:type_name -> persys.command.v1.Demand
+	2,  // 92: persys.command.v1.GraveRecord.generation:type_name -> persys.command.v1.Generation
+	9,  // 93: persys.command.v1.GraveRecord.claims:type_name -> persys.command.v1.Demand
+	71, // 94: persys.command.v1.ReceiptRecord.outcome:type_name -> persys.command.v1.Outcome
+	72, // 95: persys.command.v1.Outcome.items:type_name -> persys.command.v1.ItemOutcome
+	2,  // 96: persys.command.v1.ItemOutcome.generation:type_name -> persys.command.v1.Generation
+	5,  // 97: persys.command.v1.EventRecord.details:type_name -> persys.command.v1.Label
+	98, // [98:98] is the sub-list for method output_type
+	98, // [98:98] is the sub-list for method input_type
+	98, // [98:98] is the sub-list for extension type_name
+	98, // [98:98] is the sub-list for extension extendee
+	0,  // [0:98] is the sub-list for field type_name
 }
 
 func init() { file_api_command_v1_command_proto_init() }

@@ -1985,6 +1985,13 @@ func (m *WorkloadRecord) CloneVT() *WorkloadRecord {
 	r.AcknowledgedAt = m.AcknowledgedAt
 	r.VerdictCode = m.VerdictCode
 	r.VerdictMessage = m.VerdictMessage
+	if rhs := m.FormerPorts; rhs != nil {
+		tmpContainer := make([]*Port, len(rhs))
+		for k, v := range rhs {
+			tmpContainer[k] = v.CloneVT()
+		}
+		r.FormerPorts = tmpContainer
+	}
 	if rhs := m.Actions; rhs != nil {
 		tmpContainer := make([]*AgentAction, len(rhs))
 		for k, v := range rhs {
@@ -7537,6 +7544,20 @@ func (m *WorkloadRecord) MarshalToSizedBufferVT(dAtA []byte) (int, error) {
 		i--
 		dAtA[i] = 0xe0
 	}
+	if len(m.FormerPorts) > 0 {
+		for iNdEx := len(m.FormerPorts) - 1; iNdEx >= 0; iNdEx-- {
+			size, err := m.FormerPorts[iNdEx].MarshalToSizedBufferVT(dAtA[:i])
+			if err != nil {
+				return 0, err
+			}
+			i -= size
+			i = protohelpers.EncodeVarint(dAtA, i, uint64(size))
+			i--
+			dAtA[i] = 0x2
+			i--
+			dAtA[i] = 0x9a
+		}
+	}
 	if len(m.PreviousNode) > 0 {
 		i -= len(m.PreviousNode)
 		copy(dAtA[i:], m.PreviousNode)
@@ -10670,6 +10691,12 @@ func (m *WorkloadRecord) SizeVT() (n int) {
 	l = len(m.PreviousNode)
 	if l > 0 {
 		n += 2 + l + protohelpers.SizeOfVarint(uint64(l))
+	}
+	if len(m.FormerPorts) > 0 {
+		for _, e := range m.FormerPorts {
+			l = e.SizeVT()
+			n += 2 + l + protohelpers.SizeOfVarint(uint64(l))
+		}
 	}
 	if m.StableSince != 0 {
 		n += 2 + protohelpers.SizeOfVarint(uint64(m.StableSince))
@@ -23842,6 +23869,40 @@ func (m *WorkloadRecord) UnmarshalVT(dAtA []byte) error {
 				return io.ErrUnexpectedEOF
 			}
 			m.PreviousNode = string(dAtA[iNdEx:postIndex])
+			iNdEx = postIndex
+		case 35:
+			if wireType != 2 {
+				return fmt.Errorf("proto: wrong wireType = %d for field FormerPorts", wireType)
+			}
+			var msglen int
+			for shift := uint(0); ; shift += 7 {
+				if shift >= 64 {
+					return protohelpers.ErrIntOverflow
+				}
+				if iNdEx >= l {
+					return io.ErrUnexpectedEOF
+				}
+				b := dAtA[iNdEx]
+				iNdEx++
+				msglen |= int(b&0x7F) << shift
+				if b < 0x80 {
+					break
+				}
+			}
+			if msglen < 0 {
+				return protohelpers.ErrInvalidLength
+			}
+			postIndex := iNdEx + msglen
+			if postIndex < 0 {
+				return protohelpers.ErrInvalidLength
+			}
+			if postIndex > l {
+				return io.ErrUnexpectedEOF
+			}
+			m.FormerPorts = append(m.FormerPorts, &Port{})
+			if err := m.FormerPorts[len(m.FormerPorts)-1].UnmarshalVT(dAtA[iNdEx:postIndex]); err != nil {
+				return err
+			}
 			iNdEx = postIndex
 		case 60:
 			if wireType != 0 {
@@ -39049,6 +39110,40 @@ func (m *WorkloadRecord) UnmarshalVTUnsafe(dAtA []byte) error {
 				stringValue = unsafe.String(&dAtA[iNdEx], intStringLen)
 			}
 			m.PreviousNode = stringValue
+			iNdEx = postIndex
+		case 35:
+			if wireType != 2 {
+				return fmt.Errorf("proto: wrong wireType = %d for field FormerPorts", wireType)
+			}
+			var msglen int
+			for shift := uint(0); ; shift += 7 {
+				if shift >= 64 {
+					return protohelpers.ErrIntOverflow
+				}
+				if iNdEx >= l {
+					return io.ErrUnexpectedEOF
+				}
+				b := dAtA[iNdEx]
+				iNdEx++
+				msglen |= int(b&0x7F) << shift
+				if b < 0x80 {
+					break
+				}
+			}
+			if msglen < 0 {
+				return protohelpers.ErrInvalidLength
+			}
+			postIndex := iNdEx + msglen
+			if postIndex < 0 {
+				return protohelpers.ErrInvalidLength
+			}
+			if postIndex > l {
+				return io.ErrUnexpectedEOF
+			}
+			m.FormerPorts = append(m.FormerPorts, &Port{})
+			if err := m.FormerPorts[len(m.FormerPorts)-1].UnmarshalVTUnsafe(dAtA[iNdEx:postIndex]); err != nil {
+				return err
+			}
 			iNdEx = postIndex
 		case 60:
 			if wireType != 0 {

@@ -1,0 +1,126 @@
+package fsm
+
+import (
+	"fmt"
+	"testing"
+
+	commandv1 "github.com/persys/compute/api/command/v1"
+)
+
+// level5 is a world at the feature level of its name.
+func level5(w *world) *world {
+	w.ok(putReplica("r1", 5))
+	w.ok(setLevel(5))
+	return w
+}
+
+func TestFormerPorts(t *testing.T) {
+	holder := func(w *world, port uint16) string {
+		id, _ := w.s.PortHolder("node:a", HostPort{port, "tcp"})
+		return id
+	}
+	failed := func(w *world, ports ...uint32) Command {
+		r := &commandv1.WorkloadReport{Workload: "web", Node: "a", Generation: w.generation("web"), State: "Failed"}
+		for _, p := range ports {
+			r.Ports = append(r.Ports, &commandv1.PortBinding{HostPort: p, ContainerPort: 1, Protocol: "tcp"})
+		}
+		return report(r)
+	}
+	changed := func(w *world) {
+		w.place("web", "a", hostPort(80), hostPort(81))
+		w.run("web")
+		w.ok(put("web", content("c1:new"), hostPort(81), hostPort(443)))
+	}
+	for _, f := range []fact{
+		{"are held until the new revision runs", func(t *testing.T, w *world) {
+			changed(w)
+			is(t, "80", holder(w, 80), "web")
+			is(t, "443", holder(w, 443), "web")
+			w.run("web")
+			is(t, "80", holder(w, 80), "")
+			is(t, "81", holder(w, 81), "web")
+		}},
+		{"are held through another change", func(t *testing.T, w *world) {
+			changed(w)
+			w.ok(put("web", content("c1:newer"), hostPort(8080)))
+			is(t, "former", fmt.Sprint(w.workload("web").FormerPorts), "[{80 tcp} {81 tcp} {443 tcp}]")
+		}},
+		{"are free once it is stopped", func(t *testing.T, w *world) {
+			changed(w)
+			w.ok(setDesired("web", "Stopped"))
+			is(t, "80", holder(w, 80), "web")
+			w.ok(w.says("web", "Stopped"))
+			is(t, "80", holder(w, 80), "")
+		}},
+		{"are held while it is pending, missing or unknown", func(t *testing.T, w *world) {
+			changed(w)
+			for _, state := range []string{"Pending", "Missing", "Unknown"} {
+				w.ok(w.says("web", state))
+				is(t, state, holder(w, 80), "web")
+			}
+		}},
+		{"of a failed one are those that its former instance still binds", func(t *testing.T, w *world) {
+			changed(w)
+			w.ok(failed(w, 80))
+			is(t, "80", holder(w, 80), "web")
+			w.ok(failed(w))
+			is(t, "80", holder(w, 80), "")
+		}},
+		{"of a refused order are all still held", func(t *testing.T, w *world) {
+			changed(w)
+			c := failed(w)
+			c.GetReport().Reports[0].Refused = true
+			w.ok(c)
+			is(t, "80", holder(w, 80), "web")
+		}},
+		{"go into the residual with the workload", func(t *testing.T, w *world) {
+			changed(w)
+			w.ok(w.evict("web", CodeDraining, false))
+			is(t, "80", holder(w, 80), "web")
+			is(t, "443", holder(w, 443), "web")
+			is(t, "former", len(w.workload("web").FormerPorts), 0)
+			w.ok(gone("web", "a", nil))
+			is(t, "80", holder(w, 80), "")
+		}},
+		{"come back with it to where it was left", func(t *testing.T, w *world) {
+			w.place("web", "a", hostPort(80))
+			w.run("web")
+			w.ok(w.evict("web", CodeNodeLost, false))
+			w.ok(put("web", content("c1:new"), hostPort(443)))
+			w.bind("web", "a")
+			is(t, "80", holder(w, 80), "web")
+			w.run("web")
+			is(t, "80", holder(w, 80), "")
+		}},
+		{"end with a node that is known to be dead", func(t *testing.T, w *world) {
+			changed(w)
+			w.ok(nodeState("a", false))
+			w.ok(fence("a"))
+			w.ok(w.evict("web", CodeNodeLost, true))
+			is(t, "80", holder(w, 80), "")
+		}},
+		{"follow a node to another engine", func(t *testing.T, w *world) {
+			changed(w)
+			w.ok(register("a", engine("e")))
+			is(t, "80", holder(w, 80), "")
+			id, _ := w.s.PortHolder("e", HostPort{80, "tcp"})
+			is(t, "80 of e", id, "web")
+		}},
+		{"are refused to others, and come before who wanted them earlier", func(t *testing.T, w *world) {
+			w.place("late", "a")
+			changed(w)
+			w.ok(put("late", hostPort(80)))
+			is(t, "80", holder(w, 80), "web")
+			w.ok(put("new", hostPort(80)))
+			skipped(t, w.do(w.assign("new", "a")), "80/tcp", "web")
+			w.run("web")
+			is(t, "80", holder(w, 80), "late")
+		}},
+	} {
+		t.Run(f.name, func(t *testing.T) { f.run(t, level5(formed(t, "a", "b"))) })
+	}
+	prove(t, []fact{{"below level 5 are free at once", func(t *testing.T, w *world) {
+		changed(w)
+		is(t, "80", holder(w, 80), "")
+	}}})
+}
