@@ -67,8 +67,9 @@ type workload struct {
 	seen     time.Time        // of the last List
 	fail     failure
 	asked    bool
-	waits    bool  // desired.waits
-	task     *task // the newest
+	waits    bool   // desired.waits
+	task     *task  // the newest
+	busy     string // with what a driver is, while it is
 	// report is the last one published, version when.
 	report  report
 	version uint64

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"net"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -493,6 +494,28 @@ func TestWhatSomebodyRemovedIsMadeAgain(t *testing.T) {
 		return o != nil && o.RuntimeID != before && o.State == driver.Running
 	}, func() string { return "not made again" })
 	r.reaches("web", running)
+}
+
+// TestProgressIsShown: what a driver is busy with stands in the status until it is done.
+func TestProgressIsShown(t *testing.T) {
+	r := newRig(t)
+	proceed := make(chan struct{})
+	finish := sync.OnceFunc(func() { close(proceed) })
+	r.hooks.ensure = func(spec driver.Spec) error {
+		r.a.progress(spec.ID, "pulling image: 1MiB of 2MiB")
+		<-proceed
+		r.a.progress(spec.ID, "")
+		return nil
+	}
+	r.start()
+	t.Cleanup(finish)
+	r.apply("web", "sim/run")
+	r.until(func() bool { return r.status("web").GetMessage() == "pulling image: 1MiB of 2MiB" },
+		func() string { return r.status("web").GetMessage() })
+	finish()
+	if st := r.reaches("web", running); strings.Contains(st.Message, "pulling") {
+		t.Errorf("message %q of what runs", st.Message)
+	}
 }
 
 func TestPermanentFailureIsReportedAtOnce(t *testing.T) {

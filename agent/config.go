@@ -42,6 +42,9 @@ type Binding struct {
 	Owns func(driver.ID) bool
 	// Content says which content an instance without content label has, if the store knows.
 	Content func(id driver.ID, runtimeID string) (string, bool)
+	// Progress shows in the status what a driver is busy with for a workload, until it is told "". It
+	// does not block for long, and only changes of the status are reported.
+	Progress func(id driver.ID, text string)
 }
 
 // Unbound is the cluster id on labels while the agent has met no scheduler that names a cluster.

@@ -88,7 +88,7 @@ func (c *coalescer) loop() {
 // intentMu held.
 func (a *Agent) bind(ctx context.Context, cluster string) error {
 	drivers, err := a.factory(Binding{
-		ClusterID: cluster, NodeID: a.cfg.NodeID, Owns: a.owns, Content: a.legacyContent,
+		ClusterID: cluster, NodeID: a.cfg.NodeID, Owns: a.owns, Content: a.legacyContent, Progress: a.progress,
 	})
 	if err != nil {
 		return err
@@ -186,6 +186,16 @@ func (a *Agent) owns(id driver.ID) bool {
 	defer a.mu.Unlock()
 	w := a.workloads[string(id)]
 	return w != nil && w.intent != nil
+}
+
+// progress notes what a driver is busy with for a workload.
+func (a *Agent) progress(id driver.ID, text string) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if w := a.workloads[string(id)]; w != nil && w.busy != text {
+		w.busy = text
+		a.publish(w, time.Now())
+	}
 }
 
 func (a *Agent) legacyContent(id driver.ID, runtimeID string) (string, bool) {

@@ -113,7 +113,7 @@ func (a *Agent) judge(r *report, w *workload, e *engine, now time.Time) {
 	case w.task.open():
 		st.ActualState, st.Message = agentv1.ActualState_ACTUAL_STATE_PENDING, "queued"
 		if w.task.Status == taskRunning {
-			st.Message = "in work"
+			st.Message = cmp.Or(w.busy, "in work")
 		}
 		if e != nil && e.trouble != "" {
 			st.Message = "waits for the runtime: " + e.trouble

@@ -58,6 +58,8 @@ type Options struct {
 	Owns func(driver.ID) bool
 	// Credentials returns the X-Registry-Auth value for an image reference, or "" for none. May be nil.
 	Credentials func(ref string) (string, error)
+	// Progress is told how far a pull for a workload is, and "" at its end. It must not block. May be nil.
+	Progress func(id driver.ID, text string)
 	// GitCredentials returns user and password for a Git source: by the name that the workload gives,
 	// or, for an empty name, by the repository's host; empty ones for none. May be nil.
 	GitCredentials func(name, host string) (user, password string, err error)
@@ -129,7 +131,7 @@ func New(opt Options) (*Driver, error) {
 	}
 	opt.Dir = dir
 	engine, err := moby.Open(moby.Options{
-		Host: opt.Host, Credentials: opt.Credentials, CallTimeout: opt.CallTimeout, PullTimeout: opt.PullTimeout, Logger: log,
+		Host: opt.Host, Credentials: opt.Credentials, Progress: opt.Progress, CallTimeout: opt.CallTimeout, PullTimeout: opt.PullTimeout, Logger: log,
 	})
 	if err != nil {
 		return nil, err

@@ -131,7 +131,7 @@ func (d *Driver) Ensure(ctx context.Context, spec driver.Spec) error {
 	if err != nil {
 		return err
 	}
-	if err := d.pull(ctx, s); err != nil {
+	if err := d.pull(ctx, spec.ID, s); err != nil {
 		return err
 	}
 	next := record{

@@ -324,7 +324,7 @@ func (d *Driver) prepare(spec driver.Spec, s *stack) error {
 }
 
 // pull fetches the images of a stack that are wanted and not here.
-func (d *Driver) pull(ctx context.Context, s *stack) error {
+func (d *Driver) pull(ctx context.Context, id driver.ID, s *stack) error {
 	done := map[string]bool{}
 	for _, w := range s.images {
 		if done[w.image.Name] {
@@ -332,7 +332,7 @@ func (d *Driver) pull(ctx context.Context, s *stack) error {
 		}
 		done[w.image.Name] = true
 		if w.policy == types.PullPolicyAlways {
-			if err := d.eng.Pull(ctx, w.image, d.eng.PullTimeout()); err != nil {
+			if err := d.eng.Pull(ctx, id, w.image, d.eng.PullTimeout()); err != nil {
 				return err
 			}
 			continue
@@ -347,7 +347,7 @@ func (d *Driver) pull(ctx context.Context, s *stack) error {
 		if w.policy == types.PullPolicyNever {
 			return driver.Errorf(driver.InvalidImage, "pull", "no image %s on this engine, and pull_policy is never", w.image.Name)
 		}
-		if err := d.eng.Pull(ctx, w.image, d.eng.PullTimeout()); err != nil {
+		if err := d.eng.Pull(ctx, id, w.image, d.eng.PullTimeout()); err != nil {
 			return err
 		}
 	}

@@ -196,7 +196,7 @@ func (d *Driver) create(ctx context.Context, spec driver.Spec, want settings, ha
 	}
 	if len(have.ours) > 0 {
 		name := stagedName(spec)
-		id, err := d.createAs(ctx, name, want)
+		id, err := d.createAs(ctx, spec.ID, name, want)
 		if cerrdefs.IsConflict(err) {
 			return nil, d.nameTaken(ctx, spec, name, err)
 		}
@@ -210,7 +210,7 @@ func (d *Driver) create(ctx context.Context, spec driver.Spec, want settings, ha
 		if have.sibling[name] {
 			continue
 		}
-		id, err := d.createAs(ctx, name, want)
+		id, err := d.createAs(ctx, spec.ID, name, want)
 		switch {
 		case err == nil:
 			return &instance{Summary: container.Summary{ID: id, State: container.StateCreated}, name: name}, nil
@@ -226,19 +226,19 @@ func (d *Driver) create(ctx context.Context, spec driver.Spec, want settings, ha
 }
 
 // createAs pulls the image if creating tells that it is missing.
-func (d *Driver) createAs(ctx context.Context, name string, want settings) (string, error) {
-	id, err := d.createOnce(ctx, name, want)
+func (d *Driver) createAs(ctx context.Context, id driver.ID, name string, want settings) (string, error) {
+	made, err := d.createOnce(ctx, name, want)
 	if !cerrdefs.IsNotFound(err) {
-		return id, err
+		return made, err
 	}
-	if err := d.eng.Pull(ctx, want.image, d.eng.PullTimeout()); err != nil {
+	if err := d.eng.Pull(ctx, id, want.image, d.eng.PullTimeout()); err != nil {
 		return "", err
 	}
-	id, err = d.createOnce(ctx, name, want)
+	made, err = d.createOnce(ctx, name, want)
 	if cerrdefs.IsNotFound(err) {
 		return "", driver.Errorf(driver.InvalidImage, "create", "image %s: pulled, but not found afterwards: %w", want.image.Name, err)
 	}
-	return id, err
+	return made, err
 }
 
 func (d *Driver) createOnce(ctx context.Context, name string, want settings) (string, error) {

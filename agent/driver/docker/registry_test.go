@@ -10,7 +10,10 @@ import (
 
 	"github.com/google/go-containerregistry/pkg/name"
 	"github.com/google/go-containerregistry/pkg/registry"
+	"github.com/google/go-containerregistry/pkg/v1/mutate"
+	"github.com/google/go-containerregistry/pkg/v1/random"
 	"github.com/google/go-containerregistry/pkg/v1/remote"
+	"github.com/google/go-containerregistry/pkg/v1/types"
 
 	"github.com/persys/compute/agent/driver"
 	"github.com/persys/compute/agent/driver/docker"
@@ -163,6 +166,37 @@ func TestPull(t *testing.T) {
 		b.ensure(b.spec("local", containerBody("persys-local-"+b.run)))
 		if took := time.Since(start); took > 10*time.Second {
 			t.Errorf("took %s: something was looked up", took)
+		}
+	})
+	t.Run("a pull says how far it is, and that it ended", func(t *testing.T) {
+		var mu sync.Mutex
+		var told []string
+		b := newBench(t, func(o *docker.Options) {
+			o.Progress = func(id driver.ID, text string) {
+				mu.Lock()
+				defer mu.Unlock()
+				told = append(told, string(id)+": "+text)
+			}
+		})
+		r := newRegistry(t)
+		// A layer that the engine cannot have.
+		layer, err := random.Layer(16<<20, types.DockerLayer)
+		if err != nil {
+			t.Fatal(err)
+		}
+		small := b.probe
+		if b.probe, err = mutate.AppendLayers(small, layer); err != nil {
+			t.Fatal(err)
+		}
+		defer func() { b.probe = small }()
+		b.push(r, "large:v1")
+		spec := b.spec("large", containerBody(r.host()+"/large:v1"))
+		b.ensure(spec)
+		mu.Lock()
+		defer mu.Unlock()
+		if len(told) < 2 || !strings.HasPrefix(told[0], string(spec.ID)+": pulling "+r.host()+"/large:v1: ") || !strings.Contains(told[0], " of ") ||
+			told[len(told)-1] != string(spec.ID)+": " {
+			t.Errorf("told %q", told)
 		}
 	})
 	t.Run("credentials are used", func(t *testing.T) {

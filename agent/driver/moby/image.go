@@ -3,11 +3,14 @@ package moby
 import (
 	"context"
 	"errors"
+	"fmt"
 	"time"
 
 	cerrdefs "github.com/containerd/errdefs"
 	"github.com/distribution/reference"
+	"github.com/docker/go-units"
 	"github.com/moby/moby/api/pkg/authconfig"
+	"github.com/moby/moby/api/types/jsonstream"
 	"github.com/moby/moby/api/types/registry"
 	"github.com/moby/moby/client"
 	"github.com/persys/compute/agent/driver"
@@ -71,13 +74,13 @@ func (e *Engine) Refresh(ctx context.Context, id driver.ID, img Image) error {
 	cancel()
 	switch {
 	case cerrdefs.IsNotFound(err):
-		return e.Pull(ctx, img, e.opt.PullTimeout)
+		return e.Pull(ctx, id, img, e.opt.PullTimeout)
 	case err != nil:
 		return Classify("image", err)
 	case len(res.RepoDigests) == 0:
 		return nil
 	}
-	err = e.Pull(ctx, img, e.opt.RefreshTimeout)
+	err = e.Pull(ctx, id, img, e.opt.RefreshTimeout)
 	if err == nil {
 		return nil
 	}
@@ -89,8 +92,9 @@ func (e *Engine) Refresh(ctx context.Context, id driver.ID, img Image) error {
 	return nil
 }
 
-// Pull fetches an image and reads the engine's progress to its end, where late errors are.
-func (e *Engine) Pull(ctx context.Context, img Image, limit time.Duration) error {
+// Pull fetches an image for a workload and reads the engine's progress to its end, where late errors
+// are.
+func (e *Engine) Pull(ctx context.Context, id driver.ID, img Image, limit time.Duration) error {
 	if img.Local {
 		return driver.Errorf(driver.InvalidImage, "pull", "no image %s on this engine; an image id cannot be pulled", img.Name)
 	}
@@ -103,7 +107,7 @@ func (e *Engine) Pull(ctx context.Context, img Image, limit time.Duration) error
 	}
 	pullCtx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
-	err := e.pullAndDrain(pullCtx, img.Name, auth)
+	err := e.pullAndDrain(pullCtx, id, img.Name, auth)
 	if err == nil {
 		return nil
 	}
@@ -118,12 +122,55 @@ func (e *Engine) Pull(ctx context.Context, img Image, limit time.Duration) error
 	return driver.Errorf(class, "pull", "image %s: %w", img.Name, err)
 }
 
-func (e *Engine) pullAndDrain(ctx context.Context, name, auth string) error {
+func (e *Engine) pullAndDrain(ctx context.Context, id driver.ID, name, auth string) error {
 	res, err := e.Client.ImagePull(ctx, name, client.ImagePullOptions{RegistryAuth: auth})
 	if err != nil {
 		return err
 	}
-	return errors.Join(res.Wait(ctx), res.Close())
+	progress := layers{}
+	var told time.Time
+	for msg, streamErr := range res.JSONMessages(ctx) {
+		if err = streamErr; err != nil {
+			break
+		}
+		if msg.Error != nil {
+			err = msg.Error
+			break
+		}
+		if e.opt.Progress == nil || !progress.note(msg) || time.Since(told) < progressEvery {
+			continue
+		}
+		told = time.Now()
+		e.opt.Progress(id, "pulling "+name+": "+progress.String())
+	}
+	if e.opt.Progress != nil {
+		e.opt.Progress(id, "")
+	}
+	return errors.Join(err, res.Close())
+}
+
+// progressEvery is how often a pull says how far it is: each time is an entry in the schedulers' log.
+const progressEvery = 5 * time.Second
+
+// layers is how far each layer of a pull is, in bytes.
+type layers map[string]struct{ have, of int64 }
+
+// note takes over a message; false if it says nothing of a layer's size.
+func (l layers) note(msg jsonstream.Message) bool {
+	if msg.ID == "" || msg.Progress == nil || msg.Progress.Total <= 0 || msg.Status != "Downloading" {
+		return false
+	}
+	l[msg.ID] = struct{ have, of int64 }{msg.Progress.Current, msg.Progress.Total}
+	return true
+}
+
+// String counts the layers whose size is known.
+func (l layers) String() string {
+	var have, of int64
+	for _, layer := range l {
+		have, of = have+layer.have, of+layer.of
+	}
+	return fmt.Sprintf("%s of %s", units.BytesSize(float64(have)), units.BytesSize(float64(of)))
 }
 
 // Have says whether the engine has an image.

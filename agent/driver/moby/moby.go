@@ -22,6 +22,9 @@ type Options struct {
 	// Credentials returns the X-Registry-Auth value for an image reference, or "" for none;
 	// EncodeAuth makes one. May be nil.
 	Credentials func(ref string) (string, error)
+	// Progress is told how far a pull for a workload is, every few seconds, and "" at its end. It must
+	// not block. May be nil.
+	Progress func(id driver.ID, text string)
 	// CallTimeout bounds one call to the engine. Default 60 s: a busy engine is slow to start.
 	CallTimeout time.Duration
 	// PullTimeout bounds one pull. Default 10 min.

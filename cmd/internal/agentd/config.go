@@ -45,6 +45,8 @@ type Config struct {
 	Compose    bool   `env:"PERSYS_COMPOSE_ENABLED" flag:"compose" yaml:"compose_enabled" default:"true" usage:"run Compose stacks on the Docker engine"`
 	ComposeBin string `env:"PERSYS_COMPOSE_BINARY" flag:"compose-binary" yaml:"compose_binary" usage:"Compose command (several words are allowed), used instead of the library that is built in"`
 	ComposeDir string `env:"PERSYS_COMPOSE_DIR" flag:"compose-dir" yaml:"compose_dir" usage:"folders of Compose projects; default: compose, beside the state file"`
+	CredsFile  string `env:"PERSYS_CREDENTIALS_FILE" flag:"credentials" yaml:"credentials_file" usage:"credentials for registries and Git, readable by the owner only; default: credentials.yaml, beside the state file"`
+	DockerConf string `env:"DOCKER_CONFIG" flag:"docker-config" yaml:"docker_config" usage:"folder of the Docker config.json whose registry credentials are used too; default: ~/.docker, none = do not look"`
 	Simulate   string `env:"PERSYS_SIMULATE" flag:"simulate" yaml:"simulate" usage:"folder of a simulated engine that is used instead of Docker; nothing really runs"`
 
 	Reconcile         bool          `env:"PERSYS_RECONCILE_ENABLED" flag:"reconcile" yaml:"reconcile_enabled" default:"true" usage:"look at everything now and then"`
@@ -83,6 +85,17 @@ func (c *Config) complete() error {
 			return err
 		}
 		c.StatePath = path
+	}
+	if c.CredsFile == "" {
+		c.CredsFile = filepath.Join(filepath.Dir(c.StatePath), "credentials.yaml")
+	}
+	switch c.DockerConf {
+	case "none":
+		c.DockerConf = ""
+	case "":
+		if home, err := os.UserHomeDir(); err == nil {
+			c.DockerConf = filepath.Join(home, ".docker")
+		}
 	}
 	if c.ComposeDir == "" {
 		c.ComposeDir = filepath.Join(filepath.Dir(c.StatePath), "compose")

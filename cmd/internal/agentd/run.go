@@ -24,6 +24,7 @@ import (
 	"google.golang.org/grpc/keepalive"
 
 	"github.com/persys/compute/agent"
+	store "github.com/persys/compute/agent/credentials"
 	"github.com/persys/compute/agent/driver"
 	"github.com/persys/compute/agent/driver/compose"
 	"github.com/persys/compute/agent/driver/docker"
@@ -111,6 +112,9 @@ func Run(ctx context.Context, cfg Config, version string, log *slog.Logger) erro
 		acfg.Control = controlv1.NewAgentControlClient(conn)
 		acfg.SchedulerHint = hint(&cfg)
 		acfg.Discovered = func(addrs []string, _ string) { conn.Learn(addrs) }
+	}
+	if err := (&store.Store{File: cfg.CredsFile}).Check(); err != nil {
+		return err
 	}
 	a, err := agent.New(acfg, drivers(&cfg, log))
 	if err != nil {
@@ -204,6 +208,7 @@ func schedulers(ctx context.Context, cfg *Config, log *slog.Logger) (*dial.Conn,
 
 // drivers makes the runtime drivers once the agent knows its cluster.
 func drivers(cfg *Config, log *slog.Logger) agent.Factory {
+	creds := &store.Store{File: cfg.CredsFile, Docker: cfg.DockerConf}
 	return func(b agent.Binding) ([]driver.Driver, error) {
 		if cfg.Simulate != "" {
 			engine, err := sim.NewEngine(sim.Options{Dir: cfg.Simulate})
@@ -216,7 +221,8 @@ func drivers(cfg *Config, log *slog.Logger) agent.Factory {
 			return nil, nil
 		}
 		d, err := docker.New(docker.Options{
-			Host: cfg.DockerHost, ClusterID: b.ClusterID, NodeID: b.NodeID, Owns: b.Owns, Content: b.Content, Logger: log,
+			Host: cfg.DockerHost, ClusterID: b.ClusterID, NodeID: b.NodeID, Owns: b.Owns, Content: b.Content,
+			Credentials: creds.Registry, Progress: b.Progress, Logger: log,
 		})
 		if err != nil {
 			return nil, fmt.Errorf("DOCKER_HOST %q: %w", cfg.DockerHost, err)
@@ -226,6 +232,7 @@ func drivers(cfg *Config, log *slog.Logger) agent.Factory {
 		}
 		stacks, err := compose.New(compose.Options{
 			Host: cfg.DockerHost, Dir: cfg.ComposeDir, ClusterID: b.ClusterID, NodeID: b.NodeID, Owns: b.Owns,
+			Credentials: creds.Registry, GitCredentials: creds.Git, Progress: b.Progress,
 			Binary: strings.Fields(cfg.ComposeBin), Logger: log,
 		})
 		if err != nil {
