@@ -202,6 +202,10 @@ func unlike(s fsm.State, have map[string]string) (wrong []string) {
 		}
 		return true
 	})
+	s.Drifts("", func(d *fsm.Drift) bool {
+		want["/drifts/"+d.Node+"/"+d.Workload+"/"+d.Type] = fields(map[string]any{"nodeId": d.Node, "workloadId": d.Workload, "driftType": d.Type, "resolved": false})
+		return true
+	})
 	events := map[string]*fsm.Event{}
 	s.Events(0, func(e *fsm.Event) bool {
 		events[fmt.Sprintf("%020d", e.Seq)] = e

@@ -307,6 +307,9 @@ func (s *session) history(ctx context.Context, v fsm.View, events []*fsm.Event) 
 	newest := map[string]*fsm.Event{}
 	for _, e := range events {
 		if e.Seq < oldest {
+			if tellsOfDrift(e) {
+				s.drifts[p.keys.drift(e)] = e.Seq // what is open is written below
+			}
 			continue
 		}
 		if err := s.add(ctx, p.Event(e), index); err != nil {
@@ -325,14 +328,20 @@ func (s *session) history(ctx context.Context, v fsm.View, events []*fsm.Event) 
 	if floor == s.floor {
 		return nil
 	}
-	open := p.openDrifts(v)
+	var open map[string]*fsm.Event // made when the first event of a drift has gone
 	for key, seq := range s.drifts {
-		if e, stays := open[key]; seq < oldest && stays {
+		if seq >= oldest {
+			continue
+		}
+		if open == nil {
+			open = p.openDrifts(v)
+		}
+		if e, stays := open[key]; stays {
 			s.drifts[key] = e.Seq
 			if err := s.add(ctx, p.Drift(e), index); err != nil {
 				return err
 			}
-		} else if seq < oldest {
+		} else {
 			delete(s.drifts, key)
 			if err := s.add(ctx, KV{Key: key}, index); err != nil {
 				return err

@@ -39,6 +39,8 @@ type cluster struct {
 func newCluster(t testing.TB, id string) *cluster {
 	c := &cluster{t: t, id: id, st: store.New(fsm.New()), term: 1, now: time.Date(2026, 1, 2, 3, 4, 5, 6789, time.UTC).UnixNano()}
 	c.do(&commandv1.Command{Body: &commandv1.Command_InitCluster{InitCluster: &commandv1.InitCluster{ClusterId: id, Incarnation: 1000}}})
+	c.do(&commandv1.Command{Body: &commandv1.Command_PutReplica{PutReplica: &commandv1.PutReplica{Id: "r1", Name: "s1", FeatureLevel: fsm.FeatureLevel}}},
+		&commandv1.Command{Body: &commandv1.Command_SetFeatureLevel{SetFeatureLevel: &commandv1.SetFeatureLevel{Level: fsm.FeatureLevel}}})
 	return c
 }
 
@@ -342,7 +344,11 @@ func (c *cluster) random(rnd *rand.Rand, n int) {
 func (c *cluster) randomCommand(rnd *rand.Rand) fsm.Command {
 	id := [...]string{"w0", "w1", "w1-a", "w1.b", "w2", "w3", "w4", "w5"}[rnd.IntN(8)]
 	node := [...]string{"a", "a-b", "a.c", "b"}[rnd.IntN(4)]
-	switch rnd.IntN(16) {
+	switch rnd.IntN(18) {
+	case 16:
+		return setDrift(node, id, [...]string{fsm.DriftOrphan, fsm.DriftState}[rnd.IntN(2)], true)
+	case 17:
+		return setDrift(node, id, [...]string{fsm.DriftOrphan, fsm.DriftState}[rnd.IntN(2)], false)
 	case 0, 1:
 		return register(node)
 	case 2, 3:
@@ -363,6 +369,15 @@ func (c *cluster) randomCommand(rnd *rand.Rand) fsm.Command {
 		return drain(node, rnd.IntN(2) == 0)
 	}
 	return removeNode(node)
+}
+
+// setDrift opens or closes a drift.
+func setDrift(node, workload, kind string, open bool) fsm.Command {
+	set, list := &commandv1.SetDrifts{}, []*commandv1.Drift{{Node: node, Workload: workload, Type: kind, AgentStatus: "Running", Action: fsm.ActionInvestigate}}
+	if set.Closed = list; open {
+		set.Open, set.Closed = list, nil
+	}
+	return &commandv1.Command{Body: &commandv1.Command_SetDrifts{SetDrifts: set}}
 }
 
 func discard() *slog.Logger { return slog.New(slog.DiscardHandler) }
