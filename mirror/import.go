@@ -100,8 +100,8 @@ func workloadOf(w *Workload, assigned Time, translate Translate) (*commandv1.Wor
 	}
 	actual, accepted := seen(w)
 	m.Acknowledged = accepted
-	if w.Own == nil && (actual == fsm.ActualRunning || actual == fsm.ActualStopped) {
-		m.NextRetryAt = 0 // left over from before it came up
+	if s := fsm.Status(w.Status); s == fsm.StatusRunning || s == fsm.StatusStopped || w.Own == nil && (actual == fsm.ActualRunning || actual == fsm.ActualStopped) {
+		m.NextRetryAt, m.Terminal = 0, false // left over from before it came up
 	}
 	m.Actual = &commandv1.WorkloadReport{State: string(actual), Message: text(w.Metadata, "last_error"), ObservedAt: nanos(w.StatusInfo.LastUpdated)}
 	if actual == fsm.ActualFailed {

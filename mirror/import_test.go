@@ -128,6 +128,14 @@ func TestImportRefuses(t *testing.T) {
 			}
 		})
 	}
+	// What was given up and runs all the same is not given up again.
+	up := Imported{Nodes: []Node{good}, Workloads: []Workload{{ID: "a", AssignedNode: "n1", Status: "Running", Retry: Retry{Attempts: 5, MaxAttempts: 5},
+		Metadata: map[string]any{"terminal_failure_reason": "crash"}, Own: &OwnWorkload{Content: "c1:x"}, Type: "container", StatusInfo: StatusInfo{ActualState: "Running"}}}}
+	if s, problems, err := up.State(here, plain); err != nil || len(problems) > 0 {
+		t.Error(err, problems)
+	} else if w, _ := s.Workload("a"); w.Status != fsm.StatusRunning || w.Retry.Attempts != 5 {
+		t.Errorf("%+v", w)
+	}
 	// A node that nobody knows any more is no reason to lose what it ran.
 	s, problems, err := (&Imported{Workloads: []Workload{{ID: "a", AssignedNode: "lost", Status: "Running"}}}).State(here, plain)
 	if w, _ := s.Workload("a"); err != nil || len(problems) > 0 || w == nil || w.Node != "" || w.PreviousNode != "lost" || w.Status != fsm.StatusPending {
