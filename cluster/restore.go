@@ -77,6 +77,9 @@ func (n *Node) Restore(ctx context.Context, build func(present fsm.State) (fsm.S
 	return info.Index, nil
 }
 
+// Restoring reports whether this replica is about to replace the whole state.
+func (n *Node) Restoring() bool { return n.restoring.Load() }
+
 // countingWriter counts.
 type countingWriter int64
 

@@ -106,8 +106,14 @@ func TestRestoreThatCannotBeginChangesNothing(t *testing.T) {
 		if _, err := leader.Restore(timeout(t, patience), back(old)); !errors.Is(err, ErrBusy) {
 			t.Errorf("a second restore meanwhile: %v", err)
 		}
+		if !leader.Restoring() {
+			t.Error("it does not say that it is restoring")
+		}
 		return s, no
 	})
+	if leader.Restoring() {
+		t.Error("it says that it is restoring still")
+	}
 	if !errors.Is(err, no) || refused.Load() != 1 {
 		t.Errorf("error %v, %d proposals refused", err, refused.Load())
 	}

@@ -99,6 +99,10 @@ func (r *Replica) health() (health, bool) {
 		h.Status, h.Reason = "halted", err.Error()
 		return h, false
 	}
+	if r.node.Restoring() {
+		h.Status, h.Reason = "restoring", "the whole state is being replaced"
+		return h, false
+	}
 	if info.ClusterID == "" {
 		h.Status, h.Reason = "starting", "this replica has not joined or formed a cluster yet"
 		return h, false
