@@ -30,8 +30,10 @@ type suspicion struct {
 }
 
 const (
-	// driftSlots is in how many parts an interval is cut; nodes are spread over them.
-	driftSlots = 64
+	// driftSlots is in how many parts an interval is cut. Nodes are spread over the
+	// first driftSpread of them, so that second looks, too, end inside the interval.
+	driftSlots  = 64
+	driftSpread = 58
 	// lookAgain is after how long a second look is taken: longer than a report
 	// takes from an agent into the state.
 	lookAgain = 2 * time.Second
@@ -103,7 +105,7 @@ func (r *rounds) turn(slot uint32) {
 func slotOf(node string) uint32 {
 	h := fnv.New32a()
 	_, _ = h.Write([]byte(node)) // a hash never fails
-	return h.Sum32() % driftSlots
+	return h.Sum32() % driftSpread
 }
 
 // speaks reports whether n is the one to ask at its endpoint: of several nodes
