@@ -29,6 +29,10 @@
 //     pause of a leader lets the clock run on, so leaving out its shift breaks
 //     nothing here.
 //
+// Drift is looked for with the leader's own functions, and a world at rest is made
+// to differ (drift.go): an orphan, a disappearance and another revision must each
+// come on record and be closed once repaired. Existing runs are drawn without it.
+//
 // # Running it
 //
 // go test ./sim runs some hundred seeds. SIM_SEEDS=5000 runs more, SIM_FROM says

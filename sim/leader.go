@@ -98,6 +98,7 @@ func (r *replica) lead(term uint64) {
 		}
 	}
 	w.tracef("", "", "replica %d leads in epoch %s from index %d", r.idx, s.epoch, r.applied)
+	s.rounds()
 	s.arm(0)
 }
 

@@ -41,6 +41,11 @@ const (
 	lastFault
 )
 
+// Drift makes nodes differ from the state once all is at rest, and the leader look
+// for it all the time. It is none of AllFaults: the runs that are committed were
+// drawn without it.
+const Drift Fault = 1 << 31
+
 var faultNames = []string{
 	"ReplicaCrash", "ReplicaPause", "ReplicaCut", "LeaderChange", "AgentCrash", "AgentPause", "PowerLoss", "Reinstall",
 	"StateLoss", "LinkCut", "MessageLoss", "MessageDelay", "MessageDup", "InstanceCrash", "BadSpec", "Operator",
@@ -111,6 +116,7 @@ type Report struct {
 	Config    Config
 	Violation *Violation
 	Events    int
+	Drifts    int // differences that were on record and closed again
 	Entries   int
 	Virtual   time.Duration
 	Hash      uint64 // of the whole trace
@@ -173,6 +179,10 @@ func Run(cfg Config) Report {
 	if w.report.Violation == nil {
 		w.heal()
 		w.settle(end + int64(cfg.Settle))
+		if w.report.Violation == nil && w.has(Drift) {
+			w.drift()
+			w.settle(w.now + int64(cfg.Settle))
+		}
 	}
 	w.report.Events, w.report.Entries = w.events, len(w.log.entries)
 	w.report.Virtual = time.Duration(w.now - start)

@@ -32,8 +32,8 @@ func seedsAsked(t *testing.T, short int) (from, count uint64) {
 }
 
 // each runs seeds on all processors and returns the reports of those that broke
-// a promise, at most limit of them.
-func each(t *testing.T, from, count uint64, limit int, make func(seed uint64) Config) []Report {
+// a promise, at most limit of them. closed adds up Report.Drifts.
+func each(t *testing.T, from, count uint64, limit int, make func(seed uint64) Config, closed ...*atomic.Int64) []Report {
 	t.Helper()
 	var next atomic.Uint64
 	next.Store(from)
@@ -50,7 +50,11 @@ func each(t *testing.T, from, count uint64, limit int, make func(seed uint64) Co
 				if seed >= from+count || enough {
 					return
 				}
-				if r := Run(make(seed)); r.Violation != nil {
+				r := Run(make(seed))
+				for _, n := range closed {
+					n.Add(int64(r.Drifts))
+				}
+				if r.Violation != nil {
 					mu.Lock()
 					bad = append(bad, r)
 					mu.Unlock()
@@ -152,5 +156,19 @@ func TestASabotagedFenceIsFound(t *testing.T) {
 			}
 			t.Logf("seed %d after %s: %s: %s", bad[0].Config.Seed, v.At, v.Rule, v.Detail)
 		})
+	}
+}
+
+// TestDriftComesOnRecordAndEnds: an orphan, a disappearance and another revision
+// in a world at rest after all faults.
+func TestDriftComesOnRecordAndEnds(t *testing.T) {
+	from, count := seedsAsked(t, 24)
+	var closed atomic.Int64
+	bad := each(t, from, count, 3, func(seed uint64) Config { return Config{Seed: seed, Faults: AllFaults | Drift} }, &closed)
+	for _, r := range bad {
+		t.Error(r)
+	}
+	if n := closed.Load(); len(bad) == 0 && n < 2*int64(count) {
+		t.Errorf("only %d differences in %d runs were on record and closed", n, count)
 	}
 }

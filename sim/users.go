@@ -17,6 +17,7 @@ import (
 
 // users are people and programs that want something, and what they are told.
 type users struct {
+	decided     map[string]bool // orphans, by node and workload
 	ids         []string
 	flavours    map[string]madeOf // by content
 	version     int
@@ -42,7 +43,7 @@ func exclusive(id string) bool { return id[0] == 'x' }
 
 // build makes the world of a seed.
 func (w *world) build() {
-	w.users = users{flavours: map[string]madeOf{}, tuning: sched.DefaultTuning()}
+	w.users = users{decided: map[string]bool{}, flavours: map[string]madeOf{}, tuning: sched.DefaultTuning()}
 	w.oracle = newOracle()
 	w.users.tuning.Seed = w.cfg.Seed
 	if w.chance(300) {

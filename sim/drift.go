@@ -1,0 +1,227 @@
+package sim
+
+import (
+	"fmt"
+
+	"github.com/persys/compute/agent/driver"
+	commandv1 "github.com/persys/compute/api/command/v1"
+	"github.com/persys/compute/fsm"
+	"github.com/persys/compute/sched"
+	"github.com/persys/compute/sched/leader"
+)
+
+// Drift: the leader compares nodes with the state as sched/leader does, by the
+// same pure functions, and a world that is at rest is made to differ in three
+// ways. Each must come on record, and be closed once it is repaired.
+
+// Times of the leader's rounds, as in sched/leader.
+const (
+	driftEvery = 30 * sec
+	lookAgain  = 2 * sec
+	driftBound = 240 * sec // from a difference to its end, repairs and backoff included
+)
+
+// rounds asks every machine once in an interval, each at its own moment.
+func (s *stint) rounds() {
+	if !s.w.has(Drift) {
+		return
+	}
+	for i, m := range s.w.machines {
+		s.after(int64(i+1)*driftEvery/int64(len(s.w.machines)+1), func() { s.round(m) })
+	}
+}
+
+func (s *stint) round(m *machine) {
+	s.look(m, nil, false)
+	s.after(driftEvery, func() { s.round(m) })
+}
+
+// look is leader.rounds.look.
+func (s *stint) look(m *machine, first []sched.Difference, second bool) {
+	s.inspect(m, func(listed []sched.Reported) {
+		view := s.r.state
+		n, ok := view.Node(m.id)
+		if !ok || !n.Up || view.Info().Mode.Frozen() || view.Info().FeatureLevel < 5 {
+			return
+		}
+		found := sched.Compare(view, n, listed, func(id string) bool {
+			return s.orders[orderKey{m.id, id, sched.OpApply}] != nil || s.orders[orderKey{m.id, id, sched.OpDelete}] != nil
+		})
+		switch {
+		case second:
+			found = sched.Confirmed(view, m.id, first, found)
+		case sched.Unknown(view, m.id, found):
+			s.after(lookAgain, func() { s.look(m, found, true) })
+			return
+		}
+		remedies := func() {
+			for _, rep := range leader.Remedies(view, n, listed, found) {
+				rep.ObservedAt = s.r.clockNow()
+				s.report(rep)
+			}
+		}
+		c := sched.Drifts(view, m.id, found, s.r.clockNow())
+		if c == nil {
+			remedies()
+			return
+		}
+		cmd := &commandv1.Command{Head: s.head(), Body: &commandv1.Command_SetDrifts{SetDrifts: c}}
+		s.w.propose(s.r, s.epoch.Term, []fsm.Command{cmd}, func(_ []fsm.Result, err error) {
+			if err == nil && !s.over {
+				remedies()
+			}
+		})
+	})
+}
+
+// inspect asks a machine for its list; an answer that is lost is no answer.
+func (s *stint) inspect(m *machine, done func([]sched.Reported)) {
+	w, r := s.w, s.r
+	w.send(&m.proc, func() bool { return !m.down[r.idx] }, func() {
+		listed := m.list()
+		w.send(&r.proc, func() bool { return !m.up[r.idx] }, func() { s.after(0, func() { done(listed) }) }, func() {})
+	}, func() {})
+}
+
+// list is the agent's ListWorkloads.
+func (m *machine) list() (out []sched.Reported) {
+	for _, id := range keys(m.work) {
+		k := m.work[id]
+		if !k.said.some {
+			continue
+		}
+		r := sched.Reported{Workload: id, Observation: fsm.Observation{
+			State: actualOf(k.said.state), Generation: fsm.Generation(k.said.generation), Code: string(k.said.class),
+			Message: k.said.message, Retryable: !k.said.class.Permanent(), At: m.local(m.w.now),
+		}}
+		if in := m.disk.intents[id]; in != nil {
+			r.Revision = in.RevisionID
+		} else if k.observed != nil {
+			r.Revision = k.observed.Revision
+		}
+		out = append(out, r)
+	}
+	return out
+}
+
+// injected is a difference that the world was given.
+type injected struct {
+	node, workload, kind string
+	generation           fsm.Generation // of the workload then
+}
+
+// drift makes a world at rest differ, and waits until each difference was on
+// record and none is left. Orphans that the faults left are decided here, too.
+func (w *world) drift() {
+	w.tracef("", "", "nodes begin to differ from the state")
+	from := w.truth.Info().EventSeq
+	made := w.inject()
+	until := w.now + driftBound
+	for w.report.Violation == nil && w.now < until {
+		w.step(5 * sec)
+		w.decide()
+		if w.now > until-driftBound+2*driftEvery && w.truth.DriftCount() == 0 && w.truth.ResidualCount() == 0 {
+			break
+		}
+	}
+	if w.report.Violation != nil {
+		return
+	}
+	for _, x := range made {
+		detected, resolved := w.recorded(from, x)
+		now, _ := w.truth.Workload(x.workload)
+		// A complete heartbeat may tell of it first, and end it.
+		healed := now != nil && now.Generation != x.generation
+		switch {
+		case !detected && !healed:
+			w.violate("drift", x.workload, x.node, "%s never came on record", x.kind)
+		case detected && !resolved:
+			w.violate("drift", x.workload, x.node, "%s is on record and was not closed", x.kind)
+		case detected:
+			w.report.Drifts++
+		}
+	}
+	w.truth.Drifts("", func(d *fsm.Drift) bool {
+		w.violate("drift", d.Workload, d.Node, "%s is open %s after it began: %s/%s, %d repairs", d.Type, duration(w.now-d.DetectedAt), d.SchedulerStatus, d.AgentStatus, d.Repairs)
+		return true
+	})
+	for _, m := range w.machines {
+		if _, ok := m.engine.has[orphanID(m)]; ok {
+			w.violate("drift", orphanID(m), m.id, "the orphan that was deleted by request is still there")
+		}
+	}
+}
+
+func duration(ns int64) string { return fmt.Sprintf("%.1fs", float64(ns)/float64(sec)) }
+
+func orphanID(m *machine) string { return "orphan-" + m.id }
+
+// inject makes one orphan, one disappearance and one other revision.
+func (w *world) inject() (out []injected) {
+	o := w.machines[0]
+	o.engine.count++
+	o.engine.has[orphanID(o)] = &instance{
+		id: orphanID(o), content: "by hand", revision: "c1-by-hand", flavour: "good", state: driver.Running,
+		runtimeID: fmt.Sprintf("%s-by-hand-%d", o.id, o.engine.count), started: w.now, since: w.now,
+	}
+	o.look()
+	out = append(out, injected{node: o.id, workload: orphanID(o), kind: fsm.DriftOrphan})
+	kinds := []string{fsm.DriftMissing, fsm.DriftRevision}
+	w.truth.Workloads("", func(x *fsm.Workload) bool {
+		m := w.machine(x.Node)
+		flavour, _ := w.users.flavourOf(x.Content)
+		if m == nil || len(kinds) == 0 || x.Status != fsm.StatusRunning || flavour[:2] != "go" || m.disk.intents[x.ID] == nil || m.disk.open[x.ID] {
+			return true
+		}
+		kind := kinds[0]
+		kinds = kinds[1:]
+		if kind == fsm.DriftMissing {
+			// The agent has lost its record of it, and the instance is gone.
+			delete(m.engine.has, x.ID)
+			delete(m.disk.intents, x.ID)
+			delete(m.disk.fails, x.ID)
+			delete(m.work, x.ID)
+		} else {
+			old := *m.disk.intents[x.ID]
+			old.RevisionID = "c1-of-another-time"
+			m.disk.intents[x.ID] = &old
+		}
+		w.tracef(x.ID, m.id, "drift: %s", kind)
+		out = append(out, injected{m.id, x.ID, kind, x.Generation})
+		return true
+	})
+	return out
+}
+
+// decide is the person who deletes orphans.
+func (w *world) decide() {
+	w.truth.Drifts("", func(d *fsm.Drift) bool {
+		if d.Type == fsm.DriftOrphan && d.Action == fsm.ActionInvestigate && !w.users.decided[d.Node+"/"+d.Workload] {
+			w.users.decided[d.Node+"/"+d.Workload] = true
+			node, id := d.Node, d.Workload
+			w.ask("drift delete "+node+" "+id, func(c *commandv1.Command) {
+				c.Body = &commandv1.Command_DropOrphan{DropOrphan: &commandv1.DropOrphan{Node: node, Workload: id}}
+			}, nil)
+		}
+		return true
+	})
+}
+
+// recorded says whether a difference came on record since an event, and was closed.
+func (w *world) recorded(from uint64, x injected) (detected, resolved bool) {
+	w.truth.Events(from, func(e *fsm.Event) bool {
+		if e.Node == x.node && e.Workload == x.workload && e.Reason == x.kind {
+			detected = detected || e.Type == fsm.EventDriftDetected
+			resolved = e.Type == fsm.EventDriftResolved
+		}
+		return true
+	})
+	return detected, resolved
+}
+
+// step runs the world for a while.
+func (w *world) step(d int64) {
+	until := w.now + d
+	for w.report.Violation == nil && w.next(until) {
+	}
+}
