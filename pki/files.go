@@ -12,6 +12,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 )
 
@@ -61,6 +62,8 @@ type FilesConfig struct {
 // Status and the old one stays in use. It is safe for concurrent use.
 type Files struct {
 	cfg FilesConfig
+
+	revoked atomic.Pointer[Revoked]
 
 	mu      sync.Mutex
 	current *material
@@ -139,11 +142,32 @@ func (f *Files) Identity() Identity {
 
 // Identify says who a peer is, by the mapping of these credentials. The chain
 // has to be verified, as every handshake of ServerConfig and ClientConfig does.
+// A certificate that expired or was revoked since the handshake is refused.
 func (f *Files) Identify(state tls.ConnectionState) (Identity, error) {
 	if len(state.PeerCertificates) == 0 {
 		return Identity{}, fmt.Errorf("%w: the peer showed no certificate", ErrNoIdentity)
 	}
-	return FromCertificate(state.PeerCertificates[0], f.cfg.Mapping)
+	leaf := state.PeerCertificates[0]
+	id, err := FromCertificate(leaf, f.cfg.Mapping)
+	if err != nil {
+		return Identity{}, err
+	}
+	if now := f.cfg.Now(); now.After(leaf.NotAfter) {
+		return Identity{}, fmt.Errorf("certificate of %s %q expired at %s", id.Role, id.ID, leaf.NotAfter.UTC().Format(time.RFC3339))
+	}
+	if err := f.revoked.Load().Check(leaf, id); err != nil {
+		return Identity{}, err
+	}
+	return id, nil
+}
+
+// Revoke sets what is refused from now on, also on connections that are open.
+func (f *Files) Revoke(r *Revoked) { f.revoked.Store(r) }
+
+// Leaf is the certificate in use.
+func (f *Files) Leaf() *x509.Certificate {
+	m, _ := f.refresh()
+	return m.leaf
 }
 
 // ServerOptions narrows who may connect.
@@ -281,15 +305,18 @@ func (f *Files) verifyServer(state tls.ConnectionState, p Peer) error {
 	if err != nil {
 		return err
 	}
-	if p.Role == "" {
-		return nil
-	}
 	id, err := FromCertificate(leaf, f.cfg.Mapping)
-	if errors.Is(err, ErrNoIdentity) {
+	if errors.Is(err, ErrNoIdentity) || p.Role == "" && err != nil {
 		return nil
 	}
 	if err != nil {
 		return err
+	}
+	if err := f.revoked.Load().Check(leaf, id); err != nil {
+		return err
+	}
+	if p.Role == "" {
+		return nil
 	}
 	if id.Role != p.Role {
 		return fmt.Errorf("certificate of %s belongs to %s %q, want role %s", p.Hosts[0], id.Role, id.ID, p.Role)

@@ -133,7 +133,7 @@ may or may not have happened.`,
 		c.startCommand(), c.stopCommand(), c.logsCommand(), c.whyCommand(), c.whyNotCommand(), c.actionsCommand(), c.composeCommand())
 	add(groupNodes, c.nodesCommand(), c.nodeCommand(), c.cordonCommand(), c.uncordonCommand(), c.drainCommand(), c.driftCommand())
 	add(groupCluster, c.summaryCommand(), c.statusCommand(), c.eventsCommand(), c.transferCommand(), c.replicaCommand(), c.modeCommand(), c.backupCommand(), c.recoveryCommand())
-	root.AddCommand(c.devCertsCommand(), c.clusterKeyCommand(), c.versionCommand(), c.docsCommand(root), c.workloadCommand())
+	root.AddCommand(c.devCertsCommand(), c.caCommand(), c.clusterKeyCommand(), c.versionCommand(), c.docsCommand(root), c.workloadCommand())
 	return root, nil
 }
 

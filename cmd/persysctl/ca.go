@@ -1,0 +1,117 @@
+package main
+
+import (
+	"crypto/x509"
+	"fmt"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/persys/compute/cmd/persysctl/screen"
+	"github.com/persys/compute/pki"
+)
+
+// caCommand makes and keeps a CA in a folder; it needs no cluster.
+func (c *cli) caCommand() *cobra.Command {
+	parent := &cobra.Command{
+		Use: "ca", Short: "Make, show and rotate a cluster's CA, offline",
+		Long: `Make, show and rotate a cluster's CA in a folder, offline.
+
+A root signs an issuing CA, and the issuing CA signs everything else. The issuing
+CA's key goes to the schedulers, who keep it sealed under the cluster key. The
+root's key, DIR/root-key.pem, is needed for rotation only: move it to a place that
+no machine of the cluster can read.`,
+		Args: args(0, 0), RunE: help,
+	}
+	var cluster string
+	create := &cobra.Command{
+		Use: "init DIR", Short: "Make a root and an issuing CA in DIR", Args: args(1, 1, "DIR"),
+		Example: "  persysctl ca init /media/stick/persys-ca --cluster home",
+		RunE: func(_ *cobra.Command, args []string) error {
+			root, err := pki.NewRoot(cluster, c.now())
+			if err != nil {
+				return usagef("--cluster: %v", err)
+			}
+			a, err := root.NewAuthority(cluster, c.now())
+			if err != nil {
+				return failf(exitFailed, "", "%v", err)
+			}
+			f := pki.CAFolder{Dir: args[0]}
+			if err := f.Create(root, a); err != nil {
+				return failf(exitFailed, "persysctl ca show "+args[0], "%v", err)
+			}
+			c.showCA(a)
+			c.empty("", "move "+f.RootKeyPath()+" to a place that no machine of the cluster can read")
+			return nil
+		},
+	}
+	create.Flags().StringVar(&cluster, "cluster", "persys", "name of the cluster, part of every identity")
+	show := &cobra.Command{
+		Use: "show DIR", Short: "Show the CA in DIR", Args: args(1, 1, "DIR"),
+		RunE: func(_ *cobra.Command, args []string) error {
+			a, err := pki.CAFolder{Dir: args[0]}.Authority()
+			if err != nil {
+				return failf(exitFailed, "", "%v", err)
+			}
+			c.showCA(a)
+			return nil
+		},
+	}
+	var newRoot bool
+	rotate := &cobra.Command{
+		Use: "rotate DIR", Short: "Make a new issuing CA in DIR, and with --root a new root",
+		Long: `Make a new issuing CA in DIR, signed by the root there, whose key has to be there
+too. With --root a new root is made as well, for when its key may be known to
+others, or its life ends. The former ones stay beside the new ones.`,
+		Args: args(1, 1, "DIR"),
+		RunE: func(_ *cobra.Command, args []string) error {
+			f := pki.CAFolder{Dir: args[0]}
+			old, err := f.Authority()
+			if err != nil {
+				return failf(exitFailed, "persysctl ca init "+args[0], "%v", err)
+			}
+			var root *pki.Root
+			if newRoot {
+				root, err = pki.NewRoot(old.Cluster, c.now())
+			} else {
+				root, err = f.Root()
+			}
+			if err != nil {
+				return failf(exitFailed, "", "%v", err)
+			}
+			a, err := root.NewAuthority(old.Cluster, c.now())
+			if err != nil {
+				return failf(exitFailed, "", "%v", err)
+			}
+			if _, err := f.Replace(root, a); err != nil {
+				return failf(exitFailed, "", "%v", err)
+			}
+			c.showCA(a)
+			return nil
+		},
+	}
+	rotate.Flags().BoolVar(&newRoot, "root", false, "make a new root as well")
+	parent.AddCommand(create, show, rotate)
+	return parent
+}
+
+func (c *cli) showCA(a *pki.Authority) {
+	f := &screen.Facts{}
+	f.Add("Cluster", screen.Text(a.Cluster))
+	for _, part := range []struct {
+		name string
+		cert *x509.Certificate
+	}{{"Root", a.Root}, {"Issuing", a.Cert}} {
+		left := part.cert.NotAfter.Sub(c.now())
+		end := screen.Styled(fmt.Sprintf("until %s (%d days)", part.cert.NotAfter.UTC().Format(time.RFC3339), int(left.Hours()/24)), screen.Good)
+		switch {
+		case left <= 0:
+			end = screen.Styled("expired at "+part.cert.NotAfter.UTC().Format(time.RFC3339), screen.Bad)
+		case left < 60*24*time.Hour:
+			end.Style = screen.Warn
+		}
+		f.Add(part.name, screen.Text(pki.Fingerprint(part.cert.Raw)))
+		f.Add("  good", end)
+	}
+	c.printFacts(f)
+}

@@ -1,0 +1,301 @@
+package pki
+
+import (
+	"crypto"
+	"crypto/ecdsa"
+	"crypto/ed25519"
+	"crypto/rand"
+	"crypto/rsa"
+	"crypto/sha256"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/hex"
+	"encoding/pem"
+	"errors"
+	"fmt"
+	"net"
+	"net/url"
+	"slices"
+	"strings"
+	"time"
+)
+
+// Lives of what an authority makes.
+const (
+	RootLife      = 10 * 365 * 24 * time.Hour
+	AuthorityLife = 2 * 365 * 24 * time.Hour
+	// Backdate is how far before its issue a certificate is valid, for clocks
+	// that are behind. IssuedAt takes it off again.
+	Backdate = time.Hour
+	// maxHosts bounds the names that a request may ask for.
+	maxHosts = 64
+)
+
+// IssuedAt is when a certificate of an Authority was issued.
+func IssuedAt(cert *x509.Certificate) time.Time { return cert.NotBefore.Add(Backdate) }
+
+// RenewAt is when a certificate of an Authority should be replaced: two thirds
+// of its life after its issue.
+func RenewAt(cert *x509.Certificate) time.Time {
+	issued := IssuedAt(cert)
+	return issued.Add(cert.NotAfter.Sub(issued) * 2 / 3)
+}
+
+// Fingerprint is the lower-case hex SHA-256 of a certificate.
+func Fingerprint(der []byte) string {
+	sum := sha256.Sum256(der)
+	return hex.EncodeToString(sum[:])
+}
+
+// Root signs authorities. Its key belongs offline.
+type Root struct {
+	Cert *x509.Certificate
+	key  crypto.Signer
+}
+
+// NewRoot makes the root of a cluster.
+func NewRoot(cluster string, now time.Time) (*Root, error) {
+	cert, key, err := signAuthority("Persys root CA "+cluster, cluster, nil, nil, now, RootLife)
+	if err != nil {
+		return nil, err
+	}
+	return &Root{cert, key}, nil
+}
+
+// Authority issues certificates for one cluster. A root has signed it.
+type Authority struct {
+	Cert, Root *x509.Certificate
+	Cluster    string
+	key        crypto.Signer
+}
+
+// NewAuthority makes an issuing authority for a cluster.
+func (r *Root) NewAuthority(cluster string, now time.Time) (*Authority, error) {
+	cert, key, err := signAuthority("Persys issuing CA "+cluster, cluster, r.Cert, r.key, now, AuthorityLife)
+	if err != nil {
+		return nil, err
+	}
+	return &Authority{Cert: cert, Root: r.Cert, Cluster: cluster, key: key}, nil
+}
+
+// signAuthority makes a CA certificate, signed by parent or, with none, by itself.
+func signAuthority(name, cluster string, parent *x509.Certificate, by crypto.Signer, now time.Time, life time.Duration) (*x509.Certificate, crypto.Signer, error) {
+	if !validName(cluster, "") {
+		return nil, nil, fmt.Errorf("cluster %q does not match [A-Za-z0-9][A-Za-z0-9_.-]{0,127}", cluster)
+	}
+	key, _, err := makeKey()
+	if err != nil {
+		return nil, nil, err
+	}
+	serial, err := newSerial()
+	if err != nil {
+		return nil, nil, err
+	}
+	tmpl := &x509.Certificate{
+		SerialNumber:          serial,
+		Subject:               pkix.Name{CommonName: name, Organization: []string{cluster}},
+		NotBefore:             now.Add(-Backdate),
+		NotAfter:              now.Add(life),
+		KeyUsage:              x509.KeyUsageCertSign | x509.KeyUsageCRLSign,
+		BasicConstraintsValid: true,
+		IsCA:                  true,
+		MaxPathLen:            1,
+	}
+	if parent == nil {
+		parent, by = tmpl, key
+	} else {
+		tmpl.MaxPathLen, tmpl.MaxPathLenZero = 0, true
+		if tmpl.NotAfter.After(parent.NotAfter) {
+			tmpl.NotAfter = parent.NotAfter
+		}
+	}
+	der, err := x509.CreateCertificate(rand.Reader, tmpl, parent, key.Public(), by)
+	if err != nil {
+		return nil, nil, err
+	}
+	cert, err := x509.ParseCertificate(der)
+	return cert, key, err
+}
+
+// ID is the fingerprint of the authority's certificate.
+func (a *Authority) ID() string { return Fingerprint(a.Cert.Raw) }
+
+// Key is the private key in PKCS #8.
+func (a *Authority) Key() ([]byte, error) { return x509.MarshalPKCS8PrivateKey(a.key) }
+
+// ParseAuthority reads an authority from DER: its certificate, that of its root,
+// and its key in PKCS #8. Errors say what does not belong together.
+func ParseAuthority(cert, root, key []byte) (*Authority, error) {
+	a := &Authority{}
+	var err error
+	if a.Cert, err = x509.ParseCertificate(cert); err != nil {
+		return nil, fmt.Errorf("authority: cert: %w", err)
+	}
+	if a.Root, err = x509.ParseCertificate(root); err != nil {
+		return nil, fmt.Errorf("authority: root: %w", err)
+	}
+	k, err := x509.ParsePKCS8PrivateKey(key)
+	if err != nil {
+		return nil, errors.New("authority: key is not PKCS #8")
+	}
+	signer, ok := k.(crypto.Signer)
+	if !ok {
+		return nil, errors.New("authority: key cannot sign")
+	}
+	a.key = signer
+	switch {
+	case !a.Cert.IsCA || a.Cert.KeyUsage&x509.KeyUsageCertSign == 0:
+		return nil, errors.New("authority: cert is not that of an authority")
+	case !a.Root.IsCA || a.Root.CheckSignatureFrom(a.Root) != nil:
+		return nil, errors.New("authority: root is not signed by itself")
+	case a.Cert.CheckSignatureFrom(a.Root) != nil:
+		return nil, errors.New("authority: root has not signed cert")
+	case !sameKey(a.Cert, a.key):
+		return nil, errors.New("authority: key does not belong to cert")
+	case len(a.Cert.Subject.Organization) != 1 || !validName(a.Cert.Subject.Organization[0], ""):
+		return nil, errors.New("authority: the organization of cert is not the name of one cluster; `persysctl ca init` makes it so")
+	}
+	a.Cluster = a.Cert.Subject.Organization[0]
+	return a, nil
+}
+
+// serviceNames are the common names of certificates by role, which existing peers
+// verify (contract/semantics.md, section 13).
+func serviceName(r Role) string {
+	switch r {
+	case RoleScheduler:
+		return "persys-scheduler"
+	case RoleAgent:
+		return "compute-agent"
+	case RoleGateway:
+		return "persys-gateway"
+	}
+	return "persysctl"
+}
+
+// NewRequest makes a key and a request for a certificate for it, which names the
+// hosts (DNS names and IP addresses) that its holder answers at. Both are PEM and
+// DER: the key to store, the request to send.
+func NewRequest(hosts []string) (keyPEM, csr []byte, err error) {
+	key, keyPEM, err := makeKey()
+	if err != nil {
+		return nil, nil, err
+	}
+	t := &x509.CertificateRequest{}
+	for _, h := range hosts {
+		if ip := net.ParseIP(h); ip != nil {
+			t.IPAddresses = append(t.IPAddresses, ip)
+		} else {
+			t.DNSNames = append(t.DNSNames, h)
+		}
+	}
+	csr, err = x509.CreateCertificateRequest(rand.Reader, t, key)
+	return keyPEM, csr, err
+}
+
+// Issued is a certificate that an authority has made.
+type Issued struct {
+	Cert    *x509.Certificate
+	Chain   []byte // PEM: the certificate, the authority's and the root's
+	KeyHash []byte // SHA-256 of the public key
+}
+
+// Sign issues a certificate for an identity to whoever holds the key of the
+// request. Who it is comes from id alone; the request says where it answers.
+func (a *Authority) Sign(csr []byte, id Identity, now time.Time, life time.Duration) (*Issued, error) {
+	req, err := x509.ParseCertificateRequest(csr)
+	if err != nil {
+		return nil, fmt.Errorf("certificate request: %w", err)
+	}
+	if err := req.CheckSignature(); err != nil {
+		return nil, fmt.Errorf("certificate request: %w", err)
+	}
+	if err := strongKey(req.PublicKey); err != nil {
+		return nil, fmt.Errorf("certificate request: %w", err)
+	}
+	id.Cluster = a.Cluster
+	uri, err := id.URI()
+	if err != nil {
+		return nil, err
+	}
+	t := &x509.Certificate{
+		Subject:     pkix.Name{CommonName: serviceName(id.Role)},
+		URIs:        []*url.URL{uri},
+		NotBefore:   now.Add(-Backdate),
+		NotAfter:    now.Add(life),
+		KeyUsage:    x509.KeyUsageDigitalSignature,
+		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth},
+	}
+	if t.NotAfter.After(a.Cert.NotAfter) {
+		t.NotAfter = a.Cert.NotAfter
+	}
+	if !t.NotAfter.After(now) {
+		return nil, fmt.Errorf("the authority %s expired at %s: `persysctl ca rotate` makes another", a.ID()[:16], a.Cert.NotAfter.UTC().Format(time.RFC3339))
+	}
+	if id.Role != RoleUser {
+		t.ExtKeyUsage = append(t.ExtKeyUsage, x509.ExtKeyUsageServerAuth)
+		if err := addHosts(t, id, req); err != nil {
+			return nil, err
+		}
+	}
+	if t.SerialNumber, err = newSerial(); err != nil {
+		return nil, err
+	}
+	der, err := x509.CreateCertificate(rand.Reader, t, a.Cert, req.PublicKey, a.key)
+	if err != nil {
+		return nil, err
+	}
+	cert, err := x509.ParseCertificate(der)
+	if err != nil {
+		return nil, err
+	}
+	hash := sha256.Sum256(cert.RawSubjectPublicKeyInfo)
+	out := &Issued{Cert: cert, KeyHash: hash[:]}
+	for _, c := range []*x509.Certificate{cert, a.Cert, a.Root} {
+		out.Chain = append(out.Chain, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: c.Raw})...)
+	}
+	return out, nil
+}
+
+// addHosts takes the hosts of a request over. A service name of another role is
+// refused: existing peers look at nothing else.
+func addHosts(t *x509.Certificate, id Identity, req *x509.CertificateRequest) error {
+	if n := len(req.DNSNames) + len(req.IPAddresses); n > maxHosts {
+		return fmt.Errorf("certificate request: %d hosts, limit %d", n, maxHosts)
+	}
+	names := append([]string{serviceName(id.Role), "localhost"}, req.DNSNames...)
+	for _, name := range append(names, id.ID) {
+		if !validName(name, "") {
+			return fmt.Errorf("certificate request: host %q is no DNS name", name)
+		}
+		first, _, _ := strings.Cut(name, ".")
+		if p, ok := DefaultMapping("").Names[first]; ok && p.Role != id.Role {
+			return fmt.Errorf("certificate request: host %q is the service name of a %s, not of a %s", name, p.Role, id.Role)
+		}
+		if !slices.Contains(t.DNSNames, name) {
+			t.DNSNames = append(t.DNSNames, name)
+		}
+	}
+	for _, ip := range append([]net.IP{net.IPv4(127, 0, 0, 1), net.IPv6loopback}, req.IPAddresses...) {
+		if !slices.ContainsFunc(t.IPAddresses, ip.Equal) {
+			t.IPAddresses = append(t.IPAddresses, ip)
+		}
+	}
+	return nil
+}
+
+func strongKey(pub any) error {
+	switch k := pub.(type) {
+	case *ecdsa.PublicKey:
+		if k.Curve.Params().BitSize >= 256 {
+			return nil
+		}
+	case *rsa.PublicKey:
+		if k.N.BitLen() >= 2048 {
+			return nil
+		}
+	case ed25519.PublicKey:
+		return nil
+	}
+	return errors.New("key must be ECDSA P-256 or stronger, RSA of 2048 bits or more, or Ed25519")
+}

@@ -1,0 +1,426 @@
+package pki
+
+import (
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/pem"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+)
+
+func authority(t testing.TB, cluster string, now time.Time) (*Root, *Authority) {
+	t.Helper()
+	r, err := NewRoot(cluster, now)
+	if err != nil {
+		t.Fatal(err)
+	}
+	a, err := r.NewAuthority(cluster, now)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return r, a
+}
+
+func request(t testing.TB, hosts ...string) (keyPEM, csr []byte) {
+	t.Helper()
+	keyPEM, csr, err := NewRequest(hosts)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return keyPEM, csr
+}
+
+func TestSign(t *testing.T) {
+	now := time.Now()
+	root, a := authority(t, "c1", now)
+	_, csr := request(t, "node-a.example.com", "10.0.0.7")
+	agent := Identity{Role: RoleAgent, ID: "node-a"}
+	got, err := a.Sign(csr, agent, now, 24*time.Hour)
+	if err != nil {
+		t.Fatal(err)
+	}
+	id, err := FromCertificate(got.Cert, Mapping{Cluster: "c1"})
+	if err != nil || id.Role != RoleAgent || id.ID != "node-a" || id.Mapped {
+		t.Errorf("it names %+v, %v", id, err)
+	}
+	for _, host := range []string{"node-a", "node-a.example.com", "10.0.0.7", "compute-agent", "localhost", "127.0.0.1"} {
+		if err := got.Cert.VerifyHostname(host); err != nil {
+			t.Error(err)
+		}
+	}
+	roots, between := x509.NewCertPool(), x509.NewCertPool()
+	roots.AddCert(root.Cert)
+	between.AddCert(a.Cert)
+	for _, use := range []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth, x509.ExtKeyUsageServerAuth} {
+		if _, err := got.Cert.Verify(x509.VerifyOptions{Roots: roots, Intermediates: between, KeyUsages: []x509.ExtKeyUsage{use}}); err != nil {
+			t.Error(err)
+		}
+	}
+	if n := strings.Count(string(got.Chain), "BEGIN CERTIFICATE"); n != 3 {
+		t.Errorf("the chain has %d certificates", n)
+	}
+	if d := now.Sub(IssuedAt(got.Cert)); d < 0 || d > time.Second {
+		t.Errorf("issued %s ago", d)
+	}
+	if d := RenewAt(got.Cert).Sub(now); d < 15*time.Hour || d > 16*time.Hour+time.Second {
+		t.Errorf("renewed after %s, want two thirds of 24 h", d)
+	}
+
+	t.Run("a user gets no server certificate", func(t *testing.T) {
+		got, err := a.Sign(csr, Identity{Role: RoleUser, ID: "ada"}, now, time.Hour)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if len(got.Cert.DNSNames)+len(got.Cert.IPAddresses) > 0 || len(got.Cert.ExtKeyUsage) != 1 {
+			t.Errorf("hosts %v %v, usages %v", got.Cert.DNSNames, got.Cert.IPAddresses, got.Cert.ExtKeyUsage)
+		}
+	})
+	t.Run("no life outlasts the authority's", func(t *testing.T) {
+		got, err := a.Sign(csr, agent, now, 100*365*24*time.Hour)
+		if err != nil || got.Cert.NotAfter.After(a.Cert.NotAfter) || a.Cert.NotAfter.After(root.Cert.NotAfter) {
+			t.Errorf("%v", err)
+		}
+	})
+	weak, err := ecdsa.GenerateKey(elliptic.P224(), rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	weakCSR, err := x509.CreateCertificateRequest(rand.Reader, &x509.CertificateRequest{}, weak)
+	if err != nil {
+		t.Fatal(err)
+	}
+	forged := append([]byte(nil), csr...)
+	forged[len(forged)-1] ^= 1
+	many := make([]string, maxHosts+1)
+	for i := range many {
+		many[i] = fmt.Sprintf("h%d", i)
+	}
+	_, manyCSR := request(t, many...)
+	_, serviceCSR := request(t, "persys-scheduler.persys.local")
+	_, starCSR := request(t, "*.example.com")
+	for _, tc := range []struct {
+		name string
+		csr  []byte
+		id   Identity
+		now  time.Time
+		want string
+	}{
+		{"no request", nil, agent, now, "certificate request"},
+		{"a request that its key has not signed", forged, agent, now, "certificate request"},
+		{"a weak key", weakCSR, agent, now, "P-256"},
+		{"too many hosts", manyCSR, agent, now, "limit 64"},
+		{"the service name of another role", serviceCSR, agent, now, "service name of a scheduler"},
+		{"a wildcard", starCSR, agent, now, "no DNS name"},
+		{"an unknown role", csr, Identity{Role: "root", ID: "x"}, now, "role"},
+		{"an odd name", csr, Identity{Role: RoleAgent, ID: "a/b"}, now, "id"},
+		{"an authority that is over", csr, agent, now.Add(AuthorityLife + time.Hour), "ca rotate"},
+	} {
+		t.Run(tc.name+" is refused", func(t *testing.T) {
+			if _, err := a.Sign(tc.csr, tc.id, tc.now, time.Hour); err == nil || !strings.Contains(err.Error(), tc.want) {
+				t.Errorf("got %v, want %q", err, tc.want)
+			}
+		})
+	}
+}
+
+func TestAuthorityReadsBack(t *testing.T) {
+	now := time.Now()
+	root, a := authority(t, "c1", now)
+	other, b := authority(t, "c2", now)
+	key, err := a.Key()
+	if err != nil {
+		t.Fatal(err)
+	}
+	got, err := ParseAuthority(a.Cert.Raw, root.Cert.Raw, key)
+	if err != nil || got.ID() != a.ID() || got.Cluster != "c1" {
+		t.Fatalf("%+v, %v", got, err)
+	}
+	foreignKey, err := b.Key()
+	if err != nil {
+		t.Fatal(err)
+	}
+	leaf := issue(t, "x", nil).Raw
+	for _, tc := range []struct {
+		name            string
+		cert, root, key []byte
+		want            string
+	}{
+		{"another root", a.Cert.Raw, other.Cert.Raw, key, "root has not signed"},
+		{"another key", a.Cert.Raw, root.Cert.Raw, foreignKey, "key does not belong"},
+		{"a leaf", leaf, root.Cert.Raw, key, "not that of an authority"},
+		{"an authority as root", a.Cert.Raw, a.Cert.Raw, key, "not signed by itself"},
+		{"no key", a.Cert.Raw, root.Cert.Raw, nil, "PKCS #8"},
+		{"no certificate", nil, root.Cert.Raw, key, "cert"},
+	} {
+		if _, err := ParseAuthority(tc.cert, tc.root, tc.key); err == nil || !strings.Contains(err.Error(), tc.want) {
+			t.Errorf("%s: got %v, want %q", tc.name, err, tc.want)
+		}
+	}
+}
+
+func TestCAFolder(t *testing.T) {
+	now := time.Now()
+	f := CAFolder{filepath.Join(t.TempDir(), "ca")}
+	root, a := authority(t, "c1", now)
+	if err := f.Create(root, a); err != nil {
+		t.Fatal(err)
+	}
+	if err := f.Create(root, a); !errors.Is(err, fs.ErrExist) {
+		t.Errorf("a second CA in one folder: %v", err)
+	}
+	for name, mode := range map[string]os.FileMode{"": 0o700, caRootKey: 0o600, caIssuingKey: 0o600, caRoot: 0o644} {
+		if st, err := os.Stat(filepath.Join(f.Dir, name)); err != nil || st.Mode().Perm() != mode {
+			t.Errorf("%q: %v, %v, want %o", name, st.Mode(), err, mode)
+		}
+	}
+	r, err := f.Root()
+	if err != nil {
+		t.Fatal(err)
+	}
+	next, err := r.NewAuthority("c1", now)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if old, err := f.Replace(r, next); err != nil || old.ID() != a.ID() {
+		t.Fatal(err)
+	}
+	got, err := f.Authority()
+	if err != nil || got.ID() != next.ID() || !got.Root.Equal(root.Cert) {
+		t.Errorf("after the change: %v", err)
+	}
+	if _, err := os.Stat(filepath.Join(f.Dir, "issuing-"+a.ID()[:16]+".pem")); err != nil {
+		t.Error(err)
+	}
+	if err := os.Remove(f.RootKeyPath()); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := f.Root(); err == nil || !strings.Contains(err.Error(), "bring the root's key back") {
+		t.Errorf("got %v", err)
+	}
+	if _, err := f.Authority(); err != nil {
+		t.Errorf("the issuing authority needs the root's key: %v", err)
+	}
+}
+
+func token(t testing.TB, root *Root, role Role) JoinToken {
+	t.Helper()
+	tok, err := NewJoinToken(JoinToken{Cluster: "c1", Role: role, Root: Fingerprint(root.Cert.Raw), Schedulers: []string{"127.0.0.1:8085"}, Expires: time.Unix(2e9, 0).UTC()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return tok
+}
+
+func TestJoinToken(t *testing.T) {
+	root, _ := authority(t, "c1", time.Now())
+	tok := token(t, root, RoleAgent)
+	text, err := tok.Export()
+	if err != nil || !IsJoinToken(text) || IsJoinToken("10.0.0.1:8088") {
+		t.Fatalf("%q, %v", text, err)
+	}
+	got, err := ParseJoinToken(" " + text + "\n")
+	if err != nil || fmt.Sprint(got) != fmt.Sprint(tok) || string(got.Secret) != string(tok.Secret) || got.Root != tok.Root {
+		t.Errorf("reads back as %v, %v", got, err)
+	}
+	for _, verb := range []string{"%v", "%+v", "%#v", "%s"} {
+		if s := fmt.Sprintf(verb, tok); strings.Contains(s, string(tok.Secret)) || strings.Contains(s, fmt.Sprintf("%x", tok.Secret)) || strings.Contains(s, "ecret") {
+			t.Errorf("%s shows the secret: %s", verb, s)
+		}
+	}
+	bad := func(edit func(*JoinToken)) string {
+		c := tok
+		edit(&c)
+		s, err := c.Export()
+		if err != nil {
+			t.Fatal(err)
+		}
+		return s
+	}
+	for name, s := range map[string]string{
+		"nothing": "", "an address": "10.0.0.1:8088", "cut": text[:len(text)-1], "mistyped": strings.Replace(text, "e", "f", 1),
+		"too long": text + strings.Repeat("x", tokenMax), "no secret": bad(func(t *JoinToken) { t.Secret = nil }),
+		"no root": bad(func(t *JoinToken) { t.Root = "00" }), "no schedulers": bad(func(t *JoinToken) { t.Schedulers = nil }),
+		"another role": bad(func(t *JoinToken) { t.Role = "root" }),
+	} {
+		if _, err := ParseJoinToken(s); err == nil {
+			t.Errorf("%s is accepted", name)
+		}
+	}
+}
+
+func FuzzParseJoinToken(f *testing.F) {
+	root, _ := authority(f, "c1", time.Now())
+	text, err := token(f, root, RoleAgent).Export()
+	if err != nil {
+		f.Fatal(err)
+	}
+	f.Add(text)
+	f.Add(tokenPrefix + "e30." + checksum(tokenPrefix+"e30"))
+	f.Fuzz(func(t *testing.T, s string) {
+		tok, err := ParseJoinToken(s)
+		if err == nil && (tok.ID == "" || !tok.Role.Valid() || len(tok.Secret) != secretBytes || len(tok.Root) != 64) {
+			t.Fatalf("%q is accepted as %v", s, tok)
+		}
+	})
+}
+
+// TestTokenPinsTheCluster: whoever joins believes a scheduler of the CA that the
+// token names, and nobody else.
+func TestTokenPinsTheCluster(t *testing.T) {
+	now := time.Now()
+	root, a := authority(t, "c1", now)
+	_, foreign := authority(t, "c1", now)
+	pair := func(a *Authority, role Role, life time.Duration, hosts ...string) tls.Certificate {
+		keyPEM, csr := request(t, hosts...)
+		got, err := a.Sign(csr, Identity{Role: role, ID: "s1"}, now, life)
+		if err != nil {
+			t.Fatal(err)
+		}
+		c, err := tls.X509KeyPair(got.Chain, keyPEM)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return c
+	}
+	forged := pair(foreign, RoleScheduler, time.Hour, "10.0.0.1")
+	forged.Certificate = append(forged.Certificate, root.Cert.Raw) // shown, but it has signed nothing of it
+	for _, tc := range []struct {
+		name string
+		cert tls.Certificate
+		host string
+		at   time.Time
+		want string
+	}{
+		{"a scheduler of the cluster", pair(a, RoleScheduler, time.Hour, "10.0.0.1"), "10.0.0.1", now, ""},
+		{"a scheduler of another CA", pair(foreign, RoleScheduler, time.Hour, "10.0.0.1"), "10.0.0.1", now, "not a scheduler of the cluster"},
+		{"one that shows our root beside its own chain", forged, "10.0.0.1", now, "certificate signed by unknown authority"},
+		{"an agent of the cluster", pair(a, RoleAgent, time.Hour, "10.0.0.1"), "10.0.0.1", now, "it is agent"},
+		{"another host", pair(a, RoleScheduler, time.Hour, "10.0.0.1"), "10.0.0.2", now, "10.0.0.2"},
+		{"one that has expired", pair(a, RoleScheduler, time.Minute, "10.0.0.1"), "10.0.0.1", now.Add(time.Hour), "expired"},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			client, server := net.Pipe()
+			defer client.Close()
+			defer server.Close()
+			done := make(chan struct{})
+			go func() {
+				defer close(done)
+				_ = tls.Server(server, &tls.Config{Certificates: []tls.Certificate{tc.cert}, NextProtos: []string{"h2"}}).Handshake()
+			}()
+			cfg := token(t, root, RoleAgent).ClientConfig(tc.host, func() time.Time { return tc.at })
+			err := tls.Client(client, cfg).Handshake()
+			client.Close()
+			<-done
+			if (err == nil) != (tc.want == "") || err != nil && !strings.Contains(err.Error(), tc.want) {
+				t.Errorf("got %v, want %q", err, tc.want)
+			}
+		})
+	}
+}
+
+func TestKept(t *testing.T) {
+	now := time.Now()
+	root, a := authority(t, "c1", now)
+	k := Kept{filepath.Join(t.TempDir(), "tls")}
+	if k.Exists() {
+		t.Error("an empty folder has an identity")
+	}
+	if m, err := k.Membership(); err != nil || m.Cluster != "" {
+		t.Errorf("%+v, %v", m, err)
+	}
+	save := func(id Identity) {
+		t.Helper()
+		keyPEM, csr := request(t, "10.0.0.1")
+		got, err := a.Sign(csr, id, now, time.Hour)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := k.Save(keyPEM, got.Chain, EncodeCerts(root.Cert.Raw, root.Cert.Raw)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	save(Identity{Role: RoleAgent, ID: "n1"})
+	clock := now
+	p := k.Paths()
+	files, err := LoadFiles(FilesConfig{CA: p.CA, Cert: p.Cert, Key: p.Key, Now: func() time.Time { return clock }})
+	if err != nil || files.Identity().ID != "n1" {
+		t.Fatalf("%+v, %v", files.Identity(), err)
+	}
+	save(Identity{Role: RoleAgent, ID: "n2"})
+	clock = clock.Add(2 * checkEvery)
+	if id := files.Identity(); id.ID != "n2" {
+		t.Errorf("after a renewal it is %s", id)
+	}
+	if st, err := os.Stat(p.Key); err != nil || st.Mode().Perm() != 0o600 {
+		t.Errorf("mode %v, %v", st.Mode(), err)
+	}
+	if err := k.SaveRoots([]byte("nothing")); err == nil {
+		t.Error("no roots are accepted")
+	}
+	want := Membership{Cluster: "c1", Role: RoleAgent, Name: "n2", Schedulers: []string{"10.0.0.1:8085"}}
+	if err := k.SaveMembership(want); err != nil {
+		t.Fatal(err)
+	}
+	if got, err := k.Membership(); err != nil || fmt.Sprint(got) != fmt.Sprint(want) {
+		t.Errorf("%+v, %v", got, err)
+	}
+}
+
+func TestIdentifyRefusesWhatIsOver(t *testing.T) {
+	now := time.Now()
+	_, a := authority(t, "c1", now)
+	k := Kept{t.TempDir()}
+	keyPEM, csr := request(t)
+	own, err := a.Sign(csr, Identity{Role: RoleScheduler, ID: "s1"}, now, time.Hour)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := k.Save(keyPEM, own.Chain, EncodeCerts(a.Root.Raw)); err != nil {
+		t.Fatal(err)
+	}
+	clock := now
+	p := k.Paths()
+	files, err := LoadFiles(FilesConfig{CA: p.CA, Cert: p.Cert, Key: p.Key, Now: func() time.Time { return clock }})
+	if err != nil {
+		t.Fatal(err)
+	}
+	got, err := a.Sign(csr, Identity{Role: RoleAgent, ID: "n1"}, now, 10*time.Minute)
+	if err != nil {
+		t.Fatal(err)
+	}
+	block, _ := pem.Decode(got.Chain)
+	leaf, err := x509.ParseCertificate(block.Bytes)
+	if err != nil {
+		t.Fatal(err)
+	}
+	state := tls.ConnectionState{PeerCertificates: []*x509.Certificate{leaf}}
+	check := func(name, want string) {
+		t.Helper()
+		_, err := files.Identify(state)
+		if (err == nil) != (want == "") || err != nil && !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: got %v, want %q", name, err, want)
+		}
+	}
+	check("a good certificate", "")
+	files.Revoke(&Revoked{Certificates: map[string]bool{Fingerprint(leaf.Raw): true}})
+	check("revoked by fingerprint", "is revoked")
+	files.Revoke(&Revoked{Identities: map[string]time.Time{"agent/n1": now.Add(time.Second)}})
+	check("revoked after its issue", "persysctl token create --role agent --name n1")
+	files.Revoke(&Revoked{Identities: map[string]time.Time{"agent/n1": now.Add(-time.Minute)}})
+	check("issued after the revocation", "")
+	files.Revoke(&Revoked{Identities: map[string]time.Time{"agent/n2": now.Add(time.Minute)}})
+	check("another is revoked", "")
+	files.Revoke(nil)
+	clock = now.Add(11 * time.Minute)
+	check("expired on an open connection", "expired at")
+}

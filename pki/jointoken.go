@@ -1,0 +1,162 @@
+package pki
+
+import (
+	"crypto/rand"
+	"crypto/sha256"
+	"crypto/subtle"
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/base64"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+)
+
+const (
+	tokenPrefix = "persys-join-1."
+	// tokenMax bounds what is read as a token.
+	tokenMax    = 4096
+	secretBytes = 32
+)
+
+// JoinToken lets its holder get a certificate, and tells it which cluster to
+// believe: the root's fingerprint is part of it. It prints without its secret.
+type JoinToken struct {
+	ID      string `json:"id"`
+	Secret  []byte `json:"secret"`
+	Cluster string `json:"cluster"`
+	Role    Role   `json:"role"`
+	// Name is the only name that it is good for; empty: any new one.
+	Name string `json:"name,omitempty"`
+	// Access of a user: viewer, operator or admin.
+	Access string `json:"access,omitempty"`
+	// Root is the fingerprint of the cluster's root certificate.
+	Root string `json:"root"`
+	// Schedulers are where the schedulers answer, host:port.
+	Schedulers []string  `json:"schedulers"`
+	Expires    time.Time `json:"expires"`
+}
+
+// NewJoinToken fills in an id and a secret.
+func NewJoinToken(t JoinToken) (JoinToken, error) {
+	id := make([]byte, 8)
+	t.Secret = make([]byte, secretBytes)
+	for _, b := range [][]byte{id, t.Secret} {
+		if _, err := rand.Read(b); err != nil {
+			return t, err
+		}
+	}
+	t.ID = hex.EncodeToString(id)
+	return t, nil
+}
+
+// SecretHash is what the cluster keeps of the secret.
+func (t JoinToken) SecretHash() []byte {
+	sum := sha256.Sum256(t.Secret)
+	return sum[:]
+}
+
+// String names the token; it does not hold the secret.
+func (t JoinToken) String() string {
+	return fmt.Sprintf("join token %s (%s of cluster %s)", t.ID, t.Role, t.Cluster)
+}
+
+// GoString keeps the secret out of %#v.
+func (t JoinToken) GoString() string { return t.String() }
+
+// Export is the one line that is handed to whoever shall join.
+func (t JoinToken) Export() (string, error) {
+	raw, err := json.Marshal(t)
+	if err != nil {
+		return "", err
+	}
+	body := tokenPrefix + base64.RawURLEncoding.EncodeToString(raw)
+	return body + "." + checksum(body), nil
+}
+
+// IsJoinToken tells a token from an address.
+func IsJoinToken(s string) bool { return strings.HasPrefix(strings.TrimSpace(s), tokenPrefix) }
+
+// ParseJoinToken reads what Export wrote. Errors never hold the secret.
+func ParseJoinToken(s string) (JoinToken, error) {
+	var t JoinToken
+	s = strings.TrimSpace(s)
+	rest, ok := strings.CutPrefix(s, tokenPrefix)
+	if !ok || len(s) > tokenMax {
+		return t, fmt.Errorf("join token: want one line of at most %d bytes that begins with %s", tokenMax, tokenPrefix)
+	}
+	enc, sum, ok := strings.Cut(rest, ".")
+	if !ok || checksum(tokenPrefix+enc) != sum {
+		return t, errors.New("join token: checksum does not match: the text was cut or mistyped")
+	}
+	raw, err := base64.RawURLEncoding.Strict().DecodeString(enc)
+	if err != nil {
+		return t, errors.New("join token: bad base64")
+	}
+	if err := json.Unmarshal(raw, &t); err != nil {
+		return JoinToken{}, errors.New("join token: it does not hold what a token holds")
+	}
+	switch {
+	case t.ID == "" || len(t.Secret) != secretBytes || !t.Role.Valid() || !validName(t.Cluster, ""):
+		return JoinToken{}, errors.New("join token: id, secret, role or cluster is missing or wrong")
+	case len(t.Root) != 2*sha256.Size || !isLowerHex(t.Root):
+		return JoinToken{}, errors.New("join token: root is not a SHA-256 in lower-case hex")
+	case len(t.Schedulers) == 0 || len(t.Schedulers) > 64:
+		return JoinToken{}, fmt.Errorf("join token: names %d schedulers, want 1 to 64", len(t.Schedulers))
+	}
+	return t, nil
+}
+
+// ErrForeign: the other side is not of the cluster that the token is of.
+var ErrForeign = errors.New("it is not a scheduler of the cluster that the join token is of")
+
+// ClientConfig is for the one call that is made before there is a certificate:
+// the server must be a scheduler of the cluster whose root the token pins.
+func (t JoinToken) ClientConfig(host string, now func() time.Time) *tls.Config {
+	return &tls.Config{
+		MinVersion: tls.VersionTLS13,
+		ServerName: host,
+		NextProtos: []string{"h2"},
+		// The root is not known beforehand, only its fingerprint: VerifyConnection
+		// makes the whole check.
+		InsecureSkipVerify: true,
+		VerifyConnection: func(state tls.ConnectionState) error {
+			return t.verify(state, host, now())
+		},
+	}
+}
+
+func (t JoinToken) verify(state tls.ConnectionState, host string, now time.Time) error {
+	roots, between := x509.NewCertPool(), x509.NewCertPool()
+	pinned := false
+	for _, c := range state.PeerCertificates {
+		if subtle.ConstantTimeCompare([]byte(Fingerprint(c.Raw)), []byte(t.Root)) == 1 {
+			roots.AddCert(c)
+			pinned = true
+			continue
+		}
+		between.AddCert(c)
+	}
+	if !pinned {
+		return fmt.Errorf("%w: its certificate is not from the CA %s…", ErrForeign, t.Root[:16])
+	}
+	leaf := state.PeerCertificates[0]
+	_, err := leaf.Verify(x509.VerifyOptions{
+		Roots: roots, Intermediates: between, CurrentTime: now, DNSName: host,
+		KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
+	})
+	if err != nil {
+		return err
+	}
+	id, err := FromCertificate(leaf, Mapping{Cluster: t.Cluster})
+	if err != nil {
+		return fmt.Errorf("%w: %w", ErrForeign, err)
+	}
+	if id.Role != RoleScheduler {
+		return fmt.Errorf("%w: it is %s %q", ErrForeign, id.Role, id.ID)
+	}
+	return nil
+}
