@@ -22,7 +22,7 @@ func (a *Agent) permit(ctx context.Context, method string, mapping pki.Mapping) 
 	if !strings.HasPrefix(method, "/"+agentv1.AgentService_ServiceDesc.ServiceName+"/") {
 		return nil // health and reflection
 	}
-	id, err := callerIdentity(ctx, mapping)
+	id, err := a.callerIdentity(ctx, mapping)
 	if err != nil {
 		return status.Error(codes.Unauthenticated, err.Error())
 	}
@@ -66,7 +66,7 @@ func (a *Agent) authorize(mapping pki.Mapping) []grpc.ServerOption {
 	}
 }
 
-func callerIdentity(ctx context.Context, mapping pki.Mapping) (pki.Identity, error) {
+func (a *Agent) callerIdentity(ctx context.Context, mapping pki.Mapping) (pki.Identity, error) {
 	p, ok := peer.FromContext(ctx)
 	if !ok {
 		return pki.Identity{}, pki.ErrNoIdentity
@@ -74,6 +74,9 @@ func callerIdentity(ctx context.Context, mapping pki.Mapping) (pki.Identity, err
 	info, ok := p.AuthInfo.(credentials.TLSInfo)
 	if !ok || len(info.State.VerifiedChains) == 0 {
 		return pki.Identity{}, pki.ErrNoIdentity
+	}
+	if a.cfg.Identify != nil {
+		return a.cfg.Identify(info.State)
 	}
 	leaf := info.State.VerifiedChains[0][0]
 	return pki.FromCertificate(leaf, mapping)

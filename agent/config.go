@@ -3,6 +3,7 @@ package agent
 import (
 	"context"
 	"crypto/sha256"
+	"crypto/tls"
 	"encoding/hex"
 	"errors"
 	"fmt"
@@ -98,6 +99,9 @@ type Config struct {
 	// admin do everything, other identities only read. Nil: everybody may do everything, as under
 	// -insecure.
 	Authorize *pki.Mapping
+	// Identify, when set, says who is at the other end of a connection instead of Authorize's
+	// mapping; it refuses what has expired or was revoked since the handshake.
+	Identify func(tls.ConnectionState) (pki.Identity, error)
 	// Self is who this agent is by its own certificate. The cluster that certificates name is chosen
 	// when they are made, before the cluster has an id: callers must name the same one. Nil: they
 	// must name the cluster's id.

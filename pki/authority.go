@@ -34,11 +34,13 @@ const (
 // IssuedAt is when a certificate of an Authority was issued.
 func IssuedAt(cert *x509.Certificate) time.Time { return cert.NotBefore.Add(Backdate) }
 
+// Life is how long a certificate of an Authority is good for.
+func Life(cert *x509.Certificate) time.Duration { return cert.NotAfter.Sub(IssuedAt(cert)) }
+
 // RenewAt is when a certificate of an Authority should be replaced: two thirds
 // of its life after its issue.
 func RenewAt(cert *x509.Certificate) time.Time {
-	issued := IssuedAt(cert)
-	return issued.Add(cert.NotAfter.Sub(issued) * 2 / 3)
+	return IssuedAt(cert).Add(Life(cert) * 2 / 3)
 }
 
 // Fingerprint is the lower-case hex SHA-256 of a certificate.
@@ -181,6 +183,11 @@ func NewRequest(hosts []string) (keyPEM, csr []byte, err error) {
 	if err != nil {
 		return nil, nil, err
 	}
+	csr, err = requestFor(key, hosts)
+	return keyPEM, csr, err
+}
+
+func requestFor(key crypto.Signer, hosts []string) ([]byte, error) {
 	t := &x509.CertificateRequest{}
 	for _, h := range hosts {
 		if ip := net.ParseIP(h); ip != nil {
@@ -189,8 +196,13 @@ func NewRequest(hosts []string) (keyPEM, csr []byte, err error) {
 			t.DNSNames = append(t.DNSNames, h)
 		}
 	}
-	csr, err = x509.CreateCertificateRequest(rand.Reader, t, key)
-	return keyPEM, csr, err
+	return x509.CreateCertificateRequest(rand.Reader, t, key)
+}
+
+// KeyHash is the SHA-256 of a certificate's public key.
+func KeyHash(cert *x509.Certificate) []byte {
+	sum := sha256.Sum256(cert.RawSubjectPublicKeyInfo)
+	return sum[:]
 }
 
 // Issued is a certificate that an authority has made.
@@ -249,8 +261,7 @@ func (a *Authority) Sign(csr []byte, id Identity, now time.Time, life time.Durat
 	if err != nil {
 		return nil, err
 	}
-	hash := sha256.Sum256(cert.RawSubjectPublicKeyInfo)
-	out := &Issued{Cert: cert, KeyHash: hash[:]}
+	out := &Issued{Cert: cert, KeyHash: KeyHash(cert)}
 	for _, c := range []*x509.Certificate{cert, a.Cert, a.Root} {
 		out.Chain = append(out.Chain, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: c.Raw})...)
 	}

@@ -214,16 +214,22 @@ func TestCAFolder(t *testing.T) {
 
 func token(t testing.TB, root *Root, role Role) JoinToken {
 	t.Helper()
-	tok, err := NewJoinToken(JoinToken{Cluster: "c1", Role: role, Root: Fingerprint(root.Cert.Raw), Schedulers: []string{"127.0.0.1:8085"}, Expires: time.Unix(2e9, 0).UTC()})
+	id, secret, err := fixed(t, 1).TokenSecret("a request")
 	if err != nil {
 		t.Fatal(err)
 	}
-	return tok
+	return JoinToken{ID: id, Secret: secret, Cluster: "c1", Role: role, Root: Fingerprint(root.Cert.Raw), Schedulers: []string{"127.0.0.1:8085"}, Expires: time.Unix(2e9, 0).UTC()}
 }
 
 func TestJoinToken(t *testing.T) {
 	root, _ := authority(t, "c1", time.Now())
 	tok := token(t, root, RoleAgent)
+	if again := token(t, root, RoleAgent); again.ID != tok.ID || string(again.Secret) != string(tok.Secret) {
+		t.Error("one request gives two tokens")
+	}
+	if id, secret, err := fixed(t, 1).TokenSecret("another request"); err != nil || id == tok.ID || string(secret) == string(tok.Secret) {
+		t.Error("two requests give one token")
+	}
 	text, err := tok.Export()
 	if err != nil || !IsJoinToken(text) || IsJoinToken("10.0.0.1:8088") {
 		t.Fatalf("%q, %v", text, err)

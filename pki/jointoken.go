@@ -1,13 +1,11 @@
 package pki
 
 import (
-	"crypto/rand"
 	"crypto/sha256"
 	"crypto/subtle"
 	"crypto/tls"
 	"crypto/x509"
 	"encoding/base64"
-	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -38,19 +36,6 @@ type JoinToken struct {
 	// Schedulers are where the schedulers answer, host:port.
 	Schedulers []string  `json:"schedulers"`
 	Expires    time.Time `json:"expires"`
-}
-
-// NewJoinToken fills in an id and a secret.
-func NewJoinToken(t JoinToken) (JoinToken, error) {
-	id := make([]byte, 8)
-	t.Secret = make([]byte, secretBytes)
-	for _, b := range [][]byte{id, t.Secret} {
-		if _, err := rand.Read(b); err != nil {
-			return t, err
-		}
-	}
-	t.ID = hex.EncodeToString(id)
-	return t, nil
 }
 
 // SecretHash is what the cluster keeps of the secret.

@@ -17,6 +17,7 @@ const (
 	keptIdentity = "identity.pem"
 	keptRoots    = "ca.pem"
 	keptCluster  = "cluster.json"
+	keptPending  = "pending-key.pem"
 )
 
 // Kept is the folder in which a program keeps the identity that it was given:
@@ -26,9 +27,11 @@ type Kept struct{ Dir string }
 
 // Membership is what a program remembers of the cluster that it joined.
 type Membership struct {
-	Cluster    string   `json:"cluster"`
-	Role       Role     `json:"role"`
-	Name       string   `json:"name"`
+	Cluster string `json:"cluster"`
+	Role    Role   `json:"role"`
+	Name    string `json:"name"`
+	// Token is the id of the join token that it joined with.
+	Token      string   `json:"token,omitempty"`
 	Schedulers []string `json:"schedulers,omitempty"`
 	// Gossip are the gossip addresses of schedulers; of schedulers only.
 	Gossip []string `json:"gossip,omitempty"`
@@ -46,6 +49,30 @@ func (k Kept) Paths() Paths {
 	return Paths{CA: filepath.Join(k.Dir, keptRoots), Cert: id, Key: id}
 }
 
+// Request makes a certificate request, and keeps its key until Save: whoever asks
+// again after an answer that was lost asks for the same key.
+func (k Kept) Request(hosts []string) (keyPEM, csr []byte, err error) {
+	path := filepath.Join(k.Dir, keptPending)
+	if keyPEM, err = os.ReadFile(path); errors.Is(err, fs.ErrNotExist) {
+		if err := os.MkdirAll(k.Dir, 0o700); err != nil {
+			return nil, nil, err
+		}
+		if keyPEM, csr, err = NewRequest(hosts); err != nil {
+			return nil, nil, err
+		}
+		return keyPEM, csr, writeFile(path, keyPEM, 0o600)
+	}
+	if err != nil {
+		return nil, nil, err
+	}
+	key, err := readKey(path)
+	if err != nil {
+		return nil, nil, err
+	}
+	csr, err = requestFor(key, hosts)
+	return keyPEM, csr, err
+}
+
 // Save replaces the identity.
 func (k Kept) Save(keyPEM, chainPEM, rootsPEM []byte) error {
 	if err := os.MkdirAll(k.Dir, 0o700); err != nil {
@@ -54,7 +81,26 @@ func (k Kept) Save(keyPEM, chainPEM, rootsPEM []byte) error {
 	if err := k.SaveRoots(rootsPEM); err != nil {
 		return err
 	}
-	return writeFile(filepath.Join(k.Dir, keptIdentity), append(bytes.Clone(chainPEM), keyPEM...), 0o600)
+	if err := writeFile(filepath.Join(k.Dir, keptIdentity), append(bytes.Clone(chainPEM), keyPEM...), 0o600); err != nil {
+		return err
+	}
+	if err := os.Remove(filepath.Join(k.Dir, keptPending)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	return nil
+}
+
+// Leaf is the certificate that is kept.
+func (k Kept) Leaf() (*x509.Certificate, error) {
+	data, err := os.ReadFile(filepath.Join(k.Dir, keptIdentity))
+	if err != nil {
+		return nil, err
+	}
+	block, _ := pem.Decode(data)
+	if block == nil || block.Type != "CERTIFICATE" {
+		return nil, fmt.Errorf("%s: does not begin with a PEM certificate", filepath.Join(k.Dir, keptIdentity))
+	}
+	return x509.ParseCertificate(block.Bytes)
 }
 
 // SaveRoots replaces the roots, if they differ.
@@ -69,16 +115,21 @@ func (k Kept) SaveRoots(rootsPEM []byte) error {
 	return writeFile(path, rootsPEM, 0o644)
 }
 
+// SaveFile replaces a file that nobody else may read; the folder is made.
+func (k Kept) SaveFile(path string, data []byte) error {
+	if err := os.MkdirAll(k.Dir, 0o700); err != nil {
+		return err
+	}
+	return writeFile(path, data, 0o600)
+}
+
 // SaveMembership remembers the cluster.
 func (k Kept) SaveMembership(m Membership) error {
 	raw, err := json.MarshalIndent(m, "", "  ")
 	if err != nil {
 		return err
 	}
-	if err := os.MkdirAll(k.Dir, 0o700); err != nil {
-		return err
-	}
-	return writeFile(filepath.Join(k.Dir, keptCluster), append(raw, '\n'), 0o600)
+	return k.SaveFile(filepath.Join(k.Dir, keptCluster), append(raw, '\n'))
 }
 
 // Membership reads what SaveMembership wrote; the zero value when there is none.

@@ -115,6 +115,16 @@ func (k *Key) GossipKey() []byte { return bytes.Clone(k.gossip) }
 // the key nobody can guess a short secret from its hash.
 func (k *Key) ContentHash() hash.Hash { return hmac.New(sha256.New, k.content) }
 
+// TokenSecret derives the id and the secret of the join token that a request
+// makes: the same request gives the same token, whoever answers it.
+func (k *Key) TokenSecret(request string) (id string, secret []byte, err error) {
+	out, err := hkdf.Key(sha256.New, k.master[:], nil, "persys/1/join-token/"+request, 8+secretBytes)
+	if err != nil {
+		return "", nil, err
+	}
+	return hex.EncodeToString(out[:8]), out[8:], nil
+}
+
 // Seal encrypts plaintext and binds it to its context (for instance workload
 // id and field name): Open needs the same context. The result is printable
 // ASCII, about 4/3 of the plaintext plus 80 bytes, and differs every time.

@@ -281,6 +281,9 @@ func (s *Server) each(ctx context.Context, id, request string, make func(string)
 // whichever members are left by then.
 func (s *Server) head(ctx context.Context, request, member string) (*commandv1.Head, error) {
 	h := &commandv1.Head{At: s.now().UnixNano(), By: callOf(ctx).identity()}
+	if s.store.View().Info().FeatureLevel >= 3 {
+		h.From = callOf(ctx).from
+	}
 	if request == "" {
 		return h, nil
 	}

@@ -392,7 +392,11 @@ func eventView(e *fsm.Event) *clusterv1.Event {
 	}
 	if len(e.Details) > 0 {
 		out.Details = make(map[string]string, len(e.Details))
-		for _, d := range e.Details {
+		for i, d := range e.Details {
+			// A change of state has a "from" of its own; then the caller's comes first.
+			if d.Key == "from" && i+1 < len(e.Details) && e.Details[i+1].Key == "from" {
+				d.Key = "caller"
+			}
 			out.Details[d.Key] = d.Value
 		}
 	}

@@ -26,12 +26,13 @@ func (s *Server) unary(ctx context.Context, req any, info *grpc.UnaryServerInfo,
 		return nil, edge("", err)
 	}
 	m, err := s.authorize(who, info.FullMethod)
-	if err != nil {
-		return nil, edge("", err)
-	}
 	c := &call{caller: who, method: m}
 	ctx, cancel := withDeadline(withCall(ctx, c))
 	defer cancel()
+	if err != nil {
+		resp, err := s.refuse(ctx, c, info.FullMethod, req, err)
+		return resp, edge("", err)
+	}
 	resp, err := s.route(ctx, c, info.FullMethod, req, h)
 	// It fails only when the stream is gone, which the call's own error says.
 	_ = grpc.SetTrailer(ctx, s.trailer(c))
@@ -174,7 +175,7 @@ func (s *Server) forward(ctx context.Context, c *call, to Peer, changed <-chan s
 	if err != nil {
 		return nil, err
 	}
-	md := metadata.Pairs(dial.KeyHop, "1", dial.KeyForwardedIdentity, c.identity())
+	md := metadata.Pairs(dial.KeyHop, "1", dial.KeyForwardedIdentity, c.identity(), dial.KeyFrom, c.from)
 	if in, ok := metadata.FromIncomingContext(ctx); ok {
 		for _, k := range [...]string{dial.KeyRequestID, dial.KeyRead, dial.KeyIndex, "traceparent", "tracestate"} {
 			if v := in.Get(k); len(v) > 0 {

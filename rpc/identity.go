@@ -2,20 +2,27 @@ package rpc
 
 import (
 	"context"
+	"net"
 	"runtime/debug"
+	"strings"
 
+	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/peer"
+	"google.golang.org/grpc/status"
 
+	commandv1 "github.com/persys/compute/api/command/v1"
+	"github.com/persys/compute/fsm"
 	"github.com/persys/compute/pki"
 	"github.com/persys/compute/rpc/dial"
 )
 
 // caller is who makes a call and how it came here.
 type caller struct {
-	id        pki.Identity // on whose behalf
+	id        pki.Identity // on whose behalf; zero: nobody that we know
 	forwarded bool         // one hop is behind it
+	from      string       // address of whoever made the call
 }
 
 // call is one call under way: who makes it, by which row of the table, and, for
@@ -48,6 +55,9 @@ func (c caller) identity() string {
 	if c.id.IsAnonymous() {
 		return anonymous
 	}
+	if c.id.IsZero() {
+		return stranger
+	}
 	return c.id.String()
 }
 
@@ -55,21 +65,32 @@ func (c caller) identity() string {
 // under -insecure.
 var anonymous = pki.Anonymous().String()
 
+// stranger is what a caller without a certificate is called: it may enrol, and
+// nothing else.
+const stranger = "stranger"
+
 // identify reads who calls. A forwarded identity is believed only from a
 // certificate of a scheduler; under -insecure everybody is the anonymous admin.
 func (s *Server) identify(ctx context.Context) (caller, error) {
 	md, _ := metadata.FromIncomingContext(ctx)
 	hop := first(md, dial.KeyHop) != ""
-	if s.cfg.TLS == nil {
-		return caller{id: pki.Anonymous(), forwarded: hop}, nil
-	}
 	p, ok := peer.FromContext(ctx)
 	if !ok {
 		return caller{}, errorf(KindUnauthenticated, "the connection names no peer")
 	}
+	from := hostOf(p.Addr)
+	if s.cfg.TLS == nil {
+		if v := first(md, dial.KeyFrom); hop && v != "" {
+			from = clipFrom(v)
+		}
+		return caller{id: pki.Anonymous(), forwarded: hop, from: from}, nil
+	}
 	info, ok := p.AuthInfo.(credentials.TLSInfo)
 	if !ok {
 		return caller{}, errorf(KindUnauthenticated, "the connection from %s is not TLS", p.Addr)
+	}
+	if s.cfg.Enrol && len(info.State.PeerCertificates) == 0 {
+		return caller{from: from}, nil // authorize says what it may
 	}
 	id, err := s.cfg.TLS.Identify(info.State)
 	if err != nil {
@@ -80,17 +101,38 @@ func (s *Server) identify(ctx context.Context) (caller, error) {
 	}
 	text := first(md, dial.KeyForwardedIdentity)
 	if text == "" {
-		return caller{id: id, forwarded: hop}, nil
+		return caller{id: id, forwarded: hop, from: from}, nil
 	}
 	if id.Role != pki.RoleScheduler {
 		return caller{}, errorf(KindPermission, "%s %q may not speak for others: %s is trusted only from a scheduler", id.Role, id.ID, dial.KeyForwardedIdentity)
+	}
+	if v := first(md, dial.KeyFrom); v != "" {
+		from = clipFrom(v)
+	}
+	if text == stranger {
+		return caller{forwarded: true, from: from}, nil
 	}
 	on, err := pki.ParseIdentity(text)
 	if err != nil {
 		return caller{}, errorf(KindInvalid, "%s: %w", dial.KeyForwardedIdentity, err)
 	}
-	return caller{id: on, forwarded: true}, nil
+	return caller{id: on, forwarded: true, from: from}, nil
 }
+
+// hostOf is the address without the port, which says nothing a minute later.
+func hostOf(a net.Addr) string {
+	if a == nil {
+		return ""
+	}
+	host, _, err := net.SplitHostPort(a.String())
+	if err != nil {
+		return clipFrom(a.String())
+	}
+	return host
+}
+
+// clipFrom bounds what another replica says of where a call came from.
+func clipFrom(v string) string { return clip(v, 64) }
 
 // sameCluster compares a certificate with our own: the name in certificates is
 // chosen when they are made, before the cluster has an id.
@@ -105,13 +147,54 @@ func (s *Server) authorize(c caller, full string) (method, error) {
 	if !ok {
 		return m, errorf(KindPermission, "no rule allows %s", full)
 	}
-	if m.allow == anybody {
+	if c.id.IsZero() {
+		if m.allow&strangers == 0 {
+			return m, errorf(KindUnauthenticated, "%s needs a certificate: join the cluster with a token from `persysctl token create`", m.op)
+		}
 		return m, nil
 	}
-	if roles(c.id)&m.allow == 0 {
+	if s.roles(c.id)&m.allow == 0 {
 		return m, errorf(KindPermission, "%s %q may not %s", c.id.Role, c.id.ID, m.op)
 	}
 	return m, nil
+}
+
+// refuse keeps a mutation that was refused, for who made it. The leader has the last
+// word, and keeps it: another replica, whose state may be older, passes the call on.
+// What is kept is bounded: refusals cost a caller nothing, and each is an entry of
+// the log.
+func (s *Server) refuse(ctx context.Context, c *call, full string, req any, why error) (any, error) {
+	if c.class != leader || c.effect == repeatable || s.store.View().Info().FeatureLevel < 3 || !s.refusals.Allow() {
+		return nil, why
+	}
+	to, known := s.replica.Leader()
+	switch {
+	case !known:
+	case to.ID != s.replica.Self().ID:
+		if c.forwarded || s.cfg.TLS == nil {
+			break
+		}
+		if resp, err := s.forward(ctx, c, to, s.replica.LeaderChanged(), full, req); err == nil || status.Code(err) == codes.PermissionDenied {
+			return resp, err
+		}
+	default:
+		_, err := s.propose(ctx, "", &commandv1.Command{Body: &commandv1.Command_Audit{Audit: &commandv1.Audit{
+			Type: fsm.EventCallRefused, Message: clip(why.Error(), 512),
+			Details: []*commandv1.Label{{Key: "call", Value: c.op}},
+		}}})
+		if err != nil {
+			s.log.Warn("a refused call could not be recorded", "by", c.identity(), "from", c.from, "call", c.op, "err", err)
+		}
+	}
+	return nil, why
+}
+
+// clip bounds a text without cutting a character in two.
+func clip(v string, most int) string {
+	if len(v) <= most {
+		return v
+	}
+	return strings.ToValidUTF8(v[:most], "")
 }
 
 // speaksFor refuses an agent that acts as a node other than its own.

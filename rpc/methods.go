@@ -26,7 +26,9 @@ const (
 	agents                     // agents, as their own node
 	gateways                   // gateways, for their users
 	schedulers                 // other replicas
-	anybody    who = 0xff
+	strangers                  // whoever has no certificate
+
+	anybody = viewers | operators | admins | agents | gateways | schedulers
 )
 
 // effect says whether a call whose fate is unknown may be made again.
@@ -92,6 +94,19 @@ var methods = map[string]method{
 	clusterv1.Cluster_RestoreMirror_FullMethodName: {leader, admins, once, "restore mirror"},
 	clusterv1.Cluster_ImportMirror_FullMethodName:  {leader, admins, once, "import mirror"},
 
+	// A certificate for a token; all other calls need one.
+	clusterv1.Trust_Enrol_FullMethodName:           {leader, anybody | strangers, repeatable, "enrol"},
+	clusterv1.Trust_Renew_FullMethodName:           {leader, anybody, repeatable, "renew certificate"},
+	clusterv1.Trust_Bundle_FullMethodName:          {local, anybody, repeatable, "trust bundle"},
+	clusterv1.Trust_CreateToken_FullMethodName:     {leader, admins, receipted, "create token"},
+	clusterv1.Trust_ListTokens_FullMethodName:      {leader, admins, repeatable, "list tokens"},
+	clusterv1.Trust_DeleteToken_FullMethodName:     {leader, admins, receipted, "delete token"},
+	clusterv1.Trust_ListIdentities_FullMethodName:  {leader, admins, repeatable, "list identities"},
+	clusterv1.Trust_Revoke_FullMethodName:          {leader, admins, receipted, "revoke"},
+	clusterv1.Trust_ListAuthorities_FullMethodName: {leader, everyUser, repeatable, "list authorities"},
+	clusterv1.Trust_PutAuthority_FullMethodName:    {leader, admins, receipted, "put authority"},
+	clusterv1.Trust_DropAuthority_FullMethodName:   {leader, admins, receipted, "drop authority"},
+
 	"/grpc.health.v1.Health/Check":                                   {local, anybody, repeatable, "health"},
 	"/grpc.health.v1.Health/List":                                    {local, anybody, repeatable, "health"},
 	"/grpc.health.v1.Health/Watch":                                   {local, anybody, repeatable, "health"},
@@ -99,9 +114,9 @@ var methods = map[string]method{
 	"/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo": {local, anybody, repeatable, "reflection"},
 }
 
-// roles of an identity. Users are admins until roles of users are kept (a
-// certificate of this CA for a user was made by an operator for that purpose).
-func roles(id pki.Identity) who {
+// roles of an identity. What a user may do is what the join token gave; a user
+// whose certificate is from elsewhere is an operator, and admin is the admin.
+func (s *Server) roles(id pki.Identity) who {
 	switch id.Role {
 	case pki.RoleScheduler:
 		return schedulers
@@ -112,6 +127,16 @@ func roles(id pki.Identity) who {
 	case pki.RoleUser:
 		if id.IsAnonymous() {
 			return anybody
+		}
+		if a, ok := s.store.View().Admission(string(id.Role), id.ID); ok && !id.Mapped {
+			switch a.Access {
+			case "viewer":
+				return viewers
+			case "operator":
+				return viewers | operators
+			case "admin":
+				return viewers | operators | admins
+			}
 		}
 		if id.IsAdmin() {
 			return viewers | operators | admins

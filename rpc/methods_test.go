@@ -17,6 +17,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	clusterv1 "github.com/persys/compute/api/cluster/v1"
+	commandv1 "github.com/persys/compute/api/command/v1"
 	controlv1 "github.com/persys/compute/api/control/v1"
 	"github.com/persys/compute/pki"
 	"github.com/persys/compute/rpc/dial"
@@ -34,12 +35,20 @@ func TestPermissions(t *testing.T) {
 		{"anonymous", pki.Anonymous()},
 		{"admin", pki.Identity{Cluster: "c", Role: pki.RoleUser, ID: "admin"}},
 		{"user", pki.Identity{Cluster: "c", Role: pki.RoleUser, ID: "ada"}},
+		{"viewer", pki.Identity{Cluster: "c", Role: pki.RoleUser, ID: "viewer"}},
+		{"operator", pki.Identity{Cluster: "c", Role: pki.RoleUser, ID: "operator"}},
 		{"agent", pki.Identity{Cluster: "c", Role: pki.RoleAgent, ID: "a"}},
 		{"gateway", pki.Identity{Cluster: "c", Role: pki.RoleGateway, ID: "g"}},
 		{"scheduler", pki.Identity{Cluster: "c", Role: pki.RoleScheduler, ID: "s"}},
 		{"nobody", pki.Identity{}},
 	}
 	g := newGroup(t, 1)
+	g.raise()
+	for _, access := range []string{"viewer", "operator"} {
+		g.do(&commandv1.Command{Body: &commandv1.Command_Admit{Admit: &commandv1.Admit{
+			Role: "user", Name: access, Access: access, KeySha256: make([]byte, 32), Fingerprint: strings.Repeat("0", 64), IssuedAt: 1, NotAfter: 2,
+		}}})
+	}
 	s := g.replicas[0].server
 	var names []string
 	for service, info := range s.GRPC().GetServiceInfo() {

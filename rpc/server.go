@@ -8,6 +8,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"golang.org/x/time/rate"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/health"
@@ -82,6 +83,12 @@ type Config struct {
 	Keys    Keys
 	Mirror  Mirror // nil = there is none
 	TLS     *pki.Files
+	// Enrol lets callers without a certificate in, for Trust.Enrol alone.
+	Enrol bool
+	// CertLife is how long the certificates live that are issued here; 7 days.
+	CertLife time.Duration
+	// Gossip lists the gossip addresses that a new scheduler joins.
+	Gossip  func() []string
 	Tuning  sched.Tuning // for explanations
 	Shard   string
 	Version string
@@ -102,6 +109,7 @@ type Config struct {
 type Server struct {
 	controlv1.UnimplementedAgentControlServer
 	clusterv1.UnimplementedClusterServer
+	clusterv1.UnimplementedTrustServer
 
 	cfg     Config
 	replica Replica
@@ -115,6 +123,9 @@ type Server struct {
 	grpc    *grpc.Server
 	started time.Time
 	epochs  atomic.Pointer[epochText]
+	bundle  atomic.Pointer[bundle]
+	// What strangers may have written into the log.
+	joins, refusals *rate.Limiter
 }
 
 // NewServer builds the gRPC server with every service registered; the caller
@@ -126,6 +137,9 @@ func NewServer(cfg Config) (*Server, error) {
 	if cfg.HoldReads <= 0 {
 		cfg.HoldReads = time.Second
 	}
+	if cfg.CertLife <= 0 {
+		cfg.CertLife = DefaultCertLife
+	}
 	if cfg.Logger == nil {
 		cfg.Logger = slog.New(slog.DiscardHandler)
 	}
@@ -136,6 +150,7 @@ func NewServer(cfg Config) (*Server, error) {
 		cfg: cfg, replica: cfg.Replica, leader: cfg.Leader, agents: cfg.Agents,
 		store: cfg.Replica.Store(), log: cfg.Logger, now: cfg.Now,
 		peers: newPeers(cfg.TLS, cfg.PeerDial...), health: health.NewServer(), started: cfg.Now(),
+		joins: rate.NewLimiter(joinRate, joinBurst), refusals: rate.NewLimiter(refusalRate, refusalBurst),
 	}
 	opts := []grpc.ServerOption{
 		grpc.ForceServerCodecV2(dial.Codec()),
@@ -154,11 +169,16 @@ func NewServer(cfg Config) (*Server, error) {
 	}
 	opts = append(opts, cfg.Server...)
 	if cfg.TLS != nil {
-		opts = append(opts, grpc.Creds(credentials.NewTLS(serverTLS(cfg.TLS))))
+		// Connections are made anew now and then, with the certificates of the day.
+		opts = append(opts, grpc.KeepaliveParams(keepalive.ServerParameters{
+			Time: 10 * time.Second, Timeout: 5 * time.Second, MaxConnectionAge: dial.ConnectionAge(cfg.CertLife),
+		}))
+		opts = append(opts, grpc.Creds(credentials.NewTLS(serverTLS(cfg.TLS, cfg.Enrol))))
 	}
 	s.grpc = grpc.NewServer(opts...)
 	controlv1.RegisterAgentControlServer(s.grpc, s)
 	clusterv1.RegisterClusterServer(s.grpc, s)
+	clusterv1.RegisterTrustServer(s.grpc, s)
 	healthpb.RegisterHealthServer(s.grpc, s.health)
 	reflection.Register(s.grpc)
 	return s, nil
@@ -168,8 +188,8 @@ func NewServer(cfg Config) (*Server, error) {
 // 512 KiB, in one log command of at most 1 MiB.
 const maxMessage = 8 << 20
 
-func serverTLS(f *pki.Files) *tls.Config {
-	return f.ServerConfig(pki.ServerOptions{NextProtos: []string{"h2"}})
+func serverTLS(f *pki.Files, enrol bool) *tls.Config {
+	return f.ServerConfig(pki.ServerOptions{NextProtos: []string{"h2"}, Optional: enrol})
 }
 
 // GRPC is the underlying server, to Serve and to stop.

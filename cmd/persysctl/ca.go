@@ -14,7 +14,7 @@ import (
 // caCommand makes and keeps a CA in a folder; it needs no cluster.
 func (c *cli) caCommand() *cobra.Command {
 	parent := &cobra.Command{
-		Use: "ca", Short: "Make, show and rotate a cluster's CA, offline",
+		Use: "ca", Short: "Make, show and rotate a cluster's CA",
 		Long: `Make, show and rotate a cluster's CA in a folder, offline.
 
 A root signs an issuing CA, and the issuing CA signs everything else. The issuing
@@ -87,11 +87,13 @@ others, or its life ends. The former ones stay beside the new ones.`,
 				return failf(exitFailed, "", "%v", err)
 			}
 			c.showCA(a)
+			c.empty("", "persysctl ca install "+args[0])
 			return nil
 		},
 	}
 	rotate.Flags().BoolVar(&newRoot, "root", false, "make a new root as well")
 	parent.AddCommand(create, show, rotate)
+	parent.AddCommand(c.caOnline()...)
 	return parent
 }
 

@@ -118,6 +118,10 @@ func (c *cli) connect(ctx context.Context) error {
 	c.conn = conn
 	c.control = controlv1.NewAgentControlClient(conn)
 	c.cluster = clusterv1.NewClusterClient(conn)
+	c.trust = clusterv1.NewTrustClient(conn)
+	if opt.TLS != nil && c.isJoined {
+		c.refresh(ctx, opt.TLS)
+	}
 	return nil
 }
 
@@ -129,6 +133,9 @@ func (c *cli) certificates(log *slog.Logger) (*pki.Files, error) {
 		},
 	}
 	given := cfg.CA+cfg.Cert+cfg.Key != ""
+	if p, ok := c.joined(); ok && !given {
+		cfg.CA, cfg.Cert, cfg.Key, given, c.isJoined = p.CA, p.Cert, p.Key, true, true
+	}
 	for _, p := range []struct {
 		to   *string
 		name string

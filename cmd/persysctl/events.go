@@ -156,9 +156,11 @@ func eventText(e *clusterv1.Event) string {
 	var first string
 	if from, to := details["from"], details["to"]; to != "" {
 		first = from + " → " + to
-		delete(details, "from")
 		delete(details, "to")
 	}
+	// Who called from where is for `persysctl audit`.
+	delete(details, "from")
+	delete(details, "caller")
 	out := joinNonEmpty("; ", first, joinNonEmpty(": ", e.GetReason(), e.GetMessage()))
 	var rest []string
 	for _, k := range slices.Sorted(maps.Keys(details)) {

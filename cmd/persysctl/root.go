@@ -35,10 +35,12 @@ type cli struct {
 	command         string // as it was typed, without its arguments
 	trace           traced
 	staleNoted      bool
+	isJoined        bool // the identity is the one that `persysctl join` keeps
 
 	conn    *dial.Conn
 	control controlv1.AgentControlClient
 	cluster clusterv1.ClusterClient
+	trust   clusterv1.TrustClient
 }
 
 // run is the whole program; it returns the exit code.
@@ -78,6 +80,7 @@ const (
 	groupWorkloads = "workloads"
 	groupNodes     = "nodes"
 	groupCluster   = "cluster"
+	groupTrust     = "trust"
 )
 
 func (c *cli) root() (*cobra.Command, error) {
@@ -122,7 +125,8 @@ may or may not have happened.`,
 
 	root.AddGroup(&cobra.Group{ID: groupWorkloads, Title: "Workloads:"},
 		&cobra.Group{ID: groupNodes, Title: "Nodes:"},
-		&cobra.Group{ID: groupCluster, Title: "Cluster:"})
+		&cobra.Group{ID: groupCluster, Title: "Cluster:"},
+		&cobra.Group{ID: groupTrust, Title: "Trust:"})
 	add := func(group string, cmds ...*cobra.Command) {
 		for _, cmd := range cmds {
 			cmd.GroupID = group
@@ -133,7 +137,8 @@ may or may not have happened.`,
 		c.startCommand(), c.stopCommand(), c.logsCommand(), c.whyCommand(), c.whyNotCommand(), c.actionsCommand(), c.composeCommand())
 	add(groupNodes, c.nodesCommand(), c.nodeCommand(), c.cordonCommand(), c.uncordonCommand(), c.drainCommand(), c.driftCommand())
 	add(groupCluster, c.summaryCommand(), c.statusCommand(), c.eventsCommand(), c.transferCommand(), c.replicaCommand(), c.modeCommand(), c.backupCommand(), c.recoveryCommand())
-	root.AddCommand(c.devCertsCommand(), c.caCommand(), c.clusterKeyCommand(), c.versionCommand(), c.docsCommand(root), c.workloadCommand())
+	add(groupTrust, c.tokenCommand(), c.identityCommand(), c.auditCommand(), c.caCommand(), c.joinCommand())
+	root.AddCommand(c.devCertsCommand(), c.clusterKeyCommand(), c.versionCommand(), c.docsCommand(root), c.workloadCommand())
 	return root, nil
 }
 

@@ -33,6 +33,10 @@ type Options struct {
 	// TLS makes development certificates and a cluster key; otherwise every
 	// program runs with -insecure.
 	TLS bool
+	// OwnCA prepares nothing at all: the first scheduler makes CA and keys
+	// (--init), all others join with the tokens that it leaves (--join). It
+	// implies TLS.
+	OwnCA bool
 	// SchedulerEnv and AgentEnv are added to the environment of every scheduler
 	// and agent, and win over what the harness sets.
 	SchedulerEnv, AgentEnv map[string]string
@@ -94,6 +98,7 @@ func Start(ctx context.Context, opt Options) (*Cluster, error) {
 	if opt.Schedulers == 0 {
 		opt.Schedulers = 3
 	}
+	opt.TLS = opt.TLS || opt.OwnCA
 	var err error
 	for range startAttempts {
 		var c *Cluster
@@ -132,7 +137,7 @@ func (c *Cluster) prepare() error {
 	if err := os.MkdirAll(c.logs(), 0o755); err != nil {
 		return err
 	}
-	if c.opt.TLS {
+	if c.opt.TLS && !c.opt.OwnCA {
 		if err := c.makeCerts(); err != nil {
 			return err
 		}
@@ -253,7 +258,14 @@ func (c *Cluster) JoinAll(s *Scheduler) {
 		"ETCD_ENDPOINTS":             "none",
 		"SCHEDULER_DNS_ADDR":         s.DNS,
 	}
-	if c.opt.TLS {
+	if c.opt.OwnCA {
+		delete(env, "SCHEDULER_JOIN")
+		delete(env, "SCHEDULER_BOOTSTRAP_EXPECT")
+		s.Args = []string{"--join", c.Token("scheduler")}
+		if s.Index == 0 {
+			s.Args = []string{"--init"}
+		}
+	} else if c.opt.TLS {
 		leaf := c.Leaf("scheduler/" + s.Name)
 		maps.Copy(env, map[string]string{
 			"PERSYS_TLS_CA": leaf.CA, "PERSYS_TLS_CERT": leaf.Cert, "PERSYS_TLS_KEY": leaf.Key,
@@ -276,9 +288,51 @@ func portOf(addr string) string {
 // Leaf are the certificate files of "<role>/<id>" with TLS.
 func (c *Cluster) Leaf(name string) pki.Paths { return c.certs.Leaf[name] }
 
+// AdminDir is the folder in which the first scheduler leaves the admin's identity and
+// the first join tokens, with OwnCA.
+func (c *Cluster) AdminDir() string { return filepath.Join(c.Schedulers[0].DataDir, "admin") }
+
+// Token is the first join token for a role, with OwnCA; empty while there is none.
+func (c *Cluster) Token(role string) string {
+	raw, err := os.ReadFile(filepath.Join(c.AdminDir(), role+".token"))
+	if err != nil {
+		return ""
+	}
+	return strings.TrimSpace(string(raw))
+}
+
+// begin starts the first scheduler of a cluster with a CA of its own, and waits
+// for what it leaves for the others.
+func (c *Cluster) begin(ctx context.Context) error {
+	if err := c.Schedulers[0].Start(); err != nil {
+		return err
+	}
+	err := Poll(ctx, 60*time.Second, "join tokens", func(context.Context) error {
+		if !c.Schedulers[0].Running() {
+			return Fatal(errors.New("the first scheduler has ended"))
+		}
+		if c.Token("agent") == "" || c.Token("scheduler") == "" {
+			return errors.New("there are none yet")
+		}
+		return nil
+	})
+	c.certs.Leaf = map[string]pki.Paths{admin: pki.Kept{Dir: c.AdminDir()}.Paths()}
+	for _, s := range c.Schedulers[1:] {
+		c.JoinAll(s)
+	}
+	return err
+}
+
 // boot starts the schedulers and waits for the cluster.
 func (c *Cluster) boot(ctx context.Context) error {
-	for _, s := range c.Schedulers {
+	others := c.Schedulers
+	if c.opt.OwnCA {
+		if err := c.begin(ctx); err != nil {
+			return err
+		}
+		others = others[1:]
+	}
+	for _, s := range others {
 		if err := s.Start(); err != nil {
 			return err
 		}
@@ -346,13 +400,17 @@ func (c *Cluster) NewAgent(opt AgentOptions) (*Agent, error) {
 		a.SimDir = filepath.Join(dir, "engine")
 		env["PERSYS_SIMULATE"] = a.SimDir
 	}
-	if c.opt.TLS {
+	var args []string
+	if c.opt.OwnCA {
+		delete(env, "PERSYS_SCHEDULER_ADDR")
+		args = []string{"--join", c.Token("agent")}
+	} else if c.opt.TLS {
 		leaf := c.Leaf("agent/" + id)
 		maps.Copy(env, map[string]string{"PERSYS_TLS_CA": leaf.CA, "PERSYS_TLS_CERT": leaf.Cert, "PERSYS_TLS_KEY": leaf.Key})
 	} else {
 		env["PERSYS_INSECURE"] = "true"
 	}
-	a.Process = &Process{Name: id, Path: c.opt.Binaries.Agent, Log: filepath.Join(c.logs(), id+".log"), Env: environment(env, c.opt.AgentEnv, opt.Env)}
+	a.Process = &Process{Name: id, Path: c.opt.Binaries.Agent, Args: args, Log: filepath.Join(c.logs(), id+".log"), Env: environment(env, c.opt.AgentEnv, opt.Env)}
 	c.Agents = append(c.Agents, a)
 	return a, nil
 }

@@ -36,12 +36,21 @@ const (
 	KeepaliveMinTime = 5 * time.Second
 	KeepaliveTime    = 10 * time.Second
 	KeepaliveTimeout = 3 * time.Second
+	// connectionAge is a server's MaxConnectionAge with TLS at most.
+	connectionAge = 30 * time.Minute
 	// MaxMessage bounds one message, in bytes, both ways.
 	MaxMessage = 4 << 20
 	// DefaultCallTimeout is the deadline of a unary call that came without one,
 	// and of the opening of a stream.
 	DefaultCallTimeout = 20 * time.Second
 )
+
+// ConnectionAge is a server's MaxConnectionAge with TLS, where certificates live
+// that long: one that was renewed is in use everywhere well before the former one
+// ends.
+func ConnectionAge(life time.Duration) time.Duration {
+	return max(time.Second, min(connectionAge, life/6))
+}
 
 const (
 	// A candidate has this long to connect before the next one is tried beside

@@ -26,6 +26,9 @@ const (
 	// pki.Identity. It is trusted only from a certificate of a scheduler, and
 	// ignored under -insecure (DESIGN, decisions 7 and 14).
 	KeyForwardedIdentity = "persys-forwarded-identity"
+	// KeyFrom, in a request: the address that a call that was passed on came
+	// from. It is trusted as KeyForwardedIdentity is.
+	KeyFrom = "persys-from"
 	// KeyHop, in a request: "1" once a replica has passed the call on. Such a
 	// call is never forwarded again.
 	KeyHop = "persys-hop"

@@ -26,6 +26,1538 @@ const (
 	_ = protoimpl.EnforceVersion(protoimpl.MaxVersion - 20)
 )
 
+type EnrolRequest struct {
+	state   protoimpl.MessageState `protogen:"open.v1"`
+	TokenId string                 `protobuf:"bytes,1,opt,name=token_id,json=tokenId,proto3" json:"token_id,omitempty"`
+	Secret  []byte                 `protobuf:"bytes,2,opt,name=secret,proto3" json:"secret,omitempty"`
+	// Who the caller wants to be: a scheduler's name, an agent's node id.
+	Name string `protobuf:"bytes,3,opt,name=name,proto3" json:"name,omitempty"`
+	// DER of a PKCS #10 request, with the hosts that the caller answers at.
+	Csr           []byte `protobuf:"bytes,4,opt,name=csr,proto3" json:"csr,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *EnrolRequest) Reset() {
+	*x = EnrolRequest{}
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[0]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *EnrolRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*EnrolRequest) ProtoMessage() {}
+
+func (x *EnrolRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[0]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use EnrolRequest.ProtoReflect.Descriptor instead.
+func (*EnrolRequest) Descriptor() ([]byte, []int) {
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{0}
+}
+
+func (x *EnrolRequest) GetTokenId() string {
+	if x != nil {
+		return x.TokenId
+	}
+	return ""
+}
+
+func (x *EnrolRequest) GetSecret() []byte {
+	if x != nil {
+		return x.Secret
+	}
+	return nil
+}
+
+func (x *EnrolRequest) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *EnrolRequest) GetCsr() []byte {
+	if x != nil {
+		return x.Csr
+	}
+	return nil
+}
+
+type EnrolResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// PEM: the certificate, then those that signed it.
+	Chain []byte `protobuf:"bytes,1,opt,name=chain,proto3" json:"chain,omitempty"`
+	// PEM: the roots to believe.
+	Roots   []byte `protobuf:"bytes,2,opt,name=roots,proto3" json:"roots,omitempty"`
+	Cluster string `protobuf:"bytes,3,opt,name=cluster,proto3" json:"cluster,omitempty"`
+	// Where the schedulers answer gRPC.
+	Schedulers []string `protobuf:"bytes,4,rep,name=schedulers,proto3" json:"schedulers,omitempty"`
+	// For schedulers only: the cluster key, as ClusterKeyResponse has it, and
+	// gossip addresses to join.
+	ClusterKey    string   `protobuf:"bytes,5,opt,name=cluster_key,json=clusterKey,proto3" json:"cluster_key,omitempty"`
+	Gossip        []string `protobuf:"bytes,6,rep,name=gossip,proto3" json:"gossip,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *EnrolResponse) Reset() {
+	*x = EnrolResponse{}
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[1]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *EnrolResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*EnrolResponse) ProtoMessage() {}
+
+func (x *EnrolResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[1]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use EnrolResponse.ProtoReflect.Descriptor instead.
+func (*EnrolResponse) Descriptor() ([]byte, []int) {
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{1}
+}
+
+func (x *EnrolResponse) GetChain() []byte {
+	if x != nil {
+		return x.Chain
+	}
+	return nil
+}
+
+func (x *EnrolResponse) GetRoots() []byte {
+	if x != nil {
+		return x.Roots
+	}
+	return nil
+}
+
+func (x *EnrolResponse) GetCluster() string {
+	if x != nil {
+		return x.Cluster
+	}
+	return ""
+}
+
+func (x *EnrolResponse) GetSchedulers() []string {
+	if x != nil {
+		return x.Schedulers
+	}
+	return nil
+}
+
+func (x *EnrolResponse) GetClusterKey() string {
+	if x != nil {
+		return x.ClusterKey
+	}
+	return ""
+}
+
+func (x *EnrolResponse) GetGossip() []string {
+	if x != nil {
+		return x.Gossip
+	}
+	return nil
+}
+
+type RenewRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Csr           []byte                 `protobuf:"bytes,1,opt,name=csr,proto3" json:"csr,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RenewRequest) Reset() {
+	*x = RenewRequest{}
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[2]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RenewRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RenewRequest) ProtoMessage() {}
+
+func (x *RenewRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[2]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RenewRequest.ProtoReflect.Descriptor instead.
+func (*RenewRequest) Descriptor() ([]byte, []int) {
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{2}
+}
+
+func (x *RenewRequest) GetCsr() []byte {
+	if x != nil {
+		return x.Csr
+	}
+	return nil
+}
+
+type RenewResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Chain         []byte                 `protobuf:"bytes,1,opt,name=chain,proto3" json:"chain,omitempty"`
+	Roots         []byte                 `protobuf:"bytes,2,opt,name=roots,proto3" json:"roots,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RenewResponse) Reset() {
+	*x = RenewResponse{}
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[3]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RenewResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RenewResponse) ProtoMessage() {}
+
+func (x *RenewResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[3]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RenewResponse.ProtoReflect.Descriptor instead.
+func (*RenewResponse) Descriptor() ([]byte, []int) {
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{3}
+}
+
+func (x *RenewResponse) GetChain() []byte {
+	if x != nil {
+		return x.Chain
+	}
+	return nil
+}
+
+func (x *RenewResponse) GetRoots() []byte {
+	if x != nil {
+		return x.Roots
+	}
+	return nil
+}
+
+type BundleRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The version that the caller has; the answer to the same one is empty.
+	Version       string `protobuf:"bytes,1,opt,name=version,proto3" json:"version,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *BundleRequest) Reset() {
+	*x = BundleRequest{}
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[4]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *BundleRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*BundleRequest) ProtoMessage() {}
+
+func (x *BundleRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[4]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use BundleRequest.ProtoReflect.Descriptor instead.
+func (*BundleRequest) Descriptor() ([]byte, []int) {
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{4}
+}
+
+func (x *BundleRequest) GetVersion() string {
+	if x != nil {
+		return x.Version
+	}
+	return ""
+}
+
+type BundleResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Version       string                 `protobuf:"bytes,1,opt,name=version,proto3" json:"version,omitempty"`
+	Roots         []byte                 `protobuf:"bytes,2,opt,name=roots,proto3" json:"roots,omitempty"`
+	Revocations   []*Revocation          `protobuf:"bytes,3,rep,name=revocations,proto3" json:"revocations,omitempty"`
+	Schedulers    []string               `protobuf:"bytes,4,rep,name=schedulers,proto3" json:"schedulers,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *BundleResponse) Reset() {
+	*x = BundleResponse{}
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[5]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *BundleResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*BundleResponse) ProtoMessage() {}
+
+func (x *BundleResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[5]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use BundleResponse.ProtoReflect.Descriptor instead.
+func (*BundleResponse) Descriptor() ([]byte, []int) {
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{5}
+}
+
+func (x *BundleResponse) GetVersion() string {
+	if x != nil {
+		return x.Version
+	}
+	return ""
+}
+
+func (x *BundleResponse) GetRoots() []byte {
+	if x != nil {
+		return x.Roots
+	}
+	return nil
+}
+
+func (x *BundleResponse) GetRevocations() []*Revocation {
+	if x != nil {
+		return x.Revocations
+	}
+	return nil
+}
+
+func (x *BundleResponse) GetSchedulers() []string {
+	if x != nil {
+		return x.Schedulers
+	}
+	return nil
+}
+
+type Revocation struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Role  string                 `protobuf:"bytes,1,opt,name=role,proto3" json:"role,omitempty"`
+	Name  string                 `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`
+	// One certificate; role and name are empty then.
+	Fingerprint   string                 `protobuf:"bytes,3,opt,name=fingerprint,proto3" json:"fingerprint,omitempty"`
+	Reason        string                 `protobuf:"bytes,4,opt,name=reason,proto3" json:"reason,omitempty"`
+	At            *timestamppb.Timestamp `protobuf:"bytes,5,opt,name=at,proto3" json:"at,omitempty"`
+	By            string                 `protobuf:"bytes,6,opt,name=by,proto3" json:"by,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Revocation) Reset() {
+	*x = Revocation{}
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[6]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Revocation) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Revocation) ProtoMessage() {}
+
+func (x *Revocation) ProtoReflect() protoreflect.Message {
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[6]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Revocation.ProtoReflect.Descriptor instead.
+func (*Revocation) Descriptor() ([]byte, []int) {
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{6}
+}
+
+func (x *Revocation) GetRole() string {
+	if x != nil {
+		return x.Role
+	}
+	return ""
+}
+
+func (x *Revocation) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *Revocation) GetFingerprint() string {
+	if x != nil {
+		return x.Fingerprint
+	}
+	return ""
+}
+
+func (x *Revocation) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
+func (x *Revocation) GetAt() *timestamppb.Timestamp {
+	if x != nil {
+		return x.At
+	}
+	return nil
+}
+
+func (x *Revocation) GetBy() string {
+	if x != nil {
+		return x.By
+	}
+	return ""
+}
+
+type CreateTokenRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// scheduler, agent, gateway or user.
+	Role string `protobuf:"bytes,1,opt,name=role,proto3" json:"role,omitempty"`
+	// The only name that it is good for; empty: any new one.
+	Name string `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`
+	// Of a user: viewer, operator or admin.
+	Access string `protobuf:"bytes,3,opt,name=access,proto3" json:"access,omitempty"`
+	// How long it is good for, at most a week; 0 is an hour.
+	TtlSeconds int64 `protobuf:"varint,4,opt,name=ttl_seconds,json=ttlSeconds,proto3" json:"ttl_seconds,omitempty"`
+	// How often; 0 is once.
+	Uses          uint32 `protobuf:"varint,5,opt,name=uses,proto3" json:"uses,omitempty"`
+	RequestId     string `protobuf:"bytes,6,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CreateTokenRequest) Reset() {
+	*x = CreateTokenRequest{}
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[7]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CreateTokenRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CreateTokenRequest) ProtoMessage() {}
+
+func (x *CreateTokenRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[7]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CreateTokenRequest.ProtoReflect.Descriptor instead.
+func (*CreateTokenRequest) Descriptor() ([]byte, []int) {
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{7}
+}
+
+func (x *CreateTokenRequest) GetRole() string {
+	if x != nil {
+		return x.Role
+	}
+	return ""
+}
+
+func (x *CreateTokenRequest) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *CreateTokenRequest) GetAccess() string {
+	if x != nil {
+		return x.Access
+	}
+	return ""
+}
+
+func (x *CreateTokenRequest) GetTtlSeconds() int64 {
+	if x != nil {
+		return x.TtlSeconds
+	}
+	return 0
+}
+
+func (x *CreateTokenRequest) GetUses() uint32 {
+	if x != nil {
+		return x.Uses
+	}
+	return 0
+}
+
+func (x *CreateTokenRequest) GetRequestId() string {
+	if x != nil {
+		return x.RequestId
+	}
+	return ""
+}
+
+type CreateTokenResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The whole token. It is not shown again.
+	Token         string     `protobuf:"bytes,1,opt,name=token,proto3" json:"token,omitempty"`
+	Info          *TokenInfo `protobuf:"bytes,2,opt,name=info,proto3" json:"info,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CreateTokenResponse) Reset() {
+	*x = CreateTokenResponse{}
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[8]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CreateTokenResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CreateTokenResponse) ProtoMessage() {}
+
+func (x *CreateTokenResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[8]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CreateTokenResponse.ProtoReflect.Descriptor instead.
+func (*CreateTokenResponse) Descriptor() ([]byte, []int) {
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{8}
+}
+
+func (x *CreateTokenResponse) GetToken() string {
+	if x != nil {
+		return x.Token
+	}
+	return ""
+}
+
+func (x *CreateTokenResponse) GetInfo() *TokenInfo {
+	if x != nil {
+		return x.Info
+	}
+	return nil
+}
+
+// TokenInfo is a token without its secret.
+type TokenInfo struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Id            string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
+	Role          string                 `protobuf:"bytes,2,opt,name=role,proto3" json:"role,omitempty"`
+	Name          string                 `protobuf:"bytes,3,opt,name=name,proto3" json:"name,omitempty"`
+	Access        string                 `protobuf:"bytes,4,opt,name=access,proto3" json:"access,omitempty"`
+	UsesLeft      uint32                 `protobuf:"varint,5,opt,name=uses_left,json=usesLeft,proto3" json:"uses_left,omitempty"`
+	CreatedAt     *timestamppb.Timestamp `protobuf:"bytes,6,opt,name=created_at,json=createdAt,proto3" json:"created_at,omitempty"`
+	ExpiresAt     *timestamppb.Timestamp `protobuf:"bytes,7,opt,name=expires_at,json=expiresAt,proto3" json:"expires_at,omitempty"`
+	CreatedBy     string                 `protobuf:"bytes,8,opt,name=created_by,json=createdBy,proto3" json:"created_by,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *TokenInfo) Reset() {
+	*x = TokenInfo{}
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[9]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *TokenInfo) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*TokenInfo) ProtoMessage() {}
+
+func (x *TokenInfo) ProtoReflect() protoreflect.Message {
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[9]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use TokenInfo.ProtoReflect.Descriptor instead.
+func (*TokenInfo) Descriptor() ([]byte, []int) {
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{9}
+}
+
+func (x *TokenInfo) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+func (x *TokenInfo) GetRole() string {
+	if x != nil {
+		return x.Role
+	}
+	return ""
+}
+
+func (x *TokenInfo) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *TokenInfo) GetAccess() string {
+	if x != nil {
+		return x.Access
+	}
+	return ""
+}
+
+func (x *TokenInfo) GetUsesLeft() uint32 {
+	if x != nil {
+		return x.UsesLeft
+	}
+	return 0
+}
+
+func (x *TokenInfo) GetCreatedAt() *timestamppb.Timestamp {
+	if x != nil {
+		return x.CreatedAt
+	}
+	return nil
+}
+
+func (x *TokenInfo) GetExpiresAt() *timestamppb.Timestamp {
+	if x != nil {
+		return x.ExpiresAt
+	}
+	return nil
+}
+
+func (x *TokenInfo) GetCreatedBy() string {
+	if x != nil {
+		return x.CreatedBy
+	}
+	return ""
+}
+
+type ListTokensRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListTokensRequest) Reset() {
+	*x = ListTokensRequest{}
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[10]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListTokensRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListTokensRequest) ProtoMessage() {}
+
+func (x *ListTokensRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[10]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListTokensRequest.ProtoReflect.Descriptor instead.
+func (*ListTokensRequest) Descriptor() ([]byte, []int) {
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{10}
+}
+
+type ListTokensResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Tokens        []*TokenInfo           `protobuf:"bytes,1,rep,name=tokens,proto3" json:"tokens,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListTokensResponse) Reset() {
+	*x = ListTokensResponse{}
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[11]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListTokensResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListTokensResponse) ProtoMessage() {}
+
+func (x *ListTokensResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[11]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListTokensResponse.ProtoReflect.Descriptor instead.
+func (*ListTokensResponse) Descriptor() ([]byte, []int) {
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{11}
+}
+
+func (x *ListTokensResponse) GetTokens() []*TokenInfo {
+	if x != nil {
+		return x.Tokens
+	}
+	return nil
+}
+
+type DeleteTokenRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Id            string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
+	RequestId     string                 `protobuf:"bytes,2,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DeleteTokenRequest) Reset() {
+	*x = DeleteTokenRequest{}
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[12]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DeleteTokenRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DeleteTokenRequest) ProtoMessage() {}
+
+func (x *DeleteTokenRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[12]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DeleteTokenRequest.ProtoReflect.Descriptor instead.
+func (*DeleteTokenRequest) Descriptor() ([]byte, []int) {
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{12}
+}
+
+func (x *DeleteTokenRequest) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+func (x *DeleteTokenRequest) GetRequestId() string {
+	if x != nil {
+		return x.RequestId
+	}
+	return ""
+}
+
+type DeleteTokenResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DeleteTokenResponse) Reset() {
+	*x = DeleteTokenResponse{}
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[13]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DeleteTokenResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DeleteTokenResponse) ProtoMessage() {}
+
+func (x *DeleteTokenResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[13]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DeleteTokenResponse.ProtoReflect.Descriptor instead.
+func (*DeleteTokenResponse) Descriptor() ([]byte, []int) {
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{13}
+}
+
+type ListIdentitiesRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListIdentitiesRequest) Reset() {
+	*x = ListIdentitiesRequest{}
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[14]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListIdentitiesRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListIdentitiesRequest) ProtoMessage() {}
+
+func (x *ListIdentitiesRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[14]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListIdentitiesRequest.ProtoReflect.Descriptor instead.
+func (*ListIdentitiesRequest) Descriptor() ([]byte, []int) {
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{14}
+}
+
+type IdentityInfo struct {
+	state       protoimpl.MessageState `protogen:"open.v1"`
+	Role        string                 `protobuf:"bytes,1,opt,name=role,proto3" json:"role,omitempty"`
+	Name        string                 `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`
+	Access      string                 `protobuf:"bytes,3,opt,name=access,proto3" json:"access,omitempty"`
+	Fingerprint string                 `protobuf:"bytes,4,opt,name=fingerprint,proto3" json:"fingerprint,omitempty"`
+	TokenId     string                 `protobuf:"bytes,5,opt,name=token_id,json=tokenId,proto3" json:"token_id,omitempty"`
+	IssuedAt    *timestamppb.Timestamp `protobuf:"bytes,6,opt,name=issued_at,json=issuedAt,proto3" json:"issued_at,omitempty"`
+	NotAfter    *timestamppb.Timestamp `protobuf:"bytes,7,opt,name=not_after,json=notAfter,proto3" json:"not_after,omitempty"`
+	// Its newest certificate is refused.
+	Revoked       bool `protobuf:"varint,8,opt,name=revoked,proto3" json:"revoked,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *IdentityInfo) Reset() {
+	*x = IdentityInfo{}
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[15]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *IdentityInfo) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*IdentityInfo) ProtoMessage() {}
+
+func (x *IdentityInfo) ProtoReflect() protoreflect.Message {
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[15]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use IdentityInfo.ProtoReflect.Descriptor instead.
+func (*IdentityInfo) Descriptor() ([]byte, []int) {
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{15}
+}
+
+func (x *IdentityInfo) GetRole() string {
+	if x != nil {
+		return x.Role
+	}
+	return ""
+}
+
+func (x *IdentityInfo) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *IdentityInfo) GetAccess() string {
+	if x != nil {
+		return x.Access
+	}
+	return ""
+}
+
+func (x *IdentityInfo) GetFingerprint() string {
+	if x != nil {
+		return x.Fingerprint
+	}
+	return ""
+}
+
+func (x *IdentityInfo) GetTokenId() string {
+	if x != nil {
+		return x.TokenId
+	}
+	return ""
+}
+
+func (x *IdentityInfo) GetIssuedAt() *timestamppb.Timestamp {
+	if x != nil {
+		return x.IssuedAt
+	}
+	return nil
+}
+
+func (x *IdentityInfo) GetNotAfter() *timestamppb.Timestamp {
+	if x != nil {
+		return x.NotAfter
+	}
+	return nil
+}
+
+func (x *IdentityInfo) GetRevoked() bool {
+	if x != nil {
+		return x.Revoked
+	}
+	return false
+}
+
+type ListIdentitiesResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Identities    []*IdentityInfo        `protobuf:"bytes,1,rep,name=identities,proto3" json:"identities,omitempty"`
+	Revocations   []*Revocation          `protobuf:"bytes,2,rep,name=revocations,proto3" json:"revocations,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListIdentitiesResponse) Reset() {
+	*x = ListIdentitiesResponse{}
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[16]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListIdentitiesResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListIdentitiesResponse) ProtoMessage() {}
+
+func (x *ListIdentitiesResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[16]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListIdentitiesResponse.ProtoReflect.Descriptor instead.
+func (*ListIdentitiesResponse) Descriptor() ([]byte, []int) {
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{16}
+}
+
+func (x *ListIdentitiesResponse) GetIdentities() []*IdentityInfo {
+	if x != nil {
+		return x.Identities
+	}
+	return nil
+}
+
+func (x *ListIdentitiesResponse) GetRevocations() []*Revocation {
+	if x != nil {
+		return x.Revocations
+	}
+	return nil
+}
+
+type RevokeRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Role          string                 `protobuf:"bytes,1,opt,name=role,proto3" json:"role,omitempty"`
+	Name          string                 `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`
+	Fingerprint   string                 `protobuf:"bytes,3,opt,name=fingerprint,proto3" json:"fingerprint,omitempty"`
+	Reason        string                 `protobuf:"bytes,4,opt,name=reason,proto3" json:"reason,omitempty"`
+	RequestId     string                 `protobuf:"bytes,5,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RevokeRequest) Reset() {
+	*x = RevokeRequest{}
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[17]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RevokeRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RevokeRequest) ProtoMessage() {}
+
+func (x *RevokeRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[17]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RevokeRequest.ProtoReflect.Descriptor instead.
+func (*RevokeRequest) Descriptor() ([]byte, []int) {
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{17}
+}
+
+func (x *RevokeRequest) GetRole() string {
+	if x != nil {
+		return x.Role
+	}
+	return ""
+}
+
+func (x *RevokeRequest) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *RevokeRequest) GetFingerprint() string {
+	if x != nil {
+		return x.Fingerprint
+	}
+	return ""
+}
+
+func (x *RevokeRequest) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
+func (x *RevokeRequest) GetRequestId() string {
+	if x != nil {
+		return x.RequestId
+	}
+	return ""
+}
+
+type RevokeResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RevokeResponse) Reset() {
+	*x = RevokeResponse{}
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[18]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RevokeResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RevokeResponse) ProtoMessage() {}
+
+func (x *RevokeResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[18]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RevokeResponse.ProtoReflect.Descriptor instead.
+func (*RevokeResponse) Descriptor() ([]byte, []int) {
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{18}
+}
+
+type ListAuthoritiesRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListAuthoritiesRequest) Reset() {
+	*x = ListAuthoritiesRequest{}
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[19]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListAuthoritiesRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListAuthoritiesRequest) ProtoMessage() {}
+
+func (x *ListAuthoritiesRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[19]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListAuthoritiesRequest.ProtoReflect.Descriptor instead.
+func (*ListAuthoritiesRequest) Descriptor() ([]byte, []int) {
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{19}
+}
+
+type AuthorityInfo struct {
+	state    protoimpl.MessageState `protogen:"open.v1"`
+	Id       string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
+	RootId   string                 `protobuf:"bytes,2,opt,name=root_id,json=rootId,proto3" json:"root_id,omitempty"`
+	ActiveAt *timestamppb.Timestamp `protobuf:"bytes,3,opt,name=active_at,json=activeAt,proto3" json:"active_at,omitempty"`
+	NotAfter *timestamppb.Timestamp `protobuf:"bytes,4,opt,name=not_after,json=notAfter,proto3" json:"not_after,omitempty"`
+	// It issues now.
+	Issues        bool `protobuf:"varint,5,opt,name=issues,proto3" json:"issues,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *AuthorityInfo) Reset() {
+	*x = AuthorityInfo{}
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[20]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AuthorityInfo) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AuthorityInfo) ProtoMessage() {}
+
+func (x *AuthorityInfo) ProtoReflect() protoreflect.Message {
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[20]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AuthorityInfo.ProtoReflect.Descriptor instead.
+func (*AuthorityInfo) Descriptor() ([]byte, []int) {
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{20}
+}
+
+func (x *AuthorityInfo) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+func (x *AuthorityInfo) GetRootId() string {
+	if x != nil {
+		return x.RootId
+	}
+	return ""
+}
+
+func (x *AuthorityInfo) GetActiveAt() *timestamppb.Timestamp {
+	if x != nil {
+		return x.ActiveAt
+	}
+	return nil
+}
+
+func (x *AuthorityInfo) GetNotAfter() *timestamppb.Timestamp {
+	if x != nil {
+		return x.NotAfter
+	}
+	return nil
+}
+
+func (x *AuthorityInfo) GetIssues() bool {
+	if x != nil {
+		return x.Issues
+	}
+	return false
+}
+
+type ListAuthoritiesResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Authorities   []*AuthorityInfo       `protobuf:"bytes,1,rep,name=authorities,proto3" json:"authorities,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListAuthoritiesResponse) Reset() {
+	*x = ListAuthoritiesResponse{}
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[21]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListAuthoritiesResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListAuthoritiesResponse) ProtoMessage() {}
+
+func (x *ListAuthoritiesResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[21]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListAuthoritiesResponse.ProtoReflect.Descriptor instead.
+func (*ListAuthoritiesResponse) Descriptor() ([]byte, []int) {
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{21}
+}
+
+func (x *ListAuthoritiesResponse) GetAuthorities() []*AuthorityInfo {
+	if x != nil {
+		return x.Authorities
+	}
+	return nil
+}
+
+type PutAuthorityRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// DER; key is PKCS #8. The schedulers seal it under the cluster key.
+	Cert []byte `protobuf:"bytes,1,opt,name=cert,proto3" json:"cert,omitempty"`
+	Root []byte `protobuf:"bytes,2,opt,name=root,proto3" json:"root,omitempty"`
+	Key  []byte `protobuf:"bytes,3,opt,name=key,proto3" json:"key,omitempty"`
+	// From when on it issues: until then everybody learns to believe its root.
+	AfterSeconds  int64  `protobuf:"varint,4,opt,name=after_seconds,json=afterSeconds,proto3" json:"after_seconds,omitempty"`
+	RequestId     string `protobuf:"bytes,5,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PutAuthorityRequest) Reset() {
+	*x = PutAuthorityRequest{}
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[22]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PutAuthorityRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PutAuthorityRequest) ProtoMessage() {}
+
+func (x *PutAuthorityRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[22]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PutAuthorityRequest.ProtoReflect.Descriptor instead.
+func (*PutAuthorityRequest) Descriptor() ([]byte, []int) {
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{22}
+}
+
+func (x *PutAuthorityRequest) GetCert() []byte {
+	if x != nil {
+		return x.Cert
+	}
+	return nil
+}
+
+func (x *PutAuthorityRequest) GetRoot() []byte {
+	if x != nil {
+		return x.Root
+	}
+	return nil
+}
+
+func (x *PutAuthorityRequest) GetKey() []byte {
+	if x != nil {
+		return x.Key
+	}
+	return nil
+}
+
+func (x *PutAuthorityRequest) GetAfterSeconds() int64 {
+	if x != nil {
+		return x.AfterSeconds
+	}
+	return 0
+}
+
+func (x *PutAuthorityRequest) GetRequestId() string {
+	if x != nil {
+		return x.RequestId
+	}
+	return ""
+}
+
+type PutAuthorityResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Authority     *AuthorityInfo         `protobuf:"bytes,1,opt,name=authority,proto3" json:"authority,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PutAuthorityResponse) Reset() {
+	*x = PutAuthorityResponse{}
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[23]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PutAuthorityResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PutAuthorityResponse) ProtoMessage() {}
+
+func (x *PutAuthorityResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[23]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PutAuthorityResponse.ProtoReflect.Descriptor instead.
+func (*PutAuthorityResponse) Descriptor() ([]byte, []int) {
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{23}
+}
+
+func (x *PutAuthorityResponse) GetAuthority() *AuthorityInfo {
+	if x != nil {
+		return x.Authority
+	}
+	return nil
+}
+
+type DropAuthorityRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Id            string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
+	RequestId     string                 `protobuf:"bytes,2,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DropAuthorityRequest) Reset() {
+	*x = DropAuthorityRequest{}
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[24]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DropAuthorityRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DropAuthorityRequest) ProtoMessage() {}
+
+func (x *DropAuthorityRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[24]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DropAuthorityRequest.ProtoReflect.Descriptor instead.
+func (*DropAuthorityRequest) Descriptor() ([]byte, []int) {
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{24}
+}
+
+func (x *DropAuthorityRequest) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+func (x *DropAuthorityRequest) GetRequestId() string {
+	if x != nil {
+		return x.RequestId
+	}
+	return ""
+}
+
+type DropAuthorityResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DropAuthorityResponse) Reset() {
+	*x = DropAuthorityResponse{}
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[25]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DropAuthorityResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DropAuthorityResponse) ProtoMessage() {}
+
+func (x *DropAuthorityResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[25]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DropAuthorityResponse.ProtoReflect.Descriptor instead.
+func (*DropAuthorityResponse) Descriptor() ([]byte, []int) {
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{25}
+}
+
 type ClusterKeyRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	unknownFields protoimpl.UnknownFields
@@ -34,7 +1566,7 @@ type ClusterKeyRequest struct {
 
 func (x *ClusterKeyRequest) Reset() {
 	*x = ClusterKeyRequest{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[0]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -46,7 +1578,7 @@ func (x *ClusterKeyRequest) String() string {
 func (*ClusterKeyRequest) ProtoMessage() {}
 
 func (x *ClusterKeyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[0]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -59,7 +1591,7 @@ func (x *ClusterKeyRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClusterKeyRequest.ProtoReflect.Descriptor instead.
 func (*ClusterKeyRequest) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{0}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{26}
 }
 
 type ClusterKeyResponse struct {
@@ -72,7 +1604,7 @@ type ClusterKeyResponse struct {
 
 func (x *ClusterKeyResponse) Reset() {
 	*x = ClusterKeyResponse{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[1]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -84,7 +1616,7 @@ func (x *ClusterKeyResponse) String() string {
 func (*ClusterKeyResponse) ProtoMessage() {}
 
 func (x *ClusterKeyResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[1]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -97,7 +1629,7 @@ func (x *ClusterKeyResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClusterKeyResponse.ProtoReflect.Descriptor instead.
 func (*ClusterKeyResponse) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{1}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *ClusterKeyResponse) GetExported() string {
@@ -115,7 +1647,7 @@ type StatusRequest struct {
 
 func (x *StatusRequest) Reset() {
 	*x = StatusRequest{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[2]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -127,7 +1659,7 @@ func (x *StatusRequest) String() string {
 func (*StatusRequest) ProtoMessage() {}
 
 func (x *StatusRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[2]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -140,7 +1672,7 @@ func (x *StatusRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatusRequest.ProtoReflect.Descriptor instead.
 func (*StatusRequest) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{2}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{28}
 }
 
 type Replica struct {
@@ -167,7 +1699,7 @@ type Replica struct {
 
 func (x *Replica) Reset() {
 	*x = Replica{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[3]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -179,7 +1711,7 @@ func (x *Replica) String() string {
 func (*Replica) ProtoMessage() {}
 
 func (x *Replica) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[3]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -192,7 +1724,7 @@ func (x *Replica) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Replica.ProtoReflect.Descriptor instead.
 func (*Replica) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{3}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *Replica) GetId() string {
@@ -318,7 +1850,7 @@ type StatusResponse struct {
 
 func (x *StatusResponse) Reset() {
 	*x = StatusResponse{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[4]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -330,7 +1862,7 @@ func (x *StatusResponse) String() string {
 func (*StatusResponse) ProtoMessage() {}
 
 func (x *StatusResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[4]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -343,7 +1875,7 @@ func (x *StatusResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatusResponse.ProtoReflect.Descriptor instead.
 func (*StatusResponse) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{4}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *StatusResponse) GetClusterId() string {
@@ -525,7 +2057,7 @@ type Event struct {
 
 func (x *Event) Reset() {
 	*x = Event{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[5]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -537,7 +2069,7 @@ func (x *Event) String() string {
 func (*Event) ProtoMessage() {}
 
 func (x *Event) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[5]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -550,7 +2082,7 @@ func (x *Event) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Event.ProtoReflect.Descriptor instead.
 func (*Event) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{5}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *Event) GetSeq() uint64 {
@@ -639,7 +2171,7 @@ type EventsRequest struct {
 
 func (x *EventsRequest) Reset() {
 	*x = EventsRequest{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[6]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -651,7 +2183,7 @@ func (x *EventsRequest) String() string {
 func (*EventsRequest) ProtoMessage() {}
 
 func (x *EventsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[6]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -664,7 +2196,7 @@ func (x *EventsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EventsRequest.ProtoReflect.Descriptor instead.
 func (*EventsRequest) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{6}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *EventsRequest) GetAfterSeq() uint64 {
@@ -722,7 +2254,7 @@ type WatchWorkloadsRequest struct {
 
 func (x *WatchWorkloadsRequest) Reset() {
 	*x = WatchWorkloadsRequest{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[7]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -734,7 +2266,7 @@ func (x *WatchWorkloadsRequest) String() string {
 func (*WatchWorkloadsRequest) ProtoMessage() {}
 
 func (x *WatchWorkloadsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[7]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -747,7 +2279,7 @@ func (x *WatchWorkloadsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchWorkloadsRequest.ProtoReflect.Descriptor instead.
 func (*WatchWorkloadsRequest) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{7}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *WatchWorkloadsRequest) GetWorkloadIds() []string {
@@ -784,7 +2316,7 @@ type WorkloadChange struct {
 
 func (x *WorkloadChange) Reset() {
 	*x = WorkloadChange{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[8]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -796,7 +2328,7 @@ func (x *WorkloadChange) String() string {
 func (*WorkloadChange) ProtoMessage() {}
 
 func (x *WorkloadChange) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[8]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -809,7 +2341,7 @@ func (x *WorkloadChange) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkloadChange.ProtoReflect.Descriptor instead.
 func (*WorkloadChange) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{8}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *WorkloadChange) GetIndex() uint64 {
@@ -852,7 +2384,7 @@ type WhyRequest struct {
 
 func (x *WhyRequest) Reset() {
 	*x = WhyRequest{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[9]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -864,7 +2396,7 @@ func (x *WhyRequest) String() string {
 func (*WhyRequest) ProtoMessage() {}
 
 func (x *WhyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[9]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -877,7 +2409,7 @@ func (x *WhyRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WhyRequest.ProtoReflect.Descriptor instead.
 func (*WhyRequest) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{9}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *WhyRequest) GetWorkloadId() string {
@@ -917,7 +2449,7 @@ type NodeVerdict struct {
 
 func (x *NodeVerdict) Reset() {
 	*x = NodeVerdict{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[10]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -929,7 +2461,7 @@ func (x *NodeVerdict) String() string {
 func (*NodeVerdict) ProtoMessage() {}
 
 func (x *NodeVerdict) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[10]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -942,7 +2474,7 @@ func (x *NodeVerdict) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeVerdict.ProtoReflect.Descriptor instead.
 func (*NodeVerdict) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{10}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *NodeVerdict) GetNodeId() string {
@@ -998,7 +2530,7 @@ type ReasonCount struct {
 
 func (x *ReasonCount) Reset() {
 	*x = ReasonCount{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[11]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1010,7 +2542,7 @@ func (x *ReasonCount) String() string {
 func (*ReasonCount) ProtoMessage() {}
 
 func (x *ReasonCount) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[11]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1023,7 +2555,7 @@ func (x *ReasonCount) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReasonCount.ProtoReflect.Descriptor instead.
 func (*ReasonCount) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{11}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *ReasonCount) GetFilter() string {
@@ -1066,7 +2598,7 @@ type WhyResponse struct {
 
 func (x *WhyResponse) Reset() {
 	*x = WhyResponse{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[12]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1078,7 +2610,7 @@ func (x *WhyResponse) String() string {
 func (*WhyResponse) ProtoMessage() {}
 
 func (x *WhyResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[12]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1091,7 +2623,7 @@ func (x *WhyResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WhyResponse.ProtoReflect.Descriptor instead.
 func (*WhyResponse) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{12}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *WhyResponse) GetWorkloadId() string {
@@ -1177,7 +2709,7 @@ type ApplyWorkloadsRequest struct {
 
 func (x *ApplyWorkloadsRequest) Reset() {
 	*x = ApplyWorkloadsRequest{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[13]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1189,7 +2721,7 @@ func (x *ApplyWorkloadsRequest) String() string {
 func (*ApplyWorkloadsRequest) ProtoMessage() {}
 
 func (x *ApplyWorkloadsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[13]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1202,7 +2734,7 @@ func (x *ApplyWorkloadsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ApplyWorkloadsRequest.ProtoReflect.Descriptor instead.
 func (*ApplyWorkloadsRequest) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{13}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *ApplyWorkloadsRequest) GetRequestId() string {
@@ -1236,7 +2768,7 @@ type ApplyWorkloadsResponse struct {
 
 func (x *ApplyWorkloadsResponse) Reset() {
 	*x = ApplyWorkloadsResponse{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[14]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1248,7 +2780,7 @@ func (x *ApplyWorkloadsResponse) String() string {
 func (*ApplyWorkloadsResponse) ProtoMessage() {}
 
 func (x *ApplyWorkloadsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[14]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1261,7 +2793,7 @@ func (x *ApplyWorkloadsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ApplyWorkloadsResponse.ProtoReflect.Descriptor instead.
 func (*ApplyWorkloadsResponse) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{14}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *ApplyWorkloadsResponse) GetResults() []*v1.ApplyWorkloadResponse {
@@ -1289,7 +2821,7 @@ type PlanWorkloadsRequest struct {
 
 func (x *PlanWorkloadsRequest) Reset() {
 	*x = PlanWorkloadsRequest{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[15]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1301,7 +2833,7 @@ func (x *PlanWorkloadsRequest) String() string {
 func (*PlanWorkloadsRequest) ProtoMessage() {}
 
 func (x *PlanWorkloadsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[15]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1314,7 +2846,7 @@ func (x *PlanWorkloadsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PlanWorkloadsRequest.ProtoReflect.Descriptor instead.
 func (*PlanWorkloadsRequest) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{15}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *PlanWorkloadsRequest) GetWorkloads() []*v1.ApplyWorkloadRequest {
@@ -1344,7 +2876,7 @@ type FieldChange struct {
 
 func (x *FieldChange) Reset() {
 	*x = FieldChange{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[16]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1356,7 +2888,7 @@ func (x *FieldChange) String() string {
 func (*FieldChange) ProtoMessage() {}
 
 func (x *FieldChange) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[16]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1369,7 +2901,7 @@ func (x *FieldChange) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FieldChange.ProtoReflect.Descriptor instead.
 func (*FieldChange) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{16}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *FieldChange) GetField() string {
@@ -1414,7 +2946,7 @@ type PlannedWorkload struct {
 
 func (x *PlannedWorkload) Reset() {
 	*x = PlannedWorkload{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[17]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1426,7 +2958,7 @@ func (x *PlannedWorkload) String() string {
 func (*PlannedWorkload) ProtoMessage() {}
 
 func (x *PlannedWorkload) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[17]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1439,7 +2971,7 @@ func (x *PlannedWorkload) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PlannedWorkload.ProtoReflect.Descriptor instead.
 func (*PlannedWorkload) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{17}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *PlannedWorkload) GetWorkloadId() string {
@@ -1510,7 +3042,7 @@ type PlanWorkloadsResponse struct {
 
 func (x *PlanWorkloadsResponse) Reset() {
 	*x = PlanWorkloadsResponse{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[18]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1522,7 +3054,7 @@ func (x *PlanWorkloadsResponse) String() string {
 func (*PlanWorkloadsResponse) ProtoMessage() {}
 
 func (x *PlanWorkloadsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[18]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1535,7 +3067,7 @@ func (x *PlanWorkloadsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PlanWorkloadsResponse.ProtoReflect.Descriptor instead.
 func (*PlanWorkloadsResponse) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{18}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *PlanWorkloadsResponse) GetWorkloads() []*PlannedWorkload {
@@ -1569,7 +3101,7 @@ type ApplyStreamRequest struct {
 
 func (x *ApplyStreamRequest) Reset() {
 	*x = ApplyStreamRequest{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[19]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1581,7 +3113,7 @@ func (x *ApplyStreamRequest) String() string {
 func (*ApplyStreamRequest) ProtoMessage() {}
 
 func (x *ApplyStreamRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[19]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1594,7 +3126,7 @@ func (x *ApplyStreamRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ApplyStreamRequest.ProtoReflect.Descriptor instead.
 func (*ApplyStreamRequest) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{19}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *ApplyStreamRequest) GetCorrelationId() string {
@@ -1624,7 +3156,7 @@ type ApplyStreamResponse struct {
 
 func (x *ApplyStreamResponse) Reset() {
 	*x = ApplyStreamResponse{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[20]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1636,7 +3168,7 @@ func (x *ApplyStreamResponse) String() string {
 func (*ApplyStreamResponse) ProtoMessage() {}
 
 func (x *ApplyStreamResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[20]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1649,7 +3181,7 @@ func (x *ApplyStreamResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ApplyStreamResponse.ProtoReflect.Descriptor instead.
 func (*ApplyStreamResponse) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{20}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *ApplyStreamResponse) GetCorrelationId() string {
@@ -1692,7 +3224,7 @@ type CordonNodeRequest struct {
 
 func (x *CordonNodeRequest) Reset() {
 	*x = CordonNodeRequest{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[21]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1704,7 +3236,7 @@ func (x *CordonNodeRequest) String() string {
 func (*CordonNodeRequest) ProtoMessage() {}
 
 func (x *CordonNodeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[21]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1717,7 +3249,7 @@ func (x *CordonNodeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CordonNodeRequest.ProtoReflect.Descriptor instead.
 func (*CordonNodeRequest) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{21}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *CordonNodeRequest) GetNodeId() string {
@@ -1754,7 +3286,7 @@ type DrainNodeRequest struct {
 
 func (x *DrainNodeRequest) Reset() {
 	*x = DrainNodeRequest{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[22]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1766,7 +3298,7 @@ func (x *DrainNodeRequest) String() string {
 func (*DrainNodeRequest) ProtoMessage() {}
 
 func (x *DrainNodeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[22]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1779,7 +3311,7 @@ func (x *DrainNodeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainNodeRequest.ProtoReflect.Descriptor instead.
 func (*DrainNodeRequest) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{22}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *DrainNodeRequest) GetNodeId() string {
@@ -1821,7 +3353,7 @@ type RemoveNodeRequest struct {
 
 func (x *RemoveNodeRequest) Reset() {
 	*x = RemoveNodeRequest{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[23]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1833,7 +3365,7 @@ func (x *RemoveNodeRequest) String() string {
 func (*RemoveNodeRequest) ProtoMessage() {}
 
 func (x *RemoveNodeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[23]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1846,7 +3378,7 @@ func (x *RemoveNodeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveNodeRequest.ProtoReflect.Descriptor instead.
 func (*RemoveNodeRequest) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{23}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *RemoveNodeRequest) GetNodeId() string {
@@ -1880,7 +3412,7 @@ type FenceNodeRequest struct {
 
 func (x *FenceNodeRequest) Reset() {
 	*x = FenceNodeRequest{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[24]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1892,7 +3424,7 @@ func (x *FenceNodeRequest) String() string {
 func (*FenceNodeRequest) ProtoMessage() {}
 
 func (x *FenceNodeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[24]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1905,7 +3437,7 @@ func (x *FenceNodeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FenceNodeRequest.ProtoReflect.Descriptor instead.
 func (*FenceNodeRequest) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{24}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *FenceNodeRequest) GetNodeId() string {
@@ -1934,7 +3466,7 @@ type PlannedMove struct {
 
 func (x *PlannedMove) Reset() {
 	*x = PlannedMove{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[25]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1946,7 +3478,7 @@ func (x *PlannedMove) String() string {
 func (*PlannedMove) ProtoMessage() {}
 
 func (x *PlannedMove) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[25]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1959,7 +3491,7 @@ func (x *PlannedMove) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PlannedMove.ProtoReflect.Descriptor instead.
 func (*PlannedMove) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{25}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *PlannedMove) GetWorkloadId() string {
@@ -1994,7 +3526,7 @@ type NodeActionResponse struct {
 
 func (x *NodeActionResponse) Reset() {
 	*x = NodeActionResponse{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[26]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2006,7 +3538,7 @@ func (x *NodeActionResponse) String() string {
 func (*NodeActionResponse) ProtoMessage() {}
 
 func (x *NodeActionResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[26]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2019,7 +3551,7 @@ func (x *NodeActionResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeActionResponse.ProtoReflect.Descriptor instead.
 func (*NodeActionResponse) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{26}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *NodeActionResponse) GetNode() *v1.NodeView {
@@ -2058,7 +3590,7 @@ type LogsRequest struct {
 
 func (x *LogsRequest) Reset() {
 	*x = LogsRequest{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[27]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2070,7 +3602,7 @@ func (x *LogsRequest) String() string {
 func (*LogsRequest) ProtoMessage() {}
 
 func (x *LogsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[27]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2083,7 +3615,7 @@ func (x *LogsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LogsRequest.ProtoReflect.Descriptor instead.
 func (*LogsRequest) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{27}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *LogsRequest) GetWorkloadId() string {
@@ -2139,7 +3671,7 @@ type LogChunk struct {
 
 func (x *LogChunk) Reset() {
 	*x = LogChunk{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[28]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2151,7 +3683,7 @@ func (x *LogChunk) String() string {
 func (*LogChunk) ProtoMessage() {}
 
 func (x *LogChunk) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[28]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2164,7 +3696,7 @@ func (x *LogChunk) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LogChunk.ProtoReflect.Descriptor instead.
 func (*LogChunk) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{28}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *LogChunk) GetData() []byte {
@@ -2191,7 +3723,7 @@ type ListActionsRequest struct {
 
 func (x *ListActionsRequest) Reset() {
 	*x = ListActionsRequest{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[29]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2203,7 +3735,7 @@ func (x *ListActionsRequest) String() string {
 func (*ListActionsRequest) ProtoMessage() {}
 
 func (x *ListActionsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[29]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2216,7 +3748,7 @@ func (x *ListActionsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListActionsRequest.ProtoReflect.Descriptor instead.
 func (*ListActionsRequest) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{29}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *ListActionsRequest) GetWorkloadId() string {
@@ -2249,7 +3781,7 @@ type Action struct {
 
 func (x *Action) Reset() {
 	*x = Action{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[30]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2261,7 +3793,7 @@ func (x *Action) String() string {
 func (*Action) ProtoMessage() {}
 
 func (x *Action) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[30]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2274,7 +3806,7 @@ func (x *Action) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Action.ProtoReflect.Descriptor instead.
 func (*Action) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{30}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *Action) GetTaskId() string {
@@ -2343,7 +3875,7 @@ type ListActionsResponse struct {
 
 func (x *ListActionsResponse) Reset() {
 	*x = ListActionsResponse{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[31]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2355,7 +3887,7 @@ func (x *ListActionsResponse) String() string {
 func (*ListActionsResponse) ProtoMessage() {}
 
 func (x *ListActionsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[31]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2368,7 +3900,7 @@ func (x *ListActionsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListActionsResponse.ProtoReflect.Descriptor instead.
 func (*ListActionsResponse) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{31}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *ListActionsResponse) GetNodeId() string {
@@ -2398,7 +3930,7 @@ type SetModeRequest struct {
 
 func (x *SetModeRequest) Reset() {
 	*x = SetModeRequest{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[32]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2410,7 +3942,7 @@ func (x *SetModeRequest) String() string {
 func (*SetModeRequest) ProtoMessage() {}
 
 func (x *SetModeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[32]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2423,7 +3955,7 @@ func (x *SetModeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetModeRequest.ProtoReflect.Descriptor instead.
 func (*SetModeRequest) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{32}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *SetModeRequest) GetMode() string {
@@ -2457,7 +3989,7 @@ type SetModeResponse struct {
 
 func (x *SetModeResponse) Reset() {
 	*x = SetModeResponse{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[33]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2469,7 +4001,7 @@ func (x *SetModeResponse) String() string {
 func (*SetModeResponse) ProtoMessage() {}
 
 func (x *SetModeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[33]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2482,7 +4014,7 @@ func (x *SetModeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetModeResponse.ProtoReflect.Descriptor instead.
 func (*SetModeResponse) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{33}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{59}
 }
 
 func (x *SetModeResponse) GetMode() string {
@@ -2508,7 +4040,7 @@ type TransferLeadershipRequest struct {
 
 func (x *TransferLeadershipRequest) Reset() {
 	*x = TransferLeadershipRequest{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[34]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2520,7 +4052,7 @@ func (x *TransferLeadershipRequest) String() string {
 func (*TransferLeadershipRequest) ProtoMessage() {}
 
 func (x *TransferLeadershipRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[34]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2533,7 +4065,7 @@ func (x *TransferLeadershipRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TransferLeadershipRequest.ProtoReflect.Descriptor instead.
 func (*TransferLeadershipRequest) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{34}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{60}
 }
 
 func (x *TransferLeadershipRequest) GetReplica() string {
@@ -2553,7 +4085,7 @@ type TransferLeadershipResponse struct {
 
 func (x *TransferLeadershipResponse) Reset() {
 	*x = TransferLeadershipResponse{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[35]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2565,7 +4097,7 @@ func (x *TransferLeadershipResponse) String() string {
 func (*TransferLeadershipResponse) ProtoMessage() {}
 
 func (x *TransferLeadershipResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[35]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2578,7 +4110,7 @@ func (x *TransferLeadershipResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TransferLeadershipResponse.ProtoReflect.Descriptor instead.
 func (*TransferLeadershipResponse) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{35}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{61}
 }
 
 func (x *TransferLeadershipResponse) GetLeaderId() string {
@@ -2605,7 +4137,7 @@ type RemoveReplicaRequest struct {
 
 func (x *RemoveReplicaRequest) Reset() {
 	*x = RemoveReplicaRequest{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[36]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2617,7 +4149,7 @@ func (x *RemoveReplicaRequest) String() string {
 func (*RemoveReplicaRequest) ProtoMessage() {}
 
 func (x *RemoveReplicaRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[36]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2630,7 +4162,7 @@ func (x *RemoveReplicaRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveReplicaRequest.ProtoReflect.Descriptor instead.
 func (*RemoveReplicaRequest) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{36}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{62}
 }
 
 func (x *RemoveReplicaRequest) GetReplica() string {
@@ -2655,7 +4187,7 @@ type RemoveReplicaResponse struct {
 
 func (x *RemoveReplicaResponse) Reset() {
 	*x = RemoveReplicaResponse{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[37]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2667,7 +4199,7 @@ func (x *RemoveReplicaResponse) String() string {
 func (*RemoveReplicaResponse) ProtoMessage() {}
 
 func (x *RemoveReplicaResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[37]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2680,7 +4212,7 @@ func (x *RemoveReplicaResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveReplicaResponse.ProtoReflect.Descriptor instead.
 func (*RemoveReplicaResponse) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{37}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{63}
 }
 
 type CreateBackupRequest struct {
@@ -2693,7 +4225,7 @@ type CreateBackupRequest struct {
 
 func (x *CreateBackupRequest) Reset() {
 	*x = CreateBackupRequest{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[38]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2705,7 +4237,7 @@ func (x *CreateBackupRequest) String() string {
 func (*CreateBackupRequest) ProtoMessage() {}
 
 func (x *CreateBackupRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[38]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2718,7 +4250,7 @@ func (x *CreateBackupRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateBackupRequest.ProtoReflect.Descriptor instead.
 func (*CreateBackupRequest) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{38}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{64}
 }
 
 func (x *CreateBackupRequest) GetMinIndex() uint64 {
@@ -2748,7 +4280,7 @@ type BackupInfo struct {
 
 func (x *BackupInfo) Reset() {
 	*x = BackupInfo{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[39]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[65]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2760,7 +4292,7 @@ func (x *BackupInfo) String() string {
 func (*BackupInfo) ProtoMessage() {}
 
 func (x *BackupInfo) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[39]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[65]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2773,7 +4305,7 @@ func (x *BackupInfo) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BackupInfo.ProtoReflect.Descriptor instead.
 func (*BackupInfo) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{39}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{65}
 }
 
 func (x *BackupInfo) GetClusterId() string {
@@ -2862,7 +4394,7 @@ type CreateBackupResponse struct {
 
 func (x *CreateBackupResponse) Reset() {
 	*x = CreateBackupResponse{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[40]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[66]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2874,7 +4406,7 @@ func (x *CreateBackupResponse) String() string {
 func (*CreateBackupResponse) ProtoMessage() {}
 
 func (x *CreateBackupResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[40]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[66]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2887,7 +4419,7 @@ func (x *CreateBackupResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateBackupResponse.ProtoReflect.Descriptor instead.
 func (*CreateBackupResponse) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{40}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{66}
 }
 
 func (x *CreateBackupResponse) GetInfo() *BackupInfo {
@@ -2933,7 +4465,7 @@ type RestoreBackupRequest struct {
 
 func (x *RestoreBackupRequest) Reset() {
 	*x = RestoreBackupRequest{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[41]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[67]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2945,7 +4477,7 @@ func (x *RestoreBackupRequest) String() string {
 func (*RestoreBackupRequest) ProtoMessage() {}
 
 func (x *RestoreBackupRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[41]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[67]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2958,7 +4490,7 @@ func (x *RestoreBackupRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RestoreBackupRequest.ProtoReflect.Descriptor instead.
 func (*RestoreBackupRequest) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{41}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{67}
 }
 
 func (x *RestoreBackupRequest) GetPreview() bool {
@@ -3012,7 +4544,7 @@ type RestoreBackupResponse struct {
 
 func (x *RestoreBackupResponse) Reset() {
 	*x = RestoreBackupResponse{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[42]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[68]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3024,7 +4556,7 @@ func (x *RestoreBackupResponse) String() string {
 func (*RestoreBackupResponse) ProtoMessage() {}
 
 func (x *RestoreBackupResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[42]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[68]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3037,7 +4569,7 @@ func (x *RestoreBackupResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RestoreBackupResponse.ProtoReflect.Descriptor instead.
 func (*RestoreBackupResponse) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{42}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{68}
 }
 
 func (x *RestoreBackupResponse) GetBackup() *BackupInfo {
@@ -3153,7 +4685,7 @@ type MirrorContent struct {
 
 func (x *MirrorContent) Reset() {
 	*x = MirrorContent{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[43]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[69]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3165,7 +4697,7 @@ func (x *MirrorContent) String() string {
 func (*MirrorContent) ProtoMessage() {}
 
 func (x *MirrorContent) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[43]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[69]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3178,7 +4710,7 @@ func (x *MirrorContent) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MirrorContent.ProtoReflect.Descriptor instead.
 func (*MirrorContent) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{43}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{69}
 }
 
 func (x *MirrorContent) GetClusterId() string {
@@ -3261,7 +4793,7 @@ type MirrorProblem struct {
 
 func (x *MirrorProblem) Reset() {
 	*x = MirrorProblem{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[44]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[70]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3273,7 +4805,7 @@ func (x *MirrorProblem) String() string {
 func (*MirrorProblem) ProtoMessage() {}
 
 func (x *MirrorProblem) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[44]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[70]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3286,7 +4818,7 @@ func (x *MirrorProblem) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MirrorProblem.ProtoReflect.Descriptor instead.
 func (*MirrorProblem) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{44}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{70}
 }
 
 func (x *MirrorProblem) GetKey() string {
@@ -3313,7 +4845,7 @@ type RecoveryRequest struct {
 
 func (x *RecoveryRequest) Reset() {
 	*x = RecoveryRequest{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[45]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[71]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3325,7 +4857,7 @@ func (x *RecoveryRequest) String() string {
 func (*RecoveryRequest) ProtoMessage() {}
 
 func (x *RecoveryRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[45]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[71]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3338,7 +4870,7 @@ func (x *RecoveryRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RecoveryRequest.ProtoReflect.Descriptor instead.
 func (*RecoveryRequest) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{45}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{71}
 }
 
 func (x *RecoveryRequest) GetPrefix() string {
@@ -3375,7 +4907,7 @@ type RecoveryResponse struct {
 
 func (x *RecoveryResponse) Reset() {
 	*x = RecoveryResponse{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[46]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[72]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3387,7 +4919,7 @@ func (x *RecoveryResponse) String() string {
 func (*RecoveryResponse) ProtoMessage() {}
 
 func (x *RecoveryResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[46]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[72]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3400,7 +4932,7 @@ func (x *RecoveryResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RecoveryResponse.ProtoReflect.Descriptor instead.
 func (*RecoveryResponse) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{46}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{72}
 }
 
 func (x *RecoveryResponse) GetMode() string {
@@ -3496,7 +5028,7 @@ type RestoreMirrorRequest struct {
 
 func (x *RestoreMirrorRequest) Reset() {
 	*x = RestoreMirrorRequest{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[47]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[73]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3508,7 +5040,7 @@ func (x *RestoreMirrorRequest) String() string {
 func (*RestoreMirrorRequest) ProtoMessage() {}
 
 func (x *RestoreMirrorRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[47]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[73]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3521,7 +5053,7 @@ func (x *RestoreMirrorRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RestoreMirrorRequest.ProtoReflect.Descriptor instead.
 func (*RestoreMirrorRequest) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{47}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{73}
 }
 
 func (x *RestoreMirrorRequest) GetPreview() bool {
@@ -3549,7 +5081,7 @@ type RestoreMirrorResponse struct {
 
 func (x *RestoreMirrorResponse) Reset() {
 	*x = RestoreMirrorResponse{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[48]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[74]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3561,7 +5093,7 @@ func (x *RestoreMirrorResponse) String() string {
 func (*RestoreMirrorResponse) ProtoMessage() {}
 
 func (x *RestoreMirrorResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[48]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[74]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3574,7 +5106,7 @@ func (x *RestoreMirrorResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RestoreMirrorResponse.ProtoReflect.Descriptor instead.
 func (*RestoreMirrorResponse) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{48}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{74}
 }
 
 func (x *RestoreMirrorResponse) GetRestored() bool {
@@ -3645,7 +5177,7 @@ type KeyDifference struct {
 
 func (x *KeyDifference) Reset() {
 	*x = KeyDifference{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[49]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[75]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3657,7 +5189,7 @@ func (x *KeyDifference) String() string {
 func (*KeyDifference) ProtoMessage() {}
 
 func (x *KeyDifference) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[49]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[75]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3670,7 +5202,7 @@ func (x *KeyDifference) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KeyDifference.ProtoReflect.Descriptor instead.
 func (*KeyDifference) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{49}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{75}
 }
 
 func (x *KeyDifference) GetKind() string {
@@ -3702,7 +5234,7 @@ type ImportMirrorRequest struct {
 
 func (x *ImportMirrorRequest) Reset() {
 	*x = ImportMirrorRequest{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[50]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[76]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3714,7 +5246,7 @@ func (x *ImportMirrorRequest) String() string {
 func (*ImportMirrorRequest) ProtoMessage() {}
 
 func (x *ImportMirrorRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[50]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[76]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3727,7 +5259,7 @@ func (x *ImportMirrorRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImportMirrorRequest.ProtoReflect.Descriptor instead.
 func (*ImportMirrorRequest) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{50}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{76}
 }
 
 func (x *ImportMirrorRequest) GetPreview() bool {
@@ -3775,7 +5307,7 @@ type ImportMirrorResponse struct {
 
 func (x *ImportMirrorResponse) Reset() {
 	*x = ImportMirrorResponse{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[51]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[77]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3787,7 +5319,7 @@ func (x *ImportMirrorResponse) String() string {
 func (*ImportMirrorResponse) ProtoMessage() {}
 
 func (x *ImportMirrorResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[51]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[77]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3800,7 +5332,7 @@ func (x *ImportMirrorResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImportMirrorResponse.ProtoReflect.Descriptor instead.
 func (*ImportMirrorResponse) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{51}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{77}
 }
 
 func (x *ImportMirrorResponse) GetContent() *MirrorContent {
@@ -3858,7 +5390,7 @@ type ListDriftsRequest struct {
 
 func (x *ListDriftsRequest) Reset() {
 	*x = ListDriftsRequest{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[52]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[78]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3870,7 +5402,7 @@ func (x *ListDriftsRequest) String() string {
 func (*ListDriftsRequest) ProtoMessage() {}
 
 func (x *ListDriftsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[52]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[78]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3883,7 +5415,7 @@ func (x *ListDriftsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListDriftsRequest.ProtoReflect.Descriptor instead.
 func (*ListDriftsRequest) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{52}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{78}
 }
 
 func (x *ListDriftsRequest) GetNodeId() string {
@@ -3927,7 +5459,7 @@ type Drift struct {
 
 func (x *Drift) Reset() {
 	*x = Drift{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[53]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[79]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3939,7 +5471,7 @@ func (x *Drift) String() string {
 func (*Drift) ProtoMessage() {}
 
 func (x *Drift) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[53]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[79]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3952,7 +5484,7 @@ func (x *Drift) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Drift.ProtoReflect.Descriptor instead.
 func (*Drift) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{53}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{79}
 }
 
 func (x *Drift) GetNodeId() string {
@@ -4022,7 +5554,7 @@ type ListDriftsResponse struct {
 
 func (x *ListDriftsResponse) Reset() {
 	*x = ListDriftsResponse{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[54]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[80]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4034,7 +5566,7 @@ func (x *ListDriftsResponse) String() string {
 func (*ListDriftsResponse) ProtoMessage() {}
 
 func (x *ListDriftsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[54]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[80]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4047,7 +5579,7 @@ func (x *ListDriftsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListDriftsResponse.ProtoReflect.Descriptor instead.
 func (*ListDriftsResponse) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{54}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{80}
 }
 
 func (x *ListDriftsResponse) GetDrifts() []*Drift {
@@ -4077,7 +5609,7 @@ type AdoptDriftRequest struct {
 
 func (x *AdoptDriftRequest) Reset() {
 	*x = AdoptDriftRequest{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[55]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[81]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4089,7 +5621,7 @@ func (x *AdoptDriftRequest) String() string {
 func (*AdoptDriftRequest) ProtoMessage() {}
 
 func (x *AdoptDriftRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[55]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[81]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4102,7 +5634,7 @@ func (x *AdoptDriftRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AdoptDriftRequest.ProtoReflect.Descriptor instead.
 func (*AdoptDriftRequest) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{55}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{81}
 }
 
 func (x *AdoptDriftRequest) GetNodeId() string {
@@ -4144,7 +5676,7 @@ type DeleteDriftRequest struct {
 
 func (x *DeleteDriftRequest) Reset() {
 	*x = DeleteDriftRequest{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[56]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[82]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4156,7 +5688,7 @@ func (x *DeleteDriftRequest) String() string {
 func (*DeleteDriftRequest) ProtoMessage() {}
 
 func (x *DeleteDriftRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[56]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[82]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4169,7 +5701,7 @@ func (x *DeleteDriftRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteDriftRequest.ProtoReflect.Descriptor instead.
 func (*DeleteDriftRequest) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{56}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{82}
 }
 
 func (x *DeleteDriftRequest) GetNodeId() string {
@@ -4202,7 +5734,7 @@ type DriftActionResponse struct {
 
 func (x *DriftActionResponse) Reset() {
 	*x = DriftActionResponse{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[57]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[83]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4214,7 +5746,7 @@ func (x *DriftActionResponse) String() string {
 func (*DriftActionResponse) ProtoMessage() {}
 
 func (x *DriftActionResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[57]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[83]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4227,7 +5759,7 @@ func (x *DriftActionResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DriftActionResponse.ProtoReflect.Descriptor instead.
 func (*DriftActionResponse) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{57}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{83}
 }
 
 func (x *DriftActionResponse) GetIndex() uint64 {
@@ -4241,7 +5773,122 @@ var File_api_cluster_v1_cluster_proto protoreflect.FileDescriptor
 
 const file_api_cluster_v1_cluster_proto_rawDesc = "" +
 	"\n" +
-	"\x1capi/cluster/v1/cluster.proto\x12\x11persys.cluster.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1capi/control/v1/control.proto\"\x13\n" +
+	"\x1capi/cluster/v1/cluster.proto\x12\x11persys.cluster.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1capi/control/v1/control.proto\"g\n" +
+	"\fEnrolRequest\x12\x19\n" +
+	"\btoken_id\x18\x01 \x01(\tR\atokenId\x12\x16\n" +
+	"\x06secret\x18\x02 \x01(\fR\x06secret\x12\x12\n" +
+	"\x04name\x18\x03 \x01(\tR\x04name\x12\x10\n" +
+	"\x03csr\x18\x04 \x01(\fR\x03csr\"\xae\x01\n" +
+	"\rEnrolResponse\x12\x14\n" +
+	"\x05chain\x18\x01 \x01(\fR\x05chain\x12\x14\n" +
+	"\x05roots\x18\x02 \x01(\fR\x05roots\x12\x18\n" +
+	"\acluster\x18\x03 \x01(\tR\acluster\x12\x1e\n" +
+	"\n" +
+	"schedulers\x18\x04 \x03(\tR\n" +
+	"schedulers\x12\x1f\n" +
+	"\vcluster_key\x18\x05 \x01(\tR\n" +
+	"clusterKey\x12\x16\n" +
+	"\x06gossip\x18\x06 \x03(\tR\x06gossip\" \n" +
+	"\fRenewRequest\x12\x10\n" +
+	"\x03csr\x18\x01 \x01(\fR\x03csr\";\n" +
+	"\rRenewResponse\x12\x14\n" +
+	"\x05chain\x18\x01 \x01(\fR\x05chain\x12\x14\n" +
+	"\x05roots\x18\x02 \x01(\fR\x05roots\")\n" +
+	"\rBundleRequest\x12\x18\n" +
+	"\aversion\x18\x01 \x01(\tR\aversion\"\xa1\x01\n" +
+	"\x0eBundleResponse\x12\x18\n" +
+	"\aversion\x18\x01 \x01(\tR\aversion\x12\x14\n" +
+	"\x05roots\x18\x02 \x01(\fR\x05roots\x12?\n" +
+	"\vrevocations\x18\x03 \x03(\v2\x1d.persys.cluster.v1.RevocationR\vrevocations\x12\x1e\n" +
+	"\n" +
+	"schedulers\x18\x04 \x03(\tR\n" +
+	"schedulers\"\xaa\x01\n" +
+	"\n" +
+	"Revocation\x12\x12\n" +
+	"\x04role\x18\x01 \x01(\tR\x04role\x12\x12\n" +
+	"\x04name\x18\x02 \x01(\tR\x04name\x12 \n" +
+	"\vfingerprint\x18\x03 \x01(\tR\vfingerprint\x12\x16\n" +
+	"\x06reason\x18\x04 \x01(\tR\x06reason\x12*\n" +
+	"\x02at\x18\x05 \x01(\v2\x1a.google.protobuf.TimestampR\x02at\x12\x0e\n" +
+	"\x02by\x18\x06 \x01(\tR\x02by\"\xa8\x01\n" +
+	"\x12CreateTokenRequest\x12\x12\n" +
+	"\x04role\x18\x01 \x01(\tR\x04role\x12\x12\n" +
+	"\x04name\x18\x02 \x01(\tR\x04name\x12\x16\n" +
+	"\x06access\x18\x03 \x01(\tR\x06access\x12\x1f\n" +
+	"\vttl_seconds\x18\x04 \x01(\x03R\n" +
+	"ttlSeconds\x12\x12\n" +
+	"\x04uses\x18\x05 \x01(\rR\x04uses\x12\x1d\n" +
+	"\n" +
+	"request_id\x18\x06 \x01(\tR\trequestId\"]\n" +
+	"\x13CreateTokenResponse\x12\x14\n" +
+	"\x05token\x18\x01 \x01(\tR\x05token\x120\n" +
+	"\x04info\x18\x02 \x01(\v2\x1c.persys.cluster.v1.TokenInfoR\x04info\"\x8d\x02\n" +
+	"\tTokenInfo\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id\x12\x12\n" +
+	"\x04role\x18\x02 \x01(\tR\x04role\x12\x12\n" +
+	"\x04name\x18\x03 \x01(\tR\x04name\x12\x16\n" +
+	"\x06access\x18\x04 \x01(\tR\x06access\x12\x1b\n" +
+	"\tuses_left\x18\x05 \x01(\rR\busesLeft\x129\n" +
+	"\n" +
+	"created_at\x18\x06 \x01(\v2\x1a.google.protobuf.TimestampR\tcreatedAt\x129\n" +
+	"\n" +
+	"expires_at\x18\a \x01(\v2\x1a.google.protobuf.TimestampR\texpiresAt\x12\x1d\n" +
+	"\n" +
+	"created_by\x18\b \x01(\tR\tcreatedBy\"\x13\n" +
+	"\x11ListTokensRequest\"J\n" +
+	"\x12ListTokensResponse\x124\n" +
+	"\x06tokens\x18\x01 \x03(\v2\x1c.persys.cluster.v1.TokenInfoR\x06tokens\"C\n" +
+	"\x12DeleteTokenRequest\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id\x12\x1d\n" +
+	"\n" +
+	"request_id\x18\x02 \x01(\tR\trequestId\"\x15\n" +
+	"\x13DeleteTokenResponse\"\x17\n" +
+	"\x15ListIdentitiesRequest\"\x97\x02\n" +
+	"\fIdentityInfo\x12\x12\n" +
+	"\x04role\x18\x01 \x01(\tR\x04role\x12\x12\n" +
+	"\x04name\x18\x02 \x01(\tR\x04name\x12\x16\n" +
+	"\x06access\x18\x03 \x01(\tR\x06access\x12 \n" +
+	"\vfingerprint\x18\x04 \x01(\tR\vfingerprint\x12\x19\n" +
+	"\btoken_id\x18\x05 \x01(\tR\atokenId\x127\n" +
+	"\tissued_at\x18\x06 \x01(\v2\x1a.google.protobuf.TimestampR\bissuedAt\x127\n" +
+	"\tnot_after\x18\a \x01(\v2\x1a.google.protobuf.TimestampR\bnotAfter\x12\x18\n" +
+	"\arevoked\x18\b \x01(\bR\arevoked\"\x9a\x01\n" +
+	"\x16ListIdentitiesResponse\x12?\n" +
+	"\n" +
+	"identities\x18\x01 \x03(\v2\x1f.persys.cluster.v1.IdentityInfoR\n" +
+	"identities\x12?\n" +
+	"\vrevocations\x18\x02 \x03(\v2\x1d.persys.cluster.v1.RevocationR\vrevocations\"\x90\x01\n" +
+	"\rRevokeRequest\x12\x12\n" +
+	"\x04role\x18\x01 \x01(\tR\x04role\x12\x12\n" +
+	"\x04name\x18\x02 \x01(\tR\x04name\x12 \n" +
+	"\vfingerprint\x18\x03 \x01(\tR\vfingerprint\x12\x16\n" +
+	"\x06reason\x18\x04 \x01(\tR\x06reason\x12\x1d\n" +
+	"\n" +
+	"request_id\x18\x05 \x01(\tR\trequestId\"\x10\n" +
+	"\x0eRevokeResponse\"\x18\n" +
+	"\x16ListAuthoritiesRequest\"\xc2\x01\n" +
+	"\rAuthorityInfo\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id\x12\x17\n" +
+	"\aroot_id\x18\x02 \x01(\tR\x06rootId\x127\n" +
+	"\tactive_at\x18\x03 \x01(\v2\x1a.google.protobuf.TimestampR\bactiveAt\x127\n" +
+	"\tnot_after\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\bnotAfter\x12\x16\n" +
+	"\x06issues\x18\x05 \x01(\bR\x06issues\"]\n" +
+	"\x17ListAuthoritiesResponse\x12B\n" +
+	"\vauthorities\x18\x01 \x03(\v2 .persys.cluster.v1.AuthorityInfoR\vauthorities\"\x93\x01\n" +
+	"\x13PutAuthorityRequest\x12\x12\n" +
+	"\x04cert\x18\x01 \x01(\fR\x04cert\x12\x12\n" +
+	"\x04root\x18\x02 \x01(\fR\x04root\x12\x10\n" +
+	"\x03key\x18\x03 \x01(\fR\x03key\x12#\n" +
+	"\rafter_seconds\x18\x04 \x01(\x03R\fafterSeconds\x12\x1d\n" +
+	"\n" +
+	"request_id\x18\x05 \x01(\tR\trequestId\"V\n" +
+	"\x14PutAuthorityResponse\x12>\n" +
+	"\tauthority\x18\x01 \x01(\v2 .persys.cluster.v1.AuthorityInfoR\tauthority\"E\n" +
+	"\x14DropAuthorityRequest\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id\x12\x1d\n" +
+	"\n" +
+	"request_id\x18\x02 \x01(\tR\trequestId\"\x17\n" +
+	"\x15DropAuthorityResponse\"\x13\n" +
 	"\x11ClusterKeyRequest\"0\n" +
 	"\x12ClusterKeyResponse\x12\x1a\n" +
 	"\bexported\x18\x01 \x01(\tR\bexported\"\x0f\n" +
@@ -4646,7 +6293,20 @@ const file_api_cluster_v1_cluster_proto_rawDesc = "" +
 	"ListDrifts\x12$.persys.cluster.v1.ListDriftsRequest\x1a%.persys.cluster.v1.ListDriftsResponse\x12Z\n" +
 	"\n" +
 	"AdoptDrift\x12$.persys.cluster.v1.AdoptDriftRequest\x1a&.persys.cluster.v1.DriftActionResponse\x12\\\n" +
-	"\vDeleteDrift\x12%.persys.cluster.v1.DeleteDriftRequest\x1a&.persys.cluster.v1.DriftActionResponseB4Z2github.com/persys/compute/api/cluster/v1;clusterv1b\x06proto3"
+	"\vDeleteDrift\x12%.persys.cluster.v1.DeleteDriftRequest\x1a&.persys.cluster.v1.DriftActionResponse2\xea\a\n" +
+	"\x05Trust\x12J\n" +
+	"\x05Enrol\x12\x1f.persys.cluster.v1.EnrolRequest\x1a .persys.cluster.v1.EnrolResponse\x12J\n" +
+	"\x05Renew\x12\x1f.persys.cluster.v1.RenewRequest\x1a .persys.cluster.v1.RenewResponse\x12M\n" +
+	"\x06Bundle\x12 .persys.cluster.v1.BundleRequest\x1a!.persys.cluster.v1.BundleResponse\x12\\\n" +
+	"\vCreateToken\x12%.persys.cluster.v1.CreateTokenRequest\x1a&.persys.cluster.v1.CreateTokenResponse\x12Y\n" +
+	"\n" +
+	"ListTokens\x12$.persys.cluster.v1.ListTokensRequest\x1a%.persys.cluster.v1.ListTokensResponse\x12\\\n" +
+	"\vDeleteToken\x12%.persys.cluster.v1.DeleteTokenRequest\x1a&.persys.cluster.v1.DeleteTokenResponse\x12e\n" +
+	"\x0eListIdentities\x12(.persys.cluster.v1.ListIdentitiesRequest\x1a).persys.cluster.v1.ListIdentitiesResponse\x12M\n" +
+	"\x06Revoke\x12 .persys.cluster.v1.RevokeRequest\x1a!.persys.cluster.v1.RevokeResponse\x12h\n" +
+	"\x0fListAuthorities\x12).persys.cluster.v1.ListAuthoritiesRequest\x1a*.persys.cluster.v1.ListAuthoritiesResponse\x12_\n" +
+	"\fPutAuthority\x12&.persys.cluster.v1.PutAuthorityRequest\x1a'.persys.cluster.v1.PutAuthorityResponse\x12b\n" +
+	"\rDropAuthority\x12'.persys.cluster.v1.DropAuthorityRequest\x1a(.persys.cluster.v1.DropAuthorityResponseB4Z2github.com/persys/compute/api/cluster/v1;clusterv1b\x06proto3"
 
 var (
 	file_api_cluster_v1_cluster_proto_rawDescOnce sync.Once
@@ -4660,166 +6320,228 @@ func file_api_cluster_v1_cluster_proto_rawDescGZIP() []byte {
 	return file_api_cluster_v1_cluster_proto_rawDescData
 }
 
-var file_api_cluster_v1_cluster_proto_msgTypes = make([]protoimpl.MessageInfo, 59)
+var file_api_cluster_v1_cluster_proto_msgTypes = make([]protoimpl.MessageInfo, 85)
 var file_api_cluster_v1_cluster_proto_goTypes = []any{
-	(*ClusterKeyRequest)(nil),          // 0: persys.cluster.v1.ClusterKeyRequest
-	(*ClusterKeyResponse)(nil),         // 1: persys.cluster.v1.ClusterKeyResponse
-	(*StatusRequest)(nil),              // 2: persys.cluster.v1.StatusRequest
-	(*Replica)(nil),                    // 3: persys.cluster.v1.Replica
-	(*StatusResponse)(nil),             // 4: persys.cluster.v1.StatusResponse
-	(*Event)(nil),                      // 5: persys.cluster.v1.Event
-	(*EventsRequest)(nil),              // 6: persys.cluster.v1.EventsRequest
-	(*WatchWorkloadsRequest)(nil),      // 7: persys.cluster.v1.WatchWorkloadsRequest
-	(*WorkloadChange)(nil),             // 8: persys.cluster.v1.WorkloadChange
-	(*WhyRequest)(nil),                 // 9: persys.cluster.v1.WhyRequest
-	(*NodeVerdict)(nil),                // 10: persys.cluster.v1.NodeVerdict
-	(*ReasonCount)(nil),                // 11: persys.cluster.v1.ReasonCount
-	(*WhyResponse)(nil),                // 12: persys.cluster.v1.WhyResponse
-	(*ApplyWorkloadsRequest)(nil),      // 13: persys.cluster.v1.ApplyWorkloadsRequest
-	(*ApplyWorkloadsResponse)(nil),     // 14: persys.cluster.v1.ApplyWorkloadsResponse
-	(*PlanWorkloadsRequest)(nil),       // 15: persys.cluster.v1.PlanWorkloadsRequest
-	(*FieldChange)(nil),                // 16: persys.cluster.v1.FieldChange
-	(*PlannedWorkload)(nil),            // 17: persys.cluster.v1.PlannedWorkload
-	(*PlanWorkloadsResponse)(nil),      // 18: persys.cluster.v1.PlanWorkloadsResponse
-	(*ApplyStreamRequest)(nil),         // 19: persys.cluster.v1.ApplyStreamRequest
-	(*ApplyStreamResponse)(nil),        // 20: persys.cluster.v1.ApplyStreamResponse
-	(*CordonNodeRequest)(nil),          // 21: persys.cluster.v1.CordonNodeRequest
-	(*DrainNodeRequest)(nil),           // 22: persys.cluster.v1.DrainNodeRequest
-	(*RemoveNodeRequest)(nil),          // 23: persys.cluster.v1.RemoveNodeRequest
-	(*FenceNodeRequest)(nil),           // 24: persys.cluster.v1.FenceNodeRequest
-	(*PlannedMove)(nil),                // 25: persys.cluster.v1.PlannedMove
-	(*NodeActionResponse)(nil),         // 26: persys.cluster.v1.NodeActionResponse
-	(*LogsRequest)(nil),                // 27: persys.cluster.v1.LogsRequest
-	(*LogChunk)(nil),                   // 28: persys.cluster.v1.LogChunk
-	(*ListActionsRequest)(nil),         // 29: persys.cluster.v1.ListActionsRequest
-	(*Action)(nil),                     // 30: persys.cluster.v1.Action
-	(*ListActionsResponse)(nil),        // 31: persys.cluster.v1.ListActionsResponse
-	(*SetModeRequest)(nil),             // 32: persys.cluster.v1.SetModeRequest
-	(*SetModeResponse)(nil),            // 33: persys.cluster.v1.SetModeResponse
-	(*TransferLeadershipRequest)(nil),  // 34: persys.cluster.v1.TransferLeadershipRequest
-	(*TransferLeadershipResponse)(nil), // 35: persys.cluster.v1.TransferLeadershipResponse
-	(*RemoveReplicaRequest)(nil),       // 36: persys.cluster.v1.RemoveReplicaRequest
-	(*RemoveReplicaResponse)(nil),      // 37: persys.cluster.v1.RemoveReplicaResponse
-	(*CreateBackupRequest)(nil),        // 38: persys.cluster.v1.CreateBackupRequest
-	(*BackupInfo)(nil),                 // 39: persys.cluster.v1.BackupInfo
-	(*CreateBackupResponse)(nil),       // 40: persys.cluster.v1.CreateBackupResponse
-	(*RestoreBackupRequest)(nil),       // 41: persys.cluster.v1.RestoreBackupRequest
-	(*RestoreBackupResponse)(nil),      // 42: persys.cluster.v1.RestoreBackupResponse
-	(*MirrorContent)(nil),              // 43: persys.cluster.v1.MirrorContent
-	(*MirrorProblem)(nil),              // 44: persys.cluster.v1.MirrorProblem
-	(*RecoveryRequest)(nil),            // 45: persys.cluster.v1.RecoveryRequest
-	(*RecoveryResponse)(nil),           // 46: persys.cluster.v1.RecoveryResponse
-	(*RestoreMirrorRequest)(nil),       // 47: persys.cluster.v1.RestoreMirrorRequest
-	(*RestoreMirrorResponse)(nil),      // 48: persys.cluster.v1.RestoreMirrorResponse
-	(*KeyDifference)(nil),              // 49: persys.cluster.v1.KeyDifference
-	(*ImportMirrorRequest)(nil),        // 50: persys.cluster.v1.ImportMirrorRequest
-	(*ImportMirrorResponse)(nil),       // 51: persys.cluster.v1.ImportMirrorResponse
-	(*ListDriftsRequest)(nil),          // 52: persys.cluster.v1.ListDriftsRequest
-	(*Drift)(nil),                      // 53: persys.cluster.v1.Drift
-	(*ListDriftsResponse)(nil),         // 54: persys.cluster.v1.ListDriftsResponse
-	(*AdoptDriftRequest)(nil),          // 55: persys.cluster.v1.AdoptDriftRequest
-	(*DeleteDriftRequest)(nil),         // 56: persys.cluster.v1.DeleteDriftRequest
-	(*DriftActionResponse)(nil),        // 57: persys.cluster.v1.DriftActionResponse
-	nil,                                // 58: persys.cluster.v1.Event.DetailsEntry
-	(*timestamppb.Timestamp)(nil),      // 59: google.protobuf.Timestamp
-	(*v1.WorkloadView)(nil),            // 60: persys.control.v1.WorkloadView
-	(*v1.ApplyWorkloadRequest)(nil),    // 61: persys.control.v1.ApplyWorkloadRequest
-	(*v1.ApplyWorkloadResponse)(nil),   // 62: persys.control.v1.ApplyWorkloadResponse
-	(*v1.NodeView)(nil),                // 63: persys.control.v1.NodeView
+	(*EnrolRequest)(nil),               // 0: persys.cluster.v1.EnrolRequest
+	(*EnrolResponse)(nil),              // 1: persys.cluster.v1.EnrolResponse
+	(*RenewRequest)(nil),               // 2: persys.cluster.v1.RenewRequest
+	(*RenewResponse)(nil),              // 3: persys.cluster.v1.RenewResponse
+	(*BundleRequest)(nil),              // 4: persys.cluster.v1.BundleRequest
+	(*BundleResponse)(nil),             // 5: persys.cluster.v1.BundleResponse
+	(*Revocation)(nil),                 // 6: persys.cluster.v1.Revocation
+	(*CreateTokenRequest)(nil),         // 7: persys.cluster.v1.CreateTokenRequest
+	(*CreateTokenResponse)(nil),        // 8: persys.cluster.v1.CreateTokenResponse
+	(*TokenInfo)(nil),                  // 9: persys.cluster.v1.TokenInfo
+	(*ListTokensRequest)(nil),          // 10: persys.cluster.v1.ListTokensRequest
+	(*ListTokensResponse)(nil),         // 11: persys.cluster.v1.ListTokensResponse
+	(*DeleteTokenRequest)(nil),         // 12: persys.cluster.v1.DeleteTokenRequest
+	(*DeleteTokenResponse)(nil),        // 13: persys.cluster.v1.DeleteTokenResponse
+	(*ListIdentitiesRequest)(nil),      // 14: persys.cluster.v1.ListIdentitiesRequest
+	(*IdentityInfo)(nil),               // 15: persys.cluster.v1.IdentityInfo
+	(*ListIdentitiesResponse)(nil),     // 16: persys.cluster.v1.ListIdentitiesResponse
+	(*RevokeRequest)(nil),              // 17: persys.cluster.v1.RevokeRequest
+	(*RevokeResponse)(nil),             // 18: persys.cluster.v1.RevokeResponse
+	(*ListAuthoritiesRequest)(nil),     // 19: persys.cluster.v1.ListAuthoritiesRequest
+	(*AuthorityInfo)(nil),              // 20: persys.cluster.v1.AuthorityInfo
+	(*ListAuthoritiesResponse)(nil),    // 21: persys.cluster.v1.ListAuthoritiesResponse
+	(*PutAuthorityRequest)(nil),        // 22: persys.cluster.v1.PutAuthorityRequest
+	(*PutAuthorityResponse)(nil),       // 23: persys.cluster.v1.PutAuthorityResponse
+	(*DropAuthorityRequest)(nil),       // 24: persys.cluster.v1.DropAuthorityRequest
+	(*DropAuthorityResponse)(nil),      // 25: persys.cluster.v1.DropAuthorityResponse
+	(*ClusterKeyRequest)(nil),          // 26: persys.cluster.v1.ClusterKeyRequest
+	(*ClusterKeyResponse)(nil),         // 27: persys.cluster.v1.ClusterKeyResponse
+	(*StatusRequest)(nil),              // 28: persys.cluster.v1.StatusRequest
+	(*Replica)(nil),                    // 29: persys.cluster.v1.Replica
+	(*StatusResponse)(nil),             // 30: persys.cluster.v1.StatusResponse
+	(*Event)(nil),                      // 31: persys.cluster.v1.Event
+	(*EventsRequest)(nil),              // 32: persys.cluster.v1.EventsRequest
+	(*WatchWorkloadsRequest)(nil),      // 33: persys.cluster.v1.WatchWorkloadsRequest
+	(*WorkloadChange)(nil),             // 34: persys.cluster.v1.WorkloadChange
+	(*WhyRequest)(nil),                 // 35: persys.cluster.v1.WhyRequest
+	(*NodeVerdict)(nil),                // 36: persys.cluster.v1.NodeVerdict
+	(*ReasonCount)(nil),                // 37: persys.cluster.v1.ReasonCount
+	(*WhyResponse)(nil),                // 38: persys.cluster.v1.WhyResponse
+	(*ApplyWorkloadsRequest)(nil),      // 39: persys.cluster.v1.ApplyWorkloadsRequest
+	(*ApplyWorkloadsResponse)(nil),     // 40: persys.cluster.v1.ApplyWorkloadsResponse
+	(*PlanWorkloadsRequest)(nil),       // 41: persys.cluster.v1.PlanWorkloadsRequest
+	(*FieldChange)(nil),                // 42: persys.cluster.v1.FieldChange
+	(*PlannedWorkload)(nil),            // 43: persys.cluster.v1.PlannedWorkload
+	(*PlanWorkloadsResponse)(nil),      // 44: persys.cluster.v1.PlanWorkloadsResponse
+	(*ApplyStreamRequest)(nil),         // 45: persys.cluster.v1.ApplyStreamRequest
+	(*ApplyStreamResponse)(nil),        // 46: persys.cluster.v1.ApplyStreamResponse
+	(*CordonNodeRequest)(nil),          // 47: persys.cluster.v1.CordonNodeRequest
+	(*DrainNodeRequest)(nil),           // 48: persys.cluster.v1.DrainNodeRequest
+	(*RemoveNodeRequest)(nil),          // 49: persys.cluster.v1.RemoveNodeRequest
+	(*FenceNodeRequest)(nil),           // 50: persys.cluster.v1.FenceNodeRequest
+	(*PlannedMove)(nil),                // 51: persys.cluster.v1.PlannedMove
+	(*NodeActionResponse)(nil),         // 52: persys.cluster.v1.NodeActionResponse
+	(*LogsRequest)(nil),                // 53: persys.cluster.v1.LogsRequest
+	(*LogChunk)(nil),                   // 54: persys.cluster.v1.LogChunk
+	(*ListActionsRequest)(nil),         // 55: persys.cluster.v1.ListActionsRequest
+	(*Action)(nil),                     // 56: persys.cluster.v1.Action
+	(*ListActionsResponse)(nil),        // 57: persys.cluster.v1.ListActionsResponse
+	(*SetModeRequest)(nil),             // 58: persys.cluster.v1.SetModeRequest
+	(*SetModeResponse)(nil),            // 59: persys.cluster.v1.SetModeResponse
+	(*TransferLeadershipRequest)(nil),  // 60: persys.cluster.v1.TransferLeadershipRequest
+	(*TransferLeadershipResponse)(nil), // 61: persys.cluster.v1.TransferLeadershipResponse
+	(*RemoveReplicaRequest)(nil),       // 62: persys.cluster.v1.RemoveReplicaRequest
+	(*RemoveReplicaResponse)(nil),      // 63: persys.cluster.v1.RemoveReplicaResponse
+	(*CreateBackupRequest)(nil),        // 64: persys.cluster.v1.CreateBackupRequest
+	(*BackupInfo)(nil),                 // 65: persys.cluster.v1.BackupInfo
+	(*CreateBackupResponse)(nil),       // 66: persys.cluster.v1.CreateBackupResponse
+	(*RestoreBackupRequest)(nil),       // 67: persys.cluster.v1.RestoreBackupRequest
+	(*RestoreBackupResponse)(nil),      // 68: persys.cluster.v1.RestoreBackupResponse
+	(*MirrorContent)(nil),              // 69: persys.cluster.v1.MirrorContent
+	(*MirrorProblem)(nil),              // 70: persys.cluster.v1.MirrorProblem
+	(*RecoveryRequest)(nil),            // 71: persys.cluster.v1.RecoveryRequest
+	(*RecoveryResponse)(nil),           // 72: persys.cluster.v1.RecoveryResponse
+	(*RestoreMirrorRequest)(nil),       // 73: persys.cluster.v1.RestoreMirrorRequest
+	(*RestoreMirrorResponse)(nil),      // 74: persys.cluster.v1.RestoreMirrorResponse
+	(*KeyDifference)(nil),              // 75: persys.cluster.v1.KeyDifference
+	(*ImportMirrorRequest)(nil),        // 76: persys.cluster.v1.ImportMirrorRequest
+	(*ImportMirrorResponse)(nil),       // 77: persys.cluster.v1.ImportMirrorResponse
+	(*ListDriftsRequest)(nil),          // 78: persys.cluster.v1.ListDriftsRequest
+	(*Drift)(nil),                      // 79: persys.cluster.v1.Drift
+	(*ListDriftsResponse)(nil),         // 80: persys.cluster.v1.ListDriftsResponse
+	(*AdoptDriftRequest)(nil),          // 81: persys.cluster.v1.AdoptDriftRequest
+	(*DeleteDriftRequest)(nil),         // 82: persys.cluster.v1.DeleteDriftRequest
+	(*DriftActionResponse)(nil),        // 83: persys.cluster.v1.DriftActionResponse
+	nil,                                // 84: persys.cluster.v1.Event.DetailsEntry
+	(*timestamppb.Timestamp)(nil),      // 85: google.protobuf.Timestamp
+	(*v1.WorkloadView)(nil),            // 86: persys.control.v1.WorkloadView
+	(*v1.ApplyWorkloadRequest)(nil),    // 87: persys.control.v1.ApplyWorkloadRequest
+	(*v1.ApplyWorkloadResponse)(nil),   // 88: persys.control.v1.ApplyWorkloadResponse
+	(*v1.NodeView)(nil),                // 89: persys.control.v1.NodeView
 }
 var file_api_cluster_v1_cluster_proto_depIdxs = []int32{
-	59, // 0: persys.cluster.v1.StatusResponse.mode_changed_at:type_name -> google.protobuf.Timestamp
-	3,  // 1: persys.cluster.v1.StatusResponse.replicas:type_name -> persys.cluster.v1.Replica
-	59, // 2: persys.cluster.v1.StatusResponse.started_at:type_name -> google.protobuf.Timestamp
-	59, // 3: persys.cluster.v1.Event.at:type_name -> google.protobuf.Timestamp
-	58, // 4: persys.cluster.v1.Event.details:type_name -> persys.cluster.v1.Event.DetailsEntry
-	60, // 5: persys.cluster.v1.WorkloadChange.workload:type_name -> persys.control.v1.WorkloadView
-	11, // 6: persys.cluster.v1.WhyResponse.counts:type_name -> persys.cluster.v1.ReasonCount
-	10, // 7: persys.cluster.v1.WhyResponse.nodes:type_name -> persys.cluster.v1.NodeVerdict
-	61, // 8: persys.cluster.v1.ApplyWorkloadsRequest.workloads:type_name -> persys.control.v1.ApplyWorkloadRequest
-	62, // 9: persys.cluster.v1.ApplyWorkloadsResponse.results:type_name -> persys.control.v1.ApplyWorkloadResponse
-	61, // 10: persys.cluster.v1.PlanWorkloadsRequest.workloads:type_name -> persys.control.v1.ApplyWorkloadRequest
-	16, // 11: persys.cluster.v1.PlannedWorkload.changes:type_name -> persys.cluster.v1.FieldChange
-	11, // 12: persys.cluster.v1.PlannedWorkload.counts:type_name -> persys.cluster.v1.ReasonCount
-	10, // 13: persys.cluster.v1.PlannedWorkload.nodes:type_name -> persys.cluster.v1.NodeVerdict
-	17, // 14: persys.cluster.v1.PlanWorkloadsResponse.workloads:type_name -> persys.cluster.v1.PlannedWorkload
-	61, // 15: persys.cluster.v1.ApplyStreamRequest.apply:type_name -> persys.control.v1.ApplyWorkloadRequest
-	62, // 16: persys.cluster.v1.ApplyStreamResponse.result:type_name -> persys.control.v1.ApplyWorkloadResponse
-	63, // 17: persys.cluster.v1.NodeActionResponse.node:type_name -> persys.control.v1.NodeView
-	25, // 18: persys.cluster.v1.NodeActionResponse.moves:type_name -> persys.cluster.v1.PlannedMove
-	59, // 19: persys.cluster.v1.Action.created_at:type_name -> google.protobuf.Timestamp
-	59, // 20: persys.cluster.v1.Action.started_at:type_name -> google.protobuf.Timestamp
-	59, // 21: persys.cluster.v1.Action.ended_at:type_name -> google.protobuf.Timestamp
-	30, // 22: persys.cluster.v1.ListActionsResponse.actions:type_name -> persys.cluster.v1.Action
-	59, // 23: persys.cluster.v1.BackupInfo.at:type_name -> google.protobuf.Timestamp
-	39, // 24: persys.cluster.v1.CreateBackupResponse.info:type_name -> persys.cluster.v1.BackupInfo
-	39, // 25: persys.cluster.v1.RestoreBackupResponse.backup:type_name -> persys.cluster.v1.BackupInfo
-	39, // 26: persys.cluster.v1.RestoreBackupResponse.present:type_name -> persys.cluster.v1.BackupInfo
-	44, // 27: persys.cluster.v1.MirrorContent.problems:type_name -> persys.cluster.v1.MirrorProblem
-	59, // 28: persys.cluster.v1.RecoveryResponse.mode_changed_at:type_name -> google.protobuf.Timestamp
-	43, // 29: persys.cluster.v1.RecoveryResponse.content:type_name -> persys.cluster.v1.MirrorContent
-	39, // 30: persys.cluster.v1.RecoveryResponse.present:type_name -> persys.cluster.v1.BackupInfo
-	49, // 31: persys.cluster.v1.RestoreMirrorResponse.differences:type_name -> persys.cluster.v1.KeyDifference
-	43, // 32: persys.cluster.v1.ImportMirrorResponse.content:type_name -> persys.cluster.v1.MirrorContent
-	42, // 33: persys.cluster.v1.ImportMirrorResponse.change:type_name -> persys.cluster.v1.RestoreBackupResponse
-	59, // 34: persys.cluster.v1.Drift.detected_at:type_name -> google.protobuf.Timestamp
-	53, // 35: persys.cluster.v1.ListDriftsResponse.drifts:type_name -> persys.cluster.v1.Drift
-	61, // 36: persys.cluster.v1.AdoptDriftRequest.workload:type_name -> persys.control.v1.ApplyWorkloadRequest
-	2,  // 37: persys.cluster.v1.Cluster.Status:input_type -> persys.cluster.v1.StatusRequest
-	6,  // 38: persys.cluster.v1.Cluster.Events:input_type -> persys.cluster.v1.EventsRequest
-	7,  // 39: persys.cluster.v1.Cluster.WatchWorkloads:input_type -> persys.cluster.v1.WatchWorkloadsRequest
-	9,  // 40: persys.cluster.v1.Cluster.Why:input_type -> persys.cluster.v1.WhyRequest
-	13, // 41: persys.cluster.v1.Cluster.ApplyWorkloads:input_type -> persys.cluster.v1.ApplyWorkloadsRequest
-	15, // 42: persys.cluster.v1.Cluster.PlanWorkloads:input_type -> persys.cluster.v1.PlanWorkloadsRequest
-	19, // 43: persys.cluster.v1.Cluster.ApplyStream:input_type -> persys.cluster.v1.ApplyStreamRequest
-	21, // 44: persys.cluster.v1.Cluster.CordonNode:input_type -> persys.cluster.v1.CordonNodeRequest
-	22, // 45: persys.cluster.v1.Cluster.DrainNode:input_type -> persys.cluster.v1.DrainNodeRequest
-	23, // 46: persys.cluster.v1.Cluster.RemoveNode:input_type -> persys.cluster.v1.RemoveNodeRequest
-	24, // 47: persys.cluster.v1.Cluster.FenceNode:input_type -> persys.cluster.v1.FenceNodeRequest
-	27, // 48: persys.cluster.v1.Cluster.Logs:input_type -> persys.cluster.v1.LogsRequest
-	29, // 49: persys.cluster.v1.Cluster.ListActions:input_type -> persys.cluster.v1.ListActionsRequest
-	32, // 50: persys.cluster.v1.Cluster.SetMode:input_type -> persys.cluster.v1.SetModeRequest
-	34, // 51: persys.cluster.v1.Cluster.TransferLeadership:input_type -> persys.cluster.v1.TransferLeadershipRequest
-	36, // 52: persys.cluster.v1.Cluster.RemoveReplica:input_type -> persys.cluster.v1.RemoveReplicaRequest
-	38, // 53: persys.cluster.v1.Cluster.CreateBackup:input_type -> persys.cluster.v1.CreateBackupRequest
-	41, // 54: persys.cluster.v1.Cluster.RestoreBackup:input_type -> persys.cluster.v1.RestoreBackupRequest
-	0,  // 55: persys.cluster.v1.Cluster.ClusterKey:input_type -> persys.cluster.v1.ClusterKeyRequest
-	45, // 56: persys.cluster.v1.Cluster.Recovery:input_type -> persys.cluster.v1.RecoveryRequest
-	47, // 57: persys.cluster.v1.Cluster.RestoreMirror:input_type -> persys.cluster.v1.RestoreMirrorRequest
-	50, // 58: persys.cluster.v1.Cluster.ImportMirror:input_type -> persys.cluster.v1.ImportMirrorRequest
-	52, // 59: persys.cluster.v1.Cluster.ListDrifts:input_type -> persys.cluster.v1.ListDriftsRequest
-	55, // 60: persys.cluster.v1.Cluster.AdoptDrift:input_type -> persys.cluster.v1.AdoptDriftRequest
-	56, // 61: persys.cluster.v1.Cluster.DeleteDrift:input_type -> persys.cluster.v1.DeleteDriftRequest
-	4,  // 62: persys.cluster.v1.Cluster.Status:output_type -> persys.cluster.v1.StatusResponse
-	5,  // 63: persys.cluster.v1.Cluster.Events:output_type -> persys.cluster.v1.Event
-	8,  // 64: persys.cluster.v1.Cluster.WatchWorkloads:output_type -> persys.cluster.v1.WorkloadChange
-	12, // 65: persys.cluster.v1.Cluster.Why:output_type -> persys.cluster.v1.WhyResponse
-	14, // 66: persys.cluster.v1.Cluster.ApplyWorkloads:output_type -> persys.cluster.v1.ApplyWorkloadsResponse
-	18, // 67: persys.cluster.v1.Cluster.PlanWorkloads:output_type -> persys.cluster.v1.PlanWorkloadsResponse
-	20, // 68: persys.cluster.v1.Cluster.ApplyStream:output_type -> persys.cluster.v1.ApplyStreamResponse
-	26, // 69: persys.cluster.v1.Cluster.CordonNode:output_type -> persys.cluster.v1.NodeActionResponse
-	26, // 70: persys.cluster.v1.Cluster.DrainNode:output_type -> persys.cluster.v1.NodeActionResponse
-	26, // 71: persys.cluster.v1.Cluster.RemoveNode:output_type -> persys.cluster.v1.NodeActionResponse
-	26, // 72: persys.cluster.v1.Cluster.FenceNode:output_type -> persys.cluster.v1.NodeActionResponse
-	28, // 73: persys.cluster.v1.Cluster.Logs:output_type -> persys.cluster.v1.LogChunk
-	31, // 74: persys.cluster.v1.Cluster.ListActions:output_type -> persys.cluster.v1.ListActionsResponse
-	33, // 75: persys.cluster.v1.Cluster.SetMode:output_type -> persys.cluster.v1.SetModeResponse
-	35, // 76: persys.cluster.v1.Cluster.TransferLeadership:output_type -> persys.cluster.v1.TransferLeadershipResponse
-	37, // 77: persys.cluster.v1.Cluster.RemoveReplica:output_type -> persys.cluster.v1.RemoveReplicaResponse
-	40, // 78: persys.cluster.v1.Cluster.CreateBackup:output_type -> persys.cluster.v1.CreateBackupResponse
-	42, // 79: persys.cluster.v1.Cluster.RestoreBackup:output_type -> persys.cluster.v1.RestoreBackupResponse
-	1,  // 80: persys.cluster.v1.Cluster.ClusterKey:output_type -> persys.cluster.v1.ClusterKeyResponse
-	46, // 81: persys.cluster.v1.Cluster.Recovery:output_type -> persys.cluster.v1.RecoveryResponse
-	48, // 82: persys.cluster.v1.Cluster.RestoreMirror:output_type -> persys.cluster.v1.RestoreMirrorResponse
-	51, // 83: persys.cluster.v1.Cluster.ImportMirror:output_type -> persys.cluster.v1.ImportMirrorResponse
-	54, // 84: persys.cluster.v1.Cluster.ListDrifts:output_type -> persys.cluster.v1.ListDriftsResponse
-	57, // 85: persys.cluster.v1.Cluster.AdoptDrift:output_type -> persys.cluster.v1.DriftActionResponse
-	57, // 86: persys.cluster.v1.Cluster.DeleteDrift:output_type -> persys.cluster.v1.DriftActionResponse
-	62, // [62:87] is the sub-list for method output_type
-	37, // [37:62] is the sub-list for method input_type
-	37, // [37:37] is the sub-list for extension type_name
-	37, // [37:37] is the sub-list for extension extendee
-	0,  // [0:37] is the sub-list for field type_name
+	6,  // 0: persys.cluster.v1.BundleResponse.revocations:type_name -> persys.cluster.v1.Revocation
+	85, // 1: persys.cluster.v1.Revocation.at:type_name -> google.protobuf.Timestamp
+	9,  // 2: persys.cluster.v1.CreateTokenResponse.info:type_name -> persys.cluster.v1.TokenInfo
+	85, // 3: persys.cluster.v1.TokenInfo.created_at:type_name -> google.protobuf.Timestamp
+	85, // 4: persys.cluster.v1.TokenInfo.expires_at:type_name -> google.protobuf.Timestamp
+	9,  // 5: persys.cluster.v1.ListTokensResponse.tokens:type_name -> persys.cluster.v1.TokenInfo
+	85, // 6: persys.cluster.v1.IdentityInfo.issued_at:type_name -> google.protobuf.Timestamp
+	85, // 7: persys.cluster.v1.IdentityInfo.not_after:type_name -> google.protobuf.Timestamp
+	15, // 8: persys.cluster.v1.ListIdentitiesResponse.identities:type_name -> persys.cluster.v1.IdentityInfo
+	6,  // 9: persys.cluster.v1.ListIdentitiesResponse.revocations:type_name -> persys.cluster.v1.Revocation
+	85, // 10: persys.cluster.v1.AuthorityInfo.active_at:type_name -> google.protobuf.Timestamp
+	85, // 11: persys.cluster.v1.AuthorityInfo.not_after:type_name -> google.protobuf.Timestamp
+	20, // 12: persys.cluster.v1.ListAuthoritiesResponse.authorities:type_name -> persys.cluster.v1.AuthorityInfo
+	20, // 13: persys.cluster.v1.PutAuthorityResponse.authority:type_name -> persys.cluster.v1.AuthorityInfo
+	85, // 14: persys.cluster.v1.StatusResponse.mode_changed_at:type_name -> google.protobuf.Timestamp
+	29, // 15: persys.cluster.v1.StatusResponse.replicas:type_name -> persys.cluster.v1.Replica
+	85, // 16: persys.cluster.v1.StatusResponse.started_at:type_name -> google.protobuf.Timestamp
+	85, // 17: persys.cluster.v1.Event.at:type_name -> google.protobuf.Timestamp
+	84, // 18: persys.cluster.v1.Event.details:type_name -> persys.cluster.v1.Event.DetailsEntry
+	86, // 19: persys.cluster.v1.WorkloadChange.workload:type_name -> persys.control.v1.WorkloadView
+	37, // 20: persys.cluster.v1.WhyResponse.counts:type_name -> persys.cluster.v1.ReasonCount
+	36, // 21: persys.cluster.v1.WhyResponse.nodes:type_name -> persys.cluster.v1.NodeVerdict
+	87, // 22: persys.cluster.v1.ApplyWorkloadsRequest.workloads:type_name -> persys.control.v1.ApplyWorkloadRequest
+	88, // 23: persys.cluster.v1.ApplyWorkloadsResponse.results:type_name -> persys.control.v1.ApplyWorkloadResponse
+	87, // 24: persys.cluster.v1.PlanWorkloadsRequest.workloads:type_name -> persys.control.v1.ApplyWorkloadRequest
+	42, // 25: persys.cluster.v1.PlannedWorkload.changes:type_name -> persys.cluster.v1.FieldChange
+	37, // 26: persys.cluster.v1.PlannedWorkload.counts:type_name -> persys.cluster.v1.ReasonCount
+	36, // 27: persys.cluster.v1.PlannedWorkload.nodes:type_name -> persys.cluster.v1.NodeVerdict
+	43, // 28: persys.cluster.v1.PlanWorkloadsResponse.workloads:type_name -> persys.cluster.v1.PlannedWorkload
+	87, // 29: persys.cluster.v1.ApplyStreamRequest.apply:type_name -> persys.control.v1.ApplyWorkloadRequest
+	88, // 30: persys.cluster.v1.ApplyStreamResponse.result:type_name -> persys.control.v1.ApplyWorkloadResponse
+	89, // 31: persys.cluster.v1.NodeActionResponse.node:type_name -> persys.control.v1.NodeView
+	51, // 32: persys.cluster.v1.NodeActionResponse.moves:type_name -> persys.cluster.v1.PlannedMove
+	85, // 33: persys.cluster.v1.Action.created_at:type_name -> google.protobuf.Timestamp
+	85, // 34: persys.cluster.v1.Action.started_at:type_name -> google.protobuf.Timestamp
+	85, // 35: persys.cluster.v1.Action.ended_at:type_name -> google.protobuf.Timestamp
+	56, // 36: persys.cluster.v1.ListActionsResponse.actions:type_name -> persys.cluster.v1.Action
+	85, // 37: persys.cluster.v1.BackupInfo.at:type_name -> google.protobuf.Timestamp
+	65, // 38: persys.cluster.v1.CreateBackupResponse.info:type_name -> persys.cluster.v1.BackupInfo
+	65, // 39: persys.cluster.v1.RestoreBackupResponse.backup:type_name -> persys.cluster.v1.BackupInfo
+	65, // 40: persys.cluster.v1.RestoreBackupResponse.present:type_name -> persys.cluster.v1.BackupInfo
+	70, // 41: persys.cluster.v1.MirrorContent.problems:type_name -> persys.cluster.v1.MirrorProblem
+	85, // 42: persys.cluster.v1.RecoveryResponse.mode_changed_at:type_name -> google.protobuf.Timestamp
+	69, // 43: persys.cluster.v1.RecoveryResponse.content:type_name -> persys.cluster.v1.MirrorContent
+	65, // 44: persys.cluster.v1.RecoveryResponse.present:type_name -> persys.cluster.v1.BackupInfo
+	75, // 45: persys.cluster.v1.RestoreMirrorResponse.differences:type_name -> persys.cluster.v1.KeyDifference
+	69, // 46: persys.cluster.v1.ImportMirrorResponse.content:type_name -> persys.cluster.v1.MirrorContent
+	68, // 47: persys.cluster.v1.ImportMirrorResponse.change:type_name -> persys.cluster.v1.RestoreBackupResponse
+	85, // 48: persys.cluster.v1.Drift.detected_at:type_name -> google.protobuf.Timestamp
+	79, // 49: persys.cluster.v1.ListDriftsResponse.drifts:type_name -> persys.cluster.v1.Drift
+	87, // 50: persys.cluster.v1.AdoptDriftRequest.workload:type_name -> persys.control.v1.ApplyWorkloadRequest
+	28, // 51: persys.cluster.v1.Cluster.Status:input_type -> persys.cluster.v1.StatusRequest
+	32, // 52: persys.cluster.v1.Cluster.Events:input_type -> persys.cluster.v1.EventsRequest
+	33, // 53: persys.cluster.v1.Cluster.WatchWorkloads:input_type -> persys.cluster.v1.WatchWorkloadsRequest
+	35, // 54: persys.cluster.v1.Cluster.Why:input_type -> persys.cluster.v1.WhyRequest
+	39, // 55: persys.cluster.v1.Cluster.ApplyWorkloads:input_type -> persys.cluster.v1.ApplyWorkloadsRequest
+	41, // 56: persys.cluster.v1.Cluster.PlanWorkloads:input_type -> persys.cluster.v1.PlanWorkloadsRequest
+	45, // 57: persys.cluster.v1.Cluster.ApplyStream:input_type -> persys.cluster.v1.ApplyStreamRequest
+	47, // 58: persys.cluster.v1.Cluster.CordonNode:input_type -> persys.cluster.v1.CordonNodeRequest
+	48, // 59: persys.cluster.v1.Cluster.DrainNode:input_type -> persys.cluster.v1.DrainNodeRequest
+	49, // 60: persys.cluster.v1.Cluster.RemoveNode:input_type -> persys.cluster.v1.RemoveNodeRequest
+	50, // 61: persys.cluster.v1.Cluster.FenceNode:input_type -> persys.cluster.v1.FenceNodeRequest
+	53, // 62: persys.cluster.v1.Cluster.Logs:input_type -> persys.cluster.v1.LogsRequest
+	55, // 63: persys.cluster.v1.Cluster.ListActions:input_type -> persys.cluster.v1.ListActionsRequest
+	58, // 64: persys.cluster.v1.Cluster.SetMode:input_type -> persys.cluster.v1.SetModeRequest
+	60, // 65: persys.cluster.v1.Cluster.TransferLeadership:input_type -> persys.cluster.v1.TransferLeadershipRequest
+	62, // 66: persys.cluster.v1.Cluster.RemoveReplica:input_type -> persys.cluster.v1.RemoveReplicaRequest
+	64, // 67: persys.cluster.v1.Cluster.CreateBackup:input_type -> persys.cluster.v1.CreateBackupRequest
+	67, // 68: persys.cluster.v1.Cluster.RestoreBackup:input_type -> persys.cluster.v1.RestoreBackupRequest
+	26, // 69: persys.cluster.v1.Cluster.ClusterKey:input_type -> persys.cluster.v1.ClusterKeyRequest
+	71, // 70: persys.cluster.v1.Cluster.Recovery:input_type -> persys.cluster.v1.RecoveryRequest
+	73, // 71: persys.cluster.v1.Cluster.RestoreMirror:input_type -> persys.cluster.v1.RestoreMirrorRequest
+	76, // 72: persys.cluster.v1.Cluster.ImportMirror:input_type -> persys.cluster.v1.ImportMirrorRequest
+	78, // 73: persys.cluster.v1.Cluster.ListDrifts:input_type -> persys.cluster.v1.ListDriftsRequest
+	81, // 74: persys.cluster.v1.Cluster.AdoptDrift:input_type -> persys.cluster.v1.AdoptDriftRequest
+	82, // 75: persys.cluster.v1.Cluster.DeleteDrift:input_type -> persys.cluster.v1.DeleteDriftRequest
+	0,  // 76: persys.cluster.v1.Trust.Enrol:input_type -> persys.cluster.v1.EnrolRequest
+	2,  // 77: persys.cluster.v1.Trust.Renew:input_type -> persys.cluster.v1.RenewRequest
+	4,  // 78: persys.cluster.v1.Trust.Bundle:input_type -> persys.cluster.v1.BundleRequest
+	7,  // 79: persys.cluster.v1.Trust.CreateToken:input_type -> persys.cluster.v1.CreateTokenRequest
+	10, // 80: persys.cluster.v1.Trust.ListTokens:input_type -> persys.cluster.v1.ListTokensRequest
+	12, // 81: persys.cluster.v1.Trust.DeleteToken:input_type -> persys.cluster.v1.DeleteTokenRequest
+	14, // 82: persys.cluster.v1.Trust.ListIdentities:input_type -> persys.cluster.v1.ListIdentitiesRequest
+	17, // 83: persys.cluster.v1.Trust.Revoke:input_type -> persys.cluster.v1.RevokeRequest
+	19, // 84: persys.cluster.v1.Trust.ListAuthorities:input_type -> persys.cluster.v1.ListAuthoritiesRequest
+	22, // 85: persys.cluster.v1.Trust.PutAuthority:input_type -> persys.cluster.v1.PutAuthorityRequest
+	24, // 86: persys.cluster.v1.Trust.DropAuthority:input_type -> persys.cluster.v1.DropAuthorityRequest
+	30, // 87: persys.cluster.v1.Cluster.Status:output_type -> persys.cluster.v1.StatusResponse
+	31, // 88: persys.cluster.v1.Cluster.Events:output_type -> persys.cluster.v1.Event
+	34, // 89: persys.cluster.v1.Cluster.WatchWorkloads:output_type -> persys.cluster.v1.WorkloadChange
+	38, // 90: persys.cluster.v1.Cluster.Why:output_type -> persys.cluster.v1.WhyResponse
+	40, // 91: persys.cluster.v1.Cluster.ApplyWorkloads:output_type -> persys.cluster.v1.ApplyWorkloadsResponse
+	44, // 92: persys.cluster.v1.Cluster.PlanWorkloads:output_type -> persys.cluster.v1.PlanWorkloadsResponse
+	46, // 93: persys.cluster.v1.Cluster.ApplyStream:output_type -> persys.cluster.v1.ApplyStreamResponse
+	52, // 94: persys.cluster.v1.Cluster.CordonNode:output_type -> persys.cluster.v1.NodeActionResponse
+	52, // 95: persys.cluster.v1.Cluster.DrainNode:output_type -> persys.cluster.v1.NodeActionResponse
+	52, // 96: persys.cluster.v1.Cluster.RemoveNode:output_type -> persys.cluster.v1.NodeActionResponse
+	52, // 97: persys.cluster.v1.Cluster.FenceNode:output_type -> persys.cluster.v1.NodeActionResponse
+	54, // 98: persys.cluster.v1.Cluster.Logs:output_type -> persys.cluster.v1.LogChunk
+	57, // 99: persys.cluster.v1.Cluster.ListActions:output_type -> persys.cluster.v1.ListActionsResponse
+	59, // 100: persys.cluster.v1.Cluster.SetMode:output_type -> persys.cluster.v1.SetModeResponse
+	61, // 101: persys.cluster.v1.Cluster.TransferLeadership:output_type -> persys.cluster.v1.TransferLeadershipResponse
+	63, // 102: persys.cluster.v1.Cluster.RemoveReplica:output_type -> persys.cluster.v1.RemoveReplicaResponse
+	66, // 103: persys.cluster.v1.Cluster.CreateBackup:output_type -> persys.cluster.v1.CreateBackupResponse
+	68, // 104: persys.cluster.v1.Cluster.RestoreBackup:output_type -> persys.cluster.v1.RestoreBackupResponse
+	27, // 105: persys.cluster.v1.Cluster.ClusterKey:output_type -> persys.cluster.v1.ClusterKeyResponse
+	72, // 106: persys.cluster.v1.Cluster.Recovery:output_type -> persys.cluster.v1.RecoveryResponse
+	74, // 107: persys.cluster.v1.Cluster.RestoreMirror:output_type -> persys.cluster.v1.RestoreMirrorResponse
+	77, // 108: persys.cluster.v1.Cluster.ImportMirror:output_type -> persys.cluster.v1.ImportMirrorResponse
+	80, // 109: persys.cluster.v1.Cluster.ListDrifts:output_type -> persys.cluster.v1.ListDriftsResponse
+	83, // 110: persys.cluster.v1.Cluster.AdoptDrift:output_type -> persys.cluster.v1.DriftActionResponse
+	83, // 111: persys.cluster.v1.Cluster.DeleteDrift:output_type -> persys.cluster.v1.DriftActionResponse
+	1,  // 112: persys.cluster.v1.Trust.Enrol:output_type -> persys.cluster.v1.EnrolResponse
+	3,  // 113: persys.cluster.v1.Trust.Renew:output_type -> persys.cluster.v1.RenewResponse
+	5,  // 114: persys.cluster.v1.Trust.Bundle:output_type -> persys.cluster.v1.BundleResponse
+	8,  // 115: persys.cluster.v1.Trust.CreateToken:output_type -> persys.cluster.v1.CreateTokenResponse
+	11, // 116: persys.cluster.v1.Trust.ListTokens:output_type -> persys.cluster.v1.ListTokensResponse
+	13, // 117: persys.cluster.v1.Trust.DeleteToken:output_type -> persys.cluster.v1.DeleteTokenResponse
+	16, // 118: persys.cluster.v1.Trust.ListIdentities:output_type -> persys.cluster.v1.ListIdentitiesResponse
+	18, // 119: persys.cluster.v1.Trust.Revoke:output_type -> persys.cluster.v1.RevokeResponse
+	21, // 120: persys.cluster.v1.Trust.ListAuthorities:output_type -> persys.cluster.v1.ListAuthoritiesResponse
+	23, // 121: persys.cluster.v1.Trust.PutAuthority:output_type -> persys.cluster.v1.PutAuthorityResponse
+	25, // 122: persys.cluster.v1.Trust.DropAuthority:output_type -> persys.cluster.v1.DropAuthorityResponse
+	87, // [87:123] is the sub-list for method output_type
+	51, // [51:87] is the sub-list for method input_type
+	51, // [51:51] is the sub-list for extension type_name
+	51, // [51:51] is the sub-list for extension extendee
+	0,  // [0:51] is the sub-list for field type_name
 }
 
 func init() { file_api_cluster_v1_cluster_proto_init() }
@@ -4833,9 +6555,9 @@ func file_api_cluster_v1_cluster_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_api_cluster_v1_cluster_proto_rawDesc), len(file_api_cluster_v1_cluster_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   59,
+			NumMessages:   85,
 			NumExtensions: 0,
-			NumServices:   1,
+			NumServices:   2,
 		},
 		GoTypes:           file_api_cluster_v1_cluster_proto_goTypes,
 		DependencyIndexes: file_api_cluster_v1_cluster_proto_depIdxs,

@@ -1084,3 +1084,503 @@ var Cluster_ServiceDesc = grpc.ServiceDesc{
 	},
 	Metadata: "api/cluster/v1/cluster.proto",
 }
+
+const (
+	Trust_Enrol_FullMethodName           = "/persys.cluster.v1.Trust/Enrol"
+	Trust_Renew_FullMethodName           = "/persys.cluster.v1.Trust/Renew"
+	Trust_Bundle_FullMethodName          = "/persys.cluster.v1.Trust/Bundle"
+	Trust_CreateToken_FullMethodName     = "/persys.cluster.v1.Trust/CreateToken"
+	Trust_ListTokens_FullMethodName      = "/persys.cluster.v1.Trust/ListTokens"
+	Trust_DeleteToken_FullMethodName     = "/persys.cluster.v1.Trust/DeleteToken"
+	Trust_ListIdentities_FullMethodName  = "/persys.cluster.v1.Trust/ListIdentities"
+	Trust_Revoke_FullMethodName          = "/persys.cluster.v1.Trust/Revoke"
+	Trust_ListAuthorities_FullMethodName = "/persys.cluster.v1.Trust/ListAuthorities"
+	Trust_PutAuthority_FullMethodName    = "/persys.cluster.v1.Trust/PutAuthority"
+	Trust_DropAuthority_FullMethodName   = "/persys.cluster.v1.Trust/DropAuthority"
+)
+
+// TrustClient is the client API for Trust service.
+//
+// For semantics around ctx use and closing/ending streaming RPCs, please refer to https://pkg.go.dev/google.golang.org/grpc/?tab=doc#ClientConn.NewStream.
+//
+// Trust is the cluster's own CA: who may join, who is in, who is out.
+type TrustClient interface {
+	// Enrol gives a certificate for a join token. It is the only call that needs no
+	// certificate.
+	Enrol(ctx context.Context, in *EnrolRequest, opts ...grpc.CallOption) (*EnrolResponse, error)
+	// Renew gives the caller a new certificate for the identity that it has.
+	Renew(ctx context.Context, in *RenewRequest, opts ...grpc.CallOption) (*RenewResponse, error)
+	// Bundle says what to believe and what not, from this replica's state.
+	Bundle(ctx context.Context, in *BundleRequest, opts ...grpc.CallOption) (*BundleResponse, error)
+	CreateToken(ctx context.Context, in *CreateTokenRequest, opts ...grpc.CallOption) (*CreateTokenResponse, error)
+	ListTokens(ctx context.Context, in *ListTokensRequest, opts ...grpc.CallOption) (*ListTokensResponse, error)
+	DeleteToken(ctx context.Context, in *DeleteTokenRequest, opts ...grpc.CallOption) (*DeleteTokenResponse, error)
+	ListIdentities(ctx context.Context, in *ListIdentitiesRequest, opts ...grpc.CallOption) (*ListIdentitiesResponse, error)
+	// Revoke refuses an identity, or one certificate, within seconds.
+	Revoke(ctx context.Context, in *RevokeRequest, opts ...grpc.CallOption) (*RevokeResponse, error)
+	ListAuthorities(ctx context.Context, in *ListAuthoritiesRequest, opts ...grpc.CallOption) (*ListAuthoritiesResponse, error)
+	// PutAuthority gives the cluster an issuing authority.
+	PutAuthority(ctx context.Context, in *PutAuthorityRequest, opts ...grpc.CallOption) (*PutAuthorityResponse, error)
+	// DropAuthority ends the trust in one that issues no more.
+	DropAuthority(ctx context.Context, in *DropAuthorityRequest, opts ...grpc.CallOption) (*DropAuthorityResponse, error)
+}
+
+type trustClient struct {
+	cc grpc.ClientConnInterface
+}
+
+func NewTrustClient(cc grpc.ClientConnInterface) TrustClient {
+	return &trustClient{cc}
+}
+
+func (c *trustClient) Enrol(ctx context.Context, in *EnrolRequest, opts ...grpc.CallOption) (*EnrolResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(EnrolResponse)
+	err := c.cc.Invoke(ctx, Trust_Enrol_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *trustClient) Renew(ctx context.Context, in *RenewRequest, opts ...grpc.CallOption) (*RenewResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(RenewResponse)
+	err := c.cc.Invoke(ctx, Trust_Renew_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *trustClient) Bundle(ctx context.Context, in *BundleRequest, opts ...grpc.CallOption) (*BundleResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(BundleResponse)
+	err := c.cc.Invoke(ctx, Trust_Bundle_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *trustClient) CreateToken(ctx context.Context, in *CreateTokenRequest, opts ...grpc.CallOption) (*CreateTokenResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(CreateTokenResponse)
+	err := c.cc.Invoke(ctx, Trust_CreateToken_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *trustClient) ListTokens(ctx context.Context, in *ListTokensRequest, opts ...grpc.CallOption) (*ListTokensResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ListTokensResponse)
+	err := c.cc.Invoke(ctx, Trust_ListTokens_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *trustClient) DeleteToken(ctx context.Context, in *DeleteTokenRequest, opts ...grpc.CallOption) (*DeleteTokenResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(DeleteTokenResponse)
+	err := c.cc.Invoke(ctx, Trust_DeleteToken_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *trustClient) ListIdentities(ctx context.Context, in *ListIdentitiesRequest, opts ...grpc.CallOption) (*ListIdentitiesResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ListIdentitiesResponse)
+	err := c.cc.Invoke(ctx, Trust_ListIdentities_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *trustClient) Revoke(ctx context.Context, in *RevokeRequest, opts ...grpc.CallOption) (*RevokeResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(RevokeResponse)
+	err := c.cc.Invoke(ctx, Trust_Revoke_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *trustClient) ListAuthorities(ctx context.Context, in *ListAuthoritiesRequest, opts ...grpc.CallOption) (*ListAuthoritiesResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ListAuthoritiesResponse)
+	err := c.cc.Invoke(ctx, Trust_ListAuthorities_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *trustClient) PutAuthority(ctx context.Context, in *PutAuthorityRequest, opts ...grpc.CallOption) (*PutAuthorityResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(PutAuthorityResponse)
+	err := c.cc.Invoke(ctx, Trust_PutAuthority_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *trustClient) DropAuthority(ctx context.Context, in *DropAuthorityRequest, opts ...grpc.CallOption) (*DropAuthorityResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(DropAuthorityResponse)
+	err := c.cc.Invoke(ctx, Trust_DropAuthority_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+// TrustServer is the server API for Trust service.
+// All implementations must embed UnimplementedTrustServer
+// for forward compatibility.
+//
+// Trust is the cluster's own CA: who may join, who is in, who is out.
+type TrustServer interface {
+	// Enrol gives a certificate for a join token. It is the only call that needs no
+	// certificate.
+	Enrol(context.Context, *EnrolRequest) (*EnrolResponse, error)
+	// Renew gives the caller a new certificate for the identity that it has.
+	Renew(context.Context, *RenewRequest) (*RenewResponse, error)
+	// Bundle says what to believe and what not, from this replica's state.
+	Bundle(context.Context, *BundleRequest) (*BundleResponse, error)
+	CreateToken(context.Context, *CreateTokenRequest) (*CreateTokenResponse, error)
+	ListTokens(context.Context, *ListTokensRequest) (*ListTokensResponse, error)
+	DeleteToken(context.Context, *DeleteTokenRequest) (*DeleteTokenResponse, error)
+	ListIdentities(context.Context, *ListIdentitiesRequest) (*ListIdentitiesResponse, error)
+	// Revoke refuses an identity, or one certificate, within seconds.
+	Revoke(context.Context, *RevokeRequest) (*RevokeResponse, error)
+	ListAuthorities(context.Context, *ListAuthoritiesRequest) (*ListAuthoritiesResponse, error)
+	// PutAuthority gives the cluster an issuing authority.
+	PutAuthority(context.Context, *PutAuthorityRequest) (*PutAuthorityResponse, error)
+	// DropAuthority ends the trust in one that issues no more.
+	DropAuthority(context.Context, *DropAuthorityRequest) (*DropAuthorityResponse, error)
+	mustEmbedUnimplementedTrustServer()
+}
+
+// UnimplementedTrustServer must be embedded to have
+// forward compatible implementations.
+//
+// NOTE: this should be embedded by value instead of pointer to avoid a nil
+// pointer dereference when methods are called.
+type UnimplementedTrustServer struct{}
+
+func (UnimplementedTrustServer) Enrol(context.Context, *EnrolRequest) (*EnrolResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method Enrol not implemented")
+}
+func (UnimplementedTrustServer) Renew(context.Context, *RenewRequest) (*RenewResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method Renew not implemented")
+}
+func (UnimplementedTrustServer) Bundle(context.Context, *BundleRequest) (*BundleResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method Bundle not implemented")
+}
+func (UnimplementedTrustServer) CreateToken(context.Context, *CreateTokenRequest) (*CreateTokenResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method CreateToken not implemented")
+}
+func (UnimplementedTrustServer) ListTokens(context.Context, *ListTokensRequest) (*ListTokensResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method ListTokens not implemented")
+}
+func (UnimplementedTrustServer) DeleteToken(context.Context, *DeleteTokenRequest) (*DeleteTokenResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method DeleteToken not implemented")
+}
+func (UnimplementedTrustServer) ListIdentities(context.Context, *ListIdentitiesRequest) (*ListIdentitiesResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method ListIdentities not implemented")
+}
+func (UnimplementedTrustServer) Revoke(context.Context, *RevokeRequest) (*RevokeResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method Revoke not implemented")
+}
+func (UnimplementedTrustServer) ListAuthorities(context.Context, *ListAuthoritiesRequest) (*ListAuthoritiesResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method ListAuthorities not implemented")
+}
+func (UnimplementedTrustServer) PutAuthority(context.Context, *PutAuthorityRequest) (*PutAuthorityResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method PutAuthority not implemented")
+}
+func (UnimplementedTrustServer) DropAuthority(context.Context, *DropAuthorityRequest) (*DropAuthorityResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method DropAuthority not implemented")
+}
+func (UnimplementedTrustServer) mustEmbedUnimplementedTrustServer() {}
+func (UnimplementedTrustServer) testEmbeddedByValue()               {}
+
+// UnsafeTrustServer may be embedded to opt out of forward compatibility for this service.
+// Use of this interface is not recommended, as added methods to TrustServer will
+// result in compilation errors.
+type UnsafeTrustServer interface {
+	mustEmbedUnimplementedTrustServer()
+}
+
+func RegisterTrustServer(s grpc.ServiceRegistrar, srv TrustServer) {
+	// If the following call panics, it indicates UnimplementedTrustServer was
+	// embedded by pointer and is nil.  This will cause panics if an
+	// unimplemented method is ever invoked, so we test this at initialization
+	// time to prevent it from happening at runtime later due to I/O.
+	if t, ok := srv.(interface{ testEmbeddedByValue() }); ok {
+		t.testEmbeddedByValue()
+	}
+	s.RegisterService(&Trust_ServiceDesc, srv)
+}
+
+func _Trust_Enrol_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(EnrolRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(TrustServer).Enrol(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Trust_Enrol_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(TrustServer).Enrol(ctx, req.(*EnrolRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Trust_Renew_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(RenewRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(TrustServer).Renew(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Trust_Renew_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(TrustServer).Renew(ctx, req.(*RenewRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Trust_Bundle_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(BundleRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(TrustServer).Bundle(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Trust_Bundle_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(TrustServer).Bundle(ctx, req.(*BundleRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Trust_CreateToken_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(CreateTokenRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(TrustServer).CreateToken(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Trust_CreateToken_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(TrustServer).CreateToken(ctx, req.(*CreateTokenRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Trust_ListTokens_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ListTokensRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(TrustServer).ListTokens(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Trust_ListTokens_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(TrustServer).ListTokens(ctx, req.(*ListTokensRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Trust_DeleteToken_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(DeleteTokenRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(TrustServer).DeleteToken(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Trust_DeleteToken_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(TrustServer).DeleteToken(ctx, req.(*DeleteTokenRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Trust_ListIdentities_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ListIdentitiesRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(TrustServer).ListIdentities(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Trust_ListIdentities_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(TrustServer).ListIdentities(ctx, req.(*ListIdentitiesRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Trust_Revoke_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(RevokeRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(TrustServer).Revoke(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Trust_Revoke_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(TrustServer).Revoke(ctx, req.(*RevokeRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Trust_ListAuthorities_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ListAuthoritiesRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(TrustServer).ListAuthorities(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Trust_ListAuthorities_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(TrustServer).ListAuthorities(ctx, req.(*ListAuthoritiesRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Trust_PutAuthority_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(PutAuthorityRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(TrustServer).PutAuthority(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Trust_PutAuthority_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(TrustServer).PutAuthority(ctx, req.(*PutAuthorityRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Trust_DropAuthority_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(DropAuthorityRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(TrustServer).DropAuthority(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Trust_DropAuthority_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(TrustServer).DropAuthority(ctx, req.(*DropAuthorityRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+// Trust_ServiceDesc is the grpc.ServiceDesc for Trust service.
+// It's only intended for direct use with grpc.RegisterService,
+// and not to be introspected or modified (even as a copy)
+var Trust_ServiceDesc = grpc.ServiceDesc{
+	ServiceName: "persys.cluster.v1.Trust",
+	HandlerType: (*TrustServer)(nil),
+	Methods: []grpc.MethodDesc{
+		{
+			MethodName: "Enrol",
+			Handler:    _Trust_Enrol_Handler,
+		},
+		{
+			MethodName: "Renew",
+			Handler:    _Trust_Renew_Handler,
+		},
+		{
+			MethodName: "Bundle",
+			Handler:    _Trust_Bundle_Handler,
+		},
+		{
+			MethodName: "CreateToken",
+			Handler:    _Trust_CreateToken_Handler,
+		},
+		{
+			MethodName: "ListTokens",
+			Handler:    _Trust_ListTokens_Handler,
+		},
+		{
+			MethodName: "DeleteToken",
+			Handler:    _Trust_DeleteToken_Handler,
+		},
+		{
+			MethodName: "ListIdentities",
+			Handler:    _Trust_ListIdentities_Handler,
+		},
+		{
+			MethodName: "Revoke",
+			Handler:    _Trust_Revoke_Handler,
+		},
+		{
+			MethodName: "ListAuthorities",
+			Handler:    _Trust_ListAuthorities_Handler,
+		},
+		{
+			MethodName: "PutAuthority",
+			Handler:    _Trust_PutAuthority_Handler,
+		},
+		{
+			MethodName: "DropAuthority",
+			Handler:    _Trust_DropAuthority_Handler,
+		},
+	},
+	Streams:  []grpc.StreamDesc{},
+	Metadata: "api/cluster/v1/cluster.proto",
+}

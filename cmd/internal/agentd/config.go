@@ -1,12 +1,18 @@
 package agentd
 
 import (
+	"context"
+	"errors"
 	"fmt"
+	"log/slog"
 	"net"
 	"os"
 	"path/filepath"
 	"strings"
 	"time"
+
+	"github.com/persys/compute/cmd/internal/enrol"
+	"github.com/persys/compute/pki"
 )
 
 // Config is what an operator may set (contract/env.md, "Agent"; RULES).
@@ -27,6 +33,7 @@ type Config struct {
 	TLSKey     string `env:"PERSYS_TLS_KEY" flag:"tls-key" yaml:"tls_key_path" default:"/etc/persys/certs/agent.key" usage:"private key"`
 	TLSCA      string `env:"PERSYS_TLS_CA" flag:"tls-ca" yaml:"tls_ca_path" default:"/etc/persys/certs/ca.crt" usage:"CA bundle"`
 
+	Join     string            `env:"PERSYS_JOIN" flag:"join" yaml:"join" secret:"true" usage:"join token: gets a certificate with it at the first start, and keeps it beside the state"`
 	TLSPeers map[string]string `env:"PERSYS_TLS_PEERS" flag:"tls-peers" yaml:"tls_peers" usage:"certificates from elsewhere, CN or DNS name = role or role/id: control.example.com=scheduler"`
 
 	StatePath string `env:"PERSYS_STATE_PATH,PERSYS_STATE_STORE_PATH" flag:"state" yaml:"state_store_path" usage:"durable intent; default /var/lib/persys/state.db, or below XDG_STATE_HOME for users and -insecure"`
@@ -63,6 +70,55 @@ type Config struct {
 // DefaultScheduler is where an agent looks that was told nothing.
 const DefaultScheduler = "127.0.0.1:8085"
 
+// DefaultCert is where a certificate is looked for that nobody names.
+const DefaultCert = "/etc/persys/certs/agent.crt"
+
+// kept is where an identity is that this agent got for a join token.
+func (c *Config) kept() pki.Kept { return pki.Kept{Dir: c.StatePath + ".tls"} }
+
+// identity gets an identity for a join token, or takes the one that it got at an
+// earlier start; false means that the PERSYS_TLS_* files are used.
+func (c *Config) identity(ctx context.Context, node string, log *slog.Logger) (bool, error) {
+	kept := c.kept()
+	hosts := c.hosts()
+	switch {
+	case c.Join != "":
+		if _, err := enrol.Join(ctx, enrol.Options{Token: c.Join, Kept: kept, Role: pki.RoleAgent, Name: node, Hosts: hosts, Log: log}); err != nil {
+			return false, fmt.Errorf("PERSYS_JOIN: %w", err)
+		}
+	case !c.TLSEnabled || c.TLSCert != DefaultCert || !kept.Exists():
+		if len(c.Schedulers) == 0 && c.Discovery == "" {
+			c.Schedulers = []string{DefaultScheduler}
+		}
+		return false, nil
+	}
+	m, err := kept.Membership()
+	if err != nil {
+		return false, err
+	}
+	if m.Name != node {
+		return false, fmt.Errorf("PERSYS_NODE_ID is %q, but the certificate in %s is for %q: to join as another node, `persysctl token create --role agent`, then start with --join TOKEN", node, kept.Dir, m.Name)
+	}
+	if err := enrol.Expired(kept, pki.RoleAgent, node); err != nil {
+		return false, err
+	}
+	p := kept.Paths()
+	c.TLSCA, c.TLSCert, c.TLSKey = p.CA, p.Cert, p.Key
+	if len(c.Schedulers) == 0 && c.Discovery == "" {
+		c.Schedulers = m.Schedulers
+	}
+	return true, nil
+}
+
+// hosts are the names that schedulers may dial this agent by.
+func (c *Config) hosts() []string {
+	advertised, _, err := net.SplitHostPort(c.Endpoint)
+	if err != nil {
+		advertised = ""
+	}
+	return enrol.Hosts(c.GRPCAddr, advertised)
+}
+
 func (c *Config) complete() error {
 	if c.Insecure {
 		c.TLSEnabled, c.SchedulerInsecure = false, true
@@ -75,9 +131,6 @@ func (c *Config) complete() error {
 	}
 	if net.ParseIP(c.GRPCAddr) == nil {
 		return fmt.Errorf("PERSYS_GRPC_ADDR %q must be an IP address", c.GRPCAddr)
-	}
-	if len(c.Schedulers) == 0 && c.Discovery == "" {
-		c.Schedulers = []string{DefaultScheduler}
 	}
 	if c.StatePath == "" {
 		path, err := defaultStatePath(c.Insecure, c.NodeID)
@@ -102,6 +155,12 @@ func (c *Config) complete() error {
 	}
 	if !c.Reconcile {
 		c.ReconcileInterval = 24 * time.Hour
+	}
+	if c.Join != "" && (c.Insecure || !c.TLSEnabled) {
+		return errors.New("PERSYS_JOIN is set, but TLS is off: leave out -insecure and PERSYS_TLS_ENABLED=false")
+	}
+	if c.Join != "" && c.TLSCert != DefaultCert {
+		return fmt.Errorf("PERSYS_JOIN and PERSYS_TLS_CERT=%s are both set: set one of them", c.TLSCert)
 	}
 	return nil
 }

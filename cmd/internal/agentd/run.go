@@ -14,6 +14,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -30,6 +31,7 @@ import (
 	"github.com/persys/compute/agent/driver/docker"
 	"github.com/persys/compute/agent/driver/sim"
 	controlv1 "github.com/persys/compute/api/control/v1"
+	"github.com/persys/compute/cmd/internal/enrol"
 	"github.com/persys/compute/pki"
 	"github.com/persys/compute/rpc/dial"
 	"github.com/persys/compute/telemetry"
@@ -53,6 +55,16 @@ func Run(ctx context.Context, cfg Config, version string, log *slog.Logger) erro
 	}
 	if err := os.MkdirAll(filepath.Dir(cfg.StatePath), 0o700); err != nil {
 		return fmt.Errorf("PERSYS_STATE_PATH %q: %w", cfg.StatePath, err)
+	}
+	keeps, err := cfg.identity(ctx, node, log)
+	if err != nil {
+		return err
+	}
+	var files *pki.Files
+	if cfg.TLSEnabled || !cfg.SchedulerInsecure {
+		if files, err = cfg.files(log); err != nil {
+			return err
+		}
 	}
 	lis, err := listen("PERSYS_GRPC_PORT", cfg.GRPCAddr, cfg.GRPCPort)
 	if err != nil {
@@ -100,15 +112,23 @@ func Run(ctx context.Context, cfg Config, version string, log *slog.Logger) erro
 	}
 	acfg.ServerOptions = append(acfg.ServerOptions, traces.ServerOptions()...)
 	acfg.Tracer = traces.Tracer("agent")
-	if err := secure(&acfg, &cfg, log); err != nil {
+	if err := secure(&acfg, &cfg, files); err != nil {
 		return err
 	}
 	if !cfg.Standalone {
-		conn, err := schedulers(ctx, &cfg, log)
+		conn, err := schedulers(ctx, &cfg, files, log)
 		if err != nil {
 			return err
 		}
 		defer conn.Close()
+		if keeps {
+			keeper := enrol.Keeper{Kept: cfg.kept(), Files: files, Conn: conn, Hosts: cfg.hosts(), Log: log}
+			kctx, stop := context.WithCancel(ctx)
+			var wg sync.WaitGroup
+			wg.Go(func() { keeper.Run(kctx) })
+			defer wg.Wait()
+			defer stop()
+		}
 		acfg.Control = controlv1.NewAgentControlClient(conn)
 		acfg.SchedulerHint = hint(&cfg)
 		acfg.Discovered = func(addrs []string, _ string) { conn.Learn(addrs) }
@@ -164,26 +184,24 @@ func (c *Config) mapping() (pki.Mapping, error) {
 }
 
 // secure sets up mutual TLS for the agent's own API.
-func secure(acfg *agent.Config, cfg *Config, log *slog.Logger) error {
+func secure(acfg *agent.Config, cfg *Config, files *pki.Files) error {
 	if !cfg.TLSEnabled {
 		return nil
-	}
-	files, err := cfg.files(log)
-	if err != nil {
-		return err
 	}
 	mapping, err := cfg.mapping()
 	if err != nil {
 		return err
 	}
-	acfg.Authorize, acfg.Self = &mapping, files.Identity
+	acfg.Authorize, acfg.Identify, acfg.Self = &mapping, files.Identify, files.Identity
 	tls := files.ServerConfig(pki.ServerOptions{NextProtos: []string{"h2"}})
-	acfg.ServerOptions = append(acfg.ServerOptions, grpc.Creds(credentials.NewTLS(tls)))
+	acfg.ServerOptions = append(acfg.ServerOptions, grpc.Creds(credentials.NewTLS(tls)),
+		// With the certificates of the day, on both sides.
+		grpc.KeepaliveParams(keepalive.ServerParameters{MaxConnectionAge: dial.ConnectionAge(pki.Life(files.Leaf()))}))
 	return nil
 }
 
 // schedulers prepares the connection to whichever scheduler answers.
-func schedulers(ctx context.Context, cfg *Config, log *slog.Logger) (*dial.Conn, error) {
+func schedulers(ctx context.Context, cfg *Config, files *pki.Files, log *slog.Logger) (*dial.Conn, error) {
 	opt := dial.Options{
 		Addrs:     cfg.Schedulers,
 		Discovery: cfg.Discovery,
@@ -197,10 +215,6 @@ func schedulers(ctx context.Context, cfg *Config, log *slog.Logger) (*dial.Conn,
 		Log:          log,
 	}
 	if !cfg.SchedulerInsecure {
-		files, err := cfg.files(log)
-		if err != nil {
-			return nil, err
-		}
 		opt.TLS = files
 	}
 	return dial.Dial(ctx, opt)

@@ -15,12 +15,15 @@ import (
 type Config struct {
 	Insecure bool `flag:"insecure" yaml:"insecure" env:"SCHEDULER_INSECURE" default:"false" usage:"plaintext, every caller an anonymous admin; binds to loopback"`
 
-	Name            string   `env:"SCHEDULER_NAME" flag:"name" yaml:"name" usage:"stable name of this replica; default: host name"`
-	DataDir         string   `env:"SCHEDULER_DATA_DIR" flag:"data-dir" yaml:"data_dir" usage:"Raft log, snapshots and keys; default /var/lib/persys/scheduler, or below XDG_STATE_HOME for users and -insecure"`
-	Join            []string `env:"SCHEDULER_JOIN" flag:"join" yaml:"join" usage:"gossip addresses of replicas, this one's may be among them"`
-	BootstrapExpect int      `env:"SCHEDULER_BOOTSTRAP_EXPECT" flag:"bootstrap-expect" yaml:"bootstrap_expect" default:"0" min:"0" max:"9" usage:"replicas that form a new cluster together"`
-	ClusterID       string   `env:"SCHEDULER_CLUSTER_ID" flag:"cluster-id" yaml:"cluster_id" usage:"id that the cluster has to have"`
-	Shard           string   `env:"SCHEDULER_SHARD_KEY" flag:"shard" yaml:"shard_key" default:"default" usage:"shard label in names of agents"`
+	Name            string        `env:"SCHEDULER_NAME" flag:"name" yaml:"name" usage:"stable name of this replica; default: host name"`
+	DataDir         string        `env:"SCHEDULER_DATA_DIR" flag:"data-dir" yaml:"data_dir" usage:"Raft log, snapshots and keys; default /var/lib/persys/scheduler, or below XDG_STATE_HOME for users and -insecure"`
+	Join            []string      `env:"SCHEDULER_JOIN" flag:"join" yaml:"join" usage:"gossip addresses of replicas, this one's may be among them; or one join token"`
+	Init            bool          `env:"SCHEDULER_INIT" flag:"init" yaml:"init" default:"false" usage:"first scheduler of a new cluster: makes its CA and keys, forms alone, and writes join tokens for the others"`
+	CADir           string        `env:"SCHEDULER_CA_DIR" flag:"ca-dir" yaml:"ca_dir" usage:"folder that persysctl ca init made, for -init; the root's key need not be in it"`
+	CertLife        time.Duration `env:"SCHEDULER_CERT_LIFE" flag:"cert-life" yaml:"cert_life" default:"168h" min:"30s" max:"8760h" usage:"how long the certificates live that this cluster's CA issues; they are renewed at two thirds"`
+	BootstrapExpect int           `env:"SCHEDULER_BOOTSTRAP_EXPECT" flag:"bootstrap-expect" yaml:"bootstrap_expect" default:"0" min:"0" max:"9" usage:"replicas that form a new cluster together"`
+	ClusterID       string        `env:"SCHEDULER_CLUSTER_ID" flag:"cluster-id" yaml:"cluster_id" usage:"id that the cluster has to have"`
+	Shard           string        `env:"SCHEDULER_SHARD_KEY" flag:"shard" yaml:"shard_key" default:"default" usage:"shard label in names of agents"`
 
 	BindAddr    string `env:"PERSYS_GRPC_ADDR" flag:"bind" yaml:"grpc_addr" usage:"bind address of every port; default 0.0.0.0, with -insecure 127.0.0.1"`
 	GRPCPort    int    `env:"GRPC_PORT" flag:"grpc-port" yaml:"grpc_port" kind:"port" min:"0" default:"8085" usage:"control API"`

@@ -55,6 +55,7 @@ type Replica struct {
 	tls              *pki.Files
 	metrics          *metrics
 	traces           *telemetry.Traces // nil = off
+	trust            *trust            // nil = certificates from files, or none
 }
 
 // Start opens every port and the Raft node. Errors name the setting. The caller
@@ -69,6 +70,10 @@ func Start(ctx context.Context, cfg Config, version string, log *slog.Logger) (_
 	}); err != nil {
 		return nil, err
 	}
+	if r.trust, err = r.cfg.identity(ctx, log); err != nil {
+		return nil, err
+	}
+	cfg = r.cfg
 	if r.tls, err = cfg.files(); err != nil {
 		return nil, err
 	}
@@ -127,7 +132,7 @@ func (r *Replica) openNode(ctx context.Context) error {
 		DNSAdvertise:    r.dnsAdvertise(),
 		Join:            cfg.Join,
 		BootstrapExpect: cfg.BootstrapExpect,
-		AllowSolo:       cfg.Insecure,
+		AllowSolo:       cfg.Insecure || cfg.Init,
 		ClusterID:       cfg.ClusterID,
 		Shard:           cfg.Shard,
 		GossipKey:       gossipKey,
@@ -208,6 +213,9 @@ func (r *Replica) openServer() error {
 		Keys:         r.keys,
 		Mirror:       r.control(),
 		TLS:          r.tls,
+		Enrol:        r.trust != nil,
+		CertLife:     cfg.CertLife,
+		Gossip:       r.gossips,
 		Tuning:       tuning,
 		Shard:        cfg.Shard,
 		Version:      r.version,
@@ -300,6 +308,20 @@ func (r *Replica) Run(ctx context.Context) error {
 		r.modes.watch(stop)
 		return nil
 	})
+	if r.tls != nil {
+		g.Go(func() error {
+			r.runTrust(stop)
+			return nil
+		})
+	}
+	if r.trust != nil {
+		g.Go(func() error {
+			if err := r.keepIdentity(stop); err != nil && stop.Err() == nil {
+				cancel(fmt.Errorf("keeping the certificate: %w", err))
+			}
+			return nil
+		})
+	}
 	if r.dns != nil {
 		g.Go(func() error {
 			if err := r.dns.Run(stop, r.node.Store(), r.hints); err != nil && stop.Err() == nil {

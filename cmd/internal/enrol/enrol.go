@@ -1,0 +1,287 @@
+// Package enrol is how a program gets its identity for a join token, and keeps it:
+// renewed before it ends, with the roots and revocations of the day.
+package enrol
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"math/rand/v2"
+	"net"
+	"os"
+	"strings"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/status"
+
+	clusterv1 "github.com/persys/compute/api/cluster/v1"
+	"github.com/persys/compute/pki"
+	"github.com/persys/compute/rpc/dial"
+)
+
+const (
+	// joinFor bounds a first start: the schedulers may be starting as well.
+	joinFor  = 2 * time.Minute
+	callFor  = 10 * time.Second
+	retryGap = time.Second
+	// lookEvery is how often the bundle is asked for: a revocation is known
+	// everywhere after that.
+	lookEvery = 5 * time.Second
+)
+
+// Options of Join.
+type Options struct {
+	Token string
+	Kept  pki.Kept
+	Role  pki.Role
+	Name  string
+	Hosts []string // that this program answers at
+	Log   *slog.Logger
+}
+
+// Joined is what a program has after Join.
+type Joined struct {
+	pki.Membership
+	// ClusterKey is set when a scheduler has just joined.
+	ClusterKey string
+}
+
+// Join gets an identity for a token, unless there is one that is good. It asks
+// the schedulers that the token names until one answers, for two minutes at most.
+// Errors say what is wrong with the token.
+func Join(ctx context.Context, o Options) (*Joined, error) {
+	tok, err := pki.ParseJoinToken(o.Token)
+	if err != nil {
+		return nil, err
+	}
+	have, err := o.Kept.Membership()
+	if err != nil {
+		return nil, err
+	}
+	if leaf, err := o.Kept.Leaf(); err == nil && have.Token == tok.ID && have.Name == o.Name && time.Now().Before(leaf.NotAfter) {
+		return &Joined{Membership: have}, nil
+	} else if err != nil && !errors.Is(err, os.ErrNotExist) {
+		return nil, err
+	}
+	if tok.Role != o.Role {
+		return nil, fmt.Errorf("%s does not make a %s: `persysctl token create --role %s` makes one that does", tok, o.Role, o.Role)
+	}
+	if tok.Name != "" && tok.Name != o.Name {
+		return nil, fmt.Errorf("%s is for %q only, this is %q", tok, tok.Name, o.Name)
+	}
+	keyPEM, csr, err := o.Kept.Request(o.Hosts)
+	if err != nil {
+		return nil, err
+	}
+	ctx, cancel := context.WithTimeout(ctx, joinFor)
+	defer cancel()
+	resp, err := ask(ctx, tok, &clusterv1.EnrolRequest{TokenId: tok.ID, Secret: tok.Secret, Name: o.Name, Csr: csr}, o.Log)
+	if err != nil {
+		return nil, err
+	}
+	if err := o.Kept.Save(keyPEM, resp.GetChain(), resp.GetRoots()); err != nil {
+		return nil, err
+	}
+	m := pki.Membership{Cluster: resp.GetCluster(), Role: o.Role, Name: o.Name, Token: tok.ID, Schedulers: resp.GetSchedulers(), Gossip: resp.GetGossip()}
+	if err := o.Kept.SaveMembership(m); err != nil {
+		return nil, err
+	}
+	o.Log.Info("joined", "cluster", m.Cluster, "role", m.Role, "name", m.Name, "token", tok.ID)
+	return &Joined{Membership: m, ClusterKey: resp.GetClusterKey()}, nil
+}
+
+// ask goes round the schedulers of a token. What one of them refuses, the others
+// would refuse as well.
+func ask(ctx context.Context, tok pki.JoinToken, req *clusterv1.EnrolRequest, log *slog.Logger) (*clusterv1.EnrolResponse, error) {
+	said := ""
+	for {
+		var last error
+		for _, addr := range tok.Schedulers {
+			resp, err := askOne(ctx, tok, addr, req)
+			if err == nil {
+				return resp, nil
+			}
+			last = fmt.Errorf("%s: %s", addr, status.Convert(err).Message())
+			switch status.Code(err) {
+			case codes.Unavailable, codes.DeadlineExceeded, codes.ResourceExhausted, codes.Aborted, codes.Canceled, codes.FailedPrecondition:
+				if strings.Contains(err.Error(), pki.ErrForeign.Error()) {
+					return nil, fmt.Errorf("%s: %w", tok, last)
+				}
+			default:
+				return nil, fmt.Errorf("%s: %w", tok, last)
+			}
+		}
+		if last.Error() != said {
+			said = last.Error()
+			log.Warn("cannot join yet; trying on", "token", tok.ID, "err", last)
+		}
+		t := time.NewTimer(retryGap)
+		select {
+		case <-ctx.Done():
+			t.Stop()
+			return nil, fmt.Errorf("%s: no scheduler let this program join: %w", tok, last)
+		case <-t.C:
+		}
+	}
+}
+
+func askOne(ctx context.Context, tok pki.JoinToken, addr string, req *clusterv1.EnrolRequest) (*clusterv1.EnrolResponse, error) {
+	host, _, err := net.SplitHostPort(addr)
+	if err != nil {
+		return nil, status.Errorf(codes.InvalidArgument, "scheduler address %q must be host:port", addr)
+	}
+	cc, err := grpc.NewClient("passthrough:///"+addr, grpc.WithNoProxy(), grpc.WithDisableServiceConfig(),
+		grpc.WithTransportCredentials(credentials.NewTLS(tok.ClientConfig(host, time.Now))))
+	if err != nil {
+		return nil, err
+	}
+	defer cc.Close()
+	ctx, cancel := context.WithTimeout(ctx, callFor)
+	defer cancel()
+	return clusterv1.NewTrustClient(cc).Enrol(ctx, req, grpc.ForceCodecV2(dial.Codec()))
+}
+
+// Expired says what to do when the identity that is kept is over; nil while it is
+// good.
+func Expired(k pki.Kept, role pki.Role, name string) error {
+	leaf, err := k.Leaf()
+	if err != nil {
+		return err
+	}
+	if now := time.Now(); now.After(leaf.NotAfter) {
+		return fmt.Errorf("the certificate in %s expired at %s; to join again: `persysctl token create --role %s --name %s`, then start with --join TOKEN",
+			k.Dir, leaf.NotAfter.UTC().Format(time.RFC3339), role, name)
+	}
+	return nil
+}
+
+// Keeper keeps an identity good while its program runs.
+type Keeper struct {
+	Kept  pki.Kept
+	Files *pki.Files
+	Conn  grpc.ClientConnInterface
+	Hosts []string
+	Log   *slog.Logger
+	// RenewOnly leaves roots and revocations alone: a scheduler has them in its
+	// own state.
+	RenewOnly bool
+}
+
+// Run ends with ctx. What fails is tried again.
+func (k *Keeper) Run(ctx context.Context) {
+	version, said := "", ""
+	trust := clusterv1.NewTrustClient(k.Conn)
+	for {
+		err := k.renew(ctx, trust)
+		if !k.RenewOnly {
+			err = errors.Join(err, k.learn(ctx, trust, &version))
+		}
+		switch {
+		case ctx.Err() != nil:
+			return
+		case err == nil:
+			said = ""
+		case err.Error() != said:
+			said = err.Error()
+			k.Log.Warn("the identity of this program could not be kept up to date; trying on", "err", err, "good_until", k.Files.Leaf().NotAfter)
+		}
+		// Not all at once.
+		t := time.NewTimer(lookEvery - time.Duration(rand.Int64N(int64(lookEvery/4))))
+		select {
+		case <-ctx.Done():
+			t.Stop()
+			return
+		case <-t.C:
+		}
+	}
+}
+
+// Once does what Run does, once.
+func (k *Keeper) Once(ctx context.Context) error {
+	version := ""
+	trust := clusterv1.NewTrustClient(k.Conn)
+	return errors.Join(k.renew(ctx, trust), k.learn(ctx, trust, &version))
+}
+
+func (k *Keeper) renew(ctx context.Context, trust clusterv1.TrustClient) error {
+	if time.Now().Before(pki.RenewAt(k.Files.Leaf())) {
+		return nil
+	}
+	keyPEM, csr, err := k.Kept.Request(k.Hosts)
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(ctx, callFor)
+	defer cancel()
+	resp, err := trust.Renew(ctx, &clusterv1.RenewRequest{Csr: csr})
+	if err != nil {
+		return err
+	}
+	if err := k.Kept.Save(keyPEM, resp.GetChain(), resp.GetRoots()); err != nil {
+		return err
+	}
+	leaf, err := k.Kept.Leaf()
+	if err != nil {
+		return err
+	}
+	k.Log.Info("certificate renewed", "not_after", leaf.NotAfter)
+	return nil
+}
+
+func (k *Keeper) learn(ctx context.Context, trust clusterv1.TrustClient, version *string) error {
+	ctx, cancel := context.WithTimeout(ctx, callFor)
+	defer cancel()
+	b, err := trust.Bundle(ctx, &clusterv1.BundleRequest{Version: *version})
+	if err != nil || b.GetVersion() == *version {
+		return err
+	}
+	if err := k.Kept.SaveRoots(b.GetRoots()); err != nil {
+		return err
+	}
+	r := &pki.Revoked{Identities: map[string]time.Time{}, Certificates: map[string]bool{}}
+	for _, e := range b.GetRevocations() {
+		if e.GetFingerprint() != "" {
+			r.Certificates[e.GetFingerprint()] = true
+		} else {
+			r.Identities[e.GetRole()+"/"+e.GetName()] = e.GetAt().AsTime()
+		}
+	}
+	k.Files.Revoke(r)
+	*version = b.GetVersion()
+	if m, err := k.Kept.Membership(); err == nil && len(b.GetSchedulers()) > 0 {
+		m.Schedulers = b.GetSchedulers()
+		return k.Kept.SaveMembership(m)
+	}
+	return nil
+}
+
+// Hosts are the names and addresses that this machine answers at, and more.
+func Hosts(more ...string) []string {
+	const most = 48
+	var out []string
+	add := func(h string) {
+		if h != "" && h != "0.0.0.0" && h != "::" && len(out) < most {
+			out = append(out, h)
+		}
+	}
+	for _, h := range more {
+		add(h)
+	}
+	if name, err := os.Hostname(); err == nil && !strings.Contains(name, "_") {
+		add(name)
+	}
+	addrs, err := net.InterfaceAddrs()
+	if err != nil {
+		return out
+	}
+	for _, a := range addrs {
+		if n, ok := a.(*net.IPNet); ok && !n.IP.IsLoopback() && !n.IP.IsLinkLocalUnicast() {
+			add(n.IP.String())
+		}
+	}
+	return out
+}

@@ -1,0 +1,190 @@
+package e2e
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	clusterv1 "github.com/persys/compute/api/cluster/v1"
+	controlv1 "github.com/persys/compute/api/control/v1"
+	"github.com/persys/compute/e2e/harness"
+	"github.com/persys/compute/pki"
+)
+
+// TestFiveCommands is the README's way to a secure cluster: five programs on fresh
+// folders, each started by one command, and nothing prepared by hand. Certificates
+// live 45 seconds here, so all of them are renewed while the test goes on.
+func TestFiveCommands(t *testing.T) {
+	c := start(t, harness.Options{Binaries: raced(t), OwnCA: true, SchedulerEnv: fast(map[string]string{"SCHEDULER_CERT_LIFE": "45s"})})
+	for range 2 {
+		got[*harness.Agent](t)(c.StartAgent(t.Context(), harness.AgentOptions{Simulate: true}))
+	}
+	for _, p := range c.Processes() {
+		if len(p.Args) > 2 {
+			t.Errorf("%s needs more than one setting: %v", p.Name, p.Args)
+		}
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
+	defer cancel()
+	ctl := func(t *testing.T, code int, want string, args ...string) string {
+		t.Helper()
+		res, err := c.Ctl(ctx, args...)
+		must(t, err)
+		if res.Code != code || !strings.Contains(res.Stdout+res.Stderr, want) {
+			t.Fatalf("persysctl %s: code %d, want %d and %q:\n%s%s", strings.Join(args, " "), res.Code, code, want, res.Stdout, res.Stderr)
+		}
+		return res.Stdout
+	}
+	token := func(t *testing.T, args ...string) string {
+		t.Helper()
+		return strings.TrimSpace(ctl(t, 0, "persys-join-1.", append([]string{"token", "create"}, args...)...))
+	}
+	says := func(t *testing.T, p *harness.Process, within time.Duration, texts ...string) {
+		t.Helper()
+		must(t, harness.Poll(ctx, within, "the log of "+p.Name, func(context.Context) error { return saysOneOf(p, texts...) }))
+	}
+	ended := func(t *testing.T, p *harness.Process) {
+		t.Helper()
+		must(t, harness.Poll(ctx, settle, "the end of "+p.Name, func(context.Context) error {
+			if p.Running() {
+				return errors.New("it runs")
+			}
+			return nil
+		}))
+	}
+
+	t.Run("it is highly available, and speaks TLS only", func(t *testing.T) {
+		apply(t, c, "first", contentSpec("x"))
+		got[*controlv1.WorkloadView](t)(c.WaitWorkload(ctx, "first", settle, running))
+		leader := got[int](t)(c.WaitLeader(ctx, electionLimit))
+		must(t, c.Schedulers[leader].Kill())
+		apply(t, c, "second", contentSpec("y"))
+		got[*controlv1.WorkloadView](t)(c.WaitWorkload(ctx, "second", settle, running))
+		must(t, c.Schedulers[leader].Start()) // the very same command
+		must(t, c.WaitReady(ctx, 2*settle))
+	})
+	t.Run("files are for nobody else", func(t *testing.T) {
+		for _, dir := range []string{c.Schedulers[0].DataDir, c.Agents[0].StatePath + ".tls"} {
+			must(t, filepath.WalkDir(dir, func(path string, d os.DirEntry, err error) error {
+				if err != nil || d.IsDir() || !strings.Contains(path, "key") && !strings.Contains(path, "identity.pem") && !strings.Contains(path, "token") && !strings.Contains(path, "authority") {
+					return err
+				}
+				st, err := d.Info()
+				if err == nil && st.Mode().Perm() != 0o600 {
+					t.Errorf("%s has mode %o", path, st.Mode().Perm())
+				}
+				return err
+			}))
+		}
+	})
+	t.Run("a restarted agent goes on without the token", func(t *testing.T) {
+		a := c.Agents[1]
+		must(t, a.Kill())
+		a.Args = nil
+		must(t, a.Start())
+		must(t, c.WaitNode(ctx, a.NodeID, "Ready", settle))
+	})
+	join := func(t *testing.T, node, token string) *harness.Agent {
+		t.Helper()
+		a := got[*harness.Agent](t)(c.NewAgent(harness.AgentOptions{Simulate: true, NodeID: node}))
+		a.Args = []string{"--join", token}
+		must(t, a.Start())
+		return a
+	}
+	t.Run("a used, a stolen and a deleted token are refused, with an event", func(t *testing.T) {
+		one := token(t, "--role", "agent")
+		a := join(t, "node-one", one)
+		must(t, c.WaitNode(ctx, "node-one", "Ready", settle))
+		must(t, a.Kill())
+		again := join(t, "node-two", one)
+		ended(t, again.Process)
+		says(t, again.Process, settle, "is used up")
+
+		stolen := join(t, "thief", token(t, "--role", "agent", "--name", "node-x"))
+		ended(t, stolen.Process)
+		says(t, stolen.Process, settle, "is for \\\"node-x\\\" only", `is for "node-x" only`)
+
+		text := token(t, "--role", "agent")
+		tok := got[pki.JoinToken](t)(pki.ParseJoinToken(text))
+		ctl(t, 0, "deleted", "token", "delete", tok.ID)
+		gone := join(t, "node-three", text)
+		ended(t, gone.Process)
+		says(t, gone.Process, settle, "was deleted")
+		ctl(t, 0, "is used up", "audit", "--tail", "0", "-o", "wide")
+	})
+	t.Run("a token of another cluster believes nobody here", func(t *testing.T) {
+		tok := got[pki.JoinToken](t)(pki.ParseJoinToken(c.Token("agent")))
+		tok.Root = strings.Repeat("0", 64)
+		a := join(t, "node-foreign", got[string](t)(tok.Export()))
+		ended(t, a.Process)
+		says(t, a.Process, settle, "not a scheduler of the cluster")
+	})
+	t.Run("a viewer looks, and changes nothing, which is kept", func(t *testing.T) {
+		home := t.TempDir()
+		env := append(c.CtlEnv(), "HOME="+home, "PERSYS_TLS_CA=", "PERSYS_TLS_CERT=", "PERSYS_TLS_KEY=")
+		run := func(args ...string) (int, string) {
+			var out strings.Builder
+			code := got[int](t)(c.RunCtl(ctx, env, &out, &out, args...))
+			return code, out.String()
+		}
+		if code, out := run("join", token(t, "--role", "user", "--name", "vic", "--access", "viewer")); code != 0 {
+			t.Fatalf("%d: %s", code, out)
+		}
+		if code, out := run("list"); code != 0 || !strings.Contains(out, "first") {
+			t.Errorf("list: %d: %s", code, out)
+		}
+		if code, out := run("delete", "first", "--yes"); code == 0 || !strings.Contains(out, "may not delete workload") {
+			t.Errorf("delete: %d: %s", code, out)
+		}
+	})
+	t.Run("a revoked agent is refused within seconds, and joins again with a token of its own", func(t *testing.T) {
+		a := c.Agents[0]
+		ctl(t, 0, "revoked", "identity", "revoke", "agent/"+a.NodeID, "--reason", "stolen", "--yes")
+		says(t, a.Process, settle, "is revoked")
+		must(t, c.WaitNode(ctx, a.NodeID, "NotReady", settle))
+		must(t, a.Kill())
+		pause(ctx, time.Second) // certificates count in seconds
+		a.Args = []string{"--join", token(t, "--role", "agent", "--node", a.NodeID)}
+		must(t, a.Start())
+		must(t, c.WaitNode(ctx, a.NodeID, "Ready", settle))
+		ctl(t, 0, "Revoked", "audit", "--tail", "0")
+	})
+	t.Run("the CA is rotated, root and all, and every certificate renewed, while everything runs", func(t *testing.T) {
+		dir := filepath.Join(c.Schedulers[0].DataDir, "ca")
+		ctl(t, 0, "Issuing", "ca", "rotate", dir, "--root")
+		ctl(t, 0, "issues in", "ca", "install", dir, "--after", "5s")
+		next := got[*pki.Authority](t)(pki.CAFolder{Dir: dir}.Authority())
+		signed := func(k pki.Kept) error {
+			leaf, err := k.Leaf()
+			if err == nil {
+				err = leaf.CheckSignatureFrom(next.Cert)
+			}
+			return err
+		}
+		kepts := []pki.Kept{{Dir: c.Agents[0].StatePath + ".tls"}, {Dir: c.Agents[1].StatePath + ".tls"}}
+		for _, s := range c.Schedulers {
+			kepts = append(kepts, pki.Kept{Dir: filepath.Join(s.DataDir, "tls")})
+		}
+		must(t, harness.Poll(ctx, 3*time.Minute, "certificates of the new CA", func(ctx context.Context) error {
+			// Writes go on all the time; each one has to be acknowledged.
+			apply(t, c, "busy", contentSpec(time.Now().String()))
+			for _, k := range kepts {
+				if err := signed(k); err != nil {
+					return err
+				}
+			}
+			return nil
+		}))
+		for _, a := range c.Agents[:2] {
+			must(t, c.WaitNode(ctx, a.NodeID, "Ready", settle))
+		}
+		admin := got[clusterv1.ClusterClient](t)(c.AnyAdmin(ctx))
+		_, err := admin.Status(ctx, &clusterv1.StatusRequest{})
+		must(t, err)
+		ctl(t, 0, next.ID()[:12], "ca", "list", "-o", "wide")
+	})
+}

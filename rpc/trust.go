@@ -1,0 +1,431 @@
+package rpc
+
+import (
+	"context"
+	"crypto/sha256"
+	"crypto/x509"
+	"encoding/binary"
+	"encoding/hex"
+	"fmt"
+	"slices"
+	"time"
+
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	clusterv1 "github.com/persys/compute/api/cluster/v1"
+	commandv1 "github.com/persys/compute/api/command/v1"
+	"github.com/persys/compute/fsm"
+	"github.com/persys/compute/pki"
+)
+
+const (
+	// DefaultCertLife is how long a certificate lives that this cluster issues.
+	DefaultCertLife = 7 * 24 * time.Hour
+	// userCertLife is the least that users get: they renew by hand.
+	userCertLife = 90 * 24 * time.Hour
+	// defaultTokenLife is how long a join token is good for.
+	defaultTokenLife = time.Hour
+	// Joins that a leader judges: each is an entry of the log, and anybody who
+	// reaches the port can ask for one.
+	joinRate, joinBurst = 20, 100
+	// Refused mutations that are kept, of all callers.
+	refusalRate, refusalBurst = 5, 50
+)
+
+// authorityContext binds a sealed key to its authority.
+func authorityContext(id string) []byte { return []byte("persys/authority/" + id) }
+
+// SealAuthority makes the command that gives an authority to the cluster.
+func SealAuthority(key *pki.Key, a *pki.Authority, activeAt time.Time) (*commandv1.PutAuthority, error) {
+	raw, err := a.Key()
+	if err != nil {
+		return nil, err
+	}
+	sealed, err := key.Seal(raw, authorityContext(a.ID()))
+	if err != nil {
+		return nil, err
+	}
+	end := a.Cert.NotAfter
+	if a.Root.NotAfter.Before(end) {
+		end = a.Root.NotAfter
+	}
+	return &commandv1.PutAuthority{
+		Id: a.ID(), RootId: pki.Fingerprint(a.Root.Raw), Cert: a.Cert.Raw, Root: a.Root.Raw, SealedKey: sealed,
+		ActiveAt: activeAt.UnixNano(), NotAfter: end.UnixNano(),
+	}, nil
+}
+
+// OpenAuthority opens an authority's key.
+func OpenAuthority(key *pki.Key, a *fsm.Authority) (*pki.Authority, error) {
+	raw, err := key.Open(a.SealedKey, authorityContext(a.ID))
+	if err != nil {
+		return nil, fmt.Errorf("the key of authority %s: %w", a.ID[:16], err)
+	}
+	return pki.ParseAuthority(a.Cert, a.Root, raw)
+}
+
+// issuer opens the authority that issues now.
+func (s *Server) issuer() (*pki.Authority, error) {
+	a, ok := s.store.View().Issuer(s.now().UnixNano())
+	if !ok {
+		return nil, errorf(KindPrecondition, "this cluster has no CA of its own: `persysctl ca init` makes one, `persysctl ca install` brings it here")
+	}
+	key, err := s.cfg.Keys.Key()
+	if err != nil {
+		return nil, errorf(KindPrecondition, "%w", err)
+	}
+	open, err := OpenAuthority(key, a)
+	if err != nil {
+		return nil, errorf(KindPrecondition, "%w", err)
+	}
+	return open, nil
+}
+
+// Roots are the certificates to believe, PEM: those of every authority there is.
+func Roots(v fsm.View) []byte {
+	var ders [][]byte
+	v.Authorities(func(a *fsm.Authority) bool {
+		ders = append(ders, a.Root)
+		return true
+	})
+	return pki.EncodeCerts(ders...)
+}
+
+// Revoked is what the state refuses.
+func Revoked(v fsm.View) *pki.Revoked {
+	r := &pki.Revoked{Identities: map[string]time.Time{}, Certificates: map[string]bool{}}
+	v.Revocations(func(e *fsm.Revocation) bool {
+		if e.Fingerprint != "" {
+			r.Certificates[e.Fingerprint] = true
+		} else {
+			r.Identities[e.Role+"/"+e.Name] = time.Unix(0, e.At)
+		}
+		return true
+	})
+	return r
+}
+
+// Enrol implements cluster.v1: a certificate for a join token. The token is judged
+// and spent in one entry of the log, which also is the audit event.
+func (s *Server) Enrol(ctx context.Context, req *clusterv1.EnrolRequest) (*clusterv1.EnrolResponse, error) {
+	if !s.joins.Allow() {
+		return nil, errorf(KindBusy, "more than %d joins a second: try again in a moment", joinRate)
+	}
+	if n := len(req.GetTokenId()) + len(req.GetName()) + len(req.GetSecret()); n > 1024 || len(req.GetCsr()) > 16<<10 {
+		return nil, errorf(KindInvalid, "token, name and secret of %d bytes, csr of %d: limits 1024 and 16384", n, len(req.GetCsr()))
+	}
+	a, err := s.issuer()
+	if err != nil {
+		return nil, err
+	}
+	hash := sha256.Sum256(req.GetSecret())
+	admit := &commandv1.Admit{Token: req.GetTokenId(), SecretSha256: hash[:], Name: req.GetName(), Role: string(pki.RoleAgent)}
+	if admit.Token == "" {
+		return nil, errorf(KindInvalid, "token_id must not be blank")
+	}
+	// The token says which role; one that is not known is refused in the log.
+	if tok, ok := s.store.View().Token(admit.Token); ok {
+		admit.Role, admit.Access = tok.Role, tok.Access
+	}
+	issued, err := s.issue(ctx, a, req.GetCsr(), admit)
+	if err != nil {
+		return nil, err
+	}
+	view := s.store.View()
+	out := &clusterv1.EnrolResponse{Chain: issued.Chain, Roots: Roots(view), Cluster: a.Cluster}
+	out.Schedulers, _ = s.schedulers()
+	if admit.GetRole() == string(pki.RoleScheduler) {
+		key, err := s.cfg.Keys.Key()
+		if err != nil {
+			return nil, errorf(KindPrecondition, "%w", err)
+		}
+		out.ClusterKey = key.Export()
+		if s.cfg.Gossip != nil {
+			out.Gossip = s.cfg.Gossip()
+		}
+	}
+	return out, nil
+}
+
+// issue signs a certificate and has it admitted before anybody gets it.
+func (s *Server) issue(ctx context.Context, a *pki.Authority, csr []byte, admit *commandv1.Admit) (*pki.Issued, error) {
+	now := s.now()
+	issued, err := a.Sign(csr, pki.Identity{Role: pki.Role(admit.GetRole()), ID: admit.GetName()}, now, CertLife(pki.Role(admit.GetRole()), s.cfg.CertLife))
+	if err != nil {
+		return nil, errorf(KindInvalid, "%w", err)
+	}
+	admit.KeySha256, admit.Fingerprint = issued.KeyHash, pki.Fingerprint(issued.Cert.Raw)
+	admit.IssuedAt, admit.NotAfter = now.UnixNano(), issued.Cert.NotAfter.UnixNano()
+	r, err := s.propose(ctx, "", &commandv1.Command{Body: &commandv1.Command_Admit{Admit: admit}})
+	if err != nil {
+		return nil, err
+	}
+	if err := r.Err(); err != nil {
+		return nil, err
+	}
+	return issued, nil
+}
+
+// CertLife is how long a certificate of a role lives.
+func CertLife(role pki.Role, life time.Duration) time.Duration {
+	if role == pki.RoleUser {
+		return max(life, userCertLife)
+	}
+	return life
+}
+
+// Renew implements cluster.v1: the same identity, a new certificate. Whoever holds
+// one of another CA has to enrol.
+func (s *Server) Renew(ctx context.Context, req *clusterv1.RenewRequest) (*clusterv1.RenewResponse, error) {
+	id := callOf(ctx).id
+	if len(req.GetCsr()) > 16<<10 {
+		return nil, errorf(KindInvalid, "csr: %d bytes, limit 16384", len(req.GetCsr()))
+	}
+	a, err := s.issuer()
+	if err != nil {
+		return nil, err
+	}
+	admit := &commandv1.Admit{Role: string(id.Role), Name: id.ID}
+	old, ok := s.store.View().Admission(admit.Role, admit.Name)
+	if !ok || id.Mapped || id.Cluster != a.Cluster {
+		return nil, errorf(KindPrecondition, "%s %q has no certificate of this cluster's CA to renew: `persysctl token create --role %s --name %s` lets it join", id.Role, id.ID, id.Role, id.ID)
+	}
+	admit.Access = old.Access
+	issued, err := s.issue(ctx, a, req.GetCsr(), admit)
+	if err != nil {
+		return nil, err
+	}
+	return &clusterv1.RenewResponse{Chain: issued.Chain, Roots: Roots(s.store.View())}, nil
+}
+
+// bundle is an answer that holds for as long as the trust tables do not change.
+type bundle struct {
+	of   uint64 // trust version
+	resp *clusterv1.BundleResponse
+}
+
+// Bundle implements cluster.v1, from this replica's state.
+func (s *Server) Bundle(_ context.Context, req *clusterv1.BundleRequest) (*clusterv1.BundleResponse, error) {
+	v := s.store.View()
+	b := s.bundle.Load()
+	if at := v.Info().TrustVersion; b == nil || b.of != at {
+		b = &bundle{of: at, resp: &clusterv1.BundleResponse{Roots: Roots(v)}}
+		// The version says what is in it: most changes of the tables (tokens,
+		// certificates that were issued) change nothing here.
+		sum := sha256.New()
+		_, _ = sum.Write(b.resp.GetRoots())
+		v.Revocations(func(r *fsm.Revocation) bool {
+			b.resp.Revocations = append(b.resp.Revocations, revocationView(r))
+			for _, part := range []string{r.Role, r.Name, r.Fingerprint} {
+				_, _ = sum.Write(append([]byte(part), 0))
+			}
+			_, _ = sum.Write(binary.BigEndian.AppendUint64(nil, uint64(r.At)))
+			return true
+		})
+		b.resp.Version = hex.EncodeToString(sum.Sum(nil)[:8])
+		s.bundle.Store(b)
+	}
+	out := &clusterv1.BundleResponse{Version: b.resp.GetVersion()}
+	out.Schedulers, _ = s.schedulers()
+	if out.GetVersion() != req.GetVersion() {
+		out.Roots, out.Revocations = b.resp.GetRoots(), b.resp.GetRevocations()
+	}
+	return out, nil
+}
+
+func revocationView(r *fsm.Revocation) *clusterv1.Revocation {
+	return &clusterv1.Revocation{Role: r.Role, Name: r.Name, Fingerprint: r.Fingerprint, Reason: r.Reason, At: timestamppb.New(time.Unix(0, r.At)), By: r.By}
+}
+
+// CreateToken implements cluster.v1. The secret follows from the request's id, so
+// that a repetition gives the same token; the cluster keeps only its hash.
+func (s *Server) CreateToken(ctx context.Context, req *clusterv1.CreateTokenRequest) (*clusterv1.CreateTokenResponse, error) {
+	a, err := s.issuer()
+	if err != nil {
+		return nil, err
+	}
+	if !s.cfg.Enrol {
+		return nil, errorf(KindPrecondition, "this scheduler's certificate is not from the cluster's CA, so nobody who has only a token would believe it: give it one with `persys-scheduler --join TOKEN` or --init")
+	}
+	key, err := s.cfg.Keys.Key()
+	if err != nil {
+		return nil, errorf(KindPrecondition, "%w", err)
+	}
+	life := time.Duration(req.GetTtlSeconds()) * time.Second
+	if req.GetTtlSeconds() < 0 || req.GetTtlSeconds() > int64(fsm.MaxTokenLife/time.Second) {
+		return nil, errorf(KindInvalid, "ttl_seconds: %d is not in 1..%d", req.GetTtlSeconds(), int64(fsm.MaxTokenLife/time.Second))
+	}
+	if life == 0 {
+		life = defaultTokenLife
+	}
+	id, secret, err := key.TokenSecret(req.GetRequestId())
+	if err != nil {
+		return nil, errorf(KindInternal, "%w", err)
+	}
+	tok := pki.JoinToken{
+		ID: id, Secret: secret, Cluster: a.Cluster, Role: pki.Role(req.GetRole()), Name: req.GetName(), Access: req.GetAccess(),
+		Root: pki.Fingerprint(a.Root.Raw), Expires: s.now().Add(life).UTC().Truncate(time.Second),
+	}
+	tok.Schedulers, _ = s.schedulers()
+	put := &commandv1.PutToken{
+		Id: id, SecretSha256: tok.SecretHash(), Role: req.GetRole(), Name: req.GetName(), Access: req.GetAccess(),
+		Uses: max(1, req.GetUses()), ExpiresAt: tok.Expires.UnixNano(),
+	}
+	r, err := s.propose(ctx, req.GetRequestId(), &commandv1.Command{Body: &commandv1.Command_PutToken{PutToken: put}})
+	if err != nil {
+		return nil, err
+	}
+	if err := r.Err(); err != nil {
+		return nil, err
+	}
+	kept, ok := s.store.View().Token(id)
+	if !ok {
+		return nil, errorf(KindPrecondition, "the token that this request made is deleted")
+	}
+	tok.Expires = time.Unix(0, kept.ExpiresAt).UTC() // of the first time
+	text, err := tok.Export()
+	if err != nil {
+		return nil, errorf(KindInternal, "%w", err)
+	}
+	return &clusterv1.CreateTokenResponse{Token: text, Info: tokenView(kept)}, nil
+}
+
+func tokenView(t *fsm.Token) *clusterv1.TokenInfo {
+	return &clusterv1.TokenInfo{
+		Id: t.ID, Role: t.Role, Name: t.Name, Access: t.Access, UsesLeft: t.Uses, CreatedBy: t.CreatedBy,
+		CreatedAt: timestamppb.New(time.Unix(0, t.CreatedAt)), ExpiresAt: timestamppb.New(time.Unix(0, t.ExpiresAt)),
+	}
+}
+
+// ListTokens implements cluster.v1; secrets are not kept, so none is shown.
+func (s *Server) ListTokens(context.Context, *clusterv1.ListTokensRequest) (*clusterv1.ListTokensResponse, error) {
+	out := &clusterv1.ListTokensResponse{}
+	s.store.View().Tokens(func(t *fsm.Token) bool {
+		out.Tokens = append(out.Tokens, tokenView(t))
+		return true
+	})
+	return out, nil
+}
+
+// change commits one command of an admin that has no answer but an error.
+func (s *Server) change(ctx context.Context, request string, c *commandv1.Command) error {
+	r, err := s.propose(ctx, request, c)
+	if err != nil {
+		return err
+	}
+	return r.Err()
+}
+
+// DeleteToken implements cluster.v1.
+func (s *Server) DeleteToken(ctx context.Context, req *clusterv1.DeleteTokenRequest) (*clusterv1.DeleteTokenResponse, error) {
+	return &clusterv1.DeleteTokenResponse{}, s.change(ctx, req.GetRequestId(), &commandv1.Command{Body: &commandv1.Command_DropToken{
+		DropToken: &commandv1.DropToken{Id: req.GetId()},
+	}})
+}
+
+// ListIdentities implements cluster.v1.
+func (s *Server) ListIdentities(context.Context, *clusterv1.ListIdentitiesRequest) (*clusterv1.ListIdentitiesResponse, error) {
+	out := &clusterv1.ListIdentitiesResponse{}
+	v := s.store.View()
+	v.Admissions(func(a *fsm.Admission) bool {
+		_, byPrint := v.RevokedCertificate(a.Fingerprint)
+		r, byName := v.RevokedIdentity(a.Role, a.Name)
+		out.Identities = append(out.Identities, &clusterv1.IdentityInfo{
+			Role: a.Role, Name: a.Name, Access: a.Access, Fingerprint: a.Fingerprint, TokenId: a.Token,
+			IssuedAt: timestamppb.New(time.Unix(0, a.IssuedAt)), NotAfter: timestamppb.New(time.Unix(0, a.NotAfter)),
+			Revoked: byPrint || byName && a.IssuedAt <= r.At,
+		})
+		return true
+	})
+	v.Revocations(func(r *fsm.Revocation) bool {
+		out.Revocations = append(out.Revocations, revocationView(r))
+		return true
+	})
+	return out, nil
+}
+
+// Revoke implements cluster.v1.
+func (s *Server) Revoke(ctx context.Context, req *clusterv1.RevokeRequest) (*clusterv1.RevokeResponse, error) {
+	return &clusterv1.RevokeResponse{}, s.change(ctx, req.GetRequestId(), &commandv1.Command{Body: &commandv1.Command_Revoke{
+		Revoke: &commandv1.Revoke{Role: req.GetRole(), Name: req.GetName(), Fingerprint: req.GetFingerprint(), Reason: req.GetReason()},
+	}})
+}
+
+// ListAuthorities implements cluster.v1.
+func (s *Server) ListAuthorities(context.Context, *clusterv1.ListAuthoritiesRequest) (*clusterv1.ListAuthoritiesResponse, error) {
+	out := &clusterv1.ListAuthoritiesResponse{}
+	v := s.store.View()
+	now, _ := v.Issuer(s.now().UnixNano())
+	v.Authorities(func(a *fsm.Authority) bool {
+		out.Authorities = append(out.Authorities, authorityView(a, now))
+		return true
+	})
+	slices.SortStableFunc(out.Authorities, func(a, b *clusterv1.AuthorityInfo) int {
+		return a.GetActiveAt().AsTime().Compare(b.GetActiveAt().AsTime())
+	})
+	return out, nil
+}
+
+func authorityView(a, issuer *fsm.Authority) *clusterv1.AuthorityInfo {
+	return &clusterv1.AuthorityInfo{
+		Id: a.ID, RootId: a.RootID, Issues: issuer != nil && issuer.ID == a.ID,
+		ActiveAt: timestamppb.New(time.Unix(0, a.ActiveAt)), NotAfter: timestamppb.New(time.Unix(0, a.NotAfter)),
+	}
+}
+
+// PutAuthority implements cluster.v1: the key is sealed here and travels no
+// further as it is.
+func (s *Server) PutAuthority(ctx context.Context, req *clusterv1.PutAuthorityRequest) (*clusterv1.PutAuthorityResponse, error) {
+	a, err := pki.ParseAuthority(req.GetCert(), req.GetRoot(), req.GetKey())
+	if err != nil {
+		return nil, errorf(KindInvalid, "%w", err)
+	}
+	if own := s.ownCluster(); own != "" && a.Cluster != own {
+		return nil, errorf(KindInvalid, "the authority is for cluster %q, identities of this one are of %q", a.Cluster, own)
+	}
+	const longest = 30 * 24 * time.Hour
+	after := time.Duration(req.GetAfterSeconds()) * time.Second
+	if req.GetAfterSeconds() < 0 || req.GetAfterSeconds() > int64(longest/time.Second) {
+		return nil, errorf(KindInvalid, "after_seconds: %d is not in 0..%d", req.GetAfterSeconds(), int64(longest/time.Second))
+	}
+	key, err := s.cfg.Keys.Key()
+	if err != nil {
+		return nil, errorf(KindPrecondition, "%w", err)
+	}
+	put, err := SealAuthority(key, a, s.now().Add(after))
+	if err != nil {
+		return nil, errorf(KindInternal, "%w", err)
+	}
+	if err := s.change(ctx, req.GetRequestId(), &commandv1.Command{Body: &commandv1.Command_PutAuthority{PutAuthority: put}}); err != nil {
+		return nil, err
+	}
+	v := s.store.View()
+	kept, ok := v.Authority(put.GetId())
+	if !ok {
+		return nil, errorf(KindPrecondition, "authority %s was dropped", put.GetId())
+	}
+	now, _ := v.Issuer(s.now().UnixNano())
+	return &clusterv1.PutAuthorityResponse{Authority: authorityView(kept, now)}, nil
+}
+
+// ownCluster is the cluster's name in certificates.
+func (s *Server) ownCluster() string {
+	name := ""
+	s.store.View().Authorities(func(a *fsm.Authority) bool {
+		if cert, err := x509.ParseCertificate(a.Cert); err == nil && len(cert.Subject.Organization) == 1 {
+			name = cert.Subject.Organization[0]
+		}
+		return name == ""
+	})
+	if name == "" && s.cfg.TLS != nil {
+		name = s.cfg.TLS.Identity().Cluster
+	}
+	return name
+}
+
+// DropAuthority implements cluster.v1.
+func (s *Server) DropAuthority(ctx context.Context, req *clusterv1.DropAuthorityRequest) (*clusterv1.DropAuthorityResponse, error) {
+	return &clusterv1.DropAuthorityResponse{}, s.change(ctx, req.GetRequestId(), &commandv1.Command{Body: &commandv1.Command_DropAuthority{
+		DropAuthority: &commandv1.DropAuthority{Id: req.GetId()},
+	}})
+}

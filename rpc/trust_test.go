@@ -1,0 +1,442 @@
+package rpc
+
+import (
+	"context"
+	"crypto/tls"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials"
+	healthpb "google.golang.org/grpc/health/grpc_health_v1"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/types/known/emptypb"
+
+	clusterv1 "github.com/persys/compute/api/cluster/v1"
+	commandv1 "github.com/persys/compute/api/command/v1"
+	controlv1 "github.com/persys/compute/api/control/v1"
+	"github.com/persys/compute/fsm"
+	"github.com/persys/compute/pki"
+	"github.com/persys/compute/rpc/dial"
+)
+
+// ownCA is a group of two whose certificates come from the CA in its state.
+type ownCA struct {
+	*group
+	t     testing.TB
+	root  *pki.Root
+	auth  *pki.Authority
+	key   *pki.Key
+	files []*pki.Files
+
+	mu    sync.Mutex
+	ahead time.Duration
+}
+
+func (w *ownCA) now() time.Time {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return time.Now().Add(w.ahead)
+}
+
+// forward moves the clock of the schedulers.
+func (w *ownCA) forward(d time.Duration) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.ahead += d
+}
+
+func newOwnCA(t testing.TB) *ownCA {
+	t.Helper()
+	w := &ownCA{t: t}
+	var err error
+	w.root, err = pki.NewRoot("home", time.Now())
+	ok(t, err)
+	w.auth, err = w.root.NewAuthority("home", time.Now())
+	ok(t, err)
+	w.group = newGroup(t, 2, func(i int, c *Config) {
+		w.files = append(w.files, w.holds(pki.Identity{Role: pki.RoleScheduler, ID: fmt.Sprintf("s%d", i)}))
+		c.TLS, c.Enrol, c.Now = w.files[i], true, w.now
+		c.Gossip = func() []string { return []string{"10.0.0.1:8088"} }
+		w.key, err = c.Keys.Key()
+		ok(t, err)
+	})
+	w.raise()
+	w.do(&commandv1.Command{Body: &commandv1.Command_PinClusterKey{PinClusterKey: &commandv1.PinClusterKey{KeyId: w.key.ID()}}})
+	put, err := SealAuthority(w.key, w.auth, time.Now().Add(-time.Minute))
+	ok(t, err)
+	w.do(&commandv1.Command{Body: &commandv1.Command_PutAuthority{PutAuthority: put}})
+	return w
+}
+
+// holds makes a certificate behind the cluster's back.
+func (w *ownCA) holds(id pki.Identity) *pki.Files {
+	w.t.Helper()
+	keyPEM, csr, err := pki.NewRequest([]string{"127.0.0.1"})
+	ok(w.t, err)
+	issued, err := w.auth.Sign(csr, id, time.Now(), 24*time.Hour)
+	ok(w.t, err)
+	return w.kept(keyPEM, issued.Chain, pki.EncodeCerts(w.root.Cert.Raw))
+}
+
+func (w *ownCA) kept(keyPEM, chain, roots []byte) *pki.Files {
+	w.t.Helper()
+	k := pki.Kept{Dir: w.t.TempDir()}
+	ok(w.t, k.Save(keyPEM, chain, roots))
+	p := k.Paths()
+	f, err := pki.LoadFiles(pki.FilesConfig{CA: p.CA, Cert: p.Cert, Key: p.Key, Now: w.now})
+	ok(w.t, err)
+	return f
+}
+
+func (w *ownCA) dial(i int, cfg *tls.Config) *grpc.ClientConn {
+	w.t.Helper()
+	c, err := grpc.NewClient(w.replicas[i].addr, grpc.WithTransportCredentials(credentials.NewTLS(cfg)))
+	ok(w.t, err)
+	w.t.Cleanup(func() { _ = c.Close() })
+	return c
+}
+
+func (w *ownCA) as(i int, f *pki.Files) *grpc.ClientConn {
+	return w.dial(i, f.ClientConfig(pki.Peer{Hosts: []string{"127.0.0.1"}, Role: pki.RoleScheduler}))
+}
+
+func (w *ownCA) admin(i int) clusterv1.TrustClient {
+	return clusterv1.NewTrustClient(w.as(i, w.holds(pki.Identity{Role: pki.RoleUser, ID: "admin"})))
+}
+
+func (w *ownCA) token(req *clusterv1.CreateTokenRequest) pki.JoinToken {
+	w.t.Helper()
+	r, err := w.admin(0).CreateToken(ctxFor(w.t), req)
+	ok(w.t, err)
+	tok, err := pki.ParseJoinToken(r.GetToken())
+	ok(w.t, err)
+	return tok
+}
+
+// enrol asks for a certificate as somebody who has nothing but a token.
+func (w *ownCA) enrol(i int, tok pki.JoinToken, name string) (*pki.Files, *clusterv1.EnrolResponse, error) {
+	keyPEM, csr, err := pki.NewRequest([]string{"127.0.0.1"})
+	ok(w.t, err)
+	c := clusterv1.NewTrustClient(w.dial(i, tok.ClientConfig("127.0.0.1", w.now)))
+	r, err := c.Enrol(ctxFor(w.t), &clusterv1.EnrolRequest{TokenId: tok.ID, Secret: tok.Secret, Name: name, Csr: csr})
+	if err != nil {
+		return nil, nil, err
+	}
+	return w.kept(keyPEM, r.GetChain(), r.GetRoots()), r, nil
+}
+
+func (w *ownCA) lastEvent(typ string) *fsm.Event {
+	w.t.Helper()
+	var found *fsm.Event
+	w.view().EventsBack(func(e *fsm.Event) bool {
+		if e.Type == typ {
+			found = e
+		}
+		return found == nil
+	})
+	if found == nil {
+		w.t.Fatalf("there is no event %s", typ)
+	}
+	return found
+}
+
+func (w *ownCA) count(typ string) (n int) {
+	w.view().Events(0, func(e *fsm.Event) bool {
+		if e.Type == typ {
+			n++
+		}
+		return true
+	})
+	return n
+}
+
+func TestEnrol(t *testing.T) {
+	w := newOwnCA(t)
+	for i, where := range []string{"leader", "follower"} {
+		t.Run("an agent joins with a token, asked at the "+where, func(t *testing.T) {
+			name := "node-" + where
+			f, r, err := w.enrol(i, w.token(&clusterv1.CreateTokenRequest{Role: "agent"}), name)
+			ok(t, err)
+			is(t, "cluster", r.GetCluster(), "home")
+			is(t, "a cluster key for an agent", r.GetClusterKey(), "")
+			is(t, "where the schedulers are", len(r.GetSchedulers()), 2)
+			id := f.Identity()
+			is(t, "role", id.Role, pki.RoleAgent)
+			is(t, "name", id.ID, name)
+			_, err = controlv1.NewAgentControlClient(w.as(i, f)).RegisterNode(ctxFor(t), registration(name))
+			ok(t, err)
+			_, err = controlv1.NewAgentControlClient(w.as(i, f)).RegisterNode(ctxFor(t), registration("a"))
+			code(t, err, codes.PermissionDenied)
+			e := w.lastEvent(fsm.EventJoined)
+			is(t, "node of the event", e.Node, name)
+			is(t, "who", e.By, stranger)
+			is(t, "from where", slices.Contains(e.Details, fsm.Label{Key: "from", Value: "127.0.0.1"}), true)
+		})
+	}
+	t.Run("a scheduler gets the cluster key and where to join", func(t *testing.T) {
+		_, r, err := w.enrol(1, w.token(&clusterv1.CreateTokenRequest{Role: "scheduler"}), "s9")
+		ok(t, err)
+		is(t, "key", r.GetClusterKey(), w.key.Export())
+		is(t, "gossip", fmt.Sprint(r.GetGossip()), "[10.0.0.1:8088]")
+	})
+	t.Run("a user may what the token gives", func(t *testing.T) {
+		f, _, err := w.enrol(0, w.token(&clusterv1.CreateTokenRequest{Role: "user", Name: "vic", Access: "viewer"}), "vic")
+		ok(t, err)
+		c := controlv1.NewAgentControlClient(w.as(1, f))
+		_, err = c.ListWorkloads(ctxFor(t), &controlv1.ListWorkloadsRequest{})
+		ok(t, err)
+		for i, where := range []string{"leader", "follower"} {
+			_, err = controlv1.NewAgentControlClient(w.as(i, f)).DeleteWorkload(ctxFor(t), &controlv1.DeleteWorkloadRequest{WorkloadId: where})
+			code(t, err, codes.PermissionDenied)
+			e := w.lastEvent(fsm.EventCallRefused)
+			is(t, "what", slices.Contains(e.Details, fsm.Label{Key: "call", Value: "delete workload"}), true)
+			is(t, "from where", slices.Contains(e.Details, fsm.Label{Key: "from", Value: "127.0.0.1"}), true)
+			if !strings.HasPrefix(e.By, "persys://home/user/vic?") {
+				t.Errorf("by %q", e.By)
+			}
+			is(t, "events of refusals, asked at the "+where, w.count(fsm.EventCallRefused), i+1)
+		}
+	})
+
+	agent := func(uses uint32) pki.JoinToken {
+		return w.token(&clusterv1.CreateTokenRequest{Role: "agent", Uses: uses})
+	}
+	used := agent(1)
+	_, _, err := w.enrol(0, used, "used-1")
+	ok(t, err)
+	deleted := agent(1)
+	_, err = w.admin(1).DeleteToken(ctxFor(t), &clusterv1.DeleteTokenRequest{Id: deleted.ID})
+	ok(t, err)
+	guessed := agent(1)
+	guessed.Secret = make([]byte, 32)
+	named := w.token(&clusterv1.CreateTokenRequest{Role: "agent", Name: "node-x"})
+	for _, c := range []struct {
+		fact string
+		tok  pki.JoinToken
+		name string
+		code codes.Code
+		want string
+	}{
+		{"a token that is used up", used, "used-2", codes.PermissionDenied, "is used up"},
+		{"a token that was deleted", deleted, "n", codes.NotFound, "was deleted"},
+		{"a token with a guessed secret", guessed, "n", codes.PermissionDenied, "the secret is wrong"},
+		{"a stolen token of another node", named, "thief", codes.PermissionDenied, `is for agent "node-x"`},
+		{"a name that exists", agent(1), "node-leader", codes.PermissionDenied, "exists already"},
+		{"the name of a node that registered", agent(1), "b", codes.PermissionDenied, "exists already"},
+	} {
+		t.Run(c.fact+" is refused, with an event", func(t *testing.T) {
+			_, _, err := w.enrol(1, c.tok, c.name)
+			code(t, err, c.code)
+			if !strings.Contains(status.Convert(err).Message(), c.want) {
+				t.Errorf("got %v, want %q", err, c.want)
+			}
+			if e := w.lastEvent(fsm.EventJoinRefused); !strings.Contains(e.Message, c.want) {
+				t.Errorf("the event says %q", e.Message)
+			}
+		})
+	}
+	t.Run("a token of another cluster is not even sent", func(t *testing.T) {
+		tok := agent(1)
+		tok.Root = strings.Repeat("0", 64)
+		_, _, err := w.enrol(0, tok, "n")
+		code(t, err, codes.Unavailable)
+		if !strings.Contains(err.Error(), "not a scheduler of the cluster") {
+			t.Errorf("got %v", err)
+		}
+	})
+	t.Run("a repeated request gives the same token", func(t *testing.T) {
+		req := &clusterv1.CreateTokenRequest{Role: "gateway", RequestId: requestID(t)}
+		first, err := w.admin(0).CreateToken(ctxFor(t), req)
+		ok(t, err)
+		again, err := w.admin(1).CreateToken(ctxFor(t), req)
+		ok(t, err)
+		is(t, "token", again.GetToken(), first.GetToken())
+	})
+	t.Run("no list shows a secret", func(t *testing.T) {
+		r, err := w.admin(1).ListTokens(ctxFor(t), &clusterv1.ListTokensRequest{})
+		ok(t, err)
+		if len(r.GetTokens()) == 0 || strings.Contains(r.String(), string(named.Secret)) {
+			t.Error(r.String())
+		}
+	})
+	t.Run("a token that expired is refused, with an event", func(t *testing.T) {
+		tok := agent(1)
+		w.forward(2 * time.Hour)
+		_, _, err := w.enrol(0, tok, "late")
+		code(t, err, codes.PermissionDenied)
+		if e := w.lastEvent(fsm.EventJoinRefused); !strings.Contains(e.Message, "expired at") {
+			t.Errorf("the event says %q", e.Message)
+		}
+	})
+}
+
+// TestStrangers: whoever has no certificate may enrol, and nothing else at all.
+func TestStrangers(t *testing.T) {
+	w := newOwnCA(t)
+	c := w.dial(1, w.token(&clusterv1.CreateTokenRequest{Role: "agent"}).ClientConfig("127.0.0.1", w.now))
+	for service, info := range w.replicas[1].server.GRPC().GetServiceInfo() {
+		for _, m := range info.Methods {
+			full := "/" + service + "/" + m.Name
+			if full == clusterv1.Trust_Enrol_FullMethodName {
+				continue
+			}
+			// An empty message is a valid one of any type.
+			s, err := c.NewStream(ctxFor(t), &grpc.StreamDesc{ServerStreams: true, ClientStreams: true}, full)
+			ok(t, err)
+			_ = s.SendMsg(&emptypb.Empty{})
+			_ = s.CloseSend()
+			err = s.RecvMsg(&emptypb.Empty{})
+			if status.Code(err) != codes.Unauthenticated {
+				t.Errorf("%s: %v", full, err)
+			}
+		}
+	}
+	_, err := clusterv1.NewTrustClient(c).Enrol(with(t, dial.KeyForwardedIdentity, "persys://home/user/admin"), &clusterv1.EnrolRequest{TokenId: "x"})
+	if code := status.Code(err); code == codes.OK || strings.Contains(err.Error(), "admin") {
+		t.Errorf("got %v", err)
+	}
+	_, err = healthpb.NewHealthClient(w.as(1, w.files[0])).Check(ctxFor(t), &healthpb.HealthCheckRequest{})
+	ok(t, err)
+}
+
+func TestRenewAndRevoke(t *testing.T) {
+	w := newOwnCA(t)
+	f, _, err := w.enrol(0, w.token(&clusterv1.CreateTokenRequest{Role: "agent"}), "n1")
+	ok(t, err)
+	renew := func(i int, f *pki.Files) (*pki.Files, error) {
+		keyPEM, csr, err := pki.NewRequest(nil)
+		ok(t, err)
+		r, err := clusterv1.NewTrustClient(w.as(i, f)).Renew(ctxFor(t), &clusterv1.RenewRequest{Csr: csr})
+		if err != nil {
+			return nil, err
+		}
+		return w.kept(keyPEM, r.GetChain(), r.GetRoots()), nil
+	}
+	next, err := renew(1, f)
+	ok(t, err)
+	is(t, "the renewed one is", next.Identity().ID, "n1")
+	is(t, "the certificate is another", next.Leaf().Equal(f.Leaf()), false)
+	if _, err := renew(0, w.holds(pki.Identity{Role: pki.RoleAgent, ID: "unknown"})); status.Code(err) != codes.FailedPrecondition {
+		t.Errorf("a certificate that was never admitted is renewed: %v", err)
+	}
+
+	conn := controlv1.NewAgentControlClient(w.as(1, next))
+	_, err = conn.RegisterNode(ctxFor(t), registration("n1"))
+	ok(t, err)
+	b, err := clusterv1.NewTrustClient(w.as(1, next)).Bundle(ctxFor(t), &clusterv1.BundleRequest{})
+	ok(t, err)
+	_, err = w.admin(0).Revoke(ctxFor(t), &clusterv1.RevokeRequest{Role: "agent", Name: "n1", Reason: "lost"})
+	ok(t, err)
+	again, err := clusterv1.NewTrustClient(w.as(1, w.files[0])).Bundle(ctxFor(t), &clusterv1.BundleRequest{Version: b.GetVersion()})
+	ok(t, err)
+	is(t, "revocations in the bundle", len(again.GetRevocations()), 1)
+	is(t, "the version is another", again.GetVersion() != b.GetVersion(), true)
+	same, err := clusterv1.NewTrustClient(w.as(1, w.files[0])).Bundle(ctxFor(t), &clusterv1.BundleRequest{Version: again.GetVersion()})
+	ok(t, err)
+	is(t, "what is known is not repeated", len(same.GetRevocations())+len(same.GetRoots()), 0)
+
+	if _, err := renew(0, next); status.Code(err) != codes.PermissionDenied {
+		t.Errorf("a revoked identity is renewed: %v", err)
+	}
+	for _, f := range w.files { // what the program does when the state changes
+		f.Revoke(Revoked(w.view()))
+	}
+	_, err = conn.Heartbeat(ctxFor(t), &controlv1.HeartbeatRequest{NodeId: "n1"})
+	code(t, err, codes.Unauthenticated) // on the connection that was open all the time
+	if !strings.Contains(err.Error(), "persysctl token create --role agent --name n1") {
+		t.Errorf("it does not say what to do: %v", err)
+	}
+	is(t, "why", w.lastEvent(fsm.EventRevoked).Reason, "lost")
+	list, err := w.admin(0).ListIdentities(ctxFor(t), &clusterv1.ListIdentitiesRequest{})
+	ok(t, err)
+	is(t, "shown as revoked", list.GetIdentities()[0].GetRevoked(), true)
+
+	_, _, err = w.enrol(0, w.token(&clusterv1.CreateTokenRequest{Role: "agent", Uses: 9}), "n1")
+	code(t, err, codes.PermissionDenied)
+	w.forward(2 * time.Second) // certificates count in seconds
+	back, _, err := w.enrol(0, w.token(&clusterv1.CreateTokenRequest{Role: "agent", Name: "n1"}), "n1")
+	ok(t, err)
+	_, err = controlv1.NewAgentControlClient(w.as(1, back)).Heartbeat(ctxFor(t), &controlv1.HeartbeatRequest{NodeId: "n1"})
+	ok(t, err)
+}
+
+func TestAuthorities(t *testing.T) {
+	w := newOwnCA(t)
+	admin := w.admin(1)
+	root, err := pki.NewRoot("home", time.Now())
+	ok(t, err)
+	next, err := root.NewAuthority("home", time.Now())
+	ok(t, err)
+	raw, err := next.Key()
+	ok(t, err)
+	put := &clusterv1.PutAuthorityRequest{Cert: next.Cert.Raw, Root: root.Cert.Raw, Key: raw, AfterSeconds: 3600}
+	r, err := admin.PutAuthority(ctxFor(t), put)
+	ok(t, err)
+	is(t, "it issues at once", r.GetAuthority().GetIssues(), false)
+	is(t, "roots to believe", strings.Count(string(Roots(w.view())), "BEGIN"), 2)
+	a, _ := w.view().Authority(next.ID())
+	if strings.Contains(a.SealedKey, string(raw)) || !strings.HasPrefix(a.SealedKey, "sealed:") {
+		t.Error("the key is in the state as it is")
+	}
+	_, err = admin.DropAuthority(ctxFor(t), &clusterv1.DropAuthorityRequest{Id: w.auth.ID()})
+	code(t, err, codes.FailedPrecondition)
+
+	f, _, err := w.enrol(0, w.token(&clusterv1.CreateTokenRequest{Role: "agent"}), "n1") // by the old one, believing both
+	ok(t, err)
+	w.forward(2 * time.Hour)
+	g, err := func() (*pki.Files, error) {
+		keyPEM, csr, err := pki.NewRequest([]string{"127.0.0.1"})
+		ok(t, err)
+		r, err := clusterv1.NewTrustClient(w.as(0, f)).Renew(ctxFor(t), &clusterv1.RenewRequest{Csr: csr})
+		if err != nil {
+			return nil, err
+		}
+		return w.kept(keyPEM, r.GetChain(), r.GetRoots()), nil
+	}()
+	ok(t, err)
+	is(t, "signed by the new one", g.Leaf().CheckSignatureFrom(next.Cert) == nil, true)
+	_, err = admin.DropAuthority(ctxFor(t), &clusterv1.DropAuthorityRequest{Id: w.auth.ID()})
+	ok(t, err)
+	is(t, "roots to believe in the end", strings.Count(string(Roots(w.view())), "BEGIN"), 1)
+
+	other, err := pki.NewRoot("elsewhere", time.Now())
+	ok(t, err)
+	foreign, err := other.NewAuthority("elsewhere", time.Now())
+	ok(t, err)
+	raw, err = foreign.Key()
+	ok(t, err)
+	_, err = admin.PutAuthority(ctxFor(t), &clusterv1.PutAuthorityRequest{Cert: foreign.Cert.Raw, Root: other.Cert.Raw, Key: raw})
+	code(t, err, codes.InvalidArgument)
+}
+
+// TestJoinsAreBounded: each join is an entry of the log, and a stranger may ask.
+func TestJoinsAreBounded(t *testing.T) {
+	w := newOwnCA(t)
+	tok := w.token(&clusterv1.CreateTokenRequest{Role: "agent"})
+	c := clusterv1.NewTrustClient(w.dial(0, tok.ClientConfig("127.0.0.1", w.now)))
+	_, csr, err := pki.NewRequest(nil)
+	ok(t, err)
+	var wg sync.WaitGroup
+	var mu sync.Mutex
+	seen := map[codes.Code]int{}
+	for range 2 * joinBurst {
+		wg.Go(func() {
+			ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+			defer cancel()
+			_, err := c.Enrol(ctx, &clusterv1.EnrolRequest{TokenId: "nobody-has-it", Name: "n", Csr: csr})
+			mu.Lock()
+			defer mu.Unlock()
+			seen[status.Code(err)]++
+		})
+	}
+	wg.Wait()
+	if seen[codes.NotFound] < joinBurst/2 || seen[codes.ResourceExhausted] == 0 {
+		t.Errorf("answers: %v", seen)
+	}
+}
