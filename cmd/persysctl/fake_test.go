@@ -79,6 +79,7 @@ func start(t testing.TB, files *pki.Files) *fake {
 	s := grpc.NewServer(opts...)
 	controlv1.RegisterAgentControlServer(s, f)
 	clusterv1.RegisterClusterServer(s, f)
+	clusterv1.RegisterTrustServer(s, trustFake{f: f})
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
