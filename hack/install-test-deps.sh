@@ -25,6 +25,7 @@ if [[ ! -e /usr/include/google/protobuf/timestamp.proto ]]; then
 fi
 need git git "the version of a build"
 need dig dnsutils "the DNS server is asked by it, too"
+need promtool prometheus "the alert rules are checked and provoked by it"
 need etcd etcd-server "the peer of the benchmarks and the mirror's tests"
 need docker-compose docker-compose "Compose stacks are run by this command too"
 need iptables iptables "the failure tests cut the network between replicas"
@@ -68,4 +69,7 @@ echo "installed: ${missing[*]}"
 if [[ " ${missing[*]} " == *" etcd-server "* && -d /run/systemd/system ]]; then
 	# Debian starts it at once on the port that the mirror looks at by default.
 	"${as_root[@]}" systemctl disable --now etcd >/dev/null 2>&1 || true
+fi
+if [[ " ${missing[*]} " == *" prometheus "* && -d /run/systemd/system ]]; then
+	"${as_root[@]}" systemctl disable --now prometheus prometheus-node-exporter >/dev/null 2>&1 || true
 fi

@@ -98,6 +98,8 @@ func benches() []bench {
 		{name: "transfer", what: "planned transfer of leadership, median of 20; peer: etcd move-leader", run: transfer},
 		{name: "idle", what: "resident memory of one of three idle replicas with 100 agents; peer: none", run: idle},
 		{name: "idle-cpu", what: "CPU of the busiest of three idle replicas with 100 agents; peer: none", run: idleCPU},
+		{name: "step-100k", what: "one planning step over 100,000 converged workloads, 99th percentile; peer: none", run: step100k},
+		{name: "heartbeat-10k", what: "CPU of the leader with 10,000 agents at a heartbeat every 10 s; peer: none", run: heartbeat10k},
 		{name: "dns-srv", what: "SRV answers over UDP with 10,000 nodes and 50,000 workloads; peer: CoreDNS with the same zone in a file", run: dnsSRV},
 		{name: "dns-a", what: "A answers over UDP with 10,000 nodes and 50,000 workloads; peer: CoreDNS with the same zone in a file", run: dnsA},
 		{name: "dns-p99", what: "99th percentile of an answer's delay at half of the peak, the worse of A and SRV; peer: CoreDNS at half of its own", run: dnsTail},

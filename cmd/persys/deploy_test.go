@@ -1,0 +1,153 @@
+package main
+
+import (
+	"encoding/json"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/persys/compute/telemetry"
+)
+
+const rulesDir = "../../deploy/prometheus"
+
+var (
+	metricUse  = regexp.MustCompile(`\b(persys_(?:scheduler|agent|gateway)_[a-z_]+)(?:\{([^}]*)\})?`)
+	labelMatch = regexp.MustCompile(`([a-z_]+)\s*(?:=~|!~|!=|=)`)
+	grouping   = regexp.MustCompile(`\bby \(([^)]*)\)`)
+)
+
+// uses are the expressions of rules and boards, by where they stand.
+func uses(t *testing.T) map[string][]string {
+	t.Helper()
+	out := map[string][]string{}
+	rules, err := os.ReadFile(filepath.Join(rulesDir, "persys.rules.yml"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for line := range strings.Lines(string(rules)) {
+		if expr, ok := strings.CutPrefix(strings.TrimSpace(line), "expr: "); ok {
+			out["persys.rules.yml"] = append(out["persys.rules.yml"], expr)
+		}
+	}
+	boards, err := filepath.Glob("../../deploy/grafana/*.json")
+	if err != nil || len(boards) == 0 {
+		t.Fatalf("boards: %v, %v", boards, err)
+	}
+	for _, file := range boards {
+		data, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var board struct {
+			UID, Title string
+			Panels     []struct {
+				Title   string
+				Targets []struct{ Expr string }
+			}
+		}
+		if err := json.Unmarshal(data, &board); err != nil {
+			t.Fatalf("%s: %v", file, err)
+		}
+		if board.UID == "" || board.Title == "" || len(board.Panels) == 0 {
+			t.Errorf("%s has no uid, no title or no panels", file)
+		}
+		for _, p := range board.Panels {
+			if len(p.Targets) == 0 {
+				t.Errorf("%s: panel %q shows nothing", file, p.Title)
+			}
+			for _, target := range p.Targets {
+				out[filepath.Base(file)] = append(out[filepath.Base(file)], target.Expr)
+			}
+		}
+	}
+	return out
+}
+
+// A board or an alert over a metric that nobody exports stays empty and silent
+// for ever: every name, and every label that it is asked by, is one of ours.
+func TestBoardsAndAlertsUseWhatIsExported(t *testing.T) {
+	have := map[string]telemetry.Metric{}
+	for _, p := range exported() {
+		for _, m := range p.metrics {
+			have[m.Name] = m
+			switch m.Kind {
+			case telemetry.KindHistogram:
+				have[m.Name+"_bucket"], have[m.Name+"_sum"], have[m.Name+"_count"] = m, m, m
+			case telemetry.KindSummary:
+				have[m.Name+"_sum"], have[m.Name+"_count"] = m, m
+			}
+		}
+	}
+	for where, exprs := range uses(t) {
+		for _, expr := range exprs {
+			labels := []string{"instance", "job", "le"}
+			for _, use := range metricUse.FindAllStringSubmatch(expr, -1) {
+				m, ok := have[use[1]]
+				if !ok {
+					t.Errorf("%s: %s is not exported: %s", where, use[1], expr)
+					continue
+				}
+				labels = append(labels, m.Labels...)
+				for _, l := range labelMatch.FindAllStringSubmatch(use[2], -1) {
+					if !slices.Contains(append([]string{"instance", "job"}, m.Labels...), l[1]) {
+						t.Errorf("%s: %s has no label %s: %s", where, use[1], l[1], expr)
+					}
+				}
+			}
+			for _, by := range grouping.FindAllStringSubmatch(expr, -1) {
+				for l := range strings.SplitSeq(by[1], ",") {
+					if !slices.Contains(labels, strings.TrimSpace(l)) {
+						t.Errorf("%s: nothing has the label %s: %s", where, l, expr)
+					}
+				}
+			}
+		}
+	}
+}
+
+// Each alert is provoked at least once.
+func TestEveryAlertIsProvoked(t *testing.T) {
+	rules, err := os.ReadFile(filepath.Join(rulesDir, "persys.rules.yml"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	tests, err := os.ReadFile(filepath.Join(rulesDir, "persys.rules.test.yml"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	alerts := regexp.MustCompile(`(?m)^ +- alert: (\w+)$`).FindAllStringSubmatch(string(rules), -1)
+	if len(alerts) == 0 {
+		t.Fatal("there are no alerts: does this test still read them?")
+	}
+	for _, a := range alerts {
+		if !strings.Contains(string(tests), "labels: 'ALERTS{alertname=\""+a[1]+"\",alertstate=\"firing\"") {
+			t.Errorf("%s is never provoked", a[1])
+		}
+	}
+}
+
+// The rules are valid and fire when they should, as Prometheus itself sees them.
+func TestRulesByPromtool(t *testing.T) {
+	if _, err := exec.LookPath("promtool"); err != nil {
+		if os.Getenv("CI") == "true" {
+			t.Fatal("promtool is not installed (hack/install-test-deps.sh)")
+		}
+		t.Skip("NOT TESTED: promtool is not installed (hack/install-test-deps.sh)")
+	}
+	for _, args := range [][]string{
+		{"check", "config", "prometheus.yml"},
+		{"check", "rules", "persys.rules.yml"},
+		{"test", "rules", "persys.rules.test.yml"},
+	} {
+		cmd := exec.CommandContext(t.Context(), "promtool", args...)
+		cmd.Dir = rulesDir
+		if out, err := cmd.CombinedOutput(); err != nil {
+			t.Errorf("promtool %s: %v\n%s", strings.Join(args, " "), err, out)
+		}
+	}
+}

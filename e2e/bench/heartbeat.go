@@ -1,0 +1,173 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	clusterv1 "github.com/persys/compute/api/cluster/v1"
+	controlv1 "github.com/persys/compute/api/control/v1"
+)
+
+const (
+	beatAgents   = 10_000
+	beatEvery    = 10 * time.Second
+	beatConns    = 64  // connections that the simulated agents share
+	registerMany = 512 // registrations at a time
+	beatWindow   = 30 * time.Second
+)
+
+// heartbeat10k lets 10,000 simulated agents register, 512 at a time, and then
+// heartbeat every 10 s, evenly spread. Ours is the CPU time of the leader's
+// process over 30 s. That the leader is the same throughout is part of it.
+func heartbeat10k(ctx context.Context, e *env) (result, error) {
+	g, err := e.startGroup(ctx)
+	if err != nil {
+		return result{}, err
+	}
+	defer g.close()
+	lead, err := g.leader(ctx, 30*time.Second)
+	if err != nil {
+		return result{}, err
+	}
+	first, err := status(ctx, lead.addr)
+	if err != nil {
+		return result{}, err
+	}
+	conns, done, err := dialAll(lead.addr, beatConns)
+	if err != nil {
+		return result{}, err
+	}
+	defer done()
+	clients := make([]controlv1.AgentControlClient, len(conns))
+	for i, c := range conns {
+		clients[i] = controlv1.NewAgentControlClient(c)
+	}
+	began := time.Now()
+	slowest, err := registerAll(ctx, clients)
+	if err != nil {
+		return result{}, err
+	}
+	registered := time.Since(began)
+
+	bctx, stop := context.WithCancel(ctx)
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	defer stop()
+	var beats, failures atomic.Int64
+	for i := range beatAgents {
+		wg.Go(func() { beat(bctx, clients[i%len(clients)], i, &beats, &failures) })
+	}
+	wait(ctx, beatEvery+2*time.Second) // the first round, whose agents all begin
+	before, err := cpuSeconds(lead.cmd.Process.Pid)
+	if err != nil {
+		return result{}, err
+	}
+	from := beats.Load()
+	wait(ctx, beatWindow)
+	after, err := cpuSeconds(lead.cmd.Process.Pid)
+	if err != nil {
+		return result{}, err
+	}
+	rate := float64(beats.Load()-from) / beatWindow.Seconds()
+	last, err := status(ctx, lead.addr)
+	if err != nil {
+		return result{}, err
+	}
+	if err := steady(first, last); err != nil {
+		return result{}, err
+	}
+	if n := failures.Load(); n > 0 {
+		return result{}, fmt.Errorf("%d heartbeats failed", n)
+	}
+	if rate < 0.9*beatAgents/beatEvery.Seconds() {
+		return result{}, fmt.Errorf("only %.0f heartbeats per second were answered", rate)
+	}
+	return result{ours: (after - before) / beatWindow.Seconds(), unit: "cores", goal: 0.5, lower: true,
+		note: fmt.Sprintf("the leader's process at %.0f heartbeats/s; %d agents had registered in %.1f s, %d at a time, the slowest in %.2f s, and no election",
+			rate, beatAgents, registered.Seconds(), registerMany, slowest.Seconds())}, ctx.Err()
+}
+
+func steady(first, last *clusterv1.StatusResponse) error {
+	if first.GetTerm() != last.GetTerm() || first.GetLeaderId() != last.GetLeaderId() {
+		return fmt.Errorf("the leader changed: term %d, then %d", first.GetTerm(), last.GetTerm())
+	}
+	return nil
+}
+
+// registerAll registers every agent and returns the time of the slowest call.
+func registerAll(ctx context.Context, clients []controlv1.AgentControlClient) (time.Duration, error) {
+	next := make(chan int)
+	var slowest atomic.Int64
+	failed := make(chan error, registerMany)
+	var wg sync.WaitGroup
+	for range registerMany {
+		wg.Go(func() {
+			for i := range next {
+				began := time.Now()
+				if err := registerOne(ctx, clients[i%len(clients)], i); err != nil {
+					select {
+					case failed <- fmt.Errorf("registering agent %d: %w", i, err):
+					default:
+					}
+					continue
+				}
+				for took := int64(time.Since(began)); ; {
+					old := slowest.Load()
+					if took <= old || slowest.CompareAndSwap(old, took) {
+						break
+					}
+				}
+			}
+		})
+	}
+	for i := range beatAgents {
+		next <- i
+	}
+	close(next)
+	wg.Wait()
+	select {
+	case err := <-failed:
+		return 0, err
+	default:
+	}
+	return time.Duration(slowest.Load()), ctx.Err()
+}
+
+func beatID(i int) string { return fmt.Sprintf("beat-%05d", i) }
+
+func registerOne(ctx context.Context, c controlv1.AgentControlClient, i int) error {
+	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
+	defer cancel()
+	reg, err := c.RegisterNode(ctx, &controlv1.RegisterNodeRequest{
+		NodeId: beatID(i), GrpcEndpoint: fmt.Sprintf("127.0.0.1:%d", 20000+i), Timestamp: timestamppb.Now(),
+		Capabilities: &controlv1.NodeCapabilities{CpuTotalMillicores: 4000, MemoryTotalMb: 8192, Protocol: 1,
+			SupportedWorkloadTypes: []string{"container"}, EngineId: fmt.Sprint("engine-", i)},
+	})
+	if err == nil && !reg.GetAccepted() {
+		err = fmt.Errorf("node %s was refused: %s", beatID(i), reg.GetReason())
+	}
+	return err
+}
+
+// beat sends one agent's heartbeats, spread over the interval by its number.
+func beat(ctx context.Context, c controlv1.AgentControlClient, i int, beats, failures *atomic.Int64) {
+	wait(ctx, beatEvery*time.Duration(i)/beatAgents)
+	for ctx.Err() == nil {
+		began := time.Now()
+		call, cancel := context.WithTimeout(ctx, beatEvery)
+		_, err := c.Heartbeat(call, &controlv1.HeartbeatRequest{NodeId: beatID(i), Full: true, Timestamp: timestamppb.Now(),
+			Usage: &controlv1.NodeUsage{CpuUsedMillicores: 100, MemoryUsedMb: 512}})
+		cancel()
+		if err == nil {
+			beats.Add(1)
+		} else if ctx.Err() == nil {
+			failures.Add(1)
+		}
+		wait(ctx, beatEvery-time.Since(began))
+	}
+}
