@@ -92,7 +92,7 @@ func (f *failover) consider(from raft.ServerID) {
 	f.mu.Lock()
 	f.done.leader, f.done.term = leader, term
 	f.mu.Unlock()
-	f.n.log.Info("the leader's process is gone: standing for election", "leader", string(leader), "epoch", term, "rank", rank)
+	f.n.log.Info("the leader's process is gone: standing for election", "leader", string(leader), "term", term, "rank", rank)
 	self := raft.ServerID(f.n.id)
 	req := &raft.TimeoutNowRequest{RPCHeader: raft.RPCHeader{ProtocolVersion: raft.ProtocolVersionMax, ID: []byte(f.n.id), Addr: []byte(f.n.port.advertise)}}
 	if err := f.n.trans.TimeoutNow(self, raft.ServerAddress(f.n.port.advertise), req, &raft.TimeoutNowResponse{}); err != nil {

@@ -64,10 +64,27 @@ func (s *raftSink) Accept(_ string, level hclog.Level, msg string, args ...any) 
 			v = fmt.Sprintf(fmt.Sprint(f[0]), f[1:]...)
 		}
 		if k, ok := args[i].(string); ok && k != "timestamp" {
-			clean = append(clean, k, fmt.Sprint(v))
+			clean = append(clean, attr(k, v))
 		}
 	}
 	s.l.Log(context.Background(), lv, msg, clean...)
+}
+
+// attr is one of the library's keys in the form that ours have: time is the line's
+// own, and a number is one.
+func attr(k string, v any) slog.Attr {
+	if k == "time" {
+		k = "took"
+	}
+	switch n := v.(type) {
+	case uint64:
+		return slog.Uint64(k, n)
+	case int64:
+		return slog.Int64(k, n)
+	case int:
+		return slog.Int(k, n)
+	}
+	return slog.String(k, fmt.Sprint(v))
 }
 
 // gossipLogger makes memberlist log through slog: it only knows log.Logger and

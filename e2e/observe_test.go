@@ -3,9 +3,9 @@ package e2e
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"io"
-	"maps"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -145,6 +145,7 @@ func TestObserved(t *testing.T) {
 		"persys_scheduler_feed_dropped_entries_total":                "fsm/store TestStats",
 		"persys_scheduler_feed_compactions_total":                    "fsm/store TestStats",
 		"persys_scheduler_feed_waiters":                              "fsm/store TestStats",
+		"persys_scheduler_planner_orders_in_flight":                  "sched/leader TestStats",
 		"persys_scheduler_mirror_fenced_total":                       "mirror TestDeposedWriterWritesNothing",
 		"persys_agent_orders_fenced_total":                           "agent TestHealthAndMetrics",
 		"persys_agent_garbage_collection_old_failed_workloads_found": "agent TestHealthAndMetrics",
@@ -165,8 +166,8 @@ func TestObserved(t *testing.T) {
 	otlp := receive(t)
 	c := start(t, harness.Options{
 		Binaries:     shipped(t),
-		SchedulerEnv: fast(map[string]string{"ETCD_ENDPOINTS": etcd.Addr, "ETCD_PROBE_INTERVAL": "500ms", "ETCD_TIMEOUT": "500ms", "LOG_FORMAT": "json", "OTEL_EXPORTER_OTLP_ENDPOINT": otlp.URL}),
-		AgentEnv:     map[string]string{"LOG_FORMAT": "json", "PERSYS_RECONCILE_INTERVAL": "1s", "OTEL_EXPORTER_OTLP_ENDPOINT": otlp.URL},
+		SchedulerEnv: fast(map[string]string{"ETCD_ENDPOINTS": etcd.Addr, "ETCD_PROBE_INTERVAL": "500ms", "ETCD_TIMEOUT": "500ms", "LOG_FORMAT": "json", "LOG_LEVEL": "debug", "OTEL_EXPORTER_OTLP_ENDPOINT": otlp.URL}),
+		AgentEnv:     map[string]string{"LOG_FORMAT": "json", "LOG_LEVEL": "debug", "PERSYS_RECONCILE_INTERVAL": "1s", "OTEL_EXPORTER_OTLP_ENDPOINT": otlp.URL},
 	})
 	for range 2 {
 		got[*harness.Agent](t)(c.StartAgent(t.Context(), harness.AgentOptions{Simulate: true}))
@@ -186,6 +187,13 @@ func TestObserved(t *testing.T) {
 	}))
 	control := got[controlv1.AgentControlClient](t)(c.Any(t.Context()))
 	_ = got[*controlv1.DeleteWorkloadResponse](t)(control.DeleteWorkload(t.Context(), &controlv1.DeleteWorkloadRequest{WorkloadId: "story-1"}))
+
+	must(t, harness.Poll(t.Context(), settle, "the delete counted", func(context.Context) error {
+		if seen.all(t, c); !seen["persys_agent_workload_deleted_total"] {
+			return errors.New("no agent has counted one")
+		}
+		return nil
+	}))
 
 	// The leader dies: an election. Then a node: its lease runs out. Then etcd: the
 	// mirror fails, and the mode says so.
@@ -209,9 +217,5 @@ func TestObserved(t *testing.T) {
 		}
 		return nil
 	}))
-	for _, name := range slices.Sorted(maps.Keys(elsewhere)) {
-		if seen[name] {
-			t.Logf("%s moves here, too", name)
-		}
-	}
+	logsHaveOneForm(t, c)
 }

@@ -149,7 +149,7 @@ func startReplicas(ctx context.Context, g *errgroup.Group, dir string, port int,
 		if i == 0 {
 			cfg.GRPCPort = port
 		}
-		r, err := scheduler.Start(ctx, cfg, version, log.With("replica", name))
+		r, err := scheduler.Start(ctx, cfg, version, log)
 		if err != nil {
 			var op *net.OpError
 			if i == 0 && errors.As(err, &op) {

@@ -233,6 +233,10 @@ func (d *dispatcher) land(e *entry, o sched.Order, ack sched.Ack, err error) {
 	if !errors.Is(err, errWithdrawn) {
 		q.failing = err != nil
 	}
+	if err == nil && !ack.Fenced {
+		d.s.cfg.Logger.Debug("order delivered", "workload", o.Workload, "node", o.Node, "epoch", d.s.epoch.String(), "generation", o.Generation.String(),
+			"action", actionOf(o.Op), "accepted", ack.Accepted, "refused", ack.Refused, "gone", ack.Gone)
+	}
 	switch {
 	case e.next != nil:
 		e.order, e.next, e.tries = *e.next, nil, 0

@@ -313,6 +313,21 @@ func TestFlightsAreBoundedInAll(t *testing.T) {
 	}, func(c *Config) { c.Parallel = 5 })
 }
 
+// What is exported as figures.
+func TestStats(t *testing.T) {
+	inWorld(t, nil, func(w *world) {
+		w.register("a", named("a"))
+		w.crowd(10)
+		if s := w.loop.Stats(); s.Orders != 10 || s.Flying != w.loop.cfg.NodeParallel {
+			t.Errorf("%+v", s)
+		}
+		w.resign()
+		if s := w.loop.Stats(); s != (Stats{}) {
+			t.Errorf("after the stint: %+v", s)
+		}
+	})
+}
+
 func TestOutstanding(t *testing.T) {
 	order := func(sequence uint64, op sched.Op) sched.Order {
 		return sched.Order{Op: op, Node: "a", Workload: "web", Generation: fsm.Generation{Incarnation: 1, Sequence: sequence}}

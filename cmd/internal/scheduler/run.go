@@ -64,6 +64,7 @@ func Start(ctx context.Context, cfg Config, version string, log *slog.Logger) (_
 	if err := cfg.complete(); err != nil {
 		return nil, err
 	}
+	log = log.With("scheduler", cfg.Name)
 	r := &Replica{cfg: cfg, log: log, version: version, metrics: newMetrics(), registry: prometheus.NewRegistry()}
 	if r.traces, err = telemetry.StartTraces(ctx, telemetry.TraceConfig{
 		Endpoint: cfg.OTLPEndpoint, Insecure: cfg.OTLPInsecure, Service: "persys-scheduler", Version: version, Instance: cfg.Name, Log: log,

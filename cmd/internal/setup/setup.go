@@ -72,15 +72,26 @@ func Version(release string) string {
 	return release
 }
 
-// Logger makes the program's logger.
+// Logger makes the program's logger. Keys and values have one form throughout: a
+// failure is err, a duration is written as Go writes it ("1.5s"), in JSON, too.
 func Logger(w io.Writer, level, format string) (*slog.Logger, error) {
 	var l slog.Level
 	if err := l.UnmarshalText([]byte(level)); err != nil {
 		return nil, fmt.Errorf("LOG_LEVEL %q: %w", level, err)
 	}
-	opts := &slog.HandlerOptions{Level: l}
+	opts := &slog.HandlerOptions{Level: l, ReplaceAttr: oneForm}
 	if format == "json" {
 		return slog.New(slog.NewJSONHandler(w, opts)), nil
 	}
 	return slog.New(slog.NewTextHandler(w, opts)), nil
+}
+
+func oneForm(groups []string, a slog.Attr) slog.Attr {
+	if len(groups) == 0 && a.Key == "error" {
+		a.Key = "err"
+	}
+	if a.Value.Kind() == slog.KindDuration {
+		a.Value = slog.StringValue(a.Value.Duration().String())
+	}
+	return a
 }

@@ -1,0 +1,36 @@
+package setup
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"strings"
+	"testing"
+	"time"
+)
+
+// Whoever logs: the same thing has the same key and the same form.
+func TestLoggerHasOneForm(t *testing.T) {
+	for _, format := range []string{"json", "text"} {
+		var out bytes.Buffer
+		log, err := Logger(&out, "info", format)
+		if err != nil {
+			t.Fatal(err)
+		}
+		log.Debug("not said")
+		log.Warn("said", "workload", "web", "index", uint64(7), "error", errors.New("broken"), "took", 1500*time.Millisecond)
+		want := `level=WARN msg=said workload=web index=7 err=broken took=1.5s`
+		if format == "json" {
+			want = `"level":"WARN","msg":"said","workload":"web","index":7,"err":"broken","took":"1.5s"`
+			if !json.Valid(out.Bytes()) {
+				t.Errorf("no JSON: %s", out.String())
+			}
+		}
+		if !strings.Contains(out.String(), want) || strings.Count(out.String(), "\n") != 1 {
+			t.Errorf("%s: %s, want %s", format, out.String(), want)
+		}
+	}
+	if _, err := Logger(&bytes.Buffer{}, "loud", "text"); err == nil || !strings.Contains(err.Error(), "LOG_LEVEL") {
+		t.Errorf("an unknown level: %v", err)
+	}
+}
