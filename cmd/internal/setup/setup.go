@@ -90,6 +90,12 @@ func oneForm(groups []string, a slog.Attr) slog.Attr {
 	if len(groups) == 0 && a.Key == "error" {
 		a.Key = "err"
 	}
+	switch a.Key {
+	case "workload", "node", "epoch":
+		if a.Value.Kind() == slog.KindString && a.Value.String() == "" {
+			return slog.Attr{} // about none
+		}
+	}
 	if a.Value.Kind() == slog.KindDuration {
 		a.Value = slog.StringValue(a.Value.Duration().String())
 	}

@@ -18,7 +18,7 @@ func TestLoggerHasOneForm(t *testing.T) {
 			t.Fatal(err)
 		}
 		log.Debug("not said")
-		log.Warn("said", "workload", "web", "index", uint64(7), "error", errors.New("broken"), "took", 1500*time.Millisecond)
+		log.Warn("said", "workload", "web", "node", "", "index", uint64(7), "error", errors.New("broken"), "took", 1500*time.Millisecond)
 		want := `level=WARN msg=said workload=web index=7 err=broken took=1.5s`
 		if format == "json" {
 			want = `"level":"WARN","msg":"said","workload":"web","index":7,"err":"broken","took":"1.5s"`
