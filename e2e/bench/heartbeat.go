@@ -53,6 +53,13 @@ func heartbeat10k(ctx context.Context, e *env) (result, error) {
 		return result{}, err
 	}
 	registered := time.Since(began)
+	if err := steady(ctx, first, lead.addr, "registering"); err != nil {
+		return result{}, err
+	}
+	then, err := status(ctx, lead.addr)
+	if err != nil {
+		return result{}, err
+	}
 
 	bctx, stop := context.WithCancel(ctx)
 	var wg sync.WaitGroup
@@ -74,11 +81,7 @@ func heartbeat10k(ctx context.Context, e *env) (result, error) {
 		return result{}, err
 	}
 	rate := float64(beats.Load()-from) / beatWindow.Seconds()
-	last, err := status(ctx, lead.addr)
-	if err != nil {
-		return result{}, err
-	}
-	if err := steady(first, last); err != nil {
+	if err := steady(ctx, first, lead.addr, "heartbeats"); err != nil {
 		return result{}, err
 	}
 	if n := failures.Load(); n > 0 {
@@ -88,13 +91,18 @@ func heartbeat10k(ctx context.Context, e *env) (result, error) {
 		return result{}, fmt.Errorf("only %.0f heartbeats per second were answered", rate)
 	}
 	return result{ours: (after - before) / beatWindow.Seconds(), unit: "cores", goal: 0.5, lower: true,
-		note: fmt.Sprintf("the leader's process at %.0f heartbeats/s; %d agents had registered in %.1f s, %d at a time, the slowest in %.2f s, and no election",
-			rate, beatAgents, registered.Seconds(), registerMany, slowest.Seconds())}, ctx.Err()
+		note: fmt.Sprintf("the leader's process at %.0f heartbeats/s; %d agents had registered in %.1f s, %d at a time and in %d log entries, the slowest in %.2f s, and no election",
+			rate, beatAgents, registered.Seconds(), registerMany, then.GetLastIndex()-first.GetLastIndex(), slowest.Seconds())}, ctx.Err()
 }
 
-func steady(first, last *clusterv1.StatusResponse) error {
+// steady errs if there has been an election.
+func steady(ctx context.Context, first *clusterv1.StatusResponse, addr, during string) error {
+	last, err := status(ctx, addr)
+	if err != nil {
+		return err
+	}
 	if first.GetTerm() != last.GetTerm() || first.GetLeaderId() != last.GetLeaderId() {
-		return fmt.Errorf("the leader changed: term %d, then %d", first.GetTerm(), last.GetTerm())
+		return fmt.Errorf("the leader changed during %s: term %d, then %d", during, first.GetTerm(), last.GetTerm())
 	}
 	return nil
 }
