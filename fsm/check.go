@@ -107,6 +107,7 @@ func (c *checker) nodes() {
 	c.s.r.nodes.Scan(func(id string, n *Node) bool {
 		c.must(n.ID == id && validID(id), "node %q is stored under %q", n.ID, id)
 		c.must(!n.Fenced || !n.Up, "node %s is fenced and up", id)
+		c.must(slices.IsSorted(n.Lacks) && (c.s.r.info.FeatureLevel >= 5 || len(n.Lacks) == 0), "node %s lacks %v at feature level %d", id, n.Lacks, c.s.r.info.FeatureLevel)
 		return true
 	})
 	c.drifts()

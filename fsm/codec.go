@@ -206,12 +206,16 @@ func factsEqual(a, b *NodeFacts) bool {
 func (n *Node) SameFacts(b *commandv1.RegisterNode) bool {
 	f := factsOf(b)
 	f.normalise()
-	return n.Up && n.ID == b.GetId() && factsEqual(&n.Facts, &f)
+	return n.Up && n.ID == b.GetId() && len(n.Lacks) == 0 && factsEqual(&n.Facts, &f)
 }
 
 // Runs reports whether the node offers a workload type. A node that names none
 // is a legacy one and runs everything but virtual machines.
+// What it refused since it registered it does not run, whatever it said then.
 func (n *Node) Runs(workloadType string) bool {
+	if slices.Contains(n.Lacks, workloadType) {
+		return false
+	}
 	if len(n.Facts.Types) == 0 {
 		return workloadType != "vm"
 	}

@@ -248,6 +248,9 @@ func (e *encoder) node(n *Node) {
 	e.i64(n.RegisteredAt)
 	e.u64(n.CreateIndex)
 	e.u64(n.ModifyIndex)
+	if len(n.Lacks) > 0 { // of level 5
+		e.strs(n.Lacks)
+	}
 }
 
 func (e *encoder) residual(r *Residual) {

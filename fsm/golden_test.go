@@ -265,6 +265,19 @@ var scenarios = []struct {
 		w.do(w.says("web", "Running"))
 		w.do(w.assign("api", "a"))
 	}},
+	{"14-runtime-not-there", func(w *world) {
+		level5(w)
+		w.do(register("a"))
+		w.do(put("web"))
+		w.do(w.assign("web", "a"))
+		w.do(report(&commandv1.WorkloadReport{
+			Workload: "web", Node: "a", Generation: w.generation("web"), Refused: true, Code: CodeRuntimeNotOffered,
+		}))
+		w.do(w.evict("web", CodeRuntimeNotOffered, false))
+		w.do(w.assign("web", "a"))
+		w.do(register("a"))
+		w.do(w.assign("web", "a"))
+	}},
 }
 
 func corpusFile(name, ext string) string { return filepath.Join("testdata", "corpus", name+ext) }

@@ -2,6 +2,7 @@ package fsm
 
 import (
 	"fmt"
+	"slices"
 	"strconv"
 
 	commandv1 "github.com/persys/compute/api/command/v1"
@@ -40,12 +41,12 @@ func (t *Tx) registerNode(b *commandv1.RegisterNode) Result {
 			old.ID, old.Facts.InstanceID, id, instanceText(&facts), old.ID)
 	}
 	same := factsEqual(&old.Facts, &facts)
-	if same && old.Up {
+	if same && old.Up && len(old.Lacks) == 0 {
 		return Result{Kind: AlreadyDone}
 	}
 	n := *old
 	n.Facts = facts
-	n.Up, n.Fenced = true, false
+	n.Up, n.Fenced, n.Lacks = true, false, nil
 	n.Reason, n.UpdatedBy = "", "register"
 	n.UpdatedAt, n.LastHeartbeat, n.RegisteredAt = clock, clock, clock
 	t.putNode(old, &n)
@@ -57,6 +58,21 @@ func (t *Tx) registerNode(b *commandv1.RegisterNode) Result {
 		t.rejudge(&n)
 	}
 	return Result{}
+}
+
+// lacks notes that a node refused an order because it does not run the type, so
+// that it is asked no more before it registers anew. It returns the node as it is
+// then.
+func (t *Tx) lacks(n *Node, w *Workload) *Node {
+	kind := w.Demand.Type
+	if t.r.info.FeatureLevel < 5 || w.Actual.Code != CodeRuntimeNotOffered || slices.Contains(n.Lacks, kind) {
+		return n
+	}
+	next := *n
+	next.Lacks = append(slices.Clone(n.Lacks), kind)
+	slices.Sort(next.Lacks)
+	t.putNode(n, &next)
+	return &next
 }
 
 // heldFor guards a node's id while a lost machine may run something exclusive

@@ -149,7 +149,7 @@ func nodePB(n *Node) *commandv1.NodeRecord {
 	return &commandv1.NodeRecord{
 		Facts: factsPB(n.ID, &n.Facts), Up: n.Up, Draining: n.Draining, Cordoned: n.Cordoned, Fenced: n.Fenced,
 		Reason: n.Reason, UpdatedBy: n.UpdatedBy, UpdatedAt: n.UpdatedAt, LastHeartbeat: n.LastHeartbeat,
-		RegisteredAt: n.RegisteredAt, CreateIndex: n.CreateIndex, ModifyIndex: n.ModifyIndex,
+		RegisteredAt: n.RegisteredAt, CreateIndex: n.CreateIndex, ModifyIndex: n.ModifyIndex, Lacks: n.Lacks,
 	}
 }
 
@@ -159,6 +159,7 @@ func nodeRecordOf(m *commandv1.NodeRecord) *Node {
 		Cordoned: m.GetCordoned(), Fenced: m.GetFenced(), Reason: m.GetReason(), UpdatedBy: m.GetUpdatedBy(),
 		UpdatedAt: m.GetUpdatedAt(), LastHeartbeat: m.GetLastHeartbeat(), RegisteredAt: m.GetRegisteredAt(),
 		CreateIndex: m.GetCreateIndex(), ModifyIndex: m.GetModifyIndex(),
+		Lacks: convert(m.GetLacks(), func(s string) string { return s }),
 	}
 }
 

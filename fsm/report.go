@@ -131,6 +131,9 @@ func (t *Tx) observe(old *Workload, r *commandv1.WorkloadReport, state Actual) {
 		if r.GetRefused() && w.Actual.Code == "" {
 			w.Actual.Code = CodeApplyRefused
 		}
+		if r.GetRefused() {
+			n = t.lacks(n, &w)
+		}
 	}
 	if old.Acknowledged && observationEqual(&old.Actual, &w.Actual) {
 		return

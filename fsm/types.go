@@ -319,7 +319,8 @@ type Node struct {
 	Up            bool
 	Draining      bool
 	Cordoned      bool
-	Fenced        bool // since it went down: what it ran is known to be dead
+	Fenced        bool     // since it went down: what it ran is known to be dead
+	Lacks         []string // types that it refused since it registered, sorted
 	Reason        string
 	UpdatedBy     string // register, heartbeat, monitor or reconciler
 	UpdatedAt     int64  // Unix nanoseconds, as are the next two

@@ -145,12 +145,7 @@ func fits(d *fsm.Demand, n *fsm.Node) rejection {
 
 // offers reports whether a node runs a workload type. A node that named none is
 // an existing peer: it runs everything but VMs.
-func offers(n *fsm.Node, kind string) bool {
-	if len(n.Facts.Types) == 0 {
-		return kind != "vm"
-	}
-	return slices.Contains(n.Facts.Types, kind)
-}
+func offers(n *fsm.Node, kind string) bool { return n.Runs(kind) }
 
 // nodeIDKey is a label that every node carries without saying so.
 const nodeIDKey = "node.id"
@@ -296,6 +291,9 @@ func (x *nodeIndex) sentence(v fsm.View, d *fsm.Demand, s int32, r rejection) st
 	case cordoned:
 		return "the node is cordoned"
 	case wrongType:
+		if slices.Contains(n.Lacks, r.key) {
+			return "workload type: the node refused " + r.key + ", its runtime is not there; it is asked again when its agent has registered anew"
+		}
 		if len(n.Facts.Types) == 0 {
 			return "workload type: needs " + r.key + ", the node offers container, compose"
 		}

@@ -630,3 +630,27 @@ func TestAPortConflictBehindAResidualIsSeen(t *testing.T) {
 		seen[n] = id
 	}
 }
+
+// A type whose runtime is not there leaves the node until its agent registers anew.
+func TestANodeWithoutTheRuntimeIsLeft(t *testing.T) {
+	w := newWorld(t)
+	w.node("a")
+	w.apply("web")
+	w.step()
+	w.do(&commandv1.Command{Body: &commandv1.Command_Report{Report: &commandv1.Report{Reports: []*commandv1.WorkloadReport{{
+		Workload: "web", Node: "a", Generation: generationPB(w.get("web").Generation), Refused: true, Code: fsm.CodeRuntimeNotOffered}}}}})
+	w.sent = map[Order]bool{}
+	w.settle()
+	if got := w.get("web"); got.Node != "" || !strings.Contains(got.Reason.Message, "type container") {
+		t.Fatalf("on %q: %+v", got.Node, got.Reason)
+	}
+	w.node("b")
+	w.settle()
+	if got := w.get("web"); got.Node != "b" || got.Status != fsm.StatusRunning {
+		t.Fatalf("on %q: %+v", got.Node, got.Reason)
+	}
+	w.node("a")
+	if n, _ := w.state.Node("a"); !n.Runs("container") {
+		t.Error("a has registered anew and is not asked")
+	}
+}

@@ -363,7 +363,7 @@ func (x *nodeIndex) sameAlloc(s int32, a fsm.Alloc) bool {
 // sameStatic reports whether the static filters would say the same of both.
 func sameStatic(a, b *fsm.Node) bool {
 	f, g := &a.Facts, &b.Facts
-	return slices.Equal(f.Types, g.Types) && slices.Equal(f.StorageDrivers, g.StorageDrivers) &&
+	return slices.Equal(f.Types, g.Types) && slices.Equal(a.Lacks, b.Lacks) && slices.Equal(f.StorageDrivers, g.StorageDrivers) &&
 		slices.Equal(f.Labels, g.Labels) && slices.Equal(f.Taints, g.Taints)
 }
 

@@ -5575,6 +5575,9 @@ type NodeRecord struct {
 	RegisteredAt  int64                  `protobuf:"varint,10,opt,name=registered_at,json=registeredAt,proto3" json:"registered_at,omitempty"`
 	CreateIndex   uint64                 `protobuf:"varint,11,opt,name=create_index,json=createIndex,proto3" json:"create_index,omitempty"`
 	ModifyIndex   uint64                 `protobuf:"varint,12,opt,name=modify_index,json=modifyIndex,proto3" json:"modify_index,omitempty"`
+	// Workload types that it refused since it registered, although it offers them;
+	// sorted. Written at feature level 5.
+	Lacks         []string `protobuf:"bytes,35,rep,name=lacks,proto3" json:"lacks,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -5691,6 +5694,13 @@ func (x *NodeRecord) GetModifyIndex() uint64 {
 		return x.ModifyIndex
 	}
 	return 0
+}
+
+func (x *NodeRecord) GetLacks() []string {
+	if x != nil {
+		return x.Lacks
+	}
+	return nil
 }
 
 // ResidualRecord is something a node may still run although it should not.
@@ -6652,7 +6662,7 @@ const file_api_command_v1_command_proto_rawDesc = "" +
 	"\x0facknowledged_at\x18= \x01(\x03R\x0eacknowledgedAt\x12!\n" +
 	"\fverdict_code\x18> \x01(\tR\vverdictCode\x12'\n" +
 	"\x0fverdict_message\x18? \x01(\tR\x0everdictMessage\x128\n" +
-	"\aactions\x18@ \x03(\v2\x1e.persys.command.v1.AgentActionR\aactions\"\x8b\x03\n" +
+	"\aactions\x18@ \x03(\v2\x1e.persys.command.v1.AgentActionR\aactions\"\xa1\x03\n" +
 	"\n" +
 	"NodeRecord\x125\n" +
 	"\x05facts\x18\x01 \x01(\v2\x1f.persys.command.v1.RegisterNodeR\x05facts\x12\x0e\n" +
@@ -6669,7 +6679,8 @@ const file_api_command_v1_command_proto_rawDesc = "" +
 	"\rregistered_at\x18\n" +
 	" \x01(\x03R\fregisteredAt\x12!\n" +
 	"\fcreate_index\x18\v \x01(\x04R\vcreateIndex\x12!\n" +
-	"\fmodify_index\x18\f \x01(\x04R\vmodifyIndex\"\xfd\x01\n" +
+	"\fmodify_index\x18\f \x01(\x04R\vmodifyIndex\x12\x14\n" +
+	"\x05lacks\x18# \x03(\tR\x05lacks\"\xfd\x01\n" +
 	"\x0eResidualRecord\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\tR\x04node\x12\x1a\n" +
 	"\bworkload\x18\x02 \x01(\tR\bworkload\x12=\n" +

@@ -2027,6 +2027,11 @@ func (m *NodeRecord) CloneVT() *NodeRecord {
 	r.RegisteredAt = m.RegisteredAt
 	r.CreateIndex = m.CreateIndex
 	r.ModifyIndex = m.ModifyIndex
+	if rhs := m.Lacks; rhs != nil {
+		tmpContainer := make([]string, len(rhs))
+		copy(tmpContainer, rhs)
+		r.Lacks = tmpContainer
+	}
 	if len(m.unknownFields) > 0 {
 		r.unknownFields = make([]byte, len(m.unknownFields))
 		copy(r.unknownFields, m.unknownFields)
@@ -7755,6 +7760,17 @@ func (m *NodeRecord) MarshalToSizedBufferVT(dAtA []byte) (int, error) {
 		i -= len(m.unknownFields)
 		copy(dAtA[i:], m.unknownFields)
 	}
+	if len(m.Lacks) > 0 {
+		for iNdEx := len(m.Lacks) - 1; iNdEx >= 0; iNdEx-- {
+			i -= len(m.Lacks[iNdEx])
+			copy(dAtA[i:], m.Lacks[iNdEx])
+			i = protohelpers.EncodeVarint(dAtA, i, uint64(len(m.Lacks[iNdEx])))
+			i--
+			dAtA[i] = 0x2
+			i--
+			dAtA[i] = 0x9a
+		}
+	}
 	if m.ModifyIndex != 0 {
 		i = protohelpers.EncodeVarint(dAtA, i, uint64(m.ModifyIndex))
 		i--
@@ -10766,6 +10782,12 @@ func (m *NodeRecord) SizeVT() (n int) {
 	}
 	if m.ModifyIndex != 0 {
 		n += 1 + protohelpers.SizeOfVarint(uint64(m.ModifyIndex))
+	}
+	if len(m.Lacks) > 0 {
+		for _, s := range m.Lacks {
+			l = len(s)
+			n += 2 + l + protohelpers.SizeOfVarint(uint64(l))
+		}
 	}
 	n += len(m.unknownFields)
 	return n
@@ -24366,6 +24388,38 @@ func (m *NodeRecord) UnmarshalVT(dAtA []byte) error {
 					break
 				}
 			}
+		case 35:
+			if wireType != 2 {
+				return fmt.Errorf("proto: wrong wireType = %d for field Lacks", wireType)
+			}
+			var stringLen uint64
+			for shift := uint(0); ; shift += 7 {
+				if shift >= 64 {
+					return protohelpers.ErrIntOverflow
+				}
+				if iNdEx >= l {
+					return io.ErrUnexpectedEOF
+				}
+				b := dAtA[iNdEx]
+				iNdEx++
+				stringLen |= uint64(b&0x7F) << shift
+				if b < 0x80 {
+					break
+				}
+			}
+			intStringLen := int(stringLen)
+			if intStringLen < 0 {
+				return protohelpers.ErrInvalidLength
+			}
+			postIndex := iNdEx + intStringLen
+			if postIndex < 0 {
+				return protohelpers.ErrInvalidLength
+			}
+			if postIndex > l {
+				return io.ErrUnexpectedEOF
+			}
+			m.Lacks = append(m.Lacks, string(dAtA[iNdEx:postIndex]))
+			iNdEx = postIndex
 		default:
 			iNdEx = preIndex
 			skippy, err := protohelpers.Skip(dAtA[iNdEx:])
@@ -39623,6 +39677,42 @@ func (m *NodeRecord) UnmarshalVTUnsafe(dAtA []byte) error {
 					break
 				}
 			}
+		case 35:
+			if wireType != 2 {
+				return fmt.Errorf("proto: wrong wireType = %d for field Lacks", wireType)
+			}
+			var stringLen uint64
+			for shift := uint(0); ; shift += 7 {
+				if shift >= 64 {
+					return protohelpers.ErrIntOverflow
+				}
+				if iNdEx >= l {
+					return io.ErrUnexpectedEOF
+				}
+				b := dAtA[iNdEx]
+				iNdEx++
+				stringLen |= uint64(b&0x7F) << shift
+				if b < 0x80 {
+					break
+				}
+			}
+			intStringLen := int(stringLen)
+			if intStringLen < 0 {
+				return protohelpers.ErrInvalidLength
+			}
+			postIndex := iNdEx + intStringLen
+			if postIndex < 0 {
+				return protohelpers.ErrInvalidLength
+			}
+			if postIndex > l {
+				return io.ErrUnexpectedEOF
+			}
+			var stringValue string
+			if intStringLen > 0 {
+				stringValue = unsafe.String(&dAtA[iNdEx], intStringLen)
+			}
+			m.Lacks = append(m.Lacks, stringValue)
+			iNdEx = postIndex
 		default:
 			iNdEx = preIndex
 			skippy, err := protohelpers.Skip(dAtA[iNdEx:])
