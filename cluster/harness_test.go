@@ -94,8 +94,12 @@ func (nw *network) dialer(from string, name func(addr string) string) func(conte
 		}
 		l := &link{Conn: c, nw: nw, from: from, to: func() string { return name(addr) }}
 		nw.mu.Lock()
+		defer nw.mu.Unlock()
+		if nw.cuts[[2]string{from, l.to()}] { // cut while it was being made
+			_ = c.Close()
+			return nil, errCut
+		}
 		nw.conns[l] = struct{}{}
-		nw.mu.Unlock()
 		return l, nil
 	}
 }
