@@ -75,13 +75,15 @@ func TestDemo(t *testing.T) {
 	})
 	t.Run("docker", func(t *testing.T) {
 		e, _ := theEngine(t)
+		const image = "persys/hello:demo"
+		before := e.HasImage(t.Context(), image) && !e.HasLabel(t.Context(), image, "persys.demo")
 		out, err := run(t, nil, "--exit")
 		if err != nil {
 			t.Errorf("it failed: %v", err)
 		}
 		shows(t, out, append(common, "FROM scratch", "says: Hello from Persys", "says: The leader was killed")...)
-		if e.HasImage(t.Context(), "persys/hello:demo") {
-			t.Error("the demo left its image behind")
+		if left := e.HasImage(t.Context(), image); left != before {
+			t.Errorf("an image that is not the demo's was there: %v; afterwards: %v", before, left)
 		}
 	})
 	t.Run("stays up until Ctrl-C", func(t *testing.T) {

@@ -30,6 +30,9 @@ type keyring struct {
 	mu        sync.Mutex
 	key       *pki.Key // of path
 	candidate *pki.Key // of path + candidateSuffix: made here, and not pinned as far as is known
+	// shared: a majority is known to hold the key, or it lay here before this
+	// process. Nothing is sealed with a key that could be lost with one machine.
+	shared bool
 }
 
 const candidateSuffix = ".new"
@@ -48,11 +51,26 @@ func openKeyring(path string, st *store.Store, log *slog.Logger) (*keyring, erro
 			*f.to = key
 		}
 	}
+	k.shared = k.key != nil
 	return k, nil
 }
 
 // Key implements rpc.Keys.
 func (k *keyring) Key() (*pki.Key, error) {
+	key, err := k.held()
+	if err != nil {
+		return nil, err
+	}
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if !k.shared {
+		return nil, errors.New("the cluster key is being handed to a majority of the schedulers; try again in a moment")
+	}
+	return key, nil
+}
+
+// held is the cluster's key, if this replica has it.
+func (k *keyring) held() (*pki.Key, error) {
 	view := k.store.View()
 	pinned := view.Info().ClusterKeyID
 	k.mu.Lock()
@@ -100,6 +118,8 @@ func (k *keyring) adopt(exported string) error {
 	if k.key, err = pki.ImportKey(k.path, exported); err != nil {
 		return err
 	}
+	// Where something runs already, it was sealed with: a majority held it then.
+	k.shared = k.store.View().WorkloadCount() > 0
 	k.log.Info("has the cluster key", "file", k.path, "id", key.ID())
 	return k.forgetCandidate()
 }
@@ -214,11 +234,37 @@ func (k *keyring) Offered() (*pki.Key, error) {
 	if key != nil && k.store.View().Info().ClusterKeyID == "" {
 		return key, nil
 	}
-	return k.Key()
+	return k.held()
 }
 
-// run settles the key until this replica has it: as the leader it proposes one,
-// otherwise it asks those that may have it. Everything is tried again.
+// share counts who holds the key. Until a majority does it is not used.
+func (k *keyring) share(ctx context.Context, others func(context.Context) []string) {
+	view := k.store.View()
+	replicas, holders := 0, 1
+	view.Replicas(func(*fsm.Replica) bool { replicas++; return true })
+	if replicas > 1 {
+		for _, text := range others(ctx) {
+			if key, err := pki.ParseKey(text); err == nil && key.ID() == view.Info().ClusterKeyID {
+				holders++
+			}
+		}
+	}
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.shared = k.shared || holders > replicas/2
+}
+
+// ready reports whether there is nothing left to do.
+func (k *keyring) ready() bool {
+	k.mu.Lock()
+	shared := k.shared
+	k.mu.Unlock()
+	return shared && k.settled()
+}
+
+// run settles the key until this replica has it and a majority does: as the
+// leader it proposes one, otherwise it asks those that may have it. Everything is
+// tried again.
 func (k *keyring) run(ctx context.Context, leads func() bool, commit func(context.Context, ...fsm.Command) ([]fsm.Result, error), others func(context.Context) []string) {
 	t := time.NewTicker(settleEvery)
 	defer t.Stop()
@@ -227,7 +273,7 @@ func (k *keyring) run(ctx context.Context, leads func() bool, commit func(contex
 		cctx, cancel := context.WithTimeout(ctx, 5*time.Second)
 		err := k.settle(cctx, leads(), commit, others)
 		cancel()
-		if k.settled() {
+		if k.ready() {
 			return
 		}
 		if err != nil && ctx.Err() == nil && err.Error() != said {
@@ -242,9 +288,19 @@ func (k *keyring) run(ctx context.Context, leads func() bool, commit func(contex
 	}
 }
 
-const settleEvery = 200 * time.Millisecond
+const settleEvery = 100 * time.Millisecond
 
+// settle makes the next step that can be made.
 func (k *keyring) settle(ctx context.Context, leads bool, commit func(context.Context, ...fsm.Command) ([]fsm.Result, error), others func(context.Context) []string) error {
+	err := k.obtain(ctx, leads, commit, others)
+	if k.settled() {
+		k.share(ctx, others)
+	}
+	return err
+}
+
+// obtain gets hold of the pinned key, or has one pinned.
+func (k *keyring) obtain(ctx context.Context, leads bool, commit func(context.Context, ...fsm.Command) ([]fsm.Result, error), others func(context.Context) []string) error {
 	if err := k.promote(); err != nil || k.settled() {
 		return err
 	}

@@ -137,6 +137,43 @@ func TestACommittedCandidateIsKept(t *testing.T) {
 	}
 }
 
+// TestAKeyIsUsedOnceAMajorityHoldsIt: what is sealed must not be lost with the
+// machine that made the key.
+func TestAKeyIsUsedOnceAMajorityHoldsIt(t *testing.T) {
+	l := newLog(t, 3)
+	for _, id := range []string{"r2", "r3"} {
+		l.do(&commandv1.Command{Body: &commandv1.Command_PutReplica{PutReplica: &commandv1.PutReplica{Id: id, Name: id, FeatureLevel: 3}}})
+	}
+	dirA, dirB := t.TempDir(), t.TempDir()
+	a, b, c := l.ring(dirA), l.ring(dirB), l.ring(t.TempDir())
+	step := func(k *keyring, leads bool, others ...*keyring) {
+		t.Helper()
+		if err := k.settle(t.Context(), leads, l.commit, holders(others...)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	step(a, true, b, c)
+	if _, err := a.Key(); err == nil || !strings.Contains(err.Error(), "majority") {
+		t.Fatalf("one of three holds the key, and it is used: %v", err)
+	}
+	step(b, false, a, c)
+	step(a, true, b, c)
+	want := keyID(t, a)
+	if got := keyID(t, b); got != want {
+		t.Errorf("one uses key %s, the other %s", got, want)
+	}
+	if again := l.ring(dirB); keyID(t, again) != want {
+		t.Error("it is not used after a restart")
+	}
+	// Whoever comes to a cluster that runs something need not reach a majority.
+	l.do(&commandv1.Command{Body: &commandv1.Command_PutWorkloads{PutWorkloads: &commandv1.PutWorkloads{Workloads: []*commandv1.WorkloadPut{{
+		Id: "web", Content: "c1:x", Desired: "Running", Demand: &commandv1.Demand{Type: "container"}}}}}})
+	step(c, false, a)
+	if got := keyID(t, c); got != want {
+		t.Errorf("the last one uses key %s, want %s", got, want)
+	}
+}
+
 func TestKeyring(t *testing.T) {
 	t.Run("a key that an operator put on another machine goes first", func(t *testing.T) {
 		l := newLog(t, 3)
