@@ -386,7 +386,7 @@ func value(v fsm.View, id string) int64 {
 
 func mustPut(t testing.TB, n *Node, id string, v int64) fsm.Result {
 	t.Helper()
-	r, err := n.Propose(timeout(t, 5*time.Second), put(id, v))
+	r, err := n.Propose(timeout(t, patience), put(id, v))
 	if err != nil {
 		t.Fatalf("put %s: %v", id, err)
 	}

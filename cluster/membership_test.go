@@ -74,7 +74,7 @@ func TestRestartFromDisk(t *testing.T) {
 		}
 	}
 	leader = g.settled(3)
-	v, err := leader.Read(timeout(t, 5*time.Second), Linearizable, 0)
+	v, err := leader.Read(timeout(t, patience), Linearizable, 0)
 	if err != nil || value(v, "w") != 49 {
 		t.Fatalf("after the restart w = %d, %v", value(v, "w"), err)
 	}
@@ -227,7 +227,7 @@ func TestRemovedReplicaStopsAndStaysOut(t *testing.T) {
 	leader := g.form()
 	n := g.follower(leader)
 	i := g.index(n)
-	if err := leader.RemoveReplica(timeout(t, 5*time.Second), n.cfg.Name, false); err != nil {
+	if err := leader.RemoveReplica(timeout(t, patience), n.cfg.Name, false); err != nil {
 		t.Fatal(err)
 	}
 	select {
@@ -255,7 +255,7 @@ func TestRemovalThatWouldLoseTheQuorumIsRefused(t *testing.T) {
 	g.close(g.index(dead))
 	eventually(t, "the loss noticed", func() bool { return !leader.healthy(raft.ServerID(dead.ID())) })
 	other := g.follower(leader)
-	if err := leader.RemoveReplica(timeout(t, 5*time.Second), other.ID(), false); err == nil {
+	if err := leader.RemoveReplica(timeout(t, patience), other.ID(), false); err == nil {
 		t.Fatal("removed the only other healthy voter")
 	}
 }

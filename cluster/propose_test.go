@@ -63,10 +63,10 @@ func TestConcurrentProposalsGetTheirOwnResults(t *testing.T) {
 func TestSizes(t *testing.T) {
 	g := newGroup(t, 1)
 	n := g.form()
-	if _, err := n.Propose(timeout(t, 5*time.Second), putSized("big", 1, commandLimit)); !errors.Is(err, ErrTooLarge) {
+	if _, err := n.Propose(timeout(t, patience), putSized("big", 1, commandLimit)); !errors.Is(err, ErrTooLarge) {
 		t.Errorf("over 1 MiB: %v", err)
 	}
-	if r, err := n.Propose(timeout(t, 5*time.Second), putSized("alone", 1, 500<<10)); err != nil || r[0].Err() != nil {
+	if r, err := n.Propose(timeout(t, patience), putSized("alone", 1, 500<<10)); err != nil || r[0].Err() != nil {
 		t.Errorf("500 KiB alone: %v %v", r, err)
 	}
 	before := n.prop.entries.Load()
@@ -74,7 +74,7 @@ func TestSizes(t *testing.T) {
 	for i := range 10 {
 		many = append(many, putSized(fmt.Sprintf("m%d", i), 1, 100<<10))
 	}
-	r, err := n.Propose(timeout(t, 5*time.Second), many...)
+	r, err := n.Propose(timeout(t, patience), many...)
 	if err != nil || len(r) != 10 {
 		t.Fatalf("a call of 1 MiB in parts: %d, %v", len(r), err)
 	}
@@ -100,7 +100,7 @@ func TestProposeWhileClosing(t *testing.T) {
 		go func() {
 			defer wg.Done()
 			for i := 0; ; i++ {
-				_, err := n.Propose(timeout(t, 5*time.Second), put(fmt.Sprintf("w%d", c), int64(i)))
+				_, err := n.Propose(timeout(t, patience), put(fmt.Sprintf("w%d", c), int64(i)))
 				if err == nil {
 					continue
 				}
