@@ -3,6 +3,7 @@ package e2e
 import (
 	"context"
 	_ "embed"
+	"encoding/json"
 	"fmt"
 	"os"
 	"os/exec"
@@ -19,6 +20,9 @@ import (
 	"github.com/chromedp/cdproto/runtime"
 	"github.com/chromedp/chromedp"
 
+	"github.com/persys/compute/agent/driver"
+	"github.com/persys/compute/agent/driver/sim"
+	agentv1 "github.com/persys/compute/api/agent/v1"
 	"github.com/persys/compute/e2e/harness"
 )
 
@@ -28,10 +32,10 @@ import (
 var audit string
 
 // dev runs `persys dev` with simulated workloads and returns the address of its
-// first scheduler and of its gateway.
-func dev(t *testing.T) (grpc, http string) {
+// first scheduler, of its gateway, and its folder.
+func dev(t *testing.T) (grpc, http, dir string) {
 	t.Helper()
-	dir := t.TempDir()
+	dir = t.TempDir()
 	p := &harness.Process{
 		Name: "persys dev", Path: faces(t).Dev, Args: []string{"dev", "--simulate", "--port", "0", "--http-port", "0"},
 		Env: append(os.Environ(), "TMPDIR="+dir), Log: filepath.Join(dir, "dev.log"),
@@ -54,7 +58,7 @@ func dev(t *testing.T) (grpc, http string) {
 		http, grpc = m[1], m[2]
 		return nil
 	}))
-	return grpc, http
+	return grpc, http, dir
 }
 
 // browser opens a real one.
@@ -208,11 +212,31 @@ func (p *page) accessible(where string) {
 	p.do(chromedp.Evaluate(`delete document.documentElement.dataset.theme`, nil))
 }
 
+// stray makes something run on the engine of `persys dev` that nobody asked for.
+func stray(t *testing.T, dir, status string) {
+	t.Helper()
+	var st struct {
+		ClusterID string `json:"cluster_id"`
+	}
+	must(t, json.Unmarshal([]byte(status), &st))
+	found, err := filepath.Glob(filepath.Join(dir, "persys-dev-*", "engine"))
+	must(t, err)
+	if len(found) != 1 {
+		t.Fatalf("engines of persys dev: %v, want one", found)
+	}
+	engine, err := sim.NewEngine(sim.Options{Dir: found[0]})
+	must(t, err)
+	must(t, engine.Driver(driver.Identity{ClusterID: st.ClusterID, NodeID: "dev-1"}).Ensure(t.Context(), driver.Spec{
+		ID: "stray", Content: "c1:stray", ClusterID: st.ClusterID, NodeID: "dev-1", Running: true,
+		Body: &agentv1.WorkloadSpec{Spec: &agentv1.WorkloadSpec_Container{Container: &agentv1.ContainerSpec{Image: "sim/stray"}}},
+	}))
+}
+
 // TestConsole goes through every page of the console in a real browser, does
 // every action, and looks at the results from outside.
 func TestConsole(t *testing.T) {
 	p := browser(t)
-	grpc, http := dev(t)
+	grpc, http, dir := dev(t)
 	ctl := func(stdin string, args ...string) string {
 		t.Helper()
 		cmd := exec.CommandContext(t.Context(), shipped(t).Ctl, args...)
@@ -225,6 +249,7 @@ func TestConsole(t *testing.T) {
 		return string(out)
 	}
 	ctl("id: web\ncount: 3\nresources: {cpu: 100m, memory: 64Mi}\ncontainer: {image: \"nginx:1.27\"}\n---\nid: huge\nresources: {cpu: 900, memory: 1Gi}\ncontainer: {image: \"nginx:1.27\"}\n", "apply", "-f", "-")
+	stray(t, dir, ctl("", "status", "-o", "json"))
 	open := func(path string, want ...string) {
 		t.Helper()
 		p.do(chromedp.Navigate("http://"+http+"/ui/#"+path), chromedp.Evaluate(`window.scrollTo(0, 0)`, nil))
@@ -317,6 +342,14 @@ func TestConsole(t *testing.T) {
 		t.Errorf("the workload does not run:\n%s", out)
 	}
 
+	open("/drifts", "stray", "runs there and is not known here", "operator investigation")
+	seen("drifts")
+	p.press("Delete …")
+	p.sees("Delete stray on dev-1?")
+	p.press("Delete")
+	p.sees("Every machine has what was asked for.")
+	open("/audit", "anonymous")
+	seen("audit")
 	open("/events", "WorkloadCreated")
 	ctl("", "delete", "huge")
 	p.sees("WorkloadDeleted") // live: nobody asked for the page again

@@ -13,5 +13,6 @@
 //	workloads.js  a list of any length, of which only what is in sight exists
 //	workload.js   state, timeline, placement, logs, specification
 //	deploy.js     a file, its plan, and its way to running
-//	events.js     what happened and who asked for it
+//	drifts.js     where machines differ from what was asked for
+//	events.js     what happened, and who asked for it from where
 package console

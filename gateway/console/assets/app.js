@@ -6,7 +6,8 @@ import { node, nodes } from "./nodes.js";
 import { workload } from "./workload.js";
 import { workloads } from "./workloads.js";
 import { deploy } from "./deploy.js";
-import { events } from "./events.js";
+import { drifts } from "./drifts.js";
+import { audit, events } from "./events.js";
 
 const pages = [
   { name: "Overview", at: /^\/$/, href: "#/", show: overview },
@@ -15,7 +16,9 @@ const pages = [
   { name: "Workloads", at: /^\/workloads$/, href: "#/workloads", show: workloads },
   { at: /^\/workloads\/([^/]+)$/, parent: "Workloads", show: workload },
   { name: "Deploy", at: /^\/deploy$/, href: "#/deploy", show: deploy },
+  { name: "Drifts", at: /^\/drifts$/, href: "#/drifts", show: drifts },
   { name: "Events", at: /^\/events$/, href: "#/events", show: events },
+  { name: "Audit", at: /^\/audit$/, href: "#/audit", show: audit },
 ];
 
 const main = document.getElementById("main");
@@ -132,7 +135,7 @@ let chord = 0;
 document.addEventListener("keydown", (e) => {
   if (e.ctrlKey || e.metaKey || e.altKey || e.target.closest("input, textarea, select, dialog")) return;
   if (e.key === "g") { chord = Date.now(); return; }
-  const to = { o: "#/", n: "#/nodes", w: "#/workloads", d: "#/deploy", e: "#/events" }[e.key];
+  const to = { o: "#/", n: "#/nodes", w: "#/workloads", d: "#/deploy", r: "#/drifts", e: "#/events", a: "#/audit" }[e.key];
   if (to && Date.now() - chord < 1500) { location.hash = to; chord = 0; e.preventDefault(); }
   if (e.key === "/") { document.querySelector("input[type=search]")?.focus(); e.preventDefault(); }
 });

@@ -5,10 +5,10 @@ import { age, card, cores, facts, gb, h, int, meter, mib, nodeLink, replace, sta
 
 export async function overview(main, signal) {
   await refresh(async () => {
-    const [status, sum, failed, retry, pending, lost, recent] = await Promise.all([
+    const [status, sum, failed, retry, pending, lost, differ, recent] = await Promise.all([
       get("/status", signal), get("/summary", signal), get("/workloads?status=Failed&page_size=20", signal),
       get("/workloads?status=RetryPending&page_size=20", signal), get("/workloads?status=Pending&page_size=20", signal),
-      get("/nodes?status=NotReady&page_size=20", signal), fetchLines("/events?tail=8", signal),
+      get("/nodes?status=NotReady&page_size=20", signal), get("/drifts", signal), fetchLines("/events?tail=8", signal),
     ]);
     sawMode(status.mode, status.mode_reason);
     replace(main, h("h1", {}, "Overview"),
@@ -25,7 +25,7 @@ export async function overview(main, signal) {
           meter("CPU", int(sum.reserved_cpu_millicores), int(sum.total_cpu_millicores), cores),
           meter("Memory", int(sum.reserved_memory_mb), int(sum.total_memory_mb), mib),
           int(sum.total_disk_gb) > 0 && meter("Disk", int(sum.reserved_disk_gb), int(sum.total_disk_gb), gb))),
-      card("Needs attention", attention(status, lost.nodes || [], [...(failed.workloads || []), ...(retry.workloads || []), ...(pending.workloads || [])])),
+      card("Needs attention", attention(status, lost.nodes || [], differ.drifts || [], [...(failed.workloads || []), ...(retry.workloads || []), ...(pending.workloads || [])])),
       card("Replicas", table(["Replica", "Role", "Health", { title: "Behind", num: true }, { title: "Last contact", num: true }, "Version", "Address"],
         (status.replicas || []).map((r) => [r.name || r.id, state(r.role), r.self ? state("alive", "answers you") : state(r.health),
           int(r.match_index) ? String(Math.max(0, int(status.last_index) - int(r.match_index))) : "–", int(r.last_contact_ms) ? r.last_contact_ms + " ms" : "–", r.version, h("span", { class: "mono" }, r.grpc_addr)]),
@@ -40,11 +40,12 @@ function counts(list) {
     : h("p", {}, some.map(([word, n]) => [h("a", { href: "#/workloads?status=" + word }, state(word, `${n} ${word}`)), " "]));
 }
 
-function attention(status, nodes, workloads) {
+function attention(status, nodes, drifts, workloads) {
   const rows = [];
   if (status.mode && status.mode !== "normal") rows.push([state(status.mode), "the cluster", status.mode_reason, age(status.mode_changed_at)]);
   for (const r of status.replicas || []) if (["dead", "suspect"].includes(r.health)) rows.push([state(r.health), "replica " + (r.name || r.id), "has not been heard of; check its host, or remove it: persysctl replica remove " + (r.name || r.id), ""]);
   for (const n of nodes) rows.push([state(n.status), nodeLink(n.node_id), n.status_reason || "its lease has ended", age(n.status_updated_at)]);
+  if (drifts.length) rows.push([state("Unknown", "Drift"), h("a", { href: "#/drifts" }, `${drifts.length} ${drifts.length === 1 ? "difference" : "differences"}`), "between what was asked for and what machines have", age(drifts[0].detected_at)]);
   for (const w of workloads) rows.push([state(w.status), workloadLink(w.workload_id), w.failure_reason || w.message || w.reason?.message || w.reason?.code || "", age(w.reason?.last_transition || w.last_updated)]);
   return table(["State", "What", "Why", { title: "Since", num: true }], rows, "Nothing. Every node is ready and every workload is as desired.");
 }
