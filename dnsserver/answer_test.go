@@ -30,6 +30,10 @@ func everything(w *world) {
 	w.reportMessage("sick", "Running", "running, health check: unhealthy", "172.17.0.30")
 	w.run("fit", "", "n1", "172.17.0.31")
 	w.reportMessage("fit", "Running", "running, health check: healthy", "172.17.0.31")
+	w.run("sickstack", "", "n1", "172.17.0.32")
+	w.reportMessage("sickstack", "Running", "db: running, health check: healthy; web: running, health check: starting; job: running", "172.17.0.32")
+	w.run("fitstack", "", "n1", "172.17.0.33")
+	w.reportMessage("fitstack", "Running", "db: running, health check: healthy; web: running, health check: healthy; job: running", "172.17.0.33")
 	w.run("lost", "", "Node_7", "172.17.0.40")
 	w.nodeState("Node_7", false)
 }
@@ -234,6 +238,8 @@ var answerCases = []struct {
 	{name: "what does not run yet is not there", question: "waiting.default.workloads.persys.local. A", rcode: dns.RcodeNameError, negative: "persys.local."},
 	{name: "what runs on a lost node is not there", question: "lost.default.workloads.persys.local. A", rcode: dns.RcodeNameError, negative: "persys.local."},
 	{name: "what fails its health check is not there", question: "sick.default.workloads.persys.local. A", rcode: dns.RcodeNameError, negative: "persys.local."},
+	{name: "a stack of which one service does not pass is not there", question: "sickstack.default.workloads.persys.local. A", rcode: dns.RcodeNameError, negative: "persys.local."},
+	{name: "a stack of which all pass is", question: "fitstack.default.workloads.persys.local. A", answer: `fitstack.default.workloads.persys.local. 5 IN A 172.17.0.33`},
 	{name: "what passes its health check is", question: "fit.default.workloads.persys.local. A", answer: `fit.default.workloads.persys.local. 5 IN A 172.17.0.31`},
 	{name: "another shard's names are not there", question: "web.other.workloads.persys.local. A", rcode: dns.RcodeNameError, negative: "persys.local."},
 

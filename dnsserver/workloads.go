@@ -36,18 +36,27 @@ type service struct {
 
 type port struct{ service, proto string }
 
-// healthPrefix begins the message of a container that runs and has a health
-// check; "healthy" follows once it passes. A health check is no state of its own
-// (RULES, "States"), so the message is where an agent says it.
+// healthPrefix begins what the message says of a container that runs and has a
+// health check; "healthy" follows once it passes. A Compose stack's message has
+// it once for each such service, with "; " between services. A health check is no
+// state of its own (RULES, "States"), so the message is where an agent says it.
 const healthPrefix = "running, health check: "
 
-// serving reports whether w runs and passes its health check, if it has one.
+// serving reports whether w runs and passes its health checks, if it has any.
 func serving(w *fsm.Workload) bool {
 	if w.Status != fsm.StatusRunning {
 		return false
 	}
-	health, has := strings.CutPrefix(w.Actual.Message, healthPrefix)
-	return !has || health == "healthy"
+	for rest := w.Actual.Message; ; {
+		_, after, has := strings.Cut(rest, healthPrefix)
+		if !has {
+			return true
+		}
+		if health, _, _ := strings.Cut(after, ";"); health != "healthy" {
+			return false
+		}
+		rest = after
+	}
 }
 
 // placeInstance looks at one workload again.
