@@ -55,12 +55,9 @@ func (e *env) folder() string {
 
 func (e *env) build(ctx context.Context) error {
 	if e.scheduler == "" {
-		bin := filepath.Join(e.dir, "persys-scheduler")
-		cmd := exec.CommandContext(ctx, "go", "build", "-o", bin, "./cmd/scheduler")
-		cmd.Dir, cmd.Stderr = e.root, os.Stderr
-		cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
-		if err := cmd.Run(); err != nil {
-			return fmt.Errorf("building the scheduler: %w", err)
+		bin, err := e.program(ctx, "scheduler")
+		if err != nil {
+			return err
 		}
 		e.scheduler = bin
 	}
