@@ -84,6 +84,8 @@ type Spec struct {
 	// Exclusive: it may be placed elsewhere while this machine is down, so the engine must not start
 	// it by itself, not even when it restarts; the caller does.
 	Exclusive bool
+	// Volumes are the body's managed volumes, in its order.
+	Volumes []Volume
 }
 
 // Validate checks what every driver needs. The error is of class InvalidSpecification and names
