@@ -32,8 +32,9 @@ type PeerStatus struct {
 	Replica *fsm.Replica
 	// RaftAddr as in the configuration.
 	RaftAddr string
-	// Health is alive, suspect (silent for a moment), dead or unknown, from
-	// gossip: a hint.
+	// Health is alive, suspect (silent for a moment, or not met yet since our
+	// start), dead, or unknown, from gossip: a hint. A replica that gossip has not
+	// met counts as alive while Raft hears it.
 	Health string
 	// LastContact and LastIndex are known to the leader only: the age of the
 	// last answered heartbeat (0 = none yet) and the last log index it told.
@@ -107,9 +108,16 @@ func (n *Node) Status() Status {
 			p.Replica = r
 		}
 		if p.Health = health[p.ID]; p.Health == "" {
-			p.Health = "unknown"
-			if _, dead := n.gossip.deadSince(p.ID); dead {
+			_, dead := n.gossip.deadSince(p.ID)
+			switch {
+			case dead:
 				p.Health = "dead"
+			case n.heard(raft.ServerID(p.ID)):
+				p.Health = "alive"
+			case p.Role == RoleAbsent:
+				p.Health = "unknown"
+			default:
+				p.Health = "suspect"
 			}
 		}
 		if p.ID == s.Leader.ID {
@@ -140,6 +148,16 @@ func (n *Node) Status() Status {
 	})
 	sort.Slice(s.Peers, func(i, j int) bool { return s.Peers[i].ID < s.Peers[j].ID })
 	return s
+}
+
+// heard reports whether Raft had word from another replica lately: from the leader,
+// or on the leader from whom it leads.
+func (n *Node) heard(id raft.ServerID) bool {
+	if n.IsLeader() {
+		return n.healthy(id)
+	}
+	_, leader := n.raft.LeaderWithID()
+	return leader == id && time.Since(n.raft.LastContact()) < 2*n.cfg.Timing.Heartbeat
 }
 
 // LocalMode is what losing the quorum, which cannot be logged, does to this

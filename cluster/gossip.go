@@ -35,6 +35,9 @@ const (
 	// suspicion times probe interval is how long gossip asks around before it
 	// gives a replica up: 2 s.
 	suspicion = 8
+	// unheardAfter is how long a replica that gossip has never met since our start,
+	// and Raft does not hear, is waited for: as long as one that was met once.
+	unheardAfter = 3 * time.Second
 	// goodbyeLimit is how long a replica that stops may take to say so.
 	goodbyeLimit = 400 * time.Millisecond
 )
@@ -52,11 +55,15 @@ type gossip struct {
 	seen map[string]sighting  // who is alive, by raft id; memberlist's own list may only be read inside its callbacks
 	dead map[string]time.Time // raft id → when gossip lost it
 	word map[string]time.Time // raft id → when it last answered, or joined
+	// sought: raft id → since when a server of the configuration that is neither
+	// seen nor dead has been waited for. What gossip knew before our start is not
+	// kept: who died meanwhile would be missed by nobody here.
+	sought map[string]time.Time
 }
 
 func startGossip(n *Node) (*gossip, error) {
 	c := &n.cfg
-	g := &gossip{n: n, changed: make(chan struct{}, 1), seen: map[string]sighting{}, dead: map[string]time.Time{}, word: map[string]time.Time{}}
+	g := &gossip{n: n, changed: make(chan struct{}, 1), seen: map[string]sighting{}, dead: map[string]time.Time{}, word: map[string]time.Time{}, sought: map[string]time.Time{}}
 	meta, err := json.Marshal(hint{Name: c.Name, Raft: n.port.advertise, GRPC: c.GRPCAdvertise})
 	if err != nil {
 		return nil, err
@@ -197,7 +204,8 @@ func (g *gossip) listen() {
 		select {
 		case <-g.n.ctx.Done():
 			return
-		case <-tick.C:
+		case now := <-tick.C:
+			g.seek(now)
 		}
 		for _, s := range g.alive() {
 			addr, err := net.ResolveUDPAddr("udp", s.gossipAddr) // an IP: no look-up
@@ -217,6 +225,33 @@ func (g *gossip) listen() {
 			})
 		}
 	}
+}
+
+// seek gives up the servers of the configuration that have been waited for in
+// vain. Whoever turns up later is there again at once.
+func (g *gossip) seek(now time.Time) {
+	servers := g.n.servers()
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	waited := make(map[string]time.Time, len(g.sought))
+	for _, s := range servers {
+		id := string(s.ID)
+		_, seen := g.seen[id]
+		_, dead := g.dead[id]
+		if id == g.n.id || seen || dead || g.n.heard(s.ID) {
+			continue
+		}
+		since, ok := g.sought[id]
+		if !ok {
+			since = now
+		}
+		if now.Sub(since) < unheardAfter {
+			waited[id] = since
+		} else if len(g.dead) < onceKeys {
+			g.dead[id] = now
+		}
+	}
+	g.sought = waited
 }
 
 // join contacts addresses that are not members yet; it reports how many

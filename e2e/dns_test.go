@@ -21,10 +21,10 @@ import (
 )
 
 // The TTL of the schedulers' records, in which answers have to become right, and
-// what a busy machine may add.
+// what it takes to see that they are: one question by dig, whose limit is 1 s.
 const (
 	schedulerTTL = 5 * time.Second
-	dnsLimit     = schedulerTTL + 5*time.Second
+	dnsLimit     = schedulerTTL + time.Second
 )
 
 // dig asks one server by Debian's dig, over UDP or with more arguments, and
@@ -324,6 +324,24 @@ func TestDiscoverySurvives(t *testing.T) {
 	})
 }
 
+// A replica that starts while another is dead has never met it, and still does not
+// name it once the TTL is over; and names it again when it is back.
+func TestRestartForgetsTheDead(t *testing.T) {
+	needDig(t)
+	c := start(t, harness.Options{Binaries: shipped(t), SchedulerEnv: fast(nil)})
+	leader := got[int](t)(c.WaitLeader(t.Context(), electionLimit))
+	rest := indexes(others(c, leader))
+	again, dead := c.Schedulers[rest[0]], c.Schedulers[rest[1]]
+	must(t, dead.Kill())
+	must(t, again.Kill())
+	must(t, again.Start())
+	leader = got[int](t)(c.WaitLeader(t.Context(), electionLimit))
+	names(t, c, again.Index, leader, indexes(others(c, dead.Index))...)
+	must(t, dead.Start())
+	must(t, c.WaitReady(t.Context(), settle))
+	names(t, c, again.Index, got[int](t)(c.WaitLeader(t.Context(), electionLimit)), 0, 1, 2)
+}
+
 // gauge reads one metric of a scheduler.
 func gauge(ctx context.Context, s *harness.Scheduler, name string) (float64, error) {
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+s.HTTP+"/metrics", nil)
@@ -445,6 +463,23 @@ func TestDiscoveryPartition(t *testing.T) {
 		}
 		w.undisturbed("the end of " + what)
 	}
+	t.Run("one replica without DNS", func(t *testing.T) {
+		// It runs, leads or follows, and nobody's question reaches its DNS; it is the
+		// first that agents ask.
+		s := c.Schedulers[0]
+		must(t, wire.Block(t.Context(), s.DNS))
+		if answer, err := schedulersAt(t.Context(), s.DNS); err == nil {
+			t.Fatalf("%s still answers: %v", s.Name, answer)
+		}
+		leader := got[int](t)(c.WaitLeader(t.Context(), electionLimit))
+		for _, j := range []int{1, 2} {
+			names(t, c, j, leader, 0, 1, 2)
+		}
+		// Longer than a lease and a TTL: the agents have asked again meanwhile.
+		pause(t.Context(), 6*time.Second)
+		w.undisturbed("the loss of one replica's DNS")
+		must(t, wire.Heal(t.Context()))
+	})
 	part("the leader's isolation", got[int](t)(c.WaitLeader(t.Context(), electionLimit)))
 
 	var spoken []int

@@ -95,6 +95,20 @@ func (w *Wire) add(ctx context.Context, how How, gid uint32, to ...string) error
 	return filter(ctx, rules+"COMMIT\n", "iptables-restore", "--noflush", "--wait", "5")
 }
 
+// Block keeps whatever anybody sends to an address (host:port) from arriving, over
+// TCP and UDP: as if the firewall of a running server had been closed.
+func (w *Wire) Block(ctx context.Context, addr string) error {
+	host, port, err := net.SplitHostPort(addr)
+	if err != nil {
+		return err
+	}
+	rules := "*filter\n"
+	for _, protocol := range []string{"tcp", "udp"} {
+		rules += fmt.Sprintf("-A OUTPUT -o lo -d %s -p %s --dport %s -j %s\n", host, protocol, port, Silence)
+	}
+	return filter(ctx, rules+"COMMIT\n", "iptables-restore", "--noflush", "--wait", "5")
+}
+
 // Heal lets everything through again.
 func (w *Wire) Heal(ctx context.Context) error {
 	return filter(ctx, "", "iptables", "--wait", "5", "-F", "OUTPUT")

@@ -69,7 +69,7 @@ func hintsFrom(st cluster.Status) dnsserver.Hints {
 		case cutOff, p.Self:
 		case p.Health == "dead":
 			h.Dead = append(h.Dead, p.ID)
-		case p.Health == "suspect", p.Role == cluster.RoleAbsent:
+		case p.Health != "alive", p.Role == cluster.RoleAbsent:
 			h.Suspect = append(h.Suspect, p.ID)
 		}
 	}
