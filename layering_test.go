@@ -45,7 +45,7 @@ var mayImport = []struct {
 	{"telemetry/...", nil},
 	{"rpc/dial/...", []string{"api/...", "pki/..."}},
 	{"cluster/...", []string{"api/command/...", "fsm/...", "pki/..."}},
-	{"dnsserver/...", []string{"fsm/..."}},
+	{"dnsserver/...", []string{"fsm/...", "telemetry"}},
 	{"mirror/...", []string{"fsm/...", "api/command/..."}},
 	{"agent/driver/...", []string{"api/agent/..."}},
 	{"agent/...", []string{"api/...", "pki/...", "rpc/dial/...", "telemetry"}},

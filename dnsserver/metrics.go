@@ -5,6 +5,8 @@ import (
 
 	"github.com/miekg/dns"
 	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/persys/compute/telemetry"
 )
 
 // Label values of persys_dns_queries_total. The last type stands for all others.
@@ -15,6 +17,8 @@ var (
 
 // metrics are resolved once: a query costs an increment, not a look-up by label.
 type metrics struct {
+	*telemetry.Set
+
 	queries     [len(typeNames)][len(rcodeNames)]prometheus.Counter
 	latency     prometheus.Histogram
 	limited     prometheus.Counter
@@ -28,52 +32,35 @@ type metrics struct {
 	partitioned prometheus.Gauge
 }
 
-// newMetrics registers with reg, which may be nil.
-func newMetrics(reg prometheus.Registerer) (*metrics, error) {
-	counter := func(name, help string) prometheus.Counter {
-		return prometheus.NewCounter(prometheus.CounterOpts{Name: "persys_dns_" + name, Help: help})
-	}
-	gauge := func(name, help string) prometheus.Gauge {
-		return prometheus.NewGauge(prometheus.GaugeOpts{Name: "persys_dns_" + name, Help: help})
-	}
-	queries := prometheus.NewCounterVec(prometheus.CounterOpts{
-		Name: "persys_dns_queries_total", Help: "DNS queries answered from the state, by type of question and response code.",
-	}, []string{"type", "rcode"})
-	forwards := prometheus.NewCounterVec(prometheus.CounterOpts{
-		Name: "persys_dns_forwarded_total", Help: "DNS queries for foreign names sent to SCHEDULER_DNS_UPSTREAM, by result.",
-	}, []string{"result"})
+// newMetrics declares them.
+func newMetrics() *metrics {
+	s := telemetry.NewSet("persys_dns_")
+	queries := s.Counters("queries_total", "DNS queries answered from the state, by type of question and response code.", "type", "rcode")
+	forwards := s.Counters("forwarded_total", "DNS queries for foreign names sent to SCHEDULER_DNS_UPSTREAM, by result.", "result")
 	m := &metrics{
-		latency: prometheus.NewHistogram(prometheus.HistogramOpts{
-			Name: "persys_dns_request_seconds", Help: "From the receipt of a DNS query to the sending of its answer; forwarded ones are left out.",
-			Buckets: prometheus.ExponentialBuckets(4e-6, 4, 9),
-		}),
-		limited:     counter("rate_limited_total", "DNS queries over the limit of their client."),
-		truncated:   counter("truncated_total", "DNS answers that did not fit and said so."),
-		dropped:     counter("dropped_total", "Packets that were no DNS query and got no answer."),
+		Set: s,
+		latency: s.Histogram("request_seconds", "From the receipt of a DNS query to the sending of its answer; forwarded ones are left out.",
+			prometheus.ExponentialBuckets(4e-6, 4, 9)),
+		limited:     s.Counter("rate_limited_total", "DNS queries over the limit of their client."),
+		truncated:   s.Counter("truncated_total", "DNS answers that did not fit and said so."),
+		dropped:     s.Counter("dropped_total", "Packets that were no DNS query and got no answer."),
 		forwarded:   forwards.WithLabelValues("ok"),
 		unforwarded: forwards.WithLabelValues("failed"),
-		rebuilds:    counter("zone_rebuilds_total", "Times that the zones were made from scratch."),
-		index:       gauge("zone_index", "Log index of the state that answers are made from."),
-		names:       gauge("zone_names", "Names that exist in the zones."),
-		partitioned: gauge("partitioned", "1 while this replica hears of no leader and shortens its TTLs."),
+		rebuilds:    s.Counter("zone_rebuilds_total", "Times that the zones were made from scratch."),
+		index:       s.Gauge("zone_index", "Log index of the state that answers are made from."),
+		names:       s.Gauge("zone_names", "Names that exist in the zones."),
+		partitioned: s.Gauge("partitioned", "1 while this replica hears of no leader and shortens its TTLs."),
 	}
 	for t, typ := range typeNames {
 		for r, rcode := range rcodeNames {
 			m.queries[t][r] = queries.WithLabelValues(typ, rcode)
 		}
 	}
-	if reg == nil {
-		return m, nil
-	}
-	for _, c := range []prometheus.Collector{
-		queries, forwards, m.latency, m.limited, m.truncated, m.dropped, m.rebuilds, m.index, m.names, m.partitioned,
-	} {
-		if err := reg.Register(c); err != nil {
-			return nil, err
-		}
-	}
-	return m, nil
+	return m
 }
+
+// Metrics lists what a Server exports.
+func Metrics() []telemetry.Metric { return newMetrics().Metrics() }
 
 func (m *metrics) answered(out Outcome) {
 	m.queries[typeIndex(out.Type)][rcodeIndex(out.Rcode)].Inc()

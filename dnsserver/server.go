@@ -27,7 +27,7 @@ type Options struct {
 	Sockets  int      // UDP sockets that share Addr where the system can; 0 = one per CPU
 
 	// Queries per second of one client (IPv4 address, IPv6 /64), and how many it
-	// may save up. 0 = 5,000 and twice the rate; a negative Rate limits nobody.
+	// may save up; over UDP and over TCP each. 0 = 5,000 and twice the rate; a negative Rate limits nobody.
 	// Loopback is never limited.
 	Rate, Burst int
 
@@ -49,9 +49,13 @@ type Server struct {
 	log     *slog.Logger
 	metrics *metrics
 	limit   *limiter
-	forward *forwarder // nil = foreign names are refused
-	zone    atomic.Pointer[Zone]
-	wg      sync.WaitGroup // forwards and TCP connections
+	// limitTCP counts by itself: whoever is sent to TCP, because somebody floods us
+	// in its name or beside it, gets an answer there. Addresses cannot be forged
+	// over TCP.
+	limitTCP *limiter
+	forward  *forwarder // nil = foreign names are refused
+	zone     atomic.Pointer[Zone]
+	wg       sync.WaitGroup // forwards and TCP connections
 
 	udp []*net.UDPConn
 	tcp net.Listener
@@ -91,11 +95,13 @@ func New(cfg Config, opt Options) (*Server, error) {
 	if err != nil {
 		return nil, err
 	}
-	m, err := newMetrics(opt.Registerer)
-	if err != nil {
-		return nil, err
+	m := newMetrics()
+	if opt.Registerer != nil {
+		if err := opt.Registerer.Register(m.Set); err != nil {
+			return nil, err
+		}
 	}
-	s := &Server{cfg: cfg, log: opt.Log, metrics: m, limit: newLimiter(opt.Rate, opt.Burst), forward: fwd}
+	s := &Server{cfg: cfg, log: opt.Log, metrics: m, limit: newLimiter(opt.Rate, opt.Burst), limitTCP: newLimiter(opt.Rate, opt.Burst), forward: fwd}
 	if err := s.listen(opt.Addr, opt.Sockets); err != nil {
 		s.Close()
 		return nil, fmt.Errorf("SCHEDULER_DNS_ADDR: %w", err)
@@ -274,7 +280,11 @@ func (s *Server) followCursor(ctx context.Context, cur *store.Cursor, b *Builder
 // respond appends the answer to one packet. foreign means that the answer is to
 // come from upstream instead, and nothing was appended.
 func (s *Server) respond(dst, msg []byte, tcp bool, client netip.Addr, now time.Time, r *reader) (out []byte, foreign bool) {
-	if v := s.limit.take(client, now); v != pass {
+	limit := s.limit
+	if tcp {
+		limit = s.limitTCP
+	}
+	if v := limit.take(client, now); v != pass {
 		s.metrics.limited.Inc()
 		if v == slip && !tcp {
 			return r.slipped(dst, msg), false

@@ -501,11 +501,7 @@ func TestLimiter(t *testing.T) {
 }
 
 func TestOverTheLimitOneIsToldToComeByTCP(t *testing.T) {
-	s := &Server{limit: newLimiter(1, 1)}
-	var err error
-	if s.metrics, err = newMetrics(nil); err != nil {
-		t.Fatal(err)
-	}
+	s := &Server{limit: newLimiter(1, 1), limitTCP: newLimiter(1, 1), metrics: newMetrics()}
 	s.zone.Store(newWorld(t).zone(Hints{}))
 	var r reader
 	var slips int
@@ -524,5 +520,22 @@ func TestOverTheLimitOneIsToldToComeByTCP(t *testing.T) {
 	}
 	if got := value(t, s.metrics.limited); got != 8 || slips != 2 {
 		t.Errorf("%v limited, %d told; want 8 and 2", got, slips)
+	}
+	// Whoever comes by TCP is answered, though nothing is left over UDP; and TCP has
+	// a limit of its own.
+	for i, want := range []int{1, 0} {
+		out, _ := s.respond(nil, question("persys.local. SOA"), true, netip.MustParseAddr("192.0.2.1"), time.Unix(1, 0), &r)
+		m := new(dns.Msg)
+		if len(out) > 0 {
+			if err := m.Unpack(out); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if len(m.Answer) != want || m.Truncated {
+			t.Errorf("question %d by TCP: %d answers, want %d", i+1, len(m.Answer), want)
+		}
+	}
+	if got := value(t, s.metrics.limited); got != 9 {
+		t.Errorf("%v limited, want 9", got)
 	}
 }

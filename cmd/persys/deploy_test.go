@@ -16,7 +16,7 @@ import (
 const rulesDir = "../../deploy/prometheus"
 
 var (
-	metricUse  = regexp.MustCompile(`\b(persys_(?:scheduler|agent|gateway)_[a-z_]+)(?:\{([^}]*)\})?`)
+	metricUse  = regexp.MustCompile(`\b(persys_(?:scheduler|dns|agent|gateway)_[a-z_]+)(?:\{([^}]*)\})?`)
 	labelMatch = regexp.MustCompile(`([a-z_]+)\s*(?:=~|!~|!=|=)`)
 	grouping   = regexp.MustCompile(`\bby \(([^)]*)\)`)
 )

@@ -2,7 +2,9 @@ package scheduler
 
 import (
 	"bytes"
+	"cmp"
 	"context"
+	"slices"
 	"strings"
 	"time"
 
@@ -11,6 +13,7 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/status"
 
+	"github.com/persys/compute/dnsserver"
 	"github.com/persys/compute/fsm"
 	"github.com/persys/compute/telemetry"
 )
@@ -52,7 +55,8 @@ type metrics struct {
 func Metrics() []telemetry.Metric {
 	m := newMetrics()
 	m.readReplica(nil)
-	return m.Metrics()
+	return slices.SortedFunc(slices.Values(append(m.Metrics(), dnsserver.Metrics()...)),
+		func(a, b telemetry.Metric) int { return cmp.Compare(a.Name, b.Name) })
 }
 
 func newMetrics() *metrics {
