@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/persys/compute/agent/driver"
+	agentv1 "github.com/persys/compute/api/agent/v1"
 )
 
 var states = []driver.State{driver.Absent, driver.Pending, driver.Running, driver.Stopped, driver.Failed, driver.Unknown}
@@ -153,5 +154,27 @@ func TestSettle(t *testing.T) {
 	}
 	if f := p.settle(desired{}, driver.Observed{State: driver.Stopped}, once, now); f != (failure{}) {
 		t.Errorf("what is stopped as desired has no failures, got %+v", f)
+	}
+}
+
+// TestReportOfAStopThatFailed: what could not be stopped runs, with the reason why.
+func TestReportOfAStopThatFailed(t *testing.T) {
+	now := time.Unix(1000, 0)
+	r := NewRules("a", nil)
+	in := &Intent{ID: "web", Type: driver.Container, DesiredState: "stopped", EngineContent: "x"}
+	runs := &driver.Observed{ID: "web", State: driver.Running, Content: "x"}
+	m := Memory{}
+	for range 3 {
+		m.Failure = r.Failed(in, m.Failure, driver.Errorf(driver.RuntimeError, "halt", "it does not stop"), now)
+	}
+	if !m.Failure.Final {
+		t.Fatalf("%+v", m.Failure)
+	}
+	if state, class, message := r.Report(in, false, runs, m, now); state != agentv1.ActualState_ACTUAL_STATE_RUNNING || class != driver.RuntimeError || message == "" {
+		t.Fatalf("%s %s %q", state, class, message)
+	}
+	m.Asked = true // a new order
+	if do, _, _ := r.Next(in, m, runs, now); do != "halt" {
+		t.Fatalf("ordered again: %s", do)
 	}
 }

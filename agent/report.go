@@ -129,7 +129,10 @@ func (a *Agent) judge(r *report, w *workload, e *engine, now time.Time) {
 		st.ActualState, st.Message = agentv1.ActualState_ACTUAL_STATE_RUNNING, w.observed.Message
 	case w.waits && in.running() && !(f.Final && f.Next.IsZero()):
 		st.ActualState, st.Message = agentv1.ActualState_ACTUAL_STATE_STOPPED, waitsMessage
-	case f.Final && (in.running() || match.state == driver.Running):
+	case f.Final && !in.running() && match.state == driver.Running:
+		note() // it was to be stopped, and could not be
+		st.ActualState = agentv1.ActualState_ACTUAL_STATE_RUNNING
+	case f.Final && in.running():
 		note()
 		st.ActualState = agentv1.ActualState_ACTUAL_STATE_FAILED
 		if match.state == driver.Running && !fits {

@@ -278,6 +278,36 @@ var scenarios = []struct {
 		w.do(register("a"))
 		w.do(w.assign("web", "a"))
 	}},
+	{"15-stops", func(w *world) {
+		level6(w)
+		w.do(register("a"))
+		w.do(put("web", hostPort(80)))
+		w.do(w.assign("web", "a"))
+		w.do(w.says("web", "Running"))
+		w.do(setDesired("web", "Stopped"))
+		w.do(setDesired("web", "Stopped"))
+		refusal := func() Command {
+			return report(&commandv1.WorkloadReport{
+				Workload: "web", Node: "a", Generation: w.generation("web"), Refused: true, Code: "RUNTIME_ERROR", Message: "busy",
+			})
+		}
+		w.do(refusal())
+		w.do(w.retry("web", 1, w.now+minute, false))
+		w.do(w.retry("web", 1, 0, false))
+		w.do(refusal())
+		exhausted := w.retry("web", 5, w.now+minute, false)
+		exhausted.GetScheduleRetries().Retries[0].Code = CodeExhausted
+		w.do(exhausted)
+		w.do(setDesired("web", "Stopped"))
+		w.do(w.says("web", "Running"))
+		w.do(nodeState("a", false))
+		w.do(nodeState("a", true))
+		w.do(w.says("web", "Missing"))
+		w.do(setDesired("web", "Stopped"))
+		w.do(put("web", hostPort(443), func(p *commandv1.WorkloadPut) { p.Desired = "Stopped" }))
+		w.do(w.says("web", "Running"))
+		w.do(w.says("web", "Failed"))
+	}},
 }
 
 func corpusFile(name, ext string) string { return filepath.Join("testdata", "corpus", name+ext) }

@@ -153,7 +153,7 @@ func (t *Tx) rejudge(n *Node) {
 	for _, old := range t.workloadsOn(n.ID) {
 		w := *old
 		w.Retry.nodeChanged(&w, n.Up, t.r.info.Clock)
-		w.Reason = reasonOf(&w, n, t.r.info.Clock)
+		w.Reason = t.reason(&w, n)
 		if w.Retry == old.Retry && statusOf(&w, n) == old.Status && w.Reason.Code == old.Reason.Code && w.Reason.Message == old.Reason.Message {
 			continue
 		}

@@ -215,6 +215,9 @@ func (t *Tx) scheduleRetries(b *commandv1.ScheduleRetries) (res Result) {
 			}
 		case r.GetNextAt() > 0:
 			w.Retry.NextAt = r.GetNextAt()
+			if t.r.info.FeatureLevel >= 6 && w.Reason.Code == CodeExhausted && old.Retry.Attempts < old.Retry.MaxAttempts {
+				e.Type = EventWorkloadFailed // said once: a stop goes on being tried, see stops.go
+			}
 			if w.Reason.Code == "" {
 				w.Reason.Code = CodeBackoff
 			}

@@ -48,6 +48,8 @@ func (t *Tx) reportOne(r *commandv1.WorkloadReport) bool {
 	}
 	state := Actual(r.GetState())
 	switch {
+	case r.GetRefused() && old.Desired == DesiredStopped && t.r.info.FeatureLevel >= 6:
+		state = old.afterRefusal()
 	case r.GetRefused():
 		state = ActualFailed
 	case r.GetGone():
@@ -138,9 +140,15 @@ func (t *Tx) observe(old *Workload, r *commandv1.WorkloadReport, state Actual) {
 	if old.Acknowledged && observationEqual(&old.Actual, &w.Actual) {
 		return
 	}
-	w.portsAfter(state, r.GetRefused())
+	if t.r.info.FeatureLevel < 6 || w.Desired != DesiredStopped || state != ActualRunning { // what runs on binds what it did
+		w.portsAfter(state, r.GetRefused())
+	}
 	if t.r.info.FeatureLevel >= 5 {
-		w.Retry.observed(&w, old.Actual.RestartCount, state, clock)
+		if t.r.info.FeatureLevel >= 6 && w.Desired == DesiredStopped && stopped(state) {
+			w.Retry = Retry{MaxAttempts: w.Retry.MaxAttempts}
+		} else {
+			w.Retry.observed(&w, old.Actual.RestartCount, state, clock)
+		}
 	} else {
 		switch {
 		case state == ActualFailed && w.Retry.FirstFailureAt == 0:
@@ -152,7 +160,7 @@ func (t *Tx) observe(old *Workload, r *commandv1.WorkloadReport, state Actual) {
 	}
 	// A backoff or a final verdict keeps the reason that the planner gave it.
 	if w.Retry.NextAt == 0 && !w.Retry.Terminal {
-		if reason := reasonOf(&w, n, clock); reason.Code != old.Reason.Code || reason.Message != old.Reason.Message {
+		if reason := t.reason(&w, n); reason.Code != old.Reason.Code || reason.Message != old.Reason.Message {
 			w.Reason = reason
 		}
 	}

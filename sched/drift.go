@@ -70,6 +70,9 @@ func expected(w *fsm.Workload) bool {
 // until it is gone, also while an order that repairs it is on its way.
 func present(v fsm.View, w *fsm.Workload, r *Reported, busy func(string) bool) (out []Difference) {
 	other := r.Revision != "" && r.Revision != w.Revision()
+	if d, ok := runsOn(v, w, r); ok {
+		return append(out, d)
+	}
 	if !w.Acknowledged || w.Actual.Generation != w.Generation || busy(w.ID) {
 		if _, open := v.Drift(w.Node, w.ID, fsm.DriftRevision); open && other {
 			out = append(out, Difference{Workload: w.ID, Type: fsm.DriftRevision, Scheduler: w.Revision(), Agent: r.Revision})
@@ -87,6 +90,19 @@ func present(v fsm.View, w *fsm.Workload, r *Reported, busy func(string) bool) (
 		out = append(out, Difference{Workload: w.ID, Type: fsm.DriftState, Scheduler: string(w.Actual.State), Agent: string(said)})
 	}
 	return out
+}
+
+// runsOn judges what is to be stopped against that, not against what its node said
+// last: it is a difference once an order to stop it has failed, and until it is
+// stopped.
+func runsOn(v fsm.View, w *fsm.Workload, r *Reported) (Difference, bool) {
+	if w.Desired != fsm.DesiredStopped || r.Observation.State != fsm.ActualRunning {
+		return Difference{}, false
+	}
+	if _, open := v.Drift(w.Node, w.ID, fsm.DriftState); !open && w.Retry.Attempts == 0 {
+		return Difference{}, false
+	}
+	return Difference{Workload: w.ID, Type: fsm.DriftState, Scheduler: string(fsm.DesiredStopped), Agent: string(r.Observation.State)}, true
 }
 
 // orphan judges what is where it does not belong.

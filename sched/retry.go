@@ -28,12 +28,16 @@ func permanent(code string) (advice string, ok bool) {
 	return "", false
 }
 
-// retry judges one workload on a node that is up. The reconcile table says that
-// a workload which ought to run and is Failed, Stopped or Missing is applied
-// again; a missing one only after MissingGrace, so that its agent may repair it
-// first. One that its node accepted and that does not get there in time has
-// failed as well. Reports about a former generation prove nothing.
+// retry judges one workload on a node that is up. The reconcile table (contract,
+// semantics section 5; TestReconcileTable) says that a workload which ought to run
+// and is Failed, Stopped or Missing is applied again; a missing one only after
+// MissingGrace, so that its agent may repair it first. One that its node accepted
+// and that does not get there in time has failed as well. Reports about a former
+// generation prove nothing.
 func (p *planner) retry(w *fsm.Workload) (acted bool, due int64) {
+	if w.Desired == fsm.DesiredStopped {
+		return p.stop(w)
+	}
 	if w.Desired != fsm.DesiredRunning || !w.Acknowledged {
 		return false, 0
 	}
@@ -59,6 +63,33 @@ func (p *planner) retry(w *fsm.Workload) (acted bool, due int64) {
 	default:
 		return false, 0
 	}
+	return p.failure(w, late)
+}
+
+// stop judges one workload that is to be stopped and whose node accepted that. One
+// that runs on because stopping it failed, or was refused, is ordered to stop
+// again, as is one that is not stopped in time; what is Stopped, Missing or Failed
+// does not run, and is left alone.
+func (p *planner) stop(w *fsm.Workload) (acted bool, due int64) {
+	if !w.Acknowledged || w.Retry.Terminal || w.Retry.NextAt != 0 {
+		return false, 0
+	}
+	now := w.Actual.Generation == w.Generation
+	switch state := w.Actual.State; {
+	case now && (state == fsm.ActualStopped || state == fsm.ActualMissing || state == fsm.ActualFailed):
+		return false, 0
+	case now && state == fsm.ActualRunning && w.Actual.Code != "":
+		return p.failure(w, false)
+	}
+	at := p.deadline(w)
+	if at == 0 || at > p.Now {
+		return false, at
+	}
+	return p.failure(w, true)
+}
+
+// failure proposes what follows from one failure.
+func (p *planner) failure(w *fsm.Workload, late bool) (acted bool, due int64) {
 	if !p.spend() {
 		return true, 0
 	}
@@ -69,8 +100,11 @@ func (p *planner) retry(w *fsm.Workload) (acted bool, due int64) {
 	p.retries = append(p.retries, r)
 	p.mark(w.ID)
 	action := "RetryScheduled"
-	if r.Terminal {
+	switch {
+	case r.Terminal:
 		action = "GiveUp"
+	case w.Desired == fsm.DesiredStopped:
+		action = "StopFailed"
 	}
 	p.note(action, w.ID, w.Node, r.Message)
 	return true, 0
@@ -112,15 +146,21 @@ func (p *planner) forgive(w *fsm.Workload) (acted bool, due int64) {
 
 // backoff counts one failure: full jitter over an exponentially growing bound,
 // at most MaxAttempts times. Within FailureGrace of the first failure the last
-// attempt is held back.
+// attempt is held back. A stop is never given up: once its attempts are used up,
+// that is said, and it is tried every RetryMax.
 func (p *planner) backoff(w *fsm.Workload, late bool) *commandv1.Retry {
+	stops := w.Desired == fsm.DesiredStopped
 	what := string(w.Actual.State) + prefixed(": ", w.Actual.Code) + prefixed(": ", w.Actual.Message)
 	if late {
-		what = fmt.Sprintf("%s: node %s accepted it and has not got it running after %d s%s", fsm.CodeApplyTimeout, w.Node,
+		goal := "got it running"
+		if stops {
+			goal = "stopped it"
+		}
+		what = fmt.Sprintf("%s: node %s accepted it and has not %s after %d s%s", fsm.CodeApplyTimeout, w.Node, goal,
 			p.Tuning.applyLimit(w)/second, prefixed(": ", w.Actual.Message))
 	}
 	r := &commandv1.Retry{Workload: w.ID, IfGeneration: generationPB(w.Generation)}
-	if advice, ok := permanent(w.Actual.Code); ok && w.Actual.State == fsm.ActualFailed && !p.portLeaves(w) {
+	if advice, ok := permanent(w.Actual.Code); ok && !stops && w.Actual.State == fsm.ActualFailed && !p.portLeaves(w) {
 		r.Attempts, r.Terminal, r.Code = w.Retry.Attempts+1, true, fsm.CodePermanentFailure
 		r.Message = what + "; a retry cannot help: " + advice
 		return r
@@ -134,6 +174,12 @@ func (p *planner) backoff(w *fsm.Workload, late bool) *commandv1.Retry {
 		begun := w.Retry.FirstFailureAt
 		if begun == 0 {
 			begun = p.Now
+		}
+		if stops && p.Now-begun >= p.Tuning.FailureGrace {
+			r.Attempts, r.NextAt, r.Code = n, p.Now+p.Tuning.RetryMax, fsm.CodeExhausted
+			r.Message = fmt.Sprintf("%s; %d attempts to stop it failed, it is tried every %d s; to stop it at once: persysctl stop %s",
+				what, n, p.Tuning.RetryMax/second, w.ID)
+			return r
 		}
 		if p.Now-begun >= p.Tuning.FailureGrace {
 			r.Attempts, r.Terminal, r.Code = n, true, fsm.CodeExhausted

@@ -391,6 +391,10 @@ func (m *machine) apply(req *agentv1.ApplyWorkloadRequest) sched.Ack {
 		}
 		return ack
 	}
+	if ack, ok := m.fumble(req); ok {
+		m.remember(epoch)
+		return ack
+	}
 	m.obeyed(epochFrom(req.GetEpoch()), id, g, true)
 	k := m.of(id)
 	settled := k.said.state == agentv1.ActualState_ACTUAL_STATE_STOPPED
@@ -411,6 +415,24 @@ func (m *machine) apply(req *agentv1.ApplyWorkloadRequest) sched.Ack {
 	m.kick(id, 0)
 	m.w.tracef(id, m.id, "agent: apply %s %s", g, next.DesiredState)
 	return sched.Ack{Accepted: true, State: fsm.ActualPending, Message: "queued"}
+}
+
+// fumble is an agent that does not do what a stop asks of it: it refuses, or says
+// that it will and forgets.
+func (m *machine) fumble(req *agentv1.ApplyWorkloadRequest) (sched.Ack, bool) {
+	w := m.w
+	if !w.has(StopTrouble) || w.calm || req.GetDesiredState() != agentv1.DesiredState_DESIRED_STATE_STOPPED {
+		return sched.Ack{}, false
+	}
+	switch n := w.rng.IntN(100); {
+	case n < 35:
+		w.tracef(req.GetId(), m.id, "agent: refuses a stop")
+		return sched.Ack{Refused: true, Code: string(driver.RuntimeError), Message: "cannot stop it"}, true
+	case n < 50:
+		w.tracef(req.GetId(), m.id, "agent: forgets a stop")
+		return sched.Ack{Accepted: true, State: fsm.ActualPending, Message: "queued"}, true
+	}
+	return sched.Ack{}, false
 }
 
 // remove is the agent's DeleteWorkload.

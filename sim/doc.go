@@ -32,6 +32,7 @@
 // Drift is looked for with the leader's own functions, and a world at rest is made
 // to differ (drift.go): an orphan, a disappearance and another revision must each
 // come on record and be closed once repaired. Existing runs are drawn without it.
+// So it is with stops that are refused, forgotten or not carried out (StopTrouble).
 //
 // # Running it
 //

@@ -151,6 +151,10 @@ func (e *engine) do(verb string, sp spec, done func(error)) {
 	case "ensure":
 		ensure()
 	case "halt":
+		if w.has(StopTrouble) && !w.calm && w.chance(600) {
+			pace(50, 1000, func() { finish(driver.Errorf(driver.RuntimeError, verb, "it does not stop")) })
+			return
+		}
 		halt(func() { finish(nil) })
 	case "restart":
 		halt(func() {

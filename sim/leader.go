@@ -243,6 +243,10 @@ func (s *stint) step() {
 	plain := sched.Next(world, nil)
 	world.Changes, s.changes = s.changes, nil
 	step := sched.Next(world, s.cache)
+	if s.w.cfg.Sabotage == NoStopRetry {
+		s.dropStops(&plain)
+		s.dropStops(&step)
+	}
 	if why := differ(plain, step); why != "" {
 		s.w.violate("cache", "", "", "Next without and with a cache, at index %d: %s", s.r.applied, why)
 		return
@@ -301,6 +305,21 @@ func (s *stint) step() {
 		default:
 			act()
 		}
+	})
+}
+
+// dropStops leaves out of a step what would order a stop again.
+func (s *stint) dropStops(step *sched.Step) {
+	step.Commands = slices.DeleteFunc(step.Commands, func(c fsm.Command) bool {
+		b := c.GetScheduleRetries()
+		if b == nil {
+			return false
+		}
+		b.Retries = slices.DeleteFunc(b.Retries, func(r *commandv1.Retry) bool {
+			w, ok := s.r.state.Workload(r.GetWorkload())
+			return ok && w.Desired == fsm.DesiredStopped
+		})
+		return len(b.Retries) == 0
 	})
 }
 
@@ -608,12 +627,12 @@ func (s *stint) digest(node *fsm.Node, hb sched.Heartbeat) {
 		return
 	}
 	view.WorkloadsOn(node.ID, func(w *fsm.Workload) bool {
-		if !seen[w.ID] && w.Acknowledged && w.Actual.State != fsm.ActualMissing &&
+		if !seen[w.ID] && w.Acknowledged &&
 			s.orders[orderKey{node.ID, w.ID, sched.OpApply}] == nil && s.orders[orderKey{node.ID, w.ID, sched.OpDelete}] == nil {
-			s.report(&commandv1.WorkloadReport{
-				Workload: w.ID, Node: node.ID, Generation: generationPB(w.Generation), State: string(fsm.ActualMissing),
-				Code: fsm.CodeMissing, ObservedAt: s.r.clockNow(), Retryable: true,
-			})
+			if rep := leader.Lost(node, w, hb.Reports); rep != nil {
+				rep.ObservedAt = s.r.clockNow()
+				s.report(rep)
+			}
 		}
 		return true
 	})

@@ -46,6 +46,11 @@ const (
 // drawn without it.
 const Drift Fault = 1 << 31
 
+// StopTrouble makes stops go wrong: an agent refuses one, accepts it and forgets it,
+// or its engine does not stop what it is told to. It is none of AllFaults, for the
+// same reason.
+const StopTrouble Fault = 1 << 30
+
 var faultNames = []string{
 	"ReplicaCrash", "ReplicaPause", "ReplicaCut", "LeaderChange", "AgentCrash", "AgentPause", "PowerLoss", "Reinstall",
 	"StateLoss", "LinkCut", "MessageLoss", "MessageDelay", "MessageDup", "InstanceCrash", "BadSpec", "Operator",
@@ -83,6 +88,7 @@ const (
 	SkipAnEntry                // one replica does not apply one command
 	NoDurableEpoch             // an agent's epoch is lost when it restarts
 	NoInstanceFence            // agents take orders that are for another instance of their node
+	NoStopRetry                // the planner orders a stop once
 )
 
 // Config is all that a run depends on.

@@ -159,6 +159,25 @@ func TestASabotagedFenceIsFound(t *testing.T) {
 	}
 }
 
+// TestStopsArriveInTheEnd: what is to be stopped ends stopped, whatever became of
+// the first order. A planner that orders a stop once does not pass.
+func TestStopsArriveInTheEnd(t *testing.T) {
+	from, count := seedsAsked(t, 40)
+	for _, r := range each(t, from, count, limit(), func(seed uint64) Config { return Config{Seed: seed, Faults: AllFaults | StopTrouble} }) {
+		t.Error(r)
+	}
+	bad := each(t, 1, 60, 1, func(seed uint64) Config {
+		return Config{Seed: seed, Faults: StopTrouble, Sabotage: NoStopRetry, Settle: 5 * time.Minute}
+	})
+	if len(bad) == 0 {
+		t.Fatal("stops were ordered once, and nothing was noticed")
+	}
+	if v := bad[0].Violation; v.Rule != "desired state" {
+		t.Fatalf("found as %q: %s", v.Rule, bad[0])
+	}
+	t.Logf("ordered once: %s", bad[0].Violation.Detail)
+}
+
 // TestDriftComesOnRecordAndEnds: an orphan, a disappearance and another revision
 // in a world at rest after all faults.
 func TestDriftComesOnRecordAndEnds(t *testing.T) {

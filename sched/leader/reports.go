@@ -118,7 +118,7 @@ func (s *stint) digest(view fsm.View, node *fsm.Node, hb *sched.Heartbeat) {
 		}
 	}
 	if hb.Full {
-		out = append(out, s.missing(view, node, seen)...)
+		out = append(out, s.missing(view, node, seen, hb.Reports)...)
 	}
 	s.reports.add(s.cfg.FlushItems, out...)
 }
@@ -181,17 +181,37 @@ func sameObservation(have, got *fsm.Observation, present fsm.Generation) bool {
 // it. Only acknowledged generations count, and none whose order was answered a
 // moment ago: the list may be older than the answer. One that is older still
 // costs a word, not a move: the planner waits for MissingGrace.
-func (s *stint) missing(view fsm.View, node *fsm.Node, seen map[string]bool) []*commandv1.WorkloadReport {
+func (s *stint) missing(view fsm.View, node *fsm.Node, seen map[string]bool, listed []sched.Reported) []*commandv1.WorkloadReport {
 	var out []*commandv1.WorkloadReport
 	view.WorkloadsOn(node.ID, func(w *fsm.Workload) bool {
-		if !seen[w.ID] && w.Acknowledged && w.Actual.State != fsm.ActualMissing && !s.orders.busy(node.ID, w.ID) {
-			rep := lost(node, w)
+		if seen[w.ID] || !w.Acknowledged || s.orders.busy(node.ID, w.ID) {
+			return true
+		}
+		if rep := Lost(node, w, listed); rep != nil {
 			rep.ObservedAt = s.now()
 			out = append(out, rep)
 		}
 		return true
 	})
 	return out
+}
+
+// Lost is the report of a workload that its node accepted and does not name in a
+// complete list at this generation, nil if that is known. It is missing, unless it
+// is to be stopped and runs at a former one: then it runs, and its agent has lost
+// the order. The simulator uses it, too.
+func Lost(node *fsm.Node, w *fsm.Workload, listed []sched.Reported) *commandv1.WorkloadReport {
+	rep := lost(node, w)
+	if w.Desired == fsm.DesiredStopped && slices.ContainsFunc(listed, func(r sched.Reported) bool {
+		return r.Workload == w.ID && !r.Gone && r.Observation.State == fsm.ActualRunning
+	}) {
+		rep.State, rep.Message = string(fsm.ActualRunning), "node "+node.ID+" runs it and no longer knows that it is to be stopped"
+	}
+	if w.Actual.State == fsm.Actual(rep.State) && w.Actual.Generation == w.Generation &&
+		(w.Actual.State == fsm.ActualMissing || w.Actual.Code == rep.Code) {
+		return nil
+	}
+	return rep
 }
 
 // lost is the report that a node does not have a workload that it accepted.

@@ -148,6 +148,20 @@ func TestReports(t *testing.T) {
 			w.pass(time.Second)
 			is(t, "state", w.workload("web").Actual.State, fsm.ActualMissing)
 		}},
+		{"what is to be stopped and runs at a former generation is not missing: it is ordered to stop again", func(t *testing.T, w *world) {
+			r := w.running("web")
+			w.do(&commandv1.Command{Body: &commandv1.Command_SetDesired{SetDesired: &commandv1.SetDesired{Id: "web", Desired: "Stopped"}}})
+			w.pass(time.Second)
+			is(t, "acknowledged", w.workload("web").Acknowledged, true)
+			before := w.workload("web").Generation
+			w.beat(sched.Heartbeat{Node: "a", Full: true, Reports: []sched.Reported{r}})
+			w.pass(200 * time.Millisecond)
+			x := w.workload("web")
+			is(t, "state", x.Actual.State, fsm.ActualRunning)
+			is(t, "attempts", x.Retry.Attempts, 1)
+			w.alive(6*time.Second, "a")
+			is(t, "ordered again", before.Less(w.workload("web").Generation), true)
+		}},
 		{"a list of changes proves nothing missing", func(t *testing.T, w *world) {
 			w.beat(sched.Heartbeat{Node: "a"})
 			w.pass(time.Second)

@@ -1,0 +1,52 @@
+package fsm
+
+import (
+	"testing"
+
+	commandv1 "github.com/persys/compute/api/command/v1"
+)
+
+// level6 is a world at the feature level of its name.
+func level6(w *world) *world {
+	w.ok(putReplica("r1", 6))
+	w.ok(setLevel(6))
+	return w
+}
+
+func TestRefusedStops(t *testing.T) {
+	refusal := func(w *world) Command {
+		return report(&commandv1.WorkloadReport{
+			Workload: "web", Node: "a", Generation: w.generation("web"), Refused: true, Code: "RUNTIME_ERROR", Message: "busy",
+		})
+	}
+	t.Run("what was to be stopped runs on", func(t *testing.T) {
+		w := level6(formed(t, "a"))
+		w.place("web", "a", hostPort(80))
+		w.run("web")
+		w.ok(put("web", hostPort(443), func(p *commandv1.WorkloadPut) { p.Desired = "Stopped" }))
+		w.ok(refusal(w))
+		x := w.workload("web")
+		is(t, "state", x.Actual.State, ActualRunning)
+		is(t, "status", x.Status, StatusRunning)
+		is(t, "reason", x.Reason.Code+" "+x.Reason.Message, "RUNTIME_ERROR node a has not stopped it: busy")
+		is(t, "former ports", len(x.FormerPorts), 1)
+		w.ok(w.says("web", "Stopped"))
+		is(t, "former ports of what is stopped", len(w.workload("web").FormerPorts), 0)
+	})
+	t.Run("of what never ran nothing is known", func(t *testing.T) {
+		w := level6(formed(t, "a"))
+		w.place("web", "a")
+		w.ok(setDesired("web", "Stopped"))
+		w.ok(refusal(w))
+		is(t, "state", w.workload("web").Actual.State, ActualUnknown)
+	})
+	t.Run("before level 6 it counts as failed", func(t *testing.T) {
+		w := level5(formed(t, "a"))
+		w.place("web", "a")
+		w.run("web")
+		w.ok(setDesired("web", "Stopped"))
+		w.ok(refusal(w))
+		is(t, "state", w.workload("web").Actual.State, ActualFailed)
+		is(t, "a second stop", w.do(setDesired("web", "Stopped")).Kind, AlreadyDone)
+	})
+}
