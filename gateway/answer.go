@@ -11,6 +11,8 @@ import (
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/encoding/protojson"
 	"google.golang.org/protobuf/proto"
+
+	"github.com/persys/compute/rpc/dial"
 )
 
 // MaxBody bounds a request's body in bytes; it is the gRPC API's own bound.
@@ -23,10 +25,12 @@ var (
 	protoIn  = protojson.UnmarshalOptions{DiscardUnknown: true}
 )
 
-// problem is every error's body; code is the gRPC name of the kind.
+// problem is every error's body; code is the gRPC name of the kind, reason what a
+// client does next (package dial has the words).
 type problem struct {
-	Error string `json:"error"`
-	Code  string `json:"code,omitempty"`
+	Error  string `json:"error"`
+	Code   string `json:"code,omitempty"`
+	Reason string `json:"reason,omitempty"`
 }
 
 func writeJSON(w http.ResponseWriter, status int, v any) {
@@ -52,7 +56,7 @@ func fail(w http.ResponseWriter, err error) {
 	if code == http.StatusServiceUnavailable {
 		w.Header().Set("Retry-After", "1")
 	}
-	writeJSON(w, code, problem{Error: st.Message(), Code: codeName(st.Code())})
+	writeJSON(w, code, problem{Error: st.Message(), Code: codeName(st.Code()), Reason: dial.Reason(err)})
 }
 
 func refuse(w http.ResponseWriter, status int, text string) {

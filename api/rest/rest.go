@@ -9,3 +9,8 @@ import _ "embed"
 //
 //go:embed openapi.json
 var OpenAPI []byte
+
+// Rules is rest.yaml: which request is which call.
+//
+//go:embed rest.yaml
+var Rules []byte

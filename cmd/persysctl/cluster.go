@@ -83,7 +83,7 @@ func (c *cli) status(ctx context.Context) error {
 	}
 	soon, cancel := context.WithTimeout(ctx, time.Second)
 	defer cancel()
-	for r.GetLeaderId() != "" && r.GetLeaderId() != r.GetSelfId() && c.conn.Leader() != "" {
+	for r.GetLeaderId() != "" && r.GetLeaderId() != r.GetSelfId() && c.direct != nil && c.direct.Leader() != "" {
 		// The answer named the leader; calls go there once it is connected.
 		select {
 		case <-time.After(25 * time.Millisecond):

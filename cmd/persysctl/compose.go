@@ -1,12 +1,10 @@
 package main
 
 import (
-	"encoding/json"
 	"fmt"
 	"io"
 
 	"github.com/spf13/cobra"
-	"sigs.k8s.io/yaml"
 
 	"github.com/persys/compute/cmd/persysctl/screen"
 	"github.com/persys/compute/spec"
@@ -62,28 +60,15 @@ func (c *cli) checkCompose(name string) error {
 			refused++
 		}
 	}
-	switch c.output {
-	case outJSON:
-		data, err := json.MarshalIndent(map[string]any{"keys": rows}, "", "  ")
-		if err != nil {
-			return err
-		}
-		writeLines(c.out, []string{string(data)})
-	case outYAML:
-		data, err := yaml.Marshal(map[string]any{"keys": rows})
-		if err != nil {
-			return err
-		}
-		if _, err := c.out.Write(data); err != nil {
-			return err
-		}
-	default:
+	if err := c.emitValue(map[string]any{"keys": rows}, func() {
 		t := screen.NewTable(screen.Column{Title: "LINE", Right: true}, screen.Column{Title: "KEY", Gives: 2, Least: 24, Keeps: screen.Tail},
 			screen.Column{Title: "VERDICT"}, screen.Column{Title: "NOTE", Gives: 1, Least: 20})
 		for _, r := range rows {
 			t.Add(screen.Text(fmt.Sprint(r.Line)), screen.Text(r.Key), screen.Styled(r.Verdict, verdictStyle(r.Verdict)), screen.Text(r.Note))
 		}
 		c.print(t)
+	}); err != nil {
+		return err
 	}
 	if refused > 0 {
 		return failf(exitFailed, "", "%s: %s refused", name, plural(refused, "key"))

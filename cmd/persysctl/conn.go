@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"log/slog"
 	"os"
@@ -11,8 +12,11 @@ import (
 	"strings"
 	"time"
 
+	"google.golang.org/grpc"
+
 	clusterv1 "github.com/persys/compute/api/cluster/v1"
 	controlv1 "github.com/persys/compute/api/control/v1"
+	"github.com/persys/compute/cmd/persysctl/contexts"
 	"github.com/persys/compute/cmd/persysctl/screen"
 	"github.com/persys/compute/config"
 	"github.com/persys/compute/pki"
@@ -22,12 +26,19 @@ import (
 // settings are how to reach the schedulers. The YAML keys and the variables
 // without a prefix are those of the existing CLI (contract/gateway-rest.md).
 type settings struct {
-	Server     string `env:"PERSYS_SCHEDULER_ADDR,PERSYS_SERVER,GRPC_ENDPOINT" flag:"server" short:"s" yaml:"grpc_endpoint" default:"127.0.0.1:8085" usage:"schedulers: HOST[:PORT],… or srv://NAME[?dns=HOST:PORT]"`
+	Server     string `env:"PERSYS_SCHEDULER_ADDR,PERSYS_SERVER,GRPC_ENDPOINT" flag:"server" short:"s" yaml:"grpc_endpoint" default:"127.0.0.1:8085" usage:"schedulers: HOST[:PORT],… or srv://NAME[?dns=HOST:PORT]; or a gateway: http(s)://HOST[:PORT]"`
 	Insecure   bool   `env:"PERSYS_INSECURE,PERSYS_SCHEDULER_INSECURE,GRPC_INSECURE" flag:"insecure" yaml:"grpc_insecure" usage:"speak plain text instead of TLS"`
 	CA         string `env:"PERSYS_TLS_CA,CA_CERT_PATH" flag:"tls-ca" yaml:"ca_cert_path" usage:"CA certificate (default ~/.persys/ca.pem)"`
 	Cert       string `env:"PERSYS_TLS_CERT,CERT_PATH" flag:"tls-cert" yaml:"cert_path" usage:"client certificate (default ~/.persys/persysctl.pem)"`
 	Key        string `env:"PERSYS_TLS_KEY,KEY_PATH" flag:"tls-key" yaml:"key_path" usage:"key of the certificate (default ~/.persys/persysctl-key.pem)"`
 	RPCTimeout int    `env:"PERSYS_RPC_TIMEOUT_SECONDS,RPC_TIMEOUT_SECONDS" flag:"rpc-timeout-seconds" yaml:"rpc_timeout_seconds" default:"20" min:"1" max:"600" usage:"seconds that one call may take"`
+
+	Token     string `env:"PERSYS_TOKEN" secret:"true" usage:"bearer token for a gateway"`
+	ClusterID string `env:"PERSYS_GATEWAY_CLUSTER_ID" flag:"cluster-id" usage:"one of a gateway's clusters (default: the gateway's own choice)"`
+
+	// Of the existing CLI, whose way is a gateway unless it is told otherwise.
+	APIEndpoint string `env:"API_ENDPOINT" yaml:"api_endpoint" usage:"address of a gateway; --server http(s)://… is the same"`
+	Transport   string `env:"TRANSPORT" yaml:"transport" oneof:"http,grpc" usage:"http takes api_endpoint, grpc takes grpc_endpoint"`
 
 	OTLPEndpoint string `env:"OTEL_EXPORTER_OTLP_ENDPOINT" yaml:"otlp_endpoint" usage:"receiver of traces by OTLP over HTTP, host:port or URL; empty = no traces"`
 	OTLPInsecure bool   `env:"OTEL_EXPORTER_OTLP_INSECURE" yaml:"otlp_insecure" default:"true" usage:"plain HTTP to an OTLP endpoint without a scheme"`
@@ -36,10 +47,8 @@ type settings struct {
 }
 
 // otherKeys may stand in an existing configuration file and mean nothing here:
-// this program speaks gRPC to schedulers only.
+// certificates come from files, and agents are asked by the schedulers only.
 type otherKeys struct {
-	APIEndpoint        string `yaml:"api_endpoint"`
-	Transport          string `yaml:"transport"`
 	GRPCTarget         string `yaml:"grpc_target"`
 	Verbose            string `yaml:"verbose"`
 	VaultEnabled       string `yaml:"vault_enabled"`
@@ -80,7 +89,21 @@ func (c *cli) load() error {
 	if err := c.loader.Load(sources); err != nil {
 		return usagef("%s", strings.ReplaceAll(err.Error(), "\n", "; "))
 	}
-	return nil
+	c.configUsed = sources.YAMLName
+	return c.choose()
+}
+
+// link is a connection of either kind.
+type link interface {
+	grpc.ClientConnInterface
+	io.Closer
+}
+
+func (c *cli) use(conn link) {
+	c.conn = conn
+	c.control = controlv1.NewAgentControlClient(conn)
+	c.cluster = clusterv1.NewClusterClient(conn)
+	c.trust = clusterv1.NewTrustClient(conn)
 }
 
 // connect prepares the connection; nothing is sent before the first call.
@@ -90,6 +113,9 @@ func (c *cli) connect(ctx context.Context) error {
 	}
 	if err := c.load(); err != nil {
 		return err
+	}
+	if contexts.Gateway(c.settings.Server) {
+		return c.connectGateway(ctx)
 	}
 	opt := dial.Options{UserAgent: "persysctl/" + version, CallTimeout: c.timeout(), Log: c.log()}
 	if strings.HasPrefix(c.settings.Server, "srv://") {
@@ -115,10 +141,8 @@ func (c *cli) connect(ctx context.Context) error {
 	if err != nil {
 		return usagef("--server: %v", err)
 	}
-	c.conn = conn
-	c.control = controlv1.NewAgentControlClient(conn)
-	c.cluster = clusterv1.NewClusterClient(conn)
-	c.trust = clusterv1.NewTrustClient(conn)
+	c.direct = conn
+	c.use(conn)
 	if opt.TLS != nil && c.isJoined {
 		c.refresh(ctx, opt.TLS)
 	}

@@ -99,7 +99,8 @@ private_key: c
 	if err != nil {
 		t.Fatal(err)
 	}
-	want := settings{Server: "10.0.0.1:8085", Insecure: true, CA: "/a/ca.pem", Cert: "/a/cert.pem", Key: "/a/key.pem", RPCTimeout: 5, OTLPInsecure: true, Other: got.Other}
+	want := settings{Server: "10.0.0.1:8085", Insecure: true, CA: "/a/ca.pem", Cert: "/a/cert.pem", Key: "/a/key.pem", RPCTimeout: 5, OTLPInsecure: true,
+		APIEndpoint: "http://localhost:8084", Transport: "grpc", Other: got.Other}
 	if got != want {
 		t.Errorf("got %+v, want %+v", got, want)
 	}
@@ -302,7 +303,7 @@ func TestCompletion(t *testing.T) {
 		{"a node of a subcommand", []string{"node", "fence", "node-b"}, "node-b\tNotReady\n:4\n"},
 		{"replicas", []string{"transfer-leadership", "scheduler-3"}, "scheduler-3\tvoter\n:4\n"},
 		{"a flag's value", []string{"list", "--node", "node-a"}, "node-a\tReady\n:4\n"},
-		{"forms of output", []string{"list", "-o", "j"}, "table\nwide\njson\nyaml\n:4\n"},
+		{"forms of output", []string{"list", "-o", "j"}, "table\nwide\njson\nyaml\njsonpath=\n:4\n"},
 		{"modes", []string{"mode", "set", "re"}, "recovery\n"},
 	} {
 		t.Run(c.name, func(t *testing.T) {

@@ -10,6 +10,8 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"github.com/persys/compute/cmd/persysctl/contexts"
+	"github.com/persys/compute/cmd/persysctl/restconn"
 	"github.com/persys/compute/cmd/persysctl/screen"
 	"github.com/persys/compute/rpc/dial"
 )
@@ -96,6 +98,9 @@ func (c *cli) explain(err error, mutation bool) *failure {
 	case codes.Unauthenticated, codes.PermissionDenied:
 		f.hint = orText(f.hint, "use another certificate: --tls-cert FILE --tls-key FILE")
 	case codes.Unimplemented:
+		if dial.Reason(err) == restconn.ReasonNoRoute {
+			break // says all of it
+		}
 		f.text = "this scheduler does not know the call: " + f.text
 		f.hint = orText(f.hint, "compare `persysctl version` with the version in `persysctl status`")
 	}
@@ -122,6 +127,10 @@ func (c *cli) unreachable(f *failure, reason string) {
 	}
 	where := c.settings.Server
 	low := strings.ToLower(f.text)
+	if contexts.Gateway(where) {
+		c.unreachableGateway(f, where, low)
+		return
+	}
 	secured := "the certificates do not match those of the schedulers: check --tls-ca, --tls-cert and --tls-key"
 	switch {
 	case strings.Contains(low, "handshake") && strings.Contains(low, "first record does not look like a tls"):
@@ -143,6 +152,22 @@ func (c *cli) unreachable(f *failure, reason string) {
 	case reason == "":
 		f.text = fmt.Sprintf("no scheduler answers at %s: %s", where, shortCause(f.text))
 		f.hint = orText(f.hint, "name a scheduler with --server HOST:PORT")
+	}
+}
+
+func (c *cli) unreachableGateway(f *failure, where, low string) {
+	another := "name another address with --server, or a context with --context"
+	switch {
+	case strings.Contains(low, "connection refused"):
+		f.text, f.hint = fmt.Sprintf("no gateway listens at %s (connection refused)", where), another
+	case strings.Contains(low, "http response to https client"):
+		f.text, f.hint = fmt.Sprintf("%s speaks plain text, not TLS", where), "persysctl --server "+strings.Replace(where, "https:", "http:", 1)+" …"
+	case strings.Contains(low, "certificate") || strings.Contains(low, "x509") || strings.Contains(low, "handshake") || strings.Contains(low, "tls:"):
+		f.text, f.hint = fmt.Sprintf("no trusted connection to %s: %s", where, shortCause(f.text)), "check --tls-ca, --tls-cert and --tls-key, or the token"
+	case transport(low):
+		f.text, f.hint = fmt.Sprintf("no gateway answers at %s: %s", where, strings.TrimPrefix(shortCause(f.text), "connection error: ")), another
+	default:
+		f.hint = orText(f.hint, "persysctl status; persysctl nodes")
 	}
 }
 

@@ -120,8 +120,11 @@ func (c *cli) emitEvents(list []*clusterv1.Event) error {
 		}
 		b.WriteString("\n]}\n")
 	}
-	_, err := io.WriteString(c.out, b.String())
-	return err
+	if c.output == outYAML {
+		_, err := io.WriteString(c.out, b.String())
+		return err
+	}
+	return c.emitData([]byte(b.String()))
 }
 
 func (c *cli) eventTable(list []*clusterv1.Event, full bool) *screen.Table {

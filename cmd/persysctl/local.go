@@ -108,6 +108,13 @@ func (c *cli) clusterKeyCommand() *cobra.Command {
 	return cmd
 }
 
+type versionInfo struct {
+	Version  string `json:"version"`
+	Commit   string `json:"commit"`
+	Go       string `json:"go"`
+	Platform string `json:"platform"`
+}
+
 func (c *cli) versionCommand() *cobra.Command {
 	return &cobra.Command{
 		Use: "version", Short: "Show the version of persysctl",
@@ -121,16 +128,10 @@ func (c *cli) versionCommand() *cobra.Command {
 					}
 				}
 			}
-			switch c.output {
-			case outJSON:
-				_, err := fmt.Fprintf(c.out, "{\n  \"version\": %q,\n  \"commit\": %q,\n  \"go\": %q,\n  \"platform\": %q\n}\n", version, commit, runtime.Version(), runtime.GOOS+"/"+runtime.GOARCH)
-				return err
-			case outYAML:
-				_, err := fmt.Fprintf(c.out, "version: %q\ncommit: %q\ngo: %q\nplatform: %q\n", version, commit, runtime.Version(), runtime.GOOS+"/"+runtime.GOARCH)
-				return err
-			}
-			writeLines(c.out, []string{"persysctl " + version + " (" + joinNonEmpty(", ", commit, runtime.Version(), runtime.GOOS+"/"+runtime.GOARCH) + ")"})
-			return nil
+			platform := runtime.GOOS + "/" + runtime.GOARCH
+			return c.emitValue(versionInfo{version, commit, runtime.Version(), platform}, func() {
+				writeLines(c.out, []string{"persysctl " + version + " (" + joinNonEmpty(", ", commit, runtime.Version(), platform) + ")"})
+			})
 		},
 	}
 }

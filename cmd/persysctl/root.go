@@ -3,11 +3,11 @@ package main
 import (
 	"context"
 	"fmt"
-	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
 	"google.golang.org/grpc"
+	"k8s.io/client-go/util/jsonpath"
 
 	clusterv1 "github.com/persys/compute/api/cluster/v1"
 	controlv1 "github.com/persys/compute/api/control/v1"
@@ -24,11 +24,16 @@ type cli struct {
 	settings settings
 	loader   *config.Loader
 
-	configFile string
-	output     string
-	noColour   bool
-	stale      bool
-	verbose    bool
+	configFile  string
+	configUsed  string // the file that was read
+	contextName string // as --context names it
+	context     string // the one that is used; empty for none
+	tokenFile   string // of the context
+	output      string
+	path        *jsonpath.JSONPath // of -o jsonpath=…
+	noColour    bool
+	stale       bool
+	verbose     bool
 
 	paint, errPaint screen.Painter
 	started         bool   // the command line was understood
@@ -37,7 +42,8 @@ type cli struct {
 	staleNoted      bool
 	isJoined        bool // the identity is the one that `persysctl join` keeps
 
-	conn    *dial.Conn
+	conn    link
+	direct  *dial.Conn // conn, unless it goes through a gateway
 	control controlv1.AgentControlClient
 	cluster clusterv1.ClusterClient
 	trust   clusterv1.TrustClient
@@ -115,11 +121,12 @@ may or may not have happened.`,
 	flags.SortFlags = false
 	c.loader.AddFlags(flags)
 	flags.StringVar(&c.configFile, "config", "", "configuration file (default ~/.persys/config.yaml)")
-	flags.StringVarP(&c.output, "output", "o", outTable, "table, wide, json or yaml")
+	flags.StringVar(&c.contextName, "context", "", "which of the clusters of `persysctl context list` to ask (PERSYS_CONTEXT)")
+	flags.StringVarP(&c.output, "output", "o", outTable, "table, wide, json, yaml or jsonpath=TEMPLATE")
 	flags.BoolVar(&c.stale, "stale", false, "let any replica answer from what it has, also without a leader")
 	flags.BoolVar(&c.noColour, "no-color", false, "no colours, as NO_COLOR does")
 	flags.BoolVarP(&c.verbose, "verbose", "v", false, "say more about the connection and errors")
-	if err := root.RegisterFlagCompletionFunc("output", cobra.FixedCompletions(outputs(), cobra.ShellCompDirectiveNoFileComp)); err != nil {
+	if err := root.RegisterFlagCompletionFunc("output", completeOutput); err != nil {
 		return nil, err
 	}
 
@@ -138,14 +145,14 @@ may or may not have happened.`,
 	add(groupNodes, c.nodesCommand(), c.nodeCommand(), c.cordonCommand(), c.uncordonCommand(), c.drainCommand(), c.driftCommand())
 	add(groupCluster, c.summaryCommand(), c.statusCommand(), c.eventsCommand(), c.transferCommand(), c.replicaCommand(), c.modeCommand(), c.backupCommand(), c.recoveryCommand())
 	add(groupTrust, c.tokenCommand(), c.identityCommand(), c.auditCommand(), c.caCommand(), c.joinCommand())
-	root.AddCommand(c.devCertsCommand(), c.clusterKeyCommand(), c.versionCommand(), c.docsCommand(root), c.workloadCommand())
-	return root, nil
+	root.AddCommand(c.contextCommand(), c.devCertsCommand(), c.clusterKeyCommand(), c.versionCommand(), c.docsCommand(root), c.workloadCommand())
+	return root, root.RegisterFlagCompletionFunc("context", c.completeContext)
 }
 
 // prepare runs before every command, once its arguments are understood.
 func (c *cli) prepare(cmd *cobra.Command, _ []string) error {
-	if !slices.Contains(outputs(), c.output) {
-		return usagef("--output %q must be one of %s", c.output, strings.Join(outputs(), ", "))
+	if err := c.checkOutput(); err != nil {
+		return err
 	}
 	c.started, c.command = true, cmd.CommandPath()
 	c.paint = screen.Painter(c.colour(c.outTerm) && !c.noColour)

@@ -94,11 +94,9 @@ func golden(t *testing.T, name string, f *fake, s *session, code int, args ...st
 	}
 }
 
-func TestOutputs(t *testing.T) {
-	for _, c := range []struct {
-		name string
-		args []string
-	}{
+// outputCases are commands whose output is in testdata/NAME.golden.
+func outputCases() []outputCase {
+	return []outputCase{
 		{"list", []string{"list"}},
 		{"list-node", []string{"ls", "--node", "node-a", "--status", "failed"}},
 		{"list-nothing-matches", []string{"list", "--group", "none"}},
@@ -160,7 +158,16 @@ func TestOutputs(t *testing.T) {
 		{"replica-remove", []string{"replica", "remove", "scheduler-3"}},
 		{"mode-set", []string{"mode", "set", "normal", "--reason", "the mirror is back"}},
 		{"mode-set-without-reason", []string{"mode", "set", "normal"}},
-	} {
+	}
+}
+
+type outputCase struct {
+	name string
+	args []string
+}
+
+func TestOutputs(t *testing.T) {
+	for _, c := range outputCases() {
 		t.Run(c.name, func(t *testing.T) {
 			f, s := start(t, nil), newSession(t)
 			code := s.run(f, c.args...)

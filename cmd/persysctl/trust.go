@@ -406,7 +406,7 @@ func (c *cli) refresh(ctx context.Context, files *pki.Files) {
 	}
 	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
 	defer cancel()
-	keeper := enrol.Keeper{Kept: k, Files: files, Conn: c.conn, Log: c.log()}
+	keeper := enrol.Keeper{Kept: k, Files: files, Conn: c.direct, Log: c.log()}
 	err := keeper.Once(ctx)
 	if err == nil {
 		err = k.SaveFile(stamp, nil)

@@ -1,0 +1,212 @@
+// Package contexts keeps the clusters that a person works with under short
+// names: contexts.yaml in the XDG configuration folder, readable by its owner
+// alone. A context is how to reach a cluster, never a secret itself: keys and
+// tokens stay in files that it names.
+package contexts
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+
+	"gopkg.in/yaml.v3"
+)
+
+// Context is one cluster.
+type Context struct {
+	Name string `yaml:"name" json:"name"`
+	// Server is HOST[:PORT],… or srv://NAME for schedulers, http(s)://HOST[:PORT]
+	// for a gateway.
+	Server   string `yaml:"server" json:"server"`
+	Insecure bool   `yaml:"insecure,omitempty" json:"insecure,omitempty"`
+	CA       string `yaml:"tls_ca,omitempty" json:"tls_ca,omitempty"`
+	Cert     string `yaml:"tls_cert,omitempty" json:"tls_cert,omitempty"`
+	Key      string `yaml:"tls_key,omitempty" json:"tls_key,omitempty"`
+	// ClusterID is one of a gateway's clusters; empty is its default.
+	ClusterID string `yaml:"cluster_id,omitempty" json:"cluster_id,omitempty"`
+	// TokenFile holds a bearer token for a gateway.
+	TokenFile string `yaml:"token_file,omitempty" json:"token_file,omitempty"`
+}
+
+// Gateway reports whether a server's address is that of a gateway.
+func Gateway(server string) bool {
+	return strings.HasPrefix(server, "http://") || strings.HasPrefix(server, "https://")
+}
+
+// Transport is "gateway" or "grpc".
+func (c Context) Transport() string {
+	if Gateway(c.Server) {
+		return "gateway"
+	}
+	return "grpc"
+}
+
+// Security says in a word how the connection is protected.
+func (c Context) Security() string {
+	switch {
+	case strings.HasPrefix(c.Server, "http://") || !Gateway(c.Server) && c.Insecure:
+		return "plain text"
+	case c.TokenFile != "":
+		return "TLS, token"
+	}
+	return "TLS"
+}
+
+// File is contexts.yaml.
+type File struct {
+	path     string
+	Current  string    `yaml:"current,omitempty"`
+	Contexts []Context `yaml:"contexts"`
+}
+
+const maxFile = 1 << 20
+
+var name = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$`)
+
+// Path is where the file is: $XDG_CONFIG_HOME/persys/contexts.yaml, by default
+// below ~/.config. It is "" without a home.
+func Path(environ func(string) (string, bool), home string) string {
+	// A relative value is to be ignored (XDG Base Directory Specification).
+	if dir, ok := environ("XDG_CONFIG_HOME"); ok && filepath.IsAbs(dir) {
+		return filepath.Join(dir, "persys", "contexts.yaml")
+	}
+	if home == "" {
+		return ""
+	}
+	return filepath.Join(home, ".config", "persys", "contexts.yaml")
+}
+
+// Load reads the file; one that does not exist holds no context.
+func Load(path string) (*File, error) {
+	f := &File{path: path}
+	if path == "" {
+		return f, nil
+	}
+	in, err := os.Open(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return f, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	defer in.Close()
+	data, err := io.ReadAll(io.LimitReader(in, maxFile+1))
+	if err != nil {
+		return nil, err
+	}
+	if len(data) > maxFile {
+		return nil, fmt.Errorf("%s: more than %d bytes", path, maxFile)
+	}
+	d := yaml.NewDecoder(bytes.NewReader(data))
+	d.KnownFields(true)
+	if err := d.Decode(f); err != nil && !errors.Is(err, io.EOF) {
+		return nil, fmt.Errorf("%s: %w", path, err)
+	}
+	seen := map[string]bool{}
+	for i, c := range f.Contexts {
+		switch {
+		case !name.MatchString(c.Name):
+			return nil, fmt.Errorf("%s: contexts[%d].name: %s, got %q", path, i, nameRule, c.Name)
+		case seen[c.Name]:
+			return nil, fmt.Errorf("%s: contexts[%d].name: %q is used twice", path, i, c.Name)
+		case c.Server == "":
+			return nil, fmt.Errorf("%s: context %q: server must not be empty", path, c.Name)
+		}
+		seen[c.Name] = true
+	}
+	if f.Current != "" && !seen[f.Current] {
+		return nil, fmt.Errorf("%s: current: there is no context %q", path, f.Current)
+	}
+	return f, nil
+}
+
+const nameRule = "must be letters, digits, '_', '.' and '-', at most 64, and begin with a letter or digit"
+
+// Get finds a context.
+func (f *File) Get(name string) (Context, bool) {
+	i := f.index(name)
+	if i < 0 {
+		return Context{}, false
+	}
+	return f.Contexts[i], true
+}
+
+func (f *File) index(name string) int {
+	return slices.IndexFunc(f.Contexts, func(c Context) bool { return c.Name == name })
+}
+
+// Names lists the contexts by name.
+func (f *File) Names() []string {
+	out := make([]string, 0, len(f.Contexts))
+	for _, c := range f.Contexts {
+		out = append(out, c.Name)
+	}
+	slices.Sort(out)
+	return out
+}
+
+// Put adds a context, or replaces the one of its name. The first one is current.
+func (f *File) Put(c Context) error {
+	if !name.MatchString(c.Name) {
+		return fmt.Errorf("name: %s, got %q", nameRule, c.Name)
+	}
+	if i := f.index(c.Name); i >= 0 {
+		f.Contexts[i] = c
+	} else {
+		f.Contexts = append(f.Contexts, c)
+	}
+	slices.SortFunc(f.Contexts, func(a, b Context) int { return strings.Compare(a.Name, b.Name) })
+	if len(f.Contexts) == 1 {
+		f.Current = c.Name
+	}
+	return nil
+}
+
+// Remove forgets a context and reports whether there was one. Without the
+// current one there is none, until another is chosen.
+func (f *File) Remove(name string) bool {
+	i := f.index(name)
+	if i < 0 {
+		return false
+	}
+	f.Contexts = slices.Delete(f.Contexts, i, i+1)
+	if f.Current == name {
+		f.Current = ""
+	}
+	return true
+}
+
+// Save writes the file whole or not at all.
+func (f *File) Save() error {
+	if f.path == "" {
+		return errors.New("there is no home folder for contexts.yaml; set HOME or XDG_CONFIG_HOME")
+	}
+	data, err := yaml.Marshal(f)
+	if err != nil {
+		return err
+	}
+	dir := filepath.Dir(f.path)
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return err
+	}
+	tmp, err := os.CreateTemp(dir, ".contexts-*") // 0600
+	if err != nil {
+		return err
+	}
+	_, err = tmp.Write(append([]byte("# Clusters of persysctl; `persysctl context` changes them.\n"), data...))
+	err = errors.Join(err, tmp.Sync(), tmp.Close())
+	if err == nil {
+		err = os.Rename(tmp.Name(), f.path)
+	}
+	if err != nil {
+		return errors.Join(err, os.Remove(tmp.Name()))
+	}
+	return nil
+}

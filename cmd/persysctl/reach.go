@@ -1,0 +1,222 @@
+package main
+
+import (
+	"cmp"
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net"
+	"net/http"
+	"net/url"
+	"os"
+	"strings"
+
+	"github.com/persys/compute/cmd/persysctl/contexts"
+	"github.com/persys/compute/cmd/persysctl/restconn"
+	"github.com/persys/compute/pki"
+)
+
+// choose says which cluster is asked, once the settings are loaded. What a flag
+// or the environment names stands for itself: certificates and tokens of a
+// context go to that context's address only. Then come the context, then what
+// the configuration file of the existing CLI says, then the default.
+func (c *cli) choose() error {
+	s := &c.settings
+	given := func(field string) bool { return c.loader.Set(field) && !c.fromFile(field) }
+	// GRPC_ENDPOINT is of the existing CLI, which takes the gateway beside it.
+	own := given("Server") && !(strings.HasPrefix(c.loader.Source("Server"), "GRPC_ENDPOINT") && given("APIEndpoint") && s.Transport != "grpc")
+	name := c.contextName
+	switch {
+	case name != "" && strings.HasPrefix(c.loader.Source("Server"), "--"):
+		return usagef("--context %s and --server %s name two clusters: give one of them", name, s.Server)
+	case name != "":
+		return c.useContext(name, "--context")
+	case own:
+		return nil
+	case given("APIEndpoint") && s.Transport != "grpc":
+		s.Server = s.APIEndpoint
+		return c.checkEndpoint()
+	}
+	if v, ok := c.environ("PERSYS_CONTEXT"); ok && strings.TrimSpace(v) != "" {
+		return c.useContext(strings.TrimSpace(v), "PERSYS_CONTEXT")
+	}
+	file, err := contexts.Load(contexts.Path(c.environ, c.home))
+	if err != nil {
+		return usagef("%v", err)
+	}
+	switch {
+	case file.Current != "":
+		return c.useContext(file.Current, "the current context")
+	case s.Transport == "http" && s.APIEndpoint == "":
+		return usagef("transport http needs api_endpoint (API_ENDPOINT), the address of a gateway")
+	case s.Transport != "grpc" && s.APIEndpoint != "":
+		s.Server = s.APIEndpoint
+		return c.checkEndpoint()
+	}
+	return nil
+}
+
+func (c *cli) checkEndpoint() error {
+	if !contexts.Gateway(c.settings.Server) {
+		return usagef("%s: must begin with http:// or https://, got %q", c.loader.Source("APIEndpoint"), c.settings.Server)
+	}
+	return nil
+}
+
+// fromFile reports whether a setting stands in the configuration file.
+func (c *cli) fromFile(field string) bool {
+	return c.configUsed != "" && strings.HasPrefix(c.loader.Source(field), c.configUsed+":")
+}
+
+// useContext lays a context over the settings: what flags and the environment
+// say beside the address still counts.
+func (c *cli) useContext(name, by string) error {
+	file, err := contexts.Load(contexts.Path(c.environ, c.home))
+	if err != nil {
+		return usagef("%v", err)
+	}
+	ctx, ok := file.Get(name)
+	if !ok {
+		return failf(exitUsage, "persysctl context list", "%s: there is no context %q", by, name)
+	}
+	s := &c.settings
+	lay := func(field string, to *string, v string) {
+		if v != "" && (!c.loader.Set(field) || c.fromFile(field)) {
+			*to = v
+		}
+	}
+	s.Server, c.context, c.tokenFile = ctx.Server, name, ctx.TokenFile
+	if !c.loader.Set("Insecure") || c.fromFile("Insecure") {
+		s.Insecure = ctx.Insecure
+	}
+	lay("CA", &s.CA, ctx.CA)
+	lay("Cert", &s.Cert, ctx.Cert)
+	lay("Key", &s.Key, ctx.Key)
+	lay("ClusterID", &s.ClusterID, ctx.ClusterID)
+	return nil
+}
+
+// token is the bearer token for a gateway, read anew each time: tokens are short-lived.
+func (c *cli) token() (string, error) {
+	if c.settings.Token != "" || c.tokenFile == "" {
+		return c.settings.Token, nil
+	}
+	data, err := c.readFile(c.tokenFile)
+	if err != nil {
+		return "", err
+	}
+	token := strings.TrimSpace(string(data))
+	if token == "" {
+		return "", fmt.Errorf("%s is empty", c.tokenFile)
+	}
+	return token, nil
+}
+
+// connectGateway makes the calls of every command requests to a gateway.
+func (c *cli) connectGateway(ctx context.Context) error {
+	u, err := url.Parse(c.settings.Server)
+	if err != nil || u.Hostname() == "" {
+		return usagef("--server %q: must be http(s)://HOST[:PORT]", c.settings.Server)
+	}
+	withToken := c.settings.Token != "" || c.tokenFile != ""
+	opt := restconn.Options{
+		URL: c.settings.Server, Cluster: c.settings.ClusterID, UserAgent: "persysctl/" + version, CallTimeout: c.timeout(),
+	}
+	if withToken {
+		opt.Token = c.token
+	}
+	switch {
+	case u.Scheme == "http" && withToken && !c.settings.Insecure && !loopback(u.Hostname()):
+		return usagef("--server %s: a bearer token is not sent in plain text; use https://, or --insecure to do it all the same", c.settings.Server)
+	case u.Scheme == "https":
+		if opt.TLS, err = c.gatewayTLS(u.Hostname(), withToken); err != nil {
+			return err
+		}
+	}
+	if opt.Wrap, err = c.followHTTP(ctx); err != nil {
+		return usagef("%v", err)
+	}
+	conn, err := restconn.New(opt)
+	if err != nil {
+		return usagef("--server: %v", err)
+	}
+	c.use(conn)
+	return nil
+}
+
+func loopback(host string) bool {
+	ip := net.ParseIP(host)
+	return host == "localhost" || ip != nil && ip.IsLoopback()
+}
+
+// gatewayTLS shows our certificate if there is one. With a token none is needed,
+// and the gateway's own may be one of a public CA.
+func (c *cli) gatewayTLS(host string, withToken bool) (*tls.Config, error) {
+	files, err := c.certificates(c.log())
+	var f *failure
+	switch {
+	case err == nil:
+		return files.ClientConfig(pki.Peer{Hosts: []string{host}, Role: pki.RoleGateway}), nil
+	case !withToken && errors.As(err, &f) && c.settings.Cert == "":
+		f.text = "no certificate and no token for the gateway: set --tls-ca, --tls-cert and --tls-key, or PERSYS_TOKEN (PERSYS_TOKEN_FILE)"
+		f.hint = ""
+		return nil, f
+	case !withToken, c.settings.Cert != "" || c.settings.Key != "":
+		return nil, err
+	}
+	cfg := &tls.Config{MinVersion: tls.VersionTLS12}
+	if c.settings.CA != "" {
+		pem, err := os.ReadFile(c.settings.CA)
+		if err != nil {
+			return nil, usagef("--tls-ca (PERSYS_TLS_CA): %v", err)
+		}
+		cfg.RootCAs = x509.NewCertPool()
+		if !cfg.RootCAs.AppendCertsFromPEM(pem) {
+			return nil, usagef("--tls-ca (PERSYS_TLS_CA): %s holds no certificate", c.settings.CA)
+		}
+	}
+	return cfg, nil
+}
+
+// followHTTP is follow for a gateway: its span goes along in W3C headers.
+func (c *cli) followHTTP(ctx context.Context) (func(http.RoundTripper) http.RoundTripper, error) {
+	if _, err := c.follow(ctx, c.log()); err != nil || c.trace.span == nil {
+		return nil, err
+	}
+	span := c.trace.span.SpanContext()
+	parent := fmt.Sprintf("00-%s-%s-%s", span.TraceID(), span.SpanID(), span.TraceFlags())
+	return func(next http.RoundTripper) http.RoundTripper {
+		return roundTripper(func(r *http.Request) (*http.Response, error) {
+			r = r.Clone(r.Context())
+			r.Header.Set("Traceparent", parent)
+			return next.RoundTrip(r)
+		})
+	}, nil
+}
+
+type roundTripper func(*http.Request) (*http.Response, error)
+
+func (f roundTripper) RoundTrip(r *http.Request) (*http.Response, error) { return f(r) }
+
+// exists is for files that a context names.
+func exists(path string) error {
+	_, err := os.Stat(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("%s does not exist", path)
+	}
+	return err
+}
+
+// connectionFrom says what decided which cluster is asked.
+func (c *cli) connectionFrom() string {
+	if c.context != "" {
+		return "context " + c.context
+	}
+	if contexts.Gateway(c.settings.Server) && c.settings.Server == c.settings.APIEndpoint {
+		return c.loader.Source("APIEndpoint")
+	}
+	return cmp.Or(c.loader.Source("Server"), "default")
+}

@@ -1,0 +1,336 @@
+// Package restconn is a way to a cluster through a gateway: a Conn takes the
+// calls of generated gRPC clients and makes each as the HTTP request of /v1 that
+// the gateway offers for it. Commands and screens do not know the difference.
+//
+// Which request is which call is read from the rules that the gateway's handlers
+// are generated from (api/rest/rest.yaml). Calls without a rule are refused here
+// with the way to make them: they carry secrets or megabytes, and go to a
+// scheduler itself.
+package restconn
+
+import (
+	"bytes"
+	"context"
+	"crypto/tls"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/url"
+	"strings"
+	"time"
+
+	"github.com/google/uuid"
+	spb "google.golang.org/genproto/googleapis/rpc/status"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/encoding/protojson"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/persys/compute/rpc/dial"
+)
+
+const (
+	// attempts is how often one call is made at most, under one idempotency key.
+	attempts = 3
+	pause    = 100 * time.Millisecond
+	// maxAnswer bounds an answer and one event of a stream, in bytes: JSON of a
+	// message of at most 4 MiB, with its bytes as base64.
+	maxAnswer = 16 << 20
+	// silence is how long a stream may say nothing at all; a gateway says every
+	// 15 seconds that it lives.
+	silence = 45 * time.Second
+)
+
+// ReasonNoRoute is the reason of the error of a call that no gateway offers.
+const ReasonNoRoute = "NO_ROUTE"
+
+// Options say where the gateway is and who asks.
+type Options struct {
+	// URL is http://HOST[:PORT] or https://HOST[:PORT].
+	URL string
+	// Cluster is the id of one of the gateway's clusters; empty is its default.
+	Cluster string
+	// Token gives a bearer token, or "" for none. It is asked before each call, so
+	// that one that was renewed is used.
+	Token func() (string, error)
+	// TLS is for https; nil is the system's roots and no certificate.
+	TLS         *tls.Config
+	UserAgent   string
+	CallTimeout time.Duration
+	// Wrap goes around the transport (traces); may be nil.
+	Wrap func(http.RoundTripper) http.RoundTripper
+}
+
+// Conn implements grpc.ClientConnInterface. It is safe for concurrent use.
+type Conn struct {
+	opt       Options
+	base      string
+	routes    map[string]route
+	http      *http.Client
+	transport *http.Transport
+}
+
+var _ grpc.ClientConnInterface = (*Conn)(nil)
+
+// New prepares a connection; nothing is sent before the first call.
+func New(opt Options) (*Conn, error) {
+	u, err := url.Parse(opt.URL)
+	if err != nil || u.Host == "" || u.Scheme != "http" && u.Scheme != "https" {
+		return nil, fmt.Errorf("gateway %q: must be http://HOST[:PORT] or https://HOST[:PORT]", opt.URL)
+	}
+	if u.RawQuery != "" || u.Fragment != "" || u.User != nil {
+		return nil, fmt.Errorf("gateway %q: must be an address only, without user, query and fragment", opt.URL)
+	}
+	table, err := routes()
+	if err != nil {
+		return nil, err
+	}
+	if opt.CallTimeout <= 0 {
+		opt.CallTimeout = dial.DefaultCallTimeout
+	}
+	t := &http.Transport{
+		Proxy: http.ProxyFromEnvironment, TLSClientConfig: opt.TLS, ForceAttemptHTTP2: true,
+		DialContext: (&net.Dialer{Timeout: 10 * time.Second}).DialContext, TLSHandshakeTimeout: 10 * time.Second,
+		MaxIdleConnsPerHost: 16, IdleConnTimeout: 30 * time.Second,
+	}
+	var rt http.RoundTripper = t
+	if opt.Wrap != nil {
+		rt = opt.Wrap(t)
+	}
+	c := &Conn{opt: opt, base: strings.TrimRight(opt.URL, "/"), routes: table, transport: t}
+	// A redirect would take the token elsewhere.
+	c.http = &http.Client{Transport: rt, CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}
+	return c, nil
+}
+
+// Close ends idle connections. Calls end with their contexts.
+func (c *Conn) Close() error {
+	c.transport.CloseIdleConnections()
+	return nil
+}
+
+// Offers reports whether a gateway offers a call ("/service/method").
+func (c *Conn) Offers(method string) bool {
+	_, ok := c.routes[method]
+	return ok
+}
+
+// Invoke implements grpc.ClientConnInterface.
+func (c *Conn) Invoke(ctx context.Context, method string, args, reply any, _ ...grpc.CallOption) error {
+	in, ok := args.(proto.Message)
+	out, ok2 := reply.(proto.Message)
+	if !ok || !ok2 {
+		return status.Errorf(codes.Internal, "%s: no protobuf messages", method)
+	}
+	if _, limited := ctx.Deadline(); !limited {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, c.opt.CallTimeout)
+		defer cancel()
+	}
+	r, ok := c.routes[method]
+	if !ok {
+		return noRoute(method)
+	}
+	path, body, err := r.request(in)
+	if err != nil {
+		return status.Errorf(codes.InvalidArgument, "%v", err)
+	}
+	key := ""
+	if r.method != http.MethodGet {
+		// Every attempt goes under one id, so that it happens at most once.
+		if key, err = requestID(ctx); err != nil {
+			return status.Errorf(codes.Internal, "%v", err)
+		}
+	}
+	sent := false // an earlier attempt may have reached the cluster
+	for try := 1; ; try++ {
+		resp, err := c.do(ctx, r.method, path, body, key, "application/json")
+		if err == nil {
+			var data []byte
+			data, err = read(resp)
+			if err == nil {
+				return c.answer(resp.StatusCode, data, out, key != "")
+			}
+			sent = true
+		} else if !neverSent(err) {
+			sent = true
+		}
+		if ctx.Err() != nil || try == attempts {
+			return failed(ctx, err, sent && key != "")
+		}
+		t := time.NewTimer(pause << (2 * (try - 1)))
+		select {
+		case <-t.C:
+		case <-ctx.Done():
+			t.Stop()
+			return failed(ctx, err, sent && key != "")
+		}
+	}
+}
+
+func requestID(ctx context.Context) (string, error) {
+	if md, ok := metadata.FromOutgoingContext(ctx); ok {
+		if v := md.Get(dial.KeyRequestID); len(v) == 1 && v[0] != "" {
+			return v[0], nil
+		}
+	}
+	id, err := uuid.NewV7()
+	return id.String(), err
+}
+
+func (c *Conn) do(ctx context.Context, method, path string, body []byte, key, accept string) (*http.Response, error) {
+	var in io.Reader
+	if body != nil {
+		in = bytes.NewReader(body)
+	}
+	req, err := http.NewRequestWithContext(ctx, method, c.base+path, in)
+	if err != nil {
+		return nil, err
+	}
+	req.Header.Set("Accept", accept)
+	req.Header.Set("User-Agent", c.opt.UserAgent)
+	if body != nil {
+		req.Header.Set("Content-Type", "application/json")
+	}
+	if key != "" {
+		req.Header.Set("Idempotency-Key", key)
+	}
+	if c.opt.Cluster != "" {
+		req.Header.Set("X-Persys-Cluster-ID", c.opt.Cluster)
+	}
+	if c.opt.Token != nil {
+		token, err := c.opt.Token()
+		if err != nil {
+			return nil, status.Errorf(codes.Unauthenticated, "bearer token: %v", err)
+		}
+		if token != "" {
+			req.Header.Set("Authorization", "Bearer "+token)
+		}
+	}
+	return c.http.Do(req)
+}
+
+// neverSent reports a failure before anything reached the gateway.
+func neverSent(err error) bool {
+	var op *net.OpError
+	if errors.As(err, &op) && op.Op == "dial" {
+		return true
+	}
+	var cert *tls.CertificateVerificationError
+	var s interface{ GRPCStatus() *status.Status }
+	return errors.As(err, &cert) || errors.As(err, &s)
+}
+
+// failed is the status of a request that got no answer.
+func failed(ctx context.Context, err error, maybe bool) error {
+	var s interface{ GRPCStatus() *status.Status }
+	if errors.As(err, &s) {
+		return s.GRPCStatus().Err()
+	}
+	var u *url.Error
+	if errors.As(err, &u) {
+		err = u.Err // without the method and the address, which the caller knows
+	}
+	switch {
+	case errors.Is(ctx.Err(), context.Canceled):
+		return status.Error(codes.Canceled, "canceled")
+	case maybe:
+		return dial.UnknownOutcome("the gateway broke off: " + err.Error())
+	case ctx.Err() != nil:
+		return status.Error(codes.DeadlineExceeded, "no answer from the gateway in time")
+	}
+	return status.Error(codes.Unavailable, "connection error: "+err.Error())
+}
+
+func read(resp *http.Response) ([]byte, error) {
+	defer resp.Body.Close()
+	data, err := io.ReadAll(io.LimitReader(resp.Body, maxAnswer+1))
+	if err == nil && len(data) > maxAnswer {
+		err = status.Errorf(codes.ResourceExhausted, "the gateway's answer is over %d MiB", maxAnswer>>20)
+	}
+	return data, err
+}
+
+// answer reads the body of an HTTP answer into out, or into an error.
+func (c *Conn) answer(code int, data []byte, out proto.Message, mutation bool) error {
+	if code == http.StatusOK {
+		if err := (protojson.UnmarshalOptions{DiscardUnknown: true}).Unmarshal(data, out); err != nil {
+			return status.Errorf(codes.Internal, "%s is no Persys gateway, or a newer one: %v", c.base, err)
+		}
+		return nil
+	}
+	return c.problem(code, data, mutation)
+}
+
+// problem turns an error's body back into the status that it was made from.
+func (c *Conn) problem(code int, data []byte, mutation bool) error {
+	var p struct {
+		Error, Code, Reason string
+	}
+	if err := json.Unmarshal(data, &p); err == nil && p.Error != "" {
+		kind := fromHTTP(code)
+		if p.Code != "" {
+			var named codes.Code
+			if err := named.UnmarshalJSON([]byte(`"` + p.Code + `"`)); err == nil {
+				kind = named
+			}
+		}
+		if p.Reason != "" {
+			return dial.Error(kind, p.Reason, p.Error)
+		}
+		return status.Error(kind, p.Error)
+	}
+	text := strings.TrimSpace(string(data[:min(len(data), 200)]))
+	if code == http.StatusNotFound {
+		return status.Errorf(codes.Unimplemented, "%s answers, but has no /v1: it is no Persys gateway, or an older one", c.base)
+	}
+	kind := fromHTTP(code)
+	if kind == codes.Unavailable && mutation {
+		return dial.UnknownOutcome(fmt.Sprintf("something before the gateway answered %d: %s", code, text))
+	}
+	return status.Errorf(kind, "%s answered %d: %s", c.base, code, text)
+}
+
+func fromHTTP(code int) codes.Code {
+	switch code {
+	case http.StatusBadRequest:
+		return codes.InvalidArgument
+	case http.StatusUnauthorized:
+		return codes.Unauthenticated
+	case http.StatusForbidden:
+		return codes.PermissionDenied
+	case http.StatusNotFound:
+		return codes.NotFound
+	case http.StatusConflict:
+		return codes.FailedPrecondition
+	case http.StatusRequestEntityTooLarge, http.StatusTooManyRequests:
+		return codes.ResourceExhausted
+	case http.StatusNotImplemented:
+		return codes.Unimplemented
+	case http.StatusBadGateway, http.StatusServiceUnavailable:
+		return codes.Unavailable
+	case http.StatusGatewayTimeout:
+		return codes.DeadlineExceeded
+	}
+	return codes.Unknown
+}
+
+func noRoute(method string) error {
+	name := method[strings.LastIndexByte(method, '/')+1:]
+	return dial.Error(codes.Unimplemented, ReasonNoRoute,
+		fmt.Sprintf("a gateway does not offer %s, it goes to a scheduler itself; `persysctl --server HOST:8085 …`", name))
+}
+
+// fromEvent is the status that a stream ended with.
+func fromEvent(data []byte) error {
+	s := &spb.Status{}
+	if err := (protojson.UnmarshalOptions{DiscardUnknown: true}).Unmarshal(data, s); err != nil || s.GetCode() == 0 {
+		return status.Errorf(codes.Unknown, "the stream ended: %s", data)
+	}
+	return status.FromProto(s).Err()
+}

@@ -1,0 +1,162 @@
+package restconn
+
+import (
+	"context"
+	"errors"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	clusterv1 "github.com/persys/compute/api/cluster/v1"
+	controlv1 "github.com/persys/compute/api/control/v1"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+func TestRequests(t *testing.T) {
+	table, err := routes()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct {
+		method, path, body string
+		ask                func() (string, []byte, error)
+	}{
+		{"GET", "/v1/workloads/web-1?level=READ_LEVEL_STALE", "", func() (string, []byte, error) {
+			return table[controlv1.AgentControl_GetWorkload_FullMethodName].request(&controlv1.GetWorkloadRequest{WorkloadId: "web-1", Level: controlv1.ReadLevel_READ_LEVEL_STALE})
+		}},
+		{"GET", "/v1/events?follow=true&tail=5&types=NodeLost&types=a%26b", "", func() (string, []byte, error) {
+			return table[clusterv1.Cluster_Events_FullMethodName].request(&clusterv1.EventsRequest{Follow: true, Tail: 5, Types: []string{"NodeLost", "a&b"}})
+		}},
+		{"POST", "/v1/nodes/a%2Fb/cordon", `{"node_id":"a/b","on":true}`, func() (string, []byte, error) {
+			return table[clusterv1.Cluster_CordonNode_FullMethodName].request(&clusterv1.CordonNodeRequest{NodeId: "a/b", On: true})
+		}},
+		{"DELETE", "/v1/nodes/n?force=true", "", func() (string, []byte, error) {
+			return table[clusterv1.Cluster_RemoveNode_FullMethodName].request(&clusterv1.RemoveNodeRequest{NodeId: "n", Force: true})
+		}},
+	} {
+		path, body, err := c.ask()
+		if got := strings.ReplaceAll(string(body), " ", ""); err != nil || path != c.path || got != c.body {
+			t.Errorf("got %s %s, %v; want %s %s", path, got, err, c.path, c.body)
+		}
+	}
+	if _, _, err := table[controlv1.AgentControl_GetWorkload_FullMethodName].request(&controlv1.GetWorkloadRequest{}); err == nil {
+		t.Error("a path without its id was made: it would be that of the list")
+	}
+}
+
+// conn is a connection to a handler.
+func conn(t *testing.T, h http.HandlerFunc) *Conn {
+	t.Helper()
+	s := httptest.NewServer(h)
+	c, err := New(Options{URL: s.URL, CallTimeout: 5 * time.Second})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = c.Close(); s.CloseClientConnections(); s.Close() })
+	return c
+}
+
+func TestEventsOfAStream(t *testing.T) {
+	const big = 200 << 10 // longer than the reader's buffer
+	for _, c := range []struct {
+		name, answer string
+		status       int
+		cut          bool
+		seqs         []uint64
+		err          error
+		code         codes.Code
+	}{
+		{name: "events, comments, several lines", answer: ": still here\n\nid: 1\ndata: {\"seq\":\"1\",\ndata: \"type\":\"Placed\"}\n\ndata:{\"seq\":\"2\"}\r\n\r\n", seqs: []uint64{1, 2}, err: io.EOF},
+		{name: "an error ends it", answer: "data: {\"seq\":\"1\"}\n\nevent: error\ndata: {\"code\":5,\"message\":\"gone\"}\n\n", seqs: []uint64{1}, code: codes.NotFound},
+		{name: "an error at once, with its HTTP status", status: 404, answer: "event: error\ndata: {\"code\":5,\"message\":\"gone\"}\n\n", code: codes.NotFound},
+		{name: "a long line", answer: "data: {\"seq\":\"3\",\"message\":\"" + strings.Repeat("x", big) + "\"}\n\n", seqs: []uint64{3}, err: io.EOF},
+		{name: "a connection that breaks", answer: "data: {\"seq\":\"1\"}\n\n", cut: true, seqs: []uint64{1}, code: codes.Unavailable},
+		{name: "no event of this API", answer: "data: {\"seq\":[]}\n\n", code: codes.Internal},
+		{name: "half an event is none", answer: "data: {\"seq\":\"1\"}\n", err: io.EOF},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			cn := conn(t, func(w http.ResponseWriter, r *http.Request) {
+				if r.Header.Get("Accept") != eventStream {
+					t.Errorf("asked for %q", r.Header.Get("Accept"))
+				}
+				w.Header().Set("Content-Type", eventStream)
+				if c.status != 0 {
+					w.WriteHeader(c.status)
+				}
+				_, _ = io.WriteString(w, c.answer)
+				_ = http.NewResponseController(w).Flush()
+				if c.cut {
+					panic(http.ErrAbortHandler)
+				}
+			})
+			ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+			defer cancel()
+			s, err := clusterv1.NewClusterClient(cn).Events(ctx, &clusterv1.EventsRequest{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			var seqs []uint64
+			for {
+				var e *clusterv1.Event
+				if e, err = s.Recv(); err != nil {
+					break
+				}
+				seqs = append(seqs, e.GetSeq())
+			}
+			if len(seqs) != len(c.seqs) {
+				t.Errorf("events %v, want %v", seqs, c.seqs)
+			}
+			if c.err != nil && !errors.Is(err, c.err) || c.err == nil && status.Code(err) != c.code {
+				t.Errorf("ended with %v, want %v %v", err, c.err, c.code)
+			}
+			if _, again := s.Recv(); again == nil {
+				t.Error("there is something after the end")
+			}
+		})
+	}
+}
+
+func TestAnswers(t *testing.T) {
+	for _, c := range []struct {
+		name   string
+		status int
+		body   string
+		code   codes.Code
+		says   string
+	}{
+		{"an error of the gateway", 404, `{"error":"workload \"x\" not found","code":"NOT_FOUND"}`, codes.NotFound, "not found"},
+		{"the code beats the status", 409, `{"error":"busy","code":"ABORTED"}`, codes.Aborted, "busy"},
+		{"no code", 401, `{"error":"who are you"}`, codes.Unauthenticated, "who are you"},
+		{"a proxy before it", 502, "<html>bad gateway", codes.Unavailable, "answered 502"},
+		{"a redirect is not followed", 302, "", codes.Unknown, "answered 302"},
+		{"no JSON", 200, "<html>", codes.Internal, "no Persys gateway"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			cn := conn(t, func(w http.ResponseWriter, _ *http.Request) {
+				w.Header().Set("Location", "/elsewhere")
+				w.WriteHeader(c.status)
+				_, _ = io.WriteString(w, c.body)
+			})
+			_, err := controlv1.NewAgentControlClient(cn).GetWorkload(t.Context(), &controlv1.GetWorkloadRequest{WorkloadId: "x"})
+			if status.Code(err) != c.code || !strings.Contains(err.Error(), c.says) {
+				t.Errorf("got %v, want %v with %q", err, c.code, c.says)
+			}
+		})
+	}
+}
+
+func TestAddresses(t *testing.T) {
+	for _, url := range []string{"", "gw:8551", "ftp://gw", "https://", "https://gw?x=1", "https://me@gw", "https://gw#x"} {
+		if _, err := New(Options{URL: url}); err == nil {
+			t.Errorf("%q was taken", url)
+		}
+	}
+}

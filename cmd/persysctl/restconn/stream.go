@@ -1,0 +1,185 @@
+package restconn
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"errors"
+	"io"
+	"net/http"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/encoding/protojson"
+	"google.golang.org/protobuf/proto"
+)
+
+const eventStream = "text/event-stream"
+
+// NewStream implements grpc.ClientConnInterface. Only streams from the server are
+// offered by a gateway; their messages come as server-sent events.
+func (c *Conn) NewStream(ctx context.Context, desc *grpc.StreamDesc, method string, _ ...grpc.CallOption) (grpc.ClientStream, error) {
+	r, ok := c.routes[method]
+	if !ok || desc.ClientStreams || r.method != http.MethodGet {
+		return nil, noRoute(method)
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	return &stream{conn: c, route: r, ctx: ctx, cancel: cancel}, nil
+}
+
+// stream is one request whose answer goes on. It asks at the first RecvMsg: a
+// gateway begins its answer with the first event, which may be long in coming.
+type stream struct {
+	conn   *Conn
+	route  route
+	ctx    context.Context
+	cancel context.CancelFunc
+	path   string
+
+	body   io.ReadCloser
+	lines  *bufio.Reader
+	idle   *time.Timer
+	silent atomic.Bool // nothing was heard for too long; set by idle before it cancels
+	err    error
+}
+
+func (s *stream) Header() (metadata.MD, error) { return nil, nil }
+func (s *stream) Trailer() metadata.MD         { return nil }
+func (s *stream) CloseSend() error             { return nil }
+func (s *stream) Context() context.Context     { return s.ctx }
+
+func (s *stream) SendMsg(m any) error {
+	in, ok := m.(proto.Message)
+	if !ok {
+		return status.Error(codes.Internal, "no protobuf message")
+	}
+	path, _, err := s.route.request(in)
+	if err != nil {
+		return status.Errorf(codes.InvalidArgument, "%v", err)
+	}
+	s.path = path
+	return nil
+}
+
+func (s *stream) RecvMsg(m any) error {
+	out, ok := m.(proto.Message)
+	if !ok {
+		return status.Error(codes.Internal, "no protobuf message")
+	}
+	if s.err != nil {
+		return s.err
+	}
+	if s.err = s.recv(out); s.err != nil {
+		s.end()
+	}
+	return s.err
+}
+
+func (s *stream) end() {
+	if s.idle != nil {
+		s.idle.Stop()
+	}
+	if s.body != nil {
+		_ = s.body.Close() // its error is that of the reads before
+	}
+	s.cancel()
+}
+
+func (s *stream) recv(out proto.Message) error {
+	if s.body == nil {
+		if err := s.open(); err != nil {
+			return err
+		}
+	}
+	for {
+		name, data, err := s.event()
+		switch {
+		case err != nil:
+			return err
+		case name == "error":
+			return fromEvent(data)
+		case data == nil:
+			continue
+		}
+		if err := (protojson.UnmarshalOptions{DiscardUnknown: true}).Unmarshal(data, out); err != nil {
+			return status.Errorf(codes.Internal, "%s sends what is no event of this API: %v", s.conn.base, err)
+		}
+		return nil
+	}
+}
+
+func (s *stream) open() error {
+	resp, err := s.conn.do(s.ctx, s.route.method, s.path, nil, "", eventStream)
+	if err != nil {
+		return failed(s.ctx, err, false)
+	}
+	if resp.StatusCode != http.StatusOK && !strings.HasPrefix(resp.Header.Get("Content-Type"), eventStream) {
+		data, err := read(resp)
+		if err != nil {
+			return failed(s.ctx, err, false)
+		}
+		return s.conn.problem(resp.StatusCode, data, false)
+	}
+	s.body, s.lines = resp.Body, bufio.NewReaderSize(resp.Body, 64<<10)
+	s.idle = time.AfterFunc(silence, func() { s.silent.Store(true); s.cancel() })
+	return nil
+}
+
+// event reads up to the blank line that ends an event; data is nil for one
+// without any.
+func (s *stream) event() (name string, data []byte, err error) {
+	var text bytes.Buffer
+	has := false
+	for {
+		line, err := s.line()
+		if err != nil {
+			return "", nil, err
+		}
+		if len(line) == 0 {
+			if !has {
+				return name, nil, nil
+			}
+			return name, text.Bytes(), nil
+		}
+		field, value, _ := bytes.Cut(line, []byte(":"))
+		value = bytes.TrimPrefix(value, []byte(" "))
+		switch string(field) {
+		case "event":
+			name = string(value)
+		case "data":
+			if has {
+				text.WriteByte('\n')
+			}
+			has = true
+			text.Write(value)
+		}
+		if text.Len() > maxAnswer {
+			return "", nil, status.Errorf(codes.ResourceExhausted, "an event of the gateway is over %d MiB", maxAnswer>>20)
+		}
+	}
+}
+
+func (s *stream) line() ([]byte, error) {
+	var whole []byte
+	for {
+		part, err := s.lines.ReadSlice('\n')
+		s.idle.Reset(silence)
+		switch {
+		case errors.Is(err, bufio.ErrBufferFull) && len(whole) <= maxAnswer:
+			whole = append(whole, part...)
+			continue
+		case errors.Is(err, io.EOF) && len(part) == 0 && len(whole) == 0:
+			return nil, io.EOF
+		case err != nil && s.silent.Load():
+			return nil, status.Errorf(codes.Unavailable, "connection error: the gateway said nothing for %s", silence)
+		case err != nil:
+			return nil, failed(s.ctx, err, false)
+		}
+		return bytes.TrimRight(append(whole, part...), "\r\n"), nil
+	}
+}
