@@ -1,6 +1,7 @@
 package pki
 
 import (
+	"context"
 	"crypto/tls"
 	"crypto/x509"
 	"encoding/pem"
@@ -18,6 +19,9 @@ import (
 
 // checkEvery is how often a handshake looks at the files' times at most.
 const checkEvery = time.Second
+
+// awaitEvery is how often Await looks at the clock at least.
+const awaitEvery = time.Minute
 
 // pemMax bounds what is read as a certificate or key file.
 const pemMax = 1 << 20
@@ -66,6 +70,7 @@ type Files struct {
 	revoked atomic.Pointer[Revoked]
 
 	mu      sync.Mutex
+	news    chan struct{} // closed by the next Revoke
 	current *material
 	checked time.Time
 	err     error // of the last reload; nil when current is what the files hold
@@ -98,7 +103,7 @@ func LoadFiles(cfg FilesConfig) (*Files, error) {
 	if cfg.Now == nil {
 		cfg.Now = time.Now
 	}
-	f := &Files{cfg: cfg}
+	f := &Files{cfg: cfg, news: make(chan struct{})}
 	m, err := f.read()
 	if err != nil {
 		return nil, err
@@ -162,7 +167,38 @@ func (f *Files) Identify(state tls.ConnectionState) (Identity, error) {
 }
 
 // Revoke sets what is refused from now on, also on connections that are open.
-func (f *Files) Revoke(r *Revoked) { f.revoked.Store(r) }
+func (f *Files) Revoke(r *Revoked) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.revoked.Store(r)
+	close(f.news)
+	f.news = make(chan struct{})
+}
+
+// Await returns why a peer that Identify accepted is not acceptable any more: its
+// certificate was revoked, or is over. It returns nil when ctx ends before that.
+func (f *Files) Await(ctx context.Context, state tls.ConnectionState) error {
+	for {
+		f.mu.Lock()
+		news := f.news
+		f.mu.Unlock()
+		if _, err := f.Identify(state); err != nil {
+			return err
+		}
+		// A clock may be set, and a timer does not see it: look now and then.
+		left := state.PeerCertificates[0].NotAfter.Sub(f.cfg.Now())
+		over := time.NewTimer(min(max(left, 0)+time.Millisecond, awaitEvery))
+		select {
+		case <-ctx.Done():
+		case <-news:
+		case <-over.C:
+		}
+		over.Stop()
+		if ctx.Err() != nil {
+			return nil
+		}
+	}
+}
 
 // Leaf is the certificate in use.
 func (f *Files) Leaf() *x509.Certificate {

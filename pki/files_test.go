@@ -3,6 +3,7 @@ package pki
 import (
 	"context"
 	"crypto/tls"
+	"crypto/x509"
 	"errors"
 	"net"
 	"os"
@@ -315,5 +316,48 @@ func TestIdentifyWithoutCertificate(t *testing.T) {
 	f := load(t, set(t, t.TempDir()).Leaf["agent/node-a"].config())
 	if _, err := f.Identify(tls.ConnectionState{}); !errors.Is(err, ErrNoIdentity) {
 		t.Errorf("got %v", err)
+	}
+}
+
+// Await returns when a certificate is revoked or over, and nil with its context.
+func TestAwait(t *testing.T) {
+	s := set(t, t.TempDir())
+	var c clock
+	cfg := s.Leaf["scheduler/scheduler-1"].config()
+	cfg.Now = c.now
+	f := load(t, cfg)
+	peer := load(t, s.Leaf["user/admin"].config())
+	state := tls.ConnectionState{PeerCertificates: []*x509.Certificate{peer.Leaf()}}
+	await := func(ctx context.Context) chan error {
+		end := make(chan error, 1)
+		go func() { end <- f.Await(ctx, state) }()
+		return end
+	}
+	within := func(end chan error) error {
+		select {
+		case err := <-end:
+			return err
+		case <-time.After(5 * time.Second):
+			t.Fatal("it still waits")
+			return nil
+		}
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	end := await(ctx)
+	f.Revoke(&Revoked{Identities: map[string]time.Time{"user/somebody": time.Now()}})
+	cancel()
+	if err := within(end); err != nil {
+		t.Errorf("somebody else's revocation: %v", err)
+	}
+	end = await(t.Context())
+	f.Revoke(&Revoked{Certificates: map[string]bool{Fingerprint(peer.Leaf().Raw): true}})
+	if err := within(end); !errors.Is(err, ErrRevoked) {
+		t.Errorf("revoked: %v", err)
+	}
+	f.Revoke(nil)
+	// A moment before its end, which then comes by itself.
+	c.advance(time.Until(peer.Leaf().NotAfter) - 200*time.Millisecond)
+	if err := within(await(t.Context())); err == nil || !strings.Contains(err.Error(), "expired") {
+		t.Errorf("over: %v", err)
 	}
 }

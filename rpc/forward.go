@@ -9,6 +9,7 @@ import (
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/peer"
 	"google.golang.org/grpc/status"
@@ -268,7 +269,38 @@ func (s *Server) stream(srv any, ss grpc.ServerStream, info *grpc.StreamServerIn
 		return edge("", err)
 	}
 	ctx := withCall(ss.Context(), &call{caller: who, method: m})
-	return edge(m.op, h(srv, &callStream{ss, ctx}))
+	return edge(m.op, s.whileTrusted(ctx, info.FullMethod, func(ctx context.Context) error {
+		return h(srv, &callStream{ss, ctx})
+	}))
+}
+
+// whileTrusted runs a stream until it ends, or until the certificate of whoever is
+// at its other end is revoked or over: a stream may be open for days, and its caller
+// is judged when it begins. The handler may then be waiting for a message; that wait
+// ends when gRPC closes the stream behind us, as does every other use of it.
+func (s *Server) whileTrusted(ctx context.Context, full string, h func(context.Context) error) error {
+	p, _ := peer.FromContext(ctx)
+	info, secure := p.AuthInfo.(credentials.TLSInfo)
+	if s.cfg.TLS == nil || !secure || len(info.State.PeerCertificates) == 0 {
+		return h(ctx)
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	done := make(chan error, 1)
+	go func() {
+		done <- s.survive(full, func() error { return h(ctx) })
+	}()
+	lost := make(chan error, 1)
+	go func() { lost <- s.cfg.TLS.Await(ctx, info.State) }()
+	select {
+	case err := <-done:
+		return err
+	case err := <-lost:
+		if err == nil { // the caller went away
+			return <-done
+		}
+		return errorf(KindUnauthenticated, "the certificate from %s: %w", p.Addr, err)
+	}
 }
 
 type callStream struct {

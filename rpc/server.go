@@ -228,21 +228,25 @@ func (s *Server) Close(d time.Duration) {
 
 // recoverUnary turns a panic in one call into an Internal error of that call.
 func (s *Server) recoverUnary(ctx context.Context, req any, info *grpc.UnaryServerInfo, h grpc.UnaryHandler) (resp any, err error) {
-	defer func() {
-		if p := recover(); p != nil {
-			s.log.Error("a call panicked", "method", info.FullMethod, "panic", fmt.Sprint(p), "stack", stack())
-			err = errorf(KindInternal, "the replica failed while it handled %s; it is logged there", info.FullMethod)
-		}
-	}()
-	return h(ctx, req)
+	err = s.survive(info.FullMethod, func() error {
+		resp, err = h(ctx, req)
+		return err
+	})
+	return resp, err
 }
 
-func (s *Server) recoverStream(srv any, ss grpc.ServerStream, info *grpc.StreamServerInfo, h grpc.StreamHandler) (err error) {
+func (s *Server) recoverStream(srv any, ss grpc.ServerStream, info *grpc.StreamServerInfo, h grpc.StreamHandler) error {
+	return s.survive(info.FullMethod, func() error { return h(srv, ss) })
+}
+
+// survive runs a call; a panic in it is an Internal error of this call, and of no
+// other.
+func (s *Server) survive(full string, call func() error) (err error) {
 	defer func() {
 		if p := recover(); p != nil {
-			s.log.Error("a call panicked", "method", info.FullMethod, "panic", fmt.Sprint(p), "stack", stack())
-			err = errorf(KindInternal, "the replica failed while it handled %s; it is logged there", info.FullMethod)
+			s.log.Error("a call panicked", "method", full, "panic", fmt.Sprint(p), "stack", stack())
+			err = errorf(KindInternal, "the replica failed while it handled %s; it is logged there", full)
 		}
 	}()
-	return h(srv, ss)
+	return call()
 }

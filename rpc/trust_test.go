@@ -440,3 +440,79 @@ func TestJoinsAreBounded(t *testing.T) {
 		t.Errorf("answers: %v", seen)
 	}
 }
+
+// A stream is judged when it begins, and may be open for days: that of a revoked
+// identity ends when the revocation is known here, whatever it waits for.
+func TestStreamsOfARevokedIdentityEnd(t *testing.T) {
+	w := newOwnCA(t)
+	ops := w.holds(pki.Identity{Role: pki.RoleUser, ID: "ops"})
+	n1, _, err := w.enrol(0, w.token(&clusterv1.CreateTokenRequest{Role: "agent"}), "n1")
+	ok(t, err)
+	_, err = w.admin(0).CreateToken(ctxFor(t), &clusterv1.CreateTokenRequest{Role: "agent"})
+	ok(t, err)
+	user, agent := w.as(1, ops), w.as(1, n1)
+	type receiver interface{ RecvMsg(any) error }
+	streams := map[string]func() (receiver, error){
+		"events": func() (receiver, error) {
+			return clusterv1.NewClusterClient(user).Events(ctxFor(t), &clusterv1.EventsRequest{Follow: true, Tail: 1})
+		},
+		"watch": func() (receiver, error) {
+			return clusterv1.NewClusterClient(user).WatchWorkloads(ctxFor(t), &clusterv1.WatchWorkloadsRequest{})
+		},
+		"apply stream":   func() (receiver, error) { return clusterv1.NewClusterClient(user).ApplyStream(ctxFor(t)) },
+		"control stream": func() (receiver, error) { return controlv1.NewAgentControlClient(agent).ControlStream(ctxFor(t)) },
+		"health": func() (receiver, error) {
+			return healthpb.NewHealthClient(agent).Watch(ctxFor(t), &healthpb.HealthCheckRequest{})
+		},
+	}
+	ended := make(map[string]chan error)
+	for name, open := range streams {
+		r, err := open()
+		ok(t, err)
+		end := make(chan error, 1)
+		ended[name] = end
+		go func() {
+			for {
+				if err := r.RecvMsg(&anyMessage{}); err != nil {
+					end <- err
+					return
+				}
+			}
+		}()
+	}
+	for name, end := range ended {
+		select {
+		case err := <-end:
+			t.Fatalf("%s ended before anything was revoked: %v", name, err)
+		case <-time.After(50 * time.Millisecond):
+		}
+	}
+	other := w.as(1, w.holds(pki.Identity{Role: pki.RoleUser, ID: "other"}))
+	stays, err := clusterv1.NewClusterClient(other).Events(ctxFor(t), &clusterv1.EventsRequest{Follow: true, Tail: 1})
+	ok(t, err)
+	_, err = stays.Recv()
+	ok(t, err)
+
+	for _, id := range []*clusterv1.RevokeRequest{{Role: "user", Name: "ops"}, {Role: "agent", Name: "n1"}} {
+		_, err = w.admin(0).Revoke(ctxFor(t), id)
+		ok(t, err)
+	}
+	for _, f := range w.files { // what the program does when the state changes
+		f.Revoke(Revoked(w.view()))
+	}
+	for name, end := range ended {
+		select {
+		case err := <-end:
+			if status.Code(err) != codes.Unauthenticated || !strings.Contains(err.Error(), "revoked") {
+				t.Errorf("%s ended with %v", name, err)
+			}
+		case <-time.After(5 * time.Second):
+			t.Errorf("%s is still open", name)
+		}
+	}
+	_, err = stays.Recv() // the revocations are events
+	ok(t, err)
+}
+
+// anyMessage takes what a stream brings, and reads none of it.
+type anyMessage struct{ emptypb.Empty }
