@@ -82,7 +82,7 @@ type TLSConfig struct {
 // only.
 func TLSFromFiles(f *pki.Files) *TLSConfig {
 	return &TLSConfig{
-		Server: f.ServerConfig(pki.ServerOptions{Roles: []pki.Role{pki.RoleScheduler}}),
+		Server: f.ServerConfig(pki.ServerOptions{Roles: []pki.Role{pki.RoleScheduler}, OwnOnly: true}),
 		Client: func(host string) *tls.Config {
 			return f.ClientConfig(pki.Peer{Hosts: []string{host}, Role: pki.RoleScheduler})
 		},

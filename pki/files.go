@@ -216,10 +216,40 @@ type ServerOptions struct {
 	// them by other means, such as a bearer token. One that is shown is verified
 	// all the same.
 	Optional bool
+	// OwnOnly is for a port that only our own programs use: TLS 1.3 or nothing.
+	OwnOnly bool
 }
 
-// ServerConfig returns a configuration for mutual TLS, 1.2 or newer, that
-// follows the files.
+// least is the oldest version of TLS that is spoken with anybody. Programs from
+// elsewhere may need 1.2; ours do not, so a certificate that states an identity of
+// ours is refused over anything older than 1.3, see modern.
+func (o ServerOptions) least() uint16 {
+	if o.OwnOnly {
+		return tls.VersionTLS13
+	}
+	return tls.VersionTLS12
+}
+
+// ErrDowngraded is returned, wrapped, for one of our own programs at the other end
+// of a connection that is older than TLS 1.3: somebody between the two made it so.
+var ErrDowngraded = errors.New("TLS 1.3 is the least that programs of this cluster speak with each other")
+
+// modern refuses a peer of ours that does not speak TLS 1.3. One of ours is whoever
+// shows a certificate with a persys:// URI.
+func modern(state tls.ConnectionState) error {
+	if len(state.PeerCertificates) == 0 || state.Version >= tls.VersionTLS13 {
+		return nil
+	}
+	for _, u := range state.PeerCertificates[0].URIs {
+		if u.Scheme == scheme {
+			return fmt.Errorf("%s speaks %s: %w", u, tls.VersionName(state.Version), ErrDowngraded)
+		}
+	}
+	return nil
+}
+
+// ServerConfig returns a configuration for mutual TLS that follows the files: 1.3
+// for our own programs, 1.2 or newer for others.
 func (f *Files) ServerConfig(opt ServerOptions) *tls.Config {
 	auth := tls.RequireAndVerifyClientCert
 	if opt.Optional {
@@ -228,7 +258,7 @@ func (f *Files) ServerConfig(opt ServerOptions) *tls.Config {
 	forClient := func(*tls.ClientHelloInfo) (*tls.Config, error) {
 		m, _ := f.refresh()
 		return &tls.Config{
-			MinVersion:   tls.VersionTLS12,
+			MinVersion:   opt.least(),
 			NextProtos:   opt.NextProtos,
 			Certificates: []tls.Certificate{m.cert},
 			ClientAuth:   auth,
@@ -238,12 +268,15 @@ func (f *Files) ServerConfig(opt ServerOptions) *tls.Config {
 				if opt.Optional && len(state.PeerCertificates) == 0 {
 					return nil
 				}
+				if err := modern(state); err != nil {
+					return err
+				}
 				return f.admit(state, opt.Roles)
 			},
 		}, nil
 	}
 	return &tls.Config{
-		MinVersion: tls.VersionTLS12,
+		MinVersion: opt.least(),
 		NextProtos: opt.NextProtos,
 		// Not used by a handshake, but net/http and others look for it.
 		GetCertificate: func(*tls.ClientHelloInfo) (*tls.Certificate, error) {
@@ -288,7 +321,7 @@ type Peer struct {
 
 // ClientConfig returns a configuration that shows our certificate and checks
 // the server's against CA, host and role, all as the files are at the time of
-// the handshake.
+// the handshake. Servers of ours have to speak TLS 1.3, others 1.2.
 func (f *Files) ClientConfig(p Peer) *tls.Config {
 	cfg := &tls.Config{
 		MinVersion: tls.VersionTLS12,
@@ -317,6 +350,9 @@ func (f *Files) verifyServer(state tls.ConnectionState, p Peer) error {
 	}
 	if len(p.Hosts) == 0 {
 		return errors.New("no host name to check the server's certificate against")
+	}
+	if err := modern(state); err != nil {
+		return err
 	}
 	m, _ := f.refresh()
 	leaf := state.PeerCertificates[0]

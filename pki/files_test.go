@@ -2,10 +2,15 @@ package pki
 
 import (
 	"context"
+	"crypto/rand"
 	"crypto/tls"
 	"crypto/x509"
+	"crypto/x509/pkix"
 	"errors"
+	"fmt"
+	"math/big"
 	"net"
+	"net/url"
 	"os"
 	"path/filepath"
 	"strings"
@@ -359,5 +364,89 @@ func TestAwait(t *testing.T) {
 	c.advance(time.Until(peer.Leaf().NotAfter) - 200*time.Millisecond)
 	if err := within(await(t.Context())); err == nil || !strings.Contains(err.Error(), "expired") {
 		t.Errorf("over: %v", err)
+	}
+}
+
+// leafOf signs a certificate with a common name and, for one of ours, a URI.
+func leafOf(t *testing.T, dir string, a *Authority, cn string, id *Identity) Paths {
+	t.Helper()
+	key, keyPEM, err := makeKey()
+	if err != nil {
+		t.Fatal(err)
+	}
+	tmpl := &x509.Certificate{
+		SerialNumber: big.NewInt(time.Now().UnixNano()), Subject: pkix.Name{CommonName: cn}, DNSNames: []string{cn},
+		IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)}, NotBefore: time.Now().Add(-time.Minute), NotAfter: time.Now().Add(time.Hour),
+		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth},
+	}
+	if id != nil {
+		uri, err := id.URI()
+		if err != nil {
+			t.Fatal(err)
+		}
+		tmpl.URIs = []*url.URL{uri}
+	}
+	der, err := x509.CreateCertificate(rand.Reader, tmpl, a.Cert, key.Public(), a.key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	k := Kept{Dir: filepath.Join(dir, cn)}
+	if err := k.Save(keyPEM, EncodeCerts(der, a.Cert.Raw), EncodeCerts(a.Root.Raw)); err != nil {
+		t.Fatal(err)
+	}
+	return k.Paths()
+}
+
+// Our own programs speak TLS 1.3 with each other; one with a certificate from
+// elsewhere may be older.
+func TestDowngrade(t *testing.T) {
+	root, err := NewRoot("c1", time.Now())
+	if err != nil {
+		t.Fatal(err)
+	}
+	a, err := root.NewAuthority("c1", time.Now())
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir := t.TempDir()
+	scheduler := leafOf(t, dir, a, "ours", &Identity{Cluster: "c1", Role: RoleScheduler, ID: "s1"})
+	agent := leafOf(t, dir, a, "ours-too", &Identity{Cluster: "c1", Role: RoleAgent, ID: "n1"})
+	old := leafOf(t, dir, a, "compute-agent", nil)
+	oldServer := leafOf(t, dir, a, "persys-scheduler", nil)
+	capped := func(c *tls.Config) *tls.Config {
+		c.MaxVersion = tls.VersionTLS12
+		if of := c.GetConfigForClient; of != nil {
+			c.GetConfigForClient = func(h *tls.ClientHelloInfo) (*tls.Config, error) {
+				inner, err := of(h)
+				inner.MaxVersion = tls.VersionTLS12
+				return inner, err
+			}
+		}
+		return c
+	}
+	client := func(p Paths) *tls.Config {
+		return load(t, p.config()).ClientConfig(Peer{Hosts: []string{"127.0.0.1"}})
+	}
+	server := func(p Paths, o ServerOptions) *tls.Config { return load(t, p.config()).ServerConfig(o) }
+	for _, tc := range []struct {
+		name           string
+		server, client *tls.Config
+		refused        string // what the one that refuses says
+	}{
+		{"two of ours", server(scheduler, ServerOptions{}), client(agent), ""},
+		{"one of ours with 1.2 is refused", server(scheduler, ServerOptions{}), capped(client(agent)), "TLS 1.3"},
+		{"one from elsewhere with 1.2 is not", server(oldServer, ServerOptions{}), capped(client(old)), ""},
+		{"a server of ours that someone holds to 1.2 is refused", capped(server(scheduler, ServerOptions{})), client(old), "TLS 1.3"},
+		{"on a port of our own nobody gets in with 1.2", server(oldServer, ServerOptions{OwnOnly: true}), capped(client(old)), "protocol version"},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			_, serr, cerr := handshake(t, tc.server, tc.client)
+			if tc.refused == "" && (serr != nil || cerr != nil) {
+				t.Errorf("server %v, client %v", serr, cerr)
+			}
+			if tc.refused != "" && (cerr == nil || !strings.Contains(fmt.Sprint(serr, cerr), tc.refused)) {
+				t.Errorf("server %v, client %v: want %q", serr, cerr, tc.refused)
+			}
+		})
 	}
 }
