@@ -136,11 +136,11 @@ func (s *Server) replicaNamed(v string) (*fsm.Replica, error) {
 // ClusterKey implements cluster.v1: for schedulers only, by the table. Any replica
 // answers with what it has.
 func (s *Server) ClusterKey(context.Context, *clusterv1.ClusterKeyRequest) (*clusterv1.ClusterKeyResponse, error) {
-	key, err := s.cfg.Keys.Offered()
+	key, candidate, err := s.cfg.Keys.Offered()
 	if err != nil {
 		return nil, errorf(KindPrecondition, "%w", err)
 	}
-	return &clusterv1.ClusterKeyResponse{Exported: key.Export()}, nil
+	return &clusterv1.ClusterKeyResponse{Exported: key.Export(), Candidate: candidate}, nil
 }
 
 var errBlankNode = errorf(KindInvalid, "node_id must not be blank")

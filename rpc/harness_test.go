@@ -137,7 +137,10 @@ func (k keys) Key() (*pki.Key, error) {
 	return k.key, nil
 }
 
-func (k keys) Offered() (*pki.Key, error) { return k.Key() }
+func (k keys) Offered() (*pki.Key, bool, error) {
+	key, err := k.Key()
+	return key, false, err
+}
 
 // commit applies commands as one entry on every replica that is not held back.
 func (g *group) commit(cmds []fsm.Command) []fsm.Result {

@@ -70,8 +70,9 @@ type Leader interface {
 type Keys interface {
 	// Key returns the cluster key; the error says how to get one.
 	Key() (*pki.Key, error)
-	// Offered returns the key to hand over to another scheduler.
-	Offered() (*pki.Key, error)
+	// Offered returns the key to hand over to another scheduler, and whether it is
+	// one that was made by itself and is not the cluster's yet.
+	Offered() (key *pki.Key, candidate bool, err error)
 }
 
 // Config of a Server. TLS nil means -insecure: every caller is an anonymous

@@ -1597,7 +1597,9 @@ func (*ClusterKeyRequest) Descriptor() ([]byte, []int) {
 type ClusterKeyResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// As pki.Key.Export writes it. Never logged, never stored in the log.
-	Exported      string `protobuf:"bytes,1,opt,name=exported,proto3" json:"exported,omitempty"`
+	Exported string `protobuf:"bytes,1,opt,name=exported,proto3" json:"exported,omitempty"`
+	// It was made by itself and is not the cluster's yet: it is handed round first.
+	Candidate     bool `protobuf:"varint,2,opt,name=candidate,proto3" json:"candidate,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1637,6 +1639,13 @@ func (x *ClusterKeyResponse) GetExported() string {
 		return x.Exported
 	}
 	return ""
+}
+
+func (x *ClusterKeyResponse) GetCandidate() bool {
+	if x != nil {
+		return x.Candidate
+	}
+	return false
 }
 
 type StatusRequest struct {
@@ -5889,9 +5898,10 @@ const file_api_cluster_v1_cluster_proto_rawDesc = "" +
 	"\n" +
 	"request_id\x18\x02 \x01(\tR\trequestId\"\x17\n" +
 	"\x15DropAuthorityResponse\"\x13\n" +
-	"\x11ClusterKeyRequest\"0\n" +
+	"\x11ClusterKeyRequest\"N\n" +
 	"\x12ClusterKeyResponse\x12\x1a\n" +
-	"\bexported\x18\x01 \x01(\tR\bexported\"\x0f\n" +
+	"\bexported\x18\x01 \x01(\tR\bexported\x12\x1c\n" +
+	"\tcandidate\x18\x02 \x01(\bR\tcandidate\"\x0f\n" +
 	"\rStatusRequest\"\xed\x02\n" +
 	"\aReplica\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x12\n" +

@@ -620,6 +620,7 @@ func (m *ClusterKeyResponse) CloneVT() *ClusterKeyResponse {
 	}
 	r := new(ClusterKeyResponse)
 	r.Exported = m.Exported
+	r.Candidate = m.Candidate
 	if len(m.unknownFields) > 0 {
 		r.unknownFields = make([]byte, len(m.unknownFields))
 		copy(r.unknownFields, m.unknownFields)
@@ -3394,6 +3395,16 @@ func (m *ClusterKeyResponse) MarshalToSizedBufferVT(dAtA []byte) (int, error) {
 	if m.unknownFields != nil {
 		i -= len(m.unknownFields)
 		copy(dAtA[i:], m.unknownFields)
+	}
+	if m.Candidate {
+		i--
+		if m.Candidate {
+			dAtA[i] = 1
+		} else {
+			dAtA[i] = 0
+		}
+		i--
+		dAtA[i] = 0x10
 	}
 	if len(m.Exported) > 0 {
 		i -= len(m.Exported)
@@ -7742,6 +7753,9 @@ func (m *ClusterKeyResponse) SizeVT() (n int) {
 	l = len(m.Exported)
 	if l > 0 {
 		n += 1 + l + protohelpers.SizeOfVarint(uint64(l))
+	}
+	if m.Candidate {
+		n += 2
 	}
 	n += len(m.unknownFields)
 	return n
@@ -13016,6 +13030,26 @@ func (m *ClusterKeyResponse) UnmarshalVT(dAtA []byte) error {
 			}
 			m.Exported = string(dAtA[iNdEx:postIndex])
 			iNdEx = postIndex
+		case 2:
+			if wireType != 0 {
+				return fmt.Errorf("proto: wrong wireType = %d for field Candidate", wireType)
+			}
+			var v int
+			for shift := uint(0); ; shift += 7 {
+				if shift >= 64 {
+					return protohelpers.ErrIntOverflow
+				}
+				if iNdEx >= l {
+					return io.ErrUnexpectedEOF
+				}
+				b := dAtA[iNdEx]
+				iNdEx++
+				v |= int(b&0x7F) << shift
+				if b < 0x80 {
+					break
+				}
+			}
+			m.Candidate = bool(v != 0)
 		default:
 			iNdEx = preIndex
 			skippy, err := protohelpers.Skip(dAtA[iNdEx:])

@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"log/slog"
 	"os"
+	"path/filepath"
 	"sync"
 	"time"
 
@@ -20,38 +21,58 @@ import (
 // a cluster that holds no secrets yet makes it, or another scheduler hands it
 // over. The key never travels through the log; its id does: the first one that
 // is committed there (PinClusterKey) is the cluster's, and nothing is sealed or
-// opened with another. Until then a key that a leader has made is a candidate in
-// a file of its own, so two leaders that each made one do no harm.
+// opened with another. A key that a leader has made is a candidate, in a file of
+// its own; it is handed to a majority of the replicas before it is pinned, so that
+// it is not lost with the machine that made it, and none of them throws a candidate
+// away before one is pinned: a leader may have died with its proposal under way.
 type keyring struct {
 	path  string
 	log   *slog.Logger
 	store *store.Store
 
-	mu        sync.Mutex
-	key       *pki.Key // of path
-	candidate *pki.Key // of path + candidateSuffix: made here, and not pinned as far as is known
+	mu         sync.Mutex
+	key        *pki.Key            // of path
+	candidates map[string]*pki.Key // of path + candidateSuffix + id
+	current    *pki.Key            // the candidate that this replica offers
 	// shared: a majority is known to hold the key, or it lay here before this
 	// process. Nothing is sealed with a key that could be lost with one machine.
 	shared bool
 }
 
-const candidateSuffix = ".new"
+const candidateSuffix = ".new."
+
+// offer is a key that another scheduler hands over.
+type offer struct {
+	text      string // as pki.Key.Export writes it
+	candidate bool
+}
+
+// askKeys asks other schedulers for what they hold: the leader, or all of them.
+type askKeys func(ctx context.Context, leader bool) []offer
 
 func openKeyring(path string, st *store.Store, log *slog.Logger) (*keyring, error) {
-	k := &keyring{path: path, store: st, log: log}
-	for _, f := range []struct {
-		path string
-		to   **pki.Key
-	}{{path, &k.key}, {path + candidateSuffix, &k.candidate}} {
-		key, err := pki.LoadKey(f.path)
-		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+	k := &keyring{path: path, store: st, log: log, candidates: map[string]*pki.Key{}}
+	key, err := pki.LoadKey(path)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, err
+	}
+	if err == nil {
+		k.key, k.shared = key, true
+	}
+	files, err := filepath.Glob(path + candidateSuffix + "*")
+	if err != nil {
+		return nil, err
+	}
+	for _, file := range files {
+		c, err := pki.LoadKey(file)
+		if err != nil {
 			return nil, err
 		}
-		if err == nil {
-			*f.to = key
+		k.candidates[c.ID()] = c
+		if k.current == nil || c.ID() < k.current.ID() {
+			k.current = c
 		}
 	}
-	k.shared = k.key != nil
 	return k, nil
 }
 
@@ -121,31 +142,40 @@ func (k *keyring) adopt(exported string) error {
 	// Where something runs already, it was sealed with: a majority held it then.
 	k.shared = k.store.View().WorkloadCount() > 0
 	k.log.Info("has the cluster key", "file", k.path, "id", key.ID())
-	return k.forgetCandidate()
+	return k.forgetCandidates()
 }
 
-// forgetCandidate removes a key that nothing was ever sealed with. With mu held.
-func (k *keyring) forgetCandidate() error {
-	k.candidate = nil
-	if err := os.Remove(k.path + candidateSuffix); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return err
+// forgetCandidates removes keys that nothing was ever sealed with. With mu held.
+func (k *keyring) forgetCandidates() error {
+	for id := range k.candidates {
+		if err := os.Remove(k.path + candidateSuffix + id); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return err
+		}
+		delete(k.candidates, id)
 	}
+	k.current = nil
 	return nil
 }
 
 // propose makes this replica, which leads, offer a key for the cluster: the one
-// of its file, one that another replica holds, or a new one. It returns nil once
-// a key is pinned, whosesoever it is.
-func (k *keyring) propose(ctx context.Context, commit func(context.Context, ...fsm.Command) ([]fsm.Result, error), others func(context.Context) []string) error {
+// of its file, one that another replica holds, or a new one, once a majority has it.
+// It returns nil once a key is pinned, whosesoever it is, and while the key is being
+// handed round.
+func (k *keyring) propose(ctx context.Context, commit func(context.Context, ...fsm.Command) ([]fsm.Result, error), others askKeys) error {
 	view := k.store.View()
 	if info := view.Info(); info.ClusterKeyID != "" {
 		return nil
 	} else if info.FeatureLevel < 3 {
 		return errors.New("not every scheduler is of a version that pins the cluster key")
 	}
-	key, err := k.offer(ctx, view.WorkloadCount(), others)
+	offers := others(ctx, false)
+	key, own, err := k.choose(view.WorkloadCount(), offers)
 	if err != nil {
 		return err
+	}
+	// What an operator has put here is in the operator's hands as well.
+	if !own && !k.majority(key.ID(), offers) {
+		return nil
 	}
 	results, err := commit(ctx, &commandv1.Command{
 		Head: &commandv1.Head{At: time.Now().UnixNano(), By: "leader"},
@@ -157,101 +187,111 @@ func (k *keyring) propose(ctx context.Context, commit func(context.Context, ...f
 	return results[0].Err()
 }
 
-func (k *keyring) offer(ctx context.Context, workloads int, others func(context.Context) []string) (*pki.Key, error) {
+// choose finds the key to propose; own: it lies in this replica's file.
+func (k *keyring) choose(workloads int, offers []offer) (key *pki.Key, own bool, err error) {
 	k.mu.Lock()
-	key, candidate := k.key, k.candidate
+	key, current := k.key, k.current
 	k.mu.Unlock()
 	if key != nil {
-		return key, nil
+		return key, true, nil
 	}
 	// What an operator put on any of the machines goes before what was made up.
-	for _, text := range others(ctx) {
-		if found, err := pki.ParseKey(text); err == nil {
-			return k.keepCandidate(found)
+	for _, o := range offers {
+		if found, err := pki.ParseKey(o.text); err == nil && !o.candidate {
+			key, err = k.keepCandidate(found)
+			return key, false, err
 		}
 	}
 	switch {
-	case candidate != nil:
-		return candidate, nil
+	case current != nil:
+		return current, false, nil
 	case workloads > 0:
-		return nil, fmt.Errorf("%s is missing and %d workloads may hold secrets sealed with it: copy it from another scheduler", k.path, workloads)
+		return nil, false, fmt.Errorf("%s is missing and %d workloads may hold secrets sealed with it: copy it from another scheduler", k.path, workloads)
 	}
 	fresh, err := pki.NewKey()
 	if err != nil {
-		return nil, err
+		return nil, false, err
 	}
-	return k.keepCandidate(fresh)
+	key, err = k.keepCandidate(fresh)
+	return key, false, err
 }
 
-// keepCandidate makes a key durable before it is proposed: it may be pinned
-// although nobody hears of it.
+// keepCandidate makes a key durable before it is offered: it may be pinned although
+// nobody hears of it.
 func (k *keyring) keepCandidate(key *pki.Key) (*pki.Key, error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	if k.candidate != nil && k.candidate.ID() == key.ID() {
-		return k.candidate, nil
+	stored, ok := k.candidates[key.ID()]
+	if !ok {
+		var err error
+		if stored, err = pki.ImportKey(k.path+candidateSuffix+key.ID(), key.Export()); err != nil {
+			return nil, err
+		}
+		k.candidates[key.ID()] = stored
 	}
-	if err := k.forgetCandidate(); err != nil {
-		return nil, err
-	}
-	stored, err := pki.ImportKey(k.path+candidateSuffix, key.Export())
-	if err != nil {
-		return nil, err
-	}
-	k.candidate = stored
+	k.current = stored
 	return stored, nil
 }
 
-// promote makes the candidate the key if it is the one that was pinned, and
-// forgets it if another was.
+// promote makes the candidate the key that was pinned, and forgets all others.
 func (k *keyring) promote() error {
 	pinned := k.store.View().Info().ClusterKeyID
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	if pinned == "" || k.candidate == nil {
+	if pinned == "" || len(k.candidates) == 0 {
 		return nil
 	}
-	if k.candidate.ID() != pinned {
-		return k.forgetCandidate()
-	}
-	if k.key == nil {
-		key, err := pki.ImportKey(k.path, k.candidate.Export())
+	if c := k.candidates[pinned]; c != nil && k.key == nil {
+		key, err := pki.ImportKey(k.path, c.Export())
 		if err != nil {
 			return err
 		}
 		k.key = key
 		k.log.Info("has the cluster key", "file", k.path, "id", key.ID())
 	}
-	return k.forgetCandidate()
+	return k.forgetCandidates()
 }
 
-// Offered implements rpc.Keys: what this replica hands over to another scheduler: the cluster's
-// key, or, while none is pinned, the one that an operator put here.
-func (k *keyring) Offered() (*pki.Key, error) {
+// Offered implements rpc.Keys: what this replica hands over to another scheduler: the
+// cluster's key, or, while none is pinned, the one that an operator put here, or a
+// candidate.
+func (k *keyring) Offered() (*pki.Key, bool, error) {
+	pinned := k.store.View().Info().ClusterKeyID
 	k.mu.Lock()
-	key := k.key
-	k.mu.Unlock()
-	if key != nil && k.store.View().Info().ClusterKeyID == "" {
-		return key, nil
+	key, current := k.key, k.current
+	if c := k.candidates[pinned]; c != nil {
+		key = c
 	}
-	return k.held()
+	k.mu.Unlock()
+	switch {
+	case key != nil && (pinned == "" || key.ID() == pinned):
+		return key, false, nil
+	case pinned == "" && current != nil:
+		return current, true, nil
+	}
+	key, err := k.held()
+	return key, false, err
+}
+
+// majority reports whether, with this replica, more than half of the replicas hold
+// a key.
+func (k *keyring) majority(id string, offers []offer) bool {
+	replicas, holders := 0, 1
+	k.store.View().Replicas(func(*fsm.Replica) bool { replicas++; return true })
+	for _, o := range offers {
+		if key, err := pki.ParseKey(o.text); err == nil && key.ID() == id {
+			holders++
+		}
+	}
+	return holders > replicas/2
 }
 
 // share counts who holds the key. Until a majority does it is not used.
-func (k *keyring) share(ctx context.Context, others func(context.Context) []string) {
-	view := k.store.View()
-	replicas, holders := 0, 1
-	view.Replicas(func(*fsm.Replica) bool { replicas++; return true })
-	if replicas > 1 {
-		for _, text := range others(ctx) {
-			if key, err := pki.ParseKey(text); err == nil && key.ID() == view.Info().ClusterKeyID {
-				holders++
-			}
-		}
-	}
+func (k *keyring) share(ctx context.Context, others askKeys) {
+	all := k.majority(k.store.View().Info().ClusterKeyID, nil) || k.majority(k.store.View().Info().ClusterKeyID, others(ctx, false))
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	k.shared = k.shared || holders > replicas/2
+	k.shared = k.shared || all
 }
 
 // ready reports whether there is nothing left to do.
@@ -265,7 +305,7 @@ func (k *keyring) ready() bool {
 // run settles the key until this replica has it and a majority does: as the
 // leader it proposes one, otherwise it asks those that may have it. Everything is
 // tried again.
-func (k *keyring) run(ctx context.Context, leads func() bool, commit func(context.Context, ...fsm.Command) ([]fsm.Result, error), others func(context.Context) []string) {
+func (k *keyring) run(ctx context.Context, leads func() bool, commit func(context.Context, ...fsm.Command) ([]fsm.Result, error), others askKeys) {
 	t := time.NewTicker(settleEvery)
 	defer t.Stop()
 	said := ""
@@ -291,7 +331,7 @@ func (k *keyring) run(ctx context.Context, leads func() bool, commit func(contex
 const settleEvery = 100 * time.Millisecond
 
 // settle makes the next step that can be made.
-func (k *keyring) settle(ctx context.Context, leads bool, commit func(context.Context, ...fsm.Command) ([]fsm.Result, error), others func(context.Context) []string) error {
+func (k *keyring) settle(ctx context.Context, leads bool, commit func(context.Context, ...fsm.Command) ([]fsm.Result, error), others askKeys) error {
 	err := k.obtain(ctx, leads, commit, others)
 	if k.settled() {
 		k.share(ctx, others)
@@ -300,7 +340,7 @@ func (k *keyring) settle(ctx context.Context, leads bool, commit func(context.Co
 }
 
 // obtain gets hold of the pinned key, or has one pinned.
-func (k *keyring) obtain(ctx context.Context, leads bool, commit func(context.Context, ...fsm.Command) ([]fsm.Result, error), others func(context.Context) []string) error {
+func (k *keyring) obtain(ctx context.Context, leads bool, commit func(context.Context, ...fsm.Command) ([]fsm.Result, error), others askKeys) error {
 	if err := k.promote(); err != nil || k.settled() {
 		return err
 	}
@@ -313,13 +353,36 @@ func (k *keyring) obtain(ctx context.Context, leads bool, commit func(context.Co
 		}
 	}
 	if k.store.View().Info().ClusterKeyID == "" {
-		return nil // a leader will see to it
+		if leads {
+			return nil // it is being handed round
+		}
+		return k.follow(ctx, others)
 	}
 	err := errors.New("no scheduler that can be reached has the cluster key")
-	for _, text := range others(ctx) {
-		if err = k.adopt(text); err == nil {
+	for _, o := range others(ctx, false) {
+		if err = k.adopt(o.text); err == nil {
 			return nil
 		}
 	}
 	return err
+}
+
+// follow keeps what the leader is about to propose.
+func (k *keyring) follow(ctx context.Context, others askKeys) error {
+	k.mu.Lock()
+	own := k.key != nil
+	k.mu.Unlock()
+	if own {
+		return nil // an operator put it here, and the leader will find it
+	}
+	for _, o := range others(ctx, true) {
+		key, err := pki.ParseKey(o.text)
+		if err == nil {
+			_, err = k.keepCandidate(key)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
 }

@@ -3,6 +3,7 @@ package scheduler
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"os"
 	"path/filepath"
@@ -62,13 +63,14 @@ func (l *replicated) ring(dir string) *keyring {
 	return k
 }
 
-func nobody(context.Context) []string { return nil }
+func nobody(context.Context, bool) []offer { return nil }
 
-func holders(rings ...*keyring) func(context.Context) []string {
-	return func(context.Context) (out []string) {
-		for _, r := range rings {
-			if k, err := r.Offered(); err == nil {
-				out = append(out, k.Export())
+// holders answer for other replicas; the first one leads, where the leader is asked.
+func holders(rings ...*keyring) askKeys {
+	return func(_ context.Context, leader bool) (out []offer) {
+		for i, r := range rings {
+			if k, candidate, err := r.Offered(); err == nil && (i == 0 || !leader) {
+				out = append(out, offer{k.Export(), candidate})
 			}
 		}
 		return out
@@ -153,12 +155,18 @@ func TestAKeyIsUsedOnceAMajorityHoldsIt(t *testing.T) {
 		}
 	}
 	step(a, true, b, c)
-	if _, err := a.Key(); err == nil || !strings.Contains(err.Error(), "majority") {
-		t.Fatalf("one of three holds the key, and it is used: %v", err)
+	if id := l.store.View().Info().ClusterKeyID; id != "" {
+		t.Fatalf("one of three holds the key, and it is the cluster's: %s", id)
 	}
 	step(b, false, a, c)
+	step(a, true, c) // b has it, and cannot be reached
+	if id := l.store.View().Info().ClusterKeyID; id != "" {
+		t.Fatalf("it is not known that two of three hold the key, and it is the cluster's: %s", id)
+	}
 	step(a, true, b, c)
 	want := keyID(t, a)
+	step(b, false, a, c)
+	step(b, false, a, c)
 	if got := keyID(t, b); got != want {
 		t.Errorf("one uses key %s, the other %s", got, want)
 	}
@@ -171,6 +179,78 @@ func TestAKeyIsUsedOnceAMajorityHoldsIt(t *testing.T) {
 	step(c, false, a)
 	if got := keyID(t, c); got != want {
 		t.Errorf("the last one uses key %s, want %s", got, want)
+	}
+}
+
+// TestTheMakerOfTheKeyDies: the leader that made the key is lost for good, before and
+// after the others learn that it was pinned.
+func TestTheMakerOfTheKeyDies(t *testing.T) {
+	for _, pinned := range []bool{false, true} {
+		t.Run(fmt.Sprintf("pinned=%v", pinned), func(t *testing.T) {
+			l := newLog(t, 3)
+			for _, id := range []string{"r2", "r3"} {
+				l.do(&commandv1.Command{Body: &commandv1.Command_PutReplica{PutReplica: &commandv1.PutReplica{Id: id, Name: id, FeatureLevel: 3}}})
+			}
+			dirB := t.TempDir()
+			a, b, c := l.ring(t.TempDir()), l.ring(dirB), l.ring(t.TempDir())
+			step := func(k *keyring, leads bool, others ...*keyring) {
+				t.Helper()
+				if err := k.settle(t.Context(), leads, l.commit, holders(others...)); err != nil {
+					t.Fatal(err)
+				}
+			}
+			step(a, true, b, c)
+			step(b, false, a, c)
+			if pinned {
+				step(a, true, b, c)
+				if id := l.store.View().Info().ClusterKeyID; id == "" {
+					t.Fatal("nothing is pinned")
+				}
+			}
+			b = l.ring(dirB) // and the other one starts again
+			for range 3 {
+				step(b, true, c)
+				step(c, false, b)
+			}
+			if got, want := keyID(t, b), l.store.View().Info().ClusterKeyID; got != want || keyID(t, c) != want {
+				t.Errorf("keys %s and %s, pinned is %s", got, keyID(t, c), want)
+			}
+			if left, _ := os.ReadDir(dirB); len(left) != 1 {
+				t.Errorf("left in the folder: %v", left)
+			}
+		})
+	}
+}
+
+// TestCandidatesAreKeptUntilOneIsPinned: a leader's proposal may still be under way
+// when the next leader makes a key of its own.
+func TestCandidatesAreKeptUntilOneIsPinned(t *testing.T) {
+	l := newLog(t, 3)
+	for _, id := range []string{"r2", "r3"} {
+		l.do(&commandv1.Command{Body: &commandv1.Command_PutReplica{PutReplica: &commandv1.PutReplica{Id: id, Name: id, FeatureLevel: 3}}})
+	}
+	a, b, c := l.ring(t.TempDir()), l.ring(t.TempDir()), l.ring(t.TempDir())
+	late := []fsm.Command(nil)
+	slow := func(_ context.Context, cmds ...fsm.Command) ([]fsm.Result, error) {
+		late = cmds
+		return nil, errors.New("the outcome is unknown")
+	}
+	_ = a.settle(t.Context(), true, slow, holders(b, c))
+	_ = b.settle(t.Context(), false, slow, holders(a))
+	if _ = a.settle(t.Context(), true, slow, holders(b, c)); late == nil {
+		t.Fatal("nothing was proposed")
+	}
+	// c leads now, cannot reach the others at first, and b follows it.
+	_ = c.settle(t.Context(), true, l.commit, nobody)
+	_ = b.settle(t.Context(), false, l.commit, holders(c))
+	l.do(late...)
+	for range 2 {
+		if err := errors.Join(b.settle(t.Context(), false, l.commit, holders(c)), c.settle(t.Context(), true, l.commit, holders(b))); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if got, want := keyID(t, b), l.store.View().Info().ClusterKeyID; got != want {
+		t.Errorf("key %s, pinned is %s", got, want)
 	}
 }
 

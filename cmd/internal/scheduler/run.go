@@ -378,13 +378,14 @@ func (r *Replica) shutdown(g *errgroup.Group, graceful bool) error {
 	return errors.Join(err, r.traces.Close(flush))
 }
 
-// otherKeys asks the other replicas for the cluster key, all at once.
-func (r *Replica) otherKeys(ctx context.Context) []string {
+// otherKeys asks the leader, or the other replicas all at once, for the cluster key.
+func (r *Replica) otherKeys(ctx context.Context, leader bool) []offer {
 	var mu sync.Mutex
-	var out []string
+	var out []offer
 	var wg sync.WaitGroup
+	lead, _ := r.adapter.Leader()
 	r.node.Store().View().Replicas(func(p *fsm.Replica) bool {
-		if p.ID == r.node.ID() || p.GRPCAddr == "" {
+		if p.ID == r.node.ID() || p.GRPCAddr == "" || leader && p.ID != lead.ID {
 			return true
 		}
 		wg.Go(func() {
@@ -405,14 +406,14 @@ func (r *Replica) otherKeys(ctx context.Context) []string {
 	return out
 }
 
-func (r *Replica) askKey(ctx context.Context, addr string) (string, error) {
+func (r *Replica) askKey(ctx context.Context, addr string) (offer, error) {
 	cc, err := grpc.NewClient("passthrough:///"+addr, r.peerCreds(addr))
 	if err != nil {
-		return "", err
+		return offer{}, err
 	}
 	defer cc.Close()
 	resp, err := clusterv1.NewClusterClient(cc).ClusterKey(ctx, &clusterv1.ClusterKeyRequest{})
-	return resp.GetExported(), err
+	return offer{resp.GetExported(), resp.GetCandidate()}, err
 }
 
 func (r *Replica) peerCreds(addr string) grpc.DialOption {
