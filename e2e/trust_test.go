@@ -3,6 +3,7 @@ package e2e
 import (
 	"context"
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -79,6 +80,15 @@ func TestFiveCommands(t *testing.T) {
 				}
 				return err
 			}))
+		}
+	})
+	t.Run("no token is left on a command line", func(t *testing.T) {
+		for _, p := range c.Processes() {
+			line, err := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", p.PID()))
+			must(t, err)
+			if strings.Contains(string(line), "persys-join-1.") {
+				t.Errorf("everybody on this machine sees the token of %s: %q", p.Name, line)
+			}
 		}
 	})
 	t.Run("a restarted agent goes on without the token", func(t *testing.T) {

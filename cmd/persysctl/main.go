@@ -12,6 +12,8 @@ import (
 	"os"
 	"os/signal"
 	"syscall"
+
+	"github.com/persys/compute/cmd/internal/setup"
 )
 
 // version is set with -ldflags "-X main.version=…".
@@ -21,7 +23,7 @@ func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	// A second Ctrl-C ends the program at once.
 	context.AfterFunc(ctx, stop)
-	code := run(ctx, system(), os.Args[1:])
+	code := run(ctx, system(), setup.TakeArgs(os.Args[1:]))
 	stop()
 	os.Exit(code)
 }

@@ -53,7 +53,7 @@ func Load(name, version, short string, target any, fileEnv, defaultFile string) 
 	}
 	loader.AddFlags(cmd.Flags())
 	cmd.Flags().StringVar(&file, "config", "", "YAML file with settings (environment "+fileEnv+")")
-	cmd.SetArgs(loader.Args(os.Args[1:]))
+	cmd.SetArgs(loader.Args(TakeArgs(os.Args[1:])))
 	err = cmd.Execute()
 	return ran, err
 }

@@ -34,3 +34,19 @@ func TestLoggerHasOneForm(t *testing.T) {
 		t.Errorf("an unknown level: %v", err)
 	}
 }
+
+// A join token is not left where ps shows it, in whichever form it was given.
+func TestTakeArgs(t *testing.T) {
+	const token = "persys-join-1.abc.def"
+	var args []string // in memory that may be written, as that of os.Args
+	for _, a := range []string{"--join", token, "--join=" + token, "--name", "x=y"} {
+		args = append(args, strings.Clone(a))
+	}
+	got := TakeArgs(args)
+	if want := "--join " + token + " --join=" + token + " --name x=y"; strings.Join(got, " ") != want {
+		t.Errorf("got %q", got)
+	}
+	if want := "--join xxxxxxxxxxxxxxxxxxxxx --join=xxxxxxxxxxxxxxxxxxxxx --name x=y"; strings.Join(args, " ") != want {
+		t.Errorf("left %q", args)
+	}
+}
