@@ -43,6 +43,9 @@ type Config struct {
 	TLSKey            string            `env:"PERSYS_GATEWAY_TLS_KEY_PATH,PERSYS_TLS_KEY" flag:"tls-key" yaml:"tls.key_path" default:"/etc/persys/certs/gateway.key" usage:"private key"`
 	TLSCA             string            `env:"PERSYS_GATEWAY_TLS_CA_PATH,PERSYS_TLS_CA" flag:"tls-ca" yaml:"tls.ca_path" default:"/etc/persys/certs/ca.crt" usage:"CA bundle"`
 	TLSPeers          map[string]string `env:"PERSYS_TLS_PEERS" flag:"tls-peers" yaml:"tls.peers" usage:"certificates from elsewhere, CN or DNS name = role or role/id: control.example.com=scheduler"`
+	Join              string            `env:"PERSYS_GATEWAY_JOIN,PERSYS_JOIN" flag:"join" yaml:"join" secret:"true" usage:"join token: gets a certificate with it at the first start, and keeps it in the state folder"`
+	Name              string            `env:"PERSYS_GATEWAY_NAME" flag:"name" yaml:"name" usage:"name of this gateway in the certificate that it joins for; default: host name"`
+	StateDir          string            `env:"PERSYS_GATEWAY_STATE_DIR" flag:"state-dir" yaml:"state_dir" usage:"where the certificate is kept; default /var/lib/persys/gateway, or below XDG_STATE_HOME for users"`
 	RequireClientCert bool              `env:"PERSYS_GATEWAY_REQUIRE_CLIENT_CERT" yaml:"tls.require_client_cert" default:"false" usage:"end the handshake of clients without a certificate; otherwise they need a bearer token"`
 
 	OIDCIssuer   string            `env:"PERSYS_GATEWAY_OIDC_ISSUER" yaml:"auth.oidc.issuer" usage:"URL of an OpenID Connect provider whose tokens are taken"`

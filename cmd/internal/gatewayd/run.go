@@ -16,6 +16,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
 
+	"github.com/persys/compute/cmd/internal/enrol"
 	"github.com/persys/compute/gateway"
 	"github.com/persys/compute/pki"
 	"github.com/persys/compute/rpc/dial"
@@ -42,6 +43,7 @@ type Server struct {
 	pubLis  net.Listener // nil: none
 	log     *slog.Logger
 	cleanup []func()
+	keep    *enrol.Keeper // nil: certificates from files, or none
 }
 
 // Start opens the ports. Errors name the setting. Call Run next.
@@ -55,6 +57,10 @@ func Start(ctx context.Context, cfg Config, version string, log *slog.Logger) (_
 			s.close()
 		}
 	}()
+	keeps, err := cfg.identity(ctx, log)
+	if err != nil {
+		return nil, err
+	}
 	mapping, err := pki.DefaultMapping("").With(cfg.TLSPeers)
 	if err != nil {
 		return nil, fmt.Errorf("PERSYS_TLS_PEERS: %w", err)
@@ -71,6 +77,11 @@ func Start(ctx context.Context, cfg Config, version string, log *slog.Logger) (_
 	clusters, first, err := cfg.clusters()
 	if err != nil {
 		return nil, err
+	}
+	if keeps {
+		if s.keep, err = s.keeper(ctx, &cfg, files); err != nil {
+			return nil, err
+		}
 	}
 	traces, err := telemetry.StartTraces(ctx, telemetry.TraceConfig{
 		Endpoint: cfg.OTLPEndpoint, Insecure: cfg.OTLPInsecure, Service: "persys-gateway", Version: version, Log: log,
@@ -170,8 +181,12 @@ func (s *Server) Run(ctx context.Context) error {
 	defer s.close()
 	ctx, stop := context.WithCancel(ctx)
 	defer stop()
-	ended := make(chan error, 3)
+	ended := make(chan error, 4)
 	running := 2
+	if s.keep != nil {
+		running++
+		go func() { s.keep.Run(ctx); ended <- nil }()
+	}
 	go func() { s.gw.Run(ctx); ended <- nil }()
 	go func() { ended <- s.api.Serve(s.apiLis) }()
 	if s.pubLis != nil {

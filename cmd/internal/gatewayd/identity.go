@@ -1,0 +1,114 @@
+package gatewayd
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"os"
+	"path/filepath"
+
+	"github.com/persys/compute/cmd/internal/enrol"
+	"github.com/persys/compute/pki"
+	"github.com/persys/compute/rpc/dial"
+)
+
+// defaultCert is where a certificate is looked for that nobody names.
+const defaultCert = "/etc/persys/certs/gateway.crt"
+
+// kept is where an identity is that this gateway got for a join token.
+func (c *Config) kept() pki.Kept { return pki.Kept{Dir: filepath.Join(c.StateDir, "tls")} }
+
+// identity gets an identity for a join token, or takes the one that it got at an
+// earlier start; false means that the PERSYS_GATEWAY_TLS_* files are used.
+func (c *Config) identity(ctx context.Context, log *slog.Logger) (bool, error) {
+	switch {
+	case c.Join != "" && c.Insecure:
+		return false, errors.New("PERSYS_GATEWAY_JOIN is set, but TLS is off: leave out -insecure")
+	case c.Insecure:
+		return false, nil
+	case c.Join != "" && c.TLSCert != defaultCert:
+		return false, fmt.Errorf("PERSYS_GATEWAY_JOIN and PERSYS_GATEWAY_TLS_CERT_PATH=%s are both set: set one of them", c.TLSCert)
+	}
+	if err := c.place(); err != nil {
+		return false, err
+	}
+	kept := c.kept()
+	if c.Join == "" && (c.TLSCert != defaultCert || !kept.Exists()) {
+		return false, nil
+	}
+	if c.Join != "" {
+		if _, err := enrol.Join(ctx, enrol.Options{Token: c.Join, Kept: kept, Role: pki.RoleGateway, Name: c.Name, Hosts: c.hosts(), Log: log}); err != nil {
+			return false, fmt.Errorf("PERSYS_GATEWAY_JOIN: %w", err)
+		}
+	}
+	m, err := kept.Membership()
+	if err != nil {
+		return false, err
+	}
+	if m.Name != c.Name {
+		return false, fmt.Errorf("PERSYS_GATEWAY_NAME is %q, but the certificate in %s is for %q: start with that name, or with an empty PERSYS_GATEWAY_STATE_DIR and a token", c.Name, kept.Dir, m.Name)
+	}
+	if err := enrol.Expired(kept, pki.RoleGateway, c.Name); err != nil {
+		return false, err
+	}
+	p := kept.Paths()
+	c.TLSCA, c.TLSCert, c.TLSKey = p.CA, p.Cert, p.Key
+	if len(c.Schedulers) == 0 && c.Discovery == "" {
+		c.Schedulers = m.Schedulers
+	}
+	return true, nil
+}
+
+// place fills the settings that a kept identity needs.
+func (c *Config) place() error {
+	if c.Name == "" {
+		name, err := os.Hostname()
+		if err != nil {
+			return fmt.Errorf("PERSYS_GATEWAY_NAME is not set and the host has no name: %w", err)
+		}
+		c.Name = name
+	}
+	if c.StateDir != "" {
+		return nil
+	}
+	if os.Geteuid() == 0 {
+		c.StateDir = "/var/lib/persys/gateway"
+		return nil
+	}
+	base := os.Getenv("XDG_STATE_HOME")
+	if base == "" {
+		home, err := os.UserHomeDir()
+		if err != nil {
+			return fmt.Errorf("PERSYS_GATEWAY_STATE_DIR is not set and there is no home directory: %w", err)
+		}
+		base = filepath.Join(home, ".local", "state")
+	}
+	c.StateDir = filepath.Join(base, "persys", "gateway")
+	return nil
+}
+
+// hosts are the names that callers may reach this gateway by.
+func (c *Config) hosts() []string {
+	host, _, err := net.SplitHostPort(c.HTTPAddr)
+	if err != nil {
+		host = ""
+	}
+	return enrol.Hosts(host)
+}
+
+// keeper renews what identity got, and learns of revocations, from the schedulers of
+// the cluster that gave it: a gateway may serve others beside that one.
+func (s *Server) keeper(ctx context.Context, c *Config, files *pki.Files) (*enrol.Keeper, error) {
+	m, err := c.kept().Membership()
+	if err != nil {
+		return nil, err
+	}
+	conn, err := dial.Dial(ctx, dial.Options{Addrs: m.Schedulers, TLS: files, UserAgent: "persys-gateway", Log: s.log})
+	if err != nil {
+		return nil, err
+	}
+	s.cleanup = append(s.cleanup, func() { _ = conn.Close() })
+	return &enrol.Keeper{Kept: c.kept(), Files: files, Conn: conn, Hosts: c.hosts(), Log: s.log}, nil
+}
