@@ -36,6 +36,9 @@ func (a *Agent) permit(ctx context.Context, method string, mapping pki.Mapping) 
 	if id.Role == pki.RoleScheduler || id.IsAdmin() {
 		return nil
 	}
+	if id.Role == pki.RoleAgent && method != agentv1.AgentService_HealthCheck_FullMethodName {
+		return status.Errorf(codes.PermissionDenied, "agent %q may not call %s: one agent has no business with another", id.ID, method)
+	}
 	switch method {
 	case agentv1.AgentService_GetWorkloadStatus_FullMethodName, agentv1.AgentService_ListWorkloads_FullMethodName,
 		agentv1.AgentService_HealthCheck_FullMethodName, agentv1.AgentService_ListActions_FullMethodName:

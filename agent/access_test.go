@@ -60,6 +60,8 @@ func TestWhoMayCall(t *testing.T) {
 		{"a gateway reads logs", "x", "persys://c1/gateway/g1", logs, codes.OK},
 		{"a gateway does not drive", "x", "persys://c1/gateway/g1", apply, codes.PermissionDenied},
 		{"another agent does not drive", "x", "persys://c1/agent/node-b", apply, codes.PermissionDenied},
+		{"another agent does not look", "x", "persys://c1/agent/node-b", list, codes.PermissionDenied},
+		{"another agent asks for its health", "x", "persys://c1/agent/node-b", agentv1.AgentService_HealthCheck_FullMethodName, codes.OK},
 		{"a scheduler of another cluster does not", "x", "persys://c2/scheduler/s1", apply, codes.PermissionDenied},
 		{"a name that says nothing does not", "somebody", "", list, codes.Unauthenticated},
 		{"health is for everybody", "somebody", "", "/grpc.health.v1.Health/Check", codes.OK},

@@ -25,8 +25,9 @@ const (
 	RootLife      = 10 * 365 * 24 * time.Hour
 	AuthorityLife = 2 * 365 * 24 * time.Hour
 	// Backdate is how far before its issue a certificate is valid, for clocks
-	// that are behind. IssuedAt takes it off again.
-	Backdate = time.Hour
+	// that are behind: one may be an hour ahead where it is issued, another an hour
+	// behind where it is used. IssuedAt takes it off again.
+	Backdate = 2 * time.Hour
 	// maxHosts bounds the names that a request may ask for.
 	maxHosts = 64
 )

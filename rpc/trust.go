@@ -66,7 +66,7 @@ func OpenAuthority(key *pki.Key, a *fsm.Authority) (*pki.Authority, error) {
 
 // issuer opens the authority that issues now.
 func (s *Server) issuer() (*pki.Authority, error) {
-	a, ok := s.store.View().Issuer(s.now().UnixNano())
+	a, ok := s.store.View().Issuer(s.clock().UnixNano())
 	if !ok {
 		return nil, errorf(KindPrecondition, "this cluster has no CA of its own: `persysctl ca init` makes one, `persysctl ca install` brings it here")
 	}
@@ -79,6 +79,17 @@ func (s *Server) issuer() (*pki.Authority, error) {
 		return nil, errorf(KindPrecondition, "%w", err)
 	}
 	return open, nil
+}
+
+// clock is the time by which identities are judged: this replica's, or, where a former
+// leader's clock was ahead, that of the state. What is made now must not look older
+// than a revocation, or as if it had ended already.
+func (s *Server) clock() time.Time {
+	now := s.now()
+	if at := time.Unix(0, s.store.View().Info().Clock); at.After(now) {
+		return at
+	}
+	return now
 }
 
 // Roots are the certificates to believe, PEM: those of every authority there is.
@@ -149,7 +160,7 @@ func (s *Server) Enrol(ctx context.Context, req *clusterv1.EnrolRequest) (*clust
 
 // issue signs a certificate and has it admitted before anybody gets it.
 func (s *Server) issue(ctx context.Context, a *pki.Authority, csr []byte, admit *commandv1.Admit) (*pki.Issued, error) {
-	now := s.now()
+	now := s.clock()
 	issued, err := a.Sign(csr, pki.Identity{Role: pki.Role(admit.GetRole()), ID: admit.GetName()}, now, CertLife(pki.Role(admit.GetRole()), s.cfg.CertLife))
 	if err != nil {
 		return nil, errorf(KindInvalid, "%w", err)
@@ -264,7 +275,7 @@ func (s *Server) CreateToken(ctx context.Context, req *clusterv1.CreateTokenRequ
 	}
 	tok := pki.JoinToken{
 		ID: id, Secret: secret, Cluster: a.Cluster, Role: pki.Role(req.GetRole()), Name: req.GetName(), Access: req.GetAccess(),
-		Root: pki.Fingerprint(a.Root.Raw), Expires: s.now().Add(life).UTC().Truncate(time.Second),
+		Root: pki.Fingerprint(a.Root.Raw), Expires: s.clock().Add(life).UTC().Truncate(time.Second),
 	}
 	tok.Schedulers, _ = s.schedulers()
 	put := &commandv1.PutToken{
@@ -355,7 +366,7 @@ func (s *Server) Revoke(ctx context.Context, req *clusterv1.RevokeRequest) (*clu
 func (s *Server) ListAuthorities(context.Context, *clusterv1.ListAuthoritiesRequest) (*clusterv1.ListAuthoritiesResponse, error) {
 	out := &clusterv1.ListAuthoritiesResponse{}
 	v := s.store.View()
-	now, _ := v.Issuer(s.now().UnixNano())
+	now, _ := v.Issuer(s.clock().UnixNano())
 	v.Authorities(func(a *fsm.Authority) bool {
 		out.Authorities = append(out.Authorities, authorityView(a, now))
 		return true
@@ -392,7 +403,7 @@ func (s *Server) PutAuthority(ctx context.Context, req *clusterv1.PutAuthorityRe
 	if err != nil {
 		return nil, errorf(KindPrecondition, "%w", err)
 	}
-	put, err := SealAuthority(key, a, s.now().Add(after))
+	put, err := SealAuthority(key, a, s.clock().Add(after))
 	if err != nil {
 		return nil, errorf(KindInternal, "%w", err)
 	}
@@ -404,7 +415,7 @@ func (s *Server) PutAuthority(ctx context.Context, req *clusterv1.PutAuthorityRe
 	if !ok {
 		return nil, errorf(KindPrecondition, "authority %s was dropped", put.GetId())
 	}
-	now, _ := v.Issuer(s.now().UnixNano())
+	now, _ := v.Issuer(s.clock().UnixNano())
 	return &clusterv1.PutAuthorityResponse{Authority: authorityView(kept, now)}, nil
 }
 

@@ -40,6 +40,8 @@ type Options struct {
 	// SchedulerEnv and AgentEnv are added to the environment of every scheduler
 	// and agent, and win over what the harness sets.
 	SchedulerEnv, AgentEnv map[string]string
+	// Clocks are how far ahead the clocks of the first schedulers are.
+	Clocks []time.Duration
 }
 
 // Cluster is a running cluster. Its methods are safe for concurrent use, except
@@ -204,6 +206,9 @@ func (c *Cluster) NewScheduler() (*Scheduler, error) {
 		return nil, err
 	}
 	s.Process = &Process{Name: schedulerName(i), Path: c.opt.Binaries.Scheduler, Log: filepath.Join(c.logs(), schedulerName(i)+".log")}
+	if i < len(c.opt.Clocks) {
+		s.Clock = c.opt.Clocks[i]
+	}
 	c.Schedulers = append(c.Schedulers, s)
 	c.JoinAll(s)
 	return s, nil

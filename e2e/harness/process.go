@@ -26,6 +26,8 @@ type Process struct {
 	Dir  string   // working directory; default: ours
 	Log  string   // path of the file with its output, across restarts
 	GID  uint32   // group it runs under; 0: ours
+	// Clock is how far ahead of ours the program's clock is, see CanShiftClock.
+	Clock time.Duration
 
 	mu   sync.Mutex
 	cmd  *exec.Cmd
@@ -50,6 +52,7 @@ func (p *Process) Start() error {
 	// A group of its own, so that Ctrl-C on a terminal reaches only us; and no
 	// orphans, whatever happens to us.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
+	cmd.SysProcAttr.Ptrace = p.Clock != 0
 	if p.GID != 0 {
 		cmd.SysProcAttr.Credential = &syscall.Credential{Uid: uint32(os.Getuid()), Gid: p.GID, NoSetGroups: true}
 	}
@@ -61,6 +64,12 @@ func (p *Process) Start() error {
 		defer runtime.UnlockOSThread()
 		defer out.Close()
 		err := cmd.Start()
+		if err == nil && p.Clock != 0 {
+			if err = shiftClock(cmd.Process.Pid, p.Clock); err != nil {
+				err = errors.Join(err, cmd.Process.Kill())
+				_ = cmd.Wait()
+			}
+		}
 		started <- err
 		if err != nil {
 			return
