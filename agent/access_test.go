@@ -100,7 +100,7 @@ func TestHealthAndMetrics(t *testing.T) {
 	registry := prometheus.NewRegistry()
 	r := newRig(t, func(c *Config) {
 		c.Metrics = registry
-		c.ReconcileInterval, c.RetryBase = 20*time.Millisecond, 20*time.Millisecond
+		c.ReconcileInterval, c.RetryBase, c.UsageInterval = 20*time.Millisecond, 20*time.Millisecond, 20*time.Millisecond
 	}).start()
 	health := func() (code int, body struct {
 		Status   string
@@ -118,7 +118,7 @@ func TestHealthAndMetrics(t *testing.T) {
 	}
 	r.apply("web", "sim/run")
 	r.reaches("web", running)
-	r.apply("bad", "sim/missing")
+	r.apply("bad", "sim/missing", func(q *agentv1.ApplyWorkloadRequest) { q.Spec.GetContainer().CpuMillicores = 100 })
 	r.reaches("bad", failing)
 	r.delete("web")
 	r.gone("web")

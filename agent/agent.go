@@ -16,6 +16,7 @@ import (
 	agentv1 "github.com/persys/compute/api/agent/v1"
 
 	"github.com/persys/compute/agent/driver"
+	"github.com/persys/compute/agent/usage"
 )
 
 // Agent runs the workloads of one machine. New opens its file, Run does the work.
@@ -47,6 +48,7 @@ type Agent struct {
 	workloads map[string]*workload
 	tombs     map[string]*tombstone
 	history   *history
+	used      usage.Table // what workloads use; it has a lock of its own
 	engines   map[driver.Kind]*engine
 	bound     string // cluster id on labels
 	version   uint64 // of the newest change to report
@@ -227,6 +229,7 @@ func (a *Agent) Run(ctx context.Context) (err error) {
 		a.serve(life, a.cfg.Listener, failed)
 	}
 	run("host", a.host.Run)
+	run("usage", a.measure)
 	if a.control != nil {
 		run("session", a.converse)
 	}

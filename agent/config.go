@@ -131,6 +131,8 @@ type Config struct {
 	ListTimeout time.Duration
 	// StopGrace is what a workload gets to end by itself; default 30 s.
 	StopGrace time.Duration
+	// UsageInterval between two measurements of what workloads use; default 10 s.
+	UsageInterval time.Duration
 	// RetryBase, RetryMax, RetryLimit: back-off RetryBase·2^(n-1), at most RetryMax, RetryLimit
 	// attempts; defaults 5 s, 2 min, 3.
 	RetryBase, RetryMax time.Duration
@@ -166,6 +168,7 @@ func (c *Config) complete() error {
 		{"StepTimeout", &c.StepTimeout, 15 * time.Minute},
 		{"ListTimeout", &c.ListTimeout, 30 * time.Second},
 		{"StopGrace", &c.StopGrace, 30 * time.Second},
+		{"UsageInterval", &c.UsageInterval, 10 * time.Second},
 		{"RetryBase", &c.RetryBase, 5 * time.Second},
 		{"RetryMax", &c.RetryMax, 2 * time.Minute},
 		{"StableAfter", &c.StableAfter, 30 * time.Second},

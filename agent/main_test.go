@@ -101,6 +101,10 @@ func (d hooked) Remove(ctx context.Context, id driver.ID) error {
 	return d.Driver.Remove(ctx, id)
 }
 
+func (d hooked) Usage(ctx context.Context, of []driver.Observed) ([]driver.Usage, error) {
+	return d.Driver.(driver.Meter).Usage(ctx, of)
+}
+
 var testHost = FixedHost{
 	Total: HostTotals{CPUMillicores: 4000, MemoryMB: 8192, DiskGB: 100},
 	Used:  HostUsage{CPUMillicores: 500, MemoryMB: 1024, DiskGB: 10, CPUPercent: 12.5, MemoryPercent: 12.5, DiskPercent: 10},

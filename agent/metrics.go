@@ -175,6 +175,12 @@ func (m *metrics) readAgent(a *Agent) {
 		memory = m.ReadGauge("system_memory_utilization_percent", "0 to 100.")
 		cpu    = m.ReadGauge("system_cpu_utilization_percent", "0 to 100.")
 		disk   = m.ReadGauge("system_disk_utilization_percent", "0 to 100.", "mount_point")
+		// Sums by kind: a workload's id is what a caller chose, and never becomes a label.
+		useCPU     = m.ReadGauge("workload_cpu_millicores", "Processor use of all workloads of a kind between their two newest samples.", "type")
+		useMemory  = m.ReadGauge("workload_memory_bytes", "Memory in use by all workloads of a kind.", "type")
+		useDisk    = m.ReadGauge("workload_disk_bytes", "What all workloads of a kind occupy beyond images and volumes, where it is measured.", "type")
+		promised   = m.ReadGauge("promised", "Sum of the reservations of all workloads: cpu in millicores, memory in MiB, disk in GiB.", "resource")
+		useMeasure = m.ReadGauge("workloads_measured", "Workloads of a kind of which the use is known.", "type")
 	)
 	m.Read(func(emit telemetry.Emit) {
 		type key struct{ state, kind string }
@@ -208,6 +214,26 @@ func (m *metrics) readAgent(a *Agent) {
 			emit(orphans, float64(n), kind)
 		}
 		emit(failed, float64(old))
+		readings, _ := a.used.After(0)
+		for _, kind := range []driver.Kind{driver.Container, driver.Compose, driver.VM} {
+			var n, millicores, bytes, occupied float64
+			for _, r := range readings {
+				if r.Kind == kind {
+					n++
+					millicores += max(0, r.Millicores)
+					bytes += float64(r.Memory)
+					occupied += float64(max(0, r.Disk))
+				}
+			}
+			emit(useMeasure, n, string(kind))
+			emit(useCPU, millicores, string(kind))
+			emit(useMemory, bytes, string(kind))
+			emit(useDisk, occupied, string(kind))
+		}
+		reserved := a.usage()
+		emit(promised, float64(reserved.CpuAllocatedMillicores), "cpu")
+		emit(promised, float64(reserved.MemoryAllocatedMb), "memory")
+		emit(promised, float64(reserved.DiskAllocatedGb), "disk")
 		usage := a.host.Usage()
 		emit(depth, float64(a.queue.depth()))
 		emit(memory, usage.MemoryPercent)

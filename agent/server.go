@@ -463,7 +463,16 @@ func (s service) GetWorkloadStatus(_ context.Context, req *agentv1.GetWorkloadSt
 	if w == nil || w.report.status == nil {
 		return nil, notFound(req.Id)
 	}
-	return &agentv1.GetWorkloadStatusResponse{Status: w.report.status}, nil
+	st := w.report.status
+	if r, ok := s.used.Get(driver.ID(req.Id)); ok {
+		st = proto.Clone(st).(*agentv1.WorkloadStatus) // published ones are shared
+		st.Usage = &agentv1.WorkloadUsageSnapshot{
+			WorkloadId: req.Id, Type: kindType(r.Kind), CpuPercent: percent(r), MemoryBytes: r.Memory,
+			DiskReadBytes: r.DiskRead, DiskWriteBytes: r.DiskWrite, NetRxBytes: r.NetReceived, NetTxBytes: r.NetSent,
+			CollectedAt: r.At.Unix(), Source: r.Source,
+		}
+	}
+	return &agentv1.GetWorkloadStatusResponse{Status: st}, nil
 }
 
 // ListWorkloads answers from memory, sorted by id.

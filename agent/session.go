@@ -57,6 +57,7 @@ type conversation struct {
 	interval   time.Duration
 	sequence   uint64
 	acked      uint64 // version that the schedulers have
+	measured   uint64 // version of the usage that they have
 	full       bool
 	sinceFull  int
 	answered   Epoch
@@ -240,6 +241,12 @@ func (c *conversation) beat(ctx context.Context) error {
 		NodeId: a.cfg.NodeID, Usage: a.usage(), WorkloadStatuses: statuses,
 		Timestamp: timestamppb.New(sent), Sequence: c.sequence, Full: full,
 	}
+	since := c.measured
+	if full {
+		since = 0
+	}
+	var measured uint64
+	request.WorkloadUsage, measured = a.workloadUsage(since)
 	limited, cancel := context.WithTimeout(ctx, c.deadline())
 	defer cancel()
 	reply, err := a.control.Heartbeat(limited, request)
@@ -258,7 +265,7 @@ func (c *conversation) beat(ctx context.Context) error {
 		return fmt.Errorf("heartbeat: %w", err)
 	}
 	answered := epochFrom(reply.Epoch)
-	c.acked = version
+	c.acked, c.measured = version, measured
 	c.sinceFull++
 	if full {
 		c.sinceFull = 0

@@ -203,6 +203,7 @@ func (s *Server) Heartbeat(ctx context.Context, req *controlv1.HeartbeatRequest)
 	for _, st := range req.GetWorkloadStatuses() {
 		hb.Reports = append(hb.Reports, reported(st))
 	}
+	hb.Usage = used(req.GetWorkloadUsage())
 	lease, err := s.leader.Heartbeat(ctx, hb)
 	if err != nil {
 		return nil, s.leading(err)

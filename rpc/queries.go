@@ -68,6 +68,15 @@ func (s *Server) GetNode(ctx context.Context, req *controlv1.GetNodeRequest) (*c
 // nodeView adds to a node what only the leader knows: lease and last heartbeat.
 func (s *Server) nodeView(v fsm.View, n *fsm.Node) *controlv1.NodeView {
 	out := spec.NodeView(n, v.Alloc(n.ID))
+	if cpu, memory, disk, ok := s.leader.UsageOf(n.ID); ok && n.Up {
+		out.Usage = &controlv1.NodeUsage{
+			CpuAllocatedMillicores: out.GetReservedCpuMillicores(), CpuUsedMillicores: cpu,
+			MemoryAllocatedMb: out.GetReservedMemoryMb(), MemoryUsedMb: memory, DiskUsedGb: disk,
+		}
+		for _, p := range out.GetStoragePools() {
+			out.Usage.DiskAllocatedGb += p.GetReservedGb()
+		}
+	}
 	if expires, heard, ok := s.leader.LeaseOf(n.ID); ok {
 		out.LeaseExpiresAt = timestamppb.New(time.Unix(0, expires))
 		if heard > 0 {
@@ -97,7 +106,7 @@ func (s *Server) ListWorkloads(ctx context.Context, req *controlv1.ListWorkloads
 			req.GetStatus() != "" && !strings.EqualFold(req.GetStatus(), string(w.Status)) {
 			return true
 		}
-		one := spec.WorkloadView(w, spec.Brief)
+		one := s.workloadView(w, spec.Brief)
 		if word != "" && !contains(one, word) {
 			return true
 		}
@@ -142,7 +151,7 @@ func (s *Server) GetWorkload(ctx context.Context, req *controlv1.GetWorkloadRequ
 	if !ok {
 		return nil, errorf(KindNotFound, "workload %q not found; `persysctl list` shows all", req.GetWorkloadId())
 	}
-	return &controlv1.GetWorkloadResponse{Workload: spec.WorkloadView(w, spec.Full), Index: r.index, Stale: r.stale, AgeMs: r.ageMS}, nil
+	return &controlv1.GetWorkloadResponse{Workload: s.workloadView(w, spec.Full), Index: r.index, Stale: r.stale, AgeMs: r.ageMS}, nil
 }
 
 // GetClusterSummary implements control.v1.

@@ -64,6 +64,7 @@ type Leader interface {
 	Registered(ctx context.Context, node string) (sched.Lease, error)
 	LeaseOf(node string) (expires, heard int64, ok bool)
 	UsageOf(node string) (cpu, memory, disk int64, ok bool)
+	WorkloadUsageOf(node, workload string) (sched.WorkloadUsage, bool)
 }
 
 // Keys holds the cluster key that seals secrets.

@@ -122,8 +122,22 @@ type Heartbeat struct {
 	MemoryUsed  int64 // MiB
 	DiskUsed    int64 // GB
 	Reports     []Reported
+	Usage       []WorkloadUsage
 	Sequence    uint64
 	ForwardedBy string
+}
+
+// WorkloadUsage is what one workload uses, as its node measured it. It is for people:
+// nothing is planned by it.
+type WorkloadUsage struct {
+	Workload             string
+	Type, Source         string
+	CPUPercent           float64 // 100 = one core
+	Memory, MemoryLimit  int64   // bytes
+	Disk                 int64   // bytes
+	DiskRead, DiskWrite  int64   // bytes so far
+	NetReceived, NetSent int64   // bytes so far
+	At                   int64   // Unix nanoseconds, the node's clock
 }
 
 // Reported is one workload as a node reported it.

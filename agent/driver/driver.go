@@ -189,6 +189,8 @@ type Observed struct {
 	// RuntimeID changes exactly when the workload is recreated. Name is the engine's name for it.
 	RuntimeID string
 	Name      string
+	// Parts are the engine's ids of what a workload of several parts is made of; empty for one of one.
+	Parts []string
 	// Labels are all of the instance's labels.
 	Labels map[string]string
 	// Metadata are the status keys of contract/semantics.md section 11 (container.id, …), each

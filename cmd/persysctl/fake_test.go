@@ -440,6 +440,7 @@ func (f *fake) fill() {
 	f.nodes = []*controlv1.NodeView{
 		{NodeId: "node-a", Status: "Ready", StatusUpdatedAt: before(26 * time.Hour), LastHeartbeat: before(2 * time.Second), GrpcEndpoint: "10.0.0.1:50051",
 			TotalCpuCores: 4, ReservedCpuMillicores: 750, TotalMemoryMb: 7900, ReservedMemoryMb: 384, Workloads: 2, AgentVersion: "1.0.0", EngineId: "ENG:1",
+			Usage:          &controlv1.NodeUsage{CpuUsedMillicores: 1240, MemoryUsedMb: 5100, DiskUsedGb: 31},
 			LeaseExpiresAt: timestamppb.New(epoch.Add(8 * time.Second)), SupportedWorkloadTypes: []string{"container", "compose"},
 			Labels: map[string]string{"region": "eu", "disk": "ssd"}, StoragePools: []*controlv1.StoragePoolView{{Name: "default", Type: "local", TotalGb: 100, ReservedGb: 5}}},
 		{NodeId: "node-b", Status: "NotReady", StatusReason: "the lease ended: no heartbeat for 14 s, the last one came over a connection that was closed by the peer",
@@ -447,6 +448,7 @@ func (f *fake) fill() {
 			TotalMemoryMb: 2048, AgentVersion: "1.0.0"},
 		{NodeId: "rack-17-a-machine-with-a-very-long-name.dc1.example.internal", Status: "Ready", Cordoned: true, StatusUpdatedAt: before(time.Hour),
 			LastHeartbeat: before(time.Second), GrpcEndpoint: "10.0.0.3:50051", TotalCpuCores: 128, ReservedCpuMillicores: 12500, TotalMemoryMb: 1 << 20,
+			Usage:            &controlv1.NodeUsage{CpuUsedMillicores: 61000, MemoryUsedMb: 700_000, DiskUsedGb: 900},
 			ReservedMemoryMb: 40 << 10, Workloads: 71, Taints: []*controlv1.Taint{{Key: "dedicated", Value: "gpu", Effect: "NoSchedule"}}},
 	}
 	f.workloads = []*controlv1.WorkloadView{
@@ -472,6 +474,8 @@ func (f *fake) fill() {
 					Ports: []*controlv1.Port{{HostPort: 8080, ContainerPort: 80}}, RestartPolicy: "no"}},
 				Constraints: []*controlv1.Constraint{{Key: "disk", Operator: "=", Values: []string{"ssd"}}}}},
 		{WorkloadId: "web-1", Type: "container", DesiredState: "Running", Status: "Running", AssignedNodeId: "rack-17-a-machine-with-a-very-long-name.dc1.example.internal",
+			Usage: &controlv1.WorkloadUsageSnapshot{CpuPercent: 187.5, MemoryBytes: 700 << 20, MemoryLimitBytes: 1 << 30, DiskReadBytes: 3 << 30, DiskWriteBytes: 900 << 10, NetRxBytes: 7,
+				DiskBytes: 44 << 20, CollectedAt: before(4 * time.Second), Source: "cgroup2"},
 			Group: "web", CreatedAt: before(3*time.Minute + 12*time.Second), ImageOrSource: "hello:demo"},
 	}
 	f.events = []*clusterv1.Event{

@@ -194,3 +194,12 @@ func (l *Loop) UsageOf(node string) (cpu, memory, disk int64, ok bool) {
 	b, _, ok := s.table.get(node)
 	return b.usage.cpu, b.usage.memory, b.usage.disk, ok
 }
+
+// WorkloadUsageOf returns what a node last said that one of its workloads uses.
+func (l *Loop) WorkloadUsageOf(node, workload string) (sched.WorkloadUsage, bool) {
+	s := l.stint.Load()
+	if s == nil {
+		return sched.WorkloadUsage{}, false
+	}
+	return s.table.usageOf(node, workload)
+}

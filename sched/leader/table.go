@@ -22,6 +22,8 @@ type beat struct {
 	full     bool   // its complete list has been read in this stint
 	doomed   bool   // the planner is declaring it lost: nothing extends its lease now
 	usage    usage
+	// workloads is what each of them uses; a complete list replaces it.
+	workloads map[string]sched.WorkloadUsage
 
 	pos int // in the expiry heap; -1 = not in it
 }
@@ -174,6 +176,12 @@ func (t *table) hear(hb *sched.Heartbeat) (fresh bool) {
 	b.sequence = hb.Sequence
 	b.full = b.full || hb.Full
 	b.usage = usage{hb.CPUUsed, hb.MemoryUsed, hb.DiskUsed}
+	if hb.Full || b.workloads == nil {
+		b.workloads = make(map[string]sched.WorkloadUsage, len(hb.Usage))
+	}
+	for _, u := range hb.Usage {
+		b.workloads[u.Workload] = u
+	}
 	return true
 }
 
@@ -212,6 +220,18 @@ func (t *table) extend(node string, received int64) (ok, back bool) {
 	b.expires, b.told = max(b.expires, end), max(b.told, end)
 	t.place(b)
 	return true, back
+}
+
+// usageOf returns what a workload last used on a node.
+func (t *table) usageOf(node, workload string) (sched.WorkloadUsage, bool) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	b := t.nodes[node]
+	if b == nil {
+		return sched.WorkloadUsage{}, false
+	}
+	u, ok := b.workloads[workload]
+	return u, ok
 }
 
 // get returns a copy of what is known of a node.

@@ -36,6 +36,7 @@ import (
 	"github.com/moby/moby/client"
 
 	"github.com/persys/compute/agent/driver"
+	"github.com/persys/compute/agent/driver/cgroup"
 	"github.com/persys/compute/agent/driver/moby"
 )
 
@@ -89,6 +90,8 @@ type Driver struct {
 	// records are the files of Options.Dir as last read or written, by project.
 	recordsMu sync.Mutex
 	records   map[string]cachedRecord
+
+	groups *cgroup.Reader
 }
 
 var _ driver.Driver = (*Driver)(nil)
@@ -142,6 +145,7 @@ func New(opt Options) (*Driver, error) {
 		opt:      opt,
 		log:      log,
 		records:  map[string]cachedRecord{},
+		groups:   cgroup.New("", ""),
 	}
 	if len(opt.Binary) > 0 {
 		d.run = &program{words: opt.Binary, host: opt.Host, dir: opt.Dir, list: d.containers}

@@ -179,7 +179,8 @@ func combine(id driver.ID, project string, parts []*part, rec *record) driver.Ob
 		o.Metadata["compose.git_commit"], o.Metadata["compose.git_repo"] = rec.Commit, driver.Bound(rec.Repository)
 	}
 	sum := sha256.New()
-	for _, rid := range slices.Sorted(runtimeIDs(parts)) {
+	o.Parts = slices.Sorted(runtimeIDs(parts))
+	for _, rid := range o.Parts {
 		fmt.Fprintln(sum, rid)
 	}
 	o.RuntimeID = project + "/" + hex.EncodeToString(sum.Sum(nil)[:6])

@@ -18,6 +18,7 @@ import (
 	"time"
 
 	"github.com/persys/compute/agent/driver"
+	"github.com/persys/compute/agent/driver/cgroup"
 	"github.com/persys/compute/agent/driver/moby"
 )
 
@@ -63,6 +64,7 @@ type Driver struct {
 	eng      *moby.Engine
 	identity driver.Identity
 	opt      Options
+	groups   *cgroup.Reader
 }
 
 var _ driver.Driver = (*Driver)(nil)
@@ -93,6 +95,7 @@ func New(opt Options) (*Driver, error) {
 		eng:      engine,
 		identity: driver.Identity{ClusterID: opt.ClusterID, NodeID: opt.NodeID, Owns: opt.Owns},
 		opt:      opt,
+		groups:   cgroup.New("", ""),
 	}, nil
 }
 

@@ -239,6 +239,40 @@ func TestLimits(t *testing.T) {
 	}
 }
 
+// What the kernel counts for a container is what Usage says: after a second of work at a fifth of a
+// core, and some answers to questions.
+func TestUsage(t *testing.T) {
+	b := newBench(t)
+	spec := b.served("usage", func(c *agentv1.ContainerSpec) {
+		c.Resources = &agentv1.ResourceLimits{CpuMillicores: 200, MemoryBytes: 64 << 20}
+	})
+	b.ensure(spec)
+	o := b.awaitState(spec.ID, driver.Running)
+	measure := func() driver.Usage {
+		t.Helper()
+		all, err := b.d.Usage(b.ctx, []driver.Observed{o, {ID: "stopped", RuntimeID: "x", State: driver.Stopped}})
+		if err != nil || len(all) != 1 || all[0].ID != spec.ID {
+			t.Fatalf("%+v, %v: want the figures of %s and no others", all, err, spec.ID)
+		}
+		return all[0]
+	}
+	before := measure()
+	b.get(b.url(o, "/burn"))
+	after := measure()
+	if used := after.CPU - before.CPU; used < 50*time.Millisecond || used > 450*time.Millisecond {
+		t.Errorf("%s of CPU time, want about 200 ms", used)
+	}
+	if after.Instance != before.Instance || !after.At.After(before.At) {
+		t.Errorf("two readings of one instance do not fit: %+v, %+v", before, after)
+	}
+	if after.Memory < 100<<10 || after.Memory > 64<<20 || after.MemoryLimit != 64<<20 {
+		t.Errorf("%d bytes of memory, limit %d", after.Memory, after.MemoryLimit)
+	}
+	if after.NetReceived <= before.NetReceived || after.NetSent <= before.NetSent {
+		t.Errorf("received %d → %d, sent %d → %d: it was asked and answered", before.NetReceived, after.NetReceived, before.NetSent, after.NetSent)
+	}
+}
+
 func TestSharesOfExistingSchedulers(t *testing.T) {
 	b := newBench(t)
 	spec := b.served("shares", func(c *agentv1.ContainerSpec) {

@@ -1705,10 +1705,13 @@ type RegisterNode struct {
 	Protocol       uint32                 `protobuf:"varint,13,opt,name=protocol,proto3" json:"protocol,omitempty"`
 	SelfFencing    bool                   `protobuf:"varint,14,opt,name=self_fencing,json=selfFencing,proto3" json:"self_fencing,omitempty"`
 	// The agent's own timestamp, RFC 3339, stored as sent.
-	Timestamp     string `protobuf:"bytes,15,opt,name=timestamp,proto3" json:"timestamp,omitempty"`
-	LeaseSeconds  int64  `protobuf:"varint,16,opt,name=lease_seconds,json=leaseSeconds,proto3" json:"lease_seconds,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	Timestamp    string `protobuf:"bytes,15,opt,name=timestamp,proto3" json:"timestamp,omitempty"`
+	LeaseSeconds int64  `protobuf:"varint,16,opt,name=lease_seconds,json=leaseSeconds,proto3" json:"lease_seconds,omitempty"`
+	// Feature level 6. With self_fencing: how long after the end of the lease an exclusive workload
+	// with on_lost_lease stop may still run, seconds.
+	FenceBoundSeconds uint32 `protobuf:"varint,80,opt,name=fence_bound_seconds,json=fenceBoundSeconds,proto3" json:"fence_bound_seconds,omitempty"`
+	unknownFields     protoimpl.UnknownFields
+	sizeCache         protoimpl.SizeCache
 }
 
 func (x *RegisterNode) Reset() {
@@ -1849,6 +1852,13 @@ func (x *RegisterNode) GetTimestamp() string {
 func (x *RegisterNode) GetLeaseSeconds() int64 {
 	if x != nil {
 		return x.LeaseSeconds
+	}
+	return 0
+}
+
+func (x *RegisterNode) GetFenceBoundSeconds() uint32 {
+	if x != nil {
+		return x.FenceBoundSeconds
 	}
 	return 0
 }
@@ -5330,7 +5340,10 @@ type WorkloadRecord struct {
 	VerdictCode    string `protobuf:"bytes,62,opt,name=verdict_code,json=verdictCode,proto3" json:"verdict_code,omitempty"`
 	VerdictMessage string `protobuf:"bytes,63,opt,name=verdict_message,json=verdictMessage,proto3" json:"verdict_message,omitempty"`
 	// What the agent did before the last timeout, newest first.
-	Actions       []*AgentAction `protobuf:"bytes,64,rep,name=actions,proto3" json:"actions,omitempty"`
+	Actions []*AgentAction `protobuf:"bytes,64,rep,name=actions,proto3" json:"actions,omitempty"`
+	// Feature level 6. Its node may still run it as something that is not stopped with
+	// the lease: the order that says so has not been accepted yet.
+	Unguarded     bool `protobuf:"varint,83,opt,name=unguarded,proto3" json:"unguarded,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -5559,6 +5572,13 @@ func (x *WorkloadRecord) GetActions() []*AgentAction {
 		return x.Actions
 	}
 	return nil
+}
+
+func (x *WorkloadRecord) GetUnguarded() bool {
+	if x != nil {
+		return x.Unguarded
+	}
+	return false
 }
 
 type NodeRecord struct {
@@ -6337,7 +6357,7 @@ const file_api_command_v1_command_proto_rawDesc = "" +
 	"\x04Pool\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x12\n" +
 	"\x04type\x18\x02 \x01(\tR\x04type\x12\x19\n" +
-	"\btotal_gb\x18\x03 \x01(\x03R\atotalGb\"\xb7\x04\n" +
+	"\btotal_gb\x18\x03 \x01(\x03R\atotalGb\"\xe7\x04\n" +
 	"\fRegisterNode\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x1a\n" +
 	"\bendpoint\x18\x02 \x01(\tR\bendpoint\x12%\n" +
@@ -6357,7 +6377,8 @@ const file_api_command_v1_command_proto_rawDesc = "" +
 	"\bprotocol\x18\r \x01(\rR\bprotocol\x12!\n" +
 	"\fself_fencing\x18\x0e \x01(\bR\vselfFencing\x12\x1c\n" +
 	"\ttimestamp\x18\x0f \x01(\tR\ttimestamp\x12#\n" +
-	"\rlease_seconds\x18\x10 \x01(\x03R\fleaseSeconds\",\n" +
+	"\rlease_seconds\x18\x10 \x01(\x03R\fleaseSeconds\x12.\n" +
+	"\x13fence_bound_seconds\x18P \x01(\rR\x11fenceBoundSeconds\",\n" +
 	"\n" +
 	"CordonNode\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x0e\n" +
@@ -6626,7 +6647,7 @@ const file_api_command_v1_command_proto_rawDesc = "" +
 	"\vmode_pinned\x18\x11 \x01(\bR\n" +
 	"modePinned\x12$\n" +
 	"\x0ecluster_key_id\x18\x14 \x01(\tR\fclusterKeyId\x12#\n" +
-	"\rtrust_version\x18\x15 \x01(\x04R\ftrustVersion\"\xbd\b\n" +
+	"\rtrust_version\x18\x15 \x01(\x04R\ftrustVersion\"\xdb\b\n" +
 	"\x0eWorkloadRecord\x120\n" +
 	"\x03put\x18\x01 \x01(\v2\x1e.persys.command.v1.WorkloadPutR\x03put\x12\x16\n" +
 	"\x06status\x18\x02 \x01(\tR\x06status\x12\x12\n" +
@@ -6662,7 +6683,8 @@ const file_api_command_v1_command_proto_rawDesc = "" +
 	"\x0facknowledged_at\x18= \x01(\x03R\x0eacknowledgedAt\x12!\n" +
 	"\fverdict_code\x18> \x01(\tR\vverdictCode\x12'\n" +
 	"\x0fverdict_message\x18? \x01(\tR\x0everdictMessage\x128\n" +
-	"\aactions\x18@ \x03(\v2\x1e.persys.command.v1.AgentActionR\aactions\"\xa1\x03\n" +
+	"\aactions\x18@ \x03(\v2\x1e.persys.command.v1.AgentActionR\aactions\x12\x1c\n" +
+	"\tunguarded\x18S \x01(\bR\tunguarded\"\xa1\x03\n" +
 	"\n" +
 	"NodeRecord\x125\n" +
 	"\x05facts\x18\x01 \x01(\v2\x1f.persys.command.v1.RegisterNodeR\x05facts\x12\x0e\n" +

@@ -733,6 +733,7 @@ func (m *RegisterNode) CloneVT() *RegisterNode {
 	r.SelfFencing = m.SelfFencing
 	r.Timestamp = m.Timestamp
 	r.LeaseSeconds = m.LeaseSeconds
+	r.FenceBoundSeconds = m.FenceBoundSeconds
 	if rhs := m.Pools; rhs != nil {
 		tmpContainer := make([]*Pool, len(rhs))
 		for k, v := range rhs {
@@ -1985,6 +1986,7 @@ func (m *WorkloadRecord) CloneVT() *WorkloadRecord {
 	r.AcknowledgedAt = m.AcknowledgedAt
 	r.VerdictCode = m.VerdictCode
 	r.VerdictMessage = m.VerdictMessage
+	r.Unguarded = m.Unguarded
 	if rhs := m.FormerPorts; rhs != nil {
 		tmpContainer := make([]*Port, len(rhs))
 		for k, v := range rhs {
@@ -4122,6 +4124,13 @@ func (m *RegisterNode) MarshalToSizedBufferVT(dAtA []byte) (int, error) {
 	if m.unknownFields != nil {
 		i -= len(m.unknownFields)
 		copy(dAtA[i:], m.unknownFields)
+	}
+	if m.FenceBoundSeconds != 0 {
+		i = protohelpers.EncodeVarint(dAtA, i, uint64(m.FenceBoundSeconds))
+		i--
+		dAtA[i] = 0x5
+		i--
+		dAtA[i] = 0x80
 	}
 	if m.LeaseSeconds != 0 {
 		i = protohelpers.EncodeVarint(dAtA, i, uint64(m.LeaseSeconds))
@@ -7503,6 +7512,18 @@ func (m *WorkloadRecord) MarshalToSizedBufferVT(dAtA []byte) (int, error) {
 		i -= len(m.unknownFields)
 		copy(dAtA[i:], m.unknownFields)
 	}
+	if m.Unguarded {
+		i--
+		if m.Unguarded {
+			dAtA[i] = 1
+		} else {
+			dAtA[i] = 0
+		}
+		i--
+		dAtA[i] = 0x5
+		i--
+		dAtA[i] = 0x98
+	}
 	if len(m.Actions) > 0 {
 		for iNdEx := len(m.Actions) - 1; iNdEx >= 0; iNdEx-- {
 			size, err := m.Actions[iNdEx].MarshalToSizedBufferVT(dAtA[:i])
@@ -9276,6 +9297,9 @@ func (m *RegisterNode) SizeVT() (n int) {
 	if m.LeaseSeconds != 0 {
 		n += 2 + protohelpers.SizeOfVarint(uint64(m.LeaseSeconds))
 	}
+	if m.FenceBoundSeconds != 0 {
+		n += 2 + protohelpers.SizeOfVarint(uint64(m.FenceBoundSeconds))
+	}
 	n += len(m.unknownFields)
 	return n
 }
@@ -10733,6 +10757,9 @@ func (m *WorkloadRecord) SizeVT() (n int) {
 			l = e.SizeVT()
 			n += 2 + l + protohelpers.SizeOfVarint(uint64(l))
 		}
+	}
+	if m.Unguarded {
+		n += 3
 	}
 	n += len(m.unknownFields)
 	return n
@@ -15362,6 +15389,25 @@ func (m *RegisterNode) UnmarshalVT(dAtA []byte) error {
 				b := dAtA[iNdEx]
 				iNdEx++
 				m.LeaseSeconds |= int64(b&0x7F) << shift
+				if b < 0x80 {
+					break
+				}
+			}
+		case 80:
+			if wireType != 0 {
+				return fmt.Errorf("proto: wrong wireType = %d for field FenceBoundSeconds", wireType)
+			}
+			m.FenceBoundSeconds = 0
+			for shift := uint(0); ; shift += 7 {
+				if shift >= 64 {
+					return protohelpers.ErrIntOverflow
+				}
+				if iNdEx >= l {
+					return io.ErrUnexpectedEOF
+				}
+				b := dAtA[iNdEx]
+				iNdEx++
+				m.FenceBoundSeconds |= uint32(b&0x7F) << shift
 				if b < 0x80 {
 					break
 				}
@@ -24062,6 +24108,26 @@ func (m *WorkloadRecord) UnmarshalVT(dAtA []byte) error {
 				return err
 			}
 			iNdEx = postIndex
+		case 83:
+			if wireType != 0 {
+				return fmt.Errorf("proto: wrong wireType = %d for field Unguarded", wireType)
+			}
+			var v int
+			for shift := uint(0); ; shift += 7 {
+				if shift >= 64 {
+					return protohelpers.ErrIntOverflow
+				}
+				if iNdEx >= l {
+					return io.ErrUnexpectedEOF
+				}
+				b := dAtA[iNdEx]
+				iNdEx++
+				v |= int(b&0x7F) << shift
+				if b < 0x80 {
+					break
+				}
+			}
+			m.Unguarded = bool(v != 0)
 		default:
 			iNdEx = preIndex
 			skippy, err := protohelpers.Skip(dAtA[iNdEx:])
@@ -30274,6 +30340,25 @@ func (m *RegisterNode) UnmarshalVTUnsafe(dAtA []byte) error {
 				b := dAtA[iNdEx]
 				iNdEx++
 				m.LeaseSeconds |= int64(b&0x7F) << shift
+				if b < 0x80 {
+					break
+				}
+			}
+		case 80:
+			if wireType != 0 {
+				return fmt.Errorf("proto: wrong wireType = %d for field FenceBoundSeconds", wireType)
+			}
+			m.FenceBoundSeconds = 0
+			for shift := uint(0); ; shift += 7 {
+				if shift >= 64 {
+					return protohelpers.ErrIntOverflow
+				}
+				if iNdEx >= l {
+					return io.ErrUnexpectedEOF
+				}
+				b := dAtA[iNdEx]
+				iNdEx++
+				m.FenceBoundSeconds |= uint32(b&0x7F) << shift
 				if b < 0x80 {
 					break
 				}
@@ -39343,6 +39428,26 @@ func (m *WorkloadRecord) UnmarshalVTUnsafe(dAtA []byte) error {
 				return err
 			}
 			iNdEx = postIndex
+		case 83:
+			if wireType != 0 {
+				return fmt.Errorf("proto: wrong wireType = %d for field Unguarded", wireType)
+			}
+			var v int
+			for shift := uint(0); ; shift += 7 {
+				if shift >= 64 {
+					return protohelpers.ErrIntOverflow
+				}
+				if iNdEx >= l {
+					return io.ErrUnexpectedEOF
+				}
+				b := dAtA[iNdEx]
+				iNdEx++
+				v |= int(b&0x7F) << shift
+				if b < 0x80 {
+					break
+				}
+			}
+			m.Unguarded = bool(v != 0)
 		default:
 			iNdEx = preIndex
 			skippy, err := protohelpers.Skip(dAtA[iNdEx:])

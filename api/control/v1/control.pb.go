@@ -623,9 +623,12 @@ type NodeCapabilities struct {
 	// MiB kept for the machine itself.
 	MemoryReservedMb int64 `protobuf:"varint,1004,opt,name=memory_reserved_mb,json=memoryReservedMb,proto3" json:"memory_reserved_mb,omitempty"`
 	// 0: an existing peer. 1: understands epochs, generations and our lease lengths.
-	Protocol      uint32 `protobuf:"varint,1005,opt,name=protocol,proto3" json:"protocol,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	Protocol uint32 `protobuf:"varint,1005,opt,name=protocol,proto3" json:"protocol,omitempty"`
+	// With self_fencing: seconds after the end of the lease within which the guard has stopped what is
+	// to be stopped then, whatever else goes wrong on the machine.
+	FenceBoundSeconds uint32 `protobuf:"varint,1006,opt,name=fence_bound_seconds,json=fenceBoundSeconds,proto3" json:"fence_bound_seconds,omitempty"`
+	unknownFields     protoimpl.UnknownFields
+	sizeCache         protoimpl.SizeCache
 }
 
 func (x *NodeCapabilities) Reset() {
@@ -731,6 +734,13 @@ func (x *NodeCapabilities) GetMemoryReservedMb() int64 {
 func (x *NodeCapabilities) GetProtocol() uint32 {
 	if x != nil {
 		return x.Protocol
+	}
+	return 0
+}
+
+func (x *NodeCapabilities) GetFenceBoundSeconds() uint32 {
+	if x != nil {
+		return x.FenceBoundSeconds
 	}
 	return 0
 }
@@ -2542,8 +2552,12 @@ type WorkloadUsageSnapshot struct {
 	NetRxBytes     int64   `protobuf:"varint,7,opt,name=net_rx_bytes,json=netRxBytes,proto3" json:"net_rx_bytes,omitempty"`
 	NetTxBytes     int64   `protobuf:"varint,8,opt,name=net_tx_bytes,json=netTxBytes,proto3" json:"net_tx_bytes,omitempty"`
 	// Unix seconds in the agent API.
-	CollectedAt   *timestamppb.Timestamp `protobuf:"bytes,9,opt,name=collected_at,json=collectedAt,proto3" json:"collected_at,omitempty"`
-	Source        string                 `protobuf:"bytes,10,opt,name=source,proto3" json:"source,omitempty"`
+	CollectedAt *timestamppb.Timestamp `protobuf:"bytes,9,opt,name=collected_at,json=collectedAt,proto3" json:"collected_at,omitempty"`
+	Source      string                 `protobuf:"bytes,10,opt,name=source,proto3" json:"source,omitempty"`
+	// Bytes; 0 without a limit.
+	MemoryLimitBytes int64 `protobuf:"varint,1000,opt,name=memory_limit_bytes,json=memoryLimitBytes,proto3" json:"memory_limit_bytes,omitempty"`
+	// What the workload occupies beyond its image and its volumes; 0 where nobody measured it.
+	DiskBytes     int64 `protobuf:"varint,1001,opt,name=disk_bytes,json=diskBytes,proto3" json:"disk_bytes,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2646,6 +2660,20 @@ func (x *WorkloadUsageSnapshot) GetSource() string {
 		return x.Source
 	}
 	return ""
+}
+
+func (x *WorkloadUsageSnapshot) GetMemoryLimitBytes() int64 {
+	if x != nil {
+		return x.MemoryLimitBytes
+	}
+	return 0
+}
+
+func (x *WorkloadUsageSnapshot) GetDiskBytes() int64 {
+	if x != nil {
+		return x.DiskBytes
+	}
+	return 0
 }
 
 // Why a workload is in its state, for programs (code) and for people (message).
@@ -3344,11 +3372,17 @@ type NodeView struct {
 	Taints         []*Taint               `protobuf:"bytes,1004,rep,name=taints,proto3" json:"taints,omitempty"`
 	StoragePools   []*StoragePoolView     `protobuf:"bytes,1005,rep,name=storage_pools,json=storagePools,proto3" json:"storage_pools,omitempty"`
 	// Workloads assigned here.
-	Workloads     int32  `protobuf:"varint,1006,opt,name=workloads,proto3" json:"workloads,omitempty"`
-	AgentVersion  string `protobuf:"bytes,1007,opt,name=agent_version,json=agentVersion,proto3" json:"agent_version,omitempty"`
-	EngineId      string `protobuf:"bytes,1008,opt,name=engine_id,json=engineId,proto3" json:"engine_id,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	Workloads    int32  `protobuf:"varint,1006,opt,name=workloads,proto3" json:"workloads,omitempty"`
+	AgentVersion string `protobuf:"bytes,1007,opt,name=agent_version,json=agentVersion,proto3" json:"agent_version,omitempty"`
+	EngineId     string `protobuf:"bytes,1008,opt,name=engine_id,json=engineId,proto3" json:"engine_id,omitempty"`
+	// In use, whoever uses it; known to the leader only, absent elsewhere.
+	Usage *NodeUsage `protobuf:"bytes,1020,opt,name=usage,proto3" json:"usage,omitempty"`
+	// A guard on the machine stops workloads with on_lost_lease: stop at the end of the lease.
+	SelfFencing bool `protobuf:"varint,1021,opt,name=self_fencing,json=selfFencing,proto3" json:"self_fencing,omitempty"`
+	// Seconds after the end of the lease within which the guard has stopped them.
+	FenceBoundSeconds uint32 `protobuf:"varint,1022,opt,name=fence_bound_seconds,json=fenceBoundSeconds,proto3" json:"fence_bound_seconds,omitempty"`
+	unknownFields     protoimpl.UnknownFields
+	sizeCache         protoimpl.SizeCache
 }
 
 func (x *NodeView) Reset() {
@@ -3533,6 +3567,27 @@ func (x *NodeView) GetEngineId() string {
 		return x.EngineId
 	}
 	return ""
+}
+
+func (x *NodeView) GetUsage() *NodeUsage {
+	if x != nil {
+		return x.Usage
+	}
+	return nil
+}
+
+func (x *NodeView) GetSelfFencing() bool {
+	if x != nil {
+		return x.SelfFencing
+	}
+	return false
+}
+
+func (x *NodeView) GetFenceBoundSeconds() uint32 {
+	if x != nil {
+		return x.FenceBoundSeconds
+	}
+	return 0
 }
 
 type ListWorkloadsRequest struct {
@@ -5113,7 +5168,7 @@ const file_api_control_v1_control_proto_rawDesc = "" +
 	"\x05shard\x18\xf2\a \x01(\tR\x05shard\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xa1\x04\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xd2\x04\n" +
 	"\x10NodeCapabilities\x120\n" +
 	"\x14cpu_total_millicores\x18\x01 \x01(\x03R\x12cpuTotalMillicores\x12&\n" +
 	"\x0fmemory_total_mb\x18\x02 \x01(\x03R\rmemoryTotalMb\x12C\n" +
@@ -5125,7 +5180,8 @@ const file_api_control_v1_control_proto_rawDesc = "" +
 	"\fself_fencing\x18\xea\a \x01(\bR\vselfFencing\x127\n" +
 	"\x17cpu_reserved_millicores\x18\xeb\a \x01(\x03R\x15cpuReservedMillicores\x12-\n" +
 	"\x12memory_reserved_mb\x18\xec\a \x01(\x03R\x10memoryReservedMb\x12\x1b\n" +
-	"\bprotocol\x18\xed\a \x01(\rR\bprotocol\"P\n" +
+	"\bprotocol\x18\xed\a \x01(\rR\bprotocol\x12/\n" +
+	"\x13fence_bound_seconds\x18\xee\a \x01(\rR\x11fenceBoundSeconds\"P\n" +
 	"\vStoragePool\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x12\n" +
 	"\x04type\x18\x02 \x01(\tR\x04type\x12\x19\n" +
@@ -5302,7 +5358,7 @@ const file_api_control_v1_control_proto_rawDesc = "" +
 	"\n" +
 	"mount_path\x18\x06 \x01(\tR\tmountPath\x12\x1b\n" +
 	"\tread_only\x18\a \x01(\bR\breadOnly\x12#\n" +
-	"\rretain_policy\x18\b \x01(\tR\fretainPolicy\"\xfd\x02\n" +
+	"\rretain_policy\x18\b \x01(\tR\fretainPolicy\"\xcc\x03\n" +
 	"\x15WorkloadUsageSnapshot\x12\x1f\n" +
 	"\vworkload_id\x18\x01 \x01(\tR\n" +
 	"workloadId\x12\x12\n" +
@@ -5318,7 +5374,10 @@ const file_api_control_v1_control_proto_rawDesc = "" +
 	"netTxBytes\x12=\n" +
 	"\fcollected_at\x18\t \x01(\v2\x1a.google.protobuf.TimestampR\vcollectedAt\x12\x16\n" +
 	"\x06source\x18\n" +
-	" \x01(\tR\x06source\"\xdf\x01\n" +
+	" \x01(\tR\x06source\x12-\n" +
+	"\x12memory_limit_bytes\x18\xe8\a \x01(\x03R\x10memoryLimitBytes\x12\x1e\n" +
+	"\n" +
+	"disk_bytes\x18\xe9\a \x01(\x03R\tdiskBytes\"\xdf\x01\n" +
 	"\fReasonDetail\x12\x12\n" +
 	"\x04code\x18\x01 \x01(\tR\x04code\x12\x18\n" +
 	"\amessage\x18\x02 \x01(\tR\amessage\x12C\n" +
@@ -5377,7 +5436,7 @@ const file_api_control_v1_control_proto_rawDesc = "" +
 	"\x04node\x18\x01 \x01(\v2\x1b.persys.control.v1.NodeViewR\x04node\x12\x15\n" +
 	"\x05index\x18\xe8\a \x01(\x04R\x05index\x12\x15\n" +
 	"\x05stale\x18\xea\a \x01(\bR\x05stale\x12\x16\n" +
-	"\x06age_ms\x18\xeb\a \x01(\x03R\x05ageMs\"\xce\b\n" +
+	"\x06age_ms\x18\xeb\a \x01(\x03R\x05ageMs\"\xd8\t\n" +
 	"\bNodeView\x12\x17\n" +
 	"\anode_id\x18\x01 \x01(\tR\x06nodeId\x12\x16\n" +
 	"\x06status\x18\x02 \x01(\tR\x06status\x12#\n" +
@@ -5401,7 +5460,10 @@ const file_api_control_v1_control_proto_rawDesc = "" +
 	"\rstorage_pools\x18\xed\a \x03(\v2\".persys.control.v1.StoragePoolViewR\fstoragePools\x12\x1d\n" +
 	"\tworkloads\x18\xee\a \x01(\x05R\tworkloads\x12$\n" +
 	"\ragent_version\x18\xef\a \x01(\tR\fagentVersion\x12\x1c\n" +
-	"\tengine_id\x18\xf0\a \x01(\tR\bengineId\x1a9\n" +
+	"\tengine_id\x18\xf0\a \x01(\tR\bengineId\x123\n" +
+	"\x05usage\x18\xfc\a \x01(\v2\x1c.persys.control.v1.NodeUsageR\x05usage\x12\"\n" +
+	"\fself_fencing\x18\xfd\a \x01(\bR\vselfFencing\x12/\n" +
+	"\x13fence_bound_seconds\x18\xfe\a \x01(\rR\x11fenceBoundSeconds\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\x88\x02\n" +
@@ -5713,59 +5775,60 @@ var file_api_control_v1_control_proto_depIdxs = []int32{
 	60, // 54: persys.control.v1.NodeView.lease_expires_at:type_name -> google.protobuf.Timestamp
 	50, // 55: persys.control.v1.NodeView.taints:type_name -> persys.control.v1.Taint
 	51, // 56: persys.control.v1.NodeView.storage_pools:type_name -> persys.control.v1.StoragePoolView
-	2,  // 57: persys.control.v1.ListWorkloadsRequest.level:type_name -> persys.control.v1.ReadLevel
-	2,  // 58: persys.control.v1.GetWorkloadRequest.level:type_name -> persys.control.v1.ReadLevel
-	42, // 59: persys.control.v1.ListWorkloadsResponse.workloads:type_name -> persys.control.v1.WorkloadView
-	42, // 60: persys.control.v1.GetWorkloadResponse.workload:type_name -> persys.control.v1.WorkloadView
-	60, // 61: persys.control.v1.WorkloadView.retry_next_at:type_name -> google.protobuf.Timestamp
-	60, // 62: persys.control.v1.WorkloadView.last_updated:type_name -> google.protobuf.Timestamp
-	29, // 63: persys.control.v1.WorkloadView.reason:type_name -> persys.control.v1.ReasonDetail
-	28, // 64: persys.control.v1.WorkloadView.usage:type_name -> persys.control.v1.WorkloadUsageSnapshot
-	46, // 65: persys.control.v1.WorkloadView.generation:type_name -> persys.control.v1.Generation
-	60, // 66: persys.control.v1.WorkloadView.created_at:type_name -> google.protobuf.Timestamp
-	59, // 67: persys.control.v1.WorkloadView.labels:type_name -> persys.control.v1.WorkloadView.LabelsEntry
-	21, // 68: persys.control.v1.WorkloadView.ports:type_name -> persys.control.v1.Port
-	17, // 69: persys.control.v1.WorkloadView.spec:type_name -> persys.control.v1.WorkloadSpec
-	2,  // 70: persys.control.v1.GetClusterSummaryRequest.level:type_name -> persys.control.v1.ReadLevel
-	60, // 71: persys.control.v1.GetClusterSummaryResponse.generated_at:type_name -> google.protobuf.Timestamp
-	6,  // 72: persys.control.v1.ControlMessage.register:type_name -> persys.control.v1.RegisterNodeRequest
-	10, // 73: persys.control.v1.ControlMessage.heartbeat:type_name -> persys.control.v1.HeartbeatRequest
-	13, // 74: persys.control.v1.ControlMessage.apply:type_name -> persys.control.v1.ApplyWorkloadRequest
-	15, // 75: persys.control.v1.ControlMessage.delete:type_name -> persys.control.v1.DeleteWorkloadRequest
-	9,  // 76: persys.control.v1.ControlMessage.register_result:type_name -> persys.control.v1.RegisterNodeResponse
-	12, // 77: persys.control.v1.ControlMessage.heartbeat_result:type_name -> persys.control.v1.HeartbeatResponse
-	14, // 78: persys.control.v1.ControlMessage.apply_result:type_name -> persys.control.v1.ApplyWorkloadResponse
-	16, // 79: persys.control.v1.ControlMessage.delete_result:type_name -> persys.control.v1.DeleteWorkloadResponse
-	52, // 80: persys.control.v1.ControlMessage.error:type_name -> persys.control.v1.StreamError
-	6,  // 81: persys.control.v1.AgentControl.RegisterNode:input_type -> persys.control.v1.RegisterNodeRequest
-	10, // 82: persys.control.v1.AgentControl.Heartbeat:input_type -> persys.control.v1.HeartbeatRequest
-	13, // 83: persys.control.v1.AgentControl.ApplyWorkload:input_type -> persys.control.v1.ApplyWorkloadRequest
-	15, // 84: persys.control.v1.AgentControl.DeleteWorkload:input_type -> persys.control.v1.DeleteWorkloadRequest
-	31, // 85: persys.control.v1.AgentControl.RetryWorkload:input_type -> persys.control.v1.RetryWorkloadRequest
-	4,  // 86: persys.control.v1.AgentControl.SubmitAutomationSuggestion:input_type -> persys.control.v1.SubmitAutomationSuggestionRequest
-	33, // 87: persys.control.v1.AgentControl.ListNodes:input_type -> persys.control.v1.ListNodesRequest
-	34, // 88: persys.control.v1.AgentControl.GetNode:input_type -> persys.control.v1.GetNodeRequest
-	38, // 89: persys.control.v1.AgentControl.ListWorkloads:input_type -> persys.control.v1.ListWorkloadsRequest
-	39, // 90: persys.control.v1.AgentControl.GetWorkload:input_type -> persys.control.v1.GetWorkloadRequest
-	43, // 91: persys.control.v1.AgentControl.GetClusterSummary:input_type -> persys.control.v1.GetClusterSummaryRequest
-	45, // 92: persys.control.v1.AgentControl.ControlStream:input_type -> persys.control.v1.ControlMessage
-	9,  // 93: persys.control.v1.AgentControl.RegisterNode:output_type -> persys.control.v1.RegisterNodeResponse
-	12, // 94: persys.control.v1.AgentControl.Heartbeat:output_type -> persys.control.v1.HeartbeatResponse
-	14, // 95: persys.control.v1.AgentControl.ApplyWorkload:output_type -> persys.control.v1.ApplyWorkloadResponse
-	16, // 96: persys.control.v1.AgentControl.DeleteWorkload:output_type -> persys.control.v1.DeleteWorkloadResponse
-	32, // 97: persys.control.v1.AgentControl.RetryWorkload:output_type -> persys.control.v1.RetryWorkloadResponse
-	5,  // 98: persys.control.v1.AgentControl.SubmitAutomationSuggestion:output_type -> persys.control.v1.SubmitAutomationSuggestionResponse
-	35, // 99: persys.control.v1.AgentControl.ListNodes:output_type -> persys.control.v1.ListNodesResponse
-	36, // 100: persys.control.v1.AgentControl.GetNode:output_type -> persys.control.v1.GetNodeResponse
-	40, // 101: persys.control.v1.AgentControl.ListWorkloads:output_type -> persys.control.v1.ListWorkloadsResponse
-	41, // 102: persys.control.v1.AgentControl.GetWorkload:output_type -> persys.control.v1.GetWorkloadResponse
-	44, // 103: persys.control.v1.AgentControl.GetClusterSummary:output_type -> persys.control.v1.GetClusterSummaryResponse
-	45, // 104: persys.control.v1.AgentControl.ControlStream:output_type -> persys.control.v1.ControlMessage
-	93, // [93:105] is the sub-list for method output_type
-	81, // [81:93] is the sub-list for method input_type
-	81, // [81:81] is the sub-list for extension type_name
-	81, // [81:81] is the sub-list for extension extendee
-	0,  // [0:81] is the sub-list for field type_name
+	11, // 57: persys.control.v1.NodeView.usage:type_name -> persys.control.v1.NodeUsage
+	2,  // 58: persys.control.v1.ListWorkloadsRequest.level:type_name -> persys.control.v1.ReadLevel
+	2,  // 59: persys.control.v1.GetWorkloadRequest.level:type_name -> persys.control.v1.ReadLevel
+	42, // 60: persys.control.v1.ListWorkloadsResponse.workloads:type_name -> persys.control.v1.WorkloadView
+	42, // 61: persys.control.v1.GetWorkloadResponse.workload:type_name -> persys.control.v1.WorkloadView
+	60, // 62: persys.control.v1.WorkloadView.retry_next_at:type_name -> google.protobuf.Timestamp
+	60, // 63: persys.control.v1.WorkloadView.last_updated:type_name -> google.protobuf.Timestamp
+	29, // 64: persys.control.v1.WorkloadView.reason:type_name -> persys.control.v1.ReasonDetail
+	28, // 65: persys.control.v1.WorkloadView.usage:type_name -> persys.control.v1.WorkloadUsageSnapshot
+	46, // 66: persys.control.v1.WorkloadView.generation:type_name -> persys.control.v1.Generation
+	60, // 67: persys.control.v1.WorkloadView.created_at:type_name -> google.protobuf.Timestamp
+	59, // 68: persys.control.v1.WorkloadView.labels:type_name -> persys.control.v1.WorkloadView.LabelsEntry
+	21, // 69: persys.control.v1.WorkloadView.ports:type_name -> persys.control.v1.Port
+	17, // 70: persys.control.v1.WorkloadView.spec:type_name -> persys.control.v1.WorkloadSpec
+	2,  // 71: persys.control.v1.GetClusterSummaryRequest.level:type_name -> persys.control.v1.ReadLevel
+	60, // 72: persys.control.v1.GetClusterSummaryResponse.generated_at:type_name -> google.protobuf.Timestamp
+	6,  // 73: persys.control.v1.ControlMessage.register:type_name -> persys.control.v1.RegisterNodeRequest
+	10, // 74: persys.control.v1.ControlMessage.heartbeat:type_name -> persys.control.v1.HeartbeatRequest
+	13, // 75: persys.control.v1.ControlMessage.apply:type_name -> persys.control.v1.ApplyWorkloadRequest
+	15, // 76: persys.control.v1.ControlMessage.delete:type_name -> persys.control.v1.DeleteWorkloadRequest
+	9,  // 77: persys.control.v1.ControlMessage.register_result:type_name -> persys.control.v1.RegisterNodeResponse
+	12, // 78: persys.control.v1.ControlMessage.heartbeat_result:type_name -> persys.control.v1.HeartbeatResponse
+	14, // 79: persys.control.v1.ControlMessage.apply_result:type_name -> persys.control.v1.ApplyWorkloadResponse
+	16, // 80: persys.control.v1.ControlMessage.delete_result:type_name -> persys.control.v1.DeleteWorkloadResponse
+	52, // 81: persys.control.v1.ControlMessage.error:type_name -> persys.control.v1.StreamError
+	6,  // 82: persys.control.v1.AgentControl.RegisterNode:input_type -> persys.control.v1.RegisterNodeRequest
+	10, // 83: persys.control.v1.AgentControl.Heartbeat:input_type -> persys.control.v1.HeartbeatRequest
+	13, // 84: persys.control.v1.AgentControl.ApplyWorkload:input_type -> persys.control.v1.ApplyWorkloadRequest
+	15, // 85: persys.control.v1.AgentControl.DeleteWorkload:input_type -> persys.control.v1.DeleteWorkloadRequest
+	31, // 86: persys.control.v1.AgentControl.RetryWorkload:input_type -> persys.control.v1.RetryWorkloadRequest
+	4,  // 87: persys.control.v1.AgentControl.SubmitAutomationSuggestion:input_type -> persys.control.v1.SubmitAutomationSuggestionRequest
+	33, // 88: persys.control.v1.AgentControl.ListNodes:input_type -> persys.control.v1.ListNodesRequest
+	34, // 89: persys.control.v1.AgentControl.GetNode:input_type -> persys.control.v1.GetNodeRequest
+	38, // 90: persys.control.v1.AgentControl.ListWorkloads:input_type -> persys.control.v1.ListWorkloadsRequest
+	39, // 91: persys.control.v1.AgentControl.GetWorkload:input_type -> persys.control.v1.GetWorkloadRequest
+	43, // 92: persys.control.v1.AgentControl.GetClusterSummary:input_type -> persys.control.v1.GetClusterSummaryRequest
+	45, // 93: persys.control.v1.AgentControl.ControlStream:input_type -> persys.control.v1.ControlMessage
+	9,  // 94: persys.control.v1.AgentControl.RegisterNode:output_type -> persys.control.v1.RegisterNodeResponse
+	12, // 95: persys.control.v1.AgentControl.Heartbeat:output_type -> persys.control.v1.HeartbeatResponse
+	14, // 96: persys.control.v1.AgentControl.ApplyWorkload:output_type -> persys.control.v1.ApplyWorkloadResponse
+	16, // 97: persys.control.v1.AgentControl.DeleteWorkload:output_type -> persys.control.v1.DeleteWorkloadResponse
+	32, // 98: persys.control.v1.AgentControl.RetryWorkload:output_type -> persys.control.v1.RetryWorkloadResponse
+	5,  // 99: persys.control.v1.AgentControl.SubmitAutomationSuggestion:output_type -> persys.control.v1.SubmitAutomationSuggestionResponse
+	35, // 100: persys.control.v1.AgentControl.ListNodes:output_type -> persys.control.v1.ListNodesResponse
+	36, // 101: persys.control.v1.AgentControl.GetNode:output_type -> persys.control.v1.GetNodeResponse
+	40, // 102: persys.control.v1.AgentControl.ListWorkloads:output_type -> persys.control.v1.ListWorkloadsResponse
+	41, // 103: persys.control.v1.AgentControl.GetWorkload:output_type -> persys.control.v1.GetWorkloadResponse
+	44, // 104: persys.control.v1.AgentControl.GetClusterSummary:output_type -> persys.control.v1.GetClusterSummaryResponse
+	45, // 105: persys.control.v1.AgentControl.ControlStream:output_type -> persys.control.v1.ControlMessage
+	94, // [94:106] is the sub-list for method output_type
+	82, // [82:94] is the sub-list for method input_type
+	82, // [82:82] is the sub-list for extension type_name
+	82, // [82:82] is the sub-list for extension extendee
+	0,  // [0:82] is the sub-list for field type_name
 }
 
 func init() { file_api_control_v1_control_proto_init() }

@@ -132,6 +132,7 @@ func (m *NodeCapabilities) CloneVT() *NodeCapabilities {
 	r.CpuReservedMillicores = m.CpuReservedMillicores
 	r.MemoryReservedMb = m.MemoryReservedMb
 	r.Protocol = m.Protocol
+	r.FenceBoundSeconds = m.FenceBoundSeconds
 	if rhs := m.StoragePools; rhs != nil {
 		tmpContainer := make([]*StoragePool, len(rhs))
 		for k, v := range rhs {
@@ -747,6 +748,8 @@ func (m *WorkloadUsageSnapshot) CloneVT() *WorkloadUsageSnapshot {
 	r.NetTxBytes = m.NetTxBytes
 	r.CollectedAt = (*timestamppb.Timestamp)((*timestamppb1.Timestamp)(m.CollectedAt).CloneVT())
 	r.Source = m.Source
+	r.MemoryLimitBytes = m.MemoryLimitBytes
+	r.DiskBytes = m.DiskBytes
 	if len(m.unknownFields) > 0 {
 		r.unknownFields = make([]byte, len(m.unknownFields))
 		copy(r.unknownFields, m.unknownFields)
@@ -968,6 +971,9 @@ func (m *NodeView) CloneVT() *NodeView {
 	r.Workloads = m.Workloads
 	r.AgentVersion = m.AgentVersion
 	r.EngineId = m.EngineId
+	r.Usage = m.Usage.CloneVT()
+	r.SelfFencing = m.SelfFencing
+	r.FenceBoundSeconds = m.FenceBoundSeconds
 	if rhs := m.SupportedWorkloadTypes; rhs != nil {
 		tmpContainer := make([]string, len(rhs))
 		copy(tmpContainer, rhs)
@@ -1832,6 +1838,13 @@ func (m *NodeCapabilities) MarshalToSizedBufferVT(dAtA []byte) (int, error) {
 	if m.unknownFields != nil {
 		i -= len(m.unknownFields)
 		copy(dAtA[i:], m.unknownFields)
+	}
+	if m.FenceBoundSeconds != 0 {
+		i = protohelpers.EncodeVarint(dAtA, i, uint64(m.FenceBoundSeconds))
+		i--
+		dAtA[i] = 0x3e
+		i--
+		dAtA[i] = 0xf0
 	}
 	if m.Protocol != 0 {
 		i = protohelpers.EncodeVarint(dAtA, i, uint64(m.Protocol))
@@ -3683,6 +3696,20 @@ func (m *WorkloadUsageSnapshot) MarshalToSizedBufferVT(dAtA []byte) (int, error)
 		i -= len(m.unknownFields)
 		copy(dAtA[i:], m.unknownFields)
 	}
+	if m.DiskBytes != 0 {
+		i = protohelpers.EncodeVarint(dAtA, i, uint64(m.DiskBytes))
+		i--
+		dAtA[i] = 0x3e
+		i--
+		dAtA[i] = 0xc8
+	}
+	if m.MemoryLimitBytes != 0 {
+		i = protohelpers.EncodeVarint(dAtA, i, uint64(m.MemoryLimitBytes))
+		i--
+		dAtA[i] = 0x3e
+		i--
+		dAtA[i] = 0xc0
+	}
 	if len(m.Source) > 0 {
 		i -= len(m.Source)
 		copy(dAtA[i:], m.Source)
@@ -4419,6 +4446,37 @@ func (m *NodeView) MarshalToSizedBufferVT(dAtA []byte) (int, error) {
 	if m.unknownFields != nil {
 		i -= len(m.unknownFields)
 		copy(dAtA[i:], m.unknownFields)
+	}
+	if m.FenceBoundSeconds != 0 {
+		i = protohelpers.EncodeVarint(dAtA, i, uint64(m.FenceBoundSeconds))
+		i--
+		dAtA[i] = 0x3f
+		i--
+		dAtA[i] = 0xf0
+	}
+	if m.SelfFencing {
+		i--
+		if m.SelfFencing {
+			dAtA[i] = 1
+		} else {
+			dAtA[i] = 0
+		}
+		i--
+		dAtA[i] = 0x3f
+		i--
+		dAtA[i] = 0xe8
+	}
+	if m.Usage != nil {
+		size, err := m.Usage.MarshalToSizedBufferVT(dAtA[:i])
+		if err != nil {
+			return 0, err
+		}
+		i -= size
+		i = protohelpers.EncodeVarint(dAtA, i, uint64(size))
+		i--
+		dAtA[i] = 0x3f
+		i--
+		dAtA[i] = 0xe2
 	}
 	if len(m.EngineId) > 0 {
 		i -= len(m.EngineId)
@@ -6294,6 +6352,9 @@ func (m *NodeCapabilities) SizeVT() (n int) {
 	if m.Protocol != 0 {
 		n += 2 + protohelpers.SizeOfVarint(uint64(m.Protocol))
 	}
+	if m.FenceBoundSeconds != 0 {
+		n += 2 + protohelpers.SizeOfVarint(uint64(m.FenceBoundSeconds))
+	}
 	n += len(m.unknownFields)
 	return n
 }
@@ -7039,6 +7100,12 @@ func (m *WorkloadUsageSnapshot) SizeVT() (n int) {
 	if l > 0 {
 		n += 1 + l + protohelpers.SizeOfVarint(uint64(l))
 	}
+	if m.MemoryLimitBytes != 0 {
+		n += 2 + protohelpers.SizeOfVarint(uint64(m.MemoryLimitBytes))
+	}
+	if m.DiskBytes != 0 {
+		n += 2 + protohelpers.SizeOfVarint(uint64(m.DiskBytes))
+	}
 	n += len(m.unknownFields)
 	return n
 }
@@ -7379,6 +7446,16 @@ func (m *NodeView) SizeVT() (n int) {
 	l = len(m.EngineId)
 	if l > 0 {
 		n += 2 + l + protohelpers.SizeOfVarint(uint64(l))
+	}
+	if m.Usage != nil {
+		l = m.Usage.SizeVT()
+		n += 2 + l + protohelpers.SizeOfVarint(uint64(l))
+	}
+	if m.SelfFencing {
+		n += 3
+	}
+	if m.FenceBoundSeconds != 0 {
+		n += 2 + protohelpers.SizeOfVarint(uint64(m.FenceBoundSeconds))
 	}
 	n += len(m.unknownFields)
 	return n
@@ -9432,6 +9509,25 @@ func (m *NodeCapabilities) UnmarshalVT(dAtA []byte) error {
 				b := dAtA[iNdEx]
 				iNdEx++
 				m.Protocol |= uint32(b&0x7F) << shift
+				if b < 0x80 {
+					break
+				}
+			}
+		case 1006:
+			if wireType != 0 {
+				return fmt.Errorf("proto: wrong wireType = %d for field FenceBoundSeconds", wireType)
+			}
+			m.FenceBoundSeconds = 0
+			for shift := uint(0); ; shift += 7 {
+				if shift >= 64 {
+					return protohelpers.ErrIntOverflow
+				}
+				if iNdEx >= l {
+					return io.ErrUnexpectedEOF
+				}
+				b := dAtA[iNdEx]
+				iNdEx++
+				m.FenceBoundSeconds |= uint32(b&0x7F) << shift
 				if b < 0x80 {
 					break
 				}
@@ -14418,6 +14514,44 @@ func (m *WorkloadUsageSnapshot) UnmarshalVT(dAtA []byte) error {
 			}
 			m.Source = string(dAtA[iNdEx:postIndex])
 			iNdEx = postIndex
+		case 1000:
+			if wireType != 0 {
+				return fmt.Errorf("proto: wrong wireType = %d for field MemoryLimitBytes", wireType)
+			}
+			m.MemoryLimitBytes = 0
+			for shift := uint(0); ; shift += 7 {
+				if shift >= 64 {
+					return protohelpers.ErrIntOverflow
+				}
+				if iNdEx >= l {
+					return io.ErrUnexpectedEOF
+				}
+				b := dAtA[iNdEx]
+				iNdEx++
+				m.MemoryLimitBytes |= int64(b&0x7F) << shift
+				if b < 0x80 {
+					break
+				}
+			}
+		case 1001:
+			if wireType != 0 {
+				return fmt.Errorf("proto: wrong wireType = %d for field DiskBytes", wireType)
+			}
+			m.DiskBytes = 0
+			for shift := uint(0); ; shift += 7 {
+				if shift >= 64 {
+					return protohelpers.ErrIntOverflow
+				}
+				if iNdEx >= l {
+					return io.ErrUnexpectedEOF
+				}
+				b := dAtA[iNdEx]
+				iNdEx++
+				m.DiskBytes |= int64(b&0x7F) << shift
+				if b < 0x80 {
+					break
+				}
+			}
 		default:
 			iNdEx = preIndex
 			skippy, err := protohelpers.Skip(dAtA[iNdEx:])
@@ -16769,6 +16903,81 @@ func (m *NodeView) UnmarshalVT(dAtA []byte) error {
 			}
 			m.EngineId = string(dAtA[iNdEx:postIndex])
 			iNdEx = postIndex
+		case 1020:
+			if wireType != 2 {
+				return fmt.Errorf("proto: wrong wireType = %d for field Usage", wireType)
+			}
+			var msglen int
+			for shift := uint(0); ; shift += 7 {
+				if shift >= 64 {
+					return protohelpers.ErrIntOverflow
+				}
+				if iNdEx >= l {
+					return io.ErrUnexpectedEOF
+				}
+				b := dAtA[iNdEx]
+				iNdEx++
+				msglen |= int(b&0x7F) << shift
+				if b < 0x80 {
+					break
+				}
+			}
+			if msglen < 0 {
+				return protohelpers.ErrInvalidLength
+			}
+			postIndex := iNdEx + msglen
+			if postIndex < 0 {
+				return protohelpers.ErrInvalidLength
+			}
+			if postIndex > l {
+				return io.ErrUnexpectedEOF
+			}
+			if m.Usage == nil {
+				m.Usage = &NodeUsage{}
+			}
+			if err := m.Usage.UnmarshalVT(dAtA[iNdEx:postIndex]); err != nil {
+				return err
+			}
+			iNdEx = postIndex
+		case 1021:
+			if wireType != 0 {
+				return fmt.Errorf("proto: wrong wireType = %d for field SelfFencing", wireType)
+			}
+			var v int
+			for shift := uint(0); ; shift += 7 {
+				if shift >= 64 {
+					return protohelpers.ErrIntOverflow
+				}
+				if iNdEx >= l {
+					return io.ErrUnexpectedEOF
+				}
+				b := dAtA[iNdEx]
+				iNdEx++
+				v |= int(b&0x7F) << shift
+				if b < 0x80 {
+					break
+				}
+			}
+			m.SelfFencing = bool(v != 0)
+		case 1022:
+			if wireType != 0 {
+				return fmt.Errorf("proto: wrong wireType = %d for field FenceBoundSeconds", wireType)
+			}
+			m.FenceBoundSeconds = 0
+			for shift := uint(0); ; shift += 7 {
+				if shift >= 64 {
+					return protohelpers.ErrIntOverflow
+				}
+				if iNdEx >= l {
+					return io.ErrUnexpectedEOF
+				}
+				b := dAtA[iNdEx]
+				iNdEx++
+				m.FenceBoundSeconds |= uint32(b&0x7F) << shift
+				if b < 0x80 {
+					break
+				}
+			}
 		default:
 			iNdEx = preIndex
 			skippy, err := protohelpers.Skip(dAtA[iNdEx:])

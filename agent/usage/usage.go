@@ -1,0 +1,84 @@
+// Package usage turns counters of workloads into what they use now. It is fed by the agent beside
+// its other work; who asks gets the last answer at once.
+package usage
+
+import (
+	"maps"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/persys/compute/agent/driver"
+)
+
+// Reading is what one workload uses.
+type Reading struct {
+	driver.Usage
+	Kind driver.Kind
+	// Millicores is the processor use between the two newest samples; -1 after the first one.
+	Millicores float64
+	// Version grows with every reading of a Table, so that a reader can ask for what is new.
+	Version uint64
+}
+
+// Table holds the newest reading of every workload. It is safe for concurrent use.
+type Table struct {
+	mu      sync.Mutex
+	version uint64
+	rows    map[driver.ID]Reading
+}
+
+// Observe takes in what a driver of one kind measured. Workloads of the kind that are not named any
+// more have ended and are forgotten.
+func (t *Table) Observe(kind driver.Kind, seen []driver.Usage) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.rows == nil {
+		t.rows = map[driver.ID]Reading{}
+	}
+	there := make(map[driver.ID]bool, len(seen))
+	for _, u := range seen {
+		there[u.ID] = true
+		t.version++
+		old, had := t.rows[u.ID]
+		next := Reading{Usage: u, Kind: kind, Millicores: -1, Version: t.version}
+		if span := u.At.Sub(old.At); had && old.Kind == kind && old.Instance == u.Instance && span > 0 && u.CPU >= old.CPU {
+			next.Millicores = 1000 * float64(u.CPU-old.CPU) / float64(span)
+		}
+		if u.Disk < 0 && had && old.Instance == u.Instance {
+			next.Disk = old.Disk // it is measured more rarely than the rest
+		}
+		t.rows[u.ID] = next
+	}
+	maps.DeleteFunc(t.rows, func(id driver.ID, r Reading) bool { return r.Kind == kind && !there[id] })
+}
+
+// After are the readings newer than a version, by id, and the version of the newest.
+func (t *Table) After(version uint64) ([]Reading, uint64) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	var out []Reading
+	for _, r := range t.rows {
+		if r.Version > version {
+			out = append(out, r)
+		}
+	}
+	slices.SortFunc(out, func(a, b Reading) int {
+		if a.ID < b.ID {
+			return -1
+		}
+		return 1
+	})
+	return out, t.version
+}
+
+// Get is the newest reading of one workload.
+func (t *Table) Get(id driver.ID) (Reading, bool) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	r, ok := t.rows[id]
+	return r, ok
+}
+
+// Fresh is how long a reading counts as what is used now.
+const Fresh = time.Minute

@@ -1,0 +1,258 @@
+package main
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	controlv1 "github.com/persys/compute/api/control/v1"
+	"github.com/persys/compute/cmd/persysctl/screen"
+)
+
+// topEvery is how often --watch asks: nodes measure every ten seconds and say so with
+// the next heartbeat.
+const topEvery = 5 * time.Second
+
+type topOptions struct {
+	listOptions
+	sort  string
+	limit int
+}
+
+func (c *cli) topCommand() *cobra.Command {
+	cmd := &cobra.Command{
+		Use: "top", Short: "Show what nodes and workloads use, the largest first",
+		Example: "  persysctl top nodes\n  persysctl top workloads --sort memory --limit 10 --watch",
+		Args:    args(1, 1, "nodes or workloads"),
+		RunE: func(_ *cobra.Command, given []string) error {
+			return usagef("top %q must be top nodes or top workloads", given[0])
+		},
+	}
+	cmd.AddCommand(c.topNodesCommand(), c.topWorkloadsCommand())
+	return cmd
+}
+
+func (c *cli) topNodesCommand() *cobra.Command {
+	o := topOptions{}
+	cmd := &cobra.Command{
+		Use: "nodes", Aliases: []string{"node"}, Short: "What is used and what is reserved on each node",
+		Args: args(0, 0),
+		RunE: c.online(func(ctx context.Context, _ []string) error {
+			return c.top(ctx, o, nodeOrders(), c.topNodes)
+		}),
+	}
+	o.flags(cmd, nodeOrders())
+	return cmd
+}
+
+func (c *cli) topWorkloadsCommand() *cobra.Command {
+	o := topOptions{}
+	cmd := &cobra.Command{
+		Use: "workloads", Aliases: []string{"workload"}, Short: "What each running workload uses",
+		Args: args(0, 0),
+		RunE: c.online(func(ctx context.Context, _ []string) error {
+			return c.top(ctx, o, workloadOrders(), c.topWorkloads)
+		}),
+	}
+	o.flags(cmd, workloadOrders())
+	f := cmd.Flags()
+	f.StringVar(&o.node, "node", "", "only what runs on this node")
+	f.StringVar(&o.group, "group", "", "only members of this group")
+	// Declared above, so there is nothing to fail.
+	_ = cmd.RegisterFlagCompletionFunc("node", c.completeNode)
+	return cmd
+}
+
+func nodeOrders() []string     { return []string{"cpu", "memory", "disk", "name"} }
+func workloadOrders() []string { return []string{"cpu", "memory", "disk", "network", "name"} }
+
+func (o *topOptions) flags(cmd *cobra.Command, orders []string) {
+	f := cmd.Flags()
+	f.StringVar(&o.sort, "sort", "cpu", "order by "+strings.Join(orders, ", "))
+	f.IntVar(&o.limit, "limit", 0, "show only so many; 0 = all")
+	f.BoolVarP(&o.watch, "watch", "w", false, "show it again every five seconds until Ctrl-C")
+	// Declared above, so there is nothing to fail.
+	_ = cmd.RegisterFlagCompletionFunc("sort", cobra.FixedCompletions(orders, cobra.ShellCompDirectiveNoFileComp))
+}
+
+// top shows a table once, or again and again.
+func (c *cli) top(ctx context.Context, o topOptions, orders []string, show func(context.Context, topOptions) (*screen.Table, func() error, error)) error {
+	switch {
+	case !slices.Contains(orders, o.sort):
+		return usagef("--sort %q must be one of %s", o.sort, strings.Join(orders, ", "))
+	case o.limit < 0:
+		return usagef("--limit %d must not be negative", o.limit)
+	}
+	block := &screen.Live{W: c.out}
+	for {
+		table, emit, err := show(ctx, o)
+		switch {
+		case err != nil && o.watch && ctx.Err() != nil:
+			return nil
+		case err != nil:
+			return err
+		case table == nil || c.machine():
+			err = emit()
+		case o.watch && c.outTerm:
+			lines := table.Lines(c.columns()-1, c.paint)
+			if most := max(5, c.height-3); c.height > 0 && len(lines) > most {
+				lines = append(lines[:most], c.paint.Paint(screen.Dim, fmt.Sprintf("and %d more", len(lines)-most)))
+			}
+			block.Draw(append(lines, c.paint.Paint(screen.Dim, c.now().In(c.zone).Format(time.TimeOnly)+"  (Ctrl-C ends)")))
+		default:
+			c.print(table)
+		}
+		if err != nil || !o.watch {
+			return err
+		}
+		select {
+		case <-ctx.Done():
+			return nil // Ctrl-C is how a watch ends
+		case <-time.After(topEvery):
+		}
+	}
+}
+
+func (c *cli) topNodes(ctx context.Context, o topOptions) (*screen.Table, func() error, error) {
+	req := &controlv1.ListNodesRequest{PageSize: pageSize, Level: c.level()}
+	all := &controlv1.ListNodesResponse{}
+	for {
+		r, err := read(ctx, c, c.control.ListNodes, req)
+		if err != nil {
+			return nil, nil, err
+		}
+		all.Nodes = append(all.Nodes, r.GetNodes()...)
+		all.Index, all.Stale, all.AgeMs = r.GetIndex(), r.GetStale(), r.GetAgeMs()
+		if next := r.GetNextPageToken(); next == "" || next == req.GetPageToken() {
+			break
+		}
+		req.PageToken = r.GetNextPageToken()
+	}
+	key := func(n *controlv1.NodeView) float64 {
+		switch u := n.GetUsage(); {
+		case u == nil:
+			return -1
+		case o.sort == "cpu":
+			return ratio(u.GetCpuUsedMillicores(), int64(n.GetTotalCpuCores()*1000))
+		case o.sort == "memory":
+			return ratio(u.GetMemoryUsedMb(), n.GetTotalMemoryMb())
+		case o.sort == "disk":
+			return ratio(u.GetDiskUsedGb(), poolTotal(n))
+		}
+		return 0
+	}
+	slices.SortStableFunc(all.Nodes, func(a, b *controlv1.NodeView) int {
+		return cmp.Or(cmp.Compare(key(b), key(a)), natural(a.GetNodeId(), b.GetNodeId()))
+	})
+	if o.limit > 0 && len(all.Nodes) > o.limit {
+		all.Nodes = all.Nodes[:o.limit]
+	}
+	emit := func() error {
+		return c.emit(all, func() {
+			c.empty("No nodes have registered yet.", "start an agent on a machine: PERSYS_SCHEDULER_ADDR=HOST:8085 persys-agent")
+		})
+	}
+	if len(all.GetNodes()) == 0 {
+		return nil, emit, nil
+	}
+	t := screen.NewTable(screen.Column{Title: "NODE", Gives: 2, Least: 16, Keeps: screen.Middle}, screen.Column{Title: "STATUS"},
+		screen.Column{Title: "CPU", Right: true}, screen.Column{Title: "%", Right: true}, screen.Column{Title: "RESERVED", Right: true},
+		screen.Column{Title: "MEMORY", Right: true}, screen.Column{Title: "%", Right: true}, screen.Column{Title: "RESERVED", Right: true},
+		screen.Column{Title: "DISK", Right: true}, screen.Column{Title: "RESERVED", Right: true, Wide: true}, screen.Column{Title: "WORKLOADS", Right: true, Wide: true})
+	for _, n := range all.GetNodes() {
+		cpu, cpuShare, memory, memoryShare, disk := screen.None, screen.None, screen.None, screen.None, screen.None
+		if u := n.GetUsage(); u != nil {
+			total := int64(n.GetTotalCpuCores() * 1000)
+			cpu, cpuShare = share(cores(u.GetCpuUsedMillicores()), number(n.GetTotalCpuCores(), 2)), percentText(u.GetCpuUsedMillicores(), total)
+			memory, memoryShare = share(mib(u.GetMemoryUsedMb()), mib(n.GetTotalMemoryMb())), percentText(u.GetMemoryUsedMb(), n.GetTotalMemoryMb())
+			disk = share(gib(u.GetDiskUsedGb()), gib(poolTotal(n)))
+		}
+		t.Add(screen.Text(n.GetNodeId()), screen.State(nodeStatus(n)), screen.Text(cpu), screen.Text(cpuShare), screen.Text(cores(n.GetReservedCpuMillicores())),
+			screen.Text(memory), screen.Text(memoryShare), screen.Text(mib(n.GetReservedMemoryMb())),
+			screen.Text(disk), screen.Text(diskShare(n)), screen.Text(fmt.Sprint(n.GetWorkloads())))
+	}
+	return t, emit, nil
+}
+
+func poolTotal(n *controlv1.NodeView) (total int64) {
+	for _, p := range n.GetStoragePools() {
+		total += p.GetTotalGb()
+	}
+	return total
+}
+
+func ratio(part, whole int64) float64 {
+	if whole <= 0 {
+		return 0
+	}
+	return float64(part) / float64(whole)
+}
+
+func percentText(part, whole int64) string {
+	if whole <= 0 {
+		return screen.None
+	}
+	return fmt.Sprintf("%.0f", 100*ratio(part, whole))
+}
+
+func (c *cli) topWorkloads(ctx context.Context, o topOptions) (*screen.Table, func() error, error) {
+	all, err := c.workloads(ctx, listOptions{node: o.node, group: o.group})
+	if err != nil {
+		return nil, nil, err
+	}
+	all.Workloads = slices.DeleteFunc(all.Workloads, func(w *controlv1.WorkloadView) bool { return w.GetUsage() == nil })
+	key := func(w *controlv1.WorkloadView) float64 {
+		switch u := w.GetUsage(); o.sort {
+		case "cpu":
+			return u.GetCpuPercent()
+		case "memory":
+			return float64(u.GetMemoryBytes())
+		case "disk":
+			return float64(u.GetDiskReadBytes() + u.GetDiskWriteBytes())
+		case "network":
+			return float64(u.GetNetRxBytes() + u.GetNetTxBytes())
+		}
+		return 0
+	}
+	slices.SortStableFunc(all.Workloads, func(a, b *controlv1.WorkloadView) int {
+		return cmp.Or(cmp.Compare(key(b), key(a)), natural(a.GetWorkloadId(), b.GetWorkloadId()))
+	})
+	if o.limit > 0 && len(all.Workloads) > o.limit {
+		all.Workloads = all.Workloads[:o.limit]
+	}
+	emit := func() error {
+		return c.emit(all, func() {
+			c.empty("No running workload has been measured yet; nodes do it every ten seconds.", "persysctl list")
+		})
+	}
+	if len(all.GetWorkloads()) == 0 {
+		return nil, emit, nil
+	}
+	t := screen.NewTable(screen.Column{Title: "WORKLOAD", Gives: 1, Least: 20, Keeps: screen.Middle}, screen.Column{Title: "TYPE", Wide: true},
+		screen.Column{Title: "NODE", Gives: 2, Least: 10, Keeps: screen.Middle},
+		screen.Column{Title: "CPU", Right: true}, screen.Column{Title: "MEMORY", Right: true}, screen.Column{Title: "LIMIT", Right: true},
+		screen.Column{Title: "READ", Right: true}, screen.Column{Title: "WRITTEN", Right: true},
+		screen.Column{Title: "RECEIVED", Right: true}, screen.Column{Title: "SENT", Right: true},
+		screen.Column{Title: "OCCUPIES", Right: true, Wide: true}, screen.Column{Title: "MEASURED", Right: true, Wide: true}, screen.Column{Title: "BY", Wide: true})
+	for _, w := range all.GetWorkloads() {
+		u := w.GetUsage()
+		limit, occupies := screen.None, screen.None
+		if u.GetMemoryLimitBytes() > 0 {
+			limit = bytesize(u.GetMemoryLimitBytes())
+		}
+		if u.GetDiskBytes() > 0 {
+			occupies = bytesize(u.GetDiskBytes())
+		}
+		t.Add(screen.Text(w.GetWorkloadId()), screen.Text(w.GetType()), screen.Text(w.GetAssignedNodeId()),
+			screen.Text(cores(int64(u.GetCpuPercent()*10))), screen.Text(bytesize(u.GetMemoryBytes())), screen.Text(limit),
+			screen.Text(bytesize(u.GetDiskReadBytes())), screen.Text(bytesize(u.GetDiskWriteBytes())),
+			screen.Text(bytesize(u.GetNetRxBytes())), screen.Text(bytesize(u.GetNetTxBytes())),
+			screen.Text(occupies), screen.Text(c.age(u.GetCollectedAt())), screen.Text(u.GetSource()))
+	}
+	return t, emit, nil
+}

@@ -1,0 +1,50 @@
+package rpc
+
+import (
+	"time"
+
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	controlv1 "github.com/persys/compute/api/control/v1"
+	"github.com/persys/compute/fsm"
+	"github.com/persys/compute/sched"
+	"github.com/persys/compute/spec"
+)
+
+// used reads what a node measured of its workloads.
+func used(list []*controlv1.WorkloadUsageSnapshot) []sched.WorkloadUsage {
+	if len(list) == 0 {
+		return nil
+	}
+	out := make([]sched.WorkloadUsage, 0, len(list))
+	for _, u := range list {
+		one := sched.WorkloadUsage{
+			Workload: u.GetWorkloadId(), Type: u.GetType(), Source: u.GetSource(),
+			CPUPercent: u.GetCpuPercent(), Memory: u.GetMemoryBytes(), MemoryLimit: u.GetMemoryLimitBytes(), Disk: u.GetDiskBytes(),
+			DiskRead: u.GetDiskReadBytes(), DiskWrite: u.GetDiskWriteBytes(),
+			NetReceived: u.GetNetRxBytes(), NetSent: u.GetNetTxBytes(),
+		}
+		if at := u.GetCollectedAt(); at.IsValid() {
+			one.At = at.AsTime().UnixNano()
+		}
+		out = append(out, one)
+	}
+	return out
+}
+
+// workloadView adds to a workload what only the leader knows: its use.
+func (s *Server) workloadView(w *fsm.Workload, detail spec.Detail) *controlv1.WorkloadView {
+	out := spec.WorkloadView(w, detail)
+	if w.Node == "" || w.Status != fsm.StatusRunning && w.Status != fsm.StatusUpdating {
+		return out
+	}
+	if u, ok := s.leader.WorkloadUsageOf(w.Node, w.ID); ok {
+		out.Usage = &controlv1.WorkloadUsageSnapshot{
+			WorkloadId: w.ID, Type: u.Type, Source: u.Source, CpuPercent: u.CPUPercent,
+			MemoryBytes: u.Memory, MemoryLimitBytes: u.MemoryLimit, DiskBytes: u.Disk,
+			DiskReadBytes: u.DiskRead, DiskWriteBytes: u.DiskWrite, NetRxBytes: u.NetReceived, NetTxBytes: u.NetSent,
+			CollectedAt: timestamppb.New(time.Unix(0, u.At)),
+		}
+	}
+	return out
+}
