@@ -329,6 +329,40 @@ func (n *Node) Leave(ctx context.Context) error {
 	return n.gossip.list.Leave(wait)
 }
 
+// Depart leaves and then halts with ErrLeft.
+func (n *Node) Depart(ctx context.Context) error {
+	if err := n.Leave(ctx); err != nil {
+		return err
+	}
+	n.halt(fmt.Errorf("%w: to join again, empty %s", ErrLeft, n.cfg.DataDir))
+	return nil
+}
+
+// Dismiss has a live replica, named by id or name, depart in good order. Only the
+// leader can; if it is itself the one, it hands over and departs. It is refused as
+// RemoveReplica is.
+func (n *Node) Dismiss(ctx context.Context, who string) error {
+	if !n.IsLeader() {
+		return n.notLeader()
+	}
+	s, ok := n.find(who)
+	if !ok {
+		return fmt.Errorf("no replica %q in the cluster", who)
+	}
+	if string(s.ID) == n.id {
+		return n.Depart(ctx)
+	}
+	n.log.Info("asking a replica to leave", "replica", string(s.ID))
+	_, err := n.peers.call(ctx, string(s.ID), string(s.Address), &request{Op: opDepart})
+	if err == nil {
+		return nil
+	}
+	if _, in := n.find(string(s.ID)); !in {
+		return nil // it went before it had answered
+	}
+	return fmt.Errorf("replica %q stays: %w", who, err)
+}
+
 func (n *Node) askToLeave(ctx context.Context) error {
 	for {
 		if n.IsLeader() {

@@ -9,7 +9,7 @@
 //	  Read         stale | session | linearizable
 //	  Lead         one stint at a time; its context dies with the leadership
 //	  Leader, LeaderChanges, Status, LocalMode
-//	  TransferLeadership, RemoveReplica, Leave, Close
+//	  TransferLeadership, RemoveReplica, Dismiss, Leave, Close
 //	  Halted, Err  why the replica stopped itself
 //
 // # How a proposal travels

@@ -42,6 +42,9 @@ var (
 	// ErrRemoved: the cluster has removed this replica. To join again it has to
 	// start with an empty data directory.
 	ErrRemoved = errors.New("this replica was removed from the cluster")
+	// ErrLeft: this replica left the cluster because it was asked to. What was
+	// said of ErrRemoved holds for it, too.
+	ErrLeft = errors.New("this replica has left the cluster")
 	// ErrStorage: the log store failed, e.g. because the disk is full.
 	ErrStorage = errors.New("log store failed")
 )

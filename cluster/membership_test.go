@@ -275,6 +275,56 @@ func TestLeave(t *testing.T) {
 	}
 }
 
+// TestDismiss: the leader has another replica, or itself, leave in good order.
+func TestDismiss(t *testing.T) {
+	for _, c := range []struct {
+		name string
+		who  func(*group, *Node) *Node
+	}{
+		{"a follower", func(g *group, leader *Node) *Node { return g.follower(leader) }},
+		{"the leader itself", func(_ *group, leader *Node) *Node { return leader }},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			g := newGroup(t, 3)
+			leader := g.form()
+			n := c.who(g, leader)
+			i := g.index(n)
+			if err := leader.Dismiss(timeout(t, 10*time.Second), n.cfg.Name); err != nil {
+				t.Fatal(err)
+			}
+			select {
+			case <-n.Halted():
+			case <-time.After(patience):
+				t.Fatal("it goes on")
+			}
+			if !errors.Is(n.Err(), ErrLeft) {
+				t.Errorf("stopped because of %v", n.Err())
+			}
+			g.close(i)
+			if _, err := g.open(i); !errors.Is(err, ErrRemoved) {
+				t.Errorf("open again: %v", err)
+			}
+			now := g.settled(2)
+			mustPut(t, now, "w", 1)
+		})
+	}
+	t.Run("not if the others could not go on", func(t *testing.T) {
+		g := newGroup(t, 3)
+		leader := g.form()
+		dead := g.follower(leader)
+		g.close(g.index(dead))
+		eventually(t, "the loss noticed", func() bool { return !leader.healthy(raft.ServerID(dead.ID())) })
+		other := g.follower(leader)
+		if err := leader.Dismiss(timeout(t, patience), other.ID()); err == nil || !strings.Contains(err.Error(), "stays") {
+			t.Fatalf("%v", err)
+		}
+		mustPut(t, g.waitLeader(), "w", 1)
+		if err := other.Err(); err != nil {
+			t.Fatalf("it has stopped: %v", err)
+		}
+	})
+}
+
 func TestLongDeadServerIsRemovedOnlyWithAReplacement(t *testing.T) {
 	g := newGroup(t, 3)
 	g.cfg = func(_ int, c *Config) { c.Timing.DeadAfter = 300 * time.Millisecond }

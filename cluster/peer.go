@@ -63,6 +63,7 @@ const (
 	opDigest  = "digest"  // your digest at Index, if you still know it
 	opLeave   = "leave"   // to the leader: remove me
 	opRemoved = "removed" // from the leader: you were removed
+	opDepart  = "depart"  // from the leader: leave, somebody wants you to
 )
 
 type response struct {
@@ -120,6 +121,10 @@ func (n *Node) answer(req *request, res *response) error {
 		return n.RemoveReplica(ctx, req.Hello.ID, false)
 	case opRemoved:
 		return n.members.wasRemoved(req.Hello)
+	case opDepart:
+		ctx, cancel := context.WithTimeout(n.ctx, n.cfg.Timing.RPC)
+		defer cancel()
+		return n.Depart(ctx)
 	}
 	return fmt.Errorf("unknown operation %q", req.Op)
 }

@@ -122,7 +122,8 @@ func replaced(ctx context.Context, c *harness.Cluster, i int, old string) error 
 }
 
 // A replica that is removed while applies run stops by itself, says why, and can
-// come back with an empty disk.
+// come back with an empty disk. So does a leader, which hands over first, and one
+// that is asked to leave, which ends well.
 func TestReplicaLeaves(t *testing.T) {
 	c := start(t, harness.Options{Binaries: raced(t)})
 	tr := load(t, c)
@@ -145,9 +146,32 @@ func TestReplicaLeaves(t *testing.T) {
 	if code, err := s.Wait(ctx); err != nil || code == 0 {
 		t.Errorf("started again on its disk, the removed replica ended with code %d, %v; want a refusal", code, err)
 	}
-	must(t, s.Wipe())
-	must(t, s.Start())
-	must(t, replaced(t.Context(), c, i, old))
-	must(t, c.WaitReady(t.Context(), 30*time.Second))
+	back := func(i int, old string) {
+		t.Helper()
+		must(t, c.Schedulers[i].Wipe())
+		must(t, c.Schedulers[i].Start())
+		must(t, replaced(t.Context(), c, i, old))
+		must(t, c.WaitReady(t.Context(), 30*time.Second))
+	}
+	back(i, old)
+
+	// The leader, by the same two ways: it hands over first, and nothing is lost.
+	for _, verb := range []string{"leave", "remove"} {
+		i := got[int](t)(c.WaitLeader(t.Context(), electionLimit))
+		s, old := c.Schedulers[i], selfID(t, c, i)
+		res, err := c.Ctl(t.Context(), "replica", verb, s.Name)
+		if err != nil || res.Code != 0 {
+			t.Fatalf("persysctl replica %s %s: code %d, %v\n%s%s", verb, s.Name, res.Code, err, res.Stdout, res.Stderr)
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+		code, err := s.Wait(ctx)
+		cancel()
+		must(t, err)
+		if want := map[string]bool{"leave": true, "remove": false}[verb]; (code == 0) != want {
+			t.Errorf("after %s the leader ended with code %d:\n%s", verb, code, s.Tail(5))
+		}
+		tr.more(40, 30*time.Second)
+		back(i, old)
+	}
 	tr.end()
 }

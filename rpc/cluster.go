@@ -112,6 +112,15 @@ func (s *Server) RemoveReplica(ctx context.Context, req *clusterv1.RemoveReplica
 	if err != nil {
 		return nil, err
 	}
+	switch {
+	case req.GetLeave() && req.GetForce():
+		return nil, errorf(KindInvalid, "force and leave exclude one another: a replica that is asked to leave is never forced")
+	case req.GetLeave():
+		if err := s.replica.Dismiss(ctx, r.ID); err != nil {
+			return nil, err
+		}
+		return &clusterv1.RemoveReplicaResponse{}, nil
+	}
 	if err := s.replica.RemoveReplica(ctx, r.ID, req.GetForce()); err != nil {
 		return nil, err
 	}

@@ -210,6 +210,11 @@ func TestHolding(t *testing.T) {
 			_, err := g.cluster(1).RemoveReplica(ctxFor(t), &clusterv1.RemoveReplicaRequest{Replica: "s1"})
 			ok(t, err)
 			is(t, "removed", strings.Join(g.replicas[0].removals, " "), "id-s1")
+			_, err = g.cluster(1).RemoveReplica(ctxFor(t), &clusterv1.RemoveReplicaRequest{Replica: "s1", Leave: true})
+			ok(t, err)
+			is(t, "asked to leave", strings.Join(g.replicas[0].removals, " "), "id-s1 leave id-s1")
+			_, err = g.cluster(1).RemoveReplica(ctxFor(t), &clusterv1.RemoveReplicaRequest{Replica: "s1", Leave: true, Force: true})
+			code(t, err, codes.InvalidArgument)
 			_, err = g.cluster(1).RemoveReplica(ctxFor(t), &clusterv1.RemoveReplicaRequest{Replica: "s9"})
 			code(t, err, codes.NotFound)
 		}},

@@ -383,6 +383,11 @@ func (r *replica) RemoveReplica(_ context.Context, id string, _ bool) error {
 	return nil
 }
 
+func (r *replica) Dismiss(_ context.Context, id string) error {
+	r.set(func(r *replica) { r.removals = append(r.removals, "leave "+id) })
+	return nil
+}
+
 // As the leader's loop:
 
 var errIdle = errors.New("the stint has not begun")

@@ -53,6 +53,8 @@ type Replica interface {
 	Describe(*clusterv1.StatusResponse)
 	TransferLeadership(ctx context.Context, to string) error
 	RemoveReplica(ctx context.Context, id string, force bool) error
+	// Dismiss has a live replica leave by itself.
+	Dismiss(ctx context.Context, id string) error
 	// Restore replaces the whole state by what build makes of the present one;
 	// errors are Propose's, or build's.
 	Restore(ctx context.Context, build func(present fsm.State) (fsm.State, error)) (index uint64, err error)

@@ -27,11 +27,12 @@ const (
 	noPool
 	portTaken
 	stopping // another instance of the workload is not known to be gone
+	noGuard
 )
 
 var filterNames = [...]string{
 	"", "readiness", "readiness", "readiness", "workload type", "storage driver", "labels", "constraints", "taints",
-	"CPU", "memory", "disk", "disk", "host ports", "former instance",
+	"CPU", "memory", "disk", "disk", "host ports", "former instance", "guard",
 }
 
 // Taint effects.
@@ -81,6 +82,8 @@ func (r rejection) short() string {
 		return "port " + r.key
 	case stopping:
 		return "former instance not gone"
+	case noGuard:
+		return "no guard for on_lost_lease=stop"
 	}
 	return ""
 }
@@ -106,10 +109,14 @@ func readiness(n *fsm.Node) rejection {
 }
 
 // static applies the filters that look at facts alone: type, storage drivers,
-// labels, constraints and NoSchedule taints.
+// labels, constraints, NoSchedule taints, and the guard that a workload which is to
+// stop with the lease needs (DESIGN, decision 9).
 func static(d *fsm.Demand, n *fsm.Node) rejection {
 	if r := fits(d, n); r.filter != passes {
 		return r
+	}
+	if guarded(d) && !n.Facts.SelfFencing {
+		return rejection{filter: noGuard}
 	}
 	for _, t := range n.Facts.Taints {
 		if t.Effect == noSchedule && !tolerated(t, d.Tolerations) {
@@ -119,8 +126,10 @@ func static(d *fsm.Demand, n *fsm.Node) rejection {
 	return rejection{}
 }
 
-// fits is static without the taints, which repel newcomers only: a workload
-// that no longer fits in this sense is moved.
+func guarded(d *fsm.Demand) bool { return d.Exclusive && d.OnLostLease == fsm.OnLostLeaseStop }
+
+// fits is static without the taints and the guard, which turn away newcomers only:
+// a workload that no longer fits in this sense is moved.
 func fits(d *fsm.Demand, n *fsm.Node) rejection {
 	if !offers(n, d.Type) {
 		return rejection{filter: wrongType, key: d.Type}
@@ -336,6 +345,8 @@ func (x *nodeIndex) sentence(v fsm.View, d *fsm.Demand, s int32, r rejection) st
 				return "host port " + r.key + " is held by " + w + " on " + at
 			}
 		}
+	case noGuard:
+		return "guard: on_lost_lease is stop, and the node has no guard process that stops it with the lease (self_fencing)"
 	case stopping:
 		return "its former instance on " + r.key + " is not known to be gone"
 	}

@@ -364,7 +364,7 @@ func (x *nodeIndex) sameAlloc(s int32, a fsm.Alloc) bool {
 func sameStatic(a, b *fsm.Node) bool {
 	f, g := &a.Facts, &b.Facts
 	return slices.Equal(f.Types, g.Types) && slices.Equal(a.Lacks, b.Lacks) && slices.Equal(f.StorageDrivers, g.StorageDrivers) &&
-		slices.Equal(f.Labels, g.Labels) && slices.Equal(f.Taints, g.Taints)
+		slices.Equal(f.Labels, g.Labels) && slices.Equal(f.Taints, g.Taints) && f.SelfFencing == g.SelfFencing
 }
 
 // take promises (sign +1) or gives back (-1) a demand on a node within a step.
@@ -482,6 +482,9 @@ func appendClassKey(b []byte, d *fsm.Demand) []byte {
 		b = append(b, 3)
 	}
 	b = append(b, 4)
+	if guarded(d) {
+		b = append(b, 5)
+	}
 	for _, t := range d.Tolerations {
 		str(t.Key)
 		str(t.Value)

@@ -25,6 +25,7 @@ func randomNode(r *rapid.T) func(*commandv1.RegisterNode) {
 		n.Labels = []*commandv1.Label{{Key: "zone", Value: zone}}
 		n.Types, n.CpuMillicores, n.EngineId = types, cpu, engine
 		n.StorageDrivers = []string{"local"}
+		n.SelfFencing = zone == "y"
 		if taint != "" {
 			n.Taints = []*commandv1.Taint{{Key: "dedicated", Value: "gpu", Effect: taint}}
 		}
@@ -53,6 +54,9 @@ func randomDemand(r *rapid.T) func(*commandv1.WorkloadPut) {
 		d.Tolerations = []*commandv1.Taint{{Key: "dedicated"}}
 	case 3:
 		d.Constraints = []*commandv1.Constraint{{Key: "node.id", Op: "in", Values: []string{"n1", "n2"}}}
+	}
+	if d.Exclusive && d.Priority == 2 {
+		d.OnLostLease = fsm.OnLostLeaseStop
 	}
 	desired := rapid.SampledFrom([]string{"Running", "Running", "Running", "Stopped"}).Draw(r, "desired")
 	return func(p *commandv1.WorkloadPut) { p.Demand, p.Desired = d, desired }

@@ -205,7 +205,7 @@ func (c *cli) replicaCommand() *cobra.Command {
 	parent := &cobra.Command{Use: "replica", Short: "Change the set of schedulers", Args: args(0, 0), RunE: help}
 	var force, yes bool
 	remove := &cobra.Command{
-		Use: "remove REPLICA", Short: "Take a scheduler that never comes back out of the cluster", Aliases: []string{"rm"},
+		Use: "remove REPLICA", Short: "Take a scheduler out of the cluster, also one that never comes back", Aliases: []string{"rm"},
 		Args: args(1, 1, "REPLICA"), ValidArgsFunction: c.completeReplica,
 		RunE: c.online(func(ctx context.Context, args []string) error {
 			if force && !yes {
@@ -223,7 +223,23 @@ func (c *cli) replicaCommand() *cobra.Command {
 	}
 	remove.Flags().BoolVar(&force, "force", false, "also when it is alive or when too few others are")
 	remove.Flags().BoolVarP(&yes, "yes", "y", false, "do not ask")
-	parent.AddCommand(remove)
+	leave := &cobra.Command{
+		Use: "leave REPLICA", Short: "Have a running scheduler leave the cluster for good",
+		Long: `Have a running scheduler leave the cluster for good. It hands leadership over if it
+leads, is removed, and its process ends with status 0. It is refused if the others
+could not go on without it. Its data directory cannot be used again: a scheduler that
+is to come back starts with an empty one.`,
+		Args: args(1, 1, "REPLICA"), ValidArgsFunction: c.completeReplica,
+		RunE: c.online(func(ctx context.Context, args []string) error {
+			r, err := change(ctx, c, c.cluster.RemoveReplica, &clusterv1.RemoveReplicaRequest{Replica: args[0], Leave: true})
+			if err != nil {
+				return err
+			}
+			c.done(args[0], "has left", r)
+			return nil
+		}),
+	}
+	parent.AddCommand(remove, leave)
 	return parent
 }
 

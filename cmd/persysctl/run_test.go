@@ -164,6 +164,7 @@ func outputCases() []outputCase {
 		{"stop-missing", []string{"stop", "nothing"}},
 		{"transfer", []string{"transfer-leadership", "scheduler-3"}},
 		{"replica-remove", []string{"replica", "remove", "scheduler-3"}},
+		{"replica-leave", []string{"replica", "leave", "scheduler-3"}},
 		{"mode-set", []string{"mode", "set", "normal", "--reason", "the mirror is back"}},
 		{"mode-set-without-reason", []string{"mode", "set", "normal"}},
 	}

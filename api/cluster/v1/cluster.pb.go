@@ -4137,9 +4137,12 @@ func (x *TransferLeadershipResponse) GetTookMs() int64 {
 }
 
 type RemoveReplicaRequest struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Replica       string                 `protobuf:"bytes,1,opt,name=replica,proto3" json:"replica,omitempty"`
-	Force         bool                   `protobuf:"varint,2,opt,name=force,proto3" json:"force,omitempty"`
+	state   protoimpl.MessageState `protogen:"open.v1"`
+	Replica string                 `protobuf:"bytes,1,opt,name=replica,proto3" json:"replica,omitempty"`
+	Force   bool                   `protobuf:"varint,2,opt,name=force,proto3" json:"force,omitempty"`
+	// Leave asks the replica, which has to be alive, to go by itself: it hands
+	// leadership over, is removed, says goodbye, and its process ends with status 0.
+	Leave         bool `protobuf:"varint,3,opt,name=leave,proto3" json:"leave,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -4184,6 +4187,13 @@ func (x *RemoveReplicaRequest) GetReplica() string {
 func (x *RemoveReplicaRequest) GetForce() bool {
 	if x != nil {
 		return x.Force
+	}
+	return false
+}
+
+func (x *RemoveReplicaRequest) GetLeave() bool {
+	if x != nil {
+		return x.Leave
 	}
 	return false
 }
@@ -6131,10 +6141,11 @@ const file_api_cluster_v1_cluster_proto_rawDesc = "" +
 	"\areplica\x18\x01 \x01(\tR\areplica\"R\n" +
 	"\x1aTransferLeadershipResponse\x12\x1b\n" +
 	"\tleader_id\x18\x01 \x01(\tR\bleaderId\x12\x17\n" +
-	"\atook_ms\x18\x02 \x01(\x03R\x06tookMs\"F\n" +
+	"\atook_ms\x18\x02 \x01(\x03R\x06tookMs\"\\\n" +
 	"\x14RemoveReplicaRequest\x12\x18\n" +
 	"\areplica\x18\x01 \x01(\tR\areplica\x12\x14\n" +
-	"\x05force\x18\x02 \x01(\bR\x05force\"\x17\n" +
+	"\x05force\x18\x02 \x01(\bR\x05force\x12\x14\n" +
+	"\x05leave\x18\x03 \x01(\bR\x05leave\"\x17\n" +
 	"\x15RemoveReplicaResponse\"2\n" +
 	"\x13CreateBackupRequest\x12\x1b\n" +
 	"\tmin_index\x18\x01 \x01(\x04R\bminIndex\"\xc1\x02\n" +

@@ -1431,6 +1431,7 @@ func (m *RemoveReplicaRequest) CloneVT() *RemoveReplicaRequest {
 	r := new(RemoveReplicaRequest)
 	r.Replica = m.Replica
 	r.Force = m.Force
+	r.Leave = m.Leave
 	if len(m.unknownFields) > 0 {
 		r.unknownFields = make([]byte, len(m.unknownFields))
 		copy(r.unknownFields, m.unknownFields)
@@ -5741,6 +5742,16 @@ func (m *RemoveReplicaRequest) MarshalToSizedBufferVT(dAtA []byte) (int, error) 
 		i -= len(m.unknownFields)
 		copy(dAtA[i:], m.unknownFields)
 	}
+	if m.Leave {
+		i--
+		if m.Leave {
+			dAtA[i] = 1
+		} else {
+			dAtA[i] = 0
+		}
+		i--
+		dAtA[i] = 0x18
+	}
 	if m.Force {
 		i--
 		if m.Force {
@@ -8717,6 +8728,9 @@ func (m *RemoveReplicaRequest) SizeVT() (n int) {
 		n += 1 + l + protohelpers.SizeOfVarint(uint64(l))
 	}
 	if m.Force {
+		n += 2
+	}
+	if m.Leave {
 		n += 2
 	}
 	n += len(m.unknownFields)
@@ -19395,6 +19409,26 @@ func (m *RemoveReplicaRequest) UnmarshalVT(dAtA []byte) error {
 				}
 			}
 			m.Force = bool(v != 0)
+		case 3:
+			if wireType != 0 {
+				return fmt.Errorf("proto: wrong wireType = %d for field Leave", wireType)
+			}
+			var v int
+			for shift := uint(0); ; shift += 7 {
+				if shift >= 64 {
+					return protohelpers.ErrIntOverflow
+				}
+				if iNdEx >= l {
+					return io.ErrUnexpectedEOF
+				}
+				b := dAtA[iNdEx]
+				iNdEx++
+				v |= int(b&0x7F) << shift
+				if b < 0x80 {
+					break
+				}
+			}
+			m.Leave = bool(v != 0)
 		default:
 			iNdEx = preIndex
 			skippy, err := protohelpers.Skip(dAtA[iNdEx:])

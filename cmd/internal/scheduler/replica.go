@@ -113,6 +113,10 @@ func (r *replica) RemoveReplica(ctx context.Context, id string, force bool) erro
 	return precondition(translate(r.node.RemoveReplica(ctx, id, force)))
 }
 
+func (r *replica) Dismiss(ctx context.Context, id string) error {
+	return precondition(translate(r.node.Dismiss(ctx, id)))
+}
+
 func (r *replica) Restore(ctx context.Context, build func(fsm.State) (fsm.State, error)) (uint64, error) {
 	i, err := r.node.Restore(ctx, build)
 	return i, translate(err)

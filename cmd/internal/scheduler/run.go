@@ -271,7 +271,8 @@ func (r *Replica) abandon() {
 }
 
 // Run serves until ctx ends or the replica halts, then hands over leadership,
-// stops serving and closes the node. It returns nil after ctx ended.
+// stops serving and closes the node. It returns nil after ctx ended, or this replica
+// left the cluster because it was asked to.
 func (r *Replica) Run(ctx context.Context) error {
 	stop, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
@@ -335,7 +336,12 @@ func (r *Replica) Run(ctx context.Context) error {
 		select {
 		case <-stop.Done():
 		case <-r.node.Halted():
-			cancel(r.cfg.advise(r.node.Err()))
+			err := r.node.Err()
+			if errors.Is(err, cluster.ErrLeft) {
+				r.log.Info("left the cluster", "name", r.cfg.Name, "raft_id", r.node.ID())
+				cancel(err)
+			}
+			cancel(r.cfg.advise(err))
 		}
 		return nil
 	})
@@ -343,7 +349,7 @@ func (r *Replica) Run(ctx context.Context) error {
 	r.log.Info("serving", "name", r.cfg.Name, "grpc", r.GRPCAddr(), "http", r.HTTPAddr(), "raft_id", r.node.ID(), "data", r.cfg.DataDir)
 	<-stop.Done()
 	err := context.Cause(stop)
-	if ctx.Err() != nil {
+	if ctx.Err() != nil || errors.Is(err, cluster.ErrLeft) {
 		err = nil
 	}
 	return errors.Join(err, r.shutdown(&g, err == nil))
