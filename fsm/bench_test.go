@@ -18,7 +18,7 @@ func populated(b *testing.B, n int) State {
 	tx := s.Begin()
 	for i := range 100 {
 		tx.Apply(Meta{10, 1}, register(fmt.Sprintf("node-%d", i), func(n *commandv1.RegisterNode) {
-			n.CpuMillicores, n.MemoryMib = maxCPU, maxMemory
+			n.CpuMillicores, n.MemoryMib = MaxCPU, MaxMemory
 		}))
 	}
 	for i := range n {

@@ -86,7 +86,7 @@ func (c *checker) workloads() {
 		c.must(len(w.Actions) <= MaxActions, "workload %s keeps %d actions, at most %d", id, len(w.Actions), MaxActions)
 		c.must(c.s.r.info.FeatureLevel >= 5 || len(w.FormerPorts) == 0, "workload %s has former ports before feature level 5", id)
 		d := &w.Demand
-		c.must(d.CPU >= 0 && d.CPU <= maxCPU && d.Memory >= 0 && d.Memory <= maxMemory && d.Disk >= 0 && d.Disk <= maxDisk,
+		c.must(d.CPU >= 0 && d.CPU <= MaxCPU && d.Memory >= 0 && d.Memory <= MaxMemory && d.Disk >= 0 && d.Disk <= MaxDisk,
 			"workload %s demands %d millicores, %d MiB, %d GB", id, d.CPU, d.Memory, d.Disk)
 		c.must(d.Group == "" || validID(d.Group), "workload %s is of group %q", id, d.Group)
 		switch w.Desired {

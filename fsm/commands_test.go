@@ -194,7 +194,7 @@ func TestPutRefusals(t *testing.T) {
 		{"negative attempts", put("web", func(p *commandv1.WorkloadPut) { p.MaxAttempts = -1 }), []string{"max_attempts", "-1"}},
 		{"no type", put("web", demand(func(d *commandv1.Demand) { d.Type = "" })), []string{"demand.type"}},
 		{"negative cpu", put("web", demand(func(d *commandv1.Demand) { d.CpuMillicores = -1 })), []string{"cpu_millicores", "-1"}},
-		{"absurd memory", put("web", demand(func(d *commandv1.Demand) { d.MemoryMib = maxMemory + 1 })), []string{"memory_mib"}},
+		{"absurd memory", put("web", demand(func(d *commandv1.Demand) { d.MemoryMib = MaxMemory + 1 })), []string{"memory_mib"}},
 		{"negative disk", put("web", demand(func(d *commandv1.Demand) { d.DiskGb = -5 })), []string{"disk_gb", "-5"}},
 		{"an unknown lease policy", put("web", demand(func(d *commandv1.Demand) { d.OnLostLease = "hope" })), []string{"on_lost_lease", "hope"}},
 		{"port 0", put("web", hostPort(0)), []string{"host_ports[0].port", "0"}},

@@ -9,9 +9,9 @@ import (
 // Limits of what a command may carry. The edge refuses earlier and with a better
 // place to point at; these keep sums from overflowing and keys unambiguous.
 const (
-	maxCPU     = 1_000_000_000     // millicores
-	maxMemory  = 1_000_000_000_000 // MiB
-	maxDisk    = 1_000_000_000_000 // GB
+	MaxCPU     = 1_000_000_000     // millicores
+	MaxMemory  = 1_000_000_000_000 // MiB
+	MaxDisk    = 1_000_000_000_000 // GB
 	maxSpec    = 1 << 20           // bytes; RULES allow the edge 512 KiB before sealing
 	maxContent = 256               // bytes
 )
@@ -85,9 +85,9 @@ func checkPut(p *commandv1.WorkloadPut, group string) (Result, bool) {
 		value int64
 		limit int64
 	}{
-		{"cpu_millicores", d.GetCpuMillicores(), maxCPU},
-		{"memory_mib", d.GetMemoryMib(), maxMemory},
-		{"disk_gb", d.GetDiskGb(), maxDisk},
+		{"cpu_millicores", d.GetCpuMillicores(), MaxCPU},
+		{"memory_mib", d.GetMemoryMib(), MaxMemory},
+		{"disk_gb", d.GetDiskGb(), MaxDisk},
 	} {
 		if q.value < 0 || q.value > q.limit {
 			return refuse(Invalid, "demand.%s: %d is not in 0..%d", q.field, q.value, q.limit), false
@@ -129,10 +129,10 @@ func checkNode(b *commandv1.RegisterNode) (Result, bool) {
 		return refuse(Invalid, "id: %q does not match %s", b.GetId(), idRule), false
 	case b.GetEndpoint() == "":
 		return refuse(Invalid, "endpoint: is empty, must be host:port"), false
-	case b.GetCpuMillicores() <= 0 || b.GetCpuMillicores() > maxCPU:
-		return refuse(Invalid, "cpu_millicores: %d is not in 1..%d", b.GetCpuMillicores(), maxCPU), false
-	case b.GetMemoryMib() <= 0 || b.GetMemoryMib() > maxMemory:
-		return refuse(Invalid, "memory_mib: %d is not in 1..%d", b.GetMemoryMib(), maxMemory), false
+	case b.GetCpuMillicores() <= 0 || b.GetCpuMillicores() > MaxCPU:
+		return refuse(Invalid, "cpu_millicores: %d is not in 1..%d", b.GetCpuMillicores(), MaxCPU), false
+	case b.GetMemoryMib() <= 0 || b.GetMemoryMib() > MaxMemory:
+		return refuse(Invalid, "memory_mib: %d is not in 1..%d", b.GetMemoryMib(), MaxMemory), false
 	case strings.IndexByte(b.GetEngineId(), 0) >= 0:
 		return refuse(Invalid, "engine_id: %q holds a zero byte", b.GetEngineId()), false
 	case b.GetLeaseSeconds() < 0:
@@ -143,8 +143,8 @@ func checkNode(b *commandv1.RegisterNode) (Result, bool) {
 		if p.GetName() == "" {
 			return refuse(Invalid, "pools[%d].name: is empty", i), false
 		}
-		if p.GetTotalGb() < 0 || p.GetTotalGb() > maxDisk {
-			return refuse(Invalid, "pools[%d].total_gb: %d is not in 0..%d", i, p.GetTotalGb(), maxDisk), false
+		if p.GetTotalGb() < 0 || p.GetTotalGb() > MaxDisk {
+			return refuse(Invalid, "pools[%d].total_gb: %d is not in 0..%d", i, p.GetTotalGb(), MaxDisk), false
 		}
 		for j := range i {
 			if pools[j].GetName() == p.GetName() {

@@ -42,11 +42,8 @@ func (s *Server) RegisterNode(ctx context.Context, req *controlv1.RegisterNodeRe
 		return refuse("node " + id + " belongs to shard " + want + ", this is shard " + info.Shard + " of cluster " + info.ClusterID)
 	}
 	caps := req.GetCapabilities()
-	if caps.GetCpuTotalMillicores() <= 0 {
-		return refuse("capabilities.cpu_total_millicores " + strconv.FormatInt(caps.GetCpuTotalMillicores(), 10) + " must be above 0")
-	}
-	if caps.GetMemoryTotalMb() <= 0 {
-		return refuse("capabilities.memory_total_mb " + strconv.FormatInt(caps.GetMemoryTotalMb(), 10) + " must be above 0")
+	if wrong := reserves(caps); wrong != "" {
+		return refuse(wrong)
 	}
 	cmd := s.registration(id, endpoint, req)
 	if !s.registered(id, cmd) {
@@ -191,11 +188,9 @@ func (s *Server) Heartbeat(ctx context.Context, req *controlv1.HeartbeatRequest)
 		ReceivedAt: s.now().UnixNano(),
 		Full:       req.GetFull() || node.Facts.Protocol == 0,
 		Protocol:   node.Facts.Protocol,
-		CPUUsed:    req.GetUsage().GetCpuUsedMillicores(),
-		MemoryUsed: req.GetUsage().GetMemoryUsedMb(),
-		DiskUsed:   req.GetUsage().GetDiskUsedGb(),
 		Sequence:   req.GetSequence(),
 	}
+	hb.CPUUsed, hb.MemoryUsed, hb.DiskUsed = usageOf(req.GetUsage())
 	if req.GetUsage() == nil {
 		hb.CPUUsed, hb.MemoryUsed, hb.DiskUsed, _ = s.leader.UsageOf(id) // stays as it was
 	}

@@ -2,6 +2,8 @@ package rpc
 
 import (
 	"fmt"
+	"math"
+	"strings"
 	"testing"
 	"time"
 
@@ -188,6 +190,63 @@ func TestHeartbeatReachesTheLoop(t *testing.T) {
 	_, err = g.control(0).Heartbeat(ctxFor(t), &controlv1.HeartbeatRequest{NodeId: "a"})
 	ok(t, err)
 	is(t, "usage that was not sent", g.replicas[0].lastBeat(t).CPUUsed, 1)
+}
+
+// TestUsageThatCannotBe costs a node nothing.
+func TestUsageThatCannotBe(t *testing.T) {
+	g := newGroup(t, 1)
+	for _, c := range []struct {
+		used *controlv1.NodeUsage
+		want string
+	}{
+		{&controlv1.NodeUsage{CpuUsedMillicores: -1, MemoryUsedMb: math.MinInt64, DiskUsedGb: -3}, "0 0 0"},
+		{&controlv1.NodeUsage{CpuUsedMillicores: math.MaxInt64, MemoryUsedMb: math.MaxInt64, DiskUsedGb: math.MaxInt64},
+			fmt.Sprint(fsm.MaxCPU, fsm.MaxMemory, fsm.MaxDisk)},
+	} {
+		r, err := g.control(0).Heartbeat(ctxFor(t), &controlv1.HeartbeatRequest{NodeId: "a", Usage: c.used})
+		ok(t, err)
+		is(t, "acknowledged", r.GetAcknowledged(), true)
+		hb := g.replicas[0].lastBeat(t)
+		is(t, "usage", fmt.Sprint(hb.CPUUsed, hb.MemoryUsed, hb.DiskUsed), c.want)
+	}
+}
+
+// TestWorkloadUsageThatCannotBe is taken as the nearest that can be.
+func TestWorkloadUsageThatCannotBe(t *testing.T) {
+	got := used([]*controlv1.WorkloadUsageSnapshot{
+		{WorkloadId: "a", CpuPercent: math.NaN(), MemoryBytes: -1, DiskReadBytes: math.MinInt64},
+		{WorkloadId: "b", CpuPercent: math.Inf(1), MemoryBytes: 7, NetRxBytes: -7},
+		{WorkloadId: "c", CpuPercent: math.Inf(-1)},
+	})
+	for i, want := range []string{"0 0 0", fmt.Sprint(float64(fsm.MaxCPU/10), 7, 0), "0 0 0"} {
+		u := got[i]
+		if text := fmt.Sprint(u.CPUPercent, u.Memory, u.DiskRead+u.NetReceived); text != want {
+			t.Errorf("%s: %s, want %s", u.Workload, text, want)
+		}
+	}
+}
+
+// TestWhatANodeReserves is refused by name when it cannot be.
+func TestWhatANodeReserves(t *testing.T) {
+	g := newGroup(t, 1)
+	for _, c := range []struct {
+		set  func(*controlv1.NodeCapabilities)
+		want string
+	}{
+		{func(c *controlv1.NodeCapabilities) { c.CpuReservedMillicores = -1 }, "capabilities.cpu_reserved_millicores -1 must be from 0"},
+		{func(c *controlv1.NodeCapabilities) { c.CpuReservedMillicores = c.CpuTotalMillicores }, "must be from 0 to below cpu_total_millicores"},
+		{func(c *controlv1.NodeCapabilities) { c.MemoryReservedMb = math.MinInt64 }, "capabilities.memory_reserved_mb"},
+		{func(c *controlv1.NodeCapabilities) { c.MemoryTotalMb = math.MaxInt64 }, "capabilities.memory_total_mb 9223372036854775807 must be at most"},
+		{func(c *controlv1.NodeCapabilities) { c.CpuTotalMillicores = -5 }, "capabilities.cpu_total_millicores -5 must be above 0"},
+	} {
+		req := registration("n")
+		c.set(req.Capabilities)
+		r, err := g.control(0).RegisterNode(ctxFor(t), req)
+		ok(t, err)
+		if r.GetAccepted() || !strings.Contains(r.GetReason(), c.want) {
+			t.Errorf("%q, want %q", r.GetReason(), c.want)
+		}
+	}
 }
 
 func TestAnExistingAgentsListIsComplete(t *testing.T) {

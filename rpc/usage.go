@@ -1,6 +1,7 @@
 package rpc
 
 import (
+	"math"
 	"time"
 
 	"google.golang.org/protobuf/types/known/timestamppb"
@@ -20,9 +21,10 @@ func used(list []*controlv1.WorkloadUsageSnapshot) []sched.WorkloadUsage {
 	for _, u := range list {
 		one := sched.WorkloadUsage{
 			Workload: u.GetWorkloadId(), Type: u.GetType(), Source: u.GetSource(),
-			CPUPercent: u.GetCpuPercent(), Memory: u.GetMemoryBytes(), MemoryLimit: u.GetMemoryLimitBytes(), Disk: u.GetDiskBytes(),
-			DiskRead: u.GetDiskReadBytes(), DiskWrite: u.GetDiskWriteBytes(),
-			NetReceived: u.GetNetRxBytes(), NetSent: u.GetNetTxBytes(),
+			CPUPercent: percent(u.GetCpuPercent()),
+			Memory:     amount(u.GetMemoryBytes()), MemoryLimit: amount(u.GetMemoryLimitBytes()), Disk: amount(u.GetDiskBytes()),
+			DiskRead: amount(u.GetDiskReadBytes()), DiskWrite: amount(u.GetDiskWriteBytes()),
+			NetReceived: amount(u.GetNetRxBytes()), NetSent: amount(u.GetNetTxBytes()),
 		}
 		if at := u.GetCollectedAt(); at.IsValid() {
 			one.At = at.AsTime().UnixNano()
@@ -30,6 +32,16 @@ func used(list []*controlv1.WorkloadUsageSnapshot) []sched.WorkloadUsage {
 		out = append(out, one)
 	}
 	return out
+}
+
+// amount and percent are the nearest figures that can be; see usageOf.
+func amount(v int64) int64 { return max(0, v) }
+
+func percent(v float64) float64 {
+	if math.IsNaN(v) || v < 0 {
+		return 0
+	}
+	return min(v, fsm.MaxCPU/10) // 100 is one core
 }
 
 // workloadView adds to a workload what only the leader knows: its use.
