@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"sync/atomic"
 	"time"
 
 	"google.golang.org/grpc"
@@ -551,6 +552,8 @@ func (s service) Logs(req *agentv1.LogsRequest, stream grpc.ServerStreamingServe
 	if req.SinceUnixSeconds > 0 {
 		options.Since = time.Unix(req.SinceUnixSeconds, 0)
 	}
+	var seen atomic.Int64
+	options.Seen = func(at time.Time) { seen.Store(at.UnixNano()) }
 	ctx, cancel := context.WithCancel(stream.Context())
 	defer cancel()
 	defer context.AfterFunc(s.life, cancel)()
@@ -565,7 +568,11 @@ func (s service) Logs(req *agentv1.LogsRequest, stream grpc.ServerStreamingServe
 	for {
 		n, err := reader.Read(buffer)
 		if n > 0 {
-			if err := stream.Send(&agentv1.LogChunk{Data: buffer[:n], Stream: "stdout"}); err != nil {
+			at := seen.Load()
+			if at == 0 {
+				at = time.Now().UnixNano()
+			}
+			if err := stream.Send(&agentv1.LogChunk{Data: buffer[:n], Stream: "stdout", AtUnixNanos: at}); err != nil {
 				return err
 			}
 		}

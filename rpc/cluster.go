@@ -358,7 +358,7 @@ func (s *Server) Logs(req *clusterv1.LogsRequest, out clusterv1.Cluster_LogsServ
 		if err != nil {
 			return agentError(n.ID, err)
 		}
-		if err := out.Send(&clusterv1.LogChunk{Data: c.GetData(), Stream: c.GetStream()}); err != nil {
+		if err := out.Send(&clusterv1.LogChunk{Data: c.GetData(), Stream: c.GetStream(), AtUnixNanos: c.GetAtUnixNanos()}); err != nil {
 			return err
 		}
 	}

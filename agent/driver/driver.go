@@ -238,6 +238,9 @@ type LogOptions struct {
 	Since time.Time
 	// Timestamps puts an RFC 3339 time with nanoseconds and a space before every line.
 	Timestamps bool
+	// Seen, if set, is told the time of every line, by the engine's clock, before the line is read:
+	// a reader that breaks off goes on from there. Not all engines know it of all workloads.
+	Seen func(time.Time)
 }
 
 // MaxMetadata bounds a value in Observed.Metadata, in bytes: it travels in every heartbeat.

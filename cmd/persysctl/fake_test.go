@@ -41,6 +41,7 @@ type fake struct {
 	status    *clusterv1.StatusResponse
 	why       *clusterv1.WhyResponse
 	logs      []*clusterv1.LogChunk
+	logBreaks int // streams that break after the last chunk
 	moves     []*clusterv1.PlannedMove
 	backup    []byte // a whole one
 	restores  []*clusterv1.RestoreBackupRequest
@@ -409,6 +410,12 @@ func (f *fake) Logs(req *clusterv1.LogsRequest, out clusterv1.Cluster_LogsServer
 		if err := out.Send(c); err != nil {
 			return err
 		}
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.logBreaks > 0 {
+		f.logBreaks--
+		return status.Error(codes.Unavailable, "the replica stops")
 	}
 	return nil
 }

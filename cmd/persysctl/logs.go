@@ -48,9 +48,11 @@ func (c *cli) logs(ctx context.Context, id string, o logOptions) error {
 	}
 	open := func(ctx context.Context) (receiver[*clusterv1.LogChunk], error) { return c.cluster.Logs(ctx, req) }
 	write := func(m *clusterv1.LogChunk) error {
-		// If the stream breaks, it goes on from here; a line of the same second
-		// may come twice, none is lost.
-		req.SinceUnixSeconds, req.TailLines = c.now().Unix(), -1
+		// If the stream breaks, it goes on from here, by the clock of those who read
+		// it; a line of the same second may come twice, none is lost.
+		if at := m.GetAtUnixNanos(); at > 0 {
+			req.SinceUnixSeconds, req.TailLines = at/1e9, -1
+		}
 		to := c.out
 		if m.GetStream() == "stderr" {
 			to = c.err

@@ -261,6 +261,22 @@ func TestStreamThatNeverWorks(t *testing.T) {
 	}
 }
 
+// TestFollowedLogsGoOnByTheNodesClock: after a break they are asked for from the time
+// of the last line, which the node says; the clock here may be another.
+func TestFollowedLogsGoOnByTheNodesClock(t *testing.T) {
+	f, s := start(t, nil), newSession(t)
+	f.logs, f.logBreaks = []*clusterv1.LogChunk{
+		{Data: []byte("one\n"), AtUnixNanos: 1_000_000_000_000_000_000}, {Data: []byte("two\n"), AtUnixNanos: 1_000_000_007_900_000_000},
+	}, 1
+	if code := s.run(f, "logs", "web-0", "-f", "--tail", "2"); code != 0 {
+		t.Fatalf("exit %d: %s", code, s.stderr.String())
+	}
+	r := last[*clusterv1.LogsRequest](f)
+	if r.GetSinceUnixSeconds() != 1_000_000_007 || r.GetTailLines() != -1 || !r.GetFollow() {
+		t.Errorf("asked again for %v", r)
+	}
+}
+
 func TestLogsAreAskedForAsWished(t *testing.T) {
 	f, s := start(t, nil), newSession(t)
 	if code := s.run(f, "logs", "web-0", "--tail", "7", "--since", "10m", "-t", "--service", "api"); code != 0 {

@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"time"
 
 	"github.com/moby/moby/api/types/container"
 
@@ -38,6 +39,7 @@ func (d *Driver) Logs(ctx context.Context, id driver.ID, options driver.LogOptio
 	if len(members) == 1 {
 		return d.eng.Logs(ctx, members[0].ID, options)
 	}
+	lasts := &lasts{lines: make([]lastLine, len(members))}
 	ctx, cancel := context.WithCancel(ctx)
 	streams := make([]io.ReadCloser, 0, len(members))
 	closeAll := func() {
@@ -46,7 +48,11 @@ func (d *Driver) Logs(ctx context.Context, id driver.ID, options driver.LogOptio
 			_ = s.Close()
 		}
 	}
-	for _, m := range members {
+	for i, m := range members {
+		options := options
+		if seen := options.Seen; seen != nil {
+			options.Seen = func(at time.Time) { seen(lasts.of(i, at)) }
+		}
 		if options.Follow && m.State == container.StateCreated {
 			continue // it has said nothing, and ends at once
 		}
@@ -66,6 +72,32 @@ func short(m member) string {
 		return m.service
 	}
 	return strings.TrimPrefix(strings.TrimPrefix(m.Names[0], "/"), m.project+"-")
+}
+
+// lasts are the times of the last lines of several containers.
+type lasts struct {
+	mu    sync.Mutex
+	lines []lastLine
+}
+
+type lastLine struct{ at, read time.Time }
+
+// behind is how long after its last line a container may still have old ones to tell.
+const behind = 5 * time.Second
+
+// of notes the last line of one and returns the time from which a reader of all of them has to go on:
+// that of the one that is furthest behind, of those that have told something a moment ago.
+func (l *lasts) of(i int, at time.Time) time.Time {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	now := time.Now()
+	l.lines[i] = lastLine{at, now}
+	for _, other := range l.lines {
+		if other.at.Before(at) && now.Sub(other.read) < behind {
+			at = other.at
+		}
+	}
+	return at
 }
 
 type labelled struct {

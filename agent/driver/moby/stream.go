@@ -1,6 +1,7 @@
 package moby
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"io"
@@ -95,6 +96,10 @@ func (e *Engine) Logs(ctx context.Context, id string, options driver.LogOptions)
 	opts := client.ContainerLogsOptions{
 		ShowStdout: true, ShowStderr: true, Follow: options.Follow, Timestamps: options.Timestamps,
 	}
+	tty := full.Config != nil && full.Config.Tty
+	if options.Seen != nil && !tty {
+		opts.Timestamps = true
+	}
 	if options.Tail > 0 {
 		opts.Tail = strconv.Itoa(options.Tail)
 	}
@@ -111,20 +116,45 @@ func (e *Engine) Logs(ctx context.Context, id string, options driver.LogOptions)
 		cancel()
 		return nil, Classify("logs", err)
 	}
-	if full.Config != nil && full.Config.Tty {
+	if tty {
 		// An adopted container may have a terminal; then there are no frames.
 		return &logReader{Reader: rc, stop: func() { cancel(); rc.Close() }}, nil
 	}
-	return demultiplex(rc, cancel), nil
+	return demultiplex(rc, cancel, options), nil
+}
+
+// stamped tells the time of each frame, and takes it away unless it is wanted. StdCopy writes a frame
+// at a time, and the engine puts the time before each, also before the later parts of a long line.
+type stamped struct {
+	io.Writer
+	options driver.LogOptions
+}
+
+func (s stamped) Write(frame []byte) (int, error) {
+	rest := frame
+	if stamp, text, ok := bytes.Cut(frame, []byte(" ")); ok {
+		if at, err := time.Parse(time.RFC3339Nano, string(stamp)); err == nil {
+			s.options.Seen(at)
+			if !s.options.Timestamps {
+				rest = text
+			}
+		}
+	}
+	n, err := s.Writer.Write(rest)
+	return n + len(frame) - len(rest), err
 }
 
 // demultiplex takes the frames away. Closing ends the copying goroutine before it returns.
-func demultiplex(rc io.ReadCloser, cancel context.CancelFunc) io.ReadCloser {
+func demultiplex(rc io.ReadCloser, cancel context.CancelFunc, options driver.LogOptions) io.ReadCloser {
 	pr, pw := io.Pipe()
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		_, err := stdcopy.StdCopy(pw, pw, rc)
+		var to io.Writer = pw
+		if options.Seen != nil {
+			to = stamped{pw, options}
+		}
+		_, err := stdcopy.StdCopy(to, to, rc)
 		if errors.Is(err, context.Canceled) {
 			err = nil
 		}

@@ -346,6 +346,9 @@ func (d *Driver) copyOutput(ctx context.Context, w io.Writer, id driver.ID, r re
 				continue
 			}
 			last = l.At.Add(1)
+			if options.Seen != nil {
+				options.Seen(l.At)
+			}
 			text := l.Text + "\n"
 			if options.Timestamps {
 				text = l.At.Format(time.RFC3339Nano) + " " + text

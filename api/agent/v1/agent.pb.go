@@ -2743,7 +2743,10 @@ type LogChunk struct {
 	// Output as written; not cut at line ends.
 	Data []byte `protobuf:"bytes,1,opt,name=data,proto3" json:"data,omitempty"`
 	// stdout or stderr.
-	Stream        string `protobuf:"bytes,2,opt,name=stream,proto3" json:"stream,omitempty"`
+	Stream string `protobuf:"bytes,2,opt,name=stream,proto3" json:"stream,omitempty"`
+	// Time of the last line, by the clock of the node's engine: a reader that breaks
+	// off goes on from its second. Where that is not known, the agent's time.
+	AtUnixNanos   int64 `protobuf:"varint,3,opt,name=at_unix_nanos,json=atUnixNanos,proto3" json:"at_unix_nanos,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2790,6 +2793,13 @@ func (x *LogChunk) GetStream() string {
 		return x.Stream
 	}
 	return ""
+}
+
+func (x *LogChunk) GetAtUnixNanos() int64 {
+	if x != nil {
+		return x.AtUnixNanos
+	}
+	return 0
 }
 
 var File_api_agent_v1_agent_proto protoreflect.FileDescriptor
@@ -3055,10 +3065,11 @@ const file_api_agent_v1_agent_proto_rawDesc = "" +
 	"timestamps\x18\x04 \x01(\bR\n" +
 	"timestamps\x12,\n" +
 	"\x12since_unix_seconds\x18\x05 \x01(\x03R\x10sinceUnixSeconds\x12\x18\n" +
-	"\aservice\x18\x06 \x01(\tR\aservice\"6\n" +
+	"\aservice\x18\x06 \x01(\tR\aservice\"Z\n" +
 	"\bLogChunk\x12\x12\n" +
 	"\x04data\x18\x01 \x01(\fR\x04data\x12\x16\n" +
-	"\x06stream\x18\x02 \x01(\tR\x06stream*{\n" +
+	"\x06stream\x18\x02 \x01(\tR\x06stream\x12\"\n" +
+	"\rat_unix_nanos\x18\x03 \x01(\x03R\vatUnixNanos*{\n" +
 	"\fWorkloadType\x12\x1d\n" +
 	"\x19WORKLOAD_TYPE_UNSPECIFIED\x10\x00\x12\x1b\n" +
 	"\x17WORKLOAD_TYPE_CONTAINER\x10\x01\x12\x19\n" +

@@ -807,6 +807,7 @@ func (m *LogChunk) CloneVT() *LogChunk {
 	}
 	r := new(LogChunk)
 	r.Stream = m.Stream
+	r.AtUnixNanos = m.AtUnixNanos
 	if rhs := m.Data; rhs != nil {
 		tmpBytes := make([]byte, len(rhs))
 		copy(tmpBytes, rhs)
@@ -3278,6 +3279,11 @@ func (m *LogChunk) MarshalToSizedBufferVT(dAtA []byte) (int, error) {
 		i -= len(m.unknownFields)
 		copy(dAtA[i:], m.unknownFields)
 	}
+	if m.AtUnixNanos != 0 {
+		i = protohelpers.EncodeVarint(dAtA, i, uint64(m.AtUnixNanos))
+		i--
+		dAtA[i] = 0x18
+	}
 	if len(m.Stream) > 0 {
 		i -= len(m.Stream)
 		copy(dAtA[i:], m.Stream)
@@ -4291,6 +4297,9 @@ func (m *LogChunk) SizeVT() (n int) {
 	l = len(m.Stream)
 	if l > 0 {
 		n += 1 + l + protohelpers.SizeOfVarint(uint64(l))
+	}
+	if m.AtUnixNanos != 0 {
+		n += 1 + protohelpers.SizeOfVarint(uint64(m.AtUnixNanos))
 	}
 	n += len(m.unknownFields)
 	return n
@@ -11153,6 +11162,25 @@ func (m *LogChunk) UnmarshalVT(dAtA []byte) error {
 			}
 			m.Stream = string(dAtA[iNdEx:postIndex])
 			iNdEx = postIndex
+		case 3:
+			if wireType != 0 {
+				return fmt.Errorf("proto: wrong wireType = %d for field AtUnixNanos", wireType)
+			}
+			m.AtUnixNanos = 0
+			for shift := uint(0); ; shift += 7 {
+				if shift >= 64 {
+					return protohelpers.ErrIntOverflow
+				}
+				if iNdEx >= l {
+					return io.ErrUnexpectedEOF
+				}
+				b := dAtA[iNdEx]
+				iNdEx++
+				m.AtUnixNanos |= int64(b&0x7F) << shift
+				if b < 0x80 {
+					break
+				}
+			}
 		default:
 			iNdEx = preIndex
 			skippy, err := protohelpers.Skip(dAtA[iNdEx:])

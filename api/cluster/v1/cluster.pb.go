@@ -3673,7 +3673,10 @@ type LogChunk struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Data  []byte                 `protobuf:"bytes,1,opt,name=data,proto3" json:"data,omitempty"`
 	// stdout, stderr or empty.
-	Stream        string `protobuf:"bytes,2,opt,name=stream,proto3" json:"stream,omitempty"`
+	Stream string `protobuf:"bytes,2,opt,name=stream,proto3" json:"stream,omitempty"`
+	// Time of the last line, by the clock of the node's engine: a reader that breaks
+	// off goes on from its second. Where that is not known, the agent's time.
+	AtUnixNanos   int64 `protobuf:"varint,3,opt,name=at_unix_nanos,json=atUnixNanos,proto3" json:"at_unix_nanos,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3720,6 +3723,13 @@ func (x *LogChunk) GetStream() string {
 		return x.Stream
 	}
 	return ""
+}
+
+func (x *LogChunk) GetAtUnixNanos() int64 {
+	if x != nil {
+		return x.AtUnixNanos
+	}
+	return 0
 }
 
 type ListActionsRequest struct {
@@ -6105,10 +6115,11 @@ const file_api_cluster_v1_cluster_proto_rawDesc = "" +
 	"timestamps\x18\x04 \x01(\bR\n" +
 	"timestamps\x12,\n" +
 	"\x12since_unix_seconds\x18\x05 \x01(\x03R\x10sinceUnixSeconds\x12\x18\n" +
-	"\aservice\x18\x06 \x01(\tR\aservice\"6\n" +
+	"\aservice\x18\x06 \x01(\tR\aservice\"Z\n" +
 	"\bLogChunk\x12\x12\n" +
 	"\x04data\x18\x01 \x01(\fR\x04data\x12\x16\n" +
-	"\x06stream\x18\x02 \x01(\tR\x06stream\"K\n" +
+	"\x06stream\x18\x02 \x01(\tR\x06stream\x12\"\n" +
+	"\rat_unix_nanos\x18\x03 \x01(\x03R\vatUnixNanos\"K\n" +
 	"\x12ListActionsRequest\x12\x1f\n" +
 	"\vworkload_id\x18\x01 \x01(\tR\n" +
 	"workloadId\x12\x14\n" +
