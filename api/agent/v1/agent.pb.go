@@ -445,6 +445,8 @@ type DeleteWorkloadRequest struct {
 	NodeId string `protobuf:"bytes,1002,opt,name=node_id,json=nodeId,proto3" json:"node_id,omitempty"`
 	// Also remove managed volumes that are to be retained.
 	Purge bool `protobuf:"varint,1003,opt,name=purge,proto3" json:"purge,omitempty"`
+	// The workload lives on elsewhere: no volume is deleted, whatever its policy.
+	KeepVolumes bool `protobuf:"varint,1004,opt,name=keep_volumes,json=keepVolumes,proto3" json:"keep_volumes,omitempty"`
 	// The instance that registered as node_id, as in ApplyWorkloadRequest.
 	InstanceId    string `protobuf:"bytes,1015,opt,name=instance_id,json=instanceId,proto3" json:"instance_id,omitempty"`
 	unknownFields protoimpl.UnknownFields
@@ -512,6 +514,13 @@ func (x *DeleteWorkloadRequest) GetNodeId() string {
 func (x *DeleteWorkloadRequest) GetPurge() bool {
 	if x != nil {
 		return x.Purge
+	}
+	return false
+}
+
+func (x *DeleteWorkloadRequest) GetKeepVolumes() bool {
+	if x != nil {
+		return x.KeepVolumes
 	}
 	return false
 }
@@ -1436,8 +1445,10 @@ type ComposeSpec struct {
 	CpuMillicores int64 `protobuf:"varint,1004,opt,name=cpu_millicores,json=cpuMillicores,proto3" json:"cpu_millicores,omitempty"`
 	MemoryMb      int64 `protobuf:"varint,1005,opt,name=memory_mb,json=memoryMb,proto3" json:"memory_mb,omitempty"`
 	DiskGb        int64 `protobuf:"varint,1006,opt,name=disk_gb,json=diskGb,proto3" json:"disk_gb,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	// Volumes that the file names as external; mount_path is not used.
+	ManagedVolumes []*ManagedVolumeSpec `protobuf:"bytes,1007,rep,name=managed_volumes,json=managedVolumes,proto3" json:"managed_volumes,omitempty"`
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
 }
 
 func (x *ComposeSpec) Reset() {
@@ -1538,6 +1549,13 @@ func (x *ComposeSpec) GetDiskGb() int64 {
 		return x.DiskGb
 	}
 	return 0
+}
+
+func (x *ComposeSpec) GetManagedVolumes() []*ManagedVolumeSpec {
+	if x != nil {
+		return x.ManagedVolumes
+	}
+	return nil
 }
 
 type VMSpec struct {
@@ -1747,7 +1765,10 @@ type ManagedVolumeSpec struct {
 	MountPath string `protobuf:"bytes,6,opt,name=mount_path,json=mountPath,proto3" json:"mount_path,omitempty"`
 	ReadOnly  bool   `protobuf:"varint,7,opt,name=read_only,json=readOnly,proto3" json:"read_only,omitempty"`
 	// Delete (default) or Retain.
-	RetainPolicy  string `protobuf:"bytes,8,opt,name=retain_policy,json=retainPolicy,proto3" json:"retain_policy,omitempty"`
+	RetainPolicy string `protobuf:"bytes,8,opt,name=retain_policy,json=retainPolicy,proto3" json:"retain_policy,omitempty"`
+	// Storage pool of the node for a local volume; empty means its default pool. What exists stays
+	// where it is.
+	Pool          string `protobuf:"bytes,1000,opt,name=pool,proto3" json:"pool,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1834,6 +1855,13 @@ func (x *ManagedVolumeSpec) GetReadOnly() bool {
 func (x *ManagedVolumeSpec) GetRetainPolicy() string {
 	if x != nil {
 		return x.RetainPolicy
+	}
+	return ""
+}
+
+func (x *ManagedVolumeSpec) GetPool() string {
+	if x != nil {
+		return x.Pool
 	}
 	return ""
 }
@@ -2834,7 +2862,7 @@ const file_api_agent_v1_agent_proto_rawDesc = "" +
 	"\amessage\x18\x03 \x01(\tR\amessage\x127\n" +
 	"\x06status\x18\x04 \x01(\v2\x1f.persys.agent.v1.WorkloadStatusR\x06status\x12<\n" +
 	"\rhighest_epoch\x18\xe8\a \x01(\v2\x16.persys.agent.v1.EpochR\fhighestEpoch\x12\x17\n" +
-	"\x06fenced\x18\xe9\a \x01(\bR\x06fenced\"\xe7\x01\n" +
+	"\x06fenced\x18\xe9\a \x01(\bR\x06fenced\"\x8b\x02\n" +
 	"\x15DeleteWorkloadRequest\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12-\n" +
 	"\x05epoch\x18\xe8\a \x01(\v2\x16.persys.agent.v1.EpochR\x05epoch\x12<\n" +
@@ -2842,7 +2870,8 @@ const file_api_agent_v1_agent_proto_rawDesc = "" +
 	"generation\x18\xe9\a \x01(\v2\x1b.persys.agent.v1.GenerationR\n" +
 	"generation\x12\x18\n" +
 	"\anode_id\x18\xea\a \x01(\tR\x06nodeId\x12\x15\n" +
-	"\x05purge\x18\xeb\a \x01(\bR\x05purge\x12 \n" +
+	"\x05purge\x18\xeb\a \x01(\bR\x05purge\x12\"\n" +
+	"\fkeep_volumes\x18\xec\a \x01(\bR\vkeepVolumes\x12 \n" +
 	"\vinstance_id\x18\xf7\a \x01(\tR\n" +
 	"instanceId\"\xbc\x01\n" +
 	"\x16DeleteWorkloadResponse\x12\x18\n" +
@@ -2926,7 +2955,7 @@ const file_api_agent_v1_agent_proto_rawDesc = "" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xa6\x03\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xf4\x03\n" +
 	"\vComposeSpec\x12!\n" +
 	"\fproject_name\x18\x01 \x01(\tR\vprojectName\x12!\n" +
 	"\fcompose_yaml\x18\x02 \x01(\tR\vcomposeYaml\x127\n" +
@@ -2938,7 +2967,8 @@ const file_api_agent_v1_agent_proto_rawDesc = "" +
 	"\x0fgit_credentials\x18\xeb\a \x01(\tR\x0egitCredentials\x12&\n" +
 	"\x0ecpu_millicores\x18\xec\a \x01(\x03R\rcpuMillicores\x12\x1c\n" +
 	"\tmemory_mb\x18\xed\a \x01(\x03R\bmemoryMb\x12\x18\n" +
-	"\adisk_gb\x18\xee\a \x01(\x03R\x06diskGb\x1a6\n" +
+	"\adisk_gb\x18\xee\a \x01(\x03R\x06diskGb\x12L\n" +
+	"\x0fmanaged_volumes\x18\xef\a \x03(\v2\".persys.agent.v1.ManagedVolumeSpecR\x0emanagedVolumes\x1a6\n" +
 	"\bEnvEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\x94\x04\n" +
@@ -2962,7 +2992,7 @@ const file_api_agent_v1_agent_proto_rawDesc = "" +
 	"\tmeta_data\x18\x02 \x01(\tR\bmetaData\x12%\n" +
 	"\x0enetwork_config\x18\x03 \x01(\tR\rnetworkConfig\x12\x1f\n" +
 	"\vvendor_data\x18\x04 \x01(\tR\n" +
-	"vendorData\"\xf3\x01\n" +
+	"vendorData\"\x88\x02\n" +
 	"\x11ManagedVolumeSpec\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x16\n" +
 	"\x06driver\x18\x02 \x01(\tR\x06driver\x12\x17\n" +
@@ -2973,7 +3003,8 @@ const file_api_agent_v1_agent_proto_rawDesc = "" +
 	"\n" +
 	"mount_path\x18\x06 \x01(\tR\tmountPath\x12\x1b\n" +
 	"\tread_only\x18\a \x01(\bR\breadOnly\x12#\n" +
-	"\rretain_policy\x18\b \x01(\tR\fretainPolicy\"n\n" +
+	"\rretain_policy\x18\b \x01(\tR\fretainPolicy\x12\x13\n" +
+	"\x04pool\x18\xe8\a \x01(\tR\x04pool\"n\n" +
 	"\vVolumeMount\x12\x1b\n" +
 	"\thost_path\x18\x01 \x01(\tR\bhostPath\x12%\n" +
 	"\x0econtainer_path\x18\x02 \x01(\tR\rcontainerPath\x12\x1b\n" +
@@ -3182,38 +3213,39 @@ var file_api_agent_v1_agent_proto_depIdxs = []int32{
 	37, // 26: persys.agent.v1.ContainerSpec.labels:type_name -> persys.agent.v1.ContainerSpec.LabelsEntry
 	21, // 27: persys.agent.v1.ContainerSpec.managed_volumes:type_name -> persys.agent.v1.ManagedVolumeSpec
 	38, // 28: persys.agent.v1.ComposeSpec.env:type_name -> persys.agent.v1.ComposeSpec.EnvEntry
-	26, // 29: persys.agent.v1.VMSpec.disks:type_name -> persys.agent.v1.DiskConfig
-	27, // 30: persys.agent.v1.VMSpec.networks:type_name -> persys.agent.v1.NetworkConfig
-	39, // 31: persys.agent.v1.VMSpec.metadata:type_name -> persys.agent.v1.VMSpec.MetadataEntry
-	20, // 32: persys.agent.v1.VMSpec.cloud_init_config:type_name -> persys.agent.v1.CloudInitConfig
-	21, // 33: persys.agent.v1.VMSpec.managed_volumes:type_name -> persys.agent.v1.ManagedVolumeSpec
-	0,  // 34: persys.agent.v1.WorkloadStatus.type:type_name -> persys.agent.v1.WorkloadType
-	1,  // 35: persys.agent.v1.WorkloadStatus.desired_state:type_name -> persys.agent.v1.DesiredState
-	2,  // 36: persys.agent.v1.WorkloadStatus.actual_state:type_name -> persys.agent.v1.ActualState
-	40, // 37: persys.agent.v1.WorkloadStatus.metadata:type_name -> persys.agent.v1.WorkloadStatus.MetadataEntry
-	29, // 38: persys.agent.v1.WorkloadStatus.usage:type_name -> persys.agent.v1.WorkloadUsageSnapshot
-	31, // 39: persys.agent.v1.WorkloadStatus.generation:type_name -> persys.agent.v1.Generation
-	23, // 40: persys.agent.v1.WorkloadStatus.ports:type_name -> persys.agent.v1.PortMapping
-	0,  // 41: persys.agent.v1.WorkloadUsageSnapshot.type:type_name -> persys.agent.v1.WorkloadType
-	3,  // 42: persys.agent.v1.AgentService.ApplyWorkload:input_type -> persys.agent.v1.ApplyWorkloadRequest
-	5,  // 43: persys.agent.v1.AgentService.DeleteWorkload:input_type -> persys.agent.v1.DeleteWorkloadRequest
-	7,  // 44: persys.agent.v1.AgentService.GetWorkloadStatus:input_type -> persys.agent.v1.GetWorkloadStatusRequest
-	9,  // 45: persys.agent.v1.AgentService.ListWorkloads:input_type -> persys.agent.v1.ListWorkloadsRequest
-	11, // 46: persys.agent.v1.AgentService.HealthCheck:input_type -> persys.agent.v1.HealthCheckRequest
-	13, // 47: persys.agent.v1.AgentService.ListActions:input_type -> persys.agent.v1.ListActionsRequest
-	32, // 48: persys.agent.v1.AgentService.Logs:input_type -> persys.agent.v1.LogsRequest
-	4,  // 49: persys.agent.v1.AgentService.ApplyWorkload:output_type -> persys.agent.v1.ApplyWorkloadResponse
-	6,  // 50: persys.agent.v1.AgentService.DeleteWorkload:output_type -> persys.agent.v1.DeleteWorkloadResponse
-	8,  // 51: persys.agent.v1.AgentService.GetWorkloadStatus:output_type -> persys.agent.v1.GetWorkloadStatusResponse
-	10, // 52: persys.agent.v1.AgentService.ListWorkloads:output_type -> persys.agent.v1.ListWorkloadsResponse
-	12, // 53: persys.agent.v1.AgentService.HealthCheck:output_type -> persys.agent.v1.HealthCheckResponse
-	15, // 54: persys.agent.v1.AgentService.ListActions:output_type -> persys.agent.v1.ListActionsResponse
-	33, // 55: persys.agent.v1.AgentService.Logs:output_type -> persys.agent.v1.LogChunk
-	49, // [49:56] is the sub-list for method output_type
-	42, // [42:49] is the sub-list for method input_type
-	42, // [42:42] is the sub-list for extension type_name
-	42, // [42:42] is the sub-list for extension extendee
-	0,  // [0:42] is the sub-list for field type_name
+	21, // 29: persys.agent.v1.ComposeSpec.managed_volumes:type_name -> persys.agent.v1.ManagedVolumeSpec
+	26, // 30: persys.agent.v1.VMSpec.disks:type_name -> persys.agent.v1.DiskConfig
+	27, // 31: persys.agent.v1.VMSpec.networks:type_name -> persys.agent.v1.NetworkConfig
+	39, // 32: persys.agent.v1.VMSpec.metadata:type_name -> persys.agent.v1.VMSpec.MetadataEntry
+	20, // 33: persys.agent.v1.VMSpec.cloud_init_config:type_name -> persys.agent.v1.CloudInitConfig
+	21, // 34: persys.agent.v1.VMSpec.managed_volumes:type_name -> persys.agent.v1.ManagedVolumeSpec
+	0,  // 35: persys.agent.v1.WorkloadStatus.type:type_name -> persys.agent.v1.WorkloadType
+	1,  // 36: persys.agent.v1.WorkloadStatus.desired_state:type_name -> persys.agent.v1.DesiredState
+	2,  // 37: persys.agent.v1.WorkloadStatus.actual_state:type_name -> persys.agent.v1.ActualState
+	40, // 38: persys.agent.v1.WorkloadStatus.metadata:type_name -> persys.agent.v1.WorkloadStatus.MetadataEntry
+	29, // 39: persys.agent.v1.WorkloadStatus.usage:type_name -> persys.agent.v1.WorkloadUsageSnapshot
+	31, // 40: persys.agent.v1.WorkloadStatus.generation:type_name -> persys.agent.v1.Generation
+	23, // 41: persys.agent.v1.WorkloadStatus.ports:type_name -> persys.agent.v1.PortMapping
+	0,  // 42: persys.agent.v1.WorkloadUsageSnapshot.type:type_name -> persys.agent.v1.WorkloadType
+	3,  // 43: persys.agent.v1.AgentService.ApplyWorkload:input_type -> persys.agent.v1.ApplyWorkloadRequest
+	5,  // 44: persys.agent.v1.AgentService.DeleteWorkload:input_type -> persys.agent.v1.DeleteWorkloadRequest
+	7,  // 45: persys.agent.v1.AgentService.GetWorkloadStatus:input_type -> persys.agent.v1.GetWorkloadStatusRequest
+	9,  // 46: persys.agent.v1.AgentService.ListWorkloads:input_type -> persys.agent.v1.ListWorkloadsRequest
+	11, // 47: persys.agent.v1.AgentService.HealthCheck:input_type -> persys.agent.v1.HealthCheckRequest
+	13, // 48: persys.agent.v1.AgentService.ListActions:input_type -> persys.agent.v1.ListActionsRequest
+	32, // 49: persys.agent.v1.AgentService.Logs:input_type -> persys.agent.v1.LogsRequest
+	4,  // 50: persys.agent.v1.AgentService.ApplyWorkload:output_type -> persys.agent.v1.ApplyWorkloadResponse
+	6,  // 51: persys.agent.v1.AgentService.DeleteWorkload:output_type -> persys.agent.v1.DeleteWorkloadResponse
+	8,  // 52: persys.agent.v1.AgentService.GetWorkloadStatus:output_type -> persys.agent.v1.GetWorkloadStatusResponse
+	10, // 53: persys.agent.v1.AgentService.ListWorkloads:output_type -> persys.agent.v1.ListWorkloadsResponse
+	12, // 54: persys.agent.v1.AgentService.HealthCheck:output_type -> persys.agent.v1.HealthCheckResponse
+	15, // 55: persys.agent.v1.AgentService.ListActions:output_type -> persys.agent.v1.ListActionsResponse
+	33, // 56: persys.agent.v1.AgentService.Logs:output_type -> persys.agent.v1.LogChunk
+	50, // [50:57] is the sub-list for method output_type
+	43, // [43:50] is the sub-list for method input_type
+	43, // [43:43] is the sub-list for extension type_name
+	43, // [43:43] is the sub-list for extension extendee
+	0,  // [0:43] is the sub-list for field type_name
 }
 
 func init() { file_api_agent_v1_agent_proto_init() }

@@ -88,6 +88,7 @@ func (m *DeleteWorkloadRequest) CloneVT() *DeleteWorkloadRequest {
 	r.Generation = m.Generation.CloneVT()
 	r.NodeId = m.NodeId
 	r.Purge = m.Purge
+	r.KeepVolumes = m.KeepVolumes
 	r.InstanceId = m.InstanceId
 	if len(m.unknownFields) > 0 {
 		r.unknownFields = make([]byte, len(m.unknownFields))
@@ -446,6 +447,13 @@ func (m *ComposeSpec) CloneVT() *ComposeSpec {
 		}
 		r.Env = tmpContainer
 	}
+	if rhs := m.ManagedVolumes; rhs != nil {
+		tmpContainer := make([]*ManagedVolumeSpec, len(rhs))
+		for k, v := range rhs {
+			tmpContainer[k] = v.CloneVT()
+		}
+		r.ManagedVolumes = tmpContainer
+	}
 	if len(m.unknownFields) > 0 {
 		r.unknownFields = make([]byte, len(m.unknownFields))
 		copy(r.unknownFields, m.unknownFields)
@@ -540,6 +548,7 @@ func (m *ManagedVolumeSpec) CloneVT() *ManagedVolumeSpec {
 	r.MountPath = m.MountPath
 	r.ReadOnly = m.ReadOnly
 	r.RetainPolicy = m.RetainPolicy
+	r.Pool = m.Pool
 	if len(m.unknownFields) > 0 {
 		r.unknownFields = make([]byte, len(m.unknownFields))
 		copy(r.unknownFields, m.unknownFields)
@@ -1116,6 +1125,18 @@ func (m *DeleteWorkloadRequest) MarshalToSizedBufferVT(dAtA []byte) (int, error)
 		dAtA[i] = 0x3f
 		i--
 		dAtA[i] = 0xba
+	}
+	if m.KeepVolumes {
+		i--
+		if m.KeepVolumes {
+			dAtA[i] = 1
+		} else {
+			dAtA[i] = 0
+		}
+		i--
+		dAtA[i] = 0x3e
+		i--
+		dAtA[i] = 0xe0
 	}
 	if m.Purge {
 		i--
@@ -2111,6 +2132,20 @@ func (m *ComposeSpec) MarshalToSizedBufferVT(dAtA []byte) (int, error) {
 		i -= len(m.unknownFields)
 		copy(dAtA[i:], m.unknownFields)
 	}
+	if len(m.ManagedVolumes) > 0 {
+		for iNdEx := len(m.ManagedVolumes) - 1; iNdEx >= 0; iNdEx-- {
+			size, err := m.ManagedVolumes[iNdEx].MarshalToSizedBufferVT(dAtA[:i])
+			if err != nil {
+				return 0, err
+			}
+			i -= size
+			i = protohelpers.EncodeVarint(dAtA, i, uint64(size))
+			i--
+			dAtA[i] = 0x3e
+			i--
+			dAtA[i] = 0xfa
+		}
+	}
 	if m.DiskGb != 0 {
 		i = protohelpers.EncodeVarint(dAtA, i, uint64(m.DiskGb))
 		i--
@@ -2425,6 +2460,15 @@ func (m *ManagedVolumeSpec) MarshalToSizedBufferVT(dAtA []byte) (int, error) {
 	if m.unknownFields != nil {
 		i -= len(m.unknownFields)
 		copy(dAtA[i:], m.unknownFields)
+	}
+	if len(m.Pool) > 0 {
+		i -= len(m.Pool)
+		copy(dAtA[i:], m.Pool)
+		i = protohelpers.EncodeVarint(dAtA, i, uint64(len(m.Pool)))
+		i--
+		dAtA[i] = 0x3e
+		i--
+		dAtA[i] = 0xc2
 	}
 	if len(m.RetainPolicy) > 0 {
 		i -= len(m.RetainPolicy)
@@ -3420,6 +3464,9 @@ func (m *DeleteWorkloadRequest) SizeVT() (n int) {
 	if m.Purge {
 		n += 3
 	}
+	if m.KeepVolumes {
+		n += 3
+	}
 	l = len(m.InstanceId)
 	if l > 0 {
 		n += 2 + l + protohelpers.SizeOfVarint(uint64(l))
@@ -3838,6 +3885,12 @@ func (m *ComposeSpec) SizeVT() (n int) {
 	if m.DiskGb != 0 {
 		n += 2 + protohelpers.SizeOfVarint(uint64(m.DiskGb))
 	}
+	if len(m.ManagedVolumes) > 0 {
+		for _, e := range m.ManagedVolumes {
+			l = e.SizeVT()
+			n += 2 + l + protohelpers.SizeOfVarint(uint64(l))
+		}
+	}
 	n += len(m.unknownFields)
 	return n
 }
@@ -3961,6 +4014,10 @@ func (m *ManagedVolumeSpec) SizeVT() (n int) {
 	l = len(m.RetainPolicy)
 	if l > 0 {
 		n += 1 + l + protohelpers.SizeOfVarint(uint64(l))
+	}
+	l = len(m.Pool)
+	if l > 0 {
+		n += 2 + l + protohelpers.SizeOfVarint(uint64(l))
 	}
 	n += len(m.unknownFields)
 	return n
@@ -5241,6 +5298,26 @@ func (m *DeleteWorkloadRequest) UnmarshalVT(dAtA []byte) error {
 				}
 			}
 			m.Purge = bool(v != 0)
+		case 1004:
+			if wireType != 0 {
+				return fmt.Errorf("proto: wrong wireType = %d for field KeepVolumes", wireType)
+			}
+			var v int
+			for shift := uint(0); ; shift += 7 {
+				if shift >= 64 {
+					return protohelpers.ErrIntOverflow
+				}
+				if iNdEx >= l {
+					return io.ErrUnexpectedEOF
+				}
+				b := dAtA[iNdEx]
+				iNdEx++
+				v |= int(b&0x7F) << shift
+				if b < 0x80 {
+					break
+				}
+			}
+			m.KeepVolumes = bool(v != 0)
 		case 1015:
 			if wireType != 2 {
 				return fmt.Errorf("proto: wrong wireType = %d for field InstanceId", wireType)
@@ -8032,6 +8109,40 @@ func (m *ComposeSpec) UnmarshalVT(dAtA []byte) error {
 					break
 				}
 			}
+		case 1007:
+			if wireType != 2 {
+				return fmt.Errorf("proto: wrong wireType = %d for field ManagedVolumes", wireType)
+			}
+			var msglen int
+			for shift := uint(0); ; shift += 7 {
+				if shift >= 64 {
+					return protohelpers.ErrIntOverflow
+				}
+				if iNdEx >= l {
+					return io.ErrUnexpectedEOF
+				}
+				b := dAtA[iNdEx]
+				iNdEx++
+				msglen |= int(b&0x7F) << shift
+				if b < 0x80 {
+					break
+				}
+			}
+			if msglen < 0 {
+				return protohelpers.ErrInvalidLength
+			}
+			postIndex := iNdEx + msglen
+			if postIndex < 0 {
+				return protohelpers.ErrInvalidLength
+			}
+			if postIndex > l {
+				return io.ErrUnexpectedEOF
+			}
+			m.ManagedVolumes = append(m.ManagedVolumes, &ManagedVolumeSpec{})
+			if err := m.ManagedVolumes[len(m.ManagedVolumes)-1].UnmarshalVT(dAtA[iNdEx:postIndex]); err != nil {
+				return err
+			}
+			iNdEx = postIndex
 		default:
 			iNdEx = preIndex
 			skippy, err := protohelpers.Skip(dAtA[iNdEx:])
@@ -8942,6 +9053,38 @@ func (m *ManagedVolumeSpec) UnmarshalVT(dAtA []byte) error {
 				return io.ErrUnexpectedEOF
 			}
 			m.RetainPolicy = string(dAtA[iNdEx:postIndex])
+			iNdEx = postIndex
+		case 1000:
+			if wireType != 2 {
+				return fmt.Errorf("proto: wrong wireType = %d for field Pool", wireType)
+			}
+			var stringLen uint64
+			for shift := uint(0); ; shift += 7 {
+				if shift >= 64 {
+					return protohelpers.ErrIntOverflow
+				}
+				if iNdEx >= l {
+					return io.ErrUnexpectedEOF
+				}
+				b := dAtA[iNdEx]
+				iNdEx++
+				stringLen |= uint64(b&0x7F) << shift
+				if b < 0x80 {
+					break
+				}
+			}
+			intStringLen := int(stringLen)
+			if intStringLen < 0 {
+				return protohelpers.ErrInvalidLength
+			}
+			postIndex := iNdEx + intStringLen
+			if postIndex < 0 {
+				return protohelpers.ErrInvalidLength
+			}
+			if postIndex > l {
+				return io.ErrUnexpectedEOF
+			}
+			m.Pool = string(dAtA[iNdEx:postIndex])
 			iNdEx = postIndex
 		default:
 			iNdEx = preIndex

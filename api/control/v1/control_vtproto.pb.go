@@ -251,6 +251,25 @@ func (m *HeartbeatRequest) CloneMessageVT() proto.Message {
 	return m.CloneVT()
 }
 
+func (m *StoragePoolUsage) CloneVT() *StoragePoolUsage {
+	if m == nil {
+		return (*StoragePoolUsage)(nil)
+	}
+	r := new(StoragePoolUsage)
+	r.Name = m.Name
+	r.UsedGb = m.UsedGb
+	r.TotalGb = m.TotalGb
+	if len(m.unknownFields) > 0 {
+		r.unknownFields = make([]byte, len(m.unknownFields))
+		copy(r.unknownFields, m.unknownFields)
+	}
+	return r
+}
+
+func (m *StoragePoolUsage) CloneMessageVT() proto.Message {
+	return m.CloneVT()
+}
+
 func (m *NodeUsage) CloneVT() *NodeUsage {
 	if m == nil {
 		return (*NodeUsage)(nil)
@@ -262,6 +281,13 @@ func (m *NodeUsage) CloneVT() *NodeUsage {
 	r.MemoryUsedMb = m.MemoryUsedMb
 	r.DiskAllocatedGb = m.DiskAllocatedGb
 	r.DiskUsedGb = m.DiskUsedGb
+	if rhs := m.StoragePools; rhs != nil {
+		tmpContainer := make([]*StoragePoolUsage, len(rhs))
+		for k, v := range rhs {
+			tmpContainer[k] = v.CloneVT()
+		}
+		r.StoragePools = tmpContainer
+	}
 	if len(m.unknownFields) > 0 {
 		r.unknownFields = make([]byte, len(m.unknownFields))
 		copy(r.unknownFields, m.unknownFields)
@@ -598,6 +624,13 @@ func (m *ComposeSpec) CloneVT() *ComposeSpec {
 			tmpContainer[k] = v
 		}
 		r.Env = tmpContainer
+	}
+	if rhs := m.ManagedVolumes; rhs != nil {
+		tmpContainer := make([]*ManagedVolumeSpec, len(rhs))
+		for k, v := range rhs {
+			tmpContainer[k] = v.CloneVT()
+		}
+		r.ManagedVolumes = tmpContainer
 	}
 	if len(m.unknownFields) > 0 {
 		r.unknownFields = make([]byte, len(m.unknownFields))
@@ -1429,6 +1462,7 @@ func (m *StoragePoolView) CloneVT() *StoragePoolView {
 	r.Type = m.Type
 	r.TotalGb = m.TotalGb
 	r.ReservedGb = m.ReservedGb
+	r.UsedGb = m.UsedGb
 	if len(m.unknownFields) > 0 {
 		r.unknownFields = make([]byte, len(m.unknownFields))
 		copy(r.unknownFields, m.unknownFields)
@@ -2213,6 +2247,56 @@ func (m *HeartbeatRequest) MarshalToSizedBufferVT(dAtA []byte) (int, error) {
 	return len(dAtA) - i, nil
 }
 
+func (m *StoragePoolUsage) MarshalVT() (dAtA []byte, err error) {
+	if m == nil {
+		return nil, nil
+	}
+	size := m.SizeVT()
+	dAtA = make([]byte, size)
+	n, err := m.MarshalToSizedBufferVT(dAtA[:size])
+	if err != nil {
+		return nil, err
+	}
+	return dAtA[:n], nil
+}
+
+func (m *StoragePoolUsage) MarshalToVT(dAtA []byte) (int, error) {
+	size := m.SizeVT()
+	return m.MarshalToSizedBufferVT(dAtA[:size])
+}
+
+func (m *StoragePoolUsage) MarshalToSizedBufferVT(dAtA []byte) (int, error) {
+	if m == nil {
+		return 0, nil
+	}
+	i := len(dAtA)
+	_ = i
+	var l int
+	_ = l
+	if m.unknownFields != nil {
+		i -= len(m.unknownFields)
+		copy(dAtA[i:], m.unknownFields)
+	}
+	if m.TotalGb != 0 {
+		i = protohelpers.EncodeVarint(dAtA, i, uint64(m.TotalGb))
+		i--
+		dAtA[i] = 0x18
+	}
+	if m.UsedGb != 0 {
+		i = protohelpers.EncodeVarint(dAtA, i, uint64(m.UsedGb))
+		i--
+		dAtA[i] = 0x10
+	}
+	if len(m.Name) > 0 {
+		i -= len(m.Name)
+		copy(dAtA[i:], m.Name)
+		i = protohelpers.EncodeVarint(dAtA, i, uint64(len(m.Name)))
+		i--
+		dAtA[i] = 0xa
+	}
+	return len(dAtA) - i, nil
+}
+
 func (m *NodeUsage) MarshalVT() (dAtA []byte, err error) {
 	if m == nil {
 		return nil, nil
@@ -2242,6 +2326,20 @@ func (m *NodeUsage) MarshalToSizedBufferVT(dAtA []byte) (int, error) {
 	if m.unknownFields != nil {
 		i -= len(m.unknownFields)
 		copy(dAtA[i:], m.unknownFields)
+	}
+	if len(m.StoragePools) > 0 {
+		for iNdEx := len(m.StoragePools) - 1; iNdEx >= 0; iNdEx-- {
+			size, err := m.StoragePools[iNdEx].MarshalToSizedBufferVT(dAtA[:i])
+			if err != nil {
+				return 0, err
+			}
+			i -= size
+			i = protohelpers.EncodeVarint(dAtA, i, uint64(size))
+			i--
+			dAtA[i] = 0x3f
+			i--
+			dAtA[i] = 0x92
+		}
 	}
 	if m.DiskUsedGb != 0 {
 		i = protohelpers.EncodeVarint(dAtA, i, uint64(m.DiskUsedGb))
@@ -3250,6 +3348,20 @@ func (m *ComposeSpec) MarshalToSizedBufferVT(dAtA []byte) (int, error) {
 	if m.unknownFields != nil {
 		i -= len(m.unknownFields)
 		copy(dAtA[i:], m.unknownFields)
+	}
+	if len(m.ManagedVolumes) > 0 {
+		for iNdEx := len(m.ManagedVolumes) - 1; iNdEx >= 0; iNdEx-- {
+			size, err := m.ManagedVolumes[iNdEx].MarshalToSizedBufferVT(dAtA[:i])
+			if err != nil {
+				return 0, err
+			}
+			i -= size
+			i = protohelpers.EncodeVarint(dAtA, i, uint64(size))
+			i--
+			dAtA[i] = 0x3e
+			i--
+			dAtA[i] = 0xca
+		}
 	}
 	if len(m.GitCredentials) > 0 {
 		i -= len(m.GitCredentials)
@@ -6081,6 +6193,11 @@ func (m *StoragePoolView) MarshalToSizedBufferVT(dAtA []byte) (int, error) {
 		i -= len(m.unknownFields)
 		copy(dAtA[i:], m.unknownFields)
 	}
+	if m.UsedGb != 0 {
+		i = protohelpers.EncodeVarint(dAtA, i, uint64(m.UsedGb))
+		i--
+		dAtA[i] = 0x28
+	}
 	if m.ReservedGb != 0 {
 		i = protohelpers.EncodeVarint(dAtA, i, uint64(m.ReservedGb))
 		i--
@@ -6465,6 +6582,26 @@ func (m *HeartbeatRequest) SizeVT() (n int) {
 	return n
 }
 
+func (m *StoragePoolUsage) SizeVT() (n int) {
+	if m == nil {
+		return 0
+	}
+	var l int
+	_ = l
+	l = len(m.Name)
+	if l > 0 {
+		n += 1 + l + protohelpers.SizeOfVarint(uint64(l))
+	}
+	if m.UsedGb != 0 {
+		n += 1 + protohelpers.SizeOfVarint(uint64(m.UsedGb))
+	}
+	if m.TotalGb != 0 {
+		n += 1 + protohelpers.SizeOfVarint(uint64(m.TotalGb))
+	}
+	n += len(m.unknownFields)
+	return n
+}
+
 func (m *NodeUsage) SizeVT() (n int) {
 	if m == nil {
 		return 0
@@ -6488,6 +6625,12 @@ func (m *NodeUsage) SizeVT() (n int) {
 	}
 	if m.DiskUsedGb != 0 {
 		n += 1 + protohelpers.SizeOfVarint(uint64(m.DiskUsedGb))
+	}
+	if len(m.StoragePools) > 0 {
+		for _, e := range m.StoragePools {
+			l = e.SizeVT()
+			n += 2 + l + protohelpers.SizeOfVarint(uint64(l))
+		}
 	}
 	n += len(m.unknownFields)
 	return n
@@ -6905,6 +7048,12 @@ func (m *ComposeSpec) SizeVT() (n int) {
 	l = len(m.GitCredentials)
 	if l > 0 {
 		n += 2 + l + protohelpers.SizeOfVarint(uint64(l))
+	}
+	if len(m.ManagedVolumes) > 0 {
+		for _, e := range m.ManagedVolumes {
+			l = e.SizeVT()
+			n += 2 + l + protohelpers.SizeOfVarint(uint64(l))
+		}
 	}
 	n += len(m.unknownFields)
 	return n
@@ -8064,6 +8213,9 @@ func (m *StoragePoolView) SizeVT() (n int) {
 	}
 	if m.ReservedGb != 0 {
 		n += 1 + protohelpers.SizeOfVarint(uint64(m.ReservedGb))
+	}
+	if m.UsedGb != 0 {
+		n += 1 + protohelpers.SizeOfVarint(uint64(m.UsedGb))
 	}
 	n += len(m.unknownFields)
 	return n
@@ -10259,6 +10411,127 @@ func (m *HeartbeatRequest) UnmarshalVT(dAtA []byte) error {
 	}
 	return nil
 }
+func (m *StoragePoolUsage) UnmarshalVT(dAtA []byte) error {
+	l := len(dAtA)
+	iNdEx := 0
+	for iNdEx < l {
+		preIndex := iNdEx
+		var wire uint64
+		for shift := uint(0); ; shift += 7 {
+			if shift >= 64 {
+				return protohelpers.ErrIntOverflow
+			}
+			if iNdEx >= l {
+				return io.ErrUnexpectedEOF
+			}
+			b := dAtA[iNdEx]
+			iNdEx++
+			wire |= uint64(b&0x7F) << shift
+			if b < 0x80 {
+				break
+			}
+		}
+		fieldNum := int32(wire >> 3)
+		wireType := int(wire & 0x7)
+		if wireType == 4 {
+			return fmt.Errorf("proto: StoragePoolUsage: wiretype end group for non-group")
+		}
+		if fieldNum <= 0 {
+			return fmt.Errorf("proto: StoragePoolUsage: illegal tag %d (wire type %d)", fieldNum, wire)
+		}
+		switch fieldNum {
+		case 1:
+			if wireType != 2 {
+				return fmt.Errorf("proto: wrong wireType = %d for field Name", wireType)
+			}
+			var stringLen uint64
+			for shift := uint(0); ; shift += 7 {
+				if shift >= 64 {
+					return protohelpers.ErrIntOverflow
+				}
+				if iNdEx >= l {
+					return io.ErrUnexpectedEOF
+				}
+				b := dAtA[iNdEx]
+				iNdEx++
+				stringLen |= uint64(b&0x7F) << shift
+				if b < 0x80 {
+					break
+				}
+			}
+			intStringLen := int(stringLen)
+			if intStringLen < 0 {
+				return protohelpers.ErrInvalidLength
+			}
+			postIndex := iNdEx + intStringLen
+			if postIndex < 0 {
+				return protohelpers.ErrInvalidLength
+			}
+			if postIndex > l {
+				return io.ErrUnexpectedEOF
+			}
+			m.Name = string(dAtA[iNdEx:postIndex])
+			iNdEx = postIndex
+		case 2:
+			if wireType != 0 {
+				return fmt.Errorf("proto: wrong wireType = %d for field UsedGb", wireType)
+			}
+			m.UsedGb = 0
+			for shift := uint(0); ; shift += 7 {
+				if shift >= 64 {
+					return protohelpers.ErrIntOverflow
+				}
+				if iNdEx >= l {
+					return io.ErrUnexpectedEOF
+				}
+				b := dAtA[iNdEx]
+				iNdEx++
+				m.UsedGb |= int64(b&0x7F) << shift
+				if b < 0x80 {
+					break
+				}
+			}
+		case 3:
+			if wireType != 0 {
+				return fmt.Errorf("proto: wrong wireType = %d for field TotalGb", wireType)
+			}
+			m.TotalGb = 0
+			for shift := uint(0); ; shift += 7 {
+				if shift >= 64 {
+					return protohelpers.ErrIntOverflow
+				}
+				if iNdEx >= l {
+					return io.ErrUnexpectedEOF
+				}
+				b := dAtA[iNdEx]
+				iNdEx++
+				m.TotalGb |= int64(b&0x7F) << shift
+				if b < 0x80 {
+					break
+				}
+			}
+		default:
+			iNdEx = preIndex
+			skippy, err := protohelpers.Skip(dAtA[iNdEx:])
+			if err != nil {
+				return err
+			}
+			if (skippy < 0) || (iNdEx+skippy) < 0 {
+				return protohelpers.ErrInvalidLength
+			}
+			if (iNdEx + skippy) > l {
+				return io.ErrUnexpectedEOF
+			}
+			m.unknownFields = append(m.unknownFields, dAtA[iNdEx:iNdEx+skippy]...)
+			iNdEx += skippy
+		}
+	}
+
+	if iNdEx > l {
+		return io.ErrUnexpectedEOF
+	}
+	return nil
+}
 func (m *NodeUsage) UnmarshalVT(dAtA []byte) error {
 	l := len(dAtA)
 	iNdEx := 0
@@ -10402,6 +10675,40 @@ func (m *NodeUsage) UnmarshalVT(dAtA []byte) error {
 					break
 				}
 			}
+		case 1010:
+			if wireType != 2 {
+				return fmt.Errorf("proto: wrong wireType = %d for field StoragePools", wireType)
+			}
+			var msglen int
+			for shift := uint(0); ; shift += 7 {
+				if shift >= 64 {
+					return protohelpers.ErrIntOverflow
+				}
+				if iNdEx >= l {
+					return io.ErrUnexpectedEOF
+				}
+				b := dAtA[iNdEx]
+				iNdEx++
+				msglen |= int(b&0x7F) << shift
+				if b < 0x80 {
+					break
+				}
+			}
+			if msglen < 0 {
+				return protohelpers.ErrInvalidLength
+			}
+			postIndex := iNdEx + msglen
+			if postIndex < 0 {
+				return protohelpers.ErrInvalidLength
+			}
+			if postIndex > l {
+				return io.ErrUnexpectedEOF
+			}
+			m.StoragePools = append(m.StoragePools, &StoragePoolUsage{})
+			if err := m.StoragePools[len(m.StoragePools)-1].UnmarshalVT(dAtA[iNdEx:postIndex]); err != nil {
+				return err
+			}
+			iNdEx = postIndex
 		default:
 			iNdEx = preIndex
 			skippy, err := protohelpers.Skip(dAtA[iNdEx:])
@@ -13235,6 +13542,40 @@ func (m *ComposeSpec) UnmarshalVT(dAtA []byte) error {
 				return io.ErrUnexpectedEOF
 			}
 			m.GitCredentials = string(dAtA[iNdEx:postIndex])
+			iNdEx = postIndex
+		case 1001:
+			if wireType != 2 {
+				return fmt.Errorf("proto: wrong wireType = %d for field ManagedVolumes", wireType)
+			}
+			var msglen int
+			for shift := uint(0); ; shift += 7 {
+				if shift >= 64 {
+					return protohelpers.ErrIntOverflow
+				}
+				if iNdEx >= l {
+					return io.ErrUnexpectedEOF
+				}
+				b := dAtA[iNdEx]
+				iNdEx++
+				msglen |= int(b&0x7F) << shift
+				if b < 0x80 {
+					break
+				}
+			}
+			if msglen < 0 {
+				return protohelpers.ErrInvalidLength
+			}
+			postIndex := iNdEx + msglen
+			if postIndex < 0 {
+				return protohelpers.ErrInvalidLength
+			}
+			if postIndex > l {
+				return io.ErrUnexpectedEOF
+			}
+			m.ManagedVolumes = append(m.ManagedVolumes, &ManagedVolumeSpec{})
+			if err := m.ManagedVolumes[len(m.ManagedVolumes)-1].UnmarshalVT(dAtA[iNdEx:postIndex]); err != nil {
+				return err
+			}
 			iNdEx = postIndex
 		default:
 			iNdEx = preIndex
@@ -20588,6 +20929,25 @@ func (m *StoragePoolView) UnmarshalVT(dAtA []byte) error {
 				b := dAtA[iNdEx]
 				iNdEx++
 				m.ReservedGb |= int64(b&0x7F) << shift
+				if b < 0x80 {
+					break
+				}
+			}
+		case 5:
+			if wireType != 0 {
+				return fmt.Errorf("proto: wrong wireType = %d for field UsedGb", wireType)
+			}
+			m.UsedGb = 0
+			for shift := uint(0); ; shift += 7 {
+				if shift >= 64 {
+					return protohelpers.ErrIntOverflow
+				}
+				if iNdEx >= l {
+					return io.ErrUnexpectedEOF
+				}
+				b := dAtA[iNdEx]
+				iNdEx++
+				m.UsedGb |= int64(b&0x7F) << shift
 				if b < 0x80 {
 					break
 				}
