@@ -17,6 +17,7 @@ import (
 
 	"github.com/persys/compute/agent/driver"
 	"github.com/persys/compute/agent/usage"
+	"github.com/persys/compute/agent/volume"
 )
 
 // Agent runs the workloads of one machine. New opens its file, Run does the work.
@@ -30,6 +31,8 @@ type Agent struct {
 	queue   *queue
 	control Control
 	server  *grpc.Server
+	storage *volume.Manager
+	ownDisk bool // the default pool is not the machine's own disk
 
 	life   context.Context // of Run; ends everything
 	tasks  sync.WaitGroup  // every goroutine that Run does not wait for by itself
@@ -100,7 +103,7 @@ func New(cfg Config, factory Factory) (*Agent, error) {
 		workloads: map[string]*workload{}, tombs: map[string]*tombstone{}, unsaved: map[string]bool{},
 		origins: map[string]*origin{},
 	}
-	if err := a.restore(); err != nil {
+	if err := errors.Join(a.restore(), a.openStorage()); err != nil {
 		return nil, errors.Join(fmt.Errorf("state file %s: %w", cfg.StatePath, err), st.close())
 	}
 	if a.metrics, err = newMetrics(cfg.Metrics, a); err != nil {
@@ -205,6 +208,7 @@ func (a *Agent) Run(ctx context.Context) (err error) {
 		}
 		return fmt.Errorf("agent: drivers: %w", err)
 	}
+	a.storage.Mount(life)
 	now := time.Now()
 	a.mu.Lock()
 	for id := range a.workloads {

@@ -24,6 +24,7 @@ import (
 	"github.com/persys/compute/pki"
 
 	"github.com/persys/compute/agent/driver"
+	"github.com/persys/compute/agent/volume"
 )
 
 // Control is what the agent says to the schedulers; controlv1.AgentControlClient satisfies it.
@@ -114,8 +115,8 @@ type Config struct {
 	// Labels of the node; os and arch are always added.
 	Labels map[string]string
 	Taints []*controlv1.Taint
-	// StorageDrivers that this node offers beside local.
-	StorageDrivers []string
+	// Storage of managed volumes. Without Pools, local ones are beside the state file.
+	Storage volume.Config
 	// Reserved for the machine itself: millicores and MiB.
 	ReservedCPU, ReservedMemory int64
 	// Host measures the machine; default NewHost("/").

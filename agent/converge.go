@@ -278,11 +278,7 @@ func (a *Agent) carryOut(ctx context.Context, e *engine, in *intent, cluster str
 			return err
 		}
 	}
-	return e.drv.Ensure(ctx, driver.Spec{
-		ID: id, Revision: in.RevisionID, Content: in.EngineContent, Generation: in.Generation,
-		ClusterID: cluster, NodeID: a.cfg.NodeID, Running: in.running(), Body: in.spec, Labels: in.Labels,
-		Exclusive: in.Exclusive,
-	})
+	return a.ensure(ctx, e, in, cluster)
 }
 
 // failed notes a failed step and when to try again.
@@ -437,6 +433,17 @@ func (a *Agent) bury(ctx context.Context, id string, in *intent) (again bool) {
 			return false
 		}
 		return a.failed(ctx, id, in, err)
+	}
+	a.mu.Lock()
+	buried := a.tombs[id]
+	a.mu.Unlock()
+	if err := a.storage.Release(ctx, id, a.fate(in, buried)); err != nil {
+		if in != nil {
+			return a.failed(ctx, id, in, err)
+		}
+		a.log.Warn("the volumes of a deleted workload", "workload", id, "error", err)
+		a.queue.add(id, time.Now().Add(a.cfg.RetryBase))
+		return false
 	}
 	a.intentMu.Lock()
 	defer a.intentMu.Unlock()

@@ -303,7 +303,8 @@ func (a *Agent) allEngines() []*engine {
 // sweep looks at everything: engines, workloads, and what has been kept long enough.
 func (a *Agent) sweep(ctx context.Context) {
 	start := time.Now()
-	if a.probe(ctx) {
+	stored := a.storage.Measure(ctx)
+	if a.probe(ctx) || stored {
 		a.facts.Store(true)
 		a.signal()
 	}

@@ -55,6 +55,10 @@ type intent struct {
 	// Deleting: to be removed; Purge also removes volumes that are to be retained.
 	Deleting bool `json:"deleting,omitempty"`
 	Purge    bool `json:"purge,omitempty"`
+	// KeepVolumes: deleted here because it lives on elsewhere, so no volume is deleted. KeepShared:
+	// who ordered the delete cannot tell, so none that other nodes can reach is.
+	KeepVolumes bool `json:"keep_volumes,omitempty"`
+	KeepShared  bool `json:"keep_shared,omitempty"`
 	// Recreate: ordered anew before its delete was carried out.
 	Recreate bool `json:"recreate,omitempty"`
 	// Restart: a forced restart is due.

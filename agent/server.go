@@ -332,7 +332,9 @@ func (a *Agent) delete(req *agentv1.DeleteWorkloadRequest) (*agentv1.DeleteWorkl
 			return nil, no, err
 		}
 	}
-	grave := tombstone{ID: req.Id, Generation: in, DeletedAt: now}
+	grave := tombstone{ID: req.Id, Generation: in, DeletedAt: now, KeepVolumes: req.KeepVolumes}
+	// An existing scheduler also deletes what it has placed elsewhere, and does not say so.
+	grave.KeepShared = req.Epoch == nil && a.cfg.Control != nil
 	if old != nil && grave.Generation.Less(old.Generation) {
 		grave.Generation = old.Generation // a standalone agent is told none
 	}
@@ -347,7 +349,8 @@ func (a *Agent) delete(req *agentv1.DeleteWorkloadRequest) (*agentv1.DeleteWorkl
 	}
 	out := &agentv1.DeleteWorkloadResponse{Success: true, Message: "queued"}
 	again := old != nil && old.Deleting || old == nil && tomb != nil && !tomb.Done
-	if again && m == nil && grave.Generation == tomb.Generation && (old == nil || !req.Purge || old.Purge) {
+	if again && m == nil && grave.Generation == tomb.Generation && (old == nil || !req.Purge || old.Purge) &&
+		grave.KeepVolumes == tomb.KeepVolumes && grave.KeepShared == tomb.KeepShared {
 		return out, nil, nil
 	}
 	t := newTask(actionDelete, req.Id, now)
@@ -362,6 +365,7 @@ func (a *Agent) delete(req *agentv1.DeleteWorkloadRequest) (*agentv1.DeleteWorkl
 	if old != nil {
 		deleting := *old
 		deleting.Deleting, deleting.Purge, deleting.UpdatedAt = true, old.Purge || req.Purge, now
+		deleting.KeepVolumes, deleting.KeepShared = grave.KeepVolumes, grave.KeepShared
 		if deleting.Generation.Less(in) {
 			deleting.Generation = in
 		}

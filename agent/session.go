@@ -14,6 +14,7 @@ import (
 	controlv1 "github.com/persys/compute/api/control/v1"
 
 	"github.com/persys/compute/agent/driver"
+	"github.com/persys/compute/agent/volume"
 )
 
 // protocol that this agent speaks: epochs, generations and our lease lengths.
@@ -294,6 +295,7 @@ func (c *conversation) beat(ctx context.Context) error {
 // introduction is what a node says of itself.
 func (a *Agent) introduction() *controlv1.RegisterNodeRequest {
 	totals := a.host.Totals()
+	pools, _ := a.pools()
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	var types, all []string
@@ -316,9 +318,9 @@ func (a *Agent) introduction() *controlv1.RegisterNodeRequest {
 		NodeId: a.cfg.NodeID,
 		Capabilities: &controlv1.NodeCapabilities{
 			CpuTotalMillicores: totals.CPUMillicores, MemoryTotalMb: totals.MemoryMB,
-			StoragePools:            []*controlv1.StoragePool{{Name: "root", Type: "local", TotalGb: totals.DiskGB}},
+			StoragePools:            pools,
 			SupportedWorkloadTypes:  types,
-			SupportedStorageDrivers: append([]string{"local"}, a.cfg.StorageDrivers...),
+			SupportedStorageDrivers: append([]string{volume.Local}, a.storage.Drivers()...),
 			EngineId:                engineID(a.engines), Taints: a.cfg.Taints, Protocol: protocol,
 			CpuReservedMillicores: a.cfg.ReservedCPU, MemoryReservedMb: a.cfg.ReservedMemory,
 		},
@@ -333,6 +335,7 @@ func (a *Agent) usage() *controlv1.NodeUsage {
 	out := &controlv1.NodeUsage{
 		CpuUsedMillicores: used.CPUMillicores, MemoryUsedMb: used.MemoryMB, DiskUsedGb: used.DiskGB,
 	}
+	_, out.StoragePools = a.pools()
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	for _, w := range a.workloads {

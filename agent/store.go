@@ -18,8 +18,7 @@ import (
 	"github.com/persys/compute/agent/driver"
 )
 
-// Buckets. The first two are those of existing agents, whose volumes and attachments are left as
-// they are; the others are ours.
+// Buckets. The first two are those of existing agents, as are those of volumes.go; the others are ours.
 const (
 	bucketWorkloads  = "workloads"
 	bucketStatus     = "status"
@@ -49,6 +48,9 @@ type tombstone struct {
 	ID         string            `json:"id"`
 	Generation driver.Generation `json:"generation,omitzero"`
 	DeletedAt  time.Time         `json:"deleted_at"`
+	// KeepVolumes, KeepShared: see intent.
+	KeepVolumes bool `json:"keep_volumes,omitempty"`
+	KeepShared  bool `json:"keep_shared,omitempty"`
 	// Done: nothing of it is left. Until then it is an order to be carried out.
 	Done bool `json:"done,omitempty"`
 

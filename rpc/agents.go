@@ -194,8 +194,11 @@ func actualOf(s agentv1.ActualState) fsm.Actual {
 }
 
 func (a *Agents) remove(ctx context.Context, c agentv1.AgentServiceClient, n *fsm.Node, e *agentv1.Epoch, o sched.Order) (sched.Ack, error) {
+	// One that was moved takes nothing along: its volumes here are kept.
+	w, lives := a.store.View().Workload(o.Workload)
 	resp, err := c.DeleteWorkload(ctx, &agentv1.DeleteWorkloadRequest{
 		Id: o.Workload, Epoch: e, Generation: agentGeneration(o.Generation), NodeId: n.ID, InstanceId: n.Facts.InstanceID,
+		KeepVolumes: lives && w.Desired != fsm.DesiredDeleted,
 	})
 	if err != nil {
 		if notFound(err) {

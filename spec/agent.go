@@ -62,7 +62,7 @@ func agentContainer(s *controlv1.WorkloadSpec) *agentv1.ContainerSpec {
 			MemoryBytes:   r.GetMemoryMb() << 20,
 		},
 		RestartPolicy:  &agentv1.RestartPolicy{Policy: orElse(c.GetRestartPolicy(), "no")},
-		ManagedVolumes: fromControlVolumes(c.GetManagedVolumes()),
+		ManagedVolumes: inPool(fromControlVolumes(c.GetManagedVolumes()), s),
 		Privileged:     c.GetPrivileged(),
 		DiskGb:         r.GetDiskGb(),
 	}
@@ -86,7 +86,8 @@ func agentContainer(s *controlv1.WorkloadSpec) *agentv1.ContainerSpec {
 func agentCompose(id string, s *controlv1.WorkloadSpec) *agentv1.ComposeSpec {
 	c, d := s.GetCompose(), DemandOf(s)
 	out := &agentv1.ComposeSpec{ProjectName: projectName(id), Env: c.GetEnv(), SourceType: sourceInline,
-		CpuMillicores: d.GetCpuMillicores(), MemoryMb: d.GetMemoryMib(), DiskGb: d.GetDiskGb()}
+		CpuMillicores: d.GetCpuMillicores(), MemoryMb: d.GetMemoryMib(), DiskGb: d.GetDiskGb(),
+		ManagedVolumes: inPool(fromControlVolumes(c.GetManagedVolumes()), s)}
 	if isGit(c) {
 		out.SourceType, out.GitRepo, out.GitRef, out.GitCredentials = sourceGit, c.GetGitRepo(), c.GetGitRef(), c.GetGitCredentials()
 		return out
@@ -94,6 +95,16 @@ func agentCompose(id string, s *controlv1.WorkloadSpec) *agentv1.ComposeSpec {
 	// base64: the only form that every existing agent understands.
 	out.ComposeYaml = base64.StdEncoding.EncodeToString([]byte(plainCompose(c.GetInlineYaml())))
 	return out
+}
+
+// inPool puts local volumes where placement reserved them: in the workload's storage pool.
+func inPool(volumes []*agentv1.ManagedVolumeSpec, s *controlv1.WorkloadSpec) []*agentv1.ManagedVolumeSpec {
+	for _, v := range volumes {
+		if driverOf(v.GetDriver()) == "local" {
+			v.Pool = s.GetResources().GetStoragePool()
+		}
+	}
+	return volumes
 }
 
 // projectName makes an id a Compose project name: lower-case letters, digits,
@@ -117,6 +128,7 @@ func agentVM(id string, s *controlv1.WorkloadSpec) *agentv1.VMSpec {
 		return &agentv1.VMSpec{Name: id}
 	}
 	out := proto.CloneOf(from)
+	inPool(out.ManagedVolumes, s)
 	out.Name = orElse(out.Name, id)
 	for _, d := range out.Disks {
 		if d.Path == "" && d.Type == "disk" {

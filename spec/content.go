@@ -219,6 +219,9 @@ func (e *encoder) compose(c *controlv1.ComposeSpec) {
 	if name := c.GetGitCredentials(); name != "" {
 		e.text("git_credentials", name)
 	}
+	if len(c.GetManagedVolumes()) > 0 {
+		e.volumes(c.GetManagedVolumes())
+	}
 }
 
 // vm encodes the VM that is meant, so that both ways to write it agree.

@@ -36,6 +36,7 @@ func DemandOf(s *controlv1.WorkloadSpec) *commandv1.Demand {
 	case TypeContainer:
 		ports = s.GetContainer().GetPorts()
 	case TypeCompose:
+		volumes = fromControlVolumes(s.GetCompose().GetManagedVolumes())
 		if c := s.GetCompose(); !isGit(c) {
 			ports = composePorts(c.GetInlineYaml())
 			cpu, memory := composeLimits(c)

@@ -334,6 +334,7 @@ func (d *decoder) compose(n *node, here where) *controlv1.ComposeSpec {
 		{"git_credentials", w + ".git_credentials", func(_ string, n *node, at where) { c.GitCredentials = d.str(n, at) }},
 		{"source_type", w + ".source_type", func(_ string, n *node, at where) { c.SourceType = d.str(n, at) }},
 		{"env environment", w + ".env", func(_ string, n *node, at where) { c.Env = d.pairs(n, at, true) }},
+		{"managed_volumes", w + ".managed_volumes", func(_ string, n *node, at where) { c.ManagedVolumes = d.managed(n, at) }},
 	})
 	return c
 }

@@ -138,6 +138,7 @@ func normaliseCompose(c *controlv1.ComposeSpec) {
 		c.SourceType, c.GitRepo, c.GitRef, c.GitCredentials = sourceInline, "", "", ""
 		c.InlineYaml = plainCompose(c.InlineYaml)
 	}
+	c.ManagedVolumes = toControlVolumes(normaliseVolumes(fromControlVolumes(c.ManagedVolumes)))
 	if len(c.Env) == 0 {
 		c.Env = nil
 	}

@@ -434,6 +434,39 @@ func TestToAgentCompose(t *testing.T) {
 	}
 }
 
+const stackWithVolume = `
+id: shop
+compose:
+  inline: |
+    services: {db: {image: "db:1", volumes: ["data:/var/lib/db"]}}
+    volumes: {data: {external: true}}
+  managed_volumes: [{name: data, size: 2Gi, retain: Retain}]
+resources: {storage_pool: fast}
+`
+
+func TestVolumesOfAStack(t *testing.T) {
+	s := specOf(t, stackWithVolume)
+	same(t, toAgent(t, "shop", s).Spec.GetCompose().ManagedVolumes[0],
+		&agentv1.ManagedVolumeSpec{Name: "data", Driver: "local", SizeGb: 2, RetainPolicy: "Retain", Pool: "fast"})
+	Normalise(s)
+	if d := DemandOf(s); d.DiskGb != 2 || d.StoragePool != "fast" {
+		t.Errorf("demand %v", d)
+	}
+	with, err := Content(s, fixedKey{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.GetCompose().ManagedVolumes = nil
+	if without, err := Content(s, fixedKey{}); err != nil || without == with {
+		t.Errorf("content %q %v: a volume changes nothing", without, err)
+	}
+	bad := specOf(t, stackWithVolume)
+	bad.GetCompose().ManagedVolumes[0].MountPath = "/data"
+	if err := Validate(&controlv1.ApplyWorkloadRequest{WorkloadId: "shop", Spec: bad}); len(err) == 0 || !strings.Contains(err.Error(), "spec.compose.managed_volumes[0].mount_path: must be empty") {
+		t.Errorf("%v", err)
+	}
+}
+
 func TestToAgentVM(t *testing.T) {
 	want := &agentv1.VMSpec{Name: "v", Vcpus: 2, MemoryMb: 1024,
 		Disks: []*agentv1.DiskConfig{{Path: "/var/lib/libvirt/images/v-vda.qcow2", Device: "vda", Format: "qcow2", SizeGb: 20, Type: "disk"},

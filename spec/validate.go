@@ -359,6 +359,7 @@ func protocolOf(p string) string {
 func (e *Errors) compose(c *controlv1.ComposeSpec) {
 	const at = "spec.compose"
 	e.env(at+".env", c.GetEnv())
+	e.managed(at+".managed_volumes", fromControlVolumes(c.GetManagedVolumes()), nil)
 	if isGit(c) {
 		e.gitRepo(at+".git_repo", c.GetGitRepo())
 		if ref := c.GetGitRef(); len(ref) > 256 || strings.HasPrefix(ref, "-") || strings.ContainsAny(ref, " \t\r\n") || !printable(ref) {

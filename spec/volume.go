@@ -62,6 +62,8 @@ func driverOf(s string) string {
 	return s
 }
 
+// managed judges volumes; mounts are the paths that are taken already, nil for a stack: its file says
+// where its volumes are mounted.
 func (e *Errors) managed(at string, volumes []*agentv1.ManagedVolumeSpec, mounts map[string]string) {
 	if len(volumes) > maxEntriesOf {
 		e.addf(at, "", "has %d entries, at most %d", len(volumes), maxEntriesOf)
@@ -80,7 +82,11 @@ func (e *Errors) managed(at string, volumes []*agentv1.ManagedVolumeSpec, mounts
 		e.word(w+".driver", driverOf(v.GetDriver()), volumeDrivers)
 		e.between(w+".size_gb", v.GetSizeGb(), 0, MaxDisk, " GB")
 		e.word(w+".retain_policy", v.GetRetainPolicy(), []string{"Delete", "Retain"})
-		if e.absolute(w+".mount_path", v.GetMountPath()) {
+		if mounts == nil {
+			if v.GetMountPath() != "" {
+				e.add(w+".mount_path", "must be empty: the Compose file says where its external volumes are mounted", v.GetMountPath())
+			}
+		} else if e.absolute(w+".mount_path", v.GetMountPath()) {
 			e.mount(w+".mount_path", v.GetMountPath(), mounts)
 		}
 		for _, f := range []struct{ name, text string }{{".access_mode", v.GetAccessMode()}, {".fs_type", v.GetFsType()}} {

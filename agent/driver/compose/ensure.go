@@ -127,6 +127,9 @@ func (d *Driver) Ensure(ctx context.Context, spec driver.Spec) error {
 	if rec != nil && rec.Workload == spec.ID && rec.Content == spec.Content {
 		commit = rec.Commit // begun at that commit, so finished at it
 	}
+	if want := spec.Body.GetCompose().GetManagedVolumes(); len(want) != len(spec.Volumes) {
+		return invalid("compose.managed_volumes: %d are wanted, %d are ready", len(want), len(spec.Volumes))
+	}
 	s, err := d.load(ctx, spec, project, commit)
 	if err != nil {
 		return err

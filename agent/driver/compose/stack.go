@@ -163,6 +163,9 @@ func (d *Driver) load(ctx context.Context, spec driver.Spec, project, commit str
 		return nil, invalid("compose: %w", withoutValues(err))
 	}
 	out.project = p.WithoutUnnecessaryResources()
+	if err := external(out.project, spec.Volumes); err != nil {
+		return nil, err
+	}
 	if len(out.project.Services) == 0 {
 		return nil, invalid("compose: no service is enabled; set COMPOSE_PROFILES in compose.env")
 	}

@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"github.com/moby/moby/api/types/container"
+	"github.com/moby/moby/api/types/mount"
 	"github.com/moby/moby/api/types/network"
 	agentv1 "github.com/persys/compute/api/agent/v1"
 
@@ -43,10 +44,6 @@ func translate(spec driver.Spec) (settings, error) {
 	if body == nil {
 		return refuse("spec: the container runtime takes container, got %T (workload %q)", spec.Body.GetSpec(), spec.ID)
 	}
-	if len(body.GetManagedVolumes()) > 0 {
-		return refuse("container.managed_volumes: this agent has no volume driver; use container.volumes for a path of the machine (got %q)",
-			body.GetManagedVolumes()[0].GetName())
-	}
 	img, err := moby.ParseImage("container.image", body.GetImage())
 	if err != nil {
 		return settings{}, err
@@ -65,6 +62,9 @@ func translate(spec driver.Spec) (settings, error) {
 		return settings{}, err
 	}
 	if out.host.Binds, err = binds(body.GetVolumes()); err != nil {
+		return settings{}, err
+	}
+	if out.host.Mounts, err = managed(body, spec.Volumes); err != nil {
 		return settings{}, err
 	}
 	if out.config.ExposedPorts, out.host.PortBindings, err = ports(body.GetPorts()); err != nil {
@@ -125,6 +125,33 @@ func binds(mounts []*agentv1.VolumeMount) ([]string, error) {
 			bind += ":ro"
 		}
 		out = append(out, bind)
+	}
+	return out, nil
+}
+
+// managed are mounts in the engine's long form: unlike the short one it refuses to start a container
+// whose folder is missing, as a volume's is that is not mounted.
+func managed(body *agentv1.ContainerSpec, volumes []driver.Volume) ([]mount.Mount, error) {
+	if want := body.GetManagedVolumes(); len(want) != len(volumes) {
+		return nil, invalid("container.managed_volumes: %d are wanted, %d are ready", len(want), len(volumes))
+	}
+	seen := make(map[string]bool, len(volumes))
+	for _, v := range body.GetVolumes() {
+		seen[path.Clean(v.GetContainerPath())] = true
+	}
+	out := make([]mount.Mount, 0, len(volumes))
+	for i, v := range volumes {
+		target := path.Clean(v.MountPath)
+		switch {
+		case v.Path == "":
+			return nil, invalid("container.managed_volumes[%d]: volume %q is a disk of a virtual machine", i, v.Name)
+		case !path.IsAbs(v.MountPath) || target == "/":
+			return nil, invalid("container.managed_volumes[%d].mount_path: must be an absolute path below / (got %q)", i, v.MountPath)
+		case seen[target]:
+			return nil, invalid("container.managed_volumes[%d].mount_path: %q is mounted twice", i, target)
+		}
+		seen[target] = true
+		out = append(out, mount.Mount{Type: mount.TypeBind, Source: v.Path, Target: target, ReadOnly: v.ReadOnly})
 	}
 	return out, nil
 }

@@ -5,12 +5,15 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
+	"github.com/persys/compute/agent/volume"
 	"github.com/persys/compute/cmd/internal/enrol"
 	"github.com/persys/compute/pki"
 )
@@ -55,6 +58,18 @@ type Config struct {
 	CredsFile  string `env:"PERSYS_CREDENTIALS_FILE" flag:"credentials" yaml:"credentials_file" usage:"credentials for registries and Git, readable by the owner only; default: credentials.yaml, beside the state file"`
 	DockerConf string `env:"DOCKER_CONFIG" flag:"docker-config" yaml:"docker_config" usage:"folder of the Docker config.json whose registry credentials are used too; default: ~/.docker, none = do not look"`
 	Simulate   string `env:"PERSYS_SIMULATE" flag:"simulate" yaml:"simulate" usage:"folder of a simulated engine that is used instead of Docker; nothing really runs"`
+
+	LocalRoot   string            `env:"PERSYS_STORAGE_LOCAL_ROOT" flag:"storage-local-root" yaml:"storage_local_root" usage:"local volumes, the node's default pool; default: volumes/local, beside the state file"`
+	Pools       map[string]string `env:"PERSYS_STORAGE_POOLS" flag:"storage-pools" yaml:"storage_pools" usage:"further pools for local volumes, name=folder: fast=/mnt/nvme,bulk=/srv/bulk"`
+	NFSRoot     string            `env:"PERSYS_STORAGE_NFS_STAGE_ROOT" flag:"storage-nfs-stage-root" yaml:"storage_nfs_stage_dir" usage:"where the NFS export is mounted; default: volumes/nfs, beside the state file"`
+	NFSServer   string            `env:"PERSYS_STORAGE_NFS_SERVER" flag:"storage-nfs-server" yaml:"storage_nfs_server" usage:"NFS server; with an export, volumes of driver nfs are offered"`
+	NFSExport   string            `env:"PERSYS_STORAGE_NFS_EXPORT" flag:"storage-nfs-export" yaml:"storage_nfs_export" usage:"path on the NFS server; every volume is a folder of it"`
+	NFSOptions  string            `env:"PERSYS_STORAGE_NFS_MOUNT_OPTIONS" flag:"storage-nfs-options" yaml:"storage_nfs_options" usage:"options of mount, such as vers=4.2,hard"`
+	CephRoot    string            `env:"PERSYS_STORAGE_CEPH_STAGE_ROOT" flag:"storage-ceph-stage-root" yaml:"storage_ceph_stage_dir" usage:"where Ceph images are mounted; default: volumes/ceph-rbd, beside the state file"`
+	CephCluster string            `env:"PERSYS_STORAGE_CEPH_CLUSTER" flag:"storage-ceph-cluster" yaml:"storage_ceph_cluster" usage:"name of the Ceph cluster; empty = that of rbd"`
+	CephPool    string            `env:"PERSYS_STORAGE_CEPH_POOL" flag:"storage-ceph-pool" yaml:"storage_ceph_pool" usage:"Ceph pool; with it, volumes of driver ceph-rbd are offered"`
+	CephUser    string            `env:"PERSYS_STORAGE_CEPH_USER" flag:"storage-ceph-user" yaml:"storage_ceph_user" usage:"Ceph user; empty = that of rbd"`
+	CephKeyring string            `env:"PERSYS_STORAGE_CEPH_KEYRING" flag:"storage-ceph-keyring" yaml:"storage_ceph_keyring" usage:"file with the key of the Ceph user"`
 
 	Reconcile         bool          `env:"PERSYS_RECONCILE_ENABLED" flag:"reconcile" yaml:"reconcile_enabled" default:"true" usage:"look at everything now and then"`
 	ReconcileInterval time.Duration `env:"PERSYS_RECONCILE_INTERVAL" flag:"reconcile-interval" yaml:"reconcile_interval" seconds:"true" default:"30s" min:"1s" max:"24h" usage:"time between looks"`
@@ -153,6 +168,19 @@ func (c *Config) complete() error {
 	if c.ComposeDir == "" {
 		c.ComposeDir = filepath.Join(filepath.Dir(c.StatePath), "compose")
 	}
+	for _, d := range []struct {
+		path *string
+		name string
+	}{{&c.LocalRoot, volume.Local}, {&c.NFSRoot, volume.NFS}, {&c.CephRoot, volume.Ceph}} {
+		if *d.path == "" {
+			*d.path = filepath.Join(filepath.Dir(c.StatePath), "volumes", d.name)
+		}
+		abs, err := filepath.Abs(*d.path)
+		if err != nil {
+			return fmt.Errorf("the folder of %s volumes %q: %w", d.name, *d.path, err)
+		}
+		*d.path = abs
+	}
 	if !c.Reconcile {
 		c.ReconcileInterval = 24 * time.Hour
 	}
@@ -163,6 +191,19 @@ func (c *Config) complete() error {
 		return fmt.Errorf("PERSYS_JOIN and PERSYS_TLS_CERT=%s are both set: set one of them", c.TLSCert)
 	}
 	return nil
+}
+
+// storage of managed volumes.
+func (c *Config) storage() volume.Config {
+	out := volume.Config{
+		Pools: []volume.PoolConfig{{Name: volume.DefaultPool, Path: c.LocalRoot}},
+		NFS:   volume.NFSConfig{Root: c.NFSRoot, Server: c.NFSServer, Export: c.NFSExport, Options: c.NFSOptions},
+		Ceph:  volume.CephConfig{Root: c.CephRoot, Cluster: c.CephCluster, Pool: c.CephPool, User: c.CephUser, Keyring: c.CephKeyring},
+	}
+	for _, name := range slices.Sorted(maps.Keys(c.Pools)) {
+		out.Pools = append(out.Pools, volume.PoolConfig{Name: name, Path: c.Pools[name]})
+	}
+	return out
 }
 
 func defaultStatePath(insecure bool, node string) (string, error) {

@@ -103,6 +103,7 @@ func Run(ctx context.Context, cfg Config, version string, log *slog.Logger) erro
 		Advertise:         cfg.Endpoint,
 		Labels:            cfg.labels(),
 		ReconcileInterval: cfg.ReconcileInterval,
+		Storage:           cfg.storage(),
 		Metrics:           reg,
 		Logger:            log,
 		// Schedulers ping idle connections; see rpc.

@@ -1,0 +1,130 @@
+package volume
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/persys/compute/agent/driver"
+	agentv1 "github.com/persys/compute/api/agent/v1"
+)
+
+// machine skips where loop devices cannot be had; in CI that fails.
+func machine(t *testing.T) System {
+	t.Helper()
+	why := ""
+	if os.Geteuid() != 0 {
+		why = "mounting needs root"
+	} else if _, err := os.Stat("/dev/loop-control"); err != nil {
+		why = err.Error()
+	} else if !(Machine{}).Find("mkfs.ext4") {
+		why = "mkfs.ext4 is not installed"
+	}
+	if why == "" {
+		return Machine{}
+	}
+	if os.Getenv("CI") == "true" {
+		t.Fatal(why)
+	}
+	t.Skip(why)
+	return nil
+}
+
+// TestLimit proves on a real file system that a size is a limit, that it can grow while it is in use,
+// that content survives a restart, a reboot and an update, and that nothing is left of it at the end.
+func TestLimit(t *testing.T) {
+	b := newBench(t, machine(t))
+	t.Cleanup(func() { _ = syscall.Unmount(filepath.Join(b.cfg.Pools[0].Path, "data"), syscall.MNT_DETACH) })
+	at := b.attach("db", driver.Container, folder("data", sized(1)))[0].Path
+	write(t, at, "kept", "one")
+
+	fill := func(mib int) error {
+		f, err := os.Create(filepath.Join(at, "fill"))
+		if err != nil {
+			return err
+		}
+		defer f.Close()
+		return syscall.Fallocate(int(f.Fd()), 0, 0, int64(mib)<<20)
+	}
+	if err := fill(1100); !errors.Is(err, syscall.ENOSPC) {
+		t.Fatalf("1100 MiB in a volume of 1 GB: %v", err)
+	}
+	b.attach("db", driver.Container, folder("data", sized(2)))
+	if err := fill(1100); err != nil {
+		t.Fatalf("after it grew to 2 GB: %v", err)
+	}
+	if err := os.Remove(filepath.Join(at, "fill")); err != nil {
+		t.Fatal(err)
+	}
+
+	b.restart()
+	b.m.Mount(t.Context())
+	if n := mounts(t, filepath.Dir(at)); n != 1 {
+		t.Fatalf("%d mounts after the agent's restart, want the one", n)
+	}
+	// A reboot takes the mount away. What is there then is no volume: nothing to write into.
+	if err := syscall.Unmount(filepath.Dir(at), 0); err != nil {
+		t.Fatal(err)
+	}
+	if !gone(at) {
+		t.Error("an unmounted volume looks like an empty one")
+	}
+	b.restart()
+	b.m.Mount(t.Context())
+	if !holds(at, "kept", "one") {
+		t.Fatal("not mounted again")
+	}
+	if err := b.m.Release(t.Context(), "db", Fate{}); err != nil {
+		t.Fatal(err)
+	}
+	left, err := os.ReadDir(b.cfg.Pools[0].Path)
+	if err != nil || len(left) != 0 || mounts(t, filepath.Dir(at)) != 0 {
+		t.Errorf("left behind: %v %v", left, err)
+	}
+}
+
+func mounts(t *testing.T, path string) int {
+	t.Helper()
+	raw, err := os.ReadFile("/proc/self/mountinfo")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return strings.Count(string(raw), " "+path+" ")
+}
+
+// A file that is there without a record is never formatted.
+func TestImageIsNotFormattedTwice(t *testing.T) {
+	b := newBench(t, machine(t))
+	t.Cleanup(func() { _ = syscall.Unmount(filepath.Join(b.cfg.Pools[0].Path, "data"), syscall.MNT_DETACH) })
+	at := b.attach("db", driver.Container, folder("data", sized(1), retain))[0].Path
+	write(t, at, "kept", "one")
+	if err := b.m.Release(t.Context(), "db", Fate{}); err != nil {
+		t.Fatal(err)
+	}
+	b.store = newMemory() // the agent's file is lost
+	b.restart()
+	b.attach("db", driver.Container, folder("data", sized(1)))
+	if !holds(at, "kept", "one") {
+		t.Fatal("the volume was made anew")
+	}
+	if err := b.m.Release(t.Context(), "db", Fate{}); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// This machine's kernel has no NFS client, so a real mount is refused with the reason; where it has
+// one, mount itself refuses a server that is not there.
+func TestNFSOnThisMachine(t *testing.T) {
+	b := newBench(t, Machine{}, func(c *Config) { c.NFS.Server, c.NFS.Export = "127.0.0.1", "/nowhere" })
+	_, err := b.m.Attach(t.Context(), "w", driver.Container, []*agentv1.ManagedVolumeSpec{folder("a", by("nfs"))})
+	if err == nil || !strings.Contains(err.Error(), "nfs") && !strings.Contains(err.Error(), "cannot be mounted") {
+		t.Fatalf("%v", err)
+	}
+	t.Log(err)
+	if !gone(filepath.Join(b.cfg.NFS.Root, "export", "a")) {
+		t.Error("a local folder was made in its stead")
+	}
+}

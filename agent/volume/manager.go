@@ -1,0 +1,573 @@
+package volume
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/persys/compute/agent/driver"
+	agentv1 "github.com/persys/compute/api/agent/v1"
+)
+
+// DefaultPool is the name of a node's first pool.
+const DefaultPool = "root"
+
+// PoolConfig is a folder whose file system is a pool for local volumes.
+type PoolConfig struct{ Name, Path string }
+
+// Config of a machine's storage.
+type Config struct {
+	// Pools for local volumes; the first is the default. Required.
+	Pools []PoolConfig
+	NFS   NFSConfig
+	Ceph  CephConfig
+	// Node is this node's id, for marks on shared storage.
+	Node string
+	// Timeout of one program; default 2 min.
+	Timeout time.Duration
+	System  System // default Machine
+	Logger  *slog.Logger
+}
+
+// Manager knows the volumes of a machine. Its methods may be called at the same time.
+type Manager struct {
+	sys     System
+	node    string
+	timeout time.Duration
+	log     *slog.Logger
+	store   Store
+	kinds   map[string]provider
+	pools   []PoolConfig
+	nfs     *nfs
+
+	mu          sync.Mutex
+	volumes     map[string]Volume
+	attachments map[string]Attachment
+	locks       map[string]*sync.Mutex // by volume id: one at a time changes a volume
+	figures     map[string]Space       // of pools, when last measured
+	lacks       map[string]string      // why a driver is not offered
+	measuring   bool
+}
+
+// New makes a manager of what the store held.
+func New(cfg Config, store Store, have Records) (*Manager, error) {
+	if len(cfg.Pools) == 0 {
+		return nil, errors.New("storage: at least one pool for local volumes is needed")
+	}
+	seen := map[string]bool{"nfs": true}
+	for _, p := range cfg.Pools {
+		if !namePattern.MatchString(p.Name) || seen[p.Name] {
+			return nil, fmt.Errorf("PERSYS_STORAGE_POOLS: name %q is taken, or does not match %s", p.Name, namePattern)
+		}
+		if !strings.HasPrefix(p.Path, "/") || p.Path == "/" {
+			return nil, fmt.Errorf("PERSYS_STORAGE_POOLS: %s: %q must be an absolute path of a folder", p.Name, p.Path)
+		}
+		seen[p.Name] = true
+	}
+	m := &Manager{
+		sys: cfg.System, node: cfg.Node, timeout: cmp.Or(cfg.Timeout, 2*time.Minute), log: cfg.Logger, store: store, pools: cfg.Pools,
+		volumes: map[string]Volume{}, attachments: map[string]Attachment{}, locks: map[string]*sync.Mutex{},
+		figures: map[string]Space{}, lacks: map[string]string{},
+	}
+	if m.sys == nil {
+		m.sys = Machine{}
+	}
+	if m.log == nil {
+		m.log = slog.Default()
+	}
+	m.nfs = &nfs{m, cfg.NFS}
+	m.kinds = map[string]provider{Local: &local{m, cfg.Pools}, NFS: m.nfs, Ceph: &ceph{m, cfg.Ceph}}
+	for _, v := range have.Volumes {
+		if v.Form == "" {
+			v.Form = Folder
+		}
+		v.Driver = driverOf(v.Driver)
+		m.volumes[v.ID] = v
+	}
+	for _, a := range have.Attachments {
+		m.attachments[a.ID] = a
+		// Records of existing agents name no owner.
+		if v, ok := m.volumes[a.VolumeID]; ok && v.Owner == "" {
+			v.Owner, v.Phase = a.WorkloadID, Attached
+			m.volumes[v.ID] = v
+		}
+	}
+	for _, k := range []string{NFS, Ceph} {
+		m.lacks[k] = "not looked at yet"
+	}
+	return m, nil
+}
+
+// lock takes a volume for a change.
+func (m *Manager) lock(id string) (unlock func()) {
+	m.mu.Lock()
+	l := m.locks[id]
+	if l == nil {
+		l = &sync.Mutex{}
+		m.locks[id] = l
+	}
+	m.mu.Unlock()
+	l.Lock()
+	return l.Unlock
+}
+
+func (m *Manager) get(id string) (Volume, bool) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	v, ok := m.volumes[id]
+	return v, ok
+}
+
+// put makes a record durable, then visible.
+func (m *Manager) put(v *Volume) error {
+	v.UpdatedAt = time.Now().UTC()
+	if err := m.store.PutVolume(*v); err != nil {
+		return fmt.Errorf("the record of volume %q: %w", v.ID, err)
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.volumes[v.ID] = *v
+	return nil
+}
+
+func (m *Manager) drop(id string) error {
+	if err := m.store.DropVolume(id); err != nil {
+		return fmt.Errorf("the record of volume %q: %w", id, err)
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	delete(m.volumes, id)
+	return nil
+}
+
+func (m *Manager) attach(a Attachment) error {
+	if err := m.store.PutAttachment(a); err != nil {
+		return fmt.Errorf("the record of attachment %q: %w", a.ID, err)
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.attachments[a.ID] = a
+	return nil
+}
+
+func (m *Manager) detach(id string) error {
+	if err := m.store.DropAttachment(id); err != nil {
+		return fmt.Errorf("the record of attachment %q: %w", id, err)
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	delete(m.attachments, id)
+	return nil
+}
+
+// users of a volume, sorted by workload.
+func (m *Manager) users(id string) []Attachment {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	var out []Attachment
+	for _, a := range m.attachments {
+		if a.VolumeID == id {
+			out = append(out, a)
+		}
+	}
+	slices.SortFunc(out, func(a, b Attachment) int { return strings.Compare(a.WorkloadID, b.WorkloadID) })
+	return out
+}
+
+// promised is what the local volumes of a pool may grow to, GB, without one of them.
+func (m *Manager) promised(pool, except string) int64 {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	var out int64
+	for _, v := range m.volumes {
+		if failed := v.Phase == Provisioning && v.Error != ""; failed {
+			continue // it holds nothing
+		}
+		if v.Driver == Local && v.ID != except && cmp.Or(v.Pool, m.pools[0].Name) == cmp.Or(pool, m.pools[0].Name) {
+			out += v.SizeGB
+		}
+	}
+	return out
+}
+
+// classed gives an error without class one.
+func classed(class driver.Class, id string, err error) error {
+	if err == nil {
+		return nil
+	}
+	var typed *driver.Error
+	if errors.As(err, &typed) {
+		return err
+	}
+	if c := driver.Generic(err); c == driver.StorageFull {
+		class = c
+	}
+	return &driver.Error{Class: class, Op: "volume " + id, Err: err}
+}
+
+// Attach makes the volumes of a workload ready: provisioned, mounted or mapped, and recorded as used by
+// it. It is called before every Ensure and does nothing that is done. The result is in the order of the
+// specification.
+func (m *Manager) Attach(ctx context.Context, workload string, kind driver.Kind, specs []*agentv1.ManagedVolumeSpec) ([]driver.Volume, error) {
+	var out []driver.Volume
+	for i, s := range specs {
+		r, err := understand(kind, i, s)
+		if err != nil {
+			return nil, err
+		}
+		one, err := m.attachOne(ctx, workload, r)
+		if err != nil {
+			return nil, err
+		}
+		out = append(out, one)
+	}
+	return out, nil
+}
+
+func (m *Manager) attachOne(ctx context.Context, workload string, r request) (driver.Volume, error) {
+	ctx, cancel := context.WithTimeout(ctx, m.timeout)
+	defer cancel()
+	defer m.lock(r.id)()
+	none := driver.Volume{}
+	p := m.kinds[r.driver]
+	v, known := m.get(r.id)
+	if !known {
+		if err := m.distinct(r); err != nil {
+			return none, err
+		}
+		v = Volume{
+			ID: r.id, Name: r.name, Driver: r.driver, SizeGB: r.sizeGB, Form: r.form, Pool: r.pool, FSType: r.fs,
+			Phase: Provisioning, Owner: workload, CreatedAt: time.Now().UTC(),
+		}
+	}
+	if err := m.fits(&v, r, workload); err != nil {
+		return none, err
+	}
+	before := v
+	v.Owner, v.Retain, v.ReleasedAt = workload, r.retain, time.Time{}
+	if v.Phase == Provisioning || v.Phase == Broken && v.StagePath == "" {
+		if err := m.put(&v); err != nil {
+			return none, err
+		}
+		if err := p.provision(ctx, &v); err != nil {
+			return none, m.failed(&v, classed(driver.StorageProvisionFailed, v.ID, err))
+		}
+		v.Phase = Provisioned
+		if err := m.put(&v); err != nil {
+			return none, err
+		}
+	}
+	a := Attachment{ID: r.id + ":" + workload, VolumeID: r.id, WorkloadID: workload, MountPath: r.mountPath, ReadOnly: r.readOnly, CreatedAt: time.Now().UTC()}
+	m.mu.Lock()
+	old, again := m.attachments[a.ID]
+	m.mu.Unlock()
+	if again {
+		a.CreatedAt, a.StagePath, a.UpdatedAt = old.CreatedAt, old.StagePath, old.UpdatedAt
+	}
+	if !again || old.MountPath != a.MountPath || old.ReadOnly != a.ReadOnly {
+		// Before anything is mounted: what is used must never look unused.
+		if err := m.attach(a); err != nil {
+			return none, err
+		}
+	}
+	if r.sizeGB > v.SizeGB {
+		v.SizeGB = r.sizeGB
+		if err := p.grow(ctx, &v); err != nil {
+			v.SizeGB = before.SizeGB
+			return none, m.failed(&v, classed(driver.StorageProvisionFailed, v.ID, err))
+		}
+	}
+	path, disk, err := p.attach(ctx, &v, workload)
+	if err != nil {
+		return none, m.failed(&v, classed(driver.StorageAttachFailed, v.ID, err))
+	}
+	v.Phase, v.Error = Attached, ""
+	if known := before; known.Phase != v.Phase || known.Error != "" || known.Owner != v.Owner || known.Retain != v.Retain ||
+		known.SizeGB != v.SizeGB || known.Device != v.Device || known.StagePath != v.StagePath || !known.ReleasedAt.IsZero() {
+		if err := m.put(&v); err != nil {
+			return none, err
+		}
+	}
+	if stage := path + disk; a.StagePath != stage {
+		a.StagePath, a.UpdatedAt = stage, v.UpdatedAt
+		if err := m.attach(a); err != nil {
+			return none, err
+		}
+	}
+	return driver.Volume{Name: r.name, Path: path, Disk: disk, MountPath: r.mountPath, ReadOnly: r.readOnly}, nil
+}
+
+// distinct refuses a new volume whose folder would be that of another one.
+func (m *Manager) distinct(r request) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for _, v := range m.volumes {
+		if v.Driver == r.driver && v.ID != r.id && clean(v.Name) == clean(r.name) {
+			return invalid("volume %q would be stored as %q, which is volume %q: choose another name", r.name, clean(r.name), v.Name)
+		}
+	}
+	return nil
+}
+
+// fits refuses what a volume that exists cannot be.
+func (m *Manager) fits(v *Volume, r request, workload string) error {
+	was := map[Form]string{Folder: "a folder without a size", Image: "a file system of a size", Disk: "a disk of a virtual machine"}
+	switch {
+	case v.Phase == Deleting:
+		return broken("volume %q is being deleted", v.Name)
+	case v.Form == Folder && r.form == Image:
+		// What an existing agent made, or what began without a size, goes on without a limit.
+	case v.Form != r.form:
+		return invalid("volume %q is %s and cannot become %s: choose another name", v.Name, was[v.Form], was[r.form])
+	case r.pool != "" && v.Pool != "" && r.pool != v.Pool:
+		return invalid("volume %q is in pool %q and is not moved to %q: choose another name", v.Name, v.Pool, r.pool)
+	case v.Form != Folder && r.sizeGB < v.SizeGB:
+		return invalid("volume %q has %d GB and does not shrink to %d", v.Name, v.SizeGB, r.sizeGB)
+	}
+	if v.Form == Disk && !r.readOnly {
+		for _, a := range m.users(v.ID) {
+			if a.WorkloadID != workload && !a.ReadOnly {
+				return classed(driver.StorageAttachFailed, v.ID, &inUse{v.ID, "workload " + a.WorkloadID})
+			}
+		}
+	}
+	return nil
+}
+
+// failed notes why a volume is not ready; the error goes on.
+func (m *Manager) failed(v *Volume, err error) error {
+	v.Error = clip(err.Error(), 400)
+	if v.StagePath == "" || v.Phase == Provisioning {
+		v.Phase = Provisioning // to be made again from the start
+	} else {
+		v.Phase = Broken
+	}
+	return errors.Join(err, m.put(v))
+}
+
+// Trim is called once a workload runs as ordered: volumes that it had and its specification names no
+// more are released, not deleted. They are deleted with the workload, as their policy says.
+func (m *Manager) Trim(ctx context.Context, workload string, specs []*agentv1.ManagedVolumeSpec) error {
+	keep := map[string]bool{}
+	for _, s := range specs {
+		keep[driverOf(s.GetDriver())+":"+strings.TrimSpace(s.GetName())] = true
+	}
+	for _, a := range m.of(workload) {
+		if keep[a.VolumeID] {
+			continue
+		}
+		if err := m.release(ctx, a.VolumeID, workload, Fate{Keep: true}); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// of are the uses of one workload.
+func (m *Manager) of(workload string) []Attachment {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	var out []Attachment
+	for _, a := range m.attachments {
+		if a.WorkloadID == workload {
+			out = append(out, a)
+		}
+	}
+	slices.SortFunc(out, func(a, b Attachment) int { return strings.Compare(a.ID, b.ID) })
+	return out
+}
+
+// Fate of the volumes of a workload that goes.
+type Fate struct {
+	// Keep: it lives on elsewhere, so that nothing is deleted.
+	Keep bool
+	// KeepShared: what other nodes can reach is not deleted; whoever orders the end cannot say
+	// whether the workload lives on elsewhere.
+	KeepShared bool
+	// Purge: what is to be retained is deleted too.
+	Purge bool
+}
+
+// Release ends a workload's use of all its volumes, after the workload itself has gone, and deletes
+// those that nobody else uses, as their policy says.
+func (m *Manager) Release(ctx context.Context, workload string, fate Fate) error {
+	ids := map[string]bool{}
+	for _, a := range m.of(workload) {
+		ids[a.VolumeID] = true
+	}
+	m.mu.Lock()
+	for _, v := range m.volumes {
+		if v.Owner == workload {
+			ids[v.ID] = true
+		}
+	}
+	m.mu.Unlock()
+	var err error
+	for id := range ids {
+		err = errors.Join(err, m.release(ctx, id, workload, fate))
+	}
+	return err
+}
+
+func (m *Manager) release(ctx context.Context, id, workload string, fate Fate) error {
+	ctx, cancel := context.WithTimeout(ctx, m.timeout)
+	defer cancel()
+	defer m.lock(id)()
+	v, ok := m.get(id)
+	if !ok {
+		return m.detach(id + ":" + workload) // an existing agent's, without volume
+	}
+	p := m.kinds[v.Driver]
+	if p == nil {
+		return broken("volume %q: driver %q is not known", id, v.Driver)
+	}
+	others := slices.DeleteFunc(m.users(id), func(a Attachment) bool { return a.WorkloadID == workload })
+	if v.Phase != Provisioning && v.StagePath != "" {
+		if err := p.release(ctx, &v, workload, len(others) == 0); err != nil {
+			return classed(driver.StorageAttachFailed, id, err)
+		}
+	}
+	if err := m.detach(id + ":" + workload); err != nil {
+		return err
+	}
+	if len(others) > 0 {
+		if v.Owner == workload {
+			v.Owner = others[0].WorkloadID // the next one decides
+			return m.put(&v)
+		}
+		return nil
+	}
+	switch {
+	case fate.Keep, fate.KeepShared && v.Driver != Local:
+		v.Phase = Released
+	case v.Retain && !fate.Purge:
+		v.Phase, v.Owner = Retained, ""
+	default:
+		return m.destroy(ctx, p, &v)
+	}
+	v.ReleasedAt = time.Now().UTC()
+	return m.put(&v)
+}
+
+// destroy deletes a volume that nobody here uses.
+func (m *Manager) destroy(ctx context.Context, p provider, v *Volume) error {
+	if v.StagePath != "" {
+		v.Phase = Deleting
+		if err := m.put(v); err != nil {
+			return err
+		}
+		err := p.remove(ctx, v)
+		var used *inUse
+		switch {
+		case errors.As(err, &used):
+			// Another node's now; that one decides about it.
+			m.log.Info("a shared volume is left to its other users", "volume", v.ID, "used_by", used.by)
+		case err != nil:
+			v.Error = clip(err.Error(), 400)
+			return errors.Join(classed(driver.StorageAttachFailed, v.ID, err), m.put(v))
+		}
+	}
+	return m.drop(v.ID)
+}
+
+// Delete deletes a volume that no workload uses, whatever its policy.
+func (m *Manager) Delete(ctx context.Context, id string) error {
+	ctx, cancel := context.WithTimeout(ctx, m.timeout)
+	defer cancel()
+	defer m.lock(id)()
+	v, ok := m.get(id)
+	if !ok {
+		return ErrNoVolume
+	}
+	if users := m.users(id); len(users) > 0 {
+		return &inUse{id, "workload " + users[0].WorkloadID}
+	}
+	p := m.kinds[v.Driver]
+	if p == nil {
+		return broken("volume %q: driver %q is not known", id, v.Driver)
+	}
+	if v.StagePath != "" {
+		if err := p.release(ctx, &v, "", true); err != nil {
+			return err
+		}
+	}
+	v.Phase = Deleting
+	if err := m.put(&v); err != nil {
+		return err
+	}
+	if v.StagePath != "" {
+		if err := p.remove(ctx, &v); err != nil {
+			v.Phase, v.Error = Retained, clip(err.Error(), 400)
+			return errors.Join(err, m.put(&v))
+		}
+	}
+	return m.drop(id)
+}
+
+// ErrNoVolume is Delete's for an id that is not known.
+var ErrNoVolume = errors.New("no such volume on this node")
+
+// Mount brings back, after a reboot, what workloads use, so that their runtimes find it; and finishes
+// deletes that were begun. Failures are logged: Attach comes again before every use and says why.
+func (m *Manager) Mount(ctx context.Context) {
+	m.mu.Lock()
+	var all []Volume
+	for _, v := range m.volumes {
+		all = append(all, v)
+	}
+	m.mu.Unlock()
+	slices.SortFunc(all, func(a, b Volume) int { return strings.Compare(a.ID, b.ID) })
+	for _, v := range all {
+		if err := m.mountOne(ctx, v.ID); err != nil && ctx.Err() == nil {
+			m.log.Warn("a volume is not ready", "volume", v.ID, "err", err)
+		}
+	}
+}
+
+func (m *Manager) mountOne(ctx context.Context, id string) error {
+	ctx, cancel := context.WithTimeout(ctx, m.timeout)
+	defer cancel()
+	defer m.lock(id)()
+	v, ok := m.get(id)
+	p := m.kinds[v.Driver]
+	if !ok || p == nil || v.StagePath == "" {
+		return nil
+	}
+	users := m.users(id)
+	if v.Phase == Deleting && len(users) == 0 {
+		return m.destroy(ctx, p, &v)
+	}
+	for _, a := range users {
+		if _, _, err := p.attach(ctx, &v, a.WorkloadID); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// View is one volume with its users.
+type View struct {
+	Volume
+	Users []Attachment
+}
+
+// List is every volume of this machine, sorted by id.
+func (m *Manager) List() []View {
+	m.mu.Lock()
+	var out []View
+	for _, v := range m.volumes {
+		out = append(out, View{Volume: v})
+	}
+	m.mu.Unlock()
+	slices.SortFunc(out, func(a, b View) int { return strings.Compare(a.ID, b.ID) })
+	for i := range out {
+		out[i].Users = m.users(out[i].ID)
+	}
+	return out
+}

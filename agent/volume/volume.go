@@ -1,0 +1,185 @@
+package volume
+
+import (
+	"fmt"
+	"regexp"
+	"strings"
+	"time"
+
+	"github.com/persys/compute/agent/driver"
+	agentv1 "github.com/persys/compute/api/agent/v1"
+)
+
+// Kinds of storage, by the names of the contract.
+const (
+	Local = "local"
+	NFS   = "nfs"
+	Ceph  = "ceph-rbd"
+)
+
+// Form is what a volume is on its storage. It never changes.
+type Form string
+
+// The forms. Folder is also what records of existing agents mean, which name none.
+const (
+	Folder Form = "folder" // a plain folder, without limit
+	Image  Form = "image"  // a file or network image with a file system, mounted
+	Disk   Form = "disk"   // a file or network image that a virtual machine uses as it likes
+)
+
+// Phase of a volume (contract/state-etcd.md, "Volume and Attachment").
+type Phase string
+
+// The phases. A released volume is one whose workload lives on elsewhere or uses it no more.
+const (
+	Provisioning Phase = "Provisioning"
+	Provisioned  Phase = "Provisioned"
+	Attached     Phase = "Attached"
+	Released     Phase = "Released"
+	Retained     Phase = "Retained"
+	Deleting     Phase = "Deleting"
+	Broken       Phase = "Error"
+)
+
+// Volume is the record of one volume on this machine, with the field names of existing agents.
+type Volume struct {
+	ID        string            `json:"id"` // <driver>:<name>
+	Name      string            `json:"name"`
+	Driver    string            `json:"driver"`
+	SizeGB    int64             `json:"size_gb"`
+	Device    string            `json:"device"`
+	StagePath string            `json:"stage_path"`
+	Metadata  map[string]string `json:"metadata,omitempty"`
+	CreatedAt time.Time         `json:"created_at"`
+	UpdatedAt time.Time         `json:"updated_at"`
+
+	Form   Form   `json:"form,omitempty"`
+	Pool   string `json:"pool,omitempty"`
+	FSType string `json:"fs_type,omitempty"`
+	Retain bool   `json:"retain,omitempty"`
+	Phase  Phase  `json:"phase,omitempty"`
+	Error  string `json:"last_error,omitempty"`
+	// Owner is the workload that used it last: whose delete decides about it.
+	Owner      string    `json:"owner,omitempty"`
+	ReleasedAt time.Time `json:"released_at,omitzero"`
+}
+
+// Attachment is the record of one workload's use of a volume.
+type Attachment struct {
+	ID         string            `json:"id"` // <volume id>:<workload id>
+	VolumeID   string            `json:"volume_id"`
+	WorkloadID string            `json:"workload_id"`
+	MountPath  string            `json:"mount_path"`
+	ReadOnly   bool              `json:"read_only"`
+	StagePath  string            `json:"stage_path"`
+	Metadata   map[string]string `json:"metadata,omitempty"`
+	CreatedAt  time.Time         `json:"created_at"`
+	UpdatedAt  time.Time         `json:"updated_at"`
+}
+
+// Store makes records durable; every call is on disk before it returns.
+type Store interface {
+	PutVolume(Volume) error
+	DropVolume(id string) error
+	PutAttachment(Attachment) error
+	DropAttachment(id string) error
+}
+
+// Records is what a Store held at the start.
+type Records struct {
+	Volumes     []Volume
+	Attachments []Attachment
+}
+
+// namePattern is the rule for every id; it keeps a name from being a path.
+var namePattern = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9_.-]{0,127}$`)
+
+// clean is a name as existing agents write it on storage: lower-case letters, digits, '-', '_' and
+// '.'; everything else becomes '-'.
+func clean(name string) string {
+	return strings.Map(func(r rune) rune {
+		switch {
+		case r >= 'a' && r <= 'z', r >= '0' && r <= '9', r == '-', r == '_', r == '.':
+			return r
+		}
+		return '-'
+	}, strings.ToLower(name))
+}
+
+// driverOf resolves the spellings of the contract.
+func driverOf(s string) string {
+	switch s = strings.ToLower(strings.TrimSpace(s)); s {
+	case "":
+		return Local
+	case "ceph_rbd":
+		return Ceph
+	}
+	return s
+}
+
+// request is one volume of a specification, understood.
+type request struct {
+	id, name, driver, pool, fs, mountPath string
+	sizeGB                                int64
+	readOnly, retain                      bool
+	form                                  Form
+}
+
+func invalid(format string, args ...any) error {
+	return driver.Errorf(driver.InvalidSpecification, "volume", format, args...)
+}
+
+func broken(format string, args ...any) error {
+	return driver.Errorf(driver.StorageProvisionFailed, "volume", format, args...)
+}
+
+// understand reads a specification for a workload of a kind.
+func understand(kind driver.Kind, i int, s *agentv1.ManagedVolumeSpec) (request, error) {
+	at := fmt.Sprintf("%s.managed_volumes[%d]", kind, i)
+	r := request{
+		name: strings.TrimSpace(s.GetName()), driver: driverOf(s.GetDriver()), pool: s.GetPool(),
+		fs: strings.ToLower(strings.TrimSpace(s.GetFsType())), mountPath: s.GetMountPath(), sizeGB: s.GetSizeGb(),
+		readOnly: s.GetReadOnly(), retain: strings.EqualFold(strings.TrimSpace(s.GetRetainPolicy()), "Retain"),
+	}
+	if !namePattern.MatchString(r.name) {
+		return r, invalid("%s.name: %.140q must match %s", at, r.name, namePattern)
+	}
+	r.id = r.driver + ":" + r.name
+	if r.sizeGB < 0 || r.sizeGB > maxSizeGB {
+		return r, invalid("%s.size_gb: must be 0 (no limit) to %d (got %d)", at, int64(maxSizeGB), r.sizeGB)
+	}
+	switch r.driver {
+	case Local, NFS, Ceph:
+	default:
+		return r, invalid("%s.driver: must be local, nfs or ceph-rbd (got %q)", at, s.GetDriver())
+	}
+	if r.pool != "" && r.driver != Local {
+		return r, invalid("%s.pool: only local volumes are in a pool of the node (got %q with driver %s)", at, r.pool, r.driver)
+	}
+	switch {
+	case kind == driver.VM:
+		r.form = Disk
+	case r.driver == Ceph, r.driver == Local && r.sizeGB > 0:
+		r.form = Image
+	default:
+		r.form = Folder
+	}
+	if r.form != Folder && r.sizeGB == 0 {
+		return r, invalid("%s.size_gb: must be set: a volume of this kind is a disk of a size (volume %q)", at, r.name)
+	}
+	if r.form == Image {
+		switch r.fs {
+		case "":
+			r.fs = "ext4"
+		case "ext4", "xfs":
+		default:
+			return r, invalid("%s.fs_type: must be ext4 or xfs (got %q)", at, r.fs)
+		}
+	}
+	return r, nil
+}
+
+// maxSizeGB bounds one volume.
+const maxSizeGB = 1 << 20
+
+const gib = int64(1) << 30
