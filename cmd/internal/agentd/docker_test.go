@@ -1,0 +1,270 @@
+package agentd
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/hex"
+	"fmt"
+	"io"
+	"log/slog"
+	"net/http"
+	"net/url"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/moby/moby/client"
+	"go.uber.org/goleak"
+
+	"github.com/persys/compute/agent"
+	"github.com/persys/compute/agent/driver"
+	"github.com/persys/compute/agent/driver/moby/mobytest"
+	agentv1 "github.com/persys/compute/api/agent/v1"
+)
+
+// engine is the real Docker engine, with the probe as an image.
+type engine struct {
+	cli   *client.Client
+	run   string // random: runs do not meet
+	image string
+}
+
+var theEngine = sync.OnceValues(func() (*engine, error) {
+	cli, err := client.New(client.FromEnv)
+	if err != nil {
+		return nil, err
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
+	defer cancel()
+	if _, err := cli.Ping(ctx, client.PingOptions{NegotiateAPIVersion: true}); err != nil {
+		return nil, err
+	}
+	random := make([]byte, 4)
+	_, _ = rand.Read(random)
+	e := &engine{cli: cli, run: hex.EncodeToString(random)}
+	e.image = "persys-agentd-probe-" + e.run + ":v1"
+	probe, err := mobytest.BuildProbe(ctx)
+	if err != nil {
+		return nil, err
+	}
+	opened = e
+	return e, mobytest.Load(ctx, cli, probe, e.image)
+})
+
+var opened *engine
+
+func TestMain(m *testing.M) {
+	code := m.Run()
+	if e := opened; e != nil {
+		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+		_, _ = e.cli.ImageRemove(ctx, e.image, client.ImageRemoveOptions{Force: true})
+		cancel()
+		_ = e.cli.Close()
+	}
+	if code == 0 {
+		if err := goleak.Find(); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			code = 1
+		}
+	}
+	os.Exit(code)
+}
+
+// machine is one node without schedulers: the file, the engine and, while it runs, the agent.
+type machine struct {
+	*testing.T
+	*engine
+	cfg  Config
+	node string
+	a    *agent.Agent
+	api  agentv1.AgentServiceServer
+	stop func()
+	log  *strings.Builder
+	mu   sync.Mutex
+}
+
+func newMachine(t *testing.T, change ...func(*Config)) *machine {
+	t.Helper()
+	e, err := theEngine()
+	if err != nil {
+		if os.Getenv("CI") == "true" {
+			t.Fatalf("a Docker engine is needed: %v", err)
+		}
+		t.Skipf("SKIPPED, NOTHING TESTED: a Docker engine is needed: %v", err)
+	}
+	m := &machine{T: t, engine: e, node: "n" + e.run, log: &strings.Builder{}}
+	m.cfg = Config{Standalone: true, Insecure: true, StatePath: filepath.Join(t.TempDir(), "state.db"), Docker: true, Compose: true, Reconcile: true, ReconcileInterval: time.Second, DockerConf: "none"}
+	for _, fn := range change {
+		fn(&m.cfg)
+	}
+	if err := m.cfg.complete(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if m.stop != nil {
+			m.stop()
+		}
+		m.sweep()
+		if t.Failed() {
+			m.mu.Lock()
+			defer m.mu.Unlock()
+			t.Logf("the agent's log:\n%s", m.log)
+		}
+	})
+	return m
+}
+
+// Write takes the agent's log.
+func (m *machine) Write(p []byte) (int, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.log.Write(p)
+}
+
+// sweep removes what a failed test left on the engine and mounted.
+func (m *machine) sweep() {
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	ours := make(client.Filters).Add("label", driver.LabelManaged+"=true")
+	all, err := m.cli.ContainerList(ctx, client.ContainerListOptions{All: true, Filters: ours})
+	if err != nil {
+		m.Error(err)
+	}
+	for _, c := range all.Items {
+		if c.Labels[driver.LabelNode] == m.node || strings.HasPrefix(c.Labels[driver.LabelWorkload], m.id("")) {
+			_, _ = m.cli.ContainerRemove(ctx, c.ID, client.ContainerRemoveOptions{Force: true, RemoveVolumes: true})
+		}
+	}
+	mounted, _ := filepath.Glob(filepath.Join(m.cfg.LocalRoot, "*"))
+	for _, path := range mounted {
+		_ = syscall.Unmount(path, syscall.MNT_DETACH)
+	}
+}
+
+// id of a workload: runs share the engine.
+func (m *machine) id(name string) string { return "t" + m.run + "-" + name }
+
+func (m *machine) start() {
+	m.Helper()
+	log := slog.New(slog.NewJSONHandler(io.Writer(m), &slog.HandlerOptions{Level: slog.LevelDebug}))
+	a, err := agent.New(agent.Config{
+		NodeID: m.node, StatePath: m.cfg.StatePath, Storage: m.cfg.storage(), Logger: log, ReconcileInterval: m.cfg.ReconcileInterval,
+		StopGrace: time.Second, RetryBase: 100 * time.Millisecond,
+	}, drivers(&m.cfg, log))
+	if err != nil {
+		m.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	ended := make(chan error, 1)
+	go func() { ended <- a.Run(ctx) }()
+	m.a, m.api = a, a.API()
+	m.stop = sync.OnceFunc(func() {
+		cancel()
+		if err := <-ended; err != nil {
+			m.Errorf("the agent: %v", err)
+		}
+	})
+	m.until("the runtimes answer", func() bool {
+		out, err := m.api.HealthCheck(m.Context(), &agentv1.HealthCheckRequest{})
+		return err == nil && out.Healthy && len(out.RuntimeStatus) == 2
+	})
+}
+
+func (m *machine) apply(name string, spec *agentv1.WorkloadSpec) {
+	m.Helper()
+	out, err := m.api.ApplyWorkload(m.Context(), &agentv1.ApplyWorkloadRequest{Id: m.id(name), Spec: spec, RevisionId: "rev-1"})
+	if err != nil || !out.Applied {
+		m.Fatalf("apply %s: %v %v", name, out, err)
+	}
+}
+
+func (m *machine) status(name string) *agentv1.WorkloadStatus {
+	out, err := m.api.GetWorkloadStatus(m.Context(), &agentv1.GetWorkloadStatusRequest{Id: m.id(name)})
+	if err != nil {
+		return nil
+	}
+	return out.Status
+}
+
+func (m *machine) until(what string, ok func() bool) {
+	m.Helper()
+	deadline := time.Now().Add(time.Minute)
+	for !ok() {
+		if time.Now().After(deadline) {
+			m.Fatalf("not within a minute: %s", what)
+		}
+		time.Sleep(20 * time.Millisecond)
+	}
+}
+
+func (m *machine) running(name string) *agentv1.WorkloadStatus {
+	m.Helper()
+	var st *agentv1.WorkloadStatus
+	m.until(name+" runs", func() bool {
+		st = m.status(name)
+		return st.GetActualState() == agentv1.ActualState_ACTUAL_STATE_RUNNING && st.GetMetadata()["task_id"] == ""
+	})
+	return st
+}
+
+func (m *machine) delete(name string) {
+	m.Helper()
+	if _, err := m.api.DeleteWorkload(m.Context(), &agentv1.DeleteWorkloadRequest{Id: m.id(name)}); err != nil {
+		m.Fatal(err)
+	}
+	m.until(name+" is gone", func() bool { return m.status(name) == nil })
+}
+
+// containers of a workload, by label.
+func (m *machine) containers(name string) []string {
+	m.Helper()
+	all, err := m.cli.ContainerList(m.Context(), client.ContainerListOptions{All: true, Filters: make(client.Filters).Add("label", driver.LabelWorkload+"="+m.id(name))})
+	if err != nil {
+		m.Fatal(err)
+	}
+	var out []string
+	for _, c := range all.Items {
+		out = append(out, c.ID)
+	}
+	return out
+}
+
+// ask the probe in a workload's container something; it is patient while the probe starts.
+func (m *machine) ask(name, path, file string) string {
+	m.Helper()
+	text := ""
+	m.until("an answer of "+name, func() bool {
+		ctx, cancel := context.WithTimeout(m.Context(), 5*time.Second)
+		defer cancel()
+		st := m.running(name)
+		if len(st.Ports) == 0 {
+			return false // started since the last look
+		}
+		at := fmt.Sprintf("http://127.0.0.1:%d%s?path=%s", st.Ports[0].HostPort, path, url.QueryEscape(file))
+		req, err := http.NewRequestWithContext(ctx, http.MethodGet, at, nil)
+		if err != nil {
+			m.Fatal(err)
+		}
+		req.Close = true
+		res, err := http.DefaultClient.Do(req)
+		if err != nil {
+			return false
+		}
+		defer res.Body.Close()
+		raw, err := io.ReadAll(res.Body)
+		text = fmt.Sprintf("%d %s", res.StatusCode, raw)
+		return err == nil
+	})
+	return text
+}
+
+func (m *machine) container(volumes ...*agentv1.ManagedVolumeSpec) *agentv1.WorkloadSpec {
+	return &agentv1.WorkloadSpec{Spec: &agentv1.WorkloadSpec_Container{Container: &agentv1.ContainerSpec{
+		Image: m.image, ManagedVolumes: volumes, Ports: []*agentv1.PortMapping{{ContainerPort: 8080}},
+		RestartPolicy: &agentv1.RestartPolicy{Policy: "always"},
+	}}}
+}

@@ -1,0 +1,117 @@
+package agentd
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/moby/moby/client"
+
+	agentv1 "github.com/persys/compute/api/agent/v1"
+)
+
+// canMount skips where loop devices cannot be had; in CI that fails.
+func canMount(t *testing.T) {
+	t.Helper()
+	_, err := os.Stat("/dev/loop-control")
+	switch {
+	case os.Geteuid() == 0 && err == nil:
+	case os.Getenv("CI") == "true":
+		t.Fatalf("mounting needs root and loop devices: %v", err)
+	default:
+		t.Skipf("SKIPPED, NOTHING TESTED: mounting needs root and loop devices: %v", err)
+	}
+}
+
+// A volume with a size on the real engine: written through a container, kept over an update, an agent's
+// restart and a reboot, never in use without being mounted, and deleted with the workload.
+func TestVolumeOfAContainer(t *testing.T) {
+	canMount(t)
+	m := newMachine(t)
+	m.start()
+	vol := &agentv1.ManagedVolumeSpec{Name: "data", SizeGb: 1, MountPath: "/data"}
+	m.apply("db", m.container(vol))
+	if got := m.ask("db", "/write", "/data/f"); got != "200 " {
+		t.Fatalf("writing: %s", got)
+	}
+	kept := func(after string) {
+		t.Helper()
+		if got := m.ask("db", "/read", "/data/f"); got != "200 probe" {
+			t.Fatalf("after %s: %s", after, got)
+		}
+	}
+	first := m.containers("db")
+	next := m.container(vol)
+	next.GetContainer().Env = map[string]string{"V": "2"}
+	m.apply("db", next)
+	m.running("db")
+	if now := m.containers("db"); len(now) != 1 || now[0] == first[0] {
+		t.Fatalf("not updated: %v, was %v", now, first)
+	}
+	kept("an update")
+	if err := os.RemoveAll(filepath.Join(m.cfg.LocalRoot, "data.img.part")); err != nil {
+		t.Fatal(err)
+	}
+
+	before := m.containers("db")
+	m.stop()
+	m.start()
+	kept("a restart of the agent")
+	if now := m.containers("db"); now[0] != before[0] {
+		t.Error("recreated by a restart of the agent")
+	}
+
+	// A reboot: everything stops, nothing is mounted, and the engine is up before the agent.
+	m.stop()
+	zero := 0
+	if _, err := m.cli.ContainerStop(t.Context(), before[0], client.ContainerStopOptions{Timeout: &zero}); err != nil {
+		t.Fatal(err)
+	}
+	if err := syscall.Unmount(filepath.Join(m.cfg.LocalRoot, "data"), 0); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := m.cli.ContainerStart(t.Context(), before[0], client.ContainerStartOptions{}); err == nil {
+		t.Fatal("the engine started it without its volume")
+	}
+	m.start()
+	kept("a reboot")
+
+	m.delete("db")
+	if left, _ := os.ReadDir(m.cfg.LocalRoot); len(left) != 0 {
+		t.Errorf("left: %v", left)
+	}
+}
+
+// A stack gets its managed volume in the place of an external one.
+func TestVolumeOfAStack(t *testing.T) {
+	m := newMachine(t)
+	m.start()
+	stack := func(extra string, volumes ...*agentv1.ManagedVolumeSpec) *agentv1.WorkloadSpec {
+		text := "services: {web: {image: \"" + m.image + "\", ports: [\"8080\"], volumes: [\"data:/data\"]" + extra + "}}\nvolumes: {data: {external: true}}\n"
+		return &agentv1.WorkloadSpec{Spec: &agentv1.WorkloadSpec_Compose{Compose: &agentv1.ComposeSpec{ComposeYaml: text, ManagedVolumes: volumes}}}
+	}
+	vol := &agentv1.ManagedVolumeSpec{Name: "data", RetainPolicy: "Retain"}
+	m.apply("shop", stack("", vol))
+	if got := m.ask("shop", "/write", "/data/f"); got != "200 " {
+		t.Fatalf("writing: %s", got)
+	}
+	if _, err := os.Stat(filepath.Join(m.cfg.LocalRoot, "data", "f")); err != nil {
+		t.Fatal(err)
+	}
+	m.apply("shop", stack(", environment: {V: \"2\"}", vol))
+	m.running("shop")
+	if got := m.ask("shop", "/read", "/data/f"); got != "200 probe" {
+		t.Fatalf("after an update: %s", got)
+	}
+	m.delete("shop")
+	if _, err := os.Stat(filepath.Join(m.cfg.LocalRoot, "data", "f")); err != nil {
+		t.Errorf("a volume to be retained: %v", err)
+	}
+	m.apply("bad", stack("", &agentv1.ManagedVolumeSpec{Name: "other"}))
+	m.until("the refusal", func() bool {
+		return strings.Contains(m.status("bad").GetMessage(), `the file has no volume "other" with external: true`)
+	})
+	m.delete("bad")
+}
