@@ -41,6 +41,8 @@ type Agent struct {
 	looked chan struct{}   // closed after the first look at everything
 	first  sync.Once
 
+	sessions atomic.Int32 // that people have open
+
 	// intentMu serialises changes of intents, tombstones and the epoch: judge, disk, memory. It is
 	// taken before mu and may be held across the disk, never across an engine.
 	intentMu sync.Mutex

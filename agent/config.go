@@ -141,6 +141,11 @@ type Config struct {
 	// StableAfter forgives failures of a workload that ran this long; default 30 s.
 	StableAfter time.Duration
 
+	// NoSessions refuses commands in workloads and their consoles. SessionIdle ends a session that
+	// nobody said anything in for so long; 0 never does.
+	NoSessions  bool
+	SessionIdle time.Duration
+
 	// Metrics, when set, gets the persys_agent_* collectors.
 	Metrics prometheus.Registerer
 	// Logger; default slog.Default().

@@ -308,6 +308,16 @@ var scenarios = []struct {
 		w.do(w.says("web", "Running"))
 		w.do(w.says("web", "Failed"))
 	}},
+	{"17-sessions", func(w *world) {
+		opened := &commandv1.Command{Body: &commandv1.Command_Audit{Audit: &commandv1.Audit{
+			Type: EventSessionOpened, Message: "sh -c date", Workload: "web", Node: "a", Details: []*commandv1.Label{{Key: "tty", Value: "true"}}}}}
+		w.do(opened)
+		w.ok(putReplica("r1", 6))
+		w.ok(setLevel(6))
+		w.do(opened)
+		w.do(&commandv1.Command{Body: &commandv1.Command_Audit{Audit: &commandv1.Audit{Type: EventSessionClosed, Message: "exit code 3", Workload: "web", Node: "a"}}})
+		w.do(&commandv1.Command{Body: &commandv1.Command_Audit{Audit: &commandv1.Audit{Type: EventCallRefused, Workload: strings.Repeat("w", 257)}}})
+	}},
 }
 
 func corpusFile(name, ext string) string { return filepath.Join("testdata", "corpus", name+ext) }

@@ -90,7 +90,8 @@ var armRules = [...]armRule{
 //	   drifts.go: where nodes differ from the state; ports.go: host ports stay held until
 //	   what binds them is replaced.
 //	   It changes what a report does, which recorded logs of level 4 must not notice
-//	6  stops.go: a stop that was refused is not done
+//	6  stops.go: a stop that was refused is not done;
+//	   trust.go keeps the sessions that people open in workloads
 const FeatureLevel = 6
 
 func (a arm) rule() armRule {

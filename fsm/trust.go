@@ -384,17 +384,26 @@ func (t *Tx) revoke(b *commandv1.Revoke) Result {
 	return Result{}
 }
 
-// auditTypes are the events that an Audit may add.
-var auditTypes = [...]string{EventJoinRefused, EventCallRefused}
+// auditTypes are the events that an Audit may add, those of sessions from feature
+// level 6 on.
+var auditTypes = [...]string{EventJoinRefused, EventCallRefused, EventSessionOpened, EventSessionClosed}
 
 func (t *Tx) audit(b *commandv1.Audit) Result {
-	if !slices.Contains(auditTypes[:], b.GetType()) {
+	at := slices.Index(auditTypes[:], b.GetType())
+	if at < 0 {
 		return refuse(Invalid, "type: %q is not one that is reported", clip(b.GetType()))
+	}
+	about := b.GetWorkload() + b.GetNode()
+	if level := t.r.info.FeatureLevel; level < 6 && (at > 1 || about != "") {
+		return refuse(Unsupported, "a session's audit needs feature level 6, the cluster is at %d", level)
+	}
+	if len(about) > 256 {
+		return refuse(Invalid, "workload and node: %d bytes, limit 256", len(about))
 	}
 	if len(b.GetMessage()) > 1024 || len(b.GetDetails()) > 16 {
 		return refuse(Invalid, "message and details: %d bytes and %d labels, limits 1024 and 16", len(b.GetMessage()), len(b.GetDetails()))
 	}
-	t.event(Event{Type: b.GetType(), Message: b.GetMessage(), Details: sortedLabels(b.GetDetails())})
+	t.event(Event{Type: b.GetType(), Workload: b.GetWorkload(), Node: b.GetNode(), Message: b.GetMessage(), Details: sortedLabels(b.GetDetails())})
 	return Result{}
 }
 

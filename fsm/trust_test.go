@@ -336,6 +336,16 @@ func TestAudit(t *testing.T) {
 			is(t, "type", last(w).Type, EventCallRefused)
 			refused(t, w.do(&commandv1.Command{Body: &commandv1.Command_Audit{Audit: &commandv1.Audit{Type: EventNodeLost}}}), Invalid, "type")
 		}},
+		{"sessions are kept from level 6 on", func(t *testing.T, w *world) {
+			opened := &commandv1.Command{Body: &commandv1.Command_Audit{Audit: &commandv1.Audit{Type: EventSessionOpened, Message: "sh", Workload: "web", Node: "a"}}}
+			refused(t, w.do(opened), Unsupported, "level 6")
+			refused(t, w.do(&commandv1.Command{Body: &commandv1.Command_Audit{Audit: &commandv1.Audit{Type: EventCallRefused, Workload: "web"}}}), Unsupported, "level 6")
+			w.ok(putReplica("r1", 6))
+			w.ok(setLevel(6))
+			w.ok(opened)
+			is(t, "type", last(w).Type, EventSessionOpened)
+			is(t, "about", last(w).Workload+" on "+last(w).Node, "web on a")
+		}},
 	})
 }
 

@@ -454,8 +454,10 @@ const (
 	EventJoinRefused        = "JoinRefused"
 	EventCertificateRenewed = "CertificateRenewed"
 	EventRevoked            = "Revoked"
-	EventCallRefused        = "CallRefused" // before it became a command
-	EventMutation           = "Mutation"    // one that was refused or changed nothing; Reason is the result
+	EventCallRefused        = "CallRefused"   // before it became a command
+	EventSessionOpened      = "SessionOpened" // by a person in a workload: a command or its console
+	EventSessionClosed      = "SessionClosed"
+	EventMutation           = "Mutation" // one that was refused or changed nothing; Reason is the result
 )
 
 // Info is the part of the state that is not a table.

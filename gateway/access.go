@@ -63,6 +63,7 @@ var needs = map[string]Role{
 	clusterv1.Cluster_AdoptDrift_FullMethodName:                      Operator,
 	clusterv1.Cluster_DeleteDrift_FullMethodName:                     Operator,
 	clusterv1.Cluster_DrainNode_FullMethodName:                       Operator,
+	clusterv1.Cluster_Exec_FullMethodName:                            Operator,
 }
 
 // caller is who makes a request.

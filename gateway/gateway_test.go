@@ -147,6 +147,8 @@ func TestEveryCallHasARoute(t *testing.T) {
 		"persys.control.v1.AgentControl.Heartbeat":     "agents speak gRPC",
 		"persys.control.v1.AgentControl.ControlStream": "two-way stream of agents and gateways",
 		"persys.cluster.v1.Cluster.ApplyStream":        "two-way stream; /v1/apply takes many at once",
+		"persys.cluster.v1.Cluster.Exec":               "two-way stream; /v1/workloads/{workload_id}/exec opens a session of events and posts",
+		"persys.cluster.v1.Cluster.RecordSession":      "between schedulers only",
 		"persys.cluster.v1.Cluster.ClusterKey":         "between schedulers only",
 		"persys.cluster.v1.Cluster.CreateBackup":       "megabytes of checksummed binary; persysctl backup create",
 		"persys.cluster.v1.Cluster.RestoreBackup":      "stream upwards, for an admin's hand only; persysctl backup restore",

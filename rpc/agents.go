@@ -262,6 +262,15 @@ func (a *Agents) logs(ctx context.Context, n *fsm.Node, req *agentv1.LogsRequest
 	return c.Logs(ctx, req)
 }
 
+// exec opens a session on a node; it ends with ctx.
+func (a *Agents) exec(ctx context.Context, n *fsm.Node) (agentv1.AgentService_ExecClient, error) {
+	c, err := a.conn(n)
+	if err != nil {
+		return nil, err
+	}
+	return c.Exec(ctx)
+}
+
 // actions reads the task history of a workload on its node, newest first.
 func (a *Agents) actions(ctx context.Context, n *fsm.Node, id string, limit int32) ([]*agentv1.AgentAction, error) {
 	c, err := a.conn(n)

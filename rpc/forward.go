@@ -17,6 +17,7 @@ import (
 	"google.golang.org/protobuf/reflect/protoreflect"
 	"google.golang.org/protobuf/reflect/protoregistry"
 
+	clusterv1 "github.com/persys/compute/api/cluster/v1"
 	"github.com/persys/compute/rpc/dial"
 )
 
@@ -265,10 +266,14 @@ func (s *Server) stream(srv any, ss grpc.ServerStream, info *grpc.StreamServerIn
 		return edge("", err)
 	}
 	m, err := s.authorize(who, info.FullMethod)
+	c := &call{caller: who, method: m}
 	if err != nil {
+		if info.FullMethod == clusterv1.Cluster_Exec_FullMethodName && !who.id.IsZero() {
+			s.refuseSession(ss.Context(), c, err)
+		}
 		return edge("", err)
 	}
-	ctx := withCall(ss.Context(), &call{caller: who, method: m})
+	ctx := withCall(ss.Context(), c)
 	return edge(m.op, s.whileTrusted(ctx, info.FullMethod, func(ctx context.Context) error {
 		return h(srv, &callStream{ss, ctx})
 	}))

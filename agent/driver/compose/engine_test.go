@@ -167,7 +167,13 @@ func conform(t *testing.T, prefix string, change ...func(*compose.Options)) {
 		Open:    func(t *testing.T, node string) driver.Driver { return e.driver(t, node, dir, change...) },
 		Steady:  func(version int) *agentv1.WorkloadSpec { return e.one("serve", version) },
 		LogLine: "probe: ready",
-		Crash:   func(code int) *agentv1.WorkloadSpec { return e.one("exit, \""+strconv.Itoa(code)+"\"", 1) },
+		Commands: &drivertest.Commands{
+			Say: func(out, err string, code int) []string {
+				return []string{"/probe", "say", out, err, strconv.Itoa(code)}
+			},
+			Cat: []string{"/probe", "cat"}, Wait: []string{"/probe", "wait"}, Size: []string{"/probe", "size"}, Service: "app",
+		},
+		Crash: func(code int) *agentv1.WorkloadSpec { return e.one("exit, \""+strconv.Itoa(code)+"\"", 1) },
 		// The engine has no such image and may not ask for it.
 		Missing: func() *agentv1.WorkloadSpec {
 			return inline("services: {app: {image: 'persys/none:v1', pull_policy: never}}")

@@ -25,6 +25,12 @@ func TestConformance(t *testing.T) {
 			return wrap(body)
 		},
 		LogLine: "probe: ready",
+		Commands: &drivertest.Commands{
+			Say: func(out, err string, code int) []string {
+				return []string{"/probe", "say", out, err, strconv.Itoa(code)}
+			},
+			Cat: []string{"/probe", "cat"}, Wait: []string{"/probe", "wait"}, Size: []string{"/probe", "size"},
+		},
 		Crash: func(code int) *agentv1.WorkloadSpec {
 			return wrap(containerBody(e.image, "exit", strconv.Itoa(code)))
 		},

@@ -67,7 +67,11 @@ type Driver struct {
 	groups   *cgroup.Reader
 }
 
-var _ driver.Driver = (*Driver)(nil)
+var (
+	_ driver.Driver   = (*Driver)(nil)
+	_ driver.Execer   = (*Driver)(nil)
+	_ driver.Consoler = (*Driver)(nil)
+)
 
 // New connects lazily: an engine that is down is no error here, but in every call, with class
 // RuntimeUnhealthy. The API version is negotiated with the engine (1.40 or later).

@@ -18,13 +18,45 @@ func (d *Driver) Events(ctx context.Context) (<-chan driver.ID, error) {
 
 // Logs is driver.Driver's. Stdout and stderr are merged frame by frame, as the engine sends them.
 func (d *Driver) Logs(ctx context.Context, id driver.ID, options driver.LogOptions) (io.ReadCloser, error) {
-	have, err := d.find(ctx, id)
+	in, err := d.best(ctx, "logs", id)
 	if err != nil {
 		return nil, err
 	}
-	if len(have.ours) == 0 {
-		return nil, driver.Errorf(driver.RuntimeResourceMissing, "logs", "container of workload %q not found", id)
-	}
-	in := slices.MaxFunc(have.ours, func(a, b instance) int { return rank(a) - rank(b) })
 	return d.eng.Logs(ctx, in.ID, options)
+}
+
+// Exec is driver.Execer's.
+func (d *Driver) Exec(ctx context.Context, id driver.ID, options driver.ExecOptions) (driver.Session, error) {
+	if options.Service != "" {
+		return nil, driver.Errorf(driver.InvalidSpecification, "exec", "service %q: a container has none", options.Service)
+	}
+	in, err := d.best(ctx, "exec", id)
+	if err != nil {
+		return nil, err
+	}
+	return d.eng.Exec(ctx, in.ID, options)
+}
+
+// Console is driver.Consoler's: what the container's first process says from now on.
+func (d *Driver) Console(ctx context.Context, id driver.ID, options driver.ConsoleOptions) (driver.Session, error) {
+	if options.Service != "" {
+		return nil, driver.Errorf(driver.InvalidSpecification, "console", "service %q: a container has none", options.Service)
+	}
+	in, err := d.best(ctx, "console", id)
+	if err != nil {
+		return nil, err
+	}
+	return d.eng.Console(ctx, in.ID, options.Size)
+}
+
+// best is the container of a workload that a person means: while one is replaced there are two.
+func (d *Driver) best(ctx context.Context, op string, id driver.ID) (instance, error) {
+	have, err := d.find(ctx, id)
+	if err != nil {
+		return instance{}, err
+	}
+	if len(have.ours) == 0 {
+		return instance{}, driver.Errorf(driver.RuntimeResourceMissing, op, "container of workload %q not found", id)
+	}
+	return slices.MaxFunc(have.ours, func(a, b instance) int { return rank(a) - rank(b) }), nil
 }

@@ -34,6 +34,8 @@ type Harness struct {
 	// Stranger makes something that is not ours and holds the name that workload id would get.
 	// The returned function fails the test if it was touched, and removes it.
 	Stranger func(t *testing.T, id driver.ID) (untouched func())
+	// Commands can be run in Steady's workload; nil for a driver that is no driver.Execer.
+	Commands *Commands
 	// Patience bounds every wait. Default 30 s.
 	Patience time.Duration
 }
@@ -54,10 +56,7 @@ func Run(t *testing.T, h Harness) {
 	if h.Patience == 0 {
 		h.Patience = 30 * time.Second
 	}
-	for _, c := range []struct {
-		name string
-		run  func(*testing.T, *suite)
-	}{
+	tests := []namedTest{
 		{"a probe tells engine and version", testProbe},
 		{"creating runs it", testCreate},
 		{"creating stopped does not run it", testCreateStopped},
@@ -88,7 +87,11 @@ func Run(t *testing.T, h Harness) {
 		{"logs have the output", testLogs},
 		{"logs follow until the end", testLogsFollow},
 		{"logs of an absent workload are an error", testLogsAbsent},
-	} {
+	}
+	if h.Commands != nil {
+		tests = append(tests, sessionTests...)
+	}
+	for _, c := range tests {
 		t.Run(c.name, func(t *testing.T) {
 			ctx, cancel := context.WithTimeout(context.Background(), 4*h.Patience)
 			t.Cleanup(cancel)

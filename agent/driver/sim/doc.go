@@ -16,6 +16,10 @@
 // SIM_FAIL (a class) do the same for any image, in a container's or Compose project's environment
 // or a VM's metadata. Restart policies and host ports work as on Docker; ports are per engine.
 //
+// Commands can be run in what runs (driver.Execer): true, false, echo, err (to the other output), cat,
+// sleep SECONDS, exit CODE, size (of the terminal), and sh, which takes lines of these. Every kind has
+// a console, which is that shell.
+//
 // An Engine lives in memory, or in a folder. In a folder it outlives its process, as a real engine
 // outlives an agent, and several processes may use it at one time under its lock file. Both keep a
 // log of every start and stop on the machine's monotonic clock: Runs gives the intervals, and

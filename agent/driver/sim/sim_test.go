@@ -50,6 +50,12 @@ func TestConformance(t *testing.T) {
 				},
 				Steady:  func(version int) *agentv1.WorkloadSpec { return container(fmt.Sprintf("app:v%d", version)) },
 				LogLine: "sim: started app",
+				Commands: &drivertest.Commands{
+					Say: func(out, err string, code int) []string {
+						return []string{"sh", "-c", fmt.Sprintf("echo %s; err %s; exit %d", out, err, code)}
+					},
+					Cat: []string{"cat"}, Wait: []string{"sh", "-c", "echo waiting; sleep 600"}, Size: []string{"size"},
+				},
 				Crash: func(code int) *agentv1.WorkloadSpec {
 					if code == 0 {
 						return container("sim/exit")

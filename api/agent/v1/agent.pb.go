@@ -2830,6 +2830,506 @@ func (x *LogChunk) GetAtUnixNanos() int64 {
 	return 0
 }
 
+type ExecRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Types that are valid to be assigned to Message:
+	//
+	//	*ExecRequest_Open
+	//	*ExecRequest_Input
+	//	*ExecRequest_EndInput
+	//	*ExecRequest_Resize
+	//	*ExecRequest_Signal
+	Message       isExecRequest_Message `protobuf_oneof:"message"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ExecRequest) Reset() {
+	*x = ExecRequest{}
+	mi := &file_api_agent_v1_agent_proto_msgTypes[31]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ExecRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ExecRequest) ProtoMessage() {}
+
+func (x *ExecRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_api_agent_v1_agent_proto_msgTypes[31]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ExecRequest.ProtoReflect.Descriptor instead.
+func (*ExecRequest) Descriptor() ([]byte, []int) {
+	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{31}
+}
+
+func (x *ExecRequest) GetMessage() isExecRequest_Message {
+	if x != nil {
+		return x.Message
+	}
+	return nil
+}
+
+func (x *ExecRequest) GetOpen() *ExecOpen {
+	if x != nil {
+		if x, ok := x.Message.(*ExecRequest_Open); ok {
+			return x.Open
+		}
+	}
+	return nil
+}
+
+func (x *ExecRequest) GetInput() []byte {
+	if x != nil {
+		if x, ok := x.Message.(*ExecRequest_Input); ok {
+			return x.Input
+		}
+	}
+	return nil
+}
+
+func (x *ExecRequest) GetEndInput() bool {
+	if x != nil {
+		if x, ok := x.Message.(*ExecRequest_EndInput); ok {
+			return x.EndInput
+		}
+	}
+	return false
+}
+
+func (x *ExecRequest) GetResize() *TerminalSize {
+	if x != nil {
+		if x, ok := x.Message.(*ExecRequest_Resize); ok {
+			return x.Resize
+		}
+	}
+	return nil
+}
+
+func (x *ExecRequest) GetSignal() string {
+	if x != nil {
+		if x, ok := x.Message.(*ExecRequest_Signal); ok {
+			return x.Signal
+		}
+	}
+	return ""
+}
+
+type isExecRequest_Message interface {
+	isExecRequest_Message()
+}
+
+type ExecRequest_Open struct {
+	// The first message, and only that one.
+	Open *ExecOpen `protobuf:"bytes,1,opt,name=open,proto3,oneof"`
+}
+
+type ExecRequest_Input struct {
+	Input []byte `protobuf:"bytes,2,opt,name=input,proto3,oneof"`
+}
+
+type ExecRequest_EndInput struct {
+	// The input ends here.
+	EndInput bool `protobuf:"varint,3,opt,name=end_input,json=endInput,proto3,oneof"`
+}
+
+type ExecRequest_Resize struct {
+	Resize *TerminalSize `protobuf:"bytes,4,opt,name=resize,proto3,oneof"`
+}
+
+type ExecRequest_Signal struct {
+	// INT, TERM, HUP, and so on.
+	Signal string `protobuf:"bytes,5,opt,name=signal,proto3,oneof"`
+}
+
+func (*ExecRequest_Open) isExecRequest_Message() {}
+
+func (*ExecRequest_Input) isExecRequest_Message() {}
+
+func (*ExecRequest_EndInput) isExecRequest_Message() {}
+
+func (*ExecRequest_Resize) isExecRequest_Message() {}
+
+func (*ExecRequest_Signal) isExecRequest_Message() {}
+
+type ExecOpen struct {
+	state      protoimpl.MessageState `protogen:"open.v1"`
+	WorkloadId string                 `protobuf:"bytes,1,opt,name=workload_id,json=workloadId,proto3" json:"workload_id,omitempty"`
+	// One of a Compose stack's services; empty where there is only one.
+	Service string `protobuf:"bytes,2,opt,name=service,proto3" json:"service,omitempty"`
+	// Program and arguments, as they are; no shell looks at them. Empty for a console.
+	Command []string `protobuf:"bytes,3,rep,name=command,proto3" json:"command,omitempty"`
+	// Give it a terminal.
+	Tty  bool          `protobuf:"varint,4,opt,name=tty,proto3" json:"tty,omitempty"`
+	Size *TerminalSize `protobuf:"bytes,5,opt,name=size,proto3" json:"size,omitempty"`
+	// Input will come. Without it the command's input is empty.
+	Input bool `protobuf:"varint,6,opt,name=input,proto3" json:"input,omitempty"`
+	// The workload's console instead of a command.
+	Console bool `protobuf:"varint,7,opt,name=console,proto3" json:"console,omitempty"`
+	// Whom the call is for; an agent refuses one for another node.
+	NodeId string `protobuf:"bytes,8,opt,name=node_id,json=nodeId,proto3" json:"node_id,omitempty"`
+	// Who asks and from where, for the agent's own log.
+	By            string `protobuf:"bytes,9,opt,name=by,proto3" json:"by,omitempty"`
+	From          string `protobuf:"bytes,10,opt,name=from,proto3" json:"from,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ExecOpen) Reset() {
+	*x = ExecOpen{}
+	mi := &file_api_agent_v1_agent_proto_msgTypes[32]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ExecOpen) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ExecOpen) ProtoMessage() {}
+
+func (x *ExecOpen) ProtoReflect() protoreflect.Message {
+	mi := &file_api_agent_v1_agent_proto_msgTypes[32]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ExecOpen.ProtoReflect.Descriptor instead.
+func (*ExecOpen) Descriptor() ([]byte, []int) {
+	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{32}
+}
+
+func (x *ExecOpen) GetWorkloadId() string {
+	if x != nil {
+		return x.WorkloadId
+	}
+	return ""
+}
+
+func (x *ExecOpen) GetService() string {
+	if x != nil {
+		return x.Service
+	}
+	return ""
+}
+
+func (x *ExecOpen) GetCommand() []string {
+	if x != nil {
+		return x.Command
+	}
+	return nil
+}
+
+func (x *ExecOpen) GetTty() bool {
+	if x != nil {
+		return x.Tty
+	}
+	return false
+}
+
+func (x *ExecOpen) GetSize() *TerminalSize {
+	if x != nil {
+		return x.Size
+	}
+	return nil
+}
+
+func (x *ExecOpen) GetInput() bool {
+	if x != nil {
+		return x.Input
+	}
+	return false
+}
+
+func (x *ExecOpen) GetConsole() bool {
+	if x != nil {
+		return x.Console
+	}
+	return false
+}
+
+func (x *ExecOpen) GetNodeId() string {
+	if x != nil {
+		return x.NodeId
+	}
+	return ""
+}
+
+func (x *ExecOpen) GetBy() string {
+	if x != nil {
+		return x.By
+	}
+	return ""
+}
+
+func (x *ExecOpen) GetFrom() string {
+	if x != nil {
+		return x.From
+	}
+	return ""
+}
+
+// In characters.
+type TerminalSize struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Rows          uint32                 `protobuf:"varint,1,opt,name=rows,proto3" json:"rows,omitempty"`
+	Columns       uint32                 `protobuf:"varint,2,opt,name=columns,proto3" json:"columns,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *TerminalSize) Reset() {
+	*x = TerminalSize{}
+	mi := &file_api_agent_v1_agent_proto_msgTypes[33]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *TerminalSize) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*TerminalSize) ProtoMessage() {}
+
+func (x *TerminalSize) ProtoReflect() protoreflect.Message {
+	mi := &file_api_agent_v1_agent_proto_msgTypes[33]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use TerminalSize.ProtoReflect.Descriptor instead.
+func (*TerminalSize) Descriptor() ([]byte, []int) {
+	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{33}
+}
+
+func (x *TerminalSize) GetRows() uint32 {
+	if x != nil {
+		return x.Rows
+	}
+	return 0
+}
+
+func (x *TerminalSize) GetColumns() uint32 {
+	if x != nil {
+		return x.Columns
+	}
+	return 0
+}
+
+type ExecResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Types that are valid to be assigned to Message:
+	//
+	//	*ExecResponse_Opened
+	//	*ExecResponse_Output
+	//	*ExecResponse_Exit
+	Message       isExecResponse_Message `protobuf_oneof:"message"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ExecResponse) Reset() {
+	*x = ExecResponse{}
+	mi := &file_api_agent_v1_agent_proto_msgTypes[34]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ExecResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ExecResponse) ProtoMessage() {}
+
+func (x *ExecResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_api_agent_v1_agent_proto_msgTypes[34]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ExecResponse.ProtoReflect.Descriptor instead.
+func (*ExecResponse) Descriptor() ([]byte, []int) {
+	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{34}
+}
+
+func (x *ExecResponse) GetMessage() isExecResponse_Message {
+	if x != nil {
+		return x.Message
+	}
+	return nil
+}
+
+func (x *ExecResponse) GetOpened() *ExecOpened {
+	if x != nil {
+		if x, ok := x.Message.(*ExecResponse_Opened); ok {
+			return x.Opened
+		}
+	}
+	return nil
+}
+
+func (x *ExecResponse) GetOutput() *LogChunk {
+	if x != nil {
+		if x, ok := x.Message.(*ExecResponse_Output); ok {
+			return x.Output
+		}
+	}
+	return nil
+}
+
+func (x *ExecResponse) GetExit() *ExecExit {
+	if x != nil {
+		if x, ok := x.Message.(*ExecResponse_Exit); ok {
+			return x.Exit
+		}
+	}
+	return nil
+}
+
+type isExecResponse_Message interface {
+	isExecResponse_Message()
+}
+
+type ExecResponse_Opened struct {
+	// The first message: the session is open.
+	Opened *ExecOpened `protobuf:"bytes,1,opt,name=opened,proto3,oneof"`
+}
+
+type ExecResponse_Output struct {
+	// Output as written, as LogChunk has it.
+	Output *LogChunk `protobuf:"bytes,2,opt,name=output,proto3,oneof"`
+}
+
+type ExecResponse_Exit struct {
+	// The last message: the command has ended.
+	Exit *ExecExit `protobuf:"bytes,3,opt,name=exit,proto3,oneof"`
+}
+
+func (*ExecResponse_Opened) isExecResponse_Message() {}
+
+func (*ExecResponse_Output) isExecResponse_Message() {}
+
+func (*ExecResponse_Exit) isExecResponse_Message() {}
+
+type ExecOpened struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// After how long without input and output the session is ended; 0 means never.
+	IdleSeconds   int64 `protobuf:"varint,1,opt,name=idle_seconds,json=idleSeconds,proto3" json:"idle_seconds,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ExecOpened) Reset() {
+	*x = ExecOpened{}
+	mi := &file_api_agent_v1_agent_proto_msgTypes[35]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ExecOpened) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ExecOpened) ProtoMessage() {}
+
+func (x *ExecOpened) ProtoReflect() protoreflect.Message {
+	mi := &file_api_agent_v1_agent_proto_msgTypes[35]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ExecOpened.ProtoReflect.Descriptor instead.
+func (*ExecOpened) Descriptor() ([]byte, []int) {
+	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{35}
+}
+
+func (x *ExecOpened) GetIdleSeconds() int64 {
+	if x != nil {
+		return x.IdleSeconds
+	}
+	return 0
+}
+
+type ExecExit struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// 128 and the signal's number if a signal ended it.
+	Code          int32 `protobuf:"varint,1,opt,name=code,proto3" json:"code,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ExecExit) Reset() {
+	*x = ExecExit{}
+	mi := &file_api_agent_v1_agent_proto_msgTypes[36]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ExecExit) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ExecExit) ProtoMessage() {}
+
+func (x *ExecExit) ProtoReflect() protoreflect.Message {
+	mi := &file_api_agent_v1_agent_proto_msgTypes[36]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ExecExit.ProtoReflect.Descriptor instead.
+func (*ExecExit) Descriptor() ([]byte, []int) {
+	return file_api_agent_v1_agent_proto_rawDescGZIP(), []int{36}
+}
+
+func (x *ExecExit) GetCode() int32 {
+	if x != nil {
+		return x.Code
+	}
+	return 0
+}
+
 var File_api_agent_v1_agent_proto protoreflect.FileDescriptor
 
 const file_api_agent_v1_agent_proto_rawDesc = "" +
@@ -3100,7 +3600,40 @@ const file_api_agent_v1_agent_proto_rawDesc = "" +
 	"\bLogChunk\x12\x12\n" +
 	"\x04data\x18\x01 \x01(\fR\x04data\x12\x16\n" +
 	"\x06stream\x18\x02 \x01(\tR\x06stream\x12\"\n" +
-	"\rat_unix_nanos\x18\x03 \x01(\x03R\vatUnixNanos*{\n" +
+	"\rat_unix_nanos\x18\x03 \x01(\x03R\vatUnixNanos\"\xd3\x01\n" +
+	"\vExecRequest\x12/\n" +
+	"\x04open\x18\x01 \x01(\v2\x19.persys.agent.v1.ExecOpenH\x00R\x04open\x12\x16\n" +
+	"\x05input\x18\x02 \x01(\fH\x00R\x05input\x12\x1d\n" +
+	"\tend_input\x18\x03 \x01(\bH\x00R\bendInput\x127\n" +
+	"\x06resize\x18\x04 \x01(\v2\x1d.persys.agent.v1.TerminalSizeH\x00R\x06resize\x12\x18\n" +
+	"\x06signal\x18\x05 \x01(\tH\x00R\x06signalB\t\n" +
+	"\amessage\"\x91\x02\n" +
+	"\bExecOpen\x12\x1f\n" +
+	"\vworkload_id\x18\x01 \x01(\tR\n" +
+	"workloadId\x12\x18\n" +
+	"\aservice\x18\x02 \x01(\tR\aservice\x12\x18\n" +
+	"\acommand\x18\x03 \x03(\tR\acommand\x12\x10\n" +
+	"\x03tty\x18\x04 \x01(\bR\x03tty\x121\n" +
+	"\x04size\x18\x05 \x01(\v2\x1d.persys.agent.v1.TerminalSizeR\x04size\x12\x14\n" +
+	"\x05input\x18\x06 \x01(\bR\x05input\x12\x18\n" +
+	"\aconsole\x18\a \x01(\bR\aconsole\x12\x17\n" +
+	"\anode_id\x18\b \x01(\tR\x06nodeId\x12\x0e\n" +
+	"\x02by\x18\t \x01(\tR\x02by\x12\x12\n" +
+	"\x04from\x18\n" +
+	" \x01(\tR\x04from\"<\n" +
+	"\fTerminalSize\x12\x12\n" +
+	"\x04rows\x18\x01 \x01(\rR\x04rows\x12\x18\n" +
+	"\acolumns\x18\x02 \x01(\rR\acolumns\"\xb6\x01\n" +
+	"\fExecResponse\x125\n" +
+	"\x06opened\x18\x01 \x01(\v2\x1b.persys.agent.v1.ExecOpenedH\x00R\x06opened\x123\n" +
+	"\x06output\x18\x02 \x01(\v2\x19.persys.agent.v1.LogChunkH\x00R\x06output\x12/\n" +
+	"\x04exit\x18\x03 \x01(\v2\x19.persys.agent.v1.ExecExitH\x00R\x04exitB\t\n" +
+	"\amessage\"/\n" +
+	"\n" +
+	"ExecOpened\x12!\n" +
+	"\fidle_seconds\x18\x01 \x01(\x03R\vidleSeconds\"\x1e\n" +
+	"\bExecExit\x12\x12\n" +
+	"\x04code\x18\x01 \x01(\x05R\x04code*{\n" +
 	"\fWorkloadType\x12\x1d\n" +
 	"\x19WORKLOAD_TYPE_UNSPECIFIED\x10\x00\x12\x1b\n" +
 	"\x17WORKLOAD_TYPE_CONTAINER\x10\x01\x12\x19\n" +
@@ -3116,7 +3649,7 @@ const file_api_agent_v1_agent_proto_rawDesc = "" +
 	"\x14ACTUAL_STATE_RUNNING\x10\x02\x12\x18\n" +
 	"\x14ACTUAL_STATE_STOPPED\x10\x03\x12\x17\n" +
 	"\x13ACTUAL_STATE_FAILED\x10\x04\x12\x18\n" +
-	"\x14ACTUAL_STATE_UNKNOWN\x10\x052\x94\x05\n" +
+	"\x14ACTUAL_STATE_UNKNOWN\x10\x052\xdd\x05\n" +
 	"\fAgentService\x12^\n" +
 	"\rApplyWorkload\x12%.persys.agent.v1.ApplyWorkloadRequest\x1a&.persys.agent.v1.ApplyWorkloadResponse\x12a\n" +
 	"\x0eDeleteWorkload\x12&.persys.agent.v1.DeleteWorkloadRequest\x1a'.persys.agent.v1.DeleteWorkloadResponse\x12j\n" +
@@ -3124,7 +3657,8 @@ const file_api_agent_v1_agent_proto_rawDesc = "" +
 	"\rListWorkloads\x12%.persys.agent.v1.ListWorkloadsRequest\x1a&.persys.agent.v1.ListWorkloadsResponse\x12X\n" +
 	"\vHealthCheck\x12#.persys.agent.v1.HealthCheckRequest\x1a$.persys.agent.v1.HealthCheckResponse\x12X\n" +
 	"\vListActions\x12#.persys.agent.v1.ListActionsRequest\x1a$.persys.agent.v1.ListActionsResponse\x12A\n" +
-	"\x04Logs\x12\x1c.persys.agent.v1.LogsRequest\x1a\x19.persys.agent.v1.LogChunk0\x01B0Z.github.com/persys/compute/api/agent/v1;agentv1b\x06proto3"
+	"\x04Logs\x12\x1c.persys.agent.v1.LogsRequest\x1a\x19.persys.agent.v1.LogChunk0\x01\x12G\n" +
+	"\x04Exec\x12\x1c.persys.agent.v1.ExecRequest\x1a\x1d.persys.agent.v1.ExecResponse(\x010\x01B0Z.github.com/persys/compute/api/agent/v1;agentv1b\x06proto3"
 
 var (
 	file_api_agent_v1_agent_proto_rawDescOnce sync.Once
@@ -3139,7 +3673,7 @@ func file_api_agent_v1_agent_proto_rawDescGZIP() []byte {
 }
 
 var file_api_agent_v1_agent_proto_enumTypes = make([]protoimpl.EnumInfo, 3)
-var file_api_agent_v1_agent_proto_msgTypes = make([]protoimpl.MessageInfo, 38)
+var file_api_agent_v1_agent_proto_msgTypes = make([]protoimpl.MessageInfo, 44)
 var file_api_agent_v1_agent_proto_goTypes = []any{
 	(WorkloadType)(0),                 // 0: persys.agent.v1.WorkloadType
 	(DesiredState)(0),                 // 1: persys.agent.v1.DesiredState
@@ -3175,13 +3709,19 @@ var file_api_agent_v1_agent_proto_goTypes = []any{
 	(*Generation)(nil),                // 31: persys.agent.v1.Generation
 	(*LogsRequest)(nil),               // 32: persys.agent.v1.LogsRequest
 	(*LogChunk)(nil),                  // 33: persys.agent.v1.LogChunk
-	nil,                               // 34: persys.agent.v1.ApplyWorkloadRequest.LabelsEntry
-	nil,                               // 35: persys.agent.v1.HealthCheckResponse.RuntimeStatusEntry
-	nil,                               // 36: persys.agent.v1.ContainerSpec.EnvEntry
-	nil,                               // 37: persys.agent.v1.ContainerSpec.LabelsEntry
-	nil,                               // 38: persys.agent.v1.ComposeSpec.EnvEntry
-	nil,                               // 39: persys.agent.v1.VMSpec.MetadataEntry
-	nil,                               // 40: persys.agent.v1.WorkloadStatus.MetadataEntry
+	(*ExecRequest)(nil),               // 34: persys.agent.v1.ExecRequest
+	(*ExecOpen)(nil),                  // 35: persys.agent.v1.ExecOpen
+	(*TerminalSize)(nil),              // 36: persys.agent.v1.TerminalSize
+	(*ExecResponse)(nil),              // 37: persys.agent.v1.ExecResponse
+	(*ExecOpened)(nil),                // 38: persys.agent.v1.ExecOpened
+	(*ExecExit)(nil),                  // 39: persys.agent.v1.ExecExit
+	nil,                               // 40: persys.agent.v1.ApplyWorkloadRequest.LabelsEntry
+	nil,                               // 41: persys.agent.v1.HealthCheckResponse.RuntimeStatusEntry
+	nil,                               // 42: persys.agent.v1.ContainerSpec.EnvEntry
+	nil,                               // 43: persys.agent.v1.ContainerSpec.LabelsEntry
+	nil,                               // 44: persys.agent.v1.ComposeSpec.EnvEntry
+	nil,                               // 45: persys.agent.v1.VMSpec.MetadataEntry
+	nil,                               // 46: persys.agent.v1.WorkloadStatus.MetadataEntry
 }
 var file_api_agent_v1_agent_proto_depIdxs = []int32{
 	0,  // 0: persys.agent.v1.ApplyWorkloadRequest.type:type_name -> persys.agent.v1.WorkloadType
@@ -3189,7 +3729,7 @@ var file_api_agent_v1_agent_proto_depIdxs = []int32{
 	16, // 2: persys.agent.v1.ApplyWorkloadRequest.spec:type_name -> persys.agent.v1.WorkloadSpec
 	30, // 3: persys.agent.v1.ApplyWorkloadRequest.epoch:type_name -> persys.agent.v1.Epoch
 	31, // 4: persys.agent.v1.ApplyWorkloadRequest.generation:type_name -> persys.agent.v1.Generation
-	34, // 5: persys.agent.v1.ApplyWorkloadRequest.labels:type_name -> persys.agent.v1.ApplyWorkloadRequest.LabelsEntry
+	40, // 5: persys.agent.v1.ApplyWorkloadRequest.labels:type_name -> persys.agent.v1.ApplyWorkloadRequest.LabelsEntry
 	28, // 6: persys.agent.v1.ApplyWorkloadResponse.status:type_name -> persys.agent.v1.WorkloadStatus
 	30, // 7: persys.agent.v1.ApplyWorkloadResponse.highest_epoch:type_name -> persys.agent.v1.Epoch
 	30, // 8: persys.agent.v1.DeleteWorkloadRequest.epoch:type_name -> persys.agent.v1.Epoch
@@ -3200,52 +3740,60 @@ var file_api_agent_v1_agent_proto_depIdxs = []int32{
 	0,  // 13: persys.agent.v1.ListWorkloadsRequest.type:type_name -> persys.agent.v1.WorkloadType
 	30, // 14: persys.agent.v1.ListWorkloadsRequest.epoch:type_name -> persys.agent.v1.Epoch
 	28, // 15: persys.agent.v1.ListWorkloadsResponse.workloads:type_name -> persys.agent.v1.WorkloadStatus
-	35, // 16: persys.agent.v1.HealthCheckResponse.runtime_status:type_name -> persys.agent.v1.HealthCheckResponse.RuntimeStatusEntry
+	41, // 16: persys.agent.v1.HealthCheckResponse.runtime_status:type_name -> persys.agent.v1.HealthCheckResponse.RuntimeStatusEntry
 	14, // 17: persys.agent.v1.ListActionsResponse.actions:type_name -> persys.agent.v1.AgentAction
 	17, // 18: persys.agent.v1.WorkloadSpec.container:type_name -> persys.agent.v1.ContainerSpec
 	18, // 19: persys.agent.v1.WorkloadSpec.compose:type_name -> persys.agent.v1.ComposeSpec
 	19, // 20: persys.agent.v1.WorkloadSpec.vm:type_name -> persys.agent.v1.VMSpec
-	36, // 21: persys.agent.v1.ContainerSpec.env:type_name -> persys.agent.v1.ContainerSpec.EnvEntry
+	42, // 21: persys.agent.v1.ContainerSpec.env:type_name -> persys.agent.v1.ContainerSpec.EnvEntry
 	22, // 22: persys.agent.v1.ContainerSpec.volumes:type_name -> persys.agent.v1.VolumeMount
 	23, // 23: persys.agent.v1.ContainerSpec.ports:type_name -> persys.agent.v1.PortMapping
 	24, // 24: persys.agent.v1.ContainerSpec.resources:type_name -> persys.agent.v1.ResourceLimits
 	25, // 25: persys.agent.v1.ContainerSpec.restart_policy:type_name -> persys.agent.v1.RestartPolicy
-	37, // 26: persys.agent.v1.ContainerSpec.labels:type_name -> persys.agent.v1.ContainerSpec.LabelsEntry
+	43, // 26: persys.agent.v1.ContainerSpec.labels:type_name -> persys.agent.v1.ContainerSpec.LabelsEntry
 	21, // 27: persys.agent.v1.ContainerSpec.managed_volumes:type_name -> persys.agent.v1.ManagedVolumeSpec
-	38, // 28: persys.agent.v1.ComposeSpec.env:type_name -> persys.agent.v1.ComposeSpec.EnvEntry
+	44, // 28: persys.agent.v1.ComposeSpec.env:type_name -> persys.agent.v1.ComposeSpec.EnvEntry
 	21, // 29: persys.agent.v1.ComposeSpec.managed_volumes:type_name -> persys.agent.v1.ManagedVolumeSpec
 	26, // 30: persys.agent.v1.VMSpec.disks:type_name -> persys.agent.v1.DiskConfig
 	27, // 31: persys.agent.v1.VMSpec.networks:type_name -> persys.agent.v1.NetworkConfig
-	39, // 32: persys.agent.v1.VMSpec.metadata:type_name -> persys.agent.v1.VMSpec.MetadataEntry
+	45, // 32: persys.agent.v1.VMSpec.metadata:type_name -> persys.agent.v1.VMSpec.MetadataEntry
 	20, // 33: persys.agent.v1.VMSpec.cloud_init_config:type_name -> persys.agent.v1.CloudInitConfig
 	21, // 34: persys.agent.v1.VMSpec.managed_volumes:type_name -> persys.agent.v1.ManagedVolumeSpec
 	0,  // 35: persys.agent.v1.WorkloadStatus.type:type_name -> persys.agent.v1.WorkloadType
 	1,  // 36: persys.agent.v1.WorkloadStatus.desired_state:type_name -> persys.agent.v1.DesiredState
 	2,  // 37: persys.agent.v1.WorkloadStatus.actual_state:type_name -> persys.agent.v1.ActualState
-	40, // 38: persys.agent.v1.WorkloadStatus.metadata:type_name -> persys.agent.v1.WorkloadStatus.MetadataEntry
+	46, // 38: persys.agent.v1.WorkloadStatus.metadata:type_name -> persys.agent.v1.WorkloadStatus.MetadataEntry
 	29, // 39: persys.agent.v1.WorkloadStatus.usage:type_name -> persys.agent.v1.WorkloadUsageSnapshot
 	31, // 40: persys.agent.v1.WorkloadStatus.generation:type_name -> persys.agent.v1.Generation
 	23, // 41: persys.agent.v1.WorkloadStatus.ports:type_name -> persys.agent.v1.PortMapping
 	0,  // 42: persys.agent.v1.WorkloadUsageSnapshot.type:type_name -> persys.agent.v1.WorkloadType
-	3,  // 43: persys.agent.v1.AgentService.ApplyWorkload:input_type -> persys.agent.v1.ApplyWorkloadRequest
-	5,  // 44: persys.agent.v1.AgentService.DeleteWorkload:input_type -> persys.agent.v1.DeleteWorkloadRequest
-	7,  // 45: persys.agent.v1.AgentService.GetWorkloadStatus:input_type -> persys.agent.v1.GetWorkloadStatusRequest
-	9,  // 46: persys.agent.v1.AgentService.ListWorkloads:input_type -> persys.agent.v1.ListWorkloadsRequest
-	11, // 47: persys.agent.v1.AgentService.HealthCheck:input_type -> persys.agent.v1.HealthCheckRequest
-	13, // 48: persys.agent.v1.AgentService.ListActions:input_type -> persys.agent.v1.ListActionsRequest
-	32, // 49: persys.agent.v1.AgentService.Logs:input_type -> persys.agent.v1.LogsRequest
-	4,  // 50: persys.agent.v1.AgentService.ApplyWorkload:output_type -> persys.agent.v1.ApplyWorkloadResponse
-	6,  // 51: persys.agent.v1.AgentService.DeleteWorkload:output_type -> persys.agent.v1.DeleteWorkloadResponse
-	8,  // 52: persys.agent.v1.AgentService.GetWorkloadStatus:output_type -> persys.agent.v1.GetWorkloadStatusResponse
-	10, // 53: persys.agent.v1.AgentService.ListWorkloads:output_type -> persys.agent.v1.ListWorkloadsResponse
-	12, // 54: persys.agent.v1.AgentService.HealthCheck:output_type -> persys.agent.v1.HealthCheckResponse
-	15, // 55: persys.agent.v1.AgentService.ListActions:output_type -> persys.agent.v1.ListActionsResponse
-	33, // 56: persys.agent.v1.AgentService.Logs:output_type -> persys.agent.v1.LogChunk
-	50, // [50:57] is the sub-list for method output_type
-	43, // [43:50] is the sub-list for method input_type
-	43, // [43:43] is the sub-list for extension type_name
-	43, // [43:43] is the sub-list for extension extendee
-	0,  // [0:43] is the sub-list for field type_name
+	35, // 43: persys.agent.v1.ExecRequest.open:type_name -> persys.agent.v1.ExecOpen
+	36, // 44: persys.agent.v1.ExecRequest.resize:type_name -> persys.agent.v1.TerminalSize
+	36, // 45: persys.agent.v1.ExecOpen.size:type_name -> persys.agent.v1.TerminalSize
+	38, // 46: persys.agent.v1.ExecResponse.opened:type_name -> persys.agent.v1.ExecOpened
+	33, // 47: persys.agent.v1.ExecResponse.output:type_name -> persys.agent.v1.LogChunk
+	39, // 48: persys.agent.v1.ExecResponse.exit:type_name -> persys.agent.v1.ExecExit
+	3,  // 49: persys.agent.v1.AgentService.ApplyWorkload:input_type -> persys.agent.v1.ApplyWorkloadRequest
+	5,  // 50: persys.agent.v1.AgentService.DeleteWorkload:input_type -> persys.agent.v1.DeleteWorkloadRequest
+	7,  // 51: persys.agent.v1.AgentService.GetWorkloadStatus:input_type -> persys.agent.v1.GetWorkloadStatusRequest
+	9,  // 52: persys.agent.v1.AgentService.ListWorkloads:input_type -> persys.agent.v1.ListWorkloadsRequest
+	11, // 53: persys.agent.v1.AgentService.HealthCheck:input_type -> persys.agent.v1.HealthCheckRequest
+	13, // 54: persys.agent.v1.AgentService.ListActions:input_type -> persys.agent.v1.ListActionsRequest
+	32, // 55: persys.agent.v1.AgentService.Logs:input_type -> persys.agent.v1.LogsRequest
+	34, // 56: persys.agent.v1.AgentService.Exec:input_type -> persys.agent.v1.ExecRequest
+	4,  // 57: persys.agent.v1.AgentService.ApplyWorkload:output_type -> persys.agent.v1.ApplyWorkloadResponse
+	6,  // 58: persys.agent.v1.AgentService.DeleteWorkload:output_type -> persys.agent.v1.DeleteWorkloadResponse
+	8,  // 59: persys.agent.v1.AgentService.GetWorkloadStatus:output_type -> persys.agent.v1.GetWorkloadStatusResponse
+	10, // 60: persys.agent.v1.AgentService.ListWorkloads:output_type -> persys.agent.v1.ListWorkloadsResponse
+	12, // 61: persys.agent.v1.AgentService.HealthCheck:output_type -> persys.agent.v1.HealthCheckResponse
+	15, // 62: persys.agent.v1.AgentService.ListActions:output_type -> persys.agent.v1.ListActionsResponse
+	33, // 63: persys.agent.v1.AgentService.Logs:output_type -> persys.agent.v1.LogChunk
+	37, // 64: persys.agent.v1.AgentService.Exec:output_type -> persys.agent.v1.ExecResponse
+	57, // [57:65] is the sub-list for method output_type
+	49, // [49:57] is the sub-list for method input_type
+	49, // [49:49] is the sub-list for extension type_name
+	49, // [49:49] is the sub-list for extension extendee
+	0,  // [0:49] is the sub-list for field type_name
 }
 
 func init() { file_api_agent_v1_agent_proto_init() }
@@ -3258,13 +3806,25 @@ func file_api_agent_v1_agent_proto_init() {
 		(*WorkloadSpec_Compose)(nil),
 		(*WorkloadSpec_Vm)(nil),
 	}
+	file_api_agent_v1_agent_proto_msgTypes[31].OneofWrappers = []any{
+		(*ExecRequest_Open)(nil),
+		(*ExecRequest_Input)(nil),
+		(*ExecRequest_EndInput)(nil),
+		(*ExecRequest_Resize)(nil),
+		(*ExecRequest_Signal)(nil),
+	}
+	file_api_agent_v1_agent_proto_msgTypes[34].OneofWrappers = []any{
+		(*ExecResponse_Opened)(nil),
+		(*ExecResponse_Output)(nil),
+		(*ExecResponse_Exit)(nil),
+	}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_api_agent_v1_agent_proto_rawDesc), len(file_api_agent_v1_agent_proto_rawDesc)),
 			NumEnums:      3,
-			NumMessages:   38,
+			NumMessages:   44,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

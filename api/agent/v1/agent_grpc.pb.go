@@ -36,6 +36,7 @@ const (
 	AgentService_HealthCheck_FullMethodName       = "/persys.agent.v1.AgentService/HealthCheck"
 	AgentService_ListActions_FullMethodName       = "/persys.agent.v1.AgentService/ListActions"
 	AgentService_Logs_FullMethodName              = "/persys.agent.v1.AgentService/Logs"
+	AgentService_Exec_FullMethodName              = "/persys.agent.v1.AgentService/Exec"
 )
 
 // AgentServiceClient is the client API for AgentService service.
@@ -62,6 +63,9 @@ type AgentServiceClient interface {
 	ListActions(ctx context.Context, in *ListActionsRequest, opts ...grpc.CallOption) (*ListActionsResponse, error)
 	// Output of a workload. Ours; existing agents answer Unimplemented.
 	Logs(ctx context.Context, in *LogsRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[LogChunk], error)
+	// A command in a workload that runs, or the workload's console. The first message opens the
+	// session. Ours; existing agents answer Unimplemented.
+	Exec(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[ExecRequest, ExecResponse], error)
 }
 
 type agentServiceClient struct {
@@ -151,6 +155,19 @@ func (c *agentServiceClient) Logs(ctx context.Context, in *LogsRequest, opts ...
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type AgentService_LogsClient = grpc.ServerStreamingClient[LogChunk]
 
+func (c *agentServiceClient) Exec(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[ExecRequest, ExecResponse], error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	stream, err := c.cc.NewStream(ctx, &AgentService_ServiceDesc.Streams[1], AgentService_Exec_FullMethodName, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	x := &grpc.GenericClientStream[ExecRequest, ExecResponse]{ClientStream: stream}
+	return x, nil
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type AgentService_ExecClient = grpc.BidiStreamingClient[ExecRequest, ExecResponse]
+
 // AgentServiceServer is the server API for AgentService service.
 // All implementations must embed UnimplementedAgentServiceServer
 // for forward compatibility.
@@ -175,6 +192,9 @@ type AgentServiceServer interface {
 	ListActions(context.Context, *ListActionsRequest) (*ListActionsResponse, error)
 	// Output of a workload. Ours; existing agents answer Unimplemented.
 	Logs(*LogsRequest, grpc.ServerStreamingServer[LogChunk]) error
+	// A command in a workload that runs, or the workload's console. The first message opens the
+	// session. Ours; existing agents answer Unimplemented.
+	Exec(grpc.BidiStreamingServer[ExecRequest, ExecResponse]) error
 	mustEmbedUnimplementedAgentServiceServer()
 }
 
@@ -205,6 +225,9 @@ func (UnimplementedAgentServiceServer) ListActions(context.Context, *ListActions
 }
 func (UnimplementedAgentServiceServer) Logs(*LogsRequest, grpc.ServerStreamingServer[LogChunk]) error {
 	return status.Error(codes.Unimplemented, "method Logs not implemented")
+}
+func (UnimplementedAgentServiceServer) Exec(grpc.BidiStreamingServer[ExecRequest, ExecResponse]) error {
+	return status.Error(codes.Unimplemented, "method Exec not implemented")
 }
 func (UnimplementedAgentServiceServer) mustEmbedUnimplementedAgentServiceServer() {}
 func (UnimplementedAgentServiceServer) testEmbeddedByValue()                      {}
@@ -346,6 +369,13 @@ func _AgentService_Logs_Handler(srv interface{}, stream grpc.ServerStream) error
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type AgentService_LogsServer = grpc.ServerStreamingServer[LogChunk]
 
+func _AgentService_Exec_Handler(srv interface{}, stream grpc.ServerStream) error {
+	return srv.(AgentServiceServer).Exec(&grpc.GenericServerStream[ExecRequest, ExecResponse]{ServerStream: stream})
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type AgentService_ExecServer = grpc.BidiStreamingServer[ExecRequest, ExecResponse]
+
 // AgentService_ServiceDesc is the grpc.ServiceDesc for AgentService service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -383,6 +413,12 @@ var AgentService_ServiceDesc = grpc.ServiceDesc{
 			StreamName:    "Logs",
 			Handler:       _AgentService_Logs_Handler,
 			ServerStreams: true,
+		},
+		{
+			StreamName:    "Exec",
+			Handler:       _AgentService_Exec_Handler,
+			ServerStreams: true,
+			ClientStreams: true,
 		},
 	},
 	Metadata: "api/agent/v1/agent.proto",

@@ -3732,6 +3732,634 @@ func (x *LogChunk) GetAtUnixNanos() int64 {
 	return 0
 }
 
+type ExecRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Types that are valid to be assigned to Message:
+	//
+	//	*ExecRequest_Open
+	//	*ExecRequest_Input
+	//	*ExecRequest_EndInput
+	//	*ExecRequest_Resize
+	//	*ExecRequest_Signal
+	Message       isExecRequest_Message `protobuf_oneof:"message"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ExecRequest) Reset() {
+	*x = ExecRequest{}
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[55]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ExecRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ExecRequest) ProtoMessage() {}
+
+func (x *ExecRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[55]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ExecRequest.ProtoReflect.Descriptor instead.
+func (*ExecRequest) Descriptor() ([]byte, []int) {
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{55}
+}
+
+func (x *ExecRequest) GetMessage() isExecRequest_Message {
+	if x != nil {
+		return x.Message
+	}
+	return nil
+}
+
+func (x *ExecRequest) GetOpen() *ExecOpen {
+	if x != nil {
+		if x, ok := x.Message.(*ExecRequest_Open); ok {
+			return x.Open
+		}
+	}
+	return nil
+}
+
+func (x *ExecRequest) GetInput() []byte {
+	if x != nil {
+		if x, ok := x.Message.(*ExecRequest_Input); ok {
+			return x.Input
+		}
+	}
+	return nil
+}
+
+func (x *ExecRequest) GetEndInput() bool {
+	if x != nil {
+		if x, ok := x.Message.(*ExecRequest_EndInput); ok {
+			return x.EndInput
+		}
+	}
+	return false
+}
+
+func (x *ExecRequest) GetResize() *TerminalSize {
+	if x != nil {
+		if x, ok := x.Message.(*ExecRequest_Resize); ok {
+			return x.Resize
+		}
+	}
+	return nil
+}
+
+func (x *ExecRequest) GetSignal() string {
+	if x != nil {
+		if x, ok := x.Message.(*ExecRequest_Signal); ok {
+			return x.Signal
+		}
+	}
+	return ""
+}
+
+type isExecRequest_Message interface {
+	isExecRequest_Message()
+}
+
+type ExecRequest_Open struct {
+	// The first message, and only that one.
+	Open *ExecOpen `protobuf:"bytes,1,opt,name=open,proto3,oneof"`
+}
+
+type ExecRequest_Input struct {
+	Input []byte `protobuf:"bytes,2,opt,name=input,proto3,oneof"`
+}
+
+type ExecRequest_EndInput struct {
+	// The input ends here.
+	EndInput bool `protobuf:"varint,3,opt,name=end_input,json=endInput,proto3,oneof"`
+}
+
+type ExecRequest_Resize struct {
+	Resize *TerminalSize `protobuf:"bytes,4,opt,name=resize,proto3,oneof"`
+}
+
+type ExecRequest_Signal struct {
+	// INT, TERM, HUP, and so on.
+	Signal string `protobuf:"bytes,5,opt,name=signal,proto3,oneof"`
+}
+
+func (*ExecRequest_Open) isExecRequest_Message() {}
+
+func (*ExecRequest_Input) isExecRequest_Message() {}
+
+func (*ExecRequest_EndInput) isExecRequest_Message() {}
+
+func (*ExecRequest_Resize) isExecRequest_Message() {}
+
+func (*ExecRequest_Signal) isExecRequest_Message() {}
+
+type ExecOpen struct {
+	state      protoimpl.MessageState `protogen:"open.v1"`
+	WorkloadId string                 `protobuf:"bytes,1,opt,name=workload_id,json=workloadId,proto3" json:"workload_id,omitempty"`
+	// One of a Compose stack's services; empty where there is only one.
+	Service string `protobuf:"bytes,2,opt,name=service,proto3" json:"service,omitempty"`
+	// Program and arguments, as they are; no shell looks at them. Empty for a console.
+	Command []string `protobuf:"bytes,3,rep,name=command,proto3" json:"command,omitempty"`
+	// Give it a terminal.
+	Tty  bool          `protobuf:"varint,4,opt,name=tty,proto3" json:"tty,omitempty"`
+	Size *TerminalSize `protobuf:"bytes,5,opt,name=size,proto3" json:"size,omitempty"`
+	// Input will come. Without it the command's input is empty.
+	Input bool `protobuf:"varint,6,opt,name=input,proto3" json:"input,omitempty"`
+	// The workload's console instead of a command.
+	Console bool `protobuf:"varint,7,opt,name=console,proto3" json:"console,omitempty"`
+	// The person on whose behalf a gateway asks; believed only from a gateway.
+	OnBehalfOf    string `protobuf:"bytes,8,opt,name=on_behalf_of,json=onBehalfOf,proto3" json:"on_behalf_of,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ExecOpen) Reset() {
+	*x = ExecOpen{}
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[56]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ExecOpen) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ExecOpen) ProtoMessage() {}
+
+func (x *ExecOpen) ProtoReflect() protoreflect.Message {
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[56]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ExecOpen.ProtoReflect.Descriptor instead.
+func (*ExecOpen) Descriptor() ([]byte, []int) {
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{56}
+}
+
+func (x *ExecOpen) GetWorkloadId() string {
+	if x != nil {
+		return x.WorkloadId
+	}
+	return ""
+}
+
+func (x *ExecOpen) GetService() string {
+	if x != nil {
+		return x.Service
+	}
+	return ""
+}
+
+func (x *ExecOpen) GetCommand() []string {
+	if x != nil {
+		return x.Command
+	}
+	return nil
+}
+
+func (x *ExecOpen) GetTty() bool {
+	if x != nil {
+		return x.Tty
+	}
+	return false
+}
+
+func (x *ExecOpen) GetSize() *TerminalSize {
+	if x != nil {
+		return x.Size
+	}
+	return nil
+}
+
+func (x *ExecOpen) GetInput() bool {
+	if x != nil {
+		return x.Input
+	}
+	return false
+}
+
+func (x *ExecOpen) GetConsole() bool {
+	if x != nil {
+		return x.Console
+	}
+	return false
+}
+
+func (x *ExecOpen) GetOnBehalfOf() string {
+	if x != nil {
+		return x.OnBehalfOf
+	}
+	return ""
+}
+
+// In characters.
+type TerminalSize struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Rows          uint32                 `protobuf:"varint,1,opt,name=rows,proto3" json:"rows,omitempty"`
+	Columns       uint32                 `protobuf:"varint,2,opt,name=columns,proto3" json:"columns,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *TerminalSize) Reset() {
+	*x = TerminalSize{}
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[57]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *TerminalSize) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*TerminalSize) ProtoMessage() {}
+
+func (x *TerminalSize) ProtoReflect() protoreflect.Message {
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[57]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use TerminalSize.ProtoReflect.Descriptor instead.
+func (*TerminalSize) Descriptor() ([]byte, []int) {
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{57}
+}
+
+func (x *TerminalSize) GetRows() uint32 {
+	if x != nil {
+		return x.Rows
+	}
+	return 0
+}
+
+func (x *TerminalSize) GetColumns() uint32 {
+	if x != nil {
+		return x.Columns
+	}
+	return 0
+}
+
+type ExecResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Types that are valid to be assigned to Message:
+	//
+	//	*ExecResponse_Opened
+	//	*ExecResponse_Output
+	//	*ExecResponse_Exit
+	Message       isExecResponse_Message `protobuf_oneof:"message"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ExecResponse) Reset() {
+	*x = ExecResponse{}
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[58]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ExecResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ExecResponse) ProtoMessage() {}
+
+func (x *ExecResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[58]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ExecResponse.ProtoReflect.Descriptor instead.
+func (*ExecResponse) Descriptor() ([]byte, []int) {
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{58}
+}
+
+func (x *ExecResponse) GetMessage() isExecResponse_Message {
+	if x != nil {
+		return x.Message
+	}
+	return nil
+}
+
+func (x *ExecResponse) GetOpened() *ExecOpened {
+	if x != nil {
+		if x, ok := x.Message.(*ExecResponse_Opened); ok {
+			return x.Opened
+		}
+	}
+	return nil
+}
+
+func (x *ExecResponse) GetOutput() *LogChunk {
+	if x != nil {
+		if x, ok := x.Message.(*ExecResponse_Output); ok {
+			return x.Output
+		}
+	}
+	return nil
+}
+
+func (x *ExecResponse) GetExit() *ExecExit {
+	if x != nil {
+		if x, ok := x.Message.(*ExecResponse_Exit); ok {
+			return x.Exit
+		}
+	}
+	return nil
+}
+
+type isExecResponse_Message interface {
+	isExecResponse_Message()
+}
+
+type ExecResponse_Opened struct {
+	// The first message: the session is open.
+	Opened *ExecOpened `protobuf:"bytes,1,opt,name=opened,proto3,oneof"`
+}
+
+type ExecResponse_Output struct {
+	// Output as written.
+	Output *LogChunk `protobuf:"bytes,2,opt,name=output,proto3,oneof"`
+}
+
+type ExecResponse_Exit struct {
+	// The last message: the command has ended.
+	Exit *ExecExit `protobuf:"bytes,3,opt,name=exit,proto3,oneof"`
+}
+
+func (*ExecResponse_Opened) isExecResponse_Message() {}
+
+func (*ExecResponse_Output) isExecResponse_Message() {}
+
+func (*ExecResponse_Exit) isExecResponse_Message() {}
+
+type ExecOpened struct {
+	state  protoimpl.MessageState `protogen:"open.v1"`
+	NodeId string                 `protobuf:"bytes,1,opt,name=node_id,json=nodeId,proto3" json:"node_id,omitempty"`
+	// After how long without input and output the session is ended; 0 means never.
+	IdleSeconds   int64 `protobuf:"varint,2,opt,name=idle_seconds,json=idleSeconds,proto3" json:"idle_seconds,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ExecOpened) Reset() {
+	*x = ExecOpened{}
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[59]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ExecOpened) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ExecOpened) ProtoMessage() {}
+
+func (x *ExecOpened) ProtoReflect() protoreflect.Message {
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[59]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ExecOpened.ProtoReflect.Descriptor instead.
+func (*ExecOpened) Descriptor() ([]byte, []int) {
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{59}
+}
+
+func (x *ExecOpened) GetNodeId() string {
+	if x != nil {
+		return x.NodeId
+	}
+	return ""
+}
+
+func (x *ExecOpened) GetIdleSeconds() int64 {
+	if x != nil {
+		return x.IdleSeconds
+	}
+	return 0
+}
+
+type ExecExit struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// 128 and the signal's number if a signal ended it.
+	Code          int32 `protobuf:"varint,1,opt,name=code,proto3" json:"code,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ExecExit) Reset() {
+	*x = ExecExit{}
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[60]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ExecExit) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ExecExit) ProtoMessage() {}
+
+func (x *ExecExit) ProtoReflect() protoreflect.Message {
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[60]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ExecExit.ProtoReflect.Descriptor instead.
+func (*ExecExit) Descriptor() ([]byte, []int) {
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{60}
+}
+
+func (x *ExecExit) GetCode() int32 {
+	if x != nil {
+		return x.Code
+	}
+	return 0
+}
+
+type RecordSessionRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// SessionOpened, SessionClosed or CallRefused.
+	Type          string            `protobuf:"bytes,1,opt,name=type,proto3" json:"type,omitempty"`
+	By            string            `protobuf:"bytes,2,opt,name=by,proto3" json:"by,omitempty"`
+	From          string            `protobuf:"bytes,3,opt,name=from,proto3" json:"from,omitempty"`
+	WorkloadId    string            `protobuf:"bytes,4,opt,name=workload_id,json=workloadId,proto3" json:"workload_id,omitempty"`
+	NodeId        string            `protobuf:"bytes,5,opt,name=node_id,json=nodeId,proto3" json:"node_id,omitempty"`
+	Message       string            `protobuf:"bytes,6,opt,name=message,proto3" json:"message,omitempty"`
+	Details       map[string]string `protobuf:"bytes,7,rep,name=details,proto3" json:"details,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RecordSessionRequest) Reset() {
+	*x = RecordSessionRequest{}
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[61]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RecordSessionRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RecordSessionRequest) ProtoMessage() {}
+
+func (x *RecordSessionRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[61]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RecordSessionRequest.ProtoReflect.Descriptor instead.
+func (*RecordSessionRequest) Descriptor() ([]byte, []int) {
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{61}
+}
+
+func (x *RecordSessionRequest) GetType() string {
+	if x != nil {
+		return x.Type
+	}
+	return ""
+}
+
+func (x *RecordSessionRequest) GetBy() string {
+	if x != nil {
+		return x.By
+	}
+	return ""
+}
+
+func (x *RecordSessionRequest) GetFrom() string {
+	if x != nil {
+		return x.From
+	}
+	return ""
+}
+
+func (x *RecordSessionRequest) GetWorkloadId() string {
+	if x != nil {
+		return x.WorkloadId
+	}
+	return ""
+}
+
+func (x *RecordSessionRequest) GetNodeId() string {
+	if x != nil {
+		return x.NodeId
+	}
+	return ""
+}
+
+func (x *RecordSessionRequest) GetMessage() string {
+	if x != nil {
+		return x.Message
+	}
+	return ""
+}
+
+func (x *RecordSessionRequest) GetDetails() map[string]string {
+	if x != nil {
+		return x.Details
+	}
+	return nil
+}
+
+type RecordSessionResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Index         uint64                 `protobuf:"varint,1,opt,name=index,proto3" json:"index,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RecordSessionResponse) Reset() {
+	*x = RecordSessionResponse{}
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[62]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RecordSessionResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RecordSessionResponse) ProtoMessage() {}
+
+func (x *RecordSessionResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[62]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RecordSessionResponse.ProtoReflect.Descriptor instead.
+func (*RecordSessionResponse) Descriptor() ([]byte, []int) {
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{62}
+}
+
+func (x *RecordSessionResponse) GetIndex() uint64 {
+	if x != nil {
+		return x.Index
+	}
+	return 0
+}
+
 type ListActionsRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	WorkloadId    string                 `protobuf:"bytes,1,opt,name=workload_id,json=workloadId,proto3" json:"workload_id,omitempty"`
@@ -3742,7 +4370,7 @@ type ListActionsRequest struct {
 
 func (x *ListActionsRequest) Reset() {
 	*x = ListActionsRequest{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[55]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3754,7 +4382,7 @@ func (x *ListActionsRequest) String() string {
 func (*ListActionsRequest) ProtoMessage() {}
 
 func (x *ListActionsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[55]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3767,7 +4395,7 @@ func (x *ListActionsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListActionsRequest.ProtoReflect.Descriptor instead.
 func (*ListActionsRequest) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{55}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{63}
 }
 
 func (x *ListActionsRequest) GetWorkloadId() string {
@@ -3800,7 +4428,7 @@ type Action struct {
 
 func (x *Action) Reset() {
 	*x = Action{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[56]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3812,7 +4440,7 @@ func (x *Action) String() string {
 func (*Action) ProtoMessage() {}
 
 func (x *Action) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[56]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3825,7 +4453,7 @@ func (x *Action) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Action.ProtoReflect.Descriptor instead.
 func (*Action) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{56}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{64}
 }
 
 func (x *Action) GetTaskId() string {
@@ -3894,7 +4522,7 @@ type ListActionsResponse struct {
 
 func (x *ListActionsResponse) Reset() {
 	*x = ListActionsResponse{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[57]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[65]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3906,7 +4534,7 @@ func (x *ListActionsResponse) String() string {
 func (*ListActionsResponse) ProtoMessage() {}
 
 func (x *ListActionsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[57]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[65]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3919,7 +4547,7 @@ func (x *ListActionsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListActionsResponse.ProtoReflect.Descriptor instead.
 func (*ListActionsResponse) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{57}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{65}
 }
 
 func (x *ListActionsResponse) GetNodeId() string {
@@ -3949,7 +4577,7 @@ type SetModeRequest struct {
 
 func (x *SetModeRequest) Reset() {
 	*x = SetModeRequest{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[58]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[66]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3961,7 +4589,7 @@ func (x *SetModeRequest) String() string {
 func (*SetModeRequest) ProtoMessage() {}
 
 func (x *SetModeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[58]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[66]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3974,7 +4602,7 @@ func (x *SetModeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetModeRequest.ProtoReflect.Descriptor instead.
 func (*SetModeRequest) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{58}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{66}
 }
 
 func (x *SetModeRequest) GetMode() string {
@@ -4008,7 +4636,7 @@ type SetModeResponse struct {
 
 func (x *SetModeResponse) Reset() {
 	*x = SetModeResponse{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[59]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[67]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4020,7 +4648,7 @@ func (x *SetModeResponse) String() string {
 func (*SetModeResponse) ProtoMessage() {}
 
 func (x *SetModeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[59]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[67]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4033,7 +4661,7 @@ func (x *SetModeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetModeResponse.ProtoReflect.Descriptor instead.
 func (*SetModeResponse) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{59}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{67}
 }
 
 func (x *SetModeResponse) GetMode() string {
@@ -4059,7 +4687,7 @@ type TransferLeadershipRequest struct {
 
 func (x *TransferLeadershipRequest) Reset() {
 	*x = TransferLeadershipRequest{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[60]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[68]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4071,7 +4699,7 @@ func (x *TransferLeadershipRequest) String() string {
 func (*TransferLeadershipRequest) ProtoMessage() {}
 
 func (x *TransferLeadershipRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[60]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[68]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4084,7 +4712,7 @@ func (x *TransferLeadershipRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TransferLeadershipRequest.ProtoReflect.Descriptor instead.
 func (*TransferLeadershipRequest) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{60}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{68}
 }
 
 func (x *TransferLeadershipRequest) GetReplica() string {
@@ -4104,7 +4732,7 @@ type TransferLeadershipResponse struct {
 
 func (x *TransferLeadershipResponse) Reset() {
 	*x = TransferLeadershipResponse{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[61]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[69]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4116,7 +4744,7 @@ func (x *TransferLeadershipResponse) String() string {
 func (*TransferLeadershipResponse) ProtoMessage() {}
 
 func (x *TransferLeadershipResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[61]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[69]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4129,7 +4757,7 @@ func (x *TransferLeadershipResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TransferLeadershipResponse.ProtoReflect.Descriptor instead.
 func (*TransferLeadershipResponse) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{61}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{69}
 }
 
 func (x *TransferLeadershipResponse) GetLeaderId() string {
@@ -4159,7 +4787,7 @@ type RemoveReplicaRequest struct {
 
 func (x *RemoveReplicaRequest) Reset() {
 	*x = RemoveReplicaRequest{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[62]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[70]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4171,7 +4799,7 @@ func (x *RemoveReplicaRequest) String() string {
 func (*RemoveReplicaRequest) ProtoMessage() {}
 
 func (x *RemoveReplicaRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[62]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[70]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4184,7 +4812,7 @@ func (x *RemoveReplicaRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveReplicaRequest.ProtoReflect.Descriptor instead.
 func (*RemoveReplicaRequest) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{62}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{70}
 }
 
 func (x *RemoveReplicaRequest) GetReplica() string {
@@ -4216,7 +4844,7 @@ type RemoveReplicaResponse struct {
 
 func (x *RemoveReplicaResponse) Reset() {
 	*x = RemoveReplicaResponse{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[63]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[71]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4228,7 +4856,7 @@ func (x *RemoveReplicaResponse) String() string {
 func (*RemoveReplicaResponse) ProtoMessage() {}
 
 func (x *RemoveReplicaResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[63]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[71]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4241,7 +4869,7 @@ func (x *RemoveReplicaResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveReplicaResponse.ProtoReflect.Descriptor instead.
 func (*RemoveReplicaResponse) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{63}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{71}
 }
 
 type CreateBackupRequest struct {
@@ -4254,7 +4882,7 @@ type CreateBackupRequest struct {
 
 func (x *CreateBackupRequest) Reset() {
 	*x = CreateBackupRequest{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[64]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[72]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4266,7 +4894,7 @@ func (x *CreateBackupRequest) String() string {
 func (*CreateBackupRequest) ProtoMessage() {}
 
 func (x *CreateBackupRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[64]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[72]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4279,7 +4907,7 @@ func (x *CreateBackupRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateBackupRequest.ProtoReflect.Descriptor instead.
 func (*CreateBackupRequest) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{64}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{72}
 }
 
 func (x *CreateBackupRequest) GetMinIndex() uint64 {
@@ -4309,7 +4937,7 @@ type BackupInfo struct {
 
 func (x *BackupInfo) Reset() {
 	*x = BackupInfo{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[65]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[73]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4321,7 +4949,7 @@ func (x *BackupInfo) String() string {
 func (*BackupInfo) ProtoMessage() {}
 
 func (x *BackupInfo) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[65]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[73]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4334,7 +4962,7 @@ func (x *BackupInfo) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BackupInfo.ProtoReflect.Descriptor instead.
 func (*BackupInfo) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{65}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{73}
 }
 
 func (x *BackupInfo) GetClusterId() string {
@@ -4423,7 +5051,7 @@ type CreateBackupResponse struct {
 
 func (x *CreateBackupResponse) Reset() {
 	*x = CreateBackupResponse{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[66]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[74]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4435,7 +5063,7 @@ func (x *CreateBackupResponse) String() string {
 func (*CreateBackupResponse) ProtoMessage() {}
 
 func (x *CreateBackupResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[66]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[74]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4448,7 +5076,7 @@ func (x *CreateBackupResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateBackupResponse.ProtoReflect.Descriptor instead.
 func (*CreateBackupResponse) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{66}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{74}
 }
 
 func (x *CreateBackupResponse) GetInfo() *BackupInfo {
@@ -4494,7 +5122,7 @@ type RestoreBackupRequest struct {
 
 func (x *RestoreBackupRequest) Reset() {
 	*x = RestoreBackupRequest{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[67]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[75]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4506,7 +5134,7 @@ func (x *RestoreBackupRequest) String() string {
 func (*RestoreBackupRequest) ProtoMessage() {}
 
 func (x *RestoreBackupRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[67]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[75]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4519,7 +5147,7 @@ func (x *RestoreBackupRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RestoreBackupRequest.ProtoReflect.Descriptor instead.
 func (*RestoreBackupRequest) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{67}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{75}
 }
 
 func (x *RestoreBackupRequest) GetPreview() bool {
@@ -4573,7 +5201,7 @@ type RestoreBackupResponse struct {
 
 func (x *RestoreBackupResponse) Reset() {
 	*x = RestoreBackupResponse{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[68]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[76]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4585,7 +5213,7 @@ func (x *RestoreBackupResponse) String() string {
 func (*RestoreBackupResponse) ProtoMessage() {}
 
 func (x *RestoreBackupResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[68]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[76]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4598,7 +5226,7 @@ func (x *RestoreBackupResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RestoreBackupResponse.ProtoReflect.Descriptor instead.
 func (*RestoreBackupResponse) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{68}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{76}
 }
 
 func (x *RestoreBackupResponse) GetBackup() *BackupInfo {
@@ -4714,7 +5342,7 @@ type MirrorContent struct {
 
 func (x *MirrorContent) Reset() {
 	*x = MirrorContent{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[69]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[77]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4726,7 +5354,7 @@ func (x *MirrorContent) String() string {
 func (*MirrorContent) ProtoMessage() {}
 
 func (x *MirrorContent) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[69]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[77]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4739,7 +5367,7 @@ func (x *MirrorContent) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MirrorContent.ProtoReflect.Descriptor instead.
 func (*MirrorContent) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{69}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{77}
 }
 
 func (x *MirrorContent) GetClusterId() string {
@@ -4822,7 +5450,7 @@ type MirrorProblem struct {
 
 func (x *MirrorProblem) Reset() {
 	*x = MirrorProblem{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[70]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[78]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4834,7 +5462,7 @@ func (x *MirrorProblem) String() string {
 func (*MirrorProblem) ProtoMessage() {}
 
 func (x *MirrorProblem) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[70]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[78]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4847,7 +5475,7 @@ func (x *MirrorProblem) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MirrorProblem.ProtoReflect.Descriptor instead.
 func (*MirrorProblem) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{70}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{78}
 }
 
 func (x *MirrorProblem) GetKey() string {
@@ -4874,7 +5502,7 @@ type RecoveryRequest struct {
 
 func (x *RecoveryRequest) Reset() {
 	*x = RecoveryRequest{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[71]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[79]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4886,7 +5514,7 @@ func (x *RecoveryRequest) String() string {
 func (*RecoveryRequest) ProtoMessage() {}
 
 func (x *RecoveryRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[71]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[79]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4899,7 +5527,7 @@ func (x *RecoveryRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RecoveryRequest.ProtoReflect.Descriptor instead.
 func (*RecoveryRequest) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{71}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{79}
 }
 
 func (x *RecoveryRequest) GetPrefix() string {
@@ -4936,7 +5564,7 @@ type RecoveryResponse struct {
 
 func (x *RecoveryResponse) Reset() {
 	*x = RecoveryResponse{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[72]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[80]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4948,7 +5576,7 @@ func (x *RecoveryResponse) String() string {
 func (*RecoveryResponse) ProtoMessage() {}
 
 func (x *RecoveryResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[72]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[80]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4961,7 +5589,7 @@ func (x *RecoveryResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RecoveryResponse.ProtoReflect.Descriptor instead.
 func (*RecoveryResponse) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{72}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{80}
 }
 
 func (x *RecoveryResponse) GetMode() string {
@@ -5057,7 +5685,7 @@ type RestoreMirrorRequest struct {
 
 func (x *RestoreMirrorRequest) Reset() {
 	*x = RestoreMirrorRequest{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[73]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[81]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5069,7 +5697,7 @@ func (x *RestoreMirrorRequest) String() string {
 func (*RestoreMirrorRequest) ProtoMessage() {}
 
 func (x *RestoreMirrorRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[73]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[81]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5082,7 +5710,7 @@ func (x *RestoreMirrorRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RestoreMirrorRequest.ProtoReflect.Descriptor instead.
 func (*RestoreMirrorRequest) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{73}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{81}
 }
 
 func (x *RestoreMirrorRequest) GetPreview() bool {
@@ -5110,7 +5738,7 @@ type RestoreMirrorResponse struct {
 
 func (x *RestoreMirrorResponse) Reset() {
 	*x = RestoreMirrorResponse{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[74]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[82]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5122,7 +5750,7 @@ func (x *RestoreMirrorResponse) String() string {
 func (*RestoreMirrorResponse) ProtoMessage() {}
 
 func (x *RestoreMirrorResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[74]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[82]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5135,7 +5763,7 @@ func (x *RestoreMirrorResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RestoreMirrorResponse.ProtoReflect.Descriptor instead.
 func (*RestoreMirrorResponse) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{74}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{82}
 }
 
 func (x *RestoreMirrorResponse) GetRestored() bool {
@@ -5206,7 +5834,7 @@ type KeyDifference struct {
 
 func (x *KeyDifference) Reset() {
 	*x = KeyDifference{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[75]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[83]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5218,7 +5846,7 @@ func (x *KeyDifference) String() string {
 func (*KeyDifference) ProtoMessage() {}
 
 func (x *KeyDifference) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[75]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[83]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5231,7 +5859,7 @@ func (x *KeyDifference) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KeyDifference.ProtoReflect.Descriptor instead.
 func (*KeyDifference) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{75}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{83}
 }
 
 func (x *KeyDifference) GetKind() string {
@@ -5263,7 +5891,7 @@ type ImportMirrorRequest struct {
 
 func (x *ImportMirrorRequest) Reset() {
 	*x = ImportMirrorRequest{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[76]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[84]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5275,7 +5903,7 @@ func (x *ImportMirrorRequest) String() string {
 func (*ImportMirrorRequest) ProtoMessage() {}
 
 func (x *ImportMirrorRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[76]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[84]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5288,7 +5916,7 @@ func (x *ImportMirrorRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImportMirrorRequest.ProtoReflect.Descriptor instead.
 func (*ImportMirrorRequest) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{76}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{84}
 }
 
 func (x *ImportMirrorRequest) GetPreview() bool {
@@ -5336,7 +5964,7 @@ type ImportMirrorResponse struct {
 
 func (x *ImportMirrorResponse) Reset() {
 	*x = ImportMirrorResponse{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[77]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[85]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5348,7 +5976,7 @@ func (x *ImportMirrorResponse) String() string {
 func (*ImportMirrorResponse) ProtoMessage() {}
 
 func (x *ImportMirrorResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[77]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[85]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5361,7 +5989,7 @@ func (x *ImportMirrorResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImportMirrorResponse.ProtoReflect.Descriptor instead.
 func (*ImportMirrorResponse) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{77}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{85}
 }
 
 func (x *ImportMirrorResponse) GetContent() *MirrorContent {
@@ -5419,7 +6047,7 @@ type ListDriftsRequest struct {
 
 func (x *ListDriftsRequest) Reset() {
 	*x = ListDriftsRequest{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[78]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[86]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5431,7 +6059,7 @@ func (x *ListDriftsRequest) String() string {
 func (*ListDriftsRequest) ProtoMessage() {}
 
 func (x *ListDriftsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[78]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[86]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5444,7 +6072,7 @@ func (x *ListDriftsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListDriftsRequest.ProtoReflect.Descriptor instead.
 func (*ListDriftsRequest) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{78}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{86}
 }
 
 func (x *ListDriftsRequest) GetNodeId() string {
@@ -5488,7 +6116,7 @@ type Drift struct {
 
 func (x *Drift) Reset() {
 	*x = Drift{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[79]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[87]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5500,7 +6128,7 @@ func (x *Drift) String() string {
 func (*Drift) ProtoMessage() {}
 
 func (x *Drift) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[79]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[87]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5513,7 +6141,7 @@ func (x *Drift) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Drift.ProtoReflect.Descriptor instead.
 func (*Drift) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{79}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{87}
 }
 
 func (x *Drift) GetNodeId() string {
@@ -5583,7 +6211,7 @@ type ListDriftsResponse struct {
 
 func (x *ListDriftsResponse) Reset() {
 	*x = ListDriftsResponse{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[80]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[88]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5595,7 +6223,7 @@ func (x *ListDriftsResponse) String() string {
 func (*ListDriftsResponse) ProtoMessage() {}
 
 func (x *ListDriftsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[80]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[88]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5608,7 +6236,7 @@ func (x *ListDriftsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListDriftsResponse.ProtoReflect.Descriptor instead.
 func (*ListDriftsResponse) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{80}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{88}
 }
 
 func (x *ListDriftsResponse) GetDrifts() []*Drift {
@@ -5638,7 +6266,7 @@ type AdoptDriftRequest struct {
 
 func (x *AdoptDriftRequest) Reset() {
 	*x = AdoptDriftRequest{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[81]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[89]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5650,7 +6278,7 @@ func (x *AdoptDriftRequest) String() string {
 func (*AdoptDriftRequest) ProtoMessage() {}
 
 func (x *AdoptDriftRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[81]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[89]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5663,7 +6291,7 @@ func (x *AdoptDriftRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AdoptDriftRequest.ProtoReflect.Descriptor instead.
 func (*AdoptDriftRequest) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{81}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{89}
 }
 
 func (x *AdoptDriftRequest) GetNodeId() string {
@@ -5705,7 +6333,7 @@ type DeleteDriftRequest struct {
 
 func (x *DeleteDriftRequest) Reset() {
 	*x = DeleteDriftRequest{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[82]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[90]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5717,7 +6345,7 @@ func (x *DeleteDriftRequest) String() string {
 func (*DeleteDriftRequest) ProtoMessage() {}
 
 func (x *DeleteDriftRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[82]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[90]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5730,7 +6358,7 @@ func (x *DeleteDriftRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteDriftRequest.ProtoReflect.Descriptor instead.
 func (*DeleteDriftRequest) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{82}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{90}
 }
 
 func (x *DeleteDriftRequest) GetNodeId() string {
@@ -5763,7 +6391,7 @@ type DriftActionResponse struct {
 
 func (x *DriftActionResponse) Reset() {
 	*x = DriftActionResponse{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[83]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[91]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5775,7 +6403,7 @@ func (x *DriftActionResponse) String() string {
 func (*DriftActionResponse) ProtoMessage() {}
 
 func (x *DriftActionResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[83]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[91]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5788,7 +6416,7 @@ func (x *DriftActionResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DriftActionResponse.ProtoReflect.Descriptor instead.
 func (*DriftActionResponse) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{83}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{91}
 }
 
 func (x *DriftActionResponse) GetIndex() uint64 {
@@ -6119,7 +6747,53 @@ const file_api_cluster_v1_cluster_proto_rawDesc = "" +
 	"\bLogChunk\x12\x12\n" +
 	"\x04data\x18\x01 \x01(\fR\x04data\x12\x16\n" +
 	"\x06stream\x18\x02 \x01(\tR\x06stream\x12\"\n" +
-	"\rat_unix_nanos\x18\x03 \x01(\x03R\vatUnixNanos\"K\n" +
+	"\rat_unix_nanos\x18\x03 \x01(\x03R\vatUnixNanos\"\xd7\x01\n" +
+	"\vExecRequest\x121\n" +
+	"\x04open\x18\x01 \x01(\v2\x1b.persys.cluster.v1.ExecOpenH\x00R\x04open\x12\x16\n" +
+	"\x05input\x18\x02 \x01(\fH\x00R\x05input\x12\x1d\n" +
+	"\tend_input\x18\x03 \x01(\bH\x00R\bendInput\x129\n" +
+	"\x06resize\x18\x04 \x01(\v2\x1f.persys.cluster.v1.TerminalSizeH\x00R\x06resize\x12\x18\n" +
+	"\x06signal\x18\x05 \x01(\tH\x00R\x06signalB\t\n" +
+	"\amessage\"\xf8\x01\n" +
+	"\bExecOpen\x12\x1f\n" +
+	"\vworkload_id\x18\x01 \x01(\tR\n" +
+	"workloadId\x12\x18\n" +
+	"\aservice\x18\x02 \x01(\tR\aservice\x12\x18\n" +
+	"\acommand\x18\x03 \x03(\tR\acommand\x12\x10\n" +
+	"\x03tty\x18\x04 \x01(\bR\x03tty\x123\n" +
+	"\x04size\x18\x05 \x01(\v2\x1f.persys.cluster.v1.TerminalSizeR\x04size\x12\x14\n" +
+	"\x05input\x18\x06 \x01(\bR\x05input\x12\x18\n" +
+	"\aconsole\x18\a \x01(\bR\aconsole\x12 \n" +
+	"\fon_behalf_of\x18\b \x01(\tR\n" +
+	"onBehalfOf\"<\n" +
+	"\fTerminalSize\x12\x12\n" +
+	"\x04rows\x18\x01 \x01(\rR\x04rows\x12\x18\n" +
+	"\acolumns\x18\x02 \x01(\rR\acolumns\"\xbc\x01\n" +
+	"\fExecResponse\x127\n" +
+	"\x06opened\x18\x01 \x01(\v2\x1d.persys.cluster.v1.ExecOpenedH\x00R\x06opened\x125\n" +
+	"\x06output\x18\x02 \x01(\v2\x1b.persys.cluster.v1.LogChunkH\x00R\x06output\x121\n" +
+	"\x04exit\x18\x03 \x01(\v2\x1b.persys.cluster.v1.ExecExitH\x00R\x04exitB\t\n" +
+	"\amessage\"H\n" +
+	"\n" +
+	"ExecOpened\x12\x17\n" +
+	"\anode_id\x18\x01 \x01(\tR\x06nodeId\x12!\n" +
+	"\fidle_seconds\x18\x02 \x01(\x03R\vidleSeconds\"\x1e\n" +
+	"\bExecExit\x12\x12\n" +
+	"\x04code\x18\x01 \x01(\x05R\x04code\"\xae\x02\n" +
+	"\x14RecordSessionRequest\x12\x12\n" +
+	"\x04type\x18\x01 \x01(\tR\x04type\x12\x0e\n" +
+	"\x02by\x18\x02 \x01(\tR\x02by\x12\x12\n" +
+	"\x04from\x18\x03 \x01(\tR\x04from\x12\x1f\n" +
+	"\vworkload_id\x18\x04 \x01(\tR\n" +
+	"workloadId\x12\x17\n" +
+	"\anode_id\x18\x05 \x01(\tR\x06nodeId\x12\x18\n" +
+	"\amessage\x18\x06 \x01(\tR\amessage\x12N\n" +
+	"\adetails\x18\a \x03(\v24.persys.cluster.v1.RecordSessionRequest.DetailsEntryR\adetails\x1a:\n" +
+	"\fDetailsEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"-\n" +
+	"\x15RecordSessionResponse\x12\x14\n" +
+	"\x05index\x18\x01 \x01(\x04R\x05index\"K\n" +
 	"\x12ListActionsRequest\x12\x1f\n" +
 	"\vworkload_id\x18\x01 \x01(\tR\n" +
 	"workloadId\x12\x14\n" +
@@ -6294,7 +6968,7 @@ const file_api_cluster_v1_cluster_proto_rawDesc = "" +
 	"\n" +
 	"request_id\x18\x03 \x01(\tR\trequestId\"+\n" +
 	"\x13DriftActionResponse\x12\x14\n" +
-	"\x05index\x18\x01 \x01(\x04R\x05index2\xfd\x11\n" +
+	"\x05index\x18\x01 \x01(\x04R\x05index2\xae\x13\n" +
 	"\aCluster\x12M\n" +
 	"\x06Status\x12 .persys.cluster.v1.StatusRequest\x1a!.persys.cluster.v1.StatusResponse\x12F\n" +
 	"\x06Events\x12 .persys.cluster.v1.EventsRequest\x1a\x18.persys.cluster.v1.Event0\x01\x12_\n" +
@@ -6309,7 +6983,9 @@ const file_api_cluster_v1_cluster_proto_rawDesc = "" +
 	"\n" +
 	"RemoveNode\x12$.persys.cluster.v1.RemoveNodeRequest\x1a%.persys.cluster.v1.NodeActionResponse\x12W\n" +
 	"\tFenceNode\x12#.persys.cluster.v1.FenceNodeRequest\x1a%.persys.cluster.v1.NodeActionResponse\x12E\n" +
-	"\x04Logs\x12\x1e.persys.cluster.v1.LogsRequest\x1a\x1b.persys.cluster.v1.LogChunk0\x01\x12\\\n" +
+	"\x04Logs\x12\x1e.persys.cluster.v1.LogsRequest\x1a\x1b.persys.cluster.v1.LogChunk0\x01\x12K\n" +
+	"\x04Exec\x12\x1e.persys.cluster.v1.ExecRequest\x1a\x1f.persys.cluster.v1.ExecResponse(\x010\x01\x12b\n" +
+	"\rRecordSession\x12'.persys.cluster.v1.RecordSessionRequest\x1a(.persys.cluster.v1.RecordSessionResponse\x12\\\n" +
 	"\vListActions\x12%.persys.cluster.v1.ListActionsRequest\x1a&.persys.cluster.v1.ListActionsResponse\x12P\n" +
 	"\aSetMode\x12!.persys.cluster.v1.SetModeRequest\x1a\".persys.cluster.v1.SetModeResponse\x12q\n" +
 	"\x12TransferLeadership\x12,.persys.cluster.v1.TransferLeadershipRequest\x1a-.persys.cluster.v1.TransferLeadershipResponse\x12b\n" +
@@ -6352,7 +7028,7 @@ func file_api_cluster_v1_cluster_proto_rawDescGZIP() []byte {
 	return file_api_cluster_v1_cluster_proto_rawDescData
 }
 
-var file_api_cluster_v1_cluster_proto_msgTypes = make([]protoimpl.MessageInfo, 85)
+var file_api_cluster_v1_cluster_proto_msgTypes = make([]protoimpl.MessageInfo, 94)
 var file_api_cluster_v1_cluster_proto_goTypes = []any{
 	(*EnrolRequest)(nil),               // 0: persys.cluster.v1.EnrolRequest
 	(*EnrolResponse)(nil),              // 1: persys.cluster.v1.EnrolResponse
@@ -6409,171 +7085,191 @@ var file_api_cluster_v1_cluster_proto_goTypes = []any{
 	(*NodeActionResponse)(nil),         // 52: persys.cluster.v1.NodeActionResponse
 	(*LogsRequest)(nil),                // 53: persys.cluster.v1.LogsRequest
 	(*LogChunk)(nil),                   // 54: persys.cluster.v1.LogChunk
-	(*ListActionsRequest)(nil),         // 55: persys.cluster.v1.ListActionsRequest
-	(*Action)(nil),                     // 56: persys.cluster.v1.Action
-	(*ListActionsResponse)(nil),        // 57: persys.cluster.v1.ListActionsResponse
-	(*SetModeRequest)(nil),             // 58: persys.cluster.v1.SetModeRequest
-	(*SetModeResponse)(nil),            // 59: persys.cluster.v1.SetModeResponse
-	(*TransferLeadershipRequest)(nil),  // 60: persys.cluster.v1.TransferLeadershipRequest
-	(*TransferLeadershipResponse)(nil), // 61: persys.cluster.v1.TransferLeadershipResponse
-	(*RemoveReplicaRequest)(nil),       // 62: persys.cluster.v1.RemoveReplicaRequest
-	(*RemoveReplicaResponse)(nil),      // 63: persys.cluster.v1.RemoveReplicaResponse
-	(*CreateBackupRequest)(nil),        // 64: persys.cluster.v1.CreateBackupRequest
-	(*BackupInfo)(nil),                 // 65: persys.cluster.v1.BackupInfo
-	(*CreateBackupResponse)(nil),       // 66: persys.cluster.v1.CreateBackupResponse
-	(*RestoreBackupRequest)(nil),       // 67: persys.cluster.v1.RestoreBackupRequest
-	(*RestoreBackupResponse)(nil),      // 68: persys.cluster.v1.RestoreBackupResponse
-	(*MirrorContent)(nil),              // 69: persys.cluster.v1.MirrorContent
-	(*MirrorProblem)(nil),              // 70: persys.cluster.v1.MirrorProblem
-	(*RecoveryRequest)(nil),            // 71: persys.cluster.v1.RecoveryRequest
-	(*RecoveryResponse)(nil),           // 72: persys.cluster.v1.RecoveryResponse
-	(*RestoreMirrorRequest)(nil),       // 73: persys.cluster.v1.RestoreMirrorRequest
-	(*RestoreMirrorResponse)(nil),      // 74: persys.cluster.v1.RestoreMirrorResponse
-	(*KeyDifference)(nil),              // 75: persys.cluster.v1.KeyDifference
-	(*ImportMirrorRequest)(nil),        // 76: persys.cluster.v1.ImportMirrorRequest
-	(*ImportMirrorResponse)(nil),       // 77: persys.cluster.v1.ImportMirrorResponse
-	(*ListDriftsRequest)(nil),          // 78: persys.cluster.v1.ListDriftsRequest
-	(*Drift)(nil),                      // 79: persys.cluster.v1.Drift
-	(*ListDriftsResponse)(nil),         // 80: persys.cluster.v1.ListDriftsResponse
-	(*AdoptDriftRequest)(nil),          // 81: persys.cluster.v1.AdoptDriftRequest
-	(*DeleteDriftRequest)(nil),         // 82: persys.cluster.v1.DeleteDriftRequest
-	(*DriftActionResponse)(nil),        // 83: persys.cluster.v1.DriftActionResponse
-	nil,                                // 84: persys.cluster.v1.Event.DetailsEntry
-	(*timestamppb.Timestamp)(nil),      // 85: google.protobuf.Timestamp
-	(*v1.WorkloadView)(nil),            // 86: persys.control.v1.WorkloadView
-	(*v1.ApplyWorkloadRequest)(nil),    // 87: persys.control.v1.ApplyWorkloadRequest
-	(*v1.ApplyWorkloadResponse)(nil),   // 88: persys.control.v1.ApplyWorkloadResponse
-	(*v1.NodeView)(nil),                // 89: persys.control.v1.NodeView
+	(*ExecRequest)(nil),                // 55: persys.cluster.v1.ExecRequest
+	(*ExecOpen)(nil),                   // 56: persys.cluster.v1.ExecOpen
+	(*TerminalSize)(nil),               // 57: persys.cluster.v1.TerminalSize
+	(*ExecResponse)(nil),               // 58: persys.cluster.v1.ExecResponse
+	(*ExecOpened)(nil),                 // 59: persys.cluster.v1.ExecOpened
+	(*ExecExit)(nil),                   // 60: persys.cluster.v1.ExecExit
+	(*RecordSessionRequest)(nil),       // 61: persys.cluster.v1.RecordSessionRequest
+	(*RecordSessionResponse)(nil),      // 62: persys.cluster.v1.RecordSessionResponse
+	(*ListActionsRequest)(nil),         // 63: persys.cluster.v1.ListActionsRequest
+	(*Action)(nil),                     // 64: persys.cluster.v1.Action
+	(*ListActionsResponse)(nil),        // 65: persys.cluster.v1.ListActionsResponse
+	(*SetModeRequest)(nil),             // 66: persys.cluster.v1.SetModeRequest
+	(*SetModeResponse)(nil),            // 67: persys.cluster.v1.SetModeResponse
+	(*TransferLeadershipRequest)(nil),  // 68: persys.cluster.v1.TransferLeadershipRequest
+	(*TransferLeadershipResponse)(nil), // 69: persys.cluster.v1.TransferLeadershipResponse
+	(*RemoveReplicaRequest)(nil),       // 70: persys.cluster.v1.RemoveReplicaRequest
+	(*RemoveReplicaResponse)(nil),      // 71: persys.cluster.v1.RemoveReplicaResponse
+	(*CreateBackupRequest)(nil),        // 72: persys.cluster.v1.CreateBackupRequest
+	(*BackupInfo)(nil),                 // 73: persys.cluster.v1.BackupInfo
+	(*CreateBackupResponse)(nil),       // 74: persys.cluster.v1.CreateBackupResponse
+	(*RestoreBackupRequest)(nil),       // 75: persys.cluster.v1.RestoreBackupRequest
+	(*RestoreBackupResponse)(nil),      // 76: persys.cluster.v1.RestoreBackupResponse
+	(*MirrorContent)(nil),              // 77: persys.cluster.v1.MirrorContent
+	(*MirrorProblem)(nil),              // 78: persys.cluster.v1.MirrorProblem
+	(*RecoveryRequest)(nil),            // 79: persys.cluster.v1.RecoveryRequest
+	(*RecoveryResponse)(nil),           // 80: persys.cluster.v1.RecoveryResponse
+	(*RestoreMirrorRequest)(nil),       // 81: persys.cluster.v1.RestoreMirrorRequest
+	(*RestoreMirrorResponse)(nil),      // 82: persys.cluster.v1.RestoreMirrorResponse
+	(*KeyDifference)(nil),              // 83: persys.cluster.v1.KeyDifference
+	(*ImportMirrorRequest)(nil),        // 84: persys.cluster.v1.ImportMirrorRequest
+	(*ImportMirrorResponse)(nil),       // 85: persys.cluster.v1.ImportMirrorResponse
+	(*ListDriftsRequest)(nil),          // 86: persys.cluster.v1.ListDriftsRequest
+	(*Drift)(nil),                      // 87: persys.cluster.v1.Drift
+	(*ListDriftsResponse)(nil),         // 88: persys.cluster.v1.ListDriftsResponse
+	(*AdoptDriftRequest)(nil),          // 89: persys.cluster.v1.AdoptDriftRequest
+	(*DeleteDriftRequest)(nil),         // 90: persys.cluster.v1.DeleteDriftRequest
+	(*DriftActionResponse)(nil),        // 91: persys.cluster.v1.DriftActionResponse
+	nil,                                // 92: persys.cluster.v1.Event.DetailsEntry
+	nil,                                // 93: persys.cluster.v1.RecordSessionRequest.DetailsEntry
+	(*timestamppb.Timestamp)(nil),      // 94: google.protobuf.Timestamp
+	(*v1.WorkloadView)(nil),            // 95: persys.control.v1.WorkloadView
+	(*v1.ApplyWorkloadRequest)(nil),    // 96: persys.control.v1.ApplyWorkloadRequest
+	(*v1.ApplyWorkloadResponse)(nil),   // 97: persys.control.v1.ApplyWorkloadResponse
+	(*v1.NodeView)(nil),                // 98: persys.control.v1.NodeView
 }
 var file_api_cluster_v1_cluster_proto_depIdxs = []int32{
 	6,  // 0: persys.cluster.v1.BundleResponse.revocations:type_name -> persys.cluster.v1.Revocation
-	85, // 1: persys.cluster.v1.Revocation.at:type_name -> google.protobuf.Timestamp
+	94, // 1: persys.cluster.v1.Revocation.at:type_name -> google.protobuf.Timestamp
 	9,  // 2: persys.cluster.v1.CreateTokenResponse.info:type_name -> persys.cluster.v1.TokenInfo
-	85, // 3: persys.cluster.v1.TokenInfo.created_at:type_name -> google.protobuf.Timestamp
-	85, // 4: persys.cluster.v1.TokenInfo.expires_at:type_name -> google.protobuf.Timestamp
+	94, // 3: persys.cluster.v1.TokenInfo.created_at:type_name -> google.protobuf.Timestamp
+	94, // 4: persys.cluster.v1.TokenInfo.expires_at:type_name -> google.protobuf.Timestamp
 	9,  // 5: persys.cluster.v1.ListTokensResponse.tokens:type_name -> persys.cluster.v1.TokenInfo
-	85, // 6: persys.cluster.v1.IdentityInfo.issued_at:type_name -> google.protobuf.Timestamp
-	85, // 7: persys.cluster.v1.IdentityInfo.not_after:type_name -> google.protobuf.Timestamp
+	94, // 6: persys.cluster.v1.IdentityInfo.issued_at:type_name -> google.protobuf.Timestamp
+	94, // 7: persys.cluster.v1.IdentityInfo.not_after:type_name -> google.protobuf.Timestamp
 	15, // 8: persys.cluster.v1.ListIdentitiesResponse.identities:type_name -> persys.cluster.v1.IdentityInfo
 	6,  // 9: persys.cluster.v1.ListIdentitiesResponse.revocations:type_name -> persys.cluster.v1.Revocation
-	85, // 10: persys.cluster.v1.AuthorityInfo.active_at:type_name -> google.protobuf.Timestamp
-	85, // 11: persys.cluster.v1.AuthorityInfo.not_after:type_name -> google.protobuf.Timestamp
+	94, // 10: persys.cluster.v1.AuthorityInfo.active_at:type_name -> google.protobuf.Timestamp
+	94, // 11: persys.cluster.v1.AuthorityInfo.not_after:type_name -> google.protobuf.Timestamp
 	20, // 12: persys.cluster.v1.ListAuthoritiesResponse.authorities:type_name -> persys.cluster.v1.AuthorityInfo
 	20, // 13: persys.cluster.v1.PutAuthorityResponse.authority:type_name -> persys.cluster.v1.AuthorityInfo
-	85, // 14: persys.cluster.v1.StatusResponse.mode_changed_at:type_name -> google.protobuf.Timestamp
+	94, // 14: persys.cluster.v1.StatusResponse.mode_changed_at:type_name -> google.protobuf.Timestamp
 	29, // 15: persys.cluster.v1.StatusResponse.replicas:type_name -> persys.cluster.v1.Replica
-	85, // 16: persys.cluster.v1.StatusResponse.started_at:type_name -> google.protobuf.Timestamp
-	85, // 17: persys.cluster.v1.Event.at:type_name -> google.protobuf.Timestamp
-	84, // 18: persys.cluster.v1.Event.details:type_name -> persys.cluster.v1.Event.DetailsEntry
-	86, // 19: persys.cluster.v1.WorkloadChange.workload:type_name -> persys.control.v1.WorkloadView
+	94, // 16: persys.cluster.v1.StatusResponse.started_at:type_name -> google.protobuf.Timestamp
+	94, // 17: persys.cluster.v1.Event.at:type_name -> google.protobuf.Timestamp
+	92, // 18: persys.cluster.v1.Event.details:type_name -> persys.cluster.v1.Event.DetailsEntry
+	95, // 19: persys.cluster.v1.WorkloadChange.workload:type_name -> persys.control.v1.WorkloadView
 	37, // 20: persys.cluster.v1.WhyResponse.counts:type_name -> persys.cluster.v1.ReasonCount
 	36, // 21: persys.cluster.v1.WhyResponse.nodes:type_name -> persys.cluster.v1.NodeVerdict
-	87, // 22: persys.cluster.v1.ApplyWorkloadsRequest.workloads:type_name -> persys.control.v1.ApplyWorkloadRequest
-	88, // 23: persys.cluster.v1.ApplyWorkloadsResponse.results:type_name -> persys.control.v1.ApplyWorkloadResponse
-	87, // 24: persys.cluster.v1.PlanWorkloadsRequest.workloads:type_name -> persys.control.v1.ApplyWorkloadRequest
+	96, // 22: persys.cluster.v1.ApplyWorkloadsRequest.workloads:type_name -> persys.control.v1.ApplyWorkloadRequest
+	97, // 23: persys.cluster.v1.ApplyWorkloadsResponse.results:type_name -> persys.control.v1.ApplyWorkloadResponse
+	96, // 24: persys.cluster.v1.PlanWorkloadsRequest.workloads:type_name -> persys.control.v1.ApplyWorkloadRequest
 	42, // 25: persys.cluster.v1.PlannedWorkload.changes:type_name -> persys.cluster.v1.FieldChange
 	37, // 26: persys.cluster.v1.PlannedWorkload.counts:type_name -> persys.cluster.v1.ReasonCount
 	36, // 27: persys.cluster.v1.PlannedWorkload.nodes:type_name -> persys.cluster.v1.NodeVerdict
 	43, // 28: persys.cluster.v1.PlanWorkloadsResponse.workloads:type_name -> persys.cluster.v1.PlannedWorkload
-	87, // 29: persys.cluster.v1.ApplyStreamRequest.apply:type_name -> persys.control.v1.ApplyWorkloadRequest
-	88, // 30: persys.cluster.v1.ApplyStreamResponse.result:type_name -> persys.control.v1.ApplyWorkloadResponse
-	89, // 31: persys.cluster.v1.NodeActionResponse.node:type_name -> persys.control.v1.NodeView
+	96, // 29: persys.cluster.v1.ApplyStreamRequest.apply:type_name -> persys.control.v1.ApplyWorkloadRequest
+	97, // 30: persys.cluster.v1.ApplyStreamResponse.result:type_name -> persys.control.v1.ApplyWorkloadResponse
+	98, // 31: persys.cluster.v1.NodeActionResponse.node:type_name -> persys.control.v1.NodeView
 	51, // 32: persys.cluster.v1.NodeActionResponse.moves:type_name -> persys.cluster.v1.PlannedMove
-	85, // 33: persys.cluster.v1.Action.created_at:type_name -> google.protobuf.Timestamp
-	85, // 34: persys.cluster.v1.Action.started_at:type_name -> google.protobuf.Timestamp
-	85, // 35: persys.cluster.v1.Action.ended_at:type_name -> google.protobuf.Timestamp
-	56, // 36: persys.cluster.v1.ListActionsResponse.actions:type_name -> persys.cluster.v1.Action
-	85, // 37: persys.cluster.v1.BackupInfo.at:type_name -> google.protobuf.Timestamp
-	65, // 38: persys.cluster.v1.CreateBackupResponse.info:type_name -> persys.cluster.v1.BackupInfo
-	65, // 39: persys.cluster.v1.RestoreBackupResponse.backup:type_name -> persys.cluster.v1.BackupInfo
-	65, // 40: persys.cluster.v1.RestoreBackupResponse.present:type_name -> persys.cluster.v1.BackupInfo
-	70, // 41: persys.cluster.v1.MirrorContent.problems:type_name -> persys.cluster.v1.MirrorProblem
-	85, // 42: persys.cluster.v1.RecoveryResponse.mode_changed_at:type_name -> google.protobuf.Timestamp
-	69, // 43: persys.cluster.v1.RecoveryResponse.content:type_name -> persys.cluster.v1.MirrorContent
-	65, // 44: persys.cluster.v1.RecoveryResponse.present:type_name -> persys.cluster.v1.BackupInfo
-	75, // 45: persys.cluster.v1.RestoreMirrorResponse.differences:type_name -> persys.cluster.v1.KeyDifference
-	69, // 46: persys.cluster.v1.ImportMirrorResponse.content:type_name -> persys.cluster.v1.MirrorContent
-	68, // 47: persys.cluster.v1.ImportMirrorResponse.change:type_name -> persys.cluster.v1.RestoreBackupResponse
-	85, // 48: persys.cluster.v1.Drift.detected_at:type_name -> google.protobuf.Timestamp
-	79, // 49: persys.cluster.v1.ListDriftsResponse.drifts:type_name -> persys.cluster.v1.Drift
-	87, // 50: persys.cluster.v1.AdoptDriftRequest.workload:type_name -> persys.control.v1.ApplyWorkloadRequest
-	28, // 51: persys.cluster.v1.Cluster.Status:input_type -> persys.cluster.v1.StatusRequest
-	32, // 52: persys.cluster.v1.Cluster.Events:input_type -> persys.cluster.v1.EventsRequest
-	33, // 53: persys.cluster.v1.Cluster.WatchWorkloads:input_type -> persys.cluster.v1.WatchWorkloadsRequest
-	35, // 54: persys.cluster.v1.Cluster.Why:input_type -> persys.cluster.v1.WhyRequest
-	39, // 55: persys.cluster.v1.Cluster.ApplyWorkloads:input_type -> persys.cluster.v1.ApplyWorkloadsRequest
-	41, // 56: persys.cluster.v1.Cluster.PlanWorkloads:input_type -> persys.cluster.v1.PlanWorkloadsRequest
-	45, // 57: persys.cluster.v1.Cluster.ApplyStream:input_type -> persys.cluster.v1.ApplyStreamRequest
-	47, // 58: persys.cluster.v1.Cluster.CordonNode:input_type -> persys.cluster.v1.CordonNodeRequest
-	48, // 59: persys.cluster.v1.Cluster.DrainNode:input_type -> persys.cluster.v1.DrainNodeRequest
-	49, // 60: persys.cluster.v1.Cluster.RemoveNode:input_type -> persys.cluster.v1.RemoveNodeRequest
-	50, // 61: persys.cluster.v1.Cluster.FenceNode:input_type -> persys.cluster.v1.FenceNodeRequest
-	53, // 62: persys.cluster.v1.Cluster.Logs:input_type -> persys.cluster.v1.LogsRequest
-	55, // 63: persys.cluster.v1.Cluster.ListActions:input_type -> persys.cluster.v1.ListActionsRequest
-	58, // 64: persys.cluster.v1.Cluster.SetMode:input_type -> persys.cluster.v1.SetModeRequest
-	60, // 65: persys.cluster.v1.Cluster.TransferLeadership:input_type -> persys.cluster.v1.TransferLeadershipRequest
-	62, // 66: persys.cluster.v1.Cluster.RemoveReplica:input_type -> persys.cluster.v1.RemoveReplicaRequest
-	64, // 67: persys.cluster.v1.Cluster.CreateBackup:input_type -> persys.cluster.v1.CreateBackupRequest
-	67, // 68: persys.cluster.v1.Cluster.RestoreBackup:input_type -> persys.cluster.v1.RestoreBackupRequest
-	26, // 69: persys.cluster.v1.Cluster.ClusterKey:input_type -> persys.cluster.v1.ClusterKeyRequest
-	71, // 70: persys.cluster.v1.Cluster.Recovery:input_type -> persys.cluster.v1.RecoveryRequest
-	73, // 71: persys.cluster.v1.Cluster.RestoreMirror:input_type -> persys.cluster.v1.RestoreMirrorRequest
-	76, // 72: persys.cluster.v1.Cluster.ImportMirror:input_type -> persys.cluster.v1.ImportMirrorRequest
-	78, // 73: persys.cluster.v1.Cluster.ListDrifts:input_type -> persys.cluster.v1.ListDriftsRequest
-	81, // 74: persys.cluster.v1.Cluster.AdoptDrift:input_type -> persys.cluster.v1.AdoptDriftRequest
-	82, // 75: persys.cluster.v1.Cluster.DeleteDrift:input_type -> persys.cluster.v1.DeleteDriftRequest
-	0,  // 76: persys.cluster.v1.Trust.Enrol:input_type -> persys.cluster.v1.EnrolRequest
-	2,  // 77: persys.cluster.v1.Trust.Renew:input_type -> persys.cluster.v1.RenewRequest
-	4,  // 78: persys.cluster.v1.Trust.Bundle:input_type -> persys.cluster.v1.BundleRequest
-	7,  // 79: persys.cluster.v1.Trust.CreateToken:input_type -> persys.cluster.v1.CreateTokenRequest
-	10, // 80: persys.cluster.v1.Trust.ListTokens:input_type -> persys.cluster.v1.ListTokensRequest
-	12, // 81: persys.cluster.v1.Trust.DeleteToken:input_type -> persys.cluster.v1.DeleteTokenRequest
-	14, // 82: persys.cluster.v1.Trust.ListIdentities:input_type -> persys.cluster.v1.ListIdentitiesRequest
-	17, // 83: persys.cluster.v1.Trust.Revoke:input_type -> persys.cluster.v1.RevokeRequest
-	19, // 84: persys.cluster.v1.Trust.ListAuthorities:input_type -> persys.cluster.v1.ListAuthoritiesRequest
-	22, // 85: persys.cluster.v1.Trust.PutAuthority:input_type -> persys.cluster.v1.PutAuthorityRequest
-	24, // 86: persys.cluster.v1.Trust.DropAuthority:input_type -> persys.cluster.v1.DropAuthorityRequest
-	30, // 87: persys.cluster.v1.Cluster.Status:output_type -> persys.cluster.v1.StatusResponse
-	31, // 88: persys.cluster.v1.Cluster.Events:output_type -> persys.cluster.v1.Event
-	34, // 89: persys.cluster.v1.Cluster.WatchWorkloads:output_type -> persys.cluster.v1.WorkloadChange
-	38, // 90: persys.cluster.v1.Cluster.Why:output_type -> persys.cluster.v1.WhyResponse
-	40, // 91: persys.cluster.v1.Cluster.ApplyWorkloads:output_type -> persys.cluster.v1.ApplyWorkloadsResponse
-	44, // 92: persys.cluster.v1.Cluster.PlanWorkloads:output_type -> persys.cluster.v1.PlanWorkloadsResponse
-	46, // 93: persys.cluster.v1.Cluster.ApplyStream:output_type -> persys.cluster.v1.ApplyStreamResponse
-	52, // 94: persys.cluster.v1.Cluster.CordonNode:output_type -> persys.cluster.v1.NodeActionResponse
-	52, // 95: persys.cluster.v1.Cluster.DrainNode:output_type -> persys.cluster.v1.NodeActionResponse
-	52, // 96: persys.cluster.v1.Cluster.RemoveNode:output_type -> persys.cluster.v1.NodeActionResponse
-	52, // 97: persys.cluster.v1.Cluster.FenceNode:output_type -> persys.cluster.v1.NodeActionResponse
-	54, // 98: persys.cluster.v1.Cluster.Logs:output_type -> persys.cluster.v1.LogChunk
-	57, // 99: persys.cluster.v1.Cluster.ListActions:output_type -> persys.cluster.v1.ListActionsResponse
-	59, // 100: persys.cluster.v1.Cluster.SetMode:output_type -> persys.cluster.v1.SetModeResponse
-	61, // 101: persys.cluster.v1.Cluster.TransferLeadership:output_type -> persys.cluster.v1.TransferLeadershipResponse
-	63, // 102: persys.cluster.v1.Cluster.RemoveReplica:output_type -> persys.cluster.v1.RemoveReplicaResponse
-	66, // 103: persys.cluster.v1.Cluster.CreateBackup:output_type -> persys.cluster.v1.CreateBackupResponse
-	68, // 104: persys.cluster.v1.Cluster.RestoreBackup:output_type -> persys.cluster.v1.RestoreBackupResponse
-	27, // 105: persys.cluster.v1.Cluster.ClusterKey:output_type -> persys.cluster.v1.ClusterKeyResponse
-	72, // 106: persys.cluster.v1.Cluster.Recovery:output_type -> persys.cluster.v1.RecoveryResponse
-	74, // 107: persys.cluster.v1.Cluster.RestoreMirror:output_type -> persys.cluster.v1.RestoreMirrorResponse
-	77, // 108: persys.cluster.v1.Cluster.ImportMirror:output_type -> persys.cluster.v1.ImportMirrorResponse
-	80, // 109: persys.cluster.v1.Cluster.ListDrifts:output_type -> persys.cluster.v1.ListDriftsResponse
-	83, // 110: persys.cluster.v1.Cluster.AdoptDrift:output_type -> persys.cluster.v1.DriftActionResponse
-	83, // 111: persys.cluster.v1.Cluster.DeleteDrift:output_type -> persys.cluster.v1.DriftActionResponse
-	1,  // 112: persys.cluster.v1.Trust.Enrol:output_type -> persys.cluster.v1.EnrolResponse
-	3,  // 113: persys.cluster.v1.Trust.Renew:output_type -> persys.cluster.v1.RenewResponse
-	5,  // 114: persys.cluster.v1.Trust.Bundle:output_type -> persys.cluster.v1.BundleResponse
-	8,  // 115: persys.cluster.v1.Trust.CreateToken:output_type -> persys.cluster.v1.CreateTokenResponse
-	11, // 116: persys.cluster.v1.Trust.ListTokens:output_type -> persys.cluster.v1.ListTokensResponse
-	13, // 117: persys.cluster.v1.Trust.DeleteToken:output_type -> persys.cluster.v1.DeleteTokenResponse
-	16, // 118: persys.cluster.v1.Trust.ListIdentities:output_type -> persys.cluster.v1.ListIdentitiesResponse
-	18, // 119: persys.cluster.v1.Trust.Revoke:output_type -> persys.cluster.v1.RevokeResponse
-	21, // 120: persys.cluster.v1.Trust.ListAuthorities:output_type -> persys.cluster.v1.ListAuthoritiesResponse
-	23, // 121: persys.cluster.v1.Trust.PutAuthority:output_type -> persys.cluster.v1.PutAuthorityResponse
-	25, // 122: persys.cluster.v1.Trust.DropAuthority:output_type -> persys.cluster.v1.DropAuthorityResponse
-	87, // [87:123] is the sub-list for method output_type
-	51, // [51:87] is the sub-list for method input_type
-	51, // [51:51] is the sub-list for extension type_name
-	51, // [51:51] is the sub-list for extension extendee
-	0,  // [0:51] is the sub-list for field type_name
+	56, // 33: persys.cluster.v1.ExecRequest.open:type_name -> persys.cluster.v1.ExecOpen
+	57, // 34: persys.cluster.v1.ExecRequest.resize:type_name -> persys.cluster.v1.TerminalSize
+	57, // 35: persys.cluster.v1.ExecOpen.size:type_name -> persys.cluster.v1.TerminalSize
+	59, // 36: persys.cluster.v1.ExecResponse.opened:type_name -> persys.cluster.v1.ExecOpened
+	54, // 37: persys.cluster.v1.ExecResponse.output:type_name -> persys.cluster.v1.LogChunk
+	60, // 38: persys.cluster.v1.ExecResponse.exit:type_name -> persys.cluster.v1.ExecExit
+	93, // 39: persys.cluster.v1.RecordSessionRequest.details:type_name -> persys.cluster.v1.RecordSessionRequest.DetailsEntry
+	94, // 40: persys.cluster.v1.Action.created_at:type_name -> google.protobuf.Timestamp
+	94, // 41: persys.cluster.v1.Action.started_at:type_name -> google.protobuf.Timestamp
+	94, // 42: persys.cluster.v1.Action.ended_at:type_name -> google.protobuf.Timestamp
+	64, // 43: persys.cluster.v1.ListActionsResponse.actions:type_name -> persys.cluster.v1.Action
+	94, // 44: persys.cluster.v1.BackupInfo.at:type_name -> google.protobuf.Timestamp
+	73, // 45: persys.cluster.v1.CreateBackupResponse.info:type_name -> persys.cluster.v1.BackupInfo
+	73, // 46: persys.cluster.v1.RestoreBackupResponse.backup:type_name -> persys.cluster.v1.BackupInfo
+	73, // 47: persys.cluster.v1.RestoreBackupResponse.present:type_name -> persys.cluster.v1.BackupInfo
+	78, // 48: persys.cluster.v1.MirrorContent.problems:type_name -> persys.cluster.v1.MirrorProblem
+	94, // 49: persys.cluster.v1.RecoveryResponse.mode_changed_at:type_name -> google.protobuf.Timestamp
+	77, // 50: persys.cluster.v1.RecoveryResponse.content:type_name -> persys.cluster.v1.MirrorContent
+	73, // 51: persys.cluster.v1.RecoveryResponse.present:type_name -> persys.cluster.v1.BackupInfo
+	83, // 52: persys.cluster.v1.RestoreMirrorResponse.differences:type_name -> persys.cluster.v1.KeyDifference
+	77, // 53: persys.cluster.v1.ImportMirrorResponse.content:type_name -> persys.cluster.v1.MirrorContent
+	76, // 54: persys.cluster.v1.ImportMirrorResponse.change:type_name -> persys.cluster.v1.RestoreBackupResponse
+	94, // 55: persys.cluster.v1.Drift.detected_at:type_name -> google.protobuf.Timestamp
+	87, // 56: persys.cluster.v1.ListDriftsResponse.drifts:type_name -> persys.cluster.v1.Drift
+	96, // 57: persys.cluster.v1.AdoptDriftRequest.workload:type_name -> persys.control.v1.ApplyWorkloadRequest
+	28, // 58: persys.cluster.v1.Cluster.Status:input_type -> persys.cluster.v1.StatusRequest
+	32, // 59: persys.cluster.v1.Cluster.Events:input_type -> persys.cluster.v1.EventsRequest
+	33, // 60: persys.cluster.v1.Cluster.WatchWorkloads:input_type -> persys.cluster.v1.WatchWorkloadsRequest
+	35, // 61: persys.cluster.v1.Cluster.Why:input_type -> persys.cluster.v1.WhyRequest
+	39, // 62: persys.cluster.v1.Cluster.ApplyWorkloads:input_type -> persys.cluster.v1.ApplyWorkloadsRequest
+	41, // 63: persys.cluster.v1.Cluster.PlanWorkloads:input_type -> persys.cluster.v1.PlanWorkloadsRequest
+	45, // 64: persys.cluster.v1.Cluster.ApplyStream:input_type -> persys.cluster.v1.ApplyStreamRequest
+	47, // 65: persys.cluster.v1.Cluster.CordonNode:input_type -> persys.cluster.v1.CordonNodeRequest
+	48, // 66: persys.cluster.v1.Cluster.DrainNode:input_type -> persys.cluster.v1.DrainNodeRequest
+	49, // 67: persys.cluster.v1.Cluster.RemoveNode:input_type -> persys.cluster.v1.RemoveNodeRequest
+	50, // 68: persys.cluster.v1.Cluster.FenceNode:input_type -> persys.cluster.v1.FenceNodeRequest
+	53, // 69: persys.cluster.v1.Cluster.Logs:input_type -> persys.cluster.v1.LogsRequest
+	55, // 70: persys.cluster.v1.Cluster.Exec:input_type -> persys.cluster.v1.ExecRequest
+	61, // 71: persys.cluster.v1.Cluster.RecordSession:input_type -> persys.cluster.v1.RecordSessionRequest
+	63, // 72: persys.cluster.v1.Cluster.ListActions:input_type -> persys.cluster.v1.ListActionsRequest
+	66, // 73: persys.cluster.v1.Cluster.SetMode:input_type -> persys.cluster.v1.SetModeRequest
+	68, // 74: persys.cluster.v1.Cluster.TransferLeadership:input_type -> persys.cluster.v1.TransferLeadershipRequest
+	70, // 75: persys.cluster.v1.Cluster.RemoveReplica:input_type -> persys.cluster.v1.RemoveReplicaRequest
+	72, // 76: persys.cluster.v1.Cluster.CreateBackup:input_type -> persys.cluster.v1.CreateBackupRequest
+	75, // 77: persys.cluster.v1.Cluster.RestoreBackup:input_type -> persys.cluster.v1.RestoreBackupRequest
+	26, // 78: persys.cluster.v1.Cluster.ClusterKey:input_type -> persys.cluster.v1.ClusterKeyRequest
+	79, // 79: persys.cluster.v1.Cluster.Recovery:input_type -> persys.cluster.v1.RecoveryRequest
+	81, // 80: persys.cluster.v1.Cluster.RestoreMirror:input_type -> persys.cluster.v1.RestoreMirrorRequest
+	84, // 81: persys.cluster.v1.Cluster.ImportMirror:input_type -> persys.cluster.v1.ImportMirrorRequest
+	86, // 82: persys.cluster.v1.Cluster.ListDrifts:input_type -> persys.cluster.v1.ListDriftsRequest
+	89, // 83: persys.cluster.v1.Cluster.AdoptDrift:input_type -> persys.cluster.v1.AdoptDriftRequest
+	90, // 84: persys.cluster.v1.Cluster.DeleteDrift:input_type -> persys.cluster.v1.DeleteDriftRequest
+	0,  // 85: persys.cluster.v1.Trust.Enrol:input_type -> persys.cluster.v1.EnrolRequest
+	2,  // 86: persys.cluster.v1.Trust.Renew:input_type -> persys.cluster.v1.RenewRequest
+	4,  // 87: persys.cluster.v1.Trust.Bundle:input_type -> persys.cluster.v1.BundleRequest
+	7,  // 88: persys.cluster.v1.Trust.CreateToken:input_type -> persys.cluster.v1.CreateTokenRequest
+	10, // 89: persys.cluster.v1.Trust.ListTokens:input_type -> persys.cluster.v1.ListTokensRequest
+	12, // 90: persys.cluster.v1.Trust.DeleteToken:input_type -> persys.cluster.v1.DeleteTokenRequest
+	14, // 91: persys.cluster.v1.Trust.ListIdentities:input_type -> persys.cluster.v1.ListIdentitiesRequest
+	17, // 92: persys.cluster.v1.Trust.Revoke:input_type -> persys.cluster.v1.RevokeRequest
+	19, // 93: persys.cluster.v1.Trust.ListAuthorities:input_type -> persys.cluster.v1.ListAuthoritiesRequest
+	22, // 94: persys.cluster.v1.Trust.PutAuthority:input_type -> persys.cluster.v1.PutAuthorityRequest
+	24, // 95: persys.cluster.v1.Trust.DropAuthority:input_type -> persys.cluster.v1.DropAuthorityRequest
+	30, // 96: persys.cluster.v1.Cluster.Status:output_type -> persys.cluster.v1.StatusResponse
+	31, // 97: persys.cluster.v1.Cluster.Events:output_type -> persys.cluster.v1.Event
+	34, // 98: persys.cluster.v1.Cluster.WatchWorkloads:output_type -> persys.cluster.v1.WorkloadChange
+	38, // 99: persys.cluster.v1.Cluster.Why:output_type -> persys.cluster.v1.WhyResponse
+	40, // 100: persys.cluster.v1.Cluster.ApplyWorkloads:output_type -> persys.cluster.v1.ApplyWorkloadsResponse
+	44, // 101: persys.cluster.v1.Cluster.PlanWorkloads:output_type -> persys.cluster.v1.PlanWorkloadsResponse
+	46, // 102: persys.cluster.v1.Cluster.ApplyStream:output_type -> persys.cluster.v1.ApplyStreamResponse
+	52, // 103: persys.cluster.v1.Cluster.CordonNode:output_type -> persys.cluster.v1.NodeActionResponse
+	52, // 104: persys.cluster.v1.Cluster.DrainNode:output_type -> persys.cluster.v1.NodeActionResponse
+	52, // 105: persys.cluster.v1.Cluster.RemoveNode:output_type -> persys.cluster.v1.NodeActionResponse
+	52, // 106: persys.cluster.v1.Cluster.FenceNode:output_type -> persys.cluster.v1.NodeActionResponse
+	54, // 107: persys.cluster.v1.Cluster.Logs:output_type -> persys.cluster.v1.LogChunk
+	58, // 108: persys.cluster.v1.Cluster.Exec:output_type -> persys.cluster.v1.ExecResponse
+	62, // 109: persys.cluster.v1.Cluster.RecordSession:output_type -> persys.cluster.v1.RecordSessionResponse
+	65, // 110: persys.cluster.v1.Cluster.ListActions:output_type -> persys.cluster.v1.ListActionsResponse
+	67, // 111: persys.cluster.v1.Cluster.SetMode:output_type -> persys.cluster.v1.SetModeResponse
+	69, // 112: persys.cluster.v1.Cluster.TransferLeadership:output_type -> persys.cluster.v1.TransferLeadershipResponse
+	71, // 113: persys.cluster.v1.Cluster.RemoveReplica:output_type -> persys.cluster.v1.RemoveReplicaResponse
+	74, // 114: persys.cluster.v1.Cluster.CreateBackup:output_type -> persys.cluster.v1.CreateBackupResponse
+	76, // 115: persys.cluster.v1.Cluster.RestoreBackup:output_type -> persys.cluster.v1.RestoreBackupResponse
+	27, // 116: persys.cluster.v1.Cluster.ClusterKey:output_type -> persys.cluster.v1.ClusterKeyResponse
+	80, // 117: persys.cluster.v1.Cluster.Recovery:output_type -> persys.cluster.v1.RecoveryResponse
+	82, // 118: persys.cluster.v1.Cluster.RestoreMirror:output_type -> persys.cluster.v1.RestoreMirrorResponse
+	85, // 119: persys.cluster.v1.Cluster.ImportMirror:output_type -> persys.cluster.v1.ImportMirrorResponse
+	88, // 120: persys.cluster.v1.Cluster.ListDrifts:output_type -> persys.cluster.v1.ListDriftsResponse
+	91, // 121: persys.cluster.v1.Cluster.AdoptDrift:output_type -> persys.cluster.v1.DriftActionResponse
+	91, // 122: persys.cluster.v1.Cluster.DeleteDrift:output_type -> persys.cluster.v1.DriftActionResponse
+	1,  // 123: persys.cluster.v1.Trust.Enrol:output_type -> persys.cluster.v1.EnrolResponse
+	3,  // 124: persys.cluster.v1.Trust.Renew:output_type -> persys.cluster.v1.RenewResponse
+	5,  // 125: persys.cluster.v1.Trust.Bundle:output_type -> persys.cluster.v1.BundleResponse
+	8,  // 126: persys.cluster.v1.Trust.CreateToken:output_type -> persys.cluster.v1.CreateTokenResponse
+	11, // 127: persys.cluster.v1.Trust.ListTokens:output_type -> persys.cluster.v1.ListTokensResponse
+	13, // 128: persys.cluster.v1.Trust.DeleteToken:output_type -> persys.cluster.v1.DeleteTokenResponse
+	16, // 129: persys.cluster.v1.Trust.ListIdentities:output_type -> persys.cluster.v1.ListIdentitiesResponse
+	18, // 130: persys.cluster.v1.Trust.Revoke:output_type -> persys.cluster.v1.RevokeResponse
+	21, // 131: persys.cluster.v1.Trust.ListAuthorities:output_type -> persys.cluster.v1.ListAuthoritiesResponse
+	23, // 132: persys.cluster.v1.Trust.PutAuthority:output_type -> persys.cluster.v1.PutAuthorityResponse
+	25, // 133: persys.cluster.v1.Trust.DropAuthority:output_type -> persys.cluster.v1.DropAuthorityResponse
+	96, // [96:134] is the sub-list for method output_type
+	58, // [58:96] is the sub-list for method input_type
+	58, // [58:58] is the sub-list for extension type_name
+	58, // [58:58] is the sub-list for extension extendee
+	0,  // [0:58] is the sub-list for field type_name
 }
 
 func init() { file_api_cluster_v1_cluster_proto_init() }
@@ -6581,13 +7277,25 @@ func file_api_cluster_v1_cluster_proto_init() {
 	if File_api_cluster_v1_cluster_proto != nil {
 		return
 	}
+	file_api_cluster_v1_cluster_proto_msgTypes[55].OneofWrappers = []any{
+		(*ExecRequest_Open)(nil),
+		(*ExecRequest_Input)(nil),
+		(*ExecRequest_EndInput)(nil),
+		(*ExecRequest_Resize)(nil),
+		(*ExecRequest_Signal)(nil),
+	}
+	file_api_cluster_v1_cluster_proto_msgTypes[58].OneofWrappers = []any{
+		(*ExecResponse_Opened)(nil),
+		(*ExecResponse_Output)(nil),
+		(*ExecResponse_Exit)(nil),
+	}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_api_cluster_v1_cluster_proto_rawDesc), len(file_api_cluster_v1_cluster_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   85,
+			NumMessages:   94,
 			NumExtensions: 0,
 			NumServices:   2,
 		},

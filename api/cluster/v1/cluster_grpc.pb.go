@@ -34,6 +34,8 @@ const (
 	Cluster_RemoveNode_FullMethodName         = "/persys.cluster.v1.Cluster/RemoveNode"
 	Cluster_FenceNode_FullMethodName          = "/persys.cluster.v1.Cluster/FenceNode"
 	Cluster_Logs_FullMethodName               = "/persys.cluster.v1.Cluster/Logs"
+	Cluster_Exec_FullMethodName               = "/persys.cluster.v1.Cluster/Exec"
+	Cluster_RecordSession_FullMethodName      = "/persys.cluster.v1.Cluster/RecordSession"
 	Cluster_ListActions_FullMethodName        = "/persys.cluster.v1.Cluster/ListActions"
 	Cluster_SetMode_FullMethodName            = "/persys.cluster.v1.Cluster/SetMode"
 	Cluster_TransferLeadership_FullMethodName = "/persys.cluster.v1.Cluster/TransferLeadership"
@@ -74,6 +76,11 @@ type ClusterClient interface {
 	FenceNode(ctx context.Context, in *FenceNodeRequest, opts ...grpc.CallOption) (*NodeActionResponse, error)
 	// Logs streams a workload's output through any replica.
 	Logs(ctx context.Context, in *LogsRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[LogChunk], error)
+	// Exec runs a command in a workload, or opens its console, through any replica.
+	// The first message opens the session; it is kept in the events, as is its end.
+	Exec(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[ExecRequest, ExecResponse], error)
+	// RecordSession keeps who opened a session and how it ended. Between schedulers.
+	RecordSession(ctx context.Context, in *RecordSessionRequest, opts ...grpc.CallOption) (*RecordSessionResponse, error)
 	// ListActions reads the task history of the agent that has the workload.
 	ListActions(ctx context.Context, in *ListActionsRequest, opts ...grpc.CallOption) (*ListActionsResponse, error)
 	SetMode(ctx context.Context, in *SetModeRequest, opts ...grpc.CallOption) (*SetModeResponse, error)
@@ -263,6 +270,29 @@ func (c *clusterClient) Logs(ctx context.Context, in *LogsRequest, opts ...grpc.
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type Cluster_LogsClient = grpc.ServerStreamingClient[LogChunk]
 
+func (c *clusterClient) Exec(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[ExecRequest, ExecResponse], error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	stream, err := c.cc.NewStream(ctx, &Cluster_ServiceDesc.Streams[4], Cluster_Exec_FullMethodName, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	x := &grpc.GenericClientStream[ExecRequest, ExecResponse]{ClientStream: stream}
+	return x, nil
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type Cluster_ExecClient = grpc.BidiStreamingClient[ExecRequest, ExecResponse]
+
+func (c *clusterClient) RecordSession(ctx context.Context, in *RecordSessionRequest, opts ...grpc.CallOption) (*RecordSessionResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(RecordSessionResponse)
+	err := c.cc.Invoke(ctx, Cluster_RecordSession_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 func (c *clusterClient) ListActions(ctx context.Context, in *ListActionsRequest, opts ...grpc.CallOption) (*ListActionsResponse, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(ListActionsResponse)
@@ -305,7 +335,7 @@ func (c *clusterClient) RemoveReplica(ctx context.Context, in *RemoveReplicaRequ
 
 func (c *clusterClient) CreateBackup(ctx context.Context, in *CreateBackupRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[CreateBackupResponse], error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
-	stream, err := c.cc.NewStream(ctx, &Cluster_ServiceDesc.Streams[4], Cluster_CreateBackup_FullMethodName, cOpts...)
+	stream, err := c.cc.NewStream(ctx, &Cluster_ServiceDesc.Streams[5], Cluster_CreateBackup_FullMethodName, cOpts...)
 	if err != nil {
 		return nil, err
 	}
@@ -324,7 +354,7 @@ type Cluster_CreateBackupClient = grpc.ServerStreamingClient[CreateBackupRespons
 
 func (c *clusterClient) RestoreBackup(ctx context.Context, opts ...grpc.CallOption) (grpc.ClientStreamingClient[RestoreBackupRequest, RestoreBackupResponse], error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
-	stream, err := c.cc.NewStream(ctx, &Cluster_ServiceDesc.Streams[5], Cluster_RestoreBackup_FullMethodName, cOpts...)
+	stream, err := c.cc.NewStream(ctx, &Cluster_ServiceDesc.Streams[6], Cluster_RestoreBackup_FullMethodName, cOpts...)
 	if err != nil {
 		return nil, err
 	}
@@ -430,6 +460,11 @@ type ClusterServer interface {
 	FenceNode(context.Context, *FenceNodeRequest) (*NodeActionResponse, error)
 	// Logs streams a workload's output through any replica.
 	Logs(*LogsRequest, grpc.ServerStreamingServer[LogChunk]) error
+	// Exec runs a command in a workload, or opens its console, through any replica.
+	// The first message opens the session; it is kept in the events, as is its end.
+	Exec(grpc.BidiStreamingServer[ExecRequest, ExecResponse]) error
+	// RecordSession keeps who opened a session and how it ended. Between schedulers.
+	RecordSession(context.Context, *RecordSessionRequest) (*RecordSessionResponse, error)
 	// ListActions reads the task history of the agent that has the workload.
 	ListActions(context.Context, *ListActionsRequest) (*ListActionsResponse, error)
 	SetMode(context.Context, *SetModeRequest) (*SetModeResponse, error)
@@ -504,6 +539,12 @@ func (UnimplementedClusterServer) FenceNode(context.Context, *FenceNodeRequest) 
 }
 func (UnimplementedClusterServer) Logs(*LogsRequest, grpc.ServerStreamingServer[LogChunk]) error {
 	return status.Error(codes.Unimplemented, "method Logs not implemented")
+}
+func (UnimplementedClusterServer) Exec(grpc.BidiStreamingServer[ExecRequest, ExecResponse]) error {
+	return status.Error(codes.Unimplemented, "method Exec not implemented")
+}
+func (UnimplementedClusterServer) RecordSession(context.Context, *RecordSessionRequest) (*RecordSessionResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method RecordSession not implemented")
 }
 func (UnimplementedClusterServer) ListActions(context.Context, *ListActionsRequest) (*ListActionsResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method ListActions not implemented")
@@ -748,6 +789,31 @@ func _Cluster_Logs_Handler(srv interface{}, stream grpc.ServerStream) error {
 
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type Cluster_LogsServer = grpc.ServerStreamingServer[LogChunk]
+
+func _Cluster_Exec_Handler(srv interface{}, stream grpc.ServerStream) error {
+	return srv.(ClusterServer).Exec(&grpc.GenericServerStream[ExecRequest, ExecResponse]{ServerStream: stream})
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type Cluster_ExecServer = grpc.BidiStreamingServer[ExecRequest, ExecResponse]
+
+func _Cluster_RecordSession_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(RecordSessionRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ClusterServer).RecordSession(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Cluster_RecordSession_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ClusterServer).RecordSession(ctx, req.(*RecordSessionRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
 
 func _Cluster_ListActions_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(ListActionsRequest)
@@ -1005,6 +1071,10 @@ var Cluster_ServiceDesc = grpc.ServiceDesc{
 			Handler:    _Cluster_FenceNode_Handler,
 		},
 		{
+			MethodName: "RecordSession",
+			Handler:    _Cluster_RecordSession_Handler,
+		},
+		{
 			MethodName: "ListActions",
 			Handler:    _Cluster_ListActions_Handler,
 		},
@@ -1070,6 +1140,12 @@ var Cluster_ServiceDesc = grpc.ServiceDesc{
 			StreamName:    "Logs",
 			Handler:       _Cluster_Logs_Handler,
 			ServerStreams: true,
+		},
+		{
+			StreamName:    "Exec",
+			Handler:       _Cluster_Exec_Handler,
+			ServerStreams: true,
+			ClientStreams: true,
 		},
 		{
 			StreamName:    "CreateBackup",

@@ -3850,13 +3850,17 @@ func (x *Revoke) GetReason() string {
 	return ""
 }
 
-// Audit keeps what was refused before it could become a command.
+// Audit keeps what was refused before it could become a command, and who opened a
+// session in a workload.
 type Audit struct {
 	state   protoimpl.MessageState `protogen:"open.v1"`
 	Type    string                 `protobuf:"bytes,1,opt,name=type,proto3" json:"type,omitempty"`
 	Message string                 `protobuf:"bytes,2,opt,name=message,proto3" json:"message,omitempty"`
 	// Sorted by key.
-	Details       []*Label `protobuf:"bytes,3,rep,name=details,proto3" json:"details,omitempty"`
+	Details []*Label `protobuf:"bytes,3,rep,name=details,proto3" json:"details,omitempty"`
+	// From feature level 6 on.
+	Workload      string `protobuf:"bytes,100,opt,name=workload,proto3" json:"workload,omitempty"`
+	Node          string `protobuf:"bytes,101,opt,name=node,proto3" json:"node,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3910,6 +3914,20 @@ func (x *Audit) GetDetails() []*Label {
 		return x.Details
 	}
 	return nil
+}
+
+func (x *Audit) GetWorkload() string {
+	if x != nil {
+		return x.Workload
+	}
+	return ""
+}
+
+func (x *Audit) GetNode() string {
+	if x != nil {
+		return x.Node
+	}
+	return ""
 }
 
 // Forgiveness ends the count of a workload's failures: it has run for long
@@ -6525,11 +6543,13 @@ const file_api_command_v1_command_proto_rawDesc = "" +
 	"\x04role\x18\x01 \x01(\tR\x04role\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12 \n" +
 	"\vfingerprint\x18\x03 \x01(\tR\vfingerprint\x12\x16\n" +
-	"\x06reason\x18\x04 \x01(\tR\x06reason\"i\n" +
+	"\x06reason\x18\x04 \x01(\tR\x06reason\"\x99\x01\n" +
 	"\x05Audit\x12\x12\n" +
 	"\x04type\x18\x01 \x01(\tR\x04type\x12\x18\n" +
 	"\amessage\x18\x02 \x01(\tR\amessage\x122\n" +
-	"\adetails\x18\x03 \x03(\v2\x18.persys.command.v1.LabelR\adetails\"m\n" +
+	"\adetails\x18\x03 \x03(\v2\x18.persys.command.v1.LabelR\adetails\x12\x1a\n" +
+	"\bworkload\x18d \x01(\tR\bworkload\x12\x12\n" +
+	"\x04node\x18e \x01(\tR\x04node\"m\n" +
 	"\vForgiveness\x12\x1a\n" +
 	"\bworkload\x18\x01 \x01(\tR\bworkload\x12B\n" +
 	"\rif_generation\x18\x02 \x01(\v2\x1d.persys.command.v1.GenerationR\fifGeneration\"O\n" +

@@ -74,6 +74,9 @@ type Config struct {
 	Reconcile         bool          `env:"PERSYS_RECONCILE_ENABLED" flag:"reconcile" yaml:"reconcile_enabled" default:"true" usage:"look at everything now and then"`
 	ReconcileInterval time.Duration `env:"PERSYS_RECONCILE_INTERVAL" flag:"reconcile-interval" yaml:"reconcile_interval" seconds:"true" default:"30s" min:"1s" max:"24h" usage:"time between looks"`
 
+	Exec     bool          `env:"PERSYS_EXEC_ENABLED" flag:"exec" yaml:"exec_enabled" default:"true" usage:"let operators run commands in workloads and open consoles (persysctl exec, console)"`
+	ExecIdle time.Duration `env:"PERSYS_EXEC_IDLE_TIMEOUT" flag:"exec-idle-timeout" yaml:"exec_idle_timeout" seconds:"true" default:"15m" min:"0s" max:"24h" usage:"ends a session without input and output for so long; 0 = never"`
+
 	OTLPEndpoint string `env:"OTEL_EXPORTER_JAEGER_ENDPOINT,OTEL_EXPORTER_OTLP_ENDPOINT" flag:"otlp-endpoint" yaml:"otlp_endpoint" usage:"receiver of traces by OTLP over HTTP, host:port or URL; empty = no traces"`
 	OTLPInsecure bool   `env:"OTEL_EXPORTER_OTLP_INSECURE" flag:"otlp-insecure" yaml:"otlp_insecure" default:"true" usage:"plain HTTP to an OTLP endpoint without a scheme"`
 	OTelService  string `env:"OTEL_SERVICE_NAME" flag:"otel-service-name" yaml:"otel_service_name" default:"compute-agent" usage:"name of this program in traces"`

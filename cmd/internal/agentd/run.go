@@ -104,6 +104,8 @@ func Run(ctx context.Context, cfg Config, version string, log *slog.Logger) erro
 		Labels:            cfg.labels(),
 		ReconcileInterval: cfg.ReconcileInterval,
 		Storage:           cfg.storage(),
+		NoSessions:        !cfg.Exec,
+		SessionIdle:       cfg.ExecIdle,
 		Metrics:           reg,
 		Logger:            log,
 		// Schedulers ping idle connections; see rpc.

@@ -5,6 +5,7 @@ package main
 import (
 	"encoding/json"
 	"fmt"
+	"io"
 	"net"
 	"net/http"
 	"os"
@@ -12,6 +13,8 @@ import (
 	"strconv"
 	"syscall"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 func main() {
@@ -38,6 +41,29 @@ func main() {
 		for {
 			time.Sleep(time.Hour)
 		}
+	case "say":
+		fmt.Println(args[1])
+		fmt.Fprintln(os.Stderr, args[2])
+		os.Exit(number(args[3]))
+	case "cat":
+		if _, err := io.Copy(os.Stdout, os.Stdin); err != nil {
+			fmt.Fprintln(os.Stderr, "probe:", err)
+			os.Exit(1)
+		}
+	case "wait":
+		fmt.Println("waiting")
+		for {
+			time.Sleep(time.Hour)
+		}
+	case "size": // a terminal gets its size a little after it is there
+		for range 500 {
+			if z, err := unix.IoctlGetWinsize(1, unix.TIOCGWINSZ); err == nil && z.Row > 0 {
+				fmt.Println(z.Row, z.Col)
+				return
+			}
+			time.Sleep(10 * time.Millisecond)
+		}
+		fmt.Println("no size")
 	default:
 		fmt.Fprintf(os.Stderr, "probe: unknown argument %q\n", args[0])
 		os.Exit(2)

@@ -1,0 +1,277 @@
+package drivertest
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/persys/compute/agent/driver"
+)
+
+// Commands are what can be run in Harness.Steady's workload.
+type Commands struct {
+	// Say writes a line to each output and ends with the code.
+	Say func(out, err string, code int) []string
+	// Cat writes its input to its output until the input ends.
+	Cat []string
+	// Wait writes "waiting" and ends only by a signal.
+	Wait []string
+	// Size writes its terminal's rows and columns, once it has any.
+	Size []string
+	// Service to name, for a Compose stack.
+	Service string
+}
+
+type namedTest struct {
+	name string
+	run  func(*testing.T, *suite)
+}
+
+// sessionTests are those of driver.Execer and driver.Consoler.
+var sessionTests = []namedTest{
+	{"a command's outputs and exit code come back", testExec},
+	{"a command gets its input and the end of it", testExecInput},
+	{"a command without input finds none", testExecNoInput},
+	{"a signal ends a command", testExecSignal},
+	{"a terminal has a size", testExecTerminal},
+	{"a command that is not there says so", testExecMissing},
+	{"a session ends with its workload", testExecHalted},
+	{"a closed session ends", testExecClose},
+	{"nothing is run in what does not run", testExecStopped},
+	{"a console ends with its workload", testConsole},
+}
+
+// output reads a session to its end, which must come.
+func (s *suite) output(t *testing.T, x driver.Session) (stdout, stderr string) {
+	t.Helper()
+	var out, bad strings.Builder
+	done := make(chan error, 1)
+	go func() {
+		for {
+			piece, err := x.Output()
+			if err != nil {
+				done <- err
+				return
+			}
+			if piece.Stderr {
+				bad.Write(piece.Data)
+			} else {
+				out.Write(piece.Data)
+			}
+		}
+	}()
+	select {
+	case err := <-done:
+		if !errors.Is(err, io.EOF) {
+			t.Fatalf("Output: %v", err)
+		}
+	case <-time.After(s.Patience):
+		_ = x.Close()
+		<-done
+		t.Fatalf("the session does not end; it said %q and %q", out.String(), bad.String())
+	}
+	return out.String(), bad.String()
+}
+
+func (s *suite) exit(t *testing.T, x driver.Session) int {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(s.ctx, s.Patience)
+	defer cancel()
+	code, err := x.Exit(ctx)
+	if err != nil {
+		t.Fatalf("Exit: %v", err)
+	}
+	return code
+}
+
+// running is a workload to run commands in.
+func (s *suite) running(t *testing.T, name string) (driver.Driver, driver.ID) {
+	t.Helper()
+	d := s.Open(t, nodeA)
+	spec := s.spec(t, d, nodeA, name, s.Steady(1))
+	s.ensure(t, d, spec)
+	s.await(t, d, spec.ID, driver.Running)
+	return d, spec.ID
+}
+
+func (s *suite) exec(t *testing.T, d driver.Driver, id driver.ID, o driver.ExecOptions) driver.Session {
+	t.Helper()
+	o.Service = s.Commands.Service
+	x, err := d.(driver.Execer).Exec(s.ctx, id, o)
+	if err != nil {
+		t.Fatalf("Exec(%q): %v", o.Command, err)
+	}
+	t.Cleanup(func() { _ = x.Close() })
+	return x
+}
+
+func testExec(t *testing.T, s *suite) {
+	d, id := s.running(t, "exec")
+	for _, code := range []int{0, 3} {
+		x := s.exec(t, d, id, driver.ExecOptions{Command: s.Commands.Say("good", "bad", code)})
+		out, bad := s.output(t, x)
+		if out != "good\n" || bad != "bad\n" {
+			t.Errorf("outputs %q and %q", out, bad)
+		}
+		if got := s.exit(t, x); got != code {
+			t.Errorf("exit code %d, want %d", got, code)
+		}
+		for range 2 {
+			if err := x.Close(); err != nil {
+				t.Errorf("Close: %v", err)
+			}
+		}
+	}
+}
+
+func testExecInput(t *testing.T, s *suite) {
+	d, id := s.running(t, "execin")
+	x := s.exec(t, d, id, driver.ExecOptions{Command: s.Commands.Cat, Input: true})
+	text := strings.Repeat("0123456789abcde\n", 16<<10) // more than any buffer on the way
+	go func() {
+		if _, err := io.WriteString(x, text); err != nil {
+			t.Errorf("Write: %v", err)
+		}
+		if err := x.CloseWrite(); err != nil {
+			t.Errorf("CloseWrite: %v", err)
+		}
+	}()
+	out, bad := s.output(t, x)
+	if out != text || bad != "" {
+		t.Errorf("%d bytes went in, %d came out, and %q", len(text), len(out), bad)
+	}
+	if code := s.exit(t, x); code != 0 {
+		t.Errorf("exit code %d", code)
+	}
+}
+
+func testExecNoInput(t *testing.T, s *suite) {
+	d, id := s.running(t, "execnone")
+	x := s.exec(t, d, id, driver.ExecOptions{Command: s.Commands.Cat})
+	if out, bad := s.output(t, x); out+bad != "" {
+		t.Errorf("outputs %q and %q", out, bad)
+	}
+	if code := s.exit(t, x); code != 0 {
+		t.Errorf("exit code %d", code)
+	}
+}
+
+func testExecSignal(t *testing.T, s *suite) {
+	d, id := s.running(t, "execsig")
+	for name, code := range map[string]int{"TERM": 143, "SIGINT": 130, "kill": 137} {
+		x := s.exec(t, d, id, driver.ExecOptions{Command: s.Commands.Wait})
+		s.waiting(t, x)
+		if err := x.Signal(s.ctx, "NONE"); driver.ClassOf(err) != driver.InvalidSpecification {
+			t.Errorf("an unknown signal: %v", err)
+		}
+		if err := x.Signal(s.ctx, name); err != nil {
+			t.Fatalf("Signal(%s): %v", name, err)
+		}
+		s.output(t, x)
+		if got := s.exit(t, x); got != code {
+			t.Errorf("%s: exit code %d, want %d", name, got, code)
+		}
+	}
+}
+
+// waiting returns when the command has begun.
+func (s *suite) waiting(t *testing.T, x driver.Session) {
+	t.Helper()
+	piece, err := x.Output()
+	if err != nil || !strings.HasPrefix(string(piece.Data), "waiting") {
+		t.Fatalf("it began with %q, %v", piece.Data, err)
+	}
+}
+
+func testExecTerminal(t *testing.T, s *suite) {
+	d, id := s.running(t, "exectty")
+	x := s.exec(t, d, id, driver.ExecOptions{Command: s.Commands.Size, TTY: true, Input: true, Size: driver.TerminalSize{Rows: 31, Columns: 77}})
+	if out, bad := s.output(t, x); out != "31 77\r\n" || bad != "" {
+		t.Errorf("its terminal's size is %q, %q", out, bad)
+	}
+	x = s.exec(t, d, id, driver.ExecOptions{Command: s.Commands.Cat, TTY: true, Input: true})
+	if err := x.Resize(s.ctx, driver.TerminalSize{Rows: 40, Columns: 100}); err != nil {
+		t.Errorf("Resize: %v", err)
+	}
+	go fmt.Fprint(x, "typed\r")
+	var seen strings.Builder
+	for strings.Count(seen.String(), "typed") < 2 {
+		piece, err := x.Output()
+		if err != nil || piece.Stderr {
+			t.Fatalf("%q, stderr %v, %v", seen.String(), piece.Stderr, err)
+		}
+		seen.Write(piece.Data)
+	}
+	fmt.Fprint(x, "\x04") // the end of what is typed
+	s.output(t, x)
+	if code := s.exit(t, x); code != 0 {
+		t.Errorf("exit code %d", code)
+	}
+}
+
+func testExecMissing(t *testing.T, s *suite) {
+	d, id := s.running(t, "execnot")
+	x := s.exec(t, d, id, driver.ExecOptions{Command: []string{"/no/such/program"}})
+	out, bad := s.output(t, x)
+	if code := s.exit(t, x); code != 126 && code != 127 || !strings.Contains(out+bad, "no/such/program") {
+		t.Errorf("exit code %d, it says %q", code, out+bad)
+	}
+}
+
+func testExecHalted(t *testing.T, s *suite) {
+	d, id := s.running(t, "exechalt")
+	x := s.exec(t, d, id, driver.ExecOptions{Command: s.Commands.Wait})
+	s.waiting(t, x)
+	if err := d.Halt(s.ctx, id, time.Second); err != nil {
+		t.Fatalf("Halt: %v", err)
+	}
+	s.output(t, x)
+}
+
+func testExecClose(t *testing.T, s *suite) {
+	d, id := s.running(t, "execclose")
+	x := s.exec(t, d, id, driver.ExecOptions{Command: s.Commands.Wait})
+	s.waiting(t, x)
+	if err := x.Close(); err != nil {
+		t.Errorf("Close: %v", err)
+	}
+	s.output(t, x)
+	if code := s.exit(t, x); code < 128 {
+		t.Errorf("exit code %d, want that of a signal", code)
+	}
+}
+
+func testExecStopped(t *testing.T, s *suite) {
+	d := s.Open(t, nodeA)
+	spec := s.spec(t, d, nodeA, "execoff", s.Steady(1))
+	for _, when := range []string{"absent", "stopped"} {
+		x, err := d.(driver.Execer).Exec(s.ctx, spec.ID, driver.ExecOptions{Command: s.Commands.Cat, Service: s.Commands.Service})
+		if err == nil {
+			_ = x.Close()
+		}
+		t.Log(when, err)
+		wantClass(t, err, driver.RuntimeResourceMissing)
+		spec.Running = false
+		s.ensure(t, d, spec)
+	}
+}
+
+func testConsole(t *testing.T, s *suite) {
+	d, id := s.running(t, "console")
+	x, err := d.(driver.Consoler).Console(s.ctx, id, driver.ConsoleOptions{Service: s.Commands.Service})
+	if err != nil {
+		t.Fatalf("Console: %v", err)
+	}
+	t.Cleanup(func() { _ = x.Close() })
+	if err := d.Halt(s.ctx, id, 5*time.Second); err != nil {
+		t.Fatalf("Halt: %v", err)
+	}
+	s.output(t, x)
+	if code := s.exit(t, x); code != 0 {
+		t.Errorf("exit code %d", code)
+	}
+}

@@ -1,0 +1,282 @@
+package moby
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/moby/moby/client"
+	"golang.org/x/sys/unix"
+
+	"github.com/persys/compute/agent/driver"
+)
+
+// hangUp is what a command gets to end by itself when its session is closed.
+const hangUp = 2 * time.Second
+
+// maxPiece bounds one piece of a session's output.
+const maxPiece = 32 << 10
+
+// Exec starts a command in a container that runs.
+func (e *Engine) Exec(ctx context.Context, containerID string, o driver.ExecOptions) (driver.Session, error) {
+	call, cancel := e.Call(ctx)
+	defer cancel()
+	made, err := e.Client.ExecCreate(call, containerID, client.ExecCreateOptions{
+		Cmd: o.Command, TTY: o.TTY, AttachStdin: o.Input, AttachStdout: true, AttachStderr: true,
+	})
+	if err != nil {
+		return nil, classifyExec(err)
+	}
+	got, err := e.Client.ExecAttach(call, made.ID, client.ExecAttachOptions{TTY: o.TTY})
+	if err != nil {
+		return nil, classifyExec(err)
+	}
+	s := &session{eng: e, conn: got.HijackedResponse, framed: !o.TTY, container: containerID, exec: made.ID, input: o.Input}
+	if o.TTY && o.Size != (driver.TerminalSize{}) {
+		// The process may not be there yet, and then there is nothing to resize: the engine waits a
+		// little for it. A terminal of the wrong size is no reason to have none.
+		_ = s.Resize(call, o.Size)
+	}
+	return s, nil
+}
+
+// Console connects to a container's first process: its output from now on and, if the container was
+// made with one, its input.
+func (e *Engine) Console(ctx context.Context, containerID string, size driver.TerminalSize) (driver.Session, error) {
+	full, err := e.Inspect(ctx, containerID)
+	if err != nil {
+		return nil, Classify("console", err)
+	}
+	if full.State == nil || !full.State.Running {
+		return nil, driver.Errorf(driver.RuntimeResourceMissing, "console", "container %s does not run", Short(containerID))
+	}
+	tty, input := false, false
+	if full.Config != nil {
+		tty, input = full.Config.Tty, full.Config.OpenStdin
+	}
+	call, cancel := e.Call(ctx)
+	defer cancel()
+	got, err := e.Client.ContainerAttach(call, containerID, client.ContainerAttachOptions{Stream: true, Stdin: input, Stdout: true, Stderr: true})
+	if err != nil {
+		return nil, classifyExec(err)
+	}
+	s := &session{eng: e, conn: got.HijackedResponse, framed: !tty, container: containerID, input: input}
+	if tty && size != (driver.TerminalSize{}) {
+		_ = s.Resize(call, size)
+	}
+	return s, nil
+}
+
+func classifyExec(err error) error {
+	text := strings.ToLower(err.Error())
+	if strings.Contains(text, "is not running") || strings.Contains(text, "is paused") || strings.Contains(text, "is restarting") || strings.Contains(text, "no such container") {
+		return &driver.Error{Class: driver.RuntimeResourceMissing, Op: "exec", Err: err}
+	}
+	return Classify("exec", err)
+}
+
+// session is a connection that the engine has given over. exec is empty for a console.
+type session struct {
+	eng             *Engine
+	conn            client.HijackedResponse
+	framed          bool // two outputs in one stream
+	container, exec string
+	input           bool
+
+	frame  uint32 // what is left of it
+	stderr bool
+	buffer [maxPiece]byte
+
+	mu     sync.Mutex // of what follows
+	shut   bool       // the input has ended
+	ended  bool       // the command has
+	closed sync.Once
+}
+
+// Output is driver.Session's.
+func (s *session) Output() (driver.Output, error) {
+	for s.framed && s.frame == 0 {
+		// stdcopy's frames: stream, three zeroes, length.
+		head := s.buffer[:8]
+		if _, err := io.ReadFull(s.conn.Reader, head); err != nil {
+			return driver.Output{}, ending(err)
+		}
+		s.stderr, s.frame = head[0] != 1, binary.BigEndian.Uint32(head[4:])
+	}
+	room := s.buffer[:]
+	if s.framed && s.frame < maxPiece {
+		room = room[:s.frame]
+	}
+	n, err := s.conn.Reader.Read(room)
+	if s.framed {
+		s.frame -= uint32(n)
+	}
+	if n > 0 {
+		return driver.Output{Data: room[:n], Stderr: s.framed && s.stderr}, nil
+	}
+	return driver.Output{}, ending(err)
+}
+
+// ending makes one end of all the ways that a connection ends.
+func ending(err error) error {
+	if err == nil {
+		return io.ErrNoProgress
+	}
+	return io.EOF
+}
+
+// Write is driver.Session's.
+func (s *session) Write(p []byte) (int, error) {
+	if !s.input {
+		return 0, errors.New("it takes no input")
+	}
+	return s.conn.Conn.Write(p)
+}
+
+// CloseWrite is driver.Session's.
+func (s *session) CloseWrite() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.shut || !s.input {
+		return nil
+	}
+	s.shut = true
+	if s.exec == "" {
+		return nil // the end of a person's typing is not the end of the workload's input
+	}
+	return s.conn.CloseWrite()
+}
+
+// Resize is driver.Session's.
+func (s *session) Resize(ctx context.Context, z driver.TerminalSize) error {
+	if s.framed {
+		return nil
+	}
+	ctx, cancel := s.eng.Call(ctx)
+	defer cancel()
+	if s.exec == "" {
+		_, err := s.eng.Client.ContainerResize(ctx, s.container, client.ContainerResizeOptions{Height: uint(z.Rows), Width: uint(z.Columns)})
+		return Classify("resize", err)
+	}
+	_, err := s.eng.Client.ExecResize(ctx, s.exec, client.ExecResizeOptions{Height: uint(z.Rows), Width: uint(z.Columns)})
+	return Classify("resize", err)
+}
+
+// Signal is driver.Session's. The engine has no call for it, so the process is found on this machine.
+func (s *session) Signal(ctx context.Context, name string) error {
+	number := unix.SignalNum("SIG" + strings.TrimPrefix(strings.ToUpper(name), "SIG"))
+	if number == 0 {
+		return driver.Errorf(driver.InvalidSpecification, "signal", "%q is no signal", name)
+	}
+	if s.exec == "" {
+		return driver.Errorf(driver.InvalidSpecification, "signal", "a console takes none: it is the workload's own")
+	}
+	_, err := s.kill(ctx, number)
+	return err
+}
+
+// kill signals the command and what it started. It reports whether the command still ran.
+func (s *session) kill(ctx context.Context, number syscall.Signal) (bool, error) {
+	call, cancel := s.eng.Call(ctx)
+	defer cancel()
+	state, err := s.eng.Client.ExecInspect(call, s.exec, client.ExecInspectOptions{})
+	if err != nil {
+		return true, Classify("signal", err)
+	}
+	if !state.Running {
+		return false, nil
+	}
+	full, err := s.eng.Inspect(call, s.container)
+	if err != nil {
+		return true, Classify("signal", err)
+	}
+	first := 0
+	if full.State != nil {
+		first = full.State.Pid
+	}
+	if state.PID <= 1 || first <= 1 || !sameMounts(state.PID, first) {
+		return true, driver.Errorf(driver.RuntimeError, "signal", "the process of the command is not to be found on this machine: the engine runs elsewhere, or hides it")
+	}
+	// runc makes it the leader of a session and group of its own.
+	if err := syscall.Kill(-state.PID, number); errors.Is(err, syscall.ESRCH) {
+		err = syscall.Kill(state.PID, number)
+		if err != nil && !errors.Is(err, syscall.ESRCH) {
+			return true, driver.Errorf(driver.RuntimeError, "signal", "%w", err)
+		}
+	} else if err != nil {
+		return true, driver.Errorf(driver.RuntimeError, "signal", "%w", err)
+	}
+	return true, nil
+}
+
+// sameMounts reports whether two processes of this machine see the same files: the engine may be on
+// another machine, where a number means another process.
+func sameMounts(a, b int) bool {
+	x, err := os.Readlink(fmt.Sprintf("/proc/%d/ns/mnt", a))
+	if err != nil {
+		return false
+	}
+	y, err := os.Readlink(fmt.Sprintf("/proc/%d/ns/mnt", b))
+	self, serr := os.Readlink("/proc/self/ns/mnt")
+	return err == nil && serr == nil && x == y && x != self
+}
+
+// Exit is driver.Session's.
+func (s *session) Exit(ctx context.Context) (int, error) {
+	if s.exec == "" {
+		return 0, nil
+	}
+	for {
+		call, cancel := s.eng.Call(ctx)
+		state, err := s.eng.Client.ExecInspect(call, s.exec, client.ExecInspectOptions{})
+		cancel()
+		if err != nil {
+			return 0, Classify("exec", err)
+		}
+		if !state.Running {
+			s.mu.Lock()
+			s.ended = true
+			s.mu.Unlock()
+			return state.ExitCode, nil
+		}
+		if !Pause(ctx) {
+			// Its output is closed and it goes on: nobody is connected to it any more.
+			return 0, driver.Errorf(driver.RuntimeError, "exec", "the command closed its output and runs on: %w", ctx.Err())
+		}
+	}
+}
+
+// Close is driver.Session's.
+func (s *session) Close() error {
+	s.closed.Do(func() {
+		_ = s.conn.Conn.Close() // what is left in it is lost on purpose
+		s.mu.Lock()
+		ended := s.ended
+		s.mu.Unlock()
+		if s.exec == "" || ended {
+			return
+		}
+		ctx, cancel := context.WithTimeout(context.Background(), 2*hangUp)
+		defer cancel()
+		if running, err := s.kill(ctx, syscall.SIGHUP); !running || err != nil {
+			return
+		}
+		grace, done := context.WithTimeout(ctx, hangUp)
+		defer done()
+		for Pause(grace) {
+			state, err := s.eng.Client.ExecInspect(grace, s.exec, client.ExecInspectOptions{})
+			if err == nil && !state.Running {
+				return
+			}
+		}
+		_, _ = s.kill(ctx, syscall.SIGKILL) // it has had its chance; there is nobody to tell
+	})
+	return nil
+}

@@ -1,0 +1,318 @@
+package rpc
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	agentv1 "github.com/persys/compute/api/agent/v1"
+	clusterv1 "github.com/persys/compute/api/cluster/v1"
+	commandv1 "github.com/persys/compute/api/command/v1"
+	"github.com/persys/compute/fsm"
+	"github.com/persys/compute/pki"
+)
+
+const (
+	execOpening  = 30 * time.Second // from the first message to the agent's word that it is open
+	execFirst    = 10 * time.Second // until the first message
+	execLastWord = 10 * time.Second // to record how it ended
+	maxExecArgs  = 256
+	maxExecBytes = 64 << 10 // of a command line
+)
+
+// Exec implements cluster.v1: a session between the caller and a workload, through
+// this replica. Its opening is in the log before the command begins, so nothing is
+// run that nobody would ever hear of: without a leader there is no session.
+func (s *Server) Exec(stream clusterv1.Cluster_ExecServer) error {
+	open, err := firstOpen(stream)
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithCancel(stream.Context())
+	defer cancel()
+	n, err := s.holder(ctx, open.GetWorkloadId())
+	if err != nil {
+		return err
+	}
+	note := s.note(ctx, open, n)
+	if err := s.record(ctx, note(fsm.EventSessionOpened, commandLine(open), nil)); err != nil {
+		return fmt.Errorf("the session could not be recorded and was not opened: %w", err)
+	}
+	began := s.now()
+	count := &execCount{}
+	code, err := s.session(ctx, cancel, stream, n, open, count)
+	message := "exit code " + strconv.Itoa(int(code))
+	if err != nil {
+		message = status.Convert(edge("", err)).Message()
+		if stream.Context().Err() != nil {
+			message = "the caller went away"
+		}
+	}
+	last, done := context.WithTimeout(context.WithoutCancel(ctx), execLastWord)
+	defer done()
+	if rerr := s.record(last, note(fsm.EventSessionClosed, message, map[string]string{
+		"seconds": strconv.FormatInt(int64(s.now().Sub(began)/time.Second), 10), "output_bytes": strconv.FormatInt(count.out, 10),
+	})); rerr != nil {
+		s.log.Warn("the end of a session could not be recorded", "workload", open.GetWorkloadId(), "node", n.ID, "result", message, "err", rerr)
+	}
+	return err
+}
+
+type execCount struct{ out int64 }
+
+// firstOpen waits for the message that opens a session, and judges it.
+func firstOpen(stream clusterv1.Cluster_ExecServer) (*clusterv1.ExecOpen, error) {
+	type received struct {
+		m   *clusterv1.ExecRequest
+		err error
+	}
+	got := make(chan received, 1)
+	go func() { // ends with the stream, which ends with the handler
+		m, err := stream.Recv()
+		got <- received{m, err}
+	}()
+	timer := time.NewTimer(execFirst)
+	defer timer.Stop()
+	var r received
+	select {
+	case r = <-got:
+	case <-timer.C:
+		return nil, errorf(KindDeadline, "no first message within %s", execFirst)
+	}
+	if r.err != nil {
+		return nil, r.err
+	}
+	open := r.m.GetOpen()
+	size := 0
+	for _, a := range open.GetCommand() {
+		size += len(a) + 1
+	}
+	switch {
+	case open == nil:
+		return nil, errorf(KindInvalid, "the first message must be open")
+	case open.GetWorkloadId() == "":
+		return nil, errorf(KindInvalid, "workload_id must not be blank")
+	case open.GetConsole() && len(open.GetCommand()) > 0:
+		return nil, errorf(KindInvalid, "command: a console runs none")
+	case !open.GetConsole() && (len(open.GetCommand()) == 0 || open.GetCommand()[0] == ""):
+		return nil, errorf(KindInvalid, "command must not be empty")
+	case len(open.GetCommand()) > maxExecArgs:
+		return nil, errorf(KindTooLarge, "command: %d arguments, limit %d", len(open.GetCommand()), maxExecArgs)
+	case size > maxExecBytes:
+		return nil, errorf(KindTooLarge, "command: %d bytes, limit %d", size, maxExecBytes)
+	case open.GetSize().GetRows() > 0xffff || open.GetSize().GetColumns() > 0xffff:
+		return nil, errorf(KindInvalid, "size: %d by %d, at most 65535", open.GetSize().GetRows(), open.GetSize().GetColumns())
+	}
+	return open, nil
+}
+
+// commandLine is a command as people read it.
+func commandLine(open *clusterv1.ExecOpen) string {
+	if open.GetConsole() {
+		return "console"
+	}
+	words := make([]string, len(open.GetCommand()))
+	for i, w := range open.GetCommand() {
+		if w == "" || strings.ContainsFunc(w, func(r rune) bool { return r <= ' ' || r == '"' || r == '\'' || r == '\\' || r == 0x7f }) {
+			w = strconv.Quote(w)
+		}
+		words[i] = w
+	}
+	return strings.Join(words, " ")
+}
+
+// note makes the records of one session.
+func (s *Server) note(ctx context.Context, open *clusterv1.ExecOpen, n *fsm.Node) func(kind, message string, more map[string]string) *clusterv1.RecordSessionRequest {
+	c := callOf(ctx)
+	about := map[string]string{"call": "exec"}
+	if open.GetConsole() {
+		about["call"] = "console"
+	}
+	if open.GetService() != "" {
+		about["service"] = clip(open.GetService(), 128)
+	}
+	if open.GetTty() {
+		about["tty"] = "true"
+	}
+	if v := open.GetOnBehalfOf(); v != "" && c.id.Role == pki.RoleGateway {
+		about["user"] = clip(v, 128)
+	}
+	return func(kind, message string, more map[string]string) *clusterv1.RecordSessionRequest {
+		details := maps.Clone(about)
+		maps.Copy(details, more)
+		return &clusterv1.RecordSessionRequest{
+			Type: kind, By: c.identity(), From: c.from, WorkloadId: open.GetWorkloadId(), NodeId: n.ID,
+			Message: clip(message, 512), Details: details,
+		}
+	}
+}
+
+// record has the leader keep a session's event, in this replica's own name.
+func (s *Server) record(ctx context.Context, req *clusterv1.RecordSessionRequest) error {
+	if s.store.View().Info().FeatureLevel < 6 {
+		return errorf(KindPrecondition, "sessions need feature level 6: all replicas must run this version; `persysctl status` shows them")
+	}
+	const full = clusterv1.Cluster_RecordSession_FullMethodName
+	c := &call{caller: caller{id: pki.Anonymous()}, method: methods[full]}
+	if s.cfg.TLS != nil {
+		c.id = s.cfg.TLS.Identity()
+	}
+	ctx, cancel := context.WithTimeout(withCall(ctx, c), execOpening)
+	defer cancel()
+	_, err := s.atLeader(ctx, c, full, req, func(ctx context.Context, _ any) (any, error) { return s.RecordSession(ctx, req) })
+	return err
+}
+
+// RecordSession implements cluster.v1.
+func (s *Server) RecordSession(ctx context.Context, req *clusterv1.RecordSessionRequest) (*clusterv1.RecordSessionResponse, error) {
+	switch req.GetType() {
+	case fsm.EventSessionOpened, fsm.EventSessionClosed, fsm.EventCallRefused:
+	default:
+		return nil, errorf(KindInvalid, "type: %q is no record of a session", req.GetType())
+	}
+	a := &commandv1.Audit{Type: req.GetType(), Message: req.GetMessage(), Workload: req.GetWorkloadId(), Node: req.GetNodeId()}
+	for _, k := range slices.Sorted(maps.Keys(req.GetDetails())) {
+		a.Details = append(a.Details, &commandv1.Label{Key: k, Value: req.GetDetails()[k]})
+	}
+	cmd := &commandv1.Command{
+		Head: &commandv1.Head{At: s.now().UnixNano(), By: clip(req.GetBy(), 512), From: clipFrom(req.GetFrom())},
+		Body: &commandv1.Command_Audit{Audit: a},
+	}
+	results, err := s.replica.Propose(ctx, cmd)
+	if err != nil {
+		return nil, err
+	}
+	if err := results[0].Err(); err != nil {
+		return nil, err
+	}
+	return &clusterv1.RecordSessionResponse{Index: results[0].Index}, nil
+}
+
+// session carries a session between the caller and the agent. ctx is the agent's end,
+// and cancel ends it.
+func (s *Server) session(ctx context.Context, cancel context.CancelFunc, stream clusterv1.Cluster_ExecServer, n *fsm.Node, open *clusterv1.ExecOpen, count *execCount) (int32, error) {
+	late := time.AfterFunc(execOpening, cancel)
+	defer late.Stop()
+	fail := func(err error) (int32, error) {
+		if status.Code(err) == codes.Unimplemented {
+			return 0, errorf(KindPrecondition, "the agent of node %s (version %s) runs no commands for others", n.ID, n.Facts.AgentVersion)
+		}
+		if ctx.Err() != nil && stream.Context().Err() == nil {
+			return 0, errorf(KindNoAgent, "agent of node %s: no answer within %s", n.ID, execOpening)
+		}
+		return 0, agentError(n.ID, err)
+	}
+	out, err := s.agents.exec(ctx, n)
+	if err != nil {
+		return fail(err)
+	}
+	c := callOf(ctx)
+	err = out.Send(&agentv1.ExecRequest{Message: &agentv1.ExecRequest_Open{Open: &agentv1.ExecOpen{
+		WorkloadId: open.GetWorkloadId(), Service: open.GetService(), Command: open.GetCommand(), Tty: open.GetTty(),
+		Size: agentSize(open.GetSize()), Input: open.GetInput(), Console: open.GetConsole(), NodeId: n.ID, By: c.identity(), From: c.from,
+	}}})
+	if err != nil && !errors.Is(err, io.EOF) { // EOF: Recv says why
+		return fail(err)
+	}
+	first, err := out.Recv()
+	switch {
+	case err != nil:
+		return fail(err)
+	case first.GetOpened() == nil:
+		return 0, errorf(KindNoAgent, "agent of node %s: its first message is not opened", n.ID)
+	case !late.Stop():
+		return fail(context.DeadlineExceeded)
+	}
+	opened := &clusterv1.ExecOpened{NodeId: n.ID, IdleSeconds: first.GetOpened().GetIdleSeconds()}
+	if err := stream.Send(&clusterv1.ExecResponse{Message: &clusterv1.ExecResponse_Opened{Opened: opened}}); err != nil {
+		return 0, err
+	}
+	go func() { // ends with the caller's stream, which ends with the handler
+		if err := execInput(stream, out); err != nil {
+			cancel()
+		}
+	}()
+	for {
+		m, err := out.Recv()
+		switch {
+		case errors.Is(err, io.EOF):
+			return 0, errorf(KindNoAgent, "agent of node %s: the session ended without an exit code", n.ID)
+		case err != nil:
+			return 0, agentError(n.ID, err)
+		}
+		switch b := m.GetMessage().(type) {
+		case *agentv1.ExecResponse_Output:
+			count.out += int64(len(b.Output.GetData()))
+			err = stream.Send(&clusterv1.ExecResponse{Message: &clusterv1.ExecResponse_Output{Output: &clusterv1.LogChunk{Data: b.Output.GetData(), Stream: b.Output.GetStream()}}})
+		case *agentv1.ExecResponse_Exit:
+			return b.Exit.GetCode(), stream.Send(&clusterv1.ExecResponse{Message: &clusterv1.ExecResponse_Exit{Exit: &clusterv1.ExecExit{Code: b.Exit.GetCode()}}})
+		}
+		if err != nil {
+			return 0, err
+		}
+	}
+}
+
+func agentSize(z *clusterv1.TerminalSize) *agentv1.TerminalSize {
+	if z == nil {
+		return nil
+	}
+	return &agentv1.TerminalSize{Rows: z.GetRows(), Columns: z.GetColumns()}
+}
+
+// execInput passes on what the caller sends until it has said everything, which is no
+// error: the command may go on.
+func execInput(from clusterv1.Cluster_ExecServer, to agentv1.AgentService_ExecClient) error {
+	for {
+		m, err := from.Recv()
+		if errors.Is(err, io.EOF) {
+			return to.CloseSend()
+		}
+		if err != nil {
+			return err
+		}
+		next := &agentv1.ExecRequest{}
+		switch b := m.GetMessage().(type) {
+		case *clusterv1.ExecRequest_Input:
+			next.Message = &agentv1.ExecRequest_Input{Input: b.Input}
+		case *clusterv1.ExecRequest_EndInput:
+			next.Message = &agentv1.ExecRequest_EndInput{EndInput: b.EndInput}
+		case *clusterv1.ExecRequest_Resize:
+			next.Message = &agentv1.ExecRequest_Resize{Resize: agentSize(b.Resize)}
+		case *clusterv1.ExecRequest_Signal:
+			next.Message = &agentv1.ExecRequest_Signal{Signal: b.Signal}
+		default:
+			continue // a second open, or what a later version says
+		}
+		if err := to.Send(next); err != nil {
+			if errors.Is(err, io.EOF) {
+				return nil // it has ended; the other direction says how
+			}
+			return err
+		}
+	}
+}
+
+// refuseSession keeps that somebody was not let in.
+func (s *Server) refuseSession(ctx context.Context, c *call, why error) {
+	if !s.refusals.Allow() {
+		return
+	}
+	ctx, cancel := context.WithTimeout(ctx, execLastWord)
+	defer cancel()
+	err := s.record(ctx, &clusterv1.RecordSessionRequest{
+		Type: fsm.EventCallRefused, By: c.identity(), From: c.from, Message: clip(why.Error(), 512), Details: map[string]string{"call": c.op},
+	})
+	if err != nil {
+		s.log.Warn("a refused call could not be recorded", "by", c.identity(), "from", c.from, "call", c.op, "err", err)
+	}
+}
