@@ -46,6 +46,7 @@ func TestWhoMayCall(t *testing.T) {
 		apply = agentv1.AgentService_ApplyWorkload_FullMethodName
 		list  = agentv1.AgentService_ListWorkloads_FullMethodName
 		logs  = agentv1.AgentService_Logs_FullMethodName
+		exec  = agentv1.AgentService_Exec_FullMethodName
 	)
 	for _, c := range []struct {
 		name, cn, uri, method string
@@ -58,6 +59,9 @@ func TestWhoMayCall(t *testing.T) {
 		{"another user looks", "x", "persys://c1/user/eve", list, codes.OK},
 		{"another user reads no logs", "x", "persys://c1/user/eve", logs, codes.PermissionDenied},
 		{"a gateway reads logs", "x", "persys://c1/gateway/g1", logs, codes.OK},
+		{"a scheduler runs commands", "x", "persys://c1/scheduler/s1", exec, codes.OK},
+		{"a gateway runs none past the schedulers", "x", "persys://c1/gateway/g1", exec, codes.PermissionDenied},
+		{"another user runs none past the schedulers", "x", "persys://c1/user/eve", exec, codes.PermissionDenied},
 		{"a gateway does not drive", "x", "persys://c1/gateway/g1", apply, codes.PermissionDenied},
 		{"another agent does not drive", "x", "persys://c1/agent/node-b", apply, codes.PermissionDenied},
 		{"another agent does not look", "x", "persys://c1/agent/node-b", list, codes.PermissionDenied},

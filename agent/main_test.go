@@ -105,6 +105,14 @@ func (d hooked) Usage(ctx context.Context, of []driver.Observed) ([]driver.Usage
 	return d.Driver.(driver.Meter).Usage(ctx, of)
 }
 
+func (d hooked) Exec(ctx context.Context, id driver.ID, o driver.ExecOptions) (driver.Session, error) {
+	return d.Driver.(driver.Execer).Exec(ctx, id, o)
+}
+
+func (d hooked) Console(ctx context.Context, id driver.ID, o driver.ConsoleOptions) (driver.Session, error) {
+	return d.Driver.(driver.Consoler).Console(ctx, id, o)
+}
+
 var testHost = FixedHost{
 	Total: HostTotals{CPUMillicores: 4000, MemoryMB: 8192, DiskGB: 100},
 	Used:  HostUsage{CPUMillicores: 500, MemoryMB: 1024, DiskGB: 10, CPUPercent: 12.5, MemoryPercent: 12.5, DiskPercent: 10},

@@ -552,7 +552,7 @@ func (s service) Logs(req *agentv1.LogsRequest, stream grpc.ServerStreamingServe
 	case e == nil:
 		return status.Errorf(codes.FailedPrecondition, "runtime not available: %s", w.kind)
 	}
-	options := driver.LogOptions{Follow: req.Follow, Tail: int(req.TailLines), Timestamps: req.Timestamps}
+	options := driver.LogOptions{Follow: req.Follow, Tail: int(req.TailLines), Timestamps: req.Timestamps, Service: req.Service}
 	if req.SinceUnixSeconds > 0 {
 		options.Since = time.Unix(req.SinceUnixSeconds, 0)
 	}
@@ -598,6 +598,8 @@ func logError(id string, err error) error {
 		code = codes.Unavailable
 	case driver.RuntimeResourceMissing:
 		code = codes.NotFound
+	case driver.InvalidSpecification:
+		code = codes.InvalidArgument
 	}
 	return status.Error(code, fmt.Sprintf("logs of workload %q: %v", id, err))
 }

@@ -33,6 +33,7 @@ type fakeAgent struct {
 	actions func(*agentv1.ListActionsRequest) (*agentv1.ListActionsResponse, error)
 	list    func(*agentv1.ListWorkloadsRequest) (*agentv1.ListWorkloadsResponse, error)
 	logs    func(*agentv1.LogsRequest, grpc.ServerStreamingServer[agentv1.LogChunk]) error
+	exec    func(grpc.BidiStreamingServer[agentv1.ExecRequest, agentv1.ExecResponse]) error
 	applies []*agentv1.ApplyWorkloadRequest
 	removes []*agentv1.DeleteWorkloadRequest
 	polls   int

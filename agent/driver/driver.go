@@ -236,6 +236,8 @@ type LogOptions struct {
 	Tail int
 	// Since drops older lines; zero means all.
 	Since time.Time
+	// Service is one of a Compose stack's; empty means all.
+	Service string
 	// Timestamps puts an RFC 3339 time with nanoseconds and a space before every line.
 	Timestamps bool
 	// Seen, if set, is told the time of every line, by the engine's clock, before the line is read:

@@ -100,7 +100,7 @@ Settings come from flags, then the environment, then files named in X_FILE, then
 
 Exit codes: 0 done, 1 refused or failed, 2 wrong command line or configuration,
 3 not found, 4 no scheduler or no leader, 5 --wait ended too early, 6 the change
-may or may not have happened.`,
+may or may not have happened. ` + "`persysctl exec`" + ` ends with its command's.`,
 		Example: `  persysctl apply -f web.yaml --wait
   persysctl list
   persysctl why web
@@ -141,7 +141,7 @@ may or may not have happened.`,
 		}
 	}
 	add(groupWorkloads, c.applyCommand(), c.planCommand(), c.getCommand(), c.listCommand(), c.deleteCommand(), c.retryCommand(),
-		c.startCommand(), c.stopCommand(), c.logsCommand(), c.whyCommand(), c.whyNotCommand(), c.actionsCommand(), c.composeCommand())
+		c.startCommand(), c.stopCommand(), c.logsCommand(), c.execCommand(), c.consoleCommand(), c.whyCommand(), c.whyNotCommand(), c.actionsCommand(), c.composeCommand())
 	add(groupNodes, c.nodesCommand(), c.nodeCommand(), c.topCommand(), c.cordonCommand(), c.uncordonCommand(), c.drainCommand(), c.driftCommand())
 	add(groupCluster, c.summaryCommand(), c.statusCommand(), c.eventsCommand(), c.transferCommand(), c.replicaCommand(), c.modeCommand(), c.backupCommand(), c.recoveryCommand())
 	add(groupTrust, c.tokenCommand(), c.identityCommand(), c.auditCommand(), c.caCommand(), c.joinCommand())

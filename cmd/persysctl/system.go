@@ -1,9 +1,12 @@
 package main
 
 import (
+	"context"
 	"io"
 	"os"
+	"os/signal"
 	"strconv"
+	"syscall"
 	"time"
 
 	"golang.org/x/term"
@@ -26,6 +29,12 @@ type world struct {
 	now           func() time.Time
 	zone          *time.Location
 	readFile      func(string) ([]byte, error)
+
+	// What in can do as a terminal; nil where it is none. raw makes it give every key at once, until
+	// restore; resized tells of new sizes until ctx ends.
+	raw     func() (restore func(), err error)
+	size    func() (columns, rows int)
+	resized func(ctx context.Context) <-chan struct{}
 }
 
 // system is the real world.
@@ -36,6 +45,39 @@ func system() world {
 		outTerm: term.IsTerminal(int(os.Stdout.Fd())),
 		errTerm: term.IsTerminal(int(os.Stderr.Fd())),
 		environ: os.LookupEnv, now: time.Now, zone: time.Local, readFile: os.ReadFile,
+	}
+	if w.inTerm {
+		fd := int(os.Stdin.Fd())
+		w.raw = func() (func(), error) {
+			was, err := term.MakeRaw(fd)
+			return func() { _ = term.Restore(fd, was) }, err // the terminal may be gone
+		}
+		w.size = func() (int, int) {
+			columns, rows, err := term.GetSize(fd)
+			if err != nil {
+				return 0, 0
+			}
+			return columns, rows
+		}
+		w.resized = func(ctx context.Context) <-chan struct{} {
+			got, out := make(chan os.Signal, 1), make(chan struct{}, 1)
+			signal.Notify(got, syscall.SIGWINCH)
+			go func() {
+				defer signal.Stop(got)
+				for {
+					select {
+					case <-got:
+						select {
+						case out <- struct{}{}:
+						default:
+						}
+					case <-ctx.Done():
+						return
+					}
+				}
+			}()
+			return out
+		}
 	}
 	w.home, _ = os.UserHomeDir() // without a home there is no ~/.persys
 	for _, f := range []*os.File{os.Stdout, os.Stderr} {

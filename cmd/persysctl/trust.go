@@ -296,6 +296,12 @@ func (c *cli) auditTable(list []*clusterv1.Event) *screen.Table {
 			result = screen.Styled(screen.Clean(joinNonEmpty(": ", e.GetReason(), e.GetMessage())), screen.Warn)
 		}
 		what := e.GetType()
+		switch e.GetType() {
+		case "SessionOpened":
+			result = screen.Styled(screen.Clean(e.GetMessage()), screen.Plain)
+		case "SessionClosed":
+			result = screen.Styled(screen.Clean(e.GetMessage()), screen.Dim)
+		}
 		if v := joinNonEmpty("", e.GetDetails()["command"], e.GetDetails()["call"]); v != "" {
 			what = v
 		}
@@ -307,7 +313,7 @@ func (c *cli) auditTable(list []*clusterv1.Event) *screen.Table {
 		if c.output == outWide {
 			when = e.GetAt().AsTime().In(c.zone).Format(time.RFC3339)
 		}
-		t.Add(screen.Text(when), screen.Text(who(e.GetBy())), screen.Text(caller(e)), screen.Text(what), screen.Text(about), result)
+		t.Add(screen.Text(when), screen.Text(joinNonEmpty(" for ", who(e.GetBy()), e.GetDetails()["user"])), screen.Text(caller(e)), screen.Text(what), screen.Text(about), result)
 	}
 	return t
 }

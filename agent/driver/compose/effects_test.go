@@ -336,12 +336,30 @@ func TestLogsOfAStackNameTheirContainers(t *testing.T) {
 		}
 		rc.Close()
 		if strings.Contains(string(text), "db-1 | probe: ready\n") && strings.Contains(string(text), "web-1 | probe: ready\n") {
-			return
+			break
 		}
 		if time.Now().After(deadline) {
 			t.Fatalf("logs %q", text)
 		}
 		time.Sleep(20 * time.Millisecond) // between polls
+	}
+	rc, err := b.d.Logs(b.ctx, spec.ID, driver.LogOptions{Service: "db"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer rc.Close()
+	if text, err := io.ReadAll(rc); err != nil || !strings.Contains(string(text), "probe: ready\n") || strings.Contains(string(text), "web") {
+		t.Errorf("the log of one service is %q, %v", text, err)
+	}
+	if _, err := b.d.Logs(b.ctx, spec.ID, driver.LogOptions{Service: "cache"}); driver.ClassOf(err) != driver.InvalidSpecification || !strings.Contains(err.Error(), "db, web") {
+		t.Errorf("the log of no service: %v", err)
+	}
+	// A command needs to be told where.
+	if _, err := b.d.Exec(b.ctx, spec.ID, driver.ExecOptions{Command: []string{"/probe", "cat"}}); driver.ClassOf(err) != driver.InvalidSpecification || !strings.Contains(err.Error(), "--service: db, web") {
+		t.Errorf("a command in a stack of two: %v", err)
+	}
+	if _, err := b.d.Exec(b.ctx, spec.ID, driver.ExecOptions{Command: []string{"/probe", "cat"}, Service: "cache"}); driver.ClassOf(err) != driver.InvalidSpecification {
+		t.Errorf("a command in no service: %v", err)
 	}
 }
 

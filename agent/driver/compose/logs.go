@@ -33,6 +33,16 @@ func (d *Driver) Logs(ctx context.Context, id driver.ID, options driver.LogOptio
 	if len(members) == 0 {
 		return nil, driver.Errorf(driver.RuntimeResourceMissing, "logs", "no container of workload %q found", id)
 	}
+	if options.Service != "" {
+		names := []string{}
+		for _, m := range members {
+			names = append(names, m.service)
+		}
+		if members = slices.DeleteFunc(members, func(m member) bool { return m.service != options.Service }); len(members) == 0 {
+			slices.Sort(names)
+			return nil, driver.Errorf(driver.InvalidSpecification, "logs", "service %q is none of workload %q; it has %s", options.Service, id, strings.Join(slices.Compact(names), ", "))
+		}
+	}
 	slices.SortFunc(members, func(a, b member) int {
 		return cmp.Or(strings.Compare(a.service, b.service), strings.Compare(short(a), short(b)))
 	})

@@ -18,6 +18,9 @@ func (d *Driver) Events(ctx context.Context) (<-chan driver.ID, error) {
 
 // Logs is driver.Driver's. Stdout and stderr are merged frame by frame, as the engine sends them.
 func (d *Driver) Logs(ctx context.Context, id driver.ID, options driver.LogOptions) (io.ReadCloser, error) {
+	if options.Service != "" {
+		return nil, driver.Errorf(driver.InvalidSpecification, "logs", "service %q: a container has none", options.Service)
+	}
 	in, err := d.best(ctx, "logs", id)
 	if err != nil {
 		return nil, err

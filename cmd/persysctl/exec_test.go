@@ -1,0 +1,185 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	clusterv1 "github.com/persys/compute/api/cluster/v1"
+)
+
+// Exec is a session of a few commands: say, cat, wait and broken.
+func (f *fake) Exec(stream clusterv1.Cluster_ExecServer) error {
+	m, err := stream.Recv()
+	if err != nil {
+		return err
+	}
+	open := m.GetOpen()
+	f.mu.Lock()
+	f.requests = append(f.requests, open)
+	f.mu.Unlock()
+	if f.find(open.GetWorkloadId()) == nil {
+		return status.Errorf(codes.NotFound, "exec: workload %q not found; `persysctl list` shows all", open.GetWorkloadId())
+	}
+	say := func(to, text string) error {
+		return stream.Send(&clusterv1.ExecResponse{Message: &clusterv1.ExecResponse_Output{Output: &clusterv1.LogChunk{Data: []byte(text), Stream: to}}})
+	}
+	exit := func(code int32) error {
+		return stream.Send(&clusterv1.ExecResponse{Message: &clusterv1.ExecResponse_Exit{Exit: &clusterv1.ExecExit{Code: code}}})
+	}
+	if err := stream.Send(&clusterv1.ExecResponse{Message: &clusterv1.ExecResponse_Opened{Opened: &clusterv1.ExecOpened{NodeId: "node-a"}}}); err != nil {
+		return err
+	}
+	if open.GetConsole() {
+		open.Command = []string{"cat"}
+	}
+	switch open.GetCommand()[0] {
+	case "say":
+		return errors.Join(say("stdout", "good\n"), say("stderr", "bad\n"), exit(3))
+	case "broken":
+		return errors.Join(say("stdout", "half\n"), status.Error(codes.Unavailable, "agent of node node-a: gone"))
+	case "idle":
+		return status.Error(codes.DeadlineExceeded, "the session was ended: nothing was said for 15m0s")
+	}
+	if open.GetCommand()[0] == "wait" {
+		if err := say("stdout", "waiting\n"); err != nil {
+			return err
+		}
+	}
+	for { // cat, wait
+		m, err := stream.Recv()
+		if err != nil {
+			return err
+		}
+		f.mu.Lock()
+		f.requests = append(f.requests, m)
+		f.mu.Unlock()
+		switch b := m.GetMessage().(type) {
+		case *clusterv1.ExecRequest_Input:
+			err = say("stdout", strings.ToUpper(string(b.Input)))
+		case *clusterv1.ExecRequest_Resize:
+			err = say("stdout", fmt.Sprintf("%d by %d\n", b.Resize.GetRows(), b.Resize.GetColumns()))
+		case *clusterv1.ExecRequest_EndInput:
+			if open.GetCommand()[0] == "cat" {
+				return exit(0)
+			}
+		case *clusterv1.ExecRequest_Signal:
+			return exit(130)
+		}
+		if err != nil {
+			return err
+		}
+	}
+}
+
+func TestExec(t *testing.T) {
+	f := start(t, nil)
+	for _, c := range []struct {
+		fact, in        string
+		args            []string
+		code            int
+		stdout, stderrs string
+	}{
+		{"outputs and exit code are the command's", "", []string{"exec", "web-0", "--", "say", "-x"}, 3, "good\n", "bad\n"},
+		{"the dashes may be left out", "", []string{"exec", "web-0", "say"}, 3, "good\n", "bad\n"},
+		{"input is passed on, and its end", "abc", []string{"exec", "-i", "web-0", "--", "cat"}, 0, "ABC", ""},
+		{"an unknown workload", "", []string{"exec", "nothing", "--", "say"}, exitNotFound, "", "hint: persysctl list"},
+		{"no command", "", []string{"exec", "web-0"}, exitUsage, "", "COMMAND is missing"},
+		{"a session that broke off", "", []string{"exec", "web-0", "--", "broken"}, exitBroken, "half\n", "node-a: gone"},
+		{"a session that nobody used", "", []string{"exec", "web-0", "--", "idle"}, exitBroken, "", "nothing was said"},
+		{"a console without a terminal ends with its input", "abc", []string{"console", "web-0"}, 0, "ABC", ""},
+	} {
+		t.Run(c.fact, func(t *testing.T) {
+			s := newSession(t)
+			s.in = strings.NewReader(c.in)
+			code := s.run(f, c.args...)
+			if code != c.code || s.stdout.String() != c.stdout || !strings.Contains(s.stderr.String(), c.stderrs) {
+				t.Errorf("exit %d, stdout %q, stderr %q", code, s.stdout.String(), s.stderr.String())
+			}
+		})
+	}
+	s := newSession(t)
+	s.run(f, "exec", "-t", "--service", "db", "web-0", "--", "say", "-i", "x y")
+	if o := last[*clusterv1.ExecOpen](f); strings.Join(o.GetCommand(), "|") != "say|-i|x y" || o.GetService() != "db" || !o.GetTty() || o.GetInput() {
+		t.Errorf("asked for %v", o)
+	}
+}
+
+// keyboard is a terminal whose keys a test types.
+func (s *session) keyboard(t *testing.T) (keys *io.PipeWriter, resized chan struct{}, raw *int) {
+	in, keys := io.Pipe()
+	t.Cleanup(func() { _ = in.Close() })
+	resized, raw = make(chan struct{}, 1), new(int)
+	s.in, s.inTerm = in, true
+	s.raw = func() (func(), error) { *raw++; return func() { *raw += 10 }, nil }
+	s.size = func() (int, int) { return 77, 31 }
+	s.resized = func(context.Context) <-chan struct{} { return resized }
+	return keys, resized, raw
+}
+
+// prints waits until a run has printed something.
+func (s *session) prints(t *testing.T, text string) {
+	t.Helper()
+	for end := time.Now().Add(10 * time.Second); !strings.Contains(s.stdout.String(), text); time.Sleep(5 * time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatalf("it printed %q, not %q", s.stdout.String(), text)
+		}
+	}
+}
+
+func TestExecOnATerminal(t *testing.T) {
+	f := start(t, nil)
+	s := newSession(t)
+	keys, resized, raw := s.keyboard(t)
+	done := make(chan int, 1)
+	go func() { done <- s.run(f, "exec", "-it", "web-0", "--", "cat") }()
+	fmt.Fprint(keys, "hello\r")
+	s.prints(t, "HELLO\r")
+	resized <- struct{}{}
+	s.prints(t, "31 by 77")
+	_ = keys.Close()
+	if code := <-done; code != 0 || *raw != 11 {
+		t.Errorf("exit %d, raw %d; the terminal must be set up and restored once", code, *raw)
+	}
+	if z := last[*clusterv1.ExecOpen](f).GetSize(); z.GetRows() != 31 || z.GetColumns() != 77 {
+		t.Errorf("opened with size %v", z)
+	}
+}
+
+func TestConsoleIsLeft(t *testing.T) {
+	f := start(t, nil)
+	s := newSession(t)
+	keys, _, raw := s.keyboard(t)
+	done := make(chan int, 1)
+	go func() { done <- s.run(f, "console", "web-0") }()
+	fmt.Fprint(keys, "root\r")
+	s.prints(t, "ROOT\r")
+	fmt.Fprint(keys, "\x1d")
+	if code := <-done; code != 0 || *raw != 11 || !strings.Contains(s.stderr.String(), "Ctrl-] leaves") {
+		t.Errorf("exit %d, raw %d, %q", code, *raw, s.stderr.String())
+	}
+}
+
+func TestCtrlCGoesToTheCommand(t *testing.T) {
+	f := start(t, nil)
+	s := newSession(t)
+	keys, _, _ := s.keyboard(t) // never typed on: -i is not given
+	defer keys.Close()
+	ctx, interrupt := context.WithCancel(s.ctx)
+	defer interrupt()
+	s.ctx = ctx
+	done := make(chan int, 1)
+	go func() { done <- s.run(f, "exec", "web-0", "--", "wait") }()
+	s.prints(t, "waiting")
+	interrupt()
+	if code := <-done; code != 130 || last[*clusterv1.ExecRequest](f).GetSignal() != "INT" {
+		t.Errorf("exit %d after %v, want the command's 130 after INT", code, last[*clusterv1.ExecRequest](f))
+	}
+}

@@ -1,0 +1,270 @@
+package rpc
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	agentv1 "github.com/persys/compute/api/agent/v1"
+	clusterv1 "github.com/persys/compute/api/cluster/v1"
+	"github.com/persys/compute/fsm"
+)
+
+// echo is an agent's end of a session: it says back what it hears, and ends with 7 at the end of
+// the input.
+func echo(stream grpc.BidiStreamingServer[agentv1.ExecRequest, agentv1.ExecResponse]) error {
+	m, err := stream.Recv()
+	if err != nil {
+		return err
+	}
+	o := m.GetOpen()
+	if o.GetCommand() != nil && o.GetCommand()[0] == "refused" {
+		return status.Error(codes.FailedPrecondition, "it does not run")
+	}
+	if err := stream.Send(&agentv1.ExecResponse{Message: &agentv1.ExecResponse_Opened{Opened: &agentv1.ExecOpened{IdleSeconds: 900}}}); err != nil {
+		return err
+	}
+	say := func(text, to string) error {
+		return stream.Send(&agentv1.ExecResponse{Message: &agentv1.ExecResponse_Output{Output: &agentv1.LogChunk{Data: []byte(text), Stream: to}}})
+	}
+	if err := say(fmt.Sprintf("%s %q %v %s %s;", o.GetWorkloadId(), o.GetCommand(), o.GetConsole(), o.GetNodeId(), o.GetBy()), "stderr"); err != nil {
+		return err
+	}
+	for {
+		m, err := stream.Recv()
+		if errors.Is(err, io.EOF) || m.GetEndInput() {
+			return stream.Send(&agentv1.ExecResponse{Message: &agentv1.ExecResponse_Exit{Exit: &agentv1.ExecExit{Code: 7}}})
+		}
+		if err != nil {
+			return err
+		}
+		if err := say(string(m.GetInput())+m.GetSignal()+fmt.Sprint(m.GetResize().GetRows())+";", "stdout"); err != nil {
+			return err
+		}
+	}
+}
+
+func (f *fakeAgent) Exec(stream grpc.BidiStreamingServer[agentv1.ExecRequest, agentv1.ExecResponse]) error {
+	if f.exec == nil {
+		return f.UnimplementedAgentServiceServer.Exec(stream)
+	}
+	return f.exec(stream)
+}
+
+func openAt(t *testing.T, c clusterv1.ClusterClient, o *clusterv1.ExecOpen) clusterv1.Cluster_ExecClient {
+	t.Helper()
+	s, err := c.Exec(ctxFor(t))
+	ok(t, err)
+	if err := s.Send(&clusterv1.ExecRequest{Message: &clusterv1.ExecRequest_Open{Open: o}}); err != nil && !errors.Is(err, io.EOF) {
+		t.Fatal(err)
+	}
+	return s
+}
+
+// heard is what a session says, and how it ends.
+func heard(s clusterv1.Cluster_ExecClient) (out, bad string, code int32, err error) {
+	code = -1
+	for {
+		m, err := s.Recv()
+		if errors.Is(err, io.EOF) {
+			return out, bad, code, nil
+		}
+		if err != nil {
+			return out, bad, code, err
+		}
+		switch b := m.GetMessage().(type) {
+		case *clusterv1.ExecResponse_Output:
+			if b.Output.GetStream() == "stderr" {
+				bad += string(b.Output.GetData())
+			} else {
+				out += string(b.Output.GetData())
+			}
+		case *clusterv1.ExecResponse_Exit:
+			code = b.Exit.GetCode()
+		}
+	}
+}
+
+// kept are the events of the cluster.
+func kept(g *group) (out []*fsm.Event) {
+	g.view().Events(0, func(e *fsm.Event) bool { out = append(out, e); return true })
+	return out
+}
+
+// audited are the sessions in the events, as one line each.
+func audited(g *group) (out []string) {
+	for _, e := range kept(g) {
+		if e.Type == fsm.EventSessionOpened || e.Type == fsm.EventSessionClosed || e.Type == fsm.EventCallRefused {
+			line := e.Type + " " + e.Workload + "@" + e.Node + " " + e.Message
+			for _, l := range e.Details {
+				if l.Key == "call" || l.Key == "service" || l.Key == "tty" || l.Key == "user" {
+					line += " " + l.Key + "=" + l.Value
+				}
+			}
+			out = append(out, line)
+		}
+	}
+	return out
+}
+
+func awaitAudit(t *testing.T, g *group, want ...string) {
+	t.Helper()
+	for end := time.Now().Add(5 * time.Second); ; time.Sleep(5 * time.Millisecond) {
+		got := audited(g)
+		if strings.Join(got, "\n") == strings.Join(want, "\n") {
+			return
+		}
+		if time.Now().After(end) {
+			t.Fatalf("the record is\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
+		}
+	}
+}
+
+func TestExec(t *testing.T) {
+	command := func(words ...string) *clusterv1.ExecOpen {
+		return &clusterv1.ExecOpen{WorkloadId: "web", Command: words, Input: true}
+	}
+	t.Run("a session is passed through, and kept", func(t *testing.T) {
+		g, f, _, _ := agentWorld(t, 1)
+		g.raise()
+		f.exec = echo
+		o := command("sh", "-c", "a b")
+		o.Tty, o.Service = true, "db"
+		s := openAt(t, g.cluster(0), o)
+		first, err := s.Recv()
+		ok(t, err)
+		is(t, "node", first.GetOpened().GetNodeId(), "n")
+		is(t, "idle", first.GetOpened().GetIdleSeconds(), 900)
+		awaitAudit(t, g, `SessionOpened web@n sh -c "a b" call=exec service=db tty=true`)
+		ok(t, s.Send(&clusterv1.ExecRequest{Message: &clusterv1.ExecRequest_Input{Input: []byte("hello")}}))
+		ok(t, s.Send(&clusterv1.ExecRequest{Message: &clusterv1.ExecRequest_Signal{Signal: "INT"}}))
+		ok(t, s.Send(&clusterv1.ExecRequest{Message: &clusterv1.ExecRequest_Resize{Resize: &clusterv1.TerminalSize{Rows: 5}}}))
+		ok(t, s.Send(&clusterv1.ExecRequest{Message: &clusterv1.ExecRequest_EndInput{EndInput: true}}))
+		out, bad, code, err := heard(s)
+		ok(t, err)
+		is(t, "out", out, "hello0;INT0;5;")
+		is(t, "asked", bad, `web ["sh" "-c" "a b"] false n `+anonymous+";")
+		is(t, "exit code", code, 7)
+		awaitAudit(t, g, `SessionOpened web@n sh -c "a b" call=exec service=db tty=true`, `SessionClosed web@n exit code 7 call=exec service=db tty=true`)
+	})
+	t.Run("a caller that says no more has ended the input", func(t *testing.T) {
+		g, f, _, _ := agentWorld(t, 1)
+		g.raise()
+		f.exec = echo
+		s := openAt(t, g.cluster(0), &clusterv1.ExecOpen{WorkloadId: "web", Console: true, OnBehalfOf: "somebody else"})
+		ok(t, s.CloseSend())
+		_, bad, code, err := heard(s)
+		ok(t, err)
+		is(t, "exit code", code, 7)
+		is(t, "asked", strings.Contains(bad, "web [] true n"), true)
+		awaitAudit(t, g, "SessionOpened web@n console call=console", "SessionClosed web@n exit code 7 call=console")
+	})
+	t.Run("a caller that goes away ends the session", func(t *testing.T) {
+		g, f, _, _ := agentWorld(t, 1)
+		g.raise()
+		ended := make(chan error, 1)
+		f.exec = func(s grpc.BidiStreamingServer[agentv1.ExecRequest, agentv1.ExecResponse]) error {
+			err := echo(s)
+			ended <- err
+			return err
+		}
+		s := openAt(t, g.cluster(0), command("sh"))
+		_, err := s.Recv()
+		ok(t, err)
+		g.replicas[0].conn.Close()
+		select {
+		case err := <-ended:
+			is(t, "the agent hears", status.Code(err), codes.Canceled)
+		case <-time.After(5 * time.Second):
+			t.Fatal("the agent hears nothing")
+		}
+		awaitAudit(t, g, "SessionOpened web@n sh call=exec", "SessionClosed web@n the caller went away call=exec")
+	})
+	t.Run("the agent's refusal is the result", func(t *testing.T) {
+		g, f, _, _ := agentWorld(t, 1)
+		g.raise()
+		f.exec = echo
+		_, _, _, err := heard(openAt(t, g.cluster(0), command("refused")))
+		code(t, err, codes.FailedPrecondition)
+		awaitAudit(t, g, "SessionOpened web@n refused call=exec", "SessionClosed web@n agent of node n: it does not run call=exec")
+	})
+	t.Run("what is not kept is not opened", func(t *testing.T) {
+		g, f, _, _ := agentWorld(t, 1)
+		f.exec = func(grpc.BidiStreamingServer[agentv1.ExecRequest, agentv1.ExecResponse]) error {
+			t.Error("the agent was asked")
+			return nil
+		}
+		_, _, _, err := heard(openAt(t, g.cluster(0), command("sh"))) // the cluster is at level 1
+		code(t, err, codes.FailedPrecondition)
+		g.raise()
+		g.elect(-1)
+		_, _, _, err = heard(openAt(t, g.cluster(0), command("sh")))
+		code(t, err, codes.Unavailable)
+	})
+	for _, c := range []struct {
+		fact string
+		open *clusterv1.ExecOpen
+		code codes.Code
+		says string
+	}{
+		{"an agent without sessions is named", command("sh"), codes.FailedPrecondition, "v9"},
+		{"an unknown workload is not found", &clusterv1.ExecOpen{WorkloadId: "x", Command: []string{"sh"}}, codes.NotFound, "x"},
+		{"an unplaced workload runs nothing", &clusterv1.ExecOpen{WorkloadId: "idle", Command: []string{"sh"}}, codes.FailedPrecondition, "why idle"},
+		{"no command", &clusterv1.ExecOpen{WorkloadId: "web"}, codes.InvalidArgument, "command"},
+		{"a console with a command", &clusterv1.ExecOpen{WorkloadId: "web", Console: true, Command: []string{"sh"}}, codes.InvalidArgument, "console"},
+		{"a long command", command("sh", strings.Repeat("x", maxExecBytes)), codes.ResourceExhausted, "65540 bytes"},
+		{"a large terminal", &clusterv1.ExecOpen{WorkloadId: "web", Command: []string{"sh"}, Size: &clusterv1.TerminalSize{Rows: 1 << 16}}, codes.InvalidArgument, "size"},
+	} {
+		t.Run(c.fact, func(t *testing.T) {
+			g, _, _, _ := agentWorld(t, 1)
+			g.raise()
+			g.place("idle", "")
+			_, _, _, err := heard(openAt(t, g.cluster(0), c.open))
+			code(t, err, c.code)
+			if !strings.Contains(err.Error(), c.says) {
+				t.Errorf("it says %v, want something of %q", err, c.says)
+			}
+		})
+	}
+}
+
+// A follower has the leader keep the record, in its own name; who may not is kept as well.
+func TestExecRecordsFromAnyReplica(t *testing.T) {
+	g, dialAs := tlsGroup(t)
+	g.raise()
+	g.place("web", "a")
+	for who, want := range map[string]struct {
+		code  codes.Code
+		lines []string // as audited has them, the beginning
+	}{
+		"user/ada":  {codes.Unavailable, []string{"SessionOpened web@a sh call=exec", "SessionClosed web@a agent of node a: "}},
+		"gateway/g": {codes.Unavailable, []string{"SessionOpened web@a sh call=exec user=eve", "SessionClosed web@a agent of node a: "}},
+		"agent/a":   {codes.PermissionDenied, []string{`CallRefused @ agent "a" may not exec call=exec`}},
+	} {
+		before := len(kept(g))
+		_, _, _, err := heard(openAt(t, clusterv1.NewClusterClient(dialAs(1, who)), &clusterv1.ExecOpen{WorkloadId: "web", Command: []string{"sh"}, OnBehalfOf: "eve"}))
+		code(t, err, want.code)
+		is(t, who+": events", len(kept(g))-before, len(want.lines))
+		lines := audited(g)
+		for i, line := range want.lines {
+			if got := lines[len(lines)-len(want.lines)+i]; !strings.HasPrefix(got, line) {
+				t.Errorf("%s: %q, want %q", who, got, line)
+			}
+			e := kept(g)[before+i]
+			by, _, _ := strings.Cut(e.By, "?")
+			is(t, "who", by, "persys://c1/"+who)
+			is(t, "from where", slices.Contains(e.Details, fsm.Label{Key: "from", Value: "127.0.0.1"}), true)
+		}
+	}
+	// Nobody but a scheduler writes such a record.
+	_, err := clusterv1.NewClusterClient(dialAs(0, "user/admin")).RecordSession(ctxFor(t), &clusterv1.RecordSessionRequest{Type: fsm.EventSessionClosed, By: "persys://c1/user/ada"})
+	code(t, err, codes.PermissionDenied)
+}
