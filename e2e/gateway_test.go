@@ -22,15 +22,22 @@ import (
 // gatewayOf runs a gateway in front of a cluster and returns its address.
 func gatewayOf(t *testing.T, c *harness.Cluster) string {
 	t.Helper()
+	if leaf := c.Leaf("gateway/gateway"); leaf.Cert != "" {
+		return gatewayWith(t, c, map[string]string{"PERSYS_TLS_CERT": leaf.Cert, "PERSYS_TLS_KEY": leaf.Key, "PERSYS_TLS_CA": leaf.CA})
+	}
+	return gatewayWith(t, c, map[string]string{"PERSYS_INSECURE": "true"})
+}
+
+// gatewayWith says where its certificate comes from, and what it is called with.
+func gatewayWith(t *testing.T, c *harness.Cluster, more map[string]string, args ...string) string {
+	t.Helper()
 	addr := freeAddr(t)
 	env := append(os.Environ(), "PERSYS_GATEWAY_HTTP_ADDR="+addr, "PERSYS_GATEWAY_PUBLIC_ADDR=none", "PERSYS_SCHEDULER_ADDR="+strings.Join(c.Addrs(), ","),
 		"PERSYS_GATEWAY_PROBE_INTERVAL=500ms", "PERSYS_GATEWAY_CLUSTER_CONFIG="+filepath.Join(c.Dir, "none.yaml"))
-	if leaf := c.Leaf("gateway/gateway"); leaf.Cert != "" {
-		env = append(env, "PERSYS_TLS_CERT="+leaf.Cert, "PERSYS_TLS_KEY="+leaf.Key, "PERSYS_TLS_CA="+leaf.CA)
-	} else {
-		env = append(env, "PERSYS_INSECURE=true")
+	for k, v := range more {
+		env = append(env, k+"="+v)
 	}
-	p := &harness.Process{Name: "gateway", Path: faces(t).Gateway, Env: env, Log: filepath.Join(c.Dir, "gateway.log")}
+	p := &harness.Process{Name: "gateway", Path: faces(t).Gateway, Args: args, Env: env, Log: filepath.Join(c.Dir, "gateway.log")}
 	must(t, p.Start())
 	t.Cleanup(func() {
 		if err := p.Terminate(endsWithin); err != nil {

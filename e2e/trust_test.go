@@ -126,6 +126,12 @@ func TestFiveCommands(t *testing.T) {
 		says(t, gone.Process, settle, "was deleted")
 		ctl(t, 0, "is used up", "audit", "--tail", "0", "-o", "wide")
 	})
+	t.Run("a gateway joins with a token", func(t *testing.T) {
+		addr := gatewayWith(t, c, map[string]string{"PERSYS_GATEWAY_STATE_DIR": filepath.Join(c.Dir, "gateway"), "PERSYS_SCHEDULER_ADDR": ""}, "--join", token(t, "--role", "gateway", "--name", "door"), "--name", "door")
+		if code, out := as(t, c, addr, "admin").do("GET", "/workloads/first", ""); code != 200 || !strings.Contains(fmt.Sprint(out), "Running") {
+			t.Errorf("%d %v", code, out)
+		}
+	})
 	t.Run("a token of another cluster believes nobody here", func(t *testing.T) {
 		tok := got[pki.JoinToken](t)(pki.ParseJoinToken(c.Token("agent")))
 		tok.Root = strings.Repeat("0", 64)
@@ -157,7 +163,6 @@ func TestFiveCommands(t *testing.T) {
 		says(t, a.Process, settle, "is revoked")
 		must(t, c.WaitNode(ctx, a.NodeID, "NotReady", settle))
 		must(t, a.Kill())
-		pause(ctx, time.Second) // certificates count in seconds
 		a.Args = []string{"--join", token(t, "--role", "agent", "--node", a.NodeID)}
 		must(t, a.Start())
 		must(t, c.WaitNode(ctx, a.NodeID, "Ready", settle))
@@ -179,9 +184,20 @@ func TestFiveCommands(t *testing.T) {
 		for _, s := range c.Schedulers {
 			kepts = append(kepts, pki.Kept{Dir: filepath.Join(s.DataDir, "tls")})
 		}
+		// Writes go on all the time; each one has to be acknowledged, and the leader is
+		// killed while the CA changes.
+		acked, writes, dead := map[string]string{}, 0, -1 // revisions by workload
 		must(t, harness.Poll(ctx, 3*time.Minute, "certificates of the new CA", func(ctx context.Context) error {
-			// Writes go on all the time; each one has to be acknowledged.
-			apply(t, c, "busy", contentSpec(time.Now().String()))
+			if writes == 3 {
+				dead = got[int](t)(c.WaitLeader(ctx, electionLimit))
+				must(t, c.Schedulers[dead].Kill())
+			}
+			if writes == 10 {
+				must(t, c.Schedulers[dead].Start())
+			}
+			id := fmt.Sprintf("busy-%d", writes%20)
+			acked[id] = apply(t, c, id, contentSpec(fmt.Sprint(writes))).GetRevisionId()
+			writes++
 			for _, k := range kepts {
 				if err := signed(k); err != nil {
 					return err
@@ -189,6 +205,20 @@ func TestFiveCommands(t *testing.T) {
 			}
 			return nil
 		}))
+		if writes <= 10 {
+			t.Errorf("only %d writes were made while the CA changed", writes)
+		}
+		must(t, c.WaitReady(ctx, 2*settle))
+		all := got[*controlv1.ListWorkloadsResponse](t)(got[controlv1.AgentControlClient](t)(c.Any(ctx)).ListWorkloads(ctx, &controlv1.ListWorkloadsRequest{}))
+		have := map[string]string{}
+		for _, w := range all.GetWorkloads() {
+			have[w.GetWorkloadId()] = w.GetRevisionId()
+		}
+		for id, revision := range acked {
+			if have[id] != revision {
+				t.Errorf("%s: revision %s was acknowledged, %q is there", id, revision, have[id])
+			}
+		}
 		for _, a := range c.Agents[:2] {
 			must(t, c.WaitNode(ctx, a.NodeID, "Ready", settle))
 		}

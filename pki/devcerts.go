@@ -196,10 +196,10 @@ func loadOrMakeCA(dir string, opt DevOptions) (*devAuthority, error) {
 		return nil, err
 	}
 	certPEM = pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der})
-	if err := writeFile(keyPath, keyPEM, 0o600); err != nil {
+	if err := WriteFile(keyPath, keyPEM, 0o600); err != nil {
 		return nil, err
 	}
-	if err := writeFile(certPath, certPEM, 0o644); err != nil {
+	if err := WriteFile(certPath, certPEM, 0o644); err != nil {
 		return nil, err
 	}
 	return &devAuthority{cert, key, certPEM}, nil
@@ -273,7 +273,7 @@ func (a *devAuthority) leaf(dir string, want *x509.Certificate, opt DevOptions) 
 		data []byte
 		mode os.FileMode
 	}{{p.Key, keyPEM, 0o600}, {p.Cert, certPEM, 0o644}, {p.CA, a.pem, 0o644}} {
-		if err := writeFile(f.path, f.data, f.mode); err != nil {
+		if err := WriteFile(f.path, f.data, f.mode); err != nil {
 			return p, false, err
 		}
 	}

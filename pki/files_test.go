@@ -219,7 +219,7 @@ func TestFilesFollowTheirFiles(t *testing.T) {
 	}
 	write := func(path string, data []byte) {
 		t.Helper()
-		if err := writeFile(path, data, 0o600); err != nil {
+		if err := WriteFile(path, data, 0o600); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -283,7 +283,7 @@ func TestServerFollowsItsFiles(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if err := writeFile(to, data, 0o600); err != nil {
+		if err := WriteFile(to, data, 0o600); err != nil {
 			t.Fatal(err)
 		}
 	}

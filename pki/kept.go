@@ -60,7 +60,7 @@ func (k Kept) Request(hosts []string) (keyPEM, csr []byte, err error) {
 		if keyPEM, csr, err = NewRequest(hosts); err != nil {
 			return nil, nil, err
 		}
-		return keyPEM, csr, writeFile(path, keyPEM, 0o600)
+		return keyPEM, csr, WriteFile(path, keyPEM, 0o600)
 	}
 	if err != nil {
 		return nil, nil, err
@@ -81,7 +81,7 @@ func (k Kept) Save(keyPEM, chainPEM, rootsPEM []byte) error {
 	if err := k.SaveRoots(rootsPEM); err != nil {
 		return err
 	}
-	if err := writeFile(filepath.Join(k.Dir, keptIdentity), append(bytes.Clone(chainPEM), keyPEM...), 0o600); err != nil {
+	if err := WriteFile(filepath.Join(k.Dir, keptIdentity), append(bytes.Clone(chainPEM), keyPEM...), 0o600); err != nil {
 		return err
 	}
 	if err := os.Remove(filepath.Join(k.Dir, keptPending)); err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -112,7 +112,7 @@ func (k Kept) SaveRoots(rootsPEM []byte) error {
 	if have, err := os.ReadFile(path); err == nil && bytes.Equal(have, rootsPEM) {
 		return nil
 	}
-	return writeFile(path, rootsPEM, 0o644)
+	return WriteFile(path, rootsPEM, 0o644)
 }
 
 // SaveFile replaces a file that nobody else may read; the folder is made.
@@ -120,7 +120,7 @@ func (k Kept) SaveFile(path string, data []byte) error {
 	if err := os.MkdirAll(k.Dir, 0o700); err != nil {
 		return err
 	}
-	return writeFile(path, data, 0o600)
+	return WriteFile(path, data, 0o600)
 }
 
 // SaveMembership remembers the cluster.
@@ -209,7 +209,7 @@ func (f CAFolder) write(root *Root, a *Authority) error {
 		} else {
 			data = EncodeCerts(w.cert.Raw)
 		}
-		if err := writeFile(filepath.Join(f.Dir, w.name), data, mode); err != nil {
+		if err := WriteFile(filepath.Join(f.Dir, w.name), data, mode); err != nil {
 			return err
 		}
 	}
@@ -278,7 +278,7 @@ func (f CAFolder) Replace(root *Root, a *Authority) (*Authority, error) {
 		if err != nil {
 			return nil, err
 		}
-		if err := writeFile(from[:len(from)-len(".pem")]+suffix+".pem", data, 0o600); err != nil {
+		if err := WriteFile(from[:len(from)-len(".pem")]+suffix+".pem", data, 0o600); err != nil {
 			return nil, err
 		}
 	}

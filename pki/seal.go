@@ -12,9 +12,6 @@ import (
 	"errors"
 	"fmt"
 	"hash"
-	"io/fs"
-	"os"
-	"path/filepath"
 	"strings"
 
 	"golang.org/x/crypto/chacha20poly1305"
@@ -41,8 +38,6 @@ const (
 	keySize    = 32
 	keyPrefix  = "persys-key-1"
 	sealPrefix = "sealed:1:"
-	// keyFileMax bounds what is read as a key file.
-	keyFileMax = 4096
 )
 
 // Key is a master secret of 32 bytes: the cluster key on schedulers, an
@@ -227,101 +222,4 @@ func ParseKey(text string) (*Key, error) {
 		return nil, fmt.Errorf("key: id %q does not belong to this key (%s)", parts[1], k.id)
 	}
 	return k, nil
-}
-
-// LoadKey reads a key file. The file must be regular and closed to group and
-// others (mode 0600 or less).
-func LoadKey(path string) (*Key, error) {
-	f, err := os.Open(path)
-	if err != nil {
-		return nil, fmt.Errorf("key file: %w", err)
-	}
-	defer f.Close()
-	st, err := f.Stat()
-	if err != nil {
-		return nil, fmt.Errorf("key file: %w", err)
-	}
-	if !st.Mode().IsRegular() {
-		return nil, fmt.Errorf("key file %s: not a regular file", path)
-	}
-	if perm := st.Mode().Perm(); perm&0o077 != 0 {
-		return nil, fmt.Errorf("key file %s: mode %04o lets others in, want 0600: run chmod 600 %s", path, perm, path)
-	}
-	if st.Size() > keyFileMax {
-		return nil, fmt.Errorf("key file %s: %d bytes, limit %d", path, st.Size(), keyFileMax)
-	}
-	b := make([]byte, st.Size())
-	if _, err := f.ReadAt(b, 0); err != nil && len(b) > 0 {
-		return nil, fmt.Errorf("key file %s: %w", path, err)
-	}
-	k, err := ParseKey(string(b))
-	if err != nil {
-		return nil, fmt.Errorf("key file %s: %w", path, err)
-	}
-	return k, nil
-}
-
-// LoadOrCreateKey reads a key file, or makes one with a new key when there is
-// none; created tells which. Of several callers at once one creates and all
-// get that key. The folder is made with mode 0700 when it is missing.
-func LoadOrCreateKey(path string) (k *Key, created bool, err error) {
-	k, err = LoadKey(path)
-	if !errors.Is(err, fs.ErrNotExist) {
-		return k, false, err
-	}
-	if k, err = NewKey(); err != nil {
-		return nil, false, err
-	}
-	err = k.store(path)
-	if errors.Is(err, fs.ErrExist) {
-		k, err = LoadKey(path)
-		return k, false, err
-	}
-	if err != nil {
-		return nil, false, err
-	}
-	return k, true, nil
-}
-
-// ImportKey writes an exported key to a key file. A file that already holds
-// this key is left alone; one that holds another is an error, because
-// replacing it would make what was sealed under it unreadable.
-func ImportKey(path, text string) (*Key, error) {
-	k, err := ParseKey(text)
-	if err != nil {
-		return nil, err
-	}
-	err = k.store(path)
-	if !errors.Is(err, fs.ErrExist) {
-		if err != nil {
-			return nil, err
-		}
-		return k, nil
-	}
-	old, err := LoadKey(path)
-	if err != nil {
-		return nil, err
-	}
-	if old.id != k.id {
-		return nil, fmt.Errorf("key file %s: holds key %s, not %s: move it away first", path, old.id, k.id)
-	}
-	return old, nil
-}
-
-// store creates the file whole or not at all; it fails with fs.ErrExist when
-// there is one.
-func (k *Key) store(path string) error {
-	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
-		return fmt.Errorf("key file: %w", err)
-	}
-	temp, err := writeTemp(path, []byte(k.Export()+"\n"), 0o600)
-	if err != nil {
-		return fmt.Errorf("key file: %w", err)
-	}
-	defer os.Remove(temp)
-	// A link refuses an existing name, a rename would replace it.
-	if err := os.Link(temp, path); err != nil {
-		return fmt.Errorf("key file: %w", err)
-	}
-	return syncDir(filepath.Dir(path))
 }

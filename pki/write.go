@@ -30,8 +30,8 @@ func writeTemp(path string, data []byte, mode os.FileMode) (string, error) {
 	return f.Name(), nil
 }
 
-// writeFile replaces a file whole: readers see the old or the new content.
-func writeFile(path string, data []byte, mode os.FileMode) error {
+// WriteFile replaces a file whole: readers see the old or the new content.
+func WriteFile(path string, data []byte, mode os.FileMode) error {
 	temp, err := writeTemp(path, data, mode)
 	if err != nil {
 		return err

@@ -161,6 +161,12 @@ func (s *Server) Enrol(ctx context.Context, req *clusterv1.EnrolRequest) (*clust
 // issue signs a certificate and has it admitted before anybody gets it.
 func (s *Server) issue(ctx context.Context, a *pki.Authority, csr []byte, admit *commandv1.Admit) (*pki.Issued, error) {
 	now := s.clock()
+	if rev, ok := s.store.View().RevokedIdentity(admit.GetRole(), admit.GetName()); ok && admit.GetToken() != "" {
+		// Certificates count in whole seconds: this one must be younger than the revocation.
+		if next := time.Unix(0, rev.At).Truncate(time.Second).Add(time.Second); next.After(now) {
+			now = next
+		}
+	}
 	issued, err := a.Sign(csr, pki.Identity{Role: pki.Role(admit.GetRole()), ID: admit.GetName()}, now, CertLife(pki.Role(admit.GetRole()), s.cfg.CertLife))
 	if err != nil {
 		return nil, errorf(KindInvalid, "%w", err)

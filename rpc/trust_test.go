@@ -359,7 +359,6 @@ func TestRenewAndRevoke(t *testing.T) {
 
 	_, _, err = w.enrol(0, w.token(&clusterv1.CreateTokenRequest{Role: "agent", Uses: 9}), "n1")
 	code(t, err, codes.PermissionDenied)
-	w.forward(2 * time.Second) // certificates count in seconds
 	back, _, err := w.enrol(0, w.token(&clusterv1.CreateTokenRequest{Role: "agent", Name: "n1"}), "n1")
 	ok(t, err)
 	_, err = controlv1.NewAgentControlClient(w.as(1, back)).Heartbeat(ctxFor(t), &controlv1.HeartbeatRequest{NodeId: "n1"})

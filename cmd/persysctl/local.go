@@ -79,32 +79,60 @@ func (c *cli) devCerts(dir string, o pki.DevOptions) error {
 func (c *cli) clusterKeyCommand() *cobra.Command {
 	cmd := &cobra.Command{Use: "cluster-key", Short: "Make or show the key that seals secrets", Args: args(0, 0),
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() }}
-	cmd.AddCommand(
-		&cobra.Command{
-			Use: "create FILE", Short: "Make a key in FILE, for every scheduler's SCHEDULER_CLUSTER_KEY_FILE", Args: args(1, 1, "FILE"),
-			RunE: func(_ *cobra.Command, args []string) error {
-				key, fresh, err := pki.LoadOrCreateKey(args[0])
-				if err != nil {
-					return failf(exitFailed, "", "%v", err)
-				}
-				if !fresh {
-					return failf(exitFailed, "", "%s holds key %s already; nothing was changed", args[0], key.ID())
-				}
-				writeLines(c.out, []string{args[0] + " holds key " + key.ID() + "; copy it to every scheduler, readable by it alone"})
-				return nil
-			},
+	passphrase := ""
+	open := func(path string) (pki.KeyFile, error) {
+		f := pki.KeyFile{Path: path}
+		if passphrase == "" {
+			return f, nil
+		}
+		text, err := os.ReadFile(passphrase)
+		if err != nil {
+			return f, failf(exitFailed, "", "--passphrase-file: %v", err)
+		}
+		p := pki.Passphrase(strings.TrimSpace(string(text)))
+		if err := p.Check(); err != nil {
+			return f, failf(exitUsage, "", "--passphrase-file %s: %v", passphrase, err)
+		}
+		f.Wrap = p
+		return f, nil
+	}
+	create := &cobra.Command{
+		Use: "create FILE", Short: "Make a key in FILE, for every scheduler's SCHEDULER_CLUSTER_KEY_FILE", Args: args(1, 1, "FILE"),
+		RunE: func(_ *cobra.Command, args []string) error {
+			f, err := open(args[0])
+			if err != nil {
+				return err
+			}
+			key, fresh, err := f.LoadOrCreate()
+			if err != nil {
+				return failf(exitFailed, "", "%v", err)
+			}
+			if !fresh {
+				return failf(exitFailed, "", "%s holds key %s already; nothing was changed", args[0], key.ID())
+			}
+			writeLines(c.out, []string{args[0] + " holds key " + key.ID() + "; copy it to every scheduler, readable by it alone"})
+			return nil
 		},
-		&cobra.Command{
-			Use: "show FILE", Short: "Show the id of the key in FILE, never the key", Args: args(1, 1, "FILE"),
-			RunE: func(_ *cobra.Command, args []string) error {
-				key, err := pki.LoadKey(args[0])
-				if err != nil {
-					return failf(exitFailed, "", "%v", err)
-				}
-				writeLines(c.out, []string{key.ID()})
-				return nil
-			},
-		})
+	}
+	show := &cobra.Command{
+		Use: "show FILE", Short: "Show the id of the key in FILE, never the key", Args: args(1, 1, "FILE"),
+		RunE: func(_ *cobra.Command, args []string) error {
+			f, err := open(args[0])
+			if err != nil {
+				return err
+			}
+			key, err := f.Load()
+			if err != nil {
+				return failf(exitFailed, "", "%v", err)
+			}
+			writeLines(c.out, []string{key.ID()})
+			return nil
+		},
+	}
+	for _, sub := range []*cobra.Command{create, show} {
+		sub.Flags().StringVar(&passphrase, "passphrase-file", "", "file with the passphrase that protects FILE, as SCHEDULER_CLUSTER_KEY_PASSPHRASE_FILE")
+	}
+	cmd.AddCommand(create, show)
 	return cmd
 }
 

@@ -293,6 +293,9 @@ func portOf(addr string) string {
 // Leaf are the certificate files of "<role>/<id>" with TLS.
 func (c *Cluster) Leaf(name string) pki.Paths { return c.certs.Leaf[name] }
 
+// SetLeaf gives "<role>/<id>" other certificate files, with TLS; before its first use.
+func (c *Cluster) SetLeaf(name string, p pki.Paths) { c.certs.Leaf[name] = p }
+
 // AdminDir is the folder in which the first scheduler leaves the admin's identity and
 // the first join tokens, with OwnCA.
 func (c *Cluster) AdminDir() string { return filepath.Join(c.Schedulers[0].DataDir, "admin") }

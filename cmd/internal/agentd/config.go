@@ -39,6 +39,8 @@ type Config struct {
 	Join     string            `env:"PERSYS_JOIN" flag:"join" yaml:"join" secret:"true" usage:"join token: gets a certificate with it at the first start, and keeps it beside the state"`
 	TLSPeers map[string]string `env:"PERSYS_TLS_PEERS" flag:"tls-peers" yaml:"tls_peers" usage:"certificates from elsewhere, CN or DNS name = role or role/id: control.example.com=scheduler"`
 
+	Vault vaultSettings
+
 	StatePath string `env:"PERSYS_STATE_PATH,PERSYS_STATE_STORE_PATH" flag:"state" yaml:"state_store_path" usage:"durable intent; default /var/lib/persys/state.db, or below XDG_STATE_HOME for users and -insecure"`
 
 	Schedulers        []string          `env:"PERSYS_SCHEDULER_ADDR" flag:"scheduler" yaml:"scheduler_addr" usage:"host:port of schedulers, comma separated; default 127.0.0.1:8085"`
@@ -104,7 +106,7 @@ func (c *Config) identity(ctx context.Context, node string, log *slog.Logger) (b
 		if _, err := enrol.Join(ctx, enrol.Options{Token: c.Join, Kept: kept, Role: pki.RoleAgent, Name: node, Hosts: hosts, Log: log}); err != nil {
 			return false, fmt.Errorf("PERSYS_JOIN: %w", err)
 		}
-	case !c.TLSEnabled || c.TLSCert != DefaultCert || !kept.Exists():
+	case !c.TLSEnabled || c.Vault.Enabled || c.TLSCert != DefaultCert || !kept.Exists():
 		if len(c.Schedulers) == 0 && c.Discovery == "" {
 			c.Schedulers = []string{DefaultScheduler}
 		}
@@ -189,6 +191,9 @@ func (c *Config) complete() error {
 	}
 	if c.Join != "" && (c.Insecure || !c.TLSEnabled) {
 		return errors.New("PERSYS_JOIN is set, but TLS is off: leave out -insecure and PERSYS_TLS_ENABLED=false")
+	}
+	if c.Join != "" && c.Vault.Enabled {
+		return errors.New("PERSYS_JOIN and PERSYS_VAULT_ENABLED=true are both set: set one of them")
 	}
 	if c.Join != "" && c.TLSCert != DefaultCert {
 		return fmt.Errorf("PERSYS_JOIN and PERSYS_TLS_CERT=%s are both set: set one of them", c.TLSCert)

@@ -60,6 +60,13 @@ func Run(ctx context.Context, cfg Config, version string, log *slog.Logger) erro
 	if err != nil {
 		return err
 	}
+	fromVault, err := cfg.vault(ctx, node, log)
+	if err != nil {
+		return err
+	}
+	if fromVault != nil {
+		defer alongside(ctx, fromVault.Run)()
+	}
 	var files *pki.Files
 	if cfg.TLSEnabled || !cfg.SchedulerInsecure {
 		if files, err = cfg.files(log); err != nil {
@@ -126,11 +133,7 @@ func Run(ctx context.Context, cfg Config, version string, log *slog.Logger) erro
 		defer conn.Close()
 		if keeps {
 			keeper := enrol.Keeper{Kept: cfg.kept(), Files: files, Conn: conn, Hosts: cfg.hosts(), Log: log}
-			kctx, stop := context.WithCancel(ctx)
-			var wg sync.WaitGroup
-			wg.Go(func() { keeper.Run(kctx) })
-			defer wg.Wait()
-			defer stop()
+			defer alongside(ctx, keeper.Run)()
 		}
 		acfg.Control = controlv1.NewAgentControlClient(conn)
 		acfg.SchedulerHint = hint(&cfg)
@@ -145,6 +148,17 @@ func Run(ctx context.Context, cfg Config, version string, log *slog.Logger) erro
 	}
 	defer a.Close()
 	return serve(ctx, a, httpLis, reg, log.With("node", node))
+}
+
+// alongside runs something until the function that it returns is called.
+func alongside(ctx context.Context, run func(context.Context)) (end func()) {
+	ctx, stop := context.WithCancel(ctx)
+	var wg sync.WaitGroup
+	wg.Go(func() { run(ctx) })
+	return func() {
+		stop()
+		wg.Wait()
+	}
 }
 
 func listen(setting, host string, port int) (net.Listener, error) {

@@ -67,7 +67,7 @@ type Config struct {
 	LogLevel  string `env:"PERSYS_LOG_LEVEL,LOG_LEVEL" flag:"log-level" yaml:"log.level" oneof:"debug,info,warn,error" default:"info" usage:"least level that is logged"`
 	LogFormat string `env:"LOG_FORMAT" flag:"log-format" yaml:"log_format" oneof:"text,json" default:"text" usage:"text or json"`
 
-	Vault   bool    `yaml:"vault.enabled" default:"false" usage:"must be false: certificates come from files"`
+	Vault   vaultSettings
 	Ignored ignored // the rest of the contract
 }
 
@@ -90,19 +90,6 @@ type ignored struct {
 	Forgery     string `env:"PERSYS_GATEWAY_FORGERY_GRPC_ADDR" yaml:"forgery.grpc_addr" usage:"ignored"`
 	ForgeryName string `env:"PERSYS_GATEWAY_FORGERY_GRPC_SERVER_NAME" yaml:"forgery.grpc_server_name" usage:"ignored"`
 	Loki        string `yaml:"log.loki_endpoint" usage:"ignored"`
-
-	VaultAddr     string `env:"PERSYS_GATEWAY_VAULT_ADDR" yaml:"vault.addr" usage:"ignored"`
-	VaultMethod   string `env:"PERSYS_GATEWAY_VAULT_AUTH_METHOD" yaml:"vault.auth_method" usage:"ignored"`
-	VaultToken    string `env:"PERSYS_GATEWAY_VAULT_TOKEN" yaml:"vault.token" secret:"true" usage:"ignored"`
-	VaultRole     string `env:"PERSYS_GATEWAY_VAULT_ROLE_ID" yaml:"vault.approle_id" usage:"ignored"`
-	VaultSecret   string `env:"PERSYS_GATEWAY_VAULT_SECRET_ID" yaml:"vault.approle_secret_id" secret:"true" usage:"ignored"`
-	VaultMount    string `yaml:"vault.pki_mount" usage:"ignored"`
-	VaultPKIRole  string `yaml:"vault.pki_role" usage:"ignored"`
-	VaultTTL      string `yaml:"vault.cert_ttl" usage:"ignored"`
-	VaultInterval string `yaml:"vault.retry_interval" usage:"ignored"`
-	VaultService  string `yaml:"vault.service_name" usage:"ignored"`
-	VaultDomain   string `yaml:"vault.service_domain" usage:"ignored"`
-	VaultBind     string `yaml:"vault.bind_host" usage:"ignored"`
 }
 
 // clusterFile is what the cluster file may hold.
@@ -130,9 +117,6 @@ const maxClusterFile = 1 << 20
 
 // complete fills what depends on other settings.
 func (c *Config) complete() error {
-	if c.Vault {
-		return errors.New("vault.enabled: this gateway takes its certificates from files (tls.cert_path, tls.key_path, tls.ca_path); set it to false")
-	}
 	host := ""
 	if c.Insecure {
 		host = "127.0.0.1"

@@ -16,7 +16,6 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
 
-	"github.com/persys/compute/cmd/internal/enrol"
 	"github.com/persys/compute/gateway"
 	"github.com/persys/compute/pki"
 	"github.com/persys/compute/rpc/dial"
@@ -43,7 +42,7 @@ type Server struct {
 	pubLis  net.Listener // nil: none
 	log     *slog.Logger
 	cleanup []func()
-	keep    *enrol.Keeper // nil: certificates from files, or none
+	keep    func(context.Context) // renews the certificate; nil: it is somebody else's to renew
 }
 
 // Start opens the ports. Errors name the setting. Call Run next.
@@ -57,8 +56,14 @@ func Start(ctx context.Context, cfg Config, version string, log *slog.Logger) (_
 			s.close()
 		}
 	}()
-	keeps, err := cfg.identity(ctx, log)
+	fromVault, err := cfg.vault(ctx, log)
 	if err != nil {
+		return nil, err
+	}
+	keeps := false
+	if fromVault != nil {
+		s.keep = fromVault.Run
+	} else if keeps, err = cfg.identity(ctx, log); err != nil {
 		return nil, err
 	}
 	mapping, err := pki.DefaultMapping("").With(cfg.TLSPeers)
@@ -79,9 +84,11 @@ func Start(ctx context.Context, cfg Config, version string, log *slog.Logger) (_
 		return nil, err
 	}
 	if keeps {
-		if s.keep, err = s.keeper(ctx, &cfg, files); err != nil {
+		k, err := s.keeper(ctx, &cfg, files)
+		if err != nil {
 			return nil, err
 		}
+		s.keep = k.Run
 	}
 	traces, err := telemetry.StartTraces(ctx, telemetry.TraceConfig{
 		Endpoint: cfg.OTLPEndpoint, Insecure: cfg.OTLPInsecure, Service: "persys-gateway", Version: version, Log: log,
@@ -185,7 +192,7 @@ func (s *Server) Run(ctx context.Context) error {
 	running := 2
 	if s.keep != nil {
 		running++
-		go func() { s.keep.Run(ctx); ended <- nil }()
+		go func() { s.keep(ctx); ended <- nil }()
 	}
 	go func() { s.gw.Run(ctx); ended <- nil }()
 	go func() { ended <- s.api.Serve(s.apiLis) }()

@@ -35,12 +35,16 @@ type Config struct {
 	// AdvertisePort replaces the gRPC port in what is published.
 	AdvertisePort int `env:"SCHEDULER_ADVERTISE_PORT" flag:"advertise-port" yaml:"advertise_port" kind:"port" min:"0" default:"0" usage:"published gRPC port; default GRPC_PORT"`
 
-	TLSCA      string            `env:"PERSYS_TLS_CA" flag:"tls-ca" yaml:"tls_ca" default:"/etc/persys/certs/persys-scheduler/ca.pem" usage:"CA bundle"`
-	TLSCert    string            `env:"PERSYS_TLS_CERT" flag:"tls-cert" yaml:"tls_cert" default:"/etc/persys/certs/persys-scheduler/persys_scheduler.crt" usage:"certificate"`
-	TLSKey     string            `env:"PERSYS_TLS_KEY" flag:"tls-key" yaml:"tls_key" default:"/etc/persys/certs/persys-scheduler/persys_scheduler-key.key" usage:"private key"`
-	TLSPeers   map[string]string `env:"PERSYS_TLS_PEERS" flag:"tls-peers" yaml:"tls_peers" usage:"certificates from elsewhere, CN or DNS name = role or role/id: node7.example.com=agent/node-7"`
-	ClusterKey string            `env:"SCHEDULER_CLUSTER_KEY_FILE" flag:"cluster-key-file" yaml:"cluster_key_file" usage:"key that seals secrets, 0600; default <data dir>/cluster.key"`
-	AgentTLS   string            `env:"SCHEDULER_AGENT_TLS_ENABLED" flag:"agent-tls" yaml:"agent_tls_enabled" oneof:"true,false" usage:"TLS towards agents; default: not -insecure"`
+	TLSCA         string            `env:"PERSYS_TLS_CA" flag:"tls-ca" yaml:"tls_ca" default:"/etc/persys/certs/persys-scheduler/ca.pem" usage:"CA bundle"`
+	TLSCert       string            `env:"PERSYS_TLS_CERT" flag:"tls-cert" yaml:"tls_cert" default:"/etc/persys/certs/persys-scheduler/persys_scheduler.crt" usage:"certificate"`
+	TLSKey        string            `env:"PERSYS_TLS_KEY" flag:"tls-key" yaml:"tls_key" default:"/etc/persys/certs/persys-scheduler/persys_scheduler-key.key" usage:"private key"`
+	TLSPeers      map[string]string `env:"PERSYS_TLS_PEERS" flag:"tls-peers" yaml:"tls_peers" usage:"certificates from elsewhere, CN or DNS name = role or role/id: node7.example.com=agent/node-7"`
+	ClusterKey    string            `env:"SCHEDULER_CLUSTER_KEY_FILE" flag:"cluster-key-file" yaml:"cluster_key_file" usage:"key that seals secrets, 0600; default <data dir>/cluster.key"`
+	KeyPassphrase string            `env:"SCHEDULER_CLUSTER_KEY_PASSPHRASE" yaml:"cluster_key_passphrase" secret:"true" usage:"protects the cluster key's file, 12 bytes or more; SCHEDULER_CLUSTER_KEY_PASSPHRASE_FILE names a file with it"`
+	KeyTransit    string            `env:"SCHEDULER_CLUSTER_KEY_TRANSIT" flag:"cluster-key-transit" yaml:"cluster_key_transit" usage:"name of a key of Vault's transit engine that protects the cluster key's file; PERSYS_VAULT_ADDR and the rest say which Vault"`
+	ExternalIP    string            `env:"PERSYS_EXTERNAL_IP" flag:"external-ip" yaml:"external_ip" usage:"another address that the certificate from Vault or the cluster's CA is made out to"`
+	Vault         vaultSettings
+	AgentTLS      string `env:"SCHEDULER_AGENT_TLS_ENABLED" flag:"agent-tls" yaml:"agent_tls_enabled" oneof:"true,false" usage:"TLS towards agents; default: not -insecure"`
 
 	HeartbeatInterval time.Duration `env:"SCHEDULER_HEARTBEAT_INTERVAL" flag:"heartbeat-interval" yaml:"heartbeat_interval" seconds:"true" default:"3s" min:"1s" max:"10m" usage:"what agents are told"`
 	NodeLease         time.Duration `env:"SCHEDULER_NODE_LEASE" flag:"node-lease" yaml:"node_lease" seconds:"true" default:"10s" min:"3s" max:"1h" usage:"silence after which a node is NotReady; at least 3 heartbeats"`
@@ -122,6 +126,9 @@ func (c *Config) complete() error {
 			return err
 		}
 		c.DataDir = dir
+	}
+	if c.ExternalIP != "" && net.ParseIP(c.ExternalIP) == nil {
+		return fmt.Errorf("PERSYS_EXTERNAL_IP %q must be an IP address", c.ExternalIP)
 	}
 	if c.ClusterKey == "" {
 		c.ClusterKey = filepath.Join(c.DataDir, "cluster.key")

@@ -27,6 +27,7 @@ import (
 // away before one is pinned: a leader may have died with its proposal under way.
 type keyring struct {
 	path  string
+	wrap  pki.Wrapper // protects what is in the files; nil: nothing
 	log   *slog.Logger
 	store *store.Store
 
@@ -50,21 +51,21 @@ type offer struct {
 // askKeys asks other schedulers for what they hold: the leader, or all of them.
 type askKeys func(ctx context.Context, leader bool) []offer
 
-func openKeyring(path string, st *store.Store, log *slog.Logger) (*keyring, error) {
-	k := &keyring{path: path, store: st, log: log, candidates: map[string]*pki.Key{}}
-	key, err := pki.LoadKey(path)
+func openKeyring(file pki.KeyFile, st *store.Store, log *slog.Logger) (*keyring, error) {
+	k := &keyring{path: file.Path, wrap: file.Wrap, store: st, log: log, candidates: map[string]*pki.Key{}}
+	key, err := file.Load()
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return nil, err
 	}
 	if err == nil {
 		k.key, k.shared = key, true
 	}
-	files, err := filepath.Glob(path + candidateSuffix + "*")
+	files, err := filepath.Glob(k.path + candidateSuffix + "*")
 	if err != nil {
 		return nil, err
 	}
-	for _, file := range files {
-		c, err := pki.LoadKey(file)
+	for _, path := range files {
+		c, err := k.file(path).Load()
 		if err != nil {
 			return nil, err
 		}
@@ -75,6 +76,8 @@ func openKeyring(path string, st *store.Store, log *slog.Logger) (*keyring, erro
 	}
 	return k, nil
 }
+
+func (k *keyring) file(path string) pki.KeyFile { return pki.KeyFile{Path: path, Wrap: k.wrap} }
 
 // Key implements rpc.Keys.
 func (k *keyring) Key() (*pki.Key, error) {
@@ -136,7 +139,7 @@ func (k *keyring) adopt(exported string) error {
 		}
 		return fmt.Errorf("%s holds key %s, not %s: move it away", k.path, k.key.ID(), key.ID())
 	}
-	if k.key, err = pki.ImportKey(k.path, exported); err != nil {
+	if k.key, err = k.file(k.path).Import(exported); err != nil {
 		return err
 	}
 	// Where something runs already, it was sealed with: a majority held it then.
@@ -224,7 +227,7 @@ func (k *keyring) keepCandidate(key *pki.Key) (*pki.Key, error) {
 	stored, ok := k.candidates[key.ID()]
 	if !ok {
 		var err error
-		if stored, err = pki.ImportKey(k.path+candidateSuffix+key.ID(), key.Export()); err != nil {
+		if stored, err = k.file(k.path + candidateSuffix + key.ID()).Import(key.Export()); err != nil {
 			return nil, err
 		}
 		k.candidates[key.ID()] = stored
@@ -242,7 +245,7 @@ func (k *keyring) promote() error {
 		return nil
 	}
 	if c := k.candidates[pinned]; c != nil && k.key == nil {
-		key, err := pki.ImportKey(k.path, c.Export())
+		key, err := k.file(k.path).Import(c.Export())
 		if err != nil {
 			return err
 		}

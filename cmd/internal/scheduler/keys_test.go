@@ -56,7 +56,7 @@ func (l *replicated) commit(_ context.Context, cmds ...fsm.Command) ([]fsm.Resul
 
 func (l *replicated) ring(dir string) *keyring {
 	l.t.Helper()
-	k, err := openKeyring(filepath.Join(dir, "cluster.key"), l.store, slog.New(slog.DiscardHandler))
+	k, err := openKeyring(pki.KeyFile{Path: filepath.Join(dir, "cluster.key")}, l.store, slog.New(slog.DiscardHandler))
 	if err != nil {
 		l.t.Fatal(err)
 	}

@@ -27,6 +27,7 @@ import (
 	"github.com/persys/compute/fsm"
 	"github.com/persys/compute/mirror"
 	"github.com/persys/compute/pki"
+	"github.com/persys/compute/pki/vault"
 	"github.com/persys/compute/rpc"
 	"github.com/persys/compute/sched"
 	"github.com/persys/compute/sched/leader"
@@ -56,6 +57,8 @@ type Replica struct {
 	metrics          *metrics
 	traces           *telemetry.Traces // nil = off
 	trust            *trust            // nil = certificates from files, or none
+	vault            *vault.Source     // nil = not from Vault
+	keyFile          pki.KeyFile
 }
 
 // Start opens every port and the Raft node. Errors name the setting. The caller
@@ -71,8 +74,16 @@ func Start(ctx context.Context, cfg Config, version string, log *slog.Logger) (_
 	}); err != nil {
 		return nil, err
 	}
-	if r.trust, err = r.cfg.identity(ctx, log); err != nil {
+	if r.keyFile, err = cfg.keyFile(); err != nil {
 		return nil, err
+	}
+	if r.vault, err = cfg.vault(ctx, log); err != nil {
+		return nil, err
+	}
+	if r.vault == nil {
+		if r.trust, err = r.cfg.identity(ctx, r.keyFile, log); err != nil {
+			return nil, err
+		}
 	}
 	cfg = r.cfg
 	if r.tls, err = cfg.files(); err != nil {
@@ -101,7 +112,7 @@ func Start(ctx context.Context, cfg Config, version string, log *slog.Logger) (_
 	if err := r.openNode(ctx); err != nil {
 		return nil, err
 	}
-	if r.keys, err = openKeyring(cfg.ClusterKey, r.node.Store(), log); err != nil {
+	if r.keys, err = openKeyring(r.keyFile, r.node.Store(), log); err != nil {
 		return nil, fmt.Errorf("SCHEDULER_CLUSTER_KEY_FILE: %w", err)
 	}
 	return r, r.openServer()
@@ -156,7 +167,7 @@ func (r *Replica) gossipKey() ([]byte, error) {
 	if r.cfg.Insecure {
 		return nil, nil
 	}
-	key, err := pki.LoadKey(r.cfg.ClusterKey)
+	key, err := r.keyFile.Load()
 	if errors.Is(err, os.ErrNotExist) {
 		return nil, fmt.Errorf("SCHEDULER_CLUSTER_KEY_FILE %q does not exist: make one with `persysctl cluster-key create FILE` and copy it to every scheduler", r.cfg.ClusterKey)
 	}
@@ -321,6 +332,12 @@ func (r *Replica) Run(ctx context.Context) error {
 			if err := r.keepIdentity(stop); err != nil && stop.Err() == nil {
 				cancel(fmt.Errorf("keeping the certificate: %w", err))
 			}
+			return nil
+		})
+	}
+	if r.vault != nil {
+		g.Go(func() error {
+			r.vault.Run(stop)
 			return nil
 		})
 	}

@@ -44,7 +44,7 @@ const defaultCert = "/etc/persys/certs/persys-scheduler/persys_scheduler.crt"
 // identity settles where this replica's certificate comes from: the PERSYS_TLS_*
 // files (nil), a CA that it makes itself (-init), a join token, or what one of the
 // latter two gave at an earlier start.
-func (c *Config) identity(ctx context.Context, log *slog.Logger) (*trust, error) {
+func (c *Config) identity(ctx context.Context, file pki.KeyFile, log *slog.Logger) (*trust, error) {
 	if c.Insecure {
 		if c.Init || c.hasToken() {
 			return nil, errors.New("-init and a join token are for clusters with certificates: leave out -insecure")
@@ -53,7 +53,7 @@ func (c *Config) identity(ctx context.Context, log *slog.Logger) (*trust, error)
 	}
 	t := &trust{
 		kept: pki.Kept{Dir: filepath.Join(c.DataDir, "tls")}, dir: c.DataDir, name: c.Name, life: c.CertLife, log: log,
-		hosts: enrol.Hosts(c.BindAddr, c.AdvertiseIP),
+		hosts: enrol.Hosts(c.BindAddr, c.AdvertiseIP, c.ExternalIP),
 	}
 	asked := c.Init || c.hasToken()
 	if asked && c.TLSCert != defaultCert {
@@ -68,14 +68,14 @@ func (c *Config) identity(ctx context.Context, log *slog.Logger) (*trust, error)
 	var err error
 	switch {
 	case c.hasToken():
-		err = t.join(ctx, c)
+		err = t.join(ctx, c, file)
 	case c.Init && !t.kept.Exists():
-		err = t.begin(c)
+		err = t.begin(c, file)
 	}
 	if err != nil {
 		return nil, err
 	}
-	if err := t.reissue(c.ClusterKey); err != nil {
+	if err := t.reissue(file); err != nil {
 		return nil, err
 	}
 	m, err := t.kept.Membership()
@@ -96,7 +96,7 @@ func (c *Config) identity(ctx context.Context, log *slog.Logger) (*trust, error)
 func (c *Config) hasToken() bool { return len(c.Join) == 1 && pki.IsJoinToken(c.Join[0]) }
 
 // join enrols with a token. The cluster key comes with the certificate.
-func (t *trust) join(ctx context.Context, c *Config) error {
+func (t *trust) join(ctx context.Context, c *Config, file pki.KeyFile) error {
 	token := c.Join[0]
 	c.Join = nil
 	j, err := enrol.Join(ctx, enrol.Options{Token: token, Kept: t.kept, Role: pki.RoleScheduler, Name: c.Name, Hosts: t.hosts, Log: t.log})
@@ -106,7 +106,7 @@ func (t *trust) join(ctx context.Context, c *Config) error {
 	if j.ClusterKey == "" {
 		return nil
 	}
-	if _, err := pki.ImportKey(c.ClusterKey, j.ClusterKey); err != nil {
+	if _, err := file.Import(j.ClusterKey); err != nil {
 		return fmt.Errorf("SCHEDULER_CLUSTER_KEY_FILE: %w", err)
 	}
 	return nil
@@ -114,8 +114,8 @@ func (t *trust) join(ctx context.Context, c *Config) error {
 
 // begin makes what a new cluster needs: a CA, or the one of a folder, the cluster
 // key, and a certificate for this replica.
-func (t *trust) begin(c *Config) error {
-	key, _, err := pki.LoadOrCreateKey(c.ClusterKey)
+func (t *trust) begin(c *Config, file pki.KeyFile) error {
+	key, _, err := file.LoadOrCreate()
 	if err != nil {
 		return fmt.Errorf("SCHEDULER_CLUSTER_KEY_FILE: %w", err)
 	}
@@ -223,7 +223,7 @@ func (r *remembered) open(key *pki.Key) (*pki.Authority, error) {
 }
 
 // reissue replaces a certificate that is over, or that was not finished.
-func (t *trust) reissue(keyPath string) error {
+func (t *trust) reissue(file pki.KeyFile) error {
 	leaf, err := t.kept.Leaf()
 	if err == nil && time.Now().Before(leaf.NotAfter) {
 		return nil
@@ -235,7 +235,7 @@ func (t *trust) reissue(keyPath string) error {
 	if rerr != nil || r == nil {
 		return errors.Join(rerr, enrol.Expired(t.kept, pki.RoleScheduler, t.name))
 	}
-	key, err := pki.LoadKey(keyPath)
+	key, err := file.Load()
 	if err != nil {
 		return fmt.Errorf("SCHEDULER_CLUSTER_KEY_FILE: %w", err)
 	}

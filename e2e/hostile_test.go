@@ -1,0 +1,469 @@
+package e2e
+
+import (
+	"context"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/pem"
+	"errors"
+	"fmt"
+	"io"
+	"math/big"
+	"net"
+	"net/url"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/credentials/insecure"
+	_ "google.golang.org/grpc/health/grpc_health_v1"
+	reflectionv1 "google.golang.org/grpc/reflection/grpc_reflection_v1"
+	_ "google.golang.org/grpc/reflection/grpc_reflection_v1alpha"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/reflect/protoreflect"
+	"google.golang.org/protobuf/reflect/protoregistry"
+	"google.golang.org/protobuf/types/dynamicpb"
+
+	agentv1 "github.com/persys/compute/api/agent/v1"
+	clusterv1 "github.com/persys/compute/api/cluster/v1"
+	controlv1 "github.com/persys/compute/api/control/v1"
+	"github.com/persys/compute/e2e/harness"
+	"github.com/persys/compute/pki"
+)
+
+// forger signs whatever it is asked for with the key of a development CA.
+type forger struct {
+	t    *testing.T
+	ca   tls.Certificate
+	pool *x509.CertPool
+}
+
+func newForger(t *testing.T, dir string) *forger {
+	t.Helper()
+	f := &forger{t: t, pool: x509.NewCertPool()}
+	f.ca = got[tls.Certificate](t)(tls.LoadX509KeyPair(filepath.Join(dir, "ca.pem"), filepath.Join(dir, "ca-key.pem")))
+	f.pool.AddCert(f.ca.Leaf)
+	return f
+}
+
+// cert is good from and until so far from now. who is <cluster>/<role>/<id>.
+func (f *forger) cert(who string, from, until time.Duration) tls.Certificate {
+	f.t.Helper()
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	must(f.t, err)
+	der, err := x509.CreateCertificate(rand.Reader, &x509.Certificate{
+		SerialNumber: big.NewInt(time.Now().UnixNano()), Subject: pkix.Name{CommonName: "forged"},
+		URIs: []*url.URL{got[*url.URL](f.t)(url.Parse("persys://" + who))}, IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)},
+		NotBefore: time.Now().Add(from), NotAfter: time.Now().Add(until), KeyUsage: x509.KeyUsageDigitalSignature,
+		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth, x509.ExtKeyUsageServerAuth},
+	}, f.ca.Leaf, key.Public(), f.ca.PrivateKey)
+	must(f.t, err)
+	return tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key}
+}
+
+// files writes a certificate where a program finds it.
+func (f *forger) files(c tls.Certificate) pki.Paths {
+	f.t.Helper()
+	dir := f.t.TempDir()
+	p := pki.Paths{CA: filepath.Join(dir, "ca.pem"), Cert: filepath.Join(dir, "cert.pem"), Key: filepath.Join(dir, "key.pem")}
+	der, err := x509.MarshalPKCS8PrivateKey(c.PrivateKey)
+	must(f.t, err)
+	for path, block := range map[string]*pem.Block{
+		p.CA: {Type: "CERTIFICATE", Bytes: f.ca.Leaf.Raw}, p.Cert: {Type: "CERTIFICATE", Bytes: c.Certificate[0]}, p.Key: {Type: "PRIVATE KEY", Bytes: der},
+	} {
+		must(f.t, os.WriteFile(path, pem.EncodeToMemory(block), 0o600))
+	}
+	return p
+}
+
+const day = 24 * time.Hour
+
+// TestHostilePeers: what comes to the ports of the real programs without being entitled
+// to it is not heard, and what answers in their place is not believed.
+func TestHostilePeers(t *testing.T) {
+	c := got[*harness.Cluster](t)(harness.Prepare(harness.Options{Binaries: raced(t), TLS: true, Schedulers: 1, SchedulerEnv: fast(nil)}))
+	guard(t, c)
+	up(t, c)
+	agent := got[*harness.Agent](t)(c.StartAgent(t.Context(), harness.AgentOptions{Simulate: true}))
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+	defer cancel()
+	dir := filepath.Join(c.Dir, "certs")
+	ours := newForger(t, dir)
+	elsewhere := filepath.Join(t.TempDir(), "other")
+	_, err := pki.DevCerts(elsewhere, pki.DevOptions{Cluster: "e2e", Users: []string{"x"}})
+	must(t, err)
+	theirs := newForger(t, elsewhere)
+	const scheduler = "e2e/scheduler/scheduler-1"
+
+	// call makes the least call that a port answers.
+	call := func(addr string, full string, req, resp proto.Message, creds credentials.TransportCredentials) error {
+		cc, err := grpc.NewClient("passthrough:///"+addr, grpc.WithTransportCredentials(creds), grpc.WithNoProxy())
+		must(t, err)
+		defer cc.Close()
+		cctx, cancel := context.WithTimeout(ctx, 3*time.Second)
+		defer cancel()
+		return cc.Invoke(cctx, full, req, resp)
+	}
+	ports := map[string]func(*tls.Config) error{
+		"the API": func(cfg *tls.Config) error {
+			return call(c.Schedulers[0].GRPC, clusterv1.Cluster_Status_FullMethodName, &clusterv1.StatusRequest{}, &clusterv1.StatusResponse{}, secured(cfg))
+		},
+		"an agent": func(cfg *tls.Config) error {
+			return call(agent.Addr, agentv1.AgentService_ListWorkloads_FullMethodName, &agentv1.ListWorkloadsRequest{}, &agentv1.ListWorkloadsResponse{}, secured(cfg))
+		},
+		"Raft": func(cfg *tls.Config) error { return greet(ctx, c.Schedulers[0].Raft, cfg) },
+	}
+	as := func(cert tls.Certificate) *tls.Config {
+		return &tls.Config{Certificates: []tls.Certificate{cert}, InsecureSkipVerify: true, MinVersion: tls.VersionTLS12}
+	}
+	old := as(ours.cert(scheduler, -time.Hour, day))
+	old.MaxVersion = tls.VersionTLS12
+	everywhere := []string{"the API", "an agent", "Raft"}
+	for _, tc := range []struct {
+		name    string
+		cfg     *tls.Config
+		refused []string
+	}{
+		{"a good certificate", as(ours.cert(scheduler, -time.Hour, day)), nil},
+		{"a certificate of another CA", as(theirs.cert(scheduler, -time.Hour, day)), everywhere},
+		{"one that expired", as(ours.cert(scheduler, -2*day, -time.Minute)), everywhere},
+		{"one that is not valid yet", as(ours.cert(scheduler, time.Minute, day)), everywhere},
+		{"one of another cluster", as(ours.cert("other/scheduler/scheduler-1", -time.Hour, day)), everywhere},
+		{"one with two identities' worth of nonsense", as(ours.cert("e2e/root/x", -time.Hour, day)), everywhere},
+		{"an agent's", as(ours.cert("e2e/agent/node-b", -time.Hour, day)), []string{"an agent", "Raft"}},
+		{"a user's", as(ours.cert("e2e/user/somebody", -time.Hour, day)), []string{"Raft"}},
+		{"a gateway's", as(ours.cert("e2e/gateway/gateway", -time.Hour, day)), []string{"Raft"}},
+		{"none", &tls.Config{InsecureSkipVerify: true}, everywhere},
+		{"a good one over TLS 1.2", old, everywhere},
+		{"plain text", nil, everywhere},
+	} {
+		for port, try := range ports {
+			t.Run(tc.name+" at "+port, func(t *testing.T) {
+				err := try(tc.cfg)
+				if want := slices.Contains(tc.refused, port); (err != nil) != want {
+					t.Errorf("got %v, want a refusal: %v", err, want)
+				}
+			})
+		}
+	}
+
+	for _, tc := range []struct {
+		name, says string
+		cfg        *tls.Config
+	}{
+		{"of another CA", "certificate", as(theirs.cert(scheduler, -time.Hour, day))},
+		{"that expired", "expired", as(ours.cert(scheduler, -2*day, -time.Minute))},
+		{"that is not valid yet", "not yet valid", as(ours.cert(scheduler, time.Minute, day))},
+		{"of an agent", "want role scheduler", as(ours.cert("e2e/agent/node-b", -time.Hour, day))},
+		{"over TLS 1.2", "TLS 1.3", old},
+		{"that is none", "", nil},
+	} {
+		t.Run("persysctl believes no certificate "+tc.name, func(t *testing.T) {
+			addr, heard := impostor(t, tc.cfg)
+			var out strings.Builder
+			code := got[int](t)(c.RunCtl(ctx, c.CtlEnv(addr), &out, &out, "--rpc-timeout-seconds", "2", "list"))
+			if code == 0 || !strings.Contains(out.String(), tc.says) {
+				t.Errorf("code %d, want %q: %s", code, tc.says, out.String())
+			}
+			if n := heard(); n > 0 {
+				t.Errorf("it was told %d calls", n)
+			}
+		})
+	}
+	t.Run("an agent with the certificate of another node does not become it", func(t *testing.T) {
+		a := got[*harness.Agent](t)(c.NewAgent(harness.AgentOptions{Simulate: true, NodeID: "node-c"}))
+		p := ours.files(ours.cert("e2e/agent/node-b", -time.Hour, day))
+		set(a.Process, map[string]string{"PERSYS_TLS_CA": p.CA, "PERSYS_TLS_CERT": p.Cert, "PERSYS_TLS_KEY": p.Key})
+		must(t, a.Start())
+		must(t, harness.Poll(ctx, settle, "its log", func(context.Context) error { return saysOneOf(a.Process, "may not act as node") }))
+		must(t, a.Kill())
+	})
+	t.Run("a compromised agent has the calls of its own node and no others", func(t *testing.T) { compromised(t, c, agent) })
+	t.Run("and everything still works", func(t *testing.T) {
+		apply(t, c, "after", contentSpec("x"))
+		got[*controlv1.WorkloadView](t)(c.WaitWorkload(ctx, "after", settle, running))
+	})
+}
+
+// secured: nil is plain text.
+func secured(cfg *tls.Config) credentials.TransportCredentials {
+	if cfg == nil {
+		return insecure.NewCredentials()
+	}
+	return credentials.NewTLS(cfg.Clone())
+}
+
+// greet shakes hands with the Raft port, and waits for what it says to a peer that
+// says nothing: an entitled one is waited for.
+func greet(ctx context.Context, addr string, cfg *tls.Config) error {
+	var d net.Dialer
+	conn, err := d.DialContext(ctx, "tcp", addr)
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	if err := conn.SetDeadline(time.Now().Add(time.Second)); err != nil {
+		return err
+	}
+	if cfg == nil {
+		_, err = conn.Write([]byte("GET / HTTP/1.1\r\n\r\n"))
+	} else {
+		secure := tls.Client(conn, cfg)
+		conn, err = secure, secure.HandshakeContext(ctx)
+	}
+	if err == nil {
+		_, err = conn.Read(make([]byte, 1))
+	}
+	var waited net.Error
+	if errors.As(err, &waited) && waited.Timeout() {
+		return nil
+	}
+	return err
+}
+
+// impostor answers gRPC on a port of its own, as nobody who should be believed. It
+// counts the calls that it is told.
+func impostor(t *testing.T, cfg *tls.Config) (addr string, heard func() int) {
+	t.Helper()
+	calls := make(chan string, 100)
+	opts := []grpc.ServerOption{grpc.UnknownServiceHandler(func(_ any, s grpc.ServerStream) error {
+		name, _ := grpc.MethodFromServerStream(s)
+		calls <- name
+		return status.Error(codes.Unavailable, "a lie")
+	})}
+	if cfg != nil {
+		cfg = cfg.Clone()
+		cfg.NextProtos = []string{"h2"}
+		opts = append(opts, grpc.Creds(credentials.NewTLS(cfg)))
+	}
+	s := grpc.NewServer(opts...)
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	must(t, err)
+	ended := make(chan error, 1)
+	go func() { ended <- s.Serve(l) }()
+	t.Cleanup(func() {
+		s.Stop()
+		must(t, <-ended)
+	})
+	return l.Addr().String(), func() int { return len(calls) }
+}
+
+// compromised makes every call that the real programs serve, as the reflection service
+// lists them, with the certificate of another agent than the one that runs.
+func compromised(t *testing.T, c *harness.Cluster, victim *harness.Agent) {
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	allowed := allowedTo(t, "agent")
+	methods := 0
+	for _, target := range []struct{ addr, ids string }{{c.Schedulers[0].GRPC, "node-b"}, {victim.Addr, victim.NodeID}} {
+		files := got[*pki.Files](t)(c.Files("agent/node-b"))
+		cc, err := grpc.NewClient("passthrough:///"+target.addr, grpc.WithNoProxy(),
+			grpc.WithTransportCredentials(credentials.NewTLS(files.ClientConfig(pki.Peer{Hosts: []string{"127.0.0.1"}}))))
+		must(t, err)
+		defer cc.Close()
+		for _, m := range served(t, ctx, cc) {
+			full := fmt.Sprintf("/%s/%s", m.Parent().FullName(), m.Name())
+			methods++
+			may := allowed[full] || m.Parent().FullName() == "grpc.health.v1.Health" || full == agentv1.AgentService_HealthCheck_FullMethodName ||
+				strings.HasPrefix(full, "/grpc.reflection.")
+			// Nothing is in the request, then what would make it act as another node.
+			for _, node := range []string{"", victim.NodeID} {
+				req := dynamicpb.NewMessage(m.Input())
+				foreign := named(req, node)
+				err := invoke(ctx, cc, full, m, req)
+				switch denied := status.Code(err) == codes.PermissionDenied; {
+				case !may && !denied:
+					t.Errorf("%s for %q: %v, want PermissionDenied", full, node, err)
+				case may && node == "" && denied:
+					t.Errorf("%s is the agent's to call: %v", full, err)
+				case may && foreign && !denied && full != controlv1.AgentControl_GetNode_FullMethodName:
+					t.Errorf("%s as node %s: %v, want PermissionDenied", full, node, err)
+				}
+			}
+		}
+	}
+	if methods < 60 {
+		t.Errorf("only %d methods were found", methods)
+	}
+	// The messages of a control stream are judged one by one.
+	control := controlv1.NewAgentControlClient(got[*grpc.ClientConn](t)(c.Dial(c.Schedulers[0].GRPC, "agent/node-b")))
+	stream, err := control.ControlStream(ctx)
+	must(t, err)
+	for _, m := range []*controlv1.ControlMessage{
+		{Message: &controlv1.ControlMessage_Register{Register: &controlv1.RegisterNodeRequest{NodeId: victim.NodeID}}},
+		{Message: &controlv1.ControlMessage_Heartbeat{Heartbeat: &controlv1.HeartbeatRequest{NodeId: victim.NodeID}}},
+		{Message: &controlv1.ControlMessage_Apply{Apply: &controlv1.ApplyWorkloadRequest{WorkloadId: "x"}}},
+		{Message: &controlv1.ControlMessage_Delete{Delete: &controlv1.DeleteWorkloadRequest{WorkloadId: "x"}}},
+	} {
+		must(t, stream.Send(m))
+		r, err := stream.Recv()
+		must(t, err)
+		if codes.Code(r.GetError().GetCode()) != codes.PermissionDenied {
+			t.Errorf("%T: %v, want PermissionDenied", m.GetMessage(), r)
+		}
+	}
+	must(t, stream.CloseSend())
+}
+
+// allowedTo reads the calls of a role from the table's golden file.
+func allowedTo(t *testing.T, role string) map[string]bool {
+	t.Helper()
+	root := got[string](t)(harness.Root(t.Context()))
+	text, err := os.ReadFile(filepath.Join(root, "rpc", "testdata", "permissions.golden"))
+	must(t, err)
+	out, column := map[string]bool{}, -1
+	for line := range strings.Lines(string(text)) {
+		words := strings.Fields(line)
+		if column < 0 {
+			column = slices.Index(words, role)
+			continue
+		}
+		if len(words) > column && words[column] == "yes" {
+			out[words[0]] = true
+		}
+	}
+	if len(out) < 3 {
+		t.Fatalf("the golden file allows %s: %v", role, out)
+	}
+	return out
+}
+
+// served lists the methods that a program serves.
+func served(t *testing.T, ctx context.Context, cc *grpc.ClientConn) []protoreflect.MethodDescriptor {
+	t.Helper()
+	stream, err := reflectionv1.NewServerReflectionClient(cc).ServerReflectionInfo(ctx)
+	must(t, err)
+	must(t, stream.Send(&reflectionv1.ServerReflectionRequest{MessageRequest: &reflectionv1.ServerReflectionRequest_ListServices{}}))
+	resp, err := stream.Recv()
+	must(t, err)
+	must(t, stream.CloseSend())
+	var out []protoreflect.MethodDescriptor
+	for _, s := range resp.GetListServicesResponse().GetService() {
+		d, err := protoregistry.GlobalFiles.FindDescriptorByName(protoreflect.FullName(s.GetName()))
+		if err != nil {
+			t.Fatalf("%s: %v", s.GetName(), err)
+		}
+		methods := d.(protoreflect.ServiceDescriptor).Methods()
+		for i := range methods.Len() {
+			out = append(out, methods.Get(i))
+		}
+	}
+	return out
+}
+
+// named fills the fields that say which node is meant, and reports whether there are any.
+func named(req *dynamicpb.Message, node string) bool {
+	found := false
+	for _, name := range []protoreflect.Name{"node_id", "node"} {
+		f := req.Descriptor().Fields().ByName(name)
+		if f != nil && f.Kind() == protoreflect.StringKind && f.Cardinality() != protoreflect.Repeated {
+			found = true
+			if node != "" {
+				req.Set(f, protoreflect.ValueOfString(node))
+			}
+		}
+	}
+	return found && node != ""
+}
+
+// invoke makes one call, and takes the first answer.
+func invoke(ctx context.Context, cc *grpc.ClientConn, full string, m protoreflect.MethodDescriptor, req proto.Message) error {
+	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
+	defer cancel()
+	resp := dynamicpb.NewMessage(m.Output())
+	if !m.IsStreamingClient() && !m.IsStreamingServer() {
+		return cc.Invoke(ctx, full, req, resp)
+	}
+	s, err := cc.NewStream(ctx, &grpc.StreamDesc{ClientStreams: m.IsStreamingClient(), ServerStreams: m.IsStreamingServer()}, full)
+	if err != nil {
+		return err
+	}
+	if err := s.SendMsg(req); err != nil && !errors.Is(err, io.EOF) {
+		return err
+	}
+	if err := s.CloseSend(); err != nil {
+		return err
+	}
+	if err := s.RecvMsg(resp); !errors.Is(err, io.EOF) {
+		return err
+	}
+	return nil
+}
+
+// TestClocksOffByAnHour: one scheduler is an hour ahead, one an hour behind, and so is
+// the agent; the one ahead leads and dies, so that the state's clock is ahead of all.
+func TestClocksOffByAnHour(t *testing.T) {
+	if err := harness.CanShiftClock(); err != nil {
+		if os.Getenv("CI") == "true" {
+			t.Fatal(err)
+		}
+		t.Skipf("SKIPPED, NOTHING TESTED: %v", err)
+	}
+	c := start(t, harness.Options{Binaries: raced(t), OwnCA: true, Clocks: []time.Duration{0, time.Hour, -time.Hour}, SchedulerEnv: fast(nil)})
+	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
+	defer cancel()
+	newAgent := func(node, token string, clock time.Duration) *harness.Agent {
+		t.Helper()
+		a := got[*harness.Agent](t)(c.NewAgent(harness.AgentOptions{Simulate: true, NodeID: node}))
+		a.Args, a.Clock = []string{"--join", token}, clock
+		must(t, a.Start())
+		must(t, c.WaitNode(ctx, node, "Ready", settle))
+		return a
+	}
+	late := newAgent("late", c.Token("agent"), -time.Hour)
+	lead := func(i int) {
+		t.Helper()
+		must(t, harness.Poll(ctx, settle, "leadership of "+c.Schedulers[i].Name, func(ctx context.Context) error {
+			admin, err := c.AnyAdmin(ctx)
+			if err != nil {
+				return err
+			}
+			if _, err := admin.TransferLeadership(ctx, &clusterv1.TransferLeadershipRequest{Replica: c.Schedulers[i].Name}); err != nil {
+				return err
+			}
+			if now, err := c.WaitLeader(ctx, electionLimit); err != nil || now != i {
+				return fmt.Errorf("%d leads: %w", now, err)
+			}
+			return nil
+		}))
+	}
+	lead(1)
+	apply(t, c, "ahead", contentSpec("x"))
+	got[*controlv1.WorkloadView](t)(c.WaitWorkload(ctx, "ahead", settle, running))
+	res := got[harness.CtlResult](t)(c.Ctl(ctx, "identity", "revoke", "agent/nobody", "--reason", "ahead", "--yes"))
+	must(t, c.Schedulers[1].Kill())
+
+	lead(2) // an hour behind, and two behind the state
+	apply(t, c, "behind", contentSpec("y"))
+	got[*controlv1.WorkloadView](t)(c.WaitWorkload(ctx, "behind", settle, running))
+	if res.Code != 0 {
+		t.Errorf("revoke: %s", res.Stderr)
+	}
+	t.Run("tokens and certificates that are made then are good", func(t *testing.T) {
+		res := got[harness.CtlResult](t)(c.Ctl(ctx, "token", "create", "--role", "agent", "--name", "nobody"))
+		if res.Code != 0 {
+			t.Fatalf("token: %s", res.Stderr)
+		}
+		// The name was revoked by the clock that was ahead: the new certificate is younger all the same.
+		newAgent("nobody", strings.TrimSpace(res.Stdout), 0)
+	})
+	t.Run("leases go by durations", func(t *testing.T) {
+		must(t, late.Pause())
+		must(t, c.WaitNode(ctx, "late", "NotReady", settle))
+		must(t, late.Continue())
+		must(t, c.WaitNode(ctx, "late", "Ready", settle))
+	})
+	must(t, c.Schedulers[1].Start())
+	must(t, c.WaitReady(ctx, 2*settle))
+}

@@ -1,0 +1,297 @@
+package pki
+
+import (
+	"crypto/rand"
+	"encoding/base64"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"golang.org/x/crypto/chacha20poly1305"
+	"golang.org/x/crypto/scrypt"
+)
+
+const (
+	// keyFileMax bounds what is read as a key file.
+	keyFileMax = 4096
+	// wrapPrefix begins a key file whose key is not in it as it is:
+	// persys-wrapped-key-1.<kind>.<what the Wrapper made>.
+	wrapPrefix = "persys-wrapped-key-1."
+)
+
+// Wrapper protects the key in a key file: who has the file has not got the key.
+type Wrapper interface {
+	// Kind names it in the file: lower-case letters.
+	Kind() string
+	// Wrap makes one line of printable ASCII without spaces.
+	Wrap(plain []byte) (string, error)
+	Unwrap(wrapped string) ([]byte, error)
+}
+
+// KeyFile is a file that holds a Key, closed to group and others.
+type KeyFile struct {
+	Path string
+	// Wrap protects what the file holds; nil: the file's mode is all. A file that is
+	// not protected yet is replaced by one that is when it is loaded.
+	Wrap Wrapper
+}
+
+// LoadKey reads a key file that nothing else protects.
+func LoadKey(path string) (*Key, error) { return KeyFile{Path: path}.Load() }
+
+// LoadOrCreateKey reads a key file that nothing else protects, or makes one.
+func LoadOrCreateKey(path string) (k *Key, created bool, err error) {
+	return KeyFile{Path: path}.LoadOrCreate()
+}
+
+// ImportKey writes an exported key to a file that nothing else protects.
+func ImportKey(path, text string) (*Key, error) { return KeyFile{Path: path}.Import(text) }
+
+// Load reads the key. The file must be regular and closed to group and others (mode
+// 0600 or less).
+func (f KeyFile) Load() (*Key, error) {
+	text, err := f.read()
+	if err != nil {
+		return nil, err
+	}
+	k, err := f.parse(text)
+	if err != nil {
+		return nil, fmt.Errorf("key file %s: %w", f.Path, err)
+	}
+	if f.Wrap != nil && !strings.HasPrefix(text, wrapPrefix) {
+		if err := f.protect(k); err != nil {
+			return nil, fmt.Errorf("key file %s: protecting it by %s: %w", f.Path, f.Wrap.Kind(), err)
+		}
+	}
+	return k, nil
+}
+
+func (f KeyFile) read() (string, error) {
+	file, err := os.Open(f.Path)
+	if err != nil {
+		return "", fmt.Errorf("key file: %w", err)
+	}
+	defer file.Close()
+	st, err := file.Stat()
+	if err != nil {
+		return "", fmt.Errorf("key file: %w", err)
+	}
+	if !st.Mode().IsRegular() {
+		return "", fmt.Errorf("key file %s: not a regular file", f.Path)
+	}
+	if perm := st.Mode().Perm(); perm&0o077 != 0 {
+		return "", fmt.Errorf("key file %s: mode %04o lets others in, want 0600: run chmod 600 %s", f.Path, perm, f.Path)
+	}
+	if st.Size() > keyFileMax {
+		return "", fmt.Errorf("key file %s: %d bytes, limit %d", f.Path, st.Size(), keyFileMax)
+	}
+	b := make([]byte, st.Size())
+	if _, err := file.ReadAt(b, 0); err != nil && len(b) > 0 {
+		return "", fmt.Errorf("key file %s: %w", f.Path, err)
+	}
+	return strings.TrimSpace(string(b)), nil
+}
+
+// parse reads the text of a key file. Errors never hold the key.
+func (f KeyFile) parse(text string) (*Key, error) {
+	rest, wrapped := strings.CutPrefix(text, wrapPrefix)
+	if !wrapped {
+		return ParseKey(text)
+	}
+	kind, body, _ := strings.Cut(rest, ".")
+	if f.Wrap == nil || f.Wrap.Kind() != kind {
+		return nil, fmt.Errorf("the key in it is protected by %s, which is not set up here", clipWord(kind))
+	}
+	plain, err := f.Wrap.Unwrap(body)
+	if err != nil {
+		return nil, err
+	}
+	return ParseKey(string(plain))
+}
+
+func clipWord(s string) string {
+	if len(s) > 16 || strings.Trim(s, "abcdefghijklmnopqrstuvwxyz") != "" {
+		return "something unknown"
+	}
+	return s
+}
+
+// protect replaces a file that holds the key as it is, once it is sure that what
+// replaces it can be read.
+func (f KeyFile) protect(k *Key) error {
+	text, err := f.text(k)
+	if err != nil {
+		return err
+	}
+	again, err := f.parse(text)
+	if err != nil {
+		return err
+	}
+	if again.id != k.id {
+		return errors.New("what was protected is not what comes back")
+	}
+	return WriteFile(f.Path, []byte(text+"\n"), 0o600)
+}
+
+// text is what the file holds.
+func (f KeyFile) text(k *Key) (string, error) {
+	if f.Wrap == nil {
+		return k.Export(), nil
+	}
+	body, err := f.Wrap.Wrap([]byte(k.Export()))
+	if err != nil {
+		return "", err
+	}
+	return wrapPrefix + f.Wrap.Kind() + "." + body, nil
+}
+
+// LoadOrCreate reads the file, or makes one with a new key when there is none; created
+// tells which. Of several callers at once one creates and all get that key. The folder
+// is made with mode 0700 when it is missing.
+func (f KeyFile) LoadOrCreate() (k *Key, created bool, err error) {
+	k, err = f.Load()
+	if !errors.Is(err, fs.ErrNotExist) {
+		return k, false, err
+	}
+	if k, err = NewKey(); err != nil {
+		return nil, false, err
+	}
+	err = f.store(k)
+	if errors.Is(err, fs.ErrExist) {
+		k, err = f.Load()
+		return k, false, err
+	}
+	if err != nil {
+		return nil, false, err
+	}
+	return k, true, nil
+}
+
+// Import writes an exported key. A file that already holds this key is left alone; one
+// that holds another is an error, because replacing it would make what was sealed
+// under it unreadable.
+func (f KeyFile) Import(text string) (*Key, error) {
+	k, err := ParseKey(text)
+	if err != nil {
+		return nil, err
+	}
+	err = f.store(k)
+	if !errors.Is(err, fs.ErrExist) {
+		if err != nil {
+			return nil, err
+		}
+		return k, nil
+	}
+	old, err := f.Load()
+	if err != nil {
+		return nil, err
+	}
+	if old.id != k.id {
+		return nil, fmt.Errorf("key file %s: holds key %s, not %s: move it away first", f.Path, old.id, k.id)
+	}
+	return old, nil
+}
+
+// store creates the file whole or not at all; it fails with fs.ErrExist when
+// there is one.
+func (f KeyFile) store(k *Key) error {
+	text, err := f.text(k)
+	if err != nil {
+		return fmt.Errorf("key file: %w", err)
+	}
+	if err := os.MkdirAll(filepath.Dir(f.Path), 0o700); err != nil {
+		return fmt.Errorf("key file: %w", err)
+	}
+	temp, err := writeTemp(f.Path, []byte(text+"\n"), 0o600)
+	if err != nil {
+		return fmt.Errorf("key file: %w", err)
+	}
+	defer os.Remove(temp)
+	// A link refuses an existing name, a rename would replace it.
+	if err := os.Link(temp, f.Path); err != nil {
+		return fmt.Errorf("key file: %w", err)
+	}
+	return syncDir(filepath.Dir(f.Path))
+}
+
+// Passphrase is a Wrapper: the key in the file is sealed under one that scrypt makes of
+// a passphrase.
+type Passphrase string
+
+// String hides the passphrase.
+func (Passphrase) String() string { return Redacted }
+
+// GoString hides the passphrase.
+func (Passphrase) GoString() string { return Redacted }
+
+const (
+	// passphraseLeast is the shortest one that is taken.
+	passphraseLeast = 12
+	// scrypt with N = 2^15, r = 8, p = 1 takes about 0.1 s and 32 MiB.
+	scryptN, scryptR, scryptP = 1 << 15, 8, 1
+	scryptSalt                = 16
+)
+
+// ErrPassphrase: the passphrase is not the one that the file was made with.
+var ErrPassphrase = errors.New("the passphrase is wrong, or the file was changed")
+
+// Check refuses one that is easily guessed.
+func (p Passphrase) Check() error {
+	if len(p) < passphraseLeast {
+		return fmt.Errorf("a passphrase of %d bytes, want %d or more", len(p), passphraseLeast)
+	}
+	return nil
+}
+
+// Kind implements Wrapper.
+func (Passphrase) Kind() string { return "scrypt" }
+
+func (p Passphrase) key(salt []byte) ([]byte, error) {
+	return scrypt.Key([]byte(p), salt, scryptN, scryptR, scryptP, chacha20poly1305.KeySize)
+}
+
+// Wrap implements Wrapper.
+func (p Passphrase) Wrap(plain []byte) (string, error) {
+	if err := p.Check(); err != nil {
+		return "", err
+	}
+	box := make([]byte, scryptSalt+chacha20poly1305.NonceSizeX)
+	if _, err := rand.Read(box); err != nil {
+		return "", err
+	}
+	salt, nonce := box[:scryptSalt], box[scryptSalt:]
+	key, err := p.key(salt)
+	if err != nil {
+		return "", err
+	}
+	seal, err := chacha20poly1305.NewX(key)
+	if err != nil {
+		return "", err
+	}
+	return base64.RawURLEncoding.EncodeToString(seal.Seal(box, nonce, plain, []byte(wrapPrefix))), nil
+}
+
+// Unwrap implements Wrapper.
+func (p Passphrase) Unwrap(wrapped string) ([]byte, error) {
+	box, err := base64.RawURLEncoding.Strict().DecodeString(wrapped)
+	if err != nil || len(box) < scryptSalt+chacha20poly1305.NonceSizeX+chacha20poly1305.Overhead {
+		return nil, errors.New("key: bad base64, or cut short")
+	}
+	salt, rest := box[:scryptSalt], box[scryptSalt:]
+	key, err := p.key(salt)
+	if err != nil {
+		return nil, err
+	}
+	seal, err := chacha20poly1305.NewX(key)
+	if err != nil {
+		return nil, err
+	}
+	plain, err := seal.Open(nil, rest[:chacha20poly1305.NonceSizeX], rest[chacha20poly1305.NonceSizeX:], []byte(wrapPrefix))
+	if err != nil {
+		return nil, ErrPassphrase
+	}
+	return plain, nil
+}
