@@ -3,6 +3,7 @@ package agent
 import (
 	"context"
 	"encoding/json"
+	"net"
 	"net/http"
 	"strings"
 
@@ -14,6 +15,7 @@ import (
 
 	agentv1 "github.com/persys/compute/api/agent/v1"
 	"github.com/persys/compute/pki"
+	"github.com/persys/compute/rpc/guard"
 )
 
 // permit lets schedulers and the admin drive this agent, and everybody else whom the CA knows only
@@ -53,14 +55,40 @@ func (a *Agent) permit(ctx context.Context, method string, mapping pki.Mapping) 
 
 // authorize makes every call pass permit.
 func (a *Agent) authorize(mapping pki.Mapping) []grpc.ServerOption {
+	hosts := guard.NewPeers(a.cfg.Limits, a.metrics.limited)
+	enter := func(ctx context.Context) (*guard.Entry, error) {
+		p, ok := peer.FromContext(ctx)
+		if !ok {
+			return nil, nil
+		}
+		host, _, err := net.SplitHostPort(p.Addr.String())
+		if err != nil {
+			host = p.Addr.String()
+		}
+		e, err := hosts.Enter(guard.Peer{Kind: "host", Name: host})
+		if err != nil {
+			return nil, status.Error(codes.ResourceExhausted, err.Error())
+		}
+		return e, nil
+	}
 	return []grpc.ServerOption{
 		grpc.ChainUnaryInterceptor(func(ctx context.Context, req any, info *grpc.UnaryServerInfo, next grpc.UnaryHandler) (any, error) {
+			e, err := enter(ctx)
+			if err != nil {
+				return nil, err
+			}
+			defer e.Leave()
 			if err := a.permit(ctx, info.FullMethod, mapping); err != nil {
 				return nil, err
 			}
 			return next(ctx, req)
 		}),
 		grpc.ChainStreamInterceptor(func(srv any, stream grpc.ServerStream, info *grpc.StreamServerInfo, next grpc.StreamHandler) error {
+			e, err := enter(stream.Context())
+			if err != nil {
+				return err
+			}
+			defer e.Leave()
 			if err := a.permit(stream.Context(), info.FullMethod, mapping); err != nil {
 				return err
 			}

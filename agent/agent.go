@@ -18,6 +18,7 @@ import (
 	"github.com/persys/compute/agent/driver"
 	"github.com/persys/compute/agent/usage"
 	"github.com/persys/compute/agent/volume"
+	"github.com/persys/compute/rpc/guard"
 )
 
 // Agent runs the workloads of one machine. New opens its file, Run does the work.
@@ -253,14 +254,15 @@ func (a *Agent) spawn(fn func()) { a.tasks.Go(fn) }
 
 // serve starts the API on l and ends it with ctx.
 func (a *Agent) serve(ctx context.Context, l net.Listener, failed chan<- error) {
-	options := a.cfg.ServerOptions
+	options := append(guard.ServerOptions(), a.cfg.ServerOptions...)
+	options = append(options, grpc.ChainUnaryInterceptor(guard.Unary(a.log)), grpc.ChainStreamInterceptor(guard.Stream(a.log)))
 	if a.cfg.Authorize != nil {
 		options = append(options, a.authorize(*a.cfg.Authorize)...)
 	}
 	a.server = grpc.NewServer(options...)
 	a.Register(a.server)
 	a.spawn(func() {
-		if err := a.server.Serve(l); err != nil && ctx.Err() == nil {
+		if err := a.server.Serve(guard.Listen(l, a.cfg.Limits, a.metrics.limited)); err != nil && ctx.Err() == nil {
 			failed <- fmt.Errorf("agent: serving %s: %w", l.Addr(), err)
 		}
 	})

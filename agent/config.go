@@ -22,6 +22,7 @@ import (
 
 	controlv1 "github.com/persys/compute/api/control/v1"
 	"github.com/persys/compute/pki"
+	"github.com/persys/compute/rpc/guard"
 
 	"github.com/persys/compute/agent/driver"
 	"github.com/persys/compute/agent/volume"
@@ -94,6 +95,8 @@ type Config struct {
 	// ServerOptions (credentials, interceptors).
 	Listener      net.Listener
 	ServerOptions []grpc.ServerOption
+	// Limits of the API's port; calls count by host, where there are certificates.
+	Limits guard.Limits
 	// Tracer makes the spans of what an order leads to; nil = none.
 	Tracer trace.Tracer
 	// Authorize, when set, maps client certificates to identities and lets schedulers and the

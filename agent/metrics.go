@@ -27,6 +27,14 @@ type metrics struct {
 	gcDeleted                                     *prometheus.CounterVec
 	heartbeats                                    *prometheus.CounterVec
 	fenced                                        prometheus.Counter
+	tooMany                                       *prometheus.CounterVec
+}
+
+// limited counts what a limit refused.
+func (m *metrics) limited(reason string) {
+	if m != nil {
+		m.tooMany.WithLabelValues(reason).Inc()
+	}
 }
 
 // Metrics lists what an agent exports, Go's and the process's own collectors
@@ -54,6 +62,7 @@ func describeMetrics(a *Agent) *metrics {
 		deleteSeconds:    s.Histogram("workload_delete_duration_seconds", "Time of one delete.", buckets),
 		reconcileSeconds: s.Histogram("workload_reconcile_duration_seconds", "Time of one look at everything.", buckets),
 		runtimeHealth:    s.Gauges("runtime_health_status", "1 when the runtime is healthy, else 0.", "runtime_type"),
+		tooMany:          s.Counters("refused_by_limit_total", "Calls and connections that a limit refused: rate and concurrency of one host, connections in all, or of one host.", "reason"),
 		errors:           s.Counters("errors_total", "Failures by class.", "error_code"),
 		taskExecutions:   s.Counters("task_executions_total", "Tasks ended.", "type", "status"),
 		taskFailures:     s.Counters("task_failures_total", "Tasks failed.", "type"),

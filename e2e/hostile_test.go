@@ -14,6 +14,7 @@ import (
 	"io"
 	"math/big"
 	"net"
+	"net/http"
 	"net/url"
 	"os"
 	"path/filepath"
@@ -92,7 +93,8 @@ const day = 24 * time.Hour
 // TestHostilePeers: what comes to the ports of the real programs without being entitled
 // to it is not heard, and what answers in their place is not believed.
 func TestHostilePeers(t *testing.T) {
-	c := got[*harness.Cluster](t)(harness.Prepare(harness.Options{Binaries: raced(t), TLS: true, Schedulers: 1, SchedulerEnv: fast(nil)}))
+	c := got[*harness.Cluster](t)(harness.Prepare(harness.Options{Binaries: raced(t), TLS: true, Schedulers: 1,
+		SchedulerEnv: fast(map[string]string{"SCHEDULER_LIMIT_CONNECTIONS_PER_HOST": "64"})}))
 	guard(t, c)
 	up(t, c)
 	agent := got[*harness.Agent](t)(c.StartAgent(t.Context(), harness.AgentOptions{Simulate: true}))
@@ -190,10 +192,81 @@ func TestHostilePeers(t *testing.T) {
 		must(t, a.Kill())
 	})
 	t.Run("a compromised agent has the calls of its own node and no others", func(t *testing.T) { compromised(t, c, agent) })
+	t.Run("a flood of connections that say nothing hurts only its own host", func(t *testing.T) {
+		d := net.Dialer{LocalAddr: &net.TCPAddr{IP: net.IPv4(127, 0, 0, 2)}}
+		var flood []net.Conn
+		defer func() {
+			for _, conn := range flood {
+				_ = conn.Close()
+			}
+		}()
+		for i := range 400 {
+			conn, err := d.DialContext(ctx, "tcp", c.Schedulers[0].GRPC)
+			must(t, err)
+			flood = append(flood, conn)
+			if i%2 == 0 { // the beginning of a ClientHello, and no more
+				_, _ = conn.Write([]byte{0x16, 0x03, 0x01, 0x02, 0x00, 0x01}) // it may be closed already
+			}
+		}
+		st, err := c.Status(ctx, 0)
+		must(t, err)
+		if st.GetNodesReady() != 1 {
+			t.Errorf("%d nodes are Ready", st.GetNodesReady())
+		}
+		apply(t, c, "flooded", contentSpec("x"))
+		must(t, harness.Poll(ctx, settle, "the flood to be counted", func(ctx context.Context) error {
+			text, err := scrape(ctx, c.Schedulers[0].HTTP)
+			if err == nil && !strings.Contains(text, `persys_scheduler_refused_by_limit_total{reason="host"} 336`) {
+				err = errors.New("not 400-64 refusals")
+			}
+			return err
+		}))
+		// Those that were let in are gone when their handshake has taken too long.
+		must(t, harness.Poll(ctx, settle, "the end of the slow handshakes", func(ctx context.Context) error {
+			for i, conn := range flood[:64] {
+				_ = conn.SetReadDeadline(time.Now().Add(time.Millisecond))
+				if _, err := conn.Read(make([]byte, 64)); errors.Is(err, os.ErrDeadlineExceeded) {
+					return fmt.Errorf("connection %d is open", i)
+				}
+			}
+			return nil
+		}))
+	})
+	t.Run("a request that is told one header at a time is given up", func(t *testing.T) {
+		for _, addr := range []string{c.Schedulers[0].HTTP, agent.HTTP} {
+			var d net.Dialer
+			conn, err := d.DialContext(ctx, "tcp", addr)
+			must(t, err)
+			defer conn.Close()
+			began := time.Now()
+			_, err = conn.Write([]byte("GET /health HTTP/1.1\r\nHost: x\r\n"))
+			for err == nil && time.Since(began) < settle {
+				time.Sleep(100 * time.Millisecond)
+				_, err = conn.Write([]byte("X-Slow: 1\r\n"))
+			}
+			if err == nil {
+				t.Errorf("%s still reads after %s", addr, settle)
+			}
+		}
+	})
 	t.Run("and everything still works", func(t *testing.T) {
 		apply(t, c, "after", contentSpec("x"))
 		got[*controlv1.WorkloadView](t)(c.WaitWorkload(ctx, "after", settle, running))
 	})
+}
+
+func scrape(ctx context.Context, addr string) (string, error) {
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+addr+"/metrics", nil)
+	if err != nil {
+		return "", err
+	}
+	resp, err := http.DefaultClient.Do(req)
+	if err != nil {
+		return "", err
+	}
+	defer resp.Body.Close()
+	text, err := io.ReadAll(resp.Body)
+	return string(text), err
 }
 
 // secured: nil is plain text.
@@ -297,7 +370,9 @@ func compromised(t *testing.T, c *harness.Cluster, victim *harness.Agent) {
 		t.Errorf("only %d methods were found", methods)
 	}
 	// The messages of a control stream are judged one by one.
-	control := controlv1.NewAgentControlClient(got[*grpc.ClientConn](t)(c.Dial(c.Schedulers[0].GRPC, "agent/node-b")))
+	cc := got[*grpc.ClientConn](t)(c.Dial(c.Schedulers[0].GRPC, "agent/node-b"))
+	defer cc.Close()
+	control := controlv1.NewAgentControlClient(cc)
 	stream, err := control.ControlStream(ctx)
 	must(t, err)
 	for _, m := range []*controlv1.ControlMessage{

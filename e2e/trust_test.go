@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -69,16 +70,28 @@ func TestFiveCommands(t *testing.T) {
 		must(t, c.WaitReady(ctx, 2*settle))
 	})
 	t.Run("files are for nobody else", func(t *testing.T) {
-		for _, dir := range []string{c.Schedulers[0].DataDir, c.Agents[0].StatePath + ".tls"} {
+		for _, dir := range []string{c.Schedulers[0].DataDir, c.Schedulers[1].DataDir, filepath.Dir(c.Agents[0].StatePath)} {
 			must(t, filepath.WalkDir(dir, func(path string, d os.DirEntry, err error) error {
-				if err != nil || d.IsDir() || !strings.Contains(path, "key") && !strings.Contains(path, "identity.pem") && !strings.Contains(path, "token") && !strings.Contains(path, "authority") {
+				if err != nil {
 					return err
 				}
 				st, err := d.Info()
-				if err == nil && st.Mode().Perm() != 0o600 {
-					t.Errorf("%s has mode %o", path, st.Mode().Perm())
+				if err != nil {
+					return err
 				}
-				return err
+				want := os.FileMode(0o600)
+				switch {
+				case strings.HasPrefix(path, c.Agents[0].SimDir):
+					return nil // the engine is not ours
+				case d.IsDir():
+					want = 0o700
+				case slices.Contains([]string{"ca.pem", "root.pem", "issuing.pem"}, d.Name()):
+					want = 0o644 // certificates
+				}
+				if got := st.Mode().Perm(); got&^want != 0 {
+					t.Errorf("%s has mode %o, want %o", path, got, want)
+				}
+				return nil
 			}))
 		}
 	})

@@ -21,6 +21,7 @@ import (
 	controlv1 "github.com/persys/compute/api/control/v1"
 	"github.com/persys/compute/pki"
 	"github.com/persys/compute/rpc/dial"
+	"github.com/persys/compute/rpc/guard"
 )
 
 // Options say whom a gateway serves and how it reaches the schedulers.
@@ -46,8 +47,10 @@ type Options struct {
 	// ProxyScheduler and ProxyEnabled are only shown by /health.
 	ProxyScheduler string
 	ProxyEnabled   bool
-	Registry       *prometheus.Registry
-	Log            *slog.Logger
+	// Limits of each host's requests.
+	Limits   guard.Limits
+	Registry *prometheus.Registry
+	Log      *slog.Logger
 }
 
 // Gateway is the HTTP face of some clusters. Create it with New, serve its
@@ -58,6 +61,7 @@ type Gateway struct {
 	first    *backend   // the default
 	hooks    *receiver
 	metrics  metrics
+	hosts    *guard.Peers
 	control  controlv1.AgentControlClient
 	handler  http.Handler
 	ctx      context.Context
@@ -78,7 +82,7 @@ func New(ctx context.Context, opt Options) (*Gateway, error) {
 	if opt.Registry == nil {
 		opt.Registry = prometheus.NewRegistry()
 	}
-	g := &Gateway{opt: opt, control: controlv1.NewAgentControlClient(routed{}), metrics: newMetrics()}
+	g := &Gateway{opt: opt, control: controlv1.NewAgentControlClient(routed{}), metrics: newMetrics(), hosts: guard.NewPeers(opt.Limits, nil)}
 	opt.Registry.MustRegister(g.metrics.Set)
 	g.ctx, g.cancel = context.WithCancel(ctx)
 	for _, c := range opt.Clusters {
@@ -188,6 +192,17 @@ func (g *Gateway) outermost(listener string, next http.Handler) http.Handler {
 			}
 			g.metrics.observe(r, listener, seen, time.Since(start))
 		}()
+		host, _, err := net.SplitHostPort(r.RemoteAddr)
+		if err != nil {
+			host = r.RemoteAddr
+		}
+		entry, err := g.hosts.Enter(guard.Peer{Kind: "host", Name: host})
+		if err != nil {
+			seen.Header().Set("Retry-After", "1")
+			refuse(seen, http.StatusTooManyRequests, err.Error())
+			return
+		}
+		defer entry.Leave()
 		r.Body = http.MaxBytesReader(w, r.Body, MaxBody)
 		next.ServeHTTP(seen, r)
 	})

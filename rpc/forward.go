@@ -19,6 +19,7 @@ import (
 
 	clusterv1 "github.com/persys/compute/api/cluster/v1"
 	"github.com/persys/compute/rpc/dial"
+	"github.com/persys/compute/rpc/guard"
 )
 
 // unary is the spine of every call: who is it, may it, who answers it.
@@ -27,6 +28,11 @@ func (s *Server) unary(ctx context.Context, req any, info *grpc.UnaryServerInfo,
 	if err != nil {
 		return nil, edge("", err)
 	}
+	entry, err := s.enter(who)
+	if err != nil {
+		return nil, edge("", err)
+	}
+	defer entry.Leave()
 	m, err := s.authorize(who, info.FullMethod)
 	c := &call{caller: who, method: m}
 	ctx, cancel := withDeadline(withCall(ctx, c))
@@ -265,6 +271,11 @@ func (s *Server) stream(srv any, ss grpc.ServerStream, info *grpc.StreamServerIn
 	if err != nil {
 		return edge("", err)
 	}
+	entry, err := s.enter(who)
+	if err != nil {
+		return edge("", err)
+	}
+	defer entry.Leave()
 	m, err := s.authorize(who, info.FullMethod)
 	c := &call{caller: who, method: m}
 	if err != nil {
@@ -293,7 +304,7 @@ func (s *Server) whileTrusted(ctx context.Context, full string, h func(context.C
 	defer cancel()
 	done := make(chan error, 1)
 	go func() {
-		done <- s.survive(full, func() error { return h(ctx) })
+		done <- guard.Survive(s.log, full, func() error { return h(ctx) })
 	}()
 	lost := make(chan error, 1)
 	go func() { lost <- s.cfg.TLS.Await(ctx, info.State) }()

@@ -2,8 +2,8 @@ package rpc
 
 import (
 	"context"
+	"errors"
 	"net"
-	"runtime/debug"
 	"strings"
 
 	"google.golang.org/grpc/codes"
@@ -16,12 +16,14 @@ import (
 	"github.com/persys/compute/fsm"
 	"github.com/persys/compute/pki"
 	"github.com/persys/compute/rpc/dial"
+	"github.com/persys/compute/rpc/guard"
 )
 
 // caller is who makes a call and how it came here.
 type caller struct {
 	id        pki.Identity // on whose behalf; zero: nobody that we know
 	forwarded bool         // one hop is behind it
+	relayed   bool         // and a scheduler's certificate says so
 	from      string       // address of whoever made the call
 }
 
@@ -110,13 +112,13 @@ func (s *Server) identify(ctx context.Context) (caller, error) {
 		from = clipFrom(v)
 	}
 	if text == stranger {
-		return caller{forwarded: true, from: from}, nil
+		return caller{forwarded: true, relayed: true, from: from}, nil
 	}
 	on, err := pki.ParseIdentity(text)
 	if err != nil {
 		return caller{}, errorf(KindInvalid, "%s: %w", dial.KeyForwardedIdentity, err)
 	}
-	return caller{id: on, forwarded: true, from: from}, nil
+	return caller{id: on, forwarded: true, relayed: true, from: from}, nil
 }
 
 // hostOf is the address without the port, which says nothing a minute later.
@@ -213,4 +215,22 @@ func first(md metadata.MD, key string) string {
 	return ""
 }
 
-func stack() string { return string(debug.Stack()) }
+// enter counts a call of a caller. Schedulers pass on the calls of everybody, which
+// were counted where they came in; under -insecure everybody is one and the same.
+func (s *Server) enter(c caller) (*guard.Entry, error) {
+	if s.cfg.TLS == nil || c.relayed || c.id.Role == pki.RoleScheduler {
+		return nil, nil
+	}
+	who := guard.Peer{Kind: string(c.id.Role), Name: c.id.ID}
+	if c.id.IsZero() {
+		who = guard.Peer{Kind: "host", Name: c.from}
+	}
+	e, err := s.callers.Enter(who)
+	switch {
+	case errors.Is(err, guard.ErrRate):
+		return nil, errorf(KindBusy, "%w: at most %d (SCHEDULER_LIMIT_CALLS); try again in a moment", err, s.cfg.Limits.Calls)
+	case err != nil:
+		return nil, errorf(KindBusy, "%w: at most %d (SCHEDULER_LIMIT_CONCURRENT)", err, s.cfg.Limits.Concurrent)
+	}
+	return e, nil
+}

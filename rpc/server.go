@@ -3,7 +3,6 @@ package rpc
 import (
 	"context"
 	"crypto/tls"
-	"fmt"
 	"log/slog"
 	"sync/atomic"
 	"time"
@@ -22,6 +21,7 @@ import (
 	"github.com/persys/compute/fsm/store"
 	"github.com/persys/compute/pki"
 	"github.com/persys/compute/rpc/dial"
+	"github.com/persys/compute/rpc/guard"
 	"github.com/persys/compute/sched"
 )
 
@@ -97,6 +97,11 @@ type Config struct {
 	Shard   string
 	Version string
 
+	// Limits of each caller, schedulers aside, where there is TLS; Limited is told of
+	// what was refused by them.
+	Limits  guard.Limits
+	Limited func(reason string)
+
 	HoldWrites time.Duration // 3 s: how long a call waits for a leader
 	HoldReads  time.Duration // 1 s: then a read that asked for no level is stale
 
@@ -130,6 +135,7 @@ type Server struct {
 	bundle  atomic.Pointer[bundle]
 	// What strangers may have written into the log.
 	joins, refusals *rate.Limiter
+	callers         *guard.Peers
 }
 
 // NewServer builds the gRPC server with every service registered; the caller
@@ -155,6 +161,7 @@ func NewServer(cfg Config) (*Server, error) {
 		store: cfg.Replica.Store(), log: cfg.Logger, now: cfg.Now,
 		peers: newPeers(cfg.TLS, cfg.PeerDial...), health: health.NewServer(), started: cfg.Now(),
 		joins: rate.NewLimiter(joinRate, joinBurst), refusals: rate.NewLimiter(refusalRate, refusalBurst),
+		callers: guard.NewPeers(cfg.Limits, cfg.Limited),
 	}
 	opts := []grpc.ServerOption{
 		grpc.ForceServerCodecV2(dial.Codec()),
@@ -168,10 +175,10 @@ func NewServer(cfg Config) (*Server, error) {
 		grpc.NumStreamWorkers(512),
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: time.Second, PermitWithoutStream: true}),
 		grpc.KeepaliveParams(keepalive.ServerParameters{Time: 10 * time.Second, Timeout: 5 * time.Second}),
-		grpc.ChainUnaryInterceptor(append(cfg.Interceptors, s.recoverUnary, s.unary)...),
-		grpc.ChainStreamInterceptor(append(cfg.StreamInts, s.recoverStream, s.stream)...),
+		grpc.ChainUnaryInterceptor(append(cfg.Interceptors, guard.Unary(cfg.Logger), s.unary)...),
+		grpc.ChainStreamInterceptor(append(cfg.StreamInts, guard.Stream(cfg.Logger), s.stream)...),
 	}
-	opts = append(opts, cfg.Server...)
+	opts = append(append(opts, guard.ServerOptions()...), cfg.Server...)
 	if cfg.TLS != nil {
 		// Connections are made anew now and then, with the certificates of the day.
 		opts = append(opts, grpc.KeepaliveParams(keepalive.ServerParameters{
@@ -228,29 +235,4 @@ func (s *Server) Close(d time.Duration) {
 		<-done
 	}
 	s.peers.close()
-}
-
-// recoverUnary turns a panic in one call into an Internal error of that call.
-func (s *Server) recoverUnary(ctx context.Context, req any, info *grpc.UnaryServerInfo, h grpc.UnaryHandler) (resp any, err error) {
-	err = s.survive(info.FullMethod, func() error {
-		resp, err = h(ctx, req)
-		return err
-	})
-	return resp, err
-}
-
-func (s *Server) recoverStream(srv any, ss grpc.ServerStream, info *grpc.StreamServerInfo, h grpc.StreamHandler) error {
-	return s.survive(info.FullMethod, func() error { return h(srv, ss) })
-}
-
-// survive runs a call; a panic in it is an Internal error of this call, and of no
-// other.
-func (s *Server) survive(full string, call func() error) (err error) {
-	defer func() {
-		if p := recover(); p != nil {
-			s.log.Error("a call panicked", "method", full, "panic", fmt.Sprint(p), "stack", stack())
-			err = errorf(KindInternal, "the replica failed while it handled %s; it is logged there", full)
-		}
-	}()
-	return call()
 }

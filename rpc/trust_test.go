@@ -23,6 +23,7 @@ import (
 	"github.com/persys/compute/fsm"
 	"github.com/persys/compute/pki"
 	"github.com/persys/compute/rpc/dial"
+	"github.com/persys/compute/rpc/guard"
 )
 
 // ownCA is a group of two whose certificates come from the CA in its state.
@@ -51,7 +52,9 @@ func (w *ownCA) forward(d time.Duration) {
 	w.ahead += d
 }
 
-func newOwnCA(t testing.TB) *ownCA {
+func newOwnCA(t testing.TB) *ownCA { return newOwnCAWith(t, func(*Config) {}) }
+
+func newOwnCAWith(t testing.TB, change func(*Config)) *ownCA {
 	t.Helper()
 	w := &ownCA{t: t}
 	var err error
@@ -65,6 +68,7 @@ func newOwnCA(t testing.TB) *ownCA {
 		c.Gossip = func() []string { return []string{"10.0.0.1:8088"} }
 		w.key, err = c.Keys.Key()
 		ok(t, err)
+		change(c)
 	})
 	w.raise()
 	w.do(&commandv1.Command{Body: &commandv1.Command_PinClusterKey{PinClusterKey: &commandv1.PinClusterKey{KeyId: w.key.ID()}}})
@@ -515,3 +519,47 @@ func TestStreamsOfARevokedIdentityEnd(t *testing.T) {
 
 // anyMessage takes what a stream brings, and reads none of it.
 type anyMessage struct{ emptypb.Empty }
+
+// One caller's calls are bounded; another's, and those of schedulers, are not hurt.
+func TestCallersAreBounded(t *testing.T) {
+	refused := map[string]int{}
+	var mu sync.Mutex
+	w := newOwnCAWith(t, func(c *Config) {
+		c.Limits = guard.Limits{Calls: 5, Concurrent: 2}
+		c.Limited = func(r string) { mu.Lock(); refused[r]++; mu.Unlock() }
+	})
+	greedy := clusterv1.NewClusterClient(w.as(1, w.holds(pki.Identity{Role: pki.RoleUser, ID: "greedy"})))
+	var last error
+	for range 30 {
+		_, last = greedy.Status(ctxFor(t), &clusterv1.StatusRequest{})
+	}
+	code(t, last, codes.ResourceExhausted)
+	if !strings.Contains(last.Error(), "SCHEDULER_LIMIT_CALLS") {
+		t.Errorf("it does not say which setting: %v", last)
+	}
+	modest := clusterv1.NewClusterClient(w.as(1, w.holds(pki.Identity{Role: pki.RoleUser, ID: "modest"})))
+	_, err := modest.Status(ctxFor(t), &clusterv1.StatusRequest{})
+	ok(t, err)
+	for range 30 {
+		_, err := clusterv1.NewClusterClient(w.as(1, w.files[0])).Status(ctxFor(t), &clusterv1.StatusRequest{})
+		ok(t, err)
+	}
+	var streams []clusterv1.Cluster_EventsClient
+	for range 3 {
+		s, err := modest.Events(ctxFor(t), &clusterv1.EventsRequest{Follow: true, Tail: 1})
+		ok(t, err)
+		streams = append(streams, s)
+	}
+	ended := 0
+	for _, s := range streams {
+		if _, err := s.Recv(); status.Code(err) == codes.ResourceExhausted {
+			ended++
+		}
+	}
+	is(t, "streams beyond the limit", ended, 1)
+	mu.Lock()
+	defer mu.Unlock()
+	if refused[guard.ReasonRate] == 0 || refused[guard.ReasonConcurrency] != 1 {
+		t.Errorf("counted: %v", refused)
+	}
+}

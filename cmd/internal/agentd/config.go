@@ -61,17 +61,21 @@ type Config struct {
 	DockerConf string `env:"DOCKER_CONFIG" flag:"docker-config" yaml:"docker_config" usage:"folder of the Docker config.json whose registry credentials are used too; default: ~/.docker, none = do not look"`
 	Simulate   string `env:"PERSYS_SIMULATE" flag:"simulate" yaml:"simulate" usage:"folder of a simulated engine that is used instead of Docker; nothing really runs"`
 
-	LocalRoot   string            `env:"PERSYS_STORAGE_LOCAL_ROOT" flag:"storage-local-root" yaml:"storage_local_root" usage:"local volumes, the node's default pool; default: volumes/local, beside the state file"`
-	Pools       map[string]string `env:"PERSYS_STORAGE_POOLS" flag:"storage-pools" yaml:"storage_pools" usage:"further pools for local volumes, name=folder: fast=/mnt/nvme,bulk=/srv/bulk"`
-	NFSRoot     string            `env:"PERSYS_STORAGE_NFS_STAGE_ROOT" flag:"storage-nfs-stage-root" yaml:"storage_nfs_stage_dir" usage:"where the NFS export is mounted; default: volumes/nfs, beside the state file"`
-	NFSServer   string            `env:"PERSYS_STORAGE_NFS_SERVER" flag:"storage-nfs-server" yaml:"storage_nfs_server" usage:"NFS server; with an export, volumes of driver nfs are offered"`
-	NFSExport   string            `env:"PERSYS_STORAGE_NFS_EXPORT" flag:"storage-nfs-export" yaml:"storage_nfs_export" usage:"path on the NFS server; every volume is a folder of it"`
-	NFSOptions  string            `env:"PERSYS_STORAGE_NFS_MOUNT_OPTIONS" flag:"storage-nfs-options" yaml:"storage_nfs_options" usage:"options of mount, such as vers=4.2,hard"`
-	CephRoot    string            `env:"PERSYS_STORAGE_CEPH_STAGE_ROOT" flag:"storage-ceph-stage-root" yaml:"storage_ceph_stage_dir" usage:"where Ceph images are mounted; default: volumes/ceph-rbd, beside the state file"`
-	CephCluster string            `env:"PERSYS_STORAGE_CEPH_CLUSTER" flag:"storage-ceph-cluster" yaml:"storage_ceph_cluster" usage:"name of the Ceph cluster; empty = that of rbd"`
-	CephPool    string            `env:"PERSYS_STORAGE_CEPH_POOL" flag:"storage-ceph-pool" yaml:"storage_ceph_pool" usage:"Ceph pool; with it, volumes of driver ceph-rbd are offered"`
-	CephUser    string            `env:"PERSYS_STORAGE_CEPH_USER" flag:"storage-ceph-user" yaml:"storage_ceph_user" usage:"Ceph user; empty = that of rbd"`
-	CephKeyring string            `env:"PERSYS_STORAGE_CEPH_KEYRING" flag:"storage-ceph-keyring" yaml:"storage_ceph_keyring" usage:"file with the key of the Ceph user"`
+	LocalRoot        string            `env:"PERSYS_STORAGE_LOCAL_ROOT" flag:"storage-local-root" yaml:"storage_local_root" usage:"local volumes, the node's default pool; default: volumes/local, beside the state file"`
+	Pools            map[string]string `env:"PERSYS_STORAGE_POOLS" flag:"storage-pools" yaml:"storage_pools" usage:"further pools for local volumes, name=folder: fast=/mnt/nvme,bulk=/srv/bulk"`
+	NFSRoot          string            `env:"PERSYS_STORAGE_NFS_STAGE_ROOT" flag:"storage-nfs-stage-root" yaml:"storage_nfs_stage_dir" usage:"where the NFS export is mounted; default: volumes/nfs, beside the state file"`
+	NFSServer        string            `env:"PERSYS_STORAGE_NFS_SERVER" flag:"storage-nfs-server" yaml:"storage_nfs_server" usage:"NFS server; with an export, volumes of driver nfs are offered"`
+	NFSExport        string            `env:"PERSYS_STORAGE_NFS_EXPORT" flag:"storage-nfs-export" yaml:"storage_nfs_export" usage:"path on the NFS server; every volume is a folder of it"`
+	NFSOptions       string            `env:"PERSYS_STORAGE_NFS_MOUNT_OPTIONS" flag:"storage-nfs-options" yaml:"storage_nfs_options" usage:"options of mount, such as vers=4.2,hard"`
+	CephRoot         string            `env:"PERSYS_STORAGE_CEPH_STAGE_ROOT" flag:"storage-ceph-stage-root" yaml:"storage_ceph_stage_dir" usage:"where Ceph images are mounted; default: volumes/ceph-rbd, beside the state file"`
+	CephCluster      string            `env:"PERSYS_STORAGE_CEPH_CLUSTER" flag:"storage-ceph-cluster" yaml:"storage_ceph_cluster" usage:"name of the Ceph cluster; empty = that of rbd"`
+	CephPool         string            `env:"PERSYS_STORAGE_CEPH_POOL" flag:"storage-ceph-pool" yaml:"storage_ceph_pool" usage:"Ceph pool; with it, volumes of driver ceph-rbd are offered"`
+	CephUser         string            `env:"PERSYS_STORAGE_CEPH_USER" flag:"storage-ceph-user" yaml:"storage_ceph_user" usage:"Ceph user; empty = that of rbd"`
+	CephKeyring      string            `env:"PERSYS_STORAGE_CEPH_KEYRING" flag:"storage-ceph-keyring" yaml:"storage_ceph_keyring" usage:"file with the key of the Ceph user"`
+	LimitCalls       int               `env:"PERSYS_LIMIT_CALLS" flag:"limit-calls" yaml:"limit_calls" default:"2000" min:"0" max:"10000000" usage:"calls a second of one host, twice as many at once; 0 = any number"`
+	LimitConcurrent  int               `env:"PERSYS_LIMIT_CONCURRENT" flag:"limit-concurrent" yaml:"limit_concurrent" default:"1024" min:"0" max:"1000000" usage:"calls of one host that are under way, streams included; 0 = any number"`
+	LimitConnections int               `env:"PERSYS_LIMIT_CONNECTIONS" flag:"limit-connections" yaml:"limit_connections" default:"1024" min:"0" max:"1000000" usage:"connections to the agent API; 0 = any number"`
+	LimitPerHost     int               `env:"PERSYS_LIMIT_CONNECTIONS_PER_HOST" flag:"limit-connections-per-host" yaml:"limit_connections_per_host" default:"256" min:"0" max:"1000000" usage:"connections to the agent API from one address; 0 = any number"`
 
 	Reconcile         bool          `env:"PERSYS_RECONCILE_ENABLED" flag:"reconcile" yaml:"reconcile_enabled" default:"true" usage:"look at everything now and then"`
 	ReconcileInterval time.Duration `env:"PERSYS_RECONCILE_INTERVAL" flag:"reconcile-interval" yaml:"reconcile_interval" seconds:"true" default:"30s" min:"1s" max:"24h" usage:"time between looks"`

@@ -34,6 +34,7 @@ import (
 	"github.com/persys/compute/cmd/internal/enrol"
 	"github.com/persys/compute/pki"
 	"github.com/persys/compute/rpc/dial"
+	"github.com/persys/compute/rpc/guard"
 	"github.com/persys/compute/telemetry"
 )
 
@@ -109,6 +110,7 @@ func Run(ctx context.Context, cfg Config, version string, log *slog.Logger) erro
 		Listener:          lis,
 		Advertise:         cfg.Endpoint,
 		Labels:            cfg.labels(),
+		Limits:            guard.Limits{Calls: cfg.LimitCalls, Concurrent: cfg.LimitConcurrent, Connections: cfg.LimitConnections, PerHost: cfg.LimitPerHost},
 		ReconcileInterval: cfg.ReconcileInterval,
 		Storage:           cfg.storage(),
 		NoSessions:        !cfg.Exec,

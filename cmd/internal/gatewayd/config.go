@@ -13,6 +13,7 @@ import (
 	"gopkg.in/yaml.v3"
 
 	"github.com/persys/compute/gateway"
+	"github.com/persys/compute/rpc/guard"
 )
 
 // Config is what an operator may set (contract/env.md, "Gateway"). Keys of the
@@ -52,6 +53,11 @@ type Config struct {
 	OIDCAudience string            `env:"PERSYS_GATEWAY_OIDC_AUDIENCE" yaml:"auth.oidc.audience" usage:"client id that tokens must be for"`
 	OIDCClaim    string            `env:"PERSYS_GATEWAY_OIDC_ROLES_CLAIM" yaml:"auth.oidc.roles_claim" default:"groups" usage:"claim that names the caller's groups"`
 	OIDCRoles    map[string]string `env:"PERSYS_GATEWAY_OIDC_ROLES" yaml:"auth.oidc.roles" usage:"group=viewer|operator|admin, comma separated"`
+
+	LimitCalls       int `env:"PERSYS_GATEWAY_LIMIT_CALLS" yaml:"limit.calls" default:"1000" min:"0" max:"10000000" usage:"requests a second of one host, twice as many at once; 0 = any number"`
+	LimitConcurrent  int `env:"PERSYS_GATEWAY_LIMIT_CONCURRENT" yaml:"limit.concurrent" default:"512" min:"0" max:"1000000" usage:"requests of one host that are under way, streams included; 0 = any number"`
+	LimitConnections int `env:"PERSYS_GATEWAY_LIMIT_CONNECTIONS" yaml:"limit.connections" default:"8192" min:"0" max:"1000000" usage:"connections to each listener; 0 = any number"`
+	LimitPerHost     int `env:"PERSYS_GATEWAY_LIMIT_CONNECTIONS_PER_HOST" yaml:"limit.connections_per_host" default:"512" min:"0" max:"1000000" usage:"connections to each listener from one address; 0 = any number"`
 
 	WebhookPath    string            `yaml:"webhook.public_path" default:"/webhooks/github" usage:"path on the public listener"`
 	WebhookSecret  string            `env:"PERSYS_GATEWAY_GITHUB_WEBHOOK_SECRET" yaml:"github.default_secret" secret:"true" usage:"signs webhook deliveries"`
@@ -124,6 +130,10 @@ func (c *Config) complete() error {
 	c.HTTPAddr = cmp.Or(c.HTTPAddr, host+":8551")
 	c.PublicAddr = cmp.Or(c.PublicAddr, host+":8585")
 	return nil
+}
+
+func (c *Config) limits() guard.Limits {
+	return guard.Limits{Calls: c.LimitCalls, Concurrent: c.LimitConcurrent, Connections: c.LimitConnections, PerHost: c.LimitPerHost}
 }
 
 // clusters are those of the cluster file, else of the main file, else of the

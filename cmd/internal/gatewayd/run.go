@@ -19,6 +19,7 @@ import (
 	"github.com/persys/compute/gateway"
 	"github.com/persys/compute/pki"
 	"github.com/persys/compute/rpc/dial"
+	"github.com/persys/compute/rpc/guard"
 	"github.com/persys/compute/telemetry"
 )
 
@@ -107,7 +108,7 @@ func Start(ctx context.Context, cfg Config, version string, log *slog.Logger) (_
 	reg.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	opt := gateway.Options{
 		Clusters: clusters, Default: first, TLS: files, ProbeInterval: cfg.ProbeInterval, CallTimeout: cfg.CallTimeout,
-		ProxyScheduler: cfg.ProxyScheduler, ProxyEnabled: cfg.ProxyEnabled, Registry: reg, Log: log,
+		ProxyScheduler: cfg.ProxyScheduler, ProxyEnabled: cfg.ProxyEnabled, Limits: cfg.limits(), Registry: reg, Log: log,
 		Dial: func(ctx context.Context, o dial.Options) (*dial.Conn, error) {
 			o.TLS, o.Insecure, o.Log, o.CallTimeout = files, cfg.Insecure, log, cfg.CallTimeout
 			o.UserAgent = "persys-gateway/" + version
@@ -135,6 +136,7 @@ func Start(ctx context.Context, cfg Config, version string, log *slog.Logger) (_
 	if s.apiLis, err = s.listen(ctx, "PERSYS_GATEWAY_HTTP_ADDR", cfg.HTTPAddr); err != nil {
 		return nil, err
 	}
+	s.apiLis = guard.Listen(s.apiLis, cfg.limits(), nil)
 	if files != nil {
 		s.apiLis = tls.NewListener(s.apiLis, files.ServerConfig(pki.ServerOptions{
 			NextProtos: []string{"h2", "http/1.1"}, Optional: !cfg.RequireClientCert,
@@ -144,6 +146,7 @@ func Start(ctx context.Context, cfg Config, version string, log *slog.Logger) (_
 		if s.pubLis, err = s.listen(ctx, "PERSYS_GATEWAY_PUBLIC_ADDR", cfg.PublicAddr); err != nil {
 			return nil, err
 		}
+		s.pubLis = guard.Listen(s.pubLis, cfg.limits(), nil)
 	}
 	return s, nil
 }

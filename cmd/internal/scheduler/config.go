@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/persys/compute/pki"
+	"github.com/persys/compute/rpc/guard"
 )
 
 // Config is what an operator may set (RULES, "Ports and files", "Configuration").
@@ -58,6 +59,11 @@ type Config struct {
 	AgentRPCTimeout   time.Duration `env:"SCHEDULER_AGENT_RPC_TIMEOUT" flag:"agent-rpc-timeout" yaml:"agent_rpc_timeout" seconds:"true" default:"10s" min:"100ms" max:"10m" usage:"one call to an agent"`
 	Policy            string        `env:"SCHEDULER_PLACEMENT_POLICY" flag:"placement-policy" yaml:"placement_policy" oneof:"spread,binpack" default:"spread" usage:"spread over nodes, or fill them one by one"`
 	RaftHeartbeat     time.Duration `env:"SCHEDULER_RAFT_HEARTBEAT" flag:"raft-heartbeat" yaml:"raft_heartbeat" default:"0s" min:"0s" max:"1m" usage:"silence after which a follower stands for election; 0 = the built-in value"`
+
+	LimitCalls       int `env:"SCHEDULER_LIMIT_CALLS" flag:"limit-calls" yaml:"limit_calls" default:"10000" min:"0" max:"10000000" usage:"calls a second of one user, agent or gateway, twice as many at once; 0 = any number"`
+	LimitConcurrent  int `env:"SCHEDULER_LIMIT_CONCURRENT" flag:"limit-concurrent" yaml:"limit_concurrent" default:"4096" min:"0" max:"1000000" usage:"calls of one user, agent or gateway that are under way, streams included; 0 = any number"`
+	LimitConnections int `env:"SCHEDULER_LIMIT_CONNECTIONS" flag:"limit-connections" yaml:"limit_connections" default:"20000" min:"0" max:"1000000" usage:"connections to the control API; 0 = any number"`
+	LimitPerHost     int `env:"SCHEDULER_LIMIT_CONNECTIONS_PER_HOST" flag:"limit-connections-per-host" yaml:"limit_connections_per_host" default:"4096" min:"0" max:"1000000" usage:"connections to the control API from one address; 0 = any number"`
 
 	Domain       string   `env:"DOMAIN" flag:"domain" yaml:"domain" default:"persys.local" usage:"DNS domain of schedulers and workloads"`
 	AgentsDomain string   `env:"AGENTS_DISCOVERY_DOMAIN" flag:"agents-domain" yaml:"agents_discovery_domain" default:"agents.persys.cloud" usage:"DNS domain of agents"`
@@ -230,4 +236,9 @@ func (c *Config) files() (*pki.Files, error) {
 		return nil, fmt.Errorf("PERSYS_TLS_PEERS: %w", err)
 	}
 	return pki.LoadFiles(pki.FilesConfig{CA: c.TLSCA, Cert: c.TLSCert, Key: c.TLSKey, Mapping: mapping})
+}
+
+// limits are those of the control API.
+func (c *Config) limits() guard.Limits {
+	return guard.Limits{Calls: c.LimitCalls, Concurrent: c.LimitConcurrent, Connections: c.LimitConnections, PerHost: c.LimitPerHost}
 }

@@ -48,7 +48,11 @@ type metrics struct {
 	elections     prometheus.Counter
 	leaderChanges prometheus.Counter
 	modeChanges   *prometheus.CounterVec
+	tooMany       *prometheus.CounterVec
 }
+
+// limited counts what a limit refused.
+func (m *metrics) limited(reason string) { m.tooMany.WithLabelValues(reason).Inc() }
 
 // Metrics lists what a scheduler exports, Go's and the process's own collectors
 // aside.
@@ -72,6 +76,8 @@ func newMetrics() *metrics {
 		steps: s.Histogram("reconciliation_cycle_duration_seconds", "Time of one planning step.",
 			prometheus.ExponentialBuckets(0.00001, 4, 12)),
 		cycles: s.Counters("reconciliation_cycles_total", "Planning steps, by whether it is known what came of them.", "result"),
+		tooMany: s.Counters("refused_by_limit_total",
+			"Calls and connections that a limit refused: rate and concurrency of one peer, connections in all, or of one host.", "reason"),
 		results: s.Counters("reconciliation_results_total",
 			"What came of each thing that the planner decided: a command of its own, or an order to an agent (apply, delete).", "action", "success"),
 		writes: s.Counters("state_store_writes_total",

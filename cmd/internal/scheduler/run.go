@@ -29,6 +29,7 @@ import (
 	"github.com/persys/compute/pki"
 	"github.com/persys/compute/pki/vault"
 	"github.com/persys/compute/rpc"
+	"github.com/persys/compute/rpc/guard"
 	"github.com/persys/compute/sched"
 	"github.com/persys/compute/sched/leader"
 	"github.com/persys/compute/telemetry"
@@ -228,6 +229,8 @@ func (r *Replica) openServer() error {
 		Enrol:        r.trust != nil,
 		CertLife:     cfg.CertLife,
 		Gossip:       r.gossips,
+		Limits:       cfg.limits(),
+		Limited:      r.metrics.limited,
 		Tuning:       tuning,
 		Shard:        cfg.Shard,
 		Version:      r.version,
@@ -293,13 +296,13 @@ func (r *Replica) Run(ctx context.Context) error {
 		return nil
 	})
 	g.Go(func() error {
-		if err := r.server.GRPC().Serve(r.grpcLis); err != nil && stop.Err() == nil {
+		if err := r.server.GRPC().Serve(guard.Listen(r.grpcLis, r.cfg.limits(), r.metrics.limited)); err != nil && stop.Err() == nil {
 			cancel(fmt.Errorf("gRPC on %s: %w", r.grpcLis.Addr(), err))
 		}
 		return nil
 	})
 	g.Go(func() error {
-		if err := r.http.Serve(r.httpLis); err != nil && !errors.Is(err, http.ErrServerClosed) && stop.Err() == nil {
+		if err := r.http.Serve(guard.Listen(r.httpLis, guard.Limits{Connections: 1024, PerHost: 256}, r.metrics.limited)); err != nil && !errors.Is(err, http.ErrServerClosed) && stop.Err() == nil {
 			cancel(fmt.Errorf("HTTP on %s: %w", r.httpLis.Addr(), err))
 		}
 		return nil

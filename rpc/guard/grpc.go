@@ -1,0 +1,55 @@
+package guard
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"runtime/debug"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+)
+
+const (
+	// HandshakeLimit is how long a connection may take to become one: TLS and the
+	// preface of HTTP/2.
+	HandshakeLimit = 10 * time.Second
+	// HeaderLimit bounds the headers of one call, in bytes.
+	HeaderLimit = 32 << 10
+)
+
+// ServerOptions are the bounds that every gRPC server here has.
+func ServerOptions() []grpc.ServerOption {
+	return []grpc.ServerOption{grpc.ConnectionTimeout(HandshakeLimit), grpc.MaxHeaderListSize(HeaderLimit)}
+}
+
+// Survive runs a call; a panic in it becomes its error, and is logged.
+func Survive(log *slog.Logger, full string, call func() error) (err error) {
+	defer func() {
+		if p := recover(); p != nil {
+			log.Error("a call panicked", "method", full, "panic", fmt.Sprint(p), "stack", string(debug.Stack()))
+			err = status.Errorf(codes.Internal, "the program failed while it handled %s; it is logged there", full)
+		}
+	}()
+	return call()
+}
+
+// Unary is Survive as an interceptor.
+func Unary(log *slog.Logger) grpc.UnaryServerInterceptor {
+	return func(ctx context.Context, req any, info *grpc.UnaryServerInfo, h grpc.UnaryHandler) (resp any, err error) {
+		err = Survive(log, info.FullMethod, func() error {
+			resp, err = h(ctx, req)
+			return err
+		})
+		return resp, err
+	}
+}
+
+// Stream is Survive as an interceptor.
+func Stream(log *slog.Logger) grpc.StreamServerInterceptor {
+	return func(srv any, ss grpc.ServerStream, info *grpc.StreamServerInfo, h grpc.StreamHandler) error {
+		return Survive(log, info.FullMethod, func() error { return h(srv, ss) })
+	}
+}

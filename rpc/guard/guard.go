@@ -1,0 +1,200 @@
+package guard
+
+import (
+	"errors"
+	"net"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/time/rate"
+)
+
+// Limits of one server. 0 is no limit.
+type Limits struct {
+	// Calls of one peer per second; twice as many may come at once.
+	Calls int
+	// Concurrent is how many calls of one peer are under way at once, streams included.
+	Concurrent int
+	// Connections in all, and from one host.
+	Connections, PerHost int
+}
+
+// Reasons for a refusal, as metrics name them.
+const (
+	ReasonRate        = "rate"
+	ReasonConcurrency = "concurrency"
+	ReasonConnections = "connections"
+	ReasonHost        = "host"
+)
+
+// Errors of Enter.
+var (
+	ErrRate       = errors.New("too many calls a second from this peer")
+	ErrConcurrent = errors.New("too many calls of this peer are under way")
+)
+
+// Peer names whoever makes calls: a role and an id, or a host.
+type Peer struct{ Kind, Name string }
+
+const (
+	// forgetAt is how many peers are remembered before those are dropped that have made
+	// no call for forgetAfter.
+	forgetAt    = 4096
+	forgetAfter = time.Minute
+)
+
+// Peers counts the calls of each peer. It is safe for concurrent use.
+type Peers struct {
+	limits  Limits
+	refused func(reason string)
+	now     func() time.Time
+
+	mu    sync.RWMutex
+	peers map[Peer]*Entry
+}
+
+// Entry is what is known of one peer.
+type Entry struct {
+	calls *rate.Limiter
+	open  atomic.Int64
+	seen  atomic.Int64 // Unix nanoseconds
+}
+
+// NewPeers makes an empty count. refused is told of each refusal; it may be nil.
+func NewPeers(l Limits, refused func(reason string)) *Peers {
+	if refused == nil {
+		refused = func(string) {}
+	}
+	return &Peers{limits: l, refused: refused, now: time.Now, peers: map[Peer]*Entry{}}
+}
+
+// Enter admits a call, or says why not. The caller calls Leave when it has ended.
+func (p *Peers) Enter(who Peer) (*Entry, error) {
+	if p == nil || p.limits.Calls <= 0 && p.limits.Concurrent <= 0 {
+		return nil, nil
+	}
+	e := p.entry(who)
+	now := p.now()
+	e.seen.Store(now.UnixNano())
+	if e.calls != nil && !e.calls.AllowN(now, 1) {
+		p.refused(ReasonRate)
+		return nil, ErrRate
+	}
+	if n := e.open.Add(1); p.limits.Concurrent > 0 && n > int64(p.limits.Concurrent) {
+		e.open.Add(-1)
+		p.refused(ReasonConcurrency)
+		return nil, ErrConcurrent
+	}
+	return e, nil
+}
+
+// Leave ends a call that Enter admitted.
+func (e *Entry) Leave() {
+	if e != nil {
+		e.open.Add(-1)
+	}
+}
+
+func (p *Peers) entry(who Peer) *Entry {
+	p.mu.RLock()
+	e := p.peers[who]
+	p.mu.RUnlock()
+	if e != nil {
+		return e
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if e = p.peers[who]; e != nil {
+		return e
+	}
+	if len(p.peers) >= forgetAt {
+		old := p.now().Add(-forgetAfter).UnixNano()
+		for k, e := range p.peers {
+			if e.open.Load() == 0 && e.seen.Load() < old {
+				delete(p.peers, k)
+			}
+		}
+	}
+	e = &Entry{}
+	if n := p.limits.Calls; n > 0 {
+		e.calls = rate.NewLimiter(rate.Limit(n), 2*n)
+	}
+	p.peers[who] = e
+	return e
+}
+
+// Listen bounds the connections that l accepts. One too many is closed at once:
+// nothing is read from it, and it costs no handshake.
+func Listen(l net.Listener, limits Limits, refused func(reason string)) net.Listener {
+	if limits.Connections <= 0 && limits.PerHost <= 0 {
+		return l
+	}
+	if refused == nil {
+		refused = func(string) {}
+	}
+	return &listener{Listener: l, limits: limits, refused: refused, hosts: map[string]int{}}
+}
+
+type listener struct {
+	net.Listener
+	limits  Limits
+	refused func(string)
+
+	mu    sync.Mutex
+	all   int
+	hosts map[string]int
+}
+
+func (l *listener) Accept() (net.Conn, error) {
+	for {
+		c, err := l.Listener.Accept()
+		if err != nil {
+			return nil, err
+		}
+		host, _, err := net.SplitHostPort(c.RemoteAddr().String())
+		if err != nil {
+			host = c.RemoteAddr().String()
+		}
+		if reason := l.enter(host); reason != "" {
+			l.refused(reason)
+			_ = c.Close() // nothing was said
+			continue
+		}
+		return &conn{Conn: c, left: sync.OnceFunc(func() { l.leave(host) })}, nil
+	}
+}
+
+func (l *listener) enter(host string) string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.limits.PerHost > 0 && l.hosts[host] >= l.limits.PerHost {
+		return ReasonHost
+	}
+	if l.limits.Connections > 0 && l.all >= l.limits.Connections {
+		return ReasonConnections
+	}
+	l.all++
+	l.hosts[host]++
+	return ""
+}
+
+func (l *listener) leave(host string) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.all--
+	if l.hosts[host]--; l.hosts[host] == 0 {
+		delete(l.hosts, host)
+	}
+}
+
+type conn struct {
+	net.Conn
+	left func()
+}
+
+func (c *conn) Close() error {
+	err := c.Conn.Close()
+	c.left()
+	return err
+}

@@ -1,0 +1,227 @@
+package guard
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"os"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/health"
+	healthpb "google.golang.org/grpc/health/grpc_health_v1"
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/status"
+)
+
+func TestEnter(t *testing.T) {
+	var said []string
+	p := NewPeers(Limits{Calls: 5, Concurrent: 8}, func(r string) { said = append(said, r) })
+	now := time.Unix(1000, 0)
+	p.now = func() time.Time { return now }
+	a, b := Peer{"user", "a"}, Peer{"user", "b"}
+	var open []*Entry
+	for i := range 8 {
+		e, err := p.Enter(a)
+		if err != nil {
+			t.Fatalf("call %d: %v", i, err)
+		}
+		open = append(open, e)
+	}
+	if _, err := p.Enter(a); !errors.Is(err, ErrConcurrent) {
+		t.Errorf("the ninth call under way: %v", err)
+	}
+	open[0].Leave()
+	if _, err := p.Enter(a); err != nil {
+		t.Errorf("after one has ended: %v", err)
+	}
+	if _, err := p.Enter(a); !errors.Is(err, ErrRate) {
+		t.Errorf("the eleventh call at once: %v", err)
+	}
+	if _, err := p.Enter(b); err != nil {
+		t.Errorf("somebody else: %v", err)
+	}
+	now = now.Add(time.Second)
+	open[1].Leave()
+	if _, err := p.Enter(a); err != nil {
+		t.Errorf("a second later: %v", err)
+	}
+	if got := strings.Join(said, " "); got != "concurrency rate" {
+		t.Errorf("refusals told: %s", got)
+	}
+	// Those who are gone are forgotten, one who has a call under way is not.
+	now = now.Add(2 * forgetAfter)
+	for i := range forgetAt + 10 {
+		if _, err := p.Enter(Peer{"host", fmt.Sprint(i)}); err != nil {
+			t.Fatal(err)
+		}
+		p.peers[Peer{"host", fmt.Sprint(i)}].Leave()
+	}
+	if p.peers[a] == nil || p.peers[b] == nil || len(p.peers) > forgetAt+12 {
+		t.Errorf("a %v, b %v, %d in all", p.peers[a], p.peers[b], len(p.peers))
+	}
+	now = now.Add(2 * forgetAfter)
+	if _, err := p.Enter(Peer{"host", "new"}); err != nil || len(p.peers) > 3 {
+		t.Errorf("%d are remembered: %v", len(p.peers), err)
+	}
+	var none *Peers
+	if e, err := none.Enter(a); e != nil || err != nil {
+		t.Errorf("without limits: %v %v", e, err)
+	}
+}
+
+// serve runs a gRPC server with the bounds of every server here, and shorter ones of
+// the test.
+func serve(t *testing.T, l Limits, opts ...grpc.ServerOption) (addr string, refused func(string) int) {
+	t.Helper()
+	var mu sync.Mutex
+	said := map[string]int{}
+	lis, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := grpc.NewServer(append(ServerOptions(), opts...)...)
+	healthpb.RegisterHealthServer(s, health.NewServer())
+	ended := make(chan error, 1)
+	go func() {
+		ended <- s.Serve(Listen(lis, l, func(r string) { mu.Lock(); said[r]++; mu.Unlock() }))
+	}()
+	t.Cleanup(func() {
+		s.Stop()
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+	})
+	return lis.Addr().String(), func(r string) int { mu.Lock(); defer mu.Unlock(); return said[r] }
+}
+
+func check(t *testing.T, addr string, md ...string) error {
+	t.Helper()
+	cc, err := grpc.NewClient("passthrough:///"+addr, grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithNoProxy())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer cc.Close()
+	ctx, cancel := context.WithTimeout(metadata.AppendToOutgoingContext(t.Context(), md...), 5*time.Second)
+	defer cancel()
+	_, err = healthpb.NewHealthClient(cc).Check(ctx, &healthpb.HealthCheckRequest{})
+	return err
+}
+
+// dialFrom connects from an address of this machine.
+func dialFrom(t *testing.T, from, addr string) net.Conn {
+	t.Helper()
+	d := net.Dialer{LocalAddr: &net.TCPAddr{IP: net.ParseIP(from)}, Timeout: 5 * time.Second}
+	c, err := d.DialContext(t.Context(), "tcp", addr)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = c.Close() })
+	return c
+}
+
+// closedWithin reports whether the other side closes a connection.
+func closedWithin(t *testing.T, c net.Conn, d time.Duration) bool {
+	t.Helper()
+	if err := c.SetReadDeadline(time.Now().Add(d)); err != nil {
+		t.Fatal(err)
+	}
+	_, err := io.Copy(io.Discard, c)
+	return !errors.Is(err, os.ErrDeadlineExceeded)
+}
+
+// A host that opens connections without end gets so many and no more, and others are
+// served meanwhile.
+func TestConnectionFlood(t *testing.T) {
+	addr, refused := serve(t, Limits{Connections: 1000, PerHost: 20})
+	var flood []net.Conn
+	for range 200 {
+		flood = append(flood, dialFrom(t, "127.0.0.2", addr))
+	}
+	closed := 0
+	for _, c := range flood[20:] {
+		if closedWithin(t, c, 5*time.Second) {
+			closed++
+		}
+	}
+	if closed != 180 || refused(ReasonHost) != 180 {
+		t.Errorf("%d of 200 connections of one host were closed, %d counted; want 180", closed, refused(ReasonHost))
+	}
+	if err := check(t, addr); err != nil {
+		t.Errorf("somebody else is not served: %v", err)
+	}
+	for _, c := range flood[:20] {
+		_ = c.Close()
+	}
+	for end := time.Now().Add(5 * time.Second); ; time.Sleep(5 * time.Millisecond) {
+		if c := dialFrom(t, "127.0.0.2", addr); !closedWithin(t, c, 50*time.Millisecond) {
+			break
+		}
+		if time.Now().After(end) {
+			t.Fatal("it is not let in again after it has closed its connections")
+		}
+	}
+}
+
+func TestConnectionsInAll(t *testing.T) {
+	addr, refused := serve(t, Limits{Connections: 3})
+	for i := range 3 {
+		if closedWithin(t, dialFrom(t, fmt.Sprintf("127.0.0.%d", i+2), addr), 50*time.Millisecond) {
+			t.Fatalf("connection %d was closed", i)
+		}
+	}
+	if !closedWithin(t, dialFrom(t, "127.0.0.9", addr), 5*time.Second) || refused(ReasonConnections) != 1 {
+		t.Errorf("the fourth stays; %d counted", refused(ReasonConnections))
+	}
+}
+
+// Whoever connects and says nothing, or says it one byte at a time, is gone after the
+// time that a handshake may take; others are served all the while.
+func TestSlowHandshakes(t *testing.T) {
+	addr, _ := serve(t, Limits{}, grpc.ConnectionTimeout(300*time.Millisecond))
+	silent, slow := dialFrom(t, "127.0.0.2", addr), dialFrom(t, "127.0.0.2", addr)
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		for _, b := range []byte("PRI * HTTP/2.0\r\n\r\nSM\r\n") {
+			if _, err := slow.Write([]byte{b}); err != nil {
+				return
+			}
+			time.Sleep(50 * time.Millisecond)
+		}
+	})
+	if err := check(t, addr); err != nil {
+		t.Errorf("somebody else is not served: %v", err)
+	}
+	for name, c := range map[string]net.Conn{"silent": silent, "slow": slow} {
+		if !closedWithin(t, c, 5*time.Second) {
+			t.Errorf("the %s one is still connected", name)
+		}
+	}
+	wg.Wait()
+}
+
+func TestHeaders(t *testing.T) {
+	addr, _ := serve(t, Limits{})
+	if err := check(t, addr, "x", strings.Repeat("x", HeaderLimit)); err == nil {
+		t.Errorf("headers of more than %d bytes are read", HeaderLimit)
+	}
+	if err := check(t, addr, "x", strings.Repeat("x", HeaderLimit/2)); err != nil {
+		t.Errorf("smaller ones are not: %v", err)
+	}
+}
+
+func TestSurvive(t *testing.T) {
+	var log strings.Builder
+	err := Survive(slog.New(slog.NewTextHandler(&log, nil)), "/a/B", func() error { panic("a secret") })
+	if status.Code(err) != codes.Internal || strings.Contains(err.Error(), "secret") || !strings.Contains(log.String(), "method=/a/B") {
+		t.Errorf("%v; log %s", err, log.String())
+	}
+}
