@@ -55,6 +55,34 @@ func TestScaleOutToFive(t *testing.T) {
 	}
 }
 
+// TestAJoinerHasNoVoteFirst reads every configuration that the log ever held: one
+// that joins a cluster is there without a vote before it has one.
+func TestAJoinerHasNoVoteFirst(t *testing.T) {
+	g := newGroup(t, 3)
+	leader := g.form()
+	formed := leader.raft.LastIndex()
+	joiner := g.start(5)
+	g.settled(4)
+	var was []raft.ServerSuffrage
+	for i := formed + 1; i <= leader.raft.LastIndex(); i++ {
+		var l raft.Log
+		if err := leader.logs.GetLog(i, &l); err != nil {
+			t.Fatal(err)
+		}
+		if l.Type != raft.LogConfiguration {
+			continue
+		}
+		for _, s := range raft.DecodeConfiguration(l.Data).Servers {
+			if string(s.ID) == joiner.ID() && (len(was) == 0 || was[len(was)-1] != s.Suffrage) {
+				was = append(was, s.Suffrage)
+			}
+		}
+	}
+	if len(was) != 2 || was[0] != raft.Nonvoter || was[1] != raft.Voter {
+		t.Fatalf("the joiner was, one after the other, %v; want Nonvoter, Voter", was)
+	}
+}
+
 func TestRestartFromDisk(t *testing.T) {
 	g := newGroup(t, 3)
 	leader := g.form()

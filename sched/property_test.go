@@ -169,8 +169,10 @@ func TestRandomWorlds(t *testing.T) {
 		w.now += 60 * second
 		w.settle()
 		w.state.Workloads("", func(x *fsm.Workload) bool {
-			if x.Desired == fsm.DesiredRunning && x.Node == "" && (x.Reason.Code == "" || x.Reason.Message == "") {
-				r.Fatalf("%s is unplaced and nothing says why: %+v", x.ID, x.Reason)
+			if x.Desired == fsm.DesiredRunning && x.Node == "" {
+				if wrong := badReason(w, x); wrong != "" {
+					r.Fatalf("%s is unplaced: %s: %+v", x.ID, wrong, x.Reason)
+				}
 			}
 			return true
 		})
@@ -178,6 +180,58 @@ func TestRandomWorlds(t *testing.T) {
 			r.Fatal(err)
 		}
 	})
+}
+
+// badReason says what is wrong with the reason of a workload that has no node: it
+// must be one of three, and say what a look at the nodes says now.
+func badReason(w *world, x *fsm.Workload) string {
+	said := x.Reason.Message
+	switch x.Reason.Code {
+	case fsm.CodeAwaitStop:
+		for _, id := range strings.Fields(said) {
+			if _, left := w.state.Residual(id, x.ID); left {
+				return ""
+			}
+		}
+		return "it waits for a node that has nothing of it"
+	case fsm.CodeAwaitFailover:
+		id, ok := strings.CutPrefix(said[strings.LastIndex(said, ": ")+1:], " persysctl node fence ")
+		if n, known := w.state.Node(id); !ok || !known || n.Up || n.Fenced {
+			return "it waits for a node to be fenced that is not lost"
+		}
+		if _, left := w.state.Residual(id, x.ID); !left {
+			return "it waits for a node that has nothing of it"
+		}
+		return ""
+	case fsm.CodeUnplaced:
+	default:
+		return "no such reason"
+	}
+	said, room, waits := strings.Cut(said, "; waits for room on node ")
+	if _, ok := w.state.Node(room); waits && !ok {
+		return "it waits for room on a node that there is not"
+	}
+	if e := Explain(w.state, x, w.tuning); e.Message != said {
+		return "the nodes say " + e.Message
+	}
+	head, counts, ok := strings.Cut(said, " nodes fit: ")
+	if w.state.NodeCount() == 0 {
+		return ""
+	}
+	if !ok || head != fmt.Sprintf("0/%d", w.state.NodeCount()) {
+		return "it does not count the nodes"
+	}
+	sum := 0
+	for _, part := range strings.Split(counts, ", ") {
+		var n int
+		if _, err := fmt.Sscanf(part, "%d ", &n); err == nil {
+			sum += n
+		}
+	}
+	if sum != w.state.NodeCount() {
+		return fmt.Sprintf("the counts add up to %d", sum)
+	}
+	return ""
 }
 
 // checkStep holds one step to what must never be proposed.
