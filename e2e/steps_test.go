@@ -1,8 +1,8 @@
 package e2e
 
 import (
-	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
@@ -83,18 +83,59 @@ func TestDevInOneProcess(t *testing.T) {
 		}
 		return err
 	}))
-	for _, args := range [][]string{
-		{"status"},
-		{"apply", "-f", filepath.Join(root, "examples", "hello.yaml"), "--wait", "--timeout", "1m"},
-		{"list"},
-	} {
+	typed := func(args ...string) string {
+		t.Helper()
 		cmd := exec.CommandContext(t.Context(), shipped(t).Ctl, args...)
 		cmd.Env = append([]string{"HOME=" + dir}, env...)
-		if out, err := cmd.CombinedOutput(); err != nil {
-			t.Errorf("persysctl %s: %v\n%s", strings.Join(args, " "), err, out)
-		} else if args[0] == "list" && !bytes.Contains(out, []byte("Running")) {
-			t.Errorf("nothing runs:\n%s", out)
+		out, err := cmd.Output()
+		var exit *exec.ExitError
+		if errors.As(err, &exit) {
+			out = append(out, exit.Stderr...)
 		}
+		if err != nil {
+			t.Fatalf("persysctl %s: %v\n%s", strings.Join(args, " "), err, out)
+		}
+		return string(out)
+	}
+	// Three replicas that are all healthy, one of them leading, and one node.
+	var st struct {
+		Replicas []struct{ Role, Health string }
+	}
+	must(t, json.Unmarshal([]byte(typed("status", "-o", "json")), &st))
+	roles := map[string]int{}
+	for _, r := range st.Replicas {
+		roles[r.Role]++
+		if r.Health != "alive" {
+			t.Errorf("a replica is %q", r.Health)
+		}
+	}
+	if len(st.Replicas) != 3 || roles["leader"] != 1 || roles["voter"] != 2 {
+		t.Errorf("want a leader and two more voters, got %v", roles)
+	}
+	var nodes struct {
+		Nodes []struct {
+			NodeID string `json:"node_id"`
+			Status string
+		}
+	}
+	must(t, json.Unmarshal([]byte(typed("nodes", "-o", "json")), &nodes))
+	if len(nodes.Nodes) != 1 || nodes.Nodes[0].Status != "Ready" {
+		t.Errorf("want one ready node, got %+v", nodes)
+	}
+	// Its agent runs what is applied.
+	typed("apply", "-f", filepath.Join(root, "examples", "hello.yaml"), "--wait", "--timeout", "1m")
+	var one struct {
+		Workload struct {
+			Node   string `json:"assigned_node_id"`
+			Status string
+		}
+	}
+	must(t, json.Unmarshal([]byte(typed("get", "hello", "-o", "json")), &one))
+	if w := one.Workload; w.Status != "Running" || len(nodes.Nodes) != 1 || w.Node != nodes.Nodes[0].NodeID {
+		t.Errorf("hello is %s on %q", w.Status, w.Node)
+	}
+	if out := typed("logs", "hello"); !strings.Contains(out, "started") {
+		t.Errorf("its agent does not have its output: %q", out)
 	}
 	must(t, p.Interrupt())
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)

@@ -48,7 +48,8 @@ func serve(ctx context.Context) error {
 	}
 	began := time.Now()
 	mux := http.NewServeMux()
-	mux.HandleFunc("GET /{$}", func(w http.ResponseWriter, _ *http.Request) {
+	mux.HandleFunc("GET /{$}", func(w http.ResponseWriter, r *http.Request) {
+		log.Printf("GET %q", r.URL.RequestURI()) // something for persysctl logs -f
 		w.Header().Set("Content-Type", "text/html; charset=utf-8")
 		fmt.Fprintf(w, page, html.EscapeString(greeting), html.EscapeString(host), time.Since(began).Round(time.Second))
 	})
