@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"net"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -16,6 +17,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
+	reflectpb "google.golang.org/grpc/reflection/grpc_reflection_v1"
 	"google.golang.org/grpc/status"
 
 	agentv1 "github.com/persys/compute/api/agent/v1"
@@ -712,12 +714,50 @@ func TestServerOverTheNetwork(t *testing.T) {
 	if err != nil || h.Status != healthpb.HealthCheckResponse_SERVING {
 		t.Errorf("health: %v, %v", h, err)
 	}
+	// Reflection shows what it serves, and the messages of the contract.
+	st, err := reflectpb.NewServerReflectionClient(conn).ServerReflectionInfo(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ask := func(q *reflectpb.ServerReflectionRequest) *reflectpb.ServerReflectionResponse {
+		t.Helper()
+		if err := st.Send(q); err != nil {
+			t.Fatal(err)
+		}
+		answer, err := st.Recv()
+		if err != nil {
+			t.Fatal(err)
+		}
+		return answer
+	}
+	var names []string
+	for _, s := range ask(&reflectpb.ServerReflectionRequest{MessageRequest: &reflectpb.ServerReflectionRequest_ListServices{}}).GetListServicesResponse().GetService() {
+		names = append(names, s.GetName())
+	}
+	for _, want := range []string{"persys.agent.v1.AgentService", "grpc.health.v1.Health"} {
+		if !slices.Contains(names, want) {
+			t.Errorf("reflection does not show %s, only %v", want, names)
+		}
+	}
+	files := ask(&reflectpb.ServerReflectionRequest{MessageRequest: &reflectpb.ServerReflectionRequest_FileContainingSymbol{
+		FileContainingSymbol: "persys.agent.v1.ApplyWorkloadRequest",
+	}}).GetFileDescriptorResponse().GetFileDescriptorProto()
+	if len(files) == 0 {
+		t.Error("reflection has no file for ApplyWorkloadRequest")
+	}
+	if err := st.CloseSend(); err != nil {
+		t.Error(err)
+	}
 	follow, err := client.Logs(ctx, &agentv1.LogsRequest{Id: "web", Follow: true})
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := follow.Recv(); err != nil {
+	first, err := follow.Recv()
+	if err != nil {
 		t.Fatal(err)
+	}
+	if at := time.Unix(0, first.AtUnixNanos); time.Since(at) > time.Hour || time.Until(at) > time.Minute {
+		t.Errorf("the line is of %s", at)
 	}
 	begin := time.Now()
 	r.halt()
