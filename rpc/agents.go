@@ -140,6 +140,13 @@ func (a *Agents) apply(ctx context.Context, c agentv1.AgentServiceClient, n *fsm
 	}
 	req := spec.ToAgent(w, plain)
 	req.Epoch, req.NodeId, req.InstanceId = e, n.ID, n.Facts.InstanceID
+	ack, err := a.order(ctx, c, n, req)
+	ack.Code, ack.Message = clip(ack.Code, maxReportCode), clip(ack.Message, maxReportMessage)
+	return ack, err
+}
+
+// order sends an apply and reads the answer.
+func (a *Agents) order(ctx context.Context, c agentv1.AgentServiceClient, n *fsm.Node, req *agentv1.ApplyWorkloadRequest) (sched.Ack, error) {
 	resp, err := c.ApplyWorkload(ctx, req, grpc.WaitForReady(false))
 	if err != nil {
 		if status.Code(err) == codes.InvalidArgument {

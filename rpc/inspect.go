@@ -123,6 +123,7 @@ func listed(st *agentv1.WorkloadStatus) sched.Reported {
 			})
 		}
 	}
+	bounded(&r.Observation)
 	return r
 }
 

@@ -244,6 +244,7 @@ func reported(st *controlv1.WorkloadStatus) sched.Reported {
 			})
 		}
 	}
+	bounded(&r.Observation)
 	if ts := st.GetObservedAt(); ts != nil {
 		r.Observation.At = ts.AsTime().UnixNano()
 	} else if ts := st.GetLastTransition(); ts != nil {

@@ -3,9 +3,11 @@ package rpc
 import (
 	"fmt"
 	"math"
+	"slices"
 	"strings"
 	"testing"
 	"time"
+	"unicode/utf8"
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/protobuf/types/known/timestamppb"
@@ -190,6 +192,24 @@ func TestHeartbeatReachesTheLoop(t *testing.T) {
 	_, err = g.control(0).Heartbeat(ctxFor(t), &controlv1.HeartbeatRequest{NodeId: "a"})
 	ok(t, err)
 	is(t, "usage that was not sent", g.replicas[0].lastBeat(t).CPUUsed, 1)
+}
+
+// TestAWordThatIsTooLong is cut before it is compared or kept.
+func TestAWordThatIsTooLong(t *testing.T) {
+	long := strings.Repeat("ä", 1<<20)
+	st := &controlv1.WorkloadStatus{
+		WorkloadId: "web", State: "Failed", Message: long, Reason: &controlv1.ReasonDetail{Code: long},
+		Addresses: slices.Repeat([]string{long}, 1000),
+		Ports:     slices.Repeat([]*controlv1.Port{{HostPort: 80, ContainerPort: 80, Protocol: long}}, 1000),
+	}
+	o := reported(st).Observation
+	if len(o.Message) != maxReportMessage || len(o.Code) != maxReportCode || len(o.Addresses) != maxReportList || len(o.Addresses[0]) > maxReportAddress ||
+		len(o.Ports) != maxReportList || len(o.Ports[0].Protocol) > 8 {
+		t.Errorf("message %d, code %d, %d addresses, %d ports", len(o.Message), len(o.Code), len(o.Addresses), len(o.Ports))
+	}
+	if !utf8.ValidString(o.Message) {
+		t.Error("it was cut in a character")
+	}
 }
 
 // TestUsageThatCannotBe costs a node nothing.

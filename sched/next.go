@@ -14,7 +14,8 @@ const (
 	soon         = 100 * millisecond // a deadline that has passed but could not be served
 	explainEvery = 10 * second       // one workload's explanation changes its wording no more often
 	minBackoff   = 250 * millisecond // no retry comes sooner
-	perCommand   = 1000              // items of one command, so that it stays well below a log batch
+	perCommand   = 1000              // items of one command
+	commandBytes = 192 << 10         // of the items of one command, so that it stays below a log batch
 )
 
 // DefaultTuning is what a leader uses that was told nothing.
@@ -160,10 +161,15 @@ func (p *planner) finish() Step {
 	return p.step
 }
 
-// chunked wraps items into as few commands as their size allows.
-func chunked[T any](p *planner, items []T, body func(*commandv1.Command, []T)) {
+// chunked wraps items into as few commands as their size allows. Each item alone
+// is small: the longest are messages of agents, which the edge bounds.
+func chunked[T interface{ SizeVT() int }](p *planner, items []T, body func(*commandv1.Command, []T)) {
 	for len(items) > 0 {
-		n := min(len(items), perCommand)
+		n, size := 0, 0
+		for n < len(items) && n < perCommand && (n == 0 || size+items[n].SizeVT() <= commandBytes) {
+			size += items[n].SizeVT()
+			n++
+		}
 		c := &commandv1.Command{Head: &commandv1.Head{
 			Epoch: &commandv1.Epoch{Incarnation: p.Epoch.Incarnation, Term: p.Epoch.Term},
 			At:    p.Now,

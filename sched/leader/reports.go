@@ -86,20 +86,24 @@ func protoGeneration(g fsm.Generation) *commandv1.Generation {
 	return &commandv1.Generation{Incarnation: g.Incarnation, Sequence: g.Sequence}
 }
 
-// take removes up to limit reports, oldest first.
+// reportBytes bounds the reports of one command, so that it stays below a log batch.
+const reportBytes = 192 << 10
+
+// take removes up to limit reports, oldest first, that fit into one command.
 func (r *reports) take(limit int) []*commandv1.WorkloadReport {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	n := min(limit, len(r.order))
-	if n == 0 {
-		return nil
-	}
-	out := make([]*commandv1.WorkloadReport, n)
-	for i, k := range r.order[:n] {
-		out[i] = r.pending[k]
+	var out []*commandv1.WorkloadReport
+	size := 0
+	for _, k := range r.order[:min(limit, len(r.order))] {
+		it := r.pending[k]
+		if size += it.SizeVT(); len(out) > 0 && size > reportBytes {
+			break
+		}
+		out = append(out, it)
 		delete(r.pending, k)
 	}
-	r.order = slices.Delete(r.order, 0, n)
+	r.order = slices.Delete(r.order, 0, len(out))
 	return out
 }
 

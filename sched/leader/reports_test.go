@@ -3,6 +3,7 @@ package leader
 import (
 	"context"
 	"fmt"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -106,7 +107,10 @@ func TestReports(t *testing.T) {
 			w.beat(sched.Heartbeat{Node: "b", Reports: []sched.Reported{r}})
 			w.pass(time.Second)
 			is(t, "orders", orders, 1)
-			is(t, "commits", w.log.count("report")-before, 2)
+			// Its word, its answer, and that of a, which was told to delete it as well: they may meet.
+			if n := w.log.count("report") - before; n < 2 || n > 3 {
+				t.Errorf("%d commits, want 2 or 3", n)
+			}
 			_, ok := w.view().Residual("b", "web")
 			is(t, "residual", ok, false)
 		}},
@@ -161,6 +165,31 @@ func TestReports(t *testing.T) {
 			is(t, "attempts", x.Retry.Attempts, 1)
 			w.alive(6*time.Second, "a")
 			is(t, "ordered again", before.Less(w.workload("web").Generation), true)
+		}},
+		{"many long words travel in several commands", func(t *testing.T, w *world) {
+			var said []sched.Reported
+			for i := range 400 {
+				id := fmt.Sprintf("many-%d", i)
+				w.put(id, func(p *commandv1.WorkloadPut) { p.Demand.CpuMillicores, p.Demand.MemoryMib = 1, 1 })
+			}
+			w.pass(2 * time.Second)
+			for i := range 400 {
+				r := w.running(fmt.Sprintf("many-%d", i))
+				r.Observation.State, r.Observation.Message = fsm.ActualFailed, strings.Repeat("x", 4<<10)
+				said = append(said, r)
+			}
+			w.beat(sched.Heartbeat{Node: "a", Full: true, Reports: append(said, w.running("web"))})
+			w.pass(time.Second)
+			is(t, "attempts", w.workload("many-399").Retry.Attempts, 1)
+			w.log.set(func(l *fakeLog) {
+				for _, e := range l.entries {
+					for _, c := range e {
+						if size := c.SizeVT(); size > 256<<10 {
+							t.Errorf("%s has %d bytes", fsm.ArmName(c), size)
+						}
+					}
+				}
+			})
 		}},
 		{"a list of changes proves nothing missing", func(t *testing.T, w *world) {
 			w.beat(sched.Heartbeat{Node: "a"})
