@@ -156,6 +156,10 @@ const (
 	repairMax  = 900 * second
 )
 
+// driftsPerCommand bounds what one round notes of a node, so that the command fits
+// into the log; the next round notes the rest.
+const driftsPerCommand = 500
+
 // Drifts turns what was found on a node into what the state has to note, nil if
 // it has all that. A workload whose node has another revision is ordered anew, as
 // often as repairs allow; what is missing or in another state follows from the
@@ -163,6 +167,9 @@ const (
 func Drifts(v fsm.View, node string, found []Difference, now int64) *commandv1.SetDrifts {
 	out := &commandv1.SetDrifts{}
 	for i := range found {
+		if len(out.Open) == driftsPerCommand {
+			break
+		}
 		d := &found[i]
 		item := &commandv1.Drift{
 			Node: node, Workload: d.Workload, Type: d.Type, SchedulerStatus: d.Scheduler, AgentStatus: d.Agent, Action: actionOn(d.Type),
@@ -189,7 +196,7 @@ func Drifts(v fsm.View, node string, found []Difference, now int64) *commandv1.S
 		if !slices.ContainsFunc(found, func(o Difference) bool { return o.Workload == d.Workload && o.Type == d.Type }) {
 			out.Closed = append(out.Closed, &commandv1.Drift{Node: node, Workload: d.Workload, Type: d.Type})
 		}
-		return true
+		return len(out.Closed) < driftsPerCommand
 	})
 	if len(out.Open)+len(out.Closed)+len(out.Repairs) == 0 {
 		return nil

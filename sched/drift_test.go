@@ -124,6 +124,31 @@ func TestCompare(t *testing.T) {
 	}
 }
 
+// TestDriftsFitIntoTheLog: a node full of what nobody knows is noted in several rounds.
+func TestDriftsFitIntoTheLog(t *testing.T) {
+	w := newWorld(t)
+	w.node("a")
+	var found []Difference
+	for i := range 1200 {
+		found = append(found, Difference{Workload: fmt.Sprintf("%0120d", i), Type: fsm.DriftOrphan, Agent: "Running"})
+	}
+	for round := range 3 {
+		c := w.note("a", found)
+		if size := c.SizeVT(); size > 256<<10 || len(c.GetOpen()) == 0 {
+			t.Fatalf("round %d: %d drifts of %d bytes", round, len(c.GetOpen()), size)
+		}
+	}
+	if c := w.note("a", found); c != nil || w.state.DriftCount() != 1200 {
+		t.Fatalf("%d drifts are noted, and then %d more", w.state.DriftCount(), len(c.GetOpen()))
+	}
+	for range 3 {
+		w.note("a", nil)
+	}
+	if w.state.DriftCount() != 0 {
+		t.Fatalf("%d are left", w.state.DriftCount())
+	}
+}
+
 func TestDrifts(t *testing.T) {
 	running := func(t *testing.T) *world {
 		w := newWorld(t)
