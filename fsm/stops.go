@@ -21,11 +21,17 @@ func stopped(state Actual) bool {
 	return state == ActualStopped || state == ActualMissing || state == ActualFailed
 }
 
-// Unstopped reports whether a node that accepted the order to stop w has not said
-// that it is stopped, so that a person who asks again is not told that it is done.
-func (w *Workload) Unstopped() bool {
-	return w.Desired == DesiredStopped && w.Node != "" && w.Acknowledged &&
-		!(w.Actual.Generation == w.Generation && stopped(w.Actual.State))
+// Astray reports whether a person who asks once more for what w is to be, running
+// or stopped, is not to be told that it is done: it was given up, or its node
+// accepted the order to stop it and has not said that it is stopped.
+func (w *Workload) Astray() bool {
+	switch {
+	case w.Node == "" || !w.Acknowledged:
+		return false
+	case w.Desired == DesiredRunning:
+		return w.Retry.Terminal && w.Retry.StableSince == 0
+	}
+	return w.Desired == DesiredStopped && !(w.Actual.Generation == w.Generation && stopped(w.Actual.State))
 }
 
 // stopReason replaces the reason of a workload that is to be stopped and is not,

@@ -165,7 +165,7 @@ func (p *plan) desire(ids []string, to fsm.Desired) {
 			continue
 		}
 		action := map[fsm.Desired]string{fsm.DesiredDeleted: "delete", fsm.DesiredStopped: "stop", fsm.DesiredRunning: "start"}[to]
-		if w.Desired == to && !w.Unstopped() {
+		if w.Desired == to && !w.Astray() {
 			action = "unchanged"
 		}
 		out := p.say(id, action, "")
