@@ -30,6 +30,49 @@ need etcd etcd-server "the peer of the benchmarks and the mirror's tests"
 need docker-compose docker-compose "Compose stacks are run by this command too"
 need iptables iptables "the failure tests cut the network between replicas"
 need chromium chromium "the web console is tested in a real browser"
+need libvirtd libvirt-daemon-system "virtual machines are run by a libvirt of the tests' own"
+need virsh libvirt-clients "the same, looked at from outside"
+need qemu-system-x86_64 qemu-system-x86 "guests are emulated where KVM does not work"
+need qemu-img qemu-utils "disks of virtual machines"
+need dnsmasq dnsmasq-base "guests get addresses from libvirt's network"
+need grub-mkimage grub-common "the real test guest boots from its disk"
+if [[ ! -e /usr/lib/grub/i386-pc/boot.img ]]; then
+	echo "GRUB's boot sector is missing: installing grub-pc-bin (the same; it changes nothing of this machine's boot)"
+	missing+=(grub-pc-bin)
+fi
+if [[ ! -e /usr/share/seabios/bios-256k.bin ]]; then
+	echo "SeaBIOS is missing: installing seabios (the guests' BIOS)"
+	missing+=(seabios)
+fi
+if [[ ! -e /usr/lib/ipxe/qemu/efi-virtio.rom ]]; then
+	echo "network boot ROMs are missing: installing ipxe-qemu (QEMU's network cards load them)"
+	missing+=(ipxe-qemu)
+fi
+# The kernel of the real test guest: Debian's, unpacked and not installed.
+kernel="$(dirname "$0")/../.cache/cloud-kernel"
+need_kernel=0
+if ! compgen -G "$kernel/boot/vmlinuz-*" >/dev/null && [[ "$(uname -m)" == x86_64 ]] && command -v apt-get >/dev/null 2>&1; then
+	echo "a kernel for test guests is missing: unpacking linux-image-cloud-amd64 into .cache (nothing is installed)"
+	need_kernel=1
+fi
+fetch_kernel() {
+	((need_kernel)) || return 0
+	local tmp package
+	tmp="$(mktemp -d)"
+	package="$(apt-cache depends linux-image-cloud-amd64 | awk '/Depends: linux-image-/ {print $2; exit}')"
+	if [[ -z "$package" ]]; then
+		echo "$0: Debian's package lists name no kernel for linux-image-cloud-amd64" >&2
+		return 1
+	fi
+	(cd "$tmp" && apt-get download -qq "$package" 2>/dev/null)
+	dpkg -x "$tmp"/*.deb "$tmp/x"
+	mkdir -p "$kernel/boot" "$kernel/modules"
+	# What e2e/guest loads.
+	find "$tmp/x/lib/modules" \( -path '*/virtio/*' -o -name 'virtio_blk.ko' -o -name '*failover.ko' -o -name 'virtio_net.ko' \
+		-o -name 'isofs.ko' -o -name 'cdrom.ko' -o -name 'evdev.ko' -o -name 'button.ko' -o -name 'pvpanic*.ko' \) -name '*.ko' -exec cp {} "$kernel/modules/" \;
+	cp "$tmp"/x/boot/vmlinuz-* "$kernel/boot/"
+	rm -rf "$tmp"
+}
 if ! command -v docker >/dev/null 2>&1; then
 	echo "docker is missing: installing docker.io (the agent's tests run real containers)"
 	missing+=(docker.io)
@@ -39,7 +82,10 @@ if [[ ! -x /bin/busybox ]] || ldd /bin/busybox >/dev/null 2>&1; then
 	echo "a static busybox is missing: installing busybox-static (test containers are built from it)"
 	missing+=(busybox-static)
 fi
-((${#missing[@]})) || exit 0
+if ((${#missing[@]} == 0)); then
+	fetch_kernel
+	exit 0
+fi
 
 as_root=()
 if ((EUID != 0)); then
@@ -66,10 +112,15 @@ install() { "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -
 "${as_root[@]}" apt-get update -qq
 install
 echo "installed: ${missing[*]}"
+fetch_kernel
 if [[ " ${missing[*]} " == *" etcd-server "* && -d /run/systemd/system ]]; then
 	# Debian starts it at once on the port that the mirror looks at by default.
 	"${as_root[@]}" systemctl disable --now etcd >/dev/null 2>&1 || true
 fi
 if [[ " ${missing[*]} " == *" prometheus "* && -d /run/systemd/system ]]; then
 	"${as_root[@]}" systemctl disable --now prometheus prometheus-node-exporter >/dev/null 2>&1 || true
+fi
+if [[ " ${missing[*]} " == *" libvirt-daemon-system "* && -d /run/systemd/system ]]; then
+	# The tests bring a daemon of their own.
+	"${as_root[@]}" systemctl disable --now libvirtd libvirtd.socket libvirtd-ro.socket virtlogd virtlogd.socket >/dev/null 2>&1 || true
 fi

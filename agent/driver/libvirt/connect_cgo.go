@@ -1,0 +1,802 @@
+//go:build linux && cgo && libvirt_dlopen
+
+package libvirt
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/persys/compute/agent/driver"
+	lv "libvirt.org/go/libvirt"
+)
+
+// Available says why this machine can not run virtual machines, as far as that can be told without
+// asking libvirt: its library is opened when it is first used.
+func Available() error {
+	if _, err := lv.GetVersion(); err != nil {
+		return driver.Errorf(driver.InvalidConfiguration, "libvirt", "libvirt's client library is not installed (libvirt.so.0; Debian: libvirt0): %w", err)
+	}
+	return nil
+}
+
+// loop runs libvirt's event loop while any connection wants it. libvirt has one for each process, which
+// is the only reason for a package variable.
+var loop struct {
+	register sync.Once
+	err      error
+
+	mu    sync.Mutex
+	users int
+	stop  chan struct{}
+	done  chan struct{}
+}
+
+func enterLoop() error {
+	loop.register.Do(func() { loop.err = lv.EventRegisterDefaultImpl() })
+	if loop.err != nil {
+		return loop.err
+	}
+	loop.mu.Lock()
+	defer loop.mu.Unlock()
+	if loop.users++; loop.users > 1 {
+		return nil
+	}
+	stop, done := make(chan struct{}), make(chan struct{})
+	loop.stop, loop.done = stop, done
+	// A turn of the loop lasts until something happens, so something does.
+	timer, err := lv.EventAddTimeout(200, func(int) {})
+	if err != nil {
+		loop.users--
+		return err
+	}
+	go func() {
+		defer close(done)
+		defer func() { _ = lv.EventRemoveTimeout(timer) }()
+		for {
+			select {
+			case <-stop:
+				return
+			default:
+			}
+			if err := lv.EventRunDefaultImpl(); err != nil {
+				select { // without events keep-alive does not work, but calls do
+				case <-time.After(time.Second):
+				case <-stop:
+					return
+				}
+			}
+		}
+	}()
+	return nil
+}
+
+func leaveLoop() {
+	loop.mu.Lock()
+	defer loop.mu.Unlock()
+	if loop.users--; loop.users == 0 {
+		close(loop.stop)
+		<-loop.done
+	}
+}
+
+// connection is a hypervisor through one connection at a time, made anew when it is lost.
+type connection struct {
+	uri     string
+	timeout time.Duration
+	log     *slog.Logger
+
+	mu       sync.Mutex
+	link     *link
+	closed   bool
+	watchers map[int]func(string)
+	nextID   int
+	known    *facts // of link
+}
+
+// link is one connection. Calls hold it, so that it is not freed under them.
+type link struct {
+	c    *lv.Connect
+	refs atomic.Int64
+	dead atomic.Bool
+}
+
+func (l *link) release() {
+	if l.refs.Add(-1) == 0 {
+		_, _ = l.c.Close()
+	}
+}
+
+func connect(uri string, timeout time.Duration, log *slog.Logger) (hypervisor, error) {
+	if err := enterLoop(); err != nil {
+		return nil, driver.Errorf(driver.RuntimeError, "libvirt", "event loop: %w", err)
+	}
+	return &connection{uri: uri, timeout: timeout, log: log, watchers: map[int]func(string){}}, nil
+}
+
+func (v *connection) close() error {
+	v.mu.Lock()
+	if v.closed {
+		v.mu.Unlock()
+		return nil
+	}
+	v.closed = true
+	l := v.link
+	v.link = nil
+	v.mu.Unlock()
+	if l != nil {
+		l.release()
+	}
+	leaveLoop()
+	return nil
+}
+
+// get is the connection, a new one if there is none that lives. The caller releases it.
+func (v *connection) get() (*link, error) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	if v.closed {
+		return nil, driver.Errorf(driver.RuntimeError, "libvirt", "the driver is closed")
+	}
+	if l := v.link; l != nil {
+		if alive, err := l.c.IsAlive(); err == nil && alive && !l.dead.Load() {
+			l.refs.Add(1)
+			return l, nil
+		}
+		v.link, v.known = nil, nil
+		l.release()
+	}
+	c, err := lv.NewConnect(v.uri)
+	if err != nil {
+		return nil, driver.Errorf(driver.RuntimeUnhealthy, "libvirt", "%s: %w", v.uri, err)
+	}
+	l := &link{c: c}
+	l.refs.Store(2) // ours and the caller's
+	// A daemon that hangs is one that is gone: 15 s.
+	_ = c.SetKeepAlive(5, 3)
+	_ = c.RegisterCloseCallback(func(_ *lv.Connect, _ lv.ConnectCloseReason) {
+		l.dead.Store(true)
+		v.tell("")
+	})
+	if _, err := c.DomainEventLifecycleRegister(nil, func(_ *lv.Connect, d *lv.Domain, _ *lv.DomainEventLifecycle) {
+		if name, err := d.GetName(); err == nil {
+			v.tell(name)
+		}
+	}); err != nil {
+		v.log.Warn("libvirt tells no events; guests are looked at now and then only", "err", err)
+	}
+	v.link, v.known = l, nil
+	go v.tell("") // not under the lock
+	return l, nil
+}
+
+func (v *connection) tell(name string) {
+	v.mu.Lock()
+	fns := make([]func(string), 0, len(v.watchers))
+	for _, fn := range v.watchers {
+		fns = append(fns, fn)
+	}
+	v.mu.Unlock()
+	for _, fn := range fns {
+		fn(name)
+	}
+}
+
+// watch is hypervisor's. While the daemon is away it is looked for every second.
+func (v *connection) watch(ctx context.Context, fn func(string)) error {
+	v.mu.Lock()
+	id := v.nextID
+	v.nextID++
+	v.watchers[id] = fn
+	v.mu.Unlock()
+	go func() {
+		tick := time.NewTicker(time.Second)
+		defer tick.Stop()
+		for {
+			if l, err := v.get(); err == nil {
+				l.release()
+			}
+			select {
+			case <-tick.C:
+			case <-ctx.Done():
+				v.mu.Lock()
+				delete(v.watchers, id)
+				v.mu.Unlock()
+				return
+			}
+		}
+	}()
+	return nil
+}
+
+// How long a call goes on for a caller who is gone: what changes something is carried through.
+const (
+	reads   = time.Duration(0)
+	changes = 10 * time.Second
+)
+
+// ask runs one piece of work on the connection.
+func ask[T any](ctx context.Context, v *connection, op string, after time.Duration, work func(*lv.Connect) (T, error)) (T, error) {
+	var none T
+	if err := ctx.Err(); err != nil {
+		return none, err
+	}
+	type answer struct {
+		value T
+		err   error
+	}
+	out := make(chan answer, 1)
+	go func() {
+		l, err := v.get()
+		if err != nil {
+			out <- answer{none, err}
+			return
+		}
+		defer l.release()
+		value, err := work(l.c)
+		if lost(err) {
+			l.dead.Store(true)
+		}
+		out <- answer{value, classify(op, err)}
+	}()
+	limit := time.NewTimer(v.timeout)
+	defer limit.Stop()
+	gone := ctx.Done()
+	var patience <-chan time.Time
+	for {
+		select {
+		case a := <-out:
+			return a.value, a.err
+		case <-limit.C:
+			return none, driver.Errorf(driver.RuntimeUnhealthy, op, "libvirt does not answer within %s", v.timeout)
+		case <-gone:
+			if after == 0 {
+				return none, ctx.Err()
+			}
+			gone = nil
+			timer := time.NewTimer(after)
+			defer timer.Stop()
+			patience = timer.C
+		case <-patience:
+			return none, ctx.Err()
+		}
+	}
+}
+
+// act is ask for work without a result.
+func act(ctx context.Context, v *connection, op string, work func(*lv.Connect) error) error {
+	_, err := ask(ctx, v, op, changes, func(c *lv.Connect) (struct{}, error) { return struct{}{}, work(c) })
+	return err
+}
+
+// on runs work on one domain.
+func on(ctx context.Context, v *connection, op, uuid string, work func(*lv.Domain) error) error {
+	return act(ctx, v, op, func(c *lv.Connect) error {
+		d, err := c.LookupDomainByUUIDString(uuid)
+		if err != nil {
+			return err
+		}
+		defer d.Free()
+		return work(d)
+	})
+}
+
+// lost says whether an error is the connection's and not the call's.
+func lost(err error) bool {
+	var e lv.Error
+	if !errors.As(err, &e) {
+		return false
+	}
+	switch e.Code {
+	case lv.ERR_NO_CONNECT, lv.ERR_INVALID_CONN, lv.ERR_RPC, lv.ERR_NO_SERVER:
+		return true
+	}
+	// "client socket is closed", "End of file while reading data", "Cannot recv data".
+	return e.Domain == lv.FROM_RPC || e.Domain == lv.FROM_REMOTE
+}
+
+// classify makes an error of libvirt one of ours.
+func classify(op string, err error) error {
+	if err == nil {
+		return nil
+	}
+	var typed *driver.Error
+	if errors.As(err, &typed) {
+		return err
+	}
+	var e lv.Error
+	if !errors.As(err, &e) {
+		return driver.Errorf(driver.RuntimeError, op, "%w", err)
+	}
+	text := strings.ToLower(e.Message)
+	has := func(words ...string) bool {
+		for _, w := range words {
+			if strings.Contains(text, w) {
+				return true
+			}
+		}
+		return false
+	}
+	switch e.Code {
+	case lv.ERR_NO_DOMAIN, lv.ERR_NO_NETWORK, lv.ERR_NO_STORAGE_POOL, lv.ERR_NO_STORAGE_VOL:
+		return driver.Errorf(driver.RuntimeResourceMissing, op, "%s: %w", e.Message, errAbsent)
+	case lv.ERR_XML_ERROR, lv.ERR_XML_DETAIL, lv.ERR_CONFIG_UNSUPPORTED, lv.ERR_XML_INVALID_SCHEMA, lv.ERR_INVALID_ARG:
+		return driver.Errorf(driver.InvalidConfiguration, op, "%w", err)
+	case lv.ERR_NO_MEMORY:
+		return driver.Errorf(driver.InsufficientResources, op, "%w", err)
+	}
+	class := driver.RuntimeError
+	switch {
+	case lost(err):
+		class = driver.RuntimeUnhealthy
+	case has("cannot allocate memory", "cannot set up guest memory"):
+		class = driver.InsufficientResources
+	case has("no space left"):
+		class = driver.StorageFull
+	case has("cannot access storage file", "failed to get \"write\" lock", "failed to get shared", "storage source"):
+		class = driver.StorageAttachFailed
+	case has("already exists with uuid", "is already active as"):
+		return driver.Errorf(driver.InvalidConfiguration, op, "%s: %w", e.Message, errTaken)
+	}
+	return driver.Errorf(class, op, "%w", err)
+}
+
+func (v *connection) facts(ctx context.Context) (*facts, error) {
+	v.mu.Lock()
+	known := v.known
+	alive := v.link != nil && !v.link.dead.Load()
+	v.mu.Unlock()
+	if known != nil && alive {
+		return known, nil
+	}
+	f, err := ask(ctx, v, "probe", reads, func(c *lv.Connect) (*facts, error) {
+		text, err := c.GetCapabilities()
+		if err != nil {
+			return nil, err
+		}
+		arch, uuid, machines, err := guestTypes(text)
+		if err != nil {
+			return nil, err
+		}
+		host, err := c.GetHostname()
+		if err != nil {
+			return nil, err
+		}
+		f := &facts{engine: "libvirt:" + uuid + ":" + host, arch: arch}
+		lib, err := c.GetLibVersion()
+		if err != nil {
+			return nil, err
+		}
+		hyper, err := c.GetVersion()
+		if err != nil {
+			return nil, err
+		}
+		f.version = "libvirt " + version(lib) + ", QEMU " + version(hyper)
+		for kind, machine := range machines {
+			text, err := c.GetDomainCapabilities("", arch, machine, kind, 0)
+			if err != nil {
+				continue // the next one may be offered
+			}
+			m, err := readMachine(text)
+			if err != nil {
+				return nil, err
+			}
+			if m.machine == "" {
+				m.machine = machine
+			}
+			switch kind {
+			case "kvm":
+				f.kvm = m
+			case "qemu":
+				f.tcg = m
+			}
+		}
+		return f, nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	v.mu.Lock()
+	v.known = f
+	v.mu.Unlock()
+	return f, nil
+}
+
+// version writes libvirt's numbers, 1,000,000 × major + 1,000 × minor + release.
+func version(n uint32) string { return fmt.Sprintf("%d.%d.%d", n/1000000, n/1000%1000, n%1000) }
+
+// describeDomain reads a domain until what it read fits together: it may start or end in between.
+func describeDomain(d *lv.Domain) (*domain, error) {
+	out := &domain{}
+	var err error
+	if out.name, err = d.GetName(); err != nil {
+		return nil, err
+	}
+	if out.uuid, err = d.GetUUIDString(); err != nil {
+		return nil, err
+	}
+	if out.persistent, err = d.IsPersistent(); err != nil {
+		return nil, err
+	}
+	for range 10 {
+		if out.config, err = d.GetXMLDesc(lv.DOMAIN_XML_INACTIVE); err != nil {
+			return nil, err
+		}
+		if out.live, err = d.GetXMLDesc(0); err != nil {
+			return nil, err
+		}
+		state, reason, err := d.GetState()
+		if err != nil {
+			return nil, err
+		}
+		if out.active, err = d.IsActive(); err != nil {
+			return nil, err
+		}
+		out.state, out.reason = int(state), reason
+		off := out.state == stateShutoff || out.state == stateCrashed && !out.active
+		if off != out.active {
+			break
+		}
+	}
+	if !out.active {
+		out.live = ""
+	}
+	return out, nil
+}
+
+func (v *connection) domains(ctx context.Context) ([]domain, error) {
+	return ask(ctx, v, "list", reads, func(c *lv.Connect) ([]domain, error) {
+		all, err := c.ListAllDomains(lv.CONNECT_LIST_DOMAINS_PERSISTENT)
+		if err != nil {
+			return nil, err
+		}
+		var out []domain
+		for i := range all {
+			defer all[i].Free()
+			d, err := describeDomain(&all[i])
+			if gone(err) {
+				continue
+			}
+			if err != nil {
+				return nil, err
+			}
+			out = append(out, *d)
+		}
+		return out, nil
+	})
+}
+
+func gone(err error) bool {
+	var e lv.Error
+	return errors.As(err, &e) && e.Code == lv.ERR_NO_DOMAIN
+}
+
+func (v *connection) domain(ctx context.Context, name string) (*domain, error) {
+	return ask(ctx, v, "look up", reads, func(c *lv.Connect) (*domain, error) {
+		d, err := c.LookupDomainByName(name)
+		if err != nil {
+			return nil, err
+		}
+		defer d.Free()
+		return describeDomain(d)
+	})
+}
+
+func (v *connection) define(ctx context.Context, xml string) error {
+	return act(ctx, v, "define", func(c *lv.Connect) error {
+		d, err := c.DomainDefineXMLFlags(xml, 0)
+		if err != nil {
+			return err
+		}
+		return d.Free()
+	})
+}
+
+func (v *connection) undefine(ctx context.Context, uuid string) error {
+	return on(ctx, v, "undefine", uuid, func(d *lv.Domain) error {
+		return d.UndefineFlags(lv.DOMAIN_UNDEFINE_MANAGED_SAVE | lv.DOMAIN_UNDEFINE_SNAPSHOTS_METADATA |
+			lv.DOMAIN_UNDEFINE_CHECKPOINTS_METADATA | lv.DOMAIN_UNDEFINE_NVRAM)
+	})
+}
+
+func (v *connection) start(ctx context.Context, uuid string) error {
+	return on(ctx, v, "start", uuid, func(d *lv.Domain) error {
+		err := d.Create()
+		if active, aerr := d.IsActive(); err != nil && aerr == nil && active {
+			return nil // somebody else was faster
+		}
+		return err
+	})
+}
+
+func (v *connection) resume(ctx context.Context, uuid string) error {
+	return on(ctx, v, "resume", uuid, func(d *lv.Domain) error { return d.Resume() })
+}
+
+func (v *connection) shutdown(ctx context.Context, uuid string) error {
+	return on(ctx, v, "stop", uuid, func(d *lv.Domain) error { return d.ShutdownFlags(lv.DOMAIN_SHUTDOWN_ACPI_POWER_BTN) })
+}
+
+func (v *connection) destroy(ctx context.Context, uuid string) error {
+	return on(ctx, v, "stop", uuid, func(d *lv.Domain) error {
+		err := d.DestroyFlags(0)
+		if active, aerr := d.IsActive(); err != nil && aerr == nil && !active {
+			return nil
+		}
+		return err
+	})
+}
+
+func (v *connection) note(ctx context.Context, uuid, element string, live bool) error {
+	return on(ctx, v, "note", uuid, func(d *lv.Domain) error {
+		where := lv.DOMAIN_AFFECT_CONFIG
+		if live {
+			where |= lv.DOMAIN_AFFECT_LIVE
+		}
+		return d.SetMetadata(lv.DOMAIN_METADATA_ELEMENT, element, "persys", namespace, where)
+	})
+}
+
+func (v *connection) transient(ctx context.Context, xml string) error {
+	return act(ctx, v, "start", func(c *lv.Connect) error {
+		d, err := c.DomainCreateXML(xml, lv.DOMAIN_START_AUTODESTROY)
+		if err != nil {
+			return err
+		}
+		return d.Free()
+	})
+}
+
+func (v *connection) addresses(ctx context.Context, uuid string, agent bool) ([]address, error) {
+	return ask(ctx, v, "addresses", reads, func(c *lv.Connect) ([]address, error) {
+		d, err := c.LookupDomainByUUIDString(uuid)
+		if err != nil {
+			return nil, err
+		}
+		defer d.Free()
+		var out []address
+		add := func(from []lv.DomainInterface) {
+			for _, f := range from {
+				a := address{name: f.Name, mac: f.Hwaddr}
+				for _, ip := range f.Addrs {
+					a.ips = append(a.ips, ip.Addr)
+				}
+				out = append(out, a)
+			}
+		}
+		leases, err := d.ListAllInterfaceAddresses(lv.DOMAIN_INTERFACE_ADDRESSES_SRC_LEASE)
+		add(leases)
+		if agent {
+			inside, aerr := d.ListAllInterfaceAddresses(lv.DOMAIN_INTERFACE_ADDRESSES_SRC_AGENT)
+			if aerr == nil {
+				err = nil
+				add(inside)
+			}
+		}
+		if len(out) == 0 { // on a bridge of somebody else's network the neighbours' table may tell
+			if seen, aerr := d.ListAllInterfaceAddresses(lv.DOMAIN_INTERFACE_ADDRESSES_SRC_ARP); aerr == nil {
+				err = nil
+				add(seen)
+			}
+		}
+		return out, err
+	})
+}
+
+func (v *connection) network(ctx context.Context, name string) (string, error) {
+	return ask(ctx, v, "network", changes, func(c *lv.Connect) (string, error) {
+		n, err := c.LookupNetworkByName(name)
+		if err != nil {
+			return "", err
+		}
+		defer n.Free()
+		if up, err := n.IsActive(); err != nil {
+			return "", err
+		} else if !up {
+			if err := n.Create(); err != nil {
+				if up, aerr := n.IsActive(); aerr != nil || !up {
+					return "", fmt.Errorf("starting network %s: %w", name, err)
+				}
+			}
+		}
+		return n.GetXMLDesc(0)
+	})
+}
+
+func (v *connection) bridge(_ context.Context, name string) bool {
+	_, err := os.Stat(filepath.Join("/sys/class/net", filepath.Base(name), "bridge"))
+	return err == nil
+}
+
+func (v *connection) volume(ctx context.Context, pool, name, xml string, capacity int64) (bool, error) {
+	made, err := ask(ctx, v, "volume", changes, func(c *lv.Connect) (bool, error) {
+		p, err := c.LookupStoragePoolByName(pool)
+		if err != nil {
+			return false, err
+		}
+		defer p.Free()
+		if up, err := p.IsActive(); err != nil {
+			return false, err
+		} else if !up {
+			if err := p.Create(0); err != nil {
+				return false, err
+			}
+		}
+		_ = p.Refresh(0) // what was made behind libvirt's back
+		vol, err := p.LookupStorageVolByName(name)
+		if err == nil {
+			defer vol.Free()
+			info, err := vol.GetInfo()
+			if err == nil && int64(info.Capacity) < capacity {
+				err = vol.Resize(uint64(capacity), 0)
+			}
+			return false, err
+		}
+		vol, err = p.StorageVolCreateXML(xml, 0)
+		if err != nil {
+			return false, err
+		}
+		return true, vol.Free()
+	})
+	if errors.Is(err, errAbsent) {
+		return false, driver.Errorf(driver.StorageProvisionFailed, "volume", "storage pool %q is not on this node (virsh pool-list --all): %w", pool, err)
+	}
+	return made, err
+}
+
+func (v *connection) removeVolume(ctx context.Context, pool, name string) error {
+	err := act(ctx, v, "volume", func(c *lv.Connect) error {
+		p, err := c.LookupStoragePoolByName(pool)
+		if err != nil {
+			return err
+		}
+		defer p.Free()
+		vol, err := p.LookupStorageVolByName(name)
+		if err != nil {
+			return err
+		}
+		defer vol.Free()
+		return vol.Delete(0)
+	})
+	if errors.Is(err, errAbsent) {
+		return nil
+	}
+	return err
+}
+
+func (v *connection) stats(ctx context.Context) ([]stat, error) {
+	return ask(ctx, v, "stats", reads, func(c *lv.Connect) ([]stat, error) {
+		all, err := c.GetAllDomainStats(nil,
+			lv.DOMAIN_STATS_CPU_TOTAL|lv.DOMAIN_STATS_BALLOON|lv.DOMAIN_STATS_BLOCK|lv.DOMAIN_STATS_INTERFACE,
+			lv.CONNECT_GET_ALL_DOMAINS_STATS_ACTIVE|lv.CONNECT_GET_ALL_DOMAINS_STATS_NOWAIT)
+		if err != nil {
+			return nil, err
+		}
+		now := time.Now()
+		var out []stat
+		for _, s := range all {
+			defer s.Domain.Free()
+			one := stat{at: now, disk: -1}
+			if one.name, err = s.Domain.GetName(); err != nil {
+				continue
+			}
+			if s.Cpu != nil {
+				one.cpu = time.Duration(s.Cpu.Time)
+			}
+			if b := s.Balloon; b != nil {
+				one.memoryLimit = int64(b.Maximum) << 10
+				one.memory = int64(b.Current) << 10
+				if b.RssSet { // what it takes of the machine
+					one.memory = int64(b.Rss) << 10
+				}
+			}
+			for _, b := range s.Block {
+				one.read += int64(b.RdBytes)
+				one.write += int64(b.WrBytes)
+				if b.AllocationSet {
+					one.disk = max(one.disk, 0) + int64(b.Allocation)
+				}
+			}
+			for _, n := range s.Net {
+				one.rx += int64(n.RxBytes)
+				one.tx += int64(n.TxBytes)
+			}
+			out = append(out, one)
+		}
+		return out, nil
+	})
+}
+
+// console is hypervisor's. The stream is its own connection's: a guest that is silent keeps nobody
+// else waiting.
+func (v *connection) console(ctx context.Context, uuid string) (io.ReadWriteCloser, error) {
+	return ask(ctx, v, "console", reads, func(*lv.Connect) (io.ReadWriteCloser, error) {
+		c, err := lv.NewConnect(v.uri)
+		if err != nil {
+			return nil, err
+		}
+		s, err := openConsole(c, uuid)
+		if err != nil {
+			_, cerr := c.Close()
+			return nil, errors.Join(err, cerr)
+		}
+		_ = c.SetKeepAlive(5, 3)
+		return s, nil
+	})
+}
+
+// stream is an attached console.
+type stream struct {
+	c    *lv.Connect
+	s    *lv.Stream
+	once sync.Once
+	use  sync.RWMutex
+	over bool
+}
+
+func openConsole(c *lv.Connect, uuid string) (*stream, error) {
+	d, err := c.LookupDomainByUUIDString(uuid)
+	if err != nil {
+		return nil, err
+	}
+	defer d.Free()
+	s, err := c.NewStream(0)
+	if err != nil {
+		return nil, err
+	}
+	if err := d.OpenConsole("", s, lv.DOMAIN_CONSOLE_FORCE); err != nil {
+		return nil, errors.Join(err, s.Free())
+	}
+	return &stream{c: c, s: s}, nil
+}
+
+func (s *stream) Read(p []byte) (int, error) {
+	s.use.RLock()
+	defer s.use.RUnlock()
+	if s.over {
+		return 0, io.EOF
+	}
+	n, err := s.s.Recv(p)
+	if err != nil || n == 0 {
+		return 0, io.EOF // the guest ended, or Close was called: there is nobody to tell apart
+	}
+	return n, nil
+}
+
+func (s *stream) Write(p []byte) (int, error) {
+	s.use.RLock()
+	defer s.use.RUnlock()
+	if s.over {
+		return 0, io.ErrClosedPipe
+	}
+	sent := 0
+	for sent < len(p) {
+		n, err := s.s.Send(p[sent:])
+		if err != nil {
+			return sent, driver.Errorf(driver.RuntimeError, "console", "%w", err)
+		}
+		sent += n
+	}
+	return sent, nil
+}
+
+// Close ends a Read that waits.
+func (s *stream) Close() error {
+	s.once.Do(func() {
+		_ = s.s.Abort()
+		s.use.Lock()
+		defer s.use.Unlock()
+		s.over = true
+		_ = s.s.Free()
+		_, _ = s.c.Close()
+	})
+	return nil
+}

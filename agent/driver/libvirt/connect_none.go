@@ -1,0 +1,18 @@
+//go:build !linux || !cgo || !libvirt_dlopen
+
+package libvirt
+
+import (
+	"log/slog"
+	"time"
+
+	"github.com/persys/compute/agent/driver"
+)
+
+// Available says why this machine can not run virtual machines, as far as that can be told without
+// asking libvirt.
+func Available() error {
+	return driver.Errorf(driver.InvalidConfiguration, "libvirt", "this agent is the static build, without virtual machines: use the one that `make build-vm` makes (cgo and -tags libvirt_dlopen)")
+}
+
+func connect(string, time.Duration, *slog.Logger) (hypervisor, error) { return nil, Available() }

@@ -1,0 +1,183 @@
+//go:build linux && cgo && libvirt_dlopen
+
+package libvirt
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/persys/compute/agent/driver"
+	"github.com/persys/compute/agent/driver/drivertest"
+	"github.com/persys/compute/agent/driver/libvirt/libvirttest"
+	agentv1 "github.com/persys/compute/api/agent/v1"
+	"go.uber.org/goleak"
+)
+
+// daemon is the libvirt that this package's tests share.
+type daemon struct {
+	once sync.Once
+	*libvirttest.Daemon
+	err error
+}
+
+var shared daemon
+
+func TestMain(m *testing.M) {
+	code := m.Run()
+	if shared.Daemon != nil {
+		if code != 0 {
+			fmt.Fprintln(os.Stderr, shared.Log())
+		}
+		if err := shared.Close(); err != nil {
+			fmt.Fprintln(os.Stderr, "closing the daemon:", err)
+			code = 1
+		}
+	}
+	if code == 0 {
+		if err := goleak.Find(); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			code = 1
+		}
+	}
+	os.Exit(code)
+}
+
+// theDaemon skips where libvirt is missing, and fails there when CI is set.
+func theDaemon(t *testing.T) *libvirttest.Daemon {
+	t.Helper()
+	shared.once.Do(func() {
+		if missing := libvirttest.Missing(); missing != "" {
+			shared.err = fmt.Errorf("%s", missing)
+			return
+		}
+		ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
+		defer cancel()
+		if shared.Daemon, shared.err = libvirttest.Start(ctx); shared.err != nil {
+			return
+		}
+		for name, mode := range map[string]libvirttest.Mode{"serve": libvirttest.Serve, "exit": libvirttest.Exit, "panic": libvirttest.Panic} {
+			if err := libvirttest.WriteTiny(filepath.Join(shared.Dir, name+".img"), mode); err != nil {
+				shared.err = err
+			}
+		}
+	})
+	if shared.err != nil {
+		if os.Getenv("CI") == "true" {
+			t.Fatalf("a libvirt daemon is needed: %v", shared.err)
+		}
+		t.Skipf("SKIPPED, NOTHING TESTED: a libvirt daemon is needed: %v", shared.err)
+	}
+	return shared.Daemon
+}
+
+// images is where the tests' disks are: QEMU must reach it.
+func images(d *libvirttest.Daemon) string { return filepath.Join(d.Dir, "images") }
+
+const testCluster = "vm-test"
+
+func openDriver(t *testing.T, d *libvirttest.Daemon, node string, change ...func(*Options)) *Driver {
+	t.Helper()
+	opt := Options{
+		URI: d.URI, ClusterID: testCluster, NodeID: node, Images: images(d), StopGrace: 300 * time.Millisecond, Acceleration: "qemu",
+	}
+	for _, c := range change {
+		c(&opt)
+	}
+	drv, err := New(opt)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := drv.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return drv
+}
+
+// tiny is a machine over one of the tiny images.
+func tiny(d *libvirttest.Daemon, name string) *agentv1.VMSpec {
+	return &agentv1.VMSpec{
+		Vcpus: 1, MemoryMb: 24, OsImage: filepath.Join(d.Dir, name+".img"),
+		Disks: []*agentv1.DiskConfig{{Device: "vda", Format: "qcow2"}},
+	}
+}
+
+func body(vm *agentv1.VMSpec) *agentv1.WorkloadSpec {
+	return &agentv1.WorkloadSpec{Spec: &agentv1.WorkloadSpec_Vm{Vm: vm}}
+}
+
+func TestConformance(t *testing.T) {
+	d := theDaemon(t)
+	drivertest.Run(t, drivertest.Harness{
+		Cluster: testCluster, Prefix: "c-",
+		Open: func(t *testing.T, node string) driver.Driver { return openDriver(t, d, node) },
+		Steady: func(version int) *agentv1.WorkloadSpec {
+			vm := tiny(d, "serve")
+			vm.Metadata = map[string]string{"version": fmt.Sprint(version)}
+			return body(vm)
+		},
+		LogLine:     libvirttest.TinyLine,
+		NoExitCodes: true,
+		Crash: func(code int) *agentv1.WorkloadSpec {
+			if code == 0 {
+				return body(tiny(d, "exit"))
+			}
+			return body(tiny(d, "panic"))
+		},
+		Missing:  func() *agentv1.WorkloadSpec { return body(tiny(d, "nobody-has-this")) },
+		Stranger: func(t *testing.T, id driver.ID) func() { return stranger(t, d, id) },
+	})
+}
+
+// stranger is a running domain without a mark of ours.
+func stranger(t *testing.T, d *libvirttest.Daemon, id driver.ID) func() {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	t.Cleanup(cancel)
+	virsh := func(args ...string) string {
+		t.Helper()
+		out, err := d.Virsh(ctx, args...)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return strings.TrimSpace(out)
+	}
+	err := d.Define(ctx, fmt.Sprintf(`<domain type='qemu'><name>%s</name><memory unit='MiB'>24</memory><os><type>hvm</type></os></domain>`, id))
+	if err != nil {
+		t.Fatal(err)
+	}
+	virsh("start", string(id))
+	before := virsh("dominfo", string(id))
+	gone := false
+	remove := func() {
+		if !gone {
+			gone = true
+			virsh("destroy", string(id))
+			virsh("undefine", string(id))
+		}
+	}
+	t.Cleanup(remove)
+	facts := func(info string) string { // without the processor time
+		var out []string
+		for line := range strings.Lines(info) {
+			if !strings.HasPrefix(line, "CPU time") {
+				out = append(out, line)
+			}
+		}
+		return strings.Join(out, "")
+	}
+	return func() {
+		t.Helper()
+		if after := virsh("dominfo", string(id)); facts(after) != facts(before) {
+			t.Errorf("the stranger was touched:\n%s\n%s", before, after)
+		}
+		remove()
+	}
+}

@@ -1,0 +1,131 @@
+package libvirt
+
+import (
+	"cmp"
+	"context"
+	"log/slog"
+	"path/filepath"
+	"sync"
+	"time"
+
+	"github.com/persys/compute/agent/driver"
+)
+
+// Options configure a Driver. Zero values mean the defaults named.
+type Options struct {
+	// URI of the hypervisor; default qemu:///system. It must be on this machine: disks are files here.
+	URI       string
+	ClusterID string
+	NodeID    string
+	// Owns says whether the agent's store claims a workload, for domains that an existing agent made:
+	// they have no mark of ours.
+	Owns func(driver.ID) bool
+	// Content says which content the store has noted for such a domain. May be nil.
+	Content func(id driver.ID, runtimeID string) (content string, ok bool)
+	// Images is the folder of disks that name no path, of images named without one, and of what is
+	// kept for each domain. QEMU's user must be able to enter it. Default /var/lib/libvirt/images.
+	Images string
+	// VNC is the address that the guests' screens listen on, "none" for no screens; default 127.0.0.1.
+	VNC string
+	// Acceleration is auto (KVM where a trial shows that it boots, else emulation), kvm or qemu.
+	Acceleration string
+	// StopGrace is what a guest gets to shut down when it is replaced, removed or stopped by Ensure.
+	// Default 30 s.
+	StopGrace time.Duration
+	// CallTimeout bounds one call to libvirt. Default 60 s.
+	CallTimeout time.Duration
+	Logger      *slog.Logger
+}
+
+// Driver is a driver.Driver on one libvirt daemon.
+type Driver struct {
+	hv       hypervisor
+	identity driver.Identity
+	opt      Options
+	at       layout
+	accel    accelerator
+
+	// notes serialises changes of records: a List may find the end of a guest while it is stopped.
+	notes sync.Mutex
+
+	// young are running guests whose address is not known yet, with the end of our patience.
+	mu    sync.Mutex
+	young map[driver.ID]time.Time
+}
+
+var (
+	_ driver.Driver = (*Driver)(nil)
+	_ driver.Meter  = (*Driver)(nil)
+)
+
+// New connects lazily: a daemon that is down is no error here, but in every call. The error is of
+// this build or this machine: see Available.
+func New(opt Options) (*Driver, error) {
+	opt.URI = cmp.Or(opt.URI, "qemu:///system")
+	if opt.Logger == nil {
+		opt.Logger = slog.Default()
+	}
+	if opt.CallTimeout <= 0 {
+		opt.CallTimeout = time.Minute
+	}
+	if err := Available(); err != nil {
+		return nil, err
+	}
+	hv, err := connect(opt.URI, opt.CallTimeout, opt.Logger)
+	if err != nil {
+		return nil, err
+	}
+	return newDriver(opt, hv)
+}
+
+func newDriver(opt Options, hv hypervisor) (*Driver, error) {
+	if opt.ClusterID == "" {
+		return nil, driver.Errorf(driver.InvalidConfiguration, "libvirt", "ClusterID: must not be empty")
+	}
+	if opt.NodeID == "" {
+		return nil, driver.Errorf(driver.InvalidConfiguration, "libvirt", "NodeID: must not be empty")
+	}
+	opt.Images = cmp.Or(opt.Images, defaultImages)
+	if !filepath.IsAbs(opt.Images) {
+		return nil, driver.Errorf(driver.InvalidConfiguration, "libvirt", "Images: %q must be an absolute path", opt.Images)
+	}
+	opt.VNC = cmp.Or(opt.VNC, "127.0.0.1")
+	if opt.VNC == "none" {
+		opt.VNC = ""
+	}
+	opt.Acceleration = cmp.Or(opt.Acceleration, "auto")
+	if opt.StopGrace <= 0 {
+		opt.StopGrace = 30 * time.Second
+	}
+	if opt.Logger == nil {
+		opt.Logger = slog.Default()
+	}
+	d := &Driver{
+		hv: hv, opt: opt, at: layout{images: opt.Images},
+		identity: driver.Identity{ClusterID: opt.ClusterID, NodeID: opt.NodeID, Owns: opt.Owns},
+		young:    map[driver.ID]time.Time{},
+	}
+	d.accel.try = d.tryKVM
+	return d, nil
+}
+
+// Close ends the connection. Guests keep running.
+func (d *Driver) Close() error { return d.hv.close() }
+
+// Kind is driver.VM.
+func (d *Driver) Kind() driver.Kind { return driver.VM }
+
+// Probe asks for the hypervisor's facts. Which acceleration works is found out beside it.
+func (d *Driver) Probe(ctx context.Context) (driver.Capacity, error) {
+	f, err := d.hv.facts(ctx)
+	if err != nil {
+		return driver.Capacity{Reason: err.Error()}, err
+	}
+	c := driver.Capacity{EngineID: f.engine, Version: f.version, Healthy: true}
+	if f.kvm == nil && f.tcg == nil {
+		c.Healthy, c.Reason = false, "libvirt offers neither KVM nor emulation for "+f.arch+" guests: is QEMU installed?"
+		return c, nil
+	}
+	d.accel.prepare(d, f)
+	return c, nil
+}

@@ -1,0 +1,642 @@
+package libvirt
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/hex"
+	"errors"
+	"os"
+	"path/filepath"
+	"slices"
+	"time"
+
+	"github.com/persys/compute/agent/driver"
+)
+
+// instance is the domain of a workload, with both copies of our element.
+type instance struct {
+	domain
+	config, live *record // live only while active
+}
+
+func (in *instance) read(d domain) {
+	in.domain = d
+	in.config, in.live = readRecord(d.config), nil
+	if d.active {
+		in.live = readRecord(d.live)
+	}
+}
+
+// find looks for a workload's domain under the two names that it may have. It also says which name a
+// new one gets: the workload's, or with the node's where a sibling agent's domain has that.
+func (d *Driver) find(ctx context.Context, id driver.ID) (in *instance, name string, err error) {
+	for _, name := range []string{string(id), string(id) + "--" + d.opt.NodeID} {
+		dom, err := d.hv.domain(ctx, name)
+		if errors.Is(err, errAbsent) {
+			return nil, name, nil
+		}
+		if err != nil {
+			return nil, "", err
+		}
+		in := &instance{}
+		in.read(*dom)
+		switch d.of(in.config, name) {
+		case driver.Ours, driver.Claimed:
+			if in.config == nil || in.config.Labels[driver.LabelWorkload] == string(id) {
+				return in, name, nil
+			}
+		case driver.Sibling:
+			continue
+		}
+		return nil, name, &strange{name: name, record: in.config}
+	}
+	return nil, "", driver.Errorf(driver.InvalidConfiguration, "define", "every name of workload %q is held by another agent of the cluster on this hypervisor", id)
+}
+
+// strange says that a domain which is not ours has the name.
+type strange struct {
+	name   string
+	record *record
+}
+
+func (e *strange) Error() string {
+	who := "it has no mark of ours"
+	if e.record != nil {
+		who = "it belongs to cluster " + e.record.Labels[driver.LabelCluster]
+	}
+	return "libvirt domain " + e.name + " exists already and " + who + "; rename or undefine that domain (virsh domrename), or use another workload id"
+}
+
+// mine is find for callers to whom a stranger is nothing of theirs.
+func (d *Driver) mine(ctx context.Context, id driver.ID) (*instance, error) {
+	in, _, err := d.find(ctx, id)
+	var other *strange
+	if errors.As(err, &other) {
+		return nil, nil
+	}
+	return in, err
+}
+
+// contentOf a copy of the description; a domain of an existing agent has what our store noted.
+func (d *Driver) contentOf(r *record, in *instance, spec driver.Spec) string {
+	if r != nil {
+		return r.Labels[driver.LabelContent]
+	}
+	if in.config == nil && d.opt.Content != nil {
+		if content, ok := d.opt.Content(spec.ID, in.uuid); ok {
+			return content
+		}
+	}
+	return ""
+}
+
+// Ensure is driver.Driver's.
+func (d *Driver) Ensure(ctx context.Context, spec driver.Spec) error {
+	if err := d.identity.Check(spec); err != nil {
+		return err
+	}
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	in, name, err := d.find(ctx, spec.ID)
+	var other *strange
+	if errors.As(err, &other) {
+		return driver.Errorf(driver.InvalidConfiguration, "define", "workload %q: %w", spec.ID, other)
+	}
+	if err != nil {
+		return err
+	}
+	// What is said must be sound even where nothing is to be done about it.
+	p, err := makePlan(spec, name, d.at)
+	if err != nil {
+		return err
+	}
+	fits := in != nil && d.contentOf(in.config, in, spec) == spec.Content
+	if fits && spec.Running && !in.active && !d.whole(in) {
+		fits = false // somebody removed a disk of ours; make it anew
+	}
+	if !fits {
+		if err := d.define(ctx, spec, p, in); err != nil {
+			return err
+		}
+		if in, err = d.again(ctx, name); err != nil {
+			return err
+		}
+	}
+	if in.active && d.contentOf(in.live, in, spec) != spec.Content {
+		if err := d.stop(ctx, in, d.opt.StopGrace); err != nil {
+			return err
+		}
+		if in, err = d.again(ctx, name); err != nil {
+			return err
+		}
+	}
+	if !in.active {
+		if err := d.tidy(ctx, in); err != nil {
+			return err
+		}
+	}
+	return d.settle(ctx, in, spec.Running)
+}
+
+func (d *Driver) again(ctx context.Context, name string) (*instance, error) {
+	dom, err := d.hv.domain(ctx, name)
+	if err != nil {
+		return nil, err
+	}
+	in := &instance{}
+	in.read(*dom)
+	return in, nil
+}
+
+// whole says whether the files that we made for an instance are still there.
+func (d *Driver) whole(in *instance) bool {
+	if in.config == nil {
+		return true
+	}
+	var files []string
+	for _, o := range in.config.Disks {
+		if o.Staged {
+			if there, _ := exists(o.Path + stagedSuffix); there {
+				continue
+			}
+		}
+		if o.Path != "" {
+			files = append(files, o.Path)
+		}
+	}
+	if s := in.config.Seed; s != nil {
+		files = append(files, s.Path)
+	}
+	return !slices.ContainsFunc(files, func(f string) bool {
+		there, err := exists(f)
+		return err == nil && !there
+	})
+}
+
+// define prepares everything that a plan needs and writes it over what is defined.
+func (d *Driver) define(ctx context.Context, spec driver.Spec, p *plan, old *instance) error {
+	f, err := d.hv.facts(ctx)
+	if err != nil {
+		return err
+	}
+	m, err := d.accel.choose(ctx, d, f)
+	if err != nil {
+		return err
+	}
+	at := found{machine: m, vnc: d.opt.VNC, bridges: map[string]bool{}}
+	if old != nil {
+		p.uuid = old.uuid // also of a domain that an existing agent made
+	}
+	var bytes [6]byte
+	_, _ = rand.Read(bytes[:])
+	keep := d.at.keep(p.domain)
+	at.record = record{
+		Labels:   driver.Labels(driver.VM, spec, spec.Body.GetVm().GetMetadata()),
+		Instance: hex.EncodeToString(bytes[:]), Created: time.Now().UTC(),
+		Console: filepath.Join(keep, "console-"+tag(spec.Content)+".log"),
+	}
+	subnets, err := d.networks(ctx, p, &at)
+	if err != nil {
+		return err
+	}
+	var former []ownDisk
+	if old != nil && old.config != nil {
+		former = append(slices.Clone(old.config.Disks), old.config.Leftover...)
+	}
+	if at.record.Disks, err = d.disks(ctx, spec, p, former); err != nil {
+		return err
+	}
+	for _, o := range former {
+		if !slices.ContainsFunc(at.record.Disks, o.same) {
+			at.record.Leftover = append(at.record.Leftover, o)
+		}
+	}
+	if err := makeKeep(keep); err != nil {
+		return err
+	}
+	if err := d.writeSeed(p, subnets, keep, &at.record, spec); err != nil {
+		return err
+	}
+	xml, err := domainXML(p, at)
+	if err != nil {
+		return driver.Errorf(driver.InvalidSpecification, "define", "workload %q: %w", spec.ID, err)
+	}
+	return d.hv.define(ctx, xml)
+}
+
+// networks looks the plan's networks up, which starts them.
+func (d *Driver) networks(ctx context.Context, p *plan, at *found) (map[string][]subnet, error) {
+	out := map[string][]subnet{}
+	for _, n := range p.nics {
+		if n.static == "" {
+			at.record.Leases++
+		} else if prefix, err := prefixOf(n.static); err == nil {
+			at.record.Static = append(at.record.Static, prefix.Addr().String())
+		}
+		if _, known := out[n.network]; known || at.bridges[n.network] {
+			continue
+		}
+		text, err := d.hv.network(ctx, n.network)
+		switch {
+		case err == nil:
+			if out[n.network], err = networkFacts(text); err != nil {
+				return nil, driver.Errorf(driver.RuntimeError, "network", "%s: %w", n.network, err)
+			}
+		case !errors.Is(err, errAbsent):
+			return nil, err
+		case d.hv.bridge(ctx, n.network):
+			at.bridges[n.network] = true
+		default:
+			return nil, driver.Errorf(driver.InvalidConfiguration, "network", "network %q: this node has neither a libvirt network (virsh net-list --all) nor a bridge (ip link) of that name", n.network)
+		}
+	}
+	return out, nil
+}
+
+// disks makes what is missing, and says which disks are ours. A disk that is there and that we made
+// for this workload stays as it is, unless it was made from another image.
+func (d *Driver) disks(ctx context.Context, spec driver.Spec, p *plan, former []ownDisk) ([]ownDisk, error) {
+	var out []ownDisk
+	for _, disk := range p.disks {
+		if disk.network != nil || disk.attached {
+			continue
+		}
+		var img *imageFacts
+		if disk.image != "" {
+			there, err := exists(disk.image)
+			if err != nil {
+				return nil, storage(err)
+			}
+			if !there {
+				return nil, driver.Errorf(driver.InvalidImage, "disk", "image %s does not exist on this node", disk.image)
+			}
+			facts, err := inspect(ctx, disk.image)
+			if err != nil {
+				return nil, err
+			}
+			img = &facts
+			if disk.sizeGB > 0 && disk.sizeGB*gib < img.Size {
+				return nil, invalid("%s: %d GiB is less than the %d bytes of its image %s", describe(disk), disk.sizeGB, img.Size, disk.image)
+			}
+		}
+		if disk.pool != "" {
+			o, err := d.poolDisk(ctx, disk, img)
+			if err != nil {
+				return nil, err
+			}
+			out = append(out, o)
+			continue
+		}
+		o, own, err := d.fileDisk(ctx, spec, disk, img, former)
+		if err != nil {
+			return nil, err
+		}
+		if own {
+			out = append(out, o)
+		}
+	}
+	return out, nil
+}
+
+func (d *Driver) poolDisk(ctx context.Context, disk diskPlan, img *imageFacts) (ownDisk, error) {
+	o := ownDisk{Device: disk.device, Pool: disk.pool, Volume: disk.volume, Format: disk.format, Image: disk.image, SizeGB: disk.sizeGB}
+	format, capacity := "", disk.sizeGB*gib
+	if img != nil {
+		if disk.format != "qcow2" {
+			return o, invalid("disk %s in pool %s: over an image it must be qcow2", disk.device, disk.pool)
+		}
+		format, capacity = img.Format, max(capacity, img.Size)
+	}
+	if capacity == 0 {
+		return o, invalid("disk %s in pool %s: size_gb must be at least 1", disk.device, disk.pool)
+	}
+	xml, err := volumeXML(disk, capacity, format)
+	if err != nil {
+		return o, driver.Errorf(driver.InvalidSpecification, "disk", "%w", err)
+	}
+	// It is made under a name of ours, so one that is there was made for this workload.
+	_, err = d.hv.volume(ctx, disk.pool, disk.volume, xml, capacity)
+	return o, err
+}
+
+func (d *Driver) fileDisk(ctx context.Context, spec driver.Spec, disk diskPlan, img *imageFacts, former []ownDisk) (ownDisk, bool, error) {
+	o := ownDisk{Device: disk.device, Path: disk.path, Format: disk.format, Image: disk.image, SizeGB: disk.sizeGB}
+	there, err := exists(disk.path)
+	if err != nil {
+		return o, false, storage(err)
+	}
+	was := slices.IndexFunc(former, func(f ownDisk) bool { return f.Path == disk.path && f.Pool == "" })
+	ours := was >= 0 || marked(disk.path, spec)
+	switch {
+	case disk.cdrom, there && !ours:
+		if !there {
+			return o, false, driver.Errorf(driver.InvalidImage, "disk", "%s does not exist on this node", describe(disk))
+		}
+		return o, false, nil
+	case !there && disk.sizeGB == 0 && img == nil:
+		return o, false, driver.Errorf(driver.InvalidImage, "disk", "%s does not exist on this node, and no size says that it should be made", describe(disk))
+	case !there:
+		if err := os.MkdirAll(filepath.Dir(disk.path), 0o711); err != nil {
+			return o, false, storage(err)
+		}
+		// The marker comes first: a disk without one is somebody else's for good.
+		if err := writeFile(disk.path+markerSuffix, []byte(marker(spec))); err != nil {
+			return o, false, err
+		}
+		return o, true, makeDisk(ctx, disk, img, disk.path)
+	}
+	if was >= 0 && former[was].Image != disk.image && disk.image != "" {
+		o.Staged = true
+		return o, true, makeDisk(ctx, disk, img, disk.path+stagedSuffix)
+	}
+	have, err := inspect(ctx, disk.path)
+	if err != nil {
+		return o, false, err
+	}
+	if have.Format != disk.format {
+		return o, false, invalid("%s: it is %s and cannot become %s; remove the workload first, or name another path", describe(disk), have.Format, disk.format)
+	}
+	if disk.sizeGB > 0 && disk.sizeGB*gib < have.Size {
+		return o, false, invalid("%s: it has %d bytes and cannot shrink to %d GiB", describe(disk), have.Size, disk.sizeGB)
+	}
+	return o, true, nil
+}
+
+// writeSeed writes the NoCloud image under a name of this content's own.
+func (d *Driver) writeSeed(p *plan, subnets map[string][]subnet, keep string, r *record, spec driver.Spec) error {
+	if p.seed == nil {
+		return nil
+	}
+	network := p.seed.network
+	if network == "" {
+		var err error
+		if network, err = networkConfig(p.nics, subnets); err != nil {
+			return badSeed("network-config: %v", err)
+		}
+	}
+	iso, sum, err := image(p.seed.files(network))
+	if err != nil {
+		return driver.Errorf(driver.StorageProvisionFailed, "cloud-init", "%w", err)
+	}
+	path := filepath.Join(keep, "cloud-init-"+tag(spec.Content)+".iso")
+	r.Seed = &seedFact{Path: path, Checksum: sum, Size: int64(len(iso)), At: time.Now().UTC()}
+	return writeFile(path, iso)
+}
+
+// tidy puts in place what waited for the end of a replaced guest, and removes what only that had. The
+// domain is off.
+func (d *Driver) tidy(ctx context.Context, in *instance) error {
+	r := in.config
+	if r == nil {
+		return nil
+	}
+	changed := len(r.Leftover) > 0
+	if err := d.removeDisks(ctx, r.Leftover); err != nil {
+		return err
+	}
+	for i, o := range r.Disks {
+		if o.Staged {
+			err := os.Rename(o.Path+stagedSuffix, o.Path)
+			if err != nil && !errors.Is(err, os.ErrNotExist) { // absent: it was done before
+				return storage(err)
+			}
+			r.Disks[i].Staged, changed = false, true
+		}
+		if o.Path != "" && o.SizeGB > 0 {
+			if err := grow(ctx, o.Path, o.Format, o.SizeGB); err != nil {
+				return err
+			}
+		}
+	}
+	seed := ""
+	if r.Seed != nil {
+		seed = r.Seed.Path
+	}
+	if err := removeOthers(d.at.keep(in.name), seed, r.Console); err != nil {
+		return err
+	}
+	if !changed {
+		return nil
+	}
+	return d.change(ctx, in, func(r *record) {
+		r.Leftover = nil
+		for i := range r.Disks {
+			r.Disks[i].Staged = false
+		}
+	})
+}
+
+// change rewrites our element, in both copies while it runs, from what they are now.
+func (d *Driver) change(ctx context.Context, in *instance, edit func(*record)) error {
+	d.notes.Lock()
+	defer d.notes.Unlock()
+	now, err := d.again(ctx, in.name)
+	if err != nil {
+		return err
+	}
+	if now.uuid != in.uuid || now.config == nil {
+		return nil
+	}
+	// A running guest may have another description than the one for the next start.
+	live := now.active && now.live != nil && now.live.Instance == now.config.Instance
+	edit(now.config)
+	if err := d.hv.note(ctx, in.uuid, now.config.bare(), live); err != nil {
+		return err
+	}
+	*in = *now
+	return nil
+}
+
+func (d *Driver) removeDisks(ctx context.Context, disks []ownDisk) error {
+	for _, o := range disks {
+		if o.Pool != "" {
+			if err := d.hv.removeVolume(ctx, o.Pool, o.Volume); err != nil {
+				return err
+			}
+			continue
+		}
+		// The marker goes last: it is what tells that the disk was ours.
+		for _, f := range []string{o.Path, o.Path + partSuffix, o.Path + stagedSuffix, o.Path + markerSuffix} {
+			if err := removeFile(f); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// settle starts or stops.
+func (d *Driver) settle(ctx context.Context, in *instance, running bool) error {
+	if !running {
+		if !in.active {
+			return nil
+		}
+		return d.stop(ctx, in, d.opt.StopGrace)
+	}
+	if in.active {
+		if in.state == statePaused {
+			return d.hv.resume(ctx, in.uuid)
+		}
+		if in.state != stateCrashed && in.state != stateShutdown {
+			return nil
+		}
+		if err := d.stop(ctx, in, d.opt.StopGrace); err != nil {
+			return err
+		}
+	}
+	before := time.Time{}
+	finished, end := time.Time{}, ""
+	err := d.change(ctx, in, func(r *record) {
+		before, finished, end = r.Started, r.Finished, r.End
+		r.Started, r.Finished, r.End = time.Now().UTC(), time.Time{}, ""
+	})
+	if err != nil {
+		return err
+	}
+	if err := d.hv.start(ctx, in.uuid); err != nil {
+		// Also under a cancelled context: a start that did not happen must not read as one.
+		undo, cancel := context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)
+		defer cancel()
+		return errors.Join(err, d.change(undo, in, func(r *record) { r.Started, r.Finished, r.End = before, finished, end }))
+	}
+	return nil
+}
+
+// stop asks the guest to shut down, and ends it after grace. It is written down when it ended.
+func (d *Driver) stop(ctx context.Context, in *instance, grace time.Duration) error {
+	deadline := time.Now().Add(grace)
+	const (
+		look = 50 * time.Millisecond
+		// A guest that boots misses the button.
+		repeat = 2 * time.Second
+	)
+	var asked time.Time
+	for time.Now().Before(deadline) && in.state != statePaused && in.state != stateCrashed {
+		if time.Since(asked) >= repeat {
+			asked = time.Now()
+			if err := d.hv.shutdown(ctx, in.uuid); err != nil && !errors.Is(err, errAbsent) {
+				if driver.ClassOf(err) == driver.RuntimeUnhealthy {
+					return err
+				}
+				break // it cannot be asked
+			}
+		}
+		now, err := d.again(ctx, in.name)
+		if errors.Is(err, errAbsent) {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		if !now.active {
+			return d.ended(ctx, now, "")
+		}
+		in.state = now.state
+		select {
+		case <-time.After(look):
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	if err := d.hv.destroy(ctx, in.uuid); err != nil && !errors.Is(err, errAbsent) {
+		return err
+	}
+	now, err := d.again(ctx, in.name)
+	if errors.Is(err, errAbsent) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	if now.active {
+		return driver.Errorf(driver.RuntimeError, "stop", "domain %s is still active after it was destroyed", in.name)
+	}
+	return d.ended(ctx, now, "destroyed")
+}
+
+// ended writes down when and how a guest ended, once.
+func (d *Driver) ended(ctx context.Context, in *instance, how string) error {
+	if in.config == nil || in.config.Started.IsZero() || !in.config.Finished.IsZero() {
+		return nil
+	}
+	if how == "" {
+		how = offReason(in.domain)
+	}
+	return d.change(ctx, in, func(r *record) {
+		if r.Finished.IsZero() && !r.Started.IsZero() {
+			r.Finished, r.End = time.Now().UTC(), how
+		}
+	})
+}
+
+func offReason(d domain) string {
+	if d.reason < 0 || d.reason >= len(offReasons) {
+		return "unknown"
+	}
+	return offReasons[d.reason]
+}
+
+// Halt is driver.Driver's.
+func (d *Driver) Halt(ctx context.Context, id driver.ID, grace time.Duration) error {
+	in, err := d.mine(ctx, id)
+	if err != nil || in == nil || !in.active {
+		return err
+	}
+	return d.stop(ctx, in, grace)
+}
+
+// Remove is driver.Driver's. Disks that we made go, all others stay. Files go before the domain: it is
+// what tells which they are.
+func (d *Driver) Remove(ctx context.Context, id driver.ID) error {
+	in, err := d.mine(ctx, id)
+	if err != nil {
+		return err
+	}
+	if in == nil {
+		// What an interrupted creation left, under names that only we use.
+		for _, name := range []string{string(id), string(id) + "--" + d.opt.NodeID} {
+			if err := d.forgotten(ctx, name); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+	if in.active {
+		if err := d.stop(ctx, in, d.opt.StopGrace); err != nil {
+			return err
+		}
+	}
+	own := []ownDisk{}
+	if r := in.config; r != nil {
+		own = append(append(own, r.Disks...), r.Leftover...)
+	} else {
+		own = d.legacyDisks(in)
+	}
+	if err := d.removeDisks(ctx, own); err != nil {
+		return err
+	}
+	if err := os.RemoveAll(d.at.keep(in.name)); err != nil {
+		return storage(err)
+	}
+	err = d.hv.undefine(ctx, in.uuid)
+	if errors.Is(err, errAbsent) {
+		return nil
+	}
+	return err
+}
+
+// forgotten removes a domain's folder, unless a domain of that name is there.
+func (d *Driver) forgotten(ctx context.Context, name string) error {
+	keep := d.at.keep(name)
+	if there, err := exists(keep); err != nil || !there {
+		return storage(err)
+	}
+	if _, err := d.hv.domain(ctx, name); !errors.Is(err, errAbsent) {
+		return err
+	}
+	return storage(os.RemoveAll(keep))
+}

@@ -1,0 +1,5 @@
+package libvirt
+
+import "errors"
+
+func isAbsent(err error) bool { return errors.Is(err, errAbsent) }

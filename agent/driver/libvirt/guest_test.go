@@ -1,0 +1,250 @@
+//go:build linux && cgo && libvirt_dlopen
+
+package libvirt
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/persys/compute/agent/driver"
+	"github.com/persys/compute/agent/driver/libvirt/libvirttest"
+	agentv1 "github.com/persys/compute/api/agent/v1"
+)
+
+// realGuest is an image with a Linux system on it.
+func realGuest(t *testing.T) string {
+	t.Helper()
+	image, err := libvirttest.Guest(t.Context())
+	if err != nil {
+		if os.Getenv("CI") == "true" {
+			t.Fatalf("a real guest is needed: %v", err)
+		}
+		t.Skipf("SKIPPED, NOTHING TESTED: a real guest is needed: %v", err)
+	}
+	return image
+}
+
+// within waits until check is content.
+func within(t *testing.T, patience time.Duration, what string, check func() error) {
+	t.Helper()
+	deadline := time.Now().Add(patience)
+	for {
+		err := check()
+		if err == nil {
+			return
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("%s: %v", what, err)
+		}
+		time.Sleep(50 * time.Millisecond)
+	}
+}
+
+func listed(ctx context.Context, d *Driver, id driver.ID) (driver.Observed, error) {
+	all, err := d.List(ctx)
+	if err != nil {
+		return driver.Observed{}, err
+	}
+	i := slices.IndexFunc(all, func(o driver.Observed) bool { return o.ID == id })
+	if i < 0 {
+		return driver.Observed{State: driver.Absent}, nil
+	}
+	return all[i], nil
+}
+
+func consoleLog(ctx context.Context, d *Driver, id driver.ID) (string, error) {
+	rc, err := d.Logs(ctx, id, driver.LogOptions{})
+	if err != nil {
+		return "", err
+	}
+	text, err := io.ReadAll(rc)
+	return string(text), errors.Join(err, rc.Close())
+}
+
+// A real guest's whole life: it boots from an image, reads its seed, gets its address, is typed to,
+// survives a restart of libvirt, is stopped and started on the same disk, updated on the same disk, and
+// deleted with everything that was made for it.
+func TestRealGuest(t *testing.T) {
+	daemon := theDaemon(t)
+	image := realGuest(t)
+	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
+	defer cancel()
+	d := openDriver(t, daemon, "node-a", func(o *Options) { o.StopGrace = 30 * time.Second })
+	const id = driver.ID("real")
+	t.Cleanup(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+		defer cancel()
+		if t.Failed() {
+			text, err := consoleLog(ctx, d, id)
+			t.Logf("console: %s %v", text, err)
+			_ = d.Halt(ctx, id, 0)
+		}
+		if err := d.Remove(ctx, id); err != nil {
+			t.Error(err)
+		}
+	})
+	external := images(daemon) + "/external.img"
+	if err := os.MkdirAll(images(daemon), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(external, make([]byte, 1<<20), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	vm := &agentv1.VMSpec{
+		Name: "Real_One", Vcpus: 1, MemoryMb: 192, OsImage: image,
+		Disks:    []*agentv1.DiskConfig{{Device: "vda", Format: "qcow2", SizeGb: 1}, {Device: "vdb", Format: "raw", Path: external}, {Device: "vdc", Format: "raw", SizeGb: 1}},
+		Networks: []*agentv1.NetworkConfig{{Network: "default"}, {Network: "default", IpAddress: "192.168.122.222"}},
+		// base64 of "#cloud-config\nfinal_message: it is me\n".
+		CloudInitConfig: &agentv1.CloudInitConfig{UserData: "I2Nsb3VkLWNvbmZpZwpmaW5hbF9tZXNzYWdlOiBpdCBpcyBtZQo="},
+		Login:           &agentv1.VMLogin{User: "ops", SshAuthorizedKeys: []string{"ssh-ed25519 AAAA ops"}},
+	}
+	spec := driver.Spec{
+		ID: id, Revision: "1", Content: "c1:1", ClusterID: testCluster, NodeID: "node-a", Running: true, Body: body(vm),
+	}
+	start := time.Now()
+	ensure := func() {
+		t.Helper()
+		if err := d.Ensure(ctx, spec); err != nil {
+			t.Fatal(err)
+		}
+	}
+	says := func(lines ...string) {
+		t.Helper()
+		within(t, 90*time.Second, "the guest's console", func() error {
+			text, err := consoleLog(ctx, d, id)
+			if err != nil {
+				return err
+			}
+			for _, l := range lines {
+				if !strings.Contains(text, l) {
+					return fmt.Errorf("no %q", l)
+				}
+			}
+			return nil
+		})
+	}
+	ensure()
+	t.Logf("started after %s", time.Since(start))
+	says("guest: ready", "guest: boot 1", "guest: disk 1024 MiB", "user-data| final_message: it is me",
+		"meta-data| local-hostname: real-one", "network-config| version: 2", "vendor-data|     - name: ops")
+	t.Logf("ready after %s", time.Since(start))
+	within(t, 20*time.Second, "the leased address", func() error {
+		o, err := listed(ctx, d, id)
+		if err != nil {
+			return err
+		}
+		if len(o.Addresses) < 2 || !slices.Contains(o.Addresses, "192.168.122.222") || o.Metadata["vm.primary_ip"] == "" {
+			return fmt.Errorf("addresses %v, metadata %v", o.Addresses, o.Metadata)
+		}
+		return nil
+	})
+	says("guest: address 192.168.122.222/24")
+
+	// The console is typed to and read from.
+	con, err := d.Console(ctx, id)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := con.Write([]byte("ping\n")); err != nil {
+		t.Fatal(err)
+	}
+	heard := make(chan bool, 1)
+	go func() {
+		in := bufio.NewScanner(con)
+		for in.Scan() {
+			if strings.Contains(in.Text(), "guest: pong") {
+				heard <- true
+				return
+			}
+		}
+		heard <- false
+	}()
+	select {
+	case ok := <-heard:
+		if !ok {
+			t.Error("the console ended without an answer")
+		}
+	case <-time.After(20 * time.Second):
+		t.Error("no answer on the console")
+	}
+	if err := con.Close(); err != nil {
+		t.Error(err)
+	}
+
+	usage, err := d.Usage(ctx, []driver.Observed{{ID: id, Name: string(id)}})
+	if err != nil || len(usage) != 1 || usage[0].CPU == 0 || usage[0].Memory == 0 || usage[0].DiskRead == 0 || usage[0].NetReceived == 0 {
+		t.Errorf("usage %+v, %v", usage, err)
+	}
+
+	// libvirt dies and comes back: nothing is lost, and nothing was restarted.
+	before, err := listed(ctx, d, id)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := daemon.Restart(ctx); err != nil {
+		t.Fatal(err)
+	}
+	within(t, 20*time.Second, "the driver after libvirt's restart", func() error {
+		after, err := listed(ctx, d, id)
+		if err != nil {
+			return err
+		}
+		if after.State != driver.Running || after.RuntimeID != before.RuntimeID || !after.StartedAt.Equal(before.StartedAt) {
+			return fmt.Errorf("%+v", after)
+		}
+		return nil
+	})
+	ensure()
+
+	// Stopped by its power button, and started on the same disk.
+	at := time.Now()
+	if err := d.Halt(ctx, id, 30*time.Second); err != nil {
+		t.Fatal(err)
+	}
+	t.Logf("stopped within %s", time.Since(at))
+	says("guest: power button", "guest: bye")
+	if o, err := listed(ctx, d, id); err != nil || o.State != driver.Stopped || o.FinishedAt.IsZero() {
+		t.Errorf("after Halt: %+v, %v", o, err)
+	}
+	ensure()
+	says("guest: boot 2")
+
+	// Updated: another size, the same disk, another seed.
+	vm.MemoryMb, vm.Disks[0].SizeGb, vm.Disks = 224, 2, vm.Disks[:2]
+	vm.CloudInitConfig = &agentv1.CloudInitConfig{UserData: "#cloud-config\nfinal_message: changed\n"}
+	spec.Content, spec.Revision = "c1:2", "2"
+	ensure()
+	says("guest: boot 3", "guest: disk 2048 MiB", "user-data| final_message: changed")
+	if o, err := listed(ctx, d, id); err != nil || o.RuntimeID == before.RuntimeID || o.Content != "c1:2" {
+		t.Errorf("after the update: %+v, %v", o, err)
+	}
+	if there, _ := exists(images(daemon) + "/real-vdc.img"); there {
+		t.Error("the disk that the update dropped is still there")
+	}
+
+	// Deleted: what was made goes, what was there stays.
+	if err := d.Remove(ctx, id); err != nil {
+		t.Fatal(err)
+	}
+	left, err := os.ReadDir(images(daemon))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, f := range left {
+		if strings.HasPrefix(f.Name(), "real") {
+			t.Errorf("%s is left", f.Name())
+		}
+	}
+	if there, err := exists(external); err != nil || !there {
+		t.Errorf("the external disk is gone: %v", err)
+	}
+	t.Logf("all of it took %s", time.Since(start))
+}

@@ -1,0 +1,250 @@
+// Package libvirttest gives tests a libvirt daemon of their own and guests to run on it.
+//
+// The daemon lives in namespaces of its own (mounts, network, processes): it touches no libvirt that
+// the machine has, its networks collide with nobody's, and everything in it ends with the test. It
+// needs root and Debian's packages, which hack/install-test-deps.sh installs.
+package libvirttest
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+)
+
+// script is process 1 of the namespaces. It keeps a daemon running, unless the file "down" is there.
+const script = `set -e
+D=$1
+for p in /run/libvirt /var/lib/libvirt /var/log/libvirt /var/cache/libvirt /etc/libvirt; do
+	mkdir -p "$D/root$p" "$p"
+done
+cp -a /etc/libvirt/. "$D/root/etc/libvirt/"
+for p in /run/libvirt /var/lib/libvirt /var/log/libvirt /var/cache/libvirt /etc/libvirt; do
+	mount --bind "$D/root$p" "$p"
+done
+# Without user=root libvirt can not open /dev/kvm and asks QEMU anew at every call.
+cat >>/etc/libvirt/qemu.conf <<EOF
+user = "root"
+group = "root"
+security_driver = "none"
+namespaces = []
+cgroup_controllers = []
+EOF
+cat >"$D/libvirtd.conf" <<EOF
+unix_sock_dir = "$D/sock"
+unix_sock_group = "root"
+unix_sock_rw_perms = "0700"
+auth_unix_rw = "none"
+auth_unix_ro = "none"
+EOF
+mkdir -p "$D/sock" /run/libvirt
+ip link set lo up
+virtlogd --daemon --pid-file /run/virtlogd-persys.pid
+set +e
+while [ ! -e "$D/quit" ]; do
+	if [ -e "$D/down" ]; then
+		sleep 0.05
+		continue
+	fi
+	libvirtd --config "$D/libvirtd.conf" --pid-file "$D/libvirtd.pid" >>"$D/libvirtd.log" 2>&1 &
+	echo $! >"$D/daemon.pid"
+	wait $!
+done
+`
+
+// Daemon is a libvirtd with its virtlogd.
+type Daemon struct {
+	// URI is how clients reach it.
+	URI string
+	// Dir holds everything of it; it is removed by Close.
+	Dir string
+
+	cmd  *exec.Cmd
+	done chan struct{}
+}
+
+// Missing names what of this machine's is needed and not there; empty when everything is.
+func Missing() string {
+	if os.Geteuid() != 0 {
+		return "only root can start a libvirt daemon of its own"
+	}
+	for _, program := range []string{"libvirtd", "virtlogd", "virsh", "qemu-system-x86_64", "qemu-img", "dnsmasq", "unshare", "nsenter", "ip"} {
+		if _, err := exec.LookPath(program); err != nil {
+			if _, err := os.Stat("/usr/sbin/" + program); err != nil {
+				return program + " is not installed (hack/install-test-deps.sh)"
+			}
+		}
+	}
+	return ""
+}
+
+// Start starts a daemon and waits until it answers; its network "default" is up.
+func Start(ctx context.Context) (*Daemon, error) {
+	dir, err := os.MkdirTemp("", "pv-") // short: sockets have at most 108 bytes
+	if err != nil {
+		return nil, err
+	}
+	d := &Daemon{Dir: dir, URI: "qemu+unix:///system?socket=" + dir + "/sock/libvirt-sock", done: make(chan struct{})}
+	if err := os.Chmod(dir, 0o755); err != nil {
+		return nil, err
+	}
+	out, err := os.Create(filepath.Join(dir, "daemon.log"))
+	if err != nil {
+		return nil, err
+	}
+	defer out.Close()
+	d.cmd = exec.Command("unshare", "--mount", "--net", "--pid", "--fork", "--kill-child=KILL", "--mount-proc", "sh", "-c", script, "sh", dir)
+	d.cmd.Env = append(os.Environ(), "PATH="+os.Getenv("PATH")+":/usr/sbin:/sbin", "LC_ALL=C")
+	d.cmd.Stdout, d.cmd.Stderr = out, out
+	d.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	if err := d.cmd.Start(); err != nil {
+		return nil, errors.Join(err, os.RemoveAll(dir))
+	}
+	go func() {
+		_ = d.cmd.Wait() // it is killed in the end
+		close(d.done)
+	}()
+	if err := d.Await(ctx); err != nil {
+		return nil, errors.Join(err, d.Close())
+	}
+	if _, err := d.Virsh(ctx, "net-start", "default"); err != nil {
+		return nil, errors.Join(err, d.Close())
+	}
+	return d, nil
+}
+
+// Await waits until the daemon answers.
+func (d *Daemon) Await(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, time.Minute)
+	defer cancel()
+	for {
+		_, err := d.Virsh(ctx, "version")
+		if err == nil {
+			return nil
+		}
+		select {
+		case <-time.After(50 * time.Millisecond):
+		case <-d.done:
+			return fmt.Errorf("the libvirt daemon ended: %w\n%s", err, d.Log())
+		case <-ctx.Done():
+			return fmt.Errorf("the libvirt daemon does not answer: %w\n%s", err, d.Log())
+		}
+	}
+}
+
+// Log is what daemon and script wrote.
+func (d *Daemon) Log() string {
+	script, _ := os.ReadFile(filepath.Join(d.Dir, "daemon.log"))
+	daemon, _ := os.ReadFile(filepath.Join(d.Dir, "libvirtd.log"))
+	return string(script) + string(daemon)
+}
+
+// Virsh runs a command of virsh against the daemon.
+func (d *Daemon) Virsh(ctx context.Context, args ...string) (string, error) {
+	cmd := exec.CommandContext(ctx, "virsh", append([]string{"-q", "-c", d.URI}, args...)...)
+	var out, bad bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &out, &bad
+	cmd.Env = append(os.Environ(), "LC_ALL=C")
+	if err := cmd.Run(); err != nil {
+		return "", fmt.Errorf("virsh %s: %w: %s", strings.Join(args, " "), err, strings.TrimSpace(bad.String()))
+	}
+	return out.String(), nil
+}
+
+// Define makes a domain from its XML.
+func (d *Daemon) Define(ctx context.Context, xml string) error {
+	file := filepath.Join(d.Dir, fmt.Sprintf("define-%d.xml", time.Now().UnixNano()))
+	if err := os.WriteFile(file, []byte(xml), 0o600); err != nil {
+		return err
+	}
+	defer os.Remove(file)
+	_, err := d.Virsh(ctx, "define", file)
+	return err
+}
+
+// Inside runs a program in the daemon's namespaces.
+func (d *Daemon) Inside(ctx context.Context, args ...string) (string, error) {
+	first, err := d.first()
+	if err != nil {
+		return "", err
+	}
+	out, err := exec.CommandContext(ctx, "nsenter", append([]string{"-t", first, "-m", "-n", "-p"}, args...)...).CombinedOutput()
+	if err != nil {
+		return "", fmt.Errorf("%s: %w: %s", strings.Join(args, " "), err, out)
+	}
+	return string(out), nil
+}
+
+// first is process 1 of the namespaces as this machine numbers it.
+func (d *Daemon) first() (string, error) {
+	pid := strconv.Itoa(d.cmd.Process.Pid)
+	raw, err := os.ReadFile("/proc/" + pid + "/task/" + pid + "/children")
+	if err != nil {
+		return "", err
+	}
+	children := strings.Fields(string(raw))
+	if len(children) != 1 {
+		return "", fmt.Errorf("the namespaces have %d first processes", len(children))
+	}
+	return children[0], nil
+}
+
+// Signal sends a signal ("KILL", "STOP", "CONT") to the daemon. One that dies is started again at
+// once, unless Down was called.
+func (d *Daemon) Signal(ctx context.Context, name string) error {
+	pid, err := os.ReadFile(filepath.Join(d.Dir, "daemon.pid"))
+	if err != nil {
+		return err
+	}
+	_, err = d.Inside(ctx, "kill", "-"+name, strings.TrimSpace(string(pid)))
+	return err
+}
+
+// Down kills the daemon and keeps it down until Up. Its guests go on.
+func (d *Daemon) Down(ctx context.Context) error {
+	if err := os.WriteFile(filepath.Join(d.Dir, "down"), nil, 0o600); err != nil {
+		return err
+	}
+	return d.Signal(ctx, "KILL")
+}
+
+// Up starts the daemon after Down and waits until it answers.
+func (d *Daemon) Up(ctx context.Context) error {
+	if err := os.Remove(filepath.Join(d.Dir, "down")); err != nil {
+		return err
+	}
+	return d.Await(ctx)
+}
+
+// Restart kills the daemon with SIGKILL and waits for the next one.
+func (d *Daemon) Restart(ctx context.Context) error {
+	if err := d.Down(ctx); err != nil {
+		return err
+	}
+	return d.Up(ctx)
+}
+
+// Close ends the daemon and everything that runs on it.
+func (d *Daemon) Close() error {
+	_ = d.cmd.Process.Kill() // takes process 1 of the namespaces along, and so all of them
+	select {
+	case <-d.done:
+	case <-time.After(10 * time.Second):
+		return errors.New("the libvirt daemon does not end")
+	}
+	var err error
+	for range 50 { // what the guests had open is let go a moment later
+		if err = os.RemoveAll(d.Dir); err == nil {
+			return nil
+		}
+		time.Sleep(20 * time.Millisecond)
+	}
+	return err
+}

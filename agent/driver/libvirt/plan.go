@@ -1,0 +1,311 @@
+package libvirt
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"fmt"
+	"net"
+	"net/netip"
+	"net/url"
+	"path/filepath"
+	"strconv"
+	"strings"
+
+	"github.com/persys/compute/agent/driver"
+	agentv1 "github.com/persys/compute/api/agent/v1"
+)
+
+// defaultImages is where schedulers say that disks without a path of their own are
+// (contract/wire-agent.md).
+const defaultImages = "/var/lib/libvirt/images"
+
+// markerSuffix marks a disk that an agent made (contract/state-etcd.md).
+const markerSuffix = ".persys-managed"
+
+// plan is what a specification means on this machine; nothing in it has been looked up.
+type plan struct {
+	domain string // name of the libvirt domain
+	uuid   string
+	title  string
+	vcpus  uint
+	memory uint // MiB
+	disks  []diskPlan
+	nics   []nicPlan
+	seed   *seedPlan
+}
+
+// diskPlan is one disk. Exactly one of path, pool and network is set.
+type diskPlan struct {
+	device   string
+	format   string // qcow2 or raw
+	cdrom    bool
+	order    uint // boot order, 0 = none
+	sizeGB   int64
+	path     string
+	pool     string
+	volume   string
+	network  *netDisk
+	image    string // what the disk is made from
+	readOnly bool
+	attached bool // a managed volume: it is there, and not ours to make or remove
+}
+
+// netDisk is a disk on the network.
+type netDisk struct{ protocol, name, host, port string }
+
+// nicPlan is one interface.
+type nicPlan struct {
+	network string
+	mac     string
+	static  string // address with or without prefix length; empty = DHCP
+}
+
+// layout is where things are on this machine.
+type layout struct {
+	images string // folder of disks and of what we keep for each domain
+}
+
+// keep is the folder for what belongs to one domain: its seed and the log of its console.
+func (l layout) keep(domain string) string { return filepath.Join(l.images, domain+".persys") }
+
+// makePlan reads a specification. Errors name the field.
+func makePlan(spec driver.Spec, domain string, at layout) (*plan, error) {
+	vm := spec.Body.GetVm()
+	if vm == nil {
+		return nil, invalid("spec: vm: must be set (workload %q)", spec.ID)
+	}
+	if vm.Vcpus < 1 || vm.MemoryMb < 1 {
+		return nil, invalid("vm.vcpus, vm.memory_mb: must be at least 1 (got %d and %d)", vm.Vcpus, vm.MemoryMb)
+	}
+	p := &plan{
+		domain: domain, uuid: uuidOf(spec.ClusterID, domain), title: vm.Name,
+		vcpus: uint(vm.Vcpus), memory: uint(vm.MemoryMb),
+	}
+	if err := p.addDisks(spec, vm, at); err != nil {
+		return nil, err
+	}
+	if err := p.addVolumes(spec.Volumes); err != nil {
+		return nil, err
+	}
+	for i, n := range vm.Networks {
+		nic := nicPlan{network: n.Network, mac: strings.ToLower(n.MacAddress), static: n.IpAddress}
+		if nic.network == "" {
+			nic.network = "default"
+		}
+		if nic.mac == "" {
+			nic.mac = macOf(spec.ClusterID, domain, i)
+		} else if hw, err := net.ParseMAC(nic.mac); err != nil || len(hw) != 6 {
+			return nil, invalid("vm.networks[%d].mac_address: %q is not an Ethernet address", i, n.MacAddress)
+		}
+		if nic.static != "" {
+			if _, err := prefixOf(nic.static); err != nil {
+				return nil, invalid("vm.networks[%d].ip_address: %q is not an IP address, with or without a prefix length", i, nic.static)
+			}
+		}
+		p.nics = append(p.nics, nic)
+	}
+	seed, err := planSeed(spec.ID, vm)
+	if err != nil {
+		return nil, err
+	}
+	p.seed = seed
+	return p, nil
+}
+
+func (p *plan) addDisks(spec driver.Spec, vm *agentv1.VMSpec, at layout) error {
+	order := uint(0)
+	flagged := false
+	for _, d := range vm.Disks {
+		flagged = flagged || d.Boot
+	}
+	first := true
+	seen := map[string]bool{}
+	for i, d := range vm.Disks {
+		field := fmt.Sprintf("vm.disks[%d]", i)
+		out := diskPlan{device: d.Device, format: strings.ToLower(d.Format), sizeGB: d.SizeGb}
+		switch strings.ToLower(d.Type) {
+		case "", "disk":
+		case "cdrom":
+			out.cdrom, out.readOnly = true, true
+		default:
+			return invalid("%s.type: %q is neither disk nor cdrom", field, d.Type)
+		}
+		switch out.format {
+		case "":
+			out.format = "qcow2"
+			if out.cdrom {
+				out.format = "raw"
+			}
+		case "iso":
+			out.format = "raw"
+		case "qcow2", "raw":
+		default:
+			return invalid("%s.format: %q is none of qcow2, raw, iso", field, d.Format)
+		}
+		if out.device == "" {
+			out.device = freeDevice(out.cdrom, seen)
+		}
+		if seen[out.device] {
+			return invalid("%s.device: %q is used twice", field, out.device)
+		}
+		seen[out.device] = true
+		if d.Boot || !flagged && i == 0 {
+			order++
+			out.order = order
+		}
+		if !out.cdrom && first {
+			first, out.image = false, resolveImage(vm.OsImage, at)
+		}
+		name := p.domain + "-" + out.device
+		switch {
+		case d.Pool != "":
+			out.pool, out.volume = d.Pool, name+extension(out.format)
+		case d.Path == "":
+			if out.cdrom {
+				return invalid("%s.path: a cdrom needs one", field)
+			}
+			out.path = filepath.Join(at.images, name+extension(out.format))
+		case filepath.IsAbs(d.Path):
+			out.path = rebase(filepath.Clean(d.Path), string(spec.ID), p.domain, out, at)
+		default:
+			n, err := parseNetDisk(d.Path)
+			if err != nil {
+				return invalid("%s.path: %v", field, err)
+			}
+			out.network = n
+		}
+		p.disks = append(p.disks, out)
+	}
+	return nil
+}
+
+// addVolumes attaches managed volumes after the workload's own disks, as raw ones.
+func (p *plan) addVolumes(volumes []driver.Volume) error {
+	seen := map[string]bool{}
+	for _, d := range p.disks {
+		seen[d.device] = true
+	}
+	if len(p.disks) == 0 {
+		seen["vda"] = true // they begin at vdb (contract/semantics.md, section 12)
+	}
+	for _, v := range volumes {
+		d := diskPlan{device: freeDevice(false, seen), format: "raw", readOnly: v.ReadOnly, attached: true}
+		seen[d.device] = true
+		switch {
+		case filepath.IsAbs(v.Disk):
+			d.path = v.Disk
+		case v.Disk != "":
+			n, err := parseNetDisk(v.Disk)
+			if err != nil {
+				return invalid("managed volume %q: %v", v.Name, err)
+			}
+			d.network = n
+		default:
+			return invalid("managed volume %q: it is a folder, and a virtual machine takes disks only", v.Name)
+		}
+		p.disks = append(p.disks, d)
+	}
+	return nil
+}
+
+func invalid(format string, args ...any) error {
+	return driver.Errorf(driver.InvalidSpecification, "ensure", format, args...)
+}
+
+func extension(format string) string {
+	if format == "raw" {
+		return ".img"
+	}
+	return ".qcow2"
+}
+
+// rebase moves the path that schedulers make up for a disk that named none: into the folder that this
+// machine uses, and under the domain's own name where a sibling agent has the workload's.
+func rebase(path, id, domain string, d diskPlan, at layout) string {
+	ext := extension(d.format)
+	if path != filepath.Join(defaultImages, id+"-"+d.device+ext) {
+		return path
+	}
+	return filepath.Join(at.images, domain+"-"+d.device+ext)
+}
+
+// resolveImage reads os_image: a path, or a name in the folder of images.
+func resolveImage(image string, at layout) string {
+	if image == "" || filepath.IsAbs(image) {
+		return image
+	}
+	return filepath.Join(at.images, image)
+}
+
+// parseNetDisk reads the three forms of a disk on the network (contract/wire-agent.md).
+func parseNetDisk(path string) (*netDisk, error) {
+	if rest, ok := strings.CutPrefix(path, "rbd:"); ok {
+		pool, image, ok := strings.Cut(rest, "/")
+		if !ok || pool == "" || image == "" {
+			return nil, fmt.Errorf("%q is not rbd:<pool>/<image>", path)
+		}
+		return &netDisk{protocol: "rbd", name: rest}, nil
+	}
+	if strings.HasPrefix(path, "nfs://") {
+		u, err := url.Parse(path)
+		if err != nil || u.Hostname() == "" || len(u.Path) < 2 {
+			return nil, fmt.Errorf("%q is not nfs://<host>[:port]/<path>", path)
+		}
+		return &netDisk{protocol: "nfs", name: u.Path, host: u.Hostname(), port: u.Port()}, nil
+	}
+	host, export, ok := strings.Cut(path, ":/")
+	if !ok || host == "" || export == "" || strings.Contains(host, "/") {
+		return nil, fmt.Errorf("%q is none of /<file>, rbd:<pool>/<image>, nfs://<host>/<path> and <host>:/<path>", path)
+	}
+	return &netDisk{protocol: "nfs", name: "/" + export, host: host}, nil
+}
+
+// freeDevice is the first of vda, vdb, … (sda, … for cdroms) that is not taken.
+func freeDevice(cdrom bool, taken map[string]bool) string {
+	prefix := "vd"
+	if cdrom {
+		prefix = "sd"
+	}
+	for n := range 26 * 27 {
+		name := prefix
+		if n >= 26 {
+			name += string(rune('a' + n/26 - 1))
+		}
+		if name += string(rune('a' + n%26)); !taken[name] {
+			return name
+		}
+	}
+	return prefix + "zz"
+}
+
+// prefixOf reads an address; without a length the prefix has the length of the address.
+func prefixOf(s string) (netip.Prefix, error) {
+	if strings.Contains(s, "/") {
+		return netip.ParsePrefix(s)
+	}
+	a, err := netip.ParseAddr(s)
+	if err != nil {
+		return netip.Prefix{}, err
+	}
+	return netip.PrefixFrom(a, a.BitLen()), nil
+}
+
+// uuidOf and macOf are the same for every definition of a workload's domain, so that a replaced guest
+// keeps its machine id and its address.
+func uuidOf(cluster, domain string) string {
+	sum := sha256.Sum256([]byte("persys domain\x00" + cluster + "\x00" + domain))
+	sum[6], sum[8] = sum[6]&0x0f|0x50, sum[8]&0x3f|0x80
+	h := hex.EncodeToString(sum[:16])
+	return strings.Join([]string{h[:8], h[8:12], h[12:16], h[16:20], h[20:]}, "-")
+}
+
+func macOf(cluster, domain string, nic int) string {
+	sum := sha256.Sum256([]byte("persys interface\x00" + cluster + "\x00" + domain + "\x00" + strconv.Itoa(nic)))
+	return fmt.Sprintf("52:54:00:%02x:%02x:%02x", sum[0], sum[1], sum[2])
+}
+
+// tag is a short name for a text.
+func tag(s string) string {
+	sum := sha256.Sum256([]byte(s))
+	return hex.EncodeToString(sum[:4])
+}

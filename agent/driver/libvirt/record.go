@@ -1,0 +1,116 @@
+package libvirt
+
+import (
+	"encoding/json"
+	"encoding/xml"
+	"strings"
+	"time"
+
+	"github.com/persys/compute/agent/driver"
+)
+
+// namespace of our element in a domain's metadata.
+const namespace = "https://persys.dev/libvirt/workload/1"
+
+// record is our element: what we must find again after a restart of anything. It is JSON in the
+// element's text.
+type record struct {
+	Labels map[string]string `json:"labels"`
+	// Instance is new with every definition of another content.
+	Instance string    `json:"instance"`
+	Created  time.Time `json:"created,omitzero"`
+	// Started is of the last start, Finished and End of its end; zero while it runs.
+	Started  time.Time `json:"started,omitzero"`
+	Finished time.Time `json:"finished,omitzero"`
+	End      string    `json:"end,omitempty"`
+	// Disks are those that we made, Leftover those that only a replaced definition had.
+	Disks    []ownDisk `json:"disks,omitempty"`
+	Leftover []ownDisk `json:"leftover,omitempty"`
+	Seed     *seedFact `json:"seed,omitempty"`
+	// Console is the file with the serial console's output.
+	Console string `json:"console,omitempty"`
+	// Static are the addresses that the guest was told to take, without prefix length.
+	Static []string `json:"static,omitempty"`
+	// Leases is the number of interfaces whose address somebody else gives.
+	Leases int `json:"leases,omitempty"`
+}
+
+// ownDisk is a disk that we made: a file, or a volume of a storage pool.
+type ownDisk struct {
+	Device string `json:"device"`
+	Path   string `json:"path,omitempty"`
+	Pool   string `json:"pool,omitempty"`
+	Volume string `json:"volume,omitempty"`
+	Format string `json:"format,omitempty"`
+	// Image is what it was made from.
+	Image string `json:"image,omitempty"`
+	// Staged: the file is at Path + stagedSuffix until the former guest is stopped.
+	Staged bool `json:"staged,omitempty"`
+	// SizeGB is what it is grown to when it is smaller.
+	SizeGB int64 `json:"size_gb,omitempty"`
+}
+
+func (d ownDisk) same(o ownDisk) bool {
+	return d.Path == o.Path && d.Pool == o.Pool && d.Volume == o.Volume
+}
+
+// seedFact is what the status tells of a seed (contract/semantics.md, section 11).
+type seedFact struct {
+	Path     string    `json:"path"`
+	Checksum string    `json:"checksum"`
+	Size     int64     `json:"size"`
+	At       time.Time `json:"at,omitzero"`
+}
+
+// element is the record as it stands in the metadata of a whole domain's XML.
+func (r record) element() string {
+	return `<persys:workload xmlns:persys="` + namespace + `">` + r.text() + `</persys:workload>`
+}
+
+// bare is the record as libvirt takes it alone: it adds the namespace itself.
+func (r record) bare() string { return "<workload>" + r.text() + "</workload>" }
+
+func (r record) text() string {
+	raw, err := json.Marshal(r)
+	if err != nil {
+		panic(err) // strings, times and numbers only
+	}
+	var out strings.Builder
+	if err := xml.EscapeText(&out, raw); err != nil {
+		panic(err) // a Builder takes everything
+	}
+	return out.String()
+}
+
+// readRecord finds our element in the XML of a domain; nil if it has none that can be read, which
+// makes the domain somebody else's.
+func readRecord(domainXML string) *record {
+	var d struct {
+		Metadata struct {
+			Workload string `xml:"https://persys.dev/libvirt/workload/1 workload"`
+		} `xml:"metadata"`
+	}
+	if xml.Unmarshal([]byte(domainXML), &d) != nil || d.Metadata.Workload == "" {
+		return nil
+	}
+	r := &record{}
+	if json.Unmarshal([]byte(d.Metadata.Workload), r) != nil || r.Labels == nil {
+		return nil
+	}
+	return r
+}
+
+// of judges a domain by the labels of its record.
+func (d *Driver) of(r *record, name string) driver.Ownership {
+	if r == nil {
+		// An existing agent names the domain after the workload and leaves no other trace.
+		if d.opt.Owns != nil && d.opt.Owns(driver.ID(name)) {
+			return driver.Claimed
+		}
+		return driver.Stranger
+	}
+	if r.Labels[driver.LabelKind] != string(driver.VM) {
+		return driver.Stranger
+	}
+	return d.identity.Of(r.Labels)
+}

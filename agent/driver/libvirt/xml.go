@@ -1,0 +1,220 @@
+package libvirt
+
+import (
+	"fmt"
+	"strconv"
+	"strings"
+
+	"libvirt.org/go/libvirtxml"
+)
+
+// found is what the machine answered to a plan.
+type found struct {
+	machine *machineFacts
+	// bridges are those of the plan's networks that are plain bridges.
+	bridges map[string]bool
+	vnc     string // address to listen on; empty: no screen
+	record  record
+}
+
+// domainXML is the domain of a plan.
+func domainXML(p *plan, at found) (string, error) {
+	m := at.machine
+	dom := &libvirtxml.Domain{
+		Type: m.kind, Name: p.domain, UUID: p.uuid, Title: p.title,
+		Metadata: &libvirtxml.DomainMetadata{XML: at.record.element()},
+		Memory:   &libvirtxml.DomainMemory{Value: p.memory, Unit: "MiB"},
+		VCPU:     &libvirtxml.DomainVCPU{Value: p.vcpus},
+		OS:       &libvirtxml.DomainOS{Type: &libvirtxml.DomainOSType{Type: "hvm", Machine: m.machine}, Firmware: m.firmware},
+		Features: &libvirtxml.DomainFeatureList{ACPI: &libvirtxml.DomainFeature{}, APIC: &libvirtxml.DomainFeatureAPIC{}},
+		Clock:    &libvirtxml.DomainClock{Offset: "utc"},
+		// A crash ends it: restarting is the agent's decision.
+		OnPoweroff: "destroy", OnReboot: "restart", OnCrash: "destroy",
+	}
+	if m.panicDev == "" { // no x86: there is no APIC either
+		dom.Features.APIC = nil
+	}
+	if m.cpu != "" {
+		dom.CPU = &libvirtxml.DomainCPU{Mode: m.cpu}
+		if m.cpu == "host-passthrough" {
+			dom.CPU.Check = "none"
+		}
+	}
+	dev := &libvirtxml.DomainDeviceList{Emulator: m.emulator}
+	dom.Devices = dev
+	for _, d := range p.disks {
+		dev.Disks = append(dev.Disks, diskXML(d, m))
+	}
+	if s := at.record.Seed; s != nil {
+		dev.Disks = append(dev.Disks, seedXML(s.Path, p.disks))
+	}
+	for _, n := range p.nics {
+		nic := libvirtxml.DomainInterface{
+			MAC:   &libvirtxml.DomainInterfaceMAC{Address: n.mac},
+			Model: &libvirtxml.DomainInterfaceModel{Type: "virtio"},
+		}
+		if at.bridges[n.network] {
+			nic.Source = &libvirtxml.DomainInterfaceSource{Bridge: &libvirtxml.DomainInterfaceSourceBridge{Bridge: n.network}}
+		} else {
+			nic.Source = &libvirtxml.DomainInterfaceSource{Network: &libvirtxml.DomainInterfaceSourceNetwork{Network: n.network}}
+		}
+		dev.Interfaces = append(dev.Interfaces, nic)
+	}
+	zero := uint(0)
+	pty := func() *libvirtxml.DomainChardevSource {
+		return &libvirtxml.DomainChardevSource{Pty: &libvirtxml.DomainChardevSourcePty{}}
+	}
+	dev.Serials = []libvirtxml.DomainSerial{{
+		Source: pty(), Target: &libvirtxml.DomainSerialTarget{Port: &zero},
+		Log: &libvirtxml.DomainChardevLog{File: at.record.Console, Append: "on"},
+	}}
+	dev.Consoles = []libvirtxml.DomainConsole{{Source: pty(), Target: &libvirtxml.DomainConsoleTarget{Type: "serial", Port: &zero}}}
+	dev.Channels = []libvirtxml.DomainChannel{{
+		Source: &libvirtxml.DomainChardevSource{UNIX: &libvirtxml.DomainChardevSourceUNIX{}},
+		Target: &libvirtxml.DomainChannelTarget{VirtIO: &libvirtxml.DomainChannelTargetVirtIO{Name: "org.qemu.guest_agent.0"}},
+	}}
+	if at.vnc != "" && m.vnc {
+		dev.Graphics = []libvirtxml.DomainGraphic{{VNC: &libvirtxml.DomainGraphicVNC{
+			Port: -1, AutoPort: "yes", Listen: at.vnc,
+			Listeners: []libvirtxml.DomainGraphicListener{{Address: &libvirtxml.DomainGraphicListenerAddress{Address: at.vnc}}},
+		}}}
+		dev.Videos = []libvirtxml.DomainVideo{{Model: libvirtxml.DomainVideoModel{Type: "vga"}}}
+	}
+	if m.rng { // first boots wait for entropy to make keys
+		dev.RNGs = []libvirtxml.DomainRNG{{Model: "virtio", Backend: &libvirtxml.DomainRNGBackend{
+			Random: &libvirtxml.DomainRNGBackendRandom{Device: "/dev/urandom"},
+		}}}
+	}
+	if m.panicDev != "" {
+		dev.Panics = []libvirtxml.DomainPanic{{Model: m.panicDev}}
+	}
+	return dom.Marshal()
+}
+
+func diskXML(d diskPlan, m *machineFacts) libvirtxml.DomainDisk {
+	out := libvirtxml.DomainDisk{
+		Device: "disk",
+		Driver: &libvirtxml.DomainDiskDriver{Name: "qemu", Type: d.format},
+		Target: &libvirtxml.DomainDiskTarget{Dev: d.device, Bus: busOf(d.device)},
+		Source: &libvirtxml.DomainDiskSource{},
+	}
+	if d.cdrom {
+		out.Device, out.Target.Bus = "cdrom", m.cdromBus
+	} else {
+		out.Driver.Discard = "unmap" // what the guest frees is freed here
+	}
+	if d.readOnly {
+		out.ReadOnly = &libvirtxml.DomainDiskReadOnly{}
+	}
+	if d.order > 0 {
+		out.Boot = &libvirtxml.DomainDeviceBoot{Order: d.order}
+	}
+	switch {
+	case d.pool != "":
+		out.Source.Volume = &libvirtxml.DomainDiskSourceVolume{Pool: d.pool, Volume: d.volume}
+	case d.network != nil:
+		n := d.network
+		out.Source.Network = &libvirtxml.DomainDiskSourceNetwork{Protocol: n.protocol, Name: n.name}
+		if n.host != "" {
+			out.Source.Network.Hosts = []libvirtxml.DomainDiskSourceHost{{Name: n.host, Port: n.port}}
+		}
+	case strings.HasPrefix(d.path, "/dev/"):
+		out.Source.Block = &libvirtxml.DomainDiskSourceBlock{Dev: d.path}
+	default:
+		out.Source.File = &libvirtxml.DomainDiskSourceFile{File: d.path}
+	}
+	return out
+}
+
+// busOf a device: existing specifications name devices of other buses, too.
+func busOf(device string) string {
+	switch {
+	case strings.HasPrefix(device, "sd"):
+		return "sata"
+	case strings.HasPrefix(device, "hd"):
+		return "ide"
+	}
+	return "virtio"
+}
+
+// seedXML attaches a seed as a read-only virtio disk: Debian's cloud kernel, for one, has no driver for
+// the SATA controller of a CD-ROM, and whoever reads its root disk reads this. Cloud-init looks for the
+// volume id, whatever the device is. It comes last, so that it takes no other disk's name.
+func seedXML(path string, others []diskPlan) libvirtxml.DomainDisk {
+	taken := map[string]bool{}
+	for _, d := range others {
+		taken[d.device] = true
+	}
+	device := ""
+	for c := 'z'; c >= 'a' && device == ""; c-- {
+		if name := "vd" + string(c); !taken[name] {
+			device = name
+		}
+	}
+	if device == "" {
+		device = freeDevice(false, taken)
+	}
+	return libvirtxml.DomainDisk{
+		Device: "disk", Driver: &libvirtxml.DomainDiskDriver{Name: "qemu", Type: "raw"},
+		Source: &libvirtxml.DomainDiskSource{File: &libvirtxml.DomainDiskSourceFile{File: path}},
+		Target: &libvirtxml.DomainDiskTarget{Dev: device, Bus: "virtio"}, ReadOnly: &libvirtxml.DomainDiskReadOnly{},
+	}
+}
+
+// volumeXML is a volume of a storage pool, empty or over an image.
+func volumeXML(d diskPlan, capacity int64, imageFormat string) (string, error) {
+	v := libvirtxml.StorageVolume{
+		Name:     d.volume,
+		Capacity: &libvirtxml.StorageVolumeSize{Value: uint64(capacity), Unit: "bytes"},
+		Target:   &libvirtxml.StorageVolumeTarget{Format: &libvirtxml.StorageVolumeTargetFormat{Type: d.format}},
+	}
+	if d.format == "raw" {
+		v.Allocation = &libvirtxml.StorageVolumeSize{Value: 0, Unit: "bytes"}
+	}
+	if d.image != "" {
+		v.BackingStore = &libvirtxml.StorageVolumeBackingStore{
+			Path: d.image, Format: &libvirtxml.StorageVolumeTargetFormat{Type: imageFormat},
+		}
+	}
+	return v.Marshal()
+}
+
+// networkFacts reads the addresses of a libvirt network.
+func networkFacts(networkXML string) ([]subnet, error) {
+	var n libvirtxml.Network
+	if err := n.Unmarshal(networkXML); err != nil {
+		return nil, fmt.Errorf("network: %w", err)
+	}
+	routes := n.Forward != nil && (n.Forward.Mode == "" || n.Forward.Mode == "nat" || n.Forward.Mode == "route" || n.Forward.Mode == "open")
+	var out []subnet
+	for _, ip := range n.IPs {
+		length := ip.Address + "/" + strconv.Itoa(int(ip.Prefix))
+		if ip.Prefix == 0 {
+			bits := maskBits(ip.Netmask)
+			if bits == 0 {
+				continue
+			}
+			length = ip.Address + "/" + strconv.Itoa(bits)
+		}
+		p, err := prefixOf(length)
+		if err != nil {
+			return nil, fmt.Errorf("network: %w", err)
+		}
+		out = append(out, subnet{prefix: p.Masked(), router: p.Addr(), routes: routes})
+	}
+	return out, nil
+}
+
+func maskBits(mask string) int {
+	p, err := prefixOf(mask)
+	if err != nil || !p.Addr().Is4() {
+		return 0
+	}
+	bits := 0
+	for _, b := range p.Addr().As4() {
+		for ; b&0x80 != 0; b <<= 1 {
+			bits++
+		}
+	}
+	return bits
+}
