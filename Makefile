@@ -13,7 +13,7 @@ IMAGES := persys-scheduler persys-agent persys-gateway persysctl
 # The programs, each built from its folder under cmd/ when that exists.
 PROGRAMS := persys-scheduler=scheduler persys-agent=agent persys-gateway=gateway persysctl=persysctl persys=persys
 
-.PHONY: help build test demo hello-image bench soak-elections proto proto-check sample-env reference fmt fmt-check vet lint dev-certs deps docker-build docker-push clean
+.PHONY: help build build-vm test demo hello-image bench soak-elections proto proto-check sample-env reference fmt fmt-check vet lint dev-certs deps docker-build docker-push clean
 
 help: ## Print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -24,6 +24,11 @@ build: ## Build every program into bin/ (static, no cgo)
 		name="$${program%%=*}"; dir="cmd/$${program##*=}"; \
 		if [[ -d "$$dir" ]]; then echo "bin/$$name"; $(GO_BUILD) -o "bin/$$name" "./$$dir"; fi; \
 	done
+
+build-vm: ## Build bin/persys-agent with virtual machines: needs cgo and gcc, no libvirt headers; glibc at run time
+	@mkdir -p bin
+	@echo "bin/persys-agent (with virtual machines)"
+	@CGO_ENABLED=1 go build -trimpath -tags libvirt_dlopen -ldflags '-s -w -X main.version=$(VERSION)' -o bin/persys-agent ./cmd/agent
 
 test: ## Install what the tests need, then check generated code, vet, formatting and all tests with -race
 	hack/install-test-deps.sh

@@ -115,6 +115,9 @@ type Config struct {
 	Advertise     string
 	SchedulerHint string
 
+	// NotOffered says of kinds without a driver why there is none.
+	NotOffered map[driver.Kind]string
+
 	// Labels of the node; os and arch are always added.
 	Labels map[string]string
 	Taints []*controlv1.Taint

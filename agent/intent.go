@@ -242,6 +242,11 @@ func eachSecret(spec *agentv1.WorkloadSpec, fn func(field, value string) (string
 	if err := text("vm.cloud_init", &vm.CloudInit); err != nil {
 		return err
 	}
+	if l := vm.Login; l != nil {
+		if err := text("vm.login.password", &l.Password); err != nil {
+			return err
+		}
+	}
 	if c := vm.CloudInitConfig; c != nil {
 		return errors.Join(
 			text("vm.user_data", &c.UserData), text("vm.meta_data", &c.MetaData),

@@ -500,6 +500,9 @@ func (s service) HealthCheck(context.Context, *agentv1.HealthCheckRequest) (*age
 	defer s.mu.Unlock()
 	out.ClusterId = s.meta.Epoch.ClusterID
 	out.EngineId = engineID(s.engines)
+	for kind, why := range s.cfg.NotOffered {
+		out.RuntimeStatus[string(kind)] = "not offered: " + why
+	}
 	for kind, e := range s.engines {
 		out.RuntimeStatus[string(kind)] = "healthy"
 		if !e.healthy() {

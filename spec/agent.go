@@ -131,7 +131,7 @@ func agentVM(id string, s *controlv1.WorkloadSpec) *agentv1.VMSpec {
 	inPool(out.ManagedVolumes, s)
 	out.Name = orElse(out.Name, id)
 	for _, d := range out.Disks {
-		if d.Path == "" && d.Type == "disk" {
+		if d.Path == "" && d.Pool == "" && d.Type == "disk" {
 			extension := "qcow2"
 			if d.Format == "raw" {
 				extension = "img"

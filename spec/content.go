@@ -244,6 +244,8 @@ func (e *encoder) vm(s *controlv1.WorkloadSpec) {
 		e.flag("disks.boot", d.GetBoot())
 		if !fromMetadata {
 			e.text("disks.pool_name", s.GetVm().GetDisks()[i].GetPoolName())
+		} else if d.GetPool() != "" { // absent from what was hashed before the field existed
+			e.text("disks.pool_name", d.GetPool())
 		}
 	}
 	e.number("networks.#", int64(len(v.GetNetworks())))
@@ -255,6 +257,13 @@ func (e *encoder) vm(s *controlv1.WorkloadSpec) {
 	e.pairs("vm_metadata", v.GetMetadata(), false)
 	for _, part := range cloudInitParts(v.GetCloudInitConfig()) {
 		e.secret("cloud_init."+part.name, *part.text)
+	}
+	if l := v.GetLogin(); l != nil { // absent from what was hashed before the field existed
+		e.text("login.user", l.GetUser())
+		e.secret("login.password", l.GetPassword())
+		for _, k := range l.GetSshAuthorizedKeys() {
+			e.text("login.ssh_authorized_keys", k)
+		}
 	}
 	e.volumes(toControlVolumes(v.GetManagedVolumes()))
 }

@@ -41,6 +41,7 @@
 //	  disks: [{size: 20Gi, device: vda, pool: fast}]
 //	  networks: [default, {network: lan, ip: 10.0.0.5}]
 //	  cloud_init: {user_data: "#cloud-config…"}  # or the user data itself; or user_data_file
+//	  login: {user: ops, ssh_keys: [ssh-ed25519 AAAA… me]}  # and password, or password_file
 //	metadata: {app: web}         # labels on the container
 //	labels: {zone: a}            # the node must carry them (contract/semantics.md section 4)
 //	constraints: ["region = eu", "disk in ssd,nvme", "gpu exists", {key, operator, values}]

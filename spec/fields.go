@@ -379,6 +379,19 @@ func (d *decoder) vm(n *node, here where) *controlv1.VMSpec {
 			}
 			d.cloudInit(n, at, v.CloudInit)
 		}},
+		{"login", w + ".login", func(_ string, n *node, at where) {
+			v.Login = &controlv1.VMLogin{}
+			d.object(n, at, []field{
+				{"user", at.wire + ".user", func(_ string, n *node, at where) { v.Login.User = d.str(n, at) }},
+				{"password", at.wire + ".password", func(_ string, n *node, at where) { v.Login.Password = d.str(n, at) }},
+				{"password_file", at.wire + ".password", func(_ string, n *node, at where) {
+					v.Login.Password = strings.TrimRight(d.readFile(n, at), "\r\n")
+				}},
+				{"ssh_authorized_keys ssh_keys", at.wire + ".ssh_authorized_keys", func(_ string, n *node, at where) {
+					v.Login.SshAuthorizedKeys = d.words(n, at)
+				}},
+			})
+		}},
 		{"managed_volumes", w + ".managed_volumes", func(_ string, n *node, at where) { v.ManagedVolumes = d.managed(n, at) }},
 	})
 	return v

@@ -142,6 +142,18 @@ func TestOtherForms(t *testing.T) {
 			Networks:  []*controlv1.NetworkConfig{{Bridge: "br0", Dhcp: true}, {Bridge: "lan", StaticIp: "10.0.0.5"}},
 			CloudInit: &controlv1.CloudInitConfig{UserData: "#cloud-config\na: b\n"}})
 	})
+	t.Run("vm with a login and a pool", func(t *testing.T) {
+		req := parseOne(t, "id: v\nvm:\n  cpus: 1\n  memory: 1Gi\n  disks: [{size: 1Gi, pool: fast}]\n  login: {user: ops, ssh_keys: ['ssh-ed25519 AAAA me']}\n")
+		same(t, req.Spec.GetVm(), &controlv1.VMSpec{Vcpus: 1, MemoryMb: 1024, Disks: []*controlv1.DiskConfig{{SizeGb: 1, PoolName: "fast"}},
+			Login: &controlv1.VMLogin{User: "ops", SshAuthorizedKeys: []string{"ssh-ed25519 AAAA me"}}})
+		sent := agentVM("v", req.Spec)
+		if d := sent.GetDisks()[0]; d.GetPool() != "fast" || d.GetPath() != "" {
+			t.Errorf("the agent is sent disk %v, want it in the pool and without a path", d)
+		}
+		if sent.GetLogin().GetUser() != "ops" {
+			t.Errorf("the agent is sent login %v", sent.GetLogin())
+		}
+	})
 	t.Run("desired state only", func(t *testing.T) {
 		req := parseOne(t, "id: web\ndesired: stop\n")
 		if req.Spec != nil || req.DesiredState != "stop" {

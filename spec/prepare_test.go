@@ -324,6 +324,7 @@ func TestSecretsAtRest(t *testing.T) {
 		"inline":    specOf(t, strings.Replace(stack, "image: x", "image: hunter2", 1)),
 		"git":       specOf(t, gitS),
 		"vm":        specOf(t, strings.Replace(vm, "#cloud-config", "hunter2", 1)),
+		"vm login":  specOf(t, "id: v\nvm: {cpus: 1, memory: 1Gi, login: {user: ops, password: hunter2}}\n"),
 		"vm key": {Type: TypeVM, Metadata: map[string]string{MetadataVMSpec: base64.StdEncoding.EncodeToString(
 			[]byte(`{"vcpus":1,"memory_mb":64,"cloud_init_config":{"user_data":"hunter2"}}`))}},
 	} {

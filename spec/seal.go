@@ -58,6 +58,11 @@ func secrets(s *controlv1.WorkloadSpec, fn func(path, value string) (string, err
 			w.Compose.GitRepo = before + secret + after
 		}
 	case *controlv1.WorkloadSpec_Vm:
+		if l := w.Vm.GetLogin(); l != nil {
+			if err := field("vm.login.password", &l.Password); err != nil {
+				return err
+			}
+		}
 		if c := w.Vm.GetCloudInit(); c != nil {
 			for _, part := range []textPart{{"user_data", &c.UserData}, {"meta_data", &c.MetaData}, {"network_config", &c.NetworkConfig}, {"vendor_data", &c.VendorData}} {
 				if err := field("vm.cloud_init."+part.name, part.text); err != nil {

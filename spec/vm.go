@@ -8,6 +8,7 @@ import (
 	"net"
 	"net/netip"
 	"path"
+	"regexp"
 	"strings"
 
 	"google.golang.org/protobuf/encoding/protojson"
@@ -76,7 +77,7 @@ func translateVM(v *controlv1.VMSpec) *agentv1.VMSpec {
 		if size == 0 {
 			size = defaultDiskGB
 		}
-		out.Disks = append(out.Disks, &agentv1.DiskConfig{Device: d.GetMountPoint(), SizeGb: size})
+		out.Disks = append(out.Disks, &agentv1.DiskConfig{Device: d.GetMountPoint(), SizeGb: size, Pool: d.GetPoolName()})
 	}
 	for _, n := range v.GetNetworks() {
 		out.Networks = append(out.Networks, &agentv1.NetworkConfig{Network: n.GetBridge(), IpAddress: n.GetStaticIp()})
@@ -86,6 +87,9 @@ func translateVM(v *controlv1.VMSpec) *agentv1.VMSpec {
 			UserData: c.GetUserData(), MetaData: c.GetMetaData(),
 			NetworkConfig: c.GetNetworkConfig(), VendorData: c.GetVendorData(),
 		}
+	}
+	if l := v.GetLogin(); l != nil {
+		out.Login = &agentv1.VMLogin{User: l.GetUser(), Password: l.GetPassword(), SshAuthorizedKeys: l.GetSshAuthorizedKeys()}
 	}
 	return out
 }
@@ -99,6 +103,7 @@ func normaliseVM(v *agentv1.VMSpec) *agentv1.VMSpec {
 	}
 	for _, d := range v.Disks {
 		d.Path = strings.TrimSpace(d.Path)
+		d.Pool = strings.TrimSpace(d.Pool)
 		d.Type = orElse(strings.ToLower(strings.TrimSpace(d.Type)), "disk")
 		format := "qcow2"
 		if d.Type == "cdrom" {
@@ -173,10 +178,10 @@ func projectVM(v *agentv1.VMSpec) *controlv1.VMSpec {
 }
 
 // vmNames are the names of a VM's fields in the form its author used.
-type vmNames struct{ base, device, network, ip, cloudInit string }
+type vmNames struct{ base, device, network, ip, cloudInit, pool string }
 
 func (e *Errors) vmSpec(s *controlv1.WorkloadSpec) {
-	names := vmNames{"spec.vm", ".mount_point", ".bridge", ".static_ip", ".cloud_init"}
+	names := vmNames{"spec.vm", ".mount_point", ".bridge", ".static_ip", ".cloud_init", ".pool_name"}
 	key := "spec.metadata." + MetadataVMSpec
 	b64, present := s.Metadata[MetadataVMSpec]
 	if present {
@@ -195,7 +200,7 @@ func (e *Errors) vmSpec(s *controlv1.WorkloadSpec) {
 		}
 		return
 	case fromMetadata:
-		names = vmNames{key, ".device", ".network", ".ip_address", ".cloud_init_config"}
+		names = vmNames{key, ".device", ".network", ".ip_address", ".cloud_init_config", ".pool"}
 	}
 	e.vm(v, names)
 }
@@ -219,6 +224,9 @@ func (e *Errors) vm(v *agentv1.VMSpec, n vmNames) {
 		devices[d.GetDevice()] = i
 		e.word(at+".format", d.GetFormat(), []string{"qcow2", "raw", "iso"})
 		e.word(at+".type", d.GetType(), []string{"disk", "cdrom"})
+		if p := d.GetPool(); p != "" && !ValidID(p) {
+			e.add(at+n.pool, idRule, p)
+		}
 		if p := d.GetPath(); p != "" && !(path.IsAbs(p) || strings.HasPrefix(p, "rbd:") || strings.HasPrefix(p, "nfs://") || strings.Contains(p, ":/")) {
 			e.add(at+".path", "must be an absolute path, rbd:<pool>/<image>, nfs://<host>/<path> or <host>:/<path>", p)
 		} else if !printable(p) {
@@ -266,8 +274,25 @@ func (e *Errors) vm(v *agentv1.VMSpec, n vmNames) {
 	if total > maxCloudInit {
 		e.addf(n.base+n.cloudInit, "", "cloud-init-invalid: all parts together are %d bytes, at most %d", total, maxCloudInit)
 	}
+	if l := v.GetLogin(); l != nil {
+		at := n.base + ".login"
+		if !loginPattern.MatchString(l.GetUser()) {
+			e.add(at+".user", "must be the name of a user: a lower-case letter, then at most 31 of a-z, 0-9, _ and -", l.GetUser())
+		}
+		if l.GetPassword() == "" && len(l.GetSshAuthorizedKeys()) == 0 {
+			e.add(at, "needs a password or ssh_authorized_keys: nobody could get in", "")
+		}
+		e.secret(at+".password", l.GetPassword())
+		for i, key := range l.GetSshAuthorizedKeys() {
+			if len(strings.Fields(key)) < 2 || !printable(key) {
+				e.add(fmt.Sprintf("%s.ssh_authorized_keys[%d]", at, i), "must be a public key in one line, such as ssh-ed25519 AAAA… name", key)
+			}
+		}
+	}
 	e.managed(n.base+".managed_volumes", v.GetManagedVolumes(), map[string]string{})
 }
+
+var loginPattern = regexp.MustCompile(`^[a-z_][a-z0-9_-]{0,31}$`)
 
 type textPart struct {
 	name string

@@ -28,7 +28,7 @@ type BuildOptions struct {
 	// Dir takes the binaries; it is made.
 	Dir string
 	// Race builds with the race detector, which needs cgo. Without it they are
-	// static, as they are shipped.
+	// static, as they are shipped, and the agent runs no virtual machines.
 	Race bool
 	// Programs are folders under cmd/; default scheduler, agent and persysctl.
 	Programs []string
@@ -61,7 +61,8 @@ func Build(ctx context.Context, opt BuildOptions) (Binaries, error) {
 	}
 	args := []string{"build"}
 	if opt.Race {
-		args = append(args, "-race")
+		// With the driver of virtual machines, which needs cgo, too.
+		args = append(args, "-race", "-tags", "libvirt_dlopen")
 	}
 	args = append(args, "-o", opt.Dir+string(filepath.Separator))
 	for _, p := range opt.Programs {

@@ -57,6 +57,11 @@ type Config struct {
 	Compose    bool   `env:"PERSYS_COMPOSE_ENABLED" flag:"compose" yaml:"compose_enabled" default:"true" usage:"run Compose stacks on the Docker engine"`
 	ComposeBin string `env:"PERSYS_COMPOSE_BINARY" flag:"compose-binary" yaml:"compose_binary" usage:"Compose command (several words are allowed), used instead of the library that is built in"`
 	ComposeDir string `env:"PERSYS_COMPOSE_DIR" flag:"compose-dir" yaml:"compose_dir" usage:"folders of Compose projects; default: compose, beside the state file"`
+	VM         bool   `env:"PERSYS_VM_ENABLED" flag:"vm" yaml:"vm_enabled" default:"true" usage:"run virtual machines, where this build and this machine can"`
+	LibvirtURI string `env:"PERSYS_LIBVIRT_URI" flag:"libvirt-uri" yaml:"libvirt_uri" default:"qemu:///system" usage:"libvirt of this machine"`
+	VMImages   string `env:"PERSYS_VM_IMAGES" flag:"vm-images" yaml:"vm_images" default:"/var/lib/libvirt/images" usage:"folder of virtual machines' disks and of images that are named without one"`
+	VMAccel    string `env:"PERSYS_VM_ACCELERATION" flag:"vm-acceleration" yaml:"vm_acceleration" oneof:"auto,kvm,qemu" default:"auto" usage:"auto = KVM where a trial boots, else emulation"`
+	VMScreens  string `env:"PERSYS_VM_VNC" flag:"vm-vnc" yaml:"vm_vnc" default:"127.0.0.1" usage:"address that VNC listens on, without a password; none = no screens"`
 	CredsFile  string `env:"PERSYS_CREDENTIALS_FILE" flag:"credentials" yaml:"credentials_file" usage:"credentials for registries and Git, readable by the owner only; default: credentials.yaml, beside the state file"`
 	DockerConf string `env:"DOCKER_CONFIG" flag:"docker-config" yaml:"docker_config" usage:"folder of the Docker config.json whose registry credentials are used too; default: ~/.docker, none = do not look"`
 	Simulate   string `env:"PERSYS_SIMULATE" flag:"simulate" yaml:"simulate" usage:"folder of a simulated engine that is used instead of Docker; nothing really runs"`

@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"net"
 	"net/http"
@@ -29,6 +30,7 @@ import (
 	"github.com/persys/compute/agent/driver"
 	"github.com/persys/compute/agent/driver/compose"
 	"github.com/persys/compute/agent/driver/docker"
+	"github.com/persys/compute/agent/driver/libvirt"
 	"github.com/persys/compute/agent/driver/sim"
 	controlv1 "github.com/persys/compute/api/control/v1"
 	"github.com/persys/compute/cmd/internal/enrol"
@@ -144,7 +146,12 @@ func Run(ctx context.Context, cfg Config, version string, log *slog.Logger) erro
 	if err := (&store.Store{File: cfg.CredsFile}).Check(); err != nil {
 		return err
 	}
-	a, err := agent.New(acfg, drivers(&cfg, log))
+	withVMs := offersVMs(&cfg)
+	if withVMs != nil && cfg.VM {
+		log.Info("virtual machines are not offered", "reason", withVMs.Error())
+		acfg.NotOffered = map[driver.Kind]string{driver.VM: withVMs.Error()}
+	}
+	a, err := agent.New(acfg, drivers(&cfg, withVMs == nil, log))
 	if err != nil {
 		return err
 	}
@@ -240,7 +247,58 @@ func schedulers(ctx context.Context, cfg *Config, files *pki.Files, log *slog.Lo
 }
 
 // drivers makes the runtime drivers once the agent knows its cluster.
-func drivers(cfg *Config, log *slog.Logger) agent.Factory {
+func drivers(cfg *Config, vms bool, log *slog.Logger) agent.Factory {
+	engine := engineDrivers(cfg, log)
+	return func(b agent.Binding) ([]driver.Driver, error) {
+		all, err := engine(b)
+		if err != nil || !vms {
+			return all, err
+		}
+		vm, err := libvirt.New(libvirt.Options{
+			URI: cfg.LibvirtURI, ClusterID: b.ClusterID, NodeID: b.NodeID, Owns: b.Owns, Content: b.Content,
+			Images: cfg.VMImages, VNC: cfg.VMScreens, Acceleration: cfg.VMAccel, Logger: log,
+		})
+		if err != nil {
+			errs := []error{fmt.Errorf("PERSYS_LIBVIRT_URI %q: %w", cfg.LibvirtURI, err)}
+			for _, d := range all {
+				if c, ok := d.(io.Closer); ok {
+					errs = append(errs, c.Close())
+				}
+			}
+			return nil, errors.Join(errs...)
+		}
+		return append(all, vm), nil
+	}
+}
+
+// offersVMs says why virtual machines are not offered; nil when they are. A daemon that is installed
+// and down is trouble, which the driver tells; one that was never there is no trouble of a machine
+// that has not been told to run virtual machines.
+func offersVMs(cfg *Config) error {
+	switch {
+	case !cfg.VM:
+		return errors.New("PERSYS_VM_ENABLED is false")
+	case cfg.Simulate != "":
+		return errors.New("PERSYS_SIMULATE is set")
+	}
+	if err := libvirt.Available(); err != nil {
+		return err
+	}
+	if cfg.LibvirtURI != defaultLibvirt {
+		return nil
+	}
+	for _, socket := range []string{"/run/libvirt/libvirt-sock", "/run/libvirt/virtqemud-sock", "/var/run/libvirt/libvirt-sock"} {
+		if _, err := os.Stat(socket); err == nil {
+			return nil
+		}
+	}
+	return errors.New("no libvirt daemon listens at /run/libvirt/libvirt-sock")
+}
+
+const defaultLibvirt = "qemu:///system"
+
+// engineDrivers makes those of the Docker engine, or the simulated one.
+func engineDrivers(cfg *Config, log *slog.Logger) agent.Factory {
 	creds := &store.Store{File: cfg.CredsFile, Docker: cfg.DockerConf}
 	return func(b agent.Binding) ([]driver.Driver, error) {
 		if cfg.Simulate != "" {
