@@ -11,6 +11,7 @@ import (
 	"unicode/utf8"
 
 	controlv1 "github.com/persys/compute/api/control/v1"
+	"github.com/persys/compute/spec/quantity"
 )
 
 func isGit(c *controlv1.ComposeSpec) bool {
@@ -146,7 +147,7 @@ func composeLimits(c *controlv1.ComposeSpec) (cpu, memory int64) {
 		}
 		limits := service.at("deploy", "resources", "limits")
 		for _, n := range []*node{limits.at("cpus"), service.at("cpus")} {
-			if v, err := parseCPU(textOf(n)); err == nil && v > 0 {
+			if v, err := quantity.CPU(textOf(n)); err == nil && v > 0 {
 				cpu += min(v, maxComposeLimit) * copies
 				break
 			}
@@ -156,7 +157,7 @@ func composeLimits(c *controlv1.ComposeSpec) (cpu, memory int64) {
 			if _, err := strconv.ParseUint(text, 10, 63); err == nil {
 				text += "b" // a bare number is bytes in a Compose file
 			}
-			if v, err := parseSize(text, mib, "512M"); err == nil && v > 0 {
+			if v, err := quantity.Size(text, mib, "512M"); err == nil && v > 0 {
 				memory += min(v, maxComposeLimit) * copies
 				break
 			}

@@ -6,6 +6,7 @@ import (
 	"strings"
 
 	controlv1 "github.com/persys/compute/api/control/v1"
+	"github.com/persys/compute/spec/quantity"
 )
 
 // arms of a document, before the one that is present becomes the oneof.
@@ -112,7 +113,7 @@ func (d *decoder) size(name string, n *node, here where, shift uint, example str
 	if strings.HasSuffix(name, "_mb") || strings.HasSuffix(name, "_gb") {
 		return d.integer(n, here, 64)
 	}
-	v, err := parseSize(d.str(n, here), shift, example)
+	v, err := quantity.Size(d.str(n, here), shift, example)
 	if err != nil {
 		d.fail(n, here, err.Error(), n.text)
 	}
@@ -127,7 +128,7 @@ func (d *decoder) resources(n *node, here where) *controlv1.ResourceRequirements
 				r.CpuMillicores = d.integer(n, at, 64)
 				return
 			}
-			v, err := parseCPU(d.str(n, at))
+			v, err := quantity.CPU(d.str(n, at))
 			if err != nil {
 				d.fail(n, at, err.Error(), n.text)
 			}

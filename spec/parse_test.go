@@ -13,6 +13,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	controlv1 "github.com/persys/compute/api/control/v1"
+	"github.com/persys/compute/spec/quantity"
 )
 
 var update = flag.Bool("update", false, "rewrite golden files")
@@ -330,13 +331,13 @@ func TestExamples(t *testing.T) {
 func TestQuantities(t *testing.T) {
 	cpus := map[string]int64{"250m": 250, "0.25": 250, "1": 1000, " 2 ": 2000, "1.5": 1500, "0": 0}
 	for text, want := range cpus {
-		if got, err := parseCPU(text); err != nil || got != want {
+		if got, err := quantity.CPU(text); err != nil || got != want {
 			t.Errorf("cpu %q: %d, %v; want %d", text, got, err, want)
 		}
 	}
 	sizes := map[string]int64{"128Mi": 128, "128m": 128, "128MB": 128, "1Gi": 1024, "1G": 1024, "1gb": 1024, "1.5GiB": 1536, "1Ti": 1 << 20, "512Ki": 1, "1": -1, "0": 0, "1b": 1, "0b": 0, "x": -1, "1e9": -1, "1e9Mi": -1, "Mi": -1, ".": -1, "99999999999999999999Pi": -1}
 	for text, want := range sizes {
-		got, err := parseSize(text, mib, "128Mi")
+		got, err := quantity.Size(text, mib, "128Mi")
 		if (err != nil) != (want < 0) || err == nil && got != want {
 			t.Errorf("size %q: %d, %v; want %d", text, got, err, want)
 		}

@@ -1,4 +1,5 @@
-package spec
+// Package quantity reads amounts as people write them: cores, and sizes with a unit.
+package quantity
 
 import (
 	"errors"
@@ -7,8 +8,8 @@ import (
 	"strings"
 )
 
-// parseCPU reads "250m", "0.25" or "1" as millicores.
-func parseCPU(s string) (int64, error) {
+// CPU reads "250m", "0.25" or "1" as millicores.
+func CPU(s string) (int64, error) {
 	const rule = `must be cores such as 1 or 0.25, or millicores such as "250m"`
 	t := strings.TrimSpace(s)
 	scale := big.NewRat(1000, 1)
@@ -39,9 +40,9 @@ var units = []struct {
 	{"b", 0},
 }
 
-// parseSize reads "128Mi", "1.5GiB", "1G" and returns units of 1<<shift bytes,
+// Size reads "128Mi", "1.5GiB", "1G" and returns units of 1<<shift bytes,
 // rounded up: a reservation may be larger than asked for, never smaller.
-func parseSize(s string, shift uint, example string) (int64, error) {
+func Size(s string, shift uint, example string) (int64, error) {
 	t := strings.ToLower(strings.TrimSpace(s))
 	for _, u := range units {
 		number, ok := strings.CutSuffix(t, u.suffix)
