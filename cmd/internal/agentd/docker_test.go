@@ -154,7 +154,7 @@ func (m *machine) start() {
 	a, err := agent.New(agent.Config{
 		NodeID: m.node, StatePath: m.cfg.StatePath, Storage: m.cfg.storage(), Logger: log, ReconcileInterval: m.cfg.ReconcileInterval,
 		StopGrace: time.Second, RetryBase: 100 * time.Millisecond,
-	}, drivers(&m.cfg, log))
+	}, drivers(&m.cfg, false, log))
 	if err != nil {
 		m.Fatal(err)
 	}
