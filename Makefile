@@ -13,7 +13,7 @@ IMAGES := persys-scheduler persys-agent persys-gateway persysctl
 # The programs, each built from its folder under cmd/ when that exists.
 PROGRAMS := persys-scheduler=scheduler persys-agent=agent persys-gateway=gateway persysctl=persysctl persys=persys
 
-.PHONY: help build build-vm test demo hello-image bench soak-elections proto proto-check sample-env reference fmt fmt-check vet lint dev-certs deps docker-build docker-push clean
+.PHONY: help build build-vm test demo hello-image bench soak-elections proto proto-check sample-env reference fmt fmt-check vet lint dev-certs deps docker-build docker-push release clean
 
 help: ## Print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -87,6 +87,9 @@ docker-build: ## Build one image per program FROM scratch (REGISTRY=host/path VE
 
 docker-push: ## Push the images; REGISTRY must be set
 	REGISTRY='$(REGISTRY)' VERSION='$(VERSION)' hack/docker-images.sh push $(IMAGES)
+
+release: ## Programs, Debian packages, images, SBOMs and checksums of VERSION into dist/
+	VERSION='$(VERSION)' REGISTRY='$(REGISTRY)' hack/release.sh
 
 clean: ## Remove what the targets above have made, except certs/
 	rm -rf bin dist artifacts .cache

@@ -14,7 +14,7 @@ version="${VERSION:-dev}"
 version="${version//[^A-Za-z0-9_.-]/-}"
 prefix="${REGISTRY:+${REGISTRY%/}/}"
 case "$verb" in
-build) make --no-print-directory build ;;
+build) [[ -n "${BIN:-}" ]] || make --no-print-directory build ;; # BIN: a folder of programs that are built
 push)
 	if [[ -z "$prefix" ]]; then
 		echo "$0: REGISTRY is not set: where should the images go? make docker-push REGISTRY=host/path" >&2
@@ -42,7 +42,7 @@ for name in "$@"; do
 		continue
 	fi
 	context="$(mktemp -d)"
-	cp "bin/$name" "$context/program"
+	cp "${BIN:-bin}/$name" "$context/program"
 	cp "deploy/docker/$name.Dockerfile" "$context/Dockerfile"
 	# Roots for TLS towards registries and Vault, where this machine has them.
 	if [[ -r /etc/ssl/certs/ca-certificates.crt ]]; then

@@ -1,0 +1,99 @@
+#!/usr/bin/env bash
+# Builds what is published of one version into dist/: programs for linux amd64 and arm64, Debian
+# packages, container images, bills of materials, and the checksums of all of them.
+#
+#   VERSION=v1.2.0 hack/release.sh
+#
+# DIST is another folder; ARCHES="amd64" builds for one architecture only; IMAGES=none leaves the images out. The agent with
+# virtual machines needs a C compiler of each architecture (Debian: gcc, gcc-aarch64-linux-gnu).
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+VERSION="${VERSION:-$(git describe --tags --always --dirty)}"
+ARCHES="${ARCHES:-amd64 arm64}"
+IMAGES="${IMAGES:-persys-scheduler persys-agent persys-gateway persysctl}"
+DIST="${DIST:-$PWD/dist}"
+# A Debian version begins with a digit; a build without a tag sorts before every release.
+DEB_VERSION="${VERSION#v}"
+DEB_VERSION="${DEB_VERSION//-/+}"
+[[ $VERSION =~ ^v?[0-9]+\.[0-9] ]] || DEB_VERSION="0~git.${DEB_VERSION}"
+export VERSION DEB_VERSION DIST
+
+declare -A compiler=([amd64]=x86_64-linux-gnu-gcc [arm64]=aarch64-linux-gnu-gcc)
+for arch in $ARCHES; do
+	if [[ -z "${compiler[$arch]:-}" ]]; then
+		echo "$0: ARCHES=$arch: it must be amd64 or arm64" >&2
+		exit 2
+	fi
+	if ! command -v "${compiler[$arch]}" >/dev/null; then
+		echo "$0: ${compiler[$arch]} is missing, which the agent with virtual machines for $arch needs:" >&2
+		echo "  apt-get install gcc-aarch64-linux-gnu libc6-dev-arm64-cross   (or ARCHES=amd64)" >&2
+		exit 1
+	fi
+done
+
+echo "$VERSION for $ARCHES into $DIST"
+if [[ -n "$(ls -A "$DIST" 2>/dev/null)" && ! -e "$DIST/SHA256SUMS" ]]; then
+	echo "$0: DIST=$DIST holds something else; name an empty folder" >&2
+	exit 2
+fi
+rm -rf "$DIST"
+mkdir -p "$DIST/sbom"
+touch "$DIST/SHA256SUMS"
+tools="$PWD/.cache/release"
+mkdir -p "$tools"
+(cd tools/release && GOFLAGS=-mod=readonly GOBIN="$tools" CGO_ENABLED=0 go install tool)
+
+programs=(persys-scheduler=scheduler persys-agent=agent persys-gateway=gateway persysctl=persysctl persys=persys)
+build() { # GOARCH output package [go build flags]
+	local arch="$1" out="$2" pkg="$3"
+	shift 3
+	GOOS=linux GOARCH="$arch" go build -trimpath -ldflags "-s -w -X main.version=$VERSION" "$@" -o "$out" "$pkg"
+}
+for arch in $ARCHES; do
+	bin="$DIST/linux_$arch"
+	mkdir -p "$bin"
+	for program in "${programs[@]}"; do
+		echo "linux/$arch ${program%%=*}"
+		CGO_ENABLED=0 build "$arch" "$bin/${program%%=*}" "./cmd/${program##*=}"
+	done
+	echo "linux/$arch persys-agent-libvirt"
+	CGO_ENABLED=1 CC="${compiler[$arch]}" build "$arch" "$bin/persys-agent-libvirt" ./cmd/agent -tags libvirt_dlopen
+	for file in "$bin"/*; do
+		"$tools/cyclonedx-gomod" bin -json -output "$DIST/sbom/$(basename "$file")_linux_$arch.cdx.json" -version "$VERSION" "$file" 2>/dev/null
+	done
+done
+
+# Completion comes from a program that runs here.
+mkdir -p "$DIST/share/completion"
+go run ./cmd/persysctl completion bash >"$DIST/share/completion/persysctl.bash"
+go run ./cmd/persysctl completion zsh >"$DIST/share/completion/_persysctl"
+go run ./cmd/persysctl completion fish >"$DIST/share/completion/persysctl.fish"
+
+for arch in $ARCHES; do
+	export ARCH="$arch" BIN="$DIST/linux_$arch"
+	for package in deploy/packages/*.yaml; do
+		"$tools/nfpm" package --packager deb --config "$package" --target "$DIST" >/dev/null
+	done
+	# One archive for everybody else: programs, units, settings, alerts, boards.
+	tree="persys_${VERSION}_linux_$arch"
+	mkdir "$DIST/$tree"
+	cp -r "$DIST/linux_$arch" "$DIST/$tree/bin"
+	cp -r "$DIST/share" deploy examples sample.env README.md "$DIST/$tree/"
+	tar -C "$DIST" --owner=0 --group=0 --numeric-owner --sort=name --mtime=@"$(git log -1 --format=%ct)" -czf "$DIST/$tree.tar.gz" "$tree"
+	rm -r "${DIST:?}/$tree"
+done
+
+if [[ $IMAGES != none ]]; then
+	# Of this machine's architecture: an image FROM scratch is its program.
+	arch="$(go env GOHOSTARCH)"
+	# shellcheck disable=SC2086
+	BIN="$DIST/linux_$arch" hack/docker-images.sh build $IMAGES
+	mkdir -p "$DIST/images"
+	for name in $IMAGES; do
+		docker save "${REGISTRY:+${REGISTRY%/}/}$name:${VERSION//[^A-Za-z0-9_.-]/-}" | gzip -n >"$DIST/images/${name}_${VERSION}_linux_$arch.tar.gz"
+	done
+fi
+
+(cd "$DIST" && find . -type f ! -name SHA256SUMS ! -path './share/*' -printf '%P\n' | sort | xargs sha256sum >SHA256SUMS)
+echo "$DIST: $(wc -l <"$DIST/SHA256SUMS") files, $(du -sh "$DIST" | cut -f1); sha256sum -c SHA256SUMS checks them"
