@@ -1,0 +1,255 @@
+package docs
+
+import (
+	"context"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"runtime"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/persys/compute/e2e/harness"
+)
+
+// pages in the order in which they are read; each goes on where the one before
+// ended. Every page with a command block is in here.
+var pages = []string{
+	"docs/quick-start.md",
+	"README.md",
+	"docs/operations.md",
+	"docs/troubleshooting.md",
+	"docs/discovery.md",
+	"docs/backup.md",
+}
+
+// elsewhere are folders whose pages hold no commands for readers.
+var elsewhere = []string{"docs/contract/", "docs/adr/"}
+
+const (
+	insideEnv = "DOCS_INSIDE"   // the network is the test's own
+	distEnv   = "DOCS_PACKAGES" // what make release wrote
+)
+
+// TestDocs makes a release, sets up three machines from its packages as the quick
+// start says, and runs every command block of every page.
+func TestDocs(t *testing.T) {
+	root, err := harness.Root(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	blocks := parseAll(t, root)
+	if os.Getenv(insideEnv) == "" {
+		outside(t, root)
+		return
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Minute)
+	defer cancel()
+	image := t.TempDir()
+	must(t, os.WriteFile(filepath.Join(image, "Dockerfile"), []byte("FROM scratch\nCOPY hello /hello\nENTRYPOINT [\"/hello\"]\n"), 0o644))
+	build := exec.CommandContext(ctx, "go", "build", "-trimpath", "-ldflags=-s -w", "-o", filepath.Join(image, "hello"), "./examples/hello")
+	build.Dir, build.Env = root, append(os.Environ(), "CGO_ENABLED=0")
+	if out, err := build.CombinedOutput(); err != nil {
+		t.Fatalf("building the image: %v\n%s", err, out)
+	}
+	env, err := exec.CommandContext(ctx, "go", "env", "-changed", "GOCACHE", "GOMODCACHE", "GOPROXY", "GOFLAGS", "GOSUMDB").Output()
+	must(t, err)
+	lab, err := NewLab(ctx, LabOptions{Dir: t.TempDir(), Packages: os.Getenv(distEnv), Root: root, Image: image, ImageRef: "persys/hello:demo", Env: goEnv(string(env))})
+	must(t, err)
+	t.Cleanup(func() {
+		if err := lab.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	must(t, lab.Add(ctx, "s1", "s2", "s3", laptop))
+	on := "s1"
+	for _, page := range pages {
+		ok := t.Run(page, func(t *testing.T) {
+			for _, b := range blocks[page] {
+				if b.By != "" {
+					continue
+				}
+				if b.On != "" {
+					on = b.On
+				}
+				began := time.Now()
+				out, err := lab.Run(ctx, on, b)
+				if err != nil {
+					t.Fatalf("%s:%d on %s: %v\n%s\n--- it printed\n%s\n--- logs\n%s", page, b.Line, on, err, b.Text, out, lab.Logs(2000))
+				}
+				t.Logf("%s:%d on %s, %v:\n%s", page, b.Line, on, time.Since(began).Round(10*time.Millisecond), out)
+			}
+		})
+		if !ok {
+			return // what follows stands on it
+		}
+	}
+}
+
+// TestEveryBlockIsRun holds each command block of each page to having somebody who
+// runs it; it needs nothing.
+func TestEveryBlockIsRun(t *testing.T) {
+	root, err := harness.Root(t.Context())
+	must(t, err)
+	parseAll(t, root)
+}
+
+// parseAll parses every page, and holds each block to having somebody who runs it.
+func parseAll(t *testing.T, root string) map[string][]Block {
+	t.Helper()
+	all, err := filepath.Glob(filepath.Join(root, "docs", "*.md"))
+	must(t, err)
+	more, err := filepath.Glob(filepath.Join(root, "docs", "*", "*.md"))
+	must(t, err)
+	all = append(append(all, more...), filepath.Join(root, "README.md"))
+	tests := regexp.MustCompile(`(?m)^func (Test\w+)\(`)
+	known := map[string]bool{}
+	sources, err := filepath.Glob(filepath.Join(root, "e2e", "*_test.go"))
+	must(t, err)
+	libvirt, err := filepath.Glob(filepath.Join(root, "*", "*", "*", "*_test.go"))
+	must(t, err)
+	here, err := filepath.Glob(filepath.Join(root, "e2e", "*", "*_test.go"))
+	must(t, err)
+	for _, file := range slices.Concat(sources, libvirt, here) {
+		text, err := os.ReadFile(file)
+		must(t, err)
+		for _, m := range tests.FindAllStringSubmatch(string(text), -1) {
+			known[m[1]] = true
+		}
+	}
+	out := map[string][]Block{}
+	for _, file := range all {
+		page, err := filepath.Rel(root, file)
+		must(t, err)
+		if slices.ContainsFunc(elsewhere, func(dir string) bool { return strings.HasPrefix(page, dir) }) {
+			continue
+		}
+		text, err := os.ReadFile(file)
+		must(t, err)
+		blocks, err := Parse(string(text))
+		if err != nil {
+			t.Errorf("%s: %v", page, err)
+			continue
+		}
+		for _, b := range blocks {
+			if b.By != "" && !known[b.By] {
+				t.Errorf("%s:%d: there is no test %s", page, b.Line, b.By)
+			}
+			if b.By == "" && !slices.Contains(pages, page) {
+				t.Errorf("%s:%d: nobody runs this (see e2e/docs/doc.go): put the page into the list of pages, or name the test that runs the block", page, b.Line)
+			}
+		}
+		out[page] = blocks
+	}
+	if t.Failed() {
+		t.FailNow()
+	}
+	return out
+}
+
+// outside makes the release, and runs the test again in a network of its own.
+func outside(t *testing.T, root string) {
+	t.Helper()
+	lacks := ""
+	switch {
+	case os.Getuid() != 0:
+		lacks = "machines are network namespaces, which need root"
+	case runtime.GOARCH != "amd64":
+		lacks = "the pages name packages for amd64"
+	default:
+		for _, program := range []string{"dockerd", "ip", "nsenter", "dig", "curl", "dpkg-deb"} {
+			if _, err := exec.LookPath(program); err != nil {
+				lacks = err.Error()
+			}
+		}
+	}
+	if lacks != "" && os.Getenv("CI") == "true" {
+		t.Fatal(lacks)
+	} else if lacks != "" {
+		t.Skip("SKIPPED, NO COMMAND OF THE DOCS WAS RUN: " + lacks)
+	}
+	dist := os.Getenv(distEnv)
+	if dist == "" {
+		dist = filepath.Join(t.TempDir(), "dist")
+		release := exec.CommandContext(t.Context(), "hack/release.sh")
+		release.Dir = root
+		release.Env = append(os.Environ(), "ARCHES=amd64", "IMAGES=none", "DIST="+dist, "VERSION=v0.0.1-docs")
+		if out, err := release.CombinedOutput(); err != nil {
+			t.Fatalf("hack/release.sh: %v\n%s", err, out)
+		}
+		checkRelease(t, dist)
+	}
+	args := []string{"-test.run=^TestDocs$", "-test.v"}
+	if at, ok := t.Deadline(); ok {
+		args = append(args, "-test.timeout="+(time.Until(at)-5*time.Second).String())
+	}
+	cmd := exec.CommandContext(t.Context(), os.Args[0], args...)
+	cmd.Env = append(os.Environ(), insideEnv+"=1", distEnv+"="+dist)
+	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNET, Pdeathsig: syscall.SIGKILL}
+	out, err := cmd.CombinedOutput()
+	t.Logf("on machines of its own:\n%s", out)
+	must(t, err)
+}
+
+// checkRelease holds what make release wrote to what it promises.
+func checkRelease(t *testing.T, dist string) {
+	t.Helper()
+	if out, err := command(t, dist, "sha256sum", "--check", "--quiet", "SHA256SUMS"); err != nil {
+		t.Errorf("checksums: %v\n%s", err, out)
+	}
+	for _, program := range []string{"persys-scheduler", "persys-agent", "persys-agent-libvirt", "persys-gateway", "persysctl"} {
+		args := []string{"--version"}
+		if program == "persysctl" {
+			args = []string{"version"}
+		}
+		if out, err := command(t, dist, "linux_amd64/"+program, args...); err != nil || !strings.Contains(out, "v0.0.1-docs") {
+			t.Errorf("%s says of its version: %v %s", program, err, out)
+		}
+		debs, err := filepath.Glob(filepath.Join(dist, program+"_*_amd64.deb"))
+		if err != nil || len(debs) != 1 {
+			t.Errorf("Debian packages of %s: %v, %v", program, debs, err)
+			continue
+		}
+		if out, err := command(t, dist, "dpkg-deb", "--contents", debs[0]); err != nil || !strings.Contains(out, "./usr/bin/"+strings.TrimSuffix(program, "-libvirt")) {
+			t.Errorf("%s: %v\n%s", debs[0], err, out)
+		}
+		sbom, err := os.ReadFile(filepath.Join(dist, "sbom", program+"_linux_amd64.cdx.json"))
+		if err != nil || !strings.Contains(string(sbom), `"CycloneDX"`) || !strings.Contains(string(sbom), "google.golang.org/grpc") {
+			t.Errorf("bill of materials of %s: %v, %d bytes", program, err, len(sbom))
+		}
+	}
+}
+
+func command(t *testing.T, dir, name string, args ...string) (string, error) {
+	t.Helper()
+	cmd := exec.CommandContext(t.Context(), name, args...)
+	cmd.Dir = dir
+	if strings.Contains(name, "/") {
+		cmd.Path = filepath.Join(dir, name)
+	}
+	out, err := cmd.CombinedOutput()
+	return string(out), err
+}
+
+// goEnv makes "K='v'" lines into settings. The caches are named because the
+// laptop's home is not the caller's.
+func goEnv(text string) []string {
+	var out []string
+	for line := range strings.Lines(text) {
+		if k, v, ok := strings.Cut(strings.TrimSpace(line), "="); ok {
+			out = append(out, k+"="+strings.Trim(v, "'"))
+		}
+	}
+	return out
+}
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}

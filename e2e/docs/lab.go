@@ -1,0 +1,344 @@
+package docs
+
+import (
+	"bytes"
+	"context"
+	_ "embed"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+)
+
+// standIn plays apt-get, systemctl and journalctl on a machine that has no init.
+//
+//go:embed standin.sh
+var standIn []byte
+
+const laptop = "laptop"
+
+// Lab is a few machines on one bridge, all in the network namespace of the caller,
+// who made one for it (CLONE_NEWNET): it ends with him, and nothing of the host is
+// touched.
+type Lab struct {
+	opt      LabOptions
+	machines map[string]*Machine
+}
+
+// Machine is one of them.
+type Machine struct {
+	Name, Addr string
+	dir        string
+	home       string    // folder in which its shell begins
+	env        []string  // besides the usual
+	init       *exec.Cmd // holds the namespaces
+	jobs       []*job
+}
+
+// LabOptions are what machines are made from.
+type LabOptions struct {
+	Dir      string   // of all machines
+	Packages string   // folder whose .deb files they find in their home
+	Root     string   // of the repository, where laptop works
+	Image    string   // folder with a Dockerfile, built on every machine as ImageRef
+	ImageRef string   //
+	Env      []string // of commands on laptop, for its Go tools
+}
+
+// NewLab makes the bridge.
+func NewLab(ctx context.Context, opt LabOptions) (*Lab, error) {
+	l := &Lab{opt: opt, machines: map[string]*Machine{}}
+	return l, run(ctx, `ip link set lo up
+ip link add persys0 type bridge
+ip addr add 10.66.0.254/24 dev persys0
+ip link set persys0 up`)
+}
+
+// Add starts machines. Each knows the names of all.
+func (l *Lab) Add(ctx context.Context, names ...string) error {
+	var hosts strings.Builder
+	hosts.WriteString("127.0.0.1 localhost\n")
+	for i, name := range names {
+		fmt.Fprintf(&hosts, "10.66.0.%d %s\n", i+1, name)
+	}
+	for i, name := range names {
+		m := &Machine{Name: name, home: "/root", Addr: fmt.Sprintf("10.66.0.%d", i+1), dir: filepath.Join(l.opt.Dir, name)}
+		l.machines[name] = m
+		if err := m.start(ctx, i+1, hosts.String(), l.opt); err != nil {
+			return fmt.Errorf("machine %s: %w", name, err)
+		}
+	}
+	return nil
+}
+
+func (m *Machine) start(ctx context.Context, n int, hosts string, opt LabOptions) error {
+	for _, d := range []string{"bin", "etc", "lib", "home", "run", "units", "log", "docker"} {
+		if err := os.MkdirAll(filepath.Join(m.dir, d), 0o755); err != nil {
+			return err
+		}
+	}
+	for _, name := range []string{"apt-get", "systemctl", "journalctl"} {
+		if err := os.WriteFile(filepath.Join(m.dir, "bin", name), standIn, 0o755); err != nil {
+			return err
+		}
+	}
+	if err := os.WriteFile(filepath.Join(m.dir, "hosts"), []byte(hosts), 0o644); err != nil {
+		return err
+	}
+	debs, err := filepath.Glob(filepath.Join(opt.Packages, "*.deb"))
+	if err != nil {
+		return err
+	}
+	for _, deb := range debs {
+		if err := os.Link(deb, filepath.Join(m.dir, "home", filepath.Base(deb))); err != nil {
+			return err
+		}
+	}
+	m.init = exec.Command("unshare", "--net", "--mount", "--uts", "sleep", "infinity")
+	m.init.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	if err := m.init.Start(); err != nil {
+		return err
+	}
+	// unshare has done its work once it is sleep.
+	pid := strconv.Itoa(m.init.Process.Pid)
+	if err := until(ctx, 5*time.Second, func() bool {
+		comm, err := os.ReadFile("/proc/" + pid + "/comm")
+		return err == nil && strings.TrimSpace(string(comm)) == "sleep"
+	}); err != nil {
+		return fmt.Errorf("its namespaces: %w", err)
+	}
+	if err := run(ctx, fmt.Sprintf(`ip link add v%[1]d type veth peer name eth0 netns %[2]s
+ip link set v%[1]d master persys0 up
+nsenter -t %[2]s -n ip link set lo up
+nsenter -t %[2]s -n ip addr add %[3]s/24 dev eth0
+nsenter -t %[2]s -n ip link set eth0 up
+nsenter -t %[2]s -u hostname %[4]s
+mkdir -p /var/lib/persys /etc/persys
+nsenter -t %[2]s -m mount --bind %[5]s/lib /var/lib/persys
+nsenter -t %[2]s -m mount --bind %[5]s/etc /etc/persys
+nsenter -t %[2]s -m mount --bind %[5]s/hosts /etc/hosts
+nsenter -t %[2]s -m mount --bind %[5]s/run /run`, n, pid, m.Addr, m.Name, m.dir)); err != nil {
+		return err
+	}
+	if m.Name == laptop {
+		m.home = opt.Root
+		m.env = opt.Env
+	} else if err := run(ctx, fmt.Sprintf("nsenter -t %s -m mount --bind %s/home /root", pid, m.dir)); err != nil {
+		return err
+	}
+	return m.startDocker(ctx, opt)
+}
+
+// startDocker gives the machine a Docker engine of its own, and an image.
+func (m *Machine) startDocker(ctx context.Context, opt LabOptions) error {
+	if err := os.WriteFile(filepath.Join(m.dir, "daemon.json"), []byte("{}"), 0o644); err != nil {
+		return err
+	}
+	daemon := m.command(context.Background(), "exec dockerd --config-file $MACHINE/daemon.json --data-root $MACHINE/docker >$MACHINE/log/dockerd.log 2>&1")
+	if _, err := finish(ctx, daemon, Block{background: true}, &m.jobs); err != nil {
+		return err
+	}
+	err := until(ctx, 30*time.Second, func() bool { return m.command(ctx, "docker version >/dev/null 2>&1").Run() == nil })
+	if err == nil {
+		var out []byte
+		out, err = m.command(ctx, "docker build -q -t "+opt.ImageRef+" "+opt.Image+" 2>&1").CombinedOutput()
+		if err != nil {
+			err = fmt.Errorf("%w: %s", err, out)
+		}
+	}
+	if err != nil {
+		log, _ := os.ReadFile(filepath.Join(m.dir, "log", "dockerd.log"))
+		return fmt.Errorf("its Docker engine: %w\n%s", err, log[max(0, len(log)-2000):])
+	}
+	return nil
+}
+
+// command is a script on the machine.
+func (m *Machine) command(ctx context.Context, script string) *exec.Cmd {
+	cmd := exec.CommandContext(ctx, "nsenter", "-t", strconv.Itoa(m.init.Process.Pid), "-n", "-m", "-u", "--", "bash", "-c", script)
+	cmd.Env = append([]string{"PATH=" + filepath.Join(m.dir, "bin") + ":" + os.Getenv("PATH") + ":/usr/sbin:/sbin",
+		"HOME=/root", "USER=root", "TERM=dumb", "LANG=C.UTF-8", "MACHINE=" + m.dir}, m.env...)
+	return cmd
+}
+
+// Close ends everything that runs on the machines, and the machines.
+func (l *Lab) Close() error {
+	var errs []error
+	for _, m := range l.machines {
+		if m.init == nil || m.init.Process == nil {
+			continue
+		}
+		ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+		if out, err := m.command(ctx, "docker ps -aq | xargs -r docker rm -fv").CombinedOutput(); err != nil {
+			errs = append(errs, fmt.Errorf("removing the containers of %s: %w: %s", m.Name, err, out))
+		}
+		cancel()
+		for _, j := range m.jobs {
+			j.end()
+		}
+		// Whatever a unit started is in the machine's own network namespace.
+		ns, err := os.Readlink(fmt.Sprintf("/proc/%d/ns/net", m.init.Process.Pid))
+		errs = append(errs, err)
+		procs, _ := filepath.Glob("/proc/[0-9]*")
+		for _, p := range procs {
+			if other, err := os.Readlink(p + "/ns/net"); err != nil || other != ns {
+				continue
+			}
+			if pid, err := strconv.Atoi(filepath.Base(p)); err == nil && pid != m.init.Process.Pid {
+				_ = syscall.Kill(pid, syscall.SIGKILL)
+			}
+		}
+		errs = append(errs, m.init.Process.Kill())
+		_ = m.init.Wait()
+	}
+	return errors.Join(errs...)
+}
+
+// Run runs a block on a machine and returns what it printed.
+func (l *Lab) Run(ctx context.Context, on string, b Block) (string, error) {
+	m, ok := l.machines[on]
+	if !ok {
+		return "", fmt.Errorf("there is no machine %q", on)
+	}
+	for _, do := range b.Before {
+		if out, err := l.Run(ctx, do.On, Block{Text: do.Command}); err != nil {
+			return out, fmt.Errorf("before, on %s: %w", do.On, err)
+		}
+	}
+	text := b.Text
+	for _, token := range b.Tokens {
+		out, err := l.Run(ctx, token.On, Block{Text: token.Command})
+		if err != nil {
+			return out, fmt.Errorf("%s from %s: %w", token.Word, token.On, err)
+		}
+		text = strings.ReplaceAll(text, token.Word, strings.TrimSpace(out))
+	}
+	// The shell's folder and exported variables are kept for the next block.
+	story := filepath.Join(m.dir, "story")
+	script := fmt.Sprintf("set -euo pipefail\ncd %s\n[ ! -e %[2]s ] || . %[2]s\ntrap '{ export -p; echo cd \"$PWD\"; } > %[2]s' EXIT\n%[3]s", m.home, story, text)
+	cmd := m.command(ctx, script)
+	return finish(ctx, cmd, b, &m.jobs)
+}
+
+// finish runs a block's command as the block says.
+func finish(ctx context.Context, cmd *exec.Cmd, b Block, jobs *[]*job) (string, error) {
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
+	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
+	cmd.WaitDelay = 2 * time.Second
+	out := &output{}
+	cmd.Stdout, cmd.Stderr = out, out
+	if err := cmd.Start(); err != nil {
+		return "", err
+	}
+	j := &job{cmd: cmd, done: make(chan struct{})}
+	go func() { j.err = cmd.Wait(); close(j.done) }()
+	if b.background {
+		*jobs = append(*jobs, j)
+		return "", nil
+	}
+	if b.Until != "" {
+		*jobs = append(*jobs, j)
+		err := until(ctx, 5*time.Minute, func() bool {
+			select {
+			case <-j.done:
+				return true
+			default:
+				return strings.Contains(out.String(), b.Until)
+			}
+		})
+		if !strings.Contains(out.String(), b.Until) {
+			return out.String(), fmt.Errorf("it did not say %q: %w", b.Until, errors.Join(err, errors.New("or has ended")))
+		}
+		return out.String(), nil
+	}
+	<-j.done
+	if code := cmd.ProcessState.ExitCode(); code != b.Exit {
+		return out.String(), fmt.Errorf("exit code %d (%v), want %d", code, j.err, b.Exit)
+	}
+	for _, says := range b.Says {
+		if !strings.Contains(out.String(), says) {
+			return out.String(), fmt.Errorf("it does not say %q", says)
+		}
+	}
+	return out.String(), nil
+}
+
+// job is a command that stays.
+type job struct {
+	cmd  *exec.Cmd
+	done chan struct{}
+	err  error
+}
+
+func (j *job) end() {
+	_ = syscall.Kill(-j.cmd.Process.Pid, syscall.SIGTERM)
+	select {
+	case <-j.done:
+	case <-time.After(10 * time.Second):
+		_ = syscall.Kill(-j.cmd.Process.Pid, syscall.SIGKILL)
+		<-j.done
+	}
+}
+
+// output is written by a command and read beside it.
+type output struct {
+	mu  sync.Mutex
+	buf bytes.Buffer
+}
+
+func (o *output) Write(p []byte) (int, error) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.buf.Write(p)
+}
+
+func (o *output) String() string {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.buf.String()
+}
+
+var _ io.Writer = (*output)(nil)
+
+func run(ctx context.Context, script string) error {
+	out, err := exec.CommandContext(ctx, "sh", "-ec", script).CombinedOutput()
+	if err != nil {
+		return fmt.Errorf("%w: %s", err, out)
+	}
+	return nil
+}
+
+func until(ctx context.Context, limit time.Duration, ok func() bool) error {
+	ctx, cancel := context.WithTimeout(ctx, limit)
+	defer cancel()
+	tick := time.NewTicker(20 * time.Millisecond)
+	defer tick.Stop()
+	for !ok() {
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-tick.C:
+		}
+	}
+	return nil
+}
+
+// Logs are the last bytes of each log of each machine.
+func (l *Lab) Logs(last int) string {
+	var out strings.Builder
+	for _, m := range l.machines {
+		files, _ := filepath.Glob(filepath.Join(m.dir, "log", "persys*.log"))
+		for _, file := range files {
+			text, _ := os.ReadFile(file)
+			fmt.Fprintf(&out, "%s %s:\n%s\n", m.Name, filepath.Base(file), text[max(0, len(text)-last):])
+		}
+	}
+	return out.String()
+}

@@ -1,0 +1,38 @@
+package docs
+
+import (
+	"reflect"
+	"strings"
+	"testing"
+)
+
+func TestParse(t *testing.T) {
+	page := strings.Join([]string{
+		"# A page", "", "```text", "persysctl not a command", "```",
+		`<!-- run: on s2; TOKEN from s1: cat /root/a; b; says "up" -->`, "```sh", "a TOKEN", "b", "```",
+		"```sh", "c", "```",
+	}, "\n")
+	// A command has no "; " in it: that ends the rule.
+	if _, err := Parse(page); err == nil || !strings.Contains(err.Error(), `line 6: run comment "b"`) {
+		t.Errorf("a rule that is none: %v", err)
+	}
+	got, err := Parse(strings.Replace(page, "cat /root/a; b;", "cat /root/a;", 1))
+	want := []Block{
+		{Line: 7, Text: "a TOKEN\nb\n", On: "s2", Says: []string{"up"}, Tokens: []Token{{Word: "TOKEN", On: "s1", Command: "cat /root/a"}}},
+		{Line: 11, Text: "c\n"},
+	}
+	if err != nil || !reflect.DeepEqual(got, want) {
+		t.Errorf("got %+v, %v\nwant %+v", got, err, want)
+	}
+	for text, says := range map[string]string{
+		"```\na\n```":                           "line 1: a fence names its language",
+		"```bash\na\n```":                       "commands are marked sh",
+		"```sh\na":                              "not closed",
+		"<!-- run: on a -->\ntext\n```sh\n```":  "stands directly above",
+		"<!-- run: until up -->\n```sh\na\n```": "invalid syntax",
+	} {
+		if _, err := Parse(text); err == nil || !strings.Contains(err.Error(), says) {
+			t.Errorf("%q: %v, want %q", text, err, says)
+		}
+	}
+}
