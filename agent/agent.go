@@ -33,6 +33,7 @@ type Agent struct {
 	control Control
 	server  *grpc.Server
 	storage *volume.Manager
+	gc      gcRuns
 	ownDisk bool // the default pool is not the machine's own disk
 
 	life   context.Context // of Run; ends everything
@@ -369,7 +370,6 @@ const (
 
 // prune forgets history and tombstones beyond their bounds.
 func (a *Agent) prune(now time.Time) {
-	defer func(began time.Time) { a.metrics.collected(time.Since(began)) }(time.Now())
 	a.intentMu.Lock()
 	defer a.intentMu.Unlock()
 	a.mu.Lock()

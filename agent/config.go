@@ -48,6 +48,8 @@ type Binding struct {
 	// Progress shows in the status what a driver is busy with for a workload, until it is told "". It
 	// does not block for long, and only changes of the status are reported.
 	Progress func(id driver.ID, text string)
+	// Pulled is told of each image that a driver pulled and that had not been on the machine before.
+	Pulled func(ref string)
 }
 
 // Unbound is the cluster id on labels while the agent has met no scheduler that names a cluster.
@@ -121,6 +123,8 @@ type Config struct {
 	// Labels of the node; os and arch are always added.
 	Labels map[string]string
 	Taints []*controlv1.Taint
+	// Garbage collection; see GC.
+	GC GC
 	// Storage of managed volumes. Without Pools, local ones are beside the state file.
 	Storage volume.Config
 	// Reserved for the machine itself: millicores and MiB.
@@ -158,6 +162,23 @@ type Config struct {
 	Logger *slog.Logger
 }
 
+// GC is how an agent cleans up after itself.
+type GC struct {
+	// Every is the time between runs; 0 means that only a person starts one.
+	Every time.Duration
+	// Orphans are also removed by periodic runs: instances of ours that nobody ordered.
+	Orphans bool
+	// FailedAfter forgets a workload that failed for good this long ago, if the schedulers are existing
+	// ones, which leave that to agents; default 1 h.
+	FailedAfter time.Duration
+	// VolumesAfter deletes a volume without retain policy that was released this long ago; default 72 h.
+	VolumesAfter time.Duration
+	// Settled is how old a thing is before it can be garbage; default 1 min.
+	Settled time.Duration
+	// ImageBudget is how many bytes of images that the agent pulled may lie unused; 0 = any number.
+	ImageBudget int64
+}
+
 func (c *Config) complete() error {
 	if err := checkID("NodeID", c.NodeID); err != nil {
 		return err
@@ -184,6 +205,10 @@ func (c *Config) complete() error {
 		{"RetryBase", &c.RetryBase, 5 * time.Second},
 		{"RetryMax", &c.RetryMax, 2 * time.Minute},
 		{"StableAfter", &c.StableAfter, 30 * time.Second},
+		{"GC.Every", &c.GC.Every, 0},
+		{"GC.FailedAfter", &c.GC.FailedAfter, time.Hour},
+		{"GC.Settled", &c.GC.Settled, time.Minute},
+		{"GC.VolumesAfter", &c.GC.VolumesAfter, 72 * time.Hour},
 	} {
 		if *d.value < 0 {
 			return fmt.Errorf("%s: %s must not be negative", d.name, *d.value)

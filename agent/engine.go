@@ -88,7 +88,7 @@ func (c *coalescer) loop() {
 // intentMu held.
 func (a *Agent) bind(ctx context.Context, cluster string) error {
 	drivers, err := a.factory(Binding{
-		ClusterID: cluster, NodeID: a.cfg.NodeID, Owns: a.owns, Content: a.legacyContent, Progress: a.progress,
+		ClusterID: cluster, NodeID: a.cfg.NodeID, Owns: a.owns, Content: a.legacyContent, Progress: a.progress, Pulled: a.pulled,
 	})
 	if err != nil {
 		return err
@@ -323,4 +323,5 @@ func (a *Agent) sweep(ctx context.Context) {
 	}
 	a.prune(time.Now())
 	a.metrics.reconciled(time.Since(start))
+	a.periodicGC(ctx, start)
 }

@@ -30,6 +30,7 @@ type rig struct {
 	engine *sim.Engine
 	cfg    Config
 	hooks  *hooks
+	make   Factory // nil: factory
 
 	a    *Agent
 	api  agentv1.AgentServiceServer
@@ -152,7 +153,11 @@ func (r *rig) factory(b Binding) ([]driver.Driver, error) {
 // start runs the agent; it is stopped at the end of the test at the latest.
 func (r *rig) start() *rig {
 	r.t.Helper()
-	a, err := New(r.cfg, r.factory)
+	made := r.make
+	if made == nil {
+		made = r.factory
+	}
+	a, err := New(r.cfg, made)
 	if err != nil {
 		r.t.Fatal(err)
 	}

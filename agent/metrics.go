@@ -70,7 +70,7 @@ func describeMetrics(a *Agent) *metrics {
 		gcRuns:           s.Counter("garbage_collection_runs_total", "Times that what is no longer needed was looked for and dropped."),
 		gcSeconds:        s.Histogram("garbage_collection_duration_seconds", "Time of one such run.", prometheus.ExponentialBuckets(0.0001, 4, 10)),
 		gcDeleted: s.Counters("garbage_collection_resources_deleted_total",
-			"Instances removed that nobody had ordered any more: they came back after their delete.", "resource_type"),
+			"What garbage collection removed by kind, and instances, by their type, that came back after their delete.", "resource_type"),
 		heartbeats: s.Counters("heartbeats_total", "Heartbeats and registrations sent, by outcome.", "call", "code"),
 		fenced:     s.Counter("orders_fenced_total", "Orders refused because of epoch, generation or node."),
 	}
@@ -125,6 +125,13 @@ func (m *metrics) deleted(d time.Duration, orphan driver.Kind, t *task) {
 		m.task(t)
 	} else if orphan != "" {
 		m.gcDeleted.WithLabelValues(string(orphan)).Inc()
+	}
+}
+
+// collectedOne counts a removal by garbage collection.
+func (m *metrics) collectedOne(kind string) {
+	if m != nil {
+		m.gcDeleted.WithLabelValues(kind).Inc()
 	}
 }
 

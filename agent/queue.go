@@ -68,6 +68,12 @@ func (q *queue) done(id string) {
 	q.nudge()
 }
 
+func (q *queue) running(id string) bool {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	return q.busy[id]
+}
+
 func (q *queue) depth() int {
 	q.mu.Lock()
 	defer q.mu.Unlock()

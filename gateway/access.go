@@ -52,6 +52,7 @@ var needs = map[string]Role{
 	clusterv1.Cluster_Logs_FullMethodName:                   Viewer,
 	clusterv1.Cluster_ListActions_FullMethodName:            Viewer,
 	clusterv1.Cluster_ListDrifts_FullMethodName:             Viewer,
+	clusterv1.Cluster_ListVolumes_FullMethodName:            Viewer,
 
 	controlv1.AgentControl_ApplyWorkload_FullMethodName:              Operator,
 	controlv1.AgentControl_DeleteWorkload_FullMethodName:             Operator,
@@ -62,6 +63,8 @@ var needs = map[string]Role{
 	clusterv1.Cluster_CordonNode_FullMethodName:                      Operator,
 	clusterv1.Cluster_AdoptDrift_FullMethodName:                      Operator,
 	clusterv1.Cluster_DeleteDrift_FullMethodName:                     Operator,
+	clusterv1.Cluster_CollectGarbage_FullMethodName:                  Operator,
+	clusterv1.Cluster_DeleteVolume_FullMethodName:                    Admin,
 	clusterv1.Cluster_DrainNode_FullMethodName:                       Operator,
 	clusterv1.Cluster_Exec_FullMethodName:                            Operator,
 }

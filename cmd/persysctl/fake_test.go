@@ -335,6 +335,44 @@ func (f *fake) ListDrifts(_ context.Context, req *clusterv1.ListDriftsRequest) (
 	return out, nil
 }
 
+func (f *fake) ListVolumes(_ context.Context, req *clusterv1.ListVolumesRequest) (*clusterv1.ListVolumesResponse, error) {
+	out := &clusterv1.ListVolumesResponse{Problems: []*clusterv1.StorageProblem{
+		{NodeId: "node-a", Driver: "nfs", Reason: "driver nfs: the kernel of this node has no NFS client"},
+		{NodeId: "node-b", Reason: "agent of node node-b: connection refused"},
+	}}
+	if req.GetNodeId() == "node-b" {
+		return out, nil
+	}
+	out.Volumes = []*clusterv1.Volume{
+		{NodeId: "node-a", Id: "local:data", Driver: "local", SizeGb: 10, Form: "image", Phase: "Attached", RetainPolicy: "Delete", WorkloadIds: []string{"web-0", "web-1"}},
+		{NodeId: "node-a", Id: "local:kept", Driver: "local", Pool: "fast", Form: "folder", Phase: "Retained", RetainPolicy: "Retain"},
+		{NodeId: "node-a", Id: "nfs:shared", Driver: "nfs", SizeGb: 5, Form: "folder", Phase: "Released", RetainPolicy: "Delete", Owner: "api"},
+	}
+	for i, v := range out.Volumes {
+		v.CreatedAt = timestamppb.New(epoch.Add(-time.Duration(i+1) * time.Hour))
+	}
+	return out, nil
+}
+
+func (f *fake) DeleteVolume(_ context.Context, req *clusterv1.DeleteVolumeRequest) (*clusterv1.DeleteVolumeResponse, error) {
+	if req.GetId() == "local:data" {
+		return nil, status.Error(codes.FailedPrecondition, "agent of node node-a: volume local:data is used by workload web-0")
+	}
+	return &clusterv1.DeleteVolumeResponse{}, nil
+}
+
+func (f *fake) CollectGarbage(_ context.Context, req *clusterv1.CollectGarbageRequest) (*clusterv1.CollectGarbageResponse, error) {
+	if req.GetNodeId() == "node-b" {
+		return &clusterv1.CollectGarbageResponse{Skipped: []string{"container: docker: cannot connect", "records and volumes: a runtime does not answer"}}, nil
+	}
+	dry := req.GetDryRun()
+	return &clusterv1.CollectGarbageResponse{Items: []*clusterv1.Garbage{
+		{Kind: "orphan", Name: "ghost", WorkloadId: "ghost", Reason: "container 0123456789ab (running) of a workload that nobody ordered"},
+		{Kind: "image", Name: "registry.example.com/app:v1", Bytes: 300 << 20, Reason: "unused; 21000 MiB of unused images are more than the budget of 20480 MiB", Removed: !dry},
+		{Kind: "project", Name: "shop", WorkloadId: "shop", Reason: "the folder of a stack that is gone", Removed: !dry},
+	}}, nil
+}
+
 func (f *fake) AdoptDrift(_ context.Context, req *clusterv1.AdoptDriftRequest) (*clusterv1.DriftActionResponse, error) {
 	if req.GetWorkload() == nil && req.GetWorkloadId() == "ghost" {
 		return nil, status.Error(codes.InvalidArgument, "adopt drift: put: workload \"ghost\" is not known here: give its specification, persysctl drift adopt node-a ghost -f FILE")

@@ -131,7 +131,7 @@ func (c *cli) nodeCommand() *cobra.Command {
 	withID(sub)
 	list := c.nodesCommand()
 	list.Use, list.Hidden = "list", true
-	cmd.AddCommand(sub, c.fenceCommand(), c.removeNodeCommand(), list)
+	cmd.AddCommand(sub, c.fenceCommand(), c.removeNodeCommand(), c.gcCommand(), list)
 	return cmd
 }
 

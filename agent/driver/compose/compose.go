@@ -61,6 +61,8 @@ type Options struct {
 	Credentials func(ref string) (string, error)
 	// Progress is told how far a pull for a workload is, and "" at its end. It must not block. May be nil.
 	Progress func(id driver.ID, text string)
+	// Pulled is told of each image that was pulled and had not been here before. May be nil.
+	Pulled func(ref string)
 	// GitCredentials returns user and password for a Git source: by the name that the workload gives,
 	// or, for an empty name, by the repository's host; empty ones for none. May be nil.
 	GitCredentials func(name, host string) (user, password string, err error)
@@ -134,7 +136,7 @@ func New(opt Options) (*Driver, error) {
 	}
 	opt.Dir = dir
 	engine, err := moby.Open(moby.Options{
-		Host: opt.Host, Credentials: opt.Credentials, Progress: opt.Progress, CallTimeout: opt.CallTimeout, PullTimeout: opt.PullTimeout, Logger: log,
+		Host: opt.Host, Credentials: opt.Credentials, Progress: opt.Progress, Pulled: opt.Pulled, CallTimeout: opt.CallTimeout, PullTimeout: opt.PullTimeout, Logger: log,
 	})
 	if err != nil {
 		return nil, err

@@ -42,6 +42,8 @@ type Options struct {
 	Credentials func(ref string) (string, error)
 	// Progress is told how far a pull for a workload is, and "" at its end. It must not block. May be nil.
 	Progress func(id driver.ID, text string)
+	// Pulled is told of each image that was pulled and had not been here before. May be nil.
+	Pulled func(ref string)
 
 	// StopGrace is how long a container may take to stop before it is killed when it is replaced,
 	// removed or stopped by Ensure. Default 30 s.
@@ -89,7 +91,7 @@ func New(opt Options) (*Driver, error) {
 		opt.Logger = slog.Default()
 	}
 	engine, err := moby.Open(moby.Options{
-		Host: opt.Host, Credentials: opt.Credentials, Progress: opt.Progress, CallTimeout: opt.CallTimeout, PullTimeout: opt.PullTimeout,
+		Host: opt.Host, Credentials: opt.Credentials, Progress: opt.Progress, Pulled: opt.Pulled, CallTimeout: opt.CallTimeout, PullTimeout: opt.PullTimeout,
 		RefreshTimeout: opt.RefreshTimeout, Logger: opt.Logger.With("node", opt.NodeID),
 	})
 	if err != nil {

@@ -105,10 +105,19 @@ func (e *Engine) Pull(ctx context.Context, id driver.ID, img Image, limit time.D
 			return driver.Errorf(driver.ImagePullAuthFailed, "pull", "credentials for %s: %w", img.Name, err)
 		}
 	}
+	// What was here before is somebody else's too, and never ours to remove.
+	mine := false
+	if e.opt.Pulled != nil {
+		here, err := e.Have(ctx, img)
+		mine = err == nil && !here
+	}
 	pullCtx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
 	err := e.pullAndDrain(pullCtx, id, img.Name, auth)
 	if err == nil {
+		if mine {
+			e.opt.Pulled(img.Name)
+		}
 		return nil
 	}
 	if cause := pullCtx.Err(); cause != nil && !errors.Is(err, cause) {

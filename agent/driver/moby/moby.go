@@ -25,6 +25,8 @@ type Options struct {
 	// Progress is told how far a pull for a workload is, every few seconds, and "" at its end. It must
 	// not block. May be nil.
 	Progress func(id driver.ID, text string)
+	// Pulled is told of each image that was pulled and had not been here before. May be nil.
+	Pulled func(ref string)
 	// CallTimeout bounds one call to the engine. Default 60 s: a busy engine is slow to start.
 	CallTimeout time.Duration
 	// PullTimeout bounds one pull. Default 10 min.

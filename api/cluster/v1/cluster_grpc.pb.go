@@ -49,6 +49,9 @@ const (
 	Cluster_ListDrifts_FullMethodName         = "/persys.cluster.v1.Cluster/ListDrifts"
 	Cluster_AdoptDrift_FullMethodName         = "/persys.cluster.v1.Cluster/AdoptDrift"
 	Cluster_DeleteDrift_FullMethodName        = "/persys.cluster.v1.Cluster/DeleteDrift"
+	Cluster_CollectGarbage_FullMethodName     = "/persys.cluster.v1.Cluster/CollectGarbage"
+	Cluster_ListVolumes_FullMethodName        = "/persys.cluster.v1.Cluster/ListVolumes"
+	Cluster_DeleteVolume_FullMethodName       = "/persys.cluster.v1.Cluster/DeleteVolume"
 )
 
 // ClusterClient is the client API for Cluster service.
@@ -110,6 +113,12 @@ type ClusterClient interface {
 	AdoptDrift(ctx context.Context, in *AdoptDriftRequest, opts ...grpc.CallOption) (*DriftActionResponse, error)
 	// Has a node delete an orphan.
 	DeleteDrift(ctx context.Context, in *DeleteDriftRequest, opts ...grpc.CallOption) (*DriftActionResponse, error)
+	// What is no longer needed on a node, as its agent sees it; removes it unless dry_run.
+	CollectGarbage(ctx context.Context, in *CollectGarbageRequest, opts ...grpc.CallOption) (*CollectGarbageResponse, error)
+	// Managed volumes, as the nodes' agents tell them.
+	ListVolumes(ctx context.Context, in *ListVolumesRequest, opts ...grpc.CallOption) (*ListVolumesResponse, error)
+	// Deletes a volume that no workload uses.
+	DeleteVolume(ctx context.Context, in *DeleteVolumeRequest, opts ...grpc.CallOption) (*DeleteVolumeResponse, error)
 }
 
 type clusterClient struct {
@@ -435,6 +444,36 @@ func (c *clusterClient) DeleteDrift(ctx context.Context, in *DeleteDriftRequest,
 	return out, nil
 }
 
+func (c *clusterClient) CollectGarbage(ctx context.Context, in *CollectGarbageRequest, opts ...grpc.CallOption) (*CollectGarbageResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(CollectGarbageResponse)
+	err := c.cc.Invoke(ctx, Cluster_CollectGarbage_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *clusterClient) ListVolumes(ctx context.Context, in *ListVolumesRequest, opts ...grpc.CallOption) (*ListVolumesResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ListVolumesResponse)
+	err := c.cc.Invoke(ctx, Cluster_ListVolumes_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *clusterClient) DeleteVolume(ctx context.Context, in *DeleteVolumeRequest, opts ...grpc.CallOption) (*DeleteVolumeResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(DeleteVolumeResponse)
+	err := c.cc.Invoke(ctx, Cluster_DeleteVolume_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // ClusterServer is the server API for Cluster service.
 // All implementations must embed UnimplementedClusterServer
 // for forward compatibility.
@@ -494,6 +533,12 @@ type ClusterServer interface {
 	AdoptDrift(context.Context, *AdoptDriftRequest) (*DriftActionResponse, error)
 	// Has a node delete an orphan.
 	DeleteDrift(context.Context, *DeleteDriftRequest) (*DriftActionResponse, error)
+	// What is no longer needed on a node, as its agent sees it; removes it unless dry_run.
+	CollectGarbage(context.Context, *CollectGarbageRequest) (*CollectGarbageResponse, error)
+	// Managed volumes, as the nodes' agents tell them.
+	ListVolumes(context.Context, *ListVolumesRequest) (*ListVolumesResponse, error)
+	// Deletes a volume that no workload uses.
+	DeleteVolume(context.Context, *DeleteVolumeRequest) (*DeleteVolumeResponse, error)
 	mustEmbedUnimplementedClusterServer()
 }
 
@@ -584,6 +629,15 @@ func (UnimplementedClusterServer) AdoptDrift(context.Context, *AdoptDriftRequest
 }
 func (UnimplementedClusterServer) DeleteDrift(context.Context, *DeleteDriftRequest) (*DriftActionResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method DeleteDrift not implemented")
+}
+func (UnimplementedClusterServer) CollectGarbage(context.Context, *CollectGarbageRequest) (*CollectGarbageResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method CollectGarbage not implemented")
+}
+func (UnimplementedClusterServer) ListVolumes(context.Context, *ListVolumesRequest) (*ListVolumesResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method ListVolumes not implemented")
+}
+func (UnimplementedClusterServer) DeleteVolume(context.Context, *DeleteVolumeRequest) (*DeleteVolumeResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method DeleteVolume not implemented")
 }
 func (UnimplementedClusterServer) mustEmbedUnimplementedClusterServer() {}
 func (UnimplementedClusterServer) testEmbeddedByValue()                 {}
@@ -1031,6 +1085,60 @@ func _Cluster_DeleteDrift_Handler(srv interface{}, ctx context.Context, dec func
 	return interceptor(ctx, in, info, handler)
 }
 
+func _Cluster_CollectGarbage_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(CollectGarbageRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ClusterServer).CollectGarbage(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Cluster_CollectGarbage_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ClusterServer).CollectGarbage(ctx, req.(*CollectGarbageRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Cluster_ListVolumes_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ListVolumesRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ClusterServer).ListVolumes(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Cluster_ListVolumes_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ClusterServer).ListVolumes(ctx, req.(*ListVolumesRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Cluster_DeleteVolume_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(DeleteVolumeRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ClusterServer).DeleteVolume(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Cluster_DeleteVolume_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ClusterServer).DeleteVolume(ctx, req.(*DeleteVolumeRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // Cluster_ServiceDesc is the grpc.ServiceDesc for Cluster service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -1117,6 +1225,18 @@ var Cluster_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "DeleteDrift",
 			Handler:    _Cluster_DeleteDrift_Handler,
+		},
+		{
+			MethodName: "CollectGarbage",
+			Handler:    _Cluster_CollectGarbage_Handler,
+		},
+		{
+			MethodName: "ListVolumes",
+			Handler:    _Cluster_ListVolumes_Handler,
+		},
+		{
+			MethodName: "DeleteVolume",
+			Handler:    _Cluster_DeleteVolume_Handler,
 		},
 	},
 	Streams: []grpc.StreamDesc{

@@ -13,6 +13,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/persys/compute/agent"
 	"github.com/persys/compute/agent/volume"
 	"github.com/persys/compute/cmd/internal/enrol"
 	"github.com/persys/compute/pki"
@@ -81,6 +82,13 @@ type Config struct {
 	LimitConcurrent  int               `env:"PERSYS_LIMIT_CONCURRENT" flag:"limit-concurrent" yaml:"limit_concurrent" default:"1024" min:"0" max:"1000000" usage:"calls of one host that are under way, streams included; 0 = any number"`
 	LimitConnections int               `env:"PERSYS_LIMIT_CONNECTIONS" flag:"limit-connections" yaml:"limit_connections" default:"1024" min:"0" max:"1000000" usage:"connections to the agent API; 0 = any number"`
 	LimitPerHost     int               `env:"PERSYS_LIMIT_CONNECTIONS_PER_HOST" flag:"limit-connections-per-host" yaml:"limit_connections_per_host" default:"256" min:"0" max:"1000000" usage:"connections to the agent API from one address; 0 = any number"`
+
+	GC            bool          `env:"PERSYS_GC_ENABLED" flag:"gc" yaml:"gc_enabled" default:"true" usage:"remove leftovers, unused images and old volumes now and then"`
+	GCInterval    time.Duration `env:"PERSYS_GC_INTERVAL" flag:"gc-interval" yaml:"gc_interval" seconds:"true" default:"5m" min:"1s" max:"24h" usage:"time between looks for what is no longer needed"`
+	GCOrphans     bool          `env:"PERSYS_GC_ORPHANS" flag:"gc-orphans" yaml:"gc_orphans" default:"false" usage:"also remove, without being asked, instances of ours that nobody ordered"`
+	GCFailedAge   time.Duration `env:"PERSYS_GC_FAILED_AGE" flag:"gc-failed-age" yaml:"gc_failed_age" seconds:"true" default:"1h" min:"1m" max:"8760h" usage:"age at which a failed workload without instance is forgotten; only with existing schedulers, ours decide themselves"`
+	GCVolumeAge   time.Duration `env:"PERSYS_GC_VOLUME_AGE" flag:"gc-volume-age" yaml:"gc_volume_age" seconds:"true" default:"72h" min:"1s" max:"8760h" usage:"age at which a released volume is deleted that is not to be retained"`
+	GCImageBudget int           `env:"PERSYS_GC_IMAGE_BUDGET_GB" flag:"gc-image-budget" yaml:"gc_image_budget_gb" min:"0" max:"1048576" default:"20" usage:"GB of unused images that this agent pulled and that may stay; 0 = any number"`
 
 	Reconcile         bool          `env:"PERSYS_RECONCILE_ENABLED" flag:"reconcile" yaml:"reconcile_enabled" default:"true" usage:"look at everything now and then"`
 	ReconcileInterval time.Duration `env:"PERSYS_RECONCILE_INTERVAL" flag:"reconcile-interval" yaml:"reconcile_interval" seconds:"true" default:"30s" min:"1s" max:"24h" usage:"time between looks"`
@@ -208,6 +216,15 @@ func (c *Config) complete() error {
 		return fmt.Errorf("PERSYS_JOIN and PERSYS_TLS_CERT=%s are both set: set one of them", c.TLSCert)
 	}
 	return nil
+}
+
+// gc is how the agent cleans up after itself.
+func (c *Config) gc() agent.GC {
+	out := agent.GC{Orphans: c.GCOrphans, FailedAfter: c.GCFailedAge, VolumesAfter: c.GCVolumeAge, ImageBudget: int64(c.GCImageBudget) << 30}
+	if c.GC {
+		out.Every = c.GCInterval
+	}
+	return out
 }
 
 // storage of managed volumes.

@@ -84,6 +84,7 @@ type machine struct {
 	api  agentv1.AgentServiceServer
 	stop func()
 	log  *strings.Builder
+	gc   agent.GC
 	mu   sync.Mutex
 }
 
@@ -96,7 +97,7 @@ func newMachine(t *testing.T, change ...func(*Config)) *machine {
 		}
 		t.Skipf("SKIPPED, NOTHING TESTED: a Docker engine is needed: %v", err)
 	}
-	m := &machine{T: t, engine: e, node: "n" + e.run, log: &strings.Builder{}}
+	m := &machine{T: t, engine: e, node: "n" + e.run, log: &strings.Builder{}, gc: agent.GC{Settled: time.Millisecond}}
 	m.cfg = Config{Standalone: true, Insecure: true, StatePath: filepath.Join(t.TempDir(), "state.db"), Docker: true, Compose: true, Reconcile: true, ReconcileInterval: time.Second, DockerConf: "none"}
 	for _, fn := range change {
 		fn(&m.cfg)
@@ -153,7 +154,7 @@ func (m *machine) start() {
 	log := slog.New(slog.NewJSONHandler(io.Writer(m), &slog.HandlerOptions{Level: slog.LevelDebug}))
 	a, err := agent.New(agent.Config{
 		NodeID: m.node, StatePath: m.cfg.StatePath, Storage: m.cfg.storage(), Logger: log, ReconcileInterval: m.cfg.ReconcileInterval,
-		StopGrace: time.Second, RetryBase: 100 * time.Millisecond,
+		GC: m.gc, StopGrace: time.Second, RetryBase: 100 * time.Millisecond,
 	}, drivers(&m.cfg, false, log))
 	if err != nil {
 		m.Fatal(err)

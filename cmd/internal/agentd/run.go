@@ -117,6 +117,7 @@ func Run(ctx context.Context, cfg Config, version string, log *slog.Logger) erro
 		Storage:           cfg.storage(),
 		NoSessions:        !cfg.Exec,
 		SessionIdle:       cfg.ExecIdle,
+		GC:                cfg.gc(),
 		Metrics:           reg,
 		Logger:            log,
 		// Schedulers ping idle connections; see rpc.
@@ -313,7 +314,7 @@ func engineDrivers(cfg *Config, log *slog.Logger) agent.Factory {
 		}
 		d, err := docker.New(docker.Options{
 			Host: cfg.DockerHost, ClusterID: b.ClusterID, NodeID: b.NodeID, Owns: b.Owns, Content: b.Content,
-			Credentials: creds.Registry, Progress: b.Progress, Logger: log,
+			Credentials: creds.Registry, Progress: b.Progress, Pulled: b.Pulled, Logger: log,
 		})
 		if err != nil {
 			return nil, fmt.Errorf("DOCKER_HOST %q: %w", cfg.DockerHost, err)
@@ -323,7 +324,7 @@ func engineDrivers(cfg *Config, log *slog.Logger) agent.Factory {
 		}
 		stacks, err := compose.New(compose.Options{
 			Host: cfg.DockerHost, Dir: cfg.ComposeDir, ClusterID: b.ClusterID, NodeID: b.NodeID, Owns: b.Owns,
-			Credentials: creds.Registry, GitCredentials: creds.Git, Progress: b.Progress,
+			Credentials: creds.Registry, GitCredentials: creds.Git, Progress: b.Progress, Pulled: b.Pulled,
 			Binary: strings.Fields(cfg.ComposeBin), Logger: log,
 		})
 		if err != nil {

@@ -1,0 +1,135 @@
+package compose
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+
+	cerrdefs "github.com/containerd/errdefs"
+	"github.com/docker/compose/v5/pkg/api"
+	"github.com/moby/moby/client"
+
+	"github.com/persys/compute/agent/driver"
+	"github.com/persys/compute/agent/driver/moby"
+)
+
+var _ driver.Collector = (*Driver)(nil)
+
+// Garbage is driver.Collector's: stacks that nobody ordered, and of those that are gone the folders and
+// networks. Volumes hold data, so those of a stack go only with it.
+func (d *Driver) Garbage(ctx context.Context, q driver.GarbageQuery) ([]driver.Garbage, error) {
+	all, err := d.containers(ctx)
+	if err != nil {
+		return nil, err
+	}
+	live, orphans := map[string]bool{}, map[driver.ID]int{}
+	for _, m := range all {
+		live[m.project] = true
+		if id, ownership := d.of(m.Labels); ownership == driver.Ours && !q.Wanted(id) && !q.Busy(id) {
+			orphans[id]++
+		}
+	}
+	var out []driver.Garbage
+	for id, n := range orphans {
+		out = append(out, driver.Garbage{Kind: driver.Orphan, Name: string(id), Workload: id,
+			Reason: fmt.Sprintf("a stack of %d containers that nobody ordered", n)})
+	}
+	entries, err := os.ReadDir(d.opt.Dir)
+	if err != nil && !errors.Is(err, os.ErrNotExist) {
+		return nil, &driver.Error{Class: driver.ClassOf(err), Op: "collect", Err: err}
+	}
+	for _, e := range entries {
+		if rec := d.idle(e.Name(), q.Wanted); rec != nil && !live[e.Name()] && !q.Busy(rec.Workload) {
+			out = append(out, driver.Garbage{Kind: driver.Project, Name: e.Name(), Workload: rec.Workload, Reason: "the folder of a stack that is gone"})
+		}
+	}
+	networks, err := d.networks(ctx)
+	if err != nil {
+		return nil, err
+	}
+	for _, n := range networks {
+		if id, _ := d.of(n.labels); !q.Wanted(id) && !q.Busy(id) && !live[n.labels[api.ProjectLabel]] {
+			out = append(out, driver.Garbage{Kind: driver.Network, Name: n.name, Workload: id, Reason: "the network of a stack that is gone"})
+		}
+	}
+	slices.SortFunc(out, func(a, b driver.Garbage) int {
+		if c := strings.Compare(string(a.Kind), string(b.Kind)); c != 0 {
+			return c
+		}
+		return strings.Compare(a.Name, b.Name)
+	})
+	return out, nil
+}
+
+// idle is the record of a project's folder if it is ours and its workload is not wanted. A folder
+// without a record of ours is nobody's to remove.
+func (d *Driver) idle(project string, wanted func(driver.ID) bool) *record {
+	rec, err := d.recordOf(project)
+	if err != nil || rec == nil || rec.ClusterID != d.identity.ClusterID || rec.NodeID != d.identity.NodeID || wanted != nil && wanted(rec.Workload) {
+		return nil
+	}
+	return rec
+}
+
+type network struct {
+	id, name string
+	labels   map[string]string
+}
+
+// networks that carry our labels.
+func (d *Driver) networks(ctx context.Context) ([]network, error) {
+	ctx, cancel := d.eng.Call(ctx)
+	defer cancel()
+	res, err := d.eng.Client.NetworkList(ctx, client.NetworkListOptions{Filters: make(client.Filters).Add("label", driver.LabelKind+"="+string(driver.Compose))})
+	if err != nil {
+		return nil, moby.Classify("list", err)
+	}
+	var out []network
+	for _, n := range res.Items {
+		if _, ownership := d.of(n.Labels); ownership == driver.Ours {
+			out = append(out, network{n.ID, n.Name, n.Labels})
+		}
+	}
+	return out, nil
+}
+
+// Collect is driver.Collector's.
+func (d *Driver) Collect(ctx context.Context, g driver.Garbage) error {
+	switch g.Kind {
+	case driver.Orphan:
+		return d.Remove(ctx, g.Workload)
+	case driver.Project:
+		all, err := d.containers(ctx, api.ProjectLabel+"="+g.Name)
+		if err != nil {
+			return err
+		}
+		if rec := d.idle(g.Name, nil); rec == nil || rec.Workload != g.Workload || len(all) > 0 {
+			return nil // not garbage any more
+		}
+		if err := d.erase(g.Name); err != nil {
+			return &driver.Error{Class: driver.ClassOf(err), Op: "collect", Err: err}
+		}
+		return nil
+	case driver.Network:
+		all, err := d.networks(ctx)
+		if err != nil {
+			return err
+		}
+		for _, n := range all {
+			if n.name != g.Name {
+				continue
+			}
+			callCtx, cancel := d.eng.Call(ctx)
+			_, err := d.eng.Client.NetworkRemove(callCtx, n.id, client.NetworkRemoveOptions{})
+			cancel()
+			if err != nil && !cerrdefs.IsNotFound(err) {
+				return moby.Classify("collect", err) // somebody's container is in it
+			}
+		}
+		return nil
+	}
+	return driver.Errorf(driver.InvalidConfiguration, "collect", "the Compose runtime makes no %s", g.Kind)
+}

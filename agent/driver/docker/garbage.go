@@ -1,0 +1,133 @@
+package docker
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	cerrdefs "github.com/containerd/errdefs"
+	"github.com/moby/moby/client"
+
+	"github.com/persys/compute/agent/driver"
+	"github.com/persys/compute/agent/driver/moby"
+)
+
+var _ driver.Collector = (*Driver)(nil)
+
+// Garbage is driver.Collector's.
+func (d *Driver) Garbage(ctx context.Context, q driver.GarbageQuery) ([]driver.Garbage, error) {
+	callCtx, cancel := d.eng.Call(ctx)
+	res, err := d.eng.Client.ContainerList(callCtx, client.ContainerListOptions{All: true, Size: true})
+	cancel()
+	if err != nil {
+		return nil, moby.Classify("list", err)
+	}
+	kept := map[string]bool{}
+	for _, in := range d.choose(res.Items) {
+		kept[in.ID] = true
+	}
+	var out []driver.Garbage
+	used := map[string]bool{}
+	for _, item := range res.Items {
+		used[item.ImageID] = true
+		// Claimed ones carry no node label, so nothing proves that they are ours.
+		if d.of(item.Labels) != driver.Ours {
+			continue
+		}
+		id := driver.ID(item.Labels[driver.LabelWorkload])
+		if q.Busy(id) || time.Since(time.Unix(item.Created, 0)) < q.Settled {
+			continue
+		}
+		g := driver.Garbage{Name: nameOf(item), Workload: id, Bytes: item.SizeRw}
+		switch {
+		case !q.Wanted(id):
+			g.Kind, g.Reason = driver.Orphan, fmt.Sprintf("container %s (%s) of a workload that nobody ordered", moby.Short(item.ID), item.State)
+		case !kept[item.ID]:
+			g.Kind, g.Reason = driver.Leftover, fmt.Sprintf("container %s (%s), left by a replacement that was cut short", moby.Short(item.ID), item.State)
+		default:
+			continue
+		}
+		out = append(out, g)
+	}
+	images, err := d.images(ctx, q, used)
+	if err != nil {
+		return nil, err
+	}
+	slices.SortFunc(out, func(a, b driver.Garbage) int { return strings.Compare(a.Name, b.Name) })
+	return append(out, images...), nil
+}
+
+// images are the unused ones that this agent pulled, oldest first, until the rest is within the budget.
+func (d *Driver) images(ctx context.Context, q driver.GarbageQuery, used map[string]bool) ([]driver.Garbage, error) {
+	if q.ImageBudget < 0 {
+		return nil, nil
+	}
+	var idle []driver.Garbage
+	var total int64
+	counted := map[string]bool{}
+	for _, p := range q.Pulled {
+		callCtx, cancel := d.eng.Call(ctx)
+		res, err := d.eng.Client.ImageInspect(callCtx, p.Ref)
+		cancel()
+		if cerrdefs.IsNotFound(err) {
+			idle = append(idle, driver.Garbage{Kind: driver.Record, Name: "image " + p.Ref, Reason: "the image is not on the engine any more"})
+			continue
+		}
+		if err != nil {
+			return nil, moby.Classify("image", err)
+		}
+		if used[res.ID] || time.Since(p.At) < q.Settled {
+			continue
+		}
+		size := res.Size
+		if counted[res.ID] {
+			size = 0
+		}
+		counted[res.ID] = true
+		total += size
+		idle = append(idle, driver.Garbage{Kind: driver.ImageFile, Name: p.Ref, Bytes: size})
+	}
+	var out []driver.Garbage
+	for _, g := range idle {
+		if g.Kind == driver.ImageFile {
+			if total <= q.ImageBudget {
+				continue
+			}
+			g.Reason = fmt.Sprintf("unused; %d MiB of unused images are more than the budget of %d MiB", total>>20, q.ImageBudget>>20)
+			total -= g.Bytes
+		}
+		out = append(out, g)
+	}
+	return out, nil
+}
+
+// Collect is driver.Collector's.
+func (d *Driver) Collect(ctx context.Context, g driver.Garbage) error {
+	switch g.Kind {
+	case driver.Orphan, driver.Leftover:
+		have, err := d.find(ctx, g.Workload)
+		if err != nil {
+			return err
+		}
+		for _, in := range have.ours {
+			if in.name == g.Name && d.of(in.Labels) == driver.Ours {
+				return d.discard(ctx, in)
+			}
+		}
+		return nil
+	case driver.ImageFile:
+		callCtx, cancel := d.eng.Call(ctx)
+		defer cancel()
+		// Without force: an image that a container took meanwhile stays.
+		_, err := d.eng.Client.ImageRemove(callCtx, g.Name, client.ImageRemoveOptions{PruneChildren: true})
+		if cerrdefs.IsNotFound(err) {
+			return nil
+		}
+		return moby.Classify("image", err)
+	case driver.Record:
+		return nil
+	}
+	return driver.Errorf(driver.InvalidConfiguration, "collect", "the container runtime makes no %s", g.Kind)
+}

@@ -1,0 +1,201 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	bolt "go.etcd.io/bbolt"
+
+	agentv1 "github.com/persys/compute/api/agent/v1"
+	controlv1 "github.com/persys/compute/api/control/v1"
+
+	"github.com/persys/compute/agent/driver"
+)
+
+// collector is a driver with garbage, on the simulated engine.
+type collector struct {
+	driver.Driver
+	mu      sync.Mutex
+	items   []driver.Garbage
+	down    error
+	removed []string
+}
+
+func (c *collector) Probe(ctx context.Context) (driver.Capacity, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.down != nil {
+		return driver.Capacity{Reason: c.down.Error()}, c.down
+	}
+	return c.Driver.Probe(ctx)
+}
+
+func (c *collector) Garbage(context.Context, driver.GarbageQuery) ([]driver.Garbage, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return slices.Clone(c.items), nil
+}
+
+func (c *collector) Collect(_ context.Context, g driver.Garbage) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.removed = append(c.removed, g.Name)
+	c.items = slices.DeleteFunc(c.items, func(o driver.Garbage) bool { return o == g })
+	return nil
+}
+
+func (c *collector) gone() []string {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return slices.Clone(c.removed)
+}
+
+// collecting makes a rig whose driver has garbage.
+func collecting(t *testing.T, items []driver.Garbage, change ...func(*Config)) (*rig, *collector) {
+	t.Helper()
+	r := newRig(t, change...)
+	c := &collector{items: items}
+	factory := func(b Binding) ([]driver.Driver, error) {
+		list, err := r.factory(b)
+		c.Driver = list[0]
+		return []driver.Driver{c}, err
+	}
+	r.make = factory
+	return r.start(), c
+}
+
+func (r *rig) gc(dry, orphans bool) *agentv1.CollectGarbageResponse {
+	r.t.Helper()
+	out, err := r.api.CollectGarbage(context.Background(), &agentv1.CollectGarbageRequest{DryRun: dry, Orphans: orphans, By: "persys://c1/user/ada"})
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	return out
+}
+
+func TestGarbage(t *testing.T) {
+	items := []driver.Garbage{
+		{Kind: driver.Orphan, Name: "ghost", Workload: "ghost", Reason: "nobody ordered it"},
+		{Kind: driver.Leftover, Name: "web--old", Workload: "web", Reason: "left by a replacement"},
+	}
+	r, c := collecting(t, items)
+	if out := r.gc(true, true); len(out.Items) != 2 || len(c.gone()) != 0 || out.Items[0].Removed {
+		t.Fatalf("a dry run: %v, removed %v", out, c.gone())
+	}
+	out := r.gc(false, false)
+	if got := c.gone(); !slices.Equal(got, []string{"web--old"}) || out.Items[0].Removed || !out.Items[1].Removed {
+		t.Fatalf("removed %v: an orphan is a person's to decide about", got)
+	}
+	r.gc(false, true)
+	if got := c.gone(); !slices.Equal(got, []string{"web--old", "ghost"}) {
+		t.Errorf("removed %v", got)
+	}
+	acts, err := r.api.ListActions(context.Background(), &agentv1.ListActionsRequest{ActionType: actionGC})
+	if err != nil || len(acts.Actions) != 2 || !strings.Contains(acts.Actions[0].Error, "leftover web--old: left by a replacement; asked for by persys://c1/user/ada") ||
+		acts.Actions[0].Status != taskCompleted || acts.Actions[0].EndedAt == 0 {
+		t.Errorf("history %v %v", acts, err)
+	}
+}
+
+func TestGarbageIsCollectedByItself(t *testing.T) {
+	r, c := collecting(t, []driver.Garbage{{Kind: driver.Leftover, Name: "old"}, {Kind: driver.Orphan, Name: "ghost"}}, func(cfg *Config) {
+		cfg.GC.Every, cfg.ReconcileInterval = 10*time.Millisecond, 20*time.Millisecond
+	})
+	r.until(func() bool { return len(c.gone()) > 0 }, func() string { return "nothing was collected" })
+	if got := c.gone(); !slices.Equal(got, []string{"old"}) {
+		t.Errorf("removed %v", got)
+	}
+}
+
+// Nothing goes while a runtime does not answer: what it has cannot be told (contract/gaps.md, 58).
+func TestNoGarbageWhileARuntimeIsDown(t *testing.T) {
+	r, c := collecting(t, []driver.Garbage{{Kind: driver.Leftover, Name: "old"}}, func(cfg *Config) { cfg.GC.VolumesAfter = time.Nanosecond })
+	r.apply("web", "img:1", managed(&agentv1.ManagedVolumeSpec{Name: "data", MountPath: "/data"}))
+	r.reaches("web", running)
+	r.delete("web", func(d *agentv1.DeleteWorkloadRequest) { d.KeepVolumes = true })
+	r.gone("web")
+	c.mu.Lock()
+	c.down = errors.New("cannot connect")
+	c.mu.Unlock()
+	out := r.gc(false, true)
+	if len(out.Items) != 0 || len(out.Skipped) != 2 || !strings.Contains(out.Skipped[0], "cannot connect") || len(c.gone()) != 0 {
+		t.Fatalf("%v, removed %v", out, c.gone())
+	}
+	c.mu.Lock()
+	c.down = nil
+	c.mu.Unlock()
+	data := filepath.Join(filepath.Dir(r.cfg.StatePath), "volumes", "local", "data")
+	if _, err := os.Stat(data); err != nil {
+		t.Fatal(err)
+	}
+	if out := r.gc(false, false); len(out.Items) != 2 || out.Items[1].Name != "local:data" || !out.Items[1].Removed || exists(data) {
+		t.Errorf("a volume released long ago: %v", out)
+	}
+}
+
+// An order that failed for good is forgotten under schedulers that leave that to agents, as existing ones
+// do; ours decide themselves.
+func TestFailedRecords(t *testing.T) {
+	for _, c := range []struct {
+		name  string
+		epoch bool
+		want  int
+	}{{"under existing schedulers it is forgotten", false, 1}, {"under ours it stays", true, 0}} {
+		t.Run(c.name, func(t *testing.T) {
+			s, o := leader(), []option{by(1), at(1)}
+			if !c.epoch {
+				s, o = &schedulers{
+					onRegister: func(*controlv1.RegisterNodeRequest) (*controlv1.RegisterNodeResponse, error) {
+						return &controlv1.RegisterNodeResponse{Accepted: true, HeartbeatIntervalSeconds: 3}, nil
+					},
+					onBeat: func(*controlv1.HeartbeatRequest) (*controlv1.HeartbeatResponse, error) {
+						return &controlv1.HeartbeatResponse{Acknowledged: true}, nil
+					},
+				}, nil
+			}
+			r, _ := collecting(t, nil, under(s), func(cfg *Config) { cfg.GC.FailedAfter = time.Nanosecond })
+			r.hooks.set(func(h *hooks) {
+				h.ensure = func(driver.Spec) error { return driver.Errorf(driver.InvalidImage, "pull", "no such image") }
+			})
+			r.apply("bad", "img:1", o...)
+			r.reaches("bad", failing)
+			if out := r.found(); len(out) != c.want {
+				t.Errorf("found %v", out)
+			}
+		})
+	}
+}
+
+// found is the look alone, past the fence.
+func (r *rig) found() []finding { return r.a.lookForGarbage(context.Background()).items }
+
+// Actions of garbage collection survive a restart: the schedulers read them when they can.
+func TestRemovalIsDurable(t *testing.T) {
+	r, _ := collecting(t, []driver.Garbage{{Kind: driver.Leftover, Name: "old"}})
+	r.gc(false, false)
+	r.halt()
+	db, err := bolt.Open(r.cfg.StatePath, 0o600, &bolt.Options{ReadOnly: true, Timeout: time.Second})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer db.Close()
+	n := 0
+	_ = db.View(func(tx *bolt.Tx) error {
+		return tx.Bucket([]byte(bucketTasks)).ForEach(func(k, _ []byte) error {
+			if strings.HasPrefix(string(k), "gc-leftover-old-") {
+				n++
+			}
+			return nil
+		})
+	})
+	if n != 1 {
+		t.Errorf("%d records", n)
+	}
+}

@@ -1,0 +1,166 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	clusterv1 "github.com/persys/compute/api/cluster/v1"
+	"github.com/persys/compute/cmd/persysctl/screen"
+)
+
+func (c *cli) volumeCommand() *cobra.Command {
+	cmd := &cobra.Command{
+		Use: "volume", Short: "Show the managed volumes of the nodes, and delete what is retained", Aliases: []string{"volumes"},
+		Args: args(0, 0),
+		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
+	}
+	cmd.AddCommand(c.volumeListCommand(), c.volumeDeleteCommand())
+	return cmd
+}
+
+func (c *cli) volumeListCommand() *cobra.Command {
+	req := &clusterv1.ListVolumesRequest{}
+	cmd := &cobra.Command{
+		Use: "list", Short: "List managed volumes, by node", Aliases: []string{"ls"},
+		Example: "  persysctl volume list\n  persysctl volume list --node node-a -o wide",
+		Args:    args(0, 0),
+		RunE: c.online(func(ctx context.Context, _ []string) error {
+			r, err := read(ctx, c, c.cluster.ListVolumes, req)
+			if err != nil {
+				return err
+			}
+			return c.emit(r, func() { c.showVolumes(r) })
+		}),
+	}
+	cmd.Flags().StringVar(&req.NodeId, "node", "", "only of this node")
+	return cmd
+}
+
+func (c *cli) showVolumes(r *clusterv1.ListVolumesResponse) {
+	if len(r.GetVolumes()) == 0 {
+		writeLines(c.out, []string{"No managed volumes."})
+	} else {
+		t := screen.NewTable(screen.Column{Title: "NODE", Gives: 2, Least: 8, Keeps: screen.Middle}, screen.Column{Title: "VOLUME", Gives: 1, Least: 12, Keeps: screen.Middle},
+			screen.Column{Title: "SIZE", Right: true}, screen.Column{Title: "PHASE"}, screen.Column{Title: "RETAIN"}, screen.Column{Title: "USED BY", Gives: 3, Least: 10},
+			screen.Column{Title: "AGE", Right: true}, screen.Column{Title: "POOL", Wide: true}, screen.Column{Title: "FORM", Wide: true}, screen.Column{Title: "ERROR", Wide: true})
+		for _, v := range r.GetVolumes() {
+			size, used := screen.None, strings.Join(v.GetWorkloadIds(), ",")
+			if v.GetSizeGb() > 0 {
+				size = gib(v.GetSizeGb())
+			}
+			if used == "" && v.GetOwner() != "" {
+				used = "(was " + v.GetOwner() + ")"
+			}
+			t.Add(screen.Text(v.GetNodeId()), screen.Text(v.GetId()), screen.Text(size), screen.State(v.GetPhase()), screen.Text(v.GetRetainPolicy()),
+				screen.Text(orText(used, screen.None)), screen.Text(c.age(v.GetCreatedAt())), screen.Text(orText(v.GetPool(), screen.None)),
+				screen.Text(v.GetForm()), screen.Text(orText(v.GetLastError(), screen.None)))
+		}
+		c.print(t)
+	}
+	var lines []string
+	for _, p := range r.GetProblems() {
+		if p.GetDriver() != "" && c.output != outWide {
+			continue // most nodes offer local volumes only
+		}
+		lines = append(lines, fmt.Sprintf("%s: %s", p.GetNodeId(), p.GetReason()))
+	}
+	if len(lines) > 0 {
+		writeLines(c.out, append([]string{""}, lines...))
+	}
+}
+
+func (c *cli) volumeDeleteCommand() *cobra.Command {
+	var yes bool
+	cmd := &cobra.Command{
+		Use: "delete NODE VOLUME", Short: "Delete a volume that no workload uses, and what is in it", Aliases: []string{"rm"},
+		Long: `Delete a volume that no workload of the node uses, whatever its retain policy.
+VOLUME is <driver>:<name>, as persysctl volume list shows it.`,
+		Example: "  persysctl volume delete node-a local:data",
+		Args:    args(2, 2, "NODE", "VOLUME"), ValidArgsFunction: c.completeNode,
+		RunE: c.online(func(ctx context.Context, args []string) error {
+			if !yes {
+				if err := c.confirm(fmt.Sprintf("Delete volume %s on %s, with all that is in it?", args[1], args[0])); err != nil {
+					return err
+				}
+			}
+			r, err := change(ctx, c, c.cluster.DeleteVolume, &clusterv1.DeleteVolumeRequest{NodeId: args[0], Id: args[1]})
+			if err != nil {
+				return err
+			}
+			c.done(args[1], "deleted on "+args[0], r)
+			return nil
+		}),
+	}
+	cmd.Flags().BoolVarP(&yes, "yes", "y", false, "do not ask")
+	return cmd
+}
+
+func (c *cli) gcCommand() *cobra.Command {
+	req := &clusterv1.CollectGarbageRequest{}
+	cmd := &cobra.Command{
+		Use: "gc NODE", Short: "Remove what a node no longer needs",
+		Long: `Remove what a node no longer needs: leftovers of replacements that were cut short,
+folders and networks of stacks that are gone, cloud-init images of machines that are
+gone, unused images past the budget, and volumes that were released long ago. Nothing
+without our label is touched, and nothing of a runtime that does not answer. Agents do
+the same by themselves every few minutes.
+
+Orphans, which run without an order, are shown and left alone unless --orphans is
+given: one may be the last copy of something.`,
+		Example: "  persysctl node gc node-a --dry-run\n  persysctl node gc node-a",
+		Args:    args(1, 1, "NODE"), ValidArgsFunction: c.completeNode,
+		RunE: c.online(func(ctx context.Context, args []string) error {
+			req.NodeId = args[0]
+			r, err := change(ctx, c, c.cluster.CollectGarbage, req)
+			if err != nil {
+				return err
+			}
+			return c.emit(r, func() { c.showGarbage(args[0], req, r) })
+		}),
+	}
+	f := cmd.Flags()
+	f.BoolVar(&req.DryRun, "dry-run", false, "show what would be removed, and remove nothing")
+	f.BoolVar(&req.Orphans, "orphans", false, "also remove instances that nobody ordered")
+	return cmd
+}
+
+func (c *cli) showGarbage(node string, req *clusterv1.CollectGarbageRequest, r *clusterv1.CollectGarbageResponse) {
+	left := 0
+	if len(r.GetItems()) == 0 {
+		writeLines(c.out, []string{"Found nothing to remove on " + node + "."})
+	} else {
+		t := screen.NewTable(screen.Column{Title: "KIND"}, screen.Column{Title: "NAME", Gives: 2, Least: 12, Keeps: screen.Middle}, screen.Column{Title: "SIZE", Right: true},
+			screen.Column{Title: "RESULT"}, screen.Column{Title: "REASON", Gives: 1, Least: 20})
+		for _, g := range r.GetItems() {
+			result, reason, size := screen.Text("kept"), g.GetReason(), screen.None
+			switch {
+			case g.GetError() != "":
+				result, reason = screen.Styled("failed", screen.Bad), g.GetError()
+			case g.GetRemoved():
+				result = screen.Styled("removed", screen.Good)
+			case g.GetKind() == "orphan" && !req.GetOrphans():
+				left++
+			case req.GetDryRun():
+				result = screen.Text("would go")
+			}
+			if g.GetBytes() > 0 {
+				size = mib(g.GetBytes() >> 20)
+			}
+			t.Add(screen.Text(g.GetKind()), screen.Text(g.GetName()), screen.Text(size), result, screen.Text(reason))
+		}
+		c.print(t)
+	}
+	var lines []string
+	for _, s := range r.GetSkipped() {
+		lines = append(lines, "not looked at: "+s)
+	}
+	if left > 0 {
+		lines = append(lines, plural(left, "orphan")+" left alone: persysctl drift adopt|delete NODE WORKLOAD, or --orphans")
+	}
+	if len(lines) > 0 {
+		writeLines(c.out, append([]string{""}, lines...))
+	}
+}

@@ -1,0 +1,178 @@
+package rpc
+
+import (
+	"cmp"
+	"context"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	agentv1 "github.com/persys/compute/api/agent/v1"
+	clusterv1 "github.com/persys/compute/api/cluster/v1"
+	"github.com/persys/compute/fsm"
+)
+
+// Bounds of the calls that ask agents. A look for garbage asks every runtime, a removal takes the grace
+// of what is stopped.
+const (
+	volumesDeadline = 5 * time.Second
+	garbageDeadline = 5 * time.Minute
+	volumesAtOnce   = 16
+)
+
+// asked is a node that a call is about, with the epoch that its agent is told.
+func (s *Server) asked(id string) (*fsm.Node, *agentv1.Epoch, error) {
+	if strings.TrimSpace(id) == "" {
+		return nil, nil, errBlankNode
+	}
+	view := s.store.View()
+	n, ok := view.Node(id)
+	if !ok {
+		return nil, nil, errorf(KindNotFound, "node %q not found; `persysctl nodes` lists them", id)
+	}
+	e := s.epoch(view.Info().Epoch())
+	return n, &agentv1.Epoch{ClusterId: e.GetClusterId(), Shard: e.GetShard(), Incarnation: e.GetIncarnation(), Term: e.GetTerm()}, nil
+}
+
+// tooOld says that a node's agent does not know a call.
+func tooOld(n *fsm.Node, err error, what string) error {
+	if status.Code(err) == codes.Unimplemented {
+		return errorf(KindPrecondition, "the agent of node %s (version %s) cannot %s", n.ID, n.Facts.AgentVersion, what)
+	}
+	return agentError(n.ID, err)
+}
+
+// CollectGarbage implements cluster.v1.
+func (s *Server) CollectGarbage(ctx context.Context, req *clusterv1.CollectGarbageRequest) (*clusterv1.CollectGarbageResponse, error) {
+	if why := s.frozen(); why != "" && !req.GetDryRun() {
+		return nil, errorf(KindPrecondition, "%s", why)
+	}
+	n, epoch, err := s.asked(req.GetNodeId())
+	if err != nil {
+		return nil, err
+	}
+	c, err := s.agents.conn(n)
+	if err != nil {
+		return nil, err
+	}
+	ctx, cancel := context.WithTimeout(ctx, garbageDeadline)
+	defer cancel()
+	resp, err := c.CollectGarbage(ctx, &agentv1.CollectGarbageRequest{
+		Epoch: epoch, NodeId: n.ID, DryRun: req.GetDryRun(), Orphans: req.GetOrphans(), By: callOf(ctx).identity(),
+	})
+	if err != nil {
+		return nil, tooOld(n, err, "look for garbage")
+	}
+	out := &clusterv1.CollectGarbageResponse{Skipped: resp.GetSkipped()}
+	for _, g := range resp.GetItems() {
+		out.Items = append(out.Items, &clusterv1.Garbage{
+			Kind: g.GetKind(), Name: g.GetName(), WorkloadId: g.GetWorkloadId(), Reason: g.GetReason(), Bytes: g.GetBytes(),
+			Removed: g.GetRemoved(), Error: g.GetError(),
+		})
+	}
+	return out, nil
+}
+
+// ListVolumes implements cluster.v1. A node that does not answer is a problem of its own, not of the
+// call, unless it was the only one asked for.
+func (s *Server) ListVolumes(ctx context.Context, req *clusterv1.ListVolumesRequest) (*clusterv1.ListVolumesResponse, error) {
+	var nodes []*fsm.Node
+	if id := req.GetNodeId(); id != "" {
+		n, _, err := s.asked(id)
+		if err != nil {
+			return nil, err
+		}
+		nodes = append(nodes, n)
+	} else {
+		s.store.View().Nodes("", func(n *fsm.Node) bool {
+			nodes = append(nodes, n)
+			return true
+		})
+	}
+	out := &clusterv1.ListVolumesResponse{}
+	var mu sync.Mutex
+	var group errgroup.Group
+	group.SetLimit(volumesAtOnce)
+	for _, n := range nodes {
+		group.Go(func() error {
+			volumes, problems, err := s.volumesOf(ctx, n)
+			if err != nil && req.GetNodeId() != "" {
+				return err
+			}
+			if err != nil {
+				problems = []*clusterv1.StorageProblem{{NodeId: n.ID, Reason: err.Error()}}
+			}
+			mu.Lock()
+			defer mu.Unlock()
+			out.Volumes = append(out.Volumes, volumes...)
+			out.Problems = append(out.Problems, problems...)
+			return nil
+		})
+	}
+	if err := group.Wait(); err != nil {
+		return nil, err
+	}
+	slices.SortFunc(out.Volumes, func(a, b *clusterv1.Volume) int {
+		return cmp.Or(strings.Compare(a.GetNodeId(), b.GetNodeId()), strings.Compare(a.GetId(), b.GetId()))
+	})
+	slices.SortFunc(out.Problems, func(a, b *clusterv1.StorageProblem) int {
+		return cmp.Or(strings.Compare(a.GetNodeId(), b.GetNodeId()), strings.Compare(a.GetDriver(), b.GetDriver()))
+	})
+	return out, nil
+}
+
+func (s *Server) volumesOf(ctx context.Context, n *fsm.Node) ([]*clusterv1.Volume, []*clusterv1.StorageProblem, error) {
+	c, err := s.agents.conn(n)
+	if err != nil {
+		return nil, nil, err
+	}
+	ctx, cancel := context.WithTimeout(ctx, volumesDeadline)
+	defer cancel()
+	// A read: without epoch, as those of other replicas than the leader are.
+	resp, err := c.ListVolumes(ctx, &agentv1.ListVolumesRequest{})
+	if err != nil {
+		return nil, nil, tooOld(n, err, "list volumes")
+	}
+	var out []*clusterv1.Volume
+	for _, v := range resp.GetVolumes() {
+		out = append(out, &clusterv1.Volume{
+			NodeId: n.ID, Id: v.GetId(), Driver: v.GetDriver(), SizeGb: v.GetSizeGb(), Pool: v.GetPool(), Form: v.GetForm(), Phase: v.GetPhase(),
+			RetainPolicy: v.GetRetainPolicy(), LastError: v.GetLastError(), WorkloadIds: v.GetWorkloadIds(), Owner: v.GetOwner(),
+			CreatedAt: unix(v.GetCreatedAt()), ReleasedAt: unix(v.GetReleasedAt()),
+		})
+	}
+	var problems []*clusterv1.StorageProblem
+	for driver, why := range resp.GetMissingDrivers() {
+		problems = append(problems, &clusterv1.StorageProblem{NodeId: n.ID, Driver: driver, Reason: why})
+	}
+	return out, problems, nil
+}
+
+// DeleteVolume implements cluster.v1.
+func (s *Server) DeleteVolume(ctx context.Context, req *clusterv1.DeleteVolumeRequest) (*clusterv1.DeleteVolumeResponse, error) {
+	if why := s.frozen(); why != "" {
+		return nil, errorf(KindPrecondition, "%s", why)
+	}
+	if strings.TrimSpace(req.GetId()) == "" {
+		return nil, errorf(KindInvalid, "id must not be blank; `persysctl volume list` shows them")
+	}
+	n, epoch, err := s.asked(req.GetNodeId())
+	if err != nil {
+		return nil, err
+	}
+	c, err := s.agents.conn(n)
+	if err != nil {
+		return nil, err
+	}
+	ctx, cancel := context.WithTimeout(ctx, garbageDeadline)
+	defer cancel()
+	if _, err := c.DeleteVolume(ctx, &agentv1.DeleteVolumeRequest{Epoch: epoch, NodeId: n.ID, Id: req.GetId(), By: callOf(ctx).identity()}); err != nil {
+		return nil, tooOld(n, err, "delete volumes")
+	}
+	return &clusterv1.DeleteVolumeResponse{}, nil
+}
