@@ -216,6 +216,18 @@ func TestPull(t *testing.T) {
 			t.Errorf("credentials asked for %q, want %q", asked, ref)
 		}
 	})
+	t.Run("credentials that are refused are "+string(driver.ImagePullAuthFailed), func(t *testing.T) {
+		b := newBench(t, func(o *docker.Options) {
+			o.Credentials = func(string) (string, error) { return moby.EncodeAuth("user", "wrong", "") }
+		})
+		r := newRegistry(t)
+		b.push(r, "private:v1")
+		r.set(func(r *testRegistry) { r.password = "open sesame" })
+		err := b.d.Ensure(b.ctx, b.spec("wrong", containerBody(r.host()+"/private:v1")))
+		if driver.ClassOf(err) != driver.ImagePullAuthFailed {
+			t.Errorf("%v", err)
+		}
+	})
 	for _, c := range []struct {
 		name string
 		ref  string

@@ -65,6 +65,7 @@ func pullPhrases() []phrase {
 		{"no basic auth credentials", driver.ImagePullAuthFailed},
 		{"pull access denied", driver.ImagePullAuthFailed},
 		{"unauthorized:", driver.ImagePullAuthFailed},
+		{": unauthorized", driver.ImagePullAuthFailed}, // credentials that the registry refuses
 		{"authentication required", driver.ImagePullAuthFailed},
 		{"401 unauthorized", driver.ImagePullAuthFailed},
 		{"403 forbidden", driver.ImagePullAuthFailed},

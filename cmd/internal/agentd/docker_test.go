@@ -17,6 +17,7 @@ import (
 	"testing"
 	"time"
 
+	v1 "github.com/google/go-containerregistry/pkg/v1"
 	"github.com/moby/moby/client"
 	"go.uber.org/goleak"
 
@@ -31,6 +32,7 @@ type engine struct {
 	cli   *client.Client
 	run   string // random: runs do not meet
 	image string
+	probe v1.Image
 }
 
 var theEngine = sync.OnceValues(func() (*engine, error) {
@@ -47,12 +49,11 @@ var theEngine = sync.OnceValues(func() (*engine, error) {
 	_, _ = rand.Read(random)
 	e := &engine{cli: cli, run: hex.EncodeToString(random)}
 	e.image = "persys-agentd-probe-" + e.run + ":v1"
-	probe, err := mobytest.BuildProbe(ctx)
-	if err != nil {
+	if e.probe, err = mobytest.BuildProbe(ctx); err != nil {
 		return nil, err
 	}
 	opened = e
-	return e, mobytest.Load(ctx, cli, probe, e.image)
+	return e, mobytest.Load(ctx, cli, e.probe, e.image)
 })
 
 var opened *engine

@@ -14,8 +14,10 @@ import (
 
 	"github.com/google/go-containerregistry/pkg/name"
 	"github.com/google/go-containerregistry/pkg/registry"
+	"github.com/google/go-containerregistry/pkg/v1/mutate"
 	"github.com/google/go-containerregistry/pkg/v1/random"
 	"github.com/google/go-containerregistry/pkg/v1/remote"
+	"github.com/google/go-containerregistry/pkg/v1/types"
 	"github.com/moby/moby/api/types/container"
 	"github.com/moby/moby/client"
 
@@ -161,7 +163,11 @@ func TestImagesPastTheBudgetAndCredentials(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		img, err := random.Image(1024, 1)
+		layer, err := random.Layer(1024, types.DockerLayer) // each an image of its own
+		if err != nil {
+			t.Fatal(err)
+		}
+		img, err := mutate.AppendLayers(m.probe, layer)
 		if err != nil {
 			t.Fatal(err)
 		}
