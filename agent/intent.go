@@ -107,7 +107,12 @@ func (in *intent) observed(o *driver.Observed) observation {
 }
 
 func (in *intent) legacyContent(o *driver.Observed) string {
-	if in.LegacyRevision != "" && o.Revision == in.LegacyRevision {
+	switch {
+	case in.LegacyRevision == "":
+	case o.Revision == in.LegacyRevision:
+		return in.LegacyContent
+	case in.Type == driver.Compose && o.Revision == "" && !o.Owned:
+		// Existing agents put no labels on stacks, which are told by their folder.
 		return in.LegacyContent
 	}
 	return ""
