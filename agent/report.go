@@ -38,6 +38,7 @@ func (a *Agent) assess(w *workload, now time.Time) report {
 		st.Metadata = maps.Clone(o.Metadata)
 		st.RestartCount = int32(o.RestartCount)
 		st.Addresses = slices.Clone(o.Addresses)
+		st.Health = string(o.Health)
 		st.Ports = bound(o.Ports)
 	}
 	if st.Metadata == nil {
@@ -254,7 +255,7 @@ func (w *workload) control() *controlv1.WorkloadStatus {
 	out := &controlv1.WorkloadStatus{
 		WorkloadId: st.Id, State: stateName(st.ActualState), Message: st.Message,
 		LastTransition: timestamppb.New(r.since), RevisionId: st.RevisionId,
-		RestartCount: st.RestartCount, Addresses: st.Addresses, Content: st.Content,
+		RestartCount: st.RestartCount, Addresses: st.Addresses, Content: st.Content, Health: st.Health,
 	}
 	for _, p := range st.Ports {
 		out.Ports = append(out.Ports, &controlv1.Port{HostPort: p.HostPort, ContainerPort: p.ContainerPort, Protocol: p.Protocol})

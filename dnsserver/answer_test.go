@@ -8,6 +8,8 @@ import (
 	"testing"
 
 	"github.com/miekg/dns"
+
+	"github.com/persys/compute/fsm"
 )
 
 // everything is a state with some of all.
@@ -27,13 +29,14 @@ func everything(w *world) {
 	w.report("api-2", "Failed", "")
 	w.put("", "waiting")
 	w.run("sick", "", "n1", "172.17.0.30")
-	w.reportMessage("sick", "Running", "running, health check: unhealthy", "172.17.0.30")
+	w.reportHealth("sick", "Running", fsm.Unhealthy, "172.17.0.30")
 	w.run("fit", "", "n1", "172.17.0.31")
-	w.reportMessage("fit", "Running", "running, health check: healthy", "172.17.0.31")
-	w.run("sickstack", "", "n1", "172.17.0.32")
-	w.reportMessage("sickstack", "Running", "db: running, health check: healthy; web: running, health check: starting; job: running", "172.17.0.32")
-	w.run("fitstack", "", "n1", "172.17.0.33")
-	w.reportMessage("fitstack", "Running", "db: running, health check: healthy; web: running, health check: healthy; job: running", "172.17.0.33")
+	w.reportHealth("fit", "Running", fsm.Healthy, "172.17.0.31")
+	w.run("coming", "", "n1", "172.17.0.32")
+	w.reportHealth("coming", "Running", fsm.HealthStarting, "172.17.0.32")
+	w.run("shop", "", "n1", "172.17.0.50", "30010:80/tcp", "30011:80/tcp", "30012:53/udp")
+	w.name("shop", "admin=30011:80/tcp", "dns=53/udp", "gone=81/tcp", "http=80/tcp")
+	w.report("shop", "Running", "172.17.0.50", "30010:80/tcp", "30011:80/tcp", "30012:53/udp")
 	w.run("lost", "", "Node_7", "172.17.0.40")
 	w.nodeState("Node_7", false)
 }
@@ -238,8 +241,26 @@ var answerCases = []struct {
 	{name: "what does not run yet is not there", question: "waiting.default.workloads.persys.local. A", rcode: dns.RcodeNameError, negative: "persys.local."},
 	{name: "what runs on a lost node is not there", question: "lost.default.workloads.persys.local. A", rcode: dns.RcodeNameError, negative: "persys.local."},
 	{name: "what fails its health check is not there", question: "sick.default.workloads.persys.local. A", rcode: dns.RcodeNameError, negative: "persys.local."},
-	{name: "a stack of which one service does not pass is not there", question: "sickstack.default.workloads.persys.local. A", rcode: dns.RcodeNameError, negative: "persys.local."},
-	{name: "a stack of which all pass is", question: "fitstack.default.workloads.persys.local. A", answer: `fitstack.default.workloads.persys.local. 5 IN A 172.17.0.33`},
+	{name: "what has not passed its health check yet is not there", question: "coming.default.workloads.persys.local. A", rcode: dns.RcodeNameError, negative: "persys.local."},
+	{
+		name: "a port is found by its name, wherever it is published", question: "_http._tcp.shop.default.workloads.persys.local. SRV",
+		answer: `
+			_http._tcp.shop.default.workloads.persys.local. 5 IN SRV 0 100 30010 n1.default.agents.persys.cloud.
+			_http._tcp.shop.default.workloads.persys.local. 5 IN SRV 0 100 30011 n1.default.agents.persys.cloud.`,
+		extra: `n1.default.agents.persys.cloud. 30 IN A 10.1.0.1`,
+	},
+	{
+		name: "a name may be for one of the places alone", question: "_admin._tcp.shop.default.workloads.persys.local. SRV",
+		answer: `_admin._tcp.shop.default.workloads.persys.local. 5 IN SRV 0 100 30011 n1.default.agents.persys.cloud.`,
+		extra:  `n1.default.agents.persys.cloud. 30 IN A 10.1.0.1`,
+	},
+	{
+		name: "a name is of one protocol", question: "_dns._udp.shop.default.workloads.persys.local. SRV",
+		answer: `_dns._udp.shop.default.workloads.persys.local. 5 IN SRV 0 100 30012 n1.default.agents.persys.cloud.`,
+		extra:  `n1.default.agents.persys.cloud. 30 IN A 10.1.0.1`,
+	},
+	{name: "and of no other", question: "_dns._tcp.shop.default.workloads.persys.local. SRV", rcode: dns.RcodeNameError, negative: "persys.local."},
+	{name: "a name of what is not published is none", question: "_gone._tcp.shop.default.workloads.persys.local. SRV", rcode: dns.RcodeNameError, negative: "persys.local."},
 	{name: "what passes its health check is", question: "fit.default.workloads.persys.local. A", answer: `fit.default.workloads.persys.local. 5 IN A 172.17.0.31`},
 	{name: "another shard's names are not there", question: "web.other.workloads.persys.local. A", rcode: dns.RcodeNameError, negative: "persys.local."},
 

@@ -14,7 +14,7 @@
 //	<node>.S.AD                                      A, AAAA; PTR back from the address
 //	_persys-agent._tcp.<node>.S.AD                   SRV   the agent's gRPC port
 //	<workload or group>.S.workloads.D                A, AAAA of what runs, rotated
-//	_<container port>._<tcp|udp>.<workload or group>.S.workloads.D   SRV
+//	_<container port or its name>._<tcp|udp>.<workload or group>.S.workloads.D   SRV
 //
 // A workload has its own addresses, or its node's where it has none; the SRV
 // records lead to the node and the host port, as that is what the host forwards.

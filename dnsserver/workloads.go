@@ -23,7 +23,7 @@ type instance struct {
 
 // published is a port that the node forwards to an instance.
 type published struct {
-	service string // _<container port>
+	service string // _<container port> or _<name>
 	proto   string // _tcp, _udp or _sctp
 	port    uint16 // on the node
 }
@@ -36,27 +36,9 @@ type service struct {
 
 type port struct{ service, proto string }
 
-// healthPrefix begins what the message says of a container that runs and has a
-// health check; "healthy" follows once it passes. A Compose stack's message has
-// it once for each such service, with "; " between services. A health check is no
-// state of its own (RULES, "States"), so the message is where an agent says it.
-const healthPrefix = "running, health check: "
-
 // serving reports whether w runs and passes its health checks, if it has any.
 func serving(w *fsm.Workload) bool {
-	if w.Status != fsm.StatusRunning {
-		return false
-	}
-	for rest := w.Actual.Message; ; {
-		_, after, has := strings.Cut(rest, healthPrefix)
-		if !has {
-			return true
-		}
-		if health, _, _ := strings.Cut(after, ";"); health != "healthy" {
-			return false
-		}
-		rest = after
-	}
+	return w.Status == fsm.StatusRunning && (w.Actual.Health == "" || w.Actual.Health == fsm.Healthy)
 }
 
 // placeInstance looks at one workload again.
@@ -130,9 +112,16 @@ func (b *Builder) instanceOf(w *fsm.Workload) *instance {
 		if p.HostPort == 0 || !isLabel(proto) || len(proto) > 8 {
 			continue
 		}
-		x := published{"_" + strconv.Itoa(int(p.ContainerPort)), "_" + proto, p.HostPort}
-		if !slices.Contains(in.ports, x) {
-			in.ports = append(in.ports, x)
+		services := []string{strconv.Itoa(int(p.ContainerPort))}
+		for _, n := range w.Demand.PortNames {
+			if n.Names(p) && isLabel(n.Name) {
+				services = append(services, n.Name)
+			}
+		}
+		for _, s := range services {
+			if x := (published{"_" + s, "_" + proto, p.HostPort}); !slices.Contains(in.ports, x) {
+				in.ports = append(in.ports, x)
+			}
 		}
 	}
 	return in

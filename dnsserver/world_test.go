@@ -23,6 +23,9 @@ type world struct {
 func newWorld(t testing.TB) *world {
 	w := &world{t: t, s: fsm.New()}
 	w.do(&commandv1.Command{Body: &commandv1.Command_InitCluster{InitCluster: &commandv1.InitCluster{ClusterId: "c1", Incarnation: 1000}}})
+	w.do(&commandv1.Command{Body: &commandv1.Command_PutReplica{PutReplica: &commandv1.PutReplica{Id: "r0", FeatureLevel: fsm.FeatureLevel}}})
+	w.do(&commandv1.Command{Body: &commandv1.Command_SetFeatureLevel{SetFeatureLevel: &commandv1.SetFeatureLevel{Level: fsm.FeatureLevel}}})
+	w.removeReplica("r0")
 	return w
 }
 
@@ -42,7 +45,7 @@ func (w *world) do(c fsm.Command) {
 func (w *world) replica(id, name, grpc string) {
 	w.t.Helper()
 	w.do(&commandv1.Command{Body: &commandv1.Command_PutReplica{PutReplica: &commandv1.PutReplica{
-		Id: id, Name: name, GrpcAddr: grpc, DnsAddr: grpc, FeatureLevel: 1,
+		Id: id, Name: name, GrpcAddr: grpc, DnsAddr: grpc, FeatureLevel: fsm.FeatureLevel,
 	}}})
 }
 
@@ -100,14 +103,14 @@ func (w *world) assign(node string, ids ...string) {
 // report says what a node sees. addrs is "a,b"; ports are "host:container/proto".
 func (w *world) report(id, state, addrs string, ports ...string) {
 	w.t.Helper()
-	w.reportMessage(id, state, "", addrs, ports...)
+	w.reportHealth(id, state, "", addrs, ports...)
 }
 
-func (w *world) reportMessage(id, state, message, addrs string, ports ...string) {
+func (w *world) reportHealth(id, state, health, addrs string, ports ...string) {
 	w.t.Helper()
 	wl, _ := w.s.Workload(id)
 	r := &commandv1.WorkloadReport{
-		Workload: id, Node: wl.Node, Generation: w.generation(id), Acknowledged: true, State: state, Message: message, ObservedAt: int64(w.index),
+		Workload: id, Node: wl.Node, Generation: w.generation(id), Acknowledged: true, State: state, Health: health, Message: "running", ObservedAt: int64(w.index),
 	}
 	if addrs != "" {
 		r.Addresses = strings.Split(addrs, ",")
@@ -137,6 +140,29 @@ func (w *world) zone(h Hints) *Zone {
 		w.t.Fatal(err)
 	}
 	return z
+}
+
+// name gives ports of a workload names, "name=container/proto" or
+// "name=host:container/proto".
+func (w *world) name(id string, names ...string) {
+	w.t.Helper()
+	wl, _ := w.s.Workload(id)
+	d := &commandv1.Demand{Type: "container", CpuMillicores: 1, MemoryMib: 1, Group: wl.Demand.Group}
+	for _, n := range names {
+		p := &commandv1.PortName{}
+		at, port, _ := strings.Cut(n, "=")
+		if !strings.Contains(port, ":") {
+			port = "0:" + port
+		}
+		if _, err := fmt.Sscanf(port, "%d:%d/%s", &p.HostPort, &p.ContainerPort, &p.Protocol); err != nil {
+			w.t.Fatal(err)
+		}
+		p.Name = at
+		d.PortNames = append(d.PortNames, p)
+	}
+	w.do(&commandv1.Command{Body: &commandv1.Command_PutWorkloads{PutWorkloads: &commandv1.PutWorkloads{Workloads: []*commandv1.WorkloadPut{{
+		Id: id, Spec: []byte("s"), Content: "c1:0123456789abcdef", Desired: "Running", Demand: d,
+	}}}}})
 }
 
 // three is a cluster of three schedulers.

@@ -85,6 +85,8 @@ func (c *checker) workloads() {
 		c.must(w.Retry.Verdict.Code == "" || w.Retry.Terminal, "workload %s has verdict %s and goes on", id, w.Retry.Verdict.Code)
 		c.must(len(w.Actions) <= MaxActions, "workload %s keeps %d actions, at most %d", id, len(w.Actions), MaxActions)
 		c.must(c.s.r.info.FeatureLevel >= 5 || len(w.FormerPorts) == 0, "workload %s has former ports before feature level 5", id)
+		c.must(c.s.r.info.FeatureLevel >= 6 || len(w.Demand.PortNames) == 0 && w.Actual.Health == "",
+			"workload %s has fields of level 6 at feature level %d", id, c.s.r.info.FeatureLevel)
 		d := &w.Demand
 		c.must(d.CPU >= 0 && d.CPU <= MaxCPU && d.Memory >= 0 && d.Memory <= MaxMemory && d.Disk >= 0 && d.Disk <= MaxDisk,
 			"workload %s demands %d millicores, %d MiB, %d GB", id, d.CPU, d.Memory, d.Disk)

@@ -75,7 +75,16 @@ func demandOf(d *commandv1.Demand) Demand {
 		Exclusive:   d.GetExclusive(),
 		OnLostLease: d.GetOnLostLease(),
 		Priority:    d.GetPriority(),
+		PortNames:   convert(d.GetPortNames(), portNameOf),
 	}
+}
+
+func portNameOf(p *commandv1.PortName) PortName {
+	return PortName{p.GetName(), uint16(p.GetContainerPort()), p.GetProtocol(), uint16(p.GetHostPort())}
+}
+
+func portNamePB(p PortName) *commandv1.PortName {
+	return &commandv1.PortName{Name: p.Name, ContainerPort: uint32(p.ContainerPort), Protocol: p.Protocol, HostPort: uint32(p.HostPort)}
 }
 
 func demandPB(d *Demand) *commandv1.Demand {
@@ -96,6 +105,7 @@ func demandPB(d *Demand) *commandv1.Demand {
 		Exclusive:   d.Exclusive,
 		OnLostLease: d.OnLostLease,
 		Priority:    d.Priority,
+		PortNames:   convert(d.PortNames, portNamePB),
 	}
 }
 
@@ -103,7 +113,7 @@ func demandEqual(a, b *Demand) bool {
 	return a.Type == b.Type && a.CPU == b.CPU && a.Memory == b.Memory && a.Disk == b.Disk && a.Pool == b.Pool &&
 		a.Group == b.Group && a.Exclusive == b.Exclusive && a.OnLostLease == b.OnLostLease && a.Priority == b.Priority &&
 		slices.Equal(a.StorageDrivers, b.StorageDrivers) && slices.Equal(a.Ports, b.Ports) &&
-		slices.Equal(a.Labels, b.Labels) && slices.Equal(a.Tolerations, b.Tolerations) &&
+		slices.Equal(a.Labels, b.Labels) && slices.Equal(a.Tolerations, b.Tolerations) && slices.Equal(a.PortNames, b.PortNames) &&
 		slices.EqualFunc(a.Constraints, b.Constraints, func(x, y Constraint) bool {
 			return x.Key == y.Key && x.Op == y.Op && slices.Equal(x.Values, y.Values)
 		})

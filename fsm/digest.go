@@ -136,6 +136,16 @@ func (e *encoder) demand(d *Demand) {
 	e.bool(d.Exclusive)
 	e.str(d.OnLostLease)
 	e.i64(int64(d.Priority))
+	if len(d.PortNames) > 0 { // of level 6
+		e.str("port names")
+		e.u64(uint64(len(d.PortNames)))
+		for _, p := range d.PortNames {
+			e.str(p.Name)
+			e.u64(uint64(p.ContainerPort))
+			e.str(p.Protocol)
+			e.u64(uint64(p.HostPort))
+		}
+	}
 }
 
 func (e *encoder) reason(r *Reason) {
@@ -161,6 +171,9 @@ func (e *encoder) observation(o *Observation) {
 		e.str(p.Protocol)
 	}
 	e.i64(o.At)
+	if o.Health != "" { // of level 6
+		e.str(o.Health)
+	}
 }
 
 func (e *encoder) workload(w *Workload) {

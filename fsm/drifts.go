@@ -250,6 +250,9 @@ func (t *Tx) adoptDrift(b *commandv1.AdoptDrift) Result {
 		if res, ok := checkPuts([]*commandv1.WorkloadPut{put}, ""); !ok {
 			return res
 		}
+		if res, ok := t.checkPortNames([]*commandv1.WorkloadPut{put}); !ok {
+			return res
+		}
 	}
 	// As it would be if it were nowhere; only then is anything changed.
 	want := Workload{ID: d.Workload, Desired: DesiredRunning}

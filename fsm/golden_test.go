@@ -318,6 +318,45 @@ var scenarios = []struct {
 		w.do(&commandv1.Command{Body: &commandv1.Command_Audit{Audit: &commandv1.Audit{Type: EventSessionClosed, Message: "exit code 3", Workload: "web", Node: "a"}}})
 		w.do(&commandv1.Command{Body: &commandv1.Command_Audit{Audit: &commandv1.Audit{Type: EventCallRefused, Workload: strings.Repeat("w", 257)}}})
 	}},
+	{"16-names-and-health", func(w *world) {
+		said := func(health string) Command {
+			return report(&commandv1.WorkloadReport{
+				Workload: "web", Node: "a", Generation: w.generation("web"), State: "Running", Acknowledged: true, Health: health, ObservedAt: w.now,
+			})
+		}
+		named := func(name string) func(*commandv1.WorkloadPut) {
+			return demand(func(d *commandv1.Demand) {
+				d.PortNames = []*commandv1.PortName{{Name: name, ContainerPort: 8080, Protocol: "tcp"}, {Name: "metrics", ContainerPort: 9090, Protocol: "tcp", HostPort: 19090}}
+			})
+		}
+		told := func(kind string) Command {
+			return &commandv1.Command{Body: &commandv1.Command_Audit{Audit: &commandv1.Audit{
+				Type: kind, Message: "10.0.0.9:53 does not answer", Details: []*commandv1.Label{{Key: "server", Value: "10.0.0.9:53"}},
+			}}}
+		}
+		level5(w)
+		w.do(register("a"))
+		w.do(put("web", named("http"))) // not kept yet
+		w.do(w.assign("web", "a"))
+		w.do(said(Healthy)) // nor is this
+		w.do(told(EventCoreDNSLost))
+		w.ok(putReplica("r1", 6))
+		w.ok(setLevel(6))
+		w.do(put("web", named("http")))
+		w.do(put("web", named("http")))
+		w.do(put("web", named("HTTP")))
+		w.do(put("web", named("https")))
+		w.do(said(HealthStarting))
+		w.do(said(Healthy))
+		w.do(said(Healthy))
+		w.do(said(Unhealthy))
+		w.do(told(EventCoreDNSLost))
+		w.do(told(EventCoreDNSBack))
+		w.do(told(EventMirrorRestored))
+		w.do(told(EventModeChanged))
+		w.do(remove("web", false))
+		w.do(gone("web", "a", nil))
+	}},
 }
 
 func corpusFile(name, ext string) string { return filepath.Join("testdata", "corpus", name+ext) }

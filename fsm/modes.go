@@ -91,7 +91,8 @@ var armRules = [...]armRule{
 //	   what binds them is replaced.
 //	   It changes what a report does, which recorded logs of level 4 must not notice
 //	6  stops.go: a stop that was refused is not done;
-//	   trust.go keeps the sessions that people open in workloads
+//	   trust.go keeps the sessions that people open in workloads;
+//	   names of ports and health of workloads, for DNS; more that is reported by audit
 const FeatureLevel = 6
 
 func (a arm) rule() armRule {

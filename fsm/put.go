@@ -17,6 +17,9 @@ func (t *Tx) putWorkloads(b *commandv1.PutWorkloads) Result {
 	if res, ok := checkPuts(puts, b.GetGroupOf()); !ok {
 		return res
 	}
+	if res, ok := t.checkPortNames(puts); !ok {
+		return res
+	}
 	items := make([]Item, 0, len(puts))
 	for _, p := range puts {
 		items = append(items, t.putOne(p))
@@ -57,6 +60,9 @@ func MadeByCount(group, id string) bool {
 
 func (t *Tx) putOne(p *commandv1.WorkloadPut) Item {
 	demand := demandOf(p.GetDemand())
+	if t.r.info.FeatureLevel < 6 {
+		demand.PortNames = nil
+	}
 	desired := Desired(p.GetDesired())
 	limit := p.GetMaxAttempts()
 	if limit == 0 {

@@ -71,6 +71,9 @@ func (g *stream) put() *commandv1.WorkloadPut {
 	for i := range g.n("ports", 0, 2) {
 		p.Demand.HostPorts = append(p.Demand.HostPorts, &commandv1.Port{Port: uint32(g.n("port", 80, 81)), Protocol: [...]string{"tcp", "udp"}[i]})
 	}
+	if g.n("named", 0, 3) == 0 {
+		p.Demand.PortNames = []*commandv1.PortName{{Name: g.odd("name", "Http", "http"), ContainerPort: uint32(g.n("named port", 1, 2)), Protocol: "tcp"}}
+	}
 	if g.n("plain", 0, 3) == 0 {
 		p.Demand = &commandv1.Demand{Type: "container", CpuMillicores: 700}
 		p.Content, p.Desired = "c1:aaaaaaaaaaaaaaaaaaaa", "Running"
@@ -95,6 +98,7 @@ func (g *stream) report(s State) *commandv1.WorkloadReport {
 		Gone:         g.n("gone", 0, 3) == 0,
 		Acknowledged: g.bool("acknowledged"), Refused: g.n("refused", 0, 9) == 0,
 		Code: g.pick("code", "", "RUNTIME_ERROR"), Message: g.pick("message", "", "boom"), ObservedAt: g.now,
+		Health: g.pick("health", "", Healthy, Unhealthy),
 	}
 	if r.Gone {
 		if res, ok := s.Residual(node, id); ok && g.bool("of the residual") {

@@ -52,7 +52,7 @@ func workloadPB(w *Workload) *commandv1.WorkloadRecord {
 		Actual: &commandv1.WorkloadReport{
 			Generation: generationPB(a.Generation), State: string(a.State), FailureReason: a.Failure,
 			Code: a.Code, Message: a.Message, Retryable: a.Retryable, RestartCount: a.RestartCount,
-			Addresses: a.Addresses, Ports: convert(a.Ports, portBindingPB), ObservedAt: a.At,
+			Addresses: a.Addresses, Ports: convert(a.Ports, portBindingPB), ObservedAt: a.At, Health: a.Health,
 		},
 		CreatedAt:    w.CreatedAt,
 		UpdatedAt:    w.UpdatedAt,
@@ -104,7 +104,7 @@ func workloadOf(m *commandv1.WorkloadRecord) (*Workload, error) {
 			State: Actual(a.GetState()), Generation: generationOf(a.GetGeneration()), Code: a.GetCode(), Message: a.GetMessage(),
 			Failure: a.GetFailureReason(), Retryable: a.GetRetryable(), RestartCount: a.GetRestartCount(),
 			Addresses: convert(a.GetAddresses(), func(s string) string { return s }),
-			Ports:     convert(a.GetPorts(), portBindingOf), At: a.GetObservedAt(),
+			Ports:     convert(a.GetPorts(), portBindingOf), At: a.GetObservedAt(), Health: a.GetHealth(),
 		},
 		FormerPorts: convert(m.GetFormerPorts(), hostPortOf),
 		Retry: Retry{
@@ -140,6 +140,11 @@ func portsInRange(d *commandv1.Demand) error {
 	for _, p := range d.GetHostPorts() {
 		if p.GetPort() < 1 || p.GetPort() > 65535 {
 			return fmt.Errorf("host port %d is not in 1..65535", p.GetPort())
+		}
+	}
+	for _, p := range d.GetPortNames() {
+		if p.GetContainerPort() > 65535 || p.GetHostPort() > 65535 {
+			return fmt.Errorf("named port %d:%d is not in 0..65535", p.GetHostPort(), p.GetContainerPort())
 		}
 	}
 	return nil

@@ -130,6 +130,9 @@ func (t *Tx) observe(old *Workload, r *commandv1.WorkloadReport, state Actual) {
 			Ports:        convert(r.GetPorts(), portBindingOf),
 			At:           r.GetObservedAt(),
 		}
+		if t.r.info.FeatureLevel >= 6 {
+			w.Actual.Health = r.GetHealth()
+		}
 		if r.GetRefused() && w.Actual.Code == "" {
 			w.Actual.Code = CodeApplyRefused
 		}
@@ -176,7 +179,7 @@ func (t *Tx) observe(old *Workload, r *commandv1.WorkloadReport, state Actual) {
 // observationEqual compares all but the agent's clock.
 func observationEqual(a, b *Observation) bool {
 	return a.State == b.State && a.Generation == b.Generation && a.Code == b.Code && a.Message == b.Message &&
-		a.Failure == b.Failure && a.Retryable == b.Retryable && a.RestartCount == b.RestartCount &&
+		a.Failure == b.Failure && a.Retryable == b.Retryable && a.RestartCount == b.RestartCount && a.Health == b.Health &&
 		slices.Equal(a.Addresses, b.Addresses) && slices.Equal(a.Ports, b.Ports)
 }
 

@@ -384,9 +384,9 @@ func (t *Tx) revoke(b *commandv1.Revoke) Result {
 	return Result{}
 }
 
-// auditTypes are the events that an Audit may add, those of sessions from feature
-// level 6 on.
-var auditTypes = [...]string{EventJoinRefused, EventCallRefused, EventSessionOpened, EventSessionClosed}
+// auditTypes are the events that an Audit may add, all but the first two from
+// feature level 6 on.
+var auditTypes = [...]string{EventJoinRefused, EventCallRefused, EventSessionOpened, EventSessionClosed, EventMirrorRestored, EventCoreDNSLost, EventCoreDNSBack}
 
 func (t *Tx) audit(b *commandv1.Audit) Result {
 	at := slices.Index(auditTypes[:], b.GetType())
@@ -395,7 +395,7 @@ func (t *Tx) audit(b *commandv1.Audit) Result {
 	}
 	about := b.GetWorkload() + b.GetNode()
 	if level := t.r.info.FeatureLevel; level < 6 && (at > 1 || about != "") {
-		return refuse(Unsupported, "a session's audit needs feature level 6, the cluster is at %d", level)
+		return refuse(Unsupported, "%s needs feature level 6, the cluster is at %d", clip(b.GetType()), level)
 	}
 	if len(about) > 256 {
 		return refuse(Invalid, "workload and node: %d bytes, limit 256", len(about))

@@ -148,6 +148,7 @@ type Demand struct {
 	Exclusive      bool
 	OnLostLease    string // keep or stop
 	Priority       int32
+	PortNames      []PortName // sorted by name; for DNS
 }
 
 // Reason says why a workload or node is as it is: a code to match on and a
@@ -184,12 +185,39 @@ const (
 	CodeDeleteTimeout     = "DeleteTimeout"     // to be gone, and not gone in time
 )
 
+// PortName is a service name of a port.
+type PortName struct {
+	Name          string
+	ContainerPort uint16
+	Protocol      string
+	HostPort      uint16 // 0 = whatever it is published as
+}
+
+// Names reports whether the name is that of a published port.
+func (n PortName) Names(p PortBinding) bool {
+	return n.ContainerPort == p.ContainerPort && n.Protocol == orTCP(p.Protocol) && (n.HostPort == 0 || n.HostPort == p.HostPort)
+}
+
+func orTCP(protocol string) string {
+	if protocol == "" {
+		return "tcp"
+	}
+	return protocol
+}
+
 // PortBinding is a port as published by the runtime.
 type PortBinding struct {
 	HostPort      uint16
 	ContainerPort uint16
 	Protocol      string
 }
+
+// What Observation.Health says of a workload that has health checks.
+const (
+	Healthy        = "healthy"
+	Unhealthy      = "unhealthy"
+	HealthStarting = "starting"
+)
 
 // Observation is the last accepted report of the node that has the workload.
 type Observation struct {
@@ -202,7 +230,8 @@ type Observation struct {
 	RestartCount int32
 	Addresses    []string
 	Ports        []PortBinding
-	At           int64 // Unix nanoseconds, agent's clock
+	Health       string // Healthy, Unhealthy, HealthStarting; empty where nothing is checked
+	At           int64  // Unix nanoseconds, agent's clock
 }
 
 // Retry is the backoff of one workload. The leader chooses NextAt and the log
@@ -457,6 +486,9 @@ const (
 	EventCallRefused        = "CallRefused"   // before it became a command
 	EventSessionOpened      = "SessionOpened" // by a person in a workload: a command or its console
 	EventSessionClosed      = "SessionClosed"
+	EventMirrorRestored     = "MirrorRestored" // a person had the state written back into etcd
+	EventCoreDNSLost        = "CoreDNSLost"
+	EventCoreDNSBack        = "CoreDNSBack"
 	EventMutation           = "Mutation" // one that was refused or changed nothing; Reason is the result
 )
 

@@ -122,6 +122,52 @@ func checkPut(p *commandv1.WorkloadPut, group string) (Result, bool) {
 	return Result{}, true
 }
 
+// maxPortNames bounds the named ports of one workload.
+const maxPortNames = 512
+
+// checkPortNames judges what is kept from feature level 6 on.
+func (t *Tx) checkPortNames(puts []*commandv1.WorkloadPut) (Result, bool) {
+	if t.r.info.FeatureLevel < 6 {
+		return Result{}, true
+	}
+	for _, put := range puts {
+		names := put.GetDemand().GetPortNames()
+		if len(names) > maxPortNames {
+			return refuse(Invalid, "workload %s: demand.port_names: %d entries, at most %d", put.GetId(), len(names), maxPortNames), false
+		}
+		for i, p := range names {
+			if !ValidServiceName(p.GetName()) || p.GetContainerPort() < 1 || p.GetContainerPort() > 65535 || p.GetHostPort() > 65535 ||
+				p.GetProtocol() != "tcp" && p.GetProtocol() != "udp" {
+				return refuse(Invalid, "workload %s: demand.port_names[%d]: %q %d/%q is no service name (%s) of a port", put.GetId(), i,
+					clip(p.GetName()), p.GetContainerPort(), clip(p.GetProtocol()), ServiceNameRule), false
+			}
+		}
+	}
+	return Result{}, true
+}
+
+// ServiceNameRule is what ValidServiceName holds names to (RFC 6335, 5.1; lower case,
+// because DNS does not tell it from upper case).
+const ServiceNameRule = "1 to 15 of a-z, 0-9 and single hyphens between them, at least one of them a letter"
+
+// ValidServiceName reports whether a port may have that name.
+func ValidServiceName(s string) bool {
+	if s == "" || len(s) > 15 || s[0] == '-' || s[len(s)-1] == '-' || strings.Contains(s, "--") {
+		return false
+	}
+	letter := false
+	for i := 0; i < len(s); i++ {
+		switch c := s[i]; {
+		case c >= 'a' && c <= 'z':
+			letter = true
+		case c >= '0' && c <= '9', c == '-':
+		default:
+			return false
+		}
+	}
+	return letter
+}
+
 // checkNode judges the fields of RegisterNode.
 func checkNode(b *commandv1.RegisterNode) (Result, bool) {
 	switch {

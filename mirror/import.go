@@ -136,6 +136,11 @@ func putOf(w *Workload, translate Translate) (*commandv1.WorkloadPut, error) {
 	for _, p := range d.Ports {
 		demand.HostPorts = append(demand.HostPorts, &commandv1.Port{Port: uint32(p.Port), Protocol: p.Protocol})
 	}
+	for _, p := range d.PortNames {
+		demand.PortNames = append(demand.PortNames, &commandv1.PortName{
+			Name: p.Name, ContainerPort: uint32(p.ContainerPort), Protocol: p.Protocol, HostPort: uint32(p.HostPort),
+		})
+	}
 	demand.Labels = labelsOf(d.Labels)
 	for _, c := range d.Constraints {
 		demand.Constraints = append(demand.Constraints, &commandv1.Constraint{Key: c.Key, Op: c.Op, Values: c.Values})

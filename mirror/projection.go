@@ -160,7 +160,25 @@ func metadata(w *fsm.Workload, callers map[string]string) map[string]any {
 	if w.Retry.Terminal {
 		set("terminal_failure_reason", orElse(w.Reason.Message, w.Reason.Code))
 	}
+	if len(w.Actions) > 0 {
+		m[lastActions] = ownActions(w.Actions)
+	}
 	return m
+}
+
+// lastActions is the metadata key of what the agent had done when the last order
+// timed out. It is ours: the contract has none for it.
+const lastActions = "last_actions"
+
+func ownActions(list []fsm.AgentAction) []OwnAction {
+	out := make([]OwnAction, 0, len(list))
+	for _, a := range list {
+		out = append(out, OwnAction{
+			TaskID: a.TaskID, Type: a.Type, Status: a.Status, Error: a.Error,
+			CreatedAt: clock(a.CreatedAt * 1e9), StartedAt: clock(a.StartedAt * 1e9), EndedAt: clock(a.EndedAt * 1e9),
+		})
+	}
+	return out
 }
 
 func statusInfo(w *fsm.Workload) StatusInfo {
@@ -473,6 +491,9 @@ func ownDemand(d *fsm.Demand) OwnDemand {
 	}
 	for _, p := range d.Ports {
 		out.Ports = append(out.Ports, OwnPort{p.Port, p.Protocol})
+	}
+	for _, p := range d.PortNames {
+		out.PortNames = append(out.PortNames, OwnPortName{p.Name, p.ContainerPort, p.Protocol, p.HostPort})
 	}
 	for _, c := range d.Constraints {
 		out.Constraints = append(out.Constraints, OwnConstraint{c.Key, c.Op, c.Values})

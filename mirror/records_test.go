@@ -273,3 +273,12 @@ func TestFloor(t *testing.T) {
 		})
 	}
 }
+
+// What an agent had done when an order timed out is in the workload's record.
+func TestLastActionsAreInTheRecord(t *testing.T) {
+	w := &fsm.Workload{ID: "web", Actions: []fsm.AgentAction{{TaskID: "t1", Workload: "web", Type: "apply_workload", Status: "failed", Error: "boom", CreatedAt: 1_700_000_000}}}
+	want := `"last_actions":[{"taskId":"t1","actionType":"apply_workload","status":"failed","error":"boom","createdAt":"2023-11-14T22:13:20Z"}]`
+	if got := string(encode(metadata(w, nil))); !strings.Contains(got, want) {
+		t.Errorf("%s, want %s in it", got, want)
+	}
+}

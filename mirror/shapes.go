@@ -316,6 +316,26 @@ type OwnDemand struct {
 	Exclusive      bool              `json:"exclusive,omitempty"`
 	OnLostLease    string            `json:"onLostLease,omitempty"`
 	Priority       int32             `json:"priority,omitempty"`
+	PortNames      []OwnPortName     `json:"portNames,omitempty"`
+}
+
+// OwnPortName is the service name of a port.
+type OwnPortName struct {
+	Name          string `json:"name"`
+	ContainerPort uint16 `json:"containerPort"`
+	Protocol      string `json:"protocol"`
+	HostPort      uint16 `json:"hostPort,omitempty"`
+}
+
+// OwnAction is one task of an agent, in a workload's metadata. Times are RFC 3339.
+type OwnAction struct {
+	TaskID    string `json:"taskId"`
+	Type      string `json:"actionType"`
+	Status    string `json:"status"`
+	Error     string `json:"error,omitempty"`
+	CreatedAt string `json:"createdAt,omitempty"`
+	StartedAt string `json:"startedAt,omitempty"`
+	EndedAt   string `json:"endedAt,omitempty"`
 }
 
 // OwnPort is a host port.

@@ -17,6 +17,7 @@ import (
 	commandv1 "github.com/persys/compute/api/command/v1"
 	"github.com/persys/compute/fsm"
 	"github.com/persys/compute/sched"
+	"github.com/persys/compute/spec"
 )
 
 // Status implements cluster.v1: this replica's own picture, never forwarded.
@@ -256,6 +257,7 @@ func (s *Server) Why(ctx context.Context, req *clusterv1.WhyRequest) (*clusterv1
 		ChosenNodeId:   ex.Node,
 		Hint:           hint(w, &ex),
 		Index:          view.Info().Index,
+		LastActions:    spec.LastActions(w),
 	}
 	out.Counts, out.Nodes = countsOf(&ex), verdictsOf(&ex, req.GetNodeId())
 	return out, nil

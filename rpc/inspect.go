@@ -106,6 +106,7 @@ func listed(st *agentv1.WorkloadStatus) sched.Reported {
 			Message:      st.GetMessage(),
 			RestartCount: st.GetRestartCount(),
 			Addresses:    st.GetAddresses(),
+			Health:       healthOf(st.GetHealth()),
 			At:           st.GetUpdatedAt() * 1e9,
 		},
 	}

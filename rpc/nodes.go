@@ -232,6 +232,7 @@ func reported(st *controlv1.WorkloadStatus) sched.Reported {
 			Retryable:    st.GetReason().GetRetryable(),
 			RestartCount: st.GetRestartCount(),
 			Addresses:    st.GetAddresses(),
+			Health:       healthOf(st.GetHealth()),
 		},
 	}
 	if r.Observation.Message == "" {
@@ -251,6 +252,16 @@ func reported(st *controlv1.WorkloadStatus) sched.Reported {
 		r.Observation.At = ts.AsTime().UnixNano()
 	}
 	return r
+}
+
+// healthOf reads what an agent says of health checks; a word that is not known is
+// no health.
+func healthOf(v string) string {
+	switch v {
+	case "", fsm.Healthy, fsm.Unhealthy, fsm.HealthStarting:
+		return v
+	}
+	return fsm.Unhealthy
 }
 
 func validPort(n int32) bool { return n >= 1 && n <= 65535 }

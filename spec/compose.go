@@ -58,9 +58,9 @@ func composeServices(text string) (*node, error) {
 	return nil, fmt.Errorf("must be a Compose file: it has no services")
 }
 
-// composePorts are the host ports that an inline Compose file publishes, as
-// far as they stand in the text: a variable or a range without a fixed port is
-// left to the engine to judge.
+// composePorts are the host ports that an inline Compose file publishes, and the
+// names of its ports, as far as they stand in the text: a variable or a range
+// without a fixed port is left to the engine to judge.
 func composePorts(text string) []*controlv1.Port {
 	services, err := composeServices(text)
 	if err != nil {
@@ -84,7 +84,7 @@ func composePorts(text string) []*controlv1.Port {
 }
 
 func composePort(n *node) []*controlv1.Port {
-	published, protocol := "", ""
+	published, protocol, name, target := "", "", "", int32(0)
 	if n.kind == mapping {
 		for _, e := range n.own() {
 			switch e.key {
@@ -92,6 +92,12 @@ func composePort(n *node) []*controlv1.Port {
 				published = e.value.text
 			case "protocol":
 				protocol = e.value.text
+			case "name":
+				name = e.value.text
+			case "target":
+				if v, err := strconv.ParseUint(strings.TrimSpace(e.value.text), 10, 16); err == nil {
+					target = int32(v)
+				}
 			}
 		}
 	} else {
@@ -108,6 +114,9 @@ func composePort(n *node) []*controlv1.Port {
 	low, high, isRange := strings.Cut(published, "-")
 	first, err := strconv.ParseUint(strings.TrimSpace(low), 10, 16)
 	if err != nil || first == 0 {
+		if published == "" && name != "" { // the engine chooses; the name is kept
+			return []*controlv1.Port{{ContainerPort: target, Protocol: protocolOf(protocol), Name: name}}
+		}
 		return nil
 	}
 	last := first
@@ -118,7 +127,7 @@ func composePort(n *node) []*controlv1.Port {
 	}
 	var out []*controlv1.Port
 	for p := first; p <= last; p++ {
-		out = append(out, &controlv1.Port{HostPort: int32(p), Protocol: protocolOf(protocol)})
+		out = append(out, &controlv1.Port{HostPort: int32(p), ContainerPort: target, Protocol: protocolOf(protocol), Name: name})
 	}
 	return out
 }

@@ -72,6 +72,19 @@ func DemandOf(s *controlv1.WorkloadSpec) *commandv1.Demand {
 	slices.Sort(d.StorageDrivers)
 	d.StorageDrivers = slices.Compact(d.StorageDrivers)
 	for _, p := range ports {
+		if fsm.ValidServiceName(p.GetName()) && p.GetContainerPort() > 0 {
+			d.PortNames = append(d.PortNames, &commandv1.PortName{
+				Name: p.GetName(), ContainerPort: uint32(p.GetContainerPort()), Protocol: protocolOf(p.GetProtocol()), HostPort: uint32(p.GetHostPort()),
+			})
+		}
+	}
+	named := func(a, b *commandv1.PortName) int {
+		return cmp.Or(strings.Compare(a.Name, b.Name), cmp.Compare(a.ContainerPort, b.ContainerPort),
+			strings.Compare(a.Protocol, b.Protocol), cmp.Compare(a.HostPort, b.HostPort))
+	}
+	slices.SortFunc(d.PortNames, named)
+	d.PortNames = slices.CompactFunc(d.PortNames, func(a, b *commandv1.PortName) bool { return named(a, b) == 0 })
+	for _, p := range ports {
 		if p.GetHostPort() > 0 {
 			d.HostPorts = append(d.HostPorts, &commandv1.Port{Port: uint32(p.GetHostPort()), Protocol: protocolOf(p.GetProtocol())})
 		}

@@ -1,6 +1,10 @@
 package spec
 
-import "testing"
+import (
+	"fmt"
+	"strings"
+	"testing"
+)
 
 func TestDemandOfAStack(t *testing.T) {
 	for _, c := range []struct {
@@ -22,5 +26,48 @@ func TestDemandOfAStack(t *testing.T) {
 				t.Errorf("%d millicores, %d MiB; want %d, %d", d.CpuMillicores, d.MemoryMib, c.cpu, c.memory)
 			}
 		})
+	}
+}
+
+// Ports get names in a mapping of a container's ports, and in the long form of an inline
+// Compose file's; what is none in a Compose file is Compose's own affair.
+func TestPortNames(t *testing.T) {
+	names := func(text string) string {
+		s := parseOne(t, text).Spec
+		s.Type = TypeContainer
+		if s.GetCompose() != nil {
+			s.Type = TypeCompose
+		}
+		var out []string
+		for _, p := range DemandOf(s).PortNames {
+			out = append(out, fmt.Sprintf("%s=%d:%d/%s", p.Name, p.HostPort, p.ContainerPort, p.Protocol))
+		}
+		return strings.Join(out, " ")
+	}
+	for text, want := range map[string]string{
+		"id: w\ncontainer:\n  image: x\n  ports: [{container: 80, name: http}, {host: 53, container: 5353, protocol: udp, name: dns}, '9000']\n": "dns=53:5353/udp http=0:80/tcp",
+		"id: s\ncompose:\n  inline: 'services: {a: {image: x, ports: [{target: 80, published: \"8080\", name: http}, {target: 53, protocol: udp, name: dns}]}, " +
+			"b: {image: x, ports: [{target: 80, published: \"8081\", name: http}, {target: 9090, name: Metrics Of B}]}}'\n": "dns=0:53/udp http=8080:80/tcp http=8081:80/tcp",
+	} {
+		if got := names(text); got != want {
+			t.Errorf("%s: %s, want %s", text, got, want)
+		}
+	}
+	for _, name := range []string{"Http", "80", "a--b", "-a", "a-", "sixteen-letters-", "a_b"} {
+		_, err := Parse("t.yaml", []byte("id: w\ncontainer: {image: x, ports: [{container: 80, name: '"+name+"'}]}\n"), Options{})
+		if err == nil || !strings.Contains(err.Error(), "ports[0].name") || !strings.Contains(err.Error(), name) {
+			t.Errorf("%q: %v", name, err)
+		}
+	}
+	// A name is no reason to make a container anew.
+	content := func(name string) string {
+		c, err := Content(parseOne(t, "id: w\ncontainer: {image: x, ports: [{container: 80, name: "+name+"}]}\n").Spec, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return c
+	}
+	if content("http") != content("web") {
+		t.Error("another name of a port is another content")
 	}
 }

@@ -26,7 +26,7 @@
 //	  image: nginx:1.27
 //	  command: [nginx, -g, daemon off;]        # or one text, split like a shell does
 //	  env: {MODE: demo}                        # or ["MODE=demo"]
-//	  ports: ["8080:80", "53:53/udp", "9000", {host: 443, container: 8443, protocol: tcp}]
+//	  ports: ["8080:80", "53:53/udp", "9000", {host: 443, container: 8443, protocol: tcp, name: https}]
 //	  volumes: ["/srv/www:/usr/share/nginx/html:ro", {host: /a, container: /b, read_only: true}]
 //	  restart: always                          # no, always, on-failure, unless-stopped
 //	  privileged: false

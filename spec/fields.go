@@ -222,10 +222,11 @@ func (d *decoder) port(n *node, here where) *controlv1.Port {
 			{"host host_port published", here.wire + ".host_port", func(_ string, n *node, at where) { p.HostPort = int32(d.integer(n, at, 32)) }},
 			{"container container_port target", here.wire + ".container_port", func(_ string, n *node, at where) { p.ContainerPort = int32(d.integer(n, at, 32)) }},
 			{"protocol", here.wire + ".protocol", func(_ string, n *node, at where) { p.Protocol = d.str(n, at) }},
+			{"name", here.wire + ".name", func(_ string, n *node, at where) { p.Name = d.str(n, at) }},
 		})
 		return p
 	}
-	const rule = `must be "host:container", "container", either with "/tcp" or "/udp", or a mapping with host, container and protocol`
+	const rule = `must be "host:container", "container", either with "/tcp" or "/udp", or a mapping with host, container, protocol and name`
 	text := strings.TrimSpace(d.str(n, here))
 	ports, protocol, _ := strings.Cut(text, "/")
 	parts := strings.Split(ports, ":")

@@ -12,6 +12,7 @@ import (
 	"unicode/utf8"
 
 	controlv1 "github.com/persys/compute/api/control/v1"
+	"github.com/persys/compute/fsm"
 	"github.com/persys/compute/pki"
 )
 
@@ -331,6 +332,9 @@ func (e *Errors) ports(at string, ports []*controlv1.Port) {
 		protocol := protocolOf(p.GetProtocol())
 		if protocol != "tcp" && protocol != "udp" {
 			e.word(w("protocol"), p.GetProtocol(), protocols)
+		}
+		if n := p.GetName(); n != "" && !fsm.ValidServiceName(n) {
+			e.add(w("name"), "must be a service name: "+fsm.ServiceNameRule, n)
 		}
 		if h := p.GetHostPort(); h > 0 {
 			if first, taken := host[key{h, protocol}]; taken {

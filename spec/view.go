@@ -47,6 +47,7 @@ func WorkloadView(w *fsm.Workload, detail Detail) *controlv1.WorkloadView {
 		CallerRevisionId:       w.CallerRevision,
 		Labels:                 labelMap(w.Demand.Labels),
 		Message:                orElse(w.Actual.Message, w.Reason.Message),
+		Health:                 w.Actual.Health,
 	}
 	if w.Reason.Code != "" || w.Reason.Message != "" {
 		v.Reason = &controlv1.ReasonDetail{
@@ -58,7 +59,16 @@ func WorkloadView(w *fsm.Workload, detail Detail) *controlv1.WorkloadView {
 		v.FailureReason = orElse(w.Reason.Message, orElse(w.Actual.Message, w.Reason.Code))
 	}
 	for _, p := range w.Actual.Ports {
-		v.Ports = append(v.Ports, &controlv1.Port{HostPort: int32(p.HostPort), ContainerPort: int32(p.ContainerPort), Protocol: p.Protocol})
+		port := &controlv1.Port{HostPort: int32(p.HostPort), ContainerPort: int32(p.ContainerPort), Protocol: p.Protocol}
+		for _, n := range w.Demand.PortNames {
+			if port.Name == "" && n.Names(p) {
+				port.Name = n.Name
+			}
+		}
+		v.Ports = append(v.Ports, port)
+	}
+	if detail == Full {
+		v.LastActions = LastActions(w)
 	}
 	s := &controlv1.WorkloadSpec{}
 	if err := s.UnmarshalVT(w.Spec); err != nil {
@@ -72,6 +82,19 @@ func WorkloadView(w *fsm.Workload, detail Detail) *controlv1.WorkloadView {
 		v.Spec = Redact(s)
 	}
 	return v
+}
+
+// LastActions are what its agent had done for a workload when the last order timed
+// out, newest first.
+func LastActions(w *fsm.Workload) []*controlv1.WorkloadAction {
+	var out []*controlv1.WorkloadAction
+	for _, a := range w.Actions {
+		out = append(out, &controlv1.WorkloadAction{
+			TaskId: a.TaskID, ActionType: a.Type, Status: a.Status, Error: a.Error,
+			CreatedAt: stamp(a.CreatedAt * 1e9), StartedAt: stamp(a.StartedAt * 1e9), EndedAt: stamp(a.EndedAt * 1e9),
+		})
+	}
+	return out
 }
 
 // source is the image, the Git repository without credentials, or "inline".

@@ -175,6 +175,8 @@ type Observed struct {
 	Class Class
 	// Message is one short line for people.
 	Message string
+	// Health is what the runtime's health checks say of what runs; empty where nothing is checked.
+	Health Health
 	// ExitCode is of the last end; meaningful only if FinishedAt is set.
 	ExitCode int
 	// Zero times are unknown or not yet.
@@ -196,6 +198,26 @@ type Observed struct {
 	// Metadata are the status keys of contract/semantics.md section 11 (container.id, …), each
 	// value at most MaxMetadata bytes.
 	Metadata map[string]string
+}
+
+// Health is a verdict of health checks.
+type Health string
+
+// The verdicts.
+const (
+	Healthy   Health = "healthy"
+	Starting  Health = "starting"
+	Unhealthy Health = "unhealthy"
+)
+
+// Worse is the one of two that says less good; empty says nothing.
+func (h Health) Worse(o Health) Health {
+	for _, x := range [...]Health{Unhealthy, Starting, Healthy} {
+		if h == x || o == x {
+			return x
+		}
+	}
+	return ""
 }
 
 // Under is the observation as reported for a desired state: a workload that should be stopped and

@@ -389,7 +389,8 @@ func (f *fake) Why(_ context.Context, req *clusterv1.WhyRequest) (*clusterv1.Why
 		return nil, status.Errorf(codes.NotFound, "why: workload %q not found; `persysctl list` shows all", req.GetWorkloadId())
 	}
 	out := &clusterv1.WhyResponse{WorkloadId: f.why.WorkloadId, Status: f.why.Status, ReasonCode: f.why.ReasonCode,
-		ReasonMessage: f.why.ReasonMessage, Counts: f.why.Counts, Hint: f.why.Hint, AssignedNodeId: f.why.AssignedNodeId, Index: 42}
+		ReasonMessage: f.why.ReasonMessage, Counts: f.why.Counts, Hint: f.why.Hint, AssignedNodeId: f.why.AssignedNodeId, Index: 42,
+		LastActions: f.find(req.GetWorkloadId()).GetLastActions()}
 	for _, n := range f.why.GetNodes() {
 		if req.GetNodeId() == "" || req.GetNodeId() == n.GetNodeId() {
 			out.Nodes = append(out.Nodes, n)
@@ -500,7 +501,12 @@ func (f *fake) fill() {
 		{WorkloadId: "batch", Type: "container", DesiredState: "Running", Status: "RetryPending", AssignedNodeId: "node-a", CreatedAt: before(10 * time.Minute),
 			LastUpdated: before(5 * time.Second), RetryAttempts: 2, RetryMaxAttempts: 5, RetryNextAt: timestamppb.New(epoch.Add(7 * time.Second)), ImageOrSource: "batch:3",
 			Reason:     &controlv1.ReasonDetail{Code: "BackoffWait", Message: "Failed: RuntimeError: exit code 137; attempt 2 of 5 failed, next in 7.0 s"},
-			Generation: &controlv1.Generation{Incarnation: 1, Sequence: 7}, RevisionId: "c1-aaaaaaaaaaaaaaaa", AssignmentAcknowledged: true},
+			Generation: &controlv1.Generation{Incarnation: 1, Sequence: 7}, RevisionId: "c1-aaaaaaaaaaaaaaaa", AssignmentAcknowledged: true,
+			LastActions: []*controlv1.WorkloadAction{
+				{TaskId: "apply-batch-2", ActionType: "apply_workload", Status: "running", CreatedAt: before(50 * time.Second), StartedAt: before(50 * time.Second)},
+				{TaskId: "apply-batch-1", ActionType: "apply_workload", Status: "failed", Error: "pull batch:3: connection refused", CreatedAt: before(2 * time.Minute),
+					StartedAt: before(2 * time.Minute), EndedAt: before(90 * time.Second)},
+			}},
 		{WorkloadId: "db", Type: "container", DesiredState: "Running", Status: "Pending", CreatedAt: before(95 * time.Second), LastUpdated: before(90 * time.Second),
 			ImageOrSource: "registry.example/team/data/postgres-with-extensions@sha256:4f5e6d7c8b9a00112233445566778899aabbccddeeff00112233445566778899",
 			Reason:        &controlv1.ReasonDetail{Code: "Unplaced", Message: "0 of 3 nodes fit: 1 lacks memory, 1 is not ready, 1 is cordoned"}, Exclusive: true,
@@ -510,7 +516,7 @@ func (f *fake) fill() {
 		{WorkloadId: "old", Type: "compose", DesiredState: "Stopped", Status: "Stopped", CreatedAt: before(40 * 24 * time.Hour), ImageOrSource: "inline",
 			Reason: &controlv1.ReasonDetail{Code: "UserStop", Message: "stopped by request"}},
 		{WorkloadId: "web-0", Type: "container", DesiredState: "Running", Status: "Running", AssignedNodeId: "node-a", Group: "web", CreatedAt: before(3*time.Minute + 12*time.Second),
-			LastUpdated: before(3 * time.Minute), ImageOrSource: "hello:demo", Addresses: []string{"172.17.0.2"}, Ports: []*controlv1.Port{{HostPort: 8080, ContainerPort: 80, Protocol: "tcp"}},
+			LastUpdated: before(3 * time.Minute), ImageOrSource: "hello:demo", Addresses: []string{"172.17.0.2"}, Ports: []*controlv1.Port{{HostPort: 8080, ContainerPort: 80, Protocol: "tcp", Name: "http"}}, Health: "starting",
 			RevisionId: "c1-0123456789abcdef", CallerRevisionId: "rev-1", AssignmentAcknowledged: true, Generation: &controlv1.Generation{Incarnation: 1, Sequence: 3},
 			Labels: map[string]string{"tier": "front", "app": "web"}, Priority: 10,
 			Usage: &controlv1.WorkloadUsageSnapshot{CpuPercent: 1.25, MemoryBytes: 12 << 20, NetRxBytes: 2048, NetTxBytes: 5 << 20},

@@ -159,6 +159,7 @@ func outputCases() []outputCase {
 		{"events-yaml", []string{"events", "--type", "NodeLost", "-o", "yaml"}},
 		{"events-none", []string{"events", "--workload", "x"}},
 		{"why", []string{"why", "db"}},
+		{"why-timed-out", []string{"why", "batch"}},
 		{"why-missing", []string{"why", "web"}},
 		{"why-not", []string{"why-not", "db", "node-a"}},
 		{"why-not-feasible", []string{"why-not", "db", "rack-17-a-machine-with-a-very-long-name.dc1.example.internal"}},

@@ -6,8 +6,10 @@ import (
 	"strings"
 
 	"github.com/spf13/cobra"
+	"google.golang.org/protobuf/types/known/timestamppb"
 
 	clusterv1 "github.com/persys/compute/api/cluster/v1"
+	controlv1 "github.com/persys/compute/api/control/v1"
 	"github.com/persys/compute/cmd/persysctl/screen"
 )
 
@@ -63,6 +65,7 @@ func (c *cli) showWhy(r *clusterv1.WhyResponse) {
 	f.Add("Status", where)
 	f.Add("Reason", screen.Text(joinNonEmpty(": ", r.GetReasonCode(), r.GetReasonMessage())))
 	c.printFacts(f)
+	c.showLastActions(r.GetLastActions())
 
 	if len(r.GetCounts()) > 0 {
 		c.section("What stands against it")
@@ -166,15 +169,39 @@ func (c *cli) actions(ctx context.Context, id string, limit int32) error {
 			c.empty(fmt.Sprintf("The agent of %s has done nothing for %s yet.", r.GetNodeId(), id), "persysctl why "+id)
 			return
 		}
-		t := screen.NewTable(screen.Column{Title: "WHEN", Right: true}, screen.Column{Title: "ACTION", Gives: 2, Least: 10}, screen.Column{Title: "STATUS"},
-			screen.Column{Title: "TOOK", Right: true}, screen.Column{Title: "TASK", Wide: true}, screen.Column{Title: "ERROR", Gives: 4, Least: 16})
-		for _, a := range r.GetActions() {
-			took := screen.None
-			if a.GetStartedAt() != nil && a.GetEndedAt() != nil {
-				took = span(a.GetEndedAt().AsTime().Sub(a.GetStartedAt().AsTime()))
-			}
-			t.Add(screen.Text(c.age(a.GetCreatedAt())), screen.Text(a.GetActionType()), screen.State(a.GetStatus()), screen.Text(took), screen.Text(a.GetTaskId()), screen.Text(a.GetError()))
-		}
-		c.print(t)
+		c.print(actionTable(c, r.GetActions()))
 	})
+}
+
+// action is a task of an agent, as it is asked for or as the record keeps it.
+type action interface {
+	GetTaskId() string
+	GetActionType() string
+	GetStatus() string
+	GetError() string
+	GetCreatedAt() *timestamppb.Timestamp
+	GetStartedAt() *timestamppb.Timestamp
+	GetEndedAt() *timestamppb.Timestamp
+}
+
+func actionTable[A action](c *cli, list []A) *screen.Table {
+	t := screen.NewTable(screen.Column{Title: "WHEN", Right: true}, screen.Column{Title: "ACTION", Gives: 2, Least: 10}, screen.Column{Title: "STATUS"},
+		screen.Column{Title: "TOOK", Right: true}, screen.Column{Title: "TASK", Wide: true}, screen.Column{Title: "ERROR", Gives: 4, Least: 16})
+	for _, a := range list {
+		took := screen.None
+		if a.GetStartedAt() != nil && a.GetEndedAt() != nil {
+			took = span(a.GetEndedAt().AsTime().Sub(a.GetStartedAt().AsTime()))
+		}
+		t.Add(screen.Text(c.age(a.GetCreatedAt())), screen.Text(a.GetActionType()), screen.State(a.GetStatus()), screen.Text(took), screen.Text(a.GetTaskId()), screen.Text(a.GetError()))
+	}
+	return t
+}
+
+// showLastActions shows what was attached to the record when an order timed out.
+func (c *cli) showLastActions(list []*controlv1.WorkloadAction) {
+	if len(list) == 0 {
+		return
+	}
+	c.section("What the agent had done when the last order timed out")
+	c.print(actionTable(c, list))
 }

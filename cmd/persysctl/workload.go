@@ -97,6 +97,13 @@ func (c *cli) showWorkload(w *controlv1.WorkloadView) {
 	if w.GetExclusive() {
 		f.Add("Exclusive", screen.Text("yes: never run by two nodes"))
 	}
+	if h := w.GetHealth(); h != "" {
+		text := h
+		if h != "healthy" {
+			text += ", and so not in DNS"
+		}
+		f.Add("Health", screen.Text(text))
+	}
 	f.Add("Addresses", screen.Text(strings.Join(w.GetAddresses(), ", ")))
 	f.Add("Ports", screen.Text(portsText(w.GetPorts())))
 	f.Add("Labels", screen.Text(labelsText(w.GetLabels())))
@@ -117,6 +124,7 @@ func (c *cli) showWorkload(w *controlv1.WorkloadView) {
 	f.Add("Created", screen.Text(c.ago(w.GetCreatedAt())))
 	f.Add("Changed", screen.Text(c.ago(w.GetLastUpdated())))
 	c.printFacts(f)
+	c.showLastActions(w.GetLastActions())
 	if s := w.GetSpec(); s != nil {
 		data, err := encode.YAML(s, false)
 		if err != nil {
@@ -184,7 +192,7 @@ func portsText(ports []*controlv1.Port) string {
 			host = "any"
 		}
 		protocol := orText(p.GetProtocol(), "tcp")
-		out = append(out, fmt.Sprintf("%s→%d/%s", host, p.GetContainerPort(), protocol))
+		out = append(out, strings.TrimSpace(fmt.Sprintf("%s→%d/%s %s", host, p.GetContainerPort(), protocol, p.GetName())))
 	}
 	return strings.Join(out, ", ")
 }

@@ -177,7 +177,7 @@ func Judge(view fsm.View, node *fsm.Node, r *sched.Reported) *commandv1.Workload
 func sameObservation(have, got *fsm.Observation, present fsm.Generation) bool {
 	spoke := have.Generation == got.Generation || (got.Generation.IsZero() && have.Generation == present)
 	return spoke && have.State == got.State && have.Code == got.Code && have.Message == got.Message &&
-		have.Failure == got.Failure && have.Retryable == got.Retryable && have.RestartCount == got.RestartCount &&
+		have.Failure == got.Failure && have.Retryable == got.Retryable && have.RestartCount == got.RestartCount && have.Health == got.Health &&
 		slices.Equal(have.Addresses, got.Addresses) && slices.Equal(have.Ports, got.Ports)
 }
 
@@ -246,6 +246,7 @@ func report(node string, r *sched.Reported) *commandv1.WorkloadReport {
 		RestartCount:  o.RestartCount,
 		Addresses:     o.Addresses,
 		ObservedAt:    o.At,
+		Health:        o.Health,
 	}
 	for _, p := range o.Ports {
 		out.Ports = append(out.Ports, &commandv1.PortBinding{

@@ -189,6 +189,7 @@ func combine(id driver.ID, project string, parts []*part, rec *record) driver.Ob
 		if p.State == driver.Running {
 			running++
 		}
+		o.Health = o.Health.Worse(p.Health)
 		o.RestartCount += p.RestartCount
 		o.Addresses = append(o.Addresses, p.Addresses...)
 		o.Ports = append(o.Ports, p.Ports...)

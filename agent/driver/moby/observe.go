@@ -35,6 +35,7 @@ func Observe(in container.InspectResponse) driver.Observed {
 	o.ExitCode = state.ExitCode
 	o.StartedAt, o.FinishedAt = parseTime(state.StartedAt), parseTime(state.FinishedAt)
 	o.State, o.Class, o.Message = StateOf(state, in.RestartCount)
+	o.Health = healthOf(state)
 	o.Addresses, o.Ports = addresses(in.NetworkSettings)
 	o.Metadata = map[string]string{
 		"container.id":    Short(in.ID),
@@ -56,6 +57,22 @@ func Observe(in container.InspectResponse) driver.Observed {
 		o.Metadata["failure_message"] = driver.Bound(o.Message)
 	}
 	return o
+}
+
+// healthOf is what the engine's health check says of a running container.
+func healthOf(s *container.State) driver.Health {
+	if s.Status != container.StateRunning || s.Health == nil {
+		return ""
+	}
+	switch s.Health.Status {
+	case "", container.NoHealthcheck:
+		return ""
+	case container.Healthy:
+		return driver.Healthy
+	case container.Starting:
+		return driver.Starting
+	}
+	return driver.Unhealthy
 }
 
 // StateOf is the table of contract/semantics.md section 12, with one more row: a container that the

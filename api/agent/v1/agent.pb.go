@@ -2373,7 +2373,10 @@ type WorkloadStatus struct {
 	// IP addresses, without ports.
 	Addresses []string `protobuf:"bytes,1003,rep,name=addresses,proto3" json:"addresses,omitempty"`
 	// What the host forwards to the workload; host_port is the bound one, also where 0 was asked for.
-	Ports         []*PortMapping `protobuf:"bytes,1004,rep,name=ports,proto3" json:"ports,omitempty"`
+	Ports []*PortMapping `protobuf:"bytes,1004,rep,name=ports,proto3" json:"ports,omitempty"`
+	// Of what runs: healthy, unhealthy or starting; empty where nothing is checked. A stack is as
+	// healthy as the least healthy of its containers.
+	Health        string `protobuf:"bytes,1005,opt,name=health,proto3" json:"health,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2511,6 +2514,13 @@ func (x *WorkloadStatus) GetPorts() []*PortMapping {
 		return x.Ports
 	}
 	return nil
+}
+
+func (x *WorkloadStatus) GetHealth() string {
+	if x != nil {
+		return x.Health
+	}
+	return ""
 }
 
 type WorkloadUsageSnapshot struct {
@@ -4209,7 +4219,7 @@ const file_api_agent_v1_agent_proto_rawDesc = "" +
 	"\vmac_address\x18\x02 \x01(\tR\n" +
 	"macAddress\x12\x1d\n" +
 	"\n" +
-	"ip_address\x18\x03 \x01(\tR\tipAddress\"\xea\x05\n" +
+	"ip_address\x18\x03 \x01(\tR\tipAddress\"\x83\x06\n" +
 	"\x0eWorkloadStatus\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x121\n" +
 	"\x04type\x18\x02 \x01(\x0e2\x1d.persys.agent.v1.WorkloadTypeR\x04type\x12\x1f\n" +
@@ -4231,7 +4241,8 @@ const file_api_agent_v1_agent_proto_rawDesc = "" +
 	"\acontent\x18\xe9\a \x01(\tR\acontent\x12$\n" +
 	"\rrestart_count\x18\xea\a \x01(\x05R\frestartCount\x12\x1d\n" +
 	"\taddresses\x18\xeb\a \x03(\tR\taddresses\x123\n" +
-	"\x05ports\x18\xec\a \x03(\v2\x1c.persys.agent.v1.PortMappingR\x05ports\x1a;\n" +
+	"\x05ports\x18\xec\a \x03(\v2\x1c.persys.agent.v1.PortMappingR\x05ports\x12\x17\n" +
+	"\x06health\x18\xed\a \x01(\tR\x06health\x1a;\n" +
 	"\rMetadataEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\x80\x03\n" +

@@ -2599,8 +2599,10 @@ type WhyResponse struct {
 	Counts         []*ReasonCount         `protobuf:"bytes,7,rep,name=counts,proto3" json:"counts,omitempty"`
 	Nodes          []*NodeVerdict         `protobuf:"bytes,8,rep,name=nodes,proto3" json:"nodes,omitempty"`
 	// The command to type next, when there is one.
-	Hint          string `protobuf:"bytes,9,opt,name=hint,proto3" json:"hint,omitempty"`
-	Index         uint64 `protobuf:"varint,10,opt,name=index,proto3" json:"index,omitempty"`
+	Hint  string `protobuf:"bytes,9,opt,name=hint,proto3" json:"hint,omitempty"`
+	Index uint64 `protobuf:"varint,10,opt,name=index,proto3" json:"index,omitempty"`
+	// What the agent said it had done when the last order timed out, newest first.
+	LastActions   []*v1.WorkloadAction `protobuf:"bytes,75,rep,name=last_actions,json=lastActions,proto3" json:"last_actions,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2703,6 +2705,13 @@ func (x *WhyResponse) GetIndex() uint64 {
 		return x.Index
 	}
 	return 0
+}
+
+func (x *WhyResponse) GetLastActions() []*v1.WorkloadAction {
+	if x != nil {
+		return x.LastActions
+	}
+	return nil
 }
 
 type ApplyWorkloadsRequest struct {
@@ -7250,7 +7259,7 @@ const file_api_cluster_v1_cluster_proto_rawDesc = "" +
 	"\vReasonCount\x12\x16\n" +
 	"\x06filter\x18\x01 \x01(\tR\x06filter\x12\x16\n" +
 	"\x06reason\x18\x02 \x01(\tR\x06reason\x12\x14\n" +
-	"\x05nodes\x18\x03 \x01(\x05R\x05nodes\"\xf6\x02\n" +
+	"\x05nodes\x18\x03 \x01(\x05R\x05nodes\"\xbc\x03\n" +
 	"\vWhyResponse\x12\x1f\n" +
 	"\vworkload_id\x18\x01 \x01(\tR\n" +
 	"workloadId\x12\x16\n" +
@@ -7264,7 +7273,8 @@ const file_api_cluster_v1_cluster_proto_rawDesc = "" +
 	"\x05nodes\x18\b \x03(\v2\x1e.persys.cluster.v1.NodeVerdictR\x05nodes\x12\x12\n" +
 	"\x04hint\x18\t \x01(\tR\x04hint\x12\x14\n" +
 	"\x05index\x18\n" +
-	" \x01(\x04R\x05index\"\x91\x01\n" +
+	" \x01(\x04R\x05index\x12D\n" +
+	"\flast_actions\x18K \x03(\v2!.persys.control.v1.WorkloadActionR\vlastActions\"\x91\x01\n" +
 	"\x15ApplyWorkloadsRequest\x12\x1d\n" +
 	"\n" +
 	"request_id\x18\x01 \x01(\tR\trequestId\x12E\n" +
@@ -7785,9 +7795,10 @@ var file_api_cluster_v1_cluster_proto_goTypes = []any{
 	nil,                                // 102: persys.cluster.v1.RecordSessionRequest.DetailsEntry
 	(*timestamppb.Timestamp)(nil),      // 103: google.protobuf.Timestamp
 	(*v1.WorkloadView)(nil),            // 104: persys.control.v1.WorkloadView
-	(*v1.ApplyWorkloadRequest)(nil),    // 105: persys.control.v1.ApplyWorkloadRequest
-	(*v1.ApplyWorkloadResponse)(nil),   // 106: persys.control.v1.ApplyWorkloadResponse
-	(*v1.NodeView)(nil),                // 107: persys.control.v1.NodeView
+	(*v1.WorkloadAction)(nil),          // 105: persys.control.v1.WorkloadAction
+	(*v1.ApplyWorkloadRequest)(nil),    // 106: persys.control.v1.ApplyWorkloadRequest
+	(*v1.ApplyWorkloadResponse)(nil),   // 107: persys.control.v1.ApplyWorkloadResponse
+	(*v1.NodeView)(nil),                // 108: persys.control.v1.NodeView
 }
 var file_api_cluster_v1_cluster_proto_depIdxs = []int32{
 	6,   // 0: persys.cluster.v1.BundleResponse.revocations:type_name -> persys.cluster.v1.Revocation
@@ -7812,134 +7823,135 @@ var file_api_cluster_v1_cluster_proto_depIdxs = []int32{
 	104, // 19: persys.cluster.v1.WorkloadChange.workload:type_name -> persys.control.v1.WorkloadView
 	37,  // 20: persys.cluster.v1.WhyResponse.counts:type_name -> persys.cluster.v1.ReasonCount
 	36,  // 21: persys.cluster.v1.WhyResponse.nodes:type_name -> persys.cluster.v1.NodeVerdict
-	105, // 22: persys.cluster.v1.ApplyWorkloadsRequest.workloads:type_name -> persys.control.v1.ApplyWorkloadRequest
-	106, // 23: persys.cluster.v1.ApplyWorkloadsResponse.results:type_name -> persys.control.v1.ApplyWorkloadResponse
-	105, // 24: persys.cluster.v1.PlanWorkloadsRequest.workloads:type_name -> persys.control.v1.ApplyWorkloadRequest
-	42,  // 25: persys.cluster.v1.PlannedWorkload.changes:type_name -> persys.cluster.v1.FieldChange
-	37,  // 26: persys.cluster.v1.PlannedWorkload.counts:type_name -> persys.cluster.v1.ReasonCount
-	36,  // 27: persys.cluster.v1.PlannedWorkload.nodes:type_name -> persys.cluster.v1.NodeVerdict
-	43,  // 28: persys.cluster.v1.PlanWorkloadsResponse.workloads:type_name -> persys.cluster.v1.PlannedWorkload
-	105, // 29: persys.cluster.v1.ApplyStreamRequest.apply:type_name -> persys.control.v1.ApplyWorkloadRequest
-	106, // 30: persys.cluster.v1.ApplyStreamResponse.result:type_name -> persys.control.v1.ApplyWorkloadResponse
-	107, // 31: persys.cluster.v1.NodeActionResponse.node:type_name -> persys.control.v1.NodeView
-	51,  // 32: persys.cluster.v1.NodeActionResponse.moves:type_name -> persys.cluster.v1.PlannedMove
-	56,  // 33: persys.cluster.v1.ExecRequest.open:type_name -> persys.cluster.v1.ExecOpen
-	57,  // 34: persys.cluster.v1.ExecRequest.resize:type_name -> persys.cluster.v1.TerminalSize
-	57,  // 35: persys.cluster.v1.ExecOpen.size:type_name -> persys.cluster.v1.TerminalSize
-	59,  // 36: persys.cluster.v1.ExecResponse.opened:type_name -> persys.cluster.v1.ExecOpened
-	54,  // 37: persys.cluster.v1.ExecResponse.output:type_name -> persys.cluster.v1.LogChunk
-	60,  // 38: persys.cluster.v1.ExecResponse.exit:type_name -> persys.cluster.v1.ExecExit
-	102, // 39: persys.cluster.v1.RecordSessionRequest.details:type_name -> persys.cluster.v1.RecordSessionRequest.DetailsEntry
-	103, // 40: persys.cluster.v1.Action.created_at:type_name -> google.protobuf.Timestamp
-	103, // 41: persys.cluster.v1.Action.started_at:type_name -> google.protobuf.Timestamp
-	103, // 42: persys.cluster.v1.Action.ended_at:type_name -> google.protobuf.Timestamp
-	64,  // 43: persys.cluster.v1.ListActionsResponse.actions:type_name -> persys.cluster.v1.Action
-	103, // 44: persys.cluster.v1.BackupInfo.at:type_name -> google.protobuf.Timestamp
-	73,  // 45: persys.cluster.v1.CreateBackupResponse.info:type_name -> persys.cluster.v1.BackupInfo
-	73,  // 46: persys.cluster.v1.RestoreBackupResponse.backup:type_name -> persys.cluster.v1.BackupInfo
-	73,  // 47: persys.cluster.v1.RestoreBackupResponse.present:type_name -> persys.cluster.v1.BackupInfo
-	78,  // 48: persys.cluster.v1.MirrorContent.problems:type_name -> persys.cluster.v1.MirrorProblem
-	103, // 49: persys.cluster.v1.RecoveryResponse.mode_changed_at:type_name -> google.protobuf.Timestamp
-	77,  // 50: persys.cluster.v1.RecoveryResponse.content:type_name -> persys.cluster.v1.MirrorContent
-	73,  // 51: persys.cluster.v1.RecoveryResponse.present:type_name -> persys.cluster.v1.BackupInfo
-	83,  // 52: persys.cluster.v1.RestoreMirrorResponse.differences:type_name -> persys.cluster.v1.KeyDifference
-	77,  // 53: persys.cluster.v1.ImportMirrorResponse.content:type_name -> persys.cluster.v1.MirrorContent
-	76,  // 54: persys.cluster.v1.ImportMirrorResponse.change:type_name -> persys.cluster.v1.RestoreBackupResponse
-	103, // 55: persys.cluster.v1.Drift.detected_at:type_name -> google.protobuf.Timestamp
-	87,  // 56: persys.cluster.v1.ListDriftsResponse.drifts:type_name -> persys.cluster.v1.Drift
-	105, // 57: persys.cluster.v1.AdoptDriftRequest.workload:type_name -> persys.control.v1.ApplyWorkloadRequest
-	94,  // 58: persys.cluster.v1.CollectGarbageResponse.items:type_name -> persys.cluster.v1.Garbage
-	97,  // 59: persys.cluster.v1.ListVolumesResponse.volumes:type_name -> persys.cluster.v1.Volume
-	98,  // 60: persys.cluster.v1.ListVolumesResponse.problems:type_name -> persys.cluster.v1.StorageProblem
-	103, // 61: persys.cluster.v1.Volume.created_at:type_name -> google.protobuf.Timestamp
-	103, // 62: persys.cluster.v1.Volume.released_at:type_name -> google.protobuf.Timestamp
-	28,  // 63: persys.cluster.v1.Cluster.Status:input_type -> persys.cluster.v1.StatusRequest
-	32,  // 64: persys.cluster.v1.Cluster.Events:input_type -> persys.cluster.v1.EventsRequest
-	33,  // 65: persys.cluster.v1.Cluster.WatchWorkloads:input_type -> persys.cluster.v1.WatchWorkloadsRequest
-	35,  // 66: persys.cluster.v1.Cluster.Why:input_type -> persys.cluster.v1.WhyRequest
-	39,  // 67: persys.cluster.v1.Cluster.ApplyWorkloads:input_type -> persys.cluster.v1.ApplyWorkloadsRequest
-	41,  // 68: persys.cluster.v1.Cluster.PlanWorkloads:input_type -> persys.cluster.v1.PlanWorkloadsRequest
-	45,  // 69: persys.cluster.v1.Cluster.ApplyStream:input_type -> persys.cluster.v1.ApplyStreamRequest
-	47,  // 70: persys.cluster.v1.Cluster.CordonNode:input_type -> persys.cluster.v1.CordonNodeRequest
-	48,  // 71: persys.cluster.v1.Cluster.DrainNode:input_type -> persys.cluster.v1.DrainNodeRequest
-	49,  // 72: persys.cluster.v1.Cluster.RemoveNode:input_type -> persys.cluster.v1.RemoveNodeRequest
-	50,  // 73: persys.cluster.v1.Cluster.FenceNode:input_type -> persys.cluster.v1.FenceNodeRequest
-	53,  // 74: persys.cluster.v1.Cluster.Logs:input_type -> persys.cluster.v1.LogsRequest
-	55,  // 75: persys.cluster.v1.Cluster.Exec:input_type -> persys.cluster.v1.ExecRequest
-	61,  // 76: persys.cluster.v1.Cluster.RecordSession:input_type -> persys.cluster.v1.RecordSessionRequest
-	63,  // 77: persys.cluster.v1.Cluster.ListActions:input_type -> persys.cluster.v1.ListActionsRequest
-	66,  // 78: persys.cluster.v1.Cluster.SetMode:input_type -> persys.cluster.v1.SetModeRequest
-	68,  // 79: persys.cluster.v1.Cluster.TransferLeadership:input_type -> persys.cluster.v1.TransferLeadershipRequest
-	70,  // 80: persys.cluster.v1.Cluster.RemoveReplica:input_type -> persys.cluster.v1.RemoveReplicaRequest
-	72,  // 81: persys.cluster.v1.Cluster.CreateBackup:input_type -> persys.cluster.v1.CreateBackupRequest
-	75,  // 82: persys.cluster.v1.Cluster.RestoreBackup:input_type -> persys.cluster.v1.RestoreBackupRequest
-	26,  // 83: persys.cluster.v1.Cluster.ClusterKey:input_type -> persys.cluster.v1.ClusterKeyRequest
-	79,  // 84: persys.cluster.v1.Cluster.Recovery:input_type -> persys.cluster.v1.RecoveryRequest
-	81,  // 85: persys.cluster.v1.Cluster.RestoreMirror:input_type -> persys.cluster.v1.RestoreMirrorRequest
-	84,  // 86: persys.cluster.v1.Cluster.ImportMirror:input_type -> persys.cluster.v1.ImportMirrorRequest
-	86,  // 87: persys.cluster.v1.Cluster.ListDrifts:input_type -> persys.cluster.v1.ListDriftsRequest
-	89,  // 88: persys.cluster.v1.Cluster.AdoptDrift:input_type -> persys.cluster.v1.AdoptDriftRequest
-	90,  // 89: persys.cluster.v1.Cluster.DeleteDrift:input_type -> persys.cluster.v1.DeleteDriftRequest
-	92,  // 90: persys.cluster.v1.Cluster.CollectGarbage:input_type -> persys.cluster.v1.CollectGarbageRequest
-	95,  // 91: persys.cluster.v1.Cluster.ListVolumes:input_type -> persys.cluster.v1.ListVolumesRequest
-	99,  // 92: persys.cluster.v1.Cluster.DeleteVolume:input_type -> persys.cluster.v1.DeleteVolumeRequest
-	0,   // 93: persys.cluster.v1.Trust.Enrol:input_type -> persys.cluster.v1.EnrolRequest
-	2,   // 94: persys.cluster.v1.Trust.Renew:input_type -> persys.cluster.v1.RenewRequest
-	4,   // 95: persys.cluster.v1.Trust.Bundle:input_type -> persys.cluster.v1.BundleRequest
-	7,   // 96: persys.cluster.v1.Trust.CreateToken:input_type -> persys.cluster.v1.CreateTokenRequest
-	10,  // 97: persys.cluster.v1.Trust.ListTokens:input_type -> persys.cluster.v1.ListTokensRequest
-	12,  // 98: persys.cluster.v1.Trust.DeleteToken:input_type -> persys.cluster.v1.DeleteTokenRequest
-	14,  // 99: persys.cluster.v1.Trust.ListIdentities:input_type -> persys.cluster.v1.ListIdentitiesRequest
-	17,  // 100: persys.cluster.v1.Trust.Revoke:input_type -> persys.cluster.v1.RevokeRequest
-	19,  // 101: persys.cluster.v1.Trust.ListAuthorities:input_type -> persys.cluster.v1.ListAuthoritiesRequest
-	22,  // 102: persys.cluster.v1.Trust.PutAuthority:input_type -> persys.cluster.v1.PutAuthorityRequest
-	24,  // 103: persys.cluster.v1.Trust.DropAuthority:input_type -> persys.cluster.v1.DropAuthorityRequest
-	30,  // 104: persys.cluster.v1.Cluster.Status:output_type -> persys.cluster.v1.StatusResponse
-	31,  // 105: persys.cluster.v1.Cluster.Events:output_type -> persys.cluster.v1.Event
-	34,  // 106: persys.cluster.v1.Cluster.WatchWorkloads:output_type -> persys.cluster.v1.WorkloadChange
-	38,  // 107: persys.cluster.v1.Cluster.Why:output_type -> persys.cluster.v1.WhyResponse
-	40,  // 108: persys.cluster.v1.Cluster.ApplyWorkloads:output_type -> persys.cluster.v1.ApplyWorkloadsResponse
-	44,  // 109: persys.cluster.v1.Cluster.PlanWorkloads:output_type -> persys.cluster.v1.PlanWorkloadsResponse
-	46,  // 110: persys.cluster.v1.Cluster.ApplyStream:output_type -> persys.cluster.v1.ApplyStreamResponse
-	52,  // 111: persys.cluster.v1.Cluster.CordonNode:output_type -> persys.cluster.v1.NodeActionResponse
-	52,  // 112: persys.cluster.v1.Cluster.DrainNode:output_type -> persys.cluster.v1.NodeActionResponse
-	52,  // 113: persys.cluster.v1.Cluster.RemoveNode:output_type -> persys.cluster.v1.NodeActionResponse
-	52,  // 114: persys.cluster.v1.Cluster.FenceNode:output_type -> persys.cluster.v1.NodeActionResponse
-	54,  // 115: persys.cluster.v1.Cluster.Logs:output_type -> persys.cluster.v1.LogChunk
-	58,  // 116: persys.cluster.v1.Cluster.Exec:output_type -> persys.cluster.v1.ExecResponse
-	62,  // 117: persys.cluster.v1.Cluster.RecordSession:output_type -> persys.cluster.v1.RecordSessionResponse
-	65,  // 118: persys.cluster.v1.Cluster.ListActions:output_type -> persys.cluster.v1.ListActionsResponse
-	67,  // 119: persys.cluster.v1.Cluster.SetMode:output_type -> persys.cluster.v1.SetModeResponse
-	69,  // 120: persys.cluster.v1.Cluster.TransferLeadership:output_type -> persys.cluster.v1.TransferLeadershipResponse
-	71,  // 121: persys.cluster.v1.Cluster.RemoveReplica:output_type -> persys.cluster.v1.RemoveReplicaResponse
-	74,  // 122: persys.cluster.v1.Cluster.CreateBackup:output_type -> persys.cluster.v1.CreateBackupResponse
-	76,  // 123: persys.cluster.v1.Cluster.RestoreBackup:output_type -> persys.cluster.v1.RestoreBackupResponse
-	27,  // 124: persys.cluster.v1.Cluster.ClusterKey:output_type -> persys.cluster.v1.ClusterKeyResponse
-	80,  // 125: persys.cluster.v1.Cluster.Recovery:output_type -> persys.cluster.v1.RecoveryResponse
-	82,  // 126: persys.cluster.v1.Cluster.RestoreMirror:output_type -> persys.cluster.v1.RestoreMirrorResponse
-	85,  // 127: persys.cluster.v1.Cluster.ImportMirror:output_type -> persys.cluster.v1.ImportMirrorResponse
-	88,  // 128: persys.cluster.v1.Cluster.ListDrifts:output_type -> persys.cluster.v1.ListDriftsResponse
-	91,  // 129: persys.cluster.v1.Cluster.AdoptDrift:output_type -> persys.cluster.v1.DriftActionResponse
-	91,  // 130: persys.cluster.v1.Cluster.DeleteDrift:output_type -> persys.cluster.v1.DriftActionResponse
-	93,  // 131: persys.cluster.v1.Cluster.CollectGarbage:output_type -> persys.cluster.v1.CollectGarbageResponse
-	96,  // 132: persys.cluster.v1.Cluster.ListVolumes:output_type -> persys.cluster.v1.ListVolumesResponse
-	100, // 133: persys.cluster.v1.Cluster.DeleteVolume:output_type -> persys.cluster.v1.DeleteVolumeResponse
-	1,   // 134: persys.cluster.v1.Trust.Enrol:output_type -> persys.cluster.v1.EnrolResponse
-	3,   // 135: persys.cluster.v1.Trust.Renew:output_type -> persys.cluster.v1.RenewResponse
-	5,   // 136: persys.cluster.v1.Trust.Bundle:output_type -> persys.cluster.v1.BundleResponse
-	8,   // 137: persys.cluster.v1.Trust.CreateToken:output_type -> persys.cluster.v1.CreateTokenResponse
-	11,  // 138: persys.cluster.v1.Trust.ListTokens:output_type -> persys.cluster.v1.ListTokensResponse
-	13,  // 139: persys.cluster.v1.Trust.DeleteToken:output_type -> persys.cluster.v1.DeleteTokenResponse
-	16,  // 140: persys.cluster.v1.Trust.ListIdentities:output_type -> persys.cluster.v1.ListIdentitiesResponse
-	18,  // 141: persys.cluster.v1.Trust.Revoke:output_type -> persys.cluster.v1.RevokeResponse
-	21,  // 142: persys.cluster.v1.Trust.ListAuthorities:output_type -> persys.cluster.v1.ListAuthoritiesResponse
-	23,  // 143: persys.cluster.v1.Trust.PutAuthority:output_type -> persys.cluster.v1.PutAuthorityResponse
-	25,  // 144: persys.cluster.v1.Trust.DropAuthority:output_type -> persys.cluster.v1.DropAuthorityResponse
-	104, // [104:145] is the sub-list for method output_type
-	63,  // [63:104] is the sub-list for method input_type
-	63,  // [63:63] is the sub-list for extension type_name
-	63,  // [63:63] is the sub-list for extension extendee
-	0,   // [0:63] is the sub-list for field type_name
+	105, // 22: persys.cluster.v1.WhyResponse.last_actions:type_name -> persys.control.v1.WorkloadAction
+	106, // 23: persys.cluster.v1.ApplyWorkloadsRequest.workloads:type_name -> persys.control.v1.ApplyWorkloadRequest
+	107, // 24: persys.cluster.v1.ApplyWorkloadsResponse.results:type_name -> persys.control.v1.ApplyWorkloadResponse
+	106, // 25: persys.cluster.v1.PlanWorkloadsRequest.workloads:type_name -> persys.control.v1.ApplyWorkloadRequest
+	42,  // 26: persys.cluster.v1.PlannedWorkload.changes:type_name -> persys.cluster.v1.FieldChange
+	37,  // 27: persys.cluster.v1.PlannedWorkload.counts:type_name -> persys.cluster.v1.ReasonCount
+	36,  // 28: persys.cluster.v1.PlannedWorkload.nodes:type_name -> persys.cluster.v1.NodeVerdict
+	43,  // 29: persys.cluster.v1.PlanWorkloadsResponse.workloads:type_name -> persys.cluster.v1.PlannedWorkload
+	106, // 30: persys.cluster.v1.ApplyStreamRequest.apply:type_name -> persys.control.v1.ApplyWorkloadRequest
+	107, // 31: persys.cluster.v1.ApplyStreamResponse.result:type_name -> persys.control.v1.ApplyWorkloadResponse
+	108, // 32: persys.cluster.v1.NodeActionResponse.node:type_name -> persys.control.v1.NodeView
+	51,  // 33: persys.cluster.v1.NodeActionResponse.moves:type_name -> persys.cluster.v1.PlannedMove
+	56,  // 34: persys.cluster.v1.ExecRequest.open:type_name -> persys.cluster.v1.ExecOpen
+	57,  // 35: persys.cluster.v1.ExecRequest.resize:type_name -> persys.cluster.v1.TerminalSize
+	57,  // 36: persys.cluster.v1.ExecOpen.size:type_name -> persys.cluster.v1.TerminalSize
+	59,  // 37: persys.cluster.v1.ExecResponse.opened:type_name -> persys.cluster.v1.ExecOpened
+	54,  // 38: persys.cluster.v1.ExecResponse.output:type_name -> persys.cluster.v1.LogChunk
+	60,  // 39: persys.cluster.v1.ExecResponse.exit:type_name -> persys.cluster.v1.ExecExit
+	102, // 40: persys.cluster.v1.RecordSessionRequest.details:type_name -> persys.cluster.v1.RecordSessionRequest.DetailsEntry
+	103, // 41: persys.cluster.v1.Action.created_at:type_name -> google.protobuf.Timestamp
+	103, // 42: persys.cluster.v1.Action.started_at:type_name -> google.protobuf.Timestamp
+	103, // 43: persys.cluster.v1.Action.ended_at:type_name -> google.protobuf.Timestamp
+	64,  // 44: persys.cluster.v1.ListActionsResponse.actions:type_name -> persys.cluster.v1.Action
+	103, // 45: persys.cluster.v1.BackupInfo.at:type_name -> google.protobuf.Timestamp
+	73,  // 46: persys.cluster.v1.CreateBackupResponse.info:type_name -> persys.cluster.v1.BackupInfo
+	73,  // 47: persys.cluster.v1.RestoreBackupResponse.backup:type_name -> persys.cluster.v1.BackupInfo
+	73,  // 48: persys.cluster.v1.RestoreBackupResponse.present:type_name -> persys.cluster.v1.BackupInfo
+	78,  // 49: persys.cluster.v1.MirrorContent.problems:type_name -> persys.cluster.v1.MirrorProblem
+	103, // 50: persys.cluster.v1.RecoveryResponse.mode_changed_at:type_name -> google.protobuf.Timestamp
+	77,  // 51: persys.cluster.v1.RecoveryResponse.content:type_name -> persys.cluster.v1.MirrorContent
+	73,  // 52: persys.cluster.v1.RecoveryResponse.present:type_name -> persys.cluster.v1.BackupInfo
+	83,  // 53: persys.cluster.v1.RestoreMirrorResponse.differences:type_name -> persys.cluster.v1.KeyDifference
+	77,  // 54: persys.cluster.v1.ImportMirrorResponse.content:type_name -> persys.cluster.v1.MirrorContent
+	76,  // 55: persys.cluster.v1.ImportMirrorResponse.change:type_name -> persys.cluster.v1.RestoreBackupResponse
+	103, // 56: persys.cluster.v1.Drift.detected_at:type_name -> google.protobuf.Timestamp
+	87,  // 57: persys.cluster.v1.ListDriftsResponse.drifts:type_name -> persys.cluster.v1.Drift
+	106, // 58: persys.cluster.v1.AdoptDriftRequest.workload:type_name -> persys.control.v1.ApplyWorkloadRequest
+	94,  // 59: persys.cluster.v1.CollectGarbageResponse.items:type_name -> persys.cluster.v1.Garbage
+	97,  // 60: persys.cluster.v1.ListVolumesResponse.volumes:type_name -> persys.cluster.v1.Volume
+	98,  // 61: persys.cluster.v1.ListVolumesResponse.problems:type_name -> persys.cluster.v1.StorageProblem
+	103, // 62: persys.cluster.v1.Volume.created_at:type_name -> google.protobuf.Timestamp
+	103, // 63: persys.cluster.v1.Volume.released_at:type_name -> google.protobuf.Timestamp
+	28,  // 64: persys.cluster.v1.Cluster.Status:input_type -> persys.cluster.v1.StatusRequest
+	32,  // 65: persys.cluster.v1.Cluster.Events:input_type -> persys.cluster.v1.EventsRequest
+	33,  // 66: persys.cluster.v1.Cluster.WatchWorkloads:input_type -> persys.cluster.v1.WatchWorkloadsRequest
+	35,  // 67: persys.cluster.v1.Cluster.Why:input_type -> persys.cluster.v1.WhyRequest
+	39,  // 68: persys.cluster.v1.Cluster.ApplyWorkloads:input_type -> persys.cluster.v1.ApplyWorkloadsRequest
+	41,  // 69: persys.cluster.v1.Cluster.PlanWorkloads:input_type -> persys.cluster.v1.PlanWorkloadsRequest
+	45,  // 70: persys.cluster.v1.Cluster.ApplyStream:input_type -> persys.cluster.v1.ApplyStreamRequest
+	47,  // 71: persys.cluster.v1.Cluster.CordonNode:input_type -> persys.cluster.v1.CordonNodeRequest
+	48,  // 72: persys.cluster.v1.Cluster.DrainNode:input_type -> persys.cluster.v1.DrainNodeRequest
+	49,  // 73: persys.cluster.v1.Cluster.RemoveNode:input_type -> persys.cluster.v1.RemoveNodeRequest
+	50,  // 74: persys.cluster.v1.Cluster.FenceNode:input_type -> persys.cluster.v1.FenceNodeRequest
+	53,  // 75: persys.cluster.v1.Cluster.Logs:input_type -> persys.cluster.v1.LogsRequest
+	55,  // 76: persys.cluster.v1.Cluster.Exec:input_type -> persys.cluster.v1.ExecRequest
+	61,  // 77: persys.cluster.v1.Cluster.RecordSession:input_type -> persys.cluster.v1.RecordSessionRequest
+	63,  // 78: persys.cluster.v1.Cluster.ListActions:input_type -> persys.cluster.v1.ListActionsRequest
+	66,  // 79: persys.cluster.v1.Cluster.SetMode:input_type -> persys.cluster.v1.SetModeRequest
+	68,  // 80: persys.cluster.v1.Cluster.TransferLeadership:input_type -> persys.cluster.v1.TransferLeadershipRequest
+	70,  // 81: persys.cluster.v1.Cluster.RemoveReplica:input_type -> persys.cluster.v1.RemoveReplicaRequest
+	72,  // 82: persys.cluster.v1.Cluster.CreateBackup:input_type -> persys.cluster.v1.CreateBackupRequest
+	75,  // 83: persys.cluster.v1.Cluster.RestoreBackup:input_type -> persys.cluster.v1.RestoreBackupRequest
+	26,  // 84: persys.cluster.v1.Cluster.ClusterKey:input_type -> persys.cluster.v1.ClusterKeyRequest
+	79,  // 85: persys.cluster.v1.Cluster.Recovery:input_type -> persys.cluster.v1.RecoveryRequest
+	81,  // 86: persys.cluster.v1.Cluster.RestoreMirror:input_type -> persys.cluster.v1.RestoreMirrorRequest
+	84,  // 87: persys.cluster.v1.Cluster.ImportMirror:input_type -> persys.cluster.v1.ImportMirrorRequest
+	86,  // 88: persys.cluster.v1.Cluster.ListDrifts:input_type -> persys.cluster.v1.ListDriftsRequest
+	89,  // 89: persys.cluster.v1.Cluster.AdoptDrift:input_type -> persys.cluster.v1.AdoptDriftRequest
+	90,  // 90: persys.cluster.v1.Cluster.DeleteDrift:input_type -> persys.cluster.v1.DeleteDriftRequest
+	92,  // 91: persys.cluster.v1.Cluster.CollectGarbage:input_type -> persys.cluster.v1.CollectGarbageRequest
+	95,  // 92: persys.cluster.v1.Cluster.ListVolumes:input_type -> persys.cluster.v1.ListVolumesRequest
+	99,  // 93: persys.cluster.v1.Cluster.DeleteVolume:input_type -> persys.cluster.v1.DeleteVolumeRequest
+	0,   // 94: persys.cluster.v1.Trust.Enrol:input_type -> persys.cluster.v1.EnrolRequest
+	2,   // 95: persys.cluster.v1.Trust.Renew:input_type -> persys.cluster.v1.RenewRequest
+	4,   // 96: persys.cluster.v1.Trust.Bundle:input_type -> persys.cluster.v1.BundleRequest
+	7,   // 97: persys.cluster.v1.Trust.CreateToken:input_type -> persys.cluster.v1.CreateTokenRequest
+	10,  // 98: persys.cluster.v1.Trust.ListTokens:input_type -> persys.cluster.v1.ListTokensRequest
+	12,  // 99: persys.cluster.v1.Trust.DeleteToken:input_type -> persys.cluster.v1.DeleteTokenRequest
+	14,  // 100: persys.cluster.v1.Trust.ListIdentities:input_type -> persys.cluster.v1.ListIdentitiesRequest
+	17,  // 101: persys.cluster.v1.Trust.Revoke:input_type -> persys.cluster.v1.RevokeRequest
+	19,  // 102: persys.cluster.v1.Trust.ListAuthorities:input_type -> persys.cluster.v1.ListAuthoritiesRequest
+	22,  // 103: persys.cluster.v1.Trust.PutAuthority:input_type -> persys.cluster.v1.PutAuthorityRequest
+	24,  // 104: persys.cluster.v1.Trust.DropAuthority:input_type -> persys.cluster.v1.DropAuthorityRequest
+	30,  // 105: persys.cluster.v1.Cluster.Status:output_type -> persys.cluster.v1.StatusResponse
+	31,  // 106: persys.cluster.v1.Cluster.Events:output_type -> persys.cluster.v1.Event
+	34,  // 107: persys.cluster.v1.Cluster.WatchWorkloads:output_type -> persys.cluster.v1.WorkloadChange
+	38,  // 108: persys.cluster.v1.Cluster.Why:output_type -> persys.cluster.v1.WhyResponse
+	40,  // 109: persys.cluster.v1.Cluster.ApplyWorkloads:output_type -> persys.cluster.v1.ApplyWorkloadsResponse
+	44,  // 110: persys.cluster.v1.Cluster.PlanWorkloads:output_type -> persys.cluster.v1.PlanWorkloadsResponse
+	46,  // 111: persys.cluster.v1.Cluster.ApplyStream:output_type -> persys.cluster.v1.ApplyStreamResponse
+	52,  // 112: persys.cluster.v1.Cluster.CordonNode:output_type -> persys.cluster.v1.NodeActionResponse
+	52,  // 113: persys.cluster.v1.Cluster.DrainNode:output_type -> persys.cluster.v1.NodeActionResponse
+	52,  // 114: persys.cluster.v1.Cluster.RemoveNode:output_type -> persys.cluster.v1.NodeActionResponse
+	52,  // 115: persys.cluster.v1.Cluster.FenceNode:output_type -> persys.cluster.v1.NodeActionResponse
+	54,  // 116: persys.cluster.v1.Cluster.Logs:output_type -> persys.cluster.v1.LogChunk
+	58,  // 117: persys.cluster.v1.Cluster.Exec:output_type -> persys.cluster.v1.ExecResponse
+	62,  // 118: persys.cluster.v1.Cluster.RecordSession:output_type -> persys.cluster.v1.RecordSessionResponse
+	65,  // 119: persys.cluster.v1.Cluster.ListActions:output_type -> persys.cluster.v1.ListActionsResponse
+	67,  // 120: persys.cluster.v1.Cluster.SetMode:output_type -> persys.cluster.v1.SetModeResponse
+	69,  // 121: persys.cluster.v1.Cluster.TransferLeadership:output_type -> persys.cluster.v1.TransferLeadershipResponse
+	71,  // 122: persys.cluster.v1.Cluster.RemoveReplica:output_type -> persys.cluster.v1.RemoveReplicaResponse
+	74,  // 123: persys.cluster.v1.Cluster.CreateBackup:output_type -> persys.cluster.v1.CreateBackupResponse
+	76,  // 124: persys.cluster.v1.Cluster.RestoreBackup:output_type -> persys.cluster.v1.RestoreBackupResponse
+	27,  // 125: persys.cluster.v1.Cluster.ClusterKey:output_type -> persys.cluster.v1.ClusterKeyResponse
+	80,  // 126: persys.cluster.v1.Cluster.Recovery:output_type -> persys.cluster.v1.RecoveryResponse
+	82,  // 127: persys.cluster.v1.Cluster.RestoreMirror:output_type -> persys.cluster.v1.RestoreMirrorResponse
+	85,  // 128: persys.cluster.v1.Cluster.ImportMirror:output_type -> persys.cluster.v1.ImportMirrorResponse
+	88,  // 129: persys.cluster.v1.Cluster.ListDrifts:output_type -> persys.cluster.v1.ListDriftsResponse
+	91,  // 130: persys.cluster.v1.Cluster.AdoptDrift:output_type -> persys.cluster.v1.DriftActionResponse
+	91,  // 131: persys.cluster.v1.Cluster.DeleteDrift:output_type -> persys.cluster.v1.DriftActionResponse
+	93,  // 132: persys.cluster.v1.Cluster.CollectGarbage:output_type -> persys.cluster.v1.CollectGarbageResponse
+	96,  // 133: persys.cluster.v1.Cluster.ListVolumes:output_type -> persys.cluster.v1.ListVolumesResponse
+	100, // 134: persys.cluster.v1.Cluster.DeleteVolume:output_type -> persys.cluster.v1.DeleteVolumeResponse
+	1,   // 135: persys.cluster.v1.Trust.Enrol:output_type -> persys.cluster.v1.EnrolResponse
+	3,   // 136: persys.cluster.v1.Trust.Renew:output_type -> persys.cluster.v1.RenewResponse
+	5,   // 137: persys.cluster.v1.Trust.Bundle:output_type -> persys.cluster.v1.BundleResponse
+	8,   // 138: persys.cluster.v1.Trust.CreateToken:output_type -> persys.cluster.v1.CreateTokenResponse
+	11,  // 139: persys.cluster.v1.Trust.ListTokens:output_type -> persys.cluster.v1.ListTokensResponse
+	13,  // 140: persys.cluster.v1.Trust.DeleteToken:output_type -> persys.cluster.v1.DeleteTokenResponse
+	16,  // 141: persys.cluster.v1.Trust.ListIdentities:output_type -> persys.cluster.v1.ListIdentitiesResponse
+	18,  // 142: persys.cluster.v1.Trust.Revoke:output_type -> persys.cluster.v1.RevokeResponse
+	21,  // 143: persys.cluster.v1.Trust.ListAuthorities:output_type -> persys.cluster.v1.ListAuthoritiesResponse
+	23,  // 144: persys.cluster.v1.Trust.PutAuthority:output_type -> persys.cluster.v1.PutAuthorityResponse
+	25,  // 145: persys.cluster.v1.Trust.DropAuthority:output_type -> persys.cluster.v1.DropAuthorityResponse
+	105, // [105:146] is the sub-list for method output_type
+	64,  // [64:105] is the sub-list for method input_type
+	64,  // [64:64] is the sub-list for extension type_name
+	64,  // [64:64] is the sub-list for extension extendee
+	0,   // [0:64] is the sub-list for field type_name
 }
 
 func init() { file_api_cluster_v1_cluster_proto_init() }

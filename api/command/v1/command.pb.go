@@ -1129,8 +1129,10 @@ type Demand struct {
 	Group       string        `protobuf:"bytes,11,opt,name=group,proto3" json:"group,omitempty"`
 	Exclusive   bool          `protobuf:"varint,12,opt,name=exclusive,proto3" json:"exclusive,omitempty"`
 	// keep or stop.
-	OnLostLease   string `protobuf:"bytes,13,opt,name=on_lost_lease,json=onLostLease,proto3" json:"on_lost_lease,omitempty"`
-	Priority      int32  `protobuf:"varint,14,opt,name=priority,proto3" json:"priority,omitempty"`
+	OnLostLease string `protobuf:"bytes,13,opt,name=on_lost_lease,json=onLostLease,proto3" json:"on_lost_lease,omitempty"`
+	Priority    int32  `protobuf:"varint,14,opt,name=priority,proto3" json:"priority,omitempty"`
+	// Ports that have a name, sorted by it. DNS alone reads them. Kept from feature level 6 on.
+	PortNames     []*PortName `protobuf:"bytes,76,rep,name=port_names,json=portNames,proto3" json:"port_names,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1263,6 +1265,84 @@ func (x *Demand) GetPriority() int32 {
 	return 0
 }
 
+func (x *Demand) GetPortNames() []*PortName {
+	if x != nil {
+		return x.PortNames
+	}
+	return nil
+}
+
+// PortName is a service name of a port.
+type PortName struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Name  string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	// Inside the workload.
+	ContainerPort uint32 `protobuf:"varint,2,opt,name=container_port,json=containerPort,proto3" json:"container_port,omitempty"`
+	Protocol      string `protobuf:"bytes,3,opt,name=protocol,proto3" json:"protocol,omitempty"`
+	// 0: whatever it is published as.
+	HostPort      uint32 `protobuf:"varint,4,opt,name=host_port,json=hostPort,proto3" json:"host_port,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PortName) Reset() {
+	*x = PortName{}
+	mi := &file_api_command_v1_command_proto_msgTypes[10]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PortName) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PortName) ProtoMessage() {}
+
+func (x *PortName) ProtoReflect() protoreflect.Message {
+	mi := &file_api_command_v1_command_proto_msgTypes[10]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PortName.ProtoReflect.Descriptor instead.
+func (*PortName) Descriptor() ([]byte, []int) {
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{10}
+}
+
+func (x *PortName) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *PortName) GetContainerPort() uint32 {
+	if x != nil {
+		return x.ContainerPort
+	}
+	return 0
+}
+
+func (x *PortName) GetProtocol() string {
+	if x != nil {
+		return x.Protocol
+	}
+	return ""
+}
+
+func (x *PortName) GetHostPort() uint32 {
+	if x != nil {
+		return x.HostPort
+	}
+	return 0
+}
+
 // InitCluster gives a virgin state its identity, or a restored one a new
 // incarnation: max(old + 1, incarnation).
 type InitCluster struct {
@@ -1276,7 +1356,7 @@ type InitCluster struct {
 
 func (x *InitCluster) Reset() {
 	*x = InitCluster{}
-	mi := &file_api_command_v1_command_proto_msgTypes[10]
+	mi := &file_api_command_v1_command_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1288,7 +1368,7 @@ func (x *InitCluster) String() string {
 func (*InitCluster) ProtoMessage() {}
 
 func (x *InitCluster) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[10]
+	mi := &file_api_command_v1_command_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1301,7 +1381,7 @@ func (x *InitCluster) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InitCluster.ProtoReflect.Descriptor instead.
 func (*InitCluster) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{10}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *InitCluster) GetClusterId() string {
@@ -1346,7 +1426,7 @@ type WorkloadPut struct {
 
 func (x *WorkloadPut) Reset() {
 	*x = WorkloadPut{}
-	mi := &file_api_command_v1_command_proto_msgTypes[11]
+	mi := &file_api_command_v1_command_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1358,7 +1438,7 @@ func (x *WorkloadPut) String() string {
 func (*WorkloadPut) ProtoMessage() {}
 
 func (x *WorkloadPut) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[11]
+	mi := &file_api_command_v1_command_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1371,7 +1451,7 @@ func (x *WorkloadPut) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkloadPut.ProtoReflect.Descriptor instead.
 func (*WorkloadPut) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{11}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *WorkloadPut) GetId() string {
@@ -1436,7 +1516,7 @@ type PutWorkloads struct {
 
 func (x *PutWorkloads) Reset() {
 	*x = PutWorkloads{}
-	mi := &file_api_command_v1_command_proto_msgTypes[12]
+	mi := &file_api_command_v1_command_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1448,7 +1528,7 @@ func (x *PutWorkloads) String() string {
 func (*PutWorkloads) ProtoMessage() {}
 
 func (x *PutWorkloads) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[12]
+	mi := &file_api_command_v1_command_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1461,7 +1541,7 @@ func (x *PutWorkloads) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PutWorkloads.ProtoReflect.Descriptor instead.
 func (*PutWorkloads) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{12}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *PutWorkloads) GetWorkloads() []*WorkloadPut {
@@ -1489,7 +1569,7 @@ type SetDesired struct {
 
 func (x *SetDesired) Reset() {
 	*x = SetDesired{}
-	mi := &file_api_command_v1_command_proto_msgTypes[13]
+	mi := &file_api_command_v1_command_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1501,7 +1581,7 @@ func (x *SetDesired) String() string {
 func (*SetDesired) ProtoMessage() {}
 
 func (x *SetDesired) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[13]
+	mi := &file_api_command_v1_command_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1514,7 +1594,7 @@ func (x *SetDesired) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetDesired.ProtoReflect.Descriptor instead.
 func (*SetDesired) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{13}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *SetDesired) GetId() string {
@@ -1542,7 +1622,7 @@ type DeleteWorkload struct {
 
 func (x *DeleteWorkload) Reset() {
 	*x = DeleteWorkload{}
-	mi := &file_api_command_v1_command_proto_msgTypes[14]
+	mi := &file_api_command_v1_command_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1554,7 +1634,7 @@ func (x *DeleteWorkload) String() string {
 func (*DeleteWorkload) ProtoMessage() {}
 
 func (x *DeleteWorkload) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[14]
+	mi := &file_api_command_v1_command_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1567,7 +1647,7 @@ func (x *DeleteWorkload) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteWorkload.ProtoReflect.Descriptor instead.
 func (*DeleteWorkload) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{14}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *DeleteWorkload) GetId() string {
@@ -1593,7 +1673,7 @@ type RetryWorkload struct {
 
 func (x *RetryWorkload) Reset() {
 	*x = RetryWorkload{}
-	mi := &file_api_command_v1_command_proto_msgTypes[15]
+	mi := &file_api_command_v1_command_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1605,7 +1685,7 @@ func (x *RetryWorkload) String() string {
 func (*RetryWorkload) ProtoMessage() {}
 
 func (x *RetryWorkload) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[15]
+	mi := &file_api_command_v1_command_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1618,7 +1698,7 @@ func (x *RetryWorkload) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RetryWorkload.ProtoReflect.Descriptor instead.
 func (*RetryWorkload) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{15}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *RetryWorkload) GetId() string {
@@ -1639,7 +1719,7 @@ type Pool struct {
 
 func (x *Pool) Reset() {
 	*x = Pool{}
-	mi := &file_api_command_v1_command_proto_msgTypes[16]
+	mi := &file_api_command_v1_command_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1651,7 +1731,7 @@ func (x *Pool) String() string {
 func (*Pool) ProtoMessage() {}
 
 func (x *Pool) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[16]
+	mi := &file_api_command_v1_command_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1664,7 +1744,7 @@ func (x *Pool) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Pool.ProtoReflect.Descriptor instead.
 func (*Pool) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{16}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *Pool) GetName() string {
@@ -1716,7 +1796,7 @@ type RegisterNode struct {
 
 func (x *RegisterNode) Reset() {
 	*x = RegisterNode{}
-	mi := &file_api_command_v1_command_proto_msgTypes[17]
+	mi := &file_api_command_v1_command_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1728,7 +1808,7 @@ func (x *RegisterNode) String() string {
 func (*RegisterNode) ProtoMessage() {}
 
 func (x *RegisterNode) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[17]
+	mi := &file_api_command_v1_command_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1741,7 +1821,7 @@ func (x *RegisterNode) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RegisterNode.ProtoReflect.Descriptor instead.
 func (*RegisterNode) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{17}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *RegisterNode) GetId() string {
@@ -1873,7 +1953,7 @@ type CordonNode struct {
 
 func (x *CordonNode) Reset() {
 	*x = CordonNode{}
-	mi := &file_api_command_v1_command_proto_msgTypes[18]
+	mi := &file_api_command_v1_command_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1885,7 +1965,7 @@ func (x *CordonNode) String() string {
 func (*CordonNode) ProtoMessage() {}
 
 func (x *CordonNode) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[18]
+	mi := &file_api_command_v1_command_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1898,7 +1978,7 @@ func (x *CordonNode) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CordonNode.ProtoReflect.Descriptor instead.
 func (*CordonNode) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{18}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *CordonNode) GetId() string {
@@ -1925,7 +2005,7 @@ type DrainNode struct {
 
 func (x *DrainNode) Reset() {
 	*x = DrainNode{}
-	mi := &file_api_command_v1_command_proto_msgTypes[19]
+	mi := &file_api_command_v1_command_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1937,7 +2017,7 @@ func (x *DrainNode) String() string {
 func (*DrainNode) ProtoMessage() {}
 
 func (x *DrainNode) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[19]
+	mi := &file_api_command_v1_command_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1950,7 +2030,7 @@ func (x *DrainNode) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainNode.ProtoReflect.Descriptor instead.
 func (*DrainNode) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{19}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *DrainNode) GetId() string {
@@ -1978,7 +2058,7 @@ type RemoveNode struct {
 
 func (x *RemoveNode) Reset() {
 	*x = RemoveNode{}
-	mi := &file_api_command_v1_command_proto_msgTypes[20]
+	mi := &file_api_command_v1_command_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1990,7 +2070,7 @@ func (x *RemoveNode) String() string {
 func (*RemoveNode) ProtoMessage() {}
 
 func (x *RemoveNode) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[20]
+	mi := &file_api_command_v1_command_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2003,7 +2083,7 @@ func (x *RemoveNode) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveNode.ProtoReflect.Descriptor instead.
 func (*RemoveNode) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{20}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *RemoveNode) GetId() string {
@@ -2030,7 +2110,7 @@ type FenceNode struct {
 
 func (x *FenceNode) Reset() {
 	*x = FenceNode{}
-	mi := &file_api_command_v1_command_proto_msgTypes[21]
+	mi := &file_api_command_v1_command_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2042,7 +2122,7 @@ func (x *FenceNode) String() string {
 func (*FenceNode) ProtoMessage() {}
 
 func (x *FenceNode) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[21]
+	mi := &file_api_command_v1_command_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2055,7 +2135,7 @@ func (x *FenceNode) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FenceNode.ProtoReflect.Descriptor instead.
 func (*FenceNode) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{21}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *FenceNode) GetId() string {
@@ -2080,7 +2160,7 @@ type NodeState struct {
 
 func (x *NodeState) Reset() {
 	*x = NodeState{}
-	mi := &file_api_command_v1_command_proto_msgTypes[22]
+	mi := &file_api_command_v1_command_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2092,7 +2172,7 @@ func (x *NodeState) String() string {
 func (*NodeState) ProtoMessage() {}
 
 func (x *NodeState) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[22]
+	mi := &file_api_command_v1_command_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2105,7 +2185,7 @@ func (x *NodeState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeState.ProtoReflect.Descriptor instead.
 func (*NodeState) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{22}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *NodeState) GetId() string {
@@ -2152,7 +2232,7 @@ type SetNodeStates struct {
 
 func (x *SetNodeStates) Reset() {
 	*x = SetNodeStates{}
-	mi := &file_api_command_v1_command_proto_msgTypes[23]
+	mi := &file_api_command_v1_command_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2164,7 +2244,7 @@ func (x *SetNodeStates) String() string {
 func (*SetNodeStates) ProtoMessage() {}
 
 func (x *SetNodeStates) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[23]
+	mi := &file_api_command_v1_command_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2177,7 +2257,7 @@ func (x *SetNodeStates) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetNodeStates.ProtoReflect.Descriptor instead.
 func (*SetNodeStates) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{23}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *SetNodeStates) GetNodes() []*NodeState {
@@ -2200,7 +2280,7 @@ type Assignment struct {
 
 func (x *Assignment) Reset() {
 	*x = Assignment{}
-	mi := &file_api_command_v1_command_proto_msgTypes[24]
+	mi := &file_api_command_v1_command_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2212,7 +2292,7 @@ func (x *Assignment) String() string {
 func (*Assignment) ProtoMessage() {}
 
 func (x *Assignment) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[24]
+	mi := &file_api_command_v1_command_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2225,7 +2305,7 @@ func (x *Assignment) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Assignment.ProtoReflect.Descriptor instead.
 func (*Assignment) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{24}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *Assignment) GetWorkload() string {
@@ -2265,7 +2345,7 @@ type Assign struct {
 
 func (x *Assign) Reset() {
 	*x = Assign{}
-	mi := &file_api_command_v1_command_proto_msgTypes[25]
+	mi := &file_api_command_v1_command_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2277,7 +2357,7 @@ func (x *Assign) String() string {
 func (*Assign) ProtoMessage() {}
 
 func (x *Assign) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[25]
+	mi := &file_api_command_v1_command_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2290,7 +2370,7 @@ func (x *Assign) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Assign.ProtoReflect.Descriptor instead.
 func (*Assign) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{25}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *Assign) GetAssignments() []*Assignment {
@@ -2315,7 +2395,7 @@ type Eviction struct {
 
 func (x *Eviction) Reset() {
 	*x = Eviction{}
-	mi := &file_api_command_v1_command_proto_msgTypes[26]
+	mi := &file_api_command_v1_command_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2327,7 +2407,7 @@ func (x *Eviction) String() string {
 func (*Eviction) ProtoMessage() {}
 
 func (x *Eviction) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[26]
+	mi := &file_api_command_v1_command_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2340,7 +2420,7 @@ func (x *Eviction) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Eviction.ProtoReflect.Descriptor instead.
 func (*Eviction) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{26}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *Eviction) GetWorkload() string {
@@ -2387,7 +2467,7 @@ type Evict struct {
 
 func (x *Evict) Reset() {
 	*x = Evict{}
-	mi := &file_api_command_v1_command_proto_msgTypes[27]
+	mi := &file_api_command_v1_command_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2399,7 +2479,7 @@ func (x *Evict) String() string {
 func (*Evict) ProtoMessage() {}
 
 func (x *Evict) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[27]
+	mi := &file_api_command_v1_command_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2412,7 +2492,7 @@ func (x *Evict) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Evict.ProtoReflect.Descriptor instead.
 func (*Evict) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{27}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *Evict) GetEvictions() []*Eviction {
@@ -2439,7 +2519,7 @@ type Retry struct {
 
 func (x *Retry) Reset() {
 	*x = Retry{}
-	mi := &file_api_command_v1_command_proto_msgTypes[28]
+	mi := &file_api_command_v1_command_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2451,7 +2531,7 @@ func (x *Retry) String() string {
 func (*Retry) ProtoMessage() {}
 
 func (x *Retry) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[28]
+	mi := &file_api_command_v1_command_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2464,7 +2544,7 @@ func (x *Retry) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Retry.ProtoReflect.Descriptor instead.
 func (*Retry) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{28}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *Retry) GetWorkload() string {
@@ -2525,7 +2605,7 @@ type ScheduleRetries struct {
 
 func (x *ScheduleRetries) Reset() {
 	*x = ScheduleRetries{}
-	mi := &file_api_command_v1_command_proto_msgTypes[29]
+	mi := &file_api_command_v1_command_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2537,7 +2617,7 @@ func (x *ScheduleRetries) String() string {
 func (*ScheduleRetries) ProtoMessage() {}
 
 func (x *ScheduleRetries) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[29]
+	mi := &file_api_command_v1_command_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2550,7 +2630,7 @@ func (x *ScheduleRetries) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ScheduleRetries.ProtoReflect.Descriptor instead.
 func (*ScheduleRetries) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{29}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *ScheduleRetries) GetRetries() []*Retry {
@@ -2572,7 +2652,7 @@ type Unplaced struct {
 
 func (x *Unplaced) Reset() {
 	*x = Unplaced{}
-	mi := &file_api_command_v1_command_proto_msgTypes[30]
+	mi := &file_api_command_v1_command_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2584,7 +2664,7 @@ func (x *Unplaced) String() string {
 func (*Unplaced) ProtoMessage() {}
 
 func (x *Unplaced) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[30]
+	mi := &file_api_command_v1_command_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2597,7 +2677,7 @@ func (x *Unplaced) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Unplaced.ProtoReflect.Descriptor instead.
 func (*Unplaced) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{30}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *Unplaced) GetWorkload() string {
@@ -2637,7 +2717,7 @@ type ExplainUnplaced struct {
 
 func (x *ExplainUnplaced) Reset() {
 	*x = ExplainUnplaced{}
-	mi := &file_api_command_v1_command_proto_msgTypes[31]
+	mi := &file_api_command_v1_command_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2649,7 +2729,7 @@ func (x *ExplainUnplaced) String() string {
 func (*ExplainUnplaced) ProtoMessage() {}
 
 func (x *ExplainUnplaced) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[31]
+	mi := &file_api_command_v1_command_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2662,7 +2742,7 @@ func (x *ExplainUnplaced) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainUnplaced.ProtoReflect.Descriptor instead.
 func (*ExplainUnplaced) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{31}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *ExplainUnplaced) GetWorkloads() []*Unplaced {
@@ -2681,7 +2761,7 @@ type Address struct {
 
 func (x *Address) Reset() {
 	*x = Address{}
-	mi := &file_api_command_v1_command_proto_msgTypes[32]
+	mi := &file_api_command_v1_command_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2693,7 +2773,7 @@ func (x *Address) String() string {
 func (*Address) ProtoMessage() {}
 
 func (x *Address) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[32]
+	mi := &file_api_command_v1_command_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2706,7 +2786,7 @@ func (x *Address) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Address.ProtoReflect.Descriptor instead.
 func (*Address) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{32}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *Address) GetIp() string {
@@ -2727,7 +2807,7 @@ type PortBinding struct {
 
 func (x *PortBinding) Reset() {
 	*x = PortBinding{}
-	mi := &file_api_command_v1_command_proto_msgTypes[33]
+	mi := &file_api_command_v1_command_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2739,7 +2819,7 @@ func (x *PortBinding) String() string {
 func (*PortBinding) ProtoMessage() {}
 
 func (x *PortBinding) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[33]
+	mi := &file_api_command_v1_command_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2752,7 +2832,7 @@ func (x *PortBinding) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PortBinding.ProtoReflect.Descriptor instead.
 func (*PortBinding) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{33}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *PortBinding) GetHostPort() uint32 {
@@ -2799,14 +2879,16 @@ type WorkloadReport struct {
 	// Unix nanoseconds, agent's clock.
 	ObservedAt int64 `protobuf:"varint,14,opt,name=observed_at,json=observedAt,proto3" json:"observed_at,omitempty"`
 	// The order of this generation was refused for good.
-	Refused       bool `protobuf:"varint,15,opt,name=refused,proto3" json:"refused,omitempty"`
+	Refused bool `protobuf:"varint,15,opt,name=refused,proto3" json:"refused,omitempty"`
+	// healthy, unhealthy or starting; empty where nothing is checked. Kept from feature level 6 on.
+	Health        string `protobuf:"bytes,75,opt,name=health,proto3" json:"health,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *WorkloadReport) Reset() {
 	*x = WorkloadReport{}
-	mi := &file_api_command_v1_command_proto_msgTypes[34]
+	mi := &file_api_command_v1_command_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2818,7 +2900,7 @@ func (x *WorkloadReport) String() string {
 func (*WorkloadReport) ProtoMessage() {}
 
 func (x *WorkloadReport) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[34]
+	mi := &file_api_command_v1_command_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2831,7 +2913,7 @@ func (x *WorkloadReport) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkloadReport.ProtoReflect.Descriptor instead.
 func (*WorkloadReport) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{34}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *WorkloadReport) GetWorkload() string {
@@ -2939,6 +3021,13 @@ func (x *WorkloadReport) GetRefused() bool {
 	return false
 }
 
+func (x *WorkloadReport) GetHealth() string {
+	if x != nil {
+		return x.Health
+	}
+	return ""
+}
+
 type Report struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Reports       []*WorkloadReport      `protobuf:"bytes,1,rep,name=reports,proto3" json:"reports,omitempty"`
@@ -2948,7 +3037,7 @@ type Report struct {
 
 func (x *Report) Reset() {
 	*x = Report{}
-	mi := &file_api_command_v1_command_proto_msgTypes[35]
+	mi := &file_api_command_v1_command_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2960,7 +3049,7 @@ func (x *Report) String() string {
 func (*Report) ProtoMessage() {}
 
 func (x *Report) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[35]
+	mi := &file_api_command_v1_command_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2973,7 +3062,7 @@ func (x *Report) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Report.ProtoReflect.Descriptor instead.
 func (*Report) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{35}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *Report) GetReports() []*WorkloadReport {
@@ -3000,7 +3089,7 @@ type SetMode struct {
 
 func (x *SetMode) Reset() {
 	*x = SetMode{}
-	mi := &file_api_command_v1_command_proto_msgTypes[36]
+	mi := &file_api_command_v1_command_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3012,7 +3101,7 @@ func (x *SetMode) String() string {
 func (*SetMode) ProtoMessage() {}
 
 func (x *SetMode) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[36]
+	mi := &file_api_command_v1_command_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3025,7 +3114,7 @@ func (x *SetMode) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetMode.ProtoReflect.Descriptor instead.
 func (*SetMode) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{36}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *SetMode) GetMode() string {
@@ -3074,7 +3163,7 @@ type PutReplica struct {
 
 func (x *PutReplica) Reset() {
 	*x = PutReplica{}
-	mi := &file_api_command_v1_command_proto_msgTypes[37]
+	mi := &file_api_command_v1_command_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3086,7 +3175,7 @@ func (x *PutReplica) String() string {
 func (*PutReplica) ProtoMessage() {}
 
 func (x *PutReplica) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[37]
+	mi := &file_api_command_v1_command_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3099,7 +3188,7 @@ func (x *PutReplica) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PutReplica.ProtoReflect.Descriptor instead.
 func (*PutReplica) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{37}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *PutReplica) GetId() string {
@@ -3174,7 +3263,7 @@ type RemoveReplica struct {
 
 func (x *RemoveReplica) Reset() {
 	*x = RemoveReplica{}
-	mi := &file_api_command_v1_command_proto_msgTypes[38]
+	mi := &file_api_command_v1_command_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3186,7 +3275,7 @@ func (x *RemoveReplica) String() string {
 func (*RemoveReplica) ProtoMessage() {}
 
 func (x *RemoveReplica) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[38]
+	mi := &file_api_command_v1_command_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3199,7 +3288,7 @@ func (x *RemoveReplica) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveReplica.ProtoReflect.Descriptor instead.
 func (*RemoveReplica) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{38}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *RemoveReplica) GetId() string {
@@ -3218,7 +3307,7 @@ type SetFeatureLevel struct {
 
 func (x *SetFeatureLevel) Reset() {
 	*x = SetFeatureLevel{}
-	mi := &file_api_command_v1_command_proto_msgTypes[39]
+	mi := &file_api_command_v1_command_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3230,7 +3319,7 @@ func (x *SetFeatureLevel) String() string {
 func (*SetFeatureLevel) ProtoMessage() {}
 
 func (x *SetFeatureLevel) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[39]
+	mi := &file_api_command_v1_command_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3243,7 +3332,7 @@ func (x *SetFeatureLevel) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetFeatureLevel.ProtoReflect.Descriptor instead.
 func (*SetFeatureLevel) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{39}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *SetFeatureLevel) GetLevel() uint32 {
@@ -3262,7 +3351,7 @@ type Barrier struct {
 
 func (x *Barrier) Reset() {
 	*x = Barrier{}
-	mi := &file_api_command_v1_command_proto_msgTypes[40]
+	mi := &file_api_command_v1_command_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3274,7 +3363,7 @@ func (x *Barrier) String() string {
 func (*Barrier) ProtoMessage() {}
 
 func (x *Barrier) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[40]
+	mi := &file_api_command_v1_command_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3287,7 +3376,7 @@ func (x *Barrier) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Barrier.ProtoReflect.Descriptor instead.
 func (*Barrier) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{40}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{41}
 }
 
 // MirrorAttached says that an etcd has held the whole mirror once: from now on
@@ -3302,7 +3391,7 @@ type MirrorAttached struct {
 
 func (x *MirrorAttached) Reset() {
 	*x = MirrorAttached{}
-	mi := &file_api_command_v1_command_proto_msgTypes[41]
+	mi := &file_api_command_v1_command_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3314,7 +3403,7 @@ func (x *MirrorAttached) String() string {
 func (*MirrorAttached) ProtoMessage() {}
 
 func (x *MirrorAttached) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[41]
+	mi := &file_api_command_v1_command_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3327,7 +3416,7 @@ func (x *MirrorAttached) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MirrorAttached.ProtoReflect.Descriptor instead.
 func (*MirrorAttached) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{41}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *MirrorAttached) GetEtcdClusterId() uint64 {
@@ -3348,7 +3437,7 @@ type PinClusterKey struct {
 
 func (x *PinClusterKey) Reset() {
 	*x = PinClusterKey{}
-	mi := &file_api_command_v1_command_proto_msgTypes[42]
+	mi := &file_api_command_v1_command_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3360,7 +3449,7 @@ func (x *PinClusterKey) String() string {
 func (*PinClusterKey) ProtoMessage() {}
 
 func (x *PinClusterKey) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[42]
+	mi := &file_api_command_v1_command_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3373,7 +3462,7 @@ func (x *PinClusterKey) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PinClusterKey.ProtoReflect.Descriptor instead.
 func (*PinClusterKey) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{42}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *PinClusterKey) GetKeyId() string {
@@ -3405,7 +3494,7 @@ type PutAuthority struct {
 
 func (x *PutAuthority) Reset() {
 	*x = PutAuthority{}
-	mi := &file_api_command_v1_command_proto_msgTypes[43]
+	mi := &file_api_command_v1_command_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3417,7 +3506,7 @@ func (x *PutAuthority) String() string {
 func (*PutAuthority) ProtoMessage() {}
 
 func (x *PutAuthority) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[43]
+	mi := &file_api_command_v1_command_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3430,7 +3519,7 @@ func (x *PutAuthority) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PutAuthority.ProtoReflect.Descriptor instead.
 func (*PutAuthority) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{43}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *PutAuthority) GetId() string {
@@ -3491,7 +3580,7 @@ type DropAuthority struct {
 
 func (x *DropAuthority) Reset() {
 	*x = DropAuthority{}
-	mi := &file_api_command_v1_command_proto_msgTypes[44]
+	mi := &file_api_command_v1_command_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3503,7 +3592,7 @@ func (x *DropAuthority) String() string {
 func (*DropAuthority) ProtoMessage() {}
 
 func (x *DropAuthority) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[44]
+	mi := &file_api_command_v1_command_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3516,7 +3605,7 @@ func (x *DropAuthority) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DropAuthority.ProtoReflect.Descriptor instead.
 func (*DropAuthority) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{44}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *DropAuthority) GetId() string {
@@ -3546,7 +3635,7 @@ type PutToken struct {
 
 func (x *PutToken) Reset() {
 	*x = PutToken{}
-	mi := &file_api_command_v1_command_proto_msgTypes[45]
+	mi := &file_api_command_v1_command_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3558,7 +3647,7 @@ func (x *PutToken) String() string {
 func (*PutToken) ProtoMessage() {}
 
 func (x *PutToken) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[45]
+	mi := &file_api_command_v1_command_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3571,7 +3660,7 @@ func (x *PutToken) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PutToken.ProtoReflect.Descriptor instead.
 func (*PutToken) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{45}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *PutToken) GetId() string {
@@ -3632,7 +3721,7 @@ type DropToken struct {
 
 func (x *DropToken) Reset() {
 	*x = DropToken{}
-	mi := &file_api_command_v1_command_proto_msgTypes[46]
+	mi := &file_api_command_v1_command_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3644,7 +3733,7 @@ func (x *DropToken) String() string {
 func (*DropToken) ProtoMessage() {}
 
 func (x *DropToken) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[46]
+	mi := &file_api_command_v1_command_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3657,7 +3746,7 @@ func (x *DropToken) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DropToken.ProtoReflect.Descriptor instead.
 func (*DropToken) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{46}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *DropToken) GetId() string {
@@ -3689,7 +3778,7 @@ type Admit struct {
 
 func (x *Admit) Reset() {
 	*x = Admit{}
-	mi := &file_api_command_v1_command_proto_msgTypes[47]
+	mi := &file_api_command_v1_command_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3701,7 +3790,7 @@ func (x *Admit) String() string {
 func (*Admit) ProtoMessage() {}
 
 func (x *Admit) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[47]
+	mi := &file_api_command_v1_command_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3714,7 +3803,7 @@ func (x *Admit) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Admit.ProtoReflect.Descriptor instead.
 func (*Admit) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{47}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *Admit) GetToken() string {
@@ -3794,7 +3883,7 @@ type Revoke struct {
 
 func (x *Revoke) Reset() {
 	*x = Revoke{}
-	mi := &file_api_command_v1_command_proto_msgTypes[48]
+	mi := &file_api_command_v1_command_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3806,7 +3895,7 @@ func (x *Revoke) String() string {
 func (*Revoke) ProtoMessage() {}
 
 func (x *Revoke) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[48]
+	mi := &file_api_command_v1_command_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3819,7 +3908,7 @@ func (x *Revoke) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Revoke.ProtoReflect.Descriptor instead.
 func (*Revoke) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{48}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *Revoke) GetRole() string {
@@ -3867,7 +3956,7 @@ type Audit struct {
 
 func (x *Audit) Reset() {
 	*x = Audit{}
-	mi := &file_api_command_v1_command_proto_msgTypes[49]
+	mi := &file_api_command_v1_command_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3879,7 +3968,7 @@ func (x *Audit) String() string {
 func (*Audit) ProtoMessage() {}
 
 func (x *Audit) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[49]
+	mi := &file_api_command_v1_command_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3892,7 +3981,7 @@ func (x *Audit) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Audit.ProtoReflect.Descriptor instead.
 func (*Audit) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{49}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *Audit) GetType() string {
@@ -3942,7 +4031,7 @@ type Forgiveness struct {
 
 func (x *Forgiveness) Reset() {
 	*x = Forgiveness{}
-	mi := &file_api_command_v1_command_proto_msgTypes[50]
+	mi := &file_api_command_v1_command_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3954,7 +4043,7 @@ func (x *Forgiveness) String() string {
 func (*Forgiveness) ProtoMessage() {}
 
 func (x *Forgiveness) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[50]
+	mi := &file_api_command_v1_command_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3967,7 +4056,7 @@ func (x *Forgiveness) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Forgiveness.ProtoReflect.Descriptor instead.
 func (*Forgiveness) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{50}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *Forgiveness) GetWorkload() string {
@@ -3993,7 +4082,7 @@ type ForgiveFailures struct {
 
 func (x *ForgiveFailures) Reset() {
 	*x = ForgiveFailures{}
-	mi := &file_api_command_v1_command_proto_msgTypes[51]
+	mi := &file_api_command_v1_command_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4005,7 +4094,7 @@ func (x *ForgiveFailures) String() string {
 func (*ForgiveFailures) ProtoMessage() {}
 
 func (x *ForgiveFailures) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[51]
+	mi := &file_api_command_v1_command_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4018,7 +4107,7 @@ func (x *ForgiveFailures) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ForgiveFailures.ProtoReflect.Descriptor instead.
 func (*ForgiveFailures) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{51}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *ForgiveFailures) GetWorkloads() []*Forgiveness {
@@ -4048,7 +4137,7 @@ type AgentAction struct {
 
 func (x *AgentAction) Reset() {
 	*x = AgentAction{}
-	mi := &file_api_command_v1_command_proto_msgTypes[52]
+	mi := &file_api_command_v1_command_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4060,7 +4149,7 @@ func (x *AgentAction) String() string {
 func (*AgentAction) ProtoMessage() {}
 
 func (x *AgentAction) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[52]
+	mi := &file_api_command_v1_command_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4073,7 +4162,7 @@ func (x *AgentAction) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AgentAction.ProtoReflect.Descriptor instead.
 func (*AgentAction) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{52}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *AgentAction) GetTaskId() string {
@@ -4147,7 +4236,7 @@ type RecordActions struct {
 
 func (x *RecordActions) Reset() {
 	*x = RecordActions{}
-	mi := &file_api_command_v1_command_proto_msgTypes[53]
+	mi := &file_api_command_v1_command_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4159,7 +4248,7 @@ func (x *RecordActions) String() string {
 func (*RecordActions) ProtoMessage() {}
 
 func (x *RecordActions) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[53]
+	mi := &file_api_command_v1_command_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4172,7 +4261,7 @@ func (x *RecordActions) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RecordActions.ProtoReflect.Descriptor instead.
 func (*RecordActions) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{53}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *RecordActions) GetNode() string {
@@ -4218,7 +4307,7 @@ type Drift struct {
 
 func (x *Drift) Reset() {
 	*x = Drift{}
-	mi := &file_api_command_v1_command_proto_msgTypes[54]
+	mi := &file_api_command_v1_command_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4230,7 +4319,7 @@ func (x *Drift) String() string {
 func (*Drift) ProtoMessage() {}
 
 func (x *Drift) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[54]
+	mi := &file_api_command_v1_command_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4243,7 +4332,7 @@ func (x *Drift) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Drift.ProtoReflect.Descriptor instead.
 func (*Drift) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{54}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *Drift) GetNode() string {
@@ -4321,7 +4410,7 @@ type DriftRepair struct {
 
 func (x *DriftRepair) Reset() {
 	*x = DriftRepair{}
-	mi := &file_api_command_v1_command_proto_msgTypes[55]
+	mi := &file_api_command_v1_command_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4333,7 +4422,7 @@ func (x *DriftRepair) String() string {
 func (*DriftRepair) ProtoMessage() {}
 
 func (x *DriftRepair) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[55]
+	mi := &file_api_command_v1_command_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4346,7 +4435,7 @@ func (x *DriftRepair) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DriftRepair.ProtoReflect.Descriptor instead.
 func (*DriftRepair) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{55}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *DriftRepair) GetWorkload() string {
@@ -4383,7 +4472,7 @@ type SetDrifts struct {
 
 func (x *SetDrifts) Reset() {
 	*x = SetDrifts{}
-	mi := &file_api_command_v1_command_proto_msgTypes[56]
+	mi := &file_api_command_v1_command_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4395,7 +4484,7 @@ func (x *SetDrifts) String() string {
 func (*SetDrifts) ProtoMessage() {}
 
 func (x *SetDrifts) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[56]
+	mi := &file_api_command_v1_command_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4408,7 +4497,7 @@ func (x *SetDrifts) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetDrifts.ProtoReflect.Descriptor instead.
 func (*SetDrifts) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{56}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *SetDrifts) GetOpen() []*Drift {
@@ -4445,7 +4534,7 @@ type AdoptDrift struct {
 
 func (x *AdoptDrift) Reset() {
 	*x = AdoptDrift{}
-	mi := &file_api_command_v1_command_proto_msgTypes[57]
+	mi := &file_api_command_v1_command_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4457,7 +4546,7 @@ func (x *AdoptDrift) String() string {
 func (*AdoptDrift) ProtoMessage() {}
 
 func (x *AdoptDrift) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[57]
+	mi := &file_api_command_v1_command_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4470,7 +4559,7 @@ func (x *AdoptDrift) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AdoptDrift.ProtoReflect.Descriptor instead.
 func (*AdoptDrift) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{57}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *AdoptDrift) GetNode() string {
@@ -4505,7 +4594,7 @@ type DropOrphan struct {
 
 func (x *DropOrphan) Reset() {
 	*x = DropOrphan{}
-	mi := &file_api_command_v1_command_proto_msgTypes[58]
+	mi := &file_api_command_v1_command_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4517,7 +4606,7 @@ func (x *DropOrphan) String() string {
 func (*DropOrphan) ProtoMessage() {}
 
 func (x *DropOrphan) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[58]
+	mi := &file_api_command_v1_command_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4530,7 +4619,7 @@ func (x *DropOrphan) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DropOrphan.ProtoReflect.Descriptor instead.
 func (*DropOrphan) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{58}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{59}
 }
 
 func (x *DropOrphan) GetNode() string {
@@ -4560,7 +4649,7 @@ type SnapshotHeader struct {
 
 func (x *SnapshotHeader) Reset() {
 	*x = SnapshotHeader{}
-	mi := &file_api_command_v1_command_proto_msgTypes[59]
+	mi := &file_api_command_v1_command_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4572,7 +4661,7 @@ func (x *SnapshotHeader) String() string {
 func (*SnapshotHeader) ProtoMessage() {}
 
 func (x *SnapshotHeader) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[59]
+	mi := &file_api_command_v1_command_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4585,7 +4674,7 @@ func (x *SnapshotHeader) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SnapshotHeader.ProtoReflect.Descriptor instead.
 func (*SnapshotHeader) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{59}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{60}
 }
 
 func (x *SnapshotHeader) GetMagic() string {
@@ -4641,7 +4730,7 @@ type SnapshotRecord struct {
 
 func (x *SnapshotRecord) Reset() {
 	*x = SnapshotRecord{}
-	mi := &file_api_command_v1_command_proto_msgTypes[60]
+	mi := &file_api_command_v1_command_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4653,7 +4742,7 @@ func (x *SnapshotRecord) String() string {
 func (*SnapshotRecord) ProtoMessage() {}
 
 func (x *SnapshotRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[60]
+	mi := &file_api_command_v1_command_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4666,7 +4755,7 @@ func (x *SnapshotRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SnapshotRecord.ProtoReflect.Descriptor instead.
 func (*SnapshotRecord) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{60}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{61}
 }
 
 func (x *SnapshotRecord) GetRecord() isSnapshotRecord_Record {
@@ -4904,7 +4993,7 @@ type NodeAuditRecord struct {
 
 func (x *NodeAuditRecord) Reset() {
 	*x = NodeAuditRecord{}
-	mi := &file_api_command_v1_command_proto_msgTypes[61]
+	mi := &file_api_command_v1_command_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4916,7 +5005,7 @@ func (x *NodeAuditRecord) String() string {
 func (*NodeAuditRecord) ProtoMessage() {}
 
 func (x *NodeAuditRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[61]
+	mi := &file_api_command_v1_command_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4929,7 +5018,7 @@ func (x *NodeAuditRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeAuditRecord.ProtoReflect.Descriptor instead.
 func (*NodeAuditRecord) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{61}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{62}
 }
 
 func (x *NodeAuditRecord) GetNode() string {
@@ -4965,7 +5054,7 @@ type TokenRecord struct {
 
 func (x *TokenRecord) Reset() {
 	*x = TokenRecord{}
-	mi := &file_api_command_v1_command_proto_msgTypes[62]
+	mi := &file_api_command_v1_command_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4977,7 +5066,7 @@ func (x *TokenRecord) String() string {
 func (*TokenRecord) ProtoMessage() {}
 
 func (x *TokenRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[62]
+	mi := &file_api_command_v1_command_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4990,7 +5079,7 @@ func (x *TokenRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TokenRecord.ProtoReflect.Descriptor instead.
 func (*TokenRecord) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{62}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{63}
 }
 
 func (x *TokenRecord) GetToken() *PutToken {
@@ -5026,7 +5115,7 @@ type RevocationRecord struct {
 
 func (x *RevocationRecord) Reset() {
 	*x = RevocationRecord{}
-	mi := &file_api_command_v1_command_proto_msgTypes[63]
+	mi := &file_api_command_v1_command_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5038,7 +5127,7 @@ func (x *RevocationRecord) String() string {
 func (*RevocationRecord) ProtoMessage() {}
 
 func (x *RevocationRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[63]
+	mi := &file_api_command_v1_command_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5051,7 +5140,7 @@ func (x *RevocationRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevocationRecord.ProtoReflect.Descriptor instead.
 func (*RevocationRecord) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{63}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{64}
 }
 
 func (x *RevocationRecord) GetRevoke() *Revoke {
@@ -5086,7 +5175,7 @@ type SnapshotTrailer struct {
 
 func (x *SnapshotTrailer) Reset() {
 	*x = SnapshotTrailer{}
-	mi := &file_api_command_v1_command_proto_msgTypes[64]
+	mi := &file_api_command_v1_command_proto_msgTypes[65]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5098,7 +5187,7 @@ func (x *SnapshotTrailer) String() string {
 func (*SnapshotTrailer) ProtoMessage() {}
 
 func (x *SnapshotTrailer) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[64]
+	mi := &file_api_command_v1_command_proto_msgTypes[65]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5111,7 +5200,7 @@ func (x *SnapshotTrailer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SnapshotTrailer.ProtoReflect.Descriptor instead.
 func (*SnapshotTrailer) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{64}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{65}
 }
 
 func (x *SnapshotTrailer) GetRecords() uint64 {
@@ -5162,7 +5251,7 @@ type MetaRecord struct {
 
 func (x *MetaRecord) Reset() {
 	*x = MetaRecord{}
-	mi := &file_api_command_v1_command_proto_msgTypes[65]
+	mi := &file_api_command_v1_command_proto_msgTypes[66]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5174,7 +5263,7 @@ func (x *MetaRecord) String() string {
 func (*MetaRecord) ProtoMessage() {}
 
 func (x *MetaRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[65]
+	mi := &file_api_command_v1_command_proto_msgTypes[66]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5187,7 +5276,7 @@ func (x *MetaRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MetaRecord.ProtoReflect.Descriptor instead.
 func (*MetaRecord) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{65}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{66}
 }
 
 func (x *MetaRecord) GetClusterId() string {
@@ -5368,7 +5457,7 @@ type WorkloadRecord struct {
 
 func (x *WorkloadRecord) Reset() {
 	*x = WorkloadRecord{}
-	mi := &file_api_command_v1_command_proto_msgTypes[66]
+	mi := &file_api_command_v1_command_proto_msgTypes[67]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5380,7 +5469,7 @@ func (x *WorkloadRecord) String() string {
 func (*WorkloadRecord) ProtoMessage() {}
 
 func (x *WorkloadRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[66]
+	mi := &file_api_command_v1_command_proto_msgTypes[67]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5393,7 +5482,7 @@ func (x *WorkloadRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkloadRecord.ProtoReflect.Descriptor instead.
 func (*WorkloadRecord) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{66}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{67}
 }
 
 func (x *WorkloadRecord) GetPut() *WorkloadPut {
@@ -5622,7 +5711,7 @@ type NodeRecord struct {
 
 func (x *NodeRecord) Reset() {
 	*x = NodeRecord{}
-	mi := &file_api_command_v1_command_proto_msgTypes[67]
+	mi := &file_api_command_v1_command_proto_msgTypes[68]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5634,7 +5723,7 @@ func (x *NodeRecord) String() string {
 func (*NodeRecord) ProtoMessage() {}
 
 func (x *NodeRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[67]
+	mi := &file_api_command_v1_command_proto_msgTypes[68]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5647,7 +5736,7 @@ func (x *NodeRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeRecord.ProtoReflect.Descriptor instead.
 func (*NodeRecord) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{67}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{68}
 }
 
 func (x *NodeRecord) GetFacts() *RegisterNode {
@@ -5757,7 +5846,7 @@ type ResidualRecord struct {
 
 func (x *ResidualRecord) Reset() {
 	*x = ResidualRecord{}
-	mi := &file_api_command_v1_command_proto_msgTypes[68]
+	mi := &file_api_command_v1_command_proto_msgTypes[69]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5769,7 +5858,7 @@ func (x *ResidualRecord) String() string {
 func (*ResidualRecord) ProtoMessage() {}
 
 func (x *ResidualRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[68]
+	mi := &file_api_command_v1_command_proto_msgTypes[69]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5782,7 +5871,7 @@ func (x *ResidualRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResidualRecord.ProtoReflect.Descriptor instead.
 func (*ResidualRecord) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{68}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{69}
 }
 
 func (x *ResidualRecord) GetNode() string {
@@ -5854,7 +5943,7 @@ type GraveRecord struct {
 
 func (x *GraveRecord) Reset() {
 	*x = GraveRecord{}
-	mi := &file_api_command_v1_command_proto_msgTypes[69]
+	mi := &file_api_command_v1_command_proto_msgTypes[70]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5866,7 +5955,7 @@ func (x *GraveRecord) String() string {
 func (*GraveRecord) ProtoMessage() {}
 
 func (x *GraveRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[69]
+	mi := &file_api_command_v1_command_proto_msgTypes[70]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5879,7 +5968,7 @@ func (x *GraveRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GraveRecord.ProtoReflect.Descriptor instead.
 func (*GraveRecord) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{69}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{70}
 }
 
 func (x *GraveRecord) GetWorkload() string {
@@ -5936,7 +6025,7 @@ type ReceiptRecord struct {
 
 func (x *ReceiptRecord) Reset() {
 	*x = ReceiptRecord{}
-	mi := &file_api_command_v1_command_proto_msgTypes[70]
+	mi := &file_api_command_v1_command_proto_msgTypes[71]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5948,7 +6037,7 @@ func (x *ReceiptRecord) String() string {
 func (*ReceiptRecord) ProtoMessage() {}
 
 func (x *ReceiptRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[70]
+	mi := &file_api_command_v1_command_proto_msgTypes[71]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5961,7 +6050,7 @@ func (x *ReceiptRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReceiptRecord.ProtoReflect.Descriptor instead.
 func (*ReceiptRecord) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{70}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{71}
 }
 
 func (x *ReceiptRecord) GetRequest() []byte {
@@ -6005,7 +6094,7 @@ type Outcome struct {
 
 func (x *Outcome) Reset() {
 	*x = Outcome{}
-	mi := &file_api_command_v1_command_proto_msgTypes[71]
+	mi := &file_api_command_v1_command_proto_msgTypes[72]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6017,7 +6106,7 @@ func (x *Outcome) String() string {
 func (*Outcome) ProtoMessage() {}
 
 func (x *Outcome) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[71]
+	mi := &file_api_command_v1_command_proto_msgTypes[72]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6030,7 +6119,7 @@ func (x *Outcome) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Outcome.ProtoReflect.Descriptor instead.
 func (*Outcome) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{71}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{72}
 }
 
 func (x *Outcome) GetKind() uint32 {
@@ -6073,7 +6162,7 @@ type ItemOutcome struct {
 
 func (x *ItemOutcome) Reset() {
 	*x = ItemOutcome{}
-	mi := &file_api_command_v1_command_proto_msgTypes[72]
+	mi := &file_api_command_v1_command_proto_msgTypes[73]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6085,7 +6174,7 @@ func (x *ItemOutcome) String() string {
 func (*ItemOutcome) ProtoMessage() {}
 
 func (x *ItemOutcome) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[72]
+	mi := &file_api_command_v1_command_proto_msgTypes[73]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6098,7 +6187,7 @@ func (x *ItemOutcome) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ItemOutcome.ProtoReflect.Descriptor instead.
 func (*ItemOutcome) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{72}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{73}
 }
 
 func (x *ItemOutcome) GetId() string {
@@ -6147,7 +6236,7 @@ type EventRecord struct {
 
 func (x *EventRecord) Reset() {
 	*x = EventRecord{}
-	mi := &file_api_command_v1_command_proto_msgTypes[73]
+	mi := &file_api_command_v1_command_proto_msgTypes[74]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6159,7 +6248,7 @@ func (x *EventRecord) String() string {
 func (*EventRecord) ProtoMessage() {}
 
 func (x *EventRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[73]
+	mi := &file_api_command_v1_command_proto_msgTypes[74]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6172,7 +6261,7 @@ func (x *EventRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EventRecord.ProtoReflect.Descriptor instead.
 func (*EventRecord) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{73}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{74}
 }
 
 func (x *EventRecord) GetSeq() uint64 {
@@ -6328,7 +6417,7 @@ const file_api_command_v1_command_proto_rawDesc = "" +
 	"\x06effect\x18\x03 \x01(\tR\x06effect\"6\n" +
 	"\x04Port\x12\x12\n" +
 	"\x04port\x18\x01 \x01(\rR\x04port\x12\x1a\n" +
-	"\bprotocol\x18\x02 \x01(\tR\bprotocol\"\xa2\x04\n" +
+	"\bprotocol\x18\x02 \x01(\tR\bprotocol\"\xde\x04\n" +
 	"\x06Demand\x12\x12\n" +
 	"\x04type\x18\x01 \x01(\tR\x04type\x12%\n" +
 	"\x0ecpu_millicores\x18\x02 \x01(\x03R\rcpuMillicores\x12\x1d\n" +
@@ -6346,7 +6435,14 @@ const file_api_command_v1_command_proto_rawDesc = "" +
 	"\x05group\x18\v \x01(\tR\x05group\x12\x1c\n" +
 	"\texclusive\x18\f \x01(\bR\texclusive\x12\"\n" +
 	"\ron_lost_lease\x18\r \x01(\tR\vonLostLease\x12\x1a\n" +
-	"\bpriority\x18\x0e \x01(\x05R\bpriority\"d\n" +
+	"\bpriority\x18\x0e \x01(\x05R\bpriority\x12:\n" +
+	"\n" +
+	"port_names\x18L \x03(\v2\x1b.persys.command.v1.PortNameR\tportNames\"~\n" +
+	"\bPortName\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12%\n" +
+	"\x0econtainer_port\x18\x02 \x01(\rR\rcontainerPort\x12\x1a\n" +
+	"\bprotocol\x18\x03 \x01(\tR\bprotocol\x12\x1b\n" +
+	"\thost_port\x18\x04 \x01(\rR\bhostPort\"d\n" +
 	"\vInitCluster\x12\x1d\n" +
 	"\n" +
 	"cluster_id\x18\x01 \x01(\tR\tclusterId\x12 \n" +
@@ -6457,7 +6553,7 @@ const file_api_command_v1_command_proto_rawDesc = "" +
 	"\vPortBinding\x12\x1b\n" +
 	"\thost_port\x18\x01 \x01(\rR\bhostPort\x12%\n" +
 	"\x0econtainer_port\x18\x02 \x01(\rR\rcontainerPort\x12\x1a\n" +
-	"\bprotocol\x18\x03 \x01(\tR\bprotocol\"\xf4\x03\n" +
+	"\bprotocol\x18\x03 \x01(\tR\bprotocol\"\x8c\x04\n" +
 	"\x0eWorkloadReport\x12\x1a\n" +
 	"\bworkload\x18\x01 \x01(\tR\bworkload\x12\x12\n" +
 	"\x04node\x18\x02 \x01(\tR\x04node\x12=\n" +
@@ -6477,7 +6573,8 @@ const file_api_command_v1_command_proto_rawDesc = "" +
 	"\x05ports\x18\r \x03(\v2\x1e.persys.command.v1.PortBindingR\x05ports\x12\x1f\n" +
 	"\vobserved_at\x18\x0e \x01(\x03R\n" +
 	"observedAt\x12\x18\n" +
-	"\arefused\x18\x0f \x01(\bR\arefused\"E\n" +
+	"\arefused\x18\x0f \x01(\bR\arefused\x12\x16\n" +
+	"\x06health\x18K \x01(\tR\x06health\"E\n" +
 	"\x06Report\x12;\n" +
 	"\areports\x18\x01 \x03(\v2!.persys.command.v1.WorkloadReportR\areports\"c\n" +
 	"\aSetMode\x12\x12\n" +
@@ -6784,7 +6881,7 @@ func file_api_command_v1_command_proto_rawDescGZIP() []byte {
 	return file_api_command_v1_command_proto_rawDescData
 }
 
-var file_api_command_v1_command_proto_msgTypes = make([]protoimpl.MessageInfo, 74)
+var file_api_command_v1_command_proto_msgTypes = make([]protoimpl.MessageInfo, 75)
 var file_api_command_v1_command_proto_goTypes = []any{
 	(*Batch)(nil),            // 0: persys.command.v1.Batch
 	(*Epoch)(nil),            // 1: persys.command.v1.Epoch
@@ -6796,175 +6893,177 @@ var file_api_command_v1_command_proto_goTypes = []any{
 	(*Taint)(nil),            // 7: persys.command.v1.Taint
 	(*Port)(nil),             // 8: persys.command.v1.Port
 	(*Demand)(nil),           // 9: persys.command.v1.Demand
-	(*InitCluster)(nil),      // 10: persys.command.v1.InitCluster
-	(*WorkloadPut)(nil),      // 11: persys.command.v1.WorkloadPut
-	(*PutWorkloads)(nil),     // 12: persys.command.v1.PutWorkloads
-	(*SetDesired)(nil),       // 13: persys.command.v1.SetDesired
-	(*DeleteWorkload)(nil),   // 14: persys.command.v1.DeleteWorkload
-	(*RetryWorkload)(nil),    // 15: persys.command.v1.RetryWorkload
-	(*Pool)(nil),             // 16: persys.command.v1.Pool
-	(*RegisterNode)(nil),     // 17: persys.command.v1.RegisterNode
-	(*CordonNode)(nil),       // 18: persys.command.v1.CordonNode
-	(*DrainNode)(nil),        // 19: persys.command.v1.DrainNode
-	(*RemoveNode)(nil),       // 20: persys.command.v1.RemoveNode
-	(*FenceNode)(nil),        // 21: persys.command.v1.FenceNode
-	(*NodeState)(nil),        // 22: persys.command.v1.NodeState
-	(*SetNodeStates)(nil),    // 23: persys.command.v1.SetNodeStates
-	(*Assignment)(nil),       // 24: persys.command.v1.Assignment
-	(*Assign)(nil),           // 25: persys.command.v1.Assign
-	(*Eviction)(nil),         // 26: persys.command.v1.Eviction
-	(*Evict)(nil),            // 27: persys.command.v1.Evict
-	(*Retry)(nil),            // 28: persys.command.v1.Retry
-	(*ScheduleRetries)(nil),  // 29: persys.command.v1.ScheduleRetries
-	(*Unplaced)(nil),         // 30: persys.command.v1.Unplaced
-	(*ExplainUnplaced)(nil),  // 31: persys.command.v1.ExplainUnplaced
-	(*Address)(nil),          // 32: persys.command.v1.Address
-	(*PortBinding)(nil),      // 33: persys.command.v1.PortBinding
-	(*WorkloadReport)(nil),   // 34: persys.command.v1.WorkloadReport
-	(*Report)(nil),           // 35: persys.command.v1.Report
-	(*SetMode)(nil),          // 36: persys.command.v1.SetMode
-	(*PutReplica)(nil),       // 37: persys.command.v1.PutReplica
-	(*RemoveReplica)(nil),    // 38: persys.command.v1.RemoveReplica
-	(*SetFeatureLevel)(nil),  // 39: persys.command.v1.SetFeatureLevel
-	(*Barrier)(nil),          // 40: persys.command.v1.Barrier
-	(*MirrorAttached)(nil),   // 41: persys.command.v1.MirrorAttached
-	(*PinClusterKey)(nil),    // 42: persys.command.v1.PinClusterKey
-	(*PutAuthority)(nil),     // 43: persys.command.v1.PutAuthority
-	(*DropAuthority)(nil),    // 44: persys.command.v1.DropAuthority
-	(*PutToken)(nil),         // 45: persys.command.v1.PutToken
-	(*DropToken)(nil),        // 46: persys.command.v1.DropToken
-	(*Admit)(nil),            // 47: persys.command.v1.Admit
-	(*Revoke)(nil),           // 48: persys.command.v1.Revoke
-	(*Audit)(nil),            // 49: persys.command.v1.Audit
-	(*Forgiveness)(nil),      // 50: persys.command.v1.Forgiveness
-	(*ForgiveFailures)(nil),  // 51: persys.command.v1.ForgiveFailures
-	(*AgentAction)(nil),      // 52: persys.command.v1.AgentAction
-	(*RecordActions)(nil),    // 53: persys.command.v1.RecordActions
-	(*Drift)(nil),            // 54: persys.command.v1.Drift
-	(*DriftRepair)(nil),      // 55: persys.command.v1.DriftRepair
-	(*SetDrifts)(nil),        // 56: persys.command.v1.SetDrifts
-	(*AdoptDrift)(nil),       // 57: persys.command.v1.AdoptDrift
-	(*DropOrphan)(nil),       // 58: persys.command.v1.DropOrphan
-	(*SnapshotHeader)(nil),   // 59: persys.command.v1.SnapshotHeader
-	(*SnapshotRecord)(nil),   // 60: persys.command.v1.SnapshotRecord
-	(*NodeAuditRecord)(nil),  // 61: persys.command.v1.NodeAuditRecord
-	(*TokenRecord)(nil),      // 62: persys.command.v1.TokenRecord
-	(*RevocationRecord)(nil), // 63: persys.command.v1.RevocationRecord
-	(*SnapshotTrailer)(nil),  // 64: persys.command.v1.SnapshotTrailer
-	(*MetaRecord)(nil),       // 65: persys.command.v1.MetaRecord
-	(*WorkloadRecord)(nil),   // 66: persys.command.v1.WorkloadRecord
-	(*NodeRecord)(nil),       // 67: persys.command.v1.NodeRecord
-	(*ResidualRecord)(nil),   // 68: persys.command.v1.ResidualRecord
-	(*GraveRecord)(nil),      // 69: persys.command.v1.GraveRecord
-	(*ReceiptRecord)(nil),    // 70: persys.command.v1.ReceiptRecord
-	(*Outcome)(nil),          // 71: persys.command.v1.Outcome
-	(*ItemOutcome)(nil),      // 72: persys.command.v1.ItemOutcome
-	(*EventRecord)(nil),      // 73: persys.command.v1.EventRecord
+	(*PortName)(nil),         // 10: persys.command.v1.PortName
+	(*InitCluster)(nil),      // 11: persys.command.v1.InitCluster
+	(*WorkloadPut)(nil),      // 12: persys.command.v1.WorkloadPut
+	(*PutWorkloads)(nil),     // 13: persys.command.v1.PutWorkloads
+	(*SetDesired)(nil),       // 14: persys.command.v1.SetDesired
+	(*DeleteWorkload)(nil),   // 15: persys.command.v1.DeleteWorkload
+	(*RetryWorkload)(nil),    // 16: persys.command.v1.RetryWorkload
+	(*Pool)(nil),             // 17: persys.command.v1.Pool
+	(*RegisterNode)(nil),     // 18: persys.command.v1.RegisterNode
+	(*CordonNode)(nil),       // 19: persys.command.v1.CordonNode
+	(*DrainNode)(nil),        // 20: persys.command.v1.DrainNode
+	(*RemoveNode)(nil),       // 21: persys.command.v1.RemoveNode
+	(*FenceNode)(nil),        // 22: persys.command.v1.FenceNode
+	(*NodeState)(nil),        // 23: persys.command.v1.NodeState
+	(*SetNodeStates)(nil),    // 24: persys.command.v1.SetNodeStates
+	(*Assignment)(nil),       // 25: persys.command.v1.Assignment
+	(*Assign)(nil),           // 26: persys.command.v1.Assign
+	(*Eviction)(nil),         // 27: persys.command.v1.Eviction
+	(*Evict)(nil),            // 28: persys.command.v1.Evict
+	(*Retry)(nil),            // 29: persys.command.v1.Retry
+	(*ScheduleRetries)(nil),  // 30: persys.command.v1.ScheduleRetries
+	(*Unplaced)(nil),         // 31: persys.command.v1.Unplaced
+	(*ExplainUnplaced)(nil),  // 32: persys.command.v1.ExplainUnplaced
+	(*Address)(nil),          // 33: persys.command.v1.Address
+	(*PortBinding)(nil),      // 34: persys.command.v1.PortBinding
+	(*WorkloadReport)(nil),   // 35: persys.command.v1.WorkloadReport
+	(*Report)(nil),           // 36: persys.command.v1.Report
+	(*SetMode)(nil),          // 37: persys.command.v1.SetMode
+	(*PutReplica)(nil),       // 38: persys.command.v1.PutReplica
+	(*RemoveReplica)(nil),    // 39: persys.command.v1.RemoveReplica
+	(*SetFeatureLevel)(nil),  // 40: persys.command.v1.SetFeatureLevel
+	(*Barrier)(nil),          // 41: persys.command.v1.Barrier
+	(*MirrorAttached)(nil),   // 42: persys.command.v1.MirrorAttached
+	(*PinClusterKey)(nil),    // 43: persys.command.v1.PinClusterKey
+	(*PutAuthority)(nil),     // 44: persys.command.v1.PutAuthority
+	(*DropAuthority)(nil),    // 45: persys.command.v1.DropAuthority
+	(*PutToken)(nil),         // 46: persys.command.v1.PutToken
+	(*DropToken)(nil),        // 47: persys.command.v1.DropToken
+	(*Admit)(nil),            // 48: persys.command.v1.Admit
+	(*Revoke)(nil),           // 49: persys.command.v1.Revoke
+	(*Audit)(nil),            // 50: persys.command.v1.Audit
+	(*Forgiveness)(nil),      // 51: persys.command.v1.Forgiveness
+	(*ForgiveFailures)(nil),  // 52: persys.command.v1.ForgiveFailures
+	(*AgentAction)(nil),      // 53: persys.command.v1.AgentAction
+	(*RecordActions)(nil),    // 54: persys.command.v1.RecordActions
+	(*Drift)(nil),            // 55: persys.command.v1.Drift
+	(*DriftRepair)(nil),      // 56: persys.command.v1.DriftRepair
+	(*SetDrifts)(nil),        // 57: persys.command.v1.SetDrifts
+	(*AdoptDrift)(nil),       // 58: persys.command.v1.AdoptDrift
+	(*DropOrphan)(nil),       // 59: persys.command.v1.DropOrphan
+	(*SnapshotHeader)(nil),   // 60: persys.command.v1.SnapshotHeader
+	(*SnapshotRecord)(nil),   // 61: persys.command.v1.SnapshotRecord
+	(*NodeAuditRecord)(nil),  // 62: persys.command.v1.NodeAuditRecord
+	(*TokenRecord)(nil),      // 63: persys.command.v1.TokenRecord
+	(*RevocationRecord)(nil), // 64: persys.command.v1.RevocationRecord
+	(*SnapshotTrailer)(nil),  // 65: persys.command.v1.SnapshotTrailer
+	(*MetaRecord)(nil),       // 66: persys.command.v1.MetaRecord
+	(*WorkloadRecord)(nil),   // 67: persys.command.v1.WorkloadRecord
+	(*NodeRecord)(nil),       // 68: persys.command.v1.NodeRecord
+	(*ResidualRecord)(nil),   // 69: persys.command.v1.ResidualRecord
+	(*GraveRecord)(nil),      // 70: persys.command.v1.GraveRecord
+	(*ReceiptRecord)(nil),    // 71: persys.command.v1.ReceiptRecord
+	(*Outcome)(nil),          // 72: persys.command.v1.Outcome
+	(*ItemOutcome)(nil),      // 73: persys.command.v1.ItemOutcome
+	(*EventRecord)(nil),      // 74: persys.command.v1.EventRecord
 }
 var file_api_command_v1_command_proto_depIdxs = []int32{
 	4,  // 0: persys.command.v1.Batch.commands:type_name -> persys.command.v1.Command
 	1,  // 1: persys.command.v1.Head.epoch:type_name -> persys.command.v1.Epoch
 	3,  // 2: persys.command.v1.Command.head:type_name -> persys.command.v1.Head
-	10, // 3: persys.command.v1.Command.init_cluster:type_name -> persys.command.v1.InitCluster
-	12, // 4: persys.command.v1.Command.put_workloads:type_name -> persys.command.v1.PutWorkloads
-	13, // 5: persys.command.v1.Command.set_desired:type_name -> persys.command.v1.SetDesired
-	14, // 6: persys.command.v1.Command.delete_workload:type_name -> persys.command.v1.DeleteWorkload
-	15, // 7: persys.command.v1.Command.retry_workload:type_name -> persys.command.v1.RetryWorkload
-	17, // 8: persys.command.v1.Command.register_node:type_name -> persys.command.v1.RegisterNode
-	18, // 9: persys.command.v1.Command.cordon_node:type_name -> persys.command.v1.CordonNode
-	19, // 10: persys.command.v1.Command.drain_node:type_name -> persys.command.v1.DrainNode
-	20, // 11: persys.command.v1.Command.remove_node:type_name -> persys.command.v1.RemoveNode
-	21, // 12: persys.command.v1.Command.fence_node:type_name -> persys.command.v1.FenceNode
-	23, // 13: persys.command.v1.Command.set_node_states:type_name -> persys.command.v1.SetNodeStates
-	25, // 14: persys.command.v1.Command.assign:type_name -> persys.command.v1.Assign
-	27, // 15: persys.command.v1.Command.evict:type_name -> persys.command.v1.Evict
-	29, // 16: persys.command.v1.Command.schedule_retries:type_name -> persys.command.v1.ScheduleRetries
-	31, // 17: persys.command.v1.Command.explain_unplaced:type_name -> persys.command.v1.ExplainUnplaced
-	35, // 18: persys.command.v1.Command.report:type_name -> persys.command.v1.Report
-	36, // 19: persys.command.v1.Command.set_mode:type_name -> persys.command.v1.SetMode
-	37, // 20: persys.command.v1.Command.put_replica:type_name -> persys.command.v1.PutReplica
-	38, // 21: persys.command.v1.Command.remove_replica:type_name -> persys.command.v1.RemoveReplica
-	39, // 22: persys.command.v1.Command.set_feature_level:type_name -> persys.command.v1.SetFeatureLevel
-	40, // 23: persys.command.v1.Command.barrier:type_name -> persys.command.v1.Barrier
-	41, // 24: persys.command.v1.Command.mirror_attached:type_name -> persys.command.v1.MirrorAttached
-	42, // 25: persys.command.v1.Command.pin_cluster_key:type_name -> persys.command.v1.PinClusterKey
-	43, // 26: persys.command.v1.Command.put_authority:type_name -> persys.command.v1.PutAuthority
-	44, // 27: persys.command.v1.Command.drop_authority:type_name -> persys.command.v1.DropAuthority
-	45, // 28: persys.command.v1.Command.put_token:type_name -> persys.command.v1.PutToken
-	46, // 29: persys.command.v1.Command.drop_token:type_name -> persys.command.v1.DropToken
-	47, // 30: persys.command.v1.Command.admit:type_name -> persys.command.v1.Admit
-	48, // 31: persys.command.v1.Command.revoke:type_name -> persys.command.v1.Revoke
-	49, // 32: persys.command.v1.Command.audit:type_name -> persys.command.v1.Audit
-	51, // 33: persys.command.v1.Command.forgive_failures:type_name -> persys.command.v1.ForgiveFailures
-	53, // 34: persys.command.v1.Command.record_actions:type_name -> persys.command.v1.RecordActions
-	56, // 35: persys.command.v1.Command.set_drifts:type_name -> persys.command.v1.SetDrifts
-	57, // 36: persys.command.v1.Command.adopt_drift:type_name -> persys.command.v1.AdoptDrift
-	58, // 37: persys.command.v1.Command.drop_orphan:type_name -> persys.command.v1.DropOrphan
+	11, // 3: persys.command.v1.Command.init_cluster:type_name -> persys.command.v1.InitCluster
+	13, // 4: persys.command.v1.Command.put_workloads:type_name -> persys.command.v1.PutWorkloads
+	14, // 5: persys.command.v1.Command.set_desired:type_name -> persys.command.v1.SetDesired
+	15, // 6: persys.command.v1.Command.delete_workload:type_name -> persys.command.v1.DeleteWorkload
+	16, // 7: persys.command.v1.Command.retry_workload:type_name -> persys.command.v1.RetryWorkload
+	18, // 8: persys.command.v1.Command.register_node:type_name -> persys.command.v1.RegisterNode
+	19, // 9: persys.command.v1.Command.cordon_node:type_name -> persys.command.v1.CordonNode
+	20, // 10: persys.command.v1.Command.drain_node:type_name -> persys.command.v1.DrainNode
+	21, // 11: persys.command.v1.Command.remove_node:type_name -> persys.command.v1.RemoveNode
+	22, // 12: persys.command.v1.Command.fence_node:type_name -> persys.command.v1.FenceNode
+	24, // 13: persys.command.v1.Command.set_node_states:type_name -> persys.command.v1.SetNodeStates
+	26, // 14: persys.command.v1.Command.assign:type_name -> persys.command.v1.Assign
+	28, // 15: persys.command.v1.Command.evict:type_name -> persys.command.v1.Evict
+	30, // 16: persys.command.v1.Command.schedule_retries:type_name -> persys.command.v1.ScheduleRetries
+	32, // 17: persys.command.v1.Command.explain_unplaced:type_name -> persys.command.v1.ExplainUnplaced
+	36, // 18: persys.command.v1.Command.report:type_name -> persys.command.v1.Report
+	37, // 19: persys.command.v1.Command.set_mode:type_name -> persys.command.v1.SetMode
+	38, // 20: persys.command.v1.Command.put_replica:type_name -> persys.command.v1.PutReplica
+	39, // 21: persys.command.v1.Command.remove_replica:type_name -> persys.command.v1.RemoveReplica
+	40, // 22: persys.command.v1.Command.set_feature_level:type_name -> persys.command.v1.SetFeatureLevel
+	41, // 23: persys.command.v1.Command.barrier:type_name -> persys.command.v1.Barrier
+	42, // 24: persys.command.v1.Command.mirror_attached:type_name -> persys.command.v1.MirrorAttached
+	43, // 25: persys.command.v1.Command.pin_cluster_key:type_name -> persys.command.v1.PinClusterKey
+	44, // 26: persys.command.v1.Command.put_authority:type_name -> persys.command.v1.PutAuthority
+	45, // 27: persys.command.v1.Command.drop_authority:type_name -> persys.command.v1.DropAuthority
+	46, // 28: persys.command.v1.Command.put_token:type_name -> persys.command.v1.PutToken
+	47, // 29: persys.command.v1.Command.drop_token:type_name -> persys.command.v1.DropToken
+	48, // 30: persys.command.v1.Command.admit:type_name -> persys.command.v1.Admit
+	49, // 31: persys.command.v1.Command.revoke:type_name -> persys.command.v1.Revoke
+	50, // 32: persys.command.v1.Command.audit:type_name -> persys.command.v1.Audit
+	52, // 33: persys.command.v1.Command.forgive_failures:type_name -> persys.command.v1.ForgiveFailures
+	54, // 34: persys.command.v1.Command.record_actions:type_name -> persys.command.v1.RecordActions
+	57, // 35: persys.command.v1.Command.set_drifts:type_name -> persys.command.v1.SetDrifts
+	58, // 36: persys.command.v1.Command.adopt_drift:type_name -> persys.command.v1.AdoptDrift
+	59, // 37: persys.command.v1.Command.drop_orphan:type_name -> persys.command.v1.DropOrphan
 	8,  // 38: persys.command.v1.Demand.host_ports:type_name -> persys.command.v1.Port
 	5,  // 39: persys.command.v1.Demand.labels:type_name -> persys.command.v1.Label
 	6,  // 40: persys.command.v1.Demand.constraints:type_name -> persys.command.v1.Constraint
 	7,  // 41: persys.command.v1.Demand.tolerations:type_name -> persys.command.v1.Taint
-	9,  // 42: persys.command.v1.WorkloadPut.demand:type_name -> persys.command.v1.Demand
-	11, // 43: persys.command.v1.PutWorkloads.workloads:type_name -> persys.command.v1.WorkloadPut
-	16, // 44: persys.command.v1.RegisterNode.pools:type_name -> persys.command.v1.Pool
-	5,  // 45: persys.command.v1.RegisterNode.labels:type_name -> persys.command.v1.Label
-	7,  // 46: persys.command.v1.RegisterNode.taints:type_name -> persys.command.v1.Taint
-	22, // 47: persys.command.v1.SetNodeStates.nodes:type_name -> persys.command.v1.NodeState
-	2,  // 48: persys.command.v1.Assignment.if_generation:type_name -> persys.command.v1.Generation
-	24, // 49: persys.command.v1.Assign.assignments:type_name -> persys.command.v1.Assignment
-	2,  // 50: persys.command.v1.Eviction.if_generation:type_name -> persys.command.v1.Generation
-	26, // 51: persys.command.v1.Evict.evictions:type_name -> persys.command.v1.Eviction
-	2,  // 52: persys.command.v1.Retry.if_generation:type_name -> persys.command.v1.Generation
-	28, // 53: persys.command.v1.ScheduleRetries.retries:type_name -> persys.command.v1.Retry
-	2,  // 54: persys.command.v1.Unplaced.if_generation:type_name -> persys.command.v1.Generation
-	30, // 55: persys.command.v1.ExplainUnplaced.workloads:type_name -> persys.command.v1.Unplaced
-	2,  // 56: persys.command.v1.WorkloadReport.generation:type_name -> persys.command.v1.Generation
-	33, // 57: persys.command.v1.WorkloadReport.ports:type_name -> persys.command.v1.PortBinding
-	34, // 58: persys.command.v1.Report.reports:type_name -> persys.command.v1.WorkloadReport
-	5,  // 59: persys.command.v1.Audit.details:type_name -> persys.command.v1.Label
-	2,  // 60: persys.command.v1.Forgiveness.if_generation:type_name -> persys.command.v1.Generation
-	50, // 61: persys.command.v1.ForgiveFailures.workloads:type_name -> persys.command.v1.Forgiveness
-	52, // 62: persys.command.v1.RecordActions.actions:type_name -> persys.command.v1.AgentAction
-	2,  // 63: persys.command.v1.DriftRepair.if_generation:type_name -> persys.command.v1.Generation
-	54, // 64: persys.command.v1.SetDrifts.open:type_name -> persys.command.v1.Drift
-	54, // 65: persys.command.v1.SetDrifts.closed:type_name -> persys.command.v1.Drift
-	55, // 66: persys.command.v1.SetDrifts.repairs:type_name -> persys.command.v1.DriftRepair
-	11, // 67: persys.command.v1.AdoptDrift.put:type_name -> persys.command.v1.WorkloadPut
-	65, // 68: persys.command.v1.SnapshotRecord.meta:type_name -> persys.command.v1.MetaRecord
-	66, // 69: persys.command.v1.SnapshotRecord.workload:type_name -> persys.command.v1.WorkloadRecord
-	67, // 70: persys.command.v1.SnapshotRecord.node:type_name -> persys.command.v1.NodeRecord
-	68, // 71: persys.command.v1.SnapshotRecord.residual:type_name -> persys.command.v1.ResidualRecord
-	70, // 72: persys.command.v1.SnapshotRecord.receipt:type_name -> persys.command.v1.ReceiptRecord
-	73, // 73: persys.command.v1.SnapshotRecord.event:type_name -> persys.command.v1.EventRecord
-	37, // 74: persys.command.v1.SnapshotRecord.replica:type_name -> persys.command.v1.PutReplica
-	43, // 75: persys.command.v1.SnapshotRecord.authority:type_name -> persys.command.v1.PutAuthority
-	62, // 76: persys.command.v1.SnapshotRecord.token:type_name -> persys.command.v1.TokenRecord
-	47, // 77: persys.command.v1.SnapshotRecord.admitted:type_name -> persys.command.v1.Admit
-	63, // 78: persys.command.v1.SnapshotRecord.revocation:type_name -> persys.command.v1.RevocationRecord
-	69, // 79: persys.command.v1.SnapshotRecord.grave:type_name -> persys.command.v1.GraveRecord
-	61, // 80: persys.command.v1.SnapshotRecord.node_audit:type_name -> persys.command.v1.NodeAuditRecord
-	54, // 81: persys.command.v1.SnapshotRecord.drift:type_name -> persys.command.v1.Drift
-	45, // 82: persys.command.v1.TokenRecord.token:type_name -> persys.command.v1.PutToken
-	48, // 83: persys.command.v1.RevocationRecord.revoke:type_name -> persys.command.v1.Revoke
-	11, // 84: persys.command.v1.WorkloadRecord.put:type_name -> persys.command.v1.WorkloadPut
-	2,  // 85: persys.command.v1.WorkloadRecord.generation:type_name -> persys.command.v1.Generation
-	34, // 86: persys.command.v1.WorkloadRecord.actual:type_name -> persys.command.v1.WorkloadReport
-	8,  // 87: persys.command.v1.WorkloadRecord.former_ports:type_name -> persys.command.v1.Port
-	52, // 88: persys.command.v1.WorkloadRecord.actions:type_name -> persys.command.v1.AgentAction
-	17, // 89: persys.command.v1.NodeRecord.facts:type_name -> persys.command.v1.RegisterNode
-	2,  // 90: persys.command.v1.ResidualRecord.generation:type_name -> persys.command.v1.Generation
-	9,  // 91: persys.command.v1.ResidualRecord.demand:type_name -> persys.command.v1.Demand
-	2,  // 92: persys.command.v1.GraveRecord.generation:type_name -> persys.command.v1.Generation
-	9,  // 93: persys.command.v1.GraveRecord.claims:type_name -> persys.command.v1.Demand
-	71, // 94: persys.command.v1.ReceiptRecord.outcome:type_name -> persys.command.v1.Outcome
-	72, // 95: persys.command.v1.Outcome.items:type_name -> persys.command.v1.ItemOutcome
-	2,  // 96: persys.command.v1.ItemOutcome.generation:type_name -> persys.command.v1.Generation
-	5,  // 97: persys.command.v1.EventRecord.details:type_name -> persys.command.v1.Label
-	98, // [98:98] is the sub-list for method output_type
-	98, // [98:98] is the sub-list for method input_type
-	98, // [98:98] is the sub-list for extension type_name
-	98, // [98:98] is the sub-list for extension extendee
-	0,  // [0:98] is the sub-list for field type_name
+	10, // 42: persys.command.v1.Demand.port_names:type_name -> persys.command.v1.PortName
+	9,  // 43: persys.command.v1.WorkloadPut.demand:type_name -> persys.command.v1.Demand
+	12, // 44: persys.command.v1.PutWorkloads.workloads:type_name -> persys.command.v1.WorkloadPut
+	17, // 45: persys.command.v1.RegisterNode.pools:type_name -> persys.command.v1.Pool
+	5,  // 46: persys.command.v1.RegisterNode.labels:type_name -> persys.command.v1.Label
+	7,  // 47: persys.command.v1.RegisterNode.taints:type_name -> persys.command.v1.Taint
+	23, // 48: persys.command.v1.SetNodeStates.nodes:type_name -> persys.command.v1.NodeState
+	2,  // 49: persys.command.v1.Assignment.if_generation:type_name -> persys.command.v1.Generation
+	25, // 50: persys.command.v1.Assign.assignments:type_name -> persys.command.v1.Assignment
+	2,  // 51: persys.command.v1.Eviction.if_generation:type_name -> persys.command.v1.Generation
+	27, // 52: persys.command.v1.Evict.evictions:type_name -> persys.command.v1.Eviction
+	2,  // 53: persys.command.v1.Retry.if_generation:type_name -> persys.command.v1.Generation
+	29, // 54: persys.command.v1.ScheduleRetries.retries:type_name -> persys.command.v1.Retry
+	2,  // 55: persys.command.v1.Unplaced.if_generation:type_name -> persys.command.v1.Generation
+	31, // 56: persys.command.v1.ExplainUnplaced.workloads:type_name -> persys.command.v1.Unplaced
+	2,  // 57: persys.command.v1.WorkloadReport.generation:type_name -> persys.command.v1.Generation
+	34, // 58: persys.command.v1.WorkloadReport.ports:type_name -> persys.command.v1.PortBinding
+	35, // 59: persys.command.v1.Report.reports:type_name -> persys.command.v1.WorkloadReport
+	5,  // 60: persys.command.v1.Audit.details:type_name -> persys.command.v1.Label
+	2,  // 61: persys.command.v1.Forgiveness.if_generation:type_name -> persys.command.v1.Generation
+	51, // 62: persys.command.v1.ForgiveFailures.workloads:type_name -> persys.command.v1.Forgiveness
+	53, // 63: persys.command.v1.RecordActions.actions:type_name -> persys.command.v1.AgentAction
+	2,  // 64: persys.command.v1.DriftRepair.if_generation:type_name -> persys.command.v1.Generation
+	55, // 65: persys.command.v1.SetDrifts.open:type_name -> persys.command.v1.Drift
+	55, // 66: persys.command.v1.SetDrifts.closed:type_name -> persys.command.v1.Drift
+	56, // 67: persys.command.v1.SetDrifts.repairs:type_name -> persys.command.v1.DriftRepair
+	12, // 68: persys.command.v1.AdoptDrift.put:type_name -> persys.command.v1.WorkloadPut
+	66, // 69: persys.command.v1.SnapshotRecord.meta:type_name -> persys.command.v1.MetaRecord
+	67, // 70: persys.command.v1.SnapshotRecord.workload:type_name -> persys.command.v1.WorkloadRecord
+	68, // 71: persys.command.v1.SnapshotRecord.node:type_name -> persys.command.v1.NodeRecord
+	69, // 72: persys.command.v1.SnapshotRecord.residual:type_name -> persys.command.v1.ResidualRecord
+	71, // 73: persys.command.v1.SnapshotRecord.receipt:type_name -> persys.command.v1.ReceiptRecord
+	74, // 74: persys.command.v1.SnapshotRecord.event:type_name -> persys.command.v1.EventRecord
+	38, // 75: persys.command.v1.SnapshotRecord.replica:type_name -> persys.command.v1.PutReplica
+	44, // 76: persys.command.v1.SnapshotRecord.authority:type_name -> persys.command.v1.PutAuthority
+	63, // 77: persys.command.v1.SnapshotRecord.token:type_name -> persys.command.v1.TokenRecord
+	48, // 78: persys.command.v1.SnapshotRecord.admitted:type_name -> persys.command.v1.Admit
+	64, // 79: persys.command.v1.SnapshotRecord.revocation:type_name -> persys.command.v1.RevocationRecord
+	70, // 80: persys.command.v1.SnapshotRecord.grave:type_name -> persys.command.v1.GraveRecord
+	62, // 81: persys.command.v1.SnapshotRecord.node_audit:type_name -> persys.command.v1.NodeAuditRecord
+	55, // 82: persys.command.v1.SnapshotRecord.drift:type_name -> persys.command.v1.Drift
+	46, // 83: persys.command.v1.TokenRecord.token:type_name -> persys.command.v1.PutToken
+	49, // 84: persys.command.v1.RevocationRecord.revoke:type_name -> persys.command.v1.Revoke
+	12, // 85: persys.command.v1.WorkloadRecord.put:type_name -> persys.command.v1.WorkloadPut
+	2,  // 86: persys.command.v1.WorkloadRecord.generation:type_name -> persys.command.v1.Generation
+	35, // 87: persys.command.v1.WorkloadRecord.actual:type_name -> persys.command.v1.WorkloadReport
+	8,  // 88: persys.command.v1.WorkloadRecord.former_ports:type_name -> persys.command.v1.Port
+	53, // 89: persys.command.v1.WorkloadRecord.actions:type_name -> persys.command.v1.AgentAction
+	18, // 90: persys.command.v1.NodeRecord.facts:type_name -> persys.command.v1.RegisterNode
+	2,  // 91: persys.command.v1.ResidualRecord.generation:type_name -> persys.command.v1.Generation
+	9,  // 92: persys.command.v1.ResidualRecord.demand:type_name -> persys.command.v1.Demand
+	2,  // 93: persys.command.v1.GraveRecord.generation:type_name -> persys.command.v1.Generation
+	9,  // 94: persys.command.v1.GraveRecord.claims:type_name -> persys.command.v1.Demand
+	72, // 95: persys.command.v1.ReceiptRecord.outcome:type_name -> persys.command.v1.Outcome
+	73, // 96: persys.command.v1.Outcome.items:type_name -> persys.command.v1.ItemOutcome
+	2,  // 97: persys.command.v1.ItemOutcome.generation:type_name -> persys.command.v1.Generation
+	5,  // 98: persys.command.v1.EventRecord.details:type_name -> persys.command.v1.Label
+	99, // [99:99] is the sub-list for method output_type
+	99, // [99:99] is the sub-list for method input_type
+	99, // [99:99] is the sub-list for extension type_name
+	99, // [99:99] is the sub-list for extension extendee
+	0,  // [0:99] is the sub-list for field type_name
 }
 
 func init() { file_api_command_v1_command_proto_init() }
@@ -7009,7 +7108,7 @@ func file_api_command_v1_command_proto_init() {
 		(*Command_AdoptDrift)(nil),
 		(*Command_DropOrphan)(nil),
 	}
-	file_api_command_v1_command_proto_msgTypes[60].OneofWrappers = []any{
+	file_api_command_v1_command_proto_msgTypes[61].OneofWrappers = []any{
 		(*SnapshotRecord_Meta)(nil),
 		(*SnapshotRecord_Workload)(nil),
 		(*SnapshotRecord_Node)(nil),
@@ -7031,7 +7130,7 @@ func file_api_command_v1_command_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_api_command_v1_command_proto_rawDesc), len(file_api_command_v1_command_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   74,
+			NumMessages:   75,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

@@ -2067,7 +2067,10 @@ type Port struct {
 	// 1 to 65535.
 	ContainerPort int32 `protobuf:"varint,2,opt,name=container_port,json=containerPort,proto3" json:"container_port,omitempty"`
 	// tcp or udp; empty means tcp.
-	Protocol      string `protobuf:"bytes,3,opt,name=protocol,proto3" json:"protocol,omitempty"`
+	Protocol string `protobuf:"bytes,3,opt,name=protocol,proto3" json:"protocol,omitempty"`
+	// Service name (RFC 6335): the port is found in DNS under _<name> too. Containers, and inline
+	// Compose files by the ports' own name.
+	Name          string `protobuf:"bytes,1000,opt,name=name,proto3" json:"name,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2119,6 +2122,13 @@ func (x *Port) GetContainerPort() int32 {
 func (x *Port) GetProtocol() string {
 	if x != nil {
 		return x.Protocol
+	}
+	return ""
+}
+
+func (x *Port) GetName() string {
+	if x != nil {
+		return x.Name
 	}
 	return ""
 }
@@ -2931,7 +2941,10 @@ type WorkloadStatus struct {
 	// A tombstone: the agent has nothing of this workload and refuses older generations of it.
 	Absent bool `protobuf:"varint,1007,opt,name=absent,proto3" json:"absent,omitempty"`
 	// What the host forwards to the workload; host_port is the bound one, also where 0 was asked for.
-	Ports         []*Port `protobuf:"bytes,1008,rep,name=ports,proto3" json:"ports,omitempty"`
+	Ports []*Port `protobuf:"bytes,1008,rep,name=ports,proto3" json:"ports,omitempty"`
+	// Of what runs: healthy, unhealthy or starting; empty where nothing is checked. What is not
+	// healthy is not in DNS.
+	Health        string `protobuf:"bytes,1009,opt,name=health,proto3" json:"health,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3076,6 +3089,13 @@ func (x *WorkloadStatus) GetPorts() []*Port {
 		return x.Ports
 	}
 	return nil
+}
+
+func (x *WorkloadStatus) GetHealth() string {
+	if x != nil {
+		return x.Health
+	}
+	return ""
 }
 
 type RetryWorkloadRequest struct {
@@ -4106,7 +4126,12 @@ type WorkloadView struct {
 	// Last message from the agent or the planner.
 	Message string `protobuf:"bytes,1013,opt,name=message,proto3" json:"message,omitempty"`
 	// Only on GetWorkload; secrets are replaced by a marker.
-	Spec          *WorkloadSpec `protobuf:"bytes,1014,opt,name=spec,proto3" json:"spec,omitempty"`
+	Spec *WorkloadSpec `protobuf:"bytes,1014,opt,name=spec,proto3" json:"spec,omitempty"`
+	// Of what runs: healthy, unhealthy or starting; empty where nothing is checked.
+	Health string `protobuf:"bytes,1015,opt,name=health,proto3" json:"health,omitempty"`
+	// Only on GetWorkload: what the agent said it had done when the last order timed out, newest
+	// first.
+	LastActions   []*WorkloadAction `protobuf:"bytes,1016,rep,name=last_actions,json=lastActions,proto3" json:"last_actions,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -4337,6 +4362,115 @@ func (x *WorkloadView) GetSpec() *WorkloadSpec {
 	return nil
 }
 
+func (x *WorkloadView) GetHealth() string {
+	if x != nil {
+		return x.Health
+	}
+	return ""
+}
+
+func (x *WorkloadView) GetLastActions() []*WorkloadAction {
+	if x != nil {
+		return x.LastActions
+	}
+	return nil
+}
+
+// One task of an agent, as it tells it.
+type WorkloadAction struct {
+	state  protoimpl.MessageState `protogen:"open.v1"`
+	TaskId string                 `protobuf:"bytes,1,opt,name=task_id,json=taskId,proto3" json:"task_id,omitempty"`
+	// apply_workload or delete_workload.
+	ActionType string `protobuf:"bytes,2,opt,name=action_type,json=actionType,proto3" json:"action_type,omitempty"`
+	// pending, running, completed or failed.
+	Status        string                 `protobuf:"bytes,3,opt,name=status,proto3" json:"status,omitempty"`
+	Error         string                 `protobuf:"bytes,4,opt,name=error,proto3" json:"error,omitempty"`
+	CreatedAt     *timestamppb.Timestamp `protobuf:"bytes,5,opt,name=created_at,json=createdAt,proto3" json:"created_at,omitempty"`
+	StartedAt     *timestamppb.Timestamp `protobuf:"bytes,6,opt,name=started_at,json=startedAt,proto3" json:"started_at,omitempty"`
+	EndedAt       *timestamppb.Timestamp `protobuf:"bytes,7,opt,name=ended_at,json=endedAt,proto3" json:"ended_at,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *WorkloadAction) Reset() {
+	*x = WorkloadAction{}
+	mi := &file_api_control_v1_control_proto_msgTypes[42]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *WorkloadAction) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*WorkloadAction) ProtoMessage() {}
+
+func (x *WorkloadAction) ProtoReflect() protoreflect.Message {
+	mi := &file_api_control_v1_control_proto_msgTypes[42]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use WorkloadAction.ProtoReflect.Descriptor instead.
+func (*WorkloadAction) Descriptor() ([]byte, []int) {
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{42}
+}
+
+func (x *WorkloadAction) GetTaskId() string {
+	if x != nil {
+		return x.TaskId
+	}
+	return ""
+}
+
+func (x *WorkloadAction) GetActionType() string {
+	if x != nil {
+		return x.ActionType
+	}
+	return ""
+}
+
+func (x *WorkloadAction) GetStatus() string {
+	if x != nil {
+		return x.Status
+	}
+	return ""
+}
+
+func (x *WorkloadAction) GetError() string {
+	if x != nil {
+		return x.Error
+	}
+	return ""
+}
+
+func (x *WorkloadAction) GetCreatedAt() *timestamppb.Timestamp {
+	if x != nil {
+		return x.CreatedAt
+	}
+	return nil
+}
+
+func (x *WorkloadAction) GetStartedAt() *timestamppb.Timestamp {
+	if x != nil {
+		return x.StartedAt
+	}
+	return nil
+}
+
+func (x *WorkloadAction) GetEndedAt() *timestamppb.Timestamp {
+	if x != nil {
+		return x.EndedAt
+	}
+	return nil
+}
+
 type GetClusterSummaryRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// How fresh the answer must be.
@@ -4349,7 +4483,7 @@ type GetClusterSummaryRequest struct {
 
 func (x *GetClusterSummaryRequest) Reset() {
 	*x = GetClusterSummaryRequest{}
-	mi := &file_api_control_v1_control_proto_msgTypes[42]
+	mi := &file_api_control_v1_control_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4361,7 +4495,7 @@ func (x *GetClusterSummaryRequest) String() string {
 func (*GetClusterSummaryRequest) ProtoMessage() {}
 
 func (x *GetClusterSummaryRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[42]
+	mi := &file_api_control_v1_control_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4374,7 +4508,7 @@ func (x *GetClusterSummaryRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetClusterSummaryRequest.ProtoReflect.Descriptor instead.
 func (*GetClusterSummaryRequest) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{42}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *GetClusterSummaryRequest) GetLevel() ReadLevel {
@@ -4434,7 +4568,7 @@ type GetClusterSummaryResponse struct {
 
 func (x *GetClusterSummaryResponse) Reset() {
 	*x = GetClusterSummaryResponse{}
-	mi := &file_api_control_v1_control_proto_msgTypes[43]
+	mi := &file_api_control_v1_control_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4446,7 +4580,7 @@ func (x *GetClusterSummaryResponse) String() string {
 func (*GetClusterSummaryResponse) ProtoMessage() {}
 
 func (x *GetClusterSummaryResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[43]
+	mi := &file_api_control_v1_control_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4459,7 +4593,7 @@ func (x *GetClusterSummaryResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetClusterSummaryResponse.ProtoReflect.Descriptor instead.
 func (*GetClusterSummaryResponse) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{43}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *GetClusterSummaryResponse) GetTotalNodes() int32 {
@@ -4647,7 +4781,7 @@ type ControlMessage struct {
 
 func (x *ControlMessage) Reset() {
 	*x = ControlMessage{}
-	mi := &file_api_control_v1_control_proto_msgTypes[44]
+	mi := &file_api_control_v1_control_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4659,7 +4793,7 @@ func (x *ControlMessage) String() string {
 func (*ControlMessage) ProtoMessage() {}
 
 func (x *ControlMessage) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[44]
+	mi := &file_api_control_v1_control_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4672,7 +4806,7 @@ func (x *ControlMessage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ControlMessage.ProtoReflect.Descriptor instead.
 func (*ControlMessage) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{44}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *ControlMessage) GetMessage() isControlMessage_Message {
@@ -4842,7 +4976,7 @@ type Generation struct {
 
 func (x *Generation) Reset() {
 	*x = Generation{}
-	mi := &file_api_control_v1_control_proto_msgTypes[45]
+	mi := &file_api_control_v1_control_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4854,7 +4988,7 @@ func (x *Generation) String() string {
 func (*Generation) ProtoMessage() {}
 
 func (x *Generation) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[45]
+	mi := &file_api_control_v1_control_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4867,7 +5001,7 @@ func (x *Generation) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Generation.ProtoReflect.Descriptor instead.
 func (*Generation) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{45}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *Generation) GetIncarnation() uint64 {
@@ -4901,7 +5035,7 @@ type Epoch struct {
 
 func (x *Epoch) Reset() {
 	*x = Epoch{}
-	mi := &file_api_control_v1_control_proto_msgTypes[46]
+	mi := &file_api_control_v1_control_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4913,7 +5047,7 @@ func (x *Epoch) String() string {
 func (*Epoch) ProtoMessage() {}
 
 func (x *Epoch) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[46]
+	mi := &file_api_control_v1_control_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4926,7 +5060,7 @@ func (x *Epoch) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Epoch.ProtoReflect.Descriptor instead.
 func (*Epoch) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{46}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *Epoch) GetClusterId() string {
@@ -4972,7 +5106,7 @@ type Constraint struct {
 
 func (x *Constraint) Reset() {
 	*x = Constraint{}
-	mi := &file_api_control_v1_control_proto_msgTypes[47]
+	mi := &file_api_control_v1_control_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4984,7 +5118,7 @@ func (x *Constraint) String() string {
 func (*Constraint) ProtoMessage() {}
 
 func (x *Constraint) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[47]
+	mi := &file_api_control_v1_control_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4997,7 +5131,7 @@ func (x *Constraint) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Constraint.ProtoReflect.Descriptor instead.
 func (*Constraint) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{47}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *Constraint) GetKey() string {
@@ -5035,7 +5169,7 @@ type Toleration struct {
 
 func (x *Toleration) Reset() {
 	*x = Toleration{}
-	mi := &file_api_control_v1_control_proto_msgTypes[48]
+	mi := &file_api_control_v1_control_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5047,7 +5181,7 @@ func (x *Toleration) String() string {
 func (*Toleration) ProtoMessage() {}
 
 func (x *Toleration) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[48]
+	mi := &file_api_control_v1_control_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5060,7 +5194,7 @@ func (x *Toleration) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Toleration.ProtoReflect.Descriptor instead.
 func (*Toleration) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{48}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *Toleration) GetKey() string {
@@ -5097,7 +5231,7 @@ type Taint struct {
 
 func (x *Taint) Reset() {
 	*x = Taint{}
-	mi := &file_api_control_v1_control_proto_msgTypes[49]
+	mi := &file_api_control_v1_control_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5109,7 +5243,7 @@ func (x *Taint) String() string {
 func (*Taint) ProtoMessage() {}
 
 func (x *Taint) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[49]
+	mi := &file_api_control_v1_control_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5122,7 +5256,7 @@ func (x *Taint) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Taint.ProtoReflect.Descriptor instead.
 func (*Taint) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{49}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *Taint) GetKey() string {
@@ -5163,7 +5297,7 @@ type StoragePoolView struct {
 
 func (x *StoragePoolView) Reset() {
 	*x = StoragePoolView{}
-	mi := &file_api_control_v1_control_proto_msgTypes[50]
+	mi := &file_api_control_v1_control_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5175,7 +5309,7 @@ func (x *StoragePoolView) String() string {
 func (*StoragePoolView) ProtoMessage() {}
 
 func (x *StoragePoolView) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[50]
+	mi := &file_api_control_v1_control_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5188,7 +5322,7 @@ func (x *StoragePoolView) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StoragePoolView.ProtoReflect.Descriptor instead.
 func (*StoragePoolView) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{50}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *StoragePoolView) GetName() string {
@@ -5238,7 +5372,7 @@ type StreamError struct {
 
 func (x *StreamError) Reset() {
 	*x = StreamError{}
-	mi := &file_api_control_v1_control_proto_msgTypes[51]
+	mi := &file_api_control_v1_control_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5250,7 +5384,7 @@ func (x *StreamError) String() string {
 func (*StreamError) ProtoMessage() {}
 
 func (x *StreamError) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[51]
+	mi := &file_api_control_v1_control_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5263,7 +5397,7 @@ func (x *StreamError) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StreamError.ProtoReflect.Descriptor instead.
 func (*StreamError) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{51}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *StreamError) GetCode() int32 {
@@ -5470,11 +5604,12 @@ const file_api_control_v1_control_proto_rawDesc = "" +
 	"\vVolumeMount\x12\x1b\n" +
 	"\thost_path\x18\x01 \x01(\tR\bhostPath\x12%\n" +
 	"\x0econtainer_path\x18\x02 \x01(\tR\rcontainerPath\x12\x1b\n" +
-	"\tread_only\x18\x03 \x01(\bR\breadOnly\"f\n" +
+	"\tread_only\x18\x03 \x01(\bR\breadOnly\"{\n" +
 	"\x04Port\x12\x1b\n" +
 	"\thost_port\x18\x01 \x01(\x05R\bhostPort\x12%\n" +
 	"\x0econtainer_port\x18\x02 \x01(\x05R\rcontainerPort\x12\x1a\n" +
-	"\bprotocol\x18\x03 \x01(\tR\bprotocol\"\xf0\x02\n" +
+	"\bprotocol\x18\x03 \x01(\tR\bprotocol\x12\x13\n" +
+	"\x04name\x18\xe8\a \x01(\tR\x04name\"\xf0\x02\n" +
 	"\vComposeSpec\x12\x1f\n" +
 	"\vsource_type\x18\x01 \x01(\tR\n" +
 	"sourceType\x12\x19\n" +
@@ -5553,7 +5688,7 @@ const file_api_control_v1_control_proto_rawDesc = "" +
 	"\amessage\x18\x02 \x01(\tR\amessage\x12C\n" +
 	"\x0flast_transition\x18\x03 \x01(\v2\x1a.google.protobuf.TimestampR\x0elastTransition\x12>\n" +
 	"\rnext_retry_at\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\vnextRetryAt\x12\x1c\n" +
-	"\tretryable\x18\x05 \x01(\bR\tretryable\"\xd7\x05\n" +
+	"\tretryable\x18\x05 \x01(\bR\tretryable\"\xf0\x05\n" +
 	"\x0eWorkloadStatus\x12\x1f\n" +
 	"\vworkload_id\x18\x01 \x01(\tR\n" +
 	"workloadId\x12\x14\n" +
@@ -5575,7 +5710,8 @@ const file_api_control_v1_control_proto_rawDesc = "" +
 	"observedAt\x12\x19\n" +
 	"\acontent\x18\xee\a \x01(\tR\acontent\x12\x17\n" +
 	"\x06absent\x18\xef\a \x01(\bR\x06absent\x12.\n" +
-	"\x05ports\x18\xf0\a \x03(\v2\x17.persys.control.v1.PortR\x05ports\"W\n" +
+	"\x05ports\x18\xf0\a \x03(\v2\x17.persys.control.v1.PortR\x05ports\x12\x17\n" +
+	"\x06health\x18\xf1\a \x01(\tR\x06health\"W\n" +
 	"\x14RetryWorkloadRequest\x12\x1f\n" +
 	"\vworkload_id\x18\x01 \x01(\tR\n" +
 	"workloadId\x12\x1e\n" +
@@ -5662,7 +5798,8 @@ const file_api_control_v1_control_proto_rawDesc = "" +
 	"\bworkload\x18\x01 \x01(\v2\x1f.persys.control.v1.WorkloadViewR\bworkload\x12\x15\n" +
 	"\x05index\x18\xe8\a \x01(\x04R\x05index\x12\x15\n" +
 	"\x05stale\x18\xea\a \x01(\bR\x05stale\x12\x16\n" +
-	"\x06age_ms\x18\xeb\a \x01(\x03R\x05ageMs\"\xf3\t\n" +
+	"\x06age_ms\x18\xeb\a \x01(\x03R\x05ageMs\"\xd3\n" +
+	"\n" +
 	"\fWorkloadView\x12\x1f\n" +
 	"\vworkload_id\x18\x01 \x01(\tR\n" +
 	"workloadId\x12\x12\n" +
@@ -5697,10 +5834,23 @@ const file_api_control_v1_control_proto_rawDesc = "" +
 	"\x05ports\x18\xf3\a \x03(\v2\x17.persys.control.v1.PortR\x05ports\x12'\n" +
 	"\x0fimage_or_source\x18\xf4\a \x01(\tR\rimageOrSource\x12\x19\n" +
 	"\amessage\x18\xf5\a \x01(\tR\amessage\x124\n" +
-	"\x04spec\x18\xf6\a \x01(\v2\x1f.persys.control.v1.WorkloadSpecR\x04spec\x1a9\n" +
+	"\x04spec\x18\xf6\a \x01(\v2\x1f.persys.control.v1.WorkloadSpecR\x04spec\x12\x17\n" +
+	"\x06health\x18\xf7\a \x01(\tR\x06health\x12E\n" +
+	"\flast_actions\x18\xf8\a \x03(\v2!.persys.control.v1.WorkloadActionR\vlastActions\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"m\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xa5\x02\n" +
+	"\x0eWorkloadAction\x12\x17\n" +
+	"\atask_id\x18\x01 \x01(\tR\x06taskId\x12\x1f\n" +
+	"\vaction_type\x18\x02 \x01(\tR\n" +
+	"actionType\x12\x16\n" +
+	"\x06status\x18\x03 \x01(\tR\x06status\x12\x14\n" +
+	"\x05error\x18\x04 \x01(\tR\x05error\x129\n" +
+	"\n" +
+	"created_at\x18\x05 \x01(\v2\x1a.google.protobuf.TimestampR\tcreatedAt\x129\n" +
+	"\n" +
+	"started_at\x18\x06 \x01(\v2\x1a.google.protobuf.TimestampR\tstartedAt\x125\n" +
+	"\bended_at\x18\a \x01(\v2\x1a.google.protobuf.TimestampR\aendedAt\"m\n" +
 	"\x18GetClusterSummaryRequest\x123\n" +
 	"\x05level\x18\xe8\a \x01(\x0e2\x1c.persys.control.v1.ReadLevelR\x05level\x12\x1c\n" +
 	"\tmin_index\x18\xe9\a \x01(\x04R\bminIndex\"\xc5\a\n" +
@@ -5824,7 +5974,7 @@ func file_api_control_v1_control_proto_rawDescGZIP() []byte {
 }
 
 var file_api_control_v1_control_proto_enumTypes = make([]protoimpl.EnumInfo, 3)
-var file_api_control_v1_control_proto_msgTypes = make([]protoimpl.MessageInfo, 59)
+var file_api_control_v1_control_proto_msgTypes = make([]protoimpl.MessageInfo, 60)
 var file_api_control_v1_control_proto_goTypes = []any{
 	(FailureReason)(0),                         // 0: persys.control.v1.FailureReason
 	(AutomationActionType)(0),                  // 1: persys.control.v1.AutomationActionType
@@ -5871,140 +6021,145 @@ var file_api_control_v1_control_proto_goTypes = []any{
 	(*ListWorkloadsResponse)(nil),              // 42: persys.control.v1.ListWorkloadsResponse
 	(*GetWorkloadResponse)(nil),                // 43: persys.control.v1.GetWorkloadResponse
 	(*WorkloadView)(nil),                       // 44: persys.control.v1.WorkloadView
-	(*GetClusterSummaryRequest)(nil),           // 45: persys.control.v1.GetClusterSummaryRequest
-	(*GetClusterSummaryResponse)(nil),          // 46: persys.control.v1.GetClusterSummaryResponse
-	(*ControlMessage)(nil),                     // 47: persys.control.v1.ControlMessage
-	(*Generation)(nil),                         // 48: persys.control.v1.Generation
-	(*Epoch)(nil),                              // 49: persys.control.v1.Epoch
-	(*Constraint)(nil),                         // 50: persys.control.v1.Constraint
-	(*Toleration)(nil),                         // 51: persys.control.v1.Toleration
-	(*Taint)(nil),                              // 52: persys.control.v1.Taint
-	(*StoragePoolView)(nil),                    // 53: persys.control.v1.StoragePoolView
-	(*StreamError)(nil),                        // 54: persys.control.v1.StreamError
-	nil,                                        // 55: persys.control.v1.RegisterNodeRequest.LabelsEntry
-	nil,                                        // 56: persys.control.v1.WorkloadSpec.MetadataEntry
-	nil,                                        // 57: persys.control.v1.WorkloadSpec.LabelsEntry
-	nil,                                        // 58: persys.control.v1.ContainerSpec.EnvEntry
-	nil,                                        // 59: persys.control.v1.ComposeSpec.EnvEntry
-	nil,                                        // 60: persys.control.v1.NodeView.LabelsEntry
-	nil,                                        // 61: persys.control.v1.WorkloadView.LabelsEntry
-	(*timestamppb.Timestamp)(nil),              // 62: google.protobuf.Timestamp
+	(*WorkloadAction)(nil),                     // 45: persys.control.v1.WorkloadAction
+	(*GetClusterSummaryRequest)(nil),           // 46: persys.control.v1.GetClusterSummaryRequest
+	(*GetClusterSummaryResponse)(nil),          // 47: persys.control.v1.GetClusterSummaryResponse
+	(*ControlMessage)(nil),                     // 48: persys.control.v1.ControlMessage
+	(*Generation)(nil),                         // 49: persys.control.v1.Generation
+	(*Epoch)(nil),                              // 50: persys.control.v1.Epoch
+	(*Constraint)(nil),                         // 51: persys.control.v1.Constraint
+	(*Toleration)(nil),                         // 52: persys.control.v1.Toleration
+	(*Taint)(nil),                              // 53: persys.control.v1.Taint
+	(*StoragePoolView)(nil),                    // 54: persys.control.v1.StoragePoolView
+	(*StreamError)(nil),                        // 55: persys.control.v1.StreamError
+	nil,                                        // 56: persys.control.v1.RegisterNodeRequest.LabelsEntry
+	nil,                                        // 57: persys.control.v1.WorkloadSpec.MetadataEntry
+	nil,                                        // 58: persys.control.v1.WorkloadSpec.LabelsEntry
+	nil,                                        // 59: persys.control.v1.ContainerSpec.EnvEntry
+	nil,                                        // 60: persys.control.v1.ComposeSpec.EnvEntry
+	nil,                                        // 61: persys.control.v1.NodeView.LabelsEntry
+	nil,                                        // 62: persys.control.v1.WorkloadView.LabelsEntry
+	(*timestamppb.Timestamp)(nil),              // 63: google.protobuf.Timestamp
 }
 var file_api_control_v1_control_proto_depIdxs = []int32{
-	1,  // 0: persys.control.v1.AutomationSuggestion.action_type:type_name -> persys.control.v1.AutomationActionType
-	62, // 1: persys.control.v1.AutomationSuggestion.suggested_at:type_name -> google.protobuf.Timestamp
-	3,  // 2: persys.control.v1.SubmitAutomationSuggestionRequest.suggestion:type_name -> persys.control.v1.AutomationSuggestion
-	62, // 3: persys.control.v1.SubmitAutomationSuggestionResponse.decided_at:type_name -> google.protobuf.Timestamp
-	7,  // 4: persys.control.v1.RegisterNodeRequest.capabilities:type_name -> persys.control.v1.NodeCapabilities
-	55, // 5: persys.control.v1.RegisterNodeRequest.labels:type_name -> persys.control.v1.RegisterNodeRequest.LabelsEntry
-	62, // 6: persys.control.v1.RegisterNodeRequest.timestamp:type_name -> google.protobuf.Timestamp
-	8,  // 7: persys.control.v1.NodeCapabilities.storage_pools:type_name -> persys.control.v1.StoragePool
-	52, // 8: persys.control.v1.NodeCapabilities.taints:type_name -> persys.control.v1.Taint
-	62, // 9: persys.control.v1.RegisterNodeResponse.lease_expires_at:type_name -> google.protobuf.Timestamp
-	49, // 10: persys.control.v1.RegisterNodeResponse.epoch:type_name -> persys.control.v1.Epoch
-	12, // 11: persys.control.v1.HeartbeatRequest.usage:type_name -> persys.control.v1.NodeUsage
-	32, // 12: persys.control.v1.HeartbeatRequest.workload_statuses:type_name -> persys.control.v1.WorkloadStatus
-	62, // 13: persys.control.v1.HeartbeatRequest.timestamp:type_name -> google.protobuf.Timestamp
-	30, // 14: persys.control.v1.HeartbeatRequest.workload_usage:type_name -> persys.control.v1.WorkloadUsageSnapshot
-	11, // 15: persys.control.v1.NodeUsage.storage_pools:type_name -> persys.control.v1.StoragePoolUsage
-	62, // 16: persys.control.v1.HeartbeatResponse.lease_expires_at:type_name -> google.protobuf.Timestamp
-	49, // 17: persys.control.v1.HeartbeatResponse.epoch:type_name -> persys.control.v1.Epoch
-	18, // 18: persys.control.v1.ApplyWorkloadRequest.spec:type_name -> persys.control.v1.WorkloadSpec
-	0,  // 19: persys.control.v1.ApplyWorkloadResponse.failure_reason:type_name -> persys.control.v1.FailureReason
-	48, // 20: persys.control.v1.ApplyWorkloadResponse.generation:type_name -> persys.control.v1.Generation
-	19, // 21: persys.control.v1.WorkloadSpec.resources:type_name -> persys.control.v1.ResourceRequirements
-	20, // 22: persys.control.v1.WorkloadSpec.container:type_name -> persys.control.v1.ContainerSpec
-	23, // 23: persys.control.v1.WorkloadSpec.compose:type_name -> persys.control.v1.ComposeSpec
-	24, // 24: persys.control.v1.WorkloadSpec.vm:type_name -> persys.control.v1.VMSpec
-	56, // 25: persys.control.v1.WorkloadSpec.metadata:type_name -> persys.control.v1.WorkloadSpec.MetadataEntry
-	50, // 26: persys.control.v1.WorkloadSpec.constraints:type_name -> persys.control.v1.Constraint
-	57, // 27: persys.control.v1.WorkloadSpec.labels:type_name -> persys.control.v1.WorkloadSpec.LabelsEntry
-	51, // 28: persys.control.v1.WorkloadSpec.tolerations:type_name -> persys.control.v1.Toleration
-	58, // 29: persys.control.v1.ContainerSpec.env:type_name -> persys.control.v1.ContainerSpec.EnvEntry
-	21, // 30: persys.control.v1.ContainerSpec.volumes:type_name -> persys.control.v1.VolumeMount
-	22, // 31: persys.control.v1.ContainerSpec.ports:type_name -> persys.control.v1.Port
-	29, // 32: persys.control.v1.ContainerSpec.managed_volumes:type_name -> persys.control.v1.ManagedVolumeSpec
-	59, // 33: persys.control.v1.ComposeSpec.env:type_name -> persys.control.v1.ComposeSpec.EnvEntry
-	29, // 34: persys.control.v1.ComposeSpec.managed_volumes:type_name -> persys.control.v1.ManagedVolumeSpec
-	26, // 35: persys.control.v1.VMSpec.disks:type_name -> persys.control.v1.DiskConfig
-	27, // 36: persys.control.v1.VMSpec.networks:type_name -> persys.control.v1.NetworkConfig
-	28, // 37: persys.control.v1.VMSpec.cloud_init:type_name -> persys.control.v1.CloudInitConfig
-	29, // 38: persys.control.v1.VMSpec.managed_volumes:type_name -> persys.control.v1.ManagedVolumeSpec
-	25, // 39: persys.control.v1.VMSpec.login:type_name -> persys.control.v1.VMLogin
-	62, // 40: persys.control.v1.WorkloadUsageSnapshot.collected_at:type_name -> google.protobuf.Timestamp
-	62, // 41: persys.control.v1.ReasonDetail.last_transition:type_name -> google.protobuf.Timestamp
-	62, // 42: persys.control.v1.ReasonDetail.next_retry_at:type_name -> google.protobuf.Timestamp
-	0,  // 43: persys.control.v1.WorkloadStatus.failure_reason:type_name -> persys.control.v1.FailureReason
-	62, // 44: persys.control.v1.WorkloadStatus.last_transition:type_name -> google.protobuf.Timestamp
-	31, // 45: persys.control.v1.WorkloadStatus.reason:type_name -> persys.control.v1.ReasonDetail
-	30, // 46: persys.control.v1.WorkloadStatus.usage:type_name -> persys.control.v1.WorkloadUsageSnapshot
-	48, // 47: persys.control.v1.WorkloadStatus.generation:type_name -> persys.control.v1.Generation
-	62, // 48: persys.control.v1.WorkloadStatus.observed_at:type_name -> google.protobuf.Timestamp
-	22, // 49: persys.control.v1.WorkloadStatus.ports:type_name -> persys.control.v1.Port
-	2,  // 50: persys.control.v1.ListNodesRequest.level:type_name -> persys.control.v1.ReadLevel
-	2,  // 51: persys.control.v1.GetNodeRequest.level:type_name -> persys.control.v1.ReadLevel
-	39, // 52: persys.control.v1.ListNodesResponse.nodes:type_name -> persys.control.v1.NodeView
-	39, // 53: persys.control.v1.GetNodeResponse.node:type_name -> persys.control.v1.NodeView
-	62, // 54: persys.control.v1.NodeView.status_updated_at:type_name -> google.protobuf.Timestamp
-	62, // 55: persys.control.v1.NodeView.last_heartbeat:type_name -> google.protobuf.Timestamp
-	60, // 56: persys.control.v1.NodeView.labels:type_name -> persys.control.v1.NodeView.LabelsEntry
-	62, // 57: persys.control.v1.NodeView.lease_expires_at:type_name -> google.protobuf.Timestamp
-	52, // 58: persys.control.v1.NodeView.taints:type_name -> persys.control.v1.Taint
-	53, // 59: persys.control.v1.NodeView.storage_pools:type_name -> persys.control.v1.StoragePoolView
-	12, // 60: persys.control.v1.NodeView.usage:type_name -> persys.control.v1.NodeUsage
-	2,  // 61: persys.control.v1.ListWorkloadsRequest.level:type_name -> persys.control.v1.ReadLevel
-	2,  // 62: persys.control.v1.GetWorkloadRequest.level:type_name -> persys.control.v1.ReadLevel
-	44, // 63: persys.control.v1.ListWorkloadsResponse.workloads:type_name -> persys.control.v1.WorkloadView
-	44, // 64: persys.control.v1.GetWorkloadResponse.workload:type_name -> persys.control.v1.WorkloadView
-	62, // 65: persys.control.v1.WorkloadView.retry_next_at:type_name -> google.protobuf.Timestamp
-	62, // 66: persys.control.v1.WorkloadView.last_updated:type_name -> google.protobuf.Timestamp
-	31, // 67: persys.control.v1.WorkloadView.reason:type_name -> persys.control.v1.ReasonDetail
-	30, // 68: persys.control.v1.WorkloadView.usage:type_name -> persys.control.v1.WorkloadUsageSnapshot
-	48, // 69: persys.control.v1.WorkloadView.generation:type_name -> persys.control.v1.Generation
-	62, // 70: persys.control.v1.WorkloadView.created_at:type_name -> google.protobuf.Timestamp
-	61, // 71: persys.control.v1.WorkloadView.labels:type_name -> persys.control.v1.WorkloadView.LabelsEntry
-	22, // 72: persys.control.v1.WorkloadView.ports:type_name -> persys.control.v1.Port
-	18, // 73: persys.control.v1.WorkloadView.spec:type_name -> persys.control.v1.WorkloadSpec
-	2,  // 74: persys.control.v1.GetClusterSummaryRequest.level:type_name -> persys.control.v1.ReadLevel
-	62, // 75: persys.control.v1.GetClusterSummaryResponse.generated_at:type_name -> google.protobuf.Timestamp
-	6,  // 76: persys.control.v1.ControlMessage.register:type_name -> persys.control.v1.RegisterNodeRequest
-	10, // 77: persys.control.v1.ControlMessage.heartbeat:type_name -> persys.control.v1.HeartbeatRequest
-	14, // 78: persys.control.v1.ControlMessage.apply:type_name -> persys.control.v1.ApplyWorkloadRequest
-	16, // 79: persys.control.v1.ControlMessage.delete:type_name -> persys.control.v1.DeleteWorkloadRequest
-	9,  // 80: persys.control.v1.ControlMessage.register_result:type_name -> persys.control.v1.RegisterNodeResponse
-	13, // 81: persys.control.v1.ControlMessage.heartbeat_result:type_name -> persys.control.v1.HeartbeatResponse
-	15, // 82: persys.control.v1.ControlMessage.apply_result:type_name -> persys.control.v1.ApplyWorkloadResponse
-	17, // 83: persys.control.v1.ControlMessage.delete_result:type_name -> persys.control.v1.DeleteWorkloadResponse
-	54, // 84: persys.control.v1.ControlMessage.error:type_name -> persys.control.v1.StreamError
-	6,  // 85: persys.control.v1.AgentControl.RegisterNode:input_type -> persys.control.v1.RegisterNodeRequest
-	10, // 86: persys.control.v1.AgentControl.Heartbeat:input_type -> persys.control.v1.HeartbeatRequest
-	14, // 87: persys.control.v1.AgentControl.ApplyWorkload:input_type -> persys.control.v1.ApplyWorkloadRequest
-	16, // 88: persys.control.v1.AgentControl.DeleteWorkload:input_type -> persys.control.v1.DeleteWorkloadRequest
-	33, // 89: persys.control.v1.AgentControl.RetryWorkload:input_type -> persys.control.v1.RetryWorkloadRequest
-	4,  // 90: persys.control.v1.AgentControl.SubmitAutomationSuggestion:input_type -> persys.control.v1.SubmitAutomationSuggestionRequest
-	35, // 91: persys.control.v1.AgentControl.ListNodes:input_type -> persys.control.v1.ListNodesRequest
-	36, // 92: persys.control.v1.AgentControl.GetNode:input_type -> persys.control.v1.GetNodeRequest
-	40, // 93: persys.control.v1.AgentControl.ListWorkloads:input_type -> persys.control.v1.ListWorkloadsRequest
-	41, // 94: persys.control.v1.AgentControl.GetWorkload:input_type -> persys.control.v1.GetWorkloadRequest
-	45, // 95: persys.control.v1.AgentControl.GetClusterSummary:input_type -> persys.control.v1.GetClusterSummaryRequest
-	47, // 96: persys.control.v1.AgentControl.ControlStream:input_type -> persys.control.v1.ControlMessage
-	9,  // 97: persys.control.v1.AgentControl.RegisterNode:output_type -> persys.control.v1.RegisterNodeResponse
-	13, // 98: persys.control.v1.AgentControl.Heartbeat:output_type -> persys.control.v1.HeartbeatResponse
-	15, // 99: persys.control.v1.AgentControl.ApplyWorkload:output_type -> persys.control.v1.ApplyWorkloadResponse
-	17, // 100: persys.control.v1.AgentControl.DeleteWorkload:output_type -> persys.control.v1.DeleteWorkloadResponse
-	34, // 101: persys.control.v1.AgentControl.RetryWorkload:output_type -> persys.control.v1.RetryWorkloadResponse
-	5,  // 102: persys.control.v1.AgentControl.SubmitAutomationSuggestion:output_type -> persys.control.v1.SubmitAutomationSuggestionResponse
-	37, // 103: persys.control.v1.AgentControl.ListNodes:output_type -> persys.control.v1.ListNodesResponse
-	38, // 104: persys.control.v1.AgentControl.GetNode:output_type -> persys.control.v1.GetNodeResponse
-	42, // 105: persys.control.v1.AgentControl.ListWorkloads:output_type -> persys.control.v1.ListWorkloadsResponse
-	43, // 106: persys.control.v1.AgentControl.GetWorkload:output_type -> persys.control.v1.GetWorkloadResponse
-	46, // 107: persys.control.v1.AgentControl.GetClusterSummary:output_type -> persys.control.v1.GetClusterSummaryResponse
-	47, // 108: persys.control.v1.AgentControl.ControlStream:output_type -> persys.control.v1.ControlMessage
-	97, // [97:109] is the sub-list for method output_type
-	85, // [85:97] is the sub-list for method input_type
-	85, // [85:85] is the sub-list for extension type_name
-	85, // [85:85] is the sub-list for extension extendee
-	0,  // [0:85] is the sub-list for field type_name
+	1,   // 0: persys.control.v1.AutomationSuggestion.action_type:type_name -> persys.control.v1.AutomationActionType
+	63,  // 1: persys.control.v1.AutomationSuggestion.suggested_at:type_name -> google.protobuf.Timestamp
+	3,   // 2: persys.control.v1.SubmitAutomationSuggestionRequest.suggestion:type_name -> persys.control.v1.AutomationSuggestion
+	63,  // 3: persys.control.v1.SubmitAutomationSuggestionResponse.decided_at:type_name -> google.protobuf.Timestamp
+	7,   // 4: persys.control.v1.RegisterNodeRequest.capabilities:type_name -> persys.control.v1.NodeCapabilities
+	56,  // 5: persys.control.v1.RegisterNodeRequest.labels:type_name -> persys.control.v1.RegisterNodeRequest.LabelsEntry
+	63,  // 6: persys.control.v1.RegisterNodeRequest.timestamp:type_name -> google.protobuf.Timestamp
+	8,   // 7: persys.control.v1.NodeCapabilities.storage_pools:type_name -> persys.control.v1.StoragePool
+	53,  // 8: persys.control.v1.NodeCapabilities.taints:type_name -> persys.control.v1.Taint
+	63,  // 9: persys.control.v1.RegisterNodeResponse.lease_expires_at:type_name -> google.protobuf.Timestamp
+	50,  // 10: persys.control.v1.RegisterNodeResponse.epoch:type_name -> persys.control.v1.Epoch
+	12,  // 11: persys.control.v1.HeartbeatRequest.usage:type_name -> persys.control.v1.NodeUsage
+	32,  // 12: persys.control.v1.HeartbeatRequest.workload_statuses:type_name -> persys.control.v1.WorkloadStatus
+	63,  // 13: persys.control.v1.HeartbeatRequest.timestamp:type_name -> google.protobuf.Timestamp
+	30,  // 14: persys.control.v1.HeartbeatRequest.workload_usage:type_name -> persys.control.v1.WorkloadUsageSnapshot
+	11,  // 15: persys.control.v1.NodeUsage.storage_pools:type_name -> persys.control.v1.StoragePoolUsage
+	63,  // 16: persys.control.v1.HeartbeatResponse.lease_expires_at:type_name -> google.protobuf.Timestamp
+	50,  // 17: persys.control.v1.HeartbeatResponse.epoch:type_name -> persys.control.v1.Epoch
+	18,  // 18: persys.control.v1.ApplyWorkloadRequest.spec:type_name -> persys.control.v1.WorkloadSpec
+	0,   // 19: persys.control.v1.ApplyWorkloadResponse.failure_reason:type_name -> persys.control.v1.FailureReason
+	49,  // 20: persys.control.v1.ApplyWorkloadResponse.generation:type_name -> persys.control.v1.Generation
+	19,  // 21: persys.control.v1.WorkloadSpec.resources:type_name -> persys.control.v1.ResourceRequirements
+	20,  // 22: persys.control.v1.WorkloadSpec.container:type_name -> persys.control.v1.ContainerSpec
+	23,  // 23: persys.control.v1.WorkloadSpec.compose:type_name -> persys.control.v1.ComposeSpec
+	24,  // 24: persys.control.v1.WorkloadSpec.vm:type_name -> persys.control.v1.VMSpec
+	57,  // 25: persys.control.v1.WorkloadSpec.metadata:type_name -> persys.control.v1.WorkloadSpec.MetadataEntry
+	51,  // 26: persys.control.v1.WorkloadSpec.constraints:type_name -> persys.control.v1.Constraint
+	58,  // 27: persys.control.v1.WorkloadSpec.labels:type_name -> persys.control.v1.WorkloadSpec.LabelsEntry
+	52,  // 28: persys.control.v1.WorkloadSpec.tolerations:type_name -> persys.control.v1.Toleration
+	59,  // 29: persys.control.v1.ContainerSpec.env:type_name -> persys.control.v1.ContainerSpec.EnvEntry
+	21,  // 30: persys.control.v1.ContainerSpec.volumes:type_name -> persys.control.v1.VolumeMount
+	22,  // 31: persys.control.v1.ContainerSpec.ports:type_name -> persys.control.v1.Port
+	29,  // 32: persys.control.v1.ContainerSpec.managed_volumes:type_name -> persys.control.v1.ManagedVolumeSpec
+	60,  // 33: persys.control.v1.ComposeSpec.env:type_name -> persys.control.v1.ComposeSpec.EnvEntry
+	29,  // 34: persys.control.v1.ComposeSpec.managed_volumes:type_name -> persys.control.v1.ManagedVolumeSpec
+	26,  // 35: persys.control.v1.VMSpec.disks:type_name -> persys.control.v1.DiskConfig
+	27,  // 36: persys.control.v1.VMSpec.networks:type_name -> persys.control.v1.NetworkConfig
+	28,  // 37: persys.control.v1.VMSpec.cloud_init:type_name -> persys.control.v1.CloudInitConfig
+	29,  // 38: persys.control.v1.VMSpec.managed_volumes:type_name -> persys.control.v1.ManagedVolumeSpec
+	25,  // 39: persys.control.v1.VMSpec.login:type_name -> persys.control.v1.VMLogin
+	63,  // 40: persys.control.v1.WorkloadUsageSnapshot.collected_at:type_name -> google.protobuf.Timestamp
+	63,  // 41: persys.control.v1.ReasonDetail.last_transition:type_name -> google.protobuf.Timestamp
+	63,  // 42: persys.control.v1.ReasonDetail.next_retry_at:type_name -> google.protobuf.Timestamp
+	0,   // 43: persys.control.v1.WorkloadStatus.failure_reason:type_name -> persys.control.v1.FailureReason
+	63,  // 44: persys.control.v1.WorkloadStatus.last_transition:type_name -> google.protobuf.Timestamp
+	31,  // 45: persys.control.v1.WorkloadStatus.reason:type_name -> persys.control.v1.ReasonDetail
+	30,  // 46: persys.control.v1.WorkloadStatus.usage:type_name -> persys.control.v1.WorkloadUsageSnapshot
+	49,  // 47: persys.control.v1.WorkloadStatus.generation:type_name -> persys.control.v1.Generation
+	63,  // 48: persys.control.v1.WorkloadStatus.observed_at:type_name -> google.protobuf.Timestamp
+	22,  // 49: persys.control.v1.WorkloadStatus.ports:type_name -> persys.control.v1.Port
+	2,   // 50: persys.control.v1.ListNodesRequest.level:type_name -> persys.control.v1.ReadLevel
+	2,   // 51: persys.control.v1.GetNodeRequest.level:type_name -> persys.control.v1.ReadLevel
+	39,  // 52: persys.control.v1.ListNodesResponse.nodes:type_name -> persys.control.v1.NodeView
+	39,  // 53: persys.control.v1.GetNodeResponse.node:type_name -> persys.control.v1.NodeView
+	63,  // 54: persys.control.v1.NodeView.status_updated_at:type_name -> google.protobuf.Timestamp
+	63,  // 55: persys.control.v1.NodeView.last_heartbeat:type_name -> google.protobuf.Timestamp
+	61,  // 56: persys.control.v1.NodeView.labels:type_name -> persys.control.v1.NodeView.LabelsEntry
+	63,  // 57: persys.control.v1.NodeView.lease_expires_at:type_name -> google.protobuf.Timestamp
+	53,  // 58: persys.control.v1.NodeView.taints:type_name -> persys.control.v1.Taint
+	54,  // 59: persys.control.v1.NodeView.storage_pools:type_name -> persys.control.v1.StoragePoolView
+	12,  // 60: persys.control.v1.NodeView.usage:type_name -> persys.control.v1.NodeUsage
+	2,   // 61: persys.control.v1.ListWorkloadsRequest.level:type_name -> persys.control.v1.ReadLevel
+	2,   // 62: persys.control.v1.GetWorkloadRequest.level:type_name -> persys.control.v1.ReadLevel
+	44,  // 63: persys.control.v1.ListWorkloadsResponse.workloads:type_name -> persys.control.v1.WorkloadView
+	44,  // 64: persys.control.v1.GetWorkloadResponse.workload:type_name -> persys.control.v1.WorkloadView
+	63,  // 65: persys.control.v1.WorkloadView.retry_next_at:type_name -> google.protobuf.Timestamp
+	63,  // 66: persys.control.v1.WorkloadView.last_updated:type_name -> google.protobuf.Timestamp
+	31,  // 67: persys.control.v1.WorkloadView.reason:type_name -> persys.control.v1.ReasonDetail
+	30,  // 68: persys.control.v1.WorkloadView.usage:type_name -> persys.control.v1.WorkloadUsageSnapshot
+	49,  // 69: persys.control.v1.WorkloadView.generation:type_name -> persys.control.v1.Generation
+	63,  // 70: persys.control.v1.WorkloadView.created_at:type_name -> google.protobuf.Timestamp
+	62,  // 71: persys.control.v1.WorkloadView.labels:type_name -> persys.control.v1.WorkloadView.LabelsEntry
+	22,  // 72: persys.control.v1.WorkloadView.ports:type_name -> persys.control.v1.Port
+	18,  // 73: persys.control.v1.WorkloadView.spec:type_name -> persys.control.v1.WorkloadSpec
+	45,  // 74: persys.control.v1.WorkloadView.last_actions:type_name -> persys.control.v1.WorkloadAction
+	63,  // 75: persys.control.v1.WorkloadAction.created_at:type_name -> google.protobuf.Timestamp
+	63,  // 76: persys.control.v1.WorkloadAction.started_at:type_name -> google.protobuf.Timestamp
+	63,  // 77: persys.control.v1.WorkloadAction.ended_at:type_name -> google.protobuf.Timestamp
+	2,   // 78: persys.control.v1.GetClusterSummaryRequest.level:type_name -> persys.control.v1.ReadLevel
+	63,  // 79: persys.control.v1.GetClusterSummaryResponse.generated_at:type_name -> google.protobuf.Timestamp
+	6,   // 80: persys.control.v1.ControlMessage.register:type_name -> persys.control.v1.RegisterNodeRequest
+	10,  // 81: persys.control.v1.ControlMessage.heartbeat:type_name -> persys.control.v1.HeartbeatRequest
+	14,  // 82: persys.control.v1.ControlMessage.apply:type_name -> persys.control.v1.ApplyWorkloadRequest
+	16,  // 83: persys.control.v1.ControlMessage.delete:type_name -> persys.control.v1.DeleteWorkloadRequest
+	9,   // 84: persys.control.v1.ControlMessage.register_result:type_name -> persys.control.v1.RegisterNodeResponse
+	13,  // 85: persys.control.v1.ControlMessage.heartbeat_result:type_name -> persys.control.v1.HeartbeatResponse
+	15,  // 86: persys.control.v1.ControlMessage.apply_result:type_name -> persys.control.v1.ApplyWorkloadResponse
+	17,  // 87: persys.control.v1.ControlMessage.delete_result:type_name -> persys.control.v1.DeleteWorkloadResponse
+	55,  // 88: persys.control.v1.ControlMessage.error:type_name -> persys.control.v1.StreamError
+	6,   // 89: persys.control.v1.AgentControl.RegisterNode:input_type -> persys.control.v1.RegisterNodeRequest
+	10,  // 90: persys.control.v1.AgentControl.Heartbeat:input_type -> persys.control.v1.HeartbeatRequest
+	14,  // 91: persys.control.v1.AgentControl.ApplyWorkload:input_type -> persys.control.v1.ApplyWorkloadRequest
+	16,  // 92: persys.control.v1.AgentControl.DeleteWorkload:input_type -> persys.control.v1.DeleteWorkloadRequest
+	33,  // 93: persys.control.v1.AgentControl.RetryWorkload:input_type -> persys.control.v1.RetryWorkloadRequest
+	4,   // 94: persys.control.v1.AgentControl.SubmitAutomationSuggestion:input_type -> persys.control.v1.SubmitAutomationSuggestionRequest
+	35,  // 95: persys.control.v1.AgentControl.ListNodes:input_type -> persys.control.v1.ListNodesRequest
+	36,  // 96: persys.control.v1.AgentControl.GetNode:input_type -> persys.control.v1.GetNodeRequest
+	40,  // 97: persys.control.v1.AgentControl.ListWorkloads:input_type -> persys.control.v1.ListWorkloadsRequest
+	41,  // 98: persys.control.v1.AgentControl.GetWorkload:input_type -> persys.control.v1.GetWorkloadRequest
+	46,  // 99: persys.control.v1.AgentControl.GetClusterSummary:input_type -> persys.control.v1.GetClusterSummaryRequest
+	48,  // 100: persys.control.v1.AgentControl.ControlStream:input_type -> persys.control.v1.ControlMessage
+	9,   // 101: persys.control.v1.AgentControl.RegisterNode:output_type -> persys.control.v1.RegisterNodeResponse
+	13,  // 102: persys.control.v1.AgentControl.Heartbeat:output_type -> persys.control.v1.HeartbeatResponse
+	15,  // 103: persys.control.v1.AgentControl.ApplyWorkload:output_type -> persys.control.v1.ApplyWorkloadResponse
+	17,  // 104: persys.control.v1.AgentControl.DeleteWorkload:output_type -> persys.control.v1.DeleteWorkloadResponse
+	34,  // 105: persys.control.v1.AgentControl.RetryWorkload:output_type -> persys.control.v1.RetryWorkloadResponse
+	5,   // 106: persys.control.v1.AgentControl.SubmitAutomationSuggestion:output_type -> persys.control.v1.SubmitAutomationSuggestionResponse
+	37,  // 107: persys.control.v1.AgentControl.ListNodes:output_type -> persys.control.v1.ListNodesResponse
+	38,  // 108: persys.control.v1.AgentControl.GetNode:output_type -> persys.control.v1.GetNodeResponse
+	42,  // 109: persys.control.v1.AgentControl.ListWorkloads:output_type -> persys.control.v1.ListWorkloadsResponse
+	43,  // 110: persys.control.v1.AgentControl.GetWorkload:output_type -> persys.control.v1.GetWorkloadResponse
+	47,  // 111: persys.control.v1.AgentControl.GetClusterSummary:output_type -> persys.control.v1.GetClusterSummaryResponse
+	48,  // 112: persys.control.v1.AgentControl.ControlStream:output_type -> persys.control.v1.ControlMessage
+	101, // [101:113] is the sub-list for method output_type
+	89,  // [89:101] is the sub-list for method input_type
+	89,  // [89:89] is the sub-list for extension type_name
+	89,  // [89:89] is the sub-list for extension extendee
+	0,   // [0:89] is the sub-list for field type_name
 }
 
 func init() { file_api_control_v1_control_proto_init() }
@@ -6017,7 +6172,7 @@ func file_api_control_v1_control_proto_init() {
 		(*WorkloadSpec_Compose)(nil),
 		(*WorkloadSpec_Vm)(nil),
 	}
-	file_api_control_v1_control_proto_msgTypes[44].OneofWrappers = []any{
+	file_api_control_v1_control_proto_msgTypes[45].OneofWrappers = []any{
 		(*ControlMessage_Register)(nil),
 		(*ControlMessage_Heartbeat)(nil),
 		(*ControlMessage_Apply)(nil),
@@ -6034,7 +6189,7 @@ func file_api_control_v1_control_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_api_control_v1_control_proto_rawDesc), len(file_api_control_v1_control_proto_rawDesc)),
 			NumEnums:      3,
-			NumMessages:   59,
+			NumMessages:   60,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

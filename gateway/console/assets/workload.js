@@ -57,11 +57,12 @@ export async function workload(main, signal, id) {
       const why = w.reason || {};
       replace(body, h("div", { class: "grid" },
         card("State", facts([["Desired", w.desired_state], ["State", state(w.status)], ["Why", [why.code, why.message].filter(Boolean).join(": ")], ["Since", why.last_transition && clock(why.last_transition)],
-          ["Node", nodeLink(w.assigned_node_id)], ["Taken by the agent", w.assignment_acknowledged ? "yes" : "not yet"], ["Addresses", (w.addresses || []).join(", ")],
-          ["Ports", (w.ports || []).map((p) => `${p.host_port || "–"} → ${p.container_port}/${p.protocol || "tcp"}`).join(", ")]])),
+          ["Node", nodeLink(w.assigned_node_id)], ["Taken by the agent", w.assignment_acknowledged ? "yes" : "not yet"], ["Health", w.health && (w.health === "healthy" ? w.health : `${w.health}, and so not in DNS`)], ["Addresses", (w.addresses || []).join(", ")],
+          ["Ports", (w.ports || []).map((p) => `${p.host_port || "–"} → ${p.container_port}/${p.protocol || "tcp"} ${p.name || ""}`.trim()).join(", ")]])),
         card("Attempts", facts([["Attempts", `${int(w.retry_attempts)}${int(w.retry_max_attempts) ? " of " + w.retry_max_attempts : ""}`], ["Next", w.retry_next_at && clock(w.retry_next_at)], ["Failure", w.failure_reason]])),
         card("Identity", facts([["Type", w.type], ["Image or source", w.image_or_source], ["Revision", h("span", { class: "mono" }, w.revision_id)], ["Caller's revision", w.caller_revision_id], ["Generation", w.generation && `${w.generation.incarnation}/${w.generation.sequence}`],
-          ["Group", w.group], ["Priority", int(w.priority) ? String(w.priority) : ""], ["Exclusive", w.exclusive && "yes: never on two machines"], ["Needs labels", Object.entries(w.labels || {}).map(([k, v]) => `${k}=${v}`).join(" ")], ["Created", clock(w.created_at)]]))));
+          ["Group", w.group], ["Priority", int(w.priority) ? String(w.priority) : ""], ["Exclusive", w.exclusive && "yes: never on two machines"], ["Needs labels", Object.entries(w.labels || {}).map(([k, v]) => `${k}=${v}`).join(" ")], ["Created", clock(w.created_at)]]))),
+      (w.last_actions || []).length > 0 && card("What the agent had done when the last order timed out", actionTable(w.last_actions)));
     };
     await refresh(load, s, { about });
   }
@@ -75,8 +76,7 @@ export async function workload(main, signal, id) {
     live((e) => { if (e.workload_id === id && !list.some((x) => x.seq === e.seq)) { list.unshift(e); drawEvents(); } }, s);
     try {
       const r = await get(at + "/actions?limit=50", s);
-      replace(actions, table(["Task", "Action", "State", "Began", "Took", "Error"], (r.actions || []).map((a) => [h("span", { class: "mono" }, a.task_id), a.action_type, state(a.status), clock(a.created_at),
-        a.started_at && a.ended_at ? ((Date.parse(a.ended_at) - Date.parse(a.started_at)) / 1000).toFixed(1) + " s" : "–", a.error]), "The agent keeps no history of it."));
+      replace(actions, actionTable(r.actions || []));
     } catch (e) { if (!s.aborted) replace(actions, h("p", { class: "empty" }, e.message)); }
   }
 
@@ -115,6 +115,12 @@ export async function workload(main, signal, id) {
   }
   await draw();
   open(tab);
+}
+
+// actionTable lists tasks of an agent.
+function actionTable(list) {
+  return table(["Task", "Action", "State", "Began", "Took", "Error"], list.map((a) => [h("span", { class: "mono" }, a.task_id), a.action_type, state(a.status), clock(a.created_at),
+    a.started_at && a.ended_at ? ((Date.parse(a.ended_at) - Date.parse(a.started_at)) / 1000).toFixed(1) + " s" : "–", a.error]), "The agent keeps no history of it.");
 }
 
 // verdicts of the nodes, best first.

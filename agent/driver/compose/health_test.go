@@ -1,0 +1,40 @@
+package compose
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/persys/compute/agent/driver"
+)
+
+// However long what is said of a stack's services is, one that fails its health
+// check makes the stack unhealthy: the verdict is no part of the text, of which only
+// the end is kept.
+func TestHealthOfAStackIsNoText(t *testing.T) {
+	var parts []*part
+	for i := range 200 {
+		health, message := driver.Healthy, "running, health check: healthy, and a long line about what it does all day"
+		if i == 0 {
+			health, message = driver.Unhealthy, "running, health check: unhealthy"
+		}
+		parts = append(parts, &part{service: fmt.Sprintf("service-%03d", i), Observed: driver.Observed{
+			ID: "shop", State: driver.Running, Health: health, Message: message, RuntimeID: fmt.Sprint(i),
+		}})
+	}
+	o := combine("shop", "shop", parts, nil)
+	if strings.Contains(o.Message, "unhealthy") || len(o.Message) > driver.MaxMetadata {
+		t.Fatalf("the text is not cut (%d bytes): this test shows nothing", len(o.Message))
+	}
+	if o.State != driver.Running || o.Health != driver.Unhealthy {
+		t.Errorf("the stack is %s and %q, want running and unhealthy", o.State, o.Health)
+	}
+	parts[0].Health = driver.Starting
+	if o := combine("shop", "shop", parts, nil); o.Health != driver.Starting {
+		t.Errorf("with one that starts it is %q", o.Health)
+	}
+	parts[0].Health = "" // nothing is checked there
+	if o := combine("shop", "shop", parts, nil); o.Health != driver.Healthy {
+		t.Errorf("with one that is not checked it is %q", o.Health)
+	}
+}
