@@ -144,7 +144,8 @@ func TestHealthAndMetrics(t *testing.T) {
 		}
 	}
 	have := map[string]bool{
-		"heartbeats_total": true, // needs a scheduler: e2e, TestObserved
+		"heartbeats_total":       true, // needs a scheduler: e2e, TestObserved
+		"refused_by_limit_total": true, // needs a flood: e2e, TestHostilePeers
 	}
 	fenced := false
 	var missing []string

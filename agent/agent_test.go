@@ -41,6 +41,13 @@ func TestApplyIsQueuedThenRuns(t *testing.T) {
 	if st.Content != "c1:a" || st.RevisionId != "rev-1" || len(st.Addresses) == 0 {
 		t.Errorf("the status lacks content, revision or addresses: %v", st)
 	}
+	// What is reached through the node's ports is not offered under the address behind them.
+	r.apply("forwarded", "sim/run", func(q *agentv1.ApplyWorkloadRequest) {
+		q.Spec.GetContainer().Ports = []*agentv1.PortMapping{{HostPort: 18080, ContainerPort: 8080}}
+	})
+	if st := r.reaches("forwarded", running); len(st.Ports) != 1 || len(st.Addresses) != 0 {
+		t.Errorf("ports %v, addresses %v; want one port, and no address", st.Ports, st.Addresses)
+	}
 }
 
 func TestApplySkipsWhatIsSo(t *testing.T) {

@@ -37,9 +37,12 @@ func (a *Agent) assess(w *workload, now time.Time) report {
 	if o := w.observed; o != nil {
 		st.Metadata = maps.Clone(o.Metadata)
 		st.RestartCount = int32(o.RestartCount)
-		st.Addresses = slices.Clone(o.Addresses)
 		st.Health = string(o.Health)
-		st.Ports = bound(o.Ports)
+		// Behind ports that the host forwards is a network that is known on this machine only: others
+		// reach the workload at the node's address.
+		if st.Ports = bound(o.Ports); len(st.Ports) == 0 {
+			st.Addresses = slices.Clone(o.Addresses)
+		}
 	}
 	if st.Metadata == nil {
 		st.Metadata = map[string]string{}
