@@ -54,8 +54,9 @@ type Driver struct {
 }
 
 var (
-	_ driver.Driver = (*Driver)(nil)
-	_ driver.Meter  = (*Driver)(nil)
+	_ driver.Driver   = (*Driver)(nil)
+	_ driver.Meter    = (*Driver)(nil)
+	_ driver.Consoler = (*Driver)(nil)
 )
 
 // New connects lazily: a daemon that is down is no error here, but in every call. The error is of

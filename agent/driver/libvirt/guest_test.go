@@ -3,7 +3,6 @@
 package libvirt
 
 import (
-	"bufio"
 	"context"
 	"errors"
 	"fmt"
@@ -149,7 +148,7 @@ func TestRealGuest(t *testing.T) {
 	says("guest: address 192.168.122.222/24")
 
 	// The console is typed to and read from.
-	con, err := d.Console(ctx, id)
+	con, err := d.Console(ctx, id, driver.ConsoleOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -158,14 +157,15 @@ func TestRealGuest(t *testing.T) {
 	}
 	heard := make(chan bool, 1)
 	go func() {
-		in := bufio.NewScanner(con)
-		for in.Scan() {
-			if strings.Contains(in.Text(), "guest: pong") {
-				heard <- true
+		var text strings.Builder
+		for {
+			piece, err := con.Output()
+			text.Write(piece.Data)
+			if err != nil || strings.Contains(text.String(), "guest: pong") {
+				heard <- err == nil
 				return
 			}
 		}
-		heard <- false
 	}()
 	select {
 	case ok := <-heard:

@@ -183,19 +183,3 @@ func readLines(f *os.File, tail int) (lines [][]byte, rest []byte, offset int64,
 		}
 	}
 }
-
-// Console attaches to the guest's first serial port; whoever was attached before is cut off. It
-// satisfies driver.Consoler.
-func (d *Driver) Console(ctx context.Context, id driver.ID) (io.ReadWriteCloser, error) {
-	in, err := d.mine(ctx, id)
-	if err != nil {
-		return nil, err
-	}
-	if in == nil {
-		return nil, driver.Errorf(driver.RuntimeResourceMissing, "console", "virtual machine %q not found", id)
-	}
-	if !in.active {
-		return nil, driver.Errorf(driver.RuntimeResourceMissing, "console", "virtual machine %q is not running", id)
-	}
-	return d.hv.console(ctx, in.uuid)
-}

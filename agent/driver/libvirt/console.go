@@ -1,0 +1,58 @@
+package libvirt
+
+import (
+	"context"
+	"io"
+
+	"github.com/persys/compute/agent/driver"
+)
+
+// Console attaches to the guest's first serial port; whoever was attached before is cut off.
+func (d *Driver) Console(ctx context.Context, id driver.ID, _ driver.ConsoleOptions) (driver.Session, error) {
+	in, err := d.mine(ctx, id)
+	if err != nil {
+		return nil, err
+	}
+	if in == nil {
+		return nil, driver.Errorf(driver.RuntimeResourceMissing, "console", "virtual machine %q not found", id)
+	}
+	if !in.active {
+		return nil, driver.Errorf(driver.RuntimeResourceMissing, "console", "virtual machine %q is not running", id)
+	}
+	line, err := d.hv.console(ctx, in.uuid)
+	if err != nil {
+		return nil, err
+	}
+	return &session{ReadWriteCloser: line, piece: make([]byte, 32<<10)}, nil
+}
+
+// session is an attached serial line. A line has no end of its input, no size and no signals but those
+// that are bytes.
+type session struct {
+	io.ReadWriteCloser
+	piece []byte
+}
+
+func (s *session) Output() (driver.Output, error) {
+	n, err := s.Read(s.piece)
+	if err != nil {
+		return driver.Output{}, err
+	}
+	return driver.Output{Data: s.piece[:n]}, nil
+}
+
+func (s *session) CloseWrite() error { return nil }
+
+func (s *session) Resize(context.Context, driver.TerminalSize) error { return nil }
+
+// Signal types the byte that a terminal makes the signal of.
+func (s *session) Signal(_ context.Context, name string) error {
+	key, ok := map[string]byte{"INT": 0x03, "QUIT": 0x1c, "TSTP": 0x1a}[name]
+	if !ok {
+		return driver.Errorf(driver.InvalidSpecification, "console", "a serial console has no key for signal %s", name)
+	}
+	_, err := s.Write([]byte{key})
+	return err
+}
+
+func (s *session) Exit(context.Context) (int, error) { return 0, nil }
