@@ -403,6 +403,8 @@ func (c *Cluster) NewAgent(opt AgentOptions) (*Agent, error) {
 		"PERSYS_GRPC_ADDR":      "127.0.0.1",
 		"PERSYS_GRPC_PORT":      strconv.Itoa(grpcPort),
 		"PERSYS_METRICS_PORT":   strconv.Itoa(httpPort),
+		// A libvirt that this machine may have is none of ours; tests that want one bring it.
+		"PERSYS_VM_ENABLED": "false",
 	}
 	if opt.Simulate {
 		a.SimDir = filepath.Join(dir, "engine")

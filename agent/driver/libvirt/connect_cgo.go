@@ -615,40 +615,54 @@ func (v *connection) bridge(_ context.Context, name string) bool {
 	return err == nil
 }
 
-func (v *connection) volume(ctx context.Context, pool, name, xml string, capacity int64) (bool, error) {
-	made, err := ask(ctx, v, "volume", changes, func(c *lv.Connect) (bool, error) {
+func (v *connection) volume(ctx context.Context, pool, name, xml string) error {
+	err := act(ctx, v, "volume", func(c *lv.Connect) error {
 		p, err := c.LookupStoragePoolByName(pool)
 		if err != nil {
-			return false, err
+			return err
 		}
 		defer p.Free()
 		if up, err := p.IsActive(); err != nil {
-			return false, err
+			return err
 		} else if !up {
 			if err := p.Create(0); err != nil {
-				return false, err
+				return err
 			}
 		}
 		_ = p.Refresh(0) // what was made behind libvirt's back
 		vol, err := p.LookupStorageVolByName(name)
-		if err == nil {
-			defer vol.Free()
-			info, err := vol.GetInfo()
-			if err == nil && int64(info.Capacity) < capacity {
-				err = vol.Resize(uint64(capacity), 0)
-			}
-			return false, err
-		}
-		vol, err = p.StorageVolCreateXML(xml, 0)
 		if err != nil {
-			return false, err
+			vol, err = p.StorageVolCreateXML(xml, 0)
 		}
-		return true, vol.Free()
+		if err != nil {
+			return err
+		}
+		return vol.Free()
 	})
 	if errors.Is(err, errAbsent) {
-		return false, driver.Errorf(driver.StorageProvisionFailed, "volume", "storage pool %q is not on this node (virsh pool-list --all): %w", pool, err)
+		return driver.Errorf(driver.StorageProvisionFailed, "volume", "storage pool %q is not on this node (virsh pool-list --all): %w", pool, err)
 	}
-	return made, err
+	return err
+}
+
+func (v *connection) growVolume(ctx context.Context, pool, name string, capacity int64) error {
+	return act(ctx, v, "volume", func(c *lv.Connect) error {
+		p, err := c.LookupStoragePoolByName(pool)
+		if err != nil {
+			return err
+		}
+		defer p.Free()
+		vol, err := p.LookupStorageVolByName(name)
+		if err != nil {
+			return err
+		}
+		defer vol.Free()
+		info, err := vol.GetInfo()
+		if err == nil && int64(info.Capacity) < capacity {
+			err = vol.Resize(uint64(capacity), 0)
+		}
+		return err
+	})
 }
 
 func (v *connection) removeVolume(ctx context.Context, pool, name string) error {

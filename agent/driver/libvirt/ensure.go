@@ -316,8 +316,7 @@ func (d *Driver) poolDisk(ctx context.Context, disk diskPlan, img *imageFacts) (
 		return o, driver.Errorf(driver.InvalidSpecification, "disk", "%w", err)
 	}
 	// It is made under a name of ours, so one that is there was made for this workload.
-	_, err = d.hv.volume(ctx, disk.pool, disk.volume, xml, capacity)
-	return o, err
+	return o, d.hv.volume(ctx, disk.pool, disk.volume, xml)
 }
 
 func (d *Driver) fileDisk(ctx context.Context, spec driver.Spec, disk diskPlan, img *imageFacts, former []ownDisk) (ownDisk, bool, error) {
@@ -402,6 +401,11 @@ func (d *Driver) tidy(ctx context.Context, in *instance) error {
 				return storage(err)
 			}
 			r.Disks[i].Staged, changed = false, true
+		}
+		if o.Pool != "" && o.SizeGB > 0 {
+			if err := d.hv.growVolume(ctx, o.Pool, o.Volume, o.SizeGB*gib); err != nil {
+				return err
+			}
 		}
 		if o.Path != "" && o.SizeGB > 0 {
 			if err := grow(ctx, o.Path, o.Format, o.SizeGB); err != nil {

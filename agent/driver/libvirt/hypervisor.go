@@ -33,8 +33,10 @@ type hypervisor interface {
 
 	network(ctx context.Context, name string) (xml string, err error) // errAbsent; it is up
 	bridge(ctx context.Context, name string) bool
-	// volume makes sure that a volume is there, makes it from xml if it is not, and grows it.
-	volume(ctx context.Context, pool, name, xml string, capacity int64) (made bool, err error)
+	// volume makes sure that a volume is there, and makes it from xml if it is not.
+	volume(ctx context.Context, pool, name, xml string) error
+	// growVolume makes a volume larger that is smaller. No guest may use it meanwhile.
+	growVolume(ctx context.Context, pool, name string, capacity int64) error
 	removeVolume(ctx context.Context, pool, name string) error
 
 	// watch tells fn the names of domains that changed, and "" when everything may have, until ctx

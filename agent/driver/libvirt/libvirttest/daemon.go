@@ -46,7 +46,7 @@ auth_unix_ro = "none"
 EOF
 mkdir -p "$D/sock" /run/libvirt
 ip link set lo up
-virtlogd --daemon --pid-file /run/virtlogd-persys.pid
+virtlogd --daemon --pid-file "$D/virtlogd.pid"
 set +e
 while [ ! -e "$D/quit" ]; do
 	if [ -e "$D/down" ]; then

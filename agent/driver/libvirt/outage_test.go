@@ -1,0 +1,293 @@
+//go:build linux && cgo && libvirt_dlopen
+
+package libvirt
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/persys/compute/agent/driver"
+	"github.com/persys/compute/agent/driver/libvirt/libvirttest"
+	agentv1 "github.com/persys/compute/api/agent/v1"
+)
+
+func order(id, content string, vm *agentv1.VMSpec) driver.Spec {
+	return driver.Spec{ID: driver.ID(id), Revision: content, Content: content, ClusterID: testCluster, NodeID: "node-a", Running: true, Body: body(vm)}
+}
+
+func ensured(t *testing.T, ctx context.Context, d *Driver, spec driver.Spec) driver.Observed {
+	t.Helper()
+	t.Cleanup(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+		defer cancel()
+		if err := d.Remove(ctx, spec.ID); err != nil {
+			t.Error(err)
+		}
+	})
+	if err := d.Ensure(ctx, spec); err != nil {
+		t.Fatal(err)
+	}
+	o, err := listed(ctx, d, spec.ID)
+	if err != nil || o.State != driver.Running {
+		t.Fatalf("%+v, %v; want it Running", o, err)
+	}
+	return o
+}
+
+// While the daemon is down every call says so, at once; the guest goes on, and is found again.
+func TestDaemonDown(t *testing.T) {
+	daemon := theDaemon(t)
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+	defer cancel()
+	d := openDriver(t, daemon, "node-a")
+	spec := order("down", "c1:1", tiny(daemon, "serve"))
+	before := ensured(t, ctx, d, spec)
+	events, err := d.Events(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := daemon.Down(ctx); err != nil {
+		t.Fatal(err)
+	}
+	for what, call := range map[string]func() error{
+		"List":   func() error { _, err := d.List(ctx); return err },
+		"Ensure": func() error { return d.Ensure(ctx, spec) },
+		"Halt":   func() error { return d.Halt(ctx, spec.ID, 0) },
+		"Remove": func() error { return d.Remove(ctx, spec.ID) },
+		"Probe":  func() error { _, err := d.Probe(ctx); return err },
+	} {
+		start := time.Now()
+		if err := call(); driver.ClassOf(err) != driver.RuntimeUnhealthy {
+			t.Errorf("%s: %v, want %s", what, err, driver.RuntimeUnhealthy)
+		}
+		if took := time.Since(start); took > 10*time.Second {
+			t.Errorf("%s took %s to say so", what, took)
+		}
+	}
+	if err := daemon.Up(ctx); err != nil {
+		t.Fatal(err)
+	}
+	for told := false; !told; {
+		select {
+		case id := <-events:
+			told = id == "" // anything may have changed
+		case <-time.After(20 * time.Second):
+			t.Fatal("nobody tells that the daemon is back")
+		}
+	}
+	after, err := listed(ctx, d, spec.ID)
+	if err != nil || after.RuntimeID != before.RuntimeID || !after.StartedAt.Equal(before.StartedAt) || after.State != driver.Running {
+		t.Errorf("%+v became %+v, %v", before, after, err)
+	}
+}
+
+// The daemon is killed in the middle of a creation and of a replacement, at several moments: the next
+// Ensure finishes it, and one machine is there.
+func TestDaemonDiesInTheMiddle(t *testing.T) {
+	daemon := theDaemon(t)
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
+	defer cancel()
+	d := openDriver(t, daemon, "node-a")
+	for i, after := range []time.Duration{30 * time.Millisecond, 150 * time.Millisecond, 600 * time.Millisecond} {
+		id := fmt.Sprintf("middle-%d", i)
+		t.Cleanup(func() {
+			ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+			defer cancel()
+			if err := d.Remove(ctx, driver.ID(id)); err != nil {
+				t.Error(err)
+			}
+		})
+		for n := 1; n <= 2; n++ { // the first creates, the second replaces
+			spec := order(id, fmt.Sprintf("c1:%d", n), tiny(daemon, "serve"))
+			done := make(chan error, 1)
+			go func() { done <- d.Ensure(ctx, spec) }()
+			time.Sleep(after) // the moment is what is tested
+			if err := daemon.Restart(ctx); err != nil {
+				t.Fatal(err)
+			}
+			t.Logf("killed after %s: %v", after, <-done)
+			within(t, 30*time.Second, "the next Ensure", func() error { return d.Ensure(ctx, spec) })
+			o, err := listed(ctx, d, spec.ID)
+			if err != nil || o.State != driver.Running || o.Content != spec.Content {
+				t.Errorf("%+v, %v; want content %s Running", o, err, spec.Content)
+			}
+		}
+		out, err := daemon.Virsh(ctx, "list", "--all", "--name")
+		if err != nil || strings.Count(out, id) != 1 {
+			t.Errorf("domains %q, %v; want one %s", out, err, id)
+		}
+	}
+}
+
+// A daemon that hangs is one that is away.
+func TestDaemonHangs(t *testing.T) {
+	daemon := theDaemon(t)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	d := openDriver(t, daemon, "node-a", func(o *Options) { o.CallTimeout = 2 * time.Second })
+	if _, err := d.List(ctx); err != nil {
+		t.Fatal(err)
+	}
+	if err := daemon.Signal(ctx, "STOP"); err != nil {
+		t.Fatal(err)
+	}
+	_, err := d.List(ctx)
+	if driver.ClassOf(err) != driver.RuntimeUnhealthy {
+		t.Errorf("List: %v, want %s", err, driver.RuntimeUnhealthy)
+	}
+	if err := daemon.Signal(ctx, "CONT"); err != nil {
+		t.Fatal(err)
+	}
+	within(t, 20*time.Second, "the daemon that goes on", func() error { _, err := d.List(ctx); return err })
+}
+
+// Whether KVM works is tried once, with a guest; what is chosen then boots.
+func TestAcceleration(t *testing.T) {
+	daemon := theDaemon(t)
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+	defer cancel()
+	auto := func(o *Options) { o.Acceleration = "auto" }
+	d := openDriver(t, daemon, "node-a", auto)
+	f, err := d.hv.facts(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if f.tcg == nil || f.tcg.machine == "" || f.tcg.emulator == "" {
+		t.Fatalf("facts %+v", f)
+	}
+	ensured(t, ctx, d, order("accel", "c1:1", tiny(daemon, "serve")))
+	within(t, 30*time.Second, "the guest's first line", func() error {
+		text, err := consoleLog(ctx, d, "accel")
+		if err == nil && !strings.Contains(text, libvirttest.TinyLine) {
+			err = fmt.Errorf("console %q", text)
+		}
+		return err
+	})
+	xml, err := daemon.Virsh(ctx, "dumpxml", "accel")
+	if err != nil || !strings.Contains(xml, "listen='127.0.0.1'") || strings.Contains(xml, "0.0.0.0") {
+		t.Errorf("the screen listens elsewhere than on loopback: %v\n%s", err, xml)
+	}
+	if f.kvm == nil {
+		t.Log("libvirt offers no KVM here, so nothing was tried")
+		return
+	}
+	t.Logf("the trial of KVM says: %v", d.accel.err)
+	again := openDriver(t, daemon, "node-a", auto)
+	again.accel.try = func(context.Context, *machineFacts) error {
+		t.Error("KVM is tried again although the outcome is known")
+		return nil
+	}
+	m, err := again.accel.choose(ctx, again, f)
+	if err != nil || (m.kind == "kvm") != (d.accel.err == nil) {
+		t.Errorf("chosen %+v, %v; the trial said %v", m, err, d.accel.err)
+	}
+	// A trial in emulation succeeds: the trial guest itself is sound.
+	if err := d.tryKVM(ctx, f.tcg); err != nil {
+		t.Errorf("the trial guest does not boot in emulation: %v", err)
+	}
+}
+
+// A disk in a storage pool is made over the image, grown, and removed with the machine.
+func TestPool(t *testing.T) {
+	daemon := theDaemon(t)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	dir := daemon.Dir + "/pool"
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := daemon.Virsh(ctx, "pool-define-as", "fast", "dir", "--target", dir); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		_, _ = daemon.Virsh(context.Background(), "pool-destroy", "fast")
+		_, _ = daemon.Virsh(context.Background(), "pool-undefine", "fast")
+	})
+	d := openDriver(t, daemon, "node-a")
+	vm := tiny(daemon, "serve")
+	vm.Disks[0].Pool = "fast"
+	spec := order("pooled", "c1:1", vm)
+	ensured(t, ctx, d, spec)
+	vm.Disks[0].SizeGb = 1
+	spec.Content = "c1:2"
+	if err := d.Ensure(ctx, spec); err != nil {
+		t.Fatal(err)
+	}
+	info, err := daemon.Virsh(ctx, "vol-info", "--pool", "fast", "--bytes", "pooled-vda.qcow2")
+	if err != nil || !strings.Contains(info, "1073741824") {
+		t.Errorf("the volume is %q, %v; want it grown to 1 GiB", info, err)
+	}
+	if err := d.Remove(ctx, spec.ID); err != nil {
+		t.Fatal(err)
+	}
+	if left, err := os.ReadDir(dir); err != nil || len(left) > 0 {
+		t.Errorf("left in the pool: %v, %v", left, err)
+	}
+	vm.Disks[0].Pool = "nowhere"
+	if err := d.Ensure(ctx, spec); driver.ClassOf(err) != driver.StorageProvisionFailed || !strings.Contains(err.Error(), `"nowhere"`) {
+		t.Errorf("%v, want %s with the pool's name", err, driver.StorageProvisionFailed)
+	}
+}
+
+// A machine that an existing agent made is taken over as it is, and deleted with what was marked.
+func TestTakeOver(t *testing.T) {
+	daemon := theDaemon(t)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	dir := daemon.Dir + "/legacy"
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	for name, marker := range map[string]string{"old-vda.img": "2025-01-01T00:00:00Z", "mine.img": ""} {
+		if err := libvirttest.WriteTiny(dir+"/"+name, libvirttest.Serve); err != nil {
+			t.Fatal(err)
+		}
+		if marker != "" {
+			if err := os.WriteFile(dir+"/"+name+markerSuffix, []byte(marker), 0o644); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	disk := func(dev, file string) string {
+		return fmt.Sprintf(`<disk type='file' device='disk'><driver name='qemu' type='raw'/><source file='%s/%s'/><target dev='%s' bus='virtio'/></disk>`, dir, file, dev)
+	}
+	if err := daemon.Define(ctx, `<domain type='qemu'><name>old</name><memory unit='MiB'>24</memory><os><type>hvm</type></os><devices>`+
+		disk("vda", "old-vda.img")+disk("vdb", "mine.img")+`</devices></domain>`); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := daemon.Virsh(ctx, "start", "old"); err != nil {
+		t.Fatal(err)
+	}
+	stranger := openDriver(t, daemon, "node-a")
+	if o, err := listed(ctx, stranger, "old"); err != nil || o.State != driver.Absent {
+		t.Errorf("%+v, %v: a machine that nobody claims is listed", o, err)
+	}
+	d := openDriver(t, daemon, "node-a", func(o *Options) {
+		o.Owns = func(id driver.ID) bool { return id == "old" }
+		o.Content = func(driver.ID, string) (string, bool) { return "c1:1", true }
+	})
+	before, err := listed(ctx, d, "old")
+	if err != nil || before.State != driver.Running || before.Owned {
+		t.Fatalf("%+v, %v; want it Running and not ours yet", before, err)
+	}
+	spec := order("old", "c1:1", &agentv1.VMSpec{Vcpus: 1, MemoryMb: 24, Disks: []*agentv1.DiskConfig{{Device: "vda", Format: "raw", Path: dir + "/old-vda.img"}}})
+	if err := d.Ensure(ctx, spec); err != nil {
+		t.Fatal(err)
+	}
+	if after, err := listed(ctx, d, "old"); err != nil || after.RuntimeID != before.RuntimeID || after.State != driver.Running {
+		t.Errorf("taken over as %+v, %v; was %+v", after, err, before)
+	}
+	if err := d.Remove(ctx, "old"); err != nil {
+		t.Fatal(err)
+	}
+	if there, _ := exists(dir + "/old-vda.img"); there {
+		t.Error("the disk that was marked is left")
+	}
+	if there, _ := exists(dir + "/mine.img"); !there {
+		t.Error("the disk without a mark is gone")
+	}
+}
