@@ -21,6 +21,7 @@ import (
 var pages = []string{
 	"docs/quick-start.md",
 	"README.md",
+	"docs/containers.md",
 	"docs/operations.md",
 	"docs/troubleshooting.md",
 	"docs/discovery.md",
@@ -161,7 +162,7 @@ func outside(t *testing.T, root string) {
 	case runtime.GOARCH != "amd64":
 		lacks = "the pages name packages for amd64"
 	default:
-		for _, program := range []string{"dockerd", "ip", "nsenter", "dig", "curl", "dpkg-deb"} {
+		for _, program := range []string{"dockerd", "docker-compose", "ip", "nsenter", "dig", "curl", "dpkg-deb"} {
 			if _, err := exec.LookPath(program); err != nil {
 				lacks = err.Error()
 			}
