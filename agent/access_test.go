@@ -170,6 +170,7 @@ func TestHealthAndMetrics(t *testing.T) {
 		}
 		if have["garbage_collection_resources_deleted_total"] && have["garbage_collection_orphaned_resources_found"] && !fenced {
 			fenced = true
+			r.a.collectGarbage(context.Background(), false, false, "")
 			r.apply("later", "sim/run", by(7), at(2))
 			r.apply("later", "sim/run", by(6), at(3))
 		}
