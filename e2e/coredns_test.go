@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"path/filepath"
 	"slices"
@@ -176,7 +177,9 @@ func TestCoreDNS(t *testing.T) {
 	must(t, harness.WaitListening(t.Context(), coredns, settle))
 
 	bin := shipped(t)
-	east.Cluster = start(t, harness.Options{Binaries: bin, SchedulerEnv: fast(east.env(etcd))})
+	env := fast(east.env(etcd))
+	env["SCHEDULER_COREDNS_ADDR"] = coredns.Addr
+	east.Cluster = start(t, harness.Options{Binaries: bin, SchedulerEnv: env})
 	west.Cluster = start(t, harness.Options{Binaries: bin, Schedulers: 1, SchedulerEnv: fast(west.env(etcd))})
 	at := func(ip string) harness.AgentOptions {
 		return harness.AgentOptions{Simulate: true, Env: map[string]string{"PERSYS_GRPC_ADDR": ip}}
@@ -239,6 +242,29 @@ func TestCoreDNS(t *testing.T) {
 		}
 	})
 
+	t.Run("CoreDNS killed, and back", func(t *testing.T) {
+		// While there were no records in etcd it may rightly have been said to be away.
+		must(t, harness.Poll(t.Context(), settle, "CoreDNS being seen", func(ctx context.Context) error {
+			leader, err := east.WaitLeader(ctx, electionLimit)
+			if err != nil {
+				return err
+			}
+			if up, err := gauge(ctx, east.Schedulers[leader], `persys_scheduler_coredns_up{server="`+coredns.Addr+`"}`); err != nil || up != 1 {
+				return fmt.Errorf("the metric is %v, %v", up, err)
+			}
+			return nil
+		}))
+		lost := count(t, east, "CoreDNSLost")
+		must(t, coredns.Kill())
+		told(t, east, coredns.Addr, "CoreDNSLost", lost+1)
+		must(t, coredns.Start())
+		must(t, harness.WaitListening(t.Context(), coredns, settle))
+		told(t, east, coredns.Addr, "CoreDNSBack", lost+1)
+		if n := count(t, east, "CoreDNSLost"); n != lost+1 {
+			t.Errorf("its absence was told %d times", n-lost)
+		}
+	})
+
 	t.Run("without CoreDNS and etcd", func(t *testing.T) {
 		leader := got[int](t)(east.WaitLeader(t.Context(), electionLimit))
 		before, err := east.Schedulers[leader].Output()
@@ -284,6 +310,55 @@ func TestCoreDNS(t *testing.T) {
 			}
 		}
 	})
+}
+
+// count counts the events of a type.
+func count(t *testing.T, s *shard, kind string) int {
+	t.Helper()
+	admin := got[clusterv1.ClusterClient](t)(s.AnyAdmin(t.Context()))
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	events, err := admin.Events(ctx, &clusterv1.EventsRequest{})
+	must(t, err)
+	n := 0
+	for {
+		e, err := events.Recv()
+		if errors.Is(err, io.EOF) {
+			return n
+		}
+		must(t, err)
+		if e.GetType() == kind {
+			n++
+		}
+	}
+}
+
+// told waits until a change of a CoreDNS has so many events, a line in the leader's
+// log, and the metric that goes with it.
+func told(t *testing.T, s *shard, server, kind string, times int) {
+	t.Helper()
+	line, up := "CoreDNS is back", 1.0
+	if kind == "CoreDNSLost" {
+		line, up = "CoreDNS is away", 0
+	}
+	must(t, harness.Poll(t.Context(), settle, kind, func(ctx context.Context) error {
+		if n := count(t, s, kind); n < times {
+			return fmt.Errorf("%d events, want %d", n, times)
+		}
+		leader, err := s.WaitLeader(ctx, electionLimit)
+		if err != nil {
+			return err
+		}
+		if now, err := gauge(ctx, s.Schedulers[leader], `persys_scheduler_coredns_up{server="`+server+`"}`); err != nil || now != up {
+			return fmt.Errorf("the metric is %v, %v", now, err)
+		}
+		for _, r := range s.Schedulers {
+			if text, err := r.Output(); err == nil && strings.Contains(text, line) {
+				return nil
+			}
+		}
+		return errors.New("no log has " + line)
+	}))
 }
 
 // foreignNodes: a node that belongs to one cluster or shard and is pointed at the

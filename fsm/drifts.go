@@ -178,12 +178,15 @@ func (t *Tx) closeDrift(d *Drift) {
 }
 
 func (t *Tx) driftEvent(kind string, d *Drift) {
-	resolved := "false"
+	resolved, message := "false", d.sentence()
 	if kind == EventDriftResolved {
 		resolved = "true"
+		if t.r.info.FeatureLevel >= 6 {
+			message = d.ended(t.r.info.Clock)
+		}
 	}
 	t.event(Event{
-		Type: kind, Workload: d.Workload, Node: d.Node, Reason: d.Type, Message: d.sentence(),
+		Type: kind, Workload: d.Workload, Node: d.Node, Reason: d.Type, Message: message,
 		Details: details(
 			Label{"action", d.Action}, Label{"agent_status", d.AgentStatus}, Label{"detected_at", strconv.FormatInt(d.DetectedAt, 10)},
 			Label{"resolved", resolved}, Label{"scheduler_status", d.SchedulerStatus},
@@ -202,6 +205,23 @@ func (d *Drift) sentence() string {
 		return "node " + d.Node + " has revision " + d.AgentStatus + ", not " + d.SchedulerStatus
 	}
 	return "node " + d.Node + " says " + d.AgentStatus + ", the record " + d.SchedulerStatus
+}
+
+// ended says what is so again, and how long it was not.
+func (d *Drift) ended(clock int64) string {
+	out := "node " + d.Node + " and the record agree again"
+	switch d.Type {
+	case DriftOrphan:
+		out = "node " + d.Node + " has no orphan of that name any more"
+	case DriftMissing:
+		out = "node " + d.Node + " has it again, or is to have it no more"
+	case DriftRevision:
+		out = "node " + d.Node + " has the revision that it is to have, or is to have it no more"
+	}
+	if s := (clock - d.DetectedAt) / 1e9; d.DetectedAt > 0 && s > 0 {
+		out += ", after " + strconv.FormatInt(s, 10) + " s"
+	}
+	return out
 }
 
 // closeDrifts ends all drifts of a node that goes.

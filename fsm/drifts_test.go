@@ -1,6 +1,7 @@
 package fsm
 
 import (
+	"strings"
 	"testing"
 
 	commandv1 "github.com/persys/compute/api/command/v1"
@@ -45,6 +46,9 @@ func TestSetDrifts(t *testing.T) {
 			is(t, "since", d.DetectedAt, begun)
 			w.ok(setDrifts(nil, drifted("a", "ghost", DriftOrphan)))
 			is(t, "resolved", w.eventOf(EventDriftResolved).Details[3], Label{"resolved", "true"})
+			if m := w.eventOf(EventDriftResolved).Message; !strings.HasPrefix(m, "node a has no orphan of that name any more, after ") || !strings.HasSuffix(m, " s") {
+				t.Errorf("its end is told as %q", m)
+			}
 			is(t, "open", w.s.DriftCount(), 0)
 			w.ok(setDrifts(nil, drifted("a", "ghost", DriftOrphan)))
 			is(t, "changes", len(w.last), 0)

@@ -480,7 +480,9 @@ func (p *Projection) openDrifts(v fsm.View) map[string]*fsm.Event {
 
 // tellsOfDrift reports whether a drift began or ended with an event.
 func tellsOfDrift(e *fsm.Event) bool {
-	return e.Type == fsm.EventDriftDetected || e.Type == fsm.EventDriftResolved
+	// A leftover is told of as a drift, too, and is none: nothing stays open that could
+	// be resolved, because its node is told to remove it at once.
+	return (e.Type == fsm.EventDriftDetected || e.Type == fsm.EventDriftResolved) && e.Reason != fsm.CodeLeftBehind
 }
 
 func ownDemand(d *fsm.Demand) OwnDemand {

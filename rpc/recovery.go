@@ -8,6 +8,7 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	clusterv1 "github.com/persys/compute/api/cluster/v1"
+	commandv1 "github.com/persys/compute/api/command/v1"
 	"github.com/persys/compute/fsm"
 )
 
@@ -115,12 +116,32 @@ func (s *Server) RestoreMirror(ctx context.Context, req *clusterv1.RestoreMirror
 		return nil, etcdFailed(err)
 	}
 	out.Restored = true
+	s.tellRestored(ctx, out)
 	if out.Mode, err = s.leaveRecovery(ctx); err != nil {
 		return nil, err
 	}
 	s.log.Warn("the mirror was restored from the state", "by", callOf(ctx).identity(), "created", out.GetCreated(),
 		"changed", out.GetChanged(), "removed", out.GetRemoved())
 	return out, nil
+}
+
+// tellRestored leaves an event of who had the state written over what etcd held. It
+// is done: that it could not be put on record is told, and is no failure.
+func (s *Server) tellRestored(ctx context.Context, out *clusterv1.RestoreMirrorResponse) {
+	res, err := s.propose(ctx, "", &commandv1.Command{Body: &commandv1.Command_Audit{Audit: &commandv1.Audit{
+		Type: fsm.EventMirrorRestored, Message: "the state was written over what etcd held",
+		Details: []*commandv1.Label{
+			{Key: "changed", Value: strconv.FormatInt(int64(out.GetChanged()), 10)},
+			{Key: "created", Value: strconv.FormatInt(int64(out.GetCreated()), 10)},
+			{Key: "removed", Value: strconv.FormatInt(int64(out.GetRemoved()), 10)},
+		},
+	}}})
+	if err == nil {
+		err = res.Err()
+	}
+	if err != nil {
+		s.log.Warn("that the mirror was restored could not be recorded", "by", callOf(ctx).identity(), "err", err)
+	}
 }
 
 // leaveRecovery waits until the leader has taken the frozen mode back, which it

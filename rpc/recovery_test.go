@@ -168,6 +168,7 @@ func TestImportRefusals(t *testing.T) {
 func TestRestoreMirror(t *testing.T) {
 	e := &etcd{state: "emptied", content: &clusterv1.MirrorContent{}, found: held(t, "c1")}
 	g := newGroup(t, 2, withMirror(e))
+	g.raise()
 	g.place("db", "a")
 	setMode(g, "recovery")
 	c := clusterv1.NewClusterClient(g.replicas[1].client(t))
@@ -188,6 +189,16 @@ func TestRestoreMirror(t *testing.T) {
 		t.Errorf("restore: %v, %v", got, err)
 	}
 	<-went
+	var told *fsm.Event
+	g.replicas[0].store.View().EventsBack(func(e *fsm.Event) bool {
+		if e.Type == fsm.EventMirrorRestored {
+			told = e
+		}
+		return told == nil
+	})
+	if told == nil || !strings.Contains(told.By, "user/") || !slices.Contains(told.Details, fsm.Label{Key: "created", Value: "2"}) {
+		t.Errorf("the event of it is %+v", told)
+	}
 	e.err = errors.New("no space")
 	if _, err := c.RestoreMirror(t.Context(), &clusterv1.RestoreMirrorRequest{}); status.Code(err) != codes.FailedPrecondition || !strings.Contains(err.Error(), "no space") {
 		t.Errorf("a failing etcd: %v", err)

@@ -68,6 +68,7 @@ type Config struct {
 	Domain       string   `env:"DOMAIN" flag:"domain" yaml:"domain" default:"persys.local" usage:"DNS domain of schedulers and workloads"`
 	AgentsDomain string   `env:"AGENTS_DISCOVERY_DOMAIN" flag:"agents-domain" yaml:"agents_discovery_domain" default:"agents.persys.cloud" usage:"DNS domain of agents"`
 	DNSUpstream  []string `env:"SCHEDULER_DNS_UPSTREAM" flag:"dns-upstream" yaml:"dns_upstream" usage:"host[:port] of servers that answer for foreign names; none given: foreign names are refused"`
+	CoreDNS      []string `env:"SCHEDULER_COREDNS_ADDR" flag:"coredns-addr" yaml:"coredns_addr" usage:"host[:port] of CoreDNS servers, at most 8, that the leader watches: one that is away, or answers for others, is a warning, an event and a metric. None given: nobody is watched"`
 	DNSRate      int      `env:"SCHEDULER_DNS_RATE" flag:"dns-rate" yaml:"dns_rate" min:"0" default:"5000" usage:"DNS queries a second of one client (IPv4 address, IPv6 /64), over UDP and TCP each; 0 = no limit; loopback has none"`
 
 	EtcdEndpoints []string      `env:"ETCD_ENDPOINTS" flag:"etcd-endpoints" yaml:"etcd_endpoints" usage:"etcd to mirror into, host:port or URL each; its absence degrades the control plane. none: no mirror. Unset: localhost:2379 is tried, and its absence means nothing until it has held the whole mirror once"`
@@ -140,6 +141,9 @@ func (c *Config) complete() error {
 		c.ClusterKey = filepath.Join(c.DataDir, "cluster.key")
 	}
 	if err := c.completeEtcd(); err != nil {
+		return err
+	}
+	if err := c.completeCoreDNS(); err != nil {
 		return err
 	}
 	if c.HeartbeatInterval%time.Second != 0 || c.NodeLease%time.Second != 0 {

@@ -15,6 +15,14 @@ func (m *metrics) readReplica(r *Replica) {
 	m.readRaft(r)
 	m.readFeed(r)
 	m.readMirror(r)
+	m.readCoreDNS(r)
+}
+
+func (m *metrics) readCoreDNS(r *Replica) {
+	up := m.ReadGauge("coredns_up", "On the leader: 1 for a server of SCHEDULER_COREDNS_ADDR that answers for this cluster, 0 for one that does not.", "server")
+	m.Read(func(emit telemetry.Emit) {
+		r.coredns.seen(func(server string, ok bool) { emit(up, boolean(ok), server) })
+	})
 }
 
 func (m *metrics) readState(r *Replica) {
@@ -23,6 +31,7 @@ func (m *metrics) readState(r *Replica) {
 		workloads = m.ReadGauge("workloads_status", "Workloads by status.", "status")
 		desired   = m.ReadGauge("workloads_desired_state", "Workloads by desired state.", "desired_state")
 		residuals = m.ReadGauge("residuals", "Instances that are to be removed from a node and are not known to be gone.")
+		drifts    = m.ReadGauge("drifts_open", "Differences between nodes and the state that are open, by kind.", "type")
 		receipts  = m.ReadGauge("receipts", "Answers kept for repeated requests.")
 		mode      = m.ReadGauge("mode", "1 for the mode that holds on this replica.", "mode")
 		features  = m.ReadGauge("feature_level", "Feature level that the cluster has agreed on.")
@@ -53,6 +62,14 @@ func (m *metrics) readState(r *Replica) {
 			emit(desired, n, strings.ToLower(string(d)))
 		}
 		emit(residuals, float64(v.ResidualCount()))
+		open := map[string]float64{fsm.DriftOrphan: 0, fsm.DriftState: 0, fsm.DriftRevision: 0, fsm.DriftMissing: 0}
+		v.Drifts("", func(d *fsm.Drift) bool {
+			open[d.Type]++
+			return true
+		})
+		for kind, n := range open {
+			emit(drifts, n, kind)
+		}
 		emit(receipts, float64(v.ReceiptCount()))
 		emit(features, float64(v.Info().FeatureLevel))
 		now := r.standing()

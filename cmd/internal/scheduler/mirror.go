@@ -17,7 +17,7 @@ import (
 // openMirror makes the mirror, which nothing runs before this replica leads.
 func (r *Replica) openMirror() error {
 	cfg := &r.cfg
-	r.modes = newModes(r)
+	r.modes, r.coredns = newModes(r), newCoreDNS(r)
 	if !cfg.mirrored() {
 		return nil
 	}
@@ -69,6 +69,9 @@ func (r *Replica) lead(ctx context.Context, epoch fsm.Epoch) error {
 		wg.Go(func() { r.runMirror(ctx, epoch) })
 	}
 	wg.Go(func() { r.modes.keep(ctx, epoch) })
+	if r.coredns != nil {
+		wg.Go(func() { r.coredns.run(ctx) })
+	}
 	return r.loop.Run(ctx, epoch)
 }
 

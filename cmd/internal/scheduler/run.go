@@ -52,6 +52,7 @@ type Replica struct {
 	mirror           *mirror.Mirror    // nil = off
 	etcd             *mirror.Client    // nil = off
 	modes            *modes
+	coredns          *coreDNS // nil = nobody is watched
 	registry         *prometheus.Registry
 	http             *http.Server
 	tls              *pki.Files
