@@ -58,9 +58,10 @@ proto-check: ## Fail when generated code is not current
 sample-env: ## Write sample.env from the settings of the programs
 	go run ./cmd/persys env > sample.env.new && mv sample.env.new sample.env
 
-reference: ## Write docs/reference from the programs
+reference: ## Write docs/reference from the programs (metrics, persysctl)
 	@mkdir -p docs/reference
 	go run ./cmd/persys metrics > docs/reference/metrics.md.new && mv docs/reference/metrics.md.new docs/reference/metrics.md
+	go run ./cmd/persysctl docs docs/reference
 
 fmt: ## Format every Go file
 	gofmt -w $$(git ls-files --cached --others --exclude-standard '*.go' ':!*.pb.go')

@@ -14,11 +14,11 @@ import (
 )
 
 func (c *cli) summaryCommand() *cobra.Command {
-	return &cobra.Command{
+	return c.watchable(&cobra.Command{
 		Use: "summary", Short: "Count nodes and workloads by state", Aliases: []string{"metrics"},
 		Args: args(0, 0),
 		RunE: c.online(func(ctx context.Context, _ []string) error { return c.summary(ctx) }),
-	}
+	})
 }
 
 func (c *cli) summary(ctx context.Context) error {
@@ -67,11 +67,11 @@ func (c *cli) summary(ctx context.Context) error {
 }
 
 func (c *cli) statusCommand() *cobra.Command {
-	return &cobra.Command{
+	return c.watchable(&cobra.Command{
 		Use: "status", Short: "Show the schedulers: who leads, term, index, health and mode",
 		Args: args(0, 0),
 		RunE: c.online(func(ctx context.Context, _ []string) error { return c.status(ctx) }),
-	}
+	})
 }
 
 // status asks the replica at hand, and then the leader, who alone knows how far

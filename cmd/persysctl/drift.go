@@ -41,7 +41,7 @@ func (c *cli) driftListCommand() *cobra.Command {
 	f.StringVar(&req.NodeId, "node", "", "only of this node")
 	f.StringVar(&req.WorkloadId, "workload", "", "only of this workload")
 	f.StringVar(&req.Type, "type", "", "only of this kind: orphan_on_agent, state_mismatch, revision_mismatch or missing_on_agent")
-	return cmd
+	return c.watchable(cmd)
 }
 
 func (c *cli) showDrifts(list []*clusterv1.Drift) {

@@ -16,17 +16,35 @@ import (
 	"github.com/persys/compute/rpc/dial"
 )
 
-// Exit codes. They are documented by `persysctl --help` and never change.
+// Exit codes never change; exitCodes says what each means.
 const (
 	exitOK          = 0
-	exitFailed      = 1   // refused, failed, or not allowed
-	exitUsage       = 2   // the command line or the configuration is wrong
-	exitNotFound    = 3   // no such workload, node or replica
-	exitUnavailable = 4   // no scheduler answers, or there is no leader
-	exitTimeout     = 5   // --wait ended before the goal was reached
-	exitUnknown     = 6   // the change may or may not have happened
-	exitInterrupted = 130 // Ctrl-C
+	exitFailed      = 1
+	exitUsage       = 2
+	exitNotFound    = 3
+	exitUnavailable = 4
+	exitTimeout     = 5
+	exitUnknown     = 6
+	exitInterrupted = 130
 )
+
+type exitCode struct {
+	code          int
+	meaning, then string
+}
+
+func exitCodes() []exitCode {
+	return []exitCode{
+		{exitOK, "done", ""},
+		{exitFailed, "refused, failed, or not allowed", "the error says why"},
+		{exitUsage, "the command line or the configuration is wrong", "nothing was sent"},
+		{exitNotFound, "no such workload, node, replica or context", ""},
+		{exitUnavailable, "nobody answers, or there is no leader", "nothing was changed; try again"},
+		{exitTimeout, "--wait ended before the goal was reached", "the change itself stays"},
+		{exitUnknown, "the change may or may not have happened", "the same command again is safe"},
+		{exitInterrupted, "Ctrl-C", "a change that was sent stays"},
+	}
+}
 
 // failure is an error as it is shown: one sentence, and the command to type next.
 type failure struct {

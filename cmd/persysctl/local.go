@@ -1,19 +1,19 @@
 package main
 
 import (
-	"fmt"
-	"os"
 	"path/filepath"
 	"runtime"
 	"runtime/debug"
 	"slices"
+	"strconv"
 	"strings"
+	"time"
 
 	"maps"
 
 	"github.com/spf13/cobra"
-	"github.com/spf13/pflag"
 
+	"github.com/persys/compute/cmd/persysctl/manual"
 	"github.com/persys/compute/cmd/persysctl/screen"
 	"github.com/persys/compute/pki"
 )
@@ -164,71 +164,28 @@ func (c *cli) versionCommand() *cobra.Command {
 	}
 }
 
-// docsCommand writes the reference of the command line. cobra's own generator
-// would pull in a Markdown renderer for manual pages.
+// docsCommand writes the reference and the manual pages.
 func (c *cli) docsCommand(root *cobra.Command) *cobra.Command {
-	return &cobra.Command{
-		Use: "docs DIR", Short: "Write the reference of all commands as Markdown", Hidden: true,
+	var man bool
+	cmd := &cobra.Command{
+		Use: "docs DIR", Short: "Write the reference of all commands as Markdown, and as manual pages", Hidden: true,
 		Args: args(1, 1, "DIR"),
 		RunE: func(_ *cobra.Command, args []string) error {
-			if err := os.MkdirAll(args[0], 0o755); err != nil {
+			at := c.now()
+			if v, ok := c.environ("SOURCE_DATE_EPOCH"); ok { // reproducible-builds.org
+				n, err := strconv.ParseInt(v, 10, 64)
+				if err != nil {
+					return usagef("SOURCE_DATE_EPOCH: must be a number of seconds, got %q", v)
+				}
+				at = time.Unix(n, 0).UTC()
+			}
+			if err := manual.Write(root, args[0], man, version, at); err != nil {
 				return fileFailure(err)
 			}
-			path := filepath.Join(args[0], "persysctl.md")
-			if err := os.WriteFile(path, []byte(reference(root)), 0o644); err != nil {
-				return fileFailure(err)
-			}
-			writeLines(c.out, []string{path})
+			writeLines(c.out, []string{filepath.Join(args[0], "persysctl.md")})
 			return nil
 		},
 	}
-}
-
-func reference(root *cobra.Command) string {
-	var b strings.Builder
-	b.WriteString("# persysctl\n\n<!-- Written by `persysctl docs`; edit the commands, not this file. -->\n\n")
-	b.WriteString(root.Long + "\n\n```\n" + root.Example + "\n```\n\n## Flags of every command\n\n")
-	flagList(&b, root.PersistentFlags())
-	b.WriteString("\nEach setting of the connection also comes from the environment and from `~/.persys/config.yaml`.\n")
-	describe(&b, root)
-	return b.String()
-}
-
-func describe(b *strings.Builder, parent *cobra.Command) {
-	for _, cmd := range parent.Commands() {
-		if cmd.Hidden || cmd.Name() == "help" || cmd.Name() == "completion" {
-			continue
-		}
-		usage := strings.TrimSuffix(cmd.UseLine(), " [flags]")
-		fmt.Fprintf(b, "\n## %s\n\n%s.\n\n```\n%s\n```\n", cmd.CommandPath(), cmd.Short, usage)
-		if cmd.Long != "" {
-			b.WriteString("\n" + cmd.Long + "\n")
-		}
-		if cmd.Example != "" {
-			b.WriteString("\nExamples:\n\n```\n" + cmd.Example + "\n```\n")
-		}
-		if cmd.LocalNonPersistentFlags().HasAvailableFlags() {
-			b.WriteByte('\n')
-			flagList(b, cmd.LocalNonPersistentFlags())
-		}
-		describe(b, cmd)
-	}
-}
-
-func flagList(b *strings.Builder, flags *pflag.FlagSet) {
-	b.WriteString("| Flag | Meaning |\n|---|---|\n")
-	flags.VisitAll(func(f *pflag.Flag) {
-		if f.Hidden || f.Name == "help" {
-			return
-		}
-		name := "`--" + f.Name + "`"
-		if f.Shorthand != "" {
-			name = "`-" + f.Shorthand + "`, " + name
-		}
-		usage := f.Usage
-		if f.DefValue != "" && f.DefValue != "false" && f.DefValue != "[]" && !strings.Contains(usage, "default") {
-			usage += " (default `" + f.DefValue + "`)"
-		}
-		fmt.Fprintf(b, "| %s | %s |\n", name, strings.ReplaceAll(usage, "|", "\\|"))
-	})
+	cmd.Flags().BoolVar(&man, "man", false, "also DIR/man1/persysctl-*.1")
+	return cmd
 }

@@ -23,7 +23,7 @@ func (c *cli) nodesCommand() *cobra.Command {
 	cmd.Flags().StringVar(&want, "status", "", "only this status: Ready, NotReady or Draining")
 	// Declared above, so there is nothing to fail.
 	_ = cmd.RegisterFlagCompletionFunc("status", cobra.FixedCompletions(nodeStates(), cobra.ShellCompDirectiveNoFileComp))
-	return cmd
+	return c.watchable(cmd)
 }
 
 func nodeStates() []string { return []string{"Ready", "NotReady", "Draining"} }

@@ -28,6 +28,10 @@ func (c *cli) say(about string, s screen.Style, what string) {
 	writeLines(c.out, []string{about + " " + c.paint.Paint(s, what)})
 }
 
+func writeText(w io.Writer, text string) {
+	_, _ = io.WriteString(w, text) // as writeLines
+}
+
 func writeLines(w io.Writer, lines []string) {
 	// Nobody is left to tell when the reader of stdout went away.
 	_, _ = io.WriteString(w, strings.Join(lines, "\n")+"\n")

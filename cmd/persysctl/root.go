@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"strings"
+	"time"
 
 	"github.com/spf13/cobra"
 	"google.golang.org/grpc"
@@ -40,7 +41,8 @@ type cli struct {
 	command         string // as it was typed, without its arguments
 	trace           traced
 	staleNoted      bool
-	isJoined        bool // the identity is the one that `persysctl join` keeps
+	pace            time.Duration // of --watch, in tests; 0 is the usual one
+	isJoined        bool          // the identity is the one that `persysctl join` keeps
 
 	conn    link
 	direct  *dial.Conn // conn, unless it goes through a gateway
@@ -51,7 +53,12 @@ type cli struct {
 
 // run is the whole program; it returns the exit code.
 func run(ctx context.Context, w world, args []string) int {
-	c := &cli{world: w, errPaint: screen.Painter(w.colour(w.errTerm))}
+	return runWith(ctx, &cli{world: w}, args)
+}
+
+func runWith(ctx context.Context, c *cli, args []string) int {
+	w := c.world
+	c.errPaint = screen.Painter(w.colour(w.errTerm))
 	root, err := c.root()
 	if err != nil {
 		return c.report(err)
@@ -87,22 +94,20 @@ const (
 	groupNodes     = "nodes"
 	groupCluster   = "cluster"
 	groupTrust     = "trust"
+	groupHere      = "here"
 )
 
 func (c *cli) root() (*cobra.Command, error) {
 	root := &cobra.Command{
 		Use:   "persysctl",
 		Short: "Run workloads on a Persys cluster and see where and why they run",
-		Long: `persysctl talks to the schedulers of a Persys cluster.
+		Long: `persysctl talks to the schedulers of a Persys cluster, directly or through a gateway.
 
-Settings come from flags, then the environment, then files named in X_FILE, then
-~/.persys/config.yaml, then defaults.
-
-Exit codes: 0 done, 1 refused or failed, 2 wrong command line or configuration,
-3 not found, 4 no scheduler or no leader, 5 --wait ended too early, 6 the change
-may or may not have happened. ` + "`persysctl exec`" + ` ends with its command's.`,
-		Example: `  persysctl apply -f web.yaml --wait
-  persysctl list
+Which cluster it asks: "persysctl help connection". What its exit codes mean:
+"persysctl help exit-codes". "persysctl ui" is all of it on one screen.`,
+		Example: `  persysctl context add home --server 10.0.0.1 --tls-ca ca.pem --tls-cert me.pem --tls-key me-key.pem
+  persysctl apply -f web.yaml --wait
+  persysctl list --watch
   persysctl why web
   persysctl logs web -f`,
 		Version:                    version,
@@ -121,7 +126,7 @@ may or may not have happened. ` + "`persysctl exec`" + ` ends with its command's
 	flags.SortFlags = false
 	c.loader.AddFlags(flags)
 	flags.StringVar(&c.configFile, "config", "", "configuration file (default ~/.persys/config.yaml)")
-	flags.StringVar(&c.contextName, "context", "", "which of the clusters of `persysctl context list` to ask (PERSYS_CONTEXT)")
+	flags.StringVar(&c.contextName, "context", "", "`NAME` of the cluster to ask, see persysctl context (PERSYS_CONTEXT)")
 	flags.StringVarP(&c.output, "output", "o", outTable, "table, wide, json, yaml or jsonpath=TEMPLATE")
 	flags.BoolVar(&c.stale, "stale", false, "let any replica answer from what it has, also without a leader")
 	flags.BoolVar(&c.noColour, "no-color", false, "no colours, as NO_COLOR does")
@@ -133,7 +138,8 @@ may or may not have happened. ` + "`persysctl exec`" + ` ends with its command's
 	root.AddGroup(&cobra.Group{ID: groupWorkloads, Title: "Workloads:"},
 		&cobra.Group{ID: groupNodes, Title: "Nodes:"},
 		&cobra.Group{ID: groupCluster, Title: "Cluster:"},
-		&cobra.Group{ID: groupTrust, Title: "Trust:"})
+		&cobra.Group{ID: groupTrust, Title: "Trust:"},
+		&cobra.Group{ID: groupHere, Title: "On this machine:"})
 	add := func(group string, cmds ...*cobra.Command) {
 		for _, cmd := range cmds {
 			cmd.GroupID = group
@@ -141,11 +147,14 @@ may or may not have happened. ` + "`persysctl exec`" + ` ends with its command's
 		}
 	}
 	add(groupWorkloads, c.applyCommand(), c.planCommand(), c.getCommand(), c.listCommand(), c.deleteCommand(), c.retryCommand(),
-		c.startCommand(), c.stopCommand(), c.logsCommand(), c.execCommand(), c.consoleCommand(), c.whyCommand(), c.whyNotCommand(), c.actionsCommand(), c.composeCommand())
+		c.startCommand(), c.stopCommand(), c.restartCommand(), c.logsCommand(), c.execCommand(), c.consoleCommand(), c.whyCommand(), c.whyNotCommand(), c.actionsCommand(), c.composeCommand())
 	add(groupNodes, c.nodesCommand(), c.nodeCommand(), c.topCommand(), c.cordonCommand(), c.uncordonCommand(), c.drainCommand(), c.driftCommand(), c.volumeCommand())
 	add(groupCluster, c.summaryCommand(), c.statusCommand(), c.eventsCommand(), c.transferCommand(), c.replicaCommand(), c.modeCommand(), c.backupCommand(), c.recoveryCommand())
 	add(groupTrust, c.tokenCommand(), c.identityCommand(), c.auditCommand(), c.caCommand(), c.joinCommand())
-	root.AddCommand(c.contextCommand(), c.devCertsCommand(), c.clusterKeyCommand(), c.versionCommand(), c.docsCommand(root), c.workloadCommand())
+	add(groupHere, c.contextCommand(), c.clusterKeyCommand(), c.devCertsCommand(), c.versionCommand())
+	root.SetCompletionCommandGroupID(groupHere)
+	root.AddCommand(c.docsCommand(root), c.workloadCommand())
+	root.AddCommand(topics()...)
 	return root, root.RegisterFlagCompletionFunc("context", c.completeContext)
 }
 

@@ -170,6 +170,7 @@ func outputCases() []outputCase {
 		{"delete", []string{"delete", "web", "nothing", "old"}},
 		{"delete-json", []string{"delete", "old", "-o", "json"}},
 		{"retry", []string{"retry", "batch"}},
+		{"restart", []string{"restart", "web-0", "nothing"}},
 		{"start", []string{"start", "old"}},
 		{"stop-missing", []string{"stop", "nothing"}},
 		{"transfer", []string{"transfer-leadership", "scheduler-3"}},

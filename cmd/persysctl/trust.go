@@ -83,7 +83,7 @@ The cluster keeps a hash of its secret only. Hand it over as you would a passwor
 			return nil
 		}),
 	}
-	parent.AddCommand(create, list, revoke)
+	parent.AddCommand(create, c.watchable(list), revoke)
 	return parent
 }
 
@@ -178,7 +178,7 @@ gives it any. To let it join again: persysctl token create --role ROLE --name NA
 	f.StringVar(&req.Reason, "reason", "", "why, for the events")
 	f.StringVar(&req.Fingerprint, "fingerprint", "", "one certificate, by the SHA-256 that `persysctl identity list -o wide` shows")
 	f.BoolVarP(&yes, "yes", "y", false, "do not ask")
-	parent.AddCommand(list, revoke)
+	parent.AddCommand(c.watchable(list), revoke)
 	return parent
 }
 

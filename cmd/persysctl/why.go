@@ -153,7 +153,7 @@ func (c *cli) actionsCommand() *cobra.Command {
 		RunE: c.online(func(ctx context.Context, args []string) error { return c.actions(ctx, args[0], limit) }),
 	}
 	cmd.Flags().Int32Var(&limit, "limit", 20, "at most so many; 0 is all that are kept")
-	return cmd
+	return c.watchable(cmd)
 }
 
 func (c *cli) actions(ctx context.Context, id string, limit int32) error {

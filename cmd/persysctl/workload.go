@@ -19,7 +19,7 @@ import (
 
 func (c *cli) getCommand() *cobra.Command {
 	return &cobra.Command{
-		Use: "get WORKLOAD", Short: "Show one workload in detail, with its latest events",
+		Use: "get WORKLOAD", Aliases: []string{"describe"}, Short: "Show one workload in detail, with its latest events",
 		Args: args(1, 1, "WORKLOAD"), ValidArgsFunction: c.completeWorkload,
 		RunE: c.online(func(ctx context.Context, args []string) error { return c.get(ctx, args[0]) }),
 	}
@@ -287,9 +287,18 @@ func (c *cli) refusedWorkload(ctx context.Context, id, why string) error {
 }
 
 func (c *cli) retryCommand() *cobra.Command {
+	return c.againCommand("retry", "Try a failed workload again at once, and forget its failures", "trying again")
+}
+
+// restartCommand is the same call: what runs is made anew, as it is specified.
+func (c *cli) restartCommand() *cobra.Command {
+	return c.againCommand("restart", "Make running workloads anew, as they are specified", "restarting")
+}
+
+func (c *cli) againCommand(verb, short, doing string) *cobra.Command {
 	var o waiting
 	cmd := &cobra.Command{
-		Use: "retry WORKLOAD…", Short: "Try a failed workload again at once",
+		Use: verb + " WORKLOAD…", Short: short,
 		Args: args(1, -1, "WORKLOAD"), ValidArgsFunction: c.completeWorkloads,
 		RunE: c.online(func(ctx context.Context, args []string) error {
 			return c.each(ctx, args, o, func(id string) ([]string, uint64, error) {
@@ -298,7 +307,7 @@ func (c *cli) retryCommand() *cobra.Command {
 					err = c.refusedWorkload(ctx, id, r.GetReason())
 				}
 				if err == nil {
-					c.done(id, "trying again", r)
+					c.done(id, doing, r)
 				}
 				return nil, r.GetIndex(), err
 			}, goalStatus("Running"))
@@ -415,7 +424,7 @@ func (c *cli) confirm(question string) error {
 // workloadCommand keeps the existing habit `persysctl workload VERB --id ID`.
 func (c *cli) workloadCommand() *cobra.Command {
 	parent := &cobra.Command{Use: "workload", Hidden: true, Short: "The same verbs, as in earlier versions", Args: args(0, 0), RunE: help}
-	for _, cmd := range []*cobra.Command{c.listCommand(), c.getCommand(), c.deleteCommand(), c.retryCommand(), c.startCommand(), c.stopCommand()} {
+	for _, cmd := range []*cobra.Command{c.listCommand(), c.getCommand(), c.deleteCommand(), c.retryCommand(), c.startCommand(), c.stopCommand(), c.restartCommand()} {
 		if cmd.Name() != "list" {
 			withID(cmd)
 		}

@@ -1,0 +1,132 @@
+package main
+
+import (
+	"context"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc/codes"
+
+	"github.com/persys/compute/rpc/dial"
+)
+
+// until polls with a deadline.
+func until(t *testing.T, what string, ok func() bool) {
+	t.Helper()
+	deadline := time.Now().Add(20 * time.Second)
+	for !ok() {
+		if time.Now().After(deadline) {
+			t.Fatalf("not within 20 s: %s", what)
+		}
+		time.Sleep(5 * time.Millisecond)
+	}
+}
+
+// watching runs a command with --watch until stop is called.
+func watching(t *testing.T, s *session, f *fake, args ...string) (stop func() int) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan int, 1)
+	go func() {
+		done <- runWith(ctx, &cli{world: s.world, pace: 5 * time.Millisecond}, append([]string{"--insecure", "-s", f.addr}, args...))
+	}()
+	return func() int { cancel(); return <-done }
+}
+
+func TestWatchShowsChanges(t *testing.T) {
+	f, s := start(t, nil), newSession(t)
+	stop := watching(t, s, f, "nodes", "--watch")
+	until(t, "the first view", func() bool { return strings.Contains(s.stdout.String(), "node-b") })
+	looks := func() int {
+		f.mu.Lock()
+		defer f.mu.Unlock()
+		return len(f.requests)
+	}
+	n := looks()
+	until(t, "ten more looks", func() bool { return looks() > n+10 })
+	if got := strings.Count(s.stdout.String(), "NODE "); got != 1 {
+		t.Errorf("a view that did not change was shown %d times:\n%s", got, s.stdout.String())
+	}
+	f.mu.Lock()
+	for range 3 {
+		f.fail["ListNodes"] = append(f.fail["ListNodes"], dial.Error(codes.Unavailable, dial.ReasonNoAgent, "everybody sleeps"))
+	}
+	f.mu.Unlock()
+	until(t, "a failure that passes is told", func() bool { return strings.Contains(s.stderr.String(), "everybody sleeps") })
+	f.mu.Lock()
+	f.nodes = f.nodes[:1]
+	f.mu.Unlock()
+	until(t, "the change", func() bool { return strings.Count(s.stdout.String(), "NODE ") == 2 })
+	if code := stop(); code != 0 {
+		t.Errorf("Ctrl-C is exit %d: %s", code, s.stderr.String())
+	}
+	if got := strings.Count(s.stderr.String(), "everybody sleeps"); got != 1 {
+		t.Errorf("the failure was told %d times", got)
+	}
+}
+
+func TestWatchOnATerminalIsInPlace(t *testing.T) {
+	f, s := start(t, nil), newSession(t).terminal(100, 30)
+	stop := watching(t, s, f, "status", "-w")
+	until(t, "two drawings", func() bool {
+		return strings.Contains(s.stdout.String(), "\x1b[") && strings.Contains(s.stdout.String(), "A\r\x1b[2K")
+	})
+	if code := stop(); code != 0 {
+		t.Errorf("exit %d: %s", code, s.stderr.String())
+	}
+}
+
+func TestWatchEndsWithAMistake(t *testing.T) {
+	f, s := start(t, nil), newSession(t)
+	if code := s.run(f, "nodes", "-w", "--status", "Redy"); code != exitUsage || !strings.Contains(s.stderr.String(), "must be one of") {
+		t.Errorf("exit %d: %s", code, s.stderr.String())
+	}
+}
+
+// TestReferenceIsCurrent: the page is what the commands say.
+func TestReferenceIsCurrent(t *testing.T) {
+	dir, s := t.TempDir(), newSession(t)
+	s.env["SOURCE_DATE_EPOCH"] = "1763640000"
+	if code := s.run(nil, "docs", dir, "--man"); code != 0 {
+		t.Fatal(s.stderr.String())
+	}
+	want, err := os.ReadFile(filepath.Join(dir, "persysctl.md"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	have, err := os.ReadFile("../../docs/reference/persysctl.md")
+	if err != nil || string(have) != string(want) {
+		t.Errorf("docs/reference/persysctl.md is not what the commands say: run make reference (%v)", err)
+	}
+	pages, err := filepath.Glob(filepath.Join(dir, "man1", "*.1"))
+	if err != nil || len(pages) < 30 {
+		t.Errorf("%d manual pages, %v", len(pages), err)
+	}
+	page, err := os.ReadFile(filepath.Join(dir, "man1", "persysctl-apply.1"))
+	if err != nil || !strings.Contains(string(page), `.TH "PERSYSCTL-APPLY" "1"`) && !strings.Contains(string(page), `.TH "PERSYSCTL"`) {
+		t.Errorf("%v: %.200s", err, page)
+	}
+	for _, e := range exitCodes() {
+		if !strings.Contains(string(want), e.meaning) {
+			t.Errorf("the reference lacks the exit code %d: %s", e.code, e.meaning)
+		}
+	}
+}
+
+// TestHelpFits: help is read on a screen, too.
+func TestHelpFits(t *testing.T) {
+	for _, topic := range []string{"exit-codes", "connection"} {
+		s := newSession(t)
+		if code := s.run(nil, "help", topic); code != 0 {
+			t.Fatal(s.stderr.String())
+		}
+		for _, line := range strings.Split(s.stdout.String(), "\n") {
+			if len([]rune(line)) > 100 {
+				t.Errorf("help %s has a line of %d columns: %s", topic, len([]rune(line)), line)
+			}
+		}
+	}
+}

@@ -1,0 +1,46 @@
+package main
+
+import (
+	"fmt"
+	"strings"
+
+	"github.com/spf13/cobra"
+)
+
+// topics are pages of the help that belong to no command.
+func topics() []*cobra.Command {
+	var codes strings.Builder
+	codes.WriteString("What the exit code of a command means. The codes never change.\n\n")
+	for _, e := range exitCodes() {
+		codes.WriteString(strings.TrimRight(fmt.Sprintf("  %3d  %-48s %s", e.code, e.meaning, e.then), " ") + "\n")
+	}
+	codes.WriteString("\nOf a command with several targets the code is that of the worst that happened.")
+	return []*cobra.Command{
+		{Use: "exit-codes", Short: "Exit codes", Long: codes.String()},
+		{Use: "connection", Short: "Which cluster is asked, and how", Long: `Which cluster is asked is decided by the first of these that says something:
+
+  --server ADDRESS, or --context NAME
+  PERSYS_SCHEDULER_ADDR, PERSYS_SERVER, GRPC_ENDPOINT; API_ENDPOINT for a gateway
+  PERSYS_CONTEXT
+  the current context: persysctl context use NAME
+  ~/.persys/config.yaml, or the file of --config or PERSYS_CONFIG
+  127.0.0.1:8085
+
+An address is HOST[:PORT],… or srv://NAME for schedulers, and http://… or https://…
+for a gateway. Every variable X may also be given as a file, X_FILE.
+
+Towards schedulers it is a certificate that says who you are: --tls-ca, --tls-cert
+and --tls-key (PERSYS_TLS_CA, PERSYS_TLS_CERT, PERSYS_TLS_KEY), those of the context,
+or what persysctl join keeps in ~/.persys. A gateway also takes a bearer token:
+PERSYS_TOKEN, or the token file of the context.
+
+Through a gateway everything works but what carries keys or megabytes; that goes to a
+scheduler itself:
+
+  backup create and restore
+  token, identity, and the commands of ca that ask the cluster
+
+The files of the existing CLI are understood: with api_endpoint, and transport not
+grpc, it is the gateway that is asked. Settings for Vault in them are not used.`},
+	}
+}
