@@ -21,13 +21,13 @@ const (
 )
 
 // requested are the workloads of a call: those listed, or those of its file.
-func requested(listed []*controlv1.ApplyWorkloadRequest, file string, most int) ([]*controlv1.ApplyWorkloadRequest, error) {
+func requested(listed []*controlv1.ApplyWorkloadRequest, file, name string, most int) ([]*controlv1.ApplyWorkloadRequest, error) {
 	if file != "" {
 		if len(listed) > 0 {
 			return nil, errorf(KindInvalid, "file: only one of file and workloads can be given")
 		}
 		var err error
-		if listed, err = spec.Parse("", []byte(file), spec.Options{}); err != nil {
+		if listed, err = spec.Parse("", []byte(file), spec.Options{Name: name}); err != nil {
 			return nil, &Error{Kind: KindInvalid, Err: err}
 		}
 	}
@@ -40,7 +40,7 @@ func requested(listed []*controlv1.ApplyWorkloadRequest, file string, most int) 
 // PlanWorkloads implements cluster.v1 from a state that the caller's read level
 // asks for.
 func (s *Server) PlanWorkloads(ctx context.Context, req *clusterv1.PlanWorkloadsRequest) (*clusterv1.PlanWorkloadsResponse, error) {
-	reqs, err := requested(req.GetWorkloads(), req.GetFile(), maxPlan)
+	reqs, err := requested(req.GetWorkloads(), req.GetFile(), req.GetName(), maxPlan)
 	if err != nil {
 		return nil, err
 	}

@@ -114,7 +114,7 @@ const maxBatch = 1024
 // alone, committed together. Requests without an id of their own get one derived
 // from the call's, so that repeating the call repeats nothing.
 func (s *Server) ApplyWorkloads(ctx context.Context, req *clusterv1.ApplyWorkloadsRequest) (*clusterv1.ApplyWorkloadsResponse, error) {
-	workloads, err := requested(req.GetWorkloads(), req.GetFile(), maxBatch)
+	workloads, err := requested(req.GetWorkloads(), req.GetFile(), req.GetName(), maxBatch)
 	if err != nil {
 		return nil, err
 	}

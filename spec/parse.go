@@ -3,6 +3,7 @@ package spec
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -24,6 +25,12 @@ type Options struct {
 	// name, relative to the specification. Nil refuses such fields: a server
 	// never reads files for a caller.
 	ReadFile func(path string) ([]byte, error)
+	// Name names the stack that a Compose file becomes, before the file's own
+	// `name`; DefaultName after it.
+	Name, DefaultName string
+	// Env gives a Compose file its variables: what stands in the file .env beside
+	// it. May be nil.
+	Env func() (map[string]string, error)
 }
 
 // Parse reads one or more documents of YAML or JSON, checks them, and returns
@@ -61,9 +68,17 @@ func Parse(file string, data []byte, options Options) ([]*controlv1.ApplyWorkloa
 				continue
 			}
 			d := &decoder{file: file, options: options, places: map[string]place{}, seen: map[string]string{}}
-			req := d.document(n)
+			var req *controlv1.ApplyWorkloadRequest
+			isCompose := n == root && isComposeFile(root)
+			if isCompose {
+				req = d.stack(n, c)
+			} else {
+				req = d.document(n)
+			}
 			if len(d.errs) == 0 {
 				d.validate(req)
+			} else if !isCompose {
+				d.addMissed(bySchema(n))
 			}
 			if id := req.GetWorkloadId(); id != "" {
 				if line, twice := ids[id]; twice && len(d.errs) < maxErrors {
@@ -91,6 +106,16 @@ func Parse(file string, data []byte, options Options) ([]*controlv1.ApplyWorkloa
 	return out, nil
 }
 
+// addMissed adds the faults of places that none has been found at.
+func (d *decoder) addMissed(faults Errors) {
+	for _, f := range faults {
+		near := func(e FieldError) bool { return e.Line == f.Line && e.Column == f.Column }
+		if len(d.errs) < maxErrors && !slices.ContainsFunc(d.errs, near) {
+			d.errs = append(d.errs, f)
+		}
+	}
+}
+
 type place struct {
 	line, col int
 	shown     string
@@ -104,6 +129,10 @@ type decoder struct {
 	errs    Errors
 	places  map[string]place  // by wire path
 	seen    map[string]string // wire path → the name it was set under
+
+	// When the schema is made (schema.go).
+	notes   map[string]note
+	visited func(wire string)
 }
 
 // where is a place in the document: the wire path and what its author wrote.
@@ -133,6 +162,9 @@ type field struct {
 }
 
 func (d *decoder) fail(n *node, at where, rule, value string) {
+	if n.probe != nil {
+		return // a probe has no value that could be wrong
+	}
 	if len(d.errs) < maxErrors {
 		d.errs = append(d.errs, FieldError{Line: n.line, Column: n.col, Field: at.shown, Rule: rule, Value: value, path: at.wire})
 	}
@@ -140,6 +172,10 @@ func (d *decoder) fail(n *node, at where, rule, value string) {
 
 // object decodes a mapping by a table of fields.
 func (d *decoder) object(n *node, here where, fields []field) {
+	if n.probe != nil {
+		n.probe.object(d, n.kind, fields)
+		return
+	}
 	switch n.kind {
 	case null:
 		return
@@ -200,6 +236,12 @@ func snake(s string) string {
 
 // list calls item for each entry of a list.
 func (d *decoder) list(n *node, here where, item func(n *node, at where)) {
+	if n.probe != nil {
+		n.probe.takes(n.kind == sequence, func() object {
+			return object{"type": "array", "items": d.describe(here.wire+"[]", func(n *node) { item(n, where{here.wire + "[]", ""}) })}
+		})
+		return
+	}
 	if n.kind != sequence {
 		d.fail(n, here, "must be a list, not "+n.kind.String(), n.text)
 		return
@@ -212,6 +254,10 @@ func (d *decoder) list(n *node, here where, item func(n *node, at where)) {
 }
 
 func (d *decoder) str(n *node, here where) string {
+	if n.probe != nil {
+		n.probe.takes(n.kind == scalar, anyText)
+		return ""
+	}
 	switch n.kind {
 	case scalar:
 		return n.text
@@ -223,6 +269,10 @@ func (d *decoder) str(n *node, here where) string {
 }
 
 func (d *decoder) integer(n *node, here where, bits int) int64 {
+	if n.probe != nil {
+		n.probe.takes(n.kind == scalar, wholeNumber)
+		return 0
+	}
 	if n.kind == scalar {
 		if v, err := strconv.ParseInt(strings.TrimSpace(n.text), 10, bits); err == nil {
 			return v
@@ -236,6 +286,10 @@ func (d *decoder) integer(n *node, here where, bits int) int64 {
 }
 
 func (d *decoder) boolean(n *node, here where) bool {
+	if n.probe != nil {
+		n.probe.takes(n.kind == scalar, eitherWay)
+		return false
+	}
 	switch strings.ToLower(n.text) {
 	case "true":
 		return true
@@ -255,6 +309,10 @@ func (d *decoder) words(n *node, here where) []string {
 
 // pairs reads a map of texts: a mapping, or a list of KEY=VALUE.
 func (d *decoder) pairs(n *node, here where, secret bool) map[string]string {
+	if n.probe != nil {
+		n.probe.takes(n.kind != scalar, func() object { return pairsOf(n.kind) })
+		return nil
+	}
 	out := map[string]string{}
 	put := func(n *node, key, value string) {
 		sub := here.key(key)

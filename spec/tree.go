@@ -34,6 +34,8 @@ type node struct {
 	text      string // of a scalar, as written (quotes and escapes resolved)
 	entries   []entry
 	items     []*node
+
+	probe *probe // set when it stands for any value, to make the schema
 }
 
 type entry struct {

@@ -12,6 +12,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/compose-spec/compose-go/v2/dotenv"
 	"github.com/spf13/cobra"
 	"google.golang.org/protobuf/proto"
 
@@ -33,6 +34,7 @@ const (
 type applyOptions struct {
 	files     []string
 	recursive bool
+	name      string
 	dryRun    bool
 	waiting
 }
@@ -45,8 +47,14 @@ func (c *cli) applyCommand() *cobra.Command {
 		Long: `Create or change workloads from YAML or JSON: one or many documents, from files,
 folders (*.yaml, *.yml, *.json) or standard input. Everything is checked before
 anything is sent. What is recorded already and unchanged stays as it is, so
-applying again is always safe.`,
+applying again is always safe.
+
+A Compose file is taken as it is and becomes one stack. It is named by --name, by the
+file's own name, or by its folder; variables come from the file .env beside it.
+"persysctl compose check" says what becomes of each of its keys, and "persysctl
+schema" is the JSON Schema of a specification.`,
 		Example: `  persysctl apply -f web.yaml --wait
+  persysctl apply -f docker-compose.yml --name shop
   persysctl apply -f deploy/ --dry-run
   cat web.json | persysctl apply -f -`,
 		Args: func(_ *cobra.Command, args []string) error {
@@ -60,6 +68,7 @@ applying again is always safe.`,
 	f := cmd.Flags()
 	f.StringArrayVarP(&o.files, "file", "f", nil, "file, folder, or - for standard input; may be repeated")
 	f.BoolVarP(&o.recursive, "recursive", "R", false, "also read the folders in a folder")
+	f.StringVar(&o.name, "name", "", "of the stack that a Compose file becomes")
 	f.BoolVar(&o.dryRun, "dry-run", false, "only check, and show what would be sent")
 	o.flags(f, "the workloads run (or are stopped or gone, as desired)")
 	return cmd
@@ -109,6 +118,13 @@ func (c *cli) apply(ctx context.Context, o applyOptions) error {
 		return failures.err()
 	}
 	return waited(failures.err(), c.awaitAll(ctx, goals, answers.GetIndex(), o.timeout))
+}
+
+func are(n int) string {
+	if n == 1 {
+		return "1 specification is"
+	}
+	return fmt.Sprintf("%d specifications are", n)
 }
 
 // take cuts the next batch off the list.
@@ -200,12 +216,7 @@ func (c *cli) parse(o applyOptions) ([]*controlv1.ApplyWorkloadRequest, error) {
 	var faults []string
 	first := map[string]string{}
 	for _, s := range sources {
-		reqs, err := spec.Parse(s.name, s.data, spec.Options{ReadFile: func(path string) ([]byte, error) {
-			if !filepath.IsAbs(path) {
-				path = filepath.Join(s.base, path)
-			}
-			return c.readFile(path)
-		}})
+		reqs, err := spec.Parse(s.name, s.data, c.parseOptions(s, o.name))
 		if err != nil {
 			faults = append(faults, strings.Split(err.Error(), "\n")...)
 			continue
@@ -218,6 +229,11 @@ func (c *cli) parse(o applyOptions) ([]*controlv1.ApplyWorkloadRequest, error) {
 		}
 		out = append(out, reqs...)
 	}
+	if len(faults) == 0 && o.name != "" {
+		if n := len(out); n != 1 || out[0].GetWorkloadId() != o.name || out[0].GetSpec().GetCompose() == nil {
+			return nil, failf(exitUsage, "", "--name %s names the stack of one Compose file; %s given", o.name, are(n))
+		}
+	}
 	if len(faults) == 0 {
 		return out, nil
 	}
@@ -226,6 +242,40 @@ func (c *cli) parse(o applyOptions) ([]*controlv1.ApplyWorkloadRequest, error) {
 	}
 	return nil, failf(exitFailed, "", "%s, nothing was sent", plural(len(faults), "mistake"))
 }
+
+// parseOptions let a specification name files beside it, and a Compose file have
+// the name and the variables that Compose itself would give it.
+func (c *cli) parseOptions(s source, name string) spec.Options {
+	o := spec.Options{Name: name, ReadFile: func(path string) ([]byte, error) {
+		if !filepath.IsAbs(path) {
+			path = filepath.Join(s.base, path)
+		}
+		return c.readFile(path)
+	}}
+	if s.name == stdin {
+		return o // no folder, no .env
+	}
+	if dir, err := filepath.Abs(s.base); err == nil {
+		o.DefaultName = filepath.Base(dir)
+	}
+	o.Env = func() (map[string]string, error) {
+		data, err := c.readFile(filepath.Join(s.base, ".env"))
+		if errors.Is(err, fs.ErrNotExist) {
+			return nil, nil
+		}
+		if err != nil {
+			return nil, err
+		}
+		env, err := dotenv.UnmarshalBytesWithLookup(data, c.environ)
+		if err != nil {
+			return nil, errors.New("cannot be read as KEY=VALUE lines") // its own words may show a secret
+		}
+		return env, nil
+	}
+	return o
+}
+
+const stdin = "<stdin>"
 
 func (c *cli) sources(o applyOptions) ([]source, error) {
 	var out []source
@@ -238,7 +288,7 @@ func (c *cli) sources(o applyOptions) ([]source, error) {
 			if err != nil {
 				return nil, failf(exitFailed, "", "standard input: %v", err)
 			}
-			out = append(out, source{"<stdin>", data, "."})
+			out = append(out, source{stdin, data, "."})
 			continue
 		}
 		info, err := os.Stat(name)

@@ -35,6 +35,7 @@ each workload is on now.`,
 	f := cmd.Flags()
 	f.StringArrayVarP(&o.files, "file", "f", nil, "file, folder, or - for standard input; may be repeated")
 	f.BoolVarP(&o.recursive, "recursive", "R", false, "also read the folders in a folder")
+	f.StringVar(&o.name, "name", "", "of the stack that a Compose file becomes")
 	return cmd
 }
 

@@ -2719,8 +2719,11 @@ type ApplyWorkloadsRequest struct {
 	RequestId string                     `protobuf:"bytes,1,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
 	Workloads []*v1.ApplyWorkloadRequest `protobuf:"bytes,2,rep,name=workloads,proto3" json:"workloads,omitempty"`
 	// Instead of workloads: the text of a specification file, YAML or JSON, one
-	// document or several. Every document must be right, or none is applied.
-	File          string `protobuf:"bytes,3,opt,name=file,proto3" json:"file,omitempty"`
+	// document or several. Every document must be right, or none is applied. A
+	// Compose file is taken as it is and becomes one stack.
+	File string `protobuf:"bytes,3,opt,name=file,proto3" json:"file,omitempty"`
+	// Of the stack that a Compose file becomes; empty: the file's own `name`.
+	Name          string `protobuf:"bytes,4,opt,name=name,proto3" json:"name,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2772,6 +2775,13 @@ func (x *ApplyWorkloadsRequest) GetWorkloads() []*v1.ApplyWorkloadRequest {
 func (x *ApplyWorkloadsRequest) GetFile() string {
 	if x != nil {
 		return x.File
+	}
+	return ""
+}
+
+func (x *ApplyWorkloadsRequest) GetName() string {
+	if x != nil {
+		return x.Name
 	}
 	return ""
 }
@@ -2833,6 +2843,7 @@ type PlanWorkloadsRequest struct {
 	// As in ApplyWorkloadsRequest, at most 256 workloads.
 	Workloads     []*v1.ApplyWorkloadRequest `protobuf:"bytes,1,rep,name=workloads,proto3" json:"workloads,omitempty"`
 	File          string                     `protobuf:"bytes,2,opt,name=file,proto3" json:"file,omitempty"`
+	Name          string                     `protobuf:"bytes,3,opt,name=name,proto3" json:"name,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2877,6 +2888,13 @@ func (x *PlanWorkloadsRequest) GetWorkloads() []*v1.ApplyWorkloadRequest {
 func (x *PlanWorkloadsRequest) GetFile() string {
 	if x != nil {
 		return x.File
+	}
+	return ""
+}
+
+func (x *PlanWorkloadsRequest) GetName() string {
+	if x != nil {
+		return x.Name
 	}
 	return ""
 }
@@ -7274,18 +7292,20 @@ const file_api_cluster_v1_cluster_proto_rawDesc = "" +
 	"\x04hint\x18\t \x01(\tR\x04hint\x12\x14\n" +
 	"\x05index\x18\n" +
 	" \x01(\x04R\x05index\x12D\n" +
-	"\flast_actions\x18K \x03(\v2!.persys.control.v1.WorkloadActionR\vlastActions\"\x91\x01\n" +
+	"\flast_actions\x18K \x03(\v2!.persys.control.v1.WorkloadActionR\vlastActions\"\xa5\x01\n" +
 	"\x15ApplyWorkloadsRequest\x12\x1d\n" +
 	"\n" +
 	"request_id\x18\x01 \x01(\tR\trequestId\x12E\n" +
 	"\tworkloads\x18\x02 \x03(\v2'.persys.control.v1.ApplyWorkloadRequestR\tworkloads\x12\x12\n" +
-	"\x04file\x18\x03 \x01(\tR\x04file\"r\n" +
+	"\x04file\x18\x03 \x01(\tR\x04file\x12\x12\n" +
+	"\x04name\x18\x04 \x01(\tR\x04name\"r\n" +
 	"\x16ApplyWorkloadsResponse\x12B\n" +
 	"\aresults\x18\x01 \x03(\v2(.persys.control.v1.ApplyWorkloadResponseR\aresults\x12\x14\n" +
-	"\x05index\x18\x02 \x01(\x04R\x05index\"q\n" +
+	"\x05index\x18\x02 \x01(\x04R\x05index\"\x85\x01\n" +
 	"\x14PlanWorkloadsRequest\x12E\n" +
 	"\tworkloads\x18\x01 \x03(\v2'.persys.control.v1.ApplyWorkloadRequestR\tworkloads\x12\x12\n" +
-	"\x04file\x18\x02 \x01(\tR\x04file\"Q\n" +
+	"\x04file\x18\x02 \x01(\tR\x04file\x12\x12\n" +
+	"\x04name\x18\x03 \x01(\tR\x04name\"Q\n" +
 	"\vFieldChange\x12\x14\n" +
 	"\x05field\x18\x01 \x01(\tR\x05field\x12\x16\n" +
 	"\x06before\x18\x02 \x01(\tR\x06before\x12\x14\n" +

@@ -20,11 +20,22 @@ export async function deploy(main, signal) {
   const out = h("div", { "aria-live": "polite" });
   const apply = h("button", { class: "main", disabled: true, onclick: send }, "Apply");
   let planned = "", ends = [];
-  function changed() { sessionStorage.setItem("draft", text.value); apply.disabled = text.value !== planned; }
+  // A Compose file is taken as it is; without a name of its own it needs one.
+  const name = h("input", { id: "stack", type: "text", autocapitalize: "off", spellcheck: "false", oninput: changed });
+  const named = h("p", { hidden: true }, h("label", { for: "stack" }, "Name of the stack "), name);
+  const compose = () => /^services\s*:/m.test(text.value) && !/^(id|workload_id|container|compose|vm|spec)\s*:/m.test(text.value);
+  const body = () => ({ file: text.value, ...(compose() && name.value ? { name: name.value } : {}) });
+  const asking = () => JSON.stringify(body());
+  function changed() {
+    named.hidden = !compose();
+    sessionStorage.setItem("draft", text.value);
+    apply.disabled = asking() !== planned;
+  }
   text.addEventListener("input", changed);
   replace(main, h("h1", {}, "Deploy"),
-    card("", h("p", {}, h("label", { for: "spec" }, "Specification"), h("span", { class: "quiet", id: "spec-help" }, " – YAML or JSON, one document or several")), text,
+    card("", h("p", {}, h("label", { for: "spec" }, "Specification"), h("span", { class: "quiet", id: "spec-help" }, " – YAML or JSON, one document or several, or a Compose file as it is")), text, named,
       h("div", { class: "actions", style: { marginTop: ".75rem" } }, file, h("button", { onclick: plan }, "Show the plan"), apply)), out);
+  changed();
 
   function fault(e) {
     replace(out, card("Nothing has been changed", h("ul", { class: "err" }, e.message.split("\n").map((line) => h("li", {}, line)))));
@@ -36,9 +47,9 @@ export async function deploy(main, signal) {
   }
 
   async function plan() {
-    const asked = text.value;
+    const asked = asking();
     let r;
-    try { r = await post("/plan", { file: asked }); } catch (e) { planned = ""; changed(); fault(e); return; }
+    try { r = await post("/plan", body()); } catch (e) { planned = ""; changed(); fault(e); return; }
     const list = r.workloads || [];
     const refused = list.some((w) => w.action === "refused");
     planned = refused || r.frozen ? "" : asked;
@@ -54,7 +65,7 @@ export async function deploy(main, signal) {
     if (ends.length && !await confirmed("Apply this plan?", h("ul", {}, ends.map((e) => h("li", {}, e))), "Apply", true)) return;
     apply.disabled = true;
     let r;
-    try { r = await post("/apply", { file: text.value }); } catch (e) { fault(e); return; }
+    try { r = await post("/apply", body()); } catch (e) { fault(e); return; }
     const results = r.results || [];
     const bad = results.filter((x) => !x.success);
     if (bad.length) { fault(new Error(bad.map((x) => x.error_message).join("\n"))); }

@@ -1,0 +1,176 @@
+package spec
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"pgregory.net/rapid"
+)
+
+// check judges a text by the schema alone.
+func check(t interface {
+	Helper()
+	Fatal(...any)
+}, text string) Errors {
+	t.Helper()
+	var all Errors
+	for _, c := range documents(text) {
+		if c.blank() {
+			continue
+		}
+		root, err := c.tree()
+		if err != nil {
+			t.Fatal(err)
+		}
+		all = append(all, bySchema(root)...)
+	}
+	return all
+}
+
+// TestSchemaTakesWhatTheDecoderTakes: everything that is right to the decoder is
+// right to the schema, in all of its spellings.
+func TestSchemaTakesWhatTheDecoderTakes(t *testing.T) {
+	texts := map[string]string{
+		"every field": everyField, "the wire's names": everyFieldWire,
+		"words in other cases": "id: a\ndesired: Running\ncontainer: {image: x, restart: ALWAYS, ports: [{container: 80, protocol: TCP}]}\n",
+		"null is unset":        "id: a\ngroup:\nresources: ~\ncontainer: {image: x, env: , ports: null}\n",
+		"a list":               "- {id: a, container: {image: x}}\n- {id: b, container: {image: x}}\n",
+		"a VM":                 "id: v\nvm: {cpus: 2, memory: 1Gi, image: /x.qcow2, disks: [{size: 1Gi}], networks: [default, {network: lan, ip: 10.0.0.2}], cloud_init: {user_data: x}}\n",
+		"a stack from git":     "id: s\ncompose: {git: \"https://example.org/x.git#main\", env: [A=b, {C: d}]}\n",
+		"a Compose file":       "name: s\nservices: {web: {image: x}}\n",
+		"anchors":              "id: a\ncontainer: &c {image: x}\n---\nid: b\ncontainer: {image: y, env: {A: 1.5, B: true, C: }}\n",
+	}
+	files, err := filepath.Glob("../examples/*.*")
+	if err != nil || len(files) < 5 {
+		t.Fatalf("%v %v", files, err)
+	}
+	for _, f := range files {
+		data, err := os.ReadFile(f)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if ext := filepath.Ext(f); ext == ".yaml" || ext == ".json" {
+			texts[f] = string(data)
+		}
+	}
+	for name, text := range texts {
+		if errs := check(t, text); len(errs) > 0 {
+			t.Errorf("%s: %v", name, errs)
+		}
+	}
+}
+
+func TestSchemaFindsFaults(t *testing.T) {
+	for _, c := range []struct{ text, want string }{
+		{"id: a\ncontaner: {image: x}\n", `2:1: unknown field "contaner"`},
+		{"id: a\ncontainer:\n  image: x\n  ports:\n    - {host: 1, contaner: 2}\n", `5:17: container.ports[0]: unknown field "contaner"`},
+		{"id: a\ncontainer:\n  image: x\n  restart: sometimes\n", "4:12: container.restart: must be one of no, always, on-failure, unless-stopped"},
+		{"id: a\ncount: 1001\ncontainer: {image: x}\n", "2:8: count: must be at most 1000"},
+		{"id: a\ncontainer: [x]\n", "2:12: container: is not"},
+		{"id: a\ncontainer: {image: x, env: {A: hunter2, B: [hunter2]}}\n", "container.env.B: must be"},
+		{"id: a\nexclusive: perhaps\ncontainer: {image: x}\n", "2:12: exclusive: must match"},
+	} {
+		errs := check(t, c.text)
+		if len(errs) != 1 || !strings.Contains(errs[0].Error(), c.want) {
+			t.Errorf("%q gives %v, want %s", c.text, errs, c.want)
+		}
+		if strings.Contains(errs.Error(), "hunter2") {
+			t.Errorf("a value is shown: %v", errs)
+		}
+	}
+}
+
+// TestOneRunFindsFaultsOfBothKinds: an unknown field does not hide a wrong word.
+func TestOneRunFindsFaultsOfBothKinds(t *testing.T) {
+	_, err := Parse("f", []byte("id: a\nbogus: 1\ncontainer: {image: x, restart: sometimes}\npriority: 5000\n"), Options{})
+	if err == nil {
+		t.Fatal("taken")
+	}
+	for _, want := range []string{`f:2:1: unknown field "bogus"`, "f:3:32: container.restart: must be one of no,", "f:4:11: priority: must be at most 1000"} {
+		if strings.Count(err.Error(), want) != 1 {
+			t.Errorf("%v\nlacks %s", err, want)
+		}
+	}
+}
+
+// TestSchemaNeverRefusesWhatIsRight mutates right documents: whatever the decoder
+// still takes the schema takes, or an editor would mark what works.
+func TestSchemaNeverRefusesWhatIsRight(t *testing.T) {
+	lines := strings.Split(strings.TrimSpace(everyField), "\n")
+	values := []string{"1", "x", "true", "~", "[]", "{}", "[1, x]", "{a: 1}", "\"\"", "0.5", "1Gi", "Always", "no", "-3"}
+	rapid.Check(t, func(rt *rapid.T) {
+		text := append([]string(nil), lines...)
+		for range rapid.IntRange(1, 3).Draw(rt, "changes") {
+			i := rapid.IntRange(0, len(text)-1).Draw(rt, "line")
+			if key, _, ok := strings.Cut(text[i], ":"); ok {
+				text[i] = key + ": " + rapid.SampledFrom(values).Draw(rt, "value")
+			}
+		}
+		whole := strings.Join(text, "\n") + "\n"
+		if _, err := Parse("f", []byte(whole), Options{}); err != nil {
+			return
+		}
+		if errs := check(rt, whole); len(errs) > 0 {
+			rt.Fatalf("the decoder takes it, the schema says %v:\n%s", errs, whole)
+		}
+	})
+}
+
+func TestEveryFieldIsDescribed(t *testing.T) {
+	all, missing := SchemaFields()
+	if len(all) < 60 || len(missing) > 0 {
+		t.Errorf("%d fields; these say nothing in spec/schemanotes.go: %v", len(all), missing)
+	}
+	have := map[string]bool{}
+	for _, f := range all {
+		have[f] = true
+	}
+	for f := range notes() {
+		if !have[f] {
+			t.Errorf("spec/schemanotes.go describes %s, which no document has", f)
+		}
+	}
+}
+
+func TestComposeFileAsItIs(t *testing.T) {
+	const file = "# a comment stays\nservices:\n  web:\n    image: nginx:1.27\n    ports: [\"8080:80\"]\n"
+	for _, c := range []struct {
+		name, text string
+		options    Options
+		id, err    string
+	}{
+		{"its own name", "name: shop\n" + file, Options{DefaultName: "folder"}, "shop", ""},
+		{"another name", "name: shop\n" + file, Options{Name: "other"}, "other", ""},
+		{"the folder's name, as Compose cleans it", file, Options{DefaultName: "My Shop.2"}, "myshop2", ""},
+		{"no name at all", file, Options{}, "", "f:2:1: name: a Compose file needs a name"},
+		{"a bad name", file, Options{Name: "a b"}, "", "workload_id: must be a letter or digit"},
+		{"a key that nodes refuse", "name: x\nservices:\n  web:\n    build: .\n", Options{}, "", "f:4:1: services.web.build: is refused by nodes: nodes build no images"},
+		{"no services", "name: x\nservices: {}\n", Options{}, "", "services must name at least one service"},
+		{"a specification of ours stays one", "id: x\nservices: {}\ncontainer: {image: y}\n", Options{}, "", `unknown field "services"`},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			reqs, err := Parse("f", []byte(c.text), c.options)
+			if c.err != "" {
+				if err == nil || !strings.Contains(err.Error(), c.err) {
+					t.Errorf("error %v, want %s", err, c.err)
+				}
+				return
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			if len(reqs) != 1 || reqs[0].GetWorkloadId() != c.id || reqs[0].GetSpec().GetCompose().GetInlineYaml() != c.text {
+				t.Errorf("got %v", reqs)
+			}
+			if _, err := Prepare(reqs[0], testKey(t)); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	reqs, err := Parse("f", []byte(file), Options{Name: "x", Env: func() (map[string]string, error) { return map[string]string{"A": "1"}, nil }})
+	if err != nil || reqs[0].GetSpec().GetCompose().GetEnv()["A"] != "1" {
+		t.Errorf("%v, %v", reqs, err)
+	}
+}

@@ -1,0 +1,117 @@
+package spec
+
+import (
+	"bytes"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+
+	"github.com/santhosh-tekuri/jsonschema/v6"
+	fault "github.com/santhosh-tekuri/jsonschema/v6/kind"
+)
+
+// compiled is the schema ready to check documents; it never changes.
+var compiled = sync.OnceValues(func() (*jsonschema.Schema, error) {
+	text, err := Schema()
+	if err != nil {
+		return nil, err
+	}
+	doc, err := jsonschema.UnmarshalJSON(bytes.NewReader(text))
+	if err != nil {
+		return nil, err
+	}
+	c := jsonschema.NewCompiler()
+	if err := c.AddResource(SchemaID, doc); err != nil {
+		return nil, err
+	}
+	return c.Compile(SchemaID)
+})
+
+// bySchema checks a document against the published schema, with the place of each
+// fault. The decoder says the same of most of them and with better words; what it
+// had to leave out after its first fault, such as a word that is none of those
+// allowed, is found here.
+func bySchema(root *node) Errors {
+	s, err := compiled()
+	if err != nil {
+		return Errors{{Line: root.line, Column: root.col, Rule: "the schema cannot be used: " + err.Error()}}
+	}
+	verr, ok := s.Validate(root.value()).(*jsonschema.ValidationError)
+	if !ok {
+		return nil
+	}
+	var out Errors
+	leaves(verr, func(e *jsonschema.ValidationError) {
+		if len(out) >= maxErrors {
+			return
+		}
+		switch k := e.ErrorKind.(type) {
+		case *fault.AdditionalProperties:
+			for _, name := range slices.Sorted(slices.Values(k.Properties)) {
+				line, col, shown := root.whereIs(e.InstanceLocation, name)
+				out = append(out, FieldError{Line: line, Column: col, Field: shown, Rule: fmt.Sprintf("unknown field %q", shorten(name))})
+			}
+		default:
+			line, col, shown := root.whereIs(e.InstanceLocation, "")
+			out = append(out, FieldError{Line: line, Column: col, Field: shown, Rule: ruleOf(e.ErrorKind)})
+		}
+	})
+	return out
+}
+
+// leaves visits the faults that matter: of several ways in which a value might
+// have been right it takes the one that its author had in mind, which is that
+// of the value's kind.
+func leaves(e *jsonschema.ValidationError, visit func(*jsonschema.ValidationError)) {
+	if _, ok := e.ErrorKind.(*fault.AnyOf); ok {
+		var meant []*jsonschema.ValidationError
+		for _, c := range e.Causes {
+			if _, ok := c.ErrorKind.(*fault.Type); !ok || len(c.InstanceLocation) > len(e.InstanceLocation) {
+				meant = append(meant, c)
+			}
+		}
+		switch {
+		case len(meant) == 1:
+			leaves(meant[0], visit)
+		case len(meant) > 1 && slices.ContainsFunc(meant, isEnum):
+			visit(meant[slices.IndexFunc(meant, isEnum)])
+		default:
+			visit(e)
+		}
+		return
+	}
+	if len(e.Causes) == 0 {
+		visit(e)
+		return
+	}
+	for _, c := range e.Causes {
+		leaves(c, visit)
+	}
+}
+
+func isEnum(e *jsonschema.ValidationError) bool {
+	_, ok := e.ErrorKind.(*fault.Enum)
+	return ok
+}
+
+// ruleOf says what a value must be; never what it is, as it may be a secret.
+func ruleOf(k jsonschema.ErrorKind) string {
+	switch k := k.(type) {
+	case *fault.Enum:
+		var words []string
+		for _, w := range k.Want {
+			words = append(words, fmt.Sprint(w))
+		}
+		return "must be one of " + strings.Join(words, ", ")
+	case *fault.Minimum:
+		return "must be at least " + k.Want.RatString()
+	case *fault.Maximum:
+		return "must be at most " + k.Want.RatString()
+	case *fault.Pattern:
+		return "must match " + k.Want
+	case *fault.Type:
+		return "must be " + strings.Join(k.Want, " or ")
+	}
+	return "is not what a specification has here"
+}
