@@ -58,10 +58,11 @@ proto-check: ## Fail when generated code is not current
 sample-env: ## Write sample.env from the settings of the programs
 	go run ./cmd/persys env > sample.env.new && mv sample.env.new sample.env
 
-reference: ## Write docs/reference from the programs (metrics, persysctl)
+reference: ## Write docs/reference from the programs (metrics, persysctl, the schema of workloads)
 	@mkdir -p docs/reference
 	go run ./cmd/persys metrics > docs/reference/metrics.md.new && mv docs/reference/metrics.md.new docs/reference/metrics.md
 	go run ./cmd/persysctl docs docs/reference
+	go run ./cmd/persysctl schema > docs/reference/workload.schema.json.new && mv docs/reference/workload.schema.json.new docs/reference/workload.schema.json
 
 fmt: ## Format every Go file
 	gofmt -w $$(git ls-files --cached --others --exclude-standard '*.go' ':!*.pb.go')

@@ -97,6 +97,7 @@ var (
 		"agent":   "docs/adr/0003-three-large-packages.md",
 
 		"rpc":           "docs/adr/0003-three-large-packages.md",
+		"spec":          "docs/adr/0018-the-schema-is-the-decoder.md",
 		"cmd/persysctl": "docs/adr/0003-three-large-packages.md",
 	}
 )

@@ -48,7 +48,10 @@ type Options struct {
 	ProxyScheduler string
 	ProxyEnabled   bool
 	// Limits of each host's requests.
-	Limits   guard.Limits
+	Limits guard.Limits
+	// Schema is the JSON Schema of a specification file, served at
+	// /schema/workload.json; nil serves none.
+	Schema   []byte
 	Registry *prometheus.Registry
 	Log      *slog.Logger
 }

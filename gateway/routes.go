@@ -61,6 +61,12 @@ func (g *Gateway) routes() (http.Handler, error) {
 	mux.Handle("/clusters/{cluster_id}/v1/", g.known(below(v1)))
 	mux.HandleFunc("GET /openapi.json", serveOpenAPI)
 	mux.HandleFunc("GET /docs", serveDocs)
+	if g.opt.Schema != nil {
+		mux.HandleFunc("GET /schema/workload.json", func(w http.ResponseWriter, _ *http.Request) {
+			w.Header().Set("Content-Type", "application/schema+json")
+			_, _ = w.Write(g.opt.Schema)
+		})
+	}
 	pages, err := console.Handler("/ui/")
 	if err != nil {
 		return nil, err

@@ -11,6 +11,7 @@ import (
 	"google.golang.org/grpc/codes"
 
 	"github.com/persys/compute/rpc/dial"
+	"github.com/persys/compute/spec"
 )
 
 // until polls with a deadline.
@@ -113,6 +114,22 @@ func TestReferenceIsCurrent(t *testing.T) {
 		if !strings.Contains(string(want), e.meaning) {
 			t.Errorf("the reference lacks the exit code %d: %s", e.code, e.meaning)
 		}
+	}
+}
+
+// TestSchemaIsCurrent: the published schema is the decoder's, and says something
+// of every field.
+func TestSchemaIsCurrent(t *testing.T) {
+	s := newSession(t)
+	if code := s.run(nil, "schema"); code != 0 {
+		t.Fatal(s.stderr.String())
+	}
+	have, err := os.ReadFile("../../docs/reference/workload.schema.json")
+	if err != nil || string(have) != s.stdout.String() {
+		t.Errorf("docs/reference/workload.schema.json is not what the decoder reads: run make reference (%v)", err)
+	}
+	if _, missing := spec.SchemaFields(); len(missing) > 0 {
+		t.Errorf("spec/schemanotes.go says nothing of %v", missing)
 	}
 }
 

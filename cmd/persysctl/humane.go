@@ -11,31 +11,8 @@ import (
 	"github.com/persys/compute/cmd/persysctl/screen"
 )
 
-// span shows a length of time with its two largest units: 3m12s, 2h5m, 4d3h.
-// Under ten seconds it has one decimal only when fine is set.
-func span(d time.Duration) string {
-	if d < 0 {
-		d = 0
-	}
-	s := int64(d / time.Second)
-	two := func(big int64, bigUnit string, small int64, smallUnit string) string {
-		if small == 0 {
-			return fmt.Sprintf("%d%s", big, bigUnit)
-		}
-		return fmt.Sprintf("%d%s%d%s", big, bigUnit, small, smallUnit)
-	}
-	switch {
-	case s < 60:
-		return fmt.Sprintf("%ds", s)
-	case s < 3600:
-		return two(s/60, "m", s%60, "s")
-	case s < 86400:
-		return two(s/3600, "h", s%3600/60, "m")
-	case s < 10*86400:
-		return two(s/86400, "d", s%86400/3600, "h")
-	}
-	return fmt.Sprintf("%dd", s/86400)
-}
+// span shows a length of time with its two largest units.
+func span(d time.Duration) string { return screen.Span(d) }
 
 // elapsed is span with tenths, for things that one waits for.
 func elapsed(d time.Duration) string {

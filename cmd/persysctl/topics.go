@@ -5,7 +5,32 @@ import (
 	"strings"
 
 	"github.com/spf13/cobra"
+
+	"github.com/persys/compute/spec"
 )
+
+// schemaCommand needs no cluster.
+func (c *cli) schemaCommand() *cobra.Command {
+	return &cobra.Command{
+		Use: "schema", Short: "Print the JSON Schema of a specification file, for editors",
+		Long: `Print the JSON Schema of a specification file. An editor with a YAML language server
+marks mistakes and completes fields when the file begins with
+
+  # yaml-language-server: $schema=workload.schema.json
+
+A gateway serves the same at /schema/workload.json.`,
+		Example: "  persysctl schema > workload.schema.json",
+		Args:    args(0, 0),
+		RunE: func(*cobra.Command, []string) error {
+			data, err := spec.Schema()
+			if err != nil {
+				return err
+			}
+			_, err = c.out.Write(data)
+			return err
+		},
+	}
+}
 
 // topics are pages of the help that belong to no command.
 func topics() []*cobra.Command {

@@ -347,18 +347,4 @@ func waited(before, wait error) error {
 }
 
 // natural orders ids so that web-2 comes before web-10.
-func natural(a, b string) int {
-	stem := func(s string) (string, string) {
-		i := len(s)
-		for i > 0 && s[i-1] >= '0' && s[i-1] <= '9' {
-			i--
-		}
-		return s[:i], s[i:]
-	}
-	as, an := stem(a)
-	bs, bn := stem(b)
-	if as == bs && len(an) != len(bn) && an != "" && bn != "" {
-		return len(an) - len(bn)
-	}
-	return strings.Compare(a, b)
-}
+func natural(a, b string) int { return screen.Natural(a, b) }

@@ -20,6 +20,7 @@ import (
 	"github.com/persys/compute/pki"
 	"github.com/persys/compute/rpc/dial"
 	"github.com/persys/compute/rpc/guard"
+	"github.com/persys/compute/spec"
 	"github.com/persys/compute/telemetry"
 )
 
@@ -106,9 +107,13 @@ func Start(ctx context.Context, cfg Config, version string, log *slog.Logger) (_
 	})
 	reg := prometheus.NewRegistry()
 	reg.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	schema, err := spec.Schema()
+	if err != nil {
+		return nil, err
+	}
 	opt := gateway.Options{
 		Clusters: clusters, Default: first, TLS: files, ProbeInterval: cfg.ProbeInterval, CallTimeout: cfg.CallTimeout,
-		ProxyScheduler: cfg.ProxyScheduler, ProxyEnabled: cfg.ProxyEnabled, Limits: cfg.limits(), Registry: reg, Log: log,
+		ProxyScheduler: cfg.ProxyScheduler, ProxyEnabled: cfg.ProxyEnabled, Schema: schema, Limits: cfg.limits(), Registry: reg, Log: log,
 		Dial: func(ctx context.Context, o dial.Options) (*dial.Conn, error) {
 			o.TLS, o.Insecure, o.Log, o.CallTimeout = files, cfg.Insecure, log, cfg.CallTimeout
 			o.UserAgent = "persys-gateway/" + version

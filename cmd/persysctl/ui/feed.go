@@ -1,0 +1,268 @@
+package ui
+
+import (
+	"context"
+	"errors"
+	"io"
+	"slices"
+	"sync"
+	"time"
+
+	tea "charm.land/bubbletea/v2"
+
+	clusterv1 "github.com/persys/compute/api/cluster/v1"
+	controlv1 "github.com/persys/compute/api/control/v1"
+)
+
+// Messages of the feed.
+type (
+	// workloadsMsg are changes; whole tells that they are all that there is.
+	workloadsMsg struct {
+		changes []*clusterv1.WorkloadChange
+		whole   bool
+	}
+	eventsMsg []*clusterv1.Event
+	nodesMsg  []*controlv1.NodeView
+	statusMsg *clusterv1.StatusResponse
+	// lostMsg is a source that failed; it is asked again. nil: it is back.
+	lostMsg struct {
+		what string
+		err  error
+	}
+	logMsg struct {
+		id   string
+		data []byte
+	}
+	logEndMsg struct {
+		id  string
+		err error
+	}
+)
+
+const (
+	again     = time.Second           // after a source failed
+	poll      = 2 * time.Second       // nodes and status have no stream
+	gather    = 50 * time.Millisecond // changes that come together are shown together
+	pastTail  = 200                   // events of the past
+	firstPage = 1000                  // nodes of one answer
+	logTail   = 500                   // lines of the past
+	most      = 4096                  // changes that one message carries
+)
+
+// feed turns the API's streams into messages.
+type feed struct {
+	opt  Options
+	send func(tea.Msg)
+	wg   sync.WaitGroup
+
+	mu      sync.Mutex
+	stopLog context.CancelFunc
+}
+
+func (f *feed) start(ctx context.Context) {
+	f.wg.Go(func() { f.keep(ctx, "workloads", f.workloads) })
+	f.wg.Go(func() { f.keep(ctx, "events", f.events()) })
+	f.wg.Go(func() { f.keep(ctx, "nodes", f.nodes) })
+	f.wg.Go(func() { f.keep(ctx, "status", f.status) })
+}
+
+func (f *feed) wait() { f.wg.Wait() }
+
+// keep runs a source again and again.
+func (f *feed) keep(ctx context.Context, what string, source func(context.Context) error) {
+	for {
+		err := source(ctx)
+		if ctx.Err() != nil {
+			return
+		}
+		if err == nil || errors.Is(err, io.EOF) {
+			err = errors.New("the stream ended")
+		}
+		f.send(lostMsg{what, err})
+		if !sleep(ctx, again) {
+			return
+		}
+	}
+}
+
+func sleep(ctx context.Context, d time.Duration) bool {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-t.C:
+		return true
+	case <-ctx.Done():
+		return false
+	}
+}
+
+// workloads tells all of them, and then what changes.
+func (f *feed) workloads(ctx context.Context) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	stream, err := f.opt.Cluster.WatchWorkloads(ctx, &clusterv1.WatchWorkloadsRequest{})
+	if err != nil {
+		return err
+	}
+	synced := false
+	var first []*clusterv1.WorkloadChange
+	return gathered(ctx, stream.Recv, func(list []*clusterv1.WorkloadChange) {
+		if synced {
+			f.send(workloadsMsg{changes: list})
+			return
+		}
+		first = append(first, list...)
+		i := slices.IndexFunc(first, (*clusterv1.WorkloadChange).GetSynced)
+		if i < 0 {
+			return
+		}
+		synced = true
+		f.send(lostMsg{what: "workloads"})
+		f.send(workloadsMsg{changes: first[:i], whole: true})
+		if rest := first[i+1:]; len(rest) > 0 {
+			f.send(workloadsMsg{changes: rest})
+		}
+		first = nil
+	})
+}
+
+// events goes on behind the last one that was told.
+func (f *feed) events() func(context.Context) error {
+	req := &clusterv1.EventsRequest{Tail: pastTail, Follow: true}
+	return func(ctx context.Context) error {
+		ctx, cancel := context.WithCancel(ctx)
+		defer cancel()
+		stream, err := f.opt.Cluster.Events(ctx, req)
+		if err != nil {
+			return err
+		}
+		return gathered(ctx, stream.Recv, func(list []*clusterv1.Event) {
+			req.AfterSeq, req.Tail = list[len(list)-1].GetSeq(), 0
+			f.send(lostMsg{what: "events"})
+			f.send(eventsMsg(list))
+		})
+	}
+}
+
+// gathered reads a stream and hands over what came within a moment at once.
+func gathered[M any](ctx context.Context, recv func() (M, error), take func([]M)) error {
+	items := make(chan M)
+	ended := make(chan error, 1)
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	wg.Go(func() {
+		for {
+			m, err := recv()
+			if err != nil {
+				ended <- err
+				return
+			}
+			select {
+			case items <- m:
+			case <-ctx.Done():
+				ended <- ctx.Err()
+				return
+			}
+		}
+	})
+	var list []M
+	flush := time.NewTimer(time.Hour)
+	defer flush.Stop()
+	hand := func() {
+		if len(list) > 0 {
+			take(list)
+			list = nil
+		}
+	}
+	for {
+		select {
+		case m := <-items:
+			if len(list) == 0 {
+				flush.Reset(gather)
+			}
+			if list = append(list, m); len(list) >= most {
+				hand()
+			}
+		case <-flush.C:
+			hand()
+		case err := <-ended:
+			hand()
+			return err
+		}
+	}
+}
+
+func (f *feed) nodes(ctx context.Context) error {
+	for {
+		var all []*controlv1.NodeView
+		req := &controlv1.ListNodesRequest{PageSize: firstPage}
+		for {
+			r, err := call(ctx, f.opt, f.opt.Control.ListNodes, req)
+			if err != nil {
+				return err
+			}
+			all = append(all, r.GetNodes()...)
+			if r.GetNextPageToken() == "" || r.GetNextPageToken() == req.GetPageToken() {
+				break
+			}
+			req.PageToken = r.GetNextPageToken()
+		}
+		f.send(lostMsg{what: "nodes"})
+		f.send(nodesMsg(all))
+		if !sleep(ctx, poll) {
+			return ctx.Err()
+		}
+	}
+}
+
+func (f *feed) status(ctx context.Context) error {
+	for {
+		r, err := call(ctx, f.opt, f.opt.Cluster.Status, &clusterv1.StatusRequest{})
+		if err != nil {
+			return err
+		}
+		f.send(lostMsg{what: "status"})
+		f.send(statusMsg(r))
+		if !sleep(ctx, poll) {
+			return ctx.Err()
+		}
+	}
+}
+
+// logs follows what a workload prints, in place of the one before.
+func (f *feed) logs(ctx context.Context, id string) {
+	ctx, cancel := context.WithCancel(ctx)
+	f.mu.Lock()
+	if f.stopLog != nil {
+		f.stopLog()
+	}
+	f.stopLog = cancel
+	f.mu.Unlock()
+	f.wg.Go(func() {
+		defer cancel()
+		stream, err := f.opt.Cluster.Logs(ctx, &clusterv1.LogsRequest{WorkloadId: id, Follow: true, TailLines: logTail})
+		if err == nil {
+			err = gathered(ctx, stream.Recv, func(list []*clusterv1.LogChunk) {
+				var data []byte
+				for _, c := range list {
+					data = append(data, c.GetData()...)
+				}
+				f.send(logMsg{id, data})
+			})
+		}
+		if ctx.Err() == nil {
+			f.send(logEndMsg{id, err})
+		}
+	})
+}
+
+func (f *feed) endLogs() {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.stopLog != nil {
+		f.stopLog()
+		f.stopLog = nil
+	}
+}

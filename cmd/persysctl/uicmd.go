@@ -1,0 +1,61 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/spf13/cobra"
+
+	"github.com/persys/compute/cmd/persysctl/screen"
+	"github.com/persys/compute/cmd/persysctl/ui"
+)
+
+func (c *cli) uiCommand() *cobra.Command {
+	return &cobra.Command{
+		Use: "ui", Short: "Workloads, nodes, events and logs on one screen, as they change",
+		Long: `Workloads, nodes, events and logs on one screen, as they change. Keys filter, sort,
+describe, say why, follow logs, and start, stop, restart and delete after a question;
+"?" lists them.`,
+		Args: args(0, 0),
+		RunE: c.online(func(ctx context.Context, _ []string) error {
+			if !c.inTerm || !c.outTerm {
+				return failf(exitUsage, "persysctl list --watch", "persysctl ui needs a terminal")
+			}
+			where := c.settings.Server
+			if c.context != "" {
+				where = c.context
+			}
+			return ui.Run(ctx, c.in, c.out, ui.Options{
+				Control: c.control, Cluster: c.cluster, Where: where, Describe: c.page,
+				Explain: func(err error) string { return c.explain(err, false).text },
+				Timeout: c.timeout(), Now: c.now, Zone: c.zone, Colour: bool(c.paint),
+			})
+		}),
+	}
+}
+
+// page is what a command prints, as a text of that width.
+func (c *cli) page(ctx context.Context, kind, id string, width int) (string, error) {
+	var out bytes.Buffer
+	one := *c
+	one.out, one.err, one.output, one.path = &out, &out, outTable, nil
+	one.paint, one.errPaint, one.width, one.outTerm, one.errTerm = screen.Painter(false), screen.Painter(false), width, false, false
+	var err error
+	switch kind {
+	case "get":
+		err = one.get(ctx, id)
+	case "why":
+		err = one.why(ctx, id, "")
+	case "node":
+		err = one.node(ctx, id)
+	default:
+		err = fmt.Errorf("nothing shows %q", kind)
+	}
+	var f *failure
+	if errors.As(err, &f) && f.hint != "" {
+		return "", fmt.Errorf("%w; %s", f, f.hint)
+	}
+	return out.String(), err
+}
