@@ -52,6 +52,7 @@ func notes() map[string]note {
 		"spec.compose.git_ref":         {what: "Branch, tag or commit."},
 		"spec.compose.git_credentials": {what: "The name of credentials that the node keeps."},
 		"spec.compose.source_type":     {what: "inline or git; known from which is given."},
+		"spec.compose.managed_volumes": {what: "Volumes of the Compose file that the node provides, by their names there."},
 		"spec.compose.env":             {what: "Variables of the Compose file, and COMPOSE_PROFILES."},
 
 		"spec.vm.vcpus":                     {what: "Processors."},
@@ -79,7 +80,7 @@ func notes() map[string]note {
 		"spec.tolerations[].value":    {what: "The taint's value; empty is any."},
 		"spec.tolerations[].effect":   {what: "The taint's effect; empty is any.", words: effects},
 	}
-	for _, of := range []string{"spec.container", "spec.vm"} {
+	for _, of := range []string{"spec.container", "spec.compose", "spec.vm"} {
 		at := of + ".managed_volumes[]."
 		out[at+"name"] = note{what: "The volume's name on the node."}
 		out[at+"driver"] = note{what: "Who provides it; default local."}
