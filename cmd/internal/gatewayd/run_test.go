@@ -1,0 +1,504 @@
+package gatewayd
+
+import (
+	"context"
+	"crypto/hmac"
+	"crypto/rand"
+	"crypto/rsa"
+	"crypto/sha256"
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/hex"
+	"encoding/json"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/go-jose/go-jose/v4"
+	"github.com/go-jose/go-jose/v4/jwt"
+	"go.uber.org/goleak"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials"
+
+	clusterv1 "github.com/persys/compute/api/cluster/v1"
+	controlv1 "github.com/persys/compute/api/control/v1"
+	"github.com/persys/compute/config"
+	"github.com/persys/compute/pki"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+const patience = 10 * time.Second
+
+// scheduler answers reads and deletes for whoever shows a gateway's certificate.
+type scheduler struct {
+	controlv1.UnimplementedAgentControlServer
+	clusterv1.UnimplementedClusterServer
+}
+
+func (scheduler) Status(context.Context, *clusterv1.StatusRequest) (*clusterv1.StatusResponse, error) {
+	return &clusterv1.StatusResponse{SelfId: "s1", LeaderId: "s1", Mode: "normal"}, nil
+}
+
+func (scheduler) ListNodes(context.Context, *controlv1.ListNodesRequest) (*controlv1.ListNodesResponse, error) {
+	return &controlv1.ListNodesResponse{Nodes: []*controlv1.NodeView{{NodeId: "node-a"}}}, nil
+}
+
+func (scheduler) DeleteWorkload(context.Context, *controlv1.DeleteWorkloadRequest) (*controlv1.DeleteWorkloadResponse, error) {
+	return &controlv1.DeleteWorkloadResponse{Success: true}, nil
+}
+
+func (scheduler) SetMode(context.Context, *clusterv1.SetModeRequest) (*clusterv1.SetModeResponse, error) {
+	return &clusterv1.SetModeResponse{Mode: "normal"}, nil
+}
+
+// world is a gateway with certificates before a scheduler with certificates.
+type world struct {
+	t       *testing.T
+	api     string
+	public  string
+	certs   pki.DevSet
+	roots   *x509.CertPool
+	forward *hooks
+}
+
+func startWorld(t *testing.T, set map[string]string, yaml string) *world {
+	t.Helper()
+	certs, err := pki.DevCerts(t.TempDir(), pki.DevOptions{Schedulers: []string{"s1"}, Gateways: []string{"gateway"}, Users: []string{"admin", "olga"}, Agents: []string{"node-a"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	w := &world{t: t, certs: certs, roots: x509.NewCertPool(), forward: newHooks(t)}
+	ca, err := os.ReadFile(certs.Leaf["user/admin"].CA)
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.roots.AppendCertsFromPEM(ca)
+	leaf := certs.Leaf["scheduler/s1"]
+	files, err := pki.LoadFiles(pki.FilesConfig{CA: leaf.CA, Cert: leaf.Cert, Key: leaf.Key})
+	if err != nil {
+		t.Fatal(err)
+	}
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	srv := grpc.NewServer(grpc.Creds(credentials.NewTLS(files.ServerConfig(pki.ServerOptions{NextProtos: []string{"h2"}, Roles: []pki.Role{pki.RoleGateway}}))))
+	controlv1.RegisterAgentControlServer(srv, scheduler{})
+	clusterv1.RegisterClusterServer(srv, scheduler{})
+	served := make(chan struct{})
+	go func() { _ = srv.Serve(l); close(served) }()
+	t.Cleanup(func() { srv.Stop(); <-served })
+
+	own := certs.Leaf["gateway/gateway"]
+	env := map[string]string{
+		"PERSYS_GATEWAY_HTTP_ADDR": "127.0.0.1:0", "PERSYS_GATEWAY_PUBLIC_ADDR": "127.0.0.1:0", "PERSYS_SCHEDULER_ADDR": l.Addr().String(),
+		"PERSYS_TLS_CERT": own.Cert, "PERSYS_TLS_KEY": own.Key, "PERSYS_TLS_CA": own.CA, "PERSYS_GATEWAY_CLUSTER_CONFIG": "/nowhere.yaml",
+		"PERSYS_GATEWAY_WEBHOOK_FORWARD_URL": w.forward.url,
+	}
+	for k, v := range set {
+		env[k] = v
+	}
+	var cfg Config
+	loader, err := config.New(&cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	from := config.Sources{Environ: func(k string) (string, bool) { v, ok := env[k]; return v, ok }, YAML: []byte(yaml), YAMLName: "config.yaml"}
+	if err := loader.Load(from); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	s, err := Start(ctx, cfg, "test", slog.New(slog.DiscardHandler))
+	if err != nil {
+		cancel()
+		t.Fatal(err)
+	}
+	done := make(chan error, 1)
+	go func() { done <- s.Run(ctx) }()
+	t.Cleanup(func() {
+		cancel()
+		if err := <-done; err != nil {
+			t.Errorf("the gateway ended with %v", err)
+		}
+	})
+	w.api, w.public = "https://"+s.Addr(), "http://"+s.PublicAddr()
+	return w
+}
+
+// as returns a client with a certificate; "" has none.
+func (w *world) as(who string) *http.Client {
+	w.t.Helper()
+	cfg := &tls.Config{MinVersion: tls.VersionTLS12, RootCAs: w.roots}
+	if who != "" {
+		leaf := w.certs.Leaf[who]
+		pair, err := tls.LoadX509KeyPair(leaf.Cert, leaf.Key)
+		if err != nil {
+			w.t.Fatal(err)
+		}
+		cfg.Certificates = []tls.Certificate{pair}
+	}
+	tr := &http.Transport{TLSClientConfig: cfg, ForceAttemptHTTP2: true}
+	w.t.Cleanup(tr.CloseIdleConnections)
+	return &http.Client{Transport: tr, Timeout: patience}
+}
+
+func (w *world) do(c *http.Client, method, url, body string, headers ...string) (int, string, http.Header) {
+	w.t.Helper()
+	ctx, cancel := context.WithTimeout(w.t.Context(), patience)
+	defer cancel()
+	req, err := http.NewRequestWithContext(ctx, method, url, strings.NewReader(body))
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	for i := 0; i+1 < len(headers); i += 2 {
+		req.Header.Set(headers[i], headers[i+1])
+	}
+	resp, err := c.Do(req)
+	if err != nil {
+		w.t.Fatalf("%s %s: %v", method, url, err)
+	}
+	defer resp.Body.Close()
+	data, err := io.ReadAll(resp.Body)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	return resp.StatusCode, string(data), resp.Header
+}
+
+// issuer is an OpenID Connect provider that signs for real.
+type issuer struct {
+	url string
+	key *rsa.PrivateKey
+}
+
+func newIssuer(t *testing.T) *issuer {
+	t.Helper()
+	key, err := rsa.GenerateKey(rand.Reader, 2048)
+	if err != nil {
+		t.Fatal(err)
+	}
+	i := &issuer{key: key}
+	mux := http.NewServeMux()
+	mux.HandleFunc("/.well-known/openid-configuration", func(w http.ResponseWriter, _ *http.Request) {
+		_ = json.NewEncoder(w).Encode(map[string]any{"issuer": i.url, "jwks_uri": i.url + "/keys", "authorization_endpoint": i.url + "/a", "token_endpoint": i.url + "/t",
+			"response_types_supported": []string{"id_token"}, "subject_types_supported": []string{"public"}, "id_token_signing_alg_values_supported": []string{"RS256"}})
+	})
+	mux.HandleFunc("/keys", func(w http.ResponseWriter, _ *http.Request) {
+		_ = json.NewEncoder(w).Encode(jose.JSONWebKeySet{Keys: []jose.JSONWebKey{{Key: &key.PublicKey, KeyID: "k1", Algorithm: "RS256", Use: "sig"}}})
+	})
+	s := httptest.NewServer(mux)
+	t.Cleanup(func() {
+		http.DefaultClient.CloseIdleConnections()
+		s.Close()
+	})
+	i.url = s.URL
+	return i
+}
+
+// token signs claims with key, the issuer's own when it is nil.
+func (i *issuer) token(t *testing.T, key any, alg jose.SignatureAlgorithm, change func(map[string]any)) string {
+	t.Helper()
+	if key == nil {
+		key = i.key
+	}
+	claims := map[string]any{"iss": i.url, "aud": "persys", "sub": "ada", "exp": time.Now().Add(time.Hour).Unix(), "iat": time.Now().Unix(), "groups": []string{"ops"}}
+	if change != nil {
+		change(claims)
+	}
+	signer, err := jose.NewSigner(jose.SigningKey{Algorithm: alg, Key: key}, (&jose.SignerOptions{}).WithHeader("kid", "k1"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	out, err := jwt.Signed(signer).Claims(claims).Serialize()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return out
+}
+
+func TestBearerTokens(t *testing.T) {
+	i := newIssuer(t)
+	w := startWorld(t, map[string]string{"PERSYS_GATEWAY_OIDC_ISSUER": i.url, "PERSYS_GATEWAY_OIDC_AUDIENCE": "persys", "PERSYS_GATEWAY_OIDC_ROLES": "watchers=viewer,ops=operator,chiefs=admin"}, "")
+	c := w.as("")
+	other, err := rsa.GenerateKey(rand.Reader, 2048)
+	if err != nil {
+		t.Fatal(err)
+	}
+	in := func(groups ...string) func(map[string]any) { return func(m map[string]any) { m["groups"] = groups } }
+	const rs = jose.RS256
+	for _, x := range []struct {
+		name               string
+		token              string
+		read, delete, mode int
+		says               string
+	}{
+		{"an operator", i.token(t, nil, rs, nil), 200, 200, 403, "needs admin"},
+		{"a viewer", i.token(t, nil, rs, in("watchers")), 200, 403, 403, "has the role viewer"},
+		{"an admin", i.token(t, nil, rs, in("watchers", "chiefs")), 200, 200, 200, ""},
+		{"a single group as a string", i.token(t, nil, rs, func(m map[string]any) { m["groups"] = "watchers" }), 200, 403, 403, ""},
+		{"nobody of note", i.token(t, nil, rs, in("others")), 403, 403, 403, "has the role nobody"},
+		{"another audience", i.token(t, nil, rs, func(m map[string]any) { m["aud"] = "else" }), 401, 401, 401, "audience"},
+		{"another issuer", i.token(t, nil, rs, func(m map[string]any) { m["iss"] = "https://else.example" }), 401, 401, 401, "different provider"},
+		{"expired", i.token(t, nil, rs, func(m map[string]any) { m["exp"] = time.Now().Add(-time.Minute).Unix() }), 401, 401, 401, "expired"},
+		{"another key", i.token(t, other, rs, nil), 401, 401, 401, "the bearer token"},
+		{"the public key as a shared secret", i.token(t, []byte(strings.Repeat("k", 32)), jose.HS256, nil), 401, 401, 401, "the bearer token"},
+		{"no token at all", "", 401, 401, 401, "no client certificate and no bearer token"},
+		{"rubbish", "a.b.c", 401, 401, 401, "the bearer token"},
+	} {
+		t.Run(x.name, func(t *testing.T) {
+			auth := []string{"Authorization", "Bearer " + x.token}
+			if x.token == "" {
+				auth = nil
+			}
+			said := ""
+			for _, call := range []struct {
+				method, path, body string
+				want               int
+			}{{"GET", "/nodes", "", x.read}, {"DELETE", "/workloads/web", "", x.delete}, {"POST", "/v1/mode", `{"mode":"normal","reason":"x"}`, x.mode}} {
+				code, body, h := w.do(c, call.method, w.api+call.path, call.body, auth...)
+				if code != call.want {
+					t.Errorf("%s %s: %d %s, want %d", call.method, call.path, code, body, call.want)
+				}
+				if code == 401 && h.Get("WWW-Authenticate") == "" {
+					t.Errorf("401 without WWW-Authenticate")
+				}
+				said += body
+			}
+			if !strings.Contains(said, x.says) {
+				t.Errorf("says %s, want %q", said, x.says)
+			}
+		})
+	}
+}
+
+func TestCertificates(t *testing.T) {
+	w := startWorld(t, nil, "")
+	for _, x := range []struct {
+		who                string
+		read, delete, mode int
+	}{
+		{"user/admin", 200, 200, 200}, {"user/olga", 200, 200, 403}, {"agent/node-a", 403, 403, 403}, {"", 401, 401, 401},
+	} {
+		c := w.as(x.who)
+		for _, call := range []struct {
+			method, path, body string
+			want               int
+		}{{"GET", "/nodes", "", x.read}, {"DELETE", "/workloads/web", "", x.delete}, {"POST", "/v1/mode", `{"mode":"normal","reason":"x"}`, x.mode}} {
+			if code, body, _ := w.do(c, call.method, w.api+call.path, call.body); code != call.want {
+				t.Errorf("%q: %s %s: %d %s, want %d", x.who, call.method, call.path, code, body, call.want)
+			}
+		}
+	}
+	// A token is no way in where no issuer is set.
+	if code, body, _ := w.do(w.as(""), "GET", w.api+"/nodes", "", "Authorization", "Bearer x.y.z"); code != 401 || !strings.Contains(body, "auth.oidc.issuer is not set") {
+		t.Errorf("%d %s", code, body)
+	}
+	// Plain HTTP to the API port is answered by the TLS server's own refusal.
+	resp, err := (&http.Client{Timeout: patience, Transport: &http.Transport{DisableKeepAlives: true}}).Get(strings.Replace(w.api, "https:", "http:", 1) + "/nodes")
+	if err == nil {
+		defer resp.Body.Close()
+		if resp.StatusCode != http.StatusBadRequest {
+			t.Errorf("plain text is answered %d", resp.StatusCode)
+		}
+	}
+	// An old TLS version is refused.
+	old := w.as("user/admin")
+	old.Transport.(*http.Transport).TLSClientConfig.MinVersion = tls.VersionTLS10
+	old.Transport.(*http.Transport).TLSClientConfig.MaxVersion = tls.VersionTLS11
+	if resp, err := old.Get(w.api + "/nodes"); err == nil {
+		resp.Body.Close()
+		t.Error("TLS 1.1 was taken")
+	}
+	// A certificate of another CA is refused in the handshake.
+	foreign, err := pki.DevCerts(t.TempDir(), pki.DevOptions{Users: []string{"admin"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	mine := w.certs
+	w.certs = foreign
+	stranger := w.as("user/admin")
+	w.certs = mine
+	if resp, err := stranger.Get(w.api + "/nodes"); err == nil {
+		resp.Body.Close()
+		t.Error("a certificate of another CA was taken")
+	}
+}
+
+func TestClientCertificateRequired(t *testing.T) {
+	w := startWorld(t, map[string]string{"PERSYS_GATEWAY_REQUIRE_CLIENT_CERT": "true"}, "")
+	if code, body, _ := w.do(w.as("user/olga"), "GET", w.api+"/nodes", ""); code != 200 {
+		t.Errorf("%d %s", code, body)
+	}
+	if resp, err := w.as("").Get(w.api + "/health"); err == nil {
+		resp.Body.Close()
+		t.Errorf("a client without a certificate got %d", resp.StatusCode)
+	}
+}
+
+// TestNotOurs: what the gateway leaves to others answers 501 with a sentence, to
+// everybody and by every method.
+func TestNotOurs(t *testing.T) {
+	w := startWorld(t, nil, "")
+	for _, c := range []*http.Client{w.as("user/admin"), w.as("")} {
+		for _, path := range []string{
+			"/federation/clusters", "/federation/", "/forgery/projects/upsert", "/forgery/builds/trigger", "/forgery/webhooks/test", "/forgery/pipeline/status?limit=5",
+			"/clusters/main/forgery/projects/upsert", "/auth/login", "/auth/cli", "/auth/", "/github/list/repos", "/github/set/webhook/x", "/github/set/accessToken/y",
+		} {
+			for _, method := range []string{"GET", "POST"} {
+				code, body, _ := w.do(c, method, w.api+path, "{}", "Content-Type", "application/json")
+				if code != http.StatusNotImplemented || !strings.Contains(body, "is not served by this gateway: ") {
+					t.Errorf("%s %s: %d %s, want 501 with a sentence", method, path, code, body)
+				}
+			}
+		}
+	}
+}
+
+func TestSchemaIsServed(t *testing.T) {
+	w := startWorld(t, nil, "")
+	code, body, h := w.do(w.as(""), "GET", w.api+"/schema/workload.json", "")
+	if code != 200 || h.Get("Content-Type") != "application/schema+json" || !json.Valid([]byte(body)) || !strings.Contains(body, `"additionalProperties": false`) {
+		t.Errorf("%d %v %.200s", code, h, body)
+	}
+}
+
+// hooks takes forwarded deliveries.
+type hooks struct {
+	url  string
+	mu   sync.Mutex
+	got  []string
+	fail int
+}
+
+func newHooks(t *testing.T) *hooks {
+	h := &hooks{}
+	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		body, _ := io.ReadAll(r.Body)
+		h.mu.Lock()
+		defer h.mu.Unlock()
+		if h.fail > 0 {
+			h.fail--
+			w.WriteHeader(http.StatusBadGateway)
+			return
+		}
+		h.got = append(h.got, r.Header.Get("X-GitHub-Event")+" "+r.Header.Get("X-GitHub-Delivery")+" "+string(body))
+	}))
+	t.Cleanup(s.Close)
+	h.url = s.URL
+	return h
+}
+
+func (h *hooks) has(text string) bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	for _, g := range h.got {
+		if strings.Contains(g, text) {
+			return true
+		}
+	}
+	return false
+}
+
+func sign(secret, body string) string {
+	mac := hmac.New(sha256.New, []byte(secret))
+	mac.Write([]byte(body))
+	return "sha256=" + hex.EncodeToString(mac.Sum(nil))
+}
+
+func TestWebhooks(t *testing.T) {
+	w := startWorld(t, map[string]string{"PERSYS_GATEWAY_GITHUB_WEBHOOK_SECRET": "default-secret"}, `
+webhook:
+  repository_secrets: {own/repo: own-secret}
+  replay_ttl: 1s
+  forward_base_backoff: 20ms
+`)
+	c := &http.Client{Timeout: patience, Transport: &http.Transport{}}
+	t.Cleanup(c.CloseIdleConnections)
+	post := func(id, body, signature string, more ...string) (int, string) {
+		headers := append([]string{"Content-Type", "application/json", "X-GitHub-Event", "push", "X-GitHub-Delivery", id, "X-Hub-Signature-256", signature}, more...)
+		code, text, _ := w.do(c, "POST", w.public+"/webhooks/github", body, headers...)
+		return code, text
+	}
+	const any, own = `{"repository":{"full_name":"some/repo"},"n":1}`, `{"repository":{"name":"repo","owner":{"login":"own"}},"n":2}`
+	big := `{"repository":{"full_name":"some/repo"},"x":"` + strings.Repeat("x", 2<<20) + `"}`
+	for _, x := range []struct {
+		name     string
+		id, body string
+		sig      string
+		more     []string
+		code     int
+		says     string
+	}{
+		{"signed with the default secret", "d1", any, sign("default-secret", any), nil, 200, "accepted"},
+		{"the same delivery again", "d1", any, sign("default-secret", any), nil, 409, "received before"},
+		{"signed with the repository's own", "d2", own, sign("own-secret", own), nil, 200, "accepted"},
+		{"the default secret does not do for it", "d3", own, sign("default-secret", own), nil, 401, "missing or wrong"},
+		{"a wrong signature", "d4", any, sign("guess", any), nil, 401, "missing or wrong"},
+		{"a signature of another body", "d5", any, sign("default-secret", any+" "), nil, 401, "missing or wrong"},
+		{"none", "d6", any, "", nil, 401, "missing or wrong"},
+		{"an older kind of signature", "d7", any, strings.Replace(sign("default-secret", any), "sha256=", "sha1=", 1), nil, 401, "missing or wrong"},
+		{"no id", "", any, sign("default-secret", any), nil, 400, "X-GitHub-Delivery"},
+		{"an id that is too long", strings.Repeat("i", 129), any, sign("default-secret", any), nil, 400, "at most 128"},
+		{"no JSON", "d8", "x", sign("default-secret", "x"), nil, 400, "no JSON"},
+		{"no repository", "d9", "{}", sign("default-secret", "{}"), nil, 400, "names no repository"},
+		{"another content type", "d10", any, sign("default-secret", any), []string{"Content-Type", "text/plain"}, 400, "must be application/json"},
+		{"too large", "d11", big, sign("default-secret", big), nil, 413, "over 1048576 bytes"},
+		{"one that was refused may come again", "d4", any, sign("default-secret", any), nil, 200, "accepted"},
+	} {
+		if code, text := post(x.id, x.body, x.sig, x.more...); code != x.code || !strings.Contains(text, x.says) {
+			t.Errorf("%s: %d %s, want %d with %q", x.name, code, text, x.code, x.says)
+		}
+	}
+	eventually(t, "both are forwarded as they came", func() bool { return w.forward.has("push d1 "+any) && w.forward.has("push d2 "+own) })
+	if w.forward.has("d3") || w.forward.has("d5") {
+		t.Error("a delivery that was refused was forwarded")
+	}
+	// The receiver is away for a moment: it is tried again, and comes once.
+	w.forward.mu.Lock()
+	w.forward.fail = 3
+	w.forward.mu.Unlock()
+	if code, text := post("d12", any, sign("default-secret", any)); code != 200 {
+		t.Errorf("%d %s", code, text)
+	}
+	eventually(t, "it comes in the end", func() bool { return w.forward.has("push d12 ") })
+	// An id is forgotten after the replay time.
+	eventually(t, "an old id is taken again", func() bool { code, _ := post("d2", own, sign("own-secret", own)); return code == 200 })
+	// The API listener takes no webhooks.
+	if code, _, _ := w.do(w.as("user/admin"), "POST", w.api+"/webhooks/github", any); code != 404 {
+		t.Errorf("the API listener answers %d", code)
+	}
+}
+
+func TestWebhooksWithoutSecretOrReceiver(t *testing.T) {
+	w := startWorld(t, nil, "")
+	c := &http.Client{Timeout: patience, Transport: &http.Transport{}}
+	t.Cleanup(c.CloseIdleConnections)
+	body := `{"repository":{"full_name":"some/repo"}}`
+	headers := []string{"Content-Type", "application/json", "X-GitHub-Event", "push", "X-GitHub-Delivery", "d", "X-Hub-Signature-256", sign("", body)}
+	if code, text, _ := w.do(c, "POST", w.public+"/webhooks/github", body, headers...); code != 401 {
+		t.Errorf("without any secret an empty one signs: %d %s", code, text)
+	}
+	none := startWorld(t, map[string]string{"PERSYS_GATEWAY_WEBHOOK_FORWARD_URL": "", "PERSYS_GATEWAY_GITHUB_WEBHOOK_SECRET": "s"}, "")
+	if code, text, _ := none.do(c, "POST", none.public+"/webhooks/github", body, headers...); code != 501 || !strings.Contains(text, "nobody takes webhooks") {
+		t.Errorf("%d %s", code, text)
+	}
+}
+
+func eventually(t *testing.T, what string, ok func() bool) {
+	t.Helper()
+	deadline := time.Now().Add(patience)
+	for !ok() {
+		if time.Now().After(deadline) {
+			t.Fatalf("not within %s: %s", patience, what)
+		}
+		time.Sleep(20 * time.Millisecond) // a poll with a deadline
+	}
+}
