@@ -39,7 +39,7 @@ func topics() []*cobra.Command {
 	for _, e := range exitCodes() {
 		codes.WriteString(strings.TrimRight(fmt.Sprintf("  %3d  %-48s %s", e.code, e.meaning, e.then), " ") + "\n")
 	}
-	codes.WriteString("\nOf a command with several targets the code is that of the worst that happened.")
+	codes.WriteString("\nOf a command with several targets the code is that of the worst that happened.\n\"persysctl exec\" ends with the code of the command that it ran.")
 	return []*cobra.Command{
 		{Use: "exit-codes", Short: "Exit codes", Long: codes.String()},
 		{Use: "connection", Short: "Which cluster is asked, and how", Long: `Which cluster is asked is decided by the first of these that says something:
@@ -62,6 +62,7 @@ PERSYS_TOKEN, or the token file of the context.
 Through a gateway everything works but what carries keys or megabytes; that goes to a
 scheduler itself:
 
+  exec and console
   backup create and restore
   token, identity, and the commands of ca that ask the cluster
 
