@@ -64,7 +64,7 @@ func TestRoutes(t *testing.T) {
 		{"GET", "/workloads/web", "", 200, `{"workload":{"status":"Running","workload_id":"web"}}`},
 		{"GET", "/workloads/gone", "", 404, `{"code":"NOT_FOUND","error":"workload \"gone\" not found"}`},
 		{"GET", "/workloads/late", "", 504, `{"code":"DEADLINE_EXCEEDED","error":"too late"}`},
-		{"GET", "/workloads/noleader", "", 503, `{"code":"UNAVAILABLE","error":"no agent"}`},
+		{"GET", "/workloads/noleader", "", 503, `{"code":"UNAVAILABLE","error":"no agent","reason":"NO_AGENT"}`},
 		{"DELETE", "/workloads/web", "", 200, `{"success":true}`},
 		{"POST", "/workloads/web/retry", "", 200, `{"accepted":true}`},
 		{"GET", "/nodes?status=Ready", "", 200, `{"nodes":[{"node_id":"node-a","status":"Ready"}]}`},
