@@ -71,6 +71,10 @@ func notes() map[string]note {
 		"spec.vm.cloud_init.meta_data":      {what: "Meta data, or the file that holds it (meta_data_file)."},
 		"spec.vm.cloud_init.network_config": {what: "Network configuration, or the file that holds it (network_config_file)."},
 		"spec.vm.cloud_init.vendor_data":    {what: "Vendor data, or the file that holds it (vendor_data_file)."},
+		"spec.vm.login":                     {what: "Who may log in: put into the user data of cloud-init."},
+		"spec.vm.login.user":                {what: "Name of the account."},
+		"spec.vm.login.password":            {what: "Its password, sealed; better are keys."},
+		"spec.vm.login.ssh_authorized_keys": {what: "Public keys that may log in."},
 		"spec.vm.managed_volumes":           {what: "Volumes by name, which the node provides."},
 
 		"spec.constraints[].key":      {what: "Label of the node."},
