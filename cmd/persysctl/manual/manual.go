@@ -21,7 +21,7 @@ func Markdown(root *cobra.Command) string {
 	var b strings.Builder
 	name := root.Name()
 	fmt.Fprintf(&b, "# %s\n\nWritten by `make reference` from the program itself: change the commands, not this page.\n\n", name)
-	b.WriteString(prose(root.Long) + "\n\n```sh\n" + plain(root.Example) + "\n```\n\n## Flags of every command\n\n")
+	b.WriteString(prose(root.Long) + "\n\n```text\n" + plain(root.Example) + "\n```\n\n## Flags of every command\n\n")
 	flagList(&b, root.PersistentFlags())
 	for _, cmd := range root.Commands() {
 		if cmd.IsAdditionalHelpTopicCommand() && !cmd.Hidden {
@@ -55,7 +55,7 @@ func describe(b *strings.Builder, parent *cobra.Command) {
 		if !shown(cmd) {
 			continue
 		}
-		fmt.Fprintf(b, "\n### %s\n\n%s.\n\n```\n%s\n```\n", cmd.CommandPath(), cmd.Short, strings.TrimSuffix(cmd.UseLine(), " [flags]"))
+		fmt.Fprintf(b, "\n### %s\n\n%s.\n\n```text\n%s\n```\n", cmd.CommandPath(), cmd.Short, strings.TrimSuffix(cmd.UseLine(), " [flags]"))
 		if len(cmd.Aliases) > 0 {
 			fmt.Fprintf(b, "\nAlso: `%s`.\n", strings.Join(cmd.Aliases, "`, `"))
 		}
@@ -68,7 +68,7 @@ func describe(b *strings.Builder, parent *cobra.Command) {
 			b.WriteString("\n" + prose(cmd.Long) + "\n")
 		}
 		if cmd.Example != "" {
-			b.WriteString("\n```sh\n" + plain(cmd.Example) + "\n```\n")
+			b.WriteString("\n```text\n" + plain(cmd.Example) + "\n```\n")
 		}
 		if cmd.LocalNonPersistentFlags().HasAvailableFlags() {
 			b.WriteByte('\n')
@@ -84,7 +84,11 @@ func prose(text string) string {
 	inside := false
 	for _, line := range strings.Split(text, "\n") {
 		if block := strings.HasPrefix(line, "  "); block != inside {
-			out = append(out, "```")
+			fence := "```"
+			if block {
+				fence = "```text" // nothing here is run as it stands
+			}
+			out = append(out, fence)
 			inside = block
 		}
 		out = append(out, strings.TrimPrefix(line, "  "))
