@@ -36,6 +36,7 @@ func notes() map[string]note {
 		"spec.container.ports":                  {what: "\"8080:80\", \"53:53/udp\", \"80\" for any host port, or mappings."},
 		"spec.container.ports[].host_port":      {what: "Port on the node; 0 lets the engine choose.", low: 0, high: 65535},
 		"spec.container.ports[].container_port": {what: "Port in the container.", low: 1, high: 65535},
+		"spec.container.ports[].name":           {what: "Name of the port, for DNS."},
 		"spec.container.ports[].protocol":       {what: "tcp or udp; default tcp.", words: protocols},
 		"spec.container.volumes":                {what: "\"/host/path:/container/path\", \":ro\" for read-only, or mappings."},
 
