@@ -184,29 +184,22 @@ func (s *session) Signal(ctx context.Context, name string) error {
 
 // kill signals the command and what it started. It reports whether the command still ran.
 func (s *session) kill(ctx context.Context, number syscall.Signal) (bool, error) {
-	call, cancel := s.eng.Call(ctx)
-	defer cancel()
-	state, err := s.eng.Client.ExecInspect(call, s.exec, client.ExecInspectOptions{})
-	if err != nil {
-		return true, Classify("signal", err)
+	// The engine learns the number of a process a moment after the process runs.
+	limited, done := context.WithTimeout(ctx, hangUp)
+	defer done()
+	pid, running, err := s.process(ctx)
+	for running && err == nil && pid == 0 {
+		if !Pause(limited) {
+			return true, driver.Errorf(driver.RuntimeError, "signal", "the process of the command is not to be found on this machine: the engine runs elsewhere, or hides it")
+		}
+		pid, running, err = s.process(ctx)
 	}
-	if !state.Running {
-		return false, nil
-	}
-	full, err := s.eng.Inspect(call, s.container)
-	if err != nil {
-		return true, Classify("signal", err)
-	}
-	first := 0
-	if full.State != nil {
-		first = full.State.Pid
-	}
-	if state.PID <= 1 || first <= 1 || !sameMounts(state.PID, first) {
-		return true, driver.Errorf(driver.RuntimeError, "signal", "the process of the command is not to be found on this machine: the engine runs elsewhere, or hides it")
+	if !running || err != nil {
+		return running, err
 	}
 	// runc makes it the leader of a session and group of its own.
-	if err := syscall.Kill(-state.PID, number); errors.Is(err, syscall.ESRCH) {
-		err = syscall.Kill(state.PID, number)
+	if err := syscall.Kill(-pid, number); errors.Is(err, syscall.ESRCH) {
+		err = syscall.Kill(pid, number)
 		if err != nil && !errors.Is(err, syscall.ESRCH) {
 			return true, driver.Errorf(driver.RuntimeError, "signal", "%w", err)
 		}
@@ -214,6 +207,28 @@ func (s *session) kill(ctx context.Context, number syscall.Signal) (bool, error)
 		return true, driver.Errorf(driver.RuntimeError, "signal", "%w", err)
 	}
 	return true, nil
+}
+
+// process is the number of the command's process on this machine, 0 when it is not to be seen, and
+// whether the command runs.
+func (s *session) process(ctx context.Context) (pid int, running bool, err error) {
+	call, cancel := s.eng.Call(ctx)
+	defer cancel()
+	state, err := s.eng.Client.ExecInspect(call, s.exec, client.ExecInspectOptions{})
+	if err != nil {
+		return 0, true, Classify("signal", err)
+	}
+	if !state.Running {
+		return 0, false, nil
+	}
+	full, err := s.eng.Inspect(call, s.container)
+	if err != nil {
+		return 0, true, Classify("signal", err)
+	}
+	if full.State == nil || full.State.Pid <= 1 || state.PID <= 1 || !sameMounts(state.PID, full.State.Pid) {
+		return 0, true, nil
+	}
+	return state.PID, true, nil
 }
 
 // sameMounts reports whether two processes of this machine see the same files: the engine may be on
