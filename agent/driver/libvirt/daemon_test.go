@@ -123,7 +123,9 @@ func TestConformance(t *testing.T) {
 			vm.Metadata = map[string]string{"version": fmt.Sprint(version)}
 			return body(vm)
 		},
-		LogLine:     libvirttest.TinyLine,
+		LogLine: libvirttest.TinyLine,
+		// Emulation on a busy machine.
+		Patience:    2 * time.Minute,
 		NoExitCodes: true,
 		Crash: func(code int) *agentv1.WorkloadSpec {
 			if code == 0 {

@@ -74,7 +74,7 @@ func consoleLog(ctx context.Context, d *Driver, id driver.ID) (string, error) {
 func TestRealGuest(t *testing.T) {
 	daemon := theDaemon(t)
 	image := realGuest(t)
-	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), 15*time.Minute)
 	defer cancel()
 	d := openDriver(t, daemon, "node-a", func(o *Options) { o.StopGrace = 30 * time.Second })
 	const id = driver.ID("real")
@@ -117,7 +117,7 @@ func TestRealGuest(t *testing.T) {
 	}
 	says := func(lines ...string) {
 		t.Helper()
-		within(t, 90*time.Second, "the guest's console", func() error {
+		within(t, 4*time.Minute, "the guest's console", func() error {
 			text, err := consoleLog(ctx, d, id)
 			if err != nil {
 				return err
@@ -135,7 +135,7 @@ func TestRealGuest(t *testing.T) {
 	says("guest: ready", "guest: boot 1", "guest: disk 1024 MiB", "user-data| final_message: it is me",
 		"meta-data| local-hostname: real-one", "network-config| version: 2", "vendor-data|     - name: ops")
 	t.Logf("ready after %s", time.Since(start))
-	within(t, 20*time.Second, "the leased address", func() error {
+	within(t, time.Minute, "the leased address", func() error {
 		o, err := listed(ctx, d, id)
 		if err != nil {
 			return err
@@ -172,7 +172,7 @@ func TestRealGuest(t *testing.T) {
 		if !ok {
 			t.Error("the console ended without an answer")
 		}
-	case <-time.After(20 * time.Second):
+	case <-time.After(time.Minute):
 		t.Error("no answer on the console")
 	}
 	if err := con.Close(); err != nil {
