@@ -139,7 +139,7 @@ func TestObserved(t *testing.T) {
 	// What a story of this length does not bring about, and the test that does.
 	elsewhere := map[string]string{
 		"persys_scheduler_coredns_up":                                "TestCoreDNS",
-		"persys_scheduler_drifts_open":                               "TestDriftOnTheBinaries",
+		"persys_scheduler_drifts_open":                               "fsm TestSetDrifts, for what it counts",
 		"persys_scheduler_paused_seconds_total":                      "cmd/internal/scheduler TestRareFigures",
 		"persys_scheduler_raft_snapshots_total":                      "cluster TestMetricsAreTold",
 		"persys_scheduler_raft_snapshot_duration_seconds":            "cluster TestMetricsAreTold",
