@@ -31,6 +31,50 @@ func (e *env) program(ctx context.Context, name string) (string, error) {
 	return bin, nil
 }
 
+// startGateway runs a gateway in front of schedulers until stop is called.
+func (e *env) startGateway(ctx context.Context, schedulers []string) (addr string, stop func(), err error) {
+	bin, err := e.program(ctx, "gateway")
+	if err != nil {
+		return "", nil, err
+	}
+	ports, err := freePorts(1)
+	if err != nil {
+		return "", nil, err
+	}
+	addr = fmt.Sprintf("127.0.0.1:%d", ports[0])
+	gw := exec.Command(bin)
+	gw.Env = append(os.Environ(), "PERSYS_INSECURE=true", "PERSYS_GATEWAY_HTTP_ADDR="+addr, "PERSYS_GATEWAY_PUBLIC_ADDR=none", "LOG_LEVEL=error",
+		"PERSYS_SCHEDULER_ADDR="+strings.Join(schedulers, ","))
+	gw.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	if err := gw.Start(); err != nil {
+		return "", nil, err
+	}
+	return addr, func() { _ = gw.Process.Kill(); _ = gw.Wait() }, nil
+}
+
+// tenThousand records 10,000 workloads, w-00000 to w-09999.
+func tenThousand(ctx context.Context, addrs []string) error {
+	conn, err := dial.Dial(ctx, dial.Options{Addrs: addrs, Insecure: true})
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	client := clusterv1.NewClusterClient(conn)
+	for n := 0; n < 10_000; n += 500 {
+		req := &clusterv1.ApplyWorkloadsRequest{}
+		for i := range 500 {
+			req.Workloads = append(req.Workloads, &controlv1.ApplyWorkloadRequest{WorkloadId: fmt.Sprintf("w-%05d", n+i), Spec: &controlv1.WorkloadSpec{
+				Type: "container", Resources: &controlv1.ResourceRequirements{CpuMillicores: 100, MemoryMb: 64},
+				Workload: &controlv1.WorkloadSpec_Container{Container: &controlv1.ContainerSpec{Image: "nginx:1.27"}},
+			}})
+		}
+		if _, err := client.ApplyWorkloads(ctx, req); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 const hopCalls = 3000
 
 // gatewayHop asks for the summary in turns, once straight from the leader over
@@ -41,23 +85,11 @@ func gatewayHop(ctx context.Context, e *env) (result, error) {
 		return result{}, err
 	}
 	defer g.close()
-	bin, err := e.program(ctx, "gateway")
+	addr, stop, err := e.startGateway(ctx, g.addrs)
 	if err != nil {
 		return result{}, err
 	}
-	ports, err := freePorts(1)
-	if err != nil {
-		return result{}, err
-	}
-	addr := fmt.Sprintf("127.0.0.1:%d", ports[0])
-	gw := exec.Command(bin)
-	gw.Env = append(os.Environ(), "PERSYS_INSECURE=true", "PERSYS_GATEWAY_HTTP_ADDR="+addr, "PERSYS_GATEWAY_PUBLIC_ADDR=none", "LOG_LEVEL=error",
-		"PERSYS_SCHEDULER_ADDR="+strings.Join(g.addrs, ","))
-	gw.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
-	if err := gw.Start(); err != nil {
-		return result{}, err
-	}
-	defer func() { _ = gw.Process.Kill(); _ = gw.Wait() }()
+	defer stop()
 	conn, err := dial.Dial(ctx, dial.Options{Addrs: g.addrs, Insecure: true})
 	if err != nil {
 		return result{}, err
@@ -128,23 +160,8 @@ func list10k(ctx context.Context, e *env) (result, error) {
 	if err != nil {
 		return result{}, err
 	}
-	conn, err := dial.Dial(ctx, dial.Options{Addrs: g.addrs, Insecure: true})
-	if err != nil {
+	if err := tenThousand(ctx, g.addrs); err != nil {
 		return result{}, err
-	}
-	defer conn.Close()
-	client := clusterv1.NewClusterClient(conn)
-	for n := 0; n < 10_000; n += 500 {
-		req := &clusterv1.ApplyWorkloadsRequest{}
-		for i := range 500 {
-			req.Workloads = append(req.Workloads, &controlv1.ApplyWorkloadRequest{WorkloadId: fmt.Sprintf("w-%05d", n+i), Spec: &controlv1.WorkloadSpec{
-				Type: "container", Resources: &controlv1.ResourceRequirements{CpuMillicores: 100, MemoryMb: 64},
-				Workload: &controlv1.WorkloadSpec_Container{Container: &controlv1.ContainerSpec{Image: "nginx:1.27"}},
-			}})
-		}
-		if _, err := client.ApplyWorkloads(ctx, req); err != nil {
-			return result{}, err
-		}
 	}
 	var first, whole []time.Duration
 	for range 9 {

@@ -107,6 +107,7 @@ func benches() []bench {
 		{name: "mirror-rate", what: "changed records that the mirror writes into one local etcd; peer: a plain client with the same puts, batched", run: mirrorRate},
 		{name: "mirror-lag", what: "worst age of a change that etcd lacks, at 1,000 changes per second; peer: none", run: mirrorLag},
 		{name: "gateway-hop", what: "what the gateway adds to a call at the median; peer: none", run: gatewayHop},
+		{name: "console-first-view", what: "bytes until the console's list of 10,000 workloads can be used, in Chromium with an empty cache; peer: none", run: consoleFirstView},
 		{name: "list-10k", what: "persysctl list of 10,000 workloads: start to first line; peer: none", run: list10k},
 		{name: "drift-1k", what: "a round of drift detection over 1,000 nodes of 50 workloads, over gRPC; peer: none", run: drift1k},
 		{name: "soak-elections", what: "elections in ten minutes of full load", run: soakElections, soak: true},

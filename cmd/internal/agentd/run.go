@@ -303,11 +303,7 @@ func engineDrivers(cfg *Config, log *slog.Logger) agent.Factory {
 	creds := &store.Store{File: cfg.CredsFile, Docker: cfg.DockerConf}
 	return func(b agent.Binding) ([]driver.Driver, error) {
 		if cfg.Simulate != "" {
-			engine, err := sim.NewEngine(sim.Options{Dir: cfg.Simulate})
-			if err != nil {
-				return nil, fmt.Errorf("PERSYS_SIMULATE %q: %w", cfg.Simulate, err)
-			}
-			return []driver.Driver{engine.Driver(driver.Identity{ClusterID: b.ClusterID, NodeID: b.NodeID, Owns: b.Owns})}, nil
+			return simulated(cfg, b)
 		}
 		if !cfg.Docker {
 			return nil, nil
@@ -332,6 +328,22 @@ func engineDrivers(cfg *Config, log *slog.Logger) agent.Factory {
 		}
 		return []driver.Driver{d, stacks}, nil
 	}
+}
+
+// simulated are engines that run nothing, one for every kind of workload.
+func simulated(cfg *Config, b agent.Binding) ([]driver.Driver, error) {
+	var out []driver.Driver
+	for _, e := range []struct {
+		kind driver.Kind
+		dir  string
+	}{{driver.Container, cfg.Simulate}, {driver.Compose, cfg.Simulate + "-compose"}, {driver.VM, cfg.Simulate + "-vm"}} {
+		engine, err := sim.NewEngine(sim.Options{Dir: e.dir, Kind: e.kind})
+		if err != nil {
+			return nil, fmt.Errorf("PERSYS_SIMULATE %q: %w", cfg.Simulate, err)
+		}
+		out = append(out, engine.Driver(driver.Identity{ClusterID: b.ClusterID, NodeID: b.NodeID, Owns: b.Owns}))
+	}
+	return out, nil
 }
 
 // serve runs the agent and its HTTP face until ctx ends.

@@ -1,0 +1,91 @@
+package e2e
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/persys/compute/e2e/harness"
+)
+
+// exampleFiles are the specifications in examples/.
+func exampleFiles(t *testing.T) []string {
+	t.Helper()
+	var out []string
+	for _, pattern := range []string{"../examples/*.yaml", "../examples/*.json", "../examples/*/docker-compose.yml"} {
+		out = append(out, got[[]string](t)(filepath.Glob(pattern))...)
+	}
+	if len(out) < 12 {
+		t.Fatalf("only %d examples: %v", len(out), out)
+	}
+	return out
+}
+
+// onIt names what an example applies.
+var onIt = regexp.MustCompile(`(?m)^(\S+) (applied|unchanged)`)
+
+// ran applies an example, sees it become as it asks, applies it again, which must
+// change nothing, and deletes it.
+func ran(t *testing.T, c *harness.Cluster, file string) {
+	t.Helper()
+	var ids []string
+	for _, m := range onIt.FindAllStringSubmatch(ctl(t, c, "apply", "-f", file, "--wait", "--timeout", "40s"), -1) {
+		ids = append(ids, m[1])
+	}
+	if len(ids) == 0 {
+		t.Fatal("nothing was applied")
+	}
+	if again := ctl(t, c, "apply", "-f", file); strings.Count(again, "unchanged") != len(ids) {
+		t.Errorf("applying it again changes something:\n%s", again)
+	}
+	if plan := ctl(t, c, "plan", "-f", file); !strings.Contains(plan, fmt.Sprintf("%d unchanged. Nothing", len(ids))) {
+		t.Errorf("its plan is not empty:\n%s", plan)
+	}
+	ctl(t, c, append([]string{"delete", "--wait", "--timeout", "40s"}, ids...)...)
+}
+
+// Every example runs as it is, on simulated engines.
+func TestExamples(t *testing.T) {
+	c := start(t, harness.Options{Binaries: raced(t), SchedulerEnv: fast(nil)})
+	for range 2 {
+		got[*harness.Agent](t)(c.StartAgent(t.Context(), harness.AgentOptions{Simulate: true, Env: map[string]string{"PERSYS_NODE_LABELS": "region=eu,disk=ssd"}}))
+	}
+	for _, file := range exampleFiles(t) {
+		t.Run(strings.TrimPrefix(file, "../examples/"), func(t *testing.T) { ran(t, c, file) })
+	}
+}
+
+// The examples of containers and of Compose files run on a real engine, too.
+func TestExamplesOnDocker(t *testing.T) {
+	e, image := theEngine(t)
+	c := start(t, harness.Options{Binaries: raced(t), SchedulerEnv: fast(nil)})
+	onDocker(t, e, c)
+	got[*harness.Agent](t)(c.StartAgent(t.Context(), harness.AgentOptions{Env: map[string]string{
+		"PERSYS_NODE_LABELS": "region=eu,disk=ssd", "PERSYS_STORAGE_LOCAL_ROOT": t.TempDir(), "PERSYS_COMPOSE_DIR": t.TempDir()}}))
+	hostPort := regexp.MustCompile(`"1\d{4}:(\d+(/udp)?)"`)
+	mapped := regexp.MustCompile(`(host: |"hostPort": )1\d{4}`)
+	for _, file := range exampleFiles(t) {
+		name := strings.TrimPrefix(file, "../examples/")
+		if slices.Contains([]string{"vm.yaml", "git-stack.yaml", "placement.yaml"}, name) {
+			continue // a VM, a repository and a folder that are not here
+		}
+		t.Run(name, func(t *testing.T) {
+			dir := t.TempDir()
+			files := []string{file}
+			if strings.HasSuffix(file, "docker-compose.yml") {
+				files = append(files, filepath.Join(filepath.Dir(file), ".env"))
+			}
+			for _, f := range files {
+				// The image of this run, and any free port of this machine.
+				text := strings.ReplaceAll(string(got[[]byte](t)(os.ReadFile(f))), "persys/hello:demo", image)
+				text = mapped.ReplaceAllString(hostPort.ReplaceAllString(text, `"$1"`), "${1}0")
+				must(t, os.WriteFile(filepath.Join(dir, filepath.Base(f)), []byte(text), 0o600))
+			}
+			ran(t, c, filepath.Join(dir, filepath.Base(file)))
+		})
+	}
+}
