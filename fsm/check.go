@@ -80,6 +80,8 @@ func (c *checker) workloads() {
 		}
 		c.must(c.s.r.info.FeatureLevel >= 5 || w.AcknowledgedAt == 0 && w.Retry.StableSince == 0 && w.Retry.Verdict == (Verdict{}) && len(w.Actions) == 0,
 			"workload %s has fields of level 5 at feature level %d", id, c.s.r.info.FeatureLevel)
+		c.must(!w.Unguarded || c.s.r.info.FeatureLevel >= 6 && w.Node != "" && w.Demand.Exclusive && w.Demand.OnLostLease == OnLostLeaseStop,
+			"workload %s is unguarded at feature level %d", id, c.s.r.info.FeatureLevel)
 		c.must(w.Acknowledged || w.AcknowledgedAt == 0, "workload %s is not acknowledged and was at %d", id, w.AcknowledgedAt)
 		c.must(w.Retry.StableSince == 0 || w.Retry.failed(), "workload %s runs since %d and has no failures to forget", id, w.Retry.StableSince)
 		c.must(w.Retry.Verdict.Code == "" || w.Retry.Terminal, "workload %s has verdict %s and goes on", id, w.Retry.Verdict.Code)

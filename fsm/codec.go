@@ -136,6 +136,7 @@ func factsOf(b *commandv1.RegisterNode) NodeFacts {
 		InstanceID:     b.GetInstanceId(),
 		Protocol:       b.GetProtocol(),
 		SelfFencing:    b.GetSelfFencing(),
+		FenceBound:     b.GetFenceBoundSeconds(),
 		Timestamp:      b.GetTimestamp(),
 		LeaseSeconds:   b.GetLeaseSeconds(),
 	}
@@ -159,8 +160,11 @@ func factsPB(id string, f *NodeFacts) *commandv1.RegisterNode {
 		InstanceId:     f.InstanceID,
 		Protocol:       f.Protocol,
 		SelfFencing:    f.SelfFencing,
-		Timestamp:      f.Timestamp,
-		LeaseSeconds:   f.LeaseSeconds,
+
+		FenceBoundSeconds: f.FenceBound,
+
+		Timestamp:    f.Timestamp,
+		LeaseSeconds: f.LeaseSeconds,
 	}
 }
 
@@ -208,6 +212,7 @@ func factsEqual(a, b *NodeFacts) bool {
 		slices.Equal(a.StorageDrivers, b.StorageDrivers) && slices.Equal(a.Labels, b.Labels) &&
 		slices.Equal(a.Taints, b.Taints) && a.EngineID == b.EngineID && a.AgentVersion == b.AgentVersion &&
 		a.InstanceID == b.InstanceID && a.Protocol == b.Protocol && a.SelfFencing == b.SelfFencing &&
+		a.FenceBound == b.FenceBound &&
 		a.LeaseSeconds == b.LeaseSeconds
 }
 

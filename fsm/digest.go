@@ -201,6 +201,9 @@ func (e *encoder) workload(w *Workload) {
 	e.i64(w.AssignedAt)
 	e.u64(w.CreateIndex)
 	e.u64(w.ModifyIndex)
+	if w.Unguarded { // level 6
+		e.bool(true)
+	}
 	// Fields of level 5, which nothing sets below it.
 	if w.AcknowledgedAt != 0 || w.Retry.StableSince != 0 || w.Retry.Verdict != (Verdict{}) || len(w.Actions) > 0 {
 		e.i64(w.AcknowledgedAt)
@@ -250,6 +253,9 @@ func (e *encoder) node(n *Node) {
 	e.bool(f.SelfFencing)
 	e.str(f.Timestamp)
 	e.i64(f.LeaseSeconds)
+	if f.FenceBound != 0 { // level 6
+		e.u64(uint64(f.FenceBound))
+	}
 	e.bool(n.Up)
 	e.bool(n.Draining)
 	e.bool(n.Cordoned)

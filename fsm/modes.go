@@ -92,7 +92,8 @@ var armRules = [...]armRule{
 //	   It changes what a report does, which recorded logs of level 4 must not notice
 //	6  stops.go: a stop that was refused is not done;
 //	   trust.go keeps the sessions that people open in workloads;
-//	   names of ports and health of workloads, for DNS; more that is reported by audit
+//	   names of ports and health of workloads, for DNS; more that is reported by audit;
+//	   guarded.go: who stops what runs on a lost node, and within which time
 const FeatureLevel = 6
 
 func (a arm) rule() armRule {

@@ -15,6 +15,9 @@ func (t *Tx) registerNode(b *commandv1.RegisterNode) Result {
 		return res
 	}
 	facts := factsOf(b)
+	if t.r.info.FeatureLevel < 6 {
+		facts.FenceBound = 0
+	}
 	facts.normalise()
 	clock := t.r.info.Clock
 	old, ok := t.r.nodes.Get(b.GetId())

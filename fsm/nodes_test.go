@@ -194,6 +194,24 @@ func TestNodeStates(t *testing.T) {
 			w.ok(nodeState("c", false))
 			is(t, "reason", w.workload("db").Reason.Code, CodeNodeLost)
 		}},
+		{"what its node has not accepted as to be stopped is kept, until it has", func(t *testing.T, w *world) {
+			level6(w)
+			stop := demand(func(d *commandv1.Demand) { d.Exclusive, d.OnLostLease = true, "stop" })
+			w.ok(register("c", func(n *commandv1.RegisterNode) { n.SelfFencing, n.FenceBoundSeconds = true, 9 }))
+			is(t, "bound", w.node("c").Facts.FenceBound, 9)
+			w.place("db", "c", exclusive)
+			w.run("db")
+			w.ok(put("db", stop))
+			is(t, "unguarded", w.workload("db").Unguarded, true)
+			w.ok(nodeState("c", false))
+			is(t, "reason", w.workload("db").Reason.Code, CodeAwaitFailover)
+			skipped(t, w.do(w.evict("db", CodeNodeLost, true)), "not fenced")
+			w.ok(nodeState("c", true))
+			w.run("db")
+			is(t, "guarded", w.workload("db").Unguarded, false)
+			w.ok(nodeState("c", false))
+			is(t, "reason", w.workload("db").Reason.Code, CodeNodeLost)
+		}},
 		{"a node that returns gives its workloads their state again", func(t *testing.T, w *world) {
 			w.place("web", "a")
 			w.run("web")

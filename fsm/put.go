@@ -108,6 +108,7 @@ func (t *Tx) putOne(p *commandv1.WorkloadPut) Item {
 	if w.Node != "" {
 		t.holdPorts(&w, old.Demand.Ports)
 	}
+	t.guards(old, &w)
 	t.newOrder(&w)
 	if w.Reason.Code == "" && w.Node == "" && old.Reason.Code == CodeUnplaced && demandEqual(&old.Demand, &demand) {
 		// What no node could take is what no node can take: saying so again would
@@ -219,6 +220,9 @@ func (t *Tx) release(w *Workload, gone bool, why string) {
 	if !gone && !n.Fenced {
 		left := w.Demand
 		left.Ports = united(left.Ports, w.FormerPorts)
+		if w.Unguarded {
+			left.OnLostLease = OnLostLeaseKeep
+		}
 		t.putResidual(&Residual{
 			Node:       n.ID,
 			Workload:   w.ID,
@@ -236,6 +240,7 @@ func (t *Tx) release(w *Workload, gone bool, why string) {
 	w.AssignedAt = 0
 	w.Actual = Observation{}
 	w.FormerPorts = nil
+	w.Unguarded = false
 	w.Retry = Retry{MaxAttempts: w.Retry.MaxAttempts}
 }
 

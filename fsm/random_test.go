@@ -157,7 +157,7 @@ func (g *stream) command(s State) Command {
 			n.InstanceId = g.pick("instance", "", "", "i1", "i2")
 			n.EngineId = g.pick("engine", "", "e1", "e2")
 			n.Types = [][]string{nil, {"Container", "docker-container"}, {"vm"}}[g.n("types", 0, 2)]
-			n.SelfFencing = g.bool("self fencing")
+			n.SelfFencing, n.FenceBoundSeconds = g.bool("self fencing"), uint32(g.n("fence bound", 0, 20))
 			n.CpuMillicores = int64(g.n("cores", 0, 8)) * 1000
 			if g.bool("swap pools") {
 				n.Pools = []*commandv1.Pool{{Name: "fast", TotalGb: 40}, {Name: "main", TotalGb: 100}}

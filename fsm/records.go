@@ -65,6 +65,7 @@ func workloadPB(w *Workload) *commandv1.WorkloadRecord {
 		VerdictCode: w.Retry.Verdict.Code, VerdictMessage: w.Retry.Verdict.Message,
 		Actions:     convert(w.Actions, actionPB),
 		FormerPorts: convert(w.FormerPorts, hostPortPB),
+		Unguarded:   w.Unguarded,
 	}
 }
 
@@ -113,6 +114,7 @@ func workloadOf(m *commandv1.WorkloadRecord) (*Workload, error) {
 			Verdict: Verdict{m.GetVerdictCode(), m.GetVerdictMessage()},
 		},
 		AcknowledgedAt: m.GetAcknowledgedAt(),
+		Unguarded:      m.GetUnguarded(),
 		Actions:        convert(m.GetActions(), actionOf),
 		CreatedAt:      m.GetCreatedAt(),
 		UpdatedAt:      m.GetUpdatedAt(),

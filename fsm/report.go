@@ -114,6 +114,9 @@ func (t *Tx) observe(old *Workload, r *commandv1.WorkloadReport, state Actual) {
 	clock := t.r.info.Clock
 	w := *old
 	w.Acknowledged = true
+	if !r.GetRefused() {
+		w.Unguarded = false
+	}
 	if !old.Acknowledged && t.r.info.FeatureLevel >= 5 {
 		w.AcknowledgedAt = clock
 	}

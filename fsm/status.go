@@ -1,5 +1,7 @@
 package fsm
 
+import "strconv"
+
 // statusOrder fixes the position of each status in the counters.
 var statusOrder = [...]Status{
 	StatusPending, StatusScheduled, StatusUpdating, StatusRunning, StatusStopped,
@@ -59,12 +61,6 @@ func statusOf(w *Workload, n *Node) Status {
 	return StatusPending // nothing heard, Pending or Missing
 }
 
-// keepsOnLostLease reports whether a workload must stay bound to a lost node
-// until an operator fences or removes it (DESIGN, decision 9).
-func keepsOnLostLease(w *Workload, n *Node) bool {
-	return w.Demand.Exclusive && !(w.Demand.OnLostLease == OnLostLeaseStop && n.Facts.SelfFencing)
-}
-
 // reasonOf gives the reason that follows from the record and its node, for use
 // after a change that made the former reason void. at is the clock.
 func reasonOf(w *Workload, n *Node, at int64) Reason {
@@ -85,6 +81,9 @@ func reasonOf(w *Workload, n *Node, at int64) Reason {
 				n.ID,
 			At: at,
 		}
+	case !n.Up && w.Demand.Exclusive && !n.Fenced:
+		return Reason{Code: CodeNodeLost, Message: "the lease of node " + n.ID + " ended; its guard has stopped this within " +
+			strconv.FormatUint(uint64(n.Facts.FenceBound), 10) + " s, and then it is placed anew", At: at}
 	case !n.Up:
 		return Reason{Code: CodeNodeLost, Message: "the lease of node " + n.ID + " ended", At: at}
 	case w.Retry.Terminal && w.Retry.Verdict.Code != "":

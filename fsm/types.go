@@ -294,9 +294,12 @@ type Workload struct {
 	UpdatedAt      int64
 	AssignedAt     int64
 	AcknowledgedAt int64 // its node accepted the order of this Generation then; 0 = it has not, or nobody noted it
-	CreateIndex    uint64
-	ModifyIndex    uint64
-	Actions        []AgentAction // what its agent had done when it was last too late, newest first
+	// Unguarded: its node may still run it as something that it does not stop with its
+	// lease, because it has not accepted the order that says so.
+	Unguarded   bool
+	CreateIndex uint64
+	ModifyIndex uint64
+	Actions     []AgentAction // what its agent had done when it was last too late, newest first
 }
 
 // Revision is what agents see: c1-<16 hex>, and -r<n> after n forced restarts
@@ -337,6 +340,7 @@ type NodeFacts struct {
 	InstanceID     string // lives with the agent's data directory
 	Protocol       uint32 // 0 = existing peer; 1 = knows epochs and generations
 	SelfFencing    bool
+	FenceBound     uint32 // with SelfFencing: seconds after its lease within which it has stopped what it is to stop
 	Timestamp      string // RFC 3339, as sent
 	LeaseSeconds   int64
 }

@@ -65,7 +65,7 @@ func (s *Server) RegisterNode(ctx context.Context, req *controlv1.RegisterNodeRe
 		HeartbeatIntervalSeconds: seconds(lease.Interval),
 		LeaseExpiresAt:           timestamppb.New(time.Unix(0, lease.ExpiresAt)),
 		ClusterId:                info.ClusterID,
-		LeaseSeconds:             seconds(lease.Duration),
+		LeaseSeconds:             wholeSeconds(lease.Duration),
 		Epoch:                    s.epoch(lease.Epoch),
 	}
 	out.SchedulerAddrs, out.LeaderAddr = s.schedulers()
@@ -79,6 +79,15 @@ func (s *Server) leading(err error) error {
 		return errorf(KindNotFound, "%w", err)
 	}
 	return errorf(KindNotLeader, "%w", err)
+}
+
+// wholeSeconds of a lease: rounded down, because a node must never think that it has
+// longer than the leader does.
+func wholeSeconds(ns int64) int32 {
+	if ns > 0 && ns < int64(time.Second) {
+		return 1 // below what the settings allow
+	}
+	return int32(ns / int64(time.Second))
 }
 
 func seconds(ns int64) int32 { return int32((ns + int64(time.Second) - 1) / int64(time.Second)) }
@@ -147,6 +156,8 @@ func (s *Server) registration(id, endpoint string, req *controlv1.RegisterNodeRe
 		InstanceId:     req.GetInstanceId(),
 		Protocol:       caps.GetProtocol(),
 		SelfFencing:    caps.GetSelfFencing(),
+
+		FenceBoundSeconds: caps.GetFenceBoundSeconds(),
 	}
 	if ts := req.GetTimestamp(); ts != nil {
 		cmd.Timestamp = ts.AsTime().UTC().Format(time.RFC3339)
@@ -208,7 +219,7 @@ func (s *Server) Heartbeat(ctx context.Context, req *controlv1.HeartbeatRequest)
 		DrainNode:                lease.Drain,
 		LeaseExpiresAt:           timestamppb.New(time.Unix(0, lease.ExpiresAt)),
 		HeartbeatIntervalSeconds: seconds(lease.Interval),
-		LeaseSeconds:             seconds(lease.Duration),
+		LeaseSeconds:             wholeSeconds(lease.Duration),
 		Epoch:                    s.epoch(lease.Epoch),
 		SendFull:                 lease.SendFull,
 	}

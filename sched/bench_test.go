@@ -151,4 +151,5 @@ type quiet struct{}
 func (quiet) Expired(int64, func(NodeID, int64) bool)  {}
 func (quiet) NextExpiry() int64                        { return 0 }
 func (quiet) Returned(int64, func(NodeID, int64) bool) {}
+func (quiet) DownSince(NodeID) int64                   { return 0 }
 func (quiet) Outstanding(Order) bool                   { return false }

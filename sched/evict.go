@@ -49,6 +49,9 @@ func (p *planner) judge(w *fsm.Workload, n *fsm.Node) (acted bool, due int64) {
 	if p.lost[n.ID] || p.back[n.ID] {
 		return true, 0 // the next step sees it down, or up
 	}
+	if until := p.stopsUntil(w, n); until > p.Now {
+		return false, until
+	}
 	code, message, gone := p.mustLeave(w, n)
 	switch {
 	case code == fsm.CodeAwaitFailover:
@@ -69,8 +72,10 @@ func (p *planner) judge(w *fsm.Workload, n *fsm.Node) (acted bool, due int64) {
 // mustLeave says why a workload may not stay on its node, "" if it may.
 func (p *planner) mustLeave(w *fsm.Workload, n *fsm.Node) (code, message string, gone bool) {
 	switch {
-	case !n.Up && w.Demand.Exclusive && !n.Fenced:
+	case !n.Up && w.Demand.Exclusive && !n.Fenced && p.stopsUntil(w, n) == 0:
 		return fsm.CodeAwaitFailover, awaitFence(n.ID), false
+	case !n.Up && w.Demand.Exclusive && !n.Fenced:
+		return fsm.CodeNodeLost, "the lease of node " + n.ID + " ended and its guard has had the time to stop this", true
 	case !n.Up:
 		return fsm.CodeNodeLost, "the lease of node " + n.ID + " ended", n.Fenced
 	case n.Draining:
@@ -78,6 +83,10 @@ func (p *planner) mustLeave(w *fsm.Workload, n *fsm.Node) (code, message string,
 	}
 	if r := fits(&w.Demand, n); r.filter != passes {
 		return misfitCode(r.filter), p.c.nodes.sentence(p.State, &w.Demand, p.c.nodes.slotOf[n.ID], r), false
+	}
+	if guarded(&w.Demand) && !n.Facts.SelfFencing {
+		// Nothing keeps the promise there any more, and it can still be moved in good order.
+		return fsm.CodeDoesNotFit, p.c.nodes.sentence(p.State, &w.Demand, p.c.nodes.slotOf[n.ID], rejection{filter: noGuard}), false
 	}
 	for _, port := range w.Demand.Ports {
 		holder, on := p.State.PortHolder(n.Engine(), port)
@@ -91,6 +100,27 @@ func (p *planner) mustLeave(w *fsm.Workload, n *fsm.Node) (code, message string,
 		}
 	}
 	return "", "", false
+}
+
+// unknownBound is how long the guard of a node that named no bound is given.
+const unknownBound = 60
+
+// stopsUntil is when the guard of a lost node has stopped a workload for certain: its
+// fence bound after this leader learned that the lease had ended, which is never before
+// the lease ended for the node. 0 if no guard does so.
+func (p *planner) stopsUntil(w *fsm.Workload, n *fsm.Node) int64 {
+	if n.Up || n.Fenced || !w.Guarded(n) {
+		return 0
+	}
+	bound := int64(n.Facts.FenceBound)
+	if bound == 0 {
+		bound = unknownBound
+	}
+	since := p.Live.DownSince(n.ID)
+	if since == 0 {
+		since = p.Now
+	}
+	return since + bound*1e9
 }
 
 // awaitFence says what an exclusive workload on a lost node waits for.

@@ -119,6 +119,96 @@ func TestALostNodesWorkloadsMove(t *testing.T) {
 	}
 }
 
+// A guard stops what is to be stopped: it is placed anew once the guard has had its time, counted by
+// the leader that waits, and never before.
+func TestAGuardedWorkloadMovesAfterTheBound(t *testing.T) {
+	stop := demand(func(d *commandv1.Demand) { d.Exclusive, d.OnLostLease = true, "stop" })
+	guard := func(n *commandv1.RegisterNode) { n.SelfFencing, n.FenceBoundSeconds = true, 15 }
+	w := newWorld(t)
+	w.downSince = map[string]int64{}
+	w.node("plain")
+	w.apply("db", stop)
+	w.settle()
+	if got := w.get("db"); got.Node != "" || !strings.Contains(got.Reason.Message, "guard") {
+		t.Fatalf("on %q, %+v: a node without a guard must not get it, and the reason must say so", got.Node, got.Reason)
+	}
+	w.node("a", guard)
+	w.settle()
+	if got := w.get("db"); got.Node != "a" || got.Status != fsm.StatusRunning {
+		t.Fatalf("%s on %q, want it to run on a", got.Status, got.Node)
+	}
+	w.node("b", guard)
+	lost := w.now
+	w.heard["a"], w.downSince["a"] = false, lost
+	w.settle()
+	for _, c := range []struct {
+		what  string
+		after int64
+		since int64 // DownSince, as a leader knows it
+		want  string
+	}{
+		{"before the bound", 5 * second, lost, "a"},
+		{"a new leader that learned of it just now", 60 * second, lost + 59*second, "a"},
+		{"a leader that does not know since when", 600 * second, 0, "a"},
+		{"after the bound", 600 * second, lost + 585*second, "b"},
+	} {
+		w.now, w.downSince["a"] = lost+c.after, c.since
+		w.cache = NewCache() // as a new leader looks; the deadline itself is held below
+		w.settle()
+		if got := w.get("db"); got.Node != c.want {
+			t.Fatalf("%s: it is on %q, want %q (%+v)", c.what, got.Node, c.want, got.Reason)
+		}
+	}
+	if left := residualsOf(w, "db"); left != 0 {
+		t.Errorf("%d leftovers: it is known to be gone", left)
+	}
+	// The planner asks to be woken when the bound is over.
+	w.heard["b"], w.downSince["b"] = false, w.now
+	w.settle()
+	if at := w.plan().WakeAt; at == 0 || at > w.now+15*second {
+		t.Errorf("the next step is at %d, want it within 15 s of %d", at, w.now)
+	}
+}
+
+func residualsOf(w *world, id string) (n int) {
+	w.state.ResidualsOf(id, func(*fsm.Residual) bool { n++; return true })
+	return n
+}
+
+// What a node accepted counts: a change to stop that it has not accepted stops nothing there.
+func TestAChangeToStopCountsOnceItIsAccepted(t *testing.T) {
+	guard := func(n *commandv1.RegisterNode) { n.SelfFencing, n.FenceBoundSeconds = true, 15 }
+	w := newWorld(t)
+	w.downSince = map[string]int64{}
+	w.node("a", guard)
+	w.apply("db", demand(func(d *commandv1.Demand) { d.Exclusive, d.OnLostLease = true, "keep" }))
+	w.settle()
+	w.apply("db", demand(func(d *commandv1.Demand) { d.Exclusive, d.OnLostLease = true, "stop" }))
+	w.node("b", guard)
+	w.heard["a"], w.downSince["a"] = false, w.now
+	w.settle()
+	w.now += 3600 * second
+	w.settle()
+	if got := w.get("db"); got.Node != "a" || got.Reason.Code != fsm.CodeAwaitFailover {
+		t.Errorf("on %q, %+v: want it to await the fence, because a never heard of the change", got.Node, got.Reason)
+	}
+}
+
+// A node that loses its guard loses what needs one, in good order.
+func TestANodeWithoutItsGuardIsLeft(t *testing.T) {
+	guard := func(n *commandv1.RegisterNode) { n.SelfFencing, n.FenceBoundSeconds = true, 15 }
+	w := newWorld(t)
+	w.node("a", guard)
+	w.apply("db", demand(func(d *commandv1.Demand) { d.Exclusive, d.OnLostLease = true, "stop" }))
+	w.settle()
+	w.node("b", guard)
+	w.node("a")
+	w.settle()
+	if got := w.get("db"); got.Node != "b" || got.Status != fsm.StatusRunning {
+		t.Errorf("%s on %q, want it to run on b", got.Status, got.Node)
+	}
+}
+
 func TestALostWorkloadGoesBackWithoutARestartWhenItsNodeReturns(t *testing.T) {
 	w := newWorld(t)
 	w.node("a")

@@ -44,6 +44,9 @@ type Liveness interface {
 	// Returned calls fn for each node that the state holds down and that has been
 	// heard, with a valid lease, since.
 	Returned(now int64, fn func(node NodeID, lastHeartbeat int64) bool)
+	// DownSince is since when this leader knows, by its own clock, that a node is down; 0 if
+	// it does not know it to be.
+	DownSince(node NodeID) int64
 	// Outstanding reports whether this very order is queued, in flight or waiting
 	// out a delivery backoff, and so must not be given again.
 	Outstanding(o Order) bool

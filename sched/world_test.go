@@ -19,7 +19,9 @@ type world struct {
 	changes []fsm.Change
 	heard   map[string]bool // nodes whose lease is good
 	sent    map[Order]bool  // orders given and not answered
-	fails   map[string]string
+
+	downSince map[string]int64 // when this leader learned that a node is down
+	fails     map[string]string
 }
 
 const testStart = int64(1_700_000_000) * second
@@ -125,6 +127,8 @@ func (w *world) NextExpiry() int64 { return w.now + 10*second }
 func (w *world) Returned(now int64, fn func(NodeID, int64) bool) {
 	w.state.Nodes("", func(n *fsm.Node) bool { return n.Up || !w.heard[n.ID] || fn(n.ID, 2) })
 }
+
+func (w *world) DownSince(id NodeID) int64 { return w.downSince[id] }
 
 func (w *world) Outstanding(o Order) bool { return w.sent[o] }
 

@@ -30,6 +30,7 @@ type beat struct {
 	heard    int64
 	expires  int64
 	told     int64
+	downAt   int64
 	sequence uint64
 	full     bool
 	doomed   bool
@@ -161,6 +162,9 @@ func (s *stint) wake() {
 func (s *stint) shift(d int64) {
 	for _, b := range s.table {
 		b.expires += d
+		if b.downAt != 0 {
+			b.downAt += d
+		}
 	}
 }
 
@@ -178,6 +182,12 @@ func (s *stint) observe(n *fsm.Node, now int64) {
 	}
 	if b.up && !n.Up {
 		b.heard = 0
+	}
+	switch {
+	case n.Up:
+		b.downAt = 0
+	case b.downAt == 0:
+		b.downAt = now
 	}
 	b.index, b.up = n.ModifyIndex, n.Up
 }
@@ -210,6 +220,14 @@ func (s *stint) Returned(now int64, fn func(sched.NodeID, int64) bool) {
 			return
 		}
 	}
+}
+
+// DownSince implements sched.Liveness.
+func (s *stint) DownSince(node string) int64 {
+	if b := s.table[node]; b != nil {
+		return b.downAt
+	}
+	return 0
 }
 
 func (s *stint) Outstanding(o sched.Order) bool {

@@ -139,6 +139,8 @@ func NodeView(n *fsm.Node, a fsm.Alloc) *controlv1.NodeView {
 		Workloads:              int32(a.Workloads),
 		AgentVersion:           f.AgentVersion,
 		EngineId:               f.EngineID,
+		SelfFencing:            f.SelfFencing,
+		FenceBoundSeconds:      f.FenceBound,
 	}
 	for _, t := range f.Taints {
 		v.Taints = append(v.Taints, &controlv1.Taint{Key: t.Key, Value: t.Value, Effect: t.Effect})

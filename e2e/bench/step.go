@@ -54,6 +54,7 @@ type everybody struct{}
 func (everybody) Expired(int64, func(sched.NodeID, int64) bool)  {}
 func (everybody) Returned(int64, func(sched.NodeID, int64) bool) {}
 func (everybody) NextExpiry() int64                              { return 0 }
+func (everybody) DownSince(string) int64                         { return 0 }
 func (everybody) Outstanding(sched.Order) bool                   { return false }
 
 // step100k converges 100,000 workloads and then lets one of them say something

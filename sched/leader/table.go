@@ -20,6 +20,7 @@ type beat struct {
 	told     int64  // end of the lease that the node was last granted, 0 = none
 	sequence uint64 // highest seen of this registration
 	full     bool   // its complete list has been read in this stint
+	downAt   int64  // since when this stint knows the node to be down, 0 while it is up
 	doomed   bool   // the planner is declaring it lost: nothing extends its lease now
 	usage    usage
 	// workloads is what each of them uses; a complete list replaces it.
@@ -86,6 +87,9 @@ func (t *table) begin(view fsm.View, now int64) {
 	for _, b := range t.nodes {
 		b.expires = now + t.length(b.protocol, len(t.nodes))
 		b.told = b.expires
+		if !b.up {
+			b.downAt = now
+		}
 	}
 	heap.Init(&t.expiry)
 }
@@ -122,6 +126,9 @@ func (t *table) shift(d int64) {
 	defer t.mu.Unlock()
 	for _, b := range t.nodes {
 		b.expires += d
+		if b.downAt != 0 {
+			b.downAt += d
+		}
 	}
 }
 
@@ -144,6 +151,12 @@ func (t *table) observe(n *fsm.Node, now int64) {
 	}
 	if b.up && !n.Up {
 		b.heard = 0 // it must be heard again before it may return
+	}
+	switch {
+	case n.Up:
+		b.downAt = 0
+	case b.downAt == 0:
+		b.downAt = now
 	}
 	b.index, b.up, b.protocol = n.ModifyIndex, n.Up, n.Facts.Protocol
 	t.place(b)
@@ -312,4 +325,14 @@ func (t *table) Returned(now int64, fn func(sched.NodeID, int64) bool) {
 			return
 		}
 	}
+}
+
+// DownSince implements sched.Liveness.
+func (t *table) DownSince(node string) int64 {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if b := t.nodes[node]; b != nil {
+		return b.downAt
+	}
+	return 0
 }
