@@ -16,6 +16,7 @@ import (
 	agentv1 "github.com/persys/compute/api/agent/v1"
 
 	"github.com/persys/compute/agent/driver"
+	"github.com/persys/compute/agent/guard"
 	"github.com/persys/compute/agent/usage"
 	"github.com/persys/compute/agent/volume"
 	"github.com/persys/compute/rpc/guard"
@@ -40,10 +41,15 @@ type Agent struct {
 	tasks  sync.WaitGroup  // every goroutine that Run does not wait for by itself
 	facts  atomic.Bool     // what is registered changed
 	dirty  chan struct{}   // a report changed
+	met    chan struct{}   // closed once the guard has been asked, or there is none
+	feed   chan struct{}   // the guard has to be told something
+	told   chan struct{}   // closed and replaced after each exchange with the guard; mu guards it
 	looked chan struct{}   // closed after the first look at everything
 	first  sync.Once
 
-	sessions atomic.Int32 // that people have open
+	sessions atomic.Int32  // that people have open
+	process  guard.Process // this one
+	bootID   string        // of the machine
 
 	// intentMu serialises changes of intents, tombstones and the epoch: judge, disk, memory. It is
 	// taken before mu and may be held across the disk, never across an engine.
@@ -61,6 +67,7 @@ type Agent struct {
 	version   uint64 // of the newest change to report
 	unsaved   map[string]bool
 	origins   map[string]*origin // traced orders that are being carried out
+	fence     fenceState
 	draining  bool
 	session   SessionState
 }
@@ -77,6 +84,7 @@ type workload struct {
 	fail     failure
 	asked    bool
 	waits    bool   // desired.waits
+	lapsed   bool   // desired.lapsed
 	task     *task  // the newest
 	busy     string // with what a driver is, while it is
 	// report is the last one published, version when.
@@ -105,7 +113,15 @@ func New(cfg Config, factory Factory) (*Agent, error) {
 		cfg: cfg, log: cfg.Logger, store: st, factory: factory, host: host, control: cfg.Control,
 		queue: newQueue(), dirty: make(chan struct{}, 1), looked: make(chan struct{}),
 		workloads: map[string]*workload{}, tombs: map[string]*tombstone{}, unsaved: map[string]bool{},
-		origins: map[string]*origin{},
+		origins: map[string]*origin{}, met: make(chan struct{}), feed: make(chan struct{}, 1), told: make(chan struct{}),
+	}
+	if cfg.Guard != nil {
+		if a.process, err = guard.Self(); err == nil {
+			a.bootID, err = guard.BootID()
+		}
+		if err != nil {
+			return nil, errors.Join(fmt.Errorf("agent: guard: %w", err), st.close())
+		}
 	}
 	if err := errors.Join(a.restore(), a.openStorage()); err != nil {
 		return nil, errors.Join(fmt.Errorf("state file %s: %w", cfg.StatePath, err), st.close())
@@ -212,6 +228,11 @@ func (a *Agent) Run(ctx context.Context) (err error) {
 		}
 		return fmt.Errorf("agent: drivers: %w", err)
 	}
+	if a.cfg.Guard == nil && !a.holdsGuarded() {
+		close(a.met)
+	} else if a.holdsGuarded() {
+		a.meetGuard(life) // before anything is touched
+	}
 	a.storage.Mount(life)
 	now := time.Now()
 	a.mu.Lock()
@@ -238,6 +259,7 @@ func (a *Agent) Run(ctx context.Context) (err error) {
 	}
 	run("host", a.host.Run)
 	run("usage", a.measure)
+	run("guard", a.mindGuard)
 	if a.control != nil {
 		run("session", a.converse)
 	}

@@ -129,6 +129,9 @@ type Config struct {
 	Storage volume.Config
 	// Reserved for the machine itself: millicores and MiB.
 	ReservedCPU, ReservedMemory int64
+	// Guard stops workloads with on_lost_lease: stop when the lease ends, also without this process.
+	// Nil: such workloads are refused.
+	Guard Guard
 	// Host measures the machine; default NewHost("/").
 	Host Host
 

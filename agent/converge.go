@@ -133,7 +133,7 @@ func (a *Agent) orphan(w *workload, o *driver.Observed, now time.Time) {
 // consider brings a workload's memory of failures up to date and says its next step. It is called
 // with mu held.
 func (a *Agent) consider(w *workload, in *intent, now time.Time) step {
-	s, m := consider(a.cfg.policy(), in, Memory{Asked: w.asked, Waits: w.waits, Failure: w.fail}, w.observed, now)
+	s, m := consider(a.cfg.policy(), in, Memory{Asked: w.asked, Waits: w.waits, Lapsed: w.lapsed, Failure: w.fail}, w.observed, now)
 	w.waits, w.fail = m.Waits, m.Failure
 	return s
 }
@@ -148,7 +148,7 @@ func consider(p retryPolicy, in *intent, m Memory, o *driver.Observed, now time.
 		m.Waits = false // it survived, and is adopted
 	}
 	d := in.desired(m.Asked, o)
-	d.waits = m.Waits
+	d.waits, d.lapsed = m.Waits, m.Lapsed
 	m.Failure = p.settle(d, seen, m.Failure, now)
 	return decide(d, in.observed(o), m.Failure, now), m
 }
@@ -245,7 +245,11 @@ func (a *Agent) advance(ctx context.Context, id string) (again bool) {
 	}
 	start := now
 	within, done := a.step(ctx, id, next.do.String())
-	err = a.carryOut(within, e, in, cluster, next.do)
+	if in.guarded() && in.running() && next.do != doHalt && next.do != doRemove {
+		err = a.underLease(within, in, func(ctx context.Context) error { return a.carryOut(ctx, e, in, cluster, next.do) })
+	} else {
+		err = a.carryOut(within, e, in, cluster, next.do)
+	}
 	done(err)
 	if err != nil {
 		return a.failed(ctx, id, in, err)
@@ -270,7 +274,7 @@ func (a *Agent) carryOut(ctx context.Context, e *engine, in *intent, cluster str
 	a.log.Debug("step", "workload", in.ID, "do", do.String(), "generation", in.Generation.String())
 	switch do {
 	case doHalt, doRestart:
-		if err := e.drv.Halt(ctx, id, a.cfg.StopGrace); err != nil || do == doHalt {
+		if err := e.drv.Halt(ctx, id, a.stopGrace(in.ID)); err != nil || do == doHalt {
 			return err
 		}
 	case doRecreate, doRemove:
@@ -323,7 +327,7 @@ func (a *Agent) finish(id string, in *intent) {
 		a.mu.Unlock()
 		return
 	}
-	t, f, waits := w.task, w.fail, w.waits
+	t, f, waits, lapsed := w.task, w.fail, w.waits, w.lapsed
 	a.mu.Unlock()
 	if t.open() {
 		bad := f.Attempts > 0 || f.Final
@@ -333,6 +337,9 @@ func (a *Agent) finish(id string, in *intent) {
 		}
 		if waits {
 			bad, text = true, waitsMessage
+		}
+		if lapsed {
+			bad, text = true, lapsedMessage
 		}
 		a.putTask(w, t.ended(text, bad, now))
 		return

@@ -46,6 +46,8 @@ type desired struct {
 	// waits: exclusive, and known only from the file of a former process. Meanwhile the schedulers
 	// may have placed it elsewhere, so nothing but what runs already is touched until they order it.
 	waits bool
+	// lapsed: the lease under which it ran has ended. It is stopped, and started by a newer order only.
+	lapsed bool
 }
 
 // observation is what decide looks at of an engine's answer.
@@ -77,6 +79,7 @@ type failure struct {
 //	stopped     –        halt     halt     –        –        halt
 //
 //	waits       –        –        as running  –  –       –
+//	lapsed      –        halt     halt     –        –        halt
 //
 // * subject to the back-off of f. Another content is replaced in every state that is to run; an
 // Unknown one is left alone because an engine that cannot tell should not be told either.
@@ -85,6 +88,13 @@ func decide(d desired, o observation, f failure, now time.Time) step {
 	if d.deleting {
 		// Also when absent: Remove is idempotent, and volumes may outlive the instance.
 		return step{do: doRemove}
+	}
+	if d.lapsed && d.running {
+		switch o.state {
+		case driver.Running, driver.Pending, driver.Unknown:
+			return step{do: doHalt}
+		}
+		return step{}
 	}
 	if d.waits && d.running && o.state != driver.Running {
 		return step{}

@@ -79,6 +79,9 @@ func (a *Agent) assess(w *workload, now time.Time) report {
 // waitsMessage is reported with Stopped, which makes the schedulers order the workload again.
 const waitsMessage = "exclusive: waits for the scheduler's order after a restart"
 
+// lapsedMessage is the same for what was stopped with the lease.
+const lapsedMessage = "exclusive: stopped when the node's lease ended; waits for the scheduler's next order"
+
 // judge fills the state of an ordered workload.
 func (a *Agent) judge(r *report, w *workload, e *engine, now time.Time) {
 	st, in, f := r.status, w.intent, w.fail
@@ -131,6 +134,8 @@ func (a *Agent) judge(r *report, w *workload, e *engine, now time.Time) {
 		st.Message, r.class = "runtime: "+e.cause(), driver.RuntimeUnhealthy
 	case match.state == driver.Running && fits && in.running():
 		st.ActualState, st.Message = agentv1.ActualState_ACTUAL_STATE_RUNNING, w.observed.Message
+	case w.lapsed && in.running():
+		st.ActualState, st.Message = agentv1.ActualState_ACTUAL_STATE_STOPPED, lapsedMessage
 	case w.waits && in.running() && !(f.Final && f.Next.IsZero()):
 		st.ActualState, st.Message = agentv1.ActualState_ACTUAL_STATE_STOPPED, waitsMessage
 	case f.Final && !in.running() && match.state == driver.Running:

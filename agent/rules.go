@@ -100,6 +100,7 @@ func (r Rules) Delete(old *Intent, req *agentv1.DeleteWorkloadRequest) *Refusal 
 type Memory struct {
 	Asked   bool // an order came since the last attempt
 	Waits   bool // for an order, see WaitsAfterRestart
+	Lapsed  bool // with the lease, and waits for a newer order
 	Failure Failure
 }
 
@@ -128,7 +129,7 @@ func (r Rules) Failed(in *Intent, f Failure, err error, now time.Time) Failure {
 // Report is the state that an ordered workload is reported in; open says that its last order is
 // not carried out yet.
 func (r Rules) Report(in *Intent, open bool, o *driver.Observed, m Memory, now time.Time) (agentv1.ActualState, driver.Class, string) {
-	w := &workload{id: in.ID, intent: in, kind: in.Type, observed: o, fail: m.Failure, waits: m.Waits}
+	w := &workload{id: in.ID, intent: in, kind: in.Type, observed: o, fail: m.Failure, waits: m.Waits, lapsed: m.Lapsed}
 	if open {
 		w.task = newTask(actionApply, in.ID, now)
 	}

@@ -49,6 +49,9 @@ func storeFailed(err error) error {
 // ApplyWorkload stores and queues an order. See wire-agent.md, "Behaviour".
 func (s service) ApplyWorkload(ctx context.Context, req *agentv1.ApplyWorkloadRequest) (*agentv1.ApplyWorkloadResponse, error) {
 	s.ordered(ctx, req.GetId())
+	if err := s.coverOrder(ctx, req); err != nil {
+		return nil, err
+	}
 	out, no, err := s.apply(req)
 	if err != nil {
 		return nil, storeFailed(err)
@@ -131,18 +134,24 @@ func checkApply(req *agentv1.ApplyWorkloadRequest) (driver.Kind, *refusal) {
 		return "", refusedf("%v", err)
 	}
 	switch req.OnLostLease {
-	case "", "keep":
-	case "stop":
-		return "", refusedf("on_lost_lease: stop needs a self-fencing node, this one is not")
+	case "", "keep", "stop":
 	default:
 		return "", refusedf("on_lost_lease: %q is not keep or stop", req.OnLostLease)
 	}
 	return kind, nil
 }
 
+// checkApply also asks whether this agent has the guard that an order needs.
+func (a *Agent) checkApply(req *agentv1.ApplyWorkloadRequest) (driver.Kind, *refusal) {
+	if req.GetOnLostLease() == "stop" && a.cfg.Guard == nil {
+		return "", refusedf("on_lost_lease: stop needs a self-fencing node, this one is not: PERSYS_GUARD is off")
+	}
+	return checkApply(req)
+}
+
 // apply judges an order, makes it durable, and queues it. Exactly one result is set.
 func (a *Agent) apply(req *agentv1.ApplyWorkloadRequest) (*agentv1.ApplyWorkloadResponse, *refusal, error) {
-	kind, no := checkApply(req)
+	kind, no := a.checkApply(req)
 	if no != nil {
 		return nil, no, nil
 	}
@@ -189,9 +198,10 @@ func (a *Agent) apply(req *agentv1.ApplyWorkloadRequest) (*agentv1.ApplyWorkload
 		next.Recreate = true // the delete is not carried out yet
 	}
 	skip := old != nil && next.sameOrder(old) && fits
+	newer := old == nil || old.Generation.Less(next.Generation)
 	if skip && next.sameRecord(old) && m == nil {
 		a.mu.Lock()
-		a.release(w, now)
+		a.release(w, newer, now)
 		a.mu.Unlock()
 		return a.skipped(w), nil, nil
 	}
@@ -225,7 +235,7 @@ func (a *Agent) apply(req *agentv1.ApplyWorkloadRequest) (*agentv1.ApplyWorkload
 		w.kind, w.observed = kind, nil
 	}
 	w.intent = next
-	a.release(w, now)
+	a.release(w, newer, now)
 	if skip {
 		a.publish(w, now)
 		a.mu.Unlock()
@@ -251,10 +261,11 @@ func (a *Agent) apply(req *agentv1.ApplyWorkloadRequest) (*agentv1.ApplyWorkload
 	}, nil, nil
 }
 
-// release ends a workload's wait for an order. It is called with mu held.
-func (a *Agent) release(w *workload, now time.Time) {
-	if w.waits {
-		w.waits = false
+// release ends a workload's wait for an order. One that is guarded waits for a newer order than it
+// has: the same one may be from before it was stopped. It is called with mu held.
+func (a *Agent) release(w *workload, newer bool, now time.Time) {
+	if (w.waits || w.lapsed) && (newer || !w.intent.guarded()) {
+		w.waits, w.lapsed = false, false
 		a.queue.add(w.id, now)
 	}
 }

@@ -14,6 +14,7 @@ import (
 	controlv1 "github.com/persys/compute/api/control/v1"
 
 	"github.com/persys/compute/agent/driver"
+	"github.com/persys/compute/agent/guard"
 	"github.com/persys/compute/agent/volume"
 )
 
@@ -55,6 +56,7 @@ type conversation struct {
 	registered bool
 	leaseUntil time.Time
 	lease      time.Duration
+	asked      time.Duration // by guard.Now, when the last call was sent
 	interval   time.Duration
 	sequence   uint64
 	acked      uint64 // version that the schedulers have
@@ -72,6 +74,12 @@ func (a *Agent) converse(ctx context.Context) error {
 	select {
 	case <-a.looked:
 	case <-time.After(callMax): // an engine that hangs must not keep the node away
+	case <-ctx.Done():
+		return nil
+	}
+	select {
+	case <-a.met: // so that the first registration says whether there is a guard
+	case <-time.After(callMax):
 	case <-ctx.Done():
 		return nil
 	}
@@ -177,6 +185,7 @@ func (c *conversation) deadline() time.Duration {
 func (c *conversation) register(ctx context.Context) error {
 	a := c.a
 	request := a.introduction()
+	c.asked = guard.Now()
 	sent := time.Now()
 	request.Timestamp = timestamppb.New(sent)
 	limited, cancel := context.WithTimeout(ctx, c.deadline())
@@ -214,6 +223,7 @@ func (c *conversation) extend(sent time.Time, seconds int32, end *timestamppb.Ti
 	case seconds > 0:
 		c.lease = time.Duration(seconds) * time.Second
 		c.leaseUntil = sent.Add(c.lease)
+		c.a.leased(c.asked + c.lease)
 	case ours:
 		// Not extended: the leader could not confirm itself.
 	case end.IsValid() && end.AsTime().After(sent):
@@ -235,6 +245,7 @@ func (c *conversation) beat(ctx context.Context) error {
 	// Existing schedulers, which name no epoch, expect everything each time.
 	ours := c.answered != Epoch{}
 	full := c.full || c.sinceFull >= fullEvery || !ours
+	c.asked = guard.Now()
 	sent := time.Now()
 	statuses, version := a.changes(full, ours, c.acked, sent)
 	c.sequence++
@@ -298,6 +309,7 @@ func (a *Agent) introduction() *controlv1.RegisterNodeRequest {
 	pools, _ := a.pools()
 	a.mu.Lock()
 	defer a.mu.Unlock()
+	fencing, bound := a.selfFencing()
 	var types, all []string
 	for _, kind := range []driver.Kind{driver.Container, driver.Compose, driver.VM} {
 		e := a.engines[kind]
@@ -322,6 +334,7 @@ func (a *Agent) introduction() *controlv1.RegisterNodeRequest {
 			SupportedWorkloadTypes:  types,
 			SupportedStorageDrivers: append([]string{volume.Local}, a.storage.Drivers()...),
 			EngineId:                engineID(a.engines), Taints: a.cfg.Taints, Protocol: protocol,
+			SelfFencing: fencing, FenceBoundSeconds: bound,
 			CpuReservedMillicores: a.cfg.ReservedCPU, MemoryReservedMb: a.cfg.ReservedMemory,
 		},
 		Labels: a.cfg.Labels, AgentVersion: a.cfg.Version, GrpcEndpoint: a.cfg.Advertise,

@@ -26,13 +26,25 @@ func main() {
 
 func run(ctx context.Context) error {
 	var cfg agentd.Config
-	ok, err := setup.Load("persys-agent", version, "runs workloads on one machine", &cfg, "PERSYS_CONFIG_FILE", "")
+	guards, untilIdle := false, false
+	if len(os.Args) > 1 && os.Args[1] == agentd.GuardCommand {
+		guards = true
+		os.Args = append(os.Args[:1:1], os.Args[2:]...)
+		if len(os.Args) > 1 && os.Args[1] == agentd.UntilIdle {
+			untilIdle = true
+			os.Args = append(os.Args[:1:1], os.Args[2:]...)
+		}
+	}
+	ok, err := setup.Load("persys-agent", version, "runs workloads on one machine; `persys-agent guard` stops the exclusive ones when its lease ends", &cfg, "PERSYS_CONFIG_FILE", "")
 	if err != nil || !ok {
 		return err
 	}
 	log, err := setup.Logger(os.Stderr, cfg.LogLevel, cfg.LogFormat)
 	if err != nil {
 		return err
+	}
+	if guards {
+		return agentd.RunGuard(ctx, cfg, version, untilIdle, log)
 	}
 	return agentd.Run(ctx, cfg, version, log)
 }

@@ -53,6 +53,10 @@ type Config struct {
 	Env               string            `env:"PERSYS_NODE_ENV" flag:"env" yaml:"node_env" usage:"label env"`
 	Labels            map[string]string `env:"PERSYS_NODE_LABELS" flag:"labels" yaml:"node_labels" usage:"k=v,k2=v2"`
 
+	Guard      string        `env:"PERSYS_GUARD" flag:"guard" yaml:"guard" oneof:"auto,external,off" default:"auto" usage:"who stops workloads with on_lost_lease: stop at the end of the lease: auto = guards that the agent starts, external = persys-agent guard run by others, off = such workloads are refused"`
+	GuardDir   string        `env:"PERSYS_GUARD_DIR" flag:"guard-dir" yaml:"guard_dir" usage:"folder in which agent and guard meet; default: beside the state"`
+	GuardGrace time.Duration `env:"PERSYS_GUARD_GRACE" flag:"guard-grace" yaml:"guard_grace" seconds:"true" default:"10s" min:"0s" max:"10m" usage:"what a guard gives a workload to end by itself; it is placed elsewhere 5 s later at the earliest"`
+
 	Docker     bool   `env:"PERSYS_DOCKER_ENABLED" flag:"docker" yaml:"docker_enabled" default:"true" usage:"run containers on a Docker engine"`
 	DockerHost string `env:"DOCKER_HOST" flag:"docker-host" yaml:"docker_endpoint" default:"unix:///var/run/docker.sock" usage:"Docker endpoint"`
 	Compose    bool   `env:"PERSYS_COMPOSE_ENABLED" flag:"compose" yaml:"compose_enabled" default:"true" usage:"run Compose stacks on the Docker engine"`
@@ -175,6 +179,12 @@ func (c *Config) complete() error {
 			return err
 		}
 		c.StatePath = path
+	}
+	if c.GuardDir == "" {
+		c.GuardDir = c.StatePath + ".guard"
+	}
+	if c.Standalone {
+		c.Guard = "off" // there is no lease
 	}
 	if c.CredsFile == "" {
 		c.CredsFile = filepath.Join(filepath.Dir(c.StatePath), "credentials.yaml")

@@ -147,6 +147,9 @@ func Run(ctx context.Context, cfg Config, version string, log *slog.Logger) erro
 	if err := (&store.Store{File: cfg.CredsFile}).Check(); err != nil {
 		return err
 	}
+	if acfg.Guard, err = cfg.guardFor(version, log); err != nil {
+		return err
+	}
 	withVMs := offersVMs(&cfg)
 	if withVMs != nil && cfg.VM {
 		log.Info("virtual machines are not offered", "reason", withVMs.Error())

@@ -1,0 +1,148 @@
+package guard
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"os"
+	"time"
+)
+
+// Client is an agent's way to its guards. It is for one caller at a time.
+type Client struct {
+	Dir string
+	// Start starts a guard; nil where somebody else does, such as systemd.
+	Start func() error
+	// Version of the guards that this client starts: one of another version is replaced.
+	Version string
+	Logger  *slog.Logger
+
+	conn    net.Conn
+	lines   *bufio.Scanner
+	started time.Time
+	last    State
+	silent  int // calls in a row that were not answered in time
+}
+
+// Times of one call. An agent that waits longer than that would not confirm in time.
+const (
+	callTimeout  = time.Second
+	startTimeout = 3 * time.Second
+	startAgain   = time.Second
+)
+
+// Feed tells the guard, and returns what it knows. A guard that is not there is started, one that
+// does not answer is killed, so that the other takes over, if it is ours to start.
+func (c *Client) Feed(ctx context.Context, in Feed) (State, error) {
+	out, err := c.call(ctx, in)
+	if err != nil {
+		return State{}, err
+	}
+	if out.Version != c.Version && c.Start != nil && !in.Retire {
+		c.Logger.Info("replacing a guard of another version", "version", out.Version)
+		_, err := c.call(ctx, Feed{Boot: in.Boot, Retire: true})
+		c.close()
+		if err != nil {
+			return State{}, err
+		}
+		for until := time.Now().Add(callTimeout); out.Guard.Alive() && time.Now().Before(until) && ctx.Err() == nil; {
+			time.Sleep(10 * time.Millisecond) // until it has given up its place
+		}
+		c.started = time.Time{}
+		return c.call(ctx, in)
+	}
+	return out, nil
+}
+
+func (c *Client) call(ctx context.Context, in Feed) (State, error) {
+	if c.conn == nil {
+		if err := c.connect(ctx); err != nil {
+			return State{}, err
+		}
+	}
+	raw, err := json.Marshal(in)
+	if err != nil {
+		return State{}, err
+	}
+	err = c.conn.SetDeadline(time.Now().Add(callTimeout))
+	if err == nil {
+		_, err = c.conn.Write(append(raw, '\n'))
+	}
+	var out State
+	if err == nil {
+		if !c.lines.Scan() {
+			err = c.lines.Err()
+			if err == nil {
+				err = errors.New("it has ended")
+			}
+		} else {
+			err = json.Unmarshal(c.lines.Bytes(), &out)
+		}
+	}
+	if err != nil {
+		c.close()
+		if errors.Is(err, os.ErrDeadlineExceeded) {
+			c.silent++
+			if c.silent >= 2 && c.Start != nil && c.last.Guard.Alive() {
+				c.Logger.Warn("the guard does not answer: killing it, so that the other takes over", "pid", c.last.Guard.PID)
+				if err := c.last.Guard.Kill(); err != nil && !errors.Is(err, os.ErrProcessDone) {
+					c.Logger.Error("killing the guard", "error", err)
+				}
+			}
+		}
+		return State{}, fmt.Errorf("guard: %w", err)
+	}
+	c.silent, c.last = 0, out
+	if out.Error != "" {
+		return State{}, errors.New("guard: " + out.Error)
+	}
+	return out, nil
+}
+
+// connect finds a guard, or starts one.
+func (c *Client) connect(ctx context.Context) error {
+	err := c.dial()
+	if err == nil || c.Start == nil || time.Since(c.started) < startAgain {
+		return err
+	}
+	c.started = time.Now()
+	if serr := c.Start(); serr != nil {
+		return fmt.Errorf("starting the guard: %w", serr)
+	}
+	for until := time.Now().Add(startTimeout); time.Now().Before(until) && ctx.Err() == nil; {
+		if err = c.dial(); err == nil {
+			return nil
+		}
+		time.Sleep(20 * time.Millisecond) // until it listens
+	}
+	return err
+}
+
+func (c *Client) dial() error {
+	path, done, err := at(c.Dir, socketFile)
+	if err != nil {
+		return fmt.Errorf("guard: %w", err)
+	}
+	defer done()
+	conn, err := net.DialTimeout("unix", path, callTimeout)
+	if err != nil {
+		return fmt.Errorf("guard: %w", err)
+	}
+	c.conn, c.lines = conn, bufio.NewScanner(conn)
+	c.lines.Buffer(nil, 16<<20)
+	return nil
+}
+
+func (c *Client) close() {
+	if c.conn != nil {
+		c.conn.Close()
+		c.conn = nil
+	}
+}
+
+// Close ends the connection; the guard goes on.
+func (c *Client) Close() { c.close() }

@@ -1,0 +1,156 @@
+package guard
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/persys/compute/agent/driver"
+)
+
+// Workload is one that is guarded.
+type Workload struct {
+	Kind driver.Kind `json:"kind"`
+	ID   driver.ID   `json:"id"`
+}
+
+// lease is what guards know; it is the content of the file.
+type lease struct {
+	Boot    string  `json:"boot"`
+	Cluster string  `json:"cluster"` // on labels
+	Agent   Process `json:"agent"`
+	// Deadline is the end of the lease by Now. Lapses counts the leases that ended while something was
+	// guarded, Confirmed how many of them the agent knows of.
+	Deadline  time.Duration `json:"deadline"`
+	Lapses    uint64        `json:"lapses"`
+	Confirmed uint64        `json:"confirmed"`
+	// Lapsed: the deadline has passed, and no lease has begun since.
+	Lapsed bool `json:"lapsed"`
+	// Guarded is to be stopped at the deadline; Condemned was guarded at a deadline that passed.
+	Guarded   []Workload `json:"guarded,omitempty"`
+	Condemned []Workload `json:"condemned,omitempty"`
+}
+
+// idle: nothing is to be stopped, now or later.
+func (l *lease) idle() bool { return len(l.Guarded) == 0 && len(l.Condemned) == 0 }
+
+// lapse ends the lease if its time has come. It reports whether it did.
+func (l *lease) lapse(now time.Duration) bool {
+	if l.Lapsed || len(l.Guarded) == 0 || now < l.Deadline {
+		return false
+	}
+	l.Lapsed = true
+	l.Lapses++
+	l.Condemned = union(l.Condemned, l.Guarded)
+	l.Guarded = nil
+	return true
+}
+
+// feed takes over what the agent says. Under a lapse that it has not confirmed it is only heard.
+func (l *lease) feed(in Feed, now time.Duration) {
+	l.lapse(now)
+	l.Agent = in.Agent
+	if in.Ask {
+		return
+	}
+	l.Cluster = in.Cluster
+	l.Confirmed = max(l.Confirmed, min(in.Lapses, l.Lapses))
+	if l.Confirmed < l.Lapses {
+		return
+	}
+	l.Guarded = slices.Clone(in.Guarded)
+	sort(l.Guarded)
+	l.Condemned = slices.DeleteFunc(l.Condemned, func(w Workload) bool { return slices.Contains(l.Guarded, w) })
+	l.Deadline, l.Lapsed = max(l.Deadline, in.Deadline), false
+	l.lapse(now) // a deadline that has passed already is none
+}
+
+func union(a, b []Workload) []Workload {
+	out := append(slices.Clone(a), b...)
+	sort(out)
+	return slices.Compact(out)
+}
+
+func sort(list []Workload) {
+	slices.SortFunc(list, func(a, b Workload) int {
+		return strings.Compare(string(a.Kind)+"/"+string(a.ID), string(b.Kind)+"/"+string(b.ID))
+	})
+}
+
+// The files of a guard's folder.
+const (
+	leaseFile  = "lease.json"
+	socketFile = "guard.sock"
+	firstLock  = "first.lock"
+	secondLock = "second.lock"
+)
+
+// load reads the file; none, or one of an earlier start of the machine, is an empty lease.
+func load(dir, boot string) (*lease, error) {
+	l := &lease{Boot: boot}
+	raw, err := os.ReadFile(filepath.Join(dir, leaseFile))
+	if errors.Is(err, fs.ErrNotExist) {
+		return l, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	var have lease
+	if err := json.Unmarshal(raw, &have); err != nil {
+		return nil, fmt.Errorf("%s: %w", filepath.Join(dir, leaseFile), err)
+	}
+	if have.Boot != boot {
+		return l, nil
+	}
+	return &have, nil
+}
+
+// save replaces the file in one step.
+func (l *lease) save(dir string) error {
+	raw, err := json.Marshal(l)
+	if err != nil {
+		return err
+	}
+	next := filepath.Join(dir, leaseFile+".new")
+	if err := os.WriteFile(next, raw, 0o600); err != nil {
+		return err
+	}
+	return os.Rename(next, filepath.Join(dir, leaseFile))
+}
+
+// Feed is what an agent tells its guard.
+type Feed struct {
+	Agent   Process `json:"agent"`
+	Boot    string  `json:"boot"`
+	Cluster string  `json:"cluster"`
+	// Deadline is the end of the lease by Now, counted from when it was asked for.
+	Deadline time.Duration `json:"deadline"`
+	// Lapses that the agent knows of. To name one is to promise that nothing guarded is being started.
+	Lapses uint64 `json:"lapses"`
+	// Guarded is all that the agent may run under this lease.
+	Guarded []Workload `json:"guarded,omitempty"`
+	// Ask changes nothing: an agent that has just started has no lease of its own yet.
+	Ask bool `json:"ask,omitempty"`
+	// Retire asks the guards to end, for others of another version.
+	Retire bool `json:"retire,omitempty"`
+}
+
+// State is a guard's answer: what holds now.
+type State struct {
+	Version  string        `json:"version"`
+	Guard    Process       `json:"guard"`
+	Deadline time.Duration `json:"deadline"`
+	Lapses   uint64        `json:"lapses"`
+	Lapsed   bool          `json:"lapsed"`
+	Grace    time.Duration `json:"grace"`
+	// Second: there are two guards.
+	Second  bool       `json:"second"`
+	Guarded []Workload `json:"guarded,omitempty"`
+	Error   string     `json:"error,omitempty"`
+}
