@@ -1,0 +1,188 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	agentv1 "github.com/persys/compute/api/agent/v1"
+	controlv1 "github.com/persys/compute/api/control/v1"
+
+	"github.com/persys/compute/agent/guard"
+)
+
+func stops(r *agentv1.ApplyWorkloadRequest) { r.Exclusive, r.OnLostLease = true, "stop" }
+
+// scripted is a guard that does what a test says; it stops nothing by itself.
+type scripted struct {
+	mu      sync.Mutex
+	st      guard.State
+	err     error
+	heard   []guard.Feed
+	confirm uint64
+}
+
+func (g *scripted) Feed(_ context.Context, in guard.Feed) (guard.State, error) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.err != nil {
+		return guard.State{}, g.err
+	}
+	g.heard = append(g.heard, in)
+	if !in.Ask && in.Lapses >= g.st.Lapses {
+		g.confirm = in.Lapses
+		g.st.Lapsed, g.st.Deadline, g.st.Guarded = false, max(g.st.Deadline, in.Deadline), in.Guarded
+	}
+	return g.st, nil
+}
+
+func (g *scripted) Close() {}
+
+func (g *scripted) set(fn func()) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	fn()
+}
+
+func (g *scripted) lapse() {
+	g.set(func() { g.st.Lapses++; g.st.Lapsed, g.st.Deadline, g.st.Guarded = true, guard.Now(), nil })
+}
+
+func (g *scripted) guards(id string) bool {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return slices.ContainsFunc(g.st.Guarded, func(w guard.Workload) bool { return string(w.ID) == id })
+}
+
+func guardedRig(t *testing.T) (*rig, *scripted) {
+	g := &scripted{st: guard.State{Grace: 10 * time.Second}}
+	c := leader() // that extends no lease by itself
+	c.onRegister = func(*controlv1.RegisterNodeRequest) (*controlv1.RegisterNodeResponse, error) {
+		return &controlv1.RegisterNodeResponse{Accepted: true, HeartbeatIntervalSeconds: 3, ClusterId: "c1", Epoch: controlEpoch("c1", 1)}, nil
+	}
+	c.onBeat = func(*controlv1.HeartbeatRequest) (*controlv1.HeartbeatResponse, error) {
+		out := beatOK(1)
+		out.LeaseSeconds = 0
+		return out, nil
+	}
+	r := newRig(t, under(c), func(c *Config) {
+		c.Guard = g
+		c.RetryBase = 20 * time.Millisecond
+	})
+	return r, g
+}
+
+func TestAGuardedOrderNeedsALeaseAndAGuard(t *testing.T) {
+	r, g := guardedRig(t)
+	r.start()
+	order := func() error {
+		_, err := r.a.API().ApplyWorkload(t.Context(), &agentv1.ApplyWorkloadRequest{
+			Id: "db", RevisionId: "r1", Spec: container("sim/run"), Exclusive: true, OnLostLease: "stop", Content: "c1:a",
+			Epoch: &agentv1.Epoch{ClusterId: "c1", Incarnation: 1, Term: 7}, Generation: &agentv1.Generation{Incarnation: 1, Sequence: 5},
+		})
+		return err
+	}
+	if err := order(); status.Code(err) != codes.Unavailable || !strings.Contains(err.Error(), "no lease") {
+		t.Errorf("without a lease: %v", err)
+	}
+	r.a.leased(guard.Now() + time.Minute)
+	g.set(func() { g.err = errors.New("away") })
+	if err := order(); status.Code(err) != codes.Unavailable || !strings.Contains(err.Error(), "away") {
+		t.Errorf("without a guard: %v", err)
+	}
+	if r.observed("db") != nil {
+		t.Error("it was started")
+	}
+	g.set(func() { g.err = nil })
+	if err := order(); err != nil {
+		t.Fatal(err)
+	}
+	r.reaches("db", running)
+	if !g.guards("db") {
+		t.Error("it runs and is not guarded")
+	}
+	caps := r.a.introduction().Capabilities
+	if !caps.SelfFencing || caps.FenceBoundSeconds != 15 {
+		t.Errorf("registered as self_fencing %v, bound %d s; want true and 15", caps.SelfFencing, caps.FenceBoundSeconds)
+	}
+}
+
+func TestWhatLapsedStartsByANewerOrderOnly(t *testing.T) {
+	r, g := guardedRig(t)
+	r.start()
+	r.a.leased(guard.Now() + time.Minute)
+	r.apply("db", "sim/run", stops, content("c1:a"), by(7), at(5))
+	r.apply("web", "sim/run", content("c1:a"), by(7), at(5))
+	r.reaches("db", running)
+	r.reaches("web", running)
+	g.lapse()
+	r.a.feedNow()
+	if st := r.reaches("db", halted); st.Message != lapsedMessage {
+		t.Errorf("%q, want %q", st.Message, lapsedMessage)
+	}
+	r.until(func() bool { g.mu.Lock(); defer g.mu.Unlock(); return g.confirm == 1 }, func() string { return "the lapse is never confirmed" })
+	r.reaches("web", running)
+	r.a.leased(guard.Now() + time.Minute)
+	before := r.hooks.count("ensure db")
+	if out := r.apply("db", "sim/run", stops, content("c1:a"), by(7), at(5)); !out.Applied {
+		t.Errorf("the same order again: %v", out)
+	}
+	r.a.sweep(r.a.life)
+	r.until(func() bool { return r.a.queue.depth() == 0 }, func() string { return "never idle" })
+	if n := r.hooks.count("ensure db"); n != before {
+		t.Errorf("started %d times by an order from before the lapse", n-before)
+	}
+	r.apply("db", "sim/run", stops, content("c1:a"), by(7), at(6))
+	r.reaches("db", running)
+	if !g.guards("db") {
+		t.Error("it runs and is not guarded")
+	}
+}
+
+func TestWithoutItsGuardTheAgentStopsByItself(t *testing.T) {
+	r, g := guardedRig(t)
+	r.start()
+	r.a.leased(guard.Now() + time.Second)
+	r.apply("db", "sim/run", stops, content("c1:a"), by(7), at(5))
+	r.reaches("db", running)
+	g.set(func() { g.err = errors.New("away") })
+	r.a.leased(guard.Now() + time.Hour) // the schedulers extend it; the guard does not know
+	r.reaches("db", halted)
+}
+
+func TestAfterARestartTheGuardSaysWhatMayGoOn(t *testing.T) {
+	for _, c := range []struct {
+		name   string
+		change func(*scripted)
+		want   agentv1.ActualState
+	}{
+		{"the lease goes on", func(*scripted) {}, running},
+		{"it has lapsed", (*scripted).lapse, halted},
+		{"it is not guarded", func(g *scripted) { g.set(func() { g.st.Guarded = nil }) }, halted},
+		{"nobody answers", func(g *scripted) { g.set(func() { g.err = errors.New("away") }) }, halted},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			r, g := guardedRig(t)
+			r.start()
+			r.a.leased(guard.Now() + time.Minute)
+			r.apply("db", "sim/run", stops, content("c1:a"), by(7), at(5))
+			r.reaches("db", running)
+			r.halt()
+			c.change(g)
+			r.start()
+			r.reaches("db", c.want)
+			if c.want == running {
+				r.a.sweep(r.a.life)
+				r.until(func() bool { return g.guards("db") }, func() string { return "it runs on and is not guarded" })
+				r.reaches("db", running)
+			}
+		})
+	}
+}
