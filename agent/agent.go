@@ -19,7 +19,7 @@ import (
 	"github.com/persys/compute/agent/guard"
 	"github.com/persys/compute/agent/usage"
 	"github.com/persys/compute/agent/volume"
-	"github.com/persys/compute/rpc/guard"
+	limits "github.com/persys/compute/rpc/guard"
 )
 
 // Agent runs the workloads of one machine. New opens its file, Run does the work.
@@ -277,15 +277,15 @@ func (a *Agent) spawn(fn func()) { a.tasks.Go(fn) }
 
 // serve starts the API on l and ends it with ctx.
 func (a *Agent) serve(ctx context.Context, l net.Listener, failed chan<- error) {
-	options := append(guard.ServerOptions(), a.cfg.ServerOptions...)
-	options = append(options, grpc.ChainUnaryInterceptor(guard.Unary(a.log)), grpc.ChainStreamInterceptor(guard.Stream(a.log)))
+	options := append(limits.ServerOptions(), a.cfg.ServerOptions...)
+	options = append(options, grpc.ChainUnaryInterceptor(limits.Unary(a.log)), grpc.ChainStreamInterceptor(limits.Stream(a.log)))
 	if a.cfg.Authorize != nil {
 		options = append(options, a.authorize(*a.cfg.Authorize)...)
 	}
 	a.server = grpc.NewServer(options...)
 	a.Register(a.server)
 	a.spawn(func() {
-		if err := a.server.Serve(guard.Listen(l, a.cfg.Limits, a.metrics.limited)); err != nil && ctx.Err() == nil {
+		if err := a.server.Serve(limits.Listen(l, a.cfg.Limits, a.metrics.limited)); err != nil && ctx.Err() == nil {
 			failed <- fmt.Errorf("agent: serving %s: %w", l.Addr(), err)
 		}
 	})

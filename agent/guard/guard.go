@@ -37,6 +37,9 @@ type Options struct {
 	Grace time.Duration
 	// UntilIdle ends the guard when its agent is dead and nothing is left to stop.
 	UntilIdle bool
+	// IdleFor is how long it waits for another agent then; default 10 s: one that is being restarted
+	// finds it.
+	IdleFor time.Duration
 	// Second starts the second guard. The process must outlive its starter's death.
 	Second  func() (*os.Process, error)
 	Version string
@@ -71,6 +74,9 @@ func Run(ctx context.Context, opt Options) error {
 	if opt.Logger == nil {
 		opt.Logger = slog.Default()
 	}
+	if opt.IdleFor == 0 {
+		opt.IdleFor = 10 * time.Second
+	}
 	if err := os.MkdirAll(opt.Dir, 0o700); err != nil {
 		return err
 	}
@@ -85,12 +91,18 @@ func Run(ctx context.Context, opt Options) error {
 	ctx, retire := context.WithCancel(ctx)
 	defer retire()
 	g := &Guard{opt: opt, boot: boot, self: self, busy: map[Workload]bool{}, retire: retire}
-	defer g.work.Wait()
 	lock, err := g.claim(ctx)
+	// The place is given up last: until then nobody else takes it.
+	defer func() {
+		retire()
+		g.work.Wait()
+		if lock != nil {
+			lock.Close()
+		}
+	}()
 	if err != nil {
 		return err
 	}
-	defer lock.Close()
 	g.mu.Lock()
 	g.lease, err = load(opt.Dir, boot)
 	g.mu.Unlock()
@@ -359,11 +371,8 @@ func (g *Guard) needed(now time.Duration) bool {
 	if g.quiet == 0 {
 		g.quiet = now
 	}
-	return now-g.quiet < idleFor
+	return now-g.quiet < g.opt.IdleFor
 }
-
-// idleFor is how long a guard waits for an agent: one that is being restarted finds it.
-const idleFor = 10 * time.Second
 
 // stopAll stops what is condemned, each in a goroutine of its own, and forgets what is known to be
 // stopped once its agent cannot start it any more. It is called with mu held.

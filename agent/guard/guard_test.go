@@ -304,3 +304,46 @@ func TestItGoesOnFromItsFile(t *testing.T) {
 		t.Errorf("%+v, %v", have, err)
 	}
 }
+
+func TestItEndsWithItsSecondWhenNobodyNeedsIt(t *testing.T) {
+	r := newRig(t)
+	second := make(chan Process, 8)
+	ended := make(chan error, 1)
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	go func() {
+		ended <- Run(ctx, Options{Dir: r.dir, Runtime: r.engine, Version: "v1", UntilIdle: true, IdleFor: 300 * time.Millisecond, Logger: r.client.Logger,
+			Second: func() (*os.Process, error) {
+				cmd := exec.Command("sleep", "60")
+				err := cmd.Start()
+				if err == nil {
+					p, err := processOf(cmd.Process.Pid)
+					if err != nil {
+						return nil, err
+					}
+					second <- p
+				}
+				return cmd.Process, err
+			}})
+	}()
+	r.agent = r.victim()
+	r.feed(Feed{Deadline: Now() + 500*time.Millisecond, Guarded: []Workload{db}})
+	p := <-second
+	if err := r.agent.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	select {
+	case err := <-ended:
+		if err != nil {
+			t.Error(err)
+		}
+	case <-time.After(10 * time.Second):
+		t.Fatal("it never ends")
+	}
+	if r.engine.at(db) == 0 {
+		t.Error("it ended before it had stopped what it guarded")
+	}
+	if p.Alive() {
+		t.Error("its second goes on")
+	}
+}
