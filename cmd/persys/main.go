@@ -102,7 +102,7 @@ func runDev(ctx context.Context, opt options) (err error) {
 	}
 	how := "the local Docker engine"
 	acfg := agentd.Config{
-		Guard: "off", // the machine is one, and this is one process
+		Guard:    "off", // the machine is one, and this is one process
 		Insecure: true, NodeID: "dev-1", StatePath: filepath.Join(dir, "agent", "state.db"),
 		Schedulers: addrs, Docker: true, Reconcile: true, ReconcileInterval: 30 * time.Second,
 	}
