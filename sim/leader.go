@@ -25,15 +25,14 @@ const (
 
 // beat is what a leader remembers of one node.
 type beat struct {
-	index    uint64
-	up       bool
-	heard    int64
-	expires  int64
-	told     int64
-	downAt   int64
-	sequence uint64
-	full     bool
-	doomed   bool
+	index         uint64
+	up            bool
+	heard         int64
+	downAt        int64
+	expires, told int64
+	sequence      uint64
+	full          bool
+	doomed        bool
 }
 
 // stint is one leadership. Its times are by its replica's clock.
@@ -161,10 +160,7 @@ func (s *stint) wake() {
 // shift moves every deadline after a pause.
 func (s *stint) shift(d int64) {
 	for _, b := range s.table {
-		b.expires += d
-		if b.downAt != 0 {
-			b.downAt += d
-		}
+		b.expires, b.downAt = b.expires+d, b.downAt+d
 	}
 }
 
@@ -172,7 +168,7 @@ func (s *stint) observe(n *fsm.Node, now int64) {
 	b := s.table[n.ID]
 	switch {
 	case b == nil:
-		b = &beat{}
+		b = &beat{downAt: now}
 		s.table[n.ID] = b
 	case n.ModifyIndex < b.index:
 		return
@@ -181,18 +177,12 @@ func (s *stint) observe(n *fsm.Node, now int64) {
 		b.expires = max(b.expires, now+leaseLength)
 	}
 	if b.up && !n.Up {
-		b.heard = 0
-	}
-	switch {
-	case n.Up:
-		b.downAt = 0
-	case b.downAt == 0:
-		b.downAt = now
+		b.heard, b.downAt = 0, now
 	}
 	b.index, b.up = n.ModifyIndex, n.Up
 }
 
-// Expired, NextExpiry, Returned and Outstanding implement sched.Liveness.
+// Expired, NextExpiry, Returned, DownSince and Outstanding implement sched.Liveness.
 func (s *stint) Expired(now int64, fn func(sched.NodeID, int64) bool) {
 	for _, id := range keys(s.table) {
 		if b := s.table[id]; b.up && b.expires <= now {
@@ -222,13 +212,7 @@ func (s *stint) Returned(now int64, fn func(sched.NodeID, int64) bool) {
 	}
 }
 
-// DownSince implements sched.Liveness.
-func (s *stint) DownSince(node string) int64 {
-	if b := s.table[node]; b != nil {
-		return b.downAt
-	}
-	return 0
-}
+func (s *stint) DownSince(node string) int64 { return s.table[node].downAt }
 
 func (s *stint) Outstanding(o sched.Order) bool {
 	e := s.orders[orderKey{o.Node, o.Workload, o.Op}]
