@@ -23,6 +23,7 @@ type env struct {
 	scheduler string
 	etcd      string
 	namers    *namers // nil until a DNS bench starts them
+	fifty     *fiftyFigures
 	count     int
 }
 

@@ -1,0 +1,272 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/moby/moby/api/types/container"
+	"github.com/moby/moby/api/types/swarm"
+	docker "github.com/moby/moby/client"
+
+	clusterv1 "github.com/persys/compute/api/cluster/v1"
+	controlv1 "github.com/persys/compute/api/control/v1"
+	"github.com/persys/compute/e2e/harness"
+)
+
+const (
+	fifty      = 50
+	fiftyImage = "persys/hello:bench"
+	fiftyLabel = "persys.bench"
+	fiftyLimit = 3 * time.Minute // of each way
+)
+
+// fiftyFigures are seconds from the asking to fifty that run, each way on the same engine in one run.
+type fiftyFigures struct {
+	ours, raw, swarm float64
+	workers          int // of the fastest raw way
+}
+
+func containers50(ctx context.Context, e *env) (result, error) {
+	f, err := e.fiftyFigures(ctx)
+	return result{ours: f.ours, peer: f.raw, unit: "s", goal: 1 / 1.2, goalIsRatio: true, lower: true,
+		note: fmt.Sprintf("one agent, one scheduler; raw is create and start, %d at a time", f.workers)}, err
+}
+
+func containers50Swarm(ctx context.Context, e *env) (result, error) {
+	f, err := e.fiftyFigures(ctx)
+	return result{ours: f.ours, peer: f.swarm, unit: "s", goal: 2, goalIsRatio: true, lower: true,
+		note: "a service of fifty replicas, on the bridge as ours are on theirs"}, err
+}
+
+func (e *env) fiftyFigures(ctx context.Context) (f fiftyFigures, err error) {
+	if e.fifty != nil {
+		return *e.fifty, nil
+	}
+	eng, err := harness.OpenEngine(ctx)
+	if err != nil {
+		return f, err
+	}
+	defer func() { err = errors.Join(err, eng.Close()) }()
+	if err := eng.BuildGo(ctx, fiftyImage, "./examples/hello", nil); err != nil {
+		return f, err
+	}
+	defer func() {
+		last, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Minute)
+		defer cancel()
+		err = errors.Join(err, eng.RemoveImage(last, fiftyImage))
+	}()
+	cli, err := docker.New(docker.FromEnv)
+	if err != nil {
+		return f, err
+	}
+	defer cli.Close()
+	if _, err := fiftyRaw(ctx, cli, 8); err != nil { // the engine warms up
+		return f, err
+	}
+	// Around ours, so that neither has the quieter machine.
+	for _, workers := range []int{4, 8, 16} {
+		took, err := fiftyRaw(ctx, cli, workers)
+		if err != nil {
+			return f, err
+		}
+		if f.raw == 0 || took < f.raw {
+			f.raw, f.workers = took, workers
+		}
+		if workers != 8 {
+			continue
+		}
+		if f.ours, err = e.fiftyOurs(ctx, eng); err != nil {
+			return f, err
+		}
+	}
+	if f.swarm, err = fiftySwarm(ctx, cli); err != nil {
+		return f, err
+	}
+	e.fifty = &f
+	return f, nil
+}
+
+// fiftyRaw creates and starts containers by the engine's own API.
+func fiftyRaw(ctx context.Context, cli *docker.Client, workers int) (took float64, err error) {
+	ctx, cancel := context.WithTimeout(ctx, fiftyLimit)
+	defer cancel()
+	ids := make([]string, fifty)
+	defer func() { err = errors.Join(err, removeAll(ctx, cli, ids)) }()
+	began := time.Now()
+	err = inParallel(workers, func(i int) error {
+		made, err := cli.ContainerCreate(ctx, docker.ContainerCreateOptions{
+			Name:   fmt.Sprintf("persys-bench-%d", i),
+			Config: &container.Config{Image: fiftyImage, Labels: map[string]string{fiftyLabel: "raw"}},
+		})
+		if err != nil {
+			return err
+		}
+		ids[i] = made.ID
+		_, err = cli.ContainerStart(ctx, made.ID, docker.ContainerStartOptions{})
+		return err
+	})
+	return time.Since(began).Seconds(), err
+}
+
+func inParallel(workers int, do func(i int) error) error {
+	next := make(chan int)
+	errs := make([]error, workers)
+	var wg sync.WaitGroup
+	for w := range workers {
+		wg.Go(func() {
+			for i := range next {
+				if errs[w] == nil {
+					errs[w] = do(i)
+				}
+			}
+		})
+	}
+	for i := range fifty {
+		next <- i
+	}
+	close(next)
+	wg.Wait()
+	return errors.Join(errs...)
+}
+
+func removeAll(ctx context.Context, cli *docker.Client, ids []string) error {
+	return inParallel(8, func(i int) error {
+		if ids[i] == "" {
+			return nil
+		}
+		_, err := cli.ContainerRemove(ctx, ids[i], docker.ContainerRemoveOptions{Force: true})
+		return err
+	})
+}
+
+// fiftySwarm is a service of the engine's own orchestrator, on loopback.
+func fiftySwarm(ctx context.Context, cli *docker.Client) (took float64, err error) {
+	ctx, cancel := context.WithTimeout(ctx, fiftyLimit)
+	defer cancel()
+	if _, err := cli.SwarmInit(ctx, docker.SwarmInitOptions{ListenAddr: "127.0.0.1:0", AdvertiseAddr: "127.0.0.1", ForceNewCluster: false}); err != nil {
+		return 0, fmt.Errorf("docker swarm init: %w", err)
+	}
+	defer func() {
+		last, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Minute)
+		defer cancel()
+		_, lerr := cli.SwarmLeave(last, docker.SwarmLeaveOptions{Force: true})
+		err = errors.Join(err, lerr)
+	}()
+	replicas := uint64(fifty)
+	began := time.Now()
+	made, err := cli.ServiceCreate(ctx, docker.ServiceCreateOptions{Spec: swarm.ServiceSpec{
+		Annotations:  swarm.Annotations{Name: "persys-bench", Labels: map[string]string{fiftyLabel: "swarm"}},
+		TaskTemplate: swarm.TaskSpec{ContainerSpec: &swarm.ContainerSpec{Image: fiftyImage}},
+		Mode:         swarm.ServiceMode{Replicated: &swarm.ReplicatedService{Replicas: &replicas}},
+	}})
+	if err != nil {
+		return 0, fmt.Errorf("docker service create: %w", err)
+	}
+	running := func() (int, error) {
+		tasks, err := cli.TaskList(ctx, docker.TaskListOptions{Filters: make(docker.Filters).Add("service", made.ID)})
+		n := 0
+		for _, t := range tasks.Items {
+			if t.Status.State == swarm.TaskStateRunning {
+				n++
+			}
+		}
+		return n, err
+	}
+	for {
+		n, err := running()
+		if err != nil {
+			return 0, err
+		}
+		if n == fifty {
+			break
+		}
+		if wait(ctx, 50*time.Millisecond); ctx.Err() != nil {
+			return 0, fmt.Errorf("%d of %d tasks run: %w", n, fifty, ctx.Err())
+		}
+	}
+	took = time.Since(began).Seconds()
+	_, err = cli.ServiceRemove(ctx, made.ID, docker.ServiceRemoveOptions{})
+	for err == nil {
+		var left docker.ContainerListResult
+		left, err = cli.ContainerList(ctx, docker.ContainerListOptions{All: true, Filters: make(docker.Filters).Add("label", "com.docker.swarm.service.id="+made.ID)})
+		if len(left.Items) == 0 {
+			break
+		}
+		if wait(ctx, 200*time.Millisecond); ctx.Err() != nil {
+			err = ctx.Err()
+		}
+	}
+	return took, err
+}
+
+// fiftyOurs is one apply of fifty to a scheduler with one agent, until all are known to run.
+func (e *env) fiftyOurs(ctx context.Context, eng *harness.Engine) (took float64, err error) {
+	ctx, cancel := context.WithTimeout(ctx, fiftyLimit)
+	defer cancel()
+	bins, err := harness.Build(ctx, harness.BuildOptions{Dir: e.folder()})
+	if err != nil {
+		return 0, err
+	}
+	c, err := harness.Start(ctx, harness.Options{Schedulers: 1, Binaries: bins, Dir: e.folder()})
+	if err != nil {
+		return 0, err
+	}
+	defer func() { err = errors.Join(err, c.Close()) }()
+	st, err := c.Status(ctx, 0)
+	if err != nil {
+		return 0, err
+	}
+	agent, err := c.StartAgent(ctx, harness.AgentOptions{})
+	if err != nil {
+		return 0, err
+	}
+	defer func() {
+		last, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Minute)
+		defer cancel()
+		err = errors.Join(err, agent.Kill(), eng.RemoveAll(last, st.GetClusterId()))
+	}()
+	admin, err := c.Admin(0)
+	if err != nil {
+		return 0, err
+	}
+	req := &clusterv1.ApplyWorkloadsRequest{}
+	for i := range fifty {
+		req.Workloads = append(req.Workloads, &controlv1.ApplyWorkloadRequest{
+			WorkloadId: fmt.Sprintf("bench-%d", i), DesiredState: "Running",
+			Spec: &controlv1.WorkloadSpec{
+				Type: "container", Resources: &controlv1.ResourceRequirements{CpuMillicores: 10, MemoryMb: 16},
+				Spec: &controlv1.WorkloadSpec_Container{Container: &controlv1.ContainerSpec{Image: fiftyImage}},
+			},
+		})
+	}
+	watch, err := admin.WatchWorkloads(ctx, &clusterv1.WatchWorkloadsRequest{})
+	if err != nil {
+		return 0, err
+	}
+	began := time.Now()
+	resp, err := admin.ApplyWorkloads(ctx, req)
+	if err != nil {
+		return 0, err
+	}
+	for i, r := range resp.GetResults() {
+		if !r.GetSuccess() {
+			return 0, fmt.Errorf("workload %d was refused: %s", i, r.GetErrorMessage())
+		}
+	}
+	running := map[string]bool{}
+	for len(running) < fifty {
+		m, err := watch.Recv()
+		if err != nil {
+			return 0, fmt.Errorf("%d of %d run: %w", len(running), fifty, err)
+		}
+		if w := m.GetWorkload(); w.GetStatus() == "Running" {
+			running[w.GetWorkloadId()] = true
+		} else if w.GetStatus() == "Failed" {
+			return 0, fmt.Errorf("%s failed: %s", w.GetWorkloadId(), w.GetReason().GetMessage())
+		}
+	}
+	return time.Since(began).Seconds(), nil
+}
