@@ -238,7 +238,7 @@ func (e *env) fiftyOurs(ctx context.Context, eng *harness.Engine) (took float64,
 			WorkloadId: fmt.Sprintf("bench-%d", i), DesiredState: "Running",
 			Spec: &controlv1.WorkloadSpec{
 				Type: "container", Resources: &controlv1.ResourceRequirements{CpuMillicores: 10, MemoryMb: 16},
-				Spec: &controlv1.WorkloadSpec_Container{Container: &controlv1.ContainerSpec{Image: fiftyImage}},
+				Workload: &controlv1.WorkloadSpec_Container{Container: &controlv1.ContainerSpec{Image: fiftyImage}},
 			},
 		})
 	}

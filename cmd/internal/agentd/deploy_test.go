@@ -1,0 +1,142 @@
+package agentd
+
+import (
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+
+	"gopkg.in/yaml.v3"
+
+	"github.com/persys/compute/config"
+)
+
+// daemonSet is what of the manifest has to agree with the program.
+type daemonSet struct {
+	Kind string
+	Spec struct {
+		Selector struct {
+			MatchLabels map[string]string `yaml:"matchLabels"`
+		}
+		Template struct {
+			Metadata struct {
+				Labels, Annotations map[string]string
+			}
+			Spec struct {
+				HostNetwork bool `yaml:"hostNetwork"`
+				HostPID     bool `yaml:"hostPID"`
+				Volumes     []struct{ Name string }
+				Containers  []struct {
+					Image string
+					Env   []struct {
+						Name, Value string
+						ValueFrom   map[string]map[string]string `yaml:"valueFrom"`
+					}
+					Ports []struct {
+						Name          string
+						ContainerPort int `yaml:"containerPort"`
+						HostPort      int `yaml:"hostPort"`
+					}
+					LivenessProbe struct {
+						HTTPGet struct{ Path, Port string } `yaml:"httpGet"`
+					} `yaml:"livenessProbe"`
+					VolumeMounts []struct {
+						Name      string
+						MountPath string `yaml:"mountPath"`
+					} `yaml:"volumeMounts"`
+				}
+			}
+		}
+	}
+}
+
+// The manifest is read as the program would read what it sets: names that exist, values that it takes,
+// the ports that it then listens on, and the image that this repository builds.
+func TestDaemonSetFitsTheProgram(t *testing.T) {
+	raw, err := os.ReadFile("../../../deploy/kubernetes/persys-agent.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var d daemonSet
+	if err := yaml.Unmarshal(raw, &d); err != nil {
+		t.Fatal(err)
+	}
+	pod := d.Spec.Template.Spec
+	if d.Kind != "DaemonSet" || len(pod.Containers) != 1 || !pod.HostNetwork || !pod.HostPID {
+		t.Fatalf("kind %s, %d containers, host network %v, host pids %v", d.Kind, len(pod.Containers), pod.HostNetwork, pod.HostPID)
+	}
+	for k, v := range d.Spec.Selector.MatchLabels {
+		if d.Spec.Template.Metadata.Labels[k] != v {
+			t.Errorf("the selector's %s=%s is not a label of the pods", k, v)
+		}
+	}
+	c := pod.Containers[0]
+	var cfg Config
+	loader, err := config.New(&cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var known []string
+	for _, s := range loader.Describe() {
+		known = append(known, s.Env...)
+	}
+	set := map[string]string{}
+	for _, e := range c.Env {
+		if !slices.Contains(known, e.Name) && !slices.Contains(known, strings.TrimSuffix(e.Name, "_FILE")) {
+			t.Errorf("%s is no setting of the agent", e.Name)
+		}
+		if set[e.Name] = e.Value; e.ValueFrom != nil {
+			set[e.Name] = "some-node"
+		}
+	}
+	mounted := func(path string) bool {
+		for _, m := range c.VolumeMounts {
+			if path == m.MountPath || strings.HasPrefix(path, m.MountPath+"/") {
+				return slices.ContainsFunc(pod.Volumes, func(v struct{ Name string }) bool { return v.Name == m.Name })
+			}
+		}
+		return false
+	}
+	err = loader.Load(config.Sources{
+		Environ: func(k string) (string, bool) { v, ok := set[k]; return v, ok },
+		ReadFile: func(path string) ([]byte, error) {
+			if !mounted(path) {
+				t.Errorf("%s is not mounted", path)
+			}
+			return []byte("persys-join-1.abc.def\n"), nil
+		},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cfg.complete(); err != nil {
+		t.Error(err)
+	}
+	if cfg.NodeID != "some-node" || cfg.Join != "persys-join-1.abc.def" || !cfg.TLSEnabled || cfg.Insecure {
+		t.Errorf("node %q, token %q, TLS %v", cfg.NodeID, cfg.Join, cfg.TLSEnabled)
+	}
+	for _, path := range []string{cfg.StatePath, cfg.ComposeDir, strings.TrimPrefix(cfg.DockerHost, "unix://"), "/tmp/x"} {
+		if !mounted(path) {
+			t.Errorf("%s is not kept outside of the pod", path)
+		}
+	}
+	ports := map[string]int{}
+	for _, p := range c.Ports {
+		if ports[p.Name] = p.ContainerPort; p.HostPort != p.ContainerPort {
+			t.Errorf("port %s is %d outside and %d inside, which a pod in the host's network cannot have", p.Name, p.HostPort, p.ContainerPort)
+		}
+	}
+	if ports["grpc"] != cfg.GRPCPort || ports["http"] != cfg.MetricsPort {
+		t.Errorf("ports %v, the agent listens on %d and %d", ports, cfg.GRPCPort, cfg.MetricsPort)
+	}
+	if g := c.LivenessProbe.HTTPGet; g.Path != "/health" || ports[g.Port] != cfg.MetricsPort {
+		t.Errorf("probed at %+v", g)
+	}
+	if d.Spec.Template.Metadata.Annotations["prometheus.io/port"] != strconv.Itoa(cfg.MetricsPort) {
+		t.Errorf("scraped at %v", d.Spec.Template.Metadata.Annotations)
+	}
+	if _, err := os.Stat("../../../deploy/docker/persys-agent.Dockerfile"); err != nil {
+		t.Errorf("image %s: %v", c.Image, err)
+	}
+}
