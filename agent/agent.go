@@ -17,6 +17,7 @@ import (
 
 	"github.com/persys/compute/agent/driver"
 	"github.com/persys/compute/agent/guard"
+	"github.com/persys/compute/agent/health"
 	"github.com/persys/compute/agent/usage"
 	"github.com/persys/compute/agent/volume"
 	limits "github.com/persys/compute/rpc/guard"
@@ -50,6 +51,7 @@ type Agent struct {
 	sessions atomic.Int32  // that people have open
 	process  guard.Process // this one
 	bootID   string        // of the machine
+	checks   *health.Checker
 
 	// intentMu serialises changes of intents, tombstones and the epoch: judge, disk, memory. It is
 	// taken before mu and may be held across the disk, never across an engine.
@@ -218,6 +220,7 @@ func (a *Agent) Run(ctx context.Context) (err error) {
 		a.retire(engines, nil)
 		err = errors.Join(err, a.flush(), a.store.close())
 	}()
+	a.checks = health.New(life, a.spawn, a.checked)
 	a.intentMu.Lock()
 	a.life = life
 	err = a.bind(life, a.cluster())

@@ -104,7 +104,7 @@ func (a *Agent) absorb(e *engine, seen []driver.Observed, err error) {
 		if !there[id] {
 			w.observed = nil
 			if w.intent == nil {
-				delete(a.workloads, id)
+				a.forget(id)
 				continue
 			}
 		}
@@ -497,7 +497,7 @@ func (a *Agent) bury(ctx context.Context, id string, in *intent) (again bool) {
 	a.version++
 	done.version = a.version
 	a.tombs[id] = &done
-	delete(a.workloads, id)
+	a.forget(id)
 	if t != nil {
 		a.history.put(t)
 	}

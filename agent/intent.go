@@ -66,6 +66,9 @@ type intent struct {
 	// PreviousType still has an instance to remove after the type changed.
 	PreviousType driver.Kind `json:"previous_type,omitempty"`
 
+	// HealthCheck is beside the specification: no instance is made anew for it.
+	HealthCheck json.RawMessage `json:"health_check,omitempty"`
+
 	spec *agentv1.WorkloadSpec
 }
 
@@ -201,6 +204,9 @@ func hashSpec(key *pki.Key, kind driver.Kind, spec *agentv1.WorkloadSpec, labels
 	if err := decoder.Decode(&tree); err != nil {
 		return "", fmt.Errorf("spec: %w", err)
 	}
+	if fields, ok := tree.(map[string]any); ok {
+		delete(fields, "health_check") // no engine sees it
+	}
 	canonical, err := json.Marshal([]any{kind, tree, labels})
 	if err != nil {
 		return "", fmt.Errorf("spec: %w", err)
@@ -281,6 +287,12 @@ func (in *intent) seal(key *pki.Key) error {
 	if in.RawSpec, err = (protojson.MarshalOptions{UseProtoNames: true}).Marshal(arm); err != nil {
 		return fmt.Errorf("workload %q: spec: %w", in.ID, err)
 	}
+	in.HealthCheck = nil
+	if check := spec.GetHealthCheck(); check != nil {
+		if in.HealthCheck, err = (protojson.MarshalOptions{UseProtoNames: true}).Marshal(check); err != nil {
+			return fmt.Errorf("workload %q: health_check: %w", in.ID, err)
+		}
+	}
 	in.SealedBy = key.ID()
 	return nil
 }
@@ -304,6 +316,12 @@ func (in *intent) open(key *pki.Key) error {
 		})
 		if err != nil {
 			return fmt.Errorf("workload %q: %w", in.ID, err)
+		}
+	}
+	if len(in.HealthCheck) > 0 {
+		spec.HealthCheck = &agentv1.HealthCheck{}
+		if err := (protojson.UnmarshalOptions{DiscardUnknown: true}).Unmarshal(in.HealthCheck, spec.HealthCheck); err != nil {
+			return fmt.Errorf("workload %q: health_check: %w", in.ID, err)
 		}
 	}
 	in.spec = spec

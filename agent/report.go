@@ -134,6 +134,9 @@ func (a *Agent) judge(r *report, w *workload, e *engine, now time.Time) {
 		st.Message, r.class = "runtime: "+e.cause(), driver.RuntimeUnhealthy
 	case match.state == driver.Running && fits && in.running():
 		st.ActualState, st.Message = agentv1.ActualState_ACTUAL_STATE_RUNNING, w.observed.Message
+		if a.checks != nil && in.spec.GetHealthCheck() != nil {
+			st.Message, st.Health = a.healthOf(w)
+		}
 	case w.lapsed && in.running():
 		st.ActualState, st.Message = agentv1.ActualState_ACTUAL_STATE_STOPPED, lapsedMessage
 	case w.waits && in.running() && !(f.Final && f.Next.IsZero()):
@@ -193,6 +196,7 @@ func actualState(s driver.State) agentv1.ActualState {
 // publish renews a workload's report and, if it changed, makes it due for a heartbeat and for the
 // file. It is called with mu held.
 func (a *Agent) publish(w *workload, now time.Time) {
+	a.check(w)
 	next := a.assess(w, now)
 	if w.report.status != nil && next.equal(w.report) {
 		return

@@ -32,6 +32,7 @@ func ToAgent(w *fsm.Workload, plain *controlv1.WorkloadSpec) *agentv1.ApplyWorkl
 		Labels:       plain.GetLabels(),
 		Spec:         &agentv1.WorkloadSpec{},
 	}
+	out.Spec.HealthCheck = agentHealthCheck(plain.GetHealthCheck())
 	if w.Desired == fsm.DesiredStopped {
 		out.DesiredState = agentv1.DesiredState_DESIRED_STATE_STOPPED
 	}

@@ -55,6 +55,7 @@ func contentWith(s *controlv1.WorkloadSpec, key Sealer, image string) (string, e
 	case TypeVM:
 		e.vm(s)
 	}
+	e.healthCheck(s.GetHealthCheck())
 	var labels map[string]string
 	for k, v := range s.GetMetadata() {
 		if shownMetadata(k, v) {

@@ -49,6 +49,8 @@
 //	group: front                 # kept apart by placement
 //	count: 3                     # web-0, web-1, web-2 in group web
 //	priority: 0                  # -1000 to 1000, higher first
+//	health_check: {http: /ready, port: 80, interval: 10s} # or tcp: true, or command: [...]; timeout,
+//	                             # retries, start_period
 //	exclusive: false             # never run by two machines; VMs always are
 //	on_lost_lease: keep          # or stop; exclusive workloads only
 //

@@ -98,6 +98,7 @@ func (d *decoder) specFields(s *controlv1.WorkloadSpec, a *arms) []field {
 		{"tolerations", "spec.tolerations", func(_ string, n *node, at where) { s.Tolerations = d.tolerations(n, at) }},
 		{"exclusive", "spec.exclusive", func(_ string, n *node, at where) { s.Exclusive = d.boolean(n, at) }},
 		{"on_lost_lease", "spec.on_lost_lease", func(_ string, n *node, at where) { s.OnLostLease = d.str(n, at) }},
+		{"health_check healthcheck", "spec.health_check", func(_ string, n *node, at where) { s.HealthCheck = d.healthCheck(n, at) }},
 		{"priority", "spec.priority", func(_ string, n *node, at where) { s.Priority = int32(d.integer(n, at, 32)) }},
 	}
 }

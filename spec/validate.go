@@ -452,6 +452,7 @@ func (e *Errors) placement(id string, s *controlv1.WorkloadSpec) {
 	if strings.EqualFold(strings.TrimSpace(s.OnLostLease), "stop") && !s.Exclusive && s.Type != TypeVM {
 		e.add("spec.on_lost_lease", "is for exclusive workloads only: set exclusive: true as well", s.OnLostLease)
 	}
+	e.healthCheck(s)
 	if len(s.Labels) > maxLabels {
 		e.addf("spec.labels", "", "has %d entries, at most %d", len(s.Labels), maxLabels)
 	} else {

@@ -20,7 +20,7 @@ const (
 	fifty      = 50
 	fiftyImage = "persys/hello:bench"
 	fiftyLabel = "persys.bench"
-	fiftyLimit = 3 * time.Minute // of each way
+	fiftyLimit = 6 * time.Minute // of each way
 )
 
 // fiftyFigures are seconds from the asking to fifty that run, each way on the same engine in one run.
@@ -94,7 +94,11 @@ func fiftyRaw(ctx context.Context, cli *docker.Client, workers int) (took float6
 	ctx, cancel := context.WithTimeout(ctx, fiftyLimit)
 	defer cancel()
 	ids := make([]string, fifty)
-	defer func() { err = errors.Join(err, removeAll(ctx, cli, ids)) }()
+	defer func() {
+		last, cancel := context.WithTimeout(context.WithoutCancel(ctx), fiftyLimit)
+		defer cancel()
+		err = errors.Join(err, removeAll(last, cli, ids))
+	}()
 	began := time.Now()
 	err = inParallel(workers, func(i int) error {
 		made, err := cli.ContainerCreate(ctx, docker.ContainerCreateOptions{

@@ -1652,7 +1652,9 @@ type WorkloadSpec struct {
 	// Higher is placed first; default 0.
 	Priority int32 `protobuf:"varint,1006,opt,name=priority,proto3" json:"priority,omitempty"`
 	// Taints that the workload accepts.
-	Tolerations   []*Toleration `protobuf:"bytes,1007,rep,name=tolerations,proto3" json:"tolerations,omitempty"`
+	Tolerations []*Toleration `protobuf:"bytes,1007,rep,name=tolerations,proto3" json:"tolerations,omitempty"`
+	// Absent: what runs is taken for healthy.
+	HealthCheck   *HealthCheck `protobuf:"bytes,1017,opt,name=health_check,json=healthCheck,proto3" json:"health_check,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1798,6 +1800,13 @@ func (x *WorkloadSpec) GetTolerations() []*Toleration {
 	return nil
 }
 
+func (x *WorkloadSpec) GetHealthCheck() *HealthCheck {
+	if x != nil {
+		return x.HealthCheck
+	}
+	return nil
+}
+
 type isWorkloadSpec_Workload interface {
 	isWorkloadSpec_Workload()
 }
@@ -1820,6 +1829,125 @@ func (*WorkloadSpec_Compose) isWorkloadSpec_Workload() {}
 
 func (*WorkloadSpec_Vm) isWorkloadSpec_Workload() {}
 
+// How to tell whether a workload that runs does its work. The agent asks, and a workload that fails
+// its check leaves DNS; it is not restarted. Exactly one of http, tcp and command.
+type HealthCheck struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// A path; its port answers GET with a status from 200 to 399.
+	Http string `protobuf:"bytes,1,opt,name=http,proto3" json:"http,omitempty"`
+	// Something listens on port.
+	Tcp bool `protobuf:"varint,2,opt,name=tcp,proto3" json:"tcp,omitempty"`
+	// Runs in the workload and ends with 0. Not for virtual machines.
+	Command []string `protobuf:"bytes,3,rep,name=command,proto3" json:"command,omitempty"`
+	// Inside the workload, 1 to 65535; for http and tcp.
+	Port int32 `protobuf:"varint,4,opt,name=port,proto3" json:"port,omitempty"`
+	// A Compose stack's service that command runs in; empty where there is only one.
+	Service string `protobuf:"bytes,5,opt,name=service,proto3" json:"service,omitempty"`
+	// Seconds between two checks, 1 to 3600; 0 means 10.
+	IntervalSeconds int32 `protobuf:"varint,6,opt,name=interval_seconds,json=intervalSeconds,proto3" json:"interval_seconds,omitempty"`
+	// Seconds that one may take, 1 to 600; 0 means 3.
+	TimeoutSeconds int32 `protobuf:"varint,7,opt,name=timeout_seconds,json=timeoutSeconds,proto3" json:"timeout_seconds,omitempty"`
+	// Failures in a row that make it unhealthy, 1 to 100; 0 means 3.
+	Retries int32 `protobuf:"varint,8,opt,name=retries,proto3" json:"retries,omitempty"`
+	// Seconds after its start in which failures do not count, 0 to 3600.
+	StartPeriodSeconds int32 `protobuf:"varint,9,opt,name=start_period_seconds,json=startPeriodSeconds,proto3" json:"start_period_seconds,omitempty"`
+	unknownFields      protoimpl.UnknownFields
+	sizeCache          protoimpl.SizeCache
+}
+
+func (x *HealthCheck) Reset() {
+	*x = HealthCheck{}
+	mi := &file_api_control_v1_control_proto_msgTypes[16]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *HealthCheck) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*HealthCheck) ProtoMessage() {}
+
+func (x *HealthCheck) ProtoReflect() protoreflect.Message {
+	mi := &file_api_control_v1_control_proto_msgTypes[16]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use HealthCheck.ProtoReflect.Descriptor instead.
+func (*HealthCheck) Descriptor() ([]byte, []int) {
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{16}
+}
+
+func (x *HealthCheck) GetHttp() string {
+	if x != nil {
+		return x.Http
+	}
+	return ""
+}
+
+func (x *HealthCheck) GetTcp() bool {
+	if x != nil {
+		return x.Tcp
+	}
+	return false
+}
+
+func (x *HealthCheck) GetCommand() []string {
+	if x != nil {
+		return x.Command
+	}
+	return nil
+}
+
+func (x *HealthCheck) GetPort() int32 {
+	if x != nil {
+		return x.Port
+	}
+	return 0
+}
+
+func (x *HealthCheck) GetService() string {
+	if x != nil {
+		return x.Service
+	}
+	return ""
+}
+
+func (x *HealthCheck) GetIntervalSeconds() int32 {
+	if x != nil {
+		return x.IntervalSeconds
+	}
+	return 0
+}
+
+func (x *HealthCheck) GetTimeoutSeconds() int32 {
+	if x != nil {
+		return x.TimeoutSeconds
+	}
+	return 0
+}
+
+func (x *HealthCheck) GetRetries() int32 {
+	if x != nil {
+		return x.Retries
+	}
+	return 0
+}
+
+func (x *HealthCheck) GetStartPeriodSeconds() int32 {
+	if x != nil {
+		return x.StartPeriodSeconds
+	}
+	return 0
+}
+
 // What placement reserves for the workload.
 type ResourceRequirements struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1837,7 +1965,7 @@ type ResourceRequirements struct {
 
 func (x *ResourceRequirements) Reset() {
 	*x = ResourceRequirements{}
-	mi := &file_api_control_v1_control_proto_msgTypes[16]
+	mi := &file_api_control_v1_control_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1849,7 +1977,7 @@ func (x *ResourceRequirements) String() string {
 func (*ResourceRequirements) ProtoMessage() {}
 
 func (x *ResourceRequirements) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[16]
+	mi := &file_api_control_v1_control_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1862,7 +1990,7 @@ func (x *ResourceRequirements) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResourceRequirements.ProtoReflect.Descriptor instead.
 func (*ResourceRequirements) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{16}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *ResourceRequirements) GetCpuMillicores() int64 {
@@ -1913,7 +2041,7 @@ type ContainerSpec struct {
 
 func (x *ContainerSpec) Reset() {
 	*x = ContainerSpec{}
-	mi := &file_api_control_v1_control_proto_msgTypes[17]
+	mi := &file_api_control_v1_control_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1925,7 +2053,7 @@ func (x *ContainerSpec) String() string {
 func (*ContainerSpec) ProtoMessage() {}
 
 func (x *ContainerSpec) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[17]
+	mi := &file_api_control_v1_control_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1938,7 +2066,7 @@ func (x *ContainerSpec) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ContainerSpec.ProtoReflect.Descriptor instead.
 func (*ContainerSpec) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{17}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *ContainerSpec) GetImage() string {
@@ -2010,7 +2138,7 @@ type VolumeMount struct {
 
 func (x *VolumeMount) Reset() {
 	*x = VolumeMount{}
-	mi := &file_api_control_v1_control_proto_msgTypes[18]
+	mi := &file_api_control_v1_control_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2022,7 +2150,7 @@ func (x *VolumeMount) String() string {
 func (*VolumeMount) ProtoMessage() {}
 
 func (x *VolumeMount) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[18]
+	mi := &file_api_control_v1_control_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2035,7 +2163,7 @@ func (x *VolumeMount) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VolumeMount.ProtoReflect.Descriptor instead.
 func (*VolumeMount) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{18}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *VolumeMount) GetHostPath() string {
@@ -2077,7 +2205,7 @@ type Port struct {
 
 func (x *Port) Reset() {
 	*x = Port{}
-	mi := &file_api_control_v1_control_proto_msgTypes[19]
+	mi := &file_api_control_v1_control_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2089,7 +2217,7 @@ func (x *Port) String() string {
 func (*Port) ProtoMessage() {}
 
 func (x *Port) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[19]
+	mi := &file_api_control_v1_control_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2102,7 +2230,7 @@ func (x *Port) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Port.ProtoReflect.Descriptor instead.
 func (*Port) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{19}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *Port) GetHostPort() int32 {
@@ -2155,7 +2283,7 @@ type ComposeSpec struct {
 
 func (x *ComposeSpec) Reset() {
 	*x = ComposeSpec{}
-	mi := &file_api_control_v1_control_proto_msgTypes[20]
+	mi := &file_api_control_v1_control_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2167,7 +2295,7 @@ func (x *ComposeSpec) String() string {
 func (*ComposeSpec) ProtoMessage() {}
 
 func (x *ComposeSpec) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[20]
+	mi := &file_api_control_v1_control_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2180,7 +2308,7 @@ func (x *ComposeSpec) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ComposeSpec.ProtoReflect.Descriptor instead.
 func (*ComposeSpec) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{20}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *ComposeSpec) GetSourceType() string {
@@ -2252,7 +2380,7 @@ type VMSpec struct {
 
 func (x *VMSpec) Reset() {
 	*x = VMSpec{}
-	mi := &file_api_control_v1_control_proto_msgTypes[21]
+	mi := &file_api_control_v1_control_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2264,7 +2392,7 @@ func (x *VMSpec) String() string {
 func (*VMSpec) ProtoMessage() {}
 
 func (x *VMSpec) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[21]
+	mi := &file_api_control_v1_control_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2277,7 +2405,7 @@ func (x *VMSpec) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VMSpec.ProtoReflect.Descriptor instead.
 func (*VMSpec) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{21}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *VMSpec) GetVcpus() int32 {
@@ -2349,7 +2477,7 @@ type VMLogin struct {
 
 func (x *VMLogin) Reset() {
 	*x = VMLogin{}
-	mi := &file_api_control_v1_control_proto_msgTypes[22]
+	mi := &file_api_control_v1_control_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2361,7 +2489,7 @@ func (x *VMLogin) String() string {
 func (*VMLogin) ProtoMessage() {}
 
 func (x *VMLogin) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[22]
+	mi := &file_api_control_v1_control_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2374,7 +2502,7 @@ func (x *VMLogin) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VMLogin.ProtoReflect.Descriptor instead.
 func (*VMLogin) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{22}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *VMLogin) GetUser() string {
@@ -2411,7 +2539,7 @@ type DiskConfig struct {
 
 func (x *DiskConfig) Reset() {
 	*x = DiskConfig{}
-	mi := &file_api_control_v1_control_proto_msgTypes[23]
+	mi := &file_api_control_v1_control_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2423,7 +2551,7 @@ func (x *DiskConfig) String() string {
 func (*DiskConfig) ProtoMessage() {}
 
 func (x *DiskConfig) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[23]
+	mi := &file_api_control_v1_control_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2436,7 +2564,7 @@ func (x *DiskConfig) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DiskConfig.ProtoReflect.Descriptor instead.
 func (*DiskConfig) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{23}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *DiskConfig) GetPoolName() string {
@@ -2472,7 +2600,7 @@ type NetworkConfig struct {
 
 func (x *NetworkConfig) Reset() {
 	*x = NetworkConfig{}
-	mi := &file_api_control_v1_control_proto_msgTypes[24]
+	mi := &file_api_control_v1_control_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2484,7 +2612,7 @@ func (x *NetworkConfig) String() string {
 func (*NetworkConfig) ProtoMessage() {}
 
 func (x *NetworkConfig) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[24]
+	mi := &file_api_control_v1_control_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2497,7 +2625,7 @@ func (x *NetworkConfig) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NetworkConfig.ProtoReflect.Descriptor instead.
 func (*NetworkConfig) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{24}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *NetworkConfig) GetBridge() string {
@@ -2536,7 +2664,7 @@ type CloudInitConfig struct {
 
 func (x *CloudInitConfig) Reset() {
 	*x = CloudInitConfig{}
-	mi := &file_api_control_v1_control_proto_msgTypes[25]
+	mi := &file_api_control_v1_control_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2548,7 +2676,7 @@ func (x *CloudInitConfig) String() string {
 func (*CloudInitConfig) ProtoMessage() {}
 
 func (x *CloudInitConfig) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[25]
+	mi := &file_api_control_v1_control_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2561,7 +2689,7 @@ func (x *CloudInitConfig) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CloudInitConfig.ProtoReflect.Descriptor instead.
 func (*CloudInitConfig) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{25}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *CloudInitConfig) GetUserData() string {
@@ -2614,7 +2742,7 @@ type ManagedVolumeSpec struct {
 
 func (x *ManagedVolumeSpec) Reset() {
 	*x = ManagedVolumeSpec{}
-	mi := &file_api_control_v1_control_proto_msgTypes[26]
+	mi := &file_api_control_v1_control_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2626,7 +2754,7 @@ func (x *ManagedVolumeSpec) String() string {
 func (*ManagedVolumeSpec) ProtoMessage() {}
 
 func (x *ManagedVolumeSpec) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[26]
+	mi := &file_api_control_v1_control_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2639,7 +2767,7 @@ func (x *ManagedVolumeSpec) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ManagedVolumeSpec.ProtoReflect.Descriptor instead.
 func (*ManagedVolumeSpec) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{26}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *ManagedVolumeSpec) GetName() string {
@@ -2724,7 +2852,7 @@ type WorkloadUsageSnapshot struct {
 
 func (x *WorkloadUsageSnapshot) Reset() {
 	*x = WorkloadUsageSnapshot{}
-	mi := &file_api_control_v1_control_proto_msgTypes[27]
+	mi := &file_api_control_v1_control_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2736,7 +2864,7 @@ func (x *WorkloadUsageSnapshot) String() string {
 func (*WorkloadUsageSnapshot) ProtoMessage() {}
 
 func (x *WorkloadUsageSnapshot) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[27]
+	mi := &file_api_control_v1_control_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2749,7 +2877,7 @@ func (x *WorkloadUsageSnapshot) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkloadUsageSnapshot.ProtoReflect.Descriptor instead.
 func (*WorkloadUsageSnapshot) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{27}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *WorkloadUsageSnapshot) GetWorkloadId() string {
@@ -2851,7 +2979,7 @@ type ReasonDetail struct {
 
 func (x *ReasonDetail) Reset() {
 	*x = ReasonDetail{}
-	mi := &file_api_control_v1_control_proto_msgTypes[28]
+	mi := &file_api_control_v1_control_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2863,7 +2991,7 @@ func (x *ReasonDetail) String() string {
 func (*ReasonDetail) ProtoMessage() {}
 
 func (x *ReasonDetail) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[28]
+	mi := &file_api_control_v1_control_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2876,7 +3004,7 @@ func (x *ReasonDetail) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReasonDetail.ProtoReflect.Descriptor instead.
 func (*ReasonDetail) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{28}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *ReasonDetail) GetCode() string {
@@ -2951,7 +3079,7 @@ type WorkloadStatus struct {
 
 func (x *WorkloadStatus) Reset() {
 	*x = WorkloadStatus{}
-	mi := &file_api_control_v1_control_proto_msgTypes[29]
+	mi := &file_api_control_v1_control_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2963,7 +3091,7 @@ func (x *WorkloadStatus) String() string {
 func (*WorkloadStatus) ProtoMessage() {}
 
 func (x *WorkloadStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[29]
+	mi := &file_api_control_v1_control_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2976,7 +3104,7 @@ func (x *WorkloadStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkloadStatus.ProtoReflect.Descriptor instead.
 func (*WorkloadStatus) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{29}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *WorkloadStatus) GetWorkloadId() string {
@@ -3111,7 +3239,7 @@ type RetryWorkloadRequest struct {
 
 func (x *RetryWorkloadRequest) Reset() {
 	*x = RetryWorkloadRequest{}
-	mi := &file_api_control_v1_control_proto_msgTypes[30]
+	mi := &file_api_control_v1_control_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3123,7 +3251,7 @@ func (x *RetryWorkloadRequest) String() string {
 func (*RetryWorkloadRequest) ProtoMessage() {}
 
 func (x *RetryWorkloadRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[30]
+	mi := &file_api_control_v1_control_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3136,7 +3264,7 @@ func (x *RetryWorkloadRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RetryWorkloadRequest.ProtoReflect.Descriptor instead.
 func (*RetryWorkloadRequest) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{30}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *RetryWorkloadRequest) GetWorkloadId() string {
@@ -3166,7 +3294,7 @@ type RetryWorkloadResponse struct {
 
 func (x *RetryWorkloadResponse) Reset() {
 	*x = RetryWorkloadResponse{}
-	mi := &file_api_control_v1_control_proto_msgTypes[31]
+	mi := &file_api_control_v1_control_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3178,7 +3306,7 @@ func (x *RetryWorkloadResponse) String() string {
 func (*RetryWorkloadResponse) ProtoMessage() {}
 
 func (x *RetryWorkloadResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[31]
+	mi := &file_api_control_v1_control_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3191,7 +3319,7 @@ func (x *RetryWorkloadResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RetryWorkloadResponse.ProtoReflect.Descriptor instead.
 func (*RetryWorkloadResponse) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{31}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *RetryWorkloadResponse) GetAccepted() bool {
@@ -3233,7 +3361,7 @@ type ListNodesRequest struct {
 
 func (x *ListNodesRequest) Reset() {
 	*x = ListNodesRequest{}
-	mi := &file_api_control_v1_control_proto_msgTypes[32]
+	mi := &file_api_control_v1_control_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3245,7 +3373,7 @@ func (x *ListNodesRequest) String() string {
 func (*ListNodesRequest) ProtoMessage() {}
 
 func (x *ListNodesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[32]
+	mi := &file_api_control_v1_control_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3258,7 +3386,7 @@ func (x *ListNodesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListNodesRequest.ProtoReflect.Descriptor instead.
 func (*ListNodesRequest) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{32}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *ListNodesRequest) GetStatus() string {
@@ -3309,7 +3437,7 @@ type GetNodeRequest struct {
 
 func (x *GetNodeRequest) Reset() {
 	*x = GetNodeRequest{}
-	mi := &file_api_control_v1_control_proto_msgTypes[33]
+	mi := &file_api_control_v1_control_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3321,7 +3449,7 @@ func (x *GetNodeRequest) String() string {
 func (*GetNodeRequest) ProtoMessage() {}
 
 func (x *GetNodeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[33]
+	mi := &file_api_control_v1_control_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3334,7 +3462,7 @@ func (x *GetNodeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetNodeRequest.ProtoReflect.Descriptor instead.
 func (*GetNodeRequest) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{33}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *GetNodeRequest) GetNodeId() string {
@@ -3375,7 +3503,7 @@ type ListNodesResponse struct {
 
 func (x *ListNodesResponse) Reset() {
 	*x = ListNodesResponse{}
-	mi := &file_api_control_v1_control_proto_msgTypes[34]
+	mi := &file_api_control_v1_control_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3387,7 +3515,7 @@ func (x *ListNodesResponse) String() string {
 func (*ListNodesResponse) ProtoMessage() {}
 
 func (x *ListNodesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[34]
+	mi := &file_api_control_v1_control_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3400,7 +3528,7 @@ func (x *ListNodesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListNodesResponse.ProtoReflect.Descriptor instead.
 func (*ListNodesResponse) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{34}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *ListNodesResponse) GetNodes() []*NodeView {
@@ -3453,7 +3581,7 @@ type GetNodeResponse struct {
 
 func (x *GetNodeResponse) Reset() {
 	*x = GetNodeResponse{}
-	mi := &file_api_control_v1_control_proto_msgTypes[35]
+	mi := &file_api_control_v1_control_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3465,7 +3593,7 @@ func (x *GetNodeResponse) String() string {
 func (*GetNodeResponse) ProtoMessage() {}
 
 func (x *GetNodeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[35]
+	mi := &file_api_control_v1_control_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3478,7 +3606,7 @@ func (x *GetNodeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetNodeResponse.ProtoReflect.Descriptor instead.
 func (*GetNodeResponse) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{35}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *GetNodeResponse) GetNode() *NodeView {
@@ -3557,7 +3685,7 @@ type NodeView struct {
 
 func (x *NodeView) Reset() {
 	*x = NodeView{}
-	mi := &file_api_control_v1_control_proto_msgTypes[36]
+	mi := &file_api_control_v1_control_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3569,7 +3697,7 @@ func (x *NodeView) String() string {
 func (*NodeView) ProtoMessage() {}
 
 func (x *NodeView) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[36]
+	mi := &file_api_control_v1_control_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3582,7 +3710,7 @@ func (x *NodeView) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeView.ProtoReflect.Descriptor instead.
 func (*NodeView) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{36}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *NodeView) GetNodeId() string {
@@ -3784,7 +3912,7 @@ type ListWorkloadsRequest struct {
 
 func (x *ListWorkloadsRequest) Reset() {
 	*x = ListWorkloadsRequest{}
-	mi := &file_api_control_v1_control_proto_msgTypes[37]
+	mi := &file_api_control_v1_control_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3796,7 +3924,7 @@ func (x *ListWorkloadsRequest) String() string {
 func (*ListWorkloadsRequest) ProtoMessage() {}
 
 func (x *ListWorkloadsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[37]
+	mi := &file_api_control_v1_control_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3809,7 +3937,7 @@ func (x *ListWorkloadsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListWorkloadsRequest.ProtoReflect.Descriptor instead.
 func (*ListWorkloadsRequest) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{37}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *ListWorkloadsRequest) GetNodeId() string {
@@ -3881,7 +4009,7 @@ type GetWorkloadRequest struct {
 
 func (x *GetWorkloadRequest) Reset() {
 	*x = GetWorkloadRequest{}
-	mi := &file_api_control_v1_control_proto_msgTypes[38]
+	mi := &file_api_control_v1_control_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3893,7 +4021,7 @@ func (x *GetWorkloadRequest) String() string {
 func (*GetWorkloadRequest) ProtoMessage() {}
 
 func (x *GetWorkloadRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[38]
+	mi := &file_api_control_v1_control_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3906,7 +4034,7 @@ func (x *GetWorkloadRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetWorkloadRequest.ProtoReflect.Descriptor instead.
 func (*GetWorkloadRequest) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{38}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *GetWorkloadRequest) GetWorkloadId() string {
@@ -3947,7 +4075,7 @@ type ListWorkloadsResponse struct {
 
 func (x *ListWorkloadsResponse) Reset() {
 	*x = ListWorkloadsResponse{}
-	mi := &file_api_control_v1_control_proto_msgTypes[39]
+	mi := &file_api_control_v1_control_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3959,7 +4087,7 @@ func (x *ListWorkloadsResponse) String() string {
 func (*ListWorkloadsResponse) ProtoMessage() {}
 
 func (x *ListWorkloadsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[39]
+	mi := &file_api_control_v1_control_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3972,7 +4100,7 @@ func (x *ListWorkloadsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListWorkloadsResponse.ProtoReflect.Descriptor instead.
 func (*ListWorkloadsResponse) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{39}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *ListWorkloadsResponse) GetWorkloads() []*WorkloadView {
@@ -4025,7 +4153,7 @@ type GetWorkloadResponse struct {
 
 func (x *GetWorkloadResponse) Reset() {
 	*x = GetWorkloadResponse{}
-	mi := &file_api_control_v1_control_proto_msgTypes[40]
+	mi := &file_api_control_v1_control_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4037,7 +4165,7 @@ func (x *GetWorkloadResponse) String() string {
 func (*GetWorkloadResponse) ProtoMessage() {}
 
 func (x *GetWorkloadResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[40]
+	mi := &file_api_control_v1_control_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4050,7 +4178,7 @@ func (x *GetWorkloadResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetWorkloadResponse.ProtoReflect.Descriptor instead.
 func (*GetWorkloadResponse) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{40}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *GetWorkloadResponse) GetWorkload() *WorkloadView {
@@ -4138,7 +4266,7 @@ type WorkloadView struct {
 
 func (x *WorkloadView) Reset() {
 	*x = WorkloadView{}
-	mi := &file_api_control_v1_control_proto_msgTypes[41]
+	mi := &file_api_control_v1_control_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4150,7 +4278,7 @@ func (x *WorkloadView) String() string {
 func (*WorkloadView) ProtoMessage() {}
 
 func (x *WorkloadView) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[41]
+	mi := &file_api_control_v1_control_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4163,7 +4291,7 @@ func (x *WorkloadView) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkloadView.ProtoReflect.Descriptor instead.
 func (*WorkloadView) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{41}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *WorkloadView) GetWorkloadId() string {
@@ -4394,7 +4522,7 @@ type WorkloadAction struct {
 
 func (x *WorkloadAction) Reset() {
 	*x = WorkloadAction{}
-	mi := &file_api_control_v1_control_proto_msgTypes[42]
+	mi := &file_api_control_v1_control_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4406,7 +4534,7 @@ func (x *WorkloadAction) String() string {
 func (*WorkloadAction) ProtoMessage() {}
 
 func (x *WorkloadAction) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[42]
+	mi := &file_api_control_v1_control_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4419,7 +4547,7 @@ func (x *WorkloadAction) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkloadAction.ProtoReflect.Descriptor instead.
 func (*WorkloadAction) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{42}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *WorkloadAction) GetTaskId() string {
@@ -4483,7 +4611,7 @@ type GetClusterSummaryRequest struct {
 
 func (x *GetClusterSummaryRequest) Reset() {
 	*x = GetClusterSummaryRequest{}
-	mi := &file_api_control_v1_control_proto_msgTypes[43]
+	mi := &file_api_control_v1_control_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4495,7 +4623,7 @@ func (x *GetClusterSummaryRequest) String() string {
 func (*GetClusterSummaryRequest) ProtoMessage() {}
 
 func (x *GetClusterSummaryRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[43]
+	mi := &file_api_control_v1_control_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4508,7 +4636,7 @@ func (x *GetClusterSummaryRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetClusterSummaryRequest.ProtoReflect.Descriptor instead.
 func (*GetClusterSummaryRequest) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{43}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *GetClusterSummaryRequest) GetLevel() ReadLevel {
@@ -4568,7 +4696,7 @@ type GetClusterSummaryResponse struct {
 
 func (x *GetClusterSummaryResponse) Reset() {
 	*x = GetClusterSummaryResponse{}
-	mi := &file_api_control_v1_control_proto_msgTypes[44]
+	mi := &file_api_control_v1_control_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4580,7 +4708,7 @@ func (x *GetClusterSummaryResponse) String() string {
 func (*GetClusterSummaryResponse) ProtoMessage() {}
 
 func (x *GetClusterSummaryResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[44]
+	mi := &file_api_control_v1_control_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4593,7 +4721,7 @@ func (x *GetClusterSummaryResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetClusterSummaryResponse.ProtoReflect.Descriptor instead.
 func (*GetClusterSummaryResponse) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{44}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *GetClusterSummaryResponse) GetTotalNodes() int32 {
@@ -4781,7 +4909,7 @@ type ControlMessage struct {
 
 func (x *ControlMessage) Reset() {
 	*x = ControlMessage{}
-	mi := &file_api_control_v1_control_proto_msgTypes[45]
+	mi := &file_api_control_v1_control_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4793,7 +4921,7 @@ func (x *ControlMessage) String() string {
 func (*ControlMessage) ProtoMessage() {}
 
 func (x *ControlMessage) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[45]
+	mi := &file_api_control_v1_control_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4806,7 +4934,7 @@ func (x *ControlMessage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ControlMessage.ProtoReflect.Descriptor instead.
 func (*ControlMessage) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{45}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *ControlMessage) GetMessage() isControlMessage_Message {
@@ -4976,7 +5104,7 @@ type Generation struct {
 
 func (x *Generation) Reset() {
 	*x = Generation{}
-	mi := &file_api_control_v1_control_proto_msgTypes[46]
+	mi := &file_api_control_v1_control_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4988,7 +5116,7 @@ func (x *Generation) String() string {
 func (*Generation) ProtoMessage() {}
 
 func (x *Generation) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[46]
+	mi := &file_api_control_v1_control_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5001,7 +5129,7 @@ func (x *Generation) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Generation.ProtoReflect.Descriptor instead.
 func (*Generation) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{46}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *Generation) GetIncarnation() uint64 {
@@ -5035,7 +5163,7 @@ type Epoch struct {
 
 func (x *Epoch) Reset() {
 	*x = Epoch{}
-	mi := &file_api_control_v1_control_proto_msgTypes[47]
+	mi := &file_api_control_v1_control_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5047,7 +5175,7 @@ func (x *Epoch) String() string {
 func (*Epoch) ProtoMessage() {}
 
 func (x *Epoch) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[47]
+	mi := &file_api_control_v1_control_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5060,7 +5188,7 @@ func (x *Epoch) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Epoch.ProtoReflect.Descriptor instead.
 func (*Epoch) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{47}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *Epoch) GetClusterId() string {
@@ -5106,7 +5234,7 @@ type Constraint struct {
 
 func (x *Constraint) Reset() {
 	*x = Constraint{}
-	mi := &file_api_control_v1_control_proto_msgTypes[48]
+	mi := &file_api_control_v1_control_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5118,7 +5246,7 @@ func (x *Constraint) String() string {
 func (*Constraint) ProtoMessage() {}
 
 func (x *Constraint) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[48]
+	mi := &file_api_control_v1_control_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5131,7 +5259,7 @@ func (x *Constraint) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Constraint.ProtoReflect.Descriptor instead.
 func (*Constraint) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{48}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *Constraint) GetKey() string {
@@ -5169,7 +5297,7 @@ type Toleration struct {
 
 func (x *Toleration) Reset() {
 	*x = Toleration{}
-	mi := &file_api_control_v1_control_proto_msgTypes[49]
+	mi := &file_api_control_v1_control_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5181,7 +5309,7 @@ func (x *Toleration) String() string {
 func (*Toleration) ProtoMessage() {}
 
 func (x *Toleration) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[49]
+	mi := &file_api_control_v1_control_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5194,7 +5322,7 @@ func (x *Toleration) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Toleration.ProtoReflect.Descriptor instead.
 func (*Toleration) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{49}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *Toleration) GetKey() string {
@@ -5231,7 +5359,7 @@ type Taint struct {
 
 func (x *Taint) Reset() {
 	*x = Taint{}
-	mi := &file_api_control_v1_control_proto_msgTypes[50]
+	mi := &file_api_control_v1_control_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5243,7 +5371,7 @@ func (x *Taint) String() string {
 func (*Taint) ProtoMessage() {}
 
 func (x *Taint) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[50]
+	mi := &file_api_control_v1_control_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5256,7 +5384,7 @@ func (x *Taint) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Taint.ProtoReflect.Descriptor instead.
 func (*Taint) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{50}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *Taint) GetKey() string {
@@ -5297,7 +5425,7 @@ type StoragePoolView struct {
 
 func (x *StoragePoolView) Reset() {
 	*x = StoragePoolView{}
-	mi := &file_api_control_v1_control_proto_msgTypes[51]
+	mi := &file_api_control_v1_control_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5309,7 +5437,7 @@ func (x *StoragePoolView) String() string {
 func (*StoragePoolView) ProtoMessage() {}
 
 func (x *StoragePoolView) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[51]
+	mi := &file_api_control_v1_control_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5322,7 +5450,7 @@ func (x *StoragePoolView) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StoragePoolView.ProtoReflect.Descriptor instead.
 func (*StoragePoolView) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{51}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *StoragePoolView) GetName() string {
@@ -5372,7 +5500,7 @@ type StreamError struct {
 
 func (x *StreamError) Reset() {
 	*x = StreamError{}
-	mi := &file_api_control_v1_control_proto_msgTypes[52]
+	mi := &file_api_control_v1_control_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5384,7 +5512,7 @@ func (x *StreamError) String() string {
 func (*StreamError) ProtoMessage() {}
 
 func (x *StreamError) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[52]
+	mi := &file_api_control_v1_control_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5397,7 +5525,7 @@ func (x *StreamError) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StreamError.ProtoReflect.Descriptor instead.
 func (*StreamError) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{52}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *StreamError) GetCode() int32 {
@@ -5556,7 +5684,7 @@ const file_api_control_v1_control_proto_rawDesc = "" +
 	"\x16DeleteWorkloadResponse\x12\x18\n" +
 	"\asuccess\x18\x01 \x01(\bR\asuccess\x12#\n" +
 	"\rerror_message\x18\x02 \x01(\tR\ferrorMessage\x12\x15\n" +
-	"\x05index\x18\xe8\a \x01(\x04R\x05index\"\xc8\x06\n" +
+	"\x05index\x18\xe8\a \x01(\x04R\x05index\"\x8c\a\n" +
 	"\fWorkloadSpec\x12\x12\n" +
 	"\x04type\x18\x01 \x01(\tR\x04type\x12E\n" +
 	"\tresources\x18\x02 \x01(\v2'.persys.control.v1.ResourceRequirementsR\tresources\x12@\n" +
@@ -5572,7 +5700,8 @@ const file_api_control_v1_control_proto_rawDesc = "" +
 	"\texclusive\x18\xec\a \x01(\bR\texclusive\x12#\n" +
 	"\ron_lost_lease\x18\xed\a \x01(\tR\vonLostLease\x12\x1b\n" +
 	"\bpriority\x18\xee\a \x01(\x05R\bpriority\x12@\n" +
-	"\vtolerations\x18\xef\a \x03(\v2\x1d.persys.control.v1.TolerationR\vtolerations\x1a;\n" +
+	"\vtolerations\x18\xef\a \x03(\v2\x1d.persys.control.v1.TolerationR\vtolerations\x12B\n" +
+	"\fhealth_check\x18\xf9\a \x01(\v2\x1e.persys.control.v1.HealthCheckR\vhealthCheck\x1a;\n" +
 	"\rMetadataEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\x1a9\n" +
@@ -5581,7 +5710,17 @@ const file_api_control_v1_control_proto_rawDesc = "" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01B\n" +
 	"\n" +
 	"\bworkloadJ\x04\b\x03\x10\n" +
-	"J\x04\b\r\x10\x14\"\x97\x01\n" +
+	"J\x04\b\r\x10\x14\"\x9b\x02\n" +
+	"\vHealthCheck\x12\x12\n" +
+	"\x04http\x18\x01 \x01(\tR\x04http\x12\x10\n" +
+	"\x03tcp\x18\x02 \x01(\bR\x03tcp\x12\x18\n" +
+	"\acommand\x18\x03 \x03(\tR\acommand\x12\x12\n" +
+	"\x04port\x18\x04 \x01(\x05R\x04port\x12\x18\n" +
+	"\aservice\x18\x05 \x01(\tR\aservice\x12)\n" +
+	"\x10interval_seconds\x18\x06 \x01(\x05R\x0fintervalSeconds\x12'\n" +
+	"\x0ftimeout_seconds\x18\a \x01(\x05R\x0etimeoutSeconds\x12\x18\n" +
+	"\aretries\x18\b \x01(\x05R\aretries\x120\n" +
+	"\x14start_period_seconds\x18\t \x01(\x05R\x12startPeriodSeconds\"\x97\x01\n" +
 	"\x14ResourceRequirements\x12%\n" +
 	"\x0ecpu_millicores\x18\x01 \x01(\x03R\rcpuMillicores\x12\x1b\n" +
 	"\tmemory_mb\x18\x02 \x01(\x03R\bmemoryMb\x12\x17\n" +
@@ -5974,7 +6113,7 @@ func file_api_control_v1_control_proto_rawDescGZIP() []byte {
 }
 
 var file_api_control_v1_control_proto_enumTypes = make([]protoimpl.EnumInfo, 3)
-var file_api_control_v1_control_proto_msgTypes = make([]protoimpl.MessageInfo, 60)
+var file_api_control_v1_control_proto_msgTypes = make([]protoimpl.MessageInfo, 61)
 var file_api_control_v1_control_proto_goTypes = []any{
 	(FailureReason)(0),                         // 0: persys.control.v1.FailureReason
 	(AutomationActionType)(0),                  // 1: persys.control.v1.AutomationActionType
@@ -5995,171 +6134,173 @@ var file_api_control_v1_control_proto_goTypes = []any{
 	(*DeleteWorkloadRequest)(nil),              // 16: persys.control.v1.DeleteWorkloadRequest
 	(*DeleteWorkloadResponse)(nil),             // 17: persys.control.v1.DeleteWorkloadResponse
 	(*WorkloadSpec)(nil),                       // 18: persys.control.v1.WorkloadSpec
-	(*ResourceRequirements)(nil),               // 19: persys.control.v1.ResourceRequirements
-	(*ContainerSpec)(nil),                      // 20: persys.control.v1.ContainerSpec
-	(*VolumeMount)(nil),                        // 21: persys.control.v1.VolumeMount
-	(*Port)(nil),                               // 22: persys.control.v1.Port
-	(*ComposeSpec)(nil),                        // 23: persys.control.v1.ComposeSpec
-	(*VMSpec)(nil),                             // 24: persys.control.v1.VMSpec
-	(*VMLogin)(nil),                            // 25: persys.control.v1.VMLogin
-	(*DiskConfig)(nil),                         // 26: persys.control.v1.DiskConfig
-	(*NetworkConfig)(nil),                      // 27: persys.control.v1.NetworkConfig
-	(*CloudInitConfig)(nil),                    // 28: persys.control.v1.CloudInitConfig
-	(*ManagedVolumeSpec)(nil),                  // 29: persys.control.v1.ManagedVolumeSpec
-	(*WorkloadUsageSnapshot)(nil),              // 30: persys.control.v1.WorkloadUsageSnapshot
-	(*ReasonDetail)(nil),                       // 31: persys.control.v1.ReasonDetail
-	(*WorkloadStatus)(nil),                     // 32: persys.control.v1.WorkloadStatus
-	(*RetryWorkloadRequest)(nil),               // 33: persys.control.v1.RetryWorkloadRequest
-	(*RetryWorkloadResponse)(nil),              // 34: persys.control.v1.RetryWorkloadResponse
-	(*ListNodesRequest)(nil),                   // 35: persys.control.v1.ListNodesRequest
-	(*GetNodeRequest)(nil),                     // 36: persys.control.v1.GetNodeRequest
-	(*ListNodesResponse)(nil),                  // 37: persys.control.v1.ListNodesResponse
-	(*GetNodeResponse)(nil),                    // 38: persys.control.v1.GetNodeResponse
-	(*NodeView)(nil),                           // 39: persys.control.v1.NodeView
-	(*ListWorkloadsRequest)(nil),               // 40: persys.control.v1.ListWorkloadsRequest
-	(*GetWorkloadRequest)(nil),                 // 41: persys.control.v1.GetWorkloadRequest
-	(*ListWorkloadsResponse)(nil),              // 42: persys.control.v1.ListWorkloadsResponse
-	(*GetWorkloadResponse)(nil),                // 43: persys.control.v1.GetWorkloadResponse
-	(*WorkloadView)(nil),                       // 44: persys.control.v1.WorkloadView
-	(*WorkloadAction)(nil),                     // 45: persys.control.v1.WorkloadAction
-	(*GetClusterSummaryRequest)(nil),           // 46: persys.control.v1.GetClusterSummaryRequest
-	(*GetClusterSummaryResponse)(nil),          // 47: persys.control.v1.GetClusterSummaryResponse
-	(*ControlMessage)(nil),                     // 48: persys.control.v1.ControlMessage
-	(*Generation)(nil),                         // 49: persys.control.v1.Generation
-	(*Epoch)(nil),                              // 50: persys.control.v1.Epoch
-	(*Constraint)(nil),                         // 51: persys.control.v1.Constraint
-	(*Toleration)(nil),                         // 52: persys.control.v1.Toleration
-	(*Taint)(nil),                              // 53: persys.control.v1.Taint
-	(*StoragePoolView)(nil),                    // 54: persys.control.v1.StoragePoolView
-	(*StreamError)(nil),                        // 55: persys.control.v1.StreamError
-	nil,                                        // 56: persys.control.v1.RegisterNodeRequest.LabelsEntry
-	nil,                                        // 57: persys.control.v1.WorkloadSpec.MetadataEntry
-	nil,                                        // 58: persys.control.v1.WorkloadSpec.LabelsEntry
-	nil,                                        // 59: persys.control.v1.ContainerSpec.EnvEntry
-	nil,                                        // 60: persys.control.v1.ComposeSpec.EnvEntry
-	nil,                                        // 61: persys.control.v1.NodeView.LabelsEntry
-	nil,                                        // 62: persys.control.v1.WorkloadView.LabelsEntry
-	(*timestamppb.Timestamp)(nil),              // 63: google.protobuf.Timestamp
+	(*HealthCheck)(nil),                        // 19: persys.control.v1.HealthCheck
+	(*ResourceRequirements)(nil),               // 20: persys.control.v1.ResourceRequirements
+	(*ContainerSpec)(nil),                      // 21: persys.control.v1.ContainerSpec
+	(*VolumeMount)(nil),                        // 22: persys.control.v1.VolumeMount
+	(*Port)(nil),                               // 23: persys.control.v1.Port
+	(*ComposeSpec)(nil),                        // 24: persys.control.v1.ComposeSpec
+	(*VMSpec)(nil),                             // 25: persys.control.v1.VMSpec
+	(*VMLogin)(nil),                            // 26: persys.control.v1.VMLogin
+	(*DiskConfig)(nil),                         // 27: persys.control.v1.DiskConfig
+	(*NetworkConfig)(nil),                      // 28: persys.control.v1.NetworkConfig
+	(*CloudInitConfig)(nil),                    // 29: persys.control.v1.CloudInitConfig
+	(*ManagedVolumeSpec)(nil),                  // 30: persys.control.v1.ManagedVolumeSpec
+	(*WorkloadUsageSnapshot)(nil),              // 31: persys.control.v1.WorkloadUsageSnapshot
+	(*ReasonDetail)(nil),                       // 32: persys.control.v1.ReasonDetail
+	(*WorkloadStatus)(nil),                     // 33: persys.control.v1.WorkloadStatus
+	(*RetryWorkloadRequest)(nil),               // 34: persys.control.v1.RetryWorkloadRequest
+	(*RetryWorkloadResponse)(nil),              // 35: persys.control.v1.RetryWorkloadResponse
+	(*ListNodesRequest)(nil),                   // 36: persys.control.v1.ListNodesRequest
+	(*GetNodeRequest)(nil),                     // 37: persys.control.v1.GetNodeRequest
+	(*ListNodesResponse)(nil),                  // 38: persys.control.v1.ListNodesResponse
+	(*GetNodeResponse)(nil),                    // 39: persys.control.v1.GetNodeResponse
+	(*NodeView)(nil),                           // 40: persys.control.v1.NodeView
+	(*ListWorkloadsRequest)(nil),               // 41: persys.control.v1.ListWorkloadsRequest
+	(*GetWorkloadRequest)(nil),                 // 42: persys.control.v1.GetWorkloadRequest
+	(*ListWorkloadsResponse)(nil),              // 43: persys.control.v1.ListWorkloadsResponse
+	(*GetWorkloadResponse)(nil),                // 44: persys.control.v1.GetWorkloadResponse
+	(*WorkloadView)(nil),                       // 45: persys.control.v1.WorkloadView
+	(*WorkloadAction)(nil),                     // 46: persys.control.v1.WorkloadAction
+	(*GetClusterSummaryRequest)(nil),           // 47: persys.control.v1.GetClusterSummaryRequest
+	(*GetClusterSummaryResponse)(nil),          // 48: persys.control.v1.GetClusterSummaryResponse
+	(*ControlMessage)(nil),                     // 49: persys.control.v1.ControlMessage
+	(*Generation)(nil),                         // 50: persys.control.v1.Generation
+	(*Epoch)(nil),                              // 51: persys.control.v1.Epoch
+	(*Constraint)(nil),                         // 52: persys.control.v1.Constraint
+	(*Toleration)(nil),                         // 53: persys.control.v1.Toleration
+	(*Taint)(nil),                              // 54: persys.control.v1.Taint
+	(*StoragePoolView)(nil),                    // 55: persys.control.v1.StoragePoolView
+	(*StreamError)(nil),                        // 56: persys.control.v1.StreamError
+	nil,                                        // 57: persys.control.v1.RegisterNodeRequest.LabelsEntry
+	nil,                                        // 58: persys.control.v1.WorkloadSpec.MetadataEntry
+	nil,                                        // 59: persys.control.v1.WorkloadSpec.LabelsEntry
+	nil,                                        // 60: persys.control.v1.ContainerSpec.EnvEntry
+	nil,                                        // 61: persys.control.v1.ComposeSpec.EnvEntry
+	nil,                                        // 62: persys.control.v1.NodeView.LabelsEntry
+	nil,                                        // 63: persys.control.v1.WorkloadView.LabelsEntry
+	(*timestamppb.Timestamp)(nil),              // 64: google.protobuf.Timestamp
 }
 var file_api_control_v1_control_proto_depIdxs = []int32{
 	1,   // 0: persys.control.v1.AutomationSuggestion.action_type:type_name -> persys.control.v1.AutomationActionType
-	63,  // 1: persys.control.v1.AutomationSuggestion.suggested_at:type_name -> google.protobuf.Timestamp
+	64,  // 1: persys.control.v1.AutomationSuggestion.suggested_at:type_name -> google.protobuf.Timestamp
 	3,   // 2: persys.control.v1.SubmitAutomationSuggestionRequest.suggestion:type_name -> persys.control.v1.AutomationSuggestion
-	63,  // 3: persys.control.v1.SubmitAutomationSuggestionResponse.decided_at:type_name -> google.protobuf.Timestamp
+	64,  // 3: persys.control.v1.SubmitAutomationSuggestionResponse.decided_at:type_name -> google.protobuf.Timestamp
 	7,   // 4: persys.control.v1.RegisterNodeRequest.capabilities:type_name -> persys.control.v1.NodeCapabilities
-	56,  // 5: persys.control.v1.RegisterNodeRequest.labels:type_name -> persys.control.v1.RegisterNodeRequest.LabelsEntry
-	63,  // 6: persys.control.v1.RegisterNodeRequest.timestamp:type_name -> google.protobuf.Timestamp
+	57,  // 5: persys.control.v1.RegisterNodeRequest.labels:type_name -> persys.control.v1.RegisterNodeRequest.LabelsEntry
+	64,  // 6: persys.control.v1.RegisterNodeRequest.timestamp:type_name -> google.protobuf.Timestamp
 	8,   // 7: persys.control.v1.NodeCapabilities.storage_pools:type_name -> persys.control.v1.StoragePool
-	53,  // 8: persys.control.v1.NodeCapabilities.taints:type_name -> persys.control.v1.Taint
-	63,  // 9: persys.control.v1.RegisterNodeResponse.lease_expires_at:type_name -> google.protobuf.Timestamp
-	50,  // 10: persys.control.v1.RegisterNodeResponse.epoch:type_name -> persys.control.v1.Epoch
+	54,  // 8: persys.control.v1.NodeCapabilities.taints:type_name -> persys.control.v1.Taint
+	64,  // 9: persys.control.v1.RegisterNodeResponse.lease_expires_at:type_name -> google.protobuf.Timestamp
+	51,  // 10: persys.control.v1.RegisterNodeResponse.epoch:type_name -> persys.control.v1.Epoch
 	12,  // 11: persys.control.v1.HeartbeatRequest.usage:type_name -> persys.control.v1.NodeUsage
-	32,  // 12: persys.control.v1.HeartbeatRequest.workload_statuses:type_name -> persys.control.v1.WorkloadStatus
-	63,  // 13: persys.control.v1.HeartbeatRequest.timestamp:type_name -> google.protobuf.Timestamp
-	30,  // 14: persys.control.v1.HeartbeatRequest.workload_usage:type_name -> persys.control.v1.WorkloadUsageSnapshot
+	33,  // 12: persys.control.v1.HeartbeatRequest.workload_statuses:type_name -> persys.control.v1.WorkloadStatus
+	64,  // 13: persys.control.v1.HeartbeatRequest.timestamp:type_name -> google.protobuf.Timestamp
+	31,  // 14: persys.control.v1.HeartbeatRequest.workload_usage:type_name -> persys.control.v1.WorkloadUsageSnapshot
 	11,  // 15: persys.control.v1.NodeUsage.storage_pools:type_name -> persys.control.v1.StoragePoolUsage
-	63,  // 16: persys.control.v1.HeartbeatResponse.lease_expires_at:type_name -> google.protobuf.Timestamp
-	50,  // 17: persys.control.v1.HeartbeatResponse.epoch:type_name -> persys.control.v1.Epoch
+	64,  // 16: persys.control.v1.HeartbeatResponse.lease_expires_at:type_name -> google.protobuf.Timestamp
+	51,  // 17: persys.control.v1.HeartbeatResponse.epoch:type_name -> persys.control.v1.Epoch
 	18,  // 18: persys.control.v1.ApplyWorkloadRequest.spec:type_name -> persys.control.v1.WorkloadSpec
 	0,   // 19: persys.control.v1.ApplyWorkloadResponse.failure_reason:type_name -> persys.control.v1.FailureReason
-	49,  // 20: persys.control.v1.ApplyWorkloadResponse.generation:type_name -> persys.control.v1.Generation
-	19,  // 21: persys.control.v1.WorkloadSpec.resources:type_name -> persys.control.v1.ResourceRequirements
-	20,  // 22: persys.control.v1.WorkloadSpec.container:type_name -> persys.control.v1.ContainerSpec
-	23,  // 23: persys.control.v1.WorkloadSpec.compose:type_name -> persys.control.v1.ComposeSpec
-	24,  // 24: persys.control.v1.WorkloadSpec.vm:type_name -> persys.control.v1.VMSpec
-	57,  // 25: persys.control.v1.WorkloadSpec.metadata:type_name -> persys.control.v1.WorkloadSpec.MetadataEntry
-	51,  // 26: persys.control.v1.WorkloadSpec.constraints:type_name -> persys.control.v1.Constraint
-	58,  // 27: persys.control.v1.WorkloadSpec.labels:type_name -> persys.control.v1.WorkloadSpec.LabelsEntry
-	52,  // 28: persys.control.v1.WorkloadSpec.tolerations:type_name -> persys.control.v1.Toleration
-	59,  // 29: persys.control.v1.ContainerSpec.env:type_name -> persys.control.v1.ContainerSpec.EnvEntry
-	21,  // 30: persys.control.v1.ContainerSpec.volumes:type_name -> persys.control.v1.VolumeMount
-	22,  // 31: persys.control.v1.ContainerSpec.ports:type_name -> persys.control.v1.Port
-	29,  // 32: persys.control.v1.ContainerSpec.managed_volumes:type_name -> persys.control.v1.ManagedVolumeSpec
-	60,  // 33: persys.control.v1.ComposeSpec.env:type_name -> persys.control.v1.ComposeSpec.EnvEntry
-	29,  // 34: persys.control.v1.ComposeSpec.managed_volumes:type_name -> persys.control.v1.ManagedVolumeSpec
-	26,  // 35: persys.control.v1.VMSpec.disks:type_name -> persys.control.v1.DiskConfig
-	27,  // 36: persys.control.v1.VMSpec.networks:type_name -> persys.control.v1.NetworkConfig
-	28,  // 37: persys.control.v1.VMSpec.cloud_init:type_name -> persys.control.v1.CloudInitConfig
-	29,  // 38: persys.control.v1.VMSpec.managed_volumes:type_name -> persys.control.v1.ManagedVolumeSpec
-	25,  // 39: persys.control.v1.VMSpec.login:type_name -> persys.control.v1.VMLogin
-	63,  // 40: persys.control.v1.WorkloadUsageSnapshot.collected_at:type_name -> google.protobuf.Timestamp
-	63,  // 41: persys.control.v1.ReasonDetail.last_transition:type_name -> google.protobuf.Timestamp
-	63,  // 42: persys.control.v1.ReasonDetail.next_retry_at:type_name -> google.protobuf.Timestamp
-	0,   // 43: persys.control.v1.WorkloadStatus.failure_reason:type_name -> persys.control.v1.FailureReason
-	63,  // 44: persys.control.v1.WorkloadStatus.last_transition:type_name -> google.protobuf.Timestamp
-	31,  // 45: persys.control.v1.WorkloadStatus.reason:type_name -> persys.control.v1.ReasonDetail
-	30,  // 46: persys.control.v1.WorkloadStatus.usage:type_name -> persys.control.v1.WorkloadUsageSnapshot
-	49,  // 47: persys.control.v1.WorkloadStatus.generation:type_name -> persys.control.v1.Generation
-	63,  // 48: persys.control.v1.WorkloadStatus.observed_at:type_name -> google.protobuf.Timestamp
-	22,  // 49: persys.control.v1.WorkloadStatus.ports:type_name -> persys.control.v1.Port
-	2,   // 50: persys.control.v1.ListNodesRequest.level:type_name -> persys.control.v1.ReadLevel
-	2,   // 51: persys.control.v1.GetNodeRequest.level:type_name -> persys.control.v1.ReadLevel
-	39,  // 52: persys.control.v1.ListNodesResponse.nodes:type_name -> persys.control.v1.NodeView
-	39,  // 53: persys.control.v1.GetNodeResponse.node:type_name -> persys.control.v1.NodeView
-	63,  // 54: persys.control.v1.NodeView.status_updated_at:type_name -> google.protobuf.Timestamp
-	63,  // 55: persys.control.v1.NodeView.last_heartbeat:type_name -> google.protobuf.Timestamp
-	61,  // 56: persys.control.v1.NodeView.labels:type_name -> persys.control.v1.NodeView.LabelsEntry
-	63,  // 57: persys.control.v1.NodeView.lease_expires_at:type_name -> google.protobuf.Timestamp
-	53,  // 58: persys.control.v1.NodeView.taints:type_name -> persys.control.v1.Taint
-	54,  // 59: persys.control.v1.NodeView.storage_pools:type_name -> persys.control.v1.StoragePoolView
-	12,  // 60: persys.control.v1.NodeView.usage:type_name -> persys.control.v1.NodeUsage
-	2,   // 61: persys.control.v1.ListWorkloadsRequest.level:type_name -> persys.control.v1.ReadLevel
-	2,   // 62: persys.control.v1.GetWorkloadRequest.level:type_name -> persys.control.v1.ReadLevel
-	44,  // 63: persys.control.v1.ListWorkloadsResponse.workloads:type_name -> persys.control.v1.WorkloadView
-	44,  // 64: persys.control.v1.GetWorkloadResponse.workload:type_name -> persys.control.v1.WorkloadView
-	63,  // 65: persys.control.v1.WorkloadView.retry_next_at:type_name -> google.protobuf.Timestamp
-	63,  // 66: persys.control.v1.WorkloadView.last_updated:type_name -> google.protobuf.Timestamp
-	31,  // 67: persys.control.v1.WorkloadView.reason:type_name -> persys.control.v1.ReasonDetail
-	30,  // 68: persys.control.v1.WorkloadView.usage:type_name -> persys.control.v1.WorkloadUsageSnapshot
-	49,  // 69: persys.control.v1.WorkloadView.generation:type_name -> persys.control.v1.Generation
-	63,  // 70: persys.control.v1.WorkloadView.created_at:type_name -> google.protobuf.Timestamp
-	62,  // 71: persys.control.v1.WorkloadView.labels:type_name -> persys.control.v1.WorkloadView.LabelsEntry
-	22,  // 72: persys.control.v1.WorkloadView.ports:type_name -> persys.control.v1.Port
-	18,  // 73: persys.control.v1.WorkloadView.spec:type_name -> persys.control.v1.WorkloadSpec
-	45,  // 74: persys.control.v1.WorkloadView.last_actions:type_name -> persys.control.v1.WorkloadAction
-	63,  // 75: persys.control.v1.WorkloadAction.created_at:type_name -> google.protobuf.Timestamp
-	63,  // 76: persys.control.v1.WorkloadAction.started_at:type_name -> google.protobuf.Timestamp
-	63,  // 77: persys.control.v1.WorkloadAction.ended_at:type_name -> google.protobuf.Timestamp
-	2,   // 78: persys.control.v1.GetClusterSummaryRequest.level:type_name -> persys.control.v1.ReadLevel
-	63,  // 79: persys.control.v1.GetClusterSummaryResponse.generated_at:type_name -> google.protobuf.Timestamp
-	6,   // 80: persys.control.v1.ControlMessage.register:type_name -> persys.control.v1.RegisterNodeRequest
-	10,  // 81: persys.control.v1.ControlMessage.heartbeat:type_name -> persys.control.v1.HeartbeatRequest
-	14,  // 82: persys.control.v1.ControlMessage.apply:type_name -> persys.control.v1.ApplyWorkloadRequest
-	16,  // 83: persys.control.v1.ControlMessage.delete:type_name -> persys.control.v1.DeleteWorkloadRequest
-	9,   // 84: persys.control.v1.ControlMessage.register_result:type_name -> persys.control.v1.RegisterNodeResponse
-	13,  // 85: persys.control.v1.ControlMessage.heartbeat_result:type_name -> persys.control.v1.HeartbeatResponse
-	15,  // 86: persys.control.v1.ControlMessage.apply_result:type_name -> persys.control.v1.ApplyWorkloadResponse
-	17,  // 87: persys.control.v1.ControlMessage.delete_result:type_name -> persys.control.v1.DeleteWorkloadResponse
-	55,  // 88: persys.control.v1.ControlMessage.error:type_name -> persys.control.v1.StreamError
-	6,   // 89: persys.control.v1.AgentControl.RegisterNode:input_type -> persys.control.v1.RegisterNodeRequest
-	10,  // 90: persys.control.v1.AgentControl.Heartbeat:input_type -> persys.control.v1.HeartbeatRequest
-	14,  // 91: persys.control.v1.AgentControl.ApplyWorkload:input_type -> persys.control.v1.ApplyWorkloadRequest
-	16,  // 92: persys.control.v1.AgentControl.DeleteWorkload:input_type -> persys.control.v1.DeleteWorkloadRequest
-	33,  // 93: persys.control.v1.AgentControl.RetryWorkload:input_type -> persys.control.v1.RetryWorkloadRequest
-	4,   // 94: persys.control.v1.AgentControl.SubmitAutomationSuggestion:input_type -> persys.control.v1.SubmitAutomationSuggestionRequest
-	35,  // 95: persys.control.v1.AgentControl.ListNodes:input_type -> persys.control.v1.ListNodesRequest
-	36,  // 96: persys.control.v1.AgentControl.GetNode:input_type -> persys.control.v1.GetNodeRequest
-	40,  // 97: persys.control.v1.AgentControl.ListWorkloads:input_type -> persys.control.v1.ListWorkloadsRequest
-	41,  // 98: persys.control.v1.AgentControl.GetWorkload:input_type -> persys.control.v1.GetWorkloadRequest
-	46,  // 99: persys.control.v1.AgentControl.GetClusterSummary:input_type -> persys.control.v1.GetClusterSummaryRequest
-	48,  // 100: persys.control.v1.AgentControl.ControlStream:input_type -> persys.control.v1.ControlMessage
-	9,   // 101: persys.control.v1.AgentControl.RegisterNode:output_type -> persys.control.v1.RegisterNodeResponse
-	13,  // 102: persys.control.v1.AgentControl.Heartbeat:output_type -> persys.control.v1.HeartbeatResponse
-	15,  // 103: persys.control.v1.AgentControl.ApplyWorkload:output_type -> persys.control.v1.ApplyWorkloadResponse
-	17,  // 104: persys.control.v1.AgentControl.DeleteWorkload:output_type -> persys.control.v1.DeleteWorkloadResponse
-	34,  // 105: persys.control.v1.AgentControl.RetryWorkload:output_type -> persys.control.v1.RetryWorkloadResponse
-	5,   // 106: persys.control.v1.AgentControl.SubmitAutomationSuggestion:output_type -> persys.control.v1.SubmitAutomationSuggestionResponse
-	37,  // 107: persys.control.v1.AgentControl.ListNodes:output_type -> persys.control.v1.ListNodesResponse
-	38,  // 108: persys.control.v1.AgentControl.GetNode:output_type -> persys.control.v1.GetNodeResponse
-	42,  // 109: persys.control.v1.AgentControl.ListWorkloads:output_type -> persys.control.v1.ListWorkloadsResponse
-	43,  // 110: persys.control.v1.AgentControl.GetWorkload:output_type -> persys.control.v1.GetWorkloadResponse
-	47,  // 111: persys.control.v1.AgentControl.GetClusterSummary:output_type -> persys.control.v1.GetClusterSummaryResponse
-	48,  // 112: persys.control.v1.AgentControl.ControlStream:output_type -> persys.control.v1.ControlMessage
-	101, // [101:113] is the sub-list for method output_type
-	89,  // [89:101] is the sub-list for method input_type
-	89,  // [89:89] is the sub-list for extension type_name
-	89,  // [89:89] is the sub-list for extension extendee
-	0,   // [0:89] is the sub-list for field type_name
+	50,  // 20: persys.control.v1.ApplyWorkloadResponse.generation:type_name -> persys.control.v1.Generation
+	20,  // 21: persys.control.v1.WorkloadSpec.resources:type_name -> persys.control.v1.ResourceRequirements
+	21,  // 22: persys.control.v1.WorkloadSpec.container:type_name -> persys.control.v1.ContainerSpec
+	24,  // 23: persys.control.v1.WorkloadSpec.compose:type_name -> persys.control.v1.ComposeSpec
+	25,  // 24: persys.control.v1.WorkloadSpec.vm:type_name -> persys.control.v1.VMSpec
+	58,  // 25: persys.control.v1.WorkloadSpec.metadata:type_name -> persys.control.v1.WorkloadSpec.MetadataEntry
+	52,  // 26: persys.control.v1.WorkloadSpec.constraints:type_name -> persys.control.v1.Constraint
+	59,  // 27: persys.control.v1.WorkloadSpec.labels:type_name -> persys.control.v1.WorkloadSpec.LabelsEntry
+	53,  // 28: persys.control.v1.WorkloadSpec.tolerations:type_name -> persys.control.v1.Toleration
+	19,  // 29: persys.control.v1.WorkloadSpec.health_check:type_name -> persys.control.v1.HealthCheck
+	60,  // 30: persys.control.v1.ContainerSpec.env:type_name -> persys.control.v1.ContainerSpec.EnvEntry
+	22,  // 31: persys.control.v1.ContainerSpec.volumes:type_name -> persys.control.v1.VolumeMount
+	23,  // 32: persys.control.v1.ContainerSpec.ports:type_name -> persys.control.v1.Port
+	30,  // 33: persys.control.v1.ContainerSpec.managed_volumes:type_name -> persys.control.v1.ManagedVolumeSpec
+	61,  // 34: persys.control.v1.ComposeSpec.env:type_name -> persys.control.v1.ComposeSpec.EnvEntry
+	30,  // 35: persys.control.v1.ComposeSpec.managed_volumes:type_name -> persys.control.v1.ManagedVolumeSpec
+	27,  // 36: persys.control.v1.VMSpec.disks:type_name -> persys.control.v1.DiskConfig
+	28,  // 37: persys.control.v1.VMSpec.networks:type_name -> persys.control.v1.NetworkConfig
+	29,  // 38: persys.control.v1.VMSpec.cloud_init:type_name -> persys.control.v1.CloudInitConfig
+	30,  // 39: persys.control.v1.VMSpec.managed_volumes:type_name -> persys.control.v1.ManagedVolumeSpec
+	26,  // 40: persys.control.v1.VMSpec.login:type_name -> persys.control.v1.VMLogin
+	64,  // 41: persys.control.v1.WorkloadUsageSnapshot.collected_at:type_name -> google.protobuf.Timestamp
+	64,  // 42: persys.control.v1.ReasonDetail.last_transition:type_name -> google.protobuf.Timestamp
+	64,  // 43: persys.control.v1.ReasonDetail.next_retry_at:type_name -> google.protobuf.Timestamp
+	0,   // 44: persys.control.v1.WorkloadStatus.failure_reason:type_name -> persys.control.v1.FailureReason
+	64,  // 45: persys.control.v1.WorkloadStatus.last_transition:type_name -> google.protobuf.Timestamp
+	32,  // 46: persys.control.v1.WorkloadStatus.reason:type_name -> persys.control.v1.ReasonDetail
+	31,  // 47: persys.control.v1.WorkloadStatus.usage:type_name -> persys.control.v1.WorkloadUsageSnapshot
+	50,  // 48: persys.control.v1.WorkloadStatus.generation:type_name -> persys.control.v1.Generation
+	64,  // 49: persys.control.v1.WorkloadStatus.observed_at:type_name -> google.protobuf.Timestamp
+	23,  // 50: persys.control.v1.WorkloadStatus.ports:type_name -> persys.control.v1.Port
+	2,   // 51: persys.control.v1.ListNodesRequest.level:type_name -> persys.control.v1.ReadLevel
+	2,   // 52: persys.control.v1.GetNodeRequest.level:type_name -> persys.control.v1.ReadLevel
+	40,  // 53: persys.control.v1.ListNodesResponse.nodes:type_name -> persys.control.v1.NodeView
+	40,  // 54: persys.control.v1.GetNodeResponse.node:type_name -> persys.control.v1.NodeView
+	64,  // 55: persys.control.v1.NodeView.status_updated_at:type_name -> google.protobuf.Timestamp
+	64,  // 56: persys.control.v1.NodeView.last_heartbeat:type_name -> google.protobuf.Timestamp
+	62,  // 57: persys.control.v1.NodeView.labels:type_name -> persys.control.v1.NodeView.LabelsEntry
+	64,  // 58: persys.control.v1.NodeView.lease_expires_at:type_name -> google.protobuf.Timestamp
+	54,  // 59: persys.control.v1.NodeView.taints:type_name -> persys.control.v1.Taint
+	55,  // 60: persys.control.v1.NodeView.storage_pools:type_name -> persys.control.v1.StoragePoolView
+	12,  // 61: persys.control.v1.NodeView.usage:type_name -> persys.control.v1.NodeUsage
+	2,   // 62: persys.control.v1.ListWorkloadsRequest.level:type_name -> persys.control.v1.ReadLevel
+	2,   // 63: persys.control.v1.GetWorkloadRequest.level:type_name -> persys.control.v1.ReadLevel
+	45,  // 64: persys.control.v1.ListWorkloadsResponse.workloads:type_name -> persys.control.v1.WorkloadView
+	45,  // 65: persys.control.v1.GetWorkloadResponse.workload:type_name -> persys.control.v1.WorkloadView
+	64,  // 66: persys.control.v1.WorkloadView.retry_next_at:type_name -> google.protobuf.Timestamp
+	64,  // 67: persys.control.v1.WorkloadView.last_updated:type_name -> google.protobuf.Timestamp
+	32,  // 68: persys.control.v1.WorkloadView.reason:type_name -> persys.control.v1.ReasonDetail
+	31,  // 69: persys.control.v1.WorkloadView.usage:type_name -> persys.control.v1.WorkloadUsageSnapshot
+	50,  // 70: persys.control.v1.WorkloadView.generation:type_name -> persys.control.v1.Generation
+	64,  // 71: persys.control.v1.WorkloadView.created_at:type_name -> google.protobuf.Timestamp
+	63,  // 72: persys.control.v1.WorkloadView.labels:type_name -> persys.control.v1.WorkloadView.LabelsEntry
+	23,  // 73: persys.control.v1.WorkloadView.ports:type_name -> persys.control.v1.Port
+	18,  // 74: persys.control.v1.WorkloadView.spec:type_name -> persys.control.v1.WorkloadSpec
+	46,  // 75: persys.control.v1.WorkloadView.last_actions:type_name -> persys.control.v1.WorkloadAction
+	64,  // 76: persys.control.v1.WorkloadAction.created_at:type_name -> google.protobuf.Timestamp
+	64,  // 77: persys.control.v1.WorkloadAction.started_at:type_name -> google.protobuf.Timestamp
+	64,  // 78: persys.control.v1.WorkloadAction.ended_at:type_name -> google.protobuf.Timestamp
+	2,   // 79: persys.control.v1.GetClusterSummaryRequest.level:type_name -> persys.control.v1.ReadLevel
+	64,  // 80: persys.control.v1.GetClusterSummaryResponse.generated_at:type_name -> google.protobuf.Timestamp
+	6,   // 81: persys.control.v1.ControlMessage.register:type_name -> persys.control.v1.RegisterNodeRequest
+	10,  // 82: persys.control.v1.ControlMessage.heartbeat:type_name -> persys.control.v1.HeartbeatRequest
+	14,  // 83: persys.control.v1.ControlMessage.apply:type_name -> persys.control.v1.ApplyWorkloadRequest
+	16,  // 84: persys.control.v1.ControlMessage.delete:type_name -> persys.control.v1.DeleteWorkloadRequest
+	9,   // 85: persys.control.v1.ControlMessage.register_result:type_name -> persys.control.v1.RegisterNodeResponse
+	13,  // 86: persys.control.v1.ControlMessage.heartbeat_result:type_name -> persys.control.v1.HeartbeatResponse
+	15,  // 87: persys.control.v1.ControlMessage.apply_result:type_name -> persys.control.v1.ApplyWorkloadResponse
+	17,  // 88: persys.control.v1.ControlMessage.delete_result:type_name -> persys.control.v1.DeleteWorkloadResponse
+	56,  // 89: persys.control.v1.ControlMessage.error:type_name -> persys.control.v1.StreamError
+	6,   // 90: persys.control.v1.AgentControl.RegisterNode:input_type -> persys.control.v1.RegisterNodeRequest
+	10,  // 91: persys.control.v1.AgentControl.Heartbeat:input_type -> persys.control.v1.HeartbeatRequest
+	14,  // 92: persys.control.v1.AgentControl.ApplyWorkload:input_type -> persys.control.v1.ApplyWorkloadRequest
+	16,  // 93: persys.control.v1.AgentControl.DeleteWorkload:input_type -> persys.control.v1.DeleteWorkloadRequest
+	34,  // 94: persys.control.v1.AgentControl.RetryWorkload:input_type -> persys.control.v1.RetryWorkloadRequest
+	4,   // 95: persys.control.v1.AgentControl.SubmitAutomationSuggestion:input_type -> persys.control.v1.SubmitAutomationSuggestionRequest
+	36,  // 96: persys.control.v1.AgentControl.ListNodes:input_type -> persys.control.v1.ListNodesRequest
+	37,  // 97: persys.control.v1.AgentControl.GetNode:input_type -> persys.control.v1.GetNodeRequest
+	41,  // 98: persys.control.v1.AgentControl.ListWorkloads:input_type -> persys.control.v1.ListWorkloadsRequest
+	42,  // 99: persys.control.v1.AgentControl.GetWorkload:input_type -> persys.control.v1.GetWorkloadRequest
+	47,  // 100: persys.control.v1.AgentControl.GetClusterSummary:input_type -> persys.control.v1.GetClusterSummaryRequest
+	49,  // 101: persys.control.v1.AgentControl.ControlStream:input_type -> persys.control.v1.ControlMessage
+	9,   // 102: persys.control.v1.AgentControl.RegisterNode:output_type -> persys.control.v1.RegisterNodeResponse
+	13,  // 103: persys.control.v1.AgentControl.Heartbeat:output_type -> persys.control.v1.HeartbeatResponse
+	15,  // 104: persys.control.v1.AgentControl.ApplyWorkload:output_type -> persys.control.v1.ApplyWorkloadResponse
+	17,  // 105: persys.control.v1.AgentControl.DeleteWorkload:output_type -> persys.control.v1.DeleteWorkloadResponse
+	35,  // 106: persys.control.v1.AgentControl.RetryWorkload:output_type -> persys.control.v1.RetryWorkloadResponse
+	5,   // 107: persys.control.v1.AgentControl.SubmitAutomationSuggestion:output_type -> persys.control.v1.SubmitAutomationSuggestionResponse
+	38,  // 108: persys.control.v1.AgentControl.ListNodes:output_type -> persys.control.v1.ListNodesResponse
+	39,  // 109: persys.control.v1.AgentControl.GetNode:output_type -> persys.control.v1.GetNodeResponse
+	43,  // 110: persys.control.v1.AgentControl.ListWorkloads:output_type -> persys.control.v1.ListWorkloadsResponse
+	44,  // 111: persys.control.v1.AgentControl.GetWorkload:output_type -> persys.control.v1.GetWorkloadResponse
+	48,  // 112: persys.control.v1.AgentControl.GetClusterSummary:output_type -> persys.control.v1.GetClusterSummaryResponse
+	49,  // 113: persys.control.v1.AgentControl.ControlStream:output_type -> persys.control.v1.ControlMessage
+	102, // [102:114] is the sub-list for method output_type
+	90,  // [90:102] is the sub-list for method input_type
+	90,  // [90:90] is the sub-list for extension type_name
+	90,  // [90:90] is the sub-list for extension extendee
+	0,   // [0:90] is the sub-list for field type_name
 }
 
 func init() { file_api_control_v1_control_proto_init() }
@@ -6172,7 +6313,7 @@ func file_api_control_v1_control_proto_init() {
 		(*WorkloadSpec_Compose)(nil),
 		(*WorkloadSpec_Vm)(nil),
 	}
-	file_api_control_v1_control_proto_msgTypes[45].OneofWrappers = []any{
+	file_api_control_v1_control_proto_msgTypes[46].OneofWrappers = []any{
 		(*ControlMessage_Register)(nil),
 		(*ControlMessage_Heartbeat)(nil),
 		(*ControlMessage_Apply)(nil),
@@ -6189,7 +6330,7 @@ func file_api_control_v1_control_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_api_control_v1_control_proto_rawDesc), len(file_api_control_v1_control_proto_rawDesc)),
 			NumEnums:      3,
-			NumMessages:   60,
+			NumMessages:   61,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

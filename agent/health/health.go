@@ -1,0 +1,302 @@
+// Package health checks workloads that run: an HTTP path, a TCP port or a command inside. It runs
+// beside convergence and decides nothing: what it finds is shown in the status, and takes an unhealthy
+// workload out of DNS.
+package health
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"strconv"
+	"sync"
+	"time"
+
+	agentv1 "github.com/persys/compute/api/agent/v1"
+
+	"github.com/persys/compute/agent/driver"
+)
+
+// The states of a watched workload.
+const (
+	Starting  = "starting" // not known yet
+	Healthy   = "healthy"
+	Unhealthy = "unhealthy"
+)
+
+// atOnce bounds the checks that run at a time.
+const atOnce = 16
+
+// The defaults of a check, and how much of an answer is read.
+const (
+	defaultInterval = 10 * time.Second
+	defaultTimeout  = 3 * time.Second
+	defaultRetries  = 3
+	maxAnswer       = 64 << 10
+)
+
+// Target is an instance to check.
+type Target struct {
+	ID driver.ID
+	// Instance changes when the workload is recreated or started again: what was known counts no more.
+	Instance string
+	Started  time.Time
+	// Addresses of the workload, and what the host forwards to it where it has none.
+	Addresses []string
+	Ports     []driver.Port
+	Check     *agentv1.HealthCheck
+	// Execer runs commands; nil: they fail.
+	Execer driver.Execer
+}
+
+// Checker watches workloads, each in a task of its own that ends with it. Its methods do not block.
+type Checker struct {
+	ctx     context.Context
+	spawn   func(func())
+	changed func(driver.ID)
+	slots   chan struct{}
+	dial    net.Dialer
+
+	mu      sync.Mutex
+	watched map[driver.ID]*watch
+}
+
+type watch struct {
+	target Target
+	cancel context.CancelFunc
+	state  string
+	detail string
+	failed int // in a row
+}
+
+// New makes a checker that ends with ctx. spawn starts a task; changed is told, from a task, that
+// State says something else.
+func New(ctx context.Context, spawn func(func()), changed func(driver.ID)) *Checker {
+	return &Checker{ctx: ctx, spawn: spawn, changed: changed, slots: make(chan struct{}, atOnce), watched: map[driver.ID]*watch{}}
+}
+
+// Watch checks a target from now on, in the place of what was watched under its id. Nothing changes
+// for one that is watched already.
+func (c *Checker) Watch(t Target) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if old := c.watched[t.ID]; old != nil {
+		if old.target.Instance == t.Instance {
+			old.target.Addresses, old.target.Ports = t.Addresses, t.Ports
+			return
+		}
+		old.cancel()
+	}
+	ctx, cancel := context.WithCancel(c.ctx)
+	w := &watch{target: t, cancel: cancel, state: Starting}
+	c.watched[t.ID] = w
+	c.spawn(func() { c.run(ctx, w) })
+}
+
+// Drop ends the watch of a workload.
+func (c *Checker) Drop(id driver.ID) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if w := c.watched[id]; w != nil {
+		w.cancel()
+		delete(c.watched, id)
+	}
+}
+
+// State is what is known of a workload: the state, and why it is not healthy. Empty if it is not
+// watched.
+func (c *Checker) State(id driver.ID) (state, detail string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if w := c.watched[id]; w != nil {
+		return w.state, w.detail
+	}
+	return "", ""
+}
+
+func or(v int32, otherwise time.Duration) time.Duration {
+	if v <= 0 {
+		return otherwise
+	}
+	return time.Duration(v) * time.Second
+}
+
+// run checks at once and then at the interval; while nothing is known, at a tenth of it, so that a
+// workload that is ready is not kept waiting.
+func (c *Checker) run(ctx context.Context, w *watch) {
+	check := w.target.Check
+	interval := or(check.GetIntervalSeconds(), defaultInterval)
+	timer := time.NewTimer(0)
+	defer timer.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-timer.C:
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case c.slots <- struct{}{}:
+		}
+		limited, cancel := context.WithTimeout(ctx, or(check.GetTimeoutSeconds(), defaultTimeout))
+		c.mu.Lock()
+		t := w.target
+		c.mu.Unlock()
+		err := c.once(limited, t)
+		cancel()
+		<-c.slots
+		if ctx.Err() != nil {
+			return
+		}
+		next := interval
+		if c.note(w, err) == Starting {
+			next = max(interval/10, 100*time.Millisecond)
+		}
+		timer.Reset(next)
+	}
+}
+
+// note takes a result in and returns the state that follows.
+func (c *Checker) note(w *watch, err error) string {
+	check := w.target.Check
+	c.mu.Lock()
+	was, detail := w.state, w.detail
+	switch {
+	case err == nil:
+		w.state, w.detail, w.failed = Healthy, "", 0
+	case w.state != Healthy && time.Since(w.target.Started) < time.Duration(check.GetStartPeriodSeconds())*time.Second:
+		// It is still starting; its failures do not count.
+	default:
+		retries := int(check.GetRetries())
+		if retries <= 0 {
+			retries = defaultRetries
+		}
+		if w.failed++; w.failed >= retries {
+			w.state, w.detail = Unhealthy, brief(err)
+		}
+	}
+	state := w.state
+	news := state != was || w.detail != detail
+	c.mu.Unlock()
+	if news {
+		c.changed(w.target.ID)
+	}
+	return state
+}
+
+// brief is an error as it stands in a status, whose parts are told apart by semicolons.
+func brief(err error) string {
+	out := []byte(err.Error())
+	for i, b := range out {
+		if b == ';' || b < ' ' {
+			out[i] = ','
+		}
+	}
+	return string(out[:min(len(out), 200)])
+}
+
+// once makes one check.
+func (c *Checker) once(ctx context.Context, t Target) error {
+	switch check := t.Check; {
+	case len(check.GetCommand()) > 0:
+		return command(ctx, t)
+	case check.GetHttp() != "":
+		return c.each(t, func(addr string) error { return c.get(ctx, addr, check.GetHttp()) })
+	default:
+		return c.each(t, func(addr string) error {
+			conn, err := c.dial.DialContext(ctx, "tcp", addr)
+			if err != nil {
+				return err
+			}
+			return conn.Close()
+		})
+	}
+}
+
+// each tries the places where a port of the workload may be reached until one will do.
+func (c *Checker) each(t Target, try func(addr string) error) error {
+	port := int(t.Check.GetPort())
+	var places []string
+	for _, a := range t.Addresses {
+		places = append(places, net.JoinHostPort(a, strconv.Itoa(port)))
+	}
+	for _, p := range t.Ports {
+		if p.Port == port && p.Protocol != "udp" && p.HostPort > 0 {
+			host := p.HostIP
+			if ip := net.ParseIP(host); ip == nil || ip.IsUnspecified() {
+				host = "127.0.0.1"
+			}
+			places = append(places, net.JoinHostPort(host, strconv.Itoa(p.HostPort)))
+		}
+	}
+	if len(places) == 0 {
+		return errors.New("the workload has no address")
+	}
+	var first error
+	for _, p := range places {
+		err := try(p)
+		if err == nil {
+			return nil
+		}
+		if first == nil {
+			first = err
+		}
+	}
+	return first
+}
+
+func (c *Checker) get(ctx context.Context, addr, path string) error {
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+addr+path, nil)
+	if err != nil {
+		return err
+	}
+	req.Header.Set("User-Agent", "persys-agent health check")
+	// One connection for each check: a kept one could outlive what it leads to.
+	tr := &http.Transport{DialContext: c.dial.DialContext, DisableKeepAlives: true, Proxy: nil}
+	defer tr.CloseIdleConnections()
+	client := http.Client{Transport: tr, CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}
+	resp, err := client.Do(req)
+	if err != nil {
+		return err
+	}
+	defer resp.Body.Close()
+	_, _ = io.CopyN(io.Discard, resp.Body, maxAnswer) // the status is the answer
+	if resp.StatusCode < 200 || resp.StatusCode > 399 {
+		return fmt.Errorf("GET %s answered %s", path, resp.Status)
+	}
+	return nil
+}
+
+func command(ctx context.Context, t Target) error {
+	if t.Execer == nil {
+		return errors.New("no command can be run in it")
+	}
+	s, err := t.Execer.Exec(ctx, t.ID, driver.ExecOptions{Command: t.Check.GetCommand(), Service: t.Check.GetService()})
+	if err != nil {
+		return err
+	}
+	defer s.Close()
+	defer context.AfterFunc(ctx, func() { s.Close() })()
+	var said []byte
+	for {
+		out, err := s.Output()
+		if err != nil {
+			break
+		}
+		said = append(said, out.Data[:min(len(out.Data), max(0, 160-len(said)))]...)
+	}
+	if ctx.Err() != nil {
+		return errors.New("the command took too long")
+	}
+	code, err := s.Exit(ctx)
+	if err != nil {
+		return err
+	}
+	if code != 0 {
+		return fmt.Errorf("the command ended with code %d: %s", code, said)
+	}
+	return nil
+}

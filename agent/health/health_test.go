@@ -1,0 +1,165 @@
+package health
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+
+	agentv1 "github.com/persys/compute/api/agent/v1"
+
+	"github.com/persys/compute/agent/driver"
+	"github.com/persys/compute/agent/driver/sim"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+type rig struct {
+	*Checker
+	t    *testing.T
+	news atomic.Int32
+}
+
+func newRig(t *testing.T) *rig {
+	r := &rig{t: t}
+	ctx, cancel := context.WithCancel(context.Background())
+	var tasks sync.WaitGroup
+	r.Checker = New(ctx, func(f func()) { tasks.Go(f) }, func(driver.ID) { r.news.Add(1) })
+	t.Cleanup(func() { cancel(); tasks.Wait() })
+	return r
+}
+
+// becomes waits for a state.
+func (r *rig) becomes(id driver.ID, want string) string {
+	r.t.Helper()
+	for end := time.Now().Add(20 * time.Second); ; time.Sleep(5 * time.Millisecond) {
+		state, detail := r.State(id)
+		if state == want {
+			return detail
+		}
+		if time.Now().After(end) {
+			r.t.Fatalf("%s is %q (%s), want %q", id, state, detail, want)
+		}
+	}
+}
+
+func split(t *testing.T, addr string) (string, int32) {
+	t.Helper()
+	host, port, err := net.SplitHostPort(addr)
+	if err != nil {
+		t.Fatal(err)
+	}
+	n, err := strconv.Atoi(port)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return host, int32(n)
+}
+
+func TestHTTP(t *testing.T) {
+	var broken atomic.Bool
+	srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Path != "/ready" || broken.Load() {
+			http.Error(w, "no", http.StatusServiceUnavailable)
+		}
+	}))
+	defer srv.Close()
+	host, port := split(t, srv.Listener.Addr().String())
+	r := newRig(t)
+	target := Target{ID: "web", Instance: "1", Started: time.Now(), Addresses: []string{host},
+		Check: &agentv1.HealthCheck{Http: "/ready", Port: port, IntervalSeconds: 1, Retries: 2}}
+	r.Watch(target)
+	r.becomes("web", Healthy)
+	broken.Store(true)
+	if detail := r.becomes("web", Unhealthy); !strings.Contains(detail, "503") {
+		t.Errorf("unhealthy because of %q", detail)
+	}
+	broken.Store(false)
+	r.becomes("web", Healthy)
+	if n := r.news.Load(); n != 3 {
+		t.Errorf("told %d times, want once for each change", n)
+	}
+	// Another instance knows nothing of the one before.
+	broken.Store(true)
+	target.Instance = "2"
+	r.Watch(target)
+	if state, _ := r.State("web"); state != Starting {
+		t.Errorf("a new instance is %q", state)
+	}
+	r.becomes("web", Unhealthy)
+	r.Drop("web")
+	if state, _ := r.State("web"); state != "" {
+		t.Errorf("a dropped one is %q", state)
+	}
+}
+
+func TestTCPOverAForwardedPort(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, port := split(t, l.Addr().String())
+	r := newRig(t)
+	r.Watch(Target{ID: "db", Instance: "1", Ports: []driver.Port{{HostPort: int(port), Port: 5432, Protocol: "tcp"}},
+		Check: &agentv1.HealthCheck{Tcp: true, Port: 5432, IntervalSeconds: 1, Retries: 1}})
+	r.becomes("db", Healthy)
+	if err := l.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if detail := r.becomes("db", Unhealthy); !strings.Contains(detail, "refused") {
+		t.Errorf("unhealthy because of %q", detail)
+	}
+	r.Watch(Target{ID: "lost", Instance: "1", Check: &agentv1.HealthCheck{Tcp: true, Port: 1, Retries: 1}})
+	if detail := r.becomes("lost", Unhealthy); !strings.Contains(detail, "no address") {
+		t.Errorf("unhealthy because of %q", detail)
+	}
+}
+
+func TestStartPeriod(t *testing.T) {
+	r := newRig(t)
+	target := Target{ID: "slow", Instance: "1", Started: time.Now(), Check: &agentv1.HealthCheck{Tcp: true, Port: 1, IntervalSeconds: 1, Retries: 1, StartPeriodSeconds: 3600}}
+	r.Watch(target)
+	target.ID, target.Started = "old", time.Now().Add(-2*time.Hour)
+	r.Watch(target)
+	r.becomes("old", Unhealthy)
+	if state, _ := r.State("slow"); state != Starting {
+		t.Errorf("in its start period it is %q", state)
+	}
+}
+
+func TestCommand(t *testing.T) {
+	engine, err := sim.NewEngine(sim.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	d := engine.Driver(driver.Identity{ClusterID: "c", NodeID: "n"})
+	err = d.Ensure(t.Context(), driver.Spec{ID: "app", Content: "c1:x", ClusterID: "c", NodeID: "n", Running: true,
+		Body: &agentv1.WorkloadSpec{Spec: &agentv1.WorkloadSpec_Container{Container: &agentv1.ContainerSpec{Image: "app"}}}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := newRig(t)
+	for i, c := range []struct {
+		command []string
+		state   string
+		says    string
+	}{
+		{[]string{"true"}, Healthy, ""},
+		{[]string{"sh", "-c", "err not; exit 3"}, Unhealthy, "code 3: not"},
+		{[]string{"sleep", "600"}, Unhealthy, "too long"},
+	} {
+		r.Watch(Target{ID: "app", Instance: fmt.Sprint(i), Execer: d, Check: &agentv1.HealthCheck{Command: c.command, Retries: 1, TimeoutSeconds: 1}})
+		if detail := r.becomes("app", c.state); !strings.Contains(detail, c.says) {
+			t.Errorf("%v: %q, want %q", c.command, detail, c.says)
+		}
+	}
+}
