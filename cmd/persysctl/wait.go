@@ -24,11 +24,11 @@ type goal struct {
 }
 
 func goalStatus(status string) goal {
-	return goal{name: status, met: func(w *controlv1.WorkloadView) bool { return w.GetStatus() == status && passing(w) }}
+	return goal{name: status, met: func(w *controlv1.WorkloadView) bool { return w.GetStatus() == status && healthy(w) }}
 }
 
-// passing reports whether no health check of a workload that runs is waited for.
-func passing(w *controlv1.WorkloadView) bool {
+// healthy reports whether no health check of a workload that runs is waited for.
+func healthy(w *controlv1.WorkloadView) bool {
 	return w.GetStatus() != "Running" || w.GetHealth() == "" || w.GetHealth() == "healthy"
 }
 
