@@ -93,8 +93,7 @@ var armRules = [...]armRule{
 //	6  stops.go: a stop that was refused is not done;
 //	   trust.go keeps the sessions that people open in workloads;
 //	   names of ports and health of workloads, for DNS; more that is reported by audit;
-//	   guarded.go: who stops what runs on a lost node, and within which time;
-//	   report.go tells when a health check changes its mind
+//	   guarded.go: who stops what runs on a lost node, and within which time
 const FeatureLevel = 6
 
 func (a arm) rule() armRule {

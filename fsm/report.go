@@ -171,9 +171,6 @@ func (t *Tx) observe(old *Workload, r *commandv1.WorkloadReport, state Actual) {
 		}
 	}
 	t.putWorkload(old, &w)
-	if is := w.Actual.Health; is != "" && is != old.Actual.Health { // of level 6
-		t.event(Event{Type: EventWorkloadHealth, Workload: w.ID, Node: w.Node, Reason: is, Message: clipTo(w.Actual.Message, 512)})
-	}
 	if w.Status != old.Status {
 		t.event(Event{
 			Type: EventWorkloadState, Workload: w.ID, Node: w.Node, Reason: w.Reason.Code, Message: w.Reason.Message,

@@ -13,43 +13,6 @@ func level6(w *world) *world {
 	return w
 }
 
-// What a health check says is an event when it changes, and no state.
-func TestHealthEvents(t *testing.T) {
-	w := level6(formed(t))
-	w.ok(register("a"))
-	w.ok(put("web"))
-	w.ok(w.assign("web", "a"))
-	says := func(health string) {
-		t.Helper()
-		c := w.says("web", "Running")
-		c.GetReport().Reports[0].Health = health
-		w.ok(c)
-	}
-	count := func() (n int) {
-		w.s.Events(0, func(e *Event) bool {
-			if e.Type == EventWorkloadHealth {
-				n++
-			}
-			return true
-		})
-		return n
-	}
-	for _, c := range []struct {
-		health string
-		events int
-	}{{"", 0}, {HealthStarting, 1}, {Healthy, 2}, {Healthy, 2}, {Unhealthy, 3}, {Healthy, 4}, {"", 4}} {
-		says(c.health)
-		is(t, "events after "+c.health, count(), c.events)
-		is(t, "state", w.workload("web").Status, StatusRunning)
-	}
-	w.s.Events(0, func(e *Event) bool {
-		if e.Type == EventWorkloadHealth && e.Reason == "" {
-			t.Errorf("%+v says nothing", e)
-		}
-		return true
-	})
-}
-
 func TestRefusedStops(t *testing.T) {
 	refusal := func(w *world) Command {
 		return report(&commandv1.WorkloadReport{

@@ -487,8 +487,7 @@ const (
 	EventJoinRefused        = "JoinRefused"
 	EventCertificateRenewed = "CertificateRenewed"
 	EventRevoked            = "Revoked"
-	EventCallRefused        = "CallRefused" // before it became a command
-	EventWorkloadHealth     = "WorkloadHealth"
+	EventCallRefused        = "CallRefused"   // before it became a command
 	EventSessionOpened      = "SessionOpened" // by a person in a workload: a command or its console
 	EventSessionClosed      = "SessionClosed"
 	EventMirrorRestored     = "MirrorRestored" // a person had the state written back into etcd
