@@ -55,6 +55,9 @@ type Config struct {
 	TLS *TLSConfig
 	// GossipKey of 16, 24 or 32 bytes encrypts gossip; empty means plain.
 	GossipKey []byte
+	// GossipKeys open what others have sealed, beside GossipKey, which seals; see
+	// Node.SetGossipKeys.
+	GossipKeys [][]byte
 
 	Timing Timing
 	Logger *slog.Logger
@@ -274,6 +277,11 @@ func (c Config) validate() error {
 	}
 	if c.TLS != nil && (c.TLS.Server == nil || c.TLS.Client == nil) {
 		bad("TLS: both the server and the client configuration are needed")
+	}
+	for _, k := range c.GossipKeys {
+		if len(k) != len(c.GossipKey) {
+			return fmt.Errorf("a gossip key of %d bytes beside one of %d", len(k), len(c.GossipKey))
+		}
 	}
 	if n := len(c.GossipKey); n != 0 && n != 16 && n != 24 && n != 32 {
 		bad("gossip key: %d bytes, want 16, 24 or 32", n)

@@ -1,10 +1,13 @@
 package cluster
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"net"
+	"slices"
 	"sort"
 	"strings"
 	"sync"
@@ -45,6 +48,7 @@ const (
 type gossip struct {
 	n       *Node
 	list    *memberlist.Memberlist
+	keys    *memberlist.Keyring // nil: gossip is plain
 	meta    []byte
 	changed chan struct{} // capacity 1
 
@@ -88,7 +92,12 @@ func startGossip(n *Node) (*gossip, error) {
 	mc.Delegate, mc.Events = g, g
 	mc.Logger = gossipLogger(n.log)
 	mc.DeadNodeReclaimTime = time.Second // a restart on another address
-	mc.SecretKey = c.GossipKey
+	if len(c.GossipKey) > 0 {
+		if mc.Keyring, err = memberlist.NewKeyring(c.GossipKeys, c.GossipKey); err != nil {
+			return nil, fmt.Errorf("gossip keys: %w", err)
+		}
+		g.keys = mc.Keyring
+	}
 	host, port, err := splitAddr(c.GossipBind)
 	if err != nil {
 		return nil, fmt.Errorf("SCHEDULER_GOSSIP_ADDR: %w", err)
@@ -147,6 +156,45 @@ func resolve(host string) (string, error) {
 		return "", fmt.Errorf("%s has no address", host)
 	}
 	return ips[0].IP.String(), nil
+}
+
+// SetGossipKeys replaces the keys of gossip: all open what others have sealed, one of
+// them seals. Packets that are on their way are lost at worst: a replica installs a key
+// before any other seals with it.
+func (n *Node) SetGossipKeys(seals []byte, all [][]byte) error {
+	ring := n.gossip.keys
+	if ring == nil {
+		return errors.New("gossip is not sealed: it runs without a key")
+	}
+	add := func() error {
+		for _, k := range all {
+			if err := ring.AddKey(k); err != nil {
+				return fmt.Errorf("gossip key: %w", err)
+			}
+		}
+		return nil
+	}
+	if err := add(); err != nil {
+		return err
+	}
+	if err := ring.UseKey(seals); err != nil {
+		return fmt.Errorf("gossip key: %w", err)
+	}
+	// The library moves what stands behind a removed key, in memory that its readers look
+	// at. So keys are removed from the end, and what is still wanted is added again.
+	keys := slices.Clone(ring.GetKeys())
+	first := slices.IndexFunc(keys, func(k []byte) bool {
+		return !slices.ContainsFunc(all, func(a []byte) bool { return bytes.Equal(a, k) })
+	})
+	if first < 0 {
+		return nil
+	}
+	for i := len(keys) - 1; i >= first; i-- {
+		if err := ring.RemoveKey(keys[i]); err != nil {
+			return fmt.Errorf("gossip key: %w", err)
+		}
+	}
+	return add()
 }
 
 func (n *Node) gossipAddr() string {

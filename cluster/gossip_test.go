@@ -1,6 +1,7 @@
 package cluster
 
 import (
+	"bytes"
 	"testing"
 	"time"
 )
@@ -114,5 +115,87 @@ func TestStoppingReplicaSaysGoodbye(t *testing.T) {
 	})
 	if seen != "dead" {
 		t.Errorf("a replica that stopped is %q, want dead at once", seen)
+	}
+}
+
+// The keys of gossip are changed under three running replicas, in the order in which
+// the leader has them changed: nobody is missed meanwhile, and who has only the former
+// key afterwards hears nothing.
+func TestGossipKeysChange(t *testing.T) {
+	t.Parallel()
+	g := newGroup(t, 3)
+	old, fresh := bytes.Repeat([]byte{1}, 32), bytes.Repeat([]byte{2}, 32)
+	g.cfg = func(_ int, c *Config) { c.GossipKey = old }
+	leader := g.form()
+	nodes := g.snapshot()
+	allAlive := func() bool {
+		for _, n := range nodes {
+			for _, o := range nodes {
+				if n.healthOf(o.id) != "alive" {
+					return false
+				}
+			}
+		}
+		return true
+	}
+	eventually(t, "everybody alive", allAlive)
+	stop, missed := make(chan struct{}), make(chan bool, 1)
+	go func() {
+		for {
+			select {
+			case <-stop:
+				missed <- false
+				return
+			case <-time.After(5 * time.Millisecond):
+			}
+			for _, n := range nodes {
+				for _, o := range nodes {
+					if n.healthOf(o.id) == "dead" {
+						missed <- true
+						return
+					}
+				}
+			}
+		}
+	}()
+	for _, step := range []struct {
+		seals []byte
+		all   [][]byte
+	}{{old, [][]byte{old, fresh}}, {fresh, [][]byte{old, fresh}}, {fresh, [][]byte{fresh}}} {
+		for _, n := range nodes { // one after another, with time for a word in between
+			if err := n.SetGossipKeys(step.seals, step.all); err != nil {
+				t.Fatal(err)
+			}
+			time.Sleep(300 * time.Millisecond)
+		}
+	}
+	close(stop)
+	if <-missed {
+		t.Error("a replica was given up while the keys changed")
+	}
+	eventually(t, "everybody alive with the new key", allAlive)
+	stranger := func(key []byte) int {
+		n, err := open(timeout(t, patience), Config{
+			Name: "late", DataDir: t.TempDir(), RaftBind: "127.0.0.1:0", GossipBind: "127.0.0.1:0",
+			Join: []string{leader.GossipAddr()}, GossipKey: key, Timing: fastTiming(),
+		}, hooks{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer n.Close()
+		return n.gossip.join([]string{leader.GossipAddr()})
+	}
+	if k := stranger(old); k != 0 {
+		t.Errorf("with the former key gossip reaches %d", k)
+	}
+	// A ring with a key in the middle that goes, and one behind it that stays.
+	third := bytes.Repeat([]byte{3}, 32)
+	for _, all := range [][][]byte{{fresh, old, third}, {fresh, third}} {
+		if err := leader.SetGossipKeys(fresh, all); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if got := leader.gossip.keys.GetKeys(); len(got) != 2 || !bytes.Equal(got[0], fresh) || !bytes.Equal(got[1], third) {
+		t.Errorf("the ring holds %d keys", len(got))
 	}
 }

@@ -53,6 +53,8 @@ func (c *checker) info() {
 	c.must(m.Incarnation > 0, "cluster %s has incarnation 0", m.ClusterID)
 	c.must(m.FeatureLevel > 0, "cluster %s has feature level 0", m.ClusterID)
 	c.must(m.FeatureLevel >= 2 || m.MirrorEtcd == 0 && !m.ModePinned, "cluster %s has feature level %d and fields of level 2", m.ClusterID, m.FeatureLevel)
+	c.must(m.FeatureLevel >= 6 || m.GossipRing == "" && m.GossipVersion == 0, "cluster %s has feature level %d and fields of level 6", m.ClusterID, m.FeatureLevel)
+	c.must((m.GossipRing == "") == (m.GossipVersion == 0), "gossip keys of %d bytes at version %d", len(m.GossipRing), m.GossipVersion)
 	c.must(m.FeatureLevel >= 3 || m.ClusterKeyID == "" && m.TrustVersion == 0, "cluster %s has feature level %d and fields of level 3", m.ClusterID, m.FeatureLevel)
 }
 

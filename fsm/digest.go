@@ -337,6 +337,10 @@ func (e *encoder) info(m *Info) {
 		e.str(m.ClusterKeyID)
 		e.u64(m.TrustVersion)
 	}
+	if m.GossipRing != "" || m.GossipVersion != 0 { // of level 6
+		e.str(m.GossipRing)
+		e.u64(m.GossipVersion)
+	}
 }
 
 func (e *encoder) authority(a *Authority) {

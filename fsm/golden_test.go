@@ -357,6 +357,17 @@ var scenarios = []struct {
 		w.do(remove("web", false))
 		w.do(gone("web", "a", nil))
 	}},
+	{"16-gossip-ring", func(w *world) {
+		ring := func(version uint64, sealed, step string) Command {
+			return &commandv1.Command{Body: &commandv1.Command_SetGossipRing{SetGossipRing: &commandv1.SetGossipRing{IfVersion: version, Sealed: sealed, Step: step}}}
+		}
+		w.do(ring(0, "sealed:one", "opens 1"))
+		w.do(ring(0, "sealed:two", "too late"))
+		w.do(ring(1, "sealed:two", "seals 1"))
+		w.do(ring(2, "", "nothing"))
+		w.do(ring(2, strings.Repeat("x", 4097), "too long"))
+		w.do(ring(2, "sealed:three", "only 1"))
+	}},
 }
 
 func corpusFile(name, ext string) string { return filepath.Join("testdata", "corpus", name+ext) }

@@ -77,6 +77,8 @@ var armRules = [...]armRule{
 	{"set_drifts", 62, 5, true, Refused},
 	{"adopt_drift", 63, 5, false, Refused},
 	{"drop_orphan", 64, 5, false, Refused},
+
+	{"set_gossip_ring", 90, 6, false, Allowed},
 }
 
 // FeatureLevel is the highest that this version understands.
@@ -91,7 +93,7 @@ var armRules = [...]armRule{
 //	   what binds them is replaced.
 //	   It changes what a report does, which recorded logs of level 4 must not notice
 //	6  stops.go: a stop that was refused is not done;
-//	   trust.go keeps the sessions that people open in workloads;
+//	   trust.go keeps the sessions that people open in workloads, and the keys of gossip;
 //	   names of ports and health of workloads, for DNS; more that is reported by audit;
 //	   guarded.go: who stops what runs on a lost node, and within which time
 const FeatureLevel = 6
@@ -182,6 +184,8 @@ func armOf(c Command) arm {
 		return "adopt_drift"
 	case *commandv1.Command_DropOrphan:
 		return "drop_orphan"
+	case *commandv1.Command_SetGossipRing:
+		return "set_gossip_ring"
 	}
 	return ""
 }

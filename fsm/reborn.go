@@ -90,6 +90,8 @@ func Restored(backup, present State, r Rebirth) (State, error) {
 	if own && info.ClusterKeyID == "" {
 		info.ClusterKeyID = b.ClusterKeyID
 	}
+	// The keys that the living replicas use: they do not go back with the rest.
+	info.GossipRing, info.GossipVersion = p.GossipRing, p.GossipVersion
 	if info.TrustVersion = max(b.TrustVersion, p.TrustVersion); info.TrustVersion > 0 {
 		info.TrustVersion++
 	}

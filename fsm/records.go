@@ -15,6 +15,7 @@ func infoPB(m *Info) *commandv1.MetaRecord {
 		Digest: m.Digest, EventSeq: m.EventSeq, ReceiptSeq: m.ReceiptSeq, ReceiptsDroppedUntil: m.ReceiptsDroppedUntil,
 		Index: m.Index, Term: m.Term, MirrorEtcd: m.MirrorEtcd, ModePinned: m.ModePinned,
 		ClusterKeyId: m.ClusterKeyID, TrustVersion: m.TrustVersion,
+		GossipRing: m.GossipRing, GossipVersion: m.GossipVersion,
 	}
 }
 
@@ -26,6 +27,7 @@ func infoOf(m *commandv1.MetaRecord) Info {
 		ReceiptsDroppedUntil: m.GetReceiptsDroppedUntil(), Index: m.GetIndex(), Term: m.GetTerm(),
 		MirrorEtcd: m.GetMirrorEtcd(), ModePinned: m.GetModePinned(),
 		ClusterKeyID: m.GetClusterKeyId(), TrustVersion: m.GetTrustVersion(),
+		GossipRing: m.GetGossipRing(), GossipVersion: m.GetGossipVersion(),
 	}
 }
 

@@ -141,6 +141,7 @@ func TestDigestCoversEveryField(t *testing.T) {
 		full(v)
 	}
 	m.ClusterKeyID, m.TrustVersion = "k", 1 // folded once they are set
+	m.GossipRing, m.GossipVersion = "r", 1
 	for _, c := range []struct {
 		record any
 		encode func(*encoder)

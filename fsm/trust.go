@@ -151,6 +151,32 @@ func (t *Tx) pinClusterKey(b *commandv1.PinClusterKey) Result {
 	return Result{}
 }
 
+// Bounds of what a change of the gossip keys holds, in bytes.
+const (
+	maxGossipRing = 4 << 10
+	maxGossipStep = 128
+)
+
+// setGossipRing replaces the keys of gossip, if they are those that were looked at.
+func (t *Tx) setGossipRing(b *commandv1.SetGossipRing) Result {
+	info := &t.r.info
+	switch {
+	case b.GetSealed() == "" || len(b.GetSealed()) > maxGossipRing:
+		return refuse(Invalid, "sealed: %d bytes are not in 1..%d", len(b.GetSealed()), maxGossipRing)
+	case len(b.GetStep()) > maxGossipStep:
+		return refuse(Invalid, "step: %d bytes, limit %d", len(b.GetStep()), maxGossipStep)
+	case b.GetIfVersion() != info.GossipVersion:
+		return refuse(Conflict, "the gossip keys are at version %d, not %d", info.GossipVersion, b.GetIfVersion())
+	}
+	before := *info
+	info.GossipRing = b.GetSealed()
+	info.GossipVersion++
+	info.TrustVersion++
+	t.infoChanged(before)
+	t.event(Event{Type: EventGossipRing, Message: b.GetStep()})
+	return Result{}
+}
+
 func (t *Tx) putAuthority(b *commandv1.PutAuthority) Result {
 	a := authorityOf(b)
 	old, ok := t.r.authorities.Get(a.ID)

@@ -160,6 +160,8 @@ func (t *Tx) judge(c Command) Result {
 		return t.mirrorAttached(b.MirrorAttached)
 	case *commandv1.Command_PinClusterKey:
 		return t.pinClusterKey(b.PinClusterKey)
+	case *commandv1.Command_SetGossipRing:
+		return t.setGossipRing(b.SetGossipRing)
 	case *commandv1.Command_PutAuthority:
 		return t.putAuthority(b.PutAuthority)
 	case *commandv1.Command_DropAuthority:

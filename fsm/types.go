@@ -479,6 +479,7 @@ const (
 	EventClusterRecovered  = "ClusterRecovered"
 
 	EventClusterKeyPinned   = "ClusterKeyPinned"
+	EventGossipRing         = "GossipKeysChanged"
 	EventAuthorityAdded     = "AuthorityAdded"
 	EventAuthorityDropped   = "AuthorityDropped"
 	EventTokenCreated       = "TokenCreated"
@@ -516,7 +517,9 @@ type Info struct {
 	MirrorEtcd           uint64 // cluster id of the etcd that has held the whole mirror, 0 = none
 	ModePinned           bool   // a person set the mode; see commandv1.SetMode
 	ClusterKeyID         string // of the key that seals secrets; empty: not pinned yet
-	TrustVersion         uint64 // advances when authorities, tokens, admissions or revocations change
+	TrustVersion         uint64 // advances when authorities, tokens, admissions, revocations or gossip keys change
+	GossipRing           string // keys of gossip, sealed under the cluster key; empty: the one that follows from it
+	GossipVersion        uint64 // advances with every change of GossipRing
 }
 
 // Epoch of commands applied at this state.

@@ -153,7 +153,7 @@ func TestEveryCallHasARoute(t *testing.T) {
 		"persys.cluster.v1.Cluster.CreateBackup":       "megabytes of checksummed binary; persysctl backup create",
 		"persys.cluster.v1.Cluster.RestoreBackup":      "stream upwards, for an admin's hand only; persysctl backup restore",
 	}
-	for _, m := range []string{"Enrol", "Renew", "Bundle", "CreateToken", "ListTokens", "DeleteToken", "ListIdentities", "Revoke", "ListAuthorities", "PutAuthority", "DropAuthority"} {
+	for _, m := range []string{"Enrol", "Renew", "Bundle", "CreateToken", "ListTokens", "DeleteToken", "ListIdentities", "Revoke", "ListAuthorities", "PutAuthority", "DropAuthority", "RotateGossip"} {
 		without["persys.cluster.v1.Trust."+m] = "secrets and certificates go between a program and the schedulers, through no third one; persysctl token, identity, ca"
 	}
 	var doc struct {

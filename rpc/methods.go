@@ -112,6 +112,7 @@ var methods = map[string]method{
 	clusterv1.Trust_ListAuthorities_FullMethodName: {leader, everyUser, repeatable, "list authorities"},
 	clusterv1.Trust_PutAuthority_FullMethodName:    {leader, admins, receipted, "put authority"},
 	clusterv1.Trust_DropAuthority_FullMethodName:   {leader, admins, receipted, "drop authority"},
+	clusterv1.Trust_RotateGossip_FullMethodName:    {leader, admins, receipted, "rotate gossip key"},
 
 	"/grpc.health.v1.Health/Check":                                   {local, anybody, repeatable, "health"},
 	"/grpc.health.v1.Health/List":                                    {local, anybody, repeatable, "health"},

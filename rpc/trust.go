@@ -154,6 +154,7 @@ func (s *Server) Enrol(ctx context.Context, req *clusterv1.EnrolRequest) (*clust
 		if s.cfg.Gossip != nil {
 			out.Gossip = s.cfg.Gossip()
 		}
+		out.GossipRing = view.Info().GossipRing
 	}
 	return out, nil
 }
@@ -421,6 +422,10 @@ func (s *Server) PutAuthority(ctx context.Context, req *clusterv1.PutAuthorityRe
 	if !ok {
 		return nil, errorf(KindPrecondition, "authority %s was dropped", put.GetId())
 	}
+	// Whoever is thrown out with the former authority shall not hear gossip either.
+	if _, err := s.rotateGossip(ctx, ""); err != nil {
+		s.log.Info("the key of gossip stays as it is", "err", err)
+	}
 	now, _ := v.Issuer(s.clock().UnixNano())
 	return &clusterv1.PutAuthorityResponse{Authority: authorityView(kept, now)}, nil
 }
@@ -445,4 +450,51 @@ func (s *Server) DropAuthority(ctx context.Context, req *clusterv1.DropAuthority
 	return &clusterv1.DropAuthorityResponse{}, s.change(ctx, req.GetRequestId(), &commandv1.Command{Body: &commandv1.Command_DropAuthority{
 		DropAuthority: &commandv1.DropAuthority{Id: req.GetId()},
 	}})
+}
+
+// RotateGossip implements cluster.v1.
+func (s *Server) RotateGossip(ctx context.Context, req *clusterv1.RotateGossipRequest) (*clusterv1.RotateGossipResponse, error) {
+	id, err := s.rotateGossip(ctx, req.GetRequestId())
+	if err != nil {
+		return nil, err
+	}
+	return &clusterv1.RotateGossipResponse{KeyId: id}, nil
+}
+
+// rotateGossip begins to bring in a new key. It is made here, and leaves this program
+// sealed under the cluster key only.
+func (s *Server) rotateGossip(ctx context.Context, request string) (string, error) {
+	if s.cfg.TLS == nil {
+		return "", errorf(KindPrecondition, "gossip is plain under -insecure: it has no key")
+	}
+	info := s.store.View().Info()
+	if info.FeatureLevel < 6 {
+		return "", errorf(KindPrecondition, "not every scheduler is of a version that changes the keys of gossip: `persysctl status` shows them")
+	}
+	key, err := s.cfg.Keys.Key()
+	if err != nil {
+		return "", errorf(KindPrecondition, "%w", err)
+	}
+	ring, err := pki.OpenGossipRing(key, info.GossipRing)
+	if err != nil {
+		return "", errorf(KindPrecondition, "%w", err)
+	}
+	if ring, err = ring.Add(); err != nil {
+		return "", errorf(KindPrecondition, "%w", err)
+	}
+	sealed, err := ring.Seal(key)
+	if err != nil {
+		return "", errorf(KindInternal, "%w", err)
+	}
+	err = s.change(ctx, request, &commandv1.Command{Body: &commandv1.Command_SetGossipRing{SetGossipRing: &commandv1.SetGossipRing{
+		IfVersion: info.GossipVersion, Sealed: sealed, Step: "opens " + ring.Newest(),
+	}}})
+	if err != nil {
+		return "", err
+	}
+	// A repetition changes nothing, and tells of the key that the first time made.
+	if ring, err = pki.OpenGossipRing(key, s.store.View().Info().GossipRing); err != nil {
+		return "", errorf(KindInternal, "%w", err)
+	}
+	return ring.Newest(), nil
 }

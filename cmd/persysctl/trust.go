@@ -365,7 +365,18 @@ before it is stored. With a new root everybody has to learn to believe it first:
 			return nil
 		}),
 	}
-	return []*cobra.Command{list, install, drop}
+	gossip := &cobra.Command{
+		Use: "rotate-gossip", Short: "Bring in a new key of gossip between schedulers; ca install does it too", Args: args(0, 0),
+		RunE: c.online(func(ctx context.Context, _ []string) error {
+			r, err := change(ctx, c, c.trust.RotateGossip, &clusterv1.RotateGossipRequest{})
+			if err != nil {
+				return err
+			}
+			c.done(r.GetKeyId(), "is being brought in", r)
+			return nil
+		}),
+	}
+	return []*cobra.Command{list, install, drop, gossip}
 }
 
 func (c *cli) showAuthorities(list []*clusterv1.AuthorityInfo) {

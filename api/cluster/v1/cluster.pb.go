@@ -26,6 +26,95 @@ const (
 	_ = protoimpl.EnforceVersion(protoimpl.MaxVersion - 20)
 )
 
+type RotateGossipRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	RequestId     string                 `protobuf:"bytes,1,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RotateGossipRequest) Reset() {
+	*x = RotateGossipRequest{}
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[0]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RotateGossipRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RotateGossipRequest) ProtoMessage() {}
+
+func (x *RotateGossipRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[0]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RotateGossipRequest.ProtoReflect.Descriptor instead.
+func (*RotateGossipRequest) Descriptor() ([]byte, []int) {
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{0}
+}
+
+func (x *RotateGossipRequest) GetRequestId() string {
+	if x != nil {
+		return x.RequestId
+	}
+	return ""
+}
+
+type RotateGossipResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Id of the new key.
+	KeyId         string `protobuf:"bytes,1,opt,name=key_id,json=keyId,proto3" json:"key_id,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RotateGossipResponse) Reset() {
+	*x = RotateGossipResponse{}
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[1]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RotateGossipResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RotateGossipResponse) ProtoMessage() {}
+
+func (x *RotateGossipResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[1]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RotateGossipResponse.ProtoReflect.Descriptor instead.
+func (*RotateGossipResponse) Descriptor() ([]byte, []int) {
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{1}
+}
+
+func (x *RotateGossipResponse) GetKeyId() string {
+	if x != nil {
+		return x.KeyId
+	}
+	return ""
+}
+
 type EnrolRequest struct {
 	state   protoimpl.MessageState `protogen:"open.v1"`
 	TokenId string                 `protobuf:"bytes,1,opt,name=token_id,json=tokenId,proto3" json:"token_id,omitempty"`
@@ -40,7 +129,7 @@ type EnrolRequest struct {
 
 func (x *EnrolRequest) Reset() {
 	*x = EnrolRequest{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[0]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[2]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -52,7 +141,7 @@ func (x *EnrolRequest) String() string {
 func (*EnrolRequest) ProtoMessage() {}
 
 func (x *EnrolRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[0]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[2]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -65,7 +154,7 @@ func (x *EnrolRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EnrolRequest.ProtoReflect.Descriptor instead.
 func (*EnrolRequest) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{0}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{2}
 }
 
 func (x *EnrolRequest) GetTokenId() string {
@@ -107,15 +196,17 @@ type EnrolResponse struct {
 	Schedulers []string `protobuf:"bytes,4,rep,name=schedulers,proto3" json:"schedulers,omitempty"`
 	// For schedulers only: the cluster key, as ClusterKeyResponse has it, and
 	// gossip addresses to join.
-	ClusterKey    string   `protobuf:"bytes,5,opt,name=cluster_key,json=clusterKey,proto3" json:"cluster_key,omitempty"`
-	Gossip        []string `protobuf:"bytes,6,rep,name=gossip,proto3" json:"gossip,omitempty"`
+	ClusterKey string   `protobuf:"bytes,5,opt,name=cluster_key,json=clusterKey,proto3" json:"cluster_key,omitempty"`
+	Gossip     []string `protobuf:"bytes,6,rep,name=gossip,proto3" json:"gossip,omitempty"`
+	// And the keys of gossip, sealed under it; empty: the one that follows from it.
+	GossipRing    string `protobuf:"bytes,90,opt,name=gossip_ring,json=gossipRing,proto3" json:"gossip_ring,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *EnrolResponse) Reset() {
 	*x = EnrolResponse{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[1]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[3]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -127,7 +218,7 @@ func (x *EnrolResponse) String() string {
 func (*EnrolResponse) ProtoMessage() {}
 
 func (x *EnrolResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[1]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[3]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -140,7 +231,7 @@ func (x *EnrolResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EnrolResponse.ProtoReflect.Descriptor instead.
 func (*EnrolResponse) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{1}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{3}
 }
 
 func (x *EnrolResponse) GetChain() []byte {
@@ -185,6 +276,13 @@ func (x *EnrolResponse) GetGossip() []string {
 	return nil
 }
 
+func (x *EnrolResponse) GetGossipRing() string {
+	if x != nil {
+		return x.GossipRing
+	}
+	return ""
+}
+
 type RenewRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Csr           []byte                 `protobuf:"bytes,1,opt,name=csr,proto3" json:"csr,omitempty"`
@@ -194,7 +292,7 @@ type RenewRequest struct {
 
 func (x *RenewRequest) Reset() {
 	*x = RenewRequest{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[2]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -206,7 +304,7 @@ func (x *RenewRequest) String() string {
 func (*RenewRequest) ProtoMessage() {}
 
 func (x *RenewRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[2]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -219,7 +317,7 @@ func (x *RenewRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RenewRequest.ProtoReflect.Descriptor instead.
 func (*RenewRequest) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{2}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *RenewRequest) GetCsr() []byte {
@@ -239,7 +337,7 @@ type RenewResponse struct {
 
 func (x *RenewResponse) Reset() {
 	*x = RenewResponse{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[3]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -251,7 +349,7 @@ func (x *RenewResponse) String() string {
 func (*RenewResponse) ProtoMessage() {}
 
 func (x *RenewResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[3]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -264,7 +362,7 @@ func (x *RenewResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RenewResponse.ProtoReflect.Descriptor instead.
 func (*RenewResponse) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{3}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *RenewResponse) GetChain() []byte {
@@ -291,7 +389,7 @@ type BundleRequest struct {
 
 func (x *BundleRequest) Reset() {
 	*x = BundleRequest{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[4]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -303,7 +401,7 @@ func (x *BundleRequest) String() string {
 func (*BundleRequest) ProtoMessage() {}
 
 func (x *BundleRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[4]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -316,7 +414,7 @@ func (x *BundleRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BundleRequest.ProtoReflect.Descriptor instead.
 func (*BundleRequest) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{4}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *BundleRequest) GetVersion() string {
@@ -338,7 +436,7 @@ type BundleResponse struct {
 
 func (x *BundleResponse) Reset() {
 	*x = BundleResponse{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[5]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -350,7 +448,7 @@ func (x *BundleResponse) String() string {
 func (*BundleResponse) ProtoMessage() {}
 
 func (x *BundleResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[5]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -363,7 +461,7 @@ func (x *BundleResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BundleResponse.ProtoReflect.Descriptor instead.
 func (*BundleResponse) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{5}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *BundleResponse) GetVersion() string {
@@ -409,7 +507,7 @@ type Revocation struct {
 
 func (x *Revocation) Reset() {
 	*x = Revocation{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[6]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -421,7 +519,7 @@ func (x *Revocation) String() string {
 func (*Revocation) ProtoMessage() {}
 
 func (x *Revocation) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[6]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -434,7 +532,7 @@ func (x *Revocation) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Revocation.ProtoReflect.Descriptor instead.
 func (*Revocation) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{6}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *Revocation) GetRole() string {
@@ -498,7 +596,7 @@ type CreateTokenRequest struct {
 
 func (x *CreateTokenRequest) Reset() {
 	*x = CreateTokenRequest{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[7]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -510,7 +608,7 @@ func (x *CreateTokenRequest) String() string {
 func (*CreateTokenRequest) ProtoMessage() {}
 
 func (x *CreateTokenRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[7]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -523,7 +621,7 @@ func (x *CreateTokenRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateTokenRequest.ProtoReflect.Descriptor instead.
 func (*CreateTokenRequest) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{7}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *CreateTokenRequest) GetRole() string {
@@ -579,7 +677,7 @@ type CreateTokenResponse struct {
 
 func (x *CreateTokenResponse) Reset() {
 	*x = CreateTokenResponse{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[8]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -591,7 +689,7 @@ func (x *CreateTokenResponse) String() string {
 func (*CreateTokenResponse) ProtoMessage() {}
 
 func (x *CreateTokenResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[8]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -604,7 +702,7 @@ func (x *CreateTokenResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateTokenResponse.ProtoReflect.Descriptor instead.
 func (*CreateTokenResponse) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{8}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *CreateTokenResponse) GetToken() string {
@@ -638,7 +736,7 @@ type TokenInfo struct {
 
 func (x *TokenInfo) Reset() {
 	*x = TokenInfo{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[9]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -650,7 +748,7 @@ func (x *TokenInfo) String() string {
 func (*TokenInfo) ProtoMessage() {}
 
 func (x *TokenInfo) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[9]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -663,7 +761,7 @@ func (x *TokenInfo) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TokenInfo.ProtoReflect.Descriptor instead.
 func (*TokenInfo) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{9}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *TokenInfo) GetId() string {
@@ -730,7 +828,7 @@ type ListTokensRequest struct {
 
 func (x *ListTokensRequest) Reset() {
 	*x = ListTokensRequest{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[10]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -742,7 +840,7 @@ func (x *ListTokensRequest) String() string {
 func (*ListTokensRequest) ProtoMessage() {}
 
 func (x *ListTokensRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[10]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -755,7 +853,7 @@ func (x *ListTokensRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListTokensRequest.ProtoReflect.Descriptor instead.
 func (*ListTokensRequest) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{10}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{12}
 }
 
 type ListTokensResponse struct {
@@ -767,7 +865,7 @@ type ListTokensResponse struct {
 
 func (x *ListTokensResponse) Reset() {
 	*x = ListTokensResponse{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[11]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -779,7 +877,7 @@ func (x *ListTokensResponse) String() string {
 func (*ListTokensResponse) ProtoMessage() {}
 
 func (x *ListTokensResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[11]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -792,7 +890,7 @@ func (x *ListTokensResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListTokensResponse.ProtoReflect.Descriptor instead.
 func (*ListTokensResponse) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{11}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *ListTokensResponse) GetTokens() []*TokenInfo {
@@ -812,7 +910,7 @@ type DeleteTokenRequest struct {
 
 func (x *DeleteTokenRequest) Reset() {
 	*x = DeleteTokenRequest{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[12]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -824,7 +922,7 @@ func (x *DeleteTokenRequest) String() string {
 func (*DeleteTokenRequest) ProtoMessage() {}
 
 func (x *DeleteTokenRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[12]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -837,7 +935,7 @@ func (x *DeleteTokenRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteTokenRequest.ProtoReflect.Descriptor instead.
 func (*DeleteTokenRequest) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{12}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *DeleteTokenRequest) GetId() string {
@@ -862,7 +960,7 @@ type DeleteTokenResponse struct {
 
 func (x *DeleteTokenResponse) Reset() {
 	*x = DeleteTokenResponse{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[13]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -874,7 +972,7 @@ func (x *DeleteTokenResponse) String() string {
 func (*DeleteTokenResponse) ProtoMessage() {}
 
 func (x *DeleteTokenResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[13]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -887,7 +985,7 @@ func (x *DeleteTokenResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteTokenResponse.ProtoReflect.Descriptor instead.
 func (*DeleteTokenResponse) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{13}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{15}
 }
 
 type ListIdentitiesRequest struct {
@@ -898,7 +996,7 @@ type ListIdentitiesRequest struct {
 
 func (x *ListIdentitiesRequest) Reset() {
 	*x = ListIdentitiesRequest{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[14]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -910,7 +1008,7 @@ func (x *ListIdentitiesRequest) String() string {
 func (*ListIdentitiesRequest) ProtoMessage() {}
 
 func (x *ListIdentitiesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[14]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -923,7 +1021,7 @@ func (x *ListIdentitiesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListIdentitiesRequest.ProtoReflect.Descriptor instead.
 func (*ListIdentitiesRequest) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{14}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{16}
 }
 
 type IdentityInfo struct {
@@ -943,7 +1041,7 @@ type IdentityInfo struct {
 
 func (x *IdentityInfo) Reset() {
 	*x = IdentityInfo{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[15]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -955,7 +1053,7 @@ func (x *IdentityInfo) String() string {
 func (*IdentityInfo) ProtoMessage() {}
 
 func (x *IdentityInfo) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[15]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -968,7 +1066,7 @@ func (x *IdentityInfo) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use IdentityInfo.ProtoReflect.Descriptor instead.
 func (*IdentityInfo) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{15}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *IdentityInfo) GetRole() string {
@@ -1037,7 +1135,7 @@ type ListIdentitiesResponse struct {
 
 func (x *ListIdentitiesResponse) Reset() {
 	*x = ListIdentitiesResponse{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[16]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1049,7 +1147,7 @@ func (x *ListIdentitiesResponse) String() string {
 func (*ListIdentitiesResponse) ProtoMessage() {}
 
 func (x *ListIdentitiesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[16]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1062,7 +1160,7 @@ func (x *ListIdentitiesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListIdentitiesResponse.ProtoReflect.Descriptor instead.
 func (*ListIdentitiesResponse) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{16}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *ListIdentitiesResponse) GetIdentities() []*IdentityInfo {
@@ -1092,7 +1190,7 @@ type RevokeRequest struct {
 
 func (x *RevokeRequest) Reset() {
 	*x = RevokeRequest{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[17]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1104,7 +1202,7 @@ func (x *RevokeRequest) String() string {
 func (*RevokeRequest) ProtoMessage() {}
 
 func (x *RevokeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[17]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1117,7 +1215,7 @@ func (x *RevokeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevokeRequest.ProtoReflect.Descriptor instead.
 func (*RevokeRequest) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{17}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *RevokeRequest) GetRole() string {
@@ -1163,7 +1261,7 @@ type RevokeResponse struct {
 
 func (x *RevokeResponse) Reset() {
 	*x = RevokeResponse{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[18]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1175,7 +1273,7 @@ func (x *RevokeResponse) String() string {
 func (*RevokeResponse) ProtoMessage() {}
 
 func (x *RevokeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[18]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1188,7 +1286,7 @@ func (x *RevokeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevokeResponse.ProtoReflect.Descriptor instead.
 func (*RevokeResponse) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{18}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{20}
 }
 
 type ListAuthoritiesRequest struct {
@@ -1199,7 +1297,7 @@ type ListAuthoritiesRequest struct {
 
 func (x *ListAuthoritiesRequest) Reset() {
 	*x = ListAuthoritiesRequest{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[19]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1211,7 +1309,7 @@ func (x *ListAuthoritiesRequest) String() string {
 func (*ListAuthoritiesRequest) ProtoMessage() {}
 
 func (x *ListAuthoritiesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[19]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1224,7 +1322,7 @@ func (x *ListAuthoritiesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListAuthoritiesRequest.ProtoReflect.Descriptor instead.
 func (*ListAuthoritiesRequest) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{19}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{21}
 }
 
 type AuthorityInfo struct {
@@ -1241,7 +1339,7 @@ type AuthorityInfo struct {
 
 func (x *AuthorityInfo) Reset() {
 	*x = AuthorityInfo{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[20]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1253,7 +1351,7 @@ func (x *AuthorityInfo) String() string {
 func (*AuthorityInfo) ProtoMessage() {}
 
 func (x *AuthorityInfo) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[20]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1266,7 +1364,7 @@ func (x *AuthorityInfo) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AuthorityInfo.ProtoReflect.Descriptor instead.
 func (*AuthorityInfo) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{20}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *AuthorityInfo) GetId() string {
@@ -1313,7 +1411,7 @@ type ListAuthoritiesResponse struct {
 
 func (x *ListAuthoritiesResponse) Reset() {
 	*x = ListAuthoritiesResponse{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[21]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1325,7 +1423,7 @@ func (x *ListAuthoritiesResponse) String() string {
 func (*ListAuthoritiesResponse) ProtoMessage() {}
 
 func (x *ListAuthoritiesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[21]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1338,7 +1436,7 @@ func (x *ListAuthoritiesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListAuthoritiesResponse.ProtoReflect.Descriptor instead.
 func (*ListAuthoritiesResponse) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{21}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *ListAuthoritiesResponse) GetAuthorities() []*AuthorityInfo {
@@ -1363,7 +1461,7 @@ type PutAuthorityRequest struct {
 
 func (x *PutAuthorityRequest) Reset() {
 	*x = PutAuthorityRequest{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[22]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1375,7 +1473,7 @@ func (x *PutAuthorityRequest) String() string {
 func (*PutAuthorityRequest) ProtoMessage() {}
 
 func (x *PutAuthorityRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[22]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1388,7 +1486,7 @@ func (x *PutAuthorityRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PutAuthorityRequest.ProtoReflect.Descriptor instead.
 func (*PutAuthorityRequest) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{22}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *PutAuthorityRequest) GetCert() []byte {
@@ -1435,7 +1533,7 @@ type PutAuthorityResponse struct {
 
 func (x *PutAuthorityResponse) Reset() {
 	*x = PutAuthorityResponse{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[23]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1447,7 +1545,7 @@ func (x *PutAuthorityResponse) String() string {
 func (*PutAuthorityResponse) ProtoMessage() {}
 
 func (x *PutAuthorityResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[23]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1460,7 +1558,7 @@ func (x *PutAuthorityResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PutAuthorityResponse.ProtoReflect.Descriptor instead.
 func (*PutAuthorityResponse) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{23}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *PutAuthorityResponse) GetAuthority() *AuthorityInfo {
@@ -1480,7 +1578,7 @@ type DropAuthorityRequest struct {
 
 func (x *DropAuthorityRequest) Reset() {
 	*x = DropAuthorityRequest{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[24]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1492,7 +1590,7 @@ func (x *DropAuthorityRequest) String() string {
 func (*DropAuthorityRequest) ProtoMessage() {}
 
 func (x *DropAuthorityRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[24]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1505,7 +1603,7 @@ func (x *DropAuthorityRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DropAuthorityRequest.ProtoReflect.Descriptor instead.
 func (*DropAuthorityRequest) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{24}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *DropAuthorityRequest) GetId() string {
@@ -1530,7 +1628,7 @@ type DropAuthorityResponse struct {
 
 func (x *DropAuthorityResponse) Reset() {
 	*x = DropAuthorityResponse{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[25]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1542,7 +1640,7 @@ func (x *DropAuthorityResponse) String() string {
 func (*DropAuthorityResponse) ProtoMessage() {}
 
 func (x *DropAuthorityResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[25]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1555,7 +1653,7 @@ func (x *DropAuthorityResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DropAuthorityResponse.ProtoReflect.Descriptor instead.
 func (*DropAuthorityResponse) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{25}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{27}
 }
 
 type ClusterKeyRequest struct {
@@ -1566,7 +1664,7 @@ type ClusterKeyRequest struct {
 
 func (x *ClusterKeyRequest) Reset() {
 	*x = ClusterKeyRequest{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[26]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1578,7 +1676,7 @@ func (x *ClusterKeyRequest) String() string {
 func (*ClusterKeyRequest) ProtoMessage() {}
 
 func (x *ClusterKeyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[26]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1591,7 +1689,7 @@ func (x *ClusterKeyRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClusterKeyRequest.ProtoReflect.Descriptor instead.
 func (*ClusterKeyRequest) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{26}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{28}
 }
 
 type ClusterKeyResponse struct {
@@ -1606,7 +1704,7 @@ type ClusterKeyResponse struct {
 
 func (x *ClusterKeyResponse) Reset() {
 	*x = ClusterKeyResponse{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[27]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1618,7 +1716,7 @@ func (x *ClusterKeyResponse) String() string {
 func (*ClusterKeyResponse) ProtoMessage() {}
 
 func (x *ClusterKeyResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[27]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1631,7 +1729,7 @@ func (x *ClusterKeyResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClusterKeyResponse.ProtoReflect.Descriptor instead.
 func (*ClusterKeyResponse) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{27}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *ClusterKeyResponse) GetExported() string {
@@ -1656,7 +1754,7 @@ type StatusRequest struct {
 
 func (x *StatusRequest) Reset() {
 	*x = StatusRequest{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[28]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1668,7 +1766,7 @@ func (x *StatusRequest) String() string {
 func (*StatusRequest) ProtoMessage() {}
 
 func (x *StatusRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[28]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1681,7 +1779,7 @@ func (x *StatusRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatusRequest.ProtoReflect.Descriptor instead.
 func (*StatusRequest) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{28}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{30}
 }
 
 type Replica struct {
@@ -1708,7 +1806,7 @@ type Replica struct {
 
 func (x *Replica) Reset() {
 	*x = Replica{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[29]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1720,7 +1818,7 @@ func (x *Replica) String() string {
 func (*Replica) ProtoMessage() {}
 
 func (x *Replica) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[29]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1733,7 +1831,7 @@ func (x *Replica) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Replica.ProtoReflect.Descriptor instead.
 func (*Replica) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{29}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *Replica) GetId() string {
@@ -1852,14 +1950,17 @@ type StatusResponse struct {
 	Version          string                 `protobuf:"bytes,21,opt,name=version,proto3" json:"version,omitempty"`
 	StartedAt        *timestamppb.Timestamp `protobuf:"bytes,22,opt,name=started_at,json=startedAt,proto3" json:"started_at,omitempty"`
 	// A person set the mode, and it holds until a person says otherwise.
-	ModePinned    bool `protobuf:"varint,23,opt,name=mode_pinned,json=modePinned,proto3" json:"mode_pinned,omitempty"`
+	ModePinned bool `protobuf:"varint,23,opt,name=mode_pinned,json=modePinned,proto3" json:"mode_pinned,omitempty"`
+	// Ids of the gossip keys that this replica has installed, the one that it seals with
+	// first; none: gossip is plain.
+	GossipKeys    []string `protobuf:"bytes,90,rep,name=gossip_keys,json=gossipKeys,proto3" json:"gossip_keys,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *StatusResponse) Reset() {
 	*x = StatusResponse{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[30]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1871,7 +1972,7 @@ func (x *StatusResponse) String() string {
 func (*StatusResponse) ProtoMessage() {}
 
 func (x *StatusResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[30]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1884,7 +1985,7 @@ func (x *StatusResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatusResponse.ProtoReflect.Descriptor instead.
 func (*StatusResponse) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{30}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *StatusResponse) GetClusterId() string {
@@ -2048,6 +2149,13 @@ func (x *StatusResponse) GetModePinned() bool {
 	return false
 }
 
+func (x *StatusResponse) GetGossipKeys() []string {
+	if x != nil {
+		return x.GossipKeys
+	}
+	return nil
+}
+
 type Event struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Seq           uint64                 `protobuf:"varint,1,opt,name=seq,proto3" json:"seq,omitempty"`
@@ -2066,7 +2174,7 @@ type Event struct {
 
 func (x *Event) Reset() {
 	*x = Event{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[31]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2078,7 +2186,7 @@ func (x *Event) String() string {
 func (*Event) ProtoMessage() {}
 
 func (x *Event) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[31]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2091,7 +2199,7 @@ func (x *Event) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Event.ProtoReflect.Descriptor instead.
 func (*Event) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{31}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *Event) GetSeq() uint64 {
@@ -2180,7 +2288,7 @@ type EventsRequest struct {
 
 func (x *EventsRequest) Reset() {
 	*x = EventsRequest{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[32]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2192,7 +2300,7 @@ func (x *EventsRequest) String() string {
 func (*EventsRequest) ProtoMessage() {}
 
 func (x *EventsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[32]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2205,7 +2313,7 @@ func (x *EventsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EventsRequest.ProtoReflect.Descriptor instead.
 func (*EventsRequest) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{32}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *EventsRequest) GetAfterSeq() uint64 {
@@ -2263,7 +2371,7 @@ type WatchWorkloadsRequest struct {
 
 func (x *WatchWorkloadsRequest) Reset() {
 	*x = WatchWorkloadsRequest{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[33]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2275,7 +2383,7 @@ func (x *WatchWorkloadsRequest) String() string {
 func (*WatchWorkloadsRequest) ProtoMessage() {}
 
 func (x *WatchWorkloadsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[33]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2288,7 +2396,7 @@ func (x *WatchWorkloadsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchWorkloadsRequest.ProtoReflect.Descriptor instead.
 func (*WatchWorkloadsRequest) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{33}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *WatchWorkloadsRequest) GetWorkloadIds() []string {
@@ -2325,7 +2433,7 @@ type WorkloadChange struct {
 
 func (x *WorkloadChange) Reset() {
 	*x = WorkloadChange{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[34]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2337,7 +2445,7 @@ func (x *WorkloadChange) String() string {
 func (*WorkloadChange) ProtoMessage() {}
 
 func (x *WorkloadChange) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[34]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2350,7 +2458,7 @@ func (x *WorkloadChange) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkloadChange.ProtoReflect.Descriptor instead.
 func (*WorkloadChange) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{34}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *WorkloadChange) GetIndex() uint64 {
@@ -2393,7 +2501,7 @@ type WhyRequest struct {
 
 func (x *WhyRequest) Reset() {
 	*x = WhyRequest{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[35]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2405,7 +2513,7 @@ func (x *WhyRequest) String() string {
 func (*WhyRequest) ProtoMessage() {}
 
 func (x *WhyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[35]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2418,7 +2526,7 @@ func (x *WhyRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WhyRequest.ProtoReflect.Descriptor instead.
 func (*WhyRequest) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{35}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *WhyRequest) GetWorkloadId() string {
@@ -2458,7 +2566,7 @@ type NodeVerdict struct {
 
 func (x *NodeVerdict) Reset() {
 	*x = NodeVerdict{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[36]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2470,7 +2578,7 @@ func (x *NodeVerdict) String() string {
 func (*NodeVerdict) ProtoMessage() {}
 
 func (x *NodeVerdict) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[36]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2483,7 +2591,7 @@ func (x *NodeVerdict) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeVerdict.ProtoReflect.Descriptor instead.
 func (*NodeVerdict) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{36}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *NodeVerdict) GetNodeId() string {
@@ -2539,7 +2647,7 @@ type ReasonCount struct {
 
 func (x *ReasonCount) Reset() {
 	*x = ReasonCount{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[37]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2551,7 +2659,7 @@ func (x *ReasonCount) String() string {
 func (*ReasonCount) ProtoMessage() {}
 
 func (x *ReasonCount) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[37]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2564,7 +2672,7 @@ func (x *ReasonCount) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReasonCount.ProtoReflect.Descriptor instead.
 func (*ReasonCount) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{37}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *ReasonCount) GetFilter() string {
@@ -2609,7 +2717,7 @@ type WhyResponse struct {
 
 func (x *WhyResponse) Reset() {
 	*x = WhyResponse{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[38]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2621,7 +2729,7 @@ func (x *WhyResponse) String() string {
 func (*WhyResponse) ProtoMessage() {}
 
 func (x *WhyResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[38]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2634,7 +2742,7 @@ func (x *WhyResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WhyResponse.ProtoReflect.Descriptor instead.
 func (*WhyResponse) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{38}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *WhyResponse) GetWorkloadId() string {
@@ -2730,7 +2838,7 @@ type ApplyWorkloadsRequest struct {
 
 func (x *ApplyWorkloadsRequest) Reset() {
 	*x = ApplyWorkloadsRequest{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[39]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2742,7 +2850,7 @@ func (x *ApplyWorkloadsRequest) String() string {
 func (*ApplyWorkloadsRequest) ProtoMessage() {}
 
 func (x *ApplyWorkloadsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[39]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2755,7 +2863,7 @@ func (x *ApplyWorkloadsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ApplyWorkloadsRequest.ProtoReflect.Descriptor instead.
 func (*ApplyWorkloadsRequest) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{39}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *ApplyWorkloadsRequest) GetRequestId() string {
@@ -2796,7 +2904,7 @@ type ApplyWorkloadsResponse struct {
 
 func (x *ApplyWorkloadsResponse) Reset() {
 	*x = ApplyWorkloadsResponse{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[40]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2808,7 +2916,7 @@ func (x *ApplyWorkloadsResponse) String() string {
 func (*ApplyWorkloadsResponse) ProtoMessage() {}
 
 func (x *ApplyWorkloadsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[40]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2821,7 +2929,7 @@ func (x *ApplyWorkloadsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ApplyWorkloadsResponse.ProtoReflect.Descriptor instead.
 func (*ApplyWorkloadsResponse) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{40}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *ApplyWorkloadsResponse) GetResults() []*v1.ApplyWorkloadResponse {
@@ -2850,7 +2958,7 @@ type PlanWorkloadsRequest struct {
 
 func (x *PlanWorkloadsRequest) Reset() {
 	*x = PlanWorkloadsRequest{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[41]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2862,7 +2970,7 @@ func (x *PlanWorkloadsRequest) String() string {
 func (*PlanWorkloadsRequest) ProtoMessage() {}
 
 func (x *PlanWorkloadsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[41]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2875,7 +2983,7 @@ func (x *PlanWorkloadsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PlanWorkloadsRequest.ProtoReflect.Descriptor instead.
 func (*PlanWorkloadsRequest) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{41}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *PlanWorkloadsRequest) GetWorkloads() []*v1.ApplyWorkloadRequest {
@@ -2912,7 +3020,7 @@ type FieldChange struct {
 
 func (x *FieldChange) Reset() {
 	*x = FieldChange{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[42]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2924,7 +3032,7 @@ func (x *FieldChange) String() string {
 func (*FieldChange) ProtoMessage() {}
 
 func (x *FieldChange) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[42]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2937,7 +3045,7 @@ func (x *FieldChange) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FieldChange.ProtoReflect.Descriptor instead.
 func (*FieldChange) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{42}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *FieldChange) GetField() string {
@@ -2982,7 +3090,7 @@ type PlannedWorkload struct {
 
 func (x *PlannedWorkload) Reset() {
 	*x = PlannedWorkload{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[43]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2994,7 +3102,7 @@ func (x *PlannedWorkload) String() string {
 func (*PlannedWorkload) ProtoMessage() {}
 
 func (x *PlannedWorkload) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[43]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3007,7 +3115,7 @@ func (x *PlannedWorkload) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PlannedWorkload.ProtoReflect.Descriptor instead.
 func (*PlannedWorkload) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{43}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *PlannedWorkload) GetWorkloadId() string {
@@ -3078,7 +3186,7 @@ type PlanWorkloadsResponse struct {
 
 func (x *PlanWorkloadsResponse) Reset() {
 	*x = PlanWorkloadsResponse{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[44]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3090,7 +3198,7 @@ func (x *PlanWorkloadsResponse) String() string {
 func (*PlanWorkloadsResponse) ProtoMessage() {}
 
 func (x *PlanWorkloadsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[44]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3103,7 +3211,7 @@ func (x *PlanWorkloadsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PlanWorkloadsResponse.ProtoReflect.Descriptor instead.
 func (*PlanWorkloadsResponse) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{44}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *PlanWorkloadsResponse) GetWorkloads() []*PlannedWorkload {
@@ -3137,7 +3245,7 @@ type ApplyStreamRequest struct {
 
 func (x *ApplyStreamRequest) Reset() {
 	*x = ApplyStreamRequest{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[45]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3149,7 +3257,7 @@ func (x *ApplyStreamRequest) String() string {
 func (*ApplyStreamRequest) ProtoMessage() {}
 
 func (x *ApplyStreamRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[45]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3162,7 +3270,7 @@ func (x *ApplyStreamRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ApplyStreamRequest.ProtoReflect.Descriptor instead.
 func (*ApplyStreamRequest) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{45}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *ApplyStreamRequest) GetCorrelationId() string {
@@ -3192,7 +3300,7 @@ type ApplyStreamResponse struct {
 
 func (x *ApplyStreamResponse) Reset() {
 	*x = ApplyStreamResponse{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[46]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3204,7 +3312,7 @@ func (x *ApplyStreamResponse) String() string {
 func (*ApplyStreamResponse) ProtoMessage() {}
 
 func (x *ApplyStreamResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[46]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3217,7 +3325,7 @@ func (x *ApplyStreamResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ApplyStreamResponse.ProtoReflect.Descriptor instead.
 func (*ApplyStreamResponse) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{46}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *ApplyStreamResponse) GetCorrelationId() string {
@@ -3260,7 +3368,7 @@ type CordonNodeRequest struct {
 
 func (x *CordonNodeRequest) Reset() {
 	*x = CordonNodeRequest{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[47]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3272,7 +3380,7 @@ func (x *CordonNodeRequest) String() string {
 func (*CordonNodeRequest) ProtoMessage() {}
 
 func (x *CordonNodeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[47]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3285,7 +3393,7 @@ func (x *CordonNodeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CordonNodeRequest.ProtoReflect.Descriptor instead.
 func (*CordonNodeRequest) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{47}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *CordonNodeRequest) GetNodeId() string {
@@ -3322,7 +3430,7 @@ type DrainNodeRequest struct {
 
 func (x *DrainNodeRequest) Reset() {
 	*x = DrainNodeRequest{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[48]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3334,7 +3442,7 @@ func (x *DrainNodeRequest) String() string {
 func (*DrainNodeRequest) ProtoMessage() {}
 
 func (x *DrainNodeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[48]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3347,7 +3455,7 @@ func (x *DrainNodeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainNodeRequest.ProtoReflect.Descriptor instead.
 func (*DrainNodeRequest) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{48}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *DrainNodeRequest) GetNodeId() string {
@@ -3389,7 +3497,7 @@ type RemoveNodeRequest struct {
 
 func (x *RemoveNodeRequest) Reset() {
 	*x = RemoveNodeRequest{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[49]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3401,7 +3509,7 @@ func (x *RemoveNodeRequest) String() string {
 func (*RemoveNodeRequest) ProtoMessage() {}
 
 func (x *RemoveNodeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[49]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3414,7 +3522,7 @@ func (x *RemoveNodeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveNodeRequest.ProtoReflect.Descriptor instead.
 func (*RemoveNodeRequest) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{49}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *RemoveNodeRequest) GetNodeId() string {
@@ -3448,7 +3556,7 @@ type FenceNodeRequest struct {
 
 func (x *FenceNodeRequest) Reset() {
 	*x = FenceNodeRequest{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[50]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3460,7 +3568,7 @@ func (x *FenceNodeRequest) String() string {
 func (*FenceNodeRequest) ProtoMessage() {}
 
 func (x *FenceNodeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[50]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3473,7 +3581,7 @@ func (x *FenceNodeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FenceNodeRequest.ProtoReflect.Descriptor instead.
 func (*FenceNodeRequest) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{50}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *FenceNodeRequest) GetNodeId() string {
@@ -3502,7 +3610,7 @@ type PlannedMove struct {
 
 func (x *PlannedMove) Reset() {
 	*x = PlannedMove{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[51]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3514,7 +3622,7 @@ func (x *PlannedMove) String() string {
 func (*PlannedMove) ProtoMessage() {}
 
 func (x *PlannedMove) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[51]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3527,7 +3635,7 @@ func (x *PlannedMove) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PlannedMove.ProtoReflect.Descriptor instead.
 func (*PlannedMove) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{51}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *PlannedMove) GetWorkloadId() string {
@@ -3562,7 +3670,7 @@ type NodeActionResponse struct {
 
 func (x *NodeActionResponse) Reset() {
 	*x = NodeActionResponse{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[52]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3574,7 +3682,7 @@ func (x *NodeActionResponse) String() string {
 func (*NodeActionResponse) ProtoMessage() {}
 
 func (x *NodeActionResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[52]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3587,7 +3695,7 @@ func (x *NodeActionResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeActionResponse.ProtoReflect.Descriptor instead.
 func (*NodeActionResponse) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{52}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *NodeActionResponse) GetNode() *v1.NodeView {
@@ -3626,7 +3734,7 @@ type LogsRequest struct {
 
 func (x *LogsRequest) Reset() {
 	*x = LogsRequest{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[53]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3638,7 +3746,7 @@ func (x *LogsRequest) String() string {
 func (*LogsRequest) ProtoMessage() {}
 
 func (x *LogsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[53]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3651,7 +3759,7 @@ func (x *LogsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LogsRequest.ProtoReflect.Descriptor instead.
 func (*LogsRequest) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{53}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *LogsRequest) GetWorkloadId() string {
@@ -3710,7 +3818,7 @@ type LogChunk struct {
 
 func (x *LogChunk) Reset() {
 	*x = LogChunk{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[54]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3722,7 +3830,7 @@ func (x *LogChunk) String() string {
 func (*LogChunk) ProtoMessage() {}
 
 func (x *LogChunk) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[54]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3735,7 +3843,7 @@ func (x *LogChunk) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LogChunk.ProtoReflect.Descriptor instead.
 func (*LogChunk) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{54}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *LogChunk) GetData() []byte {
@@ -3775,7 +3883,7 @@ type ExecRequest struct {
 
 func (x *ExecRequest) Reset() {
 	*x = ExecRequest{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[55]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3787,7 +3895,7 @@ func (x *ExecRequest) String() string {
 func (*ExecRequest) ProtoMessage() {}
 
 func (x *ExecRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[55]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3800,7 +3908,7 @@ func (x *ExecRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecRequest.ProtoReflect.Descriptor instead.
 func (*ExecRequest) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{55}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *ExecRequest) GetMessage() isExecRequest_Message {
@@ -3914,7 +4022,7 @@ type ExecOpen struct {
 
 func (x *ExecOpen) Reset() {
 	*x = ExecOpen{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[56]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3926,7 +4034,7 @@ func (x *ExecOpen) String() string {
 func (*ExecOpen) ProtoMessage() {}
 
 func (x *ExecOpen) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[56]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3939,7 +4047,7 @@ func (x *ExecOpen) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecOpen.ProtoReflect.Descriptor instead.
 func (*ExecOpen) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{56}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *ExecOpen) GetWorkloadId() string {
@@ -4009,7 +4117,7 @@ type TerminalSize struct {
 
 func (x *TerminalSize) Reset() {
 	*x = TerminalSize{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[57]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4021,7 +4129,7 @@ func (x *TerminalSize) String() string {
 func (*TerminalSize) ProtoMessage() {}
 
 func (x *TerminalSize) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[57]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4034,7 +4142,7 @@ func (x *TerminalSize) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TerminalSize.ProtoReflect.Descriptor instead.
 func (*TerminalSize) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{57}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{59}
 }
 
 func (x *TerminalSize) GetRows() uint32 {
@@ -4065,7 +4173,7 @@ type ExecResponse struct {
 
 func (x *ExecResponse) Reset() {
 	*x = ExecResponse{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[58]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4077,7 +4185,7 @@ func (x *ExecResponse) String() string {
 func (*ExecResponse) ProtoMessage() {}
 
 func (x *ExecResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[58]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4090,7 +4198,7 @@ func (x *ExecResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecResponse.ProtoReflect.Descriptor instead.
 func (*ExecResponse) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{58}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{60}
 }
 
 func (x *ExecResponse) GetMessage() isExecResponse_Message {
@@ -4163,7 +4271,7 @@ type ExecOpened struct {
 
 func (x *ExecOpened) Reset() {
 	*x = ExecOpened{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[59]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4175,7 +4283,7 @@ func (x *ExecOpened) String() string {
 func (*ExecOpened) ProtoMessage() {}
 
 func (x *ExecOpened) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[59]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4188,7 +4296,7 @@ func (x *ExecOpened) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecOpened.ProtoReflect.Descriptor instead.
 func (*ExecOpened) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{59}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{61}
 }
 
 func (x *ExecOpened) GetNodeId() string {
@@ -4215,7 +4323,7 @@ type ExecExit struct {
 
 func (x *ExecExit) Reset() {
 	*x = ExecExit{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[60]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4227,7 +4335,7 @@ func (x *ExecExit) String() string {
 func (*ExecExit) ProtoMessage() {}
 
 func (x *ExecExit) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[60]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4240,7 +4348,7 @@ func (x *ExecExit) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecExit.ProtoReflect.Descriptor instead.
 func (*ExecExit) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{60}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{62}
 }
 
 func (x *ExecExit) GetCode() int32 {
@@ -4266,7 +4374,7 @@ type RecordSessionRequest struct {
 
 func (x *RecordSessionRequest) Reset() {
 	*x = RecordSessionRequest{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[61]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4278,7 +4386,7 @@ func (x *RecordSessionRequest) String() string {
 func (*RecordSessionRequest) ProtoMessage() {}
 
 func (x *RecordSessionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[61]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4291,7 +4399,7 @@ func (x *RecordSessionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RecordSessionRequest.ProtoReflect.Descriptor instead.
 func (*RecordSessionRequest) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{61}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{63}
 }
 
 func (x *RecordSessionRequest) GetType() string {
@@ -4352,7 +4460,7 @@ type RecordSessionResponse struct {
 
 func (x *RecordSessionResponse) Reset() {
 	*x = RecordSessionResponse{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[62]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4364,7 +4472,7 @@ func (x *RecordSessionResponse) String() string {
 func (*RecordSessionResponse) ProtoMessage() {}
 
 func (x *RecordSessionResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[62]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4377,7 +4485,7 @@ func (x *RecordSessionResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RecordSessionResponse.ProtoReflect.Descriptor instead.
 func (*RecordSessionResponse) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{62}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{64}
 }
 
 func (x *RecordSessionResponse) GetIndex() uint64 {
@@ -4397,7 +4505,7 @@ type ListActionsRequest struct {
 
 func (x *ListActionsRequest) Reset() {
 	*x = ListActionsRequest{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[63]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[65]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4409,7 +4517,7 @@ func (x *ListActionsRequest) String() string {
 func (*ListActionsRequest) ProtoMessage() {}
 
 func (x *ListActionsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[63]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[65]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4422,7 +4530,7 @@ func (x *ListActionsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListActionsRequest.ProtoReflect.Descriptor instead.
 func (*ListActionsRequest) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{63}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{65}
 }
 
 func (x *ListActionsRequest) GetWorkloadId() string {
@@ -4455,7 +4563,7 @@ type Action struct {
 
 func (x *Action) Reset() {
 	*x = Action{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[64]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[66]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4467,7 +4575,7 @@ func (x *Action) String() string {
 func (*Action) ProtoMessage() {}
 
 func (x *Action) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[64]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[66]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4480,7 +4588,7 @@ func (x *Action) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Action.ProtoReflect.Descriptor instead.
 func (*Action) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{64}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{66}
 }
 
 func (x *Action) GetTaskId() string {
@@ -4549,7 +4657,7 @@ type ListActionsResponse struct {
 
 func (x *ListActionsResponse) Reset() {
 	*x = ListActionsResponse{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[65]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[67]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4561,7 +4669,7 @@ func (x *ListActionsResponse) String() string {
 func (*ListActionsResponse) ProtoMessage() {}
 
 func (x *ListActionsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[65]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[67]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4574,7 +4682,7 @@ func (x *ListActionsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListActionsResponse.ProtoReflect.Descriptor instead.
 func (*ListActionsResponse) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{65}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{67}
 }
 
 func (x *ListActionsResponse) GetNodeId() string {
@@ -4604,7 +4712,7 @@ type SetModeRequest struct {
 
 func (x *SetModeRequest) Reset() {
 	*x = SetModeRequest{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[66]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[68]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4616,7 +4724,7 @@ func (x *SetModeRequest) String() string {
 func (*SetModeRequest) ProtoMessage() {}
 
 func (x *SetModeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[66]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[68]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4629,7 +4737,7 @@ func (x *SetModeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetModeRequest.ProtoReflect.Descriptor instead.
 func (*SetModeRequest) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{66}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{68}
 }
 
 func (x *SetModeRequest) GetMode() string {
@@ -4663,7 +4771,7 @@ type SetModeResponse struct {
 
 func (x *SetModeResponse) Reset() {
 	*x = SetModeResponse{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[67]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[69]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4675,7 +4783,7 @@ func (x *SetModeResponse) String() string {
 func (*SetModeResponse) ProtoMessage() {}
 
 func (x *SetModeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[67]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[69]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4688,7 +4796,7 @@ func (x *SetModeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetModeResponse.ProtoReflect.Descriptor instead.
 func (*SetModeResponse) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{67}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{69}
 }
 
 func (x *SetModeResponse) GetMode() string {
@@ -4714,7 +4822,7 @@ type TransferLeadershipRequest struct {
 
 func (x *TransferLeadershipRequest) Reset() {
 	*x = TransferLeadershipRequest{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[68]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[70]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4726,7 +4834,7 @@ func (x *TransferLeadershipRequest) String() string {
 func (*TransferLeadershipRequest) ProtoMessage() {}
 
 func (x *TransferLeadershipRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[68]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[70]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4739,7 +4847,7 @@ func (x *TransferLeadershipRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TransferLeadershipRequest.ProtoReflect.Descriptor instead.
 func (*TransferLeadershipRequest) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{68}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{70}
 }
 
 func (x *TransferLeadershipRequest) GetReplica() string {
@@ -4759,7 +4867,7 @@ type TransferLeadershipResponse struct {
 
 func (x *TransferLeadershipResponse) Reset() {
 	*x = TransferLeadershipResponse{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[69]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[71]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4771,7 +4879,7 @@ func (x *TransferLeadershipResponse) String() string {
 func (*TransferLeadershipResponse) ProtoMessage() {}
 
 func (x *TransferLeadershipResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[69]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[71]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4784,7 +4892,7 @@ func (x *TransferLeadershipResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TransferLeadershipResponse.ProtoReflect.Descriptor instead.
 func (*TransferLeadershipResponse) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{69}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{71}
 }
 
 func (x *TransferLeadershipResponse) GetLeaderId() string {
@@ -4814,7 +4922,7 @@ type RemoveReplicaRequest struct {
 
 func (x *RemoveReplicaRequest) Reset() {
 	*x = RemoveReplicaRequest{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[70]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[72]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4826,7 +4934,7 @@ func (x *RemoveReplicaRequest) String() string {
 func (*RemoveReplicaRequest) ProtoMessage() {}
 
 func (x *RemoveReplicaRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[70]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[72]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4839,7 +4947,7 @@ func (x *RemoveReplicaRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveReplicaRequest.ProtoReflect.Descriptor instead.
 func (*RemoveReplicaRequest) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{70}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{72}
 }
 
 func (x *RemoveReplicaRequest) GetReplica() string {
@@ -4871,7 +4979,7 @@ type RemoveReplicaResponse struct {
 
 func (x *RemoveReplicaResponse) Reset() {
 	*x = RemoveReplicaResponse{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[71]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[73]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4883,7 +4991,7 @@ func (x *RemoveReplicaResponse) String() string {
 func (*RemoveReplicaResponse) ProtoMessage() {}
 
 func (x *RemoveReplicaResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[71]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[73]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4896,7 +5004,7 @@ func (x *RemoveReplicaResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveReplicaResponse.ProtoReflect.Descriptor instead.
 func (*RemoveReplicaResponse) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{71}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{73}
 }
 
 type CreateBackupRequest struct {
@@ -4909,7 +5017,7 @@ type CreateBackupRequest struct {
 
 func (x *CreateBackupRequest) Reset() {
 	*x = CreateBackupRequest{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[72]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[74]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4921,7 +5029,7 @@ func (x *CreateBackupRequest) String() string {
 func (*CreateBackupRequest) ProtoMessage() {}
 
 func (x *CreateBackupRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[72]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[74]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4934,7 +5042,7 @@ func (x *CreateBackupRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateBackupRequest.ProtoReflect.Descriptor instead.
 func (*CreateBackupRequest) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{72}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{74}
 }
 
 func (x *CreateBackupRequest) GetMinIndex() uint64 {
@@ -4964,7 +5072,7 @@ type BackupInfo struct {
 
 func (x *BackupInfo) Reset() {
 	*x = BackupInfo{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[73]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[75]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4976,7 +5084,7 @@ func (x *BackupInfo) String() string {
 func (*BackupInfo) ProtoMessage() {}
 
 func (x *BackupInfo) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[73]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[75]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4989,7 +5097,7 @@ func (x *BackupInfo) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BackupInfo.ProtoReflect.Descriptor instead.
 func (*BackupInfo) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{73}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{75}
 }
 
 func (x *BackupInfo) GetClusterId() string {
@@ -5078,7 +5186,7 @@ type CreateBackupResponse struct {
 
 func (x *CreateBackupResponse) Reset() {
 	*x = CreateBackupResponse{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[74]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[76]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5090,7 +5198,7 @@ func (x *CreateBackupResponse) String() string {
 func (*CreateBackupResponse) ProtoMessage() {}
 
 func (x *CreateBackupResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[74]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[76]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5103,7 +5211,7 @@ func (x *CreateBackupResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateBackupResponse.ProtoReflect.Descriptor instead.
 func (*CreateBackupResponse) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{74}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{76}
 }
 
 func (x *CreateBackupResponse) GetInfo() *BackupInfo {
@@ -5149,7 +5257,7 @@ type RestoreBackupRequest struct {
 
 func (x *RestoreBackupRequest) Reset() {
 	*x = RestoreBackupRequest{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[75]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[77]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5161,7 +5269,7 @@ func (x *RestoreBackupRequest) String() string {
 func (*RestoreBackupRequest) ProtoMessage() {}
 
 func (x *RestoreBackupRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[75]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[77]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5174,7 +5282,7 @@ func (x *RestoreBackupRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RestoreBackupRequest.ProtoReflect.Descriptor instead.
 func (*RestoreBackupRequest) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{75}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{77}
 }
 
 func (x *RestoreBackupRequest) GetPreview() bool {
@@ -5228,7 +5336,7 @@ type RestoreBackupResponse struct {
 
 func (x *RestoreBackupResponse) Reset() {
 	*x = RestoreBackupResponse{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[76]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[78]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5240,7 +5348,7 @@ func (x *RestoreBackupResponse) String() string {
 func (*RestoreBackupResponse) ProtoMessage() {}
 
 func (x *RestoreBackupResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[76]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[78]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5253,7 +5361,7 @@ func (x *RestoreBackupResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RestoreBackupResponse.ProtoReflect.Descriptor instead.
 func (*RestoreBackupResponse) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{76}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{78}
 }
 
 func (x *RestoreBackupResponse) GetBackup() *BackupInfo {
@@ -5369,7 +5477,7 @@ type MirrorContent struct {
 
 func (x *MirrorContent) Reset() {
 	*x = MirrorContent{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[77]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[79]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5381,7 +5489,7 @@ func (x *MirrorContent) String() string {
 func (*MirrorContent) ProtoMessage() {}
 
 func (x *MirrorContent) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[77]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[79]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5394,7 +5502,7 @@ func (x *MirrorContent) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MirrorContent.ProtoReflect.Descriptor instead.
 func (*MirrorContent) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{77}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{79}
 }
 
 func (x *MirrorContent) GetClusterId() string {
@@ -5477,7 +5585,7 @@ type MirrorProblem struct {
 
 func (x *MirrorProblem) Reset() {
 	*x = MirrorProblem{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[78]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[80]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5489,7 +5597,7 @@ func (x *MirrorProblem) String() string {
 func (*MirrorProblem) ProtoMessage() {}
 
 func (x *MirrorProblem) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[78]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[80]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5502,7 +5610,7 @@ func (x *MirrorProblem) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MirrorProblem.ProtoReflect.Descriptor instead.
 func (*MirrorProblem) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{78}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{80}
 }
 
 func (x *MirrorProblem) GetKey() string {
@@ -5529,7 +5637,7 @@ type RecoveryRequest struct {
 
 func (x *RecoveryRequest) Reset() {
 	*x = RecoveryRequest{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[79]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[81]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5541,7 +5649,7 @@ func (x *RecoveryRequest) String() string {
 func (*RecoveryRequest) ProtoMessage() {}
 
 func (x *RecoveryRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[79]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[81]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5554,7 +5662,7 @@ func (x *RecoveryRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RecoveryRequest.ProtoReflect.Descriptor instead.
 func (*RecoveryRequest) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{79}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{81}
 }
 
 func (x *RecoveryRequest) GetPrefix() string {
@@ -5591,7 +5699,7 @@ type RecoveryResponse struct {
 
 func (x *RecoveryResponse) Reset() {
 	*x = RecoveryResponse{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[80]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[82]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5603,7 +5711,7 @@ func (x *RecoveryResponse) String() string {
 func (*RecoveryResponse) ProtoMessage() {}
 
 func (x *RecoveryResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[80]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[82]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5616,7 +5724,7 @@ func (x *RecoveryResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RecoveryResponse.ProtoReflect.Descriptor instead.
 func (*RecoveryResponse) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{80}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{82}
 }
 
 func (x *RecoveryResponse) GetMode() string {
@@ -5712,7 +5820,7 @@ type RestoreMirrorRequest struct {
 
 func (x *RestoreMirrorRequest) Reset() {
 	*x = RestoreMirrorRequest{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[81]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[83]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5724,7 +5832,7 @@ func (x *RestoreMirrorRequest) String() string {
 func (*RestoreMirrorRequest) ProtoMessage() {}
 
 func (x *RestoreMirrorRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[81]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[83]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5737,7 +5845,7 @@ func (x *RestoreMirrorRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RestoreMirrorRequest.ProtoReflect.Descriptor instead.
 func (*RestoreMirrorRequest) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{81}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{83}
 }
 
 func (x *RestoreMirrorRequest) GetPreview() bool {
@@ -5765,7 +5873,7 @@ type RestoreMirrorResponse struct {
 
 func (x *RestoreMirrorResponse) Reset() {
 	*x = RestoreMirrorResponse{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[82]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[84]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5777,7 +5885,7 @@ func (x *RestoreMirrorResponse) String() string {
 func (*RestoreMirrorResponse) ProtoMessage() {}
 
 func (x *RestoreMirrorResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[82]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[84]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5790,7 +5898,7 @@ func (x *RestoreMirrorResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RestoreMirrorResponse.ProtoReflect.Descriptor instead.
 func (*RestoreMirrorResponse) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{82}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{84}
 }
 
 func (x *RestoreMirrorResponse) GetRestored() bool {
@@ -5861,7 +5969,7 @@ type KeyDifference struct {
 
 func (x *KeyDifference) Reset() {
 	*x = KeyDifference{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[83]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[85]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5873,7 +5981,7 @@ func (x *KeyDifference) String() string {
 func (*KeyDifference) ProtoMessage() {}
 
 func (x *KeyDifference) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[83]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[85]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5886,7 +5994,7 @@ func (x *KeyDifference) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KeyDifference.ProtoReflect.Descriptor instead.
 func (*KeyDifference) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{83}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{85}
 }
 
 func (x *KeyDifference) GetKind() string {
@@ -5918,7 +6026,7 @@ type ImportMirrorRequest struct {
 
 func (x *ImportMirrorRequest) Reset() {
 	*x = ImportMirrorRequest{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[84]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[86]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5930,7 +6038,7 @@ func (x *ImportMirrorRequest) String() string {
 func (*ImportMirrorRequest) ProtoMessage() {}
 
 func (x *ImportMirrorRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[84]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[86]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5943,7 +6051,7 @@ func (x *ImportMirrorRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImportMirrorRequest.ProtoReflect.Descriptor instead.
 func (*ImportMirrorRequest) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{84}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{86}
 }
 
 func (x *ImportMirrorRequest) GetPreview() bool {
@@ -5991,7 +6099,7 @@ type ImportMirrorResponse struct {
 
 func (x *ImportMirrorResponse) Reset() {
 	*x = ImportMirrorResponse{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[85]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[87]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6003,7 +6111,7 @@ func (x *ImportMirrorResponse) String() string {
 func (*ImportMirrorResponse) ProtoMessage() {}
 
 func (x *ImportMirrorResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[85]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[87]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6016,7 +6124,7 @@ func (x *ImportMirrorResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImportMirrorResponse.ProtoReflect.Descriptor instead.
 func (*ImportMirrorResponse) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{85}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{87}
 }
 
 func (x *ImportMirrorResponse) GetContent() *MirrorContent {
@@ -6074,7 +6182,7 @@ type ListDriftsRequest struct {
 
 func (x *ListDriftsRequest) Reset() {
 	*x = ListDriftsRequest{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[86]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[88]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6086,7 +6194,7 @@ func (x *ListDriftsRequest) String() string {
 func (*ListDriftsRequest) ProtoMessage() {}
 
 func (x *ListDriftsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[86]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[88]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6099,7 +6207,7 @@ func (x *ListDriftsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListDriftsRequest.ProtoReflect.Descriptor instead.
 func (*ListDriftsRequest) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{86}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{88}
 }
 
 func (x *ListDriftsRequest) GetNodeId() string {
@@ -6143,7 +6251,7 @@ type Drift struct {
 
 func (x *Drift) Reset() {
 	*x = Drift{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[87]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[89]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6155,7 +6263,7 @@ func (x *Drift) String() string {
 func (*Drift) ProtoMessage() {}
 
 func (x *Drift) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[87]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[89]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6168,7 +6276,7 @@ func (x *Drift) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Drift.ProtoReflect.Descriptor instead.
 func (*Drift) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{87}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{89}
 }
 
 func (x *Drift) GetNodeId() string {
@@ -6238,7 +6346,7 @@ type ListDriftsResponse struct {
 
 func (x *ListDriftsResponse) Reset() {
 	*x = ListDriftsResponse{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[88]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[90]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6250,7 +6358,7 @@ func (x *ListDriftsResponse) String() string {
 func (*ListDriftsResponse) ProtoMessage() {}
 
 func (x *ListDriftsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[88]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[90]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6263,7 +6371,7 @@ func (x *ListDriftsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListDriftsResponse.ProtoReflect.Descriptor instead.
 func (*ListDriftsResponse) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{88}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{90}
 }
 
 func (x *ListDriftsResponse) GetDrifts() []*Drift {
@@ -6293,7 +6401,7 @@ type AdoptDriftRequest struct {
 
 func (x *AdoptDriftRequest) Reset() {
 	*x = AdoptDriftRequest{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[89]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[91]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6305,7 +6413,7 @@ func (x *AdoptDriftRequest) String() string {
 func (*AdoptDriftRequest) ProtoMessage() {}
 
 func (x *AdoptDriftRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[89]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[91]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6318,7 +6426,7 @@ func (x *AdoptDriftRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AdoptDriftRequest.ProtoReflect.Descriptor instead.
 func (*AdoptDriftRequest) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{89}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{91}
 }
 
 func (x *AdoptDriftRequest) GetNodeId() string {
@@ -6360,7 +6468,7 @@ type DeleteDriftRequest struct {
 
 func (x *DeleteDriftRequest) Reset() {
 	*x = DeleteDriftRequest{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[90]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[92]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6372,7 +6480,7 @@ func (x *DeleteDriftRequest) String() string {
 func (*DeleteDriftRequest) ProtoMessage() {}
 
 func (x *DeleteDriftRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[90]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[92]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6385,7 +6493,7 @@ func (x *DeleteDriftRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteDriftRequest.ProtoReflect.Descriptor instead.
 func (*DeleteDriftRequest) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{90}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{92}
 }
 
 func (x *DeleteDriftRequest) GetNodeId() string {
@@ -6418,7 +6526,7 @@ type DriftActionResponse struct {
 
 func (x *DriftActionResponse) Reset() {
 	*x = DriftActionResponse{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[91]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[93]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6430,7 +6538,7 @@ func (x *DriftActionResponse) String() string {
 func (*DriftActionResponse) ProtoMessage() {}
 
 func (x *DriftActionResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[91]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[93]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6443,7 +6551,7 @@ func (x *DriftActionResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DriftActionResponse.ProtoReflect.Descriptor instead.
 func (*DriftActionResponse) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{91}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{93}
 }
 
 func (x *DriftActionResponse) GetIndex() uint64 {
@@ -6465,7 +6573,7 @@ type CollectGarbageRequest struct {
 
 func (x *CollectGarbageRequest) Reset() {
 	*x = CollectGarbageRequest{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[92]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[94]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6477,7 +6585,7 @@ func (x *CollectGarbageRequest) String() string {
 func (*CollectGarbageRequest) ProtoMessage() {}
 
 func (x *CollectGarbageRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[92]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[94]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6490,7 +6598,7 @@ func (x *CollectGarbageRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CollectGarbageRequest.ProtoReflect.Descriptor instead.
 func (*CollectGarbageRequest) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{92}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{94}
 }
 
 func (x *CollectGarbageRequest) GetNodeId() string {
@@ -6525,7 +6633,7 @@ type CollectGarbageResponse struct {
 
 func (x *CollectGarbageResponse) Reset() {
 	*x = CollectGarbageResponse{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[93]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[95]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6537,7 +6645,7 @@ func (x *CollectGarbageResponse) String() string {
 func (*CollectGarbageResponse) ProtoMessage() {}
 
 func (x *CollectGarbageResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[93]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[95]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6550,7 +6658,7 @@ func (x *CollectGarbageResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CollectGarbageResponse.ProtoReflect.Descriptor instead.
 func (*CollectGarbageResponse) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{93}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{95}
 }
 
 func (x *CollectGarbageResponse) GetItems() []*Garbage {
@@ -6583,7 +6691,7 @@ type Garbage struct {
 
 func (x *Garbage) Reset() {
 	*x = Garbage{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[94]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[96]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6595,7 +6703,7 @@ func (x *Garbage) String() string {
 func (*Garbage) ProtoMessage() {}
 
 func (x *Garbage) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[94]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[96]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6608,7 +6716,7 @@ func (x *Garbage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Garbage.ProtoReflect.Descriptor instead.
 func (*Garbage) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{94}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{96}
 }
 
 func (x *Garbage) GetKind() string {
@@ -6670,7 +6778,7 @@ type ListVolumesRequest struct {
 
 func (x *ListVolumesRequest) Reset() {
 	*x = ListVolumesRequest{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[95]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[97]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6682,7 +6790,7 @@ func (x *ListVolumesRequest) String() string {
 func (*ListVolumesRequest) ProtoMessage() {}
 
 func (x *ListVolumesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[95]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[97]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6695,7 +6803,7 @@ func (x *ListVolumesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListVolumesRequest.ProtoReflect.Descriptor instead.
 func (*ListVolumesRequest) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{95}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{97}
 }
 
 func (x *ListVolumesRequest) GetNodeId() string {
@@ -6717,7 +6825,7 @@ type ListVolumesResponse struct {
 
 func (x *ListVolumesResponse) Reset() {
 	*x = ListVolumesResponse{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[96]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[98]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6729,7 +6837,7 @@ func (x *ListVolumesResponse) String() string {
 func (*ListVolumesResponse) ProtoMessage() {}
 
 func (x *ListVolumesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[96]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[98]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6742,7 +6850,7 @@ func (x *ListVolumesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListVolumesResponse.ProtoReflect.Descriptor instead.
 func (*ListVolumesResponse) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{96}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{98}
 }
 
 func (x *ListVolumesResponse) GetVolumes() []*Volume {
@@ -6785,7 +6893,7 @@ type Volume struct {
 
 func (x *Volume) Reset() {
 	*x = Volume{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[97]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[99]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6797,7 +6905,7 @@ func (x *Volume) String() string {
 func (*Volume) ProtoMessage() {}
 
 func (x *Volume) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[97]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[99]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6810,7 +6918,7 @@ func (x *Volume) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Volume.ProtoReflect.Descriptor instead.
 func (*Volume) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{97}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{99}
 }
 
 func (x *Volume) GetNodeId() string {
@@ -6916,7 +7024,7 @@ type StorageProblem struct {
 
 func (x *StorageProblem) Reset() {
 	*x = StorageProblem{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[98]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[100]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6928,7 +7036,7 @@ func (x *StorageProblem) String() string {
 func (*StorageProblem) ProtoMessage() {}
 
 func (x *StorageProblem) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[98]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[100]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6941,7 +7049,7 @@ func (x *StorageProblem) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StorageProblem.ProtoReflect.Descriptor instead.
 func (*StorageProblem) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{98}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{100}
 }
 
 func (x *StorageProblem) GetNodeId() string {
@@ -6975,7 +7083,7 @@ type DeleteVolumeRequest struct {
 
 func (x *DeleteVolumeRequest) Reset() {
 	*x = DeleteVolumeRequest{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[99]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[101]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6987,7 +7095,7 @@ func (x *DeleteVolumeRequest) String() string {
 func (*DeleteVolumeRequest) ProtoMessage() {}
 
 func (x *DeleteVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[99]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[101]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7000,7 +7108,7 @@ func (x *DeleteVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteVolumeRequest.ProtoReflect.Descriptor instead.
 func (*DeleteVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{99}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{101}
 }
 
 func (x *DeleteVolumeRequest) GetNodeId() string {
@@ -7025,7 +7133,7 @@ type DeleteVolumeResponse struct {
 
 func (x *DeleteVolumeResponse) Reset() {
 	*x = DeleteVolumeResponse{}
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[100]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[102]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7037,7 +7145,7 @@ func (x *DeleteVolumeResponse) String() string {
 func (*DeleteVolumeResponse) ProtoMessage() {}
 
 func (x *DeleteVolumeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_cluster_v1_cluster_proto_msgTypes[100]
+	mi := &file_api_cluster_v1_cluster_proto_msgTypes[102]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7050,19 +7158,24 @@ func (x *DeleteVolumeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteVolumeResponse.ProtoReflect.Descriptor instead.
 func (*DeleteVolumeResponse) Descriptor() ([]byte, []int) {
-	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{100}
+	return file_api_cluster_v1_cluster_proto_rawDescGZIP(), []int{102}
 }
 
 var File_api_cluster_v1_cluster_proto protoreflect.FileDescriptor
 
 const file_api_cluster_v1_cluster_proto_rawDesc = "" +
 	"\n" +
-	"\x1capi/cluster/v1/cluster.proto\x12\x11persys.cluster.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1capi/control/v1/control.proto\"g\n" +
+	"\x1capi/cluster/v1/cluster.proto\x12\x11persys.cluster.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1capi/control/v1/control.proto\"4\n" +
+	"\x13RotateGossipRequest\x12\x1d\n" +
+	"\n" +
+	"request_id\x18\x01 \x01(\tR\trequestId\"-\n" +
+	"\x14RotateGossipResponse\x12\x15\n" +
+	"\x06key_id\x18\x01 \x01(\tR\x05keyId\"g\n" +
 	"\fEnrolRequest\x12\x19\n" +
 	"\btoken_id\x18\x01 \x01(\tR\atokenId\x12\x16\n" +
 	"\x06secret\x18\x02 \x01(\fR\x06secret\x12\x12\n" +
 	"\x04name\x18\x03 \x01(\tR\x04name\x12\x10\n" +
-	"\x03csr\x18\x04 \x01(\fR\x03csr\"\xae\x01\n" +
+	"\x03csr\x18\x04 \x01(\fR\x03csr\"\xcf\x01\n" +
 	"\rEnrolResponse\x12\x14\n" +
 	"\x05chain\x18\x01 \x01(\fR\x05chain\x12\x14\n" +
 	"\x05roots\x18\x02 \x01(\fR\x05roots\x12\x18\n" +
@@ -7072,7 +7185,9 @@ const file_api_cluster_v1_cluster_proto_rawDesc = "" +
 	"schedulers\x12\x1f\n" +
 	"\vcluster_key\x18\x05 \x01(\tR\n" +
 	"clusterKey\x12\x16\n" +
-	"\x06gossip\x18\x06 \x03(\tR\x06gossip\" \n" +
+	"\x06gossip\x18\x06 \x03(\tR\x06gossip\x12\x1f\n" +
+	"\vgossip_ring\x18Z \x01(\tR\n" +
+	"gossipRing\" \n" +
 	"\fRenewRequest\x12\x10\n" +
 	"\x03csr\x18\x01 \x01(\fR\x03csr\";\n" +
 	"\rRenewResponse\x12\x14\n" +
@@ -7194,7 +7309,7 @@ const file_api_cluster_v1_cluster_proto_rawDesc = "" +
 	"\vmatch_index\x18\v \x01(\x04R\n" +
 	"matchIndex\x12\x12\n" +
 	"\x04self\x18\f \x01(\bR\x04self\x12#\n" +
-	"\rfeature_level\x18\r \x01(\rR\ffeatureLevel\"\x9f\x06\n" +
+	"\rfeature_level\x18\r \x01(\rR\ffeatureLevel\"\xc0\x06\n" +
 	"\x0eStatusResponse\x12\x1d\n" +
 	"\n" +
 	"cluster_id\x18\x01 \x01(\tR\tclusterId\x12 \n" +
@@ -7226,7 +7341,9 @@ const file_api_cluster_v1_cluster_proto_rawDesc = "" +
 	"\n" +
 	"started_at\x18\x16 \x01(\v2\x1a.google.protobuf.TimestampR\tstartedAt\x12\x1f\n" +
 	"\vmode_pinned\x18\x17 \x01(\bR\n" +
-	"modePinned\"\xe8\x02\n" +
+	"modePinned\x12\x1f\n" +
+	"\vgossip_keys\x18Z \x03(\tR\n" +
+	"gossipKeys\"\xe8\x02\n" +
 	"\x05Event\x12\x10\n" +
 	"\x03seq\x18\x01 \x01(\x04R\x03seq\x12\x14\n" +
 	"\x05index\x18\x02 \x01(\x04R\x05index\x12*\n" +
@@ -7681,7 +7798,7 @@ const file_api_cluster_v1_cluster_proto_rawDesc = "" +
 	"\vDeleteDrift\x12%.persys.cluster.v1.DeleteDriftRequest\x1a&.persys.cluster.v1.DriftActionResponse\x12e\n" +
 	"\x0eCollectGarbage\x12(.persys.cluster.v1.CollectGarbageRequest\x1a).persys.cluster.v1.CollectGarbageResponse\x12\\\n" +
 	"\vListVolumes\x12%.persys.cluster.v1.ListVolumesRequest\x1a&.persys.cluster.v1.ListVolumesResponse\x12_\n" +
-	"\fDeleteVolume\x12&.persys.cluster.v1.DeleteVolumeRequest\x1a'.persys.cluster.v1.DeleteVolumeResponse2\xea\a\n" +
+	"\fDeleteVolume\x12&.persys.cluster.v1.DeleteVolumeRequest\x1a'.persys.cluster.v1.DeleteVolumeResponse2\xcb\b\n" +
 	"\x05Trust\x12J\n" +
 	"\x05Enrol\x12\x1f.persys.cluster.v1.EnrolRequest\x1a .persys.cluster.v1.EnrolResponse\x12J\n" +
 	"\x05Renew\x12\x1f.persys.cluster.v1.RenewRequest\x1a .persys.cluster.v1.RenewResponse\x12M\n" +
@@ -7694,7 +7811,8 @@ const file_api_cluster_v1_cluster_proto_rawDesc = "" +
 	"\x06Revoke\x12 .persys.cluster.v1.RevokeRequest\x1a!.persys.cluster.v1.RevokeResponse\x12h\n" +
 	"\x0fListAuthorities\x12).persys.cluster.v1.ListAuthoritiesRequest\x1a*.persys.cluster.v1.ListAuthoritiesResponse\x12_\n" +
 	"\fPutAuthority\x12&.persys.cluster.v1.PutAuthorityRequest\x1a'.persys.cluster.v1.PutAuthorityResponse\x12b\n" +
-	"\rDropAuthority\x12'.persys.cluster.v1.DropAuthorityRequest\x1a(.persys.cluster.v1.DropAuthorityResponseB4Z2github.com/persys/compute/api/cluster/v1;clusterv1b\x06proto3"
+	"\rDropAuthority\x12'.persys.cluster.v1.DropAuthorityRequest\x1a(.persys.cluster.v1.DropAuthorityResponse\x12_\n" +
+	"\fRotateGossip\x12&.persys.cluster.v1.RotateGossipRequest\x1a'.persys.cluster.v1.RotateGossipResponseB4Z2github.com/persys/compute/api/cluster/v1;clusterv1b\x06proto3"
 
 var (
 	file_api_cluster_v1_cluster_proto_rawDescOnce sync.Once
@@ -7708,267 +7826,271 @@ func file_api_cluster_v1_cluster_proto_rawDescGZIP() []byte {
 	return file_api_cluster_v1_cluster_proto_rawDescData
 }
 
-var file_api_cluster_v1_cluster_proto_msgTypes = make([]protoimpl.MessageInfo, 103)
+var file_api_cluster_v1_cluster_proto_msgTypes = make([]protoimpl.MessageInfo, 105)
 var file_api_cluster_v1_cluster_proto_goTypes = []any{
-	(*EnrolRequest)(nil),               // 0: persys.cluster.v1.EnrolRequest
-	(*EnrolResponse)(nil),              // 1: persys.cluster.v1.EnrolResponse
-	(*RenewRequest)(nil),               // 2: persys.cluster.v1.RenewRequest
-	(*RenewResponse)(nil),              // 3: persys.cluster.v1.RenewResponse
-	(*BundleRequest)(nil),              // 4: persys.cluster.v1.BundleRequest
-	(*BundleResponse)(nil),             // 5: persys.cluster.v1.BundleResponse
-	(*Revocation)(nil),                 // 6: persys.cluster.v1.Revocation
-	(*CreateTokenRequest)(nil),         // 7: persys.cluster.v1.CreateTokenRequest
-	(*CreateTokenResponse)(nil),        // 8: persys.cluster.v1.CreateTokenResponse
-	(*TokenInfo)(nil),                  // 9: persys.cluster.v1.TokenInfo
-	(*ListTokensRequest)(nil),          // 10: persys.cluster.v1.ListTokensRequest
-	(*ListTokensResponse)(nil),         // 11: persys.cluster.v1.ListTokensResponse
-	(*DeleteTokenRequest)(nil),         // 12: persys.cluster.v1.DeleteTokenRequest
-	(*DeleteTokenResponse)(nil),        // 13: persys.cluster.v1.DeleteTokenResponse
-	(*ListIdentitiesRequest)(nil),      // 14: persys.cluster.v1.ListIdentitiesRequest
-	(*IdentityInfo)(nil),               // 15: persys.cluster.v1.IdentityInfo
-	(*ListIdentitiesResponse)(nil),     // 16: persys.cluster.v1.ListIdentitiesResponse
-	(*RevokeRequest)(nil),              // 17: persys.cluster.v1.RevokeRequest
-	(*RevokeResponse)(nil),             // 18: persys.cluster.v1.RevokeResponse
-	(*ListAuthoritiesRequest)(nil),     // 19: persys.cluster.v1.ListAuthoritiesRequest
-	(*AuthorityInfo)(nil),              // 20: persys.cluster.v1.AuthorityInfo
-	(*ListAuthoritiesResponse)(nil),    // 21: persys.cluster.v1.ListAuthoritiesResponse
-	(*PutAuthorityRequest)(nil),        // 22: persys.cluster.v1.PutAuthorityRequest
-	(*PutAuthorityResponse)(nil),       // 23: persys.cluster.v1.PutAuthorityResponse
-	(*DropAuthorityRequest)(nil),       // 24: persys.cluster.v1.DropAuthorityRequest
-	(*DropAuthorityResponse)(nil),      // 25: persys.cluster.v1.DropAuthorityResponse
-	(*ClusterKeyRequest)(nil),          // 26: persys.cluster.v1.ClusterKeyRequest
-	(*ClusterKeyResponse)(nil),         // 27: persys.cluster.v1.ClusterKeyResponse
-	(*StatusRequest)(nil),              // 28: persys.cluster.v1.StatusRequest
-	(*Replica)(nil),                    // 29: persys.cluster.v1.Replica
-	(*StatusResponse)(nil),             // 30: persys.cluster.v1.StatusResponse
-	(*Event)(nil),                      // 31: persys.cluster.v1.Event
-	(*EventsRequest)(nil),              // 32: persys.cluster.v1.EventsRequest
-	(*WatchWorkloadsRequest)(nil),      // 33: persys.cluster.v1.WatchWorkloadsRequest
-	(*WorkloadChange)(nil),             // 34: persys.cluster.v1.WorkloadChange
-	(*WhyRequest)(nil),                 // 35: persys.cluster.v1.WhyRequest
-	(*NodeVerdict)(nil),                // 36: persys.cluster.v1.NodeVerdict
-	(*ReasonCount)(nil),                // 37: persys.cluster.v1.ReasonCount
-	(*WhyResponse)(nil),                // 38: persys.cluster.v1.WhyResponse
-	(*ApplyWorkloadsRequest)(nil),      // 39: persys.cluster.v1.ApplyWorkloadsRequest
-	(*ApplyWorkloadsResponse)(nil),     // 40: persys.cluster.v1.ApplyWorkloadsResponse
-	(*PlanWorkloadsRequest)(nil),       // 41: persys.cluster.v1.PlanWorkloadsRequest
-	(*FieldChange)(nil),                // 42: persys.cluster.v1.FieldChange
-	(*PlannedWorkload)(nil),            // 43: persys.cluster.v1.PlannedWorkload
-	(*PlanWorkloadsResponse)(nil),      // 44: persys.cluster.v1.PlanWorkloadsResponse
-	(*ApplyStreamRequest)(nil),         // 45: persys.cluster.v1.ApplyStreamRequest
-	(*ApplyStreamResponse)(nil),        // 46: persys.cluster.v1.ApplyStreamResponse
-	(*CordonNodeRequest)(nil),          // 47: persys.cluster.v1.CordonNodeRequest
-	(*DrainNodeRequest)(nil),           // 48: persys.cluster.v1.DrainNodeRequest
-	(*RemoveNodeRequest)(nil),          // 49: persys.cluster.v1.RemoveNodeRequest
-	(*FenceNodeRequest)(nil),           // 50: persys.cluster.v1.FenceNodeRequest
-	(*PlannedMove)(nil),                // 51: persys.cluster.v1.PlannedMove
-	(*NodeActionResponse)(nil),         // 52: persys.cluster.v1.NodeActionResponse
-	(*LogsRequest)(nil),                // 53: persys.cluster.v1.LogsRequest
-	(*LogChunk)(nil),                   // 54: persys.cluster.v1.LogChunk
-	(*ExecRequest)(nil),                // 55: persys.cluster.v1.ExecRequest
-	(*ExecOpen)(nil),                   // 56: persys.cluster.v1.ExecOpen
-	(*TerminalSize)(nil),               // 57: persys.cluster.v1.TerminalSize
-	(*ExecResponse)(nil),               // 58: persys.cluster.v1.ExecResponse
-	(*ExecOpened)(nil),                 // 59: persys.cluster.v1.ExecOpened
-	(*ExecExit)(nil),                   // 60: persys.cluster.v1.ExecExit
-	(*RecordSessionRequest)(nil),       // 61: persys.cluster.v1.RecordSessionRequest
-	(*RecordSessionResponse)(nil),      // 62: persys.cluster.v1.RecordSessionResponse
-	(*ListActionsRequest)(nil),         // 63: persys.cluster.v1.ListActionsRequest
-	(*Action)(nil),                     // 64: persys.cluster.v1.Action
-	(*ListActionsResponse)(nil),        // 65: persys.cluster.v1.ListActionsResponse
-	(*SetModeRequest)(nil),             // 66: persys.cluster.v1.SetModeRequest
-	(*SetModeResponse)(nil),            // 67: persys.cluster.v1.SetModeResponse
-	(*TransferLeadershipRequest)(nil),  // 68: persys.cluster.v1.TransferLeadershipRequest
-	(*TransferLeadershipResponse)(nil), // 69: persys.cluster.v1.TransferLeadershipResponse
-	(*RemoveReplicaRequest)(nil),       // 70: persys.cluster.v1.RemoveReplicaRequest
-	(*RemoveReplicaResponse)(nil),      // 71: persys.cluster.v1.RemoveReplicaResponse
-	(*CreateBackupRequest)(nil),        // 72: persys.cluster.v1.CreateBackupRequest
-	(*BackupInfo)(nil),                 // 73: persys.cluster.v1.BackupInfo
-	(*CreateBackupResponse)(nil),       // 74: persys.cluster.v1.CreateBackupResponse
-	(*RestoreBackupRequest)(nil),       // 75: persys.cluster.v1.RestoreBackupRequest
-	(*RestoreBackupResponse)(nil),      // 76: persys.cluster.v1.RestoreBackupResponse
-	(*MirrorContent)(nil),              // 77: persys.cluster.v1.MirrorContent
-	(*MirrorProblem)(nil),              // 78: persys.cluster.v1.MirrorProblem
-	(*RecoveryRequest)(nil),            // 79: persys.cluster.v1.RecoveryRequest
-	(*RecoveryResponse)(nil),           // 80: persys.cluster.v1.RecoveryResponse
-	(*RestoreMirrorRequest)(nil),       // 81: persys.cluster.v1.RestoreMirrorRequest
-	(*RestoreMirrorResponse)(nil),      // 82: persys.cluster.v1.RestoreMirrorResponse
-	(*KeyDifference)(nil),              // 83: persys.cluster.v1.KeyDifference
-	(*ImportMirrorRequest)(nil),        // 84: persys.cluster.v1.ImportMirrorRequest
-	(*ImportMirrorResponse)(nil),       // 85: persys.cluster.v1.ImportMirrorResponse
-	(*ListDriftsRequest)(nil),          // 86: persys.cluster.v1.ListDriftsRequest
-	(*Drift)(nil),                      // 87: persys.cluster.v1.Drift
-	(*ListDriftsResponse)(nil),         // 88: persys.cluster.v1.ListDriftsResponse
-	(*AdoptDriftRequest)(nil),          // 89: persys.cluster.v1.AdoptDriftRequest
-	(*DeleteDriftRequest)(nil),         // 90: persys.cluster.v1.DeleteDriftRequest
-	(*DriftActionResponse)(nil),        // 91: persys.cluster.v1.DriftActionResponse
-	(*CollectGarbageRequest)(nil),      // 92: persys.cluster.v1.CollectGarbageRequest
-	(*CollectGarbageResponse)(nil),     // 93: persys.cluster.v1.CollectGarbageResponse
-	(*Garbage)(nil),                    // 94: persys.cluster.v1.Garbage
-	(*ListVolumesRequest)(nil),         // 95: persys.cluster.v1.ListVolumesRequest
-	(*ListVolumesResponse)(nil),        // 96: persys.cluster.v1.ListVolumesResponse
-	(*Volume)(nil),                     // 97: persys.cluster.v1.Volume
-	(*StorageProblem)(nil),             // 98: persys.cluster.v1.StorageProblem
-	(*DeleteVolumeRequest)(nil),        // 99: persys.cluster.v1.DeleteVolumeRequest
-	(*DeleteVolumeResponse)(nil),       // 100: persys.cluster.v1.DeleteVolumeResponse
-	nil,                                // 101: persys.cluster.v1.Event.DetailsEntry
-	nil,                                // 102: persys.cluster.v1.RecordSessionRequest.DetailsEntry
-	(*timestamppb.Timestamp)(nil),      // 103: google.protobuf.Timestamp
-	(*v1.WorkloadView)(nil),            // 104: persys.control.v1.WorkloadView
-	(*v1.WorkloadAction)(nil),          // 105: persys.control.v1.WorkloadAction
-	(*v1.ApplyWorkloadRequest)(nil),    // 106: persys.control.v1.ApplyWorkloadRequest
-	(*v1.ApplyWorkloadResponse)(nil),   // 107: persys.control.v1.ApplyWorkloadResponse
-	(*v1.NodeView)(nil),                // 108: persys.control.v1.NodeView
+	(*RotateGossipRequest)(nil),        // 0: persys.cluster.v1.RotateGossipRequest
+	(*RotateGossipResponse)(nil),       // 1: persys.cluster.v1.RotateGossipResponse
+	(*EnrolRequest)(nil),               // 2: persys.cluster.v1.EnrolRequest
+	(*EnrolResponse)(nil),              // 3: persys.cluster.v1.EnrolResponse
+	(*RenewRequest)(nil),               // 4: persys.cluster.v1.RenewRequest
+	(*RenewResponse)(nil),              // 5: persys.cluster.v1.RenewResponse
+	(*BundleRequest)(nil),              // 6: persys.cluster.v1.BundleRequest
+	(*BundleResponse)(nil),             // 7: persys.cluster.v1.BundleResponse
+	(*Revocation)(nil),                 // 8: persys.cluster.v1.Revocation
+	(*CreateTokenRequest)(nil),         // 9: persys.cluster.v1.CreateTokenRequest
+	(*CreateTokenResponse)(nil),        // 10: persys.cluster.v1.CreateTokenResponse
+	(*TokenInfo)(nil),                  // 11: persys.cluster.v1.TokenInfo
+	(*ListTokensRequest)(nil),          // 12: persys.cluster.v1.ListTokensRequest
+	(*ListTokensResponse)(nil),         // 13: persys.cluster.v1.ListTokensResponse
+	(*DeleteTokenRequest)(nil),         // 14: persys.cluster.v1.DeleteTokenRequest
+	(*DeleteTokenResponse)(nil),        // 15: persys.cluster.v1.DeleteTokenResponse
+	(*ListIdentitiesRequest)(nil),      // 16: persys.cluster.v1.ListIdentitiesRequest
+	(*IdentityInfo)(nil),               // 17: persys.cluster.v1.IdentityInfo
+	(*ListIdentitiesResponse)(nil),     // 18: persys.cluster.v1.ListIdentitiesResponse
+	(*RevokeRequest)(nil),              // 19: persys.cluster.v1.RevokeRequest
+	(*RevokeResponse)(nil),             // 20: persys.cluster.v1.RevokeResponse
+	(*ListAuthoritiesRequest)(nil),     // 21: persys.cluster.v1.ListAuthoritiesRequest
+	(*AuthorityInfo)(nil),              // 22: persys.cluster.v1.AuthorityInfo
+	(*ListAuthoritiesResponse)(nil),    // 23: persys.cluster.v1.ListAuthoritiesResponse
+	(*PutAuthorityRequest)(nil),        // 24: persys.cluster.v1.PutAuthorityRequest
+	(*PutAuthorityResponse)(nil),       // 25: persys.cluster.v1.PutAuthorityResponse
+	(*DropAuthorityRequest)(nil),       // 26: persys.cluster.v1.DropAuthorityRequest
+	(*DropAuthorityResponse)(nil),      // 27: persys.cluster.v1.DropAuthorityResponse
+	(*ClusterKeyRequest)(nil),          // 28: persys.cluster.v1.ClusterKeyRequest
+	(*ClusterKeyResponse)(nil),         // 29: persys.cluster.v1.ClusterKeyResponse
+	(*StatusRequest)(nil),              // 30: persys.cluster.v1.StatusRequest
+	(*Replica)(nil),                    // 31: persys.cluster.v1.Replica
+	(*StatusResponse)(nil),             // 32: persys.cluster.v1.StatusResponse
+	(*Event)(nil),                      // 33: persys.cluster.v1.Event
+	(*EventsRequest)(nil),              // 34: persys.cluster.v1.EventsRequest
+	(*WatchWorkloadsRequest)(nil),      // 35: persys.cluster.v1.WatchWorkloadsRequest
+	(*WorkloadChange)(nil),             // 36: persys.cluster.v1.WorkloadChange
+	(*WhyRequest)(nil),                 // 37: persys.cluster.v1.WhyRequest
+	(*NodeVerdict)(nil),                // 38: persys.cluster.v1.NodeVerdict
+	(*ReasonCount)(nil),                // 39: persys.cluster.v1.ReasonCount
+	(*WhyResponse)(nil),                // 40: persys.cluster.v1.WhyResponse
+	(*ApplyWorkloadsRequest)(nil),      // 41: persys.cluster.v1.ApplyWorkloadsRequest
+	(*ApplyWorkloadsResponse)(nil),     // 42: persys.cluster.v1.ApplyWorkloadsResponse
+	(*PlanWorkloadsRequest)(nil),       // 43: persys.cluster.v1.PlanWorkloadsRequest
+	(*FieldChange)(nil),                // 44: persys.cluster.v1.FieldChange
+	(*PlannedWorkload)(nil),            // 45: persys.cluster.v1.PlannedWorkload
+	(*PlanWorkloadsResponse)(nil),      // 46: persys.cluster.v1.PlanWorkloadsResponse
+	(*ApplyStreamRequest)(nil),         // 47: persys.cluster.v1.ApplyStreamRequest
+	(*ApplyStreamResponse)(nil),        // 48: persys.cluster.v1.ApplyStreamResponse
+	(*CordonNodeRequest)(nil),          // 49: persys.cluster.v1.CordonNodeRequest
+	(*DrainNodeRequest)(nil),           // 50: persys.cluster.v1.DrainNodeRequest
+	(*RemoveNodeRequest)(nil),          // 51: persys.cluster.v1.RemoveNodeRequest
+	(*FenceNodeRequest)(nil),           // 52: persys.cluster.v1.FenceNodeRequest
+	(*PlannedMove)(nil),                // 53: persys.cluster.v1.PlannedMove
+	(*NodeActionResponse)(nil),         // 54: persys.cluster.v1.NodeActionResponse
+	(*LogsRequest)(nil),                // 55: persys.cluster.v1.LogsRequest
+	(*LogChunk)(nil),                   // 56: persys.cluster.v1.LogChunk
+	(*ExecRequest)(nil),                // 57: persys.cluster.v1.ExecRequest
+	(*ExecOpen)(nil),                   // 58: persys.cluster.v1.ExecOpen
+	(*TerminalSize)(nil),               // 59: persys.cluster.v1.TerminalSize
+	(*ExecResponse)(nil),               // 60: persys.cluster.v1.ExecResponse
+	(*ExecOpened)(nil),                 // 61: persys.cluster.v1.ExecOpened
+	(*ExecExit)(nil),                   // 62: persys.cluster.v1.ExecExit
+	(*RecordSessionRequest)(nil),       // 63: persys.cluster.v1.RecordSessionRequest
+	(*RecordSessionResponse)(nil),      // 64: persys.cluster.v1.RecordSessionResponse
+	(*ListActionsRequest)(nil),         // 65: persys.cluster.v1.ListActionsRequest
+	(*Action)(nil),                     // 66: persys.cluster.v1.Action
+	(*ListActionsResponse)(nil),        // 67: persys.cluster.v1.ListActionsResponse
+	(*SetModeRequest)(nil),             // 68: persys.cluster.v1.SetModeRequest
+	(*SetModeResponse)(nil),            // 69: persys.cluster.v1.SetModeResponse
+	(*TransferLeadershipRequest)(nil),  // 70: persys.cluster.v1.TransferLeadershipRequest
+	(*TransferLeadershipResponse)(nil), // 71: persys.cluster.v1.TransferLeadershipResponse
+	(*RemoveReplicaRequest)(nil),       // 72: persys.cluster.v1.RemoveReplicaRequest
+	(*RemoveReplicaResponse)(nil),      // 73: persys.cluster.v1.RemoveReplicaResponse
+	(*CreateBackupRequest)(nil),        // 74: persys.cluster.v1.CreateBackupRequest
+	(*BackupInfo)(nil),                 // 75: persys.cluster.v1.BackupInfo
+	(*CreateBackupResponse)(nil),       // 76: persys.cluster.v1.CreateBackupResponse
+	(*RestoreBackupRequest)(nil),       // 77: persys.cluster.v1.RestoreBackupRequest
+	(*RestoreBackupResponse)(nil),      // 78: persys.cluster.v1.RestoreBackupResponse
+	(*MirrorContent)(nil),              // 79: persys.cluster.v1.MirrorContent
+	(*MirrorProblem)(nil),              // 80: persys.cluster.v1.MirrorProblem
+	(*RecoveryRequest)(nil),            // 81: persys.cluster.v1.RecoveryRequest
+	(*RecoveryResponse)(nil),           // 82: persys.cluster.v1.RecoveryResponse
+	(*RestoreMirrorRequest)(nil),       // 83: persys.cluster.v1.RestoreMirrorRequest
+	(*RestoreMirrorResponse)(nil),      // 84: persys.cluster.v1.RestoreMirrorResponse
+	(*KeyDifference)(nil),              // 85: persys.cluster.v1.KeyDifference
+	(*ImportMirrorRequest)(nil),        // 86: persys.cluster.v1.ImportMirrorRequest
+	(*ImportMirrorResponse)(nil),       // 87: persys.cluster.v1.ImportMirrorResponse
+	(*ListDriftsRequest)(nil),          // 88: persys.cluster.v1.ListDriftsRequest
+	(*Drift)(nil),                      // 89: persys.cluster.v1.Drift
+	(*ListDriftsResponse)(nil),         // 90: persys.cluster.v1.ListDriftsResponse
+	(*AdoptDriftRequest)(nil),          // 91: persys.cluster.v1.AdoptDriftRequest
+	(*DeleteDriftRequest)(nil),         // 92: persys.cluster.v1.DeleteDriftRequest
+	(*DriftActionResponse)(nil),        // 93: persys.cluster.v1.DriftActionResponse
+	(*CollectGarbageRequest)(nil),      // 94: persys.cluster.v1.CollectGarbageRequest
+	(*CollectGarbageResponse)(nil),     // 95: persys.cluster.v1.CollectGarbageResponse
+	(*Garbage)(nil),                    // 96: persys.cluster.v1.Garbage
+	(*ListVolumesRequest)(nil),         // 97: persys.cluster.v1.ListVolumesRequest
+	(*ListVolumesResponse)(nil),        // 98: persys.cluster.v1.ListVolumesResponse
+	(*Volume)(nil),                     // 99: persys.cluster.v1.Volume
+	(*StorageProblem)(nil),             // 100: persys.cluster.v1.StorageProblem
+	(*DeleteVolumeRequest)(nil),        // 101: persys.cluster.v1.DeleteVolumeRequest
+	(*DeleteVolumeResponse)(nil),       // 102: persys.cluster.v1.DeleteVolumeResponse
+	nil,                                // 103: persys.cluster.v1.Event.DetailsEntry
+	nil,                                // 104: persys.cluster.v1.RecordSessionRequest.DetailsEntry
+	(*timestamppb.Timestamp)(nil),      // 105: google.protobuf.Timestamp
+	(*v1.WorkloadView)(nil),            // 106: persys.control.v1.WorkloadView
+	(*v1.WorkloadAction)(nil),          // 107: persys.control.v1.WorkloadAction
+	(*v1.ApplyWorkloadRequest)(nil),    // 108: persys.control.v1.ApplyWorkloadRequest
+	(*v1.ApplyWorkloadResponse)(nil),   // 109: persys.control.v1.ApplyWorkloadResponse
+	(*v1.NodeView)(nil),                // 110: persys.control.v1.NodeView
 }
 var file_api_cluster_v1_cluster_proto_depIdxs = []int32{
-	6,   // 0: persys.cluster.v1.BundleResponse.revocations:type_name -> persys.cluster.v1.Revocation
-	103, // 1: persys.cluster.v1.Revocation.at:type_name -> google.protobuf.Timestamp
-	9,   // 2: persys.cluster.v1.CreateTokenResponse.info:type_name -> persys.cluster.v1.TokenInfo
-	103, // 3: persys.cluster.v1.TokenInfo.created_at:type_name -> google.protobuf.Timestamp
-	103, // 4: persys.cluster.v1.TokenInfo.expires_at:type_name -> google.protobuf.Timestamp
-	9,   // 5: persys.cluster.v1.ListTokensResponse.tokens:type_name -> persys.cluster.v1.TokenInfo
-	103, // 6: persys.cluster.v1.IdentityInfo.issued_at:type_name -> google.protobuf.Timestamp
-	103, // 7: persys.cluster.v1.IdentityInfo.not_after:type_name -> google.protobuf.Timestamp
-	15,  // 8: persys.cluster.v1.ListIdentitiesResponse.identities:type_name -> persys.cluster.v1.IdentityInfo
-	6,   // 9: persys.cluster.v1.ListIdentitiesResponse.revocations:type_name -> persys.cluster.v1.Revocation
-	103, // 10: persys.cluster.v1.AuthorityInfo.active_at:type_name -> google.protobuf.Timestamp
-	103, // 11: persys.cluster.v1.AuthorityInfo.not_after:type_name -> google.protobuf.Timestamp
-	20,  // 12: persys.cluster.v1.ListAuthoritiesResponse.authorities:type_name -> persys.cluster.v1.AuthorityInfo
-	20,  // 13: persys.cluster.v1.PutAuthorityResponse.authority:type_name -> persys.cluster.v1.AuthorityInfo
-	103, // 14: persys.cluster.v1.StatusResponse.mode_changed_at:type_name -> google.protobuf.Timestamp
-	29,  // 15: persys.cluster.v1.StatusResponse.replicas:type_name -> persys.cluster.v1.Replica
-	103, // 16: persys.cluster.v1.StatusResponse.started_at:type_name -> google.protobuf.Timestamp
-	103, // 17: persys.cluster.v1.Event.at:type_name -> google.protobuf.Timestamp
-	101, // 18: persys.cluster.v1.Event.details:type_name -> persys.cluster.v1.Event.DetailsEntry
-	104, // 19: persys.cluster.v1.WorkloadChange.workload:type_name -> persys.control.v1.WorkloadView
-	37,  // 20: persys.cluster.v1.WhyResponse.counts:type_name -> persys.cluster.v1.ReasonCount
-	36,  // 21: persys.cluster.v1.WhyResponse.nodes:type_name -> persys.cluster.v1.NodeVerdict
-	105, // 22: persys.cluster.v1.WhyResponse.last_actions:type_name -> persys.control.v1.WorkloadAction
-	106, // 23: persys.cluster.v1.ApplyWorkloadsRequest.workloads:type_name -> persys.control.v1.ApplyWorkloadRequest
-	107, // 24: persys.cluster.v1.ApplyWorkloadsResponse.results:type_name -> persys.control.v1.ApplyWorkloadResponse
-	106, // 25: persys.cluster.v1.PlanWorkloadsRequest.workloads:type_name -> persys.control.v1.ApplyWorkloadRequest
-	42,  // 26: persys.cluster.v1.PlannedWorkload.changes:type_name -> persys.cluster.v1.FieldChange
-	37,  // 27: persys.cluster.v1.PlannedWorkload.counts:type_name -> persys.cluster.v1.ReasonCount
-	36,  // 28: persys.cluster.v1.PlannedWorkload.nodes:type_name -> persys.cluster.v1.NodeVerdict
-	43,  // 29: persys.cluster.v1.PlanWorkloadsResponse.workloads:type_name -> persys.cluster.v1.PlannedWorkload
-	106, // 30: persys.cluster.v1.ApplyStreamRequest.apply:type_name -> persys.control.v1.ApplyWorkloadRequest
-	107, // 31: persys.cluster.v1.ApplyStreamResponse.result:type_name -> persys.control.v1.ApplyWorkloadResponse
-	108, // 32: persys.cluster.v1.NodeActionResponse.node:type_name -> persys.control.v1.NodeView
-	51,  // 33: persys.cluster.v1.NodeActionResponse.moves:type_name -> persys.cluster.v1.PlannedMove
-	56,  // 34: persys.cluster.v1.ExecRequest.open:type_name -> persys.cluster.v1.ExecOpen
-	57,  // 35: persys.cluster.v1.ExecRequest.resize:type_name -> persys.cluster.v1.TerminalSize
-	57,  // 36: persys.cluster.v1.ExecOpen.size:type_name -> persys.cluster.v1.TerminalSize
-	59,  // 37: persys.cluster.v1.ExecResponse.opened:type_name -> persys.cluster.v1.ExecOpened
-	54,  // 38: persys.cluster.v1.ExecResponse.output:type_name -> persys.cluster.v1.LogChunk
-	60,  // 39: persys.cluster.v1.ExecResponse.exit:type_name -> persys.cluster.v1.ExecExit
-	102, // 40: persys.cluster.v1.RecordSessionRequest.details:type_name -> persys.cluster.v1.RecordSessionRequest.DetailsEntry
-	103, // 41: persys.cluster.v1.Action.created_at:type_name -> google.protobuf.Timestamp
-	103, // 42: persys.cluster.v1.Action.started_at:type_name -> google.protobuf.Timestamp
-	103, // 43: persys.cluster.v1.Action.ended_at:type_name -> google.protobuf.Timestamp
-	64,  // 44: persys.cluster.v1.ListActionsResponse.actions:type_name -> persys.cluster.v1.Action
-	103, // 45: persys.cluster.v1.BackupInfo.at:type_name -> google.protobuf.Timestamp
-	73,  // 46: persys.cluster.v1.CreateBackupResponse.info:type_name -> persys.cluster.v1.BackupInfo
-	73,  // 47: persys.cluster.v1.RestoreBackupResponse.backup:type_name -> persys.cluster.v1.BackupInfo
-	73,  // 48: persys.cluster.v1.RestoreBackupResponse.present:type_name -> persys.cluster.v1.BackupInfo
-	78,  // 49: persys.cluster.v1.MirrorContent.problems:type_name -> persys.cluster.v1.MirrorProblem
-	103, // 50: persys.cluster.v1.RecoveryResponse.mode_changed_at:type_name -> google.protobuf.Timestamp
-	77,  // 51: persys.cluster.v1.RecoveryResponse.content:type_name -> persys.cluster.v1.MirrorContent
-	73,  // 52: persys.cluster.v1.RecoveryResponse.present:type_name -> persys.cluster.v1.BackupInfo
-	83,  // 53: persys.cluster.v1.RestoreMirrorResponse.differences:type_name -> persys.cluster.v1.KeyDifference
-	77,  // 54: persys.cluster.v1.ImportMirrorResponse.content:type_name -> persys.cluster.v1.MirrorContent
-	76,  // 55: persys.cluster.v1.ImportMirrorResponse.change:type_name -> persys.cluster.v1.RestoreBackupResponse
-	103, // 56: persys.cluster.v1.Drift.detected_at:type_name -> google.protobuf.Timestamp
-	87,  // 57: persys.cluster.v1.ListDriftsResponse.drifts:type_name -> persys.cluster.v1.Drift
-	106, // 58: persys.cluster.v1.AdoptDriftRequest.workload:type_name -> persys.control.v1.ApplyWorkloadRequest
-	94,  // 59: persys.cluster.v1.CollectGarbageResponse.items:type_name -> persys.cluster.v1.Garbage
-	97,  // 60: persys.cluster.v1.ListVolumesResponse.volumes:type_name -> persys.cluster.v1.Volume
-	98,  // 61: persys.cluster.v1.ListVolumesResponse.problems:type_name -> persys.cluster.v1.StorageProblem
-	103, // 62: persys.cluster.v1.Volume.created_at:type_name -> google.protobuf.Timestamp
-	103, // 63: persys.cluster.v1.Volume.released_at:type_name -> google.protobuf.Timestamp
-	28,  // 64: persys.cluster.v1.Cluster.Status:input_type -> persys.cluster.v1.StatusRequest
-	32,  // 65: persys.cluster.v1.Cluster.Events:input_type -> persys.cluster.v1.EventsRequest
-	33,  // 66: persys.cluster.v1.Cluster.WatchWorkloads:input_type -> persys.cluster.v1.WatchWorkloadsRequest
-	35,  // 67: persys.cluster.v1.Cluster.Why:input_type -> persys.cluster.v1.WhyRequest
-	39,  // 68: persys.cluster.v1.Cluster.ApplyWorkloads:input_type -> persys.cluster.v1.ApplyWorkloadsRequest
-	41,  // 69: persys.cluster.v1.Cluster.PlanWorkloads:input_type -> persys.cluster.v1.PlanWorkloadsRequest
-	45,  // 70: persys.cluster.v1.Cluster.ApplyStream:input_type -> persys.cluster.v1.ApplyStreamRequest
-	47,  // 71: persys.cluster.v1.Cluster.CordonNode:input_type -> persys.cluster.v1.CordonNodeRequest
-	48,  // 72: persys.cluster.v1.Cluster.DrainNode:input_type -> persys.cluster.v1.DrainNodeRequest
-	49,  // 73: persys.cluster.v1.Cluster.RemoveNode:input_type -> persys.cluster.v1.RemoveNodeRequest
-	50,  // 74: persys.cluster.v1.Cluster.FenceNode:input_type -> persys.cluster.v1.FenceNodeRequest
-	53,  // 75: persys.cluster.v1.Cluster.Logs:input_type -> persys.cluster.v1.LogsRequest
-	55,  // 76: persys.cluster.v1.Cluster.Exec:input_type -> persys.cluster.v1.ExecRequest
-	61,  // 77: persys.cluster.v1.Cluster.RecordSession:input_type -> persys.cluster.v1.RecordSessionRequest
-	63,  // 78: persys.cluster.v1.Cluster.ListActions:input_type -> persys.cluster.v1.ListActionsRequest
-	66,  // 79: persys.cluster.v1.Cluster.SetMode:input_type -> persys.cluster.v1.SetModeRequest
-	68,  // 80: persys.cluster.v1.Cluster.TransferLeadership:input_type -> persys.cluster.v1.TransferLeadershipRequest
-	70,  // 81: persys.cluster.v1.Cluster.RemoveReplica:input_type -> persys.cluster.v1.RemoveReplicaRequest
-	72,  // 82: persys.cluster.v1.Cluster.CreateBackup:input_type -> persys.cluster.v1.CreateBackupRequest
-	75,  // 83: persys.cluster.v1.Cluster.RestoreBackup:input_type -> persys.cluster.v1.RestoreBackupRequest
-	26,  // 84: persys.cluster.v1.Cluster.ClusterKey:input_type -> persys.cluster.v1.ClusterKeyRequest
-	79,  // 85: persys.cluster.v1.Cluster.Recovery:input_type -> persys.cluster.v1.RecoveryRequest
-	81,  // 86: persys.cluster.v1.Cluster.RestoreMirror:input_type -> persys.cluster.v1.RestoreMirrorRequest
-	84,  // 87: persys.cluster.v1.Cluster.ImportMirror:input_type -> persys.cluster.v1.ImportMirrorRequest
-	86,  // 88: persys.cluster.v1.Cluster.ListDrifts:input_type -> persys.cluster.v1.ListDriftsRequest
-	89,  // 89: persys.cluster.v1.Cluster.AdoptDrift:input_type -> persys.cluster.v1.AdoptDriftRequest
-	90,  // 90: persys.cluster.v1.Cluster.DeleteDrift:input_type -> persys.cluster.v1.DeleteDriftRequest
-	92,  // 91: persys.cluster.v1.Cluster.CollectGarbage:input_type -> persys.cluster.v1.CollectGarbageRequest
-	95,  // 92: persys.cluster.v1.Cluster.ListVolumes:input_type -> persys.cluster.v1.ListVolumesRequest
-	99,  // 93: persys.cluster.v1.Cluster.DeleteVolume:input_type -> persys.cluster.v1.DeleteVolumeRequest
-	0,   // 94: persys.cluster.v1.Trust.Enrol:input_type -> persys.cluster.v1.EnrolRequest
-	2,   // 95: persys.cluster.v1.Trust.Renew:input_type -> persys.cluster.v1.RenewRequest
-	4,   // 96: persys.cluster.v1.Trust.Bundle:input_type -> persys.cluster.v1.BundleRequest
-	7,   // 97: persys.cluster.v1.Trust.CreateToken:input_type -> persys.cluster.v1.CreateTokenRequest
-	10,  // 98: persys.cluster.v1.Trust.ListTokens:input_type -> persys.cluster.v1.ListTokensRequest
-	12,  // 99: persys.cluster.v1.Trust.DeleteToken:input_type -> persys.cluster.v1.DeleteTokenRequest
-	14,  // 100: persys.cluster.v1.Trust.ListIdentities:input_type -> persys.cluster.v1.ListIdentitiesRequest
-	17,  // 101: persys.cluster.v1.Trust.Revoke:input_type -> persys.cluster.v1.RevokeRequest
-	19,  // 102: persys.cluster.v1.Trust.ListAuthorities:input_type -> persys.cluster.v1.ListAuthoritiesRequest
-	22,  // 103: persys.cluster.v1.Trust.PutAuthority:input_type -> persys.cluster.v1.PutAuthorityRequest
-	24,  // 104: persys.cluster.v1.Trust.DropAuthority:input_type -> persys.cluster.v1.DropAuthorityRequest
-	30,  // 105: persys.cluster.v1.Cluster.Status:output_type -> persys.cluster.v1.StatusResponse
-	31,  // 106: persys.cluster.v1.Cluster.Events:output_type -> persys.cluster.v1.Event
-	34,  // 107: persys.cluster.v1.Cluster.WatchWorkloads:output_type -> persys.cluster.v1.WorkloadChange
-	38,  // 108: persys.cluster.v1.Cluster.Why:output_type -> persys.cluster.v1.WhyResponse
-	40,  // 109: persys.cluster.v1.Cluster.ApplyWorkloads:output_type -> persys.cluster.v1.ApplyWorkloadsResponse
-	44,  // 110: persys.cluster.v1.Cluster.PlanWorkloads:output_type -> persys.cluster.v1.PlanWorkloadsResponse
-	46,  // 111: persys.cluster.v1.Cluster.ApplyStream:output_type -> persys.cluster.v1.ApplyStreamResponse
-	52,  // 112: persys.cluster.v1.Cluster.CordonNode:output_type -> persys.cluster.v1.NodeActionResponse
-	52,  // 113: persys.cluster.v1.Cluster.DrainNode:output_type -> persys.cluster.v1.NodeActionResponse
-	52,  // 114: persys.cluster.v1.Cluster.RemoveNode:output_type -> persys.cluster.v1.NodeActionResponse
-	52,  // 115: persys.cluster.v1.Cluster.FenceNode:output_type -> persys.cluster.v1.NodeActionResponse
-	54,  // 116: persys.cluster.v1.Cluster.Logs:output_type -> persys.cluster.v1.LogChunk
-	58,  // 117: persys.cluster.v1.Cluster.Exec:output_type -> persys.cluster.v1.ExecResponse
-	62,  // 118: persys.cluster.v1.Cluster.RecordSession:output_type -> persys.cluster.v1.RecordSessionResponse
-	65,  // 119: persys.cluster.v1.Cluster.ListActions:output_type -> persys.cluster.v1.ListActionsResponse
-	67,  // 120: persys.cluster.v1.Cluster.SetMode:output_type -> persys.cluster.v1.SetModeResponse
-	69,  // 121: persys.cluster.v1.Cluster.TransferLeadership:output_type -> persys.cluster.v1.TransferLeadershipResponse
-	71,  // 122: persys.cluster.v1.Cluster.RemoveReplica:output_type -> persys.cluster.v1.RemoveReplicaResponse
-	74,  // 123: persys.cluster.v1.Cluster.CreateBackup:output_type -> persys.cluster.v1.CreateBackupResponse
-	76,  // 124: persys.cluster.v1.Cluster.RestoreBackup:output_type -> persys.cluster.v1.RestoreBackupResponse
-	27,  // 125: persys.cluster.v1.Cluster.ClusterKey:output_type -> persys.cluster.v1.ClusterKeyResponse
-	80,  // 126: persys.cluster.v1.Cluster.Recovery:output_type -> persys.cluster.v1.RecoveryResponse
-	82,  // 127: persys.cluster.v1.Cluster.RestoreMirror:output_type -> persys.cluster.v1.RestoreMirrorResponse
-	85,  // 128: persys.cluster.v1.Cluster.ImportMirror:output_type -> persys.cluster.v1.ImportMirrorResponse
-	88,  // 129: persys.cluster.v1.Cluster.ListDrifts:output_type -> persys.cluster.v1.ListDriftsResponse
-	91,  // 130: persys.cluster.v1.Cluster.AdoptDrift:output_type -> persys.cluster.v1.DriftActionResponse
-	91,  // 131: persys.cluster.v1.Cluster.DeleteDrift:output_type -> persys.cluster.v1.DriftActionResponse
-	93,  // 132: persys.cluster.v1.Cluster.CollectGarbage:output_type -> persys.cluster.v1.CollectGarbageResponse
-	96,  // 133: persys.cluster.v1.Cluster.ListVolumes:output_type -> persys.cluster.v1.ListVolumesResponse
-	100, // 134: persys.cluster.v1.Cluster.DeleteVolume:output_type -> persys.cluster.v1.DeleteVolumeResponse
-	1,   // 135: persys.cluster.v1.Trust.Enrol:output_type -> persys.cluster.v1.EnrolResponse
-	3,   // 136: persys.cluster.v1.Trust.Renew:output_type -> persys.cluster.v1.RenewResponse
-	5,   // 137: persys.cluster.v1.Trust.Bundle:output_type -> persys.cluster.v1.BundleResponse
-	8,   // 138: persys.cluster.v1.Trust.CreateToken:output_type -> persys.cluster.v1.CreateTokenResponse
-	11,  // 139: persys.cluster.v1.Trust.ListTokens:output_type -> persys.cluster.v1.ListTokensResponse
-	13,  // 140: persys.cluster.v1.Trust.DeleteToken:output_type -> persys.cluster.v1.DeleteTokenResponse
-	16,  // 141: persys.cluster.v1.Trust.ListIdentities:output_type -> persys.cluster.v1.ListIdentitiesResponse
-	18,  // 142: persys.cluster.v1.Trust.Revoke:output_type -> persys.cluster.v1.RevokeResponse
-	21,  // 143: persys.cluster.v1.Trust.ListAuthorities:output_type -> persys.cluster.v1.ListAuthoritiesResponse
-	23,  // 144: persys.cluster.v1.Trust.PutAuthority:output_type -> persys.cluster.v1.PutAuthorityResponse
-	25,  // 145: persys.cluster.v1.Trust.DropAuthority:output_type -> persys.cluster.v1.DropAuthorityResponse
-	105, // [105:146] is the sub-list for method output_type
-	64,  // [64:105] is the sub-list for method input_type
+	8,   // 0: persys.cluster.v1.BundleResponse.revocations:type_name -> persys.cluster.v1.Revocation
+	105, // 1: persys.cluster.v1.Revocation.at:type_name -> google.protobuf.Timestamp
+	11,  // 2: persys.cluster.v1.CreateTokenResponse.info:type_name -> persys.cluster.v1.TokenInfo
+	105, // 3: persys.cluster.v1.TokenInfo.created_at:type_name -> google.protobuf.Timestamp
+	105, // 4: persys.cluster.v1.TokenInfo.expires_at:type_name -> google.protobuf.Timestamp
+	11,  // 5: persys.cluster.v1.ListTokensResponse.tokens:type_name -> persys.cluster.v1.TokenInfo
+	105, // 6: persys.cluster.v1.IdentityInfo.issued_at:type_name -> google.protobuf.Timestamp
+	105, // 7: persys.cluster.v1.IdentityInfo.not_after:type_name -> google.protobuf.Timestamp
+	17,  // 8: persys.cluster.v1.ListIdentitiesResponse.identities:type_name -> persys.cluster.v1.IdentityInfo
+	8,   // 9: persys.cluster.v1.ListIdentitiesResponse.revocations:type_name -> persys.cluster.v1.Revocation
+	105, // 10: persys.cluster.v1.AuthorityInfo.active_at:type_name -> google.protobuf.Timestamp
+	105, // 11: persys.cluster.v1.AuthorityInfo.not_after:type_name -> google.protobuf.Timestamp
+	22,  // 12: persys.cluster.v1.ListAuthoritiesResponse.authorities:type_name -> persys.cluster.v1.AuthorityInfo
+	22,  // 13: persys.cluster.v1.PutAuthorityResponse.authority:type_name -> persys.cluster.v1.AuthorityInfo
+	105, // 14: persys.cluster.v1.StatusResponse.mode_changed_at:type_name -> google.protobuf.Timestamp
+	31,  // 15: persys.cluster.v1.StatusResponse.replicas:type_name -> persys.cluster.v1.Replica
+	105, // 16: persys.cluster.v1.StatusResponse.started_at:type_name -> google.protobuf.Timestamp
+	105, // 17: persys.cluster.v1.Event.at:type_name -> google.protobuf.Timestamp
+	103, // 18: persys.cluster.v1.Event.details:type_name -> persys.cluster.v1.Event.DetailsEntry
+	106, // 19: persys.cluster.v1.WorkloadChange.workload:type_name -> persys.control.v1.WorkloadView
+	39,  // 20: persys.cluster.v1.WhyResponse.counts:type_name -> persys.cluster.v1.ReasonCount
+	38,  // 21: persys.cluster.v1.WhyResponse.nodes:type_name -> persys.cluster.v1.NodeVerdict
+	107, // 22: persys.cluster.v1.WhyResponse.last_actions:type_name -> persys.control.v1.WorkloadAction
+	108, // 23: persys.cluster.v1.ApplyWorkloadsRequest.workloads:type_name -> persys.control.v1.ApplyWorkloadRequest
+	109, // 24: persys.cluster.v1.ApplyWorkloadsResponse.results:type_name -> persys.control.v1.ApplyWorkloadResponse
+	108, // 25: persys.cluster.v1.PlanWorkloadsRequest.workloads:type_name -> persys.control.v1.ApplyWorkloadRequest
+	44,  // 26: persys.cluster.v1.PlannedWorkload.changes:type_name -> persys.cluster.v1.FieldChange
+	39,  // 27: persys.cluster.v1.PlannedWorkload.counts:type_name -> persys.cluster.v1.ReasonCount
+	38,  // 28: persys.cluster.v1.PlannedWorkload.nodes:type_name -> persys.cluster.v1.NodeVerdict
+	45,  // 29: persys.cluster.v1.PlanWorkloadsResponse.workloads:type_name -> persys.cluster.v1.PlannedWorkload
+	108, // 30: persys.cluster.v1.ApplyStreamRequest.apply:type_name -> persys.control.v1.ApplyWorkloadRequest
+	109, // 31: persys.cluster.v1.ApplyStreamResponse.result:type_name -> persys.control.v1.ApplyWorkloadResponse
+	110, // 32: persys.cluster.v1.NodeActionResponse.node:type_name -> persys.control.v1.NodeView
+	53,  // 33: persys.cluster.v1.NodeActionResponse.moves:type_name -> persys.cluster.v1.PlannedMove
+	58,  // 34: persys.cluster.v1.ExecRequest.open:type_name -> persys.cluster.v1.ExecOpen
+	59,  // 35: persys.cluster.v1.ExecRequest.resize:type_name -> persys.cluster.v1.TerminalSize
+	59,  // 36: persys.cluster.v1.ExecOpen.size:type_name -> persys.cluster.v1.TerminalSize
+	61,  // 37: persys.cluster.v1.ExecResponse.opened:type_name -> persys.cluster.v1.ExecOpened
+	56,  // 38: persys.cluster.v1.ExecResponse.output:type_name -> persys.cluster.v1.LogChunk
+	62,  // 39: persys.cluster.v1.ExecResponse.exit:type_name -> persys.cluster.v1.ExecExit
+	104, // 40: persys.cluster.v1.RecordSessionRequest.details:type_name -> persys.cluster.v1.RecordSessionRequest.DetailsEntry
+	105, // 41: persys.cluster.v1.Action.created_at:type_name -> google.protobuf.Timestamp
+	105, // 42: persys.cluster.v1.Action.started_at:type_name -> google.protobuf.Timestamp
+	105, // 43: persys.cluster.v1.Action.ended_at:type_name -> google.protobuf.Timestamp
+	66,  // 44: persys.cluster.v1.ListActionsResponse.actions:type_name -> persys.cluster.v1.Action
+	105, // 45: persys.cluster.v1.BackupInfo.at:type_name -> google.protobuf.Timestamp
+	75,  // 46: persys.cluster.v1.CreateBackupResponse.info:type_name -> persys.cluster.v1.BackupInfo
+	75,  // 47: persys.cluster.v1.RestoreBackupResponse.backup:type_name -> persys.cluster.v1.BackupInfo
+	75,  // 48: persys.cluster.v1.RestoreBackupResponse.present:type_name -> persys.cluster.v1.BackupInfo
+	80,  // 49: persys.cluster.v1.MirrorContent.problems:type_name -> persys.cluster.v1.MirrorProblem
+	105, // 50: persys.cluster.v1.RecoveryResponse.mode_changed_at:type_name -> google.protobuf.Timestamp
+	79,  // 51: persys.cluster.v1.RecoveryResponse.content:type_name -> persys.cluster.v1.MirrorContent
+	75,  // 52: persys.cluster.v1.RecoveryResponse.present:type_name -> persys.cluster.v1.BackupInfo
+	85,  // 53: persys.cluster.v1.RestoreMirrorResponse.differences:type_name -> persys.cluster.v1.KeyDifference
+	79,  // 54: persys.cluster.v1.ImportMirrorResponse.content:type_name -> persys.cluster.v1.MirrorContent
+	78,  // 55: persys.cluster.v1.ImportMirrorResponse.change:type_name -> persys.cluster.v1.RestoreBackupResponse
+	105, // 56: persys.cluster.v1.Drift.detected_at:type_name -> google.protobuf.Timestamp
+	89,  // 57: persys.cluster.v1.ListDriftsResponse.drifts:type_name -> persys.cluster.v1.Drift
+	108, // 58: persys.cluster.v1.AdoptDriftRequest.workload:type_name -> persys.control.v1.ApplyWorkloadRequest
+	96,  // 59: persys.cluster.v1.CollectGarbageResponse.items:type_name -> persys.cluster.v1.Garbage
+	99,  // 60: persys.cluster.v1.ListVolumesResponse.volumes:type_name -> persys.cluster.v1.Volume
+	100, // 61: persys.cluster.v1.ListVolumesResponse.problems:type_name -> persys.cluster.v1.StorageProblem
+	105, // 62: persys.cluster.v1.Volume.created_at:type_name -> google.protobuf.Timestamp
+	105, // 63: persys.cluster.v1.Volume.released_at:type_name -> google.protobuf.Timestamp
+	30,  // 64: persys.cluster.v1.Cluster.Status:input_type -> persys.cluster.v1.StatusRequest
+	34,  // 65: persys.cluster.v1.Cluster.Events:input_type -> persys.cluster.v1.EventsRequest
+	35,  // 66: persys.cluster.v1.Cluster.WatchWorkloads:input_type -> persys.cluster.v1.WatchWorkloadsRequest
+	37,  // 67: persys.cluster.v1.Cluster.Why:input_type -> persys.cluster.v1.WhyRequest
+	41,  // 68: persys.cluster.v1.Cluster.ApplyWorkloads:input_type -> persys.cluster.v1.ApplyWorkloadsRequest
+	43,  // 69: persys.cluster.v1.Cluster.PlanWorkloads:input_type -> persys.cluster.v1.PlanWorkloadsRequest
+	47,  // 70: persys.cluster.v1.Cluster.ApplyStream:input_type -> persys.cluster.v1.ApplyStreamRequest
+	49,  // 71: persys.cluster.v1.Cluster.CordonNode:input_type -> persys.cluster.v1.CordonNodeRequest
+	50,  // 72: persys.cluster.v1.Cluster.DrainNode:input_type -> persys.cluster.v1.DrainNodeRequest
+	51,  // 73: persys.cluster.v1.Cluster.RemoveNode:input_type -> persys.cluster.v1.RemoveNodeRequest
+	52,  // 74: persys.cluster.v1.Cluster.FenceNode:input_type -> persys.cluster.v1.FenceNodeRequest
+	55,  // 75: persys.cluster.v1.Cluster.Logs:input_type -> persys.cluster.v1.LogsRequest
+	57,  // 76: persys.cluster.v1.Cluster.Exec:input_type -> persys.cluster.v1.ExecRequest
+	63,  // 77: persys.cluster.v1.Cluster.RecordSession:input_type -> persys.cluster.v1.RecordSessionRequest
+	65,  // 78: persys.cluster.v1.Cluster.ListActions:input_type -> persys.cluster.v1.ListActionsRequest
+	68,  // 79: persys.cluster.v1.Cluster.SetMode:input_type -> persys.cluster.v1.SetModeRequest
+	70,  // 80: persys.cluster.v1.Cluster.TransferLeadership:input_type -> persys.cluster.v1.TransferLeadershipRequest
+	72,  // 81: persys.cluster.v1.Cluster.RemoveReplica:input_type -> persys.cluster.v1.RemoveReplicaRequest
+	74,  // 82: persys.cluster.v1.Cluster.CreateBackup:input_type -> persys.cluster.v1.CreateBackupRequest
+	77,  // 83: persys.cluster.v1.Cluster.RestoreBackup:input_type -> persys.cluster.v1.RestoreBackupRequest
+	28,  // 84: persys.cluster.v1.Cluster.ClusterKey:input_type -> persys.cluster.v1.ClusterKeyRequest
+	81,  // 85: persys.cluster.v1.Cluster.Recovery:input_type -> persys.cluster.v1.RecoveryRequest
+	83,  // 86: persys.cluster.v1.Cluster.RestoreMirror:input_type -> persys.cluster.v1.RestoreMirrorRequest
+	86,  // 87: persys.cluster.v1.Cluster.ImportMirror:input_type -> persys.cluster.v1.ImportMirrorRequest
+	88,  // 88: persys.cluster.v1.Cluster.ListDrifts:input_type -> persys.cluster.v1.ListDriftsRequest
+	91,  // 89: persys.cluster.v1.Cluster.AdoptDrift:input_type -> persys.cluster.v1.AdoptDriftRequest
+	92,  // 90: persys.cluster.v1.Cluster.DeleteDrift:input_type -> persys.cluster.v1.DeleteDriftRequest
+	94,  // 91: persys.cluster.v1.Cluster.CollectGarbage:input_type -> persys.cluster.v1.CollectGarbageRequest
+	97,  // 92: persys.cluster.v1.Cluster.ListVolumes:input_type -> persys.cluster.v1.ListVolumesRequest
+	101, // 93: persys.cluster.v1.Cluster.DeleteVolume:input_type -> persys.cluster.v1.DeleteVolumeRequest
+	2,   // 94: persys.cluster.v1.Trust.Enrol:input_type -> persys.cluster.v1.EnrolRequest
+	4,   // 95: persys.cluster.v1.Trust.Renew:input_type -> persys.cluster.v1.RenewRequest
+	6,   // 96: persys.cluster.v1.Trust.Bundle:input_type -> persys.cluster.v1.BundleRequest
+	9,   // 97: persys.cluster.v1.Trust.CreateToken:input_type -> persys.cluster.v1.CreateTokenRequest
+	12,  // 98: persys.cluster.v1.Trust.ListTokens:input_type -> persys.cluster.v1.ListTokensRequest
+	14,  // 99: persys.cluster.v1.Trust.DeleteToken:input_type -> persys.cluster.v1.DeleteTokenRequest
+	16,  // 100: persys.cluster.v1.Trust.ListIdentities:input_type -> persys.cluster.v1.ListIdentitiesRequest
+	19,  // 101: persys.cluster.v1.Trust.Revoke:input_type -> persys.cluster.v1.RevokeRequest
+	21,  // 102: persys.cluster.v1.Trust.ListAuthorities:input_type -> persys.cluster.v1.ListAuthoritiesRequest
+	24,  // 103: persys.cluster.v1.Trust.PutAuthority:input_type -> persys.cluster.v1.PutAuthorityRequest
+	26,  // 104: persys.cluster.v1.Trust.DropAuthority:input_type -> persys.cluster.v1.DropAuthorityRequest
+	0,   // 105: persys.cluster.v1.Trust.RotateGossip:input_type -> persys.cluster.v1.RotateGossipRequest
+	32,  // 106: persys.cluster.v1.Cluster.Status:output_type -> persys.cluster.v1.StatusResponse
+	33,  // 107: persys.cluster.v1.Cluster.Events:output_type -> persys.cluster.v1.Event
+	36,  // 108: persys.cluster.v1.Cluster.WatchWorkloads:output_type -> persys.cluster.v1.WorkloadChange
+	40,  // 109: persys.cluster.v1.Cluster.Why:output_type -> persys.cluster.v1.WhyResponse
+	42,  // 110: persys.cluster.v1.Cluster.ApplyWorkloads:output_type -> persys.cluster.v1.ApplyWorkloadsResponse
+	46,  // 111: persys.cluster.v1.Cluster.PlanWorkloads:output_type -> persys.cluster.v1.PlanWorkloadsResponse
+	48,  // 112: persys.cluster.v1.Cluster.ApplyStream:output_type -> persys.cluster.v1.ApplyStreamResponse
+	54,  // 113: persys.cluster.v1.Cluster.CordonNode:output_type -> persys.cluster.v1.NodeActionResponse
+	54,  // 114: persys.cluster.v1.Cluster.DrainNode:output_type -> persys.cluster.v1.NodeActionResponse
+	54,  // 115: persys.cluster.v1.Cluster.RemoveNode:output_type -> persys.cluster.v1.NodeActionResponse
+	54,  // 116: persys.cluster.v1.Cluster.FenceNode:output_type -> persys.cluster.v1.NodeActionResponse
+	56,  // 117: persys.cluster.v1.Cluster.Logs:output_type -> persys.cluster.v1.LogChunk
+	60,  // 118: persys.cluster.v1.Cluster.Exec:output_type -> persys.cluster.v1.ExecResponse
+	64,  // 119: persys.cluster.v1.Cluster.RecordSession:output_type -> persys.cluster.v1.RecordSessionResponse
+	67,  // 120: persys.cluster.v1.Cluster.ListActions:output_type -> persys.cluster.v1.ListActionsResponse
+	69,  // 121: persys.cluster.v1.Cluster.SetMode:output_type -> persys.cluster.v1.SetModeResponse
+	71,  // 122: persys.cluster.v1.Cluster.TransferLeadership:output_type -> persys.cluster.v1.TransferLeadershipResponse
+	73,  // 123: persys.cluster.v1.Cluster.RemoveReplica:output_type -> persys.cluster.v1.RemoveReplicaResponse
+	76,  // 124: persys.cluster.v1.Cluster.CreateBackup:output_type -> persys.cluster.v1.CreateBackupResponse
+	78,  // 125: persys.cluster.v1.Cluster.RestoreBackup:output_type -> persys.cluster.v1.RestoreBackupResponse
+	29,  // 126: persys.cluster.v1.Cluster.ClusterKey:output_type -> persys.cluster.v1.ClusterKeyResponse
+	82,  // 127: persys.cluster.v1.Cluster.Recovery:output_type -> persys.cluster.v1.RecoveryResponse
+	84,  // 128: persys.cluster.v1.Cluster.RestoreMirror:output_type -> persys.cluster.v1.RestoreMirrorResponse
+	87,  // 129: persys.cluster.v1.Cluster.ImportMirror:output_type -> persys.cluster.v1.ImportMirrorResponse
+	90,  // 130: persys.cluster.v1.Cluster.ListDrifts:output_type -> persys.cluster.v1.ListDriftsResponse
+	93,  // 131: persys.cluster.v1.Cluster.AdoptDrift:output_type -> persys.cluster.v1.DriftActionResponse
+	93,  // 132: persys.cluster.v1.Cluster.DeleteDrift:output_type -> persys.cluster.v1.DriftActionResponse
+	95,  // 133: persys.cluster.v1.Cluster.CollectGarbage:output_type -> persys.cluster.v1.CollectGarbageResponse
+	98,  // 134: persys.cluster.v1.Cluster.ListVolumes:output_type -> persys.cluster.v1.ListVolumesResponse
+	102, // 135: persys.cluster.v1.Cluster.DeleteVolume:output_type -> persys.cluster.v1.DeleteVolumeResponse
+	3,   // 136: persys.cluster.v1.Trust.Enrol:output_type -> persys.cluster.v1.EnrolResponse
+	5,   // 137: persys.cluster.v1.Trust.Renew:output_type -> persys.cluster.v1.RenewResponse
+	7,   // 138: persys.cluster.v1.Trust.Bundle:output_type -> persys.cluster.v1.BundleResponse
+	10,  // 139: persys.cluster.v1.Trust.CreateToken:output_type -> persys.cluster.v1.CreateTokenResponse
+	13,  // 140: persys.cluster.v1.Trust.ListTokens:output_type -> persys.cluster.v1.ListTokensResponse
+	15,  // 141: persys.cluster.v1.Trust.DeleteToken:output_type -> persys.cluster.v1.DeleteTokenResponse
+	18,  // 142: persys.cluster.v1.Trust.ListIdentities:output_type -> persys.cluster.v1.ListIdentitiesResponse
+	20,  // 143: persys.cluster.v1.Trust.Revoke:output_type -> persys.cluster.v1.RevokeResponse
+	23,  // 144: persys.cluster.v1.Trust.ListAuthorities:output_type -> persys.cluster.v1.ListAuthoritiesResponse
+	25,  // 145: persys.cluster.v1.Trust.PutAuthority:output_type -> persys.cluster.v1.PutAuthorityResponse
+	27,  // 146: persys.cluster.v1.Trust.DropAuthority:output_type -> persys.cluster.v1.DropAuthorityResponse
+	1,   // 147: persys.cluster.v1.Trust.RotateGossip:output_type -> persys.cluster.v1.RotateGossipResponse
+	106, // [106:148] is the sub-list for method output_type
+	64,  // [64:106] is the sub-list for method input_type
 	64,  // [64:64] is the sub-list for extension type_name
 	64,  // [64:64] is the sub-list for extension extendee
 	0,   // [0:64] is the sub-list for field type_name
@@ -7979,14 +8101,14 @@ func file_api_cluster_v1_cluster_proto_init() {
 	if File_api_cluster_v1_cluster_proto != nil {
 		return
 	}
-	file_api_cluster_v1_cluster_proto_msgTypes[55].OneofWrappers = []any{
+	file_api_cluster_v1_cluster_proto_msgTypes[57].OneofWrappers = []any{
 		(*ExecRequest_Open)(nil),
 		(*ExecRequest_Input)(nil),
 		(*ExecRequest_EndInput)(nil),
 		(*ExecRequest_Resize)(nil),
 		(*ExecRequest_Signal)(nil),
 	}
-	file_api_cluster_v1_cluster_proto_msgTypes[58].OneofWrappers = []any{
+	file_api_cluster_v1_cluster_proto_msgTypes[60].OneofWrappers = []any{
 		(*ExecResponse_Opened)(nil),
 		(*ExecResponse_Output)(nil),
 		(*ExecResponse_Exit)(nil),
@@ -7997,7 +8119,7 @@ func file_api_cluster_v1_cluster_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_api_cluster_v1_cluster_proto_rawDesc), len(file_api_cluster_v1_cluster_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   103,
+			NumMessages:   105,
 			NumExtensions: 0,
 			NumServices:   2,
 		},

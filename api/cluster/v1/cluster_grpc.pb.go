@@ -1293,6 +1293,7 @@ const (
 	Trust_ListAuthorities_FullMethodName = "/persys.cluster.v1.Trust/ListAuthorities"
 	Trust_PutAuthority_FullMethodName    = "/persys.cluster.v1.Trust/PutAuthority"
 	Trust_DropAuthority_FullMethodName   = "/persys.cluster.v1.Trust/DropAuthority"
+	Trust_RotateGossip_FullMethodName    = "/persys.cluster.v1.Trust/RotateGossip"
 )
 
 // TrustClient is the client API for Trust service.
@@ -1319,6 +1320,9 @@ type TrustClient interface {
 	PutAuthority(ctx context.Context, in *PutAuthorityRequest, opts ...grpc.CallOption) (*PutAuthorityResponse, error)
 	// DropAuthority ends the trust in one that issues no more.
 	DropAuthority(ctx context.Context, in *DropAuthorityRequest, opts ...grpc.CallOption) (*DropAuthorityResponse, error)
+	// RotateGossip begins to bring in a new key of gossip. The leader goes on by itself:
+	// all replicas open with it, then seal with it, then forget the former one.
+	RotateGossip(ctx context.Context, in *RotateGossipRequest, opts ...grpc.CallOption) (*RotateGossipResponse, error)
 }
 
 type trustClient struct {
@@ -1439,6 +1443,16 @@ func (c *trustClient) DropAuthority(ctx context.Context, in *DropAuthorityReques
 	return out, nil
 }
 
+func (c *trustClient) RotateGossip(ctx context.Context, in *RotateGossipRequest, opts ...grpc.CallOption) (*RotateGossipResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(RotateGossipResponse)
+	err := c.cc.Invoke(ctx, Trust_RotateGossip_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // TrustServer is the server API for Trust service.
 // All implementations must embed UnimplementedTrustServer
 // for forward compatibility.
@@ -1463,6 +1477,9 @@ type TrustServer interface {
 	PutAuthority(context.Context, *PutAuthorityRequest) (*PutAuthorityResponse, error)
 	// DropAuthority ends the trust in one that issues no more.
 	DropAuthority(context.Context, *DropAuthorityRequest) (*DropAuthorityResponse, error)
+	// RotateGossip begins to bring in a new key of gossip. The leader goes on by itself:
+	// all replicas open with it, then seal with it, then forget the former one.
+	RotateGossip(context.Context, *RotateGossipRequest) (*RotateGossipResponse, error)
 	mustEmbedUnimplementedTrustServer()
 }
 
@@ -1505,6 +1522,9 @@ func (UnimplementedTrustServer) PutAuthority(context.Context, *PutAuthorityReque
 }
 func (UnimplementedTrustServer) DropAuthority(context.Context, *DropAuthorityRequest) (*DropAuthorityResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method DropAuthority not implemented")
+}
+func (UnimplementedTrustServer) RotateGossip(context.Context, *RotateGossipRequest) (*RotateGossipResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method RotateGossip not implemented")
 }
 func (UnimplementedTrustServer) mustEmbedUnimplementedTrustServer() {}
 func (UnimplementedTrustServer) testEmbeddedByValue()               {}
@@ -1725,6 +1745,24 @@ func _Trust_DropAuthority_Handler(srv interface{}, ctx context.Context, dec func
 	return interceptor(ctx, in, info, handler)
 }
 
+func _Trust_RotateGossip_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(RotateGossipRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(TrustServer).RotateGossip(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Trust_RotateGossip_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(TrustServer).RotateGossip(ctx, req.(*RotateGossipRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // Trust_ServiceDesc is the grpc.ServiceDesc for Trust service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -1775,6 +1813,10 @@ var Trust_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "DropAuthority",
 			Handler:    _Trust_DropAuthority_Handler,
+		},
+		{
+			MethodName: "RotateGossip",
+			Handler:    _Trust_RotateGossip_Handler,
 		},
 	},
 	Streams:  []grpc.StreamDesc{},

@@ -305,6 +305,7 @@ type Command struct {
 	//	*Command_SetDrifts
 	//	*Command_AdoptDrift
 	//	*Command_DropOrphan
+	//	*Command_SetGossipRing
 	Body          isCommand_Body `protobuf_oneof:"body"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -669,6 +670,15 @@ func (x *Command) GetDropOrphan() *DropOrphan {
 	return nil
 }
 
+func (x *Command) GetSetGossipRing() *SetGossipRing {
+	if x != nil {
+		if x, ok := x.Body.(*Command_SetGossipRing); ok {
+			return x.SetGossipRing
+		}
+	}
+	return nil
+}
+
 type isCommand_Body interface {
 	isCommand_Body()
 }
@@ -813,6 +823,10 @@ type Command_DropOrphan struct {
 	DropOrphan *DropOrphan `protobuf:"bytes,64,opt,name=drop_orphan,json=dropOrphan,proto3,oneof"`
 }
 
+type Command_SetGossipRing struct {
+	SetGossipRing *SetGossipRing `protobuf:"bytes,90,opt,name=set_gossip_ring,json=setGossipRing,proto3,oneof"`
+}
+
 func (*Command_InitCluster) isCommand_Body() {}
 
 func (*Command_PutWorkloads) isCommand_Body() {}
@@ -882,6 +896,8 @@ func (*Command_SetDrifts) isCommand_Body() {}
 func (*Command_AdoptDrift) isCommand_Body() {}
 
 func (*Command_DropOrphan) isCommand_Body() {}
+
+func (*Command_SetGossipRing) isCommand_Body() {}
 
 type Label struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -3426,6 +3442,70 @@ func (x *MirrorAttached) GetEtcdClusterId() uint64 {
 	return 0
 }
 
+// SetGossipRing replaces the keys of gossip. They are sealed under the cluster key:
+// the state machine sees nothing but their change.
+type SetGossipRing struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The version that was looked at; another one is there now = refused.
+	IfVersion uint64 `protobuf:"varint,1,opt,name=if_version,json=ifVersion,proto3" json:"if_version,omitempty"`
+	Sealed    string `protobuf:"bytes,2,opt,name=sealed,proto3" json:"sealed,omitempty"` // pki.GossipRing, at most 4 KiB
+	// For the event: what this changes, at most 128 bytes.
+	Step          string `protobuf:"bytes,3,opt,name=step,proto3" json:"step,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SetGossipRing) Reset() {
+	*x = SetGossipRing{}
+	mi := &file_api_command_v1_command_proto_msgTypes[43]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SetGossipRing) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SetGossipRing) ProtoMessage() {}
+
+func (x *SetGossipRing) ProtoReflect() protoreflect.Message {
+	mi := &file_api_command_v1_command_proto_msgTypes[43]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SetGossipRing.ProtoReflect.Descriptor instead.
+func (*SetGossipRing) Descriptor() ([]byte, []int) {
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{43}
+}
+
+func (x *SetGossipRing) GetIfVersion() uint64 {
+	if x != nil {
+		return x.IfVersion
+	}
+	return 0
+}
+
+func (x *SetGossipRing) GetSealed() string {
+	if x != nil {
+		return x.Sealed
+	}
+	return ""
+}
+
+func (x *SetGossipRing) GetStep() string {
+	if x != nil {
+		return x.Step
+	}
+	return ""
+}
+
 // PinClusterKey says which cluster key seals this cluster's secrets. The first
 // one stands; the key itself never travels through the log.
 type PinClusterKey struct {
@@ -3437,7 +3517,7 @@ type PinClusterKey struct {
 
 func (x *PinClusterKey) Reset() {
 	*x = PinClusterKey{}
-	mi := &file_api_command_v1_command_proto_msgTypes[43]
+	mi := &file_api_command_v1_command_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3449,7 +3529,7 @@ func (x *PinClusterKey) String() string {
 func (*PinClusterKey) ProtoMessage() {}
 
 func (x *PinClusterKey) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[43]
+	mi := &file_api_command_v1_command_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3462,7 +3542,7 @@ func (x *PinClusterKey) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PinClusterKey.ProtoReflect.Descriptor instead.
 func (*PinClusterKey) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{43}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *PinClusterKey) GetKeyId() string {
@@ -3494,7 +3574,7 @@ type PutAuthority struct {
 
 func (x *PutAuthority) Reset() {
 	*x = PutAuthority{}
-	mi := &file_api_command_v1_command_proto_msgTypes[44]
+	mi := &file_api_command_v1_command_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3506,7 +3586,7 @@ func (x *PutAuthority) String() string {
 func (*PutAuthority) ProtoMessage() {}
 
 func (x *PutAuthority) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[44]
+	mi := &file_api_command_v1_command_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3519,7 +3599,7 @@ func (x *PutAuthority) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PutAuthority.ProtoReflect.Descriptor instead.
 func (*PutAuthority) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{44}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *PutAuthority) GetId() string {
@@ -3580,7 +3660,7 @@ type DropAuthority struct {
 
 func (x *DropAuthority) Reset() {
 	*x = DropAuthority{}
-	mi := &file_api_command_v1_command_proto_msgTypes[45]
+	mi := &file_api_command_v1_command_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3592,7 +3672,7 @@ func (x *DropAuthority) String() string {
 func (*DropAuthority) ProtoMessage() {}
 
 func (x *DropAuthority) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[45]
+	mi := &file_api_command_v1_command_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3605,7 +3685,7 @@ func (x *DropAuthority) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DropAuthority.ProtoReflect.Descriptor instead.
 func (*DropAuthority) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{45}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *DropAuthority) GetId() string {
@@ -3635,7 +3715,7 @@ type PutToken struct {
 
 func (x *PutToken) Reset() {
 	*x = PutToken{}
-	mi := &file_api_command_v1_command_proto_msgTypes[46]
+	mi := &file_api_command_v1_command_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3647,7 +3727,7 @@ func (x *PutToken) String() string {
 func (*PutToken) ProtoMessage() {}
 
 func (x *PutToken) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[46]
+	mi := &file_api_command_v1_command_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3660,7 +3740,7 @@ func (x *PutToken) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PutToken.ProtoReflect.Descriptor instead.
 func (*PutToken) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{46}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *PutToken) GetId() string {
@@ -3721,7 +3801,7 @@ type DropToken struct {
 
 func (x *DropToken) Reset() {
 	*x = DropToken{}
-	mi := &file_api_command_v1_command_proto_msgTypes[47]
+	mi := &file_api_command_v1_command_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3733,7 +3813,7 @@ func (x *DropToken) String() string {
 func (*DropToken) ProtoMessage() {}
 
 func (x *DropToken) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[47]
+	mi := &file_api_command_v1_command_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3746,7 +3826,7 @@ func (x *DropToken) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DropToken.ProtoReflect.Descriptor instead.
 func (*DropToken) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{47}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *DropToken) GetId() string {
@@ -3778,7 +3858,7 @@ type Admit struct {
 
 func (x *Admit) Reset() {
 	*x = Admit{}
-	mi := &file_api_command_v1_command_proto_msgTypes[48]
+	mi := &file_api_command_v1_command_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3790,7 +3870,7 @@ func (x *Admit) String() string {
 func (*Admit) ProtoMessage() {}
 
 func (x *Admit) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[48]
+	mi := &file_api_command_v1_command_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3803,7 +3883,7 @@ func (x *Admit) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Admit.ProtoReflect.Descriptor instead.
 func (*Admit) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{48}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *Admit) GetToken() string {
@@ -3883,7 +3963,7 @@ type Revoke struct {
 
 func (x *Revoke) Reset() {
 	*x = Revoke{}
-	mi := &file_api_command_v1_command_proto_msgTypes[49]
+	mi := &file_api_command_v1_command_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3895,7 +3975,7 @@ func (x *Revoke) String() string {
 func (*Revoke) ProtoMessage() {}
 
 func (x *Revoke) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[49]
+	mi := &file_api_command_v1_command_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3908,7 +3988,7 @@ func (x *Revoke) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Revoke.ProtoReflect.Descriptor instead.
 func (*Revoke) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{49}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *Revoke) GetRole() string {
@@ -3956,7 +4036,7 @@ type Audit struct {
 
 func (x *Audit) Reset() {
 	*x = Audit{}
-	mi := &file_api_command_v1_command_proto_msgTypes[50]
+	mi := &file_api_command_v1_command_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3968,7 +4048,7 @@ func (x *Audit) String() string {
 func (*Audit) ProtoMessage() {}
 
 func (x *Audit) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[50]
+	mi := &file_api_command_v1_command_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3981,7 +4061,7 @@ func (x *Audit) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Audit.ProtoReflect.Descriptor instead.
 func (*Audit) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{50}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *Audit) GetType() string {
@@ -4031,7 +4111,7 @@ type Forgiveness struct {
 
 func (x *Forgiveness) Reset() {
 	*x = Forgiveness{}
-	mi := &file_api_command_v1_command_proto_msgTypes[51]
+	mi := &file_api_command_v1_command_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4043,7 +4123,7 @@ func (x *Forgiveness) String() string {
 func (*Forgiveness) ProtoMessage() {}
 
 func (x *Forgiveness) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[51]
+	mi := &file_api_command_v1_command_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4056,7 +4136,7 @@ func (x *Forgiveness) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Forgiveness.ProtoReflect.Descriptor instead.
 func (*Forgiveness) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{51}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *Forgiveness) GetWorkload() string {
@@ -4082,7 +4162,7 @@ type ForgiveFailures struct {
 
 func (x *ForgiveFailures) Reset() {
 	*x = ForgiveFailures{}
-	mi := &file_api_command_v1_command_proto_msgTypes[52]
+	mi := &file_api_command_v1_command_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4094,7 +4174,7 @@ func (x *ForgiveFailures) String() string {
 func (*ForgiveFailures) ProtoMessage() {}
 
 func (x *ForgiveFailures) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[52]
+	mi := &file_api_command_v1_command_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4107,7 +4187,7 @@ func (x *ForgiveFailures) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ForgiveFailures.ProtoReflect.Descriptor instead.
 func (*ForgiveFailures) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{52}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *ForgiveFailures) GetWorkloads() []*Forgiveness {
@@ -4137,7 +4217,7 @@ type AgentAction struct {
 
 func (x *AgentAction) Reset() {
 	*x = AgentAction{}
-	mi := &file_api_command_v1_command_proto_msgTypes[53]
+	mi := &file_api_command_v1_command_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4149,7 +4229,7 @@ func (x *AgentAction) String() string {
 func (*AgentAction) ProtoMessage() {}
 
 func (x *AgentAction) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[53]
+	mi := &file_api_command_v1_command_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4162,7 +4242,7 @@ func (x *AgentAction) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AgentAction.ProtoReflect.Descriptor instead.
 func (*AgentAction) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{53}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *AgentAction) GetTaskId() string {
@@ -4236,7 +4316,7 @@ type RecordActions struct {
 
 func (x *RecordActions) Reset() {
 	*x = RecordActions{}
-	mi := &file_api_command_v1_command_proto_msgTypes[54]
+	mi := &file_api_command_v1_command_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4248,7 +4328,7 @@ func (x *RecordActions) String() string {
 func (*RecordActions) ProtoMessage() {}
 
 func (x *RecordActions) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[54]
+	mi := &file_api_command_v1_command_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4261,7 +4341,7 @@ func (x *RecordActions) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RecordActions.ProtoReflect.Descriptor instead.
 func (*RecordActions) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{54}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *RecordActions) GetNode() string {
@@ -4307,7 +4387,7 @@ type Drift struct {
 
 func (x *Drift) Reset() {
 	*x = Drift{}
-	mi := &file_api_command_v1_command_proto_msgTypes[55]
+	mi := &file_api_command_v1_command_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4319,7 +4399,7 @@ func (x *Drift) String() string {
 func (*Drift) ProtoMessage() {}
 
 func (x *Drift) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[55]
+	mi := &file_api_command_v1_command_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4332,7 +4412,7 @@ func (x *Drift) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Drift.ProtoReflect.Descriptor instead.
 func (*Drift) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{55}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *Drift) GetNode() string {
@@ -4410,7 +4490,7 @@ type DriftRepair struct {
 
 func (x *DriftRepair) Reset() {
 	*x = DriftRepair{}
-	mi := &file_api_command_v1_command_proto_msgTypes[56]
+	mi := &file_api_command_v1_command_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4422,7 +4502,7 @@ func (x *DriftRepair) String() string {
 func (*DriftRepair) ProtoMessage() {}
 
 func (x *DriftRepair) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[56]
+	mi := &file_api_command_v1_command_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4435,7 +4515,7 @@ func (x *DriftRepair) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DriftRepair.ProtoReflect.Descriptor instead.
 func (*DriftRepair) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{56}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *DriftRepair) GetWorkload() string {
@@ -4472,7 +4552,7 @@ type SetDrifts struct {
 
 func (x *SetDrifts) Reset() {
 	*x = SetDrifts{}
-	mi := &file_api_command_v1_command_proto_msgTypes[57]
+	mi := &file_api_command_v1_command_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4484,7 +4564,7 @@ func (x *SetDrifts) String() string {
 func (*SetDrifts) ProtoMessage() {}
 
 func (x *SetDrifts) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[57]
+	mi := &file_api_command_v1_command_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4497,7 +4577,7 @@ func (x *SetDrifts) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetDrifts.ProtoReflect.Descriptor instead.
 func (*SetDrifts) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{57}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *SetDrifts) GetOpen() []*Drift {
@@ -4534,7 +4614,7 @@ type AdoptDrift struct {
 
 func (x *AdoptDrift) Reset() {
 	*x = AdoptDrift{}
-	mi := &file_api_command_v1_command_proto_msgTypes[58]
+	mi := &file_api_command_v1_command_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4546,7 +4626,7 @@ func (x *AdoptDrift) String() string {
 func (*AdoptDrift) ProtoMessage() {}
 
 func (x *AdoptDrift) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[58]
+	mi := &file_api_command_v1_command_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4559,7 +4639,7 @@ func (x *AdoptDrift) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AdoptDrift.ProtoReflect.Descriptor instead.
 func (*AdoptDrift) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{58}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{59}
 }
 
 func (x *AdoptDrift) GetNode() string {
@@ -4594,7 +4674,7 @@ type DropOrphan struct {
 
 func (x *DropOrphan) Reset() {
 	*x = DropOrphan{}
-	mi := &file_api_command_v1_command_proto_msgTypes[59]
+	mi := &file_api_command_v1_command_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4606,7 +4686,7 @@ func (x *DropOrphan) String() string {
 func (*DropOrphan) ProtoMessage() {}
 
 func (x *DropOrphan) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[59]
+	mi := &file_api_command_v1_command_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4619,7 +4699,7 @@ func (x *DropOrphan) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DropOrphan.ProtoReflect.Descriptor instead.
 func (*DropOrphan) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{59}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{60}
 }
 
 func (x *DropOrphan) GetNode() string {
@@ -4649,7 +4729,7 @@ type SnapshotHeader struct {
 
 func (x *SnapshotHeader) Reset() {
 	*x = SnapshotHeader{}
-	mi := &file_api_command_v1_command_proto_msgTypes[60]
+	mi := &file_api_command_v1_command_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4661,7 +4741,7 @@ func (x *SnapshotHeader) String() string {
 func (*SnapshotHeader) ProtoMessage() {}
 
 func (x *SnapshotHeader) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[60]
+	mi := &file_api_command_v1_command_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4674,7 +4754,7 @@ func (x *SnapshotHeader) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SnapshotHeader.ProtoReflect.Descriptor instead.
 func (*SnapshotHeader) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{60}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{61}
 }
 
 func (x *SnapshotHeader) GetMagic() string {
@@ -4730,7 +4810,7 @@ type SnapshotRecord struct {
 
 func (x *SnapshotRecord) Reset() {
 	*x = SnapshotRecord{}
-	mi := &file_api_command_v1_command_proto_msgTypes[61]
+	mi := &file_api_command_v1_command_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4742,7 +4822,7 @@ func (x *SnapshotRecord) String() string {
 func (*SnapshotRecord) ProtoMessage() {}
 
 func (x *SnapshotRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[61]
+	mi := &file_api_command_v1_command_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4755,7 +4835,7 @@ func (x *SnapshotRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SnapshotRecord.ProtoReflect.Descriptor instead.
 func (*SnapshotRecord) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{61}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{62}
 }
 
 func (x *SnapshotRecord) GetRecord() isSnapshotRecord_Record {
@@ -4993,7 +5073,7 @@ type NodeAuditRecord struct {
 
 func (x *NodeAuditRecord) Reset() {
 	*x = NodeAuditRecord{}
-	mi := &file_api_command_v1_command_proto_msgTypes[62]
+	mi := &file_api_command_v1_command_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5005,7 +5085,7 @@ func (x *NodeAuditRecord) String() string {
 func (*NodeAuditRecord) ProtoMessage() {}
 
 func (x *NodeAuditRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[62]
+	mi := &file_api_command_v1_command_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5018,7 +5098,7 @@ func (x *NodeAuditRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeAuditRecord.ProtoReflect.Descriptor instead.
 func (*NodeAuditRecord) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{62}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{63}
 }
 
 func (x *NodeAuditRecord) GetNode() string {
@@ -5054,7 +5134,7 @@ type TokenRecord struct {
 
 func (x *TokenRecord) Reset() {
 	*x = TokenRecord{}
-	mi := &file_api_command_v1_command_proto_msgTypes[63]
+	mi := &file_api_command_v1_command_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5066,7 +5146,7 @@ func (x *TokenRecord) String() string {
 func (*TokenRecord) ProtoMessage() {}
 
 func (x *TokenRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[63]
+	mi := &file_api_command_v1_command_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5079,7 +5159,7 @@ func (x *TokenRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TokenRecord.ProtoReflect.Descriptor instead.
 func (*TokenRecord) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{63}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{64}
 }
 
 func (x *TokenRecord) GetToken() *PutToken {
@@ -5115,7 +5195,7 @@ type RevocationRecord struct {
 
 func (x *RevocationRecord) Reset() {
 	*x = RevocationRecord{}
-	mi := &file_api_command_v1_command_proto_msgTypes[64]
+	mi := &file_api_command_v1_command_proto_msgTypes[65]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5127,7 +5207,7 @@ func (x *RevocationRecord) String() string {
 func (*RevocationRecord) ProtoMessage() {}
 
 func (x *RevocationRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[64]
+	mi := &file_api_command_v1_command_proto_msgTypes[65]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5140,7 +5220,7 @@ func (x *RevocationRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevocationRecord.ProtoReflect.Descriptor instead.
 func (*RevocationRecord) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{64}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{65}
 }
 
 func (x *RevocationRecord) GetRevoke() *Revoke {
@@ -5175,7 +5255,7 @@ type SnapshotTrailer struct {
 
 func (x *SnapshotTrailer) Reset() {
 	*x = SnapshotTrailer{}
-	mi := &file_api_command_v1_command_proto_msgTypes[65]
+	mi := &file_api_command_v1_command_proto_msgTypes[66]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5187,7 +5267,7 @@ func (x *SnapshotTrailer) String() string {
 func (*SnapshotTrailer) ProtoMessage() {}
 
 func (x *SnapshotTrailer) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[65]
+	mi := &file_api_command_v1_command_proto_msgTypes[66]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5200,7 +5280,7 @@ func (x *SnapshotTrailer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SnapshotTrailer.ProtoReflect.Descriptor instead.
 func (*SnapshotTrailer) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{65}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{66}
 }
 
 func (x *SnapshotTrailer) GetRecords() uint64 {
@@ -5244,14 +5324,17 @@ type MetaRecord struct {
 	// Id of the cluster key; empty: none is pinned yet.
 	ClusterKeyId string `protobuf:"bytes,20,opt,name=cluster_key_id,json=clusterKeyId,proto3" json:"cluster_key_id,omitempty"`
 	// Advances with every change of authorities, tokens, admissions, revocations.
-	TrustVersion  uint64 `protobuf:"varint,21,opt,name=trust_version,json=trustVersion,proto3" json:"trust_version,omitempty"`
+	TrustVersion uint64 `protobuf:"varint,21,opt,name=trust_version,json=trustVersion,proto3" json:"trust_version,omitempty"`
+	// The keys of gossip, sealed; empty: the one that follows from the cluster key.
+	GossipRing    string `protobuf:"bytes,90,opt,name=gossip_ring,json=gossipRing,proto3" json:"gossip_ring,omitempty"`
+	GossipVersion uint64 `protobuf:"varint,91,opt,name=gossip_version,json=gossipVersion,proto3" json:"gossip_version,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *MetaRecord) Reset() {
 	*x = MetaRecord{}
-	mi := &file_api_command_v1_command_proto_msgTypes[66]
+	mi := &file_api_command_v1_command_proto_msgTypes[67]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5263,7 +5346,7 @@ func (x *MetaRecord) String() string {
 func (*MetaRecord) ProtoMessage() {}
 
 func (x *MetaRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[66]
+	mi := &file_api_command_v1_command_proto_msgTypes[67]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5276,7 +5359,7 @@ func (x *MetaRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MetaRecord.ProtoReflect.Descriptor instead.
 func (*MetaRecord) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{66}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{67}
 }
 
 func (x *MetaRecord) GetClusterId() string {
@@ -5412,6 +5495,20 @@ func (x *MetaRecord) GetTrustVersion() uint64 {
 	return 0
 }
 
+func (x *MetaRecord) GetGossipRing() string {
+	if x != nil {
+		return x.GossipRing
+	}
+	return ""
+}
+
+func (x *MetaRecord) GetGossipVersion() uint64 {
+	if x != nil {
+		return x.GossipVersion
+	}
+	return 0
+}
+
 type WorkloadRecord struct {
 	state           protoimpl.MessageState `protogen:"open.v1"`
 	Put             *WorkloadPut           `protobuf:"bytes,1,opt,name=put,proto3" json:"put,omitempty"`
@@ -5457,7 +5554,7 @@ type WorkloadRecord struct {
 
 func (x *WorkloadRecord) Reset() {
 	*x = WorkloadRecord{}
-	mi := &file_api_command_v1_command_proto_msgTypes[67]
+	mi := &file_api_command_v1_command_proto_msgTypes[68]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5469,7 +5566,7 @@ func (x *WorkloadRecord) String() string {
 func (*WorkloadRecord) ProtoMessage() {}
 
 func (x *WorkloadRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[67]
+	mi := &file_api_command_v1_command_proto_msgTypes[68]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5482,7 +5579,7 @@ func (x *WorkloadRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkloadRecord.ProtoReflect.Descriptor instead.
 func (*WorkloadRecord) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{67}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{68}
 }
 
 func (x *WorkloadRecord) GetPut() *WorkloadPut {
@@ -5711,7 +5808,7 @@ type NodeRecord struct {
 
 func (x *NodeRecord) Reset() {
 	*x = NodeRecord{}
-	mi := &file_api_command_v1_command_proto_msgTypes[68]
+	mi := &file_api_command_v1_command_proto_msgTypes[69]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5723,7 +5820,7 @@ func (x *NodeRecord) String() string {
 func (*NodeRecord) ProtoMessage() {}
 
 func (x *NodeRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[68]
+	mi := &file_api_command_v1_command_proto_msgTypes[69]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5736,7 +5833,7 @@ func (x *NodeRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeRecord.ProtoReflect.Descriptor instead.
 func (*NodeRecord) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{68}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{69}
 }
 
 func (x *NodeRecord) GetFacts() *RegisterNode {
@@ -5846,7 +5943,7 @@ type ResidualRecord struct {
 
 func (x *ResidualRecord) Reset() {
 	*x = ResidualRecord{}
-	mi := &file_api_command_v1_command_proto_msgTypes[69]
+	mi := &file_api_command_v1_command_proto_msgTypes[70]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5858,7 +5955,7 @@ func (x *ResidualRecord) String() string {
 func (*ResidualRecord) ProtoMessage() {}
 
 func (x *ResidualRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[69]
+	mi := &file_api_command_v1_command_proto_msgTypes[70]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5871,7 +5968,7 @@ func (x *ResidualRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResidualRecord.ProtoReflect.Descriptor instead.
 func (*ResidualRecord) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{69}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{70}
 }
 
 func (x *ResidualRecord) GetNode() string {
@@ -5943,7 +6040,7 @@ type GraveRecord struct {
 
 func (x *GraveRecord) Reset() {
 	*x = GraveRecord{}
-	mi := &file_api_command_v1_command_proto_msgTypes[70]
+	mi := &file_api_command_v1_command_proto_msgTypes[71]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5955,7 +6052,7 @@ func (x *GraveRecord) String() string {
 func (*GraveRecord) ProtoMessage() {}
 
 func (x *GraveRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[70]
+	mi := &file_api_command_v1_command_proto_msgTypes[71]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5968,7 +6065,7 @@ func (x *GraveRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GraveRecord.ProtoReflect.Descriptor instead.
 func (*GraveRecord) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{70}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{71}
 }
 
 func (x *GraveRecord) GetWorkload() string {
@@ -6025,7 +6122,7 @@ type ReceiptRecord struct {
 
 func (x *ReceiptRecord) Reset() {
 	*x = ReceiptRecord{}
-	mi := &file_api_command_v1_command_proto_msgTypes[71]
+	mi := &file_api_command_v1_command_proto_msgTypes[72]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6037,7 +6134,7 @@ func (x *ReceiptRecord) String() string {
 func (*ReceiptRecord) ProtoMessage() {}
 
 func (x *ReceiptRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[71]
+	mi := &file_api_command_v1_command_proto_msgTypes[72]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6050,7 +6147,7 @@ func (x *ReceiptRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReceiptRecord.ProtoReflect.Descriptor instead.
 func (*ReceiptRecord) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{71}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{72}
 }
 
 func (x *ReceiptRecord) GetRequest() []byte {
@@ -6094,7 +6191,7 @@ type Outcome struct {
 
 func (x *Outcome) Reset() {
 	*x = Outcome{}
-	mi := &file_api_command_v1_command_proto_msgTypes[72]
+	mi := &file_api_command_v1_command_proto_msgTypes[73]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6106,7 +6203,7 @@ func (x *Outcome) String() string {
 func (*Outcome) ProtoMessage() {}
 
 func (x *Outcome) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[72]
+	mi := &file_api_command_v1_command_proto_msgTypes[73]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6119,7 +6216,7 @@ func (x *Outcome) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Outcome.ProtoReflect.Descriptor instead.
 func (*Outcome) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{72}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{73}
 }
 
 func (x *Outcome) GetKind() uint32 {
@@ -6162,7 +6259,7 @@ type ItemOutcome struct {
 
 func (x *ItemOutcome) Reset() {
 	*x = ItemOutcome{}
-	mi := &file_api_command_v1_command_proto_msgTypes[73]
+	mi := &file_api_command_v1_command_proto_msgTypes[74]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6174,7 +6271,7 @@ func (x *ItemOutcome) String() string {
 func (*ItemOutcome) ProtoMessage() {}
 
 func (x *ItemOutcome) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[73]
+	mi := &file_api_command_v1_command_proto_msgTypes[74]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6187,7 +6284,7 @@ func (x *ItemOutcome) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ItemOutcome.ProtoReflect.Descriptor instead.
 func (*ItemOutcome) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{73}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{74}
 }
 
 func (x *ItemOutcome) GetId() string {
@@ -6236,7 +6333,7 @@ type EventRecord struct {
 
 func (x *EventRecord) Reset() {
 	*x = EventRecord{}
-	mi := &file_api_command_v1_command_proto_msgTypes[74]
+	mi := &file_api_command_v1_command_proto_msgTypes[75]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6248,7 +6345,7 @@ func (x *EventRecord) String() string {
 func (*EventRecord) ProtoMessage() {}
 
 func (x *EventRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[74]
+	mi := &file_api_command_v1_command_proto_msgTypes[75]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6261,7 +6358,7 @@ func (x *EventRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EventRecord.ProtoReflect.Descriptor instead.
 func (*EventRecord) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{74}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{75}
 }
 
 func (x *EventRecord) GetSeq() uint64 {
@@ -6353,7 +6450,7 @@ const file_api_command_v1_command_proto_rawDesc = "" +
 	"\x05epoch\x18\x02 \x01(\v2\x18.persys.command.v1.EpochR\x05epoch\x12\x0e\n" +
 	"\x02at\x18\x03 \x01(\x03R\x02at\x12\x0e\n" +
 	"\x02by\x18\x04 \x01(\tR\x02by\x12\x12\n" +
-	"\x04from\x18\x05 \x01(\tR\x04from\"\xea\x12\n" +
+	"\x04from\x18\x05 \x01(\tR\x04from\"\xb6\x13\n" +
 	"\aCommand\x12+\n" +
 	"\x04head\x18\x01 \x01(\v2\x17.persys.command.v1.HeadR\x04head\x12C\n" +
 	"\finit_cluster\x18\n" +
@@ -6401,7 +6498,8 @@ const file_api_command_v1_command_proto_rawDesc = "" +
 	"\vadopt_drift\x18? \x01(\v2\x1d.persys.command.v1.AdoptDriftH\x00R\n" +
 	"adoptDrift\x12@\n" +
 	"\vdrop_orphan\x18@ \x01(\v2\x1d.persys.command.v1.DropOrphanH\x00R\n" +
-	"dropOrphanB\x06\n" +
+	"dropOrphan\x12J\n" +
+	"\x0fset_gossip_ring\x18Z \x01(\v2 .persys.command.v1.SetGossipRingH\x00R\rsetGossipRingB\x06\n" +
 	"\x04body\"/\n" +
 	"\x05Label\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
@@ -6600,7 +6698,12 @@ const file_api_command_v1_command_proto_rawDesc = "" +
 	"\x05level\x18\x01 \x01(\rR\x05level\"\t\n" +
 	"\aBarrier\"8\n" +
 	"\x0eMirrorAttached\x12&\n" +
-	"\x0fetcd_cluster_id\x18\x01 \x01(\x04R\retcdClusterId\"&\n" +
+	"\x0fetcd_cluster_id\x18\x01 \x01(\x04R\retcdClusterId\"Z\n" +
+	"\rSetGossipRing\x12\x1d\n" +
+	"\n" +
+	"if_version\x18\x01 \x01(\x04R\tifVersion\x12\x16\n" +
+	"\x06sealed\x18\x02 \x01(\tR\x06sealed\x12\x12\n" +
+	"\x04step\x18\x03 \x01(\tR\x04step\"&\n" +
 	"\rPinClusterKey\x12\x15\n" +
 	"\x06key_id\x18\x01 \x01(\tR\x05keyId\"\xb8\x01\n" +
 	"\fPutAuthority\x12\x0e\n" +
@@ -6737,7 +6840,7 @@ const file_api_command_v1_command_proto_rawDesc = "" +
 	"\x02by\x18\x03 \x01(\tR\x02by\"G\n" +
 	"\x0fSnapshotTrailer\x12\x18\n" +
 	"\arecords\x18\x01 \x01(\x04R\arecords\x12\x1a\n" +
-	"\bchecksum\x18\x02 \x01(\x04R\bchecksum\"\xda\x04\n" +
+	"\bchecksum\x18\x02 \x01(\x04R\bchecksum\"\xa2\x05\n" +
 	"\n" +
 	"MetaRecord\x12\x1d\n" +
 	"\n" +
@@ -6764,7 +6867,10 @@ const file_api_command_v1_command_proto_rawDesc = "" +
 	"\vmode_pinned\x18\x11 \x01(\bR\n" +
 	"modePinned\x12$\n" +
 	"\x0ecluster_key_id\x18\x14 \x01(\tR\fclusterKeyId\x12#\n" +
-	"\rtrust_version\x18\x15 \x01(\x04R\ftrustVersion\"\xdb\b\n" +
+	"\rtrust_version\x18\x15 \x01(\x04R\ftrustVersion\x12\x1f\n" +
+	"\vgossip_ring\x18Z \x01(\tR\n" +
+	"gossipRing\x12%\n" +
+	"\x0egossip_version\x18[ \x01(\x04R\rgossipVersion\"\xdb\b\n" +
 	"\x0eWorkloadRecord\x120\n" +
 	"\x03put\x18\x01 \x01(\v2\x1e.persys.command.v1.WorkloadPutR\x03put\x12\x16\n" +
 	"\x06status\x18\x02 \x01(\tR\x06status\x12\x12\n" +
@@ -6881,7 +6987,7 @@ func file_api_command_v1_command_proto_rawDescGZIP() []byte {
 	return file_api_command_v1_command_proto_rawDescData
 }
 
-var file_api_command_v1_command_proto_msgTypes = make([]protoimpl.MessageInfo, 75)
+var file_api_command_v1_command_proto_msgTypes = make([]protoimpl.MessageInfo, 76)
 var file_api_command_v1_command_proto_goTypes = []any{
 	(*Batch)(nil),            // 0: persys.command.v1.Batch
 	(*Epoch)(nil),            // 1: persys.command.v1.Epoch
@@ -6926,144 +7032,146 @@ var file_api_command_v1_command_proto_goTypes = []any{
 	(*SetFeatureLevel)(nil),  // 40: persys.command.v1.SetFeatureLevel
 	(*Barrier)(nil),          // 41: persys.command.v1.Barrier
 	(*MirrorAttached)(nil),   // 42: persys.command.v1.MirrorAttached
-	(*PinClusterKey)(nil),    // 43: persys.command.v1.PinClusterKey
-	(*PutAuthority)(nil),     // 44: persys.command.v1.PutAuthority
-	(*DropAuthority)(nil),    // 45: persys.command.v1.DropAuthority
-	(*PutToken)(nil),         // 46: persys.command.v1.PutToken
-	(*DropToken)(nil),        // 47: persys.command.v1.DropToken
-	(*Admit)(nil),            // 48: persys.command.v1.Admit
-	(*Revoke)(nil),           // 49: persys.command.v1.Revoke
-	(*Audit)(nil),            // 50: persys.command.v1.Audit
-	(*Forgiveness)(nil),      // 51: persys.command.v1.Forgiveness
-	(*ForgiveFailures)(nil),  // 52: persys.command.v1.ForgiveFailures
-	(*AgentAction)(nil),      // 53: persys.command.v1.AgentAction
-	(*RecordActions)(nil),    // 54: persys.command.v1.RecordActions
-	(*Drift)(nil),            // 55: persys.command.v1.Drift
-	(*DriftRepair)(nil),      // 56: persys.command.v1.DriftRepair
-	(*SetDrifts)(nil),        // 57: persys.command.v1.SetDrifts
-	(*AdoptDrift)(nil),       // 58: persys.command.v1.AdoptDrift
-	(*DropOrphan)(nil),       // 59: persys.command.v1.DropOrphan
-	(*SnapshotHeader)(nil),   // 60: persys.command.v1.SnapshotHeader
-	(*SnapshotRecord)(nil),   // 61: persys.command.v1.SnapshotRecord
-	(*NodeAuditRecord)(nil),  // 62: persys.command.v1.NodeAuditRecord
-	(*TokenRecord)(nil),      // 63: persys.command.v1.TokenRecord
-	(*RevocationRecord)(nil), // 64: persys.command.v1.RevocationRecord
-	(*SnapshotTrailer)(nil),  // 65: persys.command.v1.SnapshotTrailer
-	(*MetaRecord)(nil),       // 66: persys.command.v1.MetaRecord
-	(*WorkloadRecord)(nil),   // 67: persys.command.v1.WorkloadRecord
-	(*NodeRecord)(nil),       // 68: persys.command.v1.NodeRecord
-	(*ResidualRecord)(nil),   // 69: persys.command.v1.ResidualRecord
-	(*GraveRecord)(nil),      // 70: persys.command.v1.GraveRecord
-	(*ReceiptRecord)(nil),    // 71: persys.command.v1.ReceiptRecord
-	(*Outcome)(nil),          // 72: persys.command.v1.Outcome
-	(*ItemOutcome)(nil),      // 73: persys.command.v1.ItemOutcome
-	(*EventRecord)(nil),      // 74: persys.command.v1.EventRecord
+	(*SetGossipRing)(nil),    // 43: persys.command.v1.SetGossipRing
+	(*PinClusterKey)(nil),    // 44: persys.command.v1.PinClusterKey
+	(*PutAuthority)(nil),     // 45: persys.command.v1.PutAuthority
+	(*DropAuthority)(nil),    // 46: persys.command.v1.DropAuthority
+	(*PutToken)(nil),         // 47: persys.command.v1.PutToken
+	(*DropToken)(nil),        // 48: persys.command.v1.DropToken
+	(*Admit)(nil),            // 49: persys.command.v1.Admit
+	(*Revoke)(nil),           // 50: persys.command.v1.Revoke
+	(*Audit)(nil),            // 51: persys.command.v1.Audit
+	(*Forgiveness)(nil),      // 52: persys.command.v1.Forgiveness
+	(*ForgiveFailures)(nil),  // 53: persys.command.v1.ForgiveFailures
+	(*AgentAction)(nil),      // 54: persys.command.v1.AgentAction
+	(*RecordActions)(nil),    // 55: persys.command.v1.RecordActions
+	(*Drift)(nil),            // 56: persys.command.v1.Drift
+	(*DriftRepair)(nil),      // 57: persys.command.v1.DriftRepair
+	(*SetDrifts)(nil),        // 58: persys.command.v1.SetDrifts
+	(*AdoptDrift)(nil),       // 59: persys.command.v1.AdoptDrift
+	(*DropOrphan)(nil),       // 60: persys.command.v1.DropOrphan
+	(*SnapshotHeader)(nil),   // 61: persys.command.v1.SnapshotHeader
+	(*SnapshotRecord)(nil),   // 62: persys.command.v1.SnapshotRecord
+	(*NodeAuditRecord)(nil),  // 63: persys.command.v1.NodeAuditRecord
+	(*TokenRecord)(nil),      // 64: persys.command.v1.TokenRecord
+	(*RevocationRecord)(nil), // 65: persys.command.v1.RevocationRecord
+	(*SnapshotTrailer)(nil),  // 66: persys.command.v1.SnapshotTrailer
+	(*MetaRecord)(nil),       // 67: persys.command.v1.MetaRecord
+	(*WorkloadRecord)(nil),   // 68: persys.command.v1.WorkloadRecord
+	(*NodeRecord)(nil),       // 69: persys.command.v1.NodeRecord
+	(*ResidualRecord)(nil),   // 70: persys.command.v1.ResidualRecord
+	(*GraveRecord)(nil),      // 71: persys.command.v1.GraveRecord
+	(*ReceiptRecord)(nil),    // 72: persys.command.v1.ReceiptRecord
+	(*Outcome)(nil),          // 73: persys.command.v1.Outcome
+	(*ItemOutcome)(nil),      // 74: persys.command.v1.ItemOutcome
+	(*EventRecord)(nil),      // 75: persys.command.v1.EventRecord
 }
 var file_api_command_v1_command_proto_depIdxs = []int32{
-	4,  // 0: persys.command.v1.Batch.commands:type_name -> persys.command.v1.Command
-	1,  // 1: persys.command.v1.Head.epoch:type_name -> persys.command.v1.Epoch
-	3,  // 2: persys.command.v1.Command.head:type_name -> persys.command.v1.Head
-	11, // 3: persys.command.v1.Command.init_cluster:type_name -> persys.command.v1.InitCluster
-	13, // 4: persys.command.v1.Command.put_workloads:type_name -> persys.command.v1.PutWorkloads
-	14, // 5: persys.command.v1.Command.set_desired:type_name -> persys.command.v1.SetDesired
-	15, // 6: persys.command.v1.Command.delete_workload:type_name -> persys.command.v1.DeleteWorkload
-	16, // 7: persys.command.v1.Command.retry_workload:type_name -> persys.command.v1.RetryWorkload
-	18, // 8: persys.command.v1.Command.register_node:type_name -> persys.command.v1.RegisterNode
-	19, // 9: persys.command.v1.Command.cordon_node:type_name -> persys.command.v1.CordonNode
-	20, // 10: persys.command.v1.Command.drain_node:type_name -> persys.command.v1.DrainNode
-	21, // 11: persys.command.v1.Command.remove_node:type_name -> persys.command.v1.RemoveNode
-	22, // 12: persys.command.v1.Command.fence_node:type_name -> persys.command.v1.FenceNode
-	24, // 13: persys.command.v1.Command.set_node_states:type_name -> persys.command.v1.SetNodeStates
-	26, // 14: persys.command.v1.Command.assign:type_name -> persys.command.v1.Assign
-	28, // 15: persys.command.v1.Command.evict:type_name -> persys.command.v1.Evict
-	30, // 16: persys.command.v1.Command.schedule_retries:type_name -> persys.command.v1.ScheduleRetries
-	32, // 17: persys.command.v1.Command.explain_unplaced:type_name -> persys.command.v1.ExplainUnplaced
-	36, // 18: persys.command.v1.Command.report:type_name -> persys.command.v1.Report
-	37, // 19: persys.command.v1.Command.set_mode:type_name -> persys.command.v1.SetMode
-	38, // 20: persys.command.v1.Command.put_replica:type_name -> persys.command.v1.PutReplica
-	39, // 21: persys.command.v1.Command.remove_replica:type_name -> persys.command.v1.RemoveReplica
-	40, // 22: persys.command.v1.Command.set_feature_level:type_name -> persys.command.v1.SetFeatureLevel
-	41, // 23: persys.command.v1.Command.barrier:type_name -> persys.command.v1.Barrier
-	42, // 24: persys.command.v1.Command.mirror_attached:type_name -> persys.command.v1.MirrorAttached
-	43, // 25: persys.command.v1.Command.pin_cluster_key:type_name -> persys.command.v1.PinClusterKey
-	44, // 26: persys.command.v1.Command.put_authority:type_name -> persys.command.v1.PutAuthority
-	45, // 27: persys.command.v1.Command.drop_authority:type_name -> persys.command.v1.DropAuthority
-	46, // 28: persys.command.v1.Command.put_token:type_name -> persys.command.v1.PutToken
-	47, // 29: persys.command.v1.Command.drop_token:type_name -> persys.command.v1.DropToken
-	48, // 30: persys.command.v1.Command.admit:type_name -> persys.command.v1.Admit
-	49, // 31: persys.command.v1.Command.revoke:type_name -> persys.command.v1.Revoke
-	50, // 32: persys.command.v1.Command.audit:type_name -> persys.command.v1.Audit
-	52, // 33: persys.command.v1.Command.forgive_failures:type_name -> persys.command.v1.ForgiveFailures
-	54, // 34: persys.command.v1.Command.record_actions:type_name -> persys.command.v1.RecordActions
-	57, // 35: persys.command.v1.Command.set_drifts:type_name -> persys.command.v1.SetDrifts
-	58, // 36: persys.command.v1.Command.adopt_drift:type_name -> persys.command.v1.AdoptDrift
-	59, // 37: persys.command.v1.Command.drop_orphan:type_name -> persys.command.v1.DropOrphan
-	8,  // 38: persys.command.v1.Demand.host_ports:type_name -> persys.command.v1.Port
-	5,  // 39: persys.command.v1.Demand.labels:type_name -> persys.command.v1.Label
-	6,  // 40: persys.command.v1.Demand.constraints:type_name -> persys.command.v1.Constraint
-	7,  // 41: persys.command.v1.Demand.tolerations:type_name -> persys.command.v1.Taint
-	10, // 42: persys.command.v1.Demand.port_names:type_name -> persys.command.v1.PortName
-	9,  // 43: persys.command.v1.WorkloadPut.demand:type_name -> persys.command.v1.Demand
-	12, // 44: persys.command.v1.PutWorkloads.workloads:type_name -> persys.command.v1.WorkloadPut
-	17, // 45: persys.command.v1.RegisterNode.pools:type_name -> persys.command.v1.Pool
-	5,  // 46: persys.command.v1.RegisterNode.labels:type_name -> persys.command.v1.Label
-	7,  // 47: persys.command.v1.RegisterNode.taints:type_name -> persys.command.v1.Taint
-	23, // 48: persys.command.v1.SetNodeStates.nodes:type_name -> persys.command.v1.NodeState
-	2,  // 49: persys.command.v1.Assignment.if_generation:type_name -> persys.command.v1.Generation
-	25, // 50: persys.command.v1.Assign.assignments:type_name -> persys.command.v1.Assignment
-	2,  // 51: persys.command.v1.Eviction.if_generation:type_name -> persys.command.v1.Generation
-	27, // 52: persys.command.v1.Evict.evictions:type_name -> persys.command.v1.Eviction
-	2,  // 53: persys.command.v1.Retry.if_generation:type_name -> persys.command.v1.Generation
-	29, // 54: persys.command.v1.ScheduleRetries.retries:type_name -> persys.command.v1.Retry
-	2,  // 55: persys.command.v1.Unplaced.if_generation:type_name -> persys.command.v1.Generation
-	31, // 56: persys.command.v1.ExplainUnplaced.workloads:type_name -> persys.command.v1.Unplaced
-	2,  // 57: persys.command.v1.WorkloadReport.generation:type_name -> persys.command.v1.Generation
-	34, // 58: persys.command.v1.WorkloadReport.ports:type_name -> persys.command.v1.PortBinding
-	35, // 59: persys.command.v1.Report.reports:type_name -> persys.command.v1.WorkloadReport
-	5,  // 60: persys.command.v1.Audit.details:type_name -> persys.command.v1.Label
-	2,  // 61: persys.command.v1.Forgiveness.if_generation:type_name -> persys.command.v1.Generation
-	51, // 62: persys.command.v1.ForgiveFailures.workloads:type_name -> persys.command.v1.Forgiveness
-	53, // 63: persys.command.v1.RecordActions.actions:type_name -> persys.command.v1.AgentAction
-	2,  // 64: persys.command.v1.DriftRepair.if_generation:type_name -> persys.command.v1.Generation
-	55, // 65: persys.command.v1.SetDrifts.open:type_name -> persys.command.v1.Drift
-	55, // 66: persys.command.v1.SetDrifts.closed:type_name -> persys.command.v1.Drift
-	56, // 67: persys.command.v1.SetDrifts.repairs:type_name -> persys.command.v1.DriftRepair
-	12, // 68: persys.command.v1.AdoptDrift.put:type_name -> persys.command.v1.WorkloadPut
-	66, // 69: persys.command.v1.SnapshotRecord.meta:type_name -> persys.command.v1.MetaRecord
-	67, // 70: persys.command.v1.SnapshotRecord.workload:type_name -> persys.command.v1.WorkloadRecord
-	68, // 71: persys.command.v1.SnapshotRecord.node:type_name -> persys.command.v1.NodeRecord
-	69, // 72: persys.command.v1.SnapshotRecord.residual:type_name -> persys.command.v1.ResidualRecord
-	71, // 73: persys.command.v1.SnapshotRecord.receipt:type_name -> persys.command.v1.ReceiptRecord
-	74, // 74: persys.command.v1.SnapshotRecord.event:type_name -> persys.command.v1.EventRecord
-	38, // 75: persys.command.v1.SnapshotRecord.replica:type_name -> persys.command.v1.PutReplica
-	44, // 76: persys.command.v1.SnapshotRecord.authority:type_name -> persys.command.v1.PutAuthority
-	63, // 77: persys.command.v1.SnapshotRecord.token:type_name -> persys.command.v1.TokenRecord
-	48, // 78: persys.command.v1.SnapshotRecord.admitted:type_name -> persys.command.v1.Admit
-	64, // 79: persys.command.v1.SnapshotRecord.revocation:type_name -> persys.command.v1.RevocationRecord
-	70, // 80: persys.command.v1.SnapshotRecord.grave:type_name -> persys.command.v1.GraveRecord
-	62, // 81: persys.command.v1.SnapshotRecord.node_audit:type_name -> persys.command.v1.NodeAuditRecord
-	55, // 82: persys.command.v1.SnapshotRecord.drift:type_name -> persys.command.v1.Drift
-	46, // 83: persys.command.v1.TokenRecord.token:type_name -> persys.command.v1.PutToken
-	49, // 84: persys.command.v1.RevocationRecord.revoke:type_name -> persys.command.v1.Revoke
-	12, // 85: persys.command.v1.WorkloadRecord.put:type_name -> persys.command.v1.WorkloadPut
-	2,  // 86: persys.command.v1.WorkloadRecord.generation:type_name -> persys.command.v1.Generation
-	35, // 87: persys.command.v1.WorkloadRecord.actual:type_name -> persys.command.v1.WorkloadReport
-	8,  // 88: persys.command.v1.WorkloadRecord.former_ports:type_name -> persys.command.v1.Port
-	53, // 89: persys.command.v1.WorkloadRecord.actions:type_name -> persys.command.v1.AgentAction
-	18, // 90: persys.command.v1.NodeRecord.facts:type_name -> persys.command.v1.RegisterNode
-	2,  // 91: persys.command.v1.ResidualRecord.generation:type_name -> persys.command.v1.Generation
-	9,  // 92: persys.command.v1.ResidualRecord.demand:type_name -> persys.command.v1.Demand
-	2,  // 93: persys.command.v1.GraveRecord.generation:type_name -> persys.command.v1.Generation
-	9,  // 94: persys.command.v1.GraveRecord.claims:type_name -> persys.command.v1.Demand
-	72, // 95: persys.command.v1.ReceiptRecord.outcome:type_name -> persys.command.v1.Outcome
-	73, // 96: persys.command.v1.Outcome.items:type_name -> persys.command.v1.ItemOutcome
-	2,  // 97: persys.command.v1.ItemOutcome.generation:type_name -> persys.command.v1.Generation
-	5,  // 98: persys.command.v1.EventRecord.details:type_name -> persys.command.v1.Label
-	99, // [99:99] is the sub-list for method output_type
-	99, // [99:99] is the sub-list for method input_type
-	99, // [99:99] is the sub-list for extension type_name
-	99, // [99:99] is the sub-list for extension extendee
-	0,  // [0:99] is the sub-list for field type_name
+	4,   // 0: persys.command.v1.Batch.commands:type_name -> persys.command.v1.Command
+	1,   // 1: persys.command.v1.Head.epoch:type_name -> persys.command.v1.Epoch
+	3,   // 2: persys.command.v1.Command.head:type_name -> persys.command.v1.Head
+	11,  // 3: persys.command.v1.Command.init_cluster:type_name -> persys.command.v1.InitCluster
+	13,  // 4: persys.command.v1.Command.put_workloads:type_name -> persys.command.v1.PutWorkloads
+	14,  // 5: persys.command.v1.Command.set_desired:type_name -> persys.command.v1.SetDesired
+	15,  // 6: persys.command.v1.Command.delete_workload:type_name -> persys.command.v1.DeleteWorkload
+	16,  // 7: persys.command.v1.Command.retry_workload:type_name -> persys.command.v1.RetryWorkload
+	18,  // 8: persys.command.v1.Command.register_node:type_name -> persys.command.v1.RegisterNode
+	19,  // 9: persys.command.v1.Command.cordon_node:type_name -> persys.command.v1.CordonNode
+	20,  // 10: persys.command.v1.Command.drain_node:type_name -> persys.command.v1.DrainNode
+	21,  // 11: persys.command.v1.Command.remove_node:type_name -> persys.command.v1.RemoveNode
+	22,  // 12: persys.command.v1.Command.fence_node:type_name -> persys.command.v1.FenceNode
+	24,  // 13: persys.command.v1.Command.set_node_states:type_name -> persys.command.v1.SetNodeStates
+	26,  // 14: persys.command.v1.Command.assign:type_name -> persys.command.v1.Assign
+	28,  // 15: persys.command.v1.Command.evict:type_name -> persys.command.v1.Evict
+	30,  // 16: persys.command.v1.Command.schedule_retries:type_name -> persys.command.v1.ScheduleRetries
+	32,  // 17: persys.command.v1.Command.explain_unplaced:type_name -> persys.command.v1.ExplainUnplaced
+	36,  // 18: persys.command.v1.Command.report:type_name -> persys.command.v1.Report
+	37,  // 19: persys.command.v1.Command.set_mode:type_name -> persys.command.v1.SetMode
+	38,  // 20: persys.command.v1.Command.put_replica:type_name -> persys.command.v1.PutReplica
+	39,  // 21: persys.command.v1.Command.remove_replica:type_name -> persys.command.v1.RemoveReplica
+	40,  // 22: persys.command.v1.Command.set_feature_level:type_name -> persys.command.v1.SetFeatureLevel
+	41,  // 23: persys.command.v1.Command.barrier:type_name -> persys.command.v1.Barrier
+	42,  // 24: persys.command.v1.Command.mirror_attached:type_name -> persys.command.v1.MirrorAttached
+	44,  // 25: persys.command.v1.Command.pin_cluster_key:type_name -> persys.command.v1.PinClusterKey
+	45,  // 26: persys.command.v1.Command.put_authority:type_name -> persys.command.v1.PutAuthority
+	46,  // 27: persys.command.v1.Command.drop_authority:type_name -> persys.command.v1.DropAuthority
+	47,  // 28: persys.command.v1.Command.put_token:type_name -> persys.command.v1.PutToken
+	48,  // 29: persys.command.v1.Command.drop_token:type_name -> persys.command.v1.DropToken
+	49,  // 30: persys.command.v1.Command.admit:type_name -> persys.command.v1.Admit
+	50,  // 31: persys.command.v1.Command.revoke:type_name -> persys.command.v1.Revoke
+	51,  // 32: persys.command.v1.Command.audit:type_name -> persys.command.v1.Audit
+	53,  // 33: persys.command.v1.Command.forgive_failures:type_name -> persys.command.v1.ForgiveFailures
+	55,  // 34: persys.command.v1.Command.record_actions:type_name -> persys.command.v1.RecordActions
+	58,  // 35: persys.command.v1.Command.set_drifts:type_name -> persys.command.v1.SetDrifts
+	59,  // 36: persys.command.v1.Command.adopt_drift:type_name -> persys.command.v1.AdoptDrift
+	60,  // 37: persys.command.v1.Command.drop_orphan:type_name -> persys.command.v1.DropOrphan
+	43,  // 38: persys.command.v1.Command.set_gossip_ring:type_name -> persys.command.v1.SetGossipRing
+	8,   // 39: persys.command.v1.Demand.host_ports:type_name -> persys.command.v1.Port
+	5,   // 40: persys.command.v1.Demand.labels:type_name -> persys.command.v1.Label
+	6,   // 41: persys.command.v1.Demand.constraints:type_name -> persys.command.v1.Constraint
+	7,   // 42: persys.command.v1.Demand.tolerations:type_name -> persys.command.v1.Taint
+	10,  // 43: persys.command.v1.Demand.port_names:type_name -> persys.command.v1.PortName
+	9,   // 44: persys.command.v1.WorkloadPut.demand:type_name -> persys.command.v1.Demand
+	12,  // 45: persys.command.v1.PutWorkloads.workloads:type_name -> persys.command.v1.WorkloadPut
+	17,  // 46: persys.command.v1.RegisterNode.pools:type_name -> persys.command.v1.Pool
+	5,   // 47: persys.command.v1.RegisterNode.labels:type_name -> persys.command.v1.Label
+	7,   // 48: persys.command.v1.RegisterNode.taints:type_name -> persys.command.v1.Taint
+	23,  // 49: persys.command.v1.SetNodeStates.nodes:type_name -> persys.command.v1.NodeState
+	2,   // 50: persys.command.v1.Assignment.if_generation:type_name -> persys.command.v1.Generation
+	25,  // 51: persys.command.v1.Assign.assignments:type_name -> persys.command.v1.Assignment
+	2,   // 52: persys.command.v1.Eviction.if_generation:type_name -> persys.command.v1.Generation
+	27,  // 53: persys.command.v1.Evict.evictions:type_name -> persys.command.v1.Eviction
+	2,   // 54: persys.command.v1.Retry.if_generation:type_name -> persys.command.v1.Generation
+	29,  // 55: persys.command.v1.ScheduleRetries.retries:type_name -> persys.command.v1.Retry
+	2,   // 56: persys.command.v1.Unplaced.if_generation:type_name -> persys.command.v1.Generation
+	31,  // 57: persys.command.v1.ExplainUnplaced.workloads:type_name -> persys.command.v1.Unplaced
+	2,   // 58: persys.command.v1.WorkloadReport.generation:type_name -> persys.command.v1.Generation
+	34,  // 59: persys.command.v1.WorkloadReport.ports:type_name -> persys.command.v1.PortBinding
+	35,  // 60: persys.command.v1.Report.reports:type_name -> persys.command.v1.WorkloadReport
+	5,   // 61: persys.command.v1.Audit.details:type_name -> persys.command.v1.Label
+	2,   // 62: persys.command.v1.Forgiveness.if_generation:type_name -> persys.command.v1.Generation
+	52,  // 63: persys.command.v1.ForgiveFailures.workloads:type_name -> persys.command.v1.Forgiveness
+	54,  // 64: persys.command.v1.RecordActions.actions:type_name -> persys.command.v1.AgentAction
+	2,   // 65: persys.command.v1.DriftRepair.if_generation:type_name -> persys.command.v1.Generation
+	56,  // 66: persys.command.v1.SetDrifts.open:type_name -> persys.command.v1.Drift
+	56,  // 67: persys.command.v1.SetDrifts.closed:type_name -> persys.command.v1.Drift
+	57,  // 68: persys.command.v1.SetDrifts.repairs:type_name -> persys.command.v1.DriftRepair
+	12,  // 69: persys.command.v1.AdoptDrift.put:type_name -> persys.command.v1.WorkloadPut
+	67,  // 70: persys.command.v1.SnapshotRecord.meta:type_name -> persys.command.v1.MetaRecord
+	68,  // 71: persys.command.v1.SnapshotRecord.workload:type_name -> persys.command.v1.WorkloadRecord
+	69,  // 72: persys.command.v1.SnapshotRecord.node:type_name -> persys.command.v1.NodeRecord
+	70,  // 73: persys.command.v1.SnapshotRecord.residual:type_name -> persys.command.v1.ResidualRecord
+	72,  // 74: persys.command.v1.SnapshotRecord.receipt:type_name -> persys.command.v1.ReceiptRecord
+	75,  // 75: persys.command.v1.SnapshotRecord.event:type_name -> persys.command.v1.EventRecord
+	38,  // 76: persys.command.v1.SnapshotRecord.replica:type_name -> persys.command.v1.PutReplica
+	45,  // 77: persys.command.v1.SnapshotRecord.authority:type_name -> persys.command.v1.PutAuthority
+	64,  // 78: persys.command.v1.SnapshotRecord.token:type_name -> persys.command.v1.TokenRecord
+	49,  // 79: persys.command.v1.SnapshotRecord.admitted:type_name -> persys.command.v1.Admit
+	65,  // 80: persys.command.v1.SnapshotRecord.revocation:type_name -> persys.command.v1.RevocationRecord
+	71,  // 81: persys.command.v1.SnapshotRecord.grave:type_name -> persys.command.v1.GraveRecord
+	63,  // 82: persys.command.v1.SnapshotRecord.node_audit:type_name -> persys.command.v1.NodeAuditRecord
+	56,  // 83: persys.command.v1.SnapshotRecord.drift:type_name -> persys.command.v1.Drift
+	47,  // 84: persys.command.v1.TokenRecord.token:type_name -> persys.command.v1.PutToken
+	50,  // 85: persys.command.v1.RevocationRecord.revoke:type_name -> persys.command.v1.Revoke
+	12,  // 86: persys.command.v1.WorkloadRecord.put:type_name -> persys.command.v1.WorkloadPut
+	2,   // 87: persys.command.v1.WorkloadRecord.generation:type_name -> persys.command.v1.Generation
+	35,  // 88: persys.command.v1.WorkloadRecord.actual:type_name -> persys.command.v1.WorkloadReport
+	8,   // 89: persys.command.v1.WorkloadRecord.former_ports:type_name -> persys.command.v1.Port
+	54,  // 90: persys.command.v1.WorkloadRecord.actions:type_name -> persys.command.v1.AgentAction
+	18,  // 91: persys.command.v1.NodeRecord.facts:type_name -> persys.command.v1.RegisterNode
+	2,   // 92: persys.command.v1.ResidualRecord.generation:type_name -> persys.command.v1.Generation
+	9,   // 93: persys.command.v1.ResidualRecord.demand:type_name -> persys.command.v1.Demand
+	2,   // 94: persys.command.v1.GraveRecord.generation:type_name -> persys.command.v1.Generation
+	9,   // 95: persys.command.v1.GraveRecord.claims:type_name -> persys.command.v1.Demand
+	73,  // 96: persys.command.v1.ReceiptRecord.outcome:type_name -> persys.command.v1.Outcome
+	74,  // 97: persys.command.v1.Outcome.items:type_name -> persys.command.v1.ItemOutcome
+	2,   // 98: persys.command.v1.ItemOutcome.generation:type_name -> persys.command.v1.Generation
+	5,   // 99: persys.command.v1.EventRecord.details:type_name -> persys.command.v1.Label
+	100, // [100:100] is the sub-list for method output_type
+	100, // [100:100] is the sub-list for method input_type
+	100, // [100:100] is the sub-list for extension type_name
+	100, // [100:100] is the sub-list for extension extendee
+	0,   // [0:100] is the sub-list for field type_name
 }
 
 func init() { file_api_command_v1_command_proto_init() }
@@ -7107,8 +7215,9 @@ func file_api_command_v1_command_proto_init() {
 		(*Command_SetDrifts)(nil),
 		(*Command_AdoptDrift)(nil),
 		(*Command_DropOrphan)(nil),
+		(*Command_SetGossipRing)(nil),
 	}
-	file_api_command_v1_command_proto_msgTypes[61].OneofWrappers = []any{
+	file_api_command_v1_command_proto_msgTypes[62].OneofWrappers = []any{
 		(*SnapshotRecord_Meta)(nil),
 		(*SnapshotRecord_Workload)(nil),
 		(*SnapshotRecord_Node)(nil),
@@ -7130,7 +7239,7 @@ func file_api_command_v1_command_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_api_command_v1_command_proto_rawDesc), len(file_api_command_v1_command_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   75,
+			NumMessages:   76,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

@@ -48,6 +48,8 @@ type Joined struct {
 	pki.Membership
 	// ClusterKey is set when a scheduler has just joined.
 	ClusterKey string
+	// GossipRing are the keys of gossip, sealed under it; empty: the first one.
+	GossipRing string
 }
 
 // Join gets an identity for a token, unless there is one that is good. It asks
@@ -91,7 +93,7 @@ func Join(ctx context.Context, o Options) (*Joined, error) {
 		return nil, err
 	}
 	o.Log.Info("joined", "cluster", m.Cluster, "role", m.Role, "name", m.Name, "token", tok.ID)
-	return &Joined{Membership: m, ClusterKey: resp.GetClusterKey()}, nil
+	return &Joined{Membership: m, ClusterKey: resp.GetClusterKey(), GossipRing: resp.GetGossipRing()}, nil
 }
 
 // ask goes round the schedulers of a token. What one of them refuses, the others

@@ -20,6 +20,8 @@ type replica struct {
 	self rpc.Peer
 	news func() // called at every change of leader
 	from *tracer
+	// gossip are the ids of the gossip keys that are installed.
+	gossip func() []string
 
 	mu      sync.Mutex
 	changed chan struct{} // closed at the next change of leader
@@ -124,6 +126,9 @@ func (r *replica) Restore(ctx context.Context, build func(fsm.State) (fsm.State,
 
 func (r *replica) Describe(out *clusterv1.StatusResponse) {
 	st := r.node.Status()
+	if r.gossip != nil {
+		out.GossipKeys = r.gossip()
+	}
 	out.Term, out.LastIndex, out.CommitIndex = st.Term, st.LastIndex, st.CommitIndex
 	out.LeaderId, out.LeaderAddr = st.Leader.ID, st.Leader.GRPCAddr
 	for _, p := range st.Peers {

@@ -61,6 +61,7 @@ type Replica struct {
 	trust            *trust            // nil = certificates from files, or none
 	vault            *vault.Source     // nil = not from Vault
 	keyFile          pki.KeyFile
+	gossip           gossipKeys
 }
 
 // Start opens every port and the Raft node. Errors name the setting. The caller
@@ -130,7 +131,7 @@ func listen(setting, host string, port int) (net.Listener, error) {
 
 func (r *Replica) openNode(ctx context.Context) error {
 	cfg := &r.cfg
-	gossipKey, err := r.gossipKey()
+	gossipKey, gossipKeys, err := r.gossipKey()
 	if err != nil {
 		return err
 	}
@@ -150,6 +151,7 @@ func (r *Replica) openNode(ctx context.Context) error {
 		ClusterID:       cfg.ClusterID,
 		Shard:           cfg.Shard,
 		GossipKey:       gossipKey,
+		GossipKeys:      gossipKeys,
 		Timing:          cluster.Timing{Heartbeat: cfg.RaftHeartbeat},
 		Logger:          r.log,
 		Version:         r.version,
@@ -163,27 +165,33 @@ func (r *Replica) openNode(ctx context.Context) error {
 	return cfg.advise(err)
 }
 
-// gossipKey comes from the cluster key where the operator has put one before the
-// first start; gossip is only hints, and each is verified over the Raft port.
-func (r *Replica) gossipKey() ([]byte, error) {
+// gossipKey is the key that gossip begins with, and those that open beside it; gossip is
+// only hints, and each is verified over the Raft port.
+func (r *Replica) gossipKey() (seals []byte, all [][]byte, err error) {
 	if r.cfg.Insecure {
-		return nil, nil
+		return nil, nil, nil
 	}
 	key, err := r.keyFile.Load()
 	if errors.Is(err, os.ErrNotExist) {
-		return nil, fmt.Errorf("SCHEDULER_CLUSTER_KEY_FILE %q does not exist: make one with `persysctl cluster-key create FILE` and copy it to every scheduler", r.cfg.ClusterKey)
+		return nil, nil, fmt.Errorf("SCHEDULER_CLUSTER_KEY_FILE %q does not exist: make one with `persysctl cluster-key create FILE` and copy it to every scheduler", r.cfg.ClusterKey)
 	}
 	if err != nil {
-		return nil, fmt.Errorf("SCHEDULER_CLUSTER_KEY_FILE: %w", err)
+		return nil, nil, fmt.Errorf("SCHEDULER_CLUSTER_KEY_FILE: %w", err)
 	}
-	return key.GossipKey(), nil
+	ring, err := r.gossipRing(key)
+	if err != nil {
+		return nil, nil, err
+	}
+	r.gossip.ids = ringIDs(ring)
+	seals, all = ring.Raw(key)
+	return seals, all, nil
 }
 
 func (r *Replica) openServer() error {
 	cfg := &r.cfg
 	self := rpc.Peer{ID: r.node.ID(), Name: cfg.Name, GRPCAddr: cfg.grpcAdvertise(r.grpcLis.Addr())}
 	r.adapter = newReplica(r.node, self, r.metrics.leaderChanges.Inc)
-	r.adapter.from = newTracer(r.traces)
+	r.adapter.from, r.adapter.gossip = newTracer(r.traces), r.gossip.installed
 	agentTLS := r.tls
 	if cfg.AgentTLS == "false" {
 		agentTLS = nil

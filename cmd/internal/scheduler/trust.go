@@ -106,6 +106,11 @@ func (t *trust) join(ctx context.Context, c *Config, file pki.KeyFile) error {
 	if j.ClusterKey == "" {
 		return nil
 	}
+	if j.GossipRing != "" {
+		if err := pki.WriteFile(c.gossipRing(), []byte(j.GossipRing), 0o600); err != nil {
+			return err
+		}
+	}
 	if _, err := file.Import(j.ClusterKey); err != nil {
 		return fmt.Errorf("SCHEDULER_CLUSTER_KEY_FILE: %w", err)
 	}
@@ -270,9 +275,12 @@ func (r *Replica) runTrust(ctx context.Context) {
 			if r.trust != nil {
 				err = r.trust.follow(v)
 			}
-			if err == nil {
+			if err = errors.Join(err, r.followGossip(v)); err == nil {
 				version = now
 			}
+		}
+		if err == nil {
+			err = r.advanceGossip(ctx)
 		}
 		if now := time.Now(); err == nil && r.trust != nil && r.cfg.Init && now.After(again) {
 			var done bool

@@ -1,0 +1,128 @@
+package pki
+
+import (
+	"crypto/x509"
+	"encoding/pem"
+	"strings"
+	"testing"
+	"time"
+)
+
+// FuzzKeyFile: whatever a key file holds is an error or a key, and an error never
+// holds what might be one.
+func FuzzKeyFile(f *testing.F) {
+	key, err := NewKey()
+	if err != nil {
+		f.Fatal(err)
+	}
+	wrap := Passphrase("correct horse battery")
+	body, err := wrap.Wrap([]byte(key.Export()))
+	if err != nil {
+		f.Fatal(err)
+	}
+	f.Add(key.Export())
+	f.Add(wrapPrefix + "scrypt." + body)
+	f.Add(wrapPrefix + "scrypt." + body[:20])
+	f.Add(wrapPrefix + "transit.vault:v1:x")
+	f.Add("persys-key-1...")
+	f.Fuzz(func(t *testing.T, text string) {
+		file := KeyFile{Path: "x"}
+		if strings.Count(text, "scrypt") == 1 && len(text) < 400 {
+			file.Wrap = wrap
+		}
+		k, err := file.parse(text)
+		if (k == nil) == (err == nil) {
+			t.Fatalf("%v, %v", k, err)
+		}
+		if err != nil && len(text) > 20 && strings.Contains(err.Error(), text[20:]) && len(text[20:]) > 8 {
+			t.Errorf("the error repeats the file: %v", err)
+		}
+	})
+}
+
+// FuzzSign: a request for a certificate comes from whoever reaches the port.
+func FuzzSign(f *testing.F) {
+	root, err := NewRoot("c1", time.Now())
+	if err != nil {
+		f.Fatal(err)
+	}
+	a, err := root.NewAuthority("c1", time.Now())
+	if err != nil {
+		f.Fatal(err)
+	}
+	for _, hosts := range [][]string{nil, {"node-a", "10.0.0.1"}, {"persys-scheduler"}} {
+		_, csr, err := NewRequest(hosts)
+		if err != nil {
+			f.Fatal(err)
+		}
+		f.Add(csr)
+	}
+	f.Fuzz(func(t *testing.T, csr []byte) {
+		got, err := a.Sign(csr, Identity{Role: RoleAgent, ID: "node-a"}, time.Now(), time.Hour)
+		if err != nil {
+			return
+		}
+		id, err := FromCertificate(got.Cert, DefaultMapping("c1"))
+		if err != nil || id.Role != RoleAgent || id.ID != "node-a" || got.Cert.IsCA || id.Mapped {
+			t.Errorf("signed %v as %v: %v", got.Cert.URIs, id, err)
+		}
+	})
+}
+
+// FuzzParseAuthority: an admin sends one, and it decides what everybody believes.
+func FuzzParseAuthority(f *testing.F) {
+	root, err := NewRoot("c1", time.Now())
+	if err != nil {
+		f.Fatal(err)
+	}
+	a, err := root.NewAuthority("c1", time.Now())
+	if err != nil {
+		f.Fatal(err)
+	}
+	key, err := a.Key()
+	if err != nil {
+		f.Fatal(err)
+	}
+	f.Add(a.Cert.Raw, root.Cert.Raw, key)
+	f.Add(root.Cert.Raw, root.Cert.Raw, key)
+	f.Fuzz(func(t *testing.T, cert, root, key []byte) {
+		if a, err := ParseAuthority(cert, root, key); err == nil && (!a.Cert.IsCA || a.Cert.CheckSignatureFrom(a.Root) != nil) {
+			t.Error("an authority that its root has not signed")
+		}
+	})
+}
+
+// FuzzRoots: the CA bundle is a file, and comes over the network.
+func FuzzRoots(f *testing.F) {
+	root, err := NewRoot("c1", time.Now())
+	if err != nil {
+		f.Fatal(err)
+	}
+	f.Add(EncodeCerts(root.Cert.Raw))
+	f.Add(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: []byte("x")}))
+	f.Add([]byte("-----BEGIN"))
+	f.Fuzz(func(t *testing.T, data []byte) {
+		if pool, err := parseRoots(data); err == nil && pool.Equal(x509.NewCertPool()) {
+			t.Error("no root, and no error")
+		}
+	})
+}
+
+// FuzzRing: what is sealed was made by a scheduler, of whatever version.
+func FuzzRing(f *testing.F) {
+	f.Add([]byte(`{"keys":[{"id":"first"}],"seals":"first"}`))
+	f.Add([]byte(`{"keys":[{"id":"0011223344556677","key":"AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA="}],"seals":"0011223344556677"}`))
+	f.Fuzz(func(t *testing.T, raw []byte) {
+		key, err := keyFrom(make([]byte, keySize))
+		if err != nil {
+			t.Fatal(err)
+		}
+		r, err := parseRing(raw)
+		if err != nil {
+			return
+		}
+		if seals, all := r.Raw(key); len(seals) != keySize || len(all) != len(r.Keys) {
+			t.Errorf("%d bytes seal, %d keys", len(seals), len(all))
+		}
+	})
+}
