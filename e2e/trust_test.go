@@ -239,5 +239,24 @@ func TestFiveCommands(t *testing.T) {
 		_, err := admin.Status(ctx, &clusterv1.StatusRequest{})
 		must(t, err)
 		ctl(t, 0, next.ID()[:12], "ca", "list", "-o", "wide")
+		// Gossip has got a new key with it, and only that one is left.
+		var keys []string
+		must(t, harness.Poll(ctx, time.Minute, "one new key of gossip everywhere", func(ctx context.Context) error {
+			for i, s := range c.Schedulers {
+				st, err := c.Status(ctx, i)
+				if err != nil {
+					return err
+				}
+				if keys = st.GetGossipKeys(); len(keys) != 1 || keys[0] == pki.FirstGossipKey {
+					return fmt.Errorf("%s has %v", s.Name, keys)
+				}
+			}
+			return nil
+		}))
+		// Who starts anew is heard with it, without having been told.
+		follows := follower(t, c)
+		must(t, c.Schedulers[follows].Kill())
+		must(t, c.Schedulers[follows].Start())
+		must(t, c.WaitReady(ctx, 2*settle))
 	})
 }
