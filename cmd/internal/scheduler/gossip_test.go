@@ -1,0 +1,122 @@
+package scheduler
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	clusterv1 "github.com/persys/compute/api/cluster/v1"
+	"github.com/persys/compute/dnsserver"
+	"github.com/persys/compute/pki"
+)
+
+// TestGossipKeyRotates: three replicas with certificates of their own CA bring in a new
+// key of gossip, one after another, while they run; a fourth joins with a token
+// afterwards, and one that starts again is heard.
+func TestGossipKeyRotates(t *testing.T) {
+	dir := t.TempDir()
+	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
+	defer cancel()
+	start := func(name, token string) *Replica {
+		t.Helper()
+		cfg := Config{
+			Name: name, DataDir: filepath.Join(dir, name), Init: token == "", BindAddr: "127.0.0.1", Shard: "default", CertLife: time.Hour,
+			RaftAddr: "127.0.0.1:0", GossipAddr: "127.0.0.1:0", DNSAddr: "127.0.0.1:0", Domain: dnsserver.DefaultDomain, AgentsDomain: dnsserver.DefaultAgentsDomain,
+			TLSCert: defaultCert, HeartbeatInterval: 3 * time.Second, NodeLease: 10 * time.Second, MissingGrace: 15 * time.Second,
+			AgentRPCTimeout: 10 * time.Second, DriftInterval: 30 * time.Second, Policy: "spread", EtcdEndpoints: []string{"none"},
+		}
+		if token != "" {
+			cfg.Join = []string{token}
+		}
+		r, err := Start(ctx, cfg, "test", slog.New(slog.DiscardHandler))
+		if err != nil {
+			t.Fatalf("%s: %v", name, err)
+		}
+		rctx, stop := context.WithCancel(ctx)
+		var wg sync.WaitGroup
+		wg.Go(func() {
+			if err := r.Run(rctx); err != nil {
+				t.Errorf("%s: %v", name, err)
+			}
+		})
+		t.Cleanup(func() { stop(); wg.Wait() })
+		return r
+	}
+	eventually := func(what string, ready func() error) {
+		t.Helper()
+		var err error
+		for {
+			if err = ready(); err == nil {
+				return
+			}
+			select {
+			case <-ctx.Done():
+				t.Fatalf("%s: %v", what, err)
+			case <-time.After(50 * time.Millisecond):
+			}
+		}
+	}
+	first := start("a", "")
+	token := ""
+	eventually("a join token", func() error {
+		raw, err := os.ReadFile(filepath.Join(dir, "a", "admin", "scheduler.token"))
+		token = strings.TrimSpace(string(raw))
+		return err
+	})
+	replicas := []*Replica{first, start("b", token), start("c", token)}
+	alive := func() error {
+		for _, r := range replicas {
+			peers := r.node.Status().Peers
+			if len(peers) != len(replicas) {
+				return fmt.Errorf("%s knows %d replicas of %d", r.cfg.Name, len(peers), len(replicas))
+			}
+			for _, p := range peers {
+				if p.Health != "alive" {
+					return fmt.Errorf("to %s, %s is %s", r.cfg.Name, p.ID, p.Health)
+				}
+			}
+		}
+		return nil
+	}
+	eventually("three replicas that hear each other", alive)
+
+	paths := pki.Kept{Dir: filepath.Join(dir, "a", "admin")}.Paths()
+	files, err := pki.LoadFiles(pki.FilesConfig{CA: paths.CA, Cert: paths.Cert, Key: paths.Key})
+	if err != nil {
+		t.Fatal(err)
+	}
+	cc, err := first.dialSelf(files)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer cc.Close()
+	id := ""
+	eventually("the beginning of a rotation", func() error {
+		r, err := clusterv1.NewTrustClient(cc).RotateGossip(ctx, &clusterv1.RotateGossipRequest{})
+		id = r.GetKeyId()
+		return err
+	})
+	settled := func() error {
+		for _, r := range replicas {
+			if got := r.gossip.installed(); len(got) != 1 || got[0] != id {
+				return fmt.Errorf("%s has %v, want %s alone", r.cfg.Name, got, id)
+			}
+		}
+		return nil
+	}
+	eventually("one new key everywhere", settled)
+	eventually("replicas that hear each other with it", alive)
+	raw, err := os.ReadFile(filepath.Join(dir, "b", "gossip.ring"))
+	if st, serr := os.Stat(filepath.Join(dir, "b", "gossip.ring")); err != nil || serr != nil || st.Mode().Perm() != 0o600 || !strings.HasPrefix(string(raw), "sealed:1:") {
+		t.Errorf("the ring beside the data: %.20q, %v, %v", raw, err, serr)
+	}
+	replicas = append(replicas, start("d", token))
+	eventually("a fourth that has only ever had the new key", settled)
+	eventually("four replicas that hear each other", alive)
+}
