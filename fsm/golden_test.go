@@ -361,6 +361,9 @@ var scenarios = []struct {
 		ring := func(version uint64, sealed, step string) Command {
 			return &commandv1.Command{Body: &commandv1.Command_SetGossipRing{SetGossipRing: &commandv1.SetGossipRing{IfVersion: version, Sealed: sealed, Step: step}}}
 		}
+		w.do(ring(0, "sealed:one", "too early"))
+		w.ok(putReplica("r1", 6))
+		w.ok(setLevel(6))
 		w.do(ring(0, "sealed:one", "opens 1"))
 		w.do(ring(0, "sealed:two", "too late"))
 		w.do(ring(1, "sealed:two", "seals 1"))
