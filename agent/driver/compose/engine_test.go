@@ -179,6 +179,11 @@ func conform(t *testing.T, prefix string, change ...func(*compose.Options)) {
 			return inline("services: {app: {image: 'persys/none:v1', pull_policy: never}}")
 		},
 		Stranger: func(t *testing.T, id driver.ID) func() { return stranger(t, e, id) },
+		Outage: func(t *testing.T, node string) (driver.Driver, func(), func()) {
+			r := mobytest.NewRelay(t, e.cli)
+			d := e.driver(t, node, dir, append(change, func(o *compose.Options) { o.Host = r.Host() })...)
+			return d, r.Cut, func() { r.Restore(t) }
+		},
 		Patience: time.Minute,
 	})
 	left, err := os.ReadDir(dir)

@@ -9,7 +9,9 @@ import (
 	"github.com/moby/moby/api/types/container"
 	"github.com/moby/moby/client"
 	"github.com/persys/compute/agent/driver"
+	"github.com/persys/compute/agent/driver/docker"
 	"github.com/persys/compute/agent/driver/drivertest"
+	"github.com/persys/compute/agent/driver/moby/mobytest"
 	agentv1 "github.com/persys/compute/api/agent/v1"
 )
 
@@ -39,6 +41,11 @@ func TestConformance(t *testing.T) {
 			return wrap(containerBody(newRegistry(t).host() + "/nobody/nothing:v1"))
 		},
 		Stranger: func(t *testing.T, id driver.ID) func() { return stranger(t, e, id) },
+		Outage: func(t *testing.T, node string) (driver.Driver, func(), func()) {
+			r := mobytest.NewRelay(t, e.cli)
+			d := e.driver(t, node, func(o *docker.Options) { o.Host = r.Host() })
+			return d, r.Cut, func() { r.Restore(t) }
+		},
 	})
 }
 

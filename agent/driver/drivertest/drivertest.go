@@ -38,6 +38,9 @@ type Harness struct {
 	Stranger func(t *testing.T, id driver.ID) (untouched func())
 	// Commands can be run in Steady's workload; nil for a driver that is no driver.Execer.
 	Commands *Commands
+	// Outage is Open with an engine that can be cut off and come back; what was under way in it may go
+	// on meanwhile. Nil: there is no way.
+	Outage func(t *testing.T, node string) (d driver.Driver, cut, restore func())
 	// Patience bounds every wait. Default 30 s.
 	Patience time.Duration
 }
@@ -92,6 +95,9 @@ func Run(t *testing.T, h Harness) {
 	}
 	if h.Commands != nil {
 		tests = append(tests, sessionTests...)
+	}
+	if h.Outage != nil {
+		tests = append(tests, outageTests...)
 	}
 	for _, c := range tests {
 		t.Run(c.name, func(t *testing.T) {

@@ -74,6 +74,17 @@ func TestConformance(t *testing.T) {
 						}
 					}
 				},
+				Outage: func(t *testing.T, node string) (driver.Driver, func(), func()) {
+					e := open(t)
+					down := func(reason string) func() {
+						return func() {
+							if err := e.SetDown(reason); err != nil {
+								t.Error(err)
+							}
+						}
+					}
+					return e.Driver(driver.Identity{ClusterID: "c1", NodeID: node}), down("told to"), down("")
+				},
 				Patience: 10 * time.Second,
 			})
 			if pairs := overlaps(t, open(t)); len(pairs) > 0 {

@@ -1,0 +1,133 @@
+package drivertest
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	"github.com/persys/compute/agent/driver"
+)
+
+// outageTests are those of an engine that goes away, and comes back.
+var outageTests = []namedTest{
+	{"an engine that is away is never an empty list", testAway},
+	{"an engine that goes away in the middle of a creation", func(t *testing.T, s *suite) { s.cutDuring(t, "cutnew", nil, 1) }},
+	{"an engine that goes away in the middle of a replacement", func(t *testing.T, s *suite) {
+		s.cutDuring(t, "cutrepl", func(d driver.Driver, spec driver.Spec) error { return d.Ensure(s.ctx, spec) }, 2)
+	}},
+	{"an engine that goes away in the middle of a stop", testCutHalt},
+	{"an engine that goes away in the middle of a removal", testCutRemove},
+}
+
+// moments are how long after the beginning of a step the engine goes away: at once, early, later.
+var moments = []time.Duration{0, 15 * time.Millisecond, 120 * time.Millisecond}
+
+// during makes a call during which the engine goes away, and brings it back. The call must end, one way
+// or the other.
+func (s *suite) during(t *testing.T, after time.Duration, cut, restore func(), call func() error) {
+	t.Helper()
+	done := make(chan error, 1)
+	go func() { done <- call() }()
+	select { // the moment is what is tested: it is no wait for anything
+	case <-time.After(after):
+	case err := <-done:
+		done <- err
+	}
+	cut()
+	select {
+	case err := <-done:
+		t.Logf("cut after %s: %v", after, err)
+		if class := driver.ClassOf(err); err != nil && !class.Transient() {
+			t.Errorf("an engine that went away is class %s: %v", class, err)
+		}
+	case <-time.After(2 * s.Patience):
+		t.Errorf("the call does not end while the engine is away")
+	}
+	restore()
+}
+
+func testAway(t *testing.T, s *suite) {
+	d, cut, restore := s.Outage(t, nodeA)
+	spec := s.spec(t, d, nodeA, "away", s.Steady(1))
+	s.ensure(t, d, spec)
+	before := s.await(t, d, spec.ID, driver.Running)
+	cut()
+	for range 3 {
+		if all, err := d.List(s.ctx); driver.ClassOf(err) != driver.RuntimeUnhealthy {
+			t.Errorf("List while it is away: %d entries, %v", len(all), err)
+		}
+	}
+	if c, _ := d.Probe(s.ctx); c.Healthy {
+		t.Error("Probe finds it healthy while it is away")
+	}
+	wantClass(t, d.Ensure(s.ctx, spec), driver.RuntimeUnhealthy)
+	restore()
+	s.ensure(t, d, spec)
+	after := s.await(t, d, spec.ID, driver.Running)
+	same(t, "an outage", before, after)
+	if !before.StartedAt.Equal(after.StartedAt) {
+		t.Errorf("it was started again: %s, then %s", before.StartedAt, after.StartedAt)
+	}
+}
+
+// cutDuring makes a creation, or with prepare a replacement, go on after an outage.
+func (s *suite) cutDuring(t *testing.T, name string, prepare func(driver.Driver, driver.Spec) error, version int) {
+	for i, after := range moments {
+		d, cut, restore := s.Outage(t, nodeA)
+		spec := s.spec(t, d, nodeA, name+string(rune('a'+i)), s.Steady(1))
+		if prepare != nil {
+			if err := prepare(d, spec); err != nil {
+				t.Fatal(err)
+			}
+			s.await(t, d, spec.ID, driver.Running)
+			spec.Content, spec.Body = spec.Content+"-next", s.Steady(version)
+		}
+		s.during(t, after, cut, restore, func() error { return d.Ensure(s.ctx, spec) })
+		s.ensure(t, d, spec)
+		o := s.await(t, d, spec.ID, driver.Running)
+		if o.Content != spec.Content {
+			t.Errorf("it runs content %q, want %q", o.Content, spec.Content)
+		}
+		s.ensure(t, d, spec)
+		same(t, "another Ensure", o, s.await(t, d, spec.ID, driver.Running))
+	}
+}
+
+func testCutHalt(t *testing.T, s *suite) {
+	d, cut, restore := s.Outage(t, nodeA)
+	spec := s.spec(t, d, nodeA, "cuthalt", s.Steady(1))
+	s.ensure(t, d, spec)
+	before := s.await(t, d, spec.ID, driver.Running)
+	for _, after := range moments {
+		s.during(t, after, cut, restore, func() error { return d.Halt(s.ctx, spec.ID, 2*time.Second) })
+		if err := d.Halt(s.ctx, spec.ID, 2*time.Second); err != nil {
+			t.Fatalf("Halt after the outage: %v", err)
+		}
+		o := s.get(t, d, spec.ID).Under(false)
+		if o.State != driver.Stopped {
+			t.Errorf("after Halt: %s", o.State)
+		}
+		same(t, "Halt", before, o)
+		s.ensure(t, d, spec)
+		s.await(t, d, spec.ID, driver.Running)
+	}
+}
+
+func testCutRemove(t *testing.T, s *suite) {
+	for i, after := range moments {
+		d, cut, restore := s.Outage(t, nodeA)
+		spec := s.spec(t, d, nodeA, "cutgone"+string(rune('a'+i)), s.Steady(1))
+		s.ensure(t, d, spec)
+		s.await(t, d, spec.ID, driver.Running)
+		s.during(t, after, cut, restore, func() error { return d.Remove(s.ctx, spec.ID) })
+		ctx, cancel := context.WithTimeout(s.ctx, s.Patience)
+		err := d.Remove(ctx, spec.ID)
+		cancel()
+		if err != nil {
+			t.Fatalf("Remove after the outage: %v", err)
+		}
+		if o := s.get(t, d, spec.ID); o.State != driver.Absent {
+			t.Errorf("after Remove: %s", o.State)
+		}
+	}
+}

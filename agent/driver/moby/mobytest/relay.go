@@ -1,0 +1,95 @@
+package mobytest
+
+import (
+	"context"
+	"io"
+	"net"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/moby/moby/client"
+)
+
+// Relay stands between a driver and an engine on a Unix socket, and can be cut.
+type Relay struct {
+	path, target string
+
+	mu    sync.Mutex
+	l     net.Listener
+	conns []net.Conn
+	wg    sync.WaitGroup
+}
+
+// NewRelay opens a relay to the engine that cli reaches; it skips the test when that is on no Unix socket.
+func NewRelay(t *testing.T, cli *client.Client) *Relay {
+	t.Helper()
+	target, ok := strings.CutPrefix(cli.DaemonHost(), "unix://")
+	if !ok {
+		t.Skipf("the engine is at %s; this test needs a unix socket", cli.DaemonHost())
+	}
+	r := &Relay{path: filepath.Join(t.TempDir(), "relay.sock"), target: target}
+	if err := r.open(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { r.Cut(); r.wg.Wait() })
+	return r
+}
+
+// Host is where the relay listens, for a driver.
+func (r *Relay) Host() string { return "unix://" + r.path }
+
+// Restore brings the engine back.
+func (r *Relay) Restore(t *testing.T) {
+	t.Helper()
+	if err := r.open(); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func (r *Relay) open() error {
+	l, err := (&net.ListenConfig{}).Listen(context.Background(), "unix", r.path)
+	if err != nil {
+		return err
+	}
+	r.mu.Lock()
+	r.l = l
+	r.mu.Unlock()
+	r.wg.Go(func() {
+		for {
+			in, err := l.Accept()
+			if err != nil {
+				return
+			}
+			out, err := (&net.Dialer{}).DialContext(context.Background(), "unix", r.target)
+			if err != nil {
+				_ = in.Close()
+				continue
+			}
+			r.mu.Lock()
+			cut := r.l != l
+			r.conns = append(r.conns, in, out)
+			r.mu.Unlock()
+			if cut { // it came while the relay was being cut
+				_, _ = in.Close(), out.Close()
+			}
+			r.wg.Go(func() { _, _ = io.Copy(out, in); _ = out.Close() })
+			r.wg.Go(func() { _, _ = io.Copy(in, out); _ = in.Close() })
+		}
+	})
+	return nil
+}
+
+// Cut takes the engine away: connections break, and new ones are refused.
+func (r *Relay) Cut() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.l != nil {
+		_ = r.l.Close()
+	}
+	for _, c := range r.conns {
+		_ = c.Close()
+	}
+	r.l, r.conns = nil, nil
+}
