@@ -202,3 +202,12 @@ func (e *Engine) Publisher(ctx context.Context, port int) string {
 	}
 	return ""
 }
+
+// Environment is what a container's process was given.
+func (e *Engine) Environment(ctx context.Context, id string) ([]string, error) {
+	res, err := e.cli.ContainerInspect(ctx, id, client.ContainerInspectOptions{})
+	if err != nil {
+		return nil, err
+	}
+	return res.Container.Config.Env, nil
+}

@@ -1,0 +1,81 @@
+package e2e
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/persys/compute/e2e/harness"
+)
+
+// Volumes and garbage through a replica that does not lead: listed, refused while in use, deleted when
+// retained; looked for dry, removed, and told as an event with who asked.
+func TestStorageThroughAnyReplica(t *testing.T) {
+	e, image := theEngine(t)
+	c := start(t, harness.Options{Binaries: raced(t), TLS: true, SchedulerEnv: fast(map[string]string{"SCHEDULER_DRIFT_DETECT_INTERVAL": "1s"})})
+	id := onDocker(t, e, c)
+	a := got[*harness.Agent](t)(c.StartAgent(t.Context(), harness.AgentOptions{Env: map[string]string{"PERSYS_GC_ENABLED": "false"}}))
+	dir := filepath.Dir(a.StatePath)
+	at := c.CtlEnv(c.Schedulers[follower(t, c)].GRPC)
+	run := func(args ...string) (string, int) {
+		t.Helper()
+		var out strings.Builder
+		code := got[int](t)(c.RunCtl(t.Context(), at, &out, &out, args...))
+		return out.String(), code
+	}
+	file := filepath.Join(t.TempDir(), "db.yaml")
+	must(t, os.WriteFile(file, []byte("id: db\ncontainer:\n  image: "+image+"\n  managed_volumes: [{name: data, path: /data, retain: Retain}]\n"), 0o600))
+	if out, code := run("apply", "-f", file, "--wait"); code != 0 {
+		t.Fatal(out)
+	}
+	data := filepath.Join(dir, "volumes", "local", "data")
+	if _, err := os.Stat(data); err != nil {
+		t.Fatal(err)
+	}
+	if out, _ := run("volume", "list"); !strings.Contains(out, "local:data") || !strings.Contains(out, "Attached") {
+		t.Errorf("list:\n%s", out)
+	}
+	if out, code := run("volume", "delete", "node-a", "local:data", "--yes"); code == 0 || !strings.Contains(out, "is used by workload db") {
+		t.Errorf("deleting what is in use: exit %d\n%s", code, out)
+	}
+	if out, code := run("delete", "db", "--wait"); code != 0 {
+		t.Fatal(out)
+	}
+	if out, _ := run("volume", "list"); !strings.Contains(out, "Retained") {
+		t.Errorf("list after the delete:\n%s", out)
+	}
+	if out, code := run("volume", "delete", "node-a", "local:data", "--yes"); code != 0 {
+		t.Errorf("exit %d\n%s", code, out)
+	}
+	if _, err := os.Stat(data); !os.IsNotExist(err) {
+		t.Errorf("the volume is left: %v", err)
+	}
+
+	old := filepath.Join(dir, "compose", "old")
+	must(t, os.MkdirAll(old, 0o700))
+	must(t, os.WriteFile(filepath.Join(old, "stack.json"), []byte(`{"workload":"old","cluster_id":"`+id+`","node_id":"node-a"}`), 0o600))
+	if out, code := run("node", "gc", "node-a", "--dry-run"); code != 0 || !strings.Contains(out, "would go") {
+		t.Fatalf("dry run: exit %d\n%s", code, out)
+	}
+	if _, err := os.Stat(old); err != nil {
+		t.Fatal("the dry run removed it")
+	}
+	if out, code := run("node", "gc", "node-a"); code != 0 || !strings.Contains(out, "removed") {
+		t.Fatalf("exit %d\n%s", code, out)
+	}
+	if _, err := os.Stat(old); !os.IsNotExist(err) {
+		t.Errorf("the folder is left: %v", err)
+	}
+	must(t, harness.Poll(t.Context(), settle, "both removals as events", func(context.Context) error {
+		out, _ := run("events", "-o", "json")
+		for _, want := range []string{"project old: the folder of a stack that is gone; asked for by persys://", "volume local:data: deleted on request; asked for by persys://"} {
+			if !strings.Contains(out, want) {
+				return fmt.Errorf("no event says %q", want)
+			}
+		}
+		return nil
+	}))
+}
