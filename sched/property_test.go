@@ -211,7 +211,8 @@ func badReason(w *world, x *fsm.Workload) string {
 	if _, ok := w.state.Node(room); waits && !ok {
 		return "it waits for room on a node that there is not"
 	}
-	if e := Explain(w.state, x, w.tuning); e.Message != said {
+	// What is said of one that room is made for was so before that room was made.
+	if e := Explain(w.state, x, w.tuning); !waits && e.Message != said {
 		return "the nodes say " + e.Message
 	}
 	head, counts, ok := strings.Cut(said, " nodes fit: ")
