@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/moby/moby/api/types/network"
 	"github.com/moby/moby/client"
 
 	"github.com/persys/compute/agent/driver"
@@ -259,6 +260,36 @@ func TestEnvironmentIsInjected(t *testing.T) {
 	})
 	if err != nil {
 		t.Fatal(err)
+	}
+}
+
+// A network can be there twice, when the engine was away while it was asked for it.
+func TestATwinOfANetworkIsDropped(t *testing.T) {
+	b := newBench(t)
+	spec := b.spec("twin", b.one("serve", 1))
+	b.ensure(spec)
+	b.await(spec.ID, driver.Running)
+	if err := b.d.Halt(b.ctx, spec.ID, 0); err != nil {
+		t.Fatal(err)
+	}
+	filters := make(client.Filters).Add("label", driver.LabelWorkload+"="+string(spec.ID))
+	list := func() []network.Summary {
+		t.Helper()
+		res, err := b.cli.NetworkList(b.ctx, client.NetworkListOptions{Filters: filters})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return res.Items
+	}
+	first := list()[0]
+	if _, err := b.cli.NetworkCreate(b.ctx, first.Name, client.NetworkCreateOptions{Driver: first.Driver, Labels: first.Labels}); err != nil {
+		t.Fatal(err)
+	}
+	spec.Content, spec.Body = spec.Content+"-next", b.one("serve", 2)
+	b.ensure(spec)
+	b.await(spec.ID, driver.Running)
+	if n := list(); len(n) != 1 {
+		t.Errorf("%d networks are left", len(n))
 	}
 }
 

@@ -106,6 +106,43 @@ func (d *Driver) projectFor(ctx context.Context, id driver.ID) (string, []member
 
 // Ensure is driver.Driver's. A stack that is up to date costs one call.
 func (d *Driver) Ensure(ctx context.Context, spec driver.Spec) error {
+	err := d.ensure(ctx, spec)
+	if err == nil || !strings.Contains(err.Error(), "is ambiguous") || !d.dropTwins(ctx, spec.ID) {
+		return err
+	}
+	return d.ensure(ctx, spec)
+}
+
+// dropTwins removes networks of a stack's own that have the name of another one of its own, and reports
+// whether there were any. The engine takes a name twice: when its answer to a creation is lost, Compose
+// may ask it for the same network again while it still makes the first.
+func (d *Driver) dropTwins(ctx context.Context, id driver.ID) bool {
+	ctx, cancel := d.eng.Call(ctx)
+	defer cancel()
+	filters := make(client.Filters).Add("label", driver.LabelWorkload+"="+string(id), driver.LabelKind+"="+string(driver.Compose))
+	networks, err := d.eng.Client.NetworkList(ctx, client.NetworkListOptions{Filters: filters})
+	if err != nil {
+		return false
+	}
+	left := map[string]int{}
+	for _, n := range networks.Items {
+		left[n.Name]++
+	}
+	dropped := false
+	for _, n := range networks.Items {
+		if _, ownership := d.of(n.Labels); ownership != driver.Ours || left[n.Name] < 2 {
+			continue
+		}
+		// One that a container is in is refused, and stays.
+		if _, err := d.eng.Client.NetworkRemove(ctx, n.ID, client.NetworkRemoveOptions{}); err == nil {
+			left[n.Name]--
+			dropped = true
+		}
+	}
+	return dropped
+}
+
+func (d *Driver) ensure(ctx context.Context, spec driver.Spec) error {
 	if err := d.identity.Check(spec); err != nil {
 		return err
 	}
