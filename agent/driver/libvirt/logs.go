@@ -61,6 +61,9 @@ func (d *Driver) copyLog(ctx context.Context, name, file string, options driver.
 	}()
 	emit := func(line []byte, at time.Time) error {
 		line = bytes.TrimRight(line, "\r\n")
+		if options.Seen != nil {
+			options.Seen(at)
+		}
 		if options.Timestamps {
 			line = append([]byte(at.UTC().Format(time.RFC3339Nano)+" "), line...)
 		}
