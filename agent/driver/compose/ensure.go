@@ -104,13 +104,14 @@ func (d *Driver) projectFor(ctx context.Context, id driver.ID) (string, []member
 		"every project name of workload %q is held by another agent of the cluster on this engine: %q", id, d.names(id))
 }
 
-// Ensure is driver.Driver's. A stack that is up to date costs one call.
+// Ensure is driver.Driver's. A stack that is up to date costs one call. What Compose and the engine say
+// of a stack may repeat what was put into it, so values of its environment are taken out of errors.
 func (d *Driver) Ensure(ctx context.Context, spec driver.Spec) error {
 	err := d.ensure(ctx, spec)
-	if err == nil || !strings.Contains(err.Error(), "is ambiguous") || !d.dropTwins(ctx, spec.ID) {
-		return err
+	if err != nil && strings.Contains(err.Error(), "is ambiguous") && d.dropTwins(ctx, spec.ID) {
+		err = d.ensure(ctx, spec)
 	}
-	return d.ensure(ctx, spec)
+	return masked(err, spec.Body.GetCompose().GetEnv())
 }
 
 // dropTwins removes networks of a stack's own that have the name of another one of its own, and reports

@@ -160,7 +160,7 @@ func (d *Driver) load(ctx context.Context, spec driver.Spec, project, commit str
 		if ctx.Err() != nil {
 			return nil, ctx.Err()
 		}
-		return nil, invalid("compose: %w", withoutValues(err))
+		return nil, invalid("compose: %w", withoutLast(withoutValues(err), details))
 	}
 	out.project = p.WithoutUnnecessaryResources()
 	if err := external(out.project, spec.Volumes); err != nil {
@@ -180,6 +180,53 @@ var quoted = regexp.MustCompile(`"(?:[^"\\]|\\.)*"?`)
 func withoutValues(err error) error {
 	text, _, _ := strings.Cut(err.Error(), "\n")
 	return errors.New(quoted.ReplaceAllString(text, `"…"`))
+}
+
+// withoutLast takes out of an error what stands after its last colon, if that is a text of the files: the
+// loader ends some errors with the value at fault, without quotes.
+func withoutLast(err error, details types.ConfigDetails) error {
+	text := err.Error()
+	i := strings.LastIndex(text, ": ")
+	if i < 0 || len(text)-i-2 < shortest {
+		return err
+	}
+	for _, f := range details.ConfigFiles {
+		if strings.Contains(string(f.Content), text[i+2:]) {
+			return errors.New(text[:i+2] + "…")
+		}
+	}
+	return err
+}
+
+// shortest value that is taken out of errors: shorter ones are no secrets, and every text has them.
+const shortest = 4
+
+// masked is an error of the same class without the values of an environment.
+func masked(err error, env map[string]string) error {
+	if err == nil || len(env) == 0 {
+		return err
+	}
+	var pairs []string
+	values := slices.Collect(maps.Values(env))
+	// The longest first: one may be part of another.
+	slices.SortFunc(values, func(a, b string) int { return len(b) - len(a) })
+	for _, v := range values {
+		for _, part := range append([]string{v}, strings.Split(v, "\n")...) {
+			if len(part) >= shortest {
+				pairs = append(pairs, part, "…")
+			}
+		}
+	}
+	var typed *driver.Error
+	if !errors.As(err, &typed) {
+		typed = &driver.Error{Class: driver.ClassOf(err), Op: "ensure", Err: err}
+	}
+	text := typed.Err.Error()
+	hidden := strings.NewReplacer(pairs...).Replace(text)
+	if hidden == text {
+		return err
+	}
+	return &driver.Error{Class: typed.Class, Op: typed.Op, Err: errors.New(hidden)}
 }
 
 // ownEnvironment reads the .env file that came with a Git source.
