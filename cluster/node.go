@@ -329,6 +329,10 @@ func (n *Node) startRaft() (err error) {
 	if err != nil {
 		return fmt.Errorf("snapshots in %s: %w", dir, err)
 	}
+	// The library opens its folder to everybody; the one above it is closed.
+	if err := os.Chmod(filepath.Join(dir, "snapshots"), 0o700); err != nil {
+		return err
+	}
 	list, err := snaps.List()
 	if err != nil {
 		return fmt.Errorf("snapshots in %s: %w", dir, err)
