@@ -140,6 +140,8 @@ func TestObserved(t *testing.T) {
 	elsewhere := map[string]string{
 		"persys_scheduler_coredns_up":                                "TestCoreDNS",
 		"persys_scheduler_drifts_open":                               "fsm TestSetDrifts, for what it counts",
+		"persys_scheduler_refused_by_limit_total":                    "TestHostilePeers, by a flood",
+		"persys_agent_refused_by_limit_total":                        "rpc/guard TestConnectionFlood, for what it counts",
 		"persys_scheduler_paused_seconds_total":                      "cmd/internal/scheduler TestRareFigures",
 		"persys_scheduler_raft_snapshots_total":                      "cluster TestMetricsAreTold",
 		"persys_scheduler_raft_snapshot_duration_seconds":            "cluster TestMetricsAreTold",
