@@ -1704,7 +1704,9 @@ type VMSpec struct {
 	// Image that the first disk is made from.
 	OsImage string `protobuf:"bytes,1000,opt,name=os_image,json=osImage,proto3" json:"os_image,omitempty"`
 	// How people get in, handed to the guest by cloud-init.
-	Login         *VMLogin `protobuf:"bytes,1001,opt,name=login,proto3" json:"login,omitempty"`
+	Login *VMLogin `protobuf:"bytes,1001,opt,name=login,proto3" json:"login,omitempty"`
+	// Hard quota in millicores of all processors together; 0 means none but vcpus.
+	CpuMillicores int64 `protobuf:"varint,1002,opt,name=cpu_millicores,json=cpuMillicores,proto3" json:"cpu_millicores,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1814,6 +1816,13 @@ func (x *VMSpec) GetLogin() *VMLogin {
 		return x.Login
 	}
 	return nil
+}
+
+func (x *VMSpec) GetCpuMillicores() int64 {
+	if x != nil {
+		return x.CpuMillicores
+	}
+	return 0
 }
 
 // An account that cloud-init makes in the guest. user_data of the workload's own wins over it.
@@ -4288,7 +4297,7 @@ const file_api_agent_v1_agent_proto_rawDesc = "" +
 	"\x0fmanaged_volumes\x18\xef\a \x03(\v2\".persys.agent.v1.ManagedVolumeSpecR\x0emanagedVolumes\x1a6\n" +
 	"\bEnvEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xc5\x04\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xed\x04\n" +
 	"\x06VMSpec\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x14\n" +
 	"\x05vcpus\x18\x02 \x01(\x05R\x05vcpus\x12\x1b\n" +
@@ -4301,7 +4310,8 @@ const file_api_agent_v1_agent_proto_rawDesc = "" +
 	"\x11cloud_init_config\x18\b \x01(\v2 .persys.agent.v1.CloudInitConfigR\x0fcloudInitConfig\x12K\n" +
 	"\x0fmanaged_volumes\x18\t \x03(\v2\".persys.agent.v1.ManagedVolumeSpecR\x0emanagedVolumes\x12\x1a\n" +
 	"\bos_image\x18\xe8\a \x01(\tR\aosImage\x12/\n" +
-	"\x05login\x18\xe9\a \x01(\v2\x18.persys.agent.v1.VMLoginR\x05login\x1a;\n" +
+	"\x05login\x18\xe9\a \x01(\v2\x18.persys.agent.v1.VMLoginR\x05login\x12&\n" +
+	"\x0ecpu_millicores\x18\xea\a \x01(\x03R\rcpuMillicores\x1a;\n" +
 	"\rMetadataEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"i\n" +

@@ -507,6 +507,7 @@ func (m *VMSpec) CloneVT() *VMSpec {
 	r.CloudInitConfig = m.CloudInitConfig.CloneVT()
 	r.OsImage = m.OsImage
 	r.Login = m.Login.CloneVT()
+	r.CpuMillicores = m.CpuMillicores
 	if rhs := m.Disks; rhs != nil {
 		tmpContainer := make([]*DiskConfig, len(rhs))
 		for k, v := range rhs {
@@ -2812,6 +2813,13 @@ func (m *VMSpec) MarshalToSizedBufferVT(dAtA []byte) (int, error) {
 	if m.unknownFields != nil {
 		i -= len(m.unknownFields)
 		copy(dAtA[i:], m.unknownFields)
+	}
+	if m.CpuMillicores != 0 {
+		i = protohelpers.EncodeVarint(dAtA, i, uint64(m.CpuMillicores))
+		i--
+		dAtA[i] = 0x3e
+		i--
+		dAtA[i] = 0xd0
 	}
 	if m.Login != nil {
 		size, err := m.Login.MarshalToSizedBufferVT(dAtA[:i])
@@ -5653,6 +5661,9 @@ func (m *VMSpec) SizeVT() (n int) {
 	if m.Login != nil {
 		l = m.Login.SizeVT()
 		n += 2 + l + protohelpers.SizeOfVarint(uint64(l))
+	}
+	if m.CpuMillicores != 0 {
+		n += 2 + protohelpers.SizeOfVarint(uint64(m.CpuMillicores))
 	}
 	n += len(m.unknownFields)
 	return n
@@ -11105,6 +11116,25 @@ func (m *VMSpec) UnmarshalVT(dAtA []byte) error {
 				return err
 			}
 			iNdEx = postIndex
+		case 1002:
+			if wireType != 0 {
+				return fmt.Errorf("proto: wrong wireType = %d for field CpuMillicores", wireType)
+			}
+			m.CpuMillicores = 0
+			for shift := uint(0); ; shift += 7 {
+				if shift >= 64 {
+					return protohelpers.ErrIntOverflow
+				}
+				if iNdEx >= l {
+					return io.ErrUnexpectedEOF
+				}
+				b := dAtA[iNdEx]
+				iNdEx++
+				m.CpuMillicores |= int64(b&0x7F) << shift
+				if b < 0x80 {
+					break
+				}
+			}
 		default:
 			iNdEx = preIndex
 			skippy, err := protohelpers.Skip(dAtA[iNdEx:])

@@ -11,6 +11,7 @@ package clusterv1
 
 import (
 	context "context"
+	v1 "github.com/persys/compute/api/control/v1"
 	grpc "google.golang.org/grpc"
 	codes "google.golang.org/grpc/codes"
 	status "google.golang.org/grpc/status"
@@ -37,6 +38,8 @@ const (
 	Cluster_Exec_FullMethodName               = "/persys.cluster.v1.Cluster/Exec"
 	Cluster_RecordSession_FullMethodName      = "/persys.cluster.v1.Cluster/RecordSession"
 	Cluster_ListActions_FullMethodName        = "/persys.cluster.v1.Cluster/ListActions"
+	Cluster_ListRevisions_FullMethodName      = "/persys.cluster.v1.Cluster/ListRevisions"
+	Cluster_RollBack_FullMethodName           = "/persys.cluster.v1.Cluster/RollBack"
 	Cluster_SetMode_FullMethodName            = "/persys.cluster.v1.Cluster/SetMode"
 	Cluster_TransferLeadership_FullMethodName = "/persys.cluster.v1.Cluster/TransferLeadership"
 	Cluster_RemoveReplica_FullMethodName      = "/persys.cluster.v1.Cluster/RemoveReplica"
@@ -52,6 +55,11 @@ const (
 	Cluster_CollectGarbage_FullMethodName     = "/persys.cluster.v1.Cluster/CollectGarbage"
 	Cluster_ListVolumes_FullMethodName        = "/persys.cluster.v1.Cluster/ListVolumes"
 	Cluster_DeleteVolume_FullMethodName       = "/persys.cluster.v1.Cluster/DeleteVolume"
+	Cluster_ListNamespaces_FullMethodName     = "/persys.cluster.v1.Cluster/ListNamespaces"
+	Cluster_PutNamespace_FullMethodName       = "/persys.cluster.v1.Cluster/PutNamespace"
+	Cluster_DeleteNamespace_FullMethodName    = "/persys.cluster.v1.Cluster/DeleteNamespace"
+	Cluster_GetRollout_FullMethodName         = "/persys.cluster.v1.Cluster/GetRollout"
+	Cluster_SetRollout_FullMethodName         = "/persys.cluster.v1.Cluster/SetRollout"
 )
 
 // ClusterClient is the client API for Cluster service.
@@ -86,6 +94,11 @@ type ClusterClient interface {
 	RecordSession(ctx context.Context, in *RecordSessionRequest, opts ...grpc.CallOption) (*RecordSessionResponse, error)
 	// ListActions reads the task history of the agent that has the workload.
 	ListActions(ctx context.Context, in *ListActionsRequest, opts ...grpc.CallOption) (*ListActionsResponse, error)
+	// ListRevisions shows the specifications that a workload has had, newest first,
+	// and what differs between two of them.
+	ListRevisions(ctx context.Context, in *ListRevisionsRequest, opts ...grpc.CallOption) (*ListRevisionsResponse, error)
+	// RollBack applies a former specification again, as a new revision.
+	RollBack(ctx context.Context, in *RollBackRequest, opts ...grpc.CallOption) (*v1.ApplyWorkloadResponse, error)
 	SetMode(ctx context.Context, in *SetModeRequest, opts ...grpc.CallOption) (*SetModeResponse, error)
 	// TransferLeadership hands over to the named replica, or to the best one.
 	TransferLeadership(ctx context.Context, in *TransferLeadershipRequest, opts ...grpc.CallOption) (*TransferLeadershipResponse, error)
@@ -119,6 +132,16 @@ type ClusterClient interface {
 	ListVolumes(ctx context.Context, in *ListVolumesRequest, opts ...grpc.CallOption) (*ListVolumesResponse, error)
 	// Deletes a volume that no workload uses.
 	DeleteVolume(ctx context.Context, in *DeleteVolumeRequest, opts ...grpc.CallOption) (*DeleteVolumeResponse, error)
+	// Namespaces that the caller may act in, with what is used of their quotas.
+	ListNamespaces(ctx context.Context, in *ListNamespacesRequest, opts ...grpc.CallOption) (*ListNamespacesResponse, error)
+	// Makes a namespace, or replaces its description, quota and users.
+	PutNamespace(ctx context.Context, in *PutNamespaceRequest, opts ...grpc.CallOption) (*NamespaceResponse, error)
+	// Deletes a namespace that has no workloads and no users.
+	DeleteNamespace(ctx context.Context, in *DeleteNamespaceRequest, opts ...grpc.CallOption) (*DeleteNamespaceResponse, error)
+	// GetRollout tells of the last update of a group that went through it member by member.
+	GetRollout(ctx context.Context, in *GetRolloutRequest, opts ...grpc.CallOption) (*GetRolloutResponse, error)
+	// SetRollout pauses, resumes or undoes it.
+	SetRollout(ctx context.Context, in *SetRolloutRequest, opts ...grpc.CallOption) (*SetRolloutResponse, error)
 }
 
 type clusterClient struct {
@@ -312,6 +335,26 @@ func (c *clusterClient) ListActions(ctx context.Context, in *ListActionsRequest,
 	return out, nil
 }
 
+func (c *clusterClient) ListRevisions(ctx context.Context, in *ListRevisionsRequest, opts ...grpc.CallOption) (*ListRevisionsResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ListRevisionsResponse)
+	err := c.cc.Invoke(ctx, Cluster_ListRevisions_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *clusterClient) RollBack(ctx context.Context, in *RollBackRequest, opts ...grpc.CallOption) (*v1.ApplyWorkloadResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(v1.ApplyWorkloadResponse)
+	err := c.cc.Invoke(ctx, Cluster_RollBack_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 func (c *clusterClient) SetMode(ctx context.Context, in *SetModeRequest, opts ...grpc.CallOption) (*SetModeResponse, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(SetModeResponse)
@@ -474,6 +517,56 @@ func (c *clusterClient) DeleteVolume(ctx context.Context, in *DeleteVolumeReques
 	return out, nil
 }
 
+func (c *clusterClient) ListNamespaces(ctx context.Context, in *ListNamespacesRequest, opts ...grpc.CallOption) (*ListNamespacesResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ListNamespacesResponse)
+	err := c.cc.Invoke(ctx, Cluster_ListNamespaces_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *clusterClient) PutNamespace(ctx context.Context, in *PutNamespaceRequest, opts ...grpc.CallOption) (*NamespaceResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(NamespaceResponse)
+	err := c.cc.Invoke(ctx, Cluster_PutNamespace_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *clusterClient) DeleteNamespace(ctx context.Context, in *DeleteNamespaceRequest, opts ...grpc.CallOption) (*DeleteNamespaceResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(DeleteNamespaceResponse)
+	err := c.cc.Invoke(ctx, Cluster_DeleteNamespace_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *clusterClient) GetRollout(ctx context.Context, in *GetRolloutRequest, opts ...grpc.CallOption) (*GetRolloutResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(GetRolloutResponse)
+	err := c.cc.Invoke(ctx, Cluster_GetRollout_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *clusterClient) SetRollout(ctx context.Context, in *SetRolloutRequest, opts ...grpc.CallOption) (*SetRolloutResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(SetRolloutResponse)
+	err := c.cc.Invoke(ctx, Cluster_SetRollout_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // ClusterServer is the server API for Cluster service.
 // All implementations must embed UnimplementedClusterServer
 // for forward compatibility.
@@ -506,6 +599,11 @@ type ClusterServer interface {
 	RecordSession(context.Context, *RecordSessionRequest) (*RecordSessionResponse, error)
 	// ListActions reads the task history of the agent that has the workload.
 	ListActions(context.Context, *ListActionsRequest) (*ListActionsResponse, error)
+	// ListRevisions shows the specifications that a workload has had, newest first,
+	// and what differs between two of them.
+	ListRevisions(context.Context, *ListRevisionsRequest) (*ListRevisionsResponse, error)
+	// RollBack applies a former specification again, as a new revision.
+	RollBack(context.Context, *RollBackRequest) (*v1.ApplyWorkloadResponse, error)
 	SetMode(context.Context, *SetModeRequest) (*SetModeResponse, error)
 	// TransferLeadership hands over to the named replica, or to the best one.
 	TransferLeadership(context.Context, *TransferLeadershipRequest) (*TransferLeadershipResponse, error)
@@ -539,6 +637,16 @@ type ClusterServer interface {
 	ListVolumes(context.Context, *ListVolumesRequest) (*ListVolumesResponse, error)
 	// Deletes a volume that no workload uses.
 	DeleteVolume(context.Context, *DeleteVolumeRequest) (*DeleteVolumeResponse, error)
+	// Namespaces that the caller may act in, with what is used of their quotas.
+	ListNamespaces(context.Context, *ListNamespacesRequest) (*ListNamespacesResponse, error)
+	// Makes a namespace, or replaces its description, quota and users.
+	PutNamespace(context.Context, *PutNamespaceRequest) (*NamespaceResponse, error)
+	// Deletes a namespace that has no workloads and no users.
+	DeleteNamespace(context.Context, *DeleteNamespaceRequest) (*DeleteNamespaceResponse, error)
+	// GetRollout tells of the last update of a group that went through it member by member.
+	GetRollout(context.Context, *GetRolloutRequest) (*GetRolloutResponse, error)
+	// SetRollout pauses, resumes or undoes it.
+	SetRollout(context.Context, *SetRolloutRequest) (*SetRolloutResponse, error)
 	mustEmbedUnimplementedClusterServer()
 }
 
@@ -594,6 +702,12 @@ func (UnimplementedClusterServer) RecordSession(context.Context, *RecordSessionR
 func (UnimplementedClusterServer) ListActions(context.Context, *ListActionsRequest) (*ListActionsResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method ListActions not implemented")
 }
+func (UnimplementedClusterServer) ListRevisions(context.Context, *ListRevisionsRequest) (*ListRevisionsResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method ListRevisions not implemented")
+}
+func (UnimplementedClusterServer) RollBack(context.Context, *RollBackRequest) (*v1.ApplyWorkloadResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method RollBack not implemented")
+}
 func (UnimplementedClusterServer) SetMode(context.Context, *SetModeRequest) (*SetModeResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method SetMode not implemented")
 }
@@ -638,6 +752,21 @@ func (UnimplementedClusterServer) ListVolumes(context.Context, *ListVolumesReque
 }
 func (UnimplementedClusterServer) DeleteVolume(context.Context, *DeleteVolumeRequest) (*DeleteVolumeResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method DeleteVolume not implemented")
+}
+func (UnimplementedClusterServer) ListNamespaces(context.Context, *ListNamespacesRequest) (*ListNamespacesResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method ListNamespaces not implemented")
+}
+func (UnimplementedClusterServer) PutNamespace(context.Context, *PutNamespaceRequest) (*NamespaceResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method PutNamespace not implemented")
+}
+func (UnimplementedClusterServer) DeleteNamespace(context.Context, *DeleteNamespaceRequest) (*DeleteNamespaceResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method DeleteNamespace not implemented")
+}
+func (UnimplementedClusterServer) GetRollout(context.Context, *GetRolloutRequest) (*GetRolloutResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method GetRollout not implemented")
+}
+func (UnimplementedClusterServer) SetRollout(context.Context, *SetRolloutRequest) (*SetRolloutResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method SetRollout not implemented")
 }
 func (UnimplementedClusterServer) mustEmbedUnimplementedClusterServer() {}
 func (UnimplementedClusterServer) testEmbeddedByValue()                 {}
@@ -883,6 +1012,42 @@ func _Cluster_ListActions_Handler(srv interface{}, ctx context.Context, dec func
 	}
 	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
 		return srv.(ClusterServer).ListActions(ctx, req.(*ListActionsRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Cluster_ListRevisions_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ListRevisionsRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ClusterServer).ListRevisions(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Cluster_ListRevisions_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ClusterServer).ListRevisions(ctx, req.(*ListRevisionsRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Cluster_RollBack_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(RollBackRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ClusterServer).RollBack(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Cluster_RollBack_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ClusterServer).RollBack(ctx, req.(*RollBackRequest))
 	}
 	return interceptor(ctx, in, info, handler)
 }
@@ -1139,6 +1304,96 @@ func _Cluster_DeleteVolume_Handler(srv interface{}, ctx context.Context, dec fun
 	return interceptor(ctx, in, info, handler)
 }
 
+func _Cluster_ListNamespaces_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ListNamespacesRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ClusterServer).ListNamespaces(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Cluster_ListNamespaces_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ClusterServer).ListNamespaces(ctx, req.(*ListNamespacesRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Cluster_PutNamespace_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(PutNamespaceRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ClusterServer).PutNamespace(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Cluster_PutNamespace_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ClusterServer).PutNamespace(ctx, req.(*PutNamespaceRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Cluster_DeleteNamespace_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(DeleteNamespaceRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ClusterServer).DeleteNamespace(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Cluster_DeleteNamespace_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ClusterServer).DeleteNamespace(ctx, req.(*DeleteNamespaceRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Cluster_GetRollout_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(GetRolloutRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ClusterServer).GetRollout(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Cluster_GetRollout_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ClusterServer).GetRollout(ctx, req.(*GetRolloutRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Cluster_SetRollout_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(SetRolloutRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ClusterServer).SetRollout(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Cluster_SetRollout_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ClusterServer).SetRollout(ctx, req.(*SetRolloutRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // Cluster_ServiceDesc is the grpc.ServiceDesc for Cluster service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -1185,6 +1440,14 @@ var Cluster_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "ListActions",
 			Handler:    _Cluster_ListActions_Handler,
+		},
+		{
+			MethodName: "ListRevisions",
+			Handler:    _Cluster_ListRevisions_Handler,
+		},
+		{
+			MethodName: "RollBack",
+			Handler:    _Cluster_RollBack_Handler,
 		},
 		{
 			MethodName: "SetMode",
@@ -1237,6 +1500,26 @@ var Cluster_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "DeleteVolume",
 			Handler:    _Cluster_DeleteVolume_Handler,
+		},
+		{
+			MethodName: "ListNamespaces",
+			Handler:    _Cluster_ListNamespaces_Handler,
+		},
+		{
+			MethodName: "PutNamespace",
+			Handler:    _Cluster_PutNamespace_Handler,
+		},
+		{
+			MethodName: "DeleteNamespace",
+			Handler:    _Cluster_DeleteNamespace_Handler,
+		},
+		{
+			MethodName: "GetRollout",
+			Handler:    _Cluster_GetRollout_Handler,
+		},
+		{
+			MethodName: "SetRollout",
+			Handler:    _Cluster_SetRollout_Handler,
 		},
 	},
 	Streams: []grpc.StreamDesc{

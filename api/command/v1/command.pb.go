@@ -195,7 +195,13 @@ type Head struct {
 	By string `protobuf:"bytes,4,opt,name=by,proto3" json:"by,omitempty"`
 	// Address that the call came from, for the audit trail; empty for the
 	// leader's own commands. Set at feature level 3.
-	From          string `protobuf:"bytes,5,opt,name=from,proto3" json:"from,omitempty"`
+	From string `protobuf:"bytes,5,opt,name=from,proto3" json:"from,omitempty"`
+	// Namespaces that whoever asked is confined to, sorted; empty: all. Only what is about
+	// workloads of these is done. Set at feature level 6.
+	Namespaces []string `protobuf:"bytes,110,rep,name=namespaces,proto3" json:"namespaces,omitempty"`
+	// Identity of the gateway that passed the call on, when by is the user behind it; empty: by
+	// called by itself. Set at feature level 6.
+	Via           string `protobuf:"bytes,120,opt,name=via,proto3" json:"via,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -265,6 +271,20 @@ func (x *Head) GetFrom() string {
 	return ""
 }
 
+func (x *Head) GetNamespaces() []string {
+	if x != nil {
+		return x.Namespaces
+	}
+	return nil
+}
+
+func (x *Head) GetVia() string {
+	if x != nil {
+		return x.Via
+	}
+	return ""
+}
+
 type Command struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Head  *Head                  `protobuf:"bytes,1,opt,name=head,proto3" json:"head,omitempty"`
@@ -306,6 +326,10 @@ type Command struct {
 	//	*Command_AdoptDrift
 	//	*Command_DropOrphan
 	//	*Command_SetGossipRing
+	//	*Command_PutNamespace
+	//	*Command_DeleteNamespace
+	//	*Command_AdvanceRollout
+	//	*Command_SetRollout
 	Body          isCommand_Body `protobuf_oneof:"body"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -679,6 +703,42 @@ func (x *Command) GetSetGossipRing() *SetGossipRing {
 	return nil
 }
 
+func (x *Command) GetPutNamespace() *PutNamespace {
+	if x != nil {
+		if x, ok := x.Body.(*Command_PutNamespace); ok {
+			return x.PutNamespace
+		}
+	}
+	return nil
+}
+
+func (x *Command) GetDeleteNamespace() *DeleteNamespace {
+	if x != nil {
+		if x, ok := x.Body.(*Command_DeleteNamespace); ok {
+			return x.DeleteNamespace
+		}
+	}
+	return nil
+}
+
+func (x *Command) GetAdvanceRollout() *AdvanceRollout {
+	if x != nil {
+		if x, ok := x.Body.(*Command_AdvanceRollout); ok {
+			return x.AdvanceRollout
+		}
+	}
+	return nil
+}
+
+func (x *Command) GetSetRollout() *SetRollout {
+	if x != nil {
+		if x, ok := x.Body.(*Command_SetRollout); ok {
+			return x.SetRollout
+		}
+	}
+	return nil
+}
+
 type isCommand_Body interface {
 	isCommand_Body()
 }
@@ -827,6 +887,22 @@ type Command_SetGossipRing struct {
 	SetGossipRing *SetGossipRing `protobuf:"bytes,90,opt,name=set_gossip_ring,json=setGossipRing,proto3,oneof"`
 }
 
+type Command_PutNamespace struct {
+	PutNamespace *PutNamespace `protobuf:"bytes,110,opt,name=put_namespace,json=putNamespace,proto3,oneof"`
+}
+
+type Command_DeleteNamespace struct {
+	DeleteNamespace *DeleteNamespace `protobuf:"bytes,111,opt,name=delete_namespace,json=deleteNamespace,proto3,oneof"`
+}
+
+type Command_AdvanceRollout struct {
+	AdvanceRollout *AdvanceRollout `protobuf:"bytes,150,opt,name=advance_rollout,json=advanceRollout,proto3,oneof"`
+}
+
+type Command_SetRollout struct {
+	SetRollout *SetRollout `protobuf:"bytes,151,opt,name=set_rollout,json=setRollout,proto3,oneof"`
+}
+
 func (*Command_InitCluster) isCommand_Body() {}
 
 func (*Command_PutWorkloads) isCommand_Body() {}
@@ -898,6 +974,14 @@ func (*Command_AdoptDrift) isCommand_Body() {}
 func (*Command_DropOrphan) isCommand_Body() {}
 
 func (*Command_SetGossipRing) isCommand_Body() {}
+
+func (*Command_PutNamespace) isCommand_Body() {}
+
+func (*Command_DeleteNamespace) isCommand_Body() {}
+
+func (*Command_AdvanceRollout) isCommand_Body() {}
+
+func (*Command_SetRollout) isCommand_Body() {}
 
 type Label struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -1435,7 +1519,9 @@ type WorkloadPut struct {
 	// Running or Stopped.
 	Desired string `protobuf:"bytes,6,opt,name=desired,proto3" json:"desired,omitempty"`
 	// Attempts before Failed is final; 0 means the default of the state machine.
-	MaxAttempts   int32 `protobuf:"varint,7,opt,name=max_attempts,json=maxAttempts,proto3" json:"max_attempts,omitempty"`
+	MaxAttempts int32 `protobuf:"varint,7,opt,name=max_attempts,json=maxAttempts,proto3" json:"max_attempts,omitempty"`
+	// Empty: where it is, or default for a new one. Set at feature level 6.
+	Namespace     string `protobuf:"bytes,110,opt,name=namespace,proto3" json:"namespace,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1519,13 +1605,23 @@ func (x *WorkloadPut) GetMaxAttempts() int32 {
 	return 0
 }
 
+func (x *WorkloadPut) GetNamespace() string {
+	if x != nil {
+		return x.Namespace
+	}
+	return ""
+}
+
 // PutWorkloads creates or changes workloads, all or none.
 type PutWorkloads struct {
 	state     protoimpl.MessageState `protogen:"open.v1"`
 	Workloads []*WorkloadPut         `protobuf:"bytes,1,rep,name=workloads,proto3" json:"workloads,omitempty"`
 	// Set when the workloads are the whole of a group made by `count`: members
 	// of that group that are not listed are deleted.
-	GroupOf       string `protobuf:"bytes,2,opt,name=group_of,json=groupOf,proto3" json:"group_of,omitempty"`
+	GroupOf string `protobuf:"bytes,2,opt,name=group_of,json=groupOf,proto3" json:"group_of,omitempty"`
+	// With group_of: members that run and would change get their turn one after the
+	// other; absent: all at once. Kept from feature level 6 on.
+	Update        *UpdatePolicy `protobuf:"bytes,150,opt,name=update,proto3" json:"update,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1574,6 +1670,237 @@ func (x *PutWorkloads) GetGroupOf() string {
 	return ""
 }
 
+func (x *PutWorkloads) GetUpdate() *UpdatePolicy {
+	if x != nil {
+		return x.Update
+	}
+	return nil
+}
+
+// UpdatePolicy says how the members of a group are replaced.
+type UpdatePolicy struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// How many may be unavailable while the update goes on, 1 or more.
+	MaxParallel int32 `protobuf:"varint,1,opt,name=max_parallel,json=maxParallel,proto3" json:"max_parallel,omitempty"`
+	// Nanoseconds that a changed member must be available before it counts, and that it
+	// may take until then.
+	MinHealthy      int64 `protobuf:"varint,2,opt,name=min_healthy,json=minHealthy,proto3" json:"min_healthy,omitempty"`
+	HealthyDeadline int64 `protobuf:"varint,3,opt,name=healthy_deadline,json=healthyDeadline,proto3" json:"healthy_deadline,omitempty"`
+	// Go back to what the group was when a member fails, instead of pausing.
+	AutoRevert    bool `protobuf:"varint,4,opt,name=auto_revert,json=autoRevert,proto3" json:"auto_revert,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *UpdatePolicy) Reset() {
+	*x = UpdatePolicy{}
+	mi := &file_api_command_v1_command_proto_msgTypes[14]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *UpdatePolicy) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*UpdatePolicy) ProtoMessage() {}
+
+func (x *UpdatePolicy) ProtoReflect() protoreflect.Message {
+	mi := &file_api_command_v1_command_proto_msgTypes[14]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use UpdatePolicy.ProtoReflect.Descriptor instead.
+func (*UpdatePolicy) Descriptor() ([]byte, []int) {
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{14}
+}
+
+func (x *UpdatePolicy) GetMaxParallel() int32 {
+	if x != nil {
+		return x.MaxParallel
+	}
+	return 0
+}
+
+func (x *UpdatePolicy) GetMinHealthy() int64 {
+	if x != nil {
+		return x.MinHealthy
+	}
+	return 0
+}
+
+func (x *UpdatePolicy) GetHealthyDeadline() int64 {
+	if x != nil {
+		return x.HealthyDeadline
+	}
+	return 0
+}
+
+func (x *UpdatePolicy) GetAutoRevert() bool {
+	if x != nil {
+		return x.AutoRevert
+	}
+	return false
+}
+
+// AdvanceRollout is a step of an update, as the leader chose it.
+type AdvanceRollout struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Group string                 `protobuf:"bytes,1,opt,name=group,proto3" json:"group,omitempty"`
+	// Refused when the group is being updated to something else by now.
+	IfRollout *Generation `protobuf:"bytes,2,opt,name=if_rollout,json=ifRollout,proto3" json:"if_rollout,omitempty"`
+	// Members that have been available for long enough, and those whose turn it is.
+	Settled []string `protobuf:"bytes,3,rep,name=settled,proto3" json:"settled,omitempty"`
+	Take    []string `protobuf:"bytes,4,rep,name=take,proto3" json:"take,omitempty"`
+	// All of them have the new specification.
+	Complete bool `protobuf:"varint,5,opt,name=complete,proto3" json:"complete,omitempty"`
+	// Why it cannot go on: it pauses, or goes back.
+	Failure       string `protobuf:"bytes,6,opt,name=failure,proto3" json:"failure,omitempty"`
+	Revert        bool   `protobuf:"varint,7,opt,name=revert,proto3" json:"revert,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *AdvanceRollout) Reset() {
+	*x = AdvanceRollout{}
+	mi := &file_api_command_v1_command_proto_msgTypes[15]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AdvanceRollout) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AdvanceRollout) ProtoMessage() {}
+
+func (x *AdvanceRollout) ProtoReflect() protoreflect.Message {
+	mi := &file_api_command_v1_command_proto_msgTypes[15]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AdvanceRollout.ProtoReflect.Descriptor instead.
+func (*AdvanceRollout) Descriptor() ([]byte, []int) {
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{15}
+}
+
+func (x *AdvanceRollout) GetGroup() string {
+	if x != nil {
+		return x.Group
+	}
+	return ""
+}
+
+func (x *AdvanceRollout) GetIfRollout() *Generation {
+	if x != nil {
+		return x.IfRollout
+	}
+	return nil
+}
+
+func (x *AdvanceRollout) GetSettled() []string {
+	if x != nil {
+		return x.Settled
+	}
+	return nil
+}
+
+func (x *AdvanceRollout) GetTake() []string {
+	if x != nil {
+		return x.Take
+	}
+	return nil
+}
+
+func (x *AdvanceRollout) GetComplete() bool {
+	if x != nil {
+		return x.Complete
+	}
+	return false
+}
+
+func (x *AdvanceRollout) GetFailure() string {
+	if x != nil {
+		return x.Failure
+	}
+	return ""
+}
+
+func (x *AdvanceRollout) GetRevert() bool {
+	if x != nil {
+		return x.Revert
+	}
+	return false
+}
+
+// SetRollout is a person's word about an update.
+type SetRollout struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Group string                 `protobuf:"bytes,1,opt,name=group,proto3" json:"group,omitempty"`
+	// pause, resume or undo.
+	Action        string `protobuf:"bytes,2,opt,name=action,proto3" json:"action,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SetRollout) Reset() {
+	*x = SetRollout{}
+	mi := &file_api_command_v1_command_proto_msgTypes[16]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SetRollout) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SetRollout) ProtoMessage() {}
+
+func (x *SetRollout) ProtoReflect() protoreflect.Message {
+	mi := &file_api_command_v1_command_proto_msgTypes[16]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SetRollout.ProtoReflect.Descriptor instead.
+func (*SetRollout) Descriptor() ([]byte, []int) {
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{16}
+}
+
+func (x *SetRollout) GetGroup() string {
+	if x != nil {
+		return x.Group
+	}
+	return ""
+}
+
+func (x *SetRollout) GetAction() string {
+	if x != nil {
+		return x.Action
+	}
+	return ""
+}
+
 type SetDesired struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Id    string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
@@ -1585,7 +1912,7 @@ type SetDesired struct {
 
 func (x *SetDesired) Reset() {
 	*x = SetDesired{}
-	mi := &file_api_command_v1_command_proto_msgTypes[14]
+	mi := &file_api_command_v1_command_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1597,7 +1924,7 @@ func (x *SetDesired) String() string {
 func (*SetDesired) ProtoMessage() {}
 
 func (x *SetDesired) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[14]
+	mi := &file_api_command_v1_command_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1610,7 +1937,7 @@ func (x *SetDesired) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetDesired.ProtoReflect.Descriptor instead.
 func (*SetDesired) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{14}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *SetDesired) GetId() string {
@@ -1638,7 +1965,7 @@ type DeleteWorkload struct {
 
 func (x *DeleteWorkload) Reset() {
 	*x = DeleteWorkload{}
-	mi := &file_api_command_v1_command_proto_msgTypes[15]
+	mi := &file_api_command_v1_command_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1650,7 +1977,7 @@ func (x *DeleteWorkload) String() string {
 func (*DeleteWorkload) ProtoMessage() {}
 
 func (x *DeleteWorkload) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[15]
+	mi := &file_api_command_v1_command_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1663,7 +1990,7 @@ func (x *DeleteWorkload) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteWorkload.ProtoReflect.Descriptor instead.
 func (*DeleteWorkload) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{15}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *DeleteWorkload) GetId() string {
@@ -1689,7 +2016,7 @@ type RetryWorkload struct {
 
 func (x *RetryWorkload) Reset() {
 	*x = RetryWorkload{}
-	mi := &file_api_command_v1_command_proto_msgTypes[16]
+	mi := &file_api_command_v1_command_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1701,7 +2028,7 @@ func (x *RetryWorkload) String() string {
 func (*RetryWorkload) ProtoMessage() {}
 
 func (x *RetryWorkload) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[16]
+	mi := &file_api_command_v1_command_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1714,7 +2041,7 @@ func (x *RetryWorkload) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RetryWorkload.ProtoReflect.Descriptor instead.
 func (*RetryWorkload) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{16}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *RetryWorkload) GetId() string {
@@ -1735,7 +2062,7 @@ type Pool struct {
 
 func (x *Pool) Reset() {
 	*x = Pool{}
-	mi := &file_api_command_v1_command_proto_msgTypes[17]
+	mi := &file_api_command_v1_command_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1747,7 +2074,7 @@ func (x *Pool) String() string {
 func (*Pool) ProtoMessage() {}
 
 func (x *Pool) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[17]
+	mi := &file_api_command_v1_command_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1760,7 +2087,7 @@ func (x *Pool) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Pool.ProtoReflect.Descriptor instead.
 func (*Pool) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{17}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *Pool) GetName() string {
@@ -1812,7 +2139,7 @@ type RegisterNode struct {
 
 func (x *RegisterNode) Reset() {
 	*x = RegisterNode{}
-	mi := &file_api_command_v1_command_proto_msgTypes[18]
+	mi := &file_api_command_v1_command_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1824,7 +2151,7 @@ func (x *RegisterNode) String() string {
 func (*RegisterNode) ProtoMessage() {}
 
 func (x *RegisterNode) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[18]
+	mi := &file_api_command_v1_command_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1837,7 +2164,7 @@ func (x *RegisterNode) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RegisterNode.ProtoReflect.Descriptor instead.
 func (*RegisterNode) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{18}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *RegisterNode) GetId() string {
@@ -1969,7 +2296,7 @@ type CordonNode struct {
 
 func (x *CordonNode) Reset() {
 	*x = CordonNode{}
-	mi := &file_api_command_v1_command_proto_msgTypes[19]
+	mi := &file_api_command_v1_command_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1981,7 +2308,7 @@ func (x *CordonNode) String() string {
 func (*CordonNode) ProtoMessage() {}
 
 func (x *CordonNode) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[19]
+	mi := &file_api_command_v1_command_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1994,7 +2321,7 @@ func (x *CordonNode) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CordonNode.ProtoReflect.Descriptor instead.
 func (*CordonNode) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{19}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *CordonNode) GetId() string {
@@ -2021,7 +2348,7 @@ type DrainNode struct {
 
 func (x *DrainNode) Reset() {
 	*x = DrainNode{}
-	mi := &file_api_command_v1_command_proto_msgTypes[20]
+	mi := &file_api_command_v1_command_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2033,7 +2360,7 @@ func (x *DrainNode) String() string {
 func (*DrainNode) ProtoMessage() {}
 
 func (x *DrainNode) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[20]
+	mi := &file_api_command_v1_command_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2046,7 +2373,7 @@ func (x *DrainNode) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainNode.ProtoReflect.Descriptor instead.
 func (*DrainNode) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{20}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *DrainNode) GetId() string {
@@ -2074,7 +2401,7 @@ type RemoveNode struct {
 
 func (x *RemoveNode) Reset() {
 	*x = RemoveNode{}
-	mi := &file_api_command_v1_command_proto_msgTypes[21]
+	mi := &file_api_command_v1_command_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2086,7 +2413,7 @@ func (x *RemoveNode) String() string {
 func (*RemoveNode) ProtoMessage() {}
 
 func (x *RemoveNode) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[21]
+	mi := &file_api_command_v1_command_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2099,7 +2426,7 @@ func (x *RemoveNode) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveNode.ProtoReflect.Descriptor instead.
 func (*RemoveNode) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{21}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *RemoveNode) GetId() string {
@@ -2126,7 +2453,7 @@ type FenceNode struct {
 
 func (x *FenceNode) Reset() {
 	*x = FenceNode{}
-	mi := &file_api_command_v1_command_proto_msgTypes[22]
+	mi := &file_api_command_v1_command_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2138,7 +2465,7 @@ func (x *FenceNode) String() string {
 func (*FenceNode) ProtoMessage() {}
 
 func (x *FenceNode) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[22]
+	mi := &file_api_command_v1_command_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2151,7 +2478,7 @@ func (x *FenceNode) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FenceNode.ProtoReflect.Descriptor instead.
 func (*FenceNode) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{22}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *FenceNode) GetId() string {
@@ -2176,7 +2503,7 @@ type NodeState struct {
 
 func (x *NodeState) Reset() {
 	*x = NodeState{}
-	mi := &file_api_command_v1_command_proto_msgTypes[23]
+	mi := &file_api_command_v1_command_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2188,7 +2515,7 @@ func (x *NodeState) String() string {
 func (*NodeState) ProtoMessage() {}
 
 func (x *NodeState) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[23]
+	mi := &file_api_command_v1_command_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2201,7 +2528,7 @@ func (x *NodeState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeState.ProtoReflect.Descriptor instead.
 func (*NodeState) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{23}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *NodeState) GetId() string {
@@ -2248,7 +2575,7 @@ type SetNodeStates struct {
 
 func (x *SetNodeStates) Reset() {
 	*x = SetNodeStates{}
-	mi := &file_api_command_v1_command_proto_msgTypes[24]
+	mi := &file_api_command_v1_command_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2260,7 +2587,7 @@ func (x *SetNodeStates) String() string {
 func (*SetNodeStates) ProtoMessage() {}
 
 func (x *SetNodeStates) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[24]
+	mi := &file_api_command_v1_command_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2273,7 +2600,7 @@ func (x *SetNodeStates) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetNodeStates.ProtoReflect.Descriptor instead.
 func (*SetNodeStates) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{24}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *SetNodeStates) GetNodes() []*NodeState {
@@ -2296,7 +2623,7 @@ type Assignment struct {
 
 func (x *Assignment) Reset() {
 	*x = Assignment{}
-	mi := &file_api_command_v1_command_proto_msgTypes[25]
+	mi := &file_api_command_v1_command_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2308,7 +2635,7 @@ func (x *Assignment) String() string {
 func (*Assignment) ProtoMessage() {}
 
 func (x *Assignment) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[25]
+	mi := &file_api_command_v1_command_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2321,7 +2648,7 @@ func (x *Assignment) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Assignment.ProtoReflect.Descriptor instead.
 func (*Assignment) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{25}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *Assignment) GetWorkload() string {
@@ -2361,7 +2688,7 @@ type Assign struct {
 
 func (x *Assign) Reset() {
 	*x = Assign{}
-	mi := &file_api_command_v1_command_proto_msgTypes[26]
+	mi := &file_api_command_v1_command_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2373,7 +2700,7 @@ func (x *Assign) String() string {
 func (*Assign) ProtoMessage() {}
 
 func (x *Assign) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[26]
+	mi := &file_api_command_v1_command_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2386,7 +2713,7 @@ func (x *Assign) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Assign.ProtoReflect.Descriptor instead.
 func (*Assign) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{26}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *Assign) GetAssignments() []*Assignment {
@@ -2411,7 +2738,7 @@ type Eviction struct {
 
 func (x *Eviction) Reset() {
 	*x = Eviction{}
-	mi := &file_api_command_v1_command_proto_msgTypes[27]
+	mi := &file_api_command_v1_command_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2423,7 +2750,7 @@ func (x *Eviction) String() string {
 func (*Eviction) ProtoMessage() {}
 
 func (x *Eviction) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[27]
+	mi := &file_api_command_v1_command_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2436,7 +2763,7 @@ func (x *Eviction) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Eviction.ProtoReflect.Descriptor instead.
 func (*Eviction) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{27}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *Eviction) GetWorkload() string {
@@ -2483,7 +2810,7 @@ type Evict struct {
 
 func (x *Evict) Reset() {
 	*x = Evict{}
-	mi := &file_api_command_v1_command_proto_msgTypes[28]
+	mi := &file_api_command_v1_command_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2495,7 +2822,7 @@ func (x *Evict) String() string {
 func (*Evict) ProtoMessage() {}
 
 func (x *Evict) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[28]
+	mi := &file_api_command_v1_command_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2508,7 +2835,7 @@ func (x *Evict) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Evict.ProtoReflect.Descriptor instead.
 func (*Evict) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{28}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *Evict) GetEvictions() []*Eviction {
@@ -2535,7 +2862,7 @@ type Retry struct {
 
 func (x *Retry) Reset() {
 	*x = Retry{}
-	mi := &file_api_command_v1_command_proto_msgTypes[29]
+	mi := &file_api_command_v1_command_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2547,7 +2874,7 @@ func (x *Retry) String() string {
 func (*Retry) ProtoMessage() {}
 
 func (x *Retry) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[29]
+	mi := &file_api_command_v1_command_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2560,7 +2887,7 @@ func (x *Retry) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Retry.ProtoReflect.Descriptor instead.
 func (*Retry) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{29}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *Retry) GetWorkload() string {
@@ -2621,7 +2948,7 @@ type ScheduleRetries struct {
 
 func (x *ScheduleRetries) Reset() {
 	*x = ScheduleRetries{}
-	mi := &file_api_command_v1_command_proto_msgTypes[30]
+	mi := &file_api_command_v1_command_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2633,7 +2960,7 @@ func (x *ScheduleRetries) String() string {
 func (*ScheduleRetries) ProtoMessage() {}
 
 func (x *ScheduleRetries) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[30]
+	mi := &file_api_command_v1_command_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2646,7 +2973,7 @@ func (x *ScheduleRetries) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ScheduleRetries.ProtoReflect.Descriptor instead.
 func (*ScheduleRetries) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{30}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *ScheduleRetries) GetRetries() []*Retry {
@@ -2668,7 +2995,7 @@ type Unplaced struct {
 
 func (x *Unplaced) Reset() {
 	*x = Unplaced{}
-	mi := &file_api_command_v1_command_proto_msgTypes[31]
+	mi := &file_api_command_v1_command_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2680,7 +3007,7 @@ func (x *Unplaced) String() string {
 func (*Unplaced) ProtoMessage() {}
 
 func (x *Unplaced) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[31]
+	mi := &file_api_command_v1_command_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2693,7 +3020,7 @@ func (x *Unplaced) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Unplaced.ProtoReflect.Descriptor instead.
 func (*Unplaced) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{31}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *Unplaced) GetWorkload() string {
@@ -2733,7 +3060,7 @@ type ExplainUnplaced struct {
 
 func (x *ExplainUnplaced) Reset() {
 	*x = ExplainUnplaced{}
-	mi := &file_api_command_v1_command_proto_msgTypes[32]
+	mi := &file_api_command_v1_command_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2745,7 +3072,7 @@ func (x *ExplainUnplaced) String() string {
 func (*ExplainUnplaced) ProtoMessage() {}
 
 func (x *ExplainUnplaced) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[32]
+	mi := &file_api_command_v1_command_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2758,7 +3085,7 @@ func (x *ExplainUnplaced) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainUnplaced.ProtoReflect.Descriptor instead.
 func (*ExplainUnplaced) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{32}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *ExplainUnplaced) GetWorkloads() []*Unplaced {
@@ -2777,7 +3104,7 @@ type Address struct {
 
 func (x *Address) Reset() {
 	*x = Address{}
-	mi := &file_api_command_v1_command_proto_msgTypes[33]
+	mi := &file_api_command_v1_command_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2789,7 +3116,7 @@ func (x *Address) String() string {
 func (*Address) ProtoMessage() {}
 
 func (x *Address) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[33]
+	mi := &file_api_command_v1_command_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2802,7 +3129,7 @@ func (x *Address) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Address.ProtoReflect.Descriptor instead.
 func (*Address) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{33}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *Address) GetIp() string {
@@ -2823,7 +3150,7 @@ type PortBinding struct {
 
 func (x *PortBinding) Reset() {
 	*x = PortBinding{}
-	mi := &file_api_command_v1_command_proto_msgTypes[34]
+	mi := &file_api_command_v1_command_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2835,7 +3162,7 @@ func (x *PortBinding) String() string {
 func (*PortBinding) ProtoMessage() {}
 
 func (x *PortBinding) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[34]
+	mi := &file_api_command_v1_command_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2848,7 +3175,7 @@ func (x *PortBinding) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PortBinding.ProtoReflect.Descriptor instead.
 func (*PortBinding) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{34}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *PortBinding) GetHostPort() uint32 {
@@ -2904,7 +3231,7 @@ type WorkloadReport struct {
 
 func (x *WorkloadReport) Reset() {
 	*x = WorkloadReport{}
-	mi := &file_api_command_v1_command_proto_msgTypes[35]
+	mi := &file_api_command_v1_command_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2916,7 +3243,7 @@ func (x *WorkloadReport) String() string {
 func (*WorkloadReport) ProtoMessage() {}
 
 func (x *WorkloadReport) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[35]
+	mi := &file_api_command_v1_command_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2929,7 +3256,7 @@ func (x *WorkloadReport) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkloadReport.ProtoReflect.Descriptor instead.
 func (*WorkloadReport) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{35}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *WorkloadReport) GetWorkload() string {
@@ -3053,7 +3380,7 @@ type Report struct {
 
 func (x *Report) Reset() {
 	*x = Report{}
-	mi := &file_api_command_v1_command_proto_msgTypes[36]
+	mi := &file_api_command_v1_command_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3065,7 +3392,7 @@ func (x *Report) String() string {
 func (*Report) ProtoMessage() {}
 
 func (x *Report) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[36]
+	mi := &file_api_command_v1_command_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3078,7 +3405,7 @@ func (x *Report) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Report.ProtoReflect.Descriptor instead.
 func (*Report) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{36}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *Report) GetReports() []*WorkloadReport {
@@ -3105,7 +3432,7 @@ type SetMode struct {
 
 func (x *SetMode) Reset() {
 	*x = SetMode{}
-	mi := &file_api_command_v1_command_proto_msgTypes[37]
+	mi := &file_api_command_v1_command_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3117,7 +3444,7 @@ func (x *SetMode) String() string {
 func (*SetMode) ProtoMessage() {}
 
 func (x *SetMode) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[37]
+	mi := &file_api_command_v1_command_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3130,7 +3457,7 @@ func (x *SetMode) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetMode.ProtoReflect.Descriptor instead.
 func (*SetMode) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{37}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *SetMode) GetMode() string {
@@ -3179,7 +3506,7 @@ type PutReplica struct {
 
 func (x *PutReplica) Reset() {
 	*x = PutReplica{}
-	mi := &file_api_command_v1_command_proto_msgTypes[38]
+	mi := &file_api_command_v1_command_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3191,7 +3518,7 @@ func (x *PutReplica) String() string {
 func (*PutReplica) ProtoMessage() {}
 
 func (x *PutReplica) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[38]
+	mi := &file_api_command_v1_command_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3204,7 +3531,7 @@ func (x *PutReplica) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PutReplica.ProtoReflect.Descriptor instead.
 func (*PutReplica) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{38}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *PutReplica) GetId() string {
@@ -3279,7 +3606,7 @@ type RemoveReplica struct {
 
 func (x *RemoveReplica) Reset() {
 	*x = RemoveReplica{}
-	mi := &file_api_command_v1_command_proto_msgTypes[39]
+	mi := &file_api_command_v1_command_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3291,7 +3618,7 @@ func (x *RemoveReplica) String() string {
 func (*RemoveReplica) ProtoMessage() {}
 
 func (x *RemoveReplica) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[39]
+	mi := &file_api_command_v1_command_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3304,7 +3631,7 @@ func (x *RemoveReplica) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveReplica.ProtoReflect.Descriptor instead.
 func (*RemoveReplica) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{39}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *RemoveReplica) GetId() string {
@@ -3323,7 +3650,7 @@ type SetFeatureLevel struct {
 
 func (x *SetFeatureLevel) Reset() {
 	*x = SetFeatureLevel{}
-	mi := &file_api_command_v1_command_proto_msgTypes[40]
+	mi := &file_api_command_v1_command_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3335,7 +3662,7 @@ func (x *SetFeatureLevel) String() string {
 func (*SetFeatureLevel) ProtoMessage() {}
 
 func (x *SetFeatureLevel) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[40]
+	mi := &file_api_command_v1_command_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3348,7 +3675,7 @@ func (x *SetFeatureLevel) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetFeatureLevel.ProtoReflect.Descriptor instead.
 func (*SetFeatureLevel) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{40}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *SetFeatureLevel) GetLevel() uint32 {
@@ -3367,7 +3694,7 @@ type Barrier struct {
 
 func (x *Barrier) Reset() {
 	*x = Barrier{}
-	mi := &file_api_command_v1_command_proto_msgTypes[41]
+	mi := &file_api_command_v1_command_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3379,7 +3706,7 @@ func (x *Barrier) String() string {
 func (*Barrier) ProtoMessage() {}
 
 func (x *Barrier) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[41]
+	mi := &file_api_command_v1_command_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3392,7 +3719,7 @@ func (x *Barrier) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Barrier.ProtoReflect.Descriptor instead.
 func (*Barrier) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{41}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{44}
 }
 
 // MirrorAttached says that an etcd has held the whole mirror once: from now on
@@ -3407,7 +3734,7 @@ type MirrorAttached struct {
 
 func (x *MirrorAttached) Reset() {
 	*x = MirrorAttached{}
-	mi := &file_api_command_v1_command_proto_msgTypes[42]
+	mi := &file_api_command_v1_command_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3419,7 +3746,7 @@ func (x *MirrorAttached) String() string {
 func (*MirrorAttached) ProtoMessage() {}
 
 func (x *MirrorAttached) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[42]
+	mi := &file_api_command_v1_command_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3432,7 +3759,7 @@ func (x *MirrorAttached) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MirrorAttached.ProtoReflect.Descriptor instead.
 func (*MirrorAttached) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{42}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *MirrorAttached) GetEtcdClusterId() uint64 {
@@ -3457,7 +3784,7 @@ type SetGossipRing struct {
 
 func (x *SetGossipRing) Reset() {
 	*x = SetGossipRing{}
-	mi := &file_api_command_v1_command_proto_msgTypes[43]
+	mi := &file_api_command_v1_command_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3469,7 +3796,7 @@ func (x *SetGossipRing) String() string {
 func (*SetGossipRing) ProtoMessage() {}
 
 func (x *SetGossipRing) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[43]
+	mi := &file_api_command_v1_command_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3482,7 +3809,7 @@ func (x *SetGossipRing) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetGossipRing.ProtoReflect.Descriptor instead.
 func (*SetGossipRing) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{43}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *SetGossipRing) GetIfVersion() uint64 {
@@ -3517,7 +3844,7 @@ type PinClusterKey struct {
 
 func (x *PinClusterKey) Reset() {
 	*x = PinClusterKey{}
-	mi := &file_api_command_v1_command_proto_msgTypes[44]
+	mi := &file_api_command_v1_command_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3529,7 +3856,7 @@ func (x *PinClusterKey) String() string {
 func (*PinClusterKey) ProtoMessage() {}
 
 func (x *PinClusterKey) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[44]
+	mi := &file_api_command_v1_command_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3542,7 +3869,7 @@ func (x *PinClusterKey) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PinClusterKey.ProtoReflect.Descriptor instead.
 func (*PinClusterKey) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{44}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *PinClusterKey) GetKeyId() string {
@@ -3574,7 +3901,7 @@ type PutAuthority struct {
 
 func (x *PutAuthority) Reset() {
 	*x = PutAuthority{}
-	mi := &file_api_command_v1_command_proto_msgTypes[45]
+	mi := &file_api_command_v1_command_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3586,7 +3913,7 @@ func (x *PutAuthority) String() string {
 func (*PutAuthority) ProtoMessage() {}
 
 func (x *PutAuthority) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[45]
+	mi := &file_api_command_v1_command_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3599,7 +3926,7 @@ func (x *PutAuthority) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PutAuthority.ProtoReflect.Descriptor instead.
 func (*PutAuthority) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{45}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *PutAuthority) GetId() string {
@@ -3660,7 +3987,7 @@ type DropAuthority struct {
 
 func (x *DropAuthority) Reset() {
 	*x = DropAuthority{}
-	mi := &file_api_command_v1_command_proto_msgTypes[46]
+	mi := &file_api_command_v1_command_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3672,7 +3999,7 @@ func (x *DropAuthority) String() string {
 func (*DropAuthority) ProtoMessage() {}
 
 func (x *DropAuthority) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[46]
+	mi := &file_api_command_v1_command_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3685,7 +4012,7 @@ func (x *DropAuthority) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DropAuthority.ProtoReflect.Descriptor instead.
 func (*DropAuthority) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{46}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *DropAuthority) GetId() string {
@@ -3715,7 +4042,7 @@ type PutToken struct {
 
 func (x *PutToken) Reset() {
 	*x = PutToken{}
-	mi := &file_api_command_v1_command_proto_msgTypes[47]
+	mi := &file_api_command_v1_command_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3727,7 +4054,7 @@ func (x *PutToken) String() string {
 func (*PutToken) ProtoMessage() {}
 
 func (x *PutToken) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[47]
+	mi := &file_api_command_v1_command_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3740,7 +4067,7 @@ func (x *PutToken) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PutToken.ProtoReflect.Descriptor instead.
 func (*PutToken) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{47}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *PutToken) GetId() string {
@@ -3801,7 +4128,7 @@ type DropToken struct {
 
 func (x *DropToken) Reset() {
 	*x = DropToken{}
-	mi := &file_api_command_v1_command_proto_msgTypes[48]
+	mi := &file_api_command_v1_command_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3813,7 +4140,7 @@ func (x *DropToken) String() string {
 func (*DropToken) ProtoMessage() {}
 
 func (x *DropToken) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[48]
+	mi := &file_api_command_v1_command_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3826,7 +4153,7 @@ func (x *DropToken) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DropToken.ProtoReflect.Descriptor instead.
 func (*DropToken) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{48}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *DropToken) GetId() string {
@@ -3858,7 +4185,7 @@ type Admit struct {
 
 func (x *Admit) Reset() {
 	*x = Admit{}
-	mi := &file_api_command_v1_command_proto_msgTypes[49]
+	mi := &file_api_command_v1_command_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3870,7 +4197,7 @@ func (x *Admit) String() string {
 func (*Admit) ProtoMessage() {}
 
 func (x *Admit) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[49]
+	mi := &file_api_command_v1_command_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3883,7 +4210,7 @@ func (x *Admit) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Admit.ProtoReflect.Descriptor instead.
 func (*Admit) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{49}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *Admit) GetToken() string {
@@ -3963,7 +4290,7 @@ type Revoke struct {
 
 func (x *Revoke) Reset() {
 	*x = Revoke{}
-	mi := &file_api_command_v1_command_proto_msgTypes[50]
+	mi := &file_api_command_v1_command_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3975,7 +4302,7 @@ func (x *Revoke) String() string {
 func (*Revoke) ProtoMessage() {}
 
 func (x *Revoke) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[50]
+	mi := &file_api_command_v1_command_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3988,7 +4315,7 @@ func (x *Revoke) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Revoke.ProtoReflect.Descriptor instead.
 func (*Revoke) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{50}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *Revoke) GetRole() string {
@@ -4036,7 +4363,7 @@ type Audit struct {
 
 func (x *Audit) Reset() {
 	*x = Audit{}
-	mi := &file_api_command_v1_command_proto_msgTypes[51]
+	mi := &file_api_command_v1_command_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4048,7 +4375,7 @@ func (x *Audit) String() string {
 func (*Audit) ProtoMessage() {}
 
 func (x *Audit) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[51]
+	mi := &file_api_command_v1_command_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4061,7 +4388,7 @@ func (x *Audit) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Audit.ProtoReflect.Descriptor instead.
 func (*Audit) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{51}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *Audit) GetType() string {
@@ -4111,7 +4438,7 @@ type Forgiveness struct {
 
 func (x *Forgiveness) Reset() {
 	*x = Forgiveness{}
-	mi := &file_api_command_v1_command_proto_msgTypes[52]
+	mi := &file_api_command_v1_command_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4123,7 +4450,7 @@ func (x *Forgiveness) String() string {
 func (*Forgiveness) ProtoMessage() {}
 
 func (x *Forgiveness) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[52]
+	mi := &file_api_command_v1_command_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4136,7 +4463,7 @@ func (x *Forgiveness) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Forgiveness.ProtoReflect.Descriptor instead.
 func (*Forgiveness) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{52}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *Forgiveness) GetWorkload() string {
@@ -4162,7 +4489,7 @@ type ForgiveFailures struct {
 
 func (x *ForgiveFailures) Reset() {
 	*x = ForgiveFailures{}
-	mi := &file_api_command_v1_command_proto_msgTypes[53]
+	mi := &file_api_command_v1_command_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4174,7 +4501,7 @@ func (x *ForgiveFailures) String() string {
 func (*ForgiveFailures) ProtoMessage() {}
 
 func (x *ForgiveFailures) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[53]
+	mi := &file_api_command_v1_command_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4187,7 +4514,7 @@ func (x *ForgiveFailures) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ForgiveFailures.ProtoReflect.Descriptor instead.
 func (*ForgiveFailures) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{53}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *ForgiveFailures) GetWorkloads() []*Forgiveness {
@@ -4217,7 +4544,7 @@ type AgentAction struct {
 
 func (x *AgentAction) Reset() {
 	*x = AgentAction{}
-	mi := &file_api_command_v1_command_proto_msgTypes[54]
+	mi := &file_api_command_v1_command_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4229,7 +4556,7 @@ func (x *AgentAction) String() string {
 func (*AgentAction) ProtoMessage() {}
 
 func (x *AgentAction) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[54]
+	mi := &file_api_command_v1_command_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4242,7 +4569,7 @@ func (x *AgentAction) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AgentAction.ProtoReflect.Descriptor instead.
 func (*AgentAction) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{54}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *AgentAction) GetTaskId() string {
@@ -4316,7 +4643,7 @@ type RecordActions struct {
 
 func (x *RecordActions) Reset() {
 	*x = RecordActions{}
-	mi := &file_api_command_v1_command_proto_msgTypes[55]
+	mi := &file_api_command_v1_command_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4328,7 +4655,7 @@ func (x *RecordActions) String() string {
 func (*RecordActions) ProtoMessage() {}
 
 func (x *RecordActions) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[55]
+	mi := &file_api_command_v1_command_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4341,7 +4668,7 @@ func (x *RecordActions) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RecordActions.ProtoReflect.Descriptor instead.
 func (*RecordActions) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{55}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *RecordActions) GetNode() string {
@@ -4387,7 +4714,7 @@ type Drift struct {
 
 func (x *Drift) Reset() {
 	*x = Drift{}
-	mi := &file_api_command_v1_command_proto_msgTypes[56]
+	mi := &file_api_command_v1_command_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4399,7 +4726,7 @@ func (x *Drift) String() string {
 func (*Drift) ProtoMessage() {}
 
 func (x *Drift) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[56]
+	mi := &file_api_command_v1_command_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4412,7 +4739,7 @@ func (x *Drift) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Drift.ProtoReflect.Descriptor instead.
 func (*Drift) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{56}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{59}
 }
 
 func (x *Drift) GetNode() string {
@@ -4490,7 +4817,7 @@ type DriftRepair struct {
 
 func (x *DriftRepair) Reset() {
 	*x = DriftRepair{}
-	mi := &file_api_command_v1_command_proto_msgTypes[57]
+	mi := &file_api_command_v1_command_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4502,7 +4829,7 @@ func (x *DriftRepair) String() string {
 func (*DriftRepair) ProtoMessage() {}
 
 func (x *DriftRepair) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[57]
+	mi := &file_api_command_v1_command_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4515,7 +4842,7 @@ func (x *DriftRepair) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DriftRepair.ProtoReflect.Descriptor instead.
 func (*DriftRepair) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{57}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{60}
 }
 
 func (x *DriftRepair) GetWorkload() string {
@@ -4552,7 +4879,7 @@ type SetDrifts struct {
 
 func (x *SetDrifts) Reset() {
 	*x = SetDrifts{}
-	mi := &file_api_command_v1_command_proto_msgTypes[58]
+	mi := &file_api_command_v1_command_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4564,7 +4891,7 @@ func (x *SetDrifts) String() string {
 func (*SetDrifts) ProtoMessage() {}
 
 func (x *SetDrifts) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[58]
+	mi := &file_api_command_v1_command_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4577,7 +4904,7 @@ func (x *SetDrifts) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetDrifts.ProtoReflect.Descriptor instead.
 func (*SetDrifts) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{58}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{61}
 }
 
 func (x *SetDrifts) GetOpen() []*Drift {
@@ -4614,7 +4941,7 @@ type AdoptDrift struct {
 
 func (x *AdoptDrift) Reset() {
 	*x = AdoptDrift{}
-	mi := &file_api_command_v1_command_proto_msgTypes[59]
+	mi := &file_api_command_v1_command_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4626,7 +4953,7 @@ func (x *AdoptDrift) String() string {
 func (*AdoptDrift) ProtoMessage() {}
 
 func (x *AdoptDrift) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[59]
+	mi := &file_api_command_v1_command_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4639,7 +4966,7 @@ func (x *AdoptDrift) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AdoptDrift.ProtoReflect.Descriptor instead.
 func (*AdoptDrift) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{59}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{62}
 }
 
 func (x *AdoptDrift) GetNode() string {
@@ -4674,7 +5001,7 @@ type DropOrphan struct {
 
 func (x *DropOrphan) Reset() {
 	*x = DropOrphan{}
-	mi := &file_api_command_v1_command_proto_msgTypes[60]
+	mi := &file_api_command_v1_command_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4686,7 +5013,7 @@ func (x *DropOrphan) String() string {
 func (*DropOrphan) ProtoMessage() {}
 
 func (x *DropOrphan) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[60]
+	mi := &file_api_command_v1_command_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4699,7 +5026,7 @@ func (x *DropOrphan) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DropOrphan.ProtoReflect.Descriptor instead.
 func (*DropOrphan) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{60}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{63}
 }
 
 func (x *DropOrphan) GetNode() string {
@@ -4712,6 +5039,210 @@ func (x *DropOrphan) GetNode() string {
 func (x *DropOrphan) GetWorkload() string {
 	if x != nil {
 		return x.Workload
+	}
+	return ""
+}
+
+// Quota bounds what the workloads of a namespace ask for together, stopped ones too and
+// those that are being deleted not; 0 = any amount.
+type Quota struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	CpuMillicores int64                  `protobuf:"varint,1,opt,name=cpu_millicores,json=cpuMillicores,proto3" json:"cpu_millicores,omitempty"`
+	MemoryMib     int64                  `protobuf:"varint,2,opt,name=memory_mib,json=memoryMib,proto3" json:"memory_mib,omitempty"`
+	DiskGb        int64                  `protobuf:"varint,3,opt,name=disk_gb,json=diskGb,proto3" json:"disk_gb,omitempty"`
+	Workloads     int64                  `protobuf:"varint,4,opt,name=workloads,proto3" json:"workloads,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Quota) Reset() {
+	*x = Quota{}
+	mi := &file_api_command_v1_command_proto_msgTypes[64]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Quota) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Quota) ProtoMessage() {}
+
+func (x *Quota) ProtoReflect() protoreflect.Message {
+	mi := &file_api_command_v1_command_proto_msgTypes[64]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Quota.ProtoReflect.Descriptor instead.
+func (*Quota) Descriptor() ([]byte, []int) {
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{64}
+}
+
+func (x *Quota) GetCpuMillicores() int64 {
+	if x != nil {
+		return x.CpuMillicores
+	}
+	return 0
+}
+
+func (x *Quota) GetMemoryMib() int64 {
+	if x != nil {
+		return x.MemoryMib
+	}
+	return 0
+}
+
+func (x *Quota) GetDiskGb() int64 {
+	if x != nil {
+		return x.DiskGb
+	}
+	return 0
+}
+
+func (x *Quota) GetWorkloads() int64 {
+	if x != nil {
+		return x.Workloads
+	}
+	return 0
+}
+
+// PutNamespace makes a namespace or replaces what is known of it.
+type PutNamespace struct {
+	state       protoimpl.MessageState `protogen:"open.v1"`
+	Name        string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	Description string                 `protobuf:"bytes,2,opt,name=description,proto3" json:"description,omitempty"`
+	Quota       *Quota                 `protobuf:"bytes,3,opt,name=quota,proto3" json:"quota,omitempty"`
+	// Ids of users who act here, sorted. A user that any namespace names acts only in those
+	// that name it, one that none names everywhere.
+	Users []string `protobuf:"bytes,4,rep,name=users,proto3" json:"users,omitempty"`
+	// Users who may act everywhere after this; without it nobody leaves the last one.
+	Release []string `protobuf:"bytes,5,rep,name=release,proto3" json:"release,omitempty"`
+	// Log index of the last change of the record that this one was made from, 0: there was none;
+	// not set: whatever is there is replaced.
+	IfVersion     *uint64 `protobuf:"varint,6,opt,name=if_version,json=ifVersion,proto3,oneof" json:"if_version,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PutNamespace) Reset() {
+	*x = PutNamespace{}
+	mi := &file_api_command_v1_command_proto_msgTypes[65]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PutNamespace) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PutNamespace) ProtoMessage() {}
+
+func (x *PutNamespace) ProtoReflect() protoreflect.Message {
+	mi := &file_api_command_v1_command_proto_msgTypes[65]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PutNamespace.ProtoReflect.Descriptor instead.
+func (*PutNamespace) Descriptor() ([]byte, []int) {
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{65}
+}
+
+func (x *PutNamespace) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *PutNamespace) GetDescription() string {
+	if x != nil {
+		return x.Description
+	}
+	return ""
+}
+
+func (x *PutNamespace) GetQuota() *Quota {
+	if x != nil {
+		return x.Quota
+	}
+	return nil
+}
+
+func (x *PutNamespace) GetUsers() []string {
+	if x != nil {
+		return x.Users
+	}
+	return nil
+}
+
+func (x *PutNamespace) GetRelease() []string {
+	if x != nil {
+		return x.Release
+	}
+	return nil
+}
+
+func (x *PutNamespace) GetIfVersion() uint64 {
+	if x != nil && x.IfVersion != nil {
+		return *x.IfVersion
+	}
+	return 0
+}
+
+type DeleteNamespace struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DeleteNamespace) Reset() {
+	*x = DeleteNamespace{}
+	mi := &file_api_command_v1_command_proto_msgTypes[66]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DeleteNamespace) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DeleteNamespace) ProtoMessage() {}
+
+func (x *DeleteNamespace) ProtoReflect() protoreflect.Message {
+	mi := &file_api_command_v1_command_proto_msgTypes[66]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DeleteNamespace.ProtoReflect.Descriptor instead.
+func (*DeleteNamespace) Descriptor() ([]byte, []int) {
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{66}
+}
+
+func (x *DeleteNamespace) GetName() string {
+	if x != nil {
+		return x.Name
 	}
 	return ""
 }
@@ -4729,7 +5260,7 @@ type SnapshotHeader struct {
 
 func (x *SnapshotHeader) Reset() {
 	*x = SnapshotHeader{}
-	mi := &file_api_command_v1_command_proto_msgTypes[61]
+	mi := &file_api_command_v1_command_proto_msgTypes[67]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4741,7 +5272,7 @@ func (x *SnapshotHeader) String() string {
 func (*SnapshotHeader) ProtoMessage() {}
 
 func (x *SnapshotHeader) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[61]
+	mi := &file_api_command_v1_command_proto_msgTypes[67]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4754,7 +5285,7 @@ func (x *SnapshotHeader) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SnapshotHeader.ProtoReflect.Descriptor instead.
 func (*SnapshotHeader) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{61}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{67}
 }
 
 func (x *SnapshotHeader) GetMagic() string {
@@ -4803,6 +5334,9 @@ type SnapshotRecord struct {
 	//	*SnapshotRecord_Grave
 	//	*SnapshotRecord_NodeAudit
 	//	*SnapshotRecord_Drift
+	//	*SnapshotRecord_Namespace
+	//	*SnapshotRecord_Revisions
+	//	*SnapshotRecord_Rollout
 	Record        isSnapshotRecord_Record `protobuf_oneof:"record"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -4810,7 +5344,7 @@ type SnapshotRecord struct {
 
 func (x *SnapshotRecord) Reset() {
 	*x = SnapshotRecord{}
-	mi := &file_api_command_v1_command_proto_msgTypes[62]
+	mi := &file_api_command_v1_command_proto_msgTypes[68]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4822,7 +5356,7 @@ func (x *SnapshotRecord) String() string {
 func (*SnapshotRecord) ProtoMessage() {}
 
 func (x *SnapshotRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[62]
+	mi := &file_api_command_v1_command_proto_msgTypes[68]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4835,7 +5369,7 @@ func (x *SnapshotRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SnapshotRecord.ProtoReflect.Descriptor instead.
 func (*SnapshotRecord) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{62}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{68}
 }
 
 func (x *SnapshotRecord) GetRecord() isSnapshotRecord_Record {
@@ -4971,6 +5505,33 @@ func (x *SnapshotRecord) GetDrift() *Drift {
 	return nil
 }
 
+func (x *SnapshotRecord) GetNamespace() *NamespaceRecord {
+	if x != nil {
+		if x, ok := x.Record.(*SnapshotRecord_Namespace); ok {
+			return x.Namespace
+		}
+	}
+	return nil
+}
+
+func (x *SnapshotRecord) GetRevisions() *RevisionsRecord {
+	if x != nil {
+		if x, ok := x.Record.(*SnapshotRecord_Revisions); ok {
+			return x.Revisions
+		}
+	}
+	return nil
+}
+
+func (x *SnapshotRecord) GetRollout() *RolloutRecord {
+	if x != nil {
+		if x, ok := x.Record.(*SnapshotRecord_Rollout); ok {
+			return x.Rollout
+		}
+	}
+	return nil
+}
+
 type isSnapshotRecord_Record interface {
 	isSnapshotRecord_Record()
 }
@@ -5031,6 +5592,18 @@ type SnapshotRecord_Drift struct {
 	Drift *Drift `protobuf:"bytes,61,opt,name=drift,proto3,oneof"`
 }
 
+type SnapshotRecord_Namespace struct {
+	Namespace *NamespaceRecord `protobuf:"bytes,110,opt,name=namespace,proto3,oneof"`
+}
+
+type SnapshotRecord_Revisions struct {
+	Revisions *RevisionsRecord `protobuf:"bytes,130,opt,name=revisions,proto3,oneof"`
+}
+
+type SnapshotRecord_Rollout struct {
+	Rollout *RolloutRecord `protobuf:"bytes,150,opt,name=rollout,proto3,oneof"`
+}
+
 func (*SnapshotRecord_Meta) isSnapshotRecord_Record() {}
 
 func (*SnapshotRecord_Workload) isSnapshotRecord_Record() {}
@@ -5059,6 +5632,379 @@ func (*SnapshotRecord_NodeAudit) isSnapshotRecord_Record() {}
 
 func (*SnapshotRecord_Drift) isSnapshotRecord_Record() {}
 
+func (*SnapshotRecord_Namespace) isSnapshotRecord_Record() {}
+
+func (*SnapshotRecord_Revisions) isSnapshotRecord_Record() {}
+
+func (*SnapshotRecord_Rollout) isSnapshotRecord_Record() {}
+
+// RolloutRecord is the last update of a group. Written at feature level 6.
+type RolloutRecord struct {
+	state  protoimpl.MessageState `protogen:"open.v1"`
+	Group  string                 `protobuf:"bytes,1,opt,name=group,proto3" json:"group,omitempty"`
+	Id     *Generation            `protobuf:"bytes,2,opt,name=id,proto3" json:"id,omitempty"`
+	Policy *UpdatePolicy          `protobuf:"bytes,3,opt,name=policy,proto3" json:"policy,omitempty"`
+	// Running, Paused or Completed.
+	Phase   string           `protobuf:"bytes,4,opt,name=phase,proto3" json:"phase,omitempty"`
+	Reason  string           `protobuf:"bytes,5,opt,name=reason,proto3" json:"reason,omitempty"`
+	Members []*RolloutMember `protobuf:"bytes,6,rep,name=members,proto3" json:"members,omitempty"`
+	// What the group was when it was last as somebody wanted it, and whether a member of
+	// that was available.
+	Former    []*WorkloadPut `protobuf:"bytes,7,rep,name=former,proto3" json:"former,omitempty"`
+	FormerRan bool           `protobuf:"varint,8,opt,name=former_ran,json=formerRan,proto3" json:"former_ran,omitempty"`
+	// It goes back to former.
+	Reverting bool `protobuf:"varint,9,opt,name=reverting,proto3" json:"reverting,omitempty"`
+	// Unix nanoseconds.
+	StartedAt     int64  `protobuf:"varint,10,opt,name=started_at,json=startedAt,proto3" json:"started_at,omitempty"`
+	ProgressAt    int64  `protobuf:"varint,11,opt,name=progress_at,json=progressAt,proto3" json:"progress_at,omitempty"`
+	EndedAt       int64  `protobuf:"varint,12,opt,name=ended_at,json=endedAt,proto3" json:"ended_at,omitempty"`
+	By            string `protobuf:"bytes,13,opt,name=by,proto3" json:"by,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RolloutRecord) Reset() {
+	*x = RolloutRecord{}
+	mi := &file_api_command_v1_command_proto_msgTypes[69]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RolloutRecord) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RolloutRecord) ProtoMessage() {}
+
+func (x *RolloutRecord) ProtoReflect() protoreflect.Message {
+	mi := &file_api_command_v1_command_proto_msgTypes[69]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RolloutRecord.ProtoReflect.Descriptor instead.
+func (*RolloutRecord) Descriptor() ([]byte, []int) {
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{69}
+}
+
+func (x *RolloutRecord) GetGroup() string {
+	if x != nil {
+		return x.Group
+	}
+	return ""
+}
+
+func (x *RolloutRecord) GetId() *Generation {
+	if x != nil {
+		return x.Id
+	}
+	return nil
+}
+
+func (x *RolloutRecord) GetPolicy() *UpdatePolicy {
+	if x != nil {
+		return x.Policy
+	}
+	return nil
+}
+
+func (x *RolloutRecord) GetPhase() string {
+	if x != nil {
+		return x.Phase
+	}
+	return ""
+}
+
+func (x *RolloutRecord) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
+func (x *RolloutRecord) GetMembers() []*RolloutMember {
+	if x != nil {
+		return x.Members
+	}
+	return nil
+}
+
+func (x *RolloutRecord) GetFormer() []*WorkloadPut {
+	if x != nil {
+		return x.Former
+	}
+	return nil
+}
+
+func (x *RolloutRecord) GetFormerRan() bool {
+	if x != nil {
+		return x.FormerRan
+	}
+	return false
+}
+
+func (x *RolloutRecord) GetReverting() bool {
+	if x != nil {
+		return x.Reverting
+	}
+	return false
+}
+
+func (x *RolloutRecord) GetStartedAt() int64 {
+	if x != nil {
+		return x.StartedAt
+	}
+	return 0
+}
+
+func (x *RolloutRecord) GetProgressAt() int64 {
+	if x != nil {
+		return x.ProgressAt
+	}
+	return 0
+}
+
+func (x *RolloutRecord) GetEndedAt() int64 {
+	if x != nil {
+		return x.EndedAt
+	}
+	return 0
+}
+
+func (x *RolloutRecord) GetBy() string {
+	if x != nil {
+		return x.By
+	}
+	return ""
+}
+
+type RolloutMember struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Id    string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
+	// What it has, as far as the update goes.
+	Content string `protobuf:"bytes,2,opt,name=content,proto3" json:"content,omitempty"`
+	// What it is to get; absent once it has it.
+	Put *WorkloadPut `protobuf:"bytes,3,opt,name=put,proto3" json:"put,omitempty"`
+	// Unix nanoseconds, when it got it.
+	TakenAt int64 `protobuf:"varint,4,opt,name=taken_at,json=takenAt,proto3" json:"taken_at,omitempty"`
+	// It has been available with it for long enough.
+	Settled       bool `protobuf:"varint,5,opt,name=settled,proto3" json:"settled,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RolloutMember) Reset() {
+	*x = RolloutMember{}
+	mi := &file_api_command_v1_command_proto_msgTypes[70]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RolloutMember) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RolloutMember) ProtoMessage() {}
+
+func (x *RolloutMember) ProtoReflect() protoreflect.Message {
+	mi := &file_api_command_v1_command_proto_msgTypes[70]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RolloutMember.ProtoReflect.Descriptor instead.
+func (*RolloutMember) Descriptor() ([]byte, []int) {
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{70}
+}
+
+func (x *RolloutMember) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+func (x *RolloutMember) GetContent() string {
+	if x != nil {
+		return x.Content
+	}
+	return ""
+}
+
+func (x *RolloutMember) GetPut() *WorkloadPut {
+	if x != nil {
+		return x.Put
+	}
+	return nil
+}
+
+func (x *RolloutMember) GetTakenAt() int64 {
+	if x != nil {
+		return x.TakenAt
+	}
+	return 0
+}
+
+func (x *RolloutMember) GetSettled() bool {
+	if x != nil {
+		return x.Settled
+	}
+	return false
+}
+
+// RevisionsRecord holds the former specifications of a workload, oldest first, and
+// last what is known of the present one, which WorkloadRecord has. Written at
+// feature level 6.
+type RevisionsRecord struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Workload      string                 `protobuf:"bytes,1,opt,name=workload,proto3" json:"workload,omitempty"`
+	Revisions     []*Revision            `protobuf:"bytes,2,rep,name=revisions,proto3" json:"revisions,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RevisionsRecord) Reset() {
+	*x = RevisionsRecord{}
+	mi := &file_api_command_v1_command_proto_msgTypes[71]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RevisionsRecord) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RevisionsRecord) ProtoMessage() {}
+
+func (x *RevisionsRecord) ProtoReflect() protoreflect.Message {
+	mi := &file_api_command_v1_command_proto_msgTypes[71]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RevisionsRecord.ProtoReflect.Descriptor instead.
+func (*RevisionsRecord) Descriptor() ([]byte, []int) {
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{71}
+}
+
+func (x *RevisionsRecord) GetWorkload() string {
+	if x != nil {
+		return x.Workload
+	}
+	return ""
+}
+
+func (x *RevisionsRecord) GetRevisions() []*Revision {
+	if x != nil {
+		return x.Revisions
+	}
+	return nil
+}
+
+type Revision struct {
+	state  protoimpl.MessageState `protogen:"open.v1"`
+	Number uint64                 `protobuf:"varint,1,opt,name=number,proto3" json:"number,omitempty"`
+	// Empty for the present one.
+	Spec           []byte `protobuf:"bytes,2,opt,name=spec,proto3" json:"spec,omitempty"`
+	Content        string `protobuf:"bytes,3,opt,name=content,proto3" json:"content,omitempty"`
+	CallerRevision string `protobuf:"bytes,4,opt,name=caller_revision,json=callerRevision,proto3" json:"caller_revision,omitempty"`
+	// Unix nanoseconds, and who applied it.
+	At            int64  `protobuf:"varint,5,opt,name=at,proto3" json:"at,omitempty"`
+	By            string `protobuf:"bytes,6,opt,name=by,proto3" json:"by,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Revision) Reset() {
+	*x = Revision{}
+	mi := &file_api_command_v1_command_proto_msgTypes[72]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Revision) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Revision) ProtoMessage() {}
+
+func (x *Revision) ProtoReflect() protoreflect.Message {
+	mi := &file_api_command_v1_command_proto_msgTypes[72]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Revision.ProtoReflect.Descriptor instead.
+func (*Revision) Descriptor() ([]byte, []int) {
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{72}
+}
+
+func (x *Revision) GetNumber() uint64 {
+	if x != nil {
+		return x.Number
+	}
+	return 0
+}
+
+func (x *Revision) GetSpec() []byte {
+	if x != nil {
+		return x.Spec
+	}
+	return nil
+}
+
+func (x *Revision) GetContent() string {
+	if x != nil {
+		return x.Content
+	}
+	return ""
+}
+
+func (x *Revision) GetCallerRevision() string {
+	if x != nil {
+		return x.CallerRevision
+	}
+	return ""
+}
+
+func (x *Revision) GetAt() int64 {
+	if x != nil {
+		return x.At
+	}
+	return 0
+}
+
+func (x *Revision) GetBy() string {
+	if x != nil {
+		return x.By
+	}
+	return ""
+}
+
 // NodeAuditRecord says up to where the tasks of a node have become events.
 type NodeAuditRecord struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -5073,7 +6019,7 @@ type NodeAuditRecord struct {
 
 func (x *NodeAuditRecord) Reset() {
 	*x = NodeAuditRecord{}
-	mi := &file_api_command_v1_command_proto_msgTypes[63]
+	mi := &file_api_command_v1_command_proto_msgTypes[73]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5085,7 +6031,7 @@ func (x *NodeAuditRecord) String() string {
 func (*NodeAuditRecord) ProtoMessage() {}
 
 func (x *NodeAuditRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[63]
+	mi := &file_api_command_v1_command_proto_msgTypes[73]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5098,7 +6044,7 @@ func (x *NodeAuditRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeAuditRecord.ProtoReflect.Descriptor instead.
 func (*NodeAuditRecord) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{63}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{73}
 }
 
 func (x *NodeAuditRecord) GetNode() string {
@@ -5122,6 +6068,91 @@ func (x *NodeAuditRecord) GetTasks() []string {
 	return nil
 }
 
+// NamespaceRecord is written at feature level 6.
+type NamespaceRecord struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Put           *PutNamespace          `protobuf:"bytes,1,opt,name=put,proto3" json:"put,omitempty"`
+	CreatedAt     int64                  `protobuf:"varint,2,opt,name=created_at,json=createdAt,proto3" json:"created_at,omitempty"`
+	UpdatedAt     int64                  `protobuf:"varint,3,opt,name=updated_at,json=updatedAt,proto3" json:"updated_at,omitempty"`
+	UpdatedBy     string                 `protobuf:"bytes,4,opt,name=updated_by,json=updatedBy,proto3" json:"updated_by,omitempty"`
+	CreateIndex   uint64                 `protobuf:"varint,5,opt,name=create_index,json=createIndex,proto3" json:"create_index,omitempty"`
+	ModifyIndex   uint64                 `protobuf:"varint,6,opt,name=modify_index,json=modifyIndex,proto3" json:"modify_index,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *NamespaceRecord) Reset() {
+	*x = NamespaceRecord{}
+	mi := &file_api_command_v1_command_proto_msgTypes[74]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *NamespaceRecord) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*NamespaceRecord) ProtoMessage() {}
+
+func (x *NamespaceRecord) ProtoReflect() protoreflect.Message {
+	mi := &file_api_command_v1_command_proto_msgTypes[74]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use NamespaceRecord.ProtoReflect.Descriptor instead.
+func (*NamespaceRecord) Descriptor() ([]byte, []int) {
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{74}
+}
+
+func (x *NamespaceRecord) GetPut() *PutNamespace {
+	if x != nil {
+		return x.Put
+	}
+	return nil
+}
+
+func (x *NamespaceRecord) GetCreatedAt() int64 {
+	if x != nil {
+		return x.CreatedAt
+	}
+	return 0
+}
+
+func (x *NamespaceRecord) GetUpdatedAt() int64 {
+	if x != nil {
+		return x.UpdatedAt
+	}
+	return 0
+}
+
+func (x *NamespaceRecord) GetUpdatedBy() string {
+	if x != nil {
+		return x.UpdatedBy
+	}
+	return ""
+}
+
+func (x *NamespaceRecord) GetCreateIndex() uint64 {
+	if x != nil {
+		return x.CreateIndex
+	}
+	return 0
+}
+
+func (x *NamespaceRecord) GetModifyIndex() uint64 {
+	if x != nil {
+		return x.ModifyIndex
+	}
+	return 0
+}
+
 type TokenRecord struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// uses are those that are left.
@@ -5134,7 +6165,7 @@ type TokenRecord struct {
 
 func (x *TokenRecord) Reset() {
 	*x = TokenRecord{}
-	mi := &file_api_command_v1_command_proto_msgTypes[64]
+	mi := &file_api_command_v1_command_proto_msgTypes[75]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5146,7 +6177,7 @@ func (x *TokenRecord) String() string {
 func (*TokenRecord) ProtoMessage() {}
 
 func (x *TokenRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[64]
+	mi := &file_api_command_v1_command_proto_msgTypes[75]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5159,7 +6190,7 @@ func (x *TokenRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TokenRecord.ProtoReflect.Descriptor instead.
 func (*TokenRecord) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{64}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{75}
 }
 
 func (x *TokenRecord) GetToken() *PutToken {
@@ -5195,7 +6226,7 @@ type RevocationRecord struct {
 
 func (x *RevocationRecord) Reset() {
 	*x = RevocationRecord{}
-	mi := &file_api_command_v1_command_proto_msgTypes[65]
+	mi := &file_api_command_v1_command_proto_msgTypes[76]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5207,7 +6238,7 @@ func (x *RevocationRecord) String() string {
 func (*RevocationRecord) ProtoMessage() {}
 
 func (x *RevocationRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[65]
+	mi := &file_api_command_v1_command_proto_msgTypes[76]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5220,7 +6251,7 @@ func (x *RevocationRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevocationRecord.ProtoReflect.Descriptor instead.
 func (*RevocationRecord) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{65}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{76}
 }
 
 func (x *RevocationRecord) GetRevoke() *Revoke {
@@ -5255,7 +6286,7 @@ type SnapshotTrailer struct {
 
 func (x *SnapshotTrailer) Reset() {
 	*x = SnapshotTrailer{}
-	mi := &file_api_command_v1_command_proto_msgTypes[66]
+	mi := &file_api_command_v1_command_proto_msgTypes[77]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5267,7 +6298,7 @@ func (x *SnapshotTrailer) String() string {
 func (*SnapshotTrailer) ProtoMessage() {}
 
 func (x *SnapshotTrailer) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[66]
+	mi := &file_api_command_v1_command_proto_msgTypes[77]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5280,7 +6311,7 @@ func (x *SnapshotTrailer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SnapshotTrailer.ProtoReflect.Descriptor instead.
 func (*SnapshotTrailer) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{66}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{77}
 }
 
 func (x *SnapshotTrailer) GetRecords() uint64 {
@@ -5334,7 +6365,7 @@ type MetaRecord struct {
 
 func (x *MetaRecord) Reset() {
 	*x = MetaRecord{}
-	mi := &file_api_command_v1_command_proto_msgTypes[67]
+	mi := &file_api_command_v1_command_proto_msgTypes[78]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5346,7 +6377,7 @@ func (x *MetaRecord) String() string {
 func (*MetaRecord) ProtoMessage() {}
 
 func (x *MetaRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[67]
+	mi := &file_api_command_v1_command_proto_msgTypes[78]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5359,7 +6390,7 @@ func (x *MetaRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MetaRecord.ProtoReflect.Descriptor instead.
 func (*MetaRecord) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{67}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{78}
 }
 
 func (x *MetaRecord) GetClusterId() string {
@@ -5554,7 +6585,7 @@ type WorkloadRecord struct {
 
 func (x *WorkloadRecord) Reset() {
 	*x = WorkloadRecord{}
-	mi := &file_api_command_v1_command_proto_msgTypes[68]
+	mi := &file_api_command_v1_command_proto_msgTypes[79]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5566,7 +6597,7 @@ func (x *WorkloadRecord) String() string {
 func (*WorkloadRecord) ProtoMessage() {}
 
 func (x *WorkloadRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[68]
+	mi := &file_api_command_v1_command_proto_msgTypes[79]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5579,7 +6610,7 @@ func (x *WorkloadRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkloadRecord.ProtoReflect.Descriptor instead.
 func (*WorkloadRecord) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{68}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{79}
 }
 
 func (x *WorkloadRecord) GetPut() *WorkloadPut {
@@ -5808,7 +6839,7 @@ type NodeRecord struct {
 
 func (x *NodeRecord) Reset() {
 	*x = NodeRecord{}
-	mi := &file_api_command_v1_command_proto_msgTypes[69]
+	mi := &file_api_command_v1_command_proto_msgTypes[80]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5820,7 +6851,7 @@ func (x *NodeRecord) String() string {
 func (*NodeRecord) ProtoMessage() {}
 
 func (x *NodeRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[69]
+	mi := &file_api_command_v1_command_proto_msgTypes[80]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5833,7 +6864,7 @@ func (x *NodeRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeRecord.ProtoReflect.Descriptor instead.
 func (*NodeRecord) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{69}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{80}
 }
 
 func (x *NodeRecord) GetFacts() *RegisterNode {
@@ -5943,7 +6974,7 @@ type ResidualRecord struct {
 
 func (x *ResidualRecord) Reset() {
 	*x = ResidualRecord{}
-	mi := &file_api_command_v1_command_proto_msgTypes[70]
+	mi := &file_api_command_v1_command_proto_msgTypes[81]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5955,7 +6986,7 @@ func (x *ResidualRecord) String() string {
 func (*ResidualRecord) ProtoMessage() {}
 
 func (x *ResidualRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[70]
+	mi := &file_api_command_v1_command_proto_msgTypes[81]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5968,7 +6999,7 @@ func (x *ResidualRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResidualRecord.ProtoReflect.Descriptor instead.
 func (*ResidualRecord) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{70}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{81}
 }
 
 func (x *ResidualRecord) GetNode() string {
@@ -6040,7 +7071,7 @@ type GraveRecord struct {
 
 func (x *GraveRecord) Reset() {
 	*x = GraveRecord{}
-	mi := &file_api_command_v1_command_proto_msgTypes[71]
+	mi := &file_api_command_v1_command_proto_msgTypes[82]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6052,7 +7083,7 @@ func (x *GraveRecord) String() string {
 func (*GraveRecord) ProtoMessage() {}
 
 func (x *GraveRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[71]
+	mi := &file_api_command_v1_command_proto_msgTypes[82]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6065,7 +7096,7 @@ func (x *GraveRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GraveRecord.ProtoReflect.Descriptor instead.
 func (*GraveRecord) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{71}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{82}
 }
 
 func (x *GraveRecord) GetWorkload() string {
@@ -6122,7 +7153,7 @@ type ReceiptRecord struct {
 
 func (x *ReceiptRecord) Reset() {
 	*x = ReceiptRecord{}
-	mi := &file_api_command_v1_command_proto_msgTypes[72]
+	mi := &file_api_command_v1_command_proto_msgTypes[83]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6134,7 +7165,7 @@ func (x *ReceiptRecord) String() string {
 func (*ReceiptRecord) ProtoMessage() {}
 
 func (x *ReceiptRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[72]
+	mi := &file_api_command_v1_command_proto_msgTypes[83]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6147,7 +7178,7 @@ func (x *ReceiptRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReceiptRecord.ProtoReflect.Descriptor instead.
 func (*ReceiptRecord) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{72}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{83}
 }
 
 func (x *ReceiptRecord) GetRequest() []byte {
@@ -6191,7 +7222,7 @@ type Outcome struct {
 
 func (x *Outcome) Reset() {
 	*x = Outcome{}
-	mi := &file_api_command_v1_command_proto_msgTypes[73]
+	mi := &file_api_command_v1_command_proto_msgTypes[84]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6203,7 +7234,7 @@ func (x *Outcome) String() string {
 func (*Outcome) ProtoMessage() {}
 
 func (x *Outcome) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[73]
+	mi := &file_api_command_v1_command_proto_msgTypes[84]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6216,7 +7247,7 @@ func (x *Outcome) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Outcome.ProtoReflect.Descriptor instead.
 func (*Outcome) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{73}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{84}
 }
 
 func (x *Outcome) GetKind() uint32 {
@@ -6259,7 +7290,7 @@ type ItemOutcome struct {
 
 func (x *ItemOutcome) Reset() {
 	*x = ItemOutcome{}
-	mi := &file_api_command_v1_command_proto_msgTypes[74]
+	mi := &file_api_command_v1_command_proto_msgTypes[85]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6271,7 +7302,7 @@ func (x *ItemOutcome) String() string {
 func (*ItemOutcome) ProtoMessage() {}
 
 func (x *ItemOutcome) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[74]
+	mi := &file_api_command_v1_command_proto_msgTypes[85]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6284,7 +7315,7 @@ func (x *ItemOutcome) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ItemOutcome.ProtoReflect.Descriptor instead.
 func (*ItemOutcome) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{74}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{85}
 }
 
 func (x *ItemOutcome) GetId() string {
@@ -6316,24 +7347,26 @@ func (x *ItemOutcome) GetUnchanged() bool {
 }
 
 type EventRecord struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Seq           uint64                 `protobuf:"varint,1,opt,name=seq,proto3" json:"seq,omitempty"`
-	Index         uint64                 `protobuf:"varint,2,opt,name=index,proto3" json:"index,omitempty"`
-	At            int64                  `protobuf:"varint,3,opt,name=at,proto3" json:"at,omitempty"`
-	Type          string                 `protobuf:"bytes,4,opt,name=type,proto3" json:"type,omitempty"`
-	Workload      string                 `protobuf:"bytes,5,opt,name=workload,proto3" json:"workload,omitempty"`
-	Node          string                 `protobuf:"bytes,6,opt,name=node,proto3" json:"node,omitempty"`
-	Reason        string                 `protobuf:"bytes,7,opt,name=reason,proto3" json:"reason,omitempty"`
-	Message       string                 `protobuf:"bytes,8,opt,name=message,proto3" json:"message,omitempty"`
-	By            string                 `protobuf:"bytes,9,opt,name=by,proto3" json:"by,omitempty"`
-	Details       []*Label               `protobuf:"bytes,10,rep,name=details,proto3" json:"details,omitempty"`
+	state    protoimpl.MessageState `protogen:"open.v1"`
+	Seq      uint64                 `protobuf:"varint,1,opt,name=seq,proto3" json:"seq,omitempty"`
+	Index    uint64                 `protobuf:"varint,2,opt,name=index,proto3" json:"index,omitempty"`
+	At       int64                  `protobuf:"varint,3,opt,name=at,proto3" json:"at,omitempty"`
+	Type     string                 `protobuf:"bytes,4,opt,name=type,proto3" json:"type,omitempty"`
+	Workload string                 `protobuf:"bytes,5,opt,name=workload,proto3" json:"workload,omitempty"`
+	Node     string                 `protobuf:"bytes,6,opt,name=node,proto3" json:"node,omitempty"`
+	Reason   string                 `protobuf:"bytes,7,opt,name=reason,proto3" json:"reason,omitempty"`
+	Message  string                 `protobuf:"bytes,8,opt,name=message,proto3" json:"message,omitempty"`
+	By       string                 `protobuf:"bytes,9,opt,name=by,proto3" json:"by,omitempty"`
+	Details  []*Label               `protobuf:"bytes,10,rep,name=details,proto3" json:"details,omitempty"`
+	// Of its workload; empty: default, or it is about none.
+	Namespace     string `protobuf:"bytes,110,opt,name=namespace,proto3" json:"namespace,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *EventRecord) Reset() {
 	*x = EventRecord{}
-	mi := &file_api_command_v1_command_proto_msgTypes[75]
+	mi := &file_api_command_v1_command_proto_msgTypes[86]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6345,7 +7378,7 @@ func (x *EventRecord) String() string {
 func (*EventRecord) ProtoMessage() {}
 
 func (x *EventRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_api_command_v1_command_proto_msgTypes[75]
+	mi := &file_api_command_v1_command_proto_msgTypes[86]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6358,7 +7391,7 @@ func (x *EventRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EventRecord.ProtoReflect.Descriptor instead.
 func (*EventRecord) Descriptor() ([]byte, []int) {
-	return file_api_command_v1_command_proto_rawDescGZIP(), []int{75}
+	return file_api_command_v1_command_proto_rawDescGZIP(), []int{86}
 }
 
 func (x *EventRecord) GetSeq() uint64 {
@@ -6431,6 +7464,13 @@ func (x *EventRecord) GetDetails() []*Label {
 	return nil
 }
 
+func (x *EventRecord) GetNamespace() string {
+	if x != nil {
+		return x.Namespace
+	}
+	return ""
+}
+
 var File_api_command_v1_command_proto protoreflect.FileDescriptor
 
 const file_api_command_v1_command_proto_rawDesc = "" +
@@ -6444,13 +7484,17 @@ const file_api_command_v1_command_proto_rawDesc = "" +
 	"\n" +
 	"Generation\x12 \n" +
 	"\vincarnation\x18\x01 \x01(\x04R\vincarnation\x12\x1a\n" +
-	"\bsequence\x18\x02 \x01(\x04R\bsequence\"\x84\x01\n" +
+	"\bsequence\x18\x02 \x01(\x04R\bsequence\"\xb6\x01\n" +
 	"\x04Head\x12\x18\n" +
 	"\arequest\x18\x01 \x01(\fR\arequest\x12.\n" +
 	"\x05epoch\x18\x02 \x01(\v2\x18.persys.command.v1.EpochR\x05epoch\x12\x0e\n" +
 	"\x02at\x18\x03 \x01(\x03R\x02at\x12\x0e\n" +
 	"\x02by\x18\x04 \x01(\tR\x02by\x12\x12\n" +
-	"\x04from\x18\x05 \x01(\tR\x04from\"\xb6\x13\n" +
+	"\x04from\x18\x05 \x01(\tR\x04from\x12\x1e\n" +
+	"\n" +
+	"namespaces\x18n \x03(\tR\n" +
+	"namespaces\x12\x10\n" +
+	"\x03via\x18x \x01(\tR\x03via\"\xe1\x15\n" +
 	"\aCommand\x12+\n" +
 	"\x04head\x18\x01 \x01(\v2\x17.persys.command.v1.HeadR\x04head\x12C\n" +
 	"\finit_cluster\x18\n" +
@@ -6499,7 +7543,12 @@ const file_api_command_v1_command_proto_rawDesc = "" +
 	"adoptDrift\x12@\n" +
 	"\vdrop_orphan\x18@ \x01(\v2\x1d.persys.command.v1.DropOrphanH\x00R\n" +
 	"dropOrphan\x12J\n" +
-	"\x0fset_gossip_ring\x18Z \x01(\v2 .persys.command.v1.SetGossipRingH\x00R\rsetGossipRingB\x06\n" +
+	"\x0fset_gossip_ring\x18Z \x01(\v2 .persys.command.v1.SetGossipRingH\x00R\rsetGossipRing\x12F\n" +
+	"\rput_namespace\x18n \x01(\v2\x1f.persys.command.v1.PutNamespaceH\x00R\fputNamespace\x12O\n" +
+	"\x10delete_namespace\x18o \x01(\v2\".persys.command.v1.DeleteNamespaceH\x00R\x0fdeleteNamespace\x12M\n" +
+	"\x0fadvance_rollout\x18\x96\x01 \x01(\v2!.persys.command.v1.AdvanceRolloutH\x00R\x0eadvanceRollout\x12A\n" +
+	"\vset_rollout\x18\x97\x01 \x01(\v2\x1d.persys.command.v1.SetRolloutH\x00R\n" +
+	"setRolloutB\x06\n" +
 	"\x04body\"/\n" +
 	"\x05Label\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
@@ -6545,7 +7594,7 @@ const file_api_command_v1_command_proto_rawDesc = "" +
 	"\n" +
 	"cluster_id\x18\x01 \x01(\tR\tclusterId\x12 \n" +
 	"\vincarnation\x18\x02 \x01(\x04R\vincarnation\x12\x14\n" +
-	"\x05shard\x18\x03 \x01(\tR\x05shard\"\xe4\x01\n" +
+	"\x05shard\x18\x03 \x01(\tR\x05shard\"\x82\x02\n" +
 	"\vWorkloadPut\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x12\n" +
 	"\x04spec\x18\x02 \x01(\fR\x04spec\x12\x18\n" +
@@ -6553,10 +7602,32 @@ const file_api_command_v1_command_proto_rawDesc = "" +
 	"\x0fcaller_revision\x18\x04 \x01(\tR\x0ecallerRevision\x121\n" +
 	"\x06demand\x18\x05 \x01(\v2\x19.persys.command.v1.DemandR\x06demand\x12\x18\n" +
 	"\adesired\x18\x06 \x01(\tR\adesired\x12!\n" +
-	"\fmax_attempts\x18\a \x01(\x05R\vmaxAttempts\"g\n" +
+	"\fmax_attempts\x18\a \x01(\x05R\vmaxAttempts\x12\x1c\n" +
+	"\tnamespace\x18n \x01(\tR\tnamespace\"\xa1\x01\n" +
 	"\fPutWorkloads\x12<\n" +
 	"\tworkloads\x18\x01 \x03(\v2\x1e.persys.command.v1.WorkloadPutR\tworkloads\x12\x19\n" +
-	"\bgroup_of\x18\x02 \x01(\tR\agroupOf\"6\n" +
+	"\bgroup_of\x18\x02 \x01(\tR\agroupOf\x128\n" +
+	"\x06update\x18\x96\x01 \x01(\v2\x1f.persys.command.v1.UpdatePolicyR\x06update\"\x9e\x01\n" +
+	"\fUpdatePolicy\x12!\n" +
+	"\fmax_parallel\x18\x01 \x01(\x05R\vmaxParallel\x12\x1f\n" +
+	"\vmin_healthy\x18\x02 \x01(\x03R\n" +
+	"minHealthy\x12)\n" +
+	"\x10healthy_deadline\x18\x03 \x01(\x03R\x0fhealthyDeadline\x12\x1f\n" +
+	"\vauto_revert\x18\x04 \x01(\bR\n" +
+	"autoRevert\"\xe0\x01\n" +
+	"\x0eAdvanceRollout\x12\x14\n" +
+	"\x05group\x18\x01 \x01(\tR\x05group\x12<\n" +
+	"\n" +
+	"if_rollout\x18\x02 \x01(\v2\x1d.persys.command.v1.GenerationR\tifRollout\x12\x18\n" +
+	"\asettled\x18\x03 \x03(\tR\asettled\x12\x12\n" +
+	"\x04take\x18\x04 \x03(\tR\x04take\x12\x1a\n" +
+	"\bcomplete\x18\x05 \x01(\bR\bcomplete\x12\x18\n" +
+	"\afailure\x18\x06 \x01(\tR\afailure\x12\x16\n" +
+	"\x06revert\x18\a \x01(\bR\x06revert\":\n" +
+	"\n" +
+	"SetRollout\x12\x14\n" +
+	"\x05group\x18\x01 \x01(\tR\x05group\x12\x16\n" +
+	"\x06action\x18\x02 \x01(\tR\x06action\"6\n" +
 	"\n" +
 	"SetDesired\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x18\n" +
@@ -6799,12 +7870,29 @@ const file_api_command_v1_command_proto_rawDesc = "" +
 	"\n" +
 	"DropOrphan\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\tR\x04node\x12\x1a\n" +
-	"\bworkload\x18\x02 \x01(\tR\bworkload\"h\n" +
+	"\bworkload\x18\x02 \x01(\tR\bworkload\"\x84\x01\n" +
+	"\x05Quota\x12%\n" +
+	"\x0ecpu_millicores\x18\x01 \x01(\x03R\rcpuMillicores\x12\x1d\n" +
+	"\n" +
+	"memory_mib\x18\x02 \x01(\x03R\tmemoryMib\x12\x17\n" +
+	"\adisk_gb\x18\x03 \x01(\x03R\x06diskGb\x12\x1c\n" +
+	"\tworkloads\x18\x04 \x01(\x03R\tworkloads\"\xd7\x01\n" +
+	"\fPutNamespace\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12 \n" +
+	"\vdescription\x18\x02 \x01(\tR\vdescription\x12.\n" +
+	"\x05quota\x18\x03 \x01(\v2\x18.persys.command.v1.QuotaR\x05quota\x12\x14\n" +
+	"\x05users\x18\x04 \x03(\tR\x05users\x12\x18\n" +
+	"\arelease\x18\x05 \x03(\tR\arelease\x12\"\n" +
+	"\n" +
+	"if_version\x18\x06 \x01(\x04H\x00R\tifVersion\x88\x01\x01B\r\n" +
+	"\v_if_version\"%\n" +
+	"\x0fDeleteNamespace\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\"h\n" +
 	"\x0eSnapshotHeader\x12\x14\n" +
 	"\x05magic\x18\x01 \x01(\tR\x05magic\x12\x16\n" +
 	"\x06format\x18\x02 \x01(\rR\x06format\x12\x14\n" +
 	"\x05index\x18\x03 \x01(\x04R\x05index\x12\x12\n" +
-	"\x04term\x18\x04 \x01(\x04R\x04term\"\xde\x06\n" +
+	"\x04term\x18\x04 \x01(\x04R\x04term\"\xa6\b\n" +
 	"\x0eSnapshotRecord\x123\n" +
 	"\x04meta\x18\x01 \x01(\v2\x1d.persys.command.v1.MetaRecordH\x00R\x04meta\x12?\n" +
 	"\bworkload\x18\x02 \x01(\v2!.persys.command.v1.WorkloadRecordH\x00R\bworkload\x123\n" +
@@ -6822,12 +7910,59 @@ const file_api_command_v1_command_proto_rawDesc = "" +
 	"\x05grave\x18# \x01(\v2\x1e.persys.command.v1.GraveRecordH\x00R\x05grave\x12C\n" +
 	"\n" +
 	"node_audit\x18< \x01(\v2\".persys.command.v1.NodeAuditRecordH\x00R\tnodeAudit\x120\n" +
-	"\x05drift\x18= \x01(\v2\x18.persys.command.v1.DriftH\x00R\x05driftB\b\n" +
-	"\x06record\"V\n" +
+	"\x05drift\x18= \x01(\v2\x18.persys.command.v1.DriftH\x00R\x05drift\x12B\n" +
+	"\tnamespace\x18n \x01(\v2\".persys.command.v1.NamespaceRecordH\x00R\tnamespace\x12C\n" +
+	"\trevisions\x18\x82\x01 \x01(\v2\".persys.command.v1.RevisionsRecordH\x00R\trevisions\x12=\n" +
+	"\arollout\x18\x96\x01 \x01(\v2 .persys.command.v1.RolloutRecordH\x00R\arolloutB\b\n" +
+	"\x06record\"\xd7\x03\n" +
+	"\rRolloutRecord\x12\x14\n" +
+	"\x05group\x18\x01 \x01(\tR\x05group\x12-\n" +
+	"\x02id\x18\x02 \x01(\v2\x1d.persys.command.v1.GenerationR\x02id\x127\n" +
+	"\x06policy\x18\x03 \x01(\v2\x1f.persys.command.v1.UpdatePolicyR\x06policy\x12\x14\n" +
+	"\x05phase\x18\x04 \x01(\tR\x05phase\x12\x16\n" +
+	"\x06reason\x18\x05 \x01(\tR\x06reason\x12:\n" +
+	"\amembers\x18\x06 \x03(\v2 .persys.command.v1.RolloutMemberR\amembers\x126\n" +
+	"\x06former\x18\a \x03(\v2\x1e.persys.command.v1.WorkloadPutR\x06former\x12\x1d\n" +
+	"\n" +
+	"former_ran\x18\b \x01(\bR\tformerRan\x12\x1c\n" +
+	"\treverting\x18\t \x01(\bR\treverting\x12\x1d\n" +
+	"\n" +
+	"started_at\x18\n" +
+	" \x01(\x03R\tstartedAt\x12\x1f\n" +
+	"\vprogress_at\x18\v \x01(\x03R\n" +
+	"progressAt\x12\x19\n" +
+	"\bended_at\x18\f \x01(\x03R\aendedAt\x12\x0e\n" +
+	"\x02by\x18\r \x01(\tR\x02by\"\xa0\x01\n" +
+	"\rRolloutMember\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id\x12\x18\n" +
+	"\acontent\x18\x02 \x01(\tR\acontent\x120\n" +
+	"\x03put\x18\x03 \x01(\v2\x1e.persys.command.v1.WorkloadPutR\x03put\x12\x19\n" +
+	"\btaken_at\x18\x04 \x01(\x03R\atakenAt\x12\x18\n" +
+	"\asettled\x18\x05 \x01(\bR\asettled\"h\n" +
+	"\x0fRevisionsRecord\x12\x1a\n" +
+	"\bworkload\x18\x01 \x01(\tR\bworkload\x129\n" +
+	"\trevisions\x18\x02 \x03(\v2\x1b.persys.command.v1.RevisionR\trevisions\"\x99\x01\n" +
+	"\bRevision\x12\x16\n" +
+	"\x06number\x18\x01 \x01(\x04R\x06number\x12\x12\n" +
+	"\x04spec\x18\x02 \x01(\fR\x04spec\x12\x18\n" +
+	"\acontent\x18\x03 \x01(\tR\acontent\x12'\n" +
+	"\x0fcaller_revision\x18\x04 \x01(\tR\x0ecallerRevision\x12\x0e\n" +
+	"\x02at\x18\x05 \x01(\x03R\x02at\x12\x0e\n" +
+	"\x02by\x18\x06 \x01(\tR\x02by\"V\n" +
 	"\x0fNodeAuditRecord\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\tR\x04node\x12\x19\n" +
 	"\bended_at\x18\x02 \x01(\x03R\aendedAt\x12\x14\n" +
-	"\x05tasks\x18\x03 \x03(\tR\x05tasks\"~\n" +
+	"\x05tasks\x18\x03 \x03(\tR\x05tasks\"\xe7\x01\n" +
+	"\x0fNamespaceRecord\x121\n" +
+	"\x03put\x18\x01 \x01(\v2\x1f.persys.command.v1.PutNamespaceR\x03put\x12\x1d\n" +
+	"\n" +
+	"created_at\x18\x02 \x01(\x03R\tcreatedAt\x12\x1d\n" +
+	"\n" +
+	"updated_at\x18\x03 \x01(\x03R\tupdatedAt\x12\x1d\n" +
+	"\n" +
+	"updated_by\x18\x04 \x01(\tR\tupdatedBy\x12!\n" +
+	"\fcreate_index\x18\x05 \x01(\x04R\vcreateIndex\x12!\n" +
+	"\fmodify_index\x18\x06 \x01(\x04R\vmodifyIndex\"~\n" +
 	"\vTokenRecord\x121\n" +
 	"\x05token\x18\x01 \x01(\v2\x1b.persys.command.v1.PutTokenR\x05token\x12\x1d\n" +
 	"\n" +
@@ -6961,7 +8096,7 @@ const file_api_command_v1_command_proto_rawDesc = "" +
 	"generation\x18\x02 \x01(\v2\x1d.persys.command.v1.GenerationR\n" +
 	"generation\x12\x1a\n" +
 	"\brevision\x18\x03 \x01(\tR\brevision\x12\x1c\n" +
-	"\tunchanged\x18\x04 \x01(\bR\tunchanged\"\xff\x01\n" +
+	"\tunchanged\x18\x04 \x01(\bR\tunchanged\"\x9d\x02\n" +
 	"\vEventRecord\x12\x10\n" +
 	"\x03seq\x18\x01 \x01(\x04R\x03seq\x12\x14\n" +
 	"\x05index\x18\x02 \x01(\x04R\x05index\x12\x0e\n" +
@@ -6973,7 +8108,8 @@ const file_api_command_v1_command_proto_rawDesc = "" +
 	"\amessage\x18\b \x01(\tR\amessage\x12\x0e\n" +
 	"\x02by\x18\t \x01(\tR\x02by\x122\n" +
 	"\adetails\x18\n" +
-	" \x03(\v2\x18.persys.command.v1.LabelR\adetailsB4Z2github.com/persys/compute/api/command/v1;commandv1b\x06proto3"
+	" \x03(\v2\x18.persys.command.v1.LabelR\adetails\x12\x1c\n" +
+	"\tnamespace\x18n \x01(\tR\tnamespaceB4Z2github.com/persys/compute/api/command/v1;commandv1b\x06proto3"
 
 var (
 	file_api_command_v1_command_proto_rawDescOnce sync.Once
@@ -6987,7 +8123,7 @@ func file_api_command_v1_command_proto_rawDescGZIP() []byte {
 	return file_api_command_v1_command_proto_rawDescData
 }
 
-var file_api_command_v1_command_proto_msgTypes = make([]protoimpl.MessageInfo, 76)
+var file_api_command_v1_command_proto_msgTypes = make([]protoimpl.MessageInfo, 87)
 var file_api_command_v1_command_proto_goTypes = []any{
 	(*Batch)(nil),            // 0: persys.command.v1.Batch
 	(*Epoch)(nil),            // 1: persys.command.v1.Epoch
@@ -7003,68 +8139,79 @@ var file_api_command_v1_command_proto_goTypes = []any{
 	(*InitCluster)(nil),      // 11: persys.command.v1.InitCluster
 	(*WorkloadPut)(nil),      // 12: persys.command.v1.WorkloadPut
 	(*PutWorkloads)(nil),     // 13: persys.command.v1.PutWorkloads
-	(*SetDesired)(nil),       // 14: persys.command.v1.SetDesired
-	(*DeleteWorkload)(nil),   // 15: persys.command.v1.DeleteWorkload
-	(*RetryWorkload)(nil),    // 16: persys.command.v1.RetryWorkload
-	(*Pool)(nil),             // 17: persys.command.v1.Pool
-	(*RegisterNode)(nil),     // 18: persys.command.v1.RegisterNode
-	(*CordonNode)(nil),       // 19: persys.command.v1.CordonNode
-	(*DrainNode)(nil),        // 20: persys.command.v1.DrainNode
-	(*RemoveNode)(nil),       // 21: persys.command.v1.RemoveNode
-	(*FenceNode)(nil),        // 22: persys.command.v1.FenceNode
-	(*NodeState)(nil),        // 23: persys.command.v1.NodeState
-	(*SetNodeStates)(nil),    // 24: persys.command.v1.SetNodeStates
-	(*Assignment)(nil),       // 25: persys.command.v1.Assignment
-	(*Assign)(nil),           // 26: persys.command.v1.Assign
-	(*Eviction)(nil),         // 27: persys.command.v1.Eviction
-	(*Evict)(nil),            // 28: persys.command.v1.Evict
-	(*Retry)(nil),            // 29: persys.command.v1.Retry
-	(*ScheduleRetries)(nil),  // 30: persys.command.v1.ScheduleRetries
-	(*Unplaced)(nil),         // 31: persys.command.v1.Unplaced
-	(*ExplainUnplaced)(nil),  // 32: persys.command.v1.ExplainUnplaced
-	(*Address)(nil),          // 33: persys.command.v1.Address
-	(*PortBinding)(nil),      // 34: persys.command.v1.PortBinding
-	(*WorkloadReport)(nil),   // 35: persys.command.v1.WorkloadReport
-	(*Report)(nil),           // 36: persys.command.v1.Report
-	(*SetMode)(nil),          // 37: persys.command.v1.SetMode
-	(*PutReplica)(nil),       // 38: persys.command.v1.PutReplica
-	(*RemoveReplica)(nil),    // 39: persys.command.v1.RemoveReplica
-	(*SetFeatureLevel)(nil),  // 40: persys.command.v1.SetFeatureLevel
-	(*Barrier)(nil),          // 41: persys.command.v1.Barrier
-	(*MirrorAttached)(nil),   // 42: persys.command.v1.MirrorAttached
-	(*SetGossipRing)(nil),    // 43: persys.command.v1.SetGossipRing
-	(*PinClusterKey)(nil),    // 44: persys.command.v1.PinClusterKey
-	(*PutAuthority)(nil),     // 45: persys.command.v1.PutAuthority
-	(*DropAuthority)(nil),    // 46: persys.command.v1.DropAuthority
-	(*PutToken)(nil),         // 47: persys.command.v1.PutToken
-	(*DropToken)(nil),        // 48: persys.command.v1.DropToken
-	(*Admit)(nil),            // 49: persys.command.v1.Admit
-	(*Revoke)(nil),           // 50: persys.command.v1.Revoke
-	(*Audit)(nil),            // 51: persys.command.v1.Audit
-	(*Forgiveness)(nil),      // 52: persys.command.v1.Forgiveness
-	(*ForgiveFailures)(nil),  // 53: persys.command.v1.ForgiveFailures
-	(*AgentAction)(nil),      // 54: persys.command.v1.AgentAction
-	(*RecordActions)(nil),    // 55: persys.command.v1.RecordActions
-	(*Drift)(nil),            // 56: persys.command.v1.Drift
-	(*DriftRepair)(nil),      // 57: persys.command.v1.DriftRepair
-	(*SetDrifts)(nil),        // 58: persys.command.v1.SetDrifts
-	(*AdoptDrift)(nil),       // 59: persys.command.v1.AdoptDrift
-	(*DropOrphan)(nil),       // 60: persys.command.v1.DropOrphan
-	(*SnapshotHeader)(nil),   // 61: persys.command.v1.SnapshotHeader
-	(*SnapshotRecord)(nil),   // 62: persys.command.v1.SnapshotRecord
-	(*NodeAuditRecord)(nil),  // 63: persys.command.v1.NodeAuditRecord
-	(*TokenRecord)(nil),      // 64: persys.command.v1.TokenRecord
-	(*RevocationRecord)(nil), // 65: persys.command.v1.RevocationRecord
-	(*SnapshotTrailer)(nil),  // 66: persys.command.v1.SnapshotTrailer
-	(*MetaRecord)(nil),       // 67: persys.command.v1.MetaRecord
-	(*WorkloadRecord)(nil),   // 68: persys.command.v1.WorkloadRecord
-	(*NodeRecord)(nil),       // 69: persys.command.v1.NodeRecord
-	(*ResidualRecord)(nil),   // 70: persys.command.v1.ResidualRecord
-	(*GraveRecord)(nil),      // 71: persys.command.v1.GraveRecord
-	(*ReceiptRecord)(nil),    // 72: persys.command.v1.ReceiptRecord
-	(*Outcome)(nil),          // 73: persys.command.v1.Outcome
-	(*ItemOutcome)(nil),      // 74: persys.command.v1.ItemOutcome
-	(*EventRecord)(nil),      // 75: persys.command.v1.EventRecord
+	(*UpdatePolicy)(nil),     // 14: persys.command.v1.UpdatePolicy
+	(*AdvanceRollout)(nil),   // 15: persys.command.v1.AdvanceRollout
+	(*SetRollout)(nil),       // 16: persys.command.v1.SetRollout
+	(*SetDesired)(nil),       // 17: persys.command.v1.SetDesired
+	(*DeleteWorkload)(nil),   // 18: persys.command.v1.DeleteWorkload
+	(*RetryWorkload)(nil),    // 19: persys.command.v1.RetryWorkload
+	(*Pool)(nil),             // 20: persys.command.v1.Pool
+	(*RegisterNode)(nil),     // 21: persys.command.v1.RegisterNode
+	(*CordonNode)(nil),       // 22: persys.command.v1.CordonNode
+	(*DrainNode)(nil),        // 23: persys.command.v1.DrainNode
+	(*RemoveNode)(nil),       // 24: persys.command.v1.RemoveNode
+	(*FenceNode)(nil),        // 25: persys.command.v1.FenceNode
+	(*NodeState)(nil),        // 26: persys.command.v1.NodeState
+	(*SetNodeStates)(nil),    // 27: persys.command.v1.SetNodeStates
+	(*Assignment)(nil),       // 28: persys.command.v1.Assignment
+	(*Assign)(nil),           // 29: persys.command.v1.Assign
+	(*Eviction)(nil),         // 30: persys.command.v1.Eviction
+	(*Evict)(nil),            // 31: persys.command.v1.Evict
+	(*Retry)(nil),            // 32: persys.command.v1.Retry
+	(*ScheduleRetries)(nil),  // 33: persys.command.v1.ScheduleRetries
+	(*Unplaced)(nil),         // 34: persys.command.v1.Unplaced
+	(*ExplainUnplaced)(nil),  // 35: persys.command.v1.ExplainUnplaced
+	(*Address)(nil),          // 36: persys.command.v1.Address
+	(*PortBinding)(nil),      // 37: persys.command.v1.PortBinding
+	(*WorkloadReport)(nil),   // 38: persys.command.v1.WorkloadReport
+	(*Report)(nil),           // 39: persys.command.v1.Report
+	(*SetMode)(nil),          // 40: persys.command.v1.SetMode
+	(*PutReplica)(nil),       // 41: persys.command.v1.PutReplica
+	(*RemoveReplica)(nil),    // 42: persys.command.v1.RemoveReplica
+	(*SetFeatureLevel)(nil),  // 43: persys.command.v1.SetFeatureLevel
+	(*Barrier)(nil),          // 44: persys.command.v1.Barrier
+	(*MirrorAttached)(nil),   // 45: persys.command.v1.MirrorAttached
+	(*SetGossipRing)(nil),    // 46: persys.command.v1.SetGossipRing
+	(*PinClusterKey)(nil),    // 47: persys.command.v1.PinClusterKey
+	(*PutAuthority)(nil),     // 48: persys.command.v1.PutAuthority
+	(*DropAuthority)(nil),    // 49: persys.command.v1.DropAuthority
+	(*PutToken)(nil),         // 50: persys.command.v1.PutToken
+	(*DropToken)(nil),        // 51: persys.command.v1.DropToken
+	(*Admit)(nil),            // 52: persys.command.v1.Admit
+	(*Revoke)(nil),           // 53: persys.command.v1.Revoke
+	(*Audit)(nil),            // 54: persys.command.v1.Audit
+	(*Forgiveness)(nil),      // 55: persys.command.v1.Forgiveness
+	(*ForgiveFailures)(nil),  // 56: persys.command.v1.ForgiveFailures
+	(*AgentAction)(nil),      // 57: persys.command.v1.AgentAction
+	(*RecordActions)(nil),    // 58: persys.command.v1.RecordActions
+	(*Drift)(nil),            // 59: persys.command.v1.Drift
+	(*DriftRepair)(nil),      // 60: persys.command.v1.DriftRepair
+	(*SetDrifts)(nil),        // 61: persys.command.v1.SetDrifts
+	(*AdoptDrift)(nil),       // 62: persys.command.v1.AdoptDrift
+	(*DropOrphan)(nil),       // 63: persys.command.v1.DropOrphan
+	(*Quota)(nil),            // 64: persys.command.v1.Quota
+	(*PutNamespace)(nil),     // 65: persys.command.v1.PutNamespace
+	(*DeleteNamespace)(nil),  // 66: persys.command.v1.DeleteNamespace
+	(*SnapshotHeader)(nil),   // 67: persys.command.v1.SnapshotHeader
+	(*SnapshotRecord)(nil),   // 68: persys.command.v1.SnapshotRecord
+	(*RolloutRecord)(nil),    // 69: persys.command.v1.RolloutRecord
+	(*RolloutMember)(nil),    // 70: persys.command.v1.RolloutMember
+	(*RevisionsRecord)(nil),  // 71: persys.command.v1.RevisionsRecord
+	(*Revision)(nil),         // 72: persys.command.v1.Revision
+	(*NodeAuditRecord)(nil),  // 73: persys.command.v1.NodeAuditRecord
+	(*NamespaceRecord)(nil),  // 74: persys.command.v1.NamespaceRecord
+	(*TokenRecord)(nil),      // 75: persys.command.v1.TokenRecord
+	(*RevocationRecord)(nil), // 76: persys.command.v1.RevocationRecord
+	(*SnapshotTrailer)(nil),  // 77: persys.command.v1.SnapshotTrailer
+	(*MetaRecord)(nil),       // 78: persys.command.v1.MetaRecord
+	(*WorkloadRecord)(nil),   // 79: persys.command.v1.WorkloadRecord
+	(*NodeRecord)(nil),       // 80: persys.command.v1.NodeRecord
+	(*ResidualRecord)(nil),   // 81: persys.command.v1.ResidualRecord
+	(*GraveRecord)(nil),      // 82: persys.command.v1.GraveRecord
+	(*ReceiptRecord)(nil),    // 83: persys.command.v1.ReceiptRecord
+	(*Outcome)(nil),          // 84: persys.command.v1.Outcome
+	(*ItemOutcome)(nil),      // 85: persys.command.v1.ItemOutcome
+	(*EventRecord)(nil),      // 86: persys.command.v1.EventRecord
 }
 var file_api_command_v1_command_proto_depIdxs = []int32{
 	4,   // 0: persys.command.v1.Batch.commands:type_name -> persys.command.v1.Command
@@ -7072,106 +8219,123 @@ var file_api_command_v1_command_proto_depIdxs = []int32{
 	3,   // 2: persys.command.v1.Command.head:type_name -> persys.command.v1.Head
 	11,  // 3: persys.command.v1.Command.init_cluster:type_name -> persys.command.v1.InitCluster
 	13,  // 4: persys.command.v1.Command.put_workloads:type_name -> persys.command.v1.PutWorkloads
-	14,  // 5: persys.command.v1.Command.set_desired:type_name -> persys.command.v1.SetDesired
-	15,  // 6: persys.command.v1.Command.delete_workload:type_name -> persys.command.v1.DeleteWorkload
-	16,  // 7: persys.command.v1.Command.retry_workload:type_name -> persys.command.v1.RetryWorkload
-	18,  // 8: persys.command.v1.Command.register_node:type_name -> persys.command.v1.RegisterNode
-	19,  // 9: persys.command.v1.Command.cordon_node:type_name -> persys.command.v1.CordonNode
-	20,  // 10: persys.command.v1.Command.drain_node:type_name -> persys.command.v1.DrainNode
-	21,  // 11: persys.command.v1.Command.remove_node:type_name -> persys.command.v1.RemoveNode
-	22,  // 12: persys.command.v1.Command.fence_node:type_name -> persys.command.v1.FenceNode
-	24,  // 13: persys.command.v1.Command.set_node_states:type_name -> persys.command.v1.SetNodeStates
-	26,  // 14: persys.command.v1.Command.assign:type_name -> persys.command.v1.Assign
-	28,  // 15: persys.command.v1.Command.evict:type_name -> persys.command.v1.Evict
-	30,  // 16: persys.command.v1.Command.schedule_retries:type_name -> persys.command.v1.ScheduleRetries
-	32,  // 17: persys.command.v1.Command.explain_unplaced:type_name -> persys.command.v1.ExplainUnplaced
-	36,  // 18: persys.command.v1.Command.report:type_name -> persys.command.v1.Report
-	37,  // 19: persys.command.v1.Command.set_mode:type_name -> persys.command.v1.SetMode
-	38,  // 20: persys.command.v1.Command.put_replica:type_name -> persys.command.v1.PutReplica
-	39,  // 21: persys.command.v1.Command.remove_replica:type_name -> persys.command.v1.RemoveReplica
-	40,  // 22: persys.command.v1.Command.set_feature_level:type_name -> persys.command.v1.SetFeatureLevel
-	41,  // 23: persys.command.v1.Command.barrier:type_name -> persys.command.v1.Barrier
-	42,  // 24: persys.command.v1.Command.mirror_attached:type_name -> persys.command.v1.MirrorAttached
-	44,  // 25: persys.command.v1.Command.pin_cluster_key:type_name -> persys.command.v1.PinClusterKey
-	45,  // 26: persys.command.v1.Command.put_authority:type_name -> persys.command.v1.PutAuthority
-	46,  // 27: persys.command.v1.Command.drop_authority:type_name -> persys.command.v1.DropAuthority
-	47,  // 28: persys.command.v1.Command.put_token:type_name -> persys.command.v1.PutToken
-	48,  // 29: persys.command.v1.Command.drop_token:type_name -> persys.command.v1.DropToken
-	49,  // 30: persys.command.v1.Command.admit:type_name -> persys.command.v1.Admit
-	50,  // 31: persys.command.v1.Command.revoke:type_name -> persys.command.v1.Revoke
-	51,  // 32: persys.command.v1.Command.audit:type_name -> persys.command.v1.Audit
-	53,  // 33: persys.command.v1.Command.forgive_failures:type_name -> persys.command.v1.ForgiveFailures
-	55,  // 34: persys.command.v1.Command.record_actions:type_name -> persys.command.v1.RecordActions
-	58,  // 35: persys.command.v1.Command.set_drifts:type_name -> persys.command.v1.SetDrifts
-	59,  // 36: persys.command.v1.Command.adopt_drift:type_name -> persys.command.v1.AdoptDrift
-	60,  // 37: persys.command.v1.Command.drop_orphan:type_name -> persys.command.v1.DropOrphan
-	43,  // 38: persys.command.v1.Command.set_gossip_ring:type_name -> persys.command.v1.SetGossipRing
-	8,   // 39: persys.command.v1.Demand.host_ports:type_name -> persys.command.v1.Port
-	5,   // 40: persys.command.v1.Demand.labels:type_name -> persys.command.v1.Label
-	6,   // 41: persys.command.v1.Demand.constraints:type_name -> persys.command.v1.Constraint
-	7,   // 42: persys.command.v1.Demand.tolerations:type_name -> persys.command.v1.Taint
-	10,  // 43: persys.command.v1.Demand.port_names:type_name -> persys.command.v1.PortName
-	9,   // 44: persys.command.v1.WorkloadPut.demand:type_name -> persys.command.v1.Demand
-	12,  // 45: persys.command.v1.PutWorkloads.workloads:type_name -> persys.command.v1.WorkloadPut
-	17,  // 46: persys.command.v1.RegisterNode.pools:type_name -> persys.command.v1.Pool
-	5,   // 47: persys.command.v1.RegisterNode.labels:type_name -> persys.command.v1.Label
-	7,   // 48: persys.command.v1.RegisterNode.taints:type_name -> persys.command.v1.Taint
-	23,  // 49: persys.command.v1.SetNodeStates.nodes:type_name -> persys.command.v1.NodeState
-	2,   // 50: persys.command.v1.Assignment.if_generation:type_name -> persys.command.v1.Generation
-	25,  // 51: persys.command.v1.Assign.assignments:type_name -> persys.command.v1.Assignment
-	2,   // 52: persys.command.v1.Eviction.if_generation:type_name -> persys.command.v1.Generation
-	27,  // 53: persys.command.v1.Evict.evictions:type_name -> persys.command.v1.Eviction
-	2,   // 54: persys.command.v1.Retry.if_generation:type_name -> persys.command.v1.Generation
-	29,  // 55: persys.command.v1.ScheduleRetries.retries:type_name -> persys.command.v1.Retry
-	2,   // 56: persys.command.v1.Unplaced.if_generation:type_name -> persys.command.v1.Generation
-	31,  // 57: persys.command.v1.ExplainUnplaced.workloads:type_name -> persys.command.v1.Unplaced
-	2,   // 58: persys.command.v1.WorkloadReport.generation:type_name -> persys.command.v1.Generation
-	34,  // 59: persys.command.v1.WorkloadReport.ports:type_name -> persys.command.v1.PortBinding
-	35,  // 60: persys.command.v1.Report.reports:type_name -> persys.command.v1.WorkloadReport
-	5,   // 61: persys.command.v1.Audit.details:type_name -> persys.command.v1.Label
-	2,   // 62: persys.command.v1.Forgiveness.if_generation:type_name -> persys.command.v1.Generation
-	52,  // 63: persys.command.v1.ForgiveFailures.workloads:type_name -> persys.command.v1.Forgiveness
-	54,  // 64: persys.command.v1.RecordActions.actions:type_name -> persys.command.v1.AgentAction
-	2,   // 65: persys.command.v1.DriftRepair.if_generation:type_name -> persys.command.v1.Generation
-	56,  // 66: persys.command.v1.SetDrifts.open:type_name -> persys.command.v1.Drift
-	56,  // 67: persys.command.v1.SetDrifts.closed:type_name -> persys.command.v1.Drift
-	57,  // 68: persys.command.v1.SetDrifts.repairs:type_name -> persys.command.v1.DriftRepair
-	12,  // 69: persys.command.v1.AdoptDrift.put:type_name -> persys.command.v1.WorkloadPut
-	67,  // 70: persys.command.v1.SnapshotRecord.meta:type_name -> persys.command.v1.MetaRecord
-	68,  // 71: persys.command.v1.SnapshotRecord.workload:type_name -> persys.command.v1.WorkloadRecord
-	69,  // 72: persys.command.v1.SnapshotRecord.node:type_name -> persys.command.v1.NodeRecord
-	70,  // 73: persys.command.v1.SnapshotRecord.residual:type_name -> persys.command.v1.ResidualRecord
-	72,  // 74: persys.command.v1.SnapshotRecord.receipt:type_name -> persys.command.v1.ReceiptRecord
-	75,  // 75: persys.command.v1.SnapshotRecord.event:type_name -> persys.command.v1.EventRecord
-	38,  // 76: persys.command.v1.SnapshotRecord.replica:type_name -> persys.command.v1.PutReplica
-	45,  // 77: persys.command.v1.SnapshotRecord.authority:type_name -> persys.command.v1.PutAuthority
-	64,  // 78: persys.command.v1.SnapshotRecord.token:type_name -> persys.command.v1.TokenRecord
-	49,  // 79: persys.command.v1.SnapshotRecord.admitted:type_name -> persys.command.v1.Admit
-	65,  // 80: persys.command.v1.SnapshotRecord.revocation:type_name -> persys.command.v1.RevocationRecord
-	71,  // 81: persys.command.v1.SnapshotRecord.grave:type_name -> persys.command.v1.GraveRecord
-	63,  // 82: persys.command.v1.SnapshotRecord.node_audit:type_name -> persys.command.v1.NodeAuditRecord
-	56,  // 83: persys.command.v1.SnapshotRecord.drift:type_name -> persys.command.v1.Drift
-	47,  // 84: persys.command.v1.TokenRecord.token:type_name -> persys.command.v1.PutToken
-	50,  // 85: persys.command.v1.RevocationRecord.revoke:type_name -> persys.command.v1.Revoke
-	12,  // 86: persys.command.v1.WorkloadRecord.put:type_name -> persys.command.v1.WorkloadPut
-	2,   // 87: persys.command.v1.WorkloadRecord.generation:type_name -> persys.command.v1.Generation
-	35,  // 88: persys.command.v1.WorkloadRecord.actual:type_name -> persys.command.v1.WorkloadReport
-	8,   // 89: persys.command.v1.WorkloadRecord.former_ports:type_name -> persys.command.v1.Port
-	54,  // 90: persys.command.v1.WorkloadRecord.actions:type_name -> persys.command.v1.AgentAction
-	18,  // 91: persys.command.v1.NodeRecord.facts:type_name -> persys.command.v1.RegisterNode
-	2,   // 92: persys.command.v1.ResidualRecord.generation:type_name -> persys.command.v1.Generation
-	9,   // 93: persys.command.v1.ResidualRecord.demand:type_name -> persys.command.v1.Demand
-	2,   // 94: persys.command.v1.GraveRecord.generation:type_name -> persys.command.v1.Generation
-	9,   // 95: persys.command.v1.GraveRecord.claims:type_name -> persys.command.v1.Demand
-	73,  // 96: persys.command.v1.ReceiptRecord.outcome:type_name -> persys.command.v1.Outcome
-	74,  // 97: persys.command.v1.Outcome.items:type_name -> persys.command.v1.ItemOutcome
-	2,   // 98: persys.command.v1.ItemOutcome.generation:type_name -> persys.command.v1.Generation
-	5,   // 99: persys.command.v1.EventRecord.details:type_name -> persys.command.v1.Label
-	100, // [100:100] is the sub-list for method output_type
-	100, // [100:100] is the sub-list for method input_type
-	100, // [100:100] is the sub-list for extension type_name
-	100, // [100:100] is the sub-list for extension extendee
-	0,   // [0:100] is the sub-list for field type_name
+	17,  // 5: persys.command.v1.Command.set_desired:type_name -> persys.command.v1.SetDesired
+	18,  // 6: persys.command.v1.Command.delete_workload:type_name -> persys.command.v1.DeleteWorkload
+	19,  // 7: persys.command.v1.Command.retry_workload:type_name -> persys.command.v1.RetryWorkload
+	21,  // 8: persys.command.v1.Command.register_node:type_name -> persys.command.v1.RegisterNode
+	22,  // 9: persys.command.v1.Command.cordon_node:type_name -> persys.command.v1.CordonNode
+	23,  // 10: persys.command.v1.Command.drain_node:type_name -> persys.command.v1.DrainNode
+	24,  // 11: persys.command.v1.Command.remove_node:type_name -> persys.command.v1.RemoveNode
+	25,  // 12: persys.command.v1.Command.fence_node:type_name -> persys.command.v1.FenceNode
+	27,  // 13: persys.command.v1.Command.set_node_states:type_name -> persys.command.v1.SetNodeStates
+	29,  // 14: persys.command.v1.Command.assign:type_name -> persys.command.v1.Assign
+	31,  // 15: persys.command.v1.Command.evict:type_name -> persys.command.v1.Evict
+	33,  // 16: persys.command.v1.Command.schedule_retries:type_name -> persys.command.v1.ScheduleRetries
+	35,  // 17: persys.command.v1.Command.explain_unplaced:type_name -> persys.command.v1.ExplainUnplaced
+	39,  // 18: persys.command.v1.Command.report:type_name -> persys.command.v1.Report
+	40,  // 19: persys.command.v1.Command.set_mode:type_name -> persys.command.v1.SetMode
+	41,  // 20: persys.command.v1.Command.put_replica:type_name -> persys.command.v1.PutReplica
+	42,  // 21: persys.command.v1.Command.remove_replica:type_name -> persys.command.v1.RemoveReplica
+	43,  // 22: persys.command.v1.Command.set_feature_level:type_name -> persys.command.v1.SetFeatureLevel
+	44,  // 23: persys.command.v1.Command.barrier:type_name -> persys.command.v1.Barrier
+	45,  // 24: persys.command.v1.Command.mirror_attached:type_name -> persys.command.v1.MirrorAttached
+	47,  // 25: persys.command.v1.Command.pin_cluster_key:type_name -> persys.command.v1.PinClusterKey
+	48,  // 26: persys.command.v1.Command.put_authority:type_name -> persys.command.v1.PutAuthority
+	49,  // 27: persys.command.v1.Command.drop_authority:type_name -> persys.command.v1.DropAuthority
+	50,  // 28: persys.command.v1.Command.put_token:type_name -> persys.command.v1.PutToken
+	51,  // 29: persys.command.v1.Command.drop_token:type_name -> persys.command.v1.DropToken
+	52,  // 30: persys.command.v1.Command.admit:type_name -> persys.command.v1.Admit
+	53,  // 31: persys.command.v1.Command.revoke:type_name -> persys.command.v1.Revoke
+	54,  // 32: persys.command.v1.Command.audit:type_name -> persys.command.v1.Audit
+	56,  // 33: persys.command.v1.Command.forgive_failures:type_name -> persys.command.v1.ForgiveFailures
+	58,  // 34: persys.command.v1.Command.record_actions:type_name -> persys.command.v1.RecordActions
+	61,  // 35: persys.command.v1.Command.set_drifts:type_name -> persys.command.v1.SetDrifts
+	62,  // 36: persys.command.v1.Command.adopt_drift:type_name -> persys.command.v1.AdoptDrift
+	63,  // 37: persys.command.v1.Command.drop_orphan:type_name -> persys.command.v1.DropOrphan
+	46,  // 38: persys.command.v1.Command.set_gossip_ring:type_name -> persys.command.v1.SetGossipRing
+	65,  // 39: persys.command.v1.Command.put_namespace:type_name -> persys.command.v1.PutNamespace
+	66,  // 40: persys.command.v1.Command.delete_namespace:type_name -> persys.command.v1.DeleteNamespace
+	15,  // 41: persys.command.v1.Command.advance_rollout:type_name -> persys.command.v1.AdvanceRollout
+	16,  // 42: persys.command.v1.Command.set_rollout:type_name -> persys.command.v1.SetRollout
+	8,   // 43: persys.command.v1.Demand.host_ports:type_name -> persys.command.v1.Port
+	5,   // 44: persys.command.v1.Demand.labels:type_name -> persys.command.v1.Label
+	6,   // 45: persys.command.v1.Demand.constraints:type_name -> persys.command.v1.Constraint
+	7,   // 46: persys.command.v1.Demand.tolerations:type_name -> persys.command.v1.Taint
+	10,  // 47: persys.command.v1.Demand.port_names:type_name -> persys.command.v1.PortName
+	9,   // 48: persys.command.v1.WorkloadPut.demand:type_name -> persys.command.v1.Demand
+	12,  // 49: persys.command.v1.PutWorkloads.workloads:type_name -> persys.command.v1.WorkloadPut
+	14,  // 50: persys.command.v1.PutWorkloads.update:type_name -> persys.command.v1.UpdatePolicy
+	2,   // 51: persys.command.v1.AdvanceRollout.if_rollout:type_name -> persys.command.v1.Generation
+	20,  // 52: persys.command.v1.RegisterNode.pools:type_name -> persys.command.v1.Pool
+	5,   // 53: persys.command.v1.RegisterNode.labels:type_name -> persys.command.v1.Label
+	7,   // 54: persys.command.v1.RegisterNode.taints:type_name -> persys.command.v1.Taint
+	26,  // 55: persys.command.v1.SetNodeStates.nodes:type_name -> persys.command.v1.NodeState
+	2,   // 56: persys.command.v1.Assignment.if_generation:type_name -> persys.command.v1.Generation
+	28,  // 57: persys.command.v1.Assign.assignments:type_name -> persys.command.v1.Assignment
+	2,   // 58: persys.command.v1.Eviction.if_generation:type_name -> persys.command.v1.Generation
+	30,  // 59: persys.command.v1.Evict.evictions:type_name -> persys.command.v1.Eviction
+	2,   // 60: persys.command.v1.Retry.if_generation:type_name -> persys.command.v1.Generation
+	32,  // 61: persys.command.v1.ScheduleRetries.retries:type_name -> persys.command.v1.Retry
+	2,   // 62: persys.command.v1.Unplaced.if_generation:type_name -> persys.command.v1.Generation
+	34,  // 63: persys.command.v1.ExplainUnplaced.workloads:type_name -> persys.command.v1.Unplaced
+	2,   // 64: persys.command.v1.WorkloadReport.generation:type_name -> persys.command.v1.Generation
+	37,  // 65: persys.command.v1.WorkloadReport.ports:type_name -> persys.command.v1.PortBinding
+	38,  // 66: persys.command.v1.Report.reports:type_name -> persys.command.v1.WorkloadReport
+	5,   // 67: persys.command.v1.Audit.details:type_name -> persys.command.v1.Label
+	2,   // 68: persys.command.v1.Forgiveness.if_generation:type_name -> persys.command.v1.Generation
+	55,  // 69: persys.command.v1.ForgiveFailures.workloads:type_name -> persys.command.v1.Forgiveness
+	57,  // 70: persys.command.v1.RecordActions.actions:type_name -> persys.command.v1.AgentAction
+	2,   // 71: persys.command.v1.DriftRepair.if_generation:type_name -> persys.command.v1.Generation
+	59,  // 72: persys.command.v1.SetDrifts.open:type_name -> persys.command.v1.Drift
+	59,  // 73: persys.command.v1.SetDrifts.closed:type_name -> persys.command.v1.Drift
+	60,  // 74: persys.command.v1.SetDrifts.repairs:type_name -> persys.command.v1.DriftRepair
+	12,  // 75: persys.command.v1.AdoptDrift.put:type_name -> persys.command.v1.WorkloadPut
+	64,  // 76: persys.command.v1.PutNamespace.quota:type_name -> persys.command.v1.Quota
+	78,  // 77: persys.command.v1.SnapshotRecord.meta:type_name -> persys.command.v1.MetaRecord
+	79,  // 78: persys.command.v1.SnapshotRecord.workload:type_name -> persys.command.v1.WorkloadRecord
+	80,  // 79: persys.command.v1.SnapshotRecord.node:type_name -> persys.command.v1.NodeRecord
+	81,  // 80: persys.command.v1.SnapshotRecord.residual:type_name -> persys.command.v1.ResidualRecord
+	83,  // 81: persys.command.v1.SnapshotRecord.receipt:type_name -> persys.command.v1.ReceiptRecord
+	86,  // 82: persys.command.v1.SnapshotRecord.event:type_name -> persys.command.v1.EventRecord
+	41,  // 83: persys.command.v1.SnapshotRecord.replica:type_name -> persys.command.v1.PutReplica
+	48,  // 84: persys.command.v1.SnapshotRecord.authority:type_name -> persys.command.v1.PutAuthority
+	75,  // 85: persys.command.v1.SnapshotRecord.token:type_name -> persys.command.v1.TokenRecord
+	52,  // 86: persys.command.v1.SnapshotRecord.admitted:type_name -> persys.command.v1.Admit
+	76,  // 87: persys.command.v1.SnapshotRecord.revocation:type_name -> persys.command.v1.RevocationRecord
+	82,  // 88: persys.command.v1.SnapshotRecord.grave:type_name -> persys.command.v1.GraveRecord
+	73,  // 89: persys.command.v1.SnapshotRecord.node_audit:type_name -> persys.command.v1.NodeAuditRecord
+	59,  // 90: persys.command.v1.SnapshotRecord.drift:type_name -> persys.command.v1.Drift
+	74,  // 91: persys.command.v1.SnapshotRecord.namespace:type_name -> persys.command.v1.NamespaceRecord
+	71,  // 92: persys.command.v1.SnapshotRecord.revisions:type_name -> persys.command.v1.RevisionsRecord
+	69,  // 93: persys.command.v1.SnapshotRecord.rollout:type_name -> persys.command.v1.RolloutRecord
+	2,   // 94: persys.command.v1.RolloutRecord.id:type_name -> persys.command.v1.Generation
+	14,  // 95: persys.command.v1.RolloutRecord.policy:type_name -> persys.command.v1.UpdatePolicy
+	70,  // 96: persys.command.v1.RolloutRecord.members:type_name -> persys.command.v1.RolloutMember
+	12,  // 97: persys.command.v1.RolloutRecord.former:type_name -> persys.command.v1.WorkloadPut
+	12,  // 98: persys.command.v1.RolloutMember.put:type_name -> persys.command.v1.WorkloadPut
+	72,  // 99: persys.command.v1.RevisionsRecord.revisions:type_name -> persys.command.v1.Revision
+	65,  // 100: persys.command.v1.NamespaceRecord.put:type_name -> persys.command.v1.PutNamespace
+	50,  // 101: persys.command.v1.TokenRecord.token:type_name -> persys.command.v1.PutToken
+	53,  // 102: persys.command.v1.RevocationRecord.revoke:type_name -> persys.command.v1.Revoke
+	12,  // 103: persys.command.v1.WorkloadRecord.put:type_name -> persys.command.v1.WorkloadPut
+	2,   // 104: persys.command.v1.WorkloadRecord.generation:type_name -> persys.command.v1.Generation
+	38,  // 105: persys.command.v1.WorkloadRecord.actual:type_name -> persys.command.v1.WorkloadReport
+	8,   // 106: persys.command.v1.WorkloadRecord.former_ports:type_name -> persys.command.v1.Port
+	57,  // 107: persys.command.v1.WorkloadRecord.actions:type_name -> persys.command.v1.AgentAction
+	21,  // 108: persys.command.v1.NodeRecord.facts:type_name -> persys.command.v1.RegisterNode
+	2,   // 109: persys.command.v1.ResidualRecord.generation:type_name -> persys.command.v1.Generation
+	9,   // 110: persys.command.v1.ResidualRecord.demand:type_name -> persys.command.v1.Demand
+	2,   // 111: persys.command.v1.GraveRecord.generation:type_name -> persys.command.v1.Generation
+	9,   // 112: persys.command.v1.GraveRecord.claims:type_name -> persys.command.v1.Demand
+	84,  // 113: persys.command.v1.ReceiptRecord.outcome:type_name -> persys.command.v1.Outcome
+	85,  // 114: persys.command.v1.Outcome.items:type_name -> persys.command.v1.ItemOutcome
+	2,   // 115: persys.command.v1.ItemOutcome.generation:type_name -> persys.command.v1.Generation
+	5,   // 116: persys.command.v1.EventRecord.details:type_name -> persys.command.v1.Label
+	117, // [117:117] is the sub-list for method output_type
+	117, // [117:117] is the sub-list for method input_type
+	117, // [117:117] is the sub-list for extension type_name
+	117, // [117:117] is the sub-list for extension extendee
+	0,   // [0:117] is the sub-list for field type_name
 }
 
 func init() { file_api_command_v1_command_proto_init() }
@@ -7216,8 +8380,13 @@ func file_api_command_v1_command_proto_init() {
 		(*Command_AdoptDrift)(nil),
 		(*Command_DropOrphan)(nil),
 		(*Command_SetGossipRing)(nil),
+		(*Command_PutNamespace)(nil),
+		(*Command_DeleteNamespace)(nil),
+		(*Command_AdvanceRollout)(nil),
+		(*Command_SetRollout)(nil),
 	}
-	file_api_command_v1_command_proto_msgTypes[62].OneofWrappers = []any{
+	file_api_command_v1_command_proto_msgTypes[65].OneofWrappers = []any{}
+	file_api_command_v1_command_proto_msgTypes[68].OneofWrappers = []any{
 		(*SnapshotRecord_Meta)(nil),
 		(*SnapshotRecord_Workload)(nil),
 		(*SnapshotRecord_Node)(nil),
@@ -7232,6 +8401,9 @@ func file_api_command_v1_command_proto_init() {
 		(*SnapshotRecord_Grave)(nil),
 		(*SnapshotRecord_NodeAudit)(nil),
 		(*SnapshotRecord_Drift)(nil),
+		(*SnapshotRecord_Namespace)(nil),
+		(*SnapshotRecord_Revisions)(nil),
+		(*SnapshotRecord_Rollout)(nil),
 	}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
@@ -7239,7 +8411,7 @@ func file_api_command_v1_command_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_api_command_v1_command_proto_rawDesc), len(file_api_command_v1_command_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   76,
+			NumMessages:   87,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

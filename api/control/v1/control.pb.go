@@ -627,8 +627,13 @@ type NodeCapabilities struct {
 	// With self_fencing: seconds after the end of the lease within which the guard has stopped what is
 	// to be stopped then, whatever else goes wrong on the machine.
 	FenceBoundSeconds uint32 `protobuf:"varint,1006,opt,name=fence_bound_seconds,json=fenceBoundSeconds,proto3" json:"fence_bound_seconds,omitempty"`
-	unknownFields     protoimpl.UnknownFields
-	sizeCache         protoimpl.SizeCache
+	// GiB of the default storage pool kept for the machine itself.
+	DiskReservedGb int64 `protobuf:"varint,1007,opt,name=disk_reserved_gb,json=diskReservedGb,proto3" json:"disk_reserved_gb,omitempty"`
+	// 1 to 100: the share of what is left after the reservations that may be promised to workloads. 0
+	// is all of it.
+	ResourceThresholdPercent uint32 `protobuf:"varint,1008,opt,name=resource_threshold_percent,json=resourceThresholdPercent,proto3" json:"resource_threshold_percent,omitempty"`
+	unknownFields            protoimpl.UnknownFields
+	sizeCache                protoimpl.SizeCache
 }
 
 func (x *NodeCapabilities) Reset() {
@@ -741,6 +746,20 @@ func (x *NodeCapabilities) GetProtocol() uint32 {
 func (x *NodeCapabilities) GetFenceBoundSeconds() uint32 {
 	if x != nil {
 		return x.FenceBoundSeconds
+	}
+	return 0
+}
+
+func (x *NodeCapabilities) GetDiskReservedGb() int64 {
+	if x != nil {
+		return x.DiskReservedGb
+	}
+	return 0
+}
+
+func (x *NodeCapabilities) GetResourceThresholdPercent() uint32 {
+	if x != nil {
+		return x.ResourceThresholdPercent
 	}
 	return 0
 }
@@ -941,7 +960,10 @@ type HeartbeatRequest struct {
 	Sequence uint64 `protobuf:"varint,1000,opt,name=sequence,proto3" json:"sequence,omitempty"`
 	// workload_statuses is the complete list, not what changed since the last acknowledged
 	// heartbeat.
-	Full          bool `protobuf:"varint,1001,opt,name=full,proto3" json:"full,omitempty"`
+	Full bool `protobuf:"varint,1001,opt,name=full,proto3" json:"full,omitempty"`
+	// The cluster that the node belongs to, as in its registration: the schedulers of another refuse
+	// the heartbeat, even if they know a node of this id. Empty from existing agents.
+	ClusterId     string `protobuf:"bytes,1002,opt,name=cluster_id,json=clusterId,proto3" json:"cluster_id,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1023,6 +1045,13 @@ func (x *HeartbeatRequest) GetFull() bool {
 		return x.Full
 	}
 	return false
+}
+
+func (x *HeartbeatRequest) GetClusterId() string {
+	if x != nil {
+		return x.ClusterId
+	}
+	return ""
 }
 
 // What is in use on the node, measured by the agent.
@@ -1403,7 +1432,9 @@ type ApplyWorkloadResponse struct {
 	// Ids minted for count, in order; otherwise the one id.
 	WorkloadIds []string `protobuf:"bytes,1003,rep,name=workload_ids,json=workloadIds,proto3" json:"workload_ids,omitempty"`
 	// The same content and desired state were already recorded; nothing was done.
-	Unchanged     bool `protobuf:"varint,1004,opt,name=unchanged,proto3" json:"unchanged,omitempty"`
+	Unchanged bool `protobuf:"varint,1004,opt,name=unchanged,proto3" json:"unchanged,omitempty"`
+	// Set where members of the group wait for their turn: the update that GetRollout tells of.
+	Rollout       *Generation `protobuf:"bytes,1050,opt,name=rollout,proto3" json:"rollout,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1492,6 +1523,13 @@ func (x *ApplyWorkloadResponse) GetUnchanged() bool {
 		return x.Unchanged
 	}
 	return false
+}
+
+func (x *ApplyWorkloadResponse) GetRollout() *Generation {
+	if x != nil {
+		return x.Rollout
+	}
+	return nil
 }
 
 type DeleteWorkloadRequest struct {
@@ -1654,7 +1692,12 @@ type WorkloadSpec struct {
 	// Taints that the workload accepts.
 	Tolerations []*Toleration `protobuf:"bytes,1007,rep,name=tolerations,proto3" json:"tolerations,omitempty"`
 	// Absent: what runs is taken for healthy.
-	HealthCheck   *HealthCheck `protobuf:"bytes,1017,opt,name=health_check,json=healthCheck,proto3" json:"health_check,omitempty"`
+	HealthCheck *HealthCheck `protobuf:"bytes,1017,opt,name=health_check,json=healthCheck,proto3" json:"health_check,omitempty"`
+	// Where it belongs; made with PutNamespace. Empty: where it is, or default for a new one. It
+	// cannot be changed afterwards.
+	Namespace string `protobuf:"bytes,1030,opt,name=namespace,proto3" json:"namespace,omitempty"`
+	// How the members of a count are replaced by another specification; absent: all at once.
+	Update        *UpdateStrategy `protobuf:"bytes,1050,opt,name=update,proto3" json:"update,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1807,6 +1850,20 @@ func (x *WorkloadSpec) GetHealthCheck() *HealthCheck {
 	return nil
 }
 
+func (x *WorkloadSpec) GetNamespace() string {
+	if x != nil {
+		return x.Namespace
+	}
+	return ""
+}
+
+func (x *WorkloadSpec) GetUpdate() *UpdateStrategy {
+	if x != nil {
+		return x.Update
+	}
+	return nil
+}
+
 type isWorkloadSpec_Workload interface {
 	isWorkloadSpec_Workload()
 }
@@ -1828,6 +1885,79 @@ func (*WorkloadSpec_Container) isWorkloadSpec_Workload() {}
 func (*WorkloadSpec_Compose) isWorkloadSpec_Workload() {}
 
 func (*WorkloadSpec_Vm) isWorkloadSpec_Workload() {}
+
+// An update that goes through a group, a few members at a time.
+type UpdateStrategy struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// How many members may be unavailable while the update goes on; 0 means 1.
+	MaxParallel int32 `protobuf:"varint,1,opt,name=max_parallel,json=maxParallel,proto3" json:"max_parallel,omitempty"`
+	// Seconds that a changed member must be available before it counts, 1 to 3600; 0 means 10.
+	MinHealthyTimeSeconds int32 `protobuf:"varint,2,opt,name=min_healthy_time_seconds,json=minHealthyTimeSeconds,proto3" json:"min_healthy_time_seconds,omitempty"`
+	// Seconds that it may take until then, 1 to 86400; 0 means 300. More than min_healthy_time.
+	HealthyDeadlineSeconds int32 `protobuf:"varint,3,opt,name=healthy_deadline_seconds,json=healthyDeadlineSeconds,proto3" json:"healthy_deadline_seconds,omitempty"`
+	// When a member fails, go back to what the group was; otherwise the update pauses.
+	AutoRevert    bool `protobuf:"varint,4,opt,name=auto_revert,json=autoRevert,proto3" json:"auto_revert,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *UpdateStrategy) Reset() {
+	*x = UpdateStrategy{}
+	mi := &file_api_control_v1_control_proto_msgTypes[16]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *UpdateStrategy) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*UpdateStrategy) ProtoMessage() {}
+
+func (x *UpdateStrategy) ProtoReflect() protoreflect.Message {
+	mi := &file_api_control_v1_control_proto_msgTypes[16]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use UpdateStrategy.ProtoReflect.Descriptor instead.
+func (*UpdateStrategy) Descriptor() ([]byte, []int) {
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{16}
+}
+
+func (x *UpdateStrategy) GetMaxParallel() int32 {
+	if x != nil {
+		return x.MaxParallel
+	}
+	return 0
+}
+
+func (x *UpdateStrategy) GetMinHealthyTimeSeconds() int32 {
+	if x != nil {
+		return x.MinHealthyTimeSeconds
+	}
+	return 0
+}
+
+func (x *UpdateStrategy) GetHealthyDeadlineSeconds() int32 {
+	if x != nil {
+		return x.HealthyDeadlineSeconds
+	}
+	return 0
+}
+
+func (x *UpdateStrategy) GetAutoRevert() bool {
+	if x != nil {
+		return x.AutoRevert
+	}
+	return false
+}
 
 // How to tell whether a workload that runs does its work. The agent asks, and a workload that fails
 // its check leaves DNS; it is not restarted. Exactly one of http, tcp and command.
@@ -1857,7 +1987,7 @@ type HealthCheck struct {
 
 func (x *HealthCheck) Reset() {
 	*x = HealthCheck{}
-	mi := &file_api_control_v1_control_proto_msgTypes[16]
+	mi := &file_api_control_v1_control_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1869,7 +1999,7 @@ func (x *HealthCheck) String() string {
 func (*HealthCheck) ProtoMessage() {}
 
 func (x *HealthCheck) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[16]
+	mi := &file_api_control_v1_control_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1882,7 +2012,7 @@ func (x *HealthCheck) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HealthCheck.ProtoReflect.Descriptor instead.
 func (*HealthCheck) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{16}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *HealthCheck) GetHttp() string {
@@ -1965,7 +2095,7 @@ type ResourceRequirements struct {
 
 func (x *ResourceRequirements) Reset() {
 	*x = ResourceRequirements{}
-	mi := &file_api_control_v1_control_proto_msgTypes[17]
+	mi := &file_api_control_v1_control_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1977,7 +2107,7 @@ func (x *ResourceRequirements) String() string {
 func (*ResourceRequirements) ProtoMessage() {}
 
 func (x *ResourceRequirements) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[17]
+	mi := &file_api_control_v1_control_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1990,7 +2120,7 @@ func (x *ResourceRequirements) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResourceRequirements.ProtoReflect.Descriptor instead.
 func (*ResourceRequirements) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{17}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *ResourceRequirements) GetCpuMillicores() int64 {
@@ -2041,7 +2171,7 @@ type ContainerSpec struct {
 
 func (x *ContainerSpec) Reset() {
 	*x = ContainerSpec{}
-	mi := &file_api_control_v1_control_proto_msgTypes[18]
+	mi := &file_api_control_v1_control_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2053,7 +2183,7 @@ func (x *ContainerSpec) String() string {
 func (*ContainerSpec) ProtoMessage() {}
 
 func (x *ContainerSpec) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[18]
+	mi := &file_api_control_v1_control_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2066,7 +2196,7 @@ func (x *ContainerSpec) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ContainerSpec.ProtoReflect.Descriptor instead.
 func (*ContainerSpec) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{18}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *ContainerSpec) GetImage() string {
@@ -2138,7 +2268,7 @@ type VolumeMount struct {
 
 func (x *VolumeMount) Reset() {
 	*x = VolumeMount{}
-	mi := &file_api_control_v1_control_proto_msgTypes[19]
+	mi := &file_api_control_v1_control_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2150,7 +2280,7 @@ func (x *VolumeMount) String() string {
 func (*VolumeMount) ProtoMessage() {}
 
 func (x *VolumeMount) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[19]
+	mi := &file_api_control_v1_control_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2163,7 +2293,7 @@ func (x *VolumeMount) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VolumeMount.ProtoReflect.Descriptor instead.
 func (*VolumeMount) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{19}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *VolumeMount) GetHostPath() string {
@@ -2205,7 +2335,7 @@ type Port struct {
 
 func (x *Port) Reset() {
 	*x = Port{}
-	mi := &file_api_control_v1_control_proto_msgTypes[20]
+	mi := &file_api_control_v1_control_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2217,7 +2347,7 @@ func (x *Port) String() string {
 func (*Port) ProtoMessage() {}
 
 func (x *Port) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[20]
+	mi := &file_api_control_v1_control_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2230,7 +2360,7 @@ func (x *Port) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Port.ProtoReflect.Descriptor instead.
 func (*Port) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{20}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *Port) GetHostPort() int32 {
@@ -2283,7 +2413,7 @@ type ComposeSpec struct {
 
 func (x *ComposeSpec) Reset() {
 	*x = ComposeSpec{}
-	mi := &file_api_control_v1_control_proto_msgTypes[21]
+	mi := &file_api_control_v1_control_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2295,7 +2425,7 @@ func (x *ComposeSpec) String() string {
 func (*ComposeSpec) ProtoMessage() {}
 
 func (x *ComposeSpec) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[21]
+	mi := &file_api_control_v1_control_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2308,7 +2438,7 @@ func (x *ComposeSpec) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ComposeSpec.ProtoReflect.Descriptor instead.
 func (*ComposeSpec) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{21}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *ComposeSpec) GetSourceType() string {
@@ -2380,7 +2510,7 @@ type VMSpec struct {
 
 func (x *VMSpec) Reset() {
 	*x = VMSpec{}
-	mi := &file_api_control_v1_control_proto_msgTypes[22]
+	mi := &file_api_control_v1_control_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2392,7 +2522,7 @@ func (x *VMSpec) String() string {
 func (*VMSpec) ProtoMessage() {}
 
 func (x *VMSpec) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[22]
+	mi := &file_api_control_v1_control_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2405,7 +2535,7 @@ func (x *VMSpec) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VMSpec.ProtoReflect.Descriptor instead.
 func (*VMSpec) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{22}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *VMSpec) GetVcpus() int32 {
@@ -2477,7 +2607,7 @@ type VMLogin struct {
 
 func (x *VMLogin) Reset() {
 	*x = VMLogin{}
-	mi := &file_api_control_v1_control_proto_msgTypes[23]
+	mi := &file_api_control_v1_control_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2489,7 +2619,7 @@ func (x *VMLogin) String() string {
 func (*VMLogin) ProtoMessage() {}
 
 func (x *VMLogin) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[23]
+	mi := &file_api_control_v1_control_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2502,7 +2632,7 @@ func (x *VMLogin) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VMLogin.ProtoReflect.Descriptor instead.
 func (*VMLogin) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{23}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *VMLogin) GetUser() string {
@@ -2539,7 +2669,7 @@ type DiskConfig struct {
 
 func (x *DiskConfig) Reset() {
 	*x = DiskConfig{}
-	mi := &file_api_control_v1_control_proto_msgTypes[24]
+	mi := &file_api_control_v1_control_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2551,7 +2681,7 @@ func (x *DiskConfig) String() string {
 func (*DiskConfig) ProtoMessage() {}
 
 func (x *DiskConfig) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[24]
+	mi := &file_api_control_v1_control_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2564,7 +2694,7 @@ func (x *DiskConfig) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DiskConfig.ProtoReflect.Descriptor instead.
 func (*DiskConfig) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{24}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *DiskConfig) GetPoolName() string {
@@ -2600,7 +2730,7 @@ type NetworkConfig struct {
 
 func (x *NetworkConfig) Reset() {
 	*x = NetworkConfig{}
-	mi := &file_api_control_v1_control_proto_msgTypes[25]
+	mi := &file_api_control_v1_control_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2612,7 +2742,7 @@ func (x *NetworkConfig) String() string {
 func (*NetworkConfig) ProtoMessage() {}
 
 func (x *NetworkConfig) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[25]
+	mi := &file_api_control_v1_control_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2625,7 +2755,7 @@ func (x *NetworkConfig) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NetworkConfig.ProtoReflect.Descriptor instead.
 func (*NetworkConfig) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{25}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *NetworkConfig) GetBridge() string {
@@ -2664,7 +2794,7 @@ type CloudInitConfig struct {
 
 func (x *CloudInitConfig) Reset() {
 	*x = CloudInitConfig{}
-	mi := &file_api_control_v1_control_proto_msgTypes[26]
+	mi := &file_api_control_v1_control_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2676,7 +2806,7 @@ func (x *CloudInitConfig) String() string {
 func (*CloudInitConfig) ProtoMessage() {}
 
 func (x *CloudInitConfig) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[26]
+	mi := &file_api_control_v1_control_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2689,7 +2819,7 @@ func (x *CloudInitConfig) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CloudInitConfig.ProtoReflect.Descriptor instead.
 func (*CloudInitConfig) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{26}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *CloudInitConfig) GetUserData() string {
@@ -2742,7 +2872,7 @@ type ManagedVolumeSpec struct {
 
 func (x *ManagedVolumeSpec) Reset() {
 	*x = ManagedVolumeSpec{}
-	mi := &file_api_control_v1_control_proto_msgTypes[27]
+	mi := &file_api_control_v1_control_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2754,7 +2884,7 @@ func (x *ManagedVolumeSpec) String() string {
 func (*ManagedVolumeSpec) ProtoMessage() {}
 
 func (x *ManagedVolumeSpec) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[27]
+	mi := &file_api_control_v1_control_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2767,7 +2897,7 @@ func (x *ManagedVolumeSpec) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ManagedVolumeSpec.ProtoReflect.Descriptor instead.
 func (*ManagedVolumeSpec) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{27}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *ManagedVolumeSpec) GetName() string {
@@ -2845,14 +2975,18 @@ type WorkloadUsageSnapshot struct {
 	// Bytes; 0 without a limit.
 	MemoryLimitBytes int64 `protobuf:"varint,1000,opt,name=memory_limit_bytes,json=memoryLimitBytes,proto3" json:"memory_limit_bytes,omitempty"`
 	// What the workload occupies beyond its image and its volumes; 0 where nobody measured it.
-	DiskBytes     int64 `protobuf:"varint,1001,opt,name=disk_bytes,json=diskBytes,proto3" json:"disk_bytes,omitempty"`
+	DiskBytes int64 `protobuf:"varint,1001,opt,name=disk_bytes,json=diskBytes,proto3" json:"disk_bytes,omitempty"`
+	// How much that may be; 0 without a limit.
+	DiskLimitBytes int64 `protobuf:"varint,1002,opt,name=disk_limit_bytes,json=diskLimitBytes,proto3" json:"disk_limit_bytes,omitempty"`
+	// The engine itself keeps the limit. Else the agent measures, and stops what is over it.
+	DiskCapped    bool `protobuf:"varint,1003,opt,name=disk_capped,json=diskCapped,proto3" json:"disk_capped,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *WorkloadUsageSnapshot) Reset() {
 	*x = WorkloadUsageSnapshot{}
-	mi := &file_api_control_v1_control_proto_msgTypes[28]
+	mi := &file_api_control_v1_control_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2864,7 +2998,7 @@ func (x *WorkloadUsageSnapshot) String() string {
 func (*WorkloadUsageSnapshot) ProtoMessage() {}
 
 func (x *WorkloadUsageSnapshot) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[28]
+	mi := &file_api_control_v1_control_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2877,7 +3011,7 @@ func (x *WorkloadUsageSnapshot) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkloadUsageSnapshot.ProtoReflect.Descriptor instead.
 func (*WorkloadUsageSnapshot) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{28}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *WorkloadUsageSnapshot) GetWorkloadId() string {
@@ -2964,6 +3098,20 @@ func (x *WorkloadUsageSnapshot) GetDiskBytes() int64 {
 	return 0
 }
 
+func (x *WorkloadUsageSnapshot) GetDiskLimitBytes() int64 {
+	if x != nil {
+		return x.DiskLimitBytes
+	}
+	return 0
+}
+
+func (x *WorkloadUsageSnapshot) GetDiskCapped() bool {
+	if x != nil {
+		return x.DiskCapped
+	}
+	return false
+}
+
 // Why a workload is in its state, for programs (code) and for people (message).
 type ReasonDetail struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -2979,7 +3127,7 @@ type ReasonDetail struct {
 
 func (x *ReasonDetail) Reset() {
 	*x = ReasonDetail{}
-	mi := &file_api_control_v1_control_proto_msgTypes[29]
+	mi := &file_api_control_v1_control_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2991,7 +3139,7 @@ func (x *ReasonDetail) String() string {
 func (*ReasonDetail) ProtoMessage() {}
 
 func (x *ReasonDetail) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[29]
+	mi := &file_api_control_v1_control_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3004,7 +3152,7 @@ func (x *ReasonDetail) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReasonDetail.ProtoReflect.Descriptor instead.
 func (*ReasonDetail) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{29}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *ReasonDetail) GetCode() string {
@@ -3079,7 +3227,7 @@ type WorkloadStatus struct {
 
 func (x *WorkloadStatus) Reset() {
 	*x = WorkloadStatus{}
-	mi := &file_api_control_v1_control_proto_msgTypes[30]
+	mi := &file_api_control_v1_control_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3091,7 +3239,7 @@ func (x *WorkloadStatus) String() string {
 func (*WorkloadStatus) ProtoMessage() {}
 
 func (x *WorkloadStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[30]
+	mi := &file_api_control_v1_control_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3104,7 +3252,7 @@ func (x *WorkloadStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkloadStatus.ProtoReflect.Descriptor instead.
 func (*WorkloadStatus) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{30}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *WorkloadStatus) GetWorkloadId() string {
@@ -3239,7 +3387,7 @@ type RetryWorkloadRequest struct {
 
 func (x *RetryWorkloadRequest) Reset() {
 	*x = RetryWorkloadRequest{}
-	mi := &file_api_control_v1_control_proto_msgTypes[31]
+	mi := &file_api_control_v1_control_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3251,7 +3399,7 @@ func (x *RetryWorkloadRequest) String() string {
 func (*RetryWorkloadRequest) ProtoMessage() {}
 
 func (x *RetryWorkloadRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[31]
+	mi := &file_api_control_v1_control_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3264,7 +3412,7 @@ func (x *RetryWorkloadRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RetryWorkloadRequest.ProtoReflect.Descriptor instead.
 func (*RetryWorkloadRequest) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{31}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *RetryWorkloadRequest) GetWorkloadId() string {
@@ -3294,7 +3442,7 @@ type RetryWorkloadResponse struct {
 
 func (x *RetryWorkloadResponse) Reset() {
 	*x = RetryWorkloadResponse{}
-	mi := &file_api_control_v1_control_proto_msgTypes[32]
+	mi := &file_api_control_v1_control_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3306,7 +3454,7 @@ func (x *RetryWorkloadResponse) String() string {
 func (*RetryWorkloadResponse) ProtoMessage() {}
 
 func (x *RetryWorkloadResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[32]
+	mi := &file_api_control_v1_control_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3319,7 +3467,7 @@ func (x *RetryWorkloadResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RetryWorkloadResponse.ProtoReflect.Descriptor instead.
 func (*RetryWorkloadResponse) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{32}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *RetryWorkloadResponse) GetAccepted() bool {
@@ -3361,7 +3509,7 @@ type ListNodesRequest struct {
 
 func (x *ListNodesRequest) Reset() {
 	*x = ListNodesRequest{}
-	mi := &file_api_control_v1_control_proto_msgTypes[33]
+	mi := &file_api_control_v1_control_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3373,7 +3521,7 @@ func (x *ListNodesRequest) String() string {
 func (*ListNodesRequest) ProtoMessage() {}
 
 func (x *ListNodesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[33]
+	mi := &file_api_control_v1_control_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3386,7 +3534,7 @@ func (x *ListNodesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListNodesRequest.ProtoReflect.Descriptor instead.
 func (*ListNodesRequest) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{33}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *ListNodesRequest) GetStatus() string {
@@ -3437,7 +3585,7 @@ type GetNodeRequest struct {
 
 func (x *GetNodeRequest) Reset() {
 	*x = GetNodeRequest{}
-	mi := &file_api_control_v1_control_proto_msgTypes[34]
+	mi := &file_api_control_v1_control_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3449,7 +3597,7 @@ func (x *GetNodeRequest) String() string {
 func (*GetNodeRequest) ProtoMessage() {}
 
 func (x *GetNodeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[34]
+	mi := &file_api_control_v1_control_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3462,7 +3610,7 @@ func (x *GetNodeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetNodeRequest.ProtoReflect.Descriptor instead.
 func (*GetNodeRequest) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{34}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *GetNodeRequest) GetNodeId() string {
@@ -3503,7 +3651,7 @@ type ListNodesResponse struct {
 
 func (x *ListNodesResponse) Reset() {
 	*x = ListNodesResponse{}
-	mi := &file_api_control_v1_control_proto_msgTypes[35]
+	mi := &file_api_control_v1_control_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3515,7 +3663,7 @@ func (x *ListNodesResponse) String() string {
 func (*ListNodesResponse) ProtoMessage() {}
 
 func (x *ListNodesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[35]
+	mi := &file_api_control_v1_control_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3528,7 +3676,7 @@ func (x *ListNodesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListNodesResponse.ProtoReflect.Descriptor instead.
 func (*ListNodesResponse) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{35}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *ListNodesResponse) GetNodes() []*NodeView {
@@ -3581,7 +3729,7 @@ type GetNodeResponse struct {
 
 func (x *GetNodeResponse) Reset() {
 	*x = GetNodeResponse{}
-	mi := &file_api_control_v1_control_proto_msgTypes[36]
+	mi := &file_api_control_v1_control_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3593,7 +3741,7 @@ func (x *GetNodeResponse) String() string {
 func (*GetNodeResponse) ProtoMessage() {}
 
 func (x *GetNodeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[36]
+	mi := &file_api_control_v1_control_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3606,7 +3754,7 @@ func (x *GetNodeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetNodeResponse.ProtoReflect.Descriptor instead.
 func (*GetNodeResponse) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{36}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *GetNodeResponse) GetNode() *NodeView {
@@ -3685,7 +3833,7 @@ type NodeView struct {
 
 func (x *NodeView) Reset() {
 	*x = NodeView{}
-	mi := &file_api_control_v1_control_proto_msgTypes[37]
+	mi := &file_api_control_v1_control_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3697,7 +3845,7 @@ func (x *NodeView) String() string {
 func (*NodeView) ProtoMessage() {}
 
 func (x *NodeView) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[37]
+	mi := &file_api_control_v1_control_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3710,7 +3858,7 @@ func (x *NodeView) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeView.ProtoReflect.Descriptor instead.
 func (*NodeView) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{37}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *NodeView) GetNodeId() string {
@@ -3905,14 +4053,16 @@ type ListWorkloadsRequest struct {
 	// Only members of this group; empty means all.
 	Group string `protobuf:"bytes,1004,opt,name=group,proto3" json:"group,omitempty"`
 	// Only those whose id, group, image or source contains this text, in any case.
-	Search        string `protobuf:"bytes,1005,opt,name=search,proto3" json:"search,omitempty"`
+	Search string `protobuf:"bytes,1005,opt,name=search,proto3" json:"search,omitempty"`
+	// Only those of this namespace; empty means all that the caller may see.
+	Namespace     string `protobuf:"bytes,1030,opt,name=namespace,proto3" json:"namespace,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *ListWorkloadsRequest) Reset() {
 	*x = ListWorkloadsRequest{}
-	mi := &file_api_control_v1_control_proto_msgTypes[38]
+	mi := &file_api_control_v1_control_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3924,7 +4074,7 @@ func (x *ListWorkloadsRequest) String() string {
 func (*ListWorkloadsRequest) ProtoMessage() {}
 
 func (x *ListWorkloadsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[38]
+	mi := &file_api_control_v1_control_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3937,7 +4087,7 @@ func (x *ListWorkloadsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListWorkloadsRequest.ProtoReflect.Descriptor instead.
 func (*ListWorkloadsRequest) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{38}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *ListWorkloadsRequest) GetNodeId() string {
@@ -3996,6 +4146,13 @@ func (x *ListWorkloadsRequest) GetSearch() string {
 	return ""
 }
 
+func (x *ListWorkloadsRequest) GetNamespace() string {
+	if x != nil {
+		return x.Namespace
+	}
+	return ""
+}
+
 type GetWorkloadRequest struct {
 	state      protoimpl.MessageState `protogen:"open.v1"`
 	WorkloadId string                 `protobuf:"bytes,1,opt,name=workload_id,json=workloadId,proto3" json:"workload_id,omitempty"`
@@ -4009,7 +4166,7 @@ type GetWorkloadRequest struct {
 
 func (x *GetWorkloadRequest) Reset() {
 	*x = GetWorkloadRequest{}
-	mi := &file_api_control_v1_control_proto_msgTypes[39]
+	mi := &file_api_control_v1_control_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4021,7 +4178,7 @@ func (x *GetWorkloadRequest) String() string {
 func (*GetWorkloadRequest) ProtoMessage() {}
 
 func (x *GetWorkloadRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[39]
+	mi := &file_api_control_v1_control_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4034,7 +4191,7 @@ func (x *GetWorkloadRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetWorkloadRequest.ProtoReflect.Descriptor instead.
 func (*GetWorkloadRequest) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{39}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *GetWorkloadRequest) GetWorkloadId() string {
@@ -4075,7 +4232,7 @@ type ListWorkloadsResponse struct {
 
 func (x *ListWorkloadsResponse) Reset() {
 	*x = ListWorkloadsResponse{}
-	mi := &file_api_control_v1_control_proto_msgTypes[40]
+	mi := &file_api_control_v1_control_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4087,7 +4244,7 @@ func (x *ListWorkloadsResponse) String() string {
 func (*ListWorkloadsResponse) ProtoMessage() {}
 
 func (x *ListWorkloadsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[40]
+	mi := &file_api_control_v1_control_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4100,7 +4257,7 @@ func (x *ListWorkloadsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListWorkloadsResponse.ProtoReflect.Descriptor instead.
 func (*ListWorkloadsResponse) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{40}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *ListWorkloadsResponse) GetWorkloads() []*WorkloadView {
@@ -4153,7 +4310,7 @@ type GetWorkloadResponse struct {
 
 func (x *GetWorkloadResponse) Reset() {
 	*x = GetWorkloadResponse{}
-	mi := &file_api_control_v1_control_proto_msgTypes[41]
+	mi := &file_api_control_v1_control_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4165,7 +4322,7 @@ func (x *GetWorkloadResponse) String() string {
 func (*GetWorkloadResponse) ProtoMessage() {}
 
 func (x *GetWorkloadResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[41]
+	mi := &file_api_control_v1_control_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4178,7 +4335,7 @@ func (x *GetWorkloadResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetWorkloadResponse.ProtoReflect.Descriptor instead.
 func (*GetWorkloadResponse) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{41}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *GetWorkloadResponse) GetWorkload() *WorkloadView {
@@ -4259,14 +4416,16 @@ type WorkloadView struct {
 	Health string `protobuf:"bytes,1015,opt,name=health,proto3" json:"health,omitempty"`
 	// Only on GetWorkload: what the agent said it had done when the last order timed out, newest
 	// first.
-	LastActions   []*WorkloadAction `protobuf:"bytes,1016,rep,name=last_actions,json=lastActions,proto3" json:"last_actions,omitempty"`
+	LastActions []*WorkloadAction `protobuf:"bytes,1016,rep,name=last_actions,json=lastActions,proto3" json:"last_actions,omitempty"`
+	// Where it belongs: default, or a namespace that somebody made.
+	Namespace     string `protobuf:"bytes,1030,opt,name=namespace,proto3" json:"namespace,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *WorkloadView) Reset() {
 	*x = WorkloadView{}
-	mi := &file_api_control_v1_control_proto_msgTypes[42]
+	mi := &file_api_control_v1_control_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4278,7 +4437,7 @@ func (x *WorkloadView) String() string {
 func (*WorkloadView) ProtoMessage() {}
 
 func (x *WorkloadView) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[42]
+	mi := &file_api_control_v1_control_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4291,7 +4450,7 @@ func (x *WorkloadView) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkloadView.ProtoReflect.Descriptor instead.
 func (*WorkloadView) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{42}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *WorkloadView) GetWorkloadId() string {
@@ -4504,6 +4663,13 @@ func (x *WorkloadView) GetLastActions() []*WorkloadAction {
 	return nil
 }
 
+func (x *WorkloadView) GetNamespace() string {
+	if x != nil {
+		return x.Namespace
+	}
+	return ""
+}
+
 // One task of an agent, as it tells it.
 type WorkloadAction struct {
 	state  protoimpl.MessageState `protogen:"open.v1"`
@@ -4522,7 +4688,7 @@ type WorkloadAction struct {
 
 func (x *WorkloadAction) Reset() {
 	*x = WorkloadAction{}
-	mi := &file_api_control_v1_control_proto_msgTypes[43]
+	mi := &file_api_control_v1_control_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4534,7 +4700,7 @@ func (x *WorkloadAction) String() string {
 func (*WorkloadAction) ProtoMessage() {}
 
 func (x *WorkloadAction) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[43]
+	mi := &file_api_control_v1_control_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4547,7 +4713,7 @@ func (x *WorkloadAction) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkloadAction.ProtoReflect.Descriptor instead.
 func (*WorkloadAction) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{43}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *WorkloadAction) GetTaskId() string {
@@ -4611,7 +4777,7 @@ type GetClusterSummaryRequest struct {
 
 func (x *GetClusterSummaryRequest) Reset() {
 	*x = GetClusterSummaryRequest{}
-	mi := &file_api_control_v1_control_proto_msgTypes[44]
+	mi := &file_api_control_v1_control_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4623,7 +4789,7 @@ func (x *GetClusterSummaryRequest) String() string {
 func (*GetClusterSummaryRequest) ProtoMessage() {}
 
 func (x *GetClusterSummaryRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[44]
+	mi := &file_api_control_v1_control_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4636,7 +4802,7 @@ func (x *GetClusterSummaryRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetClusterSummaryRequest.ProtoReflect.Descriptor instead.
 func (*GetClusterSummaryRequest) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{44}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *GetClusterSummaryRequest) GetLevel() ReadLevel {
@@ -4690,13 +4856,19 @@ type GetClusterSummaryResponse struct {
 	// GB, over all storage pools.
 	TotalDiskGb    int64 `protobuf:"varint,1012,opt,name=total_disk_gb,json=totalDiskGb,proto3" json:"total_disk_gb,omitempty"`
 	ReservedDiskGb int64 `protobuf:"varint,1013,opt,name=reserved_disk_gb,json=reservedDiskGb,proto3" json:"reserved_disk_gb,omitempty"`
-	unknownFields  protoimpl.UnknownFields
-	sizeCache      protoimpl.SizeCache
+	// In use, whoever uses it, on the nodes that are up and measure; only the leader knows.
+	UsedCpuMillicores int64 `protobuf:"varint,1030,opt,name=used_cpu_millicores,json=usedCpuMillicores,proto3" json:"used_cpu_millicores,omitempty"`
+	UsedMemoryMb      int64 `protobuf:"varint,1031,opt,name=used_memory_mb,json=usedMemoryMb,proto3" json:"used_memory_mb,omitempty"`
+	UsedDiskGb        int64 `protobuf:"varint,1032,opt,name=used_disk_gb,json=usedDiskGb,proto3" json:"used_disk_gb,omitempty"`
+	// How many nodes those figures are of; 0: nobody measured, or it is not the leader that answers.
+	MeasuredNodes int32 `protobuf:"varint,1033,opt,name=measured_nodes,json=measuredNodes,proto3" json:"measured_nodes,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *GetClusterSummaryResponse) Reset() {
 	*x = GetClusterSummaryResponse{}
-	mi := &file_api_control_v1_control_proto_msgTypes[45]
+	mi := &file_api_control_v1_control_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4708,7 +4880,7 @@ func (x *GetClusterSummaryResponse) String() string {
 func (*GetClusterSummaryResponse) ProtoMessage() {}
 
 func (x *GetClusterSummaryResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[45]
+	mi := &file_api_control_v1_control_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4721,7 +4893,7 @@ func (x *GetClusterSummaryResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetClusterSummaryResponse.ProtoReflect.Descriptor instead.
 func (*GetClusterSummaryResponse) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{45}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *GetClusterSummaryResponse) GetTotalNodes() int32 {
@@ -4885,6 +5057,34 @@ func (x *GetClusterSummaryResponse) GetReservedDiskGb() int64 {
 	return 0
 }
 
+func (x *GetClusterSummaryResponse) GetUsedCpuMillicores() int64 {
+	if x != nil {
+		return x.UsedCpuMillicores
+	}
+	return 0
+}
+
+func (x *GetClusterSummaryResponse) GetUsedMemoryMb() int64 {
+	if x != nil {
+		return x.UsedMemoryMb
+	}
+	return 0
+}
+
+func (x *GetClusterSummaryResponse) GetUsedDiskGb() int64 {
+	if x != nil {
+		return x.UsedDiskGb
+	}
+	return 0
+}
+
+func (x *GetClusterSummaryResponse) GetMeasuredNodes() int32 {
+	if x != nil {
+		return x.MeasuredNodes
+	}
+	return 0
+}
+
 // One message of ControlStream: requests travel to the scheduler in arms 1 to 4, answers come back
 // in arms from 1000.
 type ControlMessage struct {
@@ -4909,7 +5109,7 @@ type ControlMessage struct {
 
 func (x *ControlMessage) Reset() {
 	*x = ControlMessage{}
-	mi := &file_api_control_v1_control_proto_msgTypes[46]
+	mi := &file_api_control_v1_control_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4921,7 +5121,7 @@ func (x *ControlMessage) String() string {
 func (*ControlMessage) ProtoMessage() {}
 
 func (x *ControlMessage) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[46]
+	mi := &file_api_control_v1_control_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4934,7 +5134,7 @@ func (x *ControlMessage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ControlMessage.ProtoReflect.Descriptor instead.
 func (*ControlMessage) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{46}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *ControlMessage) GetMessage() isControlMessage_Message {
@@ -5104,7 +5304,7 @@ type Generation struct {
 
 func (x *Generation) Reset() {
 	*x = Generation{}
-	mi := &file_api_control_v1_control_proto_msgTypes[47]
+	mi := &file_api_control_v1_control_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5116,7 +5316,7 @@ func (x *Generation) String() string {
 func (*Generation) ProtoMessage() {}
 
 func (x *Generation) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[47]
+	mi := &file_api_control_v1_control_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5129,7 +5329,7 @@ func (x *Generation) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Generation.ProtoReflect.Descriptor instead.
 func (*Generation) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{47}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *Generation) GetIncarnation() uint64 {
@@ -5163,7 +5363,7 @@ type Epoch struct {
 
 func (x *Epoch) Reset() {
 	*x = Epoch{}
-	mi := &file_api_control_v1_control_proto_msgTypes[48]
+	mi := &file_api_control_v1_control_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5175,7 +5375,7 @@ func (x *Epoch) String() string {
 func (*Epoch) ProtoMessage() {}
 
 func (x *Epoch) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[48]
+	mi := &file_api_control_v1_control_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5188,7 +5388,7 @@ func (x *Epoch) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Epoch.ProtoReflect.Descriptor instead.
 func (*Epoch) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{48}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *Epoch) GetClusterId() string {
@@ -5234,7 +5434,7 @@ type Constraint struct {
 
 func (x *Constraint) Reset() {
 	*x = Constraint{}
-	mi := &file_api_control_v1_control_proto_msgTypes[49]
+	mi := &file_api_control_v1_control_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5246,7 +5446,7 @@ func (x *Constraint) String() string {
 func (*Constraint) ProtoMessage() {}
 
 func (x *Constraint) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[49]
+	mi := &file_api_control_v1_control_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5259,7 +5459,7 @@ func (x *Constraint) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Constraint.ProtoReflect.Descriptor instead.
 func (*Constraint) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{49}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *Constraint) GetKey() string {
@@ -5297,7 +5497,7 @@ type Toleration struct {
 
 func (x *Toleration) Reset() {
 	*x = Toleration{}
-	mi := &file_api_control_v1_control_proto_msgTypes[50]
+	mi := &file_api_control_v1_control_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5309,7 +5509,7 @@ func (x *Toleration) String() string {
 func (*Toleration) ProtoMessage() {}
 
 func (x *Toleration) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[50]
+	mi := &file_api_control_v1_control_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5322,7 +5522,7 @@ func (x *Toleration) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Toleration.ProtoReflect.Descriptor instead.
 func (*Toleration) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{50}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *Toleration) GetKey() string {
@@ -5359,7 +5559,7 @@ type Taint struct {
 
 func (x *Taint) Reset() {
 	*x = Taint{}
-	mi := &file_api_control_v1_control_proto_msgTypes[51]
+	mi := &file_api_control_v1_control_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5371,7 +5571,7 @@ func (x *Taint) String() string {
 func (*Taint) ProtoMessage() {}
 
 func (x *Taint) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[51]
+	mi := &file_api_control_v1_control_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5384,7 +5584,7 @@ func (x *Taint) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Taint.ProtoReflect.Descriptor instead.
 func (*Taint) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{51}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *Taint) GetKey() string {
@@ -5425,7 +5625,7 @@ type StoragePoolView struct {
 
 func (x *StoragePoolView) Reset() {
 	*x = StoragePoolView{}
-	mi := &file_api_control_v1_control_proto_msgTypes[52]
+	mi := &file_api_control_v1_control_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5437,7 +5637,7 @@ func (x *StoragePoolView) String() string {
 func (*StoragePoolView) ProtoMessage() {}
 
 func (x *StoragePoolView) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[52]
+	mi := &file_api_control_v1_control_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5450,7 +5650,7 @@ func (x *StoragePoolView) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StoragePoolView.ProtoReflect.Descriptor instead.
 func (*StoragePoolView) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{52}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *StoragePoolView) GetName() string {
@@ -5500,7 +5700,7 @@ type StreamError struct {
 
 func (x *StreamError) Reset() {
 	*x = StreamError{}
-	mi := &file_api_control_v1_control_proto_msgTypes[53]
+	mi := &file_api_control_v1_control_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5512,7 +5712,7 @@ func (x *StreamError) String() string {
 func (*StreamError) ProtoMessage() {}
 
 func (x *StreamError) ProtoReflect() protoreflect.Message {
-	mi := &file_api_control_v1_control_proto_msgTypes[53]
+	mi := &file_api_control_v1_control_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5525,7 +5725,7 @@ func (x *StreamError) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StreamError.ProtoReflect.Descriptor instead.
 func (*StreamError) Descriptor() ([]byte, []int) {
-	return file_api_control_v1_control_proto_rawDescGZIP(), []int{53}
+	return file_api_control_v1_control_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *StreamError) GetCode() int32 {
@@ -5589,7 +5789,7 @@ const file_api_control_v1_control_proto_rawDesc = "" +
 	"\x05shard\x18\xf2\a \x01(\tR\x05shard\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xd2\x04\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xbc\x05\n" +
 	"\x10NodeCapabilities\x120\n" +
 	"\x14cpu_total_millicores\x18\x01 \x01(\x03R\x12cpuTotalMillicores\x12&\n" +
 	"\x0fmemory_total_mb\x18\x02 \x01(\x03R\rmemoryTotalMb\x12C\n" +
@@ -5602,7 +5802,9 @@ const file_api_control_v1_control_proto_rawDesc = "" +
 	"\x17cpu_reserved_millicores\x18\xeb\a \x01(\x03R\x15cpuReservedMillicores\x12-\n" +
 	"\x12memory_reserved_mb\x18\xec\a \x01(\x03R\x10memoryReservedMb\x12\x1b\n" +
 	"\bprotocol\x18\xed\a \x01(\rR\bprotocol\x12/\n" +
-	"\x13fence_bound_seconds\x18\xee\a \x01(\rR\x11fenceBoundSeconds\"P\n" +
+	"\x13fence_bound_seconds\x18\xee\a \x01(\rR\x11fenceBoundSeconds\x12)\n" +
+	"\x10disk_reserved_gb\x18\xef\a \x01(\x03R\x0ediskReservedGb\x12=\n" +
+	"\x1aresource_threshold_percent\x18\xf0\a \x01(\rR\x18resourceThresholdPercent\"P\n" +
 	"\vStoragePool\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x12\n" +
 	"\x04type\x18\x02 \x01(\tR\x04type\x12\x19\n" +
@@ -5618,7 +5820,7 @@ const file_api_control_v1_control_proto_rawDesc = "" +
 	"\x05epoch\x18\xea\a \x01(\v2\x18.persys.control.v1.EpochR\x05epoch\x12(\n" +
 	"\x0fscheduler_addrs\x18\xeb\a \x03(\tR\x0eschedulerAddrs\x12 \n" +
 	"\vleader_addr\x18\xec\a \x01(\tR\n" +
-	"leaderAddr\"\xec\x02\n" +
+	"leaderAddr\"\x8c\x03\n" +
 	"\x10HeartbeatRequest\x12\x17\n" +
 	"\anode_id\x18\x01 \x01(\tR\x06nodeId\x122\n" +
 	"\x05usage\x18\x02 \x01(\v2\x1c.persys.control.v1.NodeUsageR\x05usage\x12N\n" +
@@ -5626,7 +5828,9 @@ const file_api_control_v1_control_proto_rawDesc = "" +
 	"\ttimestamp\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\ttimestamp\x12O\n" +
 	"\x0eworkload_usage\x18\x05 \x03(\v2(.persys.control.v1.WorkloadUsageSnapshotR\rworkloadUsage\x12\x1b\n" +
 	"\bsequence\x18\xe8\a \x01(\x04R\bsequence\x12\x13\n" +
-	"\x04full\x18\xe9\a \x01(\bR\x04full\"Z\n" +
+	"\x04full\x18\xe9\a \x01(\bR\x04full\x12\x1e\n" +
+	"\n" +
+	"cluster_id\x18\xea\a \x01(\tR\tclusterId\"Z\n" +
 	"\x10StoragePoolUsage\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x17\n" +
 	"\aused_gb\x18\x02 \x01(\x03R\x06usedGb\x12\x19\n" +
@@ -5662,7 +5866,7 @@ const file_api_control_v1_control_proto_rawDesc = "" +
 	"\rdesired_state\x18\v \x01(\tR\fdesiredState\x12\x1e\n" +
 	"\n" +
 	"request_id\x18\xe8\a \x01(\tR\trequestIdJ\x04\b\x03\x10\n" +
-	"\"\xdb\x02\n" +
+	"\"\x95\x03\n" +
 	"\x15ApplyWorkloadResponse\x12\x18\n" +
 	"\asuccess\x18\x01 \x01(\bR\asuccess\x12G\n" +
 	"\x0efailure_reason\x18\x02 \x01(\x0e2 .persys.control.v1.FailureReasonR\rfailureReason\x12#\n" +
@@ -5674,7 +5878,8 @@ const file_api_control_v1_control_proto_rawDesc = "" +
 	"\vrevision_id\x18\xea\a \x01(\tR\n" +
 	"revisionId\x12\"\n" +
 	"\fworkload_ids\x18\xeb\a \x03(\tR\vworkloadIds\x12\x1d\n" +
-	"\tunchanged\x18\xec\a \x01(\bR\tunchanged\"o\n" +
+	"\tunchanged\x18\xec\a \x01(\bR\tunchanged\x128\n" +
+	"\arollout\x18\x9a\b \x01(\v2\x1d.persys.control.v1.GenerationR\arollout\"o\n" +
 	"\x15DeleteWorkloadRequest\x12\x1f\n" +
 	"\vworkload_id\x18\x01 \x01(\tR\n" +
 	"workloadId\x12\x1e\n" +
@@ -5684,7 +5889,7 @@ const file_api_control_v1_control_proto_rawDesc = "" +
 	"\x16DeleteWorkloadResponse\x12\x18\n" +
 	"\asuccess\x18\x01 \x01(\bR\asuccess\x12#\n" +
 	"\rerror_message\x18\x02 \x01(\tR\ferrorMessage\x12\x15\n" +
-	"\x05index\x18\xe8\a \x01(\x04R\x05index\"\x8c\a\n" +
+	"\x05index\x18\xe8\a \x01(\x04R\x05index\"\xe7\a\n" +
 	"\fWorkloadSpec\x12\x12\n" +
 	"\x04type\x18\x01 \x01(\tR\x04type\x12E\n" +
 	"\tresources\x18\x02 \x01(\v2'.persys.control.v1.ResourceRequirementsR\tresources\x12@\n" +
@@ -5701,7 +5906,9 @@ const file_api_control_v1_control_proto_rawDesc = "" +
 	"\ron_lost_lease\x18\xed\a \x01(\tR\vonLostLease\x12\x1b\n" +
 	"\bpriority\x18\xee\a \x01(\x05R\bpriority\x12@\n" +
 	"\vtolerations\x18\xef\a \x03(\v2\x1d.persys.control.v1.TolerationR\vtolerations\x12B\n" +
-	"\fhealth_check\x18\xf9\a \x01(\v2\x1e.persys.control.v1.HealthCheckR\vhealthCheck\x1a;\n" +
+	"\fhealth_check\x18\xf9\a \x01(\v2\x1e.persys.control.v1.HealthCheckR\vhealthCheck\x12\x1d\n" +
+	"\tnamespace\x18\x86\b \x01(\tR\tnamespace\x12:\n" +
+	"\x06update\x18\x9a\b \x01(\v2!.persys.control.v1.UpdateStrategyR\x06update\x1a;\n" +
 	"\rMetadataEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\x1a9\n" +
@@ -5710,7 +5917,13 @@ const file_api_control_v1_control_proto_rawDesc = "" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01B\n" +
 	"\n" +
 	"\bworkloadJ\x04\b\x03\x10\n" +
-	"J\x04\b\r\x10\x14\"\x9b\x02\n" +
+	"J\x04\b\r\x10\x14\"\xc7\x01\n" +
+	"\x0eUpdateStrategy\x12!\n" +
+	"\fmax_parallel\x18\x01 \x01(\x05R\vmaxParallel\x127\n" +
+	"\x18min_healthy_time_seconds\x18\x02 \x01(\x05R\x15minHealthyTimeSeconds\x128\n" +
+	"\x18healthy_deadline_seconds\x18\x03 \x01(\x05R\x16healthyDeadlineSeconds\x12\x1f\n" +
+	"\vauto_revert\x18\x04 \x01(\bR\n" +
+	"autoRevert\"\x9b\x02\n" +
 	"\vHealthCheck\x12\x12\n" +
 	"\x04http\x18\x01 \x01(\tR\x04http\x12\x10\n" +
 	"\x03tcp\x18\x02 \x01(\bR\x03tcp\x12\x18\n" +
@@ -5802,7 +6015,7 @@ const file_api_control_v1_control_proto_rawDesc = "" +
 	"\n" +
 	"mount_path\x18\x06 \x01(\tR\tmountPath\x12\x1b\n" +
 	"\tread_only\x18\a \x01(\bR\breadOnly\x12#\n" +
-	"\rretain_policy\x18\b \x01(\tR\fretainPolicy\"\xcc\x03\n" +
+	"\rretain_policy\x18\b \x01(\tR\fretainPolicy\"\x99\x04\n" +
 	"\x15WorkloadUsageSnapshot\x12\x1f\n" +
 	"\vworkload_id\x18\x01 \x01(\tR\n" +
 	"workloadId\x12\x12\n" +
@@ -5821,7 +6034,10 @@ const file_api_control_v1_control_proto_rawDesc = "" +
 	" \x01(\tR\x06source\x12-\n" +
 	"\x12memory_limit_bytes\x18\xe8\a \x01(\x03R\x10memoryLimitBytes\x12\x1e\n" +
 	"\n" +
-	"disk_bytes\x18\xe9\a \x01(\x03R\tdiskBytes\"\xdf\x01\n" +
+	"disk_bytes\x18\xe9\a \x01(\x03R\tdiskBytes\x12)\n" +
+	"\x10disk_limit_bytes\x18\xea\a \x01(\x03R\x0ediskLimitBytes\x12 \n" +
+	"\vdisk_capped\x18\xeb\a \x01(\bR\n" +
+	"diskCapped\"\xdf\x01\n" +
 	"\fReasonDetail\x12\x12\n" +
 	"\x04code\x18\x01 \x01(\tR\x04code\x12\x18\n" +
 	"\amessage\x18\x02 \x01(\tR\amessage\x12C\n" +
@@ -5911,7 +6127,7 @@ const file_api_control_v1_control_proto_rawDesc = "" +
 	"\x13fence_bound_seconds\x18\xfe\a \x01(\rR\x11fenceBoundSeconds\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\x88\x02\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xa7\x02\n" +
 	"\x14ListWorkloadsRequest\x12\x17\n" +
 	"\anode_id\x18\x01 \x01(\tR\x06nodeId\x12\x16\n" +
 	"\x06status\x18\x02 \x01(\tR\x06status\x123\n" +
@@ -5921,7 +6137,8 @@ const file_api_control_v1_control_proto_rawDesc = "" +
 	"\n" +
 	"page_token\x18\xeb\a \x01(\tR\tpageToken\x12\x15\n" +
 	"\x05group\x18\xec\a \x01(\tR\x05group\x12\x17\n" +
-	"\x06search\x18\xed\a \x01(\tR\x06search\"\x88\x01\n" +
+	"\x06search\x18\xed\a \x01(\tR\x06search\x12\x1d\n" +
+	"\tnamespace\x18\x86\b \x01(\tR\tnamespace\"\x88\x01\n" +
 	"\x12GetWorkloadRequest\x12\x1f\n" +
 	"\vworkload_id\x18\x01 \x01(\tR\n" +
 	"workloadId\x123\n" +
@@ -5937,7 +6154,7 @@ const file_api_control_v1_control_proto_rawDesc = "" +
 	"\bworkload\x18\x01 \x01(\v2\x1f.persys.control.v1.WorkloadViewR\bworkload\x12\x15\n" +
 	"\x05index\x18\xe8\a \x01(\x04R\x05index\x12\x15\n" +
 	"\x05stale\x18\xea\a \x01(\bR\x05stale\x12\x16\n" +
-	"\x06age_ms\x18\xeb\a \x01(\x03R\x05ageMs\"\xd3\n" +
+	"\x06age_ms\x18\xeb\a \x01(\x03R\x05ageMs\"\xf2\n" +
 	"\n" +
 	"\fWorkloadView\x12\x1f\n" +
 	"\vworkload_id\x18\x01 \x01(\tR\n" +
@@ -5975,7 +6192,8 @@ const file_api_control_v1_control_proto_rawDesc = "" +
 	"\amessage\x18\xf5\a \x01(\tR\amessage\x124\n" +
 	"\x04spec\x18\xf6\a \x01(\v2\x1f.persys.control.v1.WorkloadSpecR\x04spec\x12\x17\n" +
 	"\x06health\x18\xf7\a \x01(\tR\x06health\x12E\n" +
-	"\flast_actions\x18\xf8\a \x03(\v2!.persys.control.v1.WorkloadActionR\vlastActions\x1a9\n" +
+	"\flast_actions\x18\xf8\a \x03(\v2!.persys.control.v1.WorkloadActionR\vlastActions\x12\x1d\n" +
+	"\tnamespace\x18\x86\b \x01(\tR\tnamespace\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xa5\x02\n" +
@@ -5992,7 +6210,7 @@ const file_api_control_v1_control_proto_rawDesc = "" +
 	"\bended_at\x18\a \x01(\v2\x1a.google.protobuf.TimestampR\aendedAt\"m\n" +
 	"\x18GetClusterSummaryRequest\x123\n" +
 	"\x05level\x18\xe8\a \x01(\x0e2\x1c.persys.control.v1.ReadLevelR\x05level\x12\x1c\n" +
-	"\tmin_index\x18\xe9\a \x01(\x04R\bminIndex\"\xc5\a\n" +
+	"\tmin_index\x18\xe9\a \x01(\x04R\bminIndex\"\xe8\b\n" +
 	"\x19GetClusterSummaryResponse\x12\x1f\n" +
 	"\vtotal_nodes\x18\x01 \x01(\x05R\n" +
 	"totalNodes\x12\x1f\n" +
@@ -6018,7 +6236,12 @@ const file_api_control_v1_control_proto_rawDesc = "" +
 	"\x0ftotal_memory_mb\x18\xf2\a \x01(\x03R\rtotalMemoryMb\x12-\n" +
 	"\x12reserved_memory_mb\x18\xf3\a \x01(\x03R\x10reservedMemoryMb\x12#\n" +
 	"\rtotal_disk_gb\x18\xf4\a \x01(\x03R\vtotalDiskGb\x12)\n" +
-	"\x10reserved_disk_gb\x18\xf5\a \x01(\x03R\x0ereservedDiskGb\"\xd8\x05\n" +
+	"\x10reserved_disk_gb\x18\xf5\a \x01(\x03R\x0ereservedDiskGb\x12/\n" +
+	"\x13used_cpu_millicores\x18\x86\b \x01(\x03R\x11usedCpuMillicores\x12%\n" +
+	"\x0eused_memory_mb\x18\x87\b \x01(\x03R\fusedMemoryMb\x12!\n" +
+	"\fused_disk_gb\x18\x88\b \x01(\x03R\n" +
+	"usedDiskGb\x12&\n" +
+	"\x0emeasured_nodes\x18\x89\b \x01(\x05R\rmeasuredNodes\"\xd8\x05\n" +
 	"\x0eControlMessage\x12D\n" +
 	"\bregister\x18\x01 \x01(\v2&.persys.control.v1.RegisterNodeRequestH\x00R\bregister\x12C\n" +
 	"\theartbeat\x18\x02 \x01(\v2#.persys.control.v1.HeartbeatRequestH\x00R\theartbeat\x12?\n" +
@@ -6113,7 +6336,7 @@ func file_api_control_v1_control_proto_rawDescGZIP() []byte {
 }
 
 var file_api_control_v1_control_proto_enumTypes = make([]protoimpl.EnumInfo, 3)
-var file_api_control_v1_control_proto_msgTypes = make([]protoimpl.MessageInfo, 61)
+var file_api_control_v1_control_proto_msgTypes = make([]protoimpl.MessageInfo, 62)
 var file_api_control_v1_control_proto_goTypes = []any{
 	(FailureReason)(0),                         // 0: persys.control.v1.FailureReason
 	(AutomationActionType)(0),                  // 1: persys.control.v1.AutomationActionType
@@ -6134,173 +6357,176 @@ var file_api_control_v1_control_proto_goTypes = []any{
 	(*DeleteWorkloadRequest)(nil),              // 16: persys.control.v1.DeleteWorkloadRequest
 	(*DeleteWorkloadResponse)(nil),             // 17: persys.control.v1.DeleteWorkloadResponse
 	(*WorkloadSpec)(nil),                       // 18: persys.control.v1.WorkloadSpec
-	(*HealthCheck)(nil),                        // 19: persys.control.v1.HealthCheck
-	(*ResourceRequirements)(nil),               // 20: persys.control.v1.ResourceRequirements
-	(*ContainerSpec)(nil),                      // 21: persys.control.v1.ContainerSpec
-	(*VolumeMount)(nil),                        // 22: persys.control.v1.VolumeMount
-	(*Port)(nil),                               // 23: persys.control.v1.Port
-	(*ComposeSpec)(nil),                        // 24: persys.control.v1.ComposeSpec
-	(*VMSpec)(nil),                             // 25: persys.control.v1.VMSpec
-	(*VMLogin)(nil),                            // 26: persys.control.v1.VMLogin
-	(*DiskConfig)(nil),                         // 27: persys.control.v1.DiskConfig
-	(*NetworkConfig)(nil),                      // 28: persys.control.v1.NetworkConfig
-	(*CloudInitConfig)(nil),                    // 29: persys.control.v1.CloudInitConfig
-	(*ManagedVolumeSpec)(nil),                  // 30: persys.control.v1.ManagedVolumeSpec
-	(*WorkloadUsageSnapshot)(nil),              // 31: persys.control.v1.WorkloadUsageSnapshot
-	(*ReasonDetail)(nil),                       // 32: persys.control.v1.ReasonDetail
-	(*WorkloadStatus)(nil),                     // 33: persys.control.v1.WorkloadStatus
-	(*RetryWorkloadRequest)(nil),               // 34: persys.control.v1.RetryWorkloadRequest
-	(*RetryWorkloadResponse)(nil),              // 35: persys.control.v1.RetryWorkloadResponse
-	(*ListNodesRequest)(nil),                   // 36: persys.control.v1.ListNodesRequest
-	(*GetNodeRequest)(nil),                     // 37: persys.control.v1.GetNodeRequest
-	(*ListNodesResponse)(nil),                  // 38: persys.control.v1.ListNodesResponse
-	(*GetNodeResponse)(nil),                    // 39: persys.control.v1.GetNodeResponse
-	(*NodeView)(nil),                           // 40: persys.control.v1.NodeView
-	(*ListWorkloadsRequest)(nil),               // 41: persys.control.v1.ListWorkloadsRequest
-	(*GetWorkloadRequest)(nil),                 // 42: persys.control.v1.GetWorkloadRequest
-	(*ListWorkloadsResponse)(nil),              // 43: persys.control.v1.ListWorkloadsResponse
-	(*GetWorkloadResponse)(nil),                // 44: persys.control.v1.GetWorkloadResponse
-	(*WorkloadView)(nil),                       // 45: persys.control.v1.WorkloadView
-	(*WorkloadAction)(nil),                     // 46: persys.control.v1.WorkloadAction
-	(*GetClusterSummaryRequest)(nil),           // 47: persys.control.v1.GetClusterSummaryRequest
-	(*GetClusterSummaryResponse)(nil),          // 48: persys.control.v1.GetClusterSummaryResponse
-	(*ControlMessage)(nil),                     // 49: persys.control.v1.ControlMessage
-	(*Generation)(nil),                         // 50: persys.control.v1.Generation
-	(*Epoch)(nil),                              // 51: persys.control.v1.Epoch
-	(*Constraint)(nil),                         // 52: persys.control.v1.Constraint
-	(*Toleration)(nil),                         // 53: persys.control.v1.Toleration
-	(*Taint)(nil),                              // 54: persys.control.v1.Taint
-	(*StoragePoolView)(nil),                    // 55: persys.control.v1.StoragePoolView
-	(*StreamError)(nil),                        // 56: persys.control.v1.StreamError
-	nil,                                        // 57: persys.control.v1.RegisterNodeRequest.LabelsEntry
-	nil,                                        // 58: persys.control.v1.WorkloadSpec.MetadataEntry
-	nil,                                        // 59: persys.control.v1.WorkloadSpec.LabelsEntry
-	nil,                                        // 60: persys.control.v1.ContainerSpec.EnvEntry
-	nil,                                        // 61: persys.control.v1.ComposeSpec.EnvEntry
-	nil,                                        // 62: persys.control.v1.NodeView.LabelsEntry
-	nil,                                        // 63: persys.control.v1.WorkloadView.LabelsEntry
-	(*timestamppb.Timestamp)(nil),              // 64: google.protobuf.Timestamp
+	(*UpdateStrategy)(nil),                     // 19: persys.control.v1.UpdateStrategy
+	(*HealthCheck)(nil),                        // 20: persys.control.v1.HealthCheck
+	(*ResourceRequirements)(nil),               // 21: persys.control.v1.ResourceRequirements
+	(*ContainerSpec)(nil),                      // 22: persys.control.v1.ContainerSpec
+	(*VolumeMount)(nil),                        // 23: persys.control.v1.VolumeMount
+	(*Port)(nil),                               // 24: persys.control.v1.Port
+	(*ComposeSpec)(nil),                        // 25: persys.control.v1.ComposeSpec
+	(*VMSpec)(nil),                             // 26: persys.control.v1.VMSpec
+	(*VMLogin)(nil),                            // 27: persys.control.v1.VMLogin
+	(*DiskConfig)(nil),                         // 28: persys.control.v1.DiskConfig
+	(*NetworkConfig)(nil),                      // 29: persys.control.v1.NetworkConfig
+	(*CloudInitConfig)(nil),                    // 30: persys.control.v1.CloudInitConfig
+	(*ManagedVolumeSpec)(nil),                  // 31: persys.control.v1.ManagedVolumeSpec
+	(*WorkloadUsageSnapshot)(nil),              // 32: persys.control.v1.WorkloadUsageSnapshot
+	(*ReasonDetail)(nil),                       // 33: persys.control.v1.ReasonDetail
+	(*WorkloadStatus)(nil),                     // 34: persys.control.v1.WorkloadStatus
+	(*RetryWorkloadRequest)(nil),               // 35: persys.control.v1.RetryWorkloadRequest
+	(*RetryWorkloadResponse)(nil),              // 36: persys.control.v1.RetryWorkloadResponse
+	(*ListNodesRequest)(nil),                   // 37: persys.control.v1.ListNodesRequest
+	(*GetNodeRequest)(nil),                     // 38: persys.control.v1.GetNodeRequest
+	(*ListNodesResponse)(nil),                  // 39: persys.control.v1.ListNodesResponse
+	(*GetNodeResponse)(nil),                    // 40: persys.control.v1.GetNodeResponse
+	(*NodeView)(nil),                           // 41: persys.control.v1.NodeView
+	(*ListWorkloadsRequest)(nil),               // 42: persys.control.v1.ListWorkloadsRequest
+	(*GetWorkloadRequest)(nil),                 // 43: persys.control.v1.GetWorkloadRequest
+	(*ListWorkloadsResponse)(nil),              // 44: persys.control.v1.ListWorkloadsResponse
+	(*GetWorkloadResponse)(nil),                // 45: persys.control.v1.GetWorkloadResponse
+	(*WorkloadView)(nil),                       // 46: persys.control.v1.WorkloadView
+	(*WorkloadAction)(nil),                     // 47: persys.control.v1.WorkloadAction
+	(*GetClusterSummaryRequest)(nil),           // 48: persys.control.v1.GetClusterSummaryRequest
+	(*GetClusterSummaryResponse)(nil),          // 49: persys.control.v1.GetClusterSummaryResponse
+	(*ControlMessage)(nil),                     // 50: persys.control.v1.ControlMessage
+	(*Generation)(nil),                         // 51: persys.control.v1.Generation
+	(*Epoch)(nil),                              // 52: persys.control.v1.Epoch
+	(*Constraint)(nil),                         // 53: persys.control.v1.Constraint
+	(*Toleration)(nil),                         // 54: persys.control.v1.Toleration
+	(*Taint)(nil),                              // 55: persys.control.v1.Taint
+	(*StoragePoolView)(nil),                    // 56: persys.control.v1.StoragePoolView
+	(*StreamError)(nil),                        // 57: persys.control.v1.StreamError
+	nil,                                        // 58: persys.control.v1.RegisterNodeRequest.LabelsEntry
+	nil,                                        // 59: persys.control.v1.WorkloadSpec.MetadataEntry
+	nil,                                        // 60: persys.control.v1.WorkloadSpec.LabelsEntry
+	nil,                                        // 61: persys.control.v1.ContainerSpec.EnvEntry
+	nil,                                        // 62: persys.control.v1.ComposeSpec.EnvEntry
+	nil,                                        // 63: persys.control.v1.NodeView.LabelsEntry
+	nil,                                        // 64: persys.control.v1.WorkloadView.LabelsEntry
+	(*timestamppb.Timestamp)(nil),              // 65: google.protobuf.Timestamp
 }
 var file_api_control_v1_control_proto_depIdxs = []int32{
 	1,   // 0: persys.control.v1.AutomationSuggestion.action_type:type_name -> persys.control.v1.AutomationActionType
-	64,  // 1: persys.control.v1.AutomationSuggestion.suggested_at:type_name -> google.protobuf.Timestamp
+	65,  // 1: persys.control.v1.AutomationSuggestion.suggested_at:type_name -> google.protobuf.Timestamp
 	3,   // 2: persys.control.v1.SubmitAutomationSuggestionRequest.suggestion:type_name -> persys.control.v1.AutomationSuggestion
-	64,  // 3: persys.control.v1.SubmitAutomationSuggestionResponse.decided_at:type_name -> google.protobuf.Timestamp
+	65,  // 3: persys.control.v1.SubmitAutomationSuggestionResponse.decided_at:type_name -> google.protobuf.Timestamp
 	7,   // 4: persys.control.v1.RegisterNodeRequest.capabilities:type_name -> persys.control.v1.NodeCapabilities
-	57,  // 5: persys.control.v1.RegisterNodeRequest.labels:type_name -> persys.control.v1.RegisterNodeRequest.LabelsEntry
-	64,  // 6: persys.control.v1.RegisterNodeRequest.timestamp:type_name -> google.protobuf.Timestamp
+	58,  // 5: persys.control.v1.RegisterNodeRequest.labels:type_name -> persys.control.v1.RegisterNodeRequest.LabelsEntry
+	65,  // 6: persys.control.v1.RegisterNodeRequest.timestamp:type_name -> google.protobuf.Timestamp
 	8,   // 7: persys.control.v1.NodeCapabilities.storage_pools:type_name -> persys.control.v1.StoragePool
-	54,  // 8: persys.control.v1.NodeCapabilities.taints:type_name -> persys.control.v1.Taint
-	64,  // 9: persys.control.v1.RegisterNodeResponse.lease_expires_at:type_name -> google.protobuf.Timestamp
-	51,  // 10: persys.control.v1.RegisterNodeResponse.epoch:type_name -> persys.control.v1.Epoch
+	55,  // 8: persys.control.v1.NodeCapabilities.taints:type_name -> persys.control.v1.Taint
+	65,  // 9: persys.control.v1.RegisterNodeResponse.lease_expires_at:type_name -> google.protobuf.Timestamp
+	52,  // 10: persys.control.v1.RegisterNodeResponse.epoch:type_name -> persys.control.v1.Epoch
 	12,  // 11: persys.control.v1.HeartbeatRequest.usage:type_name -> persys.control.v1.NodeUsage
-	33,  // 12: persys.control.v1.HeartbeatRequest.workload_statuses:type_name -> persys.control.v1.WorkloadStatus
-	64,  // 13: persys.control.v1.HeartbeatRequest.timestamp:type_name -> google.protobuf.Timestamp
-	31,  // 14: persys.control.v1.HeartbeatRequest.workload_usage:type_name -> persys.control.v1.WorkloadUsageSnapshot
+	34,  // 12: persys.control.v1.HeartbeatRequest.workload_statuses:type_name -> persys.control.v1.WorkloadStatus
+	65,  // 13: persys.control.v1.HeartbeatRequest.timestamp:type_name -> google.protobuf.Timestamp
+	32,  // 14: persys.control.v1.HeartbeatRequest.workload_usage:type_name -> persys.control.v1.WorkloadUsageSnapshot
 	11,  // 15: persys.control.v1.NodeUsage.storage_pools:type_name -> persys.control.v1.StoragePoolUsage
-	64,  // 16: persys.control.v1.HeartbeatResponse.lease_expires_at:type_name -> google.protobuf.Timestamp
-	51,  // 17: persys.control.v1.HeartbeatResponse.epoch:type_name -> persys.control.v1.Epoch
+	65,  // 16: persys.control.v1.HeartbeatResponse.lease_expires_at:type_name -> google.protobuf.Timestamp
+	52,  // 17: persys.control.v1.HeartbeatResponse.epoch:type_name -> persys.control.v1.Epoch
 	18,  // 18: persys.control.v1.ApplyWorkloadRequest.spec:type_name -> persys.control.v1.WorkloadSpec
 	0,   // 19: persys.control.v1.ApplyWorkloadResponse.failure_reason:type_name -> persys.control.v1.FailureReason
-	50,  // 20: persys.control.v1.ApplyWorkloadResponse.generation:type_name -> persys.control.v1.Generation
-	20,  // 21: persys.control.v1.WorkloadSpec.resources:type_name -> persys.control.v1.ResourceRequirements
-	21,  // 22: persys.control.v1.WorkloadSpec.container:type_name -> persys.control.v1.ContainerSpec
-	24,  // 23: persys.control.v1.WorkloadSpec.compose:type_name -> persys.control.v1.ComposeSpec
-	25,  // 24: persys.control.v1.WorkloadSpec.vm:type_name -> persys.control.v1.VMSpec
-	58,  // 25: persys.control.v1.WorkloadSpec.metadata:type_name -> persys.control.v1.WorkloadSpec.MetadataEntry
-	52,  // 26: persys.control.v1.WorkloadSpec.constraints:type_name -> persys.control.v1.Constraint
-	59,  // 27: persys.control.v1.WorkloadSpec.labels:type_name -> persys.control.v1.WorkloadSpec.LabelsEntry
-	53,  // 28: persys.control.v1.WorkloadSpec.tolerations:type_name -> persys.control.v1.Toleration
-	19,  // 29: persys.control.v1.WorkloadSpec.health_check:type_name -> persys.control.v1.HealthCheck
-	60,  // 30: persys.control.v1.ContainerSpec.env:type_name -> persys.control.v1.ContainerSpec.EnvEntry
-	22,  // 31: persys.control.v1.ContainerSpec.volumes:type_name -> persys.control.v1.VolumeMount
-	23,  // 32: persys.control.v1.ContainerSpec.ports:type_name -> persys.control.v1.Port
-	30,  // 33: persys.control.v1.ContainerSpec.managed_volumes:type_name -> persys.control.v1.ManagedVolumeSpec
-	61,  // 34: persys.control.v1.ComposeSpec.env:type_name -> persys.control.v1.ComposeSpec.EnvEntry
-	30,  // 35: persys.control.v1.ComposeSpec.managed_volumes:type_name -> persys.control.v1.ManagedVolumeSpec
-	27,  // 36: persys.control.v1.VMSpec.disks:type_name -> persys.control.v1.DiskConfig
-	28,  // 37: persys.control.v1.VMSpec.networks:type_name -> persys.control.v1.NetworkConfig
-	29,  // 38: persys.control.v1.VMSpec.cloud_init:type_name -> persys.control.v1.CloudInitConfig
-	30,  // 39: persys.control.v1.VMSpec.managed_volumes:type_name -> persys.control.v1.ManagedVolumeSpec
-	26,  // 40: persys.control.v1.VMSpec.login:type_name -> persys.control.v1.VMLogin
-	64,  // 41: persys.control.v1.WorkloadUsageSnapshot.collected_at:type_name -> google.protobuf.Timestamp
-	64,  // 42: persys.control.v1.ReasonDetail.last_transition:type_name -> google.protobuf.Timestamp
-	64,  // 43: persys.control.v1.ReasonDetail.next_retry_at:type_name -> google.protobuf.Timestamp
-	0,   // 44: persys.control.v1.WorkloadStatus.failure_reason:type_name -> persys.control.v1.FailureReason
-	64,  // 45: persys.control.v1.WorkloadStatus.last_transition:type_name -> google.protobuf.Timestamp
-	32,  // 46: persys.control.v1.WorkloadStatus.reason:type_name -> persys.control.v1.ReasonDetail
-	31,  // 47: persys.control.v1.WorkloadStatus.usage:type_name -> persys.control.v1.WorkloadUsageSnapshot
-	50,  // 48: persys.control.v1.WorkloadStatus.generation:type_name -> persys.control.v1.Generation
-	64,  // 49: persys.control.v1.WorkloadStatus.observed_at:type_name -> google.protobuf.Timestamp
-	23,  // 50: persys.control.v1.WorkloadStatus.ports:type_name -> persys.control.v1.Port
-	2,   // 51: persys.control.v1.ListNodesRequest.level:type_name -> persys.control.v1.ReadLevel
-	2,   // 52: persys.control.v1.GetNodeRequest.level:type_name -> persys.control.v1.ReadLevel
-	40,  // 53: persys.control.v1.ListNodesResponse.nodes:type_name -> persys.control.v1.NodeView
-	40,  // 54: persys.control.v1.GetNodeResponse.node:type_name -> persys.control.v1.NodeView
-	64,  // 55: persys.control.v1.NodeView.status_updated_at:type_name -> google.protobuf.Timestamp
-	64,  // 56: persys.control.v1.NodeView.last_heartbeat:type_name -> google.protobuf.Timestamp
-	62,  // 57: persys.control.v1.NodeView.labels:type_name -> persys.control.v1.NodeView.LabelsEntry
-	64,  // 58: persys.control.v1.NodeView.lease_expires_at:type_name -> google.protobuf.Timestamp
-	54,  // 59: persys.control.v1.NodeView.taints:type_name -> persys.control.v1.Taint
-	55,  // 60: persys.control.v1.NodeView.storage_pools:type_name -> persys.control.v1.StoragePoolView
-	12,  // 61: persys.control.v1.NodeView.usage:type_name -> persys.control.v1.NodeUsage
-	2,   // 62: persys.control.v1.ListWorkloadsRequest.level:type_name -> persys.control.v1.ReadLevel
-	2,   // 63: persys.control.v1.GetWorkloadRequest.level:type_name -> persys.control.v1.ReadLevel
-	45,  // 64: persys.control.v1.ListWorkloadsResponse.workloads:type_name -> persys.control.v1.WorkloadView
-	45,  // 65: persys.control.v1.GetWorkloadResponse.workload:type_name -> persys.control.v1.WorkloadView
-	64,  // 66: persys.control.v1.WorkloadView.retry_next_at:type_name -> google.protobuf.Timestamp
-	64,  // 67: persys.control.v1.WorkloadView.last_updated:type_name -> google.protobuf.Timestamp
-	32,  // 68: persys.control.v1.WorkloadView.reason:type_name -> persys.control.v1.ReasonDetail
-	31,  // 69: persys.control.v1.WorkloadView.usage:type_name -> persys.control.v1.WorkloadUsageSnapshot
-	50,  // 70: persys.control.v1.WorkloadView.generation:type_name -> persys.control.v1.Generation
-	64,  // 71: persys.control.v1.WorkloadView.created_at:type_name -> google.protobuf.Timestamp
-	63,  // 72: persys.control.v1.WorkloadView.labels:type_name -> persys.control.v1.WorkloadView.LabelsEntry
-	23,  // 73: persys.control.v1.WorkloadView.ports:type_name -> persys.control.v1.Port
-	18,  // 74: persys.control.v1.WorkloadView.spec:type_name -> persys.control.v1.WorkloadSpec
-	46,  // 75: persys.control.v1.WorkloadView.last_actions:type_name -> persys.control.v1.WorkloadAction
-	64,  // 76: persys.control.v1.WorkloadAction.created_at:type_name -> google.protobuf.Timestamp
-	64,  // 77: persys.control.v1.WorkloadAction.started_at:type_name -> google.protobuf.Timestamp
-	64,  // 78: persys.control.v1.WorkloadAction.ended_at:type_name -> google.protobuf.Timestamp
-	2,   // 79: persys.control.v1.GetClusterSummaryRequest.level:type_name -> persys.control.v1.ReadLevel
-	64,  // 80: persys.control.v1.GetClusterSummaryResponse.generated_at:type_name -> google.protobuf.Timestamp
-	6,   // 81: persys.control.v1.ControlMessage.register:type_name -> persys.control.v1.RegisterNodeRequest
-	10,  // 82: persys.control.v1.ControlMessage.heartbeat:type_name -> persys.control.v1.HeartbeatRequest
-	14,  // 83: persys.control.v1.ControlMessage.apply:type_name -> persys.control.v1.ApplyWorkloadRequest
-	16,  // 84: persys.control.v1.ControlMessage.delete:type_name -> persys.control.v1.DeleteWorkloadRequest
-	9,   // 85: persys.control.v1.ControlMessage.register_result:type_name -> persys.control.v1.RegisterNodeResponse
-	13,  // 86: persys.control.v1.ControlMessage.heartbeat_result:type_name -> persys.control.v1.HeartbeatResponse
-	15,  // 87: persys.control.v1.ControlMessage.apply_result:type_name -> persys.control.v1.ApplyWorkloadResponse
-	17,  // 88: persys.control.v1.ControlMessage.delete_result:type_name -> persys.control.v1.DeleteWorkloadResponse
-	56,  // 89: persys.control.v1.ControlMessage.error:type_name -> persys.control.v1.StreamError
-	6,   // 90: persys.control.v1.AgentControl.RegisterNode:input_type -> persys.control.v1.RegisterNodeRequest
-	10,  // 91: persys.control.v1.AgentControl.Heartbeat:input_type -> persys.control.v1.HeartbeatRequest
-	14,  // 92: persys.control.v1.AgentControl.ApplyWorkload:input_type -> persys.control.v1.ApplyWorkloadRequest
-	16,  // 93: persys.control.v1.AgentControl.DeleteWorkload:input_type -> persys.control.v1.DeleteWorkloadRequest
-	34,  // 94: persys.control.v1.AgentControl.RetryWorkload:input_type -> persys.control.v1.RetryWorkloadRequest
-	4,   // 95: persys.control.v1.AgentControl.SubmitAutomationSuggestion:input_type -> persys.control.v1.SubmitAutomationSuggestionRequest
-	36,  // 96: persys.control.v1.AgentControl.ListNodes:input_type -> persys.control.v1.ListNodesRequest
-	37,  // 97: persys.control.v1.AgentControl.GetNode:input_type -> persys.control.v1.GetNodeRequest
-	41,  // 98: persys.control.v1.AgentControl.ListWorkloads:input_type -> persys.control.v1.ListWorkloadsRequest
-	42,  // 99: persys.control.v1.AgentControl.GetWorkload:input_type -> persys.control.v1.GetWorkloadRequest
-	47,  // 100: persys.control.v1.AgentControl.GetClusterSummary:input_type -> persys.control.v1.GetClusterSummaryRequest
-	49,  // 101: persys.control.v1.AgentControl.ControlStream:input_type -> persys.control.v1.ControlMessage
-	9,   // 102: persys.control.v1.AgentControl.RegisterNode:output_type -> persys.control.v1.RegisterNodeResponse
-	13,  // 103: persys.control.v1.AgentControl.Heartbeat:output_type -> persys.control.v1.HeartbeatResponse
-	15,  // 104: persys.control.v1.AgentControl.ApplyWorkload:output_type -> persys.control.v1.ApplyWorkloadResponse
-	17,  // 105: persys.control.v1.AgentControl.DeleteWorkload:output_type -> persys.control.v1.DeleteWorkloadResponse
-	35,  // 106: persys.control.v1.AgentControl.RetryWorkload:output_type -> persys.control.v1.RetryWorkloadResponse
-	5,   // 107: persys.control.v1.AgentControl.SubmitAutomationSuggestion:output_type -> persys.control.v1.SubmitAutomationSuggestionResponse
-	38,  // 108: persys.control.v1.AgentControl.ListNodes:output_type -> persys.control.v1.ListNodesResponse
-	39,  // 109: persys.control.v1.AgentControl.GetNode:output_type -> persys.control.v1.GetNodeResponse
-	43,  // 110: persys.control.v1.AgentControl.ListWorkloads:output_type -> persys.control.v1.ListWorkloadsResponse
-	44,  // 111: persys.control.v1.AgentControl.GetWorkload:output_type -> persys.control.v1.GetWorkloadResponse
-	48,  // 112: persys.control.v1.AgentControl.GetClusterSummary:output_type -> persys.control.v1.GetClusterSummaryResponse
-	49,  // 113: persys.control.v1.AgentControl.ControlStream:output_type -> persys.control.v1.ControlMessage
-	102, // [102:114] is the sub-list for method output_type
-	90,  // [90:102] is the sub-list for method input_type
-	90,  // [90:90] is the sub-list for extension type_name
-	90,  // [90:90] is the sub-list for extension extendee
-	0,   // [0:90] is the sub-list for field type_name
+	51,  // 20: persys.control.v1.ApplyWorkloadResponse.generation:type_name -> persys.control.v1.Generation
+	51,  // 21: persys.control.v1.ApplyWorkloadResponse.rollout:type_name -> persys.control.v1.Generation
+	21,  // 22: persys.control.v1.WorkloadSpec.resources:type_name -> persys.control.v1.ResourceRequirements
+	22,  // 23: persys.control.v1.WorkloadSpec.container:type_name -> persys.control.v1.ContainerSpec
+	25,  // 24: persys.control.v1.WorkloadSpec.compose:type_name -> persys.control.v1.ComposeSpec
+	26,  // 25: persys.control.v1.WorkloadSpec.vm:type_name -> persys.control.v1.VMSpec
+	59,  // 26: persys.control.v1.WorkloadSpec.metadata:type_name -> persys.control.v1.WorkloadSpec.MetadataEntry
+	53,  // 27: persys.control.v1.WorkloadSpec.constraints:type_name -> persys.control.v1.Constraint
+	60,  // 28: persys.control.v1.WorkloadSpec.labels:type_name -> persys.control.v1.WorkloadSpec.LabelsEntry
+	54,  // 29: persys.control.v1.WorkloadSpec.tolerations:type_name -> persys.control.v1.Toleration
+	20,  // 30: persys.control.v1.WorkloadSpec.health_check:type_name -> persys.control.v1.HealthCheck
+	19,  // 31: persys.control.v1.WorkloadSpec.update:type_name -> persys.control.v1.UpdateStrategy
+	61,  // 32: persys.control.v1.ContainerSpec.env:type_name -> persys.control.v1.ContainerSpec.EnvEntry
+	23,  // 33: persys.control.v1.ContainerSpec.volumes:type_name -> persys.control.v1.VolumeMount
+	24,  // 34: persys.control.v1.ContainerSpec.ports:type_name -> persys.control.v1.Port
+	31,  // 35: persys.control.v1.ContainerSpec.managed_volumes:type_name -> persys.control.v1.ManagedVolumeSpec
+	62,  // 36: persys.control.v1.ComposeSpec.env:type_name -> persys.control.v1.ComposeSpec.EnvEntry
+	31,  // 37: persys.control.v1.ComposeSpec.managed_volumes:type_name -> persys.control.v1.ManagedVolumeSpec
+	28,  // 38: persys.control.v1.VMSpec.disks:type_name -> persys.control.v1.DiskConfig
+	29,  // 39: persys.control.v1.VMSpec.networks:type_name -> persys.control.v1.NetworkConfig
+	30,  // 40: persys.control.v1.VMSpec.cloud_init:type_name -> persys.control.v1.CloudInitConfig
+	31,  // 41: persys.control.v1.VMSpec.managed_volumes:type_name -> persys.control.v1.ManagedVolumeSpec
+	27,  // 42: persys.control.v1.VMSpec.login:type_name -> persys.control.v1.VMLogin
+	65,  // 43: persys.control.v1.WorkloadUsageSnapshot.collected_at:type_name -> google.protobuf.Timestamp
+	65,  // 44: persys.control.v1.ReasonDetail.last_transition:type_name -> google.protobuf.Timestamp
+	65,  // 45: persys.control.v1.ReasonDetail.next_retry_at:type_name -> google.protobuf.Timestamp
+	0,   // 46: persys.control.v1.WorkloadStatus.failure_reason:type_name -> persys.control.v1.FailureReason
+	65,  // 47: persys.control.v1.WorkloadStatus.last_transition:type_name -> google.protobuf.Timestamp
+	33,  // 48: persys.control.v1.WorkloadStatus.reason:type_name -> persys.control.v1.ReasonDetail
+	32,  // 49: persys.control.v1.WorkloadStatus.usage:type_name -> persys.control.v1.WorkloadUsageSnapshot
+	51,  // 50: persys.control.v1.WorkloadStatus.generation:type_name -> persys.control.v1.Generation
+	65,  // 51: persys.control.v1.WorkloadStatus.observed_at:type_name -> google.protobuf.Timestamp
+	24,  // 52: persys.control.v1.WorkloadStatus.ports:type_name -> persys.control.v1.Port
+	2,   // 53: persys.control.v1.ListNodesRequest.level:type_name -> persys.control.v1.ReadLevel
+	2,   // 54: persys.control.v1.GetNodeRequest.level:type_name -> persys.control.v1.ReadLevel
+	41,  // 55: persys.control.v1.ListNodesResponse.nodes:type_name -> persys.control.v1.NodeView
+	41,  // 56: persys.control.v1.GetNodeResponse.node:type_name -> persys.control.v1.NodeView
+	65,  // 57: persys.control.v1.NodeView.status_updated_at:type_name -> google.protobuf.Timestamp
+	65,  // 58: persys.control.v1.NodeView.last_heartbeat:type_name -> google.protobuf.Timestamp
+	63,  // 59: persys.control.v1.NodeView.labels:type_name -> persys.control.v1.NodeView.LabelsEntry
+	65,  // 60: persys.control.v1.NodeView.lease_expires_at:type_name -> google.protobuf.Timestamp
+	55,  // 61: persys.control.v1.NodeView.taints:type_name -> persys.control.v1.Taint
+	56,  // 62: persys.control.v1.NodeView.storage_pools:type_name -> persys.control.v1.StoragePoolView
+	12,  // 63: persys.control.v1.NodeView.usage:type_name -> persys.control.v1.NodeUsage
+	2,   // 64: persys.control.v1.ListWorkloadsRequest.level:type_name -> persys.control.v1.ReadLevel
+	2,   // 65: persys.control.v1.GetWorkloadRequest.level:type_name -> persys.control.v1.ReadLevel
+	46,  // 66: persys.control.v1.ListWorkloadsResponse.workloads:type_name -> persys.control.v1.WorkloadView
+	46,  // 67: persys.control.v1.GetWorkloadResponse.workload:type_name -> persys.control.v1.WorkloadView
+	65,  // 68: persys.control.v1.WorkloadView.retry_next_at:type_name -> google.protobuf.Timestamp
+	65,  // 69: persys.control.v1.WorkloadView.last_updated:type_name -> google.protobuf.Timestamp
+	33,  // 70: persys.control.v1.WorkloadView.reason:type_name -> persys.control.v1.ReasonDetail
+	32,  // 71: persys.control.v1.WorkloadView.usage:type_name -> persys.control.v1.WorkloadUsageSnapshot
+	51,  // 72: persys.control.v1.WorkloadView.generation:type_name -> persys.control.v1.Generation
+	65,  // 73: persys.control.v1.WorkloadView.created_at:type_name -> google.protobuf.Timestamp
+	64,  // 74: persys.control.v1.WorkloadView.labels:type_name -> persys.control.v1.WorkloadView.LabelsEntry
+	24,  // 75: persys.control.v1.WorkloadView.ports:type_name -> persys.control.v1.Port
+	18,  // 76: persys.control.v1.WorkloadView.spec:type_name -> persys.control.v1.WorkloadSpec
+	47,  // 77: persys.control.v1.WorkloadView.last_actions:type_name -> persys.control.v1.WorkloadAction
+	65,  // 78: persys.control.v1.WorkloadAction.created_at:type_name -> google.protobuf.Timestamp
+	65,  // 79: persys.control.v1.WorkloadAction.started_at:type_name -> google.protobuf.Timestamp
+	65,  // 80: persys.control.v1.WorkloadAction.ended_at:type_name -> google.protobuf.Timestamp
+	2,   // 81: persys.control.v1.GetClusterSummaryRequest.level:type_name -> persys.control.v1.ReadLevel
+	65,  // 82: persys.control.v1.GetClusterSummaryResponse.generated_at:type_name -> google.protobuf.Timestamp
+	6,   // 83: persys.control.v1.ControlMessage.register:type_name -> persys.control.v1.RegisterNodeRequest
+	10,  // 84: persys.control.v1.ControlMessage.heartbeat:type_name -> persys.control.v1.HeartbeatRequest
+	14,  // 85: persys.control.v1.ControlMessage.apply:type_name -> persys.control.v1.ApplyWorkloadRequest
+	16,  // 86: persys.control.v1.ControlMessage.delete:type_name -> persys.control.v1.DeleteWorkloadRequest
+	9,   // 87: persys.control.v1.ControlMessage.register_result:type_name -> persys.control.v1.RegisterNodeResponse
+	13,  // 88: persys.control.v1.ControlMessage.heartbeat_result:type_name -> persys.control.v1.HeartbeatResponse
+	15,  // 89: persys.control.v1.ControlMessage.apply_result:type_name -> persys.control.v1.ApplyWorkloadResponse
+	17,  // 90: persys.control.v1.ControlMessage.delete_result:type_name -> persys.control.v1.DeleteWorkloadResponse
+	57,  // 91: persys.control.v1.ControlMessage.error:type_name -> persys.control.v1.StreamError
+	6,   // 92: persys.control.v1.AgentControl.RegisterNode:input_type -> persys.control.v1.RegisterNodeRequest
+	10,  // 93: persys.control.v1.AgentControl.Heartbeat:input_type -> persys.control.v1.HeartbeatRequest
+	14,  // 94: persys.control.v1.AgentControl.ApplyWorkload:input_type -> persys.control.v1.ApplyWorkloadRequest
+	16,  // 95: persys.control.v1.AgentControl.DeleteWorkload:input_type -> persys.control.v1.DeleteWorkloadRequest
+	35,  // 96: persys.control.v1.AgentControl.RetryWorkload:input_type -> persys.control.v1.RetryWorkloadRequest
+	4,   // 97: persys.control.v1.AgentControl.SubmitAutomationSuggestion:input_type -> persys.control.v1.SubmitAutomationSuggestionRequest
+	37,  // 98: persys.control.v1.AgentControl.ListNodes:input_type -> persys.control.v1.ListNodesRequest
+	38,  // 99: persys.control.v1.AgentControl.GetNode:input_type -> persys.control.v1.GetNodeRequest
+	42,  // 100: persys.control.v1.AgentControl.ListWorkloads:input_type -> persys.control.v1.ListWorkloadsRequest
+	43,  // 101: persys.control.v1.AgentControl.GetWorkload:input_type -> persys.control.v1.GetWorkloadRequest
+	48,  // 102: persys.control.v1.AgentControl.GetClusterSummary:input_type -> persys.control.v1.GetClusterSummaryRequest
+	50,  // 103: persys.control.v1.AgentControl.ControlStream:input_type -> persys.control.v1.ControlMessage
+	9,   // 104: persys.control.v1.AgentControl.RegisterNode:output_type -> persys.control.v1.RegisterNodeResponse
+	13,  // 105: persys.control.v1.AgentControl.Heartbeat:output_type -> persys.control.v1.HeartbeatResponse
+	15,  // 106: persys.control.v1.AgentControl.ApplyWorkload:output_type -> persys.control.v1.ApplyWorkloadResponse
+	17,  // 107: persys.control.v1.AgentControl.DeleteWorkload:output_type -> persys.control.v1.DeleteWorkloadResponse
+	36,  // 108: persys.control.v1.AgentControl.RetryWorkload:output_type -> persys.control.v1.RetryWorkloadResponse
+	5,   // 109: persys.control.v1.AgentControl.SubmitAutomationSuggestion:output_type -> persys.control.v1.SubmitAutomationSuggestionResponse
+	39,  // 110: persys.control.v1.AgentControl.ListNodes:output_type -> persys.control.v1.ListNodesResponse
+	40,  // 111: persys.control.v1.AgentControl.GetNode:output_type -> persys.control.v1.GetNodeResponse
+	44,  // 112: persys.control.v1.AgentControl.ListWorkloads:output_type -> persys.control.v1.ListWorkloadsResponse
+	45,  // 113: persys.control.v1.AgentControl.GetWorkload:output_type -> persys.control.v1.GetWorkloadResponse
+	49,  // 114: persys.control.v1.AgentControl.GetClusterSummary:output_type -> persys.control.v1.GetClusterSummaryResponse
+	50,  // 115: persys.control.v1.AgentControl.ControlStream:output_type -> persys.control.v1.ControlMessage
+	104, // [104:116] is the sub-list for method output_type
+	92,  // [92:104] is the sub-list for method input_type
+	92,  // [92:92] is the sub-list for extension type_name
+	92,  // [92:92] is the sub-list for extension extendee
+	0,   // [0:92] is the sub-list for field type_name
 }
 
 func init() { file_api_control_v1_control_proto_init() }
@@ -6313,7 +6539,7 @@ func file_api_control_v1_control_proto_init() {
 		(*WorkloadSpec_Compose)(nil),
 		(*WorkloadSpec_Vm)(nil),
 	}
-	file_api_control_v1_control_proto_msgTypes[46].OneofWrappers = []any{
+	file_api_control_v1_control_proto_msgTypes[47].OneofWrappers = []any{
 		(*ControlMessage_Register)(nil),
 		(*ControlMessage_Heartbeat)(nil),
 		(*ControlMessage_Apply)(nil),
@@ -6330,7 +6556,7 @@ func file_api_control_v1_control_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_api_control_v1_control_proto_rawDesc), len(file_api_control_v1_control_proto_rawDesc)),
 			NumEnums:      3,
-			NumMessages:   61,
+			NumMessages:   62,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

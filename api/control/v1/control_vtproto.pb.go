@@ -133,6 +133,8 @@ func (m *NodeCapabilities) CloneVT() *NodeCapabilities {
 	r.MemoryReservedMb = m.MemoryReservedMb
 	r.Protocol = m.Protocol
 	r.FenceBoundSeconds = m.FenceBoundSeconds
+	r.DiskReservedGb = m.DiskReservedGb
+	r.ResourceThresholdPercent = m.ResourceThresholdPercent
 	if rhs := m.StoragePools; rhs != nil {
 		tmpContainer := make([]*StoragePool, len(rhs))
 		for k, v := range rhs {
@@ -226,6 +228,7 @@ func (m *HeartbeatRequest) CloneVT() *HeartbeatRequest {
 	r.Timestamp = (*timestamppb.Timestamp)((*timestamppb1.Timestamp)(m.Timestamp).CloneVT())
 	r.Sequence = m.Sequence
 	r.Full = m.Full
+	r.ClusterId = m.ClusterId
 	if rhs := m.WorkloadStatuses; rhs != nil {
 		tmpContainer := make([]*WorkloadStatus, len(rhs))
 		for k, v := range rhs {
@@ -361,6 +364,7 @@ func (m *ApplyWorkloadResponse) CloneVT() *ApplyWorkloadResponse {
 	r.Index = m.Index
 	r.RevisionId = m.RevisionId
 	r.Unchanged = m.Unchanged
+	r.Rollout = m.Rollout.CloneVT()
 	if rhs := m.WorkloadIds; rhs != nil {
 		tmpContainer := make([]string, len(rhs))
 		copy(tmpContainer, rhs)
@@ -428,6 +432,8 @@ func (m *WorkloadSpec) CloneVT() *WorkloadSpec {
 	r.OnLostLease = m.OnLostLease
 	r.Priority = m.Priority
 	r.HealthCheck = m.HealthCheck.CloneVT()
+	r.Namespace = m.Namespace
+	r.Update = m.Update.CloneVT()
 	if m.Workload != nil {
 		r.Workload = m.Workload.(interface {
 			CloneVT() isWorkloadSpec_Workload
@@ -497,6 +503,26 @@ func (m *WorkloadSpec_Vm) CloneVT() isWorkloadSpec_Workload {
 	r := new(WorkloadSpec_Vm)
 	r.Vm = m.Vm.CloneVT()
 	return r
+}
+
+func (m *UpdateStrategy) CloneVT() *UpdateStrategy {
+	if m == nil {
+		return (*UpdateStrategy)(nil)
+	}
+	r := new(UpdateStrategy)
+	r.MaxParallel = m.MaxParallel
+	r.MinHealthyTimeSeconds = m.MinHealthyTimeSeconds
+	r.HealthyDeadlineSeconds = m.HealthyDeadlineSeconds
+	r.AutoRevert = m.AutoRevert
+	if len(m.unknownFields) > 0 {
+		r.unknownFields = make([]byte, len(m.unknownFields))
+		copy(r.unknownFields, m.unknownFields)
+	}
+	return r
+}
+
+func (m *UpdateStrategy) CloneMessageVT() proto.Message {
+	return m.CloneVT()
 }
 
 func (m *HealthCheck) CloneVT() *HealthCheck {
@@ -838,6 +864,8 @@ func (m *WorkloadUsageSnapshot) CloneVT() *WorkloadUsageSnapshot {
 	r.Source = m.Source
 	r.MemoryLimitBytes = m.MemoryLimitBytes
 	r.DiskBytes = m.DiskBytes
+	r.DiskLimitBytes = m.DiskLimitBytes
+	r.DiskCapped = m.DiskCapped
 	if len(m.unknownFields) > 0 {
 		r.unknownFields = make([]byte, len(m.unknownFields))
 		copy(r.unknownFields, m.unknownFields)
@@ -1113,6 +1141,7 @@ func (m *ListWorkloadsRequest) CloneVT() *ListWorkloadsRequest {
 	r.PageToken = m.PageToken
 	r.Group = m.Group
 	r.Search = m.Search
+	r.Namespace = m.Namespace
 	if len(m.unknownFields) > 0 {
 		r.unknownFields = make([]byte, len(m.unknownFields))
 		copy(r.unknownFields, m.unknownFields)
@@ -1221,6 +1250,7 @@ func (m *WorkloadView) CloneVT() *WorkloadView {
 	r.Message = m.Message
 	r.Spec = m.Spec.CloneVT()
 	r.Health = m.Health
+	r.Namespace = m.Namespace
 	if rhs := m.Addresses; rhs != nil {
 		tmpContainer := make([]string, len(rhs))
 		copy(tmpContainer, rhs)
@@ -1327,6 +1357,10 @@ func (m *GetClusterSummaryResponse) CloneVT() *GetClusterSummaryResponse {
 	r.ReservedMemoryMb = m.ReservedMemoryMb
 	r.TotalDiskGb = m.TotalDiskGb
 	r.ReservedDiskGb = m.ReservedDiskGb
+	r.UsedCpuMillicores = m.UsedCpuMillicores
+	r.UsedMemoryMb = m.UsedMemoryMb
+	r.UsedDiskGb = m.UsedDiskGb
+	r.MeasuredNodes = m.MeasuredNodes
 	if len(m.unknownFields) > 0 {
 		r.unknownFields = make([]byte, len(m.unknownFields))
 		copy(r.unknownFields, m.unknownFields)
@@ -1960,6 +1994,20 @@ func (m *NodeCapabilities) MarshalToSizedBufferVT(dAtA []byte) (int, error) {
 		i -= len(m.unknownFields)
 		copy(dAtA[i:], m.unknownFields)
 	}
+	if m.ResourceThresholdPercent != 0 {
+		i = protohelpers.EncodeVarint(dAtA, i, uint64(m.ResourceThresholdPercent))
+		i--
+		dAtA[i] = 0x3f
+		i--
+		dAtA[i] = 0x80
+	}
+	if m.DiskReservedGb != 0 {
+		i = protohelpers.EncodeVarint(dAtA, i, uint64(m.DiskReservedGb))
+		i--
+		dAtA[i] = 0x3e
+		i--
+		dAtA[i] = 0xf8
+	}
 	if m.FenceBoundSeconds != 0 {
 		i = protohelpers.EncodeVarint(dAtA, i, uint64(m.FenceBoundSeconds))
 		i--
@@ -2260,6 +2308,15 @@ func (m *HeartbeatRequest) MarshalToSizedBufferVT(dAtA []byte) (int, error) {
 	if m.unknownFields != nil {
 		i -= len(m.unknownFields)
 		copy(dAtA[i:], m.unknownFields)
+	}
+	if len(m.ClusterId) > 0 {
+		i -= len(m.ClusterId)
+		copy(dAtA[i:], m.ClusterId)
+		i = protohelpers.EncodeVarint(dAtA, i, uint64(len(m.ClusterId)))
+		i--
+		dAtA[i] = 0x3e
+		i--
+		dAtA[i] = 0xd2
 	}
 	if m.Full {
 		i--
@@ -2685,6 +2742,18 @@ func (m *ApplyWorkloadResponse) MarshalToSizedBufferVT(dAtA []byte) (int, error)
 		i -= len(m.unknownFields)
 		copy(dAtA[i:], m.unknownFields)
 	}
+	if m.Rollout != nil {
+		size, err := m.Rollout.MarshalToSizedBufferVT(dAtA[:i])
+		if err != nil {
+			return 0, err
+		}
+		i -= size
+		i = protohelpers.EncodeVarint(dAtA, i, uint64(size))
+		i--
+		dAtA[i] = 0x41
+		i--
+		dAtA[i] = 0xd2
+	}
 	if m.Unchanged {
 		i--
 		if m.Unchanged {
@@ -2918,6 +2987,27 @@ func (m *WorkloadSpec) MarshalToSizedBufferVT(dAtA []byte) (int, error) {
 		}
 		i -= size
 	}
+	if m.Update != nil {
+		size, err := m.Update.MarshalToSizedBufferVT(dAtA[:i])
+		if err != nil {
+			return 0, err
+		}
+		i -= size
+		i = protohelpers.EncodeVarint(dAtA, i, uint64(size))
+		i--
+		dAtA[i] = 0x41
+		i--
+		dAtA[i] = 0xd2
+	}
+	if len(m.Namespace) > 0 {
+		i -= len(m.Namespace)
+		copy(dAtA[i:], m.Namespace)
+		i = protohelpers.EncodeVarint(dAtA, i, uint64(len(m.Namespace)))
+		i--
+		dAtA[i] = 0x40
+		i--
+		dAtA[i] = 0xb2
+	}
 	if m.HealthCheck != nil {
 		size, err := m.HealthCheck.MarshalToSizedBufferVT(dAtA[:i])
 		if err != nil {
@@ -3133,6 +3223,64 @@ func (m *WorkloadSpec_Vm) MarshalToSizedBufferVT(dAtA []byte) (int, error) {
 	}
 	return len(dAtA) - i, nil
 }
+func (m *UpdateStrategy) MarshalVT() (dAtA []byte, err error) {
+	if m == nil {
+		return nil, nil
+	}
+	size := m.SizeVT()
+	dAtA = make([]byte, size)
+	n, err := m.MarshalToSizedBufferVT(dAtA[:size])
+	if err != nil {
+		return nil, err
+	}
+	return dAtA[:n], nil
+}
+
+func (m *UpdateStrategy) MarshalToVT(dAtA []byte) (int, error) {
+	size := m.SizeVT()
+	return m.MarshalToSizedBufferVT(dAtA[:size])
+}
+
+func (m *UpdateStrategy) MarshalToSizedBufferVT(dAtA []byte) (int, error) {
+	if m == nil {
+		return 0, nil
+	}
+	i := len(dAtA)
+	_ = i
+	var l int
+	_ = l
+	if m.unknownFields != nil {
+		i -= len(m.unknownFields)
+		copy(dAtA[i:], m.unknownFields)
+	}
+	if m.AutoRevert {
+		i--
+		if m.AutoRevert {
+			dAtA[i] = 1
+		} else {
+			dAtA[i] = 0
+		}
+		i--
+		dAtA[i] = 0x20
+	}
+	if m.HealthyDeadlineSeconds != 0 {
+		i = protohelpers.EncodeVarint(dAtA, i, uint64(m.HealthyDeadlineSeconds))
+		i--
+		dAtA[i] = 0x18
+	}
+	if m.MinHealthyTimeSeconds != 0 {
+		i = protohelpers.EncodeVarint(dAtA, i, uint64(m.MinHealthyTimeSeconds))
+		i--
+		dAtA[i] = 0x10
+	}
+	if m.MaxParallel != 0 {
+		i = protohelpers.EncodeVarint(dAtA, i, uint64(m.MaxParallel))
+		i--
+		dAtA[i] = 0x8
+	}
+	return len(dAtA) - i, nil
+}
+
 func (m *HealthCheck) MarshalVT() (dAtA []byte, err error) {
 	if m == nil {
 		return nil, nil
@@ -4074,6 +4222,25 @@ func (m *WorkloadUsageSnapshot) MarshalToSizedBufferVT(dAtA []byte) (int, error)
 	if m.unknownFields != nil {
 		i -= len(m.unknownFields)
 		copy(dAtA[i:], m.unknownFields)
+	}
+	if m.DiskCapped {
+		i--
+		if m.DiskCapped {
+			dAtA[i] = 1
+		} else {
+			dAtA[i] = 0
+		}
+		i--
+		dAtA[i] = 0x3e
+		i--
+		dAtA[i] = 0xd8
+	}
+	if m.DiskLimitBytes != 0 {
+		i = protohelpers.EncodeVarint(dAtA, i, uint64(m.DiskLimitBytes))
+		i--
+		dAtA[i] = 0x3e
+		i--
+		dAtA[i] = 0xd0
 	}
 	if m.DiskBytes != 0 {
 		i = protohelpers.EncodeVarint(dAtA, i, uint64(m.DiskBytes))
@@ -5095,6 +5262,15 @@ func (m *ListWorkloadsRequest) MarshalToSizedBufferVT(dAtA []byte) (int, error) 
 		i -= len(m.unknownFields)
 		copy(dAtA[i:], m.unknownFields)
 	}
+	if len(m.Namespace) > 0 {
+		i -= len(m.Namespace)
+		copy(dAtA[i:], m.Namespace)
+		i = protohelpers.EncodeVarint(dAtA, i, uint64(len(m.Namespace)))
+		i--
+		dAtA[i] = 0x40
+		i--
+		dAtA[i] = 0xb2
+	}
 	if len(m.Search) > 0 {
 		i -= len(m.Search)
 		copy(dAtA[i:], m.Search)
@@ -5392,6 +5568,15 @@ func (m *WorkloadView) MarshalToSizedBufferVT(dAtA []byte) (int, error) {
 	if m.unknownFields != nil {
 		i -= len(m.unknownFields)
 		copy(dAtA[i:], m.unknownFields)
+	}
+	if len(m.Namespace) > 0 {
+		i -= len(m.Namespace)
+		copy(dAtA[i:], m.Namespace)
+		i = protohelpers.EncodeVarint(dAtA, i, uint64(len(m.Namespace)))
+		i--
+		dAtA[i] = 0x40
+		i--
+		dAtA[i] = 0xb2
 	}
 	if len(m.LastActions) > 0 {
 		for iNdEx := len(m.LastActions) - 1; iNdEx >= 0; iNdEx-- {
@@ -5850,6 +6035,34 @@ func (m *GetClusterSummaryResponse) MarshalToSizedBufferVT(dAtA []byte) (int, er
 	if m.unknownFields != nil {
 		i -= len(m.unknownFields)
 		copy(dAtA[i:], m.unknownFields)
+	}
+	if m.MeasuredNodes != 0 {
+		i = protohelpers.EncodeVarint(dAtA, i, uint64(m.MeasuredNodes))
+		i--
+		dAtA[i] = 0x40
+		i--
+		dAtA[i] = 0xc8
+	}
+	if m.UsedDiskGb != 0 {
+		i = protohelpers.EncodeVarint(dAtA, i, uint64(m.UsedDiskGb))
+		i--
+		dAtA[i] = 0x40
+		i--
+		dAtA[i] = 0xc0
+	}
+	if m.UsedMemoryMb != 0 {
+		i = protohelpers.EncodeVarint(dAtA, i, uint64(m.UsedMemoryMb))
+		i--
+		dAtA[i] = 0x40
+		i--
+		dAtA[i] = 0xb8
+	}
+	if m.UsedCpuMillicores != 0 {
+		i = protohelpers.EncodeVarint(dAtA, i, uint64(m.UsedCpuMillicores))
+		i--
+		dAtA[i] = 0x40
+		i--
+		dAtA[i] = 0xb0
 	}
 	if m.ReservedDiskGb != 0 {
 		i = protohelpers.EncodeVarint(dAtA, i, uint64(m.ReservedDiskGb))
@@ -6862,6 +7075,12 @@ func (m *NodeCapabilities) SizeVT() (n int) {
 	if m.FenceBoundSeconds != 0 {
 		n += 2 + protohelpers.SizeOfVarint(uint64(m.FenceBoundSeconds))
 	}
+	if m.DiskReservedGb != 0 {
+		n += 2 + protohelpers.SizeOfVarint(uint64(m.DiskReservedGb))
+	}
+	if m.ResourceThresholdPercent != 0 {
+		n += 2 + protohelpers.SizeOfVarint(uint64(m.ResourceThresholdPercent))
+	}
 	n += len(m.unknownFields)
 	return n
 }
@@ -6967,6 +7186,10 @@ func (m *HeartbeatRequest) SizeVT() (n int) {
 	}
 	if m.Full {
 		n += 3
+	}
+	l = len(m.ClusterId)
+	if l > 0 {
+		n += 2 + l + protohelpers.SizeOfVarint(uint64(l))
 	}
 	n += len(m.unknownFields)
 	return n
@@ -7135,6 +7358,10 @@ func (m *ApplyWorkloadResponse) SizeVT() (n int) {
 	if m.Unchanged {
 		n += 3
 	}
+	if m.Rollout != nil {
+		l = m.Rollout.SizeVT()
+		n += 2 + l + protohelpers.SizeOfVarint(uint64(l))
+	}
 	n += len(m.unknownFields)
 	return n
 }
@@ -7246,6 +7473,14 @@ func (m *WorkloadSpec) SizeVT() (n int) {
 		l = m.HealthCheck.SizeVT()
 		n += 2 + l + protohelpers.SizeOfVarint(uint64(l))
 	}
+	l = len(m.Namespace)
+	if l > 0 {
+		n += 2 + l + protohelpers.SizeOfVarint(uint64(l))
+	}
+	if m.Update != nil {
+		l = m.Update.SizeVT()
+		n += 2 + l + protohelpers.SizeOfVarint(uint64(l))
+	}
 	n += len(m.unknownFields)
 	return n
 }
@@ -7292,6 +7527,28 @@ func (m *WorkloadSpec_Vm) SizeVT() (n int) {
 	}
 	return n
 }
+func (m *UpdateStrategy) SizeVT() (n int) {
+	if m == nil {
+		return 0
+	}
+	var l int
+	_ = l
+	if m.MaxParallel != 0 {
+		n += 1 + protohelpers.SizeOfVarint(uint64(m.MaxParallel))
+	}
+	if m.MinHealthyTimeSeconds != 0 {
+		n += 1 + protohelpers.SizeOfVarint(uint64(m.MinHealthyTimeSeconds))
+	}
+	if m.HealthyDeadlineSeconds != 0 {
+		n += 1 + protohelpers.SizeOfVarint(uint64(m.HealthyDeadlineSeconds))
+	}
+	if m.AutoRevert {
+		n += 2
+	}
+	n += len(m.unknownFields)
+	return n
+}
+
 func (m *HealthCheck) SizeVT() (n int) {
 	if m == nil {
 		return 0
@@ -7723,6 +7980,12 @@ func (m *WorkloadUsageSnapshot) SizeVT() (n int) {
 	if m.DiskBytes != 0 {
 		n += 2 + protohelpers.SizeOfVarint(uint64(m.DiskBytes))
 	}
+	if m.DiskLimitBytes != 0 {
+		n += 2 + protohelpers.SizeOfVarint(uint64(m.DiskLimitBytes))
+	}
+	if m.DiskCapped {
+		n += 3
+	}
 	n += len(m.unknownFields)
 	return n
 }
@@ -8117,6 +8380,10 @@ func (m *ListWorkloadsRequest) SizeVT() (n int) {
 	if l > 0 {
 		n += 2 + l + protohelpers.SizeOfVarint(uint64(l))
 	}
+	l = len(m.Namespace)
+	if l > 0 {
+		n += 2 + l + protohelpers.SizeOfVarint(uint64(l))
+	}
 	n += len(m.unknownFields)
 	return n
 }
@@ -8323,6 +8590,10 @@ func (m *WorkloadView) SizeVT() (n int) {
 			n += 2 + l + protohelpers.SizeOfVarint(uint64(l))
 		}
 	}
+	l = len(m.Namespace)
+	if l > 0 {
+		n += 2 + l + protohelpers.SizeOfVarint(uint64(l))
+	}
 	n += len(m.unknownFields)
 	return n
 }
@@ -8458,6 +8729,18 @@ func (m *GetClusterSummaryResponse) SizeVT() (n int) {
 	}
 	if m.ReservedDiskGb != 0 {
 		n += 2 + protohelpers.SizeOfVarint(uint64(m.ReservedDiskGb))
+	}
+	if m.UsedCpuMillicores != 0 {
+		n += 2 + protohelpers.SizeOfVarint(uint64(m.UsedCpuMillicores))
+	}
+	if m.UsedMemoryMb != 0 {
+		n += 2 + protohelpers.SizeOfVarint(uint64(m.UsedMemoryMb))
+	}
+	if m.UsedDiskGb != 0 {
+		n += 2 + protohelpers.SizeOfVarint(uint64(m.UsedDiskGb))
+	}
+	if m.MeasuredNodes != 0 {
+		n += 2 + protohelpers.SizeOfVarint(uint64(m.MeasuredNodes))
 	}
 	n += len(m.unknownFields)
 	return n
@@ -10204,6 +10487,44 @@ func (m *NodeCapabilities) UnmarshalVT(dAtA []byte) error {
 					break
 				}
 			}
+		case 1007:
+			if wireType != 0 {
+				return fmt.Errorf("proto: wrong wireType = %d for field DiskReservedGb", wireType)
+			}
+			m.DiskReservedGb = 0
+			for shift := uint(0); ; shift += 7 {
+				if shift >= 64 {
+					return protohelpers.ErrIntOverflow
+				}
+				if iNdEx >= l {
+					return io.ErrUnexpectedEOF
+				}
+				b := dAtA[iNdEx]
+				iNdEx++
+				m.DiskReservedGb |= int64(b&0x7F) << shift
+				if b < 0x80 {
+					break
+				}
+			}
+		case 1008:
+			if wireType != 0 {
+				return fmt.Errorf("proto: wrong wireType = %d for field ResourceThresholdPercent", wireType)
+			}
+			m.ResourceThresholdPercent = 0
+			for shift := uint(0); ; shift += 7 {
+				if shift >= 64 {
+					return protohelpers.ErrIntOverflow
+				}
+				if iNdEx >= l {
+					return io.ErrUnexpectedEOF
+				}
+				b := dAtA[iNdEx]
+				iNdEx++
+				m.ResourceThresholdPercent |= uint32(b&0x7F) << shift
+				if b < 0x80 {
+					break
+				}
+			}
 		default:
 			iNdEx = preIndex
 			skippy, err := protohelpers.Skip(dAtA[iNdEx:])
@@ -10909,6 +11230,38 @@ func (m *HeartbeatRequest) UnmarshalVT(dAtA []byte) error {
 				}
 			}
 			m.Full = bool(v != 0)
+		case 1002:
+			if wireType != 2 {
+				return fmt.Errorf("proto: wrong wireType = %d for field ClusterId", wireType)
+			}
+			var stringLen uint64
+			for shift := uint(0); ; shift += 7 {
+				if shift >= 64 {
+					return protohelpers.ErrIntOverflow
+				}
+				if iNdEx >= l {
+					return io.ErrUnexpectedEOF
+				}
+				b := dAtA[iNdEx]
+				iNdEx++
+				stringLen |= uint64(b&0x7F) << shift
+				if b < 0x80 {
+					break
+				}
+			}
+			intStringLen := int(stringLen)
+			if intStringLen < 0 {
+				return protohelpers.ErrInvalidLength
+			}
+			postIndex := iNdEx + intStringLen
+			if postIndex < 0 {
+				return protohelpers.ErrInvalidLength
+			}
+			if postIndex > l {
+				return io.ErrUnexpectedEOF
+			}
+			m.ClusterId = string(dAtA[iNdEx:postIndex])
+			iNdEx = postIndex
 		default:
 			iNdEx = preIndex
 			skippy, err := protohelpers.Skip(dAtA[iNdEx:])
@@ -11990,6 +12343,42 @@ func (m *ApplyWorkloadResponse) UnmarshalVT(dAtA []byte) error {
 				}
 			}
 			m.Unchanged = bool(v != 0)
+		case 1050:
+			if wireType != 2 {
+				return fmt.Errorf("proto: wrong wireType = %d for field Rollout", wireType)
+			}
+			var msglen int
+			for shift := uint(0); ; shift += 7 {
+				if shift >= 64 {
+					return protohelpers.ErrIntOverflow
+				}
+				if iNdEx >= l {
+					return io.ErrUnexpectedEOF
+				}
+				b := dAtA[iNdEx]
+				iNdEx++
+				msglen |= int(b&0x7F) << shift
+				if b < 0x80 {
+					break
+				}
+			}
+			if msglen < 0 {
+				return protohelpers.ErrInvalidLength
+			}
+			postIndex := iNdEx + msglen
+			if postIndex < 0 {
+				return protohelpers.ErrInvalidLength
+			}
+			if postIndex > l {
+				return io.ErrUnexpectedEOF
+			}
+			if m.Rollout == nil {
+				m.Rollout = &Generation{}
+			}
+			if err := m.Rollout.UnmarshalVT(dAtA[iNdEx:postIndex]); err != nil {
+				return err
+			}
+			iNdEx = postIndex
 		default:
 			iNdEx = preIndex
 			skippy, err := protohelpers.Skip(dAtA[iNdEx:])
@@ -12969,6 +13358,202 @@ func (m *WorkloadSpec) UnmarshalVT(dAtA []byte) error {
 				return err
 			}
 			iNdEx = postIndex
+		case 1030:
+			if wireType != 2 {
+				return fmt.Errorf("proto: wrong wireType = %d for field Namespace", wireType)
+			}
+			var stringLen uint64
+			for shift := uint(0); ; shift += 7 {
+				if shift >= 64 {
+					return protohelpers.ErrIntOverflow
+				}
+				if iNdEx >= l {
+					return io.ErrUnexpectedEOF
+				}
+				b := dAtA[iNdEx]
+				iNdEx++
+				stringLen |= uint64(b&0x7F) << shift
+				if b < 0x80 {
+					break
+				}
+			}
+			intStringLen := int(stringLen)
+			if intStringLen < 0 {
+				return protohelpers.ErrInvalidLength
+			}
+			postIndex := iNdEx + intStringLen
+			if postIndex < 0 {
+				return protohelpers.ErrInvalidLength
+			}
+			if postIndex > l {
+				return io.ErrUnexpectedEOF
+			}
+			m.Namespace = string(dAtA[iNdEx:postIndex])
+			iNdEx = postIndex
+		case 1050:
+			if wireType != 2 {
+				return fmt.Errorf("proto: wrong wireType = %d for field Update", wireType)
+			}
+			var msglen int
+			for shift := uint(0); ; shift += 7 {
+				if shift >= 64 {
+					return protohelpers.ErrIntOverflow
+				}
+				if iNdEx >= l {
+					return io.ErrUnexpectedEOF
+				}
+				b := dAtA[iNdEx]
+				iNdEx++
+				msglen |= int(b&0x7F) << shift
+				if b < 0x80 {
+					break
+				}
+			}
+			if msglen < 0 {
+				return protohelpers.ErrInvalidLength
+			}
+			postIndex := iNdEx + msglen
+			if postIndex < 0 {
+				return protohelpers.ErrInvalidLength
+			}
+			if postIndex > l {
+				return io.ErrUnexpectedEOF
+			}
+			if m.Update == nil {
+				m.Update = &UpdateStrategy{}
+			}
+			if err := m.Update.UnmarshalVT(dAtA[iNdEx:postIndex]); err != nil {
+				return err
+			}
+			iNdEx = postIndex
+		default:
+			iNdEx = preIndex
+			skippy, err := protohelpers.Skip(dAtA[iNdEx:])
+			if err != nil {
+				return err
+			}
+			if (skippy < 0) || (iNdEx+skippy) < 0 {
+				return protohelpers.ErrInvalidLength
+			}
+			if (iNdEx + skippy) > l {
+				return io.ErrUnexpectedEOF
+			}
+			m.unknownFields = append(m.unknownFields, dAtA[iNdEx:iNdEx+skippy]...)
+			iNdEx += skippy
+		}
+	}
+
+	if iNdEx > l {
+		return io.ErrUnexpectedEOF
+	}
+	return nil
+}
+func (m *UpdateStrategy) UnmarshalVT(dAtA []byte) error {
+	l := len(dAtA)
+	iNdEx := 0
+	for iNdEx < l {
+		preIndex := iNdEx
+		var wire uint64
+		for shift := uint(0); ; shift += 7 {
+			if shift >= 64 {
+				return protohelpers.ErrIntOverflow
+			}
+			if iNdEx >= l {
+				return io.ErrUnexpectedEOF
+			}
+			b := dAtA[iNdEx]
+			iNdEx++
+			wire |= uint64(b&0x7F) << shift
+			if b < 0x80 {
+				break
+			}
+		}
+		fieldNum := int32(wire >> 3)
+		wireType := int(wire & 0x7)
+		if wireType == 4 {
+			return fmt.Errorf("proto: UpdateStrategy: wiretype end group for non-group")
+		}
+		if fieldNum <= 0 {
+			return fmt.Errorf("proto: UpdateStrategy: illegal tag %d (wire type %d)", fieldNum, wire)
+		}
+		switch fieldNum {
+		case 1:
+			if wireType != 0 {
+				return fmt.Errorf("proto: wrong wireType = %d for field MaxParallel", wireType)
+			}
+			m.MaxParallel = 0
+			for shift := uint(0); ; shift += 7 {
+				if shift >= 64 {
+					return protohelpers.ErrIntOverflow
+				}
+				if iNdEx >= l {
+					return io.ErrUnexpectedEOF
+				}
+				b := dAtA[iNdEx]
+				iNdEx++
+				m.MaxParallel |= int32(b&0x7F) << shift
+				if b < 0x80 {
+					break
+				}
+			}
+		case 2:
+			if wireType != 0 {
+				return fmt.Errorf("proto: wrong wireType = %d for field MinHealthyTimeSeconds", wireType)
+			}
+			m.MinHealthyTimeSeconds = 0
+			for shift := uint(0); ; shift += 7 {
+				if shift >= 64 {
+					return protohelpers.ErrIntOverflow
+				}
+				if iNdEx >= l {
+					return io.ErrUnexpectedEOF
+				}
+				b := dAtA[iNdEx]
+				iNdEx++
+				m.MinHealthyTimeSeconds |= int32(b&0x7F) << shift
+				if b < 0x80 {
+					break
+				}
+			}
+		case 3:
+			if wireType != 0 {
+				return fmt.Errorf("proto: wrong wireType = %d for field HealthyDeadlineSeconds", wireType)
+			}
+			m.HealthyDeadlineSeconds = 0
+			for shift := uint(0); ; shift += 7 {
+				if shift >= 64 {
+					return protohelpers.ErrIntOverflow
+				}
+				if iNdEx >= l {
+					return io.ErrUnexpectedEOF
+				}
+				b := dAtA[iNdEx]
+				iNdEx++
+				m.HealthyDeadlineSeconds |= int32(b&0x7F) << shift
+				if b < 0x80 {
+					break
+				}
+			}
+		case 4:
+			if wireType != 0 {
+				return fmt.Errorf("proto: wrong wireType = %d for field AutoRevert", wireType)
+			}
+			var v int
+			for shift := uint(0); ; shift += 7 {
+				if shift >= 64 {
+					return protohelpers.ErrIntOverflow
+				}
+				if iNdEx >= l {
+					return io.ErrUnexpectedEOF
+				}
+				b := dAtA[iNdEx]
+				iNdEx++
+				v |= int(b&0x7F) << shift
+				if b < 0x80 {
+					break
+				}
+			}
+			m.AutoRevert = bool(v != 0)
 		default:
 			iNdEx = preIndex
 			skippy, err := protohelpers.Skip(dAtA[iNdEx:])
@@ -15926,6 +16511,45 @@ func (m *WorkloadUsageSnapshot) UnmarshalVT(dAtA []byte) error {
 					break
 				}
 			}
+		case 1002:
+			if wireType != 0 {
+				return fmt.Errorf("proto: wrong wireType = %d for field DiskLimitBytes", wireType)
+			}
+			m.DiskLimitBytes = 0
+			for shift := uint(0); ; shift += 7 {
+				if shift >= 64 {
+					return protohelpers.ErrIntOverflow
+				}
+				if iNdEx >= l {
+					return io.ErrUnexpectedEOF
+				}
+				b := dAtA[iNdEx]
+				iNdEx++
+				m.DiskLimitBytes |= int64(b&0x7F) << shift
+				if b < 0x80 {
+					break
+				}
+			}
+		case 1003:
+			if wireType != 0 {
+				return fmt.Errorf("proto: wrong wireType = %d for field DiskCapped", wireType)
+			}
+			var v int
+			for shift := uint(0); ; shift += 7 {
+				if shift >= 64 {
+					return protohelpers.ErrIntOverflow
+				}
+				if iNdEx >= l {
+					return io.ErrUnexpectedEOF
+				}
+				b := dAtA[iNdEx]
+				iNdEx++
+				v |= int(b&0x7F) << shift
+				if b < 0x80 {
+					break
+				}
+			}
+			m.DiskCapped = bool(v != 0)
 		default:
 			iNdEx = preIndex
 			skippy, err := protohelpers.Skip(dAtA[iNdEx:])
@@ -18652,6 +19276,38 @@ func (m *ListWorkloadsRequest) UnmarshalVT(dAtA []byte) error {
 			}
 			m.Search = string(dAtA[iNdEx:postIndex])
 			iNdEx = postIndex
+		case 1030:
+			if wireType != 2 {
+				return fmt.Errorf("proto: wrong wireType = %d for field Namespace", wireType)
+			}
+			var stringLen uint64
+			for shift := uint(0); ; shift += 7 {
+				if shift >= 64 {
+					return protohelpers.ErrIntOverflow
+				}
+				if iNdEx >= l {
+					return io.ErrUnexpectedEOF
+				}
+				b := dAtA[iNdEx]
+				iNdEx++
+				stringLen |= uint64(b&0x7F) << shift
+				if b < 0x80 {
+					break
+				}
+			}
+			intStringLen := int(stringLen)
+			if intStringLen < 0 {
+				return protohelpers.ErrInvalidLength
+			}
+			postIndex := iNdEx + intStringLen
+			if postIndex < 0 {
+				return protohelpers.ErrInvalidLength
+			}
+			if postIndex > l {
+				return io.ErrUnexpectedEOF
+			}
+			m.Namespace = string(dAtA[iNdEx:postIndex])
+			iNdEx = postIndex
 		default:
 			iNdEx = preIndex
 			skippy, err := protohelpers.Skip(dAtA[iNdEx:])
@@ -20155,6 +20811,38 @@ func (m *WorkloadView) UnmarshalVT(dAtA []byte) error {
 				return err
 			}
 			iNdEx = postIndex
+		case 1030:
+			if wireType != 2 {
+				return fmt.Errorf("proto: wrong wireType = %d for field Namespace", wireType)
+			}
+			var stringLen uint64
+			for shift := uint(0); ; shift += 7 {
+				if shift >= 64 {
+					return protohelpers.ErrIntOverflow
+				}
+				if iNdEx >= l {
+					return io.ErrUnexpectedEOF
+				}
+				b := dAtA[iNdEx]
+				iNdEx++
+				stringLen |= uint64(b&0x7F) << shift
+				if b < 0x80 {
+					break
+				}
+			}
+			intStringLen := int(stringLen)
+			if intStringLen < 0 {
+				return protohelpers.ErrInvalidLength
+			}
+			postIndex := iNdEx + intStringLen
+			if postIndex < 0 {
+				return protohelpers.ErrInvalidLength
+			}
+			if postIndex > l {
+				return io.ErrUnexpectedEOF
+			}
+			m.Namespace = string(dAtA[iNdEx:postIndex])
+			iNdEx = postIndex
 		default:
 			iNdEx = preIndex
 			skippy, err := protohelpers.Skip(dAtA[iNdEx:])
@@ -21059,6 +21747,82 @@ func (m *GetClusterSummaryResponse) UnmarshalVT(dAtA []byte) error {
 				b := dAtA[iNdEx]
 				iNdEx++
 				m.ReservedDiskGb |= int64(b&0x7F) << shift
+				if b < 0x80 {
+					break
+				}
+			}
+		case 1030:
+			if wireType != 0 {
+				return fmt.Errorf("proto: wrong wireType = %d for field UsedCpuMillicores", wireType)
+			}
+			m.UsedCpuMillicores = 0
+			for shift := uint(0); ; shift += 7 {
+				if shift >= 64 {
+					return protohelpers.ErrIntOverflow
+				}
+				if iNdEx >= l {
+					return io.ErrUnexpectedEOF
+				}
+				b := dAtA[iNdEx]
+				iNdEx++
+				m.UsedCpuMillicores |= int64(b&0x7F) << shift
+				if b < 0x80 {
+					break
+				}
+			}
+		case 1031:
+			if wireType != 0 {
+				return fmt.Errorf("proto: wrong wireType = %d for field UsedMemoryMb", wireType)
+			}
+			m.UsedMemoryMb = 0
+			for shift := uint(0); ; shift += 7 {
+				if shift >= 64 {
+					return protohelpers.ErrIntOverflow
+				}
+				if iNdEx >= l {
+					return io.ErrUnexpectedEOF
+				}
+				b := dAtA[iNdEx]
+				iNdEx++
+				m.UsedMemoryMb |= int64(b&0x7F) << shift
+				if b < 0x80 {
+					break
+				}
+			}
+		case 1032:
+			if wireType != 0 {
+				return fmt.Errorf("proto: wrong wireType = %d for field UsedDiskGb", wireType)
+			}
+			m.UsedDiskGb = 0
+			for shift := uint(0); ; shift += 7 {
+				if shift >= 64 {
+					return protohelpers.ErrIntOverflow
+				}
+				if iNdEx >= l {
+					return io.ErrUnexpectedEOF
+				}
+				b := dAtA[iNdEx]
+				iNdEx++
+				m.UsedDiskGb |= int64(b&0x7F) << shift
+				if b < 0x80 {
+					break
+				}
+			}
+		case 1033:
+			if wireType != 0 {
+				return fmt.Errorf("proto: wrong wireType = %d for field MeasuredNodes", wireType)
+			}
+			m.MeasuredNodes = 0
+			for shift := uint(0); ; shift += 7 {
+				if shift >= 64 {
+					return protohelpers.ErrIntOverflow
+				}
+				if iNdEx >= l {
+					return io.ErrUnexpectedEOF
+				}
+				b := dAtA[iNdEx]
+				iNdEx++
+				m.MeasuredNodes |= int32(b&0x7F) << shift
 				if b < 0x80 {
 					break
 				}
