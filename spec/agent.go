@@ -15,6 +15,21 @@ import (
 // (contract/wire-agent.md).
 const vmImages = "/var/lib/libvirt/images/"
 
+// ActualOf is the state that an agent tells.
+func ActualOf(s agentv1.ActualState) fsm.Actual {
+	switch s {
+	case agentv1.ActualState_ACTUAL_STATE_PENDING:
+		return fsm.ActualPending
+	case agentv1.ActualState_ACTUAL_STATE_RUNNING:
+		return fsm.ActualRunning
+	case agentv1.ActualState_ACTUAL_STATE_STOPPED:
+		return fsm.ActualStopped
+	case agentv1.ActualState_ACTUAL_STATE_FAILED:
+		return fsm.ActualFailed
+	}
+	return fsm.ActualUnknown
+}
+
 // ToAgent translates a workload and its unsealed specification into the
 // agent's API, by the table of contract/wire-agent.md with its gaps closed:
 // privileged, CPU quota, disks of a VM, Git sources, and metadata without any
@@ -131,6 +146,7 @@ func agentVM(id string, s *controlv1.WorkloadSpec) *agentv1.VMSpec {
 	out := proto.CloneOf(from)
 	inPool(out.ManagedVolumes, s)
 	out.Name = orElse(out.Name, id)
+	out.CpuMillicores = vmQuota(s, from)
 	for _, d := range out.Disks {
 		if d.Path == "" && d.Pool == "" && d.Type == "disk" {
 			extension := "qcow2"

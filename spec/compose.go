@@ -157,7 +157,7 @@ func composeLimits(c *controlv1.ComposeSpec) (cpu, memory int64) {
 		limits := service.at("deploy", "resources", "limits")
 		for _, n := range []*node{limits.at("cpus"), service.at("cpus")} {
 			if v, err := quantity.CPU(textOf(n)); err == nil && v > 0 {
-				cpu += min(v, maxComposeLimit) * copies
+				cpu += min(v, maxComposeLimit/max(copies, 1)) * copies
 				break
 			}
 		}
@@ -167,7 +167,7 @@ func composeLimits(c *controlv1.ComposeSpec) (cpu, memory int64) {
 				text += "b" // a bare number is bytes in a Compose file
 			}
 			if v, err := quantity.Size(text, mib, "512M"); err == nil && v > 0 {
-				memory += min(v, maxComposeLimit) * copies
+				memory += min(v, maxComposeLimit/max(copies, 1)) * copies
 				break
 			}
 		}

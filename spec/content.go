@@ -8,6 +8,7 @@ import (
 	"hash"
 	"strconv"
 	"strings"
+	"sync"
 
 	controlv1 "github.com/persys/compute/api/control/v1"
 )
@@ -44,7 +45,9 @@ func Content(s *controlv1.WorkloadSpec, key Sealer) (string, error) {
 
 // contentWith is Content for a caller that has read the image already.
 func contentWith(s *controlv1.WorkloadSpec, key Sealer, image string) (string, error) {
-	e := &encoder{key: key, buf: make([]byte, 0, 1024)}
+	e := encoders.Get().(*encoder)
+	defer e.release()
+	e.key = key
 	e.buf = append(e.buf, contentHeader...)
 	e.text("type", s.GetType())
 	switch s.GetType() {
@@ -70,7 +73,24 @@ func contentWith(s *controlv1.WorkloadSpec, key Sealer, image string) (string, e
 		return "", e.err
 	}
 	sum := sha256.Sum256(e.buf)
-	return "c1:" + hex.EncodeToString(sum[:]), nil
+	content := [3 + 2*sha256.Size]byte{'c', '1', ':'}
+	hex.Encode(content[3:], sum[:])
+	return string(content[:]), nil
+}
+
+// encoders keep their room from one specification to the next.
+var encoders = sync.Pool{New: func() any { return &encoder{buf: make([]byte, 0, 1024)} }}
+
+// maxKept is the largest room that is kept.
+const maxKept = 64 << 10
+
+func (e *encoder) release() {
+	if cap(e.buf) > maxKept {
+		return
+	}
+	clear(e.buf) // of what may be nobody else's to read
+	*e = encoder{buf: e.buf[:0]}
+	encoders.Put(e)
 }
 
 // shownMetadata says which metadata become labels on the container: blank
@@ -112,7 +132,8 @@ func (e *encoder) text(path, value string) {
 
 func (e *encoder) number(path string, v int64) {
 	if v != 0 {
-		e.record(path, 'n', strconv.FormatInt(v, 10))
+		var digits [20]byte
+		e.record(path, 'n', string(strconv.AppendInt(digits[:0], v, 10)))
 	}
 }
 
@@ -233,6 +254,8 @@ func (e *encoder) vm(s *controlv1.WorkloadSpec) {
 	}
 	e.text("name", v.GetName())
 	e.number("vcpus", int64(v.GetVcpus()))
+	// Not in what was hashed before quotas were kept: a VM with one is another when it is applied again.
+	e.number("cpu_millicores", vmQuota(s, v))
 	e.number("memory_mb", v.GetMemoryMb())
 	e.text("os_image", v.GetOsImage())
 	e.number("disks.#", int64(len(v.GetDisks())))

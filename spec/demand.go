@@ -13,8 +13,8 @@ import (
 // DemandOf is all that the planner gets to know of a plain, normalised
 // specification (DESIGN, decision 16). Every list is sorted.
 //
-// A VM that asks for no resources of its own reserves what its guest is given, an inline Compose
-// stack what its services are limited to.
+// A VM that asks for no resources of its own reserves what its guest is given, and never less memory
+// than that; an inline Compose stack what its services are limited to.
 // Labels are requirements on the node (contract/semantics.md section 4). local
 // is not among the storage drivers: every node has it.
 func DemandOf(s *controlv1.WorkloadSpec) *commandv1.Demand {
@@ -50,12 +50,9 @@ func DemandOf(s *controlv1.WorkloadSpec) *commandv1.Demand {
 	case TypeVM:
 		v, _ := vmOf(s)
 		volumes = v.GetManagedVolumes()
-		if d.CpuMillicores == 0 {
-			d.CpuMillicores = int64(v.GetVcpus()) * 1000
-		}
-		if d.MemoryMib == 0 {
-			d.MemoryMib = v.GetMemoryMb()
-		}
+		d.CpuMillicores = cmp.Or(d.CpuMillicores, v.GetCpuMillicores(), int64(v.GetVcpus())*1000)
+		// Nothing can give a guest less than its memory.
+		d.MemoryMib = max(d.MemoryMib, v.GetMemoryMb())
 		if d.DiskGb == 0 {
 			for _, disk := range v.GetDisks() {
 				d.DiskGb += disk.GetSizeGb()

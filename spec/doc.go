@@ -47,7 +47,10 @@
 //	constraints: ["region = eu", "disk in ssd,nvme", "gpu exists", {key, operator, values}]
 //	tolerations: ["dedicated=web:NoSchedule", {key, value, effect}]
 //	group: front                 # kept apart by placement
+//	namespace: shop              # where it belongs; default unless said
 //	count: 3                     # web-0, web-1, web-2 in group web
+//	update: {max_parallel: 1, min_healthy_time: 10s, healthy_deadline: 5m, auto_revert: false} # of
+//	                             # the members of a count; without it all change at once
 //	priority: 0                  # -1000 to 1000, higher first
 //	health_check: {http: /ready, port: 80, interval: 10s} # or tcp: true, or command: [...]; timeout,
 //	                             # retries, start_period
@@ -67,14 +70,14 @@
 // covers what the node is given to run: type, image (spelled out in full),
 // command, environment, ports, volumes, restart policy, privileged, the CPU and
 // memory limits of a container, metadata that becomes labels, a Compose file
-// or Git source, a VM's hardware, disks, networks and cloud-init.
+// or Git source, a VM's hardware and CPU quota, disks, networks and cloud-init.
 //
 // It leaves out the workload's id (the members of a count share one content),
 // the desired state (starting and stopping recreates nothing), the caller's
 // revision (existing CLIs send a constant), and what only the planner reads:
-// group, count, priority, labels, constraints, tolerations, exclusive,
-// on_lost_lease, disk, storage_pool, and the resources of a Compose project or
-// VM. All of these are in the demand. So a put changes something exactly when
+// group, namespace, count, priority, labels, constraints, tolerations, exclusive,
+// on_lost_lease, disk, storage_pool, and the other resources of a Compose project
+// or VM. All of these are in the demand. So a put changes something exactly when
 // content, demand or desired state differ from the record; the stored bytes
 // must not be compared, because sealing is random.
 //

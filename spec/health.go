@@ -14,32 +14,34 @@ import (
 func (d *decoder) healthCheck(n *node, here where) *controlv1.HealthCheck {
 	c := &controlv1.HealthCheck{}
 	w := here.wire
-	seconds := func(into *int32) func(string, *node, where) {
-		return func(name string, n *node, at where) {
-			if strings.HasSuffix(name, "_seconds") {
-				*into = int32(d.integer(n, at, 32))
-				return
-			}
-			v, err := time.ParseDuration(strings.TrimSpace(d.str(n, at)))
-			if err != nil || v%time.Second != 0 || v < 0 || v > 24*time.Hour {
-				d.fail(n, at, "must be whole seconds such as 10s or 1m", n.text)
-				return
-			}
-			*into = int32(v / time.Second)
-		}
-	}
 	d.object(n, here, []field{
 		{"http", w + ".http", func(_ string, n *node, at where) { c.Http = d.str(n, at) }},
 		{"tcp", w + ".tcp", func(_ string, n *node, at where) { c.Tcp = d.boolean(n, at) }},
 		{"command", w + ".command", func(_ string, n *node, at where) { c.Command = d.command(n, at) }},
 		{"port", w + ".port", func(_ string, n *node, at where) { c.Port = int32(d.integer(n, at, 32)) }},
 		{"service", w + ".service", func(_ string, n *node, at where) { c.Service = d.str(n, at) }},
-		{"interval interval_seconds", w + ".interval_seconds", seconds(&c.IntervalSeconds)},
-		{"timeout timeout_seconds", w + ".timeout_seconds", seconds(&c.TimeoutSeconds)},
+		{"interval interval_seconds", w + ".interval_seconds", d.seconds(&c.IntervalSeconds)},
+		{"timeout timeout_seconds", w + ".timeout_seconds", d.seconds(&c.TimeoutSeconds)},
 		{"retries", w + ".retries", func(_ string, n *node, at where) { c.Retries = int32(d.integer(n, at, 32)) }},
-		{"start_period start_period_seconds", w + ".start_period_seconds", seconds(&c.StartPeriodSeconds)},
+		{"start_period start_period_seconds", w + ".start_period_seconds", d.seconds(&c.StartPeriodSeconds)},
 	})
 	return c
+}
+
+// seconds reads a duration such as 10s, or the wire's whole number under the wire's own name.
+func (d *decoder) seconds(into *int32) func(string, *node, where) {
+	return func(name string, n *node, at where) {
+		if strings.HasSuffix(name, "_seconds") {
+			*into = int32(d.integer(n, at, 32))
+			return
+		}
+		v, err := time.ParseDuration(strings.TrimSpace(d.str(n, at)))
+		if err != nil || v%time.Second != 0 || v < 0 || v > 24*time.Hour {
+			d.fail(n, at, "must be whole seconds such as 10s or 1m", n.text)
+			return
+		}
+		*into = int32(v / time.Second)
+	}
 }
 
 // healthCheck judges a check.

@@ -38,6 +38,7 @@ func Normalise(s *controlv1.WorkloadSpec) {
 		delete(s.Metadata, MetadataVMSpec)
 	}
 	s.Group = strings.TrimSpace(s.Group)
+	s.Namespace = strings.TrimSpace(s.Namespace)
 	s.OnLostLease = orElse(strings.ToLower(strings.TrimSpace(s.OnLostLease)), "keep")
 	if s.Type == TypeVM {
 		s.Exclusive = true // DESIGN, decision 9

@@ -75,8 +75,12 @@ func Prepare(req *controlv1.ApplyWorkloadRequest, key Sealer) (Prepared, error) 
 	if n := int(s.Count); n > 0 {
 		ids = members(id, n)
 		// A member is stored as the single workload that it is.
-		s.Count, s.Group, put.GroupOf = 0, id, id
+		put.Update = updatePolicy(s.GetUpdate())
+		s.Count, s.Group, s.Update, put.GroupOf = 0, id, nil, id
 	}
+	// Where it belongs is kept by its record, which alone knows when nothing is said.
+	namespace := s.Namespace
+	s.Namespace = ""
 	content, err := contentWith(s, key, image)
 	if err != nil {
 		return Prepared{}, err
@@ -97,7 +101,7 @@ func Prepare(req *controlv1.ApplyWorkloadRequest, key Sealer) (Prepared, error) 
 		}
 		put.Workloads = append(put.Workloads, &commandv1.WorkloadPut{
 			Id: member, Spec: stored, Content: content, CallerRevision: req.GetRevisionId(),
-			Demand: demand, Desired: string(desired),
+			Demand: demand, Desired: string(desired), Namespace: namespace,
 		})
 	}
 	cmd := putCommand(put)

@@ -166,6 +166,15 @@ func TestWhatContentCovers(t *testing.T) {
 		if contentOf(t, withB64()) != contentOf(t, specOf(t, vm)) {
 			t.Error("differ")
 		}
+		quota := specOf(t, vm+"resources: {cpu: 1500m, memory: 4Gi}\n")
+		inKey := withB64()
+		inKey.Resources = quota.Resources
+		if contentOf(t, quota) == contentOf(t, specOf(t, vm)) || contentOf(t, quota) != contentOf(t, inKey) {
+			t.Error("a CPU quota does not count")
+		}
+		if contentOf(t, specOf(t, vm+"resources: {cpu: 2, memory: 4Gi}\n")) != contentOf(t, specOf(t, vm)) {
+			t.Error("what is no quota counts")
+		}
 	})
 	t.Run("either form of a Compose file", func(t *testing.T) {
 		a := specOf(t, stack)
@@ -391,6 +400,16 @@ func TestDemand(t *testing.T) {
 	want := &commandv1.Demand{Type: "vm", CpuMillicores: 2000, MemoryMib: 1024, DiskGb: 28, Exclusive: true, OnLostLease: "keep"}
 	same(t, demand(t, specOf(t, vm)), want)
 	same(t, demand(t, withB64()), want)
+	for _, c := range []struct {
+		resources   string
+		cpu, memory int64
+	}{
+		{"{cpu: 500m}", 500, 1024}, {"{cpu: 3, memory: 2Gi}", 3000, 2048},
+		{"{memory: 512Mi}", 2000, 1024}, // the guest has its memory all the same
+	} {
+		want.CpuMillicores, want.MemoryMib = c.cpu, c.memory
+		same(t, demand(t, specOf(t, vm+"resources: "+c.resources+"\n")), want)
+	}
 }
 
 func toAgent(t *testing.T, id string, s *controlv1.WorkloadSpec) *agentv1.ApplyWorkloadRequest {
@@ -482,6 +501,10 @@ func TestToAgentVM(t *testing.T) {
 		Workload: &controlv1.WorkloadSpec_Vm{Vm: specOf(t, vm).GetVm()}}
 	got := toAgent(t, "v", raw)
 	same(t, got.Spec.GetVm(), want)
+	want.CpuMillicores = 1500
+	same(t, toAgent(t, "v", specOf(t, vm+"resources: {cpu: 1500m}\n")).Spec.GetVm(), want)
+	want.CpuMillicores = 0 // its processors are the limit
+	same(t, toAgent(t, "v", specOf(t, vm+"resources: {cpu: 2}\n")).Spec.GetVm(), want)
 }
 
 func TestViews(t *testing.T) {
@@ -621,7 +644,7 @@ func FuzzPrepare(f *testing.F) {
 	}
 	f.Fuzz(func(t *testing.T, raw []byte) {
 		req := &controlv1.ApplyWorkloadRequest{}
-		if proto.Unmarshal(raw, req) != nil {
+		if req.UnmarshalVT(raw) != nil { // as the edge decodes it, which knows no field of another type
 			return
 		}
 		p, err := Prepare(req, fuzzKey)

@@ -2,6 +2,7 @@ package spec
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -37,8 +38,8 @@ func bySchema(root *node) Errors {
 	if err != nil {
 		return Errors{{Line: root.line, Column: root.col, Rule: "the schema cannot be used: " + err.Error()}}
 	}
-	verr, ok := s.Validate(root.value()).(*jsonschema.ValidationError)
-	if !ok {
+	var verr *jsonschema.ValidationError
+	if !errors.As(s.Validate(root.value()), &verr) {
 		return nil
 	}
 	var out Errors

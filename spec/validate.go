@@ -447,12 +447,16 @@ func (e *Errors) placement(id string, s *controlv1.WorkloadSpec) {
 	if s.Group != "" && !ValidID(s.Group) {
 		e.add("spec.group", idRule, s.Group)
 	}
+	if ns := strings.TrimSpace(s.Namespace); ns != "" && !ValidID(ns) {
+		e.add("spec.namespace", idRule, ns)
+	}
 	e.between("spec.priority", int64(s.Priority), -MaxPriority, MaxPriority, "")
 	e.word("spec.on_lost_lease", s.OnLostLease, []string{"keep", "stop"})
 	if strings.EqualFold(strings.TrimSpace(s.OnLostLease), "stop") && !s.Exclusive && s.Type != TypeVM {
 		e.add("spec.on_lost_lease", "is for exclusive workloads only: set exclusive: true as well", s.OnLostLease)
 	}
 	e.healthCheck(s)
+	e.update(s)
 	if len(s.Labels) > maxLabels {
 		e.addf("spec.labels", "", "has %d entries, at most %d", len(s.Labels), maxLabels)
 	} else {

@@ -48,6 +48,7 @@ func WorkloadView(w *fsm.Workload, detail Detail) *controlv1.WorkloadView {
 		Labels:                 labelMap(w.Demand.Labels),
 		Message:                orElse(w.Actual.Message, w.Reason.Message),
 		Health:                 w.Actual.Health,
+		Namespace:              w.In(),
 	}
 	if w.Reason.Code != "" || w.Reason.Message != "" {
 		v.Reason = &controlv1.ReasonDetail{
@@ -80,6 +81,7 @@ func WorkloadView(w *fsm.Workload, detail Detail) *controlv1.WorkloadView {
 	}
 	if detail == Full {
 		v.Spec = Redact(s)
+		v.Spec.Namespace = w.Namespace
 	}
 	return v
 }

@@ -2,6 +2,7 @@ package spec
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/base64"
 	"encoding/json"
 	"fmt"
@@ -63,6 +64,15 @@ func vmOf(s *controlv1.WorkloadSpec) (v *agentv1.VMSpec, fromMetadata bool) {
 		return nil, false
 	}
 	return normaliseVM(translateVM(s.GetVm())), false
+}
+
+// vmQuota is how many millicores a VM may use; 0 if its processors are the limit.
+func vmQuota(s *controlv1.WorkloadSpec, v *agentv1.VMSpec) int64 {
+	n := cmp.Or(s.GetResources().GetCpuMillicores(), v.GetCpuMillicores())
+	if n >= int64(v.GetVcpus())*1000 {
+		return 0
+	}
+	return n
 }
 
 // translateVM is the contract's table from the control to the agent API, with
@@ -207,6 +217,7 @@ func (e *Errors) vmSpec(s *controlv1.WorkloadSpec) {
 
 func (e *Errors) vm(v *agentv1.VMSpec, n vmNames) {
 	e.between(n.base+".vcpus", int64(v.GetVcpus()), 1, MaxCPU/1000, "")
+	e.between(n.base+".cpu_millicores", v.GetCpuMillicores(), 0, MaxCPU, " millicores")
 	e.between(n.base+".memory_mb", v.GetMemoryMb(), 1, MaxMemory, " MiB")
 	if len(v.Disks) > 128 {
 		e.addf(n.base+".disks", "", "has %d entries, at most 128", len(v.Disks))
