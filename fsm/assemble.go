@@ -1,6 +1,7 @@
 package fsm
 
 import (
+	"slices"
 	"strings"
 
 	commandv1 "github.com/persys/compute/api/command/v1"
@@ -50,7 +51,30 @@ func (a *Assembly) Node(m *commandv1.NodeRecord) error {
 	return nil
 }
 
-// Workload takes one workload. Where its node is unknown, it is to be placed. One
+// Namespace takes one namespace. They come before workloads.
+func (a *Assembly) Namespace(m *commandv1.NamespaceRecord) error {
+	n := namespaceRecordOf(m)
+	if fault := n.fault(); fault != "" {
+		return &Refusal{Kind: Invalid, Reason: fault}
+	}
+	if _, twice := a.t.r.namespaces.Get(n.Name); twice {
+		return &Refusal{Kind: Invalid, Reason: "name: it is there twice"}
+	}
+	slices.Sort(n.Users)
+	n.Users = slices.Compact(n.Users)
+	a.needs(6)
+	n.CreateIndex, n.ModifyIndex = a.t.meta.Index, a.t.meta.Index
+	a.t.r.namespaces.Set(n.Name, n)
+	return nil
+}
+
+// needs raises the feature level to that of what was taken.
+func (a *Assembly) needs(level uint32) {
+	a.t.r.info.FeatureLevel = max(a.t.r.info.FeatureLevel, level)
+}
+
+// Workload takes one workload. Where its node is unknown, it is to be placed; where its
+// namespace is, that is made without a quota. One
 // that is being deleted is what its node has to let go: without a node that may
 // hold it there is nothing left to do, and nothing is taken.
 func (a *Assembly) Workload(m *commandv1.WorkloadRecord) error {
@@ -77,6 +101,13 @@ func (a *Assembly) Workload(m *commandv1.WorkloadRecord) error {
 	}
 	if w.Retry.MaxAttempts == 0 {
 		w.Retry.MaxAttempts = DefaultMaxAttempts
+	}
+	if w.Namespace != "" && !a.t.state().HasNamespace(w.Namespace) {
+		// Its record is lost; the workload is not. Nobody is confined to it and it has no quota.
+		err := a.Namespace(&commandv1.NamespaceRecord{Put: &commandv1.PutNamespace{Name: w.Namespace, Description: "imported without its record"}})
+		if err != nil {
+			return err
+		}
 	}
 	a.gen.Sequence++
 	w.Generation = a.gen

@@ -46,15 +46,17 @@ func DecodeBatch(b []byte) ([]Command, error) {
 	if err := batchSchema.Check(b, true); err != nil {
 		return nil, fmt.Errorf("decode log entry of %d bytes: %w", len(b), unknownCommand(err))
 	}
-	commands := make([]Command, 0, countFrames(b))
-	for rest := b; len(rest) > 0; {
+	n := countFrames(b)
+	commands := make([]Command, n)
+	shells := make([]shell, n)
+	for i, rest := 0, b; i < n; i++ {
 		var frame []byte
 		frame, rest = nextFrame(rest)
-		c, err := decodeFrame(frame)
-		if err != nil {
+		c := shells[i].fit(frame)
+		if err := decodeFrame(c, frame); err != nil {
 			return nil, fmt.Errorf("decode log entry of %d bytes: %w", len(b), err)
 		}
-		commands = append(commands, c)
+		commands[i] = c
 	}
 	for i, c := range commands {
 		if c.Body == nil {
@@ -69,13 +71,46 @@ func DecodeBatch(b []byte) ([]Command, error) {
 // hardly more than the record needs, and one allocation instead of a dozen.
 const smallFrame = 1 << 10
 
-func decodeFrame(frame []byte) (Command, error) {
-	c := new(commandv1.Command)
+func decodeFrame(c Command, frame []byte) error {
 	if len(frame) > smallFrame {
-		return c, c.UnmarshalVT(frame)
+		return c.UnmarshalVT(frame)
 	}
-	return c, c.UnmarshalVTUnsafe(bytes.Clone(frame))
+	return c.UnmarshalVTUnsafe(bytes.Clone(frame))
 }
+
+// shell is what nearly every command needs. No command is held longer than its entry,
+// so the shells of an entry are made together.
+type shell struct {
+	command commandv1.Command
+	head    commandv1.Head
+	put     commandv1.Command_PutWorkloads
+	puts    commandv1.PutWorkloads
+	one     [1]*commandv1.WorkloadPut
+}
+
+// fit gives a command the messages that its frame is about to fill: its head, and what
+// holds a put, which is what comes in numbers.
+func (s *shell) fit(frame []byte) Command {
+	c := &s.command
+	num, _, n := protowire.ConsumeTag(frame)
+	if num == headField {
+		c.Head = &s.head
+		_, m := protowire.ConsumeBytes(frame[n:])
+		num, _, _ = protowire.ConsumeTag(frame[n+max(0, m):])
+	}
+	if num == putField {
+		s.puts.Workloads = s.one[:0]
+		s.put.PutWorkloads = &s.puts
+		c.Body = &s.put
+	}
+	return c
+}
+
+// Field numbers of Command.
+const (
+	headField = 1
+	putField  = 11
+)
 
 // nextFrame takes one element of Batch.commands off bytes in which the schema
 // has found nothing else.

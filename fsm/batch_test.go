@@ -57,6 +57,46 @@ func TestDecodedCommandsStandAlone(t *testing.T) {
 	}
 }
 
+// TestDecodedCommandsAreThoseOfTheRuntime: commands of one entry are made together, and
+// whatever their fields come in, each is what the protobuf runtime reads.
+func TestDecodedCommandsAreThoseOfTheRuntime(t *testing.T) {
+	part := func(c *commandv1.Command) []byte {
+		b, err := proto.Marshal(c)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return b
+	}
+	head := part(&commandv1.Command{Head: &commandv1.Head{By: "ann", At: 7}})
+	web := part(&commandv1.Command{Body: put("web").Body})
+	group := part(&commandv1.Command{Body: &commandv1.Command_PutWorkloads{PutWorkloads: &commandv1.PutWorkloads{
+		GroupOf: "g", Workloads: []*commandv1.WorkloadPut{{Id: "g-0"}, {Id: "g-1"}},
+	}}})
+	rest := part(&commandv1.Command{Body: barrier().Body})
+	var b []byte
+	var want []*commandv1.Command
+	for _, parts := range [][][]byte{
+		{head, web}, {web}, {web, head}, {head, group}, {group, web}, {head, head, web}, {rest}, {rest, web}, {web, rest}, {head, web, rest},
+	} {
+		frame := bytes.Join(parts, nil)
+		c := &commandv1.Command{}
+		if err := proto.Unmarshal(frame, c); err != nil {
+			t.Fatal(err)
+		}
+		want = append(want, c)
+		b = protowire.AppendBytes(append(b, commandsTag), frame)
+	}
+	got, err := DecodeBatch(b)
+	if err != nil || len(got) != len(want) {
+		t.Fatalf("%d commands, %v", len(got), err)
+	}
+	for i := range want {
+		if !proto.Equal(want[i], got[i]) {
+			t.Errorf("command %d is %v, the runtime reads %v", i, got[i], want[i])
+		}
+	}
+}
+
 func TestDecodeBatchRefusals(t *testing.T) {
 	frame := func(c *commandv1.Command) []byte {
 		b, err := proto.Marshal(&commandv1.Batch{Commands: []*commandv1.Command{c}})

@@ -11,6 +11,7 @@ const (
 	TableResidual
 	TableReplica
 	TableEvent
+	TableNamespace
 )
 
 // Change is one record before and after an applied log entry. Exactly the
@@ -18,7 +19,7 @@ const (
 // Several changes of one record in one entry are reported one after another.
 type Change struct {
 	Table Table
-	Key   string // workload id, node id, "<node>/<workload>" of a residual, replica id, "" for info and events
+	Key   string // workload id, node id, "<node>/<workload>" of a residual, replica id, namespace, "" for info and events
 
 	OldWorkload, NewWorkload *Workload
 	OldNode, NewNode         *Node
@@ -26,4 +27,6 @@ type Change struct {
 	OldReplica, NewReplica   *Replica
 	NewEvent                 *Event
 	OldInfo, NewInfo         *Info
+
+	OldNamespace, NewNamespace *Namespace
 }

@@ -20,6 +20,9 @@ func (s State) Check() error {
 	c.residuals()
 	c.graves()
 	c.trust()
+	c.namespaces()
+	c.revisions()
+	c.rollouts()
 	c.histories()
 	if len(c.errs) == 0 {
 		c.derived()
@@ -91,6 +94,8 @@ func (c *checker) workloads() {
 		c.must(c.s.r.info.FeatureLevel >= 5 || len(w.FormerPorts) == 0, "workload %s has former ports before feature level 5", id)
 		c.must(c.s.r.info.FeatureLevel >= 6 || len(w.Demand.PortNames) == 0 && w.Actual.Health == "",
 			"workload %s has fields of level 6 at feature level %d", id, c.s.r.info.FeatureLevel)
+		c.must(w.Namespace == "" || c.s.r.info.FeatureLevel >= 6 && w.Namespace != DefaultNamespace && c.s.HasNamespace(w.Namespace),
+			"workload %s is in namespace %q at feature level %d", id, clip(w.Namespace), c.s.r.info.FeatureLevel)
 		d := &w.Demand
 		c.must(d.CPU >= 0 && d.CPU <= MaxCPU && d.Memory >= 0 && d.Memory <= MaxMemory && d.Disk >= 0 && d.Disk <= MaxDisk,
 			"workload %s demands %d millicores, %d MiB, %d GB", id, d.CPU, d.Memory, d.Disk)
@@ -211,6 +216,7 @@ func (c *checker) histories() {
 func (c *checker) derived() {
 	want := &Tx{r: *New().r}
 	want.r.info, want.r.workloads, want.r.nodes, want.r.residuals, want.r.graves = c.s.r.info, c.s.r.workloads, c.s.r.nodes, c.s.r.residuals, c.s.r.graves
+	want.r.namespaces, want.r.rollouts = c.s.r.namespaces, c.s.r.rollouts
 	if err := want.derive(); err != nil {
 		c.errs = append(c.errs, err)
 		return
@@ -224,6 +230,9 @@ func (c *checker) derived() {
 	sameTree(c, "residualsOf", a.residualsOf, b.residualsOf, equal)
 	sameTree(c, "ports", a.ports, b.ports, equal)
 	sameTree(c, "gravesByAge", a.gravesByAge, b.gravesByAge, equal)
+	sameTree(c, "byUser", a.byUser, b.byUser, equal)
+	sameTree(c, "rolling", a.rolling, b.rolling, equal)
+	sameTree(c, "uses", a.uses, b.uses, func(x, y *Use) bool { return *x == *y })
 	sameTree(c, "alloc", a.alloc, b.alloc, func(x, y *Alloc) bool {
 		return x.CPU == y.CPU && x.Memory == y.Memory && x.Workloads == y.Workloads && x.Residuals == y.Residuals && slices.Equal(x.Disk, y.Disk)
 	})

@@ -59,6 +59,9 @@ func (t *Tx) setMode(b *commandv1.SetMode) Result {
 		info.ModeChangedAt = info.Clock
 	}
 	t.infoChanged(before)
+	if before.Mode.Frozen() && !mode.Frozen() {
+		t.resumeRollouts()
+	}
 	if before.Mode != mode {
 		t.event(Event{
 			Type: EventModeChanged, Reason: string(mode), Message: b.GetReason(),

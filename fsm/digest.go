@@ -105,6 +105,8 @@ func (e *encoder) change(c *Change) {
 		e.event(c.NewEvent)
 	case c.NewInfo != nil:
 		e.info(c.NewInfo)
+	case c.NewNamespace != nil:
+		e.namespace(c.NewNamespace)
 	}
 }
 
@@ -219,6 +221,10 @@ func (e *encoder) workload(w *Workload) {
 		e.str("former ports")
 		e.ports(w.FormerPorts)
 	}
+	if w.Namespace != "" { // of level 6
+		e.str("namespace")
+		e.str(w.Namespace)
+	}
 }
 
 func (e *encoder) action(a *AgentAction) {
@@ -309,6 +315,9 @@ func (e *encoder) event(v *Event) {
 	e.str(v.Message)
 	e.str(v.By)
 	e.labels(v.Details)
+	if v.Namespace != "" { // of level 6
+		e.str(v.Namespace)
+	}
 }
 
 // info leaves out Digest, which is folded first of all.

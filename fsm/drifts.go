@@ -273,6 +273,13 @@ func (t *Tx) adoptDrift(b *commandv1.AdoptDrift) Result {
 		if res, ok := t.checkPortNames([]*commandv1.WorkloadPut{put}); !ok {
 			return res
 		}
+		if res, ok := t.admits([]*commandv1.WorkloadPut{put}, []*Workload{old}, nil); !ok {
+			return res
+		}
+	default:
+		if res, ok := t.may(old.ID, old.In()); !ok {
+			return res
+		}
 	}
 	// As it would be if it were nowhere; only then is anything changed.
 	want := Workload{ID: d.Workload, Desired: DesiredRunning}
@@ -294,7 +301,7 @@ func (t *Tx) adoptDrift(b *commandv1.AdoptDrift) Result {
 		return refuse(NoCapacity, "%s", why)
 	}
 	if put != nil {
-		t.putOne(put)
+		t.putOne(put, old)
 		old, _ = t.r.workloads.Get(d.Workload)
 	}
 	w := *old
@@ -320,7 +327,16 @@ func (t *Tx) dropOrphan(b *commandv1.DropOrphan) Result {
 	if d == nil {
 		return res
 	}
-	if w, ok := t.r.workloads.Get(d.Workload); ok && w.Node == n.ID {
+	w, ok := t.r.workloads.Get(d.Workload)
+	switch {
+	case ok:
+		if res, may := t.may(w.ID, w.In()); !may {
+			return res
+		}
+	case len(t.confined) > 0:
+		return refuse(Denied, "orphan %q is in no namespace, and %s acts only in %s", clip(d.Workload), t.by, strings.Join(t.confined, ", "))
+	}
+	if ok && w.Node == n.ID {
 		return refuse(Conflict, "workload %q belongs on node %q now: persysctl delete %s", w.ID, n.ID, w.ID)
 	}
 	if _, ok := t.r.residuals.Get(pair(n.ID, d.Workload)); ok {

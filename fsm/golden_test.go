@@ -371,6 +371,85 @@ var scenarios = []struct {
 		w.do(ring(2, strings.Repeat("x", 4097), "too long"))
 		w.do(ring(2, "sealed:three", "only 1"))
 	}},
+	{"25-rollouts", func(w *world) {
+		newest(w)
+		w.ok(register("a"))
+		w.do(group(1, 3, 1, true))
+		w.everybodyRuns()
+		w.do(group(2, 3, 1, true))
+		w.step()
+		w.everybodyRuns()
+		w.wait(10 * second)
+		w.step()
+		w.do(rolloutAction("pause"))
+		w.step()
+		w.do(rolloutAction("resume"))
+		w.wait(minute)
+		w.step() // fails, and goes back
+		w.everybodyRuns()
+		w.wait(10 * second)
+		w.step()
+		w.do(rolloutAction("undo"))
+		w.do(group(2, 3, 0, false)) // all at once
+		w.do(group(3, 2, 1, false))
+		w.do(remove("web-0", true))
+		w.do(remove("web-1", true))
+		w.do(remove("web-2", true))
+	}},
+	{"18-namespaces", func(w *world) {
+		w.do(putNamespace("a"))
+		w.do(put("early", inNamespace("a")))
+		level6(w)
+		w.do(register("n"))
+		w.do(putNamespace("a", limits(2000, 0, 0, 2), users("ada", "bob")))
+		w.do(putNamespace("a", limits(2000, 0, 0, 2), users("bob", "ada")))
+		w.do(putNamespace("b", users("bob")))
+		w.do(putNamespace("-"))
+		w.do(putNamespace("c", limits(-1, 0, 0, 0)))
+		w.do(put("web", inNamespace("a"), cpu(1500)))
+		w.do(put("api", inNamespace("a"), cpu(600)))
+		w.do(put("api", inNamespace("a"), cpu(500)))
+		w.do(put("one-more", inNamespace("a"), cpu(0)))
+		w.do(put("web", inNamespace("b"), cpu(1500)))
+		w.do(put("nowhere", inNamespace("none")))
+		w.do(put("web", cpu(1400)))
+		w.do(put("old"))
+		w.do(w.assign("web", "n"))
+		w.do(setDesired("web", "Stopped"))
+		w.do(confined(put("api", cpu(400)), "b"))
+		w.do(confined(setDesired("api", "Stopped"), "b"))
+		w.do(confined(remove("old", false), "a", "b"))
+		w.do(confined(userRetry("api"), "a"))
+		w.do(confined(cordon("n", true), "a"))
+		w.do(putNamespace("a", limits(1000, 0, 0, 1), users("ada", "bob")))
+		w.do(put("web", cpu(1200)))
+		w.do(put("web", cpu(1300)))
+		w.do(dropNamespace("a"))
+		w.do(putNamespace("a", limits(1000, 0, 0, 1), users("ada")))
+		w.do(putNamespace("a", limits(1000, 0, 0, 1)))
+		w.do(putNamespace("a", limits(1000, 0, 0, 1), func(b *commandv1.PutNamespace) { b.Release = []string{"ada"} }))
+		w.do(remove("web", false))
+		w.do(remove("api", false))
+		w.do(dropNamespace("a"))
+		w.do(gone("web", "n", nil))
+		w.do(dropNamespace("a"))
+		w.do(dropNamespace("b"))
+		w.do(dropNamespace("default"))
+		w.do(putNamespace("default", limits(0, 0, 0, 1)))
+		w.do(put("second"))
+	}},
+	{"19-namespace-versions", func(w *world) {
+		level6(w)
+		w.do(putNamespace("a", users("ada"), ifVersion(7)))
+		w.do(putNamespace("a", users("ada"), ifVersion(0)))
+		made := w.index
+		w.do(putNamespace("a", users("ada"), ifVersion(0)))
+		w.do(putNamespace("a", limits(1000, 0, 0, 0), users("ada"), ifVersion(made)))
+		w.do(putNamespace("a", users("ada", "bob"), ifVersion(made)))
+		c := putNamespace("a", users("ada", "bob"))
+		c.Head = &commandv1.Head{At: w.now, By: "persys://c/user/admin", From: "10.0.0.1:2", Via: "persys://c/gateway/g", Request: requestAt(w.now, 9)}
+		w.do(c)
+	}},
 }
 
 func corpusFile(name, ext string) string { return filepath.Join("testdata", "corpus", name+ext) }
@@ -503,7 +582,8 @@ func TestModesDecide(t *testing.T) {
 			putReplica("r1", 1), removeReplica("r1"), setLevel(1), barrier(), initCluster("c1"), setMode("normal", ""), attached(7),
 			{Body: &commandv1.Command_ScheduleRetries{ScheduleRetries: &commandv1.ScheduleRetries{}}},
 			{Body: &commandv1.Command_ForgiveFailures{ForgiveFailures: &commandv1.ForgiveFailures{}}}, actions("a", ""),
-			setDrifts(nil), adopt("a", "x"), dropOrphan("a", "x"),
+			setDrifts(nil), adopt("a", "x"), dropOrphan("a", "x"), putNamespace("a"), dropNamespace("a"),
+			advance(nil, &commandv1.AdvanceRollout{}), rolloutAction("pause"),
 		} {
 			t.Run(string(mode)+" "+ArmName(c), func(t *testing.T) {
 				w := newest(formed(t, "a"))

@@ -14,6 +14,7 @@ func (t *Tx) reindex(old, w *Workload) {
 		after = &none
 	}
 	t.count(old, w)
+	t.useOf(old, w)
 	if before.Node != after.Node {
 		move(t, &t.r.byNode, ownByNode, keyIf(before.Node != "", before, byNodeKey), keyIf(after.Node != "", after, byNodeKey))
 	}

@@ -79,6 +79,12 @@ var armRules = [...]armRule{
 	{"drop_orphan", 64, 5, false, Refused},
 
 	{"set_gossip_ring", 90, 6, false, Allowed},
+
+	{"put_namespace", 110, 6, false, Refused},
+	{"delete_namespace", 111, 6, false, Refused},
+
+	{"advance_rollout", 150, 6, true, Refused},
+	{"set_rollout", 151, 6, false, Refused},
 }
 
 // FeatureLevel is the highest that this version understands.
@@ -95,7 +101,10 @@ var armRules = [...]armRule{
 //	6  stops.go: a stop that was refused is not done;
 //	   trust.go keeps the sessions that people open in workloads, and the keys of gossip;
 //	   names of ports and health of workloads, for DNS; more that is reported by audit;
-//	   guarded.go: who stops what runs on a lost node, and within which time
+//	   guarded.go: who stops what runs on a lost node, and within which time;
+//	   namespaces.go;
+//	   revisions.go keeps former specifications;
+//	   rollouts.go changes a group a few members at a time
 const FeatureLevel = 6
 
 func (a arm) rule() armRule {
@@ -186,6 +195,14 @@ func armOf(c Command) arm {
 		return "drop_orphan"
 	case *commandv1.Command_SetGossipRing:
 		return "set_gossip_ring"
+	case *commandv1.Command_PutNamespace:
+		return "put_namespace"
+	case *commandv1.Command_DeleteNamespace:
+		return "delete_namespace"
+	case *commandv1.Command_AdvanceRollout:
+		return "advance_rollout"
+	case *commandv1.Command_SetRollout:
+		return "set_rollout"
 	}
 	return ""
 }

@@ -143,6 +143,9 @@ func (t *Tx) evict(b *commandv1.Evict) (res Result) {
 		if why == "" && e.GetGone() && !t.mayBeGone(old) {
 			why = fmt.Sprintf("exclusive workload %q may still run on node %s, which is not fenced", old.ID, old.Node)
 		}
+		if why == "" && e.GetCode() == CodeDraining && t.held(old) {
+			why = fmt.Sprintf("workload %q waits with leaving node %s for the update of its group", old.ID, old.Node)
+		}
 		if why != "" {
 			res.skip(why)
 			continue

@@ -6,6 +6,7 @@ import (
 	"strings"
 
 	commandv1 "github.com/persys/compute/api/command/v1"
+	"github.com/persys/compute/fsm/rollout"
 )
 
 // DefaultMaxAttempts stands in for a max_attempts of 0.
@@ -20,24 +21,62 @@ func (t *Tx) putWorkloads(b *commandv1.PutWorkloads) Result {
 	if res, ok := t.checkPortNames(puts); !ok {
 		return res
 	}
-	items := make([]Item, 0, len(puts))
-	for _, p := range puts {
-		items = append(items, t.putOne(p))
+	if u := b.GetUpdate(); u != nil && t.r.info.FeatureLevel >= 6 && rollout.PolicyOf(u).Fault() != "" {
+		return refuse(Invalid, "update.%s", rollout.PolicyOf(u).Fault())
 	}
-	if group := b.GetGroupOf(); group != "" {
-		var extra []*Workload
-		t.state().Group(group, func(w *Workload) bool {
-			listed := slices.ContainsFunc(puts, func(p *commandv1.WorkloadPut) bool { return p.GetId() == w.ID })
-			if !listed && w.Desired != DesiredDeleted && MadeByCount(group, w.ID) {
-				extra = append(extra, w)
-			}
-			return true
-		})
-		for _, w := range extra {
-			t.deleteOne(w, false)
+	extra := Surplus(t.state(), b)
+	olds := t.replaced(puts)
+	if res, ok := t.admits(puts, olds, extra); !ok {
+		return res
+	}
+	items, roll := make([]Item, 0, len(puts)), t.rolls(b)
+	for i, p := range puts {
+		item, waits := t.waits(roll, p.GetId())
+		if !waits {
+			item = t.putOne(p, olds[i])
 		}
+		items = append(items, item)
 	}
+	for _, w := range extra {
+		t.deleteOne(w, false)
+	}
+	t.begin(roll)
 	return Result{Items: items}
+}
+
+// replaced looks up what puts replace, nil for nothing. The ids are distinct, so that one
+// put leaves what the next one replaces. The list is good until the next command.
+func (t *Tx) replaced(puts []*commandv1.WorkloadPut) []*Workload {
+	t.olds = t.olds[:0]
+	for _, p := range puts {
+		old, _ := t.r.workloads.Get(p.GetId())
+		t.olds = append(t.olds, old)
+	}
+	return t.olds
+}
+
+// Surplus are the members of a group that a command leaves out, and so deletes.
+func Surplus(v groupView, b *commandv1.PutWorkloads) []*Workload {
+	if b.GetGroupOf() == "" {
+		return nil
+	}
+	return surplus(v, b)
+}
+
+type groupView interface {
+	Group(group string, fn func(*Workload) bool)
+}
+
+func surplus(v groupView, b *commandv1.PutWorkloads) (out []*Workload) {
+	group := b.GetGroupOf()
+	v.Group(group, func(w *Workload) bool {
+		listed := slices.ContainsFunc(b.GetWorkloads(), func(p *commandv1.WorkloadPut) bool { return p.GetId() == w.ID })
+		if !listed && w.Desired != DesiredDeleted && MadeByCount(group, w.ID) {
+			out = append(out, w)
+		}
+		return true
+	})
+	return out
 }
 
 // Intended is the record that putting p would leave, without order and times:
@@ -51,6 +90,12 @@ func (w *Workload) SameAs(next *Workload) bool {
 	return w.Content == next.Content && w.Desired == next.Desired && demandEqual(&w.Demand, &next.Demand)
 }
 
+// TakesTurn reports whether an update member by member has w wait for its turn to become
+// next. What is to stop or to start does so at once.
+func (w *Workload) TakesTurn(next *Workload) bool {
+	return !w.SameAs(next) && w.Desired == DesiredRunning && next.Desired == DesiredRunning
+}
+
 // MadeByCount reports whether id is a member that `count` names, <group>-<number>.
 // Others have joined the group by themselves and are left alone.
 func MadeByCount(group, id string) bool {
@@ -58,7 +103,8 @@ func MadeByCount(group, id string) bool {
 	return ok && n != "" && strings.Trim(n, "0123456789") == ""
 }
 
-func (t *Tx) putOne(p *commandv1.WorkloadPut) Item {
+// putOne stores p in place of old; nil for nothing.
+func (t *Tx) putOne(p *commandv1.WorkloadPut, old *Workload) Item {
 	demand := demandOf(p.GetDemand())
 	if t.r.info.FeatureLevel < 6 {
 		demand.PortNames = nil
@@ -68,13 +114,13 @@ func (t *Tx) putOne(p *commandv1.WorkloadPut) Item {
 	if limit == 0 {
 		limit = DefaultMaxAttempts
 	}
-	old, ok := t.r.workloads.Get(p.GetId())
-	if !ok {
+	if old == nil {
 		w := &Workload{
 			ID:             strings.Clone(p.GetId()), // kept by events, receipts and indexes
 			Spec:           nonEmpty(p.GetSpec()),
 			Content:        p.GetContent(),
 			CallerRevision: p.GetCallerRevision(),
+			Namespace:      strings.Clone(stored(p.GetNamespace())),
 			Demand:         demand,
 			Desired:        desired,
 			Generation:     t.generation(),
@@ -84,7 +130,7 @@ func (t *Tx) putOne(p *commandv1.WorkloadPut) Item {
 		}
 		w.Reason = reasonOf(w, nil, t.r.info.Clock)
 		t.putWorkload(nil, w)
-		t.event(Event{Type: EventWorkloadCreated, Workload: w.ID})
+		t.eventOf(w, Event{Type: EventWorkloadCreated})
 		return itemOf(w)
 	}
 	if old.Content == p.GetContent() && old.Desired == desired && demandEqual(&old.Demand, &demand) {
@@ -115,14 +161,15 @@ func (t *Tx) putOne(p *commandv1.WorkloadPut) Item {
 		// cost an entry for each change of a spec that waits.
 		w.Reason = old.Reason
 	}
+	t.revise(old, &w)
 	t.putWorkload(old, &w)
-	e := Event{Type: EventWorkloadUpdated, Workload: w.ID, Node: w.Node}
+	e := Event{Type: EventWorkloadUpdated, Node: w.Node}
 	if old.Desired == DesiredDeleted {
 		e.Message = "applied again while it was being deleted"
 	} else if old.Content == w.Content && old.Desired != w.Desired {
 		e.Message = "desired state " + string(w.Desired)
 	}
-	t.event(e)
+	t.eventOf(&w, e)
 	return itemOf(&w)
 }
 
@@ -157,10 +204,10 @@ func (t *Tx) setDesired(b *commandv1.SetDesired) Result {
 	default:
 		return refuse(Invalid, "desired: %q is none of Running, Stopped, Deleted", b.GetDesired())
 	}
-	old, ok := t.r.workloads.Get(b.GetId())
+	old, res, ok := t.theirs(b.GetId())
 	switch {
 	case !ok:
-		return noWorkload(b.GetId())
+		return res
 	case old.Desired == DesiredDeleted:
 		return refuse(Conflict, "workload %q is being deleted: apply it again to keep it", old.ID)
 	case old.Desired == desired && !(old.Astray() && t.r.info.FeatureLevel >= 6):
@@ -179,10 +226,10 @@ func (t *Tx) setDesired(b *commandv1.SetDesired) Result {
 
 // deleteWorkload marks a workload for deletion; see deleteOne.
 func (t *Tx) deleteWorkload(b *commandv1.DeleteWorkload) Result {
-	old, ok := t.r.workloads.Get(b.GetId())
+	old, res, ok := t.theirs(b.GetId())
 	switch {
 	case !ok:
-		return noWorkload(b.GetId())
+		return res
 	case old.Desired == DesiredDeleted && !b.GetForce():
 		item := itemOf(old)
 		item.Unchanged = true
@@ -246,10 +293,10 @@ func (t *Tx) release(w *Workload, gone bool, why string) {
 
 // retryWorkload forgets the failures and forces a restart by a new revision.
 func (t *Tx) retryWorkload(b *commandv1.RetryWorkload) Result {
-	old, ok := t.r.workloads.Get(b.GetId())
+	old, res, ok := t.theirs(b.GetId())
 	switch {
 	case !ok:
-		return noWorkload(b.GetId())
+		return res
 	case old.Desired == DesiredDeleted:
 		return refuse(Conflict, "workload %q is being deleted: apply it again to keep it", old.ID)
 	case old.Desired == DesiredStopped && old.Node == "":
@@ -267,6 +314,16 @@ func (t *Tx) retryWorkload(b *commandv1.RetryWorkload) Result {
 		Details: []Label{{"attempts", "0"}, {"restarts", strconv.FormatUint(uint64(w.Restarts), 10)}},
 	})
 	return Result{Items: []Item{itemOf(&w)}}
+}
+
+// theirs is a workload that whoever asked may act on.
+func (t *Tx) theirs(id string) (*Workload, Result, bool) {
+	w, ok := t.r.workloads.Get(id)
+	if !ok {
+		return nil, noWorkload(id), false
+	}
+	res, ok := t.may(w.ID, w.In())
+	return w, res, ok
 }
 
 func noWorkload(id string) Result { return refuse(NotFound, "workload %q does not exist", id) }

@@ -10,6 +10,7 @@ import (
 	"pgregory.net/rapid"
 
 	commandv1 "github.com/persys/compute/api/command/v1"
+	"github.com/persys/compute/fsm/quota"
 )
 
 // stream draws commands that mostly make sense in the present state, out of a
@@ -59,7 +60,7 @@ func (g *stream) put() *commandv1.WorkloadPut {
 	p := &commandv1.WorkloadPut{
 		Id: id, Spec: []byte(g.pick("spec", "x", "y", "")), Content: g.odd("content", "", "c1:aaaaaaaaaaaaaaaaaaaa", "c1:bb"),
 		CallerRevision: g.pick("revision", "r1", "r2"), Desired: g.odd("desired", "Paused", "Running", "Running", "Running", "Stopped"),
-		MaxAttempts: int32(g.n("max", 0, 3)),
+		MaxAttempts: int32(g.n("max", 0, 3)), Namespace: g.pick("namespace", "", "", "default", "n1", "n1", "n2"),
 		Demand: &commandv1.Demand{
 			Type: g.pick("type", "container", "container", "vm"), CpuMillicores: int64(g.n("cpu", 0, 3)) * 700,
 			MemoryMib: int64(g.n("memory", 0, 3)) * 600, DiskGb: int64(g.n("disk", 0, 2)) * 30,
@@ -112,11 +113,39 @@ func (g *stream) report(s State) *commandv1.WorkloadReport {
 	return r
 }
 
+// advance is what the leader would do about the group g now or later, or something else.
+func (g *stream) advance(s State) Command {
+	b := &commandv1.AdvanceRollout{Group: "g"}
+	if r, ok := s.Rollout("g"); ok {
+		d := r.Next(s.Seen, g.now+int64(g.n("later", 0, 20))*second)
+		b.IfRollout, b.Settled, b.Take, b.Complete = generationPB(RolloutID(r)), d.Settled, d.Take, d.Complete
+		b.Failure, b.Revert = d.Failure, g.bool("revert")
+	}
+	if g.n("other", 0, 3) == 0 {
+		b.Take = []string{g.workload(), g.workload()}
+		b.Failure = g.pick("failure", "", "boom")
+		b.Complete = g.bool("complete")
+	}
+	return &commandv1.Command{Body: &commandv1.Command_AdvanceRollout{AdvanceRollout: b}}
+}
+
 // command draws one; arms are weighted towards those that move things.
 func (g *stream) command(s State) Command {
 	c := &commandv1.Command{}
 	id := g.workload()
-	switch g.n("command", 0, 44) {
+	switch g.n("command", 0, 53) {
+	case 49:
+		c = &commandv1.Command{Body: &commandv1.Command_SetRollout{SetRollout: &commandv1.SetRollout{Group: "g", Action: g.odd("action", "stop", "pause", "resume", "undo")}}}
+	case 50, 51, 52, 53:
+		c = g.advance(s)
+	case 45, 46, 47:
+		c = putNamespace(g.odd("name", "-", "n1", "n1", "n2", "default"), func(b *commandv1.PutNamespace) {
+			b.Quota = &commandv1.Quota{CpuMillicores: int64(g.n("quota cpu", 0, 4)) * 1000, MemoryMib: int64(g.n("quota memory", 0, 3)) * 700, Workloads: int64(g.n("quota workloads", -1, 3))}
+			b.Users = [][]string{nil, {"ada"}, {"bob", "ada"}}[g.n("users", 0, 2)]
+			b.Release = [][]string{nil, {"ada"}, {"bob", "ada"}}[g.n("release", 0, 2)]
+		})
+	case 48:
+		c = dropNamespace(g.pick("drop", "n1", "n2", "default", "none"))
 	case 42:
 		c = setDrifts([]*commandv1.Drift{drifted(g.node(), id, g.pick("kind", DriftOrphan, DriftOrphan, DriftState, DriftRevision, "odd"))},
 			drifted(g.node(), g.workload(), DriftOrphan))
@@ -146,6 +175,13 @@ func (g *stream) command(s State) Command {
 	case 6:
 		list := []*commandv1.WorkloadPut{g.put(), g.put()}
 		c = puts(g.pick("group_of", "", "g"), list...)
+		if g.bool("rolling") {
+			for i, p := range list {
+				p.Id, p.Demand.Group = fmt.Sprintf("g-%d", i), "g"
+			}
+			c = puts("g", list...)
+			c.GetPutWorkloads().Update = policy(g.n("parallel", 0, 2), g.bool("reverts"))
+		}
 	case 7, 8:
 		c = setDesired(id, g.pick("to", "Running", "Stopped", "Deleted", "Odd"))
 	case 9, 10:
@@ -211,6 +247,10 @@ func (g *stream) command(s State) Command {
 	g.now += int64(g.n("ms", -100, 90_000)) * 1e6
 	info := s.Info()
 	c.Head = &commandv1.Head{At: g.now, By: "rapid", From: g.pick("from", "", "", "10.0.0.1:2")}
+	c.Head.Via = g.pick("via", "", "", "gateway")
+	if g.n("confined", 0, 9) == 0 {
+		c.Head.Namespaces = [][]string{{"n1"}, {"default", "n2"}}[g.n("to", 0, 1)]
+	}
 	if armOf(c).planned() && g.n("epoch", 0, 19) > 0 {
 		c.Head.Epoch = &commandv1.Epoch{Incarnation: info.Incarnation, Term: 1}
 	}
@@ -259,9 +299,34 @@ func TestRandomStreams(t *testing.T) {
 				rt.Fatalf("%v was refused as %s without a reason", c, res.Kind)
 			}
 			checkChanges(rt, s, next, changes)
+			checkNamespaces(rt, s, next, c)
 			s = next
 		}
 	})
+}
+
+// checkNamespaces proves that no command but one that lowers a quota leads over it, that
+// no workload moves, and that who is confined touched nothing elsewhere.
+func checkNamespaces(rt *rapid.T, before, after State, c Command) {
+	after.Namespaces(func(n *Namespace) bool {
+		was, now := before.UseOf(n.Name).Amounts, after.UseOf(n.Name).Amounts
+		if grown := now.Minus(was); quota.Excess(was, grown, n.Quota) != "" {
+			rt.Fatalf("%v led namespace %s over its quota: %s", c, n.Name, quota.Excess(was, grown, n.Quota))
+		}
+		return true
+	})
+	for _, pair := range [][2]State{{before, after}, {after, before}} {
+		pair[0].Workloads("", func(w *Workload) bool {
+			other, there := pair[1].Workload(w.ID)
+			if there && other.In() != w.In() {
+				rt.Fatalf("%v moved %s from %s to %s", c, w.ID, w.In(), other.In())
+			}
+			if in := c.GetHead().GetNamespaces(); len(in) > 0 && other != w && !slices.Contains(in, w.In()) {
+				rt.Fatalf("%v, of somebody confined to %v, changed %s of %s", c, in, w.ID, w.In())
+			}
+			return true
+		})
+	}
 }
 
 // checkChanges proves that the changes are the whole difference: walking them

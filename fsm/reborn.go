@@ -108,6 +108,7 @@ func Restored(backup, present State, r Rebirth) (State, error) {
 	t.meta, t.by = Meta{info.Index, info.Term}, r.By
 	t.r.replicas = duplicate(present.r.replicas)
 	t.trust(backup, present, own)
+	t.namespaces(backup, present)
 
 	virgin := own && b.Incarnation != p.Incarnation && present.WorkloadCount()+present.ResidualCount() == 0
 	facts := present
@@ -158,6 +159,7 @@ func Restored(backup, present State, r Rebirth) (State, error) {
 		return true
 	})
 	t.graves(backup, present, own)
+	t.past(backup, present)
 	if err := t.derive(); err != nil {
 		return State{}, err
 	}
@@ -226,10 +228,30 @@ func (t *Tx) graves(backup, present State, own bool) {
 	}
 }
 
+// past keeps, of each workload that is back, the former specifications of the side
+// whose present one it has.
+func (t *Tx) past(sides ...State) {
+	for _, w := range t.r.workloads.Values() {
+		var h *history
+		for _, s := range sides {
+			had, ok := s.r.workloads.Get(w.ID)
+			if ok && t.r.info.FeatureLevel >= 6 && had.history != nil && had.Content == w.Content {
+				h = had.history
+				break
+			}
+		}
+		if w.history != h {
+			next := *w
+			next.history = h
+			t.r.workloads.Set(w.ID, &next)
+		}
+	}
+}
+
 // duplicate copies a tree of a published state record by record: Copy writes to
 // its receiver, which is the applying goroutine's to do.
 func duplicate[K cmp.Ordered, V any](m *btree.Map[K, V]) *btree.Map[K, V] {
-	out := new(btree.Map[K, V])
+	out := tree[K, V]()
 	m.Scan(func(k K, v V) bool {
 		out.Set(k, v)
 		return true

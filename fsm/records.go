@@ -37,6 +37,7 @@ func workloadPB(w *Workload) *commandv1.WorkloadRecord {
 		Put: &commandv1.WorkloadPut{
 			Id: w.ID, Spec: w.Spec, Content: w.Content, CallerRevision: w.CallerRevision,
 			Demand: demandPB(&w.Demand), Desired: string(w.Desired), MaxAttempts: w.Retry.MaxAttempts,
+			Namespace: w.Namespace,
 		},
 		Status:          string(w.Status),
 		Node:            w.Node,
@@ -92,6 +93,7 @@ func workloadOf(m *commandv1.WorkloadRecord) (*Workload, error) {
 		Spec:           nonEmpty(put.GetSpec()),
 		Content:        put.GetContent(),
 		CallerRevision: put.GetCallerRevision(),
+		Namespace:      stored(put.GetNamespace()),
 		Demand:         demandOf(put.GetDemand()),
 		Desired:        Desired(put.GetDesired()),
 		Status:         Status(m.GetStatus()),
@@ -196,6 +198,7 @@ func eventPB(e *Event) *commandv1.EventRecord {
 	return &commandv1.EventRecord{
 		Seq: e.Seq, Index: e.Index, At: e.At, Type: e.Type, Workload: e.Workload, Node: e.Node,
 		Reason: e.Reason, Message: e.Message, By: e.By, Details: convert(e.Details, labelPB),
+		Namespace: e.Namespace,
 	}
 }
 
@@ -203,6 +206,7 @@ func eventOf(m *commandv1.EventRecord) *Event {
 	return &Event{
 		Seq: m.GetSeq(), Index: m.GetIndex(), At: m.GetAt(), Type: m.GetType(), Workload: m.GetWorkload(), Node: m.GetNode(),
 		Reason: m.GetReason(), Message: m.GetMessage(), By: m.GetBy(), Details: convert(m.GetDetails(), labelOf),
+		Namespace: m.GetNamespace(),
 	}
 }
 

@@ -38,6 +38,10 @@ func fill(rt *rapid.T, v reflect.Value, path string) {
 		for i := range v.Len() {
 			fill(rt, v.Index(i), fmt.Sprintf("%s[%d]", path, i))
 		}
+	case reflect.Pointer:
+		if v.Type() != reflect.TypeFor[*history]() { // which has a record of its own
+			rt.Fatalf("%s: records must not hold a %s", path, v.Type())
+		}
 	default:
 		rt.Fatalf("%s: records must not hold a %s", path, v.Kind())
 	}
@@ -67,6 +71,10 @@ func TestRecordsSurviveTheSnapshotCodec(t *testing.T) {
 			rt.Fatal(err)
 		}
 		same(rt, w, *got)
+
+		w.history = &history{}
+		fill(rt, reflect.ValueOf(&w.history.list).Elem(), "Workload.history")
+		same(rt, w.history, historyOf(historyPB(&w)))
 
 		var n Node
 		fill(rt, reflect.ValueOf(&n).Elem(), "Node")
@@ -217,6 +225,10 @@ func eachLeaf(v reflect.Value, path string, visit func(string, func() func())) {
 		visit(path, set(reflect.ValueOf(v.Int()+1).Convert(v.Type())))
 	case reflect.Uint8, reflect.Uint16, reflect.Uint32, reflect.Uint64:
 		visit(path, set(reflect.ValueOf(v.Uint()+1).Convert(v.Type())))
+	case reflect.Pointer:
+		if v.Type() != reflect.TypeFor[*history]() { // what follows from records that are folded is not
+			panic(path + " is a " + v.Type().String())
+		}
 	default:
 		panic(path + " is a " + v.Kind().String())
 	}

@@ -19,13 +19,14 @@ const (
 	TooOld          Kind = 9  // request id older than the receipts that are kept
 	AlreadyDone     Kind = 10 // nothing to do; not an error
 	Unsupported     Kind = 11 // needs a higher feature level
-	Denied          Kind = 12 // a join token or a certificate is not good for it
+	Denied          Kind = 12 // a join token, a certificate or a namespace is not good for it
+	OverQuota       Kind = 13 // its namespace has no room; Reason has the figures
 )
 
 var kindNames = [...]string{
 	"ok", "invalid", "not found", "frozen", "stale epoch", "stale generation",
 	"no capacity", "not ready", "conflict", "too old", "already done", "unsupported",
-	"denied",
+	"denied", "over quota",
 }
 
 func (k Kind) String() string {

@@ -13,6 +13,7 @@ import (
 
 	commandv1 "github.com/persys/compute/api/command/v1"
 	"github.com/persys/compute/api/strict"
+	"github.com/persys/compute/fsm/rollout"
 )
 
 const (
@@ -73,6 +74,15 @@ func (s State) WriteSnapshot(w io.Writer) error {
 	})
 	s.Drifts("", func(d *Drift) bool {
 		return out.record(&commandv1.SnapshotRecord{Record: &commandv1.SnapshotRecord_Drift{Drift: driftPB(d)}})
+	})
+	s.r.namespaces.Scan(func(_ string, n *Namespace) bool {
+		return out.record(&commandv1.SnapshotRecord{Record: &commandv1.SnapshotRecord_Namespace{Namespace: namespacePB(n)}})
+	})
+	s.Workloads("", func(w *Workload) bool {
+		return w.history == nil || out.record(&commandv1.SnapshotRecord{Record: &commandv1.SnapshotRecord_Revisions{Revisions: historyPB(w)}})
+	})
+	s.r.rollouts.Scan(func(_ string, r *rollout.Rollout) bool {
+		return out.record(&commandv1.SnapshotRecord{Record: &commandv1.SnapshotRecord_Rollout{Rollout: r.PB()}})
 	})
 	s.Events(0, func(e *Event) bool {
 		return out.record(&commandv1.SnapshotRecord{Record: &commandv1.SnapshotRecord_Event{Event: eventPB(e)}})
@@ -269,7 +279,7 @@ func (in *snapshotReader) trailer(sum uint64) error {
 
 // load stores one record in its table.
 func (in *snapshotReader) load(t *Tx, rec *commandv1.SnapshotRecord) error {
-	dup := false
+	var dup bool
 	var key any
 	switch r := rec.GetRecord().(type) {
 	case *commandv1.SnapshotRecord_Meta:
@@ -335,6 +345,22 @@ func (in *snapshotReader) load(t *Tx, rec *commandv1.SnapshotRecord) error {
 		d := driftOf(r.Drift)
 		_, dup = t.r.drifts.Set(d.key(), d)
 		key = d.key()
+	case *commandv1.SnapshotRecord_Namespace:
+		n := namespaceRecordOf(r.Namespace)
+		_, dup = t.r.namespaces.Set(n.Name, n)
+		key = n.Name
+	case *commandv1.SnapshotRecord_Revisions:
+		id := r.Revisions.GetWorkload()
+		w, ok := t.r.workloads.Get(id)
+		if !ok {
+			return fmt.Errorf("revisions of workload %q, which is not there", clip(id))
+		}
+		key, dup = id, w.history != nil
+		w.history = historyOf(r.Revisions) // nobody has seen the record yet
+	case *commandv1.SnapshotRecord_Rollout:
+		ro := rollout.Of(r.Rollout)
+		_, dup = t.r.rollouts.Set(ro.Group, ro)
+		key = ro.Group
 	case *commandv1.SnapshotRecord_Event:
 		e := eventOf(r.Event)
 		_, dup = t.r.events.Set(e.Seq, e)
@@ -381,6 +407,16 @@ func (t *Tx) derive() error {
 			return false
 		}
 		t.reindex(nil, w)
+		return true
+	})
+	t.r.namespaces.Scan(func(_ string, n *Namespace) bool {
+		t.indexUsers(n, true)
+		return true
+	})
+	t.r.rollouts.Scan(func(group string, r *rollout.Rollout) bool {
+		if r.Phase == rollout.Running {
+			t.r.rolling.Set(group, struct{}{})
+		}
 		return true
 	})
 	s.Graves(func(g *Grave) bool {

@@ -1,10 +1,13 @@
 package fsm
 
 import (
+	"cmp"
 	"encoding/binary"
 	"strings"
 
 	"github.com/tidwall/btree"
+
+	"github.com/persys/compute/fsm/rollout"
 )
 
 // State is the whole replicated state at one index: a pointer to a root that
@@ -42,8 +45,10 @@ type root struct {
 	revocations *table[*Revocation] // by role/name or certificate:fingerprint
 	audits      *table[*NodeAudit]  // by node
 	drifts      *table[*Drift]      // by node/workload/type
+	namespaces  *table[*Namespace]  // by name
 
-	graves *table[*Grave] // by workload
+	graves   *table[*Grave]           // by workload
+	rollouts *table[*rollout.Rollout] // by group
 
 	byNode      *set              // node/workload
 	byGroup     *set              // group/workload
@@ -55,8 +60,17 @@ type root struct {
 	alloc       *table[*Alloc]    // by node
 	byRequest   *table[*receipt]  // by the 16 bytes of the request id
 	gravesByAge *set              // see graveKey
+	uses        *table[*Use]      // by namespace
+	byUser      *set              // user/namespace
+	rolling     *set              // groups whose rollout is running
 	statuses    [len(statusOrder)]int
 }
+
+// degree of the trees, half of what the library takes by itself: a log entry copies the
+// nodes on its way to each record that it changes.
+const degree = 16
+
+func tree[K cmp.Ordered, V any]() *btree.Map[K, V] { return btree.NewMap[K, V](degree) }
 
 // portClaim says who holds or wants a host port.
 type portClaim struct{ workload, node string }
@@ -66,29 +80,34 @@ type portClaim struct{ workload, node string }
 func New() State {
 	return State{&root{
 		info:        Info{Mode: ModeNormal},
-		workloads:   new(table[*Workload]),
-		nodes:       new(table[*Node]),
-		residuals:   new(table[*Residual]),
-		replicas:    new(table[*Replica]),
-		events:      new(sequence[*Event]),
-		receipts:    new(sequence[*receipt]),
-		authorities: new(table[*Authority]),
-		tokens:      new(table[*Token]),
-		admissions:  new(table[*Admission]),
-		revocations: new(table[*Revocation]),
-		graves:      new(table[*Grave]),
-		audits:      new(table[*NodeAudit]),
-		drifts:      new(table[*Drift]),
-		byNode:      new(set),
-		byGroup:     new(set),
-		pending:     new(set),
-		unacked:     new(set),
-		retryDue:    new(set),
-		residualsOf: new(set),
-		ports:       new(table[portClaim]),
-		alloc:       new(table[*Alloc]),
-		byRequest:   new(table[*receipt]),
-		gravesByAge: new(set),
+		workloads:   tree[string, *Workload](),
+		nodes:       tree[string, *Node](),
+		residuals:   tree[string, *Residual](),
+		replicas:    tree[string, *Replica](),
+		events:      tree[uint64, *Event](),
+		receipts:    tree[uint64, *receipt](),
+		authorities: tree[string, *Authority](),
+		tokens:      tree[string, *Token](),
+		admissions:  tree[string, *Admission](),
+		revocations: tree[string, *Revocation](),
+		graves:      tree[string, *Grave](),
+		rollouts:    tree[string, *rollout.Rollout](),
+		rolling:     tree[string, struct{}](),
+		audits:      tree[string, *NodeAudit](),
+		drifts:      tree[string, *Drift](),
+		namespaces:  tree[string, *Namespace](),
+		uses:        tree[string, *Use](),
+		byUser:      tree[string, struct{}](),
+		byNode:      tree[string, struct{}](),
+		byGroup:     tree[string, struct{}](),
+		pending:     tree[string, struct{}](),
+		unacked:     tree[string, struct{}](),
+		retryDue:    tree[string, struct{}](),
+		residualsOf: tree[string, struct{}](),
+		ports:       tree[string, portClaim](),
+		alloc:       tree[string, *Alloc](),
+		byRequest:   tree[string, *receipt](),
+		gravesByAge: tree[string, struct{}](),
 	}}
 }
 

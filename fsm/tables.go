@@ -32,7 +32,8 @@ func (t *Tx) dropWorkload(w *Workload) {
 	t.reindex(w, nil)
 	t.changes = append(t.changes, Change{Table: TableWorkload, Key: w.ID, OldWorkload: w})
 	t.dig(w)
-	t.event(Event{Type: EventWorkloadDeleted, Workload: w.ID, Node: w.Node})
+	t.disband(w.Demand.Group)
+	t.event(Event{Type: EventWorkloadDeleted, Workload: w.ID, Node: w.Node, Namespace: w.Namespace})
 }
 
 // putNode stores n. When the engine or the default pool changed, the claims of
@@ -124,13 +125,36 @@ func (t *Tx) infoChanged(old Info) {
 // MaxEvents is how many events are kept; the oldest are dropped silently.
 const MaxEvents = 10_000
 
-// event appends one line of history; Seq, Index, At and By are filled in.
+// event appends one line of history; Seq, Index, At and By are filled in, and the
+// namespace of a workload that there is.
 func (t *Tx) event(e Event) {
+	if e.Workload != "" && e.Namespace == "" {
+		if w, ok := t.r.workloads.Get(e.Workload); ok {
+			e.Namespace = w.Namespace
+		}
+	}
+	t.addEvent(e)
+}
+
+// eventOf is event for a caller that has the workload as it is stored.
+func (t *Tx) eventOf(w *Workload, e Event) {
+	e.Workload, e.Namespace = w.ID, w.Namespace
+	t.addEvent(e)
+}
+
+func (t *Tx) addEvent(e Event) {
 	t.r.info.EventSeq++
 	e.Seq, e.Index, e.At, e.By = t.r.info.EventSeq, t.meta.Index, t.r.info.Clock, t.by
-	if t.caller != "" {
-		i, _ := slices.BinarySearchFunc(e.Details, "from", func(l Label, k string) int { return cmp.Compare(l.Key, k) })
-		e.Details = slices.Insert(slices.Clone(e.Details), i, Label{"from", t.caller})
+	if t.caller != "" && t.via == "" && len(e.Details) == 0 {
+		if t.origin == nil {
+			t.origin = []Label{{"from", t.caller}}
+		}
+		e.Details = t.origin // shared by events in a row, as no event is ever changed
+	} else if t.caller != "" {
+		e.detail("from", t.caller)
+	}
+	if t.via != "" && t.r.info.FeatureLevel >= 6 {
+		e.detail("via", t.via)
 	}
 	events := own(t, &t.r.events, ownEvents)
 	events.Set(e.Seq, &e)
@@ -138,6 +162,12 @@ func (t *Tx) event(e Event) {
 		events.PopMin()
 	}
 	t.changes = append(t.changes, Change{Table: TableEvent, NewEvent: &e})
+}
+
+// detail adds a label where it belongs; the list may be somebody else's.
+func (e *Event) detail(key, value string) {
+	i, _ := slices.BinarySearchFunc(e.Details, key, func(l Label, k string) int { return cmp.Compare(l.Key, k) })
+	e.Details = slices.Insert(slices.Clone(e.Details), i, Label{key, value})
 }
 
 // state reads what the transaction has done so far.
@@ -149,15 +179,10 @@ func (t *Tx) hasResidual(workload string) bool {
 	return found
 }
 
-// residualsOn, residualsOfWorkload and workloadsOn collect before the caller
+// residualsOn and workloadsOn collect before the caller
 // writes: a tree must not change under a scan.
 func (t *Tx) residualsOn(node string) (out []*Residual) {
 	t.state().Residuals(node, func(r *Residual) bool { out = append(out, r); return true })
-	return out
-}
-
-func (t *Tx) residualsOfWorkload(id string) (out []*Residual) {
-	t.state().ResidualsOf(id, func(r *Residual) bool { out = append(out, r); return true })
 	return out
 }
 

@@ -412,7 +412,7 @@ func (t *Tx) revoke(b *commandv1.Revoke) Result {
 
 // auditTypes are the events that an Audit may add, all but the first two from
 // feature level 6 on.
-var auditTypes = [...]string{EventJoinRefused, EventCallRefused, EventSessionOpened, EventSessionClosed, EventMirrorRestored, EventCoreDNSLost, EventCoreDNSBack}
+var auditTypes = [...]string{EventJoinRefused, EventCallRefused, EventSessionOpened, EventSessionClosed, EventMirrorRestored, EventCoreDNSLost, EventCoreDNSBack, EventCallMade}
 
 func (t *Tx) audit(b *commandv1.Audit) Result {
 	at := slices.Index(auditTypes[:], b.GetType())

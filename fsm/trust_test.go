@@ -305,6 +305,20 @@ func TestAudit(t *testing.T) {
 			is(t, "by", e.By, "persys://c/user/ada")
 			is(t, "from", e.Details[len(e.Details)-1], Label{"from", "10.1.2.3:4567"})
 		}},
+		{"and through which gateway, from level 6 on", func(t *testing.T, w *world) {
+			through := func(c Command) Command {
+				c = from(w, c)
+				c.Head.Via = "persys://c/gateway/g"
+				return c
+			}
+			w.ok(through(put("web")))
+			is(t, "below it", len(events(w.s, EventWorkloadCreated)[0].Details), 1)
+			level6(w)
+			w.ok(through(put("api")))
+			is(t, "via", w.eventOf(EventWorkloadCreated).Details[1], Label{"via", "persys://c/gateway/g"})
+			w.ok(from(w, put("db")))
+			is(t, "without one", len(w.eventOf(EventWorkloadCreated).Details), 1)
+		}},
 		{"what was refused leaves a line", func(t *testing.T, w *world) {
 			refused(t, w.do(from(w, setDesired("none", "Stopped"))), NotFound)
 			e := last(w)

@@ -27,9 +27,15 @@ type Tx struct {
 	// Of the command being judged:
 	meta   Meta
 	by     string
-	caller string     // address that the call came from
-	next   Generation // handed out to everything the command touches
-	from   int        // in changes, where its own begin
+	caller string // address that the call came from
+	via    string // identity of the gateway that passed the call on
+	// confined are the namespaces that whoever asked may act in; none: all.
+	confined []string
+	next     Generation // handed out to everything the command touches
+	from     int        // in changes, where its own begin
+
+	olds   []*Workload // see replaced
+	origin []Label     // details of an event that has none but where the call came from
 
 	changes []Change // of all commands since Begin or Commit
 	scratch []byte
@@ -71,8 +77,12 @@ func (t *Tx) Apply(m Meta, c Command) (Result, []Change) {
 		t.by = strings.Clone(by) // events outlive commands
 	}
 	if from := head.GetFrom(); t.caller != from {
-		t.caller = strings.Clone(from)
+		t.caller, t.origin = strings.Clone(from), nil
 	}
+	if via := head.GetVia(); t.via != via {
+		t.via = strings.Clone(via)
+	}
+	t.confined = head.GetNamespaces()
 	t.sideFold = t.sideFold[:0]
 	info := &t.r.info
 	info.Index, info.Term = m.Index, m.Term
@@ -111,6 +121,14 @@ func (t *Tx) judge(c Command) Result {
 		if got := c.GetHead().GetEpoch(); got.GetIncarnation() != want.Incarnation || got.GetTerm() != want.Term {
 			return refuse(StaleEpoch, "%s was planned in epoch %s, this is %s", a,
 				Epoch{got.GetIncarnation(), got.GetTerm()}, want)
+		}
+	}
+	if len(t.confined) > 0 {
+		if t.r.info.FeatureLevel < 6 {
+			return refuse(Unsupported, "namespaces need feature level 6, the cluster is at %d", t.r.info.FeatureLevel)
+		}
+		if !slices.Contains(within[:], a) {
+			return refuse(Denied, "%s is about the whole cluster, and %s acts only in %s", a, t.by, strings.Join(t.confined, ", "))
 		}
 	}
 	switch b := c.GetBody().(type) {
@@ -186,6 +204,14 @@ func (t *Tx) judge(c Command) Result {
 		return t.adoptDrift(b.AdoptDrift)
 	case *commandv1.Command_DropOrphan:
 		return t.dropOrphan(b.DropOrphan)
+	case *commandv1.Command_PutNamespace:
+		return t.putNamespace(b.PutNamespace)
+	case *commandv1.Command_DeleteNamespace:
+		return t.deleteNamespace(b.DeleteNamespace)
+	case *commandv1.Command_AdvanceRollout:
+		return t.advanceRollout(b.AdvanceRollout)
+	case *commandv1.Command_SetRollout:
+		return t.setRollout(b.SetRollout)
 	}
 	return refuse(Unsupported, "this version has no rule for %s", a)
 }
@@ -225,6 +251,11 @@ const (
 	ownGravesByAge
 	ownAudits
 	ownDrifts
+	ownNamespaces
+	ownUses
+	ownByUser
+	ownRollouts
+	ownRolling
 )
 
 // own makes one table private before the first write to it. Copying marks the

@@ -166,7 +166,7 @@ const (
 	CodeUnplaced          = "Unplaced"          // no node fits; Message counts why
 	CodeNodeLost          = "NodeLost"          // its node's lease ended
 	CodeAwaitFailover     = "AwaitFailover"     // exclusive: waits for `persysctl node fence`
-	CodeAwaitStop         = "AwaitStop"         // waits until the former node has stopped it
+	CodeAwaitStop         = "AwaitStop"         // waits until a node has stopped it, the former or, for what is to be stopped, a lost one
 	CodeDraining          = "Draining"          // moved off a draining node
 	CodeDoesNotFit        = "DoesNotFit"        // its node no longer satisfies the changed demand
 	CodeBackoff           = "BackoffWait"       // RetryPending until NextAt
@@ -278,6 +278,7 @@ type Workload struct {
 	Spec           []byte // opaque, secrets sealed
 	Content        string // c1:<64 hex>
 	CallerRevision string
+	Namespace      string // "" is default; see In
 	Demand         Demand
 	Desired        Desired
 	Status         Status
@@ -300,6 +301,8 @@ type Workload struct {
 	CreateIndex uint64
 	ModifyIndex uint64
 	Actions     []AgentAction // what its agent had done when it was last too late, newest first
+
+	history *history // former specifications, see revisions.go; nil for none
 }
 
 // Revision is what agents see: c1-<16 hex>, and -r<n> after n forced restarts
@@ -440,6 +443,8 @@ type Event struct {
 	Message  string
 	By       string
 	Details  []Label
+	// Namespace of its workload, or that it is about; "" is default, or none.
+	Namespace string
 }
 
 // Event types. The first six are the contract's (contract/state-etcd.md).
@@ -489,8 +494,18 @@ const (
 	EventCertificateRenewed = "CertificateRenewed"
 	EventRevoked            = "Revoked"
 	EventCallRefused        = "CallRefused"   // before it became a command
+	EventCallMade           = "CallMade"      // by somebody, of a call that makes no command; with an error once it failed
 	EventSessionOpened      = "SessionOpened" // by a person in a workload: a command or its console
 	EventSessionClosed      = "SessionClosed"
+	EventNamespaceCreated   = "NamespaceCreated"
+	EventNamespaceChanged   = "NamespaceChanged"
+	EventNamespaceDeleted   = "NamespaceDeleted"
+	EventRolloutStarted     = "RolloutStarted" // of a group, member by member
+	EventRolloutSuperseded  = "RolloutSuperseded"
+	EventRolloutPaused      = "RolloutPaused" // Message says why
+	EventRolloutResumed     = "RolloutResumed"
+	EventRolloutReverting   = "RolloutReverting"
+	EventRolloutCompleted   = "RolloutCompleted"
 	EventMirrorRestored     = "MirrorRestored" // a person had the state written back into etcd
 	EventCoreDNSLost        = "CoreDNSLost"
 	EventCoreDNSBack        = "CoreDNSBack"

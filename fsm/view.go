@@ -1,5 +1,7 @@
 package fsm
 
+import "github.com/persys/compute/fsm/rollout"
+
 // View is a consistent, read-only picture of the state at one index. Taking one
 // is O(1) and never blocks Apply; it stays valid and unchanged for as long as it
 // is held. Records are shared: callers must not modify what the pointers show.
@@ -43,6 +45,22 @@ type View interface {
 	Grave(workload string) (*Grave, bool)
 	Graves(fn func(*Grave) bool) // by workload
 	GraveCount() int
+
+	// Namespace returns one namespace, and Namespaces scans all, the default one too; see
+	// namespaces.go. NamespacesOf are those that a user is confined to, none: it is not.
+	Namespace(name string) (*Namespace, bool)
+	Namespaces(fn func(*Namespace) bool)
+	UseOf(namespace string) Use
+	NamespacesOf(user string) []string
+
+	// Revisions are the specifications of a workload that are known, oldest first.
+	Revisions(workload string) []Revision
+
+	// Rollout is the last update of a group that went through it member by member, Rolling
+	// scans those that go on, and Seen is what they look at; see rollouts.go.
+	Rollout(group string) (*rollout.Rollout, bool)
+	Rolling(fn func(*rollout.Rollout) bool)
+	Seen(id string) rollout.Seen
 
 	Replica(id string) (*Replica, bool)
 	Replicas(fn func(*Replica) bool)

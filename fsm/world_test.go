@@ -7,7 +7,10 @@ import (
 	"testing"
 	"time"
 
+	"google.golang.org/protobuf/proto"
+
 	commandv1 "github.com/persys/compute/api/command/v1"
+	"github.com/persys/compute/fsm/rollout"
 )
 
 // epoch0 is when every test world begins.
@@ -366,6 +369,7 @@ func contents(s State, name string) any {
 	sets := map[string]*set{
 		"byNode": r.byNode, "byGroup": r.byGroup, "pending": r.pending, "unacked": r.unacked,
 		"retryDue": r.retryDue, "residualsOf": r.residualsOf, "gravesByAge": r.gravesByAge,
+		"byUser": r.byUser, "rolling": r.rolling,
 	}
 	if m, ok := sets[name]; ok {
 		m.Scan(func(k string, _ struct{}) bool { out = append(out, pairOf{k, nil}); return true })
@@ -398,10 +402,27 @@ func contents(s State, name string) any {
 		r.revocations.Scan(func(k string, v *Revocation) bool { out = append(out, pairOf{k, *v}); return true })
 	case "graves":
 		r.graves.Scan(func(k string, v *Grave) bool { out = append(out, pairOf{k, *v}); return true })
+	case "revisions":
+		r.workloads.Scan(func(k string, v *Workload) bool {
+			if v.history != nil {
+				out = append(out, pairOf{k, v.history.list})
+			}
+			return true
+		})
+	case "rollouts":
+		r.rollouts.Scan(func(k string, v *rollout.Rollout) bool {
+			b, _ := proto.MarshalOptions{Deterministic: true}.Marshal(v.PB())
+			out = append(out, pairOf{k, string(b)})
+			return true
+		})
 	case "audits":
 		r.audits.Scan(func(k string, v *NodeAudit) bool { out = append(out, pairOf{k, *v}); return true })
 	case "drifts":
 		r.drifts.Scan(func(k string, v *Drift) bool { out = append(out, pairOf{k, *v}); return true })
+	case "namespaces":
+		r.namespaces.Scan(func(k string, v *Namespace) bool { out = append(out, pairOf{k, *v}); return true })
+	case "uses":
+		r.uses.Scan(func(k string, v *Use) bool { out = append(out, pairOf{k, *v}); return true })
 	case "byRequest":
 		r.byRequest.Scan(func(k string, v *receipt) bool { out = append(out, pairOf{k, *v}); return true })
 	case "ports":

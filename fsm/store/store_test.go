@@ -13,6 +13,7 @@ import (
 
 	commandv1 "github.com/persys/compute/api/command/v1"
 	"github.com/persys/compute/fsm"
+	"github.com/persys/compute/testbed"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -313,10 +314,7 @@ func TestStats(t *testing.T) {
 		defer close(done)
 		_, _ = w.st.At(waiting, w.index+1000)
 	}()
-	limit := soon(t)
-	for w.st.Stats().Waiters != 1 && limit.Err() == nil {
-		time.Sleep(time.Millisecond)
-	}
+	testbed.Until(t, "one who waits", func() bool { return w.st.Stats().Waiters == 1 })
 	stop()
 	<-done
 	if n := w.st.Stats().Waiters; n != 0 {

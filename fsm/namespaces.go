@@ -1,0 +1,517 @@
+package fsm
+
+import (
+	"errors"
+	"slices"
+	"strconv"
+	"strings"
+
+	commandv1 "github.com/persys/compute/api/command/v1"
+	"github.com/persys/compute/fsm/quota"
+)
+
+// Namespaces divide the workloads of a cluster among those who share it (ADR 21). A
+// namespace says how much its workloads may ask for together, and who acts in it. It
+// divides no names: ids stay unique over the whole cluster, as existing peers, etcd keys
+// and DNS names need them to be.
+
+// DefaultNamespace is where every workload is that names no other. It is always there,
+// and may have a record like the others, with a quota or users.
+const DefaultNamespace = "default"
+
+// Namespace is one record. A published one is never changed.
+type Namespace struct {
+	Name        string
+	Description string
+	Quota       quota.Amounts
+	// Users act here, and nowhere that does not name them; sorted. Who is named by no
+	// namespace acts everywhere. Admins do so in every case: rpc does not confine them.
+	Users       []string
+	CreatedAt   int64 // Unix nanoseconds, as is the next
+	UpdatedAt   int64
+	UpdatedBy   string
+	CreateIndex uint64
+	ModifyIndex uint64
+}
+
+// Use is what the workloads of a namespace come to.
+type Use struct {
+	// Of those that are to run or stopped: a stopped one can be started at any time, so
+	// its place is kept. What is being deleted does not count.
+	quota.Amounts
+	Records int // workloads, those that are being deleted too
+}
+
+// Bounds of namespaces.
+const (
+	MaxNamespaces       = 1000
+	MaxNamespaceUsers   = 1000
+	maxNamespaceComment = 1024 // bytes
+)
+
+// In is the namespace of a workload.
+func (w *Workload) In() string {
+	if w.Namespace == "" {
+		return DefaultNamespace
+	}
+	return w.Namespace
+}
+
+// stored is a namespace's name as records keep it.
+func stored(name string) string {
+	if name == DefaultNamespace {
+		return ""
+	}
+	return name
+}
+
+// HasNamespace reports whether workloads can be put into a namespace.
+func (s State) HasNamespace(name string) bool {
+	_, ok := s.r.namespaces.Get(name)
+	return ok || name == DefaultNamespace
+}
+
+// Namespace returns a namespace; the default one has a record of its own only when
+// somebody made it.
+func (s State) Namespace(name string) (*Namespace, bool) {
+	n, ok := s.r.namespaces.Get(name)
+	if !ok && name == DefaultNamespace {
+		return unlimited, true
+	}
+	return n, ok
+}
+
+// unlimited is the default namespace until somebody gives it limits or users; never changed.
+var unlimited = &Namespace{Name: DefaultNamespace}
+
+// Namespaces scans all namespaces, by name, the default one too.
+func (s State) Namespaces(fn func(*Namespace) bool) {
+	if _, own := s.r.namespaces.Get(DefaultNamespace); own {
+		s.r.namespaces.Scan(func(_ string, n *Namespace) bool { return fn(n) })
+		return
+	}
+	passed, on := false, true
+	s.r.namespaces.Scan(func(name string, n *Namespace) bool {
+		if !passed && name > DefaultNamespace {
+			passed = true
+			if on = fn(unlimited); !on {
+				return false
+			}
+		}
+		on = fn(n)
+		return on
+	})
+	if on && !passed {
+		fn(unlimited)
+	}
+}
+
+// UseOf is what the workloads of a namespace come to.
+func (s State) UseOf(namespace string) Use {
+	if u, ok := s.r.uses.Get(namespace); ok {
+		return *u
+	}
+	return Use{}
+}
+
+// NamespacesOf are the namespaces that name a user, sorted; none: it acts everywhere.
+func (s State) NamespacesOf(user string) (out []string) {
+	prefix := user + "/"
+	s.r.byUser.Ascend(prefix, func(k string, _ struct{}) bool {
+		if !strings.HasPrefix(k, prefix) {
+			return false
+		}
+		out = append(out, k[len(prefix):])
+		return true
+	})
+	return out
+}
+
+// counted is what w takes of its namespace's quota.
+func (w *Workload) counted() quota.Amounts {
+	if w.Desired == "" || w.Desired == DesiredDeleted {
+		return quota.Amounts{}
+	}
+	return w.Demand.amounts()
+}
+
+func (d *Demand) amounts() quota.Amounts {
+	return quota.Amounts{CPU: d.CPU, Memory: d.Memory, Disk: d.Disk, Workloads: 1}
+}
+
+// useOf moves what a workload takes from its old record to its new one; either may be nil.
+func (t *Tx) useOf(old, w *Workload) {
+	if old != nil && w != nil && old.Namespace == w.Namespace && old.counted() == w.counted() {
+		return
+	}
+	m := own(t, &t.r.uses, ownUses)
+	add := func(w *Workload, a quota.Amounts, records int) {
+		var u Use
+		if have, ok := m.Get(w.In()); ok {
+			u = *have
+		}
+		u.Amounts, u.Records = u.Plus(a), u.Records+records
+		if u == (Use{}) {
+			m.Delete(w.In())
+			return
+		}
+		m.Set(w.In(), &u)
+	}
+	if old != nil {
+		add(old, quota.Amounts{}.Minus(old.counted()), -1)
+	}
+	if w != nil {
+		add(w, w.counted(), +1)
+	}
+}
+
+// namespaceOf is where a put belongs that replaces old; nil for nothing.
+func namespaceOf(p *commandv1.WorkloadPut, old *Workload) string {
+	switch {
+	case p.GetNamespace() != "":
+		return p.GetNamespace()
+	case old != nil:
+		return old.In()
+	}
+	return DefaultNamespace
+}
+
+// NamespaceOf is where a put belongs.
+func NamespaceOf(v NamespaceView, p *commandv1.WorkloadPut) string {
+	old, _ := v.Workload(p.GetId())
+	return namespaceOf(p, old)
+}
+
+// NamespaceView is what Fits needs of a state.
+type NamespaceView interface {
+	Workload(id string) (*Workload, bool)
+	Namespace(name string) (*Namespace, bool)
+	UseOf(namespace string) Use
+}
+
+// Fits judges puts, together with the workloads that leave by the same command, by their
+// namespaces alone: each must be there, be the one where the workload is already, and have
+// the quota. The error is a *Refusal.
+func Fits(v NamespaceView, puts []*commandv1.WorkloadPut, leaving []*Workload) error {
+	olds := make([]*Workload, len(puts))
+	for i, p := range puts {
+		olds[i], _ = v.Workload(p.GetId())
+	}
+	return fits(v, puts, olds, leaving)
+}
+
+// fits is Fits for a caller that has looked up what is replaced; nil stands for nothing.
+// Every put comes by here on every replica: what has no quota is not added up.
+func fits(v NamespaceView, puts []*commandv1.WorkloadPut, olds, leaving []*Workload) error {
+	var sums []quotaSum
+	for i, p := range puts {
+		old := olds[i]
+		name := namespaceOf(p, old)
+		n, ok := v.Namespace(name)
+		if !ok {
+			return &Refusal{Kind: NotFound, Reason: "workload " + p.GetId() + ": namespace " + quoted(name) +
+				" does not exist: persysctl namespace list shows them"}
+		}
+		if old != nil && old.In() != name {
+			return &Refusal{Kind: Conflict, Reason: "workload " + p.GetId() + " is in namespace " + quoted(old.In()) + " and cannot be moved to " +
+				quoted(name) + ": ids are unique over the whole cluster, and a namespace is for good; delete it first, or take another id"}
+		}
+		if n.Quota == (quota.Amounts{}) {
+			continue
+		}
+		d := p.GetDemand()
+		by := (&Demand{CPU: d.GetCpuMillicores(), Memory: d.GetMemoryMib(), Disk: d.GetDiskGb()}).amounts()
+		if old != nil {
+			by = by.Minus(old.counted())
+		}
+		sums = addTo(sums, n, by)
+	}
+	for _, w := range leaving {
+		if n, ok := v.Namespace(w.In()); ok && n.Quota != (quota.Amounts{}) {
+			sums = addTo(sums, n, quota.Amounts{}.Minus(w.counted()))
+		}
+	}
+	for _, s := range sums {
+		if over := quota.Excess(v.UseOf(s.of.Name).Amounts, s.by, s.of.Quota); over != "" {
+			return &Refusal{Kind: OverQuota, Reason: "over the quota of namespace " + quoted(s.of.Name) + ": " + over}
+		}
+	}
+	return nil
+}
+
+// quotaSum is by how much a command changes what a namespace uses.
+type quotaSum struct {
+	of *Namespace
+	by quota.Amounts
+}
+
+func addTo(sums []quotaSum, n *Namespace, by quota.Amounts) []quotaSum {
+	i := slices.IndexFunc(sums, func(s quotaSum) bool { return s.of == n })
+	if i < 0 {
+		return append(sums, quotaSum{n, by})
+	}
+	sums[i].by = sums[i].by.Plus(by)
+	return sums
+}
+
+func quoted(s string) string { return `"` + clip(s) + `"` }
+
+// admits judges what a command puts in place of what, and what goes with it, by namespaces:
+// whether whoever asked may act there, and Fits.
+func (t *Tx) admits(puts []*commandv1.WorkloadPut, olds, leaving []*Workload) (Result, bool) {
+	if t.r.info.FeatureLevel < 6 {
+		for _, p := range puts {
+			if stored(p.GetNamespace()) != "" {
+				return refuse(Unsupported, "workload %s: a namespace needs feature level 6, the cluster is at %d", p.GetId(), t.r.info.FeatureLevel), false
+			}
+		}
+		return Result{}, true
+	}
+	for i, p := range puts {
+		old := olds[i]
+		if res, ok := t.may(p.GetId(), namespaceOf(p, old)); !ok {
+			return res, false
+		}
+		if old != nil {
+			if res, ok := t.may(old.ID, old.In()); !ok {
+				return res, false
+			}
+		}
+	}
+	for _, w := range leaving {
+		if res, ok := t.may(w.ID, w.In()); !ok {
+			return res, false
+		}
+	}
+	if err := fits(t.state(), puts, olds, leaving); err != nil {
+		var r *Refusal
+		errors.As(err, &r)
+		return Result{Kind: r.Kind, Reason: r.Reason}, false
+	}
+	return Result{}, true
+}
+
+// may reports whether whoever asked may act on a workload of a namespace.
+func (t *Tx) may(id, namespace string) (Result, bool) {
+	if len(t.confined) == 0 || slices.Contains(t.confined, namespace) {
+		return Result{}, true
+	}
+	return refuse(Denied, "workload %q is in namespace %q, and %s acts only in %s", clip(id), clip(namespace), t.by, strings.Join(t.confined, ", ")), false
+}
+
+// within lists the commands that somebody who is confined to namespaces may make. Those
+// about workloads are judged by the namespace; the others change nothing of anybody else's.
+var within = [...]arm{
+	"put_workloads", "set_desired", "delete_workload", "retry_workload", "adopt_drift", "drop_orphan",
+	"set_rollout", "barrier", "audit", "admit",
+}
+
+func (t *Tx) putNamespace(b *commandv1.PutNamespace) Result {
+	n := &Namespace{
+		Name: strings.Clone(b.GetName()), Description: strings.Clone(b.GetDescription()), Quota: amountsOf(b.GetQuota()),
+		Users: convert(b.GetUsers(), strings.Clone), CreatedAt: t.r.info.Clock, CreateIndex: t.meta.Index,
+	}
+	slices.Sort(n.Users)
+	n.Users = slices.Compact(n.Users)
+	old, known := t.r.namespaces.Get(n.Name)
+	if fault := n.fault(); fault != "" {
+		return refuse(Invalid, "%s", fault)
+	}
+	if res := unmoved(b, old); res.Kind != OK {
+		return res
+	}
+	switch {
+	case !known && t.r.namespaces.Len() >= MaxNamespaces:
+		return refuse(Conflict, "there are %d namespaces, at most %d: delete some", t.r.namespaces.Len(), MaxNamespaces)
+	case known && old.Description == n.Description && old.Quota == n.Quota && slices.Equal(old.Users, n.Users):
+		return Result{Kind: AlreadyDone}
+	}
+	if known {
+		n.CreatedAt, n.CreateIndex = old.CreatedAt, old.CreateIndex
+		for _, u := range old.Users {
+			if !slices.Contains(n.Users, u) && len(t.state().NamespacesOf(u)) == 1 && !slices.Contains(b.GetRelease(), u) {
+				return refuse(Conflict, "users: %q is named by no other namespace and would act everywhere: say so (persysctl namespace set %s --release %s), "+
+					"name it elsewhere first, or revoke it (persysctl identity revoke)", clip(u), n.Name, clip(u))
+			}
+		}
+	}
+	t.storeNamespace(old, n)
+	kind := EventNamespaceChanged
+	if !known {
+		kind = EventNamespaceCreated
+	}
+	t.event(Event{Type: kind, Namespace: n.Name, Message: n.Name, Details: n.labels()})
+	return Result{}
+}
+
+// unmoved refuses a record that was made from another one than the present, which may be nil:
+// a put replaces all of it, so what somebody else said in between would be lost.
+func unmoved(b *commandv1.PutNamespace, old *Namespace) Result {
+	if b.IfVersion == nil {
+		return Result{}
+	}
+	var have uint64
+	if old != nil {
+		have = old.ModifyIndex
+	}
+	switch want := b.GetIfVersion(); {
+	case want == have:
+		return Result{}
+	case have == 0:
+		return refuse(StaleGeneration, "namespace %q, version %d, is not there any more", clip(b.GetName()), want)
+	case want == 0:
+		return refuse(StaleGeneration, "namespace %q is there already, made by %s", clip(b.GetName()), old.UpdatedBy)
+	default:
+		return refuse(StaleGeneration, "namespace %q has changed from version %d to %d, by %s: look at it again", clip(b.GetName()), want, have, old.UpdatedBy)
+	}
+}
+
+// fault names what is wrong with a namespace, "" if nothing is.
+func (n *Namespace) fault() string {
+	switch {
+	case !validID(n.Name):
+		return "name: " + quoted(n.Name) + " does not match " + idRule
+	case len(n.Description) > maxNamespaceComment:
+		return "description: " + decimal(len(n.Description)) + " bytes, limit " + decimal(maxNamespaceComment)
+	case n.Quota.Fault() != "":
+		return n.Quota.Fault()
+	case len(n.Users) > MaxNamespaceUsers:
+		return "users: " + decimal(len(n.Users)) + " entries, at most " + decimal(MaxNamespaceUsers)
+	}
+	for _, u := range n.Users {
+		if res := checkPrincipal("user", u, "", false); res.Kind != OK {
+			return "users: " + res.Reason
+		}
+		if u == "admin" {
+			return `users: "admin" acts everywhere`
+		}
+	}
+	return ""
+}
+
+// labels are what a namespace says of itself in an event.
+func (n *Namespace) labels() []Label {
+	limit := func(v int64) string {
+		if v == 0 {
+			return ""
+		}
+		return decimal(int(v))
+	}
+	out := details(
+		Label{"cpu_millicores", limit(n.Quota.CPU)}, Label{"disk_gb", limit(n.Quota.Disk)}, Label{"memory_mib", limit(n.Quota.Memory)},
+		Label{"users", clipTo(strings.Join(n.Users, ","), 512)}, Label{"workloads", limit(n.Quota.Workloads)},
+	)
+	if len(out) == 0 {
+		return nil // as a snapshot gives it back
+	}
+	return out
+}
+
+func (t *Tx) deleteNamespace(b *commandv1.DeleteNamespace) Result {
+	n, ok := t.r.namespaces.Get(b.GetName())
+	switch {
+	case b.GetName() == DefaultNamespace:
+		return refuse(Conflict, "namespace %q is always there; put it without a quota and users to have it as it was", DefaultNamespace)
+	case !ok:
+		return refuse(NotFound, "namespace %q does not exist", clip(b.GetName()))
+	}
+	if u := t.state().UseOf(n.Name); u.Records > 0 {
+		return refuse(Conflict, "namespace %q has %d workloads: delete them first, and wait until they are gone", n.Name, u.Records)
+	}
+	if len(n.Users) > 0 {
+		return refuse(Conflict, "namespace %q names users: %s: take them out first, or they would act everywhere", n.Name, clipTo(strings.Join(n.Users, ", "), 256))
+	}
+	own(t, &t.r.namespaces, ownNamespaces).Delete(n.Name)
+	t.changes = append(t.changes, Change{Table: TableNamespace, Key: n.Name, OldNamespace: n})
+	t.event(Event{Type: EventNamespaceDeleted, Namespace: n.Name, Message: n.Name})
+	return Result{}
+}
+
+func (t *Tx) storeNamespace(old, n *Namespace) {
+	n.UpdatedAt, n.UpdatedBy, n.ModifyIndex = t.r.info.Clock, t.by, t.meta.Index
+	own(t, &t.r.namespaces, ownNamespaces).Set(n.Name, n)
+	if old != nil {
+		t.indexUsers(old, false)
+	}
+	t.indexUsers(n, true)
+	t.changes = append(t.changes, Change{Table: TableNamespace, Key: n.Name, OldNamespace: old, NewNamespace: n})
+}
+
+// indexUsers writes or removes who is named by a namespace.
+func (t *Tx) indexUsers(n *Namespace, on bool) {
+	if len(n.Users) == 0 {
+		return
+	}
+	m := own(t, &t.r.byUser, ownByUser)
+	for _, u := range n.Users {
+		if on {
+			m.Set(pair(u, n.Name), struct{}{})
+		} else {
+			m.Delete(pair(u, n.Name))
+		}
+	}
+}
+
+func amountsOf(q *commandv1.Quota) quota.Amounts {
+	return quota.Amounts{CPU: q.GetCpuMillicores(), Memory: q.GetMemoryMib(), Disk: q.GetDiskGb(), Workloads: q.GetWorkloads()}
+}
+
+func amountsPB(a quota.Amounts) *commandv1.Quota {
+	if a == (quota.Amounts{}) {
+		return nil
+	}
+	return &commandv1.Quota{CpuMillicores: a.CPU, MemoryMib: a.Memory, DiskGb: a.Disk, Workloads: a.Workloads}
+}
+
+func namespacePB(n *Namespace) *commandv1.NamespaceRecord {
+	return &commandv1.NamespaceRecord{
+		Put:       &commandv1.PutNamespace{Name: n.Name, Description: n.Description, Quota: amountsPB(n.Quota), Users: n.Users},
+		CreatedAt: n.CreatedAt, UpdatedAt: n.UpdatedAt, UpdatedBy: n.UpdatedBy, CreateIndex: n.CreateIndex, ModifyIndex: n.ModifyIndex,
+	}
+}
+
+func namespaceRecordOf(m *commandv1.NamespaceRecord) *Namespace {
+	p := m.GetPut()
+	return &Namespace{
+		Name: p.GetName(), Description: p.GetDescription(), Quota: amountsOf(p.GetQuota()), Users: convert(p.GetUsers(), strings.Clone),
+		CreatedAt: m.GetCreatedAt(), UpdatedAt: m.GetUpdatedAt(), UpdatedBy: m.GetUpdatedBy(),
+		CreateIndex: m.GetCreateIndex(), ModifyIndex: m.GetModifyIndex(),
+	}
+}
+
+func (e *encoder) namespace(n *Namespace) {
+	e.str(n.Name)
+	e.str(n.Description)
+	e.i64(n.Quota.CPU)
+	e.i64(n.Quota.Memory)
+	e.i64(n.Quota.Disk)
+	e.i64(n.Quota.Workloads)
+	e.strs(n.Users)
+	e.i64(n.CreatedAt)
+	e.i64(n.UpdatedAt)
+	e.str(n.UpdatedBy)
+	e.u64(n.CreateIndex)
+	e.u64(n.ModifyIndex)
+}
+
+// namespaces keeps those of both states. Where both know one, the present record stands:
+// who may act, and how much, does not go back with the workloads.
+func (t *Tx) namespaces(backup, present State) {
+	t.r.namespaces = duplicate(backup.r.namespaces)
+	present.r.namespaces.Scan(func(name string, n *Namespace) bool {
+		t.r.namespaces.Set(name, n)
+		return true
+	})
+}
+
+func (c *checker) namespaces() {
+	r := c.s.r
+	c.must(r.info.FeatureLevel >= 6 || r.namespaces.Len() == 0, "feature level %d and %d namespaces", r.info.FeatureLevel, r.namespaces.Len())
+	r.namespaces.Scan(func(name string, n *Namespace) bool {
+		c.must(n.Name == name && n.fault() == "", "namespace %q is stored under %q: %s", clip(n.Name), clip(name), n.fault())
+		c.must(slices.IsSorted(n.Users) && len(slices.Compact(slices.Clone(n.Users))) == len(n.Users), "namespace %s names users %v", clip(name), n.Users)
+		return true
+	})
+}
+
+func decimal(n int) string { return strconv.Itoa(n) }

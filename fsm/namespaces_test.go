@@ -1,0 +1,295 @@
+package fsm
+
+import (
+	"bytes"
+	"slices"
+	"testing"
+
+	commandv1 "github.com/persys/compute/api/command/v1"
+	"github.com/persys/compute/fsm/quota"
+)
+
+func putNamespace(name string, opts ...func(*commandv1.PutNamespace)) Command {
+	b := &commandv1.PutNamespace{Name: name}
+	for _, o := range opts {
+		o(b)
+	}
+	return &commandv1.Command{Body: &commandv1.Command_PutNamespace{PutNamespace: b}}
+}
+
+func dropNamespace(name string) Command {
+	return &commandv1.Command{Body: &commandv1.Command_DeleteNamespace{DeleteNamespace: &commandv1.DeleteNamespace{Name: name}}}
+}
+
+func limits(cpu, memory, disk, workloads int64) func(*commandv1.PutNamespace) {
+	return func(b *commandv1.PutNamespace) {
+		b.Quota = &commandv1.Quota{CpuMillicores: cpu, MemoryMib: memory, DiskGb: disk, Workloads: workloads}
+	}
+}
+
+func users(names ...string) func(*commandv1.PutNamespace) {
+	return func(b *commandv1.PutNamespace) { b.Users = names }
+}
+
+func ifVersion(v uint64) func(*commandv1.PutNamespace) {
+	return func(b *commandv1.PutNamespace) { b.IfVersion = &v }
+}
+
+func inNamespace(name string) func(*commandv1.WorkloadPut) {
+	return func(p *commandv1.WorkloadPut) { p.Namespace = name }
+}
+
+func cpu(millicores int64) func(*commandv1.WorkloadPut) {
+	return demand(func(d *commandv1.Demand) { d.CpuMillicores = millicores })
+}
+
+// confined is c as it comes from somebody who acts only there.
+func confined(c Command, namespaces ...string) Command {
+	c.Head = &commandv1.Head{At: epoch0, By: "ada", Namespaces: namespaces}
+	return c
+}
+
+func spaced(t testing.TB) *world {
+	w := newest(formed(t, "n"))
+	w.ok(putNamespace("a", limits(2000, 0, 0, 3)))
+	w.ok(putNamespace("b"))
+	return w
+}
+
+func TestNamespaceOfAWorkload(t *testing.T) {
+	w := spaced(t)
+	w.ok(put("old"))
+	is(t, "says nothing", w.workload("old").In(), DefaultNamespace)
+	w.ok(put("web", inNamespace("a")))
+	is(t, "says a", w.workload("web").In(), "a")
+	is(t, "its event", w.eventOf(EventWorkloadCreated).Namespace, "a")
+	w.ok(put("web", content("c1:new")))
+	is(t, "says nothing of one that is there", w.workload("web").In(), "a")
+	refused(t, w.do(put("web", inNamespace("b"), content("c1:newer"))), Conflict, `"a"`, `"b"`, "cannot be moved")
+	refused(t, w.do(put("web", inNamespace("default"))), Conflict, `"default"`)
+	refused(t, w.do(put("x", inNamespace("none"))), NotFound, "none", "namespace list")
+	w.ok(remove("web", true))
+	is(t, "the event of its end", w.eventOf(EventWorkloadDeleted).Namespace, "a")
+	w.ok(put("web", inNamespace("b")))
+}
+
+// TestNamespaceVersions: a record that was made from another one than the present changes
+// nothing.
+func TestNamespaceVersions(t *testing.T) {
+	w := newest(formed(t, "n"))
+	version := func() uint64 {
+		n, _ := w.s.Namespace("a")
+		return n.ModifyIndex
+	}
+	refused(t, w.do(putNamespace("a", ifVersion(3))), StaleGeneration, `"a"`, "version 3", "not there any more")
+	w.ok(putNamespace("a", users("ada"), ifVersion(0)))
+	first := version()
+	is(t, "version", first, w.index)
+	refused(t, w.do(putNamespace("a", ifVersion(0))), StaleGeneration, "there already", "tester")
+	w.ok(putNamespace("a", users("ada", "bob"), ifVersion(first)))
+	second := version()
+	refused(t, w.do(putNamespace("a", limits(1000, 0, 0, 0), users("ada"), ifVersion(first))), StaleGeneration, "changed from version", "tester")
+	n, _ := w.s.Namespace("a")
+	is(t, "users", len(n.Users), 2)
+	is(t, "the same again", w.do(putNamespace("a", users("ada", "bob"), ifVersion(second))).Kind, AlreadyDone)
+	is(t, "which is no change", version(), second)
+	w.ok(putNamespace("a", users("ada", "bob", "eve")))
+	w.ok(putNamespace(DefaultNamespace, limits(0, 0, 0, 9), ifVersion(0)))
+}
+
+func TestQuota(t *testing.T) {
+	used := func(w *world) quota.Amounts { return w.s.UseOf("a").Amounts }
+	t.Run("nothing fits that is above it, and nothing of the command is done", func(t *testing.T) {
+		w := spaced(t)
+		w.ok(put("one", inNamespace("a"), cpu(1500)))
+		refused(t, w.do(put("two", inNamespace("a"), cpu(501))), OverQuota, `"a"`, "cpu_millicores: 1500 used, 501 more asked for, limit 2000")
+		two, three := put("two", inNamespace("a"), cpu(100)).GetPutWorkloads().Workloads[0], put("three", inNamespace("a"), cpu(500)).GetPutWorkloads().Workloads[0]
+		refused(t, w.do(puts("", two, three)), OverQuota, "600 more asked for")
+		is(t, "workloads", w.s.WorkloadCount(), 1)
+		w.ok(put("two", inNamespace("a"), cpu(500)))
+		w.ok(put("three", inNamespace("a"), cpu(0)))
+		refused(t, w.do(put("four", inNamespace("a"), cpu(0))), OverQuota, "workloads: 3 used, 1 more asked for, limit 3")
+		w.ok(put("elsewhere", inNamespace("b"), cpu(9000)))
+	})
+	t.Run("a change counts by its difference", func(t *testing.T) {
+		w := spaced(t)
+		w.ok(put("one", inNamespace("a"), cpu(2000)))
+		w.ok(put("one", inNamespace("a"), cpu(2000), content("c1:new")))
+		w.ok(put("one", cpu(1000)))
+		is(t, "used", used(w).CPU, 1000)
+		refused(t, w.do(put("one", cpu(2001))), OverQuota, "1000 used, 1001 more asked for")
+	})
+	t.Run("a stopped workload keeps its place, one that is being deleted has none", func(t *testing.T) {
+		w := spaced(t)
+		w.ok(put("one", inNamespace("a"), cpu(2000)))
+		w.bind("one", "n")
+		w.ok(setDesired("one", "Stopped"))
+		refused(t, w.do(put("two", inNamespace("a"), cpu(1))), OverQuota)
+		w.ok(setDesired("one", "Running"))
+		w.ok(remove("one", false))
+		is(t, "used", used(w), quota.Amounts{})
+		w.ok(put("two", inNamespace("a"), cpu(1)))
+		refused(t, w.do(put("one", inNamespace("a"), cpu(2000))), OverQuota)
+		refused(t, w.do(dropNamespace("a")), Conflict, "2 workloads")
+	})
+	t.Run("the members that a count leaves out make room for the others", func(t *testing.T) {
+		w := spaced(t)
+		member := func(id string, millicores int64) *commandv1.WorkloadPut {
+			return put(id, inNamespace("a"), demand(func(d *commandv1.Demand) { d.Group, d.CpuMillicores = "g", millicores })).GetPutWorkloads().Workloads[0]
+		}
+		w.ok(puts("g", member("g-0", 700), member("g-1", 700)))
+		w.ok(puts("g", member("g-0", 2000)))
+		is(t, "used", used(w), quota.Amounts{CPU: 2000, Memory: w.workload("g-0").Demand.Memory, Workloads: 1})
+	})
+	t.Run("lowering it stops nothing, and lets everything but growth through", func(t *testing.T) {
+		w := spaced(t)
+		w.ok(put("one", inNamespace("a"), cpu(2000)))
+		w.bind("one", "n")
+		w.ok(putNamespace("a", limits(500, 0, 0, 0)))
+		is(t, "it is still there", w.workload("one").Node, "n")
+		n, _ := w.s.Namespace("a")
+		is(t, "over", used(w).Over(n.Quota), true)
+		w.ok(put("one", cpu(1900)))
+		w.ok(setDesired("one", "Stopped"))
+		w.ok(setDesired("one", "Running"))
+		refused(t, w.do(put("one", cpu(1901))), OverQuota)
+	})
+	t.Run("an adopted orphan counts too", func(t *testing.T) {
+		w := spaced(t)
+		w.ok(setDrifts([]*commandv1.Drift{drifted("n", "ghost", DriftOrphan)}))
+		refused(t, w.do(adopt("n", "ghost", inNamespace("a"), cpu(2001))), OverQuota)
+		w.ok(adopt("n", "ghost", inNamespace("a"), cpu(2000)))
+		is(t, "used", used(w).CPU, 2000)
+	})
+	t.Run("the default namespace may have one", func(t *testing.T) {
+		w := spaced(t)
+		w.ok(put("old", cpu(100)))
+		w.ok(putNamespace("default", limits(200, 0, 0, 0)))
+		refused(t, w.do(put("new", cpu(101))), OverQuota, "100 used, 101 more asked for, limit 200")
+	})
+}
+
+func TestConfined(t *testing.T) {
+	w := spaced(t)
+	w.ok(put("mine", inNamespace("a")))
+	w.ok(put("theirs", inNamespace("b")))
+	w.ok(put("old"))
+	w.bind("theirs", "n")
+	for name, c := range map[string]Command{
+		"make a workload elsewhere":           put("new", inNamespace("b")),
+		"make one in default":                 put("new"),
+		"change one of another namespace":     put("theirs", content("c1:new")),
+		"claim one of another namespace":      put("theirs", inNamespace("a")),
+		"stop one of another namespace":       setDesired("theirs", "Stopped"),
+		"delete one of another namespace":     remove("theirs", false),
+		"delete by desired state":             setDesired("theirs", "Deleted"),
+		"force a delete of another namespace": remove("theirs", true),
+		"retry one of another namespace":      userRetry("theirs"),
+		"delete one of default":               remove("old", false),
+		"touch nodes":                         cordon("n", true),
+		"raise its quota":                     putNamespace("a"),
+		"delete a namespace":                  dropNamespace("b"),
+		"change the mode":                     setMode("degraded", "x"),
+		"make tokens":                         joinToken(w, "t", "user"),
+	} {
+		refused(t, w.do(confined(c, "a")), Denied, "a")
+		if t.Failed() {
+			t.Fatalf("somebody confined to a may %s", name)
+		}
+	}
+	for _, c := range []Command{put("mine", content("c1:new")), put("new", inNamespace("a")), setDesired("mine", "Stopped"), remove("mine", false)} {
+		if res := w.do(confined(c, "a")); res.Kind != OK {
+			t.Errorf("%v: %s", c, res.Reason)
+		}
+	}
+	member := put("g-0", inNamespace("b"), demand(func(d *commandv1.Demand) { d.Group = "g" })).GetPutWorkloads().Workloads[0]
+	w.ok(puts("g", member))
+	refused(t, w.do(confined(puts("g"), "a")), Denied, "g-0")
+}
+
+func TestUsersOfNamespaces(t *testing.T) {
+	w := spaced(t)
+	w.ok(putNamespace("a", users("ada", "bob", "ada")))
+	w.ok(putNamespace("b", users("ada")))
+	is(t, "ada", slices.Equal(w.s.NamespacesOf("ada"), []string{"a", "b"}), true)
+	is(t, "bob", slices.Equal(w.s.NamespacesOf("bob"), []string{"a"}), true)
+	is(t, "nobody", len(w.s.NamespacesOf("ad")), 0)
+	refused(t, w.do(putNamespace("a")), Conflict, "bob", "everywhere", "--release")
+	w.ok(putNamespace("a", users("bob")))
+	refused(t, w.do(dropNamespace("a")), Conflict, "bob")
+	refused(t, w.do(putNamespace("b")), Conflict, "ada")
+	w.ok(putNamespace("b", func(b *commandv1.PutNamespace) { b.Release = []string{"ada"} }))
+	is(t, "ada", len(w.s.NamespacesOf("ada")), 0)
+	refused(t, w.do(putNamespace("b", users("admin"))), Invalid, "admin")
+	refused(t, w.do(putNamespace("b", users("a/b"))), Invalid, "a/b")
+	refused(t, w.do(putNamespace("b", limits(0, -1, 0, 0))), Invalid, "quota.memory_mib")
+	refused(t, w.do(putNamespace("../b")), Invalid, "name")
+}
+
+func TestNamespacesAreListedInOrder(t *testing.T) {
+	names := func(w *world, most int) (out []string) {
+		w.s.Namespaces(func(n *Namespace) bool { out = append(out, n.Name); return len(out) < most })
+		return out
+	}
+	w := newest(formed(t))
+	is(t, "none was made", slices.Equal(names(w, 9), []string{"default"}), true)
+	w.ok(putNamespace("a"))
+	is(t, "default last", slices.Equal(names(w, 9), []string{"a", "default"}), true)
+	w.ok(putNamespace("z"))
+	is(t, "default between", slices.Equal(names(w, 9), []string{"a", "default", "z"}), true)
+	is(t, "it stops", slices.Equal(names(w, 2), []string{"a", "default"}), true)
+	w.ok(putNamespace("default", limits(1, 0, 0, 0)))
+	is(t, "default has a record", slices.Equal(names(w, 9), []string{"a", "default", "z"}), true)
+}
+
+func TestNamespacesComeBack(t *testing.T) {
+	w := spaced(t)
+	w.ok(putNamespace("a", limits(2000, 0, 0, 3), users("ada")))
+	w.ok(put("web", inNamespace("a"), cpu(700)))
+	backup := w.s
+	restored, err := ReadSnapshot(bytes.NewReader(snapshotBytes(t, backup)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	mustEqualStates(t, "restored", backup, restored)
+
+	w.ok(remove("web", true))
+	w.ok(putNamespace("a", limits(100, 0, 0, 3), users("ada", "bob")))
+	w.ok(putNamespace("later"))
+	back, err := Restored(backup, w.s, Rebirth{At: w.now, By: "tester"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	n, _ := back.Namespace("a")
+	is(t, "the present quota", n.Quota.CPU, 100)
+	is(t, "the present users", len(back.NamespacesOf("bob")), 1)
+	is(t, "used", back.UseOf("a").CPU, 700)
+	is(t, "later", back.HasNamespace("later"), true)
+}
+
+func TestAssembledNamespaces(t *testing.T) {
+	record := func(id, namespace string) *commandv1.WorkloadRecord {
+		p := put(id, inNamespace(namespace)).GetPutWorkloads().Workloads[0]
+		return &commandv1.WorkloadRecord{Put: p}
+	}
+	a := Assemble(Origin{ClusterID: "c1"})
+	ns := &commandv1.NamespaceRecord{Put: putNamespace("a", limits(1, 0, 0, 0), users("bob", "ada")).GetPutNamespace()}
+	if err := a.Namespace(ns); err != nil {
+		t.Fatal(err)
+	}
+	if a.Namespace(ns) == nil || a.Namespace(&commandv1.NamespaceRecord{Put: &commandv1.PutNamespace{Name: "-"}}) == nil {
+		t.Error("a namespace is taken twice, or one without a name")
+	}
+	for id, in := range map[string]string{"web": "a", "lost": "gone", "old": ""} {
+		if err := a.Workload(record(id, in)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	s, err := a.State()
+	if err != nil {
+		t.Fatal(err)
+	}
+	is(t, "a", s.UseOf("a").Workloads, 1)
+	is(t, "gone", s.HasNamespace("gone"), true)
+	is(t, "ada", len(s.NamespacesOf("ada")), 1)
+}

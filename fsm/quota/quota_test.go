@@ -1,0 +1,44 @@
+package quota
+
+import (
+	"strings"
+	"testing"
+)
+
+func TestExcess(t *testing.T) {
+	limit := Amounts{CPU: 4000, Memory: 1024, Workloads: 3}
+	for name, c := range map[string]struct {
+		used, asked Amounts
+		want        string
+	}{
+		"up to the limit fits":                       {Amounts{CPU: 3000}, Amounts{CPU: 1000}, ""},
+		"one above does not":                         {Amounts{CPU: 3000}, Amounts{CPU: 1001}, "cpu_millicores: 3000 used, 1001 more asked for, limit 4000"},
+		"0 is any amount":                            {Amounts{Disk: 1 << 40}, Amounts{Disk: 1 << 40}, ""},
+		"every amount is named":                      {Amounts{CPU: 4000, Workloads: 3}, Amounts{CPU: 1, Workloads: 1}, "cpu_millicores: 4000 used, 1 more asked for, limit 4000; workloads: 3 used, 1 more asked for, limit 3"},
+		"less of what is too much already is fine":   {Amounts{CPU: 9000}, Amounts{CPU: -1000}, ""},
+		"other amounts may grow while one is over":   {Amounts{CPU: 9000}, Amounts{Memory: 1024}, ""},
+		"what is over already may not grow any more": {Amounts{CPU: 9000}, Amounts{CPU: 1}, "cpu_millicores: 9000 used, 1 more asked for, limit 4000"},
+	} {
+		if got := Excess(c.used, c.asked, limit); got != c.want {
+			t.Errorf("%s: %q, want %q", name, got, c.want)
+		}
+	}
+}
+
+func TestAmounts(t *testing.T) {
+	a, b := Amounts{1, 2, 3, 4}, Amounts{10, 20, 30, 40}
+	if got := a.Plus(b).Minus(a); got != b {
+		t.Errorf("a+b-a is %v", got)
+	}
+	if (Amounts{CPU: 5}).Over(Amounts{Memory: 1}) || !(Amounts{Memory: 2}).Over(Amounts{Memory: 1}) {
+		t.Error("only what has a limit can be over it")
+	}
+	for field, a := range map[string]Amounts{"quota.cpu_millicores: -1": {CPU: -1}, "quota.workloads: 1125899906842625": {Workloads: Max + 1}} {
+		if got := a.Fault(); !strings.HasPrefix(got, field+" is not in 0..") {
+			t.Errorf("fault %q, want %q", got, field)
+		}
+	}
+	if got := a.Fault(); got != "" {
+		t.Errorf("fault %q", got)
+	}
+}

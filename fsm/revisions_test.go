@@ -1,0 +1,87 @@
+package fsm
+
+import (
+	"bytes"
+	"fmt"
+	"strings"
+	"testing"
+
+	commandv1 "github.com/persys/compute/api/command/v1"
+)
+
+// revised puts the i-th specification of web, of so many bytes.
+func revised(i, size int) Command {
+	return put("web", func(p *commandv1.WorkloadPut) {
+		p.Content, p.CallerRevision = fmt.Sprintf("c1:%064d", i), fmt.Sprint("rev-", i)
+		p.Spec = []byte(strings.Repeat(fmt.Sprint(i%10), size))
+	})
+}
+
+// told is a history in one line: number, first byte of the specification, who.
+func told(list []Revision) string {
+	var out []string
+	for _, r := range list {
+		out = append(out, fmt.Sprintf("%d:%.1s:%s", r.Number, r.Spec, r.By))
+	}
+	return strings.Join(out, " ")
+}
+
+func TestRevisions(t *testing.T) {
+	w := newest(formed(t, "a"))
+	w.ok(revised(1, 9))
+	is(t, "of one that never changed", told(w.s.Revisions("web")), "1:1:")
+	w.bind("web", "a")
+	w.run("web")
+	w.ok(setDesired("web", "Stopped"))
+	w.ok(setDesired("web", "Running"))
+	w.ok(userRetry("web"))
+	is(t, "after orders that change no specification", told(w.s.Revisions("web")), "1:1:")
+	w.ok(revised(2, 9))
+	w.do(revised(2, 9))
+	list := w.s.Revisions("web")
+	is(t, "after a change", told(list), "1:1: 2:2:tester")
+	is(t, "its id", list[1].ID(), w.workload("web").Revision()[:len(list[1].ID())])
+	is(t, "the caller's name", list[0].CallerRevision+" "+list[1].CallerRevision, "rev-1 rev-2")
+	for i := 3; i < 10; i++ {
+		w.ok(revised(i, 9))
+	}
+	is(t, "after many", told(w.s.Revisions("web")), "4:4:tester 5:5:tester 6:6:tester 7:7:tester 8:8:tester 9:9:tester")
+
+	read, err := ReadSnapshot(bytes.NewReader(snapshotBytes(t, w.s)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	is(t, "out of a snapshot", told(read.Revisions("web")), told(w.s.Revisions("web")))
+
+	w.ok(revised(10, MaxRevisionBytes/2))
+	w.ok(revised(11, MaxRevisionBytes/2))
+	w.ok(revised(12, MaxRevisionBytes/2+1))
+	is(t, "as many bytes as are kept", told(w.s.Revisions("web")), "10:0:tester 11:1:tester 12:2:tester")
+	w.ok(revised(13, MaxRevisionBytes+1))
+	w.ok(revised(14, 9))
+	is(t, "one that is too large is not kept", told(w.s.Revisions("web")), "14:4:tester")
+	w.ok(revised(15, 9))
+	w.ok(remove("web", true))
+	w.ok(revised(1, 9))
+	is(t, "of another with the id of a deleted one", told(w.s.Revisions("web")), "1:1:")
+	is(t, "of none", len(w.s.Revisions("none")), 0)
+
+	before := formed(t, "a")
+	before.ok(revised(1, 9))
+	before.ok(revised(2, 9))
+	is(t, "before the feature level", told(before.s.Revisions("web")), "1:2:")
+}
+
+// A restored cluster has the history of the specification that it has.
+func TestRevisionsComeBack(t *testing.T) {
+	w := newest(formed(t, "a"))
+	w.ok(revised(1, 9))
+	w.ok(revised(2, 9))
+	backup := w.s
+	w.ok(revised(3, 9))
+	back, err := Restored(backup, w.s, Rebirth{At: w.now, By: "tester"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	is(t, "restored", told(back.Revisions("web")), "1:1: 2:2:tester")
+}

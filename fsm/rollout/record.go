@@ -1,0 +1,59 @@
+package rollout
+
+import (
+	"fmt"
+
+	commandv1 "github.com/persys/compute/api/command/v1"
+)
+
+// Conversions between records and their form in commands and snapshots.
+
+// PolicyOf reads a policy; whoever sent it has filled in the defaults.
+func PolicyOf(m *commandv1.UpdatePolicy) Policy {
+	return Policy{int(m.GetMaxParallel()), m.GetMinHealthy(), m.GetHealthyDeadline(), m.GetAutoRevert()}
+}
+
+// PB writes a policy.
+func (p Policy) PB() *commandv1.UpdatePolicy {
+	return &commandv1.UpdatePolicy{MaxParallel: int32(p.MaxParallel), MinHealthy: p.MinHealthy, HealthyDeadline: p.Deadline, AutoRevert: p.AutoRevert}
+}
+
+// Fault names what is wrong with a policy, "" if nothing is.
+func (p Policy) Fault() string {
+	const day = 24 * 3600 * 1e9
+	switch {
+	case p.MaxParallel < 1:
+		return fmt.Sprintf("max_parallel: %d is not 1 or more", p.MaxParallel)
+	case p.MinHealthy < 1 || p.Deadline <= p.MinHealthy || p.Deadline > day:
+		return fmt.Sprintf("healthy_deadline: %d ns must be more than min_healthy_time, %d ns, and at most a day", p.Deadline, p.MinHealthy)
+	}
+	return ""
+}
+
+// PB writes a record.
+func (r *Rollout) PB() *commandv1.RolloutRecord {
+	m := &commandv1.RolloutRecord{
+		Group: r.Group, Id: &commandv1.Generation{Incarnation: r.Incarnation, Sequence: r.Sequence}, Policy: r.Policy.PB(),
+		Phase: string(r.Phase), Reason: r.Reason, Former: r.Former, FormerRan: r.FormerRan, Reverting: r.Reverting,
+		StartedAt: r.StartedAt, ProgressAt: r.ProgressAt, EndedAt: r.EndedAt, By: r.By,
+	}
+	for i := range r.Members {
+		x := &r.Members[i]
+		m.Members = append(m.Members, &commandv1.RolloutMember{Id: x.ID, Content: x.Content, Put: x.Put, TakenAt: x.TakenAt, Settled: x.Settled})
+	}
+	return m
+}
+
+// Of reads a record. What its workloads' specifications may be is the state
+// machine's to judge.
+func Of(m *commandv1.RolloutRecord) *Rollout {
+	r := &Rollout{
+		Group: m.GetGroup(), Incarnation: m.GetId().GetIncarnation(), Sequence: m.GetId().GetSequence(), Policy: PolicyOf(m.GetPolicy()),
+		Phase: Phase(m.GetPhase()), Reason: m.GetReason(), Former: m.GetFormer(), FormerRan: m.GetFormerRan(), Reverting: m.GetReverting(),
+		StartedAt: m.GetStartedAt(), ProgressAt: m.GetProgressAt(), EndedAt: m.GetEndedAt(), By: m.GetBy(),
+	}
+	for _, x := range m.GetMembers() {
+		r.Members = append(r.Members, Member{x.GetId(), x.GetContent(), x.GetPut(), x.GetTakenAt(), x.GetSettled()})
+	}
+	return r
+}

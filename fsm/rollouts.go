@@ -1,0 +1,418 @@
+package fsm
+
+import (
+	"slices"
+	"strings"
+
+	commandv1 "github.com/persys/compute/api/command/v1"
+	"github.com/persys/compute/fsm/rollout"
+)
+
+// Rollouts (ADR 25): a group that was put with an update policy is changed a few members
+// at a time. The put's new specifications wait in a record beside the workloads, which are
+// in every respect what they were until their turn comes; the leader says whose turn it is,
+// and rollout.Allows judges it again here. Feature level 6.
+
+// Rollout returns the last update of a group.
+func (s State) Rollout(group string) (*rollout.Rollout, bool) { return s.r.rollouts.Get(group) }
+
+// Rolling scans the updates that go on, by group.
+func (s State) Rolling(fn func(*rollout.Rollout) bool) {
+	s.r.rolling.Scan(func(group string, _ struct{}) bool {
+		r, ok := s.r.rollouts.Get(group)
+		return !ok || fn(r)
+	})
+}
+
+// RolloutID is the generation of the command that began r.
+func RolloutID(r *rollout.Rollout) Generation { return Generation{r.Incarnation, r.Sequence} }
+
+// Available reports whether w does its work: it runs as it was last told to, and is
+// healthy where that is checked.
+func (w *Workload) Available() bool {
+	return w.Status == StatusRunning && (w.Actual.Health == "" || w.Actual.Health == Healthy)
+}
+
+// Seen is what an update looks at of one of its members.
+func (s State) Seen(id string) rollout.Seen {
+	w, ok := s.Workload(id)
+	if !ok || w.Desired == DesiredDeleted {
+		return rollout.Seen{}
+	}
+	out := rollout.Seen{There: true, Stopped: w.Desired == DesiredStopped, Content: w.Content, Available: w.Available(), Since: w.UpdatedAt}
+	if w.Retry.Terminal && w.Status == StatusFailed {
+		out.GivenUp = w.Reason.Code + suffix(": ", w.Reason.Message)
+	}
+	return out
+}
+
+// rolls is the update that a put begins, or goes on with; nil: everything changes at once.
+func (t *Tx) rolls(b *commandv1.PutWorkloads) *rollout.Rollout {
+	if t.r.info.FeatureLevel < 6 || b.GetGroupOf() == "" {
+		return nil
+	}
+	old, active := t.r.rollouts.Get(b.GetGroupOf())
+	active = active && old.Phase != rollout.Completed
+	if b.GetUpdate() == nil {
+		if old != nil {
+			t.dropRollout(old)
+		}
+		return nil
+	}
+	clock := t.r.info.Clock
+	r := &rollout.Rollout{
+		Group: strings.Clone(b.GetGroupOf()), Policy: rollout.PolicyOf(b.GetUpdate()), Phase: rollout.Running,
+		StartedAt: clock, ProgressAt: clock, By: t.by,
+	}
+	waits, same := false, active && old.Policy == r.Policy && len(old.Members) == len(b.GetWorkloads())
+	for _, p := range b.GetWorkloads() {
+		m := rollout.Member{ID: strings.Clone(p.GetId()), Content: p.GetContent(), TakenAt: clock, Settled: Desired(p.GetDesired()) == DesiredStopped}
+		w, known := t.r.workloads.Get(p.GetId())
+		next := Intended(p)
+		var was *rollout.Member
+		if active {
+			if i := slices.IndexFunc(old.Members, func(m rollout.Member) bool { return m.ID == p.GetId() }); i >= 0 {
+				was = &old.Members[i]
+			}
+		}
+		switch {
+		case known && w.SameAs(next) && was != nil && was.Put == nil && was.Content == w.Content:
+			m.TakenAt, m.Settled = was.TakenAt, was.Settled
+		case known && w.SameAs(next):
+			m.Settled = true
+		case known && w.TakesTurn(next):
+			m.Content, m.Put, m.TakenAt, waits = w.Content, p, 0, true
+		}
+		same = same && was != nil && was.Content == m.Content && (was.Put == nil) == (m.Put == nil) &&
+			(m.Put == nil && known || m.Put != nil && Intended(was.Put).SameAs(next))
+		r.Members = append(r.Members, m)
+	}
+	switch {
+	case same:
+		return old
+	case active:
+		r.Former, r.FormerRan = old.Former, old.FormerRan
+	case !waits:
+		return nil
+	default:
+		t.remember(r)
+	}
+	return r
+}
+
+// maxFormer bounds what is kept of a group to go back to, bytes: a put of the whole group
+// fits, and a snapshot's record is far from its limit.
+const maxFormer = 2 << 20
+
+// remember keeps what the group is now; nothing where that is too much to be put at once.
+func (t *Tx) remember(r *rollout.Rollout) {
+	size := 0
+	t.state().Group(r.Group, func(w *Workload) bool {
+		if w.Desired != DesiredDeleted && MadeByCount(r.Group, w.ID) {
+			p := workloadPB(w).Put
+			size += p.SizeVT()
+			r.Former = append(r.Former, p)
+			r.FormerRan = r.FormerRan || w.Available()
+		}
+		return size <= maxFormer
+	})
+	if size > maxFormer {
+		r.Former, r.FormerRan = nil, false
+	}
+}
+
+// waits finds the item of an answer for a member whose turn has not come.
+func (t *Tx) waits(r *rollout.Rollout, id string) (Item, bool) {
+	if r == nil {
+		return Item{}, false
+	}
+	i := slices.IndexFunc(r.Members, func(m rollout.Member) bool { return m.ID == id && m.Put != nil })
+	if i < 0 {
+		return Item{}, false
+	}
+	w, _ := t.r.workloads.Get(id)
+	to := &Workload{Content: r.Members[i].Put.GetContent(), Restarts: w.Restarts}
+	return Item{ID: w.ID, Generation: w.Generation, Revision: to.Revision(), Unchanged: r.Sequence != 0}, true
+}
+
+// begin stores the update that a put begins.
+func (t *Tx) begin(r *rollout.Rollout) {
+	if r == nil || r.Sequence != 0 {
+		return
+	}
+	if old, ok := t.r.rollouts.Get(r.Group); ok {
+		t.supersede(old)
+	}
+	id := t.generation()
+	r.Incarnation, r.Sequence = id.Incarnation, id.Sequence
+	t.storeRollout(r)
+	t.rolloutEvent(EventRolloutStarted, r, "")
+}
+
+func (t *Tx) supersede(old *rollout.Rollout) {
+	if old.Phase != rollout.Completed {
+		t.rolloutEvent(EventRolloutSuperseded, old, "by another apply")
+	}
+}
+
+// advanceRollout takes the leader's next step.
+func (t *Tx) advanceRollout(b *commandv1.AdvanceRollout) (res Result) {
+	old, ok := t.r.rollouts.Get(b.GetGroup())
+	if !ok || RolloutID(old) != generationOf(b.GetIfRollout()) || old.Phase != rollout.Running {
+		res.skip("the group " + quoted(b.GetGroup()) + " is not in the update that was planned for")
+		return res
+	}
+	r, clock := old.Clone(), t.r.info.Clock
+	for i := range r.Members {
+		if m := &r.Members[i]; m.Put == nil && slices.Contains(b.GetSettled(), m.ID) && t.state().Seen(m.ID).Available {
+			m.Settled, r.ProgressAt = true, clock
+		}
+	}
+	if why := r.Allows(t.state().Seen, b.GetTake()); why != "" {
+		res.skip(why)
+	} else if why := t.exceeds(r, b.GetTake()); why != "" {
+		t.pause(r, why)
+		return res
+	} else {
+		for i := range r.Members {
+			if m := &r.Members[i]; m.Put != nil && slices.Contains(b.GetTake(), m.ID) {
+				res.Items = append(res.Items, t.turn(r, m))
+			}
+		}
+	}
+	open := func(m rollout.Member) bool {
+		s := m.State(t.state().Seen(m.ID))
+		return s == "Waiting" || s == "Updating"
+	}
+	switch {
+	case b.GetFailure() != "" && b.GetRevert() && r.CanRevert():
+		t.storeRollout(r)
+		if back := t.goBack(r, b.GetFailure()); back.Kind != OK {
+			t.pause(r, b.GetFailure()+"; it cannot go back: "+back.Reason)
+		}
+		return res
+	case b.GetFailure() != "":
+		t.pause(r, b.GetFailure())
+		return res
+	case b.GetComplete() && !slices.ContainsFunc(r.Members, open):
+		r.Phase, r.EndedAt = rollout.Completed, clock
+		t.rolloutEvent(EventRolloutCompleted, r, r.Reason)
+	}
+	t.storeRollout(r)
+	return res
+}
+
+// exceeds says why the turns of members would go over a quota: what waited was judged when it
+// was put, and has held no room since.
+func (t *Tx) exceeds(r *rollout.Rollout, take []string) string {
+	var puts []*commandv1.WorkloadPut
+	var olds []*Workload
+	for i := range r.Members {
+		if m := &r.Members[i]; m.Put != nil && slices.Contains(take, m.ID) {
+			w, _ := t.r.workloads.Get(m.ID)
+			puts, olds = append(puts, m.Put), append(olds, w)
+		}
+	}
+	if err := fits(t.state(), puts, olds, nil); err != nil {
+		return err.Error()
+	}
+	return ""
+}
+
+// resumeRollouts gives every update its time again that has stood still while nothing might
+// be done: nobody could have helped a member meanwhile.
+func (t *Tx) resumeRollouts() {
+	var all []*rollout.Rollout
+	t.state().Rolling(func(r *rollout.Rollout) bool {
+		all = append(all, r.Clone())
+		return true
+	})
+	for _, r := range all {
+		r.ProgressAt = t.r.info.Clock
+		for i := range r.Members {
+			if m := &r.Members[i]; m.Put == nil && !m.Settled {
+				m.TakenAt = t.r.info.Clock
+			}
+		}
+		t.storeRollout(r)
+	}
+}
+
+// held reports whether a drain waits with w: the update of its group has made, or found, as
+// many unavailable as it may.
+func (t *Tx) held(w *Workload) bool {
+	r, ok := t.r.rollouts.Get(w.Demand.Group)
+	return ok && t.r.info.FeatureLevel >= 6 && r.Holds(t.state().Seen, w.ID)
+}
+
+// turn gives one member what waits for it, and leaves it stopped if it is.
+func (t *Tx) turn(r *rollout.Rollout, m *rollout.Member) Item {
+	p := m.Put
+	w, _ := t.r.workloads.Get(m.ID)
+	if string(w.Desired) != p.GetDesired() {
+		p = p.CloneVT()
+		p.Desired = string(w.Desired)
+	}
+	m.Put, m.Content, m.TakenAt, m.Settled = nil, p.GetContent(), t.r.info.Clock, Desired(p.GetDesired()) == DesiredStopped
+	r.ProgressAt = t.r.info.Clock
+	return t.putOne(p, w)
+}
+
+func (t *Tx) pause(r *rollout.Rollout, why string) {
+	r = r.Clone()
+	r.Phase, r.Reason = rollout.Paused, why
+	t.storeRollout(r)
+	t.rolloutEvent(EventRolloutPaused, r, why)
+}
+
+// goBack puts the group as it was, by the same policy.
+func (t *Tx) goBack(r *rollout.Rollout, why string) Result {
+	b := &commandv1.PutWorkloads{GroupOf: r.Group, Update: r.Policy.PB()}
+	for _, p := range r.Former {
+		p = p.CloneVT()
+		if w, ok := t.r.workloads.Get(p.GetId()); ok && w.Desired != DesiredDeleted {
+			p.Desired = string(w.Desired) // what was stopped meanwhile stays so
+		}
+		b.Workloads = append(b.Workloads, p)
+	}
+	res := t.putWorkloads(b)
+	if now, ok := t.r.rollouts.Get(r.Group); ok && res.Kind == OK && now.Phase == rollout.Running {
+		now = now.Clone()
+		now.Reverting, now.Reason = true, why
+		t.storeRollout(now)
+		t.rolloutEvent(EventRolloutReverting, now, why)
+	}
+	return res
+}
+
+// setRollout is a person's word.
+func (t *Tx) setRollout(b *commandv1.SetRollout) Result {
+	old, ok := t.r.rollouts.Get(b.GetGroup())
+	if !ok {
+		return refuse(NotFound, "group %q has not been updated member by member: it needs `update` in its specification", clip(b.GetGroup()))
+	}
+	for _, m := range old.Members {
+		if w, ok := t.r.workloads.Get(m.ID); ok {
+			if res, ok := t.may(w.ID, w.In()); !ok {
+				return res
+			}
+		}
+	}
+	r := old.Clone()
+	switch b.GetAction() {
+	case "pause":
+		if r.Phase == rollout.Paused {
+			return Result{Kind: AlreadyDone}
+		}
+		if r.Phase == rollout.Completed {
+			return refuse(Conflict, "the update of %s has ended", r.Group)
+		}
+		t.pause(r, "paused by request")
+	case "resume":
+		if r.Phase == rollout.Running {
+			return Result{Kind: AlreadyDone}
+		}
+		if r.Phase == rollout.Completed {
+			return refuse(Conflict, "the update of %s has ended", r.Group)
+		}
+		r.Phase, r.Reason, r.ProgressAt = rollout.Running, "", t.r.info.Clock
+		for i := range r.Members {
+			m := &r.Members[i]
+			if s := t.state().Seen(m.ID); m.State(s) == "Updating" {
+				m.TakenAt = t.r.info.Clock
+				if s.GivenUp != "" {
+					t.retryWorkload(&commandv1.RetryWorkload{Id: m.ID})
+				}
+			}
+		}
+		t.storeRollout(r)
+		t.rolloutEvent(EventRolloutResumed, r, "")
+	case "undo":
+		if r.Reverting && r.Phase == rollout.Running {
+			return Result{Kind: AlreadyDone}
+		}
+		if r.Reverting && r.Phase == rollout.Paused {
+			return refuse(Conflict, "%s is on its way back already: resume it, or apply what it is to be", r.Group)
+		}
+		if len(r.Former) == 0 {
+			return refuse(Conflict, "what %s was before has too many bytes to be kept: apply it again", r.Group)
+		}
+		return t.goBack(r, "undone by request")
+	default:
+		return refuse(Invalid, "action: %q is none of pause, resume, undo", clip(b.GetAction()))
+	}
+	return Result{}
+}
+
+func (t *Tx) storeRollout(r *rollout.Rollout) {
+	own(t, &t.r.rollouts, ownRollouts).Set(r.Group, r)
+	if r.Phase == rollout.Running {
+		own(t, &t.r.rolling, ownRolling).Set(r.Group, struct{}{})
+	} else {
+		own(t, &t.r.rolling, ownRolling).Delete(r.Group)
+	}
+	var e encoder
+	e.str("rollout/" + r.Group)
+	e.generation(RolloutID(r))
+	e.str(string(r.Phase))
+	e.bool(r.Reverting)
+	for i := range r.Members {
+		m := &r.Members[i]
+		e.str(m.ID)
+		e.str(m.Content)
+		e.str(m.Put.GetContent())
+		e.i64(m.TakenAt)
+		e.bool(m.Settled)
+	}
+	t.sideFold = append(t.sideFold, e...)
+}
+
+func (t *Tx) dropRollout(r *rollout.Rollout) {
+	t.supersede(r)
+	own(t, &t.r.rollouts, ownRollouts).Delete(r.Group)
+	own(t, &t.r.rolling, ownRolling).Delete(r.Group)
+	var e encoder
+	e.str("rollout/" + r.Group)
+	t.sideFold = append(t.sideFold, e...)
+}
+
+// disband forgets the update of a group whose last member is gone.
+func (t *Tx) disband(group string) {
+	r, ok := t.r.rollouts.Get(group)
+	if !ok {
+		return
+	}
+	left := false
+	t.state().Group(group, func(*Workload) bool { left = true; return false })
+	if !left {
+		t.dropRollout(r)
+	}
+}
+
+func (t *Tx) rolloutEvent(kind string, r *rollout.Rollout, why string) {
+	e := Event{Type: kind, Message: r.Group + suffix(": ", why), Details: []Label{{"group", r.Group}}}
+	for _, m := range r.Members {
+		if w, ok := t.r.workloads.Get(m.ID); ok {
+			e.Namespace = w.Namespace
+			break
+		}
+	}
+	t.event(e)
+}
+
+func (c *checker) rollouts() {
+	c.s.r.rollouts.Scan(func(group string, r *rollout.Rollout) bool {
+		c.must(r.Group == group && validID(group) && c.s.r.info.FeatureLevel >= 6, "rollout of %q is stored under %q", r.Group, clip(group))
+		c.must(r.Policy.Fault() == "" && r.Sequence > 0, "rollout of %s: %s", group, r.Policy.Fault())
+		c.must(r.Phase == rollout.Running || r.Phase == rollout.Paused || r.Phase == rollout.Completed, "rollout of %s is %q", group, r.Phase)
+		for _, p := range r.Former {
+			_, ok := checkPut(p, group)
+			c.must(ok, "rollout of %s would go back to a malformed %s", group, clip(p.GetId()))
+		}
+		for _, m := range r.Members {
+			_, ok := checkPut(m.Put, group)
+			c.must(m.Put == nil || ok && m.Put.GetId() == m.ID, "rollout of %s has something malformed for %s", group, clip(m.ID))
+		}
+		return true
+	})
+}

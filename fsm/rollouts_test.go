@@ -1,0 +1,349 @@
+package fsm
+
+import (
+	"bytes"
+	"fmt"
+	"strings"
+	"testing"
+
+	commandv1 "github.com/persys/compute/api/command/v1"
+	"github.com/persys/compute/fsm/rollout"
+)
+
+// policy waits 5 s for health and gives a member 30 s.
+func policy(parallel int, reverts bool) *commandv1.UpdatePolicy {
+	return &commandv1.UpdatePolicy{MaxParallel: int32(parallel), MinHealthy: 5 * second, HealthyDeadline: 30 * second, AutoRevert: reverts}
+}
+
+// group puts web-0 to web-(n-1) in one version, by a policy if parallel is more than 0.
+func group(version, n, parallel int, reverts bool) Command {
+	var list []*commandv1.WorkloadPut
+	for i := range n {
+		list = append(list, put(fmt.Sprintf("web-%d", i), func(p *commandv1.WorkloadPut) {
+			p.Content, p.Spec = fmt.Sprintf("c1:%064d", version), fmt.Appendf(nil, "version %d", version)
+			p.Demand = &commandv1.Demand{Type: "container", CpuMillicores: 100, Group: "web"}
+		}).GetPutWorkloads().Workloads[0])
+	}
+	c := puts("web", list...)
+	if parallel > 0 {
+		c.GetPutWorkloads().Update = policy(parallel, reverts)
+	}
+	return c
+}
+
+func advance(id *commandv1.Generation, b *commandv1.AdvanceRollout) Command {
+	b.Group, b.IfRollout = "web", id
+	return &commandv1.Command{Body: &commandv1.Command_AdvanceRollout{AdvanceRollout: b}}
+}
+
+func rolloutAction(action string) Command {
+	return &commandv1.Command{Body: &commandv1.Command_SetRollout{SetRollout: &commandv1.SetRollout{Group: "web", Action: action}}}
+}
+
+// rolled is the update of web, which must be there.
+func (w *world) rolled() *rollout.Rollout {
+	w.t.Helper()
+	r, ok := w.s.Rollout("web")
+	if !ok {
+		w.t.Fatal("web has no rollout")
+	}
+	return r
+}
+
+func (w *world) wait(d int64) { w.now += d }
+
+// step does what the leader would do about web, if there is anything to do.
+func (w *world) step() {
+	w.t.Helper()
+	r := w.rolled()
+	d := r.Next(w.s.Seen, w.now+second)
+	if !d.Idle() {
+		w.ok(advance(generationPB(RolloutID(r)), &commandv1.AdvanceRollout{
+			Settled: d.Settled, Take: d.Take, Complete: d.Complete, Failure: d.Failure, Revert: d.Revert,
+		}))
+	}
+}
+
+// everybodyRuns has node a take and run what is wanted of web.
+func (w *world) everybodyRuns(except ...string) {
+	w.t.Helper()
+	for i := range 9 {
+		id := fmt.Sprintf("web-%d", i)
+		if wl, ok := w.s.Workload(id); ok && !strings.Contains(strings.Join(except, " "), id) {
+			if wl.Node == "" {
+				w.ok(w.assign(id, "a"))
+			}
+			w.run(id)
+		}
+	}
+}
+
+// versions are what the members of web have, and where the update stands.
+func (w *world) versions() string {
+	var out []string
+	w.s.Group("web", func(x *Workload) bool {
+		out = append(out, strings.TrimLeft(strings.TrimPrefix(x.Content, "c1:"), "0"))
+		return true
+	})
+	if r, ok := w.s.Rollout("web"); ok {
+		out = append(out, string(r.Phase))
+		if r.Reverting {
+			out = append(out, "back")
+		}
+	}
+	return strings.Join(out, " ")
+}
+
+// rollingWorld is a world where web runs with 3 members in version 1.
+func rollingWorld(t *testing.T) *world {
+	w := newest(formed(t, "a"))
+	w.ok(group(1, 3, 1, false))
+	is(t, "what is new needs no turns", w.versions(), "1 1 1")
+	w.everybodyRuns()
+	return w
+}
+
+// proceed lets the members run for long enough, and takes the next step.
+func (w *world) proceed(except ...string) {
+	w.t.Helper()
+	w.everybodyRuns(except...)
+	w.wait(5 * second)
+	w.step()
+}
+
+func TestRollout(t *testing.T) {
+	w := rollingWorld(t)
+	res := w.ok(group(2, 3, 1, false))
+	is(t, "nobody has it yet", w.versions(), "1 1 1 Running")
+	is(t, "the answer tells of what they get", res.Items[0].Revision, "c1-"+strings.Repeat("0", 16))
+	is(t, "and changes something", res.Items[0].Unchanged, false)
+	again := w.ok(group(2, 3, 1, false))
+	is(t, "applied again it goes on as it is", again.Items[0].Unchanged, true)
+	is(t, "without another event", len(w.events()), 0)
+	w.step()
+	is(t, "the first has its turn", w.versions(), "2 1 1 Running")
+	w.step()
+	is(t, "and nobody else before it runs", w.versions(), "2 1 1 Running")
+	w.everybodyRuns()
+	w.step()
+	is(t, "nor before it has run for long enough", w.versions(), "2 1 1 Running")
+	w.proceed()
+	is(t, "then the next", w.versions(), "2 2 1 Running")
+
+	read, err := ReadSnapshot(bytes.NewReader(snapshotBytes(t, w.s)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	mustEqualStates(t, "out of a snapshot", read, w.s)
+
+	w.proceed()
+	w.proceed()
+	is(t, "until all have it", w.versions(), "2 2 2 Completed")
+	is(t, "which is told", w.eventOf(EventRolloutCompleted).Message, "web")
+	is(t, "nothing goes on", len(rollingOf(w.s)), 0)
+	w.ok(rolloutAction("undo"))
+	is(t, "an undo goes through it as well", w.versions(), "2 2 2 Running back")
+	for range 4 {
+		w.proceed()
+		w.step()
+	}
+	is(t, "until it is undone", w.versions(), "1 1 1 Completed back")
+	w.ok(group(3, 3, 0, false))
+	is(t, "without a policy all change at once", w.versions(), "3 3 3")
+	for i := range 3 {
+		w.do(remove(fmt.Sprintf("web-%d", i), true))
+	}
+	is(t, "nothing is left of the group", w.s.r.rollouts.Len(), 0)
+}
+
+func rollingOf(s State) (out []string) {
+	s.Rolling(func(r *rollout.Rollout) bool { out = append(out, r.Group); return true })
+	return out
+}
+
+func TestRolloutBounds(t *testing.T) {
+	w := rollingWorld(t)
+	w.ok(group(2, 3, 1, false))
+	id := generationPB(RolloutID(w.rolled()))
+	take := func(ids ...string) Result {
+		return w.do(advance(id, &commandv1.AdvanceRollout{Take: ids}))
+	}
+	is(t, "two at a time are one too many", take("web-0", "web-1").Skipped, 1)
+	is(t, "nobody was changed", w.versions(), "1 1 1 Running")
+	w.ok(w.says("web-2", "Failed"))
+	is(t, "nor one that runs while another is down", take("web-0").Reason,
+		"web-0 would be one more than the 1 members of web that may be unavailable")
+	is(t, "but the one that is down", take("web-2").Skipped, 0)
+	is(t, "its turn comes once", take("web-2").Skipped, 1)
+	is(t, "a stranger has none", take("w").Skipped, 1)
+	w.ok(group(3, 3, 1, false))
+	is(t, "a step for what was superseded is refused", take("web-2").Skipped, 1)
+	w.do(advance(generationPB(RolloutID(w.rolled())), &commandv1.AdvanceRollout{Complete: true}))
+	is(t, "it is not complete because somebody says so", w.rolled().Phase, rollout.Running)
+	w.step()
+	w.ok(drain("a", true))
+	is(t, "a drain takes nobody else meanwhile", w.do(w.evict("web-0", CodeDraining, false)).Reason,
+		`workload "web-0" waits with leaving node a for the update of its group`)
+	is(t, "but what is down", w.do(w.evict("web-2", CodeDraining, false)).Skipped, 0)
+	w.ok(setMode("degraded", "etcd is away"))
+	is(t, "a frozen cluster stays as it is", take("web-2").Kind, Frozen)
+}
+
+func TestRolloutFails(t *testing.T) {
+	fail := func(reverts bool) *world {
+		w := rollingWorld(t)
+		w.ok(group(2, 3, 1, reverts))
+		w.step()
+		w.everybodyRuns("web-0")
+		w.ok(w.says("web-0", "Failed"))
+		w.wait(30 * second)
+		w.step()
+		return w
+	}
+	w := fail(false)
+	is(t, "it pauses", w.versions(), "2 1 1 Paused")
+	is(t, "and says why", w.rolled().Reason, "web-0 was not healthy for 5 s within 30 s")
+	is(t, "to everybody", w.eventOf(EventRolloutPaused).Message, "web: web-0 was not healthy for 5 s within 30 s")
+	again := w.ok(group(2, 3, 1, false))
+	is(t, "applied again it stays paused", fmt.Sprint(again.Items[0].Unchanged, again.Items[1].Unchanged), "true true")
+	w.ok(rolloutAction("resume"))
+	w.step()
+	is(t, "resumed it has its time again", w.versions(), "2 1 1 Running")
+	w.ok(w.retry("web-0", 5, 0, true))
+	w.step()
+	is(t, "what is given up fails at once", w.rolled().Reason, "web-0 was given up: RetriesExhausted")
+	w.ok(rolloutAction("resume"))
+	is(t, "resumed it is tried again", w.workload("web-0").Retry.Terminal, false)
+	w.ok(rolloutAction("undo"))
+	w.step()
+	is(t, "undone it goes back", w.versions(), "1 1 1 Running back")
+
+	w = fail(true)
+	is(t, "or it goes back by itself", w.versions(), "2 1 1 Running back")
+	w.step()
+	w.proceed()
+	w.step()
+	is(t, "to what was there", w.versions(), "1 1 1 Completed back")
+	is(t, "and says why", w.rolled().Reason, "web-0 was not healthy for 5 s within 30 s")
+
+	w = fail(false)
+	w.ok(group(3, 3, 1, true))
+	is(t, "another apply supersedes it", w.versions(), "2 1 1 Running")
+	w.step()
+	is(t, "and begins with what is down", w.versions(), "3 1 1 Running")
+	w.wait(minute)
+	w.step()
+	w.step()
+	is(t, "if that fails too, it goes back to what last worked", w.versions(), "1 1 1 Running back")
+	w.ok(w.says("web-0", "Failed"))
+	w.wait(minute)
+	w.step()
+	is(t, "a way back that fails pauses", w.versions(), "1 1 1 Paused back")
+	is(t, "there is nothing behind it to go back to", w.do(rolloutAction("undo")).Kind, Conflict)
+	w.ok(rolloutAction("resume"))
+	is(t, "but it can go on", w.versions(), "1 1 1 Running back")
+}
+
+// While nothing may be done nobody can help a member: its time begins anew.
+func TestRolloutOutlivesAFrozenMode(t *testing.T) {
+	w := rollingWorld(t)
+	w.ok(group(2, 3, 1, true))
+	w.step()
+	w.ok(setMode("degraded", "etcd is away"))
+	w.wait(10 * minute)
+	w.ok(setMode("normal", ""))
+	w.step()
+	is(t, "it goes on", w.versions(), "2 1 1 Running")
+	w.wait(30 * second)
+	w.step()
+	is(t, "and has its deadline", w.versions(), "2 1 1 Running back")
+}
+
+// Two updates may not fill the same room: what waits is judged again at its turn.
+func TestRolloutHoldsTheQuota(t *testing.T) {
+	w := rollingWorld(t)
+	w.ok(putNamespace(DefaultNamespace, limits(500, 0, 0, 0)))
+	grown := func(parallel int) Command {
+		c := group(2, 3, parallel, false)
+		for _, p := range c.GetPutWorkloads().GetWorkloads() {
+			p.Demand.CpuMillicores = 160
+		}
+		return c
+	}
+	w.ok(grown(1))
+	w.ok(put("other", func(p *commandv1.WorkloadPut) { p.Demand = &commandv1.Demand{Type: "container", CpuMillicores: 150} }))
+	w.step()
+	is(t, "the turn would go over the quota", w.versions(), "1 1 1 Paused")
+	if why := w.rolled().Reason; !strings.Contains(why, "over the quota of namespace") {
+		t.Errorf("paused with %q", why)
+	}
+}
+
+func TestRolloutScales(t *testing.T) {
+	w := rollingWorld(t)
+	w.ok(group(2, 3, 1, false))
+	w.step()
+	w.ok(group(2, 5, 1, false))
+	is(t, "new members are made at once", w.versions(), "2 1 1 2 2 Running")
+	w.everybodyRuns("web-4")
+	w.wait(5 * second)
+	w.step()
+	is(t, "the others wait until they are well", w.versions(), "2 1 1 2 2 Running")
+	w.ok(w.assign("web-4", "a"))
+	w.proceed()
+	is(t, "and go on", w.versions(), "2 2 1 2 2 Running")
+	w.ok(group(2, 2, 1, false))
+	for _, id := range []string{"web-2", "web-3", "web-4"} {
+		w.ok(gone(id, "a", nil))
+	}
+	is(t, "surplus goes at once", w.versions(), "2 2 Running")
+	w.proceed()
+	is(t, "and the rest is done", w.versions(), "2 2 Completed")
+	w.ok(group(2, 3, 1, false))
+	is(t, "more of the same need no turns", w.versions(), "2 2 2 Completed")
+
+	w.everybodyRuns()
+	w.ok(setDesired("web-1", "Stopped"))
+	w.ok(w.says("web-1", "Stopped"))
+	w.ok(remove("web-2", true))
+	w.ok(group(3, 3, 1, false))
+	is(t, "what an apply starts or makes is no matter of turns", w.versions(), "2 3 3 Running")
+	w.everybodyRuns()
+	w.ok(setDesired("web-0", "Stopped"))
+	w.step()
+	is(t, "what was stopped meanwhile gets it", w.versions(), "3 3 3 Running")
+	is(t, "and stays stopped", w.workload("web-0").Desired, DesiredStopped)
+	w.ok(w.says("web-0", "Stopped"))
+	w.wait(5 * second)
+	w.step()
+	is(t, "nobody waits for it", w.versions(), "3 3 3 Completed")
+
+	w.ok(setDesired("web-0", "Running"))
+	w.everybodyRuns()
+	w.ok(group(4, 3, 1, false))
+	w.ok(put("web-2", content("c1:mine"), demand(func(d *commandv1.Demand) { d.Group = "web" })))
+	for range 4 {
+		w.proceed()
+	}
+	is(t, "what somebody changed by itself is left alone", w.versions(), "4 4 mine Completed")
+}
+
+func TestRolloutIsRefused(t *testing.T) {
+	w := rollingWorld(t)
+	c := group(2, 3, 1, false)
+	c.GetPutWorkloads().Update.HealthyDeadline = 5 * second
+	is(t, "a deadline that nobody can meet", w.do(c).Reason, "update.healthy_deadline: 5000000000 ns must be more than min_healthy_time, 5000000000 ns, and at most a day")
+	is(t, "an action before there is an update", w.do(rolloutAction("pause")).Kind, NotFound)
+	w.ok(group(2, 3, 1, false))
+	is(t, "an action that nobody knows", w.do(rolloutAction("stop")).Kind, Invalid)
+	w.ok(rolloutAction("pause"))
+	is(t, "a pause of what is paused", w.do(rolloutAction("pause")).Kind, AlreadyDone)
+	c = rolloutAction("resume")
+	c.Head = &commandv1.Head{At: w.now, By: "ada", Namespaces: []string{"shop"}}
+	is(t, "somebody of another namespace", w.do(c).Kind, Denied)
+	w.ok(rolloutAction("resume"))
+	before := formed(t, "a")
+	before.ok(group(1, 2, 1, false))
+	before.ok(group(2, 2, 1, false))
+	is(t, "before the feature level all change at once", before.versions(), "2 2")
+}
