@@ -71,6 +71,7 @@ type Files struct {
 
 	mu      sync.Mutex
 	news    chan struct{} // closed by the next Revoke
+	open    map[*cuttable]struct{}
 	current *material
 	checked time.Time
 	err     error // of the last reload; nil when current is what the files hold
@@ -103,7 +104,7 @@ func LoadFiles(cfg FilesConfig) (*Files, error) {
 	if cfg.Now == nil {
 		cfg.Now = time.Now
 	}
-	f := &Files{cfg: cfg, news: make(chan struct{})}
+	f := &Files{cfg: cfg, news: make(chan struct{}), open: map[*cuttable]struct{}{}}
 	m, err := f.read()
 	if err != nil {
 		return nil, err
@@ -164,15 +165,6 @@ func (f *Files) Identify(state tls.ConnectionState) (Identity, error) {
 		return Identity{}, err
 	}
 	return id, nil
-}
-
-// Revoke sets what is refused from now on, also on connections that are open.
-func (f *Files) Revoke(r *Revoked) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	f.revoked.Store(r)
-	close(f.news)
-	f.news = make(chan struct{})
 }
 
 // Await returns why a peer that Identify accepted is not acceptable any more: its

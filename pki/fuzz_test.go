@@ -2,7 +2,11 @@ package pki
 
 import (
 	"crypto/x509"
+	"crypto/x509/pkix"
 	"encoding/pem"
+	"net/url"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -123,6 +127,55 @@ func FuzzRing(f *testing.F) {
 		}
 		if seals, all := r.Raw(key); len(seals) != keySize || len(all) != len(r.Keys) {
 			t.Errorf("%d bytes seal, %d keys", len(seals), len(all))
+		}
+	})
+}
+
+// FuzzMembership: what a program wrote down of its cluster.
+func FuzzMembership(f *testing.F) {
+	k := Kept{Dir: f.TempDir()}
+	f.Add([]byte(`{"cluster":"c1","role":"agent","name":"n1","token":"t","schedulers":["10.0.0.1:8085"]}`))
+	f.Add([]byte(`null`))
+	f.Add([]byte(`{"schedulers":{}}`))
+	f.Fuzz(func(t *testing.T, data []byte) {
+		if err := os.WriteFile(filepath.Join(k.Dir, keptCluster), data, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		m, err := k.Membership()
+		if err != nil {
+			return
+		}
+		if err := k.SaveMembership(m); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := k.Membership(); err != nil {
+			t.Fatalf("what was written is not read: %v", err)
+		}
+	})
+}
+
+// FuzzPeers: PERSYS_TLS_PEERS, and certificates from elsewhere whose names it maps.
+// Nobody becomes anonymous by it, and no role is made up.
+func FuzzPeers(f *testing.F) {
+	f.Add("compute-agent", "agent/n1", "compute-agent", "")
+	f.Add("x", "user/admin", "x", "persys://c1/user/eve")
+	f.Add("x", "user/anonymous", "y", "persys://c1/agent/")
+	f.Add("", "/", "", "persys:opaque")
+	f.Fuzz(func(t *testing.T, name, text, cn, uri string) {
+		m, err := DefaultMapping("c1").With(map[string]string{name: text})
+		if err != nil {
+			return
+		}
+		cert := &x509.Certificate{Subject: pkix.Name{CommonName: cn}, DNSNames: []string{name}}
+		if u, err := url.Parse(uri); err == nil && uri != "" {
+			cert.URIs = []*url.URL{u}
+		}
+		id, err := FromCertificate(cert, m)
+		if err != nil {
+			return
+		}
+		if err := id.check(true); err != nil || id.IsAnonymous() {
+			t.Fatalf("%+v: %v", id, err)
 		}
 	})
 }

@@ -199,7 +199,8 @@ func (f CAFolder) write(root *Root, a *Authority) error {
 		key  any
 		cert *x509.Certificate
 	}{{caRootKey, root.key, nil}, {caIssuingKey, a.key, nil}, {caIssuing, nil, a.Cert}, {caRoot, nil, root.Cert}} {
-		data, mode := []byte(nil), os.FileMode(0o644)
+		var data []byte
+		mode := os.FileMode(0o644)
 		if w.key != nil {
 			der, err := x509.MarshalPKCS8PrivateKey(w.key)
 			if err != nil {

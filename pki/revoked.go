@@ -1,6 +1,7 @@
 package pki
 
 import (
+	"context"
 	"crypto/x509"
 	"errors"
 	"fmt"
@@ -21,6 +22,18 @@ type Revoked struct {
 // Check refuses a revoked certificate. A certificate of another CA that maps to a
 // revoked identity is refused as well when it is not younger.
 func (r *Revoked) Check(cert *x509.Certificate, id Identity) error {
+	return r.check(id, IssueTime(cert, id))
+}
+
+// IssueTime is when a certificate was issued, as far as a revocation of its name is concerned.
+func IssueTime(cert *x509.Certificate, id Identity) time.Time {
+	if id.Mapped {
+		return cert.NotBefore
+	}
+	return IssuedAt(cert)
+}
+
+func (r *Revoked) check(id Identity, issued time.Time) error {
 	if r == nil {
 		return nil
 	}
@@ -28,14 +41,34 @@ func (r *Revoked) Check(cert *x509.Certificate, id Identity) error {
 		return fmt.Errorf("%w: %s %q, fingerprint %s", ErrRevoked, id.Role, id.ID, id.Fingerprint)
 	}
 	at, ok := r.Identities[string(id.Role)+"/"+id.ID]
-	issued := cert.NotBefore
-	if !id.Mapped {
-		issued = IssuedAt(cert)
-	}
 	// Certificates count in whole seconds, rounded down.
 	if ok && !issued.After(at) {
 		return fmt.Errorf("%w: %s %q, at %s; to let it join again: persysctl token create --role %s --name %s",
 			ErrRevoked, id.Role, id.ID, at.UTC().Format(time.RFC3339), id.Role, id.ID)
 	}
 	return nil
+}
+
+// CheckRevoked refuses an identity whose certificate was shown to somebody else, and was
+// issued then; the zero time is before every revocation.
+func (f *Files) CheckRevoked(id Identity, issued time.Time) error {
+	return f.revoked.Load().check(id, issued)
+}
+
+// AwaitRevoked returns what CheckRevoked says as soon as it says something, or nil when ctx
+// ends before that.
+func (f *Files) AwaitRevoked(ctx context.Context, id Identity, issued time.Time) error {
+	for {
+		f.mu.Lock()
+		news := f.news
+		f.mu.Unlock()
+		if err := f.CheckRevoked(id, issued); err != nil {
+			return err
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-news:
+		}
+	}
 }

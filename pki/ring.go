@@ -23,12 +23,16 @@ type GossipRing struct {
 type RingKey struct {
 	ID  string `json:"id"`
 	Key []byte `json:"key,omitempty"`
+	// Against stands for the schedulers that were revoked when the key was made, who never
+	// get it.
+	Against string `json:"against,omitempty"`
 }
 
 const (
 	// FirstGossipKey is the id of the key that follows from the cluster key.
 	FirstGossipKey = "first"
 	ringMax        = 3
+	maxAgainst     = 128
 )
 
 var ringContext = []byte("persys/gossip-ring")
@@ -59,6 +63,9 @@ func parseRing(raw []byte) (GossipRing, error) {
 		return GossipRing{}, fmt.Errorf("gossip ring: %d keys, and %q seals", len(r.Keys), clipWord(r.Seals))
 	}
 	for _, k := range r.Keys {
+		if len(k.Against) > maxAgainst {
+			return GossipRing{}, fmt.Errorf("gossip ring: against has %d bytes, limit %d", len(k.Against), maxAgainst)
+		}
 		if k.ID == FirstGossipKey && k.Key == nil {
 			continue
 		}
@@ -93,12 +100,16 @@ func (r GossipRing) Settled() bool { return len(r.Keys) == 1 }
 // Newest is the id of the key that is to seal in the end.
 func (r GossipRing) Newest() string { return r.Keys[len(r.Keys)-1].ID }
 
-// Add is the first step of a rotation: a new key, which opens.
-func (r GossipRing) Add() (GossipRing, error) {
+// Against is what its newest key was made against.
+func (r GossipRing) Against() string { return r.Keys[len(r.Keys)-1].Against }
+
+// Add is the first step of a rotation: a new key, which opens, made against whom that stands
+// for.
+func (r GossipRing) Add(against string) (GossipRing, error) {
 	if !r.Settled() {
 		return r, fmt.Errorf("gossip key %s is being brought in; wait for it", r.Newest())
 	}
-	k := RingKey{Key: make([]byte, keySize)}
+	k := RingKey{Key: make([]byte, keySize), Against: against}
 	if _, err := rand.Read(k.Key); err != nil {
 		return r, err
 	}

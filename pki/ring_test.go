@@ -23,11 +23,11 @@ func TestGossipRing(t *testing.T) {
 	if seals, all := r.Raw(key); !bytes.Equal(seals, key.GossipKey()) || len(all) != 1 {
 		t.Error("the first ring is not the key that follows from the cluster key")
 	}
-	added, err := r.Add()
+	added, err := r.Add("x")
 	if err != nil || len(added.Keys) != 2 || added.Seals != FirstGossipKey {
 		t.Fatalf("added: %v %v", added.IDs(), err)
 	}
-	if _, err := added.Add(); err == nil {
+	if _, err := added.Add(""); err == nil {
 		t.Error("two rotations at once")
 	}
 	sealed, err := added.Seal(key)
@@ -38,7 +38,7 @@ func TestGossipRing(t *testing.T) {
 		t.Error("another key opens it")
 	}
 	again, err := OpenGossipRing(key, sealed)
-	if err != nil || !slices.Equal(again.IDs(), added.IDs()) {
+	if err != nil || r.Against() != "" || again.Against() != "x" || !slices.Equal(again.IDs(), added.IDs()) {
 		t.Fatalf("%v %v", again.IDs(), err)
 	}
 	used, step := again.Next()
@@ -55,7 +55,7 @@ func TestGossipRing(t *testing.T) {
 	if _, step := only.Next(); step != "" {
 		t.Errorf("there is a step after the last: %s", step)
 	}
-	for _, bad := range []string{`{}`, `{"keys":[{"id":"first"}],"seals":"x"}`, `{"keys":[{"id":"x","key":"eA=="}],"seals":"x"}`, `x`} {
+	for _, bad := range []string{`{}`, `{"keys":[{"id":"first"}],"seals":"x"}`, `{"keys":[{"id":"x","key":"eA=="}],"seals":"x"}`, `{"keys":[{"id":"first","against":"` + strings.Repeat("x", 129) + `"}],"seals":"first"}`, `x`} {
 		if _, err := parseRing([]byte(bad)); err == nil {
 			t.Errorf("%s is taken", bad)
 		}

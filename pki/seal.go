@@ -35,10 +35,12 @@ var (
 )
 
 const (
-	keySize    = 32
-	keyPrefix  = "persys-key-1"
-	sealPrefix = "sealed:1:"
+	keySize   = 32
+	keyPrefix = "persys-key-1"
 )
+
+// SealPrefix begins every sealed value.
+const SealPrefix = "sealed:1:"
 
 // Key is a master secret of 32 bytes: the cluster key on schedulers, an
 // agent's own key on its machine (DESIGN, decision 18). Everything it does
@@ -128,7 +130,7 @@ func (k *Key) Seal(plaintext, context []byte) (string, error) {
 	if _, err := rand.Read(nonce); err != nil {
 		return "", err
 	}
-	head := sealPrefix + k.id + ":"
+	head := SealPrefix + k.id + ":"
 	box := k.seal.Seal(nonce, nonce, plaintext, aad(head, context))
 	return head + base64.RawURLEncoding.EncodeToString(box), nil
 }
@@ -138,12 +140,12 @@ func (k *Key) Seal(plaintext, context []byte) (string, error) {
 func (k *Key) Open(sealed string, context []byte) ([]byte, error) {
 	id, ok := SealedUnder(sealed)
 	if !ok {
-		return nil, fmt.Errorf("%w: want %s<key id>:<base64>", ErrMalformed, sealPrefix)
+		return nil, fmt.Errorf("%w: want %s<key id>:<base64>", ErrMalformed, SealPrefix)
 	}
 	if id != k.id {
 		return nil, fmt.Errorf("%w: %s, this is %s", ErrWrongKey, id, k.id)
 	}
-	head := sealPrefix + id + ":"
+	head := SealPrefix + id + ":"
 	box, err := base64.RawURLEncoding.Strict().DecodeString(sealed[len(head):])
 	if err != nil || strings.ContainsAny(sealed, "\r\n") {
 		return nil, fmt.Errorf("%w: bad base64", ErrMalformed)
@@ -167,7 +169,7 @@ func aad(head string, context []byte) []byte {
 // SealedUnder returns the id of the key that a sealed value was sealed under,
 // and whether s has the form of a sealed value at all.
 func SealedUnder(s string) (keyID string, ok bool) {
-	rest, ok := strings.CutPrefix(s, sealPrefix)
+	rest, ok := strings.CutPrefix(s, SealPrefix)
 	if !ok {
 		return "", false
 	}

@@ -59,7 +59,7 @@ func TestOpenRefuses(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	head := len(sealPrefix) + 17
+	head := len(SealPrefix) + 17
 	flip := func(i int) string {
 		b := []byte(sealed)
 		if b[i] == 'A' {
@@ -87,8 +87,8 @@ func TestOpenRefuses(t *testing.T) {
 		{"nothing", k, "", "web-1", ErrMalformed},
 		{"plain text", k, "secret", "web-1", ErrMalformed},
 		{"a marker", k, Redacted, "web-1", ErrMalformed},
-		{"another version", k, "sealed:2:" + sealed[len(sealPrefix):], "web-1", ErrMalformed},
-		{"a key id in capitals", k, sealPrefix + strings.ToUpper(k.ID()) + sealed[head-1:], "web-1", ErrMalformed},
+		{"another version", k, "sealed:2:" + sealed[len(SealPrefix):], "web-1", ErrMalformed},
+		{"a key id in capitals", k, SealPrefix + strings.ToUpper(k.ID()) + sealed[head-1:], "web-1", ErrMalformed},
 		{"a line break", k, sealed[:head+4] + "\n" + sealed[head+4:], "web-1", ErrMalformed},
 		{"trailing bits", k, sealed + "=", "web-1", ErrMalformed},
 	} {
@@ -237,7 +237,7 @@ func TestIsRedacted(t *testing.T) {
 func FuzzOpen(f *testing.F) {
 	k := fixed(f, 1)
 	f.Add(golden, []byte("c"))
-	f.Add(sealPrefix+k.ID()+":", []byte(nil))
+	f.Add(SealPrefix+k.ID()+":", []byte(nil))
 	f.Fuzz(func(t *testing.T, s string, context []byte) {
 		plain, err := k.Open(s, context)
 		if err == nil && (s != golden || string(context) != "c" || string(plain) != "secret") {

@@ -64,6 +64,15 @@ func New(cfg Config) (*Source, error) {
 	return &Source{cfg: cfg}, nil
 }
 
+// Open is New and Start.
+func Open(ctx context.Context, cfg Config) (*Source, error) {
+	s, err := New(cfg)
+	if err != nil {
+		return nil, err
+	}
+	return s, s.Start(ctx)
+}
+
 // Start sees to it that there are files: those that lie there and are this program's
 // own, or new ones from Vault; while Vault is away, whatever pair can be loaded. With
 // none of these it fails.

@@ -16,6 +16,7 @@ import (
 
 	"github.com/persys/compute/pki"
 	"github.com/persys/compute/pki/vault/vaulttest"
+	"github.com/persys/compute/testbed"
 )
 
 func server(t *testing.T) *vaulttest.Server {
@@ -214,13 +215,11 @@ func run(t *testing.T, s *Source) {
 // renewed waits for another certificate.
 func renewed(t *testing.T, p pki.Paths, old *x509.Certificate) {
 	t.Helper()
-	for end := time.Now().Add(15 * time.Second); time.Now().Before(end); time.Sleep(10 * time.Millisecond) {
+	testbed.Until(t, "another certificate", func() bool {
 		// Between the two files that are replaced the pair does not fit.
-		if pair, err := tls.LoadX509KeyPair(p.Cert, p.Key); err == nil && !pair.Leaf.Equal(old) {
-			return
-		}
-	}
-	t.Fatal("the certificate is still the old one")
+		pair, err := tls.LoadX509KeyPair(p.Cert, p.Key)
+		return err == nil && !pair.Leaf.Equal(old)
+	})
 }
 
 // A running program gets another certificate before the end of the present one,
@@ -236,7 +235,7 @@ func TestRun(t *testing.T) {
 	first := leafAt(t, cfg.Files)
 	v.Seal(true)
 	run(t, s)
-	time.Sleep(100 * time.Millisecond) // a few tries, each refused
+	testbed.Until(t, "a few tries, each refused", func() bool { return v.Refused() >= 3 })
 	v.Seal(false)
 	renewed(t, cfg.Files, first)
 }

@@ -38,10 +38,11 @@ type Server struct {
 	key         *ecdsa.PrivateKey
 	transit     cipher.AEAD
 
-	mu     sync.Mutex
-	sealed bool
-	tokens map[string]bool
-	issued []map[string]any // what was asked for, oldest first
+	mu      sync.Mutex
+	sealed  bool
+	refused int // calls, for being sealed
+	tokens  map[string]bool
+	issued  []map[string]any // what was asked for, oldest first
 }
 
 // New starts a server. Close it.
@@ -96,6 +97,13 @@ func (s *Server) Seal(on bool) {
 	s.sealed = on
 }
 
+// Refused counts the calls that failed because the server was sealed.
+func (s *Server) Refused() int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.refused
+}
+
 // Issued are the requests for certificates that were granted, oldest first.
 func (s *Server) Issued() []map[string]any {
 	s.mu.Lock()
@@ -107,6 +115,7 @@ func (s *Server) serve(w http.ResponseWriter, r *http.Request) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.sealed {
+		s.refused++
 		fail(w, http.StatusServiceUnavailable, "Vault is sealed")
 		return
 	}

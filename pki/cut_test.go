@@ -1,0 +1,78 @@
+package pki
+
+import (
+	"crypto/tls"
+	"errors"
+	"io"
+	"net"
+	"testing"
+	"time"
+)
+
+// A connection ends when the certificate at its other end is revoked, and for no
+// other revocation; one that is closed is forgotten.
+func TestCutRevoked(t *testing.T) {
+	s := set(t, t.TempDir())
+	f, peer := load(t, s.Leaf["scheduler/scheduler-1"].config()), load(t, s.Leaf["agent/node-a"].config())
+	connect := func() (ours net.Conn, theirs *tls.Conn) {
+		t.Helper()
+		a, b := net.Pipe()
+		deadline := time.Now().Add(10 * time.Second)
+		if err := errors.Join(a.SetDeadline(deadline), b.SetDeadline(deadline)); err != nil {
+			t.Fatal(err)
+		}
+		server := tls.Server(a, f.ServerConfig(ServerOptions{}))
+		theirs = tls.Client(b, peer.ClientConfig(Peer{Hosts: []string{"127.0.0.1"}}))
+		shaken := make(chan error, 1)
+		go func() { shaken <- theirs.Handshake() }()
+		if err := errors.Join(server.Handshake(), <-shaken); err != nil {
+			t.Fatal(err)
+		}
+		ours = f.CutRevoked(server, a, server.ConnectionState())
+		t.Cleanup(func() { ours.Close(); b.Close() })
+		return ours, theirs
+	}
+	echo := func(ours net.Conn, theirs *tls.Conn) error {
+		wrote := make(chan error, 1)
+		go func() { _, err := theirs.Write([]byte("x")); wrote <- err }()
+		_, err := io.ReadFull(ours, make([]byte, 1))
+		return errors.Join(err, <-wrote)
+	}
+	ours, theirs := connect()
+	f.Revoke(&Revoked{Identities: map[string]time.Time{"agent/node-b": time.Now().Add(time.Hour)}})
+	if err := echo(ours, theirs); err != nil {
+		t.Fatalf("another's revocation: %v", err)
+	}
+	waits := make(chan error, 1)
+	go func() { _, err := ours.Read(make([]byte, 1)); waits <- err }()
+	revoked := &Revoked{Identities: map[string]time.Time{"agent/node-a": time.Now().Add(time.Hour)}}
+	f.Revoke(revoked)
+	select {
+	case err := <-waits:
+		if err == nil {
+			t.Error("something was read from a revoked peer")
+		}
+	case <-time.After(5 * time.Second):
+		t.Fatal("the connection of a revoked peer stays open")
+	}
+	if err := echo(ours, theirs); err == nil {
+		t.Error("a revoked peer is still heard")
+	}
+	// One whose handshake ended a moment before the news.
+	f.Revoke(nil)
+	ours, theirs = connect()
+	state := ours.(*cuttable).state
+	f.Revoke(revoked)
+	if late := f.CutRevoked(ours.(*cuttable).Conn, ours.(*cuttable).raw, state); echo(late, theirs) == nil {
+		t.Error("a peer that was revoked before the connection was watched is heard")
+	}
+	f.Revoke(nil)
+	ours, _ = connect()
+	if len(f.open) != 1 {
+		t.Errorf("%d connections are watched, one is open", len(f.open))
+	}
+	ours.Close()
+	if len(f.open) != 0 {
+		t.Errorf("%d connections are watched, none is open", len(f.open))
+	}
+}
