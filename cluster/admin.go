@@ -195,6 +195,23 @@ func (n *Node) find(who string) (raft.Server, bool) {
 	return raft.Server{}, false
 }
 
+// member is find with an error that names what was not found.
+func (n *Node) member(who string) (raft.Server, error) {
+	s, ok := n.find(who)
+	if !ok {
+		return s, fmt.Errorf("no replica %q in the cluster", who)
+	}
+	return s, nil
+}
+
+// subject is the replica that something is to be done about, by this one if it leads.
+func (n *Node) subject(who string) (raft.Server, error) {
+	if !n.IsLeader() {
+		return raft.Server{}, n.notLeader()
+	}
+	return n.member(who)
+}
+
 // TransferLeadership hands over to the voter with that id or name, or to the
 // most advanced healthy one if who is empty, and returns when this replica
 // knows its new leader. Only the leader can. Proposals are refused meanwhile
@@ -230,10 +247,10 @@ func (n *Node) TransferLeadership(ctx context.Context, who string) error {
 
 func (n *Node) successor(who string) (raft.Server, error) {
 	if who != "" {
-		s, ok := n.find(who)
+		s, err := n.member(who)
 		switch {
-		case !ok:
-			return s, fmt.Errorf("no replica %q in the cluster", who)
+		case err != nil:
+			return s, err
 		case string(s.ID) == n.id:
 			return s, fmt.Errorf("replica %q leads already", who)
 		case s.Suffrage != raft.Voter:
@@ -263,12 +280,9 @@ func (n *Node) successor(who string) (raft.Server, error) {
 // can; asked to remove itself it hands over first and returns ErrNotLeader, so
 // that the caller asks its successor.
 func (n *Node) RemoveReplica(ctx context.Context, who string, force bool) error {
-	if !n.IsLeader() {
-		return n.notLeader()
-	}
-	s, ok := n.find(who)
-	if !ok {
-		return fmt.Errorf("no replica %q in the cluster", who)
+	s, err := n.subject(who)
+	if err != nil {
+		return err
 	}
 	if string(s.ID) == n.id {
 		if err := n.TransferLeadership(ctx, ""); err != nil {
@@ -342,18 +356,15 @@ func (n *Node) Depart(ctx context.Context) error {
 // leader can; if it is itself the one, it hands over and departs. It is refused as
 // RemoveReplica is.
 func (n *Node) Dismiss(ctx context.Context, who string) error {
-	if !n.IsLeader() {
-		return n.notLeader()
-	}
-	s, ok := n.find(who)
-	if !ok {
-		return fmt.Errorf("no replica %q in the cluster", who)
+	s, err := n.subject(who)
+	if err != nil {
+		return err
 	}
 	if string(s.ID) == n.id {
 		return n.Depart(ctx)
 	}
 	n.log.Info("asking a replica to leave", "replica", string(s.ID))
-	_, err := n.peers.call(ctx, string(s.ID), string(s.Address), &request{Op: opDepart})
+	_, err = n.peers.call(ctx, string(s.ID), string(s.Address), &request{Op: opDepart})
 	if err == nil {
 		return nil
 	}

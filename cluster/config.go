@@ -79,12 +79,17 @@ type TLSConfig struct {
 	// is where "a scheduler of this cluster" is checked. Nil accepts whoever
 	// the TLS configuration accepted.
 	VerifyPeer func(tls.ConnectionState) error
+	// Guard is given every connection, in and out, that was accepted, with what is
+	// beneath it, and returns one that ends when the other side is accepted no more.
+	// Nil: connections stay for as long as they like.
+	Guard func(conn, raw net.Conn, state tls.ConnectionState) net.Conn
 }
 
 // TLSFromFiles uses a scheduler's certificate files and talks to schedulers
 // only.
 func TLSFromFiles(f *pki.Files) *TLSConfig {
 	return &TLSConfig{
+		Guard:  f.CutRevoked,
 		Server: f.ServerConfig(pki.ServerOptions{Roles: []pki.Role{pki.RoleScheduler}, OwnOnly: true}),
 		Client: func(host string) *tls.Config {
 			return f.ClientConfig(pki.Peer{Hosts: []string{host}, Role: pki.RoleScheduler})

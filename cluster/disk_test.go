@@ -16,6 +16,7 @@ import (
 	"go.etcd.io/bbolt"
 
 	"github.com/persys/compute/fsm"
+	"github.com/persys/compute/testbed"
 )
 
 func TestSnapshotAndRestoreUnderLoad(t *testing.T) {
@@ -45,12 +46,12 @@ func TestSnapshotAndRestoreUnderLoad(t *testing.T) {
 	g.close(i)
 	// The log moves past what the absent follower has.
 	gone := away.raft.LastIndex()
-	eventually(t, "the log compacted", func() bool {
+	testbed.Until(t, "the log compacted", func() bool {
 		first, err := leader.logs.FirstIndex()
 		return err == nil && first > gone+1
 	})
 	back := g.start(i)
-	eventually(t, "a snapshot installed", func() bool { return back.Store().View().Info().Index > gone })
+	testbed.Until(t, "a snapshot installed", func() bool { return back.Store().View().Info().Index > gone })
 	cancel()
 	total := <-load
 	end := mustPut(t, leader, "end", 1)
@@ -66,7 +67,7 @@ func TestSnapshotAndRestoreUnderLoad(t *testing.T) {
 	// And a restart begins at the snapshot.
 	g.close(i)
 	back = g.start(i)
-	eventually(t, "all data after the restart", func() bool { return value(back.Store().View(), "end") == 1 })
+	testbed.Until(t, "all data after the restart", func() bool { return value(back.Store().View(), "end") == 1 })
 	t.Logf("%d writes", total)
 	if back.Err() != nil {
 		t.Error(back.Err())
@@ -150,7 +151,7 @@ func TestCorruptDataIsNamed(t *testing.T) {
 				mustPut(t, n, "needle", int64(i))
 			}
 			if c.snapshot {
-				eventually(t, "a snapshot and a compacted log", func() bool {
+				testbed.Until(t, "a snapshot and a compacted log", func() bool {
 					first, err := n.logs.FirstIndex()
 					return err == nil && first > 5
 				})
@@ -236,7 +237,7 @@ func TestAFullDiskStopsTheReplicaLoudly(t *testing.T) {
 			if victim.Status().Halted == nil {
 				t.Error("Status does not tell")
 			}
-			eventually(t, "the others go on", func() bool {
+			testbed.Until(t, "the others go on", func() bool {
 				for _, n := range g.snapshot() {
 					if n == victim || !n.IsLeader() {
 						continue
@@ -280,7 +281,7 @@ func TestADivergedMinorityIsQuarantinedAndJoinsAnew(t *testing.T) {
 			g.cfg = func(_ int, c *Config) { c.Timing.Compare = 50 * time.Millisecond }
 			leader := g.form()
 			for _, n := range g.snapshot() {
-				eventually(t, "addresses remembered", func() bool { return len(n.remembered()) == 2 })
+				testbed.Until(t, "addresses remembered", func() bool { return len(n.remembered()) == 2 })
 			}
 			victim := leader
 			if who == "follower" {
@@ -288,7 +289,7 @@ func TestADivergedMinorityIsQuarantinedAndJoinsAnew(t *testing.T) {
 			}
 			i, old := g.index(victim), victim.ID()
 			r := mustPut(t, leader, "w", 1)
-			eventually(t, "applied", func() bool { return victim.Store().View().Info().Index >= r.Index })
+			testbed.Until(t, "applied", func() bool { return victim.Store().View().Info().Index >= r.Index })
 			victim.machine.digests.mu.Lock()
 			s := &victim.machine.digests.slots
 			for k := range s {
@@ -317,7 +318,7 @@ func TestADivergedMinorityIsQuarantinedAndJoinsAnew(t *testing.T) {
 			if n.ID() == old {
 				t.Fatal("it kept its id")
 			}
-			eventually(t, "it votes under its new id", func() bool {
+			testbed.Until(t, "it votes under its new id", func() bool {
 				for _, p := range n.Status().Peers {
 					if p.ID == n.ID() && (p.Role == RoleVoter || p.Role == RoleLeader) {
 						return true

@@ -2,8 +2,11 @@ package cluster
 
 import (
 	"bytes"
+	"net"
 	"testing"
 	"time"
+
+	"github.com/persys/compute/testbed"
 )
 
 func (n *Node) healthOf(id string) string {
@@ -23,7 +26,7 @@ func TestSilentReplicaIsSuspected(t *testing.T) {
 	g.cfg = func(_ int, c *Config) { c.Timing.FastGossip = false }
 	leader := g.form()
 	lost := g.follower(leader)
-	eventually(t, "everybody alive", func() bool { return leader.healthOf(lost.id) == "alive" })
+	testbed.Until(t, "everybody alive", func() bool { return leader.healthOf(lost.id) == "alive" })
 
 	lost.gossip.end.Do(func() { // no goodbye
 		if err := lost.gossip.list.Shutdown(); err != nil {
@@ -32,7 +35,7 @@ func TestSilentReplicaIsSuspected(t *testing.T) {
 	})
 	began := time.Now()
 	first := ""
-	eventually(t, "the silent replica missed", func() bool {
+	testbed.Until(t, "the silent replica missed", func() bool {
 		first = leader.healthOf(lost.id)
 		return first != "alive"
 	})
@@ -45,7 +48,7 @@ func TestSilentReplicaIsSuspected(t *testing.T) {
 	if took > 2*time.Second {
 		t.Errorf("it took %s to suspect it, limit 2s", took)
 	}
-	eventually(t, "the silent replica given up", func() bool { return leader.healthOf(lost.id) == "dead" })
+	testbed.Until(t, "the silent replica given up", func() bool { return leader.healthOf(lost.id) == "dead" })
 	took = time.Since(began)
 	t.Logf("given up after %s", took.Round(time.Millisecond))
 	if took > missedWithin { // designed: about 3 s
@@ -77,7 +80,7 @@ func TestRestartedReplicaMissesTheDead(t *testing.T) {
 	began := time.Now()
 	n := g.start(again)
 	first := ""
-	eventually(t, "the dead replica given up", func() bool {
+	testbed.Until(t, "the dead replica given up", func() bool {
 		h := n.healthOf(dead.id)
 		if first == "" && h != "absent" {
 			first = h
@@ -92,9 +95,9 @@ func TestRestartedReplicaMissesTheDead(t *testing.T) {
 	if took > missedWithin {
 		t.Errorf("it took %s to give it up, limit %s", took, missedWithin)
 	}
-	eventually(t, "the leader alive there", func() bool { return n.healthOf(leader.id) == "alive" })
+	testbed.Until(t, "the leader alive there", func() bool { return n.healthOf(leader.id) == "alive" })
 	g.start(at)
-	eventually(t, "it is back", func() bool { return n.healthOf(dead.id) == "alive" })
+	testbed.Until(t, "it is back", func() bool { return n.healthOf(dead.id) == "alive" })
 }
 
 // A replica that stops says so: nobody has to find out.
@@ -104,10 +107,10 @@ func TestStoppingReplicaSaysGoodbye(t *testing.T) {
 	g.cfg = func(_ int, c *Config) { c.Timing.FastGossip = false }
 	leader := g.form()
 	gone := g.follower(leader)
-	eventually(t, "everybody alive", func() bool { return leader.healthOf(gone.id) == "alive" })
+	testbed.Until(t, "everybody alive", func() bool { return leader.healthOf(gone.id) == "alive" })
 	g.close(g.index(gone))
 	seen := ""
-	eventually(t, "the goodbye heard", func() bool {
+	testbed.Until(t, "the goodbye heard", func() bool {
 		if h := leader.healthOf(gone.id); h != "alive" {
 			seen = h
 		}
@@ -116,6 +119,16 @@ func TestStoppingReplicaSaysGoodbye(t *testing.T) {
 	if seen != "dead" {
 		t.Errorf("a replica that stopped is %q, want dead at once", seen)
 	}
+}
+
+// ping asks another replica for a sign of life, sealed as all gossip is.
+func (n *Node) ping(to *Node) error {
+	addr, err := net.ResolveUDPAddr("udp", to.GossipAddr())
+	if err != nil {
+		return err
+	}
+	_, err = n.gossip.list.Ping(to.id, addr)
+	return err
 }
 
 // The keys of gossip are changed under three running replicas, in the order in which
@@ -138,7 +151,7 @@ func TestGossipKeysChange(t *testing.T) {
 		}
 		return true
 	}
-	eventually(t, "everybody alive", allAlive)
+	testbed.Until(t, "everybody alive", allAlive)
 	stop, missed := make(chan struct{}), make(chan bool, 1)
 	go func() {
 		for {
@@ -162,18 +175,22 @@ func TestGossipKeysChange(t *testing.T) {
 		seals []byte
 		all   [][]byte
 	}{{old, [][]byte{old, fresh}}, {fresh, [][]byte{old, fresh}}, {fresh, [][]byte{fresh}}} {
-		for _, n := range nodes { // one after another, with time for a word in between
+		for _, n := range nodes { // one after another, with a word of each to each in between
 			if err := n.SetGossipKeys(step.seals, step.all); err != nil {
 				t.Fatal(err)
 			}
-			time.Sleep(300 * time.Millisecond)
+			for _, from := range nodes {
+				for _, to := range nodes {
+					testbed.Within(t, patience, "a word from "+from.id+" to "+to.id, func() error { return from.ping(to) })
+				}
+			}
 		}
 	}
 	close(stop)
 	if <-missed {
 		t.Error("a replica was given up while the keys changed")
 	}
-	eventually(t, "everybody alive with the new key", allAlive)
+	testbed.Until(t, "everybody alive with the new key", allAlive)
 	stranger := func(key []byte) int {
 		n, err := open(timeout(t, patience), Config{
 			Name: "late", DataDir: t.TempDir(), RaftBind: "127.0.0.1:0", GossipBind: "127.0.0.1:0",

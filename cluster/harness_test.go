@@ -19,23 +19,12 @@ import (
 
 	commandv1 "github.com/persys/compute/api/command/v1"
 	"github.com/persys/compute/fsm"
+	"github.com/persys/compute/testbed"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 const patience = 20 * time.Second
-
-// eventually polls until cond holds.
-func eventually(t testing.TB, what string, cond func() bool) {
-	t.Helper()
-	deadline := time.Now().Add(patience)
-	for !cond() {
-		if time.Now().After(deadline) {
-			t.Fatalf("not within %s: %s", patience, what)
-		}
-		time.Sleep(2 * time.Millisecond)
-	}
-}
 
 func timeout(t testing.TB, d time.Duration) context.Context {
 	t.Helper()
@@ -286,7 +275,7 @@ func (g *group) form() *Node {
 func (g *group) settled(voters int) *Node {
 	g.t.Helper()
 	var leader *Node
-	eventually(g.t, fmt.Sprintf("a settled group of %d voters: %s", voters, g.describe()), func() bool {
+	testbed.Until(g.t, fmt.Sprintf("a settled group of %d voters: %s", voters, g.describe()), func() bool {
 		leader = g.leader()
 		if leader == nil {
 			return false
@@ -336,7 +325,7 @@ func (g *group) leader() *Node {
 func (g *group) waitLeader() *Node {
 	g.t.Helper()
 	var l *Node
-	eventually(g.t, "a leader", func() bool { l = g.leader(); return l != nil })
+	testbed.Until(g.t, "a leader", func() bool { l = g.leader(); return l != nil })
 	return l
 }
 

@@ -62,7 +62,7 @@ func (l *leadership) announce(parent context.Context, leads bool) {
 
 // hold ends the present tenure and lets none begin before release: the state is
 // about to be replaced, and whoever acts must have seen the new one.
-func (l *leadership) hold() { l.update(nil, func() { l.held = true }) }
+func (l *leadership) hold() { l.update(context.Background(), func() { l.held = true }) }
 
 func (l *leadership) release(parent context.Context) {
 	l.update(parent, func() { l.held = false })

@@ -8,6 +8,8 @@ import (
 	"time"
 
 	"github.com/hashicorp/raft"
+
+	"github.com/persys/compute/testbed"
 )
 
 func TestThreeReplicasFormWithOneConfiguration(t *testing.T) {
@@ -16,7 +18,7 @@ func TestThreeReplicasFormWithOneConfiguration(t *testing.T) {
 	mustPut(t, leader, "w", 7)
 	id := leader.Status().ClusterID
 	for i, n := range g.snapshot() {
-		eventually(t, "the write on every replica", func() bool { return value(n.Store().View(), "w") == 7 })
+		testbed.Until(t, "the write on every replica", func() bool { return value(n.Store().View(), "w") == 7 })
 		if got := n.Status().ClusterID; got != id || id == "" {
 			t.Errorf("replica %d is of cluster %q, the leader of %q", i, got, id)
 		}
@@ -32,7 +34,7 @@ func TestThreeReplicasFormWithOneConfiguration(t *testing.T) {
 func TestFewerThanExpectedDoNotForm(t *testing.T) {
 	g := newGroup(t, 3)
 	a, b := g.start(0), g.start(1)
-	eventually(t, "both in gossip", func() bool { return len(a.gossip.alive()) == 1 && len(b.gossip.alive()) == 1 })
+	testbed.Until(t, "both in gossip", func() bool { return len(a.gossip.alive()) == 1 && len(b.gossip.alive()) == 1 })
 	for _, n := range []*Node{a, b} {
 		if formed, err := n.members.form(); formed || err != nil {
 			t.Fatalf("formed %v, %v", formed, err)
@@ -51,7 +53,7 @@ func TestScaleOutToFive(t *testing.T) {
 	leader = g.settled(5)
 	mustPut(t, leader, "w", 2)
 	for _, n := range g.snapshot() {
-		eventually(t, "the write on five", func() bool { return value(n.Store().View(), "w") == 2 })
+		testbed.Until(t, "the write on five", func() bool { return value(n.Store().View(), "w") == 2 })
 	}
 }
 
@@ -124,7 +126,7 @@ func TestAReturningFollowerIsServedAtOnce(t *testing.T) {
 		mustPut(t, leader, "w", wrote)
 	}
 	n := g.start(away)
-	eventually(t, "the entries it missed", func() bool { return value(n.Store().View(), "w") == wrote })
+	testbed.Until(t, "the entries it missed", func() bool { return value(n.Store().View(), "w") == wrote })
 	if more := leader.trans.failed.Load() - before; more > 2 {
 		t.Errorf("%d appends failed while a follower was away, want at most 2", more)
 	}
@@ -138,15 +140,15 @@ func TestWaitingForAFollowerHoldsUpNothing(t *testing.T) {
 	away := g.index(gone)
 	g.close(away)
 	mustPut(t, leader, "w", 1)
-	eventually(t, "that it is missed", func() bool { return !leader.healthy(raft.ServerID(gone.ID())) })
+	testbed.Until(t, "that it is missed", func() bool { return !leader.healthy(raft.ServerID(gone.ID())) })
 	for range 3 { // the library has room for one attempt of those that it does not finish
 		leader = g.waitLeader()
 		if err := leader.TransferLeadership(timeout(t, patience), gone.ID()); err == nil {
 			t.Fatal("it handed over to a replica that is away")
 		}
-		eventually(t, "proposals that are taken again", g.writable)
+		testbed.Until(t, "proposals that are taken again", g.writable)
 	}
-	eventually(t, "another leader", func() bool {
+	testbed.Until(t, "another leader", func() bool {
 		leader = g.waitLeader()
 		return leader.TransferLeadership(timeout(t, patience), "") == nil
 	})
@@ -154,7 +156,7 @@ func TestWaitingForAFollowerHoldsUpNothing(t *testing.T) {
 	mustPut(t, next, "w", 2)
 	g.close(g.index(next)) // waits for all its goroutines
 	g.start(away)
-	eventually(t, "a leader of the two that are left", g.writable)
+	testbed.Until(t, "a leader of the two that are left", g.writable)
 }
 
 func (g *group) writable() bool {
@@ -179,7 +181,7 @@ func TestEmptiedVoterIsReplaced(t *testing.T) {
 	if n.ID() == old {
 		t.Fatal("the emptied replica kept its id")
 	}
-	eventually(t, "the old id gone, the new one a voter", func() bool {
+	testbed.Until(t, "the old id gone, the new one a voter", func() bool {
 		found := false
 		for _, p := range leader.Status().Peers {
 			if p.ID == old {
@@ -189,7 +191,7 @@ func TestEmptiedVoterIsReplaced(t *testing.T) {
 		}
 		return found
 	})
-	eventually(t, "the data on the replaced voter", func() bool { return value(n.Store().View(), "w") == 1 })
+	testbed.Until(t, "the data on the replaced voter", func() bool { return value(n.Store().View(), "w") == 1 })
 }
 
 func TestAnEmptiedMachineRefusesItsOldId(t *testing.T) {
@@ -220,8 +222,8 @@ func TestAReplicaOfAnotherClusterIsRefused(t *testing.T) {
 	if k := na.gossip.join([]string{nb.GossipAddr()}); k != 1 {
 		t.Fatalf("joined %d", k)
 	}
-	eventually(t, "both see each other", func() bool { return len(na.gossip.alive()) == 1 && len(nb.gossip.alive()) == 1 })
-	eventually(t, "a leader has looked at the stranger", func() bool {
+	testbed.Until(t, "both see each other", func() bool { return len(na.gossip.alive()) == 1 && len(nb.gossip.alive()) == 1 })
+	testbed.Until(t, "a leader has looked at the stranger", func() bool {
 		na.once.mu.Lock()
 		defer na.once.mu.Unlock()
 		_, told := na.once.seen["stranger:"+nb.RaftAddr()]
@@ -247,7 +249,7 @@ func TestRestartOnAnotherAddress(t *testing.T) {
 	}
 	g.settled(3)
 	mustPut(t, g.waitLeader(), "w", 3)
-	eventually(t, "data at the new address", func() bool { return value(n.Store().View(), "w") == 3 })
+	testbed.Until(t, "data at the new address", func() bool { return value(n.Store().View(), "w") == 3 })
 }
 
 func TestRemovedReplicaStopsAndStaysOut(t *testing.T) {
@@ -281,7 +283,7 @@ func TestRemovalThatWouldLoseTheQuorumIsRefused(t *testing.T) {
 	leader := g.form()
 	dead := g.follower(leader)
 	g.close(g.index(dead))
-	eventually(t, "the loss noticed", func() bool { return !leader.healthy(raft.ServerID(dead.ID())) })
+	testbed.Until(t, "the loss noticed", func() bool { return !leader.healthy(raft.ServerID(dead.ID())) })
 	other := g.follower(leader)
 	if err := leader.RemoveReplica(timeout(t, patience), other.ID(), false); err == nil {
 		t.Fatal("removed the only other healthy voter")
@@ -341,7 +343,7 @@ func TestDismiss(t *testing.T) {
 		leader := g.form()
 		dead := g.follower(leader)
 		g.close(g.index(dead))
-		eventually(t, "the loss noticed", func() bool { return !leader.healthy(raft.ServerID(dead.ID())) })
+		testbed.Until(t, "the loss noticed", func() bool { return !leader.healthy(raft.ServerID(dead.ID())) })
 		other := g.follower(leader)
 		if err := leader.Dismiss(timeout(t, patience), other.ID()); err == nil || !strings.Contains(err.Error(), "stays") {
 			t.Fatalf("%v", err)
@@ -359,7 +361,7 @@ func TestLongDeadServerIsRemovedOnlyWithAReplacement(t *testing.T) {
 	leader := g.form()
 	dead := g.follower(leader)
 	g.close(g.index(dead))
-	eventually(t, "dead for long", func() bool { return !leader.healthy(raft.ServerID(dead.ID())) })
+	testbed.Until(t, "dead for long", func() bool { return !leader.healthy(raft.ServerID(dead.ID())) })
 	time.Sleep(time.Second) // several passes that must not remove it
 	if len(leader.servers()) != 3 {
 		t.Fatalf("removed with no replacement: %v", leader.servers())
@@ -446,7 +448,7 @@ func TestWrongShardInTheConfiguration(t *testing.T) {
 	n := g.form()
 	shard = "west"
 	g.start(1)
-	eventually(t, "the stranger seen", func() bool {
+	testbed.Until(t, "the stranger seen", func() bool {
 		n.once.mu.Lock()
 		defer n.once.mu.Unlock()
 		for key := range n.once.seen {

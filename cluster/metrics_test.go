@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/persys/compute/fsm"
+	"github.com/persys/compute/testbed"
 )
 
 // counted is a Metrics that remembers what it was told.
@@ -63,5 +64,5 @@ func TestMetricsAreTold(t *testing.T) {
 	}
 	g.close(0)
 	again := g.start(0)
-	eventually(t, "the snapshot restored", func() bool { return m.of("restore") > 0 && again.Store().View().WorkloadCount() > 0 })
+	testbed.Until(t, "the snapshot restored", func() bool { return m.of("restore") > 0 && again.Store().View().WorkloadCount() > 0 })
 }

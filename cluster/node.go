@@ -193,12 +193,9 @@ func lockDir(dir string) (*os.File, error) {
 		}
 		return nil, fmt.Errorf("SCHEDULER_DATA_DIR: lock %s: %w", path, err)
 	}
-	if err := f.Truncate(0); err == nil {
-		_, err = f.WriteAt([]byte(fmt.Sprintln(os.Getpid())), 0)
-	}
-	if err != nil {
-		f.Close()
-		return nil, fmt.Errorf("SCHEDULER_DATA_DIR: %s: %w", path, err)
+	// The number is for people only: on a full disk the lock holds without it.
+	if f.Truncate(0) == nil {
+		_, _ = f.WriteAt([]byte(fmt.Sprintln(os.Getpid())), 0)
 	}
 	return f, nil
 }

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/persys/compute/fsm"
+	"github.com/persys/compute/testbed"
 )
 
 func contains(s, sub string) bool { return strings.Contains(s, sub) }
@@ -71,7 +72,7 @@ func TestTransferLeadership(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Logf("transfer took %s", time.Since(start))
-	eventually(t, "the named replica leads", func() bool { return g.leader() == to })
+	testbed.Until(t, "the named replica leads", func() bool { return g.leader() == to })
 	if err := leader.TransferLeadership(timeout(t, time.Second), ""); !errors.Is(err, ErrNotLeader) {
 		t.Errorf("a follower's transfer: %v", err)
 	}
@@ -118,13 +119,13 @@ func TestStintsNeverOverlap(t *testing.T) {
 	}
 	for range 6 {
 		before := stints.Load()
-		eventually(t, "a stint", func() bool { return running.Load() >= 1 })
+		testbed.Until(t, "a stint", func() bool { return running.Load() >= 1 })
 		l := g.waitLeader()
 		if err := l.TransferLeadership(timeout(t, 5*time.Second), ""); err != nil && !errors.Is(err, ErrNotLeader) {
 			t.Log(err)
 			continue
 		}
-		eventually(t, "the next stint", func() bool { return stints.Load() > before })
+		testbed.Until(t, "the next stint", func() bool { return stints.Load() > before })
 	}
 	cancel()
 	wg.Wait()
@@ -160,7 +161,7 @@ func TestLeaderChanges(t *testing.T) {
 		}
 	}
 	cancel()
-	eventually(t, "the channel closed", func() bool { _, ok := <-watching; return !ok })
+	testbed.Until(t, "the channel closed", func() bool { _, ok := <-watching; return !ok })
 }
 
 func TestUnknownOutcomeInAPartition(t *testing.T) {
@@ -172,15 +173,15 @@ func TestUnknownOutcomeInAPartition(t *testing.T) {
 	if !errors.Is(err, ErrUnknownOutcome) {
 		t.Fatalf("a proposal in a minority: %v", err)
 	}
-	eventually(t, "the old leader knows that it does not lead", func() bool { return !leader.IsLeader() })
+	testbed.Until(t, "the old leader knows that it does not lead", func() bool { return !leader.IsLeader() })
 	if _, err := leader.Propose(timeout(t, time.Second), put("w", 3)); !errors.Is(err, ErrNotLeader) {
 		t.Errorf("afterwards: %v", err)
 	}
-	eventually(t, "the minority is degraded", func() bool { m, _ := leader.LocalMode(); return m == fsm.ModeDegraded })
+	testbed.Until(t, "the minority is degraded", func() bool { m, _ := leader.LocalMode(); return m == fsm.ModeDegraded })
 	next := g.waitLeader()
 	mustPut(t, next, "w", 4)
 	g.nw.isolate(leader.cfg.Name, g.names(), false)
-	eventually(t, "the old leader follows", func() bool { return value(leader.Store().View(), "w") == 4 })
+	testbed.Until(t, "the old leader follows", func() bool { return value(leader.Store().View(), "w") == 4 })
 	if m, why := leader.LocalMode(); m != fsm.ModeNormal {
 		t.Errorf("still %s: %s", m, why)
 	}
@@ -250,9 +251,9 @@ func TestLinearizableReadsSeeEveryAcknowledgedWrite(t *testing.T) {
 		l := g.waitLeader()
 		before := acked.Load()
 		g.nw.isolate(l.cfg.Name, g.names(), true)
-		eventually(t, "writes through another leader", func() bool { n := g.leader(); return n != nil && n != l && acked.Load() > before+5 })
+		testbed.Until(t, "writes through another leader", func() bool { n := g.leader(); return n != nil && n != l && acked.Load() > before+5 })
 		g.nw.isolate(l.cfg.Name, g.names(), false)
-		eventually(t, "the cut replica is back", func() bool { ll, ok := l.Leader(); return ok && ll.ID != l.ID() })
+		testbed.Until(t, "the cut replica is back", func() bool { ll, ok := l.Leader(); return ok && ll.ID != l.ID() })
 		if err := g.waitLeader().TransferLeadership(timeout(t, 5*time.Second), ""); err != nil {
 			t.Log(err)
 		}

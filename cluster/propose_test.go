@@ -14,6 +14,7 @@ import (
 
 	commandv1 "github.com/persys/compute/api/command/v1"
 	"github.com/persys/compute/fsm"
+	"github.com/persys/compute/testbed"
 )
 
 func TestConcurrentProposalsGetTheirOwnResults(t *testing.T) {
@@ -111,7 +112,7 @@ func TestProposeWhileClosing(t *testing.T) {
 			}
 		}()
 	}
-	eventually(t, "load", func() bool { return n.prop.commands.Load() > 100 })
+	testbed.Until(t, "load", func() bool { return n.prop.commands.Load() > 100 })
 	g.close(0)
 	wg.Wait()
 }

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/persys/compute/fsm"
+	"github.com/persys/compute/testbed"
 )
 
 // back makes what Restore needs of an older state.
@@ -51,7 +52,7 @@ func TestRestoreReachesEveryReplicaAsOnePiece(t *testing.T) {
 	cancel()
 	<-ended
 	for i, n := range g.snapshot() {
-		eventually(t, "the restored state everywhere", func() bool {
+		testbed.Until(t, "the restored state everywhere", func() bool {
 			v := n.Store().View()
 			_, younger := v.Workload("younger")
 			return value(v, "w") == 1 && !younger && v.Info().Index >= index && v.Info().Incarnation > before.Incarnation
@@ -72,7 +73,7 @@ func TestRestoreReachesEveryReplicaAsOnePiece(t *testing.T) {
 	leader = g.settled(3)
 	mustPut(t, leader, "after", 4)
 	for _, n := range g.snapshot() {
-		eventually(t, "the same after a restart", func() bool {
+		testbed.Until(t, "the same after a restart", func() bool {
 			v := n.Store().View()
 			return value(v, "w") == 1 && value(v, "after") == 4
 		})
@@ -130,7 +131,7 @@ func TestASurvivorIsRecovered(t *testing.T) {
 	before := leader.Store().View().Info()
 	last := 0
 	for i, n := range g.snapshot() {
-		eventually(t, "the write everywhere", func() bool { return value(n.Store().View(), "w") == 1 })
+		testbed.Until(t, "the write everywhere", func() bool { return value(n.Store().View(), "w") == 1 })
 		if n != leader {
 			last = i
 		}
@@ -181,7 +182,7 @@ func TestASurvivorIsRecovered(t *testing.T) {
 	}
 	g.settled(3)
 	for _, n := range g.snapshot() {
-		eventually(t, "the others have it", func() bool { return value(n.Store().View(), "w") == 2 })
+		testbed.Until(t, "the others have it", func() bool { return value(n.Store().View(), "w") == 2 })
 	}
 }
 

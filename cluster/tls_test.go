@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/persys/compute/pki"
+	"github.com/persys/compute/testbed"
 )
 
 func TestMutualTLS(t *testing.T) {
@@ -67,4 +68,78 @@ func TestMutualTLS(t *testing.T) {
 	g.close(g.index(leader))
 	next := g.waitLeader()
 	mustPut(t, next, "w", 2)
+}
+
+// A revoked replica is cut off at once: its open connections end and it gets no new
+// ones, also when it is the leader that is revoked. The others go on without it.
+func TestRevokedReplicaIsCutOff(t *testing.T) {
+	for _, who := range []string{"a follower", "the leader"} {
+		t.Run(who, func(t *testing.T) {
+			names := []string{"s0", "s1", "s2"}
+			set, err := pki.DevCerts(t.TempDir(), pki.DevOptions{Schedulers: names})
+			if err != nil {
+				t.Fatal(err)
+			}
+			files := make([]*pki.Files, len(names))
+			for i, name := range names {
+				p := set.Leaf["scheduler/"+name]
+				if files[i], err = pki.LoadFiles(pki.FilesConfig{CA: p.CA, Cert: p.Cert, Key: p.Key, Mapping: pki.DefaultMapping("dev")}); err != nil {
+					t.Fatal(err)
+				}
+			}
+			g := newGroup(t, len(names))
+			g.cfg = func(i int, c *Config) { c.TLS = TLSFromFiles(files[i]) }
+			leader := g.form()
+			// Timers are short and the machine may be busy: whoever leads takes the write.
+			write := func(v int64, not *Node) {
+				t.Helper()
+				testbed.Until(t, "a write", func() bool {
+					for _, n := range g.snapshot() {
+						if n == not || !n.IsLeader() {
+							continue
+						}
+						r, err := n.Propose(timeout(t, 2*time.Second), put("w", v))
+						if err == nil && r[0].Err() == nil {
+							leader = n
+							return true
+						}
+					}
+					return false
+				})
+			}
+			write(1, nil)
+			out := g.follower(leader)
+			if who == "the leader" {
+				out = leader
+			}
+			gone := g.index(out)
+			testbed.Until(t, "the replica to have what was written", func() bool {
+				v, err := out.Read(timeout(t, time.Second), Stale, 0)
+				return err == nil && value(v, "w") == 1
+			})
+			at := time.Now()
+			for i, f := range files {
+				if i != gone {
+					f.Revoke(&pki.Revoked{Identities: map[string]time.Time{"scheduler/" + names[gone]: pki.IssuedAt(files[gone].Leaf())}})
+				}
+			}
+			write(2, out)
+			next := leader
+			testbed.Until(t, "the revoked replica knows that it leads nobody and hears nobody", func() bool {
+				l, ok := out.Leader()
+				return !out.IsLeader() && (!ok || l.ID == out.ID())
+			})
+			t.Logf("cut off within %s", time.Since(at).Round(time.Millisecond))
+			v, err := out.Read(timeout(t, time.Second), Stale, 0)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if got := value(v, "w"); got != 1 {
+				t.Errorf("the revoked replica has the value %d, which was written after it was revoked", got)
+			}
+			if _, err := out.greetPeer(timeout(t, 2*time.Second), next.RaftAddr()); err == nil {
+				t.Error("a revoked replica is greeted on the raft port")
+			}
+		})
+	}
 }

@@ -150,6 +150,7 @@ func (p *port) welcome(raw net.Conn) {
 		return
 	}
 	release()
+	conn = p.guard(conn, raw)
 	switch kind {
 	case kindRaft:
 		c := &tracked{Conn: conn, p: p, raw: raw, from: g.From}
@@ -159,9 +160,19 @@ func (p *port) welcome(raw net.Conn) {
 			c.Close()
 		}
 	case kindPeer:
+		defer conn.Close() // after what is beneath it: there is nothing to wait for
 		defer p.drop(raw)
 		p.n.servePeer(conn)
 	}
+}
+
+// guard makes conn end when its other side is accepted no more.
+func (p *port) guard(conn, raw net.Conn) net.Conn {
+	tc, ok := conn.(*tls.Conn)
+	if !ok || p.n.cfg.TLS.Guard == nil {
+		return conn
+	}
+	return p.n.cfg.TLS.Guard(conn, raw, tc.ConnectionState())
 }
 
 func (p *port) handshake(raw net.Conn) (conn net.Conn, kind byte, g greeting, err error) {
@@ -169,7 +180,7 @@ func (p *port) handshake(raw net.Conn) (conn net.Conn, kind byte, g greeting, er
 	conn = raw
 	if t := p.n.cfg.TLS; t != nil {
 		tc := tls.Server(raw, t.Server)
-		if err := tc.Handshake(); err != nil {
+		if err := tc.HandshakeContext(p.n.ctx); err != nil {
 			return nil, 0, g, fmt.Errorf("TLS: %w", err)
 		}
 		if t.VerifyPeer != nil {
@@ -179,21 +190,8 @@ func (p *port) handshake(raw net.Conn) (conn net.Conn, kind byte, g greeting, er
 		}
 		conn = tc
 	}
-	var head [3]byte
-	if _, err := io.ReadFull(conn, head[:]); err != nil {
-		return nil, 0, g, io.EOF // a probe, or somebody who went away
-	}
-	kind = head[0]
-	size := int(binary.BigEndian.Uint16(head[1:]))
-	if kind != kindRaft && kind != kindPeer || size > greetLimit {
-		return nil, 0, g, errors.New("not a Persys replica")
-	}
-	body := make([]byte, size)
-	if _, err := io.ReadFull(conn, body); err != nil {
+	if kind, g, err = readGreeting(conn); err != nil {
 		return nil, 0, g, err
-	}
-	if err := json.Unmarshal(body, &g); err != nil {
-		return nil, 0, g, fmt.Errorf("greeting: %w", err)
 	}
 	refusal := p.n.judge(g)
 	answer := ""
@@ -208,6 +206,28 @@ func (p *port) handshake(raw net.Conn) (conn net.Conn, kind byte, g greeting, er
 	}
 	conn.SetDeadline(time.Time{})
 	return conn, kind, g, nil
+}
+
+// readGreeting reads the first bytes of a connection: its kind, two bytes of length,
+// the greeting. io.EOF is a probe, or somebody who went away.
+func readGreeting(r io.Reader) (kind byte, g greeting, err error) {
+	var head [3]byte
+	if _, err := io.ReadFull(r, head[:]); err != nil {
+		return 0, g, io.EOF
+	}
+	kind = head[0]
+	size := int(binary.BigEndian.Uint16(head[1:]))
+	if kind != kindRaft && kind != kindPeer || size > greetLimit {
+		return 0, g, errors.New("not a Persys replica")
+	}
+	body := make([]byte, size)
+	if _, err := io.ReadFull(r, body); err != nil {
+		return 0, g, err
+	}
+	if err := json.Unmarshal(body, &g); err != nil {
+		return 0, g, fmt.Errorf("greeting: %w", err)
+	}
+	return kind, g, nil
 }
 
 // judge says why a greeting is refused.
@@ -237,7 +257,7 @@ func (p *port) connect(ctx context.Context, kind byte, to, addr string) (net.Con
 		p.drop(raw)
 		return nil, err
 	}
-	return &tracked{Conn: conn, p: p, raw: raw}, nil
+	return &tracked{Conn: p.guard(conn, raw), p: p, raw: raw}, nil
 }
 
 func (p *port) greet(ctx context.Context, raw net.Conn, kind byte, to, addr string) (net.Conn, error) {

@@ -1,0 +1,109 @@
+package cluster
+
+import (
+	"bytes"
+	"encoding/binary"
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/hashicorp/memberlist"
+)
+
+// FuzzGreeting: the first bytes of a connection on the Raft port. What is not
+// understood is an error, and what is, is a kind that we know.
+func FuzzGreeting(f *testing.F) {
+	for _, body := range []string{`{"from":"a","to":"b","cluster":"c"}`, `{}`, `null`, `[]`, `{"from":1}`, ``} {
+		for _, kind := range []byte{kindRaft, kindPeer, 0x16} {
+			f.Add(append(binary.BigEndian.AppendUint16([]byte{kind}, uint16(len(body))), body...))
+		}
+	}
+	f.Add([]byte{kindPeer, 0xff, 0xff})
+	f.Fuzz(func(t *testing.T, data []byte) {
+		kind, g, err := readGreeting(bytes.NewReader(data))
+		if err == nil && kind != kindRaft && kind != kindPeer {
+			t.Fatalf("kind %q, %+v", kind, g)
+		}
+		answer, err := readFrame(bytes.NewReader(data), greetLimit)
+		if err == nil && len(answer) > min(greetLimit, len(data)) {
+			t.Fatalf("a frame of %d bytes out of %d", len(answer), len(data))
+		}
+	})
+}
+
+// FuzzPeerCall: a call of another replica, and its answer. Those that end
+// something are left out: they are for their own tests.
+func FuzzPeerCall(f *testing.F) {
+	g := newGroup(f, 1)
+	n := g.form()
+	for _, op := range []string{opHello, opForm, opDigest, "?"} {
+		f.Add([]byte(`{"op":"` + op + `","hello":{"id":"x","name":"y","expect":1},"index":1}`))
+		f.Add([]byte(`{"op":"` + op + `"}`))
+	}
+	f.Add([]byte(`{"error":"no","hello":null,"digest":18446744073709551615,"known":true}`))
+	f.Fuzz(func(t *testing.T, data []byte) {
+		var req request
+		if json.Unmarshal(data, &req) == nil && req.Op != opLeave && req.Op != opRemoved && req.Op != opDepart {
+			var res response
+			if err := n.answer(&req, &res); err == nil {
+				if _, err := json.Marshal(&res); err != nil {
+					t.Fatal(err)
+				}
+			}
+		}
+		var res response
+		if json.Unmarshal(data, &res) == nil && res.Hello != nil {
+			_ = res.Hello.replica()
+		}
+	})
+}
+
+// FuzzHint: what gossip says of a replica. Whatever it is, the replica is seen.
+func FuzzHint(f *testing.F) {
+	f.Add("x", []byte(`{"n":"s1","r":"10.0.0.1:8086","g":"10.0.0.1:8085"}`))
+	f.Add("", []byte(`{"n":[]}`))
+	f.Add("x", []byte{})
+	f.Fuzz(func(t *testing.T, id string, meta []byte) {
+		g := &gossip{n: &Node{id: "me"}, changed: make(chan struct{}, 1), seen: map[string]sighting{}, dead: map[string]time.Time{}, word: map[string]time.Time{}}
+		m := &memberlist.Node{Name: id, Meta: meta}
+		g.NotifyJoin(m)
+		if s, ok := g.seen[id]; !ok || s.id != id {
+			t.Fatalf("%q is not seen: %+v", id, g.seen)
+		}
+		g.NotifyUpdate(m)
+		g.NotifyLeave(m)
+		if len(g.seen) != 0 {
+			t.Fatalf("%q is still seen", id)
+		}
+	})
+}
+
+// FuzzDataFolder: the files beside the log, which a crash or a person may have left
+// in any state.
+func FuzzDataFolder(f *testing.F) {
+	dir := f.TempDir()
+	snapshot := filepath.Join(dir, "snapshots", "1-2-3")
+	if err := os.MkdirAll(snapshot, 0o700); err != nil {
+		f.Fatal(err)
+	}
+	f.Add([]byte(`["10.0.0.1:8088","10.0.0.2:8088"]`))
+	f.Add([]byte(`{"Version":1,"ID":"1-2-3","Index":2,"Term":1,"Peers":"gA==","Configuration":{"Servers":[]}}`))
+	f.Add([]byte(`null`))
+	f.Add([]byte{})
+	n := &Node{cfg: Config{DataDir: dir}}
+	f.Fuzz(func(t *testing.T, data []byte) {
+		for _, path := range []string{filepath.Join(dir, peersFile), filepath.Join(snapshot, "meta.json")} {
+			if err := os.WriteFile(path, data, 0o600); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if got := n.remembered(); len(got) > 64 {
+			t.Fatalf("%d addresses", len(got))
+		}
+		if at, err := verifySnapshots(filepath.Join(dir, "snapshots")); (err == nil) == (at == 0) {
+			t.Fatalf("index %d, %v", at, err)
+		}
+	})
+}
