@@ -219,7 +219,9 @@ func (c *Cache) recheck(v fsm.View, node string) {
 }
 
 func (c *Cache) workloadChanged(v fsm.View, ch *fsm.Change) {
-	c.workloads.add(ch.Key)
+	if !waits(ch) {
+		c.workloads.add(ch.Key)
+	}
 	c.open.add(ch.Key)
 	for _, w := range [...]*fsm.Workload{ch.OldWorkload, ch.NewWorkload} {
 		if w != nil && w.Node != "" {
@@ -234,6 +236,13 @@ func (c *Cache) workloadChanged(v fsm.View, ch *fsm.Change) {
 		c.version++ // others may push it aside now, or no more
 	}
 	c.regroup(v, ch.Key)
+}
+
+// waits reports whether a workload waits for a place after a change as it did before it,
+// or since: that is nothing to the passes that look at what is placed.
+func waits(ch *fsm.Change) bool {
+	o, n := ch.OldWorkload, ch.NewWorkload
+	return n != nil && n.Node == "" && n.Desired == fsm.DesiredRunning && (o == nil || o.Node == "")
 }
 
 // touch has a node, and its host ports that a demand names, read again.
@@ -316,6 +325,9 @@ func (c *Cache) withhold(node string) {
 
 // regroup counts one workload where it is now.
 func (c *Cache) regroup(v fsm.View, id string) {
+	if len(c.groups) == 0 {
+		return
+	}
 	now := membership{}
 	if w, ok := v.Workload(id); ok && w.Node != "" && w.Demand.Group != "" {
 		if _, ok := c.groups[w.Demand.Group]; ok {

@@ -6,6 +6,7 @@ import (
 
 	commandv1 "github.com/persys/compute/api/command/v1"
 	"github.com/persys/compute/fsm"
+	"github.com/persys/compute/sched/rolling"
 )
 
 // CodeConstraintChanged says that a workload left its node because labels or
@@ -60,6 +61,10 @@ func (p *planner) judge(w *fsm.Workload, n *fsm.Node) (acted bool, due int64) {
 		}
 		p.explain(w, code, message)
 		return true, 0
+	case code == fsm.CodeAwaitStop:
+		return p.explain(w, code, message), 0
+	case code == fsm.CodeDraining && rolling.Holds(p.State, w, p.done):
+		return true, 0
 	case code != "":
 		p.evict(w, code, message, gone)
 		return true, 0
@@ -76,6 +81,9 @@ func (p *planner) mustLeave(w *fsm.Workload, n *fsm.Node) (code, message string,
 		return fsm.CodeAwaitFailover, awaitFence(n.ID), false
 	case !n.Up && w.Demand.Exclusive && !n.Fenced:
 		return fsm.CodeNodeLost, "the lease of node " + n.ID + " ended and its guard has had the time to stop this", true
+	case !n.Up && !n.Fenced && w.Desired == fsm.DesiredStopped && !stopped(w):
+		// Off its node it would count as stopped, and nobody has said that it is.
+		return fsm.CodeAwaitStop, awaitReturn(n.ID), false
 	case !n.Up:
 		return fsm.CodeNodeLost, "the lease of node " + n.ID + " ended", n.Fenced
 	case n.Draining:
@@ -126,6 +134,11 @@ func (p *planner) stopsUntil(w *fsm.Workload, n *fsm.Node) int64 {
 // awaitFence says what an exclusive workload on a lost node waits for.
 func awaitFence(node string) string {
 	return "node " + node + " is lost and may still run this exclusive workload; once it is known to be off: persysctl node fence " + node
+}
+
+// awaitReturn says what a workload waits for that is to be stopped on a lost node.
+func awaitReturn(node string) string {
+	return "node " + node + " is lost and may still run this; it is stopped once the node is back; if that is known to be off: persysctl node fence " + node
 }
 
 func misfitCode(f filter) string {

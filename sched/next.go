@@ -3,6 +3,7 @@ package sched
 import (
 	commandv1 "github.com/persys/compute/api/command/v1"
 	"github.com/persys/compute/fsm"
+	"github.com/persys/compute/sched/rolling"
 )
 
 // Times that are not the operator's to tune, nanoseconds.
@@ -63,6 +64,7 @@ func Next(w World, c *Cache) Step {
 	p.relieve()
 	p.review()
 	p.retryDue()
+	p.rollouts = rolling.Next(p.State, p.Now, p.Epoch, p.done, p.wake)
 	p.place()
 	p.order()
 	p.wake(first(c.due.next()))
@@ -90,6 +92,7 @@ type planner struct {
 	forgiven []*commandv1.Forgiveness
 	assigned []*commandv1.Assignment
 	unplaced []*commandv1.Unplaced
+	rollouts []fsm.Command
 
 	failed   map[string]bool // demands that found no node at version failedAt
 	failedAt uint64
@@ -139,6 +142,7 @@ func (p *planner) finish() Step {
 	chunked(p, p.evicted, func(c *commandv1.Command, items []*commandv1.Eviction) {
 		c.Body = &commandv1.Command_Evict{Evict: &commandv1.Evict{Evictions: items}}
 	})
+	p.step.Commands = append(p.step.Commands, p.rollouts...)
 	chunked(p, p.retries, func(c *commandv1.Command, items []*commandv1.Retry) {
 		c.Body = &commandv1.Command_ScheduleRetries{ScheduleRetries: &commandv1.ScheduleRetries{Retries: items}}
 	})

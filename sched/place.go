@@ -215,7 +215,7 @@ func (p *planner) placeOne(w *fsm.Workload) {
 	// No node can take it. A message that only counts differently is not worth an
 	// entry in the log each time.
 	said := true
-	summary := ""
+	var summary string
 	if w.Demand.Priority > 0 {
 		summary = p.summary(w) // before room is made, which changes the counts
 		if node := p.preempt(w); node != "" {
@@ -264,7 +264,6 @@ func appendDemandKey(b []byte, d *fsm.Demand) []byte {
 // node that may simply keep it, or why it has to wait. A node that is down and
 // whose workload is not exclusive is not waited for.
 func (p *planner) former(w *fsm.Workload) (at int32, from *fsm.Residual, code, wait string) {
-	at = -1
 	live := 0
 	p.State.ResidualsOf(w.ID, func(r *fsm.Residual) bool {
 		n, ok := p.State.Node(r.Node)

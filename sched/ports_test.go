@@ -91,10 +91,9 @@ func TestHostPortsAreWaitedFor(t *testing.T) {
 			w.apply("web", tcp(443))
 			w.step()
 			w.answer() // acknowledged
-			x := w.get("web")
 			w.do(&commandv1.Command{Body: &commandv1.Command_PutWorkloads{PutWorkloads: &commandv1.PutWorkloads{
 				Workloads: []*commandv1.WorkloadPut{put("web", tcp(8443))}}}})
-			x = w.get("web")
+			x := w.get("web")
 			w.do(&commandv1.Command{Body: &commandv1.Command_Report{Report: &commandv1.Report{Reports: []*commandv1.WorkloadReport{{
 				Workload: "web", Node: "a", Generation: generationPB(x.Generation), State: "Failed", Code: "INVALID_IMAGE",
 				Acknowledged: true, Ports: []*commandv1.PortBinding{{HostPort: 443, ContainerPort: 1, Protocol: "tcp"}}, ObservedAt: w.now}}}}})

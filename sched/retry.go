@@ -74,11 +74,10 @@ func (p *planner) stop(w *fsm.Workload) (acted bool, due int64) {
 	if !w.Acknowledged || w.Retry.Terminal || w.Retry.NextAt != 0 {
 		return false, 0
 	}
-	now := w.Actual.Generation == w.Generation
-	switch state := w.Actual.State; {
-	case now && (state == fsm.ActualStopped || state == fsm.ActualMissing || state == fsm.ActualFailed):
+	switch {
+	case stopped(w):
 		return false, 0
-	case now && state == fsm.ActualRunning && w.Actual.Code != "":
+	case w.Actual.Generation == w.Generation && w.Actual.State == fsm.ActualRunning && w.Actual.Code != "":
 		return p.failure(w, false)
 	}
 	at := p.deadline(w)
@@ -86,6 +85,14 @@ func (p *planner) stop(w *fsm.Workload) (acted bool, due int64) {
 		return false, at
 	}
 	return p.failure(w, true)
+}
+
+// stopped reports whether the node of w has said that the present order left
+// nothing of it running.
+func stopped(w *fsm.Workload) bool {
+	state := w.Actual.State
+	return w.Acknowledged && w.Actual.Generation == w.Generation &&
+		(state == fsm.ActualStopped || state == fsm.ActualMissing || state == fsm.ActualFailed)
 }
 
 // failure proposes what follows from one failure.

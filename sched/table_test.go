@@ -400,3 +400,87 @@ func TestStopsConverge(t *testing.T) {
 		}
 	})
 }
+
+// TestAStopOnALostNodeIsNotTakenForDone: what is to be stopped counts as stopped once
+// its node has said so, is back and does, or is known to be off.
+func TestAStopOnALostNodeIsNotTakenForDone(t *testing.T) {
+	lost := func(t *testing.T) *world {
+		w := newWorld(t)
+		w.node("a")
+		w.apply("web")
+		w.settle()
+		w.node("b")
+		return w
+	}
+	waits := func(t *testing.T, w *world) {
+		t.Helper()
+		x := w.get("web")
+		if x.Status != fsm.StatusUnknown || x.Node != "a" || x.Reason.Code != fsm.CodeAwaitStop || !strings.Contains(x.Reason.Message, "persysctl node fence a") {
+			t.Fatalf("%s on %q, %+v: it may still run there", x.Status, x.Node, x.Reason)
+		}
+		if s := w.plan(); len(s.Commands)+len(s.Orders) > 0 {
+			t.Fatalf("a second step gives %v %v", s.Commands, s.Orders)
+		}
+	}
+	isStopped := func(t *testing.T, w *world, node string) {
+		t.Helper()
+		if x := w.get("web"); x.Status != fsm.StatusStopped || x.Node != node || x.Reason.Code != fsm.CodeUserStop {
+			t.Fatalf("%s on %q, %+v", x.Status, x.Node, x.Reason)
+		}
+	}
+	// A node that is lost before it hears of the stop.
+	stop := func(w *world) { w.desire("web", "Stopped") }
+	lose := func(w *world) { w.heard["a"] = false; w.settle() }
+	settle := func(w *world) { w.settle() }
+	for _, c := range []struct {
+		what   string
+		before []func(*world)
+		then   func(*testing.T, *world)
+	}{
+		{"its node comes back and is told", []func(*world){stop, lose}, func(t *testing.T, w *world) {
+			waits(t, w)
+			w.heard["a"] = true
+			if got := w.does(w.now + second); got != "apply Stopped" {
+				t.Fatalf("%q", got)
+			}
+			w.report(&commandv1.WorkloadReport{Workload: "web", Acknowledged: true, State: "Stopped"})
+			isStopped(t, w, "a")
+		}},
+		{"its node took the order and is lost before it said more", []func(*world){func(w *world) {
+			w.desire("web", "Stopped")
+			w.report(&commandv1.WorkloadReport{Workload: "web", Acknowledged: true, State: "Pending"})
+		}, lose}, waits},
+		{"its node is fenced", []func(*world){stop, lose}, func(t *testing.T, w *world) {
+			waits(t, w)
+			w.do(&commandv1.Command{Body: &commandv1.Command_FenceNode{FenceNode: &commandv1.FenceNode{Id: "a"}}})
+			w.settle()
+			isStopped(t, w, "")
+		}},
+		{"its node is removed", []func(*world){stop, lose}, func(t *testing.T, w *world) {
+			waits(t, w)
+			w.do(&commandv1.Command{Body: &commandv1.Command_RemoveNode{RemoveNode: &commandv1.RemoveNode{Id: "a"}}})
+			w.settle()
+			isStopped(t, w, "")
+		}},
+		{"it had been stopped", []func(*world){stop, settle, lose}, func(t *testing.T, w *world) { isStopped(t, w, "") }},
+		{"it is started again: elsewhere", []func(*world){stop, lose}, func(t *testing.T, w *world) {
+			waits(t, w)
+			w.desire("web", "Running")
+			w.settle()
+			if x := w.get("web"); x.Node != "b" || x.Status != fsm.StatusRunning {
+				t.Fatalf("%s on %q, %+v", x.Status, x.Node, x.Reason)
+			}
+		}},
+	} {
+		t.Run(c.what, func(t *testing.T) {
+			w := lost(t)
+			for _, do := range c.before {
+				do(w)
+			}
+			c.then(t, w)
+			if err := w.state.Check(); err != nil {
+				t.Fatal(err)
+			}
+		})
+	}
+}

@@ -121,9 +121,10 @@ type Heartbeat struct {
 	ReceivedAt  int64 // Unix nanoseconds, leader's clock
 	Full        bool  // Reports is the complete list, not a delta
 	Protocol    uint32
-	CPUUsed     int64 // millicores
-	MemoryUsed  int64 // MiB
-	DiskUsed    int64 // GB
+	CPUUsed     int64            // millicores
+	MemoryUsed  int64            // MiB
+	DiskUsed    int64            // GB
+	PoolsUsed   map[string]int64 // GB that storage pools hold, by name; nil leaves them as they were
 	Reports     []Reported
 	Usage       []WorkloadUsage
 	Sequence    uint64
@@ -137,7 +138,8 @@ type WorkloadUsage struct {
 	Type, Source         string
 	CPUPercent           float64 // 100 = one core
 	Memory, MemoryLimit  int64   // bytes
-	Disk                 int64   // bytes
+	Disk, DiskLimit      int64   // bytes
+	DiskCapped           bool    // the engine keeps the limit
 	DiskRead, DiskWrite  int64   // bytes so far
 	NetReceived, NetSent int64   // bytes so far
 	At                   int64   // Unix nanoseconds, the node's clock

@@ -10,6 +10,7 @@ import (
 	agentv1 "github.com/persys/compute/api/agent/v1"
 	"github.com/persys/compute/fsm"
 	"github.com/persys/compute/sched"
+	edge "github.com/persys/compute/spec"
 )
 
 var errNoNode = errors.New("the node is not registered")
@@ -33,6 +34,7 @@ type machine struct {
 
 	disk   *disk
 	engine *engine
+	guards guards
 	made   int // engines it has had
 
 	// Memory of the agent's process.
@@ -110,6 +112,7 @@ func (m *machine) boot() {
 		k.Memory = agent.Memory{Asked: m.disk.open[id], Waits: m.rules.WaitsAfterRestart(m.disk.intents[id]), Failure: m.disk.fails[id]}
 	}
 	w.tracef("", m.id, "agent starts, %d intents", len(m.disk.intents))
+	m.meetGuard()
 	w.after(w.between(50, 800)*ms, &m.proc, func() {
 		m.absorb()
 		for _, id := range keys(m.disk.intents) {
@@ -264,10 +267,22 @@ func (m *machine) advance(k *work) {
 		k.Asked = false
 		flavour, ports := m.w.users.flavourOf(in.Content)
 		m.w.tracef(id, m.id, "agent: %s %s", do, in.Generation)
-		m.engine.do(do, spec{
+		sp := spec{
 			id: id, content: in.EngineContent, revision: in.RevisionID, generation: in.Generation,
 			running: in.DesiredState == "running", flavour: flavour, ports: ports,
-		}, func(err error) { m.did(k, in, err) })
+		}
+		if m.stops(in) && sp.running && do != "halt" && do != "remove" {
+			if m.tellGuard(); !m.holdsUnder(id) {
+				m.did(k, in, driver.Errorf(driver.RuntimeUnhealthy, "guard", "there is no lease to run it under"))
+				return
+			}
+			m.guards.busy[id] = true
+			sp.may = func() bool { return m.holdsUnder(id) }
+		}
+		m.engine.do(do, sp, func(err error) {
+			delete(m.guards.busy, id)
+			m.did(k, in, err)
+		})
 	})
 }
 
@@ -395,6 +410,11 @@ func (m *machine) apply(req *agentv1.ApplyWorkloadRequest) sched.Ack {
 		m.remember(epoch)
 		return ack
 	}
+	if !m.coverOrder(req, old, g) {
+		m.remember(epoch)
+		m.w.tracef(id, m.id, "agent: there is no lease for an apply")
+		return sched.Ack{Code: string(driver.RuntimeUnhealthy), Message: "there is no lease to run it under"}
+	}
 	m.obeyed(epochFrom(req.GetEpoch()), id, g, true)
 	k := m.of(id)
 	settled := k.said.state == agentv1.ActualState_ACTUAL_STATE_STOPPED
@@ -403,14 +423,19 @@ func (m *machine) apply(req *agentv1.ApplyWorkloadRequest) sched.Ack {
 	}
 	m.remember(epoch)
 	m.disk.intents[id] = next
-	k.Waits = false
+	// One that is guarded waits for a newer order than it has.
+	memory := agent.Memory{Asked: true}
+	if m.stops(next) && old != nil && !old.Generation.Less(g) {
+		memory.Waits, memory.Lapsed = k.Waits, k.Lapsed
+	}
+	k.Waits, k.Lapsed = memory.Waits, memory.Lapsed
 	if skip && settled && !m.disk.open[id] {
 		m.publish(k)
 		m.w.tracef(id, m.id, "agent: apply %s, unchanged", g)
-		return sched.Ack{Accepted: true, Skipped: true, State: actualOf(k.said.state), Message: k.said.message}
+		return sched.Ack{Accepted: true, Skipped: true, State: edge.ActualOf(k.said.state), Message: k.said.message}
 	}
 	m.disk.open[id] = true
-	k.Memory = agent.Memory{Asked: true}
+	k.Memory = memory
 	m.publish(k)
 	m.kick(id, 0)
 	m.w.tracef(id, m.id, "agent: apply %s %s", g, next.DesiredState)
@@ -493,21 +518,6 @@ func (m *machine) remove(req *agentv1.DeleteWorkloadRequest) sched.Ack {
 // remember makes an epoch durable.
 func (m *machine) remember(e agent.Epoch) { m.disk.epoch = e }
 
-// actualOf reads a state as rpc does.
-func actualOf(s agentv1.ActualState) fsm.Actual {
-	switch s {
-	case agentv1.ActualState_ACTUAL_STATE_PENDING:
-		return fsm.ActualPending
-	case agentv1.ActualState_ACTUAL_STATE_RUNNING:
-		return fsm.ActualRunning
-	case agentv1.ActualState_ACTUAL_STATE_STOPPED:
-		return fsm.ActualStopped
-	case agentv1.ActualState_ACTUAL_STATE_FAILED:
-		return fsm.ActualFailed
-	}
-	return fsm.ActualUnknown
-}
-
 func generationFrom(g *agentv1.Generation) driver.Generation {
 	return driver.Generation{Incarnation: g.GetIncarnation(), Sequence: g.GetSequence()}
 }
@@ -525,7 +535,7 @@ func (m *machine) changes(full bool, after uint64) ([]sched.Reported, uint64) {
 			continue
 		}
 		out = append(out, sched.Reported{Workload: id, Observation: fsm.Observation{
-			State: actualOf(k.said.state), Generation: fsm.Generation(k.said.generation), Code: string(k.said.class),
+			State: edge.ActualOf(k.said.state), Generation: fsm.Generation(k.said.generation), Code: string(k.said.class),
 			Message: k.said.message, Retryable: !k.said.class.Permanent(), At: m.local(m.w.now),
 		}})
 	}
@@ -575,6 +585,7 @@ func (m *machine) on(wiped bool) {
 	}
 	w := m.w
 	m.power.alive = true
+	m.guards = guards{halting: map[string]bool{}}
 	if wiped {
 		m.disk, m.engine.has = newDisk(w, m.id), map[string]*instance{}
 		m.made++

@@ -32,7 +32,8 @@
 // Drift is looked for with the leader's own functions, and a world at rest is made
 // to differ (drift.go): an orphan, a disappearance and another revision must each
 // come on record and be closed once repaired. Existing runs are drawn without it.
-// So it is with stops that are refused, forgotten or not carried out (StopTrouble).
+// So it is with stops that are refused, forgotten or not carried out (StopTrouble), and
+// with groups that are updated a few members at a time (Rollouts, rollouts.go).
 //
 // # Running it
 //
@@ -42,6 +43,11 @@
 // the same promise, and the last lines of the trace about the workload and node.
 // testdata/seeds.txt holds the seeds that once failed, and what is known.
 //
+// Guards (Guards) hold the real guard.Book on the clock of their machine; which of
+// the two acts, or one that a supervisor starts, is a drawn delay, and how they speak
+// with the agent is modelled after agent/guarded.go. Their deaths are not: that one of
+// them acts in time is their tests' and e2e's to show.
+//
 // Not modelled: existing peers of protocol 0, engines shared by two agents,
-// self-fencing (our agent never registers it), changes of a workload's type.
+// changes of a workload's type.
 package sim

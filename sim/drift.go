@@ -8,6 +8,7 @@ import (
 	"github.com/persys/compute/fsm"
 	"github.com/persys/compute/sched"
 	"github.com/persys/compute/sched/leader"
+	edge "github.com/persys/compute/spec"
 )
 
 // Drift: the leader compares nodes with the state as sched/leader does, by the
@@ -91,7 +92,7 @@ func (m *machine) list() (out []sched.Reported) {
 			continue
 		}
 		r := sched.Reported{Workload: id, Observation: fsm.Observation{
-			State: actualOf(k.said.state), Generation: fsm.Generation(k.said.generation), Code: string(k.said.class),
+			State: edge.ActualOf(k.said.state), Generation: fsm.Generation(k.said.generation), Code: string(k.said.class),
 			Message: k.said.message, Retryable: !k.said.class.Permanent(), At: m.local(m.w.now),
 		}}
 		if in := m.disk.intents[id]; in != nil {

@@ -59,6 +59,7 @@ type spec struct {
 	running               bool
 	flavour               string
 	ports                 []uint32
+	may                   func() bool // asked by the agent right before it starts it; nil: it may
 }
 
 // do carries out one step and tells done, if the agent that asked still lives.
@@ -114,13 +115,20 @@ func (e *engine) do(verb string, sp spec, done func(error)) {
 			}
 			finish(nil)
 		}
-		pace(low, high, func() {
-			if !lives() {
+		var pulled func()
+		pulled = func() {
+			switch {
+			case !lives():
 				finish(nil) // a pull ends with who asked for it; a start does not
-				return
+			case sp.may != nil && m.paused > w.now: // who would start it stands still
+				w.after(m.paused-w.now, &m.power, pulled)
+			case sp.may != nil && !sp.may():
+				finish(driver.Errorf(driver.RuntimeUnhealthy, verb, "the lease has ended"))
+			default:
+				pace(5, 100, start)
 			}
-			pace(5, 100, start)
-		})
+		}
+		pace(low, high, pulled)
 	}
 	halt := func(then func()) {
 		i := e.has[sp.id]

@@ -23,6 +23,9 @@ func (w *world) trouble() {
 		r = w.replicas[l]
 	}
 	long := w.between(500, 20000) * ms
+	if w.has(Guards) && kind&(AgentCrash|AgentPause) != 0 && w.chance(400) {
+		long *= 5 // past the lease and all that is waited for after it
+	}
 	switch kind {
 	case ReplicaCrash:
 		if r.alive {

@@ -72,7 +72,6 @@ type outstanding struct {
 	flying   bool
 	tries    int
 	token    int // of the timer that counts
-	holding  bool
 	replaced *sched.Order
 }
 
@@ -162,6 +161,7 @@ func (s *stint) shift(d int64) {
 	for _, b := range s.table {
 		b.expires, b.downAt = b.expires+d, b.downAt+d
 	}
+	s.cache, s.changes = sched.NewCache(), nil
 }
 
 func (s *stint) observe(n *fsm.Node, now int64) {
@@ -452,27 +452,9 @@ func (s *stint) stillAsked(o sched.Order) bool {
 
 // file turns an answer into a report.
 func (s *stint) file(o sched.Order, ack sched.Ack) {
-	r := &commandv1.WorkloadReport{
-		Workload: o.Workload, Node: o.Node, Generation: generationPB(o.Generation),
-		Code: ack.Code, Message: ack.Message, ObservedAt: s.r.clockNow(),
+	if r := leader.Report(o, ack, s.r.clockNow()); r != nil {
+		s.report(r)
 	}
-	switch {
-	case o.Op == sched.OpDelete:
-		if !ack.Gone {
-			return
-		}
-		r.Gone = true
-	case ack.Refused:
-		r.Refused, r.State = true, string(fsm.ActualFailed)
-	case ack.Accepted:
-		r.Acknowledged, r.State = true, string(ack.State)
-		if ack.State == fsm.ActualNone {
-			r.State = string(fsm.ActualPending)
-		}
-	default:
-		return
-	}
-	s.report(r)
 }
 
 // report keeps the latest word until the next flush.

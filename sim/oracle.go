@@ -7,6 +7,7 @@ import (
 
 	commandv1 "github.com/persys/compute/api/command/v1"
 	"github.com/persys/compute/fsm"
+	"github.com/persys/compute/fsm/rollout"
 	"github.com/persys/compute/sched"
 
 	"github.com/persys/compute/agent/driver"
@@ -20,6 +21,7 @@ type oracle struct {
 	puts    map[string]*commandv1.WorkloadPut
 	highest map[string]fsm.Generation
 	upSince map[string]int64 // by node, true time
+	missing map[string]bool  // members of g that were available until an update changed them
 	found   map[string]int64 // by node/workload: when a residual that nobody made came to light
 }
 
@@ -32,6 +34,7 @@ func newOracle() oracle {
 	return oracle{
 		first: map[[16]byte]fsm.Result{}, wanted: map[string]want{}, puts: map[string]*commandv1.WorkloadPut{},
 		highest: map[string]fsm.Generation{}, upSince: map[string]int64{}, found: map[string]int64{},
+		missing: map[string]bool{},
 	}
 }
 
@@ -53,6 +56,7 @@ func (w *world) judge(before, after fsm.State, c fsm.Command, res fsm.Result, ch
 			o.first[id] = res
 		}
 	}
+	w.rolled(before, after, c)
 	w.learn(c, res, after)
 	for i := range changes {
 		ch := &changes[i]
@@ -99,6 +103,9 @@ func (w *world) learn(c fsm.Command, res fsm.Result, after fsm.State) {
 			listed[p.GetId()] = true
 			o.wanted[p.GetId()] = want{p.GetContent(), fsm.Desired(p.GetDesired())}
 			o.puts[p.GetId()] = proto.Clone(p).(*commandv1.WorkloadPut)
+			if w.waits(after, p) {
+				continue
+			}
 			x, ok := after.Workload(p.GetId())
 			if !ok || i >= len(res.Items) || res.Items[i].ID != x.ID || res.Items[i].Generation != x.Generation || res.Items[i].Revision != x.Revision() {
 				w.violate("acknowledged", p.GetId(), "", "an apply was accepted as %+v, the state has %+v", res.Items, x)
@@ -180,6 +187,17 @@ func (w *world) workloadChanged(before, after fsm.State, c fsm.Command, ch *fsm.
 	if c.GetAssign() != nil && x.Node != "" && (old == nil || old.Node == "") {
 		w.assigned(before, after, x)
 	}
+	for _, e := range c.GetEvict().GetEvictions() {
+		if e.GetWorkload() == x.ID && e.GetCode() == fsm.CodeNodeLost && !e.GetGone() && x.Status == fsm.StatusStopped && !saidStopped(old) {
+			w.violate("stopped", x.ID, old.Node, "it counts as stopped, and its lost node has said %s of %s", old.Actual.State, old.Actual.Generation)
+		}
+	}
+}
+
+// saidStopped reports whether a node has said that the present order left nothing running.
+func saidStopped(x *fsm.Workload) bool {
+	return x.Acknowledged && x.Actual.Generation == x.Generation && x.Actual.State != fsm.ActualRunning &&
+		x.Actual.State != fsm.ActualPending && x.Actual.State != fsm.ActualUnknown && x.Actual.State != fsm.ActualNone
 }
 
 // assigned holds a placement to what the node has, adding up every record anew.
@@ -291,6 +309,10 @@ func (w *world) unrest() (rule, why, workload, node string) {
 		bad("leader", "", "", "no replica leads")
 	}
 	w.kept(s)
+	s.Rolling(func(r *rollout.Rollout) bool {
+		bad("rollout", "", "", "the update of %s goes on: %+v", r.Group, r.Members)
+		return true
+	})
 	for _, m := range w.machines {
 		if n, ok := s.Node(m.id); !ok || !n.Up || !m.holds() {
 			bad("nodes", "", m.id, "the node is known %t, and its agent holds a lease %t: %+v", ok, m.holds(), n)

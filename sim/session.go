@@ -1,6 +1,7 @@
 package sim
 
 import (
+	"errors"
 	"fmt"
 	"strings"
 
@@ -126,7 +127,7 @@ func (m *machine) beat(failed func(string)) {
 	m.call(func(st *stint, reply func(any, error)) {
 		st.heartbeat(hb, func(l sched.Lease, err error) { reply(l, err) })
 	}, func(res any, err error) {
-		if err == errNoNode {
+		if errors.Is(err, errNoNode) {
 			s.registered, s.heldSince = false, 0
 		}
 		if err != nil {
@@ -168,6 +169,7 @@ func (m *machine) extend(sent int64, l sched.Lease) {
 	}
 	s.lease = l.Duration
 	s.until = max(s.until, sent+l.Duration)
+	m.tellGuard()
 }
 
 // learn is told the epoch of an answer; it is false if that was superseded.
@@ -193,11 +195,15 @@ func lessEpoch(a, b agent.Epoch) bool {
 
 // facts are what the node says of itself.
 func (m *machine) facts() *commandv1.RegisterNode {
-	return &commandv1.RegisterNode{
+	facts := &commandv1.RegisterNode{
 		Id: m.id, Endpoint: "10.0.0." + m.id[1:] + ":50051", CpuMillicores: m.cpu, MemoryMib: m.mem, Protocol: 1,
 		InstanceId: m.disk.instance, EngineId: fmt.Sprintf("%s/%d", m.id, m.made), Types: []string{"container", "compose"},
 		Labels: []*commandv1.Label{{Key: "zone", Value: m.zone}},
 	}
+	if m.w.has(Guards) {
+		facts.SelfFencing, facts.FenceBoundSeconds = true, m.bound()
+	}
+	return facts
 }
 
 // register is RegisterNode at the leader.

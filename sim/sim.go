@@ -51,6 +51,14 @@ const Drift Fault = 1 << 31
 // same reason.
 const StopTrouble Fault = 1 << 30
 
+// Guards makes every exclusive workload one that its node's guards stop when the lease ends
+// (on_lost_lease: stop), and every node self-fencing. It is none of AllFaults, for the same reason.
+const Guards Fault = 1 << 29
+
+// Rollouts has users update the group g a member at a time, all the time. It is none of
+// AllFaults, for the same reason.
+const Rollouts Fault = 1 << 28
+
 var faultNames = []string{
 	"ReplicaCrash", "ReplicaPause", "ReplicaCut", "LeaderChange", "AgentCrash", "AgentPause", "PowerLoss", "Reinstall",
 	"StateLoss", "LinkCut", "MessageLoss", "MessageDelay", "MessageDup", "InstanceCrash", "BadSpec", "Operator",
@@ -89,6 +97,9 @@ const (
 	NoDurableEpoch             // an agent's epoch is lost when it restarts
 	NoInstanceFence            // agents take orders that are for another instance of their node
 	NoStopRetry                // the planner orders a stop once
+	NoGuard                    // guards do nothing at the end of a lease
+	AllAtOnce                  // updates of the group go through more members than the user said
+	ShortBound                 // a node names a fence bound that its guards cannot keep
 )
 
 // Config is all that a run depends on.

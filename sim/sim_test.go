@@ -159,6 +159,26 @@ func TestASabotagedFenceIsFound(t *testing.T) {
 	}
 }
 
+// TestGuardsKeepExclusiveWorkloadsSingle: with on_lost_lease: stop, which moves by itself. Without guards
+// at work, or with a bound that they cannot keep, it is found.
+func TestGuardsKeepExclusiveWorkloadsSingle(t *testing.T) {
+	from, count := seedsAsked(t, 60)
+	for _, r := range each(t, from, count, limit(), func(seed uint64) Config { return Config{Seed: seed, Faults: AllFaults | Guards} }) {
+		t.Error(r)
+	}
+	faults := AgentCrash | AgentPause | LinkCut | ReplicaCut | ClockTrouble | Guards
+	for name, fence := range map[string]Sabotage{"guards do nothing": NoGuard, "the bound is too short": ShortBound} {
+		bad := each(t, 1, 100, 1, func(seed uint64) Config { return Config{Seed: seed, Faults: faults, Sabotage: fence} })
+		if len(bad) == 0 {
+			t.Fatalf("%s, and nothing was noticed", name)
+		}
+		if v := bad[0].Violation; v.Rule != "exclusive" {
+			t.Fatalf("%s: found as %q: %s", name, v.Rule, bad[0])
+		}
+		t.Logf("%s: seed %d after %s: %s", name, bad[0].Config.Seed, bad[0].Violation.At, bad[0].Violation.Detail)
+	}
+}
+
 // TestStopsArriveInTheEnd: what is to be stopped ends stopped, whatever became of
 // the first order. A planner that orders a stop once does not pass.
 func TestStopsArriveInTheEnd(t *testing.T) {
@@ -190,4 +210,24 @@ func TestDriftComesOnRecordAndEnds(t *testing.T) {
 	if n := closed.Load(); len(bad) == 0 && n < 2*int64(count) {
 		t.Errorf("only %d differences in %d runs were on record and closed", n, count)
 	}
+}
+
+// TestRolloutsKeepTheBound: whatever fails, an update makes no more members of a group
+// unavailable than the user said, and comes to an end. An update that goes through more of
+// them is noticed.
+func TestRolloutsKeepTheBound(t *testing.T) {
+	from, count := seedsAsked(t, 60)
+	for _, r := range each(t, from, count, limit(), func(seed uint64) Config { return Config{Seed: seed, Faults: AllFaults | Rollouts} }) {
+		t.Error(r)
+	}
+	bad := each(t, 1, 60, 1, func(seed uint64) Config {
+		return Config{Seed: seed, Faults: Rollouts | LeaderChange, Sabotage: AllAtOnce}
+	})
+	if len(bad) == 0 {
+		t.Fatal("all members were changed at once, and nothing was noticed")
+	}
+	if v := bad[0].Violation; v.Rule != "rollout" {
+		t.Fatalf("found as %q: %s", v.Rule, bad[0])
+	}
+	t.Logf("all at once: seed %d: %s", bad[0].Config.Seed, bad[0].Violation.Detail)
 }

@@ -85,6 +85,7 @@ func (w *world) build() {
 		if w.has(ClockTrouble) {
 			m.offset, m.drift = w.between(-90, 90)*sec, w.between(-200, 200)
 		}
+		m.guards.halting = map[string]bool{}
 		m.disk, m.engine = newDisk(w, id), &engine{m: m, has: map[string]*instance{}, busy: map[string]bool{}}
 		w.machines = append(w.machines, m)
 		w.after(w.between(100, 4000)*ms, &m.power, m.boot)
@@ -128,6 +129,10 @@ func (w *world) want() {
 	w.after(w.between(100, 4000)*ms, nil, w.want)
 	if len(w.users.old) > 0 && w.chance(60) {
 		w.again(pick(&w.clock, w.users.old))
+		return
+	}
+	if w.has(Rollouts) && w.chance(500) {
+		w.roll()
 		return
 	}
 	id := pick(&w.clock, w.users.ids)
@@ -266,6 +271,7 @@ func (w *world) groupOf(n int) func(*commandv1.Command) {
 	if n == 0 {
 		b.Workloads = append(b.Workloads, w.put("g-0", "g"))
 	}
+	b.Update = w.policy()
 	return func(c *commandv1.Command) { c.Body = &commandv1.Command_PutWorkloads{PutWorkloads: b} }
 }
 
@@ -285,6 +291,9 @@ func (w *world) put(id, group string) *commandv1.WorkloadPut {
 	}
 	if exclusive(id) {
 		d.OnLostLease = fsm.OnLostLeaseKeep
+		if w.has(Guards) {
+			d.OnLostLease = fsm.OnLostLeaseStop
+		}
 	}
 	var ports []uint32
 	if w.chance(200) {

@@ -333,20 +333,16 @@ func asked(view fsm.View, o sched.Order) bool {
 	return ok && w.Node == o.Node && w.Generation == o.Generation && !w.Acknowledged
 }
 
-// file turns an answer into a report for the log.
-func (d *dispatcher) file(o sched.Order, ack sched.Ack) {
+// Report is what the log learns from the answer to an order, at a moment in Unix nanoseconds; nil
+// when the answer says nothing.
+func Report(o sched.Order, ack sched.Ack, at int64) *commandv1.WorkloadReport {
 	r := &commandv1.WorkloadReport{
-		Workload:   o.Workload,
-		Node:       o.Node,
-		Generation: protoGeneration(o.Generation),
-		Code:       ack.Code,
-		Message:    ack.Message,
-		ObservedAt: d.s.now(),
+		Workload: o.Workload, Node: o.Node, Generation: protoGeneration(o.Generation), Code: ack.Code, Message: ack.Message, ObservedAt: at,
 	}
 	switch {
 	case o.Op == sched.OpDelete:
 		if !ack.Gone {
-			return
+			return nil
 		}
 		r.Gone = true
 	case ack.Refused:
@@ -357,9 +353,16 @@ func (d *dispatcher) file(o sched.Order, ack sched.Ack) {
 			r.State = string(fsm.ActualPending)
 		}
 	default:
-		return
+		return nil
 	}
-	d.s.reports.add(d.s.cfg.FlushItems, r)
+	return r
+}
+
+// file turns an answer into a report for the log.
+func (d *dispatcher) file(o sched.Order, ack sched.Ack) {
+	if r := Report(o, ack, d.s.now()); r != nil {
+		d.s.reports.add(d.s.cfg.FlushItems, r)
+	}
 }
 
 // complain records on the workload that its agent cannot be told.

@@ -321,6 +321,17 @@ func TestStats(t *testing.T) {
 		if s := w.loop.Stats(); s.Orders != 10 || s.Flying != w.loop.cfg.NodeParallel {
 			t.Errorf("%+v", s)
 		}
+		w.alive(10*time.Second, "a")
+		for i, id := range []string{"a0", "a1"} {
+			r := w.running(id)
+			r.Observation.State = fsm.ActualFailed
+			go w.beat(sched.Heartbeat{Node: "a", Sequence: uint64(i + 1), Reports: []sched.Reported{r}})
+			w.pass(time.Millisecond)
+		}
+		if s := w.loop.Stats(); s.Reports != 1 {
+			t.Errorf("a report right after another: %+v", s)
+		}
+		w.pass(time.Second)
 		w.resign()
 		if s := w.loop.Stats(); s != (Stats{}) {
 			t.Errorf("after the stint: %+v", s)

@@ -195,6 +195,17 @@ func (l *Loop) UsageOf(node string) (cpu, memory, disk int64, ok bool) {
 	return b.usage.cpu, b.usage.memory, b.usage.disk, ok
 }
 
+// PoolsUsedOf returns what a node last said that its storage pools hold: GB, by name. The map must not be
+// changed.
+func (l *Loop) PoolsUsedOf(node string) map[string]int64 {
+	s := l.stint.Load()
+	if s == nil {
+		return nil
+	}
+	b, _, _ := s.table.get(node)
+	return b.pools
+}
+
 // WorkloadUsageOf returns what a node last said that one of its workloads uses.
 func (l *Loop) WorkloadUsageOf(node, workload string) (sched.WorkloadUsage, bool) {
 	s := l.stint.Load()

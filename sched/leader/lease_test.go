@@ -228,6 +228,24 @@ func TestLease(t *testing.T) {
 			w.pass(time.Second)
 			is(t, "a is up after it", w.node("a").Up, false)
 		}},
+		{"a clock that is set back prolongs no wait for a guard", []string{"b"}, func(t *testing.T, w *world) {
+			w.raise()
+			guarded := func(n *commandv1.RegisterNode) {
+				n.SelfFencing, n.FenceBoundSeconds, n.Types = true, 15, []string{"vm"}
+			}
+			w.register("a", guarded)
+			w.put("x", func(p *commandv1.WorkloadPut) {
+				p.Demand.Type, p.Demand.Exclusive, p.Demand.OnLostLease = "vm", true, fsm.OnLostLeaseStop
+			})
+			w.alive(11*time.Second, "b")
+			is(t, "x is on", w.workload("x").Node, "a")
+			is(t, "a is up", w.node("a").Up, false)
+			w.ahead.Add(-int64(time.Hour))
+			w.alive(10*time.Second, "b")
+			is(t, "x is still on", w.workload("x").Node, "a")
+			w.alive(6*time.Second, "b")
+			is(t, "x is no longer on", w.workload("x").Node, "")
+		}},
 		{"a removed node is forgotten, one that is added again is new", []string{"a"}, func(t *testing.T, w *world) {
 			w.do(&commandv1.Command{Body: &commandv1.Command_RemoveNode{RemoveNode: &commandv1.RemoveNode{Id: "a", Force: true}}})
 			w.settle()

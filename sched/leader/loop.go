@@ -104,9 +104,11 @@ type stint struct {
 
 	pulseMu sync.Mutex // held from noticing a pause until every deadline is moved
 	pulse   pulse
+	shifted bool // deadlines were moved, and the planner's cache holds some as they were
 
-	mu   sync.Mutex
-	news news // what the feed brought since the last step
+	mu    sync.Mutex
+	news  news         // what the feed brought since the last step
+	spare []fsm.Change // empty: room for what it brings next
 }
 
 // news is what the feed pump hands to the loop.
@@ -173,7 +175,7 @@ func (s *stint) loop(ctx context.Context) {
 	for ctx.Err() == nil {
 		n, now := s.observe()
 		s.inspect.observe(n)
-		if n.fresh || cache == nil {
+		if n.fresh || cache == nil || s.takeShift() {
 			cache, n.changes = sched.NewCache(), nil
 		}
 		began := time.Now()
@@ -186,6 +188,7 @@ func (s *stint) loop(ctx context.Context) {
 			Tuning:  s.cfg.Tuning,
 		}, cache)
 		took := time.Since(began)
+		s.reuse(n.changes)
 		s.cfg.Metrics.Step(took, len(step.Commands), len(step.Orders))
 		s.explainStep(ctx, step.Why)
 		if !s.act(ctx, step) {
@@ -262,7 +265,8 @@ func sleep(ctx context.Context, d time.Duration) {
 func (s *stint) observe() (n news, now int64) {
 	s.mu.Lock()
 	n = s.news
-	s.news = news{view: n.view}
+	s.news = news{view: n.view, changes: s.spare}
+	s.spare = nil
 	s.mu.Unlock()
 	now = s.allowForPause()
 	if n.fresh {
@@ -283,6 +287,21 @@ func (s *stint) observe() (n news, now int64) {
 	return n, now
 }
 
+// spareChanges is the largest room that is kept from one step to another.
+const spareChanges = 16 << 10
+
+// reuse takes back the changes of a step that is planned; under load they are many, and
+// room made anew for them each time costs more than what is done with them.
+func (s *stint) reuse(changes []fsm.Change) {
+	if cap(changes) > spareChanges {
+		return
+	}
+	clear(changes) // the records are not to be kept
+	s.mu.Lock()
+	s.spare = changes[:0]
+	s.mu.Unlock()
+}
+
 // allowForPause moves every deadline by what this process missed and returns the
 // time, Unix nanoseconds.
 func (s *stint) allowForPause() int64 {
@@ -291,11 +310,21 @@ func (s *stint) allowForPause() int64 {
 	now := s.cfg.Now()
 	if d := s.pulse.beat(now); d != 0 {
 		s.table.shift(int64(d))
+		s.shifted = true
 		s.cfg.Metrics.Paused(d)
 		s.cfg.Logger.Warn("this process was paused, or its clock was set; every lease ends later by that much",
 			"by", d.Round(time.Millisecond), "epoch", s.epoch.String())
 	}
 	return now.UnixNano()
+}
+
+// takeShift reports whether deadlines were moved since it was last asked.
+func (s *stint) takeShift() bool {
+	s.pulseMu.Lock()
+	defer s.pulseMu.Unlock()
+	was := s.shifted
+	s.shifted = false
+	return was
 }
 
 func (s *stint) pulseLoop(ctx context.Context) {

@@ -23,6 +23,7 @@ type beat struct {
 	downAt   int64  // since when this stint knows the node to be down, 0 while it is up
 	doomed   bool   // the planner is declaring it lost: nothing extends its lease now
 	usage    usage
+	pools    map[string]int64 // GB in use, by name; never changed once it is here
 	// workloads is what each of them uses; a complete list replaces it.
 	workloads map[string]sched.WorkloadUsage
 
@@ -189,6 +190,9 @@ func (t *table) hear(hb *sched.Heartbeat) (fresh bool) {
 	b.sequence = hb.Sequence
 	b.full = b.full || hb.Full
 	b.usage = usage{hb.CPUUsed, hb.MemoryUsed, hb.DiskUsed}
+	if hb.PoolsUsed != nil {
+		b.pools = hb.PoolsUsed
+	}
 	if hb.Full || b.workloads == nil {
 		b.workloads = make(map[string]sched.WorkloadUsage, len(hb.Usage))
 	}

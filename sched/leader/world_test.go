@@ -334,7 +334,7 @@ func (w *world) beat(hb sched.Heartbeat) sched.Lease {
 	w.t.Helper()
 	lease, err := w.loop.Heartbeat(context.Background(), hb)
 	if err != nil {
-		w.t.Fatalf("heartbeat of %s: %v", hb.Node, err)
+		w.t.Errorf("heartbeat of %s: %v", hb.Node, err) // some are sent by goroutines of their own
 	}
 	return lease
 }

@@ -1,0 +1,137 @@
+package sim
+
+import (
+	commandv1 "github.com/persys/compute/api/command/v1"
+	"github.com/persys/compute/fsm"
+)
+
+// parallel is how many members of g an update may have missing, the same for a whole run.
+func (w *world) parallel() int { return 1 + int(w.cfg.Seed%2) }
+
+// policy is the update policy of the group g; nil where the run has none.
+func (w *world) policy() *commandv1.UpdatePolicy {
+	if !w.has(Rollouts) {
+		return nil
+	}
+	u := &commandv1.UpdatePolicy{MaxParallel: int32(w.parallel()), MinHealthy: 3 * sec, HealthyDeadline: 40 * sec, AutoRevert: w.chance(500)}
+	if w.cfg.Sabotage == AllAtOnce {
+		u.MaxParallel = 9
+	}
+	return u
+}
+
+// roll is what users do about the group g.
+func (w *world) roll() {
+	switch n := w.rng.IntN(10); {
+	case n < 5:
+		w.ask("update group g", w.groupOf(2+w.rng.IntN(3)), nil)
+	case n < 8:
+		action := pick(&w.clock, []string{"pause", "resume", "resume", "undo"})
+		w.ask("rollout "+action, func(c *commandv1.Command) {
+			c.Body = &commandv1.Command_SetRollout{SetRollout: &commandv1.SetRollout{Group: "g", Action: action}}
+		}, nil)
+	case w.has(Operator):
+		m := pick(&w.clock, w.machines)
+		on := w.chance(500)
+		w.ask("drain "+m.id, drain(m.id, on), nil)
+	}
+}
+
+// waits holds an accepted put of a member whose turn has not come: it has to be remembered.
+func (w *world) waits(after fsm.State, p *commandv1.WorkloadPut) bool {
+	x, ok := after.Workload(p.GetId())
+	r, rolls := after.Rollout(p.GetDemand().GetGroup())
+	if !ok || !rolls || !w.has(Rollouts) || x.SameAs(fsm.Intended(p)) {
+		return false
+	}
+	for _, m := range r.Members {
+		if m.ID == x.ID && m.Put != nil && m.Put.GetContent() == p.GetContent() {
+			w.oracle.wanted[x.ID] = want{x.Content, x.Desired}
+			return true
+		}
+	}
+	return false
+}
+
+// rolled holds a command to what an update promises: a member gets what waited for it or
+// what it had before, and as few are missing because of it as the user said. While an update
+// has as many missing, a drain takes no more.
+func (w *world) rolled(before, after fsm.State, c fsm.Command) {
+	if !w.has(Rollouts) {
+		return
+	}
+	o := &w.oracle
+	steps := c.GetAdvanceRollout() != nil || c.GetSetRollout() != nil
+	for _, id := range keys(o.wanted) {
+		if id[0] != 'g' {
+			continue
+		}
+		was, known := before.Workload(id)
+		x, ok := after.Workload(id)
+		if steps && !ok {
+			delete(o.wanted, id)
+		} else if steps && (!known || x.Content != was.Content || x.Desired != was.Desired) {
+			if !expected(before, id, x.Content) && x.Desired != fsm.DesiredDeleted {
+				w.violate("rollout", id, "", "%s gives it %s, for which it did not wait", fsm.ArmName(c), x.Content[:19])
+			}
+			o.wanted[id] = want{x.Content, x.Desired}
+		}
+		switch {
+		case !ok || x.Desired != fsm.DesiredRunning || x.Available():
+			delete(o.missing, id)
+		case known && was.Available() && was.Content != x.Content:
+			if c.GetPutWorkloads().GetUpdate() != nil {
+				w.violate("rollout", id, "", "an apply changes it before its turn")
+			}
+			o.missing[id] = true
+		}
+	}
+	if len(o.missing) > w.parallel() {
+		w.violate("rollout", "", "", "%s: %v are missing because of the update, at most %d may be", fsm.ArmName(c), keys(o.missing), w.parallel())
+	}
+	if r, ok := before.Rollout("g"); ok && c.GetEvict() != nil && r.Phase == "Running" {
+		out := 0
+		after.Group("g", func(x *fsm.Workload) bool {
+			if x.Desired == fsm.DesiredRunning && !x.Available() {
+				out++
+			}
+			return true
+		})
+		for _, e := range c.GetEvict().GetEvictions() {
+			was, known := before.Workload(e.GetWorkload())
+			x, ok := after.Workload(e.GetWorkload())
+			if known && ok && was.Available() && x.Node == "" && was.Demand.Group == "g" && was.Desired == fsm.DesiredRunning &&
+				e.GetCode() == fsm.CodeDraining && out > w.parallel() {
+				w.violate("rollout", was.ID, was.Node, "a drain takes it while an update goes on and %d are missing", out)
+			}
+		}
+	}
+	// What a step brings back was deleted, or never there, as far as users knew.
+	if steps {
+		after.Group("g", func(x *fsm.Workload) bool {
+			if _, ok := o.wanted[x.ID]; !ok {
+				o.wanted[x.ID] = want{x.Content, x.Desired}
+			}
+			return true
+		})
+	}
+}
+
+// expected reports whether a member may get a content by a step.
+func expected(s fsm.State, id, content string) bool {
+	r, ok := s.Rollout("g")
+	if !ok {
+		return false
+	}
+	for _, m := range r.Members {
+		if m.ID == id && m.Put.GetContent() == content {
+			return true
+		}
+	}
+	for _, p := range r.Former {
+		if p.GetId() == id && p.GetContent() == content {
+			return true
+		}
+	}
+	return false
+}
