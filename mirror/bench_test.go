@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/persys/compute/fsm"
+	"github.com/persys/compute/testbed"
 )
 
 // BenchmarkMirrorRate writes changes of 20,000 workloads, a hundred per log entry,
@@ -107,7 +108,7 @@ func name(i int) string { return fmt.Sprintf("w%05d", i) }
 func (r *run) awaitIndex() {
 	r.t.Helper()
 	index := r.c.st.View().Info().Index
-	eventually(r.t, "the mirror caught up", func() error {
+	testbed.Within(r.t, testbed.Patience, "the mirror caught up", func() error {
 		if s := r.Stats(); s.Index < index {
 			return errors.New("not yet")
 		}

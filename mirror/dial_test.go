@@ -17,7 +17,7 @@ import (
 	"testing"
 	"time"
 
-	clientv3 "go.etcd.io/etcd/client/v3"
+	"github.com/persys/compute/mirror/mirrortest"
 )
 
 // TestCredentials: with a role that covers the prefix the mirror works, with a
@@ -27,21 +27,8 @@ func TestCredentials(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
 	defer cancel()
 	admin := e.admin()
-	for _, step := range []func() error{
-		func() error { _, err := admin.UserAdd(ctx, "root", "root"); return err },
-		func() error { _, err := admin.UserGrantRole(ctx, "root", "root"); return err },
-		func() error { _, err := admin.RoleAdd(ctx, "mirror"); return err },
-		func() error {
-			_, err := admin.RoleGrantPermission(ctx, "mirror", "/east/", "/east0", clientv3.PermissionType(clientv3.PermReadWrite))
-			return err
-		},
-		func() error { _, err := admin.UserAdd(ctx, "persys", "secret"); return err },
-		func() error { _, err := admin.UserGrantRole(ctx, "persys", "mirror"); return err },
-		func() error { _, err := admin.AuthEnable(ctx); return err },
-	} {
-		if err := step(); err != nil {
-			t.Fatal(err)
-		}
+	if err := mirrortest.Protect(ctx, admin, "east"); err != nil {
+		t.Fatal(err)
 	}
 	o := quick
 	o.Prefix = "east"

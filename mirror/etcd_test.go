@@ -11,65 +11,34 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
-	"sync"
 	"syscall"
 	"testing"
 	"time"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"github.com/persys/compute/testbed"
 )
 
-// The servers that the mirror is tested against: the current version, built
-// once from tools/etcd, and Debian's 3.4.
-const (
-	builtEtcd  = "../.cache/bin/etcd"
-	debianEtcd = "/usr/bin/etcd"
-)
+// debianEtcd is the older of the two versions that the mirror is tested against, 3.4.
+const debianEtcd = "/usr/bin/etcd"
 
 // safe makes a server sync its log to disk, which only benchmarks care for.
 const safe = "--unsafe-no-fsync=false"
 
-var buildOnce = sync.OnceValues(func() (string, error) {
-	path, err := filepath.Abs(builtEtcd)
-	if err != nil {
-		return "", err
-	}
-	if _, err := os.Stat(path); err == nil {
-		return path, nil
-	}
-	cmd := exec.Command("go", "build", "-o", path, "go.etcd.io/etcd/server/v3")
-	cmd.Dir = "../tools/etcd"
-	if out, err := cmd.CombinedOutput(); err != nil {
-		return "", fmt.Errorf("%w: %s", err, out)
-	}
-	return path, nil
-})
-
-// currentEtcd is the path of the current version.
+// currentEtcd is the path of the current version, built from tools/etcd.
 func currentEtcd(t testing.TB) string {
 	t.Helper()
-	path, err := buildOnce()
-	if err != nil {
-		absent(t, "etcd cannot be built from tools/etcd: "+err.Error())
-	}
+	path, err := testbed.Server(t.Context(), "etcd")
+	testbed.Need(t, "etcd, built from tools/etcd,", err)
 	return path
 }
 
 func debian(t testing.TB) string {
 	t.Helper()
-	if _, err := os.Stat(debianEtcd); err != nil {
-		absent(t, "Debian's etcd-server is not installed (hack/install-test-deps.sh)")
-	}
+	_, err := os.Stat(debianEtcd)
+	testbed.Need(t, "Debian's etcd-server (hack/install-test-deps.sh)", err)
 	return debianEtcd
-}
-
-// absent skips on a laptop, and fails where everything has to be there.
-func absent(t testing.TB, what string) {
-	t.Helper()
-	if os.Getenv("CI") == "true" {
-		t.Fatal(what)
-	}
-	t.Skip("NOT TESTED: " + what)
 }
 
 // etcd is a server under test, one member.
@@ -152,7 +121,7 @@ func (e *etcd) start() {
 		e.t.Fatal(err)
 	}
 	defer c.Close()
-	eventually(e.t, "etcd answers", func() error {
+	testbed.Within(e.t, testbed.Patience, "etcd answers", func() error {
 		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
 		defer cancel()
 		_, err := c.Get(ctx, "/health")
@@ -261,22 +230,6 @@ func (e *etcd) value(key string) string {
 		e.t.Fatal(err)
 	}
 	return all[key]
-}
-
-// eventually polls until fn holds.
-func eventually(t testing.TB, what string, fn func() error) {
-	t.Helper()
-	deadline := time.Now().Add(40 * time.Second)
-	for {
-		err := fn()
-		if err == nil {
-			return
-		}
-		if time.Now().After(deadline) {
-			t.Fatalf("%s: not in time: %v", what, err)
-		}
-		time.Sleep(10 * time.Millisecond)
-	}
 }
 
 // differ says in which keys two sets of keys differ, "" if in none.

@@ -38,7 +38,7 @@ func checkExtra(x Extra) error {
 		if !strings.HasPrefix(d, "/") || !strings.HasSuffix(d, "/") || len(d) < 3 {
 			return fmt.Errorf("mirror: directory %q of the extra keys must look like /a/", d)
 		}
-		others := append([]string{dirNodes, dirWorkloads, dirSpecs, dirStatuses, dirAssignments, dirRetries, dirEvents, dirDrifts, "/persys/mirror/"}, dirs[:i]...)
+		others := append([]string{dirNodes, dirWorkloads, dirSpecs, dirStatuses, dirAssignments, dirRetries, dirEvents, dirDrifts, dirNamespaces, "/persys/mirror/"}, dirs[:i]...)
 		for _, o := range others {
 			if strings.HasPrefix(d, o) || strings.HasPrefix(o, d) {
 				return fmt.Errorf("mirror: directory %q of the extra keys and %q overlap", d, o)

@@ -5,6 +5,7 @@ import (
 	"testing"
 
 	"github.com/persys/compute/fsm"
+	"github.com/persys/compute/testbed"
 )
 
 // endpoints are extra keys: each node's endpoint under /where/nodes/.
@@ -53,7 +54,7 @@ func TestExtraKeys(t *testing.T) {
 	r = c.start(e.client, o)
 	extras := func(want ...string) {
 		t.Helper()
-		eventually(t, "the extra keys", func() error {
+		testbed.Within(t, testbed.Patience, "the extra keys", func() error {
 			got, err := e.contents("/east/where/")
 			if err != nil {
 				return err

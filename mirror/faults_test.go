@@ -13,6 +13,8 @@ import (
 	"time"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"github.com/persys/compute/testbed"
 )
 
 // mirrored is a cluster whose state is in etcd.
@@ -28,7 +30,7 @@ func mirrored(t *testing.T, e *etcd, o Options) (*cluster, *run) {
 	if _, ok := c.Attached(); !ok {
 		t.Fatal("the full mirror was not recorded as attached")
 	}
-	eventually(t, "the mirror has nothing left to do", func() error {
+	testbed.Within(t, testbed.Patience, "the mirror has nothing left to do", func() error {
 		if n := r.Stats().Transactions; n < 3 { // claimed, compared, trimmed
 			return fmt.Errorf("%d transactions", n)
 		}
@@ -43,7 +45,7 @@ func TestEtcdStopped(t *testing.T) {
 	e.kill()
 	r.awaitState(Unreachable)
 	c.random(rand.New(rand.NewPCG(3, 4)), 50)
-	eventually(t, "the lag shows", func() error {
+	testbed.Within(t, testbed.Patience, "the lag shows", func() error {
 		if s := r.Stats(); s.LagIndex == 0 || s.Lag == 0 {
 			return fmt.Errorf("%+v", s)
 		}
@@ -58,7 +60,7 @@ func TestEtcdStopped(t *testing.T) {
 	if s := r.Stats(); s.Comparisons != 1 {
 		t.Errorf("%d full comparisons: an etcd that kept its data needs none", s.Comparisons)
 	}
-	eventually(t, "the lag is gone", func() error {
+	testbed.Within(t, testbed.Patience, "the lag is gone", func() error {
 		if s := r.Stats(); s.LagIndex != 0 || s.Lag != 0 {
 			return fmt.Errorf("%+v", s)
 		}

@@ -35,6 +35,12 @@ func (i *Imported) State(present fsm.Info, translate Translate) (fsm.State, []Pr
 			problems = append(problems, Problem{dirNodes + n.NodeID, err.Error()})
 		}
 	}
+	for k := range i.Namespaces {
+		n := &i.Namespaces[k]
+		if err := a.Namespace(namespaceOf(n)); err != nil {
+			problems = append(problems, Problem{dirNamespaces + n.Name, err.Error()})
+		}
+	}
 	at := map[string]Time{}
 	for _, s := range i.Assignments {
 		at[s.WorkloadID] = s.CreatedAt
@@ -51,6 +57,16 @@ func (i *Imported) State(present fsm.Info, translate Translate) (fsm.State, []Pr
 	}
 	s, err := a.State()
 	return s, problems, err
+}
+
+func namespaceOf(n *Namespace) *commandv1.NamespaceRecord {
+	return &commandv1.NamespaceRecord{
+		Put: &commandv1.PutNamespace{
+			Name: n.Name, Description: n.Description, Users: n.Users,
+			Quota: &commandv1.Quota{CpuMillicores: n.Quota.CPUMillicores, MemoryMib: n.Quota.MemoryMiB, DiskGb: n.Quota.DiskGB, Workloads: n.Quota.Workloads},
+		},
+		CreatedAt: nanos(n.CreatedAt), UpdatedAt: nanos(n.UpdatedAt), UpdatedBy: n.UpdatedBy,
+	}
 }
 
 func nodeOf(n *Node) *commandv1.NodeRecord {
@@ -147,6 +163,7 @@ func putOf(w *Workload, translate Translate) (*commandv1.WorkloadPut, error) {
 	}
 	return &commandv1.WorkloadPut{
 		Id: w.ID, Spec: o.Spec, Content: o.Content, CallerRevision: o.CallerRevision, Demand: demand, Desired: string(desired),
+		Namespace: o.Namespace,
 	}, nil
 }
 

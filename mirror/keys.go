@@ -31,6 +31,8 @@ const (
 	dirRetries     = "/retries/"
 	dirEvents      = "/events/"
 	dirDrifts      = "/drifts/"
+	// Existing peers know no namespaces: a directory of our own.
+	dirNamespaces = "/persys/namespaces/"
 )
 
 // dataDirs are the prefixes of which a single key means that etcd holds data.

@@ -16,7 +16,7 @@ import (
 
 // format is the version of the projection. A cursor of another format leads to
 // a full comparison: advance it when a shape or a key changes.
-const format = 2
+const format = 3
 
 // maxValue is the largest value written, so that it fits into a transaction of
 // maxBytes together with cursor and comparisons.
@@ -121,7 +121,7 @@ func (p *Projection) wholeWith(w *fsm.Workload, f Fields) *Workload {
 		Metadata: metadata(w, f.Metadata), Retry: retryOf(w), StatusInfo: statusInfo(w),
 		Own: &OwnWorkload{
 			Spec: w.Spec, Content: w.Content, CallerRevision: w.CallerRevision,
-			Restarts: w.Restarts, Demand: ownDemand(&w.Demand),
+			Restarts: w.Restarts, Namespace: w.Namespace, Demand: ownDemand(&w.Demand),
 		},
 	}
 }
@@ -297,13 +297,29 @@ func (p *Projection) nodeRecord(n *fsm.Node, a fsm.Alloc, shard string) KV {
 	return KV{p.keys.key(dirNodes, n.ID), encode(r)}
 }
 
+// Namespace is the record of a namespace, n being nil where there is none (any more).
+func (p *Projection) Namespace(name string, n *fsm.Namespace) KV {
+	key := p.keys.key(dirNamespaces, name)
+	if n == nil || n.ModifyIndex == 0 { // default, without a record of its own
+		return KV{Key: key}
+	}
+	return KV{key, encode(&Namespace{
+		Name: n.Name, Description: n.Description, Users: n.Users,
+		Quota:     OwnQuota{CPUMillicores: n.Quota.CPU, MemoryMiB: n.Quota.Memory, DiskGB: n.Quota.Disk, Workloads: n.Quota.Workloads},
+		CreatedAt: stamp(n.CreatedAt), UpdatedAt: stamp(n.UpdatedAt), UpdatedBy: n.UpdatedBy,
+	})}
+}
+
 // Event is one line of history.
 func (p *Projection) Event(e *fsm.Event) KV {
 	r := &Event{
 		ID: eventID(e), Type: e.Type, WorkloadID: e.Workload, NodeID: e.Node, Reason: e.Reason, Timestamp: stamp(e.At),
 	}
-	if len(e.Details) > 0 || e.Message != "" || e.By != "" {
-		r.Details = make(map[string]any, len(e.Details)+2)
+	if len(e.Details) > 0 || e.Message != "" || e.By != "" || e.Namespace != "" {
+		r.Details = make(map[string]any, len(e.Details)+3)
+		if e.Namespace != "" {
+			r.Details["namespace"] = e.Namespace
+		}
 		if e.Message != "" {
 			r.Details["message"] = e.Message
 		}
@@ -407,6 +423,12 @@ func (p *Projection) sections(v fsm.View) []section {
 			return KV{p.keys.key(dirStatuses, w.ID), encode(statusOf(p.whole(w)))}
 		})
 	}
+	out = append(out, section{dirNamespaces, func(yield func(KV) bool) {
+		v.Namespaces(func(n *fsm.Namespace) bool {
+			x := p.Namespace(n.Name, n)
+			return x.Value == nil || yield(x)
+		})
+	}})
 	out = append(out, p.extras(v)...)
 	// Drifts are last: catchUpDrifts looks for them there.
 	return append(out, section{dirDrifts, slices.Values(p.drifts(v))})

@@ -19,6 +19,7 @@ type Imported struct {
 	Index       uint64 // of the state that it holds; 0 if it is not one of ours
 	Complete    bool   // ours, and not in the middle of a full comparison
 	Nodes       []Node
+	Namespaces  []Namespace
 	Workloads   []Workload   // assignment and retry records are merged in
 	Assignments []Assignment // of workloads that are there
 	Events      int
@@ -45,7 +46,7 @@ func Read(ctx context.Context, kv Etcd, prefix string) (Imported, error) {
 	r := reader{
 		server: server{kv: kv, limit: callLimit, bound: 2 * callLimit, pause: callLimit / 10}, keys: keys,
 		nodes: map[string]Node{}, whole: map[string]Workload{}, specs: map[string]Workload{}, statuses: map[string]WorkloadStatus{},
-		assignments: map[string]Assignment{}, retries: map[string]Retry{},
+		assignments: map[string]Assignment{}, retries: map[string]Retry{}, namespaces: map[string]Namespace{},
 	}
 	if err := r.identity(ctx); err != nil {
 		return Imported{}, err
@@ -60,6 +61,7 @@ func Read(ctx context.Context, kv Etcd, prefix string) (Imported, error) {
 		{dirStatuses, func(id string, v []byte) error { return decodeInto(r.statuses, id, v) }},
 		{dirAssignments, func(id string, v []byte) error { return decodeInto(r.assignments, id, v) }},
 		{dirRetries, func(id string, v []byte) error { return decodeInto(r.retries, id, v) }},
+		{dirNamespaces, func(name string, v []byte) error { return decodeInto(r.namespaces, name, v) }},
 		{dirEvents, func(string, []byte) error { r.out.Events++; return nil }},
 		{dirDrifts, func(string, []byte) error { r.out.Drifts++; return nil }},
 	} {
@@ -80,6 +82,7 @@ type reader struct {
 	statuses    map[string]WorkloadStatus
 	assignments map[string]Assignment
 	retries     map[string]Retry
+	namespaces  map[string]Namespace
 }
 
 // identity reads owner and cursor, if there are any.
@@ -152,6 +155,10 @@ func (r *reader) finish() Imported {
 		}
 		r.out.Nodes = append(r.out.Nodes, n)
 	}
+	for name, n := range r.namespaces {
+		n.Name = orElse(n.Name, name)
+		r.out.Namespaces = append(r.out.Namespaces, n)
+	}
 	for id, w := range r.whole {
 		if spec, ok := r.specs[id]; ok && r.out.Cluster == "" {
 			w = r.split(id, spec, w)
@@ -172,6 +179,7 @@ func (r *reader) finish() Imported {
 		}
 	}
 	slices.SortFunc(r.out.Nodes, func(a, b Node) int { return strings.Compare(a.NodeID, b.NodeID) })
+	slices.SortFunc(r.out.Namespaces, func(a, b Namespace) int { return strings.Compare(a.Name, b.Name) })
 	slices.SortFunc(r.out.Workloads, func(a, b Workload) int { return strings.Compare(a.ID, b.ID) })
 	slices.SortFunc(r.out.Assignments, func(a, b Assignment) int { return strings.Compare(a.WorkloadID, b.WorkloadID) })
 	slices.SortFunc(r.out.Problems, func(a, b Problem) int { return strings.Compare(a.Key, b.Key) })

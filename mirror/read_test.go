@@ -90,6 +90,9 @@ func TestReadOurOwn(t *testing.T) {
 			c := newCluster(t, "c1")
 			c.do(register("a"), register("b"), put("web"), put("db"))
 			c.do(c.assign("web", "a"))
+			placed := put("placed")
+			placed.GetPutWorkloads().Workloads[0].Namespace = "n1"
+			c.do(putNamespace("n1", 100), putNamespace("n2", 0), putNamespace("default", 500), placed)
 			c.do(c.says("web", "Failed", "boom"))
 			c.do(c.retry("web", 2, time.Minute, false))
 			o := quick
@@ -109,6 +112,9 @@ func TestReadOurOwn(t *testing.T) {
 				t.Fatal(err, problems)
 			}
 			sameRecords(t, back, c.st.State(), r.Projection())
+			if len(back.NamespacesOf("ada")) != 3 || back.UseOf("n1").Workloads != 1 {
+				t.Errorf("ada acts in %v, n1 uses %+v", back.NamespacesOf("ada"), back.UseOf("n1"))
+			}
 			w, _ := v.Workload("web")
 			if i := slices.IndexFunc(got.Workloads, func(w Workload) bool { return w.ID == "web" }); i < 0 ||
 				string(got.Workloads[i].Own.Spec) != string(w.Spec) || got.Workloads[i].Own.Content != w.Content {

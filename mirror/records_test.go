@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/persys/compute/fsm"
+	"github.com/persys/compute/fsm/quota"
 )
 
 var update = flag.Bool("update", false, "write the golden files")
@@ -90,6 +91,14 @@ func TestGolden(t *testing.T) {
 		{"workload-gone", both.Gone("web-1")},
 		{"node-ready", whole.Node(node, fsm.Alloc{CPU: 500, Memory: 192}, "default")},
 		{"node-lost", whole.Node(lost, fsm.Alloc{CPU: 2000}, "")},
+		{"namespace", []KV{
+			whole.Namespace("shop", &fsm.Namespace{
+				Name: "shop", Description: "a team", Quota: quota.Amounts{CPU: 4000, Memory: 8192, Workloads: 20}, Users: []string{"ada", "bob"},
+				CreatedAt: noon, UpdatedAt: noon + 1, UpdatedBy: "persys://c1/user/admin", ModifyIndex: 7,
+			}),
+			whole.Namespace("gone", nil),
+			whole.Namespace("default", &fsm.Namespace{Name: "default"}),
+		}},
 		{"node-gone", whole.NodeGone("node-a")},
 		{"event", []KV{
 			whole.Event(&fsm.Event{
@@ -280,5 +289,26 @@ func TestLastActionsAreInTheRecord(t *testing.T) {
 	want := `"last_actions":[{"taskId":"t1","actionType":"apply_workload","status":"failed","error":"boom","createdAt":"2023-11-14T22:13:20Z"}]`
 	if got := string(encode(metadata(w, nil))); !strings.Contains(got, want) {
 		t.Errorf("%s, want %s in it", got, want)
+	}
+}
+
+// A record says which node has accepted the order, and why one could not be told.
+func TestARecordTellsWhatBecameOfTheOrder(t *testing.T) {
+	for _, c := range []struct {
+		fact string
+		w    fsm.Workload
+		want map[string]any
+	}{
+		{"ordered", fsm.Workload{Node: "node-a"}, nil},
+		{"accepted", fsm.Workload{Node: "node-a", Acknowledged: true}, map[string]any{"admitted_on_node": "node-a"}},
+		{"not to be told", fsm.Workload{Node: "node-a", Reason: fsm.Reason{Code: fsm.CodeDispatchFailed, Message: "connection refused"}},
+			map[string]any{"dispatch_failed": "connection refused"}},
+	} {
+		m := metadata(&c.w, nil)
+		for _, key := range []string{"admitted_on_node", "dispatch_failed"} {
+			if got := m[key]; got != c.want[key] {
+				t.Errorf("%s: %s is %v, want %v", c.fact, key, got, c.want[key])
+			}
+		}
 	}
 }

@@ -189,10 +189,12 @@ type touched struct {
 	workloads map[string]*fsm.Workload // before the batch, nil = not there
 	nodes     map[string]bool          // true: the record changed; false: only what is promised on it
 	events    []*fsm.Event
+	// namespaces are as the batch left them, nil = not there any more.
+	namespaces map[string]*fsm.Namespace
 }
 
 func collect(changes []fsm.Change) touched {
-	t := touched{workloads: map[string]*fsm.Workload{}, nodes: map[string]bool{}}
+	t := touched{workloads: map[string]*fsm.Workload{}, nodes: map[string]bool{}, namespaces: map[string]*fsm.Namespace{}}
 	promised := func(node string) {
 		if node != "" && !t.nodes[node] {
 			t.nodes[node] = false
@@ -223,6 +225,8 @@ func collect(changes []fsm.Change) touched {
 			}
 		case fsm.TableNode:
 			t.nodes[c.Key] = true
+		case fsm.TableNamespace:
+			t.namespaces[c.Key] = c.NewNamespace
 		case fsm.TableEvent:
 			t.events = append(t.events, c.NewEvent)
 		}
@@ -274,6 +278,11 @@ func (s *session) apply(ctx context.Context, b store.Batch) error {
 			kvs = p.NodeGone(id)
 		}
 		if err := s.addAll(ctx, kvs, b.Index); err != nil {
+			return err
+		}
+	}
+	for name, n := range t.namespaces {
+		if err := s.add(ctx, p.Namespace(name, n), b.Index); err != nil {
 			return err
 		}
 	}

@@ -298,7 +298,27 @@ type OwnWorkload struct {
 	Content        string    `json:"content"`
 	CallerRevision string    `json:"callerRevision,omitempty"`
 	Restarts       uint32    `json:"restarts,omitempty"`
+	Namespace      string    `json:"namespace,omitempty"` // empty: default
 	Demand         OwnDemand `json:"demand"`
+}
+
+// Namespace is the record under /persys/namespaces/<name>.
+type Namespace struct {
+	Name        string   `json:"name"`
+	Description string   `json:"description,omitempty"`
+	Quota       OwnQuota `json:"quota"`
+	Users       []string `json:"users,omitempty"`
+	CreatedAt   Time     `json:"createdAt"`
+	UpdatedAt   Time     `json:"updatedAt"`
+	UpdatedBy   string   `json:"updatedBy,omitempty"`
+}
+
+// OwnQuota is quota.Amounts; 0 = any amount.
+type OwnQuota struct {
+	CPUMillicores int64 `json:"cpuMillicores,omitempty"`
+	MemoryMiB     int64 `json:"memoryMib,omitempty"`
+	DiskGB        int64 `json:"diskGb,omitempty"`
+	Workloads     int64 `json:"workloads,omitempty"`
 }
 
 // OwnDemand is fsm.Demand with the units of the log.

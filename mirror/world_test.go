@@ -16,6 +16,7 @@ import (
 	commandv1 "github.com/persys/compute/api/command/v1"
 	"github.com/persys/compute/fsm"
 	"github.com/persys/compute/fsm/store"
+	"github.com/persys/compute/testbed"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -186,7 +187,7 @@ func (r *run) told() []State {
 
 func (r *run) awaitState(s State) {
 	r.t.Helper()
-	eventually(r.t, "the mirror is "+string(s), func() error {
+	testbed.Within(r.t, testbed.Patience, "the mirror is "+string(s), func() error {
 		if h := r.Stats().Health; h.State != s {
 			return fmt.Errorf("it is %s: %s", h.State, h.Reason)
 		}
@@ -199,7 +200,7 @@ func (r *run) awaitState(s State) {
 func (r *run) awaitEqual(e *etcd) {
 	r.t.Helper()
 	prefix := string(r.proj.keys)
-	eventually(r.t, "the mirror equals the state", func() error {
+	testbed.Within(r.t, testbed.Patience, "the mirror equals the state", func() error {
 		v := r.c.st.View()
 		want := map[string]string{}
 		for kv := range r.proj.All(v) {
@@ -235,7 +236,7 @@ func (r *run) awaitEqual(e *etcd) {
 }
 
 func owned(key string) bool {
-	for _, dir := range [...]string{dirNodes, dirWorkloads, dirSpecs, dirStatuses, dirAssignments, dirRetries, dirEvents, dirDrifts} {
+	for _, dir := range [...]string{dirNodes, dirWorkloads, dirSpecs, dirStatuses, dirAssignments, dirRetries, dirEvents, dirDrifts, dirNamespaces} {
 		if strings.HasPrefix(key, dir) {
 			return true
 		}
@@ -344,7 +345,15 @@ func (c *cluster) random(rnd *rand.Rand, n int) {
 func (c *cluster) randomCommand(rnd *rand.Rand) fsm.Command {
 	id := [...]string{"w0", "w1", "w1-a", "w1.b", "w2", "w3", "w4", "w5"}[rnd.IntN(8)]
 	node := [...]string{"a", "a-b", "a.c", "b"}[rnd.IntN(4)]
-	switch rnd.IntN(18) {
+	switch rnd.IntN(21) {
+	case 18:
+		c := putSpec(id, []byte("spec"), "c1:00000000000000000009")
+		c.GetPutWorkloads().Workloads[0].Namespace = [...]string{"n1", "n2"}[rnd.IntN(2)]
+		return c
+	case 19:
+		return putNamespace([...]string{"n1", "n2", "default"}[rnd.IntN(3)], int64(rnd.IntN(3))*100)
+	case 20:
+		return &commandv1.Command{Body: &commandv1.Command_DeleteNamespace{DeleteNamespace: &commandv1.DeleteNamespace{Name: "n2"}}}
 	case 16:
 		return setDrift(node, id, [...]string{fsm.DriftOrphan, fsm.DriftState}[rnd.IntN(2)], true)
 	case 17:
@@ -369,6 +378,12 @@ func (c *cluster) randomCommand(rnd *rand.Rand) fsm.Command {
 		return drain(node, rnd.IntN(2) == 0)
 	}
 	return removeNode(node)
+}
+
+func putNamespace(name string, cpu int64) fsm.Command {
+	return &commandv1.Command{Body: &commandv1.Command_PutNamespace{PutNamespace: &commandv1.PutNamespace{
+		Name: name, Description: "of " + name, Quota: &commandv1.Quota{CpuMillicores: cpu}, Users: []string{"ada"},
+	}}}
 }
 
 // setDrift opens or closes a drift.
