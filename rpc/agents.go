@@ -31,11 +31,13 @@ type Agents struct {
 	store *store.Store
 	keys  Keys
 	poll  time.Duration // between status polls of a legacy delete
+	again time.Duration // between the dials that people's calls cause
 	dial  []grpc.DialOption
 
 	mu     sync.Mutex
 	conns  map[agentAt]*agentConn
 	closed bool
+	swept  time.Time
 }
 
 // agentAt is a node and where its agent says that it answers. Two nodes may name
@@ -43,14 +45,14 @@ type Agents struct {
 type agentAt struct{ node, addr string }
 
 type agentConn struct {
-	cc   *grpc.ClientConn
-	used time.Time
+	cc         *grpc.ClientConn
+	made, used time.Time
 }
 
 // NewAgents makes a client; tls nil speaks plaintext to agents. extra is for whoever
 // counts or follows the calls.
 func NewAgents(st *store.Store, tls *pki.Files, keys Keys, extra ...grpc.DialOption) *Agents {
-	return &Agents{tls: tls, store: st, keys: keys, poll: time.Second, dial: extra, conns: map[agentAt]*agentConn{}}
+	return &Agents{tls: tls, store: st, keys: keys, poll: time.Second, again: 5 * time.Second, dial: extra, conns: map[agentAt]*agentConn{}}
 }
 
 // Close closes every connection.
@@ -65,7 +67,10 @@ func (a *Agents) Close() {
 }
 
 // idleFor is after how long without a call a connection is closed.
-const idleFor = 10 * time.Minute
+const (
+	idleFor    = 10 * time.Minute
+	sweepEvery = time.Minute
+)
 
 func (a *Agents) conn(n *fsm.Node) (agentv1.AgentServiceClient, error) {
 	a.mu.Lock()
@@ -79,19 +84,14 @@ func (a *Agents) conn(n *fsm.Node) (agentv1.AgentServiceClient, error) {
 		c.used = now
 		return agentv1.NewAgentServiceClient(c.cc), nil
 	}
-	for old, c := range a.conns {
-		// One that carries a stream is not idle, however long ago it was opened.
-		if now.Sub(c.used) > idleFor && c.cc.GetState() == connectivity.Idle {
-			_ = c.cc.Close()
-			delete(a.conns, old)
-		}
-	}
+	a.sweep(now)
 	cc, err := grpc.NewClient("passthrough:///"+at.addr, append([]grpc.DialOption{
 		clientCreds(a.tls, at.addr, pki.Peer{Role: pki.RoleAgent, Node: n.ID}),
 		grpc.WithDefaultCallOptions(grpc.ForceCodecV2(dial.Codec())),
 		grpc.WithIdleTimeout(idleFor),
 		grpc.WithConnectParams(grpc.ConnectParams{
-			Backoff:           backoff.Config{BaseDelay: 50 * time.Millisecond, Multiplier: 1.6, Jitter: 0.2, MaxDelay: 5 * time.Second},
+			// There may be thousands that are gone. One that is back does not wait for it: see redial.
+			Backoff:           backoff.Config{BaseDelay: 50 * time.Millisecond, Multiplier: 1.6, Jitter: 0.2, MaxDelay: time.Minute},
 			MinConnectTimeout: 3 * time.Second,
 		}),
 		// Existing agents enforce grpc's default of one ping in five minutes.
@@ -100,8 +100,46 @@ func (a *Agents) conn(n *fsm.Node) (agentv1.AgentServiceClient, error) {
 	if err != nil {
 		return nil, fmt.Errorf("agent of node %s at %s: %w", n.ID, at.addr, err)
 	}
-	a.conns[at] = &agentConn{cc, now}
+	a.conns[at] = &agentConn{cc, now, now}
 	return agentv1.NewAgentServiceClient(cc), nil
+}
+
+// redial has the next call to an agent dial at once, and wait for that, where dialling has failed so far. It is
+// for whoever knows that the node is there. A connection that is younger than age is left alone. What fails is
+// made anew rather than told to try again: meanwhile it would refuse calls, and a dial that hangs would go on.
+func (a *Agents) redial(node, addr string, age time.Duration) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	at := agentAt{node, addr}
+	if c := a.conns[at]; c != nil && c.cc.GetState() == connectivity.TransientFailure && time.Since(c.made) >= age {
+		_ = c.cc.Close() // calls do not wait for one that fails
+		delete(a.conns, at)
+	}
+}
+
+// fresh is conn for a call that a person waits for. Only the leader hears heartbeats, and any replica is asked:
+// a node that counts as up may be back, and is dialled again every few seconds if people ask so often.
+func (a *Agents) fresh(n *fsm.Node) (agentv1.AgentServiceClient, error) {
+	if n.Up {
+		a.redial(n.ID, n.Facts.Endpoint, a.again)
+	}
+	return a.conn(n)
+}
+
+// sweep closes what has been idle for long: once a minute, not at each of thousands of new
+// connections. With mu held.
+func (a *Agents) sweep(now time.Time) {
+	if now.Sub(a.swept) < sweepEvery {
+		return
+	}
+	a.swept = now
+	for old, c := range a.conns {
+		// One that carries a stream is not idle, however long ago it was opened.
+		if now.Sub(c.used) > idleFor && c.cc.GetState() == connectivity.Idle {
+			_ = c.cc.Close()
+			delete(a.conns, old)
+		}
+	}
 }
 
 // Deliver implements leader.Agents.
@@ -161,7 +199,7 @@ func (a *Agents) order(ctx context.Context, c agentv1.AgentServiceClient, n *fsm
 	case resp.GetApplied() || resp.GetSkipped():
 		ack.Accepted = true
 		if st != nil {
-			ack.State = actualOf(st.GetActualState())
+			ack.State = spec.ActualOf(st.GetActualState())
 		}
 		ack.Message = st.GetMessage()
 	case strings.Contains(resp.GetMessage(), "is draining"):
@@ -184,20 +222,6 @@ func classOf(st *agentv1.WorkloadStatus, message string) string {
 		return fsm.CodeRuntimeNotOffered
 	}
 	return "INVALID_SPECIFICATION"
-}
-
-func actualOf(s agentv1.ActualState) fsm.Actual {
-	switch s {
-	case agentv1.ActualState_ACTUAL_STATE_PENDING:
-		return fsm.ActualPending
-	case agentv1.ActualState_ACTUAL_STATE_RUNNING:
-		return fsm.ActualRunning
-	case agentv1.ActualState_ACTUAL_STATE_STOPPED:
-		return fsm.ActualStopped
-	case agentv1.ActualState_ACTUAL_STATE_FAILED:
-		return fsm.ActualFailed
-	}
-	return fsm.ActualUnknown
 }
 
 func (a *Agents) remove(ctx context.Context, c agentv1.AgentServiceClient, n *fsm.Node, e *agentv1.Epoch, o sched.Order) (sched.Ack, error) {
@@ -262,7 +286,7 @@ func notFound(err error) bool {
 
 // logs opens the log stream of a workload on its node.
 func (a *Agents) logs(ctx context.Context, n *fsm.Node, req *agentv1.LogsRequest) (grpc.ServerStreamingClient[agentv1.LogChunk], error) {
-	c, err := a.conn(n)
+	c, err := a.fresh(n)
 	if err != nil {
 		return nil, err
 	}
@@ -271,7 +295,7 @@ func (a *Agents) logs(ctx context.Context, n *fsm.Node, req *agentv1.LogsRequest
 
 // exec opens a session on a node; it ends with ctx.
 func (a *Agents) exec(ctx context.Context, n *fsm.Node) (agentv1.AgentService_ExecClient, error) {
-	c, err := a.conn(n)
+	c, err := a.fresh(n)
 	if err != nil {
 		return nil, err
 	}
@@ -280,7 +304,7 @@ func (a *Agents) exec(ctx context.Context, n *fsm.Node) (agentv1.AgentService_Ex
 
 // actions reads the task history of a workload on its node, newest first.
 func (a *Agents) actions(ctx context.Context, n *fsm.Node, id string, limit int32) ([]*agentv1.AgentAction, error) {
-	c, err := a.conn(n)
+	c, err := a.fresh(n)
 	if err != nil {
 		return nil, err
 	}

@@ -88,6 +88,19 @@ func (f *fakeAgent) Logs(r *agentv1.LogsRequest, s grpc.ServerStreamingServer[ag
 func agentWorld(t *testing.T, protocol uint32) (*group, *fakeAgent, *Agents, sched.Order) {
 	t.Helper()
 	g := newGroup(t, 1)
+	f := g.agent(t, protocol)
+	_, err := g.control(0).ApplyWorkload(ctxFor(t), web("web"))
+	ok(t, err)
+	g.assign("web", "n")
+	w, _ := g.view().Workload("web")
+	a := g.replicas[0].server.agents
+	a.poll = 5 * time.Millisecond
+	return g, f, a, sched.Order{Op: sched.OpApply, Node: "n", Workload: "web", Generation: w.Generation}
+}
+
+// agent serves a fake one of node n.
+func (g *group) agent(t *testing.T, protocol uint32) *fakeAgent {
+	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	ok(t, err)
 	f := &fakeAgent{addr: l.Addr().String()}
@@ -104,16 +117,7 @@ func agentWorld(t *testing.T, protocol uint32) (*group, *fakeAgent, *Agents, sch
 	g.do(&commandv1.Command{Body: &commandv1.Command_RegisterNode{RegisterNode: &commandv1.RegisterNode{
 		Id: "n", Endpoint: f.addr, CpuMillicores: 8000, MemoryMib: 8192, Types: []string{"container"}, Protocol: protocol, AgentVersion: "v9",
 	}}})
-	_, err = g.control(0).ApplyWorkload(ctxFor(t), web("web"))
-	ok(t, err)
-	w, _ := g.view().Workload("web")
-	g.do(&commandv1.Command{Body: &commandv1.Command_Assign{Assign: &commandv1.Assign{Assignments: []*commandv1.Assignment{{
-		Workload: "web", Node: "n", IfGeneration: &commandv1.Generation{Incarnation: w.Generation.Incarnation, Sequence: w.Generation.Sequence},
-	}}}}})
-	w, _ = g.view().Workload("web")
-	a := g.replicas[0].server.agents
-	a.poll = 5 * time.Millisecond
-	return g, f, a, sched.Order{Op: sched.OpApply, Node: "n", Workload: "web", Generation: w.Generation}
+	return f
 }
 
 var stint = fsm.Epoch{Incarnation: 1, Term: 7}

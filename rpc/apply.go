@@ -71,6 +71,7 @@ func (s *Server) apply(ctx context.Context, reqs []*controlv1.ApplyWorkloadReque
 			continue // an earlier command of the same request failed
 		}
 		out[i] = merge(out[i].resp, r)
+		s.rolling(reqs[i], out[i].resp)
 	}
 	return out
 }
@@ -97,6 +98,10 @@ func merge(have *controlv1.ApplyWorkloadResponse, r fsm.Result) outcome {
 		return outcome{err: r.Err()}
 	case fsm.Invalid:
 		return refused(controlv1.FailureReason_INVALID_SPEC, r.Reason)
+	case fsm.OverQuota:
+		return refused(controlv1.FailureReason_INSUFFICIENT_RESOURCES, r.Reason)
+	case fsm.Denied:
+		return outcome{err: r.Err()}
 	default:
 		return refused(controlv1.FailureReason_RUNTIME_ERROR, r.Reason)
 	}
@@ -147,6 +152,9 @@ func (s *Server) applyCommands(ctx context.Context, req *controlv1.ApplyWorkload
 		return nil, err
 	}
 	c := prepared.Command
+	if err := s.atLevel(c.GetPutWorkloads()); err != nil {
+		return nil, err
+	}
 	if c.Head, err = s.head(ctx, req.GetRequestId(), ""); err != nil {
 		return nil, err
 	}
@@ -281,8 +289,20 @@ func (s *Server) each(ctx context.Context, id, request string, make func(string)
 // whichever members are left by then.
 func (s *Server) head(ctx context.Context, request, member string) (*commandv1.Head, error) {
 	h := &commandv1.Head{At: s.now().UnixNano(), By: callOf(ctx).identity()}
-	if s.store.View().Info().FeatureLevel >= 3 {
+	level := s.store.View().Info().FeatureLevel
+	if level >= 3 {
 		h.From = callOf(ctx).from
+	}
+	if level >= 6 { // before, the history would not tell the gateway
+		h.By, h.Via = callOf(ctx).by()
+	}
+	if in := s.scopeOf(ctx); !in.Everywhere() {
+		if h.Namespaces = in.Names(); in.Nowhere() {
+			h.Namespaces = []string{nowhere}
+		}
+		if level < 6 {
+			return nil, errNamespaces
+		}
 	}
 	if request == "" {
 		return h, nil
@@ -336,7 +356,7 @@ func (s *Server) DeleteWorkload(ctx context.Context, req *controlv1.DeleteWorklo
 	out := &controlv1.DeleteWorkloadResponse{Success: true}
 	for _, r := range results {
 		out.Index = max(out.Index, r.Index)
-		if r.Kind == fsm.TooOld {
+		if r.Kind == fsm.TooOld || r.Kind == fsm.Denied {
 			return nil, r.Err()
 		}
 		if err := r.Err(); err != nil && out.Success {
@@ -368,7 +388,7 @@ func (s *Server) RetryWorkload(ctx context.Context, req *controlv1.RetryWorkload
 	out := &controlv1.RetryWorkloadResponse{Accepted: true}
 	for _, r := range results {
 		out.Index = max(out.Index, r.Index)
-		if r.Kind == fsm.TooOld {
+		if r.Kind == fsm.TooOld || r.Kind == fsm.Denied {
 			return nil, r.Err()
 		}
 		if err := r.Err(); err != nil {

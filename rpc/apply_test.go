@@ -329,6 +329,11 @@ func TestApplyStream(t *testing.T) {
 }
 
 func TestControlStream(t *testing.T) {
+	of := func(change func(*controlv1.RegisterNodeRequest)) *controlv1.RegisterNodeRequest {
+		r := registration("n")
+		change(r)
+		return r
+	}
 	for i, where := range []string{"leader", "follower"} {
 		t.Run(where, func(t *testing.T) {
 			g := newGroup(t, 2)
@@ -342,6 +347,15 @@ func TestControlStream(t *testing.T) {
 				{&controlv1.ControlMessage{Message: &controlv1.ControlMessage_Heartbeat{Heartbeat: &controlv1.HeartbeatRequest{NodeId: "n"}}}, func(m *controlv1.ControlMessage) bool { return m.GetHeartbeatResult().GetAcknowledged() }},
 				{&controlv1.ControlMessage{Message: &controlv1.ControlMessage_Heartbeat{Heartbeat: &controlv1.HeartbeatRequest{NodeId: "x"}}}, func(m *controlv1.ControlMessage) bool {
 					return codes.Code(m.GetError().GetCode()) == codes.NotFound
+				}},
+				{&controlv1.ControlMessage{Message: &controlv1.ControlMessage_Heartbeat{Heartbeat: &controlv1.HeartbeatRequest{NodeId: "n", ClusterId: "c2"}}}, func(m *controlv1.ControlMessage) bool {
+					return codes.Code(m.GetError().GetCode()) == codes.FailedPrecondition && strings.Contains(m.GetError().GetMessage(), "belongs to cluster c2, this is cluster c1")
+				}},
+				{&controlv1.ControlMessage{Message: &controlv1.ControlMessage_Register{Register: of(func(r *controlv1.RegisterNodeRequest) { r.ClusterId = "c2" })}}, func(m *controlv1.ControlMessage) bool {
+					return !m.GetRegisterResult().GetAccepted() && strings.Contains(m.GetRegisterResult().GetReason(), "belongs to cluster c2, this is cluster c1")
+				}},
+				{&controlv1.ControlMessage{Message: &controlv1.ControlMessage_Register{Register: of(func(r *controlv1.RegisterNodeRequest) { r.Shard = "west" })}}, func(m *controlv1.ControlMessage) bool {
+					return !m.GetRegisterResult().GetAccepted() && strings.Contains(m.GetRegisterResult().GetReason(), "belongs to shard west, this is shard default of cluster c1")
 				}},
 				{&controlv1.ControlMessage{Message: &controlv1.ControlMessage_Apply{Apply: web("w")}}, func(m *controlv1.ControlMessage) bool { return m.GetApplyResult().GetSuccess() }},
 				{&controlv1.ControlMessage{}, func(m *controlv1.ControlMessage) bool {

@@ -3,12 +3,15 @@ package rpc
 import (
 	"context"
 	"fmt"
+	"net"
 	"sync/atomic"
 	"testing"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/peer"
 
+	clusterv1 "github.com/persys/compute/api/cluster/v1"
 	controlv1 "github.com/persys/compute/api/control/v1"
 )
 
@@ -40,11 +43,8 @@ func BenchmarkApplyUnary(b *testing.B) {
 
 // BenchmarkApplyHandler is the same without a connection.
 func BenchmarkApplyHandler(b *testing.B) {
-	g := newGroup(b, 1)
-	g.replicas[0].hollow = true
-	s := g.replicas[0].server
+	s, ctx := hollowServer(b)
 	info := &grpc.UnaryServerInfo{FullMethod: controlv1.AgentControl_ApplyWorkload_FullMethodName}
-	ctx := grpc.NewContextWithServerTransportStream(context.Background(), quiet{})
 	b.ReportAllocs()
 	for i := 0; b.Loop(); i++ {
 		_, err := s.unary(ctx, web(fmt.Sprintf("w%d", i%10_000)), info, func(ctx context.Context, req any) (any, error) {
@@ -54,6 +54,35 @@ func BenchmarkApplyHandler(b *testing.B) {
 			b.Fatal(err)
 		}
 	}
+}
+
+// BenchmarkApplyManyHandler is what one of many applies in a call costs there.
+func BenchmarkApplyManyHandler(b *testing.B) {
+	const each = 64
+	s, ctx := hollowServer(b)
+	info := &grpc.UnaryServerInfo{FullMethod: clusterv1.Cluster_ApplyWorkloads_FullMethodName}
+	b.ReportAllocs()
+	b.ResetTimer()
+	for i := 0; i < b.N; i += each {
+		req := &clusterv1.ApplyWorkloadsRequest{}
+		for j := range each {
+			req.Workloads = append(req.Workloads, web(fmt.Sprintf("w%d", (i+j)%10_000)))
+		}
+		_, err := s.unary(ctx, req, info, func(ctx context.Context, req any) (any, error) {
+			return s.ApplyWorkloads(ctx, req.(*clusterv1.ApplyWorkloadsRequest))
+		})
+		if err != nil {
+			b.Fatal(err)
+		}
+	}
+}
+
+// hollowServer is a leader whose log takes nothing, and the context of a call to it.
+func hollowServer(b *testing.B) (*Server, context.Context) {
+	g := newGroup(b, 1)
+	g.replicas[0].hollow = true
+	ctx := peer.NewContext(context.Background(), &peer.Peer{Addr: &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1), Port: 1}})
+	return g.replicas[0].server, grpc.NewContextWithServerTransportStream(ctx, quiet{})
 }
 
 // quiet takes trailers and forgets them.

@@ -16,6 +16,36 @@ func usageOf(u *controlv1.NodeUsage) (cpu, memory, disk int64) {
 	return within(u.GetCpuUsedMillicores(), fsm.MaxCPU), within(u.GetMemoryUsedMb(), fsm.MaxMemory), within(u.GetDiskUsedGb(), fsm.MaxDisk)
 }
 
+// poolsUsed is what the pools that a node registered hold; nil if it says nothing of them.
+func poolsUsed(n *fsm.Node, u *controlv1.NodeUsage) map[string]int64 {
+	if len(u.GetStoragePools()) == 0 {
+		return nil
+	}
+	out := make(map[string]int64, len(n.Facts.Pools))
+	for _, used := range u.GetStoragePools() {
+		for _, p := range n.Facts.Pools {
+			if p.Name == used.GetName() {
+				out[p.Name] = max(0, min(used.GetUsedGb(), fsm.MaxDisk))
+			}
+		}
+	}
+	return out
+}
+
+// offered is what may be promised of a total: what the machine keeps for itself goes off, and of the rest
+// the node's threshold counts, rounded down. A refusable total is passed on as it is, to be refused by name.
+func offered(c *controlv1.NodeCapabilities, total, reserved int64) int64 {
+	rest := total - reserved
+	if total < 0 || reserved < 0 {
+		return rest
+	}
+	percent := int64(c.GetResourceThresholdPercent())
+	if percent == 0 || percent >= 100 {
+		return max(0, rest)
+	}
+	return max(0, rest)/100*percent + max(0, rest)%100*percent/100
+}
+
 // reserves says what is wrong with the totals and reservations of a node, "" if
 // nothing is. A negative reservation would add to what there is.
 func reserves(c *controlv1.NodeCapabilities) string {
@@ -36,6 +66,13 @@ func reserves(c *controlv1.NodeCapabilities) string {
 		case r.reserved < 0 || r.reserved >= r.total:
 			return fmt.Sprintf("capabilities.%s %d must be from 0 to below %s %d", r.field, r.reserved, r.totalField, r.total)
 		}
+	}
+	if percent := c.GetResourceThresholdPercent(); percent > 100 {
+		return fmt.Sprintf("capabilities.resource_threshold_percent %d must be 0 (all) to 100", percent)
+	}
+	// A disk that is smaller than what is kept of it offers nothing, and is no mistake: it is measured.
+	if kept := c.GetDiskReservedGb(); kept < 0 || kept > fsm.MaxDisk {
+		return fmt.Sprintf("capabilities.disk_reserved_gb %d must be 0 to %d", kept, int64(fsm.MaxDisk))
 	}
 	return ""
 }

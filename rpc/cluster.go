@@ -1,6 +1,7 @@
 package rpc
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"io"
@@ -16,6 +17,7 @@ import (
 	clusterv1 "github.com/persys/compute/api/cluster/v1"
 	commandv1 "github.com/persys/compute/api/command/v1"
 	"github.com/persys/compute/fsm"
+	"github.com/persys/compute/rpc/scope"
 	"github.com/persys/compute/sched"
 	"github.com/persys/compute/spec"
 )
@@ -97,7 +99,8 @@ func (s *Server) TransferLeadership(ctx context.Context, req *clusterv1.Transfer
 		}
 	}
 	began := time.Now()
-	if err := s.replica.TransferLeadership(ctx, to); err != nil {
+	err := s.noted(ctx, "", "leadership to "+cmp.Or(clip(req.GetReplica(), 128), "any replica"), func() error { return s.replica.TransferLeadership(ctx, to) })
+	if err != nil {
 		return nil, err
 	}
 	out := &clusterv1.TransferLeadershipResponse{TookMs: time.Since(began).Milliseconds()}
@@ -113,16 +116,16 @@ func (s *Server) RemoveReplica(ctx context.Context, req *clusterv1.RemoveReplica
 	if err != nil {
 		return nil, err
 	}
-	switch {
-	case req.GetLeave() && req.GetForce():
+	if req.GetLeave() && req.GetForce() {
 		return nil, errorf(KindInvalid, "force and leave exclude one another: a replica that is asked to leave is never forced")
-	case req.GetLeave():
-		if err := s.replica.Dismiss(ctx, r.ID); err != nil {
-			return nil, err
-		}
-		return &clusterv1.RemoveReplicaResponse{}, nil
 	}
-	if err := s.replica.RemoveReplica(ctx, r.ID, req.GetForce()); err != nil {
+	err = s.noted(ctx, "", "replica "+r.Name, func() error {
+		if req.GetLeave() {
+			return s.replica.Dismiss(ctx, r.ID)
+		}
+		return s.replica.RemoveReplica(ctx, r.ID, req.GetForce())
+	})
+	if err != nil {
 		return nil, err
 	}
 	return &clusterv1.RemoveReplicaResponse{}, nil
@@ -238,9 +241,9 @@ func (s *Server) Why(ctx context.Context, req *clusterv1.WhyRequest) (*clusterv1
 	if err != nil {
 		return nil, err
 	}
-	w, ok := view.Workload(req.GetWorkloadId())
-	if !ok {
-		return nil, errorf(KindNotFound, "workload %q not found; `persysctl list` shows all", req.GetWorkloadId())
+	w, err := s.visible(ctx, view, req.GetWorkloadId())
+	if err != nil {
+		return nil, err
 	}
 	if id := req.GetNodeId(); id != "" {
 		if _, ok := view.Node(id); !ok {
@@ -260,6 +263,9 @@ func (s *Server) Why(ctx context.Context, req *clusterv1.WhyRequest) (*clusterv1
 		LastActions:    spec.LastActions(w),
 	}
 	out.Counts, out.Nodes = countsOf(&ex), verdictsOf(&ex, req.GetNodeId())
+	if r, ok := view.Rollout(w.Demand.Group); ok && w.Reason.Code == "" && r.Turn(view.Seen, w.ID) != "" {
+		out.ReasonCode, out.ReasonMessage = "Rollout", r.Turn(view.Seen, w.ID)
+	}
 	return out, nil
 }
 
@@ -313,9 +319,9 @@ func (s *Server) holder(ctx context.Context, id string) (*fsm.Node, error) {
 	if err != nil {
 		return nil, err
 	}
-	w, ok := view.Workload(id)
-	if !ok {
-		return nil, errorf(KindNotFound, "workload %q not found; `persysctl list` shows all", id)
+	w, err := s.visible(ctx, view, id)
+	if err != nil {
+		return nil, err
 	}
 	if w.Node == "" {
 		return nil, errorf(KindPrecondition, "workload %q is on no node (%s); `persysctl why %s` says why", id, w.Status, id)
@@ -400,6 +406,10 @@ func eventView(e *fsm.Event) *clusterv1.Event {
 	out := &clusterv1.Event{
 		Seq: e.Seq, Index: e.Index, At: timestamppb.New(time.Unix(0, e.At)), Type: e.Type,
 		WorkloadId: e.Workload, NodeId: e.Node, Reason: e.Reason, Message: e.Message, By: e.By,
+		Namespace: e.Namespace,
+	}
+	if out.Namespace == "" && e.Workload != "" {
+		out.Namespace = fsm.DefaultNamespace
 	}
 	if len(e.Details) > 0 {
 		out.Details = make(map[string]string, len(e.Details))
@@ -414,8 +424,14 @@ func eventView(e *fsm.Event) *clusterv1.Event {
 	return out
 }
 
-func eventMatches(req *clusterv1.EventsRequest, e *fsm.Event) bool {
-	return (req.GetWorkloadId() == "" || req.GetWorkloadId() == e.Workload) &&
+func eventMatches(req *clusterv1.EventsRequest, in scope.Scope, e *fsm.Event) bool {
+	of := e.Namespace
+	if of == "" && e.Workload != "" {
+		of = fsm.DefaultNamespace
+	}
+	// Of what is about no workload, those who are confined see nothing but their namespaces.
+	return (in.Everywhere() || of != "" && in.Has(of)) && (req.GetNamespace() == "" || req.GetNamespace() == of) &&
+		(req.GetWorkloadId() == "" || req.GetWorkloadId() == e.Workload) &&
 		(req.GetNodeId() == "" || req.GetNodeId() == e.Node) &&
 		(len(req.GetTypes()) == 0 || slices.Contains(req.GetTypes(), e.Type))
 }

@@ -30,9 +30,13 @@ func (s *Server) ListDrifts(ctx context.Context, req *clusterv1.ListDriftsReques
 		}
 	}
 	out := &clusterv1.ListDriftsResponse{Index: r.index}
+	in := s.scopeOf(ctx)
 	r.Drifts(req.GetNodeId(), func(d *fsm.Drift) bool {
 		if req.GetWorkloadId() != "" && req.GetWorkloadId() != d.Workload || req.GetType() != "" && req.GetType() != d.Type {
 			return true
+		}
+		if w, ok := r.Workload(d.Workload); !in.Everywhere() && (!ok || !in.Has(w.In())) {
+			return true // an orphan that is not known is in no namespace
 		}
 		out.Drifts = append(out.Drifts, &clusterv1.Drift{
 			NodeId: d.Node, WorkloadId: d.Workload, Type: d.Type, SchedulerStatus: d.SchedulerStatus, AgentStatus: d.AgentStatus,
@@ -53,6 +57,9 @@ func (s *Server) AdoptDrift(ctx context.Context, req *clusterv1.AdoptDriftReques
 		}
 		if put.GetId() != req.GetWorkloadId() {
 			return nil, errorf(KindInvalid, "workload.workload_id %q must be that of the orphan, %q", put.GetId(), req.GetWorkloadId())
+		}
+		if err := s.atLevel(&commandv1.PutWorkloads{Workloads: []*commandv1.WorkloadPut{put}}); err != nil {
+			return nil, err
 		}
 		adopt.Put = put
 	}

@@ -190,4 +190,5 @@ var refusalKinds = [...]Kind{
 	fsm.AlreadyDone:     KindInternal,
 	fsm.Unsupported:     KindPrecondition,
 	fsm.Denied:          KindPermission,
+	fsm.OverQuota:       KindPrecondition,
 }

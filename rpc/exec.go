@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 
 	agentv1 "github.com/persys/compute/api/agent/v1"
@@ -41,6 +42,9 @@ func (s *Server) Exec(stream clusterv1.Cluster_ExecServer) error {
 	defer cancel()
 	n, err := s.holder(ctx, open.GetWorkloadId())
 	if err != nil {
+		if edgeKind(err) == KindPermission {
+			s.refuseSession(ctx, callOf(ctx), err)
+		}
 		return err
 	}
 	note := s.note(ctx, open, n)
@@ -143,14 +147,12 @@ func (s *Server) note(ctx context.Context, open *clusterv1.ExecOpen, n *fsm.Node
 	if open.GetTty() {
 		about["tty"] = "true"
 	}
-	if v := open.GetOnBehalfOf(); v != "" && c.id.Role == pki.RoleGateway {
-		about["user"] = clip(v, 128)
-	}
+	by, via := c.by()
 	return func(kind, message string, more map[string]string) *clusterv1.RecordSessionRequest {
 		details := maps.Clone(about)
 		maps.Copy(details, more)
 		return &clusterv1.RecordSessionRequest{
-			Type: kind, By: c.identity(), From: c.from, WorkloadId: open.GetWorkloadId(), NodeId: n.ID,
+			Type: kind, By: by, Via: via, From: c.from, WorkloadId: open.GetWorkloadId(), NodeId: n.ID,
 			Message: clip(message, 512), Details: details,
 		}
 	}
@@ -166,7 +168,9 @@ func (s *Server) record(ctx context.Context, req *clusterv1.RecordSessionRequest
 	if s.cfg.TLS != nil {
 		c.id = s.cfg.TLS.Identity()
 	}
-	ctx, cancel := context.WithTimeout(withCall(ctx, c), execOpening)
+	// What the caller said beside its message is not this replica's to say: nobody behind it
+	// keeps a record, and none is narrowed to a namespace.
+	ctx, cancel := context.WithTimeout(withCall(metadata.NewIncomingContext(ctx, nil), c), execOpening)
 	defer cancel()
 	_, err := s.atLeader(ctx, c, full, req, func(ctx context.Context, _ any) (any, error) { return s.RecordSession(ctx, req) })
 	return err
@@ -175,7 +179,7 @@ func (s *Server) record(ctx context.Context, req *clusterv1.RecordSessionRequest
 // RecordSession implements cluster.v1.
 func (s *Server) RecordSession(ctx context.Context, req *clusterv1.RecordSessionRequest) (*clusterv1.RecordSessionResponse, error) {
 	switch req.GetType() {
-	case fsm.EventSessionOpened, fsm.EventSessionClosed, fsm.EventCallRefused:
+	case fsm.EventSessionOpened, fsm.EventSessionClosed, fsm.EventCallRefused, fsm.EventCallMade:
 	default:
 		return nil, errorf(KindInvalid, "type: %q is no record of a session", req.GetType())
 	}
@@ -186,6 +190,9 @@ func (s *Server) RecordSession(ctx context.Context, req *clusterv1.RecordSession
 	cmd := &commandv1.Command{
 		Head: &commandv1.Head{At: s.now().UnixNano(), By: clip(req.GetBy(), 512), From: clipFrom(req.GetFrom())},
 		Body: &commandv1.Command_Audit{Audit: a},
+	}
+	if s.store.View().Info().FeatureLevel >= 6 { // former versions would stop at it
+		cmd.Head.Via = clip(req.GetVia(), 512)
 	}
 	results, err := s.replica.Propose(ctx, cmd)
 	if err != nil {
@@ -218,7 +225,7 @@ func (s *Server) session(ctx context.Context, cancel context.CancelFunc, stream 
 	c := callOf(ctx)
 	err = out.Send(&agentv1.ExecRequest{Message: &agentv1.ExecRequest_Open{Open: &agentv1.ExecOpen{
 		WorkloadId: open.GetWorkloadId(), Service: open.GetService(), Command: open.GetCommand(), Tty: open.GetTty(),
-		Size: agentSize(open.GetSize()), Input: open.GetInput(), Console: open.GetConsole(), NodeId: n.ID, By: c.identity(), From: c.from,
+		Size: agentSize(open.GetSize()), Input: open.GetInput(), Console: open.GetConsole(), NodeId: n.ID, By: c.who(), From: c.from,
 	}}})
 	if err != nil && !errors.Is(err, io.EOF) { // EOF: Recv says why
 		return fail(err)
@@ -302,6 +309,33 @@ func execInput(from clusterv1.Cluster_ExecServer, to agentv1.AgentService_ExecCl
 	}
 }
 
+// noted makes a change that is no command of the log, once the log has who asks for it. That
+// it failed is kept as well.
+func (s *Server) noted(ctx context.Context, node, what string, do func() error) error {
+	c := callOf(ctx)
+	if s.store.View().Info().FeatureLevel < 6 || c.id.Role == pki.RoleScheduler {
+		return do()
+	}
+	by, via := c.by()
+	req := &clusterv1.RecordSessionRequest{
+		Type: fsm.EventCallMade, By: by, Via: via, From: c.from, NodeId: node, Message: clip(what, 512), Details: map[string]string{"call": c.op},
+	}
+	if err := s.record(ctx, req); err != nil {
+		return fmt.Errorf("it could not be recorded and was not done: %w", err)
+	}
+	err := do()
+	if err == nil {
+		return nil
+	}
+	req.Details["error"] = clip(status.Convert(edge("", err)).Message(), 512)
+	last, done := context.WithTimeout(context.WithoutCancel(ctx), execLastWord)
+	defer done()
+	if rerr := s.record(last, req); rerr != nil {
+		s.log.Warn("that a call failed could not be recorded", "by", by, "from", c.from, "call", c.op, "err", rerr)
+	}
+	return err
+}
+
 // refuseSession keeps that somebody was not let in.
 func (s *Server) refuseSession(ctx context.Context, c *call, why error) {
 	if !s.refusals.Allow() {
@@ -309,10 +343,11 @@ func (s *Server) refuseSession(ctx context.Context, c *call, why error) {
 	}
 	ctx, cancel := context.WithTimeout(ctx, execLastWord)
 	defer cancel()
+	by, via := c.by()
 	err := s.record(ctx, &clusterv1.RecordSessionRequest{
-		Type: fsm.EventCallRefused, By: c.identity(), From: c.from, Message: clip(why.Error(), 512), Details: map[string]string{"call": c.op},
+		Type: fsm.EventCallRefused, By: by, Via: via, From: c.from, Message: clip(why.Error(), 512), Details: map[string]string{"call": c.op},
 	})
 	if err != nil {
-		s.log.Warn("a refused call could not be recorded", "by", c.identity(), "from", c.from, "call", c.op, "err", err)
+		s.log.Warn("a refused call could not be recorded", "by", by, "from", c.from, "call", c.op, "err", err)
 	}
 }

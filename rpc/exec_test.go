@@ -1,6 +1,7 @@
 package rpc
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -11,11 +12,15 @@ import (
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 
 	agentv1 "github.com/persys/compute/api/agent/v1"
 	clusterv1 "github.com/persys/compute/api/cluster/v1"
+	commandv1 "github.com/persys/compute/api/command/v1"
 	"github.com/persys/compute/fsm"
+	"github.com/persys/compute/rpc/dial"
+	"github.com/persys/compute/testbed"
 )
 
 // echo is an agent's end of a session: it says back what it hears, and ends with 7 at the end of
@@ -61,7 +66,12 @@ func (f *fakeAgent) Exec(stream grpc.BidiStreamingServer[agentv1.ExecRequest, ag
 
 func openAt(t *testing.T, c clusterv1.ClusterClient, o *clusterv1.ExecOpen) clusterv1.Cluster_ExecClient {
 	t.Helper()
-	s, err := c.Exec(ctxFor(t))
+	return openWith(t, ctxFor(t), c, o)
+}
+
+func openWith(t *testing.T, ctx context.Context, c clusterv1.ClusterClient, o *clusterv1.ExecOpen) clusterv1.Cluster_ExecClient {
+	t.Helper()
+	s, err := c.Exec(ctx)
 	ok(t, err)
 	if err := s.Send(&clusterv1.ExecRequest{Message: &clusterv1.ExecRequest_Open{Open: o}}); err != nil && !errors.Is(err, io.EOF) {
 		t.Fatal(err)
@@ -93,6 +103,25 @@ func heard(s clusterv1.Cluster_ExecClient) (out, bad string, code int32, err err
 	}
 }
 
+// viaOf is the gateway that an event names, without its certificate.
+func viaOf(e *fsm.Event) string {
+	for _, l := range e.Details {
+		if l.Key == "via" {
+			id, _, _ := strings.Cut(l.Value, "?")
+			return id
+		}
+	}
+	return ""
+}
+
+// viewer admits a user who may only look.
+func viewer(g *group, name string) {
+	g.t.Helper()
+	g.do(&commandv1.Command{Body: &commandv1.Command_Admit{Admit: &commandv1.Admit{
+		Role: "user", Name: name, Access: "viewer", KeySha256: make([]byte, 32), Fingerprint: strings.Repeat("0", 64), IssuedAt: 1, NotAfter: 2,
+	}}})
+}
+
 // kept are the events of the cluster.
 func kept(g *group) (out []*fsm.Event) {
 	g.view().Events(0, func(e *fsm.Event) bool { out = append(out, e); return true })
@@ -105,7 +134,7 @@ func audited(g *group) (out []string) {
 		if e.Type == fsm.EventSessionOpened || e.Type == fsm.EventSessionClosed || e.Type == fsm.EventCallRefused {
 			line := e.Type + " " + e.Workload + "@" + e.Node + " " + e.Message
 			for _, l := range e.Details {
-				if l.Key == "call" || l.Key == "service" || l.Key == "tty" || l.Key == "user" {
+				if l.Key == "call" || l.Key == "service" || l.Key == "tty" {
 					line += " " + l.Key + "=" + l.Value
 				}
 			}
@@ -117,15 +146,12 @@ func audited(g *group) (out []string) {
 
 func awaitAudit(t *testing.T, g *group, want ...string) {
 	t.Helper()
-	for end := time.Now().Add(5 * time.Second); ; time.Sleep(5 * time.Millisecond) {
-		got := audited(g)
-		if strings.Join(got, "\n") == strings.Join(want, "\n") {
-			return
+	testbed.Within(t, testbed.Patience, "the record", func() error {
+		if got := audited(g); !slices.Equal(got, want) {
+			return fmt.Errorf("it is\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
 		}
-		if time.Now().After(end) {
-			t.Fatalf("the record is\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
-		}
-	}
+		return nil
+	})
 }
 
 func TestExec(t *testing.T) {
@@ -159,7 +185,7 @@ func TestExec(t *testing.T) {
 		g, f, _, _ := agentWorld(t, 1)
 		g.raise()
 		f.exec = echo
-		s := openAt(t, g.cluster(0), &clusterv1.ExecOpen{WorkloadId: "web", Console: true, OnBehalfOf: "somebody else"})
+		s := openAt(t, g.cluster(0), &clusterv1.ExecOpen{WorkloadId: "web", Console: true})
 		ok(t, s.CloseSend())
 		_, bad, code, err := heard(s)
 		ok(t, err)
@@ -236,31 +262,81 @@ func TestExec(t *testing.T) {
 	}
 }
 
-// A follower has the leader keep the record, in its own name; who may not is kept as well.
+// A console goes through the replica that is asked, which need not lead: the leader has its record alone, and
+// may change meanwhile.
+func TestConsoleThroughAFollower(t *testing.T) {
+	g := newGroup(t, 3)
+	f := g.agent(t, 1)
+	g.put(t, web("web"), "n")
+	g.raise()
+	f.exec = echo
+	for _, asked := range []int{1, 2} {
+		g.elect(0)
+		before := len(audited(g))
+		s := openAt(t, g.cluster(asked), &clusterv1.ExecOpen{WorkloadId: "web", Console: true, Tty: true, Input: true})
+		first, err := s.Recv()
+		ok(t, err)
+		is(t, "node", first.GetOpened().GetNodeId(), "n")
+		g.elect(-1)
+		ok(t, s.Send(&clusterv1.ExecRequest{Message: &clusterv1.ExecRequest_Input{Input: []byte("ping")}}))
+		m, err := s.Recv()
+		for err == nil && m.GetOutput().GetStream() == "stderr" { // what it was asked for
+			is(t, "asked", string(m.GetOutput().GetData()), "web [] true n "+anonymous+";")
+			m, err = s.Recv()
+		}
+		ok(t, err)
+		is(t, "without a leader", string(m.GetOutput().GetData()), "ping0;")
+		g.elect(2)
+		ok(t, s.CloseSend())
+		_, _, code, err := heard(s)
+		ok(t, err)
+		is(t, "exit code", code, 7)
+		testbed.Within(t, testbed.Patience, "the record", func() error {
+			got := audited(g)[before:]
+			if !slices.Equal(got, []string{"SessionOpened web@n console call=console tty=true", "SessionClosed web@n exit code 7 call=console tty=true"}) {
+				return fmt.Errorf("it is %q", got)
+			}
+			return nil
+		})
+	}
+}
+
+// A follower has the leader keep the record, in its own name; who may not is kept as well,
+// and who asked through a gateway, with the gateway.
 func TestExecRecordsFromAnyReplica(t *testing.T) {
 	g, dialAs := tlsGroup(t)
 	g.raise()
+	viewer(g, "vera")
 	g.place("web", "a")
-	for who, want := range map[string]struct {
-		code  codes.Code
-		lines []string // as audited has them, the beginning
+	unreached := []string{"SessionOpened web@a sh call=exec", "SessionClosed web@a agent of node a: "}
+	for name, want := range map[string]struct {
+		cert, by string
+		md       []string
+		code     codes.Code
+		lines    []string // as audited has them, the beginning
 	}{
-		"user/ada":  {codes.Unavailable, []string{"SessionOpened web@a sh call=exec", "SessionClosed web@a agent of node a: "}},
-		"gateway/g": {codes.Unavailable, []string{"SessionOpened web@a sh call=exec user=eve", "SessionClosed web@a agent of node a: "}},
-		"agent/a":   {codes.PermissionDenied, []string{`CallRefused @ agent "a" may not exec call=exec`}},
+		"a user":          {"user/ada", "persys://c1/user/ada", nil, codes.Unavailable, unreached},
+		"a gateway":       {"gateway/g", "persys://c1/gateway/g", nil, codes.Unavailable, unreached},
+		"a gateway's":     {"gateway/g", "persys://c1/user/ada", []string{dial.KeyOnBehalf, "persys://c1/user/ada"}, codes.Unavailable, unreached},
+		"a token's":       {"gateway/g", "oidc:https://idp#eve", []string{dial.KeyUser, "oidc:https://idp#eve"}, codes.Unavailable, unreached},
+		"narrowed":        {"gateway/g", "oidc:https://idp#eve", []string{dial.KeyUser, "oidc:https://idp#eve", dial.KeyNamespaces, fsm.DefaultNamespace}, codes.Unavailable, unreached},
+		"an agent":        {"agent/a", "persys://c1/agent/a", nil, codes.PermissionDenied, []string{`CallRefused @ agent "a" may not exec call=exec`}},
+		"a viewer's, via": {"gateway/g", "persys://c1/user/vera", []string{dial.KeyOnBehalf, "persys://c1/user/vera"}, codes.PermissionDenied, []string{`CallRefused @ user "vera" may not exec`}},
 	} {
 		before := len(kept(g))
-		_, _, _, err := heard(openAt(t, clusterv1.NewClusterClient(dialAs(1, who)), &clusterv1.ExecOpen{WorkloadId: "web", Command: []string{"sh"}, OnBehalfOf: "eve"}))
+		cc := clusterv1.NewClusterClient(dialAs(1, want.cert))
+		_, _, _, err := heard(openWith(t, metadata.AppendToOutgoingContext(ctxFor(t), want.md...), cc, &clusterv1.ExecOpen{WorkloadId: "web", Command: []string{"sh"}}))
 		code(t, err, want.code)
-		is(t, who+": events", len(kept(g))-before, len(want.lines))
+		is(t, name+": events", len(kept(g))-before, len(want.lines))
 		lines := audited(g)
 		for i, line := range want.lines {
 			if got := lines[len(lines)-len(want.lines)+i]; !strings.HasPrefix(got, line) {
-				t.Errorf("%s: %q, want %q", who, got, line)
+				t.Errorf("%s: %q, want %q", name, got, line)
 			}
 			e := kept(g)[before+i]
 			by, _, _ := strings.Cut(e.By, "?")
-			is(t, "who", by, "persys://c1/"+who)
+			is(t, name+": who", by, want.by)
+			is(t, name+": through which gateway", viaOf(e), map[bool]string{true: "persys://c1/gateway/g"}[want.md != nil])
 			is(t, "from where", slices.Contains(e.Details, fsm.Label{Key: "from", Value: "127.0.0.1"}), true)
 		}
 	}

@@ -185,7 +185,7 @@ func (s *Server) forward(ctx context.Context, c *call, to Peer, changed <-chan s
 	}
 	md := metadata.Pairs(dial.KeyHop, "1", dial.KeyForwardedIdentity, c.identity(), dial.KeyFrom, c.from)
 	if in, ok := metadata.FromIncomingContext(ctx); ok {
-		for _, k := range [...]string{dial.KeyRequestID, dial.KeyRead, dial.KeyIndex, "traceparent", "tracestate"} {
+		for _, k := range [...]string{dial.KeyRequestID, dial.KeyRead, dial.KeyIndex, dial.KeyOnBehalf, dial.KeyIssued, dial.KeyUser, dial.KeyNamespaces, "traceparent", "tracestate"} {
 			if v := in.Get(k); len(v) > 0 {
 				md.Set(k, v...)
 			}
@@ -291,8 +291,8 @@ func (s *Server) stream(srv any, ss grpc.ServerStream, info *grpc.StreamServerIn
 }
 
 // whileTrusted runs a stream until it ends, or until the certificate of whoever is
-// at its other end is revoked or over: a stream may be open for days, and its caller
-// is judged when it begins. The handler may then be waiting for a message; that wait
+// at its other end is revoked or over, or the user behind a gateway is revoked: a stream
+// may be open for days, and its caller is judged when it begins. The handler may then be waiting for a message; that wait
 // ends when gRPC closes the stream behind us, as does every other use of it.
 func (s *Server) whileTrusted(ctx context.Context, full string, h func(context.Context) error) error {
 	p, _ := peer.FromContext(ctx)
@@ -306,8 +306,17 @@ func (s *Server) whileTrusted(ctx context.Context, full string, h func(context.C
 	go func() {
 		done <- guard.Survive(s.log, full, func() error { return h(ctx) })
 	}()
-	lost := make(chan error, 1)
-	go func() { lost <- s.cfg.TLS.Await(ctx, info.State) }()
+	lost := make(chan error, 2)
+	go func() {
+		err := s.cfg.TLS.Await(ctx, info.State)
+		if err != nil {
+			err = fmt.Errorf("the certificate from %s: %w", p.Addr, err)
+		}
+		lost <- err
+	}()
+	if c := callOf(ctx); !c.behalf.IsZero() {
+		go func() { lost <- s.cfg.TLS.AwaitRevoked(ctx, c.behalf, c.issued) }()
+	}
 	select {
 	case err := <-done:
 		return err
@@ -315,7 +324,7 @@ func (s *Server) whileTrusted(ctx context.Context, full string, h func(context.C
 		if err == nil { // the caller went away
 			return <-done
 		}
-		return errorf(KindUnauthenticated, "the certificate from %s: %w", p.Addr, err)
+		return errorf(KindUnauthenticated, "%w", err)
 	}
 }
 

@@ -24,6 +24,7 @@ import (
 	"github.com/persys/compute/fsm/store"
 	"github.com/persys/compute/pki"
 	"github.com/persys/compute/sched"
+	"github.com/persys/compute/testbed"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -172,7 +173,7 @@ func (g *group) do(c *commandv1.Command) fsm.Result {
 	if c.Head == nil {
 		c.Head = &commandv1.Head{At: time.Now().UnixNano(), By: "test"}
 	}
-	if c.GetAssign() != nil || c.GetReport() != nil || c.GetSetNodeStates() != nil {
+	if c.GetAssign() != nil || c.GetReport() != nil || c.GetSetNodeStates() != nil || c.GetEvict() != nil {
 		c.Head.Epoch = &commandv1.Epoch{Incarnation: 1, Term: 1}
 	}
 	r := g.commit([]fsm.Command{c})[0]
@@ -424,6 +425,15 @@ func (r *replica) WorkloadUsageOf(string, string) (sched.WorkloadUsage, bool) {
 	return sched.WorkloadUsage{}, false
 }
 
+func (r *replica) PoolsUsedOf(string) map[string]int64 {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if len(r.beats) == 0 {
+		return nil
+	}
+	return r.beats[len(r.beats)-1].PoolsUsed
+}
+
 func (r *replica) UsageOf(string) (int64, int64, int64, bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -468,7 +478,7 @@ func (g *group) cluster(i int) clusterv1.ClusterClient {
 
 func ctxFor(t testing.TB) context.Context {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), testbed.Patience)
 	t.Cleanup(cancel)
 	return ctx
 }
@@ -514,15 +524,5 @@ func ok(t testing.TB, err error) {
 	t.Helper()
 	if err != nil {
 		t.Fatal(err)
-	}
-}
-
-// eventually polls until fn is true.
-func eventually(t testing.TB, what string, fn func() bool) {
-	t.Helper()
-	for end := time.Now().Add(5 * time.Second); !fn(); time.Sleep(2 * time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatalf("it never came about: %s", what)
-		}
 	}
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"net"
 	"strings"
+	"time"
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials"
@@ -25,6 +26,10 @@ type caller struct {
 	forwarded bool         // one hop is behind it
 	relayed   bool         // and a scheduler's certificate says so
 	from      string       // address of whoever made the call
+	behalf    pki.Identity // of a gateway: the user it acts for; zero: it says nothing
+	issued    time.Time    // when that user's certificate was
+	user      string       // of a gateway: who its user is, where no certificate says it
+	narrow    []string     // namespaces that the call is narrowed to; none: it is not
 }
 
 // call is one call under way: who makes it, by which row of the table, and, for
@@ -63,6 +68,23 @@ func (c caller) identity() string {
 	return c.id.String()
 }
 
+// by is who the history names, and the gateway that says so, "" for who called by itself.
+func (c caller) by() (who, via string) {
+	switch {
+	case !c.behalf.IsZero():
+		return c.behalf.String(), c.identity()
+	case c.user != "":
+		return c.user, c.identity()
+	}
+	return c.identity(), ""
+}
+
+// who is the first of by, for logs.
+func (c caller) who() string {
+	who, _ := c.by()
+	return who
+}
+
 // anonymous is Identity.String of the anonymous admin, who makes every call
 // under -insecure.
 var anonymous = pki.Anonymous().String()
@@ -75,6 +97,17 @@ const stranger = "stranger"
 // certificate of a scheduler; under -insecure everybody is the anonymous admin.
 func (s *Server) identify(ctx context.Context) (caller, error) {
 	md, _ := metadata.FromIncomingContext(ctx)
+	c, err := s.certified(ctx, md)
+	if err == nil && s.cfg.TLS != nil {
+		if err = onBehalf(&c, md); err == nil {
+			err = s.standing(c)
+		}
+	}
+	return c, err
+}
+
+// certified reads who calls from its certificate.
+func (s *Server) certified(ctx context.Context, md metadata.MD) (caller, error) {
 	hop := first(md, dial.KeyHop) != ""
 	p, ok := peer.FromContext(ctx)
 	if !ok {
@@ -158,7 +191,10 @@ func (s *Server) authorize(c caller, full string) (method, error) {
 	if s.roles(c.id)&m.allow == 0 {
 		return m, errorf(KindPermission, "%s %q may not %s", c.id.Role, c.id.ID, m.op)
 	}
-	return m, nil
+	if !c.behalf.IsZero() && s.roles(c.behalf)&m.allow == 0 {
+		return m, errorf(KindPermission, "%s %q may not %s, through %s %q neither", c.behalf.Role, c.behalf.ID, m.op, c.id.Role, c.id.ID)
+	}
+	return m, s.mayReach(c, m, full)
 }
 
 // refuse keeps a mutation that was refused, for who made it. The leader has the last
@@ -185,7 +221,7 @@ func (s *Server) refuse(ctx context.Context, c *call, full string, req any, why 
 			Details: []*commandv1.Label{{Key: "call", Value: c.op}},
 		}}})
 		if err != nil {
-			s.log.Warn("a refused call could not be recorded", "by", c.identity(), "from", c.from, "call", c.op, "err", err)
+			s.log.Warn("a refused call could not be recorded", "by", c.who(), "from", c.from, "call", c.op, "err", err)
 		}
 	}
 	return nil, why

@@ -12,6 +12,7 @@ import (
 	commandv1 "github.com/persys/compute/api/command/v1"
 	"github.com/persys/compute/fsm"
 	"github.com/persys/compute/sched"
+	"github.com/persys/compute/spec"
 )
 
 // Reads of agents for the leader (leader.Inspector). They carry no epoch: a
@@ -101,7 +102,7 @@ func listed(st *agentv1.WorkloadStatus) sched.Reported {
 		Revision: st.GetRevisionId(),
 		Gone:     deletedMeanwhile(st),
 		Observation: fsm.Observation{
-			State:        actualOf(st.GetActualState()),
+			State:        spec.ActualOf(st.GetActualState()),
 			Generation:   fsm.Generation{Incarnation: g.GetIncarnation(), Sequence: g.GetSequence()},
 			Message:      st.GetMessage(),
 			RestartCount: st.GetRestartCount(),

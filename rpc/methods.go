@@ -50,7 +50,8 @@ type method struct {
 
 const everyUser = viewers | operators | admins | gateways
 
-// methods is the whole policy; a method that is not in it is refused.
+// methods is the whole policy; a method that is not in it is refused. What those may who
+// act only in some namespaces is in reaches.
 var methods = map[string]method{
 	controlv1.AgentControl_RegisterNode_FullMethodName:               {leader, agents | admins, repeatable, "register node"},
 	controlv1.AgentControl_Heartbeat_FullMethodName:                  {leader, agents | admins, repeatable, "heartbeat"},
@@ -67,6 +68,10 @@ var methods = map[string]method{
 	controlv1.AgentControl_ControlStream_FullMethodName: {local, operators | admins | gateways | agents, repeatable, "control stream"},
 
 	clusterv1.Cluster_Status_FullMethodName:         {local, everyUser | agents | schedulers, repeatable, "status"},
+	clusterv1.Cluster_ListRevisions_FullMethodName:  {read, everyUser, repeatable, "list revisions"},
+	clusterv1.Cluster_RollBack_FullMethodName:       {leader, operators | admins | gateways, receipted, "roll back"},
+	clusterv1.Cluster_GetRollout_FullMethodName:     {read, everyUser, repeatable, "get rollout"},
+	clusterv1.Cluster_SetRollout_FullMethodName:     {leader, operators | admins | gateways, receipted, "set rollout"},
 	clusterv1.Cluster_Events_FullMethodName:         {local, everyUser, repeatable, "events"},
 	clusterv1.Cluster_WatchWorkloads_FullMethodName: {local, everyUser, repeatable, "watch workloads"},
 	clusterv1.Cluster_Why_FullMethodName:            {local, everyUser, repeatable, "why"},
@@ -89,6 +94,9 @@ var methods = map[string]method{
 	clusterv1.Cluster_CollectGarbage_FullMethodName:     {leader, operators | admins | gateways, repeatable, "collect garbage"},
 	clusterv1.Cluster_ListVolumes_FullMethodName:        {local, everyUser, repeatable, "list volumes"},
 	clusterv1.Cluster_DeleteVolume_FullMethodName:       {leader, admins | gateways, once, "delete volume"},
+	clusterv1.Cluster_ListNamespaces_FullMethodName:     {read, everyUser, repeatable, "list namespaces"},
+	clusterv1.Cluster_PutNamespace_FullMethodName:       {leader, admins | gateways, receipted, "put namespace"},
+	clusterv1.Cluster_DeleteNamespace_FullMethodName:    {leader, admins | gateways, receipted, "delete namespace"},
 	clusterv1.Cluster_SetMode_FullMethodName:            {leader, admins, receipted, "set mode"},
 	clusterv1.Cluster_TransferLeadership_FullMethodName: {leader, admins | schedulers, once, "transfer leadership"},
 	clusterv1.Cluster_RemoveReplica_FullMethodName:      {leader, admins, once, "remove replica"},

@@ -26,7 +26,8 @@ import (
 var update = flag.Bool("update", false, "rewrite the golden files")
 
 // TestPermissions holds the whole policy: who may call what, who answers, and
-// what a repetition may do.
+// what a repetition may do. An operator who is confined to a namespace may call some
+// for what is its "own"; TestNamespaceRights holds what that means.
 func TestPermissions(t *testing.T) {
 	columns := []struct {
 		name string
@@ -37,6 +38,7 @@ func TestPermissions(t *testing.T) {
 		{"user", pki.Identity{Cluster: "c", Role: pki.RoleUser, ID: "ada"}},
 		{"viewer", pki.Identity{Cluster: "c", Role: pki.RoleUser, ID: "viewer"}},
 		{"operator", pki.Identity{Cluster: "c", Role: pki.RoleUser, ID: "operator"}},
+		{"confined", pki.Identity{Cluster: "c", Role: pki.RoleUser, ID: "confined"}},
 		{"agent", pki.Identity{Cluster: "c", Role: pki.RoleAgent, ID: "a"}},
 		{"gateway", pki.Identity{Cluster: "c", Role: pki.RoleGateway, ID: "g"}},
 		{"scheduler", pki.Identity{Cluster: "c", Role: pki.RoleScheduler, ID: "s"}},
@@ -44,11 +46,12 @@ func TestPermissions(t *testing.T) {
 	}
 	g := newGroup(t, 1)
 	g.raise()
-	for _, access := range []string{"viewer", "operator"} {
+	for name, access := range map[string]string{"viewer": "viewer", "operator": "operator", "confined": "operator"} {
 		g.do(&commandv1.Command{Body: &commandv1.Command_Admit{Admit: &commandv1.Admit{
-			Role: "user", Name: access, Access: access, KeySha256: make([]byte, 32), Fingerprint: strings.Repeat("0", 64), IssuedAt: 1, NotAfter: 2,
+			Role: "user", Name: name, Access: access, KeySha256: make([]byte, 32), Fingerprint: strings.Repeat("0", 64), IssuedAt: 1, NotAfter: 2,
 		}}})
 	}
+	g.do(&commandv1.Command{Body: &commandv1.Command_PutNamespace{PutNamespace: &commandv1.PutNamespace{Name: "shop", Users: []string{"confined"}}}})
 	s := g.replicas[0].server
 	var names []string
 	for service, info := range s.GRPC().GetServiceInfo() {
@@ -73,25 +76,14 @@ func TestPermissions(t *testing.T) {
 			word := "yes"
 			if _, err := s.authorize(caller{id: c.id}, full); err != nil {
 				word = "-"
+			} else if c.name == "confined" && reaches[full] == namespaced {
+				word = "own"
 			}
 			fmt.Fprintf(&b, " %-*s", len(c.name), word)
 		}
 		b.WriteByte('\n')
 	}
-	lines := strings.Split(b.String(), "\n")
-	for i := range lines {
-		lines[i] = strings.TrimRight(lines[i], " ")
-	}
-	got := strings.Join(lines, "\n")
-	const file = "testdata/permissions.golden"
-	if *update {
-		ok(t, os.WriteFile(file, []byte(got), 0o644))
-	}
-	want, err := os.ReadFile(file)
-	ok(t, err)
-	if got != string(want) {
-		t.Errorf("the policy changed; if that is meant: go test ./rpc -run TestPermissions -update\n%s", got)
-	}
+	golden(t, "permissions", "policy", b.String())
 	for full := range methods {
 		if !slices.Contains(names, full) && !strings.Contains(full, "reflection") && !strings.Contains(full, "Health/List") {
 			t.Errorf("a rule for %s, which is not served", full)
@@ -116,7 +108,7 @@ func TestErrorsHaveTheirCodes(t *testing.T) {
 func tlsGroup(t *testing.T) (*group, func(i int, who string) *grpc.ClientConn) {
 	t.Helper()
 	set, err := pki.DevCerts(t.TempDir(), pki.DevOptions{
-		Cluster: "c1", Schedulers: []string{"s0", "s1"}, Agents: []string{"a", "b"}, Gateways: []string{"g"}, Users: []string{"admin", "ada"},
+		Cluster: "c1", Schedulers: []string{"s0", "s1"}, Agents: []string{"a", "b"}, Gateways: []string{"g"}, Users: []string{"admin", "ada", "bob"},
 	})
 	ok(t, err)
 	files := func(who string) *pki.Files {
@@ -246,4 +238,23 @@ func TestInsecureIgnoresForwardedIdentities(t *testing.T) {
 	_, err := g.control(0).ApplyWorkload(with(t, dial.KeyForwardedIdentity, "persys://c1/agent/a"), web("w"))
 	ok(t, err)
 	is(t, "by", g.lastBy(), anonymous)
+}
+
+// golden holds a table, what it is of, to testdata/name.golden. Blanks at the ends of lines do not count.
+func golden(t *testing.T, name, what, table string) {
+	t.Helper()
+	lines := strings.Split(table, "\n")
+	for i := range lines {
+		lines[i] = strings.TrimRight(lines[i], " ")
+	}
+	got := strings.Join(lines, "\n")
+	file := "testdata/" + name + ".golden"
+	if *update {
+		ok(t, os.WriteFile(file, []byte(got), 0o644))
+	}
+	want, err := os.ReadFile(file)
+	ok(t, err)
+	if got != string(want) {
+		t.Errorf("the %s changed; if that is meant: go test ./rpc -run %s -update\n%s", what, t.Name(), got)
+	}
 }

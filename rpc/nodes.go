@@ -35,8 +35,8 @@ func (s *Server) RegisterNode(ctx context.Context, req *controlv1.RegisterNodeRe
 	refuse := func(reason string) (*controlv1.RegisterNodeResponse, error) {
 		return &controlv1.RegisterNodeResponse{Reason: reason, ClusterId: info.ClusterID}, nil
 	}
-	if want := req.GetClusterId(); want != "" && info.ClusterID != "" && want != info.ClusterID {
-		return refuse("node " + id + " belongs to cluster " + want + ", this is cluster " + info.ClusterID)
+	if wrong := foreign(id, req.GetClusterId(), info.ClusterID); wrong != "" {
+		return refuse(wrong)
 	}
 	if want := req.GetShard(); want != "" && info.Shard != "" && want != info.Shard {
 		return refuse("node " + id + " belongs to shard " + want + ", this is shard " + info.Shard + " of cluster " + info.ClusterID)
@@ -55,6 +55,7 @@ func (s *Server) RegisterNode(ctx context.Context, req *controlv1.RegisterNodeRe
 			return refuse(err.Error())
 		}
 	}
+	s.agents.redial(id, endpoint, 0) // before the leader gives it orders
 	lease, err := s.leader.Registered(ctx, id)
 	if err != nil {
 		return nil, s.leading(err)
@@ -70,6 +71,15 @@ func (s *Server) RegisterNode(ctx context.Context, req *controlv1.RegisterNodeRe
 	}
 	out.SchedulerAddrs, out.LeaderAddr = s.schedulers()
 	return out, nil
+}
+
+// foreign says what is wrong with a node that belongs to cluster want and asks this
+// one; "" if nothing is, or either has no id.
+func foreign(node, want, here string) string {
+	if want == "" || here == "" || want == here {
+		return ""
+	}
+	return "node " + node + " belongs to cluster " + want + ", this is cluster " + here
 }
 
 // leading maps the leader's own errors.
@@ -147,8 +157,8 @@ func (s *Server) registration(id, endpoint string, req *controlv1.RegisterNodeRe
 	cmd := &commandv1.RegisterNode{
 		Id:             id,
 		Endpoint:       endpoint,
-		CpuMillicores:  caps.GetCpuTotalMillicores() - caps.GetCpuReservedMillicores(),
-		MemoryMib:      caps.GetMemoryTotalMb() - caps.GetMemoryReservedMb(),
+		CpuMillicores:  offered(caps, caps.GetCpuTotalMillicores(), caps.GetCpuReservedMillicores()),
+		MemoryMib:      offered(caps, caps.GetMemoryTotalMb(), caps.GetMemoryReservedMb()),
 		Types:          caps.GetSupportedWorkloadTypes(),
 		StorageDrivers: drivers,
 		EngineId:       caps.GetEngineId(),
@@ -165,8 +175,12 @@ func (s *Server) registration(id, endpoint string, req *controlv1.RegisterNodeRe
 	for _, k := range slices.Sorted(maps.Keys(labels)) {
 		cmd.Labels = append(cmd.Labels, &commandv1.Label{Key: k, Value: labels[k]})
 	}
-	for _, p := range caps.GetStoragePools() {
-		cmd.Pools = append(cmd.Pools, &commandv1.Pool{Name: p.GetName(), Type: p.GetType(), TotalGb: p.GetTotalGb()})
+	for i, p := range caps.GetStoragePools() {
+		kept := int64(0)
+		if i == 0 {
+			kept = caps.GetDiskReservedGb()
+		}
+		cmd.Pools = append(cmd.Pools, &commandv1.Pool{Name: p.GetName(), Type: p.GetType(), TotalGb: offered(caps, p.GetTotalGb(), kept)})
 	}
 	for _, t := range caps.GetTaints() {
 		cmd.Taints = append(cmd.Taints, &commandv1.Taint{Key: t.GetKey(), Value: t.GetValue(), Effect: t.GetEffect()})
@@ -190,7 +204,12 @@ func (s *Server) Heartbeat(ctx context.Context, req *controlv1.HeartbeatRequest)
 	if err := speaksFor(ctx, id); err != nil {
 		return nil, err
 	}
-	node, ok := s.store.View().Node(id)
+	view := s.store.View()
+	// A node of this id may be known here too: it is not this one.
+	if wrong := foreign(id, req.GetClusterId(), view.Info().ClusterID); wrong != "" {
+		return nil, errorf(KindPrecondition, "%s", wrong)
+	}
+	node, ok := view.Node(id)
 	if !ok {
 		return nil, errorf(KindNotFound, "node %q is not registered", id)
 	}
@@ -205,11 +224,13 @@ func (s *Server) Heartbeat(ctx context.Context, req *controlv1.HeartbeatRequest)
 	if req.GetUsage() == nil {
 		hb.CPUUsed, hb.MemoryUsed, hb.DiskUsed, _ = s.leader.UsageOf(id) // stays as it was
 	}
+	hb.PoolsUsed = poolsUsed(node, req.GetUsage())
 	hb.Reports = make([]sched.Reported, 0, len(req.GetWorkloadStatuses()))
 	for _, st := range req.GetWorkloadStatuses() {
 		hb.Reports = append(hb.Reports, reported(st))
 	}
 	hb.Usage = used(req.GetWorkloadUsage())
+	s.agents.redial(id, node.Facts.Endpoint, 0)
 	lease, err := s.leader.Heartbeat(ctx, hb)
 	if err != nil {
 		return nil, s.leading(err)

@@ -10,6 +10,7 @@ import (
 	"unicode/utf8"
 
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	controlv1 "github.com/persys/compute/api/control/v1"
@@ -142,6 +143,9 @@ func TestHeartbeat(t *testing.T) {
 		drain  bool
 	}{
 		{"of a known node is acknowledged", false, &controlv1.HeartbeatRequest{NodeId: "a"}, codes.OK, false},
+		{"that names our cluster is acknowledged", false, &controlv1.HeartbeatRequest{NodeId: "a", ClusterId: "c1"}, codes.OK, false},
+		{"of another cluster's node is refused", false, &controlv1.HeartbeatRequest{NodeId: "a", ClusterId: "c2"}, codes.FailedPrecondition, false},
+		{"of another cluster's node that is not known here is refused", false, &controlv1.HeartbeatRequest{NodeId: "x", ClusterId: "c2"}, codes.FailedPrecondition, false},
 		{"with a blank id is an invalid argument", false, &controlv1.HeartbeatRequest{NodeId: " "}, codes.InvalidArgument, false},
 		{"of an unknown node is not found", false, &controlv1.HeartbeatRequest{NodeId: "x"}, codes.NotFound, false},
 		{"in a frozen mode is acknowledged, and drains", true, &controlv1.HeartbeatRequest{NodeId: "a"}, codes.OK, true},
@@ -157,6 +161,9 @@ func TestHeartbeat(t *testing.T) {
 				code(t, err, c.code)
 				is(t, "acknowledged", r.GetAcknowledged(), c.code == codes.OK)
 				is(t, "drain", r.GetDrainNode(), c.drain)
+				if c.code == codes.FailedPrecondition {
+					is(t, "message", strings.Contains(status.Convert(err).Message(), "node "+c.req.GetNodeId()+" belongs to cluster c2, this is cluster c1"), true)
+				}
 			}
 		})
 	}
@@ -253,6 +260,8 @@ func TestWhatANodeReserves(t *testing.T) {
 		set  func(*controlv1.NodeCapabilities)
 		want string
 	}{
+		{func(c *controlv1.NodeCapabilities) { c.DiskReservedGb = -1 }, "capabilities.disk_reserved_gb -1 must be 0 to"},
+		{func(c *controlv1.NodeCapabilities) { c.ResourceThresholdPercent = 101 }, "capabilities.resource_threshold_percent 101 must be 0 (all) to 100"},
 		{func(c *controlv1.NodeCapabilities) { c.CpuReservedMillicores = -1 }, "capabilities.cpu_reserved_millicores -1 must be from 0"},
 		{func(c *controlv1.NodeCapabilities) { c.CpuReservedMillicores = c.CpuTotalMillicores }, "must be from 0 to below cpu_total_millicores"},
 		{func(c *controlv1.NodeCapabilities) { c.MemoryReservedMb = math.MinInt64 }, "capabilities.memory_reserved_mb"},

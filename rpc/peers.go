@@ -7,7 +7,6 @@ import (
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/backoff"
-	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/keepalive"
 
@@ -74,5 +73,5 @@ func clientCreds(tls *pki.Files, addr string, want pki.Peer) grpc.DialOption {
 		host = addr
 	}
 	want.Hosts = []string{host}
-	return grpc.WithTransportCredentials(credentials.NewTLS(tls.ClientConfig(want)))
+	return grpc.WithTransportCredentials(dial.Credentials(tls, tls.ClientConfig(want)))
 }

@@ -10,6 +10,7 @@ import (
 	commandv1 "github.com/persys/compute/api/command/v1"
 	controlv1 "github.com/persys/compute/api/control/v1"
 	"github.com/persys/compute/fsm"
+	"github.com/persys/compute/fsm/rollout"
 	"github.com/persys/compute/sched"
 	"github.com/persys/compute/spec"
 )
@@ -88,20 +89,60 @@ func (p *plan) add(ctx context.Context, req *controlv1.ApplyWorkloadRequest) err
 	switch body := prepared.Command.GetBody().(type) {
 	case *commandv1.Command_PutWorkloads:
 		put := body.PutWorkloads
-		for _, w := range put.GetWorkloads() {
-			p.put(w)
+		gone := fsm.Surplus(p.view, put)
+		for _, w := range append(p.present(put.GetWorkloads()), gone...) {
+			if err := p.s.within(ctx, w); err != nil {
+				return err
+			}
 		}
-		p.shrink(put)
+		if why := p.misplaced(ctx, put, gone); why != "" {
+			for _, w := range put.GetWorkloads() {
+				p.say(w.GetId(), "refused", why)
+			}
+			return nil
+		}
+		for _, w := range put.GetWorkloads() {
+			p.put(w, put.GetUpdate())
+		}
+		p.shrink(gone)
 	case *commandv1.Command_DeleteWorkload:
-		p.desire(prepared.IDs, fsm.DesiredDeleted)
+		return p.desire(ctx, prepared.IDs, fsm.DesiredDeleted)
 	case *commandv1.Command_SetDesired:
-		p.desire(prepared.IDs, fsm.Desired(body.SetDesired.GetDesired()))
+		return p.desire(ctx, prepared.IDs, fsm.Desired(body.SetDesired.GetDesired()))
 	}
 	return nil
 }
 
-// put compares one record.
-func (p *plan) put(w *commandv1.WorkloadPut) {
+// present are the records that puts would change.
+func (p *plan) present(puts []*commandv1.WorkloadPut) (out []*fsm.Workload) {
+	for _, w := range puts {
+		if have, ok := p.view.Workload(w.GetId()); ok {
+			out = append(out, have)
+		}
+	}
+	return out
+}
+
+// misplaced says why the namespace or the cluster would refuse an apply, "" if they would not. Each request
+// of a plan is judged as if it were the first.
+func (p *plan) misplaced(ctx context.Context, put *commandv1.PutWorkloads, gone []*fsm.Workload) string {
+	in := p.s.scopeOf(ctx)
+	for _, w := range put.GetWorkloads() {
+		if name := fsm.NamespaceOf(p.view, w); !in.Has(name) {
+			return "it would be in namespace " + name + ", and you act only in " + in.String()
+		}
+	}
+	if err := p.s.atLevel(put); err != nil {
+		return err.Error()
+	}
+	if err := fsm.Fits(p.view, put.GetWorkloads(), gone); err != nil {
+		return err.Error()
+	}
+	return ""
+}
+
+// put compares one record. With update it is one of a group's that take turns.
+func (p *plan) put(w *commandv1.WorkloadPut, update *commandv1.UpdatePolicy) {
 	next := fsm.Intended(w)
 	have, known := p.view.Workload(next.ID)
 	action, changes := "create", []spec.Difference(nil)
@@ -122,13 +163,16 @@ func (p *plan) put(w *commandv1.WorkloadPut) {
 		if action != "unchanged" {
 			changes = specDiff(have.Spec, next.Spec)
 			if len(changes) == 0 && action == "replace" {
-				changes = []spec.Difference{{Field: "a secret value"}}
+				changes = []spec.Difference{{Field: secretValue}}
 			}
 		}
 	}
 	out := p.say(next.ID, action, "")
 	if known {
 		out.PresentNodeId = have.Node
+	}
+	if known && update != nil && have.TakesTurn(next) {
+		out.AtATime = int32(rollout.PolicyOf(update).MaxParallel)
 	}
 	for _, c := range changes {
 		out.Changes = append(out.Changes, &clusterv1.FieldChange{Field: c.Field, Before: c.Before, After: c.After})
@@ -142,27 +186,22 @@ func (p *plan) put(w *commandv1.WorkloadPut) {
 }
 
 // shrink names the members of a count that the new one no longer has.
-func (p *plan) shrink(put *commandv1.PutWorkloads) {
-	group := put.GetGroupOf()
-	if group == "" {
-		return
+func (p *plan) shrink(gone []*fsm.Workload) {
+	for _, w := range gone {
+		p.say(w.ID, "delete", "the new count leaves it out").PresentNodeId = w.Node
 	}
-	p.view.Group(group, func(w *fsm.Workload) bool {
-		listed := slices.ContainsFunc(put.GetWorkloads(), func(x *commandv1.WorkloadPut) bool { return x.GetId() == w.ID })
-		if !listed && w.Desired != fsm.DesiredDeleted && fsm.MadeByCount(group, w.ID) {
-			p.say(w.ID, "delete", "the new count leaves it out").PresentNodeId = w.Node
-		}
-		return true
-	})
 }
 
 // desire plans a change of the desired state only.
-func (p *plan) desire(ids []string, to fsm.Desired) {
+func (p *plan) desire(ctx context.Context, ids []string, to fsm.Desired) error {
 	for _, id := range ids {
 		w, known := p.view.Workload(id)
 		if !known {
 			p.say(id, "refused", "there is no such workload; `persysctl list` shows all")
 			continue
+		}
+		if err := p.s.within(ctx, w); err != nil {
+			return err
 		}
 		action := map[fsm.Desired]string{fsm.DesiredDeleted: "delete", fsm.DesiredStopped: "stop", fsm.DesiredRunning: "start"}[to]
 		if w.Desired == to && !w.Astray() {
@@ -177,7 +216,11 @@ func (p *plan) desire(ids []string, to fsm.Desired) {
 		next.Desired = to
 		p.next, p.at = append(p.next, &next), append(p.at, len(p.out)-1)
 	}
+	return nil
 }
+
+// secretValue stands for a difference that is not shown.
+const secretValue = "a secret value"
 
 // specDiff of two stored specifications, as people may see it.
 func specDiff(before, after []byte) []spec.Difference {

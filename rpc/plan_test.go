@@ -19,6 +19,9 @@ func line(w *clusterv1.PlannedWorkload) string {
 	for _, c := range w.GetChanges() {
 		out += fmt.Sprintf(" %s:%s>%s", c.GetField(), c.GetBefore(), c.GetAfter())
 	}
+	if n := w.GetAtATime(); n > 0 {
+		out += fmt.Sprintf(" %d at a time", n)
+	}
 	return out
 }
 
@@ -54,10 +57,18 @@ func TestPlanWorkloads(t *testing.T) {
 		{"the same secret", env("sec", "one"), []string{`sec unchanged on "a"`}},
 		{"a smaller count", func() *controlv1.ApplyWorkloadRequest { r := web("g"); r.Spec.Count = 1; return r }(),
 			[]string{`g-0 unchanged on "b"`, `g-1 delete on ""`}},
+		{"a group's next image, member by member", func() *controlv1.ApplyWorkloadRequest {
+			r := web("g")
+			r.Spec.Count, r.Spec.Update = 3, &controlv1.UpdateStrategy{MaxParallel: 2}
+			r.Spec.GetContainer().Image = "nginx:2"
+			return r
+		}(), []string{`g-0 replace on "b" container.image:nginx:1>nginx:2 2 at a time`,
+			`g-1 replace on "b" container.image:nginx:1>nginx:2 2 at a time`, `g-2 create on "a"`}},
 	} {
 		for i, where := range []string{"leader", "follower"} {
 			t.Run(c.fact+" at the "+where, func(t *testing.T) {
 				g := newGroup(t, 2)
+				g.raise()
 				g.put(t, web("web"), "a")
 				g.put(t, env("sec", "one"), "a")
 				group := web("g")

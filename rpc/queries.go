@@ -73,8 +73,10 @@ func (s *Server) nodeView(v fsm.View, n *fsm.Node) *controlv1.NodeView {
 			CpuAllocatedMillicores: out.GetReservedCpuMillicores(), CpuUsedMillicores: cpu,
 			MemoryAllocatedMb: out.GetReservedMemoryMb(), MemoryUsedMb: memory, DiskUsedGb: disk,
 		}
+		held := s.leader.PoolsUsedOf(n.ID)
 		for _, p := range out.GetStoragePools() {
 			out.Usage.DiskAllocatedGb += p.GetReservedGb()
+			p.UsedGb = held[p.GetName()]
 		}
 	}
 	if expires, heard, ok := s.leader.LeaseOf(n.ID); ok {
@@ -99,14 +101,19 @@ func (s *Server) ListWorkloads(ctx context.Context, req *controlv1.ListWorkloads
 	}
 	out := &controlv1.ListWorkloadsResponse{Index: r.index, Stale: r.stale, AgeMs: r.ageMS}
 	word := strings.ToLower(req.GetSearch())
+	in := s.scopeOf(ctx)
+	if ns := req.GetNamespace(); !in.Has(ns) && ns != "" {
+		return nil, errorf(KindPermission, "%s acts only in %s, not in namespace %q", callOf(ctx).who(), in, clip(ns, 128))
+	}
 	add := func(w *fsm.Workload) bool {
 		if w.ID <= req.GetPageToken() && req.GetPageToken() != "" ||
 			req.GetNodeId() != "" && w.Node != req.GetNodeId() ||
 			req.GetGroup() != "" && w.Demand.Group != req.GetGroup() ||
+			req.GetNamespace() != "" && w.In() != req.GetNamespace() || !in.Has(w.In()) ||
 			req.GetStatus() != "" && !strings.EqualFold(req.GetStatus(), string(w.Status)) {
 			return true
 		}
-		one := s.workloadView(w, spec.Brief)
+		one := s.workloadView(r, w, spec.Brief)
 		if word != "" && !contains(one, word) {
 			return true
 		}
@@ -147,11 +154,11 @@ func (s *Server) GetWorkload(ctx context.Context, req *controlv1.GetWorkloadRequ
 	if err != nil {
 		return nil, err
 	}
-	w, ok := r.Workload(req.GetWorkloadId())
-	if !ok {
-		return nil, errorf(KindNotFound, "workload %q not found; `persysctl list` shows all", req.GetWorkloadId())
+	w, err := s.visible(ctx, r, req.GetWorkloadId())
+	if err != nil {
+		return nil, err
 	}
-	return &controlv1.GetWorkloadResponse{Workload: s.workloadView(w, spec.Full), Index: r.index, Stale: r.stale, AgeMs: r.ageMS}, nil
+	return &controlv1.GetWorkloadResponse{Workload: s.workloadView(r, w, spec.Full), Index: r.index, Stale: r.stale, AgeMs: r.ageMS}, nil
 }
 
 // GetClusterSummary implements control.v1.
@@ -196,6 +203,12 @@ func (s *Server) GetClusterSummary(ctx context.Context, req *controlv1.GetCluste
 		}
 		for _, p := range used.Disk {
 			out.ReservedDiskGb += p.GB
+		}
+		if cpu, memory, disk, ok := s.leader.UsageOf(n.ID); ok && n.Up && cpu+memory+disk > 0 { // an older agent sends zeros
+			out.UsedCpuMillicores += cpu
+			out.UsedMemoryMb += memory
+			out.UsedDiskGb += disk
+			out.MeasuredNodes++
 		}
 		return true
 	})

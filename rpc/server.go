@@ -66,6 +66,7 @@ type Leader interface {
 	Registered(ctx context.Context, node string) (sched.Lease, error)
 	LeaseOf(node string) (expires, heard int64, ok bool)
 	UsageOf(node string) (cpu, memory, disk int64, ok bool)
+	PoolsUsedOf(node string) map[string]int64 // GB by name; read only
 	WorkloadUsageOf(node, workload string) (sched.WorkloadUsage, bool)
 }
 
@@ -170,7 +171,6 @@ func NewServer(cfg Config) (*Server, error) {
 		grpc.MaxConcurrentStreams(4096),
 		grpc.WriteBufferSize(64 << 10),
 		grpc.ReadBufferSize(64 << 10),
-		grpc.SharedWriteBuffer(true),
 		// Workers keep the stacks that a call grows; beyond them calls get goroutines.
 		grpc.NumStreamWorkers(512),
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: time.Second, PermitWithoutStream: true}),

@@ -47,26 +47,47 @@ func tooOld(n *fsm.Node, err error, what string) error {
 	return agentError(n.ID, err)
 }
 
+// atAgent makes a call that changes something at the agent of one node; what says what an agent
+// cannot do that does not know the call.
+func (s *Server) atAgent(ctx context.Context, node, what string, call func(context.Context, agentv1.AgentServiceClient, *fsm.Node, *agentv1.Epoch) error) error {
+	n, epoch, err := s.asked(node)
+	if err != nil {
+		return err
+	}
+	c, err := s.agents.fresh(n)
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(ctx, garbageDeadline)
+	defer cancel()
+	if err := call(ctx, c, n, epoch); err != nil {
+		return tooOld(n, err, what)
+	}
+	return nil
+}
+
 // CollectGarbage implements cluster.v1.
 func (s *Server) CollectGarbage(ctx context.Context, req *clusterv1.CollectGarbageRequest) (*clusterv1.CollectGarbageResponse, error) {
 	if why := s.frozen(); why != "" && !req.GetDryRun() {
 		return nil, errorf(KindPrecondition, "%s", why)
 	}
-	n, epoch, err := s.asked(req.GetNodeId())
+	var resp *agentv1.CollectGarbageResponse
+	collect := func() error {
+		return s.atAgent(ctx, req.GetNodeId(), "look for garbage", func(ctx context.Context, c agentv1.AgentServiceClient, n *fsm.Node, epoch *agentv1.Epoch) (err error) {
+			resp, err = c.CollectGarbage(ctx, &agentv1.CollectGarbageRequest{
+				Epoch: epoch, NodeId: n.ID, DryRun: req.GetDryRun(), Orphans: req.GetOrphans(), By: callOf(ctx).who(),
+			})
+			return err
+		})
+	}
+	var err error
+	if req.GetDryRun() {
+		err = collect()
+	} else {
+		err = s.noted(ctx, clip(req.GetNodeId(), 128), "garbage", collect)
+	}
 	if err != nil {
 		return nil, err
-	}
-	c, err := s.agents.conn(n)
-	if err != nil {
-		return nil, err
-	}
-	ctx, cancel := context.WithTimeout(ctx, garbageDeadline)
-	defer cancel()
-	resp, err := c.CollectGarbage(ctx, &agentv1.CollectGarbageRequest{
-		Epoch: epoch, NodeId: n.ID, DryRun: req.GetDryRun(), Orphans: req.GetOrphans(), By: callOf(ctx).identity(),
-	})
-	if err != nil {
-		return nil, tooOld(n, err, "look for garbage")
 	}
 	out := &clusterv1.CollectGarbageResponse{Skipped: resp.GetSkipped()}
 	for _, g := range resp.GetItems() {
@@ -127,7 +148,7 @@ func (s *Server) ListVolumes(ctx context.Context, req *clusterv1.ListVolumesRequ
 }
 
 func (s *Server) volumesOf(ctx context.Context, n *fsm.Node) ([]*clusterv1.Volume, []*clusterv1.StorageProblem, error) {
-	c, err := s.agents.conn(n)
+	c, err := s.agents.fresh(n)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -161,18 +182,14 @@ func (s *Server) DeleteVolume(ctx context.Context, req *clusterv1.DeleteVolumeRe
 	if strings.TrimSpace(req.GetId()) == "" {
 		return nil, errorf(KindInvalid, "id must not be blank; `persysctl volume list` shows them")
 	}
-	n, epoch, err := s.asked(req.GetNodeId())
+	err := s.noted(ctx, clip(req.GetNodeId(), 128), "volume "+req.GetId(), func() error {
+		return s.atAgent(ctx, req.GetNodeId(), "delete volumes", func(ctx context.Context, c agentv1.AgentServiceClient, n *fsm.Node, epoch *agentv1.Epoch) error {
+			_, err := c.DeleteVolume(ctx, &agentv1.DeleteVolumeRequest{Epoch: epoch, NodeId: n.ID, Id: req.GetId(), By: callOf(ctx).who()})
+			return err
+		})
+	})
 	if err != nil {
 		return nil, err
-	}
-	c, err := s.agents.conn(n)
-	if err != nil {
-		return nil, err
-	}
-	ctx, cancel := context.WithTimeout(ctx, garbageDeadline)
-	defer cancel()
-	if _, err := c.DeleteVolume(ctx, &agentv1.DeleteVolumeRequest{Epoch: epoch, NodeId: n.ID, Id: req.GetId(), By: callOf(ctx).identity()}); err != nil {
-		return nil, tooOld(n, err, "delete volumes")
 	}
 	return &clusterv1.DeleteVolumeResponse{}, nil
 }

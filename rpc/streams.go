@@ -128,6 +128,8 @@ func (s *Server) ApplyWorkloads(ctx context.Context, req *clusterv1.ApplyWorkloa
 		switch edgeKind(o.err) {
 		case KindInvalid, KindTooOld:
 			o = refused(controlv1.FailureReason_INVALID_SPEC, o.err.Error())
+		case KindPermission:
+			o = refused(controlv1.FailureReason_RUNTIME_ERROR, o.err.Error())
 		default:
 			if o.err != nil {
 				return nil, o.err // the log took nothing, or an unknown part

@@ -1,6 +1,7 @@
 package rpc
 
 import (
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"crypto/x509"
@@ -114,6 +115,43 @@ func Revoked(v fsm.View) *pki.Revoked {
 		return true
 	})
 	return r
+}
+
+// GossipAgainst stands for the schedulers that are revoked, "" for none. A key of gossip that
+// was made when it was another is one that somebody has who shall not. Of a revoked
+// certificate that nobody knows, it may have been a scheduler's.
+func GossipAgainst(v fsm.View) string {
+	roles := map[string]string{}
+	v.Admissions(func(a *fsm.Admission) bool { roles[a.Fingerprint] = a.Role; return true })
+	sum, any := sha256.New(), false
+	v.Revocations(func(r *fsm.Revocation) bool {
+		of := r.Role
+		if r.Fingerprint != "" {
+			of = cmp.Or(roles[r.Fingerprint], string(pki.RoleScheduler))
+		}
+		if of == string(pki.RoleScheduler) {
+			any = true
+			fmt.Fprintf(sum, "%s/%s/%d\n", r.Name, r.Fingerprint, r.At)
+		}
+		return true
+	})
+	if !any {
+		return ""
+	}
+	return hex.EncodeToString(sum.Sum(nil))
+}
+
+// SchedulerRevoked reports whether the certificate that the cluster knows of a scheduler, or all
+// of its name, are no longer good.
+func SchedulerRevoked(v fsm.View, name string) bool {
+	a, known := v.Admission(string(pki.RoleScheduler), name)
+	if known {
+		if _, gone := v.RevokedCertificate(a.Fingerprint); gone {
+			return true
+		}
+	}
+	at, gone := v.RevokedIdentity(string(pki.RoleScheduler), name)
+	return gone && (!known || a.IssuedAt <= at.At)
 }
 
 // Enrol implements cluster.v1: a certificate for a join token. The token is judged
@@ -479,7 +517,7 @@ func (s *Server) rotateGossip(ctx context.Context, request string) (string, erro
 	if err != nil {
 		return "", errorf(KindPrecondition, "%w", err)
 	}
-	if ring, err = ring.Add(); err != nil {
+	if ring, err = ring.Add(GossipAgainst(s.store.View())); err != nil {
 		return "", errorf(KindPrecondition, "%w", err)
 	}
 	sealed, err := ring.Seal(key)

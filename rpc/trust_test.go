@@ -5,6 +5,7 @@ import (
 	"crypto/tls"
 	"fmt"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -14,9 +15,11 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials"
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
+	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/types/known/emptypb"
 
+	agentv1 "github.com/persys/compute/api/agent/v1"
 	clusterv1 "github.com/persys/compute/api/cluster/v1"
 	commandv1 "github.com/persys/compute/api/command/v1"
 	controlv1 "github.com/persys/compute/api/control/v1"
@@ -24,6 +27,7 @@ import (
 	"github.com/persys/compute/pki"
 	"github.com/persys/compute/rpc/dial"
 	"github.com/persys/compute/rpc/guard"
+	"github.com/persys/compute/testbed"
 )
 
 // ownCA is a group of two whose certificates come from the CA in its state.
@@ -448,13 +452,35 @@ func TestJoinsAreBounded(t *testing.T) {
 // identity ends when the revocation is known here, whatever it waits for.
 func TestStreamsOfARevokedIdentityEnd(t *testing.T) {
 	w := newOwnCA(t)
+	f := w.agent(t, 1)
+	w.place("web", "n")
+	// What the agent runs for a caller ends with it.
+	sessions := make(chan string, 8)
+	f.logs = func(_ *agentv1.LogsRequest, s grpc.ServerStreamingServer[agentv1.LogChunk]) error {
+		defer func() { sessions <- "logs" }()
+		err := s.Send(&agentv1.LogChunk{Data: []byte("a line")})
+		<-s.Context().Done()
+		return err
+	}
+	f.exec = func(s grpc.BidiStreamingServer[agentv1.ExecRequest, agentv1.ExecResponse]) error {
+		defer func() { sessions <- "exec" }()
+		return echo(s)
+	}
+	behind := metadata.AppendToOutgoingContext(ctxFor(t), dial.KeyOnBehalf, "persys://home/user/ops", dial.KeyIssued, strconv.FormatInt(time.Now().UnixNano(), 10))
 	ops := w.holds(pki.Identity{Role: pki.RoleUser, ID: "ops"})
 	n1, _, err := w.enrol(0, w.token(&clusterv1.CreateTokenRequest{Role: "agent"}), "n1")
 	ok(t, err)
 	_, err = w.admin(0).CreateToken(ctxFor(t), &clusterv1.CreateTokenRequest{Role: "agent"})
 	ok(t, err)
 	user, agent := w.as(1, ops), w.as(1, n1)
-	type receiver interface{ RecvMsg(any) error }
+	gateway := clusterv1.NewClusterClient(w.as(1, w.holds(pki.Identity{Role: pki.RoleGateway, ID: "g"})))
+	session := func(c clusterv1.ClusterClient, ctx context.Context, console bool) (receiver, error) {
+		o := &clusterv1.ExecOpen{WorkloadId: "web", Console: console, Input: true}
+		if !console {
+			o.Command = []string{"sh"}
+		}
+		return openWith(t, ctx, c, o), nil
+	}
 	streams := map[string]func() (receiver, error){
 		"events": func() (receiver, error) {
 			return clusterv1.NewClusterClient(user).Events(ctxFor(t), &clusterv1.EventsRequest{Follow: true, Tail: 1})
@@ -464,6 +490,18 @@ func TestStreamsOfARevokedIdentityEnd(t *testing.T) {
 		},
 		"apply stream":   func() (receiver, error) { return clusterv1.NewClusterClient(user).ApplyStream(ctxFor(t)) },
 		"control stream": func() (receiver, error) { return controlv1.NewAgentControlClient(agent).ControlStream(ctxFor(t)) },
+		"logs": func() (receiver, error) {
+			return clusterv1.NewClusterClient(user).Logs(ctxFor(t), &clusterv1.LogsRequest{WorkloadId: "web", Follow: true})
+		},
+		"exec":    func() (receiver, error) { return session(clusterv1.NewClusterClient(user), ctxFor(t), false) },
+		"console": func() (receiver, error) { return session(clusterv1.NewClusterClient(user), ctxFor(t), true) },
+		"events through a gateway": func() (receiver, error) {
+			return gateway.Events(behind, &clusterv1.EventsRequest{Follow: true, Tail: 1})
+		},
+		"logs through a gateway": func() (receiver, error) {
+			return gateway.Logs(behind, &clusterv1.LogsRequest{WorkloadId: "web", Follow: true})
+		},
+		"exec through a gateway": func() (receiver, error) { return session(gateway, behind, false) },
 		"health": func() (receiver, error) {
 			return healthpb.NewHealthClient(agent).Watch(ctxFor(t), &healthpb.HealthCheckRequest{})
 		},
@@ -483,6 +521,12 @@ func TestStreamsOfARevokedIdentityEnd(t *testing.T) {
 			}
 		}()
 	}
+	testbed.Within(t, testbed.Patience, "the sessions to be open", func() error {
+		if n := len(audited(w.group)); n != 3 {
+			return fmt.Errorf("%d are on record", n)
+		}
+		return nil
+	})
 	for name, end := range ended {
 		select {
 		case err := <-end:
@@ -509,13 +553,31 @@ func TestStreamsOfARevokedIdentityEnd(t *testing.T) {
 			if status.Code(err) != codes.Unauthenticated || !strings.Contains(err.Error(), "revoked") {
 				t.Errorf("%s ended with %v", name, err)
 			}
-		case <-time.After(5 * time.Second):
+		case <-time.After(testbed.Patience):
 			t.Errorf("%s is still open", name)
 		}
 	}
 	_, err = stays.Recv() // the revocations are events
 	ok(t, err)
+	for range 5 {
+		select {
+		case <-sessions:
+		case <-time.After(testbed.Patience):
+			t.Fatal("the agent still runs something for a revoked user")
+		}
+	}
+	_, err = gateway.Status(behind, &clusterv1.StatusRequest{})
+	code(t, err, codes.Unauthenticated)
+	if err == nil || !strings.Contains(err.Error(), "revoked") {
+		t.Errorf("a call of a revoked user through a gateway: %v", err)
+	}
+	// Who has a newer certificate is back, also there.
+	later := metadata.AppendToOutgoingContext(ctxFor(t), dial.KeyOnBehalf, "persys://home/user/ops", dial.KeyIssued, strconv.FormatInt(time.Now().Add(time.Second).UnixNano(), 10))
+	_, err = gateway.Status(later, &clusterv1.StatusRequest{})
+	ok(t, err)
 }
+
+type receiver interface{ RecvMsg(any) error }
 
 // anyMessage takes what a stream brings, and reads none of it.
 type anyMessage struct{ emptypb.Empty }

@@ -8,6 +8,7 @@ import (
 	clusterv1 "github.com/persys/compute/api/cluster/v1"
 	"github.com/persys/compute/fsm"
 	"github.com/persys/compute/fsm/store"
+	"github.com/persys/compute/rpc/scope"
 	"github.com/persys/compute/spec"
 )
 
@@ -23,7 +24,7 @@ func (s *Server) Events(req *clusterv1.EventsRequest, out clusterv1.Cluster_Even
 	tail := int(req.GetTail())
 	for {
 		view := s.store.View()
-		events := pastEvents(view, req, after, tail)
+		events := pastEvents(view, req, s.scopeOf(ctx), after, tail)
 		tail = 0
 		for _, e := range events {
 			if err := out.Send(eventView(e)); err != nil {
@@ -35,13 +36,14 @@ func (s *Server) Events(req *clusterv1.EventsRequest, out clusterv1.Cluster_Even
 			return nil
 		}
 		err := s.follow(ctx, view, func(_ fsm.View, changes []fsm.Change) error {
+			in := s.scopeOf(ctx)
 			for i := range changes {
 				e := changes[i].NewEvent
 				if e == nil || e.Seq <= after {
 					continue
 				}
 				after = e.Seq
-				if !eventMatches(req, e) {
+				if !eventMatches(req, in, e) {
 					continue
 				}
 				if err := out.Send(eventView(e)); err != nil {
@@ -58,14 +60,14 @@ func (s *Server) Events(req *clusterv1.EventsRequest, out clusterv1.Cluster_Even
 
 // pastEvents collects kept events that match, oldest first; with tail only the
 // newest so many.
-func pastEvents(view fsm.View, req *clusterv1.EventsRequest, after uint64, tail int) []*fsm.Event {
+func pastEvents(view fsm.View, req *clusterv1.EventsRequest, in scope.Scope, after uint64, tail int) []*fsm.Event {
 	var events []*fsm.Event
 	if tail > 0 {
 		view.EventsBack(func(e *fsm.Event) bool {
 			if e.Seq <= after {
 				return false
 			}
-			if eventMatches(req, e) {
+			if eventMatches(req, in, e) {
 				events = append(events, e)
 			}
 			return len(events) < tail
@@ -74,7 +76,7 @@ func pastEvents(view fsm.View, req *clusterv1.EventsRequest, after uint64, tail 
 		return events
 	}
 	view.Events(after, func(e *fsm.Event) bool {
-		if eventMatches(req, e) {
+		if eventMatches(req, in, e) {
 			events = append(events, e)
 		}
 		return true
@@ -105,6 +107,9 @@ func (s *Server) follow(ctx context.Context, view fsm.View, fn func(fsm.View, []
 func (s *Server) WatchWorkloads(req *clusterv1.WatchWorkloadsRequest, out clusterv1.Cluster_WatchWorkloadsServer) error {
 	ctx := out.Context()
 	match := func(w *fsm.Workload) bool {
+		if req.GetNamespace() != "" && w.In() != req.GetNamespace() || !s.scopeOf(ctx).Has(w.In()) {
+			return false
+		}
 		if req.GetGroup() != "" && w.Demand.Group != req.GetGroup() {
 			return false
 		}

@@ -10,6 +10,8 @@ import (
 
 	clusterv1 "github.com/persys/compute/api/cluster/v1"
 	commandv1 "github.com/persys/compute/api/command/v1"
+	controlv1 "github.com/persys/compute/api/control/v1"
+	"github.com/persys/compute/fsm"
 )
 
 func drop(id string) *commandv1.Command {
@@ -139,4 +141,38 @@ func TestWhy(t *testing.T) {
 	code(t, err, codes.NotFound)
 	_, err = g.cluster(1).Why(ctxFor(t), &clusterv1.WhyRequest{WorkloadId: "web", NodeId: "x"})
 	code(t, err, codes.NotFound)
+}
+
+// A stopped workload says so, and where what it left behind may still run.
+func TestAStoppedWorkloadTellsWhatIsLeftOfIt(t *testing.T) {
+	g := newGroup(t, 1)
+	g.place("web", "a")
+	w, _ := g.now().Workload("web")
+	down := func(up bool) {
+		g.do(&commandv1.Command{Body: &commandv1.Command_SetNodeStates{SetNodeStates: &commandv1.SetNodeStates{Nodes: []*commandv1.NodeState{{Id: "a", Up: up}}}}})
+	}
+	reason := func() string {
+		r, err := g.control(0).GetWorkload(ctxFor(t), &controlv1.GetWorkloadRequest{WorkloadId: "web"})
+		ok(t, err)
+		all, err := g.control(0).ListWorkloads(ctxFor(t), &controlv1.ListWorkloadsRequest{})
+		ok(t, err)
+		is(t, "status", r.GetWorkload().GetStatus(), "Stopped")
+		is(t, "reason in the list", all.GetWorkloads()[0].GetReason().GetMessage(), r.GetWorkload().GetReason().GetMessage())
+		return r.GetWorkload().GetReason().GetCode() + ": " + r.GetWorkload().GetReason().GetMessage()
+	}
+	down(false)
+	g.do(&commandv1.Command{Body: &commandv1.Command_Evict{Evict: &commandv1.Evict{Evictions: []*commandv1.Eviction{{
+		Workload: "web", IfGeneration: &commandv1.Generation{Incarnation: w.Generation.Incarnation, Sequence: w.Generation.Sequence}, Code: fsm.CodeNodeLost,
+	}}}}})
+	g.do(&commandv1.Command{Body: &commandv1.Command_SetDesired{SetDesired: &commandv1.SetDesired{Id: "web", Desired: "Stopped"}}})
+	if got := reason(); !strings.HasPrefix(got, fsm.CodeAwaitStop) || !strings.Contains(got, "node a is lost and may still run") || !strings.HasSuffix(got, "persysctl node fence a") {
+		t.Errorf("while the node is lost: %s", got)
+	}
+	down(true)
+	if got := reason(); !strings.HasPrefix(got, fsm.CodeAwaitStop) || !strings.Contains(got, "node a is still to remove") {
+		t.Errorf("while the node is being told: %s", got)
+	}
+	down(false)
+	g.do(&commandv1.Command{Body: &commandv1.Command_FenceNode{FenceNode: &commandv1.FenceNode{Id: "a"}}})
+	is(t, "once it is known to be off", reason(), fsm.CodeUserStop+": stopped by request")
 }

@@ -18,11 +18,11 @@ import (
 	"google.golang.org/grpc/backoff"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/connectivity"
-	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/keepalive"
 	"google.golang.org/grpc/metadata"
 	grpcpeer "google.golang.org/grpc/peer"
+	"google.golang.org/grpc/resolver"
 	"google.golang.org/grpc/status"
 
 	"github.com/persys/compute/pki"
@@ -106,7 +106,7 @@ type Conn struct {
 	ctx        context.Context
 	cancel     context.CancelFunc
 	background sync.WaitGroup
-	source     *source
+	resolver   *watcher
 
 	mu      sync.Mutex
 	closed  bool
@@ -128,18 +128,19 @@ func Dial(ctx context.Context, opt Options) (*Conn, error) {
 	if opt.Insecure == (opt.TLS != nil) {
 		return nil, errors.New("dial: set TLS (PERSYS_TLS_CA, PERSYS_TLS_CERT, PERSYS_TLS_KEY) or insecure, and not both")
 	}
-	src, err := newSource(opt)
-	if err != nil {
-		return nil, err
+	if opt.Log == nil {
+		opt.Log = slog.New(slog.DiscardHandler)
 	}
 	orElse(&opt.CallTimeout, DefaultCallTimeout)
 	orElse(&opt.StallAfter, 1500*time.Millisecond)
 	orElse(&opt.ProbeTimeout, 2500*time.Millisecond)
-	c := &Conn{opt: opt, log: src.log, source: src, known: make(chan struct{}), all: map[*peer]struct{}{}}
+	c := &Conn{opt: opt, log: opt.Log, known: make(chan struct{}), all: map[*peer]struct{}{}}
 	c.ctx, c.cancel = context.WithCancel(ctx)
-	src.publish, src.failed = c.adopt, c.lookupFailed
-	src.begin()
-	c.background.Go(func() { src.run(c.ctx) })
+	var err error
+	if c.resolver, err = (builder{opt}).watch(c.ctx, configured(), taker{conn: c}); err != nil {
+		c.cancel()
+		return nil, err
+	}
 	return c, nil
 }
 
@@ -160,7 +161,7 @@ func (c *Conn) Learn(addrs []string) {
 			good = append(good, a)
 		}
 	}
-	c.source.learn(good)
+	c.resolver.source.learn(good)
 }
 
 func orElse(d *time.Duration, v time.Duration) {
@@ -180,6 +181,7 @@ func (c *Conn) Close() error {
 	for p := range all {
 		p.close()
 	}
+	c.resolver.Close()
 	c.background.Wait()
 	return nil
 }
@@ -207,7 +209,7 @@ func (c *Conn) Addrs() []string {
 func (c *Conn) connect(end endpoint) (*grpc.ClientConn, error) {
 	creds := insecure.NewCredentials()
 	if c.opt.TLS != nil {
-		creds = credentials.NewTLS(c.opt.TLS.ClientConfig(pki.Peer{Hosts: end.Names, Role: pki.RoleScheduler}))
+		creds = Credentials(c.opt.TLS, c.opt.TLS.ClientConfig(pki.Peer{Hosts: end.Names, Role: pki.RoleScheduler}))
 	}
 	opts := []grpc.DialOption{
 		grpc.WithTransportCredentials(creds),
@@ -320,7 +322,7 @@ func (c *Conn) failed(p *peer) {
 		c.leader = ""
 	}
 	c.mu.Unlock()
-	c.source.again()
+	c.resolver.ResolveNow(resolver.ResolveNowOptions{})
 }
 
 // late notes that a peer let a call's deadline pass. It may live and answer

@@ -19,6 +19,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/persys/compute/pki"
+	"github.com/persys/compute/testbed"
 )
 
 func TestFailover(t *testing.T) {
@@ -65,14 +66,13 @@ func TestComesBack(t *testing.T) {
 	c := dialTo(t, Options{Addrs: []string{addr}})
 	done := make(chan error, 1)
 	go func() { done <- call(c, apply, 10*time.Second) }()
-	eventually(t, "a first attempt failed", func() bool {
+	testbed.Until(t, "a first attempt failed", func() bool {
 		c.mu.Lock()
 		defer c.mu.Unlock()
 		return c.peers[0].penalised(time.Now())
 	})
-	if l, err = net.Listen("tcp", addr); err != nil {
-		t.Skipf("the port was taken meanwhile: %v", err)
-	}
+	l, err = net.Listen("tcp", addr)
+	testbed.Need(t, "the port that was free before", err)
 	serve(t, l, nil)
 	if err := <-done; err != nil {
 		t.Errorf("a call made before the scheduler started: %v", err)
@@ -89,7 +89,7 @@ func TestLeaderHint(t *testing.T) {
 		if c.Leader() != b.addr {
 			t.Fatalf("leader %q, want %q", c.Leader(), b.addr)
 		}
-		eventually(t, "the leader gets the calls", func() bool { mustCall(t, c, get); return b.calls.Load() > 0 })
+		testbed.Until(t, "the leader gets the calls", func() bool { mustCall(t, c, get); return b.calls.Load() > 0 })
 		before := a.calls.Load()
 		mustCall(t, c, get)
 		if a.calls.Load() != before {
@@ -97,13 +97,13 @@ func TestLeaderHint(t *testing.T) {
 		}
 		b.grpc.Stop()
 		a.leader.Store("")
-		eventually(t, "a dead leader is not hinted", func() bool { mustCall(t, c, get); return c.Leader() == "" })
+		testbed.Until(t, "a dead leader is not hinted", func() bool { mustCall(t, c, get); return c.Leader() == "" })
 	})
 	t.Run("is followed outside the list", func(t *testing.T) {
 		a, b := start(t, nil), start(t, nil)
 		a.leader.Store(b.addr)
 		c := dialTo(t, Options{Addrs: []string{a.addr}})
-		eventually(t, "the leader gets the calls", func() bool { mustCall(t, c, get); return b.calls.Load() > 0 })
+		testbed.Until(t, "the leader gets the calls", func() bool { mustCall(t, c, get); return b.calls.Load() > 0 })
 		a.leader.Store(a.addr)
 		b.leader.Store(a.addr)
 		mustCall(t, c, get)
@@ -192,7 +192,7 @@ func TestHangingReplica(t *testing.T) {
 		mustCall(t, c, apply)
 		p.frozen.Store(true)
 		wantCode(t, call(c, apply, 50*time.Millisecond), codes.DeadlineExceeded)
-		eventually(t, "the other replica is asked", func() bool { return call(c, apply, 50*time.Millisecond) == nil })
+		testbed.Until(t, "the other replica is asked", func() bool { return call(c, apply, 50*time.Millisecond) == nil })
 	})
 	t.Run("is asked last after a deadline, though it answers probes", func(t *testing.T) {
 		a, b := start(t, nil), start(t, nil)
@@ -388,7 +388,7 @@ func TestStreams(t *testing.T) {
 	if c.Leader() != b.addr {
 		t.Errorf("leader %q from a stream's trailer, want %q", c.Leader(), b.addr)
 	}
-	eventually(t, "no stream is counted any more", func() bool {
+	testbed.Until(t, "no stream is counted any more", func() bool {
 		c.mu.Lock()
 		defer c.mu.Unlock()
 		for p := range c.all {
@@ -409,7 +409,7 @@ func TestClose(t *testing.T) {
 	c := dialTo(t, Options{Addrs: []string{a.addr}})
 	done := make(chan error, 1)
 	go func() { done <- call(c, apply, 20*time.Second) }()
-	eventually(t, "the call is under way", func() bool { return a.calls.Load() == 1 })
+	testbed.Until(t, "the call is under way", func() bool { return a.calls.Load() == 1 })
 	c.Close()
 	if err := <-done; err == nil {
 		t.Error("a call outlives the connection")

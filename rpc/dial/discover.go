@@ -21,9 +21,9 @@ const (
 	cacheMax = 64 << 10
 )
 
-// source is where addresses come from, for a Conn and for the gRPC resolver: a
-// fixed list or an SRV name, and behind either what schedulers said of
-// themselves, for the day on which none of the former is right any more.
+// source is where the resolver has addresses from: a fixed list or an SRV name,
+// and behind either what schedulers said of themselves, for the day on which none
+// of the former is right any more.
 type source struct {
 	target Target
 	file   string // Options.CacheFile

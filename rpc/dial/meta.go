@@ -27,11 +27,25 @@ const (
 	// ignored under -insecure (DESIGN, decisions 7 and 14).
 	KeyForwardedIdentity = "persys-forwarded-identity"
 	// KeyFrom, in a request: the address that a call that was passed on came
-	// from. It is trusted as KeyForwardedIdentity is.
+	// from. It is trusted as KeyForwardedIdentity is, and from a gateway that says
+	// for whom it calls.
 	KeyFrom = "persys-from"
 	// KeyHop, in a request: "1" once a replica has passed the call on. Such a
 	// call is never forwarded again.
 	KeyHop = "persys-hop"
+	// KeyOnBehalf, in a request of a gateway: the text form of the pki.Identity of the
+	// user for whom it makes the call, who may do no more there than by itself.
+	KeyOnBehalf = "persys-on-behalf"
+	// KeyIssued, beside KeyOnBehalf: when the user's certificate was issued, decimal Unix
+	// nanoseconds, so that it is judged by the revocations of its name.
+	KeyIssued = "persys-issued"
+	// KeyUser, in a request of a gateway: for whom it makes the call where no certificate
+	// says it, "oidc:" and the issuer's URL with the subject as its fragment. It gives no
+	// rights; it is who the history names.
+	KeyUser = "persys-user"
+	// KeyNamespaces, in a request: namespaces, comma separated, that the caller narrows
+	// itself to. It only ever takes rights away.
+	KeyNamespaces = "persys-namespaces"
 	// KeyRequestID, in a request: the UUIDv7 under which a mutation is applied
 	// at most once (DESIGN, decision 8). Every attempt of one call carries the
 	// same one.

@@ -9,6 +9,8 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
+
+	"github.com/persys/compute/testbed"
 )
 
 func resolved(t *testing.T, target string, opt Options) *grpc.ClientConn {
@@ -53,9 +55,24 @@ func TestResolver(t *testing.T) {
 	z.set(t, srvRecords(b)...)
 	a.grpc.Stop()
 	// The first call may still meet the old connection: nothing is repeated here.
-	eventually(t, "the schedulers that moved are found", func() bool { return plainCall(t, cc, 10*time.Second) == nil })
+	testbed.Until(t, "the schedulers that moved are found", func() bool { return plainCall(t, cc, 10*time.Second) == nil })
 	if b.calls.Load() == 0 {
 		t.Error("the new replica was not called")
+	}
+}
+
+// A Conn checks certificates against all names of an endpoint, which it gets through
+// gRPC's own types.
+func TestEndpointsKeepTheirNames(t *testing.T) {
+	a := start(t, nil)
+	z := startZone(t, srvRecords(a)...)
+	c := dialTo(t, Options{Discovery: "srv://persys.x?dns=" + z.addr})
+	mustCall(t, c, apply)
+	want := endpoint{Addr: a.addr, Names: []string{"h.x", "127.0.0.1"}}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if len(c.peers) != 1 || !sameEndpoint(c.peers[0].end, want) {
+		t.Errorf("got %d peers, the first %+v, want %+v", len(c.peers), c.peers[0].end, want)
 	}
 }
 

@@ -155,17 +155,6 @@ func mustCall(t testing.TB, c *Conn, method string) {
 	}
 }
 
-// eventually polls until ok, for ten seconds.
-func eventually(t testing.TB, what string, ok func() bool) {
-	t.Helper()
-	for end := time.Now().Add(10 * time.Second); !ok(); {
-		if time.Now().After(end) {
-			t.Fatalf("never: %s", what)
-		}
-		time.Sleep(5 * time.Millisecond)
-	}
-}
-
 // freeze is a TCP proxy that can stop passing bytes while the connections
 // stay up, as a stopped process or a silent partition does.
 type freeze struct {

@@ -36,7 +36,7 @@ type answer struct {
 // lookup asks for the SRV records of t and the addresses of their targets. The
 // project asks DNS itself because net.Resolver hides the TTL.
 func lookup(ctx context.Context, t Target) (answer, error) {
-	servers, names, err := questions(t)
+	servers, names, err := questions(t, resolvConf)
 	if err != nil {
 		return answer{}, err
 	}
@@ -80,19 +80,20 @@ func lookupAt(ctx context.Context, t Target, servers, names []string) (answer, e
 	return answer{}, fmt.Errorf("SRV %s: %w at %s", t.SRV, errNoRecord, strings.Join(servers, ", "))
 }
 
-// questions lists the servers to ask and the full names to ask for.
-func questions(t Target) (servers, names []string, err error) {
+// questions lists the servers to ask and the full names to ask for; system is the
+// file that names the system's servers and search domains.
+func questions(t Target, system string) (servers, names []string, err error) {
 	conf := &dns.ClientConfig{Ndots: 1}
 	servers = t.DNS
 	if len(servers) == 0 {
-		if conf, err = dns.ClientConfigFromFile(resolvConf); err != nil {
+		if conf, err = dns.ClientConfigFromFile(system); err != nil {
 			return nil, nil, fmt.Errorf("SRV %s: %w", t.SRV, err)
 		}
 		for _, s := range conf.Servers {
 			servers = append(servers, net.JoinHostPort(s, conf.Port))
 		}
 		if len(servers) == 0 {
-			return nil, nil, fmt.Errorf("SRV %s: %s names no server", t.SRV, resolvConf)
+			return nil, nil, fmt.Errorf("SRV %s: %s names no server", t.SRV, system)
 		}
 	}
 	names = conf.NameList(t.SRV)

@@ -12,6 +12,8 @@ import (
 	"time"
 
 	"github.com/miekg/dns"
+
+	"github.com/persys/compute/testbed"
 )
 
 // zone is a DNS server over records that a test can change.
@@ -190,6 +192,42 @@ func TestOrderDrawsByWeight(t *testing.T) {
 	}
 }
 
+// Without servers of its own a name goes to those of the system, as the system would
+// ask for it.
+func TestTheSystemsServersAreAsked(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "resolv.conf")
+	writeText(t, file, "search example.org\nnameserver 10.0.0.1\nnameserver 2001:db8::1\n")
+	for _, c := range []struct{ target, servers, names string }{
+		{"srv://_p._tcp.persys.local", "10.0.0.1:53 [2001:db8::1]:53", "_p._tcp.persys.local. _p._tcp.persys.local.example.org."},
+		{"srv://_p", "10.0.0.1:53 [2001:db8::1]:53", "_p.example.org. _p."},
+		{"srv://persys", "10.0.0.1:53 [2001:db8::1]:53",
+			"_persys-scheduler._tcp.persys.example.org. _persys-scheduler._tcp.persys. _persys-scheduler.persys.example.org. _persys-scheduler.persys. persys.example.org. persys."},
+		{"srv://persys.local?dns=10.0.0.9:8053", "10.0.0.9:8053", "_persys-scheduler._tcp.persys.local. _persys-scheduler.persys.local. persys.local."},
+	} {
+		target, err := ParseTarget(c.target)
+		if err != nil {
+			t.Fatal(err)
+		}
+		servers, names, err := questions(target, file)
+		if err != nil || strings.Join(servers, " ") != c.servers {
+			t.Errorf("%s: servers %v, %v, want %s", c.target, servers, err, c.servers)
+		}
+		for i, n := range names {
+			names[i] = strings.TrimSuffix(n, ".") + "."
+		}
+		if got := strings.Join(names, " "); got != c.names {
+			t.Errorf("%s: names %s, want %s", c.target, got, c.names)
+		}
+	}
+	writeText(t, file, "search example.org\n")
+	if _, _, err := questions(Target{SRV: "persys.local"}, file); err == nil || !strings.Contains(err.Error(), "names no server") {
+		t.Errorf("no server: %v", err)
+	}
+	if _, _, err := questions(Target{SRV: "persys.local"}, file+".none"); err == nil || !strings.Contains(err.Error(), "persys.local") {
+		t.Errorf("no file: %v", err)
+	}
+}
+
 func srvRecords(servers ...*server) []string {
 	records := []string{"h.x. 1 IN A 127.0.0.1"}
 	for i, s := range servers {
@@ -213,20 +251,20 @@ func TestDiscovery(t *testing.T) {
 	// The set changes: within the TTL of a second it is known.
 	d := start(t, nil)
 	z.set(t, srvRecords(d)...)
-	eventually(t, "the new set is used", func() bool { return slices.Equal(c.Addrs(), []string{d.addr}) })
+	testbed.Until(t, "the new set is used", func() bool { return slices.Equal(c.Addrs(), []string{d.addr}) })
 	mustCall(t, c, apply)
 	if d.calls.Load() != 1 {
 		t.Errorf("the new replica got %d calls", d.calls.Load())
 	}
 
 	// DNS dies: the last good set stays, and serves the next start too.
-	eventually(t, "the set is cached", func() bool {
+	testbed.Until(t, "the set is cached", func() bool {
 		have := sourceAt(t, file).recall().Endpoints
 		return len(have) == 1 && have[0].Addr == d.addr
 	})
 	z.stop()
 	asked := z.count()
-	eventually(t, "a lookup failed", func() bool {
+	testbed.Until(t, "a lookup failed", func() bool {
 		c.mu.Lock()
 		defer c.mu.Unlock()
 		return c.problem != nil
@@ -237,6 +275,9 @@ func TestDiscovery(t *testing.T) {
 	if z.count() != asked {
 		t.Error("the stopped server answered")
 	}
+	// The name in the form of gRPC is the same name.
+	opt.Discovery = "persys:///persys.x?dns=" + z.addr
+	mustCall(t, dialTo(t, opt), apply)
 	opt.CacheFile = ""
 	err := call(dialTo(t, opt), apply, 300*time.Millisecond)
 	if err == nil || !strings.Contains(err.Error(), "no scheduler address is known") || !strings.Contains(err.Error(), "persys.x") {

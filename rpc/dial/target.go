@@ -27,11 +27,15 @@ type Target struct {
 }
 
 // ParseTarget reads "host[:port],…" (port 8085 by default) or
-// "srv://name[?dns=host[:port],…]". An SRV name that does not begin with "_"
+// "srv://name[?dns=host[:port],…]", for which "persys:///name[?dns=…]", as gRPC
+// writes it, is another form. An SRV name that does not begin with "_"
 // is asked for as _persys-scheduler._tcp.<name>, as _persys-scheduler.<name>
 // and as it is; the first that answers is used.
 func ParseTarget(s string) (Target, error) {
 	rest, ok := strings.CutPrefix(s, "srv://")
+	if !ok {
+		rest, ok = strings.CutPrefix(s, Scheme+":///")
+	}
 	if !ok {
 		addrs, err := parseAddrs(strings.Split(s, ","), DefaultPort)
 		if err != nil {

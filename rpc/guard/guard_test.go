@@ -20,6 +20,8 @@ import (
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
+
+	"github.com/persys/compute/testbed"
 )
 
 func TestEnter(t *testing.T) {
@@ -161,14 +163,9 @@ func TestConnectionFlood(t *testing.T) {
 	for _, c := range flood[:20] {
 		_ = c.Close()
 	}
-	for end := time.Now().Add(5 * time.Second); ; time.Sleep(5 * time.Millisecond) {
-		if c := dialFrom(t, "127.0.0.2", addr); !closedWithin(t, c, 50*time.Millisecond) {
-			break
-		}
-		if time.Now().After(end) {
-			t.Fatal("it is not let in again after it has closed its connections")
-		}
-	}
+	testbed.Until(t, "being let in again after it has closed its connections", func() bool {
+		return !closedWithin(t, dialFrom(t, "127.0.0.2", addr), 50*time.Millisecond)
+	})
 }
 
 func TestConnectionsInAll(t *testing.T) {

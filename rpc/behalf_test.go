@@ -1,0 +1,131 @@
+package rpc
+
+import (
+	"slices"
+	"strings"
+	"testing"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/metadata"
+
+	clusterv1 "github.com/persys/compute/api/cluster/v1"
+	controlv1 "github.com/persys/compute/api/control/v1"
+	"github.com/persys/compute/fsm"
+	"github.com/persys/compute/rpc/dial"
+)
+
+const (
+	adaHere = "persys://c1/user/ada"
+	token1  = "oidc:https://idp.example.com/realms/x#ada"
+)
+
+// TestHistoryNamesTheUser: what a gateway asks for is in the history as the user's, with the
+// gateway, whichever replica was asked; who is no gateway cannot name anybody.
+func TestHistoryNamesTheUser(t *testing.T) {
+	g, as := tlsGroup(t)
+	last := func() *fsm.Event {
+		events := kept(g)
+		return events[len(events)-1]
+	}
+	apply := func(i int, who, id string, md ...string) error {
+		ctx := metadata.AppendToOutgoingContext(ctxFor(t), md...)
+		return inBand(controlv1.NewAgentControlClient(as(i, who)).ApplyWorkload(ctx, web(id)))
+	}
+	says := func(what string, e *fsm.Event, by, via, from string) {
+		t.Helper()
+		got, _, _ := strings.Cut(e.By, "?")
+		is(t, what+": by", got, by)
+		is(t, what+": via", viaOf(e), via)
+		is(t, what+": from "+from, slices.Contains(e.Details, fsm.Label{Key: "from", Value: from}), true)
+	}
+	ok(t, apply(0, "gateway/g", "early", dial.KeyOnBehalf, adaHere))
+	by, _, _ := strings.Cut(last().By, "?")
+	is(t, "below level 6: by", by, "persys://c1/gateway/g")
+	g.raise()
+	for i, where := range []string{"leader", "follower"} {
+		for name, x := range map[string]struct {
+			md  []string
+			by  string
+			via string
+			at  string
+		}{
+			"nobody":        {nil, "persys://c1/gateway/g", "", "127.0.0.1"},
+			"a certificate": {[]string{dial.KeyOnBehalf, adaHere}, adaHere, "persys://c1/gateway/g", "127.0.0.1"},
+			"a token":       {[]string{dial.KeyUser, token1, dial.KeyFrom, "10.1.2.3"}, token1, "persys://c1/gateway/g", "10.1.2.3"},
+			"both":          {[]string{dial.KeyOnBehalf, adaHere, dial.KeyUser, token1}, adaHere, "persys://c1/gateway/g", "127.0.0.1"},
+			"an address":    {[]string{dial.KeyFrom, "10.1.2.3"}, "persys://c1/gateway/g", "", "127.0.0.1"},
+		} {
+			ok(t, apply(i, "gateway/g", "web-"+strings.ReplaceAll(name, " ", "-")+where, x.md...))
+			says(name+" at the "+where, last(), x.by, x.via, x.at)
+		}
+		ok(t, apply(i, "user/ada", "own-"+where, dial.KeyFrom, "10.1.2.3"))
+		says("a user at the "+where, last(), adaHere, "", "127.0.0.1")
+		for _, who := range []string{"user/ada", "user/admin", "agent/a", "scheduler/s1"} {
+			for _, md := range [][]string{{dial.KeyUser, token1}, {dial.KeyOnBehalf, adaHere}} {
+				code(t, apply(i, who, "forged", md...), codes.PermissionDenied)
+			}
+		}
+	}
+	t.Run("a refusal names the user too", func(t *testing.T) {
+		viewer(g, "vera")
+		code(t, apply(1, "gateway/g", "x", dial.KeyOnBehalf, "persys://c1/user/vera"), codes.PermissionDenied)
+		is(t, "type", last().Type, fsm.EventCallRefused)
+		says("a viewer", last(), "persys://c1/user/vera", "persys://c1/gateway/g", "127.0.0.1")
+	})
+	t.Run("what makes no command is there as well, before it is done", func(t *testing.T) {
+		calls := 0
+		for what, do := range map[string]func(clusterv1.ClusterClient) error{
+			"volume v": func(c clusterv1.ClusterClient) error {
+				return second(c.DeleteVolume(ctxFor(t), &clusterv1.DeleteVolumeRequest{NodeId: "a", Id: "v"}))
+			},
+			"garbage": func(c clusterv1.ClusterClient) error {
+				return second(c.CollectGarbage(ctxFor(t), &clusterv1.CollectGarbageRequest{NodeId: "a"}))
+			},
+			"replica s1": func(c clusterv1.ClusterClient) error {
+				return second(c.RemoveReplica(ctxFor(t), &clusterv1.RemoveReplicaRequest{Replica: "s1"}))
+			},
+			"leadership to s1": func(c clusterv1.ClusterClient) error {
+				defer g.elect(0)
+				return second(c.TransferLeadership(ctxFor(t), &clusterv1.TransferLeadershipRequest{Replica: "s1"}))
+			},
+		} {
+			before := len(kept(g))
+			err := do(clusterv1.NewClusterClient(as(1, "user/admin")))
+			now := kept(g)[before:]
+			if len(now) == 0 || now[0].Type != fsm.EventCallMade || now[0].Message != what {
+				t.Errorf("%s: the history has %v", what, now)
+				continue
+			}
+			calls++
+			says(what, now[0], "persys://c1/user/admin", "", "127.0.0.1")
+			failed := slices.ContainsFunc(now[len(now)-1].Details, func(l fsm.Label) bool { return l.Key == "error" && l.Value != "" })
+			is(t, what+": a failure is kept too", failed, err != nil)
+		}
+		is(t, "calls", calls, 4)
+		before := len(kept(g))
+		_, _ = clusterv1.NewClusterClient(as(0, "user/admin")).CollectGarbage(ctxFor(t), &clusterv1.CollectGarbageRequest{NodeId: "a", DryRun: true})
+		is(t, "a look is no change", len(kept(g)), before)
+	})
+	t.Run("records keep the user", func(t *testing.T) {
+		ctx := with(t, dial.KeyUser, token1)
+		r, err := clusterv1.NewClusterClient(as(1, "gateway/g")).PutNamespace(ctx, &clusterv1.PutNamespaceRequest{Name: "shop"})
+		ok(t, err)
+		is(t, "updated by", r.GetNamespace().GetUpdatedBy(), token1)
+	})
+	t.Run("a scheduler passes on what a gateway said, and nothing else", func(t *testing.T) {
+		of := func(who string) error {
+			return apply(0, "scheduler/s1", "passed", dial.KeyHop, "1", dial.KeyForwardedIdentity, "persys://c1/"+who, dial.KeyOnBehalf, adaHere, dial.KeyFrom, "10.9.9.9")
+		}
+		ok(t, of("gateway/g"))
+		says("passed on", last(), adaHere, "persys://c1/gateway/g", "10.9.9.9")
+		code(t, of("user/admin"), codes.PermissionDenied)
+	})
+	t.Run("what is no user of a token", func(t *testing.T) {
+		for _, v := range []string{
+			"persys://c1/user/admin", "ada", "oidc:", "oidc:https://idp", "oidc:https://idp#", "oidc:https://idp#a b", "oidc:#" + strings.Repeat("x", 600),
+		} {
+			code(t, apply(0, "gateway/g", "x", dial.KeyUser, v), codes.InvalidArgument)
+		}
+		code(t, apply(0, "gateway/g", "x", dial.KeyOnBehalf, adaHere, dial.KeyIssued, "yesterday"), codes.InvalidArgument)
+	})
+}

@@ -1,0 +1,337 @@
+package rpc
+
+import (
+	"context"
+	"strconv"
+	"strings"
+	"time"
+
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	clusterv1 "github.com/persys/compute/api/cluster/v1"
+	commandv1 "github.com/persys/compute/api/command/v1"
+	controlv1 "github.com/persys/compute/api/control/v1"
+	"github.com/persys/compute/fsm"
+	"github.com/persys/compute/fsm/quota"
+	"github.com/persys/compute/pki"
+	"github.com/persys/compute/rpc/dial"
+	"github.com/persys/compute/rpc/scope"
+)
+
+// reach says what a call is about, for those who act only in some namespaces.
+type reach uint8
+
+const (
+	unjudged    reach = iota // nobody has said; they may not
+	clusterWide              // they may not
+	general                  // it shows or changes nothing of anybody else's
+	namespaced               // the handler, or the state machine, judges by the namespace
+)
+
+// reaches is the column of the table (methods.go) for those who are confined. A method that is
+// not here is refused to them, and fails TestPermissions: somebody has to say what it is.
+var reaches = map[string]reach{
+	controlv1.AgentControl_ApplyWorkload_FullMethodName:              namespaced,
+	controlv1.AgentControl_DeleteWorkload_FullMethodName:             namespaced,
+	controlv1.AgentControl_RetryWorkload_FullMethodName:              namespaced,
+	controlv1.AgentControl_SubmitAutomationSuggestion_FullMethodName: namespaced,
+	controlv1.AgentControl_ListWorkloads_FullMethodName:              namespaced,
+	controlv1.AgentControl_GetWorkload_FullMethodName:                namespaced,
+	controlv1.AgentControl_ControlStream_FullMethodName:              namespaced, // each message as its call
+	controlv1.AgentControl_ListNodes_FullMethodName:                  general,
+	controlv1.AgentControl_GetNode_FullMethodName:                    general,
+	controlv1.AgentControl_GetClusterSummary_FullMethodName:          general,
+
+	clusterv1.Cluster_Status_FullMethodName:         general,
+	clusterv1.Cluster_Events_FullMethodName:         namespaced,
+	clusterv1.Cluster_WatchWorkloads_FullMethodName: namespaced,
+	clusterv1.Cluster_Why_FullMethodName:            namespaced,
+	clusterv1.Cluster_ApplyWorkloads_FullMethodName: namespaced,
+	clusterv1.Cluster_PlanWorkloads_FullMethodName:  namespaced,
+	clusterv1.Cluster_ApplyStream_FullMethodName:    namespaced,
+	clusterv1.Cluster_Logs_FullMethodName:           namespaced,
+	clusterv1.Cluster_Exec_FullMethodName:           namespaced,
+	clusterv1.Cluster_ListActions_FullMethodName:    namespaced,
+	clusterv1.Cluster_ListRevisions_FullMethodName:  namespaced,
+	clusterv1.Cluster_RollBack_FullMethodName:       namespaced,
+	clusterv1.Cluster_GetRollout_FullMethodName:     namespaced,
+	clusterv1.Cluster_SetRollout_FullMethodName:     namespaced,
+	clusterv1.Cluster_ListDrifts_FullMethodName:     namespaced,
+	clusterv1.Cluster_AdoptDrift_FullMethodName:     namespaced,
+	clusterv1.Cluster_DeleteDrift_FullMethodName:    namespaced,
+	clusterv1.Cluster_ListNamespaces_FullMethodName: namespaced,
+
+	controlv1.AgentControl_RegisterNode_FullMethodName:  clusterWide,
+	controlv1.AgentControl_Heartbeat_FullMethodName:     clusterWide,
+	clusterv1.Cluster_CordonNode_FullMethodName:         clusterWide,
+	clusterv1.Cluster_DrainNode_FullMethodName:          clusterWide,
+	clusterv1.Cluster_RemoveNode_FullMethodName:         clusterWide,
+	clusterv1.Cluster_FenceNode_FullMethodName:          clusterWide,
+	clusterv1.Cluster_RecordSession_FullMethodName:      clusterWide,
+	clusterv1.Cluster_CollectGarbage_FullMethodName:     clusterWide,
+	clusterv1.Cluster_ListVolumes_FullMethodName:        clusterWide,
+	clusterv1.Cluster_DeleteVolume_FullMethodName:       clusterWide,
+	clusterv1.Cluster_PutNamespace_FullMethodName:       clusterWide,
+	clusterv1.Cluster_DeleteNamespace_FullMethodName:    clusterWide,
+	clusterv1.Cluster_SetMode_FullMethodName:            clusterWide,
+	clusterv1.Cluster_TransferLeadership_FullMethodName: clusterWide,
+	clusterv1.Cluster_RemoveReplica_FullMethodName:      clusterWide,
+	clusterv1.Cluster_CreateBackup_FullMethodName:       clusterWide,
+	clusterv1.Cluster_RestoreBackup_FullMethodName:      clusterWide,
+	clusterv1.Cluster_ClusterKey_FullMethodName:         clusterWide,
+	clusterv1.Cluster_Recovery_FullMethodName:           clusterWide,
+	clusterv1.Cluster_RestoreMirror_FullMethodName:      clusterWide,
+	clusterv1.Cluster_ImportMirror_FullMethodName:       clusterWide,
+	clusterv1.Trust_CreateToken_FullMethodName:          clusterWide,
+	clusterv1.Trust_ListTokens_FullMethodName:           clusterWide,
+	clusterv1.Trust_DeleteToken_FullMethodName:          clusterWide,
+	clusterv1.Trust_ListIdentities_FullMethodName:       clusterWide,
+	clusterv1.Trust_Revoke_FullMethodName:               clusterWide,
+	clusterv1.Trust_PutAuthority_FullMethodName:         clusterWide,
+	clusterv1.Trust_DropAuthority_FullMethodName:        clusterWide,
+	clusterv1.Trust_RotateGossip_FullMethodName:         clusterWide,
+
+	clusterv1.Trust_Enrol_FullMethodName:           general,
+	clusterv1.Trust_Renew_FullMethodName:           general,
+	clusterv1.Trust_Bundle_FullMethodName:          general,
+	clusterv1.Trust_ListAuthorities_FullMethodName: general,
+
+	"/grpc.health.v1.Health/Check":                                   general,
+	"/grpc.health.v1.Health/List":                                    general,
+	"/grpc.health.v1.Health/Watch":                                   general,
+	"/grpc.reflection.v1.ServerReflection/ServerReflectionInfo":      general,
+	"/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo": general,
+}
+
+// maxNarrow bounds the namespaces that a call may narrow itself to.
+const maxNarrow = 64
+
+// onBehalf reads for whom a gateway makes a call, and to which namespaces whoever makes it
+// narrows itself. Both only take rights away, so the second is believed from anybody. The
+// first is who the history names, so only a gateway may say it.
+func onBehalf(c *caller, md metadata.MD) error {
+	if v := first(md, dial.KeyNamespaces); v != "" {
+		c.narrow = strings.Split(v, ",")
+		if len(c.narrow) > maxNarrow {
+			return errorf(KindInvalid, "%s: %d namespaces, at most %d", dial.KeyNamespaces, len(c.narrow), maxNarrow)
+		}
+	}
+	v, user := first(md, dial.KeyOnBehalf), first(md, dial.KeyUser)
+	if v == "" && user == "" {
+		return nil
+	}
+	if c.id.Role != pki.RoleGateway {
+		return errorf(KindPermission, "%s %q may not act for others: %s and %s are taken from gateways only", c.id.Role, c.id.ID, dial.KeyOnBehalf, dial.KeyUser)
+	}
+	if from := first(md, dial.KeyFrom); from != "" && !c.relayed {
+		c.from = clipFrom(from)
+	}
+	if v == "" {
+		if !isTokenUser(user) {
+			return errorf(KindInvalid, "%s %q must be oidc:, the issuer's URL, # and the subject, %d bytes at most", dial.KeyUser, clip(user, 128), maxTokenUser)
+		}
+		c.user = user
+		return nil
+	}
+	id, err := pki.ParseIdentity(v)
+	if err != nil || id.Role != pki.RoleUser || id.IsAnonymous() {
+		return errorf(KindInvalid, "%s %q must be the identity of a user", dial.KeyOnBehalf, clip(v, 128))
+	}
+	c.behalf = id
+	if v := first(md, dial.KeyIssued); v != "" {
+		at, err := strconv.ParseInt(v, 10, 64)
+		if err != nil {
+			return errorf(KindInvalid, "%s %q must be Unix nanoseconds", dial.KeyIssued, clip(v, 128))
+		}
+		c.issued = time.Unix(0, at)
+	}
+	return nil
+}
+
+const maxTokenUser = 512
+
+// isTokenUser reports whether a text is what KeyUser may hold, which no identity is.
+func isTokenUser(v string) bool {
+	rest, ok := strings.CutPrefix(v, "oidc:")
+	_, subject, named := strings.Cut(rest, "#")
+	return ok && named && subject != "" && len(v) <= maxTokenUser && !strings.ContainsFunc(v, func(r rune) bool { return r <= ' ' || r > '~' })
+}
+
+// standing refuses a user behind a gateway whose identity is revoked: the gateway may not
+// have heard of it yet, or never will, with a certificate from elsewhere.
+func (s *Server) standing(c caller) error {
+	if c.behalf.IsZero() {
+		return nil
+	}
+	if err := s.cfg.TLS.CheckRevoked(c.behalf, c.issued); err != nil {
+		return errorf(KindUnauthenticated, "through %s %q: %w", c.id.Role, c.id.ID, err)
+	}
+	return nil
+}
+
+// scope is where a caller may act now. Admins act everywhere.
+func (s *Server) scope(c caller) scope.Scope {
+	id := c.id
+	if !c.behalf.IsZero() {
+		id = c.behalf
+	}
+	var out scope.Scope
+	if id.Role == pki.RoleUser && s.roles(id)&admins == 0 {
+		out = scope.Of(s.store.View().NamespacesOf(id.ID))
+	}
+	return out.Narrow(c.narrow)
+}
+
+// scopeOf is where the caller of a call may act now.
+func (s *Server) scopeOf(ctx context.Context) scope.Scope { return s.scope(callOf(ctx).caller) }
+
+// mayReach applies the column of the table for those who are confined.
+func (s *Server) mayReach(c caller, m method, full string) error {
+	in := s.scope(c)
+	switch {
+	case in.Everywhere() || reaches[full] == general:
+		return nil
+	case in.Nowhere():
+		return errorf(KindPermission, "%s %q may act in none of the namespaces that the call is narrowed to: %s", c.id.Role, c.id.ID, strings.Join(c.narrow, ", "))
+	case reaches[full] != namespaced:
+		return errorf(KindPermission, "%s %q acts only in %s and may not %s: that is about the whole cluster", c.id.Role, c.id.ID, in, m.op)
+	}
+	return nil
+}
+
+// visible is a workload of a view that the caller may see.
+func (s *Server) visible(ctx context.Context, v fsm.View, id string) (*fsm.Workload, error) {
+	w, ok := v.Workload(id)
+	if !ok {
+		return nil, errorf(KindNotFound, "workload %q not found; `persysctl list` shows all", id)
+	}
+	return w, s.within(ctx, w)
+}
+
+// within refuses a workload of a namespace that the caller does not act in.
+func (s *Server) within(ctx context.Context, w *fsm.Workload) error {
+	if in := s.scopeOf(ctx); !in.Has(w.In()) {
+		c := callOf(ctx)
+		return errorf(KindPermission, "workload %q is in namespace %q, and %s %q acts only in %s", w.ID, w.In(), c.id.Role, c.id.ID, in)
+	}
+	return nil
+}
+
+// nowhere stands in a command's head for no namespace at all: none can have that name.
+const nowhere = "-"
+
+// errNamespaces is what namespaces need that a cluster may not have yet.
+var errNamespaces = errorf(KindPrecondition, "namespaces need feature level 6: all replicas must run this version; `persysctl status` shows them")
+
+// atLevel keeps fields out of the log that former versions stop at. At their level
+// everything is in the default namespace, no port has a name, and all members of a
+// group change at once.
+func (s *Server) atLevel(put *commandv1.PutWorkloads) error {
+	if s.store.View().Info().FeatureLevel >= 6 {
+		return nil
+	}
+	for _, p := range put.GetWorkloads() {
+		if p.GetNamespace() != "" && p.GetNamespace() != fsm.DefaultNamespace {
+			return errNamespaces
+		}
+		p.Namespace = ""
+		if p.Demand != nil {
+			p.Demand.PortNames = nil
+		}
+	}
+	if put.GetUpdate() != nil {
+		return s.rolls()
+	}
+	return nil
+}
+
+// ListNamespaces implements cluster.v1.
+func (s *Server) ListNamespaces(ctx context.Context, req *clusterv1.ListNamespacesRequest) (*clusterv1.ListNamespacesResponse, error) {
+	r, err := s.read(ctx)
+	if err != nil {
+		return nil, err
+	}
+	in := s.scopeOf(ctx)
+	out := &clusterv1.ListNamespacesResponse{Index: r.index}
+	if name := req.GetName(); name != "" {
+		if !in.Has(name) {
+			return nil, errorf(KindPermission, "%s acts only in %s, not in namespace %q", callOf(ctx).who(), in, clip(name, 128))
+		}
+		n, ok := r.Namespace(name)
+		if !ok {
+			return nil, errorf(KindNotFound, "namespace %q not found; `persysctl namespace list` shows them", clip(name, 128))
+		}
+		out.Namespaces = []*clusterv1.Namespace{namespaceView(r, n)}
+		return out, nil
+	}
+	r.Namespaces(func(n *fsm.Namespace) bool {
+		if in.Has(n.Name) {
+			out.Namespaces = append(out.Namespaces, namespaceView(r, n))
+		}
+		return true
+	})
+	return out, nil
+}
+
+func namespaceView(v fsm.View, n *fsm.Namespace) *clusterv1.Namespace {
+	used := v.UseOf(n.Name).Amounts
+	out := &clusterv1.Namespace{
+		Name: n.Name, Description: n.Description, Quota: amountsView(n.Quota), Used: amountsView(used), OverQuota: used.Over(n.Quota),
+		Users: n.Users, UpdatedBy: n.UpdatedBy, Version: n.ModifyIndex,
+	}
+	if n.CreatedAt > 0 {
+		out.CreatedAt, out.UpdatedAt = timestamppb.New(time.Unix(0, n.CreatedAt)), timestamppb.New(time.Unix(0, n.UpdatedAt))
+	}
+	return out
+}
+
+func amountsView(a quota.Amounts) *clusterv1.NamespaceAmounts {
+	return &clusterv1.NamespaceAmounts{CpuMillicores: a.CPU, MemoryMib: a.Memory, DiskGb: a.Disk, Workloads: a.Workloads}
+}
+
+// PutNamespace implements cluster.v1.
+func (s *Server) PutNamespace(ctx context.Context, req *clusterv1.PutNamespaceRequest) (*clusterv1.NamespaceResponse, error) {
+	q := req.GetQuota()
+	r, err := s.aboutNamespace(ctx, req.GetRequestId(), &commandv1.Command{Body: &commandv1.Command_PutNamespace{PutNamespace: &commandv1.PutNamespace{
+		Name: req.GetName(), Description: req.GetDescription(), Users: req.GetUsers(), Release: req.GetRelease(), IfVersion: req.IfVersion,
+		Quota: &commandv1.Quota{CpuMillicores: q.GetCpuMillicores(), MemoryMib: q.GetMemoryMib(), DiskGb: q.GetDiskGb(), Workloads: q.GetWorkloads()},
+	}}})
+	if err != nil {
+		return nil, err
+	}
+	view, err := s.store.At(ctx, r.Index)
+	if err != nil {
+		return nil, err
+	}
+	out := &clusterv1.NamespaceResponse{Index: r.Index}
+	if n, ok := view.Namespace(req.GetName()); ok {
+		out.Namespace = namespaceView(view, n)
+	}
+	return out, nil
+}
+
+// DeleteNamespace implements cluster.v1.
+func (s *Server) DeleteNamespace(ctx context.Context, req *clusterv1.DeleteNamespaceRequest) (*clusterv1.DeleteNamespaceResponse, error) {
+	r, err := s.aboutNamespace(ctx, req.GetRequestId(), &commandv1.Command{Body: &commandv1.Command_DeleteNamespace{
+		DeleteNamespace: &commandv1.DeleteNamespace{Name: req.GetName()},
+	}})
+	if err != nil {
+		return nil, err
+	}
+	return &clusterv1.DeleteNamespaceResponse{Index: r.Index}, nil
+}
+
+func (s *Server) aboutNamespace(ctx context.Context, request string, c *commandv1.Command) (fsm.Result, error) {
+	if s.store.View().Info().FeatureLevel < 6 {
+		return fsm.Result{}, errNamespaces
+	}
+	if why := s.frozen(); why != "" {
+		return fsm.Result{}, errorf(KindPrecondition, "%s", why)
+	}
+	r, err := s.propose(ctx, request, c)
+	if err != nil {
+		return fsm.Result{}, err
+	}
+	return r, r.Err()
+}

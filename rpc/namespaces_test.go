@@ -1,0 +1,288 @@
+package rpc
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+	"testing"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/status"
+
+	clusterv1 "github.com/persys/compute/api/cluster/v1"
+	controlv1 "github.com/persys/compute/api/control/v1"
+	"github.com/persys/compute/fsm"
+	"github.com/persys/compute/rpc/dial"
+)
+
+// webIn is web in a namespace.
+func webIn(id, namespace string) *controlv1.ApplyWorkloadRequest {
+	r := web(id)
+	r.Spec.Namespace = namespace
+	return r
+}
+
+// spaces is a group behind TLS with the namespaces a, which names ada, and b.
+func spaces(t *testing.T) (*group, func(i int, who string) *grpc.ClientConn) {
+	t.Helper()
+	g, as := tlsGroup(t)
+	g.raise()
+	admin := clusterv1.NewClusterClient(as(0, "user/admin"))
+	for name, users := range map[string][]string{"a": {"ada"}, "b": {"bob"}} {
+		ok(t, second(admin.PutNamespace(ctxFor(t), &clusterv1.PutNamespaceRequest{Name: name, Users: users})))
+	}
+	return g, as
+}
+
+// rights are the calls about one workload, in an order in which each finds it.
+var rights = []struct {
+	name string
+	do   func(ctx context.Context, c *grpc.ClientConn, id, namespace string) error
+}{
+	{"get", func(ctx context.Context, c *grpc.ClientConn, id, _ string) error {
+		return second(controlv1.NewAgentControlClient(c).GetWorkload(ctx, &controlv1.GetWorkloadRequest{WorkloadId: id}))
+	}},
+	{"list of the namespace", func(ctx context.Context, c *grpc.ClientConn, _, ns string) error {
+		return second(controlv1.NewAgentControlClient(c).ListWorkloads(ctx, &controlv1.ListWorkloadsRequest{Namespace: ns}))
+	}},
+	{"why", func(ctx context.Context, c *grpc.ClientConn, id, _ string) error {
+		return second(clusterv1.NewClusterClient(c).Why(ctx, &clusterv1.WhyRequest{WorkloadId: id}))
+	}},
+	{"logs", func(ctx context.Context, c *grpc.ClientConn, id, _ string) error {
+		s, err := clusterv1.NewClusterClient(c).Logs(ctx, &clusterv1.LogsRequest{WorkloadId: id})
+		if err == nil {
+			_, err = s.Recv()
+		}
+		return err
+	}},
+	{"exec", func(ctx context.Context, c *grpc.ClientConn, id, _ string) error {
+		s, err := clusterv1.NewClusterClient(c).Exec(ctx)
+		if err == nil {
+			_ = s.Send(&clusterv1.ExecRequest{Message: &clusterv1.ExecRequest_Open{Open: &clusterv1.ExecOpen{WorkloadId: id, Command: []string{"sh"}}}})
+			_, err = s.Recv()
+		}
+		return err
+	}},
+	{"actions", func(ctx context.Context, c *grpc.ClientConn, id, _ string) error {
+		return second(clusterv1.NewClusterClient(c).ListActions(ctx, &clusterv1.ListActionsRequest{WorkloadId: id}))
+	}},
+	{"plan", func(ctx context.Context, c *grpc.ClientConn, id, ns string) error {
+		return second(clusterv1.NewClusterClient(c).PlanWorkloads(ctx, &clusterv1.PlanWorkloadsRequest{Workloads: []*controlv1.ApplyWorkloadRequest{webIn(id, ns)}}))
+	}},
+	{"apply", func(ctx context.Context, c *grpc.ClientConn, id, ns string) error {
+		return inBand(controlv1.NewAgentControlClient(c).ApplyWorkload(ctx, webIn(id, ns)))
+	}},
+	{"apply that names no namespace", func(ctx context.Context, c *grpc.ClientConn, id, _ string) error {
+		return inBand(controlv1.NewAgentControlClient(c).ApplyWorkload(ctx, web(id)))
+	}},
+	{"apply of a new one", func(ctx context.Context, c *grpc.ClientConn, id, ns string) error {
+		return inBand(controlv1.NewAgentControlClient(c).ApplyWorkload(ctx, webIn(id+"-new", ns)))
+	}},
+	{"apply among many", func(ctx context.Context, c *grpc.ClientConn, id, ns string) error {
+		r, err := clusterv1.NewClusterClient(c).ApplyWorkloads(ctx, &clusterv1.ApplyWorkloadsRequest{Workloads: []*controlv1.ApplyWorkloadRequest{webIn(id, ns)}})
+		if err != nil {
+			return err
+		}
+		return inBand(r.GetResults()[0], nil)
+	}},
+	{"stop", func(ctx context.Context, c *grpc.ClientConn, id, _ string) error {
+		return inBand(controlv1.NewAgentControlClient(c).ApplyWorkload(ctx, &controlv1.ApplyWorkloadRequest{WorkloadId: id, DesiredState: "stopped"}))
+	}},
+	{"start", func(ctx context.Context, c *grpc.ClientConn, id, _ string) error {
+		return inBand(controlv1.NewAgentControlClient(c).ApplyWorkload(ctx, &controlv1.ApplyWorkloadRequest{WorkloadId: id}))
+	}},
+	{"retry", func(ctx context.Context, c *grpc.ClientConn, id, _ string) error {
+		return second(controlv1.NewAgentControlClient(c).RetryWorkload(ctx, &controlv1.RetryWorkloadRequest{WorkloadId: id}))
+	}},
+	{"delete", func(ctx context.Context, c *grpc.ClientConn, id, _ string) error {
+		return second(controlv1.NewAgentControlClient(c).DeleteWorkload(ctx, &controlv1.DeleteWorkloadRequest{WorkloadId: id}))
+	}},
+	{"show the namespace", func(ctx context.Context, c *grpc.ClientConn, _, ns string) error {
+		return second(clusterv1.NewClusterClient(c).ListNamespaces(ctx, &clusterv1.ListNamespacesRequest{Name: ns}))
+	}},
+	{"set the namespace", func(ctx context.Context, c *grpc.ClientConn, _, ns string) error {
+		users := map[string][]string{"a": {"ada"}, "b": {"bob"}}[ns]
+		return second(clusterv1.NewClusterClient(c).PutNamespace(ctx, &clusterv1.PutNamespaceRequest{Name: ns, Users: users}))
+	}},
+	{"cordon a node", func(ctx context.Context, c *grpc.ClientConn, _, _ string) error {
+		return second(clusterv1.NewClusterClient(c).CordonNode(ctx, &clusterv1.CordonNodeRequest{NodeId: "none"}))
+	}},
+	{"list volumes", func(ctx context.Context, c *grpc.ClientConn, _, _ string) error {
+		return second(clusterv1.NewClusterClient(c).ListVolumes(ctx, &clusterv1.ListVolumesRequest{}))
+	}},
+}
+
+// inBand makes an error of an apply that was refused in its answer.
+func inBand(r *controlv1.ApplyWorkloadResponse, err error) error {
+	if err == nil && !r.GetSuccess() {
+		return errors.New(r.GetErrorMessage())
+	}
+	return err
+}
+
+// TestNamespaceRights holds who may do what to a workload of which namespace, asked at a
+// replica that does not lead. Unknown is a refusal within an answer.
+func TestNamespaceRights(t *testing.T) {
+	g, as := spaces(t)
+	columns := []struct {
+		name, cert string
+		md         []string
+	}{
+		{"admin", "user/admin", nil},
+		{"operator of a", "user/ada", nil},
+		{"narrowed to b", "user/ada", []string{dial.KeyNamespaces, "b"}},
+		{"gateway", "gateway/g", nil},
+		{"gateway for ada", "gateway/g", []string{dial.KeyOnBehalf, "persys://c1/user/ada"}},
+		{"gateway, only a", "gateway/g", []string{dial.KeyNamespaces, "a"}},
+	}
+	var b strings.Builder
+	for _, ns := range []string{"a", "b", fsm.DefaultNamespace} {
+		fmt.Fprintf(&b, "%-36s", "in "+ns)
+		for _, c := range columns {
+			fmt.Fprintf(&b, " %-18s", c.name)
+		}
+		b.WriteByte('\n')
+		for i, c := range columns {
+			r, err := controlv1.NewAgentControlClient(as(0, "user/admin")).ApplyWorkload(ctxFor(t), webIn(fmt.Sprintf("%s-%d", ns, i), ns))
+			ok(t, inBand(r, err))
+			_ = c
+		}
+		for _, call := range rights {
+			fmt.Fprintf(&b, "  %-34s", call.name)
+			for i, c := range columns {
+				ctx := metadata.AppendToOutgoingContext(ctxFor(t), c.md...)
+				err := call.do(ctx, as(1, c.cert), fmt.Sprintf("%s-%d", ns, i), ns)
+				fmt.Fprintf(&b, " %-18s", status.Code(err))
+			}
+			b.WriteByte('\n')
+		}
+	}
+	golden(t, "namespaces", "rights", b.String())
+	var refused, sessions bool
+	g.view().EventsBack(func(e *fsm.Event) bool {
+		by, _, _ := strings.Cut(e.By, "?")
+		mine := by == "persys://c1/user/ada" && slices.Contains(e.Details, fsm.Label{Key: "from", Value: "127.0.0.1"})
+		refused = refused || mine && e.Type == fsm.EventMutation && e.Reason == "denied" && strings.Contains(e.Message, `namespace "b"`)
+		sessions = sessions || mine && e.Type == fsm.EventCallRefused && strings.Contains(e.Message, `namespace "b"`)
+		return true
+	})
+	is(t, "a refused change is an event with who, from where and why", refused, true)
+	is(t, "a refused session too", sessions, true)
+}
+
+func TestNamespacesAreSeen(t *testing.T) {
+	g, as := spaces(t)
+	admin, ada := as(0, "user/admin"), as(1, "user/ada")
+	for id, ns := range map[string]string{"mine": "a", "theirs": "b", "old": ""} {
+		r, err := controlv1.NewAgentControlClient(admin).ApplyWorkload(ctxFor(t), webIn(id, ns))
+		ok(t, inBand(r, err))
+	}
+	list := func(c *grpc.ClientConn, ns string) string {
+		r, err := controlv1.NewAgentControlClient(c).ListWorkloads(ctxFor(t), &controlv1.ListWorkloadsRequest{Namespace: ns})
+		ok(t, err)
+		var out []string
+		for _, w := range r.GetWorkloads() {
+			out = append(out, w.GetNamespace()+"/"+w.GetWorkloadId())
+		}
+		return strings.Join(out, " ")
+	}
+	is(t, "an admin sees", list(admin, ""), "a/mine default/old b/theirs")
+	is(t, "of default", list(admin, "default"), "default/old")
+	is(t, "ada sees", list(ada, ""), "a/mine")
+	t.Run("events", func(t *testing.T) {
+		s, err := clusterv1.NewClusterClient(ada).Events(ctxFor(t), &clusterv1.EventsRequest{})
+		ok(t, err)
+		var seen []string
+		for {
+			e, err := s.Recv()
+			if errors.Is(err, io.EOF) {
+				break
+			}
+			ok(t, err)
+			seen = append(seen, e.GetType()+" "+e.GetNamespace()+"/"+e.GetWorkloadId())
+		}
+		is(t, "ada's", strings.Join(seen, ", "), "NamespaceCreated a/, WorkloadCreated a/mine")
+	})
+	t.Run("a watch", func(t *testing.T) {
+		s, err := clusterv1.NewClusterClient(ada).WatchWorkloads(ctxFor(t), &clusterv1.WatchWorkloadsRequest{})
+		ok(t, err)
+		m, err := s.Recv()
+		ok(t, err)
+		is(t, "first", m.GetWorkload().GetWorkloadId(), "mine")
+		m, err = s.Recv()
+		ok(t, err)
+		is(t, "and no more", m.GetSynced(), true)
+		for _, id := range []string{"theirs", "mine"} {
+			ok(t, second(controlv1.NewAgentControlClient(admin).DeleteWorkload(ctxFor(t), &controlv1.DeleteWorkloadRequest{WorkloadId: id})))
+		}
+		m, err = s.Recv()
+		ok(t, err)
+		is(t, "the next change", m.GetWorkload().GetWorkloadId(), "mine")
+	})
+	t.Run("namespaces, with what is used", func(t *testing.T) {
+		r, err := clusterv1.NewClusterClient(ada).ListNamespaces(ctxFor(t), &clusterv1.ListNamespacesRequest{})
+		ok(t, err)
+		is(t, "ada's", len(r.GetNamespaces()), 1)
+		r, err = clusterv1.NewClusterClient(admin).ListNamespaces(ctxFor(t), &clusterv1.ListNamespacesRequest{})
+		ok(t, err)
+		is(t, "all", len(r.GetNamespaces()), 3)
+		is(t, "default uses", r.GetNamespaces()[2].GetUsed().GetCpuMillicores(), 100)
+	})
+	t.Run("nobody but a gateway acts for others", func(t *testing.T) {
+		for _, who := range []string{"user/ada", "user/admin", "agent/a"} {
+			_, err := controlv1.NewAgentControlClient(as(0, who)).ListNodes(with(t, dial.KeyOnBehalf, "persys://c1/user/admin"), &controlv1.ListNodesRequest{})
+			code(t, err, codes.PermissionDenied)
+		}
+		_, err := controlv1.NewAgentControlClient(as(0, "gateway/g")).ListNodes(with(t, dial.KeyOnBehalf, "persys://c1/gateway/g"), &controlv1.ListNodesRequest{})
+		code(t, err, codes.InvalidArgument)
+	})
+	t.Run("a gateway gives nobody more than it may by itself", func(t *testing.T) {
+		viewer(g, "vera")
+		_, err := controlv1.NewAgentControlClient(as(0, "gateway/g")).ApplyWorkload(with(t, dial.KeyOnBehalf, "persys://c1/user/vera"), web("w"))
+		code(t, err, codes.PermissionDenied)
+	})
+}
+
+// TestQuotaInBand: what a quota refuses is an answer with the figures, and a plan says it
+// before.
+func TestQuotaInBand(t *testing.T) {
+	g := newGroup(t, 1)
+	limited := &clusterv1.PutNamespaceRequest{Name: "a", Quota: &clusterv1.NamespaceAmounts{CpuMillicores: 250}}
+	_, err := g.cluster(0).PutNamespace(ctxFor(t), limited)
+	code(t, err, codes.FailedPrecondition) // the cluster is at an older level
+	r, err := g.control(0).ApplyWorkload(ctxFor(t), webIn("x", "a"))
+	code(t, inBand(r, err), codes.FailedPrecondition)
+	r, err = g.control(0).ApplyWorkload(ctxFor(t), webIn("x", "default"))
+	ok(t, inBand(r, err))
+	g.raise()
+	p, err := g.cluster(0).PutNamespace(ctxFor(t), limited)
+	ok(t, err)
+	is(t, "quota", p.GetNamespace().GetQuota().GetCpuMillicores(), 250)
+	three := webIn("w", "a")
+	three.Spec.Count = 3
+	const why = `over the quota of namespace "a": cpu_millicores: 0 used, 300 more asked for, limit 250`
+	plan, err := g.cluster(0).PlanWorkloads(ctxFor(t), &clusterv1.PlanWorkloadsRequest{Workloads: []*controlv1.ApplyWorkloadRequest{three}})
+	ok(t, err)
+	is(t, "the plan", plan.GetWorkloads()[0].GetAction()+": "+plan.GetWorkloads()[0].GetReason(), "refused: "+why)
+	r, err = g.control(0).ApplyWorkload(ctxFor(t), three)
+	ok(t, err)
+	is(t, "success", r.GetSuccess(), false)
+	is(t, "reason", r.GetFailureReason(), controlv1.FailureReason_INSUFFICIENT_RESOURCES)
+	is(t, "message", r.GetErrorMessage(), why)
+	three.Spec.Count = 2
+	r, err = g.control(0).ApplyWorkload(ctxFor(t), three)
+	ok(t, inBand(r, err))
+	n, err := g.cluster(0).ListNamespaces(ctxFor(t), &clusterv1.ListNamespacesRequest{Name: "a"})
+	ok(t, err)
+	is(t, "used", n.GetNamespaces()[0].GetUsed().GetCpuMillicores(), 200)
+	w, err := g.control(0).GetWorkload(ctxFor(t), &controlv1.GetWorkloadRequest{WorkloadId: "w-0"})
+	ok(t, err)
+	is(t, "its namespace", w.GetWorkload().GetNamespace()+" "+w.GetWorkload().GetSpec().GetNamespace(), "a a")
+	_, err = g.cluster(0).DeleteNamespace(ctxFor(t), &clusterv1.DeleteNamespaceRequest{Name: "a"})
+	code(t, err, codes.FailedPrecondition)
+}

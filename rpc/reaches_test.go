@@ -1,0 +1,233 @@
+package rpc
+
+import (
+	"context"
+	"errors"
+	"io"
+	"strings"
+	"testing"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	clusterv1 "github.com/persys/compute/api/cluster/v1"
+	commandv1 "github.com/persys/compute/api/command/v1"
+	controlv1 "github.com/persys/compute/api/control/v1"
+	"github.com/persys/compute/fsm"
+)
+
+// attempts are the calls that somebody who is confined may make, each at the workload
+// theirs of namespace b: whether it was seen or touched, or why not.
+var attempts = []struct {
+	full string
+	do   func(ctx context.Context, c controlv1.AgentControlClient, k clusterv1.ClusterClient) (bool, error)
+}{
+	{controlv1.AgentControl_ListWorkloads_FullMethodName, func(ctx context.Context, c controlv1.AgentControlClient, _ clusterv1.ClusterClient) (bool, error) {
+		r, err := c.ListWorkloads(ctx, &controlv1.ListWorkloadsRequest{})
+		return len(r.GetWorkloads()) > 0, err
+	}},
+	{controlv1.AgentControl_GetWorkload_FullMethodName, func(ctx context.Context, c controlv1.AgentControlClient, _ clusterv1.ClusterClient) (bool, error) {
+		return done(c.GetWorkload(ctx, &controlv1.GetWorkloadRequest{WorkloadId: "theirs"}))
+	}},
+	{clusterv1.Cluster_Events_FullMethodName, func(ctx context.Context, _ controlv1.AgentControlClient, k clusterv1.ClusterClient) (bool, error) {
+		s, err := k.Events(ctx, &clusterv1.EventsRequest{})
+		for seen := false; err == nil; {
+			var e *clusterv1.Event
+			if e, err = s.Recv(); errors.Is(err, io.EOF) {
+				return seen, nil
+			}
+			seen = seen || e.GetWorkloadId() == "theirs"
+		}
+		return false, err
+	}},
+	{clusterv1.Cluster_WatchWorkloads_FullMethodName, func(ctx context.Context, _ controlv1.AgentControlClient, k clusterv1.ClusterClient) (bool, error) {
+		s, err := k.WatchWorkloads(ctx, &clusterv1.WatchWorkloadsRequest{})
+		for seen := false; err == nil; {
+			var m *clusterv1.WorkloadChange
+			if m, err = s.Recv(); m.GetSynced() {
+				return seen, nil
+			}
+			seen = seen || m.GetWorkload().GetWorkloadId() == "theirs"
+		}
+		return false, err
+	}},
+	{clusterv1.Cluster_Why_FullMethodName, func(ctx context.Context, _ controlv1.AgentControlClient, k clusterv1.ClusterClient) (bool, error) {
+		return done(k.Why(ctx, &clusterv1.WhyRequest{WorkloadId: "theirs"}))
+	}},
+	{clusterv1.Cluster_Logs_FullMethodName, func(ctx context.Context, _ controlv1.AgentControlClient, k clusterv1.ClusterClient) (bool, error) {
+		s, err := k.Logs(ctx, &clusterv1.LogsRequest{WorkloadId: "theirs"})
+		if err != nil {
+			return false, err
+		}
+		return done(s.Recv())
+	}},
+	{clusterv1.Cluster_Exec_FullMethodName, func(ctx context.Context, _ controlv1.AgentControlClient, k clusterv1.ClusterClient) (bool, error) {
+		s, err := k.Exec(ctx)
+		if err == nil {
+			err = s.Send(&clusterv1.ExecRequest{Message: &clusterv1.ExecRequest_Open{Open: &clusterv1.ExecOpen{WorkloadId: "theirs", Command: []string{"sh"}}}})
+		}
+		if err != nil && !errors.Is(err, io.EOF) {
+			return false, err
+		}
+		return done(s.Recv())
+	}},
+	{clusterv1.Cluster_ListActions_FullMethodName, func(ctx context.Context, _ controlv1.AgentControlClient, k clusterv1.ClusterClient) (bool, error) {
+		return done(k.ListActions(ctx, &clusterv1.ListActionsRequest{WorkloadId: "theirs"}))
+	}},
+	{clusterv1.Cluster_ListRevisions_FullMethodName, func(ctx context.Context, _ controlv1.AgentControlClient, k clusterv1.ClusterClient) (bool, error) {
+		return done(k.ListRevisions(ctx, &clusterv1.ListRevisionsRequest{WorkloadId: "theirs"}))
+	}},
+	{clusterv1.Cluster_GetRollout_FullMethodName, func(ctx context.Context, _ controlv1.AgentControlClient, k clusterv1.ClusterClient) (bool, error) {
+		return done(k.GetRollout(ctx, &clusterv1.GetRolloutRequest{Group: "rolls"}))
+	}},
+	{clusterv1.Cluster_SetRollout_FullMethodName, func(ctx context.Context, _ controlv1.AgentControlClient, k clusterv1.ClusterClient) (bool, error) {
+		return done(k.SetRollout(ctx, &clusterv1.SetRolloutRequest{Group: "rolls", Action: "pause"}))
+	}},
+	{clusterv1.Cluster_ListDrifts_FullMethodName, func(ctx context.Context, _ controlv1.AgentControlClient, k clusterv1.ClusterClient) (bool, error) {
+		r, err := k.ListDrifts(ctx, &clusterv1.ListDriftsRequest{})
+		return len(r.GetDrifts()) > 0, err
+	}},
+	{clusterv1.Cluster_ListNamespaces_FullMethodName, func(ctx context.Context, _ controlv1.AgentControlClient, k clusterv1.ClusterClient) (bool, error) {
+		r, err := k.ListNamespaces(ctx, &clusterv1.ListNamespacesRequest{})
+		seen := false
+		for _, n := range r.GetNamespaces() {
+			seen = seen || n.GetName() == "b"
+		}
+		return seen, err
+	}},
+	{clusterv1.Cluster_PlanWorkloads_FullMethodName, func(ctx context.Context, _ controlv1.AgentControlClient, k clusterv1.ClusterClient) (bool, error) {
+		return done(k.PlanWorkloads(ctx, &clusterv1.PlanWorkloadsRequest{Workloads: []*controlv1.ApplyWorkloadRequest{web("theirs")}}))
+	}},
+	{controlv1.AgentControl_ApplyWorkload_FullMethodName, func(ctx context.Context, c controlv1.AgentControlClient, _ clusterv1.ClusterClient) (bool, error) {
+		return done(0, inBand(c.ApplyWorkload(ctx, newer("1"))))
+	}},
+	{clusterv1.Cluster_ApplyWorkloads_FullMethodName, func(ctx context.Context, _ controlv1.AgentControlClient, k clusterv1.ClusterClient) (bool, error) {
+		r, err := k.ApplyWorkloads(ctx, &clusterv1.ApplyWorkloadsRequest{Workloads: []*controlv1.ApplyWorkloadRequest{newer("2")}})
+		if err != nil {
+			return false, err
+		}
+		return done(0, inBand(r.GetResults()[0], nil))
+	}},
+	{clusterv1.Cluster_ApplyStream_FullMethodName, func(ctx context.Context, _ controlv1.AgentControlClient, k clusterv1.ClusterClient) (bool, error) {
+		s, err := k.ApplyStream(ctx)
+		if err == nil {
+			err = s.Send(&clusterv1.ApplyStreamRequest{Apply: newer("3")})
+		}
+		if err != nil {
+			return false, err
+		}
+		m, err := s.Recv()
+		if err == nil && m.GetErrorCode() != 0 {
+			err = status.Error(codes.Code(m.GetErrorCode()), m.GetErrorMessage())
+		}
+		if err != nil {
+			return false, err
+		}
+		return done(0, inBand(m.GetResult(), nil))
+	}},
+	{controlv1.AgentControl_ControlStream_FullMethodName, func(ctx context.Context, c controlv1.AgentControlClient, _ clusterv1.ClusterClient) (bool, error) {
+		s, err := c.ControlStream(ctx)
+		if err == nil {
+			err = s.Send(&controlv1.ControlMessage{Message: &controlv1.ControlMessage_Apply{Apply: newer("4")}})
+		}
+		if err != nil {
+			return false, err
+		}
+		m, err := s.Recv()
+		if e := m.GetError(); err == nil && e != nil {
+			err = status.Error(codes.Code(e.GetCode()), e.GetMessage())
+		}
+		if err != nil {
+			return false, err
+		}
+		return done(0, inBand(m.GetApplyResult(), nil))
+	}},
+	{clusterv1.Cluster_RollBack_FullMethodName, func(ctx context.Context, _ controlv1.AgentControlClient, k clusterv1.ClusterClient) (bool, error) {
+		return done(k.RollBack(ctx, &clusterv1.RollBackRequest{WorkloadId: "theirs"}))
+	}},
+	{controlv1.AgentControl_RetryWorkload_FullMethodName, func(ctx context.Context, c controlv1.AgentControlClient, _ clusterv1.ClusterClient) (bool, error) {
+		return done(c.RetryWorkload(ctx, &controlv1.RetryWorkloadRequest{WorkloadId: "theirs"}))
+	}},
+	{controlv1.AgentControl_SubmitAutomationSuggestion_FullMethodName, func(ctx context.Context, c controlv1.AgentControlClient, _ clusterv1.ClusterClient) (bool, error) {
+		r, err := c.SubmitAutomationSuggestion(ctx, &controlv1.SubmitAutomationSuggestionRequest{Suggestion: &controlv1.AutomationSuggestion{
+			TargetWorkload: "theirs", ActionType: controlv1.AutomationActionType_AUTOMATION_ACTION_RETRY_WORKLOAD,
+		}})
+		if err == nil && !r.GetAccepted() {
+			err = errors.New(r.GetReason())
+		}
+		return done(0, err)
+	}},
+	{clusterv1.Cluster_AdoptDrift_FullMethodName, func(ctx context.Context, _ controlv1.AgentControlClient, k clusterv1.ClusterClient) (bool, error) {
+		return done(k.AdoptDrift(ctx, &clusterv1.AdoptDriftRequest{NodeId: "a", WorkloadId: "theirs"}))
+	}},
+	{clusterv1.Cluster_DeleteDrift_FullMethodName, func(ctx context.Context, _ controlv1.AgentControlClient, k clusterv1.ClusterClient) (bool, error) {
+		return done(k.DeleteDrift(ctx, &clusterv1.DeleteDriftRequest{NodeId: "a", WorkloadId: "theirs"}))
+	}},
+	{controlv1.AgentControl_DeleteWorkload_FullMethodName, func(ctx context.Context, c controlv1.AgentControlClient, _ clusterv1.ClusterClient) (bool, error) {
+		return done(c.DeleteWorkload(ctx, &controlv1.DeleteWorkloadRequest{WorkloadId: "theirs"}))
+	}},
+}
+
+func done[T any](_ T, err error) (bool, error) { return err == nil, err }
+
+// newer is a new specification of theirs.
+func newer(tag string) *controlv1.ApplyWorkloadRequest {
+	r := web("theirs")
+	r.GetSpec().GetContainer().Image = "nginx:" + tag
+	return r
+}
+
+// TestEveryCallIsJudgedByNamespace: every served call has a judgement, and each that is left
+// to its handler keeps what is another namespace's from who is confined, and shows or does it
+// to who belongs there.
+func TestEveryCallIsJudgedByNamespace(t *testing.T) {
+	g, as := spaces(t)
+	r, err := controlv1.NewAgentControlClient(as(0, "user/admin")).ApplyWorkload(ctxFor(t), webIn("theirs", "b"))
+	ok(t, inBand(r, err))
+	for _, image := range []string{"nginx:1", "nginx:2"} {
+		rolls := webIn("rolls", "b") // its members wait for their turn
+		rolls.Spec.Count, rolls.Spec.Group, rolls.Spec.Update = 2, "", &controlv1.UpdateStrategy{}
+		rolls.Spec.GetContainer().Image, rolls.Spec.GetContainer().Ports = image, nil
+		ok(t, inBand(controlv1.NewAgentControlClient(as(0, "user/admin")).ApplyWorkload(ctxFor(t), rolls)))
+	}
+	info := g.view().Info()
+	g.do(&commandv1.Command{
+		Head: &commandv1.Head{At: info.Clock, By: "leader", Epoch: &commandv1.Epoch{Incarnation: info.Incarnation, Term: info.Term}},
+		Body: &commandv1.Command_SetDrifts{SetDrifts: &commandv1.SetDrifts{Open: []*commandv1.Drift{
+			{Node: "a", Workload: "theirs", Type: fsm.DriftOrphan, AgentStatus: "Running", Action: fsm.ActionInvestigate},
+		}}},
+	})
+	tried := map[string]bool{}
+	for _, a := range attempts {
+		tried[a.full] = true
+	}
+	for service, info := range g.replicas[0].server.GRPC().GetServiceInfo() {
+		for _, m := range info.Methods {
+			full := "/" + service + "/" + m.Name
+			switch {
+			case reaches[full] == unjudged:
+				t.Errorf("%s: nobody has said what it is to who acts in some namespaces only (reaches)", full)
+			case (reaches[full] == namespaced) != tried[full]:
+				t.Errorf("%s: it is judged by namespaces, and not among the attempts here, or the other way round", full)
+			}
+		}
+	}
+	before, _ := g.view().Workload("theirs")
+	for _, who := range []string{"ada", "bob"} {
+		cc := map[string]*grpc.ClientConn{"ada": as(1, "user/ada"), "bob": as(1, "user/bob")}[who]
+		for _, a := range attempts {
+			seen, err := a.do(ctxFor(t), controlv1.NewAgentControlClient(cc), clusterv1.NewClusterClient(cc))
+			denied := err != nil && strings.Contains(err.Error(), "acts only in")
+			switch {
+			case who == "ada" && (seen || err != nil && !denied):
+				t.Errorf("%s: ada, of namespace a: seen %v, %v", a.full, seen, err)
+			case who == "bob" && (denied || err == nil && !seen):
+				t.Errorf("%s: bob, of namespace b: seen %v, %v", a.full, seen, err)
+			}
+		}
+		if now, _ := g.view().Workload("theirs"); who == "ada" && now != before {
+			t.Error("ada has touched it")
+		}
+	}
+}

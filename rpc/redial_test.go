@@ -1,0 +1,197 @@
+package rpc
+
+import (
+	"context"
+	"errors"
+	"io"
+	"net"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/backoff"
+	"google.golang.org/grpc/codes"
+
+	agentv1 "github.com/persys/compute/api/agent/v1"
+	clusterv1 "github.com/persys/compute/api/cluster/v1"
+	commandv1 "github.com/persys/compute/api/command/v1"
+	controlv1 "github.com/persys/compute/api/control/v1"
+	"github.com/persys/compute/fsm"
+	"github.com/persys/compute/sched"
+	"github.com/persys/compute/testbed"
+)
+
+// road is the way to an agent: while it is closed a dial is refused, or hears nothing.
+type road struct {
+	open, silent atomic.Bool
+	dials        atomic.Int32
+}
+
+func (r *road) dial(ctx context.Context, addr string) (net.Conn, error) {
+	r.dials.Add(1)
+	switch {
+	case r.open.Load():
+		var d net.Dialer
+		return d.DialContext(ctx, "tcp", addr)
+	case r.silent.Load():
+		<-ctx.Done()
+		return nil, ctx.Err()
+	}
+	return nil, errors.New("connection refused")
+}
+
+// deadWorld is an agentWorld whose agent has been away for so long that the next dial by
+// itself is hours off, or one that hangs is on its way.
+func deadWorld(t *testing.T, silent bool) (*group, *road, *Agents, sched.Order) {
+	t.Helper()
+	g, f, a, o := agentWorld(t, 1)
+	f.apply = func(*agentv1.ApplyWorkloadRequest) (*agentv1.ApplyWorkloadResponse, error) {
+		return &agentv1.ApplyWorkloadResponse{Applied: true}, nil
+	}
+	f.logs = func(_ *agentv1.LogsRequest, s grpc.ServerStreamingServer[agentv1.LogChunk]) error {
+		return s.Send(&agentv1.LogChunk{Data: []byte("hello")})
+	}
+	f.actions = func(*agentv1.ListActionsRequest) (*agentv1.ListActionsResponse, error) {
+		return &agentv1.ListActionsResponse{}, nil
+	}
+	r := &road{}
+	r.silent.Store(silent)
+	a.dial = []grpc.DialOption{grpc.WithContextDialer(r.dial), grpc.WithConnectParams(grpc.ConnectParams{
+		Backoff:           backoff.Config{BaseDelay: 10 * time.Millisecond, Multiplier: 1e9, MaxDelay: 24 * time.Hour},
+		MinConnectTimeout: 20 * time.Millisecond,
+	})}
+	_, err := a.Deliver(ctxFor(t), stint, o)
+	is(t, "failed", err != nil, true)
+	testbed.Until(t, "the second dial", func() bool { return r.dials.Load() >= 2 })
+	return g, r, a, o
+}
+
+// promptly fails the test if a call takes as long as a person would notice.
+func promptly(t *testing.T, call func() error) error {
+	t.Helper()
+	began := time.Now()
+	err := call()
+	if took := time.Since(began); took > 2*time.Second {
+		t.Errorf("it took %s", took)
+	}
+	return err
+}
+
+// TestANodeThatIsBack: the first order after a node has registered, or sent a heartbeat,
+// reaches it, whatever the dials before are about; until then orders fail at once.
+func TestANodeThatIsBack(t *testing.T) {
+	for _, silent := range []bool{false, true} {
+		for _, c := range []struct {
+			fact string
+			back func(*group) error
+			want bool
+		}{
+			{"nobody has heard of it", func(*group) error { return nil }, false},
+			{"it sends a heartbeat", func(g *group) error {
+				_, err := g.control(0).Heartbeat(ctxFor(t), &controlv1.HeartbeatRequest{NodeId: "n"})
+				return err
+			}, true},
+			{"another sends a heartbeat", func(g *group) error {
+				_, err := g.control(0).Heartbeat(ctxFor(t), &controlv1.HeartbeatRequest{NodeId: "a"})
+				return err
+			}, false},
+			{"it registers", func(g *group) error {
+				n, _ := g.view().Node("n")
+				_, err := g.control(0).RegisterNode(ctxFor(t), &controlv1.RegisterNodeRequest{NodeId: "n", GrpcEndpoint: n.Facts.Endpoint, Capabilities: &controlv1.NodeCapabilities{
+					CpuTotalMillicores: 8000, MemoryTotalMb: 8192, SupportedWorkloadTypes: []string{"container"}, Protocol: 1,
+				}})
+				return err
+			}, true},
+		} {
+			name := c.fact + " after dials were refused"
+			if silent {
+				name = c.fact + " while a dial hangs"
+			}
+			t.Run(name, func(t *testing.T) {
+				g, r, a, o := deadWorld(t, silent)
+				deliver := func() error { _, err := a.Deliver(ctxFor(t), stint, o); return err }
+				is(t, "failed while it was away", promptly(t, deliver) != nil, true)
+				r.open.Store(true)
+				ok(t, c.back(g))
+				w, _ := g.view().Workload("web")
+				o.Generation = w.Generation
+				if err := promptly(t, deliver); (err == nil) != c.want {
+					t.Errorf("the order: %v", err)
+				}
+			})
+		}
+	}
+}
+
+// TestPeopleAreNotHeldUp: a replica that hears no heartbeats dials anew for a person, and says
+// at once that a node which is down does not answer.
+func TestPeopleAreNotHeldUp(t *testing.T) {
+	calls := map[string]func(*testing.T, *group) error{
+		"logs": func(t *testing.T, g *group) error {
+			s, err := g.cluster(0).Logs(ctxFor(t), &clusterv1.LogsRequest{WorkloadId: "web"})
+			ok(t, err)
+			for err == nil {
+				_, err = s.Recv()
+			}
+			if errors.Is(err, io.EOF) {
+				return nil
+			}
+			return err
+		},
+		"actions": func(t *testing.T, g *group) error {
+			_, err := g.cluster(0).ListActions(ctxFor(t), &clusterv1.ListActionsRequest{WorkloadId: "web"})
+			return err
+		},
+	}
+	for _, c := range []struct {
+		fact   string
+		up     bool
+		again  time.Duration
+		opened bool
+		want   codes.Code
+	}{
+		{"a node that is back is reached", true, 0, true, codes.OK},
+		{"one that is not is an error", true, 0, false, codes.Unavailable},
+		{"what failed a moment ago is not dialled again", true, time.Hour, true, codes.Unavailable},
+		{"nor is a node that is down", false, 0, true, codes.Unavailable},
+	} {
+		for what, call := range calls {
+			t.Run(c.fact+", "+what, func(t *testing.T) {
+				g, r, a, _ := deadWorld(t, false)
+				a.again = c.again
+				g.do(&commandv1.Command{Body: &commandv1.Command_SetNodeStates{SetNodeStates: &commandv1.SetNodeStates{Nodes: []*commandv1.NodeState{{Id: "n", Up: c.up}}}}})
+				r.open.Store(c.opened)
+				code(t, promptly(t, func() error { return call(t, g) }), c.want)
+			})
+		}
+	}
+}
+
+// TestDeadAgentsCostLittle: an agent that has gone is dialled once a minute at the most, and no
+// more once nobody has asked for it for a while.
+func TestDeadAgentsCostLittle(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := &road{}
+		a := NewAgents(nil, nil, keys{}, grpc.WithContextDialer(r.dial))
+		defer a.Close()
+		client, err := a.conn(&fsm.Node{ID: "n", Facts: fsm.NodeFacts{Endpoint: "192.0.2.1:50051"}})
+		ok(t, err)
+		_, err = client.ListWorkloads(t.Context(), &agentv1.ListWorkloadsRequest{})
+		code(t, err, codes.Unavailable)
+		time.Sleep(5 * time.Minute)
+		if before := r.dials.Load(); before < 5 || before > 30 {
+			t.Errorf("in its first five minutes it was dialled %d times", before)
+		}
+		before := r.dials.Load()
+		time.Sleep(4 * time.Minute)
+		if n := r.dials.Load() - before; n < 2 || n > 6 {
+			t.Errorf("in four minutes it was dialled %d times", n)
+		}
+		time.Sleep(idleFor)
+		before = r.dials.Load()
+		time.Sleep(time.Hour)
+		is(t, "dials when nobody has asked for long", r.dials.Load(), before)
+	})
+}

@@ -1,0 +1,137 @@
+package rpc
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"strings"
+	"time"
+
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	clusterv1 "github.com/persys/compute/api/cluster/v1"
+	controlv1 "github.com/persys/compute/api/control/v1"
+	"github.com/persys/compute/fsm"
+	"github.com/persys/compute/spec"
+)
+
+// ListRevisions implements cluster.v1. Specifications are shown redacted, so a
+// change of a secret is told and not shown.
+func (s *Server) ListRevisions(ctx context.Context, req *clusterv1.ListRevisionsRequest) (*clusterv1.ListRevisionsResponse, error) {
+	id := strings.TrimSpace(req.GetWorkloadId())
+	if id == "" {
+		return nil, errorf(KindInvalid, "workload_id must not be blank")
+	}
+	r, err := s.read(ctx)
+	if err != nil {
+		return nil, err
+	}
+	if _, err := s.visible(ctx, r, id); err != nil {
+		return nil, err
+	}
+	list := r.Revisions(id)
+	out := &clusterv1.ListRevisionsResponse{Index: r.index}
+	for i := range list {
+		v, err := revisionView(id, &list[i])
+		if err != nil {
+			return nil, err
+		}
+		v.Present = i == len(list)-1
+		if i > 0 {
+			v.Changes = between(&list[i-1], &list[i])
+		}
+		out.Revisions = append(out.Revisions, v)
+	}
+	slices.Reverse(out.Revisions)
+	from, to := req.GetFrom(), req.GetTo()
+	if from == 0 && to == 0 {
+		return out, nil
+	}
+	if from == 0 && to > 1 {
+		from = to - 1
+	}
+	a, err := numbered(id, "from", list, from)
+	if err != nil {
+		return nil, err
+	}
+	b, err := numbered(id, "to", list, to)
+	if err != nil {
+		return nil, err
+	}
+	out.Changes = between(a, b)
+	return out, nil
+}
+
+// numbered finds a revision; field names the number in the error.
+func numbered(id, field string, list []fsm.Revision, number uint64) (*fsm.Revision, error) {
+	for i := range list {
+		if list[i].Number == number {
+			return &list[i], nil
+		}
+	}
+	return nil, errorf(KindNotFound, "%s: revision %d of workload %q is not kept; those are %d to %d (`persysctl history %s`)",
+		field, number, id, list[0].Number, list[len(list)-1].Number, id)
+}
+
+func revisionView(id string, r *fsm.Revision) (*clusterv1.WorkloadRevision, error) {
+	stored := &controlv1.WorkloadSpec{}
+	if err := stored.UnmarshalVT(r.Spec); err != nil {
+		return nil, errorf(KindInternal, "workload %q: revision %d: stored specification: %v", id, r.Number, err)
+	}
+	return &clusterv1.WorkloadRevision{
+		Number: r.Number, RevisionId: r.ID(), CallerRevisionId: r.CallerRevision, AppliedAt: timestamppb.New(time.Unix(0, r.At)), By: r.By,
+		Spec: spec.Redact(stored),
+	}, nil
+}
+
+// between are the fields in which two revisions differ, as people may see them.
+func between(a, b *fsm.Revision) []*clusterv1.FieldChange {
+	changes := specDiff(a.Spec, b.Spec)
+	if len(changes) == 0 && a.Content != b.Content {
+		changes = []spec.Difference{{Field: secretValue}}
+	}
+	out := make([]*clusterv1.FieldChange, 0, len(changes))
+	for _, c := range changes {
+		out = append(out, &clusterv1.FieldChange{Field: c.Field, Before: c.Before, After: c.After})
+	}
+	return out
+}
+
+// RollBack implements cluster.v1 on the leader. What it applies is judged as if
+// the person had sent it: the node may have changed since, or the rules.
+func (s *Server) RollBack(ctx context.Context, req *clusterv1.RollBackRequest) (*controlv1.ApplyWorkloadResponse, error) {
+	id := strings.TrimSpace(req.GetWorkloadId())
+	if id == "" {
+		return nil, errorf(KindInvalid, "workload_id must not be blank")
+	}
+	view := s.store.View()
+	w, err := s.visible(ctx, view, id)
+	if err != nil {
+		return nil, err
+	}
+	if w.Desired == fsm.DesiredDeleted {
+		return nil, errorf(KindPrecondition, "workload %q is being deleted: apply it again to keep it", id)
+	}
+	list := view.Revisions(id)
+	number := req.GetNumber()
+	if number == 0 {
+		if len(list) < 2 {
+			return nil, errorf(KindPrecondition, "workload %q has no former revision that is kept", id)
+		}
+		number = list[len(list)-2].Number
+	}
+	rev, err := numbered(id, "number", list, number)
+	if err != nil {
+		return nil, err
+	}
+	plain, err := spec.Unseal(id, rev.Spec, sealer(s.cfg.Keys))
+	if errors.Is(err, spec.ErrNoKey) && s.awaitKey(ctx) {
+		plain, err = spec.Unseal(id, rev.Spec, sealer(s.cfg.Keys))
+	}
+	if err != nil {
+		return nil, errorf(KindPrecondition, "revision %d cannot be applied again: %v", number, err)
+	}
+	return s.ApplyWorkload(ctx, &controlv1.ApplyWorkloadRequest{
+		WorkloadId: id, Spec: plain, RevisionId: rev.CallerRevision, DesiredState: string(w.Desired), RequestId: req.GetRequestId(),
+	})
+}

@@ -1,0 +1,74 @@
+package rpc
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+
+	"google.golang.org/grpc/codes"
+
+	clusterv1 "github.com/persys/compute/api/cluster/v1"
+	controlv1 "github.com/persys/compute/api/control/v1"
+)
+
+func changed(list []*clusterv1.FieldChange) string {
+	var out []string
+	for _, c := range list {
+		out = append(out, fmt.Sprintf("%s:%s>%s", c.GetField(), c.GetBefore(), c.GetAfter()))
+	}
+	return strings.Join(out, " ")
+}
+
+// What a workload was is shown without its secrets and can be had again with them,
+// through any replica.
+func TestRevisions(t *testing.T) {
+	g := newGroup(t, 2)
+	g.raise()
+	version := func(image, password string) *controlv1.ApplyWorkloadRequest {
+		r := web("web")
+		r.Spec.GetContainer().Image = image
+		r.Spec.GetContainer().Env = map[string]string{"PASSWORD": password}
+		return r
+	}
+	g.put(t, version("nginx:1", "one"), "a")
+	for _, r := range []*controlv1.ApplyWorkloadRequest{version("nginx:2", "one"), version("nginx:2", "two")} {
+		r.RequestId = requestID(t)
+		_, err := g.control(0).ApplyWorkload(ctxFor(t), r)
+		ok(t, err)
+	}
+	for i, where := range []string{"leader", "follower"} {
+		list, err := g.cluster(i).ListRevisions(ctxFor(t), &clusterv1.ListRevisionsRequest{WorkloadId: "web", From: 1, To: 3})
+		ok(t, err)
+		var got []string
+		for _, v := range list.GetRevisions() {
+			got = append(got, fmt.Sprintf("%d %v %s", v.GetNumber(), v.GetPresent(), changed(v.GetChanges())))
+		}
+		is(t, "revisions at the "+where, strings.Join(got, "\n"), "3 true a secret value:>\n2 false container.image:nginx:1>nginx:2\n1 false ")
+		is(t, "difference", changed(list.GetChanges()), "container.image:nginx:1>nginx:2")
+		if text := list.String(); strings.Contains(text, "two") || strings.Contains(text, `"one"`) {
+			t.Errorf("a secret is shown: %s", text)
+		}
+	}
+	list, err := g.cluster(0).ListRevisions(ctxFor(t), &clusterv1.ListRevisionsRequest{WorkloadId: "web", To: 2})
+	ok(t, err)
+	is(t, "difference to the one before", changed(list.GetChanges()), "container.image:nginx:1>nginx:2")
+	_, err = g.cluster(0).ListRevisions(ctxFor(t), &clusterv1.ListRevisionsRequest{WorkloadId: "web", From: 1, To: 9})
+	code(t, err, codes.NotFound)
+	_, err = g.cluster(0).ListRevisions(ctxFor(t), &clusterv1.ListRevisionsRequest{WorkloadId: "none"})
+	code(t, err, codes.NotFound)
+
+	first := g.view().Revisions("web")[0].Content
+	r, err := g.cluster(1).RollBack(ctxFor(t), &clusterv1.RollBackRequest{WorkloadId: "web", Number: 1, RequestId: requestID(t)})
+	ok(t, err)
+	is(t, "applied", r.GetSuccess(), true)
+	w, _ := g.view().Workload("web")
+	is(t, "content after the rollback, with its secret", w.Content, first)
+	_, err = g.cluster(0).RollBack(ctxFor(t), &clusterv1.RollBackRequest{WorkloadId: "web", RequestId: requestID(t)})
+	ok(t, err)
+	list, err = g.cluster(0).ListRevisions(ctxFor(t), &clusterv1.ListRevisionsRequest{WorkloadId: "web"})
+	ok(t, err)
+	is(t, "revisions after two rollbacks", len(list.GetRevisions()), 5)
+	is(t, "the last changes back", list.GetRevisions()[0].GetRevisionId(), list.GetRevisions()[2].GetRevisionId())
+	_, err = g.cluster(0).RollBack(ctxFor(t), &clusterv1.RollBackRequest{WorkloadId: "web", Number: 77, RequestId: requestID(t)})
+	code(t, err, codes.NotFound)
+}

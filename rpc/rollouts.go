@@ -1,0 +1,98 @@
+package rpc
+
+import (
+	"context"
+	"strings"
+	"time"
+
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	clusterv1 "github.com/persys/compute/api/cluster/v1"
+	commandv1 "github.com/persys/compute/api/command/v1"
+	controlv1 "github.com/persys/compute/api/control/v1"
+	"github.com/persys/compute/fsm"
+	"github.com/persys/compute/fsm/rollout"
+)
+
+// rolling tells whoever applied a group that its members wait for their turn.
+func (s *Server) rolling(req *controlv1.ApplyWorkloadRequest, resp *controlv1.ApplyWorkloadResponse) {
+	if resp == nil || !resp.GetSuccess() || req.GetSpec().GetUpdate() == nil {
+		return
+	}
+	if r, ok := s.store.View().Rollout(strings.TrimSpace(req.GetWorkloadId())); ok && r.Phase != rollout.Completed {
+		resp.Rollout = controlGeneration(fsm.RolloutID(r))
+	}
+}
+
+// GetRollout implements cluster.v1.
+func (s *Server) GetRollout(ctx context.Context, req *clusterv1.GetRolloutRequest) (*clusterv1.GetRolloutResponse, error) {
+	group := strings.TrimSpace(req.GetGroup())
+	if group == "" {
+		return nil, errorf(KindInvalid, "group must not be blank")
+	}
+	v, err := s.read(ctx)
+	if err != nil {
+		return nil, err
+	}
+	r, ok := v.Rollout(group)
+	if !ok {
+		return nil, errorf(KindNotFound, "group %q has not been updated member by member: that takes `update` in a specification with a count", group)
+	}
+	out := &clusterv1.GetRolloutResponse{
+		Group: group, Id: controlGeneration(fsm.RolloutID(r)), Phase: string(r.Phase), Reason: r.Reason,
+		Update: &controlv1.UpdateStrategy{
+			MaxParallel: int32(r.Policy.MaxParallel), AutoRevert: r.Policy.AutoRevert,
+			MinHealthyTimeSeconds: int32(r.Policy.MinHealthy / 1e9), HealthyDeadlineSeconds: int32(r.Policy.Deadline / 1e9),
+		},
+		Reverting: r.Reverting, CanUndo: len(r.Former) > 0, By: r.By, Index: v.index, StartedAt: timestamppb.New(time.Unix(0, r.StartedAt)),
+	}
+	if r.EndedAt != 0 {
+		out.EndedAt = timestamppb.New(time.Unix(0, r.EndedAt))
+	}
+	if d := r.Next(v.Seen, v.Info().Clock); r.Phase == rollout.Running && d.Waits != "" {
+		out.Reason = strings.TrimPrefix(out.Reason+"; waits for "+d.Waits, "; ")
+	}
+	for i := range r.Members {
+		m := &r.Members[i]
+		x := &clusterv1.RolloutMember{WorkloadId: m.ID, State: m.State(v.Seen(m.ID))}
+		if w, ok := v.Workload(m.ID); ok {
+			if err := s.within(ctx, w); err != nil {
+				return nil, err
+			}
+			x.Status, x.NodeId, x.RevisionId, x.Reason = string(w.Status), w.Node, w.Revision(), w.Reason.Message
+			if w.Actual.Health != "" && w.Status == fsm.StatusRunning {
+				x.Status += " (" + w.Actual.Health + ")"
+			}
+		}
+		out.Members = append(out.Members, x)
+	}
+	return out, nil
+}
+
+// rolls refuses what former versions would stop at in the log.
+func (s *Server) rolls() error {
+	if s.store.View().Info().FeatureLevel < 6 {
+		return errorf(KindPrecondition, "updates of groups need feature level 6: all replicas must run this version; `persysctl status` shows them")
+	}
+	return nil
+}
+
+// SetRollout implements cluster.v1 on the leader.
+func (s *Server) SetRollout(ctx context.Context, req *clusterv1.SetRolloutRequest) (*clusterv1.SetRolloutResponse, error) {
+	if why := s.frozen(); why != "" {
+		return nil, errorf(KindPrecondition, "%s", why)
+	}
+	if err := s.rolls(); err != nil {
+		return nil, err
+	}
+	r, err := s.propose(ctx, req.GetRequestId(), &commandv1.Command{Body: &commandv1.Command_SetRollout{
+		SetRollout: &commandv1.SetRollout{Group: strings.TrimSpace(req.GetGroup()), Action: req.GetAction()},
+	}})
+	if err == nil {
+		err = r.Err()
+	}
+	if err != nil {
+		return nil, err
+	}
+	return &clusterv1.SetRolloutResponse{Index: r.Index, Unchanged: r.Kind == fsm.AlreadyDone}, nil
+}

@@ -1,0 +1,104 @@
+package rpc
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+
+	"google.golang.org/grpc/codes"
+
+	clusterv1 "github.com/persys/compute/api/cluster/v1"
+	commandv1 "github.com/persys/compute/api/command/v1"
+	controlv1 "github.com/persys/compute/api/control/v1"
+)
+
+// A group with `update` tells whoever applies it, and whoever asks, that its members wait for
+// their turns, and takes a person's word about it.
+func TestRollout(t *testing.T) {
+	g := newGroup(t, 2)
+	g.raise()
+	version := func(image string) *controlv1.ApplyWorkloadRequest {
+		r := web("web")
+		r.RequestId = requestID(t)
+		r.Spec.Count, r.Spec.Group = 2, ""
+		r.Spec.Update = &controlv1.UpdateStrategy{HealthyDeadlineSeconds: 60}
+		r.Spec.GetContainer().Image, r.Spec.GetContainer().Ports = image, nil
+		return r
+	}
+	g.put(t, version("nginx:1"), "a")
+	_, err := g.cluster(1).GetRollout(ctxFor(t), &clusterv1.GetRolloutRequest{Group: "web"})
+	code(t, err, codes.NotFound)
+	for _, id := range []string{"web-0", "web-1"} {
+		w, _ := g.view().Workload(id)
+		g.do(&commandv1.Command{Body: &commandv1.Command_Report{Report: &commandv1.Report{Reports: []*commandv1.WorkloadReport{{
+			Workload: id, Node: "a", State: "Running", Acknowledged: true,
+			Generation: &commandv1.Generation{Incarnation: w.Generation.Incarnation, Sequence: w.Generation.Sequence},
+		}}}}})
+	}
+	r, err := g.control(1).ApplyWorkload(ctxFor(t), version("nginx:2"))
+	ok(t, err)
+	is(t, "members wait", r.GetRollout() != nil && !r.GetUnchanged(), true)
+	told := func(i int) string {
+		t.Helper()
+		v, err := g.cluster(i).GetRollout(ctxFor(t), &clusterv1.GetRolloutRequest{Group: "web"})
+		ok(t, err)
+		out := []string{v.GetPhase(), v.GetReason(), fmt.Sprint(v.GetUpdate().GetMaxParallel(), v.GetUpdate().GetMinHealthyTimeSeconds(), v.GetUpdate().GetHealthyDeadlineSeconds(), v.GetCanUndo())}
+		for _, m := range v.GetMembers() {
+			out = append(out, m.GetWorkloadId()+" "+m.GetState()+" "+m.GetStatus())
+		}
+		return strings.Join(out, "; ")
+	}
+	is(t, "at a follower", told(1), "Running; ; 1 10 60 true; web-0 Waiting Running; web-1 Waiting Running")
+	act := func(action string) error {
+		_, err := g.cluster(1).SetRollout(ctxFor(t), &clusterv1.SetRolloutRequest{Group: "web", Action: action, RequestId: requestID(t)})
+		return err
+	}
+	ok(t, act("pause"))
+	is(t, "paused", told(0), "Paused; paused by request; 1 10 60 true; web-0 Waiting Running; web-1 Waiting Running")
+	y, err := g.cluster(0).Why(ctxFor(t), &clusterv1.WhyRequest{WorkloadId: "web-1"})
+	ok(t, err)
+	is(t, "why", y.GetReasonCode()+": "+y.GetReasonMessage(), "Rollout: waiting in the update of web, which is paused: paused by request; persysctl rollout resume web, or undo")
+	ok(t, act("resume"))
+	code(t, act("stop"), codes.InvalidArgument)
+	again, err := g.control(0).ApplyWorkload(ctxFor(t), version("nginx:2"))
+	ok(t, err)
+	is(t, "the same again", again.GetUnchanged() && again.GetRollout().GetSequence() == r.GetRollout().GetSequence(), true)
+	g.mode("degraded")
+	code(t, act("pause"), codes.FailedPrecondition)
+}
+
+// A replica of a former version stops at what it does not know: nothing of the newest level is
+// in the log before every replica has it.
+func TestFormerVersionsAreNotStopped(t *testing.T) {
+	g := newGroup(t, 1)
+	rolling := web("web")
+	rolling.Spec.Count, rolling.Spec.Group = 2, ""
+	rolling.Spec.Update = &controlv1.UpdateStrategy{}
+	rolling.Spec.GetContainer().Ports = nil
+	r, err := g.control(0).ApplyWorkload(ctxFor(t), rolling)
+	if why := fmt.Sprint(err, r.GetErrorMessage()); !strings.Contains(why, "feature level 6") {
+		t.Errorf("an update: %s", why)
+	}
+	p, err := g.cluster(0).PlanWorkloads(ctxFor(t), &clusterv1.PlanWorkloadsRequest{Workloads: []*controlv1.ApplyWorkloadRequest{rolling}})
+	ok(t, err)
+	if w := p.GetWorkloads()[0]; w.GetAction() != "refused" || !strings.Contains(w.GetReason(), "feature level 6") {
+		t.Errorf("its plan: %v", w)
+	}
+	_, err = g.cluster(0).SetRollout(ctxFor(t), &clusterv1.SetRolloutRequest{Group: "web", Action: "pause"})
+	code(t, err, codes.FailedPrecondition)
+	named := web("named")
+	named.Spec.GetContainer().Ports = []*controlv1.Port{{HostPort: 8080, ContainerPort: 80, Name: "http"}}
+	_, err = g.control(0).ApplyWorkload(ctxFor(t), named)
+	ok(t, err)
+	for _, c := range g.history {
+		puts := c.GetPutWorkloads()
+		if puts.GetUpdate() != nil || c.GetSetRollout() != nil || c.GetHead().GetVia() != "" {
+			t.Errorf("in the log: %v", c)
+		}
+		for _, p := range puts.GetWorkloads() {
+			if p.GetNamespace() != "" || len(p.GetDemand().GetPortNames()) > 0 {
+				t.Errorf("in the log: %v", p)
+			}
+		}
+	}
+}
