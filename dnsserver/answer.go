@@ -68,7 +68,7 @@ func (z *Zone) resolve(dst []byte, start int, flags uint16, ask Ask, q *query, o
 		limit -= optSize
 	}
 	e := find(z.seed, &z.root, q.name[:q.size])
-	apex := -1
+	var apex int
 	switch {
 	case e != nil:
 		apex = int(e.zone)

@@ -26,6 +26,8 @@ type Builder struct {
 	instances map[string]*instance   // by workload id
 	services  map[string]*service    // by label
 	dirty     map[string]struct{}    // services to render
+	// dirtyAddrs are the addresses whose PTR records are to be rendered: once for all changes.
+	dirtyAddrs map[netip.Addr]struct{}
 }
 
 // NewBuilder makes the zone of v from scratch. Errors name the fields of cfg.
@@ -51,6 +53,7 @@ func (b *Builder) Rebuild(v fsm.View) {
 	b.instances = make(map[string]*instance, v.StatusCount(fsm.StatusRunning))
 	b.services = make(map[string]*service, v.StatusCount(fsm.StatusRunning))
 	b.dirty = map[string]struct{}{}
+	b.dirtyAddrs = map[netip.Addr]struct{}{}
 	for _, apex := range b.plan.apexes {
 		b.table.put(&entry{name: apex, apex: true})
 	}
@@ -62,6 +65,7 @@ func (b *Builder) Rebuild(v fsm.View) {
 		b.placeNode(n.ID)
 		return true
 	})
+	b.renderReverses()
 	v.Workloads("", func(w *fsm.Workload) bool {
 		if w.Status == fsm.StatusRunning {
 			b.placeInstance(w.ID)
@@ -84,7 +88,10 @@ func (b *Builder) Update(v fsm.View, changes []fsm.Change) {
 		case fsm.TableNode:
 			nodes[c.Key] = struct{}{}
 		case fsm.TableWorkload:
-			workloads[c.Key] = struct{}{}
+			// What nobody could reach before or after is not in the zone.
+			if c.OldWorkload != nil && serving(c.OldWorkload) || c.NewWorkload != nil && serving(c.NewWorkload) {
+				workloads[c.Key] = struct{}{}
+			}
 		}
 	}
 	if schedulers {
@@ -99,6 +106,7 @@ func (b *Builder) Update(v fsm.View, changes []fsm.Change) {
 			})
 		}
 	}
+	b.renderReverses()
 	for id := range workloads {
 		b.placeInstance(id)
 	}

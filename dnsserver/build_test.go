@@ -281,6 +281,37 @@ func TestAGroupLargerThanAnAnswerIsCut(t *testing.T) {
 	}
 }
 
+// An address that thousands of nodes share, behind a translator, is rendered once for all that changed.
+func TestNodesAtOneAddress(t *testing.T) {
+	w := newWorld(t)
+	b, err := NewBuilder(Config{}, w.s, Hints{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.feed = nil
+	for i := range maxPerAnswer + 8 {
+		w.node(fmt.Sprintf("n%04d", i), fmt.Sprintf("10.1.0.1:%d", 20000+i))
+	}
+	b.Update(w.s, w.feed)
+	const reverse = "1.0.1.10.in-addr.arpa. PTR"
+	m := reply(t, b.Zone(), question(reverse), Ask{TCP: true})
+	if m.Truncated || len(m.Answer) != maxPerAnswer {
+		t.Errorf("truncated %v, %d answers", m.Truncated, len(m.Answer))
+	}
+	if len(b.dirtyAddrs) != 0 {
+		t.Errorf("left to render: %v", b.dirtyAddrs)
+	}
+	w.feed = nil
+	for i := range maxPerAnswer + 7 {
+		w.removeNode(fmt.Sprintf("n%04d", i))
+	}
+	b.Update(w.s, w.feed)
+	m = reply(t, b.Zone(), question(reverse), Ask{})
+	if want := fmt.Sprintf("n%04d.default.agents.persys.cloud.", maxPerAnswer+7); len(m.Answer) != 1 || m.Answer[0].(*dns.PTR).Ptr != want {
+		t.Errorf("the last one left: %v, want %s", m.Answer, want)
+	}
+}
+
 func TestAnsweringAllocatesNothing(t *testing.T) {
 	w := newWorld(t)
 	everything(w)

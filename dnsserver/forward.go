@@ -3,11 +3,11 @@ package dnsserver
 import (
 	"bytes"
 	"context"
+	"crypto/rand"
 	"encoding/binary"
 	"errors"
 	"fmt"
 	"io"
-	"math/rand/v2"
 	"net"
 	"time"
 
@@ -83,8 +83,10 @@ func exchange(ctx context.Context, server string, msg []byte, tcp bool) ([]byte,
 	ask := make([]byte, 2, 2+len(msg))
 	binary.BigEndian.PutUint16(ask, uint16(len(msg)))
 	ask = append(ask, msg...)
-	id := uint16(rand.Uint32())
-	binary.BigEndian.PutUint16(ask[2:], id)
+	if _, err := rand.Read(ask[2:4]); err != nil {
+		return nil, err
+	}
+	id := binary.BigEndian.Uint16(ask[2:])
 	if !tcp {
 		ask = ask[2:]
 	}
@@ -126,8 +128,8 @@ func readReply(conn net.Conn, buf []byte, tcp bool) ([]byte, error) {
 // answers reports whether reply is one to msg, sent under that id.
 func answers(reply, msg []byte, id uint16) bool {
 	var q query
-	if _, ok := q.read(msg); !ok || len(reply) < headerLen {
-		return false
+	if _, ok := q.read(msg); !ok || q.end < headerLen || len(reply) < headerLen {
+		return false // nothing was asked, or not answered
 	}
 	if binary.BigEndian.Uint16(reply) != id || binary.BigEndian.Uint16(reply[2:])&bitQR == 0 {
 		return false

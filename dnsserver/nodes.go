@@ -29,13 +29,12 @@ func (b *Builder) placeNode(id string) bool {
 		return false
 	}
 	label := Label(id)
-	var addrs []netip.Addr
 	if old != nil {
 		delete(b.nodes, id)
 		replaceNode(b.labels, label, id, nil)
 		if a := old.at.addr; a.IsValid() {
 			replaceNode(b.reverse, a, id, nil)
-			addrs = append(addrs, a)
+			b.dirtyAddrs[a] = struct{}{}
 		}
 	}
 	if fresh != nil {
@@ -43,21 +42,23 @@ func (b *Builder) placeNode(id string) bool {
 		replaceNode(b.labels, label, id, fresh)
 		if a := fresh.at.addr; a.IsValid() {
 			replaceNode(b.reverse, a, id, fresh)
-			addrs = appendOne(addrs, a)
+			b.dirtyAddrs[a] = struct{}{}
 		}
 	}
 	b.renderNode(label)
-	for _, a := range addrs {
-		b.renderReverse(a)
-	}
 	return true
 }
 
 // replaceNode puts n, or nothing, in the place of the node of that id.
 func replaceNode[K comparable](m map[K][]*node, k K, id string, n *node) {
-	list := slices.DeleteFunc(m[k], func(o *node) bool { return o.id == id })
-	if n != nil {
-		i, _ := slices.BinarySearchFunc(list, id, func(o *node, id string) int { return strings.Compare(o.id, id) })
+	list := m[k]
+	i, there := slices.BinarySearchFunc(list, id, func(o *node, id string) int { return strings.Compare(o.id, id) })
+	switch {
+	case there && n != nil:
+		list[i] = n
+	case there:
+		list = slices.Delete(list, i, i+1)
+	case n != nil:
 		list = slices.Insert(list, i, n)
 	}
 	if len(list) == 0 {
@@ -104,13 +105,26 @@ func (b *Builder) renderNode(label string) {
 	b.set(service, sets, false)
 }
 
+// renderReverses makes the PTR records of the addresses where something changed.
+func (b *Builder) renderReverses() {
+	for a := range b.dirtyAddrs {
+		b.renderReverse(a)
+	}
+	clear(b.dirtyAddrs)
+}
+
+// renderReverse makes the PTR records of one address. Behind one address there may be thousands of
+// nodes, simulated or behind a translator; it shows at most the first maxPerAnswer.
 func (b *Builder) renderReverse(a netip.Addr) {
 	owner := reverseName(a)
 	var ptr []record
+	labels := map[string]struct{}{} // ids may share one
 	for _, n := range b.reverse[a] {
-		r := record{owner: owner, typ: dns.TypePTR, ttl: b.plan.ttl.agent, target: b.plan.nodeName(n.label)}
-		if !slices.Contains(ptr, r) {
-			ptr = append(ptr, r)
+		if labels[n.label] = struct{}{}; len(labels) > len(ptr) {
+			ptr = append(ptr, record{owner: owner, typ: dns.TypePTR, ttl: b.plan.ttl.agent, target: b.plan.nodeName(n.label)})
+		}
+		if len(ptr) == maxPerAnswer {
+			break
 		}
 	}
 	var sets []rrset

@@ -70,7 +70,7 @@ func (c Config) Probe(ctx context.Context, server string, v fsm.View) error {
 		return !ours
 	})
 	if known && !ours {
-		return fmt.Errorf("it names only schedulers of others at %s: %s; clusters that share a CoreDNS need a DOMAIN each", p.serviceTCP, strings.Join(named, ", "))
+		return fmt.Errorf("it names only schedulers of others at %s: %s; clusters that share a CoreDNS need a DOMAIN or an address of it each", p.serviceTCP, strings.Join(named, ", "))
 	}
 	return nil
 }

@@ -5,7 +5,6 @@ import (
 	"log/slog"
 	"net"
 	"net/netip"
-	"os"
 	"os/exec"
 	"slices"
 	"strings"
@@ -18,6 +17,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/persys/compute/fsm/store"
+	"github.com/persys/compute/testbed"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -63,7 +63,7 @@ func serve(t testing.TB, w *world, opt Options) *running {
 		}
 	})
 	w.feed = nil
-	eventually(t, "a zone", func() bool { return r.srv.Zone() != nil })
+	testbed.Until(t, "a zone", func() bool { return r.srv.Zone() != nil })
 	return r
 }
 
@@ -71,15 +71,6 @@ func serve(t testing.TB, w *world, opt Options) *running {
 func (r *running) publish() {
 	r.st.Publish(r.s, r.feed)
 	r.feed = nil
-}
-
-func eventually(t testing.TB, what string, ok func() bool) {
-	t.Helper()
-	for deadline := time.Now().Add(patience); !ok(); time.Sleep(time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatalf("waited in vain for %s", what)
-		}
-	}
 }
 
 // value reads a counter or a gauge.
@@ -118,9 +109,7 @@ func TestServesUDPAndTCP(t *testing.T) {
 		t.Run(addr, func(t *testing.T) {
 			if strings.HasPrefix(addr, "[") {
 				l, err := net.Listen("tcp", addr)
-				if err != nil {
-					t.Skipf("no IPv6 here: %v", err)
-				}
+				testbed.Need(t, "an address of IPv6", err)
 				l.Close()
 			}
 			r := serve(t, w, Options{Addr: addr})
@@ -152,13 +141,7 @@ func TestServesUDPAndTCP(t *testing.T) {
 }
 
 func TestDigAgrees(t *testing.T) {
-	dig, err := exec.LookPath("dig")
-	if err != nil {
-		if os.Getenv("CI") == "true" {
-			t.Fatal("no dig here, and CI=true: hack/install-test-deps.sh installs it (Debian: dnsutils)")
-		}
-		t.Skip("SKIPPED: no dig here (Debian: dnsutils); TestServesUDPAndTCP asks with another client")
-	}
+	dig := testbed.Program(t, "dig")
 	w := crowd(t, 60)
 	three(w)
 	r := serve(t, w, Options{})
@@ -207,13 +190,13 @@ func TestAChangeShowsInAnswers(t *testing.T) {
 	r.node("n1", "10.1.0.1:50051")
 	began := time.Now()
 	r.publish()
-	eventually(t, "the node's address", func() bool { return len(ask("n1.default.agents.persys.cloud. A")) == 1 })
+	testbed.Until(t, "the node's address", func() bool { return len(ask("n1.default.agents.persys.cloud. A")) == 1 })
 	if d := time.Since(began); d > 500*time.Millisecond { // 50 ms when the machine is not busy
 		t.Errorf("it took %v", d)
 	}
 	r.removeNode("n1")
 	r.publish()
-	eventually(t, "its end", func() bool { return len(ask("n1.default.agents.persys.cloud. A")) == 0 })
+	testbed.Until(t, "its end", func() bool { return len(ask("n1.default.agents.persys.cloud. A")) == 0 })
 	if got := r.srv.Zone().Serial(); got != uint32(r.index) {
 		t.Errorf("serial %d, want %d", got, r.index)
 	}
@@ -222,10 +205,10 @@ func TestAChangeShowsInAnswers(t *testing.T) {
 	r.node("n2", "10.1.0.2:50051")
 	r.st.Restore(r.s)
 	r.feed = nil
-	eventually(t, "what a snapshot brought", func() bool { return len(ask("n2.default.agents.persys.cloud. A")) == 1 })
+	testbed.Until(t, "what a snapshot brought", func() bool { return len(ask("n2.default.agents.persys.cloud. A")) == 1 })
 	r.node("n3", "10.1.0.3:50051")
 	r.publish()
-	eventually(t, "a change after it", func() bool { return len(ask("n3.default.agents.persys.cloud. A")) == 1 })
+	testbed.Until(t, "a change after it", func() bool { return len(ask("n3.default.agents.persys.cloud. A")) == 1 })
 }
 
 func TestHintsShowWithinASecond(t *testing.T) {
@@ -240,12 +223,12 @@ func TestHintsShowWithinASecond(t *testing.T) {
 	want := lines(`
 		_persys-scheduler.persys.local. 1 IN SRV 10 100 8086 s3.persys-scheduler.persys.local.
 		_persys-scheduler.persys.local. 1 IN SRV 20 100 8085 s1.persys-scheduler.persys.local.`)
-	eventually(t, "the hints", func() bool { return slices.Equal(srv(), want) })
+	testbed.Until(t, "the hints", func() bool { return slices.Equal(srv(), want) })
 	if d := time.Since(began); d > time.Second {
 		t.Errorf("it took %v", d)
 	}
 	r.hints.Store(&Hints{Partitioned: true})
-	eventually(t, "the metric of a partition", func() bool { return value(t, r.srv.metrics.partitioned) == 1 })
+	testbed.Until(t, "the metric of a partition", func() bool { return value(t, r.srv.metrics.partitioned) == 1 })
 	if got := srv(); len(got) != 3 {
 		t.Errorf("a partitioned replica answers %q", got)
 	}
@@ -269,7 +252,7 @@ func TestMetricsCount(t *testing.T) {
 		exchangeWith(t, "udp", r.addr, question(q))
 	}
 	m := r.srv.metrics
-	eventually(t, "the counters", func() bool {
+	testbed.Until(t, "the counters", func() bool {
 		return value(t, m.queries[0][0]) == 2 && value(t, m.queries[2][3]) == 1 && value(t, m.queries[7][5]) == 1
 	})
 	families, err := r.reg.Gather()

@@ -4,8 +4,10 @@ package dnsserver
 
 import (
 	"context"
+	"errors"
 	"net"
 	"syscall"
+	"time"
 )
 
 const (
@@ -19,6 +21,33 @@ func prepareUDP(*net.UDPConn) error { return nil }
 
 func replyControl([]byte) {}
 
+// serveUDP is the plain way to serve UDP: one packet at a time.
 func (s *Server) serveUDP(ctx context.Context, conn *net.UDPConn) error {
-	return s.servePackets(ctx, conn)
+	var r reader
+	in, control, out := make([]byte, maxQuery), make([]byte, controlSize), make([]byte, 0, 2*maxUDP)
+	failures := 0
+	for {
+		n, cn, _, from, err := conn.ReadMsgUDPAddrPort(in, control)
+		if err != nil {
+			if failures++; errors.Is(err, net.ErrClosed) || failures > maxFailures {
+				return err
+			}
+			continue
+		}
+		failures = 0
+		began := time.Now()
+		reply, foreign := s.respond(out[:0], in[:n], false, from.Addr().Unmap(), began, &r)
+		replyControl(control[:cn])
+		if foreign {
+			s.forwardPacket(ctx, conn, in[:n], control[:cn], from)
+			continue
+		}
+		if len(reply) == 0 {
+			continue
+		}
+		if _, _, err := conn.WriteMsgUDPAddrPort(reply, control[:cn], from); errors.Is(err, net.ErrClosed) {
+			return err
+		}
+		s.metrics.took(time.Since(began), 1)
+	}
 }
