@@ -86,6 +86,9 @@ type Spec struct {
 	Exclusive bool
 	// Volumes are the body's managed volumes, in its order.
 	Volumes []Volume
+	// DiskLimit is how many bytes the workload may occupy beyond its image; 0 is no limit. A driver
+	// whose engine can keep it asks it to, and says so in Observed.DiskCapped; else the agent measures.
+	DiskLimit int64
 }
 
 // Validate checks what every driver needs. The error is of class InvalidSpecification and names
@@ -193,6 +196,8 @@ type Observed struct {
 	Name      string
 	// Parts are the engine's ids of what a workload of several parts is made of; empty for one of one.
 	Parts []string
+	// DiskCapped: the engine itself keeps the instance within its disk limit.
+	DiskCapped bool
 	// Labels are all of the instance's labels.
 	Labels map[string]string
 	// Metadata are the status keys of contract/semantics.md section 11 (container.id, …), each

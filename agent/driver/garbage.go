@@ -51,7 +51,7 @@ type GarbageQuery struct {
 
 // PulledImage is an image that this agent pulled: no other is ever removed.
 type PulledImage struct {
-	Ref string
+	Ref string // or the id of one that lost its name to a newer one
 	At  time.Time
 }
 

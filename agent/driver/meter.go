@@ -15,6 +15,15 @@ type Meter interface {
 	Usage(ctx context.Context, of []Observed) ([]Usage, error)
 }
 
+// DiskMeter is what a driver also is when its engine does not keep the size of instances, but can find
+// it out. The agent asks every minute or so, beside its other work.
+type DiskMeter interface {
+	// Occupied is how many bytes each of the observed workloads occupies beyond its image and its
+	// volumes, whether it runs or not. The engine may have to walk files for it. What cannot be told is
+	// left out; an error means that nothing could be.
+	Occupied(ctx context.Context, of []Observed) (map[ID]int64, error)
+}
+
 // Usage is what one workload uses. Counters only grow while Instance stays the same; who reads them
 // takes the difference of two readings.
 type Usage struct {

@@ -1,5 +1,22 @@
 package driver
 
+import "context"
+
+// Pool is storage of an engine's own, in which it makes disks of workloads.
+type Pool struct {
+	Name string
+	// Type is local, nfs, iscsi or ceph-rbd.
+	Type string
+	// Total and Used are bytes; Used whoever uses it.
+	Total, Used int64
+}
+
+// Pooler is what a driver also is whose engine has pools.
+type Pooler interface {
+	// Pools are those that can be used now, sorted by name.
+	Pools(ctx context.Context) ([]Pool, error)
+}
+
 // Volume is one managed volume of a workload, made ready on this machine before Ensure: mounted or
 // mapped, and kept so until the workload is removed. A driver only hands it over. Exactly one of
 // Path and Disk is set.

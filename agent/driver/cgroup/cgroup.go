@@ -5,6 +5,7 @@ package cgroup
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"io/fs"
 	"os"
@@ -74,6 +75,21 @@ func (r *Reader) Usage(o driver.Observed, containers ...string) (u driver.Usage,
 		u, ok = u.Add(part), true
 	}
 	return u, ok
+}
+
+// All is what the workloads use of which at least one of the containers that are named for them
+// could be read.
+func (r *Reader) All(ctx context.Context, of []driver.Observed, containers func(driver.Observed) []string) ([]driver.Usage, error) {
+	out := make([]driver.Usage, 0, len(of))
+	for _, o := range of {
+		if err := ctx.Err(); err != nil {
+			return nil, err
+		}
+		if u, ok := r.Usage(o, containers(o)...); ok {
+			out = append(out, u)
+		}
+	}
+	return out, nil
 }
 
 // dir of a controller: version 2 has one tree for all.

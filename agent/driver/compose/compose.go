@@ -61,8 +61,9 @@ type Options struct {
 	Credentials func(ref string) (string, error)
 	// Progress is told how far a pull for a workload is, and "" at its end. It must not block. May be nil.
 	Progress func(id driver.ID, text string)
-	// Pulled is told of each image that was pulled and had not been here before. May be nil.
-	Pulled func(ref string)
+	// Pulled is told of each image that was pulled and had not been here before; or of one that was
+	// renewed, with the id of the image that had the name until then. May be nil.
+	Pulled func(ref, before string)
 	// GitCredentials returns user and password for a Git source: by the name that the workload gives,
 	// or, for an empty name, by the repository's host; empty ones for none. May be nil.
 	GitCredentials func(name, host string) (user, password string, err error)

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -16,7 +15,9 @@ import (
 
 	"github.com/persys/compute/agent/driver"
 	"github.com/persys/compute/agent/driver/compose"
+	"github.com/persys/compute/agent/driver/moby/mobytest"
 	agentv1 "github.com/persys/compute/api/agent/v1"
+	"github.com/persys/compute/testbed"
 )
 
 // bench is one test's workbench: a driver of node-a and its stacks.
@@ -80,17 +81,14 @@ func (b *bench) observed(id driver.ID) driver.Observed {
 
 func (b *bench) await(id driver.ID, want driver.State) driver.Observed {
 	b.Helper()
-	deadline := time.Now().Add(time.Minute)
-	for {
-		o := b.observed(id)
-		if o.State == want {
-			return o
+	var o driver.Observed
+	testbed.Within(b, time.Minute, string(want), func() error {
+		if o = b.observed(id); o.State != want {
+			return fmt.Errorf("%s (%s)", o.State, o.Message)
 		}
-		if time.Now().After(deadline) {
-			b.Fatalf("never %s: %s (%s)", want, o.State, o.Message)
-		}
-		time.Sleep(20 * time.Millisecond) // between polls
-	}
+		return nil
+	})
+	return o
 }
 
 // containerOf is the first container of a service, "" if there is none.
@@ -206,15 +204,10 @@ func TestAnUpdateTouchesOnlyWhatDiffers(t *testing.T) {
 	}
 }
 
-// useProgram skips without the command of old; with CI set it must be there.
+// useProgram runs the command of old instead of the library.
 func useProgram(t *testing.T) func(*compose.Options) {
 	t.Helper()
-	if _, err := exec.LookPath("docker-compose"); err != nil {
-		if os.Getenv("CI") == "true" {
-			t.Fatalf("the command docker-compose is needed: %v", err)
-		}
-		t.Skipf("SKIPPED, NOTHING TESTED: the command docker-compose is needed: %v", err)
-	}
+	testbed.Program(t, "docker-compose")
 	return func(o *compose.Options) { o.Binary = []string{"docker-compose"} }
 }
 
@@ -293,6 +286,41 @@ func TestATwinOfANetworkIsDropped(t *testing.T) {
 	}
 }
 
+// An engine takes back what it created for a caller that went away. A container that goes between being
+// seen and being started is made again, whether Compose meets it in a creation or in a start.
+func TestAContainerTakenBackIsMadeAgain(t *testing.T) {
+	b := newBench(t)
+	for _, c := range []struct {
+		name   string
+		before func(spec driver.Spec)
+	}{
+		{"created", func(driver.Spec) {}},
+		{"stopped", func(spec driver.Spec) {
+			b.ensure(spec)
+			b.await(spec.ID, driver.Running)
+			if err := b.d.Halt(b.ctx, spec.ID, 0); err != nil {
+				t.Fatal(err)
+			}
+		}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			spec := b.spec("taken-"+c.name, b.one("serve", 1))
+			c.before(spec)
+			host, taken := mobytest.TakeBackFirst(t, b.cli)
+			d := b.driver(t, "node-a", b.dir, func(o *compose.Options) { o.Host = host })
+			if err := d.Ensure(b.ctx, spec); err != nil {
+				t.Fatal(err)
+			}
+			if o := b.await(spec.ID, driver.Running); o.Content != spec.Content {
+				t.Errorf("content %q, want %q", o.Content, spec.Content)
+			}
+			if taken() == "" {
+				t.Error("no start was seen")
+			}
+		})
+	}
+}
+
 func TestStatesOfAStack(t *testing.T) {
 	for _, c := range []struct {
 		name, yaml string
@@ -311,20 +339,16 @@ func TestStatesOfAStack(t *testing.T) {
 			b := newBench(t)
 			spec := b.spec(strings.ReplaceAll(c.name, " ", "-"), b.yaml(c.yaml))
 			b.ensure(spec)
-			deadline := time.Now().Add(time.Minute)
-			for {
+			testbed.Within(t, time.Minute, "the state", func() error {
 				o := b.observed(spec.ID)
-				if o.State == c.want && o.Message == c.message {
-					if (o.Content == spec.Content) != c.content {
-						t.Errorf("content %q", o.Content)
-					}
-					return
+				if o.State != c.want || o.Message != c.message {
+					return fmt.Errorf("%s (%s), want %s (%s)", o.State, o.Message, c.want, c.message)
 				}
-				if time.Now().After(deadline) {
-					t.Fatalf("%s (%s), want %s (%s)", o.State, o.Message, c.want, c.message)
+				if (o.Content == spec.Content) != c.content {
+					t.Errorf("content %q", o.Content)
 				}
-				time.Sleep(20 * time.Millisecond) // between polls
-			}
+				return nil
+			})
 		})
 	}
 }
@@ -355,25 +379,21 @@ func TestLogsOfAStackNameTheirContainers(t *testing.T) {
 	spec := b.spec("logs", b.yaml(fmt.Sprintf(twoServices, 1, 1)))
 	b.ensure(spec)
 	b.await(spec.ID, driver.Running)
-	deadline := time.Now().Add(time.Minute)
-	for {
+	testbed.Within(t, time.Minute, "the logs of both", func() error {
 		rc, err := b.d.Logs(b.ctx, spec.ID, driver.LogOptions{})
 		if err != nil {
-			t.Fatal(err)
+			return testbed.Final(err)
 		}
+		defer rc.Close()
 		text, err := io.ReadAll(rc)
 		if err != nil {
-			t.Fatal(err)
+			return testbed.Final(err)
 		}
-		rc.Close()
-		if strings.Contains(string(text), "db-1 | probe: ready\n") && strings.Contains(string(text), "web-1 | probe: ready\n") {
-			break
+		if !strings.Contains(string(text), "db-1 | probe: ready\n") || !strings.Contains(string(text), "web-1 | probe: ready\n") {
+			return fmt.Errorf("%q", text)
 		}
-		if time.Now().After(deadline) {
-			t.Fatalf("logs %q", text)
-		}
-		time.Sleep(20 * time.Millisecond) // between polls
-	}
+		return nil
+	})
 	rc, err := b.d.Logs(b.ctx, spec.ID, driver.LogOptions{Service: "db"})
 	if err != nil {
 		t.Fatal(err)
@@ -450,11 +470,7 @@ func BenchmarkThreeServices(b *testing.B) {
 		{"program", func(o *compose.Options) { o.Binary = []string{"docker-compose"} }},
 	} {
 		b.Run(c.name, func(b *testing.B) {
-			shared.once.Do(func() { shared.engine, shared.err = openEngine() })
-			if shared.err != nil {
-				b.Skipf("a Docker engine is needed: %v", shared.err)
-			}
-			e := shared.engine
+			e := theEngine(b)
 			opt := compose.Options{ClusterID: e.cluster, NodeID: "node-a", Dir: b.TempDir(), StopGrace: time.Second}
 			c.change(&opt)
 			d, err := compose.New(opt)
@@ -487,4 +503,41 @@ func BenchmarkThreeServices(b *testing.B) {
 			b.ReportMetric(float64(down.Milliseconds())/float64(b.N), "ms/down")
 		})
 	}
+}
+
+// Limits of a service are the kernel's: a quota of processor time and memory without swap to spare. What
+// the containers of a stack write is added up.
+func TestLimitsOfAStack(t *testing.T) {
+	b := newBench(t)
+	spec := b.spec("limits", b.yaml(`
+services:
+  app:
+    image: IMAGE
+    command: [write, /data, "2000000"]
+    deploy: {replicas: 2, resources: {limits: {cpus: "0.2", memory: 64m}}}
+`))
+	b.ensure(spec)
+	o := b.await(spec.ID, driver.Running)
+	if len(o.Parts) != 2 {
+		t.Fatalf("parts %v, want two", o.Parts)
+	}
+	for _, id := range o.Parts {
+		res, err := b.cli.ContainerInspect(b.ctx, id, client.ContainerInspectOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if h := res.Container.HostConfig; h.NanoCPUs != 200_000_000 || h.Memory != 64<<20 {
+			t.Errorf("quota %d, memory %d; want 200000000 and %d", h.NanoCPUs, h.Memory, 64<<20)
+		}
+	}
+	testbed.Within(t, testbed.Patience, "the bytes that it occupies", func() error {
+		seen, err := b.d.Occupied(b.ctx, []driver.Observed{o})
+		if err != nil {
+			return testbed.Final(err)
+		}
+		if n := seen[spec.ID]; n < 4_000_000 || n >= 5_000_000 {
+			return fmt.Errorf("%d, want about 4000000", n)
+		}
+		return nil
+	})
 }

@@ -2,19 +2,16 @@ package compose_test
 
 import (
 	"context"
-	"crypto/rand"
 	"encoding/base64"
-	"encoding/hex"
 	"fmt"
 	"os"
 	"strconv"
-	"sync"
 	"testing"
 	"time"
 
+	v1 "github.com/google/go-containerregistry/pkg/v1"
 	"github.com/moby/moby/api/types/container"
 	"github.com/moby/moby/client"
-	"go.uber.org/goleak"
 
 	"github.com/persys/compute/agent/driver"
 	"github.com/persys/compute/agent/driver/compose"
@@ -23,108 +20,54 @@ import (
 	agentv1 "github.com/persys/compute/api/agent/v1"
 )
 
-// engine is the real engine under test and what this run of the tests put there.
+// engine is the real engine under test, and the cluster of this run.
 type engine struct {
 	cli     *client.Client
-	run     string // random: runs do not meet
+	run     string
 	cluster string
-	image   string // local only: it came from no registry
+	image   string
+	probe   v1.Image
 }
 
-type open struct {
-	once   sync.Once
-	engine *engine
-	err    error
-}
+var shared = mobytest.Shared{Name: "compose"}
 
-var shared open
+func TestMain(m *testing.M) { shared.Main(m, nothingLeft) }
 
-func TestMain(m *testing.M) {
-	code := m.Run()
-	if e := shared.engine; e != nil {
-		if err := e.close(); err != nil {
-			fmt.Fprintln(os.Stderr, "cleaning up:", err)
-			code = 1
-		}
-	}
-	if code == 0 {
-		if err := goleak.Find(); err != nil {
-			fmt.Fprintln(os.Stderr, err)
-			code = 1
-		}
-	}
-	os.Exit(code)
-}
-
-// theEngine skips on a machine without Docker, and fails there when CI is set.
-func theEngine(t *testing.T) *engine {
+// theEngine is the one of this machine.
+func theEngine(t testing.TB) *engine {
 	t.Helper()
-	shared.once.Do(func() { shared.engine, shared.err = openEngine() })
-	if shared.err != nil {
-		if os.Getenv("CI") == "true" {
-			t.Fatalf("a Docker engine is needed: %v", shared.err)
-		}
-		t.Skipf("SKIPPED, NOTHING TESTED: a Docker engine is needed: %v", shared.err)
-	}
-	return shared.engine
+	e := shared.Open(t)
+	return &engine{cli: e.Client, run: e.Run, cluster: clusterOf(e), image: e.Image, probe: e.Probe}
 }
 
-func openEngine() (*engine, error) {
-	cli, err := client.New(client.FromEnv)
-	if err != nil {
-		return nil, err
-	}
-	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
-	defer cancel()
-	if _, err := cli.Ping(ctx, client.PingOptions{NegotiateAPIVersion: true}); err != nil {
-		return nil, err
-	}
-	random := make([]byte, 4)
-	if _, err := rand.Read(random); err != nil {
-		return nil, err
-	}
-	e := &engine{cli: cli, run: hex.EncodeToString(random)}
-	e.cluster = "composetest-" + e.run
-	e.image = "persys-compose-probe-" + e.run + ":v1"
-	probe, err := mobytest.BuildProbe(ctx)
-	if err != nil {
-		return nil, err
-	}
-	return e, mobytest.Load(ctx, cli, probe, e.image)
-}
+func clusterOf(e *mobytest.Engine) string { return "composetest-" + e.Run }
 
-// close fails if a test left something behind, and removes it.
-func (e *engine) close() error {
-	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
-	defer cancel()
-	defer func() { _ = e.cli.Close() }()
-	ours := make(client.Filters).Add("label", driver.LabelCluster+"="+e.cluster)
-	containers, err := e.cli.ContainerList(ctx, client.ContainerListOptions{All: true, Filters: ours})
+// nothingLeft fails if a test left something behind, and removes it.
+func nothingLeft(ctx context.Context, e *mobytest.Engine) error {
+	ours := make(client.Filters).Add("label", driver.LabelCluster+"="+clusterOf(e))
+	containers, err := e.Client.ContainerList(ctx, client.ContainerListOptions{All: true, Filters: ours})
 	if err != nil {
 		return err
 	}
 	for _, c := range containers.Items {
-		_, rmErr := e.cli.ContainerRemove(ctx, c.ID, client.ContainerRemoveOptions{Force: true, RemoveVolumes: true})
+		_, rmErr := e.Client.ContainerRemove(ctx, c.ID, client.ContainerRemoveOptions{Force: true, RemoveVolumes: true})
 		err = fmt.Errorf("container %v was left behind (removed: %v)", c.Names, rmErr)
 	}
-	networks, listErr := e.cli.NetworkList(ctx, client.NetworkListOptions{Filters: ours})
+	networks, listErr := e.Client.NetworkList(ctx, client.NetworkListOptions{Filters: ours})
 	if listErr != nil {
 		return listErr
 	}
 	for _, n := range networks.Items {
-		_, rmErr := e.cli.NetworkRemove(ctx, n.ID, client.NetworkRemoveOptions{})
+		_, rmErr := e.Client.NetworkRemove(ctx, n.ID, client.NetworkRemoveOptions{})
 		err = fmt.Errorf("network %s was left behind (removed: %v)", n.Name, rmErr)
 	}
-	volumes, listErr := e.cli.VolumeList(ctx, client.VolumeListOptions{Filters: ours})
+	volumes, listErr := e.Client.VolumeList(ctx, client.VolumeListOptions{Filters: ours})
 	if listErr != nil {
 		return listErr
 	}
 	for _, v := range volumes.Items {
-		_, rmErr := e.cli.VolumeRemove(ctx, v.Name, client.VolumeRemoveOptions{Force: true})
+		_, rmErr := e.Client.VolumeRemove(ctx, v.Name, client.VolumeRemoveOptions{Force: true})
 		err = fmt.Errorf("volume %s was left behind (removed: %v)", v.Name, rmErr)
-	}
-	if _, rmErr := e.cli.ImageRemove(ctx, e.image, client.ImageRemoveOptions{Force: true, PruneChildren: true}); rmErr != nil {
-		err = rmErr
 	}
 	return err
 }
@@ -183,6 +126,13 @@ func conform(t *testing.T, prefix string, change ...func(*compose.Options)) {
 			r := mobytest.NewRelay(t, e.cli)
 			d := e.driver(t, node, dir, append(change, func(o *compose.Options) { o.Host = r.Host() })...)
 			return d, r.Cut, func() { r.Restore(t) }
+		},
+		Away: time.Minute, Apart: true,
+		Full: func(t *testing.T, node string) (driver.Driver, func(), func()) {
+			small := mobytest.NewSmall(t, 96<<20, e.probe, e.image)
+			fill, empty := drivertest.Fill(t, small.Disk)
+			d := e.driver(t, node, dir, append(change, func(o *compose.Options) { o.Host = small.Host })...)
+			return d, fill, empty
 		},
 		Patience: time.Minute,
 	})

@@ -104,10 +104,21 @@ func (d *Driver) projectFor(ctx context.Context, id driver.ID) (string, []member
 		"every project name of workload %q is held by another agent of the cluster on this engine: %q", id, d.names(id))
 }
 
+// takenBackAtMost is how often a stack is looked at anew because a container of it went away between being
+// seen and being started: an engine takes back what it created for a caller that went away, after it has
+// shown it for a moment. A container that a stack names and nobody has looks the same, so it is bounded.
+const takenBackAtMost = 3
+
 // Ensure is driver.Driver's. A stack that is up to date costs one call. What Compose and the engine say
 // of a stack may repeat what was put into it, so values of its environment are taken out of errors.
 func (d *Driver) Ensure(ctx context.Context, spec driver.Spec) error {
 	err := d.ensure(ctx, spec)
+	for range takenBackAtMost {
+		if err == nil || !strings.Contains(err.Error(), "No such container") || !moby.Pause(ctx) {
+			break
+		}
+		err = d.ensure(ctx, spec)
+	}
 	if err != nil && strings.Contains(err.Error(), "is ambiguous") && d.dropTwins(ctx, spec.ID) {
 		err = d.ensure(ctx, spec)
 	}

@@ -18,6 +18,7 @@ import (
 	"github.com/persys/compute/agent/driver"
 	"github.com/persys/compute/agent/driver/compose"
 	agentv1 "github.com/persys/compute/api/agent/v1"
+	"github.com/persys/compute/testbed"
 )
 
 // repository is a Git repository in a folder, with a working tree.
@@ -72,12 +73,7 @@ func (r *repository) commit(files map[string]string) string {
 func (r *repository) serve() string {
 	r.Helper()
 	out, err := exec.Command("git", "--exec-path").Output()
-	if err != nil {
-		if os.Getenv("CI") == "true" {
-			r.Fatalf("git is needed: %v", err)
-		}
-		r.Skipf("SKIPPED, NOTHING TESTED: git is needed: %v", err)
-	}
+	testbed.Need(r, "git", err)
 	backend := &cgi.Handler{
 		Path: filepath.Join(strings.TrimSpace(string(out)), "git-http-backend"),
 		Env:  []string{"GIT_PROJECT_ROOT=" + filepath.Dir(r.dir), "GIT_HTTP_EXPORT_ALL=1"},

@@ -6,20 +6,35 @@ import (
 	"github.com/persys/compute/agent/driver"
 )
 
-var _ driver.Meter = (*Driver)(nil)
+var (
+	_ driver.Meter     = (*Driver)(nil)
+	_ driver.DiskMeter = (*Driver)(nil)
+)
+
+// Occupied is driver.DiskMeter's: the sum of what a stack's containers wrote.
+func (d *Driver) Occupied(ctx context.Context, of []driver.Observed) (map[driver.ID]int64, error) {
+	var ids []string
+	for _, o := range of {
+		ids = append(ids, o.Parts...)
+	}
+	written, err := d.eng.Written(ctx, ids)
+	if err != nil {
+		return nil, err
+	}
+	out := make(map[driver.ID]int64, len(of))
+	for _, o := range of {
+		for _, id := range o.Parts {
+			if n, ok := written[id]; ok {
+				out[o.ID] += n
+			}
+		}
+	}
+	return out, nil
+}
 
 // Usage is driver.Meter's: a stack is the sum of its containers. It reads the kernel's counters and
 // asks the engine nothing.
 func (d *Driver) Usage(ctx context.Context, of []driver.Observed) ([]driver.Usage, error) {
-	out := make([]driver.Usage, 0, len(of))
-	for _, o := range of {
-		if ctx.Err() != nil {
-			return nil, ctx.Err()
-		}
-		// Of one that failed the other services still run.
-		if u, ok := d.groups.Usage(o, o.Parts...); ok {
-			out = append(out, u)
-		}
-	}
-	return out, nil
+	// Of one that failed the other services still run.
+	return d.groups.All(ctx, of, func(o driver.Observed) []string { return o.Parts })
 }

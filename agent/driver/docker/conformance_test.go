@@ -46,6 +46,12 @@ func TestConformance(t *testing.T) {
 			d := e.driver(t, node, func(o *docker.Options) { o.Host = r.Host() })
 			return d, r.Cut, func() { r.Restore(t) }
 		},
+		Away: time.Minute, Apart: true,
+		Full: func(t *testing.T, node string) (driver.Driver, func(), func()) {
+			small := mobytest.NewSmall(t, 96<<20, e.probe, e.image)
+			fill, empty := drivertest.Fill(t, small.Disk)
+			return e.driver(t, node, func(o *docker.Options) { o.Host = small.Host }), fill, empty
+		},
 	})
 }
 

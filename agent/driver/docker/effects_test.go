@@ -20,6 +20,7 @@ import (
 
 	"github.com/persys/compute/agent/driver"
 	"github.com/persys/compute/agent/driver/docker"
+	"github.com/persys/compute/agent/driver/moby/mobytest"
 	agentv1 "github.com/persys/compute/api/agent/v1"
 )
 
@@ -555,5 +556,23 @@ func TestRemoveAfterCancelledCreation(t *testing.T) {
 				t.Fatalf("cut after %dms (%v): it appeared after its removal: %s", after, err, o.State)
 			}
 		}
+	}
+}
+
+// An engine takes back what it created for a caller that went away. A container that goes between
+// being seen and being started is made again.
+func TestContainerTakenBackBeforeItsStart(t *testing.T) {
+	b := newBench(t)
+	host, taken := mobytest.TakeBackFirst(t, b.cli)
+	d := b.driver(t, "node-a", func(o *docker.Options) { o.Host = host })
+	spec := b.spec("taken", containerBody(b.image))
+	if err := d.Ensure(b.ctx, spec); err != nil {
+		t.Fatal(err)
+	}
+	if o := b.awaitState(spec.ID, driver.Running); o.RuntimeID == taken() {
+		t.Errorf("it runs in the container that was taken back, %s", taken())
+	}
+	if taken() == "" {
+		t.Error("no start was seen")
 	}
 }

@@ -2,99 +2,46 @@ package docker_test
 
 import (
 	"context"
-	"crypto/rand"
-	"encoding/hex"
 	"fmt"
 	"io"
 	"log"
 	"net/http"
-	"os"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 	"github.com/moby/moby/client"
-	"go.uber.org/goleak"
 
 	"github.com/persys/compute/agent/driver"
 	"github.com/persys/compute/agent/driver/docker"
 	"github.com/persys/compute/agent/driver/moby/mobytest"
 	agentv1 "github.com/persys/compute/api/agent/v1"
+	"github.com/persys/compute/testbed"
 )
 
-// engine is the real engine under test and what this run of the tests put there. Names carry a
-// random part, so runs do not meet.
+// engine is the real engine under test, and the cluster of this run.
 type engine struct {
+	*mobytest.Engine
 	cli     *client.Client
-	run     string // random
+	run     string
 	cluster string
-	image   string // local only: it came from no registry
+	image   string
 	probe   v1.Image
 }
 
-// open is the engine, made ready by the first test that wants it.
-type open struct {
-	once   sync.Once
-	engine *engine
-	err    error
-}
+var shared = mobytest.Shared{Name: "driver"}
 
-var shared open
+func TestMain(m *testing.M) { shared.Main(m, nothingLeft) }
 
-func TestMain(m *testing.M) {
-	code := m.Run()
-	if e := shared.engine; e != nil {
-		if err := e.close(); err != nil {
-			fmt.Fprintln(os.Stderr, "cleaning up:", err)
-			code = 1
-		}
-	}
-	if code == 0 {
-		if err := goleak.Find(); err != nil {
-			fmt.Fprintln(os.Stderr, err)
-			code = 1
-		}
-	}
-	os.Exit(code)
-}
-
-// theEngine skips on a machine without Docker, and fails there when CI is set.
+// theEngine is the one of this machine.
 func theEngine(t *testing.T) *engine {
 	t.Helper()
-	shared.once.Do(func() { shared.engine, shared.err = openEngine() })
-	if shared.err != nil {
-		if os.Getenv("CI") == "true" {
-			t.Fatalf("a Docker engine is needed: %v", shared.err)
-		}
-		t.Skipf("SKIPPED, NOTHING TESTED: a Docker engine is needed: %v", shared.err)
-	}
-	return shared.engine
+	e := shared.Open(t)
+	return &engine{Engine: e, cli: e.Client, run: e.Run, cluster: clusterOf(e), image: e.Image, probe: e.Probe}
 }
 
-func openEngine() (*engine, error) {
-	cli, err := client.New(client.FromEnv)
-	if err != nil {
-		return nil, err
-	}
-	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
-	defer cancel()
-	if _, err := cli.Ping(ctx, client.PingOptions{NegotiateAPIVersion: true}); err != nil {
-		return nil, err
-	}
-	random := make([]byte, 4)
-	if _, err := rand.Read(random); err != nil {
-		return nil, err
-	}
-	e := &engine{cli: cli, run: hex.EncodeToString(random)}
-	e.cluster = "drivertest-" + e.run
-	e.image = "persys-driver-probe-" + e.run + ":v1"
-	if e.probe, err = mobytest.BuildProbe(ctx); err != nil {
-		return nil, err
-	}
-	return e, e.load(ctx, e.image)
-}
+func clusterOf(e *mobytest.Engine) string { return "drivertest-" + e.Run }
 
 func (e *engine) load(ctx context.Context, ref string) error {
 	return mobytest.Load(ctx, e.cli, e.probe, ref)
@@ -103,27 +50,20 @@ func (e *engine) load(ctx context.Context, ref string) error {
 func (e *engine) removeImage(ref string) error {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
-	_, err := e.cli.ImageRemove(ctx, ref, client.ImageRemoveOptions{Force: true, PruneChildren: true})
-	return err
+	return e.RemoveImage(ctx, ref)
 }
 
-// close fails if a test left a container behind, and removes everything.
-func (e *engine) close() error {
-	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
-	defer cancel()
-	defer func() { _ = e.cli.Close() }()
-	res, err := e.cli.ContainerList(ctx, client.ContainerListOptions{
-		All: true, Filters: make(client.Filters).Add("label", driver.LabelCluster+"="+e.cluster),
+// nothingLeft fails if a test left a container behind, and removes it.
+func nothingLeft(ctx context.Context, e *mobytest.Engine) error {
+	res, err := e.Client.ContainerList(ctx, client.ContainerListOptions{
+		All: true, Filters: make(client.Filters).Add("label", driver.LabelCluster+"="+clusterOf(e)),
 	})
 	if err != nil {
 		return err
 	}
 	for _, c := range res.Items {
-		_, rmErr := e.cli.ContainerRemove(ctx, c.ID, client.ContainerRemoveOptions{Force: true, RemoveVolumes: true})
+		_, rmErr := e.Client.ContainerRemove(ctx, c.ID, client.ContainerRemoveOptions{Force: true, RemoveVolumes: true})
 		err = fmt.Errorf("container %v was left behind (removed: %v)", c.Names, rmErr)
-	}
-	if rmErr := e.removeImage(e.image); rmErr != nil {
-		err = rmErr
 	}
 	return err
 }
@@ -206,17 +146,14 @@ func (b *bench) observed(id driver.ID) driver.Observed {
 
 func (b *bench) await(id driver.ID, what string, ok func(driver.Observed) bool) driver.Observed {
 	b.Helper()
-	deadline := time.Now().Add(30 * time.Second)
-	for {
-		o := b.observed(id)
-		if ok(o) {
-			return o
+	var o driver.Observed
+	testbed.Within(b, testbed.Patience, what, func() error {
+		if o = b.observed(id); !ok(o) {
+			return fmt.Errorf("%s (%s)", o.State, o.Message)
 		}
-		if time.Now().After(deadline) {
-			b.Fatalf("never %s: %s (%s)", what, o.State, o.Message)
-		}
-		time.Sleep(20 * time.Millisecond) // between polls
-	}
+		return nil
+	})
+	return o
 }
 
 func (b *bench) awaitState(id driver.ID, want driver.State) driver.Observed {
@@ -227,29 +164,27 @@ func (b *bench) awaitState(id driver.ID, want driver.State) driver.Observed {
 // get polls the probe until it answers.
 func (b *bench) get(url string) string {
 	b.Helper()
-	deadline := time.Now().Add(15 * time.Second)
-	for {
+	var answer string
+	testbed.Within(b, testbed.Patience, "GET "+url, func() error {
 		req, err := http.NewRequestWithContext(b.ctx, http.MethodGet, url, http.NoBody)
 		if err != nil {
-			b.Fatal(err)
+			return testbed.Final(err)
 		}
 		res, err := httpClient().Do(req)
-		if err == nil {
-			text, err := io.ReadAll(res.Body)
-			res.Body.Close()
-			if err != nil {
-				b.Fatal(err)
-			}
-			if res.StatusCode != http.StatusOK {
-				return fmt.Sprintf("%d %s", res.StatusCode, text)
-			}
-			return string(text)
+		if err != nil {
+			return err
 		}
-		if time.Now().After(deadline) {
-			b.Fatalf("GET %s: %v", url, err)
+		defer res.Body.Close()
+		text, err := io.ReadAll(res.Body)
+		if err != nil {
+			return testbed.Final(err)
 		}
-		time.Sleep(20 * time.Millisecond) // between polls
-	}
+		if answer = string(text); res.StatusCode != http.StatusOK {
+			answer = fmt.Sprintf("%d %s", res.StatusCode, text)
+		}
+		return nil
+	})
+	return answer
 }
 
 func httpClient() *http.Client {

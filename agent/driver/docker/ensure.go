@@ -8,6 +8,7 @@ import (
 	"errors"
 	"math"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -75,6 +76,9 @@ func (d *Driver) Ensure(ctx context.Context, spec driver.Spec) error {
 	if err != nil {
 		return err
 	}
+	if spec.DiskLimit > 0 && d.eng.SizesLayers(ctx) {
+		want.host.StorageOpt = map[string]string{moby.LayerSize: strconv.FormatInt(spec.DiskLimit, 10)}
+	}
 	deadline := time.Now().Add(d.eng.CallTimeout())
 	for {
 		err := d.ensureOnce(ctx, spec, want)
@@ -89,7 +93,7 @@ func (d *Driver) Ensure(ctx context.Context, spec driver.Spec) error {
 }
 
 // inFlight says that the engine still carries out an earlier call for the workload, whose caller
-// is gone: the name is taken by a container that cannot be seen yet.
+// is gone: the name is taken by a container that cannot be seen yet, or one that was seen is taken back.
 type inFlight struct{ cause error }
 
 func (e *inFlight) Error() string { return "an earlier call is still under way: " + e.cause.Error() }
@@ -113,10 +117,22 @@ func (d *Driver) ensureOnce(ctx context.Context, spec driver.Spec, want settings
 	}
 	if keep.name == stagedName(spec) {
 		if err := d.takeName(ctx, spec, keep, have); err != nil {
-			return err
+			return d.undone(ctx, spec, keep, err)
 		}
 	}
-	return d.settle(ctx, keep, spec.Running)
+	return d.undone(ctx, spec, keep, d.settle(ctx, keep, spec.Running))
+}
+
+// undone tells a container that is no longer there from other failures. An engine takes back what it
+// created for a caller that went away, after it has shown it for a moment: see inFlight.
+func (d *Driver) undone(ctx context.Context, spec driver.Spec, in *instance, cause error) error {
+	if !cerrdefs.IsNotFound(cause) {
+		return cause // nil too
+	}
+	if _, err := d.eng.Inspect(ctx, in.ID); !cerrdefs.IsNotFound(err) {
+		return cause // something that the container needs is missing
+	}
+	return driver.Errorf(driver.RuntimeError, "start", "container %s of workload %q went away: %w", moby.Short(in.ID), spec.ID, &inFlight{cause})
 }
 
 // split picks the container that already is what spec wants. More than one container of a workload
@@ -247,6 +263,12 @@ func (d *Driver) createOnce(ctx context.Context, name string, want settings) (st
 	res, err := d.eng.Client.ContainerCreate(ctx, client.ContainerCreateOptions{
 		Config: want.config, HostConfig: want.host, Name: name,
 	})
+	if want.host.StorageOpt != nil && d.eng.RefusesLayerSize(err) {
+		want.host.StorageOpt = nil // the agent measures instead
+		res, err = d.eng.Client.ContainerCreate(ctx, client.ContainerCreateOptions{
+			Config: want.config, HostConfig: want.host, Name: name,
+		})
+	}
 	if err != nil {
 		return "", moby.Classify("create", err)
 	}

@@ -59,7 +59,8 @@ func (d *Driver) Garbage(ctx context.Context, q driver.GarbageQuery) ([]driver.G
 	return append(out, images...), nil
 }
 
-// images are the unused ones that this agent pulled, oldest first, until the rest is within the budget.
+// images are the unused ones that this agent pulled, until the rest is within the budget: first those that
+// lost their name to a newer one, which nobody will ask for again, then the oldest.
 func (d *Driver) images(ctx context.Context, q driver.GarbageQuery, used map[string]bool) ([]driver.Garbage, error) {
 	if q.ImageBudget < 0 {
 		return nil, nil
@@ -78,8 +79,8 @@ func (d *Driver) images(ctx context.Context, q driver.GarbageQuery, used map[str
 		if err != nil {
 			return nil, moby.Classify("image", err)
 		}
-		if used[res.ID] || time.Since(p.At) < q.Settled {
-			continue
+		if used[res.ID] || time.Since(p.At) < q.Settled || nameless(p.Ref) && len(res.RepoTags) > 0 {
+			continue // in use, too young, or somebody has given it a name
 		}
 		size := res.Size
 		if counted[res.ID] {
@@ -89,6 +90,15 @@ func (d *Driver) images(ctx context.Context, q driver.GarbageQuery, used map[str
 		total += size
 		idle = append(idle, driver.Garbage{Kind: driver.ImageFile, Name: p.Ref, Bytes: size})
 	}
+	slices.SortStableFunc(idle, func(a, b driver.Garbage) int {
+		switch {
+		case nameless(a.Name) == nameless(b.Name):
+			return 0
+		case nameless(a.Name):
+			return -1
+		}
+		return 1
+	})
 	var out []driver.Garbage
 	for _, g := range idle {
 		if g.Kind == driver.ImageFile {
@@ -102,6 +112,9 @@ func (d *Driver) images(ctx context.Context, q driver.GarbageQuery, used map[str
 	}
 	return out, nil
 }
+
+// nameless says whether an image is known by its id alone.
+func nameless(ref string) bool { return strings.HasPrefix(ref, "sha256:") }
 
 // Collect is driver.Collector's.
 func (d *Driver) Collect(ctx context.Context, g driver.Garbage) error {
@@ -121,6 +134,12 @@ func (d *Driver) Collect(ctx context.Context, g driver.Garbage) error {
 		callCtx, cancel := d.eng.Call(ctx)
 		defer cancel()
 		// Without force: an image that a container took meanwhile stays.
+		// One without a name that has got one since the look stays, too.
+		if nameless(g.Name) {
+			if res, err := d.eng.Client.ImageInspect(callCtx, g.Name); err == nil && len(res.RepoTags) > 0 {
+				return nil
+			}
+		}
 		_, err := d.eng.Client.ImageRemove(callCtx, g.Name, client.ImageRemoveOptions{PruneChildren: true})
 		if cerrdefs.IsNotFound(err) {
 			return nil

@@ -6,21 +6,36 @@ import (
 	"github.com/persys/compute/agent/driver"
 )
 
-var _ driver.Meter = (*Driver)(nil)
+var (
+	_ driver.Meter     = (*Driver)(nil)
+	_ driver.DiskMeter = (*Driver)(nil)
+)
 
-// Usage is driver.Meter's. It reads the kernel's counters and asks the engine nothing.
-func (d *Driver) Usage(ctx context.Context, of []driver.Observed) ([]driver.Usage, error) {
-	out := make([]driver.Usage, 0, len(of))
+// Occupied is driver.DiskMeter's: what containers wrote, as the engine counts it.
+func (d *Driver) Occupied(ctx context.Context, of []driver.Observed) (map[driver.ID]int64, error) {
+	ids := make([]string, 0, len(of))
 	for _, o := range of {
-		if ctx.Err() != nil {
-			return nil, ctx.Err()
-		}
-		if o.State != driver.Running {
-			continue
-		}
-		if u, ok := d.groups.Usage(o, o.RuntimeID); ok {
-			out = append(out, u)
+		ids = append(ids, o.RuntimeID)
+	}
+	written, err := d.eng.Written(ctx, ids)
+	if err != nil {
+		return nil, err
+	}
+	out := make(map[driver.ID]int64, len(of))
+	for _, o := range of {
+		if n, ok := written[o.RuntimeID]; ok {
+			out[o.ID] = n
 		}
 	}
 	return out, nil
+}
+
+// Usage is driver.Meter's. It reads the kernel's counters and asks the engine nothing.
+func (d *Driver) Usage(ctx context.Context, of []driver.Observed) ([]driver.Usage, error) {
+	return d.groups.All(ctx, of, func(o driver.Observed) []string {
+		if o.State != driver.Running {
+			return nil
+		}
+		return []string{o.RuntimeID}
+	})
 }

@@ -19,10 +19,34 @@ const inspections = 8
 
 // List is driver.Driver's.
 func (d *Driver) List(ctx context.Context) ([]driver.Observed, error) {
+	seen, err := d.observe(ctx, driver.LabelManaged+"=true")
+	if err != nil {
+		return nil, err
+	}
+	kept := make(map[string]bool, len(seen))
+	for _, o := range seen {
+		kept[o.RuntimeID] = true
+	}
+	d.eng.KeepTails(kept)
+	return seen, nil
+}
+
+// Look is driver.Looker's. The engine answers about a container only once it has been started, if it
+// is being started, so to look at one is not to wait for the others.
+func (d *Driver) Look(ctx context.Context, id driver.ID) (*driver.Observed, error) {
+	seen, err := d.observe(ctx, driver.LabelManaged+"=true", driver.LabelWorkload+"="+string(id))
+	if err != nil || len(seen) == 0 {
+		return nil, err
+	}
+	return &seen[0], nil
+}
+
+// observe tells of the containers with all of some labels.
+func (d *Driver) observe(ctx context.Context, labels ...string) ([]driver.Observed, error) {
 	listCtx, cancel := d.eng.Call(ctx)
 	res, err := d.eng.Client.ContainerList(listCtx, client.ContainerListOptions{
 		All:     true,
-		Filters: make(client.Filters).Add("label", driver.LabelManaged+"=true"),
+		Filters: make(client.Filters).Add("label", labels...),
 	})
 	cancel()
 	if err != nil {
@@ -54,14 +78,11 @@ func (d *Driver) List(ctx context.Context) ([]driver.Observed, error) {
 		return nil, err
 	}
 	seen := make([]driver.Observed, 0, len(out))
-	kept := make(map[string]bool, len(out))
 	for _, o := range out {
 		if o != nil {
 			seen = append(seen, *o)
-			kept[o.RuntimeID] = true
 		}
 	}
-	d.eng.KeepTails(kept)
 	return seen, nil
 }
 

@@ -2,16 +2,14 @@ package docker_test
 
 import (
 	"context"
-	"io"
 	"log/slog"
-	"net"
 	"path/filepath"
-	"sync"
 	"testing"
 	"time"
 
 	"github.com/persys/compute/agent/driver"
 	"github.com/persys/compute/agent/driver/docker"
+	"github.com/persys/compute/agent/driver/moby/mobytest"
 	agentv1 "github.com/persys/compute/api/agent/v1"
 )
 
@@ -47,70 +45,11 @@ func TestEngineDown(t *testing.T) {
 	}
 }
 
-// relay stands between driver and engine and can be cut.
-type relay struct {
-	path   string
-	target string
-	mu     sync.Mutex
-	l      net.Listener
-	conns  []net.Conn
-	wg     sync.WaitGroup
-}
-
-func (r *relay) open(t *testing.T) {
-	t.Helper()
-	var lc net.ListenConfig
-	l, err := lc.Listen(t.Context(), "unix", r.path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	r.mu.Lock()
-	r.l = l
-	r.mu.Unlock()
-	r.wg.Go(func() {
-		for {
-			in, err := l.Accept()
-			if err != nil {
-				return
-			}
-			var dialer net.Dialer
-			out, err := dialer.DialContext(context.Background(), "unix", r.target)
-			if err != nil {
-				_ = in.Close()
-				continue
-			}
-			r.mu.Lock()
-			r.conns = append(r.conns, in, out)
-			r.mu.Unlock()
-			r.wg.Go(func() { _, _ = io.Copy(out, in); _ = out.Close() })
-			r.wg.Go(func() { _, _ = io.Copy(in, out); _ = in.Close() })
-		}
-	})
-}
-
-func (r *relay) cut() {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if r.l != nil {
-		_ = r.l.Close()
-	}
-	for _, c := range r.conns {
-		_ = c.Close()
-	}
-	r.l, r.conns = nil, nil
-}
-
 func TestEventsSurviveAnOutage(t *testing.T) {
 	e := theEngine(t)
-	host := e.cli.DaemonHost()
-	if len(host) < 8 || host[:7] != "unix://" {
-		t.Skipf("the engine is at %s; this test needs a unix socket", host)
-	}
-	r := &relay{path: filepath.Join(t.TempDir(), "relay.sock"), target: host[7:]}
-	r.open(t)
-	t.Cleanup(func() { r.cut(); r.wg.Wait() })
+	r := mobytest.NewRelay(t, e.cli)
 	b := newBench(t, func(o *docker.Options) {
-		o.Host = "unix://" + r.path
+		o.Host = r.Host()
 		o.Logger = slog.New(slog.DiscardHandler)
 	})
 	ctx, cancel := context.WithCancel(b.ctx)
@@ -134,11 +73,11 @@ func TestEventsSurviveAnOutage(t *testing.T) {
 		}
 	}
 	next("") // the stream is open; what happened before it is not known
-	r.cut()
+	r.Cut()
 	if got, err := b.d.List(b.ctx); driver.ClassOf(err) != driver.RuntimeUnhealthy {
 		t.Errorf("List during the outage: %v, %v", got, err)
 	}
-	r.open(t)
+	r.Restore(t)
 	next("") // anything may have changed meanwhile
 	spec := b.spec("outage", containerBody(e.image))
 	b.ensure(spec)

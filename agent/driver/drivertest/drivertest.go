@@ -6,13 +6,14 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
 	"github.com/persys/compute/agent/driver"
 	agentv1 "github.com/persys/compute/api/agent/v1"
+	"github.com/persys/compute/testbed"
 )
 
 // Harness is what a driver brings to the suite. One Harness is one engine.
@@ -41,6 +42,12 @@ type Harness struct {
 	// Outage is Open with an engine that can be cut off and come back; what was under way in it may go
 	// on meanwhile. Nil: there is no way.
 	Outage func(t *testing.T, node string) (d driver.Driver, cut, restore func())
+	// Full is Open with an engine whose disk can be filled up and emptied again. Nil: there is no way.
+	Full func(t *testing.T, node string) (d driver.Driver, fill, empty func())
+	// Away is how long the engine is away in the long outage; 0 leaves that one out. Apart says that an
+	// outage is of what Outage returned alone: the long one runs beside the other tests.
+	Away  time.Duration
+	Apart bool
 	// Patience bounds every wait. Default 30 s.
 	Patience time.Duration
 }
@@ -77,6 +84,7 @@ func Run(t *testing.T, h Harness) {
 		{"exit code 0 is Stopped", testExitZero},
 		{"a crashed workload is started again without recreation", testRestartCrashed},
 		{"the list carries every label", testLabels},
+		{"a look at one tells what the list tells", testLook},
 		{"a restarted agent adopts", testAdopt},
 		{"a sibling agent has its own instance", testSibling},
 		{"another cluster's instance is a stranger", testOtherCluster},
@@ -99,13 +107,28 @@ func Run(t *testing.T, h Harness) {
 	if h.Outage != nil {
 		tests = append(tests, outageTests...)
 	}
-	for _, c := range tests {
+	if h.Full != nil {
+		tests = append(tests, namedTest{"a full disk", testFull})
+	}
+	one := func(c namedTest) {
 		t.Run(c.name, func(t *testing.T) {
-			ctx, cancel := context.WithTimeout(context.Background(), 4*h.Patience)
+			ctx, cancel := context.WithTimeout(context.Background(), 4*h.Patience+h.Away)
 			t.Cleanup(cancel)
 			c.run(t, &suite{Harness: h, ctx: ctx})
 		})
 	}
+	var beside sync.WaitGroup
+	if long := (namedTest{"an engine that is away for long", testLongAway}); h.Outage != nil && h.Away > 0 {
+		if h.Apart {
+			beside.Go(func() { one(long) })
+		} else {
+			tests = append(tests, long)
+		}
+	}
+	for _, c := range tests {
+		one(c)
+	}
+	beside.Wait()
 }
 
 // spec of a fresh workload named after the test; it is removed when the test ends.
@@ -154,26 +177,14 @@ func (s *suite) get(t *testing.T, d driver.Driver, id driver.ID) driver.Observed
 // await polls the list until the workload is in the state.
 func (s *suite) await(t *testing.T, d driver.Driver, id driver.ID, want driver.State) driver.Observed {
 	t.Helper()
-	deadline := time.Now().Add(s.Patience)
-	for {
-		o := s.get(t, d, id)
-		if o.State == want {
-			return o
+	var o driver.Observed
+	testbed.Within(t, s.Patience, string(id)+" "+string(want), func() error {
+		if o = s.get(t, d, id); o.State != want {
+			return fmt.Errorf("it is %s (%s)", o.State, o.Message)
 		}
-		if time.Now().After(deadline) {
-			t.Fatalf("%s is %s (%s) after %s, want %s", id, o.State, o.Message, s.Patience, want)
-		}
-		s.pause(t)
-	}
-}
-
-func (s *suite) pause(t *testing.T) {
-	t.Helper()
-	select {
-	case <-time.After(20 * time.Millisecond):
-	case <-s.ctx.Done():
-		t.Fatal(s.ctx.Err())
-	}
+		return nil
+	})
+	return o
 }
 
 func same(t *testing.T, what string, before, after driver.Observed) {
@@ -370,18 +381,15 @@ func testExitZero(t *testing.T, s *suite) {
 	d := s.Open(t, nodeA)
 	spec := s.spec(t, d, nodeA, "exit0", s.Crash(0))
 	s.ensure(t, d, spec)
-	deadline := time.Now().Add(s.Patience)
-	for {
-		if o := s.get(t, d, spec.ID); !o.FinishedAt.IsZero() {
-			if o.State != driver.Stopped {
-				t.Errorf("state %s (%s), want Stopped", o.State, o.Message)
-			}
-			return
+	var o driver.Observed
+	testbed.Within(t, s.Patience, "its end", func() error {
+		if o = s.get(t, d, spec.ID); o.FinishedAt.IsZero() {
+			return fmt.Errorf("it is %s", o.State)
 		}
-		if time.Now().After(deadline) {
-			t.Fatal("it does not end")
-		}
-		s.pause(t)
+		return nil
+	})
+	if o.State != driver.Stopped {
+		t.Errorf("state %s (%s), want Stopped", o.State, o.Message)
 	}
 }
 
@@ -391,18 +399,14 @@ func testRestartCrashed(t *testing.T, s *suite) {
 	s.ensure(t, d, spec)
 	before := s.await(t, d, spec.ID, driver.Failed)
 	s.ensure(t, d, spec)
-	deadline := time.Now().Add(s.Patience)
-	for {
+	testbed.Within(t, s.Patience, "another start", func() error {
 		o := s.get(t, d, spec.ID)
 		same(t, "start after a crash", before, o)
-		if o.StartedAt.After(before.StartedAt) {
-			return
+		if !o.StartedAt.After(before.StartedAt) {
+			return fmt.Errorf("the last was at %s", o.StartedAt)
 		}
-		if time.Now().After(deadline) {
-			t.Fatal("it was not started again")
-		}
-		s.pause(t)
-	}
+		return nil
+	})
 }
 
 func testLabels(t *testing.T, s *suite) {
@@ -423,6 +427,42 @@ func testLabels(t *testing.T, s *suite) {
 	if o.Revision != "rev-1" || o.Content != spec.Content || o.Generation != spec.Generation ||
 		o.ClusterID != s.Cluster || o.NodeID != nodeA {
 		t.Errorf("observed %+v, want the spec's facts", o)
+	}
+}
+
+func testLook(t *testing.T, s *suite) {
+	d := s.Open(t, nodeA)
+	one, ok := d.(driver.Looker)
+	if !ok {
+		return // it is optional
+	}
+	look := func(id driver.ID) *driver.Observed {
+		t.Helper()
+		o, err := one.Look(t.Context(), id)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return o
+	}
+	spec, other := s.spec(t, d, nodeA, "look", s.Steady(1)), s.spec(t, d, nodeA, "look-2", s.Steady(1))
+	if o := look(spec.ID); o != nil {
+		t.Errorf("before it is made: %+v", o)
+	}
+	s.ensure(t, d, spec)
+	s.ensure(t, d, other)
+	listed := s.await(t, d, spec.ID, driver.Running)
+	if o := look(spec.ID); o == nil || o.State != driver.Running || !o.StartedAt.Equal(listed.StartedAt) {
+		t.Errorf("while it runs: %+v, the list has %+v", o, listed)
+	} else {
+		same(t, "Look", listed, *o)
+	}
+	if o, err := s.Open(t, nodeB).(driver.Looker).Look(t.Context(), spec.ID); err != nil || o != nil {
+		t.Errorf("another node's agent sees it: %+v, %v", o, err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if _, err := one.Look(ctx, spec.ID); err == nil {
+		t.Error("a cancelled look is no error")
 	}
 }
 
@@ -692,103 +732,4 @@ func testEventsEnd(t *testing.T, s *suite) {
 			t.Fatal("the channel stays open")
 		}
 	}
-}
-
-func testLogs(t *testing.T, s *suite) {
-	d := s.Open(t, nodeA)
-	spec := s.spec(t, d, nodeA, "logs", s.Steady(1))
-	s.ensure(t, d, spec)
-	deadline := time.Now().Add(s.Patience)
-	for {
-		text := s.logs(t, d, spec.ID, driver.LogOptions{})
-		if strings.Contains(text, s.LogLine) {
-			break
-		}
-		if time.Now().After(deadline) {
-			t.Fatalf("no line %q in %q", s.LogLine, text)
-		}
-		s.pause(t)
-	}
-	stamped := s.logs(t, d, spec.ID, driver.LogOptions{Timestamps: true, Tail: 1})
-	lines := strings.Split(strings.TrimSpace(stamped), "\n")
-	if len(lines) != 1 {
-		t.Fatalf("Tail 1 gives %d lines: %q", len(lines), stamped)
-	}
-	stamp, _, _ := strings.Cut(lines[0], " ")
-	if _, err := time.Parse(time.RFC3339Nano, stamp); err != nil {
-		t.Errorf("line %q does not begin with a time: %v", lines[0], err)
-	}
-	// The time of a line is told, and a reader that goes on from there misses nothing.
-	var seen time.Time
-	plain := s.logs(t, d, spec.ID, driver.LogOptions{Seen: func(at time.Time) { seen = at }})
-	if began, err := time.Parse(time.RFC3339Nano, stamp); err == nil && seen.Before(began) || seen.After(time.Now().Add(time.Minute)) {
-		t.Errorf("the last line was told as of %s, it is of %s", seen, stamp)
-	}
-	if strings.Contains(plain, stamp) || !strings.Contains(plain, s.LogLine) {
-		t.Errorf("with the times told, but not asked for: %q", plain)
-	}
-	if again := s.logs(t, d, spec.ID, driver.LogOptions{Since: seen.Truncate(time.Second)}); !strings.HasSuffix(plain, again) || again == "" {
-		t.Errorf("from %s on it is %q, all is %q", seen.Truncate(time.Second), again, plain)
-	}
-	if later := s.logs(t, d, spec.ID, driver.LogOptions{Since: time.Now().Add(time.Hour)}); later != "" {
-		t.Errorf("lines of the future: %q", later)
-	}
-}
-
-func (s *suite) logs(t *testing.T, d driver.Driver, id driver.ID, options driver.LogOptions) string {
-	t.Helper()
-	rc, err := d.Logs(s.ctx, id, options)
-	if err != nil {
-		t.Fatalf("Logs: %v", err)
-	}
-	text, err := io.ReadAll(rc)
-	if err := errors.Join(err, rc.Close()); err != nil {
-		t.Fatalf("reading logs: %v", err)
-	}
-	return string(text)
-}
-
-func testLogsFollow(t *testing.T, s *suite) {
-	d := s.Open(t, nodeA)
-	spec := s.spec(t, d, nodeA, "follow", s.Steady(1))
-	s.ensure(t, d, spec)
-	rc, err := d.Logs(s.ctx, spec.ID, driver.LogOptions{Follow: true})
-	if err != nil {
-		t.Fatalf("Logs: %v", err)
-	}
-	defer rc.Close()
-	type result struct {
-		text []byte
-		err  error
-	}
-	done := make(chan result, 1)
-	go func() {
-		text, err := io.ReadAll(rc)
-		done <- result{text, err}
-	}()
-	s.await(t, d, spec.ID, driver.Running)
-	select {
-	case r := <-done:
-		t.Fatalf("the stream ended while it runs: %q, %v", r.text, r.err)
-	case <-time.After(300 * time.Millisecond):
-	}
-	if err := d.Halt(s.ctx, spec.ID, 5*time.Second); err != nil {
-		t.Fatalf("Halt: %v", err)
-	}
-	select {
-	case r := <-done:
-		if r.err != nil || !strings.Contains(string(r.text), s.LogLine) {
-			t.Errorf("followed %q, %v; want line %q", r.text, r.err, s.LogLine)
-		}
-	case <-time.After(s.Patience):
-		t.Fatal("the stream does not end with the workload")
-	}
-}
-
-func testLogsAbsent(t *testing.T, s *suite) {
-	rc, err := s.Open(t, nodeA).Logs(s.ctx, driver.ID(s.Prefix+"never"), driver.LogOptions{})
-	if err == nil {
-		rc.Close()
-	}
-	wantClass(t, err, driver.RuntimeResourceMissing)
 }

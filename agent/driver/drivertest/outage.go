@@ -46,6 +46,15 @@ func (s *suite) during(t *testing.T, after time.Duration, cut, restore func(), c
 	restore()
 }
 
+// untouched holds an instance to have run on all the time.
+func untouched(t *testing.T, why string, before, after driver.Observed) {
+	t.Helper()
+	same(t, why, before, after)
+	if !before.StartedAt.Equal(after.StartedAt) {
+		t.Errorf("it was started again: %s, then %s", before.StartedAt, after.StartedAt)
+	}
+}
+
 func testAway(t *testing.T, s *suite) {
 	d, cut, restore := s.Outage(t, nodeA)
 	spec := s.spec(t, d, nodeA, "away", s.Steady(1))
@@ -64,10 +73,7 @@ func testAway(t *testing.T, s *suite) {
 	restore()
 	s.ensure(t, d, spec)
 	after := s.await(t, d, spec.ID, driver.Running)
-	same(t, "an outage", before, after)
-	if !before.StartedAt.Equal(after.StartedAt) {
-		t.Errorf("it was started again: %s, then %s", before.StartedAt, after.StartedAt)
-	}
+	untouched(t, "an outage", before, after)
 }
 
 // cutDuring makes a creation, or with prepare a replacement, go on after an outage.
@@ -129,5 +135,63 @@ func testCutRemove(t *testing.T, s *suite) {
 		if o := s.get(t, d, spec.ID); o.State != driver.Absent {
 			t.Errorf("after Remove: %s", o.State)
 		}
+	}
+}
+
+// testLongAway: for as long as the engine is away every look says so and nothing else; afterwards there
+// is what there was, and everything works.
+func testLongAway(t *testing.T, s *suite) {
+	d, cut, restore := s.Outage(t, nodeA)
+	spec := s.spec(t, d, nodeA, "minute", s.Steady(1))
+	s.ensure(t, d, spec)
+	before := s.await(t, d, spec.ID, driver.Running)
+	cut()
+	end := time.Now().Add(s.Away)
+	looks := 0
+	for time.Now().Before(end) {
+		if all, err := d.List(s.ctx); driver.ClassOf(err) != driver.RuntimeUnhealthy {
+			t.Fatalf("List while it is away: %d entries, %v", len(all), err)
+		}
+		wantClass(t, d.Ensure(s.ctx, spec), driver.RuntimeUnhealthy)
+		looks++
+		select {
+		case <-time.After(min(s.Away/20, time.Second)):
+		case <-s.ctx.Done():
+			t.Fatal(s.ctx.Err())
+		}
+	}
+	restore()
+	t.Logf("away for %s, looked %d times", s.Away, looks)
+	s.ensure(t, d, spec)
+	after := s.await(t, d, spec.ID, driver.Running)
+	untouched(t, "an outage of "+s.Away.String(), before, after)
+	if err := d.Remove(s.ctx, spec.ID); err != nil {
+		t.Errorf("Remove: %v", err)
+	}
+	if o := s.get(t, d, spec.ID); o.State != driver.Absent {
+		t.Errorf("after Remove: %s", o.State)
+	}
+}
+
+// testFull: what needs room is refused with that reason, and leaves nothing that runs; what is there goes
+// on, can be looked at and, being removed, makes room. With room everything works.
+func testFull(t *testing.T, s *suite) {
+	d, fill, empty := s.Full(t, nodeA)
+	old := s.spec(t, d, nodeA, "full-old", s.Steady(1))
+	s.ensure(t, d, old)
+	before := s.await(t, d, old.ID, driver.Running)
+	fill()
+	spec := s.spec(t, d, nodeA, "full-new", s.Steady(1))
+	wantClass(t, d.Ensure(s.ctx, spec), driver.StorageFull)
+	if o := s.get(t, d, spec.ID); o.State == driver.Running {
+		t.Errorf("it runs on a full disk: %+v", o)
+	}
+	after := s.await(t, d, old.ID, driver.Running)
+	untouched(t, "a full disk", before, after)
+	empty()
+	s.ensure(t, d, spec)
+	s.await(t, d, spec.ID, driver.Running)
+	if err := d.Remove(s.ctx, old.ID); err != nil {
+		t.Errorf("Remove: %v", err)
 	}
 }

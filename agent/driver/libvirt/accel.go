@@ -3,6 +3,7 @@ package libvirt
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -11,7 +12,7 @@ import (
 	"time"
 
 	"github.com/persys/compute/agent/driver"
-	"libvirt.org/go/libvirtxml"
+	"github.com/persys/compute/agent/driver/libvirt/trial"
 )
 
 // kvmDeadline is how long the trial guest may take; it needs half a second, also in emulation.
@@ -127,33 +128,11 @@ func (d *Driver) tryKVM(ctx context.Context, m *machineFacts) (err error) {
 	}
 	name := "persys-kvm-trial-" + tag(d.opt.ClusterID+"\x00"+d.opt.NodeID+"\x00"+d.opt.Images)
 	file := filepath.Join(d.at.images, name+".img")
-	boot := make([]byte, 1<<20)
-	copy(boot, trialGuest)
-	boot[510], boot[511] = 0x55, 0xaa
-	if err := os.WriteFile(file, boot, 0o644); err != nil {
+	if err := os.WriteFile(file, trial.Disk(), 0o644); err != nil {
 		return storage(err)
 	}
 	defer os.Remove(file)
-	dom := &libvirtxml.Domain{
-		Type: m.kind, Name: name, Title: "finds out whether KVM works; it is gone in a moment",
-		Memory: &libvirtxml.DomainMemory{Value: 32, Unit: "MiB"}, VCPU: &libvirtxml.DomainVCPU{Value: 1},
-		OS:         &libvirtxml.DomainOS{Type: &libvirtxml.DomainOSType{Type: "hvm", Machine: m.machine}},
-		Features:   &libvirtxml.DomainFeatureList{ACPI: &libvirtxml.DomainFeature{}, APIC: &libvirtxml.DomainFeatureAPIC{}},
-		OnPoweroff: "destroy", OnReboot: "destroy", OnCrash: "destroy",
-		Devices: &libvirtxml.DomainDeviceList{
-			Emulator: m.emulator,
-			Disks: []libvirtxml.DomainDisk{{
-				Device: "disk", Driver: &libvirtxml.DomainDiskDriver{Name: "qemu", Type: "raw"},
-				Source: &libvirtxml.DomainDiskSource{File: &libvirtxml.DomainDiskSourceFile{File: file}},
-				Target: &libvirtxml.DomainDiskTarget{Dev: "vda", Bus: "virtio"},
-			}},
-			MemBalloon: &libvirtxml.DomainMemBalloon{Model: "none"},
-		},
-	}
-	if m.cpu != "" {
-		dom.CPU = &libvirtxml.DomainCPU{Mode: m.cpu}
-	}
-	xml, err := dom.Marshal()
+	xml, err := trial.Domain(name, file, trial.Machine{Kind: m.kind, Type: m.machine, Emulator: m.emulator, CPU: m.cpu})
 	if err != nil {
 		return err
 	}
@@ -167,7 +146,7 @@ func (d *Driver) tryKVM(ctx context.Context, m *machineFacts) (err error) {
 	for {
 		now, err := d.hv.domain(ctx, name)
 		if err != nil {
-			if isAbsent(err) {
+			if errors.Is(err, errAbsent) {
 				return nil // it counted its ticks and turned itself off
 			}
 			return err
@@ -182,88 +161,4 @@ func (d *Driver) tryKVM(ctx context.Context, m *machineFacts) (err error) {
 			return ctx.Err()
 		}
 	}
-}
-
-// trialGuest is a boot sector. It goes from real mode to 64 bits with paging, programs the timer to
-// 1 kHz, halts until 100 interrupts have come, and turns the machine off by writing 0x2000 to port
-// 0x604 (PM1a control of QEMU's PC machines under SeaBIOS). Its source:
-//
-//	.code16
-//	start:
-//	cli
-//	ljmp $0, $(0x7c00 + 1f - start)
-//	1: xor %ax,%ax
-//	mov %ax,%ds ; mov %ax,%es ; mov %ax,%ss
-//	mov $0x7c00,%sp
-//	cld
-//	# page tables 0x1000..0x3fff, IDT 0x4000
-//	mov $0x1000,%di ; mov $0x1000,%cx ; rep stosl
-//	movw $0x2003,0x1000
-//	movw $0x3003,0x2000
-//	movw $0x0083,0x3000
-//	# PIC: IRQ0 at 0x20
-//	mov $0x11,%al ; out %al,$0x20
-//	mov $0x20,%al ; out %al,$0x21
-//	mov $4,%al ; out %al,$0x21
-//	mov $1,%al ; out %al,$0x21
-//	mov $0xfe,%al ; out %al,$0x21
-//	mov $0xff,%al ; out %al,$0xa1
-//	# PIT 1 kHz
-//	mov $0x34,%al ; out %al,$0x43
-//	mov $0xa9,%al ; out %al,$0x40
-//	mov $0x04,%al ; out %al,$0x40
-//	# gate 0x20
-//	mov $(0x7c00+tick-start),%ax
-//	mov %ax,0x4200
-//	movw $0x08,0x4202
-//	movw $0x8e00,0x4204
-//	lidt 0x7c00+idtr-start
-//	lgdt 0x7c00+gdtr-start
-//	mov %cr4,%eax ; or $0x20,%al ; mov %eax,%cr4
-//	mov $0x1000,%eax ; mov %eax,%cr3
-//	mov $0xc0000080,%ecx ; rdmsr ; or $1,%ah ; wrmsr
-//	mov %cr0,%eax ; or $0x80000001,%eax ; mov %eax,%cr0
-//	ljmp $8,$(0x7c00+long-start)
-//	.code64
-//	long:
-//	xor %ebx,%ebx
-//	xor %eax,%eax
-//	cpuid
-//	xor %ebx,%ebx
-//	sti
-//	2: hlt
-//	cmp $100,%ebx
-//	jb 2b
-//	mov $0x604,%dx ; mov $0x2000,%ax ; out %ax,%dx
-//	3: cli
-//	hlt
-//	jmp 3b
-//	tick: inc %ebx
-//	mov $0x20,%al ; out %al,$0x20
-//	iretq
-//	.balign 8
-//	gdt: .quad 0
-//	.quad 0x00209a0000000000
-//	gdtr: .word 15
-//	.long 0x7c00+gdt-start
-//	idtr: .word 0x2ff
-//	.long 0x4000
-//	.org 510
-//	.word 0xaa55
-var trialGuest = []byte{
-	0xfa, 0xea, 0x06, 0x7c, 0x00, 0x00, 0x31, 0xc0, 0x8e, 0xd8, 0x8e, 0xc0, 0x8e, 0xd0, 0xbc, 0x00,
-	0x7c, 0xfc, 0xbf, 0x00, 0x10, 0xb9, 0x00, 0x10, 0x66, 0xf3, 0xab, 0xc7, 0x06, 0x00, 0x10, 0x03,
-	0x20, 0xc7, 0x06, 0x00, 0x20, 0x03, 0x30, 0xc7, 0x06, 0x00, 0x30, 0x83, 0x00, 0xb0, 0x11, 0xe6,
-	0x20, 0xb0, 0x20, 0xe6, 0x21, 0xb0, 0x04, 0xe6, 0x21, 0xb0, 0x01, 0xe6, 0x21, 0xb0, 0xfe, 0xe6,
-	0x21, 0xb0, 0xff, 0xe6, 0xa1, 0xb0, 0x34, 0xe6, 0x43, 0xb0, 0xa9, 0xe6, 0x40, 0xb0, 0x04, 0xe6,
-	0x40, 0xb8, 0xb9, 0x7c, 0xa3, 0x00, 0x42, 0xc7, 0x06, 0x02, 0x42, 0x08, 0x00, 0xc7, 0x06, 0x04,
-	0x42, 0x00, 0x8e, 0x0f, 0x01, 0x1e, 0xde, 0x7c, 0x0f, 0x01, 0x16, 0xd8, 0x7c, 0x0f, 0x20, 0xe0,
-	0x0c, 0x20, 0x0f, 0x22, 0xe0, 0x66, 0xb8, 0x00, 0x10, 0x00, 0x00, 0x0f, 0x22, 0xd8, 0x66, 0xb9,
-	0x80, 0x00, 0x00, 0xc0, 0x0f, 0x32, 0x80, 0xcc, 0x01, 0x0f, 0x30, 0x0f, 0x20, 0xc0, 0x66, 0x0d,
-	0x01, 0x00, 0x00, 0x80, 0x0f, 0x22, 0xc0, 0xea, 0x9c, 0x7c, 0x08, 0x00, 0x31, 0xdb, 0x31, 0xc0,
-	0x0f, 0xa2, 0x31, 0xdb, 0xfb, 0xf4, 0x83, 0xfb, 0x64, 0x72, 0xfa, 0x66, 0xba, 0x04, 0x06, 0x66,
-	0xb8, 0x00, 0x20, 0x66, 0xef, 0xfa, 0xf4, 0xeb, 0xfc, 0xff, 0xc3, 0xb0, 0x20, 0xe6, 0x20, 0x48,
-	0xcf, 0x0f, 0x1f, 0x80, 0x00, 0x00, 0x00, 0x00, 0x00, 0x00, 0x00, 0x00, 0x00, 0x00, 0x00, 0x00,
-	0x00, 0x00, 0x00, 0x00, 0x00, 0x9a, 0x20, 0x00, 0x0f, 0x00, 0xc8, 0x7c, 0x00, 0x00, 0xff, 0x02,
-	0x00, 0x40,
 }

@@ -163,7 +163,8 @@ func (v *connection) get() (*link, error) {
 	_ = c.SetKeepAlive(5, 3)
 	_ = c.RegisterCloseCallback(func(_ *lv.Connect, _ lv.ConnectCloseReason) {
 		l.dead.Store(true)
-		v.tell("")
+		// A daemon that dies while we register is noticed by that very call, under the lock.
+		go v.tell("")
 	})
 	if _, err := c.DomainEventLifecycleRegister(nil, func(_ *lv.Connect, d *lv.Domain, _ *lv.DomainEventLifecycle) {
 		if name, err := d.GetName(); err == nil {
@@ -324,6 +325,9 @@ func classify(op string, err error) error {
 		}
 		return false
 	}
+	if refusesQuota(text) {
+		return driver.Errorf(driver.InvalidConfiguration, op, "%w", &noQuota{e.Message})
+	}
 	switch e.Code {
 	case lv.ERR_NO_DOMAIN, lv.ERR_NO_NETWORK, lv.ERR_NO_STORAGE_POOL, lv.ERR_NO_STORAGE_VOL:
 		return driver.Errorf(driver.RuntimeResourceMissing, op, "%s: %w", e.Message, errAbsent)
@@ -334,6 +338,11 @@ func classify(op string, err error) error {
 	}
 	class := driver.RuntimeError
 	switch {
+	case has("state change lock"):
+		// Of another call, as a rule, and gone by the next attempt. But libvirt 9.0, ended between noting a start
+		// and having QEMU's process, finds the note again and takes the start's lock over, with nobody to give it
+		// back: then and after every other restart.
+		return driver.Errorf(class, op, "%w; if that lasts, libvirt's daemon was ended in the middle of a start: stop it, remove the domain's file from /run/libvirt/qemu, and start it again", err)
 	case lost(err):
 		class = driver.RuntimeUnhealthy
 	case has("cannot allocate memory", "cannot set up guest memory"):
@@ -354,7 +363,14 @@ func (v *connection) facts(ctx context.Context) (*facts, error) {
 	alive := v.link != nil && !v.link.dead.Load()
 	v.mu.Unlock()
 	if known != nil && alive {
-		return known, nil
+		// Whoever has just died is not known to be dead before somebody asks.
+		_, err := ask(ctx, v, "probe", reads, (*lv.Connect).GetLibVersion)
+		if err == nil {
+			return known, nil
+		}
+		if driver.ClassOf(err) == driver.RuntimeUnhealthy {
+			return nil, err
+		}
 	}
 	f, err := ask(ctx, v, "probe", reads, func(c *lv.Connect) (*facts, error) {
 		text, err := c.GetCapabilities()
@@ -580,12 +596,6 @@ func (v *connection) addresses(ctx context.Context, uuid string, agent bool) ([]
 				add(inside)
 			}
 		}
-		if len(out) == 0 { // on a bridge of somebody else's network the neighbours' table may tell
-			if seen, aerr := d.ListAllInterfaceAddresses(lv.DOMAIN_INTERFACE_ADDRESSES_SRC_ARP); aerr == nil {
-				err = nil
-				add(seen)
-			}
-		}
 		return out, err
 	})
 }
@@ -645,7 +655,8 @@ func (v *connection) volume(ctx context.Context, pool, name, xml string) error {
 	return err
 }
 
-func (v *connection) growVolume(ctx context.Context, pool, name string, capacity int64) error {
+// withVolume does something to a volume of a pool; errAbsent when there is none.
+func (v *connection) withVolume(ctx context.Context, pool, name string, do func(*lv.StorageVol) error) error {
 	return act(ctx, v, "volume", func(c *lv.Connect) error {
 		p, err := c.LookupStoragePoolByName(pool)
 		if err != nil {
@@ -657,6 +668,12 @@ func (v *connection) growVolume(ctx context.Context, pool, name string, capacity
 			return err
 		}
 		defer vol.Free()
+		return do(vol)
+	})
+}
+
+func (v *connection) growVolume(ctx context.Context, pool, name string, capacity int64) error {
+	return v.withVolume(ctx, pool, name, func(vol *lv.StorageVol) error {
 		info, err := vol.GetInfo()
 		if err == nil && int64(info.Capacity) < capacity {
 			err = vol.Resize(uint64(capacity), 0)
@@ -666,23 +683,38 @@ func (v *connection) growVolume(ctx context.Context, pool, name string, capacity
 }
 
 func (v *connection) removeVolume(ctx context.Context, pool, name string) error {
-	err := act(ctx, v, "volume", func(c *lv.Connect) error {
-		p, err := c.LookupStoragePoolByName(pool)
-		if err != nil {
-			return err
-		}
-		defer p.Free()
-		vol, err := p.LookupStorageVolByName(name)
-		if err != nil {
-			return err
-		}
-		defer vol.Free()
-		return vol.Delete(0)
-	})
+	err := v.withVolume(ctx, pool, name, func(vol *lv.StorageVol) error { return vol.Delete(0) })
 	if errors.Is(err, errAbsent) {
 		return nil
 	}
 	return err
+}
+
+func (v *connection) pools(ctx context.Context) ([]driver.Pool, error) {
+	return ask(ctx, v, "pools", reads, func(c *lv.Connect) ([]driver.Pool, error) {
+		all, err := c.ListAllStoragePools(lv.CONNECT_LIST_STORAGE_POOLS_ACTIVE)
+		if err != nil {
+			return nil, err
+		}
+		var out []driver.Pool
+		for i := range all {
+			defer all[i].Free()
+			name, err := all[i].GetName()
+			if err != nil {
+				continue // gone since the list
+			}
+			info, err := all[i].GetInfo()
+			if err != nil {
+				continue
+			}
+			text, err := all[i].GetXMLDesc(0)
+			if err != nil {
+				continue
+			}
+			out = append(out, driver.Pool{Name: name, Type: poolType(text), Total: int64(info.Capacity), Used: int64(info.Allocation)})
+		}
+		return out, nil
+	})
 }
 
 func (v *connection) stats(ctx context.Context) ([]stat, error) {

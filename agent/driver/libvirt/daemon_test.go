@@ -16,7 +16,7 @@ import (
 	"github.com/persys/compute/agent/driver/drivertest"
 	"github.com/persys/compute/agent/driver/libvirt/libvirttest"
 	agentv1 "github.com/persys/compute/api/agent/v1"
-	"go.uber.org/goleak"
+	"github.com/persys/compute/testbed"
 )
 
 // daemon is the libvirt that this package's tests share.
@@ -39,16 +39,10 @@ func TestMain(m *testing.M) {
 			code = 1
 		}
 	}
-	if code == 0 {
-		if err := goleak.Find(); err != nil {
-			fmt.Fprintln(os.Stderr, err)
-			code = 1
-		}
-	}
-	os.Exit(code)
+	testbed.Exit(code)
 }
 
-// theDaemon skips where libvirt is missing, and fails there when CI is set.
+// theDaemon is one libvirt for all tests here, started by the first.
 func theDaemon(t *testing.T) *libvirttest.Daemon {
 	t.Helper()
 	shared.once.Do(func() {
@@ -67,12 +61,7 @@ func theDaemon(t *testing.T) *libvirttest.Daemon {
 			}
 		}
 	})
-	if shared.err != nil {
-		if os.Getenv("CI") == "true" {
-			t.Fatalf("a libvirt daemon is needed: %v", shared.err)
-		}
-		t.Skipf("SKIPPED, NOTHING TESTED: a libvirt daemon is needed: %v", shared.err)
-	}
+	testbed.Need(t, "a libvirt daemon", shared.err)
 	return shared.Daemon
 }
 
@@ -135,6 +124,31 @@ func TestConformance(t *testing.T) {
 		},
 		Missing:  func() *agentv1.WorkloadSpec { return body(tiny(d, "nobody-has-this")) },
 		Stranger: func(t *testing.T, id driver.ID) func() { return stranger(t, d, id) },
+		Outage: func(t *testing.T, node string) (driver.Driver, func(), func()) {
+			drv := openDriver(t, d, node)
+			down := false
+			cut := func() {
+				if err := d.Down(t.Context()); err != nil {
+					t.Error(err)
+				}
+				down = true
+			}
+			restore := func() {
+				if down {
+					down = false
+					if err := d.Up(context.WithoutCancel(t.Context())); err != nil {
+						t.Error(err)
+					}
+				}
+			}
+			t.Cleanup(restore) // the daemon is shared
+			return drv, cut, restore
+		},
+		Away: time.Minute,
+		Full: func(t *testing.T, node string) (driver.Driver, func(), func()) {
+			fill, empty := drivertest.Fill(t, d.Small())
+			return openDriver(t, d, node, func(o *Options) { o.Images = filepath.Join(d.Small(), "images") }), fill, empty
+		},
 	})
 }
 

@@ -5,6 +5,8 @@
 // interface hypervisor and builds everywhere. What a specification becomes is pure and in three
 // files: plan.go (which disks, interfaces and files), xml.go (the domain), seed.go (cloud-init).
 //
+// Which addresses guests have on bridges that are not libvirt's is heard there (neighbours/).
+//
 // What is ours is told by an element in the domain's metadata: the labels of driver.Identity, which
 // disks we made, when it was started and how it ended. libvirt keeps two copies of a domain's
 // description, the one that runs and the one for the next start. A replacement uses that:

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/persys/compute/agent/driver"
+	"github.com/persys/compute/agent/driver/libvirt/neighbours"
 )
 
 // Options configure a Driver. Zero values mean the defaults named.
@@ -44,6 +45,8 @@ type Driver struct {
 	opt      Options
 	at       layout
 	accel    accelerator
+	quotas   quotas
+	snooper  *neighbours.Snooper
 
 	// notes serialises changes of records: a List may find the end of a guest while it is stopped.
 	notes sync.Mutex
@@ -104,14 +107,17 @@ func newDriver(opt Options, hv hypervisor) (*Driver, error) {
 	d := &Driver{
 		hv: hv, opt: opt, at: layout{images: opt.Images},
 		identity: driver.Identity{ClusterID: opt.ClusterID, NodeID: opt.NodeID, Owns: opt.Owns},
-		young:    map[driver.ID]time.Time{},
+		young:    map[driver.ID]time.Time{}, snooper: neighbours.New(),
 	}
 	d.accel.try = d.tryKVM
 	return d, nil
 }
 
 // Close ends the connection. Guests keep running.
-func (d *Driver) Close() error { return d.hv.close() }
+func (d *Driver) Close() error {
+	d.snooper.Close()
+	return d.hv.close()
+}
 
 // Kind is driver.VM.
 func (d *Driver) Kind() driver.Kind { return driver.VM }

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/persys/compute/agent/driver"
+	"github.com/persys/compute/agent/driver/libvirt/nocloud"
 )
 
 // instance is the domain of a workload, with both copies of our element.
@@ -136,6 +137,23 @@ func (d *Driver) Ensure(ctx context.Context, spec driver.Spec) error {
 			return err
 		}
 	}
+	cause := d.settle(ctx, in, spec.Running)
+	var no *noQuota
+	if !errors.As(cause, &no) {
+		return cause
+	}
+	// It is not started with its CPU quota, so it is without, and says so.
+	f, err := d.hv.facts(ctx)
+	if err != nil {
+		return err
+	}
+	d.quotas.refused(f, cause)
+	if err := d.define(ctx, spec, p, in); err != nil {
+		return err
+	}
+	if in, err = d.again(ctx, name); err != nil {
+		return err
+	}
 	return d.settle(ctx, in, spec.Running)
 }
 
@@ -215,40 +233,54 @@ func (d *Driver) define(ctx context.Context, spec driver.Spec, p *plan, old *ins
 	if err := makeKeep(keep); err != nil {
 		return err
 	}
+	if err := writeFile(filepath.Join(keep, ownerFile), []byte(owner(spec))); err != nil {
+		return err
+	}
 	if err := d.writeSeed(p, subnets, keep, &at.record, spec); err != nil {
 		return err
 	}
-	xml, err := domainXML(p, at)
-	if err != nil {
-		return driver.Errorf(driver.InvalidSpecification, "define", "workload %q: %w", spec.ID, err)
+	if p.quota > 0 {
+		at.record.CPU = &cpuFact{Millicores: p.quota, Unkept: d.quotas.unkept(f)}
 	}
-	return d.hv.define(ctx, xml)
+	write := func() error {
+		xml, err := domainXML(p, at)
+		if err != nil {
+			return driver.Errorf(driver.InvalidSpecification, "define", "workload %q: %w", spec.ID, err)
+		}
+		return d.hv.define(ctx, xml)
+	}
+	if err = write(); d.quotas.refused(f, err) && at.record.CPU != nil {
+		at.record.CPU.Unkept = d.quotas.unkept(f)
+		err = write()
+	}
+	return err
 }
 
 // networks looks the plan's networks up, which starts them.
-func (d *Driver) networks(ctx context.Context, p *plan, at *found) (map[string][]subnet, error) {
-	out := map[string][]subnet{}
+func (d *Driver) networks(ctx context.Context, p *plan, at *found) (map[string][]nocloud.Subnet, error) {
+	out := map[string][]nocloud.Subnet{}
 	for _, n := range p.nics {
-		if n.static == "" {
+		if n.Static == "" {
 			at.record.Leases++
-		} else if prefix, err := prefixOf(n.static); err == nil {
+		} else if prefix, err := nocloud.Prefix(n.Static); err == nil {
 			at.record.Static = append(at.record.Static, prefix.Addr().String())
+			at.record.Fixed = append(at.record.Fixed, n.MAC)
 		}
-		if _, known := out[n.network]; known || at.bridges[n.network] {
+		if _, known := out[n.Network]; known || at.bridges[n.Network] {
 			continue
 		}
-		text, err := d.hv.network(ctx, n.network)
+		text, err := d.hv.network(ctx, n.Network)
 		switch {
 		case err == nil:
-			if out[n.network], err = networkFacts(text); err != nil {
-				return nil, driver.Errorf(driver.RuntimeError, "network", "%s: %w", n.network, err)
+			if out[n.Network], err = networkFacts(text); err != nil {
+				return nil, driver.Errorf(driver.RuntimeError, "network", "%s: %w", n.Network, err)
 			}
 		case !errors.Is(err, errAbsent):
 			return nil, err
-		case d.hv.bridge(ctx, n.network):
-			at.bridges[n.network] = true
+		case d.hv.bridge(ctx, n.Network):
+			at.bridges[n.Network] = true
 		default:
-			return nil, driver.Errorf(driver.InvalidConfiguration, "network", "network %q: this node has neither a libvirt network (virsh net-list --all) nor a bridge (ip link) of that name", n.network)
+			return nil, driver.Errorf(driver.InvalidConfiguration, "network", "network %q: this node has neither a libvirt network (virsh net-list --all) nor a bridge (ip link) of that name", n.Network)
 		}
 	}
 	return out, nil
@@ -363,18 +395,18 @@ func (d *Driver) fileDisk(ctx context.Context, spec driver.Spec, disk diskPlan, 
 }
 
 // writeSeed writes the NoCloud image under a name of this content's own.
-func (d *Driver) writeSeed(p *plan, subnets map[string][]subnet, keep string, r *record, spec driver.Spec) error {
+func (d *Driver) writeSeed(p *plan, subnets map[string][]nocloud.Subnet, keep string, r *record, spec driver.Spec) error {
 	if p.seed == nil {
 		return nil
 	}
 	network := p.seed.network
 	if network == "" {
 		var err error
-		if network, err = networkConfig(p.nics, subnets); err != nil {
+		if network, err = nocloud.NetworkConfig(p.nics, subnets); err != nil {
 			return badSeed("network-config: %v", err)
 		}
 	}
-	iso, sum, err := image(p.seed.files(network))
+	iso, sum, err := nocloud.Image(p.seed.files(network))
 	if err != nil {
 		return driver.Errorf(driver.StorageProvisionFailed, "cloud-init", "%w", err)
 	}
@@ -417,7 +449,7 @@ func (d *Driver) tidy(ctx context.Context, in *instance) error {
 	if r.Seed != nil {
 		seed = r.Seed.Path
 	}
-	if err := removeOthers(d.at.keep(in.name), seed, r.Console); err != nil {
+	if err := removeOthers(d.at.keep(in.name), seed, r.Console, ownerFile); err != nil {
 		return err
 	}
 	if !changed {
@@ -489,11 +521,13 @@ func (d *Driver) settle(ctx context.Context, in *instance, running bool) error {
 			return err
 		}
 	}
+	// A guest may say its address once, in its first second.
+	d.listen(in.config.asked(interfacesOf(in.domain.config)))
 	before := time.Time{}
 	finished, end := time.Time{}, ""
 	err := d.change(ctx, in, func(r *record) {
 		before, finished, end = r.Started, r.Finished, r.End
-		r.Started, r.Finished, r.End = time.Now().UTC(), time.Time{}, ""
+		r.Started, r.Finished, r.End, r.Heard = time.Now().UTC(), time.Time{}, "", nil
 	})
 	if err != nil {
 		return err

@@ -4,6 +4,7 @@ import (
 	"encoding/xml"
 	"fmt"
 	"slices"
+	"strings"
 
 	"libvirt.org/go/libvirtxml"
 )
@@ -115,4 +116,28 @@ func enum(all []libvirtxml.DomainCapsEnum, name, value string) bool {
 		}
 	}
 	return false
+}
+
+// interfacesOf are a domain's interfaces, in its order.
+func interfacesOf(domainXML string) []address {
+	type attributes struct {
+		Address string `xml:"address,attr"`
+		Dev     string `xml:"dev,attr"`
+	}
+	var d struct {
+		Interfaces []struct {
+			MAC    attributes `xml:"mac"`
+			Target attributes `xml:"target"` // while it runs
+		} `xml:"devices>interface"`
+	}
+	if xml.Unmarshal([]byte(domainXML), &d) != nil {
+		return nil
+	}
+	var out []address
+	for _, i := range d.Interfaces {
+		if i.MAC.Address != "" {
+			out = append(out, address{name: i.Target.Dev, mac: strings.ToLower(i.MAC.Address)})
+		}
+	}
+	return out
 }

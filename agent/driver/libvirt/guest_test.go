@@ -16,35 +16,15 @@ import (
 	"github.com/persys/compute/agent/driver"
 	"github.com/persys/compute/agent/driver/libvirt/libvirttest"
 	agentv1 "github.com/persys/compute/api/agent/v1"
+	"github.com/persys/compute/testbed"
 )
 
 // realGuest is an image with a Linux system on it.
 func realGuest(t *testing.T) string {
 	t.Helper()
 	image, err := libvirttest.Guest(t.Context())
-	if err != nil {
-		if os.Getenv("CI") == "true" {
-			t.Fatalf("a real guest is needed: %v", err)
-		}
-		t.Skipf("SKIPPED, NOTHING TESTED: a real guest is needed: %v", err)
-	}
+	testbed.Need(t, "a real guest", err)
 	return image
-}
-
-// within waits until check is content.
-func within(t *testing.T, patience time.Duration, what string, check func() error) {
-	t.Helper()
-	deadline := time.Now().Add(patience)
-	for {
-		err := check()
-		if err == nil {
-			return
-		}
-		if time.Now().After(deadline) {
-			t.Fatalf("%s: %v", what, err)
-		}
-		time.Sleep(50 * time.Millisecond)
-	}
 }
 
 func listed(ctx context.Context, d *Driver, id driver.ID) (driver.Observed, error) {
@@ -117,7 +97,7 @@ func TestRealGuest(t *testing.T) {
 	}
 	says := func(lines ...string) {
 		t.Helper()
-		within(t, 4*time.Minute, "the guest's console", func() error {
+		testbed.Within(t, 4*time.Minute, "the guest's console", func() error {
 			text, err := consoleLog(ctx, d, id)
 			if err != nil {
 				return err
@@ -135,7 +115,7 @@ func TestRealGuest(t *testing.T) {
 	says("guest: ready", "guest: boot 1", "guest: disk 1024 MiB", "user-data| final_message: it is me",
 		"meta-data| local-hostname: real-one", "network-config| version: 2", "vendor-data|     - name: ops")
 	t.Logf("ready after %s", time.Since(start))
-	within(t, time.Minute, "the leased address", func() error {
+	testbed.Within(t, time.Minute, "the leased address", func() error {
 		o, err := listed(ctx, d, id)
 		if err != nil {
 			return err
@@ -192,7 +172,7 @@ func TestRealGuest(t *testing.T) {
 	if err := daemon.Restart(ctx); err != nil {
 		t.Fatal(err)
 	}
-	within(t, 20*time.Second, "the driver after libvirt's restart", func() error {
+	testbed.Within(t, 20*time.Second, "the driver after libvirt's restart", func() error {
 		after, err := listed(ctx, d, id)
 		if err != nil {
 			return err

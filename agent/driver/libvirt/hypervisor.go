@@ -5,6 +5,8 @@ import (
 	"errors"
 	"io"
 	"time"
+
+	"github.com/persys/compute/agent/driver"
 )
 
 // hypervisor is what the driver needs of libvirt, in libvirt's terms but without its types. Errors are
@@ -27,6 +29,7 @@ type hypervisor interface {
 	// transient starts a domain that is nowhere defined.
 	transient(ctx context.Context, xml string) error
 
+	// addresses are those that libvirt's own DHCP gave, and with agent those that the guest's tells.
 	addresses(ctx context.Context, uuid string, agent bool) ([]address, error)
 	stats(ctx context.Context) ([]stat, error)
 	console(ctx context.Context, uuid string) (io.ReadWriteCloser, error)
@@ -37,6 +40,8 @@ type hypervisor interface {
 	volume(ctx context.Context, pool, name, xml string) error
 	// growVolume makes a volume larger that is smaller. No guest may use it meanwhile.
 	growVolume(ctx context.Context, pool, name string, capacity int64) error
+	// pools are the storage pools that are up.
+	pools(ctx context.Context) ([]driver.Pool, error)
 	removeVolume(ctx context.Context, pool, name string) error
 
 	// watch tells fn the names of domains that changed, and "" when everything may have, until ctx

@@ -110,10 +110,10 @@ func (d *Driver) copyLog(ctx context.Context, name, file string, options driver.
 	for {
 		// Whether it runs is asked before the file is read: what it wrote last is not missed.
 		dom, err := d.hv.domain(ctx, name)
-		if err != nil && !isAbsent(err) && driver.ClassOf(err) != driver.RuntimeUnhealthy {
+		if err != nil && !errors.Is(err, errAbsent) && driver.ClassOf(err) != driver.RuntimeUnhealthy {
 			return err
 		}
-		over := isAbsent(err) || err == nil && !dom.active
+		over := errors.Is(err, errAbsent) || err == nil && !dom.active
 		if f == nil {
 			f, _ = os.Open(file)
 		}

@@ -4,12 +4,15 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/persys/compute/agent/driver"
+	"github.com/persys/compute/agent/driver/libvirt/neighbours"
 )
 
 // List is driver.Driver's. Finding that a guest ended writes down when.
@@ -20,6 +23,7 @@ func (d *Driver) List(ctx context.Context) ([]driver.Observed, error) {
 	}
 	var out []driver.Observed
 	young := map[driver.ID]time.Time{}
+	table := sync.OnceValue(func() map[string][]string { return neighbours.Kernel("/proc/net/arp") })
 	for _, dom := range all {
 		in := &instance{}
 		in.read(dom)
@@ -36,7 +40,7 @@ func (d *Driver) List(ctx context.Context) ([]driver.Observed, error) {
 		o := d.observe(in)
 		o.Owned = ownership == driver.Ours
 		if in.active {
-			d.addAddresses(ctx, in, &o)
+			d.addAddresses(ctx, in, table, &o)
 			if r := in.live; r != nil && r.Leases > 0 && len(o.Addresses) < r.Leases+len(r.Static) {
 				young[o.ID] = r.Started.Add(addressPatience)
 			}
@@ -60,7 +64,9 @@ func (d *Driver) mark(ctx context.Context, in *instance) error {
 	case !in.active:
 		return d.ended(ctx, in, "")
 	case in.live != nil && in.live.Instance == r.Instance && !r.Finished.IsZero():
-		return d.change(ctx, in, func(r *record) { r.Started, r.Finished, r.End = time.Now().UTC(), time.Time{}, "" })
+		return d.change(ctx, in, func(r *record) {
+			r.Started, r.Finished, r.End, r.Heard = time.Now().UTC(), time.Time{}, "", nil
+		})
 	}
 	return nil
 }
@@ -88,6 +94,9 @@ func (d *Driver) observe(in *instance) driver.Observed {
 		o.StartedAt, o.FinishedAt = r.Started, r.Finished
 		if in.active {
 			o.FinishedAt = time.Time{}
+		}
+		if r.CPU != nil {
+			o.Metadata["cpu_limit"], o.Message = r.CPU.shown()
 		}
 		if s := r.Seed; s != nil {
 			o.Metadata["vm.cloud_init_seed_path"] = s.Path
@@ -143,12 +152,17 @@ func stateWord(state int) string {
 const addressPatience = 5 * time.Minute
 
 // addAddresses asks where a running guest can be reached: what it got from DHCP, what its agent says,
-// and what it was told.
-func (d *Driver) addAddresses(ctx context.Context, in *instance, o *driver.Observed) {
+// what its interfaces say of themselves where neither tells, and what it was told.
+func (d *Driver) addAddresses(ctx context.Context, in *instance, table func() map[string][]string, o *driver.Observed) {
 	agent := strings.Contains(in.domain.live, "org.qemu.guest_agent.0") && strings.Contains(in.domain.live, "state='connected'")
 	nics, err := d.hv.addresses(ctx, in.uuid, agent)
 	if err != nil {
 		o.Metadata["vm.network_lookup_error"] = driver.Bound(err.Error())
+	}
+	for _, n := range d.unanswered(in, nics) {
+		if n.ips = d.said(ctx, in, n.mac, table); len(n.ips) > 0 {
+			nics = append(nics, n)
+		}
 	}
 	var macs, names []string
 	for _, n := range nics {
@@ -180,6 +194,57 @@ func (d *Driver) addAddresses(ctx context.Context, in *instance, o *driver.Obser
 	}
 	if len(names) > 0 {
 		o.Metadata["vm.interfaces"] = strings.Join(names, ",")
+	}
+}
+
+// unanswered are the interfaces of a running guest of which neither libvirt nor the guest's agent tells an
+// address, and that were not told one.
+func (d *Driver) unanswered(in *instance, answers []address) []address {
+	asked := in.live.asked(interfacesOf(in.domain.live))
+	d.listen(asked)
+	return slices.DeleteFunc(asked, func(n address) bool {
+		return slices.ContainsFunc(answers, func(a address) bool { return strings.EqualFold(a.mac, n.mac) && len(a.ips) > 0 })
+	})
+}
+
+// said are the addresses that an interface said it has since the guest was started; if it was not heard,
+// those of the kernel's table, where an address of its former life may be, too.
+func (d *Driver) said(ctx context.Context, in *instance, mac string, table func() map[string][]string) []string {
+	var since time.Time
+	var noted []string
+	if in.live != nil { // it is one of ours, not an existing agent's
+		since, noted = in.live.Started, in.live.Heard[mac]
+	}
+	now := d.snooper.Of(mac, since)
+	switch {
+	case len(now) == 0 && len(noted) > 0:
+		return noted
+	case len(now) == 0:
+		return table()[mac]
+	}
+	if in.live != nil && !slices.Equal(now, noted) && in.config != nil && in.config.Instance == in.live.Instance {
+		err := d.change(ctx, in, func(r *record) {
+			r.Heard = maps.Clone(r.Heard)
+			if r.Heard == nil {
+				r.Heard = map[string][]string{}
+			}
+			r.Heard[mac] = now
+		})
+		if err != nil { // it is noted at the next look
+			d.opt.Logger.Debug("noting a guest's address", "domain", in.name, "err", err)
+		}
+	}
+	return now
+}
+
+// listen begins to hear which addresses interfaces say they have, as far as this agent may.
+func (d *Driver) listen(nics []address) {
+	macs := make([]string, len(nics))
+	for i, n := range nics {
+		macs[i] = n.mac
+	}
+	if err := d.snooper.Want(macs); err != nil {
+		d.opt.Logger.Warn("the addresses of guests on plain bridges are found only if they have talked to this machine, or run the QEMU guest agent", "err", err)
 	}
 }
 

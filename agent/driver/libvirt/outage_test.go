@@ -6,13 +6,18 @@ import (
 	"context"
 	"fmt"
 	"os"
+	"slices"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
+
+	"golang.org/x/sync/errgroup"
 
 	"github.com/persys/compute/agent/driver"
 	"github.com/persys/compute/agent/driver/libvirt/libvirttest"
 	agentv1 "github.com/persys/compute/api/agent/v1"
+	"github.com/persys/compute/testbed"
 )
 
 func order(id, content string, vm *agentv1.VMSpec) driver.Spec {
@@ -85,39 +90,76 @@ func TestDaemonDown(t *testing.T) {
 	}
 }
 
-// The daemon is killed in the middle of a creation and of a replacement, at several moments: the next
+// The daemon is killed in the middle of creations, and then of replacements, each of them that far: the next
 // Ensure finishes it, and one machine is there.
 func TestDaemonDiesInTheMiddle(t *testing.T) {
 	daemon := theDaemon(t)
-	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), 8*time.Minute)
 	defer cancel()
 	d := openDriver(t, daemon, "node-a")
-	for i, after := range []time.Duration{30 * time.Millisecond, 150 * time.Millisecond, 600 * time.Millisecond} {
-		id := fmt.Sprintf("middle-%d", i)
-		t.Cleanup(func() {
-			ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
-			defer cancel()
-			if err := d.Remove(ctx, driver.ID(id)); err != nil {
+	ages := []time.Duration{600 * time.Millisecond, 150 * time.Millisecond, 30 * time.Millisecond}
+	t.Cleanup(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+		defer cancel()
+		for _, age := range ages {
+			if err := d.Remove(ctx, driver.ID("middle-"+age.String())); err != nil {
 				t.Error(err)
 			}
-		})
-		for n := 1; n <= 2; n++ { // the first creates, the second replaces
-			spec := order(id, fmt.Sprintf("c1:%d", n), tiny(daemon, "serve"))
-			done := make(chan error, 1)
-			go func() { done <- d.Ensure(ctx, spec) }()
-			time.Sleep(after) // the moment is what is tested
-			if err := daemon.Restart(ctx); err != nil {
-				t.Fatal(err)
+		}
+	})
+	for n := 1; n <= 2; n++ { // the first creates, the second replaces
+		ensure := func(age time.Duration) error {
+			return d.Ensure(ctx, order("middle-"+age.String(), fmt.Sprintf("c1:%d", n), tiny(daemon, "serve")))
+		}
+		var first errgroup.Group
+		for i, age := range ages {
+			first.Go(func() error {
+				err := ensure(age)
+				t.Logf("killed after %s: %v", age, err)
+				return nil
+			})
+			next := time.Duration(0)
+			if i+1 < len(ages) {
+				next = ages[i+1]
 			}
-			t.Logf("killed after %s: %v", after, <-done)
-			within(t, 30*time.Second, "the next Ensure", func() error { return d.Ensure(ctx, spec) })
-			o, err := listed(ctx, d, spec.ID)
-			if err != nil || o.State != driver.Running || o.Content != spec.Content {
-				t.Errorf("%+v, %v; want content %s Running", o, err, spec.Content)
+			time.Sleep(age - next) // the moment is what is tested
+		}
+		if err := daemon.Restart(ctx); err != nil {
+			t.Fatal(err)
+		}
+		_ = first.Wait()
+		// A daemon that finds a machine again has it locked meanwhile, and lets a call wait 30 s for that.
+		again := func() error {
+			return testbed.Poll(ctx, 70*time.Second, "the next Ensure of each", func(context.Context) error {
+				var all errgroup.Group
+				for _, age := range ages {
+					all.Go(func() error { return ensure(age) })
+				}
+				return all.Wait()
+			})
+		}
+		err := again()
+		if err != nil && strings.Contains(err.Error(), "state change lock") {
+			// Once in a dozen loaded runs the blow falls where libvirt 9.0 cannot take it. Do what the error says.
+			t.Logf("libvirt keeps a machine locked: %v", err)
+			err = daemon.ForgetUnborn(ctx)
+			if err == nil {
+				err = again()
 			}
 		}
-		out, err := daemon.Virsh(ctx, "list", "--all", "--name")
-		if err != nil || strings.Count(out, id) != 1 {
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, age := range ages {
+			o, err := listed(ctx, d, driver.ID("middle-"+age.String()))
+			if want := fmt.Sprintf("c1:%d", n); err != nil || o.State != driver.Running || o.Content != want {
+				t.Errorf("%+v, %v; want content %s Running", o, err, want)
+			}
+		}
+	}
+	out, err := daemon.Virsh(ctx, "list", "--all", "--name")
+	for _, age := range ages {
+		if id := "middle-" + age.String(); err != nil || strings.Count(out, id) != 1 {
 			t.Errorf("domains %q, %v; want one %s", out, err, id)
 		}
 	}
@@ -142,7 +184,7 @@ func TestDaemonHangs(t *testing.T) {
 	if err := daemon.Signal(ctx, "CONT"); err != nil {
 		t.Fatal(err)
 	}
-	within(t, 20*time.Second, "the daemon that goes on", func() error { _, err := d.List(ctx); return err })
+	testbed.Within(t, 20*time.Second, "the daemon that goes on", func() error { _, err := d.List(ctx); return err })
 }
 
 // Whether KVM works is tried once, with a guest; what is chosen then boots.
@@ -160,7 +202,7 @@ func TestAcceleration(t *testing.T) {
 		t.Fatalf("facts %+v", f)
 	}
 	ensured(t, ctx, d, order("accel", "c1:1", tiny(daemon, "serve")))
-	within(t, 30*time.Second, "the guest's first line", func() error {
+	testbed.Within(t, 30*time.Second, "the guest's first line", func() error {
 		text, err := consoleLog(ctx, d, "accel")
 		if err == nil && !strings.Contains(text, libvirttest.TinyLine) {
 			err = fmt.Errorf("console %q", text)
@@ -212,6 +254,15 @@ func TestPool(t *testing.T) {
 	vm.Disks[0].Pool = "fast"
 	spec := order("pooled", "c1:1", vm)
 	ensured(t, ctx, d, spec)
+	pools, err := d.Pools(ctx)
+	at := slices.IndexFunc(pools, func(p driver.Pool) bool { return p.Name == "fast" })
+	var fs syscall.Statfs_t
+	if err != nil || at < 0 || syscall.Statfs(dir, &fs) != nil {
+		t.Fatalf("pools %+v, %v; want fast among them", pools, err)
+	}
+	if p := pools[at]; p.Type != "local" || p.Total != int64(fs.Blocks)*fs.Bsize || p.Used <= 0 || p.Used > p.Total {
+		t.Errorf("pool %+v, the file system has %d bytes", p, int64(fs.Blocks)*fs.Bsize)
+	}
 	vm.Disks[0].SizeGb = 1
 	spec.Content = "c1:2"
 	if err := d.Ensure(ctx, spec); err != nil {

@@ -5,13 +5,13 @@ import (
 	"encoding/hex"
 	"fmt"
 	"net"
-	"net/netip"
 	"net/url"
 	"path/filepath"
 	"strconv"
 	"strings"
 
 	"github.com/persys/compute/agent/driver"
+	"github.com/persys/compute/agent/driver/libvirt/nocloud"
 	agentv1 "github.com/persys/compute/api/agent/v1"
 )
 
@@ -28,9 +28,10 @@ type plan struct {
 	uuid   string
 	title  string
 	vcpus  uint
-	memory uint // MiB
+	quota  int64 // millicores of all processors together; 0 if they are the limit
+	memory uint  // MiB
 	disks  []diskPlan
-	nics   []nicPlan
+	nics   []nocloud.Interface
 	seed   *seedPlan
 }
 
@@ -53,20 +54,13 @@ type diskPlan struct {
 // netDisk is a disk on the network.
 type netDisk struct{ protocol, name, host, port string }
 
-// nicPlan is one interface.
-type nicPlan struct {
-	network string
-	mac     string
-	static  string // address with or without prefix length; empty = DHCP
-}
-
 // layout is where things are on this machine.
 type layout struct {
 	images string // folder of disks and of what we keep for each domain
 }
 
 // keep is the folder for what belongs to one domain: its seed and the log of its console.
-func (l layout) keep(domain string) string { return filepath.Join(l.images, domain+".persys") }
+func (l layout) keep(domain string) string { return filepath.Join(l.images, domain+keepSuffix) }
 
 // makePlan reads a specification. Errors name the field.
 func makePlan(spec driver.Spec, domain string, at layout) (*plan, error) {
@@ -81,6 +75,11 @@ func makePlan(spec driver.Spec, domain string, at layout) (*plan, error) {
 		domain: domain, uuid: uuidOf(spec.ClusterID, domain), title: vm.Name,
 		vcpus: uint(vm.Vcpus), memory: uint(vm.MemoryMb),
 	}
+	if n := vm.CpuMillicores; n < 0 {
+		return nil, invalid("vm.cpu_millicores: must not be negative (got %d)", n)
+	} else if n < int64(vm.Vcpus)*1000 {
+		p.quota = n
+	}
 	if err := p.addDisks(spec, vm, at); err != nil {
 		return nil, err
 	}
@@ -88,18 +87,18 @@ func makePlan(spec driver.Spec, domain string, at layout) (*plan, error) {
 		return nil, err
 	}
 	for i, n := range vm.Networks {
-		nic := nicPlan{network: n.Network, mac: strings.ToLower(n.MacAddress), static: n.IpAddress}
-		if nic.network == "" {
-			nic.network = "default"
+		nic := nocloud.Interface{Network: n.Network, MAC: strings.ToLower(n.MacAddress), Static: n.IpAddress}
+		if nic.Network == "" {
+			nic.Network = "default"
 		}
-		if nic.mac == "" {
-			nic.mac = macOf(spec.ClusterID, domain, i)
-		} else if hw, err := net.ParseMAC(nic.mac); err != nil || len(hw) != 6 {
+		if nic.MAC == "" {
+			nic.MAC = macOf(spec.ClusterID, domain, i)
+		} else if hw, err := net.ParseMAC(nic.MAC); err != nil || len(hw) != 6 {
 			return nil, invalid("vm.networks[%d].mac_address: %q is not an Ethernet address", i, n.MacAddress)
 		}
-		if nic.static != "" {
-			if _, err := prefixOf(nic.static); err != nil {
-				return nil, invalid("vm.networks[%d].ip_address: %q is not an IP address, with or without a prefix length", i, nic.static)
+		if nic.Static != "" {
+			if _, err := nocloud.Prefix(nic.Static); err != nil {
+				return nil, invalid("vm.networks[%d].ip_address: %q is not an IP address, with or without a prefix length", i, nic.Static)
 			}
 		}
 		p.nics = append(p.nics, nic)
@@ -276,18 +275,6 @@ func freeDevice(cdrom bool, taken map[string]bool) string {
 		}
 	}
 	return prefix + "zz"
-}
-
-// prefixOf reads an address; without a length the prefix has the length of the address.
-func prefixOf(s string) (netip.Prefix, error) {
-	if strings.Contains(s, "/") {
-		return netip.ParsePrefix(s)
-	}
-	a, err := netip.ParseAddr(s)
-	if err != nil {
-		return netip.Prefix{}, err
-	}
-	return netip.PrefixFrom(a, a.BitLen()), nil
 }
 
 // uuidOf and macOf are the same for every definition of a workload's domain, so that a replaced guest

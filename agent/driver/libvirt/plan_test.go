@@ -6,12 +6,14 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"reflect"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/kdomanski/iso9660"
 	"github.com/persys/compute/agent/driver"
+	"github.com/persys/compute/agent/driver/libvirt/nocloud"
 	agentv1 "github.com/persys/compute/api/agent/v1"
 )
 
@@ -42,7 +44,7 @@ func TestDomain(t *testing.T) {
 		bridges map[string]bool
 	}{
 		{"small", &agentv1.VMSpec{Vcpus: 1, MemoryMb: 256, Disks: []*agentv1.DiskConfig{{Device: "vda", SizeGb: 1}}}, nil, emulated, "127.0.0.1", nil},
-		{"kvm", &agentv1.VMSpec{Name: "Web", Vcpus: 4, MemoryMb: 2048, OsImage: "debian.qcow2",
+		{"kvm", &agentv1.VMSpec{Name: "Web", Vcpus: 4, CpuMillicores: 2500, MemoryMb: 2048, OsImage: "debian.qcow2",
 			Disks: []*agentv1.DiskConfig{
 				{Device: "vda", SizeGb: 20, Path: "/var/lib/libvirt/images/web-vda.qcow2"}, {Device: "vdb", Format: "raw", Path: "/srv/data.img"},
 				{Device: "vdc", Path: "/dev/sdx", Format: "raw"}, {Device: "sda", Type: "cdrom", Format: "iso", Path: "/srv/tools.iso", Boot: true},
@@ -61,6 +63,9 @@ func TestDomain(t *testing.T) {
 				t.Fatal(err)
 			}
 			r := record{Labels: map[string]string{"persys.workload_id": "web", "odd": `<&">`}, Instance: "0123", Created: time.Unix(1700000000, 0).UTC(), Console: "/images/web.persys/console.log"}
+			if p.quota > 0 {
+				r.CPU = &cpuFact{Millicores: p.quota}
+			}
 			if p.seed != nil {
 				r.Seed = &seedFact{Path: "/images/web.persys/cloud-init.iso"}
 			}
@@ -102,6 +107,7 @@ func TestPlanRefuses(t *testing.T) {
 		class driver.Class
 		want  string
 	}{
+		"a quota below nothing":   {&agentv1.VMSpec{Vcpus: 1, MemoryMb: 1, CpuMillicores: -1}, driver.InvalidSpecification, "vm.cpu_millicores"},
 		"no processors":           {&agentv1.VMSpec{MemoryMb: 1}, driver.InvalidSpecification, "vm.vcpus"},
 		"an unknown format":       {disk(&agentv1.DiskConfig{Format: "vmdk"}), driver.InvalidSpecification, "disks[0].format"},
 		"an unknown type":         {disk(&agentv1.DiskConfig{Type: "floppy"}), driver.InvalidSpecification, "disks[0].type"},
@@ -186,21 +192,21 @@ func TestSeed(t *testing.T) {
 }
 
 func TestNetworkConfig(t *testing.T) {
-	lan := map[string][]subnet{
-		"default": {{netip.MustParsePrefix("192.168.122.0/24"), netip.MustParseAddr("192.168.122.1"), true}},
-		"island":  {{netip.MustParsePrefix("10.9.0.0/16"), netip.MustParseAddr("10.9.0.1"), false}},
+	lan := map[string][]nocloud.Subnet{
+		"default": {{Prefix: netip.MustParsePrefix("192.168.122.0/24"), Router: netip.MustParseAddr("192.168.122.1"), Routes: true}},
+		"island":  {{Prefix: netip.MustParsePrefix("10.9.0.0/16"), Router: netip.MustParseAddr("10.9.0.1"), Routes: false}},
 	}
-	got, err := networkConfig([]nicPlan{
-		{network: "default", mac: "52:54:00:00:00:01"}, {network: "default", mac: "52:54:00:00:00:02", static: "192.168.122.9"},
-		{network: "island", mac: "52:54:00:00:00:03", static: "10.9.1.2"}, {network: "br0", mac: "52:54:00:00:00:04", static: "172.16.0.9"},
-		{network: "br0", mac: "52:54:00:00:00:05", static: "172.16.0.10/20"}, {network: "br0", mac: "52:54:00:00:00:06", static: "fd00::5"},
+	got, err := nocloud.NetworkConfig([]nocloud.Interface{
+		{Network: "default", MAC: "52:54:00:00:00:01"}, {Network: "default", MAC: "52:54:00:00:00:02", Static: "192.168.122.9"},
+		{Network: "island", MAC: "52:54:00:00:00:03", Static: "10.9.1.2"}, {Network: "br0", MAC: "52:54:00:00:00:04", Static: "172.16.0.9"},
+		{Network: "br0", MAC: "52:54:00:00:00:05", Static: "172.16.0.10/20"}, {Network: "br0", MAC: "52:54:00:00:00:06", Static: "fd00::5"},
 	}, lan)
 	if err != nil {
 		t.Fatal(err)
 	}
 	golden(t, "network-config.yaml", got)
 	facts, err := networkFacts(`<network><name>n</name><forward mode='nat'/><ip address='192.168.122.1' netmask='255.255.255.0'/><ip family='ipv6' address='fd00::1' prefix='64'/></network>`)
-	if err != nil || len(facts) != 2 || facts[0] != lan["default"][0] || facts[1].prefix.String() != "fd00::/64" {
+	if err != nil || len(facts) != 2 || facts[0] != lan["default"][0] || facts[1].Prefix.String() != "fd00::/64" {
 		t.Errorf("facts %+v, %v", facts, err)
 	}
 }
@@ -211,7 +217,7 @@ func TestSeedImage(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	raw, sum, err := image(s.files("version: 2\n"))
+	raw, sum, err := nocloud.Image(s.files("version: 2\n"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -246,7 +252,7 @@ func TestSeedImage(t *testing.T) {
 	if got := strings.Join(names, " "); got != "meta-data network-config user-data vendor-data" {
 		t.Errorf("files %q", got)
 	}
-	again, sameSum, err := image(s.files("version: 2\n"))
+	again, sameSum, err := nocloud.Image(s.files("version: 2\n"))
 	if err != nil || sum != sameSum || len(again) != len(raw) {
 		t.Errorf("the same seed has checksums %s and %s, %v", sum, sameSum, err)
 	}
@@ -264,10 +270,37 @@ func TestNames(t *testing.T) {
 			t.Errorf("%s: %s, want %s", name, got, c.want)
 		}
 	}
-	if macOf("c", "web", 0) != macOf("c", "web", 0) || macOf("c", "web", 0) == macOf("c", "web", 1) || macOf("c", "web", 0) == macOf("d", "web", 0) {
+	first := macOf("c", "web", 0)
+	if again := macOf("c", "web", 0); again != first || first == macOf("c", "web", 1) || first == macOf("d", "web", 0) {
 		t.Error("addresses are not those of cluster, domain and interface")
 	}
 	if u := uuidOf("c", "web"); len(u) != 36 || u == uuidOf("c", "web2") {
 		t.Errorf("uuid %s", u)
+	}
+}
+
+// The network is asked for what only it knows: an interface that was told its address may still be known
+// by a former one.
+func TestAsked(t *testing.T) {
+	const domain = `<domain><devices>
+<interface type='bridge'><mac address='52:54:00:00:00:0A'/><source bridge='br0'/><target dev='vnet0'/></interface>
+<interface type='network'><mac address='52:54:00:00:00:0b'/><source network='default'/></interface>
+</devices></domain>`
+	const macA, macB = "52:54:00:00:00:0a", "52:54:00:00:00:0b"
+	a, b := address{name: "vnet0", mac: macA}, address{mac: macB}
+	for _, c := range []struct {
+		name   string
+		record *record
+		want   []address
+	}{
+		{"an existing agent's domain", nil, []address{a, b}},
+		{"two leases", &record{Leases: 2}, []address{a, b}},
+		{"static addresses only", &record{Static: []string{"10.0.0.1", "10.0.0.2"}, Fixed: []string{macA, macB}}, nil},
+		{"one of each", &record{Leases: 1, Static: []string{"10.0.0.1"}, Fixed: []string{macA}}, []address{b}},
+		{"one of each, by an agent that did not write down which", &record{Leases: 1, Static: []string{"10.0.0.1"}}, []address{a, b}},
+	} {
+		if got := c.record.asked(interfacesOf(domain)); len(got)+len(c.want) > 0 && !reflect.DeepEqual(got, c.want) {
+			t.Errorf("%s: %v, want %v", c.name, got, c.want)
+		}
 	}
 }

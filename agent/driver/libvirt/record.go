@@ -3,6 +3,7 @@ package libvirt
 import (
 	"encoding/json"
 	"encoding/xml"
+	"slices"
 	"strings"
 	"time"
 
@@ -27,12 +28,30 @@ type record struct {
 	Disks    []ownDisk `json:"disks,omitempty"`
 	Leftover []ownDisk `json:"leftover,omitempty"`
 	Seed     *seedFact `json:"seed,omitempty"`
+	CPU      *cpuFact  `json:"cpu,omitempty"`
 	// Console is the file with the serial console's output.
 	Console string `json:"console,omitempty"`
 	// Static are the addresses that the guest was told to take, without prefix length.
 	Static []string `json:"static,omitempty"`
 	// Leases is the number of interfaces whose address somebody else gives.
 	Leases int `json:"leases,omitempty"`
+	// Fixed are the interfaces with a static address, by their MAC addresses.
+	Fixed []string `json:"fixed,omitempty"`
+	// Heard are the addresses that each interface said it has since the last start, so that an agent
+	// which restarts knows them: a guest may not say it again for days.
+	Heard map[string][]string `json:"heard,omitempty"`
+}
+
+// asked are those of a domain's interfaces whose address somebody else gives. Of one with a static address
+// the network may still know the former one: it keeps its MAC address over an update.
+func (r *record) asked(nics []address) []address {
+	if r == nil { // an existing agent made it
+		return nics
+	}
+	if r.Leases == 0 {
+		return nil
+	}
+	return slices.DeleteFunc(nics, func(n address) bool { return slices.Contains(r.Fixed, n.mac) })
 }
 
 // ownDisk is a disk that we made: a file, or a volume of a storage pool.

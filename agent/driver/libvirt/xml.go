@@ -2,9 +2,11 @@ package libvirt
 
 import (
 	"fmt"
+	"path/filepath"
 	"strconv"
 	"strings"
 
+	"github.com/persys/compute/agent/driver/libvirt/nocloud"
 	"libvirt.org/go/libvirtxml"
 )
 
@@ -25,6 +27,7 @@ func domainXML(p *plan, at found) (string, error) {
 		Metadata: &libvirtxml.DomainMetadata{XML: at.record.element()},
 		Memory:   &libvirtxml.DomainMemory{Value: p.memory, Unit: "MiB"},
 		VCPU:     &libvirtxml.DomainVCPU{Value: p.vcpus},
+		CPUTune:  cpuTune(at.record.CPU),
 		OS:       &libvirtxml.DomainOS{Type: &libvirtxml.DomainOSType{Type: "hvm", Machine: m.machine}, Firmware: m.firmware},
 		Features: &libvirtxml.DomainFeatureList{ACPI: &libvirtxml.DomainFeature{}, APIC: &libvirtxml.DomainFeatureAPIC{}},
 		Clock:    &libvirtxml.DomainClock{Offset: "utc"},
@@ -50,13 +53,13 @@ func domainXML(p *plan, at found) (string, error) {
 	}
 	for _, n := range p.nics {
 		nic := libvirtxml.DomainInterface{
-			MAC:   &libvirtxml.DomainInterfaceMAC{Address: n.mac},
+			MAC:   &libvirtxml.DomainInterfaceMAC{Address: n.MAC},
 			Model: &libvirtxml.DomainInterfaceModel{Type: "virtio"},
 		}
-		if at.bridges[n.network] {
-			nic.Source = &libvirtxml.DomainInterfaceSource{Bridge: &libvirtxml.DomainInterfaceSourceBridge{Bridge: n.network}}
+		if at.bridges[n.Network] {
+			nic.Source = &libvirtxml.DomainInterfaceSource{Bridge: &libvirtxml.DomainInterfaceSourceBridge{Bridge: n.Network}}
 		} else {
-			nic.Source = &libvirtxml.DomainInterfaceSource{Network: &libvirtxml.DomainInterfaceSourceNetwork{Network: n.network}}
+			nic.Source = &libvirtxml.DomainInterfaceSource{Network: &libvirtxml.DomainInterfaceSourceNetwork{Network: n.Network}}
 		}
 		dev.Interfaces = append(dev.Interfaces, nic)
 	}
@@ -180,13 +183,13 @@ func volumeXML(d diskPlan, capacity int64, imageFormat string) (string, error) {
 }
 
 // networkFacts reads the addresses of a libvirt network.
-func networkFacts(networkXML string) ([]subnet, error) {
+func networkFacts(networkXML string) ([]nocloud.Subnet, error) {
 	var n libvirtxml.Network
 	if err := n.Unmarshal(networkXML); err != nil {
 		return nil, fmt.Errorf("network: %w", err)
 	}
 	routes := n.Forward != nil && (n.Forward.Mode == "" || n.Forward.Mode == "nat" || n.Forward.Mode == "route" || n.Forward.Mode == "open")
-	var out []subnet
+	var out []nocloud.Subnet
 	for _, ip := range n.IPs {
 		length := ip.Address + "/" + strconv.Itoa(int(ip.Prefix))
 		if ip.Prefix == 0 {
@@ -196,17 +199,17 @@ func networkFacts(networkXML string) ([]subnet, error) {
 			}
 			length = ip.Address + "/" + strconv.Itoa(bits)
 		}
-		p, err := prefixOf(length)
+		p, err := nocloud.Prefix(length)
 		if err != nil {
 			return nil, fmt.Errorf("network: %w", err)
 		}
-		out = append(out, subnet{prefix: p.Masked(), router: p.Addr(), routes: routes})
+		out = append(out, nocloud.Subnet{Prefix: p.Masked(), Router: p.Addr(), Routes: routes})
 	}
 	return out, nil
 }
 
 func maskBits(mask string) int {
-	p, err := prefixOf(mask)
+	p, err := nocloud.Prefix(mask)
 	if err != nil || !p.Addr().Is4() {
 		return 0
 	}
@@ -217,4 +220,25 @@ func maskBits(mask string) int {
 		}
 	}
 	return bits
+}
+
+// legacyDisks are the files that an existing agent made for a domain: disks with a marker beside
+// them, and the seed at its fixed place (contract/state-etcd.md).
+func (d *Driver) legacyDisks(in *instance) []ownDisk {
+	var dom libvirtxml.Domain
+	if dom.Unmarshal(in.domain.config) != nil || dom.Devices == nil {
+		return nil
+	}
+	var out []ownDisk
+	for _, disk := range dom.Devices.Disks {
+		if disk.Source == nil || disk.Source.File == nil {
+			continue
+		}
+		path := disk.Source.File.File
+		made, _ := exists(path + markerSuffix)
+		if made || filepath.Base(path) == in.name+"-cloud-init.iso" {
+			out = append(out, ownDisk{Path: path})
+		}
+	}
+	return out
 }

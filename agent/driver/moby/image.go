@@ -82,6 +82,7 @@ func (e *Engine) Refresh(ctx context.Context, id driver.ID, img Image) error {
 	}
 	err = e.Pull(ctx, id, img, e.opt.RefreshTimeout)
 	if err == nil {
+		e.renewed(ctx, img, res.ID)
 		return nil
 	}
 	if ctx.Err() != nil || driver.ClassOf(err) == driver.RuntimeUnhealthy {
@@ -90,6 +91,18 @@ func (e *Engine) Refresh(ctx context.Context, id driver.ID, img Image) error {
 	e.log.Warn("the image could not be renewed; the copy on this machine is used",
 		"workload", string(id), "image", img.Name, "error", err)
 	return nil
+}
+
+// renewed tells of an image that has lost its name to a newer one.
+func (e *Engine) renewed(ctx context.Context, img Image, before string) {
+	if e.opt.Pulled == nil {
+		return
+	}
+	ctx, cancel := e.Call(ctx)
+	defer cancel()
+	if now, err := e.Client.ImageInspect(ctx, img.Name); err == nil && now.ID != before {
+		e.opt.Pulled(img.Name, before)
+	}
 }
 
 // Pull fetches an image for a workload and reads the engine's progress to its end, where late errors
@@ -116,7 +129,7 @@ func (e *Engine) Pull(ctx context.Context, id driver.ID, img Image, limit time.D
 	err := e.pullAndDrain(pullCtx, id, img.Name, auth)
 	if err == nil {
 		if mine {
-			e.opt.Pulled(img.Name)
+			e.opt.Pulled(img.Name, "")
 		}
 		return nil
 	}

@@ -6,6 +6,7 @@ package moby
 import (
 	"context"
 	"log/slog"
+	"sync"
 	"time"
 
 	"github.com/moby/moby/api/types/container"
@@ -25,8 +26,9 @@ type Options struct {
 	// Progress is told how far a pull for a workload is, every few seconds, and "" at its end. It must
 	// not block. May be nil.
 	Progress func(id driver.ID, text string)
-	// Pulled is told of each image that was pulled and had not been here before. May be nil.
-	Pulled func(ref string)
+	// Pulled is told of each image that was pulled and had not been here before; or of one that was
+	// renewed, with the id of the image that had the name until then. May be nil.
+	Pulled func(ref, before string)
 	// CallTimeout bounds one call to the engine. Default 60 s: a busy engine is slow to start.
 	CallTimeout time.Duration
 	// PullTimeout bounds one pull. Default 10 min.
@@ -44,6 +46,10 @@ type Engine struct {
 	opt    Options
 	log    *slog.Logger
 	tails  tailCache
+	layers struct {
+		mu          sync.Mutex
+		known, able bool
+	}
 }
 
 // Open connects lazily: an engine that is down is no error here, but in every call, with class

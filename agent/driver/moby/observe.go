@@ -28,6 +28,7 @@ func Observe(in container.InspectResponse) driver.Observed {
 	o.RuntimeID = in.ID
 	o.Name = strings.TrimPrefix(in.Name, "/")
 	o.RestartCount = in.RestartCount
+	o.DiskCapped = in.HostConfig != nil && in.HostConfig.StorageOpt[LayerSize] != ""
 	state := in.State
 	if state == nil {
 		state = &container.State{}

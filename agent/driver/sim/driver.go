@@ -260,6 +260,15 @@ func (d *Driver) List(ctx context.Context) ([]driver.Observed, error) {
 	return out, nil
 }
 
+// Look is driver.Looker's.
+func (d *Driver) Look(ctx context.Context, id driver.ID) (*driver.Observed, error) {
+	all, err := d.List(ctx)
+	if i := slices.IndexFunc(all, func(o driver.Observed) bool { return o.ID == id }); i >= 0 {
+		return &all[i], err
+	}
+	return nil, err
+}
+
 func (d *Driver) observe(r record) driver.Observed {
 	p := r.at(d.engine.opt.Mono())
 	o := driver.FromLabels(r.Labels)

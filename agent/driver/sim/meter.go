@@ -9,7 +9,8 @@ import (
 
 var _ driver.Meter = (*Driver)(nil)
 
-// What a simulated workload uses: a hundredth of a processor, 8 MiB, and a page of disk.
+// What a simulated workload uses: a hundredth of a processor, 8 MiB, and a page of disk, which it read and
+// wrote once and got and sent over the network.
 const (
 	simShare  = 100
 	simMemory = 8 << 20
@@ -29,7 +30,7 @@ func (d *Driver) Usage(ctx context.Context, of []driver.Observed) ([]driver.Usag
 		}
 		out = append(out, driver.Usage{
 			ID: o.ID, Instance: o.RuntimeID + "@" + o.StartedAt.String(), At: now, CPU: max(0, now.Sub(o.StartedAt)) / simShare,
-			Memory: simMemory, Disk: simDisk, Source: "sim",
+			Memory: simMemory, Disk: simDisk, DiskRead: simDisk, DiskWrite: simDisk, NetReceived: simDisk, NetSent: simDisk, Source: "sim",
 		})
 	}
 	return out, nil

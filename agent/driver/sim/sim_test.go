@@ -3,6 +3,7 @@ package sim_test
 import (
 	"context"
 	"fmt"
+	"path/filepath"
 	"strings"
 	"sync"
 	"testing"
@@ -33,6 +34,14 @@ func engine(t testing.TB, opt sim.Options) *sim.Engine {
 		t.Fatal(err)
 	}
 	return e
+}
+
+// full is an engine whose folder is on a small file system.
+func full(t *testing.T, node string) (driver.Driver, func(), func()) {
+	dir := filepath.Join(t.TempDir(), "small")
+	drivertest.Small(t, dir, 1<<20)
+	fill, empty := drivertest.Fill(t, dir)
+	return engine(t, sim.Options{Dir: filepath.Join(dir, "engine")}).Driver(driver.Identity{ClusterID: "c1", NodeID: node}), fill, empty
 }
 
 func TestConformance(t *testing.T) {
@@ -85,6 +94,8 @@ func TestConformance(t *testing.T) {
 					}
 					return e.Driver(driver.Identity{ClusterID: "c1", NodeID: node}), down("told to"), down("")
 				},
+				Full:     full,
+				Away:     2 * time.Second,
 				Patience: 10 * time.Second,
 			})
 			if pairs := overlaps(t, open(t)); len(pairs) > 0 {

@@ -125,7 +125,7 @@ type folder struct {
 }
 
 func openFolder(dir, engineID string) (*folder, error) {
-	if err := os.MkdirAll(filepath.Join(dir, "records"), 0o755); err != nil {
+	if err := os.MkdirAll(filepath.Join(dir, "records"), 0o700); err != nil {
 		return nil, err
 	}
 	f := &folder{dir: dir}
@@ -145,7 +145,7 @@ func (f *folder) path(name string) string { return filepath.Join(f.dir, name) }
 // lock also keeps this process's own goroutines apart: a lock on one open file is shared by them.
 func (f *folder) lock() (func() error, error) {
 	f.mu.Lock()
-	file, err := os.OpenFile(f.path("lock"), os.O_CREATE|os.O_RDWR, 0o644)
+	file, err := os.OpenFile(f.path("lock"), os.O_CREATE|os.O_RDWR, 0o600)
 	if err != nil {
 		f.mu.Unlock()
 		return nil, err
@@ -169,7 +169,7 @@ func (f *folder) lock() (func() error, error) {
 // replace writes a file so that a killed process leaves the old or the new one.
 func (f *folder) replace(path string, data []byte) error {
 	temporary := path + ".new"
-	if err := os.WriteFile(temporary, data, 0o644); err != nil {
+	if err := os.WriteFile(temporary, data, 0o600); err != nil {
 		return err
 	}
 	return os.Rename(temporary, path)
@@ -237,7 +237,7 @@ func (f *folder) log(e entry) error {
 	if err != nil {
 		return err
 	}
-	file, err := os.OpenFile(f.path("runs.log"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644)
+	file, err := os.OpenFile(f.path("runs.log"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
 	if err != nil {
 		return err
 	}

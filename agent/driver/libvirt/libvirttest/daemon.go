@@ -22,6 +22,7 @@ import (
 // script is process 1 of the namespaces. It keeps a daemon running, unless the file "down" is there.
 const script = `set -e
 D=$1
+C=$2
 for p in /run/libvirt /var/lib/libvirt /var/log/libvirt /var/cache/libvirt /etc/libvirt; do
 	mkdir -p "$D/root$p" "$p"
 done
@@ -29,13 +30,21 @@ cp -a /etc/libvirt/. "$D/root/etc/libvirt/"
 for p in /run/libvirt /var/lib/libvirt /var/log/libvirt /var/cache/libvirt /etc/libvirt; do
 	mount --bind "$D/root$p" "$p"
 done
+# What /sys tells of the network is what it was when it was mounted: libvirt would set up the bridges
+# of the machine that have the names of its own.
+mkdir "$D/sys"
+mount -t sysfs sysfs "$D/sys"
+for p in /sys/devices/virtual/net /sys/class/net; do
+	mount --bind "$D$p" "$p"
+done
+umount "$D/sys"
 # Without user=root libvirt can not open /dev/kvm and asks QEMU anew at every call.
 cat >>/etc/libvirt/qemu.conf <<EOF
 user = "root"
 group = "root"
 security_driver = "none"
 namespaces = []
-cgroup_controllers = []
+cgroup_controllers = [$C]
 EOF
 cat >"$D/libvirtd.conf" <<EOF
 unix_sock_dir = "$D/sock"
@@ -48,6 +57,8 @@ mkdir -p "$D/sock" /run/libvirt
 ip link set lo up
 virtlogd --daemon --pid-file "$D/virtlogd.pid"
 set +e
+# A second hierarchy that has no controllers, beside one that has: libvirt starts no guest there.
+[ -z "$C" ] || umount /sys/fs/cgroup/unified 2>/dev/null
 while [ ! -e "$D/quit" ]; do
 	if [ -e "$D/down" ]; then
 		sleep 0.05
@@ -85,8 +96,9 @@ func Missing() string {
 	return ""
 }
 
-// Start starts a daemon and waits until it answers; its network "default" is up.
-func Start(ctx context.Context) (*Daemon, error) {
+// Start starts a daemon and waits until it answers; its network "default" is up. It keeps guests in cgroups
+// of the controllers named, none by default.
+func Start(ctx context.Context, controllers ...string) (*Daemon, error) {
 	dir, err := os.MkdirTemp("", "pv-") // short: sockets have at most 108 bytes
 	if err != nil {
 		return nil, err
@@ -100,12 +112,21 @@ func Start(ctx context.Context) (*Daemon, error) {
 		return nil, err
 	}
 	defer out.Close()
-	d.cmd = exec.Command("unshare", "--mount", "--net", "--pid", "--fork", "--kill-child=KILL", "--mount-proc", "sh", "-c", script, "sh", dir)
+	// Here, so that both the namespaces and the caller see it.
+	if err := errors.Join(os.Mkdir(d.Small(), 0o755), syscall.Mount("persys-small", d.Small(), "tmpfs", 0, "mode=0755,size=16m")); err != nil {
+		return nil, errors.Join(err, os.RemoveAll(dir))
+	}
+	quoted := make([]string, len(controllers))
+	for i, c := range controllers {
+		quoted[i] = strconv.Quote(c)
+	}
+	d.cmd = exec.Command("unshare", "--mount", "--net", "--pid", "--fork", "--kill-child=KILL", "--mount-proc",
+		"sh", "-c", script, "sh", dir, strings.Join(quoted, ", "))
 	d.cmd.Env = append(os.Environ(), "PATH="+os.Getenv("PATH")+":/usr/sbin:/sbin", "LC_ALL=C")
 	d.cmd.Stdout, d.cmd.Stderr = out, out
 	d.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	if err := d.cmd.Start(); err != nil {
-		return nil, errors.Join(err, os.RemoveAll(dir))
+		return nil, errors.Join(err, syscall.Unmount(d.Small(), syscall.MNT_DETACH), os.RemoveAll(dir))
 	}
 	go func() {
 		_ = d.cmd.Wait() // it is killed in the end
@@ -119,6 +140,9 @@ func Start(ctx context.Context) (*Daemon, error) {
 	}
 	return d, nil
 }
+
+// Small is a folder on a file system of 16 MiB, to be filled up.
+func (d *Daemon) Small() string { return filepath.Join(d.Dir, "small") }
 
 // Await waits until the daemon answers.
 func (d *Daemon) Await(ctx context.Context) error {
@@ -231,6 +255,23 @@ func (d *Daemon) Restart(ctx context.Context) error {
 	return d.Up(ctx)
 }
 
+// ForgetUnborn is what an operator does about machines that the daemon keeps locked because it was killed in
+// the middle of their start: what it has noted of those that have no QEMU goes while it is down.
+func (d *Daemon) ForgetUnborn(ctx context.Context) error {
+	if err := d.Down(ctx); err != nil {
+		return err
+	}
+	notes, err := filepath.Glob(filepath.Join(d.Dir, "root", "run", "libvirt", "qemu", "*.xml"))
+	for _, note := range notes {
+		text, no := os.ReadFile(note)
+		if no == nil && bytes.Contains(text, []byte(" pid='0'>")) {
+			no = os.Remove(note)
+		}
+		err = errors.Join(err, no)
+	}
+	return errors.Join(err, d.Up(ctx))
+}
+
 // Close ends the daemon and everything that runs on it.
 func (d *Daemon) Close() error {
 	_ = d.cmd.Process.Kill() // takes process 1 of the namespaces along, and so all of them
@@ -238,6 +279,9 @@ func (d *Daemon) Close() error {
 	case <-d.done:
 	case <-time.After(10 * time.Second):
 		return errors.New("the libvirt daemon does not end")
+	}
+	if err := syscall.Unmount(d.Small(), syscall.MNT_DETACH); err != nil {
+		return err
 	}
 	var err error
 	for range 50 { // what the guests had open is let go a moment later

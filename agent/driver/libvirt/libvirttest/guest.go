@@ -11,6 +11,8 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+
+	"github.com/persys/compute/testbed"
 )
 
 // Where the parts of a real guest are on its disk, in sectors of 512 bytes. The first megabyte is the
@@ -22,7 +24,7 @@ const (
 
 // GuestMissing names what is missing to build a real guest; empty when nothing is.
 func GuestMissing(ctx context.Context) string {
-	root, err := moduleRoot(ctx)
+	root, err := testbed.Root(ctx)
 	if err != nil {
 		return err.Error()
 	}
@@ -46,7 +48,7 @@ func Guest(ctx context.Context) (string, error) {
 	if missing := GuestMissing(ctx); missing != "" {
 		return "", errors.New(missing)
 	}
-	root, err := moduleRoot(ctx)
+	root, err := testbed.Root(ctx)
 	if err != nil {
 		return "", err
 	}
@@ -80,14 +82,6 @@ func Guest(ctx context.Context) (string, error) {
 		return "", err
 	}
 	return image, os.Rename(filepath.Join(work, "disk.qcow2"), image)
-}
-
-func moduleRoot(ctx context.Context) (string, error) {
-	out, err := exec.CommandContext(ctx, "go", "env", "GOMOD").Output()
-	if err != nil {
-		return "", err
-	}
-	return filepath.Dir(strings.TrimSpace(string(out))), nil
 }
 
 func run(ctx context.Context, dir string, env []string, args ...string) error {

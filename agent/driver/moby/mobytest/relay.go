@@ -2,6 +2,7 @@ package mobytest
 
 import (
 	"context"
+	"fmt"
 	"io"
 	"net"
 	"path/filepath"
@@ -10,6 +11,8 @@ import (
 	"testing"
 
 	"github.com/moby/moby/client"
+
+	"github.com/persys/compute/testbed"
 )
 
 // Relay stands between a driver and an engine on a Unix socket, and can be cut.
@@ -22,12 +25,12 @@ type Relay struct {
 	wg    sync.WaitGroup
 }
 
-// NewRelay opens a relay to the engine that cli reaches; it skips the test when that is on no Unix socket.
+// NewRelay opens a relay to the engine that cli reaches; the test needs that on a Unix socket.
 func NewRelay(t *testing.T, cli *client.Client) *Relay {
 	t.Helper()
 	target, ok := strings.CutPrefix(cli.DaemonHost(), "unix://")
 	if !ok {
-		t.Skipf("the engine is at %s; this test needs a unix socket", cli.DaemonHost())
+		testbed.Need(t, "an engine on a Unix socket", fmt.Errorf("it is at %s", cli.DaemonHost()))
 	}
 	r := &Relay{path: filepath.Join(t.TempDir(), "relay.sock"), target: target}
 	if err := r.open(); err != nil {

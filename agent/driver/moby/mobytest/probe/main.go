@@ -25,6 +25,12 @@ func main() {
 	switch args[0] {
 	case "serve":
 		serve()
+	case "write": // a file of so many bytes, then serve
+		if err := os.WriteFile(args[1], make([]byte, number(args[2])), 0o600); err != nil {
+			fmt.Fprintln(os.Stderr, "probe:", err)
+			os.Exit(1)
+		}
+		serve()
 	case "exit":
 		fmt.Fprintf(os.Stderr, "probe: exiting with code %s\n", args[1])
 		os.Exit(number(args[1]))
@@ -47,6 +53,11 @@ func main() {
 		os.Exit(number(args[3]))
 	case "cat":
 		if _, err := io.Copy(os.Stdout, os.Stdin); err != nil {
+			fmt.Fprintln(os.Stderr, "probe:", err)
+			os.Exit(1)
+		}
+	case "shout": // says it as the container's first process
+		if err := os.WriteFile("/proc/1/fd/1", []byte(args[1]+"\n"), 0); err != nil {
 			fmt.Fprintln(os.Stderr, "probe:", err)
 			os.Exit(1)
 		}

@@ -1,0 +1,44 @@
+package docker_test
+
+import (
+	"fmt"
+	"testing"
+
+	"github.com/persys/compute/agent/driver"
+	"github.com/persys/compute/agent/driver/docker"
+	"github.com/persys/compute/agent/driver/moby/mobytest"
+	"github.com/persys/compute/testbed"
+)
+
+// An engine that could keep a disk limit, but whose disk has no quotas, runs the container all the same;
+// what it wrote can be measured.
+func TestDiskLimit(t *testing.T) {
+	e := theEngine(t)
+	for name, host := range map[string]string{
+		"the engine has a driver that may know it": mobytest.NewSmall(t, 96<<20, e.probe, e.image).Host,
+		"the machine's engine":                     "",
+	} {
+		t.Run(name, func(t *testing.T) {
+			b := newBench(t, func(o *docker.Options) { o.Host = host })
+			spec := b.spec("limited", containerBody(e.image, "write", "/data", "3000000"))
+			spec.DiskLimit = 1 << 30
+			b.ensure(spec)
+			var o driver.Observed
+			testbed.Within(t, testbed.Patience, "the bytes that it occupies", func() error {
+				o = b.observed(spec.ID)
+				seen, err := b.d.Occupied(b.ctx, []driver.Observed{o})
+				if err != nil {
+					return testbed.Final(err)
+				}
+				if n := seen[spec.ID]; n < 3_000_000 || n >= 4_000_000 {
+					return fmt.Errorf("%d, want about 3000000", n)
+				}
+				return nil
+			})
+			if o.State != driver.Running {
+				t.Errorf("state %s: %s", o.State, o.Message)
+			}
+			t.Logf("kept by the engine: %v", o.DiskCapped)
+		})
+	}
+}

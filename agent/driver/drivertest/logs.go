@@ -1,0 +1,107 @@
+package drivertest
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/persys/compute/agent/driver"
+	"github.com/persys/compute/testbed"
+)
+
+func testLogs(t *testing.T, s *suite) {
+	d := s.Open(t, nodeA)
+	spec := s.spec(t, d, nodeA, "logs", s.Steady(1))
+	s.ensure(t, d, spec)
+	testbed.Within(t, s.Patience, "its first line", func() error {
+		if text := s.logs(t, d, spec.ID, driver.LogOptions{}); !strings.Contains(text, s.LogLine) {
+			return fmt.Errorf("no line %q in %q", s.LogLine, text)
+		}
+		return nil
+	})
+	stamped := s.logs(t, d, spec.ID, driver.LogOptions{Timestamps: true, Tail: 1})
+	lines := strings.Split(strings.TrimSpace(stamped), "\n")
+	if len(lines) != 1 {
+		t.Fatalf("Tail 1 gives %d lines: %q", len(lines), stamped)
+	}
+	stamp, _, _ := strings.Cut(lines[0], " ")
+	if _, err := time.Parse(time.RFC3339Nano, stamp); err != nil {
+		t.Errorf("line %q does not begin with a time: %v", lines[0], err)
+	}
+	// The time of a line is told, and a reader that goes on from there misses nothing.
+	var seen time.Time
+	plain := s.logs(t, d, spec.ID, driver.LogOptions{Seen: func(at time.Time) { seen = at }})
+	if began, err := time.Parse(time.RFC3339Nano, stamp); err == nil && seen.Before(began) || seen.After(time.Now().Add(time.Minute)) {
+		t.Errorf("the last line was told as of %s, it is of %s", seen, stamp)
+	}
+	if strings.Contains(plain, stamp) || !strings.Contains(plain, s.LogLine) {
+		t.Errorf("with the times told, but not asked for: %q", plain)
+	}
+	if again := s.logs(t, d, spec.ID, driver.LogOptions{Since: seen.Truncate(time.Second)}); !strings.HasSuffix(plain, again) || again == "" {
+		t.Errorf("from %s on it is %q, all is %q", seen.Truncate(time.Second), again, plain)
+	}
+	if later := s.logs(t, d, spec.ID, driver.LogOptions{Since: time.Now().Add(time.Hour)}); later != "" {
+		t.Errorf("lines of the future: %q", later)
+	}
+}
+
+func (s *suite) logs(t *testing.T, d driver.Driver, id driver.ID, options driver.LogOptions) string {
+	t.Helper()
+	rc, err := d.Logs(s.ctx, id, options)
+	if err != nil {
+		t.Fatalf("Logs: %v", err)
+	}
+	text, err := io.ReadAll(rc)
+	if err := errors.Join(err, rc.Close()); err != nil {
+		t.Fatalf("reading logs: %v", err)
+	}
+	return string(text)
+}
+
+func testLogsFollow(t *testing.T, s *suite) {
+	d := s.Open(t, nodeA)
+	spec := s.spec(t, d, nodeA, "follow", s.Steady(1))
+	s.ensure(t, d, spec)
+	rc, err := d.Logs(s.ctx, spec.ID, driver.LogOptions{Follow: true})
+	if err != nil {
+		t.Fatalf("Logs: %v", err)
+	}
+	defer rc.Close()
+	type result struct {
+		text []byte
+		err  error
+	}
+	done := make(chan result, 1)
+	go func() {
+		text, err := io.ReadAll(rc)
+		done <- result{text, err}
+	}()
+	s.await(t, d, spec.ID, driver.Running)
+	select {
+	case r := <-done:
+		t.Fatalf("the stream ended while it runs: %q, %v", r.text, r.err)
+	case <-time.After(300 * time.Millisecond):
+	}
+	if err := d.Halt(s.ctx, spec.ID, 5*time.Second); err != nil {
+		t.Fatalf("Halt: %v", err)
+	}
+	select {
+	case r := <-done:
+		if r.err != nil || !strings.Contains(string(r.text), s.LogLine) {
+			t.Errorf("followed %q, %v; want line %q", r.text, r.err, s.LogLine)
+		}
+	case <-time.After(s.Patience):
+		t.Fatal("the stream does not end with the workload")
+	}
+}
+
+func testLogsAbsent(t *testing.T, s *suite) {
+	rc, err := s.Open(t, nodeA).Logs(s.ctx, driver.ID(s.Prefix+"never"), driver.LogOptions{})
+	if err == nil {
+		rc.Close()
+	}
+	wantClass(t, err, driver.RuntimeResourceMissing)
+}

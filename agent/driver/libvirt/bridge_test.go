@@ -1,0 +1,178 @@
+//go:build linux && cgo && libvirt_dlopen
+
+package libvirt
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"os/exec"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/persys/compute/agent/driver"
+	"github.com/persys/compute/agent/driver/libvirt/libvirttest"
+	agentv1 "github.com/persys/compute/api/agent/v1"
+	"github.com/persys/compute/testbed"
+)
+
+// lanEnv tells the test that it runs beside the bridge: the daemon's address and folder, the guest's
+// image, and the words of the command that pings from the router, one on each line.
+const lanEnv = "PERSYS_TEST_LAN"
+
+const lanBridge = "brlan"
+
+// Guests on a plain bridge get the address that they are told, or the one that a DHCP server on the
+// bridge gives them, and the driver finds out which, though nobody there talks to this machine.
+//
+// The driver looks for bridges, and listens, where its own process is. So the test makes the bridge in
+// the daemon's network and runs itself once more in there.
+func TestGuestOnABridge(t *testing.T) {
+	if beside := os.Getenv(lanEnv); beside != "" {
+		lines := strings.Split(beside, "\n")
+		guestsOnABridge(t, &libvirttest.Daemon{URI: lines[0], Dir: lines[1]}, lines[2], lines[3:])
+		return
+	}
+	daemon := theDaemon(t)
+	image := realGuest(t)
+	busybox := testbed.Program(t, "busybox")
+	ctx, cancel := context.WithTimeout(t.Context(), 8*time.Minute)
+	defer cancel()
+	lan, err := daemon.LAN(ctx, lanBridge, netip.MustParsePrefix("10.77.0.1/24"), netip.MustParseAddr("10.77.0.100"), netip.MustParseAddr("10.77.0.149"))
+	testbed.Need(t, "a bridge with a DHCP server", err)
+	t.Cleanup(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+		defer cancel()
+		if err := lan.Close(ctx); err != nil {
+			t.Error(err)
+		}
+	})
+	ping, err := lan.AtRouter(busybox, "ping", "-c", "1", "-W", "2")
+	if err != nil {
+		t.Fatal(err)
+	}
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	again, err := daemon.Here(self, "-test.run", "^"+t.Name()+"$", "-test.v", "-test.timeout", "7m")
+	if err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.CommandContext(ctx, again[0], again[1:]...)
+	cmd.Env = append(os.Environ(), lanEnv+"="+strings.Join(append([]string{daemon.URI, daemon.Dir, image}, ping...), "\n"))
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	out, err := cmd.CombinedOutput()
+	t.Logf("beside the bridge:\n%s", out)
+	if err != nil {
+		t.Errorf("beside the bridge: %v\nthe DHCP server:\n%s", err, lan.Log())
+	}
+}
+
+// guestsOnABridge boots one guest for each case, all at once, and looks at each.
+func guestsOnABridge(t *testing.T, daemon *libvirttest.Daemon, image string, ping []string) {
+	ctx, cancel := context.WithTimeout(t.Context(), 6*time.Minute)
+	defer cancel()
+	start := time.Now()
+	d := openDriver(t, daemon, "node-a", func(o *Options) { o.StopGrace = 30 * time.Second })
+	leased := func(prefix string) func(string) bool {
+		return func(ip string) bool {
+			a, err := netip.ParseAddr(ip)
+			return err == nil && netip.MustParsePrefix(prefix).Contains(a)
+		}
+	}
+	exactly := func(want string) func(string) bool { return func(ip string) bool { return ip == want } }
+	cases := []struct {
+		id       driver.ID
+		what     string
+		networks []*agentv1.NetworkConfig
+		// want says of each interface in turn which address it has.
+		want []func(string) bool
+	}{
+		{
+			id: "told", what: "a static address",
+			networks: []*agentv1.NetworkConfig{{Network: lanBridge, IpAddress: "10.77.0.5/24"}},
+			want:     []func(string) bool{exactly("10.77.0.5")},
+		}, {
+			id: "leased", what: "an address by DHCP, beside one on libvirt's network",
+			networks: []*agentv1.NetworkConfig{{Network: "default"}, {Network: lanBridge}},
+			want:     []func(string) bool{leased("192.168.122.0/24"), leased("10.77.0.0/24")},
+		},
+	}
+	for _, c := range cases {
+		t.Cleanup(func() {
+			ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+			defer cancel()
+			if t.Failed() {
+				text, err := consoleLog(ctx, d, c.id)
+				t.Logf("console of %s: %s %v", c.id, text, err)
+			}
+			if err := errors.Join(d.Halt(ctx, c.id, 0), d.Remove(ctx, c.id)); err != nil {
+				t.Error(err)
+			}
+		})
+		err := d.Ensure(ctx, driver.Spec{
+			ID: c.id, Revision: "1", Content: "c1:1", ClusterID: testCluster, NodeID: "node-a", Running: true,
+			Body: body(&agentv1.VMSpec{
+				Vcpus: 1, MemoryMb: 192, OsImage: image, Networks: c.networks,
+				Disks: []*agentv1.DiskConfig{{Device: "vda", Format: "qcow2"}},
+			}),
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	hints, err := d.Events(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range cases {
+		t.Run(c.what, func(t *testing.T) {
+			o, err := listed(ctx, d, c.id)
+			for late := time.After(4 * time.Minute); err == nil && len(o.Addresses) < len(c.want); o, err = listed(ctx, d, c.id) {
+				select { // as an agent does, which looks when it is told to
+				case <-hints:
+				case <-late:
+					t.Fatalf("addresses %v after all this time, metadata %v", o.Addresses, o.Metadata)
+				}
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Logf("%v after %s", o.Addresses, time.Since(start))
+			if len(o.Addresses) != len(c.want) || o.Metadata["vm.primary_ip"] != o.Addresses[0] {
+				t.Fatalf("addresses %v, metadata %v", o.Addresses, o.Metadata)
+			}
+			for i, fits := range c.want {
+				if !fits(o.Addresses[i]) {
+					t.Errorf("interface %d has %s", i, o.Addresses[i])
+				}
+			}
+			// The guest says the same of itself, and it is so: somebody else on the bridge reaches it.
+			said := "guest: address " + o.Addresses[len(o.Addresses)-1] + "/24"
+			testbed.Within(t, 4*time.Minute, "the guest's console", func() error {
+				text, err := consoleLog(ctx, d, c.id)
+				if err == nil && !strings.Contains(text, said) {
+					err = fmt.Errorf("no %q in %s", said, text)
+				}
+				return err
+			})
+			testbed.Within(t, testbed.Patience, "an answer to ping", func() error {
+				args := append(slices.Clone(ping), o.Addresses[len(o.Addresses)-1])
+				if out, err := exec.CommandContext(ctx, args[0], args[1:]...).CombinedOutput(); err != nil {
+					return fmt.Errorf("%s: %w: %s", strings.Join(args, " "), err, out)
+				}
+				return nil
+			})
+			// An agent that restarts has not heard it, and the guest need not say it again.
+			if now, err := listed(ctx, openDriver(t, daemon, "node-a"), c.id); err != nil || !slices.Equal(now.Addresses, o.Addresses) {
+				t.Errorf("after a restart of the agent: %v, %v", now.Addresses, err)
+			}
+		})
+	}
+}

@@ -1,0 +1,130 @@
+package libvirt
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/persys/compute/agent/driver"
+)
+
+var _ driver.Collector = (*Driver)(nil)
+
+// ownerFile says in a domain's folder whose it is. A folder without one is nobody's to remove.
+const ownerFile = "persys-owner"
+
+// keepSuffix ends the names of domains' folders.
+const keepSuffix = ".persys"
+
+// owner is the text of an ownerFile: when, whose, for which workload.
+func owner(spec driver.Spec) string {
+	return time.Now().UTC().Format(time.RFC3339) + "\n" + spec.ClusterID + "\n" + spec.NodeID + "\n" + string(spec.ID) + "\n"
+}
+
+// keptFor is the workload whose domain a folder belonged to; false if it is not ours, or of a link.
+func (d *Driver) keptFor(domain string) (driver.ID, bool) {
+	dir := d.at.keep(domain)
+	if info, err := os.Lstat(dir); err != nil || !info.IsDir() {
+		return "", false
+	}
+	raw, err := os.ReadFile(filepath.Join(dir, ownerFile))
+	if err != nil {
+		return "", false
+	}
+	lines := strings.Split(strings.TrimSpace(string(raw)), "\n")
+	if len(lines) != 4 || lines[1] != d.identity.ClusterID || lines[2] != d.identity.NodeID || lines[3] == "" {
+		return "", false
+	}
+	return driver.ID(lines[3]), true
+}
+
+// Garbage is driver.Collector's: machines that nobody ordered, and the folders with cloud-init and
+// console of those that are gone. Disks hold data, so they go only with their machine.
+func (d *Driver) Garbage(ctx context.Context, q driver.GarbageQuery) ([]driver.Garbage, error) {
+	all, err := d.hv.domains(ctx)
+	if err != nil {
+		return nil, err
+	}
+	there := map[string]bool{}
+	var out []driver.Garbage
+	for _, dom := range all {
+		there[dom.name] = true
+		in := &instance{}
+		in.read(dom)
+		// Claimed ones carry no mark, so nothing proves that they are ours.
+		if !dom.persistent || in.config == nil || d.of(in.config, dom.name) != driver.Ours {
+			continue
+		}
+		id := driver.ID(in.config.Labels[driver.LabelWorkload])
+		if !q.Wanted(id) && !q.Busy(id) && time.Since(in.config.Created) >= q.Settled {
+			out = append(out, driver.Garbage{Kind: driver.Orphan, Name: dom.name, Workload: id,
+				Reason: fmt.Sprintf("machine %s (%s) of a workload that nobody ordered", dom.name, stateWord(dom.state))})
+		}
+	}
+	entries, err := os.ReadDir(d.opt.Images)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, storage(err)
+	}
+	for _, e := range entries {
+		name, ok := strings.CutSuffix(e.Name(), keepSuffix)
+		if !ok || there[name] {
+			continue
+		}
+		id, ours := d.keptFor(name)
+		if !ours || q.Wanted(id) || q.Busy(id) {
+			continue
+		}
+		bytes, newest, err := folder(d.at.keep(name))
+		if err != nil || time.Since(newest) < q.Settled {
+			continue
+		}
+		out = append(out, driver.Garbage{Kind: driver.ISO, Name: name, Workload: id, Bytes: bytes,
+			Reason: "cloud-init and console log of a machine that is gone"})
+	}
+	slices.SortFunc(out, func(a, b driver.Garbage) int {
+		if c := strings.Compare(string(a.Kind), string(b.Kind)); c != 0 {
+			return c
+		}
+		return strings.Compare(a.Name, b.Name)
+	})
+	return out, nil
+}
+
+// folder is the size of its files, and when the newest of them changed.
+func folder(dir string) (bytes int64, newest time.Time, err error) {
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		return 0, time.Time{}, err
+	}
+	for _, e := range entries {
+		info, err := e.Info()
+		if err != nil {
+			return 0, time.Time{}, err // it is being changed
+		}
+		bytes += info.Size()
+		if info.ModTime().After(newest) {
+			newest = info.ModTime()
+		}
+	}
+	return bytes, newest, nil
+}
+
+// Collect is driver.Collector's.
+func (d *Driver) Collect(ctx context.Context, g driver.Garbage) error {
+	switch g.Kind {
+	case driver.Orphan:
+		return d.Remove(ctx, g.Workload)
+	case driver.ISO:
+		if id, ours := d.keptFor(g.Name); !ours || id != g.Workload {
+			return nil // not garbage any more
+		}
+		return d.forgotten(ctx, g.Name)
+	}
+	return driver.Errorf(driver.InvalidConfiguration, "collect", "the runtime of virtual machines makes no %s", g.Kind)
+}

@@ -1,0 +1,193 @@
+package neighbours
+
+import (
+	"errors"
+	"io"
+	"net"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"reflect"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/persys/compute/testbed"
+)
+
+const (
+	macA = "52:54:00:00:00:0a"
+	macB = "52:54:00:00:00:0b"
+)
+
+// arp is a frame in which an interface asks for a neighbour, and changes to it.
+func arp(change ...func([]byte)) []byte {
+	f := []byte{
+		0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0x52, 0x54, 0, 0, 0, 0x0a, 0x08, 0x06,
+		0, 1, 0x08, 0, 6, 4, 0, 1,
+		0x52, 0x54, 0, 0, 0, 0x0a, 10, 77, 0, 130,
+		0, 0, 0, 0, 0, 0, 10, 77, 0, 1,
+	}
+	for _, c := range change {
+		c(f)
+	}
+	return f
+}
+
+func TestReadARP(t *testing.T) {
+	set := func(at int, to ...byte) func([]byte) { return func(f []byte) { copy(f[at:], to) } }
+	for _, c := range []struct {
+		name  string
+		frame []byte
+		want  string
+	}{
+		{"a question", arp(), "10.77.0.130"},
+		{"an answer", arp(set(21, 2)), "10.77.0.130"},
+		{"padded to the length of a frame", append(arp(), make([]byte, 18)...), "10.77.0.130"},
+		{"a probe for an address that nobody has yet", arp(set(28, 0, 0, 0, 0)), ""},
+		{"an address of one link", arp(set(28, 169, 254, 3, 4)), ""},
+		{"a group's address", arp(set(28, 224, 0, 0, 1)), ""},
+		{"sent by another interface than it says", arp(set(6, 2)), ""},
+		{"not ARP", arp(set(12, 0x08, 0x00)), ""},
+		{"not of an Ethernet", arp(set(15, 6)), ""},
+		{"not of IPv4", arp(set(16, 0x86, 0xdd)), ""},
+		{"addresses of another length", arp(set(18, 8)), ""},
+		{"cut short", arp()[:41], ""},
+		{"nothing", nil, ""},
+	} {
+		mac, ip, ok := readARP(c.frame)
+		if ok != (c.want != "") || ok && (ip.String() != c.want || mac != macA) {
+			t.Errorf("%s: %s has %s, %t; want %q", c.name, mac, ip, ok, c.want)
+		}
+	}
+}
+
+// What is heard of an interface is kept while it is so, and is bounded.
+func TestHeard(t *testing.T) {
+	start := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
+	type said struct {
+		after time.Duration
+		mac   string
+		ip    string
+	}
+	many := []said{}
+	for i := range 20 {
+		many = append(many, said{0, macA, netip.AddrFrom4([4]byte{10, 0, 0, byte(i + 1)}).String()})
+	}
+	for _, c := range []struct {
+		name  string
+		said  []said
+		since time.Duration
+		want  []string
+	}{
+		{"nothing", nil, 0, nil},
+		{"one", []said{{0, macA, "10.0.0.1"}}, 0, []string{"10.0.0.1"}},
+		{"one of another interface", []said{{0, macB, "10.0.0.1"}}, 0, nil},
+		{"two, in the order in which they were first heard", []said{{0, macA, "10.0.0.1"}, {1, macA, "10.0.0.2"}, {2, macA, "10.0.0.1"}}, 0, []string{"10.0.0.1", "10.0.0.2"}},
+		{"one before the guest's start", []said{{0, macA, "10.0.0.1"}}, time.Second, nil},
+		{"one before and after it", []said{{0, macA, "10.0.0.1"}, {time.Minute, macA, "10.0.0.1"}}, time.Second, []string{"10.0.0.1"}},
+		{"one that is long silent", []said{{0, macA, "10.0.0.1"}, {time.Hour, macB, "10.0.0.2"}}, 0, []string{"10.0.0.1"}},
+		{"another since, and not it", []said{{0, macA, "10.0.0.1"}, {11 * time.Minute, macA, "10.0.0.2"}}, 0, []string{"10.0.0.2"}},
+		{"one that moved to another interface", []said{{0, macA, "10.0.0.1"}, {1, macA, "10.0.0.9"}, {2, macB, "10.0.0.9"}}, 0, []string{"10.0.0.1"}},
+		{"more than an interface has", many, 0, []string{"10.0.0.1", "10.0.0.2", "10.0.0.3", "10.0.0.4", "10.0.0.5", "10.0.0.6", "10.0.0.7", "10.0.0.8"}},
+	} {
+		now := start
+		e := New()
+		e.now = func() time.Time { return now }
+		e.open = func() (io.ReadCloser, error) { return nil, errors.New("not here") }
+		_ = e.Want([]string{macA})
+		for _, s := range c.said {
+			now = start.Add(s.after)
+			e.hear(s.mac, netip.MustParseAddr(s.ip))
+		}
+		if got := e.Of(macA, start.Add(c.since)); !slices.Equal(got, c.want) {
+			t.Errorf("%s: %v, want %v", c.name, got, c.want)
+		}
+	}
+}
+
+// Nobody listens before there is something to hear, once it is refused that is told once, and nothing of
+// it is left after the end.
+func TestListening(t *testing.T) {
+	e := New()
+	refused := errors.New("not permitted")
+	opened := 0
+	e.open = func() (io.ReadCloser, error) { opened++; return nil, refused }
+	if err := e.Want(nil); err != nil || opened != 0 {
+		t.Errorf("for nobody: %v, opened %d times", err, opened)
+	}
+	macs := []string{macA}
+	if first, second := e.Want(macs), e.Want(macs); !errors.Is(first, refused) || second != nil {
+		t.Errorf("refused: %v, then %v", first, second)
+	}
+	r, w := io.Pipe()
+	e.open = func() (io.ReadCloser, error) { return r, nil }
+	if err := e.Want(macs); err != nil {
+		t.Fatal(err)
+	}
+	for _, frame := range [][]byte{{1, 2, 3}, arp()} {
+		if _, err := w.Write(frame); err != nil {
+			t.Fatal(err)
+		}
+	}
+	testbed.Until(t, "the address", func() bool { return slices.Equal(e.Of(macA, time.Time{}), []string{"10.77.0.130"}) })
+	e.Close()
+	if _, err := w.Write(arp()); !errors.Is(err, io.ErrClosedPipe) {
+		t.Errorf("after the end: %v", err)
+	}
+	e.open = func() (io.ReadCloser, error) { t.Error("it listens after its end"); return nil, refused }
+	_ = e.Want(macs)
+}
+
+// An interface that nobody asks for any more is forgotten.
+func TestForgotten(t *testing.T) {
+	now := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
+	e := New()
+	e.now = func() time.Time { return now }
+	e.open = func() (io.ReadCloser, error) { return nil, errors.New("not here") }
+	_ = e.Want([]string{macA, macB})
+	e.hear(macA, netip.MustParseAddr("10.0.0.1"))
+	e.hear(macB, netip.MustParseAddr("10.0.0.2"))
+	now = now.Add(forgetWanted + time.Second)
+	_ = e.Want([]string{macB})
+	if len(e.wanted) != 1 || len(e.heard) != 1 || len(e.Of(macB, time.Time{})) != 1 {
+		t.Errorf("wanted %v, heard %v", e.wanted, e.heard)
+	}
+}
+
+func TestKernelNeighbours(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "arp")
+	text := `IP address       HW type     Flags       HW address            Mask     Device
+10.0.0.5         0x1         0x2         52:54:00:00:00:0a     *        br0
+10.0.0.6         0x1         0x2         52:54:00:00:00:0a     *        br0
+10.0.0.7         0x1         0x0         00:00:00:00:00:00     *        br0
+169.254.0.7      0x1         0x2         52:54:00:00:00:0b     *        br0
+garbage
+`
+	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if got, want := Kernel(file), map[string][]string{macA: {"10.0.0.5", "10.0.0.6"}}; !reflect.DeepEqual(got, want) {
+		t.Errorf("%v, want %v", got, want)
+	}
+	if got := Kernel(file + ".none"); len(got) != 0 {
+		t.Errorf("without a table: %v", got)
+	}
+}
+
+// FuzzFrame: whatever is on the wire, what is read of it is an interface and an address that a guest may
+// have.
+func FuzzFrame(f *testing.F) {
+	f.Add(arp())
+	f.Add(arp()[:20])
+	f.Add([]byte{})
+	f.Fuzz(func(t *testing.T, frame []byte) {
+		mac, ip, ok := readARP(frame)
+		if !ok {
+			return
+		}
+		if hw, err := net.ParseMAC(mac); err != nil || len(hw) != 6 || !ip.Is4() || !ip.IsGlobalUnicast() {
+			t.Errorf("%q has %s, %v", mac, ip, err)
+		}
+	})
+}

@@ -1,0 +1,104 @@
+// Package nocloud writes what cloud-init reads: documents put together, the configuration of the network,
+// and the image of a NoCloud seed.
+package nocloud
+
+import (
+	"bytes"
+	"crypto/sha256"
+	"encoding/base64"
+	"encoding/hex"
+	"fmt"
+	"io"
+	"mime/multipart"
+	"net/textproto"
+	"strings"
+
+	"github.com/kdomanski/iso9660"
+)
+
+// File is one file of a seed.
+type File struct{ Name, Text string }
+
+// Together is one document of several, as cloud-init reads them: a MIME archive.
+func Together(boundary string, parts ...string) (string, error) {
+	var b bytes.Buffer
+	w := multipart.NewWriter(&b)
+	if err := w.SetBoundary(boundary); err != nil {
+		return "", err
+	}
+	fmt.Fprintf(&b, "Content-Type: multipart/mixed; boundary=%q\nMIME-Version: 1.0\n\n", w.Boundary())
+	for _, p := range parts {
+		kind := "text/cloud-config"
+		if strings.HasPrefix(p, "#!") {
+			kind = "text/x-shellscript"
+		}
+		out, err := w.CreatePart(textproto.MIMEHeader{"Content-Type": {kind}})
+		if err == nil {
+			_, err = io.WriteString(out, p)
+		}
+		if err != nil {
+			return "", err
+		}
+	}
+	if err := w.Close(); err != nil {
+		return "", err
+	}
+	return b.String(), nil
+}
+
+// Image is the ISO of a seed, and its checksum over the files: an ISO holds the time of its making.
+func Image(files []File) (iso []byte, checksum string, err error) {
+	w, err := iso9660.NewWriter()
+	if err != nil {
+		return nil, "", err
+	}
+	defer func() {
+		if e := w.Cleanup(); err == nil {
+			err = e
+		}
+	}()
+	sum := sha256.New()
+	for _, f := range files {
+		fmt.Fprintf(sum, "%s %d\n%s", f.Name, len(f.Text), f.Text)
+		if err := w.AddFile(strings.NewReader(f.Text), f.Name); err != nil {
+			return nil, "", err
+		}
+	}
+	var b bytes.Buffer
+	if err := w.WriteTo(&b, "cidata"); err != nil {
+		return nil, "", err
+	}
+	return b.Bytes(), hex.EncodeToString(sum.Sum(nil)), nil
+}
+
+// Plain undoes base64, which some tools send: text that is base64 of something that cloud-init
+// knows by its first line. Everything else is taken as it is.
+func Plain(s string) string {
+	raw, err := base64.StdEncoding.DecodeString(strings.Join(strings.Fields(s), ""))
+	if err != nil || len(raw) == 0 {
+		return s
+	}
+	for _, head := range []string{"#cloud-config", "#!", "#include", "#cloud-boothook", "#part-handler", "## template:", "Content-Type:", "MIME-Version:", "From "} {
+		if bytes.HasPrefix(raw, []byte(head)) {
+			return string(raw)
+		}
+	}
+	return s
+}
+
+// Hostname makes a name one that hosts may have.
+func Hostname(name string) string {
+	name = strings.Map(func(r rune) rune {
+		switch {
+		case r >= 'a' && r <= 'z', r >= '0' && r <= '9', r == '-', r == '.':
+			return r
+		case r >= 'A' && r <= 'Z':
+			return r + 'a' - 'A'
+		}
+		return '-'
+	}, name)
+	if len(name) > 63 {
+		name = name[:63]
+	}
+	return strings.Trim(name, "-.")
+}

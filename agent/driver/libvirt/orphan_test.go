@@ -1,0 +1,54 @@
+//go:build linux && cgo && libvirt_dlopen
+
+package libvirt
+
+import (
+	"context"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/persys/compute/agent/driver"
+)
+
+// A machine that nobody ordered goes with its disk and seed when a person asks for it; one of another node
+// and one that is wanted are not even found.
+func TestOrphanMachine(t *testing.T) {
+	daemon := theDaemon(t)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	d, sibling := openDriver(t, daemon, "node-a"), openDriver(t, daemon, "node-b")
+	for id, on := range map[string]*Driver{"orphan": d, "wanted": d, "theirs": sibling} {
+		spec := order(id, "c1:1", tiny(daemon, "serve"))
+		spec.NodeID = on.opt.NodeID
+		ensured(t, ctx, on, spec)
+	}
+	files := func() int {
+		t.Helper()
+		all, err := filepath.Glob(filepath.Join(images(daemon), `orphan[.\-]*`))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return len(all)
+	}
+	if files() < 2 {
+		t.Fatalf("%d files of the machine; want its disk and its folder", files())
+	}
+	found, err := d.Garbage(ctx, driver.GarbageQuery{
+		Wanted: func(id driver.ID) bool { return id == "wanted" }, Busy: func(driver.ID) bool { return false },
+	})
+	if err != nil || len(found) != 1 || found[0].Kind != driver.Orphan || found[0].Name != "orphan" || !strings.Contains(found[0].Reason, "(running)") {
+		t.Fatalf("found %+v, %v", found, err)
+	}
+	if err := d.Collect(ctx, found[0]); err != nil {
+		t.Fatal(err)
+	}
+	if n := files(); n != 0 {
+		t.Errorf("%d of its files are left", n)
+	}
+	out, err := daemon.Virsh(ctx, "list", "--all", "--name")
+	if names := strings.Fields(out); err != nil || len(names) != 2 {
+		t.Errorf("libvirt has %q, %v; want wanted and theirs", names, err)
+	}
+}

@@ -1,0 +1,64 @@
+//go:build linux && cgo && libvirt_dlopen
+
+package libvirt
+
+import (
+	"context"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/persys/compute/agent/driver"
+	"github.com/persys/compute/agent/driver/libvirt/libvirttest"
+	"github.com/persys/compute/testbed"
+)
+
+// A daemon with cgroups keeps a guest within its CPU quota, over an update and its own restart; one without
+// runs it all the same, and the status says so.
+func TestQuotaOnLibvirt(t *testing.T) {
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+	defer cancel()
+	plain := theDaemon(t)
+	vm := tiny(plain, "serve")
+	vm.CpuMillicores = 500
+	o := ensured(t, ctx, openDriver(t, plain, "node-a"), order("unkept", "c1:1", vm))
+	if o.Metadata["cpu_limit"] != "500 millicores, not kept" || !strings.Contains(o.Message, "cgroup") {
+		t.Errorf("without cgroups: %q, %q", o.Metadata["cpu_limit"], o.Message)
+	}
+
+	daemon, err := libvirttest.Start(ctx, "cpu")
+	testbed.Need(t, "a libvirt daemon with cgroups", err)
+	t.Cleanup(func() {
+		if err := daemon.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	if err := libvirttest.WriteTiny(filepath.Join(daemon.Dir, "serve.img"), libvirttest.Serve); err != nil {
+		t.Fatal(err)
+	}
+	d := openDriver(t, daemon, "node-a")
+	vm = tiny(daemon, "serve")
+	kept := func(content string, millicores int64, want string) driver.Observed {
+		t.Helper()
+		vm.CpuMillicores = millicores
+		o := ensured(t, ctx, d, order("kept", content, vm))
+		if o.Message != "" {
+			t.Errorf("%d millicores: %s", millicores, o.Message)
+		}
+		info, err := daemon.Virsh(ctx, "schedinfo", "--live", "kept") // what the kernel has
+		if fields := strings.Join(strings.Fields(info), " "); err != nil || !strings.Contains(fields, "global_quota : "+want+" ") {
+			t.Errorf("%d millicores: %q, %v; want global_quota %s", millicores, fields, err, want)
+		}
+		return o
+	}
+	kept("c1:1", 500, "50000")
+	if o := kept("c1:2", 250, "25000"); o.Metadata["cpu_limit"] != "250 millicores, kept by the hypervisor" {
+		t.Errorf("it says %q", o.Metadata["cpu_limit"])
+	}
+	if err := daemon.Restart(ctx); err != nil {
+		t.Fatal(err)
+	}
+	testbed.Within(t, testbed.Patience, "the driver after libvirt's restart", func() error { _, err := d.List(ctx); return err })
+	kept("c1:2", 250, "25000")
+}

@@ -1,0 +1,31 @@
+package moby
+
+import (
+	"bufio"
+	"bytes"
+	"testing"
+
+	"github.com/moby/moby/client"
+)
+
+// FuzzFrames: the output of a session comes in frames of the engine. It ends, and
+// nothing comes out that did not go in.
+func FuzzFrames(f *testing.F) {
+	f.Add([]byte("\x01\x00\x00\x00\x00\x00\x00\x03abc\x02\x00\x00\x00\x00\x00\x00\x01x"), true)
+	f.Add([]byte("\x01\x00\x00\x00\xff\xff\xff\xffabc"), true)
+	f.Add(bytes.Repeat([]byte{0}, 64), true)
+	f.Add([]byte("plain"), false)
+	f.Fuzz(func(t *testing.T, data []byte, framed bool) {
+		s := &session{conn: client.HijackedResponse{Reader: bufio.NewReader(bytes.NewReader(data))}, framed: framed}
+		left := len(data)
+		for {
+			out, err := s.Output()
+			if err != nil {
+				return
+			}
+			if left -= len(out.Data); left < 0 || len(out.Data) == 0 {
+				t.Fatalf("%d bytes more than there were, or none", -left)
+			}
+		}
+	})
+}

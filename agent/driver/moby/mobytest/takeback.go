@@ -1,0 +1,69 @@
+package mobytest
+
+import (
+	"context"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"net/http/httputil"
+	"net/url"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/moby/moby/client"
+)
+
+// TakeBackFirst puts a proxy before the engine that cli reaches, which removes the first container that
+// somebody starts through it just before it is started: an engine does that with what it created for a
+// caller that went away. It returns the proxy's address for a driver, and which container that was ("" for
+// none yet). The test needs the engine on a Unix socket.
+func TakeBackFirst(t *testing.T, cli *client.Client) (host string, taken func() string) {
+	t.Helper()
+	target, ok := strings.CutPrefix(cli.DaemonHost(), "unix://")
+	if !ok {
+		t.Fatalf("the engine is at %s; this test needs a unix socket", cli.DaemonHost())
+	}
+	proxy := &httputil.ReverseProxy{
+		Rewrite: func(r *httputil.ProxyRequest) { r.SetURL(&url.URL{Scheme: "http", Host: "engine"}) },
+		Transport: &http.Transport{
+			DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+				return (&net.Dialer{}).DialContext(ctx, "unix", target)
+			},
+			DisableKeepAlives: true,
+		},
+	}
+	var mu sync.Mutex
+	first := ""
+	take := func(id string) {
+		mu.Lock()
+		defer mu.Unlock()
+		if first != "" {
+			return
+		}
+		first = id
+		if _, err := cli.ContainerRemove(t.Context(), id, client.ContainerRemoveOptions{Force: true}); err != nil {
+			t.Error(err)
+		}
+	}
+	path := filepath.Join(t.TempDir(), "engine.sock")
+	l, err := (&net.ListenConfig{}).Listen(t.Context(), "unix", path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	server := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if rest, ok := strings.CutSuffix(r.URL.Path, "/start"); ok {
+			take(rest[strings.LastIndexByte(rest, '/')+1:])
+		}
+		proxy.ServeHTTP(w, r)
+	}))
+	server.Listener = l
+	server.Start()
+	t.Cleanup(server.Close)
+	return "unix://" + path, func() string {
+		mu.Lock()
+		defer mu.Unlock()
+		return first
+	}
+}
