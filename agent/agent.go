@@ -42,6 +42,7 @@ type Agent struct {
 	tasks  sync.WaitGroup  // every goroutine that Run does not wait for by itself
 	facts  atomic.Bool     // what is registered changed
 	dirty  chan struct{}   // a report changed
+	unkept chan struct{}   // a report is to be stored
 	met    chan struct{}   // closed once the guard has been asked, or there is none
 	feed   chan struct{}   // the guard has to be told something
 	told   chan struct{}   // closed and replaced after each exchange with the guard; mu guards it
@@ -82,11 +83,14 @@ type workload struct {
 	intent   *intent
 	kind     driver.Kind
 	observed *driver.Observed // nil: the engine does not list it
-	seen     time.Time        // of the last List
+	seen     time.Time        // of the last List, or look at it alone
+	lookedAt time.Time        // beginning of the last look at it alone
+	hinted   bool             // its engine says that it may have changed since the last look began
 	fail     failure
 	asked    bool
 	waits    bool   // desired.waits
 	lapsed   bool   // desired.lapsed
+	over     Excess // desired.over
 	task     *task  // the newest
 	busy     string // with what a driver is, while it is
 	// report is the last one published, version when.
@@ -113,7 +117,7 @@ func New(cfg Config, factory Factory) (*Agent, error) {
 	}
 	a := &Agent{
 		cfg: cfg, log: cfg.Logger, store: st, factory: factory, host: host, control: cfg.Control,
-		queue: newQueue(), dirty: make(chan struct{}, 1), looked: make(chan struct{}),
+		queue: newQueue(), dirty: make(chan struct{}, 1), unkept: make(chan struct{}, 1), looked: make(chan struct{}),
 		workloads: map[string]*workload{}, tombs: map[string]*tombstone{}, unsaved: map[string]bool{},
 		origins: map[string]*origin{}, met: make(chan struct{}), feed: make(chan struct{}, 1), told: make(chan struct{}),
 	}
@@ -262,10 +266,12 @@ func (a *Agent) Run(ctx context.Context) (err error) {
 	}
 	run("host", a.host.Run)
 	run("usage", a.measure)
+	run("disk usage", a.measureDisks)
 	run("guard", a.mindGuard)
 	if a.control != nil {
 		run("session", a.converse)
 	}
+	run("statuses", a.keepStatuses)
 	run("work", a.pump)
 	select {
 	case <-ctx.Done():
@@ -302,12 +308,7 @@ func (a *Agent) serve(ctx context.Context, l net.Listener, failed chan<- error) 
 }
 
 // signal tells the session that something is worth a heartbeat.
-func (a *Agent) signal() {
-	select {
-	case a.dirty <- struct{}{}:
-	default:
-	}
-}
+func (a *Agent) signal() { nudge(a.dirty) }
 
 // learn is called with the epoch of a scheduler's answer. It is an error, and the answer does not
 // count, if it comes from another cluster or from a leadership that has been superseded.
@@ -348,6 +349,48 @@ func (a *Agent) learn(clusterID string, e epochMessage) error {
 	a.meta.Epoch = got
 	a.mu.Unlock()
 	return a.rebind(a.life)
+}
+
+// flushEvery is how long a changed status waits for others before it is stored: each time waits for the disk,
+// and fifty workloads that start change theirs some hundred times. What a crash loses of it, engines tell again,
+// but for the failures of that time.
+const flushEvery = 500 * time.Millisecond
+
+// keepStatuses stores the statuses that change, until ctx ends; Run stores the last ones.
+func (a *Agent) keepStatuses(ctx context.Context) error {
+	var problem string
+	pause := flushEvery
+	for {
+		select {
+		case <-a.unkept:
+		case <-ctx.Done():
+			return nil
+		}
+		select {
+		case <-time.After(pause):
+		case <-ctx.Done():
+			return nil
+		}
+		text := ""
+		if err := a.flush(); err != nil {
+			text = err.Error()
+		}
+		if pause = flushEvery; text != "" {
+			pause = max(pause, a.cfg.RetryBase)
+			nudge(a.unkept) // what is unsaved stays in memory
+			if text != problem {
+				a.log.Error("state file", "error", text) // a full disk is told once, not at every turn
+			}
+		}
+		problem = text
+	}
+}
+
+func nudge(c chan<- struct{}) {
+	select {
+	case c <- struct{}{}:
+	default:
+	}
 }
 
 // flush stores the statuses that changed.

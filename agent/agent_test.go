@@ -527,6 +527,27 @@ func TestProgressIsShown(t *testing.T) {
 	}
 }
 
+// TestAPanicHurtsOneWorkload: what makes a driver panic fails, and the others go on.
+func TestAPanicHurtsOneWorkload(t *testing.T) {
+	r := newRig(t)
+	r.hooks.ensure = func(spec driver.Spec) error {
+		if spec.ID == "poison" {
+			panic("nobody thought of this")
+		}
+		return nil
+	}
+	r.start()
+	r.apply("poison", "sim/run")
+	r.until(func() bool {
+		return strings.Contains(r.status("poison").GetMessage(), "the agent failed while it carried this out")
+	},
+		func() string { return r.status("poison").GetMessage() })
+	r.apply("web", "sim/run")
+	r.reaches("web", running)
+	r.hooks.set(func(h *hooks) { h.ensure = nil })
+	r.reaches("poison", running)
+}
+
 func TestPermanentFailureIsReportedAtOnce(t *testing.T) {
 	r := newRig(t).start()
 	r.apply("web", "sim/missing")

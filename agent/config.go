@@ -48,8 +48,9 @@ type Binding struct {
 	// Progress shows in the status what a driver is busy with for a workload, until it is told "". It
 	// does not block for long, and only changes of the status are reported.
 	Progress func(id driver.ID, text string)
-	// Pulled is told of each image that a driver pulled and that had not been on the machine before.
-	Pulled func(ref string)
+	// Pulled is told of each image that a driver pulled and that had not been on the machine before; or
+	// that it renewed, with the id of the image that had the name until then.
+	Pulled func(ref, before string)
 }
 
 // Unbound is the cluster id on labels while the agent has met no scheduler that names a cluster.
@@ -127,8 +128,13 @@ type Config struct {
 	GC GC
 	// Storage of managed volumes. Without Pools, local ones are beside the state file.
 	Storage volume.Config
-	// Reserved for the machine itself: millicores and MiB.
-	ReservedCPU, ReservedMemory int64
+	// Reserved for the machine itself, taken off what the node offers: millicores, MiB, and GiB of the
+	// default pool.
+	ReservedCPU, ReservedMemory, ReservedDisk int64
+	// Threshold is the share of the rest, in percent, that may be promised to workloads: 1 to 100;
+	// 0 is all of it, and nothing is refused here. Else work that would go beyond is; what is here
+	// already never is.
+	Threshold int
 	// Guard stops workloads with on_lost_lease: stop when the lease ends, also without this process.
 	// Nil: such workloads are refused.
 	Guard Guard
@@ -137,7 +143,8 @@ type Config struct {
 
 	// ReconcileInterval between looks at everything; default 30 s.
 	ReconcileInterval time.Duration
-	// Concurrency is how many workloads are worked on at a time; default 8.
+	// Concurrency is how many workloads are worked on at a time; default 32. Most of a start is waiting: a
+	// container of ten millicores takes the engine three seconds, nearly all of them held up by that limit.
 	Concurrency int
 	// StepTimeout bounds one driver call that changes something, pulls included; default 15 min.
 	StepTimeout time.Duration
@@ -147,6 +154,9 @@ type Config struct {
 	StopGrace time.Duration
 	// UsageInterval between two measurements of what workloads use; default 10 s.
 	UsageInterval time.Duration
+	// DiskInterval between two measurements of what workloads occupy, where the engine has to look at
+	// their files for it; default 1 min.
+	DiskInterval time.Duration
 	// RetryBase, RetryMax, RetryLimit: back-off RetryBase·2^(n-1), at most RetryMax, RetryLimit
 	// attempts; defaults 5 s, 2 min, 3.
 	RetryBase, RetryMax time.Duration
@@ -192,6 +202,12 @@ func (c *Config) complete() error {
 	if c.StatePath == "" {
 		return errors.New("StatePath: must not be empty")
 	}
+	if c.ReservedCPU < 0 || c.ReservedMemory < 0 || c.ReservedDisk < 0 {
+		return fmt.Errorf("ReservedCPU %d, ReservedMemory %d, ReservedDisk %d: must not be negative", c.ReservedCPU, c.ReservedMemory, c.ReservedDisk)
+	}
+	if c.Threshold < 0 || c.Threshold > 100 {
+		return fmt.Errorf("Threshold: %d must be 0 to 100 percent", c.Threshold)
+	}
 	if c.Concurrency < 0 || c.RetryLimit < 0 {
 		return fmt.Errorf("Concurrency %d, RetryLimit %d: must not be negative", c.Concurrency, c.RetryLimit)
 	}
@@ -205,6 +221,7 @@ func (c *Config) complete() error {
 		{"ListTimeout", &c.ListTimeout, 30 * time.Second},
 		{"StopGrace", &c.StopGrace, 30 * time.Second},
 		{"UsageInterval", &c.UsageInterval, 10 * time.Second},
+		{"DiskInterval", &c.DiskInterval, time.Minute},
 		{"RetryBase", &c.RetryBase, 5 * time.Second},
 		{"RetryMax", &c.RetryMax, 2 * time.Minute},
 		{"StableAfter", &c.StableAfter, 30 * time.Second},
@@ -221,7 +238,7 @@ func (c *Config) complete() error {
 		}
 	}
 	if c.Concurrency == 0 {
-		c.Concurrency = 8
+		c.Concurrency = 32
 	}
 	if c.RetryLimit == 0 {
 		c.RetryLimit = 3

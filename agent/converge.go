@@ -3,19 +3,19 @@ package agent
 import (
 	"context"
 	"fmt"
+	"runtime/debug"
 	"time"
 
 	"github.com/persys/compute/agent/driver"
 )
 
-// pump hands due workloads to goroutines, looks at everything in between, and stores statuses.
+// pump hands due workloads to goroutines and looks at everything in between.
 func (a *Agent) pump(ctx context.Context) error {
 	swept := make(chan struct{}, 1)
 	sweeping := false
 	sweepAt := time.Now()
 	timer := time.NewTimer(0)
 	defer timer.Stop()
-	var lastFlush string
 	for {
 		now := time.Now()
 		if !sweeping && !now.Before(sweepAt) {
@@ -29,18 +29,10 @@ func (a *Agent) pump(ctx context.Context) error {
 		ids, next := a.queue.take(now, a.cfg.Concurrency)
 		for _, id := range ids {
 			a.spawn(func() {
+				defer a.missed(id) // after it counts as done: a hint is heeded here or where it comes in
 				defer a.queue.done(id)
 				a.work(ctx, id)
 			})
-		}
-		// A full disk is told once, not at every turn; what is unsaved stays in memory.
-		if err := a.flush(); err != nil {
-			if text := err.Error(); text != lastFlush {
-				lastFlush = text
-				a.log.Error("state file", "error", err)
-			}
-		} else {
-			lastFlush = ""
 		}
 		if next.IsZero() || sweepAt.Before(next) {
 			next = sweepAt
@@ -62,8 +54,9 @@ func (a *Agent) pump(ctx context.Context) error {
 }
 
 // absorb takes over what an engine listed, or that it could not, and asks for the work that
-// follows. Nothing is forgotten because an engine does not answer.
-func (a *Agent) absorb(e *engine, seen []driver.Observed, err error) {
+// follows. Nothing is forgotten because an engine does not answer, and nothing newer because a List
+// that began before took longer.
+func (a *Agent) absorb(e *engine, seen []driver.Observed, began time.Time, err error) {
 	now := time.Now()
 	kind := e.drv.Kind()
 	a.mu.Lock()
@@ -92,12 +85,14 @@ func (a *Agent) absorb(e *engine, seen []driver.Observed, err error) {
 			a.orphan(w, o, now)
 		}
 		if w.kind == kind {
-			w.observed = o
+			if !w.lookedAt.After(began) {
+				w.observed = o
+			}
 			there[id] = true
 		}
 	}
 	for id, w := range a.workloads {
-		if w.kind != kind {
+		if w.kind != kind || w.lookedAt.After(began) {
 			continue
 		}
 		w.seen = now
@@ -133,8 +128,8 @@ func (a *Agent) orphan(w *workload, o *driver.Observed, now time.Time) {
 // consider brings a workload's memory of failures up to date and says its next step. It is called
 // with mu held.
 func (a *Agent) consider(w *workload, in *intent, now time.Time) step {
-	s, m := consider(a.cfg.policy(), in, Memory{Asked: w.asked, Waits: w.waits, Lapsed: w.lapsed, Failure: w.fail}, w.observed, now)
-	w.waits, w.fail = m.Waits, m.Failure
+	s, m := consider(a.cfg.policy(), in, Memory{Asked: w.asked, Waits: w.waits, Lapsed: w.lapsed, Over: w.over, Failure: w.fail}, w.observed, now)
+	w.waits, w.fail, w.over = m.Waits, m.Failure, m.Over
 	return s
 }
 
@@ -149,7 +144,16 @@ func consider(p retryPolicy, in *intent, m Memory, o *driver.Observed, now time.
 	}
 	d := in.desired(m.Asked, o)
 	d.waits, d.lapsed = m.Waits, m.Lapsed
-	m.Failure = p.settle(d, seen, m.Failure, now)
+	if m.Over.Message != "" && !m.Over.of(d.content, o) {
+		m.Over = Excess{} // another instance, or about to be
+		m.Failure = failure{}
+	}
+	d.over = m.Over.Message != "" && d.running
+	if d.over && !d.deleting {
+		m.Failure = failure{Class: driver.ResourceQuotaExceeded, Message: m.Over.Message, At: m.Over.At, Attempts: 1, Final: true}
+	} else {
+		m.Failure = p.settle(d, seen, m.Failure, now)
+	}
 	return decide(d, in.observed(o), m.Failure, now), m
 }
 
@@ -216,34 +220,24 @@ func (a *Agent) advance(ctx context.Context, id string) (again bool) {
 	if e == nil {
 		return a.failed(ctx, id, in, driver.Errorf(driver.RuntimeError, "apply", "runtime not available: %s", in.Type))
 	}
-	if err := a.refresh(ctx, e); err != nil {
+	seen, err := a.lookAt(ctx, e, w, in)
+	if err != nil {
 		// Nothing is known, so nothing is done; the order stays open.
 		a.queue.add(id, time.Now().Add(a.cfg.RetryBase))
 		return false
 	}
-	now := time.Now()
-	a.mu.Lock()
-	if a.workloads[id] != w || w.intent != in {
-		a.mu.Unlock()
+	if seen.stale {
 		return true
 	}
-	next := a.consider(w, in, now)
-	act := next.do != doNothing && next.do != doWait
-	created := w.observed == nil
-	if act {
-		w.asked = false
-	} else {
-		a.schedule(w, next, now)
-	}
-	a.mu.Unlock()
-	if !act {
+	next := seen.next
+	if !seen.act {
 		if next.do == doNothing {
 			a.settled(id)
 		}
 		a.finish(id, in)
 		return false
 	}
-	start := now
+	start := time.Now()
 	within, done := a.step(ctx, id, next.do.String())
 	if in.guarded() && in.running() && next.do != doHalt && next.do != doRemove {
 		err = a.underLease(within, in, func(ctx context.Context) error { return a.carryOut(ctx, e, in, cluster, next.do) })
@@ -254,7 +248,7 @@ func (a *Agent) advance(ctx context.Context, id string) (again bool) {
 	if err != nil {
 		return a.failed(ctx, id, in, err)
 	}
-	a.metrics.applied(time.Since(start), next.do, created)
+	a.metrics.applied(time.Since(start), next.do, seen.absent)
 	a.mu.Lock()
 	if w.intent == in {
 		w.fail.Final, w.fail.Next = false, time.Time{}
@@ -266,10 +260,17 @@ func (a *Agent) advance(ctx context.Context, id string) (again bool) {
 	return true
 }
 
-// carryOut does a step on an engine.
-func (a *Agent) carryOut(ctx context.Context, e *engine, in *intent, cluster string, do verb) error {
+// carryOut does a step on an engine. A panic in it, over a specification that nobody has thought of,
+// is that workload's failure: it takes neither the agent nor its other workloads with it.
+func (a *Agent) carryOut(ctx context.Context, e *engine, in *intent, cluster string, do verb) (err error) {
 	ctx, cancel := context.WithTimeout(ctx, a.cfg.StepTimeout)
 	defer cancel()
+	defer func() {
+		if p := recover(); p != nil {
+			a.log.Error("a step panicked", "workload", in.ID, "do", do.String(), "panic", fmt.Sprint(p), "stack", string(debug.Stack()))
+			err = driver.Errorf(driver.RuntimeError, do.String(), "the agent failed while it carried this out; its log says where")
+		}
+	}()
 	id := driver.ID(in.ID)
 	a.log.Debug("step", "workload", in.ID, "do", do.String(), "generation", in.Generation.String())
 	switch do {

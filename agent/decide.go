@@ -48,6 +48,8 @@ type desired struct {
 	waits bool
 	// lapsed: the lease under which it ran has ended. It is stopped, and started by a newer order only.
 	lapsed bool
+	// over: it occupies more than its disk limit, and is kept stopped.
+	over bool
 }
 
 // observation is what decide looks at of an engine's answer.
@@ -80,6 +82,7 @@ type failure struct {
 //
 //	waits       –        –        as running  –  –       –
 //	lapsed      –        halt     halt     –        –        halt
+//	over        –        halt     halt     –        –        halt
 //
 // * subject to the back-off of f. Another content is replaced in every state that is to run; an
 // Unknown one is left alone because an engine that cannot tell should not be told either.
@@ -111,6 +114,13 @@ func decide(d desired, o observation, f failure, now time.Time) step {
 	}
 	if present && o.state != driver.Unknown && o.content != d.content && !o.current {
 		return held(step{do: doEnsure}, d, f, now)
+	}
+	if d.over {
+		switch o.state {
+		case driver.Running, driver.Pending, driver.Unknown:
+			return step{do: doHalt}
+		}
+		return step{}
 	}
 	switch o.state {
 	case driver.Running:

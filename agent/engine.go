@@ -7,6 +7,8 @@ import (
 	"sync"
 	"time"
 
+	"golang.org/x/sync/errgroup"
+
 	"github.com/persys/compute/agent/driver"
 )
 
@@ -18,7 +20,8 @@ type engine struct {
 
 	probed   bool
 	capacity driver.Capacity
-	listed   bool   // some List succeeded
+	listed   bool // some List succeeded
+	pools    []driver.Pool
 	trouble  string // why the last List failed, empty if it did not
 }
 
@@ -215,38 +218,116 @@ func (a *Agent) refresh(ctx context.Context, e *engine) error { return e.look.fr
 func (a *Agent) list(ctx context.Context, e *engine) error {
 	limited, cancel := context.WithTimeout(ctx, a.cfg.ListTimeout)
 	defer cancel()
+	a.mu.Lock()
+	for _, w := range a.workloads {
+		w.hinted = w.hinted && a.engines[w.kind] != e
+	}
+	a.mu.Unlock()
+	began := time.Now()
 	seen, err := e.drv.List(limited)
 	if ctx.Err() != nil {
 		return ctx.Err()
 	}
-	a.absorb(e, seen, err)
+	a.absorb(e, seen, began, err)
 	return err
 }
 
-// listen turns an engine's events into looks at it. Events are hints, so a burst is one look.
+// look asks an engine about one workload. whole says that it was asked about all of them instead, because
+// that costs it no more or because nothing is known of the others, and that absorb has taken over the answer.
+func (a *Agent) look(ctx context.Context, e *engine, id string) (o *driver.Observed, began time.Time, whole bool, err error) {
+	one, ok := e.drv.(driver.Looker)
+	a.mu.Lock()
+	whole = !ok || !e.listed || e.trouble != ""
+	if w := a.workloads[id]; w != nil && !whole {
+		w.hinted = false
+	}
+	a.mu.Unlock()
+	if whole {
+		return nil, time.Time{}, true, a.refresh(ctx, e)
+	}
+	limited, cancel := context.WithTimeout(ctx, a.cfg.ListTimeout)
+	defer cancel()
+	began = time.Now()
+	o, err = one.Look(limited, driver.ID(id))
+	if ctx.Err() != nil {
+		return nil, began, false, ctx.Err()
+	}
+	if err != nil {
+		a.absorb(e, nil, began, err)
+	}
+	return o, began, false, err
+}
+
+// verdict is what a look at a workload that is being worked on leads to.
+type verdict struct {
+	next   step
+	act    bool // something is to be done now
+	absent bool // there is no instance
+	stale  bool // another order or engine has replaced the one that is worked on: nothing was judged
+}
+
+// lookAt brings what is known of a workload up to date, before and after a step on it, and judges it. It is
+// called by the goroutine that works on it.
+func (a *Agent) lookAt(ctx context.Context, e *engine, w *workload, in *intent) (verdict, error) {
+	o, began, whole, err := a.look(ctx, e, w.id)
+	if err != nil {
+		return verdict{}, err
+	}
+	now := time.Now()
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.workloads[w.id] != w || w.intent != in || a.engines[in.Type] != e {
+		return verdict{stale: true}, nil
+	}
+	if !whole {
+		w.saw(o, began, now)
+	}
+	v := verdict{next: a.consider(w, in, now), absent: w.observed == nil}
+	v.act = v.next.do != doNothing && v.next.do != doWait
+	if v.act {
+		w.asked = false
+	} else {
+		a.schedule(w, v.next, now)
+	}
+	a.publish(w, now)
+	return v, nil
+}
+
+// saw takes over what a look at this workload alone showed, unless a later one has ended before. It is called
+// with mu held.
+func (w *workload) saw(o *driver.Observed, began, now time.Time) {
+	if !w.lookedAt.After(began) {
+		w.observed, w.seen, w.lookedAt = o, now, began
+	}
+}
+
+// listen turns an engine's events into looks at what they are of. Events are hints, so a burst of them is one
+// look at each.
 func (a *Agent) listen(ctx context.Context, e *engine) {
 	const quiet = 50 * time.Millisecond
 	pause := a.cfg.RetryBase
 	for ctx.Err() == nil {
 		events, err := e.drv.Events(ctx)
 		if err == nil {
-			for range events {
+			for id := range events {
+				burst := map[string]bool{string(id): a.hint(e, string(id))}
 				timer := time.NewTimer(quiet)
-			burst:
+			gather:
 				for {
 					select {
-					case _, open := <-events:
+					case id, open := <-events:
 						if !open {
-							break burst
+							break gather
 						}
+						burst[string(id)] = a.hint(e, string(id))
 					case <-timer.C:
-						break burst
+						break gather
 					case <-ctx.Done():
-						break burst
+						break gather
 					}
 				}
 				timer.Stop()
-				if err := a.refresh(ctx, e); err != nil && ctx.Err() == nil {
+				if err := a.heed(ctx, e, burst); err != nil && ctx.Err() == nil {
 					a.log.Debug("looking after an event", "kind", e.drv.Kind(), "error", err)
 				}
 			}
@@ -256,6 +337,80 @@ func (a *Agent) listen(ctx context.Context, e *engine) {
 		case <-time.After(pause):
 		case <-ctx.Done():
 		}
+	}
+}
+
+// hint notes that a workload may have changed. False: there is none of that id to look at alone.
+func (a *Agent) hint(e *engine, id string) bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	w := a.workloads[id]
+	if w == nil || w.intent == nil || a.engines[w.kind] != e {
+		return false
+	}
+	w.hinted = true
+	return true
+}
+
+// heed looks at what a burst of events is of: at each workload alone where that is cheaper than to look at
+// all, but not at those that have been looked at since, or are being worked on: see missed.
+func (a *Agent) heed(ctx context.Context, e *engine, burst map[string]bool) error {
+	_, alone := e.drv.(driver.Looker)
+	var due []string
+	a.mu.Lock()
+	for id, known := range burst {
+		alone = alone && known
+		if w := a.workloads[id]; w != nil && w.hinted && !a.queue.running(id) {
+			due = append(due, id)
+		}
+	}
+	alone = alone && (len(due) < 2 || len(due) <= len(a.workloads)/2)
+	a.mu.Unlock()
+	if !alone {
+		return a.refresh(ctx, e)
+	}
+	var looks errgroup.Group
+	looks.SetLimit(hintedLooks)
+	for _, id := range due {
+		looks.Go(func() error { return a.lookAfter(ctx, e, id) })
+	}
+	return looks.Wait()
+}
+
+// hintedLooks is how many workloads of a burst are looked at at one time.
+const hintedLooks = 4
+
+// lookAfter looks at a workload that nobody works on, and asks for the work that follows.
+func (a *Agent) lookAfter(ctx context.Context, e *engine, id string) error {
+	o, began, whole, err := a.look(ctx, e, id)
+	if err != nil || whole {
+		return err
+	}
+	now := time.Now()
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	w := a.workloads[id]
+	if w == nil || w.intent == nil || a.engines[w.kind] != e {
+		return nil
+	}
+	w.saw(o, began, now)
+	a.schedule(w, a.consider(w, w.intent, now), now)
+	a.publish(w, now)
+	return nil
+}
+
+// missed asks for another look at a workload whose engine hinted at it while it was worked on and after the
+// last look at it began.
+func (a *Agent) missed(id string) {
+	a.mu.Lock()
+	w := a.workloads[id]
+	again := w != nil && w.intent != nil && w.hinted
+	if again {
+		w.hinted = false
+	}
+	a.mu.Unlock()
+	if again {
+		a.queue.add(id, time.Now())
 	}
 }
 
@@ -304,7 +459,8 @@ func (a *Agent) allEngines() []*engine {
 func (a *Agent) sweep(ctx context.Context) {
 	start := time.Now()
 	stored := a.storage.Measure(ctx)
-	if a.probe(ctx) || stored {
+	pooled := a.lookAtPools(ctx)
+	if a.probe(ctx) || stored || pooled {
 		a.facts.Store(true)
 		a.signal()
 	}

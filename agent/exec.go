@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"strings"
 	"sync/atomic"
 	"time"
@@ -77,22 +78,13 @@ func (s service) Exec(stream agentv1.AgentService_ExecServer) error {
 }
 
 func (s service) openSession(ctx context.Context, o *agentv1.ExecOpen) (driver.Session, error) {
-	s.mu.Lock()
-	w := s.workloads[o.GetWorkloadId()]
-	var e *engine
-	if w != nil {
-		e = s.engines[w.kind]
-	}
-	s.mu.Unlock()
-	switch {
-	case w == nil:
-		return nil, notFound(o.GetWorkloadId())
-	case e == nil:
-		return nil, status.Errorf(codes.FailedPrecondition, "runtime not available: %s", w.kind)
+	w, e, err := s.onEngine(o.GetWorkloadId())
+	if err != nil {
+		return nil, err
 	}
 	limited, cancel := context.WithTimeout(ctx, sessionOpening)
 	defer cancel()
-	size := driver.TerminalSize{Rows: uint16(o.GetSize().GetRows()), Columns: uint16(o.GetSize().GetColumns())}
+	size := sizeOf(o.GetSize())
 	if o.GetConsole() {
 		c, ok := e.drv.(driver.Consoler)
 		if !ok {
@@ -175,6 +167,11 @@ func (s service) converseIn(ctx context.Context, cancel context.CancelCauseFunc,
 	return code, stream.Send(&agentv1.ExecResponse{Message: &agentv1.ExecResponse_Exit{Exit: &agentv1.ExecExit{Code: int32(code)}}})
 }
 
+// sizeOf is a terminal's size; what is larger than any terminal is as large as one can be.
+func sizeOf(s *agentv1.TerminalSize) driver.TerminalSize {
+	return driver.TerminalSize{Rows: uint16(min(s.GetRows(), math.MaxUint16)), Columns: uint16(min(s.GetColumns(), math.MaxUint16))}
+}
+
 // hear carries out what the caller says, until it has said everything, which is no error.
 func (s service) hear(ctx context.Context, stream agentv1.AgentService_ExecServer, session driver.Session, touch func()) error {
 	for {
@@ -193,7 +190,7 @@ func (s service) hear(ctx context.Context, stream agentv1.AgentService_ExecServe
 		case *agentv1.ExecRequest_EndInput:
 			err = session.CloseWrite()
 		case *agentv1.ExecRequest_Resize:
-			err = session.Resize(ctx, driver.TerminalSize{Rows: uint16(b.Resize.GetRows()), Columns: uint16(b.Resize.GetColumns())})
+			err = session.Resize(ctx, sizeOf(b.Resize))
 		case *agentv1.ExecRequest_Signal:
 			err = session.Signal(ctx, b.Signal)
 		}

@@ -7,27 +7,28 @@ import (
 	"net"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
+	"google.golang.org/grpc/test/bufconn"
 
 	agentv1 "github.com/persys/compute/api/agent/v1"
 	"github.com/persys/compute/rpc/dial"
+	"github.com/persys/compute/testbed"
 )
 
 // sessions is an agent with a workload, and a client of its API.
 func sessions(t *testing.T, change ...func(*Config)) (*rig, agentv1.AgentServiceClient) {
 	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	l := bufconn.Listen(1 << 20) // no socket: a synctest bubble knows when all of it waits
 	r := newRig(t, append(change, func(c *Config) { c.Listener = l })...)
 	r.start()
-	conn, err := grpc.NewClient(l.Addr().String(), grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithDefaultCallOptions(grpc.ForceCodecV2(dial.Codec())))
+	conn, err := grpc.NewClient("passthrough:///agent", grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithDefaultCallOptions(grpc.ForceCodecV2(dial.Codec())),
+		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return l.DialContext(ctx) }))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -143,11 +144,7 @@ func TestSessions(t *testing.T) {
 			t.Fatal(err)
 		}
 		cancel()
-		for end := time.Now().Add(10 * time.Second); r.a.sessions.Load() > 0; time.Sleep(5 * time.Millisecond) {
-			if time.Now().After(end) {
-				t.Fatal("the session is still there")
-			}
-		}
+		testbed.Until(t, "the end of the session", func() bool { return r.a.sessions.Load() == 0 })
 	})
 	t.Run("a console greets", func(t *testing.T) {
 		s := open(t, c, &agentv1.ExecOpen{WorkloadId: "web", Console: true, Input: true})
@@ -195,17 +192,24 @@ func TestSessions(t *testing.T) {
 }
 
 func TestSilentSessionsEnd(t *testing.T) {
-	_, c := sessions(t, func(cfg *Config) { cfg.SessionIdle = 300 * time.Millisecond })
-	o := &agentv1.ExecOpen{WorkloadId: "web", Command: []string{"cat"}, Input: true}
-	s := open(t, c, o)
-	for range 4 { // what is said keeps it
-		time.Sleep(100 * time.Millisecond) // silence, but not enough of it
-		say(t, s, &agentv1.ExecRequest{Message: &agentv1.ExecRequest_Input{Input: []byte(".")}})
-	}
-	out, _, _, err := heard(s)
-	if out != "...." || status.Code(err) != codes.DeadlineExceeded || !strings.Contains(err.Error(), "PERSYS_EXEC_IDLE_TIMEOUT") {
-		t.Errorf("%q, %v", out, err)
-	}
+	synctest.Test(t, func(t *testing.T) {
+		const idle = 3 * time.Second
+		_, c := sessions(t, func(cfg *Config) { cfg.SessionIdle = idle })
+		o := &agentv1.ExecOpen{WorkloadId: "web", Command: []string{"cat"}, Input: true}
+		s := open(t, c, o)
+		for range 4 { // what is said keeps it
+			time.Sleep(idle - time.Millisecond) // silence, but not enough of it
+			say(t, s, &agentv1.ExecRequest{Message: &agentv1.ExecRequest_Input{Input: []byte(".")}})
+		}
+		said := time.Now()
+		out, _, _, err := heard(s)
+		if out != "...." || status.Code(err) != codes.DeadlineExceeded || !strings.Contains(err.Error(), "PERSYS_EXEC_IDLE_TIMEOUT") {
+			t.Errorf("%q, %v", out, err)
+		}
+		if silent := time.Since(said); silent != idle {
+			t.Errorf("it ended after %s of silence, want %s", silent, idle)
+		}
+	})
 }
 
 func TestSessionsCanBeForbidden(t *testing.T) {

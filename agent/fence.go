@@ -57,6 +57,7 @@ func epochFrom(m epochMessage) Epoch {
 type refusal struct {
 	fenced  bool
 	message string
+	class   driver.Class // of a refusal that is no fault of the order; empty otherwise
 }
 
 func fencedf(format string, args ...any) *refusal {

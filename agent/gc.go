@@ -3,6 +3,7 @@ package agent
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -22,12 +23,19 @@ import (
 // actionGC is the kind of a task that records a removal.
 const actionGC = "collect_garbage"
 
-// bucketImages holds the images that this agent pulled: no other is ever removed.
+// bucketImages holds the images that this agent pulled, by name, or by id where a newer one has the name
+// now: no other is ever removed.
 const bucketImages = "images"
 
-// pulled notes an image that a driver pulled.
-func (a *Agent) pulled(ref string) {
+// pulled notes an image that a driver pulled. One that lost its name thereby is ours if the name is.
+func (a *Agent) pulled(ref, before string) {
 	err := a.store.update(func(w write) error {
+		if before != "" {
+			if !w.has(bucketImages, ref) {
+				return nil
+			}
+			ref = before
+		}
 		return w.put(bucketImages, ref, driver.PulledImage{Ref: ref, At: time.Now().UTC()})
 	})
 	if err != nil {
@@ -347,7 +355,7 @@ func (s service) DeleteVolume(ctx context.Context, req *agentv1.DeleteVolumeRequ
 	}
 	f.err = s.storage.Delete(ctx, req.GetId())
 	switch {
-	case f.err == volume.ErrNoVolume:
+	case errors.Is(f.err, volume.ErrNoVolume):
 		return nil, status.Errorf(codes.NotFound, "volume %q not found on node %q", req.GetId(), s.cfg.NodeID)
 	case f.err != nil:
 		return nil, status.Error(codes.FailedPrecondition, f.err.Error())

@@ -19,16 +19,21 @@ import (
 	"github.com/persys/compute/agent/driver"
 )
 
-// collector is a driver with garbage, on the simulated engine.
-type collector struct {
-	driver.Driver
+// heap is the garbage of an engine, whichever drivers are bound to it one after the other.
+type heap struct {
 	mu      sync.Mutex
 	items   []driver.Garbage
 	down    error
 	removed []string
 }
 
-func (c *collector) Probe(ctx context.Context) (driver.Capacity, error) {
+// collector is a driver with garbage, on the simulated engine.
+type collector struct {
+	driver.Driver
+	*heap
+}
+
+func (c collector) Probe(ctx context.Context) (driver.Capacity, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.down != nil {
@@ -37,13 +42,13 @@ func (c *collector) Probe(ctx context.Context) (driver.Capacity, error) {
 	return c.Driver.Probe(ctx)
 }
 
-func (c *collector) Garbage(context.Context, driver.GarbageQuery) ([]driver.Garbage, error) {
+func (c *heap) Garbage(context.Context, driver.GarbageQuery) ([]driver.Garbage, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return slices.Clone(c.items), nil
 }
 
-func (c *collector) Collect(_ context.Context, g driver.Garbage) error {
+func (c *heap) Collect(_ context.Context, g driver.Garbage) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.removed = append(c.removed, g.Name)
@@ -51,23 +56,24 @@ func (c *collector) Collect(_ context.Context, g driver.Garbage) error {
 	return nil
 }
 
-func (c *collector) gone() []string {
+func (c *heap) gone() []string {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return slices.Clone(c.removed)
 }
 
 // collecting makes a rig whose driver has garbage.
-func collecting(t *testing.T, items []driver.Garbage, change ...func(*Config)) (*rig, *collector) {
+func collecting(t *testing.T, items []driver.Garbage, change ...func(*Config)) (*rig, *heap) {
 	t.Helper()
 	r := newRig(t, change...)
-	c := &collector{items: items}
-	factory := func(b Binding) ([]driver.Driver, error) {
+	c := &heap{items: items}
+	r.make = func(b Binding) ([]driver.Driver, error) {
 		list, err := r.factory(b)
-		c.Driver = list[0]
-		return []driver.Driver{c}, err
+		if err != nil {
+			return nil, err
+		}
+		return []driver.Driver{collector{list[0], c}}, nil
 	}
-	r.make = factory
 	return r.start(), c
 }
 

@@ -41,6 +41,7 @@ type fenceState struct {
 	confirm  uint64                       // told to the guard: nothing of before is under way
 	grace    time.Duration
 	answered time.Time // when the guard last did
+	twice    time.Time // when it last said that there is a second one
 	alive    bool      // registered as self_fencing
 	problem  string
 	busy     map[string]context.CancelFunc // guarded steps under way, by workload
@@ -49,7 +50,8 @@ type fenceState struct {
 const (
 	// feedEvery is how often the guard is told something, changed or not.
 	feedEvery = 500 * time.Millisecond
-	// guardAway is how long a guard may be silent before the node is registered without one.
+	// guardAway is how long a guard may be silent, or without a second, before the node is registered
+	// without one.
 	guardAway = 10 * time.Second
 	// coverWait is how long an order or a start waits for the guard's word.
 	coverWait = 2 * time.Second
@@ -68,12 +70,7 @@ func (a *Agent) leased(end time.Duration) {
 	a.feedNow()
 }
 
-func (a *Agent) feedNow() {
-	select {
-	case a.feed <- struct{}{}:
-	default:
-	}
-}
+func (a *Agent) feedNow() { nudge(a.feed) }
 
 // guardedList is what may run under the lease. It is called with mu held.
 func (a *Agent) guardedList(now time.Time) []guard.Workload {
@@ -109,8 +106,11 @@ func (a *Agent) meetGuard(ctx context.Context) {
 	defer close(a.met)
 	var st guard.State
 	err := errors.New("PERSYS_GUARD is off")
+	a.mu.Lock()
+	in := guard.Feed{Agent: a.process, Boot: a.bootID, Instance: a.meta.InstanceID, Ask: true}
+	a.mu.Unlock()
 	if a.cfg.Guard != nil {
-		st, err = a.cfg.Guard.Feed(ctx, guard.Feed{Agent: a.process, Boot: a.bootID, Ask: true})
+		st, err = a.cfg.Guard.Feed(ctx, in)
 	}
 	now := guard.Now()
 	a.mu.Lock()
@@ -118,7 +118,7 @@ func (a *Agent) meetGuard(ctx context.Context) {
 	a.fence.lapses, a.fence.confirm = st.Lapses, st.Lapses
 	if err == nil {
 		a.fence.deadline, a.fence.covered, a.fence.grace = st.Deadline, st.Guarded, st.Grace
-		a.fence.answered, a.fence.alive = time.Now(), true
+		a.fence.heard(st, time.Now())
 	}
 	for _, w := range a.workloads {
 		in := w.intent
@@ -163,6 +163,15 @@ func (a *Agent) mindGuard(ctx context.Context) error {
 	}
 }
 
+// heard notes an answer. One guard alone is not what the schedulers are promised.
+func (f *fenceState) heard(st guard.State, now time.Time) {
+	f.answered = now
+	if st.Second {
+		f.twice = now
+	}
+	f.alive = !f.twice.IsZero() && now.Sub(f.twice) < guardAway
+}
+
 // tellGuard has one exchange with the guard. It reports whether another one is due at once.
 func (a *Agent) tellGuard(ctx context.Context) (again bool) {
 	a.mu.Lock()
@@ -171,7 +180,7 @@ func (a *Agent) tellGuard(ctx context.Context) (again bool) {
 		f.confirm = f.lapses
 	}
 	in := guard.Feed{
-		Agent: a.process, Boot: a.bootID, Cluster: a.bound, Deadline: f.lease, Lapses: f.confirm, Guarded: a.guardedList(time.Now()),
+		Agent: a.process, Boot: a.bootID, Instance: a.meta.InstanceID, Cluster: a.bound, Deadline: f.lease, Lapses: f.confirm, Guarded: a.guardedList(time.Now()),
 	}
 	a.mu.Unlock()
 	st, err := a.cfg.Guard.Feed(ctx, in)
@@ -187,7 +196,8 @@ func (a *Agent) tellGuard(ctx context.Context) (again bool) {
 		problem = err.Error()
 		f.alive = f.alive && time.Since(f.answered) < guardAway
 	} else {
-		f.answered, f.alive, f.grace = time.Now(), true, st.Grace
+		f.heard(st, time.Now())
+		f.grace = st.Grace
 		f.deadline, f.covered = st.Deadline, st.Guarded
 		if st.Lapses > f.lapses {
 			f.lapses = st.Lapses

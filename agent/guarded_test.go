@@ -62,7 +62,7 @@ func (g *scripted) guards(id string) bool {
 }
 
 func guardedRig(t *testing.T) (*rig, *scripted) {
-	g := &scripted{st: guard.State{Grace: 10 * time.Second}}
+	g := &scripted{st: guard.State{Grace: 10 * time.Second, Second: true}}
 	c := leader() // that extends no lease by itself
 	c.onRegister = func(*controlv1.RegisterNodeRequest) (*controlv1.RegisterNodeResponse, error) {
 		return &controlv1.RegisterNodeResponse{Accepted: true, HeartbeatIntervalSeconds: 3, ClusterId: "c1", Epoch: controlEpoch("c1", 1)}, nil
@@ -92,8 +92,8 @@ func TestAGuardedOrderNeedsALeaseAndAGuard(t *testing.T) {
 	if err := order(); status.Code(err) != codes.Unavailable || !strings.Contains(err.Error(), "no lease") {
 		t.Errorf("without a lease: %v", err)
 	}
+	g.set(func() { g.err = errors.New("away") }) // first: with a lease the guard may confirm at once
 	r.a.leased(guard.Now() + time.Minute)
-	g.set(func() { g.err = errors.New("away") })
 	if err := order(); status.Code(err) != codes.Unavailable || !strings.Contains(err.Error(), "away") {
 		t.Errorf("without a guard: %v", err)
 	}
@@ -184,5 +184,27 @@ func TestAfterARestartTheGuardSaysWhatMayGoOn(t *testing.T) {
 				r.reaches("db", running)
 			}
 		})
+	}
+}
+
+// TestOneGuardAloneIsNotPromised: of two, either may be lost.
+func TestOneGuardAloneIsNotPromised(t *testing.T) {
+	now := time.Now()
+	var f fenceState
+	for _, c := range []struct {
+		name   string
+		after  time.Duration
+		second bool
+		want   bool
+	}{
+		{"the first has just started", 0, false, false},
+		{"there are two", time.Second, true, true},
+		{"the second is being started anew", time.Second + guardAway - 1, false, true},
+		{"it does not come", time.Second + guardAway, false, false},
+		{"it is back", 2 * guardAway, true, true},
+	} {
+		if f.heard(guard.State{Second: c.second}, now.Add(c.after)); f.alive != c.want {
+			t.Errorf("%s: registered as self_fencing %t, want %t", c.name, f.alive, c.want)
+		}
 	}
 }

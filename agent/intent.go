@@ -340,6 +340,9 @@ func (in *intent) open(key *pki.Key) error {
 
 // parseSpec reads one arm, either bare, as agents write it, or wrapped in its name.
 func parseSpec(kind driver.Kind, raw []byte) (*agentv1.WorkloadSpec, error) {
+	if kind == "" {
+		return nil, errors.New("type: must not be empty")
+	}
 	var outer map[string]json.RawMessage
 	if err := json.Unmarshal(raw, &outer); err != nil {
 		return nil, err
@@ -462,7 +465,11 @@ func (in *intent) promised() (cpu, memory, disk int64) {
 		for _, d := range s.Vm.GetDisks() {
 			disk += d.GetSizeGb()
 		}
-		return int64(s.Vm.GetVcpus()) * 1000, s.Vm.GetMemoryMb(), disk
+		cpu = s.Vm.GetCpuMillicores()
+		if cpu == 0 {
+			cpu = int64(s.Vm.GetVcpus()) * 1000
+		}
+		return cpu, s.Vm.GetMemoryMb(), disk
 	}
 	return 0, 0, 0
 }

@@ -2,6 +2,7 @@ package agent
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"log/slog"
@@ -19,6 +20,7 @@ import (
 
 	"github.com/persys/compute/agent/driver"
 	"github.com/persys/compute/agent/driver/sim"
+	"github.com/persys/compute/testbed"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -43,6 +45,7 @@ type hooks struct {
 	mu     sync.Mutex
 	ensure func(driver.Spec) error
 	remove func(driver.ID) error
+	looked func(driver.ID) // once a look has its answer, before the agent has it
 	calls  []string
 }
 
@@ -100,6 +103,25 @@ func (d hooked) Remove(ctx context.Context, id driver.ID) error {
 		}
 	}
 	return d.Driver.Remove(ctx, id)
+}
+
+func (d hooked) Look(ctx context.Context, id driver.ID) (*driver.Observed, error) {
+	d.mu.Lock()
+	fn := d.looked
+	d.calls = append(d.calls, "look "+string(id))
+	d.mu.Unlock()
+	o, err := d.Driver.(driver.Looker).Look(ctx, id)
+	if fn != nil {
+		fn(id)
+	}
+	return o, err
+}
+
+func (d hooked) List(ctx context.Context) ([]driver.Observed, error) {
+	d.mu.Lock()
+	d.calls = append(d.calls, "list")
+	d.mu.Unlock()
+	return d.Driver.List(ctx)
 }
 
 func (d hooked) Usage(ctx context.Context, of []driver.Observed) ([]driver.Usage, error) {
@@ -305,16 +327,15 @@ func (r *rig) gone(id string) {
 		func() string { return fmt.Sprintf("workload %s: still there: %v", id, r.status(id)) })
 }
 
-// until polls for at most 30 s (the machine may be busy); inside a synctest bubble these pass at once.
+// until is testbed.Until with the reason at the last look; inside a synctest bubble the wait passes at once.
 func (r *rig) until(ok func() bool, why func() string) {
 	r.t.Helper()
-	deadline := time.Now().Add(30 * time.Second)
-	for !ok() {
-		if time.Now().After(deadline) {
-			r.t.Fatal(why())
+	testbed.Within(r.t, testbed.Patience, "the agent", func() error {
+		if !ok() {
+			return errors.New(why())
 		}
-		time.Sleep(2 * time.Millisecond)
-	}
+		return nil
+	})
 }
 
 const (

@@ -195,6 +195,8 @@ func (m *metrics) readAgent(a *Agent) {
 		useCPU     = m.ReadGauge("workload_cpu_millicores", "Processor use of all workloads of a kind between their two newest samples.", "type")
 		useMemory  = m.ReadGauge("workload_memory_bytes", "Memory in use by all workloads of a kind.", "type")
 		useDisk    = m.ReadGauge("workload_disk_bytes", "What all workloads of a kind occupy beyond images and volumes, where it is measured.", "type")
+		useNetwork = m.ReadGauge("workload_network_bytes", "What the running workloads of a kind received and sent, each since its start.", "type", "direction")
+		useBlocks  = m.ReadGauge("workload_block_bytes", "What the running workloads of a kind read from and wrote to block devices, each since its start.", "type", "direction")
 		promised   = m.ReadGauge("promised", "Sum of the reservations of all workloads: cpu in millicores, memory in MiB, disk in GiB.", "resource")
 		useMeasure = m.ReadGauge("workloads_measured", "Workloads of a kind of which the use is known.", "type")
 	)
@@ -232,19 +234,27 @@ func (m *metrics) readAgent(a *Agent) {
 		emit(failed, float64(old))
 		readings, _ := a.used.After(0)
 		for _, kind := range []driver.Kind{driver.Container, driver.Compose, driver.VM} {
-			var n, millicores, bytes, occupied float64
+			var n, millicores, bytes, occupied, received, sent, read, written float64
 			for _, r := range readings {
 				if r.Kind == kind {
 					n++
 					millicores += max(0, r.Millicores)
 					bytes += float64(r.Memory)
 					occupied += float64(max(0, r.Disk))
+					received += float64(r.NetReceived)
+					sent += float64(r.NetSent)
+					read += float64(r.DiskRead)
+					written += float64(r.DiskWrite)
 				}
 			}
 			emit(useMeasure, n, string(kind))
 			emit(useCPU, millicores, string(kind))
 			emit(useMemory, bytes, string(kind))
 			emit(useDisk, occupied, string(kind))
+			emit(useNetwork, received, string(kind), "received")
+			emit(useNetwork, sent, string(kind), "sent")
+			emit(useBlocks, read, string(kind), "read")
+			emit(useBlocks, written, string(kind), "written")
 		}
 		reserved := a.usage()
 		emit(promised, float64(reserved.CpuAllocatedMillicores), "cpu")

@@ -29,14 +29,7 @@ func (q *queue) add(id string, at time.Time) {
 	}
 	q.mu.Unlock()
 	if earlier {
-		q.nudge()
-	}
-}
-
-func (q *queue) nudge() {
-	select {
-	case q.wake <- struct{}{}:
-	default:
+		nudge(q.wake)
 	}
 }
 
@@ -65,7 +58,7 @@ func (q *queue) done(id string) {
 	q.mu.Lock()
 	delete(q.busy, id)
 	q.mu.Unlock()
-	q.nudge()
+	nudge(q.wake)
 }
 
 func (q *queue) running(id string) bool {

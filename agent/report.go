@@ -56,6 +56,9 @@ func (a *Agent) assess(w *workload, now time.Time) report {
 		st.CreatedAt = unix(in.CreatedAt)
 		st.Generation = generationProto(in.Generation)
 		a.judge(&r, w, e, now)
+		if limit := in.diskLimit(); limit > 0 && w.observed != nil {
+			st.Metadata["disk_limit"] = diskShown(limit, w.observed.DiskCapped)
+		}
 	} else {
 		o := w.observed
 		st.RevisionId, st.Content, st.Generation = o.Revision, o.Content, generationProto(o.Generation)
@@ -211,6 +214,7 @@ func (a *Agent) publish(w *workload, now time.Time) {
 	w.version = a.version
 	if w.intent != nil {
 		a.unsaved[w.id] = true
+		nudge(a.unkept)
 	}
 	a.signal()
 }

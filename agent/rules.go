@@ -96,11 +96,25 @@ func (r Rules) Delete(old *Intent, req *agentv1.DeleteWorkloadRequest) *Refusal 
 	return refusalOf(judgeDelete(req.GetId(), old.Generation, generationFrom(req.GetGeneration()), false))
 }
 
+// Excess says that an instance occupies more than its disk limit. It is stopped, and what is not
+// changed or made anew stays so. The zero value says nothing.
+type Excess struct {
+	Content, Instance string
+	Message           string
+	At                time.Time
+}
+
+// of says whether it is about what an engine shows, under the content that is wanted.
+func (x Excess) of(content string, o *driver.Observed) bool {
+	return x.Message != "" && o != nil && x.Instance == o.RuntimeID && x.Content == content
+}
+
 // Memory is what an agent's process remembers of one workload.
 type Memory struct {
 	Asked   bool // an order came since the last attempt
 	Waits   bool // for an order, see WaitsAfterRestart
 	Lapsed  bool // with the lease, and waits for a newer order
+	Over    Excess
 	Failure Failure
 }
 

@@ -60,6 +60,13 @@ func (s service) ApplyWorkload(ctx context.Context, req *agentv1.ApplyWorkloadRe
 		s.metrics.refused(no)
 		s.log.Warn("apply refused", "workload", req.GetId(), "reason", no.message)
 		out = &agentv1.ApplyWorkloadResponse{Message: no.message, Fenced: no.fenced}
+		if no.class != "" {
+			out.Status = &agentv1.WorkloadStatus{
+				Id: req.GetId(), Type: req.GetType(), RevisionId: req.GetRevisionId(), Message: no.message,
+				ActualState: agentv1.ActualState_ACTUAL_STATE_FAILED,
+				Metadata:    map[string]string{"failure_reason": string(no.class), "failure_message": no.message},
+			}
+		}
 		if no.fenced {
 			out.HighestEpoch = s.Epoch().proto()
 		}
@@ -193,6 +200,9 @@ func (a *Agent) apply(req *agentv1.ApplyWorkloadRequest) (*agentv1.ApplyWorkload
 	next, err := follow(a.store.key, old, kind, req, now)
 	if err != nil {
 		return a.keepEpoch(m, refusedf("%v", err))
+	}
+	if no := a.room(next, old); no != nil {
+		return a.keepEpoch(m, no)
 	}
 	if old == nil && tomb != nil && !tomb.Done {
 		next.Recreate = true // the delete is not carried out yet
@@ -545,6 +555,21 @@ func (s service) ListActions(_ context.Context, req *agentv1.ListActionsRequest)
 	return &agentv1.ListActionsResponse{Actions: s.history.query(req)}, nil
 }
 
+// onEngine is a workload and the engine that it runs on; the error is for the caller.
+func (s service) onEngine(id string) (*workload, *engine, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	w := s.workloads[id]
+	if w == nil {
+		return nil, nil, notFound(id)
+	}
+	e := s.engines[w.kind]
+	if e == nil {
+		return nil, nil, status.Errorf(codes.FailedPrecondition, "runtime not available: %s", w.kind)
+	}
+	return w, e, nil
+}
+
 // Logs streams a workload's output as the driver gives it, stdout and stderr merged.
 func (s service) Logs(req *agentv1.LogsRequest, stream grpc.ServerStreamingServer[agentv1.LogChunk]) error {
 	if err := checkID("id", req.GetId()); err != nil {
@@ -553,18 +578,9 @@ func (s service) Logs(req *agentv1.LogsRequest, stream grpc.ServerStreamingServe
 	if req.TailLines < 0 || req.SinceUnixSeconds < 0 {
 		return status.Errorf(codes.InvalidArgument, "tail_lines %d, since_unix_seconds %d: must not be negative", req.TailLines, req.SinceUnixSeconds)
 	}
-	s.mu.Lock()
-	w := s.workloads[req.Id]
-	var e *engine
-	if w != nil {
-		e = s.engines[w.kind]
-	}
-	s.mu.Unlock()
-	switch {
-	case w == nil:
-		return notFound(req.Id)
-	case e == nil:
-		return status.Errorf(codes.FailedPrecondition, "runtime not available: %s", w.kind)
+	_, e, err := s.onEngine(req.Id)
+	if err != nil {
+		return err
 	}
 	options := driver.LogOptions{Follow: req.Follow, Tail: int(req.TailLines), Timestamps: req.Timestamps, Service: req.Service}
 	if req.SinceUnixSeconds > 0 {

@@ -249,8 +249,11 @@ func (c *conversation) beat(ctx context.Context) error {
 	sent := time.Now()
 	statuses, version := a.changes(full, ours, c.acked, sent)
 	c.sequence++
+	a.mu.Lock()
+	cluster := a.meta.Epoch.ClusterID
+	a.mu.Unlock()
 	request := &controlv1.HeartbeatRequest{
-		NodeId: a.cfg.NodeID, Usage: a.usage(), WorkloadStatuses: statuses,
+		NodeId: a.cfg.NodeID, ClusterId: cluster, Usage: a.usage(), WorkloadStatuses: statuses,
 		Timestamp: timestamppb.New(sent), Sequence: c.sequence, Full: full,
 	}
 	since := c.measured
@@ -336,6 +339,7 @@ func (a *Agent) introduction() *controlv1.RegisterNodeRequest {
 			EngineId:                engineID(a.engines), Taints: a.cfg.Taints, Protocol: protocol,
 			SelfFencing: fencing, FenceBoundSeconds: bound,
 			CpuReservedMillicores: a.cfg.ReservedCPU, MemoryReservedMb: a.cfg.ReservedMemory,
+			DiskReservedGb: a.cfg.ReservedDisk, ResourceThresholdPercent: uint32(a.cfg.Threshold),
 		},
 		Labels: a.cfg.Labels, AgentVersion: a.cfg.Version, GrpcEndpoint: a.cfg.Advertise,
 		ClusterId: a.meta.Epoch.ClusterID, Shard: a.meta.Epoch.Shard, InstanceId: a.meta.InstanceID, FeatureLevel: a.cfg.FeatureLevel,

@@ -278,6 +278,69 @@ func TestSessionTakesEpochsAndRefusesOtherClusters(t *testing.T) {
 	})
 }
 
+// Whatever way a scheduler of another cluster or shard is met: nothing of what it says
+// counts, and the session says whose it is.
+func TestSessionRefusesForeigners(t *testing.T) {
+	epoch := func(cluster, shard string) *controlv1.Epoch {
+		e := controlEpoch(cluster, 99)
+		e.Shard = shard
+		return e
+	}
+	for _, tc := range []struct {
+		name     string
+		from     *controlv1.Epoch
+		problems []string
+	}{
+		{"of another cluster", epoch("c2", "east"), []string{`belongs to cluster "c1"`, `from cluster "c2"`}},
+		{"of another shard", epoch("c1", "west"), []string{`belongs to shard "east"`, `from shard "west" of cluster "c1"`}},
+	} {
+		for _, call := range []string{"register", "heartbeat"} {
+			t.Run(call+" answered by one "+tc.name, func(t *testing.T) {
+				synctest.Test(t, func(t *testing.T) {
+					s := leader()
+					own, foreign := s.onRegister, false
+					s.onRegister = func(in *controlv1.RegisterNodeRequest) (*controlv1.RegisterNodeResponse, error) {
+						out, err := own(in)
+						out.Epoch.Shard = "east"
+						if foreign {
+							out.Epoch, out.ClusterId = tc.from, tc.from.GetClusterId()
+						}
+						return out, err
+					}
+					r := newRig(t, under(s)).start()
+					time.Sleep(7 * time.Second)
+					before := r.a.Session()
+					s.answer(func(in *controlv1.HeartbeatRequest) (*controlv1.HeartbeatResponse, error) {
+						if in.GetClusterId() != "c1" {
+							t.Errorf("a heartbeat names cluster %q, want c1", in.GetClusterId())
+						}
+						if call == "register" {
+							s.mu.Lock()
+							foreign = true
+							s.mu.Unlock()
+							return nil, status.Error(codes.NotFound, "no such node")
+						}
+						out := beatOK(99)
+						out.Epoch, out.DrainNode = tc.from, true
+						return out, nil
+					})
+					time.Sleep(7 * time.Second)
+					st := r.a.Session()
+					for _, want := range append(tc.problems, call+": this node") {
+						if !strings.Contains(st.Problem, want) {
+							t.Errorf("the session says %q, want %q in it", st.Problem, want)
+						}
+					}
+					if e := r.a.Epoch(); e.ClusterID != "c1" || e.Shard != "east" || e.Term != 1 || st.Draining || st.LeaseUntil.After(before.LeaseUntil.Add(4*time.Second)) {
+						t.Errorf("it counted: epoch %v, session %+v, it was %+v", e, st, before)
+					}
+					r.halt()
+				})
+			})
+		}
+	}
+}
+
 func TestDrainRefusesOnlyNewWorkloads(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := leader()

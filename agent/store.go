@@ -81,7 +81,7 @@ type store struct {
 // openStore opens or makes the file and its key, <path>.key with mode 0600. A volatile store does
 // not wait for the disk; it is for simulations.
 func openStore(path string, volatile bool) (*store, error) {
-	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
 		return nil, fmt.Errorf("state file %s: %w", path, err)
 	}
 	db, err := bolt.Open(path, 0o600, &bolt.Options{
@@ -231,6 +231,11 @@ func (w write) put(bucket, key string, v any) error {
 		return err
 	}
 	return b.Put([]byte(key), raw)
+}
+
+func (w write) has(bucket, key string) bool {
+	b := w.tx.Bucket([]byte(bucket))
+	return b != nil && b.Get([]byte(key)) != nil
 }
 
 func (w write) drop(bucket, key string) error {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/base64"
 	"encoding/json"
+	"errors"
 	"os"
 	"path/filepath"
 	"strings"
@@ -17,6 +18,7 @@ import (
 
 	"github.com/persys/compute/agent/driver"
 	"github.com/persys/compute/agent/driver/sim"
+	"github.com/persys/compute/testbed"
 )
 
 // legacyFile writes a state file as an existing agent does (contract/state-etcd.md).
@@ -254,7 +256,7 @@ func TestOrdersAreNotAcknowledgedWithoutDisk(t *testing.T) {
 	r.apply("web", "sim/run", content("c1:a"), by(1), at(1))
 	r.reaches("web", running)
 	r.until(func() bool { return r.a.queue.depth() == 0 }, func() string { return "never idle" })
-	if err := r.a.store.close(); err != nil {
+	if err := errors.Join(r.a.flush(), r.a.store.close()); err != nil {
 		t.Fatal(err)
 	}
 	req := &agentv1.ApplyWorkloadRequest{Id: "web", Spec: container("sim/run:2"), Content: "c1:b", Epoch: epoch(2), Generation: gen(2)}
@@ -303,9 +305,7 @@ func TestTombstonesAreBounded(t *testing.T) {
 
 func TestNodeID(t *testing.T) {
 	host, err := os.Hostname()
-	if err != nil {
-		t.Skip("no host name:", err)
-	}
+	testbed.Need(t, "a host name", err)
 	if id, err := NodeID(""); err != nil || id != host {
 		t.Errorf("default: %q, %v; want the host name", id, err)
 	}

@@ -3,6 +3,7 @@ package agent
 import (
 	"context"
 	"path/filepath"
+	"slices"
 
 	bolt "go.etcd.io/bbolt"
 
@@ -104,7 +105,7 @@ func (a *Agent) ensure(ctx context.Context, e *engine, in *intent, cluster strin
 	err = e.drv.Ensure(ctx, driver.Spec{
 		ID: id, Revision: in.RevisionID, Content: in.EngineContent, Generation: in.Generation,
 		ClusterID: cluster, NodeID: a.cfg.NodeID, Running: in.running(), Body: in.spec, Labels: in.Labels,
-		Exclusive: in.Exclusive, Volumes: volumes,
+		Exclusive: in.Exclusive, Volumes: volumes, DiskLimit: in.diskLimit(),
 	})
 	if err != nil {
 		return err
@@ -123,6 +124,30 @@ func (a *Agent) fate(in *intent, t *tombstone) volume.Fate {
 	return volume.Fate{Keep: true}
 }
 
+// lookAtPools asks the drivers for pools of their engines. One that does not answer has those that it
+// had. It reports whether what is registered changed.
+func (a *Agent) lookAtPools(ctx context.Context) (changed bool) {
+	for _, e := range a.allEngines() {
+		pooler, ok := e.drv.(driver.Pooler)
+		if !ok {
+			continue
+		}
+		limited, cancel := context.WithTimeout(ctx, a.cfg.ListTimeout)
+		pools, err := pooler.Pools(limited)
+		cancel()
+		if err != nil {
+			a.log.Debug("looking at storage pools", "kind", e.drv.Kind(), "err", err)
+			continue
+		}
+		a.mu.Lock()
+		same := slices.EqualFunc(e.pools, pools, func(x, y driver.Pool) bool { return x.Name == y.Name && x.Type == y.Type && x.Total>>30 == y.Total>>30 })
+		changed = changed || !same
+		e.pools = pools
+		a.mu.Unlock()
+	}
+	return changed
+}
+
 // pools are what a node offers, and what is in use of it. The default pool is the machine's disk,
 // unless volumes have one of their own.
 func (a *Agent) pools() ([]*controlv1.StoragePool, []*controlv1.StoragePoolUsage) {
@@ -134,6 +159,18 @@ func (a *Agent) pools() ([]*controlv1.StoragePool, []*controlv1.StoragePoolUsage
 		}
 		list = append([]volume.Pool{disk}, list...)
 	}
+	a.mu.Lock()
+	for _, kind := range []driver.Kind{driver.Container, driver.Compose, driver.VM} {
+		if e := a.engines[kind]; e != nil {
+			for _, p := range e.pools {
+				// A name means one thing on a node: the agent's own pools come first.
+				if !slices.ContainsFunc(list, func(o volume.Pool) bool { return o.Name == p.Name }) {
+					list = append(list, volume.Pool{Name: p.Name, Type: p.Type, TotalGB: p.Total >> 30, UsedGB: p.Used >> 30})
+				}
+			}
+		}
+	}
+	a.mu.Unlock()
 	var pools []*controlv1.StoragePool
 	var usage []*controlv1.StoragePoolUsage
 	for _, p := range list {

@@ -10,6 +10,8 @@ import (
 	"net"
 	"os"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // Client is an agent's way to its guards. It is for one caller at a time.
@@ -132,9 +134,28 @@ func (c *Client) dial() error {
 	if err != nil {
 		return fmt.Errorf("guard: %w", err)
 	}
+	// Who does not answer at all is known from the socket.
+	if p, err := listener(conn); err == nil {
+		c.last = State{Guard: p}
+	}
 	c.conn, c.lines = conn, bufio.NewScanner(conn)
 	c.lines.Buffer(nil, 16<<20)
 	return nil
+}
+
+// listener is the process that listens at the other end.
+func listener(conn net.Conn) (Process, error) {
+	raw, err := conn.(*net.UnixConn).SyscallConn()
+	if err != nil {
+		return Process{}, err
+	}
+	var cred *unix.Ucred
+	var cerr error
+	err = raw.Control(func(fd uintptr) { cred, cerr = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED) })
+	if err = errors.Join(err, cerr); err != nil {
+		return Process{}, err
+	}
+	return processOf(int(cred.Pid))
 }
 
 func (c *Client) close() {

@@ -23,8 +23,9 @@
 //   - An agent confirms by naming the number of lapses that it has seen. It then starts what lapsed
 //     only by a newer order of the schedulers, because an older one may be from before the lapse.
 //
-// What it cannot withstand is the loss of agent and both guards at the same moment while the machine
-// goes on; see docs/exclusive.md.
+// The loss of agent and both guards at the same moment, while the machine goes on, is for a supervisor
+// to mend: Options.Beat tells it that a guard lives, and a new one goes on from the file
+// (deploy/systemd/persys-guard.service, docs/adr/0008). Without a supervisor nothing mends it.
 package guard
 
 import "time"

@@ -40,6 +40,9 @@ type Options struct {
 	// IdleFor is how long it waits for another agent then; default 10 s: one that is being restarted
 	// finds it.
 	IdleFor time.Duration
+	// Beat, if set, is called at every look at the clock: a supervisor that no longer hears it ends this
+	// process and starts another one.
+	Beat func()
 	// Second starts the second guard. The process must outlive its starter's death.
 	Second  func() (*os.Process, error)
 	Version string
@@ -114,6 +117,9 @@ func Run(ctx context.Context, opt Options) error {
 	for ctx.Err() == nil {
 		if !g.step(ctx) {
 			return nil
+		}
+		if opt.Beat != nil {
+			opt.Beat()
 		}
 		select {
 		case <-ctx.Done():
@@ -304,6 +310,9 @@ func (g *Guard) take(in Feed) State {
 		return out
 	}
 	if !in.Retire {
+		if in.Agent != g.lease.Agent {
+			g.ended = 0 // a process that has just started has its own time to confirm
+		}
 		was := *g.lease
 		g.lease.feed(in, Now())
 		if err := g.lease.save(g.opt.Dir); err != nil {
@@ -312,8 +321,8 @@ func (g *Guard) take(in Feed) State {
 			return out
 		}
 	}
-	l := g.lease
-	out.Deadline, out.Lapses, out.Lapsed, out.Guarded = l.Deadline, l.Lapses, l.Lapsed, slices.Clone(l.Guarded)
+	now := g.lease.state()
+	out.Deadline, out.Lapses, out.Lapsed, out.Guarded = now.Deadline, now.Lapses, now.Lapsed, now.Guarded
 	return out
 }
 
@@ -401,7 +410,10 @@ func (g *Guard) stopAll(ctx context.Context) {
 				continue
 			}
 			g.busy[w] = true
-			g.work.Go(func() { g.halt(ctx, cluster, w) })
+			// Counted from the deadline: who comes late, after the first or a whole generation of guards
+			// was lost, has no time of its own to give.
+			grace := min(max(g.lease.Deadline+g.opt.Grace-Now(), 0), g.opt.Grace)
+			g.work.Go(func() { g.halt(ctx, cluster, w, grace) })
 		}
 		// An agent that has confirmed starts nothing by itself, and one that is dead does not either.
 		l := g.lease
@@ -416,11 +428,11 @@ func (g *Guard) stopAll(ctx context.Context) {
 	})
 }
 
-func (g *Guard) halt(ctx context.Context, cluster string, w Workload) {
+func (g *Guard) halt(ctx context.Context, cluster string, w Workload, grace time.Duration) {
 	within, cancel := context.WithTimeout(ctx, g.opt.Grace+30*time.Second)
 	defer cancel()
 	g.opt.Logger.Warn("stopping: the lease has ended", "workload", w.ID)
-	err := g.opt.Runtime.Halt(within, cluster, w, g.opt.Grace)
+	err := g.opt.Runtime.Halt(within, cluster, w, grace)
 	if err != nil && ctx.Err() == nil {
 		g.opt.Logger.Error("stopping failed, trying again", "workload", w.ID, "error", err)
 	}

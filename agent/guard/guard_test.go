@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"slices"
 	"sync"
 	"syscall"
@@ -16,9 +17,22 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/persys/compute/agent/driver"
+	"github.com/persys/compute/testbed"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+// deafEnv makes this program a guard that listens in the folder it names and takes nothing.
+const deafEnv = "GUARD_TEST_DEAF"
+
+func TestMain(m *testing.M) {
+	if dir := os.Getenv(deafEnv); dir != "" {
+		if _, err := listen(dir); err != nil {
+			panic(err)
+		}
+		time.Sleep(time.Minute) // until it is killed
+		return
+	}
+	goleak.VerifyTestMain(m)
+}
 
 var db = Workload{driver.Container, "db"}
 
@@ -55,6 +69,12 @@ func TestLease(t *testing.T) {
 		{"a lapse that nobody has seen is not confirmed ahead", &lease{Deadline: 100, Guarded: []Workload{db}},
 			Feed{Deadline: 300, Lapses: 9, Guarded: []Workload{db}}, 50, 300, 0, false, []Workload{db}, nil},
 		{"who asks changes nothing", held(), Feed{Ask: true}, 50, 100, 0, false, []Workload{db}, nil},
+		{"an agent with another file ends it", &lease{Instance: "one", Deadline: 100, Guarded: []Workload{db}},
+			Feed{Instance: "two", Ask: true}, 50, 100, 1, true, nil, []Workload{db}},
+		{"and does not drop what it has never heard of", &lease{Instance: "one", Deadline: 100, Guarded: []Workload{db}},
+			Feed{Instance: "two"}, 50, 100, 1, true, nil, []Workload{db}},
+		{"the same file in another process goes on", &lease{Instance: "one", Deadline: 100, Guarded: []Workload{db}},
+			Feed{Instance: "one", Ask: true}, 50, 100, 0, false, []Workload{db}, nil},
 		{"nothing guarded, nothing lapses", &lease{Deadline: 100}, Feed{}, 500, 100, 0, false, nil, nil},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -156,26 +176,11 @@ func (r *rig) feed(in Feed) State {
 	r.Helper()
 	in.Agent, in.Boot, in.Cluster = r.agent, r.boot, "c1"
 	var st State
-	var err error
-	for range 200 { // 2 s at most, for a guard that is just starting
-		if st, err = r.client.Feed(r.Context(), in); err == nil {
-			return st
-		}
-		time.Sleep(10 * time.Millisecond)
-	}
-	r.Fatalf("feed: %v", err)
+	testbed.Within(r, testbed.Patience, "feed of a guard that may just be starting", func() (err error) {
+		st, err = r.client.Feed(r.Context(), in)
+		return err
+	})
 	return st
-}
-
-func (r *rig) until(what string, ok func() bool) {
-	r.Helper()
-	for range 600 { // 6 s at most
-		if ok() {
-			return
-		}
-		time.Sleep(10 * time.Millisecond)
-	}
-	r.Fatalf("never: %s", what)
 }
 
 // victim is a process that stands for an agent.
@@ -204,7 +209,7 @@ func TestItStopsAtTheDeadlineAndNotBefore(t *testing.T) {
 	}
 	later := Now() + 1200*time.Millisecond
 	r.feed(Feed{Deadline: later, Guarded: []Workload{db}})
-	r.until("stopped", func() bool { return r.engine.at(db) > 0 })
+	testbed.Until(r, "stopped", func() bool { return r.engine.at(db) > 0 })
 	if late := r.engine.at(db) - later; late < 0 || late > 700*time.Millisecond {
 		t.Errorf("stopped %s after the deadline", late)
 	}
@@ -214,12 +219,12 @@ func TestItStopsAtTheDeadlineAndNotBefore(t *testing.T) {
 	}
 	// What an engine starts late is stopped as well, until the agent has confirmed.
 	r.engine.start(db)
-	r.until("stopped again", func() bool { return r.engine.at(db) > 0 })
+	testbed.Until(r, "stopped again", func() bool { return r.engine.at(db) > 0 })
 	st = r.feed(Feed{Deadline: Now() + time.Hour, Lapses: 1})
 	if st.Lapsed {
 		t.Fatalf("%+v: confirmed, and it still counts as lapsed", st)
 	}
-	r.until("the condemned are forgotten", func() bool {
+	testbed.Until(r, "the condemned are forgotten", func() bool {
 		have, err := load(r.dir, r.boot)
 		return err == nil && have.idle()
 	})
@@ -240,10 +245,33 @@ func TestItKillsAnAgentThatDoesNotConfirm(t *testing.T) {
 		t.Fatal(err)
 	}
 	r.feed(Feed{Deadline: Now() + 300*time.Millisecond, Guarded: []Workload{db}})
-	r.until("killed", func() bool { return !r.agent.Alive() })
+	testbed.Until(r, "killed", func() bool { return !r.agent.Alive() })
 	if r.engine.at(db) == 0 {
 		t.Error("the agent was killed before the workload was stopped")
 	}
+}
+
+func TestAnAgentThatComesBackLaterHasItsTimeToConfirm(t *testing.T) {
+	r := newRig(t)
+	r.guard()
+	r.agent = r.victim()
+	deadline := Now() + 100*time.Millisecond
+	r.feed(Feed{Deadline: deadline, Guarded: []Workload{db}})
+	if err := r.agent.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	testbed.Until(r, "the lapse is long over", func() bool { return Now() > deadline+KillAfter+4*tick })
+	r.agent = r.victim()
+	r.feed(Feed{Ask: true})
+	came := Now()
+	testbed.Until(r, "it is given its time", func() bool {
+		if !r.agent.Alive() {
+			t.Fatalf("killed after %s", Now()-came)
+		}
+		return Now() > came+4*tick
+	})
+	r.feed(Feed{Lapses: 1})
+	testbed.Until(r, "it has confirmed, and lives", func() bool { return r.agent.Alive() && Now() > came+KillAfter+2*tick })
 }
 
 func TestAnotherProcessOfTheSameIDIsNotKilled(t *testing.T) {
@@ -275,7 +303,7 @@ func TestTheSecondTakesOver(t *testing.T) {
 	}
 	r.client.Close()
 	stop()
-	r.until("stopped by the second", func() bool { return r.engine.at(db) > 0 })
+	testbed.Until(r, "stopped by the second", func() bool { return r.engine.at(db) > 0 })
 	if late := r.engine.at(db) - first.Deadline; late < 0 || late > SecondWaits+time.Second {
 		t.Errorf("stopped %s after the deadline", late)
 	}
@@ -298,7 +326,7 @@ func TestItGoesOnFromItsFile(t *testing.T) {
 	if st := r.feed(Feed{Ask: true}); st.Deadline != deadline || len(st.Guarded) != 1 {
 		t.Errorf("%+v: it does not know what it was told", st)
 	}
-	r.until("stopped", func() bool { return r.engine.at(db) > 0 })
+	testbed.Until(r, "stopped", func() bool { return r.engine.at(db) > 0 })
 	// The file of another start of the machine says nothing.
 	if have, err := load(r.dir, "another boot"); err != nil || !have.idle() {
 		t.Errorf("%+v, %v", have, err)
@@ -345,5 +373,34 @@ func TestItEndsWithItsSecondWhenNobodyNeedsIt(t *testing.T) {
 	}
 	if p.Alive() {
 		t.Error("its second goes on")
+	}
+}
+
+// TestAGuardThatNeverAnswersIsKilled: by an agent that has only just started, too.
+func TestAGuardThatNeverAnswersIsKilled(t *testing.T) {
+	r := newRig(t)
+	// A process that listens as a guard does and takes nothing: this test's own, started anew.
+	cmd := exec.Command(os.Args[0])
+	cmd.Env = append(os.Environ(), deafEnv+"="+r.dir)
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	ended := make(chan struct{})
+	go func() { _ = cmd.Wait(); close(ended) }()
+	t.Cleanup(func() { _ = cmd.Process.Kill(); <-ended })
+	testbed.Until(r, "it listens", func() bool {
+		_, err := os.Stat(filepath.Join(r.dir, socketFile))
+		return err == nil
+	})
+	r.client.Start = func() error { return errors.New("this test has no other") }
+	for range 2 {
+		if _, err := r.client.Feed(t.Context(), Feed{Agent: r.agent, Boot: r.boot, Ask: true}); err == nil {
+			t.Fatal("it answers")
+		}
+	}
+	select {
+	case <-ended:
+	case <-time.After(5 * time.Second):
+		t.Error("it was not killed")
 	}
 }

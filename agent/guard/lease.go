@@ -25,6 +25,8 @@ type lease struct {
 	Boot    string  `json:"boot"`
 	Cluster string  `json:"cluster"` // on labels
 	Agent   Process `json:"agent"`
+	// Instance is the agent's file. Another one knows nothing of what is guarded.
+	Instance string `json:"instance,omitempty"`
 	// Deadline is the end of the lease by Now. Lapses counts the leases that ended while something was
 	// guarded, Confirmed how many of them the agent knows of.
 	Deadline  time.Duration `json:"deadline"`
@@ -45,17 +47,28 @@ func (l *lease) lapse(now time.Duration) bool {
 	if l.Lapsed || len(l.Guarded) == 0 || now < l.Deadline {
 		return false
 	}
+	l.end()
+	return true
+}
+
+// end ends the lease.
+func (l *lease) end() {
 	l.Lapsed = true
 	l.Lapses++
 	l.Condemned = union(l.Condemned, l.Guarded)
 	l.Guarded = nil
-	return true
 }
 
 // feed takes over what the agent says. Under a lapse that it has not confirmed it is only heard.
 func (l *lease) feed(in Feed, now time.Duration) {
 	l.lapse(now)
 	l.Agent = in.Agent
+	// An agent that lost its file, and its node's identity with it, would drop what it has never heard
+	// of from the list; the schedulers will have placed it elsewhere by the end of the former lease.
+	if l.Instance != "" && l.Instance != in.Instance && !l.Lapsed && len(l.Guarded) > 0 {
+		l.end()
+	}
+	l.Instance = in.Instance
 	if in.Ask {
 		return
 	}
@@ -81,6 +94,36 @@ func sort(list []Workload) {
 	slices.SortFunc(list, func(a, b Workload) int {
 		return strings.Compare(string(a.Kind)+"/"+string(a.ID), string(b.Kind)+"/"+string(b.ID))
 	})
+}
+
+// Book is what guards know, with their rules and without files, clocks and processes: a simulator
+// holds them against random histories.
+type Book struct{ l lease }
+
+// Feed takes one word of the agent.
+func (b *Book) Feed(in Feed, now time.Duration) State {
+	b.l.feed(in, now)
+	return b.l.state()
+}
+
+// Lapse ends the lease if its time has come. It reports whether it did.
+func (b *Book) Lapse(now time.Duration) bool { return b.l.lapse(now) }
+
+// Deadline is the end of the lease.
+func (b *Book) Deadline() time.Duration { return b.l.Deadline }
+
+// Condemned is what is to be stopped now.
+func (b *Book) Condemned() []Workload { return slices.Clone(b.l.Condemned) }
+
+// Confirmed reports whether the agent knows of every lapse.
+func (b *Book) Confirmed() bool { return b.l.Confirmed == b.l.Lapses }
+
+// Stopped forgets what was condemned: it is known to be stopped, and nothing starts it by itself.
+func (b *Book) Stopped() { b.l.Condemned = nil }
+
+// state is what holds now.
+func (l *lease) state() State {
+	return State{Deadline: l.Deadline, Lapses: l.Lapses, Lapsed: l.Lapsed, Guarded: slices.Clone(l.Guarded)}
 }
 
 // The files of a guard's folder.
@@ -129,6 +172,8 @@ type Feed struct {
 	Agent   Process `json:"agent"`
 	Boot    string  `json:"boot"`
 	Cluster string  `json:"cluster"`
+	// Instance is the id of the agent's file.
+	Instance string `json:"instance"`
 	// Deadline is the end of the lease by Now, counted from when it was asked for.
 	Deadline time.Duration `json:"deadline"`
 	// Lapses that the agent knows of. To name one is to promise that nothing guarded is being started.

@@ -19,6 +19,7 @@ import (
 
 	"github.com/persys/compute/agent/driver"
 	"github.com/persys/compute/agent/driver/sim"
+	"github.com/persys/compute/testbed"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -41,15 +42,15 @@ func newRig(t *testing.T) *rig {
 // becomes waits for a state.
 func (r *rig) becomes(id driver.ID, want string) string {
 	r.t.Helper()
-	for end := time.Now().Add(20 * time.Second); ; time.Sleep(5 * time.Millisecond) {
-		state, detail := r.State(id)
-		if state == want {
-			return detail
+	var detail string
+	testbed.Within(r.t, testbed.Patience, "health", func() (err error) {
+		var state string
+		if state, detail = r.State(id); state != want {
+			err = fmt.Errorf("%s is %q (%s), want %q", id, state, detail, want)
 		}
-		if time.Now().After(end) {
-			r.t.Fatalf("%s is %q (%s), want %q", id, state, detail, want)
-		}
-	}
+		return err
+	})
+	return detail
 }
 
 func split(t *testing.T, addr string) (string, int32) {

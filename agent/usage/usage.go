@@ -53,6 +53,19 @@ func (t *Table) Observe(kind driver.Kind, seen []driver.Usage) {
 	maps.DeleteFunc(t.rows, func(id driver.ID, r Reading) bool { return r.Kind == kind && !there[id] })
 }
 
+// Occupy notes what workloads occupy, which is measured apart. It is no news of those that are not here.
+func (t *Table) Occupy(bytes map[driver.ID]int64) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for id, n := range bytes {
+		if r, ok := t.rows[id]; ok && r.Disk != n {
+			t.version++
+			r.Disk, r.Version = n, t.version
+			t.rows[id] = r
+		}
+	}
+}
+
 // After are the readings newer than a version, by id, and the version of the newest.
 func (t *Table) After(version uint64) ([]Reading, uint64) {
 	t.mu.Lock()

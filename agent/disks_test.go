@@ -1,0 +1,317 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	agentv1 "github.com/persys/compute/api/agent/v1"
+
+	"github.com/persys/compute/agent/driver"
+	"github.com/persys/compute/testbed"
+)
+
+// disked is the simulated driver with an engine that can say what workloads occupy.
+type disked struct {
+	hooked
+	mu     *sync.Mutex
+	bytes  map[driver.ID]int64
+	err    *error
+	capped *bool
+	looks  *int
+}
+
+func (d disked) Occupied(context.Context, []driver.Observed) (map[driver.ID]int64, error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	*d.looks++
+	out := map[driver.ID]int64{}
+	for id, n := range d.bytes {
+		out[id] = n
+	}
+	return out, *d.err
+}
+
+// Usage leaves the disk to Occupied, as drivers on a Docker engine do.
+func (d disked) Usage(ctx context.Context, of []driver.Observed) ([]driver.Usage, error) {
+	out, err := d.hooked.Usage(ctx, of)
+	for i := range out {
+		out[i].Disk = -1
+	}
+	return out, err
+}
+
+func (d disked) List(ctx context.Context) ([]driver.Observed, error) {
+	all, err := d.hooked.List(ctx)
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for i := range all {
+		all[i].DiskCapped = *d.capped
+	}
+	return all, err
+}
+
+func (d disked) set(id driver.ID, bytes int64, err error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.bytes[id], *d.err = bytes, err
+}
+
+func (d disked) measured() int {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return *d.looks
+}
+
+func measuring(t *testing.T, change ...func(*Config)) (*rig, disked) {
+	t.Helper()
+	r := newRig(t, append(change, func(c *Config) {
+		c.DiskInterval, c.UsageInterval, c.ReconcileInterval = 5*time.Millisecond, 5*time.Millisecond, 20*time.Millisecond
+	})...)
+	d := disked{mu: &sync.Mutex{}, bytes: map[driver.ID]int64{}, err: new(error), capped: new(bool), looks: new(int)}
+	r.make = func(b Binding) ([]driver.Driver, error) {
+		list, err := r.factory(b)
+		next := d
+		next.hooked = list[0].(hooked)
+		return []driver.Driver{next}, err
+	}
+	return r.start(), d
+}
+
+func withDisk(gb int64) option {
+	return func(r *agentv1.ApplyWorkloadRequest) { r.Spec.GetContainer().DiskGb = gb }
+}
+
+// What grows beyond its disk is stopped, with the figures, and stays so until it gets more disk.
+func TestOverTheDiskLimit(t *testing.T) {
+	r, d := measuring(t)
+	r.apply("web", "img:1", withDisk(1))
+	r.reaches("web", running)
+	if got := r.status("web").Metadata["disk_limit"]; got != "1 GiB, measured" {
+		t.Errorf("disk_limit %q", got)
+	}
+	d.set("web", 1<<30, nil) // the limit itself is within it
+	r.until(func() bool { u, ok := r.a.used.Get("web"); return ok && u.Disk == 1<<30 }, func() string { return "not measured" })
+	r.reaches("web", running)
+	if told, _ := r.a.workloadUsage(0); len(told) != 1 || told[0].DiskBytes != 1<<30 || told[0].DiskLimitBytes != 1<<30 || told[0].DiskCapped {
+		t.Errorf("the heartbeat tells %v", told)
+	}
+	d.set("web", 1<<30+200<<20, nil)
+	r.reaches("web", failing)
+	st := r.status("web")
+	if !strings.Contains(st.Message, "disk: it occupies 1224 MiB, its limit is 1024 MiB; stopped") || st.Metadata["failure_reason"] != string(driver.ResourceQuotaExceeded) {
+		t.Errorf("%s: %v", st.Message, st.Metadata)
+	}
+	stops := func() (n int) {
+		all, err := r.engine.Driver(driver.Identity{ClusterID: r.a.cluster(), NodeID: "node-a"}).List(context.Background())
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, o := range all {
+			if o.State == driver.Running {
+				n++
+			}
+		}
+		return n
+	}
+	r.until(func() bool { return stops() == 0 }, func() string { return "it still runs" })
+	// The same order again changes nothing; an engine that cannot tell changes nothing either.
+	r.apply("web", "img:1", withDisk(1), revision("rev-1-r1"))
+	r.reaches("web", failing)
+	d.set("web", 0, errors.New("busy"))
+	r.apply("web", "img:1", withDisk(1), revision("rev-1-r2"))
+	r.reaches("web", failing)
+	if stops() != 0 {
+		t.Error("it was started again over its limit")
+	}
+	d.set("web", 1<<30+200<<20, nil)
+	r.apply("web", "img:1", withDisk(2))
+	r.reaches("web", running)
+	// Room that somebody made counts too.
+	d.set("web", 3<<30, nil)
+	r.reaches("web", failing)
+	d.set("web", 1<<30, nil)
+	r.reaches("web", running)
+	// Of what the engine keeps within its limit by itself nothing is stopped.
+	d.mu.Lock()
+	*d.capped = true
+	d.mu.Unlock()
+	r.until(func() bool { return r.status("web").Metadata["disk_limit"] == "2 GiB, kept by the engine" }, func() string { return fmt.Sprint(r.status("web")) })
+	d.set("web", 9<<30, nil)
+	seen := d.measured()
+	// The second look begins after the first one was judged.
+	r.until(func() bool { return d.measured() >= seen+2 }, func() string { return "not measured" })
+	r.reaches("web", running)
+	if u, _ := r.a.used.Get("web"); u.Disk != 9<<30 {
+		t.Errorf("it occupies %d", u.Disk)
+	}
+}
+
+// Volumes of a fixed size are limits of their own; plain folders count.
+func TestDiskLimitAndVolumes(t *testing.T) {
+	spec := func(disk int64, vols ...*agentv1.ManagedVolumeSpec) *intent {
+		s := container("img:1")
+		s.GetContainer().DiskGb, s.GetContainer().ManagedVolumes = disk, vols
+		return &intent{Type: driver.Container, spec: s}
+	}
+	sized, plain := &agentv1.ManagedVolumeSpec{Name: "a", SizeGb: 3}, &agentv1.ManagedVolumeSpec{Name: "b"}
+	far := &agentv1.ManagedVolumeSpec{Name: "c", SizeGb: 3, Driver: "nfs"}
+	for _, c := range []struct {
+		in   *intent
+		want int64
+	}{
+		{spec(0), 0}, {spec(5), 5}, {spec(5, sized), 2}, {spec(3, sized), 0}, {spec(1, sized), 0}, {spec(5, plain, far), 5},
+		{&intent{Type: driver.VM, spec: &agentv1.WorkloadSpec{Spec: &agentv1.WorkloadSpec_Vm{Vm: &agentv1.VMSpec{Disks: []*agentv1.DiskConfig{{SizeGb: 9}}}}}}, 0},
+	} {
+		if got := c.in.diskLimit(); got != c.want<<30 {
+			t.Errorf("%v: %d, want %d GiB", c.in.spec, got, c.want)
+		}
+	}
+	r, d := measuring(t)
+	r.apply("db", "img:1", withDisk(1), managed(&agentv1.ManagedVolumeSpec{Name: "data", MountPath: "/data"}))
+	r.reaches("db", running)
+	d.set("db", 1<<30-1<<20, nil)
+	data := filepath.Join(filepath.Dir(r.cfg.StatePath), "volumes", "local", "data")
+	if err := os.WriteFile(filepath.Join(data, "f"), make([]byte, 2<<20), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	r.reaches("db", failing)
+	if err := os.Remove(filepath.Join(data, "f")); err != nil {
+		t.Fatal(err)
+	}
+	r.reaches("db", running)
+}
+
+// What is promised, not what happens to be in use, decides whether an order fits; what is here stays.
+func TestResourceThreshold(t *testing.T) {
+	limits := func(cpu, memoryMB, gb int64) option {
+		return func(r *agentv1.ApplyWorkloadRequest) {
+			c := r.Spec.GetContainer()
+			c.Resources, c.DiskGb = &agentv1.ResourceLimits{CpuMillicores: cpu, MemoryBytes: memoryMB << 20}, gb
+		}
+	}
+	// 4000 millicores, 8192 MiB, 100 GB.
+	r := newRig(t, func(c *Config) {
+		c.Threshold, c.ReservedCPU, c.ReservedMemory, c.ReservedDisk = 80, 1000, 192, 20
+	}).start()
+	r.apply("a", "img:1", limits(2000, 1000, 10))
+	out := r.apply("b", "img:1", limits(401, 0, 0))
+	if out.Applied || out.Status.GetMetadata()["failure_reason"] != "INSUFFICIENT_RESOURCES" ||
+		!strings.Contains(out.Message, "CPU: needs 401 millicores, 2000 of the 2400 that node \"node-a\" offers are promised (it has 4000, keeps 1000 for itself, and promises 80 %") {
+		t.Errorf("%v", out)
+	}
+	if out := r.apply("b", "img:1", limits(400, 5401, 0)); out.Applied || !strings.Contains(out.Message, "memory: needs 5401 MiB, 1000 of the 6400") {
+		t.Errorf("%v", out)
+	}
+	if out := r.apply("b", "img:1", limits(400, 5400, 55)); out.Applied || !strings.Contains(out.Message, "disk: needs 55 GB, 10 of the 64") {
+		t.Errorf("%v", out)
+	}
+	if out := r.apply("b", "img:1", limits(400, 5400, 54)); !out.Applied {
+		t.Errorf("what fits exactly is refused: %v", out)
+	}
+	intro := r.a.introduction().Capabilities
+	if intro.ResourceThresholdPercent != 80 || intro.CpuReservedMillicores != 1000 || intro.MemoryReservedMb != 192 || intro.DiskReservedGb != 20 {
+		t.Errorf("registered %v", intro)
+	}
+	// With settings that shrank what is here goes on, may be changed, and may not grow.
+	r.cfg.Threshold = 10
+	r.restart()
+	r.reaches("a", running)
+	if out := r.apply("a", "img:2", limits(1999, 1000, 10)); !out.Applied {
+		t.Errorf("less than before: %v", out)
+	}
+	if out := r.apply("a", "img:3", limits(2001, 1000, 10)); out.Applied {
+		t.Error("it grew")
+	}
+	r.delete("b")
+	r.gone("b")
+	if out := r.apply("c", "img:1"); !out.Applied {
+		t.Errorf("an order that asks for nothing: %v", out)
+	}
+}
+
+// Pools of an engine are registered beside the agent's own, which keep their names, and told in heartbeats
+// with what they hold; what changed is registered anew.
+func TestPoolsOfAnEngine(t *testing.T) {
+	r, d := pooling(t)
+	d.set(driver.Pool{Name: "fast", Type: "local", Total: 50 << 30, Used: 5 << 30}, driver.Pool{Name: "root", Type: "local", Total: 1 << 30})
+	names := func() (out []string) {
+		for _, p := range r.a.introduction().Capabilities.StoragePools {
+			out = append(out, fmt.Sprint(p.Name, " ", p.Type, " ", p.TotalGb))
+		}
+		return out
+	}
+	r.until(func() bool { return strings.Join(names(), ",") == "root local 100,fast local 50" }, func() string { return fmt.Sprint(names()) })
+	r.until(func() bool { return r.a.facts.Load() }, func() string { return "not to be registered anew" })
+	use := r.a.usage().StoragePools
+	if len(use) != 2 || use[1].Name != "fast" || use[1].UsedGb != 5 {
+		t.Errorf("in use %v", use)
+	}
+	r.a.facts.Store(false)
+	d.fail(errors.New("away"))
+	d.awaitLook(t)
+	if got := names(); len(got) != 2 || r.a.facts.Load() {
+		t.Errorf("an engine that does not answer has lost its pools: %v", got)
+	}
+}
+
+// pooled is the simulated driver with pools.
+type pooled struct {
+	hooked
+	*poolList
+}
+
+type poolList struct {
+	mu    sync.Mutex
+	pools []driver.Pool
+	err   error
+	looks int
+}
+
+func (p *poolList) set(pools ...driver.Pool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.pools = pools
+}
+
+func (p *poolList) fail(err error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.err, p.looks = err, 0
+}
+
+func (p *poolList) awaitLook(t *testing.T) {
+	t.Helper()
+	testbed.Until(t, "a look", func() bool {
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		return p.looks > 1
+	})
+}
+
+func (p *poolList) Pools(context.Context) ([]driver.Pool, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.looks++
+	if p.err != nil {
+		return nil, p.err
+	}
+	return p.pools, nil
+}
+
+func pooling(t *testing.T) (*rig, *poolList) {
+	t.Helper()
+	r := newRig(t, func(c *Config) { c.ReconcileInterval = 10 * time.Millisecond })
+	p := &poolList{}
+	r.make = func(b Binding) ([]driver.Driver, error) {
+		list, err := r.factory(b)
+		return []driver.Driver{pooled{list[0].(hooked), p}}, err
+	}
+	return r.start(), p
+}

@@ -1,0 +1,42 @@
+package guard
+
+import (
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+)
+
+// FuzzLease: the guard's file, and what an agent tells it. What a lapse condemned is
+// never guarded at the same time, and a deadline never moves back.
+func FuzzLease(f *testing.F) {
+	dir := f.TempDir()
+	f.Add([]byte(`{"boot":"b","deadline":5,"guarded":[{"kind":"container","id":"x"}]}`), []byte(`{"boot":"b","guarded":[{"kind":"container","id":"y"}],"deadline":9}`), int64(7))
+	f.Add([]byte(`{"boot":"b","lapsed":true,"lapses":2,"condemned":[{"kind":"vm","id":"x"}]}`), []byte(`{"lapses":3,"ask":true}`), int64(-1))
+	f.Add([]byte(`null`), []byte(`{}`), int64(0))
+	f.Fuzz(func(t *testing.T, stored, said []byte, now int64) {
+		if err := os.WriteFile(filepath.Join(dir, leaseFile), stored, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		l, err := load(dir, "b")
+		if err != nil {
+			return
+		}
+		before := *l
+		var in Feed
+		if json.Unmarshal(said, &in) != nil {
+			return
+		}
+		l.feed(in, time.Duration(now))
+		if l.Deadline < before.Deadline || l.Lapses < before.Lapses {
+			t.Fatalf("%+v became %+v", before, *l)
+		}
+		if l.Lapsed && len(l.Guarded) != 0 && !before.Lapsed {
+			t.Fatalf("lapsed and still guarding: %+v", *l)
+		}
+		if err := l.save(dir); err != nil {
+			t.Fatal(err)
+		}
+	})
+}
