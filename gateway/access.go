@@ -3,13 +3,18 @@ package gateway
 import (
 	"context"
 	"fmt"
+	"strconv"
+	"strings"
+	"time"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 
 	clusterv1 "github.com/persys/compute/api/cluster/v1"
 	controlv1 "github.com/persys/compute/api/control/v1"
+	"github.com/persys/compute/rpc/dial"
 )
 
 // Role is what a caller may do; each includes those below it.
@@ -53,6 +58,9 @@ var needs = map[string]Role{
 	clusterv1.Cluster_ListActions_FullMethodName:            Viewer,
 	clusterv1.Cluster_ListDrifts_FullMethodName:             Viewer,
 	clusterv1.Cluster_ListVolumes_FullMethodName:            Viewer,
+	clusterv1.Cluster_ListNamespaces_FullMethodName:         Viewer,
+	clusterv1.Cluster_ListRevisions_FullMethodName:          Viewer,
+	clusterv1.Cluster_GetRollout_FullMethodName:             Viewer,
 
 	controlv1.AgentControl_ApplyWorkload_FullMethodName:              Operator,
 	controlv1.AgentControl_DeleteWorkload_FullMethodName:             Operator,
@@ -60,6 +68,8 @@ var needs = map[string]Role{
 	controlv1.AgentControl_SubmitAutomationSuggestion_FullMethodName: Operator,
 	clusterv1.Cluster_ApplyWorkloads_FullMethodName:                  Operator,
 	clusterv1.Cluster_PlanWorkloads_FullMethodName:                   Operator,
+	clusterv1.Cluster_RollBack_FullMethodName:                        Operator,
+	clusterv1.Cluster_SetRollout_FullMethodName:                      Operator,
 	clusterv1.Cluster_CordonNode_FullMethodName:                      Operator,
 	clusterv1.Cluster_AdoptDrift_FullMethodName:                      Operator,
 	clusterv1.Cluster_DeleteDrift_FullMethodName:                     Operator,
@@ -73,6 +83,33 @@ var needs = map[string]Role{
 type caller struct {
 	name string
 	role Role
+	// identity is the user's, where a certificate says it, issued then: the schedulers judge
+	// it as well.
+	identity string
+	issued   time.Time
+	// user is who a token says it is.
+	user string
+	from string // address
+	// namespaces are those that the caller acts in; none: what the schedulers know of it.
+	namespaces []string
+}
+
+// tell adds to a call what the schedulers are to know of the caller: whom the history names,
+// and what only takes rights away from the gateway's own.
+func (c caller) tell(ctx context.Context) context.Context {
+	switch {
+	case c.identity != "":
+		ctx = metadata.AppendToOutgoingContext(ctx, dial.KeyOnBehalf, c.identity, dial.KeyIssued, strconv.FormatInt(c.issued.UnixNano(), 10))
+	case c.user != "":
+		ctx = metadata.AppendToOutgoingContext(ctx, dial.KeyUser, c.user)
+	}
+	if c.from != "" && (c.identity != "" || c.user != "") {
+		ctx = metadata.AppendToOutgoingContext(ctx, dial.KeyFrom, c.from)
+	}
+	if len(c.namespaces) > 0 {
+		ctx = metadata.AppendToOutgoingContext(ctx, dial.KeyNamespaces, strings.Join(c.namespaces, ","))
+	}
+	return ctx
 }
 
 // request is what the way in found out about one HTTP request.
@@ -121,7 +158,7 @@ func (c routed) Invoke(ctx context.Context, method string, args, reply any, opts
 	if err != nil {
 		return err
 	}
-	return conn.Invoke(ctx, method, args, reply, opts...)
+	return conn.Invoke(requestOf(ctx).tell(ctx), method, args, reply, opts...)
 }
 
 // NewStream implements grpc.ClientConnInterface.
@@ -130,5 +167,5 @@ func (c routed) NewStream(ctx context.Context, desc *grpc.StreamDesc, method str
 	if err != nil {
 		return nil, err
 	}
-	return conn.NewStream(ctx, desc, method, opts...)
+	return conn.NewStream(requestOf(ctx).tell(ctx), desc, method, opts...)
 }

@@ -76,6 +76,15 @@ type replica struct {
 }
 
 func newBackend(ctx context.Context, c Cluster, dialer Dialer, log *slog.Logger) (*backend, error) {
+	// The order of the first call, before any replica has said who leads
+	// (contract/gateway-rest.md, "Routing").
+	c.Schedulers = slices.Clone(c.Schedulers)
+	slices.SortStableFunc(c.Schedulers, func(a, b Scheduler) int {
+		if a.Leader != b.Leader {
+			return map[bool]int{true: -1, false: 1}[a.Leader]
+		}
+		return cmp.Compare(a.ID, b.ID)
+	})
 	b := &backend{Cluster: c, log: log.With("cluster", c.ID), dial: dialer, ctx: ctx}
 	opt := dial.Options{Discovery: c.Discovery}
 	for _, s := range c.Schedulers {

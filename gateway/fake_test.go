@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"net"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -32,6 +33,10 @@ type replicaServer struct {
 	leader   atomic.Value // id
 	grpc     *grpc.Server
 
+	ended  chan string        // workloads whose sessions are over
+	gaveUp chan error         // how calls ended that nobody answered
+	given  chan time.Duration // and how long each of them was given, 0 for no end
+
 	mu    sync.Mutex
 	calls []string
 	last  metadata.MD
@@ -40,7 +45,7 @@ type replicaServer struct {
 
 func startReplica(t *testing.T, id string, files *pki.Files) *replicaServer {
 	t.Helper()
-	s := &replicaServer{id: id}
+	s := &replicaServer{id: id, ended: make(chan string, 16), gaveUp: make(chan error, 16), given: make(chan time.Duration, 16)}
 	s.leader.Store(id)
 	var lc net.ListenConfig
 	l, err := lc.Listen(t.Context(), "tcp", "127.0.0.1:0")
@@ -95,7 +100,7 @@ func (s *replicaServer) ApplyWorkload(_ context.Context, r *controlv1.ApplyWorkl
 	return &controlv1.ApplyWorkloadResponse{Success: true}, nil
 }
 
-func (s *replicaServer) GetWorkload(_ context.Context, r *controlv1.GetWorkloadRequest) (*controlv1.GetWorkloadResponse, error) {
+func (s *replicaServer) GetWorkload(ctx context.Context, r *controlv1.GetWorkloadRequest) (*controlv1.GetWorkloadResponse, error) {
 	switch r.GetWorkloadId() {
 	case "gone":
 		return nil, status.Errorf(codes.NotFound, "workload %q not found", r.GetWorkloadId())
@@ -104,6 +109,15 @@ func (s *replicaServer) GetWorkload(_ context.Context, r *controlv1.GetWorkloadR
 		return nil, dial.Error(codes.Unavailable, dial.ReasonNoAgent, "no agent")
 	case "late":
 		return nil, status.Error(codes.DeadlineExceeded, "too late")
+	case "hang":
+		var given time.Duration
+		if end, ok := ctx.Deadline(); ok {
+			given = time.Until(end)
+		}
+		s.given <- given
+		<-ctx.Done()
+		s.gaveUp <- ctx.Err()
+		return nil, ctx.Err()
 	case "panic":
 		panic("a bug")
 	}
@@ -139,6 +153,43 @@ func (s *replicaServer) GetClusterSummary(context.Context, *controlv1.GetCluster
 
 func (s *replicaServer) SetMode(context.Context, *clusterv1.SetModeRequest) (*clusterv1.SetModeResponse, error) {
 	return &clusterv1.SetModeResponse{Mode: "normal"}, nil
+}
+
+// Exec opens, says who asks for what, gives input back, and ends with exit code 7
+// at the end of the input; "stay" is the caller to end.
+func (s *replicaServer) Exec(stream clusterv1.Cluster_ExecServer) error {
+	m, err := stream.Recv()
+	if err != nil {
+		return err
+	}
+	o := m.GetOpen()
+	if o.GetWorkloadId() == "gone" {
+		return status.Error(codes.NotFound, "workload gone")
+	}
+	defer func() { s.ended <- o.GetWorkloadId() }()
+	if err := stream.Send(&clusterv1.ExecResponse{Message: &clusterv1.ExecResponse_Opened{Opened: &clusterv1.ExecOpened{NodeId: "node-a", IdleSeconds: 900}}}); err != nil {
+		return err
+	}
+	say := func(text string) error {
+		return stream.Send(&clusterv1.ExecResponse{Message: &clusterv1.ExecResponse_Output{Output: &clusterv1.LogChunk{Data: []byte(text)}}})
+	}
+	if err := say(fmt.Sprintf("%s in %s", strings.Join(o.GetCommand(), " "), o.GetWorkloadId())); err != nil {
+		return err
+	}
+	for {
+		m, err := stream.Recv()
+		switch {
+		case err != nil:
+			return err
+		case m.GetEndInput():
+			return stream.Send(&clusterv1.ExecResponse{Message: &clusterv1.ExecResponse_Exit{Exit: &clusterv1.ExecExit{Code: 7}}})
+		case m.GetInput() != nil:
+			err = say(string(m.GetInput()))
+		}
+		if err != nil {
+			return err
+		}
+	}
 }
 
 // Events sends three events after the one asked for, then, if told to follow,
@@ -191,15 +242,4 @@ func clusterOf(id, strategy string, replicas ...*replicaServer) Cluster {
 		c.Schedulers = append(c.Schedulers, Scheduler{ID: r.id, Address: r.addr})
 	}
 	return c
-}
-
-func eventually(t *testing.T, what string, ok func() bool) {
-	t.Helper()
-	deadline := time.Now().Add(20 * time.Second)
-	for !ok() {
-		if time.Now().After(deadline) {
-			t.Fatalf("not within 20 s: %s", what)
-		}
-		time.Sleep(5 * time.Millisecond) // a poll with a deadline
-	}
 }

@@ -13,6 +13,7 @@ import (
 	"runtime/debug"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -67,15 +68,18 @@ type Gateway struct {
 	hosts    *guard.Peers
 	control  controlv1.AgentControlClient
 	handler  http.Handler
+	sessions sync.WaitGroup // in workloads; their connections are no longer the server's
 	ctx      context.Context
 	cancel   context.CancelFunc
+
+	execPing, execPatience time.Duration
 }
 
 // New prepares a gateway; errors are about the options only. Nothing is probed
 // before Run.
 func New(ctx context.Context, opt Options) (*Gateway, error) {
 	if len(opt.Clusters) == 0 {
-		return nil, errors.New("no cluster is configured: set PERSYS_SCHEDULER_ADDR, scheduler.clusters or prow.discovery_domain")
+		return nil, errors.New("no cluster is configured: set PERSYS_SCHEDULER_ADDR, PERSYS_SCHEDULER_DISCOVERY, scheduler.clusters or prow.discovery_domain")
 	}
 	opt.ProbeInterval = cmp.Or(opt.ProbeInterval, 15*time.Second)
 	opt.CallTimeout = cmp.Or(opt.CallTimeout, dial.DefaultCallTimeout)
@@ -85,7 +89,7 @@ func New(ctx context.Context, opt Options) (*Gateway, error) {
 	if opt.Registry == nil {
 		opt.Registry = prometheus.NewRegistry()
 	}
-	g := &Gateway{opt: opt, control: controlv1.NewAgentControlClient(routed{}), metrics: newMetrics(), hosts: guard.NewPeers(opt.Limits, nil)}
+	g := &Gateway{opt: opt, control: controlv1.NewAgentControlClient(routed{}), metrics: newMetrics(), hosts: guard.NewPeers(opt.Limits, nil), execPing: execPing, execPatience: execPatience}
 	opt.Registry.MustRegister(g.metrics.Set)
 	g.ctx, g.cancel = context.WithCancel(ctx)
 	for _, c := range opt.Clusters {
@@ -135,6 +139,7 @@ func (g *Gateway) add(c Cluster) error {
 // Close ends every call and waits for what runs behind them.
 func (g *Gateway) Close() {
 	g.cancel()
+	g.sessions.Wait()
 	for _, b := range g.backends {
 		b.close()
 	}
@@ -250,12 +255,8 @@ func (g *Gateway) origins(next http.Handler) http.Handler {
 	if g.opt.TLS == nil {
 		guard := http.NewCrossOriginProtection()
 		return guard.Handler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-			host := r.Host
-			if h, _, err := net.SplitHostPort(host); err == nil {
-				host = h
-			}
-			if r.Header.Get("Sec-Fetch-Site") != "" && net.ParseIP(strings.Trim(host, "[]")) == nil && host != "localhost" {
-				refuse(w, http.StatusForbidden, fmt.Sprintf("a browser asked for the host %q; without TLS only an IP address or localhost is served to browsers", host))
+			if r.Header.Get("Sec-Fetch-Site") != "" && !ownName(r.Host) {
+				refuse(w, http.StatusForbidden, namedHost(r.Host))
 				return
 			}
 			next.ServeHTTP(w, r)
@@ -274,6 +275,23 @@ func (g *Gateway) origins(next http.Handler) http.Handler {
 	})
 }
 
+// ownName reports a host that nobody else can point here: an IP address or localhost.
+func ownName(host string) bool {
+	host = hostOf(host)
+	return host == "localhost" || net.ParseIP(strings.Trim(host, "[]")) != nil
+}
+
+func namedHost(host string) string {
+	return fmt.Sprintf("a browser asked for the host %q; without TLS only an IP address or localhost is served to browsers", hostOf(host))
+}
+
+func hostOf(host string) string {
+	if h, _, err := net.SplitHostPort(host); err == nil {
+		return h
+	}
+	return host
+}
+
 // known asks who calls and for which cluster, and bounds the call.
 func (g *Gateway) known(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -282,6 +300,9 @@ func (g *Gateway) known(next http.Handler) http.Handler {
 			w.Header().Set("WWW-Authenticate", `Bearer realm="persys"`)
 			refuse(w, http.StatusUnauthorized, err.Error())
 			return
+		}
+		if who.from, _, err = net.SplitHostPort(r.RemoteAddr); err != nil {
+			who.from = "" // it is in this form always, but in tests
 		}
 		id, explicit := cmp.Or(r.PathValue("cluster_id"), r.Header.Get("X-Persys-Cluster-ID"), r.URL.Query().Get("cluster_id")), true
 		if id == "" {

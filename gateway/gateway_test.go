@@ -8,12 +8,17 @@ import (
 	"net/http/httptest"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
+	"time"
 
+	"google.golang.org/grpc/metadata"
 	"google.golang.org/protobuf/reflect/protoreflect"
 
 	clusterv1 "github.com/persys/compute/api/cluster/v1"
 	controlv1 "github.com/persys/compute/api/control/v1"
+	"github.com/persys/compute/rpc/dial"
+	"github.com/persys/compute/testbed"
 )
 
 func ask(h http.Handler, method, target, body string, headers ...string) *httptest.ResponseRecorder {
@@ -147,7 +152,7 @@ func TestEveryCallHasARoute(t *testing.T) {
 		"persys.control.v1.AgentControl.Heartbeat":     "agents speak gRPC",
 		"persys.control.v1.AgentControl.ControlStream": "two-way stream of agents and gateways",
 		"persys.cluster.v1.Cluster.ApplyStream":        "two-way stream; /v1/apply takes many at once",
-		"persys.cluster.v1.Cluster.Exec":               "two-way stream; /v1/workloads/{workload_id}/exec opens a session of events and posts",
+		"persys.cluster.v1.Cluster.Exec":               "two-way stream; the websocket /v1/workloads/{workload_id}/exec carries it",
 		"persys.cluster.v1.Cluster.RecordSession":      "between schedulers only",
 		"persys.cluster.v1.Cluster.ClusterKey":         "between schedulers only",
 		"persys.cluster.v1.Cluster.CreateBackup":       "megabytes of checksummed binary; persysctl backup create",
@@ -255,11 +260,10 @@ func TestRouting(t *testing.T) {
 	}
 	g := newGateway(t, nil, clusterOf("one", Sticky, all...), clusterOf("two", Shard, all...))
 	who := func() []int { return []int{a.count(), b.count(), c.count()} }
-	eventually(t, "all healthy, s2 leads", func() bool {
+	testbed.Until(t, "all healthy, s2 leads", func() bool {
 		v := g.find("one").view()
 		return v.Healthy == 3 && v.Members[1].IsLeader && !v.Members[0].IsLeader
 	})
-	// FNV-1a-32 of the key, mod 3: x → 1, y → 0 (contract/gateway-rest.md, "Routing").
 	before := who()
 	for range 5 {
 		ask(g.Handler(), "GET", "/nodes", "", "X-Persys-Session", "x")
@@ -299,7 +303,7 @@ func TestRouting(t *testing.T) {
 			t.Errorf("with a replica gone: %d %s", w.Code, w.Body)
 		}
 	}
-	eventually(t, "s1 unhealthy", func() bool { return g.find("one").view().Healthy == 2 })
+	testbed.Until(t, "s1 unhealthy", func() bool { return g.find("one").view().Healthy == 2 })
 	w := ask(g.Handler(), "GET", "/clusters", "")
 	var got struct {
 		Default  string `json:"default_cluster_id"`
@@ -311,6 +315,66 @@ func TestRouting(t *testing.T) {
 	if got.Default != "one" || len(got.Clusters) != 2 || got.Clusters[0].Total != 3 || got.Clusters[0].Healthy != 2 ||
 		got.Clusters[0].Strategy != Sticky || got.Clusters[1].ID != "two" || got.Clusters[1].Name != "the two" || got.Clusters[0].Members[0].Address != a.addr {
 		t.Errorf("clusters: %s", w.Body)
+	}
+}
+
+// Gateways may be made and used side by side in one process, and each refuses
+// parameters that it does not know. The race detector has the last word.
+func TestGatewaysSideBySide(t *testing.T) {
+	s := startReplica(t, "s1", nil)
+	var all sync.WaitGroup
+	for range 4 {
+		g := newGateway(t, nil, clusterOf("main", "", s))
+		all.Go(func() {
+			for range 20 {
+				if w := ask(g.Handler(), "GET", "/v1/workloads?staus=Running", ""); w.Code != 400 || !strings.Contains(w.Body.String(), "staus") {
+					t.Errorf("%d %s", w.Code, w.Body)
+				}
+			}
+		})
+	}
+	all.Wait()
+}
+
+// TestCallersAreTold: a call says for whom it is made where a certificate says it, and to
+// which namespaces a token's groups narrow it.
+func TestCallersAreTold(t *testing.T) {
+	for name, x := range map[string]struct {
+		c    caller
+		want map[string]string
+	}{
+		"nobody in particular": {caller{name: "x", role: Operator, from: "10.0.0.1"}, nil},
+		"a certificate": {
+			caller{name: "ada", role: Operator, identity: "persys://c1/user/ada", issued: time.Unix(1, 2), from: "10.0.0.1"},
+			map[string]string{dial.KeyOnBehalf: "persys://c1/user/ada", dial.KeyIssued: "1000000002", dial.KeyFrom: "10.0.0.1"},
+		},
+		"a token of several teams": {
+			caller{name: "user 1", role: Operator, user: "oidc:https://idp#1", namespaces: []string{"a", "b"}, from: "10.0.0.1"},
+			map[string]string{dial.KeyUser: "oidc:https://idp#1", dial.KeyNamespaces: "a,b", dial.KeyFrom: "10.0.0.1"},
+		},
+	} {
+		md, _ := metadata.FromOutgoingContext(x.c.tell(t.Context()))
+		if len(md) != len(x.want) {
+			t.Errorf("%s: told %v, want %v", name, md, x.want)
+		}
+		for k, v := range x.want {
+			if got := strings.Join(md.Get(k), ";"); got != v {
+				t.Errorf("%s: %s is %q, want %q", name, k, got, v)
+			}
+		}
+	}
+}
+
+// TestTokenUser: who a token speaks of is printable, and cannot be taken for an identity.
+func TestTokenUser(t *testing.T) {
+	for _, x := range [][3]string{
+		{"https://idp.example.com/realms/x", "ada", "oidc:https://idp.example.com/realms/x#ada"},
+		{"https://idp.example.com", "auth0|5 é#\n", "oidc:https://idp.example.com#auth0%7C5%20%C3%A9%23%0A"},
+		{"https://idp.example.com", "", ""},
+	} {
+		if got := tokenUser(x[0], x[1]); got != x[2] {
+			t.Errorf("%s of %s is %q, want %q", x[1], x[0], got, x[2])
+		}
 	}
 }
 

@@ -5,6 +5,9 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"net/url"
+	"regexp"
+	"slices"
 	"strings"
 	"time"
 
@@ -35,13 +38,16 @@ func (g *Gateway) identify(r *http.Request) (caller, error) {
 	}
 	c := caller{name: id.String()}
 	if id.Role == pki.RoleUser {
-		c.role = Operator
+		c.role, c.identity, c.issued = Operator, id.String(), pki.IssueTime(r.TLS.PeerCertificates[0], id)
 		if id.IsAdmin() {
 			c.role = Admin
 		}
 	}
 	return c, nil
 }
+
+// namespaceName is the rule for names of namespaces (docs/RULES.md, "Ids").
+var namespaceName = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9_.-]{0,127}$`)
 
 func bearer(r *http.Request) string {
 	if kind, token, ok := strings.Cut(r.Header.Get("Authorization"), " "); ok && strings.EqualFold(kind, "bearer") {
@@ -56,6 +62,8 @@ type Tokens struct {
 	verifier *oidc.IDTokenVerifier
 	claim    string
 	roles    map[string]Role // claim value to role
+	// spaces are the namespaces that a claim value gives, and confines to.
+	spaces map[string][]string
 }
 
 // TokenOptions configure Tokens.
@@ -64,13 +72,16 @@ type TokenOptions struct {
 	Audience string            // the client id that tokens must be for
 	Claim    string            // default "groups": a string or a list of strings
 	Roles    map[string]string // claim value to viewer, operator or admin
-	Client   *http.Client      // default http.DefaultClient
+	// Namespaces are claim values to namespaces, several with + between them. Who has one of
+	// these acts only in the namespaces of all that it has; an admin acts everywhere.
+	Namespaces map[string]string
+	Client     *http.Client // default http.DefaultClient
 }
 
 // NewTokens asks the issuer for its keys' address. They are fetched and renewed
 // as tokens need them.
 func NewTokens(ctx context.Context, opt TokenOptions) (*Tokens, error) {
-	t := &Tokens{claim: opt.Claim, roles: map[string]Role{}}
+	t := &Tokens{claim: opt.Claim, roles: map[string]Role{}, spaces: map[string][]string{}}
 	if t.claim == "" {
 		t.claim = "groups"
 	}
@@ -83,6 +94,14 @@ func NewTokens(ctx context.Context, opt TokenOptions) (*Tokens, error) {
 			return nil, fmt.Errorf("auth.oidc.roles: %q: %w", value, err)
 		}
 		t.roles[value] = role
+	}
+	for value, names := range opt.Namespaces {
+		t.spaces[value] = strings.Split(names, "+")
+		for _, n := range t.spaces[value] {
+			if !namespaceName.MatchString(n) {
+				return nil, fmt.Errorf("auth.oidc.namespaces: %q: %q must be a namespace, or several with + between them", value, names)
+			}
+		}
 	}
 	if opt.Client != nil {
 		ctx = oidc.ClientContext(ctx, opt.Client)
@@ -108,7 +127,7 @@ func (t *Tokens) judge(ctx context.Context, token string) (caller, error) {
 	if err := id.Claims(&claims); err != nil {
 		return caller{}, fmt.Errorf("the bearer token's claims: %w", err)
 	}
-	c := caller{name: "user " + id.Subject}
+	c := caller{name: "user " + id.Subject, user: tokenUser(id.Issuer, id.Subject)}
 	var values []any
 	switch v := claims[t.claim].(type) {
 	case []any:
@@ -119,9 +138,25 @@ func (t *Tokens) judge(ctx context.Context, token string) (caller, error) {
 	for _, v := range values {
 		if s, ok := v.(string); ok {
 			c.role = max(c.role, t.roles[s])
+			c.namespaces = append(c.namespaces, t.spaces[s]...)
 		}
 	}
+	if c.role == Admin {
+		c.namespaces = nil
+	}
+	slices.Sort(c.namespaces)
+	c.namespaces = slices.Compact(c.namespaces)
 	return c, nil
+}
+
+// tokenUser is who a token speaks of, as the cluster's history names it.
+func tokenUser(issuer, subject string) string {
+	u, err := url.Parse(issuer)
+	if err != nil || subject == "" {
+		return "" // of no use; the provider's address was read from there
+	}
+	u.Fragment = subject
+	return "oidc:" + u.String()
 }
 
 // protoError is what protojson says about a body, without its prefix.

@@ -59,6 +59,9 @@ func (g *Gateway) routes() (http.Handler, error) {
 	}
 	mux.Handle("/v1/", g.known(v1))
 	mux.Handle("/clusters/{cluster_id}/v1/", g.known(below(v1)))
+	exec := g.sameOrigin(tokenOf(g.known(http.HandlerFunc(g.exec))))
+	mux.Handle("GET /v1/workloads/{id}/exec", exec)
+	mux.Handle("GET /clusters/{cluster_id}/v1/workloads/{id}/exec", exec)
 	mux.HandleFunc("GET /openapi.json", serveOpenAPI)
 	mux.HandleFunc("GET /docs", serveDocs)
 	if g.opt.Schema != nil {

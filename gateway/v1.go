@@ -7,6 +7,7 @@ import (
 	"net/http"
 	"net/url"
 	"strings"
+	"sync"
 
 	"github.com/grpc-ecosystem/grpc-gateway/v2/runtime"
 	"github.com/grpc-ecosystem/grpc-gateway/v2/utilities"
@@ -23,17 +24,22 @@ import (
 	"github.com/persys/compute/rpc/dial"
 )
 
+// refuseUnknownParameters makes strictQuery the parser of query parameters. The
+// library has one for the whole process, which its handlers read without a lock: it
+// is set before the first of them is made, and never again.
+var refuseUnknownParameters = sync.OnceFunc(func() { runtime.NewServeMux(runtime.SetQueryParameterParser(strictQuery{})) })
+
 // v1 serves what the gRPC API offers, by the generated handlers.
 func (g *Gateway) v1() (http.Handler, error) {
 	json := &runtime.JSONPb{
 		MarshalOptions:   protojson.MarshalOptions{UseProtoNames: true},
 		UnmarshalOptions: protojson.UnmarshalOptions{}, // an unknown field is an error that names it
 	}
+	refuseUnknownParameters()
 	mux := runtime.NewServeMux(
 		runtime.WithMarshalerOption(runtime.MIMEWildcard, json),
 		runtime.WithMarshalerOption(eventStream, &sse{JSONPb: json}),
 		runtime.WithErrorHandler(handleError),
-		runtime.SetQueryParameterParser(strictQuery{}),
 		runtime.WithIncomingHeaderMatcher(func(string) (string, bool) { return "", false }),
 		runtime.WithMetadata(func(_ context.Context, r *http.Request) metadata.MD { return metadataOf(r) }),
 		runtime.WithOutgoingTrailerMatcher(func(string) (string, bool) { return "", false }),

@@ -155,12 +155,18 @@ func (rc *receiver) remember(id string) bool {
 	rc.mu.Lock()
 	defer rc.mu.Unlock()
 	now := rc.now()
-	for len(rc.order) > 0 && (len(rc.order) >= deliveryIDs || now.Sub(rc.seen[rc.order[0]]) > rc.ReplayTTL) {
+	oldest := func() {
 		delete(rc.seen, rc.order[0])
 		rc.order = rc.order[1:]
 	}
+	for len(rc.order) > 0 && now.Sub(rc.seen[rc.order[0]]) > rc.ReplayTTL {
+		oldest()
+	}
 	if _, again := rc.seen[id]; again {
 		return false
+	}
+	if len(rc.order) >= deliveryIDs {
+		oldest()
 	}
 	rc.seen[id] = now
 	rc.order = append(rc.order, id)

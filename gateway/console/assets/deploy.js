@@ -56,7 +56,7 @@ export async function deploy(main, signal) {
     ends = list.filter((w) => ["delete", "stop"].includes(w.action)).map((w) => `${w.action} ${w.workload_id}`);
     changed();
     replace(out, r.frozen && card("An apply would be refused now", h("p", { class: "err" }, r.frozen)),
-      card("The plan", table(["Workload", "Action", "Would run on", "What changes"], list.map((w) => [w.workload_id, state(w.action), nodeLink(w.node_id),
+      card("The plan", table(["Workload", "Action", "Would run on", "What changes"], list.map((w) => [w.workload_id, h("div", {}, state(w.action), w.at_a_time ? h("div", { class: "quiet" }, `in turns, ${w.at_a_time} at a time`) : ""), nodeLink(w.node_id),
         w.reason ? h("span", { class: w.action === "delete" ? "" : "err" }, w.reason) : h("div", {}, (w.changes || []).map((c) => h("div", {}, h("span", { class: "mono" }, c.field), c.before || c.after ? `: ${c.before || "–"} → ${c.after || "–"}` : "")))]), "")),
       list.filter((w) => (w.nodes || []).length > 0).map((w) => h("details", { class: "card" }, h("summary", {}, `Placement of ${w.workload_id}, node by node`), verdicts(w.nodes, w.present_node_id))));
   }

@@ -1,9 +1,13 @@
 // Nodes: a map, a list, one node, and taking one out of service with a preview.
 import { fetchLines, get, post, query } from "./api.js";
 import { refresh } from "./app.js";
+import { chart } from "./chart.js";
 import { age, card, clock, confirmed, cores, facts, gb, h, int, meter, mib, nodeLink, replace, state, stateClass, table, timeline, toast, workloadLink } from "./dom.js";
 
 const millis = (n) => Math.round((n.total_cpu_cores || 0) * 1000);
+
+// measured is what a node uses; undefined for an agent that does not measure.
+const measured = (n, field) => (int(n.usage?.cpu_used_millicores) + int(n.usage?.memory_used_mb) > 0 ? int(n.usage[field]) : undefined);
 
 // all pages of the nodes, in order.
 async function everyNode(signal) {
@@ -78,8 +82,10 @@ export async function node(main, signal, id) {
         card("State", facts([["State", [state(n.status), n.cordoned && " cordoned"]], ["Why", n.status_reason], ["Heard", age(n.last_heartbeat) + " ago"], ["Lease ends", n.lease_expires_at && clock(n.lease_expires_at)],
           ["Endpoint", h("span", { class: "mono" }, n.grpc_endpoint)], ["Runs", (n.supported_workload_types || []).join(", ")], ["Agent", n.agent_version],
           ["Labels", Object.entries(n.labels || {}).sort().map(([k, v]) => `${k}=${v}`).join(" ")], ["Taints", (n.taints || []).map((t) => `${t.key}=${t.value}:${t.effect}`).join(" ")]])),
-        card("Reserved against capacity", meter("CPU", int(n.reserved_cpu_millicores), millis(n), cores), meter("Memory", int(n.reserved_memory_mb), int(n.total_memory_mb), mib),
-          (n.storage_pools || []).map((p) => meter(`Pool ${p.name}`, int(p.reserved_gb), int(p.total_gb), gb)))),
+        card("Reserved and used against capacity",
+          chart("CPU", id + " cpu", { total: millis(n), reserved: int(n.reserved_cpu_millicores), used: measured(n, "cpu_used_millicores"), unit: cores }),
+          chart("Memory", id + " memory", { total: int(n.total_memory_mb), reserved: int(n.reserved_memory_mb), used: measured(n, "memory_used_mb"), unit: mib }),
+          (n.storage_pools || []).map((p) => chart(`Pool ${p.name}`, id + " pool " + p.name, { total: int(p.total_gb), reserved: int(p.reserved_gb), used: p.used_gb && int(p.used_gb), unit: gb })))),
       card(`Workloads (${int(n.workloads)})`, table(["Workload", "State", "Image or source", { title: "Age", num: true }], (list.workloads || []).map((w) => [workloadLink(w.workload_id), state(w.status), w.image_or_source, age(w.created_at)]), "Nothing is placed here.")),
       card("Events", timeline(log.reverse())));
   }

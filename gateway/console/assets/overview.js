@@ -1,7 +1,8 @@
 // Overview: is all well, what needs a hand first, how full is it.
 import { fetchLines, get } from "./api.js";
 import { refresh, sawMode } from "./app.js";
-import { age, card, cores, facts, gb, h, int, meter, mib, nodeLink, replace, state, table, timeline, workloadLink } from "./dom.js";
+import { chart } from "./chart.js";
+import { age, card, cores, facts, gb, h, int, mib, nodeLink, replace, state, table, timeline, workloadLink } from "./dom.js";
 
 export async function overview(main, signal) {
   await refresh(async () => {
@@ -22,9 +23,7 @@ export async function overview(main, signal) {
         card("Workloads", h("div", { class: "big" }, `${int(sum.running_workloads)} `, h("span", { class: "quiet" }, `of ${int(sum.total_workloads)} run`)),
           counts([["Pending", sum.pending_workloads], ["Scheduled", sum.scheduled_workloads], ["RetryPending", sum.retry_pending_workloads], ["Failed", sum.failed_workloads], ["Stopped", sum.stopped_workloads]])),
         card("Nodes", h("div", { class: "big" }, `${int(sum.ready_nodes)} `, h("span", { class: "quiet" }, `of ${int(sum.total_nodes)} ready`)),
-          meter("CPU", int(sum.reserved_cpu_millicores), int(sum.total_cpu_millicores), cores),
-          meter("Memory", int(sum.reserved_memory_mb), int(sum.total_memory_mb), mib),
-          int(sum.total_disk_gb) > 0 && meter("Disk", int(sum.reserved_disk_gb), int(sum.total_disk_gb), gb))),
+          capacity(sum))),
       card("Needs attention", attention(status, lost.nodes || [], differ.drifts || [], [...(failed.workloads || []), ...(retry.workloads || []), ...(pending.workloads || [])])),
       card("Replicas", table(["Replica", "Role", "Health", { title: "Behind", num: true }, { title: "Last contact", num: true }, "Version", "Address"],
         (status.replicas || []).map((r) => [r.name || r.id, state(r.role), r.self ? state("alive", "answers you") : state(r.health),
@@ -32,6 +31,15 @@ export async function overview(main, signal) {
         "This replica knows of no other.")),
       card("Latest events", timeline(recent.reverse()), h("p", {}, h("a", { href: "#/events" }, "All events"))));
   }, signal);
+}
+
+// capacity of all nodes; what is used is known of those that measure it.
+function capacity(sum) {
+  const used = (v) => (int(sum.measured_nodes) > 0 ? int(v) : undefined);
+  return [chart("CPU", "all cpu", { total: int(sum.total_cpu_millicores), reserved: int(sum.reserved_cpu_millicores), used: used(sum.used_cpu_millicores), unit: cores }),
+    chart("Memory", "all memory", { total: int(sum.total_memory_mb), reserved: int(sum.reserved_memory_mb), used: used(sum.used_memory_mb), unit: mib }),
+    int(sum.total_disk_gb) > 0 && chart("Disk", "all disk", { total: int(sum.total_disk_gb), reserved: int(sum.reserved_disk_gb), used: used(sum.used_disk_gb), unit: gb }),
+    int(sum.measured_nodes) > 0 && int(sum.measured_nodes) < int(sum.total_nodes) && h("p", { class: "quiet" }, `In use: on the ${int(sum.measured_nodes)} nodes that measure it.`)];
 }
 
 function counts(list) {

@@ -3,7 +3,7 @@ import { call, del, fetchLines, get, post, query, stream } from "./api.js";
 import { live, refresh } from "./app.js";
 import { card, clock, confirmed, facts, h, int, nodeLink, replace, state, table, timeline, toast } from "./dom.js";
 
-const tabs = ["State", "Timeline", "Placement", "Logs", "Specification"];
+const tabs = ["State", "Timeline", "Placement", "Logs", "Exec", "Revisions", "Specification"];
 
 export async function workload(main, signal, id) {
   const at = "/workloads/" + encodeURIComponent(id);
@@ -45,7 +45,7 @@ export async function workload(main, signal, id) {
     inner = new AbortController();
     bar.querySelectorAll("button").forEach((b) => { b.setAttribute("aria-selected", String(b.textContent === t)); b.tabIndex = b.textContent === t ? 0 : -1; });
     replace(body, h("p", { class: "quiet" }, "Reading …"));
-    const shows = { State: showState, Timeline: showTimeline, Placement: showPlacement, Logs: showLogs, Specification: showSpec };
+    const shows = { State: showState, Timeline: showTimeline, Placement: showPlacement, Logs: showLogs, Exec: showSession, Revisions: showRevisions, Specification: showSpec };
     shows[t](inner.signal).catch((e) => { if (!signal.aborted && tab === t) replace(body, h("p", { class: "err" }, e.message)); });
   }
 
@@ -61,7 +61,7 @@ export async function workload(main, signal, id) {
           ["Ports", (w.ports || []).map((p) => `${p.host_port || "–"} → ${p.container_port}/${p.protocol || "tcp"} ${p.name || ""}`.trim()).join(", ")]])),
         card("Attempts", facts([["Attempts", `${int(w.retry_attempts)}${int(w.retry_max_attempts) ? " of " + w.retry_max_attempts : ""}`], ["Next", w.retry_next_at && clock(w.retry_next_at)], ["Failure", w.failure_reason]])),
         card("Identity", facts([["Type", w.type], ["Image or source", w.image_or_source], ["Revision", h("span", { class: "mono" }, w.revision_id)], ["Caller's revision", w.caller_revision_id], ["Generation", w.generation && `${w.generation.incarnation}/${w.generation.sequence}`],
-          ["Group", w.group], ["Priority", int(w.priority) ? String(w.priority) : ""], ["Exclusive", w.exclusive && "yes: never on two machines"], ["Needs labels", Object.entries(w.labels || {}).map(([k, v]) => `${k}=${v}`).join(" ")], ["Created", clock(w.created_at)]]))),
+          ["Namespace", w.namespace], ["Group", w.group], ["Priority", int(w.priority) ? String(w.priority) : ""], ["Exclusive", w.exclusive && "yes: never on two machines"], ["Needs labels", Object.entries(w.labels || {}).map(([k, v]) => `${k}=${v}`).join(" ")], ["Created", clock(w.created_at)]]))),
       (w.last_actions || []).length > 0 && card("What the agent had done when the last order timed out", actionTable(w.last_actions)));
     };
     await refresh(load, s, { about });
@@ -107,6 +107,16 @@ export async function workload(main, signal, id) {
       if (follow) out.scrollTop = out.scrollHeight;
     }, s, { once: true });
     if (!s.aborted) note.textContent = "The output has ended.";
+  }
+
+  async function showSession(s) {
+    const [w, { showExec }] = await Promise.all([draw(), import("./exec.js")]);
+    if (!s.aborted) showExec(body, s, w);
+  }
+
+  async function showRevisions(s) {
+    const { showHistory } = await import("./history.js");
+    await refresh(async () => { if (!s.aborted) await showHistory(body, s, id, (number) => act(`Revision ${number} of ${id} is applied again.`, () => post(at + "/rollback", { number }))); }, s, { about: (e) => e.workload_id === id, every: 60000 });
   }
 
   async function showSpec() {

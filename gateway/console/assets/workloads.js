@@ -13,15 +13,16 @@ export async function workloads(main, signal) {
   const search = h("input", { type: "search", id: "search", value: wanted.get("search") || "", oninput: () => { clearTimeout(search.timer); search.timer = setTimeout(restart, 250); } });
   const status = h("select", { id: "status", onchange: restart }, h("option", { value: "" }, "any"), words.map((w) => h("option", { value: w, selected: w === wanted.get("status") }, w)));
   const node = h("input", { id: "on-node", value: wanted.get("node") || "", onchange: restart, autocomplete: "off" });
+  const namespace = h("input", { id: "namespace", value: wanted.get("namespace") || "", onchange: restart, autocomplete: "off" });
   const shown = h("p", { class: "quiet", role: "status" });
   const space = h("div", { role: "presentation" });
   const view = h("div", { class: "view", tabIndex: 0, role: "region", "aria-label": "Workloads", onscroll: draw }, space);
   const head = h("div", { class: "head", "aria-hidden": "true" }, ["Workload", "State", "Node", "Source, or what is wrong", "Age"].map((t) => h("span", {}, t)));
-  replace(main, h("h1", {}, "Workloads"), h("div", { class: "filters" }, h("label", {}, "Id, group or image", search), h("label", {}, "State", status), h("label", {}, "Node", node),
+  replace(main, h("h1", {}, "Workloads"), h("div", { class: "filters" }, h("label", {}, "Id, group or image", search), h("label", {}, "State", status), h("label", {}, "Node", node), h("label", {}, "Namespace", namespace),
     h("a", { class: "button", href: "#/deploy" }, "Deploy …")), shown, h("div", { class: "list" }, head, view));
 
   const height = () => parseFloat(getComputedStyle(view).getPropertyValue("--row")) * parseFloat(getComputedStyle(document.documentElement).fontSize) || 40;
-  const filter = () => ({ search: search.value.trim(), status: status.value, node_id: node.value.trim() });
+  const filter = () => ({ search: search.value.trim(), status: status.value, node_id: node.value.trim(), namespace: namespace.value.trim() });
 
   // read gets the page after the last.
   function read() {

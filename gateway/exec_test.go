@@ -1,0 +1,201 @@
+package gateway
+
+import (
+	"context"
+	"encoding/json"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/coder/websocket"
+)
+
+// execAt opens a websocket; header is name, value, name, value.
+func execAt(ctx context.Context, url string, protocols []string, header ...string) (*websocket.Conn, *http.Response, error) {
+	o := &websocket.DialOptions{Subprotocols: protocols, HTTPHeader: http.Header{}}
+	for i := 0; i+1 < len(header); i += 2 {
+		o.HTTPHeader.Set(header[i], header[i+1])
+	}
+	return websocket.Dial(ctx, url, o)
+}
+
+// hear reads messages until the session is over.
+func hear(ctx context.Context, t *testing.T, ws *websocket.Conn) (all []string) {
+	t.Helper()
+	for {
+		_, data, err := ws.Read(ctx)
+		if err != nil {
+			if websocket.CloseStatus(err) != websocket.StatusNormalClosure {
+				t.Errorf("the session ended with %v", err)
+			}
+			return all
+		}
+		all = append(all, compact(string(data)))
+	}
+}
+
+// A session goes over a websocket, in the caller's name, and ends with its caller
+// and with the gateway.
+func TestExec(t *testing.T) {
+	s := startReplica(t, "s1", nil)
+	g := newGateway(t, nil, clusterOf("main", "", s))
+	srv := httptest.NewServer(g.Handler())
+	t.Cleanup(srv.Close)
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	t.Cleanup(cancel)
+	at := srv.URL + "/v1/workloads/web/exec"
+	dial := func(url string, first ...string) *websocket.Conn {
+		t.Helper()
+		ws, resp, err := execAt(ctx, url, []string{execProtocol}, "Origin", srv.URL)
+		if err != nil {
+			t.Fatalf("%v (%v)", err, resp)
+		}
+		for _, m := range first {
+			if err := ws.Write(ctx, websocket.MessageText, []byte(m)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		return ws
+	}
+	open := `{"open":{"command":["sh"],"tty":true,"input":true}}`
+	want := []string{
+		`{"opened":{"idle_seconds":"900","node_id":"node-a"}}`, `{"output":{"data":"c2ggaW4gd2Vi"}}`, // sh in web
+		`{"output":{"data":"aGVsbG8="}}`, `{"exit":{"code":7}}`,
+	}
+	for _, url := range []string{at, srv.URL + "/clusters/main/v1/workloads/web/exec"} {
+		got := hear(ctx, t, dial(url, open, `{"input":"aGVsbG8="}`, `{"end_input":true}`))
+		if strings.Join(got, "\n") != strings.Join(want, "\n") {
+			t.Errorf("the session at %s said\n%s\nwant\n%s", url, strings.Join(got, "\n"), strings.Join(want, "\n"))
+		}
+		<-s.ended
+	}
+	for _, c := range []struct{ fact, path, first, want string }{
+		{"an unknown workload", "/v1/workloads/gone/exec", open, `{"error":{"code":"NOT_FOUND","message":"workload gone"}}`},
+		{"a first message that opens nothing", "/v1/workloads/web/exec", `{"input":"aGVsbG8="}`, `{"error":{"code":"INVALID_ARGUMENT","message":"the first message must be open"}}`},
+		{"another workload than the path's", "/v1/workloads/web/exec", `{"open":{"workload_id":"db"}}`, `{"error":{"code":"INVALID_ARGUMENT","message":"workload_id: \"db\" is not the path's \"web\""}}`},
+		{"a field that nobody knows", "/v1/workloads/web/exec", `{"open":{"comand":["sh"]}}`, `unknown field`},
+	} {
+		if got := hear(ctx, t, dial(srv.URL+c.path, c.first)); len(got) != 1 || !strings.Contains(got[0], c.want) {
+			t.Errorf("%s: %q, want %s", c.fact, got, c.want)
+		}
+	}
+
+	ws := dial(at, open)
+	if _, _, err := ws.Read(ctx); err != nil {
+		t.Fatal(err)
+	}
+	_ = ws.CloseNow()
+	if got := <-s.ended; got != "web" {
+		t.Errorf("a session of %s ended with its caller", got)
+	}
+	ws = dial(at, open)
+	if _, _, err := ws.Read(ctx); err != nil {
+		t.Fatal(err)
+	}
+	done := make(chan struct{})
+	go func() { g.Close(); close(done) }()
+	<-s.ended
+	<-done
+	_ = ws.CloseNow()
+}
+
+// A person who reads the output page by page takes nothing for a while, not even the
+// gateway's questions; one who takes nothing for too long is gone.
+func TestExecWaitsForAReader(t *testing.T) {
+	s := startReplica(t, "s1", nil)
+	g := newGateway(t, nil, clusterOf("main", "", s))
+	g.execPing, g.execPatience = 20*time.Millisecond, 30*time.Second
+	srv := httptest.NewServer(g.Handler())
+	t.Cleanup(srv.Close)
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	t.Cleanup(cancel)
+	open := func() *websocket.Conn {
+		t.Helper()
+		ws, resp, err := execAt(ctx, srv.URL+"/v1/workloads/web/exec", []string{execProtocol})
+		if err != nil {
+			t.Fatalf("%v (%v)", err, resp)
+		}
+		if err := ws.Write(ctx, websocket.MessageText, []byte(`{"open":{"command":["sh"]}}`)); err != nil {
+			t.Fatal(err)
+		}
+		return ws
+	}
+	ws := open()
+	select {
+	case <-s.ended:
+		t.Error("the session of a slow reader was ended")
+	case <-time.After(15 * g.execPing): // of which none is answered
+	}
+	if err := ws.Write(ctx, websocket.MessageText, []byte(`{"end_input":true}`)); err != nil {
+		t.Fatal(err)
+	}
+	if got := hear(ctx, t, ws); len(got) != 3 || got[2] != `{"exit":{"code":7}}` {
+		t.Errorf("the slow reader read %q", got)
+	}
+	<-s.ended
+	g.execPatience = 50 * time.Millisecond
+	ws = open()
+	<-s.ended
+	_ = ws.CloseNow()
+}
+
+// Who opens no session, and is told why before the upgrade.
+func TestExecIsRefused(t *testing.T) {
+	s := startReplica(t, "s1", nil)
+	g := newGateway(t, nil, clusterOf("main", "", s))
+	srv := httptest.NewServer(g.Handler())
+	t.Cleanup(srv.Close)
+	host := strings.TrimPrefix(srv.URL, "http://")
+	upgrade := []string{"Connection", "Upgrade", "Upgrade", "websocket", "Sec-WebSocket-Version", "13", "Sec-WebSocket-Key", "dGhlIHNhbXBsZSBub25jZQ==", "Sec-WebSocket-Protocol", execProtocol}
+	for _, c := range []struct {
+		fact   string
+		host   string
+		header []string
+		status int
+		want   string
+	}{
+		{"no websocket", host, nil, 426, execProtocol},
+		{"a page from elsewhere", host, append([]string{"Origin", "https://evil.example"}, upgrade...), 403, "evil.example"},
+		{"a page without an origin", host, append([]string{"Origin", "null"}, upgrade...), 403, "null"},
+		{"this host by another scheme", host, append([]string{"Origin", "https://" + host}, upgrade...), 403, "https://" + host},
+		{"a name that its owner points here", "evil.example", append([]string{"Origin", "http://evil.example"}, upgrade...), 403, "without TLS"},
+		{"a token that is none", host, []string{"Sec-WebSocket-Protocol", tokenProtocol + "a/b"}, 400, "base64url"},
+	} {
+		req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, srv.URL+"/v1/workloads/web/exec", nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		req.Host = c.host
+		for i := 0; i+1 < len(c.header); i += 2 {
+			req.Header.Set(c.header[i], c.header[i+1])
+		}
+		resp, err := http.DefaultClient.Do(req)
+		if err != nil {
+			t.Fatal(err)
+		}
+		body, _ := io.ReadAll(resp.Body)
+		_ = resp.Body.Close()
+		var p problem
+		if err := json.Unmarshal(body, &p); err != nil || resp.StatusCode != c.status || !strings.Contains(p.Error, c.want) {
+			t.Errorf("%s: %d %s, want %d with %q", c.fact, resp.StatusCode, body, c.status, c.want)
+		}
+	}
+	http.DefaultClient.CloseIdleConnections()
+
+	viewer := withRequest(t.Context(), &request{caller: caller{name: "user vera", role: Viewer}, backend: g.first})
+	w := httptest.NewRecorder()
+	g.exec(w, httptest.NewRequestWithContext(viewer, http.MethodGet, "/v1/workloads/web/exec", nil))
+	if w.Code != 403 || !strings.Contains(w.Body.String(), "user vera has the role viewer, this needs operator") {
+		t.Errorf("a viewer: %d %s", w.Code, w.Body)
+	}
+	var seen string
+	r := httptest.NewRequest(http.MethodGet, "/", nil)
+	r.Header.Set("Sec-WebSocket-Protocol", execProtocol+", "+tokenProtocol+"YS5iLmM")
+	tokenOf(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) { seen = r.Header.Get("Authorization") })).ServeHTTP(httptest.NewRecorder(), r)
+	if seen != "Bearer a.b.c" {
+		t.Errorf("the token arrives as %q", seen)
+	}
+}

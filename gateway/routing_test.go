@@ -1,0 +1,180 @@
+package gateway
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+	"time"
+)
+
+// place is where a key goes among three: FNV-1a-32 of it, mod 3. It is written out
+// here so that nobody changes where the sessions of running gateways go.
+func place(key string) int {
+	h := uint32(2166136261)
+	for _, b := range []byte(key) {
+		h = (h ^ uint32(b)) * 16777619
+	}
+	return int(h % 3)
+}
+
+// keyAt is a key that goes to one place.
+func keyAt(t *testing.T, at int, name func(int) string) string {
+	t.Helper()
+	for i := range 1000 {
+		if k := name(i); place(k) == at {
+			return k
+		}
+	}
+	t.Fatal("no key goes there")
+	return ""
+}
+
+// TestKeysOfRouting: which key decides, and that the replicas are in the order of
+// their ids, whatever the order of the configuration (contract/gateway-rest.md).
+func TestKeysOfRouting(t *testing.T) {
+	a, b, c := startReplica(t, "s1", nil), startReplica(t, "s2", nil), startReplica(t, "s3", nil)
+	all := []*replicaServer{a, b, c}
+	g := newGateway(t, nil, clusterOf("default", Sticky, c, a, b), clusterOf("shard", Shard, b, c, a))
+	if want := int(uint32(0xe40c292c) % 3); place("a") != want { // its authors' own example
+		t.Fatalf("a goes to %d, want %d", place("a"), want)
+	}
+	numbered := func(prefix string) func(int) string {
+		return func(i int) string { return fmt.Sprint(prefix, i) }
+	}
+	digest := func(token string) string {
+		sum := sha256.Sum256([]byte(token))
+		return hex.EncodeToString(sum[:])
+	}
+	bearer := func(at int) (token string) {
+		keyAt(t, at, func(i int) string { token = fmt.Sprint("Bearer token-", i); return digest(token) })
+		return token
+	}
+	host := place("192.0.2.1") // of httptest's requests
+	for at := range 3 {
+		other := (at + 1) % 3
+		s, os := keyAt(t, at, numbered("session-")), keyAt(t, other, numbered("session-"))
+		w, ow := keyAt(t, at, numbered("w-")), keyAt(t, other, numbered("w-"))
+		for _, x := range []struct {
+			fact, method, path, body string
+			header                   []string
+			want                     int
+		}{
+			{"the session's header", "GET", "/nodes", "", []string{"X-Persys-Session", s, "Cookie", "persys_session=" + os, "Authorization", bearer(other)}, at},
+			{"its cookie", "GET", "/v1/nodes", "", []string{"Cookie", "a=b; persys_session=" + s, "Authorization", bearer(other)}, at},
+			{"the token", "GET", "/nodes", "", []string{"Authorization", bearer(at)}, at},
+			{"the caller's address", "GET", "/nodes", "", nil, host},
+			{"not the workload", "GET", "/workloads/" + ow, "", []string{"X-Persys-Session", s}, at},
+			{"the workload's header", "GET", "/clusters/shard/workloads/" + ow, "", []string{"X-Persys-Workload-Key", w}, at},
+			{"the path's id", "GET", "/clusters/shard/workloads/" + w + "?workload_id=" + ow, "", nil, at},
+			{"the path's id of /v1", "GET", "/clusters/shard/v1/workloads/" + w, "", nil, at},
+			{"and what is below it", "POST", "/clusters/shard/v1/workloads/" + w + "/retry", "{}", nil, at},
+			{"the query", "GET", "/clusters/shard/nodes?workload_id=" + w, "", nil, at},
+			{"the path", "GET", "/clusters/shard/nodes/" + keyAt(t, at, func(i int) string { return fmt.Sprint("/clusters/shard/nodes/n-", i) })[len("/clusters/shard/nodes/"):], "", nil, at},
+			{"the body of what is applied", "POST", "/clusters/shard/workloads/schedule", `{"workload_id":"` + w + `"}`, nil, at},
+			{"not the session", "GET", "/clusters/shard/workloads/" + w, "", []string{"X-Persys-Session", os}, at},
+		} {
+			before := []int{a.count(), b.count(), c.count()}
+			if r := ask(g.Handler(), x.method, x.path, x.body, x.header...); r.Code != 200 {
+				t.Errorf("%s: %d %s", x.fact, r.Code, r.Body)
+			}
+			for i, replica := range all {
+				want := before[i]
+				if i == x.want {
+					want++
+				}
+				if replica.count() != want {
+					t.Errorf("%s: %s %s was not the matter of %s alone", x.fact, x.method, x.path, all[x.want].id)
+				}
+			}
+		}
+	}
+}
+
+// TestTheFlaggedLeaderIsAskedFirst: before any replica has said who leads.
+func TestTheFlaggedLeaderIsAskedFirst(t *testing.T) {
+	a, b, c := startReplica(t, "s1", nil), startReplica(t, "s2", nil), startReplica(t, "s3", nil)
+	all := clusterOf("main", LeaderOnly, c, a, b)
+	all.Schedulers[2].Leader = true // s2
+	g := newGateway(t, nil, all)
+	for range 3 {
+		ask(g.Handler(), "GET", "/nodes", "")
+	}
+	if a.count() != 0 || b.count() != 3 || c.count() != 0 {
+		t.Errorf("asked were %d, %d, %d times, want the second alone", a.count(), b.count(), c.count())
+	}
+	b.grpc.Stop()
+	if w := ask(g.Handler(), "GET", "/nodes", ""); w.Code != 200 || a.count() != 1 {
+		t.Errorf("without it: %d %s; the first was asked %d times", w.Code, w.Body, a.count())
+	}
+}
+
+// TestDeadlines: a call that no replica answers ends with the gateway's deadline,
+// or with its caller, and so does what was asked of the replica. A stream has none.
+// The connection to the replicas has a deadline of its own, much later than this one
+// and earlier than the patient gateway's: what the replica was given tells them apart,
+// however slow the machine is.
+func TestDeadlines(t *testing.T) {
+	s := startReplica(t, "s1", nil)
+	const timeout = 300 * time.Millisecond
+	g := newGateway(t, func(o *Options) { o.CallTimeout = timeout }, clusterOf("main", "", s))
+	paths := []string{"/workloads/hang", "/v1/workloads/hang"}
+	for _, path := range paths {
+		began := time.Now()
+		w := ask(g.Handler(), "GET", path, "")
+		if took := time.Since(began); w.Code != 504 || !strings.Contains(w.Body.String(), "DEADLINE_EXCEEDED") || took < timeout {
+			t.Errorf("%s: %d %s after %s", path, w.Code, w.Body, took)
+		}
+		<-s.gaveUp
+		// The wire rounds what is left up to a microsecond or more.
+		if given := <-s.given; given == 0 || given > timeout+10*time.Millisecond {
+			t.Errorf("%s: the replica was given %s, the gateway gives its calls %s", path, given, timeout)
+		}
+	}
+	srv := httptest.NewServer(g.Handler())
+	t.Cleanup(srv.Close)
+	t.Cleanup(http.DefaultClient.CloseIdleConnections)
+	get := func(ctx context.Context, path string) error {
+		req, err := http.NewRequestWithContext(ctx, http.MethodGet, srv.URL+path, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		resp, err := http.DefaultClient.Do(req)
+		if err != nil {
+			return err
+		}
+		defer resp.Body.Close()
+		_, err = io.Copy(io.Discard, resp.Body)
+		return err
+	}
+	// The stream says nothing for longer than a call may take, and goes on.
+	ctx, cancel := context.WithTimeout(t.Context(), 900*time.Millisecond)
+	defer cancel()
+	if err := get(ctx, "/v1/events?follow=true"); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("the stream ended by itself: %v", err)
+	}
+
+	patient := newGateway(t, func(o *Options) { o.CallTimeout = time.Hour }, clusterOf("main", "", s))
+	gone := httptest.NewServer(patient.Handler())
+	t.Cleanup(gone.Close)
+	srv = gone
+	for _, path := range paths {
+		ctx, leave := context.WithCancel(t.Context())
+		left := make(chan error, 1)
+		go func() { left <- get(ctx, path) }()
+		if given := <-s.given; given < 30*time.Minute {
+			t.Errorf("%s: the replica was given %s, the patient gateway gives its calls an hour", path, given)
+		}
+		leave()
+		<-left
+		if err := <-s.gaveUp; !errors.Is(err, context.Canceled) {
+			t.Errorf("%s: the caller left and the replica's call ended with %v", path, err)
+		}
+	}
+}

@@ -1,0 +1,116 @@
+package gateway
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"log/slog"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/persys/compute/testbed"
+)
+
+// Signatures, sizes and what is forwarded are tried on the whole program
+// (cmd/internal/gatewayd); here are the bounds that nobody reaches there.
+
+// deliver posts a signed delivery to a receiver that does not forward yet.
+func deliver(rc *receiver, id string) *httptest.ResponseRecorder {
+	r := httptest.NewRequest(http.MethodPost, "/webhooks/github", strings.NewReader(`{"repository":{"full_name":"a/b"}}`))
+	r.Header = http.Header{"Content-Type": {"application/json"}, "X-Github-Delivery": {id}, "X-Github-Event": {"push"},
+		"X-Hub-Signature-256": {"sha256=34da1b88279fd22228ff0a565675024a77cf8e19f1bb1080fa32ca197d099f9a"}}
+	w := httptest.NewRecorder()
+	rc.ServeHTTP(w, r)
+	return w
+}
+
+func TestDeliveriesAreRememberedForTheReplayTime(t *testing.T) {
+	now := time.Unix(1_800_000_000, 0)
+	rc := newReceiver(Webhook{Secret: "hush", Forward: "http://127.0.0.1:1", ReplayTTL: time.Minute}, slog.New(slog.DiscardHandler))
+	rc.now = func() time.Time { return now }
+	for _, c := range []struct {
+		after time.Duration
+		id    string
+		code  int
+	}{
+		{0, "a", 200}, {59 * time.Second, "a", 409}, {time.Second, "a", 409}, {0, "b", 200},
+		// The second try did not make its time longer.
+		{time.Second, "a", 200}, {0, "b", 409}, {59 * time.Second, "b", 409}, {time.Second, "b", 200},
+	} {
+		now = now.Add(c.after)
+		if w := deliver(rc, c.id); w.Code != c.code {
+			t.Errorf("delivery %s, %s later: %d %s, want %d", c.id, c.after, w.Code, w.Body, c.code)
+		}
+	}
+	if n := len(rc.seen); n != 2 || len(rc.order) != n {
+		t.Errorf("%d ids are remembered in %d places, want 2", n, len(rc.order))
+	}
+	for i := range deliveryIDs + 10 {
+		rc.remember(fmt.Sprint("x", i))
+	}
+	if len(rc.seen) != deliveryIDs || len(rc.order) != deliveryIDs {
+		t.Errorf("%d ids are remembered, want at most %d", len(rc.seen), deliveryIDs)
+	}
+	if rc.remember("x10") {
+		t.Error("of too many the newest are forgotten, not the oldest")
+	}
+}
+
+func TestAFullQueueSaysWhenToComeAgain(t *testing.T) {
+	rc := newReceiver(Webhook{Secret: "hush", Forward: "http://127.0.0.1:1"}, slog.New(slog.DiscardHandler))
+	for i := range deliveryQueue {
+		if w := deliver(rc, fmt.Sprint("d", i)); w.Code != 200 {
+			t.Fatalf("delivery %d: %d %s", i, w.Code, w.Body)
+		}
+	}
+	for range 2 { // a refused delivery is not one that came before
+		if w := deliver(rc, "late"); w.Code != 503 || w.Header().Get("Retry-After") != "10" || !strings.Contains(w.Body.String(), "1024 deliveries are waiting") {
+			t.Errorf("one more: %d %v %s", w.Code, w.Header(), w.Body)
+		}
+	}
+	<-rc.queue
+	if w := deliver(rc, "late"); w.Code != 200 {
+		t.Errorf("once there is room: %d %s", w.Code, w.Body)
+	}
+}
+
+func TestForwardingGivesUp(t *testing.T) {
+	var log bytes.Buffer
+	tries := make(chan time.Time, 16)
+	srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		tries <- time.Now()
+		w.WriteHeader(http.StatusBadGateway)
+	}))
+	t.Cleanup(srv.Close)
+	client := srv.Client()
+	t.Cleanup(client.CloseIdleConnections)
+	rc := newReceiver(Webhook{Forward: srv.URL, Retries: 3, Backoff: 20 * time.Millisecond, Client: client}, slog.New(slog.NewTextHandler(&log, nil)))
+	rc.forward(t.Context(), delivery{id: "d1", event: "push"})
+	if len(tries) != 4 {
+		t.Fatalf("%d tries, want the first and 3 more", len(tries))
+	}
+	last, pause := <-tries, 20*time.Millisecond
+	for i := range 3 {
+		next := <-tries
+		if next.Sub(last) < pause {
+			t.Errorf("pause %d was %s, want %s at least: each is twice the one before", i+1, next.Sub(last), pause)
+		}
+		last, pause = next, 2*pause
+	}
+	if !strings.Contains(log.String(), "could not be forwarded") || !strings.Contains(log.String(), "delivery=d1") || !strings.Contains(log.String(), "tries=4") {
+		t.Errorf("it is lost without a word: %s", log.String())
+	}
+
+	// The end of the gateway ends the tries, too.
+	ctx, cancel := context.WithCancel(t.Context())
+	rc.Backoff = time.Hour
+	done := make(chan struct{})
+	go func() { rc.run(ctx); close(done) }()
+	rc.queue <- delivery{id: "d2", event: "push"}
+	testbed.Until(t, "the first try", func() bool { return len(tries) == 1 })
+	cancel()
+	<-done
+}
