@@ -3,10 +3,7 @@ package main
 
 import (
 	"context"
-	"fmt"
 	"os"
-	"os/signal"
-	"syscall"
 
 	"github.com/persys/compute/cmd/internal/agentd"
 	"github.com/persys/compute/cmd/internal/setup"
@@ -15,14 +12,7 @@ import (
 // version is set by the linker.
 var version = "dev"
 
-func main() {
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	defer stop()
-	if err := run(ctx); err != nil {
-		fmt.Fprintln(os.Stderr, "persys-agent:", err)
-		os.Exit(1)
-	}
-}
+func main() { setup.Main("persys-agent", run) }
 
 func run(ctx context.Context) error {
 	var cfg agentd.Config
@@ -43,6 +33,7 @@ func run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	go agentd.KeepSmall(ctx)
 	if guards {
 		return agentd.RunGuard(ctx, cfg, version, untilIdle, log)
 	}

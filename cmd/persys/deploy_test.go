@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	"github.com/persys/compute/telemetry"
+	"github.com/persys/compute/testbed"
 )
 
 const rulesDir = "../../deploy/prometheus"
@@ -133,12 +134,7 @@ func TestEveryAlertIsProvoked(t *testing.T) {
 
 // The rules are valid and fire when they should, as Prometheus itself sees them.
 func TestRulesByPromtool(t *testing.T) {
-	if _, err := exec.LookPath("promtool"); err != nil {
-		if os.Getenv("CI") == "true" {
-			t.Fatal("promtool is not installed (hack/install-test-deps.sh)")
-		}
-		t.Skip("NOT TESTED: promtool is not installed (hack/install-test-deps.sh)")
-	}
+	testbed.Program(t, "promtool")
 	for _, args := range [][]string{
 		{"check", "config", "prometheus.yml"},
 		{"check", "rules", "persys.rules.yml"},

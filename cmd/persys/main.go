@@ -14,10 +14,8 @@ import (
 	"log/slog"
 	"net"
 	"os"
-	"os/signal"
 	"path/filepath"
 	"strconv"
-	"syscall"
 	"time"
 
 	"github.com/moby/moby/client"
@@ -34,14 +32,7 @@ import (
 // version is set by the linker.
 var version = "dev"
 
-func main() {
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	defer stop()
-	if err := root().ExecuteContext(ctx); err != nil {
-		fmt.Fprintln(os.Stderr, "persys:", err)
-		os.Exit(1)
-	}
-}
+func main() { setup.Main("persys", root().ExecuteContext) }
 
 func root() *cobra.Command {
 	cmd := &cobra.Command{
@@ -57,7 +48,7 @@ func root() *cobra.Command {
 	dev.Flags().IntVar(&opt.httpPort, "http-port", 8551, "port of the web console and the REST API, 0 = any free one")
 	dev.Flags().BoolVar(&opt.simulate, "simulate", false, "simulate workloads even if there is a Docker engine")
 	dev.Flags().StringVar(&opt.level, "log-level", "warn", "debug, info, warn or error")
-	cmd.AddCommand(dev, envCommand(), metricsCommand())
+	cmd.AddCommand(dev, envCommand(), metricsCommand(), apiCommand())
 	return cmd
 }
 
@@ -105,6 +96,7 @@ func runDev(ctx context.Context, opt options) (err error) {
 		Guard:    "off", // the machine is one, and this is one process
 		Insecure: true, NodeID: "dev-1", StatePath: filepath.Join(dir, "agent", "state.db"),
 		Schedulers: addrs, Docker: true, Reconcile: true, ReconcileInterval: 30 * time.Second,
+		Exec: true, ExecIdle: 15 * time.Minute,
 	}
 	if opt.simulate || !dockerAnswers(ctx) {
 		acfg.Docker, acfg.Simulate = false, filepath.Join(dir, "engine")

@@ -8,6 +8,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/persys/compute/api/rest"
 	"github.com/persys/compute/telemetry"
 )
 
@@ -36,6 +37,25 @@ func TestMetricsReferenceIsCurrent(t *testing.T) {
 	}
 	if !bytes.Equal(have, want.Bytes()) {
 		t.Error("docs/reference/metrics.md is not what the programs declare: run make reference")
+	}
+}
+
+func TestAPIReferenceIsCurrent(t *testing.T) {
+	var want bytes.Buffer
+	if err := writeAPI(&want, rest.OpenAPI); err != nil {
+		t.Fatal(err)
+	}
+	have, err := os.ReadFile("../../docs/reference/api.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !bytes.Equal(have, want.Bytes()) {
+		t.Error("docs/reference/api.md is not what the OpenAPI document says: run make reference")
+	}
+	for _, text := range []string{"### POST /v1/plan\n", "| `level` (query) | one of READ_LEVEL_LINEARIZABLE", "a stream of [v1Event](#v1event)", "### v1FieldChange\n"} {
+		if !strings.Contains(want.String(), text) {
+			t.Errorf("the page lacks %q", text)
+		}
 	}
 }
 

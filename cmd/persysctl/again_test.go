@@ -12,19 +12,8 @@ import (
 
 	"github.com/persys/compute/rpc/dial"
 	"github.com/persys/compute/spec"
+	"github.com/persys/compute/testbed"
 )
-
-// until polls with a deadline.
-func until(t *testing.T, what string, ok func() bool) {
-	t.Helper()
-	deadline := time.Now().Add(20 * time.Second)
-	for !ok() {
-		if time.Now().After(deadline) {
-			t.Fatalf("not within 20 s: %s", what)
-		}
-		time.Sleep(5 * time.Millisecond)
-	}
-}
 
 // watching runs a command with --watch until stop is called.
 func watching(t *testing.T, s *session, f *fake, args ...string) (stop func() int) {
@@ -40,14 +29,14 @@ func watching(t *testing.T, s *session, f *fake, args ...string) (stop func() in
 func TestWatchShowsChanges(t *testing.T) {
 	f, s := start(t, nil), newSession(t)
 	stop := watching(t, s, f, "nodes", "--watch")
-	until(t, "the first view", func() bool { return strings.Contains(s.stdout.String(), "node-b") })
+	testbed.Until(t, "the first view", func() bool { return strings.Contains(s.stdout.String(), "node-b") })
 	looks := func() int {
 		f.mu.Lock()
 		defer f.mu.Unlock()
 		return len(f.requests)
 	}
 	n := looks()
-	until(t, "ten more looks", func() bool { return looks() > n+10 })
+	testbed.Until(t, "ten more looks", func() bool { return looks() > n+10 })
 	if got := strings.Count(s.stdout.String(), "NODE "); got != 1 {
 		t.Errorf("a view that did not change was shown %d times:\n%s", got, s.stdout.String())
 	}
@@ -56,11 +45,11 @@ func TestWatchShowsChanges(t *testing.T) {
 		f.fail["ListNodes"] = append(f.fail["ListNodes"], dial.Error(codes.Unavailable, dial.ReasonNoAgent, "everybody sleeps"))
 	}
 	f.mu.Unlock()
-	until(t, "a failure that passes is told", func() bool { return strings.Contains(s.stderr.String(), "everybody sleeps") })
+	testbed.Until(t, "a failure that passes is told", func() bool { return strings.Contains(s.stderr.String(), "everybody sleeps") })
 	f.mu.Lock()
 	f.nodes = f.nodes[:1]
 	f.mu.Unlock()
-	until(t, "the change", func() bool { return strings.Count(s.stdout.String(), "NODE ") == 2 })
+	testbed.Until(t, "the change", func() bool { return strings.Count(s.stdout.String(), "NODE ") == 2 })
 	if code := stop(); code != 0 {
 		t.Errorf("Ctrl-C is exit %d: %s", code, s.stderr.String())
 	}
@@ -72,7 +61,7 @@ func TestWatchShowsChanges(t *testing.T) {
 func TestWatchOnATerminalIsInPlace(t *testing.T) {
 	f, s := start(t, nil), newSession(t).terminal(100, 30)
 	stop := watching(t, s, f, "status", "-w")
-	until(t, "two drawings", func() bool {
+	testbed.Until(t, "two drawings", func() bool {
 		return strings.Contains(s.stdout.String(), "\x1b[") && strings.Contains(s.stdout.String(), "A\r\x1b[2K")
 	})
 	if code := stop(); code != 0 {
@@ -91,7 +80,7 @@ func TestWatchEndsWithAMistake(t *testing.T) {
 // is written from the code is written again before a change is finished.
 func outdated(t *testing.T, format string, args ...any) {
 	t.Helper()
-	if os.Getenv("CI") == "true" {
+	if testbed.Judged() {
 		t.Errorf(format, args...)
 		return
 	}

@@ -7,10 +7,12 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/compose-spec/compose-go/v2/dotenv"
 	"github.com/spf13/cobra"
@@ -86,14 +88,23 @@ func (c *cli) apply(ctx context.Context, o applyOptions) error {
 		return err
 	}
 	if o.dryRun {
+		if err := c.load(); err != nil {
+			return err
+		}
+		if err := c.place(requests); err != nil {
+			return err
+		}
 		return c.showDryRun(requests)
 	}
 	if err := c.connect(ctx); err != nil {
 		return err
 	}
+	if err := c.place(requests); err != nil {
+		return err
+	}
 	failures := &several{c: c}
 	answers := &clusterv1.ApplyWorkloadsResponse{}
-	goals := map[string]goal{}
+	goals, rolling := map[string]goal{}, map[string]*controlv1.Generation{}
 	for len(requests) > 0 {
 		batch := take(&requests)
 		got, err := c.send(ctx, batch)
@@ -107,6 +118,9 @@ func (c *cli) apply(ctx context.Context, o applyOptions) error {
 		for i, r := range got.GetResults() {
 			answers.Results = append(answers.Results, r)
 			c.applied(batch[i], r, goals, failures)
+			if r.GetRollout() != nil {
+				rolling[batch[i].GetWorkloadId()] = r.GetRollout()
+			}
 		}
 	}
 	if c.machine() {
@@ -117,7 +131,13 @@ func (c *cli) apply(ctx context.Context, o applyOptions) error {
 	if !o.wait {
 		return failures.err()
 	}
-	return waited(failures.err(), c.awaitAll(ctx, goals, answers.GetIndex(), o.timeout))
+	late := time.After(o.timeout)
+	for _, group := range slices.Sorted(maps.Keys(rolling)) {
+		if err := c.awaitRollout(ctx, group, rolling[group], late); err != nil {
+			return waited(failures.err(), err)
+		}
+	}
+	return waited(failures.err(), c.awaitAll(ctx, goals, answers.GetIndex(), o.timeout, late))
 }
 
 func are(n int) string {
@@ -175,6 +195,9 @@ func (c *cli) applied(req *controlv1.ApplyWorkloadRequest, r *controlv1.ApplyWor
 		return
 	}
 	what, s := "applied", screen.Good
+	if r.GetRollout() != nil {
+		what = "applied, a few members at a time"
+	}
 	if r.GetUnchanged() {
 		what, s = "unchanged", screen.Dim
 	}

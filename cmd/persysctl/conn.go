@@ -34,6 +34,7 @@ type settings struct {
 	RPCTimeout int    `env:"PERSYS_RPC_TIMEOUT_SECONDS,RPC_TIMEOUT_SECONDS" flag:"rpc-timeout-seconds" yaml:"rpc_timeout_seconds" default:"20" min:"1" max:"600" usage:"seconds that one call may take"`
 
 	Token     string `env:"PERSYS_TOKEN" secret:"true" usage:"bearer token for a gateway"`
+	Namespace string `env:"PERSYS_NAMESPACE" flag:"namespace" short:"n" usage:"namespace of what is applied without naming one, and of what is listed; * lists all"`
 	ClusterID string `env:"PERSYS_GATEWAY_CLUSTER_ID" flag:"cluster-id" usage:"one of a gateway's clusters (default: the gateway's own choice)"`
 
 	// Of the existing CLI, whose way is a gateway unless it is told otherwise.
@@ -117,12 +118,7 @@ func (c *cli) connect(ctx context.Context) error {
 	if contexts.Gateway(c.settings.Server) {
 		return c.connectGateway(ctx)
 	}
-	opt := dial.Options{UserAgent: "persysctl/" + version, CallTimeout: c.timeout(), Log: c.log()}
-	if strings.HasPrefix(c.settings.Server, "srv://") {
-		opt.Discovery = c.settings.Server
-	} else {
-		opt.Addrs = strings.Split(c.settings.Server, ",")
-	}
+	opt := dial.Options{Discovery: c.settings.Server, UserAgent: "persysctl/" + version, CallTimeout: c.timeout(), Log: c.log()}
 	if c.settings.Insecure {
 		opt.Insecure = true
 	} else {

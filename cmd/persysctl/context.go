@@ -144,7 +144,7 @@ func (c *cli) newContext(name, tokenFile string) (contexts.Context, error) {
 		return contexts.Context{}, usagef("%s", strings.ReplaceAll(err.Error(), "\n", "; "))
 	}
 	s := c.settings
-	out := contexts.Context{Name: name, Server: s.Server, Insecure: s.Insecure, ClusterID: s.ClusterID}
+	out := contexts.Context{Name: name, Server: s.Server, Insecure: s.Insecure, ClusterID: s.ClusterID, Namespace: s.Namespace}
 	if !c.loader.Set("Server") {
 		return out, failf(exitUsage, "persysctl context add "+name+" --server ADDRESS", "the address of the cluster is missing")
 	}
@@ -223,7 +223,7 @@ func (c *cli) showContext(args []string) error {
 			return err
 		}
 		s := c.settings
-		x = contexts.Context{Name: c.context, Server: s.Server, Insecure: s.Insecure, CA: s.CA, Cert: s.Cert, Key: s.Key, ClusterID: s.ClusterID, TokenFile: c.tokenFile}
+		x = contexts.Context{Name: c.context, Server: s.Server, Insecure: s.Insecure, CA: s.CA, Cert: s.Cert, Key: s.Key, ClusterID: s.ClusterID, Namespace: s.Namespace, TokenFile: c.tokenFile}
 		from = c.connectionFrom()
 	}
 	return c.emitValue(x, func() {
@@ -232,6 +232,7 @@ func (c *cli) showContext(args []string) error {
 		f.Add("Server", screen.Text(x.Server))
 		f.Add("By", screen.Text(fmt.Sprintf("%s, %s", x.Transport(), x.Security())))
 		f.Add("Cluster id", screen.Text(x.ClusterID))
+		f.Add("Namespace", screen.Text(x.Namespace))
 		f.Add("CA", screen.Text(x.CA))
 		f.Add("Certificate", screen.Text(x.Cert))
 		f.Add("Key", screen.Text(x.Key))

@@ -98,6 +98,9 @@ new order; what runs there is replaced only where it differs.`,
 				if len(list) != 1 {
 					return failf(exitUsage, "", "%s are given, an orphan is one", plural(len(list), "workload"))
 				}
+				if err := c.place(list); err != nil {
+					return err
+				}
 				req.Workload = list[0]
 			}
 			r, err := change(ctx, c, c.cluster.AdoptDrift, req)
@@ -112,26 +115,34 @@ new order; what runs there is replaced only where it differs.`,
 	return cmd
 }
 
-func (c *cli) driftDeleteCommand() *cobra.Command {
+// deletes makes cmd delete one thing on one node, whose names are its arguments; question has both,
+// the thing first.
+func (c *cli) deletes(cmd *cobra.Command, question string, do func(ctx context.Context, node, what string) (message, error)) *cobra.Command {
 	var yes bool
-	cmd := &cobra.Command{
+	cmd.RunE = c.online(func(ctx context.Context, args []string) error {
+		node, what := args[0], args[1]
+		if !yes {
+			if err := c.confirm(fmt.Sprintf(question, what, node)); err != nil {
+				return err
+			}
+		}
+		r, err := do(ctx, node, what)
+		if err != nil {
+			return err
+		}
+		c.done(what, "deleted on "+node, r)
+		return nil
+	})
+	cmd.Flags().BoolVarP(&yes, "yes", "y", false, "do not ask")
+	return cmd
+}
+
+func (c *cli) driftDeleteCommand() *cobra.Command {
+	return c.deletes(&cobra.Command{
 		Use: "delete NODE WORKLOAD", Short: "Have a node stop and remove an orphan", Aliases: []string{"rm"},
 		Example: "  persysctl drift delete node-a web",
 		Args:    args(2, 2, "NODE", "WORKLOAD"), ValidArgsFunction: c.completeNode,
-		RunE: c.online(func(ctx context.Context, args []string) error {
-			if !yes {
-				if err := c.confirm(fmt.Sprintf("Delete %s on %s, with what it stored there?", args[1], args[0])); err != nil {
-					return err
-				}
-			}
-			r, err := change(ctx, c, c.cluster.DeleteDrift, &clusterv1.DeleteDriftRequest{NodeId: args[0], WorkloadId: args[1]})
-			if err != nil {
-				return err
-			}
-			c.done(args[1], "deleted on "+args[0], r)
-			return nil
-		}),
-	}
-	cmd.Flags().BoolVarP(&yes, "yes", "y", false, "do not ask")
-	return cmd
+	}, "Delete %s on %s, with what it stored there?", func(ctx context.Context, node, what string) (message, error) {
+		return change(ctx, c, c.cluster.DeleteDrift, &clusterv1.DeleteDriftRequest{NodeId: node, WorkloadId: what})
+	})
 }

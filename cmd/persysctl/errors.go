@@ -180,6 +180,9 @@ func (c *cli) unreachableGateway(f *failure, where, low string) {
 		f.text, f.hint = fmt.Sprintf("no gateway listens at %s (connection refused)", where), another
 	case strings.Contains(low, "http response to https client"):
 		f.text, f.hint = fmt.Sprintf("%s speaks plain text, not TLS", where), "persysctl --server "+strings.Replace(where, "https:", "http:", 1)+" …"
+	case strings.Contains(low, "refuses our certificate"):
+		_, why, _ := strings.Cut(f.text, "certificate: ")
+		f.text, f.hint = fmt.Sprintf("the gateway at %s refuses this certificate: %s", where, why), "check --tls-cert and --tls-key: of the cluster's CA, in time and not revoked (persysctl identity list), or use a token"
 	case strings.Contains(low, "certificate") || strings.Contains(low, "x509") || strings.Contains(low, "handshake") || strings.Contains(low, "tls:"):
 		f.text, f.hint = fmt.Sprintf("no trusted connection to %s: %s", where, shortCause(f.text)), "check --tls-ca, --tls-cert and --tls-key, or the token"
 	case transport(low):

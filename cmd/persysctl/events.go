@@ -54,7 +54,7 @@ func (c *cli) events(ctx context.Context, o eventOptions) error {
 	if o.tail < 0 {
 		return usagef("--tail %d must be 0 or more", o.tail)
 	}
-	req := &clusterv1.EventsRequest{WorkloadId: o.workload, NodeId: o.node, Types: o.types, Tail: o.tail}
+	req := &clusterv1.EventsRequest{WorkloadId: o.workload, NodeId: o.node, Types: o.types, Tail: o.tail, Namespace: c.namespace()}
 	if o.watch {
 		return c.watchEvents(ctx, req)
 	}

@@ -75,17 +75,9 @@ func (c *cli) session(ctx context.Context, open *clusterv1.ExecOpen) error {
 	if open.GetTty() && c.size != nil {
 		open.Size = terminalSize(c.size())
 	}
-	stream, err := c.cluster.Exec(life)
-	if err != nil {
-		return c.explain(err, false)
-	}
-	say := &sayer{stream: stream}
-	if err := say.say(&clusterv1.ExecRequest{Message: &clusterv1.ExecRequest_Open{Open: open}}); err != nil && !errors.Is(err, io.EOF) {
-		return c.explain(err, false)
-	}
-	// Nothing is known of the command yet, so an interruption here is the end.
+	// Before it has opened nothing is known of the command, so an interruption is the end.
 	unhook := context.AfterFunc(ctx, cancel)
-	first, err := stream.Recv()
+	say, first, err := c.openSession(life, open)
 	if !unhook() {
 		return &failure{code: exitInterrupted, text: "interrupted"}
 	}
@@ -95,6 +87,7 @@ func (c *cli) session(ctx context.Context, open *clusterv1.ExecOpen) error {
 	if first.GetOpened() == nil {
 		return failf(exitBroken, "", "the session did not open")
 	}
+	stream := say.stream
 	if tty {
 		restore, err := c.raw()
 		if err != nil {
@@ -147,6 +140,20 @@ func (c *cli) session(ctx context.Context, open *clusterv1.ExecOpen) error {
 		f.text, f.hint = status.Convert(e.err).Message(), ""
 	}
 	return f
+}
+
+func (c *cli) openSession(ctx context.Context, open *clusterv1.ExecOpen) (*sayer, *clusterv1.ExecResponse, error) {
+	stream, err := c.cluster.Exec(ctx)
+	if err != nil {
+		return nil, nil, err
+	}
+	say := &sayer{stream: stream}
+	err = say.say(&clusterv1.ExecRequest{Message: &clusterv1.ExecRequest_Open{Open: open}})
+	if err != nil && !errors.Is(err, io.EOF) { // EOF: Recv tells why
+		return nil, nil, err
+	}
+	first, err := stream.Recv()
+	return say, first, err
 }
 
 // hear writes what the session says until it ends.

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -13,6 +14,8 @@ import (
 	"google.golang.org/grpc/status"
 
 	clusterv1 "github.com/persys/compute/api/cluster/v1"
+	"github.com/persys/compute/rpc/dial"
+	"github.com/persys/compute/testbed"
 )
 
 // Exec is a session of a few commands: say, cat, wait and broken.
@@ -27,6 +30,9 @@ func (f *fake) Exec(stream clusterv1.Cluster_ExecServer) error {
 	f.mu.Unlock()
 	if f.find(open.GetWorkloadId()) == nil {
 		return status.Errorf(codes.NotFound, "exec: workload %q not found; `persysctl list` shows all", open.GetWorkloadId())
+	}
+	if len(open.GetCommand()) > 0 && open.GetCommand()[0] == "leaderless" {
+		return dial.Error(codes.Unavailable, dial.ReasonNoLeader, "the record of the session needs a leader")
 	}
 	say := func(to, text string) error {
 		return stream.Send(&clusterv1.ExecResponse{Message: &clusterv1.ExecResponse_Output{Output: &clusterv1.LogChunk{Data: []byte(text), Stream: to}}})
@@ -79,8 +85,19 @@ func (f *fake) Exec(stream clusterv1.Cluster_ExecServer) error {
 	}
 }
 
+// execWays are how a session gets to a scheduler: straight, and through a gateway.
+func execWays(t *testing.T, f *fake) map[string][]string {
+	return map[string][]string{"straight": {"--insecure", "-s", f.addr}, "gateway": {"-s", behind(t, f, 10*time.Second)}}
+}
+
 func TestExec(t *testing.T) {
 	f := start(t, nil)
+	for way, to := range execWays(t, f) {
+		t.Run(way, func(t *testing.T) { testExec(t, f, to) })
+	}
+}
+
+func testExec(t *testing.T, f *fake, to []string) {
 	for _, c := range []struct {
 		fact, in        string
 		args            []string
@@ -92,6 +109,7 @@ func TestExec(t *testing.T) {
 		{"input is passed on, and its end", "abc", []string{"exec", "-i", "web-0", "--", "cat"}, 0, "ABC", ""},
 		{"an unknown workload", "", []string{"exec", "nothing", "--", "say"}, exitNotFound, "", "hint: persysctl list"},
 		{"no command", "", []string{"exec", "web-0"}, exitUsage, "", "COMMAND is missing"},
+		{"a leader that is missing", "", []string{"exec", "web-0", "--", "leaderless"}, exitUnavailable, "", "hint: persysctl status"},
 		{"a session that broke off", "", []string{"exec", "web-0", "--", "broken"}, exitBroken, "half\n", "node-a: gone"},
 		{"a session that nobody used", "", []string{"exec", "web-0", "--", "idle"}, exitBroken, "", "nothing was said"},
 		{"a console without a terminal ends with its input", "abc", []string{"console", "web-0"}, 0, "ABC", ""},
@@ -99,14 +117,14 @@ func TestExec(t *testing.T) {
 		t.Run(c.fact, func(t *testing.T) {
 			s := newSession(t)
 			s.in = strings.NewReader(c.in)
-			code := s.run(f, c.args...)
+			code := s.run(nil, append(slices.Clone(to), c.args...)...)
 			if code != c.code || s.stdout.String() != c.stdout || !strings.Contains(s.stderr.String(), c.stderrs) {
 				t.Errorf("exit %d, stdout %q, stderr %q", code, s.stdout.String(), s.stderr.String())
 			}
 		})
 	}
 	s := newSession(t)
-	s.run(f, "exec", "-t", "--service", "db", "web-0", "--", "say", "-i", "x y")
+	s.run(nil, append(to, "exec", "-t", "--service", "db", "web-0", "--", "say", "-i", "x y")...)
 	if o := last[*clusterv1.ExecOpen](f); strings.Join(o.GetCommand(), "|") != "say|-i|x y" || o.GetService() != "db" || !o.GetTty() || o.GetInput() {
 		t.Errorf("asked for %v", o)
 	}
@@ -127,19 +145,26 @@ func (s *session) keyboard(t *testing.T) (keys *io.PipeWriter, resized chan stru
 // prints waits until a run has printed something.
 func (s *session) prints(t *testing.T, text string) {
 	t.Helper()
-	for end := time.Now().Add(10 * time.Second); !strings.Contains(s.stdout.String(), text); time.Sleep(5 * time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatalf("it printed %q, not %q", s.stdout.String(), text)
+	testbed.Within(t, testbed.Patience, "the output", func() error {
+		if !s.stdout.Has(text) {
+			return fmt.Errorf("it is %q, without %q", s.stdout.String(), text)
 		}
-	}
+		return nil
+	})
 }
 
 func TestExecOnATerminal(t *testing.T) {
 	f := start(t, nil)
+	for way, to := range execWays(t, f) {
+		t.Run(way, func(t *testing.T) { testExecOnATerminal(t, f, to) })
+	}
+}
+
+func testExecOnATerminal(t *testing.T, f *fake, to []string) {
 	s := newSession(t)
 	keys, resized, raw := s.keyboard(t)
 	done := make(chan int, 1)
-	go func() { done <- s.run(f, "exec", "-it", "web-0", "--", "cat") }()
+	go func() { done <- s.run(nil, append(to, "exec", "-it", "web-0", "--", "cat")...) }()
 	fmt.Fprint(keys, "hello\r")
 	s.prints(t, "HELLO\r")
 	resized <- struct{}{}
@@ -155,10 +180,16 @@ func TestExecOnATerminal(t *testing.T) {
 
 func TestConsoleIsLeft(t *testing.T) {
 	f := start(t, nil)
+	for way, to := range execWays(t, f) {
+		t.Run(way, func(t *testing.T) { testConsoleIsLeft(t, f, to) })
+	}
+}
+
+func testConsoleIsLeft(t *testing.T, f *fake, to []string) {
 	s := newSession(t)
 	keys, _, raw := s.keyboard(t)
 	done := make(chan int, 1)
-	go func() { done <- s.run(f, "console", "web-0") }()
+	go func() { done <- s.run(nil, append(to, "console", "web-0")...) }()
 	fmt.Fprint(keys, "root\r")
 	s.prints(t, "ROOT\r")
 	fmt.Fprint(keys, "\x1d")
@@ -169,6 +200,12 @@ func TestConsoleIsLeft(t *testing.T) {
 
 func TestCtrlCGoesToTheCommand(t *testing.T) {
 	f := start(t, nil)
+	for way, to := range execWays(t, f) {
+		t.Run(way, func(t *testing.T) { testCtrlCGoesToTheCommand(t, f, to) })
+	}
+}
+
+func testCtrlCGoesToTheCommand(t *testing.T, f *fake, to []string) {
 	s := newSession(t)
 	keys, _, _ := s.keyboard(t) // never typed on: -i is not given
 	defer keys.Close()
@@ -176,7 +213,7 @@ func TestCtrlCGoesToTheCommand(t *testing.T) {
 	defer interrupt()
 	s.ctx = ctx
 	done := make(chan int, 1)
-	go func() { done <- s.run(f, "exec", "web-0", "--", "wait") }()
+	go func() { done <- s.run(nil, append(to, "exec", "web-0", "--", "wait")...) }()
 	s.prints(t, "waiting")
 	interrupt()
 	if code := <-done; code != 130 || last[*clusterv1.ExecRequest](f).GetSignal() != "INT" {

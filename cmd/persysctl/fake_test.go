@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"fmt"
 	"net"
 	"slices"
 	"strings"
@@ -51,6 +52,7 @@ type fake struct {
 	refuse    map[string]string // workload → why
 	script    []scene           // one per opening of a watch
 	stale     bool
+	rolls     int    // looks at a rollout
 	leaderAt  string // told in trailers
 	slow      time.Duration
 
@@ -61,6 +63,7 @@ type fake struct {
 
 // scene is what one watch tells before it ends with err, or stays open for nil.
 type scene struct {
+	pause   time.Duration // before the changes
 	changes []*clusterv1.WorkloadChange
 	err     error
 }
@@ -108,6 +111,7 @@ func (f *fake) next(full string, ctx context.Context, req any) error {
 		select {
 		case <-time.After(slow):
 		case <-ctx.Done():
+			return status.FromContextError(ctx.Err()).Err()
 		}
 	}
 	return err
@@ -225,6 +229,9 @@ func (f *fake) apply(req *controlv1.ApplyWorkloadRequest) *controlv1.ApplyWorklo
 			out.WorkloadIds = append(out.WorkloadIds, id+"-"+string(rune('0'+i)))
 		}
 	}
+	if req.GetSpec().GetUpdate() != nil {
+		out.Rollout = &controlv1.Generation{Incarnation: 1, Sequence: 9}
+	}
 	return out
 }
 
@@ -290,6 +297,10 @@ func (f *fake) WatchWorkloads(req *clusterv1.WatchWorkloadsRequest, out clusterv
 		s, f.script = f.script[0], f.script[1:]
 	}
 	f.mu.Unlock()
+	select {
+	case <-time.After(s.pause):
+	case <-out.Context().Done():
+	}
 	for _, c := range s.changes {
 		if err := out.Send(c); err != nil {
 			return err
@@ -312,6 +323,14 @@ func (f *fake) PlanWorkloads(_ context.Context, req *clusterv1.PlanWorkloadsRequ
 		case i == 1:
 			p.Action, p.PresentNodeId = "replace", "node-a"
 			p.Changes = []*clusterv1.FieldChange{{Field: "container.image", Before: "nginx:1.27", After: "nginx:1.28"}, {Field: "container.ports[0].host_port", After: "8080"}}
+		case w.GetSpec().GetUpdate() != nil:
+			for n := range w.GetSpec().GetCount() {
+				out.Workloads = append(out.Workloads, &clusterv1.PlannedWorkload{
+					WorkloadId: fmt.Sprint(w.GetWorkloadId(), "-", n), Action: "replace", NodeId: "node-a", AtATime: w.GetSpec().GetUpdate().GetMaxParallel(),
+					Changes: []*clusterv1.FieldChange{{Field: "container.image", Before: "nginx:1.27", After: "nginx:1.28"}},
+				})
+			}
+			continue
 		case i == 2:
 			p.NodeId, p.Reason = "", "0 of 3 nodes fit: 3 CPU"
 		}
@@ -354,6 +373,45 @@ func (f *fake) ListVolumes(_ context.Context, req *clusterv1.ListVolumesRequest)
 	return out, nil
 }
 
+// namespaces are fixed, and one of them is over its quota.
+func namespaces() []*clusterv1.Namespace {
+	return []*clusterv1.Namespace{
+		{Name: "default", Quota: &clusterv1.NamespaceAmounts{}, Used: &clusterv1.NamespaceAmounts{CpuMillicores: 750, MemoryMib: 640, Workloads: 5}},
+		{
+			Name: "shop", Description: "the shop's own", Users: []string{"ada", "bob"}, UpdatedAt: before(time.Hour), UpdatedBy: "persys://c1/user/admin", OverQuota: true, Version: 41,
+			Quota: &clusterv1.NamespaceAmounts{CpuMillicores: 2000, MemoryMib: 1024, Workloads: 3},
+			Used:  &clusterv1.NamespaceAmounts{CpuMillicores: 2500, MemoryMib: 512, DiskGb: 10, Workloads: 3},
+		},
+	}
+}
+
+func (f *fake) ListNamespaces(_ context.Context, req *clusterv1.ListNamespacesRequest) (*clusterv1.ListNamespacesResponse, error) {
+	out := &clusterv1.ListNamespacesResponse{Index: 7}
+	for _, n := range namespaces() {
+		if req.GetName() == "" || req.GetName() == n.GetName() {
+			out.Namespaces = append(out.Namespaces, n)
+		}
+	}
+	if len(out.GetNamespaces()) == 0 {
+		return nil, status.Errorf(codes.NotFound, "namespace %q not found; `persysctl namespace list` shows them", req.GetName())
+	}
+	return out, nil
+}
+
+func (f *fake) PutNamespace(_ context.Context, req *clusterv1.PutNamespaceRequest) (*clusterv1.NamespaceResponse, error) {
+	if req.GetName() == "shop" && !slices.Contains(req.GetUsers(), "bob") && !slices.Contains(req.GetRelease(), "bob") {
+		return nil, status.Error(codes.FailedPrecondition, `users: "bob" is named by no other namespace and would act everywhere`)
+	}
+	return &clusterv1.NamespaceResponse{Namespace: &clusterv1.Namespace{Name: req.GetName(), OverQuota: req.GetName() == "shop"}, Index: 8}, nil
+}
+
+func (f *fake) DeleteNamespace(_ context.Context, req *clusterv1.DeleteNamespaceRequest) (*clusterv1.DeleteNamespaceResponse, error) {
+	if req.GetName() == "shop" {
+		return nil, status.Error(codes.FailedPrecondition, `namespace "shop" has 3 workloads: delete them first, and wait until they are gone`)
+	}
+	return &clusterv1.DeleteNamespaceResponse{Index: 9}, nil
+}
+
 func (f *fake) DeleteVolume(_ context.Context, req *clusterv1.DeleteVolumeRequest) (*clusterv1.DeleteVolumeResponse, error) {
 	if req.GetId() == "local:data" {
 		return nil, status.Error(codes.FailedPrecondition, "agent of node node-a: volume local:data is used by workload web-0")
@@ -382,6 +440,67 @@ func (f *fake) AdoptDrift(_ context.Context, req *clusterv1.AdoptDriftRequest) (
 
 func (f *fake) DeleteDrift(context.Context, *clusterv1.DeleteDriftRequest) (*clusterv1.DriftActionResponse, error) {
 	return &clusterv1.DriftActionResponse{Index: 43}, nil
+}
+
+func (f *fake) ListRevisions(_ context.Context, req *clusterv1.ListRevisionsRequest) (*clusterv1.ListRevisionsResponse, error) {
+	if f.find(req.GetWorkloadId()) == nil {
+		return nil, status.Errorf(codes.NotFound, "list revisions: workload %q not found; `persysctl list` shows all", req.GetWorkloadId())
+	}
+	if req.GetTo() > 3 {
+		return nil, status.Errorf(codes.NotFound, "list revisions: to: revision %d of workload %q is not kept; those are 1 to 3", req.GetTo(), req.GetWorkloadId())
+	}
+	image := &clusterv1.FieldChange{Field: "container.image", Before: "nginx:1.27", After: "nginx:1.28"}
+	out := &clusterv1.ListRevisionsResponse{Index: 42, Revisions: []*clusterv1.WorkloadRevision{
+		{Number: 3, RevisionId: "c1-3333333333333333", AppliedAt: before(time.Minute), By: "persys:///user/olga", Present: true, Changes: []*clusterv1.FieldChange{{Field: "a secret value"}}},
+		{Number: 2, RevisionId: "c1-2222222222222222", CallerRevisionId: "v2", AppliedAt: before(time.Hour), By: "persys:///user/olga", Changes: []*clusterv1.FieldChange{image}},
+		{Number: 1, RevisionId: "c1-1111111111111111", AppliedAt: before(48 * time.Hour)},
+	}}
+	if req.GetTo() > 0 {
+		out.Changes = []*clusterv1.FieldChange{image, {Field: "resources.memory_mb", After: "128"}}
+	}
+	return out, nil
+}
+
+func (f *fake) GetRollout(_ context.Context, req *clusterv1.GetRolloutRequest) (*clusterv1.GetRolloutResponse, error) {
+	if req.GetGroup() == "nothing" {
+		return nil, status.Errorf(codes.NotFound, "get rollout: group %q has not been updated member by member: that takes `update` in a specification with a count", req.GetGroup())
+	}
+	out := &clusterv1.GetRolloutResponse{
+		Group: req.GetGroup(), Id: &controlv1.Generation{Incarnation: 1, Sequence: 9}, Phase: "Running", Reason: "waits for web-1 to be healthy for 10 s",
+		Update: &controlv1.UpdateStrategy{MaxParallel: 1, MinHealthyTimeSeconds: 10, HealthyDeadlineSeconds: 300}, CanUndo: true,
+		StartedAt: before(time.Minute), By: "persys:///user/olga", Index: 42, Members: []*clusterv1.RolloutMember{
+			{WorkloadId: "web-0", State: "Updated", Status: "Running (healthy)", NodeId: "node-a", RevisionId: "c1-2222222222222222"},
+			{WorkloadId: "web-1", State: "Updating", Status: "Running (starting)", NodeId: "node-b", RevisionId: "c1-2222222222222222"},
+			{WorkloadId: "web-2", State: "Waiting", Status: "Running (healthy)", NodeId: "node-c", RevisionId: "c1-1111111111111111"},
+		},
+	}
+	f.mu.Lock()
+	f.rolls++
+	looks := f.rolls
+	f.mu.Unlock()
+	switch {
+	case req.GetGroup() == "stuck":
+		out.Phase, out.Reason = "Paused", "stuck-1 was given up: RetriesExhausted"
+	case req.GetGroup() == "back":
+		out.Id.Sequence, out.Reverting, out.Reason = 10, true, "back-1 was not healthy for 10 s within 300 s"
+	case looks > 3 && req.GetGroup() == "web":
+		out.Phase, out.Reason = "Completed", ""
+		for _, m := range out.GetMembers() {
+			m.State = "Updated"
+		}
+	}
+	return out, nil
+}
+
+func (f *fake) SetRollout(_ context.Context, req *clusterv1.SetRolloutRequest) (*clusterv1.SetRolloutResponse, error) {
+	return &clusterv1.SetRolloutResponse{Index: 43, Unchanged: req.GetAction() == "pause"}, nil
+}
+
+func (f *fake) RollBack(_ context.Context, req *clusterv1.RollBackRequest) (*controlv1.ApplyWorkloadResponse, error) {
+	if req.GetWorkloadId() == "web-1" {
+		return &controlv1.ApplyWorkloadResponse{ErrorMessage: "the cluster is in mode degraded: the mirror does not answer"}, nil
+	}
+	return &controlv1.ApplyWorkloadResponse{Success: true, RevisionId: "c1-1111111111111111", Unchanged: req.GetNumber() == 3, Index: 43, WorkloadIds: []string{req.GetWorkloadId()}}, nil
 }
 
 func (f *fake) Why(_ context.Context, req *clusterv1.WhyRequest) (*clusterv1.WhyResponse, error) {
@@ -488,7 +607,7 @@ func (f *fake) fill() {
 			TotalCpuCores: 4, ReservedCpuMillicores: 750, TotalMemoryMb: 7900, ReservedMemoryMb: 384, Workloads: 2, AgentVersion: "1.0.0", EngineId: "ENG:1",
 			Usage:          &controlv1.NodeUsage{CpuUsedMillicores: 1240, MemoryUsedMb: 5100, DiskUsedGb: 31},
 			LeaseExpiresAt: timestamppb.New(epoch.Add(8 * time.Second)), SupportedWorkloadTypes: []string{"container", "compose"},
-			Labels: map[string]string{"region": "eu", "disk": "ssd"}, StoragePools: []*controlv1.StoragePoolView{{Name: "default", Type: "local", TotalGb: 100, ReservedGb: 5}}},
+			Labels: map[string]string{"region": "eu", "disk": "ssd"}, StoragePools: []*controlv1.StoragePoolView{{Name: "default", Type: "local", TotalGb: 100, ReservedGb: 5, UsedGb: 12}}},
 		{NodeId: "node-b", Status: "NotReady", StatusReason: "the lease ended: no heartbeat for 14 s, the last one came over a connection that was closed by the peer",
 			StatusUpdatedAt: before(192 * time.Second), LastHeartbeat: before(206 * time.Second), GrpcEndpoint: "10.0.0.2:50051", TotalCpuCores: 2,
 			TotalMemoryMb: 2048, AgentVersion: "1.0.0"},
@@ -526,7 +645,7 @@ func (f *fake) fill() {
 				Constraints: []*controlv1.Constraint{{Key: "disk", Operator: "=", Values: []string{"ssd"}}}}},
 		{WorkloadId: "web-1", Type: "container", DesiredState: "Running", Status: "Running", AssignedNodeId: "rack-17-a-machine-with-a-very-long-name.dc1.example.internal",
 			Usage: &controlv1.WorkloadUsageSnapshot{CpuPercent: 187.5, MemoryBytes: 700 << 20, MemoryLimitBytes: 1 << 30, DiskReadBytes: 3 << 30, DiskWriteBytes: 900 << 10, NetRxBytes: 7,
-				DiskBytes: 44 << 20, CollectedAt: before(4 * time.Second), Source: "cgroup2"},
+				DiskBytes: 44 << 20, DiskLimitBytes: 1 << 30, CollectedAt: before(4 * time.Second), Source: "cgroup2"},
 			Group: "web", CreatedAt: before(3*time.Minute + 12*time.Second), ImageOrSource: "hello:demo"},
 	}
 	f.events = []*clusterv1.Event{

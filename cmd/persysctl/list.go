@@ -61,7 +61,7 @@ func (c *cli) workloads(ctx context.Context, o listOptions) (*controlv1.ListWork
 	if o.status != "" && !slices.ContainsFunc(workloadStates(), func(s string) bool { return strings.EqualFold(s, o.status) }) {
 		return nil, usagef("--status %q must be one of %s", o.status, strings.Join(workloadStates(), ", "))
 	}
-	req := &controlv1.ListWorkloadsRequest{NodeId: o.node, Status: o.status, Group: o.group, PageSize: pageSize, Level: c.level()}
+	req := &controlv1.ListWorkloadsRequest{NodeId: o.node, Status: o.status, Group: o.group, Namespace: c.namespace(), PageSize: pageSize, Level: c.level()}
 	all := &controlv1.ListWorkloadsResponse{}
 	for {
 		r, err := read(ctx, c, c.control.ListWorkloads, req)
@@ -95,7 +95,10 @@ func (c *cli) list(ctx context.Context, o listOptions) error {
 // nothing says what an empty list means and what to do next.
 func (c *cli) nothing(o listOptions) {
 	what, next := "No workloads yet.", "persysctl apply -f FILE"
-	if o != (listOptions{}) {
+	switch {
+	case c.namespace() != "":
+		what, next = fmt.Sprintf("No workload of namespace %q matches.", c.namespace()), "persysctl list -n '*'"
+	case o != (listOptions{}):
 		what, next = "No workload matches.", "persysctl list"
 	}
 	c.empty(what, next)
@@ -117,12 +120,12 @@ func (c *cli) workloadTable(list []*controlv1.WorkloadView) *screen.Table {
 		screen.Column{Title: "NODE", Gives: 2, Least: 10, Keeps: screen.Middle},
 		screen.Column{Title: "AGE", Right: true},
 		screen.Column{Title: "IMAGE OR SOURCE", Gives: 4, Least: 18, Keeps: screen.Tail},
-		screen.Column{Title: "GROUP", Wide: true}, screen.Column{Title: "ADDRESSES", Wide: true}, screen.Column{Title: "PORTS", Wide: true},
+		screen.Column{Title: "NAMESPACE", Wide: true}, screen.Column{Title: "GROUP", Wide: true}, screen.Column{Title: "ADDRESSES", Wide: true}, screen.Column{Title: "PORTS", Wide: true},
 		screen.Column{Title: "REVISION", Wide: true}, screen.Column{Title: "GENERATION", Right: true, Wide: true},
 		screen.Column{Title: "REASON", Gives: 3, Least: 14})
 	for _, w := range list {
 		t.Add(screen.Text(w.GetWorkloadId()), screen.Text(w.GetType()), screen.State(orText(w.GetStatus(), "Unknown")), screen.Text(w.GetAssignedNodeId()), screen.Text(c.age(w.GetCreatedAt())),
-			screen.Text(c.image(w.GetImageOrSource())), screen.Text(w.GetGroup()), screen.Text(strings.Join(w.GetAddresses(), ",")), screen.Text(portsText(w.GetPorts())),
+			screen.Text(c.image(w.GetImageOrSource())), screen.Text(orText(w.GetNamespace(), "default")), screen.Text(w.GetGroup()), screen.Text(strings.Join(w.GetAddresses(), ",")), screen.Text(portsText(w.GetPorts())),
 			screen.Text(w.GetRevisionId()), screen.Text(fmt.Sprint(w.GetGeneration().GetSequence())), screen.Text(c.reasonCell(w)))
 	}
 	return t
@@ -188,7 +191,7 @@ func (c *cli) watchList(ctx context.Context, o listOptions) error {
 		writeLines(c.out, []string{strings.TrimRight(screen.Cut(line, c.columns(), screen.Head), " ")})
 	}
 	inPlace := c.outTerm && !c.machine()
-	err := c.watch(ctx, &clusterv1.WatchWorkloadsRequest{Group: o.group}, func(ch watched) error {
+	err := c.watch(ctx, &clusterv1.WatchWorkloadsRequest{Group: o.group, Namespace: c.namespace()}, func(ch watched) error {
 		var changed *controlv1.WorkloadView
 		switch {
 		case ch.gone != "":

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/spf13/cobra"
 
@@ -176,7 +177,11 @@ func (c *cli) showNode(n *controlv1.NodeView) {
 	f.Add("CPU", screen.Text(fmt.Sprintf("%s of %s cores reserved", cores(n.GetReservedCpuMillicores()), number(n.GetTotalCpuCores(), 2))))
 	f.Add("Memory", screen.Text(fmt.Sprintf("%s of %s reserved", mib(n.GetReservedMemoryMb()), mib(n.GetTotalMemoryMb()))))
 	for _, p := range n.GetStoragePools() {
-		f.Add("Pool "+p.GetName(), screen.Text(fmt.Sprintf("%s of %s reserved (%s)", gib(p.GetReservedGb()), gib(p.GetTotalGb()), p.GetType())))
+		text := fmt.Sprintf("%s of %s reserved (%s)", gib(p.GetReservedGb()), gib(p.GetTotalGb()), p.GetType())
+		if p.GetUsedGb() > 0 {
+			text += ", " + gib(p.GetUsedGb()) + " in use"
+		}
+		f.Add("Pool "+p.GetName(), screen.Text(text))
 	}
 	f.Add("Runs", screen.Text(strings.Join(n.GetSupportedWorkloadTypes(), ", ")))
 	f.Add("Labels", screen.Text(labelsText(n.GetLabels())))
@@ -318,7 +323,7 @@ func (c *cli) drain(ctx context.Context, id string, o drainOptions) error {
 	if o.preview || o.undo || !o.wait {
 		return nil
 	}
-	return c.awaitAll(ctx, goals, r.GetIndex(), o.timeout)
+	return c.awaitAll(ctx, goals, r.GetIndex(), o.timeout, time.After(o.timeout))
 }
 
 func (c *cli) showDrain(id string, r *clusterv1.NodeActionResponse, o drainOptions) {

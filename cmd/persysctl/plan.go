@@ -3,6 +3,8 @@ package main
 import (
 	"context"
 	"fmt"
+	"maps"
+	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -51,6 +53,9 @@ func (c *cli) plan(ctx context.Context, o applyOptions) error {
 		return failf(exitUsage, "persysctl plan -f FILE", "%d workloads are given, at most %d can be planned at once", n, maxPlan)
 	}
 	if err := c.connect(ctx); err != nil {
+		return err
+	}
+	if err := c.place(requests); err != nil {
 		return err
 	}
 	r, err := read(ctx, c, c.cluster.PlanWorkloads, &clusterv1.PlanWorkloadsRequest{Workloads: requests})
@@ -105,7 +110,27 @@ func (c *cli) showPlan(r *clusterv1.PlanWorkloadsResponse) {
 			sum = append(sum, fmt.Sprintf("%d %s", n, action))
 		}
 	}
-	writeLines(c.out, []string{"", strings.Join(sum, ", ") + ". Nothing has been changed."})
+	writeLines(c.out, append([]string{"", strings.Join(sum, ", ") + ". Nothing has been changed."}, turnLines(r.GetWorkloads())...))
+}
+
+// turnLines say of each group whose members would take turns how many do, and how to follow them.
+// Only members of a count do, and those of NAME are NAME-0, NAME-1 and so on.
+func turnLines(workloads []*clusterv1.PlannedWorkload) (lines []string) {
+	atATime, members := map[string]int32{}, map[string]int{}
+	for _, w := range workloads {
+		if n := w.GetAtATime(); n > 0 {
+			group := w.GetWorkloadId()
+			if i := strings.LastIndexByte(group, '-'); i > 0 {
+				group = group[:i]
+			}
+			atATime[group], members[group] = n, members[group]+1
+		}
+	}
+	for _, group := range slices.Sorted(maps.Keys(members)) {
+		lines = append(lines, fmt.Sprintf("%s of %s would change in turns, at most %d at a time; `persysctl rollout status %s` follows.",
+			plural(members[group], "member"), screen.Clean(group), atATime[group], screen.Clean(group)))
+	}
+	return lines
 }
 
 // planText is a reason, or the changes in few words.
@@ -113,8 +138,12 @@ func planText(w *clusterv1.PlannedWorkload) string {
 	if w.GetReason() != "" {
 		return w.GetReason()
 	}
+	return changesText(w.GetChanges())
+}
+
+func changesText(changes []*clusterv1.FieldChange) string {
 	var parts []string
-	for _, ch := range w.GetChanges() {
+	for _, ch := range changes {
 		switch {
 		case ch.GetBefore() == "" && ch.GetAfter() == "":
 			parts = append(parts, ch.GetField())

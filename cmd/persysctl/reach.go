@@ -96,6 +96,7 @@ func (c *cli) useContext(name, by string) error {
 	lay("Cert", &s.Cert, ctx.Cert)
 	lay("Key", &s.Key, ctx.Key)
 	lay("ClusterID", &s.ClusterID, ctx.ClusterID)
+	lay("Namespace", &s.Namespace, ctx.Namespace)
 	return nil
 }
 

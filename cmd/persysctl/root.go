@@ -146,11 +146,11 @@ Which cluster it asks: "persysctl help connection". What its exit codes mean:
 			root.AddCommand(cmd)
 		}
 	}
-	add(groupWorkloads, c.applyCommand(), c.planCommand(), c.getCommand(), c.listCommand(), c.deleteCommand(), c.retryCommand(),
+	add(groupWorkloads, c.applyCommand(), c.planCommand(), c.getCommand(), c.listCommand(), c.historyCommand(), c.diffCommand(), c.rollbackCommand(), c.rolloutCommand(), c.deleteCommand(), c.retryCommand(),
 		c.startCommand(), c.stopCommand(), c.restartCommand(), c.logsCommand(), c.execCommand(), c.consoleCommand(), c.whyCommand(), c.whyNotCommand(), c.actionsCommand(), c.composeCommand())
 	add(groupNodes, c.nodesCommand(), c.nodeCommand(), c.topCommand(), c.cordonCommand(), c.uncordonCommand(), c.drainCommand(), c.driftCommand(), c.volumeCommand())
 	add(groupCluster, c.uiCommand(), c.summaryCommand(), c.statusCommand(), c.eventsCommand(), c.transferCommand(), c.replicaCommand(), c.modeCommand(), c.backupCommand(), c.recoveryCommand())
-	add(groupTrust, c.tokenCommand(), c.identityCommand(), c.auditCommand(), c.caCommand(), c.joinCommand())
+	add(groupTrust, c.tokenCommand(), c.identityCommand(), c.auditCommand(), c.caCommand(), c.joinCommand(), c.namespaceCommand())
 	add(groupHere, c.contextCommand(), c.clusterKeyCommand(), c.devCertsCommand(), c.schemaCommand(), c.versionCommand())
 	root.SetCompletionCommandGroupID(groupHere)
 	root.AddCommand(c.docsCommand(root), c.workloadCommand())

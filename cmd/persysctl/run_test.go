@@ -1,14 +1,12 @@
 package main
 
 import (
-	"bytes"
 	"context"
 	"flag"
 	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 	"unicode/utf8"
@@ -18,34 +16,17 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/persys/compute/rpc/dial"
+	"github.com/persys/compute/testbed"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 var update = flag.Bool("update", false, "write the golden files")
 
-// buffer is written by a command and read by a test at the same time.
-type buffer struct {
-	mu sync.Mutex
-	b  bytes.Buffer
-}
-
-func (b *buffer) Write(p []byte) (int, error) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.b.Write(p)
-}
-
-func (b *buffer) String() string {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.b.String()
-}
-
 // session is one run of the program against a fake scheduler.
 type session struct {
 	world
-	stdout, stderr buffer
+	stdout, stderr testbed.Output
 	env            map[string]string
 	ctx            context.Context
 }
@@ -111,6 +92,25 @@ func outputCases() []outputCase {
 		{"get-missing", []string{"get", "nothing"}},
 		{"get-group", []string{"get", "web"}},
 		{"workload-get", []string{"workload", "get", "--id", "web-1"}},
+		{"history", []string{"history", "web-0"}},
+		{"history-json", []string{"history", "web-0", "-o", "json"}},
+		{"history-missing", []string{"history", "nothing"}},
+		{"diff", []string{"diff", "web-0"}},
+		{"diff-of-two", []string{"diff", "web-0", "--revision", "1..3"}},
+		{"diff-bad-numbers", []string{"diff", "web-0", "--revision", "one..2"}},
+		{"diff-not-kept", []string{"diff", "web-0", "--revision", "1..9"}},
+		{"rollback", []string{"rollback", "web-0", "--to", "1"}},
+		{"rollback-unchanged", []string{"rollback", "web-0", "--to", "3"}},
+		{"rollback-refused", []string{"rollback", "web-1"}},
+		{"rollout-status", []string{"rollout", "status", "web"}},
+		{"rollout-status-json", []string{"rollout", "status", "web", "-o", "json"}},
+		{"rollout-status-wait", []string{"rollout", "status", "web", "--wait"}},
+		{"rollout-status-stuck", []string{"rollout", "status", "stuck", "--wait"}},
+		{"rollout-status-late", []string{"rollout", "status", "slow", "--wait", "--timeout", "20ms"}},
+		{"rollout-missing", []string{"rollout", "status", "nothing"}},
+		{"rollout-pause", []string{"rollout", "pause", "web"}},
+		{"rollout-resume", []string{"rollout", "resume", "web"}},
+		{"rollout-undo", []string{"rollout", "undo", "web", "-o", "json"}},
 		{"nodes", []string{"nodes"}},
 		{"nodes-wide", []string{"nodes", "-o", "wide"}},
 		{"top-nodes", []string{"top", "nodes"}},
@@ -145,6 +145,17 @@ func outputCases() []outputCase {
 		{"volume-list-none", []string{"volume", "list", "--node", "node-b"}},
 		{"volume-delete", []string{"volume", "delete", "node-a", "local:kept", "--yes"}},
 		{"volume-delete-used", []string{"volume", "delete", "node-a", "local:data", "--yes"}},
+		{"namespace-list", []string{"namespace", "list"}},
+		{"namespace-list-json", []string{"ns", "ls", "-o", "json"}},
+		{"namespace-show", []string{"namespace", "show", "shop"}},
+		{"namespace-show-default", []string{"namespace", "show", "default"}},
+		{"namespace-show-missing", []string{"namespace", "show", "none"}},
+		{"namespace-set", []string{"namespace", "set", "site", "--cpu", "500m", "--memory", "2Gi"}},
+		{"namespace-set-over", []string{"namespace", "set", "shop", "--cpu", "1", "--release", "ada"}},
+		{"namespace-set-bad-memory", []string{"namespace", "set", "shop", "--memory", "2"}},
+		{"namespace-set-remove", []string{"namespace", "set", "shop", "--remove-user", "bob"}},
+		{"namespace-delete", []string{"namespace", "delete", "site"}},
+		{"namespace-delete-used", []string{"namespace", "delete", "shop"}},
 		{"gc-dry-run", []string{"node", "gc", "node-a", "--dry-run"}},
 		{"gc", []string{"node", "gc", "node-a"}},
 		{"gc-runtime-down", []string{"node", "gc", "node-b"}},

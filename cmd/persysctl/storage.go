@@ -73,29 +73,15 @@ func (c *cli) showVolumes(r *clusterv1.ListVolumesResponse) {
 }
 
 func (c *cli) volumeDeleteCommand() *cobra.Command {
-	var yes bool
-	cmd := &cobra.Command{
+	return c.deletes(&cobra.Command{
 		Use: "delete NODE VOLUME", Short: "Delete a volume that no workload uses, and what is in it", Aliases: []string{"rm"},
 		Long: `Delete a volume that no workload of the node uses, whatever its retain policy.
 VOLUME is <driver>:<name>, as persysctl volume list shows it.`,
 		Example: "  persysctl volume delete node-a local:data",
 		Args:    args(2, 2, "NODE", "VOLUME"), ValidArgsFunction: c.completeNode,
-		RunE: c.online(func(ctx context.Context, args []string) error {
-			if !yes {
-				if err := c.confirm(fmt.Sprintf("Delete volume %s on %s, with all that is in it?", args[1], args[0])); err != nil {
-					return err
-				}
-			}
-			r, err := change(ctx, c, c.cluster.DeleteVolume, &clusterv1.DeleteVolumeRequest{NodeId: args[0], Id: args[1]})
-			if err != nil {
-				return err
-			}
-			c.done(args[1], "deleted on "+args[0], r)
-			return nil
-		}),
-	}
-	cmd.Flags().BoolVarP(&yes, "yes", "y", false, "do not ask")
-	return cmd
+	}, "Delete volume %s on %s, with all that is in it?", func(ctx context.Context, node, what string) (message, error) {
+		return change(ctx, c, c.cluster.DeleteVolume, &clusterv1.DeleteVolumeRequest{NodeId: node, Id: what})
+	})
 }
 
 func (c *cli) gcCommand() *cobra.Command {

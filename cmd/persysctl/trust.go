@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"fmt"
+	"net/url"
 	"os"
 	"path/filepath"
 	"slices"
@@ -117,12 +118,17 @@ func (c *cli) showTokens(list []*clusterv1.TokenInfo) {
 	c.print(t)
 }
 
-// who is the short form of an identity: role/name.
+// who is the short form of an identity: role/name, or oidc/subject.
 func who(by string) string {
 	text, _, _ := strings.Cut(by, "?")
 	if rest, ok := strings.CutPrefix(text, "persys://"); ok {
 		if _, name, ok := strings.Cut(rest, "/"); ok {
 			return name
+		}
+	}
+	if rest, ok := strings.CutPrefix(by, "oidc:"); ok {
+		if u, err := url.Parse(rest); err == nil && u.Fragment != "" {
+			return "oidc/" + u.Fragment
 		}
 	}
 	return text
@@ -297,6 +303,10 @@ func (c *cli) auditTable(list []*clusterv1.Event) *screen.Table {
 		}
 		what := e.GetType()
 		switch e.GetType() {
+		case "CallMade": // its message is what it is about
+			if result = screen.Styled(screen.Clean(e.GetMessage()), screen.Plain); e.GetDetails()["error"] != "" {
+				result = screen.Styled(screen.Clean(e.GetDetails()["error"]), screen.Warn)
+			}
 		case "SessionOpened":
 			result = screen.Styled(screen.Clean(e.GetMessage()), screen.Plain)
 		case "SessionClosed":
@@ -313,7 +323,7 @@ func (c *cli) auditTable(list []*clusterv1.Event) *screen.Table {
 		if c.output == outWide {
 			when = e.GetAt().AsTime().In(c.zone).Format(time.RFC3339)
 		}
-		t.Add(screen.Text(when), screen.Text(joinNonEmpty(" for ", who(e.GetBy()), e.GetDetails()["user"])), screen.Text(caller(e)), screen.Text(what), screen.Text(about), result)
+		t.Add(screen.Text(when), screen.Text(joinNonEmpty(" via ", who(e.GetBy()), who(e.GetDetails()["via"]))), screen.Text(caller(e)), screen.Text(what), screen.Text(about), result)
 	}
 	return t
 }
@@ -366,7 +376,7 @@ before it is stored. With a new root everybody has to learn to believe it first:
 		}),
 	}
 	gossip := &cobra.Command{
-		Use: "rotate-gossip", Short: "Bring in a new key of gossip between schedulers; ca install does it too", Args: args(0, 0),
+		Use: "rotate-gossip", Short: "Bring in a new key of gossip between schedulers; ca install and the revocation of a scheduler do it too", Args: args(0, 0),
 		RunE: c.online(func(ctx context.Context, _ []string) error {
 			r, err := change(ctx, c, c.trust.RotateGossip, &clusterv1.RotateGossipRequest{})
 			if err != nil {

@@ -84,8 +84,8 @@ func TestTrustCommands(t *testing.T) {
 				{Seq: 3, At: before(40 * time.Minute), Type: "ModeChanged", By: "persys://home/user/ada", Details: map[string]string{"from": "normal", "to": "degraded", "caller": "10.0.0.7"}},
 				{Seq: 4, At: before(30 * time.Minute), Type: "CallRefused", By: "persys://home/user/vic", Message: `user "vic" may not delete workload`, Details: map[string]string{"from": "10.0.0.8", "call": "delete workload"}},
 				{Seq: 5, At: before(20 * time.Minute), Type: "JoinRefused", By: "stranger", Reason: "denied", Message: "join token 00aa is used up", NodeId: "thief", Details: map[string]string{"from": "10.6.6.6"}},
-				{Seq: 6, At: before(15 * time.Minute), Type: "SessionOpened", By: "persys://home/gateway/g", WorkloadId: "web", NodeId: "node-a", Message: "sh -c date", Details: map[string]string{"from": "10.0.0.9", "call": "exec", "user": "eve"}},
-				{Seq: 7, At: before(14 * time.Minute), Type: "SessionClosed", By: "persys://home/gateway/g", WorkloadId: "web", NodeId: "node-a", Message: "exit code 0", Details: map[string]string{"from": "10.0.0.9", "call": "exec", "user": "eve", "seconds": "60"}},
+				{Seq: 6, At: before(15 * time.Minute), Type: "SessionOpened", By: "persys://home/user/ada?cn=ada", WorkloadId: "web", NodeId: "node-a", Message: "sh -c date", Details: map[string]string{"from": "10.0.0.9", "call": "exec", "via": "persys://home/gateway/g"}},
+				{Seq: 7, At: before(14 * time.Minute), Type: "SessionClosed", By: "oidc:https://idp.example.com/realms/x#ev%20e", WorkloadId: "web", NodeId: "node-a", Message: "exit code 0", Details: map[string]string{"from": "10.0.0.9", "call": "exec", "via": "persys://home/gateway/g", "seconds": "60"}},
 				{Seq: 8, At: before(10 * time.Minute), Type: "ModeChanged", By: "leader", Details: map[string]string{"from": "degraded", "to": "normal"}},
 			}
 			s := newSession(t)

@@ -17,8 +17,9 @@ func (c *cli) uiCommand() *cobra.Command {
 		Use: "ui", Short: "Workloads, nodes, events and logs on one screen, as they change",
 		Long: `Workloads, nodes, events and logs on one screen, as they change. Keys filter, sort,
 describe, say why, follow logs, and start, stop, restart and delete after a question;
-"?" lists them.`,
-		Args: args(0, 0),
+"?" lists them. --namespace narrows workloads and events to one namespace.`,
+		Example: "  persysctl ui\n  persysctl ui -n shop",
+		Args:    args(0, 0),
 		RunE: c.online(func(ctx context.Context, _ []string) error {
 			if !c.inTerm || !c.outTerm {
 				return failf(exitUsage, "persysctl list --watch", "persysctl ui needs a terminal")
@@ -28,7 +29,7 @@ describe, say why, follow logs, and start, stop, restart and delete after a ques
 				where = c.context
 			}
 			return ui.Run(ctx, c.in, c.out, ui.Options{
-				Control: c.control, Cluster: c.cluster, Where: where, Describe: c.page,
+				Control: c.control, Cluster: c.cluster, Where: where, Namespace: c.namespace(), Describe: c.page,
 				Explain: func(err error) string { return c.explain(err, false).text },
 				Timeout: c.timeout(), Now: c.now, Zone: c.zone, Colour: bool(c.paint),
 			})

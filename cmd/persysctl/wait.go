@@ -95,17 +95,16 @@ type progress struct {
 }
 
 type waiter struct {
-	c       *cli
-	began   time.Time
-	all     []*progress
-	block   screen.Live
-	frames  int
-	printed bool
+	c      *cli
+	began  time.Time
+	all    []*progress
+	block  screen.Live
+	frames int
 }
 
 // awaitAll waits until every workload has met its goal. after is the log index
-// of the change that they follow from.
-func (c *cli) awaitAll(ctx context.Context, goals map[string]goal, after uint64, timeout time.Duration) error {
+// of the change that they follow from; late comes when timeout is over.
+func (c *cli) awaitAll(ctx context.Context, goals map[string]goal, after uint64, timeout time.Duration, late <-chan time.Time) error {
 	if len(goals) == 0 {
 		return nil
 	}
@@ -132,7 +131,7 @@ func (c *cli) awaitAll(ctx context.Context, goals map[string]goal, after uint64,
 			}
 		})
 	}()
-	err, streamEnded := w.loop(ctx, changes, ended, timeout)
+	err, streamEnded := w.loop(ctx, changes, ended, timeout, late)
 	cancel()
 	if !streamEnded {
 		<-ended
@@ -141,9 +140,7 @@ func (c *cli) awaitAll(ctx context.Context, goals map[string]goal, after uint64,
 }
 
 // loop is the wait itself; the second result tells whether ended was received.
-func (w *waiter) loop(ctx context.Context, changes <-chan watched, ended <-chan error, timeout time.Duration) (error, bool) {
-	deadline := time.NewTimer(timeout)
-	defer deadline.Stop()
+func (w *waiter) loop(ctx context.Context, changes <-chan watched, ended <-chan error, timeout time.Duration, late <-chan time.Time) (error, bool) {
 	var redraw <-chan time.Time
 	if w.c.errTerm {
 		t := time.NewTicker(100 * time.Millisecond)
@@ -163,7 +160,7 @@ func (w *waiter) loop(ctx context.Context, changes <-chan watched, ended <-chan 
 				err = failf(exitUnavailable, "persysctl status", "the scheduler ended the watch")
 			}
 			return err, true
-		case <-deadline.C:
+		case <-late:
 			w.show()
 			return w.late(timeout), false
 		case <-ctx.Done():

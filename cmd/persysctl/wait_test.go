@@ -14,6 +14,7 @@ import (
 
 	clusterv1 "github.com/persys/compute/api/cluster/v1"
 	controlv1 "github.com/persys/compute/api/control/v1"
+	"github.com/persys/compute/testbed"
 )
 
 // view is a workload in a state; reason is "Code: message".
@@ -170,20 +171,10 @@ func TestInterruptedWait(t *testing.T) {
 	s.in = strings.NewReader(webYAML)
 	done := make(chan int, 1)
 	go func() { done <- s.run(f, "apply", "-f", "-", "--wait") }()
-	eventually(t, func() bool { return strings.Contains(s.stderr.String(), "Pending") })
+	testbed.Until(t, "Pending", func() bool { return s.stderr.Has("Pending") })
 	cancel()
 	if code := <-done; code != exitInterrupted || !strings.Contains(s.stderr.String(), "the change itself stays") {
 		t.Errorf("exit %d: %s", code, s.stderr.String())
-	}
-}
-
-// eventually polls with a deadline.
-func eventually(t *testing.T, ok func() bool) {
-	t.Helper()
-	for end := time.Now().Add(10 * time.Second); !ok(); time.Sleep(2 * time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatal("it did not happen within 10 s")
-		}
 	}
 }
 
@@ -200,7 +191,7 @@ func TestWatchList(t *testing.T) {
 	}
 	done := make(chan int, 1)
 	go func() { done <- s.run(f, "list", "-w") }()
-	eventually(t, func() bool { return strings.Contains(s.stdout.String(), "Deleted") })
+	testbed.Until(t, "Deleted", func() bool { return s.stdout.Has("Deleted") })
 	cancel()
 	code := <-done
 	golden(t, "list-watch", f, s, code, "list", "-w")
@@ -215,7 +206,7 @@ func TestWatchListOnATerminal(t *testing.T) {
 	f.script = []scene{{changes: []*clusterv1.WorkloadChange{told(1, view("a", "Pending", "", "")), synced(1), told(2, view("a", "Running", "node-a", ""))}}}
 	done := make(chan int, 1)
 	go func() { done <- s.run(f, "list", "-w") }()
-	eventually(t, func() bool { return strings.Contains(s.stdout.String(), "Running") })
+	testbed.Until(t, "Running", func() bool { return s.stdout.Has("Running") })
 	cancel()
 	if code := <-done; code != 0 {
 		t.Errorf("Ctrl-C is how a watch ends, exit %d: %s", code, s.stderr.String())
@@ -232,7 +223,7 @@ func TestWatchEventsGoesOnBehindTheLast(t *testing.T) {
 	s.ctx = ctx
 	done := make(chan int, 1)
 	go func() { done <- s.run(f, "events", "-w", "--tail", "3") }()
-	eventually(t, func() bool { return strings.Contains(s.stdout.String(), "NodeLost") })
+	testbed.Until(t, "NodeLost", func() bool { return s.stdout.Has("NodeLost") })
 	cancel()
 	code := <-done
 	golden(t, "events-watch", f, s, code, "events", "-w", "--tail", "3")
@@ -320,6 +311,9 @@ func TestApply(t *testing.T) {
 		{"apply-file-beside-it", map[string]string{"d/s.yaml": "id: s\ncompose: {file: compose.yaml}\n", "d/compose.yaml": "services:\n  a:\n    image: x\n"},
 			[]string{"-f", "HOME/d/s.yaml", "--dry-run", "-o", "yaml"}},
 		{"plan", map[string]string{"a.yaml": "id: a\ncontainer: {image: x}\n---\nid: b\ncontainer: {image: x}\n---\nid: c\ncontainer: {image: x}\n"}, []string{"-f", "HOME/a.yaml"}},
+		{"plan-turns", map[string]string{"a.yaml": "id: a\ncount: 3\nupdate: {max_parallel: 2}\ncontainer: {image: x}\n"}, []string{"-f", "HOME/a.yaml"}},
+		{"plan-turns-of-several", map[string]string{"a.yaml": "id: web-eu\ncount: 1\nupdate: {max_parallel: 1}\ncontainer: {image: x}\n---\nid: b\ncontainer: {image: x}\n---\nid: api\ncount: 12\nupdate: {max_parallel: 3}\ncontainer: {image: x}\n"},
+			[]string{"-f", "HOME/a.yaml"}},
 		{"plan-wide", map[string]string{"a.yaml": "id: a\ncontainer: {image: x}\n---\nid: b\ncontainer: {image: x}\n"}, []string{"-f", "HOME/a.yaml", "-o", "wide"}},
 		{"plan-refused", map[string]string{"a.yaml": "id: bad\ncontainer: {image: x}\n"}, []string{"-f", "HOME/a.yaml", "-o", "json"}},
 	} {
@@ -388,5 +382,37 @@ func TestComposeCheck(t *testing.T) {
 			code := s.run(f, append(args, s.home+"/compose.yaml")...)
 			golden(t, c.name, f, s, code, append(args, "HOME/compose.yaml")...)
 		})
+	}
+}
+
+// TestApplyWaitsForARollout: members that wait for their turn run all the time, with the former
+// specification, so the update itself is waited for, and its failure is the apply's.
+func TestApplyWaitsForARollout(t *testing.T) {
+	for _, c := range []struct {
+		group, want string
+		code        int
+	}{
+		{"stuck", "stuck is paused, 1 of 3 done: stuck-1 was given up: RetriesExhausted", exitFailed},
+		{"back", "back goes back, 1 of 3 done: back-1 was not healthy for 10 s within 300 s", exitFailed},
+		{"slow", "time is up; slow is being updated, 1 of 3 done", exitTimeout},
+	} {
+		t.Run(c.group, func(t *testing.T) {
+			f, s := start(t, nil), newSession(t)
+			s.in = strings.NewReader("id: " + c.group + "\ncount: 3\nupdate: {max_parallel: 1}\ncontainer: {image: \"nginx:1.28\"}\n")
+			code := s.run(f, "apply", "--wait", "--timeout", "100ms", "-f", "-")
+			if code != c.code || !strings.Contains(s.stderr.String(), c.want) || !strings.Contains(s.stdout.String(), "applied, a few members at a time") {
+				t.Errorf("exit %d\n%s%s", code, s.stdout.String(), s.stderr.String())
+			}
+		})
+	}
+}
+
+// One --timeout is for the update and the workloads together: what ran only after it is late.
+func TestApplyWaitsOnceForAll(t *testing.T) {
+	f, s := start(t, nil), newSession(t)
+	f.script = []scene{{pause: 600 * time.Millisecond, changes: []*clusterv1.WorkloadChange{told(44, view("web-0", "Running", "node-a", "")), synced(44)}}}
+	s.in = strings.NewReader("id: web\ncount: 1\nupdate: {max_parallel: 1}\ncontainer: {image: \"nginx:1.28\"}\n")
+	if code := s.run(f, "apply", "--wait", "--timeout", "1s", "-f", "-"); code != exitTimeout { // the update takes 900 ms
+		t.Errorf("exit %d\n%s%s", code, s.stdout.String(), s.stderr.String())
 	}
 }

@@ -8,6 +8,7 @@ import (
 	"maps"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/spf13/cobra"
 
@@ -82,13 +83,19 @@ func (c *cli) showWorkload(w *controlv1.WorkloadView) {
 	if w.GetRetryAttempts() > 0 || w.GetRetryNextAt() != nil {
 		f.Add("Retry", screen.Text(c.retryText(w)))
 	}
-	if m := w.GetMessage(); w.GetType() == "compose" && m != "" {
-		// One line of the agent, "service: state; service: state".
-		f.Add("Services", screen.Text(m))
+	switch m := w.GetMessage(); { // one line of the agent
+	case m == "":
+	case w.GetType() == "compose":
+		f.Add("Services", screen.Text(m)) // "service: state; service: state"
+	case w.GetType() == "vm" && w.GetStatus() == "Running":
+		f.Add("Note", screen.Text(m)) // what it has not, though it runs
 	}
 	f.Add("Type", screen.Text(joinNonEmpty(", ", w.GetType(), w.GetImageOrSource())))
 	if r := w.GetSpec().GetResources(); r != nil {
 		f.Add("Resources", screen.Text(resourcesText(r)))
+	}
+	if ns := w.GetNamespace(); ns != "" && ns != "default" {
+		f.Add("Namespace", screen.Text(ns))
 	}
 	f.Add("Group", screen.Text(w.GetGroup()))
 	if w.GetPriority() != 0 {
@@ -108,8 +115,16 @@ func (c *cli) showWorkload(w *controlv1.WorkloadView) {
 	f.Add("Ports", screen.Text(portsText(w.GetPorts())))
 	f.Add("Labels", screen.Text(labelsText(w.GetLabels())))
 	if u := w.GetUsage(); u != nil {
-		f.Add("Usage", screen.Text(fmt.Sprintf("CPU %s %%, memory %s, network in %s out %s", number(u.GetCpuPercent(), 1),
-			bytesize(u.GetMemoryBytes()), bytesize(u.GetNetRxBytes()), bytesize(u.GetNetTxBytes()))))
+		text := fmt.Sprintf("CPU %s %%, memory %s, network in %s out %s", number(u.GetCpuPercent(), 1),
+			bytesize(u.GetMemoryBytes()), bytesize(u.GetNetRxBytes()), bytesize(u.GetNetTxBytes()))
+		if limit := u.GetDiskLimitBytes(); limit > 0 {
+			by := "measured"
+			if u.GetDiskCapped() {
+				by = "kept by the engine"
+			}
+			text += fmt.Sprintf(", disk %s of %s (%s)", bytesize(u.GetDiskBytes()), bytesize(limit), by)
+		}
+		f.Add("Usage", screen.Text(text))
 	}
 	revision := w.GetRevisionId()
 	if own := w.GetCallerRevisionId(); own != "" {
@@ -268,7 +283,7 @@ func (c *cli) delete(ctx context.Context, ids []string, o deleteOptions) error {
 	if !o.wait {
 		return failures.err()
 	}
-	return waited(failures.err(), c.awaitAll(ctx, goals, index, o.timeout))
+	return waited(failures.err(), c.awaitAll(ctx, goals, index, o.timeout, time.After(o.timeout)))
 }
 
 // refusedWorkload explains an in-band refusal, which has no code of its own.
@@ -379,7 +394,7 @@ func (c *cli) each(ctx context.Context, ids []string, o waiting, do func(id stri
 	if !o.wait {
 		return failures.err()
 	}
-	return waited(failures.err(), c.awaitAll(ctx, goals, after, o.timeout))
+	return waited(failures.err(), c.awaitAll(ctx, goals, after, o.timeout, time.After(o.timeout)))
 }
 
 // done reports one change that was recorded.

@@ -7,10 +7,7 @@ package main
 import (
 	"context"
 	"errors"
-	"fmt"
 	"os"
-	"os/signal"
-	"syscall"
 
 	"github.com/persys/compute/cluster"
 	"github.com/persys/compute/cmd/internal/scheduler"
@@ -20,14 +17,7 @@ import (
 // version is set by the linker.
 var version = "dev"
 
-func main() {
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	defer stop()
-	if err := run(ctx); err != nil {
-		fmt.Fprintln(os.Stderr, "persys-scheduler:", err)
-		os.Exit(1)
-	}
-}
+func main() { setup.Main("persys-scheduler", run) }
 
 // run ends when ctx does.
 func run(ctx context.Context) error {

@@ -1,6 +1,7 @@
 package agentd
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -87,6 +88,11 @@ type Config struct {
 	LimitConnections int               `env:"PERSYS_LIMIT_CONNECTIONS" flag:"limit-connections" yaml:"limit_connections" default:"1024" min:"0" max:"1000000" usage:"connections to the agent API; 0 = any number"`
 	LimitPerHost     int               `env:"PERSYS_LIMIT_CONNECTIONS_PER_HOST" flag:"limit-connections-per-host" yaml:"limit_connections_per_host" default:"256" min:"0" max:"1000000" usage:"connections to the agent API from one address; 0 = any number"`
 
+	Threshold      int `env:"PERSYS_RESOURCE_THRESHOLD" flag:"resource-threshold" yaml:"resource_threshold" min:"1" max:"100" default:"80" usage:"percent of CPU, memory and disk, after the reservations, that may be promised to workloads; new work beyond is refused with INSUFFICIENT_RESOURCES"`
+	ReservedCPU    int `env:"PERSYS_RESERVED_CPU" flag:"reserved-cpu" yaml:"reserved_cpu" min:"0" max:"1000000000" default:"0" usage:"millicores kept for the machine itself, taken off what the node offers"`
+	ReservedMemory int `env:"PERSYS_RESERVED_MEMORY" flag:"reserved-memory" yaml:"reserved_memory" min:"0" max:"1000000000" default:"0" usage:"MiB kept for the machine itself"`
+	ReservedDisk   int `env:"PERSYS_RESERVED_DISK" flag:"reserved-disk" yaml:"reserved_disk" min:"0" max:"1048576" default:"0" usage:"GB of the default storage pool kept for the machine itself"`
+
 	GC            bool          `env:"PERSYS_GC_ENABLED" flag:"gc" yaml:"gc_enabled" default:"true" usage:"remove leftovers, unused images and old volumes now and then"`
 	GCInterval    time.Duration `env:"PERSYS_GC_INTERVAL" flag:"gc-interval" yaml:"gc_interval" seconds:"true" default:"5m" min:"1s" max:"24h" usage:"time between looks for what is no longer needed"`
 	GCOrphans     bool          `env:"PERSYS_GC_ORPHANS" flag:"gc-orphans" yaml:"gc_orphans" default:"false" usage:"also remove, without being asked, instances of ours that nobody ordered"`
@@ -133,12 +139,9 @@ func (c *Config) identity(ctx context.Context, node string, log *slog.Logger) (b
 		}
 		return false, nil
 	}
-	m, err := kept.Membership()
+	m, err := enrol.Recall(kept, "PERSYS_NODE_ID", node, "to join as another node, `persysctl token create --role agent`, then start with --join TOKEN")
 	if err != nil {
 		return false, err
-	}
-	if m.Name != node {
-		return false, fmt.Errorf("PERSYS_NODE_ID is %q, but the certificate in %s is for %q: to join as another node, `persysctl token create --role agent`, then start with --join TOKEN", node, kept.Dir, m.Name)
 	}
 	if err := enrol.Expired(kept, pki.RoleAgent, node); err != nil {
 		return false, err
@@ -158,6 +161,15 @@ func (c *Config) hosts() []string {
 		advertised = ""
 	}
 	return enrol.Hosts(c.GRPCAddr, advertised)
+}
+
+// begin completes the settings, and says which node this is and which version it reports.
+func (c *Config) begin(version string) (node, reports string, err error) {
+	if err := c.complete(); err != nil {
+		return "", "", err
+	}
+	node, err = agent.NodeID(c.NodeID)
+	return node, cmp.Or(c.Version, version), err
 }
 
 func (c *Config) complete() error {

@@ -2,14 +2,11 @@ package agentd
 
 import (
 	"context"
-	"crypto/rand"
-	"encoding/hex"
 	"fmt"
 	"io"
 	"log/slog"
 	"net/http"
 	"net/url"
-	"os"
 	"path/filepath"
 	"strings"
 	"sync"
@@ -19,61 +16,26 @@ import (
 
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 	"github.com/moby/moby/client"
-	"go.uber.org/goleak"
 
 	"github.com/persys/compute/agent"
 	"github.com/persys/compute/agent/driver"
 	"github.com/persys/compute/agent/driver/moby/mobytest"
 	agentv1 "github.com/persys/compute/api/agent/v1"
+	"github.com/persys/compute/testbed"
 )
 
 // engine is the real Docker engine, with the probe as an image.
 type engine struct {
+	*mobytest.Engine
 	cli   *client.Client
-	run   string // random: runs do not meet
+	run   string
 	image string
 	probe v1.Image
 }
 
-var theEngine = sync.OnceValues(func() (*engine, error) {
-	cli, err := client.New(client.FromEnv)
-	if err != nil {
-		return nil, err
-	}
-	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
-	defer cancel()
-	if _, err := cli.Ping(ctx, client.PingOptions{NegotiateAPIVersion: true}); err != nil {
-		return nil, err
-	}
-	random := make([]byte, 4)
-	_, _ = rand.Read(random)
-	e := &engine{cli: cli, run: hex.EncodeToString(random)}
-	e.image = "persys-agentd-probe-" + e.run + ":v1"
-	if e.probe, err = mobytest.BuildProbe(ctx); err != nil {
-		return nil, err
-	}
-	opened = e
-	return e, mobytest.Load(ctx, cli, e.probe, e.image)
-})
+var shared = mobytest.Shared{Name: "agentd"}
 
-var opened *engine
-
-func TestMain(m *testing.M) {
-	code := m.Run()
-	if e := opened; e != nil {
-		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
-		_, _ = e.cli.ImageRemove(ctx, e.image, client.ImageRemoveOptions{Force: true})
-		cancel()
-		_ = e.cli.Close()
-	}
-	if code == 0 {
-		if err := goleak.Find(); err != nil {
-			fmt.Fprintln(os.Stderr, err)
-			code = 1
-		}
-	}
-	os.Exit(code)
-}
+func TestMain(m *testing.M) { shared.Main(m, nil) }
 
 // machine is one node without schedulers: the file, the engine and, while it runs, the agent.
 type machine struct {
@@ -84,21 +46,14 @@ type machine struct {
 	a    *agent.Agent
 	api  agentv1.AgentServiceServer
 	stop func()
-	log  *strings.Builder
+	log  testbed.Output
 	gc   agent.GC
-	mu   sync.Mutex
 }
 
 func newMachine(t *testing.T, change ...func(*Config)) *machine {
 	t.Helper()
-	e, err := theEngine()
-	if err != nil {
-		if os.Getenv("CI") == "true" {
-			t.Fatalf("a Docker engine is needed: %v", err)
-		}
-		t.Skipf("SKIPPED, NOTHING TESTED: a Docker engine is needed: %v", err)
-	}
-	m := &machine{T: t, engine: e, node: "n" + e.run, log: &strings.Builder{}, gc: agent.GC{Settled: time.Millisecond}}
+	e := shared.Open(t)
+	m := &machine{T: t, engine: &engine{Engine: e, cli: e.Client, run: e.Run, image: e.Image, probe: e.Probe}, node: "n" + e.Run, gc: agent.GC{Settled: time.Millisecond}}
 	m.cfg = Config{Standalone: true, Insecure: true, StatePath: filepath.Join(t.TempDir(), "state.db"), Docker: true, Compose: true, Reconcile: true, ReconcileInterval: time.Second, DockerConf: "none"}
 	for _, fn := range change {
 		fn(&m.cfg)
@@ -112,19 +67,10 @@ func newMachine(t *testing.T, change ...func(*Config)) *machine {
 		}
 		m.sweep()
 		if t.Failed() {
-			m.mu.Lock()
-			defer m.mu.Unlock()
-			t.Logf("the agent's log:\n%s", m.log)
+			t.Logf("the agent's log:\n%s", m.log.String())
 		}
 	})
 	return m
-}
-
-// Write takes the agent's log.
-func (m *machine) Write(p []byte) (int, error) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	return m.log.Write(p)
 }
 
 // sweep removes what a failed test left on the engine and mounted.
@@ -152,7 +98,7 @@ func (m *machine) id(name string) string { return "t" + m.run + "-" + name }
 
 func (m *machine) start() {
 	m.Helper()
-	log := slog.New(slog.NewJSONHandler(io.Writer(m), &slog.HandlerOptions{Level: slog.LevelDebug}))
+	log := slog.New(slog.NewJSONHandler(&m.log, &slog.HandlerOptions{Level: slog.LevelDebug}))
 	a, err := agent.New(agent.Config{
 		NodeID: m.node, StatePath: m.cfg.StatePath, Storage: m.cfg.storage(), Logger: log, ReconcileInterval: m.cfg.ReconcileInterval,
 		GC: m.gc, StopGrace: time.Second, RetryBase: 100 * time.Millisecond,
@@ -170,7 +116,7 @@ func (m *machine) start() {
 			m.Errorf("the agent: %v", err)
 		}
 	})
-	m.until("the runtimes answer", func() bool {
+	testbed.Until(m, "the runtimes answer", func() bool {
 		out, err := m.api.HealthCheck(m.Context(), &agentv1.HealthCheckRequest{})
 		return err == nil && out.Healthy && len(out.RuntimeStatus) == 2
 	})
@@ -192,21 +138,10 @@ func (m *machine) status(name string) *agentv1.WorkloadStatus {
 	return out.Status
 }
 
-func (m *machine) until(what string, ok func() bool) {
-	m.Helper()
-	deadline := time.Now().Add(time.Minute)
-	for !ok() {
-		if time.Now().After(deadline) {
-			m.Fatalf("not within a minute: %s", what)
-		}
-		time.Sleep(20 * time.Millisecond)
-	}
-}
-
 func (m *machine) running(name string) *agentv1.WorkloadStatus {
 	m.Helper()
 	var st *agentv1.WorkloadStatus
-	m.until(name+" runs", func() bool {
+	testbed.Until(m, name+" runs", func() bool {
 		st = m.status(name)
 		return st.GetActualState() == agentv1.ActualState_ACTUAL_STATE_RUNNING && st.GetMetadata()["task_id"] == ""
 	})
@@ -218,7 +153,7 @@ func (m *machine) delete(name string) {
 	if _, err := m.api.DeleteWorkload(m.Context(), &agentv1.DeleteWorkloadRequest{Id: m.id(name)}); err != nil {
 		m.Fatal(err)
 	}
-	m.until(name+" is gone", func() bool { return m.status(name) == nil })
+	testbed.Until(m, name+" is gone", func() bool { return m.status(name) == nil })
 }
 
 // containers of a workload, by label.
@@ -239,7 +174,7 @@ func (m *machine) containers(name string) []string {
 func (m *machine) ask(name, path, file string) string {
 	m.Helper()
 	text := ""
-	m.until("an answer of "+name, func() bool {
+	testbed.Until(m, "an answer of "+name, func() bool {
 		ctx, cancel := context.WithTimeout(m.Context(), 5*time.Second)
 		defer cancel()
 		st := m.running(name)

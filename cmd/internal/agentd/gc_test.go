@@ -24,6 +24,7 @@ import (
 	"github.com/persys/compute/agent"
 	"github.com/persys/compute/agent/driver"
 	agentv1 "github.com/persys/compute/api/agent/v1"
+	"github.com/persys/compute/testbed"
 )
 
 // make puts a container on the engine that the agent did not order.
@@ -150,6 +151,192 @@ func (m *machine) privateRegistry(password *string) (host string) {
 	return strings.TrimPrefix(srv.URL, "http://")
 }
 
+// push makes an image in a registry that is no other's, with an anonymous volume.
+func (m *machine) push(host, ref string) string {
+	m.Helper()
+	tag, err := name.NewTag(host + "/" + ref)
+	if err != nil {
+		m.Fatal(err)
+	}
+	layer, err := random.Layer(1024, types.DockerLayer)
+	if err != nil {
+		m.Fatal(err)
+	}
+	img, err := mutate.AppendLayers(m.probe, layer)
+	if err != nil {
+		m.Fatal(err)
+	}
+	file, err := img.ConfigFile()
+	if err != nil {
+		m.Fatal(err)
+	}
+	conf := file.DeepCopy().Config
+	conf.Volumes = map[string]struct{}{"/scratch": {}}
+	if img, err = mutate.Config(img, conf); err != nil {
+		m.Fatal(err)
+	}
+	if err := remote.Write(tag, img); err != nil {
+		m.Fatal(err)
+	}
+	m.Cleanup(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+		defer cancel()
+		_, _ = m.cli.ImageRemove(ctx, tag.Name(), client.ImageRemoveOptions{Force: true})
+	})
+	return tag.Name()
+}
+
+// inspect is the only container of a workload: its image's id, and the names of its volumes.
+func (m *machine) inspect(workload string) (image string, volumes []string) {
+	m.Helper()
+	all := m.containers(workload)
+	if len(all) != 1 {
+		m.Fatalf("%s has containers %v", workload, all)
+	}
+	res, err := m.cli.ContainerInspect(m.Context(), all[0], client.ContainerInspectOptions{})
+	if err != nil {
+		m.Fatal(err)
+	}
+	for _, p := range res.Container.Mounts {
+		volumes = append(volumes, p.Name)
+	}
+	return res.Container.Image, volumes
+}
+
+// An image under a floating name that was renewed: the one that lost the name goes first when it is past the
+// budget, unless somebody has named it. The volumes that images ask for go with their containers.
+func TestRenewedImages(t *testing.T) {
+	none := ""
+	m := newMachine(t)
+	host := m.privateRegistry(&none)
+	of := func(ref, env string) *agentv1.WorkloadSpec {
+		spec := m.container()
+		spec.GetContainer().Image, spec.GetContainer().Env = ref, map[string]string{"V": env}
+		return spec
+	}
+	ref, other := m.push(host, "app:latest"), m.push(host, "other:v1")
+	m.start()
+	m.apply("other", of(other, "")) // pulled before the one that loses its name
+	m.running("other")
+	m.delete("other")
+	m.apply("app", of(ref, "1"))
+	m.running("app")
+	first, scratch := m.inspect("app")
+	m.push(host, "app:latest")
+	m.apply("app", of(ref, "2"))
+	m.running("app")
+	second, more := m.inspect("app")
+	if first == second || len(scratch) != 1 || len(more) != 1 {
+		t.Fatalf("images %s and %s, volumes %v and %v", first, second, scratch, more)
+	}
+	name := func(image string) { // as a person does
+		t.Helper()
+		if _, err := m.cli.ImageTag(t.Context(), client.ImageTagOptions{Source: image, Target: "persys-kept-" + m.run + ":1"}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	name(first)
+	t.Cleanup(func() {
+		_, _ = m.cli.ImageRemove(context.Background(), "persys-kept-"+m.run+":1", client.ImageRemoveOptions{Force: true})
+	})
+	res, err := m.cli.ImageInspect(t.Context(), first)
+	if err != nil {
+		t.Fatal(err)
+	}
+	m.stop()
+	m.gc.ImageBudget = res.Size + 4096 // one of them
+	m.start()
+	if found := m.collect(true, false); len(found) != 0 {
+		t.Errorf("found %v: one is in use, one has a person's name, and one is within the budget", found)
+	}
+	name(other)
+	if found := m.collect(false, false); len(found) != 1 || !found["image "+first].GetRemoved() {
+		t.Fatalf("found %v; want %s", found, first)
+	}
+	for what, want := range map[string]bool{first: false, second: true, other: true} {
+		if _, err := m.cli.ImageInspect(t.Context(), what); (err == nil) != want {
+			t.Errorf("%s is there: %v, want %v", what, err == nil, want)
+		}
+	}
+	m.delete("app")
+	for _, v := range append(scratch, more...) {
+		if _, err := m.cli.VolumeInspect(t.Context(), v, client.VolumeInspectOptions{}); err == nil {
+			t.Errorf("volume %s is left", v)
+		}
+	}
+}
+
+// An agent that lost its file orders nothing of what it ran: a stack with its network and volume, and a
+// container that has ended, are left alone until a person asks, and then nothing of them stays.
+func TestOrphansOnTheEngine(t *testing.T) {
+	m := newMachine(t)
+	m.start()
+	m.apply("shop", &agentv1.WorkloadSpec{Spec: &agentv1.WorkloadSpec_Compose{Compose: &agentv1.ComposeSpec{
+		ComposeYaml: "services: {web: {image: \"" + m.image + "\", volumes: [\"data:/data\"]}}\nvolumes: {data: {}}\n"}}})
+	ended := m.container()
+	ended.GetContainer().Command, ended.GetContainer().RestartPolicy = []string{"exit", "0"}, nil
+	m.apply("ended", ended)
+	m.running("shop")
+	testbed.Until(t, "the container's end", func() bool {
+		all := m.containers("ended")
+		return len(all) == 1 && m.exited(all[0])
+	})
+	_, volumes := m.inspect("shop")
+	label := make(client.Filters).Add("label", driver.LabelWorkload+"="+m.id("shop"))
+	networks := func() int {
+		res, err := m.cli.NetworkList(t.Context(), client.NetworkListOptions{Filters: label})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return len(res.Items)
+	}
+	if networks() != 1 || len(volumes) != 1 {
+		t.Fatalf("%d networks, volumes %v", networks(), volumes)
+	}
+	m.stop()
+	if err := os.Remove(m.cfg.StatePath); err != nil {
+		t.Fatal(err)
+	}
+	m.start()
+	found := m.collect(false, false)
+	if len(found) != 2 || found["orphan "+m.id("shop")].GetRemoved() || found["orphan "+m.id("ended")].GetRemoved() || len(m.containers("shop")) != 1 || networks() != 1 {
+		t.Fatalf("found %v; want two orphans, left alone", found)
+	}
+	m.collect(false, true)
+	if left := append(m.containers("shop"), m.containers("ended")...); len(left) != 0 || networks() != 0 || !gone(filepath.Join(m.cfg.ComposeDir, m.id("shop"))) {
+		t.Errorf("left: containers %v, %d networks", left, networks())
+	}
+	if _, err := m.cli.VolumeInspect(t.Context(), volumes[0], client.VolumeInspectOptions{}); err == nil {
+		t.Errorf("volume %s is left", volumes[0])
+	}
+
+	// The network of a stack whose containers a person removed; never one of another node.
+	nets := map[string]bool{}
+	for node, ours := range map[string]bool{m.node: true, "another-node": false} {
+		labels := m.ours("net", agent.Unbound, node)
+		labels[driver.LabelKind] = string(driver.Compose)
+		n, err := m.cli.NetworkCreate(t.Context(), m.id("net-"+node), client.NetworkCreateOptions{Labels: labels})
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _, _ = m.cli.NetworkRemove(context.Background(), n.ID, client.NetworkRemoveOptions{}) })
+		nets[n.ID] = !ours
+	}
+	if found := m.collect(false, false); len(found) != 1 || !found["network "+m.id("net-"+m.node)].GetRemoved() {
+		t.Errorf("found %v", found)
+	}
+	for id, want := range nets {
+		if _, err := m.cli.NetworkInspect(t.Context(), id, client.NetworkInspectOptions{}); (err == nil) != want {
+			t.Errorf("network %s is there: %v, want %v", id, err == nil, want)
+		}
+	}
+}
+
+func (m *machine) exited(id string) bool {
+	res, err := m.cli.ContainerInspect(m.Context(), id, client.ContainerInspectOptions{})
+	return err == nil && res.Container.State.Status == container.StateExited
+}
+
 // An image that the agent pulled, with credentials of the machine's own file, goes when it is unused and
 // past the budget; one that was there before stays. The password is nowhere to be seen.
 func TestImagesPastTheBudgetAndCredentials(t *testing.T) {
@@ -158,25 +345,7 @@ func TestImagesPastTheBudgetAndCredentials(t *testing.T) {
 	m := newMachine(t)
 	m.gc.ImageBudget = 1
 	host := m.privateRegistry(&password)
-	push := func(ref string) string {
-		tag, err := name.NewTag(host + "/" + ref)
-		if err != nil {
-			t.Fatal(err)
-		}
-		layer, err := random.Layer(1024, types.DockerLayer) // each an image of its own
-		if err != nil {
-			t.Fatal(err)
-		}
-		img, err := mutate.AppendLayers(m.probe, layer)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := remote.Write(tag, img); err != nil {
-			t.Fatal(err)
-		}
-		return tag.Name()
-	}
-	pulled, before := push("app:v1"), push("theirs:v1")
+	pulled, before := m.push(host, "app:v1"), m.push(host, "theirs:v1")
 	password = canary
 	if err := os.WriteFile(m.cfg.CredsFile, []byte("registries:\n  \""+host+"\": {username: robot, password: wrong-"+canary+"}\n"), 0o600); err != nil {
 		t.Fatal(err)
@@ -185,13 +354,13 @@ func TestImagesPastTheBudgetAndCredentials(t *testing.T) {
 	spec := m.container()
 	spec.GetContainer().Image = pulled
 	m.apply("app", spec)
-	m.until("a refused pull", func() bool { return m.status("app").GetMetadata()["failure_reason"] == "IMAGE_PULL_AUTH_FAILED" })
+	testbed.Until(m, "a refused pull", func() bool { return m.status("app").GetMetadata()["failure_reason"] == "IMAGE_PULL_AUTH_FAILED" })
 	refused := m.status("app").String()
 	if err := os.WriteFile(m.cfg.CredsFile, []byte("registries:\n  \""+host+"\": {username: robot, password: "+canary+"}\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	m.apply("app", spec) // the credentials are mended on the machine, and the order is given again
-	m.until("the container", func() bool { return len(m.containers("app")) == 1 })
+	testbed.Until(m, "the container", func() bool { return len(m.containers("app")) == 1 })
 
 	// The other one is pulled by a person, then used by a workload.
 	auth := client.ImagePullOptions{RegistryAuth: "eyJ1c2VybmFtZSI6InJvYm90IiwicGFzc3dvcmQiOiJjNG5hcnktcmVnaXN0cnktcGFzc3dvcmQifQ=="}
@@ -202,13 +371,6 @@ func TestImagesPastTheBudgetAndCredentials(t *testing.T) {
 	if err := res.Wait(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() {
-		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
-		defer cancel()
-		for _, ref := range []string{pulled, before} {
-			_, _ = m.cli.ImageRemove(ctx, ref, client.ImageRemoveOptions{Force: true})
-		}
-	})
 	if found := m.collect(true, false); len(found) != 0 {
 		t.Errorf("found %v while it is in use", found)
 	}
@@ -226,9 +388,7 @@ func TestImagesPastTheBudgetAndCredentials(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	m.mu.Lock()
 	said := m.log.String()
-	m.mu.Unlock()
 	for where, text := range map[string]string{"the state file": string(state), "the log": said, "the status": refused} {
 		if strings.Contains(text, canary) || strings.Contains(text, auth.RegistryAuth[:24]) {
 			t.Errorf("%s holds the password", where)

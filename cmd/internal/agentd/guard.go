@@ -4,12 +4,16 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"math"
+	"net"
 	"os"
 	"os/exec"
 	"runtime/debug"
 	"slices"
+	"strconv"
 	"strings"
 	"syscall"
+	"time"
 
 	"github.com/persys/compute/agent"
 	"github.com/persys/compute/agent/driver"
@@ -69,7 +73,9 @@ func startGuard(untilIdle bool) (*os.Process, error) {
 	}
 	cmd := exec.Command(self, args...)
 	cmd.Env = slices.DeleteFunc(os.Environ(), func(v string) bool {
-		return strings.HasPrefix(v, "PERSYS_JOIN=") || strings.HasPrefix(v, "PERSYS_JOIN_FILE=")
+		name, _, _ := strings.Cut(v, "=")
+		// Nor does it answer for whom a supervisor watches.
+		return slices.Contains([]string{"PERSYS_JOIN", "PERSYS_JOIN_FILE", "NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID"}, name)
 	})
 	cmd.Stderr = os.Stderr
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
@@ -79,24 +85,75 @@ func startGuard(untilIdle bool) (*os.Process, error) {
 	return cmd.Process, nil
 }
 
+// ErrGuardOff says that nobody wants a guard: a supervisor need not try again.
+var ErrGuardOff error = guardOff{}
+
+type guardOff struct{}
+
+func (guardOff) Error() string { return "PERSYS_GUARD is off: there is nothing to guard" }
+
+// ExitCode is EX_CONFIG of sysexits.h (persys-guard.service knows it).
+func (guardOff) ExitCode() int { return 78 }
+
+// supervised is how a guard tells the supervisor that started it (systemd; sd_notify(3)) that it is
+// there, and afterwards at least three times in WATCHDOG_USEC that it is not stuck. A supervisor that
+// hears nothing kills it and starts another: a guard that was paused or killed together with its agent
+// and its second comes back that way. beat is nil where nobody listens.
+func supervised(env func(string) string, pid int) (beat, done func(), err error) {
+	done = func() {}
+	path := env("NOTIFY_SOCKET")
+	if path == "" {
+		return nil, done, nil
+	}
+	every := time.Duration(math.MaxInt64)
+	if text := env("WATCHDOG_USEC"); text != "" && (env("WATCHDOG_PID") == "" || env("WATCHDOG_PID") == strconv.Itoa(pid)) {
+		micros, err := strconv.ParseInt(text, 10, 64)
+		if err != nil || micros <= 0 {
+			return nil, done, fmt.Errorf("WATCHDOG_USEC %q: must be a number of microseconds above 0", text)
+		}
+		every = time.Duration(micros) * time.Microsecond / 3
+	}
+	// A name that begins with @ is in the kernel's own name space, as Go writes it too.
+	conn, err := net.DialUnix("unixgram", nil, &net.UnixAddr{Name: path, Net: "unixgram"})
+	if err != nil {
+		return nil, done, fmt.Errorf("NOTIFY_SOCKET %q: %w", path, err)
+	}
+	var last time.Time
+	return func() {
+		word := "WATCHDOG=1"
+		switch now := time.Now(); {
+		case last.IsZero():
+			word, last = "READY=1\n"+word, now
+		case now.Sub(last) < every:
+			return
+		default:
+			last = now
+		}
+		_ = conn.SetWriteDeadline(time.Now().Add(100 * time.Millisecond))
+		_, _ = conn.Write([]byte(word)) // a supervisor that has no room for it hears the next one
+	}, func() { conn.Close() }, nil
+}
+
 // RunGuard is `persys-agent guard`: it stops what is to be stopped when the lease ends.
 func RunGuard(ctx context.Context, cfg Config, version string, untilIdle bool, log *slog.Logger) error {
 	// It does next to nothing for months, and must never be in the way.
 	debug.SetGCPercent(20)
-	if err := cfg.complete(); err != nil {
-		return err
-	}
-	node, err := agent.NodeID(cfg.NodeID)
+	node, version, err := cfg.begin(version)
 	if err != nil {
 		return err
 	}
-	if cfg.Version != "" {
-		version = cfg.Version
+	if cfg.Guard == "off" {
+		return ErrGuardOff
 	}
+	beat, done, err := supervised(os.Getenv, os.Getpid())
+	if err != nil {
+		return err
+	}
+	defer done()
 	log = log.With("node", node)
 	factory := drivers(&cfg, offersVMs(&cfg) == nil, log)
 	opt := guard.Options{
-		Dir: cfg.GuardDir, Grace: cfg.GuardGrace, UntilIdle: untilIdle, Version: version, Logger: log,
+		Dir: cfg.GuardDir, Grace: cfg.GuardGrace, UntilIdle: untilIdle, Version: version, Logger: log, Beat: beat,
 		Second: func() (*os.Process, error) { return startGuard(untilIdle) },
 		Runtime: &guard.Drivers{New: func(cluster string) ([]driver.Driver, error) {
 			return factory(agent.Binding{

@@ -22,7 +22,6 @@ import (
 	"github.com/prometheus/client_golang/prometheus/collectors"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/keepalive"
 
 	"github.com/persys/compute/agent"
@@ -43,15 +42,9 @@ import (
 // Run runs an agent until ctx ends. Workloads keep running. Errors name the
 // setting.
 func Run(ctx context.Context, cfg Config, version string, log *slog.Logger) error {
-	if err := cfg.complete(); err != nil {
-		return err
-	}
-	node, err := agent.NodeID(cfg.NodeID)
+	node, version, err := cfg.begin(version)
 	if err != nil {
 		return err
-	}
-	if cfg.Version != "" {
-		version = cfg.Version
 	}
 	if cfg.Insecure {
 		log.Warn("running with -insecure: plaintext, and every caller may do everything", "bind", cfg.GRPCAddr)
@@ -118,6 +111,10 @@ func Run(ctx context.Context, cfg Config, version string, log *slog.Logger) erro
 		NoSessions:        !cfg.Exec,
 		SessionIdle:       cfg.ExecIdle,
 		GC:                cfg.gc(),
+		Threshold:         cfg.Threshold,
+		ReservedCPU:       int64(cfg.ReservedCPU),
+		ReservedMemory:    int64(cfg.ReservedMemory),
+		ReservedDisk:      int64(cfg.ReservedDisk),
 		Metrics:           reg,
 		Logger:            log,
 		// Schedulers ping idle connections; see rpc.
@@ -136,8 +133,11 @@ func Run(ctx context.Context, cfg Config, version string, log *slog.Logger) erro
 			return err
 		}
 		defer conn.Close()
-		if keeps {
-			keeper := enrol.Keeper{Kept: cfg.kept(), Files: files, Conn: conn, Hosts: cfg.hosts(), Log: log}
+		if files != nil && !cfg.SchedulerInsecure {
+			keeper := enrol.Keeper{Files: files, Conn: conn, Hosts: cfg.hosts(), Log: log, RevokedOnly: !keeps}
+			if keeps {
+				keeper.Kept = cfg.kept()
+			}
 			defer alongside(ctx, keeper.Run)()
 		}
 		acfg.Control = controlv1.NewAgentControlClient(conn)
@@ -224,7 +224,7 @@ func secure(acfg *agent.Config, cfg *Config, files *pki.Files) error {
 	}
 	acfg.Authorize, acfg.Identify, acfg.Self = &mapping, files.Identify, files.Identity
 	tls := files.ServerConfig(pki.ServerOptions{NextProtos: []string{"h2"}})
-	acfg.ServerOptions = append(acfg.ServerOptions, grpc.Creds(credentials.NewTLS(tls)),
+	acfg.ServerOptions = append(acfg.ServerOptions, grpc.Creds(dial.Credentials(files, tls)),
 		// With the certificates of the day, on both sides.
 		grpc.KeepaliveParams(keepalive.ServerParameters{MaxConnectionAge: dial.ConnectionAge(pki.Life(files.Leaf()))}))
 	return nil

@@ -35,13 +35,9 @@ func (c *Config) vault(ctx context.Context, node string, log *slog.Logger) (*vau
 		return nil, nil
 	}
 	v := &c.Vault
-	s, err := vault.New(vault.Config{
+	return vault.Open(ctx, vault.Config{
 		Access: vault.Access{Addr: v.Addr, Auth: v.Auth, Token: v.Token, RoleID: v.RoleID, SecretID: v.SecretID},
 		Mount:  v.Mount, Role: v.Role, TTL: v.TTL, Retry: v.Retry, Service: v.Service, Domain: v.Domain,
 		Bind: c.GRPCAddr, Hosts: append(c.hosts(), node), Files: pki.Paths{CA: c.TLSCA, Cert: c.TLSCert, Key: c.TLSKey}, Log: log,
 	})
-	if err != nil {
-		return nil, err
-	}
-	return s, s.Start(ctx)
 }

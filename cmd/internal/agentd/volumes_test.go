@@ -10,25 +10,13 @@ import (
 	"github.com/moby/moby/client"
 
 	agentv1 "github.com/persys/compute/api/agent/v1"
+	"github.com/persys/compute/testbed"
 )
-
-// canMount skips where loop devices cannot be had; in CI that fails.
-func canMount(t *testing.T) {
-	t.Helper()
-	_, err := os.Stat("/dev/loop-control")
-	switch {
-	case os.Geteuid() == 0 && err == nil:
-	case os.Getenv("CI") == "true":
-		t.Fatalf("mounting needs root and loop devices: %v", err)
-	default:
-		t.Skipf("SKIPPED, NOTHING TESTED: mounting needs root and loop devices: %v", err)
-	}
-}
 
 // A volume with a size on the real engine: written through a container, kept over an update, an agent's
 // restart and a reboot, never in use without being mounted, and deleted with the workload.
 func TestVolumeOfAContainer(t *testing.T) {
-	canMount(t)
+	testbed.LoopDevices(t)
 	m := newMachine(t)
 	m.start()
 	vol := &agentv1.ManagedVolumeSpec{Name: "data", SizeGb: 1, MountPath: "/data"}
@@ -110,7 +98,7 @@ func TestVolumeOfAStack(t *testing.T) {
 		t.Errorf("a volume to be retained: %v", err)
 	}
 	m.apply("bad", stack("", &agentv1.ManagedVolumeSpec{Name: "other"}))
-	m.until("the refusal", func() bool {
+	testbed.Until(m, "the refusal", func() bool {
 		return strings.Contains(m.status("bad").GetMessage(), `the file has no volume "other" with external: true`)
 	})
 	m.delete("bad")

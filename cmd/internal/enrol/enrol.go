@@ -147,6 +147,16 @@ func askOne(ctx context.Context, tok pki.JoinToken, addr string, req *clusterv1.
 	return clusterv1.NewTrustClient(cc).Enrol(ctx, req, grpc.ForceCodecV2(dial.Codec()))
 }
 
+// Recall is what the identity that is kept was made for. It is an error when that is another than
+// the one that setting has named; otherwise says what to do then.
+func Recall(k pki.Kept, setting, name, otherwise string) (pki.Membership, error) {
+	m, err := k.Membership()
+	if err == nil && m.Name != name {
+		err = fmt.Errorf("%s is %q, but the certificate in %s is for %q: %s", setting, name, k.Dir, m.Name, otherwise)
+	}
+	return m, err
+}
+
 // Expired says what to do when the identity that is kept is over; nil while it is
 // good.
 func Expired(k pki.Kept, role pki.Role, name string) error {
@@ -171,6 +181,9 @@ type Keeper struct {
 	// RenewOnly leaves roots and revocations alone: a scheduler has them in its
 	// own state.
 	RenewOnly bool
+	// RevokedOnly learns what is revoked and nothing else: certificates and roots
+	// come from elsewhere, and Kept is not used.
+	RevokedOnly bool
 }
 
 // Run ends with ctx. What fails is tried again.
@@ -178,7 +191,10 @@ func (k *Keeper) Run(ctx context.Context) {
 	version, said := "", ""
 	trust := clusterv1.NewTrustClient(k.Conn)
 	for {
-		err := k.renew(ctx, trust)
+		var err error
+		if !k.RevokedOnly {
+			err = k.renew(ctx, trust)
+		}
 		if !k.RenewOnly {
 			err = errors.Join(err, k.learn(ctx, trust, &version))
 		}
@@ -238,11 +254,16 @@ func (k *Keeper) learn(ctx context.Context, trust clusterv1.TrustClient, version
 	ctx, cancel := context.WithTimeout(ctx, callFor)
 	defer cancel()
 	b, err := trust.Bundle(ctx, &clusterv1.BundleRequest{Version: *version})
+	if k.RevokedOnly && status.Code(err) == codes.Unimplemented {
+		return nil // existing schedulers revoke nobody
+	}
 	if err != nil || b.GetVersion() == *version {
 		return err
 	}
-	if err := k.Kept.SaveRoots(b.GetRoots()); err != nil {
-		return err
+	if !k.RevokedOnly {
+		if err := k.Kept.SaveRoots(b.GetRoots()); err != nil {
+			return err
+		}
 	}
 	r := &pki.Revoked{Identities: map[string]time.Time{}, Certificates: map[string]bool{}}
 	for _, e := range b.GetRevocations() {
@@ -254,6 +275,9 @@ func (k *Keeper) learn(ctx context.Context, trust clusterv1.TrustClient, version
 	}
 	k.Files.Revoke(r)
 	*version = b.GetVersion()
+	if k.RevokedOnly {
+		return nil
+	}
 	if m, err := k.Kept.Membership(); err == nil && len(b.GetSchedulers()) > 0 {
 		m.Schedulers = b.GetSchedulers()
 		return k.Kept.SaveMembership(m)

@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 
 	"github.com/persys/compute/cmd/internal/enrol"
+	"github.com/persys/compute/gateway"
 	"github.com/persys/compute/pki"
 	"github.com/persys/compute/rpc/dial"
 )
@@ -43,12 +44,9 @@ func (c *Config) identity(ctx context.Context, log *slog.Logger) (bool, error) {
 			return false, fmt.Errorf("PERSYS_GATEWAY_JOIN: %w", err)
 		}
 	}
-	m, err := kept.Membership()
+	m, err := enrol.Recall(kept, "PERSYS_GATEWAY_NAME", c.Name, "start with that name, or with an empty PERSYS_GATEWAY_STATE_DIR and a token")
 	if err != nil {
 		return false, err
-	}
-	if m.Name != c.Name {
-		return false, fmt.Errorf("PERSYS_GATEWAY_NAME is %q, but the certificate in %s is for %q: start with that name, or with an empty PERSYS_GATEWAY_STATE_DIR and a token", c.Name, kept.Dir, m.Name)
 	}
 	if err := enrol.Expired(kept, pki.RoleGateway, c.Name); err != nil {
 		return false, err
@@ -99,16 +97,32 @@ func (c *Config) hosts() []string {
 }
 
 // keeper renews what identity got, and learns of revocations, from the schedulers of
-// the cluster that gave it: a gateway may serve others beside that one.
-func (s *Server) keeper(ctx context.Context, c *Config, files *pki.Files) (*enrol.Keeper, error) {
-	m, err := c.kept().Membership()
-	if err != nil {
-		return nil, err
+// the cluster that gave it: a gateway may serve others beside that one. A gateway
+// whose files come from elsewhere learns of revocations only, from the one cluster
+// that it serves; nil where there are several, each with callers of its own.
+func (s *Server) keeper(ctx context.Context, c *Config, keeps bool, files *pki.Files, clusters []gateway.Cluster) (*enrol.Keeper, error) {
+	opt := dial.Options{TLS: files, UserAgent: "persys-gateway", Log: s.log}
+	k := &enrol.Keeper{Files: files, Hosts: c.hosts(), Log: s.log, RevokedOnly: !keeps}
+	switch {
+	case keeps:
+		m, err := c.kept().Membership()
+		if err != nil {
+			return nil, err
+		}
+		k.Kept, opt.Addrs = c.kept(), m.Schedulers
+	case len(clusters) != 1:
+		return nil, nil
+	default:
+		opt.Discovery = clusters[0].Discovery
+		for _, at := range clusters[0].Schedulers {
+			opt.Addrs = append(opt.Addrs, at.Address)
+		}
 	}
-	conn, err := dial.Dial(ctx, dial.Options{Addrs: m.Schedulers, TLS: files, UserAgent: "persys-gateway", Log: s.log})
+	conn, err := dial.Dial(ctx, opt)
 	if err != nil {
 		return nil, err
 	}
 	s.cleanup = append(s.cleanup, func() { _ = conn.Close() })
-	return &enrol.Keeper{Kept: c.kept(), Files: files, Conn: conn, Hosts: c.hosts(), Log: s.log}, nil
+	k.Conn = conn
+	return k, nil
 }

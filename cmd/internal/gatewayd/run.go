@@ -44,7 +44,7 @@ type Server struct {
 	pubLis  net.Listener // nil: none
 	log     *slog.Logger
 	cleanup []func()
-	keep    func(context.Context) // renews the certificate; nil: it is somebody else's to renew
+	keep    []func(context.Context) // what keeps certificate and revocations up to date
 }
 
 // Start opens the ports. Errors name the setting. Call Run next.
@@ -64,7 +64,7 @@ func Start(ctx context.Context, cfg Config, version string, log *slog.Logger) (_
 	}
 	keeps := false
 	if fromVault != nil {
-		s.keep = fromVault.Run
+		s.keep = append(s.keep, fromVault.Run)
 	} else if keeps, err = cfg.identity(ctx, log); err != nil {
 		return nil, err
 	}
@@ -85,12 +85,14 @@ func Start(ctx context.Context, cfg Config, version string, log *slog.Logger) (_
 	if err != nil {
 		return nil, err
 	}
-	if keeps {
-		k, err := s.keeper(ctx, &cfg, files)
+	if files != nil {
+		keeper, err := s.keeper(ctx, &cfg, keeps, files, clusters)
 		if err != nil {
 			return nil, err
 		}
-		s.keep = k.Run
+		if keeper != nil {
+			s.keep = append(s.keep, keeper.Run)
+		}
 	}
 	traces, err := telemetry.StartTraces(ctx, telemetry.TraceConfig{
 		Endpoint: cfg.OTLPEndpoint, Insecure: cfg.OTLPInsecure, Service: "persys-gateway", Version: version, Log: log,
@@ -128,6 +130,7 @@ func Start(ctx context.Context, cfg Config, version string, log *slog.Logger) (_
 	if cfg.OIDCIssuer != "" {
 		opt.Tokens, err = gateway.NewTokens(ctx, gateway.TokenOptions{
 			Issuer: cfg.OIDCIssuer, Audience: cfg.OIDCAudience, Claim: cfg.OIDCClaim, Roles: cfg.OIDCRoles,
+			Namespaces: cfg.OIDCNamespaces,
 		})
 		if err != nil {
 			return nil, err
@@ -196,11 +199,10 @@ func (s *Server) Run(ctx context.Context) error {
 	defer s.close()
 	ctx, stop := context.WithCancel(ctx)
 	defer stop()
-	ended := make(chan error, 4)
-	running := 2
-	if s.keep != nil {
-		running++
-		go func() { s.keep(ctx); ended <- nil }()
+	running := 2 + len(s.keep)
+	ended := make(chan error, running+1)
+	for _, keep := range s.keep {
+		go func() { keep(ctx); ended <- nil }()
 	}
 	go func() { s.gw.Run(ctx); ended <- nil }()
 	go func() { ended <- s.api.Serve(s.apiLis) }()

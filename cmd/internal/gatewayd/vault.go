@@ -46,14 +46,10 @@ func (c *Config) vault(ctx context.Context, log *slog.Logger) (*vault.Source, er
 	if err != nil {
 		host = ""
 	}
-	s, err := vault.New(vault.Config{
+	return vault.Open(ctx, vault.Config{
 		Access: vault.Access{Addr: v.Addr, Auth: v.Auth, Token: v.Token, RoleID: v.RoleID, SecretID: v.SecretID, Settings: "PERSYS_GATEWAY_VAULT_"},
 		Mount:  v.Mount, Role: v.Role, TTL: v.TTL, Retry: v.Retry, Domain: v.Domain, Bind: cmp.Or(v.Bind, host), Hosts: c.hosts(),
 		Service: cmp.Or(v.Service, c.Ignored.ServiceName, "persys-gateway"),
 		Files:   pki.Paths{CA: c.TLSCA, Cert: c.TLSCert, Key: c.TLSKey}, Log: log,
 	})
-	if err != nil {
-		return nil, err
-	}
-	return s, s.Start(ctx)
 }

@@ -17,6 +17,7 @@ import (
 	commandv1 "github.com/persys/compute/api/command/v1"
 	"github.com/persys/compute/fsm"
 	"github.com/persys/compute/pki"
+	"github.com/persys/compute/rpc"
 )
 
 // gossipKeys follows the ring in the state. It lies, sealed, beside the data as well: a
@@ -93,12 +94,12 @@ func (r *Replica) followGossip(v fsm.View) error {
 	return nil
 }
 
-// advanceGossip makes the next step of a rotation, once every replica has made the last
-// one. One that is down holds it up: it could not be heard afterwards.
-func (r *Replica) advanceGossip(ctx context.Context) error {
-	v := r.node.Store().View()
-	info := v.Info()
-	if info.GossipRing == "" || !r.node.IsLeader() {
+// advanceGossip makes the next step of a rotation, once every replica has made the last one:
+// one that is down could not be heard afterwards, and one that is revoked shall not, which
+// begins a rotation by itself (ADR 19). v's revocations are in force here already.
+func (r *Replica) advanceGossip(ctx context.Context, v fsm.View) error {
+	info, against := v.Info(), rpc.GossipAgainst(v)
+	if !r.node.IsLeader() || info.GossipRing == "" && against == "" || info.FeatureLevel < 6 || r.gossip.installed() == nil {
 		return nil
 	}
 	key, err := r.keys.Key()
@@ -106,15 +107,22 @@ func (r *Replica) advanceGossip(ctx context.Context) error {
 		return err
 	}
 	ring, err := pki.OpenGossipRing(key, info.GossipRing)
-	if err != nil || ring.Settled() {
+	if settled := err == nil && ring.Settled(); err != nil || settled && (against == "" || against == ring.Against() || rpc.SchedulerRevoked(v, r.cfg.Name)) {
 		return err
+	} else if settled {
+		next, err := ring.Add(against)
+		if err != nil {
+			return err
+		}
+		return r.setGossip(ctx, key, next, info.GossipVersion, "opens "+next.Newest()+": a scheduler was revoked")
 	}
-	ctx, cancel := context.WithTimeout(ctx, trustCall)
-	defer cancel()
 	want := ringIDs(ring)
 	var replicas []*fsm.Replica
 	v.Replicas(func(p *fsm.Replica) bool { replicas = append(replicas, p); return true })
 	for _, p := range replicas {
+		if rpc.SchedulerRevoked(v, p.Name) {
+			continue
+		}
 		have := r.gossip.installed()
 		if p.ID != r.node.ID() {
 			if have, err = r.askGossip(ctx, p.GRPCAddr); err != nil {
@@ -126,12 +134,18 @@ func (r *Replica) advanceGossip(ctx context.Context) error {
 		}
 	}
 	next, step := ring.Next()
+	return r.setGossip(ctx, key, next, info.GossipVersion, step)
+}
+
+func (r *Replica) setGossip(ctx context.Context, key *pki.Key, next pki.GossipRing, version uint64, step string) error {
 	sealed, err := next.Seal(key)
 	if err != nil {
 		return err
 	}
+	ctx, cancel := context.WithTimeout(ctx, trustCall)
+	defer cancel()
 	return r.commitTrust(ctx, &commandv1.Command{Body: &commandv1.Command_SetGossipRing{SetGossipRing: &commandv1.SetGossipRing{
-		IfVersion: info.GossipVersion, Sealed: sealed, Step: step,
+		IfVersion: version, Sealed: sealed, Step: step,
 	}}})
 }
 

@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -13,12 +14,14 @@ import (
 
 	clusterv1 "github.com/persys/compute/api/cluster/v1"
 	"github.com/persys/compute/dnsserver"
+	"github.com/persys/compute/fsm"
 	"github.com/persys/compute/pki"
+	"github.com/persys/compute/testbed"
 )
 
 // TestGossipKeyRotates: three replicas with certificates of their own CA bring in a new
 // key of gossip, one after another, while they run; a fourth joins with a token
-// afterwards, and one that starts again is heard.
+// afterwards, and is out again when it is revoked.
 func TestGossipKeyRotates(t *testing.T) {
 	dir := t.TempDir()
 	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
@@ -50,17 +53,7 @@ func TestGossipKeyRotates(t *testing.T) {
 	}
 	eventually := func(what string, ready func() error) {
 		t.Helper()
-		var err error
-		for {
-			if err = ready(); err == nil {
-				return
-			}
-			select {
-			case <-ctx.Done():
-				t.Fatalf("%s: %v", what, err)
-			case <-time.After(50 * time.Millisecond):
-			}
-		}
+		testbed.Within(t, 3*time.Minute, what, ready)
 	}
 	first := start("a", "")
 	token := ""
@@ -119,4 +112,49 @@ func TestGossipKeyRotates(t *testing.T) {
 	replicas = append(replicas, start("d", token))
 	eventually("a fourth that has only ever had the new key", settled)
 	eventually("four replicas that hear each other", alive)
+
+	// Whoever is revoked is out of gossip as well, without anybody saying so.
+	out, asked := replicas[3], id
+	replicas = replicas[:3]
+	_, err = clusterv1.NewTrustClient(cc).Revoke(ctx, &clusterv1.RevokeRequest{Role: "scheduler", Name: "d"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	eventually("a newer key at all but the revoked one", func() error {
+		if got := first.gossip.installed(); len(got) != 1 || got[0] == asked {
+			return fmt.Errorf("the leader has %v", got)
+		}
+		id = first.gossip.installed()[0]
+		return settled()
+	})
+	if got := out.gossip.installed(); slices.Contains(got, id) {
+		t.Errorf("the revoked one has %v", got)
+	}
+	eventually("three replicas to which the fourth is gone", func() error {
+		for _, r := range replicas {
+			for _, p := range r.node.Status().Peers {
+				if (p.ID == out.node.ID()) == (p.Health == "alive") {
+					return fmt.Errorf("to %s, %s is %s", r.cfg.Name, p.ID, p.Health)
+				}
+			}
+		}
+		return nil
+	})
+	// Once, and not again for what is known. A change that somebody asks for is one more.
+	if r, err := clusterv1.NewTrustClient(cc).RotateGossip(ctx, &clusterv1.RotateGossipRequest{}); err != nil {
+		t.Fatal(err)
+	} else {
+		id = r.GetKeyId()
+	}
+	eventually("one more key", settled)
+	begun := 0
+	first.node.Store().View().Events(0, func(e *fsm.Event) bool {
+		if e.Type == fsm.EventGossipRing && strings.HasPrefix(e.Message, "opens ") {
+			begun++
+		}
+		return true
+	})
+	if begun != 3 {
+		t.Errorf("%d rotations were begun, want one by hand, one by the revocation, one by hand", begun)
+	}
 }

@@ -95,17 +95,18 @@ func (r *Replica) health() (health, bool) {
 		h.Leader = l.Name
 	}
 	// Err is set before the node has wound down, which may take a while.
-	if err := r.node.Err(); err != nil {
-		h.Status, h.Reason = "halted", err.Error()
-		return h, false
-	}
-	if r.node.Restoring() {
+	return h.judged(r.node.Err(), r.node.Restoring(), info.ClusterID)
+}
+
+// judged says whether a replica can answer reads, and if not, what it is at.
+func (h health) judged(halted error, restoring bool, cluster string) (health, bool) {
+	switch {
+	case halted != nil:
+		h.Status, h.Reason = "halted", halted.Error()
+	case restoring:
 		h.Status, h.Reason = "restoring", "the whole state is being replaced"
-		return h, false
-	}
-	if info.ClusterID == "" {
+	case cluster == "":
 		h.Status, h.Reason = "starting", "this replica has not joined or formed a cluster yet"
-		return h, false
 	}
-	return h, true
+	return h, h.Status == "ok"
 }

@@ -1,6 +1,7 @@
 package scheduler
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -102,7 +103,7 @@ func (k *keyring) held() (*pki.Key, error) {
 	switch {
 	case k.key != nil && k.key.ID() == pinned:
 		return k.key, nil
-	case k.key != nil && pinned == "" && view.WorkloadCount() > 0:
+	case k.key != nil && pinned == "" && sealedSomething(view):
 		// A cluster from before keys were pinned: it has sealed with this one.
 		return k.key, nil
 	case k.key != nil && pinned != "":
@@ -142,8 +143,8 @@ func (k *keyring) adopt(exported string) error {
 	if k.key, err = k.file(k.path).Import(exported); err != nil {
 		return err
 	}
-	// Where something runs already, it was sealed with: a majority held it then.
-	k.shared = k.store.View().WorkloadCount() > 0
+	// What is sealed already was sealed with it: a majority held it then.
+	k.shared = sealedSomething(k.store.View())
 	k.log.Info("has the cluster key", "file", k.path, "id", key.ID())
 	return k.forgetCandidates()
 }
@@ -172,7 +173,7 @@ func (k *keyring) propose(ctx context.Context, commit func(context.Context, ...f
 		return errors.New("not every scheduler is of a version that pins the cluster key")
 	}
 	offers := others(ctx, false)
-	key, own, err := k.choose(view.WorkloadCount(), offers)
+	key, own, err := k.choose(view, offers)
 	if err != nil {
 		return err
 	}
@@ -191,7 +192,7 @@ func (k *keyring) propose(ctx context.Context, commit func(context.Context, ...f
 }
 
 // choose finds the key to propose; own: it lies in this replica's file.
-func (k *keyring) choose(workloads int, offers []offer) (key *pki.Key, own bool, err error) {
+func (k *keyring) choose(view fsm.View, offers []offer) (key *pki.Key, own bool, err error) {
 	k.mu.Lock()
 	key, current := k.key, k.current
 	k.mu.Unlock()
@@ -208,8 +209,8 @@ func (k *keyring) choose(workloads int, offers []offer) (key *pki.Key, own bool,
 	switch {
 	case current != nil:
 		return current, false, nil
-	case workloads > 0:
-		return nil, false, fmt.Errorf("%s is missing and %d workloads may hold secrets sealed with it: copy it from another scheduler", k.path, workloads)
+	case sealedSomething(view):
+		return nil, false, fmt.Errorf("%s is missing and workloads hold secrets sealed with it: copy it from another scheduler", k.path)
 	}
 	fresh, err := pki.NewKey()
 	if err != nil {
@@ -217,6 +218,17 @@ func (k *keyring) choose(workloads int, offers []offer) (key *pki.Key, own bool,
 	}
 	key, err = k.keepCandidate(fresh)
 	return key, false, err
+}
+
+// sealedSomething reports whether a stored specification holds a sealed value. Workloads alone say
+// nothing: those without secrets may be applied before there is a key.
+func sealedSomething(view fsm.View) bool {
+	found := false
+	view.Workloads("", func(w *fsm.Workload) bool {
+		found = bytes.Contains(w.Spec, []byte(pki.SealPrefix))
+		return !found
+	})
+	return found
 }
 
 // keepCandidate makes a key durable before it is offered: it may be pinned although

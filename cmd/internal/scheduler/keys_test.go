@@ -303,12 +303,24 @@ func TestKeyring(t *testing.T) {
 			t.Errorf("made %v", left)
 		}
 	})
-	t.Run("none is made when secrets may be sealed with one that is missing", func(t *testing.T) {
-		l := newLog(t, 3)
-		l.do(&commandv1.Command{Body: &commandv1.Command_PutWorkloads{PutWorkloads: &commandv1.PutWorkloads{Workloads: []*commandv1.WorkloadPut{{
-			Id: "web", Content: "c1:x", Desired: "Running", Demand: &commandv1.Demand{Type: "container"}}}}}})
-		if err := l.ring(t.TempDir()).settle(t.Context(), true, l.commit, nobody); err == nil || !strings.Contains(err.Error(), "is missing and 1 workloads") {
-			t.Errorf("got %v", err)
-		}
-	})
+	// What was applied before the cluster had a key holds no secret, and must not keep it from having one.
+	for _, c := range []struct {
+		name, spec, want string
+	}{
+		{"none is made when something is sealed with one that is missing", "x" + pki.SealPrefix + "y", "is missing and workloads hold secrets"},
+		{"one is made when workloads came first", "plain", ""},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			l := newLog(t, 3)
+			l.do(&commandv1.Command{Body: &commandv1.Command_PutWorkloads{PutWorkloads: &commandv1.PutWorkloads{Workloads: []*commandv1.WorkloadPut{{
+				Id: "web", Content: "c1:x", Spec: []byte(c.spec), Desired: "Running", Demand: &commandv1.Demand{Type: "container"}}}}}})
+			err := l.ring(t.TempDir()).settle(t.Context(), true, l.commit, nobody)
+			if (err == nil) != (c.want == "") || err != nil && !strings.Contains(err.Error(), c.want) {
+				t.Errorf("got %v, want %q", err, c.want)
+			}
+			if pinned := l.store.View().Info().ClusterKeyID; (pinned != "") != (c.want == "") {
+				t.Errorf("the cluster's key is %q", pinned)
+			}
+		})
+	}
 }

@@ -18,7 +18,6 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"golang.org/x/sync/errgroup"
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/credentials/insecure"
 
 	clusterv1 "github.com/persys/compute/api/cluster/v1"
@@ -29,6 +28,7 @@ import (
 	"github.com/persys/compute/pki"
 	"github.com/persys/compute/pki/vault"
 	"github.com/persys/compute/rpc"
+	"github.com/persys/compute/rpc/dial"
 	"github.com/persys/compute/rpc/guard"
 	"github.com/persys/compute/sched"
 	"github.com/persys/compute/sched/leader"
@@ -459,5 +459,5 @@ func (r *Replica) peerCreds(addr string) grpc.DialOption {
 	if err != nil {
 		host = addr
 	}
-	return grpc.WithTransportCredentials(credentials.NewTLS(r.tls.ClientConfig(pki.Peer{Hosts: []string{host}, Role: pki.RoleScheduler})))
+	return grpc.WithTransportCredentials(dial.Credentials(r.tls, r.tls.ClientConfig(pki.Peer{Hosts: []string{host}, Role: pki.RoleScheduler})))
 }

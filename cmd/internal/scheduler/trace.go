@@ -112,7 +112,7 @@ func (a tracedAgents) Deliver(ctx context.Context, epoch fsm.Epoch, o sched.Orde
 	if o.Op == sched.OpDelete {
 		name = "order delete"
 	}
-	opts := []trace.SpanStartOption{trace.WithAttributes(attribute.String("workload", o.Workload), attribute.String("node", string(o.Node)),
+	opts := []trace.SpanStartOption{trace.WithAttributes(attribute.String("workload", o.Workload), attribute.String("node", o.Node),
 		attribute.String("generation", o.Generation.String()), attribute.String("epoch", epoch.String()))}
 	if told {
 		opts = append(opts, trace.WithNewRoot(), trace.WithLinks(trace.Link{SpanContext: from}))

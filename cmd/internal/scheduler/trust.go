@@ -31,7 +31,6 @@ import (
 type trust struct {
 	kept  pki.Kept
 	dir   string // data folder
-	files *pki.Files
 	hosts []string
 	life  time.Duration
 	name  string
@@ -78,12 +77,9 @@ func (c *Config) identity(ctx context.Context, file pki.KeyFile, log *slog.Logge
 	if err := t.reissue(file); err != nil {
 		return nil, err
 	}
-	m, err := t.kept.Membership()
+	m, err := enrol.Recall(t.kept, "SCHEDULER_NAME", c.Name, "start with that name, or with an empty SCHEDULER_DATA_DIR and a token")
 	if err != nil {
 		return nil, err
-	}
-	if m.Name != c.Name {
-		return nil, fmt.Errorf("SCHEDULER_NAME is %q, but the certificate in %s is for %q: start with that name, or with an empty SCHEDULER_DATA_DIR and a token", c.Name, t.kept.Dir, m.Name)
 	}
 	if len(c.Join) == 0 {
 		c.Join = m.Gossip
@@ -280,7 +276,7 @@ func (r *Replica) runTrust(ctx context.Context) {
 			}
 		}
 		if err == nil {
-			err = r.advanceGossip(ctx)
+			err = r.advanceGossip(ctx, v)
 		}
 		if now := time.Now(); err == nil && r.trust != nil && r.cfg.Init && now.After(again) {
 			var done bool

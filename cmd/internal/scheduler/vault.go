@@ -44,15 +44,11 @@ func (c *Config) vault(ctx context.Context, log *slog.Logger) (*vault.Source, er
 	if c.Init || c.hasToken() {
 		return nil, errors.New("PERSYS_VAULT_ENABLED is true beside -init or a join token: set one of them")
 	}
-	s, err := vault.New(vault.Config{
+	return vault.Open(ctx, vault.Config{
 		Access: c.Vault.access(), Mount: c.Vault.Mount, Role: c.Vault.Role, TTL: c.Vault.TTL, Retry: c.Vault.Retry,
 		Service: c.Vault.Service, Domain: c.Vault.Domain, Bind: c.BindAddr, Hosts: []string{c.AdvertiseIP, c.ExternalIP},
 		Files: pki.Paths{CA: c.TLSCA, Cert: c.TLSCert, Key: c.TLSKey}, Log: log,
 	})
-	if err != nil {
-		return nil, err
-	}
-	return s, s.Start(ctx)
 }
 
 // keyFile is the cluster key's file, and what protects it.

@@ -3,16 +3,36 @@
 package setup
 
 import (
+	"context"
+	"errors"
 	"fmt"
 	"io"
 	"log/slog"
 	"os"
+	"os/signal"
 	"runtime/debug"
+	"syscall"
 
 	"github.com/spf13/cobra"
 
 	"github.com/persys/compute/config"
 )
+
+// Main runs a program until it ends, SIGINT or SIGTERM, and exits: after an error, which it prints,
+// with the error's ExitCode() if it has one, else 1.
+func Main(name string, run func(context.Context) error) {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	err := run(ctx)
+	stop()
+	if err != nil {
+		fmt.Fprintln(os.Stderr, name+":", err)
+		var coded interface{ ExitCode() int }
+		if errors.As(err, &coded) {
+			os.Exit(coded.ExitCode())
+		}
+		os.Exit(1)
+	}
+}
 
 // Load fills target from flags, environment, files, YAML and defaults, in this
 // order of precedence. It reports false when the program was only asked for help

@@ -31,6 +31,8 @@ type Context struct {
 	Key      string `yaml:"tls_key,omitempty" json:"tls_key,omitempty"`
 	// ClusterID is one of a gateway's clusters; empty is its default.
 	ClusterID string `yaml:"cluster_id,omitempty" json:"cluster_id,omitempty"`
+	// Namespace is of what is applied without naming one, and of what is listed.
+	Namespace string `yaml:"namespace,omitempty" json:"namespace,omitempty"`
 	// TokenFile holds a bearer token for a gateway.
 	TokenFile string `yaml:"token_file,omitempty" json:"token_file,omitempty"`
 }

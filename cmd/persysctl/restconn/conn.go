@@ -3,9 +3,9 @@
 // the gateway offers for it. Commands and screens do not know the difference.
 //
 // Which request is which call is read from the rules that the gateway's handlers
-// are generated from (api/rest/rest.yaml). Calls without a rule are refused here
-// with the way to make them: they carry secrets or megabytes, and go to a
-// scheduler itself.
+// are generated from (api/rest/rest.yaml); a session in a workload goes over the
+// gateway's websocket. Calls without a rule are refused here with the way to make
+// them: they carry secrets or megabytes, and go to a scheduler itself.
 package restconn
 
 import (
@@ -20,6 +20,7 @@ import (
 	"net/http"
 	"net/url"
 	"strings"
+	"syscall"
 	"time"
 
 	"github.com/google/uuid"
@@ -41,9 +42,11 @@ const (
 	// maxAnswer bounds an answer and one event of a stream, in bytes: JSON of a
 	// message of at most 4 MiB, with its bytes as base64.
 	maxAnswer = 16 << 20
-	// silence is how long a stream may say nothing at all; a gateway says every
-	// 15 seconds that it lives.
+	// silence is how long a stream or a session may say nothing at all; a gateway
+	// says every 15 or 20 seconds that it lives.
 	silence = 45 * time.Second
+	// probe is how long a gateway may take to say why it went away, if the call lasts that long.
+	probe = 5 * time.Second
 )
 
 // ReasonNoRoute is the reason of the error of a call that no gateway offers.
@@ -73,6 +76,7 @@ type Conn struct {
 	routes    map[string]route
 	http      *http.Client
 	transport *http.Transport
+	silence   time.Duration
 }
 
 var _ grpc.ClientConnInterface = (*Conn)(nil)
@@ -102,7 +106,7 @@ func New(opt Options) (*Conn, error) {
 	if opt.Wrap != nil {
 		rt = opt.Wrap(t)
 	}
-	c := &Conn{opt: opt, base: strings.TrimRight(opt.URL, "/"), routes: table, transport: t}
+	c := &Conn{opt: opt, base: strings.TrimRight(opt.URL, "/"), routes: table, transport: t, silence: silence}
 	// A redirect would take the token elsewhere.
 	c.http = &http.Client{Transport: rt, CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}
 	return c, nil
@@ -112,12 +116,6 @@ func New(opt Options) (*Conn, error) {
 func (c *Conn) Close() error {
 	c.transport.CloseIdleConnections()
 	return nil
-}
-
-// Offers reports whether a gateway offers a call ("/service/method").
-func (c *Conn) Offers(method string) bool {
-	_, ok := c.routes[method]
-	return ok
 }
 
 // Invoke implements grpc.ClientConnInterface.
@@ -160,7 +158,7 @@ func (c *Conn) Invoke(ctx context.Context, method string, args, reply any, _ ...
 		} else if !neverSent(err) {
 			sent = true
 		}
-		if ctx.Err() != nil || try == attempts {
+		if ctx.Err() != nil || try == attempts || refused(err) != "" {
 			return failed(ctx, err, sent && key != "")
 		}
 		t := time.NewTimer(pause << (2 * (try - 1)))
@@ -192,16 +190,28 @@ func (c *Conn) do(ctx context.Context, method, path string, body []byte, key, ac
 	if err != nil {
 		return nil, err
 	}
+	if req.Header, err = c.header(); err != nil {
+		return nil, err
+	}
 	req.Header.Set("Accept", accept)
-	req.Header.Set("User-Agent", c.opt.UserAgent)
 	if body != nil {
 		req.Header.Set("Content-Type", "application/json")
 	}
 	if key != "" {
 		req.Header.Set("Idempotency-Key", key)
 	}
+	resp, err := c.http.Do(req)
+	if err != nil {
+		return nil, c.why(req, err)
+	}
+	return resp, nil
+}
+
+// header says who asks, and which cluster.
+func (c *Conn) header() (http.Header, error) {
+	h := http.Header{"User-Agent": {c.opt.UserAgent}}
 	if c.opt.Cluster != "" {
-		req.Header.Set("X-Persys-Cluster-ID", c.opt.Cluster)
+		h.Set("X-Persys-Cluster-ID", c.opt.Cluster)
 	}
 	if c.opt.Token != nil {
 		token, err := c.opt.Token()
@@ -209,10 +219,10 @@ func (c *Conn) do(ctx context.Context, method, path string, body []byte, key, ac
 			return nil, status.Errorf(codes.Unauthenticated, "bearer token: %v", err)
 		}
 		if token != "" {
-			req.Header.Set("Authorization", "Bearer "+token)
+			h.Set("Authorization", "Bearer "+token)
 		}
 	}
-	return c.http.Do(req)
+	return h, nil
 }
 
 // neverSent reports a failure before anything reached the gateway.
@@ -223,7 +233,52 @@ func neverSent(err error) bool {
 	}
 	var cert *tls.CertificateVerificationError
 	var s interface{ GRPCStatus() *status.Status }
-	return errors.As(err, &cert) || errors.As(err, &s)
+	return errors.As(err, &cert) || errors.As(err, &s) || refused(err) != ""
+}
+
+// refused is the gateway's word on our certificate, "" if it is none. In TLS 1.3 it comes
+// after our side of the handshake, and instead of an answer.
+func refused(err error) string {
+	var op *net.OpError
+	if !errors.As(err, &op) || op.Op != "remote error" {
+		return ""
+	}
+	said := strings.TrimPrefix(op.Err.Error(), "tls: ")
+	if strings.Contains(said, "certificate") || said == "access denied" {
+		return said
+	}
+	return ""
+}
+
+// why finds the gateway's word behind an error that only says that it has gone: whoever still
+// writes hears of that first, and no longer of the reason. A connection that writes nothing
+// hears it. The same certificate is shown, so what is said of it holds for the request too.
+func (c *Conn) why(req *http.Request, err error) error {
+	gone := errors.Is(err, syscall.EPIPE) || errors.Is(err, syscall.ECONNRESET) || errors.Is(err, net.ErrClosed) || errors.Is(err, io.EOF) ||
+		strings.Contains(err.Error(), "http2: client conn") // net/http keeps these errors to itself
+	if !gone || req.URL.Scheme != "https" || refused(err) != "" {
+		return err
+	}
+	if proxy, perr := c.transport.Proxy(req); proxy != nil || perr != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(req.Context(), probe)
+	defer cancel()
+	port := req.URL.Port()
+	if port == "" {
+		port = "443"
+	}
+	conn, derr := (&tls.Dialer{Config: c.opt.TLS}).DialContext(ctx, "tcp", net.JoinHostPort(req.URL.Hostname(), port))
+	if derr == nil {
+		defer conn.Close()
+		end, _ := ctx.Deadline()
+		_ = conn.SetReadDeadline(end)
+		_, derr = conn.Read(make([]byte, 1))
+	}
+	if refused(derr) != "" {
+		return derr
+	}
+	return err
 }
 
 // failed is the status of a request that got no answer.
@@ -235,6 +290,9 @@ func failed(ctx context.Context, err error, maybe bool) error {
 	var u *url.Error
 	if errors.As(err, &u) {
 		err = u.Err // without the method and the address, which the caller knows
+	}
+	if why := refused(err); why != "" {
+		return status.Error(codes.Unavailable, "connection error: the gateway refuses our certificate: "+why)
 	}
 	switch {
 	case errors.Is(ctx.Err(), context.Canceled):
@@ -273,17 +331,7 @@ func (c *Conn) problem(code int, data []byte, mutation bool) error {
 		Error, Code, Reason string
 	}
 	if err := json.Unmarshal(data, &p); err == nil && p.Error != "" {
-		kind := fromHTTP(code)
-		if p.Code != "" {
-			var named codes.Code
-			if err := named.UnmarshalJSON([]byte(`"` + p.Code + `"`)); err == nil {
-				kind = named
-			}
-		}
-		if p.Reason != "" {
-			return dial.Error(kind, p.Reason, p.Error)
-		}
-		return status.Error(kind, p.Error)
+		return named(fromHTTP(code), p.Code, p.Reason, p.Error)
 	}
 	text := strings.TrimSpace(string(data[:min(len(data), 200)]))
 	if code == http.StatusNotFound {
@@ -294,6 +342,18 @@ func (c *Conn) problem(code int, data []byte, mutation bool) error {
 		return dial.UnknownOutcome(fmt.Sprintf("something before the gateway answered %d: %s", code, text))
 	}
 	return status.Errorf(kind, "%s answered %d: %s", c.base, code, text)
+}
+
+// named is an error of the kind that code names, or else of kind.
+func named(kind codes.Code, code, reason, text string) error {
+	var k codes.Code
+	if code != "" && k.UnmarshalJSON([]byte(`"`+code+`"`)) == nil && k != codes.OK {
+		kind = k
+	}
+	if reason != "" {
+		return dial.Error(kind, reason, text)
+	}
+	return status.Error(kind, text)
 }
 
 func fromHTTP(code int) codes.Code {

@@ -2,8 +2,11 @@ package restconn
 
 import (
 	"context"
+	"crypto/tls"
+	"crypto/x509"
 	"errors"
 	"io"
+	"log"
 	"net/http"
 	"net/http/httptest"
 	"strings"
@@ -157,6 +160,44 @@ func TestAddresses(t *testing.T) {
 	for _, url := range []string{"", "gw:8551", "ftp://gw", "https://", "https://gw?x=1", "https://me@gw", "https://gw#x"} {
 		if _, err := New(Options{URL: url}); err == nil {
 			t.Errorf("%q was taken", url)
+		}
+	}
+}
+
+// TestTheReasonOfARefusalIsHeard: in TLS 1.3 a gateway judges our certificate after our side
+// of the handshake. What it says is the error, not that it has gone, whatever was sent.
+func TestTheReasonOfARefusalIsHeard(t *testing.T) {
+	for _, h2 := range []bool{false, true} {
+		s := httptest.NewUnstartedServer(http.NotFoundHandler())
+		s.EnableHTTP2 = h2
+		s.Config.ErrorLog = log.New(io.Discard, "", 0)
+		s.TLS = &tls.Config{MinVersion: tls.VersionTLS13, ClientAuth: tls.RequireAndVerifyClientCert, ClientCAs: x509.NewCertPool()}
+		s.StartTLS()
+		t.Cleanup(s.Close)
+		roots := x509.NewCertPool()
+		roots.AddCert(s.Certificate())
+		stranger := s.TLS.Certificates[0] // of nobody that it believes
+		for name, x := range map[string]struct {
+			certs []tls.Certificate
+			want  string
+		}{
+			"no certificate":       {nil, "certificate required"},
+			"of another authority": {[]tls.Certificate{stranger}, "certificate"},
+		} {
+			for range 20 {
+				c, err := New(Options{URL: s.URL, CallTimeout: 5 * time.Second, TLS: &tls.Config{MinVersion: tls.VersionTLS13, RootCAs: roots, Certificates: x.certs}})
+				if err != nil {
+					t.Fatal(err)
+				}
+				big := &controlv1.ApplyWorkloadRequest{WorkloadId: "web", Spec: &controlv1.WorkloadSpec{Workload: &controlv1.WorkloadSpec_Container{
+					Container: &controlv1.ContainerSpec{Image: strings.Repeat("x", 1<<20)},
+				}}}
+				_, err = controlv1.NewAgentControlClient(c).ApplyWorkload(t.Context(), big)
+				_ = c.Close()
+				if status.Code(err) != codes.Unavailable || !strings.Contains(err.Error(), "the gateway refuses our certificate: ") || !strings.Contains(err.Error(), x.want) {
+					t.Fatalf("%s, HTTP/2 %v: %v", name, h2, err)
+				}
+			}
 		}
 	}
 }

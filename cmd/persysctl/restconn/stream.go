@@ -17,13 +17,18 @@ import (
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/encoding/protojson"
 	"google.golang.org/protobuf/proto"
+
+	clusterv1 "github.com/persys/compute/api/cluster/v1"
 )
 
 const eventStream = "text/event-stream"
 
-// NewStream implements grpc.ClientConnInterface. Only streams from the server are
-// offered by a gateway; their messages come as server-sent events.
+// NewStream implements grpc.ClientConnInterface. A gateway offers streams from the
+// server, as server-sent events, and sessions in workloads.
 func (c *Conn) NewStream(ctx context.Context, desc *grpc.StreamDesc, method string, _ ...grpc.CallOption) (grpc.ClientStream, error) {
+	if method == clusterv1.Cluster_Exec_FullMethodName {
+		return c.session(ctx), nil
+	}
 	r, ok := c.routes[method]
 	if !ok || desc.ClientStreams || r.method != http.MethodGet {
 		return nil, noRoute(method)
@@ -67,17 +72,23 @@ func (s *stream) SendMsg(m any) error {
 }
 
 func (s *stream) RecvMsg(m any) error {
+	return receive(m, &s.err, s.recv, s.end)
+}
+
+// receive is the RecvMsg of a stream: the first error that recv returns ends it, and is that of all calls to
+// come.
+func receive(m any, last *error, recv func(proto.Message) error, end func()) error {
 	out, ok := m.(proto.Message)
 	if !ok {
 		return status.Error(codes.Internal, "no protobuf message")
 	}
-	if s.err != nil {
-		return s.err
+	if *last != nil {
+		return *last
 	}
-	if s.err = s.recv(out); s.err != nil {
-		s.end()
+	if *last = recv(out); *last != nil {
+		end()
 	}
-	return s.err
+	return *last
 }
 
 func (s *stream) end() {
@@ -126,7 +137,7 @@ func (s *stream) open() error {
 		return s.conn.problem(resp.StatusCode, data, false)
 	}
 	s.body, s.lines = resp.Body, bufio.NewReaderSize(resp.Body, 64<<10)
-	s.idle = time.AfterFunc(silence, func() { s.silent.Store(true); s.cancel() })
+	s.idle = time.AfterFunc(s.conn.silence, func() { s.silent.Store(true); s.cancel() })
 	return nil
 }
 
@@ -168,7 +179,7 @@ func (s *stream) line() ([]byte, error) {
 	var whole []byte
 	for {
 		part, err := s.lines.ReadSlice('\n')
-		s.idle.Reset(silence)
+		s.idle.Reset(s.conn.silence)
 		switch {
 		case errors.Is(err, bufio.ErrBufferFull) && len(whole) <= maxAnswer:
 			whole = append(whole, part...)
@@ -176,7 +187,7 @@ func (s *stream) line() ([]byte, error) {
 		case errors.Is(err, io.EOF) && len(part) == 0 && len(whole) == 0:
 			return nil, io.EOF
 		case err != nil && s.silent.Load():
-			return nil, status.Errorf(codes.Unavailable, "connection error: the gateway said nothing for %s", silence)
+			return nil, status.Errorf(codes.Unavailable, "connection error: the gateway said nothing for %s", s.conn.silence)
 		case err != nil:
 			return nil, failed(s.ctx, err, false)
 		}

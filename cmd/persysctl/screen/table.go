@@ -1,6 +1,7 @@
 package screen
 
 import (
+	"bytes"
 	"strings"
 	"unicode/utf8"
 )
@@ -81,9 +82,11 @@ func (t *Table) Lines(width int, p Painter) []string {
 	for i, c := range t.Cols {
 		titles[i] = Cell{c.Title, Bold}
 	}
-	out := []string{t.line(titles, use, widths, p)}
+	var b bytes.Buffer
+	out := make([]string, 0, 1+len(t.Rows))
+	out = append(out, t.line(&b, titles, use, widths, p))
 	for _, row := range t.Rows {
-		out = append(out, t.line(row, use, widths, p))
+		out = append(out, t.line(&b, row, use, widths, p))
 	}
 	return out
 }
@@ -133,25 +136,30 @@ func (t *Table) fit(use []int, width int) ([]int, []int) {
 	return use, widths
 }
 
-func (t *Table) line(row []Cell, use, widths []int, p Painter) string {
-	var b strings.Builder
+// line writes one row into b, whose memory it uses for the next row again.
+func (t *Table) line(b *bytes.Buffer, row []Cell, use, widths []int, p Painter) string {
+	b.Reset()
 	for n, i := range use {
 		shown := Cut(row[i].Text, widths[i], t.Cols[i].Keeps)
-		pad := strings.Repeat(" ", widths[i]-length(shown))
+		pad := widths[i] - length(shown)
 		if n > 0 {
-			b.WriteString(strings.Repeat(" ", Gap))
+			blank(b, Gap)
 		}
-		painted := p.Paint(row[i].Style, shown)
-		switch {
-		case t.Cols[i].Right:
-			b.WriteString(pad + painted)
-		case n == len(use)-1:
-			b.WriteString(painted)
-		default:
-			b.WriteString(painted + pad)
+		if t.Cols[i].Right {
+			blank(b, pad)
+		}
+		b.WriteString(p.Paint(row[i].Style, shown))
+		if !t.Cols[i].Right && n < len(use)-1 {
+			blank(b, pad)
 		}
 	}
-	return strings.TrimRight(b.String(), " ")
+	return string(bytes.TrimRight(b.Bytes(), " "))
+}
+
+func blank(b *bytes.Buffer, n int) {
+	for range n {
+		b.WriteByte(' ')
+	}
 }
 
 func length(s string) int { return utf8.RuneCountInString(s) }

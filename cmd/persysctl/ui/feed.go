@@ -100,7 +100,7 @@ func sleep(ctx context.Context, d time.Duration) bool {
 func (f *feed) workloads(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	stream, err := f.opt.Cluster.WatchWorkloads(ctx, &clusterv1.WatchWorkloadsRequest{})
+	stream, err := f.opt.Cluster.WatchWorkloads(ctx, &clusterv1.WatchWorkloadsRequest{Namespace: f.opt.Namespace})
 	if err != nil {
 		return err
 	}
@@ -128,7 +128,7 @@ func (f *feed) workloads(ctx context.Context) error {
 
 // events goes on behind the last one that was told.
 func (f *feed) events() func(context.Context) error {
-	req := &clusterv1.EventsRequest{Tail: pastTail, Follow: true}
+	req := &clusterv1.EventsRequest{Tail: pastTail, Follow: true, Namespace: f.opt.Namespace}
 	return func(ctx context.Context) error {
 		ctx, cancel := context.WithCancel(ctx)
 		defer cancel()

@@ -398,7 +398,7 @@ func (m *model) ids() []string {
 	switch m.tab {
 	case tabWorkloads:
 		for id, w := range m.workloads {
-			if matches(l.filter, id, w.GetStatus(), w.GetAssignedNodeId(), w.GetGroup(), w.GetImageOrSource()) {
+			if matches(l.filter, id, w.GetStatus(), w.GetAssignedNodeId(), w.GetGroup(), w.GetNamespace(), w.GetImageOrSource()) {
 				out = append(out, id)
 			}
 		}

@@ -41,6 +41,8 @@ type Options struct {
 	Cluster Cluster
 	// Where is the cluster's name for people: a context, or an address.
 	Where string
+	// Namespace narrows workloads and events to one; empty is all.
+	Namespace string
 	// Describe writes a page about something, as the command of that name does:
 	// kind is "get" or "why" for workloads, "node" for nodes.
 	Describe func(ctx context.Context, kind, id string, width int) (string, error)

@@ -303,6 +303,40 @@ func TestQuit(t *testing.T) {
 	}
 }
 
+// source is an API whose streams end at once, after noting what was asked.
+type source struct {
+	api
+	watched, told chan string
+}
+
+func (s *source) WatchWorkloads(_ context.Context, r *clusterv1.WatchWorkloadsRequest, _ ...grpc.CallOption) (grpc.ServerStreamingClient[clusterv1.WorkloadChange], error) {
+	s.watched <- r.GetNamespace()
+	return nil, errors.New("enough")
+}
+
+func (s *source) Events(_ context.Context, r *clusterv1.EventsRequest, _ ...grpc.CallOption) (grpc.ServerStreamingClient[clusterv1.Event], error) {
+	s.told <- r.GetNamespace()
+	return nil, errors.New("enough")
+}
+
+// TestNamespace: a screen of one namespace asks for that one, and says so.
+func TestNamespace(t *testing.T) {
+	s := &source{watched: make(chan string, 1), told: make(chan string, 1)}
+	f := &feed{opt: Options{Cluster: s, Namespace: "shop"}, send: func(tea.Msg) {}}
+	_, _ = f.workloads(t.Context()), f.events()(t.Context())
+	if w, e := <-s.watched, <-s.told; w != "shop" || e != "shop" {
+		t.Errorf("workloads of %q and events of %q, want both of shop", w, e)
+	}
+	b := newBench(t, 120, 20)
+	b.want("all of them", "!namespace")
+	b.opt.Namespace = "shop"
+	b.want("one of them", "persysctl  home  namespace shop  mode normal")
+	b.send(workloadsMsg{whole: true})
+	b.want("an empty one", "No workloads in namespace shop; persysctl ui -n '*' shows all.")
+	b.send(lostMsg{"status", errors.New("no scheduler answers")})
+	b.want("a stale one", "namespace shop  status: no scheduler answers")
+}
+
 // TestMany: 10,000 workloads that change are drawn within a frame.
 func TestMany(t *testing.T) {
 	b := newBench(t, 100, 40)

@@ -53,7 +53,7 @@ func (m *model) lines() []string {
 func (m *model) cut(s string) string { return screen.Cut(s, m.width, screen.Head) }
 
 func (m *model) headLine() string {
-	left := "persysctl  " + screen.Clean(m.opt.Where)
+	left := m.where()
 	if s := m.status; s != nil {
 		left += fmt.Sprintf("  mode %s  leader %s  nodes %d/%d ready  workloads %d, %d running",
 			s.GetMode(), leader(s), s.GetNodesReady(), s.GetNodes(), s.GetWorkloads(), s.GetWorkloadsRunning())
@@ -63,7 +63,7 @@ func (m *model) headLine() string {
 	case len(m.lost) > 0:
 		what := slices.Sorted(maps.Keys(m.lost))
 		right, style = fmt.Sprintf("stale for %s", screen.Span(m.opt.Now().Sub(m.lostAt))), screen.Bad
-		left = "persysctl  " + screen.Clean(m.opt.Where) + "  " + what[0] + ": " + screen.Clean(m.lost[what[0]])
+		left = m.where() + "  " + what[0] + ": " + screen.Clean(m.lost[what[0]])
 	case !m.loaded[m.tab]:
 		right, style = "loading", screen.Warn
 	}
@@ -74,6 +74,15 @@ func (m *model) headLine() string {
 		bold = screen.Bad
 	}
 	return m.paint(bold, left) + strings.Repeat(" ", room-utf8.RuneCountInString(left)+1) + m.paint(style, right)
+}
+
+// where is the cluster, and the namespace that the screen is narrowed to.
+func (m *model) where() string {
+	text := "persysctl  " + screen.Clean(m.opt.Where)
+	if m.opt.Namespace != "" {
+		text += "  namespace " + screen.Clean(m.opt.Namespace)
+	}
+	return text
 }
 
 func leader(s *clusterv1.StatusResponse) string {
@@ -120,6 +129,8 @@ func (m *model) tableLines() []string {
 			text = "Loading …"
 		case l.filter != "":
 			text = "Nothing matches " + strconv.Quote(l.filter) + "; Esc shows all."
+		case m.tab == tabWorkloads && m.opt.Namespace != "":
+			text = fmt.Sprintf("No workloads in namespace %s; persysctl ui -n '*' shows all.", m.opt.Namespace)
 		case m.tab == tabWorkloads:
 			text = "No workloads yet: persysctl apply -f FILE"
 		case m.tab == tabNodes:
@@ -308,7 +319,7 @@ func (m *model) helpLines() []string {
 
   1 2 3, Tab     workloads, nodes, events
   ↑ ↓ j k        one line; PgUp PgDn a page; g G first and last
-  /              filter: words in id, state, node, group or image; Esc ends it
+  /              filter: words in id, state, node, group, namespace or image
   s  S           sort by the next column; reversed
   Enter, d       describe what is under the cursor
   y              why a workload is where it is

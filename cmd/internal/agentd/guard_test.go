@@ -1,0 +1,94 @@
+package agentd
+
+import (
+	"context"
+	"errors"
+	"io"
+	"log/slog"
+	"net"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+)
+
+// TestSupervised: a guard says that it is ready, then that it is not stuck, and not more often than it
+// has to.
+func TestSupervised(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "notify")
+	l, err := net.ListenUnixgram("unixgram", &net.UnixAddr{Name: path, Net: "unixgram"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	env := func(more ...string) func(string) string {
+		return func(name string) string {
+			for _, kv := range append(more, "NOTIFY_SOCKET="+path) {
+				if k, v, _ := strings.Cut(kv, "="); k == name {
+					return v
+				}
+			}
+			return ""
+		}
+	}
+	hears := func(limit time.Duration) string {
+		t.Helper()
+		if err := l.SetReadDeadline(time.Now().Add(limit)); err != nil {
+			t.Fatal(err)
+		}
+		raw := make([]byte, 100)
+		n, err := l.Read(raw)
+		if err != nil {
+			return ""
+		}
+		return string(raw[:n])
+	}
+	beat, done, err := supervised(env("WATCHDOG_USEC=300000", "WATCHDOG_PID=7"), 7)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer done()
+	beat()
+	if got := hears(time.Second); got != "READY=1\nWATCHDOG=1" {
+		t.Errorf("at first it says %q", got)
+	}
+	beat()
+	if got := hears(10 * time.Millisecond); got != "" {
+		t.Errorf("again at once: %q", got)
+	}
+	for until := time.Now().Add(5 * time.Second); ; {
+		beat()
+		if got := hears(10 * time.Millisecond); got == "WATCHDOG=1" {
+			break
+		} else if got != "" || time.Now().After(until) {
+			t.Fatalf("later it says %q", got)
+		}
+	}
+	// What is watched is another process: this one only says that it is ready.
+	other, done2, err := supervised(env("WATCHDOG_USEC=3", "WATCHDOG_PID=8"), 7)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer done2()
+	other()
+	other()
+	if got := hears(time.Second); !strings.HasPrefix(got, "READY=1") {
+		t.Errorf("it says %q", got)
+	}
+	if got := hears(10 * time.Millisecond); got != "" {
+		t.Errorf("watched though it is not: %q", got)
+	}
+	if beat, _, err := supervised(func(string) string { return "" }, 7); beat != nil || err != nil {
+		t.Errorf("without a supervisor: %v", err)
+	}
+	if _, _, err := supervised(env("WATCHDOG_USEC=often"), 7); err == nil || !strings.Contains(err.Error(), "WATCHDOG_USEC") {
+		t.Errorf("a wrong interval: %v", err)
+	}
+}
+
+func TestNoGuardWhereItIsOff(t *testing.T) {
+	err := RunGuard(context.Background(), Config{Guard: "off", Insecure: true}, "v", false, slog.New(slog.NewTextHandler(io.Discard, nil)))
+	if !errors.Is(err, ErrGuardOff) {
+		t.Errorf("got %v", err)
+	}
+}

@@ -1,0 +1,142 @@
+package enrol
+
+import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"log/slog"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	clusterv1 "github.com/persys/compute/api/cluster/v1"
+	"github.com/persys/compute/pki"
+)
+
+// bundles answers for a bundle, and for nothing else.
+type bundles struct {
+	grpc.ClientConnInterface
+	mu     sync.Mutex
+	asked  int
+	answer *clusterv1.BundleResponse
+	err    error
+}
+
+func (b *bundles) Invoke(_ context.Context, method string, _, reply any, _ ...grpc.CallOption) error {
+	if method != clusterv1.Trust_Bundle_FullMethodName {
+		return status.Error(codes.Internal, "nobody asked for "+method)
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.asked++
+	if b.err != nil {
+		return b.err
+	}
+	proto.Merge(reply.(proto.Message), b.answer)
+	return nil
+}
+
+func devCerts(t *testing.T) pki.DevSet {
+	t.Helper()
+	set, err := pki.DevCerts(t.TempDir(), pki.DevOptions{Schedulers: []string{"s0"}, Agents: []string{"n1"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return set
+}
+
+func files(t *testing.T, p pki.Paths) *pki.Files {
+	t.Helper()
+	f, err := pki.LoadFiles(pki.FilesConfig{CA: p.CA, Cert: p.Cert, Key: p.Key, Mapping: pki.DefaultMapping("dev")})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return f
+}
+
+// A program whose certificate is from elsewhere (files, Vault) learns all the same
+// within seconds what the cluster has revoked.
+func TestRevocationsReachProgramsWithFiles(t *testing.T) {
+	set := devCerts(t)
+	own, peer := files(t, set.Leaf["agent/n1"]), files(t, set.Leaf["scheduler/s0"])
+	state := tls.ConnectionState{PeerCertificates: []*x509.Certificate{peer.Leaf()}}
+	if _, err := own.Identify(state); err != nil {
+		t.Fatal(err)
+	}
+	synctest.Test(t, func(t *testing.T) {
+		conn := &bundles{answer: &clusterv1.BundleResponse{Version: "1"}}
+		k := Keeper{Files: own, Conn: conn, Log: slog.New(slog.DiscardHandler), RevokedOnly: true}
+		ctx, cancel := context.WithCancel(t.Context())
+		ended := make(chan struct{})
+		go func() { k.Run(ctx); close(ended) }()
+		synctest.Wait()
+		if conn.asked != 1 {
+			t.Errorf("asked %d times at the start", conn.asked)
+		}
+		conn.mu.Lock()
+		conn.answer = &clusterv1.BundleResponse{Version: "2", Revocations: []*clusterv1.Revocation{
+			{Role: "scheduler", Name: "s0", At: timestamppb.New(pki.IssuedAt(peer.Leaf()))},
+		}}
+		conn.mu.Unlock()
+		time.Sleep(lookEvery)
+		synctest.Wait()
+		if _, err := own.Identify(state); !errors.Is(err, pki.ErrRevoked) {
+			t.Errorf("after %s: %v", lookEvery, err)
+		}
+		cancel()
+		<-ended
+	})
+}
+
+// Existing schedulers know no revocations, which is no news every five seconds.
+func TestExistingSchedulersRevokeNobody(t *testing.T) {
+	own := files(t, devCerts(t).Leaf["agent/n1"])
+	conn := &bundles{err: status.Error(codes.Unimplemented, "unknown service")}
+	k := Keeper{Files: own, Conn: conn, RevokedOnly: true}
+	version := ""
+	if err := k.learn(t.Context(), clusterv1.NewTrustClient(conn), &version); err != nil {
+		t.Error(err)
+	}
+	conn.err = status.Error(codes.Unavailable, "away")
+	if err := k.learn(t.Context(), clusterv1.NewTrustClient(conn), &version); err == nil {
+		t.Error("schedulers that are away are not missed")
+	}
+}
+
+// A machine that slept past the end of its certificate is told what to type, and its
+// token is read as that of somebody who joins for the first time.
+func TestExpiredSaysTheWayBack(t *testing.T) {
+	root, err := pki.NewRoot("c1", time.Now().Add(-time.Hour))
+	if err != nil {
+		t.Fatal(err)
+	}
+	a, err := root.NewAuthority("c1", time.Now().Add(-time.Hour))
+	if err != nil {
+		t.Fatal(err)
+	}
+	kept := pki.Kept{Dir: t.TempDir()}
+	keyPEM, csr, err := kept.Request([]string{"127.0.0.1"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	chain, err := a.Sign(csr, pki.Identity{Cluster: "c1", Role: pki.RoleAgent, ID: "n1"}, time.Now().Add(-30*time.Minute), time.Minute)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := kept.Save(keyPEM, chain.Chain, pki.EncodeCerts(root.Cert.Raw)); err != nil {
+		t.Fatal(err)
+	}
+	err = Expired(kept, pki.RoleAgent, "n1")
+	if err == nil || !strings.Contains(err.Error(), "persysctl token create --role agent --name n1") || !strings.Contains(err.Error(), "--join TOKEN") {
+		t.Errorf("got %v", err)
+	}
+}

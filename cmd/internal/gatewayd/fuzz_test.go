@@ -1,0 +1,24 @@
+package gatewayd
+
+import (
+	"os"
+	"path/filepath"
+	"testing"
+)
+
+// FuzzClusterFile: the clusters of a gateway, from a file or a setting.
+func FuzzClusterFile(f *testing.F) {
+	path := filepath.Join(f.TempDir(), "clusters.yaml")
+	f.Add("scheduler:\n  clusters:\n  - {id: a, schedulers: [{id: s, address: 'x:1', leader: true}]}\n", "")
+	f.Add("", "- {id: b, discovery: 'srv://x'}\n")
+	f.Add("a: &a [*a]\n", "--- ? :")
+	f.Fuzz(func(t *testing.T, file, setting string) {
+		if err := os.WriteFile(path, []byte(file), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		c := Config{ClusterFile: path, Clusters: setting}
+		if all, _, err := c.clusters(); err != nil && all != nil {
+			t.Fatalf("%v and %v", all, err)
+		}
+	})
+}

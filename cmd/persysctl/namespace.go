@@ -1,0 +1,285 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/spf13/cobra"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	clusterv1 "github.com/persys/compute/api/cluster/v1"
+	controlv1 "github.com/persys/compute/api/control/v1"
+	"github.com/persys/compute/cmd/persysctl/screen"
+	"github.com/persys/compute/rpc/dial"
+	"github.com/persys/compute/spec/quantity"
+)
+
+// allNamespaces is what --namespace takes for all of them.
+const allNamespaces = "*"
+
+// namespace is the one that is asked for, "" for all.
+func (c *cli) namespace() string {
+	if c.settings.Namespace == allNamespaces {
+		return ""
+	}
+	return c.settings.Namespace
+}
+
+// place puts workloads that name no namespace into the one that is asked for.
+func (c *cli) place(list []*controlv1.ApplyWorkloadRequest) error {
+	name := c.namespace()
+	if name == "" {
+		return nil
+	}
+	typed := strings.HasPrefix(c.loader.Source("Namespace"), "-")
+	for _, r := range list {
+		switch s := r.GetSpec(); {
+		case s == nil:
+		case s.GetNamespace() == "":
+			s.Namespace = name
+		case typed && s.GetNamespace() != name:
+			return usagef("%s: its file says namespace %q, --namespace says %q", r.GetWorkloadId(), s.GetNamespace(), name)
+		}
+	}
+	return nil
+}
+
+func (c *cli) namespaceCommand() *cobra.Command {
+	parent := &cobra.Command{
+		Use: "namespace", Aliases: []string{"ns"}, Short: "Divide workloads among those who share the cluster, with quotas",
+		Long: `Divide workloads among those who share the cluster, with quotas.
+
+A workload is in one namespace, for good: "default" unless its file or --namespace
+says another. A namespace bounds what its workloads ask for together, stopped ones too,
+and names users: a viewer or operator whom any namespace names acts only in those. Ids
+stay unique over the whole cluster.`,
+		Args: args(0, 0), RunE: help,
+	}
+	list := &cobra.Command{
+		Use: "list", Aliases: []string{"ls"}, Short: "List the namespaces, with what is used of their quotas", Args: args(0, 0),
+		RunE: c.online(func(ctx context.Context, _ []string) error {
+			r, err := read(ctx, c, c.cluster.ListNamespaces, &clusterv1.ListNamespacesRequest{})
+			if err != nil {
+				return err
+			}
+			return c.emit(r, func() { c.showNamespaces(r.GetNamespaces()) })
+		}),
+	}
+	show := &cobra.Command{
+		Use: "show NAME", Short: "Show a namespace: what is used of its quota, and who acts in it", Args: args(1, 1, "NAME"),
+		RunE: c.online(func(ctx context.Context, args []string) error {
+			n, err := c.oneNamespace(ctx, args[0])
+			if err != nil {
+				return err
+			}
+			return c.emit(n, func() { c.showNamespace(n) })
+		}),
+	}
+	drop := &cobra.Command{
+		Use: "delete NAME", Aliases: []string{"rm"}, Short: "Delete a namespace that has no workloads and names no users", Args: args(1, 1, "NAME"),
+		RunE: c.online(func(ctx context.Context, args []string) error {
+			r, err := change(ctx, c, c.cluster.DeleteNamespace, &clusterv1.DeleteNamespaceRequest{Name: args[0]})
+			if err != nil {
+				return err
+			}
+			c.done(args[0], "deleted", r)
+			return nil
+		}),
+	}
+	parent.AddCommand(c.watchable(list), c.watchable(show), c.setNamespaceCommand(), drop)
+	return parent
+}
+
+type namespaceOptions struct {
+	description, cpu, memory, disk string
+	workloads                      int64
+	add, remove, release           []string
+}
+
+func (c *cli) setNamespaceCommand() *cobra.Command {
+	var o namespaceOptions
+	cmd := &cobra.Command{
+		Use: "set NAME", Short: "Make a namespace, or change what the flags name",
+		Long: `Make a namespace, or change what the flags name. A quota of 0 is none. Lowering one
+below what is used stops nothing: nothing new fits until less is used. What somebody else
+changes at the same time stays.`,
+		Example: `  persysctl namespace set shop --cpu 8 --memory 16Gi --disk 200Gi --workloads 50 --add-user ada
+  persysctl namespace set shop --cpu 0
+  persysctl namespace set shop --release ada`,
+		Args: args(1, 1, "NAME"),
+	}
+	f := cmd.Flags()
+	f.StringVar(&o.description, "description", "", "what it is for")
+	f.StringVar(&o.cpu, "cpu", "", "quota of cores: 8, 0.5 or 500m")
+	f.StringVar(&o.memory, "memory", "", "quota of memory: 512Mi, 16Gi")
+	f.StringVar(&o.disk, "disk", "", "quota of disk: 200Gi")
+	f.Int64Var(&o.workloads, "workloads", 0, "quota of workloads")
+	f.StringSliceVar(&o.add, "add-user", nil, "let this user act here, and only where namespaces name it; may be repeated")
+	f.StringSliceVar(&o.remove, "remove-user", nil, "no longer let this user act here; refused for the last namespace that names it")
+	f.StringSliceVar(&o.release, "release", nil, "as --remove-user, and let the user act everywhere if no other namespace names it")
+	cmd.RunE = c.online(func(ctx context.Context, args []string) error {
+		r, err := c.setNamespace(ctx, args[0], o, f.Changed)
+		if err != nil {
+			return err
+		}
+		c.done(args[0], "set", r)
+		if n := r.GetNamespace(); n.GetOverQuota() && !c.machine() {
+			c.empty("More is used than the quota: nothing new fits, and nothing is stopped.", "persysctl namespace show "+n.GetName())
+		}
+		return nil
+	})
+	return cmd
+}
+
+// setTries is how often a namespace is looked at anew that others change at the same time.
+const setTries = 5
+
+// setNamespace puts what the flags say on top of the namespace as it is. If somebody else has
+// changed it between the look and the change, which nothing was lost by, it looks again.
+func (c *cli) setNamespace(ctx context.Context, name string, o namespaceOptions, given func(string) bool) (*clusterv1.NamespaceResponse, error) {
+	for try := 1; ; try++ {
+		req, err := c.wanted(ctx, name, o, given)
+		if err != nil {
+			return nil, err
+		}
+		r, err := change(ctx, c, c.cluster.PutNamespace, req)
+		var f *failure
+		if try < setTries && errors.As(err, &f) && status.Code(f.cause) == codes.Aborted && !dial.IsUnknownOutcome(f.cause) {
+			fmt.Fprintln(c.err, c.errPaint.Paint(screen.Warn, "somebody else changed it at this moment; putting this on top of that"))
+			continue
+		}
+		return r, err
+	}
+}
+
+// wanted is the namespace as it is, changed as the flags say.
+func (c *cli) wanted(ctx context.Context, name string, o namespaceOptions, given func(string) bool) (*clusterv1.PutNamespaceRequest, error) {
+	req := &clusterv1.PutNamespaceRequest{Name: name, Quota: &clusterv1.NamespaceAmounts{}, Release: o.release, IfVersion: new(uint64)}
+	have, err := c.oneNamespace(ctx, name)
+	var f *failure
+	switch {
+	case err == nil:
+		req.Description, req.Users, *req.IfVersion = have.GetDescription(), have.GetUsers(), have.GetVersion()
+		if q := have.GetQuota(); q != nil {
+			req.Quota = q
+		}
+	case !errors.As(err, &f) || f.code != exitNotFound:
+		return nil, err
+	}
+	q := req.Quota
+	if given("description") {
+		req.Description = o.description
+	}
+	if given("workloads") {
+		q.Workloads = o.workloads
+	}
+	if given("cpu") {
+		if q.CpuMillicores, err = quantity.CPU(o.cpu); err != nil {
+			return nil, usagef("--cpu: %v", err)
+		}
+	}
+	for _, a := range []struct {
+		flag, text string
+		shift      uint
+		to         *int64
+	}{{"memory", o.memory, 20, &q.MemoryMib}, {"disk", o.disk, 30, &q.DiskGb}} {
+		if !given(a.flag) {
+			continue
+		}
+		if *a.to, err = quantity.Size(a.text, a.shift, "16Gi"); err != nil {
+			return nil, usagef("--%s: %v", a.flag, err)
+		}
+	}
+	req.Users = slices.DeleteFunc(slices.Clone(req.Users), func(u string) bool { return slices.Contains(o.remove, u) || slices.Contains(o.release, u) })
+	req.Users = append(req.Users, o.add...)
+	return req, nil
+}
+
+func (c *cli) oneNamespace(ctx context.Context, name string) (*clusterv1.Namespace, error) {
+	r, err := read(ctx, c, c.cluster.ListNamespaces, &clusterv1.ListNamespacesRequest{Name: name})
+	if err != nil {
+		return nil, err
+	}
+	if len(r.GetNamespaces()) != 1 {
+		return nil, failf(exitNotFound, "persysctl namespace list", "namespace %q not found", name)
+	}
+	return r.GetNamespaces()[0], nil
+}
+
+// amounts are what a quota bounds, as people read them.
+var amounts = [...]struct {
+	title string
+	of    func(*clusterv1.NamespaceAmounts) int64
+	text  func(int64) string
+}{
+	{"CPU", (*clusterv1.NamespaceAmounts).GetCpuMillicores, cores},
+	{"MEMORY", (*clusterv1.NamespaceAmounts).GetMemoryMib, mib},
+	{"DISK", (*clusterv1.NamespaceAmounts).GetDiskGb, gib},
+	{"WORKLOADS", (*clusterv1.NamespaceAmounts).GetWorkloads, func(n int64) string { return fmt.Sprint(n) }},
+}
+
+func (c *cli) showNamespaces(list []*clusterv1.Namespace) {
+	columns := []screen.Column{{Title: "NAMESPACE", Gives: 1, Least: 10, Keeps: screen.Middle}}
+	for _, a := range amounts {
+		columns = append(columns, screen.Column{Title: a.title, Right: true})
+	}
+	columns = append(columns, screen.Column{Title: "USERS", Gives: 2, Least: 10}, screen.Column{Title: "DESCRIPTION", Gives: 3, Least: 12})
+	t := screen.NewTable(columns...)
+	for _, n := range list {
+		row := []screen.Cell{screen.Text(n.GetName())}
+		for _, a := range amounts {
+			used, most := a.of(n.GetUsed()), a.of(n.GetQuota())
+			cell := screen.Text(a.text(used))
+			if most > 0 {
+				cell = screen.Styled(a.text(used)+" of "+a.text(most), fullness(used, most))
+			}
+			row = append(row, cell)
+		}
+		t.Add(append(row, screen.Text(strings.Join(n.GetUsers(), ",")), screen.Text(screen.Clean(n.GetDescription())))...)
+	}
+	c.print(t)
+}
+
+// fullness is how an amount is shown that has a quota.
+func fullness(used, most int64) screen.Style {
+	switch {
+	case used > most:
+		return screen.Bad
+	case used == most:
+		return screen.Warn
+	}
+	return screen.Good
+}
+
+func (c *cli) showNamespace(n *clusterv1.Namespace) {
+	f := &screen.Facts{}
+	f.Add("Namespace", screen.Styled(screen.Clean(n.GetName()), screen.Bold))
+	f.Add("Description", screen.Text(screen.Clean(n.GetDescription())))
+	users := "every operator and viewer who is in no namespace"
+	if len(n.GetUsers()) > 0 {
+		users = strings.Join(n.GetUsers(), ", ") + ", and " + users
+	}
+	f.Add("Users", screen.Text(users))
+	if n.GetUpdatedAt() != nil {
+		f.Add("Changed", screen.Text(c.ago(n.GetUpdatedAt())+" by "+who(n.GetUpdatedBy())))
+	}
+	c.printFacts(f)
+	c.section("Quota")
+	t := screen.NewTable(screen.Column{Title: "OF"}, screen.Column{Title: "USED", Right: true}, screen.Column{Title: "QUOTA", Right: true}, screen.Column{Title: "LEFT", Right: true})
+	for _, a := range amounts {
+		used, most := a.of(n.GetUsed()), a.of(n.GetQuota())
+		quota, left := screen.Text("any"), screen.Text("any")
+		if most > 0 {
+			quota, left = screen.Text(a.text(most)), screen.Styled(a.text(max(0, most-used)), fullness(used, most))
+		}
+		if most > 0 && used > most {
+			left = screen.Styled("over by "+a.text(used-most), screen.Bad)
+		}
+		t.Add(screen.Text(strings.ToLower(a.title)), screen.Text(a.text(used)), quota, left)
+	}
+	c.print(t)
+}

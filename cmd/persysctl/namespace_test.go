@@ -1,0 +1,127 @@
+package main
+
+import (
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	clusterv1 "github.com/persys/compute/api/cluster/v1"
+	controlv1 "github.com/persys/compute/api/control/v1"
+)
+
+// TestNamespaceOfCommands: what --namespace, PERSYS_NAMESPACE and a context make of what is
+// applied and listed.
+func TestNamespaceOfCommands(t *testing.T) {
+	dir := t.TempDir()
+	plain, placed := filepath.Join(dir, "plain.yaml"), filepath.Join(dir, "placed.yaml")
+	for path, text := range map[string]string{
+		plain: "id: web\ncontainer: {image: \"nginx:1\"}\n", placed: "id: web\nnamespace: b\ncontainer: {image: \"nginx:1\"}\n",
+	} {
+		if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for name, x := range map[string]struct {
+		env  string
+		args []string
+		want string // namespace of what is sent
+		fail string
+	}{
+		"nothing is said":                   {"", []string{"apply", "-f", plain}, "", ""},
+		"a flag":                            {"", []string{"apply", "-f", plain, "-n", "a"}, "a", ""},
+		"a variable":                        {"a", []string{"apply", "-f", plain}, "a", ""},
+		"the file beats the variable":       {"a", []string{"apply", "-f", placed}, "b", ""},
+		"a flag does not beat the file":     {"", []string{"apply", "-f", placed, "-n", "a"}, "", `its file says namespace "b", --namespace says "a"`},
+		"all is no place":                   {"", []string{"apply", "-f", plain, "-n", "*"}, "", ""},
+		"an id needs none, and is not told": {"a", []string{"stop", "old"}, "", ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			f, s := start(t, nil), newSession(t)
+			if x.env != "" {
+				s.env["PERSYS_NAMESPACE"] = x.env
+			}
+			code := s.run(f, x.args...)
+			if x.fail != "" {
+				if code != exitUsage || !strings.Contains(s.stderr.String(), x.fail) {
+					t.Fatalf("code %d: %s", code, s.stderr.String())
+				}
+				return
+			}
+			if got := last[*controlv1.ApplyWorkloadRequest](f).GetSpec().GetNamespace(); code != 0 || got != x.want {
+				t.Errorf("code %d, namespace %q, want %q: %s", code, got, x.want, s.stderr.String())
+			}
+		})
+	}
+	t.Run("a list", func(t *testing.T) {
+		f, s := start(t, nil), newSession(t)
+		s.env["PERSYS_NAMESPACE"] = "a"
+		s.run(f, "list")
+		if got := last[*controlv1.ListWorkloadsRequest](f).GetNamespace(); got != "a" {
+			t.Errorf("of %q", got)
+		}
+		s.run(f, "list", "-n", "*")
+		if got := last[*controlv1.ListWorkloadsRequest](f).GetNamespace(); got != "" {
+			t.Errorf("all: of %q", got)
+		}
+	})
+	t.Run("a context keeps one", func(t *testing.T) {
+		f, s := start(t, nil), newSession(t)
+		if code := s.run(nil, "context", "add", "here", "-s", f.addr, "--insecure", "-n", "a", "--use"); code != 0 {
+			t.Fatal(s.stderr.String())
+		}
+		if code := s.run(nil, "apply", "-f", plain); code != 0 {
+			t.Fatal(s.stderr.String())
+		}
+		if got := last[*controlv1.ApplyWorkloadRequest](f).GetSpec().GetNamespace(); got != "a" {
+			t.Errorf("applied to %q", got)
+		}
+	})
+}
+
+// TestNamespaceSet: what no flag names stays as it is.
+func TestNamespaceSet(t *testing.T) {
+	f, s := start(t, nil), newSession(t)
+	if code := s.run(f, "namespace", "set", "shop", "--memory", "2Gi", "--add-user", "eve", "--release", "ada"); code != 0 {
+		t.Fatal(s.stderr.String())
+	}
+	r := last[*clusterv1.PutNamespaceRequest](f)
+	q := r.GetQuota()
+	if q.GetMemoryMib() != 2048 || q.GetCpuMillicores() != 2000 || q.GetWorkloads() != 3 || r.GetDescription() != "the shop's own" ||
+		!slices.Equal(r.GetUsers(), []string{"bob", "eve"}) || r.IfVersion == nil || r.GetIfVersion() != 41 || !slices.Equal(r.GetRelease(), []string{"ada"}) {
+		t.Errorf("put %v", r)
+	}
+	if code := s.run(f, "namespace", "set", "shop", "--cpu", "0", "--disk", "0"); code != 0 {
+		t.Fatal(s.stderr.String())
+	}
+	if q := last[*clusterv1.PutNamespaceRequest](f).GetQuota(); q.GetCpuMillicores() != 0 || q.GetMemoryMib() != 1024 {
+		t.Errorf("put %v", q)
+	}
+}
+
+// TestNamespaceSetAgain: what somebody else changes in between is looked at, a few times.
+func TestNamespaceSetAgain(t *testing.T) {
+	moved := status.Error(codes.Aborted, `namespace "shop" has changed from version 41 to 42`)
+	f, s := start(t, nil), newSession(t)
+	f.fail["PutNamespace"] = []error{moved, moved}
+	if code := s.run(f, "namespace", "set", "shop", "--cpu", "1"); code != 0 {
+		t.Fatal(s.stderr.String())
+	}
+	if got := strings.Count(s.stderr.String(), "somebody else changed it"); got != 2 {
+		t.Errorf("it says so %d times: %s", got, s.stderr.String())
+	}
+	f.fail["PutNamespace"] = []error{moved, moved, moved, moved, moved}
+	if code := s.run(f, "namespace", "set", "shop", "--cpu", "1"); code != exitFailed || !strings.Contains(s.stderr.String(), "from version 41 to 42") {
+		t.Errorf("code %d: %s", code, s.stderr.String())
+	}
+	if code := s.run(f, "namespace", "set", "new"); code != 0 {
+		t.Fatal(s.stderr.String())
+	}
+	if r := last[*clusterv1.PutNamespaceRequest](f); r.IfVersion == nil || r.GetIfVersion() != 0 {
+		t.Errorf("a new one is put with %v", r.IfVersion)
+	}
+}

@@ -1,0 +1,178 @@
+package restconn
+
+import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/coder/websocket"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	clusterv1 "github.com/persys/compute/api/cluster/v1"
+)
+
+// talk is a session with a handler in a gateway's place, up to its first answer.
+func talk(t *testing.T, cn *Conn) (clusterv1.Cluster_ExecClient, *clusterv1.ExecResponse, error) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	t.Cleanup(cancel)
+	s, err := clusterv1.NewClusterClient(cn).Exec(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Send(&clusterv1.ExecRequest{Message: &clusterv1.ExecRequest_Open{Open: &clusterv1.ExecOpen{WorkloadId: "web", Command: []string{"sh"}}}}); err != nil {
+		return s, nil, err
+	}
+	m, err := s.Recv()
+	return s, m, err
+}
+
+// accept upgrades, reads the opening, and says each text.
+func accept(t *testing.T, w http.ResponseWriter, r *http.Request, texts ...string) *websocket.Conn {
+	ws, err := websocket.Accept(w, r, &websocket.AcceptOptions{Subprotocols: []string{execProtocol}})
+	if err != nil {
+		t.Error(err)
+		return nil
+	}
+	if _, data, err := ws.Read(r.Context()); err != nil || !strings.Contains(string(data), `"open"`) {
+		t.Errorf("the first message is %q, %v", data, err)
+	}
+	for _, text := range texts {
+		if err := ws.Write(r.Context(), websocket.MessageText, []byte(text)); err != nil {
+			t.Error(err)
+		}
+	}
+	return ws
+}
+
+// A session goes to the gateway's own address with the token and the cluster, over
+// TLS, also where everything else is HTTP/2.
+func TestSessionIsTheCallers(t *testing.T) {
+	var header http.Header
+	srv := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		header = r.Header.Clone()
+		header.Set("Path", r.URL.Path)
+		if ws := accept(t, w, r, `{"opened":{"node_id":"n"}}`, `{"exit":{"code":3}}`); ws != nil {
+			_ = ws.Close(websocket.StatusNormalClosure, "")
+		}
+	}))
+	srv.EnableHTTP2 = true
+	srv.StartTLS()
+	t.Cleanup(srv.Close)
+	roots := x509.NewCertPool()
+	roots.AddCert(srv.Certificate())
+	cn, err := New(Options{URL: srv.URL, Cluster: "east", UserAgent: "persysctl/test", TLS: &tls.Config{MinVersion: tls.VersionTLS12, RootCAs: roots}, Token: func() (string, error) { return "a.b.c", nil }})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = cn.Close() })
+	s, m, err := talk(t, cn)
+	if err != nil || m.GetOpened().GetNodeId() != "n" {
+		t.Fatalf("opened with %v, %v", m, err)
+	}
+	if m, err = s.Recv(); err != nil || m.GetExit().GetCode() != 3 {
+		t.Errorf("ended with %v, %v", m, err)
+	}
+	if _, err := s.Recv(); !errors.Is(err, io.EOF) {
+		t.Errorf("after the end comes %v", err)
+	}
+	for name, want := range map[string]string{"Authorization": "Bearer a.b.c", "X-Persys-Cluster-Id": "east", "User-Agent": "persysctl/test", "Path": "/v1/workloads/web/exec", "Origin": ""} {
+		if got := header.Get(name); got != want {
+			t.Errorf("%s was %q, want %q", name, got, want)
+		}
+	}
+	cn.opt.TLS, cn.opt.Token = nil, func() (string, error) { return "", errors.New("no such file") }
+	if _, _, err := talk(t, cn); status.Code(err) != codes.Unauthenticated || !strings.Contains(err.Error(), "no such file") {
+		t.Errorf("a token that cannot be read gives %v", err)
+	}
+}
+
+func TestSessionRefusals(t *testing.T) {
+	for _, c := range []struct {
+		name string
+		h    http.HandlerFunc
+		code codes.Code
+		says string
+	}{
+		{"nobody is known", func(w http.ResponseWriter, _ *http.Request) {
+			w.WriteHeader(401)
+			_, _ = io.WriteString(w, `{"error":"no client certificate"}`)
+		}, codes.Unauthenticated, "no client certificate"},
+		{"the role is too low", func(w http.ResponseWriter, _ *http.Request) {
+			w.WriteHeader(403)
+			_, _ = io.WriteString(w, `{"error":"this needs operator","code":"PERMISSION_DENIED"}`)
+		}, codes.PermissionDenied, "this needs operator"},
+		{"no gateway", http.NotFound, codes.Unimplemented, "has no /v1"},
+		{"a redirect is not followed", func(w http.ResponseWriter, r *http.Request) { http.Redirect(w, r, "/elsewhere", http.StatusFound) }, codes.Unknown, "answered 302"},
+		{"the end without an exit code", func(w http.ResponseWriter, r *http.Request) {
+			_ = accept(t, w, r).Close(websocket.StatusNormalClosure, "")
+		}, codes.Unknown, "EOF"},
+		{"a gateway that breaks off", func(w http.ResponseWriter, r *http.Request) { _ = accept(t, w, r).CloseNow() }, codes.Unavailable, "connection error"},
+		{"no message of this API", func(w http.ResponseWriter, r *http.Request) {
+			_ = accept(t, w, r, `{"exit":[]}`).Close(websocket.StatusNormalClosure, "")
+		}, codes.Internal, "no message of this API"},
+		{"an error of the session", func(w http.ResponseWriter, r *http.Request) {
+			_ = accept(t, w, r, `{"error":{"code":"NOT_FOUND","message":"workload web"}}`).Close(websocket.StatusNormalClosure, "")
+		}, codes.NotFound, "workload web"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			if _, _, err := talk(t, conn(t, c.h)); status.Code(err) != c.code || !strings.Contains(err.Error(), c.says) {
+				t.Errorf("got %v, want %v with %q", err, c.code, c.says)
+			}
+		})
+	}
+}
+
+// A gateway that says nothing, not even that it lives, is gone; one that asks
+// whether we are there is not.
+func TestSilence(t *testing.T) {
+	alive := conn(t, func(w http.ResponseWriter, r *http.Request) {
+		ws := accept(t, w, r)
+		ctx := ws.CloseRead(context.Background())
+		for range 7 {
+			if err := ws.Ping(ctx); err != nil {
+				t.Errorf("a question is not answered: %v", err)
+			}
+			time.Sleep(500 * time.Millisecond) // of the three seconds that it may be silent
+		}
+		_ = ws.Write(ctx, websocket.MessageText, []byte(`{"opened":{"node_id":"n"}}`))
+		<-ctx.Done()
+	})
+	alive.silence = 3 * time.Second
+	if _, m, err := talk(t, alive); err != nil || m.GetOpened() == nil {
+		t.Errorf("a gateway that asks is taken for dead: %v", err)
+	}
+
+	dead := conn(t, func(w http.ResponseWriter, r *http.Request) {
+		if r.Header.Get("Upgrade") != "" {
+			ws, err := websocket.Accept(w, r, &websocket.AcceptOptions{Subprotocols: []string{execProtocol}})
+			for err == nil {
+				_, _, err = ws.Read(context.Background())
+			}
+			return
+		}
+		w.Header().Set("Content-Type", eventStream)
+		_, _ = io.WriteString(w, ": \n\n")
+		_ = http.NewResponseController(w).Flush()
+		<-r.Context().Done()
+	})
+	dead.silence = 200 * time.Millisecond
+	if _, _, err := talk(t, dead); status.Code(err) != codes.Unavailable || !strings.Contains(err.Error(), "said nothing for 200ms") {
+		t.Errorf("a silent session ends with %v", err)
+	}
+	events, err := clusterv1.NewClusterClient(dead).Events(t.Context(), &clusterv1.EventsRequest{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := events.Recv(); status.Code(err) != codes.Unavailable || !strings.Contains(err.Error(), "said nothing for 200ms") {
+		t.Errorf("a silent stream ends with %v", err)
+	}
+}

@@ -1,0 +1,163 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	clusterv1 "github.com/persys/compute/api/cluster/v1"
+	controlv1 "github.com/persys/compute/api/control/v1"
+	"github.com/persys/compute/cmd/persysctl/screen"
+)
+
+func (c *cli) rolloutCommand() *cobra.Command {
+	parent := &cobra.Command{
+		Use: "rollout", Short: "Follow and steer the update of a group that changes a few members at a time",
+		Long: `Follow and steer the update of a group that changes a few members at a time: one
+whose specification has a count and "update". It pauses when a member is not healthy in
+time, or goes back by itself with auto_revert.`,
+		Args: args(0, 0), RunE: help,
+	}
+	var wait waiting
+	status := &cobra.Command{
+		Use: "status GROUP", Short: "Show where the update of a group stands", Args: args(1, 1, "GROUP"), ValidArgsFunction: c.completeWorkload,
+		Example: "  persysctl rollout status web\n  persysctl rollout status web --wait",
+		RunE: c.online(func(ctx context.Context, args []string) error {
+			if err := wait.check(); err != nil {
+				return err
+			}
+			r, err := c.rollout(ctx, args[0])
+			if err == nil && wait.wait {
+				err = c.awaitRollout(ctx, args[0], r.GetId(), time.After(wait.timeout))
+				if again, e := c.rollout(ctx, args[0]); e == nil {
+					r = again
+				}
+			}
+			if r == nil {
+				return err
+			}
+			if shown := c.emit(r, func() { c.showRollout(r) }); shown != nil {
+				return shown
+			}
+			return err
+		}),
+	}
+	wait.flags(status.Flags(), "the update has ended")
+	parent.AddCommand(status)
+	for _, a := range []struct{ action, did, short string }{
+		{"pause", "paused", "Stop changing members; those that are changed stay so"},
+		{"resume", "resumed", "Go on with an update that was paused, or paused by itself"},
+		{"undo", "going back", "Go back to what the group was before the update, members and count"},
+	} {
+		parent.AddCommand(&cobra.Command{
+			Use: a.action + " GROUP", Short: a.short, Args: args(1, 1, "GROUP"), ValidArgsFunction: c.completeWorkload,
+			Example: "  persysctl rollout " + a.action + " web",
+			RunE: c.online(func(ctx context.Context, args []string) error {
+				r, err := change(ctx, c, c.cluster.SetRollout, &clusterv1.SetRolloutRequest{Group: args[0], Action: a.action})
+				if err != nil {
+					return err
+				}
+				what := a.did
+				if r.GetUnchanged() {
+					what = "unchanged"
+				}
+				c.done(args[0], what, r)
+				return nil
+			}),
+		})
+	}
+	return parent
+}
+
+func (c *cli) rollout(ctx context.Context, group string) (*clusterv1.GetRolloutResponse, error) {
+	return read(ctx, c, c.cluster.GetRollout, &clusterv1.GetRolloutRequest{Group: group})
+}
+
+// showRollout prints the update in a sentence, and each member.
+func (c *cli) showRollout(r *clusterv1.GetRolloutResponse) {
+	u := r.GetUpdate()
+	then := "it pauses"
+	if u.GetAutoRevert() {
+		then = "it goes back"
+	}
+	writeLines(c.out, []string{
+		rolloutLine(r),
+		fmt.Sprintf("started %s by %s", c.ago(r.GetStartedAt()), orText(r.GetBy(), "somebody")),
+		fmt.Sprintf("at most %d unavailable; each healthy for %s within %s, else %s", u.GetMaxParallel(), time.Duration(u.GetMinHealthyTimeSeconds())*time.Second, time.Duration(u.GetHealthyDeadlineSeconds())*time.Second, then),
+		"",
+	})
+	t := screen.NewTable(screen.Column{Title: "WORKLOAD", Gives: 1, Least: 10, Keeps: screen.Middle}, screen.Column{Title: "UPDATE"}, screen.Column{Title: "STATUS"},
+		screen.Column{Title: "NODE"}, screen.Column{Title: "REVISION", Gives: 1, Least: 10}, screen.Column{Title: "REASON", Gives: 3, Least: 16})
+	for _, m := range r.GetMembers() {
+		s := screen.Plain
+		switch m.GetState() {
+		case "Updated":
+			s = screen.Good
+		case "Updating":
+			s = screen.Warn
+		}
+		t.Add(screen.Text(m.GetWorkloadId()), screen.Styled(m.GetState(), s), screen.Text(orText(m.GetStatus(), screen.None)), screen.Text(orText(m.GetNodeId(), screen.None)),
+			screen.Text(orText(m.GetRevisionId(), screen.None)), screen.Text(orText(screen.Clean(m.GetReason()), screen.None)))
+	}
+	c.print(t)
+}
+
+// rolloutLine says where an update stands.
+func rolloutLine(r *clusterv1.GetRolloutResponse) string {
+	done := 0
+	for _, m := range r.GetMembers() {
+		if m.GetState() == "Updated" {
+			done++
+		}
+	}
+	what := map[string]string{"Running": "is being updated", "Paused": "is paused", "Completed": "is updated"}[r.GetPhase()]
+	if r.GetReverting() {
+		what = map[string]string{"Running": "goes back", "Paused": "is paused on its way back", "Completed": "went back"}[r.GetPhase()]
+	}
+	line := fmt.Sprintf("%s %s, %d of %d done", r.GetGroup(), orText(what, r.GetPhase()), done, len(r.GetMembers()))
+	if why := screen.Clean(r.GetReason()); why != "" {
+		line += ": " + why
+	}
+	return line
+}
+
+// rolloutLook is how often an update that is waited for is looked at.
+const rolloutLook = 300 * time.Millisecond
+
+// awaitRollout waits until an update has ended, and says what changes meanwhile.
+func (c *cli) awaitRollout(ctx context.Context, group string, id *controlv1.Generation, late <-chan time.Time) error {
+	hint, last := "persysctl rollout status "+group, ""
+	look := time.NewTicker(rolloutLook)
+	defer look.Stop()
+	for {
+		r, err := c.rollout(ctx, group)
+		if err != nil {
+			return err
+		}
+		line := rolloutLine(r)
+		switch now := r.GetId(); {
+		case now.GetIncarnation() != id.GetIncarnation() || now.GetSequence() != id.GetSequence():
+			if r.GetReverting() {
+				return failf(exitFailed, hint, "%s", line)
+			}
+			return failf(exitFailed, hint, "the update of %s was superseded by another apply", group)
+		case r.GetPhase() == "Completed":
+			return nil
+		case r.GetPhase() == "Paused":
+			return failf(exitFailed, hint, "%s", line)
+		}
+		if line != last {
+			fmt.Fprintln(c.err, line)
+		}
+		last = line
+		select {
+		case <-look.C:
+		case <-late:
+			return failf(exitTimeout, hint, "time is up; %s", line)
+		case <-ctx.Done():
+			return failf(exitInterrupted, hint, "interrupted; the update goes on")
+		}
+	}
+}
