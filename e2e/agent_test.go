@@ -13,6 +13,7 @@ import (
 	controlv1 "github.com/persys/compute/api/control/v1"
 	"github.com/persys/compute/e2e/harness"
 	"github.com/persys/compute/fsm"
+	"github.com/persys/compute/testbed"
 )
 
 // What the tests with short leases wait for.
@@ -125,7 +126,7 @@ func TestAgentRestart(t *testing.T) {
 		if err != nil || !resp.GetSuccess() {
 			t.Fatalf("delete: %v %s", err, resp.GetErrorMessage())
 		}
-		must(t, harness.Poll(t.Context(), settle, "the container's removal", func(ctx context.Context) error {
+		must(t, testbed.Poll(t.Context(), settle, "the container's removal", func(ctx context.Context) error {
 			all, err := e.Workload(ctx, id, "adopted")
 			if err == nil && len(all) > 0 {
 				err = fmt.Errorf("it is %s", all[0].State)
@@ -183,7 +184,7 @@ func TestAgentLostOnDocker(t *testing.T) {
 	}
 	// The old agent comes back and lets go.
 	must(t, holder.Start())
-	must(t, harness.Poll(t.Context(), settle, "the old container's removal", func(ctx context.Context) error {
+	must(t, testbed.Poll(t.Context(), settle, "the old container's removal", func(ctx context.Context) error {
 		all, err := e.Workload(ctx, id, "moving")
 		if err == nil && (len(all) != 1 || all[0].Labels["persys.node_id"] != other.NodeID) {
 			err = fmt.Errorf("the engine has %d containers", len(all))
@@ -293,7 +294,7 @@ func TestAgentLost(t *testing.T) {
 	must(t, holder.Start())
 	must(t, c.WaitNode(t.Context(), holder.NodeID, "Ready", settle))
 	for _, id := range []string{"many-0", "many-1", "many-2", "late", "single"} {
-		must(t, harness.Poll(t.Context(), settle, "the end of "+id+" on "+holder.NodeID, func(context.Context) error {
+		must(t, testbed.Poll(t.Context(), settle, "the end of "+id+" on "+holder.NodeID, func(context.Context) error {
 			for _, r := range runsOf(t, c, id) {
 				if r.NodeID == holder.NodeID && r.To == 0 {
 					return fmt.Errorf("it still runs there")

@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"github.com/persys/compute/e2e/harness"
+	"github.com/persys/compute/testbed"
 )
 
 // One secret is given to a container and to a stack, once so that they run and once so that they fail.
@@ -63,7 +64,7 @@ compose:
 		_, err := c.WaitWorkload(t.Context(), w, settle, running)
 		must(t, err)
 	}
-	must(t, harness.Poll(t.Context(), settle, "the failure in the status", func(ctx context.Context) error {
+	must(t, testbed.Poll(t.Context(), settle, "the failure in the status", func(ctx context.Context) error {
 		if out := run("get", "bad"); !strings.Contains(out, "INVALID_SPECIFICATION") && !strings.Contains(out, "INVALID_SPEC") {
 			return fmt.Errorf("%s", out)
 		}

@@ -10,6 +10,7 @@ import (
 
 	controlv1 "github.com/persys/compute/api/control/v1"
 	"github.com/persys/compute/e2e/harness"
+	"github.com/persys/compute/testbed"
 )
 
 // The stack of the examples runs through the real programs: applied, shown with every service, logged and
@@ -25,31 +26,22 @@ func TestComposeStack(t *testing.T) {
 	text := strings.NewReplacer("persys/hello:demo", image, `["18081:8080"]`, `["8080"]`).Replace(string(raw))
 	file := filepath.Join(t.TempDir(), "stack.yaml")
 	must(t, os.WriteFile(file, []byte(text), 0o600))
-	ctl := func(args ...string) string {
-		t.Helper()
-		res, err := c.Ctl(t.Context(), args...)
-		must(t, err)
-		if res.Code != 0 {
-			t.Fatalf("persysctl %s: exit code %d\n%s%s", strings.Join(args, " "), res.Code, res.Stdout, res.Stderr)
-		}
-		return res.Stdout
-	}
-	ctl("apply", "-f", file, "--wait")
+	ctl(t, c, "apply", "-f", file, "--wait")
 	view := got[*controlv1.WorkloadView](t)(c.WaitWorkload(t.Context(), "shop", settle, running))
 	if view.GetType() != "compose" || len(view.GetPorts()) == 0 {
 		t.Errorf("type %q, ports %v", view.GetType(), view.GetPorts())
 	}
-	if out := ctl("get", "shop"); !strings.Contains(out, "web: running; worker: running") {
+	if out := ctl(t, c, "get", "shop"); !strings.Contains(out, "web: running; worker: running") {
 		t.Errorf("the services are not shown:\n%s", out)
 	}
-	must(t, harness.Poll(t.Context(), settle, "both services' output", func(context.Context) error {
-		if out := ctl("logs", "shop"); !strings.Contains(out, "web-1 | ") || !strings.Contains(out, "worker-1 | ") {
+	must(t, testbed.Poll(t.Context(), settle, "both services' output", func(context.Context) error {
+		if out := ctl(t, c, "logs", "shop"); !strings.Contains(out, "web-1 | ") || !strings.Contains(out, "worker-1 | ") {
 			return fmt.Errorf("logs:\n%s", out)
 		}
 		return nil
 	}))
-	ctl("delete", "shop", "--wait")
-	must(t, harness.Poll(t.Context(), settle, "the stack's removal", func(ctx context.Context) error {
+	ctl(t, c, "delete", "shop", "--wait")
+	must(t, testbed.Poll(t.Context(), settle, "the stack's removal", func(ctx context.Context) error {
 		all, err := e.Workload(ctx, id, "shop")
 		if err == nil && len(all) > 0 {
 			err = fmt.Errorf("%d containers are left", len(all))

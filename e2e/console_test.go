@@ -15,6 +15,7 @@ import (
 	"testing"
 
 	"github.com/chromedp/cdproto/emulation"
+	"github.com/chromedp/cdproto/input"
 	"github.com/chromedp/cdproto/log"
 	"github.com/chromedp/cdproto/network"
 	"github.com/chromedp/cdproto/runtime"
@@ -24,6 +25,7 @@ import (
 	"github.com/persys/compute/agent/driver/sim"
 	agentv1 "github.com/persys/compute/api/agent/v1"
 	"github.com/persys/compute/e2e/harness"
+	"github.com/persys/compute/testbed"
 )
 
 // audit holds a page to rules of accessibility; it returns what breaks one.
@@ -50,7 +52,7 @@ func dev(t *testing.T) (grpc, http, dir string) {
 		}
 	})
 	addrs := regexp.MustCompile(`http://(\S+)/ in a browser[\s\S]*PERSYS_SCHEDULER_ADDR=(\S+)`)
-	must(t, harness.Poll(t.Context(), settle, "persys dev to be up", func(context.Context) error {
+	must(t, testbed.Poll(t.Context(), settle, "persys dev to be up", func(context.Context) error {
 		m := addrs.FindStringSubmatch(p.Tail(200))
 		if m == nil {
 			return fmt.Errorf("it says:\n%s", p.Tail(5))
@@ -64,13 +66,7 @@ func dev(t *testing.T) (grpc, http, dir string) {
 // browser opens a real one.
 func browser(t *testing.T) *page {
 	t.Helper()
-	path, err := exec.LookPath("chromium")
-	if err != nil {
-		if os.Getenv("CI") == "true" {
-			t.Fatalf("chromium is needed: %v (hack/install-test-deps.sh)", err)
-		}
-		t.Skipf("SKIPPED, NOTHING TESTED: chromium is needed: %v", err)
-	}
+	path := testbed.Program(t, "chromium")
 	opts := append(slices.Clone(chromedp.DefaultExecAllocatorOptions[:]), chromedp.ExecPath(path), chromedp.WindowSize(1280, 900), chromedp.WSURLReadTimeout(settle))
 	if os.Getuid() == 0 {
 		opts = append(opts, chromedp.NoSandbox)
@@ -149,7 +145,7 @@ func (p *page) do(actions ...chromedp.Action) {
 func (p *page) sees(want ...string) {
 	p.t.Helper()
 	var text string
-	err := harness.Poll(p.ctx, settle, "the page to show "+strings.Join(want, ", "), func(ctx context.Context) error {
+	err := testbed.Poll(p.ctx, settle, "the page to show "+strings.Join(want, ", "), func(ctx context.Context) error {
 		if err := chromedp.Run(ctx, chromedp.Evaluate(`document.body.innerText`, &text)); err != nil {
 			return err
 		}
@@ -172,7 +168,7 @@ func (p *page) press(name string) {
 	script := fmt.Sprintf(`(() => { const root = document.querySelector("dialog[open]") || document;
 		const el = [...root.querySelectorAll("button, a")].find((b) => b.textContent.trim() === %q && !b.disabled);
 		if (el) el.click(); return !!el; })()`, name)
-	must(p.t, harness.Poll(p.ctx, settle, "a button "+name, func(ctx context.Context) error {
+	must(p.t, testbed.Poll(p.ctx, settle, "a button "+name, func(ctx context.Context) error {
 		var found bool
 		if err := chromedp.Run(ctx, chromedp.Evaluate(script, &found)); err != nil {
 			return err
@@ -262,7 +258,7 @@ func TestConsole(t *testing.T) {
 		p.clean(name)
 	}
 
-	open("/", "of 4 run", "1 of 1 ready", "huge", "leader", "Latest events", "WorkloadState")
+	open("/", "of 4 run", "1 of 1 ready", "huge", "leader", "Latest events", "WorkloadState", "in use", "reserved of")
 	t.Logf("the first view took %.0f KiB over the wire", p.bytes/1024)
 	if p.bytes > 100*1024 {
 		t.Errorf("the first view took %.0f bytes, at most 100 KiB are wanted", p.bytes)
@@ -275,7 +271,12 @@ func TestConsole(t *testing.T) {
 	p.sees("dev-1")
 	seen("nodes-map")
 	p.press("List")
-	open("/nodes/dev-1", "Reserved against capacity", "web-0")
+	open("/nodes/dev-1", "Reserved and used against capacity", "in use", "web-0")
+	var lines int
+	p.do(chromedp.Evaluate(`document.querySelectorAll(".spark .used").length`, &lines))
+	if lines < 2 {
+		t.Errorf("%d charts of use on the page of a node, want CPU and memory at least", lines)
+	}
 	p.press("Cordon")
 	p.sees("cordoned", "dev-1 takes no new workloads.")
 	p.press("Uncordon")
@@ -289,7 +290,7 @@ func TestConsole(t *testing.T) {
 	open("/workloads", "web-0", "huge")
 	seen("workloads")
 	p.do(chromedp.SendKeys("#search", "hug"))
-	must(t, harness.Poll(p.ctx, settle, "the search to narrow the list", func(ctx context.Context) error {
+	must(t, testbed.Poll(p.ctx, settle, "the search to narrow the list", func(ctx context.Context) error {
 		var rows int
 		if err := chromedp.Run(ctx, chromedp.Evaluate(`document.querySelectorAll(".row").length`, &rows)); err != nil || rows != 1 {
 			return fmt.Errorf("%d rows: %v", rows, err)
@@ -304,6 +305,7 @@ func TestConsole(t *testing.T) {
 		p.sees(want)
 		seen("workload-" + strings.ToLower(tab))
 	}
+	execSession(t, p, ctl, open, seen)
 	open("/workloads/huge", "Pending")
 	p.press("Placement")
 	p.sees("CPU", "No node takes it.")
@@ -342,6 +344,42 @@ func TestConsole(t *testing.T) {
 		t.Errorf("the workload does not run:\n%s", out)
 	}
 
+	// A Compose file as it is: chosen from the disk, named, planned, confirmed.
+	file := filepath.Join(t.TempDir(), "compose.yaml")
+	must(t, os.WriteFile(file, []byte("services:\n  web: {image: \"nginx:1.27\"}\n  db: {image: \"postgres:17\", environment: {POSTGRES_PASSWORD: swordfish}}\n"), 0o644))
+	open("/deploy", "Specification")
+	p.do(chromedp.SetUploadFiles("input[type=file]", []string{file}))
+	p.sees("Name of the stack")
+	p.press("Show the plan")
+	p.sees("Nothing has been changed", "name")
+	p.faults = slices.DeleteFunc(p.faults, func(f string) bool { return strings.Contains(f, "400") })
+	p.do(chromedp.SendKeys("#stack", "shop"))
+	p.press("Show the plan")
+	p.sees("The plan", "shop", "create", "dev-1", "Placement of shop, node by node")
+	seen("deploy-compose")
+	p.press("Apply")
+	p.sees("Done")
+	if out := ctl("", "get", "shop"); !strings.Contains(out, "compose") || !strings.Contains(out, "Running") || strings.Contains(out, "swordfish") {
+		t.Errorf("the stack does not run:\n%s", out)
+	}
+
+	open("/workloads/new", "Running")
+	second := "id: new\nresources: {cpu: 100m, memory: 64Mi}\ncontainer: {image: \"nginx:1.29\", env: {PASSWORD: hidden}}\n"
+	ctl(second, "apply", "--wait", "-f", "-")
+	p.press("Revisions")
+	p.sees("2 (now)", "container.image", "nginx:1.28", "nginx:1.29", "***")
+	seen("workload-revisions")
+	p.press("Roll back …")
+	p.sees("Roll new back to revision 1?", "nginx:1.28")
+	p.press("Roll back")
+	p.sees("Revision 1 of new is applied again.", "3 (now)")
+	if out := ctl("", "get", "new"); !strings.Contains(out, "nginx:1.28") {
+		t.Errorf("it was not rolled back:\n%s", out)
+	}
+	if out := ctl("", "diff", "new", "--revision", "1..2"); !strings.Contains(out, "nginx:1.29") || strings.Contains(out, "hidden") {
+		t.Errorf("persysctl diff says:\n%s", out)
+	}
+
 	open("/drifts", "stray", "runs there and is not known here", "operator investigation")
 	seen("drifts")
 	p.press("Delete …")
@@ -377,6 +415,83 @@ func TestConsole(t *testing.T) {
 		t.Errorf("after / the focus is on %q, want the search", focused)
 	}
 	p.clean("keys")
+}
+
+// terminalCases are what a screen of 10 columns shows after some text.
+const terminalCases = `import("./term.js").then(({ Screen, bytesOf }) => {
+	const bad = [];
+	const text = (s) => [...s.past, ...s.grid].map((r) => r.map((c) => c.ch).join("").trimEnd()).join("|").replace(/\|+$/, "");
+	for (const [fact, rows, input, want] of [
+		["lines", 3, ["a\r\nb"], "a|b"], ["what scrolls off is kept", 2, ["a\r\nb\r\nc"], "a|b|c"], ["a long line goes on below", 3, ["0123456789x"], "0123456789|x"],
+		["a full line waits for more", 3, ["0123456789\r\nd"], "0123456789|d"], ["backspace and erase", 3, ["abc\b\b\x1b[KX"], "aX"], ["the cursor", 3, ["\x1b[2;3Hx\x1b[1;1Hy"], "y|  x"],
+		["a sequence in pieces", 3, ["a\x1b", "[", "1;5", "Hb"], "a   b"], ["a title is not shown", 3, ["\x1b]0;tit", "le\x07x"], "x"], ["colours", 3, ["\x1b[1;31mred\x1b[38;5;200m\x1b[0m"], "red"],
+		["another screen, and back", 3, ["one\x1b[?1049hfull\x1b[?1049l!"], "one!"], ["inserting and deleting", 3, ["abcd\x1b[1;2H\x1b[2P\x1b[@x"], "axd"],
+		["a region scrolls", 4, ["1\r\n2\r\n3\r\n4\x1b[2;3r\x1b[3;1H\nx"], "1|3|x|4"], ["inserting lines", 3, ["a\r\nb\x1b[1;1H\x1b[L"], "|a|b"], ["erasing all", 3, ["abc\r\ndef\x1b[2J\x1b[Hx"], "x"],
+	]) { const s = new Screen(10, rows); input.forEach((i) => s.write(i)); if (text(s) !== want) bad.push(fact + ": " + text(s) + ", want " + want); }
+	let said = "";
+	new Screen(10, 3, (x) => { said += x; }).write("ab\x1b[6n");
+	for (const [fact, got, want] of [["where the cursor is", said, "\x1b[1;3R"], ["Ctrl+C", bytesOf({ key: "c", ctrlKey: true }), "\x03"], ["up", bytesOf({ key: "ArrowUp" }, true), "\x1bOA"],
+		["a letter is the field's", bytesOf({ key: "x" }), ""], ["copy is the browser's", bytesOf({ key: "C", ctrlKey: true, shiftKey: true }), ""], ["Alt+b", bytesOf({ key: "b", altKey: true }), "\x1bb"]])
+		if (got !== want) bad.push(fact + ": " + JSON.stringify(got));
+	return bad;
+})`
+
+// execSession runs a command in web-1 from its page, by keys alone, and leaves.
+func execSession(t *testing.T, p *page, ctl func(string, ...string) string, open func(string, ...string), seen func(string)) {
+	t.Helper()
+	var bad []string
+	p.do(chromedp.Evaluate(terminalCases, &bad, func(e *runtime.EvaluateParams) *runtime.EvaluateParams { return e.WithAwaitPromise(true) }))
+	for _, b := range bad {
+		t.Errorf("the terminal: %s", b)
+	}
+	shows := func(want string) {
+		t.Helper()
+		var text string
+		must(t, testbed.Poll(p.ctx, settle, "the terminal to show "+want, func(ctx context.Context) error {
+			if err := chromedp.Run(ctx, chromedp.Evaluate(`document.querySelector(".term-view")?.innerText || ""`, &text)); err != nil || !strings.Contains(text, want) {
+				return fmt.Errorf("it shows %q: %v", text, err)
+			}
+			return nil
+		}))
+	}
+	keys := func(text string) { t.Helper(); p.do(chromedp.KeyEvent(text)) }
+	open("/workloads/web-1", "Running")
+	p.press("Exec")
+	p.sees("No session is open.")
+	p.do(chromedp.Focus("#exec-command"), chromedp.KeyEvent("\r"))
+	p.sees("Open on dev-1")
+	keys("echo one 'two'\recho wrong\b\b\b\bright\rsize\r")
+	shows("wright")
+	seen("workload-exec")
+	keys("exit 3\r")
+	p.sees("The command ended with exit code 3.")
+	// An Enter that is held a little too long runs nothing: not even the same again.
+	keys("\r\r")
+	p.sees("The command ended with exit code 3.")
+	p.do(chromedp.SetValue("#exec-command", "echo 'unfinished"))
+	p.press("Run")
+	p.sees("a quote ' is not closed")
+	p.do(chromedp.SetValue("#exec-command", "no-such-program"))
+	p.press("Run")
+	p.sees("The command ended with exit code 127.")
+	p.press("Console")
+	p.sees("Open on dev-1")
+	shows("sim: console of web-1")
+	// Ctrl+] gives the keyboard back, and leaving the page ends the session.
+	p.do(chromedp.KeyEvent("]", chromedp.KeyModifiers(input.ModifierCtrl)))
+	var focused string
+	p.do(chromedp.Evaluate(`document.activeElement.textContent`, &focused))
+	if focused != "End session" {
+		t.Errorf("after Ctrl+] the focus is on %q", focused)
+	}
+	open("/workloads", "web-0")
+	must(t, testbed.Poll(t.Context(), settle, "the end of every session to be kept", func(context.Context) error {
+		out := ctl("", "audit", "--tail", "0", "-o", "json")
+		if n, m := strings.Count(out, "SessionOpened"), strings.Count(out, "SessionClosed"); n < 3 || n != m || !strings.Contains(out, "the caller went away") {
+			return fmt.Errorf("%d opened and %d closed:\n%s", n, m, out)
+		}
+		return nil
+	}))
 }
 
 // TestConsoleIsHonest: what is shown is said to be old.

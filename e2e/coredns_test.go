@@ -5,10 +5,12 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"os"
+	"net"
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -16,18 +18,14 @@ import (
 
 	clusterv1 "github.com/persys/compute/api/cluster/v1"
 	"github.com/persys/compute/e2e/harness"
+	"github.com/persys/compute/testbed"
 )
 
-// part makes a server of others available to the test, or skips it loudly.
+// part makes a server of others available to the test.
 func part(t *testing.T, make func() (*harness.Part, error)) *harness.Part {
 	t.Helper()
 	p, err := make()
-	if err != nil {
-		if os.Getenv("CI") == "true" {
-			t.Fatal(err)
-		}
-		t.Skipf("SKIPPED, NOTHING TESTED: %v", err)
-	}
+	testbed.Need(t, "a server of others", err)
 	t.Cleanup(func() {
 		if t.Failed() {
 			t.Logf("the end of %s:\n%s", p.Name, p.Tail(12))
@@ -51,7 +49,7 @@ func said(ctx context.Context, server, name string, qtype uint16) (string, error
 	}
 	for _, rr := range slices.Concat(m.Answer, m.Ns, m.Extra) {
 		if h := rr.Header(); h.Rrtype != dns.TypeOPT && h.Ttl > 30 {
-			return "", harness.Fatal(fmt.Errorf("%s answers %s: a TTL of more than 30 s", server, rr))
+			return "", testbed.Final(fmt.Errorf("%s answers %s: a TTL of more than 30 s", server, rr))
 		}
 	}
 	where := map[string][]string{}
@@ -129,7 +127,7 @@ func (s *shard) questions(nodes ...string) (out [][2]string) {
 func (s *shard) agree(t *testing.T, coredns *harness.Part, when string, nodes ...string) map[string]string {
 	t.Helper()
 	all := map[string]string{}
-	must(t, harness.Poll(t.Context(), settle, "CoreDNS and "+s.key+"'s own DNS to agree "+when, func(ctx context.Context) error {
+	must(t, testbed.Poll(t.Context(), settle, "CoreDNS and "+s.key+"'s own DNS to agree "+when, func(ctx context.Context) error {
 		for _, q := range s.questions(nodes...) {
 			qtype := dns.StringToType[q[1]]
 			ours, err := said(ctx, s.Schedulers[0].DNS, q[0]+".", qtype)
@@ -180,14 +178,22 @@ func TestCoreDNS(t *testing.T) {
 	env := fast(east.env(etcd))
 	env["SCHEDULER_COREDNS_ADDR"] = coredns.Addr
 	east.Cluster = start(t, harness.Options{Binaries: bin, SchedulerEnv: env})
-	west.Cluster = start(t, harness.Options{Binaries: bin, Schedulers: 1, SchedulerEnv: fast(west.env(etcd))})
+	west.Cluster = got[*harness.Cluster](t)(harness.Prepare(harness.Options{Binaries: bin, Schedulers: 1, SchedulerEnv: fast(west.env(etcd))}))
+	guard(t, west.Cluster)
+	front, passed := advertised(t, west.Schedulers[0])
+	up(t, west.Cluster)
 	at := func(ip string) harness.AgentOptions {
 		return harness.AgentOptions{Simulate: true, Env: map[string]string{"PERSYS_GRPC_ADDR": ip}}
 	}
 	a := got[*harness.Agent](t)(east.StartAgent(t.Context(), at("127.0.0.21")))
 	b := got[*harness.Agent](t)(east.StartAgent(t.Context(), at("127.0.0.22")))
-	// The same node id in the other cluster, elsewhere.
-	got[*harness.Agent](t)(west.StartAgent(t.Context(), at("127.0.0.31")))
+	// The same node id in the other cluster, elsewhere; it finds its scheduler by name.
+	far := at("::1")
+	far.Env["PERSYS_SCHEDULER_ADDR"], far.Env["PERSYS_SCHEDULER_DISCOVERY"] = "", "srv://west.persys.local?dns="+west.Schedulers[0].DNS
+	got[*harness.Agent](t)(west.StartAgent(t.Context(), far))
+	if passed.Load() == 0 {
+		t.Errorf("the agent of %s registered by another way than the one that is published", west.key)
+	}
 	w := calmly(t, east.Cluster, 2)
 
 	answers := east.agree(t, coredns, "at first", a.NodeID, b.NodeID)
@@ -206,9 +212,14 @@ func TestCoreDNS(t *testing.T) {
 	east.want(t, answers, "node-a.east.agents.persys.cloud A", "NOERROR 127.0.0.21")
 	east.want(t, answers, "node-b.east.agents.persys.cloud A", "NOERROR 127.0.0.22")
 	west0 := west.agree(t, coredns, "at first", "node-a", "node-b")
-	west.want(t, west0, "_persys-scheduler._tcp.west.persys.local SRV", "NOERROR "+west.Schedulers[0].GRPC)
-	west.want(t, west0, "node-a.west.agents.persys.cloud A", "NOERROR 127.0.0.31")
-	west.want(t, west0, "node-b.west.agents.persys.cloud A", "NXDOMAIN SOA")
+	west.want(t, west0, "_persys-scheduler._tcp.west.persys.local SRV", "NOERROR ::1:"+front)
+	for _, name := range []string{"persys-scheduler", "scheduler-1.persys-scheduler"} {
+		west.want(t, west0, name+".west.persys.local AAAA", "NOERROR ::1")
+		west.want(t, west0, name+".west.persys.local A", "NOERROR SOA")
+	}
+	west.want(t, west0, "node-a.west.agents.persys.cloud AAAA", "NOERROR ::1")
+	west.want(t, west0, "node-a.west.agents.persys.cloud A", "NOERROR SOA")
+	west.want(t, west0, "node-b.west.agents.persys.cloud AAAA", "NXDOMAIN SOA")
 
 	t.Run("a node of the other cluster", func(t *testing.T) { foreignNodes(t, east, west, b) })
 
@@ -227,7 +238,7 @@ func TestCoreDNS(t *testing.T) {
 		_, err = gone.Wait(ctx)
 		must(t, err)
 		var answers map[string]string
-		must(t, harness.Poll(t.Context(), settle, "the records' removal", func(context.Context) error {
+		must(t, testbed.Poll(t.Context(), settle, "the records' removal", func(context.Context) error {
 			answers = east.agree(t, coredns, "after the removals", a.NodeID, b.NodeID)
 			if answers[gone.Name+".persys-scheduler.east.persys.local A"] != "NXDOMAIN SOA" || answers["node-b.east.agents.persys.cloud A"] != "NXDOMAIN SOA" {
 				return fmt.Errorf("answers %v", answers)
@@ -244,12 +255,12 @@ func TestCoreDNS(t *testing.T) {
 
 	t.Run("CoreDNS killed, and back", func(t *testing.T) {
 		// While there were no records in etcd it may rightly have been said to be away.
-		must(t, harness.Poll(t.Context(), settle, "CoreDNS being seen", func(ctx context.Context) error {
+		must(t, testbed.Poll(t.Context(), settle, "CoreDNS being seen", func(ctx context.Context) error {
 			leader, err := east.WaitLeader(ctx, electionLimit)
 			if err != nil {
 				return err
 			}
-			if up, err := gauge(ctx, east.Schedulers[leader], `persys_scheduler_coredns_up{server="`+coredns.Addr+`"}`); err != nil || up != 1 {
+			if up, err := harness.Metric(ctx, east.Schedulers[leader].HTTP, `persys_scheduler_coredns_up{server="`+coredns.Addr+`"}`); err != nil || up != 1 {
 				return fmt.Errorf("the metric is %v, %v", up, err)
 			}
 			return nil
@@ -271,7 +282,7 @@ func TestCoreDNS(t *testing.T) {
 		must(t, err)
 		must(t, coredns.Kill())
 		must(t, etcd.Kill())
-		must(t, harness.Poll(t.Context(), settle, "a warning", func(context.Context) error {
+		must(t, testbed.Poll(t.Context(), settle, "a warning", func(context.Context) error {
 			text, err := east.Schedulers[leader].Output()
 			if err != nil {
 				return err
@@ -288,9 +299,13 @@ func TestCoreDNS(t *testing.T) {
 				if !r.Running() {
 					continue
 				}
-				answer, err := said(t.Context(), r.DNS, "persys-scheduler."+s.domain+".", dns.TypeA)
+				qtype, want := dns.TypeA, "NOERROR 127.0.0.1"
+				if s == west {
+					qtype, want = dns.TypeAAAA, "NOERROR ::1"
+				}
+				answer, err := said(t.Context(), r.DNS, "persys-scheduler."+s.domain+".", qtype)
 				must(t, err)
-				if answer != "NOERROR 127.0.0.1" {
+				if answer != want {
 					t.Errorf("%s of %s answers %q", r.Name, s.key, answer)
 				}
 			}
@@ -310,6 +325,138 @@ func TestCoreDNS(t *testing.T) {
 			}
 		}
 	})
+}
+
+// advertised has a scheduler published at another address and port than it listens
+// on, of another family too: a relay answers there, as a load balancer or a port
+// mapping would. It returns the port, and how many connections came that way. The
+// program must not run yet.
+func advertised(t *testing.T, s *harness.Scheduler) (port string, passed *atomic.Int64) {
+	t.Helper()
+	l, err := net.Listen("tcp", "[::1]:0")
+	must(t, err)
+	_, port, err = net.SplitHostPort(l.Addr().String())
+	must(t, err)
+	six := func(addr string) string {
+		_, port, err := net.SplitHostPort(addr)
+		must(t, err)
+		return net.JoinHostPort("::1", port)
+	}
+	set(s.Process, map[string]string{
+		"SCHEDULER_ADVERTISE_IP": "::1", "SCHEDULER_ADVERTISE_PORT": port,
+		// What other replicas dial has its own ports, and the published address.
+		"SCHEDULER_RAFT_ADDR": six(s.Raft), "SCHEDULER_GOSSIP_ADDR": six(s.Gossip), "SCHEDULER_JOIN": six(s.Gossip),
+	})
+	passed = new(atomic.Int64)
+	var relays sync.WaitGroup
+	relays.Go(func() {
+		for {
+			in, err := l.Accept()
+			if err != nil {
+				return
+			}
+			out, err := net.Dial("tcp", s.GRPC)
+			if err != nil {
+				_ = in.Close()
+				continue
+			}
+			passed.Add(1)
+			// Either side's end is the end of both.
+			for _, pair := range [][2]net.Conn{{in, out}, {out, in}} {
+				relays.Go(func() {
+					_, _ = io.Copy(pair[0], pair[1])
+					_, _ = pair[0].Close(), pair[1].Close()
+				})
+			}
+		}
+	})
+	t.Cleanup(func() {
+		_ = l.Close()
+		_ = s.Kill() // the relays end with it
+		relays.Wait()
+	})
+	return port, passed
+}
+
+// Two clusters with the same DOMAIN, one etcd, one CoreDNS: at the address of each,
+// the schedulers are its own, and so for whoever finds them there; the nodes of both
+// are there under their shards. A change in one changes nothing in the other, and a
+// cluster that is set up with the other's address says so.
+func TestCoreDNSOneDomain(t *testing.T) {
+	dir := t.TempDir()
+	etcd := part(t, func() (*harness.Part, error) { return harness.Etcd(t.Context(), dir) })
+	east := &shard{key: "east", domain: "persys.local", agents: "agents.persys.cloud"}
+	west := &shard{key: "west", domain: "persys.local", agents: "agents.persys.cloud"}
+	corefile := filepath.Join(got[string](t)(harness.Root(t.Context())), "deploy", "coredns", "Corefile.one-domain")
+	coredns := part(t, func() (*harness.Part, error) {
+		return harness.CoreDNSFrom(t.Context(), dir, corefile, map[string]string{
+			"ETCD_ENDPOINT": "http://" + etcd.Addr, "EAST_IP": "127.0.0.1", "WEST_IP": "127.0.0.2",
+		})
+	})
+	must(t, etcd.Start())
+	must(t, harness.WaitEtcd(t.Context(), etcd, settle))
+	must(t, coredns.Start())
+	must(t, harness.WaitListening(t.Context(), coredns, settle))
+	_, port, err := net.SplitHostPort(coredns.Addr)
+	must(t, err)
+	other := &harness.Part{Process: coredns.Process, Addr: net.JoinHostPort("127.0.0.2", port)}
+
+	bin := shipped(t)
+	east.Cluster = start(t, harness.Options{Binaries: bin, Schedulers: 1, SchedulerEnv: fast(east.env(etcd))})
+	at := func(ip string) harness.AgentOptions {
+		return harness.AgentOptions{Simulate: true, Env: map[string]string{"PERSYS_GRPC_ADDR": ip}}
+	}
+	got[*harness.Agent](t)(east.StartAgent(t.Context(), at("127.0.0.21")))
+	eastAlone := east.agree(t, coredns, "alone", "node-a")
+	east.want(t, eastAlone, "_persys-scheduler._tcp.persys.local SRV", "NOERROR "+east.Schedulers[0].GRPC)
+
+	env := fast(west.env(etcd))
+	env["SCHEDULER_COREDNS_ADDR"] = coredns.Addr // the other's
+	west.Cluster = start(t, harness.Options{Binaries: bin, Schedulers: 1, SchedulerEnv: env})
+	got[*harness.Agent](t)(west.StartAgent(t.Context(), at("127.0.0.31")))
+	b := got[*harness.Agent](t)(west.StartAgent(t.Context(), at("127.0.0.32")))
+	answers := west.agree(t, other, "at first", "node-a", "node-b")
+	west.want(t, answers, "_persys-scheduler._tcp.persys.local SRV", "NOERROR "+west.Schedulers[0].GRPC)
+	west.want(t, answers, "node-a.west.agents.persys.cloud A", "NOERROR 127.0.0.31")
+	told(t, west, coredns.Addr, "CoreDNSLost", 1)
+	if text := got[string](t)(west.Schedulers[0].Output()); !strings.Contains(text, "names only schedulers of others") {
+		t.Error("nothing says that the CoreDNS that is watched is another cluster's")
+	}
+
+	// The nodes of both are known at both addresses.
+	for _, server := range []string{coredns.Addr, other.Addr} {
+		for name, want := range map[string]string{
+			"node-a.east.agents.persys.cloud.": "NOERROR 127.0.0.21", "node-a.west.agents.persys.cloud.": "NOERROR 127.0.0.31",
+			"node-b.east.agents.persys.cloud.": "NXDOMAIN SOA", "node-b.west.agents.persys.cloud.": "NOERROR 127.0.0.32",
+		} {
+			answer, err := said(t.Context(), server, name, dns.TypeA)
+			must(t, err)
+			if answer != want {
+				t.Errorf("%s answers %q for %s, want %q", server, answer, name, want)
+			}
+		}
+	}
+	// Whoever asks there by name finds that cluster.
+	for server, s := range map[string]*shard{coredns.Addr: east, other.Addr: west} {
+		st, err := s.Status(t.Context(), 0)
+		must(t, err)
+		if text := ctlAt(t, s.Cluster, "srv://persys.local?dns="+server, "status"); !strings.Contains(text, st.GetClusterId()) {
+			t.Errorf("by the name at %s persysctl finds\n%s\nwant cluster %s", server, text, st.GetClusterId())
+		}
+	}
+
+	_, err = got[clusterv1.ClusterClient](t)(west.AnyAdmin(t.Context())).RemoveNode(t.Context(), &clusterv1.RemoveNodeRequest{NodeId: b.NodeID, Force: true})
+	must(t, err)
+	must(t, b.Kill())
+	must(t, testbed.Poll(t.Context(), settle, "the record's removal", func(context.Context) error {
+		if answers := west.agree(t, other, "after the removal", b.NodeID); answers[b.NodeID+".west.agents.persys.cloud A"] != "NXDOMAIN SOA" {
+			return fmt.Errorf("answers %v", answers)
+		}
+		return nil
+	}))
+	if now := east.agree(t, coredns, "beside the other", "node-a"); fmt.Sprint(now) != fmt.Sprint(eastAlone) {
+		t.Errorf("east's answers have changed with west: %v, they were %v", now, eastAlone)
+	}
 }
 
 // count counts the events of a type.
@@ -341,7 +488,7 @@ func told(t *testing.T, s *shard, server, kind string, times int) {
 	if kind == "CoreDNSLost" {
 		line, up = "CoreDNS is away", 0
 	}
-	must(t, harness.Poll(t.Context(), settle, kind, func(ctx context.Context) error {
+	must(t, testbed.Poll(t.Context(), settle, kind, func(ctx context.Context) error {
 		if n := count(t, s, kind); n < times {
 			return fmt.Errorf("%d events, want %d", n, times)
 		}
@@ -349,7 +496,7 @@ func told(t *testing.T, s *shard, server, kind string, times int) {
 		if err != nil {
 			return err
 		}
-		if now, err := gauge(ctx, s.Schedulers[leader], `persys_scheduler_coredns_up{server="`+server+`"}`); err != nil || now != up {
+		if now, err := harness.Metric(ctx, s.Schedulers[leader].HTTP, `persys_scheduler_coredns_up{server="`+server+`"}`); err != nil || now != up {
 			return fmt.Errorf("the metric is %v, %v", now, err)
 		}
 		for _, r := range s.Schedulers {
@@ -377,7 +524,7 @@ func foreignNodes(t *testing.T, east, west *shard, member *harness.Agent) {
 	must(t, member.Start())
 	says := func(p *harness.Process, want ...string) {
 		t.Helper()
-		must(t, harness.Poll(t.Context(), settle, p.Name+"'s complaint", func(context.Context) error {
+		must(t, testbed.Poll(t.Context(), settle, p.Name+"'s complaint", func(context.Context) error {
 			text, err := p.Output()
 			if err != nil {
 				return err

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/persys/compute/e2e/harness"
+	"github.com/persys/compute/testbed"
 )
 
 // The demo is what a newcomer runs first: it has to end well, show what it
@@ -95,9 +96,9 @@ func TestDemo(t *testing.T) {
 		p.Dir = root
 		must(t, p.Start())
 		t.Cleanup(func() { _ = p.Terminate(time.Minute) })
-		must(t, harness.Poll(t.Context(), 2*time.Minute, "the invitation", func(context.Context) error {
+		must(t, testbed.Poll(t.Context(), 2*time.Minute, "the invitation", func(context.Context) error {
 			if !p.Running() {
-				return harness.Fatal(errors.New("it has ended"))
+				return testbed.Final(errors.New("it has ended"))
 			}
 			return saysOneOf(p, "Ctrl-C stops everything")
 		}))
@@ -113,6 +114,18 @@ func TestDemo(t *testing.T) {
 		if left, err := os.ReadDir(tmp); err != nil || len(left) > 0 {
 			t.Errorf("the demo left %v behind (%v)", left, err)
 		}
+	})
+	t.Run("one at a time", func(t *testing.T) {
+		theEngine(t)
+		l, err := net.Listen("unix", "@persys-demo") // as a demo that runs does
+		must(t, err)
+		defer l.Close()
+		out, err := run(t, nil, "--exit")
+		var exit *exec.ExitError
+		if !errors.As(err, &exit) || exit.ExitCode() != 1 {
+			t.Errorf("it ended with %v, want status 1", err)
+		}
+		shows(t, out, "another demo runs on this machine", "ARGS=--simulate")
 	})
 	t.Run("port taken", func(t *testing.T) {
 		theEngine(t)

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -18,6 +17,7 @@ import (
 	clusterv1 "github.com/persys/compute/api/cluster/v1"
 	controlv1 "github.com/persys/compute/api/control/v1"
 	"github.com/persys/compute/e2e/harness"
+	"github.com/persys/compute/testbed"
 )
 
 // The TTL of the schedulers' records, in which answers have to become right, and
@@ -44,17 +44,6 @@ func dig(ctx context.Context, server string, args ...string) ([]string, error) {
 		}
 	}
 	return lines, nil
-}
-
-func needDig(t *testing.T) {
-	t.Helper()
-	if _, err := exec.LookPath("dig"); err == nil {
-		return
-	}
-	if os.Getenv("CI") == "true" {
-		t.Fatal("dig is not installed (hack/install-test-deps.sh)")
-	}
-	t.Skip("SKIPPED, NOTHING TESTED: dig is not installed (hack/install-test-deps.sh)")
 }
 
 // srv is one SRV record of the schedulers.
@@ -96,7 +85,7 @@ func names(t *testing.T, c *harness.Cluster, at int, leader int, listed ...int) 
 	_, first, _ := strings.Cut(c.Schedulers[leader].GRPC, ":")
 	slices.Sort(want)
 	began := time.Now()
-	must(t, harness.Poll(t.Context(), dnsLimit, "the right answer at "+c.Schedulers[at].Name, func(ctx context.Context) error {
+	must(t, testbed.Poll(t.Context(), dnsLimit, "the right answer at "+c.Schedulers[at].Name, func(ctx context.Context) error {
 		have, err := schedulersAt(ctx, c.Schedulers[at].DNS)
 		if err != nil {
 			return err
@@ -223,7 +212,7 @@ func (w *calm) undisturbed(after string) {
 // Agents that know nothing but an SRV name keep in touch, and DNS stays right,
 // while schedulers die, lose their DNS and move, one at a time.
 func TestDiscoverySurvives(t *testing.T) {
-	needDig(t)
+	testbed.Program(t, "dig")
 	// One second more than elsewhere: the race detector is slow on a busy machine.
 	c := start(t, harness.Options{Binaries: raced(t), SchedulerEnv: fast(map[string]string{"SCHEDULER_NODE_LEASE": "4s"})})
 	var servers []string
@@ -259,7 +248,7 @@ func TestDiscoverySurvives(t *testing.T) {
 	down("the leader's death", leader)
 
 	var spoken []int
-	must(t, harness.Poll(t.Context(), settle, "an agent's connection", func(context.Context) (err error) {
+	must(t, testbed.Poll(t.Context(), settle, "an agent's connection", func(context.Context) (err error) {
 		if spoken, err = talksTo(c, c.Agents[0].Process); err == nil && len(spoken) == 0 {
 			err = fmt.Errorf("it has none")
 		}
@@ -275,7 +264,7 @@ func TestDiscoverySurvives(t *testing.T) {
 		must(t, c.WaitReady(t.Context(), settle))
 		leader := got[int](t)(c.WaitLeader(t.Context(), electionLimit))
 		names(t, c, 1, leader, 0, 1, 2)
-		must(t, harness.Poll(t.Context(), dnsLimit, "the name servers", func(ctx context.Context) error {
+		must(t, testbed.Poll(t.Context(), dnsLimit, "the name servers", func(ctx context.Context) error {
 			lines, err := dig(ctx, c.Schedulers[1].DNS, "persys.local", "NS")
 			if text := strings.Join(lines, "\n"); err == nil &&
 				(strings.Contains(text, "scheduler-1.") || !strings.Contains(text, "scheduler-2.") || !strings.Contains(text, "scheduler-3.")) {
@@ -312,7 +301,7 @@ func TestDiscoverySurvives(t *testing.T) {
 			must(t, a.Restart())
 		}
 		for _, a := range c.Agents {
-			must(t, harness.Poll(t.Context(), settle, a.NodeID+" registering again", func(context.Context) error {
+			must(t, testbed.Poll(t.Context(), settle, a.NodeID+" registering again", func(context.Context) error {
 				text, err := a.Output()
 				if err == nil && !strings.Contains(text[strings.LastIndex(text, "using the addresses of last time")+1:], "msg=registered") {
 					err = fmt.Errorf("it says:\n%s", a.Tail(5))
@@ -327,7 +316,7 @@ func TestDiscoverySurvives(t *testing.T) {
 // A replica that starts while another is dead has never met it, and still does not
 // name it once the TTL is over; and names it again when it is back.
 func TestRestartForgetsTheDead(t *testing.T) {
-	needDig(t)
+	testbed.Program(t, "dig")
 	c := start(t, harness.Options{Binaries: shipped(t), SchedulerEnv: fast(nil)})
 	leader := got[int](t)(c.WaitLeader(t.Context(), electionLimit))
 	rest := indexes(others(c, leader))
@@ -342,30 +331,6 @@ func TestRestartForgetsTheDead(t *testing.T) {
 	names(t, c, again.Index, got[int](t)(c.WaitLeader(t.Context(), electionLimit)), 0, 1, 2)
 }
 
-// gauge reads one metric of a scheduler.
-func gauge(ctx context.Context, s *harness.Scheduler, name string) (float64, error) {
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+s.HTTP+"/metrics", nil)
-	if err != nil {
-		return 0, err
-	}
-	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
-	resp, err := client.Do(req)
-	if err != nil {
-		return 0, err
-	}
-	defer resp.Body.Close()
-	body, err := io.ReadAll(io.LimitReader(resp.Body, 4<<20))
-	if err != nil {
-		return 0, err
-	}
-	for line := range strings.Lines(string(body)) {
-		if v, ok := strings.CutPrefix(line, name+" "); ok {
-			return strconv.ParseFloat(strings.TrimSpace(v), 64)
-		}
-	}
-	return 0, fmt.Errorf("%s has no metric %s", s.Name, name)
-}
-
 // cutOff waits until a replica's DNS says that it is cut off: it still names all
 // schedulers, itself last and none as the leader, and whatever it answers may be
 // kept for a second at most.
@@ -374,7 +339,7 @@ func cutOff(t *testing.T, c *harness.Cluster, at int, node, ip string) {
 	s := c.Schedulers[at]
 	_, self, _ := strings.Cut(s.GRPC, ":")
 	began := time.Now()
-	must(t, harness.Poll(t.Context(), dnsLimit, "the answers of one who is cut off at "+s.Name, func(ctx context.Context) error {
+	must(t, testbed.Poll(t.Context(), dnsLimit, "the answers of one who is cut off at "+s.Name, func(ctx context.Context) error {
 		have, err := schedulersAt(ctx, s.DNS)
 		if err != nil {
 			return err
@@ -394,7 +359,7 @@ func cutOff(t *testing.T, c *harness.Cluster, at int, node, ip string) {
 		if want := node + ".default.agents.persys.cloud. 1 IN A " + ip; len(lines) != 1 || lines[0] != want {
 			return fmt.Errorf("it answers %q, want %q", lines, want)
 		}
-		marked, err := gauge(ctx, s, "persys_dns_partitioned")
+		marked, err := harness.Metric(ctx, s.HTTP, "persys_dns_partitioned")
 		if err == nil && marked != 1 {
 			err = fmt.Errorf("persys_dns_partitioned is %v", marked)
 		}
@@ -408,7 +373,7 @@ func cutOff(t *testing.T, c *harness.Cluster, at int, node, ip string) {
 // DNS drops it, its own goes on and says that it may be old, and no agent is
 // without contact for longer than its lease.
 func TestDiscoveryPartition(t *testing.T) {
-	needDig(t)
+	testbed.Program(t, "dig")
 	wire, ok := inside(t)
 	if !ok {
 		return
@@ -437,7 +402,7 @@ func TestDiscoveryPartition(t *testing.T) {
 		rest := indexes(others(c, i))
 		for _, j := range rest {
 			names(t, c, j, leader, rest...)
-			marked, err := gauge(t.Context(), c.Schedulers[j], "persys_dns_partitioned")
+			marked, err := harness.Metric(t.Context(), c.Schedulers[j].HTTP, "persys_dns_partitioned")
 			must(t, err)
 			if marked != 0 {
 				t.Errorf("%s says that it is cut off, and has a leader", c.Schedulers[j].Name)
@@ -456,7 +421,7 @@ func TestDiscoveryPartition(t *testing.T) {
 		for j := range c.Schedulers {
 			names(t, c, j, leader, 0, 1, 2)
 		}
-		marked, err := gauge(t.Context(), c.Schedulers[i], "persys_dns_partitioned")
+		marked, err := harness.Metric(t.Context(), c.Schedulers[i].HTTP, "persys_dns_partitioned")
 		must(t, err)
 		if marked != 0 {
 			t.Errorf("%s is back and still says that it is cut off", c.Schedulers[i].Name)
@@ -483,7 +448,7 @@ func TestDiscoveryPartition(t *testing.T) {
 	part("the leader's isolation", got[int](t)(c.WaitLeader(t.Context(), electionLimit)))
 
 	var spoken []int
-	must(t, harness.Poll(t.Context(), settle, "an agent's connection", func(context.Context) (err error) {
+	must(t, testbed.Poll(t.Context(), settle, "an agent's connection", func(context.Context) (err error) {
 		if spoken, err = talksTo(c, node.Process); err == nil && len(spoken) == 0 {
 			err = fmt.Errorf("it has none")
 		}

@@ -3,12 +3,12 @@ package e2e
 import (
 	"context"
 	"errors"
-	"os"
 	"sync"
 	"testing"
 	"time"
 
 	"github.com/persys/compute/e2e/harness"
+	"github.com/persys/compute/testbed"
 )
 
 // docker is the real engine with an image to run, made ready by the first test
@@ -16,22 +16,19 @@ import (
 type docker struct {
 	once   sync.Once
 	engine *harness.Engine
-	image  string
+	image  string // of this run alone: others may have the engine too
 	err    error
 }
 
 var shared docker
 
-// theEngine skips on a machine without Docker, and fails there when CI is set.
+// theEngine is the one of this machine, for this test alone until its end: its
+// containers have the names of workloads, and some publish a port of the machine.
 func theEngine(t *testing.T) (*harness.Engine, string) {
 	t.Helper()
 	shared.once.Do(func() { shared.err = shared.open() })
-	if shared.err != nil {
-		if os.Getenv("CI") == "true" {
-			t.Fatalf("a Docker engine is needed: %v", shared.err)
-		}
-		t.Skipf("SKIPPED, NOTHING TESTED: a Docker engine is needed: %v", shared.err)
-	}
+	testbed.Need(t, "a Docker engine", shared.err)
+	t.Cleanup(got[func()](t)(shared.engine.Alone(t.Context())))
 	return shared.engine, shared.image
 }
 
@@ -42,8 +39,7 @@ func (d *docker) open() error {
 	if err != nil {
 		return err
 	}
-	d.image = "persys/hello:e2e"
-	if err := e.BuildGo(ctx, d.image, "./examples/hello", nil); err != nil {
+	if d.image, err = e.BuildForRun(ctx, "persys/hello:e2e", "./examples/hello"); err != nil {
 		return errors.Join(err, e.Close())
 	}
 	d.engine = e

@@ -19,6 +19,7 @@ import (
 	clusterv1 "github.com/persys/compute/api/cluster/v1"
 	"github.com/persys/compute/e2e/harness"
 	"github.com/persys/compute/fsm"
+	"github.com/persys/compute/testbed"
 )
 
 // mirrored are the settings of schedulers that write an etcd, looking at it often.
@@ -105,7 +106,7 @@ func cursorKey(cluster string) string { return "/persys/mirror/" + cluster + "/c
 // The scheduler's own comparison has to agree.
 func equals(t *testing.T, c *harness.Cluster, kv *clientv3.Client, when string) {
 	t.Helper()
-	must(t, harness.Poll(t.Context(), settle, "the mirror to equal the state "+when, func(ctx context.Context) error {
+	must(t, testbed.Poll(t.Context(), settle, "the mirror to equal the state "+when, func(ctx context.Context) error {
 		i, err := c.Leader(ctx)
 		if err != nil {
 			return err
@@ -255,7 +256,7 @@ func zeroAsNone(n int64) string {
 // waitMode waits until every scheduler that runs is in a mode.
 func waitMode(t *testing.T, c *harness.Cluster, mode string) {
 	t.Helper()
-	must(t, harness.Poll(t.Context(), settle, "mode "+mode, func(ctx context.Context) error {
+	must(t, testbed.Poll(t.Context(), settle, "mode "+mode, func(ctx context.Context) error {
 		for i, s := range c.Schedulers {
 			if !s.Running() {
 				continue

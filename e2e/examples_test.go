@@ -1,6 +1,9 @@
 package e2e
 
 import (
+	"net"
+	"net/http"
+	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -55,8 +58,19 @@ func TestExamples(t *testing.T) {
 	for range 2 {
 		got[*harness.Agent](t)(c.StartAgent(t.Context(), harness.AgentOptions{Simulate: true, Env: map[string]string{"PERSYS_NODE_LABELS": "region=eu,disk=ssd"}}))
 	}
+	// A simulated container serves nothing: what its health check asks is answered here.
+	hello := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}))
+	t.Cleanup(hello.Close)
+	asked := regexp.MustCompile(`(health_check: .*port: )8080`)
 	for _, file := range exampleFiles(t) {
-		t.Run(strings.TrimPrefix(file, "../examples/"), func(t *testing.T) { ran(t, c, file) })
+		t.Run(strings.TrimPrefix(file, "../examples/"), func(t *testing.T) {
+			if text := string(got[[]byte](t)(os.ReadFile(file))); asked.MatchString(text) {
+				_, port, _ := net.SplitHostPort(hello.Listener.Addr().String())
+				file = filepath.Join(t.TempDir(), filepath.Base(file))
+				must(t, os.WriteFile(file, []byte(asked.ReplaceAllString(text, "${1}"+port)), 0o600))
+			}
+			ran(t, c, file)
+		})
 	}
 }
 

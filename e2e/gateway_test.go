@@ -12,11 +12,13 @@ import (
 	"net"
 	"net/http"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
 
 	"github.com/persys/compute/e2e/harness"
+	"github.com/persys/compute/testbed"
 )
 
 // gatewayOf runs a gateway in front of a cluster and returns its address.
@@ -50,7 +52,7 @@ func gatewayWith(t *testing.T, c *harness.Cluster, more map[string]string, args 
 			t.Logf("the gateway says:\n%s", p.Tail(20))
 		}
 	})
-	must(t, harness.Poll(t.Context(), settle, "the gateway to listen", func(ctx context.Context) error {
+	must(t, testbed.Poll(t.Context(), settle, "the gateway to listen", func(ctx context.Context) error {
 		var d net.Dialer
 		conn, err := d.DialContext(ctx, "tcp", addr)
 		if err != nil {
@@ -123,12 +125,14 @@ func TestGateway(t *testing.T) {
 	if code != 200 || out["success"] != true {
 		t.Fatalf("schedule: %d %v", code, out)
 	}
-	must(t, harness.Poll(t.Context(), settle, "the workload to run", func(context.Context) error {
+	must(t, testbed.Poll(t.Context(), settle, "the workload to run", func(context.Context) error {
 		if code, out := admin.do("GET", "/workloads/web", ""); code != 200 || !strings.Contains(fmt.Sprint(out), "status:Running") {
 			return fmt.Errorf("%d %v", code, out)
 		}
 		return nil
 	}))
+
+	sessionThroughGateway(t, c, addr)
 
 	// A stream of events survives the leader: the browser comes back by itself,
 	// here the next call does.
@@ -171,5 +175,48 @@ func TestGateway(t *testing.T) {
 		if code != x.code || !strings.Contains(fmt.Sprint(out), x.says) {
 			t.Errorf("%s %s as %q: %d %v, want %d with %q", x.method, x.path, x.who, code, out, x.code, x.says)
 		}
+	}
+}
+
+// sessionThroughGateway opens a shell on a terminal that is resized, and commands without one.
+func sessionThroughGateway(t *testing.T, c *harness.Cluster, addr string) {
+	t.Helper()
+	env := c.CtlEnv("https://" + addr)
+	x := openScreen(t)
+	cmd := exec.CommandContext(t.Context(), shipped(t).Ctl, "exec", "-it", "web", "--", "sh")
+	cmd.Env = append(env, "TERM=xterm")
+	must(t, x.Run(cmd))
+	t.Cleanup(func() { _ = cmd.Process.Kill() })
+	x.keys(t, "size\r")
+	must(t, x.Shows(t.Context(), settle, "30 120"))
+	must(t, x.Resize(40, 100))
+	must(t, testbed.Poll(t.Context(), settle, "the new size to arrive", func(context.Context) error {
+		x.keys(t, "size\r")
+		if s := x.Screen(); !strings.Contains(s, "40 100") {
+			return fmt.Errorf("it shows %q", s)
+		}
+		return nil
+	}))
+	x.keys(t, "exit 7\r")
+	if code, err := x.End(settle); err != nil || code != 7 {
+		t.Errorf("the shell ended with %d, %v, want its own 7; the terminal shows %q", code, err, x.Screen())
+	}
+	for _, y := range []struct {
+		args        []string
+		code        int
+		out, errors string
+	}{
+		{[]string{"exec", "web", "--", "echo", "a  b", "c"}, 0, "a  b c\n", ""},
+		{[]string{"exec", "web", "--", "err", "bad"}, 0, "", "bad\n"},
+		{[]string{"exec", "none", "--", "true"}, 3, "", "not found"},
+	} {
+		var out, errs bytes.Buffer
+		code, err := c.RunCtl(t.Context(), env, &out, &errs, y.args...)
+		if err != nil || code != y.code || out.String() != y.out || !strings.Contains(errs.String(), y.errors) {
+			t.Errorf("persysctl %s through a gateway: exit %d, %v\n%s%s", strings.Join(y.args, " "), code, err, out.String(), errs.String())
+		}
+	}
+	if told := ctl(t, c, "events", "--workload", "web", "-o", "json"); !strings.Contains(told, "user/admin") {
+		t.Errorf("who ran what is not kept: %s", told)
 	}
 }

@@ -19,7 +19,9 @@ import (
 
 	controlv1 "github.com/persys/compute/api/control/v1"
 	"github.com/persys/compute/e2e/harness"
+	"github.com/persys/compute/mirror/mirrortest"
 	"github.com/persys/compute/pki"
+	"github.com/persys/compute/testbed"
 )
 
 // healthText is the answer of /health.
@@ -60,7 +62,7 @@ func getText(ctx context.Context, url string) (code int, body []byte, err error)
 // healthy waits until a scheduler's /health is as wanted.
 func healthy(t *testing.T, s *harness.Scheduler, what string, want func(*healthText) error) {
 	t.Helper()
-	must(t, harness.Poll(t.Context(), settle, "/health of "+s.Name+" "+what, func(ctx context.Context) error {
+	must(t, testbed.Poll(t.Context(), settle, "/health of "+s.Name+" "+what, func(ctx context.Context) error {
 		code, body, err := getText(ctx, "http://"+s.HTTP+"/health")
 		if err != nil {
 			return err
@@ -122,20 +124,7 @@ func guardedEtcd(t *testing.T) (e *harness.Part, paths pki.Paths, guard func()) 
 		defer c.Close()
 		ctx, cancel := context.WithTimeout(t.Context(), settle)
 		defer cancel()
-		for _, step := range []func() error{
-			func() error { _, err := c.UserAdd(ctx, "root", "root"); return err },
-			func() error { _, err := c.UserGrantRole(ctx, "root", "root"); return err },
-			func() error { _, err := c.RoleAdd(ctx, "mirror"); return err },
-			func() error {
-				_, err := c.RoleGrantPermission(ctx, "mirror", "/team/", "/team0", clientv3.PermissionType(clientv3.PermReadWrite))
-				return err
-			},
-			func() error { _, err := c.UserAdd(ctx, "persys", "secret"); return err },
-			func() error { _, err := c.UserGrantRole(ctx, "persys", "mirror"); return err },
-			func() error { _, err := c.AuthEnable(ctx); return err },
-		} {
-			must(t, step())
-		}
+		must(t, mirrortest.Protect(ctx, c, "team"))
 	}
 }
 
@@ -183,7 +172,7 @@ func TestHealthIsHonest(t *testing.T) {
 	waitMode(t, c, "normal")
 	healthy(t, c.Schedulers[leader], "with etcd", inMode("normal", "", "healthy"))
 	apply(t, c, "web", container("persys/any:1"))
-	must(t, harness.Poll(t.Context(), settle, "the state below etcd's prefix", func(ctx context.Context) error {
+	must(t, testbed.Poll(t.Context(), settle, "the state below etcd's prefix", func(ctx context.Context) error {
 		res, err := c.Ctl(ctx, "recovery", "restore", "--dry-run")
 		if err == nil && !strings.HasPrefix(res.Stdout, "0 keys of etcd would be created, 0 changed, 0 removed") {
 			err = fmt.Errorf("%s%s", res.Stdout, res.Stderr)

@@ -14,7 +14,6 @@ import (
 	"io"
 	"math/big"
 	"net"
-	"net/http"
 	"net/url"
 	"os"
 	"path/filepath"
@@ -41,6 +40,7 @@ import (
 	controlv1 "github.com/persys/compute/api/control/v1"
 	"github.com/persys/compute/e2e/harness"
 	"github.com/persys/compute/pki"
+	"github.com/persys/compute/testbed"
 )
 
 // forger signs whatever it is asked for with the key of a development CA.
@@ -188,7 +188,7 @@ func TestHostilePeers(t *testing.T) {
 		p := ours.files(ours.cert("e2e/agent/node-b", -time.Hour, day))
 		set(a.Process, map[string]string{"PERSYS_TLS_CA": p.CA, "PERSYS_TLS_CERT": p.Cert, "PERSYS_TLS_KEY": p.Key})
 		must(t, a.Start())
-		must(t, harness.Poll(ctx, settle, "its log", func(context.Context) error { return saysOneOf(a.Process, "may not act as node") }))
+		must(t, testbed.Poll(ctx, settle, "its log", func(context.Context) error { return saysOneOf(a.Process, "may not act as node") }))
 		must(t, a.Kill())
 	})
 	t.Run("a compromised agent has the calls of its own node and no others", func(t *testing.T) { compromised(t, c, agent) })
@@ -214,15 +214,15 @@ func TestHostilePeers(t *testing.T) {
 			t.Errorf("%d nodes are Ready", st.GetNodesReady())
 		}
 		apply(t, c, "flooded", contentSpec("x"))
-		must(t, harness.Poll(ctx, settle, "the flood to be counted", func(ctx context.Context) error {
-			text, err := scrape(ctx, c.Schedulers[0].HTTP)
+		must(t, testbed.Poll(ctx, settle, "the flood to be counted", func(ctx context.Context) error {
+			text, err := harness.Metrics(ctx, c.Schedulers[0].HTTP)
 			if err == nil && !strings.Contains(text, `persys_scheduler_refused_by_limit_total{reason="host"} 336`) {
 				err = errors.New("not 400-64 refusals")
 			}
 			return err
 		}))
 		// Those that were let in are gone when their handshake has taken too long.
-		must(t, harness.Poll(ctx, settle, "the end of the slow handshakes", func(ctx context.Context) error {
+		must(t, testbed.Poll(ctx, settle, "the end of the slow handshakes", func(ctx context.Context) error {
 			for i, conn := range flood[:64] {
 				_ = conn.SetReadDeadline(time.Now().Add(time.Millisecond))
 				if _, err := conn.Read(make([]byte, 64)); errors.Is(err, os.ErrDeadlineExceeded) {
@@ -253,20 +253,6 @@ func TestHostilePeers(t *testing.T) {
 		apply(t, c, "after", contentSpec("x"))
 		got[*controlv1.WorkloadView](t)(c.WaitWorkload(ctx, "after", settle, running))
 	})
-}
-
-func scrape(ctx context.Context, addr string) (string, error) {
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+addr+"/metrics", nil)
-	if err != nil {
-		return "", err
-	}
-	resp, err := http.DefaultClient.Do(req)
-	if err != nil {
-		return "", err
-	}
-	defer resp.Body.Close()
-	text, err := io.ReadAll(resp.Body)
-	return string(text), err
 }
 
 // secured: nil is plain text.
@@ -479,12 +465,7 @@ func invoke(ctx context.Context, cc *grpc.ClientConn, full string, m protoreflec
 // TestClocksOffByAnHour: one scheduler is an hour ahead, one an hour behind, and so is
 // the agent; the one ahead leads and dies, so that the state's clock is ahead of all.
 func TestClocksOffByAnHour(t *testing.T) {
-	if err := harness.CanShiftClock(); err != nil {
-		if os.Getenv("CI") == "true" {
-			t.Fatal(err)
-		}
-		t.Skipf("SKIPPED, NOTHING TESTED: %v", err)
-	}
+	testbed.Need(t, "another process's clock", harness.CanShiftClock())
 	c := start(t, harness.Options{Binaries: raced(t), OwnCA: true, Clocks: []time.Duration{0, time.Hour, -time.Hour}, SchedulerEnv: fast(nil)})
 	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
 	defer cancel()
@@ -499,7 +480,7 @@ func TestClocksOffByAnHour(t *testing.T) {
 	late := newAgent("late", c.Token("agent"), -time.Hour)
 	lead := func(i int) {
 		t.Helper()
-		must(t, harness.Poll(ctx, settle, "leadership of "+c.Schedulers[i].Name, func(ctx context.Context) error {
+		must(t, testbed.Poll(ctx, settle, "leadership of "+c.Schedulers[i].Name, func(ctx context.Context) error {
 			admin, err := c.AnyAdmin(ctx)
 			if err != nil {
 				return err

@@ -9,6 +9,7 @@ import (
 
 	clusterv1 "github.com/persys/compute/api/cluster/v1"
 	"github.com/persys/compute/e2e/harness"
+	"github.com/persys/compute/testbed"
 )
 
 const electionLimit = 15 * time.Second
@@ -75,7 +76,7 @@ func TestLeadershipMoves(t *testing.T) {
 		at := tr.rec.now()
 		resp, err := admin.TransferLeadership(t.Context(), &clusterv1.TransferLeadershipRequest{Replica: c.Schedulers[i].Name})
 		must(t, err)
-		must(t, harness.Poll(t.Context(), electionLimit, "leadership at "+c.Schedulers[i].Name, func(ctx context.Context) error {
+		must(t, testbed.Poll(t.Context(), electionLimit, "leadership at "+c.Schedulers[i].Name, func(ctx context.Context) error {
 			if l, err := c.Leader(ctx); err != nil || l != i {
 				return fmt.Errorf("leader %d, %v", l, err)
 			}

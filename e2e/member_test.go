@@ -9,6 +9,7 @@ import (
 
 	clusterv1 "github.com/persys/compute/api/cluster/v1"
 	"github.com/persys/compute/e2e/harness"
+	"github.com/persys/compute/testbed"
 )
 
 // follower is a scheduler that does not lead.
@@ -37,7 +38,7 @@ func caughtUp(t *testing.T, c *harness.Cluster, i int) {
 	leader := got[int](t)(c.WaitLeader(t.Context(), electionLimit))
 	want, err := c.Status(t.Context(), leader)
 	must(t, err)
-	must(t, harness.Poll(t.Context(), 20*time.Second, c.Schedulers[i].Name+" catching up", func(ctx context.Context) error {
+	must(t, testbed.Poll(t.Context(), 20*time.Second, c.Schedulers[i].Name+" catching up", func(ctx context.Context) error {
 		st, err := c.Status(ctx, i)
 		if err != nil {
 			return err
@@ -98,7 +99,7 @@ func TestFollowerComesBack(t *testing.T) {
 // replaced waits until everybody knows the new identity of scheduler i as a voter
 // and nobody the old one.
 func replaced(ctx context.Context, c *harness.Cluster, i int, old string) error {
-	return harness.Poll(ctx, 30*time.Second, c.Schedulers[i].Name+" being replaced", func(ctx context.Context) error {
+	return testbed.Poll(ctx, 30*time.Second, c.Schedulers[i].Name+" being replaced", func(ctx context.Context) error {
 		for _, s := range c.Schedulers {
 			st, err := c.Status(ctx, s.Index)
 			if err != nil {

@@ -15,6 +15,7 @@ import (
 
 	"github.com/persys/compute/e2e/harness"
 	"github.com/persys/compute/fsm"
+	"github.com/persys/compute/testbed"
 )
 
 // cursors watches who moves the mirror's cursor.
@@ -59,7 +60,7 @@ func (w *cursors) last() cursorText {
 // awaits waits for a write of a later leader than one that is known.
 func (w *cursors) awaits(after cursorText) {
 	w.t.Helper()
-	must(w.t, harness.Poll(w.t.Context(), settle, "another leader to write the mirror", func(context.Context) error {
+	must(w.t, testbed.Poll(w.t.Context(), settle, "another leader to write the mirror", func(context.Context) error {
 		if now := w.last(); now.Term <= after.Term {
 			return fmt.Errorf("the cursor is of term %d", now.Term)
 		}

@@ -12,7 +12,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	dto "github.com/prometheus/client_model/go"
 	"github.com/prometheus/common/expfmt"
@@ -20,6 +19,7 @@ import (
 
 	controlv1 "github.com/persys/compute/api/control/v1"
 	"github.com/persys/compute/e2e/harness"
+	"github.com/persys/compute/testbed"
 )
 
 // moved collects which metrics have ever shown a value other than zero.
@@ -27,21 +27,12 @@ type moved map[string]bool
 
 // scrape reads one program's metrics as Prometheus would.
 func (m moved) scrape(ctx context.Context, addr string) error {
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+addr+"/metrics", nil)
-	if err != nil {
-		return err
-	}
-	resp, err := (&http.Client{Transport: &http.Transport{DisableKeepAlives: true}, Timeout: 5 * time.Second}).Do(req)
-	if err != nil {
-		return err
-	}
-	defer resp.Body.Close()
-	body, err := io.ReadAll(resp.Body)
+	text, err := harness.Metrics(ctx, addr)
 	if err != nil {
 		return err
 	}
 	parser := expfmt.NewTextParser(scheme.LegacyValidation)
-	families, err := parser.TextToMetricFamilies(strings.NewReader(string(body)))
+	families, err := parser.TextToMetricFamilies(strings.NewReader(text))
 	if err != nil {
 		return fmt.Errorf("%s: %w", addr, err)
 	}
@@ -97,27 +88,54 @@ func (m moved) all(t *testing.T, c *harness.Cluster) {
 // container: client, replica, hop, leader, Raft, order, agent, convergence.
 func traced(t *testing.T, c *harness.Cluster, otlp *receiver) {
 	t.Helper()
-	at := follower(t, c)
-	leader := got[int](t)(c.WaitLeader(t.Context(), electionLimit))
+	at := c.Schedulers[follower(t, c)]
 	file := filepath.Join(t.TempDir(), "traced.yaml")
 	must(t, os.WriteFile(file, []byte("id: traced\nresources: {cpu: 50m, memory: 32Mi}\ncontainer: {image: sim/run}\n"), 0o600))
 	var out bytes.Buffer
-	env := append(c.CtlEnv(c.Schedulers[at].GRPC), "OTEL_EXPORTER_OTLP_ENDPOINT="+otlp.URL)
+	env := append(c.CtlEnv(at.GRPC), "OTEL_EXPORTER_OTLP_ENDPOINT="+otlp.URL)
 	if code := got[int](t)(c.RunCtl(t.Context(), env, &out, &out, "apply", "-f", file)); code != 0 {
 		t.Fatalf("apply: exit code %d: %s", code, &out)
 	}
-	view := got[*controlv1.WorkloadView](t)(c.WaitWorkload(t.Context(), "traced", settle, running))
-	want := []string{
-		"persysctl: persysctl apply",
-		c.Schedulers[at].Name + ": persys.control.v1.AgentControl/ApplyWorkload",     // answered by the replica that was asked
-		c.Schedulers[leader].Name + ": persys.control.v1.AgentControl/ApplyWorkload", // and by the leader, one hop further
-		c.Schedulers[leader].Name + ": raft propose",
-		c.Schedulers[leader].Name + ": order apply",
-		view.GetAssignedNodeId() + ": persys.agent.v1.AgentService/ApplyWorkload",
-		view.GetAssignedNodeId() + ": converge ensure",
+	oneTrace(t, c, otlp, "traced", at, "persysctl apply", "persysctl: persysctl apply")
+}
+
+// The same by REST, through a gateway that knows one replica, a follower: the
+// request's span is the first one, under the caller's trace if it has one.
+func tracedByREST(t *testing.T, c *harness.Cluster, otlp *receiver) {
+	t.Helper()
+	at := c.Schedulers[follower(t, c)]
+	// Sessions stay with the one replica there is; otherwise the gateway learns of the leader.
+	clusters := filepath.Join(t.TempDir(), "cluster.yaml")
+	must(t, os.WriteFile(clusters, fmt.Appendf(nil, "scheduler:\n  clusters:\n  - {id: main, routing_strategy: sticky, schedulers: [{id: one, address: %q}]}\n", at.GRPC), 0o600))
+	addr := gatewayWith(t, c, map[string]string{"PERSYS_INSECURE": "true", "PERSYS_GATEWAY_CLUSTER_CONFIG": clusters, "OTEL_EXPORTER_OTLP_ENDPOINT": otlp.URL})
+	const spec = `{"workload_id":"traced-rest","spec":{"type":"container","container":{"image":"sim/run"},"resources":{"cpu_millicores":50,"memory_mb":32}}}`
+	req := got[*http.Request](t)(http.NewRequestWithContext(t.Context(), http.MethodPost, "http://"+addr+"/workloads/schedule", strings.NewReader(spec)))
+	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}, Timeout: settle}
+	resp := got[*http.Response](t)(client.Do(req))
+	body := got[[]byte](t)(io.ReadAll(resp.Body))
+	must(t, resp.Body.Close())
+	if resp.StatusCode != http.StatusOK {
+		t.Fatalf("schedule: %d %s", resp.StatusCode, body)
 	}
-	must(t, harness.Poll(t.Context(), settle, "the trace of one apply", func(context.Context) error {
-		steps, whole := otlp.path("persysctl apply", "converge ensure")
+	oneTrace(t, c, otlp, "traced-rest", at, "POST /workloads/schedule", "persys-gateway: POST /workloads/schedule")
+}
+
+// oneTrace waits for the way of an apply that a follower was asked for, from the
+// span of a name to the container.
+func oneTrace(t *testing.T, c *harness.Cluster, otlp *receiver, id string, at *harness.Scheduler, root string, before ...string) {
+	t.Helper()
+	leader := c.Schedulers[got[int](t)(c.WaitLeader(t.Context(), electionLimit))]
+	view := got[*controlv1.WorkloadView](t)(c.WaitWorkload(t.Context(), id, settle, running))
+	want := append(before,
+		at.Name+": persys.control.v1.AgentControl/ApplyWorkload",     // answered by the replica that was asked
+		leader.Name+": persys.control.v1.AgentControl/ApplyWorkload", // and by the leader, one hop further
+		leader.Name+": raft propose",
+		leader.Name+": order apply",
+		view.GetAssignedNodeId()+": persys.agent.v1.AgentService/ApplyWorkload",
+		view.GetAssignedNodeId()+": converge ensure",
+	)
+	must(t, testbed.Poll(t.Context(), settle, "the trace of one apply", func(context.Context) error {
+		steps, whole := otlp.path(root, "converge ensure")
 		if !whole {
 			return fmt.Errorf("it is not whole: %q", steps)
 		}
@@ -125,7 +143,7 @@ func traced(t *testing.T, c *harness.Cluster, otlp *receiver) {
 		for _, w := range want {
 			i := slices.Index(rest, w)
 			if i < 0 {
-				return harness.Fatal(fmt.Errorf("%q is missing, or not in its place, in %q", w, steps))
+				return testbed.Final(fmt.Errorf("%q is missing, or not in its place, in %q", w, steps))
 			}
 			rest = rest[i+1:]
 		}
@@ -139,7 +157,7 @@ func TestObserved(t *testing.T) {
 	// What a story of this length does not bring about, and the test that does.
 	elsewhere := map[string]string{
 		"persys_scheduler_coredns_up":                                "TestCoreDNS",
-		"persys_scheduler_drifts_open":                               "fsm TestSetDrifts, for what it counts",
+		"persys_scheduler_drifts_open":                               "TestDriftOnDocker",
 		"persys_scheduler_refused_by_limit_total":                    "TestHostilePeers, by a flood",
 		"persys_agent_refused_by_limit_total":                        "rpc/guard TestConnectionFlood, for what it counts",
 		"persys_scheduler_paused_seconds_total":                      "cmd/internal/scheduler TestRareFigures",
@@ -150,6 +168,7 @@ func TestObserved(t *testing.T) {
 		"persys_scheduler_feed_compactions_total":                    "fsm/store TestStats",
 		"persys_scheduler_feed_waiters":                              "fsm/store TestStats",
 		"persys_scheduler_planner_orders_in_flight":                  "sched/leader TestStats",
+		"persys_scheduler_planner_reports_pending":                   "sched/leader TestStats",
 		"persys_scheduler_mirror_fenced_total":                       "mirror TestDeposedWriterWritesNothing",
 		"persys_agent_orders_fenced_total":                           "agent TestHealthAndMetrics",
 		"persys_agent_garbage_collection_old_failed_workloads_found": "agent TestHealthAndMetrics",
@@ -177,6 +196,7 @@ func TestObserved(t *testing.T) {
 		got[*harness.Agent](t)(c.StartAgent(t.Context(), harness.AgentOptions{Simulate: true}))
 	}
 	traced(t, c, otlp)
+	tracedByREST(t, c, otlp)
 	seen := moved{}
 	for i, image := range []string{"sim/run", "sim/run", "sim/slow:3s", "sim/missing", "sim/crash:3", "sim/fail:RUNTIME_ERROR"} {
 		apply(t, c, fmt.Sprintf("story-%d", i), container(image))
@@ -192,7 +212,7 @@ func TestObserved(t *testing.T) {
 	control := got[controlv1.AgentControlClient](t)(c.Any(t.Context()))
 	_ = got[*controlv1.DeleteWorkloadResponse](t)(control.DeleteWorkload(t.Context(), &controlv1.DeleteWorkloadRequest{WorkloadId: "story-1"}))
 
-	must(t, harness.Poll(t.Context(), settle, "the delete counted", func(context.Context) error {
+	must(t, testbed.Poll(t.Context(), settle, "the delete counted", func(context.Context) error {
 		if seen.all(t, c); !seen["persys_agent_workload_deleted_total"] {
 			return errors.New("no agent has counted one")
 		}
@@ -208,7 +228,7 @@ func TestObserved(t *testing.T) {
 	must(t, c.Agents[1].Kill())
 	must(t, c.WaitNode(t.Context(), c.Agents[1].NodeID, "NotReady", settle))
 	must(t, etcd.Kill())
-	must(t, harness.Poll(t.Context(), 2*settle, "every metric moving", func(context.Context) error {
+	must(t, testbed.Poll(t.Context(), 2*settle, "every metric moving", func(context.Context) error {
 		seen.all(t, c)
 		var still []string
 		for _, name := range want {

@@ -1,12 +1,10 @@
 package e2e
 
 import (
-	"bytes"
 	"context"
 	"fmt"
 	"net/http"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -14,6 +12,7 @@ import (
 	clusterv1 "github.com/persys/compute/api/cluster/v1"
 	controlv1 "github.com/persys/compute/api/control/v1"
 	"github.com/persys/compute/e2e/harness"
+	"github.com/persys/compute/testbed"
 )
 
 // What operators type, on the real programs: cordon, uncordon, drain, its end,
@@ -56,7 +55,7 @@ func TestOperatorsVerbs(t *testing.T) {
 
 	before := len(runsOf(t, c, "web"))
 	ctl(t, c, "retry", "web", "--wait", "--timeout", "30s")
-	w = got[*controlv1.WorkloadView](t)(c.WaitWorkload(t.Context(), "web", settle, func(w *controlv1.WorkloadView) bool {
+	got[*controlv1.WorkloadView](t)(c.WaitWorkload(t.Context(), "web", settle, func(w *controlv1.WorkloadView) bool {
 		return running(w) && strings.HasSuffix(w.GetRevisionId(), "-r1")
 	}))
 	if runs := runsOf(t, c, "web"); len(runs) != before+1 {
@@ -95,7 +94,7 @@ func TestNoWorkloadRunsTwiceWhileLeadersDie(t *testing.T) {
 	tr.more(60, 30*time.Second)
 	drain := func(a *harness.Agent, on bool) {
 		t.Helper()
-		must(t, harness.Poll(t.Context(), settle, "drain "+a.NodeID, func(ctx context.Context) error {
+		must(t, testbed.Poll(t.Context(), settle, "drain "+a.NodeID, func(ctx context.Context) error {
 			admin, err := c.AnyAdmin(ctx)
 			if err == nil {
 				_, err = admin.DrainNode(ctx, &clusterv1.DrainNodeRequest{NodeId: a.NodeID, On: on})
@@ -144,30 +143,6 @@ func TestNoWorkloadRunsTwiceWhileLeadersDie(t *testing.T) {
 	t.Logf("%d workloads, %d runs, %d moves, no overlap", workloads, total, moved)
 }
 
-// lines collects what a program prints.
-type lines struct {
-	mu  sync.Mutex
-	buf bytes.Buffer
-}
-
-func (l *lines) Write(p []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.buf.Write(p)
-}
-
-func (l *lines) has(text string) bool {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return strings.Contains(l.buf.String(), text)
-}
-
-func (l *lines) String() string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.buf.String()
-}
-
 // persysctl logs -f follows a real container; one scheduler after the other dies
 // and comes back, and no line is lost.
 func TestLogsFollowed(t *testing.T) {
@@ -183,7 +158,7 @@ func TestLogsFollowed(t *testing.T) {
 	say := func(n int) string {
 		t.Helper()
 		text := fmt.Sprintf("%03d", n)
-		must(t, harness.Poll(t.Context(), settle, "the page", func(ctx context.Context) error {
+		must(t, testbed.Poll(t.Context(), settle, "the page", func(ctx context.Context) error {
 			code, _, err := getText(ctx, url+text)
 			if err == nil && code != http.StatusOK {
 				err = fmt.Errorf("status %d", code)
@@ -192,7 +167,7 @@ func TestLogsFollowed(t *testing.T) {
 		}))
 		return "line=" + text
 	}
-	var out, errs lines
+	var out, errs testbed.Output
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
 	go func() {
@@ -202,8 +177,8 @@ func TestLogsFollowed(t *testing.T) {
 	t.Cleanup(func() { cancel(); <-done })
 	seen := func(text string) {
 		t.Helper()
-		must(t, harness.Poll(t.Context(), settle, "the line "+text, func(context.Context) error {
-			if !out.has(text) {
+		must(t, testbed.Poll(t.Context(), settle, "the line "+text, func(context.Context) error {
+			if !out.Has(text) {
 				return fmt.Errorf("it is not there:\n%s%s", out.String(), errs.String())
 			}
 			return nil

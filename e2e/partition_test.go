@@ -2,6 +2,7 @@ package e2e
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -17,6 +18,7 @@ import (
 	controlv1 "github.com/persys/compute/api/control/v1"
 	"github.com/persys/compute/e2e/harness"
 	"github.com/persys/compute/fsm"
+	"github.com/persys/compute/testbed"
 )
 
 // insideEnv says that the network is the test's own.
@@ -30,10 +32,7 @@ func inside(t *testing.T) (*harness.Wire, bool) {
 		return got[*harness.Wire](t)(harness.OpenWire(t.Context())), true
 	}
 	if os.Getuid() != 0 {
-		if os.Getenv("CI") == "true" {
-			t.Fatal("a network namespace needs root")
-		}
-		t.Skip("SKIPPED, NOTHING TESTED: a network namespace needs root")
+		testbed.Need(t, "a network namespace", errors.New("it takes root"))
 	}
 	raced(t) // built once, out here
 	args := []string{"-test.run=^" + t.Name() + "$", "-test.v"}
@@ -225,7 +224,7 @@ func TestPartition(t *testing.T) {
 		})
 		must(t, w.Heal(t.Context()))
 		for i := range c.Schedulers {
-			must(t, harness.Poll(t.Context(), settle, c.Schedulers[i].Name+" forwarding again", func(context.Context) error { return ask(i) }))
+			must(t, testbed.Poll(t.Context(), settle, c.Schedulers[i].Name+" forwarding again", func(context.Context) error { return ask(i) }))
 		}
 	})
 
@@ -315,7 +314,7 @@ func TestAgentCutOff(t *testing.T) {
 	must(t, w.Heal(t.Context()))
 	must(t, c.WaitNode(t.Context(), holder.NodeID, "Ready", settle))
 	for _, id := range moved {
-		must(t, harness.Poll(t.Context(), settle, "one run of "+id, func(context.Context) error {
+		must(t, testbed.Poll(t.Context(), settle, "one run of "+id, func(context.Context) error {
 			var open []string
 			for _, r := range runsOf(t, c, id) {
 				if r.To == 0 {

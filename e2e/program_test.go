@@ -16,6 +16,7 @@ import (
 	clusterv1 "github.com/persys/compute/api/cluster/v1"
 	controlv1 "github.com/persys/compute/api/control/v1"
 	"github.com/persys/compute/e2e/harness"
+	"github.com/persys/compute/testbed"
 )
 
 const endsWithin = 20 * time.Second
@@ -189,7 +190,7 @@ func TestWrongCluster(t *testing.T) {
 		must(t, s.Start())
 		must(t, a.WaitReady(t.Context(), settle))
 		// One of the two has to say so, with both ids.
-		must(t, harness.Poll(t.Context(), settle, "a word about the wrong cluster", func(context.Context) error {
+		must(t, testbed.Poll(t.Context(), settle, "a word about the wrong cluster", func(context.Context) error {
 			for _, p := range []*harness.Process{s.Process, b.Schedulers[0].Process} {
 				text, err := p.Output()
 				if err != nil {
@@ -258,7 +259,7 @@ func TestDamagedData(t *testing.T) {
 		snapshots := filepath.Join(s.DataDir, "raft", "snapshots")
 		// A snapshot is due after 64 MiB of log.
 		i := 0
-		must(t, harness.Poll(t.Context(), 90*time.Second, "a snapshot", func(context.Context) error {
+		must(t, testbed.Poll(t.Context(), 90*time.Second, "a snapshot", func(context.Context) error {
 			for range 8 {
 				apply(t, c, fmt.Sprintf("needle-%d", i%4), func() *controlv1.WorkloadSpec {
 					p := pad(200)
@@ -315,12 +316,7 @@ func TestDamagedData(t *testing.T) {
 func small(t *testing.T, s *harness.Scheduler) (grow func()) {
 	t.Helper()
 	must(t, os.MkdirAll(s.DataDir, 0o700))
-	if err := syscall.Mount("persys-e2e", s.DataDir, "tmpfs", 0, "size=3m,mode=0700"); err != nil {
-		if os.Getenv("CI") == "true" {
-			t.Fatalf("mounting a small tmpfs needs root: %v", err)
-		}
-		t.Skipf("SKIPPED, NOTHING TESTED: mounting a small tmpfs needs root: %v", err)
-	}
+	testbed.Need(t, "a small tmpfs, whose mounting takes root,", syscall.Mount("persys-e2e", s.DataDir, "tmpfs", 0, "size=3m,mode=0700"))
 	t.Cleanup(func() {
 		if err := errors.Join(s.Kill(), syscall.Unmount(s.DataDir, 0)); err != nil {
 			t.Error(err)

@@ -17,6 +17,7 @@ import (
 
 	controlv1 "github.com/persys/compute/api/control/v1"
 	"github.com/persys/compute/e2e/harness"
+	"github.com/persys/compute/testbed"
 )
 
 // The shortest ways to something that runs, as the documents promise them.
@@ -31,6 +32,7 @@ func TestSchedulerAlone(t *testing.T) {
 		"SCHEDULER_INSECURE": "", "SCHEDULER_JOIN": "", "SCHEDULER_BOOTSTRAP_EXPECT": "", "SCHEDULER_DATA_DIR": "", "XDG_STATE_HOME": home,
 	})
 	up(t, c)
+	must(t, saysOneOf(s.Process, "running with -insecure: plaintext"))
 	apply(t, c, "kept", contentSpec("kept"))
 	must(t, s.Kill())
 	must(t, s.Start())
@@ -71,9 +73,9 @@ func TestDevInOneProcess(t *testing.T) {
 	})
 	printed := regexp.MustCompile(`export (PERSYS_SCHEDULER_ADDR=\S+) (PERSYS_INSECURE=true)`)
 	var env []string
-	must(t, harness.Poll(t.Context(), time.Minute, "what to type", func(context.Context) error {
+	must(t, testbed.Poll(t.Context(), time.Minute, "what to type", func(context.Context) error {
 		if !p.Running() {
-			return harness.Fatal(errors.New("it has ended"))
+			return testbed.Final(errors.New("it has ended"))
 		}
 		out, err := p.Output()
 		if m := printed.FindStringSubmatch(out); m != nil {

@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/persys/compute/e2e/harness"
+	"github.com/persys/compute/testbed"
 )
 
 // Volumes and garbage through a replica that does not lead: listed, refused while in use, deleted when
@@ -69,7 +70,7 @@ func TestStorageThroughAnyReplica(t *testing.T) {
 	if _, err := os.Stat(old); !os.IsNotExist(err) {
 		t.Errorf("the folder is left: %v", err)
 	}
-	must(t, harness.Poll(t.Context(), settle, "both removals as events", func(context.Context) error {
+	must(t, testbed.Poll(t.Context(), settle, "both removals as events", func(context.Context) error {
 		out, _ := run("events", "-o", "json")
 		for _, want := range []string{"project old: the folder of a stack that is gone; asked for by persys://", "volume local:data: deleted on request; asked for by persys://"} {
 			if !strings.Contains(out, want) {

@@ -20,6 +20,7 @@ import (
 	"github.com/persys/compute/e2e/harness"
 	"github.com/persys/compute/pki"
 	"github.com/persys/compute/rpc/dial"
+	"github.com/persys/compute/testbed"
 )
 
 // Mutual TLS on every hop: what a certificate allows, and who is not even heard.
@@ -141,7 +142,7 @@ func TestTLS(t *testing.T) {
 		set(s.Process, map[string]string{"PERSYS_TLS_CA": leaf.CA, "PERSYS_TLS_CERT": leaf.Cert, "PERSYS_TLS_KEY": leaf.Key, "SCHEDULER_BOOTSTRAP_EXPECT": ""})
 		must(t, s.Start())
 		// It has the cluster key, so its gossip is heard; its Raft port is not.
-		must(t, harness.Poll(ctx, settle, "the newcomer's search", func(context.Context) error {
+		must(t, testbed.Poll(ctx, settle, "the newcomer's search", func(context.Context) error {
 			return saysOneOf(s.Process, "looking for a cluster")
 		}))
 		pause(ctx, 3*time.Second) // several rounds of the leader's membership loop

@@ -17,6 +17,7 @@ import (
 	controlv1 "github.com/persys/compute/api/control/v1"
 	"github.com/persys/compute/e2e/harness"
 	"github.com/persys/compute/rpc/dial"
+	"github.com/persys/compute/testbed"
 )
 
 const (
@@ -88,7 +89,7 @@ func workloadName(i int) string { return fmt.Sprintf("w%02d", i) }
 func (tr *traffic) more(n int64, limit time.Duration) {
 	tr.t.Helper()
 	want := tr.acked.Load() + n
-	must(tr.t, harness.Poll(tr.t.Context(), limit, fmt.Sprintf("waiting for %d more acknowledged applies", n), func(context.Context) error {
+	must(tr.t, testbed.Poll(tr.t.Context(), limit, fmt.Sprintf("waiting for %d more acknowledged applies", n), func(context.Context) error {
 		if got := tr.acked.Load(); got < want {
 			return fmt.Errorf("%d are still missing", want-got)
 		}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -15,6 +16,7 @@ import (
 	controlv1 "github.com/persys/compute/api/control/v1"
 	"github.com/persys/compute/e2e/harness"
 	"github.com/persys/compute/pki"
+	"github.com/persys/compute/testbed"
 )
 
 // TestFiveCommands is the README's way to a secure cluster: five programs on fresh
@@ -47,11 +49,11 @@ func TestFiveCommands(t *testing.T) {
 	}
 	says := func(t *testing.T, p *harness.Process, within time.Duration, texts ...string) {
 		t.Helper()
-		must(t, harness.Poll(ctx, within, "the log of "+p.Name, func(context.Context) error { return saysOneOf(p, texts...) }))
+		must(t, testbed.Poll(ctx, within, "the log of "+p.Name, func(context.Context) error { return saysOneOf(p, texts...) }))
 	}
 	ended := func(t *testing.T, p *harness.Process) {
 		t.Helper()
-		must(t, harness.Poll(ctx, settle, "the end of "+p.Name, func(context.Context) error {
+		must(t, testbed.Poll(ctx, settle, "the end of "+p.Name, func(context.Context) error {
 			if p.Running() {
 				return errors.New("it runs")
 			}
@@ -140,10 +142,12 @@ func TestFiveCommands(t *testing.T) {
 		ctl(t, 0, "is used up", "audit", "--tail", "0", "-o", "wide")
 	})
 	t.Run("a gateway joins with a token", func(t *testing.T) {
+		must(t, c.WaitNode(ctx, "node-one", "NotReady", settle)) // so that nothing goes to its killed agent
 		addr := gatewayWith(t, c, map[string]string{"PERSYS_GATEWAY_STATE_DIR": filepath.Join(c.Dir, "gateway"), "PERSYS_SCHEDULER_ADDR": ""}, "--join", token(t, "--role", "gateway", "--name", "door"), "--name", "door")
 		if code, out := as(t, c, addr, "admin").do("GET", "/workloads/first", ""); code != 200 || !strings.Contains(fmt.Sprint(out), "Running") {
 			t.Errorf("%d %v", code, out)
 		}
+		throughGateway(t, c, addr, token(t, "--role", "user", "--name", "vera", "--access", "viewer"))
 	})
 	t.Run("a token of another cluster believes nobody here", func(t *testing.T) {
 		tok := got[pki.JoinToken](t)(pki.ParseJoinToken(c.Token("agent")))
@@ -200,7 +204,7 @@ func TestFiveCommands(t *testing.T) {
 		// Writes go on all the time; each one has to be acknowledged, and the leader is
 		// killed while the CA changes.
 		acked, writes, dead := map[string]string{}, 0, -1 // revisions by workload
-		must(t, harness.Poll(ctx, 3*time.Minute, "certificates of the new CA", func(ctx context.Context) error {
+		must(t, testbed.Poll(ctx, 3*time.Minute, "certificates of the new CA", func(ctx context.Context) error {
 			if writes == 3 {
 				dead = got[int](t)(c.WaitLeader(ctx, electionLimit))
 				must(t, c.Schedulers[dead].Kill())
@@ -241,7 +245,7 @@ func TestFiveCommands(t *testing.T) {
 		ctl(t, 0, next.ID()[:12], "ca", "list", "-o", "wide")
 		// Gossip has got a new key with it, and only that one is left.
 		var keys []string
-		must(t, harness.Poll(ctx, time.Minute, "one new key of gossip everywhere", func(ctx context.Context) error {
+		must(t, testbed.Poll(ctx, time.Minute, "one new key of gossip everywhere", func(ctx context.Context) error {
 			for i, s := range c.Schedulers {
 				st, err := c.Status(ctx, i)
 				if err != nil {
@@ -259,4 +263,69 @@ func TestFiveCommands(t *testing.T) {
 		must(t, c.Schedulers[follows].Start())
 		must(t, c.WaitReady(ctx, 2*settle))
 	})
+}
+
+// throughGateway is persysctl by a context whose server is a gateway: the admin works,
+// a viewer looks, and nobody is believed without the right CA and certificate.
+func throughGateway(t *testing.T, c *harness.Cluster, addr, viewer string) {
+	t.Helper()
+	type person struct {
+		name, home string
+	}
+	run := func(p person, stdin string, args ...string) (int, string) {
+		t.Helper()
+		cmd := exec.CommandContext(t.Context(), shipped(t).Ctl, args...)
+		cmd.Env = []string{"HOME=" + p.home, "PATH=" + os.Getenv("PATH"), "PERSYS_SCHEDULER_ADDR="}
+		cmd.Stdin = strings.NewReader(stdin)
+		out, err := cmd.CombinedOutput()
+		var exit *exec.ExitError
+		if err != nil && !errors.As(err, &exit) {
+			t.Fatal(err)
+		}
+		return cmd.ProcessState.ExitCode(), string(out)
+	}
+	check := func(p person, code int, want, stdin string, args ...string) {
+		t.Helper()
+		if got, out := run(p, stdin, args...); got != code && code >= 0 || code < 0 && got == 0 || !strings.Contains(out, want) {
+			t.Errorf("%s: persysctl %s: code %d, want %d and %q:\n%s", p.name, strings.Join(args, " "), got, code, want, out)
+		}
+	}
+	admin := person{"admin", t.TempDir()}
+	leaf := c.Leaf("user/admin")
+	files := []string{"--tls-ca", leaf.CA, "--tls-cert", leaf.Cert, "--tls-key", leaf.Key}
+	check(admin, 0, "door added", "", append([]string{"context", "add", "door", "--server", "https://" + addr, "--use"}, files...)...)
+	check(admin, 0, "door", "", "context", "list")
+	check(admin, 0, "first", "", "list")
+	check(admin, 0, "web", "id: web\nresources: {cpu: 100m, memory: 64Mi}\ncontainer: {image: \"nginx:1.27\"}\n", "apply", "--wait", "-f", "-")
+	check(admin, 0, `"workload_id": "web"`, "", "get", "web", "-o", "json")
+	check(admin, 0, "nginx:1.27", "", "history", "web", "-o", "yaml")
+	check(admin, 0, "WorkloadCreated", "", "events", "--workload", "web")
+	check(admin, 0, "", "", "logs", "web", "--tail", "1")
+	check(admin, 0, "", "", "exec", "web", "--", "true")
+
+	other, err := pki.DevCerts(filepath.Join(t.TempDir(), "other"), pki.DevOptions{Cluster: "e2e", Users: []string{pki.AdminID}})
+	must(t, err)
+	fake := other.Leaf["user/admin"]
+	stranger := []string{"--rpc-timeout-seconds", "30", "-s", "https://" + addr}
+	nobody := person{"nobody", t.TempDir()}
+	check(nobody, -1, "certificate", "", append(stranger, "--tls-ca", fake.CA, "--tls-cert", fake.Cert, "--tls-key", fake.Key, "list")...)
+	// The gateway's word on a client's certificate comes after the handshake.
+	check(nobody, -1, "the gateway at https://"+addr+" refuses this certificate: ", "", append(stranger, "--tls-ca", leaf.CA, "--tls-cert", fake.Cert, "--tls-key", fake.Key, "list")...)
+	check(nobody, -1, "no certificate and no token for the gateway", "", append(stranger, "--tls-ca", leaf.CA, "list")...)
+	check(nobody, -1, "certificate", "", append(stranger, "list")...)
+
+	vera := person{"vera", t.TempDir()}
+	check(vera, 0, "", "", "join", viewer)
+	kept := filepath.Join(vera.home, ".persys", "identity")
+	found := pki.Kept{Dir: kept}.Paths()
+	check(vera, 0, "door added", "", "context", "add", "door", "--use", "--server", "https://"+addr, "--tls-ca", found.CA, "--tls-cert", found.Cert, "--tls-key", found.Key)
+	check(vera, 0, "web", "", "list")
+	check(vera, -1, "may not apply workload", "id: hers\ncontainer: {image: \"nginx:1.27\"}\n", "apply", "-f", "-")
+	check(vera, -1, "may not delete workload", "", "delete", "web", "--yes")
+	check(vera, -1, "may not", "", "exec", "web", "--", "true")
+	check(vera, -1, "", "", "cordon", "node-a")
+	check(admin, 0, "may not delete workload", "", "audit", "-o", "wide", "--tail", "0")
+	check(admin, 0, "user/vera via gateway/", "", "audit", "-o", "wide", "--tail", "0")
+	check(admin, 0, "user/admin via gateway/", "", "audit", "-o", "wide", "--tail", "0")
+	check(admin, 0, "", "", "delete", "web", "--yes", "--wait")
 }

@@ -15,6 +15,7 @@ import (
 	"github.com/persys/compute/pki"
 	"github.com/persys/compute/pki/vault"
 	"github.com/persys/compute/pki/vault/vaulttest"
+	"github.com/persys/compute/testbed"
 )
 
 // TestVault: the programs get their certificates from a Vault, renew them while it is
@@ -71,7 +72,7 @@ func TestVault(t *testing.T) {
 	renewed := func(t *testing.T, names ...string) {
 		t.Helper()
 		old := map[string]string{}
-		must(t, harness.Poll(ctx, settle, "new certificates", func(context.Context) error {
+		must(t, testbed.Poll(ctx, settle, "new certificates", func(context.Context) error {
 			for _, n := range names {
 				now, err := serial(n)
 				if err != nil {
@@ -108,7 +109,7 @@ func TestVault(t *testing.T) {
 	})
 	t.Run("Vault goes away and comes back", func(t *testing.T) {
 		v.Seal(true)
-		must(t, harness.Poll(ctx, settle, "a word about it", func(context.Context) error { return saysOneOf(a.Process, "was not renewed by Vault") }))
+		must(t, testbed.Poll(ctx, settle, "a word about it", func(context.Context) error { return saysOneOf(a.Process, "was not renewed by Vault") }))
 		must(t, a.Kill())
 		must(t, a.Start()) // with what lies there
 		must(t, c.WaitNode(ctx, a.NodeID, "Ready", settle))

@@ -161,64 +161,101 @@ func (c *client) closedLoop(ctx context.Context, measuring *atomic.Bool, good, g
 }
 
 // paced asks rate questions per second, evenly, whatever comes back, and returns
-// the 99th percentile and the median of the answers' delays. A question without
-// an answer counts as one that took dnsLost.
-func paced(ctx context.Context, addr string, questions [][]byte, rate float64, d time.Duration) (p50, p99 time.Duration, err error) {
+// how late the answers came. A question without an answer counts as one that took
+// dnsLost.
+func paced(ctx context.Context, addr string, questions [][]byte, rate float64, d time.Duration) (tail, error) {
 	const clients = 4
-	// Each client waits in the kernel on a processor of Go's.
-	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(runtime.GOMAXPROCS(0) + clients))
-	per := min(int(rate*d.Seconds()/clients), 1<<16) // ids of one client must not come round again
-	all := make([][]time.Duration, clients)
-	errs := make([]error, clients)
-	var wg sync.WaitGroup
+	// No more threads than leave the servers as many CPUs: who waits for one is late.
+	threads := min(max(1, runtime.NumCPU()/2), clients)
+	// Each waits in the kernel on a processor of Go's.
+	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(runtime.GOMAXPROCS(0) + threads))
+	per := min(int(rate*d.Seconds())/threads, 1<<16) // ids of one thread must not come round again
+	all := make([][]*client, threads)
+	defer func() {
+		for _, c := range slices.Concat(all...) {
+			c.conn.Close()
+		}
+	}()
 	for i := range clients {
 		c, err := newClient(addr, questions, i)
 		if err != nil {
-			wg.Wait()
-			return 0, 0, err
+			return tail{}, err
 		}
+		all[i%threads] = append(all[i%threads], c)
+	}
+	came, read := make([][]time.Duration, threads), make([][]time.Duration, threads)
+	errs := make([]error, threads)
+	var wg sync.WaitGroup
+	for i := range threads {
 		wg.Go(func() {
-			defer c.conn.Close()
-			all[i], errs[i] = c.openLoop(ctx, per, time.Duration(clients*float64(time.Second)/rate))
+			came[i], read[i], errs[i] = openLoop(ctx, all[i], per, time.Duration(float64(threads)*float64(time.Second)/rate))
 		})
 	}
 	wg.Wait()
-	delays := slices.Concat(all...)
+	delays, later := slices.Concat(came...), slices.Concat(read...)
 	if err := errors.Join(append(errs, ctx.Err())...); err != nil || len(delays) == 0 {
-		return 0, 0, err
+		return tail{}, err
 	}
 	slices.Sort(delays)
-	return delays[len(delays)/2], delays[len(delays)*99/100], nil
+	slices.Sort(later)
+	return tail{p50: delays[len(delays)/2], p99: delays[len(delays)*99/100], read: later[len(later)*99/100], rate: rate}, nil
 }
 
-// openLoop sends n questions, one each every step, and notes when each is
-// answered. A question's place in the order is its id. All is one thread's: what
-// it waits for it waits for in the kernel, as Go's timers are too coarse.
-func (c *client) openLoop(ctx context.Context, n int, every time.Duration) ([]time.Duration, error) {
-	const rest = 200 * time.Microsecond // more wake-ups would measure the generator
-	rc, err := c.conn.SyscallConn()
-	if err != nil {
-		return nil, err
+// arrivalSize holds the control message with which the kernel says when a packet
+// came, SCM_TIMESTAMPNS: a header and a timespec.
+const arrivalSize = unix.SizeofCmsghdr + 16
+
+// arrival is when a packet came to its socket, by the kernel's clock of the day in
+// Unix nanoseconds; 0 if it does not say.
+func arrival(control []byte) int64 {
+	if len(control) < arrivalSize || binary.NativeEndian.Uint32(control[12:]) != unix.SO_TIMESTAMPNS {
+		return 0
 	}
-	var fd int
-	if err := rc.Control(func(f uintptr) { fd = int(f) }); err != nil {
-		return nil, err
+	t := control[unix.SizeofCmsghdr:]
+	return int64(binary.NativeEndian.Uint64(t))*1e9 + int64(binary.NativeEndian.Uint64(t[8:]))
+}
+
+// openLoop sends n questions, one each every step, and notes how long each answer
+// took to come to the socket, and how long until it was read there: the generator
+// shares its CPUs with the servers, and what it waits for a CPU itself is no delay
+// of theirs. What is due goes out by the clients in turn. A question's place in the
+// order is its id. All is one thread's: what it waits for it waits for in the
+// kernel, as Go's timers are too coarse.
+func openLoop(ctx context.Context, clients []*client, n int, every time.Duration) (came, read []time.Duration, err error) {
+	const rest = 200 * time.Microsecond // more wake-ups would measure the generator
+	fds := make([]unix.PollFd, len(clients))
+	for i, c := range clients {
+		rc, err := c.conn.SyscallConn()
+		if err != nil {
+			return nil, nil, err
+		}
+		var serr error
+		if err := rc.Control(func(f uintptr) {
+			fds[i] = unix.PollFd{Fd: int32(f), Events: unix.POLLIN}
+			serr = unix.SetsockoptInt(int(f), unix.SOL_SOCKET, unix.SO_TIMESTAMPNS, 1)
+		}); err != nil || serr != nil {
+			return nil, nil, errors.Join(err, serr)
+		}
+		for i := range c.in {
+			c.in[i].OOB = make([]byte, 64)
+		}
 	}
 	ask := make([]ipv4.Message, dnsWindow)
 	for i := range ask {
 		ask[i].Buffers = [][]byte{make([]byte, 0, 512)}
 	}
 	sent := make([]time.Duration, n) // since began
-	delays := make([]time.Duration, n)
-	for i := range delays {
-		delays[i] = dnsLost
+	came, read = make([]time.Duration, n), make([]time.Duration, n)
+	for i := range came {
+		came[i], read[i] = dnsLost, dnsLost
 	}
 	began := time.Now()
-	for next, got := 0, 0; got < n && ctx.Err() == nil; {
+	for next, got, turn := 0, 0, 0; got < n && ctx.Err() == nil; turn++ {
 		now := time.Since(began)
 		if next == n && now > sent[n-1]+dnsLost {
 			break // the rest is lost
 		}
+		c := clients[turn%len(clients)]
 		k := max(0, min(n-next, int(now/every)+1-next, dnsWindow))
 		for i := range k {
 			b := append(ask[i].Buffers[0][:0], c.asked[(c.next+i)%len(c.asked)]...)
@@ -228,34 +265,44 @@ func (c *client) openLoop(ctx context.Context, n int, every time.Duration) ([]ti
 		for at := 0; at < k; {
 			w, err := c.pc.WriteBatch(ask[at:k], 0)
 			if err != nil {
-				return nil, err
+				return nil, nil, err
 			}
 			at += w
 		}
 		c.next, next = c.next+k, next+k
 		timeout := unix.NsecToTimespec(int64(rest))
-		ready, err := unix.Ppoll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, &timeout, nil)
+		ready, err := unix.Ppoll(fds, &timeout, nil)
 		if errors.Is(err, unix.EINTR) || err == nil && ready == 0 {
 			continue
 		}
 		if err != nil {
-			return nil, err
+			return nil, nil, err
 		}
-		r, err := c.pc.ReadBatch(c.in, 0)
-		if err != nil {
-			return nil, err
-		}
-		now = time.Since(began)
-		for i := range r {
-			b := c.in[i].Buffers[0][:c.in[i].N]
-			if !isAnswer(b) {
-				return nil, fmt.Errorf("%s answers %x", c.conn.RemoteAddr(), b)
+		for i, c := range clients {
+			if fds[i].Revents == 0 {
+				continue
 			}
-			if at := int(binary.BigEndian.Uint16(b)); at < next && delays[at] == dnsLost {
-				delays[at] = now - sent[at]
-				got++
+			r, err := c.pc.ReadBatch(c.in, 0)
+			if err != nil {
+				return nil, nil, err
+			}
+			now = time.Since(began)
+			for i := range r {
+				b := c.in[i].Buffers[0][:c.in[i].N]
+				if !isAnswer(b) {
+					return nil, nil, fmt.Errorf("%s answers %x", c.conn.RemoteAddr(), b)
+				}
+				if at := int(binary.BigEndian.Uint16(b)); at < next && read[at] == dnsLost {
+					read[at] = now - sent[at]
+					// The clock of the day may have been set: never more than was seen here.
+					came[at] = read[at]
+					if d := time.Duration(arrival(c.in[i].OOB[:c.in[i].NN])-began.UnixNano()) - sent[at]; d > 0 && d < read[at] {
+						came[at] = d
+					}
+					got++
+				}
 			}
 		}
 	}
-	return delays, ctx.Err()
+	return came, read, ctx.Err()
 }

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io"
 	"net"
-	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
@@ -29,19 +28,6 @@ type etcdMember struct {
 	client string
 	args   []string
 	cmd    *exec.Cmd
-}
-
-// buildEtcd builds the peer from its own module, once per checkout.
-func buildEtcd(ctx context.Context, root string) (string, error) {
-	bin := filepath.Join(root, ".cache", "bin", "etcd")
-	if _, err := os.Stat(bin); err == nil {
-		return bin, nil
-	}
-	fmt.Println("# building etcd, once")
-	cmd := exec.CommandContext(ctx, "go", "build", "-o", bin, "go.etcd.io/etcd/server/v3")
-	cmd.Dir = filepath.Join(root, "tools", "etcd")
-	cmd.Stderr = os.Stderr
-	return bin, cmd.Run()
 }
 
 func startEtcd(ctx context.Context, bin, dir string) (*etcdGroup, error) {

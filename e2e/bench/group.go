@@ -14,6 +14,7 @@ import (
 	"google.golang.org/grpc"
 
 	clusterv1 "github.com/persys/compute/api/cluster/v1"
+	"github.com/persys/compute/testbed"
 )
 
 // env is what benches share: binaries, built once, and a folder.
@@ -24,6 +25,7 @@ type env struct {
 	etcd      string
 	namers    *namers // nil until a DNS bench starts them
 	fifty     *fiftyFigures
+	quiet     *agentFigures
 	count     int
 }
 
@@ -63,7 +65,7 @@ func (e *env) build(ctx context.Context) error {
 		e.scheduler = bin
 	}
 	if e.etcd == "" {
-		bin, err := buildEtcd(ctx, e.root)
+		bin, err := testbed.Server(ctx, "etcd")
 		if err != nil {
 			return fmt.Errorf("building etcd: %w", err)
 		}

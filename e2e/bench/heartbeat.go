@@ -3,12 +3,15 @@ package main
 import (
 	"context"
 	"fmt"
+	"net"
 	"sync"
 	"sync/atomic"
 	"time"
 
+	"google.golang.org/grpc"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
+	agentv1 "github.com/persys/compute/api/agent/v1"
 	clusterv1 "github.com/persys/compute/api/cluster/v1"
 	controlv1 "github.com/persys/compute/api/control/v1"
 )
@@ -22,7 +25,8 @@ const (
 )
 
 // heartbeat10k lets 10,000 simulated agents register, 512 at a time, and then
-// heartbeat every 10 s, evenly spread. Ours is the CPU time of the leader's
+// heartbeat every 10 s, evenly spread, and answers the leader, which asks each of them every
+// 30 s for what it has. Ours is the CPU time of the leader's
 // process over 30 s. That the leader is the same throughout is part of it.
 func heartbeat10k(ctx context.Context, e *env) (result, error) {
 	g, err := e.startGroup(ctx)
@@ -47,8 +51,17 @@ func heartbeat10k(ctx context.Context, e *env) (result, error) {
 	for i, c := range conns {
 		clients[i] = controlv1.NewAgentControlClient(c)
 	}
+	// The leader asks every agent what it has (drift detection): they are there to answer.
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		return result{}, err
+	}
+	agents := grpc.NewServer()
+	agentv1.RegisterAgentServiceServer(agents, emptyAgent{})
+	go func() { _ = agents.Serve(l) }() // ends with Stop
+	defer agents.Stop()
 	began := time.Now()
-	slowest, err := registerAll(ctx, clients)
+	slowest, err := registerAll(ctx, clients, l.Addr().String())
 	if err != nil {
 		return result{}, err
 	}
@@ -108,7 +121,7 @@ func steady(ctx context.Context, first *clusterv1.StatusResponse, addr, during s
 }
 
 // registerAll registers every agent and returns the time of the slowest call.
-func registerAll(ctx context.Context, clients []controlv1.AgentControlClient) (time.Duration, error) {
+func registerAll(ctx context.Context, clients []controlv1.AgentControlClient, endpoint string) (time.Duration, error) {
 	next := make(chan int)
 	var slowest atomic.Int64
 	failed := make(chan error, registerMany)
@@ -117,7 +130,7 @@ func registerAll(ctx context.Context, clients []controlv1.AgentControlClient) (t
 		wg.Go(func() {
 			for i := range next {
 				began := time.Now()
-				if err := registerOne(ctx, clients[i%len(clients)], i); err != nil {
+				if err := registerOne(ctx, clients[i%len(clients)], i, endpoint); err != nil {
 					select {
 					case failed <- fmt.Errorf("registering agent %d: %w", i, err):
 					default:
@@ -146,13 +159,26 @@ func registerAll(ctx context.Context, clients []controlv1.AgentControlClient) (t
 	return time.Duration(slowest.Load()), ctx.Err()
 }
 
+// emptyAgent has nothing.
+type emptyAgent struct {
+	agentv1.UnimplementedAgentServiceServer
+}
+
+func (emptyAgent) ListWorkloads(context.Context, *agentv1.ListWorkloadsRequest) (*agentv1.ListWorkloadsResponse, error) {
+	return &agentv1.ListWorkloadsResponse{}, nil
+}
+
+func (emptyAgent) ListActions(context.Context, *agentv1.ListActionsRequest) (*agentv1.ListActionsResponse, error) {
+	return &agentv1.ListActionsResponse{}, nil
+}
+
 func beatID(i int) string { return fmt.Sprintf("beat-%05d", i) }
 
-func registerOne(ctx context.Context, c controlv1.AgentControlClient, i int) error {
+func registerOne(ctx context.Context, c controlv1.AgentControlClient, i int, endpoint string) error {
 	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
 	defer cancel()
 	reg, err := c.RegisterNode(ctx, &controlv1.RegisterNodeRequest{
-		NodeId: beatID(i), GrpcEndpoint: fmt.Sprintf("127.0.0.1:%d", 20000+i), Timestamp: timestamppb.Now(),
+		NodeId: beatID(i), GrpcEndpoint: endpoint, Timestamp: timestamppb.Now(),
 		Capabilities: &controlv1.NodeCapabilities{CpuTotalMillicores: 4000, MemoryTotalMb: 8192, Protocol: 1,
 			SupportedWorkloadTypes: []string{"container"}, EngineId: fmt.Sprint("engine-", i)},
 	})

@@ -110,8 +110,11 @@ func benches() []bench {
 		{name: "console-first-view", what: "bytes until the console's list of 10,000 workloads can be used, in Chromium with an empty cache; peer: none", run: consoleFirstView},
 		{name: "list-10k", what: "persysctl list of 10,000 workloads: start to first line; peer: none", run: list10k},
 		{name: "drift-1k", what: "a round of drift detection over 1,000 nodes of 50 workloads, over gRPC; peer: none", run: drift1k},
-		{name: "containers-50", what: "fifty containers from apply to Running on one node; peer: Docker's own API, the best of 4, 8 and 16 at a time", run: containers50},
+		{name: "containers-50", what: "fifty containers from apply to Running on one node; peer: the same fifty by Docker's own API, the best of 8, 16, 32 and 50 at a time", run: containers50},
 		{name: "containers-50-swarm", what: "the same; peer: a Docker Swarm service of fifty replicas on the same engine", run: containers50Swarm},
+		{name: "heartbeat-200", what: "CPU of an agent for each of its heartbeats, with 200 workloads; peer: none", run: heartbeat200},
+		{name: "agent-idle", what: "resident memory of an agent with fifty containers; peer: none", run: agentIdle},
+		{name: "agent-idle-cpu", what: "CPU of an agent with fifty containers; peer: none", run: agentIdleCPU},
 		{name: "soak-elections", what: "elections in ten minutes of full load", run: soakElections, soak: true},
 	}
 }

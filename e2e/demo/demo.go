@@ -12,11 +12,13 @@ import (
 	"path/filepath"
 	"regexp"
 	"strings"
+	"syscall"
 	"time"
 
 	controlv1 "github.com/persys/compute/api/control/v1"
 	"github.com/persys/compute/e2e/harness"
 	"github.com/persys/compute/spec"
+	"github.com/persys/compute/testbed"
 )
 
 const (
@@ -35,6 +37,7 @@ type demo struct {
 
 	root     string
 	engine   *harness.Engine // nil: simulated
+	lock     net.Listener    // while the engine is ours
 	keep     bool            // the image was there before and is not ours
 	cluster  *harness.Cluster
 	id       string // of the cluster
@@ -54,7 +57,11 @@ func (d *demo) run(ctx context.Context) (err error) {
 		return err
 	}
 	d.findEngine(ctx)
-	if err := d.portFree(ctx); err != nil {
+	err = d.alone(ctx)
+	if err == nil {
+		err = d.portFree(ctx)
+	}
+	if err != nil {
 		return errors.Join(err, d.closeEngine())
 	}
 	dir, err := os.MkdirTemp("", "persys-demo-")
@@ -117,6 +124,22 @@ func (d *demo) findEngine(ctx context.Context) {
 		return
 	}
 	d.engine = e
+}
+
+// alone refuses a second demo on one engine: both build the same image, publish the
+// same port, and would clean up what is the other's. The lock is an abstract socket
+// (unix(7)), which ends with the process, however that ends.
+func (d *demo) alone(ctx context.Context) error {
+	if d.engine == nil {
+		return nil
+	}
+	var lc net.ListenConfig
+	l, err := lc.Listen(ctx, "unix", "@persys-demo")
+	if errors.Is(err, syscall.EADDRINUSE) {
+		return errors.New("another demo runs on this machine, with the same image and port: end it with Ctrl-C where it runs, or run this one with ARGS=--simulate")
+	}
+	d.lock = l
+	return err
 }
 
 // portFree refuses early, with the fix, what would fail late.
@@ -287,7 +310,7 @@ func (d *demo) showPage(ctx context.Context, text string) error {
 	url := fmt.Sprintf("http://127.0.0.1:%d/", d.port)
 	return d.out.step("fetching "+url, func() (string, error) {
 		client := &http.Client{Timeout: 2 * time.Second, Transport: &http.Transport{DisableKeepAlives: true}}
-		err := harness.Poll(ctx, 60*time.Second, "fetching "+url, func(ctx context.Context) error {
+		err := testbed.Poll(ctx, 60*time.Second, "fetching "+url, func(ctx context.Context) error {
 			page, err := fetch(ctx, client, url)
 			if err != nil {
 				return err
@@ -391,5 +414,8 @@ func (d *demo) closeEngine() error {
 		return nil
 	}
 	err := d.engine.Close()
+	if d.lock != nil {
+		err = errors.Join(err, d.lock.Close())
+	}
 	return err
 }

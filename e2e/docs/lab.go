@@ -1,20 +1,19 @@
 package docs
 
 import (
-	"bytes"
 	"context"
 	_ "embed"
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strconv"
 	"strings"
-	"sync"
 	"syscall"
 	"time"
+
+	"github.com/persys/compute/testbed"
 )
 
 // standIn plays apt-get, systemctl and journalctl on a machine that has no init.
@@ -108,11 +107,14 @@ func (m *Machine) start(ctx context.Context, n int, hosts string, opt LabOptions
 	}
 	// unshare has done its work once it is sleep.
 	pid := strconv.Itoa(m.init.Process.Pid)
-	if err := until(ctx, 5*time.Second, func() bool {
+	if err := testbed.Poll(ctx, 5*time.Second, "its namespaces", func(context.Context) error {
 		comm, err := os.ReadFile("/proc/" + pid + "/comm")
-		return err == nil && strings.TrimSpace(string(comm)) == "sleep"
+		if err == nil && strings.TrimSpace(string(comm)) != "sleep" {
+			err = fmt.Errorf("it still is %s", comm)
+		}
+		return err
 	}); err != nil {
-		return fmt.Errorf("its namespaces: %w", err)
+		return err
 	}
 	if err := run(ctx, fmt.Sprintf(`ip link add v%[1]d type veth peer name eth0 netns %[2]s
 ip link set v%[1]d master persys0 up
@@ -145,7 +147,7 @@ func (m *Machine) startDocker(ctx context.Context, opt LabOptions) error {
 	if _, err := finish(ctx, daemon, Block{background: true}, &m.jobs); err != nil {
 		return err
 	}
-	err := until(ctx, 30*time.Second, func() bool { return m.command(ctx, "docker version >/dev/null 2>&1").Run() == nil })
+	err := testbed.Poll(ctx, 30*time.Second, "its answer", func(ctx context.Context) error { return m.command(ctx, "docker version >/dev/null 2>&1").Run() })
 	if err == nil {
 		var out []byte
 		out, err = m.command(ctx, "docker build -q -t "+opt.ImageRef+" "+opt.Image+" 2>&1").CombinedOutput()
@@ -232,7 +234,7 @@ func finish(ctx context.Context, cmd *exec.Cmd, b Block, jobs *[]*job) (string, 
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
 	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
 	cmd.WaitDelay = 2 * time.Second
-	out := &output{}
+	out := &testbed.Output{}
 	cmd.Stdout, cmd.Stderr = out, out
 	if err := cmd.Start(); err != nil {
 		return "", err
@@ -245,18 +247,22 @@ func finish(ctx context.Context, cmd *exec.Cmd, b Block, jobs *[]*job) (string, 
 	}
 	if b.Until != "" {
 		*jobs = append(*jobs, j)
-		err := until(ctx, 5*time.Minute, func() bool {
+		err := testbed.Poll(ctx, 5*time.Minute, fmt.Sprintf("the word %q", b.Until), func(context.Context) error {
+			ended := false
 			select {
-			case <-j.done:
-				return true
+			case <-j.done: // before the last look at its output
+				ended = true
 			default:
-				return strings.Contains(out.String(), b.Until)
 			}
+			switch {
+			case out.Has(b.Until):
+				return nil
+			case ended:
+				return testbed.Final(errors.New("it has ended"))
+			}
+			return errors.New("it has not said it")
 		})
-		if !strings.Contains(out.String(), b.Until) {
-			return out.String(), fmt.Errorf("it did not say %q: %w", b.Until, errors.Join(err, errors.New("or has ended")))
-		}
-		return out.String(), nil
+		return out.String(), err
 	}
 	<-j.done
 	if code := cmd.ProcessState.ExitCode(); code != b.Exit {
@@ -287,45 +293,10 @@ func (j *job) end() {
 	}
 }
 
-// output is written by a command and read beside it.
-type output struct {
-	mu  sync.Mutex
-	buf bytes.Buffer
-}
-
-func (o *output) Write(p []byte) (int, error) {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	return o.buf.Write(p)
-}
-
-func (o *output) String() string {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	return o.buf.String()
-}
-
-var _ io.Writer = (*output)(nil)
-
 func run(ctx context.Context, script string) error {
 	out, err := exec.CommandContext(ctx, "sh", "-ec", script).CombinedOutput()
 	if err != nil {
 		return fmt.Errorf("%w: %s", err, out)
-	}
-	return nil
-}
-
-func until(ctx context.Context, limit time.Duration, ok func() bool) error {
-	ctx, cancel := context.WithTimeout(ctx, limit)
-	defer cancel()
-	tick := time.NewTicker(20 * time.Millisecond)
-	defer tick.Stop()
-	for !ok() {
-		select {
-		case <-ctx.Done():
-			return ctx.Err()
-		case <-tick.C:
-		}
 	}
 	return nil
 }

@@ -71,7 +71,7 @@ func network(text string) error {
 					return err
 				}
 				say("address %s on %s", p, nic.HardwareAddr)
-				// Whoever looks into the neighbours' tables finds it.
+				// As every guest's first packet does, this says the address to the whole network.
 				if conn, err := net.Dial("udp4", net.JoinHostPort(p.Masked().Addr().Next().String(), "9")); err == nil {
 					_, _ = conn.Write([]byte("hello"))
 					conn.Close()

@@ -7,6 +7,8 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+
+	"github.com/persys/compute/testbed"
 )
 
 // Programs by the name of their folder under cmd/.
@@ -32,20 +34,12 @@ type BuildOptions struct {
 	Race bool
 	// Programs are folders under cmd/; default scheduler, agent and persysctl.
 	Programs []string
+	// Version is what the programs say they are; default "dev".
+	Version string
 }
 
 // Root is the folder of the module that holds the working directory.
-func Root(ctx context.Context) (string, error) {
-	out, err := exec.CommandContext(ctx, "go", "env", "GOMOD").Output()
-	if err != nil {
-		return "", fmt.Errorf("go env GOMOD: %w", err)
-	}
-	mod := strings.TrimSpace(string(out))
-	if mod == "" || mod == os.DevNull {
-		return "", fmt.Errorf("this is not inside the project: go env GOMOD says %q", mod)
-	}
-	return filepath.Dir(mod), nil
-}
+func Root(ctx context.Context) (string, error) { return testbed.Root(ctx) }
 
 // Build builds the programs with the go command.
 func Build(ctx context.Context, opt BuildOptions) (Binaries, error) {
@@ -63,6 +57,9 @@ func Build(ctx context.Context, opt BuildOptions) (Binaries, error) {
 	if opt.Race {
 		// With the driver of virtual machines, which needs cgo, too.
 		args = append(args, "-race", "-tags", "libvirt_dlopen")
+	}
+	if opt.Version != "" {
+		args = append(args, "-ldflags", "-X main.version="+opt.Version)
 	}
 	args = append(args, "-o", opt.Dir+string(filepath.Separator))
 	for _, p := range opt.Programs {

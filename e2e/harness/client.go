@@ -20,6 +20,7 @@ import (
 	controlv1 "github.com/persys/compute/api/control/v1"
 	"github.com/persys/compute/pki"
 	"github.com/persys/compute/rpc/dial"
+	"github.com/persys/compute/testbed"
 )
 
 // admin is who the harness is with TLS.
@@ -193,7 +194,7 @@ func contains(list []int, v int) bool {
 // WaitLeader waits until a replica that is not in except leads.
 func (c *Cluster) WaitLeader(ctx context.Context, limit time.Duration, except ...int) (int, error) {
 	leader := -1
-	err := Poll(ctx, limit, "waiting for a leader", func(ctx context.Context) (err error) {
+	err := testbed.Poll(ctx, limit, "waiting for a leader", func(ctx context.Context) (err error) {
 		leader, err = c.Leader(ctx, except...)
 		return err
 	})
@@ -203,11 +204,11 @@ func (c *Cluster) WaitLeader(ctx context.Context, limit time.Duration, except ..
 // WaitReady waits until all running schedulers agree on a leader and know of each
 // other as voters, by name. A scheduler that ends meanwhile is a failure.
 func (c *Cluster) WaitReady(ctx context.Context, limit time.Duration) error {
-	return Poll(ctx, limit, "waiting for the schedulers", func(ctx context.Context) error {
-		leader, voters := "", 0
+	return testbed.Poll(ctx, limit, "waiting for the schedulers", func(ctx context.Context) error {
+		leader := ""
 		for _, s := range c.Schedulers {
 			if !s.Running() {
-				return Fatal(fmt.Errorf("%s has ended:\n%s", s.Name, s.Tail(10)))
+				return testbed.Final(fmt.Errorf("%s has ended:\n%s", s.Name, s.Tail(10)))
 			}
 			st, err := c.Status(ctx, s.Index)
 			if err != nil {
@@ -219,7 +220,8 @@ func (c *Cluster) WaitReady(ctx context.Context, limit time.Duration) error {
 			if leader != "" && leader != st.GetLeaderId() {
 				return fmt.Errorf("%s follows another leader", s.Name)
 			}
-			leader, voters = st.GetLeaderId(), 0
+			leader = st.GetLeaderId()
+			voters := 0
 			for _, r := range st.GetReplicas() {
 				if (r.GetRole() == "leader" || r.GetRole() == "voter") && r.GetGrpcAddr() != "" {
 					voters++
@@ -239,7 +241,7 @@ func (c *Cluster) WaitNode(ctx context.Context, node, status string, limit time.
 	if err != nil {
 		return err
 	}
-	return Poll(ctx, limit, "waiting for node "+node, func(ctx context.Context) error {
+	return testbed.Poll(ctx, limit, "waiting for node "+node, func(ctx context.Context) error {
 		n, err := control.GetNode(ctx, &controlv1.GetNodeRequest{NodeId: node})
 		if err != nil {
 			return err
@@ -258,7 +260,7 @@ func (c *Cluster) WaitWorkload(ctx context.Context, id string, limit time.Durati
 		return nil, err
 	}
 	var view *controlv1.WorkloadView
-	err = Poll(ctx, limit, "waiting for workload "+id, func(ctx context.Context) error {
+	err = testbed.Poll(ctx, limit, "waiting for workload "+id, func(ctx context.Context) error {
 		w, err := control.GetWorkload(ctx, &controlv1.GetWorkloadRequest{WorkloadId: id})
 		if err != nil {
 			return err

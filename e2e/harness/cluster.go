@@ -19,6 +19,7 @@ import (
 
 	"github.com/persys/compute/pki"
 	"github.com/persys/compute/rpc/dial"
+	"github.com/persys/compute/testbed"
 )
 
 // Options of a Cluster.
@@ -315,9 +316,9 @@ func (c *Cluster) begin(ctx context.Context) error {
 	if err := c.Schedulers[0].Start(); err != nil {
 		return err
 	}
-	err := Poll(ctx, 60*time.Second, "join tokens", func(context.Context) error {
+	err := testbed.Poll(ctx, 60*time.Second, "join tokens", func(context.Context) error {
 		if !c.Schedulers[0].Running() {
-			return Fatal(errors.New("the first scheduler has ended"))
+			return testbed.Final(errors.New("the first scheduler has ended"))
 		}
 		if c.Token("agent") == "" || c.Token("scheduler") == "" {
 			return errors.New("there are none yet")
@@ -509,6 +510,9 @@ func (c *Cluster) Close() error {
 	c.mu.Unlock()
 	for _, p := range c.Processes() {
 		errs = append(errs, p.Kill())
+	}
+	for _, a := range c.Agents {
+		errs = append(errs, a.killGuards())
 	}
 	if c.own {
 		errs = append(errs, os.RemoveAll(c.Dir))

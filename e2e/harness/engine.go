@@ -4,6 +4,7 @@ import (
 	"archive/tar"
 	"bytes"
 	"context"
+	"crypto/rand"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -14,10 +15,12 @@ import (
 	"strings"
 	"time"
 
+	cerrdefs "github.com/containerd/errdefs"
 	"github.com/moby/moby/api/types/container"
 	"github.com/moby/moby/client"
 
 	"github.com/persys/compute/agent/driver"
+	"github.com/persys/compute/testbed"
 )
 
 // Engine is the Docker engine of this machine, found as docker and the agent find
@@ -44,6 +47,55 @@ func OpenEngine(ctx context.Context) (*Engine, error) {
 
 // Close ends the connection.
 func (e *Engine) Close() error { return e.cli.Close() }
+
+// aloneLimit is how long a test waits for the tests of others, one after another,
+// on the same engine.
+const aloneLimit = 20 * time.Minute
+
+// Alone waits until no other run on this machine uses the engine, and has it alone
+// until release, or until this program ends.
+func (e *Engine) Alone(ctx context.Context) (release func(), err error) {
+	return testbed.Lock(ctx, aloneLimit, filepath.Join(os.TempDir(), fmt.Sprintf("persys-engine-%d.lock", os.Getuid())))
+}
+
+// runLabel is on the images of one run; leftAfter is when one is no run's any more:
+// no run lasts so long, and the process that has been killed cannot be asked.
+const (
+	runLabel  = "persys.run"
+	leftAfter = 24 * time.Hour
+)
+
+// BuildForRun builds an image as BuildGo does, with a name of this run alone, which
+// begins with ref. What runs that were killed have left is removed.
+func (e *Engine) BuildForRun(ctx context.Context, ref, pkg string) (string, error) {
+	if err := e.removeLeft(ctx, runLabel, time.Now().Add(-leftAfter)); err != nil {
+		return "", err
+	}
+	run := strings.ToLower(rand.Text())[:12]
+	ref += "-" + run
+	return ref, e.BuildGo(ctx, ref, pkg, map[string]string{runLabel: run})
+}
+
+// removeLeft removes the images with a label that were made before some time: those of runs that
+// never came to their end.
+func (e *Engine) removeLeft(ctx context.Context, label string, before time.Time) error {
+	res, err := e.cli.ImageList(ctx, client.ImageListOptions{Filters: make(client.Filters).Add("label", label)})
+	if err != nil {
+		return err
+	}
+	for _, image := range res.Items {
+		if !time.Unix(image.Created, 0).Before(before) {
+			continue
+		}
+		for _, ref := range image.RepoTags {
+			// Another run may remove it at the same time.
+			if err := e.RemoveImage(ctx, ref); err != nil && !cerrdefs.IsNotFound(err) {
+				return err
+			}
+		}
+	}
+	return nil
+}
 
 // BuildGo builds a Go program of this module statically and puts it into an image
 // FROM scratch; nothing is pulled.
@@ -162,6 +214,12 @@ func (e *Engine) Started(ctx context.Context, id string) (string, error) {
 	return res.Container.State.StartedAt, nil
 }
 
+// Restarts is how often the engine has started a container again by itself.
+func (e *Engine) Restarts(ctx context.Context, id string) (int, error) {
+	res, err := e.cli.ContainerInspect(ctx, id, client.ContainerInspectOptions{})
+	return res.Container.RestartCount, err
+}
+
 // RemoveAll removes every container of a cluster.
 func (e *Engine) RemoveAll(ctx context.Context, clusterID string) error {
 	all, err := e.Containers(ctx, clusterID)
@@ -174,6 +232,28 @@ func (e *Engine) RemoveAll(ctx context.Context, clusterID string) error {
 		errs = append(errs, err)
 	}
 	return errors.Join(errs...)
+}
+
+// Run starts a container that nobody ordered, as a person does by hand.
+func (e *Engine) Run(ctx context.Context, name, image string, labels map[string]string) (id string, err error) {
+	res, err := e.cli.ContainerCreate(ctx, client.ContainerCreateOptions{Name: name, Config: &container.Config{Image: image, Labels: labels}})
+	if err != nil {
+		return "", err
+	}
+	_, err = e.cli.ContainerStart(ctx, res.ID, client.ContainerStartOptions{})
+	return res.ID, err
+}
+
+// Kill ends what runs in a container, and leaves the container.
+func (e *Engine) Kill(ctx context.Context, id string) error {
+	_, err := e.cli.ContainerKill(ctx, id, client.ContainerKillOptions{})
+	return err
+}
+
+// Remove removes one container, whatever it does.
+func (e *Engine) Remove(ctx context.Context, id string) error {
+	_, err := e.cli.ContainerRemove(ctx, id, client.ContainerRemoveOptions{Force: true, RemoveVolumes: true})
+	return err
 }
 
 // HasLabel reports whether an image has a label.

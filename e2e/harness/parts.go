@@ -9,46 +9,13 @@ import (
 	"net"
 	"net/http"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/persys/compute/testbed"
 )
-
-// tools are the servers of others that tests and benchmarks run, each pinned in
-// a module of its own under tools/.
-var tools = map[string]string{
-	"etcd":    "go.etcd.io/etcd/server/v3",
-	"coredns": ".",
-}
-
-// Tool is the path of a server from tools/, built into .cache/bin once per
-// checkout. The first build takes from half a minute to two.
-func Tool(ctx context.Context, name string) (string, error) {
-	pkg, ok := tools[name]
-	if !ok {
-		return "", fmt.Errorf("there is no tools/%s", name)
-	}
-	root, err := Root(ctx)
-	if err != nil {
-		return "", err
-	}
-	bin := filepath.Join(root, ".cache", "bin", name)
-	if _, err := os.Stat(bin); err == nil {
-		return bin, nil
-	}
-	// Under another name first: whoever looks meanwhile must not run half of it.
-	part := fmt.Sprintf("%s.%d", bin, os.Getpid())
-	defer os.Remove(part)
-	cmd := exec.CommandContext(ctx, "go", "build", "-trimpath", "-o", part, pkg)
-	cmd.Dir = filepath.Join(root, "tools", name)
-	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
-	if out, err := cmd.CombinedOutput(); err != nil {
-		return "", fmt.Errorf("building tools/%s: %w\n%s", name, err, out)
-	}
-	return bin, os.Rename(part, bin)
-}
 
 // Part is a server of others beside the cluster.
 type Part struct {
@@ -58,7 +25,7 @@ type Part struct {
 
 // Etcd prepares an etcd of one member with its data under dir.
 func Etcd(ctx context.Context, dir string) (*Part, error) {
-	bin, err := Tool(ctx, "etcd")
+	bin, err := testbed.Server(ctx, "etcd")
 	if err != nil {
 		return nil, err
 	}
@@ -102,7 +69,7 @@ func CoreDNS(ctx context.Context, dir string, blocks ...Block) (*Part, error) {
 // CoreDNSFrom prepares a CoreDNS with a Corefile whose zones name no port, and the
 // variables that it refers to. Its log is under dir.
 func CoreDNSFrom(ctx context.Context, dir, file string, env map[string]string) (*Part, error) {
-	bin, err := Tool(ctx, "coredns")
+	bin, err := testbed.Server(ctx, "coredns")
 	if err != nil {
 		return nil, err
 	}
@@ -119,9 +86,9 @@ func CoreDNSFrom(ctx context.Context, dir, file string, env map[string]string) (
 
 // WaitEtcd waits until an etcd serves.
 func WaitEtcd(ctx context.Context, p *Part, limit time.Duration) error {
-	return Poll(ctx, limit, p.Name+" serving", func(ctx context.Context) error {
+	return testbed.Poll(ctx, limit, p.Name+" serving", func(ctx context.Context) error {
 		if !p.Running() {
-			return Fatal(fmt.Errorf("it has ended:\n%s", p.Tail(10)))
+			return testbed.Final(fmt.Errorf("it has ended:\n%s", p.Tail(10)))
 		}
 		ctx, cancel := context.WithTimeout(ctx, time.Second)
 		defer cancel()
@@ -144,9 +111,9 @@ func WaitEtcd(ctx context.Context, p *Part, limit time.Duration) error {
 
 // WaitListening waits until a server takes TCP connections.
 func WaitListening(ctx context.Context, p *Part, limit time.Duration) error {
-	return Poll(ctx, limit, p.Name+" listening", func(ctx context.Context) error {
+	return testbed.Poll(ctx, limit, p.Name+" listening", func(ctx context.Context) error {
 		if !p.Running() {
-			return Fatal(fmt.Errorf("it has ended:\n%s", p.Tail(10)))
+			return testbed.Final(fmt.Errorf("it has ended:\n%s", p.Tail(10)))
 		}
 		ctx, cancel := context.WithTimeout(ctx, time.Second)
 		defer cancel()

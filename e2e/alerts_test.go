@@ -1,0 +1,183 @@
+package e2e
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	"gopkg.in/yaml.v3"
+
+	"github.com/persys/compute/agent/driver/sim"
+	controlv1 "github.com/persys/compute/api/control/v1"
+	"github.com/persys/compute/e2e/harness"
+	"github.com/persys/compute/testbed"
+)
+
+// watchman is a Prometheus with the configuration and the rules of deploy/, which
+// watches the real programs and has no patience: it looks twice a second, and an
+// alert fires as soon as it holds.
+type watchman struct {
+	t    *testing.T
+	addr string
+}
+
+var impatient = regexp.MustCompile(`(?m)^( +for: ).*$`)
+
+func watched(t *testing.T, c *harness.Cluster) *watchman {
+	t.Helper()
+	bin := testbed.Program(t, "prometheus")
+	dir := t.TempDir()
+	rules := got[[]byte](t)(os.ReadFile("../deploy/prometheus/persys.rules.yml"))
+	must(t, os.WriteFile(filepath.Join(dir, "persys.rules.yml"), impatient.ReplaceAll(rules, []byte("${1}0s")), 0o600))
+	var cfg map[string]any
+	must(t, yaml.Unmarshal(got[[]byte](t)(os.ReadFile("../deploy/prometheus/prometheus.yml")), &cfg))
+	cfg["global"] = map[string]any{"scrape_interval": "500ms", "scrape_timeout": "500ms", "evaluation_interval": "500ms"}
+	at := map[string][]string{}
+	for _, s := range c.Schedulers {
+		at["persys-scheduler"] = append(at["persys-scheduler"], s.HTTP)
+	}
+	for _, a := range c.Agents {
+		at["persys-agent"] = append(at["persys-agent"], a.HTTP)
+	}
+	for _, job := range cfg["scrape_configs"].([]any) {
+		job := job.(map[string]any)
+		job["static_configs"] = []any{map[string]any{"targets": at[job["job_name"].(string)]}}
+	}
+	file := filepath.Join(dir, "prometheus.yml")
+	must(t, os.WriteFile(file, got[[]byte](t)(yaml.Marshal(cfg)), 0o600))
+	w := &watchman{t: t, addr: freeAddr(t)}
+	p := &harness.Process{Name: "prometheus", Path: bin, Dir: dir, Env: os.Environ(), Log: filepath.Join(c.Dir, "prometheus.log"), Args: []string{
+		"--config.file=" + file, "--storage.tsdb.path=" + filepath.Join(dir, "data"), "--web.listen-address=" + w.addr, "--log.level=warn",
+	}}
+	must(t, p.Start())
+	t.Cleanup(func() {
+		if t.Failed() {
+			t.Logf("prometheus says:\n%s", p.Tail(10))
+		}
+		if err := p.Kill(); err != nil {
+			t.Error(err)
+		}
+	})
+	// Everything was looked at, and what is looked at is well.
+	must(t, testbed.Poll(t.Context(), settle, "every program scraped", func(ctx context.Context) error {
+		var out struct {
+			Data struct {
+				ActiveTargets []struct{ Health, LastError string }
+			}
+		}
+		if err := w.ask(ctx, "targets", &out); err != nil {
+			return err
+		}
+		up := 0
+		for _, x := range out.Data.ActiveTargets {
+			if x.Health == "up" {
+				up++
+			}
+		}
+		if up != len(c.Schedulers)+len(c.Agents) {
+			return fmt.Errorf("%d are up: %+v", up, out.Data.ActiveTargets)
+		}
+		return nil
+	}))
+	return w
+}
+
+func (w *watchman) ask(ctx context.Context, what string, out any) error {
+	code, body, err := getText(ctx, "http://"+w.addr+"/api/v1/"+what)
+	if err == nil && code != 200 {
+		err = fmt.Errorf("%d %s", code, body)
+	}
+	if err != nil {
+		return err
+	}
+	return json.Unmarshal(body, out)
+}
+
+// firing are the names of the alerts that fire, each once.
+func (w *watchman) firing(ctx context.Context) ([]string, error) {
+	var out struct {
+		Data struct {
+			Alerts []struct {
+				Labels map[string]string
+				State  string
+			}
+		}
+	}
+	if err := w.ask(ctx, "alerts", &out); err != nil {
+		return nil, err
+	}
+	var names []string
+	for _, a := range out.Data.Alerts {
+		// How full this machine's disk is says nothing of the programs.
+		if name := a.Labels["alertname"]; a.State == "firing" && name != "PersysNodeDiskFull" {
+			names = append(names, name)
+		}
+	}
+	slices.Sort(names)
+	return slices.Compact(names), nil
+}
+
+// fires waits until alerts fire, with others or without.
+func (w *watchman) fires(after string, want ...string) {
+	w.t.Helper()
+	must(w.t, testbed.Poll(w.t.Context(), settle, strings.Join(want, ", ")+" after "+after, func(ctx context.Context) error {
+		now, err := w.firing(ctx)
+		for _, name := range want {
+			if err == nil && !slices.Contains(now, name) {
+				err = fmt.Errorf("%s is not among %v", name, now)
+			}
+		}
+		return err
+	}))
+}
+
+// The alerts that matter most are provoked once more, not with series that were
+// written down but with what real programs say while something is really wrong: a
+// rule over a label that nobody ever sets is silent for ever. promtool provokes
+// every one of them (cmd/persys TestRulesByPromtool).
+func TestAlertsFire(t *testing.T) {
+	etcd := etcdPart(t)
+	c := start(t, harness.Options{
+		Binaries: shipped(t), SchedulerEnv: mirrored(etcd, nil), AgentEnv: map[string]string{"PERSYS_RECONCILE_INTERVAL": "1s"},
+	})
+	for range 2 {
+		got[*harness.Agent](t)(c.StartAgent(t.Context(), harness.AgentOptions{Simulate: true}))
+	}
+	apply(t, c, "well", container("sim/run"))
+	got[*controlv1.WorkloadView](t)(c.WaitWorkload(t.Context(), "well", settle, running))
+	waitMode(t, c, "normal")
+	w := watched(t, c)
+	must(t, testbed.Poll(t.Context(), settle, "a cluster that is well to be silent", func(ctx context.Context) error {
+		now, err := w.firing(ctx)
+		if err == nil && len(now) > 0 {
+			err = fmt.Errorf("%v fire", now)
+		}
+		return err
+	}))
+
+	huge := container("sim/run")
+	huge.Resources.CpuMillicores = 1_000_000
+	apply(t, c, "huge", huge)
+	apply(t, c, "broken", container("sim/missing"))
+	w.fires("one workload that fits nowhere and one that cannot run", "PersysWorkloadsPending", "PersysWorkloadsFailed")
+
+	must(t, got[*sim.Engine](t)(sim.NewEngine(sim.Options{Dir: c.Agents[0].SimDir})).SetDown("by the test"))
+	must(t, c.Agents[1].Kill())
+	w.fires("the end of an engine and of an agent", "PersysRuntimeUnhealthy", "PersysAgentDown", "PersysNodesNotReady")
+
+	must(t, etcd.Kill())
+	w.fires("the end of etcd", "PersysModeNotNormal", "PersysMirrorFails")
+
+	leader := got[int](t)(c.WaitLeader(t.Context(), electionLimit))
+	rest := others(c, leader)
+	must(t, rest[0].Kill())
+	w.fires("the end of a replica", "PersysSchedulerDown", "PersysReplicaDead")
+	must(t, rest[1].Kill())
+	w.fires("the end of the majority", "PersysNoLeader")
+}

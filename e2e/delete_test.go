@@ -1,0 +1,103 @@
+package e2e
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/persys/compute/agent/driver/sim"
+	controlv1 "github.com/persys/compute/api/control/v1"
+	"github.com/persys/compute/e2e/harness"
+	"github.com/persys/compute/fsm"
+	"github.com/persys/compute/testbed"
+)
+
+// forgotten waits until the schedulers know nothing of a workload.
+func forgotten(t *testing.T, c *harness.Cluster, id string, limit time.Duration) {
+	t.Helper()
+	control := got[controlv1.AgentControlClient](t)(c.Any(t.Context()))
+	must(t, testbed.Poll(t.Context(), limit, "the end of "+id, func(ctx context.Context) error {
+		w, err := control.GetWorkload(ctx, &controlv1.GetWorkloadRequest{WorkloadId: id})
+		if status.Code(err) == codes.NotFound {
+			return nil
+		}
+		return fmt.Errorf("it is %s (%s): %w", w.GetWorkload().GetStatus(), w.GetWorkload().GetReason().GetMessage(), err)
+	}))
+}
+
+// quiet waits until nothing of a workload runs on any engine.
+func quiet(t *testing.T, c *harness.Cluster, id string) {
+	t.Helper()
+	must(t, testbed.Poll(t.Context(), settle, "the last run of "+id+" to end", func(context.Context) error {
+		if runs := runsOf(t, c, id); slices.ContainsFunc(runs, func(r sim.Run) bool { return r.To == 0 }) {
+			return fmt.Errorf("it runs: %+v", runs)
+		}
+		return nil
+	}))
+}
+
+// What is to be stopped or deleted ends: in seconds where its node is well, when the
+// node is back, or by the word of a person for one that never comes back. Nobody is
+// told that it is done before, and no ghost is left when such a node does come back.
+func TestStopsAndDeletesEnd(t *testing.T) {
+	c := start(t, harness.Options{Binaries: raced(t), SchedulerEnv: fast(nil)})
+	a := got[*harness.Agent](t)(c.StartAgent(t.Context(), harness.AgentOptions{Simulate: true}))
+	ids := []string{"well", "halted", "waits", "forced", "removed"}
+	for _, id := range ids {
+		apply(t, c, id, container("persys/any:1"))
+	}
+	for _, id := range ids {
+		got[*controlv1.WorkloadView](t)(c.WaitWorkload(t.Context(), id, settle, running))
+	}
+
+	began := time.Now()
+	ctl(t, c, "delete", "well", "--yes")
+	forgotten(t, c, "well", 10*time.Second)
+	t.Logf("a delete on a node that is well took %s", time.Since(began).Round(time.Millisecond))
+	quiet(t, c, "well")
+
+	// Its node dies before it hears of the stop: it may run on, and that is said.
+	must(t, a.Kill())
+	ctl(t, c, "stop", "halted")
+	got[*controlv1.WorkloadView](t)(c.WaitWorkload(t.Context(), "halted", settle, func(w *controlv1.WorkloadView) bool {
+		return w.GetReason().GetCode() == fsm.CodeAwaitStop && strings.Contains(w.GetReason().GetMessage(), "persysctl node fence "+a.NodeID)
+	}))
+	if view := got[*controlv1.WorkloadView](t)(c.WaitWorkload(t.Context(), "halted", settle, func(*controlv1.WorkloadView) bool { return true })); view.GetStatus() != "Unknown" {
+		t.Errorf("to be stopped on a lost node, it is shown as %s", view.GetStatus())
+	}
+	ctl(t, c, "delete", "waits", "--yes")
+	must(t, a.Start())
+	got[*controlv1.WorkloadView](t)(c.WaitWorkload(t.Context(), "halted", settle, func(w *controlv1.WorkloadView) bool {
+		return w.GetStatus() == "Stopped" && w.GetReason().GetCode() == fsm.CodeUserStop
+	}))
+	quiet(t, c, "halted")
+	forgotten(t, c, "waits", settle)
+	quiet(t, c, "waits")
+
+	// A node that is given up.
+	for _, id := range []string{"forced", "removed"} {
+		got[*controlv1.WorkloadView](t)(c.WaitWorkload(t.Context(), id, settle, running))
+	}
+	must(t, a.Kill())
+	must(t, c.WaitNode(t.Context(), a.NodeID, "NotReady", settle))
+	for range 2 { // the second one changes nothing
+		ctl(t, c, "delete", "removed", "--yes")
+	}
+	got[*controlv1.WorkloadView](t)(c.WaitWorkload(t.Context(), "removed", settle, func(w *controlv1.WorkloadView) bool { return w.GetStatus() == "Deleting" }))
+	ctl(t, c, "delete", "forced", "--force", "--yes")
+	forgotten(t, c, "forced", 10*time.Second)
+	ctl(t, c, "node", "remove", a.NodeID, "--force", "--yes")
+	forgotten(t, c, "removed", 10*time.Second)
+
+	// It comes back all the same, with its disk.
+	must(t, a.Start())
+	must(t, c.WaitNode(t.Context(), a.NodeID, "Ready", settle))
+	quiet(t, c, "forced")
+	quiet(t, c, "removed")
+}

@@ -1,0 +1,549 @@
+package e2e
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"maps"
+	"net"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/persys/compute/agent/driver"
+	agentv1 "github.com/persys/compute/api/agent/v1"
+	controlv1 "github.com/persys/compute/api/control/v1"
+	"github.com/persys/compute/e2e/harness"
+	"github.com/persys/compute/fsm"
+	"github.com/persys/compute/testbed"
+)
+
+// missingGrace is long enough for a drift to come on record within it: a round of
+// every second, and a second look two seconds later.
+const missingGrace = 8 * time.Second
+
+// driftText is a record under /drifts, by the contract's words.
+type driftText struct {
+	NodeID          string    `json:"nodeId"`
+	WorkloadID      string    `json:"workloadId"`
+	DriftType       string    `json:"driftType"`
+	DetectedAt      time.Time `json:"detectedAt"`
+	SchedulerStatus string    `json:"schedulerStatus"`
+	AgentStatus     string    `json:"agentStatus"`
+	Action          string    `json:"action"`
+	Resolved        bool      `json:"resolved"`
+}
+
+// driftBook is a cluster whose drifts are followed where operators see them: the
+// history, etcd and the metrics. It keeps what may be over before anybody looks.
+type driftBook struct {
+	t *testing.T
+	c *harness.Cluster
+
+	mu      sync.Mutex
+	records map[string][]driftText // by etcd's key, oldest first
+	most    map[string]float64     // persys_scheduler_drifts_open by kind, the highest seen
+	last    map[string]float64     // and the leader's last word
+}
+
+// drifting starts three schedulers that compare every second, with an etcd.
+func drifting(t *testing.T) (*driftBook, *clientv3.Client) {
+	t.Helper()
+	etcd := etcdPart(t)
+	kv := etcdClient(t, etcd)
+	c := start(t, harness.Options{Binaries: raced(t), SchedulerEnv: mirrored(etcd, map[string]string{
+		"SCHEDULER_DRIFT_DETECT_INTERVAL": "1s", "SCHEDULER_MISSING_GRACE_PERIOD": missingGrace.String(),
+	})})
+	b := &driftBook{t: t, c: c, records: map[string][]driftText{}, most: map[string]float64{}, last: map[string]float64{}}
+	ctx, stop := context.WithCancel(t.Context())
+	var all sync.WaitGroup
+	t.Cleanup(func() { stop(); all.Wait() })
+	all.Go(func() { b.watch(kv.Watch(ctx, "/drifts/", clientv3.WithPrefix())) })
+	all.Go(func() { b.scrape(ctx) })
+	return b, kv
+}
+
+func (b *driftBook) watch(changes clientv3.WatchChan) {
+	for r := range changes {
+		for _, e := range r.Events {
+			var d driftText
+			if err := json.Unmarshal(e.Kv.Value, &d); e.Type == clientv3.EventTypePut && err != nil {
+				b.t.Errorf("%s is %q: %v", e.Kv.Key, e.Kv.Value, err)
+			}
+			b.mu.Lock()
+			b.records[string(e.Kv.Key)] = append(b.records[string(e.Kv.Key)], d)
+			b.mu.Unlock()
+		}
+	}
+}
+
+// scrape reads the gauge of open drifts from the leader, for as long as ctx lasts.
+func (b *driftBook) scrape(ctx context.Context) {
+	for {
+		if i, err := b.c.Leader(ctx); err == nil {
+			if text, err := harness.Metrics(ctx, b.c.Schedulers[i].HTTP); err == nil {
+				b.read(text)
+			}
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(200 * time.Millisecond):
+		}
+	}
+}
+
+func (b *driftBook) read(metrics string) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for line := range strings.Lines(metrics) {
+		var n float64
+		rest, ok := strings.CutPrefix(line, `persys_scheduler_drifts_open{type="`)
+		kind, value, _ := strings.Cut(rest, `"} `)
+		if _, err := fmt.Sscan(value, &n); ok && err == nil {
+			b.most[kind], b.last[kind] = max(b.most[kind], n), n
+		}
+	}
+}
+
+// state is the replicated one, as the leader has it.
+func (b *driftBook) state(ctx context.Context) (fsm.State, error) {
+	i, err := b.c.Leader(ctx)
+	if err != nil {
+		return fsm.State{}, err
+	}
+	admin, err := b.c.Admin(i)
+	if err != nil {
+		return fsm.State{}, err
+	}
+	return stateOf(ctx, admin)
+}
+
+func (b *driftBook) now() fsm.State { return got[fsm.State](b.t)(b.state(b.t.Context())) }
+
+// driftEvent is the first event of a type about a drift since a sequence.
+func driftEvent(s fsm.State, since uint64, event, node, workload, kind string) *fsm.Event {
+	var found *fsm.Event
+	s.Events(since, func(e *fsm.Event) bool {
+		if e.Type == event && e.Node == node && e.Workload == workload && e.Reason == kind {
+			found = e
+		}
+		return found == nil
+	})
+	return found
+}
+
+// opened waits until a drift has come on record everywhere: an event, a key in
+// etcd, a metric.
+func (b *driftBook) opened(since uint64, node, workload, kind, action string) *fsm.Event {
+	b.t.Helper()
+	var event *fsm.Event
+	key := "/drifts/" + node + "/" + workload + "/" + kind
+	must(b.t, testbed.Poll(b.t.Context(), settle, kind+" of "+workload+" on record", func(ctx context.Context) error {
+		s, err := b.state(ctx)
+		if err != nil {
+			return err
+		}
+		if event = driftEvent(s, since, fsm.EventDriftDetected, node, workload, kind); event == nil {
+			return fmt.Errorf("there is no event")
+		}
+		b.mu.Lock()
+		defer b.mu.Unlock()
+		if !slices.ContainsFunc(b.records[key], func(d driftText) bool {
+			return !d.Resolved && d.NodeID == node && d.WorkloadID == workload && d.DriftType == kind && d.Action == action && !d.DetectedAt.IsZero()
+		}) {
+			return fmt.Errorf("etcd had %+v under %s", b.records[key], key)
+		}
+		if b.most[kind] == 0 {
+			return fmt.Errorf("the metric never moved: %v", b.most)
+		}
+		return nil
+	}))
+	return event
+}
+
+// closed waits until it has gone everywhere.
+func (b *driftBook) closed(since uint64, node, workload, kind string) {
+	b.t.Helper()
+	key := "/drifts/" + node + "/" + workload + "/" + kind
+	must(b.t, testbed.Poll(b.t.Context(), settle, "the end of "+kind+" of "+workload, func(ctx context.Context) error {
+		s, err := b.state(ctx)
+		if err != nil {
+			return err
+		}
+		if d, open := s.Drift(node, workload, kind); open {
+			return fmt.Errorf("it is open: %+v", d)
+		}
+		if driftEvent(s, since, fsm.EventDriftResolved, node, workload, kind) == nil {
+			return fmt.Errorf("there is no event")
+		}
+		left := 0.0
+		s.Drifts("", func(d *fsm.Drift) bool {
+			if d.Type == kind {
+				left++
+			}
+			return true
+		})
+		b.mu.Lock()
+		defer b.mu.Unlock()
+		all := b.records[key]
+		if len(all) == 0 || !all[len(all)-1].Resolved {
+			return fmt.Errorf("etcd had %+v under %s", all, key)
+		}
+		if b.last[kind] != left {
+			return fmt.Errorf("the metric says %v, the state %v", b.last[kind], left)
+		}
+		return nil
+	}))
+}
+
+// moves are the events since a sequence that tell of a workload being ordered anew
+// or moved.
+func moves(s fsm.State, since uint64, workload string) (out []string) {
+	s.Events(since, func(e *fsm.Event) bool {
+		switch e.Type {
+		case fsm.EventRetryTriggered, fsm.EventWorkloadEvicted, fsm.EventWorkloadScheduled, fsm.EventWorkloadFailed:
+			if e.Workload == workload {
+				out = append(out, e.Type+" "+e.Reason)
+			}
+		}
+		return true
+	})
+	return out
+}
+
+// What a real engine has, and what the cluster wants there, in all the ways in
+// which they can differ: each comes on record, is remedied, and is closed; orphans
+// are for people alone.
+func TestDriftOnDocker(t *testing.T) {
+	e, image := theEngine(t)
+	b, kv := drifting(t)
+	c := b.c
+	cluster := onDocker(t, e, c)
+	a := got[*harness.Agent](t)(c.StartAgent(t.Context(), harness.AgentOptions{}))
+	apply(t, c, "web", container(image))
+	got[*controlv1.WorkloadView](t)(c.WaitWorkload(t.Context(), "web", settle, running))
+	one := func(workload string) (id string, labels map[string]string) {
+		t.Helper()
+		must(t, testbed.Poll(t.Context(), settle, "one container of "+workload, func(ctx context.Context) error {
+			all, err := e.Workload(ctx, cluster, workload)
+			if err == nil && (len(all) != 1 || string(all[0].State) != "running") {
+				err = fmt.Errorf("the engine has %d", len(all))
+			}
+			if err == nil {
+				id, labels = all[0].ID, all[0].Labels
+			}
+			return err
+		}))
+		return id, labels
+	}
+
+	// Two that nobody ordered, one of each fate. They stay until the end of the test.
+	orphans := map[string]string{}
+	since := b.now().Info().EventSeq
+	for _, name := range []string{"ghost", "spook"} {
+		orphans[name] = got[string](t)(e.Run(t.Context(), name, image, map[string]string{
+			driver.LabelManaged: "true", driver.LabelWorkload: name, driver.LabelRevision: "by-hand", driver.LabelCluster: cluster,
+			driver.LabelNode: a.NodeID, driver.LabelKind: "container",
+		}))
+	}
+	for name := range orphans {
+		b.opened(since, a.NodeID, name, fsm.DriftOrphan, fsm.ActionInvestigate)
+	}
+	if out := ctl(t, c, "drift", "list"); !strings.Contains(out, "ghost") || !strings.Contains(out, fsm.DriftOrphan) || !strings.Contains(out, "2 orphans left alone") {
+		t.Errorf("drift list:\n%s", out)
+	}
+
+	t.Run("killed or removed behind its agent's back: the agent mends it, nothing moves", func(t *testing.T) {
+		// One each: ends that come one soon after the other are a crash loop, which waits ever longer.
+		apply(t, c, "api", container(image))
+		got[*controlv1.WorkloadView](t)(c.WaitWorkload(t.Context(), "api", settle, running))
+		for _, x := range []struct {
+			workload, what string
+			harm           func(context.Context, string) error
+		}{{"api", "killed", e.Kill}, {"web", "removed", e.Remove}} {
+			before := b.now()
+			w, _ := before.Workload(x.workload)
+			id, _ := one(x.workload)
+			was := got[string](t)(e.Started(t.Context(), id))
+			must(t, x.harm(t.Context(), id))
+			must(t, testbed.Poll(t.Context(), settle, "another run of what was "+x.what, func(ctx context.Context) error {
+				all, err := e.Workload(ctx, cluster, x.workload)
+				if err != nil || len(all) != 1 || string(all[0].State) != "running" {
+					return fmt.Errorf("the engine has %d: %w", len(all), err)
+				}
+				if now, err := e.Started(ctx, all[0].ID); err != nil || now == was {
+					return fmt.Errorf("it was started %s: %w", now, err)
+				}
+				return nil
+			}))
+			got[*controlv1.WorkloadView](t)(c.WaitWorkload(t.Context(), x.workload, settle, runningOn(a.NodeID)))
+			after := b.now()
+			now, _ := after.Workload(x.workload)
+			if m := moves(after, before.Info().EventSeq, x.workload); len(m) > 0 || now.Generation != w.Generation {
+				t.Errorf("the cluster did something with what was %s: %v, generation %s was %s", x.what, m, now.Generation, w.Generation)
+			}
+		}
+	})
+
+	t.Run("an agent that lost its file: what was ordered runs again", func(t *testing.T) {
+		for what, change := range map[string]func(id string, labels map[string]string){
+			"nothing": func(id string, _ map[string]string) { must(t, e.Remove(t.Context(), id)) },
+			"another revision": func(id string, labels map[string]string) {
+				must(t, e.Remove(t.Context(), id))
+				labels = maps.Clone(labels)
+				labels[driver.LabelRevision], labels[driver.LabelContent] = "c1-by-hand", "c1:by-hand"
+				got[string](t)(e.Run(t.Context(), "web", image, labels))
+			},
+		} {
+			id, labels := one("web")
+			must(t, a.Kill())
+			must(t, os.Remove(a.StatePath))
+			change(id, labels)
+			must(t, a.Start())
+			must(t, testbed.Poll(t.Context(), settle, "what was ordered, where there was "+what, func(ctx context.Context) error {
+				all, err := e.Workload(ctx, cluster, "web")
+				if err != nil || len(all) != 1 || string(all[0].State) != "running" || all[0].ID == id || all[0].Labels[driver.LabelContent] != labels[driver.LabelContent] {
+					return fmt.Errorf("the engine has %v: %w", all, err)
+				}
+				return nil
+			}))
+			got[*controlv1.WorkloadView](t)(c.WaitWorkload(t.Context(), "web", settle, runningOn(a.NodeID)))
+		}
+	})
+
+	// Another leader, another run of the agent: orphans are where they were.
+	must(t, c.Schedulers[got[int](t)(c.WaitLeader(t.Context(), electionLimit))].Restart())
+	must(t, c.WaitReady(t.Context(), settle))
+	for name, id := range orphans {
+		if now, _ := one(name); now != id {
+			t.Errorf("%s is container %s, was %s: nobody asked for that", name, now, id)
+		}
+	}
+	must(t, testbed.Poll(t.Context(), settle, "both orphans on record, under the new leader and of the new agent", func(ctx context.Context) error {
+		s, err := b.state(ctx)
+		if err != nil {
+			return err
+		}
+		for name := range orphans {
+			if _, open := s.Drift(a.NodeID, name, fsm.DriftOrphan); !open {
+				return fmt.Errorf("%s is not", name)
+			}
+		}
+		return nil
+	}))
+	seq := b.now().Info().EventSeq
+	file := filepath.Join(t.TempDir(), "ghost.yaml")
+	must(t, os.WriteFile(file, fmt.Appendf(nil, "id: ghost\nresources: {cpu: 50m, memory: 32Mi}\ncontainer: {image: %q}\n", image), 0o600))
+	ctl(t, c, "drift", "adopt", a.NodeID, "ghost", "-f", file)
+	ctl(t, c, "drift", "delete", a.NodeID, "spook", "--yes")
+	b.closed(seq, a.NodeID, "ghost", fsm.DriftOrphan)
+	got[*controlv1.WorkloadView](t)(c.WaitWorkload(t.Context(), "ghost", settle, runningOn(a.NodeID)))
+	one("ghost")
+	b.closed(seq, a.NodeID, "spook", fsm.DriftOrphan)
+	if all := got1(e.Workload(t.Context(), cluster, "spook")); len(all) != 0 {
+		t.Errorf("of the orphan that was deleted %d containers are left", len(all))
+	}
+	if out := ctl(t, c, "drift", "list"); strings.Contains(out, "ghost") || strings.Contains(out, "spook") {
+		t.Errorf("drift list at the end:\n%s", out)
+	}
+	equals(t, c, kv, "after all drifts")
+}
+
+// got1 is a value whose second result the test does not need.
+func got1[T, U any](v T, _ U) T { return v }
+
+// existing is an agent as others have it: no epochs, no generations, and it says
+// nothing by itself. What it has changes behind its back as the test wants.
+type existing struct {
+	agentv1.UnimplementedAgentServiceServer
+
+	mu    sync.Mutex
+	has   map[string]*agentv1.WorkloadStatus
+	tasks []*agentv1.AgentAction
+	polls int
+}
+
+func (x *existing) task(kind, id string) {
+	now := time.Now()
+	x.tasks = append(x.tasks, &agentv1.AgentAction{
+		TaskId: fmt.Sprintf("%s-%s-%d", kind, id, now.UnixNano()), WorkloadId: id, ActionType: kind + "_workload", Status: "completed",
+		CreatedAt: now.Unix(), StartedAt: now.Unix(), EndedAt: now.Unix(),
+	})
+}
+
+func (x *existing) ApplyWorkload(_ context.Context, r *agentv1.ApplyWorkloadRequest) (*agentv1.ApplyWorkloadResponse, error) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	x.has[r.GetId()] = &agentv1.WorkloadStatus{
+		Id: r.GetId(), RevisionId: r.GetRevisionId(), DesiredState: r.GetDesiredState(), ActualState: agentv1.ActualState_ACTUAL_STATE_RUNNING, UpdatedAt: time.Now().Unix(),
+	}
+	x.task("apply", r.GetId())
+	return &agentv1.ApplyWorkloadResponse{Applied: true, Status: &agentv1.WorkloadStatus{Id: r.GetId(), ActualState: agentv1.ActualState_ACTUAL_STATE_PENDING}}, nil
+}
+
+func (x *existing) DeleteWorkload(_ context.Context, r *agentv1.DeleteWorkloadRequest) (*agentv1.DeleteWorkloadResponse, error) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	delete(x.has, r.GetId())
+	x.task("delete", r.GetId())
+	return &agentv1.DeleteWorkloadResponse{Success: true}, nil
+}
+
+func (x *existing) GetWorkloadStatus(_ context.Context, r *agentv1.GetWorkloadStatusRequest) (*agentv1.GetWorkloadStatusResponse, error) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	x.polls++
+	if st := x.has[r.GetId()]; st != nil {
+		return &agentv1.GetWorkloadStatusResponse{Status: st}, nil
+	}
+	return nil, status.Errorf(codes.Unknown, "workload status not found")
+}
+
+func (x *existing) ListWorkloads(context.Context, *agentv1.ListWorkloadsRequest) (*agentv1.ListWorkloadsResponse, error) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	return &agentv1.ListWorkloadsResponse{Workloads: slices.Collect(maps.Values(x.has))}, nil
+}
+
+func (x *existing) ListActions(context.Context, *agentv1.ListActionsRequest) (*agentv1.ListActionsResponse, error) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	return &agentv1.ListActionsResponse{Actions: slices.Clone(x.tasks)}, nil
+}
+
+// set changes what it has of a workload without anybody's order; nil is nothing.
+func (x *existing) set(id string, change func(*agentv1.WorkloadStatus) *agentv1.WorkloadStatus) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if st := change(x.has[id]); st != nil {
+		x.has[id] = st
+	} else {
+		delete(x.has, id)
+	}
+}
+
+// existingAgent serves one, registers it with a cluster, and goes on doing so,
+// which is all that it says of itself.
+func existingAgent(t *testing.T, c *harness.Cluster, node string) *existing {
+	t.Helper()
+	x := &existing{has: map[string]*agentv1.WorkloadStatus{}}
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	must(t, err)
+	srv := grpc.NewServer()
+	agentv1.RegisterAgentServiceServer(srv, x)
+	control := got[controlv1.AgentControlClient](t)(c.Any(t.Context()))
+	ctx, stop := context.WithCancel(t.Context())
+	var all sync.WaitGroup
+	all.Go(func() { _ = srv.Serve(l) }) // ends with Stop
+	all.Go(func() {
+		for ctx.Err() == nil {
+			_, _ = control.RegisterNode(ctx, &controlv1.RegisterNodeRequest{ // again after an election
+				NodeId: node, GrpcEndpoint: l.Addr().String(),
+				Capabilities: &controlv1.NodeCapabilities{CpuTotalMillicores: 4000, MemoryTotalMb: 4096, SupportedWorkloadTypes: []string{"container"}},
+			})
+			pause(ctx, time.Second)
+		}
+	})
+	t.Cleanup(func() { stop(); srv.Stop(); all.Wait() })
+	must(t, c.WaitNode(t.Context(), node, "Ready", settle))
+	return x
+}
+
+// An existing agent beside our schedulers: its status is polled until it is where
+// it ought to be, what it did is in the history, and what changes there is found.
+func TestDriftOfAnExistingAgent(t *testing.T) {
+	b, kv := drifting(t)
+	c := b.c
+	x := existingAgent(t, c, "older")
+	began := time.Now()
+	apply(t, c, "web", container("nginx:1.27"))
+	got[*controlv1.WorkloadView](t)(c.WaitWorkload(t.Context(), "web", settle, running))
+	x.mu.Lock()
+	polls := x.polls
+	x.mu.Unlock()
+	t.Logf("applied, polled %d times and known to run after %s", polls, time.Since(began).Round(time.Millisecond))
+	if polls == 0 {
+		t.Error("it runs, and nobody has asked")
+	}
+	must(t, testbed.Poll(t.Context(), settle, "the agent's task in the history", func(ctx context.Context) error {
+		s, err := b.state(ctx)
+		if err != nil {
+			return err
+		}
+		found := false
+		s.Events(0, func(e *fsm.Event) bool {
+			found = found || e.Type == fsm.EventAgentAction && e.Node == "older" && e.Workload == "web" && strings.Contains(fmt.Sprint(e.Details), "apply_workload")
+			return !found
+		})
+		if !found {
+			return fmt.Errorf("it is not there")
+		}
+		return nil
+	}))
+
+	for _, d := range []struct {
+		kind, action string
+		change       func(*agentv1.WorkloadStatus) *agentv1.WorkloadStatus
+	}{
+		{fsm.DriftState, fsm.ActionAlign, func(st *agentv1.WorkloadStatus) *agentv1.WorkloadStatus {
+			return &agentv1.WorkloadStatus{Id: st.Id, RevisionId: st.RevisionId, ActualState: agentv1.ActualState_ACTUAL_STATE_STOPPED, UpdatedAt: time.Now().Unix()}
+		}},
+		{fsm.DriftRevision, fsm.ActionReapply, func(st *agentv1.WorkloadStatus) *agentv1.WorkloadStatus {
+			return &agentv1.WorkloadStatus{Id: st.Id, RevisionId: "of-another-time", ActualState: agentv1.ActualState_ACTUAL_STATE_RUNNING, UpdatedAt: time.Now().Unix()}
+		}},
+		{fsm.DriftMissing, fsm.ActionReconcile, func(*agentv1.WorkloadStatus) *agentv1.WorkloadStatus { return nil }},
+	} {
+		since := b.now().Info().EventSeq
+		revision := got1(b.now().Workload("web")).Revision()
+		changed := time.Now()
+		x.set("web", d.change)
+		b.opened(since, "older", "web", d.kind, d.action)
+		b.closed(since, "older", "web", d.kind)
+		if after := time.Since(changed); d.kind == fsm.DriftMissing && after < missingGrace {
+			t.Errorf("what is missing was ordered anew after %s, within the grace of %s", after, missingGrace)
+		}
+		got[*controlv1.WorkloadView](t)(c.WaitWorkload(t.Context(), "web", settle, runningOn("older")))
+		x.mu.Lock()
+		st := x.has["web"]
+		x.mu.Unlock()
+		if st.GetActualState() != agentv1.ActualState_ACTUAL_STATE_RUNNING || st.GetRevisionId() != revision {
+			t.Errorf("after %s it has %v, want revision %s to run", d.kind, st, revision)
+		}
+	}
+
+	since := b.now().Info().EventSeq
+	x.set("ghost", func(*agentv1.WorkloadStatus) *agentv1.WorkloadStatus {
+		return &agentv1.WorkloadStatus{Id: "ghost", RevisionId: "r", ActualState: agentv1.ActualState_ACTUAL_STATE_RUNNING}
+	})
+	b.opened(since, "older", "ghost", fsm.DriftOrphan, fsm.ActionInvestigate)
+	ctl(t, c, "drift", "delete", "older", "ghost", "--yes")
+	b.closed(since, "older", "ghost", fsm.DriftOrphan)
+
+	control := got[controlv1.AgentControlClient](t)(c.Any(t.Context()))
+	began = time.Now()
+	if r := got[*controlv1.DeleteWorkloadResponse](t)(control.DeleteWorkload(t.Context(), &controlv1.DeleteWorkloadRequest{WorkloadId: "web"})); !r.GetSuccess() {
+		t.Fatalf("delete: %s", r.GetErrorMessage())
+	}
+	must(t, testbed.Poll(t.Context(), settle, "the end of web", func(ctx context.Context) error {
+		s, err := b.state(ctx)
+		if err != nil {
+			return err
+		}
+		if w, ok := s.Workload("web"); ok {
+			return fmt.Errorf("it is %s", w.Status)
+		}
+		return nil
+	}))
+	t.Logf("deleted in %s", time.Since(began).Round(time.Millisecond))
+	equals(t, c, kv, "after all drifts")
+}

@@ -1,0 +1,97 @@
+package harness
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/moby/moby/client"
+
+	"github.com/persys/compute/agent/driver"
+)
+
+// Run is one run of a container as the engine's own events tell it.
+type Run struct {
+	Workload, Node, Container string
+	From, To                  time.Time // To is zero while it runs
+}
+
+// Runs records which containers of a cluster run when.
+type Runs struct {
+	stop func()
+	done chan struct{}
+
+	mu   sync.Mutex
+	list []Run
+	err  error
+}
+
+// Watch records the runs of a cluster's containers from now on, until Close.
+func (e *Engine) Watch(ctx context.Context, clusterID string) *Runs {
+	ctx, cancel := context.WithCancel(ctx)
+	r := &Runs{stop: cancel, done: make(chan struct{})}
+	stream := e.cli.Events(ctx, client.EventsListOptions{Filters: make(client.Filters).
+		Add("type", "container").Add("event", "start", "die").Add("label", driver.LabelCluster+"="+clusterID)})
+	go func() {
+		defer close(r.done)
+		for {
+			select {
+			case m := <-stream.Messages:
+				r.note(string(m.Action), m.Actor.ID, m.Actor.Attributes, time.Unix(0, m.TimeNano))
+			case err := <-stream.Err:
+				r.mu.Lock()
+				if ctx.Err() == nil {
+					r.err = fmt.Errorf("the engine's events ended: %w", err)
+				}
+				r.mu.Unlock()
+				return
+			}
+		}
+	}()
+	return r
+}
+
+// Close ends the recording.
+func (r *Runs) Close() {
+	r.stop()
+	<-r.done
+}
+
+func (r *Runs) note(action, id string, labels map[string]string, at time.Time) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if action == "start" {
+		r.list = append(r.list, Run{Workload: labels[driver.LabelWorkload], Node: labels[driver.LabelNode], Container: id, From: at})
+		return
+	}
+	for i := range r.list {
+		if r.list[i].Container == id && r.list[i].To.IsZero() {
+			r.list[i].To = at
+		}
+	}
+}
+
+// Of are the runs of one workload so far, in order.
+func (r *Runs) Of(workload string) ([]Run, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	out := slices.Clone(r.list)
+	out = slices.DeleteFunc(out, func(x Run) bool { return x.Workload != workload })
+	slices.SortStableFunc(out, func(a, b Run) int { return a.From.Compare(b.From) })
+	return out, r.err
+}
+
+// Overlaps are the pairs of runs of one workload that went on at the same time.
+func Overlaps(runs []Run) [][2]Run {
+	var out [][2]Run
+	for i, a := range runs {
+		for _, b := range runs[i+1:] {
+			if a.To.IsZero() || b.From.Before(a.To) {
+				out = append(out, [2]Run{a, b})
+			}
+		}
+	}
+	return out
+}

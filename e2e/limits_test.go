@@ -1,0 +1,125 @@
+package e2e
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strconv"
+	"strings"
+	"testing"
+
+	dockercontainer "github.com/moby/moby/api/types/container"
+	"golang.org/x/sys/unix"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+
+	agentv1 "github.com/persys/compute/api/agent/v1"
+	controlv1 "github.com/persys/compute/api/control/v1"
+	"github.com/persys/compute/e2e/harness"
+	"github.com/persys/compute/testbed"
+)
+
+// TestLimitsHold promises a node no more than its owner lets it, by the schedulers and by the agent alone,
+// with the figures; and a container is stopped that takes more disk than it was given, until there is room.
+func TestLimitsHold(t *testing.T) {
+	e, image := theEngine(t)
+	c := start(t, harness.Options{Schedulers: 1, Binaries: shipped(t), SchedulerEnv: fast(nil)})
+	id := onDocker(t, e, c)
+	a := got[*harness.Agent](t)(c.StartAgent(t.Context(), harness.AgentOptions{Env: map[string]string{
+		// Half of one processor, whatever this machine has.
+		"PERSYS_RESOURCE_THRESHOLD": "50", "PERSYS_RESERVED_CPU": strconv.Itoa((runtime.NumCPU() - 1) * 1000),
+	}}))
+	order := func(id string) {
+		t.Helper()
+		file := filepath.Join(t.TempDir(), id+".yaml")
+		must(t, os.WriteFile(file, fmt.Appendf(nil, `id: %s
+resources: {cpu: 300m, memory: 32Mi, disk: 1Gi}
+container:
+  image: %s
+  managed_volumes: [{name: %s-data, path: /data}]
+`, id, image, id), 0o600))
+		ctl(t, c, "apply", "-f", file)
+	}
+	order("first")
+	got[*controlv1.WorkloadView](t)(c.WaitWorkload(t.Context(), "first", settle, running))
+
+	// More than is offered is placed nowhere, and why.
+	order("second")
+	view := got[*controlv1.WorkloadView](t)(c.WaitWorkload(t.Context(), "second", settle, func(w *controlv1.WorkloadView) bool {
+		return w.GetReason().GetCode() != ""
+	}))
+	if view.GetAssignedNodeId() != "" || view.GetStatus() != "Pending" {
+		t.Errorf("it is %s on node %q", view.GetStatus(), view.GetAssignedNodeId())
+	}
+	if why := ctl(t, c, "why", "second", "-o", "json"); !strings.Contains(why, "CPU: needs 300 millicores, 200 free of 500 (300 promised)") {
+		t.Errorf("it has no figures:\n%s", why)
+	}
+	if err := c.WaitNode(t.Context(), a.NodeID, "Ready", settle); err != nil {
+		t.Error(err)
+	}
+	ctl(t, c, "delete", "second", "--wait")
+
+	// A file of 1.2 GiB in its volume, of which it was given 1.
+	data := filepath.Join(filepath.Dir(a.StatePath), "volumes", "local", "first-data", "f")
+	f, err := os.Create(data)
+	must(t, err)
+	must(t, unix.Fallocate(int(f.Fd()), 0, 0, 1200<<20))
+	must(t, f.Close())
+	again := func() { // it measures as it starts, and else every minute
+		t.Helper()
+		must(t, a.Terminate(settle))
+		must(t, a.Start())
+	}
+	runs := func() int {
+		t.Helper()
+		n := 0
+		for _, x := range got[[]dockercontainer.Summary](t)(e.Containers(t.Context(), id)) {
+			if string(x.State) == "running" {
+				n++
+			}
+		}
+		return n
+	}
+	again()
+	// Failed, or on its way to another try.
+	got[*controlv1.WorkloadView](t)(c.WaitWorkload(t.Context(), "first", settle, func(w *controlv1.WorkloadView) bool {
+		return w.GetStatus() != "Running" && strings.Contains(w.GetReason().GetMessage(), "its limit is 1024 MiB; stopped")
+	}))
+	must(t, testbed.Poll(t.Context(), settle, "the container's end", func(context.Context) error {
+		if n := runs(); n != 0 {
+			return fmt.Errorf("%d run", n)
+		}
+		return nil
+	}))
+	must(t, os.Remove(data))
+	again()
+	ctl(t, c, "retry", "first") // what it failed at is mended: without a word it would wait for its back-off, or had given up
+	got[*controlv1.WorkloadView](t)(c.WaitWorkload(t.Context(), "first", settle, running))
+	must(t, testbed.Poll(t.Context(), settle, "use and limit", func(context.Context) error {
+		if out := ctl(t, c, "get", "first"); !strings.Contains(out, " of 1Gi (measured)") {
+			return fmt.Errorf("persysctl get:\n%s", out)
+		}
+		return nil
+	}))
+
+	// The agent by itself, as under schedulers that do not know its settings: here one of a far later term.
+	cc, err := grpc.NewClient("passthrough:///"+a.Addr, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	must(t, err)
+	defer cc.Close()
+	resp, err := agentv1.NewAgentServiceClient(cc).ApplyWorkload(t.Context(), &agentv1.ApplyWorkloadRequest{
+		Id: "third", NodeId: a.NodeID, Type: agentv1.WorkloadType_WORKLOAD_TYPE_CONTAINER, RevisionId: "r1", Content: "c1:third",
+		DesiredState: agentv1.DesiredState_DESIRED_STATE_RUNNING,
+		Epoch:        &agentv1.Epoch{ClusterId: id, Incarnation: incarnation(t, c, 0), Term: 1 << 40},
+		Generation:   &agentv1.Generation{Incarnation: incarnation(t, c, 0), Sequence: 1 << 40},
+		Spec: &agentv1.WorkloadSpec{Spec: &agentv1.WorkloadSpec_Container{Container: &agentv1.ContainerSpec{
+			Image: image, Resources: &agentv1.ResourceLimits{CpuMillicores: 300},
+		}}},
+	})
+	must(t, err)
+	if resp.GetApplied() || resp.GetStatus().GetMetadata()["failure_reason"] != "INSUFFICIENT_RESOURCES" ||
+		!strings.Contains(resp.GetMessage(), "CPU: needs 300 millicores, 300 of the 500 that node") {
+		t.Errorf("the agent answers %v", resp)
+	}
+}

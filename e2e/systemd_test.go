@@ -1,0 +1,130 @@
+package e2e
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	controlv1 "github.com/persys/compute/api/control/v1"
+
+	fence "github.com/persys/compute/agent/guard"
+	"github.com/persys/compute/e2e/harness"
+	"github.com/persys/compute/testbed"
+)
+
+// TestSystemd runs agent and guard by the packed units under a real systemd, a container on the real
+// engine: what the units promise of restarts, watchdog and upgrades is what systemd does (ADR 8).
+func TestSystemd(t *testing.T) {
+	const lease = 8 * time.Second // longer than systemd takes to bring a guard back
+	e, image := theEngine(t)
+	bins := shipped(t)
+	testbed.Program(t, "systemctl")
+	machine, err := harness.BootSystemd(t.Context(), t.TempDir())
+	testbed.Need(t, "a systemd that may be process 1", err)
+	t.Cleanup(func() {
+		if t.Failed() {
+			t.Logf("the machine says:\n%s", machine.Log())
+		}
+		must(t, machine.Close())
+	})
+	c := start(t, harness.Options{Binaries: bins, SchedulerEnv: fast(map[string]string{"SCHEDULER_NODE_LEASE": lease.String()})})
+	id := onDocker(t, e, c)
+	runs := e.Watch(t.Context(), id)
+	defer runs.Close()
+	a := got[*harness.Agent](t)(c.NewAgent(harness.AgentOptions{Env: map[string]string{"PERSYS_GUARD_GRACE": guardGrace.String()}}))
+	must(t, errors.Join(
+		machine.Install("/usr/bin/persys-agent", bins.Agent, 0o755),
+		machine.Write("/etc/persys/agent.env", []byte(strings.Join(a.Env, "\n")+"\n"), 0o600),
+	))
+	for _, unit := range []string{"persys-agent.service", "persys-guard.service"} {
+		must(t, machine.Install("/etc/systemd/system/"+unit, filepath.Join("..", "deploy", "systemd", unit), 0o644))
+	}
+	ctl := func(args ...string) string {
+		t.Helper()
+		return got[string](t)(machine.Ctl(t.Context(), args...))
+	}
+	ctl("daemon-reload")
+	ctl("start", "persys-agent")
+	t.Cleanup(func() {
+		_, _ = machine.Ctl(context.Background(), "kill", "--signal=KILL", "persys-agent", "persys-guard")
+	})
+
+	control := got[controlv1.AgentControlClient](t)(c.Any(t.Context()))
+	fencing(t, control, a, time.Now())
+	spec := container(image)
+	spec.Exclusive, spec.OnLostLease = true, "stop"
+	apply(t, c, "db", spec)
+	got[*controlv1.WorkloadView](t)(c.WaitWorkload(t.Context(), "db", settle, runningOn(a.NodeID)))
+
+	restarts := func() string {
+		t.Helper()
+		return ctl("show", "--property=NRestarts", "--value", "persys-guard")
+	}
+	again := func(before string) {
+		t.Helper()
+		must(t, testbed.Poll(t.Context(), settle, "another guard by systemd", func(context.Context) error {
+			if now := restarts(); now == before || len(a.Guards()) != 2 {
+				return fmt.Errorf("%s restarts, %s before, guards %v", now, before, a.Guards())
+			}
+			return nil
+		}))
+	}
+	for what, sig := range map[string]syscall.Signal{"both guards killed": syscall.SIGKILL, "both guards paused": syscall.SIGSTOP} {
+		before, at := restarts(), time.Now()
+		must(t, a.SignalGuards(sig))
+		again(before)
+		t.Logf("%s: others after %s", what, time.Since(at).Round(10*time.Millisecond))
+		fencing(t, control, a, time.Now())
+	}
+
+	// An upgrade: the binary is replaced and the agent restarted, what it runs stays.
+	must(t, os.Remove(machine.Path("/usr/bin/persys-agent")))
+	must(t, machine.Install("/usr/bin/persys-agent", bins.Agent, 0o755))
+	ctl("restart", "persys-agent")
+	fencing(t, control, a, time.Now())
+	got[*controlv1.WorkloadView](t)(c.WaitWorkload(t.Context(), "db", settle, runningOn(a.NodeID)))
+	list := got[[]harness.Run](t)(runs.Of("db"))
+	if len(list) != 1 || !list[0].To.IsZero() {
+		t.Fatalf("guards and agent came and went, and the container ran %+v", list)
+	}
+
+	// Nobody is left but systemd: what is exclusive ends with its lease all the same.
+	before := restarts()
+	for _, s := range c.Schedulers {
+		must(t, s.Pause())
+	}
+	at := time.Now()
+	ctl("kill", "--signal=STOP", "persys-agent")
+	must(t, a.SignalGuards(syscall.SIGSTOP))
+	limit := lease + fence.Bound(guardGrace)
+	stopped := runEnded(t, runs, list[0], limit+settle, "schedulers, agent and both guards paused")
+	took := stopped.Sub(at)
+	t.Logf("schedulers, agent and both guards paused: stopped after %s", took.Round(10*time.Millisecond))
+	if took < lease/2 || took > limit { // the last heartbeat may be a moment old
+		t.Errorf("stopped after %s, want the end of its lease of %s, and at most %s", took, lease, limit)
+	}
+	if now := restarts(); now == before {
+		t.Error("systemd has started no other guard")
+	}
+	for _, s := range c.Schedulers {
+		must(t, s.Continue())
+	}
+	ctl("kill", "--signal=CONT", "persys-agent")
+	ctl("start", "persys-agent")
+	got[*controlv1.WorkloadView](t)(c.WaitWorkload(t.Context(), "db", 2*settle, func(w *controlv1.WorkloadView) bool {
+		list, err := runs.Of("db")
+		return err == nil && len(list) == 2 && runningOn(a.NodeID)(w)
+	}))
+
+	// Stopped is not deleted.
+	ctl("stop", "persys-agent", "persys-guard")
+	if left := a.Guards(); len(left) > 0 {
+		t.Errorf("guards %v are left after systemctl stop", left)
+	}
+}

@@ -1,0 +1,197 @@
+package e2e
+
+import (
+	"context"
+	"encoding/base64"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/coder/websocket"
+	"google.golang.org/protobuf/encoding/protojson"
+
+	"github.com/persys/compute/agent/driver/libvirt/libvirttest"
+	clusterv1 "github.com/persys/compute/api/cluster/v1"
+	controlv1 "github.com/persys/compute/api/control/v1"
+	"github.com/persys/compute/e2e/harness"
+	"github.com/persys/compute/testbed"
+)
+
+// TestVirtualMachine is the life of a real guest as a person sees it, with the real programs: applied,
+// booted from an image with its seed read, reached on its console through any replica and the gateway, kept
+// over a restart of libvirt, stopped, started, updated, deleted. What the driver does with disks and seeds is proved in its own
+// package.
+func TestVirtualMachine(t *testing.T) {
+	needed := func(err error) { t.Helper(); testbed.Need(t, "libvirt and a real guest", err) }
+	if missing := libvirttest.Missing(); missing != "" {
+		needed(errors.New(missing))
+	}
+	image, err := libvirttest.Guest(t.Context())
+	needed(err)
+	daemon, err := libvirttest.Start(t.Context())
+	needed(err)
+	t.Cleanup(func() {
+		if err := daemon.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	images := filepath.Join(daemon.Dir, "images")
+	must(t, os.MkdirAll(images, 0o755))
+	programs := shipped(t)
+	programs.Agent = raced(t).Agent // the build that has the driver
+	c := start(t, harness.Options{Binaries: programs, SchedulerEnv: fast(nil)})
+	a := got[*harness.Agent](t)(c.StartAgent(t.Context(), harness.AgentOptions{Env: map[string]string{
+		"PERSYS_DOCKER_ENABLED": "false", "PERSYS_GUARD": "off",
+		"PERSYS_VM_ENABLED": "true", "PERSYS_LIBVIRT_URI": daemon.URI, "PERSYS_VM_IMAGES": images, "PERSYS_VM_ACCELERATION": "qemu",
+	}}))
+	began := time.Now()
+	const patience = 3 * time.Minute // emulation on a busy machine
+	// says waits for lines of the guest, those that come after a first one.
+	says := func(after string, lines ...string) {
+		t.Helper()
+		must(t, testbed.Poll(t.Context(), patience, "the guest's console", func(ctx context.Context) error {
+			res, err := c.Ctl(ctx, "logs", "guest")
+			if err != nil {
+				return err
+			}
+			_, text, found := strings.Cut(res.Stdout, after)
+			if !found {
+				return fmt.Errorf("no %q in\n%s%s", after, res.Stdout, res.Stderr)
+			}
+			for _, l := range lines {
+				if !strings.Contains(text, l) {
+					return fmt.Errorf("no %q in\n%s%s", l, res.Stdout, res.Stderr)
+				}
+			}
+			return nil
+		}))
+		t.Logf("%q after %s", after, time.Since(began).Round(100*time.Millisecond))
+	}
+	file := filepath.Join(t.TempDir(), "guest.yaml")
+	apply := func(memory, message string) {
+		t.Helper()
+		must(t, os.WriteFile(file, fmt.Appendf(nil, `id: guest
+resources: {cpu: 900m}
+vm:
+  cpus: 1
+  memory: %s
+  image: %s
+  disks: [{size: 1Gi}]
+  networks: [default]
+  cloud_init: |
+    #cloud-config
+    final_message: %s
+`, memory, image, message), 0o600))
+		ctl(t, c, "apply", "-f", file)
+	}
+	reach := func(what string, want func(*controlv1.WorkloadView) bool) *controlv1.WorkloadView {
+		t.Helper()
+		view, err := c.WaitWorkload(t.Context(), "guest", patience, want)
+		if err != nil {
+			t.Fatalf("%s: %v", what, err)
+		}
+		return view
+	}
+
+	apply("192Mi", "it is me")
+	reach("booted", runningOn(a.NodeID))
+	says("guest: boot 1", "user-data| final_message: it is me", "guest: ready")
+	must(t, testbed.Poll(t.Context(), patience, "the guest's address and a note", func(ctx context.Context) error {
+		res, err := c.Ctl(ctx, "get", "guest")
+		// This libvirt has no cgroups to keep its limit with.
+		if err == nil && !(strings.Contains(res.Stdout, "192.168.122.") && strings.Contains(res.Stdout, "its CPU limit of 900 millicores is not kept")) {
+			err = fmt.Errorf("persysctl get:\n%s%s", res.Stdout, res.Stderr)
+		}
+		return err
+	}))
+
+	// libvirt dies and comes back under it: it is the same guest, and it answers.
+	domain := got[string](t)(daemon.Virsh(t.Context(), "list", "--name", "--id"))
+	must(t, daemon.Restart(t.Context()))
+	console := func(ctx context.Context, through ...string) error {
+		term, err := c.OpenTerminal(ctx, c.CtlEnv(through...), 31, 77, "console", "guest")
+		if err != nil {
+			return err
+		}
+		err = errors.Join(term.Shows(ctx, settle, "connected to the console"), term.Type("ping\r"), term.Shows(ctx, settle, "guest: pong"), term.Type("\x1d"))
+		code, cerr := term.Close(settle)
+		if err = errors.Join(err, cerr); err == nil && code != 0 {
+			err = fmt.Errorf("exit code %d", code)
+		}
+		return err
+	}
+	must(t, testbed.Poll(t.Context(), patience, "an answer on the console", func(ctx context.Context) error { return console(ctx) }))
+	// The same through each replica that does not lead, though another one is asked first, and from a browser.
+	leader := got[int](t)(c.WaitLeader(t.Context(), electionLimit))
+	for i, s := range c.Schedulers {
+		if i != leader {
+			must(t, console(t.Context(), freeAddr(t), s.GRPC))
+		}
+	}
+	must(t, consoleOverGateway(t.Context(), gatewayOf(t, c), "guest", "ping\r", "guest: pong"))
+	if now := got[string](t)(daemon.Virsh(t.Context(), "list", "--name", "--id")); now != domain {
+		t.Errorf("after libvirt's restart the domain is %q, was %q", now, domain)
+	}
+	reach("after libvirt's restart", runningOn(a.NodeID))
+	if strings.Contains(ctl(t, c, "logs", "guest"), "guest: boot 2") {
+		t.Error("libvirt's restart has restarted the guest")
+	}
+
+	ctl(t, c, "stop", "guest")
+	reach("stopped", func(w *controlv1.WorkloadView) bool { return w.GetStatus() == "Stopped" })
+	says("guest: power button", "guest: bye")
+	ctl(t, c, "start", "guest")
+	says("guest: boot 2", "guest: ready") // on the same disk
+	reach("started", running)
+	apply("208Mi", "changed")
+	says("guest: boot 3", "user-data| final_message: changed", "guest: ready")
+	reach("updated", running)
+	ctl(t, c, "delete", "guest", "--wait", "--timeout", patience.String())
+	left, err := os.ReadDir(images)
+	must(t, err)
+	for _, f := range left {
+		if strings.HasPrefix(f.Name(), "guest") {
+			t.Errorf("%s is left", f.Name())
+		}
+	}
+	if out := got[string](t)(daemon.Virsh(t.Context(), "list", "--all", "--name")); strings.Contains(out, "guest") {
+		t.Errorf("libvirt still has %q", out)
+	}
+	t.Logf("all of it took %s", time.Since(began).Round(time.Second))
+}
+
+// consoleOverGateway types to a workload's console as the console page does, and waits for an answer.
+func consoleOverGateway(ctx context.Context, gateway, workload, typed, want string) error {
+	ctx, cancel := context.WithTimeout(ctx, settle)
+	defer cancel()
+	ws, _, err := websocket.Dial(ctx, "ws://"+gateway+"/v1/workloads/"+workload+"/exec", &websocket.DialOptions{Subprotocols: []string{"persys.exec.v1"}})
+	if err != nil {
+		return err
+	}
+	defer ws.CloseNow()
+	for _, m := range []string{
+		`{"open":{"console":true,"input":true,"tty":true}}`,
+		`{"input":"` + base64.StdEncoding.EncodeToString([]byte(typed)) + `"}`,
+	} {
+		if err := ws.Write(ctx, websocket.MessageText, []byte(m)); err != nil {
+			return err
+		}
+	}
+	said := ""
+	for !strings.Contains(said, want) {
+		_, data, err := ws.Read(ctx)
+		if err != nil {
+			return fmt.Errorf("the console said %q: %w", said, err)
+		}
+		m := &clusterv1.ExecResponse{}
+		if err := protojson.Unmarshal(data, m); err != nil {
+			return fmt.Errorf("%s: %w", data, err)
+		}
+		said += string(m.GetOutput().GetData())
+	}
+	return ws.Close(websocket.StatusNormalClosure, "")
+}

@@ -1,0 +1,125 @@
+package testbed
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+)
+
+// judge is a test as Need and Within see it; it keeps how it ended.
+type judge struct {
+	testing.TB
+	failed, skipped string
+}
+
+func (j *judge) Helper()                   {}
+func (j *judge) Fatal(args ...any)         { j.failed = fmt.Sprint(args...) }
+func (j *judge) Fatalf(f string, a ...any) { j.failed = fmt.Sprintf(f, a...) }
+func (j *judge) Skipf(f string, a ...any)  { j.skipped = fmt.Sprintf(f, a...) }
+
+func TestNeed(t *testing.T) {
+	for _, c := range []struct {
+		ci      string
+		lacks   error
+		failed  string
+		skipped string
+	}{
+		{"true", nil, "", ""},
+		{"", nil, "", ""},
+		{"true", errors.New("no socket"), "an engine is needed: no socket", ""},
+		{"", errors.New("no socket"), "", "SKIPPED, NOTHING TESTED: an engine is needed: no socket"},
+		{"false", errors.New("no socket"), "", "SKIPPED, NOTHING TESTED: an engine is needed: no socket"},
+	} {
+		t.Run(fmt.Sprintf("CI=%s lacks=%v", c.ci, c.lacks), func(t *testing.T) {
+			t.Setenv("CI", c.ci)
+			j := &judge{}
+			Need(j, "an engine", c.lacks)
+			if j.failed != c.failed || j.skipped != c.skipped {
+				t.Errorf("failed %q, skipped %q", j.failed, j.skipped)
+			}
+		})
+	}
+}
+
+func TestProgram(t *testing.T) {
+	if path := Program(t, "go"); !strings.HasSuffix(path, "/go") {
+		t.Errorf("go is at %q", path)
+	}
+	t.Setenv("CI", "true")
+	j := &judge{}
+	if Program(j, "no-such-program"); !strings.Contains(j.failed, "no-such-program is needed") || !strings.Contains(j.failed, "hack/install-test-deps.sh") {
+		t.Errorf("without the program: %q", j.failed)
+	}
+}
+
+func TestUntil(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		begun := time.Now()
+		Until(t, "an hour of less than Patience", func() bool { return time.Since(begun) >= Patience-time.Second })
+		if took := time.Since(begun); took > Patience-time.Second+lastPause {
+			t.Errorf("seen after %s", took)
+		}
+		j, begun := &judge{}, time.Now()
+		Until(j, "what never comes", func() bool { return false })
+		if want := "what never comes: not within 40s: it is not so yet"; j.failed != want || time.Since(begun) != Patience {
+			t.Errorf("after %s: %q, want %q", time.Since(begun), j.failed, want)
+		}
+	})
+}
+
+func TestWithin(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		j, begun, looks := &judge{}, time.Now(), 0
+		Within(j, time.Minute, "the third look", func() error {
+			if looks++; looks < 3 {
+				return fmt.Errorf("look %d", looks)
+			}
+			return Final(errors.New("broken for good"))
+		})
+		if want := "the third look: broken for good"; j.failed != want || time.Since(begun) > time.Second {
+			t.Errorf("after %s: %q, want %q", time.Since(begun), j.failed, want)
+		}
+	})
+}
+
+// An answer that the deadline cut off does not hide the one before it.
+func TestPollKeepsTheReason(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		looks := 0
+		err := Poll(t.Context(), time.Second, "an answer", func(ctx context.Context) error {
+			if looks++; looks == 1 {
+				return errors.New("the leader is away")
+			}
+			<-ctx.Done()
+			return ctx.Err()
+		})
+		if want := "an answer: not within 1s: the leader is away"; err == nil || err.Error() != want {
+			t.Errorf("%v, want %q", err, want)
+		}
+		ended, cancel := context.WithCancel(t.Context())
+		cancel()
+		if err := Poll(ended, time.Second, "an answer", func(ctx context.Context) error { return ctx.Err() }); err == nil {
+			t.Error("a poll that was ended before it began is content")
+		}
+	})
+}
+
+func TestOutput(t *testing.T) {
+	var o Output
+	var wg sync.WaitGroup
+	for range 4 {
+		wg.Go(func() { fmt.Fprintln(&o, "a line"); _ = o.String() })
+	}
+	wg.Wait()
+	if got := o.String(); got != strings.Repeat("a line\n", 4) || !o.Has("line") || o.Has("word") {
+		t.Errorf("%q", got)
+	}
+	if o.Reset(); o.String() != "" {
+		t.Errorf("after Reset: %q", o.String())
+	}
+}
