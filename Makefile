@@ -13,7 +13,7 @@ IMAGES := persys-scheduler persys-agent persys-gateway persysctl
 # The programs, each built from its folder under cmd/ when that exists.
 PROGRAMS := persys-scheduler=scheduler persys-agent=agent persys-gateway=gateway persysctl=persysctl persys=persys
 
-.PHONY: help build build-vm test demo hello-image bench soak-elections proto proto-check sample-env reference fmt fmt-check vet lint dev-certs deps docker-build docker-push release clean
+.PHONY: help build build-vm test audit fuzz demo hello-image bench soak-elections proto proto-check sample-env reference fmt fmt-check vet lint dev-certs deps docker-build docker-push release clean
 
 help: ## Print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -30,10 +30,16 @@ build-vm: ## Build bin/persys-agent with virtual machines: needs cgo and gcc, no
 	@echo "bin/persys-agent (with virtual machines)"
 	@CGO_ENABLED=1 go build -trimpath -tags libvirt_dlopen -ldflags '-s -w -X main.version=$(VERSION)' -o bin/persys-agent ./cmd/agent
 
-test: ## Install what the tests need, then check generated code, vet, formatting and all tests with -race
+test: ## Install what the tests need, then check generated code, vet, formatting, known faults and all tests with -race
 	hack/install-test-deps.sh
-	$(MAKE) --no-print-directory proto-check vet fmt-check
+	$(MAKE) --no-print-directory proto-check vet fmt-check audit
 	hack/go-test.sh
+
+audit: ## Look for known faults with gosec and govulncheck; tools/audit explains the exceptions (GOVULNDB=file:///...)
+	hack/audit.sh
+
+fuzz: ## Run every fuzz target for a time each (FUZZTIME=30s NAME=regexp)
+	hack/fuzz.sh
 
 demo: ## Three replicas, two agents, a real container, and the leader dies (ARGS=--exit ends by itself)
 	go run ./e2e/demo $(ARGS)
@@ -58,9 +64,10 @@ proto-check: ## Fail when generated code is not current
 sample-env: ## Write sample.env from the settings of the programs
 	go run ./cmd/persys env > sample.env.new && mv sample.env.new sample.env
 
-reference: ## Write docs/reference from the programs (metrics, persysctl, the schema of workloads)
+reference: ## Write docs/reference from the programs (metrics, the API, persysctl, the schema of workloads)
 	@mkdir -p docs/reference
 	go run ./cmd/persys metrics > docs/reference/metrics.md.new && mv docs/reference/metrics.md.new docs/reference/metrics.md
+	go run ./cmd/persys api > docs/reference/api.md.new && mv docs/reference/api.md.new docs/reference/api.md
 	go run ./cmd/persysctl docs docs/reference
 	go run ./cmd/persysctl schema > docs/reference/workload.schema.json.new && mv docs/reference/workload.schema.json.new docs/reference/workload.schema.json
 

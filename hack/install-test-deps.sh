@@ -37,6 +37,7 @@ need virsh libvirt-clients "the same, looked at from outside"
 need qemu-system-x86_64 qemu-system-x86 "guests are emulated where KVM does not work"
 need qemu-img qemu-utils "disks of virtual machines"
 need dnsmasq dnsmasq-base "guests get addresses from libvirt's network"
+need systemctl systemd "the units are run by a systemd of the tests' own, process 1 of a namespace"
 need grub-mkimage grub-common "the real test guest boots from its disk"
 if [[ ! -e /usr/lib/grub/i386-pc/boot.img ]]; then
 	echo "GRUB's boot sector is missing: installing grub-pc-bin (the same; it changes nothing of this machine's boot)"
