@@ -9,6 +9,7 @@ require (
 	github.com/anishathalye/porcupine v1.3.1
 	github.com/caarlos0/env/v11 v11.4.2
 	github.com/cespare/xxhash/v2 v2.3.0
+	github.com/coder/websocket v1.8.14
 	github.com/compose-spec/compose-go/v2 v2.15.0
 	github.com/distribution/reference v0.6.0
 	github.com/docker/compose/v5 v5.5.1

@@ -14,6 +14,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -33,9 +34,12 @@ var mayImport = []struct {
 	imports []string
 }{
 	{"api/...", nil},
-	{"fsm", []string{"api/command/...", "api/strict"}},
+	{"fsm/quota", nil},
+	{"fsm/rollout", []string{"api/command/..."}},
+	{"fsm", []string{"api/command/...", "api/strict", "fsm/quota", "fsm/rollout"}},
 	{"fsm/...", []string{"fsm", "api/command/..."}},
-	{"sched", []string{"fsm", "api/command/..."}},
+	{"sched/rolling", []string{"fsm", "fsm/rollout", "api/command/..."}},
+	{"sched", []string{"fsm", "api/command/...", "sched/rolling"}},
 	{"sched/leader/...", []string{"sched", "fsm", "fsm/store", "api/command/..."}},
 	{"sched/...", []string{"sched", "fsm"}},
 	{"pki/...", nil},
@@ -43,11 +47,17 @@ var mayImport = []struct {
 	{"spec/...", []string{"api/control/...", "api/agent/...", "api/command/...", "fsm", "pki/..."}},
 	{"config/...", nil},
 	{"telemetry/...", nil},
+	{"testbed", nil},
 	{"rpc/dial/...", []string{"api/...", "pki/..."}},
 	{"rpc/guard/...", nil},
+	{"rpc/scope", nil},
 	{"cluster/...", []string{"api/command/...", "fsm/...", "pki/..."}},
 	{"dnsserver/...", []string{"fsm/...", "telemetry"}},
 	{"mirror/...", []string{"fsm/...", "api/command/..."}},
+	// What tests of drivers share, beside them.
+	{"agent/driver/moby/mobytest", []string{"testbed"}},
+	{"agent/driver/libvirt/libvirttest", []string{"testbed"}},
+	{"agent/driver/drivertest", []string{"agent/driver", "api/agent/...", "testbed"}},
 	{"agent/driver/...", []string{"api/agent/..."}},
 	{"agent/...", []string{"api/...", "pki/...", "rpc/dial/...", "rpc/guard", "telemetry"}},
 	{"rpc/...", []string{"api/...", "fsm/...", "sched", "spec/...", "pki/..."}},
@@ -75,6 +85,7 @@ var neverReach = []struct {
 	{"agent/...", []string{module + "/fsm/...", module + "/sched/...", module + "/cluster/..."}, "an agent knows the wire, never the control plane's insides: both are upgraded on their own"},
 	{"cluster/...", []string{module + "/rpc/..."}, "consensus knows no API; rpc declares what it consumes and cmd wires the two"},
 	{"rpc/...", []string{module + "/cluster/..."}, "rpc declares the interfaces it consumes; cmd wires cluster to them"},
+	{"cmd/...", []string{module + "/testbed"}, "what tests stand on is in no program"},
 }
 
 var impure = []string{"net", "math/rand/...", "crypto/rand", "github.com/hashicorp/...", "google.golang.org/grpc/..."}
@@ -84,21 +95,26 @@ var drivers = []string{"docker", "compose", "libvirt", "sim"}
 
 // pure are the packages whose own files hold no clock, randomness, goroutine or map order.
 // fsm/store is not among them (it may block), nor is sched/leader (it owns the loop and the clock).
-var pure = []string{"fsm", "sched"}
+var pure = []string{"fsm", "fsm/rollout", "sched", "sched/rolling"}
 
 var (
 	forbiddenNames  = []string{"util", "utils", "common", "helper", "helpers", "model", "models"}
 	maxFileLines    = 800
 	maxPackageLines = 4000
-	// largePackages names the decision record that allows a package to be larger.
-	largePackages = map[string]string{
-		"fsm":     "docs/adr/0003-three-large-packages.md",
-		"cluster": "docs/adr/0003-three-large-packages.md",
-		"agent":   "docs/adr/0003-three-large-packages.md",
-
-		"rpc":           "docs/adr/0003-three-large-packages.md",
-		"spec":          "docs/adr/0018-the-schema-is-the-decoder.md",
-		"cmd/persysctl": "docs/adr/0003-three-large-packages.md",
+	// largePackages names the decision record that allows a package to be larger, and up to how many
+	// lines: past these the record has to be written anew.
+	largePackages = map[string]struct {
+		lines  int
+		record string
+	}{
+		"fsm":           {8500, "docs/adr/0003-three-large-packages.md"},
+		"cluster":       {6500, "docs/adr/0003-three-large-packages.md"},
+		"agent":         {7000, "docs/adr/0003-three-large-packages.md"},
+		"rpc":           {6600, "docs/adr/0003-three-large-packages.md"},
+		"cmd/persysctl": {8000, "docs/adr/0003-three-large-packages.md"},
+		"sim":           {5000, "docs/adr/0003-three-large-packages.md"},
+		"e2e/bench":     {5000, "docs/adr/0003-three-large-packages.md"},
+		"spec":          {5500, "docs/adr/0018-the-schema-is-the-decoder.md"},
 	}
 )
 
@@ -260,9 +276,6 @@ func chain(byPath map[string]listed, from, to string) []string {
 func TestPureCore(t *testing.T) {
 	for _, part := range pure {
 		t.Run(part, func(t *testing.T) {
-			if _, err := os.Stat(part); errors.Is(err, fs.ErrNotExist) {
-				t.Skipf("there is no directory %s", part)
-			}
 			cfg := &packages.Config{
 				Context: t.Context(),
 				Mode: packages.NeedName | packages.NeedFiles | packages.NeedCompiledGoFiles | packages.NeedImports |
@@ -431,6 +444,7 @@ func TestPureCoreRulesBite(t *testing.T) {
 }
 
 // TestNamesAndSizes keeps packages named after what they hold, and files short enough to be read.
+// Generated files are exempt: their source, a .proto, is what is read.
 func TestNamesAndSizes(t *testing.T) {
 	perPackage := map[string]int{}
 	err := filepath.WalkDir(".", func(path string, d fs.DirEntry, err error) error {
@@ -439,7 +453,7 @@ func TestNamesAndSizes(t *testing.T) {
 		}
 		name := d.Name()
 		if d.IsDir() {
-			if path != "." && (strings.HasPrefix(name, ".") || name == "testdata" || name == "bin" || name == "artifacts") {
+			if notOurs(path) {
 				return filepath.SkipDir
 			}
 			if slices.Contains(forbiddenNames, name) {
@@ -447,7 +461,7 @@ func TestNamesAndSizes(t *testing.T) {
 			}
 			return nil
 		}
-		if !strings.HasSuffix(name, ".go") || strings.HasSuffix(name, ".pb.go") || strings.HasSuffix(name, ".pb.gw.go") {
+		if !strings.HasSuffix(name, ".go") || generated(name) {
 			return nil
 		}
 		src, err := os.ReadFile(path)
@@ -476,8 +490,50 @@ func TestNamesAndSizes(t *testing.T) {
 		t.Fatal(err)
 	}
 	for dir, lines := range perPackage {
-		if lines > maxPackageLines && largePackages[dir] == "" {
+		switch large, ok := largePackages[dir]; {
+		case ok && lines > large.lines:
+			t.Errorf("package %s has %d lines, and %s allows %d: split it, or say there why it has to grow", dir, lines, large.record, large.lines)
+		case !ok && lines > maxPackageLines:
 			t.Errorf("package %s has %d lines, at most %d without a decision record that says why (largePackages)", dir, lines, maxPackageLines)
 		}
 	}
+}
+
+// TestNothingIsLeftOutSilently: whether a test may be skipped is decided in one place, which fails
+// where a change is judged. (rapid's Skip, on rt, asks for another case.)
+func TestNothingIsLeftOutSilently(t *testing.T) {
+	skip := regexp.MustCompile(`(\w+)\.(?:Skip|Skipf|SkipNow)\(|Getenv\("CI"\)`)
+	err := filepath.WalkDir(".", func(path string, d fs.DirEntry, err error) error {
+		switch {
+		case err != nil:
+			return err
+		case d.IsDir() && (notOurs(path) || path == "testbed"):
+			return filepath.SkipDir
+		case !strings.HasSuffix(path, ".go") || generated(path) || path == "layering_test.go":
+			return nil
+		}
+		src, err := os.ReadFile(path)
+		n := 0
+		for line := range strings.Lines(string(src)) {
+			n++
+			if m := skip.FindStringSubmatch(line); m != nil && m[1] != "rt" {
+				t.Errorf("%s:%d: %s: say with testbed.Need what is missing", path, n, strings.TrimSpace(line))
+			}
+		}
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// generated says whether a file has another as its source.
+func generated(path string) bool {
+	return strings.HasSuffix(path, ".pb.go") || strings.HasSuffix(path, ".pb.gw.go")
+}
+
+// notOurs are folders of what was built, fetched or recorded.
+func notOurs(dir string) bool {
+	name := filepath.Base(dir)
+	return dir != "." && (strings.HasPrefix(name, ".") || name == "testdata" || name == "bin" || name == "artifacts")
 }

@@ -1,0 +1,162 @@
+package compute_test
+
+import (
+	"go/ast"
+	"go/parser"
+	"go/token"
+	"io/fs"
+	"maps"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// decoders are the files that decode something, and the fuzz targets that try them, as
+// package.Target. A reason without a target, in parentheses, is for what comes from
+// neither the network nor a file that others than the program write.
+var decoders = map[string]string{
+	"agent/credentials/credentials.go":   "agent/credentials.FuzzFile",
+	"agent/driver/compose/program.go":    "(YAML that the Compose library has just written)",
+	"agent/driver/compose/record.go":     "(our own file in a 0700 folder; a damaged one is written anew)",
+	"agent/driver/compose/stack.go":      "agent/driver/compose.FuzzEnvironment agent/driver/compose.FuzzPlain",
+	"agent/driver/libvirt/accel.go":      "(our own file in a 0700 folder; a damaged one is written anew)",
+	"agent/driver/libvirt/facts.go":      "(what libvirt says of this machine)",
+	"agent/driver/libvirt/files.go":      "(what qemu-img says of an image)",
+	"agent/driver/libvirt/pools.go":      "(what libvirt says of a storage pool)",
+	"agent/driver/libvirt/record.go":     "agent/driver/libvirt.FuzzRecord",
+	"agent/driver/libvirt/seed.go":       "agent/driver/libvirt.FuzzSeed",
+	"agent/driver/sim/store.go":          "(a simulated engine)",
+	"agent/guard/client.go":              "(the answer of our own guard, over a socket in a 0700 folder)",
+	"agent/guard/guard.go":               "agent/guard.FuzzLease",
+	"agent/guard/lease.go":               "agent/guard.FuzzLease",
+	"agent/intent.go":                    "agent.FuzzRecords agent.FuzzParseSpec",
+	"agent/store.go":                     "agent.FuzzRecords",
+	"agent/volume/ceph.go":               "(what rbd says of its images)",
+	"cluster/gossip.go":                  "cluster.FuzzHint",
+	"cluster/node.go":                    "cluster.FuzzDataFolder",
+	"cluster/peer.go":                    "cluster.FuzzPeerCall",
+	"cluster/transport.go":               "cluster.FuzzGreeting",
+	"cmd/internal/gatewayd/config.go":    "cmd/internal/gatewayd.FuzzClusterFile",
+	"cmd/internal/scheduler/describe.go": "api/strict.FuzzAgainstRuntime",
+	"cmd/internal/scheduler/trust.go":    "cmd/internal/scheduler.FuzzRemembered",
+	"cmd/persys/api.go":                  "(a file that is part of the program)",
+	"cmd/persysctl/apply.go":             "agent/driver/compose.FuzzEnvironment",
+	"cmd/persysctl/contexts/contexts.go": "cmd/persysctl/contexts.FuzzFile",
+	"cmd/persysctl/output.go":            "(JSON that persysctl has just written)",
+	"cmd/persysctl/restconn/conn.go":     "cmd/persysctl/restconn.FuzzAnswer",
+	"cmd/persysctl/restconn/routes.go":   "(a file that is part of the program)",
+	"cmd/persysctl/restconn/session.go":  "cmd/persysctl/restconn.FuzzSession",
+	"cmd/persysctl/restconn/stream.go":   "cmd/persysctl/restconn.FuzzEvents",
+	"config/types.go":                    "config.FuzzSources",
+	"config/yaml.go":                     "config.FuzzSources",
+	"fsm/batch.go":                       "fsm.FuzzDecodeBatch",
+	"fsm/snapshot.go":                    "fsm.FuzzReadSnapshot",
+	"gateway/answer.go":                  "gateway.FuzzBody",
+	"gateway/exec.go":                    "gateway.FuzzBody",
+	"gateway/v1.go":                      "gateway.FuzzBody",
+	"gateway/webhook.go":                 "gateway.FuzzWebhook",
+	"mirror/cursor.go":                   "mirror.FuzzImport",
+	"mirror/read.go":                     "mirror.FuzzImport",
+	"mirror/shapes.go":                   "mirror.FuzzImport",
+	"pki/jointoken.go":                   "pki.FuzzParseJoinToken",
+	"pki/kept.go":                        "pki.FuzzMembership",
+	"pki/ring.go":                        "pki.FuzzRing",
+	"rpc/dial/codec.go":                  "api/strict.FuzzAgainstRuntime",
+	"rpc/dial/discover.go":               "rpc/dial.FuzzCacheFile",
+	"rpc/plan.go":                        "api/strict.FuzzAgainstRuntime",
+	"rpc/revisions.go":                   "api/strict.FuzzAgainstRuntime",
+	"spec/composefile/keys.go":           "spec.FuzzCompose",
+	"spec/diff.go":                       "(JSON that the protobuf library has just written)",
+	"spec/seal.go":                       "api/strict.FuzzAgainstRuntime",
+	"spec/view.go":                       "api/strict.FuzzAgainstRuntime",
+	"spec/vm.go":                         "spec.FuzzPrepare",
+}
+
+// decodes are the calls that take bytes apart, by package name and function.
+var decodes = regexp.MustCompile(`^(json|yaml|proto|protojson|xml|dotenv|gob|asn1)\.(Unmarshal\w*|NewDecoder|Parse\w*)$|\.(UnmarshalVT\w*|UnmarshalOptions)$`)
+
+// TestEveryDecoderIsFuzzed: a file of ours that decodes something names the fuzz target
+// that tries it, and that target exists.
+func TestEveryDecoderIsFuzzed(t *testing.T) {
+	targets := map[string]bool{}
+	found := map[string]bool{}
+	fuzz := regexp.MustCompile(`(?m)^func (Fuzz\w+)\(f \*testing\.F\)`)
+	err := filepath.WalkDir(".", func(path string, d fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		if d.IsDir() {
+			if path != "." && (strings.HasPrefix(d.Name(), ".") || slices.Contains([]string{"api/rest", "bin", "dist", "docs", "e2e", "examples", "sim", "testbed", "tools", "pki/vault/vaulttest"}, path)) {
+				return fs.SkipDir
+			}
+			return nil
+		}
+		switch {
+		case !strings.HasSuffix(path, ".go") || strings.HasSuffix(path, ".pb.go"):
+			return nil
+		case strings.HasSuffix(path, "_test.go"):
+			text, err := os.ReadFile(path)
+			for _, m := range fuzz.FindAllSubmatch(text, -1) {
+				targets[filepath.ToSlash(filepath.Dir(path))+"."+string(m[1])] = true
+			}
+			return err
+		}
+		file, err := parser.ParseFile(token.NewFileSet(), path, nil, parser.SkipObjectResolution)
+		if err != nil {
+			return err
+		}
+		ast.Inspect(file, func(n ast.Node) bool {
+			s, ok := n.(*ast.SelectorExpr)
+			if !ok {
+				return true
+			}
+			name := "." + s.Sel.Name
+			if x, ok := s.X.(*ast.Ident); ok {
+				name = x.Name + name
+			}
+			if decodes.MatchString(name) {
+				found[filepath.ToSlash(path)] = true
+			}
+			return true
+		})
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(found) < 30 || len(targets) < 30 {
+		t.Fatalf("only %d decoders and %d targets were found", len(found), len(targets))
+	}
+	model, err := os.ReadFile("docs/threat-model.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, path := range slices.Sorted(maps.Keys(found)) {
+		named, ok := decoders[path]
+		if !ok {
+			t.Errorf("%s decodes something: name its fuzz target, or say why it needs none", path)
+			continue
+		}
+		if strings.HasPrefix(named, "(") {
+			continue
+		}
+		for _, target := range strings.Fields(named) {
+			if !targets[target] {
+				t.Errorf("%s: there is no target %s", path, target)
+			}
+		}
+	}
+	for _, path := range slices.Sorted(maps.Keys(decoders)) {
+		if !found[path] {
+			t.Errorf("%s decodes nothing: take it out", path)
+		}
+	}
+	for _, target := range slices.Sorted(maps.Keys(targets)) {
+		if name := target[strings.LastIndexByte(target, '.')+1:]; !strings.Contains(string(model), name) {
+			t.Errorf("docs/threat-model.md does not name %s", target)
+		}
+	}
+}
