@@ -87,6 +87,11 @@ type Options struct {
 	// probed, default 1.5 s; ProbeTimeout how long the probe may take, default
 	// 2.5 s. Together they bound the time to notice a hanging replica.
 	StallAfter, ProbeTimeout time.Duration
+	// ReadPatience is how long a read waits for the first replica that it asks,
+	// even one that answers probes, before it asks another; default 8 s. To ask
+	// twice has no effect, and a read whose request or answer got lost inside a
+	// replica would else wait for as long as its caller does.
+	ReadPatience time.Duration
 	// Log gets what happens behind the calls; default: discarded.
 	Log *slog.Logger
 	// Extra are appended to the options of every connection (metrics, traces).
@@ -134,6 +139,7 @@ func Dial(ctx context.Context, opt Options) (*Conn, error) {
 	orElse(&opt.CallTimeout, DefaultCallTimeout)
 	orElse(&opt.StallAfter, 1500*time.Millisecond)
 	orElse(&opt.ProbeTimeout, 2500*time.Millisecond)
+	orElse(&opt.ReadPatience, 8*time.Second)
 	c := &Conn{opt: opt, log: opt.Log, known: make(chan struct{}), all: map[*peer]struct{}{}}
 	c.ctx, c.cancel = context.WithCancel(ctx)
 	var err error
@@ -596,6 +602,7 @@ func (c *Conn) Invoke(ctx context.Context, method string, args, reply any, opts 
 			return err
 		}
 	}
+	first := true
 	return c.try(ctx, method, mutation, func(p *peer) (bool, error) {
 		l, err := p.begin(false)
 		if err != nil {
@@ -603,11 +610,24 @@ func (c *Conn) Invoke(ctx context.Context, method string, args, reply any, opts 
 		}
 		alive := false
 		defer func() { l.end(false, alive) }()
+		limited := ctx
+		if !mutation && first {
+			first = false
+			var cancel context.CancelFunc
+			limited, cancel = context.WithCancel(ctx)
+			defer cancel()
+			// Not a deadline: that would travel, and the replica's word of it is an answer.
+			defer time.AfterFunc(c.opt.ReadPatience, cancel).Stop()
+		}
 		var trailer metadata.MD
 		var to grpcpeer.Peer
-		err = l.cc.Invoke(ctx, method, args, reply, append(opts[:len(opts):len(opts)], grpc.Trailer(&trailer), grpc.Peer(&to))...)
+		err = l.cc.Invoke(limited, method, args, reply, append(opts[:len(opts):len(opts)], grpc.Trailer(&trailer), grpc.Peer(&to))...)
 		err = c.explain(ctx, l, err)
 		switch {
+		case limited.Err() != nil && ctx.Err() == nil && status.Code(err) == codes.Canceled:
+			c.log.Warn("a read was not answered; another scheduler is asked", "addr", p.end.Addr, "method", method, "after", c.opt.ReadPatience)
+			p.suspect(l)
+			err = status.Errorf(codes.Unavailable, "scheduler %s did not answer within %s", p.end.Addr, c.opt.ReadPatience)
 		case judge(err) == broken:
 		case status.Code(err) == codes.DeadlineExceeded && to.Addr != nil:
 			// It may be the peer that noticed first: the deadline travels.

@@ -232,6 +232,39 @@ func TestHangingReplica(t *testing.T) {
 			t.Errorf("a slow call was repeated: %d, %d", a.calls.Load(), b.calls.Load())
 		}
 	})
+	t.Run("loses a read that it never answers, though it answers probes", func(t *testing.T) {
+		a, b := start(t, nil), start(t, nil)
+		a.on(func(ctx context.Context) error { <-ctx.Done(); return ctx.Err() })
+		opt := quick
+		opt.ReadPatience = 200 * time.Millisecond
+		opt.Addrs = []string{a.addr, b.addr}
+		c := dialTo(t, opt)
+		if err := call(c, get, time.Minute); err != nil {
+			t.Fatal(err)
+		}
+		if a.calls.Load() != 1 || b.calls.Load() != 1 {
+			t.Errorf("it got %d calls and the other %d, want one each", a.calls.Load(), b.calls.Load())
+		}
+		// A second one that is as slow is waited for, and so is a mutation.
+		var asked atomic.Int64
+		slow := func(ctx context.Context) error {
+			if asked.Add(1) == 1 {
+				<-ctx.Done()
+				return ctx.Err()
+			}
+			time.Sleep(2 * opt.ReadPatience)
+			return nil
+		}
+		a.on(slow)
+		b.on(slow)
+		if err := call(c, get, time.Minute); err != nil || asked.Load() != 2 {
+			t.Errorf("a read: %v after %d attempts, want 2", err, asked.Load())
+		}
+		asked.Store(1)
+		if err := call(c, apply, time.Minute); err != nil || asked.Load() != 2 {
+			t.Errorf("a mutation: %v after %d attempts, want 1", err, asked.Load()-1)
+		}
+	})
 	t.Run("ends its streams", func(t *testing.T) {
 		a := start(t, nil)
 		p := frozenProxy(t, a.addr)

@@ -18,6 +18,8 @@ const (
 	HandshakeLimit = 10 * time.Second
 	// HeaderLimit bounds the headers of one call, in bytes.
 	HeaderLimit = 32 << 10
+	// slowCall is after how long a unary call is worth a line in the log.
+	slowCall = 5 * time.Second
 )
 
 // ServerOptions are the bounds that every gRPC server here has.
@@ -36,13 +38,18 @@ func Survive(log *slog.Logger, full string, call func() error) (err error) {
 	return call()
 }
 
-// Unary is Survive as an interceptor.
+// Unary is Survive as an interceptor, which also logs calls that took long: the error
+// of one that its caller gave up says what it waited for.
 func Unary(log *slog.Logger) grpc.UnaryServerInterceptor {
 	return func(ctx context.Context, req any, info *grpc.UnaryServerInfo, h grpc.UnaryHandler) (resp any, err error) {
+		began := time.Now()
 		err = Survive(log, info.FullMethod, func() error {
 			resp, err = h(ctx, req)
 			return err
 		})
+		if took := time.Since(began); took > slowCall {
+			log.Warn("a call took long", "method", info.FullMethod, "took", took.Round(time.Millisecond), "err", err)
+		}
 		return resp, err
 	}
 }

@@ -11,6 +11,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"google.golang.org/grpc"
@@ -221,4 +222,28 @@ func TestSurvive(t *testing.T) {
 	if status.Code(err) != codes.Internal || strings.Contains(err.Error(), "secret") || !strings.Contains(log.String(), "method=/a/B") {
 		t.Errorf("%v; log %s", err, log.String())
 	}
+}
+
+func TestSlowCallsAreLogged(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var text strings.Builder
+		unary := Unary(slog.New(slog.NewTextHandler(&text, nil)))
+		call := func(takes time.Duration) string {
+			text.Reset()
+			_, _ = unary(t.Context(), nil, &grpc.UnaryServerInfo{FullMethod: "/s/M"}, func(context.Context, any) (any, error) {
+				time.Sleep(takes)
+				return nil, errors.New("wait for index 7 (at 6): given up")
+			})
+			return text.String()
+		}
+		if got := call(slowCall); got != "" {
+			t.Errorf("a call of %s: %s", slowCall, got)
+		}
+		got := call(slowCall + time.Second)
+		for _, part := range []string{"level=WARN", "method=/s/M", "took=6s", "wait for index 7 (at 6)"} {
+			if !strings.Contains(got, part) {
+				t.Errorf("a slow call lacks %q: %s", part, got)
+			}
+		}
+	})
 }
