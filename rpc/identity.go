@@ -159,6 +159,9 @@ func hostOf(a net.Addr) string {
 	if a == nil {
 		return ""
 	}
+	if t, ok := a.(*net.TCPAddr); ok && t.Zone == "" {
+		return t.IP.String() // asked for in every call
+	}
 	host, _, err := net.SplitHostPort(a.String())
 	if err != nil {
 		return clipFrom(a.String())

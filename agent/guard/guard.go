@@ -62,11 +62,18 @@ type Guard struct {
 	lease  *lease
 	first  bool
 	second bool // there is one
-	ended  time.Duration
+	due    due
 	quiet  time.Duration // since when there is nothing to do and nobody to do it for; 0 = there is
 	busy   map[Workload]bool
 	retire context.CancelFunc
 	work   sync.WaitGroup
+}
+
+// due is a lapse that an agent is to confirm, and since when it has been known to this guard.
+type due struct {
+	agent  Process
+	lapses uint64
+	since  time.Duration
 }
 
 // tick is how often a guard looks at the clock: well within Margin.
@@ -310,9 +317,6 @@ func (g *Guard) take(in Feed) State {
 		return out
 	}
 	if !in.Retire {
-		if in.Agent != g.lease.Agent {
-			g.ended = 0 // a process that has just started has its own time to confirm
-		}
 		was := *g.lease
 		g.lease.feed(in, Now())
 		if err := g.lease.save(g.opt.Dir); err != nil {
@@ -345,7 +349,6 @@ func (g *Guard) step(ctx context.Context) bool {
 		now -= SecondWaits
 	}
 	if g.lease.lapse(now) {
-		g.ended = Now()
 		g.opt.Logger.Warn("the lease has ended: stopping what is not to run without one", "workloads", len(g.lease.Condemned), "first", g.first)
 		if err := g.lease.save(g.opt.Dir); err != nil {
 			g.opt.Logger.Error("guard", "error", err)
@@ -353,17 +356,15 @@ func (g *Guard) step(ctx context.Context) bool {
 	}
 	l := g.lease
 	if l.Lapsed && l.Confirmed < l.Lapses {
-		if g.ended == 0 {
-			g.ended = Now()
+		if g.due.agent != l.Agent || g.due.lapses != l.Lapses { // a process that has just started has its own time
+			g.due = due{l.Agent, l.Lapses, Now()}
 		}
-		if late := Now() - g.ended; late > KillAfter && l.Agent.Alive() {
+		if late := Now() - g.due.since; late > KillAfter && l.Agent.Alive() {
 			g.opt.Logger.Warn("the agent does not confirm that its lease has ended: killing it", "pid", l.Agent.PID)
 			if err := l.Agent.Kill(); err != nil && !errors.Is(err, os.ErrProcessDone) {
 				g.opt.Logger.Error("killing the agent", "error", err)
 			}
 		}
-	} else {
-		g.ended = 0
 	}
 	if len(l.Condemned) > 0 {
 		g.stopAll(ctx)

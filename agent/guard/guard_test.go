@@ -252,8 +252,15 @@ func TestItKillsAnAgentThatDoesNotConfirm(t *testing.T) {
 }
 
 func TestAnAgentThatComesBackLaterHasItsTimeToConfirm(t *testing.T) {
+	t.Run("from one guard", func(t *testing.T) { comesBackLater(t, 1) })
+	t.Run("from two", func(t *testing.T) { comesBackLater(t, 2) })
+}
+
+func comesBackLater(t *testing.T, guards int) {
 	r := newRig(t)
-	r.guard()
+	for range guards {
+		r.guard()
+	}
 	r.agent = r.victim()
 	deadline := Now() + 100*time.Millisecond
 	r.feed(Feed{Deadline: deadline, Guarded: []Workload{db}})
