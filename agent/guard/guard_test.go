@@ -7,7 +7,6 @@ import (
 	"log/slog"
 	"os"
 	"os/exec"
-	"path/filepath"
 	"slices"
 	"sync"
 	"syscall"
@@ -395,9 +394,10 @@ func TestAGuardThatNeverAnswersIsKilled(t *testing.T) {
 	ended := make(chan struct{})
 	go func() { _ = cmd.Wait(); close(ended) }()
 	t.Cleanup(func() { _ = cmd.Process.Kill(); <-ended })
-	testbed.Until(r, "it listens", func() bool {
-		_, err := os.Stat(filepath.Join(r.dir, socketFile))
-		return err == nil
+	testbed.Until(r, "it listens", func() bool { // which is later than that the socket has a name
+		probe := Client{Dir: r.dir}
+		defer probe.Close()
+		return probe.dial() == nil
 	})
 	r.client.Start = func() error { return errors.New("this test has no other") }
 	for range 2 {
