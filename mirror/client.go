@@ -79,20 +79,24 @@ func (c *Client) Close() error {
 }
 
 // client is the library's client, made now if need be.
-func (c *Client) client(ctx context.Context) (made *clientv3.Client, err error) {
+func (c *Client) client(ctx context.Context) (*clientv3.Client, error) {
+	var made *clientv3.Client
 	select {
 	case made = <-c.made:
 	case <-ctx.Done():
 		return nil, ctx.Err()
 	}
-	defer func() { c.made <- made }()
+	defer func() { c.made <- made }() // also where the caller gets none: Close ends it
 	if c.closed.Err() != nil {
 		return nil, errors.New("etcd: the client is closed")
 	}
 	if made == nil {
-		made, err = clientv3.New(c.config)
+		var err error
+		if made, err = clientv3.New(c.config); err != nil {
+			return nil, err
+		}
 	}
-	return made, err
+	return made, nil
 }
 
 // Get reads a key or a range.

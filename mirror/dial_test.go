@@ -17,6 +17,8 @@ import (
 	"testing"
 	"time"
 
+	"google.golang.org/grpc/connectivity"
+
 	"github.com/persys/compute/mirror/mirrortest"
 )
 
@@ -196,5 +198,27 @@ func TestDialNeedsNoServer(t *testing.T) {
 	}
 	if _, err := c.Txn(ctx).Commit(); err == nil {
 		t.Error("a closed client answered")
+	}
+}
+
+// TestACallDuringCloseLosesNoConnection: who comes between the two halves of Close.
+func TestACallDuringCloseLosesNoConnection(t *testing.T) {
+	c, err := Dial(Endpoint{Addresses: []string{freeAddress(t)}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	made, err := c.client(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.close()
+	if _, err := c.client(t.Context()); err == nil {
+		t.Error("a closed client answered")
+	}
+	if err := c.Close(); err != nil {
+		t.Error(err)
+	}
+	if s := made.ActiveConnection().GetState(); s != connectivity.Shutdown {
+		t.Errorf("the connection is %s", s)
 	}
 }
