@@ -3,7 +3,6 @@ package agent
 import (
 	"context"
 	"encoding/json"
-	"net"
 	"net/http"
 	"strings"
 
@@ -61,11 +60,7 @@ func (a *Agent) authorize(mapping pki.Mapping) []grpc.ServerOption {
 		if !ok {
 			return nil, nil
 		}
-		host, _, err := net.SplitHostPort(p.Addr.String())
-		if err != nil {
-			host = p.Addr.String()
-		}
-		e, err := hosts.Enter(guard.Peer{Kind: "host", Name: host})
+		e, err := hosts.Enter(guard.Peer{Kind: "host", Name: guard.HostOf(p.Addr)})
 		if err != nil {
 			return nil, status.Error(codes.ResourceExhausted, err.Error())
 		}

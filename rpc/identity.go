@@ -3,7 +3,6 @@ package rpc
 import (
 	"context"
 	"errors"
-	"net"
 	"strings"
 	"time"
 
@@ -113,7 +112,7 @@ func (s *Server) certified(ctx context.Context, md metadata.MD) (caller, error) 
 	if !ok {
 		return caller{}, errorf(KindUnauthenticated, "the connection names no peer")
 	}
-	from := hostOf(p.Addr)
+	from := clipFrom(guard.HostOf(p.Addr))
 	if s.cfg.TLS == nil {
 		if v := first(md, dial.KeyFrom); hop && v != "" {
 			from = clipFrom(v)
@@ -154,22 +153,7 @@ func (s *Server) certified(ctx context.Context, md metadata.MD) (caller, error) 
 	return caller{id: on, forwarded: true, relayed: true, from: from}, nil
 }
 
-// hostOf is the address without the port, which says nothing a minute later.
-func hostOf(a net.Addr) string {
-	if a == nil {
-		return ""
-	}
-	if t, ok := a.(*net.TCPAddr); ok && t.Zone == "" {
-		return t.IP.String() // asked for in every call
-	}
-	host, _, err := net.SplitHostPort(a.String())
-	if err != nil {
-		return clipFrom(a.String())
-	}
-	return host
-}
-
-// clipFrom bounds what another replica says of where a call came from.
+// clipFrom bounds what is said of where a call came from.
 func clipFrom(v string) string { return clip(v, 64) }
 
 // sameCluster compares a certificate with our own: the name in certificates is

@@ -146,16 +146,29 @@ type listener struct {
 	hosts map[string]int
 }
 
+// HostOf is an address without the port, which says nothing a minute later; all of it
+// where there is no port, "" for none. It is asked for in every call.
+func HostOf(a net.Addr) string {
+	if a == nil {
+		return ""
+	}
+	if t, ok := a.(*net.TCPAddr); ok && t.Zone == "" {
+		return t.IP.String()
+	}
+	host, _, err := net.SplitHostPort(a.String())
+	if err != nil {
+		return a.String()
+	}
+	return host
+}
+
 func (l *listener) Accept() (net.Conn, error) {
 	for {
 		c, err := l.Listener.Accept()
 		if err != nil {
 			return nil, err
 		}
-		host, _, err := net.SplitHostPort(c.RemoteAddr().String())
-		if err != nil {
-			host = c.RemoteAddr().String()
-		}
+		host := HostOf(c.RemoteAddr())
 		if reason := l.enter(host); reason != "" {
 			l.refused(reason)
 			_ = c.Close() // nothing was said

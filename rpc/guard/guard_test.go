@@ -143,6 +143,23 @@ func closedWithin(t *testing.T, c net.Conn, d time.Duration) bool {
 
 // A host that opens connections without end gets so many and no more, and others are
 // served meanwhile.
+func TestHostOf(t *testing.T) {
+	for _, tt := range []struct {
+		at   net.Addr
+		want string
+	}{
+		{nil, ""},
+		{&net.TCPAddr{IP: net.IPv4(192, 0, 2, 7), Port: 8085}, "192.0.2.7"},
+		{&net.TCPAddr{IP: net.ParseIP("2001:db8::7"), Port: 8085}, "2001:db8::7"},
+		{&net.TCPAddr{IP: net.ParseIP("fe80::7"), Zone: "eth0", Port: 8085}, "fe80::7%eth0"},
+		{&net.UnixAddr{Name: "/run/x.sock", Net: "unix"}, "/run/x.sock"},
+	} {
+		if got := HostOf(tt.at); got != tt.want {
+			t.Errorf("%v: %q, want %q", tt.at, got, tt.want)
+		}
+	}
+}
+
 func TestConnectionFlood(t *testing.T) {
 	addr, refused := serve(t, Limits{Connections: 1000, PerHost: 20})
 	var flood []net.Conn
