@@ -165,6 +165,23 @@ func TestCredible(t *testing.T) {
 	}
 }
 
+// never is a replica that holds a call for as long as its caller waits, after one that
+// answers late.
+func never(ctx context.Context) error {
+	<-ctx.Done()
+	return ctx.Err()
+}
+
+func after(d time.Duration) func(context.Context) error {
+	return func(ctx context.Context) error {
+		select {
+		case <-time.After(d):
+		case <-ctx.Done():
+		}
+		return nil
+	}
+}
+
 func TestHangingReplica(t *testing.T) {
 	quick := Options{StallAfter: 100 * time.Millisecond, ProbeTimeout: 300 * time.Millisecond}
 	t.Run("loses its calls to another", func(t *testing.T) {
@@ -201,8 +218,7 @@ func TestHangingReplica(t *testing.T) {
 		opt.Addrs = []string{a.addr, b.addr}
 		c := dialTo(t, opt)
 		mustCall(t, c, apply)
-		// Cut off from the others, it waits for a leader.
-		a.on(func(ctx context.Context) error { <-ctx.Done(); return ctx.Err() })
+		a.on(never) // cut off from the others, it waits for a leader
 		wantCode(t, call(c, apply, 50*time.Millisecond), codes.DeadlineExceeded)
 		mustCall(t, c, apply)
 		if a.calls.Load() != 2 || b.calls.Load() != 1 {
@@ -217,13 +233,7 @@ func TestHangingReplica(t *testing.T) {
 	})
 	t.Run("is left alone when it is only slow", func(t *testing.T) {
 		a, b := start(t, nil), start(t, nil)
-		a.on(func(ctx context.Context) error {
-			select {
-			case <-time.After(800 * time.Millisecond):
-			case <-ctx.Done():
-			}
-			return nil
-		})
+		a.on(after(800 * time.Millisecond))
 		opt := quick
 		opt.Addrs = []string{a.addr, b.addr}
 		c := dialTo(t, opt)
@@ -234,7 +244,7 @@ func TestHangingReplica(t *testing.T) {
 	})
 	t.Run("loses a read that it never answers, though it answers probes", func(t *testing.T) {
 		a, b := start(t, nil), start(t, nil)
-		a.on(func(ctx context.Context) error { <-ctx.Done(); return ctx.Err() })
+		a.on(never)
 		opt := quick
 		opt.ReadPatience = 200 * time.Millisecond
 		opt.Addrs = []string{a.addr, b.addr}
@@ -249,11 +259,9 @@ func TestHangingReplica(t *testing.T) {
 		var asked atomic.Int64
 		slow := func(ctx context.Context) error {
 			if asked.Add(1) == 1 {
-				<-ctx.Done()
-				return ctx.Err()
+				return never(ctx)
 			}
-			time.Sleep(2 * opt.ReadPatience)
-			return nil
+			return after(2 * opt.ReadPatience)(ctx)
 		}
 		a.on(slow)
 		b.on(slow)
