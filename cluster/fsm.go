@@ -21,6 +21,7 @@ import (
 // and refuses snapshots, because skipping would let replicas diverge.
 type machine struct {
 	state   fsm.State // touched by Raft's FSM goroutine only
+	decoder fsm.Decoder
 	store   *store.Store
 	digests digestRing
 	halt    func(error)
@@ -61,18 +62,19 @@ func (m *machine) Apply(l *raft.Log) (answer any) {
 			answer = m.stop(fmt.Errorf("applying log entry %d: panic: %v\n%s", l.Index, r, debug.Stack()))
 		}
 	}()
-	batch, err := fsm.DecodeBatch(l.Data)
-	if err != nil {
-		if !errors.Is(err, fsm.ErrUnknownCommand) {
-			err = fmt.Errorf("%w: %w", ErrCorrupt, err)
-		}
-		return m.stop(fmt.Errorf("log entry %d: %w", l.Index, err))
-	}
 	began := time.Now()
+	n, err := m.decoder.Open(l.Data)
+	if err != nil {
+		return m.unreadable(l, err)
+	}
 	tx := m.state.Begin()
-	a := &applied{index: l.Index, term: l.Term, results: make([]fsm.Result, len(batch))}
-	tx.Expect(len(batch))
-	for i, cmd := range batch {
+	a := &applied{index: l.Index, term: l.Term, results: make([]fsm.Result, n)}
+	tx.Expect(n)
+	for i := range a.results {
+		cmd, err := m.decoder.Next()
+		if err != nil {
+			return m.unreadable(l, err) // and nothing of the entry is applied
+		}
 		a.results[i], _ = tx.Apply(fsm.Meta{Index: l.Index, Term: l.Term}, cmd)
 	}
 	changes := tx.Changes()
@@ -85,6 +87,13 @@ func (m *machine) Apply(l *raft.Log) (answer any) {
 	m.store.Publish(m.state, changes)
 	m.metrics.Apply(changes, time.Since(began))
 	return a
+}
+
+func (m *machine) unreadable(l *raft.Log, err error) error {
+	if !errors.Is(err, fsm.ErrUnknownCommand) {
+		err = fmt.Errorf("%w: %w", ErrCorrupt, err)
+	}
+	return m.stop(fmt.Errorf("log entry %d: %w", l.Index, err))
 }
 
 func (m *machine) stop(err error) error {

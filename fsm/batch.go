@@ -40,35 +40,67 @@ func AppendCommand(dst []byte, c Command) ([]byte, error) {
 	return out, nil
 }
 
-// DecodeBatch reads one log entry. An arm or a field that this version does not
-// know, at any depth, gives ErrUnknownCommand; other errors are broken bytes.
+// DecodeBatch reads one log entry into commands that stand alone. An arm or a field that
+// this version does not know, at any depth, gives ErrUnknownCommand; other errors are broken
+// bytes.
 func DecodeBatch(b []byte) ([]Command, error) {
-	if err := batchSchema.Check(b, true); err != nil {
-		return nil, fmt.Errorf("decode log entry of %d bytes: %w", len(b), unknownCommand(err))
+	var d Decoder
+	n, err := d.Open(bytes.Clone(b))
+	if err != nil {
+		return nil, err
 	}
-	n := countFrames(b)
 	commands := make([]Command, n)
-	shells := make([]shell, n)
-	for i, rest := 0, b; i < n; i++ {
-		var frame []byte
-		frame, rest = nextFrame(rest)
-		c := shells[i].fit(frame)
-		if err := decodeFrame(c, frame); err != nil {
-			return nil, fmt.Errorf("decode log entry of %d bytes: %w", len(b), err)
-		}
-		commands[i] = c
-	}
-	for i, c := range commands {
-		if c.Body == nil {
-			return nil, fmt.Errorf("decode log entry: command %d of %d: %w", i+1, len(commands), ErrUnknownCommand)
+	for i := range commands {
+		d.shell = nil // what it has is the caller's
+		if commands[i], err = d.Next(); err != nil {
+			return nil, err
 		}
 	}
 	return commands, nil
 }
 
+// Decoder reads log entries command by command, as DecodeBatch does, but may use the
+// messages of one command again for the next. It is for one goroutine.
+type Decoder struct {
+	rest  []byte
+	shell *shell
+}
+
+// Open checks a whole entry and says how many commands it has. The entry must stay as
+// it is until the last of them is read.
+func (d *Decoder) Open(b []byte) (commands int, err error) {
+	if err := batchSchema.Check(b, true); err != nil {
+		return 0, fmt.Errorf("decode log entry of %d bytes: %w", len(b), unknownCommand(err))
+	}
+	d.rest = b
+	return countFrames(b), nil
+}
+
+// Next reads the next command. The message is good until Next or Open is called again;
+// the bytes and strings in the body, which records keep, stay good.
+func (d *Decoder) Next() (Command, error) {
+	var frame []byte
+	frame, d.rest = nextFrame(d.rest)
+	if d.shell == nil {
+		d.shell = &shell{}
+	}
+	c, err := d.shell.fill(frame)
+	if c == nil && err == nil {
+		c = &commandv1.Command{}
+		err = decodeFrame(c, frame)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("decode a command of %d bytes: %w", len(frame), err)
+	}
+	if c.Body == nil {
+		return nil, fmt.Errorf("decode a command of %d bytes: it has no body: %w", len(frame), ErrUnknownCommand)
+	}
+	return c, nil
+}
+
 // smallFrame is up to when the strings and bytes of a command share one copy of
-// its frame. What a record keeps of it keeps all of it, which for a small one is
-// hardly more than the record needs, and one allocation instead of a dozen.
+// what they were read from. What a record keeps of it keeps all of it, which for a small
+// one is hardly more than the record needs, and one allocation instead of a dozen.
 const smallFrame = 1 << 10
 
 func decodeFrame(c Command, frame []byte) error {
@@ -78,39 +110,70 @@ func decodeFrame(c Command, frame []byte) error {
 	return c.UnmarshalVTUnsafe(bytes.Clone(frame))
 }
 
-// shell is what nearly every command needs. No command is held longer than its entry,
-// so the shells of an entry are made together.
+// shell is the messages of the command that comes in numbers: one small put.
 type shell struct {
 	command commandv1.Command
 	head    commandv1.Head
 	put     commandv1.Command_PutWorkloads
 	puts    commandv1.PutWorkloads
 	one     [1]*commandv1.WorkloadPut
+	it      commandv1.WorkloadPut
+	demand  commandv1.Demand
 }
 
-// fit gives a command the messages that its frame is about to fill: its head, and what
-// holds a put, which is what comes in numbers.
-func (s *shell) fit(frame []byte) Command {
-	c := &s.command
-	num, _, n := protowire.ConsumeTag(frame)
-	if num == headField {
-		c.Head = &s.head
-		_, m := protowire.ConsumeBytes(frame[n:])
-		num, _, _ = protowire.ConsumeTag(frame[n+max(0, m):])
-	}
-	if num == putField {
-		s.puts.Workloads = s.one[:0]
-		s.put.PutWorkloads = &s.puts
-		c.Body = &s.put
-	}
-	return c
-}
-
-// Field numbers of Command.
+// Field numbers: of Command, and of PutWorkloads.
 const (
-	headField = 1
-	putField  = 11
+	headField      = 1
+	putField       = 11
+	workloadsField = 1
 )
+
+// fill reads a frame that holds a head, or none, and one small put and nothing else; of
+// others it makes nothing.
+func (s *shell) fill(frame []byte) (Command, error) {
+	head, rest := element(frame, headField)
+	puts, rest := element(rest, putField)
+	put, more := element(puts, workloadsField)
+	if puts == nil || put == nil || len(rest) > 0 || len(more) > 0 || len(put) > smallFrame {
+		return nil, nil
+	}
+	c := &s.command
+	c.Reset()
+	if head != nil {
+		s.head.Reset()
+		c.Head = &s.head
+		// What outlives the command is copied out of its head.
+		if err := c.Head.UnmarshalVTUnsafe(head); err != nil {
+			return nil, err
+		}
+	}
+	s.it.Reset()
+	s.demand.Reset()
+	s.it.Demand = &s.demand
+	if err := s.it.UnmarshalVTUnsafe(bytes.Clone(put)); err != nil {
+		return nil, err
+	}
+	s.puts.Reset()
+	s.one[0] = &s.it
+	s.puts.Workloads = s.one[:]
+	s.put.PutWorkloads = &s.puts
+	c.Body = &s.put
+	return c, nil
+}
+
+// element takes a field of messages off bytes in which the schema has found nothing
+// wrong, when it is the first of them; else it is nil, and the rest is all of them.
+func element(b []byte, field protowire.Number) (value, rest []byte) {
+	if len(b) == 0 {
+		return nil, nil
+	}
+	num, _, tag := protowire.ConsumeTag(b)
+	if num != field {
+		return nil, b
+	}
+	value, n := protowire.ConsumeBytes(b[tag:])
+	return value, b[tag+n:]
+}
 
 // nextFrame takes one element of Batch.commands off bytes in which the schema
 // has found nothing else.

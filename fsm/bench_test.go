@@ -151,3 +151,61 @@ func BenchmarkDecodeBatch(b *testing.B) {
 		}
 	}
 }
+
+// BenchmarkUpdate changes the specification of workloads, 256 commands per log entry as
+// they come from callers, in a state that holds 10,000.
+func BenchmarkUpdate(b *testing.B) {
+	const held, each = 10_000, 256
+	w := newest(formed(b))
+	command := func(i int) Command {
+		c := put(fmt.Sprintf("bench-%05d", i*7919%held), func(p *commandv1.WorkloadPut) {
+			p.Spec = fmt.Appendf(nil, "%093d", i)
+			p.Content = fmt.Sprintf("c1:%064d", i)
+			p.Demand = &commandv1.Demand{Type: "container", CpuMillicores: 100, MemoryMib: 64}
+		})
+		c.Head = &commandv1.Head{Request: requestAt(epoch0, uint32(i)), At: epoch0 + int64(i)*1000, From: "127.0.0.1"}
+		return c
+	}
+	var entries [][]byte
+	const before = 200 // so that every workload has a history
+	for e := range before + b.N {
+		var data []byte
+		for i := range each {
+			var err error
+			if data, err = AppendCommand(data, command(e*each+i)); err != nil {
+				b.Fatal(err)
+			}
+		}
+		entries = append(entries, data)
+	}
+	s, index := w.s, uint64(100)
+	var decoder Decoder
+	apply := func(data []byte) {
+		n, err := decoder.Open(data)
+		if err != nil {
+			b.Fatal(err)
+		}
+		tx := s.Begin()
+		tx.Expect(n)
+		for range n {
+			c, err := decoder.Next()
+			if err != nil {
+				b.Fatal(err)
+			}
+			if res, _ := tx.Apply(Meta{index, 1}, c); res.Kind != OK {
+				b.Fatal(res.Reason)
+			}
+		}
+		s = tx.Commit()
+		index++
+	}
+	for _, data := range entries[:before] {
+		apply(data)
+	}
+	b.ReportAllocs()
+	b.ResetTimer()
+	for _, data := range entries[before:] {
+		apply(data)
+	}
+	b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N)/each, "ns/put")
+}

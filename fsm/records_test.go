@@ -72,9 +72,17 @@ func TestRecordsSurviveTheSnapshotCodec(t *testing.T) {
 		}
 		same(rt, w, *got)
 
-		w.history = &history{}
-		fill(rt, reflect.ValueOf(&w.history.list).Elem(), "Workload.history")
-		same(rt, w.history, historyOf(historyPB(&w)))
+		h := &history{number: rapid.Uint64().Draw(rt, "number"), at: rapid.Int64().Draw(rt, "at"), by: rapid.String().Draw(rt, "by")}
+		for i := range rapid.IntRange(0, MaxRevisions).Draw(rt, "former") {
+			h.former[i] = &Revision{}
+			fill(rt, reflect.ValueOf(h.former[i]).Elem(), "Workload.history")
+		}
+		w.history = h
+		read, err := historyOf(&w, historyPB(&w))
+		if err != nil {
+			rt.Fatal(err)
+		}
+		same(rt, w.history, read)
 
 		var n Node
 		fill(rt, reflect.ValueOf(&n).Elem(), "Node")

@@ -1,7 +1,7 @@
 package fsm
 
 import (
-	"slices"
+	"fmt"
 
 	commandv1 "github.com/persys/compute/api/command/v1"
 )
@@ -30,10 +30,35 @@ type Revision struct {
 // ID is the revision as agents and people name it, without forced restarts.
 func (r *Revision) ID() string { return (&Workload{Content: r.Content}).Revision() }
 
-// history is the specifications that a workload had, oldest first; the last is the
-// present one. It is never changed: records of one workload share it. A workload that
-// never changed has none.
-type history struct{ list []Revision }
+// history is the specifications that a workload had. It is never changed, nor is a
+// Revision in it, which the histories of one workload share. A workload that never
+// changed has none.
+type history struct {
+	// Of the present specification, which the Workload itself has:
+	number uint64
+	at     int64
+	by     string
+
+	former [MaxRevisions]*Revision // oldest first, then nil
+}
+
+// kept are the former specifications, oldest first.
+func (h *history) kept() []*Revision {
+	n := len(h.former)
+	for n > 0 && h.former[n-1] == nil {
+		n--
+	}
+	return h.former[:n]
+}
+
+// present is the specification that w has, as a revision. It keeps Spec.
+func (w *Workload) present() Revision {
+	r := Revision{Number: 1, Spec: w.Spec, Content: w.Content, CallerRevision: w.CallerRevision, At: w.CreatedAt}
+	if h := w.history; h != nil {
+		r.Number, r.At, r.By = h.number, h.at, h.by
+	}
+	return r
+}
 
 // Revisions returns the specifications of a workload that are known, oldest first,
 // the present one last and with its Spec.
@@ -42,12 +67,16 @@ func (s State) Revisions(workload string) []Revision {
 	if !ok {
 		return nil
 	}
-	if w.history == nil {
-		return []Revision{{Number: 1, Spec: w.Spec, Content: w.Content, CallerRevision: w.CallerRevision, At: w.CreatedAt}}
+	return w.revisions()
+}
+
+func (w *Workload) revisions() (out []Revision) {
+	if w.history != nil {
+		for _, r := range w.history.kept() {
+			out = append(out, *r)
+		}
 	}
-	list := slices.Clone(w.history.list)
-	list[len(list)-1].Spec = w.Spec
-	return list
+	return append(out, w.present())
 }
 
 // revise keeps the specification of old, which that of its copy w replaces.
@@ -55,25 +84,23 @@ func (t *Tx) revise(old, w *Workload) {
 	if t.r.info.FeatureLevel < 6 || old.Content == w.Content {
 		return
 	}
-	var list []Revision
-	if h := old.history; h != nil {
-		kept := h.list[max(0, len(h.list)-MaxRevisions):]
-		list = append(make([]Revision, 0, len(kept)+1), kept...)
-	} else {
-		list = append(make([]Revision, 0, 2), Revision{Number: 1, Content: old.Content, CallerRevision: old.CallerRevision, At: old.CreatedAt})
+	last := old.present()
+	h := &history{number: last.Number + 1, at: t.r.info.Clock, by: t.by}
+	w.history = h
+	room, n := MaxRevisionBytes, 1 // how many are kept, the newest first of all
+	if room -= len(last.Spec); room < 0 {
+		return
 	}
-	last := &list[len(list)-1]
-	last.Spec, last.CallerRevision = old.Spec, old.CallerRevision
-	list = append(list, Revision{Number: last.Number + 1, Content: w.Content, CallerRevision: w.CallerRevision, At: t.r.info.Clock, By: t.by})
-	size := 0
-	for i := range list {
-		size += len(list[i].Spec)
+	var former []*Revision
+	if old.history != nil {
+		former = old.history.kept()
 	}
-	for size > MaxRevisionBytes {
-		size -= len(list[0].Spec)
-		list = slices.Delete(list, 0, 1)
+	for ; n <= len(former) && n < MaxRevisions; n++ {
+		if room -= len(former[len(former)-n].Spec); room < 0 {
+			break
+		}
 	}
-	w.history = &history{list}
+	h.former[copy(h.former[:], former[len(former)-n+1:])] = &last
 }
 
 func (c *checker) revisions() {
@@ -81,30 +108,47 @@ func (c *checker) revisions() {
 		if w.history == nil {
 			return true
 		}
-		size, list := 0, w.history.list
+		size, list := 0, w.history.kept()
 		for i, r := range list {
+			if r == nil {
+				c.must(false, "former revision %d of %s is missing", i, w.ID)
+				return true
+			}
 			size += len(r.Spec)
-			c.must(r.Number > 0 && (i == 0 || r.Number == list[i-1].Number+1), "revision %d of %s is number %d", i, w.ID, r.Number)
+			c.must(r.Number > 0 && r.Number+uint64(len(list)-i) == w.history.number, "revision %d of %s is number %d, the present one %d", i, w.ID, r.Number, w.history.number)
 		}
-		n, level := len(list), c.s.r.info.FeatureLevel
+		level := c.s.r.info.FeatureLevel
 		c.must(level >= 6, "revisions of %s at feature level %d", w.ID, level)
-		c.must(n > 0 && n <= MaxRevisions+1 && size <= MaxRevisionBytes, "workload %s has %d revisions of %d bytes", w.ID, n, size)
-		c.must(n == 0 || list[n-1].Spec == nil && list[n-1].Content == w.Content, "the last revision of %s is not the present one", w.ID)
+		c.must(size <= MaxRevisionBytes, "workload %s has %d bytes of former revisions", w.ID, size)
 		return true
 	})
 }
 
+// historyPB has the present revision last, without what the record of w has.
 func historyPB(w *Workload) *commandv1.RevisionsRecord {
-	return &commandv1.RevisionsRecord{Workload: w.ID, Revisions: convert(w.history.list, func(r Revision) *commandv1.Revision {
+	list := convert(w.revisions(), func(r Revision) *commandv1.Revision {
 		return &commandv1.Revision{Number: r.Number, Spec: r.Spec, Content: r.Content, CallerRevision: r.CallerRevision, At: r.At, By: r.By}
-	})}
+	})
+	list[len(list)-1].Spec = nil
+	return &commandv1.RevisionsRecord{Workload: w.ID, Revisions: list}
 }
 
-func historyOf(m *commandv1.RevisionsRecord) *history {
-	return &history{convert(m.GetRevisions(), func(r *commandv1.Revision) Revision {
-		return Revision{
+// historyOf reads what historyPB made of w.
+func historyOf(w *Workload, m *commandv1.RevisionsRecord) (*history, error) {
+	former := m.GetRevisions()
+	if len(former) == 0 || len(former) > MaxRevisions+1 {
+		return nil, fmt.Errorf("workload %q has %d revisions, must have 1 to %d", w.ID, len(former), MaxRevisions+1)
+	}
+	now, former := former[len(former)-1], former[:len(former)-1]
+	if now.GetContent() != w.Content {
+		return nil, fmt.Errorf("workload %q: its last revision, %d, is not its specification", w.ID, now.GetNumber())
+	}
+	h := &history{number: now.GetNumber(), at: now.GetAt(), by: now.GetBy()}
+	for i, r := range former {
+		h.former[i] = &Revision{
 			Number: r.GetNumber(), Spec: nonEmpty(r.GetSpec()), Content: r.GetContent(), CallerRevision: r.GetCallerRevision(),
 			At: r.GetAt(), By: r.GetBy(),
 		}
-	})}
+	}
+	return h, nil
 }

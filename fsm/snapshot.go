@@ -355,8 +355,12 @@ func (in *snapshotReader) load(t *Tx, rec *commandv1.SnapshotRecord) error {
 		if !ok {
 			return fmt.Errorf("revisions of workload %q, which is not there", clip(id))
 		}
+		h, err := historyOf(w, r.Revisions)
+		if err != nil {
+			return err
+		}
 		key, dup = id, w.history != nil
-		w.history = historyOf(r.Revisions) // nobody has seen the record yet
+		w.history = h // nobody has seen the record yet
 	case *commandv1.SnapshotRecord_Rollout:
 		ro := rollout.Of(r.Rollout)
 		_, dup = t.r.rollouts.Set(ro.Group, ro)

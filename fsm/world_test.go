@@ -405,7 +405,7 @@ func contents(s State, name string) any {
 	case "revisions":
 		r.workloads.Scan(func(k string, v *Workload) bool {
 			if v.history != nil {
-				out = append(out, pairOf{k, v.history.list})
+				out = append(out, pairOf{k, v.revisions()})
 			}
 			return true
 		})
