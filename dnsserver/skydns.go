@@ -101,7 +101,7 @@ func (s *SkyDNS) Change(v fsm.View, c *fsm.Change) []SkyRecord {
 	switch c.Table {
 	case fsm.TableReplica:
 		var labels []string
-		for _, r := range [...]*fsm.Replica{c.OldReplica, c.NewReplica} {
+		for _, r := range [...]*fsm.Replica{c.OldReplica(), c.NewReplica()} {
 			if r != nil && !slices.Contains(labels, replicaLabel(r)) {
 				labels = append(labels, replicaLabel(r))
 			}
@@ -112,7 +112,7 @@ func (s *SkyDNS) Change(v fsm.View, c *fsm.Change) []SkyRecord {
 		}
 		return out
 	case fsm.TableNode:
-		if c.OldNode != nil && c.NewNode != nil && c.OldNode.Facts.Endpoint == c.NewNode.Facts.Endpoint {
+		if c.OldNode() != nil && c.NewNode() != nil && c.OldNode().Facts.Endpoint == c.NewNode().Facts.Endpoint {
 			return nil
 		}
 		return []SkyRecord{s.node(v, c.Key)}

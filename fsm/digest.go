@@ -92,21 +92,21 @@ func (e *encoder) taints(list []Taint) {
 func (e *encoder) change(c *Change) {
 	e.u64(uint64(c.Table))
 	e.str(c.Key)
-	switch {
-	case c.NewWorkload != nil:
-		e.workload(c.NewWorkload)
-	case c.NewNode != nil:
-		e.node(c.NewNode)
-	case c.NewResidual != nil:
-		e.residual(c.NewResidual)
-	case c.NewReplica != nil:
-		e.replica(c.NewReplica)
-	case c.NewEvent != nil:
-		e.event(c.NewEvent)
-	case c.NewInfo != nil:
-		e.info(c.NewInfo)
-	case c.NewNamespace != nil:
-		e.namespace(c.NewNamespace)
+	switch r := c.New.(type) {
+	case *Workload:
+		e.workload(r)
+	case *Node:
+		e.node(r)
+	case *Residual:
+		e.residual(r)
+	case *Replica:
+		e.replica(r)
+	case *Event:
+		e.event(r)
+	case *Info:
+		e.info(r)
+	case *Namespace:
+		e.namespace(r)
 	}
 }
 

@@ -223,8 +223,8 @@ func TestAcknowledgedAt(t *testing.T) {
 func TestRecordActions(t *testing.T) {
 	tasks := func(w *world) (out string) {
 		for _, c := range w.last {
-			if c.Table == TableEvent && c.NewEvent.Type == EventAgentAction {
-				for _, d := range c.NewEvent.Details {
+			if c.Table == TableEvent && c.NewEvent().Type == EventAgentAction {
+				for _, d := range c.NewEvent().Details {
 					if d.Key == "task_id" {
 						out += " " + d.Value
 					}

@@ -422,7 +422,7 @@ func (t *Tx) deleteNamespace(b *commandv1.DeleteNamespace) Result {
 		return refuse(Conflict, "namespace %q names users: %s: take them out first, or they would act everywhere", n.Name, clipTo(strings.Join(n.Users, ", "), 256))
 	}
 	own(t, &t.r.namespaces, ownNamespaces).Delete(n.Name)
-	t.changes = append(t.changes, Change{Table: TableNamespace, Key: n.Name, OldNamespace: n})
+	t.changes = append(t.changes, Change{Table: TableNamespace, Key: n.Name, Old: n})
 	t.event(Event{Type: EventNamespaceDeleted, Namespace: n.Name, Message: n.Name})
 	return Result{}
 }
@@ -434,7 +434,7 @@ func (t *Tx) storeNamespace(old, n *Namespace) {
 		t.indexUsers(old, false)
 	}
 	t.indexUsers(n, true)
-	t.changes = append(t.changes, Change{Table: TableNamespace, Key: n.Name, OldNamespace: old, NewNamespace: n})
+	t.changes = append(t.changes, Change{Table: TableNamespace, Key: n.Name, Old: old, New: n})
 }
 
 // indexUsers writes or removes who is named by a namespace.

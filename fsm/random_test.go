@@ -341,24 +341,24 @@ func checkChanges(rt *rapid.T, before, after State, changes []Change) {
 	for _, c := range changes {
 		switch c.Table {
 		case TableWorkload:
-			if workloads[c.Key] != c.OldWorkload {
+			if workloads[c.Key] != c.OldWorkload() {
 				rt.Fatalf("change of workload %s does not start at the record that was there", c.Key)
 			}
-			if workloads[c.Key] = c.NewWorkload; c.NewWorkload == nil {
+			if workloads[c.Key] = c.NewWorkload(); c.NewWorkload() == nil {
 				delete(workloads, c.Key)
 			}
 		case TableNode:
-			if nodes[c.Key] != c.OldNode {
+			if nodes[c.Key] != c.OldNode() {
 				rt.Fatalf("change of node %s does not start at the record that was there", c.Key)
 			}
-			if nodes[c.Key] = c.NewNode; c.NewNode == nil {
+			if nodes[c.Key] = c.NewNode(); c.NewNode() == nil {
 				delete(nodes, c.Key)
 			}
 		case TableResidual:
-			if residuals[c.Key] != c.OldResidual {
+			if residuals[c.Key] != c.OldResidual() {
 				rt.Fatalf("change of residual %s does not start at the record that was there", c.Key)
 			}
-			if residuals[c.Key] = c.NewResidual; c.NewResidual == nil {
+			if residuals[c.Key] = c.NewResidual(); c.NewResidual() == nil {
 				delete(residuals, c.Key)
 			}
 		}

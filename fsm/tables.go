@@ -23,14 +23,14 @@ func (t *Tx) putWorkload(old, w *Workload) {
 	if old == nil {
 		t.dropGrave(w.ID) // LeftOn knows what is older than the record
 	}
-	t.changes = append(t.changes, Change{Table: TableWorkload, Key: w.ID, OldWorkload: old, NewWorkload: w})
+	t.changes = append(t.changes, Change{Table: TableWorkload, Key: w.ID, Old: old, New: w})
 }
 
 // dropWorkload removes a record for good; what is remembered of it is its grave.
 func (t *Tx) dropWorkload(w *Workload) {
 	own(t, &t.r.workloads, ownWorkloads).Delete(w.ID)
 	t.reindex(w, nil)
-	t.changes = append(t.changes, Change{Table: TableWorkload, Key: w.ID, OldWorkload: w})
+	t.changes = append(t.changes, Change{Table: TableWorkload, Key: w.ID, Old: w})
 	t.dig(w)
 	t.disband(w.Demand.Group)
 	t.event(Event{Type: EventWorkloadDeleted, Workload: w.ID, Node: w.Node, Namespace: w.Namespace})
@@ -45,7 +45,7 @@ func (t *Tx) putNode(old, n *Node) {
 		t.claimsOf(old, -1)
 	}
 	own(t, &t.r.nodes, ownNodes).Set(n.ID, n)
-	t.changes = append(t.changes, Change{Table: TableNode, Key: n.ID, OldNode: old, NewNode: n})
+	t.changes = append(t.changes, Change{Table: TableNode, Key: n.ID, Old: old, New: n})
 	if moved {
 		t.moveResiduals(n)
 		t.claimsOf(n, +1)
@@ -62,14 +62,14 @@ func (t *Tx) moveResiduals(n *Node) {
 		r := *old
 		r.Engine = n.Engine()
 		own(t, &t.r.residuals, ownResiduals).Set(pair(r.Node, r.Workload), &r)
-		t.changes = append(t.changes, Change{Table: TableResidual, Key: pair(r.Node, r.Workload), OldResidual: old, NewResidual: &r})
+		t.changes = append(t.changes, Change{Table: TableResidual, Key: pair(r.Node, r.Workload), Old: old, New: &r})
 	}
 }
 
 // dropNode removes a node on which nothing is left.
 func (t *Tx) dropNode(n *Node) {
 	own(t, &t.r.nodes, ownNodes).Delete(n.ID)
-	t.changes = append(t.changes, Change{Table: TableNode, Key: n.ID, OldNode: n})
+	t.changes = append(t.changes, Change{Table: TableNode, Key: n.ID, Old: n})
 }
 
 // putResidual stores a residual in place of the one that the node may have had
@@ -84,7 +84,7 @@ func (t *Tx) putResidual(r *Residual) {
 		own(t, &t.r.residualsOf, ownResidualsOf).Set(pair(r.Workload, r.Node), struct{}{})
 	}
 	t.claimResidual(r, n, +1)
-	t.changes = append(t.changes, Change{Table: TableResidual, Key: key, OldResidual: old, NewResidual: r})
+	t.changes = append(t.changes, Change{Table: TableResidual, Key: key, Old: old, New: r})
 }
 
 // dropResidual removes a residual; a record that only waited for it is removed
@@ -95,7 +95,7 @@ func (t *Tx) dropResidual(r *Residual) {
 	own(t, &t.r.residuals, ownResiduals).Delete(key)
 	own(t, &t.r.residualsOf, ownResidualsOf).Delete(pair(r.Workload, r.Node))
 	t.claimResidual(r, n, -1)
-	t.changes = append(t.changes, Change{Table: TableResidual, Key: key, OldResidual: r})
+	t.changes = append(t.changes, Change{Table: TableResidual, Key: key, Old: r})
 }
 
 // settle removes the record of a deleted workload that no node holds any more.
@@ -108,18 +108,18 @@ func (t *Tx) settle(id string) {
 
 func (t *Tx) putReplicaRecord(r *Replica) {
 	old, _ := own(t, &t.r.replicas, ownReplicas).Set(r.ID, r)
-	t.changes = append(t.changes, Change{Table: TableReplica, Key: r.ID, OldReplica: old, NewReplica: r})
+	t.changes = append(t.changes, Change{Table: TableReplica, Key: r.ID, Old: old, New: r})
 }
 
 func (t *Tx) dropReplica(r *Replica) {
 	own(t, &t.r.replicas, ownReplicas).Delete(r.ID)
-	t.changes = append(t.changes, Change{Table: TableReplica, Key: r.ID, OldReplica: r})
+	t.changes = append(t.changes, Change{Table: TableReplica, Key: r.ID, Old: r})
 }
 
 // infoChanged notes that a part of Info changed that is more than bookkeeping.
 func (t *Tx) infoChanged(old Info) {
 	now := t.r.info
-	t.changes = append(t.changes, Change{Table: TableInfo, OldInfo: &old, NewInfo: &now})
+	t.changes = append(t.changes, Change{Table: TableInfo, Old: &old, New: &now})
 }
 
 // MaxEvents is how many events are kept; the oldest are dropped silently.
@@ -161,7 +161,7 @@ func (t *Tx) addEvent(e Event) {
 	for events.Len() > MaxEvents {
 		events.PopMin()
 	}
-	t.changes = append(t.changes, Change{Table: TableEvent, NewEvent: &e})
+	t.changes = append(t.changes, Change{Table: TableEvent, New: &e})
 }
 
 // detail adds a label where it belongs; the list may be somebody else's.

@@ -109,7 +109,7 @@ func (w *world) generation(id string) *commandv1.Generation {
 func (w *world) events() (out []string) {
 	for _, c := range w.last {
 		if c.Table == TableEvent {
-			out = append(out, c.NewEvent.Type)
+			out = append(out, c.NewEvent().Type)
 		}
 	}
 	return out
@@ -118,8 +118,8 @@ func (w *world) events() (out []string) {
 func (w *world) eventOf(kind string) *Event {
 	w.t.Helper()
 	for _, c := range w.last {
-		if c.Table == TableEvent && c.NewEvent.Type == kind {
-			return c.NewEvent
+		if c.Table == TableEvent && c.NewEvent().Type == kind {
+			return c.NewEvent()
 		}
 	}
 	w.t.Fatalf("no event %s among %v", kind, w.events())

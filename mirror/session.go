@@ -204,10 +204,10 @@ func collect(changes []fsm.Change) touched {
 		switch c := &changes[i]; c.Table {
 		case fsm.TableWorkload:
 			if _, ok := t.workloads[c.Key]; !ok {
-				t.workloads[c.Key] = c.OldWorkload
+				t.workloads[c.Key] = c.OldWorkload()
 				t.order = append(t.order, c.Key)
 			}
-			before, after := c.OldWorkload, c.NewWorkload
+			before, after := c.OldWorkload(), c.NewWorkload()
 			if before != nil && after != nil && before.Node == after.Node &&
 				before.Demand.CPU == after.Demand.CPU && before.Demand.Memory == after.Demand.Memory {
 				continue
@@ -218,7 +218,7 @@ func collect(changes []fsm.Change) touched {
 				}
 			}
 		case fsm.TableResidual:
-			for _, r := range [...]*fsm.Residual{c.OldResidual, c.NewResidual} {
+			for _, r := range [...]*fsm.Residual{c.OldResidual(), c.NewResidual()} {
 				if r != nil {
 					promised(r.Node)
 				}
@@ -226,9 +226,9 @@ func collect(changes []fsm.Change) touched {
 		case fsm.TableNode:
 			t.nodes[c.Key] = true
 		case fsm.TableNamespace:
-			t.namespaces[c.Key] = c.NewNamespace
+			t.namespaces[c.Key] = c.NewNamespace()
 		case fsm.TableEvent:
-			t.events = append(t.events, c.NewEvent)
+			t.events = append(t.events, c.NewEvent())
 		}
 	}
 	return t

@@ -38,7 +38,7 @@ func (s *Server) Events(req *clusterv1.EventsRequest, out clusterv1.Cluster_Even
 		err := s.follow(ctx, view, func(_ fsm.View, changes []fsm.Change) error {
 			in := s.scopeOf(ctx)
 			for i := range changes {
-				e := changes[i].NewEvent
+				e := changes[i].NewEvent()
 				if e == nil || e.Seq <= after {
 					continue
 				}
@@ -184,12 +184,12 @@ func sendChange(c *fsm.Change, index uint64, match func(*fsm.Workload) bool, sen
 	if c.Table != fsm.TableWorkload {
 		return nil
 	}
-	if w := c.NewWorkload; w != nil && match(w) {
+	if w := c.NewWorkload(); w != nil && match(w) {
 		sent[w.ID] = true
 		return out.Send(&clusterv1.WorkloadChange{Index: index, Workload: spec.WorkloadView(w, spec.Brief)})
 	}
 	// It went, or left the group that is watched.
-	w := c.OldWorkload
+	w := c.OldWorkload()
 	if w == nil || !match(w) {
 		return nil
 	}

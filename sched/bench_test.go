@@ -135,7 +135,7 @@ func BenchmarkStepConverged100k(b *testing.B) {
 		b.Fatalf("%d are pending", n)
 	}
 	x := w.get("w-050000")
-	change := []fsm.Change{{Table: fsm.TableWorkload, Key: x.ID, OldWorkload: x, NewWorkload: x}}
+	change := []fsm.Change{{Table: fsm.TableWorkload, Key: x.ID, Old: x, New: x}}
 	b.ReportAllocs()
 	for b.Loop() {
 		s := Next(World{State: w.state, Changes: change, Live: quiet{}, Now: w.now, Epoch: w.state.Info().Epoch(), Tuning: w.tuning}, w.cache)

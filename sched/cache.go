@@ -191,7 +191,7 @@ func (c *Cache) sync(w *World) {
 func (c *Cache) nodeChanged(v fsm.View, ch *fsm.Change) bool {
 	id := ch.Key
 	c.recheck(v, id)
-	switch was, now := ch.OldNode, ch.NewNode; {
+	switch was, now := ch.OldNode(), ch.NewNode(); {
 	case was == nil || now == nil:
 		c.capacity.add(id)
 		return true
@@ -223,7 +223,7 @@ func (c *Cache) workloadChanged(v fsm.View, ch *fsm.Change) {
 		c.workloads.add(ch.Key)
 	}
 	c.open.add(ch.Key)
-	for _, w := range [...]*fsm.Workload{ch.OldWorkload, ch.NewWorkload} {
+	for _, w := range [...]*fsm.Workload{ch.OldWorkload(), ch.NewWorkload()} {
 		if w != nil && w.Node != "" {
 			c.touch(w.Node, &w.Demand)
 			c.touchFormer(v, w)
@@ -232,7 +232,7 @@ func (c *Cache) workloadChanged(v fsm.View, ch *fsm.Change) {
 			}
 		}
 	}
-	if o, n := ch.OldWorkload, ch.NewWorkload; o != nil && n != nil && n.Node != "" && o.Demand.Priority != n.Demand.Priority {
+	if o, n := ch.OldWorkload(), ch.NewWorkload(); o != nil && n != nil && n.Node != "" && o.Demand.Priority != n.Demand.Priority {
 		c.version++ // others may push it aside now, or no more
 	}
 	c.regroup(v, ch.Key)
@@ -241,7 +241,7 @@ func (c *Cache) workloadChanged(v fsm.View, ch *fsm.Change) {
 // waits reports whether a workload waits for a place after a change as it did before it,
 // or since: that is nothing to the passes that look at what is placed.
 func waits(ch *fsm.Change) bool {
-	o, n := ch.OldWorkload, ch.NewWorkload
+	o, n := ch.OldWorkload(), ch.NewWorkload()
 	return n != nil && n.Node == "" && n.Desired == fsm.DesiredRunning && (o == nil || o.Node == "")
 }
 
@@ -279,7 +279,7 @@ func (c *Cache) touchFormer(v fsm.View, w *fsm.Workload) {
 
 func (c *Cache) residualChanged(v fsm.View, ch *fsm.Change) {
 	c.version++
-	for _, r := range [...]*fsm.Residual{ch.OldResidual, ch.NewResidual} {
+	for _, r := range [...]*fsm.Residual{ch.OldResidual(), ch.NewResidual()} {
 		if r == nil {
 			continue
 		}
@@ -289,7 +289,7 @@ func (c *Cache) residualChanged(v fsm.View, ch *fsm.Change) {
 			c.stalePort = append(c.stalePort, portRef{r.Engine, p})
 		}
 	}
-	if r := ch.OldResidual; r != nil && len(r.Demand.Ports) > 0 {
+	if r := ch.OldResidual(); r != nil && len(r.Demand.Ports) > 0 {
 		// While it held a port, a conflict behind it went unseen.
 		for _, s := range c.nodes.engines[r.Engine] {
 			c.recheck(v, c.nodes.recs[s].ID)

@@ -130,13 +130,13 @@ func (s *stint) fed(changes []fsm.Change) {
 	now := s.r.clockNow()
 	for _, c := range changes {
 		switch {
-		case c.Table == fsm.TableNode && c.NewNode != nil:
-			s.observe(c.NewNode, now)
+		case c.Table == fsm.TableNode && c.NewNode() != nil:
+			s.observe(c.NewNode(), now)
 		case c.Table == fsm.TableNode:
-			if b := s.table[c.OldNode.ID]; b != nil && b.index <= c.OldNode.ModifyIndex {
-				delete(s.table, c.OldNode.ID)
+			if b := s.table[c.OldNode().ID]; b != nil && b.index <= c.OldNode().ModifyIndex {
+				delete(s.table, c.OldNode().ID)
 			}
-		case c.Table == fsm.TableInfo && c.OldInfo.Mode.Frozen() && !c.NewInfo.Mode.Frozen():
+		case c.Table == fsm.TableInfo && c.OldInfo().Mode.Frozen() && !c.NewInfo().Mode.Frozen():
 			for _, b := range s.table {
 				b.expires = max(b.expires, now+leaseLength)
 			}

@@ -67,13 +67,13 @@ func (w *world) judge(before, after fsm.State, c fsm.Command, res fsm.Result, ch
 			w.nodeChanged(c, ch)
 		case fsm.TableResidual:
 			switch {
-			case ch.NewResidual == nil:
-				w.tracef(ch.OldResidual.Workload, ch.OldResidual.Node, "%d: %s: residual %s is gone", res.Index, fsm.ArmName(c), ch.OldResidual.Generation)
+			case ch.NewResidual() == nil:
+				w.tracef(ch.OldResidual().Workload, ch.OldResidual().Node, "%d: %s: residual %s is gone", res.Index, fsm.ArmName(c), ch.OldResidual().Generation)
 			default:
-				if ch.NewResidual.Reason == fsm.CodeLeftBehind {
+				if ch.NewResidual().Reason == fsm.CodeLeftBehind {
 					o.found[ch.Key] = w.now
 				}
-				w.tracef(ch.NewResidual.Workload, ch.NewResidual.Node, "%d: %s: residual %s (%s)", res.Index, fsm.ArmName(c), ch.NewResidual.Generation, ch.NewResidual.Reason)
+				w.tracef(ch.NewResidual().Workload, ch.NewResidual().Node, "%d: %s: residual %s (%s)", res.Index, fsm.ArmName(c), ch.NewResidual().Generation, ch.NewResidual().Reason)
 			}
 		}
 	}
@@ -165,7 +165,7 @@ func (w *world) acknowledged(rq *request, res fsm.Result) {
 }
 
 func (w *world) workloadChanged(before, after fsm.State, c fsm.Command, ch *fsm.Change) {
-	old, x := ch.OldWorkload, ch.NewWorkload
+	old, x := ch.OldWorkload(), ch.NewWorkload()
 	index := after.Info().Index
 	if x == nil {
 		w.tracef(old.ID, "", "%d: %s: the record is gone", index, fsm.ArmName(c))
@@ -246,7 +246,7 @@ func (w *world) assigned(before, after fsm.State, x *fsm.Workload) {
 }
 
 func (w *world) nodeChanged(c fsm.Command, ch *fsm.Change) {
-	old, n := ch.OldNode, ch.NewNode
+	old, n := ch.OldNode(), ch.NewNode()
 	switch {
 	case n == nil:
 		w.tracef("", old.ID, "%s: the node is removed", fsm.ArmName(c))

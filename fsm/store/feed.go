@@ -80,7 +80,7 @@ func sizeOf(changes []fsm.Change) int {
 		n += 128 + len(c.Key)
 		switch {
 		case c.Table == fsm.TableWorkload:
-			for _, w := range [...]*fsm.Workload{c.OldWorkload, c.NewWorkload} {
+			for _, w := range [...]*fsm.Workload{c.OldWorkload(), c.NewWorkload()} {
 				if w != nil {
 					n += 700 + len(w.Spec)
 				}

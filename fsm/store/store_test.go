@@ -57,7 +57,7 @@ func (w *writer) barrier() uint64 {
 // ids of the workloads that a batch made.
 func ids(b Batch) (out []string) {
 	for _, c := range b.Changes {
-		if c.Table == fsm.TableWorkload && c.OldWorkload == nil {
+		if c.Table == fsm.TableWorkload && c.OldWorkload() == nil {
 			out = append(out, c.Key)
 		}
 	}
@@ -340,7 +340,7 @@ func TestCompacted(t *testing.T) {
 			w.st.Publish(w.st.State(), make([]fsm.Change, MaxChanges))
 		}, ErrCompacted},
 		{"a cursor that fell behind by bytes is told", func(w *writer) {
-			big := []fsm.Change{{Table: fsm.TableWorkload, NewWorkload: &fsm.Workload{Spec: make([]byte, MaxBytes/2)}}}
+			big := []fsm.Change{{Table: fsm.TableWorkload, New: &fsm.Workload{Spec: make([]byte, MaxBytes/2)}}}
 			w.st.Publish(w.st.State(), big)
 			w.st.Publish(w.st.State(), big)
 		}, ErrCompacted},

@@ -151,7 +151,7 @@ func (i *inspections) observe(n news) {
 		return
 	}
 	for j := range n.changes {
-		if w := n.changes[j].NewWorkload; w != nil {
+		if w := n.changes[j].NewWorkload(); w != nil {
 			add(w)
 		}
 	}

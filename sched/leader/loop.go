@@ -275,10 +275,10 @@ func (s *stint) observe() (n news, now int64) {
 	for i := range n.changes {
 		switch c := &n.changes[i]; {
 		case c.Table != fsm.TableNode:
-		case c.NewNode != nil:
-			s.table.observe(c.NewNode, now)
-		case c.OldNode != nil:
-			s.table.removed(c.OldNode)
+		case c.NewNode() != nil:
+			s.table.observe(c.NewNode(), now)
+		case c.OldNode() != nil:
+			s.table.removed(c.OldNode())
 		}
 	}
 	if n.thawed {
@@ -383,8 +383,8 @@ func (s *stint) follow(ctx context.Context, cur *store.Cursor) error {
 }
 
 func thaws(c fsm.Change) bool {
-	return c.Table == fsm.TableInfo && c.OldInfo != nil && c.NewInfo != nil &&
-		c.OldInfo.Mode.Frozen() && !c.NewInfo.Mode.Frozen()
+	return c.Table == fsm.TableInfo && c.OldInfo() != nil && c.NewInfo() != nil &&
+		c.OldInfo().Mode.Frozen() && !c.NewInfo().Mode.Frozen()
 }
 
 // propose puts planner commands through the log. It reports false when their

@@ -237,7 +237,7 @@ func (n *writes) count(c *fsm.Change) {
 	case fsm.TableEvent:
 		n.event++
 	case fsm.TableWorkload:
-		n.workload(c.OldWorkload, c.NewWorkload)
+		n.workload(c.OldWorkload(), c.NewWorkload())
 	case fsm.TableNode:
 		n.status++
 	case fsm.TableResidual:

@@ -39,15 +39,15 @@ func TestWritesByCategory(t *testing.T) {
 	changed := func(change func(*fsm.Workload)) fsm.Change {
 		w := base
 		change(&w)
-		return fsm.Change{Table: fsm.TableWorkload, OldWorkload: &base, NewWorkload: &w}
+		return fsm.Change{Table: fsm.TableWorkload, Old: &base, New: &w}
 	}
 	for _, c := range []struct {
 		name   string
 		change fsm.Change
 		want   []string
 	}{
-		{"a new workload", fsm.Change{Table: fsm.TableWorkload, NewWorkload: &base}, []string{"spec"}},
-		{"a workload that is gone", fsm.Change{Table: fsm.TableWorkload, OldWorkload: &base}, []string{"spec"}},
+		{"a new workload", fsm.Change{Table: fsm.TableWorkload, New: &base}, []string{"spec"}},
+		{"a workload that is gone", fsm.Change{Table: fsm.TableWorkload, Old: &base}, []string{"spec"}},
 		{"another content", changed(func(w *fsm.Workload) { w.Content = "c1:bb" }), []string{"spec"}},
 		{"another desired state", changed(func(w *fsm.Workload) { w.Desired = fsm.DesiredStopped }), []string{"spec"}},
 		{"a node", changed(func(w *fsm.Workload) { w.Node = "a"; w.Status = fsm.StatusScheduled }), []string{"assignment", "status"}},
@@ -55,10 +55,10 @@ func TestWritesByCategory(t *testing.T) {
 		{"a retry", changed(func(w *fsm.Workload) { w.Retry.Attempts = 1 }), []string{"retry"}},
 		{"runs", changed(func(w *fsm.Workload) { w.Actual.State = fsm.ActualRunning }), []string{"status"}},
 		{"another reason", changed(func(w *fsm.Workload) { w.Reason.Code = "NoFit" }), []string{"reconciliation"}},
-		{"an event", fsm.Change{Table: fsm.TableEvent, NewEvent: &fsm.Event{}}, []string{"event"}},
-		{"a node's record", fsm.Change{Table: fsm.TableNode, NewNode: &fsm.Node{}}, []string{"status"}},
-		{"a leftover", fsm.Change{Table: fsm.TableResidual, NewResidual: &fsm.Residual{}}, []string{"assignment"}},
-		{"a mode", fsm.Change{Table: fsm.TableInfo, OldInfo: &fsm.Info{}, NewInfo: &fsm.Info{}}, []string{"reconciliation"}},
+		{"an event", fsm.Change{Table: fsm.TableEvent, New: &fsm.Event{}}, []string{"event"}},
+		{"a node's record", fsm.Change{Table: fsm.TableNode, New: &fsm.Node{}}, []string{"status"}},
+		{"a leftover", fsm.Change{Table: fsm.TableResidual, New: &fsm.Residual{}}, []string{"assignment"}},
+		{"a mode", fsm.Change{Table: fsm.TableInfo, Old: &fsm.Info{}, New: &fsm.Info{}}, []string{"reconciliation"}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			m := newMetrics()

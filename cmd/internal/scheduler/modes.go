@@ -169,10 +169,10 @@ func (m *modes) logChanges(changes []fsm.Change, last fsm.Info) fsm.Info {
 		if c.Table != fsm.TableInfo {
 			continue
 		}
-		if c.OldInfo.Mode != c.NewInfo.Mode && c.OldInfo.Mode != "" {
-			m.logInfo(c.OldInfo.Mode, *c.NewInfo)
+		if c.OldInfo().Mode != c.NewInfo().Mode && c.OldInfo().Mode != "" {
+			m.logInfo(c.OldInfo().Mode, *c.NewInfo())
 		}
-		last = *c.NewInfo
+		last = *c.NewInfo()
 	}
 	return last
 }
