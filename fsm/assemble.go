@@ -117,14 +117,14 @@ func (a *Assembly) Workload(m *commandv1.WorkloadRecord) error {
 			return nil
 		}
 		a.t.r.residuals.Set(pair(n.ID, w.ID), &Residual{
-			Node: n.ID, Workload: w.ID, Generation: w.Generation, Engine: n.Engine(), Demand: w.Demand,
+			Node: n.ID, Workload: w.ID, Generation: w.Generation, Engine: n.Engine(), Demand: *w.Demand,
 			Since: a.t.r.info.Clock, Reason: CodeDeleting,
 		})
 		w.PreviousNode, w.Node, n = n.ID, "", nil
 	}
 	switch {
 	case n == nil:
-		w.AssignedAt, w.Acknowledged, w.Actual = 0, false, Observation{}
+		w.AssignedAt, w.Acknowledged, w.Actual = 0, false, unobserved
 		w.Retry = Retry{MaxAttempts: w.Retry.MaxAttempts}
 		w.Reason = reasonOf(w, nil, a.t.r.info.Clock)
 	default:

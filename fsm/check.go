@@ -96,7 +96,7 @@ func (c *checker) workloads() {
 			"workload %s has fields of level 6 at feature level %d", id, c.s.r.info.FeatureLevel)
 		c.must(w.Namespace == "" || c.s.r.info.FeatureLevel >= 6 && w.Namespace != DefaultNamespace && c.s.HasNamespace(w.Namespace),
 			"workload %s is in namespace %q at feature level %d", id, clip(w.Namespace), c.s.r.info.FeatureLevel)
-		d := &w.Demand
+		d := w.Demand
 		c.must(d.CPU >= 0 && d.CPU <= MaxCPU && d.Memory >= 0 && d.Memory <= MaxMemory && d.Disk >= 0 && d.Disk <= MaxDisk,
 			"workload %s demands %d millicores, %d MiB, %d GB", id, d.CPU, d.Memory, d.Disk)
 		c.must(d.Group == "" || validID(d.Group), "workload %s is of group %q", id, d.Group)

@@ -57,9 +57,14 @@ func sortedLabels(in []*commandv1.Label) []Label {
 	return kept
 }
 
-func demandOf(d *commandv1.Demand) Demand {
+func demandOf(d *commandv1.Demand) *Demand {
+	v := demandValue(d)
+	return &v
+}
+
+func demandValue(d *commandv1.Demand) Demand {
 	return Demand{
-		Type:           d.GetType(),
+		Type:           word(d.GetType()),
 		CPU:            d.GetCpuMillicores(),
 		Memory:         d.GetMemoryMib(),
 		Disk:           d.GetDiskGb(),
@@ -73,10 +78,31 @@ func demandOf(d *commandv1.Demand) Demand {
 		Tolerations: convert(d.GetTolerations(), taintOf),
 		Group:       d.GetGroup(),
 		Exclusive:   d.GetExclusive(),
-		OnLostLease: d.GetOnLostLease(),
+		OnLostLease: word(d.GetOnLostLease()),
 		Priority:    d.GetPriority(),
 		PortNames:   convert(d.GetPortNames(), portNameOf),
 	}
+}
+
+// word is s, without the bytes that it was read from where it is one of those that nearly
+// every demand has: a record that keeps the demand of the one before shall not keep those.
+func word(s string) string {
+	for _, w := range [...]string{"container", "compose", "vm", OnLostLeaseKeep, OnLostLeaseStop} {
+		if s == w {
+			return w
+		}
+	}
+	return s
+}
+
+// desiredOf is word for a desired state.
+func desiredOf(s string) Desired {
+	for _, d := range [...]Desired{DesiredRunning, DesiredStopped} {
+		if s == string(d) {
+			return d
+		}
+	}
+	return Desired(s)
 }
 
 func portNameOf(p *commandv1.PortName) PortName {

@@ -282,7 +282,7 @@ func (t *Tx) adoptDrift(b *commandv1.AdoptDrift) Result {
 		}
 	}
 	// As it would be if it were nowhere; only then is anything changed.
-	want := Workload{ID: d.Workload, Desired: DesiredRunning}
+	want := Workload{ID: d.Workload, Demand: &Demand{}, Desired: DesiredRunning}
 	if known {
 		want.Demand, want.Desired = old.Demand, old.Desired
 	}

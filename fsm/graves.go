@@ -83,7 +83,7 @@ func (t *Tx) dig(w *Workload) {
 		return
 	}
 	g := &Grave{
-		Workload: w.ID, Generation: w.Generation, Node: w.Node, Claims: claims(&w.Demand),
+		Workload: w.ID, Generation: w.Generation, Node: w.Node, Claims: claims(w.Demand),
 		At: t.r.info.Clock, Index: t.meta.Index,
 	}
 	if g.Node == "" {
@@ -145,7 +145,7 @@ func graveOf(m *commandv1.GraveRecord) (*Grave, error) {
 		return nil, fmt.Errorf("grave of %q: %w", m.GetWorkload(), err)
 	}
 	return &Grave{
-		Workload: m.GetWorkload(), Generation: generationOf(m.GetGeneration()), Node: m.GetNode(), Claims: demandOf(m.GetClaims()),
+		Workload: m.GetWorkload(), Generation: generationOf(m.GetGeneration()), Node: m.GetNode(), Claims: demandValue(m.GetClaims()),
 		At: m.GetAt(), Index: m.GetIndex(),
 	}, nil
 }

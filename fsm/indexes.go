@@ -2,16 +2,18 @@ package fsm
 
 import "slices"
 
+// nowhere is what no index has an entry of; never changed.
+var nowhere = Bare("")
+
 // reindex moves the derived entries of one workload from old to w; either may
 // be nil. Entries that stay are not touched, and their keys are not built.
 func (t *Tx) reindex(old, w *Workload) {
-	none := Workload{}
 	before, after := old, w
 	if before == nil {
-		before = &none
+		before = nowhere
 	}
 	if after == nil {
-		after = &none
+		after = nowhere
 	}
 	t.count(old, w)
 	t.useOf(old, w)
@@ -91,7 +93,7 @@ func sameClaims(a, b *Workload) bool {
 	if a.Node == "" {
 		return true
 	}
-	x, y := &a.Demand, &b.Demand
+	x, y := a.Demand, b.Demand
 	if x.CPU != y.CPU || x.Memory != y.Memory || x.Disk != y.Disk || x.Pool != y.Pool || len(x.Ports) != len(y.Ports) {
 		return false
 	}
@@ -117,7 +119,7 @@ func sameClaims(a, b *Workload) bool {
 func (t *Tx) claimWorkload(w *Workload, n *Node, sign int) {
 	t.claimPorts(n.Engine(), w.Demand.Ports, false, w.Generation, n.ID, w.ID, sign)
 	t.claimPorts(n.Engine(), w.FormerPorts, true, w.Generation, n.ID, w.ID, sign)
-	t.claimAmounts(n, &w.Demand, sign, sign, 0)
+	t.claimAmounts(n, w.Demand, sign, sign, 0)
 }
 
 // claimResidual is claimWorkload for what a node may still run.

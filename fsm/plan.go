@@ -53,7 +53,7 @@ func (t *Tx) assign(b *commandv1.Assign) (res Result) {
 		w.Generation = t.generation()
 		w.Acknowledged = false
 		w.AssignedAt = t.r.info.Clock
-		w.Actual = Observation{}
+		w.Actual = unobserved
 		w.Reason = Reason{}
 		t.putWorkload(old, &w)
 		e := Event{Type: EventWorkloadScheduled, Workload: w.ID, Node: n.ID, Message: a.GetReason()}
@@ -89,7 +89,7 @@ func (t *Tx) unfit(w *Workload, n *Node, node string) string {
 	if r, ok := t.r.residuals.Get(pair(n.ID, w.ID)); ok {
 		own = r.Demand
 	}
-	d, a := &w.Demand, t.state().Alloc(n.ID)
+	d, a := w.Demand, t.state().Alloc(n.ID)
 	if d.CPU > 0 && d.CPU > n.Facts.CPU-a.CPU+own.CPU {
 		return fmt.Sprintf("node %q has no %d millicores left", n.ID, d.CPU)
 	}

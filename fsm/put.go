@@ -82,12 +82,12 @@ func surplus(v groupView, b *commandv1.PutWorkloads) (out []*Workload) {
 // Intended is the record that putting p would leave, without order and times:
 // what a plan compares with the present one.
 func Intended(p *commandv1.WorkloadPut) *Workload {
-	return &Workload{ID: p.GetId(), Spec: p.GetSpec(), Content: p.GetContent(), Demand: demandOf(p.GetDemand()), Desired: Desired(p.GetDesired())}
+	return &Workload{ID: p.GetId(), Spec: p.GetSpec(), Content: p.GetContent(), Demand: demandOf(p.GetDemand()), Actual: unobserved, Desired: Desired(p.GetDesired())}
 }
 
 // SameAs reports whether putting next over w changes nothing.
 func (w *Workload) SameAs(next *Workload) bool {
-	return w.Content == next.Content && w.Desired == next.Desired && demandEqual(&w.Demand, &next.Demand)
+	return w.Content == next.Content && w.Desired == next.Desired && demandEqual(w.Demand, next.Demand)
 }
 
 // TakesTurn reports whether an update member by member has w wait for its turn to become
@@ -105,11 +105,8 @@ func MadeByCount(group, id string) bool {
 
 // putOne stores p in place of old; nil for nothing.
 func (t *Tx) putOne(p *commandv1.WorkloadPut, old *Workload) Item {
-	demand := demandOf(p.GetDemand())
-	if t.r.info.FeatureLevel < 6 {
-		demand.PortNames = nil
-	}
-	desired := Desired(p.GetDesired())
+	demand := t.demanded(p, old)
+	desired := desiredOf(p.GetDesired())
 	limit := p.GetMaxAttempts()
 	if limit == 0 {
 		limit = DefaultMaxAttempts
@@ -122,6 +119,7 @@ func (t *Tx) putOne(p *commandv1.WorkloadPut, old *Workload) Item {
 			CallerRevision: p.GetCallerRevision(),
 			Namespace:      strings.Clone(stored(p.GetNamespace())),
 			Demand:         demand,
+			Actual:         unobserved,
 			Desired:        desired,
 			Generation:     t.generation(),
 			Retry:          Retry{MaxAttempts: limit},
@@ -133,7 +131,7 @@ func (t *Tx) putOne(p *commandv1.WorkloadPut, old *Workload) Item {
 		t.eventOf(w, Event{Type: EventWorkloadCreated})
 		return itemOf(w)
 	}
-	if old.Content == p.GetContent() && old.Desired == desired && demandEqual(&old.Demand, &demand) {
+	if old.Content == p.GetContent() && old.Desired == desired && old.Demand == demand {
 		item := itemOf(old)
 		item.Unchanged = true
 		if old.CallerRevision != p.GetCallerRevision() || old.Retry.MaxAttempts != limit {
@@ -156,7 +154,7 @@ func (t *Tx) putOne(p *commandv1.WorkloadPut, old *Workload) Item {
 	}
 	t.guards(old, &w)
 	t.newOrder(&w)
-	if w.Reason.Code == "" && w.Node == "" && old.Reason.Code == CodeUnplaced && demandEqual(&old.Demand, &demand) {
+	if w.Reason.Code == "" && w.Node == "" && old.Reason.Code == CodeUnplaced && old.Demand == demand {
 		// What no node could take is what no node can take: saying so again would
 		// cost an entry for each change of a spec that waits.
 		w.Reason = old.Reason
@@ -171,6 +169,19 @@ func (t *Tx) putOne(p *commandv1.WorkloadPut, old *Workload) Item {
 	}
 	t.eventOf(&w, e)
 	return itemOf(&w)
+}
+
+// demanded is the demand of p, that of the record before where it is the same.
+func (t *Tx) demanded(p *commandv1.WorkloadPut, old *Workload) *Demand {
+	d := demandValue(p.GetDemand())
+	if t.r.info.FeatureLevel < 6 {
+		d.PortNames = nil
+	}
+	if old != nil && demandEqual(old.Demand, &d) {
+		return old.Demand
+	}
+	kept := d
+	return &kept
 }
 
 // newOrder gives the copy of a record the generation of this command, to be
@@ -265,7 +276,7 @@ func (t *Tx) deleteOne(old *Workload, force bool) Item {
 func (t *Tx) release(w *Workload, gone bool, why string) {
 	n := t.nodeOf(w)
 	if !gone && !n.Fenced {
-		left := w.Demand
+		left := *w.Demand
 		left.Ports = united(left.Ports, w.FormerPorts)
 		if w.Unguarded {
 			left.OnLostLease = OnLostLeaseKeep
@@ -285,7 +296,7 @@ func (t *Tx) release(w *Workload, gone bool, why string) {
 	w.Generation = t.generation()
 	w.Acknowledged, w.AcknowledgedAt = false, 0
 	w.AssignedAt = 0
-	w.Actual = Observation{}
+	w.Actual = unobserved
 	w.FormerPorts = nil
 	w.Unguarded = false
 	w.Retry = Retry{MaxAttempts: w.Retry.MaxAttempts}

@@ -275,7 +275,7 @@ func (t *Tx) returning(old *Workload, present State) *Workload {
 	w.Retry = Retry{MaxAttempts: w.Retry.MaxAttempts}
 	w.Reason = Reason{}
 	w.Node, w.PreviousNode, w.AssignedAt, w.FormerPorts = "", "", 0, nil
-	w.Acknowledged, w.AcknowledgedAt, w.Actual, w.Actions = false, 0, Observation{}, nil
+	w.Acknowledged, w.AcknowledgedAt, w.Actual, w.Actions = false, 0, unobserved, nil
 	if known {
 		w.CreateIndex = now.CreateIndex
 		w.Restarts = max(w.Restarts, now.Restarts)

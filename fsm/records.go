@@ -32,11 +32,11 @@ func infoOf(m *commandv1.MetaRecord) Info {
 }
 
 func workloadPB(w *Workload) *commandv1.WorkloadRecord {
-	a := &w.Actual
+	a := w.Actual
 	return &commandv1.WorkloadRecord{
 		Put: &commandv1.WorkloadPut{
 			Id: w.ID, Spec: w.Spec, Content: w.Content, CallerRevision: w.CallerRevision,
-			Demand: demandPB(&w.Demand), Desired: string(w.Desired), MaxAttempts: w.Retry.MaxAttempts,
+			Demand: demandPB(w.Demand), Desired: string(w.Desired), MaxAttempts: w.Retry.MaxAttempts,
 			Namespace: w.Namespace,
 		},
 		Status:          string(w.Status),
@@ -105,7 +105,7 @@ func workloadOf(m *commandv1.WorkloadRecord) (*Workload, error) {
 		Generation:   generationOf(m.GetGeneration()),
 		Acknowledged: m.GetAcknowledged(),
 		Restarts:     m.GetRestarts(),
-		Actual: Observation{
+		Actual: &Observation{
 			State: Actual(a.GetState()), Generation: generationOf(a.GetGeneration()), Code: a.GetCode(), Message: a.GetMessage(),
 			Failure: a.GetFailureReason(), Retryable: a.GetRetryable(), RestartCount: a.GetRestartCount(),
 			Addresses: convert(a.GetAddresses(), func(s string) string { return s }),
@@ -190,7 +190,7 @@ func residualOf(m *commandv1.ResidualRecord) (*Residual, error) {
 	}
 	return &Residual{
 		Node: m.GetNode(), Workload: m.GetWorkload(), Generation: generationOf(m.GetGeneration()), Engine: m.GetEngineId(),
-		Demand: demandOf(m.GetDemand()), Since: m.GetSince(), Reason: m.GetReason(),
+		Demand: demandValue(m.GetDemand()), Since: m.GetSince(), Reason: m.GetReason(),
 	}, nil
 }
 

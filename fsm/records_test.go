@@ -39,7 +39,12 @@ func fill(rt *rapid.T, v reflect.Value, path string) {
 			fill(rt, v.Index(i), fmt.Sprintf("%s[%d]", path, i))
 		}
 	case reflect.Pointer:
-		if v.Type() != reflect.TypeFor[*history]() { // which has a record of its own
+		switch v.Type() {
+		case reflect.TypeFor[*history](): // which has a record of its own
+		case reflect.TypeFor[*Demand](), reflect.TypeFor[*Observation](): // parts, shared by versions of a record
+			v.Set(reflect.New(v.Type().Elem()))
+			fill(rt, v.Elem(), path)
+		default:
 			rt.Fatalf("%s: records must not hold a %s", path, v.Type())
 		}
 	default:
@@ -65,7 +70,7 @@ func TestRecordsSurviveTheSnapshotCodec(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		var w Workload
 		fill(rt, reflect.ValueOf(&w).Elem(), "Workload")
-		sortLabels(&w.Demand)
+		sortLabels(w.Demand)
 		got, err := workloadOf(workloadPB(&w))
 		if err != nil {
 			rt.Fatal(err)
@@ -194,7 +199,7 @@ func TestDigestCoversEveryField(t *testing.T) {
 	}
 }
 
-// deepSet gives every list one element, so that eachLeaf reaches its fields.
+// deepSet gives every list one element and makes every part, so that eachLeaf reaches its fields.
 func deepSet(v reflect.Value) {
 	switch v.Kind() {
 	case reflect.Struct:
@@ -204,6 +209,11 @@ func deepSet(v reflect.Value) {
 	case reflect.Slice:
 		v.Set(reflect.MakeSlice(v.Type(), 1, 1))
 		deepSet(v.Index(0))
+	case reflect.Pointer:
+		if v.Type() != reflect.TypeFor[*history]() {
+			v.Set(reflect.New(v.Type().Elem()))
+			deepSet(v.Elem())
+		}
 	}
 }
 
@@ -234,7 +244,11 @@ func eachLeaf(v reflect.Value, path string, visit func(string, func() func())) {
 	case reflect.Uint8, reflect.Uint16, reflect.Uint32, reflect.Uint64:
 		visit(path, set(reflect.ValueOf(v.Uint()+1).Convert(v.Type())))
 	case reflect.Pointer:
-		if v.Type() != reflect.TypeFor[*history]() { // what follows from records that are folded is not
+		switch v.Type() {
+		case reflect.TypeFor[*history](): // what follows from records that are folded is not
+		case reflect.TypeFor[*Demand](), reflect.TypeFor[*Observation]():
+			eachLeaf(v.Elem(), path, visit)
+		default:
 			panic(path + " is a " + v.Type().String())
 		}
 	default:

@@ -101,7 +101,7 @@ func (t *Tx) leftBehind(w *Workload, r *commandv1.WorkloadReport) bool {
 		// Covers all that the node can have; an assignment to it will be newer.
 		Generation: w.Generation,
 		Engine:     n.Engine(),
-		Demand:     w.Demand,
+		Demand:     *w.Demand,
 		Since:      t.r.info.Clock,
 		Reason:     CodeLeftBehind,
 	})
@@ -121,7 +121,7 @@ func (t *Tx) observe(old *Workload, r *commandv1.WorkloadReport, state Actual) {
 		w.AcknowledgedAt = clock
 	}
 	if state != ActualNone {
-		w.Actual = Observation{
+		w.Actual = &Observation{
 			State:        state,
 			Generation:   old.Generation,
 			Code:         r.GetCode(),
@@ -143,7 +143,7 @@ func (t *Tx) observe(old *Workload, r *commandv1.WorkloadReport, state Actual) {
 			n = t.lacks(n, &w)
 		}
 	}
-	if old.Acknowledged && observationEqual(&old.Actual, &w.Actual) {
+	if old.Acknowledged && observationEqual(old.Actual, w.Actual) {
 		return
 	}
 	if t.r.info.FeatureLevel < 6 || w.Desired != DesiredStopped || state != ActualRunning { // what runs on binds what it did

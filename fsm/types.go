@@ -234,6 +234,9 @@ type Observation struct {
 	At           int64  // Unix nanoseconds, agent's clock
 }
 
+// unobserved is the Actual of what no node has spoken of; never changed.
+var unobserved = &Observation{}
+
 // Retry is the backoff of one workload. The leader chooses NextAt and the log
 // carries it.
 type Retry struct {
@@ -278,18 +281,18 @@ type Workload struct {
 	Spec           []byte // opaque, secrets sealed
 	Content        string // c1:<64 hex>
 	CallerRevision string
-	Namespace      string // "" is default; see In
-	Demand         Demand
+	Namespace      string  // "" is default; see In
+	Demand         *Demand // never nil in a State, never changed: versions of a record share it
 	Desired        Desired
 	Status         Status
 	Reason         Reason
 	Node           string // "" = unplaced
 	PreviousNode   string
 	Generation     Generation
-	Acknowledged   bool   // the node accepted the order of this Generation
-	Restarts       uint32 // -r counter in Revision; advanced by Retry
-	Actual         Observation
-	FormerPorts    []HostPort // see ports.go
+	Acknowledged   bool         // the node accepted the order of this Generation
+	Restarts       uint32       // -r counter in Revision; advanced by Retry
+	Actual         *Observation // as Demand
+	FormerPorts    []HostPort   // see ports.go
 	Retry          Retry
 	CreatedAt      int64 // Unix nanoseconds, as are the next two
 	UpdatedAt      int64
@@ -303,6 +306,11 @@ type Workload struct {
 	Actions     []AgentAction // what its agent had done when it was last too late, newest first
 
 	history *history // former specifications, see revisions.go; nil for none
+}
+
+// Bare is a workload of which nothing but its id is known: one that is gone.
+func Bare(id string) *Workload {
+	return &Workload{ID: id, Demand: &Demand{}, Actual: unobserved}
 }
 
 // Revision is what agents see: c1-<16 hex>, and -r<n> after n forced restarts

@@ -265,7 +265,7 @@ func TestTransactionsKeepTheLimits(t *testing.T) {
 
 // TestAFieldTooLargeIsLeftOut: a record holds the sealed bytes in any case.
 func TestAFieldTooLargeIsLeftOut(t *testing.T) {
-	w := &fsm.Workload{ID: "big", Spec: bytes.Repeat([]byte("s"), 512<<10), Content: "c1:aa"}
+	w := &fsm.Workload{ID: "big", Spec: bytes.Repeat([]byte("s"), 512<<10), Content: "c1:aa", Demand: &fsm.Demand{}, Actual: &fsm.Observation{}}
 	p := &Projection{layout: LayoutBoth, describe: func(*fsm.Workload) Fields {
 		return Fields{Image: "image", ComposeYAML: strings.Repeat("y", 512<<10)}
 	}}

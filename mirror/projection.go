@@ -121,7 +121,7 @@ func (p *Projection) wholeWith(w *fsm.Workload, f Fields) *Workload {
 		Metadata: metadata(w, f.Metadata), Retry: retryOf(w), StatusInfo: statusInfo(w),
 		Own: &OwnWorkload{
 			Spec: w.Spec, Content: w.Content, CallerRevision: w.CallerRevision,
-			Restarts: w.Restarts, Namespace: w.Namespace, Demand: ownDemand(&w.Demand),
+			Restarts: w.Restarts, Namespace: w.Namespace, Demand: ownDemand(w.Demand),
 		},
 	}
 }

@@ -50,23 +50,23 @@ func projection(layout Layout) *Projection {
 func TestGolden(t *testing.T) {
 	running := &fsm.Workload{
 		ID: "web-1", Spec: []byte("sealed bytes"), Content: "c1:" + strings.Repeat("0123456789abcdef", 4), CallerRevision: "r42", Restarts: 2,
-		Demand: fsm.Demand{
+		Demand: &fsm.Demand{
 			Type: "container", CPU: 250, Memory: 128, Disk: 1, Pool: "fast", StorageDrivers: []string{"local"}, Ports: []fsm.HostPort{{Port: 8080, Protocol: "tcp"}},
 			Labels: []fsm.Label{{Key: "zone", Value: "a"}}, Constraints: []fsm.Constraint{{Key: "disk", Op: "in", Values: []string{"ssd", "nvme"}}},
 			Tolerations: []fsm.Taint{{Key: "dedicated", Value: "web", Effect: "NoSchedule"}}, Group: "front", Exclusive: true, OnLostLease: "keep", Priority: 7,
 		},
 		Desired: fsm.DesiredRunning, Status: fsm.StatusRunning, Node: "node-a", PreviousNode: "node-b",
-		Actual: fsm.Observation{State: fsm.ActualRunning}, Retry: fsm.Retry{MaxAttempts: 5},
+		Actual: &fsm.Observation{State: fsm.ActualRunning}, Retry: fsm.Retry{MaxAttempts: 5},
 		CreatedAt: noon, UpdatedAt: noon + 1, AssignedAt: noon + 2,
 	}
 	pending := &fsm.Workload{
-		ID: "new", Content: "c1:aa", Demand: fsm.Demand{Type: "compose"}, Desired: fsm.DesiredRunning, Status: fsm.StatusPending,
+		ID: "new", Content: "c1:aa", Demand: &fsm.Demand{Type: "compose"}, Actual: &fsm.Observation{}, Desired: fsm.DesiredRunning, Status: fsm.StatusPending,
 		Reason: fsm.Reason{Code: "Unplaced", Message: "3 nodes: no cpu", At: noon}, Retry: fsm.Retry{MaxAttempts: 5}, CreatedAt: noon, UpdatedAt: noon,
 	}
 	failed := &fsm.Workload{
-		ID: "db", Content: "c1:bb", Demand: fsm.Demand{Type: "vm", CPU: 2000, Memory: 2048, Disk: 20}, Desired: fsm.DesiredRunning, Status: fsm.StatusRetryPending, Node: "node-a",
+		ID: "db", Content: "c1:bb", Demand: &fsm.Demand{Type: "vm", CPU: 2000, Memory: 2048, Disk: 20}, Desired: fsm.DesiredRunning, Status: fsm.StatusRetryPending, Node: "node-a",
 		Reason: fsm.Reason{Code: "BackoffWait", Message: "attempt 2 of 5", At: noon, Retryable: true},
-		Actual: fsm.Observation{State: fsm.ActualFailed, Code: "STORAGE_FULL", Message: "no space left"},
+		Actual: &fsm.Observation{State: fsm.ActualFailed, Code: "STORAGE_FULL", Message: "no space left"},
 		Retry:  fsm.Retry{Attempts: 2, MaxAttempts: 5, NextAt: noon + int64(time.Minute), FirstFailureAt: noon - 5}, CreatedAt: noon, UpdatedAt: noon, AssignedAt: noon,
 	}
 	node := &fsm.Node{
@@ -285,7 +285,8 @@ func TestFloor(t *testing.T) {
 
 // What an agent had done when an order timed out is in the workload's record.
 func TestLastActionsAreInTheRecord(t *testing.T) {
-	w := &fsm.Workload{ID: "web", Actions: []fsm.AgentAction{{TaskID: "t1", Workload: "web", Type: "apply_workload", Status: "failed", Error: "boom", CreatedAt: 1_700_000_000}}}
+	w := fsm.Bare("web")
+	w.Actions = []fsm.AgentAction{{TaskID: "t1", Workload: "web", Type: "apply_workload", Status: "failed", Error: "boom", CreatedAt: 1_700_000_000}}
 	want := `"last_actions":[{"taskId":"t1","actionType":"apply_workload","status":"failed","error":"boom","createdAt":"2023-11-14T22:13:20Z"}]`
 	if got := string(encode(metadata(w, nil))); !strings.Contains(got, want) {
 		t.Errorf("%s, want %s in it", got, want)
@@ -304,6 +305,7 @@ func TestARecordTellsWhatBecameOfTheOrder(t *testing.T) {
 		{"not to be told", fsm.Workload{Node: "node-a", Reason: fsm.Reason{Code: fsm.CodeDispatchFailed, Message: "connection refused"}},
 			map[string]any{"dispatch_failed": "connection refused"}},
 	} {
+		c.w.Demand, c.w.Actual = &fsm.Demand{}, &fsm.Observation{}
 		m := metadata(&c.w, nil)
 		for _, key := range []string{"admitted_on_node", "dispatch_failed"} {
 			if got := m[key]; got != c.want[key] {

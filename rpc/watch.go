@@ -172,8 +172,9 @@ func (s *Server) snapshot(view fsm.View, req *clusterv1.WatchWorkloadsRequest, m
 			continue
 		}
 		delete(sent, id)
-		gone := spec.WorkloadView(&fsm.Workload{ID: id, Status: fsm.StatusDeleted}, spec.Brief)
-		if err := out.Send(&clusterv1.WorkloadChange{Index: index, Workload: gone, Deleted: true}); err != nil {
+		gone := fsm.Bare(id)
+		gone.Status = fsm.StatusDeleted
+		if err := out.Send(&clusterv1.WorkloadChange{Index: index, Workload: spec.WorkloadView(gone, spec.Brief), Deleted: true}); err != nil {
 			return err
 		}
 	}

@@ -225,7 +225,7 @@ func (c *Cache) workloadChanged(v fsm.View, ch *fsm.Change) {
 	c.open.add(ch.Key)
 	for _, w := range [...]*fsm.Workload{ch.OldWorkload(), ch.NewWorkload()} {
 		if w != nil && w.Node != "" {
-			c.touch(w.Node, &w.Demand)
+			c.touch(w.Node, w.Demand)
 			c.touchFormer(v, w)
 			if !w.Acknowledged {
 				c.capacity.add(w.Node)

@@ -89,12 +89,12 @@ func (p *planner) mustLeave(w *fsm.Workload, n *fsm.Node) (code, message string,
 	case n.Draining:
 		return fsm.CodeDraining, "node " + n.ID + " is draining", false
 	}
-	if r := fits(&w.Demand, n); r.filter != passes {
-		return misfitCode(r.filter), p.c.nodes.sentence(p.State, &w.Demand, p.c.nodes.slotOf[n.ID], r), false
+	if r := fits(w.Demand, n); r.filter != passes {
+		return misfitCode(r.filter), p.c.nodes.sentence(p.State, w.Demand, p.c.nodes.slotOf[n.ID], r), false
 	}
-	if guarded(&w.Demand) && !n.Facts.SelfFencing {
+	if guarded(w.Demand) && !n.Facts.SelfFencing {
 		// Nothing keeps the promise there any more, and it can still be moved in good order.
-		return fsm.CodeDoesNotFit, p.c.nodes.sentence(p.State, &w.Demand, p.c.nodes.slotOf[n.ID], rejection{filter: noGuard}), false
+		return fsm.CodeDoesNotFit, p.c.nodes.sentence(p.State, w.Demand, p.c.nodes.slotOf[n.ID], rejection{filter: noGuard}), false
 	}
 	for _, port := range w.Demand.Ports {
 		holder, on := p.State.PortHolder(n.Engine(), port)
@@ -182,7 +182,7 @@ func (p *planner) relieve() {
 		use := newUsage(x, s)
 		p.State.WorkloadsOn(id, func(w *fsm.Workload) bool {
 			if code, _, _ := p.mustLeave(w, n); code == "" {
-				use.add(&w.Demand, +1)
+				use.add(w.Demand, +1)
 				if !w.Acknowledged {
 					moving = append(moving, w)
 				}
@@ -202,7 +202,7 @@ func (p *planner) relieve() {
 			return cmp.Compare(a.ID, b.ID)
 		})
 		for _, w := range moving {
-			over := use.over(&w.Demand)
+			over := use.over(w.Demand)
 			if over.filter == passes {
 				continue
 			}
@@ -211,7 +211,7 @@ func (p *planner) relieve() {
 				break
 			}
 			p.c.capacity.add(id)
-			use.add(&w.Demand, -1)
+			use.add(w.Demand, -1)
 		}
 	}
 }

@@ -45,7 +45,7 @@ func Explain(v fsm.View, w *fsm.Workload, t Tuning) Explanation {
 	cand := NodesOf(v, t)
 	c, x := cand.c, cand.c.nodes
 	p := &planner{World: World{State: v, Tuning: t}, c: c}
-	d := &w.Demand
+	d := w.Demand
 	e := Explanation{Workload: w.ID, Node: w.Node, Code: w.Reason.Code, Message: w.Reason.Message, Total: len(x.recs)}
 	freed := *d
 	freed.Ports = nil
@@ -174,9 +174,9 @@ func PlanDrain(v fsm.View, node NodeID, t Tuning) []Move {
 	})
 	moves := make([]Move, 0, len(all))
 	for _, w := range all {
-		to, e := Place(w.Demand, cand.For(w.ID))
+		to, e := Place(*w.Demand, cand.For(w.ID))
 		if to != "" {
-			cand.For(w.ID).Take(w.Demand, to)
+			cand.For(w.ID).Take(*w.Demand, to)
 		}
 		moves = append(moves, Move{Workload: w.ID, To: to, Message: e.Message})
 	}
@@ -196,9 +196,9 @@ func PlanPlace(v fsm.View, workloads []*fsm.Workload, t Tuning) []Move {
 			moves = append(moves, Move{Workload: w.ID, To: w.Node})
 			continue
 		}
-		to, e := Place(w.Demand, cand.For(w.ID))
+		to, e := Place(*w.Demand, cand.For(w.ID))
 		if to != "" {
-			cand.For(w.ID).Take(w.Demand, to)
+			cand.For(w.ID).Take(*w.Demand, to)
 		}
 		moves = append(moves, Move{Workload: w.ID, To: to, Message: e.Message})
 	}
@@ -216,10 +216,10 @@ func (p *planner) stays(w *fsm.Workload) bool {
 	if code, _, _ := p.mustLeave(w, x.recs[s]); code != "" {
 		return false
 	}
-	after := amounts(&w.Demand)
+	after := amounts(w.Demand)
 	var before fsm.Demand
 	if have, ok := p.State.Workload(w.ID); ok {
-		before = amounts(&have.Demand)
+		before = amounts(have.Demand)
 	}
 	x.prepare(p.State, &after)
 	x.take(&before, s, -1)

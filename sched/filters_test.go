@@ -248,8 +248,12 @@ func TestPlanPlaceKeepsWhatStillFits(t *testing.T) {
 	w.settle()
 	have, _ := w.state.Workload("web")
 	other := map[string]string{"a": "b", "b": "a"}[have.Node]
-	grown := func(cpu int64) *fsm.Workload { x := *have; x.Demand.CPU = cpu; return &x }
-	fresh := &fsm.Workload{ID: "new", Desired: fsm.DesiredRunning, Demand: fsm.Demand{Type: "container", CPU: 1500}}
+	grown := func(cpu int64) *fsm.Workload {
+		x, d := *have, *have.Demand
+		x.Demand, d.CPU = &d, cpu
+		return &x
+	}
+	fresh := &fsm.Workload{ID: "new", Desired: fsm.DesiredRunning, Demand: &fsm.Demand{Type: "container", CPU: 1500}, Actual: &fsm.Observation{}}
 	for _, c := range []struct {
 		fact  string
 		plan  []*fsm.Workload

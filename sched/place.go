@@ -177,7 +177,7 @@ func (p *planner) wouldMove(w *fsm.Workload) bool {
 	if wait != "" || at >= 0 {
 		return at >= 0
 	}
-	return !p.hopeless(&w.Demand) && p.c.find(p.State, w.ID, &w.Demand).best >= 0
+	return !p.hopeless(w.Demand) && p.c.find(p.State, w.ID, w.Demand).best >= 0
 }
 
 // settled reports whether a pending workload needs no look until it or a node
@@ -204,8 +204,8 @@ func (p *planner) placeOne(w *fsm.Workload) {
 			p.assign(w, at, "it may still run there", from)
 			return
 		}
-		if !p.hopeless(&w.Demand) {
-			if q := c.find(p.State, w.ID, &w.Demand); q.best >= 0 {
+		if !p.hopeless(w.Demand) {
+			if q := c.find(p.State, w.ID, w.Demand); q.best >= 0 {
 				p.assign(w, q.best, fmt.Sprintf("score %d", q.result.Total), nil)
 				return
 			}
@@ -306,14 +306,14 @@ func (p *planner) mayReturn(w *fsm.Workload, r *fsm.Residual) bool {
 	if r.Reason != fsm.CodeNodeLost && r.Reason != fsm.CodeDraining {
 		return false
 	}
-	if static(&w.Demand, x.recs[s]).filter != passes {
+	if static(w.Demand, x.recs[s]).filter != passes {
 		return false
 	}
-	x.prepare(p.State, &w.Demand)
+	x.prepare(p.State, w.Demand)
 	x.busy = x.exceptOwn(p.State, w, x.recs[s], x.busy)
 	left := amounts(&r.Demand)
 	x.take(&left, s, -1)
-	ok = x.room(&w.Demand, s) == passes
+	ok = x.room(w.Demand, s) == passes
 	x.take(&left, s, +1)
 	return ok
 }
@@ -333,7 +333,7 @@ func (p *planner) assign(w *fsm.Workload, s int32, why string, own *fsm.Residual
 		left := amounts(&own.Demand)
 		x.take(&left, s, -1)
 	}
-	p.c.promise(p.State, w.ID, &w.Demand, s)
+	p.c.promise(p.State, w.ID, w.Demand, s)
 	p.mark(w.ID)
 	p.assigned = append(p.assigned, &commandv1.Assignment{
 		Workload: w.ID, Node: node, IfGeneration: generationPB(w.Generation), Reason: why,
@@ -361,11 +361,11 @@ func (p *planner) summary(w *fsm.Workload) string {
 	if p.tallies == nil || p.tallyAt != p.c.version {
 		p.tallies, p.tallyAt = map[string]string{}, p.c.version
 	}
-	p.key = appendDemandKey(p.key[:0], &w.Demand)
+	p.key = appendDemandKey(p.key[:0], w.Demand)
 	m, ok := p.tallies[string(p.key)]
 	if !ok {
-		p.c.nodes.prepare(p.State, &w.Demand)
-		t := p.c.nodes.tally(&w.Demand)
+		p.c.nodes.prepare(p.State, w.Demand)
+		t := p.c.nodes.tally(w.Demand)
 		m = t.message()
 		p.tallies[string(p.key)] = m
 	}

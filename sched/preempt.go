@@ -15,7 +15,7 @@ import (
 // step and, because higher priorities are placed first, in the next ones. It
 // returns the node, "" if there is none.
 func (p *planner) preempt(w *fsm.Workload) NodeID {
-	d, x := &w.Demand, p.c.nodes
+	d, x := w.Demand, p.c.nodes
 	if d.Priority <= 0 {
 		return ""
 	}
@@ -146,7 +146,7 @@ func (p *planner) clear(d *fsm.Demand, s int32, evict bool) (plan, bool) {
 	for _, v := range lower {
 		if must(v) {
 			victims = append(victims, v)
-			free(&v.Demand, +1)
+			free(v.Demand, +1)
 			found++
 		}
 	}
@@ -159,7 +159,7 @@ func (p *planner) clear(d *fsm.Demand, s int32, evict bool) (plan, bool) {
 		}
 		if !must(v) {
 			victims = append(victims, v)
-			free(&v.Demand, +1)
+			free(v.Demand, +1)
 		}
 	}
 	if !enough() {
@@ -168,10 +168,10 @@ func (p *planner) clear(d *fsm.Demand, s int32, evict bool) (plan, bool) {
 	// The last ones may have made some of the first unnecessary.
 	for i := len(victims) - 1; i >= 0; i-- {
 		v := victims[i]
-		if free(&v.Demand, -1); !must(v) && enough() {
+		if free(v.Demand, -1); !must(v) && enough() {
 			victims = slices.Delete(victims, i, i+1)
 		} else {
-			free(&v.Demand, +1)
+			free(v.Demand, +1)
 		}
 	}
 	return plan{slot: s, victims: victims}, true

@@ -220,7 +220,7 @@ func (w *world) assigned(before, after fsm.State, x *fsm.Workload) {
 			ports[p.Port] = id
 		}
 	}
-	after.WorkloadsOn(n.ID, func(y *fsm.Workload) bool { add(y.ID, &y.Demand); return true })
+	after.WorkloadsOn(n.ID, func(y *fsm.Workload) bool { add(y.ID, y.Demand); return true })
 	after.Residuals(n.ID, func(r *fsm.Residual) bool { add(r.Workload, &r.Demand); return true })
 	if x.Demand.CPU > 0 && cpu > n.Facts.CPU || x.Demand.Memory > 0 && mem > n.Facts.Memory {
 		w.violate("capacity", x.ID, x.Node, "placed although %d of %d millicores and %d of %d MiB are promised", cpu, n.Facts.CPU, mem, n.Facts.Memory)
@@ -370,7 +370,7 @@ func (w *world) restless(s fsm.State, x *fsm.Workload) string {
 		if x.Reason.Code != fsm.CodeUnplaced {
 			return "it has no node and does not say why"
 		}
-		if at, _ := sched.Place(x.Demand, sched.NodesOf(s, w.users.tuning).For(x.ID)); at != "" {
+		if at, _ := sched.Place(*x.Demand, sched.NodesOf(s, w.users.tuning).For(x.ID)); at != "" {
 			return "node " + at + " could take it"
 		}
 		return ""

@@ -18,7 +18,7 @@ func TestHealthCheck(t *testing.T) {
 	if err != nil || a == b {
 		t.Errorf("a check must change the content, or it would never reach an agent: %s, %s, %v", a, b, err)
 	}
-	got := ToAgent(&fsm.Workload{ID: "web"}, checked.GetSpec()).GetSpec().GetHealthCheck()
+	got := ToAgent(fsm.Bare("web"), checked.GetSpec()).GetSpec().GetHealthCheck()
 	if strings.Join(got.GetCommand(), "|") != "pg_isready|-q" || got.GetIntervalSeconds() != 60 || got.GetTimeoutSeconds() != 4 || got.GetRetries() != 2 {
 		t.Errorf("the agent is told %v", got)
 	}

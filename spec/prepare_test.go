@@ -370,7 +370,7 @@ func TestSecretsAtRest(t *testing.T) {
 				t.Errorf("a view was applied: %v", err)
 			}
 			for _, detail := range []Detail{Brief, Full} {
-				if v := WorkloadView(&fsm.Workload{ID: "w", Spec: stored}, detail).String(); strings.Contains(v, "hunter2") || strings.Contains(v, "sealed:") {
+				if v := WorkloadView(&fsm.Workload{ID: "w", Spec: stored, Demand: &fsm.Demand{}, Actual: &fsm.Observation{}}, detail).String(); strings.Contains(v, "hunter2") || strings.Contains(v, "sealed:") {
 					t.Errorf("workload view: %s", v)
 				}
 			}
@@ -416,7 +416,7 @@ func toAgent(t *testing.T, id string, s *controlv1.WorkloadSpec) *agentv1.ApplyW
 	t.Helper()
 	s = proto.CloneOf(s)
 	Normalise(s)
-	w := &fsm.Workload{ID: id, Content: "c1:" + strings.Repeat("ab", 32), Desired: fsm.DesiredStopped, Restarts: 2, Generation: fsm.Generation{Incarnation: 3, Sequence: 4}}
+	w := &fsm.Workload{ID: id, Demand: &fsm.Demand{}, Content: "c1:" + strings.Repeat("ab", 32), Desired: fsm.DesiredStopped, Restarts: 2, Generation: fsm.Generation{Incarnation: 3, Sequence: 4}}
 	return ToAgent(w, s)
 }
 
@@ -515,8 +515,8 @@ func TestViews(t *testing.T) {
 		t.Fatal(err)
 	}
 	w := &fsm.Workload{ID: "web", Spec: stored, Content: "c1:" + strings.Repeat("0", 64), CallerRevision: "r7", Desired: fsm.DesiredRunning,
-		Status: fsm.StatusFailed, Node: "n", Demand: fsm.Demand{Type: "container", Group: "front", Labels: []fsm.Label{{Key: "zone", Value: "a"}}},
-		Reason: fsm.Reason{Code: "IMAGE", Message: "no image", At: 1}, Actual: fsm.Observation{Addresses: []string{"10.0.0.1"}}, UpdatedAt: 2}
+		Status: fsm.StatusFailed, Node: "n", Demand: &fsm.Demand{Type: "container", Group: "front", Labels: []fsm.Label{{Key: "zone", Value: "a"}}},
+		Reason: fsm.Reason{Code: "IMAGE", Message: "no image", At: 1}, Actual: &fsm.Observation{Addresses: []string{"10.0.0.1"}}, UpdatedAt: 2}
 	v := WorkloadView(w, Brief)
 	if v.Spec != nil || v.Status != "Failed" || v.ImageOrSource != "nginx:1.27" || v.FailureReason != "no image" || len(v.Ports) != 4 || v.RevisionId != "c1-0000000000000000" || v.Labels["zone"] != "a" {
 		t.Errorf("%v", v)
@@ -524,7 +524,7 @@ func TestViews(t *testing.T) {
 	if v := WorkloadView(w, Full); v.Spec.GetContainer().Env["A"] != "***" {
 		t.Errorf("%v", v.Spec)
 	}
-	if v := WorkloadView(&fsm.Workload{ID: "x", Spec: []byte{0xff}}, Full); v.WorkloadId != "x" {
+	if v := WorkloadView(&fsm.Workload{ID: "x", Spec: []byte{0xff}, Demand: &fsm.Demand{}, Actual: &fsm.Observation{}}, Full); v.WorkloadId != "x" {
 		t.Errorf("broken record: %v", v)
 	}
 
@@ -657,8 +657,8 @@ func FuzzPrepare(f *testing.F) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			ToAgent(&fsm.Workload{ID: w.Id, Content: w.Content}, s)
-			WorkloadView(&fsm.Workload{ID: w.Id, Spec: w.Spec}, Full)
+			ToAgent(&fsm.Workload{ID: w.Id, Content: w.Content, Demand: &fsm.Demand{}}, s)
+			WorkloadView(&fsm.Workload{ID: w.Id, Spec: w.Spec, Demand: &fsm.Demand{}, Actual: &fsm.Observation{}}, Full)
 		}
 	})
 }

@@ -77,12 +77,12 @@ func sizeOf(changes []fsm.Change) int {
 	n := 0
 	for i := range changes {
 		c := &changes[i]
-		n += 128 + len(c.Key)
+		n += 64 + len(c.Key)
 		switch {
 		case c.Table == fsm.TableWorkload:
 			for _, w := range [...]*fsm.Workload{c.OldWorkload(), c.NewWorkload()} {
 				if w != nil {
-					n += 700 + len(w.Spec)
+					n += 500 + len(w.Spec)
 				}
 			}
 		case c.Table == fsm.TableNode:

@@ -167,7 +167,7 @@ func Judge(view fsm.View, node *fsm.Node, r *sched.Reported) *commandv1.Workload
 	default:
 		return nil // it speaks of an older order
 	}
-	if w.Acknowledged && sameObservation(&w.Actual, &r.Observation, w.Generation) {
+	if w.Acknowledged && sameObservation(w.Actual, &r.Observation, w.Generation) {
 		return nil
 	}
 	return report(node.ID, r)

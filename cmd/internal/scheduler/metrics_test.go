@@ -35,7 +35,7 @@ func figures(t *testing.T, m *metrics) map[string]float64 {
 }
 
 func TestWritesByCategory(t *testing.T) {
-	base := fsm.Workload{ID: "w", Content: "c1:aa", Desired: fsm.DesiredRunning, Status: fsm.StatusPending}
+	base := fsm.Workload{ID: "w", Demand: &fsm.Demand{}, Actual: &fsm.Observation{}, Content: "c1:aa", Desired: fsm.DesiredRunning, Status: fsm.StatusPending}
 	changed := func(change func(*fsm.Workload)) fsm.Change {
 		w := base
 		change(&w)
@@ -53,7 +53,7 @@ func TestWritesByCategory(t *testing.T) {
 		{"a node", changed(func(w *fsm.Workload) { w.Node = "a"; w.Status = fsm.StatusScheduled }), []string{"assignment", "status"}},
 		{"accepted by its node", changed(func(w *fsm.Workload) { w.Acknowledged = true }), []string{"assignment"}},
 		{"a retry", changed(func(w *fsm.Workload) { w.Retry.Attempts = 1 }), []string{"retry"}},
-		{"runs", changed(func(w *fsm.Workload) { w.Actual.State = fsm.ActualRunning }), []string{"status"}},
+		{"runs", changed(func(w *fsm.Workload) { w.Actual = &fsm.Observation{State: fsm.ActualRunning} }), []string{"status"}},
 		{"another reason", changed(func(w *fsm.Workload) { w.Reason.Code = "NoFit" }), []string{"reconciliation"}},
 		{"an event", fsm.Change{Table: fsm.TableEvent, New: &fsm.Event{}}, []string{"event"}},
 		{"a node's record", fsm.Change{Table: fsm.TableNode, New: &fsm.Node{}}, []string{"status"}},

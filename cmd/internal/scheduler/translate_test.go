@@ -104,7 +104,7 @@ func TestSpecificationsOfTheExistingImplementation(t *testing.T) {
 	if s.GetType() != "vm" || !s.GetExclusive() || d.GetCpuMillicores() != 2000 || d.GetMemoryMib() != 2048 || d.GetDiskGb() != 20 {
 		t.Errorf("vm %v, demand %v", s, d)
 	}
-	got := spec.ToAgent(&fsm.Workload{ID: "vm1", Demand: fsm.Demand{Type: "vm"}}, s).GetSpec().GetVm()
+	got := spec.ToAgent(&fsm.Workload{ID: "vm1", Demand: &fsm.Demand{Type: "vm"}, Actual: &fsm.Observation{}}, s).GetSpec().GetVm()
 	if len(got.GetDisks()) != 1 || got.GetDisks()[0].GetPath() != "/var/lib/libvirt/images/vm1.qcow2" || got.GetNetworks()[0].GetMacAddress() != "52:54:00:00:00:01" {
 		t.Errorf("a machine that runs would be told of another disk or address: %v", got)
 	}
