@@ -29,6 +29,7 @@ func run(ctx context.Context) error {
 		cmd.SetArgs(os.Args[2:])
 		return cmd.ExecuteContext(ctx)
 	}
+	small := setup.HugePages()
 	setup.PaceGC()
 	var cfg scheduler.Config
 	ok, err := setup.Load("persys-scheduler", version, "one replica of the Persys control plane", &cfg, "PERSYS_SCHEDULER_CONFIG", "")
@@ -38,6 +39,9 @@ func run(ctx context.Context) error {
 	log, err := setup.Logger(os.Stderr, cfg.LogLevel, cfg.LogFormat)
 	if err != nil {
 		return err
+	}
+	if small != nil {
+		log.Info("the heap is backed by small pages", "err", small)
 	}
 	for {
 		r, err := scheduler.Start(ctx, cfg, version, log)
