@@ -3,6 +3,7 @@ package fsm
 import (
 	"bytes"
 	"errors"
+	"fmt"
 	"testing"
 
 	"google.golang.org/protobuf/encoding/protowire"
@@ -94,6 +95,56 @@ func TestDecodedCommandsAreThoseOfTheRuntime(t *testing.T) {
 		if !proto.Equal(want[i], got[i]) {
 			t.Errorf("command %d is %v, the runtime reads %v", i, got[i], want[i])
 		}
+	}
+}
+
+// TestRecordsOutliveTheDecodersMessages: a Decoder that uses its messages again, and an
+// entry that is gone, leave what commands that stand alone leave.
+func TestRecordsOutliveTheDecodersMessages(t *testing.T) {
+	var b []byte
+	for i := range 20 {
+		c := put(fmt.Sprintf("w%d", i%7), hostPort(uint32(80+i)), func(p *commandv1.WorkloadPut) {
+			p.Content = fmt.Sprintf("c1:%064d", i)
+			p.Namespace, p.CallerRevision = [...]string{"", "dev"}[i%2], fmt.Sprint("rev-", i)
+			p.Demand.StoragePool, p.Demand.Labels = fmt.Sprint("pool-", i), []*commandv1.Label{{Key: "zone", Value: fmt.Sprint(i)}}
+			if i%5 == 0 {
+				p.Demand, p.Spec = &commandv1.Demand{Type: "vm"}, nil
+			}
+		})
+		c.Head = &commandv1.Head{Request: requestAt(epoch0, uint32(i)), At: epoch0 + int64(i), By: fmt.Sprint("ann-", i/3), From: fmt.Sprint("10.0.0.", i), Via: fmt.Sprint("gate-", i/4)}
+		for _, c := range []Command{c, barrier()} {
+			var err error
+			if b, err = AppendCommand(b, c); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	base := newest(formed(t, "a")).s
+	alone, err := DecodeBatch(b)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := base.Begin()
+	for _, c := range alone {
+		want.Apply(Meta{99, 1}, c)
+	}
+	var d Decoder
+	got := base.Begin()
+	n, err := d.Open(b)
+	if err != nil || n != len(alone) {
+		t.Fatalf("%d commands, %v", n, err)
+	}
+	for range n {
+		c, err := d.Next()
+		if err != nil {
+			t.Fatal(err)
+		}
+		got.Apply(Meta{99, 1}, c)
+	}
+	clear(b)
+	mustEqualStates(t, "from messages used again", want.Commit(), got.Commit())
+	if err := got.Commit().Check(); err != nil {
+		t.Error(err)
 	}
 }
 

@@ -32,6 +32,9 @@ func HugePages() error {
 	} else if strings.Contains(string(raw), "[never]") {
 		return errors.New("huge pages: /sys/kernel/mm/transparent_hugepage/enabled is never: set madvise or always")
 	}
+	if underRace {
+		return errors.New("huge pages: the race detector keeps notes of all memory that is taken")
+	}
 	size := uint64(heapAhead)
 	if total := memoryTotal(); total > 0 {
 		size = min(size, total/4)
@@ -39,12 +42,17 @@ func HugePages() error {
 	if why := bounded(size); why != "" {
 		return fmt.Errorf("huge pages: %s", why)
 	}
-	ahead := make([]byte, size) // of memory that is fresh, which nobody has to clear
-	err := unix.Madvise(ahead, unix.MADV_HUGEPAGE)
-	runtime.KeepAlive(ahead)
-	ahead = nil
+	err := name(size)
 	debug.FreeOSMemory() // so that the next collection does not wait for as much again
-	if err != nil {
+	return err
+}
+
+// name takes memory that is fresh, which nobody has to clear, and leaves it to the next
+// collection.
+func name(size uint64) error {
+	ahead := make([]byte, size)
+	defer runtime.KeepAlive(ahead)
+	if err := unix.Madvise(ahead, unix.MADV_HUGEPAGE); err != nil {
 		return fmt.Errorf("huge pages: %w", err)
 	}
 	return nil
