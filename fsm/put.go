@@ -29,7 +29,11 @@ func (t *Tx) putWorkloads(b *commandv1.PutWorkloads) Result {
 	if res, ok := t.admits(puts, olds, extra); !ok {
 		return res
 	}
-	items, roll := make([]Item, 0, len(puts)), t.rolls(b)
+	roll := t.rolls(b)
+	if len(puts) == 1 && roll == nil && len(extra) == 0 {
+		return Result{Items: t.slabs.one(t.putOne(puts[0], olds[0]))}
+	}
+	items := make([]Item, 0, len(puts))
 	for i, p := range puts {
 		item, waits := t.waits(roll, p.GetId())
 		if !waits {

@@ -72,7 +72,9 @@ func (t *Tx) once(c Command) Result {
 	}
 	res := t.stamp(t.judgeAudited(c))
 	if res.Kind != Frozen {
-		t.keep(&receipt{request: id, at: info.Clock, result: res})
+		rc := next(&t.slabs, &t.slabs.receipts)
+		*rc = receipt{request: id, at: info.Clock, result: res}
+		t.keep(rc)
 	}
 	return res
 }

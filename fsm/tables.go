@@ -156,12 +156,14 @@ func (t *Tx) addEvent(e Event) {
 	if t.via != "" && t.r.info.FeatureLevel >= 6 {
 		e.detail("via", t.via)
 	}
+	kept := next(&t.slabs, &t.slabs.events)
+	*kept = e
 	events := own(t, &t.r.events, ownEvents)
-	events.Set(e.Seq, &e)
+	events.Set(e.Seq, kept)
 	for events.Len() > MaxEvents {
 		events.PopMin()
 	}
-	t.changes = append(t.changes, Change{Table: TableEvent, New: &e})
+	t.changes = append(t.changes, Change{Table: TableEvent, New: kept})
 }
 
 // detail adds a label where it belongs; the list may be somebody else's.

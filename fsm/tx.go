@@ -38,6 +38,7 @@ type Tx struct {
 	origin []Label     // details of an event that has none but where the call came from
 
 	changes []Change // of all commands since Begin or Commit
+	slabs   slabs
 	scratch []byte
 	// sideFold is what the command changed in the tables that make no Change
 	// (trust.go, graves.go, failures.go, drifts.go), as the digest takes it.
@@ -59,9 +60,45 @@ func (t *Tx) Commit() State {
 	return State{&r}
 }
 
-// Expect makes room for the changes of that many commands, so that it is made
-// once. Without it everything works the same.
-func (t *Tx) Expect(commands int) { t.changes = slices.Grow(t.changes, 2*commands) }
+// Expect makes room for what that many commands leave, so that it is made at once.
+// Without it everything works the same.
+func (t *Tx) Expect(commands int) {
+	t.changes = slices.Grow(t.changes, 2*commands)
+	t.slabs.expected = commands
+}
+
+// slabs are rows of what the commands of an entry leave and what goes as it came, all at
+// about the same time: for a collection a row is one object to walk instead of many.
+type slabs struct {
+	expected int // commands that are still to come
+	items    []Item
+	events   []Event
+	receipts []receipt
+}
+
+// slabMax is how many stand in a row, and so how many one that is kept for long keeps.
+const slabMax = 64
+
+// next is the next free place of a row; each is handed out once.
+func next[V any](s *slabs, row *[]V) *V {
+	if len(*row) == 0 {
+		*row = make([]V, max(1, min(s.expected, slabMax)))
+	}
+	v := &(*row)[0]
+	*row = (*row)[1:]
+	return v
+}
+
+// one is a list of one item.
+func (s *slabs) one(it Item) []Item {
+	if len(s.items) == 0 {
+		s.items = make([]Item, max(1, min(s.expected, slabMax)))
+	}
+	list := s.items[:1:1]
+	s.items = s.items[1:]
+	list[0] = it
+	return list
+}
 
 // Changes returns what Apply returned since Begin or Commit, of all commands
 // together.
@@ -90,6 +127,7 @@ func (t *Tx) Apply(m Meta, c Command) (Result, []Change) {
 
 	res := t.once(c)
 	t.fold(c, res)
+	t.slabs.expected--
 	if t.from == len(t.changes) {
 		return res, nil
 	}
