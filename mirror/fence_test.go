@@ -148,6 +148,14 @@ func TestLostAnswers(t *testing.T) {
 		g.lose.Store(int64(1 + i%2))
 		c.do(put(fmt.Sprintf("w%d", i)))
 		r.awaitEqual(e)
+		// What took effect is there before its writer has heard so; the next change would
+		// go with the repetition.
+		testbed.Within(t, testbed.Patience, "the writer hears of it", func() error {
+			if heard, at := r.Stats().Index, c.st.View().Info().Index; heard < at {
+				return fmt.Errorf("of %d, the state is at %d", heard, at)
+			}
+			return nil
+		})
 	}
 	if s := r.Stats(); g.dropped.Load() < 20 || s.Fenced != 0 || s.Comparisons != 1 {
 		t.Errorf("%d answers were lost, %d transactions fenced, %d comparisons", g.dropped.Load(), s.Fenced, s.Comparisons)
