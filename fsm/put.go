@@ -31,7 +31,7 @@ func (t *Tx) putWorkloads(b *commandv1.PutWorkloads) Result {
 	}
 	roll := t.rolls(b)
 	if len(puts) == 1 && roll == nil && len(extra) == 0 {
-		return Result{Items: t.slabs.one(t.putOne(puts[0], olds[0]))}
+		return Result{Items: place(&t.slabs, &t.slabs.items, t.putOne(puts[0], olds[0]))}
 	}
 	items := make([]Item, 0, len(puts))
 	for i, p := range puts {

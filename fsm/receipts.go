@@ -72,9 +72,7 @@ func (t *Tx) once(c Command) Result {
 	}
 	res := t.stamp(t.judgeAudited(c))
 	if res.Kind != Frozen {
-		rc := next(&t.slabs, &t.slabs.receipts)
-		*rc = receipt{request: id, at: info.Clock, result: res}
-		t.keep(rc)
+		t.keep(&place(&t.slabs, &t.slabs.receipts, receipt{request: id, at: info.Clock, result: res})[0])
 	}
 	return res
 }

@@ -156,8 +156,7 @@ func (t *Tx) addEvent(e Event) {
 	if t.via != "" && t.r.info.FeatureLevel >= 6 {
 		e.detail("via", t.via)
 	}
-	kept := next(&t.slabs, &t.slabs.events)
-	*kept = e
+	kept := &place(&t.slabs, &t.slabs.events, e)[0]
 	events := own(t, &t.r.events, ownEvents)
 	events.Set(e.Seq, kept)
 	for events.Len() > MaxEvents {

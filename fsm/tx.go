@@ -79,25 +79,16 @@ type slabs struct {
 // slabMax is how many stand in a row, and so how many one that is kept for long keeps.
 const slabMax = 64
 
-// next is the next free place of a row; each is handed out once.
-func next[V any](s *slabs, row *[]V) *V {
+// place puts v into the next free place of a row, as a list of one. Each place is handed
+// out once.
+func place[V any](s *slabs, row *[]V, v V) []V {
 	if len(*row) == 0 {
 		*row = make([]V, max(1, min(s.expected, slabMax)))
 	}
-	v := &(*row)[0]
+	one := (*row)[:1:1]
 	*row = (*row)[1:]
-	return v
-}
-
-// one is a list of one item.
-func (s *slabs) one(it Item) []Item {
-	if len(s.items) == 0 {
-		s.items = make([]Item, max(1, min(s.expected, slabMax)))
-	}
-	list := s.items[:1:1]
-	s.items = s.items[1:]
-	list[0] = it
-	return list
+	one[0] = v
+	return one
 }
 
 // Changes returns what Apply returned since Begin or Commit, of all commands
