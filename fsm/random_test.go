@@ -285,7 +285,11 @@ func TestRandomStreams(t *testing.T) {
 		g := &stream{rt: rt, now: epoch0 + minute}
 		for i := range rapid.IntRange(1, 60).Draw(rt, "steps") {
 			c := g.command(s)
+			was := snapshotBytes(t, s)
 			next, res, changes := s.Apply(Meta{uint64(100 + i), 1}, c)
+			if !bytes.Equal(was, snapshotBytes(t, s)) {
+				rt.Fatalf("%v changed a record of the state before it", c)
+			}
 			if err := next.Check(); err != nil {
 				rt.Fatalf("after %v\n= %+v\n%v", c, res, err)
 			}
