@@ -2,11 +2,13 @@ package cluster
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"sync/atomic"
 	"syscall"
 	"testing"
@@ -80,7 +82,17 @@ func newestSnapshot(t *testing.T, dir string) string {
 	if err != nil || len(all) == 0 {
 		t.Fatalf("no snapshot: %v", err)
 	}
-	return all[len(all)-1]
+	// Their names are term-index-milliseconds, and the index 9 comes before 21.
+	return slices.MaxFunc(all, func(a, b string) int { return cmp.Compare(snapshotIndex(t, a), snapshotIndex(t, b)) })
+}
+
+func snapshotIndex(t *testing.T, path string) (index uint64) {
+	t.Helper()
+	var term, at uint64
+	if _, err := fmt.Sscanf(filepath.Base(path), "%d-%d-%d", &term, &index, &at); err != nil {
+		t.Fatalf("snapshot %s: %v", path, err)
+	}
+	return index
 }
 
 func TestCorruptDataIsNamed(t *testing.T) {
