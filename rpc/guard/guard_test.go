@@ -201,7 +201,7 @@ func TestConnectionsInAll(t *testing.T) {
 // Whoever connects and says nothing, or says it one byte at a time, is gone after the
 // time that a handshake may take; others are served all the while.
 func TestSlowHandshakes(t *testing.T) {
-	addr, _ := serve(t, Limits{}, grpc.ConnectionTimeout(300*time.Millisecond))
+	addr, _ := serve(t, Limits{}, grpc.ConnectionTimeout(time.Second))
 	silent, slow := dialFrom(t, "127.0.0.2", addr), dialFrom(t, "127.0.0.2", addr)
 	var wg sync.WaitGroup
 	wg.Go(func() {
@@ -209,7 +209,7 @@ func TestSlowHandshakes(t *testing.T) {
 			if _, err := slow.Write([]byte{b}); err != nil {
 				return
 			}
-			time.Sleep(50 * time.Millisecond)
+			time.Sleep(100 * time.Millisecond) // all of it is more than the second that is allowed
 		}
 	})
 	if err := check(t, addr); err != nil {
