@@ -205,11 +205,13 @@ func TestSlowHandshakes(t *testing.T) {
 	silent, slow := dialFrom(t, "127.0.0.2", addr), dialFrom(t, "127.0.0.2", addr)
 	var wg sync.WaitGroup
 	wg.Go(func() {
+		pace := time.NewTicker(100 * time.Millisecond) // all of it is more than the second that is allowed
+		defer pace.Stop()
 		for _, b := range []byte("PRI * HTTP/2.0\r\n\r\nSM\r\n") {
 			if _, err := slow.Write([]byte{b}); err != nil {
 				return
 			}
-			time.Sleep(100 * time.Millisecond) // all of it is more than the second that is allowed
+			<-pace.C
 		}
 	})
 	if err := check(t, addr); err != nil {
