@@ -29,8 +29,6 @@ func run(ctx context.Context) error {
 		cmd.SetArgs(os.Args[2:])
 		return cmd.ExecuteContext(ctx)
 	}
-	small := setup.HugePages()
-	setup.PaceGC()
 	var cfg scheduler.Config
 	ok, err := setup.Load("persys-scheduler", version, "one replica of the Persys control plane", &cfg, "PERSYS_SCHEDULER_CONFIG", "")
 	if err != nil || !ok {
@@ -40,9 +38,10 @@ func run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if small != nil {
-		log.Info("the heap is backed by small pages", "err", small)
+	if err := setup.HugePages(); err != nil {
+		log.Info("the heap is backed by small pages", "err", err)
 	}
+	setup.PaceGC()
 	for {
 		r, err := scheduler.Start(ctx, cfg, version, log)
 		if err != nil {
