@@ -18,7 +18,7 @@ import (
 var ErrUnknownCommand = errors.New("the log holds a command that this version does not know: upgrade this replica")
 
 // commandsTag precedes each element of Batch.commands.
-const commandsTag = 1<<3 | byte(protowire.BytesType)
+const commandsTag = commandsField<<3 | byte(protowire.BytesType)
 
 // AppendCommand frames c as one element of Batch.commands, so that frames put
 // one after another are a valid Batch.
@@ -80,7 +80,7 @@ func (d *Decoder) Open(b []byte) (commands int, err error) {
 // the bytes and strings in the body, which records keep, stay good.
 func (d *Decoder) Next() (Command, error) {
 	var frame []byte
-	frame, d.rest = nextFrame(d.rest)
+	frame, d.rest = element(d.rest, commandsField)
 	if d.shell == nil {
 		d.shell = &shell{}
 	}
@@ -121,8 +121,9 @@ type shell struct {
 	demand  commandv1.Demand
 }
 
-// Field numbers: of Command, and of PutWorkloads.
+// Field numbers: of Batch, of Command, and of PutWorkloads.
 const (
+	commandsField  = 1
 	headField      = 1
 	putField       = 11
 	workloadsField = 1
@@ -175,17 +176,9 @@ func element(b []byte, field protowire.Number) (value, rest []byte) {
 	return value, b[tag+n:]
 }
 
-// nextFrame takes one element of Batch.commands off bytes in which the schema
-// has found nothing else.
-func nextFrame(b []byte) (frame, rest []byte) {
-	_, _, tag := protowire.ConsumeTag(b)
-	frame, n := protowire.ConsumeBytes(b[tag:])
-	return frame, b[tag+n:]
-}
-
 func countFrames(b []byte) (count int) {
 	for ; len(b) > 0; count++ {
-		_, b = nextFrame(b)
+		_, b = element(b, commandsField)
 	}
 	return count
 }

@@ -16,7 +16,8 @@ const (
 
 // Change is one record before and after an applied log entry. Old and New are pointers
 // to the record of its Table, read by the methods below. A record that was made has no Old
-// (nil, or a nil pointer), one that was removed has a nil New. Several changes of one record in one entry are reported one after another.
+// (nil, or a nil pointer), one that was removed has a nil New. Several changes of one record
+// in one entry are reported one after another.
 //
 // Changes are made for every record of every entry and kept for a while by those who
 // follow them, so they are small.

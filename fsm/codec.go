@@ -85,24 +85,14 @@ func demandValue(d *commandv1.Demand) Demand {
 }
 
 // word is s, without the bytes that it was read from where it is one of those that nearly
-// every demand has: a record that keeps the demand of the one before shall not keep those.
+// every put has: a record that keeps the demand of the one before shall not keep those.
 func word(s string) string {
-	for _, w := range [...]string{"container", "compose", "vm", OnLostLeaseKeep, OnLostLeaseStop} {
+	for _, w := range [...]string{"container", "compose", "vm", OnLostLeaseKeep, OnLostLeaseStop, string(DesiredRunning), string(DesiredStopped)} {
 		if s == w {
 			return w
 		}
 	}
 	return s
-}
-
-// desiredOf is word for a desired state.
-func desiredOf(s string) Desired {
-	for _, d := range [...]Desired{DesiredRunning, DesiredStopped} {
-		if s == string(d) {
-			return d
-		}
-	}
-	return Desired(s)
 }
 
 func portNameOf(p *commandv1.PortName) PortName {

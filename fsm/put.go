@@ -110,7 +110,7 @@ func MadeByCount(group, id string) bool {
 // putOne stores p in place of old; nil for nothing.
 func (t *Tx) putOne(p *commandv1.WorkloadPut, old *Workload) Item {
 	demand := t.demanded(p, old)
-	desired := desiredOf(p.GetDesired())
+	desired := Desired(word(p.GetDesired()))
 	limit := p.GetMaxAttempts()
 	if limit == 0 {
 		limit = DefaultMaxAttempts
@@ -184,7 +184,7 @@ func (t *Tx) demanded(p *commandv1.WorkloadPut, old *Workload) *Demand {
 	if old != nil && demandEqual(old.Demand, &d) {
 		return old.Demand
 	}
-	kept := d
+	kept := d // only what is kept is allocated
 	return &kept
 }
 

@@ -44,6 +44,9 @@ type history struct {
 
 // kept are the former specifications, oldest first.
 func (h *history) kept() []*Revision {
+	if h == nil {
+		return nil
+	}
 	n := len(h.former)
 	for n > 0 && h.former[n-1] == nil {
 		n--
@@ -71,10 +74,8 @@ func (s State) Revisions(workload string) []Revision {
 }
 
 func (w *Workload) revisions() (out []Revision) {
-	if w.history != nil {
-		for _, r := range w.history.kept() {
-			out = append(out, *r)
-		}
+	for _, r := range w.history.kept() {
+		out = append(out, *r)
 	}
 	return append(out, w.present())
 }
@@ -85,22 +86,20 @@ func (t *Tx) revise(old, w *Workload) {
 		return
 	}
 	last := old.present()
-	h := &history{number: last.Number + 1, at: t.r.info.Clock, by: t.by}
-	w.history = h
-	room, n := MaxRevisionBytes, 1 // how many are kept, the newest first of all
-	if room -= len(last.Spec); room < 0 {
-		return
+	var all [MaxRevisions + 1]*Revision
+	n := copy(all[:], old.history.kept())
+	all[n] = &last
+	kept := all[max(0, n+1-MaxRevisions) : n+1]
+	size := 0
+	for _, r := range kept {
+		size += len(r.Spec)
 	}
-	var former []*Revision
-	if old.history != nil {
-		former = old.history.kept()
+	for size > MaxRevisionBytes {
+		size -= len(kept[0].Spec)
+		kept = kept[1:]
 	}
-	for ; n <= len(former) && n < MaxRevisions; n++ {
-		if room -= len(former[len(former)-n].Spec); room < 0 {
-			break
-		}
-	}
-	h.former[copy(h.former[:], former[len(former)-n+1:])] = &last
+	w.history = &history{number: last.Number + 1, at: t.r.info.Clock, by: t.by}
+	copy(w.history.former[:], kept)
 }
 
 func (c *checker) revisions() {
