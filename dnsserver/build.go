@@ -89,7 +89,7 @@ func (b *Builder) Update(v fsm.View, changes []fsm.Change) {
 			nodes[c.Key] = struct{}{}
 		case fsm.TableWorkload:
 			// What nobody could reach before or after is not in the zone.
-			if c.OldWorkload() != nil && serving(c.OldWorkload()) || c.NewWorkload() != nil && serving(c.NewWorkload()) {
+			if was, now := c.OldWorkload(), c.NewWorkload(); was != nil && serving(was) || now != nil && serving(now) {
 				workloads[c.Key] = struct{}{}
 			}
 		}

@@ -112,7 +112,7 @@ func (s *SkyDNS) Change(v fsm.View, c *fsm.Change) []SkyRecord {
 		}
 		return out
 	case fsm.TableNode:
-		if c.OldNode() != nil && c.NewNode() != nil && c.OldNode().Facts.Endpoint == c.NewNode().Facts.Endpoint {
+		if was, now := c.OldNode(), c.NewNode(); was != nil && now != nil && was.Facts.Endpoint == now.Facts.Endpoint {
 			return nil
 		}
 		return []SkyRecord{s.node(v, c.Key)}

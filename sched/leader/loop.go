@@ -383,8 +383,8 @@ func (s *stint) follow(ctx context.Context, cur *store.Cursor) error {
 }
 
 func thaws(c fsm.Change) bool {
-	return c.Table == fsm.TableInfo && c.OldInfo() != nil && c.NewInfo() != nil &&
-		c.OldInfo().Mode.Frozen() && !c.NewInfo().Mode.Frozen()
+	was, now := c.OldInfo(), c.NewInfo()
+	return was != nil && now != nil && was.Mode.Frozen() && !now.Mode.Frozen()
 }
 
 // propose puts planner commands through the log. It reports false when their

@@ -169,10 +169,11 @@ func (m *modes) logChanges(changes []fsm.Change, last fsm.Info) fsm.Info {
 		if c.Table != fsm.TableInfo {
 			continue
 		}
-		if c.OldInfo().Mode != c.NewInfo().Mode && c.OldInfo().Mode != "" {
-			m.logInfo(c.OldInfo().Mode, *c.NewInfo())
+		was, now := c.OldInfo(), c.NewInfo()
+		if was.Mode != now.Mode && was.Mode != "" {
+			m.logInfo(was.Mode, *now)
 		}
-		last = *c.NewInfo()
+		last = *now
 	}
 	return last
 }
