@@ -35,7 +35,9 @@ type machine struct {
 	learned func(id string)
 	// frozenAt is called when a snapshot is begun.
 	frozenAt func()
-	metrics  Metrics
+	// unrestored is called when a snapshot could not be restored.
+	unrestored func()
+	metrics    Metrics
 	// restoreErr is the first failure to restore; the library would quietly
 	// take an older snapshot instead.
 	restoreErr error
@@ -49,7 +51,7 @@ type applied struct {
 
 func newMachine() *machine {
 	s := fsm.New()
-	return &machine{state: s, store: store.New(s), halt: func(error) {}, learned: func(string) {}, frozenAt: func() {}, metrics: noMetrics{}}
+	return &machine{state: s, store: store.New(s), halt: func(error) {}, learned: func(string) {}, frozenAt: func() {}, unrestored: func() {}, metrics: noMetrics{}}
 }
 
 // Apply returns *applied or an error.
@@ -135,7 +137,12 @@ func (m *machine) Snapshot() (raft.FSMSnapshot, error) {
 // stream was read and verified.
 func (m *machine) Restore(src io.ReadCloser) (err error) {
 	defer src.Close()
-	defer func(began time.Time) { m.metrics.Snapshot("restore", time.Since(began), err) }(time.Now())
+	defer func(began time.Time) {
+		m.metrics.Snapshot("restore", time.Since(began), err)
+		if err != nil {
+			m.unrestored()
+		}
+	}(time.Now())
 	if m.halted.Load() {
 		return ErrClosed
 	}

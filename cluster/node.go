@@ -281,67 +281,14 @@ func (n *Node) clusterID() string {
 	return n.cfg.ClusterID
 }
 
-// verifySnapshots removes unfinished snapshots and reports the index of the
-// newest. The library skips a snapshot whose description it cannot read; then
-// the log would not reach back far enough, and nobody would say why.
-func verifySnapshots(dir string) (newest uint64, err error) {
-	found, err := os.ReadDir(dir)
-	if errors.Is(err, os.ErrNotExist) {
-		return 0, nil
-	}
-	if err != nil {
-		return 0, fmt.Errorf("snapshots: %w", err)
-	}
-	for _, f := range found {
-		path := filepath.Join(dir, f.Name())
-		if !f.IsDir() {
-			continue
-		}
-		if strings.HasSuffix(f.Name(), ".tmp") {
-			if err := os.RemoveAll(path); err != nil {
-				return 0, fmt.Errorf("unfinished snapshot: %w", err)
-			}
-			continue
-		}
-		var meta raft.SnapshotMeta
-		b, err := os.ReadFile(filepath.Join(path, "meta.json"))
-		if err == nil {
-			err = json.Unmarshal(b, &meta)
-		}
-		if err == nil && meta.Index == 0 {
-			err = errors.New("names no index")
-		}
-		if err != nil {
-			return 0, fmt.Errorf("%w: snapshot %s: meta.json: %w", ErrCorrupt, path, err)
-		}
-		newest = max(newest, meta.Index)
-	}
-	return newest, nil
-}
-
 func (n *Node) startRaft() (err error) {
 	dir := filepath.Join(n.cfg.DataDir, RaftDir)
 	logger := raftLogger(n.log)
-	snaps, err := raft.NewFileSnapshotStoreWithLogger(dir, keptSnaps, logger)
+	snaps, err := openSnapshots(dir, &n.trans.base, logger)
 	if err != nil {
-		return fmt.Errorf("snapshots in %s: %w", dir, err)
-	}
-	// The library opens its folder to everybody; the one above it is closed.
-	if err := os.Chmod(filepath.Join(dir, "snapshots"), 0o700); err != nil {
 		return err
 	}
-	list, err := snaps.List()
-	if err != nil {
-		return fmt.Errorf("snapshots in %s: %w", dir, err)
-	}
-	if len(list) > 0 {
-		// Checks the whole file's checksum.
-		_, r, err := snaps.Open(list[0].ID)
-		if err != nil {
-			return fmt.Errorf("%w: snapshot %s: %w", ErrCorrupt, filepath.Join(dir, "snapshots", list[0].ID), err)
-		}
-		r.Close()
-	}
+	n.machine.unrestored = n.trans.base.forget
 	t := n.cfg.Timing
 	notify := make(chan bool)
 	rc := raft.DefaultConfig()

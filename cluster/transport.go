@@ -450,12 +450,15 @@ func readFrame(r io.Reader, limit int) ([]byte, error) {
 	return body, err
 }
 
-// transport is the library's network transport with three changes: targets carry
+// transport is the library's network transport with four changes: targets carry
 // the raft id of whom they are meant for, answers to heartbeats are noted,
-// because the library tells nobody how its followers do, and an append to a
-// follower that is away waits until it is back.
+// because the library tells nobody how its followers do, an append to a
+// follower that is away waits until it is back, and one that continues this
+// replica's snapshot is accepted.
 type transport struct {
 	*raft.NetworkTransport
+	base     base
+	incoming chan raft.RPC
 	contacts *contacts
 	done     <-chan struct{}
 	raft     atomic.Pointer[raft.Raft] // once it has started
@@ -466,15 +469,41 @@ type transport struct {
 const awayTick = 20 * time.Millisecond
 
 func newTransport(p *port, timeout time.Duration, log *slog.Logger) *transport {
-	return &transport{
+	t := &transport{
 		NetworkTransport: raft.NewNetworkTransportWithConfig(&raft.NetworkTransportConfig{
 			Stream:  p,
 			MaxPool: 4, // heartbeats, votes and catching up each find one open
 			Timeout: timeout,
 			Logger:  raftLogger(log),
 		}),
+		incoming: make(chan raft.RPC),
 		contacts: &contacts{m: map[raft.ServerID]contact{}},
 		done:     p.done,
+	}
+	p.n.spawn(t.relay)
+	return t
+}
+
+// Consumer is where the library takes what others ask of it.
+func (t *transport) Consumer() <-chan raft.RPC { return t.incoming }
+
+// relay fills it until the port is closed.
+func (t *transport) relay() {
+	for {
+		select {
+		case rpc := <-t.NetworkTransport.Consumer():
+			if r, ok := rpc.Command.(*raft.AppendEntriesRequest); ok {
+				t.base.follow(r)
+			}
+			select {
+			case t.incoming <- rpc:
+			case <-t.done:
+				rpc.Respond(nil, ErrClosed)
+				return
+			}
+		case <-t.done:
+			return
+		}
 	}
 }
 

@@ -1,0 +1,164 @@
+package cluster
+
+import (
+	"bytes"
+	"testing"
+
+	"github.com/hashicorp/raft"
+
+	"github.com/persys/compute/fsm"
+	"github.com/persys/compute/testbed"
+)
+
+// byHand is a leader whose every append the test writes, and its one follower,
+// which is a whole replica.
+type byHand struct {
+	t        *testing.T
+	g        *group
+	from     *Node
+	follower *Node
+	config   raft.Configuration
+}
+
+func newByHand(t *testing.T) *byHand {
+	g := newGroup(t, 3) // of which two are started: nobody forms a cluster
+	g.cfg = func(_ int, c *Config) { c.Timing.NoFastFailover = true }
+	b := &byHand{t: t, g: g, from: g.start(0), follower: g.start(1)}
+	for _, s := range []*Node{b.from, b.follower} {
+		b.config.Servers = append(b.config.Servers, raft.Server{Suffrage: raft.Voter, ID: raft.ServerID(s.id), Address: raft.ServerAddress(s.RaftAddr())})
+	}
+	return b
+}
+
+func (b *byHand) header() raft.RPCHeader {
+	return raft.RPCHeader{ProtocolVersion: raft.ProtocolVersionMax, ID: []byte(b.from.id), Addr: []byte(b.from.RaftAddr())}
+}
+
+func (b *byHand) to() (raft.ServerID, raft.ServerAddress) {
+	return raft.ServerID(b.follower.id), raft.ServerAddress(b.follower.RaftAddr())
+}
+
+// entries is the leader's log from first to last, all of one term.
+func entries(first, last, term uint64) (out []*raft.Log) {
+	for i := first; i <= last; i++ {
+		out = append(out, &raft.Log{Index: i, Term: term, Type: raft.LogNoop})
+	}
+	return out
+}
+
+// appends sends an append that continues prev and reports whether it was accepted.
+func (b *byHand) appends(term uint64, prev entryID, commit uint64, logs []*raft.Log) bool {
+	b.t.Helper()
+	id, addr := b.to()
+	var resp raft.AppendEntriesResponse
+	err := b.from.trans.AppendEntries(id, addr, &raft.AppendEntriesRequest{
+		RPCHeader: b.header(), Term: term, PrevLogEntry: prev.index, PrevLogTerm: prev.term,
+		Entries: logs, LeaderCommitIndex: commit,
+	}, &resp)
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	if resp.Term > term {
+		b.t.Fatalf("the follower is of term %d, the append of %d", resp.Term, term)
+	}
+	return resp.Success
+}
+
+func (b *byHand) installs(term uint64, last entryID, state []byte) error {
+	id, addr := b.to()
+	var resp raft.InstallSnapshotResponse
+	return b.from.trans.InstallSnapshot(id, addr, &raft.InstallSnapshotRequest{
+		RPCHeader: b.header(), SnapshotVersion: raft.SnapshotVersionMax, Term: term,
+		LastLogIndex: last.index, LastLogTerm: last.term,
+		Configuration: raft.EncodeConfiguration(b.config), ConfigurationIndex: 1, Size: int64(len(state)),
+	}, &resp, bytes.NewReader(state))
+}
+
+func (b *byHand) mustInstall(term uint64, last entryID) {
+	b.t.Helper()
+	var state bytes.Buffer
+	if err := fsm.New().WriteSnapshot(&state); err != nil {
+		b.t.Fatal(err)
+	}
+	if err := b.installs(term, last, state.Bytes()); err != nil {
+		b.t.Fatal(err)
+	}
+}
+
+func (b *byHand) holds(index, term uint64) {
+	b.t.Helper()
+	var l raft.Log
+	if err := b.follower.logs.GetLog(index, &l); err != nil || l.Term != term {
+		b.t.Errorf("entry %d of the follower: term %d, %v; the leader's is of term %d", index, l.Term, err, term)
+	}
+}
+
+// A leader that did not hear of an answer sends entries again that follow the
+// snapshot it has installed.
+func TestAnAppendThatContinuesTheSnapshotIsAccepted(t *testing.T) {
+	const term, snapshot, last = 1000, 50, 61 // a term beyond what the two reach by themselves
+	for _, c := range []struct {
+		name   string
+		before func(b *byHand)
+	}{
+		{"sent again", func(b *byHand) {
+			b.mustInstall(term, entryID{snapshot, term})
+			if !b.appends(term, entryID{snapshot, term}, 0, entries(snapshot+1, last, term)) {
+				t.Fatal("entries right after the snapshot were refused")
+			}
+		}},
+		{"sent again after a restart", func(b *byHand) {
+			b.mustInstall(term, entryID{snapshot, term})
+			if !b.appends(term, entryID{snapshot, term}, 0, entries(snapshot+1, last, term)) {
+				t.Fatal("entries right after the snapshot were refused")
+			}
+			b.g.close(1)
+			b.follower = b.g.start(1)
+			b.from.trans.CloseStreams() // they led to the one before
+		}},
+		{"never committed entries across the snapshot's end", func(b *byHand) {
+			if !b.appends(term-1, entryID{}, 0, entries(1, last, term-1)) {
+				t.Fatal("the first entries were refused")
+			}
+			b.mustInstall(term, entryID{snapshot, term})
+		}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			b := newByHand(t)
+			c.before(b)
+			if !b.appends(term, entryID{snapshot, term}, last, entries(snapshot+1, last, term)) {
+				t.Fatal("entries that continue the snapshot were refused: the leader would send the snapshot again, for ever")
+			}
+			b.holds(snapshot+1, term)
+			b.holds(last, term)
+			testbed.Until(t, "the entries are applied", func() bool { return b.follower.raft.AppliedIndex() == last })
+		})
+	}
+}
+
+// What is no continuation of the snapshot is compared with the log as ever.
+func TestAnAppendThatContinuesNoSnapshotIsRefused(t *testing.T) {
+	const term, snapshot = 1000, 50
+	b := newByHand(t)
+	b.mustInstall(term, entryID{snapshot, term})
+	next := entries(snapshot+1, snapshot+3, term)
+	if !b.appends(term, entryID{snapshot, term}, 0, next) {
+		t.Fatal("entries right after the snapshot were refused")
+	}
+	for _, prev := range []entryID{{snapshot, term - 1}, {snapshot - 1, term}, {snapshot + 9, term}} {
+		if b.appends(term, prev, 0, next) {
+			t.Errorf("an append after entry %d of term %d was accepted", prev.index, prev.term)
+		}
+	}
+	// Of a snapshot that cannot be restored nothing may be continued: the
+	// replica still has what came before it to apply.
+	if err := b.installs(term, entryID{snapshot + 20, term}, []byte("nonsense")); err == nil {
+		t.Fatal("a broken snapshot was installed")
+	}
+	if b.appends(term, entryID{snapshot + 20, term}, 0, entries(snapshot+21, snapshot+22, term)) {
+		t.Error("an append after a snapshot that was not restored was accepted")
+	}
+	if err := b.follower.Err(); err != nil {
+		t.Error(err)
+	}
+}
