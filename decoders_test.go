@@ -38,6 +38,7 @@ var decoders = map[string]string{
 	"cluster/gossip.go":                  "cluster.FuzzHint",
 	"cluster/node.go":                    "cluster.FuzzDataFolder",
 	"cluster/peer.go":                    "cluster.FuzzPeerCall",
+	"cluster/snapshots.go":               "cluster.FuzzDataFolder",
 	"cluster/transport.go":               "cluster.FuzzGreeting",
 	"cmd/internal/gatewayd/config.go":    "cmd/internal/gatewayd.FuzzClusterFile",
 	"cmd/internal/scheduler/describe.go": "api/strict.FuzzAgainstRuntime",
