@@ -151,6 +151,7 @@ func open(ctx context.Context, cfg Config, hooks hooks) (n *Node, err error) {
 		return n, err
 	}
 	n.logs.started.Store(true)
+	n.spawn(n.trans.relay)
 	n.spawn(n.port.serve)
 	n.spawn(n.gossip.listen)
 	if !cfg.Timing.NoFastFailover {

@@ -97,7 +97,7 @@ type baseSink struct {
 	raft.SnapshotSink
 	base *base
 	id   entryID
-	done bool // the library closes a sink twice, later
+	done bool // the library closes a sink twice; by then another snapshot may have been installed
 }
 
 func (s *baseSink) Close() error {

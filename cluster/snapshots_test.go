@@ -85,6 +85,15 @@ func (b *byHand) mustInstall(term uint64, last entryID) {
 	}
 }
 
+// mustInstallWith installs a snapshot and sends the entries right after it.
+func (b *byHand) mustInstallWith(last entryID, next []*raft.Log) {
+	b.t.Helper()
+	b.mustInstall(last.term, last)
+	if !b.appends(last.term, last, 0, next) {
+		b.t.Fatal("entries right after the snapshot were refused")
+	}
+}
+
 func (b *byHand) holds(index, term uint64) {
 	b.t.Helper()
 	var l raft.Log
@@ -102,16 +111,10 @@ func TestAnAppendThatContinuesTheSnapshotIsAccepted(t *testing.T) {
 		before func(b *byHand)
 	}{
 		{"sent again", func(b *byHand) {
-			b.mustInstall(term, entryID{snapshot, term})
-			if !b.appends(term, entryID{snapshot, term}, 0, entries(snapshot+1, last, term)) {
-				t.Fatal("entries right after the snapshot were refused")
-			}
+			b.mustInstallWith(entryID{snapshot, term}, entries(snapshot+1, last, term))
 		}},
 		{"sent again after a restart", func(b *byHand) {
-			b.mustInstall(term, entryID{snapshot, term})
-			if !b.appends(term, entryID{snapshot, term}, 0, entries(snapshot+1, last, term)) {
-				t.Fatal("entries right after the snapshot were refused")
-			}
+			b.mustInstallWith(entryID{snapshot, term}, entries(snapshot+1, last, term))
 			b.g.close(1)
 			b.follower = b.g.start(1)
 			b.from.trans.CloseStreams() // they led to the one before
@@ -140,11 +143,8 @@ func TestAnAppendThatContinuesTheSnapshotIsAccepted(t *testing.T) {
 func TestAnAppendThatContinuesNoSnapshotIsRefused(t *testing.T) {
 	const term, snapshot = 1000, 50
 	b := newByHand(t)
-	b.mustInstall(term, entryID{snapshot, term})
 	next := entries(snapshot+1, snapshot+3, term)
-	if !b.appends(term, entryID{snapshot, term}, 0, next) {
-		t.Fatal("entries right after the snapshot were refused")
-	}
+	b.mustInstallWith(entryID{snapshot, term}, next)
 	for _, prev := range []entryID{{snapshot, term - 1}, {snapshot - 1, term}, {snapshot + 9, term}} {
 		if b.appends(term, prev, 0, next) {
 			t.Errorf("an append after entry %d of term %d was accepted", prev.index, prev.term)

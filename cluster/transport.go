@@ -469,7 +469,7 @@ type transport struct {
 const awayTick = 20 * time.Millisecond
 
 func newTransport(p *port, timeout time.Duration, log *slog.Logger) *transport {
-	t := &transport{
+	return &transport{
 		NetworkTransport: raft.NewNetworkTransportWithConfig(&raft.NetworkTransportConfig{
 			Stream:  p,
 			MaxPool: 4, // heartbeats, votes and catching up each find one open
@@ -480,8 +480,6 @@ func newTransport(p *port, timeout time.Duration, log *slog.Logger) *transport {
 		contacts: &contacts{m: map[raft.ServerID]contact{}},
 		done:     p.done,
 	}
-	p.n.spawn(t.relay)
-	return t
 }
 
 // Consumer is where the library takes what others ask of it.
