@@ -35,9 +35,9 @@ type machine struct {
 	learned func(id string)
 	// frozenAt is called when a snapshot is begun.
 	frozenAt func()
-	// unrestored is called when a snapshot could not be restored.
-	unrestored func()
-	metrics    Metrics
+	// restoring is called when a snapshot was read, before it takes the state's place.
+	restoring func() error
+	metrics   Metrics
 	// restoreErr is the first failure to restore; the library would quietly
 	// take an older snapshot instead.
 	restoreErr error
@@ -51,7 +51,7 @@ type applied struct {
 
 func newMachine() *machine {
 	s := fsm.New()
-	return &machine{state: s, store: store.New(s), halt: func(error) {}, learned: func(string) {}, frozenAt: func() {}, unrestored: func() {}, metrics: noMetrics{}}
+	return &machine{state: s, store: store.New(s), halt: func(error) {}, learned: func(string) {}, frozenAt: func() {}, restoring: func() error { return nil }, metrics: noMetrics{}}
 }
 
 // Apply returns *applied or an error.
@@ -139,9 +139,6 @@ func (m *machine) Restore(src io.ReadCloser) (err error) {
 	defer src.Close()
 	defer func(began time.Time) {
 		m.metrics.Snapshot("restore", time.Since(began), err)
-		if err != nil {
-			m.unrestored()
-		}
 	}(time.Now())
 	if m.halted.Load() {
 		return ErrClosed
@@ -157,6 +154,9 @@ func (m *machine) Restore(src io.ReadCloser) (err error) {
 	m.known = false // an installed snapshot comes from another replica
 	if err := m.admit(s.Info()); err != nil {
 		return m.stop(err)
+	}
+	if err := m.restoring(); err != nil {
+		return err
 	}
 	m.state = s
 	m.digests.reset()

@@ -309,6 +309,33 @@ func (s *logStore) DeleteRange(lo, hi uint64) error {
 	return nil
 }
 
+// dropConflict removes the entries up to the end of a snapshot, unless the log holds
+// that end: then they were never committed, or there is a gap after them, and a leader
+// must not send them. What comes after stays; it may have been acknowledged.
+func (s *logStore) dropConflict(snapshot entryID) error {
+	first, err := s.disk.FirstIndex()
+	if err != nil {
+		return s.failed("first index", err)
+	}
+	last, err := s.disk.LastIndex()
+	if err != nil {
+		return s.failed("last index", err)
+	}
+	upto := min(snapshot.index, last)
+	if first == 0 || first > upto {
+		return nil
+	}
+	var l raft.Log
+	err = s.read(snapshot.index, &l)
+	if err == nil && l.Term == snapshot.term {
+		return nil
+	}
+	if err != nil && !errors.Is(err, raft.ErrLogNotFound) {
+		return err
+	}
+	return s.DeleteRange(first, upto)
+}
+
 func (s *logStore) Get(k []byte) ([]byte, error)       { return s.disk.Get(k) }
 func (s *logStore) GetUint64(k []byte) (uint64, error) { return s.disk.GetUint64(k) }
 

@@ -143,7 +143,7 @@ func open(ctx context.Context, cfg Config, hooks hooks) (n *Node, err error) {
 	if n.port, err = listenPort(n, cfg.RaftBind, cfg.RaftAdvertise, hooks); err != nil {
 		return n, err
 	}
-	n.trans = newTransport(n.port, cfg.Timing.RPC, n.log)
+	n.trans = newTransport(n.port, n.logs, cfg.Timing.RPC, n.log)
 	if err = n.startRaft(); err != nil {
 		return n, err
 	}
@@ -285,11 +285,11 @@ func (n *Node) clusterID() string {
 func (n *Node) startRaft() (err error) {
 	dir := filepath.Join(n.cfg.DataDir, RaftDir)
 	logger := raftLogger(n.log)
-	snaps, err := openSnapshots(dir, &n.trans.base, logger)
+	snaps, err := openSnapshots(dir, &n.trans.past, logger)
 	if err != nil {
 		return err
 	}
-	n.machine.unrestored = n.trans.base.forget
+	n.machine.restoring = n.trans.past.restoring
 	t := n.cfg.Timing
 	notify := make(chan bool)
 	rc := raft.DefaultConfig()

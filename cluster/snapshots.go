@@ -7,7 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
-	"sync/atomic"
+	"sync"
 
 	"github.com/hashicorp/go-hclog"
 	"github.com/hashicorp/raft"
@@ -51,14 +51,13 @@ func verifySnapshots(dir string) (newest uint64, err error) {
 	return newest, nil
 }
 
-// snapshots is the library's store, with the closed folder that ours are kept in,
-// and says which snapshot the log is based on.
+// snapshots is the library's store, with the closed folder that ours are kept in.
 type snapshots struct {
 	*raft.FileSnapshotStore
-	base *base
+	past *past
 }
 
-func openSnapshots(dir string, base *base, logger hclog.Logger) (*snapshots, error) {
+func openSnapshots(dir string, past *past, logger hclog.Logger) (*snapshots, error) {
 	files, err := raft.NewFileSnapshotStoreWithLogger(dir, keptSnaps, logger)
 	if err != nil {
 		return nil, fmt.Errorf("snapshots in %s: %w", dir, err)
@@ -79,50 +78,98 @@ func openSnapshots(dir string, base *base, logger hclog.Logger) (*snapshots, err
 			return nil, fmt.Errorf("%w: snapshot %s: %w", ErrCorrupt, filepath.Join(folder, list[0].ID), err)
 		}
 		r.Close()
-		base.set(entryID{list[0].Index, list[0].Term})
+		past.taken = entryID{list[0].Index, list[0].Term}
+		if err := past.logs.dropConflict(past.taken); err != nil {
+			return nil, err
+		}
 	}
-	return &snapshots{files, base}, nil
+	return &snapshots{files, past}, nil
 }
 
-// Create begins a snapshot; the log is based on it once its sink is closed.
+// Create begins a snapshot, of this replica's state or one that another sends.
 func (s *snapshots) Create(version raft.SnapshotVersion, index, term uint64, c raft.Configuration, configIndex uint64, trans raft.Transport) (raft.SnapshotSink, error) {
 	sink, err := s.FileSnapshotStore.Create(version, index, term, c, configIndex, trans)
 	if err != nil {
 		return nil, err
 	}
-	return &baseSink{SnapshotSink: sink, base: s.base, id: entryID{index, term}}, nil
+	return &pastSink{SnapshotSink: sink, past: s.past, id: entryID{index, term}}, nil
 }
 
-type baseSink struct {
+type pastSink struct {
 	raft.SnapshotSink
-	base *base
+	past *past
 	id   entryID
-	done bool // the library closes a sink twice; by then another snapshot may have been installed
+	done bool // the library closes a sink twice
 }
 
-func (s *baseSink) Close() error {
+func (s *pastSink) Close() error {
 	err := s.SnapshotSink.Close()
 	if err == nil && !s.done {
-		s.done = true
-		s.base.set(s.id)
+		s.past.sealed(s.id)
 	}
+	s.done = true
 	return err
 }
 
-// entryID names an entry of a log, and with it all that came before.
+// entryID names an entry of a log, and with it all that came before. The zero value is none.
 type entryID struct{ index, term uint64 }
 
-// base is the last entry of the snapshot that was taken or installed last. The log
-// need not hold that entry, or may hold another of its index that was never
-// committed, when the snapshot came from the leader.
-type base struct{ last atomic.Pointer[entryID] }
+// past is what this replica's state is known to hold whatever its log shows: the
+// last entries of the snapshots that it took and installed last. The log need not
+// reach back to such an entry.
+type past struct {
+	logs *logStore
 
-func (b *base) set(id entryID) { b.last.Store(&id) }
+	mu        sync.Mutex
+	taken     entryID
+	installed entryID
+	coming    entryID // being installed
+}
 
-// forget is called when a snapshot could not be restored.
-func (b *base) forget() { b.last.Store(nil) }
+// sealed is told that a snapshot is on disk. One that is being installed is not in
+// the state yet.
+func (p *past) sealed(id entryID) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if id != p.coming {
+		p.taken = id
+	}
+}
 
-// follow makes the library accept an append that continues the snapshot. The
+// expects names the snapshot that the library is given to install; the zero value
+// that it has answered.
+func (p *past) expects(id entryID) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.coming = id
+}
+
+// restoring is called when the state of a snapshot was read and is about to take the
+// place of the present one.
+func (p *past) restoring() error {
+	p.mu.Lock()
+	id := p.coming
+	p.mu.Unlock()
+	if id == (entryID{}) {
+		return nil // at a start, or of a backup
+	}
+	if err := p.logs.dropConflict(id); err != nil {
+		return err
+	}
+	p.logs.written.Store(0)
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.installed = id
+	return nil
+}
+
+func (p *past) holds(id entryID) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return id != entryID{} && (id == p.taken || id == p.installed)
+}
+
+// follow makes the library accept an append that continues a snapshot. The
 // library compares the entry before those appended with its log alone, unless the
 // log ends there: a follower that holds the snapshot and entries after it, and is
 // sent these again because the leader did not hear that it has them, would refuse
@@ -131,8 +178,43 @@ func (b *base) forget() { b.last.Store(nil) }
 // an entry at that index which was never committed). A snapshot of the same index
 // and term is the same past; without an entry before it there is nothing to
 // compare, and what conflicts after it is removed as ever.
-func (b *base) follow(r *raft.AppendEntriesRequest) {
-	if id := b.last.Load(); id != nil && r.PrevLogEntry == id.index && r.PrevLogTerm == id.term {
+//
+// An append proves the log up to its own last entry and no further: what the leader
+// has committed beyond it may be another entry here that was never committed, which
+// the library would apply.
+func (p *past) follow(r *raft.AppendEntriesRequest) {
+	r.LeaderCommitIndex = min(r.LeaderCommitIndex, r.PrevLogEntry+uint64(len(r.Entries)))
+	if p.holds(entryID{r.PrevLogEntry, r.PrevLogTerm}) {
 		r.PrevLogEntry, r.PrevLogTerm = 0, 0
 	}
+}
+
+// standing is how a snapshot that a leader sends stands to the state.
+type standing int
+
+const (
+	wanted standing = iota // it has what the state has not, or contradicts it
+	held                   // the state has all of it, and the log goes on from there
+	behind                 // the state has all of it, and the log begins after it
+)
+
+// standing of a snapshot; applied is how far the log was applied.
+func (p *past) standing(id entryID, applied uint64) standing {
+	if id.index > applied {
+		return wanted
+	}
+	if !p.holds(id) {
+		var l raft.Log
+		switch err := p.logs.read(id.index, &l); {
+		case err == nil && l.Term != id.term, err != nil && id.index == applied:
+			return wanted
+		case err != nil:
+			return behind
+		}
+	}
+	first, err := p.logs.FirstIndex()
+	if err == nil && (applied == id.index || first > 0 && first <= id.index+1) {
+		return held
+	}
+	return behind
 }

@@ -2,6 +2,9 @@ package cluster
 
 import (
 	"bytes"
+	"errors"
+	"fmt"
+	"strings"
 	"testing"
 
 	"github.com/hashicorp/raft"
@@ -64,24 +67,30 @@ func (b *byHand) appends(term uint64, prev entryID, commit uint64, logs []*raft.
 	return resp.Success
 }
 
-func (b *byHand) installs(term uint64, last entryID, state []byte) error {
+func (b *byHand) installs(term uint64, last entryID, state []byte) (resp raft.InstallSnapshotResponse, err error) {
 	id, addr := b.to()
-	var resp raft.InstallSnapshotResponse
-	return b.from.trans.InstallSnapshot(id, addr, &raft.InstallSnapshotRequest{
+	err = b.from.trans.InstallSnapshot(id, addr, &raft.InstallSnapshotRequest{
 		RPCHeader: b.header(), SnapshotVersion: raft.SnapshotVersionMax, Term: term,
 		LastLogIndex: last.index, LastLogTerm: last.term,
 		Configuration: raft.EncodeConfiguration(b.config), ConfigurationIndex: 1, Size: int64(len(state)),
 	}, &resp, bytes.NewReader(state))
+	return resp, err
+}
+
+// emptyState is a snapshot's content.
+func emptyState(t *testing.T) []byte {
+	t.Helper()
+	var state bytes.Buffer
+	if err := fsm.New().WriteSnapshot(&state); err != nil {
+		t.Fatal(err)
+	}
+	return state.Bytes()
 }
 
 func (b *byHand) mustInstall(term uint64, last entryID) {
 	b.t.Helper()
-	var state bytes.Buffer
-	if err := fsm.New().WriteSnapshot(&state); err != nil {
-		b.t.Fatal(err)
-	}
-	if err := b.installs(term, last, state.Bytes()); err != nil {
-		b.t.Fatal(err)
+	if resp, err := b.installs(term, last, emptyState(b.t)); err != nil || !resp.Success {
+		b.t.Fatalf("the snapshot of entry %d was refused: %+v, %v", last.index, resp, err)
 	}
 }
 
@@ -100,6 +109,20 @@ func (b *byHand) holds(index, term uint64) {
 	if err := b.follower.logs.GetLog(index, &l); err != nil || l.Term != term {
 		b.t.Errorf("entry %d of the follower: term %d, %v; the leader's is of term %d", index, l.Term, err, term)
 	}
+}
+
+// lacks checks that the follower has no entry that it could send as a leader.
+func (b *byHand) lacks(index uint64) {
+	b.t.Helper()
+	var l raft.Log
+	if err := b.follower.logs.GetLog(index, &l); !errors.Is(err, raft.ErrLogNotFound) {
+		b.t.Errorf("the follower has an entry %d of term %d, which was never committed (%v)", index, l.Term, err)
+	}
+}
+
+func (b *byHand) applied(index uint64) {
+	b.t.Helper()
+	testbed.Until(b.t, fmt.Sprintf("entry %d is applied", index), func() bool { return b.follower.raft.AppliedIndex() == index })
 }
 
 // A leader that did not hear of an answer sends entries again that follow the
@@ -134,7 +157,9 @@ func TestAnAppendThatContinuesTheSnapshotIsAccepted(t *testing.T) {
 			}
 			b.holds(snapshot+1, term)
 			b.holds(last, term)
-			testbed.Until(t, "the entries are applied", func() bool { return b.follower.raft.AppliedIndex() == last })
+			b.lacks(1)
+			b.lacks(snapshot)
+			b.applied(last)
 		})
 	}
 }
@@ -152,7 +177,7 @@ func TestAnAppendThatContinuesNoSnapshotIsRefused(t *testing.T) {
 	}
 	// Of a snapshot that cannot be restored nothing may be continued: the
 	// replica still has what came before it to apply.
-	if err := b.installs(term, entryID{snapshot + 20, term}, []byte("nonsense")); err == nil {
+	if _, err := b.installs(term, entryID{snapshot + 20, term}, []byte("nonsense")); err == nil {
 		t.Fatal("a broken snapshot was installed")
 	}
 	if b.appends(term, entryID{snapshot + 20, term}, 0, entries(snapshot+21, snapshot+22, term)) {
@@ -160,5 +185,140 @@ func TestAnAppendThatContinuesNoSnapshotIsRefused(t *testing.T) {
 	}
 	if err := b.follower.Err(); err != nil {
 		t.Error(err)
+	}
+}
+
+// What a leader has committed beyond the entries that it sends may be other entries
+// here, which were not.
+func TestOnlyWhatAnAppendProvesIsApplied(t *testing.T) {
+	const term, snapshot, last = 1000, 50, 61
+	b := newByHand(t)
+	if !b.appends(term-1, entryID{}, 0, entries(1, last, term-1)) {
+		t.Fatal("the first entries were refused")
+	}
+	b.mustInstall(term, entryID{snapshot, term})
+	if !b.appends(term, entryID{snapshot, term}, snapshot+1, nil) {
+		t.Fatal("an append without entries was refused")
+	}
+	if got := b.follower.raft.CommitIndex(); got > snapshot {
+		t.Errorf("entry %d of a leader that is gone counts as committed", got)
+	}
+	if !b.appends(term, entryID{snapshot, term}, snapshot+1, entries(snapshot+1, snapshot+1, term)) {
+		t.Fatal("the entry after the snapshot was refused")
+	}
+	b.applied(snapshot + 1)
+	b.holds(snapshot+1, term)
+}
+
+// A snapshot that the state holds takes nothing back.
+func TestASnapshotOfThePastIsNotInstalled(t *testing.T) {
+	const term, snapshot, last = 1000, 50, 61
+	next := entries(snapshot+1, last, term)
+	begin := func(t *testing.T) *byHand {
+		b := newByHand(t)
+		b.mustInstallWith(entryID{snapshot, term}, next)
+		if !b.appends(term, entryID{last, term}, last, nil) {
+			t.Fatal("the end of the log was refused")
+		}
+		b.applied(last)
+		return b
+	}
+	stays := func(b *byHand) {
+		b.t.Helper()
+		if got := b.follower.raft.AppliedIndex(); got != last {
+			b.t.Errorf("it has applied %d, before it was %d", got, last)
+		}
+		if err := b.follower.Err(); err != nil {
+			b.t.Error(err)
+		}
+	}
+	t.Run("sent again", func(t *testing.T) {
+		b := begin(t)
+		for range 2 {
+			b.mustInstall(term, entryID{snapshot, term})
+			stays(b)
+		}
+		if !b.appends(term, entryID{snapshot, term}, last, next) {
+			t.Error("what follows it was refused: the leader would send it again, for ever")
+		}
+		stays(b)
+	})
+	t.Run("of an entry that the log holds", func(t *testing.T) {
+		b := begin(t)
+		b.mustInstall(term, entryID{snapshot + 5, term})
+		stays(b)
+		if !b.appends(term, entryID{snapshot + 5, term}, last, next[5:]) {
+			t.Error("what follows it was refused")
+		}
+	})
+	t.Run("by a leader of the past", func(t *testing.T) {
+		b := begin(t)
+		resp, err := b.installs(term-1, entryID{snapshot, term}, emptyState(t))
+		if err != nil || resp.Success || resp.Term != term {
+			t.Errorf("answered %+v, %v", resp, err)
+		}
+		stays(b)
+	})
+	t.Run("by a new leader", func(t *testing.T) {
+		b := begin(t)
+		resp, err := b.installs(term+1, entryID{snapshot, term}, emptyState(t))
+		if err != nil || !resp.Success || resp.Term != term+1 {
+			t.Errorf("answered %+v, %v", resp, err)
+		}
+		stays(b)
+	})
+	t.Run("of an entry before the log", func(t *testing.T) {
+		b := begin(t)
+		if _, err := b.installs(term, entryID{snapshot - 9, term}, emptyState(t)); err == nil || !strings.Contains(err.Error(), "is behind the state") {
+			t.Errorf("answered %v", err)
+		}
+		stays(b)
+		b.from.trans.CloseStreams()
+		if !b.appends(term, entryID{last, term}, last+1, entries(last+1, last+1, term)) {
+			t.Error("the next entry was refused")
+		}
+	})
+	t.Run("which contradicts the log", func(t *testing.T) {
+		b := begin(t)
+		b.mustInstall(term+1, entryID{snapshot + 5, term + 1})
+		b.applied(snapshot + 5)
+		b.lacks(snapshot + 1)
+	})
+}
+
+// A replica that ended between the last byte of a snapshot and its own log begins so.
+func TestDropConflict(t *testing.T) {
+	const term, last = 7, 10
+	for _, c := range []struct {
+		name        string
+		snapshot    entryID
+		first, upto uint64 // what is left
+	}{
+		{"the log holds the snapshot's end", entryID{5, term}, 1, last},
+		{"it ends with the snapshot", entryID{last, term}, 1, last},
+		{"another entry at the snapshot's end", entryID{5, term + 1}, 6, last},
+		{"another entry at both ends", entryID{last, term + 1}, 0, 0},
+		{"a log that ends before", entryID{last + 5, term + 1}, 0, 0},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			s, err := openLogStore(t.TempDir(), nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer s.Close()
+			if err := s.StoreLogs(entries(1, last, term)); err != nil {
+				t.Fatal(err)
+			}
+			for range 2 {
+				if err := s.dropConflict(c.snapshot); err != nil {
+					t.Fatal(err)
+				}
+				first, err := s.FirstIndex()
+				upto, err2 := s.LastIndex()
+				if err != nil || err2 != nil || first != c.first || upto != c.upto {
+					t.Errorf("%d to %d are left (%v, %v), want %d to %d", first, upto, err, err2, c.first, c.upto)
+				}
+			}
+		})
 	}
 }

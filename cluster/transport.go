@@ -2,6 +2,7 @@ package cluster
 
 import (
 	"bufio"
+	"cmp"
 	"context"
 	"crypto/tls"
 	"encoding/binary"
@@ -450,14 +451,14 @@ func readFrame(r io.Reader, limit int) ([]byte, error) {
 	return body, err
 }
 
-// transport is the library's network transport with four changes: targets carry
+// transport is the library's network transport with five changes: targets carry
 // the raft id of whom they are meant for, answers to heartbeats are noted,
 // because the library tells nobody how its followers do, an append to a
-// follower that is away waits until it is back, and one that continues this
-// replica's snapshot is accepted.
+// follower that is away waits until it is back, one that continues this
+// replica's snapshot is accepted, and a snapshot of its past is not installed.
 type transport struct {
 	*raft.NetworkTransport
-	base     base
+	past     past
 	incoming chan raft.RPC
 	contacts *contacts
 	done     <-chan struct{}
@@ -468,7 +469,7 @@ type transport struct {
 // awayTick is how often a waiting append looks whether its follower is back.
 const awayTick = 20 * time.Millisecond
 
-func newTransport(p *port, timeout time.Duration, log *slog.Logger) *transport {
+func newTransport(p *port, logs *logStore, timeout time.Duration, log *slog.Logger) *transport {
 	return &transport{
 		NetworkTransport: raft.NewNetworkTransportWithConfig(&raft.NetworkTransportConfig{
 			Stream:  p,
@@ -476,6 +477,7 @@ func newTransport(p *port, timeout time.Duration, log *slog.Logger) *transport {
 			Timeout: timeout,
 			Logger:  raftLogger(log),
 		}),
+		past:     past{logs: logs},
 		incoming: make(chan raft.RPC),
 		contacts: &contacts{m: map[raft.ServerID]contact{}},
 		done:     p.done,
@@ -490,18 +492,77 @@ func (t *transport) relay() {
 	for {
 		select {
 		case rpc := <-t.NetworkTransport.Consumer():
-			if r, ok := rpc.Command.(*raft.AppendEntriesRequest); ok {
-				t.base.follow(r)
+			switch r := rpc.Command.(type) {
+			case *raft.AppendEntriesRequest:
+				t.past.follow(r)
+			case *raft.InstallSnapshotRequest:
+				t.install(rpc, r)
+				continue
 			}
-			select {
-			case t.incoming <- rpc:
-			case <-t.done:
+			if !t.hand(rpc) {
 				rpc.Respond(nil, ErrClosed)
-				return
 			}
 		case <-t.done:
 			return
 		}
+	}
+}
+
+// hand gives the library a call; false when the port is closed.
+func (t *transport) hand(rpc raft.RPC) bool {
+	select {
+	case t.incoming <- rpc:
+		return true
+	case <-t.done:
+		return false
+	}
+}
+
+// ask hands the library a call and waits for its answer.
+func (t *transport) ask(command any, body io.Reader) (any, error) {
+	answer := make(chan raft.RPCResponse, 1)
+	if !t.hand(raft.RPC{Command: command, Reader: body, RespChan: answer}) {
+		return nil, ErrClosed
+	}
+	select {
+	case a := <-answer:
+		return a.Response, a.Error
+	case <-t.done:
+		return nil, ErrClosed
+	}
+}
+
+// install answers a leader that sends a snapshot. The library installs whatever it is
+// sent: one that the state holds, because the answer to it was lost or late, would take
+// state and membership back to what they were, and one that takes longer to install
+// than the leader waits would be installed for ever.
+func (t *transport) install(rpc raft.RPC, r *raft.InstallSnapshotRequest) {
+	id := entryID{r.LastLogIndex, r.LastLogTerm}
+	applied := t.raft.Load().AppliedIndex()
+	how := t.past.standing(id, applied)
+	if how == wanted {
+		t.past.expects(id)
+		// Nothing else is looked at before it is known what becomes of it.
+		answer, err := t.ask(r, rpc.Reader)
+		t.past.expects(entryID{})
+		rpc.Respond(answer, err)
+		return
+	}
+	if n, err := io.Copy(io.Discard, rpc.Reader); err != nil || n != r.Size {
+		rpc.Respond(nil, fmt.Errorf("snapshot of entry %d: %d of %d bytes: %w", id.index, n, r.Size, cmp.Or(err, io.ErrUnexpectedEOF)))
+		return
+	}
+	// Whether who sends it leads is the library's to judge, as of an append.
+	answer, err := t.ask(&raft.AppendEntriesRequest{RPCHeader: r.RPCHeader, Term: r.Term, Leader: r.Leader}, nil)
+	a, ok := answer.(*raft.AppendEntriesResponse)
+	switch {
+	case err != nil || !ok:
+		rpc.Respond(nil, cmp.Or(err, ErrClosed))
+	case a.Success && how == behind:
+		// Its newest snapshot is older than what this log goes back to; the next will do.
+		rpc.Respond(nil, fmt.Errorf("snapshot of entry %d is behind the state, which has applied %d", id.index, applied))
+	default:
+		rpc.Respond(&raft.InstallSnapshotResponse{RPCHeader: a.RPCHeader, Term: a.Term, Success: a.Success}, nil)
 	}
 }
 
