@@ -145,6 +145,16 @@ func New(target any) (*Loader, error) {
 	return l, l.unambiguous()
 }
 
+// Defaults sets the struct that target points at to what it is when nobody sets anything:
+// where a program starts from that fills in the rest by itself.
+func Defaults(target any) error {
+	l, err := New(target)
+	if err != nil {
+		return err
+	}
+	return l.Load(Sources{})
+}
+
 func (l *Loader) collect(v reflect.Value, prefix string) error {
 	for i := range v.NumField() {
 		f := v.Type().Field(i)
@@ -355,7 +365,7 @@ func (s *setting) find(from Sources, keys map[string]yamlValue) (text, source st
 		return strings.TrimSpace(v.text), v.source, nil
 	}
 	if !blank(s.Default) {
-		return s.Default, "default of " + s.Name(), nil
+		return s.Default, byDefault + s.Name(), nil
 	}
 	return "", "", nil
 }
@@ -375,8 +385,25 @@ func (l *Loader) Source(field string) string {
 // Set reports whether the setting was given by anyone, not by its default.
 func (l *Loader) Set(field string) bool {
 	source := l.Source(field)
-	return source != "" && !strings.HasPrefix(source, "default of ")
+	return source != "" && !strings.HasPrefix(source, byDefault)
 }
+
+const byDefault = "default of "
+
+// Ignored says, after Load, of each setting that was given and has no effect where it was
+// given and why. Such a setting is known so that an environment made for something else
+// can be kept as it is.
+func (l *Loader) Ignored() (out []string) {
+	for _, s := range l.settings {
+		if strings.HasPrefix(s.Usage, ignored) && s.source != "" && !strings.HasPrefix(s.source, byDefault) {
+			out = append(out, s.source+" is "+s.Usage)
+		}
+	}
+	return out
+}
+
+// ignored is what the usage of a setting without effect begins with.
+const ignored = "ignored"
 
 // Describe lists all settings, in the order of the struct.
 func (l *Loader) Describe() []Setting {

@@ -350,3 +350,46 @@ func TestStructure(t *testing.T) {
 		t.Errorf("no YAML: %v", err)
 	}
 }
+
+func TestWhatHasNoEffectIsTold(t *testing.T) {
+	var s struct {
+		Old    string `env:"OLD" yaml:"old" usage:"ignored: nobody needs it"`
+		Secret string `env:"OLD_KEY" secret:"true" usage:"ignored"`
+		Known  bool   `env:"KNOWN" default:"true" usage:"ignored"`
+		Used   string `env:"USED" usage:"used"`
+	}
+	l, err := New(&s)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct {
+		from Sources
+		want []string
+	}{
+		{Sources{}, nil},
+		{Sources{Environ: env("USED=1", "OLD= ")}, nil},
+		{Sources{Environ: env("OLD=5s", "OLD_KEY=swordfish")}, []string{"OLD is ignored: nobody needs it", "OLD_KEY is ignored"}},
+		{Sources{YAML: []byte("old: 5s"), YAMLName: "f.yaml"}, []string{"f.yaml:1: old is ignored: nobody needs it"}},
+	} {
+		if err := l.Load(c.from); err != nil {
+			t.Fatal(err)
+		}
+		if got := l.Ignored(); !reflect.DeepEqual(got, c.want) {
+			t.Errorf("%+v: %q, want %q", c.from, got, c.want)
+		}
+	}
+}
+
+func TestDefaults(t *testing.T) {
+	t.Setenv("LOG_LEVEL", "debug")
+	var s sample
+	if err := Defaults(&s); err != nil {
+		t.Fatal(err)
+	}
+	if s.Port != 8085 || !s.Enabled || s.Every != 5*time.Second || s.Level != "info" || s.Nested.Depth != 3 || s.Token != "" {
+		t.Errorf("got %+v", s)
+	}
+	if Defaults(s) == nil {
+		t.Error("no pointer is taken")
+	}
+}

@@ -7,7 +7,7 @@
 //	type settings struct {
 //		Port  int           `env:"GRPC_PORT" flag:"grpc-port" yaml:"grpc_port" kind:"port" default:"8085" usage:"control API port"`
 //		Token string        `env:"PERSYS_VAULT_TOKEN" yaml:"vault_token" secret:"true" usage:"Vault token"`
-//		Every time.Duration `env:"SCHEDULER_RECONCILE_INTERVAL" seconds:"true" default:"5s" min:"100ms" usage:"reconcile period"`
+//		Every time.Duration `env:"SCHEDULER_HEARTBEAT_INTERVAL" seconds:"true" default:"3s" min:"1s" usage:"what agents are told"`
 //	}
 //	var s settings
 //	l, err := config.New(&s)          // a wrong tag is a programmer's error
@@ -34,7 +34,8 @@
 //	flag     long flag without dashes; short:"x" adds a letter
 //	yaml     key, with dots between levels
 //	default  used when nothing is set; written as in the environment
-//	usage    one line for people
+//	usage    one line for people; of a setting that is known and has no effect it
+//	         begins with "ignored", and Ignored tells whoever sets it
 //	secret   "true": never printed, by Describe, by errors or by Values
 //	required "true": Load fails when nothing is set
 //	min, max bounds of numbers and durations

@@ -26,7 +26,7 @@ import (
 	"github.com/persys/compute/cmd/internal/gatewayd"
 	"github.com/persys/compute/cmd/internal/scheduler"
 	"github.com/persys/compute/cmd/internal/setup"
-	"github.com/persys/compute/dnsserver"
+	"github.com/persys/compute/config"
 )
 
 // version is set by the linker.
@@ -92,11 +92,9 @@ func runDev(ctx context.Context, opt options) (err error) {
 		addrs[i] = r.GRPCAddr()
 	}
 	how := "the local Docker engine"
-	acfg := agentd.Config{
-		Guard:    "off", // the machine is one, and this is one process
-		Insecure: true, NodeID: "dev-1", StatePath: filepath.Join(dir, "agent", "state.db"),
-		Schedulers: addrs, Docker: true, Reconcile: true, ReconcileInterval: 30 * time.Second,
-		Exec: true, ExecIdle: 15 * time.Minute,
+	acfg, err := agentConfig(dir, addrs)
+	if err != nil {
+		return err
 	}
 	if opt.simulate || !dockerAnswers(ctx) {
 		acfg.Docker, acfg.Simulate = false, filepath.Join(dir, "engine")
@@ -104,9 +102,10 @@ func runDev(ctx context.Context, opt options) (err error) {
 	}
 	g.Go(func() error { return agentd.Run(ctx, acfg, version, log) })
 
-	console, err := gatewayd.Start(ctx, gatewayd.Config{
+	gcfg := gatewayd.Config{
 		Insecure: true, HTTPAddr: net.JoinHostPort("127.0.0.1", strconv.Itoa(opt.httpPort)), PublicAddr: "none", Schedulers: addrs,
-	}, version, log)
+	}
+	console, err := gatewayd.Start(ctx, gcfg, version, log)
 	if err != nil {
 		return fmt.Errorf("%w; persys dev --http-port 0 takes any free port", err)
 	}
@@ -126,6 +125,20 @@ func runDev(ctx context.Context, opt options) (err error) {
 	return nil
 }
 
+// agentConfig is what an agent has that is told nothing, on free ports and below dir.
+func agentConfig(dir string, schedulers []string) (cfg agentd.Config, err error) {
+	if err := config.Defaults(&cfg); err != nil {
+		return cfg, err
+	}
+	cfg.Insecure, cfg.Schedulers = true, schedulers
+	cfg.NodeID, cfg.StatePath = "dev-1", filepath.Join(dir, "agent", "state.db")
+	cfg.GRPCPort, cfg.MetricsPort = 0, 0
+	cfg.DockerHost = "" // that of the environment, as dockerAnswers looks
+	cfg.VM = false      // its disks would stay behind
+	cfg.Guard = "off"   // the machine is one, and this is one process
+	return cfg, nil
+}
+
 // startReplicas starts three schedulers that form one cluster. They are started
 // one after another, each joining those before it, so that every port can be free.
 func startReplicas(ctx context.Context, g *errgroup.Group, dir string, port int, log *slog.Logger) ([]*scheduler.Replica, error) {
@@ -133,12 +146,14 @@ func startReplicas(ctx context.Context, g *errgroup.Group, dir string, port int,
 	var join []string
 	for i := range 3 {
 		name := "dev-s" + strconv.Itoa(i+1)
-		cfg := scheduler.Config{
-			Insecure: true, Name: name, DataDir: filepath.Join(dir, name), BootstrapExpect: 3, Join: join, Shard: "default",
-			RaftAddr: "127.0.0.1:0", GossipAddr: "127.0.0.1:0", DNSAddr: "127.0.0.1:0", Domain: dnsserver.DefaultDomain, AgentsDomain: dnsserver.DefaultAgentsDomain,
-			HeartbeatInterval: 3 * time.Second, NodeLease: 10 * time.Second, MissingGrace: 15 * time.Second,
-			AgentRPCTimeout: 10 * time.Second, DriftInterval: 30 * time.Second, Policy: "spread", EtcdEndpoints: []string{"none"},
+		var cfg scheduler.Config
+		if err := config.Defaults(&cfg); err != nil {
+			return nil, err
 		}
+		cfg.Insecure, cfg.Name, cfg.DataDir = true, name, filepath.Join(dir, name)
+		cfg.BootstrapExpect, cfg.Join, cfg.EtcdEndpoints = 3, join, []string{"none"}
+		cfg.RaftAddr, cfg.GossipAddr, cfg.DNSAddr = "127.0.0.1:0", "127.0.0.1:0", "127.0.0.1:0"
+		cfg.GRPCPort, cfg.MetricsPort = 0, 0
 		if i == 0 {
 			cfg.GRPCPort = port
 		}

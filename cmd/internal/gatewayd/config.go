@@ -80,7 +80,6 @@ type Config struct {
 
 // ignored are keys of the contract without a use here.
 type ignored struct {
-	ServiceName string `yaml:"service_name" usage:"ignored"`
 	TLSEnabled  bool   `yaml:"tls.enabled" default:"true" usage:"ignored: TLS is off with insecure only"`
 	MongoURI    string `env:"PERSYS_GATEWAY_MONGO_URI" yaml:"database.mongo_uri" secret:"true" usage:"ignored: no database is needed"`
 	DBName      string `env:"PERSYS_GATEWAY_DB_NAME" yaml:"database.name" usage:"ignored"`
@@ -94,6 +93,8 @@ type ignored struct {
 	Map         string `yaml:"scheduler.repository_cluster_map" kind:"yaml" usage:"ignored: the receiver of webhooks chooses"`
 	WebhookURL  string `yaml:"github.webhook_url" usage:"ignored"`
 	GitHubAuth  string `yaml:"github.auth" kind:"yaml" usage:"ignored"`
+	GitHubID    string `env:"PERSYS_GATEWAY_GITHUB_CLIENT_ID" usage:"ignored"`
+	GitHubKey   string `env:"PERSYS_GATEWAY_GITHUB_CLIENT_SECRET" secret:"true" usage:"ignored"`
 	Forgery     string `env:"PERSYS_GATEWAY_FORGERY_GRPC_ADDR" yaml:"forgery.grpc_addr" usage:"ignored"`
 	ForgeryName string `env:"PERSYS_GATEWAY_FORGERY_GRPC_SERVER_NAME" yaml:"forgery.grpc_server_name" usage:"ignored"`
 	Loki        string `yaml:"log.loki_endpoint" usage:"ignored"`

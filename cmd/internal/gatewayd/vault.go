@@ -26,6 +26,7 @@ type vaultSettings struct {
 	Retry    time.Duration `env:"PERSYS_GATEWAY_VAULT_RETRY_INTERVAL" yaml:"vault.retry_interval" seconds:"true" default:"30s" min:"100ms" max:"1h" usage:"wait after a failure"`
 	Service  string        `env:"PERSYS_GATEWAY_VAULT_SERVICE_NAME" yaml:"vault.service_name" usage:"common name of the certificate; default: service_name, else persys-gateway"`
 	Domain   string        `env:"PERSYS_GATEWAY_VAULT_SERVICE_DOMAIN" yaml:"vault.service_domain" usage:"the certificate is good for <service name>.<this>, too"`
+	Program  string        `yaml:"service_name" usage:"stands in for vault.service_name"`
 	Bind     string        `yaml:"vault.bind_host" usage:"name that this gateway answers at; default: the host of app.http_addr"`
 }
 
@@ -49,7 +50,7 @@ func (c *Config) vault(ctx context.Context, log *slog.Logger) (*vault.Source, er
 	return vault.Open(ctx, vault.Config{
 		Access: vault.Access{Addr: v.Addr, Auth: v.Auth, Token: v.Token, RoleID: v.RoleID, SecretID: v.SecretID, Settings: "PERSYS_GATEWAY_VAULT_"},
 		Mount:  v.Mount, Role: v.Role, TTL: v.TTL, Retry: v.Retry, Domain: v.Domain, Bind: cmp.Or(v.Bind, host), Hosts: c.hosts(),
-		Service: cmp.Or(v.Service, c.Ignored.ServiceName, "persys-gateway"),
+		Service: cmp.Or(v.Service, v.Program, "persys-gateway"),
 		Files:   pki.Paths{CA: c.TLSCA, Cert: c.TLSCert, Key: c.TLSKey}, Log: log,
 	})
 }

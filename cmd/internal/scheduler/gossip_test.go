@@ -13,7 +13,7 @@ import (
 	"time"
 
 	clusterv1 "github.com/persys/compute/api/cluster/v1"
-	"github.com/persys/compute/dnsserver"
+	"github.com/persys/compute/config"
 	"github.com/persys/compute/fsm"
 	"github.com/persys/compute/pki"
 	"github.com/persys/compute/testbed"
@@ -28,12 +28,14 @@ func TestGossipKeyRotates(t *testing.T) {
 	defer cancel()
 	start := func(name, token string) *Replica {
 		t.Helper()
-		cfg := Config{
-			Name: name, DataDir: filepath.Join(dir, name), Init: token == "", BindAddr: "127.0.0.1", Shard: "default", CertLife: time.Hour,
-			RaftAddr: "127.0.0.1:0", GossipAddr: "127.0.0.1:0", DNSAddr: "127.0.0.1:0", Domain: dnsserver.DefaultDomain, AgentsDomain: dnsserver.DefaultAgentsDomain,
-			TLSCert: defaultCert, HeartbeatInterval: 3 * time.Second, NodeLease: 10 * time.Second, MissingGrace: 15 * time.Second,
-			AgentRPCTimeout: 10 * time.Second, DriftInterval: 30 * time.Second, Policy: "spread", EtcdEndpoints: []string{"none"},
+		var cfg Config
+		if err := config.Defaults(&cfg); err != nil {
+			t.Fatal(err)
 		}
+		cfg.Name, cfg.DataDir, cfg.Init, cfg.CertLife = name, filepath.Join(dir, name), token == "", time.Hour
+		cfg.BindAddr, cfg.GRPCPort, cfg.MetricsPort = "127.0.0.1", 0, 0
+		cfg.RaftAddr, cfg.GossipAddr, cfg.DNSAddr = "127.0.0.1:0", "127.0.0.1:0", "127.0.0.1:0"
+		cfg.EtcdEndpoints = []string{"none"}
 		if token != "" {
 			cfg.Join = []string{token}
 		}

@@ -68,7 +68,13 @@ func Load(name, version, short string, target any, fileEnv, defaultFile string) 
 					return err
 				}
 			}
-			return loader.Load(src)
+			if err := loader.Load(src); err != nil {
+				return err
+			}
+			for _, line := range loader.Ignored() {
+				fmt.Fprintln(os.Stderr, name+":", line)
+			}
+			return nil
 		},
 	}
 	loader.AddFlags(cmd.Flags())

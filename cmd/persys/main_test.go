@@ -1,0 +1,17 @@
+package main
+
+import "testing"
+
+// What a laptop's agent runs is what any agent runs that was told nothing.
+func TestAgentOfDevRunsStacks(t *testing.T) {
+	cfg, err := agentConfig(t.TempDir(), []string{"127.0.0.1:1"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !cfg.Docker || !cfg.Compose || !cfg.Exec || !cfg.GC || !cfg.Reconcile || cfg.Threshold != 80 {
+		t.Errorf("docker %t, compose %t, exec %t, gc %t, reconcile %t, threshold %d", cfg.Docker, cfg.Compose, cfg.Exec, cfg.GC, cfg.Reconcile, cfg.Threshold)
+	}
+	if !cfg.Insecure || cfg.GRPCPort != 0 || cfg.MetricsPort != 0 || cfg.VM {
+		t.Errorf("insecure %t, ports %d and %d, virtual machines %t", cfg.Insecure, cfg.GRPCPort, cfg.MetricsPort, cfg.VM)
+	}
+}
