@@ -11,6 +11,9 @@ import (
 // registerNode stores what a node says of itself and makes it Up. Equal facts of
 // a node that is Up change nothing.
 func (t *Tx) registerNode(b *commandv1.RegisterNode) Result {
+	if wrong := OversizedNode(b); wrong != "" && t.r.info.FeatureLevel >= 6 {
+		return refuse(Invalid, "%s", wrong)
+	}
 	if res, ok := checkNode(b); !ok {
 		return res
 	}

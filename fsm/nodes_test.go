@@ -85,6 +85,7 @@ func TestRegisterNode(t *testing.T) {
 			is(t, "use", w.s.Alloc("a").Disk[0], PoolUse{"fast", 30})
 		}},
 	})
+	long := strings.Repeat("x", 1025)
 	for _, c := range []struct {
 		name  string
 		opt   func(*commandv1.RegisterNode)
@@ -99,9 +100,13 @@ func TestRegisterNode(t *testing.T) {
 		{"a pool without a name", func(n *commandv1.RegisterNode) { n.Pools = []*commandv1.Pool{{}} }, []string{"pools[0].name"}},
 		{"a negative pool", func(n *commandv1.RegisterNode) { n.Pools[0].TotalGb = -1 }, []string{"pools[0].total_gb", "-1"}},
 		{"a pool twice", func(n *commandv1.RegisterNode) { n.Pools = append(n.Pools, n.Pools[0]) }, []string{"pools[1].name", "main"}},
+		{"too many labels", func(n *commandv1.RegisterNode) { n.Labels = make([]*commandv1.Label, 257) }, []string{"labels", "257", "256"}},
+		{"too many pools", func(n *commandv1.RegisterNode) { n.Pools = make([]*commandv1.Pool, 257) }, []string{"pools", "257", "256"}},
+		{"a long taint", func(n *commandv1.RegisterNode) { n.Taints = []*commandv1.Taint{{Key: "k", Value: long}} }, []string{"taints", "1025", "1024"}},
+		{"a long version", func(n *commandv1.RegisterNode) { n.AgentVersion = long }, []string{"agent_version", "1025", "1024"}},
 	} {
 		t.Run("refuses "+c.name, func(t *testing.T) {
-			refused(t, formed(t).do(register("c", c.opt)), Invalid, c.names...)
+			refused(t, newest(formed(t)).do(register("c", c.opt)), Invalid, c.names...)
 		})
 	}
 }

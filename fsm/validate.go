@@ -1,6 +1,7 @@
 package fsm
 
 import (
+	"fmt"
 	"strings"
 
 	commandv1 "github.com/persys/compute/api/command/v1"
@@ -166,6 +167,53 @@ func ValidServiceName(s string) bool {
 		}
 	}
 	return letter
+}
+
+// Limits of what a node may say of itself.
+const (
+	maxFacts    = 256  // entries of each list
+	maxFactText = 1024 // bytes of each string
+)
+
+// OversizedNode names what a registration has too much of, "" for nothing. Commands are
+// judged by it from feature level 6 on; the edge asks before it writes one.
+func OversizedNode(b *commandv1.RegisterNode) string {
+	for _, l := range [...]struct {
+		field   string
+		entries int
+	}{
+		{"pools", len(b.GetPools())}, {"types", len(b.GetTypes())}, {"storage_drivers", len(b.GetStorageDrivers())},
+		{"labels", len(b.GetLabels())}, {"taints", len(b.GetTaints())},
+	} {
+		if l.entries > maxFacts {
+			return fmt.Sprintf("%s: has %d entries, at most %d", l.field, l.entries, maxFacts)
+		}
+	}
+	long := ""
+	text := func(field string, values ...string) {
+		for _, v := range values {
+			if len(v) > maxFactText && long == "" {
+				long = fmt.Sprintf("%s: %q has %d bytes, at most %d", field, clip(v), len(v), maxFactText)
+			}
+		}
+	}
+	text("endpoint", b.GetEndpoint())
+	text("engine_id", b.GetEngineId())
+	text("agent_version", b.GetAgentVersion())
+	text("instance_id", b.GetInstanceId())
+	text("timestamp", b.GetTimestamp())
+	text("types", b.GetTypes()...)
+	text("storage_drivers", b.GetStorageDrivers()...)
+	for _, p := range b.GetPools() {
+		text("pools", p.GetName(), p.GetType())
+	}
+	for _, l := range b.GetLabels() {
+		text("labels", l.GetKey(), l.GetValue())
+	}
+	for _, t := range b.GetTaints() {
+		text("taints", t.GetKey(), t.GetValue(), t.GetEffect())
+	}
+	return long
 }
 
 // checkNode judges the fields of RegisterNode.

@@ -46,6 +46,9 @@ func (s *Server) RegisterNode(ctx context.Context, req *controlv1.RegisterNodeRe
 		return refuse(wrong)
 	}
 	cmd := s.registration(id, endpoint, req)
+	if wrong := fsm.OversizedNode(cmd); wrong != "" {
+		return refuse(wrong)
+	}
 	if !s.registered(id, cmd) {
 		r, err := s.propose(ctx, "", &commandv1.Command{Body: &commandv1.Command_RegisterNode{RegisterNode: cmd}})
 		if err != nil {

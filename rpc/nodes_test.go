@@ -71,6 +71,12 @@ func TestRegisterNode(t *testing.T) {
 		{"negative memory is not accepted", false, func(r *controlv1.RegisterNodeRequest) { r.Capabilities.MemoryTotalMb = -1 }, codes.OK, false},
 		{"no capabilities are not accepted", false, func(r *controlv1.RegisterNodeRequest) { r.Capabilities = nil }, codes.OK, false},
 		{"all CPU reserved is not accepted", false, func(r *controlv1.RegisterNodeRequest) { r.Capabilities.CpuReservedMillicores = 4000 }, codes.OK, false},
+		{"more taints than a node may have are not accepted", false, func(r *controlv1.RegisterNodeRequest) {
+			r.Capabilities.Taints = make([]*controlv1.Taint, 257)
+		}, codes.OK, false},
+		{"a label too large for the log is not accepted", false, func(r *controlv1.RegisterNodeRequest) {
+			r.Labels = map[string]string{"note": strings.Repeat("x", 2<<20)}
+		}, codes.OK, false},
 		{"a malformed id is not accepted", false, func(r *controlv1.RegisterNodeRequest) { r.NodeId = "a/b" }, codes.OK, false},
 		{"another cluster's node is not accepted", false, func(r *controlv1.RegisterNodeRequest) { r.ClusterId = "c2" }, codes.OK, false},
 		{"our own cluster's node is accepted", false, func(r *controlv1.RegisterNodeRequest) { r.ClusterId = "c1" }, codes.OK, true},

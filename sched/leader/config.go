@@ -10,7 +10,7 @@ import (
 
 // Config holds the leader's settings; zero values take the defaults given.
 type Config struct {
-	Tuning sched.Tuning
+	Tuning sched.Tuning // as it is given, where any of it is: a grace of 0 is none
 
 	HeartbeatInterval time.Duration // 3 s, for agents of protocol 1 and up
 	NodeLease         time.Duration // 10 s; at least 3 × interval
@@ -91,24 +91,8 @@ func (c Config) withDefaults() Config {
 	if c.Metrics == nil {
 		c.Metrics = noMetrics{}
 	}
-	t := &c.Tuning
-	if t.Policy == "" {
-		t.Policy = sched.Spread
-	}
-	defn := func(n *int64, v time.Duration) {
-		if *n <= 0 {
-			*n = int64(v)
-		}
-	}
-	defn(&t.MissingGrace, 15*time.Second)
-	defn(&t.RetryBase, 5*time.Second)
-	defn(&t.RetryMax, 2*time.Minute)
-	defn(&t.FailureGrace, 2*time.Minute)
-	defn(&t.ApplyTimeout, 45*time.Second)
-	defn(&t.VMApplyTimeout, 4*time.Minute)
-	defn(&t.DeleteTimeout, time.Minute)
-	if t.MaxAttempts <= 0 {
-		t.MaxAttempts = 5
+	if c.Tuning == (sched.Tuning{}) {
+		c.Tuning = sched.DefaultTuning()
 	}
 	return c
 }

@@ -288,6 +288,13 @@ func TestConfigRefusesAShortLease(t *testing.T) {
 	is(t, "err", Config{NodeLease: 9 * time.Second}.Validate() == nil, true)
 }
 
+func TestTuningIsTakenAsGiven(t *testing.T) {
+	is(t, "nothing given", Config{}.withDefaults().Tuning, sched.DefaultTuning())
+	none := sched.DefaultTuning()
+	none.MissingGrace = 0
+	is(t, "no grace", Config{Tuning: none}.withDefaults().Tuning, none)
+}
+
 func TestTableKeepsTheNewerRecord(t *testing.T) {
 	tb := newTable(func(uint32, int) int64 { return 10 })
 	tb.observe(&fsm.Node{ID: "a", Up: true, ModifyIndex: 5}, 100)
