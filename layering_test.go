@@ -95,7 +95,7 @@ var drivers = []string{"docker", "compose", "libvirt", "sim"}
 
 // pure are the packages whose own files hold no clock, randomness, goroutine or map order.
 // fsm/store is not among them (it may block), nor is sched/leader (it owns the loop and the clock).
-var pure = []string{"fsm", "fsm/rollout", "sched", "sched/rolling"}
+var pure = []string{"fsm", "fsm/quota", "fsm/rollout", "sched", "sched/rolling"}
 
 var (
 	forbiddenNames  = []string{"util", "utils", "common", "helper", "helpers", "model", "models"}

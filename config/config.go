@@ -131,6 +131,10 @@ func (s Setting) Name() string {
 	return s.Field
 }
 
+// Ignored reports whether the setting is known and has no effect, so that an environment
+// or a file that was made for something else can be kept as it is.
+func (s Setting) Ignored() bool { return strings.HasPrefix(s.Usage, "ignored") }
+
 // New reads the tags of the struct that target points at. An error is a
 // mistake in the struct, not in anybody's settings.
 func New(target any) (*Loader, error) {
@@ -390,20 +394,15 @@ func (l *Loader) Set(field string) bool {
 
 const byDefault = "default of "
 
-// Ignored says, after Load, of each setting that was given and has no effect where it was
-// given and why. Such a setting is known so that an environment made for something else
-// can be kept as it is.
+// Ignored says, after Load, which settings were given that have no effect, where and why.
 func (l *Loader) Ignored() (out []string) {
 	for _, s := range l.settings {
-		if strings.HasPrefix(s.Usage, ignored) && s.source != "" && !strings.HasPrefix(s.source, byDefault) {
+		if s.Ignored() && s.source != "" && !strings.HasPrefix(s.source, byDefault) {
 			out = append(out, s.source+" is "+s.Usage)
 		}
 	}
 	return out
 }
-
-// ignored is what the usage of a setting without effect begins with.
-const ignored = "ignored"
 
 // Describe lists all settings, in the order of the struct.
 func (l *Loader) Describe() []Setting {

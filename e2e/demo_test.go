@@ -27,11 +27,11 @@ func TestDemo(t *testing.T) {
 	if out, err := build.CombinedOutput(); err != nil {
 		t.Fatalf("building the demo: %v\n%s", err, out)
 	}
-	run := func(t *testing.T, env []string, args ...string) (string, error) {
+	run := func(t *testing.T, env []string, program string, args ...string) (string, error) {
 		t.Helper()
 		ctx, cancel := context.WithTimeout(t.Context(), 4*time.Minute)
 		defer cancel()
-		cmd := exec.CommandContext(ctx, bin, args...)
+		cmd := exec.CommandContext(ctx, program, args...)
 		cmd.Dir = root
 		cmd.Env = append(os.Environ(), "TMPDIR="+t.TempDir(), "NO_COLOR=1")
 		cmd.Env = append(cmd.Env, env...)
@@ -61,14 +61,14 @@ func TestDemo(t *testing.T) {
 		"$ persysctl status", "the leader", "after the kill", "is back from its disk", "stopped and removed everything",
 	}
 	t.Run("simulated", func(t *testing.T) {
-		out, err := run(t, nil, "--exit", "--simulate")
+		out, err := run(t, nil, "make", "demo", "ARGS=--exit --simulate")
 		if err != nil {
 			t.Errorf("it failed: %v", err)
 		}
 		shows(t, out, append(common, "simulated, so there is no page")...)
 	})
 	t.Run("without an engine", func(t *testing.T) {
-		out, err := run(t, []string{"DOCKER_HOST=unix:///nowhere/docker.sock"}, "--exit")
+		out, err := run(t, []string{"DOCKER_HOST=unix:///nowhere/docker.sock"}, bin, "--exit")
 		if err != nil {
 			t.Errorf("it failed: %v", err)
 		}
@@ -78,7 +78,7 @@ func TestDemo(t *testing.T) {
 		e, _ := theEngine(t)
 		const image = "persys/hello:demo"
 		before := e.HasImage(t.Context(), image) && !e.HasLabel(t.Context(), image, "persys.demo")
-		out, err := run(t, nil, "--exit")
+		out, err := run(t, nil, bin, "--exit")
 		if err != nil {
 			t.Errorf("it failed: %v", err)
 		}
@@ -120,7 +120,7 @@ func TestDemo(t *testing.T) {
 		l, err := net.Listen("unix", "@persys-demo") // as a demo that runs does
 		must(t, err)
 		defer l.Close()
-		out, err := run(t, nil, "--exit")
+		out, err := run(t, nil, bin, "--exit")
 		var exit *exec.ExitError
 		if !errors.As(err, &exit) || exit.ExitCode() != 1 {
 			t.Errorf("it ended with %v, want status 1", err)
@@ -132,7 +132,7 @@ func TestDemo(t *testing.T) {
 		l, err := net.Listen("tcp", ":18080")
 		must(t, err)
 		defer l.Close()
-		out, err := run(t, nil, "--exit")
+		out, err := run(t, nil, bin, "--exit")
 		var exit *exec.ExitError
 		if !errors.As(err, &exit) || exit.ExitCode() != 1 {
 			t.Errorf("it ended with %v, want status 1", err)

@@ -36,7 +36,7 @@ func TestLeaderKilled(t *testing.T) {
 	}
 	tr.end()
 	slices.Sort(gaps)
-	t.Logf("failover gap, leader killed, last acknowledged apply before to first after: median %s of %v", gaps[len(gaps)/2].Round(time.Millisecond), gaps)
+	measured(t, "failover gap, leader killed, last acknowledged apply before to first after: median %s of %v", gaps[len(gaps)/2].Round(time.Millisecond), gaps)
 	if worst := gaps[len(gaps)-1]; worst > 5*time.Second {
 		t.Errorf("the longest failover took %s, want at most 5 s even on a busy machine", worst)
 	}
@@ -59,7 +59,7 @@ func TestLeaderPaused(t *testing.T) {
 		for i := range 40 {
 			tr.read(t.Context(), &op{Client: clients + 1, Workload: workloadName(i % workloads), Via: leader}, leader)
 		}
-		t.Logf("%s frozen, %s leads; gap %s", c.Schedulers[leader].Name, c.Schedulers[next].Name, tr.gap(at).Round(time.Millisecond))
+		measured(t, "%s frozen, %s leads; gap %s", c.Schedulers[leader].Name, c.Schedulers[next].Name, tr.gap(at).Round(time.Millisecond))
 		must(t, c.WaitReady(t.Context(), 20*time.Second))
 	}
 	tr.end()
@@ -83,7 +83,7 @@ func TestLeadershipMoves(t *testing.T) {
 			return nil
 		}))
 		tr.more(40, 30*time.Second)
-		t.Logf("leadership moved to %s in %d ms; gap %s", c.Schedulers[i].Name, resp.GetTookMs(), tr.gap(at).Round(time.Millisecond))
+		measured(t, "leadership moved to %s in %d ms; gap %s", c.Schedulers[i].Name, resp.GetTookMs(), tr.gap(at).Round(time.Millisecond))
 	}
 	leader := got[int](t)(c.WaitLeader(t.Context(), electionLimit))
 	admin := got[clusterv1.ClusterClient](t)(c.AnyAdmin(t.Context()))
@@ -96,7 +96,7 @@ func TestLeadershipMoves(t *testing.T) {
 		t.Errorf("SIGTERM at the leader: %v", err)
 	}
 	tr.more(40, 30*time.Second)
-	t.Logf("%s stopped by SIGTERM; gap %s", c.Schedulers[leader].Name, tr.gap(at).Round(time.Millisecond))
+	measured(t, "%s stopped by SIGTERM; gap %s", c.Schedulers[leader].Name, tr.gap(at).Round(time.Millisecond))
 	must(t, c.Schedulers[leader].Start())
 	must(t, c.WaitReady(t.Context(), 20*time.Second))
 	tr.end()

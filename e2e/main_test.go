@@ -3,6 +3,7 @@ package e2e
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -152,6 +153,25 @@ func keep(t *testing.T, name string, v any) {
 }
 
 // must ends the test on an error.
+// figuresEnv names the file that hack/go-test.sh shows at the end: of a test that passes
+// go test shows nothing.
+const figuresEnv = "E2E_FIGURES"
+
+// measured logs a figure.
+func measured(t *testing.T, format string, args ...any) {
+	t.Helper()
+	line := fmt.Sprintf(format, args...)
+	t.Log(line)
+	path := os.Getenv(figuresEnv)
+	if path == "" {
+		return
+	}
+	f, err := os.OpenFile(path, os.O_APPEND|os.O_WRONLY|os.O_CREATE, 0o600)
+	must(t, err)
+	_, err = fmt.Fprintf(f, "%s: %s\n", t.Name(), line)
+	must(t, errors.Join(err, f.Close()))
+}
+
 func must(t *testing.T, err error) {
 	t.Helper()
 	if err != nil {

@@ -171,7 +171,7 @@ func TestPartition(t *testing.T) {
 			} else {
 				t.Logf("%s, cut off, says: %v", c.Schedulers[old].Name, err)
 			}
-			t.Logf("leadership went from %s to %s; gap %s", c.Schedulers[old].Name, c.Schedulers[next].Name, tr.gap(at).Round(time.Millisecond))
+			measured(t, "leadership went from %s to %s; gap %s", c.Schedulers[old].Name, c.Schedulers[next].Name, tr.gap(at).Round(time.Millisecond))
 			must(t, w.Heal(t.Context()))
 			must(t, c.WaitReady(t.Context(), settle))
 			caughtUp(t, c, old)

@@ -102,6 +102,7 @@ func TestWrongSettings(t *testing.T) {
 		{"HTTP port in use", map[string]string{"METRICS_PORT": port}, []string{"METRICS_PORT", port, "in use"}},
 		{"Raft port in use", map[string]string{"SCHEDULER_RAFT_ADDR": taken.Addr().String()}, []string{"SCHEDULER_RAFT_ADDR", port, "in use"}},
 		{"gossip port in use", map[string]string{"SCHEDULER_GOSSIP_ADDR": gossip.LocalAddr().String()}, []string{"SCHEDULER_GOSSIP_ADDR", "in use"}},
+		{"DNS port in use", map[string]string{"SCHEDULER_DNS_ADDR": taken.Addr().String()}, []string{"SCHEDULER_DNS_ADDR", port, "in use"}},
 		{"a port that is none", map[string]string{"GRPC_PORT": "70000"}, []string{"GRPC_PORT", "70000"}},
 		{"an interval that is none", map[string]string{"SCHEDULER_HEARTBEAT_INTERVAL": "soon"}, []string{"SCHEDULER_HEARTBEAT_INTERVAL", "soon"}},
 		{"a lease below three heartbeats", map[string]string{"SCHEDULER_HEARTBEAT_INTERVAL": "3s", "SCHEDULER_NODE_LEASE": "5s"},
@@ -130,6 +131,7 @@ func TestWrongSettings(t *testing.T) {
 		want []string
 	}{
 		{"port in use", map[string]string{"PERSYS_GRPC_PORT": port}, []string{"PERSYS_GRPC_PORT", port, "in use"}},
+		{"HTTP port in use", map[string]string{"PERSYS_METRICS_PORT": port}, []string{"PERSYS_METRICS_PORT", port, "in use"}},
 		{"a node id with a slash", map[string]string{"PERSYS_NODE_ID": "a/b"}, []string{"PERSYS_NODE_ID", "a/b"}},
 		{"labels that are none", map[string]string{"PERSYS_NODE_LABELS": "nolabel"}, []string{"PERSYS_NODE_LABELS", "nolabel"}},
 		{"a scheduler address that is none", map[string]string{"PERSYS_SCHEDULER_ADDR": "a:b:c"}, []string{"a:b:c"}},

@@ -43,6 +43,40 @@ func TestSchedulerAlone(t *testing.T) {
 	}
 }
 
+// The same on the ports that it takes by itself, with nothing in its environment.
+func TestSchedulerThatIsToldNothing(t *testing.T) {
+	if _, here := inside(t); !here {
+		return
+	}
+	bin, home := raced(t), t.TempDir()
+	env := []string{"HOME=" + home, "PATH=" + os.Getenv("PATH")}
+	p := &harness.Process{Name: "alone", Path: bin.Scheduler, Args: []string{"-insecure"}, Env: env, Log: filepath.Join(home, "log")}
+	must(t, p.Start())
+	t.Cleanup(func() { must(t, p.Kill()) })
+	typed := func(args ...string) (string, error) {
+		cmd := exec.CommandContext(t.Context(), bin.Ctl, args...)
+		cmd.Env = append(env, "PERSYS_INSECURE=true")
+		out, err := cmd.CombinedOutput()
+		return string(out), err
+	}
+	must(t, testbed.Poll(t.Context(), settle, "a leader", func(context.Context) error {
+		out, err := typed("status")
+		if err == nil && !strings.Contains(out, "leader") {
+			err = errors.New("nobody leads")
+		}
+		if err != nil && !p.Running() {
+			return testbed.Final(fmt.Errorf("it has ended:\n%s", p.Tail(20)))
+		}
+		return err
+	}))
+	if out, err := typed("nodes"); err != nil {
+		t.Errorf("%v\n%s", err, out)
+	}
+	if left, err := filepath.Glob(filepath.Join(home, ".local", "state", "persys", "*", "raft", "log.db")); err != nil || len(left) != 1 {
+		t.Errorf("its log is at %v (%v)", left, err)
+	}
+}
+
 func exists(path string) bool {
 	_, err := os.Stat(path)
 	return err == nil

@@ -18,6 +18,12 @@ status=0
 go test -race -timeout 20m -p "$parallel" "$@" "${all[@]}" || status=$?
 if [[ -d e2e ]]; then
 	# One package holds most of them: on a busy machine with two cores it takes half an hour.
-	go test -race -timeout 45m -p 1 "$@" ./e2e/... || status=$?
+	figures="$(mktemp)"
+	E2E_FIGURES="$figures" go test -race -timeout 45m -p 1 "$@" ./e2e/... || status=$?
+	if [[ -s "$figures" ]]; then
+		echo "measured:"
+		sed 's/^/  /' "$figures"
+	fi
+	rm -f "$figures"
 fi
 exit "$status"

@@ -199,10 +199,14 @@ func TestIdentities(t *testing.T) {
 		is(t, "heartbeat", m.GetHeartbeatResult().GetAcknowledged(), true)
 	})
 	t.Run("the health service is for everybody", func(t *testing.T) {
-		g.replicas[0].server.SetServing(true)
-		r, err := healthpb.NewHealthClient(as(0, "agent/b")).Check(ctxFor(t), &healthpb.HealthCheckRequest{Service: "persys.control.v1.AgentControl"})
-		ok(t, err)
-		is(t, "serving", r.GetStatus(), healthpb.HealthCheckResponse_SERVING)
+		for _, want := range []healthpb.HealthCheckResponse_ServingStatus{healthpb.HealthCheckResponse_NOT_SERVING, healthpb.HealthCheckResponse_SERVING} {
+			g.replicas[0].server.SetServing(want == healthpb.HealthCheckResponse_SERVING)
+			for _, service := range []string{"", "persys.control.v1.AgentControl", "persys.cluster.v1.Cluster"} {
+				r, err := healthpb.NewHealthClient(as(0, "agent/b")).Check(ctxFor(t), &healthpb.HealthCheckRequest{Service: service})
+				ok(t, err)
+				is(t, "status of "+service, r.GetStatus(), want)
+			}
+		}
 	})
 	t.Run("reflection shows every service and the messages of the contract", func(t *testing.T) {
 		st, err := reflectpb.NewServerReflectionClient(as(1, "user/admin")).ServerReflectionInfo(ctxFor(t))

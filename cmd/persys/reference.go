@@ -51,7 +51,7 @@ func writeSample(w io.Writer) error {
 			return err
 		}
 		// What an existing file may hold and nothing reads is no setting to offer.
-		offered := slices.DeleteFunc(l.Describe(), func(s config.Setting) bool { return strings.HasPrefix(s.Usage, "ignored") })
+		offered := slices.DeleteFunc(l.Describe(), config.Setting.Ignored)
 		if err := config.SampleEnv(w, offered); err != nil {
 			return err
 		}

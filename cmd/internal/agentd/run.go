@@ -13,7 +13,6 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
-	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -33,6 +32,7 @@ import (
 	"github.com/persys/compute/agent/driver/sim"
 	controlv1 "github.com/persys/compute/api/control/v1"
 	"github.com/persys/compute/cmd/internal/enrol"
+	"github.com/persys/compute/cmd/internal/setup"
 	"github.com/persys/compute/pki"
 	"github.com/persys/compute/rpc/dial"
 	"github.com/persys/compute/rpc/guard"
@@ -69,12 +69,12 @@ func Run(ctx context.Context, cfg Config, version string, log *slog.Logger) erro
 			return err
 		}
 	}
-	lis, err := listen("PERSYS_GRPC_PORT", cfg.GRPCAddr, cfg.GRPCPort)
+	lis, err := setup.Listen("PERSYS_GRPC_PORT", cfg.GRPCAddr, cfg.GRPCPort)
 	if err != nil {
 		return err
 	}
 	defer lis.Close() // Run closes it too; twice does no harm
-	httpLis, err := listen("PERSYS_METRICS_PORT", cfg.GRPCAddr, cfg.MetricsPort)
+	httpLis, err := setup.Listen("PERSYS_METRICS_PORT", cfg.GRPCAddr, cfg.MetricsPort)
 	if err != nil {
 		return err
 	}
@@ -172,14 +172,6 @@ func alongside(ctx context.Context, run func(context.Context)) (end func()) {
 		stop()
 		wg.Wait()
 	}
-}
-
-func listen(setting, host string, port int) (net.Listener, error) {
-	l, err := net.Listen("tcp", net.JoinHostPort(host, strconv.Itoa(port)))
-	if err != nil {
-		return nil, fmt.Errorf("%s %d: %w", setting, port, err)
-	}
-	return l, nil
 }
 
 // hint is an address on the schedulers' side of the network: a scheduler's, or

@@ -93,20 +93,13 @@ type Config struct {
 	LogLevel  string `env:"LOG_LEVEL" flag:"log-level" yaml:"log_level" oneof:"debug,info,warn,error" default:"info" usage:"least level that is logged"`
 	LogFormat string `env:"LOG_FORMAT" flag:"log-format" yaml:"log_format" oneof:"text,json" default:"text" usage:"text or json"`
 
-	Ignored ignored // the rest of the contract
-}
-
-// ignored are variables of the contract without a use here.
-type ignored struct {
-	ReconcileInterval string `env:"SCHEDULER_RECONCILE_INTERVAL" usage:"ignored: every change is acted on at once"`
-	ReapplyGuard      string `env:"SCHEDULER_REAPPLY_GUARD" usage:"ignored: tries are 5s apart at first and 2m at the most"`
-	StatusPoll        string `env:"SCHEDULER_AGENT_STATUS_POLL_INTERVAL" usage:"ignored: agents report by themselves, and those that cannot are asked once a second"`
-	RedisAddr         string `env:"REDIS_ADDR" usage:"ignored: no Redis is needed"`
-	RedisPassword     string `env:"REDIS_PASSWORD" secret:"true" usage:"ignored: no Redis is needed"`
-	RedisDB           string `env:"REDIS_DB" usage:"ignored: no Redis is needed"`
-	RedisReconcileTTL string `env:"REDIS_RECONCILE_TTL" usage:"ignored: no Redis is needed"`
-	RedisEventTTL     string `env:"REDIS_EVENT_TTL" usage:"ignored: no Redis is needed"`
-	RedisMaxEntries   string `env:"REDIS_EVENT_MAX_ENTRIES" usage:"ignored: no Redis is needed"`
+	// What the contract names and nothing here needs.
+	Ignored struct {
+		ReconcileInterval string `env:"SCHEDULER_RECONCILE_INTERVAL" usage:"ignored: every change is acted on at once"`
+		ReapplyGuard      string `env:"SCHEDULER_REAPPLY_GUARD" usage:"ignored: tries are 5s apart at first and 2m at the most"`
+		StatusPoll        string `env:"SCHEDULER_AGENT_STATUS_POLL_INTERVAL" usage:"ignored: agents report by themselves, and those that cannot are asked once a second"`
+		Redis             string `env:"REDIS_ADDR,REDIS_PASSWORD,REDIS_DB,REDIS_RECONCILE_TTL,REDIS_EVENT_TTL,REDIS_EVENT_MAX_ENTRIES" secret:"true" usage:"ignored: no Redis is needed"`
+	}
 }
 
 // complete fills in the defaults that depend on other settings.

@@ -11,7 +11,6 @@ import (
 	"net"
 	"net/http"
 	"os"
-	"strconv"
 	"sync"
 	"time"
 
@@ -22,6 +21,7 @@ import (
 
 	clusterv1 "github.com/persys/compute/api/cluster/v1"
 	"github.com/persys/compute/cluster"
+	"github.com/persys/compute/cmd/internal/setup"
 	"github.com/persys/compute/dnsserver"
 	"github.com/persys/compute/fsm"
 	"github.com/persys/compute/mirror"
@@ -100,10 +100,10 @@ func Start(ctx context.Context, cfg Config, version string, log *slog.Logger) (_
 			r.abandon()
 		}
 	}()
-	if r.grpcLis, err = listen("GRPC_PORT", cfg.BindAddr, cfg.GRPCPort); err != nil {
+	if r.grpcLis, err = setup.Listen("GRPC_PORT", cfg.BindAddr, cfg.GRPCPort); err != nil {
 		return nil, err
 	}
-	if r.httpLis, err = listen("METRICS_PORT", cfg.BindAddr, cfg.MetricsPort); err != nil {
+	if r.httpLis, err = setup.Listen("METRICS_PORT", cfg.BindAddr, cfg.MetricsPort); err != nil {
 		return nil, err
 	}
 	if err := r.openDNS(); err != nil {
@@ -119,14 +119,6 @@ func Start(ctx context.Context, cfg Config, version string, log *slog.Logger) (_
 		return nil, fmt.Errorf("SCHEDULER_CLUSTER_KEY_FILE: %w", err)
 	}
 	return r, r.openServer()
-}
-
-func listen(setting, host string, port int) (net.Listener, error) {
-	l, err := net.Listen("tcp", net.JoinHostPort(host, strconv.Itoa(port)))
-	if err != nil {
-		return nil, fmt.Errorf("%s %d: %w", setting, port, err)
-	}
-	return l, nil
 }
 
 func (r *Replica) openNode(ctx context.Context) error {

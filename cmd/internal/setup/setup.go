@@ -8,9 +8,11 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"net"
 	"os"
 	"os/signal"
 	"runtime/debug"
+	"strconv"
 	"syscall"
 
 	"github.com/spf13/cobra"
@@ -82,6 +84,15 @@ func Load(name, version, short string, target any, fileEnv, defaultFile string) 
 	cmd.SetArgs(loader.Args(TakeArgs(os.Args[1:])))
 	err = cmd.Execute()
 	return ran, err
+}
+
+// Listen opens the TCP port that a setting names; 0 is any free one.
+func Listen(setting, host string, port int) (net.Listener, error) {
+	l, err := net.Listen("tcp", net.JoinHostPort(host, strconv.Itoa(port)))
+	if err != nil {
+		return nil, fmt.Errorf("%s %d: %w", setting, port, err)
+	}
+	return l, nil
 }
 
 // Version joins the release with the commit it was built from.
