@@ -311,29 +311,48 @@ func (s *logStore) DeleteRange(lo, hi uint64) error {
 
 // dropConflict removes the entries up to the end of a snapshot, unless the log holds
 // that end: then they were never committed, or there is a gap after them, and a leader
-// must not send them. What comes after stays; it may have been acknowledged.
+// must not send them. What comes after stays: it may have been acknowledged, and the
+// library has in memory where the log ends.
 func (s *logStore) dropConflict(snapshot entryID) error {
-	first, err := s.disk.FirstIndex()
-	if err != nil {
-		return s.failed("first index", err)
-	}
-	last, err := s.disk.LastIndex()
-	if err != nil {
-		return s.failed("last index", err)
-	}
+	first, last, err := s.ends()
 	upto := min(snapshot.index, last)
-	if first == 0 || first > upto {
-		return nil
-	}
-	var l raft.Log
-	err = s.read(snapshot.index, &l)
-	if err == nil && l.Term == snapshot.term {
-		return nil
-	}
-	if err != nil && !errors.Is(err, raft.ErrLogNotFound) {
+	if err != nil || first == 0 || first > upto || s.has(snapshot) {
 		return err
 	}
 	return s.DeleteRange(first, upto)
+}
+
+// dropRefuted is dropConflict before the library has begun: it also removes what comes
+// after when that is of an earlier term than the snapshot, and so of a leader that lost.
+func (s *logStore) dropRefuted(snapshot entryID) error {
+	if err := s.dropConflict(snapshot); err != nil {
+		return err
+	}
+	first, last, err := s.ends()
+	if err != nil || last <= snapshot.index || s.has(snapshot) {
+		return err
+	}
+	var next raft.Log
+	if err := s.read(max(first, snapshot.index+1), &next); err != nil || next.Term >= snapshot.term {
+		return err
+	}
+	return s.DeleteRange(first, last)
+}
+
+func (s *logStore) ends() (first, last uint64, err error) {
+	if first, err = s.disk.FirstIndex(); err == nil {
+		last, err = s.disk.LastIndex()
+	}
+	if err != nil {
+		err = s.failed("first and last index", err)
+	}
+	return first, last, err
+}
+
+// has reports whether the log holds that very entry and can read it.
+func (s *logStore) has(id entryID) bool {
+	var l raft.Log
+	return s.read(id.index, &l) == nil && l.Term == id.term
 }
 
 func (s *logStore) Get(k []byte) ([]byte, error)       { return s.disk.Get(k) }

@@ -143,7 +143,7 @@ func open(ctx context.Context, cfg Config, hooks hooks) (n *Node, err error) {
 	if n.port, err = listenPort(n, cfg.RaftBind, cfg.RaftAdvertise, hooks); err != nil {
 		return n, err
 	}
-	n.trans = newTransport(n.port, n.logs, cfg.Timing.RPC, n.log)
+	n.trans = newTransport(n.port, n.logs, cfg.Timing.RPC, n.log, n.halt)
 	if err = n.startRaft(); err != nil {
 		return n, err
 	}

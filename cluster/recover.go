@@ -65,7 +65,12 @@ func openOffline(dataDir string, log *slog.Logger) (o *offline, err error) {
 	if err != nil {
 		return o, fmt.Errorf("snapshots in %s: %w", o.dir, err)
 	}
-	return o, nil
+	list, err := o.snaps.List()
+	if err != nil || len(list) == 0 {
+		return o, err
+	}
+	// Entries that were never committed are not to be taken for committed ones.
+	return o, o.logs.dropRefuted(entryID{list[0].Index, list[0].Term})
 }
 
 func (o *offline) close() error {

@@ -79,7 +79,7 @@ func openSnapshots(dir string, past *past, logger hclog.Logger) (*snapshots, err
 		}
 		r.Close()
 		past.taken = entryID{list[0].Index, list[0].Term}
-		if err := past.logs.dropConflict(past.taken); err != nil {
+		if err := past.logs.dropRefuted(past.taken); err != nil {
 			return nil, err
 		}
 	}
@@ -123,7 +123,8 @@ type past struct {
 	mu        sync.Mutex
 	taken     entryID
 	installed entryID
-	coming    entryID // being installed
+	coming    entryID // given to the library to install
+	arrived   bool    // and on disk
 }
 
 // sealed is told that a snapshot is on disk. One that is being installed is not in
@@ -131,9 +132,11 @@ type past struct {
 func (p *past) sealed(id entryID) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if id != p.coming {
-		p.taken = id
+	if id == p.coming {
+		p.arrived = true
+		return
 	}
+	p.taken = id
 }
 
 // expects names the snapshot that the library is given to install; the zero value
@@ -141,17 +144,17 @@ func (p *past) sealed(id entryID) {
 func (p *past) expects(id entryID) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.coming = id
+	p.coming, p.arrived = id, false
 }
 
 // restoring is called when the state of a snapshot was read and is about to take the
-// place of the present one.
+// place of the present one: of one that was sent, at a start, or of a backup.
 func (p *past) restoring() error {
 	p.mu.Lock()
-	id := p.coming
+	id, sent := p.coming, p.arrived
 	p.mu.Unlock()
-	if id == (entryID{}) {
-		return nil // at a start, or of a backup
+	if !sent {
+		return nil
 	}
 	if err := p.logs.dropConflict(id); err != nil {
 		return err
@@ -159,7 +162,7 @@ func (p *past) restoring() error {
 	p.logs.written.Store(0)
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.installed = id
+	p.installed, p.taken = id, entryID{}
 	return nil
 }
 
@@ -167,6 +170,20 @@ func (p *past) holds(id entryID) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return id != entryID{} && (id == p.taken || id == p.installed)
+}
+
+// refutes reports whether the log of a leader of now has another entry at the end of
+// a snapshot of this replica: then what this replica holds was never committed (a
+// backup that only it has restored).
+func (p *past) refutes(id entryID) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, own := range []entryID{p.taken, p.installed} {
+		if id.index > 0 && own.index == id.index && own.term != id.term {
+			return true
+		}
+	}
+	return false
 }
 
 // follow makes the library accept an append that continues a snapshot. The
@@ -195,7 +212,7 @@ type standing int
 const (
 	wanted standing = iota // it has what the state has not, or contradicts it
 	held                   // the state has all of it, and the log goes on from there
-	behind                 // the state has all of it, and the log begins after it
+	behind                 // the state is beyond it, and the log begins after it
 )
 
 // standing of a snapshot; applied is how far the log was applied.
@@ -203,17 +220,19 @@ func (p *past) standing(id entryID, applied uint64) standing {
 	if id.index > applied {
 		return wanted
 	}
-	if !p.holds(id) {
+	first, err := p.logs.FirstIndex()
+	if err != nil {
+		return behind // the store halts the replica
+	}
+	known := p.holds(id)
+	if !known {
 		var l raft.Log
-		switch err := p.logs.read(id.index, &l); {
-		case err == nil && l.Term != id.term, err != nil && id.index == applied:
+		err := p.logs.read(id.index, &l)
+		if known = err == nil && l.Term == id.term; !known && (err == nil || first <= id.index+1) {
 			return wanted
-		case err != nil:
-			return behind
 		}
 	}
-	first, err := p.logs.FirstIndex()
-	if err == nil && (applied == id.index || first > 0 && first <= id.index+1) {
+	if known && (applied == id.index || first > 0 && first <= id.index+1) {
 		return held
 	}
 	return behind

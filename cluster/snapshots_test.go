@@ -4,6 +4,8 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"io"
+	"path/filepath"
 	"strings"
 	"testing"
 
@@ -170,7 +172,7 @@ func TestAnAppendThatContinuesNoSnapshotIsRefused(t *testing.T) {
 	b := newByHand(t)
 	next := entries(snapshot+1, snapshot+3, term)
 	b.mustInstallWith(entryID{snapshot, term}, next)
-	for _, prev := range []entryID{{snapshot, term - 1}, {snapshot - 1, term}, {snapshot + 9, term}} {
+	for _, prev := range []entryID{{snapshot - 1, term}, {snapshot + 9, term}} {
 		if b.appends(term, prev, 0, next) {
 			t.Errorf("an append after entry %d of term %d was accepted", prev.index, prev.term)
 		}
@@ -186,6 +188,30 @@ func TestAnAppendThatContinuesNoSnapshotIsRefused(t *testing.T) {
 	if err := b.follower.Err(); err != nil {
 		t.Error(err)
 	}
+}
+
+// A backup that only this replica has restored is a past that is nobody's.
+func TestARefutedSnapshotEndsTheReplica(t *testing.T) {
+	const term, snapshot = 1000, 50
+	b := newByHand(t)
+	b.mustInstallWith(entryID{snapshot, term}, entries(snapshot+1, snapshot+3, term))
+	if !b.appends(term+1, entryID{snapshot, term}, 0, nil) {
+		t.Fatal("a new leader was refused")
+	}
+	id, addr := b.to()
+	other := func(by uint64) *raft.AppendEntriesRequest {
+		return &raft.AppendEntriesRequest{RPCHeader: b.header(), Term: by, PrevLogEntry: snapshot, PrevLogTerm: term - 1, Entries: entries(snapshot+1, snapshot+1, by)}
+	}
+	var resp raft.AppendEntriesResponse
+	if err := b.from.trans.AppendEntries(id, addr, other(term), &resp); err != nil || resp.Success {
+		t.Errorf("a leader of the past was answered %+v, %v", resp, err)
+	}
+	if err := b.follower.Err(); err != nil {
+		t.Errorf("a leader of the past ended it: %v", err)
+	}
+	// It may answer, or be gone already.
+	_ = b.from.trans.AppendEntries(id, addr, other(term+1), &resp)
+	testbed.Until(t, "it ends", func() bool { return errors.Is(b.follower.Err(), ErrDiverged) })
 }
 
 // What a leader has committed beyond the entries that it sends may be other entries
@@ -278,6 +304,12 @@ func TestASnapshotOfThePastIsNotInstalled(t *testing.T) {
 			t.Error("the next entry was refused")
 		}
 	})
+	t.Run("of an entry before a log of which nothing is left", func(t *testing.T) {
+		b := newByHand(t)
+		b.mustInstall(term, entryID{snapshot, term}) // as one that it alone has restored
+		b.mustInstall(term+1, entryID{snapshot - 9, term + 1})
+		b.applied(snapshot - 9)
+	})
 	t.Run("which contradicts the log", func(t *testing.T) {
 		b := begin(t)
 		b.mustInstall(term+1, entryID{snapshot + 5, term + 1})
@@ -299,6 +331,9 @@ func TestDropConflict(t *testing.T) {
 		{"another entry at the snapshot's end", entryID{5, term + 1}, 6, last},
 		{"another entry at both ends", entryID{last, term + 1}, 0, 0},
 		{"a log that ends before", entryID{last + 5, term + 1}, 0, 0},
+		{"a gap before the snapshot's end, and entries after it", entryID{15, term}, 16, 20},
+		{"a gap, and entries that begin later", entryID{12, term}, 16, 20},
+		{"a log that begins after", entryID{0, 0}, 1, last},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			s, err := openLogStore(t.TempDir(), nil)
@@ -309,15 +344,80 @@ func TestDropConflict(t *testing.T) {
 			if err := s.StoreLogs(entries(1, last, term)); err != nil {
 				t.Fatal(err)
 			}
+			if c.first > last {
+				if err := s.StoreLogs(entries(16, 20, term)); err != nil {
+					t.Fatal(err)
+				}
+			}
 			for range 2 {
 				if err := s.dropConflict(c.snapshot); err != nil {
 					t.Fatal(err)
 				}
-				first, err := s.FirstIndex()
-				upto, err2 := s.LastIndex()
-				if err != nil || err2 != nil || first != c.first || upto != c.upto {
-					t.Errorf("%d to %d are left (%v, %v), want %d to %d", first, upto, err, err2, c.first, c.upto)
+				if first, upto, err := s.ends(); err != nil || first != c.first || upto != c.upto {
+					t.Errorf("%d to %d are left (%v), want %d to %d", first, upto, err, c.first, c.upto)
 				}
+			}
+		})
+	}
+}
+
+// A replica ends between the last byte of a snapshot and its own log.
+func TestALogBehindTheSnapshotIsDroppedAtAStart(t *testing.T) {
+	const term, snapshot, last = 1000, 50, 61
+	b := newByHand(t)
+	if !b.appends(term-1, entryID{}, 0, entries(1, last, term-1)) {
+		t.Fatal("the first entries were refused")
+	}
+	b.g.close(1)
+	files, err := raft.NewFileSnapshotStore(filepath.Join(b.g.dirs[1], RaftDir), keptSnaps, io.Discard)
+	if err != nil {
+		t.Fatal(err)
+	}
+	sink, err := files.Create(raft.SnapshotVersionMax, snapshot, term, b.config, 1, b.from.trans)
+	if err == nil {
+		_, err = sink.Write(emptyState(t))
+	}
+	if err := errors.Join(err, sink.Close()); err != nil {
+		t.Fatal(err)
+	}
+	b.follower = b.g.start(1)
+	b.from.trans.CloseStreams()
+	for _, i := range []uint64{1, snapshot, snapshot + 1, last} {
+		b.lacks(i)
+	}
+	if !b.appends(term, entryID{snapshot, term}, last, entries(snapshot+1, last, term)) {
+		t.Error("what follows the snapshot was refused")
+	}
+	b.applied(last)
+}
+
+// Before the library has begun, what comes after is judged as well.
+func TestDropRefuted(t *testing.T) {
+	const term, last = 7, 10
+	for _, c := range []struct {
+		name        string
+		snapshot    entryID
+		first, upto uint64
+	}{
+		{"the log holds the snapshot's end", entryID{5, term}, 1, last},
+		{"entries after it that an earlier leader left", entryID{5, term + 1}, 0, 0},
+		{"entries after it that may be of its leader", entryID{5, term - 1}, 6, last},
+		{"nothing after it", entryID{last, term + 1}, 0, 0},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			s, err := openLogStore(t.TempDir(), nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer s.Close()
+			if err := s.StoreLogs(entries(1, last, term)); err != nil {
+				t.Fatal(err)
+			}
+			if err := s.dropRefuted(c.snapshot); err != nil {
+				t.Fatal(err)
+			}
+			if first, upto, err := s.ends(); err != nil || first != c.first || upto != c.upto {
+				t.Errorf("%d to %d are left (%v), want %d to %d", first, upto, err, c.first, c.upto)
 			}
 		})
 	}

@@ -458,7 +458,9 @@ func readFrame(r io.Reader, limit int) ([]byte, error) {
 // replica's snapshot is accepted, and a snapshot of its past is not installed.
 type transport struct {
 	*raft.NetworkTransport
+	log      *slog.Logger
 	past     past
+	diverged func(error) // told that this replica's state is not the cluster's
 	incoming chan raft.RPC
 	contacts *contacts
 	done     <-chan struct{}
@@ -469,7 +471,7 @@ type transport struct {
 // awayTick is how often a waiting append looks whether its follower is back.
 const awayTick = 20 * time.Millisecond
 
-func newTransport(p *port, logs *logStore, timeout time.Duration, log *slog.Logger) *transport {
+func newTransport(p *port, logs *logStore, timeout time.Duration, log *slog.Logger, diverged func(error)) *transport {
 	return &transport{
 		NetworkTransport: raft.NewNetworkTransportWithConfig(&raft.NetworkTransportConfig{
 			Stream:  p,
@@ -477,7 +479,9 @@ func newTransport(p *port, logs *logStore, timeout time.Duration, log *slog.Logg
 			Timeout: timeout,
 			Logger:  raftLogger(log),
 		}),
+		log:      log,
 		past:     past{logs: logs},
+		diverged: diverged,
 		incoming: make(chan raft.RPC),
 		contacts: &contacts{m: map[raft.ServerID]contact{}},
 		done:     p.done,
@@ -489,17 +493,32 @@ func (t *transport) Consumer() <-chan raft.RPC { return t.incoming }
 
 // relay fills it until the port is closed.
 func (t *transport) relay() {
+	var unread sync.WaitGroup
+	defer unread.Wait()
 	for {
 		select {
 		case rpc := <-t.NetworkTransport.Consumer():
 			switch r := rpc.Command.(type) {
 			case *raft.AppendEntriesRequest:
+				if id := (entryID{r.PrevLogEntry, r.PrevLogTerm}); t.past.refutes(id) && r.Term >= t.raft.Load().CurrentTerm() {
+					t.diverged(fmt.Errorf("%w: entry %d, at which a snapshot of this replica ends, is of term %d", ErrDiverged, id.index, id.term))
+				}
 				t.past.follow(r)
 			case *raft.InstallSnapshotRequest:
-				t.install(rpc, r)
+				if answer, read, err := t.install(r, rpc.Reader); read {
+					rpc.Respond(answer, err)
+				} else {
+					// The rest of the call: whoever sends it may take its time.
+					unread.Go(func() {
+						_, broken := io.Copy(io.Discard, rpc.Reader)
+						rpc.Respond(answer, cmp.Or(broken, err))
+					})
+				}
 				continue
 			}
-			if !t.hand(rpc) {
+			select {
+			case t.incoming <- rpc:
+			case <-t.done:
 				rpc.Respond(nil, ErrClosed)
 			}
 		case <-t.done:
@@ -508,62 +527,50 @@ func (t *transport) relay() {
 	}
 }
 
-// hand gives the library a call; false when the port is closed.
-func (t *transport) hand(rpc raft.RPC) bool {
-	select {
-	case t.incoming <- rpc:
-		return true
-	case <-t.done:
-		return false
-	}
-}
-
-// ask hands the library a call and waits for its answer.
+// ask hands the library a call and waits for its answer, which it owes once it has
+// taken the call.
 func (t *transport) ask(command any, body io.Reader) (any, error) {
 	answer := make(chan raft.RPCResponse, 1)
-	if !t.hand(raft.RPC{Command: command, Reader: body, RespChan: answer}) {
-		return nil, ErrClosed
-	}
 	select {
-	case a := <-answer:
+	case t.incoming <- raft.RPC{Command: command, Reader: body, RespChan: answer}:
+		a := <-answer
 		return a.Response, a.Error
 	case <-t.done:
 		return nil, ErrClosed
 	}
 }
 
-// install answers a leader that sends a snapshot. The library installs whatever it is
-// sent: one that the state holds, because the answer to it was lost or late, would take
-// state and membership back to what they were, and one that takes longer to install
-// than the leader waits would be installed for ever.
-func (t *transport) install(rpc raft.RPC, r *raft.InstallSnapshotRequest) {
+// install answers a leader that sends a snapshot; read says whether all of it was read.
+// The library installs whatever it is sent: one that the state holds, because the answer
+// to it was lost or late, would take state and membership back to what they were, and one
+// that takes longer to install than the leader waits would be installed for ever.
+func (t *transport) install(r *raft.InstallSnapshotRequest, body io.Reader) (answer any, read bool, err error) {
+	// Whether who sends it leads is the library's to judge, as of an append; and once it
+	// has, nothing that it was handed before is still under way.
+	leads, err := t.ask(&raft.AppendEntriesRequest{RPCHeader: r.RPCHeader, Term: r.Term, Leader: r.Leader}, nil)
+	a, ok := leads.(*raft.AppendEntriesResponse)
+	if err != nil || !ok {
+		return nil, false, cmp.Or(err, ErrClosed)
+	}
+	resp := &raft.InstallSnapshotResponse{RPCHeader: a.RPCHeader, Term: a.Term, Success: a.Success}
+	if !a.Success {
+		return resp, false, nil
+	}
 	id := entryID{r.LastLogIndex, r.LastLogTerm}
 	applied := t.raft.Load().AppliedIndex()
-	how := t.past.standing(id, applied)
-	if how == wanted {
-		t.past.expects(id)
-		// Nothing else is looked at before it is known what becomes of it.
-		answer, err := t.ask(r, rpc.Reader)
-		t.past.expects(entryID{})
-		rpc.Respond(answer, err)
-		return
+	switch t.past.standing(id, applied) {
+	case held:
+		return resp, false, nil
+	case behind:
+		// The leader's newest snapshot is older than what this log goes back to; its next will do.
+		err = fmt.Errorf("snapshot of entry %d is behind the state, which has applied %d", id.index, applied)
+		t.log.Warn("a snapshot was refused", "leader", string(r.ID), "err", err)
+		return nil, false, err
 	}
-	if n, err := io.Copy(io.Discard, rpc.Reader); err != nil || n != r.Size {
-		rpc.Respond(nil, fmt.Errorf("snapshot of entry %d: %d of %d bytes: %w", id.index, n, r.Size, cmp.Or(err, io.ErrUnexpectedEOF)))
-		return
-	}
-	// Whether who sends it leads is the library's to judge, as of an append.
-	answer, err := t.ask(&raft.AppendEntriesRequest{RPCHeader: r.RPCHeader, Term: r.Term, Leader: r.Leader}, nil)
-	a, ok := answer.(*raft.AppendEntriesResponse)
-	switch {
-	case err != nil || !ok:
-		rpc.Respond(nil, cmp.Or(err, ErrClosed))
-	case a.Success && how == behind:
-		// Its newest snapshot is older than what this log goes back to; the next will do.
-		rpc.Respond(nil, fmt.Errorf("snapshot of entry %d is behind the state, which has applied %d", id.index, applied))
-	default:
-		rpc.Respond(&raft.InstallSnapshotResponse{RPCHeader: a.RPCHeader, Term: a.Term, Success: a.Success}, nil)
-	}
+	t.past.expects(id)
+	defer t.past.expects(entryID{})
+	answer, err = t.ask(r, body) // the library reads it to its end
+	return answer, true, err
 }
 
 func addressed(id raft.ServerID, addr raft.ServerAddress) raft.ServerAddress {
