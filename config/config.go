@@ -356,6 +356,9 @@ func (s *setting) find(from Sources, keys map[string]yamlValue) (text, source st
 			if !ok || blank(path) || from.ReadFile == nil {
 				continue
 			}
+			if s.Ignored() {
+				return "", name + "_FILE", nil // nobody needs what is in it
+			}
 			data, err := from.ReadFile(strings.TrimSpace(path))
 			if err != nil {
 				return "", "", fmt.Errorf("%s_FILE: %w", name, err)

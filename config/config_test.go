@@ -369,6 +369,7 @@ func TestWhatHasNoEffectIsTold(t *testing.T) {
 		{Sources{}, nil},
 		{Sources{Environ: env("USED=1", "OLD= ")}, nil},
 		{Sources{Environ: env("OLD=5s", "OLD_KEY=swordfish")}, []string{"OLD is ignored: nobody needs it", "OLD_KEY is ignored"}},
+		{Sources{Environ: env("OLD_KEY_FILE=/gone"), ReadFile: files()}, []string{"OLD_KEY_FILE is ignored"}},
 		{Sources{YAML: []byte("old: 5s"), YAMLName: "f.yaml"}, []string{"f.yaml:1: old is ignored: nobody needs it"}},
 	} {
 		if err := l.Load(c.from); err != nil {

@@ -152,7 +152,6 @@ func keep(t *testing.T, name string, v any) {
 	}
 }
 
-// must ends the test on an error.
 // figuresEnv names the file that hack/go-test.sh shows at the end: of a test that passes
 // go test shows nothing.
 const figuresEnv = "E2E_FIGURES"
@@ -172,6 +171,7 @@ func measured(t *testing.T, format string, args ...any) {
 	must(t, errors.Join(err, f.Close()))
 }
 
+// must ends the test on an error.
 func must(t *testing.T, err error) {
 	t.Helper()
 	if err != nil {

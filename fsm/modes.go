@@ -104,7 +104,8 @@ var armRules = [...]armRule{
 //	   guarded.go: who stops what runs on a lost node, and within which time;
 //	   namespaces.go;
 //	   revisions.go keeps former specifications;
-//	   rollouts.go changes a group a few members at a time
+//	   rollouts.go changes a group a few members at a time;
+//	   validate.go bounds what a node says of itself
 const FeatureLevel = 6
 
 func (a arm) rule() armRule {

@@ -111,6 +111,13 @@ func TestRegisterNode(t *testing.T) {
 	}
 }
 
+// Logs of earlier levels may hold registrations of any size.
+func TestNodesWereNotBounded(t *testing.T) {
+	w := formed(t)
+	w.ok(register("c", func(n *commandv1.RegisterNode) { n.AgentVersion = strings.Repeat("x", 1025) }))
+	is(t, "version", len(w.node("c").Facts.AgentVersion), 1025)
+}
+
 // A lost machine may run something exclusive: its id is not another's to take.
 func TestRegisterInPlaceOfALostNode(t *testing.T) {
 	other := func(n *commandv1.RegisterNode) { n.InstanceId = "other" }

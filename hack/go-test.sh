@@ -18,7 +18,8 @@ status=0
 go test -race -timeout 20m -p "$parallel" "$@" "${all[@]}" || status=$?
 if [[ -d e2e ]]; then
 	# One package holds most of them: on a busy machine with two cores it takes half an hour.
-	figures="$(mktemp)"
+	figures="${TMPDIR:-/tmp}/persys-e2e-figures.$UID" # one path, so that go test can reuse what it knows
+	rm -f "$figures"
 	E2E_FIGURES="$figures" go test -race -timeout 45m -p 1 "$@" ./e2e/... || status=$?
 	if [[ -s "$figures" ]]; then
 		echo "measured:"

@@ -25,11 +25,11 @@ func run(ctx context.Context) error {
 			os.Args = append(os.Args[:1:1], os.Args[2:]...)
 		}
 	}
-	ok, err := setup.Load("persys-agent", version, "runs workloads on one machine; `persys-agent guard` stops the exclusive ones when its lease ends", &cfg, "PERSYS_CONFIG_FILE", "")
-	if err != nil || !ok {
+	set, err := setup.Load("persys-agent", version, "runs workloads on one machine; `persys-agent guard` stops the exclusive ones when its lease ends", &cfg, "PERSYS_CONFIG_FILE", "")
+	if err != nil || set == nil {
 		return err
 	}
-	log, err := setup.Logger(os.Stderr, cfg.LogLevel, cfg.LogFormat)
+	log, err := set.Logger(cfg.LogLevel, cfg.LogFormat)
 	if err != nil {
 		return err
 	}

@@ -3,7 +3,6 @@ package main
 
 import (
 	"context"
-	"os"
 
 	"github.com/persys/compute/cmd/internal/gatewayd"
 	"github.com/persys/compute/cmd/internal/setup"
@@ -16,11 +15,11 @@ func main() { setup.Main("persys-gateway", run) }
 
 func run(ctx context.Context) error {
 	var cfg gatewayd.Config
-	ok, err := setup.Load("persys-gateway", version, "REST, OpenAPI and webhooks over the schedulers' API", &cfg, "PERSYS_GATEWAY_CONFIG", "config.yaml")
-	if err != nil || !ok {
+	set, err := setup.Load("persys-gateway", version, "REST, OpenAPI and webhooks over the schedulers' API", &cfg, "PERSYS_GATEWAY_CONFIG", "config.yaml")
+	if err != nil || set == nil {
 		return err
 	}
-	log, err := setup.Logger(os.Stderr, cfg.LogLevel, cfg.LogFormat)
+	log, err := set.Logger(cfg.LogLevel, cfg.LogFormat)
 	if err != nil {
 		return err
 	}

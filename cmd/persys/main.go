@@ -74,7 +74,12 @@ func runDev(ctx context.Context, opt options) (err error) {
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
+	defer func() {
+		// Containers of a stack may have left files of other users in its folder.
+		if left := os.RemoveAll(dir); left != nil {
+			log.Warn("not all of the data is removed", "folder", dir, "err", left)
+		}
+	}()
 
 	ctx, stop := context.WithCancel(ctx)
 	defer stop()
@@ -102,10 +107,9 @@ func runDev(ctx context.Context, opt options) (err error) {
 	}
 	g.Go(func() error { return agentd.Run(ctx, acfg, version, log) })
 
-	gcfg := gatewayd.Config{
+	console, err := gatewayd.Start(ctx, gatewayd.Config{
 		Insecure: true, HTTPAddr: net.JoinHostPort("127.0.0.1", strconv.Itoa(opt.httpPort)), PublicAddr: "none", Schedulers: addrs,
-	}
-	console, err := gatewayd.Start(ctx, gcfg, version, log)
+	}, version, log)
 	if err != nil {
 		return fmt.Errorf("%w; persys dev --http-port 0 takes any free port", err)
 	}

@@ -30,11 +30,11 @@ func run(ctx context.Context) error {
 		return cmd.ExecuteContext(ctx)
 	}
 	var cfg scheduler.Config
-	ok, err := setup.Load("persys-scheduler", version, "one replica of the Persys control plane", &cfg, "PERSYS_SCHEDULER_CONFIG", "")
-	if err != nil || !ok {
+	set, err := setup.Load("persys-scheduler", version, "one replica of the Persys control plane", &cfg, "PERSYS_SCHEDULER_CONFIG", "")
+	if err != nil || set == nil {
 		return err
 	}
-	log, err := setup.Logger(os.Stderr, cfg.LogLevel, cfg.LogFormat)
+	log, err := set.Logger(cfg.LogLevel, cfg.LogFormat)
 	if err != nil {
 		return err
 	}

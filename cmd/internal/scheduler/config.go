@@ -98,7 +98,7 @@ type Config struct {
 		ReconcileInterval string `env:"SCHEDULER_RECONCILE_INTERVAL" usage:"ignored: every change is acted on at once"`
 		ReapplyGuard      string `env:"SCHEDULER_REAPPLY_GUARD" usage:"ignored: tries are 5s apart at first and 2m at the most"`
 		StatusPoll        string `env:"SCHEDULER_AGENT_STATUS_POLL_INTERVAL" usage:"ignored: agents report by themselves, and those that cannot are asked once a second"`
-		Redis             string `env:"REDIS_ADDR,REDIS_PASSWORD,REDIS_DB,REDIS_RECONCILE_TTL,REDIS_EVENT_TTL,REDIS_EVENT_MAX_ENTRIES" secret:"true" usage:"ignored: no Redis is needed"`
+		Redis             string `env:"REDIS_ADDR,REDIS_PASSWORD,REDIS_DB,REDIS_RECONCILE_TTL,REDIS_EVENT_TTL,REDIS_EVENT_MAX_ENTRIES" secret:"true" usage:"ignored, and REDIS_* with it: no Redis is needed"`
 	}
 }
 

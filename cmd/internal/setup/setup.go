@@ -36,16 +36,19 @@ func Main(name string, run func(context.Context) error) {
 	}
 }
 
+// Loaded are settings that were read.
+type Loaded struct{ loader *config.Loader }
+
 // Load fills target from flags, environment, files, YAML and defaults, in this
-// order of precedence. It reports false when the program was only asked for help
+// order of precedence. It returns nil when the program was only asked for help
 // or its version. fileEnv names the variable that holds the path of a YAML file;
 // defaultFile, if not empty, is read when nobody names one and it exists.
-func Load(name, version, short string, target any, fileEnv, defaultFile string) (bool, error) {
+func Load(name, version, short string, target any, fileEnv, defaultFile string) (*Loaded, error) {
 	loader, err := config.New(target)
 	if err != nil {
-		return false, err
+		return nil, err
 	}
-	ran := false
+	var loaded *Loaded
 	file := ""
 	cmd := &cobra.Command{
 		Use:           name,
@@ -55,7 +58,6 @@ func Load(name, version, short string, target any, fileEnv, defaultFile string) 
 		SilenceErrors: true,
 		Args:          cobra.NoArgs,
 		RunE: func(*cobra.Command, []string) error {
-			ran = true
 			src := config.System()
 			path, must := file, file != ""
 			if path == "" {
@@ -70,20 +72,28 @@ func Load(name, version, short string, target any, fileEnv, defaultFile string) 
 					return err
 				}
 			}
-			if err := loader.Load(src); err != nil {
-				return err
-			}
-			for _, line := range loader.Ignored() {
-				fmt.Fprintln(os.Stderr, name+":", line)
-			}
-			return nil
+			loaded = &Loaded{loader}
+			return loader.Load(src)
 		},
 	}
 	loader.AddFlags(cmd.Flags())
 	cmd.Flags().StringVar(&file, "config", "", "YAML file with settings (environment "+fileEnv+")")
 	cmd.SetArgs(loader.Args(TakeArgs(os.Args[1:])))
 	err = cmd.Execute()
-	return ran, err
+	return loaded, err
+}
+
+// Logger makes the program's logger, on its standard error, and tells there what was set
+// in vain.
+func (l *Loaded) Logger(level, format string) (*slog.Logger, error) {
+	log, err := Logger(os.Stderr, level, format)
+	if err != nil {
+		return nil, err
+	}
+	for _, line := range l.loader.Ignored() {
+		log.Warn("a setting has no effect", "setting", line)
+	}
+	return log, nil
 }
 
 // Listen opens the TCP port that a setting names; 0 is any free one.
