@@ -9,6 +9,8 @@ import (
 	"github.com/shirou/gopsutil/v4/cpu"
 	"github.com/shirou/gopsutil/v4/disk"
 	"github.com/shirou/gopsutil/v4/mem"
+
+	"github.com/persys/compute/agent/usage"
 )
 
 // HostTotals is what a machine has.
@@ -24,6 +26,7 @@ type HostUsage struct {
 	MemoryMB                               int64
 	DiskGB                                 int64
 	CPUPercent, MemoryPercent, DiskPercent float64
+	NetReceived, NetSent                   int64 // bytes since the machine started
 }
 
 // Host measures the machine. Totals and Usage answer from memory; Run, called once by the agent,
@@ -91,6 +94,7 @@ func (h *machine) sample(ctx context.Context) {
 	times, timesErr := cpu.TimesWithContext(ctx, false)
 	memory, memoryErr := mem.VirtualMemoryWithContext(ctx)
 	space, spaceErr := disk.UsageWithContext(ctx, h.path)
+	received, sent, netErr := usage.Network(ctx)
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if timesErr == nil && len(times) == 1 {
@@ -110,6 +114,9 @@ func (h *machine) sample(ctx context.Context) {
 	if spaceErr == nil {
 		h.usage.DiskPercent = space.UsedPercent
 		h.usage.DiskGB = int64(space.Used >> 30)
+	}
+	if netErr == nil {
+		h.usage.NetReceived, h.usage.NetSent = received, sent
 	}
 }
 

@@ -138,7 +138,7 @@ func (d hooked) Console(ctx context.Context, id driver.ID, o driver.ConsoleOptio
 
 var testHost = FixedHost{
 	Total: HostTotals{CPUMillicores: 4000, MemoryMB: 8192, DiskGB: 100},
-	Used:  HostUsage{CPUMillicores: 500, MemoryMB: 1024, DiskGB: 10, CPUPercent: 12.5, MemoryPercent: 12.5, DiskPercent: 10},
+	Used:  HostUsage{CPUMillicores: 500, MemoryMB: 1024, DiskGB: 10, CPUPercent: 12.5, MemoryPercent: 12.5, DiskPercent: 10, NetReceived: 11, NetSent: 12},
 }
 
 func newRig(t testing.TB, change ...func(*Config)) *rig {

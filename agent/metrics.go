@@ -191,6 +191,7 @@ func (m *metrics) readAgent(a *Agent) {
 		memory = m.ReadGauge("system_memory_utilization_percent", "0 to 100.")
 		cpu    = m.ReadGauge("system_cpu_utilization_percent", "0 to 100.")
 		disk   = m.ReadGauge("system_disk_utilization_percent", "0 to 100.", "mount_point")
+		cards  = m.ReadGauge("system_network_bytes", "What the machine's own network cards received and sent since it started.", "direction")
 		// Sums by kind: a workload's id is what a caller chose, and never becomes a label.
 		useCPU     = m.ReadGauge("workload_cpu_millicores", "Processor use of all workloads of a kind between their two newest samples.", "type")
 		useMemory  = m.ReadGauge("workload_memory_bytes", "Memory in use by all workloads of a kind.", "type")
@@ -265,5 +266,7 @@ func (m *metrics) readAgent(a *Agent) {
 		emit(memory, usage.MemoryPercent)
 		emit(cpu, usage.CPUPercent)
 		emit(disk, usage.DiskPercent, "/")
+		emit(cards, float64(usage.NetReceived), "received")
+		emit(cards, float64(usage.NetSent), "sent")
 	})
 }

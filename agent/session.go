@@ -351,6 +351,7 @@ func (a *Agent) usage() *controlv1.NodeUsage {
 	used := a.host.Usage()
 	out := &controlv1.NodeUsage{
 		CpuUsedMillicores: used.CPUMillicores, MemoryUsedMb: used.MemoryMB, DiskUsedGb: used.DiskGB,
+		NetRxBytes: used.NetReceived, NetTxBytes: used.NetSent,
 	}
 	_, out.StoragePools = a.pools()
 	a.mu.Lock()

@@ -61,7 +61,7 @@ func TestSessionRegistersAndReportsChanges(t *testing.T) {
 		if w.Generation.GetSequence() != 2 || w.Content != "c1:a" || w.RevisionId != "rev-1" || w.DesiredState != "Running" || len(w.Addresses) == 0 {
 			t.Errorf("reported %v", w)
 		}
-		if u := last.Usage; u.CpuAllocatedMillicores != 250 || u.MemoryAllocatedMb != 64 || u.CpuUsedMillicores != 500 || u.DiskUsedGb != 10 {
+		if u := last.Usage; u.CpuAllocatedMillicores != 250 || u.MemoryAllocatedMb != 64 || u.CpuUsedMillicores != 500 || u.DiskUsedGb != 10 || u.NetRxBytes != 11 || u.NetTxBytes != 12 {
 			t.Errorf("usage %v", u)
 		}
 		if n := len(beats); n > 4 {

@@ -5,15 +5,19 @@ import (
 
 	controlv1 "github.com/persys/compute/api/control/v1"
 	"github.com/persys/compute/fsm"
+	"github.com/persys/compute/sched"
 )
 
 // What a node says that it uses is shown, and nothing is decided by it. So a
 // figure that cannot be costs the node nothing: a heartbeat is its lease, and is
 // not refused for that. It is taken as the nearest that can be. What it offers, on
 // the other hand, is refused by name: see reserves, and fsm for the totals.
-func usageOf(u *controlv1.NodeUsage) (cpu, memory, disk int64) {
+func usageOf(u *controlv1.NodeUsage) sched.NodeUsage {
 	within := func(v, most int64) int64 { return max(0, min(v, most)) }
-	return within(u.GetCpuUsedMillicores(), fsm.MaxCPU), within(u.GetMemoryUsedMb(), fsm.MaxMemory), within(u.GetDiskUsedGb(), fsm.MaxDisk)
+	return sched.NodeUsage{
+		CPU: within(u.GetCpuUsedMillicores(), fsm.MaxCPU), Memory: within(u.GetMemoryUsedMb(), fsm.MaxMemory), Disk: within(u.GetDiskUsedGb(), fsm.MaxDisk),
+		NetReceived: max(0, u.GetNetRxBytes()), NetSent: max(0, u.GetNetTxBytes()),
+	}
 }
 
 // poolsUsed is what the pools that a node registered hold; nil if it says nothing of them.

@@ -434,14 +434,13 @@ func (r *replica) PoolsUsedOf(string) map[string]int64 {
 	return r.beats[len(r.beats)-1].PoolsUsed
 }
 
-func (r *replica) UsageOf(string) (int64, int64, int64, bool) {
+func (r *replica) UsageOf(string) (sched.NodeUsage, bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if len(r.beats) == 0 {
-		return 0, 0, 0, false
+		return sched.NodeUsage{}, false
 	}
-	last := r.beats[len(r.beats)-1]
-	return last.CPUUsed, last.MemoryUsed, last.DiskUsed, true
+	return r.beats[len(r.beats)-1].Used, true
 }
 
 func (r *replica) lastBeat(t testing.TB) sched.Heartbeat {

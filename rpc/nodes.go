@@ -223,9 +223,9 @@ func (s *Server) Heartbeat(ctx context.Context, req *controlv1.HeartbeatRequest)
 		Protocol:   node.Facts.Protocol,
 		Sequence:   req.GetSequence(),
 	}
-	hb.CPUUsed, hb.MemoryUsed, hb.DiskUsed = usageOf(req.GetUsage())
+	hb.Used = usageOf(req.GetUsage())
 	if req.GetUsage() == nil {
-		hb.CPUUsed, hb.MemoryUsed, hb.DiskUsed, _ = s.leader.UsageOf(id) // stays as it was
+		hb.Used, _ = s.leader.UsageOf(id) // stays as it was
 	}
 	hb.PoolsUsed = poolsUsed(node, req.GetUsage())
 	hb.Reports = make([]sched.Reported, 0, len(req.GetWorkloadStatuses()))

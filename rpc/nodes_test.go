@@ -15,6 +15,7 @@ import (
 
 	controlv1 "github.com/persys/compute/api/control/v1"
 	"github.com/persys/compute/fsm"
+	"github.com/persys/compute/sched"
 )
 
 func registration(id string) *controlv1.RegisterNodeRequest {
@@ -178,7 +179,7 @@ func TestHeartbeat(t *testing.T) {
 func TestHeartbeatReachesTheLoop(t *testing.T) {
 	g := newGroup(t, 2)
 	req := &controlv1.HeartbeatRequest{
-		NodeId: "a", Sequence: 7, Usage: &controlv1.NodeUsage{CpuUsedMillicores: 1, MemoryUsedMb: 2, DiskUsedGb: 3},
+		NodeId: "a", Sequence: 7, Usage: &controlv1.NodeUsage{CpuUsedMillicores: 1, MemoryUsedMb: 2, DiskUsedGb: 3, NetRxBytes: 4, NetTxBytes: 5},
 		WorkloadStatuses: []*controlv1.WorkloadStatus{
 			{WorkloadId: "web", State: "running", Generation: &controlv1.Generation{Incarnation: 1, Sequence: 9},
 				Ports: []*controlv1.Port{{HostPort: 32768, ContainerPort: 80, Protocol: "tcp"}, {HostPort: 70000, ContainerPort: 1}}},
@@ -192,7 +193,10 @@ func TestHeartbeatReachesTheLoop(t *testing.T) {
 	hb := g.replicas[0].lastBeat(t)
 	is(t, "sequence", hb.Sequence, 7)
 	is(t, "full", hb.Full, false)
-	is(t, "usage", fmt.Sprint(hb.CPUUsed, hb.MemoryUsed, hb.DiskUsed), "1 2 3")
+	is(t, "usage", hb.Used, sched.NodeUsage{CPU: 1, Memory: 2, Disk: 3, NetReceived: 4, NetSent: 5})
+	shown, err := g.control(0).GetNode(ctxFor(t), &controlv1.GetNodeRequest{NodeId: "a"})
+	ok(t, err)
+	is(t, "network shown", fmt.Sprint(shown.GetNode().GetUsage().GetNetRxBytes(), shown.GetNode().GetUsage().GetNetTxBytes()), "4 5")
 	web := hb.Reports[0].Observation
 	is(t, "state", web.State, fsm.ActualRunning)
 	is(t, "generation", web.Generation, fsm.Generation{Incarnation: 1, Sequence: 9})
@@ -204,7 +208,7 @@ func TestHeartbeatReachesTheLoop(t *testing.T) {
 
 	_, err = g.control(0).Heartbeat(ctxFor(t), &controlv1.HeartbeatRequest{NodeId: "a"})
 	ok(t, err)
-	is(t, "usage that was not sent", g.replicas[0].lastBeat(t).CPUUsed, 1)
+	is(t, "usage that was not sent", g.replicas[0].lastBeat(t).Used.CPU, 1)
 }
 
 // TestAWordThatIsTooLong is cut before it is compared or kept.
@@ -230,17 +234,17 @@ func TestUsageThatCannotBe(t *testing.T) {
 	g := newGroup(t, 1)
 	for _, c := range []struct {
 		used *controlv1.NodeUsage
-		want string
+		want sched.NodeUsage
 	}{
-		{&controlv1.NodeUsage{CpuUsedMillicores: -1, MemoryUsedMb: math.MinInt64, DiskUsedGb: -3}, "0 0 0"},
+		{&controlv1.NodeUsage{CpuUsedMillicores: -1, MemoryUsedMb: math.MinInt64, DiskUsedGb: -3, NetRxBytes: -1, NetTxBytes: -1}, sched.NodeUsage{}},
 		{&controlv1.NodeUsage{CpuUsedMillicores: math.MaxInt64, MemoryUsedMb: math.MaxInt64, DiskUsedGb: math.MaxInt64},
-			fmt.Sprint(fsm.MaxCPU, fsm.MaxMemory, fsm.MaxDisk)},
+			sched.NodeUsage{CPU: fsm.MaxCPU, Memory: fsm.MaxMemory, Disk: fsm.MaxDisk}},
 	} {
 		r, err := g.control(0).Heartbeat(ctxFor(t), &controlv1.HeartbeatRequest{NodeId: "a", Usage: c.used})
 		ok(t, err)
 		is(t, "acknowledged", r.GetAcknowledged(), true)
 		hb := g.replicas[0].lastBeat(t)
-		is(t, "usage", fmt.Sprint(hb.CPUUsed, hb.MemoryUsed, hb.DiskUsed), c.want)
+		is(t, "usage", hb.Used, c.want)
 	}
 }
 

@@ -68,10 +68,11 @@ func (s *Server) GetNode(ctx context.Context, req *controlv1.GetNodeRequest) (*c
 // nodeView adds to a node what only the leader knows: lease and last heartbeat.
 func (s *Server) nodeView(v fsm.View, n *fsm.Node) *controlv1.NodeView {
 	out := spec.NodeView(n, v.Alloc(n.ID))
-	if cpu, memory, disk, ok := s.leader.UsageOf(n.ID); ok && n.Up {
+	if used, ok := s.leader.UsageOf(n.ID); ok && n.Up {
 		out.Usage = &controlv1.NodeUsage{
-			CpuAllocatedMillicores: out.GetReservedCpuMillicores(), CpuUsedMillicores: cpu,
-			MemoryAllocatedMb: out.GetReservedMemoryMb(), MemoryUsedMb: memory, DiskUsedGb: disk,
+			CpuAllocatedMillicores: out.GetReservedCpuMillicores(), CpuUsedMillicores: used.CPU,
+			MemoryAllocatedMb: out.GetReservedMemoryMb(), MemoryUsedMb: used.Memory, DiskUsedGb: used.Disk,
+			NetRxBytes: used.NetReceived, NetTxBytes: used.NetSent,
 		}
 		held := s.leader.PoolsUsedOf(n.ID)
 		for _, p := range out.GetStoragePools() {
@@ -204,10 +205,10 @@ func (s *Server) GetClusterSummary(ctx context.Context, req *controlv1.GetCluste
 		for _, p := range used.Disk {
 			out.ReservedDiskGb += p.GB
 		}
-		if cpu, memory, disk, ok := s.leader.UsageOf(n.ID); ok && n.Up && cpu+memory+disk > 0 { // an older agent sends zeros
-			out.UsedCpuMillicores += cpu
-			out.UsedMemoryMb += memory
-			out.UsedDiskGb += disk
+		if u, ok := s.leader.UsageOf(n.ID); ok && n.Up && u.CPU+u.Memory+u.Disk > 0 { // an older agent sends zeros
+			out.UsedCpuMillicores += u.CPU
+			out.UsedMemoryMb += u.Memory
+			out.UsedDiskGb += u.Disk
 			out.MeasuredNodes++
 		}
 		return true

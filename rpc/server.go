@@ -65,7 +65,7 @@ type Leader interface {
 	Heartbeat(ctx context.Context, hb sched.Heartbeat) (sched.Lease, error)
 	Registered(ctx context.Context, node string) (sched.Lease, error)
 	LeaseOf(node string) (expires, heard int64, ok bool)
-	UsageOf(node string) (cpu, memory, disk int64, ok bool)
+	UsageOf(node string) (sched.NodeUsage, bool)
 	PoolsUsedOf(node string) map[string]int64 // GB by name; read only
 	WorkloadUsageOf(node, workload string) (sched.WorkloadUsage, bool)
 }

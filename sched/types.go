@@ -121,9 +121,7 @@ type Heartbeat struct {
 	ReceivedAt  int64 // Unix nanoseconds, leader's clock
 	Full        bool  // Reports is the complete list, not a delta
 	Protocol    uint32
-	CPUUsed     int64            // millicores
-	MemoryUsed  int64            // MiB
-	DiskUsed    int64            // GB
+	Used        NodeUsage
 	PoolsUsed   map[string]int64 // GB that storage pools hold, by name; nil leaves them as they were
 	Reports     []Reported
 	Usage       []WorkloadUsage
@@ -131,8 +129,13 @@ type Heartbeat struct {
 	ForwardedBy string
 }
 
-// WorkloadUsage is what one workload uses, as its node measured it. It is for people:
-// nothing is planned by it.
+// NodeUsage is what is in use on a machine, whoever uses it; as WorkloadUsage, for people.
+type NodeUsage struct {
+	CPU, Memory, Disk    int64 // millicores, MiB, GB
+	NetReceived, NetSent int64 // bytes since the machine started
+}
+
+// WorkloadUsage is what one workload uses, as its node measured it: nothing is planned by it.
 type WorkloadUsage struct {
 	Workload             string
 	Type, Source         string

@@ -605,7 +605,7 @@ func (f *fake) fill() {
 	f.nodes = []*controlv1.NodeView{
 		{NodeId: "node-a", Status: "Ready", StatusUpdatedAt: before(26 * time.Hour), LastHeartbeat: before(2 * time.Second), GrpcEndpoint: "10.0.0.1:50051",
 			TotalCpuCores: 4, ReservedCpuMillicores: 750, TotalMemoryMb: 7900, ReservedMemoryMb: 384, Workloads: 2, AgentVersion: "1.0.0", EngineId: "ENG:1",
-			Usage:          &controlv1.NodeUsage{CpuUsedMillicores: 1240, MemoryUsedMb: 5100, DiskUsedGb: 31},
+			Usage:          &controlv1.NodeUsage{CpuUsedMillicores: 1240, MemoryUsedMb: 5100, DiskUsedGb: 31, NetRxBytes: 3 << 30, NetTxBytes: 700 << 20},
 			LeaseExpiresAt: timestamppb.New(epoch.Add(8 * time.Second)), SupportedWorkloadTypes: []string{"container", "compose"},
 			Labels: map[string]string{"region": "eu", "disk": "ssd"}, StoragePools: []*controlv1.StoragePoolView{{Name: "default", Type: "local", TotalGb: 100, ReservedGb: 5, UsedGb: 12}}},
 		{NodeId: "node-b", Status: "NotReady", StatusReason: "the lease ended: no heartbeat for 14 s, the last one came over a connection that was closed by the peer",

@@ -43,10 +43,10 @@ func (c *cli) topNodesCommand() *cobra.Command {
 		Use: "nodes", Aliases: []string{"node"}, Short: "What is used and what is reserved on each node",
 		Args: args(0, 0),
 		RunE: c.online(func(ctx context.Context, _ []string) error {
-			return c.top(ctx, o, nodeOrders(), c.topNodes)
+			return c.top(ctx, o, orders(), c.topNodes)
 		}),
 	}
-	o.flags(cmd, nodeOrders())
+	o.flags(cmd, orders())
 	return cmd
 }
 
@@ -56,10 +56,10 @@ func (c *cli) topWorkloadsCommand() *cobra.Command {
 		Use: "workloads", Aliases: []string{"workload"}, Short: "What each running workload uses",
 		Args: args(0, 0),
 		RunE: c.online(func(ctx context.Context, _ []string) error {
-			return c.top(ctx, o, workloadOrders(), c.topWorkloads)
+			return c.top(ctx, o, orders(), c.topWorkloads)
 		}),
 	}
-	o.flags(cmd, workloadOrders())
+	o.flags(cmd, orders())
 	f := cmd.Flags()
 	f.StringVar(&o.node, "node", "", "only what runs on this node")
 	f.StringVar(&o.group, "group", "", "only members of this group")
@@ -68,8 +68,7 @@ func (c *cli) topWorkloadsCommand() *cobra.Command {
 	return cmd
 }
 
-func nodeOrders() []string     { return []string{"cpu", "memory", "disk", "name"} }
-func workloadOrders() []string { return []string{"cpu", "memory", "disk", "network", "name"} }
+func orders() []string { return []string{"cpu", "memory", "disk", "network", "name"} }
 
 func (o *topOptions) flags(cmd *cobra.Command, orders []string) {
 	f := cmd.Flags()
@@ -143,6 +142,8 @@ func (c *cli) topNodes(ctx context.Context, o topOptions) (*screen.Table, func()
 			return ratio(u.GetMemoryUsedMb(), n.GetTotalMemoryMb())
 		case o.sort == "disk":
 			return ratio(u.GetDiskUsedGb(), poolTotal(n))
+		case o.sort == "network":
+			return float64(u.GetNetRxBytes() + u.GetNetTxBytes())
 		}
 		return 0
 	}
@@ -163,18 +164,20 @@ func (c *cli) topNodes(ctx context.Context, o topOptions) (*screen.Table, func()
 	t := screen.NewTable(screen.Column{Title: "NODE", Gives: 2, Least: 16, Keeps: screen.Middle}, screen.Column{Title: "STATUS"},
 		screen.Column{Title: "CPU", Right: true}, screen.Column{Title: "%", Right: true}, screen.Column{Title: "RESERVED", Right: true},
 		screen.Column{Title: "MEMORY", Right: true}, screen.Column{Title: "%", Right: true}, screen.Column{Title: "RESERVED", Right: true},
-		screen.Column{Title: "DISK", Right: true}, screen.Column{Title: "RESERVED", Right: true, Wide: true}, screen.Column{Title: "WORKLOADS", Right: true, Wide: true})
+		screen.Column{Title: "DISK", Right: true}, screen.Column{Title: "RESERVED", Right: true, Wide: true}, screen.Column{Title: "WORKLOADS", Right: true, Wide: true},
+		screen.Column{Title: "NET IN", Right: true, Wide: true}, screen.Column{Title: "NET OUT", Right: true, Wide: true})
 	for _, n := range all.GetNodes() {
-		cpu, cpuShare, memory, memoryShare, disk := screen.None, screen.None, screen.None, screen.None, screen.None
+		cpu, cpuShare, memory, memoryShare, disk, in, out := screen.None, screen.None, screen.None, screen.None, screen.None, screen.None, screen.None
 		if u := n.GetUsage(); u != nil {
 			total := int64(n.GetTotalCpuCores() * 1000)
 			cpu, cpuShare = share(cores(u.GetCpuUsedMillicores()), number(n.GetTotalCpuCores(), 2)), percentText(u.GetCpuUsedMillicores(), total)
 			memory, memoryShare = share(mib(u.GetMemoryUsedMb()), mib(n.GetTotalMemoryMb())), percentText(u.GetMemoryUsedMb(), n.GetTotalMemoryMb())
 			disk = share(gib(u.GetDiskUsedGb()), gib(poolTotal(n)))
+			in, out = bytesize(u.GetNetRxBytes()), bytesize(u.GetNetTxBytes())
 		}
 		t.Add(screen.Text(n.GetNodeId()), screen.State(nodeStatus(n)), screen.Text(cpu), screen.Text(cpuShare), screen.Text(cores(n.GetReservedCpuMillicores())),
 			screen.Text(memory), screen.Text(memoryShare), screen.Text(mib(n.GetReservedMemoryMb())),
-			screen.Text(disk), screen.Text(diskShare(n)), screen.Text(fmt.Sprint(n.GetWorkloads())))
+			screen.Text(disk), screen.Text(diskShare(n)), screen.Text(fmt.Sprint(n.GetWorkloads())), screen.Text(in), screen.Text(out))
 	}
 	return t, emit, nil
 }

@@ -185,14 +185,14 @@ func (l *Loop) LeaseOf(node string) (expires, heard int64, ok bool) {
 	return b.expires, b.heard, ok
 }
 
-// UsageOf returns what a node last said it uses: millicores, MiB, GB.
-func (l *Loop) UsageOf(node string) (cpu, memory, disk int64, ok bool) {
+// UsageOf returns what a node last said it uses.
+func (l *Loop) UsageOf(node string) (sched.NodeUsage, bool) {
 	s := l.stint.Load()
 	if s == nil {
-		return 0, 0, 0, false
+		return sched.NodeUsage{}, false
 	}
 	b, _, ok := s.table.get(node)
-	return b.usage.cpu, b.usage.memory, b.usage.disk, ok
+	return b.usage, ok
 }
 
 // PoolsUsedOf returns what a node last said that its storage pools hold: GB, by name. The map must not be

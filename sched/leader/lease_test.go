@@ -155,12 +155,12 @@ func TestLease(t *testing.T) {
 			is(t, "up after 61 s", w.node("old").Up, false)
 		}},
 		{"a heartbeat that was overtaken changes nothing", []string{"a"}, func(t *testing.T, w *world) {
-			w.beat(sched.Heartbeat{Node: "a", Sequence: 7, CPUUsed: 7})
+			w.beat(sched.Heartbeat{Node: "a", Sequence: 7, Used: sched.NodeUsage{CPU: 7}})
 			w.pass(time.Second)
-			l := w.beat(sched.Heartbeat{Node: "a", Sequence: 6, CPUUsed: 6})
+			l := w.beat(sched.Heartbeat{Node: "a", Sequence: 6, Used: sched.NodeUsage{CPU: 6}})
 			is(t, "duration", l.Duration, 0)
-			cpu, _, _, _ := w.loop.UsageOf("a")
-			is(t, "usage", cpu, 7)
+			used, _ := w.loop.UsageOf("a")
+			is(t, "usage", used.CPU, 7)
 			if _, err := w.loop.Registered(context.Background(), "a"); err != nil {
 				t.Error(err)
 			}

@@ -22,15 +22,13 @@ type beat struct {
 	full     bool   // its complete list has been read in this stint
 	downAt   int64  // since when this stint knows the node to be down, 0 while it is up
 	doomed   bool   // the planner is declaring it lost: nothing extends its lease now
-	usage    usage
+	usage    sched.NodeUsage
 	pools    map[string]int64 // GB in use, by name; never changed once it is here
 	// workloads is what each of them uses; a complete list replaces it.
 	workloads map[string]sched.WorkloadUsage
 
 	pos int // in the expiry heap; -1 = not in it
 }
-
-type usage struct{ cpu, memory, disk int64 }
 
 // table is the liveness table: nodes by id and, for those that are up, ordered
 // by the end of their lease.
@@ -189,7 +187,7 @@ func (t *table) hear(hb *sched.Heartbeat) (fresh bool) {
 	}
 	b.sequence = hb.Sequence
 	b.full = b.full || hb.Full
-	b.usage = usage{hb.CPUUsed, hb.MemoryUsed, hb.DiskUsed}
+	b.usage = hb.Used
 	if hb.PoolsUsed != nil {
 		b.pools = hb.PoolsUsed
 	}

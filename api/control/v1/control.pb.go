@@ -1129,8 +1129,11 @@ type NodeUsage struct {
 	DiskAllocatedGb int64               `protobuf:"varint,5,opt,name=disk_allocated_gb,json=diskAllocatedGb,proto3" json:"disk_allocated_gb,omitempty"`
 	DiskUsedGb      int64               `protobuf:"varint,6,opt,name=disk_used_gb,json=diskUsedGb,proto3" json:"disk_used_gb,omitempty"`
 	StoragePools    []*StoragePoolUsage `protobuf:"bytes,1010,rep,name=storage_pools,json=storagePools,proto3" json:"storage_pools,omitempty"`
-	unknownFields   protoimpl.UnknownFields
-	sizeCache       protoimpl.SizeCache
+	// Bytes since the machine started, of its own network cards together.
+	NetRxBytes    int64 `protobuf:"varint,1011,opt,name=net_rx_bytes,json=netRxBytes,proto3" json:"net_rx_bytes,omitempty"`
+	NetTxBytes    int64 `protobuf:"varint,1012,opt,name=net_tx_bytes,json=netTxBytes,proto3" json:"net_tx_bytes,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *NodeUsage) Reset() {
@@ -1210,6 +1213,20 @@ func (x *NodeUsage) GetStoragePools() []*StoragePoolUsage {
 		return x.StoragePools
 	}
 	return nil
+}
+
+func (x *NodeUsage) GetNetRxBytes() int64 {
+	if x != nil {
+		return x.NetRxBytes
+	}
+	return 0
+}
+
+func (x *NodeUsage) GetNetTxBytes() int64 {
+	if x != nil {
+		return x.NetTxBytes
+	}
+	return 0
 }
 
 type HeartbeatResponse struct {
@@ -5834,7 +5851,7 @@ const file_api_control_v1_control_proto_rawDesc = "" +
 	"\x10StoragePoolUsage\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x17\n" +
 	"\aused_gb\x18\x02 \x01(\x03R\x06usedGb\x12\x19\n" +
-	"\btotal_gb\x18\x03 \x01(\x03R\atotalGb\"\xe4\x02\n" +
+	"\btotal_gb\x18\x03 \x01(\x03R\atotalGb\"\xaa\x03\n" +
 	"\tNodeUsage\x128\n" +
 	"\x18cpu_allocated_millicores\x18\x01 \x01(\x03R\x16cpuAllocatedMillicores\x12.\n" +
 	"\x13cpu_used_millicores\x18\x02 \x01(\x03R\x11cpuUsedMillicores\x12.\n" +
@@ -5843,7 +5860,11 @@ const file_api_control_v1_control_proto_rawDesc = "" +
 	"\x11disk_allocated_gb\x18\x05 \x01(\x03R\x0fdiskAllocatedGb\x12 \n" +
 	"\fdisk_used_gb\x18\x06 \x01(\x03R\n" +
 	"diskUsedGb\x12I\n" +
-	"\rstorage_pools\x18\xf2\a \x03(\v2#.persys.control.v1.StoragePoolUsageR\fstoragePools\"\x9c\x03\n" +
+	"\rstorage_pools\x18\xf2\a \x03(\v2#.persys.control.v1.StoragePoolUsageR\fstoragePools\x12!\n" +
+	"\fnet_rx_bytes\x18\xf3\a \x01(\x03R\n" +
+	"netRxBytes\x12!\n" +
+	"\fnet_tx_bytes\x18\xf4\a \x01(\x03R\n" +
+	"netTxBytes\"\x9c\x03\n" +
 	"\x11HeartbeatResponse\x12\"\n" +
 	"\facknowledged\x18\x01 \x01(\bR\facknowledged\x12\x1d\n" +
 	"\n" +

@@ -284,6 +284,8 @@ func (m *NodeUsage) CloneVT() *NodeUsage {
 	r.MemoryUsedMb = m.MemoryUsedMb
 	r.DiskAllocatedGb = m.DiskAllocatedGb
 	r.DiskUsedGb = m.DiskUsedGb
+	r.NetRxBytes = m.NetRxBytes
+	r.NetTxBytes = m.NetTxBytes
 	if rhs := m.StoragePools; rhs != nil {
 		tmpContainer := make([]*StoragePoolUsage, len(rhs))
 		for k, v := range rhs {
@@ -2470,6 +2472,20 @@ func (m *NodeUsage) MarshalToSizedBufferVT(dAtA []byte) (int, error) {
 	if m.unknownFields != nil {
 		i -= len(m.unknownFields)
 		copy(dAtA[i:], m.unknownFields)
+	}
+	if m.NetTxBytes != 0 {
+		i = protohelpers.EncodeVarint(dAtA, i, uint64(m.NetTxBytes))
+		i--
+		dAtA[i] = 0x3f
+		i--
+		dAtA[i] = 0xa0
+	}
+	if m.NetRxBytes != 0 {
+		i = protohelpers.EncodeVarint(dAtA, i, uint64(m.NetRxBytes))
+		i--
+		dAtA[i] = 0x3f
+		i--
+		dAtA[i] = 0x98
 	}
 	if len(m.StoragePools) > 0 {
 		for iNdEx := len(m.StoragePools) - 1; iNdEx >= 0; iNdEx-- {
@@ -7245,6 +7261,12 @@ func (m *NodeUsage) SizeVT() (n int) {
 			n += 2 + l + protohelpers.SizeOfVarint(uint64(l))
 		}
 	}
+	if m.NetRxBytes != 0 {
+		n += 2 + protohelpers.SizeOfVarint(uint64(m.NetRxBytes))
+	}
+	if m.NetTxBytes != 0 {
+		n += 2 + protohelpers.SizeOfVarint(uint64(m.NetTxBytes))
+	}
 	n += len(m.unknownFields)
 	return n
 }
@@ -11582,6 +11604,44 @@ func (m *NodeUsage) UnmarshalVT(dAtA []byte) error {
 				return err
 			}
 			iNdEx = postIndex
+		case 1011:
+			if wireType != 0 {
+				return fmt.Errorf("proto: wrong wireType = %d for field NetRxBytes", wireType)
+			}
+			m.NetRxBytes = 0
+			for shift := uint(0); ; shift += 7 {
+				if shift >= 64 {
+					return protohelpers.ErrIntOverflow
+				}
+				if iNdEx >= l {
+					return io.ErrUnexpectedEOF
+				}
+				b := dAtA[iNdEx]
+				iNdEx++
+				m.NetRxBytes |= int64(b&0x7F) << shift
+				if b < 0x80 {
+					break
+				}
+			}
+		case 1012:
+			if wireType != 0 {
+				return fmt.Errorf("proto: wrong wireType = %d for field NetTxBytes", wireType)
+			}
+			m.NetTxBytes = 0
+			for shift := uint(0); ; shift += 7 {
+				if shift >= 64 {
+					return protohelpers.ErrIntOverflow
+				}
+				if iNdEx >= l {
+					return io.ErrUnexpectedEOF
+				}
+				b := dAtA[iNdEx]
+				iNdEx++
+				m.NetTxBytes |= int64(b&0x7F) << shift
+				if b < 0x80 {
+					break
+				}
+			}
 		default:
 			iNdEx = preIndex
 			skippy, err := protohelpers.Skip(dAtA[iNdEx:])

@@ -1,0 +1,37 @@
+package usage
+
+import (
+	"context"
+	"os"
+	"path/filepath"
+	"slices"
+
+	"github.com/shirou/gopsutil/v4/net"
+)
+
+// Network is what the machine's own network cards have carried since it started, bytes.
+// Bridges and the ends of workloads' networks carry the same once more and do not count;
+// in a container, which has no card of its own, all but loopback do.
+func Network(ctx context.Context) (received, sent int64, err error) {
+	all, err := net.IOCountersWithContext(ctx, true)
+	if err != nil {
+		return 0, 0, err
+	}
+	received, sent = total(all, func(name string) bool {
+		_, err := os.Stat(filepath.Join("/sys/class/net", name, "device"))
+		return err == nil
+	})
+	return received, sent, nil
+}
+
+func total(all []net.IOCountersStat, card func(name string) bool) (received, sent int64) {
+	counted := slices.DeleteFunc(slices.Clone(all), func(c net.IOCountersStat) bool { return !card(c.Name) })
+	if len(counted) == 0 {
+		counted = slices.DeleteFunc(slices.Clone(all), func(c net.IOCountersStat) bool { return c.Name == "lo" })
+	}
+	for _, c := range counted {
+		received += int64(c.BytesRecv)
+		sent += int64(c.BytesSent)
+	}
+	return received, sent
+}
