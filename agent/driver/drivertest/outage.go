@@ -15,7 +15,7 @@ var outageTests = []namedTest{
 	{"an engine that goes away in the middle of a replacement", func(t *testing.T, s *suite) {
 		s.cutDuring(t, "cutrepl", func(d driver.Driver, spec driver.Spec) error { return d.Ensure(s.ctx, spec) }, 2)
 	}},
-	{"an engine that goes away in the middle of a stop", testCutHalt},
+	{"an engine that goes away in the middle of a stop, and of a start", testCutHalt},
 	{"an engine that goes away in the middle of a removal", testCutRemove},
 }
 
@@ -114,8 +114,9 @@ func testCutHalt(t *testing.T, s *suite) {
 			t.Errorf("after Halt: %s", o.State)
 		}
 		same(t, "Halt", before, o)
+		s.during(t, after, cut, restore, func() error { return d.Ensure(s.ctx, spec) })
 		s.ensure(t, d, spec)
-		s.await(t, d, spec.ID, driver.Running)
+		same(t, "a start", before, s.await(t, d, spec.ID, driver.Running))
 	}
 }
 
