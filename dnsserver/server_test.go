@@ -140,6 +140,22 @@ func TestServesUDPAndTCP(t *testing.T) {
 	}
 }
 
+// Clients that take the first address spread over all of them.
+func TestAnswersTakeTurns(t *testing.T) {
+	r := serve(t, crowd(t, 4), Options{})
+	first := map[string]bool{}
+	for range 64 {
+		m := exchangeWith(t, "udp", r.addr, question("api.default.workloads.persys.local. A"))
+		if len(m.Answer) != 4 {
+			t.Fatalf("%d answers", len(m.Answer))
+		}
+		first[m.Answer[0].String()] = true
+	}
+	if len(first) < 2 {
+		t.Errorf("64 answers began with %v", first)
+	}
+}
+
 func TestDigAgrees(t *testing.T) {
 	dig := testbed.Program(t, "dig")
 	w := crowd(t, 60)
