@@ -218,8 +218,12 @@ func classOf(st *agentv1.WorkloadStatus, message string) string {
 	if c := st.GetMetadata()["failure_reason"]; c != "" {
 		return c
 	}
-	if strings.Contains(strings.ToLower(message), "runtime not available") {
+	switch message = strings.ToLower(message); {
+	case strings.Contains(message, "runtime not available"):
 		return fsm.CodeRuntimeNotOffered
+	case strings.HasPrefix(message, "failed to apply workload:"):
+		// Its queue was full, and it tried at once: a registry or a full disk may have been in the way.
+		return "RUNTIME_ERROR"
 	}
 	return "INVALID_SPECIFICATION"
 }

@@ -144,6 +144,15 @@ func TestDeliverApply(t *testing.T) {
 		{"a missing runtime is read from the text", func(*agentv1.ApplyWorkloadRequest) (*agentv1.ApplyWorkloadResponse, error) {
 			return &agentv1.ApplyWorkloadResponse{Message: "Runtime not available: container"}, nil
 		}, sched.Ack{Refused: true, Code: fsm.CodeRuntimeNotOffered, Message: "Runtime not available: container"}, false},
+		{"what failed to run there and then may run later", func(*agentv1.ApplyWorkloadRequest) (*agentv1.ApplyWorkloadResponse, error) {
+			return &agentv1.ApplyWorkloadResponse{Message: "Failed to apply workload: registry: i/o timeout"}, nil
+		}, sched.Ack{Refused: true, Code: "RUNTIME_ERROR", Message: "Failed to apply workload: registry: i/o timeout"}, false},
+		{"a missing runtime is one there and then, too", func(*agentv1.ApplyWorkloadRequest) (*agentv1.ApplyWorkloadResponse, error) {
+			return &agentv1.ApplyWorkloadResponse{Message: "failed to apply workload: runtime not available: vm"}, nil
+		}, sched.Ack{Refused: true, Code: fsm.CodeRuntimeNotOffered, Message: "failed to apply workload: runtime not available: vm"}, false},
+		{"what is wrong with the request stays wrong", func(*agentv1.ApplyWorkloadRequest) (*agentv1.ApplyWorkloadResponse, error) {
+			return &agentv1.ApplyWorkloadResponse{Message: "invalid request: spec is required"}, nil
+		}, sched.Ack{Refused: true, Code: "INVALID_SPECIFICATION", Message: "invalid request: spec is required"}, false},
 		{"an invalid argument is refused", func(*agentv1.ApplyWorkloadRequest) (*agentv1.ApplyWorkloadResponse, error) {
 			return nil, status.Error(codes.InvalidArgument, "no")
 		}, sched.Ack{Refused: true, Code: "INVALID_SPECIFICATION", Message: "no"}, false},
