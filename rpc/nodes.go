@@ -273,6 +273,9 @@ func reported(st *controlv1.WorkloadStatus) sched.Reported {
 	if r.Observation.Message == "" {
 		r.Observation.Message = st.GetReason().GetMessage()
 	}
+	if r.Observation.Code == "" && r.Observation.State == fsm.ActualFailed {
+		r.Observation.Code = codeOf(st.GetFailureReason())
+	}
 	for _, p := range st.GetPorts() {
 		if validPort(p.GetHostPort()) && validPort(p.GetContainerPort()) {
 			r.Observation.Ports = append(r.Observation.Ports, fsm.PortBinding{
@@ -287,6 +290,19 @@ func reported(st *controlv1.WorkloadStatus) sched.Reported {
 		r.Observation.At = ts.AsTime().UnixNano()
 	}
 	return r
+}
+
+// codeOf is the failure class that says as much as the enum, for agents that send no detail.
+func codeOf(r controlv1.FailureReason) string {
+	switch r {
+	case controlv1.FailureReason_FAILURE_REASON_UNSPECIFIED:
+		return ""
+	case controlv1.FailureReason_IMAGE_NOT_FOUND:
+		return "INVALID_IMAGE"
+	case controlv1.FailureReason_INVALID_SPEC:
+		return "INVALID_SPECIFICATION"
+	}
+	return r.String() // the others stop no retries, and need no other name
 }
 
 // healthOf reads what an agent says of health checks; a word that is not known is

@@ -211,6 +211,30 @@ func TestHeartbeatReachesTheLoop(t *testing.T) {
 	is(t, "usage that was not sent", g.replicas[0].lastBeat(t).Used.CPU, 1)
 }
 
+// TestAFailureByItsEnumAlone: agents that send no detail say by the enum what failed, and retries are
+// judged by that.
+func TestAFailureByItsEnumAlone(t *testing.T) {
+	for reason, want := range map[controlv1.FailureReason]string{
+		controlv1.FailureReason_FAILURE_REASON_UNSPECIFIED: "",
+		controlv1.FailureReason_IMAGE_PULL_FAILED:          "IMAGE_PULL_FAILED",
+		controlv1.FailureReason_IMAGE_NOT_FOUND:            "INVALID_IMAGE",
+		controlv1.FailureReason_INSUFFICIENT_RESOURCES:     "INSUFFICIENT_RESOURCES",
+		controlv1.FailureReason_INVALID_SPEC:               "INVALID_SPECIFICATION",
+		controlv1.FailureReason_RUNTIME_ERROR:              "RUNTIME_ERROR",
+		controlv1.FailureReason_NETWORK_ERROR:              "NETWORK_ERROR",
+		controlv1.FailureReason_STORAGE_ERROR:              "STORAGE_ERROR",
+		controlv1.FailureReason_VM_BOOT_FAILED:             "VM_BOOT_FAILED",
+		controlv1.FailureReason(99):                        "99",
+	} {
+		st := &controlv1.WorkloadStatus{WorkloadId: "web", State: "Failed", FailureReason: reason}
+		is(t, "code of "+reason.String(), reported(st).Observation.Code, want)
+		st.Reason = &controlv1.ReasonDetail{Code: "PORT_BIND_CONFLICT"}
+		is(t, "detail with "+reason.String(), reported(st).Observation.Code, "PORT_BIND_CONFLICT")
+		st.Reason, st.State = nil, "Running"
+		is(t, "code of what runs", reported(st).Observation.Code, "")
+	}
+}
+
 // TestAWordThatIsTooLong is cut before it is compared or kept.
 func TestAWordThatIsTooLong(t *testing.T) {
 	long := strings.Repeat("ä", 1<<20)
