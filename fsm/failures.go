@@ -89,7 +89,7 @@ const (
 	maxAuditTasks  = 64  // known tasks of one second; more of them might be told twice
 )
 
-// recordActions makes events of the tasks that ended, and keeps them with the
+// recordActions makes events of the tasks of a node that ended, or keeps those of the
 // workload that they were asked about.
 func (t *Tx) recordActions(b *commandv1.RecordActions) (res Result) {
 	n, ok := t.r.nodes.Get(b.GetNode())
@@ -117,8 +117,10 @@ func (t *Tx) recordActions(b *commandv1.RecordActions) (res Result) {
 			t.putWorkload(old, &w)
 		}
 	}
-	slices.Reverse(actions) // events tell the oldest first
-	t.auditActions(n.ID, actions)
+	if b.GetWorkload() == "" || t.r.info.FeatureLevel < 6 { // those of one say nothing of what others ended before
+		slices.Reverse(actions) // events tell the oldest first
+		t.auditActions(n.ID, actions)
+	}
 	return res
 }
 

@@ -273,7 +273,12 @@ func TestRecordActions(t *testing.T) {
 		{"another node's record is left alone", func(t *testing.T, w *world) {
 			skipped(t, w.do(actions("b", "web", action("t1", "web", 5))), "is not on node")
 			is(t, "kept", len(w.workload("web").Actions), 0)
-			is(t, "told", tasks(w), "t1")
+		}},
+		{"those of one workload say nothing of the others", func(t *testing.T, w *world) {
+			w.ok(actions("a", "web", action("t2", "web", 9)))
+			is(t, "kept", len(w.workload("web").Actions), 1)
+			w.ok(actions("a", "", action("t2", "web", 9), action("t1", "db", 5)))
+			is(t, "told", tasks(w), "t1 t2")
 		}},
 		{"of an unknown node are refused", func(t *testing.T, w *world) {
 			refused(t, w.do(actions("none", "", action("t1", "web", 5))), NotFound, "none")

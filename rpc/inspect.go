@@ -78,7 +78,7 @@ func (a *Agents) Actions(ctx context.Context, node, workload string, limit int) 
 	out := make([]*commandv1.AgentAction, 0, len(acts))
 	for _, x := range acts {
 		out = append(out, &commandv1.AgentAction{
-			TaskId: x.GetTaskId(), Workload: x.GetWorkloadId(), ActionType: x.GetActionType(), Status: x.GetStatus(), Error: x.GetError(),
+			TaskId: x.GetTaskId(), Workload: x.GetWorkloadId(), ActionType: x.GetActionType(), Status: x.GetStatus(), Error: clip(x.GetError(), maxReportMessage),
 			// Existing agents send large negative numbers for "not yet".
 			CreatedAt: max(0, x.GetCreatedAt()), StartedAt: max(0, x.GetStartedAt()), EndedAt: max(0, x.GetEndedAt()),
 		})

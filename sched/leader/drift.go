@@ -37,8 +37,6 @@ const (
 	// lookAgain is after how long a second look is taken: longer than a report
 	// takes from an agent into the state.
 	lookAgain = 2 * time.Second
-	// auditLimit is how many tasks of a node are read in one round.
-	auditLimit = 100
 )
 
 func newRounds(s *stint) *rounds {
@@ -161,6 +159,9 @@ func (r *rounds) look(ctx context.Context, node string, first []sched.Difference
 	if !ok || !n.Up || view.Info().Mode.Frozen() {
 		return
 	}
+	if !second { // a round has one first look, whatever that finds
+		defer s.audit(ctx, node)
+	}
 	found := sched.Compare(view, n, listed, func(workload string) bool { return s.orders.busy(node, workload) })
 	switch {
 	case second:
@@ -172,9 +173,6 @@ func (r *rounds) look(ctx context.Context, node string, first []sched.Difference
 		return
 	}
 	r.settle(ctx, view, n, listed, found)
-	if !second {
-		r.audit(ctx, view, node)
-	}
 }
 
 // settle notes what was found, and reports what follows from it.
@@ -220,18 +218,4 @@ func Remedies(view fsm.View, n *fsm.Node, listed []sched.Reported, found []sched
 		}
 	}
 	return out
-}
-
-// audit makes events of the tasks that a node has ended since the last round.
-func (r *rounds) audit(ctx context.Context, view fsm.View, node string) {
-	acts, err := r.s.cfg.Inspector.Actions(ctx, node, "", auditLimit)
-	if err != nil {
-		r.s.cfg.Logger.Debug("the agent's actions were not read", "node", node, "err", err)
-		return
-	}
-	known, _ := view.NodeAudit(node)
-	acts = slices.DeleteFunc(acts, known.Knows)
-	if len(acts) > 0 {
-		r.s.recordActions(ctx, node, "", acts)
-	}
 }

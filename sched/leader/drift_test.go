@@ -185,6 +185,50 @@ func TestDriftRounds(t *testing.T) {
 			is(t, "commands", w.log.count("record_actions"), 1)
 		})
 	})
+	t.Run("what agents did becomes events, whatever else a look finds", func(t *testing.T) {
+		f := newInspector()
+		f.acts = []*commandv1.AgentAction{{TaskId: "t1", Workload: "web", Status: "completed", EndedAt: 7}}
+		steady(t, f, func(w *world) {
+			for len(f.listed("a")) == 0 { // each look finds another orphan, which the next one does not see
+				f.put("a", is0(fsm.ActualRunning, "ghost"))
+				w.alive(100*time.Millisecond, "a")
+			}
+			is(t, "drifts", len(w.drifts()), 0)
+			is(t, "commands", w.log.count("record_actions"), 1)
+		})
+	})
+	t.Run("a node that did much is read further back, and told of in the order in which it ended", func(t *testing.T) {
+		const many = 700
+		f := newInspector()
+		f.acts = []*commandv1.AgentAction{{TaskId: "old", CreatedAt: 1, EndedAt: 2}}
+		steady(t, f, func(w *world) {
+			w.alive(interval, "a")
+			is(t, "known", w.told(), 1)
+			f.mu.Lock()
+			f.acts = nil
+			for i := many; i > 0; i-- { // the one that was made first ends last
+				f.acts = append(f.acts, &commandv1.AgentAction{TaskId: fmt.Sprint("t", i), CreatedAt: int64(10 + i), EndedAt: int64(5000 - i)})
+			}
+			f.mu.Unlock()
+			w.alive(interval, "a")
+			is(t, "told", w.told(), 1+many)
+			is(t, "until", w.view().AuditedUntil("a"), int64(4999))
+			entries := len(w.log.entries)
+			w.alive(2*interval, "a")
+			is(t, "entries for what is known", len(w.log.entries)-entries, 0)
+		})
+	})
+}
+
+// told is how many tasks of agents have become events.
+func (w *world) told() (n int) {
+	w.view().Events(0, func(e *fsm.Event) bool {
+		if e.Type == fsm.EventAgentAction {
+			n++
+		}
+		return true
+	})
+	return n
 }
 
 func TestDriftIsSpreadAndShared(t *testing.T) {

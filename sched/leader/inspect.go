@@ -98,6 +98,9 @@ func (i *inspections) inquire(list []sched.Inquiry) {
 				i.s.cfg.Logger.Warn("the agent's actions were not read", "workload", q.Workload, "node", q.Node, "err", err)
 				return
 			}
+			// What the node did is told first, as a whole: before feature level 6 the log takes
+			// what one workload's tasks say as said of all.
+			i.s.audit(ctx, q.Node)
 			if len(acts) > 0 {
 				i.s.recordActions(ctx, q.Node, q.Workload, acts)
 			}
@@ -105,11 +108,53 @@ func (i *inspections) inquire(list []sched.Inquiry) {
 	}
 }
 
-func (s *stint) recordActions(ctx context.Context, node, workload string, acts []*commandv1.AgentAction) {
-	s.propose(ctx, []fsm.Command{{
+func (s *stint) recordActions(ctx context.Context, node, workload string, acts []*commandv1.AgentAction) bool {
+	return s.propose(ctx, []fsm.Command{{
 		Head: s.head(),
 		Body: &commandv1.Command_RecordActions{RecordActions: &commandv1.RecordActions{Node: node, Workload: workload, Actions: acts}},
 	}})
+}
+
+const (
+	// auditPage is how many tasks of a node are read at first, and told by one command;
+	// auditMost is how many are read at most.
+	auditPage = 100
+	auditMost = 16 * auditPage
+	// auditBefore is how many seconds a task may have waited and run. Agents list tasks by
+	// when they were made, and what counts is when they ended.
+	auditBefore = 600
+)
+
+// audit makes events of the tasks that a node has ended since the last known ones. Agents
+// list the newest ones and know no pages: more are asked for as long as what was not read may
+// be unknown. Of a node of which nothing is known the newest are enough.
+func (s *stint) audit(ctx context.Context, node string) {
+	var acts []*commandv1.AgentAction
+	known, _ := s.store.View().NodeAudit(node)
+	for limit := auditPage; ; limit *= 4 {
+		var err error
+		if acts, err = s.cfg.Inspector.Actions(ctx, node, "", limit); err != nil {
+			s.cfg.Logger.Debug("the agent's actions were not read", "node", node, "err", err)
+			return
+		}
+		if known == nil || len(acts) < limit || acts[limit-1].GetCreatedAt() < known.EndedAt-auditBefore {
+			break
+		}
+		if limit >= auditMost {
+			s.cfg.Logger.Warn("the agent did more than is read at once; its older tasks become no events", "node", node, "read", limit)
+			break
+		}
+	}
+	acts = slices.DeleteFunc(acts, known.Knows)
+	// The first to end is told first: what ended before a task that was told counts as known.
+	slices.SortStableFunc(acts, func(a, b *commandv1.AgentAction) int { return cmp.Compare(b.GetEndedAt(), a.GetEndedAt()) })
+	for len(acts) > 0 {
+		rest := max(0, len(acts)-auditPage)
+		if !s.recordActions(ctx, node, "", acts[rest:]) {
+			return // the next round finds them again
+		}
+		acts = acts[:rest]
+	}
 }
 
 // awaited reports whether w is on an agent that does not push and has accepted

@@ -99,7 +99,13 @@ func (f *fakeInspector) Actions(ctx context.Context, node, workload string, limi
 	defer f.enter(ctx)()
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	return f.acts, f.fail[node]
+	var out []*commandv1.AgentAction
+	for _, a := range f.acts {
+		if len(out) < limit && (workload == "" || a.Workload == workload) {
+			out = append(out, a)
+		}
+	}
+	return out, f.fail[node]
 }
 
 func is0(state fsm.Actual, id string) sched.Reported {
@@ -185,6 +191,7 @@ func TestATimeoutAsksWhatTheAgentDid(t *testing.T) {
 	f.acts = []*commandv1.AgentAction{
 		{TaskId: "apply-web-2", Workload: "web", ActionType: "apply_workload", Status: "running", CreatedAt: 20, StartedAt: 21},
 		{TaskId: "apply-web-1", Workload: "web", ActionType: "apply_workload", Status: "failed", Error: "no route to registry", CreatedAt: 10, EndedAt: 12},
+		{TaskId: "delete-db-1", Workload: "db", ActionType: "delete_workload", Status: "failed", Error: "still in use", CreatedAt: 9, EndedAt: 11},
 	}
 	inWorld(t, []string{"a"}, func(w *world) {
 		w.raise()
@@ -202,7 +209,7 @@ func TestATimeoutAsksWhatTheAgentDid(t *testing.T) {
 			}
 			return true
 		})
-		is(t, "told", strings.Join(told, ","), "no route to registry")
+		is(t, "told, the last first", strings.Join(told, ","), "no route to registry,still in use")
 	}, with(f))
 }
 

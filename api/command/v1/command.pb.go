@@ -4633,7 +4633,8 @@ func (x *AgentAction) GetEndedAt() int64 {
 type RecordActions struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Node  string                 `protobuf:"bytes,1,opt,name=node,proto3" json:"node,omitempty"`
-	// Set: the record of this workload keeps the actions, the newest 20.
+	// Set: they are of this workload, and its record keeps the newest 20. From feature level 6 on
+	// they become no events then: they say nothing of what others ended before.
 	Workload string `protobuf:"bytes,2,opt,name=workload,proto3" json:"workload,omitempty"`
 	// Newest first.
 	Actions       []*AgentAction `protobuf:"bytes,3,rep,name=actions,proto3" json:"actions,omitempty"`
