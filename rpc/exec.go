@@ -43,7 +43,7 @@ func (s *Server) Exec(stream clusterv1.Cluster_ExecServer) error {
 	n, err := s.holder(ctx, open.GetWorkloadId())
 	if err != nil {
 		if edgeKind(err) == KindPermission {
-			s.refuseSession(ctx, callOf(ctx), err)
+			_, err = s.refuse(ctx, callOf(ctx), "", nil, err)
 		}
 		return err
 	}
@@ -334,20 +334,4 @@ func (s *Server) noted(ctx context.Context, node, what string, do func() error) 
 		s.log.Warn("that a call failed could not be recorded", "by", by, "from", c.from, "call", c.op, "err", rerr)
 	}
 	return err
-}
-
-// refuseSession keeps that somebody was not let in.
-func (s *Server) refuseSession(ctx context.Context, c *call, why error) {
-	if !s.refusals.Allow() {
-		return
-	}
-	ctx, cancel := context.WithTimeout(ctx, execLastWord)
-	defer cancel()
-	by, via := c.by()
-	err := s.record(ctx, &clusterv1.RecordSessionRequest{
-		Type: fsm.EventCallRefused, By: by, Via: via, From: c.from, Message: clip(why.Error(), 512), Details: map[string]string{"call": c.op},
-	})
-	if err != nil {
-		s.log.Warn("a refused call could not be recorded", "by", by, "from", c.from, "call", c.op, "err", err)
-	}
 }

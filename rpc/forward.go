@@ -17,7 +17,6 @@ import (
 	"google.golang.org/protobuf/reflect/protoreflect"
 	"google.golang.org/protobuf/reflect/protoregistry"
 
-	clusterv1 "github.com/persys/compute/api/cluster/v1"
 	"github.com/persys/compute/rpc/dial"
 	"github.com/persys/compute/rpc/guard"
 )
@@ -33,21 +32,27 @@ func (s *Server) unary(ctx context.Context, req any, info *grpc.UnaryServerInfo,
 		return nil, edge("", err)
 	}
 	defer entry.Leave()
-	m, err := s.authorize(who, info.FullMethod)
+	resp, c, err := s.carry(ctx, who, info.FullMethod, req, h)
+	if c != nil {
+		// It fails only when the stream is gone, which the call's own error says.
+		_ = grpc.SetTrailer(ctx, s.trailer(c))
+	}
+	return resp, err
+}
+
+// carry makes one call, or what a message of a stream stands for; there is no call where
+// the caller may not make it.
+func (s *Server) carry(ctx context.Context, who caller, full string, req any, h grpc.UnaryHandler) (any, *call, error) {
+	m, err := s.authorize(who, full)
 	c := &call{caller: who, method: m}
 	ctx, cancel := withDeadline(withCall(ctx, c))
 	defer cancel()
 	if err != nil {
-		resp, err := s.refuse(ctx, c, info.FullMethod, req, err)
-		return resp, edge("", err)
+		resp, err := s.refuse(ctx, c, full, req, err)
+		return resp, nil, edge("", err)
 	}
-	resp, err := s.route(ctx, c, info.FullMethod, req, h)
-	// It fails only when the stream is gone, which the call's own error says.
-	_ = grpc.SetTrailer(ctx, s.trailer(c))
-	if err != nil {
-		return nil, edge(m.op, err)
-	}
-	return resp, nil
+	resp, err := s.route(ctx, c, full, req, h)
+	return resp, c, edge(m.op, err)
 }
 
 // defaultDeadline bounds calls that came without one.
@@ -109,7 +114,7 @@ func (s *Server) atLeader(ctx context.Context, c *call, full string, req any, h 
 		if err == nil || c.forwarded || !passing(err) {
 			return resp, err
 		}
-		if c.effect != repeatable && edgeKind(err) == KindUnknownOutcome {
+		if c.effect > idempotent && edgeKind(err) == KindUnknownOutcome {
 			if unknown = true; c.effect == once {
 				return nil, err
 			}
@@ -241,7 +246,7 @@ func (c *call) broken(ctx, out context.Context, to Peer, sent bool, err error) e
 		err = fmt.Errorf("%w: %w", errDeposed, err)
 	}
 	kind := KindUnavailable
-	if sent && c.effect != repeatable {
+	if sent && c.effect > idempotent {
 		kind = KindUnknownOutcome
 	}
 	return errorf(kind, "leader %s at %s: %w", to.Name, to.GRPCAddr, err)
@@ -279,9 +284,7 @@ func (s *Server) stream(srv any, ss grpc.ServerStream, info *grpc.StreamServerIn
 	m, err := s.authorize(who, info.FullMethod)
 	c := &call{caller: who, method: m}
 	if err != nil {
-		if info.FullMethod == clusterv1.Cluster_Exec_FullMethodName && !who.id.IsZero() {
-			s.refuseSession(ss.Context(), c, err)
-		}
+		_, err = s.refuse(ss.Context(), c, "", nil, err)
 		return edge("", err)
 	}
 	ctx := withCall(ss.Context(), c)

@@ -12,7 +12,9 @@ import (
 	"google.golang.org/grpc/peer"
 	"google.golang.org/grpc/status"
 
+	clusterv1 "github.com/persys/compute/api/cluster/v1"
 	commandv1 "github.com/persys/compute/api/command/v1"
+	controlv1 "github.com/persys/compute/api/control/v1"
 	"github.com/persys/compute/fsm"
 	"github.com/persys/compute/pki"
 	"github.com/persys/compute/rpc/dial"
@@ -184,32 +186,43 @@ func (s *Server) authorize(c caller, full string) (method, error) {
 	return m, s.mayReach(c, m, full)
 }
 
-// refuse keeps a mutation that was refused, for who made it. The leader has the last
-// word, and keeps it: another replica, whose state may be older, passes the call on.
-// What is kept is bounded: refusals cost a caller nothing, and each is an entry of
-// the log.
+// refuse keeps a change that was refused, for who asked for it. The leader has the last
+// word, and keeps it: another replica, whose state may be older, passes the call on if it
+// can be (req). What is kept is bounded: refusals cost a caller nothing, and each is an
+// entry of the log. Heartbeats, which go on by themselves, leave others their share.
 func (s *Server) refuse(ctx context.Context, c *call, full string, req any, why error) (any, error) {
-	if c.class != leader || c.effect == repeatable || s.store.View().Info().FeatureLevel < 3 || !s.refusals.Allow() {
+	few := s.refusals
+	if c.op == methods[controlv1.AgentControl_Heartbeat_FullMethodName].op {
+		few = s.beats
+	}
+	if c.effect == repeatable || s.store.View().Info().FeatureLevel < 3 || !few.Allow() {
 		return nil, why
 	}
 	to, known := s.replica.Leader()
-	switch {
-	case !known:
-	case to.ID != s.replica.Self().ID:
-		if c.forwarded || s.cfg.TLS == nil {
-			break
+	here := known && to.ID == s.replica.Self().ID
+	if c.class == leader && !here {
+		if known && req != nil && !c.forwarded && s.cfg.TLS != nil {
+			if resp, err := s.forward(ctx, c, to, s.replica.LeaderChanged(), full, req); err == nil || status.Code(err) == codes.PermissionDenied {
+				return resp, err
+			}
 		}
-		if resp, err := s.forward(ctx, c, to, s.replica.LeaderChanged(), full, req); err == nil || status.Code(err) == codes.PermissionDenied {
-			return resp, err
-		}
-	default:
-		_, err := s.propose(ctx, "", &commandv1.Command{Body: &commandv1.Command_Audit{Audit: &commandv1.Audit{
-			Type: fsm.EventCallRefused, Message: clip(why.Error(), 512),
-			Details: []*commandv1.Label{{Key: "call", Value: c.op}},
+		return nil, why
+	}
+	ctx, cancel := context.WithTimeout(ctx, execLastWord)
+	defer cancel()
+	var err error
+	if here {
+		_, err = s.propose(withCall(ctx, c), "", &commandv1.Command{Body: &commandv1.Command_Audit{Audit: &commandv1.Audit{
+			Type: fsm.EventCallRefused, Message: clip(why.Error(), 512), Details: []*commandv1.Label{{Key: "call", Value: c.op}},
 		}}})
-		if err != nil {
-			s.log.Warn("a refused call could not be recorded", "by", c.who(), "from", c.from, "call", c.op, "err", err)
-		}
+	} else {
+		by, via := c.by()
+		err = s.record(ctx, &clusterv1.RecordSessionRequest{
+			Type: fsm.EventCallRefused, By: by, Via: via, From: c.from, Message: clip(why.Error(), 512), Details: map[string]string{"call": c.op},
+		})
+	}
+	if err != nil {
+		s.log.Warn("a refused call could not be recorded", "by", c.who(), "from", c.from, "call", c.op, "err", err)
 	}
 	return nil, why
 }
@@ -223,12 +236,13 @@ func clip(v string, most int) string {
 }
 
 // speaksFor refuses an agent that acts as a node other than its own.
-func speaksFor(ctx context.Context, node string) error {
-	id := callOf(ctx).id
-	if id.Role == pki.RoleAgent && !id.SpeaksFor(node) {
-		return errorf(KindPermission, "agent %q may not act as node %q", id.ID, node)
+func (s *Server) speaksFor(ctx context.Context, node string) error {
+	c := callOf(ctx)
+	if c.id.Role != pki.RoleAgent || c.id.SpeaksFor(node) {
+		return nil
 	}
-	return nil
+	_, err := s.refuse(ctx, c, "", nil, errorf(KindPermission, "agent %q may not act as node %q", c.id.ID, clip(node, 128)))
+	return err
 }
 
 func first(md metadata.MD, key string) string {

@@ -35,7 +35,8 @@ const (
 type effect uint8
 
 const (
-	repeatable effect = iota // twice is as good as once: reads, heartbeats, registrations
+	repeatable effect = iota // changes nothing
+	idempotent               // twice is as good as once: heartbeats, registrations
 	receipted                // applied at most once under its request id
 	once                     // must not be made again
 )
@@ -53,8 +54,8 @@ const everyUser = viewers | operators | admins | gateways
 // methods is the whole policy; a method that is not in it is refused. What those may who
 // act only in some namespaces is in reaches.
 var methods = map[string]method{
-	controlv1.AgentControl_RegisterNode_FullMethodName:               {leader, agents | admins, repeatable, "register node"},
-	controlv1.AgentControl_Heartbeat_FullMethodName:                  {leader, agents | admins, repeatable, "heartbeat"},
+	controlv1.AgentControl_RegisterNode_FullMethodName:               {leader, agents | admins, idempotent, "register node"},
+	controlv1.AgentControl_Heartbeat_FullMethodName:                  {leader, agents | admins, idempotent, "heartbeat"},
 	controlv1.AgentControl_ApplyWorkload_FullMethodName:              {leader, operators | admins | gateways, receipted, "apply workload"},
 	controlv1.AgentControl_DeleteWorkload_FullMethodName:             {leader, operators | admins | gateways, receipted, "delete workload"},
 	controlv1.AgentControl_RetryWorkload_FullMethodName:              {leader, operators | admins | gateways, receipted, "retry workload"},
@@ -65,7 +66,7 @@ var methods = map[string]method{
 	controlv1.AgentControl_GetWorkload_FullMethodName:                {read, everyUser, repeatable, "get workload"},
 	controlv1.AgentControl_GetClusterSummary_FullMethodName:          {read, everyUser, repeatable, "cluster summary"},
 	// Each message of a stream is judged as the call it stands for.
-	controlv1.AgentControl_ControlStream_FullMethodName: {local, operators | admins | gateways | agents, repeatable, "control stream"},
+	controlv1.AgentControl_ControlStream_FullMethodName: {local, operators | admins | gateways | agents, idempotent, "control stream"},
 
 	clusterv1.Cluster_Status_FullMethodName:         {local, everyUser | agents | schedulers, repeatable, "status"},
 	clusterv1.Cluster_ListRevisions_FullMethodName:  {read, everyUser, repeatable, "list revisions"},
@@ -78,7 +79,7 @@ var methods = map[string]method{
 	clusterv1.Cluster_ApplyWorkloads_FullMethodName: {leader, operators | admins | gateways, receipted, "apply workloads"},
 	// It tells whether a guessed secret is the stored one, so it is not for viewers.
 	clusterv1.Cluster_PlanWorkloads_FullMethodName: {read, operators | admins | gateways, repeatable, "plan workloads"},
-	clusterv1.Cluster_ApplyStream_FullMethodName:   {local, operators | admins | gateways, repeatable, "apply stream"},
+	clusterv1.Cluster_ApplyStream_FullMethodName:   {local, operators | admins | gateways, idempotent, "apply stream"},
 	clusterv1.Cluster_CordonNode_FullMethodName:    {leader, operators | admins | gateways, receipted, "cordon node"},
 	clusterv1.Cluster_DrainNode_FullMethodName:     {leader, operators | admins | gateways, receipted, "drain node"},
 	clusterv1.Cluster_RemoveNode_FullMethodName:    {leader, admins | gateways, receipted, "remove node"},
@@ -86,12 +87,12 @@ var methods = map[string]method{
 	clusterv1.Cluster_Logs_FullMethodName:          {local, everyUser, repeatable, "logs"},
 	// A session in a workload is for whoever may change it. Its record is kept by the leader.
 	clusterv1.Cluster_Exec_FullMethodName:               {local, operators | admins | gateways, once, "exec"},
-	clusterv1.Cluster_RecordSession_FullMethodName:      {leader, schedulers, repeatable, "record session"},
+	clusterv1.Cluster_RecordSession_FullMethodName:      {leader, schedulers, idempotent, "record session"},
 	clusterv1.Cluster_ListActions_FullMethodName:        {local, everyUser, repeatable, "list actions"},
 	clusterv1.Cluster_ListDrifts_FullMethodName:         {read, everyUser, repeatable, "list drifts"},
 	clusterv1.Cluster_AdoptDrift_FullMethodName:         {leader, operators | admins | gateways, receipted, "adopt drift"},
 	clusterv1.Cluster_DeleteDrift_FullMethodName:        {leader, operators | admins | gateways, receipted, "delete drift"},
-	clusterv1.Cluster_CollectGarbage_FullMethodName:     {leader, operators | admins | gateways, repeatable, "collect garbage"},
+	clusterv1.Cluster_CollectGarbage_FullMethodName:     {leader, operators | admins | gateways, idempotent, "collect garbage"},
 	clusterv1.Cluster_ListVolumes_FullMethodName:        {local, everyUser, repeatable, "list volumes"},
 	clusterv1.Cluster_DeleteVolume_FullMethodName:       {leader, admins | gateways, once, "delete volume"},
 	clusterv1.Cluster_ListNamespaces_FullMethodName:     {read, everyUser, repeatable, "list namespaces"},
@@ -109,8 +110,8 @@ var methods = map[string]method{
 	clusterv1.Cluster_ImportMirror_FullMethodName:  {leader, admins, once, "import mirror"},
 
 	// A certificate for a token; all other calls need one.
-	clusterv1.Trust_Enrol_FullMethodName:           {leader, anybody | strangers, repeatable, "enrol"},
-	clusterv1.Trust_Renew_FullMethodName:           {leader, anybody, repeatable, "renew certificate"},
+	clusterv1.Trust_Enrol_FullMethodName:           {leader, anybody | strangers, idempotent, "enrol"},
+	clusterv1.Trust_Renew_FullMethodName:           {leader, anybody, idempotent, "renew certificate"},
 	clusterv1.Trust_Bundle_FullMethodName:          {local, anybody, repeatable, "trust bundle"},
 	clusterv1.Trust_CreateToken_FullMethodName:     {leader, admins, receipted, "create token"},
 	clusterv1.Trust_ListTokens_FullMethodName:      {leader, admins, repeatable, "list tokens"},

@@ -71,7 +71,7 @@ func TestPermissions(t *testing.T) {
 		if !known {
 			t.Errorf("no rule for %s", full)
 		}
-		fmt.Fprintf(&b, "%-66s %-7s %-10s", full, [...]string{"local", "leader", "read"}[m.class], [...]string{"repeatable", "receipted", "once"}[m.effect])
+		fmt.Fprintf(&b, "%-66s %-7s %-10s", full, [...]string{"local", "leader", "read"}[m.class], [...]string{"repeatable", "idempotent", "receipted", "once"}[m.effect])
 		for _, c := range columns {
 			word := "yes"
 			if _, err := s.authorize(caller{id: c.id}, full); err != nil {

@@ -24,7 +24,7 @@ func (s *Server) RegisterNode(ctx context.Context, req *controlv1.RegisterNodeRe
 	if id == "" {
 		return nil, errorf(KindInvalid, "node_id must not be blank")
 	}
-	if err := speaksFor(ctx, id); err != nil {
+	if err := s.speaksFor(ctx, id); err != nil {
 		return nil, err
 	}
 	endpoint, err := parseEndpoint(req.GetGrpcEndpoint())
@@ -204,7 +204,7 @@ func (s *Server) Heartbeat(ctx context.Context, req *controlv1.HeartbeatRequest)
 	if id == "" {
 		return nil, errorf(KindInvalid, "node_id must not be blank")
 	}
-	if err := speaksFor(ctx, id); err != nil {
+	if err := s.speaksFor(ctx, id); err != nil {
 		return nil, err
 	}
 	view := s.store.View()

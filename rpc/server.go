@@ -135,8 +135,8 @@ type Server struct {
 	epochs  atomic.Pointer[epochText]
 	bundle  atomic.Pointer[bundle]
 	// What strangers may have written into the log.
-	joins, refusals *rate.Limiter
-	callers         *guard.Peers
+	joins, refusals, beats *rate.Limiter
+	callers                *guard.Peers
 }
 
 // NewServer builds the gRPC server with every service registered; the caller
@@ -161,7 +161,7 @@ func NewServer(cfg Config) (*Server, error) {
 		cfg: cfg, replica: cfg.Replica, leader: cfg.Leader, agents: cfg.Agents,
 		store: cfg.Replica.Store(), log: cfg.Logger, now: cfg.Now,
 		peers: newPeers(cfg.TLS, cfg.PeerDial...), health: health.NewServer(), started: cfg.Now(),
-		joins: rate.NewLimiter(joinRate, joinBurst), refusals: rate.NewLimiter(refusalRate, refusalBurst),
+		joins: rate.NewLimiter(joinRate, joinBurst), refusals: rate.NewLimiter(refusalRate, refusalBurst), beats: rate.NewLimiter(beatRate, beatBurst),
 		callers: guard.NewPeers(cfg.Limits, cfg.Limited),
 	}
 	opts := []grpc.ServerOption{

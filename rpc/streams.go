@@ -30,16 +30,8 @@ func withoutRequestID(ctx context.Context) context.Context {
 // call makes a unary call on behalf of a message of a stream: the same table,
 // the same routing, the same handlers.
 func (s *Server) call(ctx context.Context, full string, req any, h grpc.UnaryHandler) (any, error) {
-	who := callOf(ctx).caller
-	m, err := s.authorize(who, full)
-	if err != nil {
-		return nil, edge("", err)
-	}
-	c := &call{caller: who, method: m}
-	ctx, cancel := withDeadline(withCall(withoutRequestID(ctx), c))
-	defer cancel()
-	resp, err := s.route(ctx, c, full, req, h)
-	return resp, edge(m.op, err)
+	resp, _, err := s.carry(withoutRequestID(ctx), callOf(ctx).caller, full, req, h)
+	return resp, err
 }
 
 // ControlStream implements control.v1: each message is carried out as the call it

@@ -29,8 +29,9 @@ const (
 	// Joins that a leader judges: each is an entry of the log, and anybody who
 	// reaches the port can ask for one.
 	joinRate, joinBurst = 20, 100
-	// Refused mutations that are kept, of all callers.
+	// Refused mutations that are kept, of all callers; heartbeats among them by the minute.
 	refusalRate, refusalBurst = 5, 50
+	beatRate, beatBurst       = 1.0 / 60, 5
 )
 
 // authorityContext binds a sealed key to its authority.
