@@ -61,6 +61,7 @@ var needs = map[string]Role{
 	clusterv1.Cluster_ListNamespaces_FullMethodName:         Viewer,
 	clusterv1.Cluster_ListRevisions_FullMethodName:          Viewer,
 	clusterv1.Cluster_GetRollout_FullMethodName:             Viewer,
+	clusterv1.Cluster_Recovery_FullMethodName:               Viewer,
 
 	controlv1.AgentControl_ApplyWorkload_FullMethodName:              Operator,
 	controlv1.AgentControl_DeleteWorkload_FullMethodName:             Operator,

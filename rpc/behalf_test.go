@@ -112,6 +112,19 @@ func TestHistoryNamesTheUser(t *testing.T) {
 		ok(t, err)
 		is(t, "updated by", r.GetNamespace().GetUpdatedBy(), token1)
 	})
+	t.Run("an import through a gateway is its user's", func(t *testing.T) {
+		e := &etcd{state: "foreign", content: &clusterv1.MirrorContent{Workloads: 1, Nodes: 1}, found: held(t, "c1")}
+		g, as := tlsGroup(t, withMirror(e))
+		g.raise()
+		_, err := clusterv1.NewClusterClient(as(1, "gateway/g")).ImportMirror(with(t, dial.KeyUser, token1), &clusterv1.ImportMirrorRequest{})
+		ok(t, err)
+		i := slices.IndexFunc(kept(g), func(e *fsm.Event) bool { return e.Type == fsm.EventClusterRestored })
+		if i < 0 {
+			t.Fatalf("the history has no import: %v", kept(g))
+		}
+		is(t, "by", kept(g)[i].By, token1)
+		is(t, "the gateway is named", strings.Contains(kept(g)[i].Message, "through persys://c1/gateway/g"), true)
+	})
 	t.Run("a scheduler passes on what a gateway said, and nothing else", func(t *testing.T) {
 		of := func(who string) error {
 			return apply(0, "scheduler/s1", "passed", dial.KeyHop, "1", dial.KeyForwardedIdentity, "persys://c1/"+who, dial.KeyOnBehalf, adaHere, dial.KeyFrom, "10.9.9.9")

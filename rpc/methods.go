@@ -98,16 +98,16 @@ var methods = map[string]method{
 	clusterv1.Cluster_ListNamespaces_FullMethodName:     {read, everyUser, repeatable, "list namespaces"},
 	clusterv1.Cluster_PutNamespace_FullMethodName:       {leader, admins | gateways, receipted, "put namespace"},
 	clusterv1.Cluster_DeleteNamespace_FullMethodName:    {leader, admins | gateways, receipted, "delete namespace"},
-	clusterv1.Cluster_SetMode_FullMethodName:            {leader, admins, receipted, "set mode"},
-	clusterv1.Cluster_TransferLeadership_FullMethodName: {leader, admins | schedulers, once, "transfer leadership"},
-	clusterv1.Cluster_RemoveReplica_FullMethodName:      {leader, admins, once, "remove replica"},
+	clusterv1.Cluster_SetMode_FullMethodName:            {leader, admins | gateways, receipted, "set mode"},
+	clusterv1.Cluster_TransferLeadership_FullMethodName: {leader, admins | gateways | schedulers, once, "transfer leadership"},
+	clusterv1.Cluster_RemoveReplica_FullMethodName:      {leader, admins | gateways, once, "remove replica"},
 	// A backup is the whole state. A restore is passed on to the leader as a stream.
 	clusterv1.Cluster_CreateBackup_FullMethodName:  {local, admins, repeatable, "create backup"},
 	clusterv1.Cluster_RestoreBackup_FullMethodName: {local, admins, once, "restore backup"},
 	clusterv1.Cluster_ClusterKey_FullMethodName:    {local, schedulers, repeatable, "cluster key"},
 	clusterv1.Cluster_Recovery_FullMethodName:      {leader, everyUser, repeatable, "recovery"},
-	clusterv1.Cluster_RestoreMirror_FullMethodName: {leader, admins, once, "restore mirror"},
-	clusterv1.Cluster_ImportMirror_FullMethodName:  {leader, admins, once, "import mirror"},
+	clusterv1.Cluster_RestoreMirror_FullMethodName: {leader, admins | gateways, once, "restore mirror"},
+	clusterv1.Cluster_ImportMirror_FullMethodName:  {leader, admins | gateways, once, "import mirror"},
 
 	// A certificate for a token; all other calls need one.
 	clusterv1.Trust_Enrol_FullMethodName:           {leader, anybody | strangers, idempotent, "enrol"},

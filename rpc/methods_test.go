@@ -105,7 +105,7 @@ func TestErrorsHaveTheirCodes(t *testing.T) {
 }
 
 // tlsGroup is a group of two behind mutual TLS, and a way to dial it as anybody.
-func tlsGroup(t *testing.T) (*group, func(i int, who string) *grpc.ClientConn) {
+func tlsGroup(t *testing.T, tune ...func(i int, c *Config)) (*group, func(i int, who string) *grpc.ClientConn) {
 	t.Helper()
 	set, err := pki.DevCerts(t.TempDir(), pki.DevOptions{
 		Cluster: "c1", Schedulers: []string{"s0", "s1"}, Agents: []string{"a", "b"}, Gateways: []string{"g"}, Users: []string{"admin", "ada", "bob"},
@@ -120,7 +120,7 @@ func tlsGroup(t *testing.T) (*group, func(i int, who string) *grpc.ClientConn) {
 		ok(t, err)
 		return f
 	}
-	g := newGroup(t, 2, func(i int, c *Config) { c.TLS = files(fmt.Sprintf("scheduler/s%d", i)) })
+	g := newGroup(t, 2, append(tune, func(i int, c *Config) { c.TLS = files(fmt.Sprintf("scheduler/s%d", i)) })...)
 	return g, func(i int, who string) *grpc.ClientConn {
 		tls := files(who).ClientConfig(pki.Peer{Hosts: []string{"127.0.0.1"}, Role: pki.RoleScheduler})
 		c, err := grpc.NewClient(g.replicas[i].addr, grpc.WithTransportCredentials(credentials.NewTLS(tls)))

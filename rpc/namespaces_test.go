@@ -245,6 +245,12 @@ func TestNamespacesAreSeen(t *testing.T) {
 		viewer(g, "vera")
 		_, err := controlv1.NewAgentControlClient(as(0, "gateway/g")).ApplyWorkload(with(t, dial.KeyOnBehalf, "persys://c1/user/vera"), web("w"))
 		code(t, err, codes.PermissionDenied)
+		for user, want := range map[string]codes.Code{"ada": codes.PermissionDenied, "vera": codes.PermissionDenied, "admin": codes.OK} {
+			for i := range g.replicas {
+				_, err := clusterv1.NewClusterClient(as(i, "gateway/g")).SetMode(with(t, dial.KeyOnBehalf, "persys://c1/user/"+user), &clusterv1.SetModeRequest{Mode: "normal", Reason: "x"})
+				code(t, err, want)
+			}
+		}
 	})
 }
 

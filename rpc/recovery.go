@@ -120,7 +120,7 @@ func (s *Server) RestoreMirror(ctx context.Context, req *clusterv1.RestoreMirror
 	if out.Mode, err = s.leaveRecovery(ctx); err != nil {
 		return nil, err
 	}
-	s.log.Warn("the mirror was restored from the state", "by", callOf(ctx).identity(), "created", out.GetCreated(),
+	s.log.Warn("the mirror was restored from the state", "by", callOf(ctx).who(), "created", out.GetCreated(),
 		"changed", out.GetChanged(), "removed", out.GetRemoved())
 	return out, nil
 }
@@ -140,7 +140,7 @@ func (s *Server) tellRestored(ctx context.Context, out *clusterv1.RestoreMirrorR
 		err = res.Err()
 	}
 	if err != nil {
-		s.log.Warn("that the mirror was restored could not be recorded", "by", callOf(ctx).identity(), "err", err)
+		s.log.Warn("that the mirror was restored could not be recorded", "by", callOf(ctx).who(), "err", err)
 	}
 }
 
@@ -192,6 +192,11 @@ func (s *Server) ImportMirror(ctx context.Context, req *clusterv1.ImportMirrorRe
 		return nil, errorf(KindPrecondition, "etcd holds no nodes and no workloads there: nothing to import. --prefix looks in another place; `persysctl recovery show`")
 	}
 	out := &clusterv1.ImportMirrorResponse{Content: content, Mode: string(present.Info().Mode)}
+	by, via := callOf(ctx).by()
+	source := "what etcd held"
+	if via != "" {
+		source += ", through " + via
+	}
 	build := func(present fsm.State) (fsm.State, error) {
 		if err := mayImport(present); err != nil {
 			return fsm.State{}, err
@@ -199,7 +204,7 @@ func (s *Server) ImportMirror(ctx context.Context, req *clusterv1.ImportMirrorRe
 		if err := mayRestore(found.Info(), present.Info(), req.GetForceNewCluster()); err != nil {
 			return fsm.State{}, err
 		}
-		next, err := fsm.Restored(found, present, fsm.Rebirth{At: s.now().UnixNano(), By: callOf(ctx).identity(), Source: "what etcd held"})
+		next, err := fsm.Restored(found, present, fsm.Rebirth{At: s.now().UnixNano(), By: by, Source: source})
 		if err == nil {
 			out.Change = difference(present, next)
 			out.Change.Backup, out.Change.Present = backupInfo(found), backupInfo(present)
@@ -221,7 +226,7 @@ func (s *Server) ImportMirror(ctx context.Context, req *clusterv1.ImportMirrorRe
 	}
 	out.Imported, out.Change.Restored, out.Change.Index = true, true, index
 	out.Change.Incarnation = s.store.View().Info().Incarnation
-	s.log.Warn("what etcd held was imported", "by", callOf(ctx).identity(), "from_cluster", content.GetClusterId(), "index", index,
+	s.log.Warn("what etcd held was imported", "by", callOf(ctx).who(), "from_cluster", content.GetClusterId(), "index", index,
 		"workloads", out.GetChange().GetAddedCount(), "nodes", out.GetChange().GetNodesAdded(), "left_out", content.GetProblemCount())
 	// The state is in: whatever becomes of etcd now is told, and is no failure.
 	if err := m.Restore(ctx); err != nil {

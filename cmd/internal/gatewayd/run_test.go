@@ -41,18 +41,18 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 const patience = 10 * time.Second
 
-// scheduler answers reads and deletes for whoever shows a gateway's certificate.
-type scheduler struct {
+// fakeScheduler answers reads and deletes for whoever shows a gateway's certificate.
+type fakeScheduler struct {
 	controlv1.UnimplementedAgentControlServer
 	clusterv1.UnimplementedClusterServer
 }
 
-func (scheduler) Status(context.Context, *clusterv1.StatusRequest) (*clusterv1.StatusResponse, error) {
+func (fakeScheduler) Status(context.Context, *clusterv1.StatusRequest) (*clusterv1.StatusResponse, error) {
 	return &clusterv1.StatusResponse{SelfId: "s1", LeaderId: "s1", Mode: "normal"}, nil
 }
 
 // ListNodes answers with one node, labelled with what was said of the caller.
-func (scheduler) ListNodes(ctx context.Context, _ *controlv1.ListNodesRequest) (*controlv1.ListNodesResponse, error) {
+func (fakeScheduler) ListNodes(ctx context.Context, _ *controlv1.ListNodesRequest) (*controlv1.ListNodesResponse, error) {
 	md, _ := metadata.FromIncomingContext(ctx)
 	said := map[string]string{}
 	for _, k := range []string{dial.KeyOnBehalf, dial.KeyIssued, dial.KeyUser, dial.KeyFrom, dial.KeyNamespaces} {
@@ -63,11 +63,11 @@ func (scheduler) ListNodes(ctx context.Context, _ *controlv1.ListNodesRequest) (
 	return &controlv1.ListNodesResponse{Nodes: []*controlv1.NodeView{{NodeId: "node-a", Labels: said}}}, nil
 }
 
-func (scheduler) DeleteWorkload(context.Context, *controlv1.DeleteWorkloadRequest) (*controlv1.DeleteWorkloadResponse, error) {
+func (fakeScheduler) DeleteWorkload(context.Context, *controlv1.DeleteWorkloadRequest) (*controlv1.DeleteWorkloadResponse, error) {
 	return &controlv1.DeleteWorkloadResponse{Success: true}, nil
 }
 
-func (scheduler) SetMode(context.Context, *clusterv1.SetModeRequest) (*clusterv1.SetModeResponse, error) {
+func (fakeScheduler) SetMode(context.Context, *clusterv1.SetModeRequest) (*clusterv1.SetModeResponse, error) {
 	return &clusterv1.SetModeResponse{Mode: "normal"}, nil
 }
 
@@ -83,16 +83,12 @@ type world struct {
 
 func startWorld(t *testing.T, set map[string]string, yaml string) *world {
 	t.Helper()
-	certs, err := pki.DevCerts(t.TempDir(), pki.DevOptions{Schedulers: []string{"s1"}, Gateways: []string{"gateway"}, Users: []string{"admin", "olga"}, Agents: []string{"node-a"}})
-	if err != nil {
-		t.Fatal(err)
-	}
-	w := &world{t: t, certs: certs, roots: x509.NewCertPool(), forward: newHooks(t)}
-	ca, err := os.ReadFile(certs.Leaf["user/admin"].CA)
-	if err != nil {
-		t.Fatal(err)
-	}
-	w.roots.AppendCertsFromPEM(ca)
+	return startWorldOf(t, set, yaml, startFake)
+}
+
+// startFake runs a scheduler that grants a gateway everything.
+func startFake(t *testing.T, certs pki.DevSet) (addr string) {
+	t.Helper()
 	leaf := certs.Leaf["scheduler/s1"]
 	files, err := pki.LoadFiles(pki.FilesConfig{CA: leaf.CA, Cert: leaf.Cert, Key: leaf.Key})
 	if err != nil {
@@ -103,15 +99,34 @@ func startWorld(t *testing.T, set map[string]string, yaml string) *world {
 		t.Fatal(err)
 	}
 	srv := grpc.NewServer(grpc.Creds(credentials.NewTLS(files.ServerConfig(pki.ServerOptions{NextProtos: []string{"h2"}, Roles: []pki.Role{pki.RoleGateway}}))))
-	controlv1.RegisterAgentControlServer(srv, scheduler{})
-	clusterv1.RegisterClusterServer(srv, scheduler{})
+	controlv1.RegisterAgentControlServer(srv, fakeScheduler{})
+	clusterv1.RegisterClusterServer(srv, fakeScheduler{})
 	served := make(chan struct{})
 	go func() { _ = srv.Serve(l); close(served) }()
 	t.Cleanup(func() { srv.Stop(); <-served })
+	return l.Addr().String()
+}
+
+// startWorldOf is startWorld with the schedulers that it is given.
+func startWorldOf(t *testing.T, set map[string]string, yaml string, schedulers func(*testing.T, pki.DevSet) string) *world {
+	t.Helper()
+	certs, err := pki.DevCerts(t.TempDir(), pki.DevOptions{
+		Schedulers: []string{"s1"}, Gateways: []string{"gateway"}, Users: []string{"admin", "olga", "boss", "carl", "vera"}, Agents: []string{"node-a"},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	w := &world{t: t, certs: certs, roots: x509.NewCertPool(), forward: newHooks(t)}
+	ca, err := os.ReadFile(certs.Leaf["user/admin"].CA)
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.roots.AppendCertsFromPEM(ca)
+	addr := schedulers(t, certs)
 
 	own := certs.Leaf["gateway/gateway"]
 	env := map[string]string{
-		"PERSYS_GATEWAY_HTTP_ADDR": "127.0.0.1:0", "PERSYS_GATEWAY_PUBLIC_ADDR": "127.0.0.1:0", "PERSYS_SCHEDULER_ADDR": l.Addr().String(),
+		"PERSYS_GATEWAY_HTTP_ADDR": "127.0.0.1:0", "PERSYS_GATEWAY_PUBLIC_ADDR": "127.0.0.1:0", "PERSYS_SCHEDULER_ADDR": addr,
 		"PERSYS_TLS_CERT": own.Cert, "PERSYS_TLS_KEY": own.Key, "PERSYS_TLS_CA": own.CA, "PERSYS_GATEWAY_CLUSTER_CONFIG": "/nowhere.yaml",
 		"PERSYS_GATEWAY_WEBHOOK_FORWARD_URL": w.forward.url,
 	}
