@@ -43,7 +43,7 @@ func ParseRole(s string) (Role, error) {
 }
 
 // needs is the role that each call asks for. What is not here asks for Admin.
-// The schedulers judge again, by the gateway's own certificate.
+// The schedulers judge again, the gateway's own certificate and that of the user behind it.
 var needs = map[string]Role{
 	controlv1.AgentControl_ListNodes_FullMethodName:         Viewer,
 	controlv1.AgentControl_GetNode_FullMethodName:           Viewer,
@@ -83,6 +83,8 @@ var needs = map[string]Role{
 // caller is who makes a request.
 type caller struct {
 	name string
+	// role is what the gateway knows of. Of a user's certificate only the schedulers know
+	// what its join token gave: it may be more, or less.
 	role Role
 	// identity is the user's, where a certificate says it, issued then: the schedulers judge
 	// it as well.
@@ -148,7 +150,16 @@ func (routed) pick(ctx context.Context, method string) (grpc.ClientConnInterface
 		least = Admin
 	}
 	if r.role < least {
-		return nil, status.Errorf(codes.PermissionDenied, "%s has the role %s, this needs %s", r.name, r.role, least)
+		judged := false
+		if r.identity != "" {
+			var err error
+			if judged, err = r.backend.judges(ctx); err != nil {
+				return nil, err
+			}
+		}
+		if !judged {
+			return nil, status.Errorf(codes.PermissionDenied, "%s has the role %s, this needs %s", r.name, r.role, least)
+		}
 	}
 	return r.backend.conn(r.session, r.key), nil
 }

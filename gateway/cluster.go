@@ -236,6 +236,16 @@ func (b *backend) probe(ctx context.Context) {
 	wg.Wait()
 }
 
+// judging is the feature level from which on every scheduler judges the user that a gateway
+// calls for. Below, one of a former version may answer, which sees the gateway alone.
+const judging = 6
+
+// judges asks whether the cluster's schedulers judge users behind a gateway.
+func (b *backend) judges(ctx context.Context) (bool, error) {
+	st, err := clusterv1.NewClusterClient(b.lead).Status(ctx, &clusterv1.StatusRequest{})
+	return st.GetFeatureLevel() >= judging, err
+}
+
 // view is a cluster as /clusters shows it (contract/gateway-rest.md).
 type view struct {
 	ID       string          `json:"id"`

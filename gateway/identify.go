@@ -38,6 +38,7 @@ func (g *Gateway) identify(r *http.Request) (caller, error) {
 	}
 	c := caller{name: id.String()}
 	if id.Role == pki.RoleUser {
+		// What a user is of whom no more is known; see caller.role.
 		c.role, c.identity, c.issued = Operator, id.String(), pki.IssueTime(r.TLS.PeerCertificates[0], id)
 		if id.IsAdmin() {
 			c.role = Admin

@@ -132,8 +132,8 @@ func (s *Server) certified(ctx context.Context, md metadata.MD) (caller, error) 
 	if err != nil {
 		return caller{}, errorf(KindUnauthenticated, "the certificate from %s: %w", p.Addr, err)
 	}
-	if own := s.store.View().Info().ClusterID; id.Cluster != "" && own != "" && !s.sameCluster(id) {
-		return caller{}, errorf(KindPermission, "the certificate of %s belongs to cluster %q, this is %q", id.CommonName, id.Cluster, s.cfg.TLS.Identity().Cluster)
+	if err := s.ours(id); err != nil {
+		return caller{}, err
 	}
 	text := first(md, dial.KeyForwardedIdentity)
 	if text == "" {
@@ -158,11 +158,14 @@ func (s *Server) certified(ctx context.Context, md metadata.MD) (caller, error) 
 // clipFrom bounds what is said of where a call came from.
 func clipFrom(v string) string { return clip(v, 64) }
 
-// sameCluster compares a certificate with our own: the name in certificates is
-// chosen when they are made, before the cluster has an id.
-func (s *Server) sameCluster(id pki.Identity) bool {
+// ours refuses a certificate of another cluster. It is compared with our own: the name in
+// certificates is chosen when they are made, before the cluster has an id.
+func (s *Server) ours(id pki.Identity) error {
 	own := s.cfg.TLS.Identity().Cluster
-	return own == "" || own == id.Cluster
+	if s.store.View().Info().ClusterID == "" || id.Cluster == "" || own == "" || own == id.Cluster {
+		return nil
+	}
+	return errorf(KindPermission, "the certificate of %s belongs to cluster %q, this is %q", id.CommonName, id.Cluster, own)
 }
 
 // authorize applies the table.

@@ -159,10 +159,14 @@ func isTokenUser(v string) bool {
 }
 
 // standing refuses a user behind a gateway whose identity is revoked: the gateway may not
-// have heard of it yet, or never will, with a certificate from elsewhere.
+// have heard of it yet, or never will, with a certificate from elsewhere. A gateway of
+// several clusters believes them all, and a name there is not the same person's here.
 func (s *Server) standing(c caller) error {
 	if c.behalf.IsZero() {
 		return nil
+	}
+	if err := s.ours(c.behalf); err != nil {
+		return err
 	}
 	if err := s.cfg.TLS.CheckRevoked(c.behalf, c.issued); err != nil {
 		return errorf(KindUnauthenticated, "through %s %q: %w", c.id.Role, c.id.ID, err)

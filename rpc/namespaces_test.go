@@ -252,6 +252,10 @@ func TestNamespacesAreSeen(t *testing.T) {
 			}
 		}
 	})
+	t.Run("a gateway does not take a user of another cluster for one of this", func(t *testing.T) {
+		_, err := controlv1.NewAgentControlClient(as(0, "gateway/g")).ListNodes(with(t, dial.KeyOnBehalf, "persys://c2/user/admin"), &controlv1.ListNodesRequest{})
+		code(t, err, codes.PermissionDenied)
+	})
 }
 
 // TestQuotaInBand: what a quota refuses is an answer with the figures, and a plan says it

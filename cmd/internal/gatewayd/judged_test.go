@@ -83,6 +83,7 @@ func TestTheSchedulersJudge(t *testing.T) {
 		read, change, administ bool
 	}{
 		{who: "user/admin", read: true, change: true, administ: true},
+		{who: "user/boss", read: true, change: true, administ: true},
 		{who: "user/carl", read: true, change: true},
 		{who: "user/olga", read: true, change: true},
 		{who: "user/vera", read: true},
