@@ -44,7 +44,7 @@ func (p *peers) conn(addr string) (*grpc.ClientConn, error) {
 			MinConnectTimeout: time.Second,
 		}),
 		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: 2 * time.Second, Timeout: time.Second, PermitWithoutStream: true}),
-		grpc.WithDefaultCallOptions(grpc.ForceCodecV2(dial.Codec()), grpc.MaxCallRecvMsgSize(64<<20), grpc.MaxCallSendMsgSize(maxMessage)),
+		grpc.WithDefaultCallOptions(grpc.ForceCodecV2(dial.Codec()), grpc.MaxCallRecvMsgSize(dial.MaxAnswer), grpc.MaxCallSendMsgSize(maxMessage)),
 	}, p.extra...)...)
 	if err != nil {
 		return nil, err

@@ -167,7 +167,7 @@ func NewServer(cfg Config) (*Server, error) {
 	opts := []grpc.ServerOption{
 		grpc.ForceServerCodecV2(dial.Codec()),
 		grpc.MaxRecvMsgSize(maxMessage),
-		grpc.MaxSendMsgSize(64 << 20),
+		grpc.MaxSendMsgSize(dial.MaxAnswer),
 		grpc.MaxConcurrentStreams(4096),
 		grpc.WriteBufferSize(64 << 10),
 		grpc.ReadBufferSize(64 << 10),

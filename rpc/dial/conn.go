@@ -38,8 +38,11 @@ const (
 	KeepaliveTimeout = 3 * time.Second
 	// connectionAge is a server's MaxConnectionAge with TLS at most.
 	connectionAge = 30 * time.Minute
-	// MaxMessage bounds one message, in bytes, both ways.
+	// MaxMessage bounds one message of a client, in bytes.
 	MaxMessage = 4 << 20
+	// MaxAnswer bounds one message of a scheduler: a list of everything, which
+	// existing clients ask for without pages, is large in a large cluster.
+	MaxAnswer = 64 << 20
 	// DefaultCallTimeout is the deadline of a unary call that came without one,
 	// and of the opening of a stream.
 	DefaultCallTimeout = 20 * time.Second
@@ -227,7 +230,7 @@ func (c *Conn) connect(end endpoint) (*grpc.ClientConn, error) {
 		grpc.WithDisableRetry(),
 		grpc.WithIdleTimeout(time.Minute),
 		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: KeepaliveTime, Timeout: KeepaliveTimeout}),
-		grpc.WithDefaultCallOptions(grpc.ForceCodecV2(Codec()), grpc.MaxCallRecvMsgSize(MaxMessage), grpc.MaxCallSendMsgSize(MaxMessage)),
+		grpc.WithDefaultCallOptions(grpc.ForceCodecV2(Codec()), grpc.MaxCallRecvMsgSize(MaxAnswer), grpc.MaxCallSendMsgSize(MaxMessage)),
 		grpc.WithConnectParams(grpc.ConnectParams{
 			Backoff:           backoff.Config{BaseDelay: 50 * time.Millisecond, Multiplier: 1.6, Jitter: 0.2, MaxDelay: 2 * time.Second},
 			MinConnectTimeout: 2 * time.Second,

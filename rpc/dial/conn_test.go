@@ -18,6 +18,7 @@ import (
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 
+	controlv1 "github.com/persys/compute/api/control/v1"
 	"github.com/persys/compute/pki"
 	"github.com/persys/compute/testbed"
 )
@@ -555,5 +556,32 @@ func BenchmarkInvoke(b *testing.B) {
 				cancel()
 			}
 		})
+	}
+}
+
+// large answers a list with one node of the size that it is told.
+type large struct {
+	controlv1.UnimplementedAgentControlServer
+	bytes int
+}
+
+func (l large) ListNodes(context.Context, *controlv1.ListNodesRequest) (*controlv1.ListNodesResponse, error) {
+	return &controlv1.ListNodesResponse{Nodes: []*controlv1.NodeView{{NodeId: strings.Repeat("n", l.bytes)}}}, nil
+}
+
+// TestLargeAnswers: a list without pages of a large cluster arrives.
+func TestLargeAnswers(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := grpc.NewServer(grpc.MaxSendMsgSize(MaxAnswer))
+	controlv1.RegisterAgentControlServer(s, large{bytes: MaxAnswer - 1<<10})
+	served := make(chan struct{})
+	go func() { _ = s.Serve(l); close(served) }()
+	t.Cleanup(func() { s.Stop(); <-served })
+	c := dialTo(t, Options{Addrs: []string{l.Addr().String()}})
+	if _, err := controlv1.NewAgentControlClient(c).ListNodes(t.Context(), &controlv1.ListNodesRequest{}); err != nil {
+		t.Error(err)
 	}
 }
