@@ -77,7 +77,9 @@ func newSource(opt Options) (*source, error) {
 	return s, nil
 }
 
-// begin publishes what is known without asking anybody.
+// begin publishes what is known without asking anybody: an SRV name's addresses of last
+// time too, because a DNS server that says nothing takes longer to give up than an agent's
+// lease lives. What it answers replaces them.
 func (s *source) begin() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -87,8 +89,11 @@ func (s *source) begin() {
 	for _, addr := range s.target.Addrs {
 		s.have.Endpoints = append(s.have.Endpoints, endpointOf(addr))
 	}
-	if s.target.SRV == "" {
-		s.publish(s.all())
+	if s.target.SRV != "" {
+		s.have.Endpoints = cached.Endpoints
+	}
+	if all := s.all(); len(all) > 0 {
+		s.publish(all)
 	}
 }
 
@@ -135,14 +140,12 @@ func (s *source) found(ends []endpoint) {
 	s.store()
 }
 
-// fallBack serves a start without DNS: the addresses of last time.
+// fallBack tells of a start without DNS: the addresses of last time stay in use.
 func (s *source) fallBack(cause error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.have.Endpoints = s.stored.Endpoints
-	if all := s.all(); len(all) > 0 {
+	if len(s.all()) > 0 {
 		s.log.Warn("scheduler discovery failed; using the addresses of last time", "error", cause)
-		s.publish(all)
 	}
 }
 

@@ -285,6 +285,34 @@ func TestDiscovery(t *testing.T) {
 	}
 }
 
+// TestSilentDNS: a start does not wait for a DNS server that says nothing, which takes longer
+// to find out than a lease lives, when there are addresses of last time.
+func TestSilentDNS(t *testing.T) {
+	a, b := start(t, nil), start(t, nil)
+	silent, err := net.ListenPacket("udp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = silent.Close() })
+	file := filepath.Join(t.TempDir(), "addrs.json")
+	writeText(t, file, fmt.Sprintf(`{"srv":"persys.x","endpoints":[{"addr":%q,"names":["h.x","127.0.0.1"]}]}`, a.addr))
+	c := dialTo(t, Options{Discovery: "srv://persys.x?dns=" + silent.LocalAddr().String(), CacheFile: file})
+	if got := c.Addrs(); !slices.Equal(got, []string{a.addr}) {
+		t.Errorf("at once there is %v, want %s", got, a.addr)
+	}
+	if err := call(c, apply, queryTimeout); err != nil {
+		t.Errorf("while DNS is silent: %v", err)
+	}
+	// What DNS says takes the place of what was true last time.
+	z := startZone(t, srvRecords(b)...)
+	c = dialTo(t, Options{Discovery: "srv://persys.x?dns=" + z.addr, CacheFile: file})
+	testbed.Until(t, "the answer is used", func() bool { return slices.Equal(c.Addrs(), []string{b.addr}) })
+	mustCall(t, c, apply)
+	if b.calls.Load() != 1 {
+		t.Errorf("the replica that DNS names got %d calls", b.calls.Load())
+	}
+}
+
 func TestDiscoveryLooksAgainOnFailure(t *testing.T) {
 	a, b := start(t, nil), start(t, nil)
 	long := func(s *server) []string {
