@@ -1,8 +1,14 @@
 package agentd
 
 import (
+	"bytes"
+	"context"
+	"log/slog"
+	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/persys/compute/config"
 )
 
 // Without TLS nobody else on the network is let in, unless somebody says so.
@@ -18,5 +24,51 @@ func TestInsecureBindsToLoopback(t *testing.T) {
 		if !strings.HasPrefix(c.GRPCAddr, tt.want) {
 			t.Errorf("insecure %t, told %q: it binds to %q, want %q", tt.insecure, tt.told, c.GRPCAddr, tt.want)
 		}
+	}
+}
+
+// An agent that everybody may order about says so, whichever setting made it one, and where
+// it listens.
+func TestPlaintextIsTold(t *testing.T) {
+	for _, tt := range []struct {
+		name          string
+		insecure, tls bool
+		told          string // where to listen
+		want          []string
+	}{
+		{name: "insecure", insecure: true, tls: true, want: []string{"-insecure", "bind=127.0.0.1"}},
+		{name: "no TLS", want: []string{"PERSYS_TLS_ENABLED=false", "bind=0.0.0.0"}},
+		{name: "no TLS, bound elsewhere", told: "127.0.0.2", want: []string{"PERSYS_TLS_ENABLED=false", "bind=127.0.0.2"}},
+		{name: "insecure says it for both", insecure: true, want: []string{"-insecure"}},
+		{name: "TLS", tls: true},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			var cfg Config
+			if err := config.Defaults(&cfg); err != nil {
+				t.Fatal(err)
+			}
+			cfg.NodeID, cfg.StatePath, cfg.Standalone = "n", filepath.Join(t.TempDir(), "state.db"), true
+			cfg.Insecure, cfg.TLSEnabled, cfg.GRPCAddr = tt.insecure, tt.tls, tt.told
+			cfg.GRPCPort, cfg.MetricsPort, cfg.DockerHost, cfg.VM = 0, 0, "", false
+			// What it listens with is told before a certificate is looked for, of which
+			// there is none here: without -insecure it ends there.
+			cfg.TLSCert = filepath.Join(t.TempDir(), "none.crt")
+			ctx, cancel := context.WithCancel(t.Context())
+			cancel()
+			var out bytes.Buffer
+			err := Run(ctx, cfg, "test", slog.New(slog.NewTextHandler(&out, nil)))
+			if !tt.insecure && err == nil {
+				t.Error("it runs without a certificate")
+			}
+			warnings := strings.Count(out.String(), "plaintext")
+			if warnings != min(len(tt.want), 1) {
+				t.Errorf("it warns %d times:\n%s", warnings, out.String())
+			}
+			for _, want := range tt.want {
+				if !strings.Contains(out.String(), want) {
+					t.Errorf("it does not say %q:\n%s", want, out.String())
+				}
+			}
+		})
 	}
 }

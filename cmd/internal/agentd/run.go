@@ -46,8 +46,11 @@ func Run(ctx context.Context, cfg Config, version string, log *slog.Logger) erro
 	if err != nil {
 		return err
 	}
-	if cfg.Insecure {
+	switch {
+	case cfg.Insecure:
 		log.Warn("running with -insecure: plaintext, and every caller may do everything", "bind", cfg.GRPCAddr)
+	case !cfg.TLSEnabled: // existing set-ups have it, and are reached from other machines
+		log.Warn("running with PERSYS_TLS_ENABLED=false: plaintext, and every caller may do everything", "bind", cfg.GRPCAddr)
 	}
 	if err := os.MkdirAll(filepath.Dir(cfg.StatePath), 0o700); err != nil {
 		return fmt.Errorf("PERSYS_STATE_PATH %q: %w", cfg.StatePath, err)
