@@ -141,7 +141,8 @@ func New(cfg Config, factory Factory) (*Agent, error) {
 // Close releases the file of an agent that was never run; after Run it does nothing.
 func (a *Agent) Close() error { return a.store.close() }
 
-// restore fills memory from the file, and takes over that of an existing agent by sealing it.
+// restore fills memory from the file, and seals what it holds in plain: all of it where an existing
+// agent wrote it, the text of stacks where an earlier version did.
 func (a *Agent) restore() error {
 	saved, err := a.store.load()
 	if err != nil {
@@ -167,7 +168,7 @@ func (a *Agent) restore() error {
 	}
 	var plain []*intent
 	for _, in := range saved.intents {
-		if in.SealedBy == "" {
+		if !in.sealed() {
 			if err := in.seal(a.store.key); err != nil {
 				return err
 			}
@@ -188,7 +189,7 @@ func (a *Agent) restore() error {
 	if len(plain) == 0 {
 		return nil
 	}
-	a.log.Info("taking over the state of an existing agent", "workloads", len(plain))
+	a.log.Info("sealing secrets of the state file that are in plain", "workloads", len(plain))
 	return a.store.update(func(w write) error {
 		for _, in := range plain {
 			if err := w.intent(in); err != nil {

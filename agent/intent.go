@@ -35,7 +35,11 @@ type intent struct {
 
 	// SealedBy is the id of the key that sealed RawSpec's secrets; empty in the file of an
 	// existing agent, where they are plain.
-	SealedBy   string            `json:"sealed_by,omitempty"`
+	SealedBy string `json:"sealed_by,omitempty"`
+	// SealedStack: the text and the URL of a stack are sealed as well. Earlier versions sealed only its
+	// environment.
+	SealedStack bool `json:"sealed_stack,omitempty"`
+
 	Generation driver.Generation `json:"generation,omitzero"`
 	// Content is the scheduler's name for the specification; empty from schedulers without one.
 	Content string `json:"content,omitempty"`
@@ -216,9 +220,11 @@ func hashSpec(key *pki.Key, kind driver.Kind, spec *agentv1.WorkloadSpec, labels
 	return "a1:" + hex.EncodeToString(h.Sum(nil)), nil
 }
 
-// eachSecret lets fn replace every secret of a spec: environment values and cloud-init documents.
+// eachSecret lets fn replace every secret of a spec: environment values, the text of a Compose file
+// (whose environment blocks hold secrets as often as not), the URL of a repository, which may hold
+// credentials, and cloud-init documents. Without stack it leaves the text and the URL of a stack.
 // The field is part of the seal, so that one secret can not stand in for another.
-func eachSecret(spec *agentv1.WorkloadSpec, fn func(field, value string) (string, error)) error {
+func eachSecret(spec *agentv1.WorkloadSpec, stack bool, fn func(field, value string) (string, error)) error {
 	values := func(field string, m map[string]string) error {
 		for k, v := range m {
 			out, err := fn(field+"."+k, v)
@@ -244,7 +250,10 @@ func eachSecret(spec *agentv1.WorkloadSpec, fn func(field, value string) (string
 		return values("container.env", c.Env)
 	}
 	if c := spec.GetCompose(); c != nil {
-		return values("compose.env", c.Env)
+		if err := values("compose.env", c.Env); err != nil || !stack {
+			return err
+		}
+		return errors.Join(text("compose.compose_yaml", &c.ComposeYaml), text("compose.git_repo", &c.GitRepo))
 	}
 	vm := spec.GetVm()
 	if vm == nil {
@@ -266,10 +275,15 @@ func eachSecret(spec *agentv1.WorkloadSpec, fn func(field, value string) (string
 	return nil
 }
 
+// sealed says whether every secret of RawSpec is.
+func (in *intent) sealed() bool {
+	return in.SealedBy != "" && (in.SealedStack || in.Type != driver.Compose)
+}
+
 // seal fills RawSpec from spec.
 func (in *intent) seal(key *pki.Key) error {
 	spec := proto.Clone(in.spec).(*agentv1.WorkloadSpec)
-	err := eachSecret(spec, func(field, value string) (string, error) {
+	err := eachSecret(spec, true, func(field, value string) (string, error) {
 		return key.Seal([]byte(value), []byte(in.ID+"\x00"+field))
 	})
 	if err != nil {
@@ -293,7 +307,7 @@ func (in *intent) seal(key *pki.Key) error {
 			return fmt.Errorf("workload %q: health_check: %w", in.ID, err)
 		}
 	}
-	in.SealedBy = key.ID()
+	in.SealedBy, in.SealedStack = key.ID(), in.Type == driver.Compose
 	return nil
 }
 
@@ -307,7 +321,7 @@ func (in *intent) open(key *pki.Key) error {
 		return fmt.Errorf("workload %q: spec: %w", in.ID, err)
 	}
 	if in.SealedBy != "" {
-		err := eachSecret(spec, func(field, value string) (string, error) {
+		err := eachSecret(spec, in.SealedStack, func(field, value string) (string, error) {
 			plain, err := key.Open(value, []byte(in.ID+"\x00"+field))
 			if err != nil {
 				return "", fmt.Errorf("%s: %w", field, err)

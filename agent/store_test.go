@@ -1,6 +1,7 @@
 package agent
 
 import (
+	"bytes"
 	"context"
 	"encoding/base64"
 	"encoding/json"
@@ -144,7 +145,11 @@ func TestSecretsAreSealedOnDisk(t *testing.T) {
 		{"environment of a container", driver.Container, &agentv1.WorkloadSpec{Spec: &agentv1.WorkloadSpec_Container{Container: &agentv1.ContainerSpec{
 			Image: "x", Env: map[string]string{"TOKEN": "hunter2-secret"}}}}},
 		{"environment of a Compose project", driver.Compose, &agentv1.WorkloadSpec{Spec: &agentv1.WorkloadSpec_Compose{Compose: &agentv1.ComposeSpec{
-			ComposeYaml: "services: {}", Env: map[string]string{"TOKEN": "hunter2-secret"}}}}},
+			ComposeYaml: "services: {a: {image: x, environment: {TOKEN: hunter2-secret}}}", Env: map[string]string{"TOKEN": "hunter2-secret"}}}}},
+		{"text of a Compose project in base64", driver.Compose, &agentv1.WorkloadSpec{Spec: &agentv1.WorkloadSpec_Compose{Compose: &agentv1.ComposeSpec{
+			ComposeYaml: base64.StdEncoding.EncodeToString([]byte("hunter2-secret"))}}}},
+		{"credentials in the URL of a Compose project", driver.Compose, &agentv1.WorkloadSpec{Spec: &agentv1.WorkloadSpec_Compose{Compose: &agentv1.ComposeSpec{
+			SourceType: "git", GitRepo: "https://user:hunter2-secret@git.example/stack.git", GitRef: "main"}}}},
 		{"cloud-init of a VM", driver.VM, &agentv1.WorkloadSpec{Spec: &agentv1.WorkloadSpec_Vm{Vm: &agentv1.VMSpec{
 			Name: "x", CloudInit: "hunter2-secret", CloudInitConfig: &agentv1.CloudInitConfig{
 				UserData: "hunter2-secret", MetaData: "hunter2-secret", NetworkConfig: "hunter2-secret", VendorData: "hunter2-secret"}}}}},
@@ -173,6 +178,74 @@ func TestSecretsAreSealedOnDisk(t *testing.T) {
 				t.Errorf("another key: %v", err)
 			}
 		})
+	}
+}
+
+// TestAStackSealedByAnOlderAgentIsSealedWhole: its environment was sealed, its text and its URL were not.
+func TestAStackSealedByAnOlderAgentIsSealedWhole(t *testing.T) {
+	r := newRig(t).start()
+	r.halt()
+	key, _, err := pki.LoadOrCreateKey(r.cfg.StatePath + ".key")
+	if err != nil {
+		t.Fatal(err)
+	}
+	env, err := key.Seal([]byte("swordfish"), []byte("shop\x00compose.env.TOKEN"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	record := func(in *intent) string { // as it is on disk
+		t.Helper()
+		db, err := bolt.Open(r.cfg.StatePath, 0o600, &bolt.Options{Timeout: time.Second})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer db.Close()
+		var raw []byte
+		err = db.Update(func(tx *bolt.Tx) error {
+			b := tx.Bucket([]byte(bucketWorkloads))
+			if in != nil {
+				text, err := json.Marshal(in)
+				if err != nil {
+					return err
+				}
+				if err := b.Put([]byte("shop"), text); err != nil {
+					return err
+				}
+			}
+			raw = bytes.Clone(b.Get([]byte("shop")))
+			return nil
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return string(raw)
+	}
+	const text, repo = "services: {a: {image: x, environment: {TOKEN: hunter2}}}", "https://user:hunter2@git.example/stack.git"
+	arm, err := json.Marshal(map[string]any{"compose_yaml": text, "git_repo": repo, "env": map[string]string{"TOKEN": env}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	old := &intent{ID: "shop", Type: driver.Compose, RevisionID: "1", DesiredState: "stopped", RawSpec: arm,
+		SealedBy: key.ID(), SpecHash: "a1:x", EngineContent: "a1:x"}
+	if before := record(old); !strings.Contains(before, "hunter2") {
+		t.Fatalf("the record is not an older agent's: %s", before)
+	}
+	for range 2 { // reading what was sealed again gives the same
+		a, err := New(r.cfg, r.factory)
+		if err != nil {
+			t.Fatal(err)
+		}
+		in := a.workloads["shop"].intent
+		got := in.spec.GetCompose()
+		if got.ComposeYaml != text || got.GitRepo != repo || got.Env["TOKEN"] != "swordfish" || in.EngineContent != "a1:x" {
+			t.Errorf("it does not come back as it was: %v, content %s", got, in.EngineContent)
+		}
+		if err := a.Close(); err != nil {
+			t.Fatal(err)
+		}
+		if after := record(nil); strings.Contains(after, "hunter2") || after == "" {
+			t.Errorf("on disk in plain: %s", after)
+		}
 	}
 }
 
