@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"maps"
 	"os"
 	"path/filepath"
 	"strings"
@@ -505,6 +506,48 @@ func BenchmarkThreeServices(b *testing.B) {
 	}
 }
 
+// Memory that a service is limited to is without swap, however the limit is written, unless it says itself
+// how much there is with swap.
+func TestMemoryOfAServiceIsWithoutSwap(t *testing.T) {
+	for _, c := range []struct {
+		name   string
+		change func(*compose.Options)
+	}{
+		{"library", func(*compose.Options) {}},
+		{"program", nil},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			if c.change == nil {
+				c.change = useProgram(t)
+			}
+			b := newBench(t, c.change)
+			spec := b.spec("swap", b.yaml(`
+services:
+  old: {image: IMAGE, command: [serve], mem_limit: 64m}
+  new: {image: IMAGE, command: [serve], deploy: {resources: {limits: {memory: 64m}}}}
+  own: {image: IMAGE, command: [serve], mem_limit: 64m, memswap_limit: 96m}
+  any: {image: IMAGE, command: [serve], mem_limit: 64m, memswap_limit: -1}
+  none: {image: IMAGE, command: [serve]}
+`))
+			b.ensure(spec)
+			o := b.await(spec.ID, driver.Running)
+			got := map[string][2]int64{}
+			for _, id := range o.Parts {
+				res, err := b.cli.ContainerInspect(b.ctx, id, client.ContainerInspectOptions{})
+				if err != nil {
+					t.Fatal(err)
+				}
+				h := res.Container.HostConfig
+				got[res.Container.Config.Labels["com.docker.compose.service"]] = [2]int64{h.Memory, h.MemorySwap}
+			}
+			want := map[string][2]int64{"old": {64 << 20, 64 << 20}, "new": {64 << 20, 64 << 20}, "own": {64 << 20, 96 << 20}, "any": {64 << 20, -1}, "none": {}}
+			if !maps.Equal(got, want) {
+				t.Errorf("memory, and memory with swap, are %v; want %v", got, want)
+			}
+		})
+	}
+}
+
 // Limits of a service are the kernel's: a quota of processor time and memory without swap to spare. What
 // the containers of a stack write is added up.
 func TestLimitsOfAStack(t *testing.T) {
@@ -526,8 +569,8 @@ services:
 		if err != nil {
 			t.Fatal(err)
 		}
-		if h := res.Container.HostConfig; h.NanoCPUs != 200_000_000 || h.Memory != 64<<20 {
-			t.Errorf("quota %d, memory %d; want 200000000 and %d", h.NanoCPUs, h.Memory, 64<<20)
+		if h := res.Container.HostConfig; h.NanoCPUs != 200_000_000 || h.Memory != 64<<20 || h.MemorySwap != 64<<20 {
+			t.Errorf("quota %d, memory %d, with swap %d; want 200000000 and twice %d", h.NanoCPUs, h.Memory, h.MemorySwap, 64<<20)
 		}
 	}
 	testbed.Within(t, testbed.Patience, "the bytes that it occupies", func() error {

@@ -349,6 +349,10 @@ func (d *Driver) prepare(spec driver.Spec, s *stack) error {
 				service.Deploy.RestartPolicy = nil
 			}
 		}
+		if limit := memoryLimit(service); limit > 0 && service.MemSwapLimit == 0 {
+			// Equal to memory: no swap. The engine's own default is twice the memory.
+			service.MemSwapLimit = limit
+		}
 		// Custom labels are no part of the hash by which Compose tells what changed.
 		service.CustomLabels = types.Labels{
 			api.ProjectLabel: p.Name, api.ServiceLabel: name, api.VersionLabel: api.ComposeVersion,
@@ -371,6 +375,14 @@ func (d *Driver) prepare(spec driver.Spec, s *stack) error {
 		p.Volumes[name] = v
 	}
 	return nil
+}
+
+// memoryLimit is that of a service, in either place where a Compose file has one; 0 if it has none.
+func memoryLimit(s types.ServiceConfig) types.UnitBytes {
+	if s.Deploy != nil && s.Deploy.Resources.Limits != nil && s.Deploy.Resources.Limits.MemoryBytes != 0 {
+		return s.Deploy.Resources.Limits.MemoryBytes
+	}
+	return s.MemLimit
 }
 
 // pull fetches the images of a stack that are wanted and not here.
