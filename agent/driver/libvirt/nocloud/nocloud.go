@@ -19,6 +19,33 @@ import (
 // File is one file of a seed.
 type File struct{ Name, Text string }
 
+// kinds are the first lines by which cloud-init knows a document, and the types that it has for them in an
+// archive. Of two that begin alike the longer one comes first.
+var kinds = []struct{ head, kind string }{
+	{"#cloud-config-archive", "text/cloud-config-archive"},
+	{"#cloud-config-jsonp", "text/cloud-config-jsonp"},
+	{"#cloud-config", "text/cloud-config"},
+	{"#include-once", "text/x-include-once-url"},
+	{"#include", "text/x-include-url"},
+	{"#cloud-boothook", "text/cloud-boothook"},
+	{"#part-handler", "text/part-handler"},
+	{"## template: jinja", "text/jinja2"},
+	{"#!", "text/x-shellscript"},
+}
+
+// kindOf is the type of a document. Like cloud-init it looks past white space before the first line, and
+// at no letter's case.
+func kindOf(text string) string {
+	line, _, _ := strings.Cut(strings.TrimLeft(text, " \t\r\n"), "\n")
+	line = strings.ToLower(line)
+	for _, k := range kinds {
+		if strings.HasPrefix(line, k.head) {
+			return k.kind
+		}
+	}
+	return "text/cloud-config"
+}
+
 // Together is one document of several, as cloud-init reads them: a MIME archive.
 func Together(boundary string, parts ...string) (string, error) {
 	var b bytes.Buffer
@@ -28,11 +55,7 @@ func Together(boundary string, parts ...string) (string, error) {
 	}
 	fmt.Fprintf(&b, "Content-Type: multipart/mixed; boundary=%q\nMIME-Version: 1.0\n\n", w.Boundary())
 	for _, p := range parts {
-		kind := "text/cloud-config"
-		if strings.HasPrefix(p, "#!") {
-			kind = "text/x-shellscript"
-		}
-		out, err := w.CreatePart(textproto.MIMEHeader{"Content-Type": {kind}})
+		out, err := w.CreatePart(textproto.MIMEHeader{"Content-Type": {kindOf(p)}})
 		if err == nil {
 			_, err = io.WriteString(out, p)
 		}

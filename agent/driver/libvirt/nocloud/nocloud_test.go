@@ -1,0 +1,55 @@
+package nocloud
+
+import (
+	"io"
+	"mime"
+	"mime/multipart"
+	"net/mail"
+	"strings"
+	"testing"
+)
+
+// Each part is labelled by its first line, as cloud-init would read it alone: what is labelled as
+// something else is handed to the wrong handler, and none of it happens.
+func TestPartsAreLabelledByTheirFirstLine(t *testing.T) {
+	for part, want := range map[string]string{
+		"#!/bin/sh\necho hi\n":                            "text/x-shellscript",
+		"#cloud-config\na: b\n":                           "text/cloud-config",
+		"#cloud-config-archive\n- a\n":                    "text/cloud-config-archive",
+		"#cloud-config-jsonp\n[]\n":                       "text/cloud-config-jsonp",
+		"#include\nhttps://example.com/a\n":               "text/x-include-url",
+		"#include-once\nhttps://example.com/a\n":          "text/x-include-once-url",
+		"#cloud-boothook\n#!/bin/sh\n":                    "text/cloud-boothook",
+		"#part-handler\ndef list_types():\n":              "text/part-handler",
+		"## template: jinja\n#cloud-config\na: {{ b }}\n": "text/jinja2",
+		"\n  #Include\nhttps://example.com/a\n":           "text/x-include-url",
+		"packages: [a]\n":                                 "text/cloud-config",
+	} {
+		text, err := Together("boundary", "#cloud-config\nusers: []\n", part)
+		if err != nil {
+			t.Fatal(err)
+		}
+		msg, err := mail.ReadMessage(strings.NewReader(text))
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, params, err := mime.ParseMediaType(msg.Header.Get("Content-Type"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		r := multipart.NewReader(msg.Body, params["boundary"])
+		for i, c := range []struct{ text, kind string }{{"#cloud-config\nusers: []\n", "text/cloud-config"}, {part, want}} {
+			p, err := r.NextPart()
+			if err != nil {
+				t.Fatal(err)
+			}
+			body, err := io.ReadAll(p)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if kind := p.Header.Get("Content-Type"); kind != c.kind || string(body) != c.text {
+				t.Errorf("part %d is %s with %q; want %s with %q", i, kind, body, c.kind, c.text)
+			}
+		}
+	}
+}
