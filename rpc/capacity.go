@@ -14,10 +14,8 @@ import (
 // the other hand, is refused by name: see reserves, and fsm for the totals.
 func usageOf(u *controlv1.NodeUsage) sched.NodeUsage {
 	within := func(v, most int64) int64 { return max(0, min(v, most)) }
-	return sched.NodeUsage{
-		CPU: within(u.GetCpuUsedMillicores(), fsm.MaxCPU), Memory: within(u.GetMemoryUsedMb(), fsm.MaxMemory), Disk: within(u.GetDiskUsedGb(), fsm.MaxDisk),
-		NetReceived: max(0, u.GetNetRxBytes()), NetSent: max(0, u.GetNetTxBytes()),
-	}
+	cpu, memory, disk := within(u.GetCpuUsedMillicores(), fsm.MaxCPU), within(u.GetMemoryUsedMb(), fsm.MaxMemory), within(u.GetDiskUsedGb(), fsm.MaxDisk)
+	return sched.NodeUsage{CPU: cpu, Memory: memory, Disk: disk, NetReceived: max(0, u.GetNetRxBytes()), NetSent: max(0, u.GetNetTxBytes())}
 }
 
 // poolsUsed is what the pools that a node registered hold; nil if it says nothing of them.

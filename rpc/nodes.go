@@ -273,8 +273,8 @@ func reported(st *controlv1.WorkloadStatus) sched.Reported {
 	if r.Observation.Message == "" {
 		r.Observation.Message = st.GetReason().GetMessage()
 	}
-	if r.Observation.Code == "" && r.Observation.State == fsm.ActualFailed {
-		r.Observation.Code = codeOf(st.GetFailureReason())
+	if why := st.GetFailureReason(); why != 0 && r.Observation.Code == "" && r.Observation.State == fsm.ActualFailed {
+		r.Observation.Code = codeOf(why)
 	}
 	for _, p := range st.GetPorts() {
 		if validPort(p.GetHostPort()) && validPort(p.GetContainerPort()) {
@@ -295,8 +295,6 @@ func reported(st *controlv1.WorkloadStatus) sched.Reported {
 // codeOf is the failure class that says as much as the enum, for agents that send no detail.
 func codeOf(r controlv1.FailureReason) string {
 	switch r {
-	case controlv1.FailureReason_FAILURE_REASON_UNSPECIFIED:
-		return ""
 	case controlv1.FailureReason_IMAGE_NOT_FOUND:
 		return "INVALID_IMAGE"
 	case controlv1.FailureReason_INVALID_SPEC:
