@@ -547,7 +547,7 @@ func (t *transport) ask(command any, body io.Reader) (any, error) {
 func (t *transport) install(r *raft.InstallSnapshotRequest, body io.Reader) (answer any, read bool, err error) {
 	// Whether who sends it leads is the library's to judge, as of an append; and once it
 	// has, nothing that it was handed before is still under way.
-	leads, err := t.ask(&raft.AppendEntriesRequest{RPCHeader: r.RPCHeader, Term: r.Term, Leader: r.Leader}, nil)
+	leads, err := t.ask(&raft.AppendEntriesRequest{RPCHeader: r.RPCHeader, Term: r.Term}, nil)
 	a, ok := leads.(*raft.AppendEntriesResponse)
 	if err != nil || !ok {
 		return nil, false, cmp.Or(err, ErrClosed)
