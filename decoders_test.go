@@ -24,7 +24,7 @@ var decoders = map[string]string{
 	"agent/driver/compose/stack.go":      "agent/driver/compose.FuzzEnvironment agent/driver/compose.FuzzPlain",
 	"agent/driver/libvirt/accel.go":      "(our own file in a 0700 folder; a damaged one is written anew)",
 	"agent/driver/libvirt/facts.go":      "(what libvirt says of this machine)",
-	"agent/driver/libvirt/files.go":      "(what qemu-img says of an image)",
+	"agent/driver/libvirt/noted.go":      "(our own file of mode 0600; a damaged one counts as none, and each disk in it by its mark)",
 	"agent/driver/libvirt/pools.go":      "(what libvirt says of a storage pool)",
 	"agent/driver/libvirt/record.go":     "agent/driver/libvirt.FuzzRecord",
 	"agent/driver/libvirt/seed.go":       "agent/driver/libvirt.FuzzSeed",
@@ -74,6 +74,8 @@ var decoders = map[string]string{
 	"spec/seal.go":                       "api/strict.FuzzAgainstRuntime",
 	"spec/view.go":                       "api/strict.FuzzAgainstRuntime",
 	"spec/vm.go":                         "spec.FuzzPrepare",
+
+	"agent/driver/libvirt/diskfile/diskfile.go": "(what qemu-img says of an image)",
 }
 
 // decodes are the calls that take bytes apart, by package name and function.

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/persys/compute/agent/driver"
+	"github.com/persys/compute/agent/driver/libvirt/diskfile"
 	"github.com/persys/compute/agent/driver/libvirt/trial"
 )
 
@@ -80,7 +81,7 @@ func (a *accelerator) prepare(d *Driver, f *facts) {
 		}
 		close(done)
 		if raw, jerr := json.Marshal(v); jerr == nil && !unsure {
-			if err := writeFile(file, raw); err != nil {
+			if err := diskfile.Write(file, raw); err != nil {
 				d.opt.Logger.Warn("the outcome of the KVM trial is not kept", "err", err)
 			}
 		}
@@ -124,12 +125,12 @@ func (d *Driver) tryKVM(ctx context.Context, m *machineFacts) (err error) {
 		return driver.Errorf(driver.RuntimeError, "kvm", "there is no trial guest for this architecture; set PERSYS_VM_ACCELERATION=kvm if KVM works")
 	}
 	if err := os.MkdirAll(d.at.images, 0o711); err != nil {
-		return storage(err)
+		return diskfile.Failed(err)
 	}
 	name := "persys-kvm-trial-" + tag(d.opt.ClusterID+"\x00"+d.opt.NodeID+"\x00"+d.opt.Images)
 	file := filepath.Join(d.at.images, name+".img")
 	if err := os.WriteFile(file, trial.Disk(), 0o644); err != nil {
-		return storage(err)
+		return diskfile.Failed(err)
 	}
 	defer os.Remove(file)
 	xml, err := trial.Domain(name, file, trial.Machine{Kind: m.kind, Type: m.machine, Emulator: m.emulator, CPU: m.cpu})

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/persys/compute/agent/driver"
+	"github.com/persys/compute/agent/driver/libvirt/diskfile"
 	"github.com/persys/compute/agent/driver/libvirt/nocloud"
 )
 
@@ -175,7 +176,7 @@ func (d *Driver) whole(in *instance) bool {
 	var files []string
 	for _, o := range in.config.Disks {
 		if o.Staged {
-			if there, _ := exists(o.Path + stagedSuffix); there {
+			if there, _ := diskfile.Exists(o.Path + diskfile.StagedSuffix); there {
 				continue
 			}
 		}
@@ -187,7 +188,7 @@ func (d *Driver) whole(in *instance) bool {
 		files = append(files, s.Path)
 	}
 	return !slices.ContainsFunc(files, func(f string) bool {
-		there, err := exists(f)
+		there, err := diskfile.Exists(f)
 		return err == nil && !there
 	})
 }
@@ -218,9 +219,12 @@ func (d *Driver) define(ctx context.Context, spec driver.Spec, p *plan, old *ins
 	if err != nil {
 		return err
 	}
-	var former []ownDisk
+	former, err := d.noted(p.domain, spec.ID)
+	if err != nil {
+		return err
+	}
 	if old != nil && old.config != nil {
-		former = append(slices.Clone(old.config.Disks), old.config.Leftover...)
+		former = joined(slices.Concat(old.config.Disks, old.config.Leftover), former)
 	}
 	if at.record.Disks, err = d.disks(ctx, spec, p, former); err != nil {
 		return err
@@ -230,10 +234,7 @@ func (d *Driver) define(ctx context.Context, spec driver.Spec, p *plan, old *ins
 			at.record.Leftover = append(at.record.Leftover, o)
 		}
 	}
-	if err := makeKeep(keep); err != nil {
-		return err
-	}
-	if err := writeFile(filepath.Join(keep, ownerFile), []byte(owner(spec))); err != nil {
+	if err := d.note(p.domain, spec, joined(at.record.Disks, at.record.Leftover)); err != nil {
 		return err
 	}
 	if err := d.writeSeed(p, subnets, keep, &at.record, spec); err != nil {
@@ -287,23 +288,24 @@ func (d *Driver) networks(ctx context.Context, p *plan, at *found) (map[string][
 }
 
 // disks makes what is missing, and says which disks are ours. A disk that is there and that we made
-// for this workload stays as it is, unless it was made from another image.
+// for this workload stays as it is, unless it was made from another image. What it was made from says the
+// record, and after a creation that failed the disk's mark.
 func (d *Driver) disks(ctx context.Context, spec driver.Spec, p *plan, former []ownDisk) ([]ownDisk, error) {
 	var out []ownDisk
 	for _, disk := range p.disks {
 		if disk.network != nil || disk.attached {
 			continue
 		}
-		var img *imageFacts
+		var img *diskfile.Image
 		if disk.image != "" {
-			there, err := exists(disk.image)
+			there, err := diskfile.Exists(disk.image)
 			if err != nil {
-				return nil, storage(err)
+				return nil, diskfile.Failed(err)
 			}
 			if !there {
 				return nil, driver.Errorf(driver.InvalidImage, "disk", "image %s does not exist on this node", disk.image)
 			}
-			facts, err := inspect(ctx, disk.image)
+			facts, err := diskfile.Inspect(ctx, disk.image)
 			if err != nil {
 				return nil, err
 			}
@@ -320,7 +322,9 @@ func (d *Driver) disks(ctx context.Context, spec driver.Spec, p *plan, former []
 			out = append(out, o)
 			continue
 		}
-		o, own, err := d.fileDisk(ctx, spec, disk, img, former)
+		o, own, err := d.fileDisk(ctx, spec, disk, img, former, func(o ownDisk) error {
+			return d.note(p.domain, spec, joined(append(slices.Clone(out), o), former))
+		})
 		if err != nil {
 			return nil, err
 		}
@@ -331,7 +335,7 @@ func (d *Driver) disks(ctx context.Context, spec driver.Spec, p *plan, former []
 	return out, nil
 }
 
-func (d *Driver) poolDisk(ctx context.Context, disk diskPlan, img *imageFacts) (ownDisk, error) {
+func (d *Driver) poolDisk(ctx context.Context, disk diskPlan, img *diskfile.Image) (ownDisk, error) {
 	o := ownDisk{Device: disk.device, Pool: disk.pool, Volume: disk.volume, Format: disk.format, Image: disk.image, SizeGB: disk.sizeGB}
 	format, capacity := "", disk.sizeGB*gib
 	if img != nil {
@@ -351,14 +355,19 @@ func (d *Driver) poolDisk(ctx context.Context, disk diskPlan, img *imageFacts) (
 	return o, d.hv.volume(ctx, disk.pool, disk.volume, xml)
 }
 
-func (d *Driver) fileDisk(ctx context.Context, spec driver.Spec, disk diskPlan, img *imageFacts, former []ownDisk) (ownDisk, bool, error) {
+// fileDisk calls note before it makes something.
+func (d *Driver) fileDisk(ctx context.Context, spec driver.Spec, disk diskPlan, img *diskfile.Image, former []ownDisk, note func(ownDisk) error) (ownDisk, bool, error) {
 	o := ownDisk{Device: disk.device, Path: disk.path, Format: disk.format, Image: disk.image, SizeGB: disk.sizeGB}
-	there, err := exists(disk.path)
+	there, err := diskfile.Exists(disk.path)
 	if err != nil {
-		return o, false, storage(err)
+		return o, false, diskfile.Failed(err)
 	}
 	was := slices.IndexFunc(former, func(f ownDisk) bool { return f.Path == disk.path && f.Pool == "" })
-	ours := was >= 0 || marked(disk.path, spec)
+	ours := diskfile.Made(disk.path, spec.ClusterID, spec.ID)
+	image, known := diskfile.MadeFrom(disk.path, spec.NodeID)
+	if was >= 0 {
+		image, known, ours = former[was].Image, !former[was].unsure, true
+	}
 	switch {
 	case disk.cdrom, there && !ours:
 		if !there {
@@ -369,19 +378,26 @@ func (d *Driver) fileDisk(ctx context.Context, spec driver.Spec, disk diskPlan, 
 		return o, false, driver.Errorf(driver.InvalidImage, "disk", "%s does not exist on this node, and no size says that it should be made", describe(disk))
 	case !there:
 		if err := os.MkdirAll(filepath.Dir(disk.path), 0o711); err != nil {
-			return o, false, storage(err)
+			return o, false, diskfile.Failed(err)
 		}
-		// The marker comes first: a disk without one is somebody else's for good.
-		if err := writeFile(disk.path+markerSuffix, []byte(marker(spec))); err != nil {
+		if err := note(o); err != nil {
 			return o, false, err
 		}
-		return o, true, makeDisk(ctx, disk, img, disk.path)
+		// The marker comes first: a disk without one is somebody else's for good.
+		mark := diskfile.Mark{Cluster: spec.ClusterID, Node: spec.NodeID, Workload: spec.ID, Image: disk.image}
+		if err := mark.Write(disk.path); err != nil {
+			return o, false, err
+		}
+		return o, true, diskfile.Make(ctx, disk.path, disk.format, disk.sizeGB*gib, img)
 	}
-	if was >= 0 && former[was].Image != disk.image && disk.image != "" {
+	if known && image != disk.image && disk.image != "" {
+		if err := note(o); err != nil {
+			return o, false, err
+		}
 		o.Staged = true
-		return o, true, makeDisk(ctx, disk, img, disk.path+stagedSuffix)
+		return o, true, diskfile.Make(ctx, disk.path+diskfile.StagedSuffix, disk.format, disk.sizeGB*gib, img)
 	}
-	have, err := inspect(ctx, disk.path)
+	have, err := diskfile.Inspect(ctx, disk.path)
 	if err != nil {
 		return o, false, err
 	}
@@ -412,7 +428,7 @@ func (d *Driver) writeSeed(p *plan, subnets map[string][]nocloud.Subnet, keep st
 	}
 	path := filepath.Join(keep, "cloud-init-"+tag(spec.Content)+".iso")
 	r.Seed = &seedFact{Path: path, Checksum: sum, Size: int64(len(iso)), At: time.Now().UTC()}
-	return writeFile(path, iso)
+	return diskfile.Write(path, iso)
 }
 
 // tidy puts in place what waited for the end of a replaced guest, and removes what only that had. The
@@ -428,9 +444,13 @@ func (d *Driver) tidy(ctx context.Context, in *instance) error {
 	}
 	for i, o := range r.Disks {
 		if o.Staged {
-			err := os.Rename(o.Path+stagedSuffix, o.Path)
+			err := os.Rename(o.Path+diskfile.StagedSuffix, o.Path)
 			if err != nil && !errors.Is(err, os.ErrNotExist) { // absent: it was done before
-				return storage(err)
+				return diskfile.Failed(err)
+			}
+			mark := diskfile.Mark{Cluster: d.identity.ClusterID, Node: d.identity.NodeID, Workload: driver.ID(r.Labels[driver.LabelWorkload]), Image: o.Image}
+			if err := mark.Write(o.Path); err != nil {
+				return err
 			}
 			r.Disks[i].Staged, changed = false, true
 		}
@@ -440,7 +460,7 @@ func (d *Driver) tidy(ctx context.Context, in *instance) error {
 			}
 		}
 		if o.Path != "" && o.SizeGB > 0 {
-			if err := grow(ctx, o.Path, o.Format, o.SizeGB); err != nil {
+			if err := diskfile.Grow(ctx, o.Path, o.Format, o.SizeGB*gib); err != nil {
 				return err
 			}
 		}
@@ -449,11 +469,15 @@ func (d *Driver) tidy(ctx context.Context, in *instance) error {
 	if r.Seed != nil {
 		seed = r.Seed.Path
 	}
-	if err := removeOthers(d.at.keep(in.name), seed, r.Console, ownerFile); err != nil {
+	keep := d.at.keep(in.name)
+	if err := removeOthers(keep, seed, r.Console, ownerFile, notedFile); err != nil {
 		return err
 	}
 	if !changed {
 		return nil
+	}
+	if err := writeNoted(keep, r.Disks); err != nil {
+		return err
 	}
 	return d.change(ctx, in, func(r *record) {
 		r.Leftover = nil
@@ -493,8 +517,8 @@ func (d *Driver) removeDisks(ctx context.Context, disks []ownDisk) error {
 			continue
 		}
 		// The marker goes last: it is what tells that the disk was ours.
-		for _, f := range []string{o.Path, o.Path + partSuffix, o.Path + stagedSuffix, o.Path + markerSuffix} {
-			if err := removeFile(f); err != nil {
+		for _, f := range []string{o.Path, o.Path + diskfile.PartSuffix, o.Path + diskfile.StagedSuffix, o.Path + diskfile.MarkSuffix} {
+			if err := diskfile.Remove(f); err != nil {
 				return err
 			}
 		}
@@ -637,7 +661,7 @@ func (d *Driver) Remove(ctx context.Context, id driver.ID) error {
 	if in == nil {
 		// What an interrupted creation left, under names that only we use.
 		for _, name := range []string{string(id), string(id) + "--" + d.opt.NodeID} {
-			if err := d.forgotten(ctx, name); err != nil {
+			if err := d.forgotten(ctx, name, id); err != nil {
 				return err
 			}
 		}
@@ -654,11 +678,15 @@ func (d *Driver) Remove(ctx context.Context, id driver.ID) error {
 	} else {
 		own = d.legacyDisks(in)
 	}
-	if err := d.removeDisks(ctx, own); err != nil {
+	noted, err := d.noted(in.name, id)
+	if err != nil {
+		return err
+	}
+	if err := d.removeDisks(ctx, joined(own, noted)); err != nil {
 		return err
 	}
 	if err := os.RemoveAll(d.at.keep(in.name)); err != nil {
-		return storage(err)
+		return diskfile.Failed(err)
 	}
 	err = d.hv.undefine(ctx, in.uuid)
 	if errors.Is(err, errAbsent) {
@@ -667,14 +695,24 @@ func (d *Driver) Remove(ctx context.Context, id driver.ID) error {
 	return err
 }
 
-// forgotten removes a domain's folder, unless a domain of that name is there.
-func (d *Driver) forgotten(ctx context.Context, name string) error {
+// forgotten removes a domain's folder, unless a domain of that name is there; of a workload that is
+// removed, also the disks that the folder lists.
+func (d *Driver) forgotten(ctx context.Context, name string, removed driver.ID) error {
 	keep := d.at.keep(name)
-	if there, err := exists(keep); err != nil || !there {
-		return storage(err)
+	if there, err := diskfile.Exists(keep); err != nil || !there {
+		return diskfile.Failed(err)
 	}
 	if _, err := d.hv.domain(ctx, name); !errors.Is(err, errAbsent) {
 		return err
 	}
-	return storage(os.RemoveAll(keep))
+	if removed != "" {
+		disks, err := d.noted(name, removed)
+		if err != nil {
+			return err
+		}
+		if err := d.removeDisks(ctx, disks); err != nil {
+			return err
+		}
+	}
+	return diskfile.Failed(os.RemoveAll(keep))
 }

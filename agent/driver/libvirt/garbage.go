@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/persys/compute/agent/driver"
+	"github.com/persys/compute/agent/driver/libvirt/diskfile"
 )
 
 var _ driver.Collector = (*Driver)(nil)
@@ -69,7 +70,7 @@ func (d *Driver) Garbage(ctx context.Context, q driver.GarbageQuery) ([]driver.G
 	}
 	entries, err := os.ReadDir(d.opt.Images)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return nil, storage(err)
+		return nil, diskfile.Failed(err)
 	}
 	for _, e := range entries {
 		name, ok := strings.CutSuffix(e.Name(), keepSuffix)
@@ -124,7 +125,7 @@ func (d *Driver) Collect(ctx context.Context, g driver.Garbage) error {
 		if id, ours := d.keptFor(g.Name); !ours || id != g.Workload {
 			return nil // not garbage any more
 		}
-		return d.forgotten(ctx, g.Name)
+		return d.forgotten(ctx, g.Name, "")
 	}
 	return driver.Errorf(driver.InvalidConfiguration, "collect", "the runtime of virtual machines makes no %s", g.Kind)
 }

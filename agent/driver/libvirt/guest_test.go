@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/persys/compute/agent/driver"
+	"github.com/persys/compute/agent/driver/libvirt/diskfile"
 	"github.com/persys/compute/agent/driver/libvirt/libvirttest"
 	agentv1 "github.com/persys/compute/api/agent/v1"
 	"github.com/persys/compute/testbed"
@@ -206,7 +207,7 @@ func TestRealGuest(t *testing.T) {
 	if o, err := listed(ctx, d, id); err != nil || o.RuntimeID == before.RuntimeID || o.Content != "c1:2" {
 		t.Errorf("after the update: %+v, %v", o, err)
 	}
-	if there, _ := exists(images(daemon) + "/real-vdc.img"); there {
+	if there, _ := diskfile.Exists(images(daemon) + "/real-vdc.img"); there {
 		t.Error("the disk that the update dropped is still there")
 	}
 
@@ -223,7 +224,7 @@ func TestRealGuest(t *testing.T) {
 			t.Errorf("%s is left", f.Name())
 		}
 	}
-	if there, err := exists(external); err != nil || !there {
+	if there, err := diskfile.Exists(external); err != nil || !there {
 		t.Errorf("the external disk is gone: %v", err)
 	}
 	t.Logf("all of it took %s", time.Since(start))

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/persys/compute/agent/driver"
+	"github.com/persys/compute/agent/driver/libvirt/diskfile"
 )
 
 // maxLine bounds a line of a console, in bytes: a guest may write without end.
@@ -73,19 +74,19 @@ func (d *Driver) copyLog(ctx context.Context, name, file string, options driver.
 	var err error
 	f, err = os.Open(file)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return storage(err)
+		return diskfile.Failed(err)
 	}
 	var offset int64
 	var partial []byte
 	if f != nil {
 		info, err := f.Stat()
 		if err != nil {
-			return storage(err)
+			return diskfile.Failed(err)
 		}
 		last := info.ModTime()
 		lines, rest, n, err := readLines(f, options.Tail)
 		if err != nil {
-			return storage(err)
+			return diskfile.Failed(err)
 		}
 		offset = n
 		if options.Since.IsZero() || !last.Before(options.Since) {
@@ -138,7 +139,7 @@ func (d *Driver) copyLog(ctx context.Context, name, file string, options driver.
 				break
 			}
 			if err != nil {
-				return storage(err)
+				return diskfile.Failed(err)
 			}
 		}
 		if f != nil && rotated(f, file, offset) {

@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/persys/compute/agent/driver"
+	"github.com/persys/compute/agent/driver/libvirt/diskfile"
 	"github.com/persys/compute/agent/driver/libvirt/libvirttest"
 	agentv1 "github.com/persys/compute/api/agent/v1"
 	"github.com/persys/compute/testbed"
@@ -298,7 +299,7 @@ func TestTakeOver(t *testing.T) {
 			t.Fatal(err)
 		}
 		if marker != "" {
-			if err := os.WriteFile(dir+"/"+name+markerSuffix, []byte(marker), 0o644); err != nil {
+			if err := os.WriteFile(dir+"/"+name+diskfile.MarkSuffix, []byte(marker), 0o644); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -335,10 +336,10 @@ func TestTakeOver(t *testing.T) {
 	if err := d.Remove(ctx, "old"); err != nil {
 		t.Fatal(err)
 	}
-	if there, _ := exists(dir + "/old-vda.img"); there {
+	if there, _ := diskfile.Exists(dir + "/old-vda.img"); there {
 		t.Error("the disk that was marked is left")
 	}
-	if there, _ := exists(dir + "/mine.img"); !there {
+	if there, _ := diskfile.Exists(dir + "/mine.img"); !there {
 		t.Error("the disk without a mark is gone")
 	}
 }

@@ -19,9 +19,6 @@ import (
 // (contract/wire-agent.md).
 const defaultImages = "/var/lib/libvirt/images"
 
-// markerSuffix marks a disk that an agent made (contract/state-etcd.md).
-const markerSuffix = ".persys-managed"
-
 // plan is what a specification means on this machine; nothing in it has been looked up.
 type plan struct {
 	domain string // name of the libvirt domain

@@ -63,10 +63,13 @@ type ownDisk struct {
 	Format string `json:"format,omitempty"`
 	// Image is what it was made from.
 	Image string `json:"image,omitempty"`
-	// Staged: the file is at Path + stagedSuffix until the former guest is stopped.
+	// Staged: the file is at Path + diskfile.StagedSuffix until the former guest is stopped.
 	Staged bool `json:"staged,omitempty"`
 	// SizeGB is what it is grown to when it is smaller.
 	SizeGB int64 `json:"size_gb,omitempty"`
+
+	// unsure: nobody knows what it was made from. Never so in a record.
+	unsure bool
 }
 
 func (d ownDisk) same(o ownDisk) bool {

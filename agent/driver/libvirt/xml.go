@@ -2,6 +2,7 @@ package libvirt
 
 import (
 	"fmt"
+	"github.com/persys/compute/agent/driver/libvirt/diskfile"
 	"path/filepath"
 	"strconv"
 	"strings"
@@ -235,7 +236,7 @@ func (d *Driver) legacyDisks(in *instance) []ownDisk {
 			continue
 		}
 		path := disk.Source.File.File
-		made, _ := exists(path + markerSuffix)
+		made, _ := diskfile.Exists(path + diskfile.MarkSuffix)
 		if made || filepath.Base(path) == in.name+"-cloud-init.iso" {
 			out = append(out, ownDisk{Path: path})
 		}

@@ -1,0 +1,55 @@
+package diskfile
+
+import (
+	"os"
+	"path/filepath"
+	"testing"
+)
+
+// A mark says for whom a disk was made and from what; the marks of others say less, and are understood.
+func TestMarks(t *testing.T) {
+	dir := t.TempDir()
+	at := func(name, text string) string {
+		t.Helper()
+		path := filepath.Join(dir, name)
+		if text == "" {
+			return path
+		}
+		if err := os.WriteFile(path+MarkSuffix, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		return path
+	}
+	for _, image := range []string{"", "/images/a b\n\"c\".qcow2"} {
+		path := at("own", "")
+		if err := (Mark{Cluster: "c1", Node: "node-a", Workload: "web", Image: image}).Write(path); err != nil {
+			t.Fatal(err)
+		}
+		if !Made(path, "c1", "web") || Made(path, "c1", "web-2") || Made(path, "c2", "web") {
+			t.Error("it is not the workload's, or another's too")
+		}
+		if got, known := MadeFrom(path, "node-a"); got != image || !known {
+			t.Errorf("made from %q, %v; want %q", got, known, image)
+		}
+		if got, known := MadeFrom(path, "node-b"); known {
+			t.Errorf("another node takes the path %q for one of its own", got)
+		}
+	}
+	for _, c := range []struct {
+		what, path string
+		ours       bool
+	}{
+		{"of an earlier version", at("earlier", "2026-01-02T03:04:05Z\nc1\nweb\n"), true},
+		{"with an image that can not be read", at("odd", "2026-01-02T03:04:05Z\nc1\nweb\nnode \"node-a\"\nimage '\n"), true},
+		{"of an existing agent", at("web-vda.qcow2", "2026-01-02T03:04:05Z"), true},
+		{"of an existing agent, for another", at("db-vda.qcow2", "2026-01-02T03:04:05Z"), false},
+		{"none", at("absent", ""), false},
+	} {
+		if ours := Made(c.path, "c1", "web"); ours != c.ours {
+			t.Errorf("%s: %v, want %v", c.what, ours, c.ours)
+		}
+		if image, known := MadeFrom(c.path, "node-a"); known {
+			t.Errorf("%s: made from %q, want not known", c.what, image)
+		}
+	}
+}

@@ -1,0 +1,228 @@
+package libvirt
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/persys/compute/agent/driver"
+	"github.com/persys/compute/agent/driver/libvirt/diskfile"
+	agentv1 "github.com/persys/compute/api/agent/v1"
+	"github.com/persys/compute/testbed"
+)
+
+// fussy is a shelf that may refuse what it is told to define.
+type fussy struct {
+	*shelf
+	refusal error
+}
+
+func (f *fussy) define(ctx context.Context, xml string) error {
+	if f.refusal != nil {
+		return f.refusal
+	}
+	return f.shelf.define(ctx, xml)
+}
+
+func (f *fussy) destroy(_ context.Context, uuid string) error {
+	return f.shutdown(context.Background(), uuid)
+}
+
+func (f *fussy) undefine(_ context.Context, uuid string) error {
+	delete(f.all, f.on(uuid).name)
+	return nil
+}
+
+// drawer is a driver on a fussy shelf, with images a and b in its folder.
+type drawer struct {
+	*testing.T
+	*Driver
+	hv  *fussy
+	dir string
+}
+
+func newDrawer(t *testing.T) *drawer {
+	t.Helper()
+	testbed.Program(t, "qemu-img")
+	hv := &fussy{shelf: &shelf{f: &facts{engine: "e", arch: "x86_64", tcg: emulated}, all: map[string]*domain{}}}
+	d, err := newDriver(Options{ClusterID: "cluster-1", NodeID: "node-a", Images: t.TempDir(), Acceleration: "qemu"}, hv)
+	if err != nil {
+		t.Fatal(err)
+	}
+	w := &drawer{T: t, Driver: d, hv: hv, dir: t.TempDir()}
+	for _, name := range []string{"a", "b"} {
+		if err := diskfile.Make(t.Context(), w.image(name), "qcow2", 1<<20, nil); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return w
+}
+
+func (w *drawer) image(name string) string { return filepath.Join(w.dir, name+".qcow2") }
+
+// try orders a machine from an image, with more disks beside the first.
+func (w *drawer) try(content, image string, more ...*agentv1.DiskConfig) error {
+	spec := specFor(&agentv1.VMSpec{Vcpus: 1, MemoryMb: 64, OsImage: w.image(image), Disks: append([]*agentv1.DiskConfig{{Device: "vda"}}, more...)})
+	spec.Content = content
+	return w.Ensure(w.Context(), spec)
+}
+
+func (w *drawer) fails(content, image string, more ...*agentv1.DiskConfig) {
+	w.Helper()
+	w.hv.refusal = errors.New("refused by the test")
+	if err := w.try(content, image, more...); !errors.Is(err, w.hv.refusal) {
+		w.Fatalf("%v, want the refusal", err)
+	}
+	w.hv.refusal = nil
+}
+
+func (w *drawer) works(content, image string, more ...*agentv1.DiskConfig) {
+	w.Helper()
+	if err := w.try(content, image, more...); err != nil {
+		w.Fatal(err)
+	}
+}
+
+// from is what a disk was made from.
+func (w *drawer) from(path string) string {
+	w.Helper()
+	out, err := exec.CommandContext(w.Context(), "qemu-img", "info", "--output=json", path).Output()
+	if err != nil {
+		w.Fatal(err)
+	}
+	var info struct {
+		Backing string `json:"backing-filename"`
+	}
+	if err := json.Unmarshal(out, &info); err != nil {
+		w.Fatal(err)
+	}
+	return strings.TrimSuffix(filepath.Base(info.Backing), ".qcow2")
+}
+
+// files are those in a folder that belong to the machine web.
+func (w *drawer) files(dir string) []string {
+	w.Helper()
+	all, err := filepath.Glob(filepath.Join(dir, "web*"))
+	if err != nil {
+		w.Fatal(err)
+	}
+	return all
+}
+
+// After a creation that failed there is no domain to say from what a disk was made. Its mark does: the
+// corrected order gets a disk of its own image, and the same order the disk that is there.
+func TestDiskOfAFailedCreation(t *testing.T) {
+	w := newDrawer(t)
+	vda := filepath.Join(w.opt.Images, "web-vda.qcow2")
+	w.fails("c1:1", "a")
+	before, err := os.Stat(vda)
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.fails("c1:1", "a")
+	if after, err := os.Stat(vda); err != nil || !os.SameFile(before, after) {
+		t.Errorf("the same order made the disk again (%v)", err)
+	}
+	w.works("c1:2", "b")
+	if from := w.from(vda); from != "b" {
+		t.Errorf("the disk is made from %s, want b", from)
+	}
+	if all := w.files(w.opt.Images); len(all) != 3 { // disk, mark, folder
+		t.Errorf("files %q; want the disk, its mark and the folder", all)
+	}
+	// Somebody undefines the machine: the mark has followed the image.
+	delete(w.hv.all, "web")
+	if before, err = os.Stat(vda); err != nil {
+		t.Fatal(err)
+	}
+	w.works("c1:3", "b")
+	if after, err := os.Stat(vda); err != nil || !os.SameFile(before, after) {
+		t.Errorf("a machine that was undefined lost its disk (%v)", err)
+	}
+	// An earlier version's mark says nothing of an image, so the disk stays, whatever failed meanwhile.
+	delete(w.hv.all, "web")
+	if err := errors.Join(os.RemoveAll(w.at.keep("web")),
+		os.WriteFile(vda+diskfile.MarkSuffix, []byte("2026-01-02T03:04:05Z\ncluster-1\nweb\n"), 0o600)); err != nil {
+		t.Fatal(err)
+	}
+	w.fails("c1:4", "b", &agentv1.DiskConfig{Device: "vdb", SizeGb: 1})
+	w.works("c1:5", "a")
+	if after, err := os.Stat(vda); err != nil || !os.SameFile(before, after) {
+		t.Errorf("a disk whose image nobody knows was made anew (%v)", err)
+	}
+}
+
+// What a failed order had made, and the next one does not name, goes when that one runs.
+func TestDiskThatOnlyAFailedOrderNamed(t *testing.T) {
+	for _, first := range []bool{true, false} {
+		w := newDrawer(t)
+		if !first {
+			w.works("c1:0", "a")
+		}
+		more := &agentv1.DiskConfig{Device: "vdb", SizeGb: 1, Path: filepath.Join(w.dir, "web-data.qcow2")}
+		w.fails("c1:1", "a", more)
+		if all := w.files(w.dir); len(all) != 2 {
+			t.Fatalf("files %q; want the disk and its mark", all)
+		}
+		w.works("c1:2", "a")
+		if all := w.files(w.dir); len(all) != 0 {
+			t.Errorf("first %v: %q are left", first, all)
+		}
+	}
+}
+
+// Remove without a domain removes the disks that are marked as ours, wherever they are, and nothing else.
+func TestRemoveAfterAFailedCreation(t *testing.T) {
+	w := newDrawer(t)
+	path := func(name string) string { return filepath.Join(w.dir, name) }
+	ours := &agentv1.DiskConfig{Device: "vdb", SizeGb: 1, Path: path("web-data.qcow2")}
+	theirs := &agentv1.DiskConfig{Device: "vdc", SizeGb: 1, Path: path("web-theirs.qcow2")}
+	swapped := &agentv1.DiskConfig{Device: "vdd", SizeGb: 1, Path: path("web-swapped.qcow2")}
+	if err := diskfile.Make(t.Context(), theirs.Path, "qcow2", 1<<20, nil); err != nil {
+		t.Fatal(err)
+	}
+	w.fails("c1:1", "a", ours, theirs, swapped)
+	// It was removed, and another one is there now: our list names it, and it is not ours.
+	if err := (diskfile.Mark{Cluster: "cluster-1", Node: "node-a", Workload: "web-2"}).Write(swapped.Path); err != nil {
+		t.Fatal(err)
+	}
+	// While somebody else's domain has the name, nothing that it may use is touched.
+	w.hv.all["web"] = &domain{name: "web", uuid: "u", state: stateShutoff, persistent: true, config: "<domain/>"}
+	if err := w.Remove(t.Context(), "web"); err != nil {
+		t.Fatal(err)
+	}
+	if all := w.files(w.opt.Images); len(all) != 3 {
+		t.Errorf("%q; want the disk, its mark and the folder", all)
+	}
+	delete(w.hv.all, "web")
+	// An agent of another node that keeps its files here has used the folder last.
+	owners := filepath.Join(w.at.keep("web"), ownerFile)
+	mine, err := os.ReadFile(owners)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(owners, []byte(owner(driver.Spec{ID: "web", ClusterID: "cluster-1", NodeID: "node-b"})), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if disks, err := w.noted("web", "web"); err != nil || len(disks) != 0 {
+		t.Errorf("%v, %v: disks of another node's folder", disks, err)
+	}
+	if err := os.WriteFile(owners, mine, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for range 2 { // what is absent succeeds
+		if err := w.Remove(t.Context(), "web"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	left := append(w.files(w.opt.Images), w.files(w.dir)...)
+	if want := []string{swapped.Path, swapped.Path + diskfile.MarkSuffix, theirs.Path}; !slices.Equal(left, want) {
+		t.Errorf("left are %q, want %q", left, want)
+	}
+}

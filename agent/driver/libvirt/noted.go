@@ -1,0 +1,80 @@
+package libvirt
+
+import (
+	"encoding/json"
+	"errors"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+
+	"github.com/persys/compute/agent/driver"
+	"github.com/persys/compute/agent/driver/libvirt/diskfile"
+)
+
+// notedFile lists, in a domain's folder, the disks that we made for the domain or are about to make. The
+// record in the domain is what counts; this is for when there is none: a creation failed, or somebody
+// undefined the domain.
+const notedFile = "persys-disks"
+
+// note writes the list, before anything that it names is made.
+func (d *Driver) note(domain string, spec driver.Spec, disks []ownDisk) error {
+	keep := d.at.keep(domain)
+	if err := makeKeep(keep); err != nil {
+		return err
+	}
+	if err := diskfile.Write(filepath.Join(keep, ownerFile), []byte(owner(spec))); err != nil {
+		return err
+	}
+	return writeNoted(keep, disks)
+}
+
+func writeNoted(keep string, disks []ownDisk) error {
+	if err := makeKeep(keep); err != nil {
+		return err
+	}
+	raw, err := json.Marshal(disks)
+	if err != nil {
+		return driver.Errorf(driver.StorageProvisionFailed, "disk", "%w", err)
+	}
+	return diskfile.Write(filepath.Join(keep, notedFile), raw)
+}
+
+// noted reads the list. Only disks count that still have our mark for this workload, which also says
+// what they were made from: the list may be of an order that failed before it made them so. None do if the folder is another node's by now.
+func (d *Driver) noted(domain string, id driver.ID) ([]ownDisk, error) {
+	if of, ours := d.keptFor(domain); !ours || of != id {
+		return nil, nil
+	}
+	raw, err := os.ReadFile(filepath.Join(d.at.keep(domain), notedFile))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, diskfile.Failed(err)
+	}
+	var all, out []ownDisk
+	if json.Unmarshal(raw, &all) != nil {
+		return nil, nil // a machine that lost its power may have lost the text, and must not be stuck for it
+	}
+	for _, o := range all {
+		if o.Path == "" || !diskfile.Made(o.Path, d.identity.ClusterID, id) {
+			continue
+		}
+		image, known := diskfile.MadeFrom(o.Path, d.identity.NodeID)
+		o.Image, o.unsure, o.Staged = image, !known, false
+		out = append(out, o)
+	}
+	return out, nil
+}
+
+// joined are disks and those of more that are not among them.
+func joined(disks, more []ownDisk) []ownDisk {
+	out := slices.Clone(disks)
+	for _, o := range more {
+		if !slices.ContainsFunc(out, o.same) {
+			out = append(out, o)
+		}
+	}
+	return out
+}
