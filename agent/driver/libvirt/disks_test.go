@@ -226,3 +226,40 @@ func TestRemoveAfterAFailedCreation(t *testing.T) {
 		t.Errorf("left are %q, want %q", left, want)
 	}
 }
+
+// A disk on storage of several nodes is the node's that used it last: one that is told to delete what has
+// moved on meanwhile leaves it alone.
+func TestDiskThatMovedOn(t *testing.T) {
+	for _, defined := range []bool{true, false} {
+		w := newDrawer(t)
+		shared := filepath.Join(w.dir, "web-shared.qcow2")
+		order := func(d *drawer, content string) driver.Spec {
+			spec := specFor(&agentv1.VMSpec{Vcpus: 1, MemoryMb: 64, OsImage: w.image("a"), Disks: []*agentv1.DiskConfig{{Device: "vda", Path: shared}}})
+			spec.Content, spec.NodeID = content, d.opt.NodeID
+			return spec
+		}
+		if !defined {
+			w.hv.refusal = errors.New("refused by the test")
+		}
+		if err := w.Ensure(t.Context(), order(w, "c1:1")); !errors.Is(err, w.hv.refusal) {
+			t.Fatal(err)
+		}
+		there := newDrawer(t)
+		there.opt.NodeID, there.identity.NodeID = "node-b", "node-b"
+		if err := there.Ensure(t.Context(), order(there, "c1:1")); err != nil {
+			t.Fatal(err)
+		}
+		if err := w.Remove(t.Context(), "web"); err != nil {
+			t.Fatal(err)
+		}
+		if from := w.from(shared); from != "a" {
+			t.Errorf("defined %v: the disk is from %q", defined, from)
+		}
+		if err := there.Remove(t.Context(), "web"); err != nil {
+			t.Fatal(err)
+		}
+		if all := w.files(w.dir); len(all) != 0 {
+			t.Errorf("defined %v: %q are left", defined, all)
+		}
+	}
+}

@@ -407,6 +407,11 @@ func (d *Driver) fileDisk(ctx context.Context, spec driver.Spec, disk diskPlan, 
 	if disk.sizeGB > 0 && disk.sizeGB*gib < have.Size {
 		return o, false, invalid("%s: it has %d bytes and cannot shrink to %d GiB", describe(disk), have.Size, disk.sizeGB)
 	}
+	if diskfile.Elsewhere(disk.path, spec.NodeID) {
+		// The workload was on another node, which may yet be told to remove what it had there.
+		mark := diskfile.Mark{Cluster: spec.ClusterID, Node: spec.NodeID, Workload: spec.ID, Image: image, Unsure: !known}
+		return o, true, mark.Write(disk.path)
+	}
 	return o, true, nil
 }
 
@@ -508,12 +513,16 @@ func (d *Driver) change(ctx context.Context, in *instance, edit func(*record)) e
 	return nil
 }
 
+// removeDisks leaves those that another node has taken over.
 func (d *Driver) removeDisks(ctx context.Context, disks []ownDisk) error {
 	for _, o := range disks {
 		if o.Pool != "" {
 			if err := d.hv.removeVolume(ctx, o.Pool, o.Volume); err != nil {
 				return err
 			}
+			continue
+		}
+		if diskfile.Elsewhere(o.Path, d.identity.NodeID) {
 			continue
 		}
 		// The marker goes last: it is what tells that the disk was ours.

@@ -40,7 +40,7 @@ func writeNoted(keep string, disks []ownDisk) error {
 	return diskfile.Write(filepath.Join(keep, notedFile), raw)
 }
 
-// noted reads the list. Only disks count that still have our mark for this workload, which also says
+// noted reads the list. Only disks count that still have this node's mark for this workload, which also says
 // what they were made from: the list may be of an order that failed before it made them so. None do if the folder is another node's by now.
 func (d *Driver) noted(domain string, id driver.ID) ([]ownDisk, error) {
 	if of, ours := d.keptFor(domain); !ours || of != id {
@@ -58,7 +58,7 @@ func (d *Driver) noted(domain string, id driver.ID) ([]ownDisk, error) {
 		return nil, nil // a machine that lost its power may have lost the text, and must not be stuck for it
 	}
 	for _, o := range all {
-		if o.Path == "" || !diskfile.Made(o.Path, d.identity.ClusterID, id) {
+		if o.Path == "" || !diskfile.Made(o.Path, d.identity.ClusterID, id) || diskfile.Elsewhere(o.Path, d.identity.NodeID) {
 			continue
 		}
 		image, known := diskfile.MadeFrom(o.Path, d.identity.NodeID)

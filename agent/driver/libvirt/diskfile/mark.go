@@ -17,8 +17,9 @@ const MarkSuffix = ".persys-managed"
 type Mark struct {
 	Cluster, Node string
 	Workload      driver.ID
-	// Image is what it was made from, "" for nothing.
-	Image string
+	// Image is what it was made from, "" for nothing. Unsure: nobody knows.
+	Image  string
+	Unsure bool
 }
 
 // Keys of the lines after the first three. Values are quoted: a path may hold any byte.
@@ -29,10 +30,11 @@ const (
 
 // Write puts the mark beside a disk: the time, as existing agents write it, then whose it is.
 func (m Mark) Write(path string) error {
-	return Write(path+MarkSuffix, []byte(strings.Join([]string{
-		time.Now().UTC().Format(time.RFC3339), m.Cluster, string(m.Workload),
-		nodeKey + strconv.Quote(m.Node), imageKey + strconv.Quote(m.Image), "",
-	}, "\n")))
+	lines := []string{time.Now().UTC().Format(time.RFC3339), m.Cluster, string(m.Workload), nodeKey + strconv.Quote(m.Node)}
+	if !m.Unsure {
+		lines = append(lines, imageKey+strconv.Quote(m.Image))
+	}
+	return Write(path+MarkSuffix, []byte(strings.Join(lines, "\n")+"\n"))
 }
 
 // Made says whether the mark beside a disk is of an agent that made it for this workload. That of an
@@ -46,6 +48,13 @@ func Made(path, cluster string, workload driver.ID) bool {
 		return strings.HasPrefix(filepath.Base(path), string(workload)+"-")
 	}
 	return lines[1] == cluster && lines[2] == string(workload)
+}
+
+// Elsewhere says whether the mark beside a disk is of another node: one that made it, or that has taken
+// it over since.
+func Elsewhere(path, node string) bool {
+	lines := markLines(path)
+	return len(lines) > 3 && strings.HasPrefix(lines[3], nodeKey) && lines[3] != nodeKey+strconv.Quote(node)
 }
 
 // MadeFrom is the image that this node made a disk from, as its mark says. Not known is it of disks that

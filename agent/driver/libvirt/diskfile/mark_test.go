@@ -34,6 +34,9 @@ func TestMarks(t *testing.T) {
 		if got, known := MadeFrom(path, "node-b"); known {
 			t.Errorf("another node takes the path %q for one of its own", got)
 		}
+		if Elsewhere(path, "node-a") || !Elsewhere(path, "node-b") {
+			t.Error("it does not say which node it is on")
+		}
 	}
 	for _, c := range []struct {
 		what, path string
@@ -51,5 +54,15 @@ func TestMarks(t *testing.T) {
 		if image, known := MadeFrom(c.path, "node-a"); known {
 			t.Errorf("%s: made from %q, want not known", c.what, image)
 		}
+		if Elsewhere(c.path, "node-a") {
+			t.Errorf("%s: it is of another node", c.what)
+		}
+	}
+	taken := at("taken", "")
+	if err := (Mark{Cluster: "c1", Node: "node-b", Workload: "web", Unsure: true}).Write(taken); err != nil {
+		t.Fatal(err)
+	}
+	if image, known := MadeFrom(taken, "node-b"); known || !Made(taken, "c1", "web") || Elsewhere(taken, "node-b") {
+		t.Errorf("taken over: made from %q, %v", image, known)
 	}
 }
