@@ -204,7 +204,8 @@ func unlike(s fsm.State, have map[string]string) (wrong []string) {
 		return true
 	})
 	s.Drifts("", func(d *fsm.Drift) bool {
-		want["/drifts/"+d.Node+"/"+d.Workload+"/"+d.Type] = fields(map[string]any{"nodeId": d.Node, "workloadId": d.Workload, "driftType": d.Type, "resolved": false})
+		want["/drifts/"+d.Node+"/"+d.Workload+"/"+d.Type] = fields(map[string]any{"nodeId": d.Node, "workloadId": d.Workload, "driftType": d.Type, "resolved": false,
+			"schedulerStatus": d.SchedulerStatus, "agentStatus": d.AgentStatus, "action": d.Action})
 		return true
 	})
 	events := map[string]*fsm.Event{}

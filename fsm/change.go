@@ -12,6 +12,7 @@ const (
 	TableReplica
 	TableEvent
 	TableNamespace
+	TableDrift // from feature level 6 on
 )
 
 // Change is one record before and after an applied log entry. Old and New are pointers
@@ -23,7 +24,7 @@ const (
 // follow them, so they are small.
 type Change struct {
 	Table    Table
-	Key      string // workload id, node id, "<node>/<workload>" of a residual, replica id, namespace, "" for info and events
+	Key      string // workload id, node id, "<node>/<workload>" of a residual, with "/<type>" of a drift, replica id, namespace, "" for info and events
 	Old, New any
 }
 
@@ -34,6 +35,7 @@ func (c *Change) OldResidual() *Residual   { return as[Residual](c.Old) }
 func (c *Change) OldReplica() *Replica     { return as[Replica](c.Old) }
 func (c *Change) OldInfo() *Info           { return as[Info](c.Old) }
 func (c *Change) OldNamespace() *Namespace { return as[Namespace](c.Old) }
+func (c *Change) OldDrift() *Drift         { return as[Drift](c.Old) }
 
 // The record after, nil where it is gone or the change is of another table.
 func (c *Change) NewWorkload() *Workload   { return as[Workload](c.New) }
@@ -43,6 +45,7 @@ func (c *Change) NewReplica() *Replica     { return as[Replica](c.New) }
 func (c *Change) NewEvent() *Event         { return as[Event](c.New) }
 func (c *Change) NewInfo() *Info           { return as[Info](c.New) }
 func (c *Change) NewNamespace() *Namespace { return as[Namespace](c.New) }
+func (c *Change) NewDrift() *Drift         { return as[Drift](c.New) }
 
 func as[R any](record any) *R {
 	r, _ := record.(*R)

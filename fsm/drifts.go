@@ -157,24 +157,32 @@ func (t *Tx) openDrift(d *Drift) bool {
 }
 
 func (t *Tx) putDrift(d *Drift) {
-	own(t, &t.r.drifts, ownDrifts).Set(d.key(), d)
-	var e encoder
-	e.str("drift/" + d.key())
-	for _, s := range [...]string{d.SchedulerStatus, d.AgentStatus, d.Action} {
-		e.str(s)
-	}
-	e.u64(uint64(d.Repairs))
-	e.i64(d.RepairedAt)
-	e.i64(d.DetectedAt)
-	t.sideFold = append(t.sideFold, e...)
+	old, _ := own(t, &t.r.drifts, ownDrifts).Set(d.key(), d)
+	t.driftChanged(d.key(), old, d)
 }
 
 func (t *Tx) closeDrift(d *Drift) {
 	own(t, &t.r.drifts, ownDrifts).Delete(d.key())
-	var e encoder
-	e.str("drift/" + d.key())
-	t.sideFold = append(t.sideFold, e...)
+	t.driftChanged(d.key(), d, nil)
 	t.driftEvent(EventDriftResolved, d)
+}
+
+// driftChanged takes a change of the table into the digest, and tells it.
+func (t *Tx) driftChanged(key string, old, d *Drift) {
+	var e encoder
+	e.str("drift/" + key)
+	if d != nil {
+		e.str(d.SchedulerStatus)
+		e.str(d.AgentStatus)
+		e.str(d.Action)
+		e.u64(uint64(d.Repairs))
+		e.i64(d.RepairedAt)
+		e.i64(d.DetectedAt)
+	}
+	t.sideFold = append(t.sideFold, e...)
+	if t.r.info.FeatureLevel >= 6 {
+		t.changes = append(t.changes, Change{Table: TableDrift, Key: key, Old: old, New: d})
+	}
 }
 
 func (t *Tx) driftEvent(kind string, d *Drift) {

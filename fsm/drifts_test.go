@@ -41,6 +41,8 @@ func TestSetDrifts(t *testing.T) {
 			changed.AgentStatus = "Failed"
 			w.ok(setDrifts([]*commandv1.Drift{changed}))
 			is(t, "events", len(w.events()), 0)
+			is(t, "changes", len(w.last), 1)
+			is(t, "before and after", w.last[0].OldDrift().AgentStatus+", "+w.last[0].NewDrift().AgentStatus, "Stopped, Failed")
 			d, _ := w.s.Drift("a", "ghost", DriftOrphan)
 			is(t, "agent status", d.AgentStatus, "Failed")
 			is(t, "since", d.DetectedAt, begun)

@@ -342,8 +342,17 @@ func checkChanges(rt *rapid.T, before, after State, changes []Change) {
 	before.Nodes("", func(n *Node) bool { nodes[n.ID] = n; return true })
 	residuals := map[string]*Residual{}
 	before.Residuals("", func(r *Residual) bool { residuals[pair(r.Node, r.Workload)] = r; return true })
+	drifts := map[string]*Drift{}
+	before.Drifts("", func(d *Drift) bool { drifts[d.key()] = d; return true })
 	for _, c := range changes {
 		switch c.Table {
+		case TableDrift:
+			if drifts[c.Key] != c.OldDrift() {
+				rt.Fatalf("change of drift %s does not start at the record that was there", c.Key)
+			}
+			if drifts[c.Key] = c.NewDrift(); c.NewDrift() == nil {
+				delete(drifts, c.Key)
+			}
 		case TableWorkload:
 			if workloads[c.Key] != c.OldWorkload() {
 				rt.Fatalf("change of workload %s does not start at the record that was there", c.Key)
@@ -370,6 +379,17 @@ func checkChanges(rt *rapid.T, before, after State, changes []Change) {
 	if len(workloads) != after.WorkloadCount() || len(nodes) != after.NodeCount() || len(residuals) != after.ResidualCount() {
 		rt.Fatalf("the changes lead to %d workloads, %d nodes, %d residuals, there are %d, %d, %d",
 			len(workloads), len(nodes), len(residuals), after.WorkloadCount(), after.NodeCount(), after.ResidualCount())
+	}
+	if before.Info().FeatureLevel >= 6 { // before, drifts make no Change
+		after.Drifts("", func(d *Drift) bool {
+			if drifts[d.key()] != d {
+				rt.Fatalf("drift %s changed without a Change", d.key())
+			}
+			return true
+		})
+		if len(drifts) != after.DriftCount() {
+			rt.Fatalf("the changes lead to %d drifts, there are %d", len(drifts), after.DriftCount())
+		}
 	}
 	after.Workloads("", func(w *Workload) bool {
 		if workloads[w.ID] != w {

@@ -13,6 +13,7 @@ import (
 
 	clientv3 "go.etcd.io/etcd/client/v3"
 
+	commandv1 "github.com/persys/compute/api/command/v1"
 	"github.com/persys/compute/fsm"
 	"github.com/persys/compute/fsm/store"
 	"github.com/persys/compute/testbed"
@@ -77,6 +78,37 @@ func TestWhatIsLeftOnANode(t *testing.T) {
 	}
 	if n := r.Stats().Comparisons; n != 1 {
 		t.Errorf("%d full comparisons, so this shows nothing", n)
+	}
+}
+
+// TestADriftThatChanges is followed although it makes no event, also when its event has gone.
+func TestADriftThatChanges(t *testing.T) {
+	for _, events := range []int{1000, 1} {
+		t.Run(fmt.Sprintf("keeping %d events", events), func(t *testing.T) {
+			e := startEtcd(t, currentEtcd(t))
+			c := newCluster(t, "c1")
+			c.do(register("a"))
+			o := quick
+			o.MaxEvents = events
+			r := c.start(e.client, o)
+			r.awaitEqual(e)
+			drop := &commandv1.Command{Body: &commandv1.Command_DropOrphan{DropOrphan: &commandv1.DropOrphan{Node: "a", Workload: "ghost"}}}
+			for _, step := range []fsm.Command{
+				setDriftAs("a", "ghost", fsm.DriftOrphan, "Running", true),
+				setDriftAs("a", "ghost", fsm.DriftOrphan, "Failed", true),
+				drop,
+				setDriftAs("a", "ghost", fsm.DriftOrphan, "Stopped", false),
+				setDriftAs("a", "ghost", fsm.DriftOrphan, "Stopped", true),
+			} {
+				c.do(step)
+				r.awaitEqual(e)
+			}
+			c.do(setDriftAs("a", "ghost", fsm.DriftOrphan, "Failed", true), setDriftAs("a", "ghost", fsm.DriftOrphan, "", false))
+			r.awaitEqual(e)
+			if n := r.Stats().Comparisons; n != 1 {
+				t.Errorf("%d full comparisons, so this shows nothing", n)
+			}
+		})
 	}
 }
 

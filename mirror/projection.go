@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"iter"
+	"maps"
 	"net"
 	"slices"
 	"sort"
@@ -333,9 +334,9 @@ func (p *Projection) Event(e *fsm.Event) KV {
 	return KV{p.keys.event(e), encode(r)}
 }
 
-// Drift is the record of the drift that an event tells of; the newest event of a
-// node, workload and type decides: after DriftResolved it is a resolved one, until
-// retention removes the event. What is open stays, with or without its event.
+// Drift is the record of the drift that an event tells of. What is open is there as it
+// is now (openDrift); else the newest event of a node, workload and type decides, which is
+// DriftResolved, until retention removes it.
 func (p *Projection) Drift(e *fsm.Event) KV {
 	r := &Drift{NodeID: e.Node, WorkloadID: e.Workload, DriftType: e.Reason, DetectedAt: stamp(e.At)}
 	for _, d := range e.Details {
@@ -477,27 +478,27 @@ func (p *Projection) driftEvents(v fsm.View) map[string]*fsm.Event {
 		}
 		return true
 	})
-	for key, e := range p.openDrifts(v) {
-		if _, ok := out[key]; !ok {
-			out[key] = e
-		}
-	}
+	maps.Copy(out, p.openDrifts(v))
 	return out
 }
 
 // openDrifts are the drifts that are open, as events that retention does not
-// reach: what is open stays, however long ago it began.
+// reach: what is open stays, however long ago it began, and it may have changed since.
 func (p *Projection) openDrifts(v fsm.View) map[string]*fsm.Event {
 	out := map[string]*fsm.Event{}
 	v.Drifts("", func(d *fsm.Drift) bool {
-		e := &fsm.Event{
-			Seq: v.Info().EventSeq, At: d.DetectedAt, Type: fsm.EventDriftDetected, Node: d.Node, Workload: d.Workload, Reason: d.Type,
-			Details: []fsm.Label{{Key: "action", Value: d.Action}, {Key: "agent_status", Value: d.AgentStatus}, {Key: "scheduler_status", Value: d.SchedulerStatus}},
-		}
+		e := openDrift(v, d)
 		out[p.keys.drift(e)] = e
 		return true
 	})
 	return out
+}
+
+func openDrift(v fsm.View, d *fsm.Drift) *fsm.Event {
+	return &fsm.Event{
+		Seq: v.Info().EventSeq, At: d.DetectedAt, Type: fsm.EventDriftDetected, Node: d.Node, Workload: d.Workload, Reason: d.Type,
+		Details: []fsm.Label{{Key: "action", Value: d.Action}, {Key: "agent_status", Value: d.AgentStatus}, {Key: "scheduler_status", Value: d.SchedulerStatus}},
+	}
 }
 
 // tellsOfDrift reports whether a drift began or ended with an event.

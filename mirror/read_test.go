@@ -156,7 +156,7 @@ func TestDriftsFollowTheirEvents(t *testing.T) {
 	}
 }
 
-// TestOpenDriftsStay: what is open is there without its event, and what has ended
+// TestOpenDriftsStay: what is open is there without its event, as it is now, and what has ended
 // is there as resolved until its event goes.
 func TestOpenDriftsStay(t *testing.T) {
 	p := projection(LayoutWhole)
@@ -164,8 +164,13 @@ func TestOpenDriftsStay(t *testing.T) {
 		Seq: 9, At: noon + 9, Type: fsm.EventDriftResolved, Node: "a", Workload: "web", Reason: fsm.DriftMissing,
 		Details: []fsm.Label{{Key: "action", Value: fsm.ActionReconcile}, {Key: "detected_at", Value: strconv.FormatInt(noon, 10)}, {Key: "resolved", Value: "true"}},
 	}
-	v := history{list: []*fsm.Event{ended}, now: noon, open: []*fsm.Drift{
+	begun := &fsm.Event{
+		Seq: 10, At: noon, Type: fsm.EventDriftDetected, Node: "a", Workload: "left", Reason: fsm.DriftOrphan,
+		Details: []fsm.Label{{Key: "action", Value: fsm.ActionInvestigate}, {Key: "agent_status", Value: "Running"}},
+	}
+	v := history{list: []*fsm.Event{ended, begun}, now: noon, open: []*fsm.Drift{
 		{Node: "a", Workload: "ghost", Type: fsm.DriftOrphan, AgentStatus: "Running", Action: fsm.ActionInvestigate, DetectedAt: noon},
+		{Node: "a", Workload: "left", Type: fsm.DriftOrphan, AgentStatus: "Failed", Action: fsm.ActionDeleteOrphan, DetectedAt: noon},
 	}}
 	var got []string
 	for _, kv := range p.drifts(v) {
@@ -174,6 +179,7 @@ func TestOpenDriftsStay(t *testing.T) {
 	at := time.Unix(0, noon).UTC().Format(time.RFC3339Nano)
 	want := []string{
 		`/drifts/a/ghost/orphan_on_agent {"nodeId":"a","workloadId":"ghost","driftType":"orphan_on_agent","detectedAt":"` + at + `","agentStatus":"Running","action":"operator_investigation","resolved":false}`,
+		`/drifts/a/left/orphan_on_agent {"nodeId":"a","workloadId":"left","driftType":"orphan_on_agent","detectedAt":"` + at + `","agentStatus":"Failed","action":"delete_orphan_on_agent","resolved":false}`,
 		`/drifts/a/web/missing_on_agent {"nodeId":"a","workloadId":"web","driftType":"missing_on_agent","detectedAt":"` + at + `","action":"retry_and_reconcile","resolved":true}`,
 	}
 	if !slices.Equal(got, want) {

@@ -189,12 +189,13 @@ type touched struct {
 	workloads map[string]*fsm.Workload // before the batch, nil = not there
 	nodes     map[string]bool          // true: the record changed; false: only what is promised on it
 	events    []*fsm.Event
+	drifts    map[string]*fsm.Drift // those that are open after the batch
 	// namespaces are as the batch left them, nil = not there any more.
 	namespaces map[string]*fsm.Namespace
 }
 
 func collect(changes []fsm.Change) touched {
-	t := touched{workloads: map[string]*fsm.Workload{}, nodes: map[string]bool{}, namespaces: map[string]*fsm.Namespace{}}
+	t := touched{workloads: map[string]*fsm.Workload{}, nodes: map[string]bool{}, drifts: map[string]*fsm.Drift{}, namespaces: map[string]*fsm.Namespace{}}
 	promised := func(node string) {
 		if node != "" && !t.nodes[node] {
 			t.nodes[node] = false
@@ -227,6 +228,10 @@ func collect(changes []fsm.Change) touched {
 			t.nodes[c.Key] = true
 		case fsm.TableNamespace:
 			t.namespaces[c.Key] = c.NewNamespace()
+		case fsm.TableDrift:
+			if t.drifts[c.Key] = c.NewDrift(); c.NewDrift() == nil {
+				delete(t.drifts, c.Key) // its event tells of it
+			}
 		case fsm.TableEvent:
 			t.events = append(t.events, c.NewEvent())
 		}
@@ -289,7 +294,7 @@ func (s *session) apply(ctx context.Context, b store.Batch) error {
 	if err := s.addAll(ctx, p.extraChanges(b.View, b.Changes), b.Index); err != nil {
 		return err
 	}
-	if err := s.history(ctx, b.View, t.events); err != nil {
+	if err := s.history(ctx, b.View, t); err != nil {
 		return err
 	}
 	if err := s.commit(ctx, s.reached(b.View.Info())); err != nil {
@@ -308,13 +313,13 @@ func (s *session) addAll(ctx context.Context, kvs []KV, upto uint64) error {
 	return nil
 }
 
-// history writes new events and the drifts that they tell of, and removes what
-// retention no longer keeps.
-func (s *session) history(ctx context.Context, v fsm.View, events []*fsm.Event) error {
+// history writes new events, the drifts that they tell of and those that changed, and
+// removes what retention no longer keeps.
+func (s *session) history(ctx context.Context, v fsm.View, t touched) error {
 	p, index := s.m.proj, v.Info().Index
 	oldest, floor := p.floor(v)
 	newest := map[string]*fsm.Event{}
-	for _, e := range events {
+	for _, e := range t.events {
 		if e.Seq < oldest {
 			if tellsOfDrift(e) {
 				s.drifts[p.keys.drift(e)] = e.Seq // what is open is written below
@@ -327,6 +332,10 @@ func (s *session) history(ctx context.Context, v fsm.View, events []*fsm.Event) 
 		if tellsOfDrift(e) {
 			newest[p.keys.drift(e)] = e
 		}
+	}
+	for _, d := range t.drifts {
+		e := openDrift(v, d)
+		newest[p.keys.drift(e)] = e
 	}
 	for key, e := range newest {
 		s.drifts[key] = e.Seq
@@ -470,7 +479,7 @@ func (s *session) stream(ctx context.Context) error {
 
 // trim removes history that has become too old while nothing changed.
 func (s *session) trim(ctx context.Context) error {
-	if err := s.history(ctx, s.m.deps.Store.View(), nil); err != nil || len(s.w.ops) == 0 {
+	if err := s.history(ctx, s.m.deps.Store.View(), touched{}); err != nil || len(s.w.ops) == 0 {
 		return err
 	}
 	return s.commit(ctx, s.w.cur)

@@ -355,7 +355,7 @@ func (c *cluster) randomCommand(rnd *rand.Rand) fsm.Command {
 	case 20:
 		return &commandv1.Command{Body: &commandv1.Command_DeleteNamespace{DeleteNamespace: &commandv1.DeleteNamespace{Name: "n2"}}}
 	case 16:
-		return setDrift(node, id, [...]string{fsm.DriftOrphan, fsm.DriftState}[rnd.IntN(2)], true)
+		return setDriftAs(node, id, [...]string{fsm.DriftOrphan, fsm.DriftState}[rnd.IntN(2)], [...]string{"Running", "Failed"}[rnd.IntN(2)], true)
 	case 17:
 		return setDrift(node, id, [...]string{fsm.DriftOrphan, fsm.DriftState}[rnd.IntN(2)], false)
 	case 0, 1:
@@ -388,7 +388,12 @@ func putNamespace(name string, cpu int64) fsm.Command {
 
 // setDrift opens or closes a drift.
 func setDrift(node, workload, kind string, open bool) fsm.Command {
-	set, list := &commandv1.SetDrifts{}, []*commandv1.Drift{{Node: node, Workload: workload, Type: kind, AgentStatus: "Running", Action: fsm.ActionInvestigate}}
+	return setDriftAs(node, workload, kind, "Running", open)
+}
+
+// setDriftAs is setDrift with what the agent says.
+func setDriftAs(node, workload, kind, status string, open bool) fsm.Command {
+	set, list := &commandv1.SetDrifts{}, []*commandv1.Drift{{Node: node, Workload: workload, Type: kind, AgentStatus: status, Action: fsm.ActionInvestigate}}
 	if set.Closed = list; open {
 		set.Open, set.Closed = list, nil
 	}
