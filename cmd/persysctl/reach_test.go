@@ -77,6 +77,48 @@ func TestGatewayStreams(t *testing.T) {
 	}
 }
 
+// TestWhatGatewaysDoNotOffer holds the page about connections to what is so.
+func TestWhatGatewaysDoNotOffer(t *testing.T) {
+	f := start(t, nil)
+	url := behind(t, f, 10*time.Second)
+	file := filepath.Join(t.TempDir(), "state.backup")
+	if err := os.WriteFile(file, backupBytes(t), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	page := newSession(t)
+	if code := page.run(nil, "help", "connection"); code != exitOK {
+		t.Fatalf("exit %d: %s", code, page.stderr.String())
+	}
+	_, listed, ok := strings.Cut(page.stdout.String(), "scheduler itself:\n\n")
+	listed, _, end := strings.Cut(listed, "\n\n")
+	if !ok || !end {
+		t.Fatalf("the page has no such list:\n%s", page.stdout.String())
+	}
+	for name, args := range map[string][]string{
+		"exec": {"exec", "web-0", "--", "say"}, "console": {"console", "web-0"},
+		"backup create and restore":    {"backup", "restore", file, "--dry-run"},
+		"recovery import of a FILE":    {"recovery", "import", file, "--dry-run"},
+		"token":                        {"token", "list"},
+		"identity":                     {"identity", "list"},
+		"ca that ask the cluster":      {"ca", "list"},
+		"backup create":                {"backup", "create", filepath.Join(t.TempDir(), "x.backup")},
+		"mode set":                     {"mode", "set", "normal", "--reason", "x"},
+		"replica remove":               {"replica", "remove", "r3", "--yes"},
+		"recovery restore":             {"recovery", "restore", "--dry-run"},
+		"recovery import without FILE": {"recovery", "import", "--dry-run"},
+	} {
+		s := newSession(t)
+		code := s.run(nil, append([]string{"-s", url}, args...)...)
+		if code == exitUsage {
+			t.Errorf("%s: %s", name, s.stderr.String())
+		}
+		refused := strings.Contains(s.stderr.String(), "a gateway does not offer")
+		if refused != strings.Contains(listed, name) {
+			t.Errorf("%s: refused %t, but the page lists\n%s", name, refused, listed)
+		}
+	}
+}
+
 func TestGatewayRefusals(t *testing.T) {
 	f := start(t, nil)
 	url := behind(t, f, 500*time.Millisecond)

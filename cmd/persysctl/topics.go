@@ -62,9 +62,11 @@ PERSYS_TOKEN, or the token file of the context.
 Through a gateway everything works but what carries keys or megabytes; that goes to a
 scheduler itself:
 
-  exec and console
-  backup create and restore
+  backup create and restore, and recovery import of a FILE
   token, identity, and the commands of ca that ask the cluster
+
+A gateway gives a call 20s unless it is told otherwise: recovery of an etcd that takes
+longer goes to a scheduler as well.
 
 The files of the existing CLI are understood: with api_endpoint, and transport not
 grpc, it is the gateway that is asked. Settings for Vault in them are not used.`},
