@@ -17,8 +17,11 @@ const completeWithin = 700 * time.Millisecond
 
 type completer func(cmd *cobra.Command, args []string, word string) ([]string, cobra.ShellCompDirective)
 
+// asker names what begins with a word, and perhaps more.
+type asker func(ctx context.Context, word string) []string
+
 // ids completes from the cluster: silently nothing when it cannot be asked.
-func (c *cli) ids(cmd *cobra.Command, word string, not []string, ask func(context.Context) []string) ([]string, cobra.ShellCompDirective) {
+func (c *cli) ids(cmd *cobra.Command, word string, not []string, ask asker) ([]string, cobra.ShellCompDirective) {
 	ctx, cancel := context.WithTimeout(cmd.Context(), completeWithin)
 	defer cancel()
 	c.verbose = false
@@ -30,7 +33,7 @@ func (c *cli) ids(cmd *cobra.Command, word string, not []string, ask func(contex
 		taken[n] = true
 	}
 	var out []string
-	for _, s := range ask(ctx) {
+	for _, s := range ask(ctx, word) {
 		id, _, _ := strings.Cut(s, "\t")
 		if strings.HasPrefix(id, word) && !taken[id] {
 			out = append(out, s)
@@ -42,8 +45,22 @@ func (c *cli) ids(cmd *cobra.Command, word string, not []string, ask func(contex
 // Any replica's answer is good enough for a shell, also without a leader.
 const anyReplica = controlv1.ReadLevel_READ_LEVEL_STALE
 
-func (c *cli) workloadIDs(ctx context.Context) []string {
-	r, err := c.control.ListWorkloads(ctx, &controlv1.ListWorkloadsRequest{Level: anyReplica, PageSize: pageSize})
+// justBefore is a page token that the ids beginning with word come right after: lists are in the
+// order of ids, and what is longer than a page would else end before them. Ids are ASCII and
+// have no ~, which is behind all that they have.
+func justBefore(word string) string {
+	if word == "" {
+		return ""
+	}
+	last := word[len(word)-1]
+	if last <= ' ' || last > '~' {
+		return "" // no id has it
+	}
+	return word[:len(word)-1] + string(rune(last-1)) + "~"
+}
+
+func (c *cli) workloadIDs(ctx context.Context, word string) []string {
+	r, err := c.control.ListWorkloads(ctx, &controlv1.ListWorkloadsRequest{Level: anyReplica, PageSize: pageSize, PageToken: justBefore(word)})
 	if err != nil {
 		return nil
 	}
@@ -54,8 +71,8 @@ func (c *cli) workloadIDs(ctx context.Context) []string {
 	return out
 }
 
-func (c *cli) nodeIDs(ctx context.Context) []string {
-	r, err := c.control.ListNodes(ctx, &controlv1.ListNodesRequest{Level: anyReplica, PageSize: pageSize})
+func (c *cli) nodeIDs(ctx context.Context, word string) []string {
+	r, err := c.control.ListNodes(ctx, &controlv1.ListNodesRequest{Level: anyReplica, PageSize: pageSize, PageToken: justBefore(word)})
 	if err != nil {
 		return nil
 	}
@@ -66,7 +83,7 @@ func (c *cli) nodeIDs(ctx context.Context) []string {
 	return out
 }
 
-func (c *cli) replicaNames(ctx context.Context) []string {
+func (c *cli) replicaNames(ctx context.Context, _ string) []string {
 	r, err := c.cluster.Status(ctx, &clusterv1.StatusRequest{})
 	if err != nil {
 		return nil
@@ -79,7 +96,7 @@ func (c *cli) replicaNames(ctx context.Context) []string {
 }
 
 // one completes a single argument, many each of a list.
-func (c *cli) one(ask func(context.Context) []string) completer {
+func (c *cli) one(ask asker) completer {
 	return func(cmd *cobra.Command, args []string, word string) ([]string, cobra.ShellCompDirective) {
 		if len(args) > 0 {
 			return nil, cobra.ShellCompDirectiveNoFileComp
@@ -88,7 +105,7 @@ func (c *cli) one(ask func(context.Context) []string) completer {
 	}
 }
 
-func (c *cli) many(ask func(context.Context) []string) completer {
+func (c *cli) many(ask asker) completer {
 	return func(cmd *cobra.Command, args []string, word string) ([]string, cobra.ShellCompDirective) {
 		return c.ids(cmd, word, args, ask)
 	}

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"fmt"
 	"maps"
 	"os"
 	"path/filepath"
@@ -313,6 +314,38 @@ func TestCompletion(t *testing.T) {
 				t.Errorf("exit %d, got %q, want %q", code, s.stdout.String(), c.want)
 			}
 		})
+	}
+}
+
+// TestCompletionAmongMany: the cluster has more than a page of them, and those that begin with
+// the word are not on the first.
+func TestCompletionAmongMany(t *testing.T) {
+	f := start(t, nil)
+	f.workloads, f.nodes = nil, nil
+	for i := range 10_000 {
+		f.workloads = append(f.workloads, view(fmt.Sprintf("w-%04d", i), "Running", "n", ""))
+	}
+	for i := range 3_000 {
+		f.nodes = append(f.nodes, &controlv1.NodeView{NodeId: fmt.Sprintf("n-%04d", i), Status: "Ready"})
+	}
+	for _, c := range []struct {
+		args        []string
+		n           int
+		first, last string
+	}{
+		{[]string{"get", "w-99"}, 100, "w-9900", "w-9999"},
+		{[]string{"get", "w-9999"}, 1, "w-9999", "w-9999"},
+		{[]string{"get", "w-5"}, 1000, "w-5000", "w-5999"},
+		{[]string{"get", ""}, 1000, "w-0000", "w-0999"},
+		{[]string{"cordon", "n-299"}, 10, "n-2990", "n-2999"},
+		{[]string{"get", "wé"}, 0, ":4", ":4"},
+	} {
+		s := newSession(t)
+		code := run(t.Context(), s.world, append([]string{"__complete", "--insecure", "-s", f.addr}, c.args...))
+		lines := strings.Split(strings.TrimSuffix(s.stdout.String(), "\n"), "\n")
+		if code != 0 || len(lines) != c.n+1 || !strings.HasPrefix(lines[0], c.first) || !strings.HasPrefix(lines[max(0, c.n-1)], c.last) {
+			t.Errorf("%v: exit %d, %d lines from %q", c.args, code, len(lines), lines[0])
+		}
 	}
 }
 

@@ -146,6 +146,9 @@ func last[T any](f *fake) (out T) {
 func (f *fake) ListNodes(_ context.Context, req *controlv1.ListNodesRequest) (*controlv1.ListNodesResponse, error) {
 	out := &controlv1.ListNodesResponse{Index: 42, Stale: f.stale, AgeMs: f.age()}
 	for _, n := range f.nodes {
+		if n.GetNodeId() <= req.GetPageToken() || len(out.Nodes) > 0 && len(out.Nodes) == int(req.GetPageSize()) {
+			continue
+		}
 		if req.GetStatus() == "" || strings.EqualFold(req.GetStatus(), n.GetStatus()) {
 			out.Nodes = append(out.Nodes, n)
 		}
@@ -186,8 +189,9 @@ func (f *fake) ListWorkloads(_ context.Context, req *controlv1.ListWorkloadsRequ
 			req.GetGroup() != "" && req.GetGroup() != w.GetGroup() || req.GetStatus() != "" && !strings.EqualFold(req.GetStatus(), w.GetStatus()) {
 			continue
 		}
-		if len(out.Workloads) == 2 && req.GetLevel() != controlv1.ReadLevel_READ_LEVEL_STALE && req.GetGroup() == "" {
-			out.NextPageToken = out.Workloads[1].GetWorkloadId()
+		n := len(out.Workloads)
+		if n == 2 && req.GetLevel() != controlv1.ReadLevel_READ_LEVEL_STALE && req.GetGroup() == "" || n > 0 && n == int(req.GetPageSize()) {
+			out.NextPageToken = out.Workloads[n-1].GetWorkloadId()
 			break
 		}
 		out.Workloads = append(out.Workloads, w)

@@ -14,7 +14,7 @@ import (
 	"github.com/persys/compute/cmd/persysctl/screen"
 )
 
-// pageSize keeps an answer well below the size limit of one message (4 MiB).
+// pageSize keeps an answer well below the size limit of one message (dial.MaxAnswer).
 const pageSize = 1000
 
 type listOptions struct {
