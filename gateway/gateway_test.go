@@ -17,6 +17,7 @@ import (
 
 	clusterv1 "github.com/persys/compute/api/cluster/v1"
 	controlv1 "github.com/persys/compute/api/control/v1"
+	"github.com/persys/compute/pki"
 	"github.com/persys/compute/rpc/dial"
 	"github.com/persys/compute/testbed"
 )
@@ -409,6 +410,30 @@ func TestBrowsersFromElsewhere(t *testing.T) {
 		}
 		if w.Header().Get("Access-Control-Allow-Origin") != "" {
 			t.Errorf("%s: any origin may read it", c.name)
+		}
+	}
+}
+
+// TestPagesOfOtherOrigins: with certificates or tokens a page from anywhere may use every
+// method that a route of /v1 has; a browser asks before it sends one.
+func TestPagesOfOtherOrigins(t *testing.T) {
+	g := newGateway(t, func(o *Options) { o.TLS = &pki.Files{} }, clusterOf("main", "", startReplica(t, "s1", nil)))
+	w := ask(g.Handler(), "OPTIONS", "/v1/namespaces/shop", "", "Origin", "https://elsewhere.example", "Access-Control-Request-Method", "PUT")
+	if w.Code != http.StatusNoContent || w.Header().Get("Access-Control-Allow-Origin") != "*" {
+		t.Errorf("%d, headers %v", w.Code, w.Header())
+	}
+	allowed := strings.Split(w.Header().Get("Access-Control-Allow-Methods"), ", ")
+	var doc struct {
+		Paths map[string]map[string]any `json:"paths"`
+	}
+	if err := json.Unmarshal(openapiDocument, &doc); err != nil {
+		t.Fatal(err)
+	}
+	for path, verbs := range doc.Paths {
+		for verb := range verbs {
+			if !slices.Contains(allowed, strings.ToUpper(verb)) {
+				t.Errorf("%s %s: not among the methods %q that other origins may use", strings.ToUpper(verb), path, allowed)
+			}
 		}
 	}
 }
