@@ -12,6 +12,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/persys/compute/rpc/guard"
 )
 
 // place is where a key goes among three: FNV-1a-32 of it, mod 3. It is written out
@@ -176,5 +178,36 @@ func TestDeadlines(t *testing.T) {
 		if err := <-s.gaveUp; !errors.Is(err, context.Canceled) {
 			t.Errorf("%s: the caller left and the replica's call ended with %v", path, err)
 		}
+	}
+}
+
+// TestConcurrentRequests: a host that has too many requests under way is told to come again,
+// another one is not concerned, and one that ends makes room.
+func TestConcurrentRequests(t *testing.T) {
+	s := startReplica(t, "s1", nil)
+	g := newGateway(t, func(o *Options) { o.Limits = guard.Limits{Concurrent: 1} }, clusterOf("main", "", s))
+	from := func(ctx context.Context, addr, path string) *httptest.ResponseRecorder {
+		r := httptest.NewRequestWithContext(ctx, "GET", path, nil)
+		r.RemoteAddr = addr
+		w := httptest.NewRecorder()
+		g.Handler().ServeHTTP(w, r)
+		return w
+	}
+	ctx, leave := context.WithCancel(t.Context())
+	defer leave()
+	ended := make(chan struct{})
+	go func() { from(ctx, "192.0.2.1:1", "/workloads/hang"); close(ended) }()
+	<-s.given
+	w := from(t.Context(), "192.0.2.1:2", "/nodes")
+	if w.Code != http.StatusTooManyRequests || w.Header().Get("Retry-After") != "1" || !strings.Contains(w.Body.String(), "under way") {
+		t.Errorf("the second request of a host: %d, Retry-After %q, %s", w.Code, w.Header().Get("Retry-After"), w.Body)
+	}
+	if w := from(t.Context(), "192.0.2.2:1", "/nodes"); w.Code != http.StatusOK {
+		t.Errorf("another host: %d %s", w.Code, w.Body)
+	}
+	leave()
+	<-ended
+	if w := from(t.Context(), "192.0.2.1:3", "/nodes"); w.Code != http.StatusOK {
+		t.Errorf("once the first has ended: %d %s", w.Code, w.Body)
 	}
 }

@@ -1,0 +1,125 @@
+package gatewayd
+
+import (
+	"encoding/json"
+	"io"
+	"net/http"
+	"reflect"
+	"strings"
+	"testing"
+
+	"gopkg.in/yaml.v3"
+
+	"github.com/persys/compute/testbed"
+)
+
+// TestDocumentsAreServed: what describes the API is there for whoever has no certificate yet.
+func TestDocumentsAreServed(t *testing.T) {
+	w := startWorld(t, nil, "")
+	c := w.as("")
+	code, body, h := w.do(c, "GET", w.api+"/openapi.json", "")
+	var doc struct {
+		Swagger, OpenAPI string
+		Paths            map[string]any
+	}
+	if err := json.Unmarshal([]byte(body), &doc); err != nil {
+		t.Fatal(err)
+	}
+	if code != 200 || h.Get("Content-Type") != "application/json" || doc.Swagger+doc.OpenAPI == "" || doc.Paths["/v1/workloads"] == nil {
+		t.Errorf("/openapi.json: %d, %s, version %q, %d paths", code, h.Get("Content-Type"), doc.Swagger+doc.OpenAPI, len(doc.Paths))
+	}
+	code, body, h = w.do(c, "GET", w.api+"/docs", "")
+	if code != 200 || !strings.HasPrefix(h.Get("Content-Type"), "text/html") || !strings.Contains(body, "openapi.json") {
+		t.Errorf("/docs: %d, %s, %d bytes", code, h.Get("Content-Type"), len(body))
+	}
+	if csp := h.Get("Content-Security-Policy"); !strings.Contains(csp, "default-src 'none'") {
+		t.Errorf("/docs: Content-Security-Policy %q", csp)
+	}
+}
+
+// TestCallsAreLimited: who asks too often is told when to come again, on both listeners.
+func TestCallsAreLimited(t *testing.T) {
+	w := startWorld(t, map[string]string{"PERSYS_GATEWAY_LIMIT_CALLS": "1"}, "")
+	c := w.as("")
+	for name, url := range map[string]string{"api": w.api + "/health", "public": w.public + "/"} {
+		ask := func() (int, string, http.Header) { return w.do(c, "GET", url, "") }
+		testbed.Until(t, name+": the limit is reached", func() bool {
+			code, body, h := ask()
+			if code == 200 {
+				return false
+			}
+			if code != http.StatusTooManyRequests || h.Get("Retry-After") != "1" || !strings.Contains(body, "too many calls a second") {
+				t.Errorf("%s: %d, Retry-After %q, %s", name, code, h.Get("Retry-After"), body)
+			}
+			return true
+		})
+		testbed.Until(t, name+": a second later it is served", func() bool { code, _, _ := ask(); return code == 200 })
+	}
+}
+
+// TestConnectionsAreLimited: one host has no more connections than the setting says, to each
+// listener; when one ends another may come.
+func TestConnectionsAreLimited(t *testing.T) {
+	w := startWorld(t, map[string]string{"PERSYS_GATEWAY_LIMIT_CONNECTIONS_PER_HOST": "1"}, "")
+	for name, url := range map[string]string{"api": w.api + "/health", "public": w.public + "/"} {
+		get := func(c *http.Client) error {
+			resp, err := c.Get(url)
+			if err != nil {
+				return err
+			}
+			defer resp.Body.Close()
+			_, err = io.Copy(io.Discard, resp.Body)
+			return err
+		}
+		first, second := w.as(""), w.as("")
+		if err := get(first); err != nil {
+			t.Fatalf("%s: %v", name, err)
+		}
+		if err := get(second); err == nil {
+			t.Errorf("%s: a second connection is served", name)
+		}
+		if err := get(first); err != nil {
+			t.Errorf("%s: the first connection: %v", name, err)
+		}
+		first.CloseIdleConnections()
+		testbed.Until(t, name+": there is room again", func() bool { return get(second) == nil })
+	}
+}
+
+// TestIgnoredSettings: a configuration of the gateway that this one replaces starts it, with
+// all that nothing here needs.
+func TestIgnoredSettings(t *testing.T) {
+	const text = `
+app: {grpc_addr: ":8552", storage: {path: /tmp}, metadata: {name: gateway}, oauth_redirect_url: "https://x.example/callback"}
+database: {mongo_uri: "mongodb://u:p@db.example:27017", name: persys, collections: {users: users, repos: repos}}
+tls: {enabled: true}
+scheduler: {health_path: /health, discovery_interval: 30s, repository_cluster_map: {some/repo: default}}
+github: {webhook_url: "https://x.example/hook", auth: {client_id: a, client_secret: b}}
+forgery: {grpc_addr: "forgery.example:9090", grpc_server_name: forgery}
+log: {loki_endpoint: "http://loki.example:3100"}
+`
+	set := map[string]string{
+		"PERSYS_GATEWAY_MONGO_URI": "mongodb://other.example", "PERSYS_GATEWAY_DB_NAME": "other", "PERSYS_GATEWAY_GITHUB_CLIENT_ID": "a",
+		"PERSYS_GATEWAY_GITHUB_CLIENT_SECRET": "b", "PERSYS_GATEWAY_FORGERY_GRPC_ADDR": "x.example:1", "PERSYS_GATEWAY_FORGERY_GRPC_SERVER_NAME": "x",
+	}
+	// All of them are here.
+	var given map[string]map[string]any
+	if err := yaml.Unmarshal([]byte(text), &given); err != nil {
+		t.Fatal(err)
+	}
+	for _, f := range reflect.VisibleFields(reflect.TypeFor[ignored]()) {
+		if key := f.Tag.Get("yaml"); key != "" {
+			head, rest, _ := strings.Cut(key, ".")
+			if _, ok := given[head][rest]; !ok {
+				t.Errorf("%s is not tried", key)
+			}
+		}
+		if _, ok := set[f.Tag.Get("env")]; !ok && f.Tag.Get("env") != "" {
+			t.Errorf("%s is not tried", f.Tag.Get("env"))
+		}
+	}
+	w := startWorld(t, set, text)
+	if code, body, _ := w.do(w.as("user/admin"), "GET", w.api+"/nodes", ""); code != 200 {
+		t.Errorf("%d %s", code, body)
+	}
+}
