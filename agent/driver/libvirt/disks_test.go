@@ -17,10 +17,32 @@ import (
 	"github.com/persys/compute/testbed"
 )
 
-// fussy is a shelf that may refuse what it is told to define.
+// fussy is a shelf that may refuse what it is told to define, with storage pools.
 type fussy struct {
 	*shelf
 	refusal error
+	volumes map[string]map[string]string // XML by pool and name
+}
+
+func (f *fussy) volume(_ context.Context, pool, name, xml string) error {
+	if f.volumes[pool] == nil {
+		return driver.Errorf(driver.StorageProvisionFailed, "volume", "%s: %w", pool, errAbsent)
+	}
+	if _, there := f.volumes[pool][name]; !there {
+		f.volumes[pool][name] = xml
+	}
+	return nil
+}
+
+func (f *fussy) removeVolume(_ context.Context, pool, name string) error {
+	delete(f.volumes[pool], name)
+	return nil
+}
+
+func (f *fussy) growVolume(context.Context, string, string, int64) error { return nil }
+
+func (f *fussy) pools(context.Context) ([]driver.Pool, error) {
+	return []driver.Pool{{Name: "fast", Type: "local"}, {Name: "far", Type: "ceph-rbd"}}, nil
 }
 
 func (f *fussy) define(ctx context.Context, xml string) error {
@@ -50,7 +72,8 @@ type drawer struct {
 func newDrawer(t *testing.T) *drawer {
 	t.Helper()
 	testbed.Program(t, "qemu-img")
-	hv := &fussy{shelf: &shelf{f: &facts{engine: "e", arch: "x86_64", tcg: emulated}, all: map[string]*domain{}}}
+	hv := &fussy{shelf: &shelf{f: &facts{engine: "e", arch: "x86_64", tcg: emulated}, all: map[string]*domain{}},
+		volumes: map[string]map[string]string{"fast": {}, "far": {}}}
 	d, err := newDriver(Options{ClusterID: "cluster-1", NodeID: "node-a", Images: t.TempDir(), Acceleration: "qemu"}, hv)
 	if err != nil {
 		t.Fatal(err)
@@ -261,5 +284,99 @@ func TestDiskThatMovedOn(t *testing.T) {
 		if all := w.files(w.dir); len(all) != 0 {
 			t.Errorf("defined %v: %q are left", defined, all)
 		}
+	}
+}
+
+// A volume that somebody else made under a workload's name is neither used nor removed, and another image
+// makes another volume.
+func TestVolumesOfPools(t *testing.T) {
+	const theirs = "web-vda.qcow2"
+	w := newDrawer(t)
+	fast := w.hv.volumes["fast"]
+	fast[theirs] = "<volume/>"
+	try := func(d *drawer, content, image, pool string) error {
+		spec := specFor(&agentv1.VMSpec{Vcpus: 1, MemoryMb: 64, OsImage: w.image(image), Disks: []*agentv1.DiskConfig{{Device: "vda", Pool: pool}}})
+		spec.Content, spec.ClusterID, spec.NodeID = content, d.identity.ClusterID, d.identity.NodeID
+		return d.Ensure(t.Context(), spec)
+	}
+	order := func(content, image, pool string) (volume string) {
+		t.Helper()
+		if err := try(w, content, image, pool); err != nil {
+			t.Fatal(err)
+		}
+		return readRecord(w.hv.all["web"].live).Disks[0].Volume
+	}
+	a := order("c1:1", "a", "fast")
+	if a == theirs || !strings.Contains(fast[a], "/a.qcow2") || !strings.Contains(w.hv.all["web"].live, "volume='"+a+"'") && !strings.Contains(w.hv.all["web"].live, `volume="`+a+`"`) {
+		t.Fatalf("the guest runs on volume %s of %v: %s", a, fast, w.hv.all["web"].live)
+	}
+	if again := order("c1:2", "a", "fast"); again != a {
+		t.Errorf("the same image makes volume %s, was %s", again, a)
+	}
+	if b := order("c1:3", "b", "fast"); b == a || !strings.Contains(fast[b], "/b.qcow2") || len(fast) != 2 {
+		t.Errorf("another image: volume %s (was %s) of %v", b, a, fast)
+	}
+	if far := order("c1:4", "b", "far"); w.hv.volumes["far"][far] == "" || len(fast) != 1 {
+		t.Errorf("another pool: volume %s of %v; the former pool has %v", far, w.hv.volumes["far"], fast)
+	}
+	if err := w.Remove(t.Context(), "web"); err != nil || len(fast) != 1 || len(w.hv.volumes["far"]) != 0 {
+		t.Errorf("removed (%v), and left are %v and %v", err, fast, w.hv.volumes["far"])
+	}
+	// Another cluster with the same workload and the same pool.
+	if err := try(w, "c1:1", "a", "fast"); err != nil {
+		t.Fatal(err)
+	}
+	other := newDrawer(t)
+	other.opt.ClusterID, other.identity.ClusterID, other.hv.volumes = "cluster-2", "cluster-2", w.hv.volumes
+	if err := try(other, "c1:1", "a", "fast"); err != nil || len(fast) != 3 {
+		t.Errorf("two clusters and a stranger share %v (%v)", fast, err)
+	}
+	if err := errors.Join(other.Remove(t.Context(), "web"), w.Remove(t.Context(), "web")); err != nil || len(fast) != 1 {
+		t.Errorf("left are %v (%v)", fast, err)
+	}
+	// A volume of an earlier version's, which our record names, stays until the image is another.
+	if err := try(w, "c1:1", "a", "fast"); err != nil {
+		t.Fatal(err)
+	}
+	old := readRecord(w.hv.all["web"].live).Disks[0].Volume
+	d := w.hv.all["web"]
+	d.config, d.live = strings.ReplaceAll(d.config, old, theirs), strings.ReplaceAll(d.live, old, theirs)
+	delete(fast, old)
+	if kept := order("c1:2", "a", "fast"); kept != theirs {
+		t.Errorf("an update left the volume %s for %s", theirs, kept)
+	}
+	if b := order("c1:3", "b", "fast"); b == theirs || len(fast) != 1 {
+		t.Errorf("another image: volume %s of %v", b, fast)
+	}
+}
+
+// Volumes of a creation that failed go with the next order, or with the workload; those of a pool that other
+// nodes reach only with the order: the workload may run there.
+func TestVolumesOfAFailedCreation(t *testing.T) {
+	w := newDrawer(t)
+	fast, far := w.hv.volumes["fast"], w.hv.volumes["far"]
+	fast["web-vdb.qcow2"] = "<volume/>"
+	disk := func(device, pool string) *agentv1.DiskConfig {
+		return &agentv1.DiskConfig{Device: device, Pool: pool, SizeGb: 1}
+	}
+	w.fails("c1:1", "a", disk("vdb", "fast"), disk("vdc", "far"))
+	if len(fast) != 2 || len(far) != 1 {
+		t.Fatalf("made %v and %v", fast, far)
+	}
+	w.works("c1:2", "a")
+	if len(fast) != 1 || len(far) != 0 {
+		t.Errorf("the next order leaves %v and %v", fast, far)
+	}
+	if err := w.Remove(t.Context(), "web"); err != nil {
+		t.Fatal(err)
+	}
+	w.fails("c1:1", "a", disk("vdb", "fast"), disk("vdc", "far"))
+	for range 2 {
+		if err := w.Remove(t.Context(), "web"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if len(fast) != 1 || len(far) != 1 {
+		t.Errorf("removed, and left are %v and %v", fast, far)
 	}
 }

@@ -292,7 +292,7 @@ func (d *Driver) networks(ctx context.Context, p *plan, at *found) (map[string][
 // record, and after a creation that failed the disk's mark.
 func (d *Driver) disks(ctx context.Context, spec driver.Spec, p *plan, former []ownDisk) ([]ownDisk, error) {
 	var out []ownDisk
-	for _, disk := range p.disks {
+	for i, disk := range p.disks {
 		if disk.network != nil || disk.attached {
 			continue
 		}
@@ -314,17 +314,18 @@ func (d *Driver) disks(ctx context.Context, spec driver.Spec, p *plan, former []
 				return nil, invalid("%s: %d GiB is less than the %d bytes of its image %s", describe(disk), disk.sizeGB, img.Size, disk.image)
 			}
 		}
+		note := func(o ownDisk) error {
+			return d.note(p.domain, spec, joined(append(slices.Clone(out), o), former))
+		}
 		if disk.pool != "" {
-			o, err := d.poolDisk(ctx, disk, img)
+			o, err := d.poolDisk(ctx, disk, img, former, note)
 			if err != nil {
 				return nil, err
 			}
-			out = append(out, o)
+			out, p.disks[i].volume = append(out, o), o.Volume
 			continue
 		}
-		o, own, err := d.fileDisk(ctx, spec, disk, img, former, func(o ownDisk) error {
-			return d.note(p.domain, spec, joined(append(slices.Clone(out), o), former))
-		})
+		o, own, err := d.fileDisk(ctx, spec, disk, img, former, note)
 		if err != nil {
 			return nil, err
 		}
@@ -335,7 +336,15 @@ func (d *Driver) disks(ctx context.Context, spec driver.Spec, p *plan, former []
 	return out, nil
 }
 
-func (d *Driver) poolDisk(ctx context.Context, disk diskPlan, img *diskfile.Image) (ownDisk, error) {
+// poolDisk calls note before it makes a volume. One that this workload had for the disk, made from the same
+// image, stays, whatever its name.
+func (d *Driver) poolDisk(ctx context.Context, disk diskPlan, img *diskfile.Image, former []ownDisk, note func(ownDisk) error) (ownDisk, error) {
+	was := slices.IndexFunc(former, func(f ownDisk) bool {
+		return f.Pool == disk.pool && f.Device == disk.device && f.Format == disk.format && (f.Image == disk.image || disk.image == "")
+	})
+	if was >= 0 {
+		disk.volume = former[was].Volume
+	}
 	o := ownDisk{Device: disk.device, Pool: disk.pool, Volume: disk.volume, Format: disk.format, Image: disk.image, SizeGB: disk.sizeGB}
 	format, capacity := "", disk.sizeGB*gib
 	if img != nil {
@@ -350,6 +359,9 @@ func (d *Driver) poolDisk(ctx context.Context, disk diskPlan, img *diskfile.Imag
 	xml, err := volumeXML(disk, capacity, format)
 	if err != nil {
 		return o, driver.Errorf(driver.InvalidSpecification, "disk", "%w", err)
+	}
+	if err := note(o); err != nil {
+		return o, err
 	}
 	// It is made under a name of ours, so one that is there was made for this workload.
 	return o, d.hv.volume(ctx, disk.pool, disk.volume, xml)
@@ -475,7 +487,7 @@ func (d *Driver) tidy(ctx context.Context, in *instance) error {
 		seed = r.Seed.Path
 	}
 	keep := d.at.keep(in.name)
-	if err := removeOthers(keep, seed, r.Console, ownerFile, notedFile); err != nil {
+	if err := diskfile.RemoveOthers(keep, seed, r.Console, ownerFile, notedFile); err != nil {
 		return err
 	}
 	if !changed {
@@ -687,7 +699,7 @@ func (d *Driver) Remove(ctx context.Context, id driver.ID) error {
 	} else {
 		own = d.legacyDisks(in)
 	}
-	noted, err := d.noted(in.name, id)
+	noted, err := d.leftBehind(ctx, in.name, id)
 	if err != nil {
 		return err
 	}
@@ -715,7 +727,7 @@ func (d *Driver) forgotten(ctx context.Context, name string, removed driver.ID) 
 		return err
 	}
 	if removed != "" {
-		disks, err := d.noted(name, removed)
+		disks, err := d.leftBehind(ctx, name, removed)
 		if err != nil {
 			return err
 		}

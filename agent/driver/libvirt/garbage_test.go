@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/persys/compute/agent/driver"
+	"github.com/persys/compute/agent/driver/libvirt/diskfile"
 )
 
 // listing is a hypervisor that knows some domains and does nothing.
@@ -45,7 +46,7 @@ func TestLeftoverSeeds(t *testing.T) {
 	keep := func(name, cluster, node string, at time.Time, marked bool) {
 		t.Helper()
 		dir := d.at.keep(name)
-		if err := makeKeep(dir); err != nil {
+		if err := diskfile.MakeFolder(dir); err != nil {
 			t.Fatal(err)
 		}
 		files := map[string]string{"cloud-init-1.iso": "iso"}

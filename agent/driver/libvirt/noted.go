@@ -1,6 +1,7 @@
 package libvirt
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"io/fs"
@@ -20,7 +21,7 @@ const notedFile = "persys-disks"
 // note writes the list, before anything that it names is made.
 func (d *Driver) note(domain string, spec driver.Spec, disks []ownDisk) error {
 	keep := d.at.keep(domain)
-	if err := makeKeep(keep); err != nil {
+	if err := diskfile.MakeFolder(keep); err != nil {
 		return err
 	}
 	if err := diskfile.Write(filepath.Join(keep, ownerFile), []byte(owner(spec))); err != nil {
@@ -30,7 +31,7 @@ func (d *Driver) note(domain string, spec driver.Spec, disks []ownDisk) error {
 }
 
 func writeNoted(keep string, disks []ownDisk) error {
-	if err := makeKeep(keep); err != nil {
+	if err := diskfile.MakeFolder(keep); err != nil {
 		return err
 	}
 	raw, err := json.Marshal(disks)
@@ -58,6 +59,10 @@ func (d *Driver) noted(domain string, id driver.ID) ([]ownDisk, error) {
 		return nil, nil // a machine that lost its power may have lost the text, and must not be stuck for it
 	}
 	for _, o := range all {
+		if o.Pool != "" && o.Volume != formerVolume(domain, o) {
+			out = append(out, o) // nobody else has its name
+			continue
+		}
 		if o.Path == "" || !diskfile.Made(o.Path, d.identity.ClusterID, id) || diskfile.Elsewhere(o.Path, d.identity.NodeID) {
 			continue
 		}
@@ -66,6 +71,24 @@ func (d *Driver) noted(domain string, id driver.ID) ([]ownDisk, error) {
 		out = append(out, o)
 	}
 	return out, nil
+}
+
+// leftBehind are the noted disks that a workload leaves when it is removed. Those in a pool that other nodes
+// reach it may have moved on with: a volume does not say which node uses it.
+func (d *Driver) leftBehind(ctx context.Context, domain string, id driver.ID) ([]ownDisk, error) {
+	disks, err := d.noted(domain, id)
+	if err != nil || !slices.ContainsFunc(disks, func(o ownDisk) bool { return o.Pool != "" }) {
+		return disks, err
+	}
+	pools, err := d.hv.pools(ctx)
+	if err != nil {
+		return nil, err
+	}
+	local := map[string]bool{"": true}
+	for _, p := range pools {
+		local[p.Name] = p.Type == "local"
+	}
+	return slices.DeleteFunc(disks, func(o ownDisk) bool { return !local[o.Pool] }), nil
 }
 
 // joined are disks and those of more that are not among them.

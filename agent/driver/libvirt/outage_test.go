@@ -6,6 +6,7 @@ import (
 	"context"
 	"fmt"
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"syscall"
@@ -250,11 +251,32 @@ func TestPool(t *testing.T) {
 		_, _ = daemon.Virsh(context.Background(), "pool-destroy", "fast")
 		_, _ = daemon.Virsh(context.Background(), "pool-undefine", "fast")
 	})
+	if _, err := daemon.Virsh(ctx, "pool-start", "fast"); err != nil {
+		t.Fatal(err)
+	}
+	// Somebody else's volume with the name of a workload's disk.
+	const theirs = "pooled-vda.qcow2"
+	if _, err := daemon.Virsh(ctx, "vol-create-as", "fast", theirs, "2M", "--format", "qcow2"); err != nil {
+		t.Fatal(err)
+	}
+	ours := func() string {
+		t.Helper()
+		all, err := os.ReadDir(dir)
+		if err != nil {
+			t.Fatal(err)
+		}
+		all = slices.DeleteFunc(all, func(e os.DirEntry) bool { return e.Name() == theirs })
+		if len(all) != 1 {
+			t.Fatalf("the pool has %v beside %s; want one volume", all, theirs)
+		}
+		return all[0].Name()
+	}
 	d := openDriver(t, daemon, "node-a")
 	vm := tiny(daemon, "serve")
 	vm.Disks[0].Pool = "fast"
 	spec := order("pooled", "c1:1", vm)
 	ensured(t, ctx, d, spec)
+	first := ours()
 	pools, err := d.Pools(ctx)
 	at := slices.IndexFunc(pools, func(p driver.Pool) bool { return p.Name == "fast" })
 	var fs syscall.Statfs_t
@@ -269,15 +291,27 @@ func TestPool(t *testing.T) {
 	if err := d.Ensure(ctx, spec); err != nil {
 		t.Fatal(err)
 	}
-	info, err := daemon.Virsh(ctx, "vol-info", "--pool", "fast", "--bytes", "pooled-vda.qcow2")
-	if err != nil || !strings.Contains(info, "1073741824") {
+	info, err := daemon.Virsh(ctx, "vol-info", "--pool", "fast", "--bytes", ours())
+	if err != nil || !strings.Contains(info, "1073741824") || ours() != first {
 		t.Errorf("the volume is %q, %v; want it grown to 1 GiB", info, err)
+	}
+	other := filepath.Join(daemon.Dir, "other.img")
+	if err := libvirttest.WriteTiny(other, libvirttest.Serve); err != nil {
+		t.Fatal(err)
+	}
+	vm.OsImage, spec.Content = other, "c1:3"
+	if ensured(t, ctx, d, spec); ours() == first {
+		t.Errorf("the guest of another image runs on the former volume %s", first)
+	}
+	info, err = daemon.Virsh(ctx, "vol-info", "--pool", "fast", "--bytes", theirs)
+	if err != nil || !strings.Contains(info, "2097152") {
+		t.Errorf("the volume of somebody else is %q, %v; want it as it was", info, err)
 	}
 	if err := d.Remove(ctx, spec.ID); err != nil {
 		t.Fatal(err)
 	}
-	if left, err := os.ReadDir(dir); err != nil || len(left) > 0 {
-		t.Errorf("left in the pool: %v, %v", left, err)
+	if left, err := os.ReadDir(dir); err != nil || len(left) != 1 || left[0].Name() != theirs {
+		t.Errorf("left in the pool: %v, %v; want %s", left, err, theirs)
 	}
 	vm.Disks[0].Pool = "nowhere"
 	if err := d.Ensure(ctx, spec); driver.ClassOf(err) != driver.StorageProvisionFailed || !strings.Contains(err.Error(), `"nowhere"`) {

@@ -19,6 +19,8 @@ import (
 // (contract/wire-agent.md).
 const defaultImages = "/var/lib/libvirt/images"
 
+const gib = 1 << 30
+
 // plan is what a specification means on this machine; nothing in it has been looked up.
 type plan struct {
 	domain string // name of the libvirt domain
@@ -47,6 +49,8 @@ type diskPlan struct {
 	readOnly bool
 	attached bool // a managed volume: it is there, and not ours to make or remove
 }
+
+func describe(d diskPlan) string { return fmt.Sprintf("disk %s (%s)", d.device, d.path) }
 
 // netDisk is a disk on the network.
 type netDisk struct{ protocol, name, host, port string }
@@ -155,7 +159,7 @@ func (p *plan) addDisks(spec driver.Spec, vm *agentv1.VMSpec, at layout) error {
 		name := p.domain + "-" + out.device
 		switch {
 		case d.Pool != "":
-			out.pool, out.volume = d.Pool, name+extension(out.format)
+			out.pool, out.volume = d.Pool, volumeOf(spec.ClusterID, p.domain, out)
 		case d.Path == "":
 			if out.cdrom {
 				return invalid("%s.path: a cdrom needs one", field)
@@ -206,6 +210,18 @@ func (p *plan) addVolumes(volumes []driver.Volume) error {
 
 func invalid(format string, args ...any) error {
 	return driver.Errorf(driver.InvalidSpecification, "ensure", format, args...)
+}
+
+// volumeOf names the volume of a disk in a storage pool. A volume has no mark, so its name has to be one that
+// nobody else gives: it ends in a digest of whose it is. The image is in it, because another one makes
+// another disk. On every node it is the same, for pools that several reach.
+func volumeOf(cluster, domain string, d diskPlan) string {
+	return domain + "-" + d.device + "-" + tag(strings.Join([]string{"persys volume", cluster, domain, d.device, d.image}, "\x00")) + extension(d.format)
+}
+
+// formerVolume is the name that earlier versions gave, and that anybody may give.
+func formerVolume(domain string, o ownDisk) string {
+	return domain + "-" + o.Device + extension(o.Format)
 }
 
 func extension(format string) string {

@@ -1,4 +1,5 @@
-// Package diskfile makes the files of virtual machines' disks with qemu-img, and marks them as made by us.
+// Package diskfile makes the files of virtual machines' disks with qemu-img, marks them as made by us, and
+// keeps order in the folders beside them.
 package diskfile
 
 import (
