@@ -129,8 +129,11 @@ func (d *Driver) undone(ctx context.Context, spec driver.Spec, in *instance, cau
 	if !cerrdefs.IsNotFound(cause) {
 		return cause // nil too
 	}
-	if _, err := d.eng.Inspect(ctx, in.ID); !cerrdefs.IsNotFound(err) {
-		return cause // something that the container needs is missing
+	// The engine may still show for a moment what it says is not there.
+	if !strings.Contains(cause.Error(), in.ID) {
+		if _, err := d.eng.Inspect(ctx, in.ID); !cerrdefs.IsNotFound(err) {
+			return cause // something that the container needs is missing
+		}
 	}
 	return driver.Errorf(driver.RuntimeError, "start", "container %s of workload %q went away: %w", moby.Short(in.ID), spec.ID, &inFlight{cause})
 }

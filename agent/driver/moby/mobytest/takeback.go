@@ -17,7 +17,7 @@ import (
 
 // TakeBackFirst puts a proxy before the engine that cli reaches, which removes the first container that
 // somebody starts through it just before it is started: an engine does that with what it created for a
-// caller that went away. It returns the proxy's address for a driver, and which container that was ("" for
+// caller that went away, and may show it once more after it has said that it is not there. It returns the proxy's address for a driver, and which container that was ("" for
 // none yet). The test needs the engine on a Unix socket.
 func TakeBackFirst(t *testing.T, cli *client.Client) (host string, taken func() string) {
 	t.Helper()
@@ -36,6 +36,7 @@ func TakeBackFirst(t *testing.T, cli *client.Client) (host string, taken func() 
 	}
 	var mu sync.Mutex
 	first := ""
+	var shown []byte // what the engine said of it, to be said once more
 	take := func(id string) {
 		mu.Lock()
 		defer mu.Unlock()
@@ -43,9 +44,22 @@ func TakeBackFirst(t *testing.T, cli *client.Client) (host string, taken func() 
 			return
 		}
 		first = id
+		was, err := cli.ContainerInspect(t.Context(), id, client.ContainerInspectOptions{})
+		if err != nil {
+			t.Error(err)
+		}
+		shown = was.Raw
 		if _, err := cli.ContainerRemove(t.Context(), id, client.ContainerRemoveOptions{Force: true}); err != nil {
 			t.Error(err)
 		}
+	}
+	again := func(path string) (last []byte) {
+		mu.Lock()
+		defer mu.Unlock()
+		if first != "" && strings.HasSuffix(path, first+"/json") {
+			last, shown = shown, nil
+		}
+		return last
 	}
 	path := filepath.Join(t.TempDir(), "engine.sock")
 	l, err := (&net.ListenConfig{}).Listen(t.Context(), "unix", path)
@@ -55,6 +69,11 @@ func TakeBackFirst(t *testing.T, cli *client.Client) (host string, taken func() 
 	server := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if rest, ok := strings.CutSuffix(r.URL.Path, "/start"); ok {
 			take(rest[strings.LastIndexByte(rest, '/')+1:])
+		}
+		if last := again(r.URL.Path); last != nil {
+			w.Header().Set("Content-Type", "application/json")
+			_, _ = w.Write(last) // whoever asked may be gone
+			return
 		}
 		proxy.ServeHTTP(w, r)
 	}))
