@@ -336,14 +336,7 @@ func TestDropConflict(t *testing.T) {
 		{"a log that begins after", entryID{0, 0}, 1, last},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			s, err := openLogStore(t.TempDir(), nil)
-			if err != nil {
-				t.Fatal(err)
-			}
-			defer s.Close()
-			if err := s.StoreLogs(entries(1, last, term)); err != nil {
-				t.Fatal(err)
-			}
+			s := logOf(t, entries(1, last, term))
 			if c.first > last {
 				if err := s.StoreLogs(entries(16, 20, term)); err != nil {
 					t.Fatal(err)
@@ -391,6 +384,24 @@ func TestALogBehindTheSnapshotIsDroppedAtAStart(t *testing.T) {
 	b.applied(last)
 }
 
+// logOf is a log on disk.
+func logOf(t *testing.T, entries []*raft.Log) *logStore {
+	t.Helper()
+	s, err := openLogStore(t.TempDir(), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := s.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	if err := s.StoreLogs(entries); err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
 // Before the library has begun, what comes after is judged as well.
 func TestDropRefuted(t *testing.T) {
 	const term, last = 7, 10
@@ -405,14 +416,7 @@ func TestDropRefuted(t *testing.T) {
 		{"nothing after it", entryID{last, term + 1}, 0, 0},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			s, err := openLogStore(t.TempDir(), nil)
-			if err != nil {
-				t.Fatal(err)
-			}
-			defer s.Close()
-			if err := s.StoreLogs(entries(1, last, term)); err != nil {
-				t.Fatal(err)
-			}
+			s := logOf(t, entries(1, last, term))
 			if err := s.dropRefuted(c.snapshot); err != nil {
 				t.Fatal(err)
 			}

@@ -22,8 +22,9 @@
 //     somebody asks for Restore.
 //   - Retention: at most 10,000 events and none older than 7 days (by the state's
 //     clock), trimmed in the same transactions; the record of a drift that has
-//     ended goes with the event of its end, one that is open is as it is now. Old revisions are compacted, by age and by how much was
-//     written, so etcd does not fill.
+//     ended goes with the event of its end, one that is open is as it is now. Old
+//     revisions are compacted, by age and by how much was written, so etcd does not
+//     fill.
 //   - Secrets stay as they are stored: sealed.
 //   - In no case is a running workload concerned. What an unhealthy mirror means
 //     for the control plane is ModeFor's to say, and the leader's to propose.

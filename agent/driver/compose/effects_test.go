@@ -138,71 +138,59 @@ volumes:
 `
 
 func TestAnUpdateTouchesOnlyWhatDiffers(t *testing.T) {
-	for _, c := range []struct {
-		name   string
-		change func(*compose.Options)
-	}{
-		{"library", func(*compose.Options) {}},
-		{"program", nil},
-	} {
-		t.Run(c.name, func(t *testing.T) {
-			if c.change == nil {
-				c.change = useProgram(t)
+	eachWay(t, func(t *testing.T, way string, b *bench) {
+		spec := b.spec("update-"+way, b.yaml(fmt.Sprintf(twoServices, 1, 2)))
+		b.ensure(spec)
+		o := b.await(spec.ID, driver.Running)
+		for key, want := range map[string]string{
+			"compose.services": "3 of 3 containers run", "compose.service.db": "running", "compose.service.web": "2× running",
+			"compose.project": string(spec.ID),
+		} {
+			if o.Metadata[key] != want {
+				t.Errorf("%s = %q, want %q", key, o.Metadata[key], want)
 			}
-			b := newBench(t, c.change)
-			spec := b.spec("update-"+c.name, b.yaml(fmt.Sprintf(twoServices, 1, 2)))
-			b.ensure(spec)
-			o := b.await(spec.ID, driver.Running)
-			for key, want := range map[string]string{
-				"compose.services": "3 of 3 containers run", "compose.service.db": "running", "compose.service.web": "2× running",
-				"compose.project": string(spec.ID),
-			} {
-				if o.Metadata[key] != want {
-					t.Errorf("%s = %q, want %q", key, o.Metadata[key], want)
-				}
-			}
-			if o.Message != "db: running; web: 2× running" {
-				t.Errorf("message %q", o.Message)
-			}
-			db, web := b.containerOf(spec.ID, "db"), b.containerOf(spec.ID, "web")
-			before := b.volumes(spec.ID)
-			spec.Content, spec.Revision, spec.Body = "c1:update-2", "rev-2", b.yaml(fmt.Sprintf(twoServices, 2, 1))
-			b.ensure(spec)
-			o = b.await(spec.ID, driver.Running)
-			if o.Content != spec.Content || o.Revision != "rev-2" || o.Metadata["compose.services"] != "2 of 2 containers run" {
-				t.Errorf("content %q, revision %q, %s", o.Content, o.Revision, o.Metadata["compose.services"])
-			}
-			if again := b.containerOf(spec.ID, "db"); again != db {
-				t.Errorf("db was replaced, though nothing of it changed")
-			}
-			if again := b.containerOf(spec.ID, "web"); again == web {
-				t.Errorf("web was not replaced")
-			}
-			if v := b.environment(spec.ID, "web")["VERSION"]; v != "2" {
-				t.Errorf("VERSION=%q", v)
-			}
-			if after := b.volumes(spec.ID); len(before) != 1 || strings.Join(before, " ") != strings.Join(after, " ") {
-				t.Errorf("volumes %v became %v", before, after)
-			}
-			web = b.containerOf(spec.ID, "web")
-			if err := b.d.Halt(b.ctx, spec.ID, time.Second); err != nil {
-				t.Fatal(err)
-			}
-			if o = b.observed(spec.ID).Under(false); o.State != driver.Stopped {
-				t.Errorf("after Halt: %s (%s)", o.State, o.Message)
-			}
-			b.ensure(spec)
-			if o = b.await(spec.ID, driver.Running); b.containerOf(spec.ID, "web") != web || o.Labels[driver.LabelContent] == "" {
-				t.Errorf("a stack that was stopped is made anew, or has no content label: %v", o.Labels)
-			}
-			if err := b.d.Remove(b.ctx, spec.ID); err != nil {
-				t.Fatal(err)
-			}
-			if left := b.volumes(spec.ID); len(left) > 0 {
-				t.Errorf("delete leaves volumes %v", left)
-			}
-		})
-	}
+		}
+		if o.Message != "db: running; web: 2× running" {
+			t.Errorf("message %q", o.Message)
+		}
+		db, web := b.containerOf(spec.ID, "db"), b.containerOf(spec.ID, "web")
+		before := b.volumes(spec.ID)
+		spec.Content, spec.Revision, spec.Body = "c1:update-2", "rev-2", b.yaml(fmt.Sprintf(twoServices, 2, 1))
+		b.ensure(spec)
+		o = b.await(spec.ID, driver.Running)
+		if o.Content != spec.Content || o.Revision != "rev-2" || o.Metadata["compose.services"] != "2 of 2 containers run" {
+			t.Errorf("content %q, revision %q, %s", o.Content, o.Revision, o.Metadata["compose.services"])
+		}
+		if again := b.containerOf(spec.ID, "db"); again != db {
+			t.Errorf("db was replaced, though nothing of it changed")
+		}
+		if again := b.containerOf(spec.ID, "web"); again == web {
+			t.Errorf("web was not replaced")
+		}
+		if v := b.environment(spec.ID, "web")["VERSION"]; v != "2" {
+			t.Errorf("VERSION=%q", v)
+		}
+		if after := b.volumes(spec.ID); len(before) != 1 || strings.Join(before, " ") != strings.Join(after, " ") {
+			t.Errorf("volumes %v became %v", before, after)
+		}
+		web = b.containerOf(spec.ID, "web")
+		if err := b.d.Halt(b.ctx, spec.ID, time.Second); err != nil {
+			t.Fatal(err)
+		}
+		if o = b.observed(spec.ID).Under(false); o.State != driver.Stopped {
+			t.Errorf("after Halt: %s (%s)", o.State, o.Message)
+		}
+		b.ensure(spec)
+		if o = b.await(spec.ID, driver.Running); b.containerOf(spec.ID, "web") != web || o.Labels[driver.LabelContent] == "" {
+			t.Errorf("a stack that was stopped is made anew, or has no content label: %v", o.Labels)
+		}
+		if err := b.d.Remove(b.ctx, spec.ID); err != nil {
+			t.Fatal(err)
+		}
+		if left := b.volumes(spec.ID); len(left) > 0 {
+			t.Errorf("delete leaves volumes %v", left)
+		}
+	})
 }
 
 // useProgram runs the command of old instead of the library.
@@ -210,6 +198,12 @@ func useProgram(t *testing.T) func(*compose.Options) {
 	t.Helper()
 	testbed.Program(t, "docker-compose")
 	return func(o *compose.Options) { o.Binary = []string{"docker-compose"} }
+}
+
+// eachWay runs a test with the library that is built in and with the program.
+func eachWay(t *testing.T, test func(t *testing.T, way string, b *bench)) {
+	t.Run("library", func(t *testing.T) { test(t, "library", newBench(t)) })
+	t.Run("program", func(t *testing.T) { test(t, "program", newBench(t, useProgram(t))) })
 }
 
 // volumes are the names and creation times of a stack's volumes.
@@ -509,19 +503,8 @@ func BenchmarkThreeServices(b *testing.B) {
 // Memory that a service is limited to is without swap, however the limit is written, unless it says itself
 // how much there is with swap.
 func TestMemoryOfAServiceIsWithoutSwap(t *testing.T) {
-	for _, c := range []struct {
-		name   string
-		change func(*compose.Options)
-	}{
-		{"library", func(*compose.Options) {}},
-		{"program", nil},
-	} {
-		t.Run(c.name, func(t *testing.T) {
-			if c.change == nil {
-				c.change = useProgram(t)
-			}
-			b := newBench(t, c.change)
-			spec := b.spec("swap", b.yaml(`
+	eachWay(t, func(t *testing.T, way string, b *bench) {
+		spec := b.spec("swap-"+way, b.yaml(`
 services:
   old: {image: IMAGE, command: [serve], mem_limit: 64m}
   new: {image: IMAGE, command: [serve], deploy: {resources: {limits: {memory: 64m}}}}
@@ -529,23 +512,22 @@ services:
   any: {image: IMAGE, command: [serve], mem_limit: 64m, memswap_limit: -1}
   none: {image: IMAGE, command: [serve]}
 `))
-			b.ensure(spec)
-			o := b.await(spec.ID, driver.Running)
-			got := map[string][2]int64{}
-			for _, id := range o.Parts {
-				res, err := b.cli.ContainerInspect(b.ctx, id, client.ContainerInspectOptions{})
-				if err != nil {
-					t.Fatal(err)
-				}
-				h := res.Container.HostConfig
-				got[res.Container.Config.Labels["com.docker.compose.service"]] = [2]int64{h.Memory, h.MemorySwap}
+		b.ensure(spec)
+		o := b.await(spec.ID, driver.Running)
+		got := map[string][2]int64{}
+		for _, id := range o.Parts {
+			res, err := b.cli.ContainerInspect(b.ctx, id, client.ContainerInspectOptions{})
+			if err != nil {
+				t.Fatal(err)
 			}
-			want := map[string][2]int64{"old": {64 << 20, 64 << 20}, "new": {64 << 20, 64 << 20}, "own": {64 << 20, 96 << 20}, "any": {64 << 20, -1}, "none": {}}
-			if !maps.Equal(got, want) {
-				t.Errorf("memory, and memory with swap, are %v; want %v", got, want)
-			}
-		})
-	}
+			h := res.Container.HostConfig
+			got[res.Container.Config.Labels["com.docker.compose.service"]] = [2]int64{h.Memory, h.MemorySwap}
+		}
+		want := map[string][2]int64{"old": {64 << 20, 64 << 20}, "new": {64 << 20, 64 << 20}, "own": {64 << 20, 96 << 20}, "any": {64 << 20, -1}, "none": {}}
+		if !maps.Equal(got, want) {
+			t.Errorf("memory, and memory with swap, are %v; want %v", got, want)
+		}
+	})
 }
 
 // Limits of a service are the kernel's: a quota of processor time and memory without swap to spare. What
