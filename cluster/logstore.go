@@ -309,34 +309,46 @@ func (s *logStore) DeleteRange(lo, hi uint64) error {
 	return nil
 }
 
-// dropConflict removes the entries up to the end of a snapshot, unless the log holds
-// that end: then they were never committed, or there is a gap after them, and a leader
-// must not send them. What comes after stays: it may have been acknowledged, and the
-// library has in memory where the log ends.
-func (s *logStore) dropConflict(snapshot entryID) error {
+// conflict is the range of entries that a snapshot shows were never committed, or have a
+// gap after them, so that a leader must not send them: those up to its end, unless the log
+// holds that very end. after says whether what comes after is judged too: it goes as well if
+// it is of an earlier term than the snapshot, and so of a leader that lost. 0, 0 is none.
+func (s *logStore) conflict(snapshot entryID, after bool) (from, to uint64, err error) {
 	first, last, err := s.ends()
-	upto := min(snapshot.index, last)
-	if err != nil || first == 0 || first > upto || s.has(snapshot) {
-		return err
+	if err != nil || first == 0 || s.has(snapshot) {
+		return 0, 0, err
 	}
-	return s.DeleteRange(first, upto)
+	if after && last > snapshot.index {
+		var next raft.Log
+		if err := s.read(max(first, snapshot.index+1), &next); err != nil {
+			return 0, 0, err
+		}
+		if next.Term < snapshot.term {
+			return first, last, nil
+		}
+	}
+	if to = min(snapshot.index, last); first > to {
+		return 0, 0, nil
+	}
+	return first, to, nil
 }
 
-// dropRefuted is dropConflict before the library has begun: it also removes what comes
-// after when that is of an earlier term than the snapshot, and so of a leader that lost.
+// dropConflict removes what a snapshot refutes up to its end. What comes after stays: it
+// may have been acknowledged, and the library has in memory where the log ends.
+func (s *logStore) dropConflict(snapshot entryID) error {
+	return s.drop(s.conflict(snapshot, false))
+}
+
+// dropRefuted removes all that a snapshot refutes, before the library has begun.
 func (s *logStore) dropRefuted(snapshot entryID) error {
-	if err := s.dropConflict(snapshot); err != nil {
+	return s.drop(s.conflict(snapshot, true))
+}
+
+func (s *logStore) drop(from, to uint64, err error) error {
+	if err != nil || to == 0 {
 		return err
 	}
-	first, last, err := s.ends()
-	if err != nil || last <= snapshot.index || s.has(snapshot) {
-		return err
-	}
-	var next raft.Log
-	if err := s.read(max(first, snapshot.index+1), &next); err != nil || next.Term >= snapshot.term {
-		return err
-	}
-	return s.DeleteRange(first, last)
+	return s.DeleteRange(from, to)
 }
 
 func (s *logStore) ends() (first, last uint64, err error) {

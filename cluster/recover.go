@@ -65,12 +65,7 @@ func openOffline(dataDir string, log *slog.Logger) (o *offline, err error) {
 	if err != nil {
 		return o, fmt.Errorf("snapshots in %s: %w", o.dir, err)
 	}
-	list, err := o.snaps.List()
-	if err != nil || len(list) == 0 {
-		return o, err
-	}
-	// Entries that were never committed are not to be taken for committed ones.
-	return o, o.logs.dropRefuted(entryID{list[0].Index, list[0].Term})
+	return o, nil
 }
 
 func (o *offline) close() error {
@@ -152,6 +147,10 @@ func (o *offline) replay(m *machine, s *Survivor) (config raft.Configuration, er
 	if err != nil {
 		return config, err
 	}
+	// Entries of a leader that lost are not to be taken for committed ones.
+	if _, refuted, err := o.logs.conflict(entryID{s.LastIndex, s.LastTerm}, true); err != nil || refuted > s.LastIndex {
+		return config, err
+	}
 	for i := s.LastIndex + 1; i <= last; i++ {
 		var l raft.Log
 		if err := o.logs.GetLog(i, &l); err != nil {
@@ -211,6 +210,10 @@ func (o *offline) recover(ctx context.Context, by string, log *slog.Logger) (*Su
 	peers := filepath.Join(filepath.Dir(o.dir), peersFile)
 	if err := os.Remove(peers); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return nil, fmt.Errorf("SCHEDULER_DATA_DIR: %w", err)
+	}
+	// The library replays what the log holds.
+	if err := o.logs.dropRefuted(entryID{s.LastIndex, s.LastTerm}); err != nil {
+		return nil, err
 	}
 	s.State = s.State.Recovered(s.ID, fsm.Rebirth{At: time.Now().UnixNano(), By: by})
 	rc := raft.DefaultConfig()

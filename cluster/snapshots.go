@@ -220,19 +220,15 @@ func (p *past) standing(id entryID, applied uint64) standing {
 	if id.index > applied {
 		return wanted
 	}
-	first, err := p.logs.FirstIndex()
+	first, _, err := p.logs.ends()
 	if err != nil {
 		return behind // the store halts the replica
 	}
-	known := p.holds(id)
-	if !known {
-		var l raft.Log
-		err := p.logs.read(id.index, &l)
-		if known = err == nil && l.Term == id.term; !known && (err == nil || first <= id.index+1) {
-			return wanted
-		}
-	}
-	if known && (applied == id.index || first > 0 && first <= id.index+1) {
+	known, goesOn := p.holds(id) || p.logs.has(id), first <= id.index+1
+	switch {
+	case !known && goesOn:
+		return wanted
+	case known && (applied == id.index || first > 0 && goesOn):
 		return held
 	}
 	return behind

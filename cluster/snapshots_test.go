@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -354,25 +355,31 @@ func TestDropConflict(t *testing.T) {
 	}
 }
 
-// A replica ends between the last byte of a snapshot and its own log.
-func TestALogBehindTheSnapshotIsDroppedAtAStart(t *testing.T) {
-	const term, snapshot, last = 1000, 50, 61
-	b := newByHand(t)
+// endsBehind ends the follower between the last byte of a snapshot and its own log, which
+// holds entries 1 to last of the term before.
+func (b *byHand) endsBehind(term, snapshot, last uint64) {
+	b.t.Helper()
 	if !b.appends(term-1, entryID{}, 0, entries(1, last, term-1)) {
-		t.Fatal("the first entries were refused")
+		b.t.Fatal("the first entries were refused")
 	}
 	b.g.close(1)
 	files, err := raft.NewFileSnapshotStore(filepath.Join(b.g.dirs[1], RaftDir), keptSnaps, io.Discard)
 	if err != nil {
-		t.Fatal(err)
+		b.t.Fatal(err)
 	}
 	sink, err := files.Create(raft.SnapshotVersionMax, snapshot, term, b.config, 1, b.from.trans)
 	if err == nil {
-		_, err = sink.Write(emptyState(t))
+		_, err = sink.Write(emptyState(b.t))
 	}
 	if err := errors.Join(err, sink.Close()); err != nil {
-		t.Fatal(err)
+		b.t.Fatal(err)
 	}
+}
+
+func TestALogBehindTheSnapshotIsDroppedAtAStart(t *testing.T) {
+	const term, snapshot, last = 1000, 50, 61
+	b := newByHand(t)
+	b.endsBehind(term, snapshot, last)
 	b.follower = b.g.start(1)
 	b.from.trans.CloseStreams()
 	for _, i := range []uint64{1, snapshot, snapshot + 1, last} {
@@ -382,6 +389,30 @@ func TestALogBehindTheSnapshotIsDroppedAtAStart(t *testing.T) {
 		t.Error("what follows the snapshot was refused")
 	}
 	b.applied(last)
+}
+
+// Who recovers a lost quorum takes what is left as committed, but not that; and who only
+// looks at it leaves it as it is.
+func TestALogBehindTheSnapshotIsNoSurvivor(t *testing.T) {
+	const term, snapshot, last = 1000, 50, 61
+	b := newByHand(t)
+	b.endsBehind(term, snapshot, last)
+	o, err := openOffline(b.g.dirs[1], slog.New(slog.DiscardHandler))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		if err := o.close(); err != nil {
+			t.Error(err)
+		}
+	}()
+	var s Survivor
+	if _, err := o.replay(newMachine(), &s); err != nil || s.LastIndex != snapshot || s.LastTerm != term {
+		t.Errorf("what is left ends with entry %d of term %d (%v), want %d of %d", s.LastIndex, s.LastTerm, err, snapshot, term)
+	}
+	if first, upto, err := o.logs.ends(); err != nil || first != 1 || upto != last {
+		t.Errorf("looking left entries %d to %d (%v)", first, upto, err)
+	}
 }
 
 // logOf is a log on disk.
