@@ -391,16 +391,18 @@ func (l *Loader) Source(field string) string {
 
 // Set reports whether the setting was given by anyone, not by its default.
 func (l *Loader) Set(field string) bool {
-	source := l.Source(field)
-	return source != "" && !strings.HasPrefix(source, byDefault)
+	return given(l.Source(field))
 }
 
 const byDefault = "default of "
 
+// given reports whether somebody set what comes from there.
+func given(source string) bool { return source != "" && !strings.HasPrefix(source, byDefault) }
+
 // Ignored says, after Load, which settings were given that have no effect, where and why.
 func (l *Loader) Ignored() (out []string) {
 	for _, s := range l.settings {
-		if s.Ignored() && s.source != "" && !strings.HasPrefix(s.source, byDefault) {
+		if s.Ignored() && given(s.source) {
 			out = append(out, s.source+" is "+s.Usage)
 		}
 	}

@@ -149,19 +149,23 @@ func (routed) pick(ctx context.Context, method string) (grpc.ClientConnInterface
 	if !ok {
 		least = Admin
 	}
-	if r.role < least {
-		judged := false
-		if r.identity != "" {
-			var err error
-			if judged, err = r.backend.judges(ctx); err != nil {
-				return nil, err
-			}
-		}
-		if !judged {
-			return nil, status.Errorf(codes.PermissionDenied, "%s has the role %s, this needs %s", r.name, r.role, least)
-		}
+	if err := r.may(ctx, least); err != nil {
+		return nil, err
 	}
 	return r.backend.conn(r.session, r.key), nil
+}
+
+// may refuses whoever has less than the least role, unless the schedulers judge that.
+func (r *request) may(ctx context.Context, least Role) error {
+	if r.role >= least {
+		return nil
+	}
+	if r.identity != "" {
+		if judged, err := r.backend.judges(ctx); judged || err != nil {
+			return err
+		}
+	}
+	return status.Errorf(codes.PermissionDenied, "%s has the role %s, this needs %s", r.name, r.role, least)
 }
 
 // Invoke implements grpc.ClientConnInterface.

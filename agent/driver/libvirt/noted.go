@@ -41,8 +41,9 @@ func writeNoted(keep string, disks []ownDisk) error {
 	return diskfile.Write(filepath.Join(keep, notedFile), raw)
 }
 
-// noted reads the list. Only disks count that still have this node's mark for this workload, which also says
-// what they were made from: the list may be of an order that failed before it made them so. None do if the folder is another node's by now.
+// noted reads the list. Only disks count that still have this node's mark for this workload, which also
+// says what they were made from: the list may be of an order that failed before it made them so. None do if
+// the folder is another node's by now.
 func (d *Driver) noted(domain string, id driver.ID) ([]ownDisk, error) {
 	if of, ours := d.keptFor(domain); !ours || of != id {
 		return nil, nil

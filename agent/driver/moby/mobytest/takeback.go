@@ -17,8 +17,9 @@ import (
 
 // TakeBackFirst puts a proxy before the engine that cli reaches, which removes the first container that
 // somebody starts through it just before it is started: an engine does that with what it created for a
-// caller that went away, and may show it once more after it has said that it is not there. It returns the proxy's address for a driver, and which container that was ("" for
-// none yet). The test needs the engine on a Unix socket.
+// caller that went away, and may show it once more after it has said that it is not there. It returns the
+// proxy's address for a driver, and which container that was ("" for none yet). The test needs the engine
+// on a Unix socket.
 func TakeBackFirst(t *testing.T, cli *client.Client) (host string, taken func() string) {
 	t.Helper()
 	target, ok := strings.CutPrefix(cli.DaemonHost(), "unix://")
