@@ -21,6 +21,7 @@ import (
 // and refuses snapshots, because skipping would let replicas diverge.
 type machine struct {
 	state   fsm.State // touched by Raft's FSM goroutine only
+	unpack  unpacker
 	decoder fsm.Decoder
 	store   *store.Store
 	digests digestRing
@@ -65,7 +66,11 @@ func (m *machine) Apply(l *raft.Log) (answer any) {
 		}
 	}()
 	began := time.Now()
-	n, err := m.decoder.Open(l.Data)
+	frames, err := m.unpack.unpack(l.Data)
+	if err != nil {
+		return m.unreadable(l, err)
+	}
+	n, err := m.decoder.Open(frames)
 	if err != nil {
 		return m.unreadable(l, err)
 	}

@@ -294,6 +294,10 @@ func (p *proposer) take(force bool) (calls []*call, size, commands int) {
 // coalesce turns calls into entries until stop closes.
 func (p *proposer) coalesce(stop <-chan struct{}) {
 	defer close(p.sent)
+	var (
+		pack   packer
+		frames []byte
+	)
 	for {
 		select {
 		case <-stop:
@@ -306,10 +310,11 @@ func (p *proposer) coalesce(stop <-chan struct{}) {
 			if len(calls) == 0 {
 				break
 			}
-			data := make([]byte, 0, size)
+			frames = frames[:0]
 			for _, c := range calls {
-				data = append(data, c.frames...)
+				frames = append(frames, c.frames...)
 			}
+			data := pack.pack(frames, p.n.Store().View().Info().FeatureLevel)
 			p.entries.Add(1)
 			p.commands.Add(uint64(commands))
 			// No timeout: the library's queue is longer than our window.
