@@ -54,6 +54,7 @@ var decoders = map[string]string{
 	"config/types.go":                    "config.FuzzSources",
 	"config/yaml.go":                     "config.FuzzSources",
 	"fsm/batch.go":                       "fsm.FuzzDecodeBatch",
+	"fsm/receipts.go":                    "(reads what it wrote itself, or what the snapshot held)",
 	"fsm/snapshot.go":                    "fsm.FuzzReadSnapshot",
 	"gateway/answer.go":                  "gateway.FuzzBody",
 	"gateway/exec.go":                    "gateway.FuzzBody",

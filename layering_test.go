@@ -35,8 +35,9 @@ var mayImport = []struct {
 }{
 	{"api/...", nil},
 	{"fsm/quota", nil},
+	{"fsm/receipts", nil},
 	{"fsm/rollout", []string{"api/command/..."}},
-	{"fsm", []string{"api/command/...", "api/strict", "fsm/quota", "fsm/rollout"}},
+	{"fsm", []string{"api/command/...", "api/strict", "fsm/quota", "fsm/receipts", "fsm/rollout"}},
 	{"fsm/...", []string{"fsm", "api/command/..."}},
 	{"sched/rolling", []string{"fsm", "fsm/rollout", "api/command/..."}},
 	{"sched", []string{"fsm", "api/command/...", "sched/rolling"}},
@@ -95,7 +96,7 @@ var drivers = []string{"docker", "compose", "libvirt", "sim"}
 
 // pure are the packages whose own files hold no clock, randomness, goroutine or map order.
 // fsm/store is not among them (it may block), nor is sched/leader (it owns the loop and the clock).
-var pure = []string{"fsm", "fsm/quota", "fsm/rollout", "sched", "sched/rolling"}
+var pure = []string{"fsm", "fsm/quota", "fsm/receipts", "fsm/rollout", "sched", "sched/rolling"}
 
 var (
 	forbiddenNames  = []string{"util", "utils", "common", "helper", "helpers", "model", "models"}

@@ -1,12 +1,15 @@
 package fsm
 
 import (
+	"bytes"
 	"cmp"
 	"errors"
 	"fmt"
 	"slices"
 
 	"github.com/tidwall/btree"
+
+	"github.com/persys/compute/fsm/receipts"
 )
 
 // Check recomputes every index, sum and counter from the records and tests the
@@ -199,14 +202,14 @@ func (c *checker) histories() {
 		return true
 	})
 	c.must(next == 0 || next-1 == info.EventSeq, "the last event is %d, the counter says %d", next-1, info.EventSeq)
-	c.must(c.s.r.receipts.Len() == c.s.r.byRequest.Len(), "%d receipts by sequence, %d by request", c.s.r.receipts.Len(), c.s.r.byRequest.Len())
 	next = 0
-	c.s.r.receipts.Scan(func(seq uint64, r *receipt) bool {
-		c.must(r.seq == seq && (next == 0 || seq == next), "receipt %d follows receipt %d", seq, next-1)
-		next = seq + 1
-		same, ok := c.s.r.byRequest.Get(string(r.request[:]))
-		c.must(ok && same == r, "receipt %d is not found by its request", seq)
-		c.must(r.result.Kind != Frozen && r.result.Kind != TooOld, "receipt %d keeps a verdict of kind %s", seq, r.result.Kind)
+	c.s.r.receipts.Scan(func(r receipts.Receipt) bool {
+		c.must(next == 0 || r.Seq == next, "receipt %d follows receipt %d", r.Seq, next-1)
+		next = r.Seq + 1
+		same, ok := c.s.r.receipts.Get(r.Request)
+		c.must(ok && same.Seq == r.Seq && bytes.Equal(same.Answer, r.Answer), "receipt %d is not found by its request", r.Seq)
+		kind := answerOf(r).Kind
+		c.must(kind != Frozen && kind != TooOld, "receipt %d keeps a verdict of kind %s", r.Seq, kind)
 		return true
 	})
 	c.must(next == 0 || next-1 == info.ReceiptSeq, "the last receipt is %d, the counter says %d", next-1, info.ReceiptSeq)

@@ -142,7 +142,7 @@ func Restored(backup, present State, r Rebirth) (State, error) {
 		past = present // what was assembled brings no history along
 	}
 	t.r.events = duplicate(past.r.events)
-	t.r.receipts, t.r.byRequest = duplicate(past.r.receipts), duplicate(past.r.byRequest)
+	t.r.receipts = past.r.receipts.Clone()
 	f := past.Info()
 	t.r.info.EventSeq, t.r.info.ReceiptSeq, t.r.info.ReceiptsDroppedUntil = f.EventSeq, f.ReceiptSeq, f.ReceiptsDroppedUntil
 

@@ -1,53 +1,63 @@
 package fsm
 
 import (
-	"encoding/binary"
+	"fmt"
+	"slices"
 	"time"
+
+	commandv1 "github.com/persys/compute/api/command/v1"
+	"github.com/persys/compute/fsm/receipts"
 )
 
-// receipt is the stored answer to one API mutation.
-type receipt struct {
-	request [16]byte
-	seq     uint64
-	at      int64 // clock when it was judged, Unix nanoseconds
-	result  Result
+// outcomeOf reads the stored answer to one API mutation.
+func outcomeOf(r receipts.Receipt) *commandv1.Outcome {
+	o := &commandv1.Outcome{}
+	if err := o.UnmarshalVT(r.Answer); err != nil {
+		panic(fmt.Sprintf("receipt %d holds no outcome: %v", r.Seq, err)) // outcomes made it
+	}
+	return o
 }
 
-func (r *receipt) answer() Result {
-	res := r.result
+// answerOf is the answer to whoever sends a request again.
+func answerOf(r receipts.Receipt) Result {
+	res := resultOf(outcomeOf(r))
 	res.Duplicate = true
 	return res
 }
 
-// Retention of receipts (DESIGN, decision 8). The oldest receipt is dropped once
-// it is older than ReceiptsMaxAge, or more than ReceiptsMax are kept, or it is
-// older than ReceiptsMinAge while more than ReceiptsMin are kept.
-const (
-	ReceiptsMinAge = 2 * time.Minute
-	ReceiptsMaxAge = time.Hour
-	ReceiptsMin    = 200_000
-	ReceiptsMax    = 1_000_000
-)
+// outcomes writes answers as they are stored. What it needs for that is used again.
+type outcomes struct {
+	outcome     commandv1.Outcome
+	items       []commandv1.ItemOutcome
+	generations []commandv1.Generation
+	buf         []byte
+}
+
+// of is good until the next call.
+func (w *outcomes) of(r *Result) []byte {
+	n := len(r.Items)
+	w.items = slices.Grow(w.items[:0], n)[:n]
+	w.generations = slices.Grow(w.generations[:0], n)[:n]
+	o := &w.outcome
+	o.Kind, o.Reason, o.Index, o.Items = uint32(r.Kind), r.Reason, r.Index, slices.Grow(o.Items[:0], n)
+	for i := range r.Items {
+		from, to, g := &r.Items[i], &w.items[i], &w.generations[i]
+		g.Incarnation, g.Sequence = from.Generation.Incarnation, from.Generation.Sequence
+		to.Id, to.Generation, to.Revision, to.Unchanged = from.ID, g, from.Revision, from.Unchanged
+		o.Items = append(o.Items, to)
+	}
+	size := o.SizeVT()
+	w.buf = slices.Grow(w.buf[:0], size)[:size]
+	if _, err := o.MarshalToSizedBufferVT(w.buf); err != nil {
+		panic(fmt.Sprintf("encode an outcome: %v", err)) // of plain fields only
+	}
+	return w.buf
+}
 
 // RequestSkew is how far ahead of the state's clock a request id may have been
 // minted. Without a bound one wrong client clock would, once its receipt is
 // dropped, make everybody else's ids look too old.
 const RequestSkew = 5 * time.Minute
-
-// retention is ReceiptsMin… in a form that a test can make small.
-type retention struct {
-	minAge, maxAge int64 // nanoseconds
-	minLen, maxLen int
-}
-
-func defaultRetention() retention {
-	return retention{int64(ReceiptsMinAge), int64(ReceiptsMaxAge), ReceiptsMin, ReceiptsMax}
-}
-
-// mintedAt is the Unix milliseconds inside a UUIDv7.
-func mintedAt(id [16]byte) int64 {
-	return int64(binary.BigEndian.Uint64(id[:8]) >> 16)
-}
 
 // once answers a repeated request from its receipt and judges a new one.
 func (t *Tx) once(c Command) Result {
@@ -59,11 +69,11 @@ func (t *Tx) once(c Command) Result {
 		return t.stamp(refuse(Invalid, "request: %x is not a UUIDv7 of 16 bytes", raw))
 	}
 	id := [16]byte(raw)
-	if rc, ok := t.r.byRequest.Get(string(raw)); ok {
-		return rc.answer()
+	if rc, ok := t.r.receipts.Get(id); ok {
+		return answerOf(rc)
 	}
 	info := &t.r.info
-	if ms := mintedAt(id); ms <= info.ReceiptsDroppedUntil {
+	if ms := receipts.MintedAt(id); ms <= info.ReceiptsDroppedUntil {
 		return t.stamp(refuse(TooOld, "request: minted at %s, answers are kept only since %s; send it again under a new id",
 			clockText(ms*1e6), clockText(info.ReceiptsDroppedUntil*1e6)))
 	} else if info.Clock > 0 && ms > (info.Clock+int64(RequestSkew))/1e6 {
@@ -72,7 +82,7 @@ func (t *Tx) once(c Command) Result {
 	}
 	res := t.stamp(t.judgeAudited(c))
 	if res.Kind != Frozen {
-		t.keep(&place(&t.slabs, &t.slabs.receipts, receipt{request: id, at: info.Clock, result: res})[0])
+		t.keep(receipts.Receipt{Request: id, At: info.Clock, Answer: t.outcomes.of(&res)})
 	}
 	return res
 }
@@ -89,55 +99,22 @@ func (t *Tx) stamp(r Result) Result {
 	return r
 }
 
-// keep stores a receipt and drops those that retention lets go.
-func (t *Tx) keep(rc *receipt) {
-	info := &t.r.info
-	bySeq, byRequest := own(t, &t.r.receipts, ownReceipts), own(t, &t.r.byRequest, ownByRequest)
-	enqueue := func(rc *receipt) {
-		info.ReceiptSeq++
-		rc.seq = info.ReceiptSeq
-		bySeq.Set(rc.seq, rc)
-		byRequest.Set(string(rc.request[:]), rc)
+// ownReceipts makes the queue private before the first write to it, as own does.
+func (t *Tx) ownReceipts() *receipts.Queue {
+	if t.owned&ownReceipts == 0 {
+		t.r.receipts = t.r.receipts.Copy()
+		t.owned |= ownReceipts
 	}
-	enqueue(rc)
-	moves := 0
-	for keep := t.retention(); ; {
-		_, oldest, ok := bySeq.Min()
-		if !ok {
-			return
-		}
-		// An id from a clock that is ahead counts as young until its own time has
-		// passed, so that dropping it never outruns the present.
-		minted := mintedAt(oldest.request)
-		age := info.Clock - max(oldest.at, minted*1e6)
-		if n := bySeq.Len(); n <= keep.maxLen && age <= keep.maxAge && (age <= keep.minAge || n <= keep.minLen) {
-			return
-		}
-		bySeq.Delete(oldest.seq)
-		if minted*1e6 > info.Clock {
-			// There are too many. Dropping this one would make everybody's present
-			// ids look too old, so it queues again and another goes. Only when none
-			// is found soon are there more than maxLen, for RequestSkew at most.
-			again := *oldest
-			enqueue(&again)
-			if moves++; moves == requeueMax {
-				return
-			}
-			continue
-		}
-		byRequest.Delete(string(oldest.request[:]))
-		info.ReceiptsDroppedUntil = max(info.ReceiptsDroppedUntil, minted)
-	}
+	return t.r.receipts
 }
 
-// requeueMax bounds the work of one command.
-const requeueMax = 8
-
-func (t *Tx) retention() retention {
-	if t.keepFor != nil {
-		return *t.keepFor
-	}
-	return defaultRetention()
+// keep stores a receipt and drops those that retention lets go.
+func (t *Tx) keep(rc receipts.Receipt) {
+	info, queue := &t.r.info, t.ownReceipts()
+	rc.Seq = info.ReceiptSeq + 1
+	queue.Append(rc)
+	info.ReceiptsDroppedUntil = max(info.ReceiptsDroppedUntil, queue.Trim(info.Clock, t.retention))
+	info.ReceiptSeq = queue.Last()
 }
 
 func clockText(ns int64) string { return time.Unix(0, ns).UTC().Format(time.RFC3339) }

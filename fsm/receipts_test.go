@@ -3,8 +3,10 @@ package fsm
 import (
 	"reflect"
 	"testing"
+	"time"
 
 	commandv1 "github.com/persys/compute/api/command/v1"
+	"github.com/persys/compute/fsm/receipts"
 )
 
 func TestReceipts(t *testing.T) {
@@ -77,7 +79,7 @@ func TestReceipts(t *testing.T) {
 // TestReceiptRetention uses small numbers: at least 10 s and 4 receipts, at most
 // 100 s or 8 receipts. Requests are sent one per gap.
 func TestReceiptRetention(t *testing.T) {
-	small := &retention{minAge: 10 * second, maxAge: 100 * second, minLen: 4, maxLen: 8}
+	small := receipts.Retention{MinAge: 10 * time.Second, MaxAge: 100 * time.Second, Min: 4, Max: 8}
 	for _, c := range []struct {
 		name string
 		gap  int64 // nanoseconds between requests
@@ -92,7 +94,7 @@ func TestReceiptRetention(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			tx := formed(t).s.Begin()
-			tx.keepFor = small
+			tx.retention = small
 			now := epoch0 + minute
 			var ids [][]byte
 			send := func(id []byte) Result {
@@ -124,7 +126,7 @@ func TestReceiptRetention(t *testing.T) {
 	}
 	t.Run("an id from a clock that is ahead never makes present ones too old", func(t *testing.T) {
 		tx := formed(t).s.Begin()
-		tx.keepFor = small
+		tx.retention = small
 		now := epoch0 + minute
 		send := func(id []byte) Result {
 			cmd := barrier()
@@ -139,7 +141,7 @@ func TestReceiptRetention(t *testing.T) {
 		}
 	})
 	t.Run("defaults", func(t *testing.T) {
-		is(t, "retention", defaultRetention(), retention{2 * minute, 60 * minute, 200_000, 1_000_000})
+		is(t, "retention", formed(t).s.Begin().retention, receipts.Retention{MinAge: 2 * time.Minute, MaxAge: 60 * time.Minute, Min: 200_000, Max: 1_000_000})
 	})
 }
 
@@ -147,7 +149,7 @@ func TestReceiptRetention(t *testing.T) {
 // than are kept; the others' requests are answered all the same.
 func TestReceiptsFromAClockAhead(t *testing.T) {
 	tx := formed(t).s.Begin()
-	tx.keepFor = &retention{minAge: 10 * second, maxAge: 1000 * second, minLen: 4, maxLen: 8}
+	tx.retention = receipts.Retention{MinAge: 10 * time.Second, MaxAge: 1000 * time.Second, Min: 4, Max: 8}
 	now := epoch0 + minute
 	send := func(id []byte) Result {
 		cmd := barrier()

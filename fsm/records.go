@@ -4,6 +4,7 @@ import (
 	"fmt"
 
 	commandv1 "github.com/persys/compute/api/command/v1"
+	"github.com/persys/compute/fsm/receipts"
 )
 
 // Conversions between records and their form in a snapshot.
@@ -210,32 +211,25 @@ func eventOf(m *commandv1.EventRecord) *Event {
 	}
 }
 
-func receiptPB(r *receipt) *commandv1.ReceiptRecord {
-	return &commandv1.ReceiptRecord{
-		Request: r.request[:], Seq: r.seq, At: r.at,
-		Outcome: &commandv1.Outcome{
-			Kind: uint32(r.result.Kind), Reason: r.result.Reason, Index: r.result.Index,
-			Items: convert(r.result.Items, func(i Item) *commandv1.ItemOutcome {
-				return &commandv1.ItemOutcome{Id: i.ID, Generation: generationPB(i.Generation), Revision: i.Revision, Unchanged: i.Unchanged}
-			}),
-		},
-	}
+func receiptPB(r receipts.Receipt) *commandv1.ReceiptRecord {
+	return &commandv1.ReceiptRecord{Request: r.Request[:], Seq: r.Seq, At: r.At, Outcome: outcomeOf(r)}
 }
 
-func receiptOf(m *commandv1.ReceiptRecord) (*receipt, error) {
+func receiptOf(m *commandv1.ReceiptRecord, w *outcomes) (receipts.Receipt, error) {
 	if len(m.GetRequest()) != 16 {
-		return nil, fmt.Errorf("receipt %d: request id has %d bytes, must have 16", m.GetSeq(), len(m.GetRequest()))
+		return receipts.Receipt{}, fmt.Errorf("receipt %d: request id has %d bytes, must have 16", m.GetSeq(), len(m.GetRequest()))
 	}
-	o := m.GetOutcome()
-	return &receipt{
-		request: [16]byte(m.GetRequest()), seq: m.GetSeq(), at: m.GetAt(),
-		result: Result{
-			Kind: Kind(o.GetKind()), Reason: o.GetReason(), Index: o.GetIndex(),
-			Items: convert(o.GetItems(), func(i *commandv1.ItemOutcome) Item {
-				return Item{ID: i.GetId(), Generation: generationOf(i.GetGeneration()), Revision: i.GetRevision(), Unchanged: i.GetUnchanged()}
-			}),
-		},
-	}, nil
+	res := resultOf(m.GetOutcome())
+	return receipts.Receipt{Seq: m.GetSeq(), Request: [16]byte(m.GetRequest()), At: m.GetAt(), Answer: w.of(&res)}, nil
+}
+
+func resultOf(o *commandv1.Outcome) Result {
+	return Result{
+		Kind: Kind(o.GetKind()), Reason: o.GetReason(), Index: o.GetIndex(),
+		Items: convert(o.GetItems(), func(i *commandv1.ItemOutcome) Item {
+			return Item{ID: i.GetId(), Generation: generationOf(i.GetGeneration()), Revision: i.GetRevision(), Unchanged: i.GetUnchanged()}
+		}),
+	}
 }
 
 func authorityOf(m *commandv1.PutAuthority) *Authority {

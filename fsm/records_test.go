@@ -4,10 +4,13 @@ import (
 	"bytes"
 	"fmt"
 	"reflect"
+	"slices"
 	"strings"
 	"testing"
 
 	"pgregory.net/rapid"
+
+	"github.com/persys/compute/fsm/receipts"
 )
 
 // fill sets every field below v to something random; lists get 0 to 3 elements.
@@ -130,15 +133,17 @@ func TestRecordsSurviveTheSnapshotCodec(t *testing.T) {
 		fill(rt, reflect.ValueOf(&rev).Elem(), "Revocation")
 		same(rt, rev, *revocationOf(revocationPB(&rev)))
 
-		var rc receipt
-		fill(rt, reflect.ValueOf(&rc.result).Elem(), "Result")
-		rc.result.Skipped, rc.result.Duplicate = 0, false // of planner commands and of answers: not stored
-		rc.request, rc.seq, rc.at = [16]byte{1, 2, 3}, 4, 5
-		back, err := receiptOf(receiptPB(&rc))
+		var verdict Result
+		fill(rt, reflect.ValueOf(&verdict).Elem(), "Result")
+		verdict.Skipped, verdict.Duplicate = 0, false // of planner commands and of answers: not stored
+		var writer outcomes
+		rc := receipts.Receipt{Seq: 4, Request: [16]byte{1, 2, 3}, At: 5, Answer: slices.Clone(writer.of(&verdict))}
+		back, err := receiptOf(receiptPB(rc), &writer)
 		if err != nil {
 			rt.Fatal(err)
 		}
-		same(rt, rc, *back)
+		same(rt, rc, back)
+		same(rt, verdict, resultOf(outcomeOf(rc)))
 	})
 }
 

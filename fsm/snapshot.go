@@ -13,6 +13,7 @@ import (
 
 	commandv1 "github.com/persys/compute/api/command/v1"
 	"github.com/persys/compute/api/strict"
+	"github.com/persys/compute/fsm/receipts"
 	"github.com/persys/compute/fsm/rollout"
 )
 
@@ -87,7 +88,7 @@ func (s State) WriteSnapshot(w io.Writer) error {
 	s.Events(0, func(e *Event) bool {
 		return out.record(&commandv1.SnapshotRecord{Record: &commandv1.SnapshotRecord_Event{Event: eventPB(e)}})
 	})
-	s.r.receipts.Scan(func(_ uint64, r *receipt) bool {
+	s.r.receipts.Scan(func(r receipts.Receipt) bool {
 		return out.record(&commandv1.SnapshotRecord{Record: &commandv1.SnapshotRecord_Receipt{Receipt: receiptPB(r)}})
 	})
 	out.put(&commandv1.SnapshotTrailer{Records: out.records, Checksum: out.sum.Sum64()})
@@ -370,14 +371,13 @@ func (in *snapshotReader) load(t *Tx, rec *commandv1.SnapshotRecord) error {
 		_, dup = t.r.events.Set(e.Seq, e)
 		key = e.Seq
 	case *commandv1.SnapshotRecord_Receipt:
-		rc, err := receiptOf(r.Receipt)
+		rc, err := receiptOf(r.Receipt, &t.outcomes)
 		if err != nil {
 			return err
 		}
-		_, dup = t.r.receipts.Set(rc.seq, rc)
-		_, again := t.r.byRequest.Set(string(rc.request[:]), rc)
-		dup = dup || again
-		key = rc.seq
+		if !t.r.receipts.Append(rc) {
+			return fmt.Errorf("receipt %d of request %x is there twice or out of its turn", rc.Seq, rc.Request)
+		}
 	default:
 		return fmt.Errorf("unknown kind %T", r)
 	}

@@ -7,6 +7,7 @@ import (
 
 	"github.com/tidwall/btree"
 
+	"github.com/persys/compute/fsm/receipts"
 	"github.com/persys/compute/fsm/rollout"
 )
 
@@ -37,7 +38,7 @@ type root struct {
 	residuals *table[*Residual] // by node/workload
 	replicas  *table[*Replica]  // by id
 	events    *sequence[*Event] // by Seq
-	receipts  *sequence[*receipt]
+	receipts  *receipts.Queue
 
 	authorities *table[*Authority]  // by id
 	tokens      *table[*Token]      // by id
@@ -58,7 +59,6 @@ type root struct {
 	residualsOf *set              // workload/node
 	ports       *table[portClaim] // see portKey
 	alloc       *table[*Alloc]    // by node
-	byRequest   *table[*receipt]  // by the 16 bytes of the request id
 	gravesByAge *set              // see graveKey
 	uses        *table[*Use]      // by namespace
 	byUser      *set              // user/namespace
@@ -85,7 +85,7 @@ func New() State {
 		residuals:   tree[string, *Residual](),
 		replicas:    tree[string, *Replica](),
 		events:      tree[uint64, *Event](),
-		receipts:    tree[uint64, *receipt](),
+		receipts:    receipts.New(),
 		authorities: tree[string, *Authority](),
 		tokens:      tree[string, *Token](),
 		admissions:  tree[string, *Admission](),
@@ -106,7 +106,6 @@ func New() State {
 		residualsOf: tree[string, struct{}](),
 		ports:       tree[string, portClaim](),
 		alloc:       tree[string, *Alloc](),
-		byRequest:   tree[string, *receipt](),
 		gravesByAge: tree[string, struct{}](),
 	}}
 }
@@ -287,11 +286,11 @@ func (s State) EventsBack(fn func(*Event) bool) {
 
 // Receipt returns the stored answer to an API mutation, marked Duplicate.
 func (s State) Receipt(request [16]byte) (Result, bool) {
-	rc, ok := s.r.byRequest.Get(string(request[:]))
+	rc, ok := s.r.receipts.Get(request)
 	if !ok {
 		return Result{}, false
 	}
-	return rc.answer(), true
+	return answerOf(rc), true
 }
 
 // ReceiptCount is the number of answers kept.

@@ -9,6 +9,7 @@ import (
 	"github.com/tidwall/btree"
 
 	commandv1 "github.com/persys/compute/api/command/v1"
+	"github.com/persys/compute/fsm/receipts"
 )
 
 // Command is one entry of the log's vocabulary. It is never modified here, and
@@ -37,20 +38,21 @@ type Tx struct {
 	olds   []*Workload // see replaced
 	origin []Label     // details of an event that has none but where the call came from
 
-	changes []Change // of all commands since Begin or Commit
-	slabs   slabs
-	scratch []byte
+	changes  []Change // of all commands since Begin or Commit
+	slabs    slabs
+	outcomes outcomes
+	scratch  []byte
 	// sideFold is what the command changed in the tables that make no Change
 	// (trust.go, graves.go, failures.go, drifts.go), as the digest takes it.
 	sideFold []byte
 
-	keepFor *retention // tests only; nil = defaultRetention
+	retention receipts.Retention
 }
 
 // Begin opens a transaction. It costs a copy of the root; a table is shared with
 // s until the first write to it. s itself stays as it is, but see State for who
 // may call Begin.
-func (s State) Begin() *Tx { return &Tx{r: *s.r} }
+func (s State) Begin() *Tx { return &Tx{r: *s.r, retention: receipts.Default} }
 
 // Commit returns the state after everything applied so far. The Tx may go on:
 // what it does then is not seen in the State returned here.
@@ -73,7 +75,6 @@ type slabs struct {
 	expected int // commands that are still to come
 	items    []Item
 	events   []Event
-	receipts []receipt
 }
 
 // slabMax is how many stand in a row, and so how many one that is kept for long keeps.
@@ -271,7 +272,6 @@ const (
 	ownResidualsOf
 	ownPorts
 	ownAlloc
-	ownByRequest
 	ownAuthorities
 	ownTokens
 	ownAdmissions

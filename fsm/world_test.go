@@ -10,6 +10,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	commandv1 "github.com/persys/compute/api/command/v1"
+	"github.com/persys/compute/fsm/receipts"
 	"github.com/persys/compute/fsm/rollout"
 )
 
@@ -391,7 +392,7 @@ func contents(s State, name string) any {
 	case "events":
 		r.events.Scan(func(k uint64, v *Event) bool { out = append(out, pairOf{k, *v}); return true })
 	case "receipts":
-		r.receipts.Scan(func(k uint64, v *receipt) bool { out = append(out, pairOf{k, *v}); return true })
+		r.receipts.Scan(func(v receipts.Receipt) bool { out = append(out, pairOf{v, answerOf(v)}); return true })
 	case "authorities":
 		r.authorities.Scan(func(k string, v *Authority) bool { out = append(out, pairOf{k, *v}); return true })
 	case "tokens":
@@ -423,8 +424,6 @@ func contents(s State, name string) any {
 		r.namespaces.Scan(func(k string, v *Namespace) bool { out = append(out, pairOf{k, *v}); return true })
 	case "uses":
 		r.uses.Scan(func(k string, v *Use) bool { out = append(out, pairOf{k, *v}); return true })
-	case "byRequest":
-		r.byRequest.Scan(func(k string, v *receipt) bool { out = append(out, pairOf{k, *v}); return true })
 	case "ports":
 		r.ports.Scan(func(k string, v portClaim) bool { out = append(out, pairOf{k, v}); return true })
 	case "alloc":

@@ -1,0 +1,186 @@
+package receipts
+
+import (
+	"encoding/binary"
+	"fmt"
+	"slices"
+	"testing"
+
+	"pgregory.net/rapid"
+)
+
+func request(n uint64) (id [16]byte) {
+	binary.BigEndian.PutUint64(id[:], n>>3) // some have their first half in common
+	binary.BigEndian.PutUint64(id[8:], n)
+	return id
+}
+
+func receipt(seq, n uint64, size int) Receipt {
+	answer := make([]byte, size)
+	for i := range answer {
+		answer[i] = byte(seq + uint64(i))
+	}
+	return Receipt{Seq: seq, Request: request(n), At: int64(n) * 7, Answer: answer}
+}
+
+// holds compares a queue with what it must hold.
+func holds(t interface{ Fatalf(string, ...any) }, q *Queue, want []Receipt) {
+	if q.Len() != len(want) {
+		t.Fatalf("%d receipts, want %d", q.Len(), len(want))
+	}
+	same := func(what string, a, b Receipt) {
+		if a.Seq != b.Seq || a.Request != b.Request || a.At != b.At || !slices.Equal(a.Answer, b.Answer) {
+			t.Fatalf("%s is receipt %d of %x at %d: %x\nwant %d of %x at %d: %x", what, a.Seq, a.Request, a.At, a.Answer, b.Seq, b.Request, b.At, b.Answer)
+		}
+	}
+	oldest, ok := q.Oldest()
+	if ok != (len(want) > 0) {
+		t.Fatalf("there is an oldest receipt: %t, among %d", ok, len(want))
+	}
+	if ok {
+		same("the oldest", oldest, want[0])
+	}
+	i := 0
+	q.Scan(func(r Receipt) bool {
+		same("the next", r, want[i])
+		i++
+		return true
+	})
+	if i != len(want) {
+		t.Fatalf("Scan visits %d receipts of %d", i, len(want))
+	}
+	for _, r := range want {
+		got, ok := q.Get(r.Request)
+		if !ok {
+			t.Fatalf("receipt %d is not found by its request", r.Seq)
+		}
+		same("what is found", got, r)
+	}
+}
+
+// TestQueue holds queues, their copies and those of other lineages to a list each.
+func TestQueue(t *testing.T) {
+	rapid.Check(t, func(rt *rapid.T) {
+		type pair struct {
+			q    *Queue
+			want []Receipt
+		}
+		all := []pair{{New(), nil}}
+		seq := uint64(rapid.IntRange(1, 1000).Draw(rt, "first"))
+		steps := rapid.IntRange(1, 120).Draw(rt, "steps")
+		for range steps {
+			i := rapid.IntRange(0, len(all)-1).Draw(rt, "which")
+			p := &all[i]
+			switch rapid.IntRange(0, 9).Draw(rt, "step") {
+			case 0: // what was copied stays; both go on, one after the other
+				if len(all) < 5 {
+					all = append(all, pair{p.q.Copy(), slices.Clone(p.want)})
+				}
+			case 1:
+				if len(all) < 5 {
+					all = append(all, pair{p.q.Clone(), slices.Clone(p.want)})
+				}
+			case 2, 3:
+				p.q.Drop()
+				p.want = p.want[min(1, len(p.want)):]
+			case 4:
+				if len(p.want) > 0 {
+					known := rapid.SampledFrom(p.want).Draw(rt, "known")
+					known.Seq = p.want[len(p.want)-1].Seq + 1
+					if p.q.Append(known) {
+						rt.Fatalf("a request is taken in twice")
+					}
+					if p.q.Append(receipt(known.Seq+1, 1<<40, 1)) {
+						rt.Fatalf("a receipt is taken in out of its turn")
+					}
+				}
+			default:
+				for range rapid.IntRange(1, 20).Draw(rt, "many") {
+					next := seq
+					if len(p.want) > 0 {
+						next = p.want[len(p.want)-1].Seq + 1
+					}
+					seq++
+					size := rapid.SampledFrom([]int{0, 1, 80, 200, 3000, blockSize}).Draw(rt, "size")
+					r := receipt(next, seq*2654435761%(1<<32), size)
+					if !p.q.Append(r) {
+						rt.Fatalf("receipt %d is refused", next)
+					}
+					p.want = append(slices.Clip(p.want), r)
+				}
+			}
+		}
+		for _, p := range all {
+			holds(rt, p.q, p.want)
+		}
+	})
+}
+
+func TestScanEnds(t *testing.T) {
+	q := New()
+	for i := range uint64(1000) {
+		q.Append(receipt(i+1, i, 100))
+	}
+	for _, stop := range []int{1, 2, 150, 1000} {
+		n := 0
+		q.Scan(func(Receipt) bool { n++; return n < stop })
+		if n != stop {
+			t.Errorf("Scan visits %d receipts, was to stop after %d", n, stop)
+		}
+	}
+}
+
+// TestReadersBesideAWriter is for the race detector: what a copy holds is read while the
+// next one is written.
+func TestReadersBesideAWriter(t *testing.T) {
+	q := New()
+	done := make(chan error, 64)
+	readers := 0
+	for i := range uint64(2000) {
+		q = q.Copy()
+		q.Append(receipt(i+1, i, 50))
+		if q.Len() > 500 {
+			q.Drop()
+		}
+		if i%100 == 99 {
+			seen := q
+			q = q.Copy()
+			readers++
+			go func() {
+				n := 0
+				seen.Scan(func(r Receipt) bool {
+					if got, ok := seen.Get(r.Request); ok && slices.Equal(got.Answer, r.Answer) {
+						n++
+					}
+					return true
+				})
+				var err error
+				if n != seen.Len() {
+					err = fmt.Errorf("%d receipts read, %d counted", n, seen.Len())
+				}
+				done <- err
+			}()
+		}
+	}
+	for range readers {
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+// BenchmarkAppend is with as many as are kept, in turns of a log entry.
+func BenchmarkAppend(b *testing.B) {
+	q := New()
+	answer := make([]byte, 60)
+	b.ReportAllocs()
+	for i := range b.N {
+		if i%64 == 0 {
+			q = q.Copy()
+		}
+		q.Append(Receipt{Seq: uint64(i + 1), Request: request(uint64(i)), Answer: answer})
+		if q.Len() > 200_000 {
+			q.Drop()
+		}
+	}
+}
