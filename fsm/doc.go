@@ -27,7 +27,7 @@
 //
 // Where things are: tx.go runs one command; put.go, nodes.go, plan.go, report.go,
 // failures.go, cluster.go, graves.go, ports.go and trust.go hold the commands; modes.go says which mode permits which;
-// receipts.go answers a repeated request once; tables.go writes records and
+// receipts.go answers a repeated request once (package receipts keeps the answers); tables.go writes records and
 // indexes.go what follows from them; status.go derives states; digest.go folds
 // the divergence digest; codec.go and snapshot.go are the two byte formats;
 // check.go is the auditor.

@@ -219,6 +219,9 @@ func (c *Cache) recheck(v fsm.View, node string) {
 }
 
 func (c *Cache) workloadChanged(v fsm.View, ch *fsm.Change) {
+	if c.stillUnplaced(ch) {
+		return
+	}
 	if !waits(ch) {
 		c.workloads.add(ch.Key)
 	}
@@ -243,6 +246,17 @@ func (c *Cache) workloadChanged(v fsm.View, ch *fsm.Change) {
 func waits(ch *fsm.Change) bool {
 	o, n := ch.OldWorkload(), ch.NewWorkload()
 	return n != nil && n.Node == "" && n.Desired == fsm.DesiredRunning && (o == nil || o.Node == "")
+}
+
+// stillUnplaced reports whether a workload that no node could take asks for the same after
+// a change, with the same explanation; then the verdict on it stands.
+func (c *Cache) stillUnplaced(ch *fsm.Change) bool {
+	o, n := ch.OldWorkload(), ch.NewWorkload()
+	if o == nil || !waits(ch) || o.Demand != n.Demand || o.Reason != n.Reason || !c.settled(o) {
+		return false
+	}
+	c.verdicts[n.ID] = verdict{modified: n.ModifyIndex, version: c.version, said: true}
+	return true
 }
 
 // touch has a node, and its host ports that a demand names, read again.

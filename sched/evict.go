@@ -222,12 +222,7 @@ func (x *nodeIndex) overfull(s int32) bool {
 	if x.cpu[s] > 0 && x.usedCPU[s] > x.cpu[s] || x.mem[s] > 0 && x.usedMem[s] > x.mem[s] {
 		return true
 	}
-	for _, p := range x.pools[s] {
-		if p.total > 0 && p.used > p.total {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(x.pools[s], func(p pool) bool { return p.total > 0 && p.used > p.total })
 }
 
 // usage adds up what the workloads of one node demand, without what is leaving.

@@ -27,9 +27,6 @@ func (p *planner) expire() {
 	}
 	grace := max(0, p.Tuning.UnavailableGrace)
 	for _, h := range collect(p.Live.Expired, p.Now-grace, false) {
-		if p.lost == nil {
-			p.lost = map[string]bool{}
-		}
 		p.lost[h.node] = true
 		p.c.withhold(h.node)
 		if p.spend() {
@@ -40,9 +37,6 @@ func (p *planner) expire() {
 		}
 	}
 	for _, h := range collect(p.Live.Returned, p.Now, true) {
-		if p.back == nil {
-			p.back = map[string]bool{}
-		}
 		p.back[h.node] = true
 		if p.spend() {
 			p.states = append(p.states, &commandv1.NodeState{Id: h.node, Up: true, UpdatedBy: "heartbeat", LastHeartbeat: h.at})

@@ -555,6 +555,41 @@ func TestHigherPriorityIsPlacedFirst(t *testing.T) {
 	}
 }
 
+// TestAVerdictStandsForTheSameDemand: what no node could take is not tried again because its
+// specification changed, and is tried as soon as it asks for less or a node comes.
+func TestAVerdictStandsForTheSameDemand(t *testing.T) {
+	w := newWorld(t)
+	w.node("small")
+	needs := func(cpu int64) func(*commandv1.WorkloadPut) {
+		return demand(func(d *commandv1.Demand) { d.CpuMillicores = cpu })
+	}
+	w.apply("web", needs(1_000_000))
+	w.settle()
+	open := func() bool { _, ok := w.cache.open.has["web"]; return ok }
+	changed := func(spec string, cpu int64) {
+		w.apply("web", needs(cpu), func(p *commandv1.WorkloadPut) { p.Spec = []byte(spec) })
+		w.cache.sync(&World{State: w.state, Tuning: w.tuning, Changes: w.changes})
+	}
+	changed("spec 2", 1_000_000)
+	if open() || w.get("web").Reason.Code != fsm.CodeUnplaced {
+		t.Fatalf("the same demand is tried again: %+v", w.get("web").Reason)
+	}
+	changed("spec 3", 900_000)
+	if !open() {
+		t.Fatal("another demand is not tried")
+	}
+	w.settle()
+	changed("spec 4", 900_000)
+	if open() {
+		t.Fatal("the same demand is tried again")
+	}
+	w.node("large", func(n *commandv1.RegisterNode) { n.CpuMillicores = 2_000_000 })
+	w.settle()
+	if got := w.get("web"); got.Node != "large" {
+		t.Fatalf("on %q: %s", got.Node, got.Reason.Message)
+	}
+}
+
 func TestAStepIsBounded(t *testing.T) {
 	w := newWorld(t)
 	w.tuning.MaxCommands = 2

@@ -215,14 +215,11 @@ func (p *planner) placeOne(w *fsm.Workload) {
 	// No node can take it. A message that only counts differently is not worth an
 	// entry in the log each time.
 	said := true
-	var summary string
+	summary := p.summary(w) // before room is made, which changes the counts
 	if w.Demand.Priority > 0 {
-		summary = p.summary(w) // before room is made, which changes the counts
 		if node := p.preempt(w); node != "" {
 			summary += "; waits for room on node " + node
 		}
-	} else {
-		summary = p.summary(w)
 	}
 	same := w.Reason.Code == fsm.CodeUnplaced && w.Reason.Message == summary
 	if until := w.Reason.At + explainEvery; !same && w.Reason.Code == fsm.CodeUnplaced && until > p.Now {

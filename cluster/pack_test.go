@@ -1,0 +1,73 @@
+package cluster
+
+import (
+	"bytes"
+	"strings"
+	"testing"
+
+	"github.com/klauspost/compress/s2"
+)
+
+func TestPacking(t *testing.T) {
+	alike := []byte(strings.Repeat("\x0a\x20the same command, nearly", 200))
+	var p packer
+	var u unpacker
+	for _, c := range []struct {
+		name   string
+		frames []byte
+		level  uint32
+		packed bool
+	}{
+		{"an entry of many commands", alike, packedLevel, true},
+		{"in a cluster of an earlier version", alike, packedLevel - 1, false},
+		{"a short entry", alike[:packedWorth-1], packedLevel, false},
+		{"an entry that does not get smaller", append([]byte{0x0a}, incompressible(2000)...), packedLevel, false},
+		{"an entry of nothing", nil, packedLevel, false},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			data := p.pack(c.frames, c.level)
+			if is := len(data) > 0 && data[0] == packedMark; is != c.packed || c.packed && len(data) >= len(c.frames) {
+				t.Errorf("packed: %t, %d bytes of %d", is, len(data), len(c.frames))
+			}
+			p.pack(alike, packedLevel) // what it returned before is the caller's
+			frames, err := u.unpack(data)
+			if err != nil || !bytes.Equal(frames, c.frames) {
+				t.Errorf("%d bytes come back as %d: %v", len(c.frames), len(frames), err)
+			}
+		})
+	}
+	for _, c := range []struct{ name, data, says string }{
+		{"cut off", string(p.pack(alike, packedLevel)[:40]), "packed entry of 40 bytes"},
+		{"nothing", "\x01", "packed entry of 1 bytes"},
+		{"larger than any entry", "\x01" + string(s2.Encode(nil, make([]byte, unpackedLimit+1))), "limit"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			if _, err := u.unpack([]byte(c.data)); err == nil || !strings.Contains(err.Error(), c.says) {
+				t.Errorf("the error is %v", err)
+			}
+		})
+	}
+}
+
+func incompressible(n int) []byte {
+	b := make([]byte, n)
+	for x, i := uint32(1), 0; i < n; i++ {
+		x = x*1664525 + 1013904223
+		b[i] = byte(x >> 24)
+	}
+	return b
+}
+
+// FuzzUnpack: the data of a log entry from another replica, or from a broken disk.
+func FuzzUnpack(f *testing.F) {
+	var p packer
+	f.Add(p.pack([]byte(strings.Repeat("command ", 100)), packedLevel))
+	f.Add([]byte{packedMark, 0xff, 0xff, 0xff, 0x7f})
+	f.Fuzz(func(t *testing.T, data []byte) {
+		var u unpacker
+		frames, err := u.unpack(data)
+		if err == nil && len(frames) > max(unpackedLimit, len(data)) {
+			t.Fatalf("%d bytes hold %d", len(data), len(frames))
+		}
+	})
+}
