@@ -3,6 +3,8 @@ package e2e
 import (
 	"bytes"
 	"context"
+	"crypto/rand"
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"net"
@@ -219,10 +221,12 @@ func TestWrongCluster(t *testing.T) {
 	})
 }
 
-// pad is a specification of about a size in KiB.
+// pad is a specification of about a size in KiB, which packing makes no smaller.
 func pad(kib int) *controlv1.WorkloadSpec {
 	s := contentSpec("needle")
-	s.GetContainer().Command = []string{"needle", strings.Repeat("x", kib<<10)}
+	noise := make([]byte, kib<<9)
+	_, _ = rand.Read(noise) // never fails
+	s.GetContainer().Command = []string{"needle", hex.EncodeToString(noise)}
 	return s
 }
 
