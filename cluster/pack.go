@@ -1,7 +1,9 @@
 package cluster
 
 import (
+	"bytes"
 	"fmt"
+	"slices"
 
 	"github.com/klauspost/compress/s2"
 )
@@ -26,15 +28,12 @@ type packer struct{ scratch []byte }
 // pack returns the data of an entry that holds frames, which it does not keep.
 func (p *packer) pack(frames []byte, level uint32) []byte {
 	if level >= packedLevel && len(frames) >= packedWorth {
-		p.scratch = append(p.scratch[:0], packedMark)
-		if need := 1 + s2.MaxEncodedLen(len(frames)); cap(p.scratch) < need {
-			p.scratch = append(make([]byte, 0, need), packedMark)
-		}
+		p.scratch = append(slices.Grow(p.scratch[:0], 1+s2.MaxEncodedLen(len(frames))), packedMark)
 		if small := s2.Encode(p.scratch[1:cap(p.scratch)], frames); 1+len(small) < len(frames) {
-			return append([]byte(nil), p.scratch[:1+len(small)]...)
+			return bytes.Clone(p.scratch[:1+len(small)])
 		}
 	}
-	return append([]byte(nil), frames...)
+	return bytes.Clone(frames)
 }
 
 // unpacker reads what packer made. It is for one goroutine.

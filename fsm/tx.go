@@ -52,7 +52,7 @@ type Tx struct {
 // Begin opens a transaction. It costs a copy of the root; a table is shared with
 // s until the first write to it. s itself stays as it is, but see State for who
 // may call Begin.
-func (s State) Begin() *Tx { return &Tx{r: *s.r, retention: receipts.Default} }
+func (s State) Begin() *Tx { return &Tx{r: *s.r, retention: receipts.Default()} }
 
 // Commit returns the state after everything applied so far. The Tx may go on:
 // what it does then is not seen in the State returned here.

@@ -14,7 +14,9 @@ type Retention struct {
 }
 
 // Default is the retention of every cluster.
-var Default = Retention{MinAge: 2 * time.Minute, MaxAge: time.Hour, Min: 200_000, Max: 1_000_000}
+func Default() Retention {
+	return Retention{MinAge: 2 * time.Minute, MaxAge: time.Hour, Min: 200_000, Max: 1_000_000}
+}
 
 // MintedAt is the Unix milliseconds inside a UUIDv7.
 func MintedAt(request [16]byte) int64 {
