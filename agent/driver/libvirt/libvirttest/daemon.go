@@ -255,13 +255,15 @@ func (d *Daemon) Restart(ctx context.Context) error {
 	return d.Up(ctx)
 }
 
-// ForgetUnborn is what an operator does about machines that the daemon keeps locked because it was killed in
-// the middle of their start: what it has noted of those that have no QEMU goes while it is down.
-func (d *Daemon) ForgetUnborn(ctx context.Context) error {
-	if err := d.Down(ctx); err != nil {
-		return err
-	}
-	notes, err := filepath.Glob(filepath.Join(d.Dir, "root", "run", "libvirt", "qemu", "*.xml"))
+// Notes is where the daemon notes the machine that runs under a name.
+func (d *Daemon) Notes(name string) string {
+	return filepath.Join(d.Dir, "root", "run", "libvirt", "qemu", name+".xml")
+}
+
+// ForgetUnborn is what an operator does, while the daemon is down, about machines that it would keep locked
+// because it was killed in the middle of their start: its notes of those that have no QEMU go.
+func (d *Daemon) ForgetUnborn() error {
+	notes, err := filepath.Glob(d.Notes("*"))
 	for _, note := range notes {
 		text, no := os.ReadFile(note)
 		if no == nil && bytes.Contains(text, []byte(" pid='0'>")) {
@@ -269,7 +271,7 @@ func (d *Daemon) ForgetUnborn(ctx context.Context) error {
 		}
 		err = errors.Join(err, no)
 	}
-	return errors.Join(err, d.Up(ctx))
+	return err
 }
 
 // Close ends the daemon and everything that runs on it.
