@@ -275,13 +275,14 @@ func (t *Tx) adoptDrift(b *commandv1.AdoptDrift) Result {
 	case known && old.Desired == DesiredDeleted:
 		return refuse(Conflict, "workload %q is being deleted: persysctl drift delete %s %s", old.ID, n.ID, old.ID)
 	case put != nil:
-		if res, ok := checkPuts([]*commandv1.WorkloadPut{put}, ""); !ok {
+		one := &commandv1.PutWorkloads{Workloads: []*commandv1.WorkloadPut{put}}
+		if res, ok := checkPuts(one.Workloads, ""); !ok {
 			return res
 		}
-		if res, ok := t.checkPortNames([]*commandv1.WorkloadPut{put}); !ok {
+		if res, ok := t.checkPortNames(one.Workloads); !ok {
 			return res
 		}
-		if res, ok := t.admits([]*commandv1.WorkloadPut{put}, []*Workload{old}, nil); !ok {
+		if res, ok := t.admits(one, []*Workload{old}, nil); !ok {
 			return res
 		}
 	default:

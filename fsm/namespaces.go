@@ -189,19 +189,39 @@ type NamespaceView interface {
 	UseOf(namespace string) Use
 }
 
-// Fits judges puts, together with the workloads that leave by the same command, by their
-// namespaces alone: each must be there, be the one where the workload is already, and have
-// the quota. The error is a *Refusal.
-func Fits(v NamespaceView, puts []*commandv1.WorkloadPut, leaving []*Workload) error {
-	olds := make([]*Workload, len(puts))
-	for i, p := range puts {
+// Fits judges a put, together with the workloads that leave by it, by its namespaces alone:
+// each must be there, be the one where the workload is already, and have the quota, both at
+// once and when every member has had its turn. The error is a *Refusal.
+func Fits(v NamespaceView, b *commandv1.PutWorkloads, leaving []*Workload) error {
+	olds := make([]*Workload, len(b.GetWorkloads()))
+	for i, p := range b.GetWorkloads() {
 		olds[i], _ = v.Workload(p.GetId())
 	}
-	return fits(v, puts, olds, leaving)
+	return fitsThroughout(v, b, olds, leaving)
 }
 
-// fits is Fits for a caller that has looked up what is replaced; nil stands for nothing.
-// Every put comes by here on every replica: what has no quota is not added up.
+// fitsThroughout is Fits for a caller that has looked up what is replaced; nil stands for
+// nothing.
+func fitsThroughout(v NamespaceView, b *commandv1.PutWorkloads, olds, leaving []*Workload) error {
+	err := fits(v, b.GetWorkloads(), olds, leaving)
+	if err != nil || b.GetUpdate() == nil {
+		return err
+	}
+	var now []*commandv1.WorkloadPut
+	var before []*Workload
+	for i, p := range b.GetWorkloads() {
+		if olds[i] == nil || !olds[i].TakesTurn(Intended(p)) {
+			now, before = append(now, p), append(before, olds[i])
+		}
+	}
+	if err = fits(v, now, before, leaving); err != nil {
+		return &Refusal{Kind: OverQuota, Reason: err.Error() + "; members that wait for their turn hold what they have until then"}
+	}
+	return nil
+}
+
+// fits judges puts and what leaves as if all of it happened at once. Every put comes by here
+// on every replica: what has no quota is not added up.
 func fits(v NamespaceView, puts []*commandv1.WorkloadPut, olds, leaving []*Workload) error {
 	var sums []quotaSum
 	for i, p := range puts {
@@ -258,7 +278,8 @@ func quoted(s string) string { return `"` + clip(s) + `"` }
 
 // admits judges what a command puts in place of what, and what goes with it, by namespaces:
 // whether whoever asked may act there, and Fits.
-func (t *Tx) admits(puts []*commandv1.WorkloadPut, olds, leaving []*Workload) (Result, bool) {
+func (t *Tx) admits(b *commandv1.PutWorkloads, olds, leaving []*Workload) (Result, bool) {
+	puts := b.GetWorkloads()
 	if t.r.info.FeatureLevel < 6 {
 		for _, p := range puts {
 			if stored(p.GetNamespace()) != "" {
@@ -283,7 +304,7 @@ func (t *Tx) admits(puts []*commandv1.WorkloadPut, olds, leaving []*Workload) (R
 			return res, false
 		}
 	}
-	if err := fits(t.state(), puts, olds, leaving); err != nil {
+	if err := fitsThroughout(t.state(), b, olds, leaving); err != nil {
 		var r *Refusal
 		errors.As(err, &r)
 		return Result{Kind: r.Kind, Reason: r.Reason}, false

@@ -26,7 +26,7 @@ func (t *Tx) putWorkloads(b *commandv1.PutWorkloads) Result {
 	}
 	extra := Surplus(t.state(), b)
 	olds := t.replaced(puts)
-	if res, ok := t.admits(puts, olds, extra); !ok {
+	if res, ok := t.admits(b, olds, extra); !ok {
 		return res
 	}
 	roll := t.rolls(b)

@@ -279,6 +279,39 @@ func TestRolloutHoldsTheQuota(t *testing.T) {
 	}
 }
 
+// What waits gives nothing back before its turn: a new member cannot have it at once.
+func TestRolloutHoldsTheQuotaAtOnce(t *testing.T) {
+	w := rollingWorld(t)
+	w.ok(putNamespace(DefaultNamespace, limits(500, 0, 0, 0)))
+	shrunk := func(n int) Command {
+		c := group(2, n, 1, false)
+		for i, p := range c.GetPutWorkloads().GetWorkloads() {
+			p.Demand.CpuMillicores = 10
+			if i > 2 {
+				p.Demand.CpuMillicores = 250
+			}
+		}
+		return c
+	}
+	for name, err := range map[string]error{
+		"the state machine": w.do(shrunk(4)).Err(),
+		"a plan":            Fits(w.s, shrunk(4).GetPutWorkloads(), nil),
+	} {
+		if err == nil || !strings.Contains(err.Error(), "300 used, 250 more asked for, limit 500") || !strings.Contains(err.Error(), "wait for their turn") {
+			t.Errorf("%s says %v", name, err)
+		}
+	}
+	is(t, "nothing has begun", w.versions(), "1 1 1")
+	w.ok(shrunk(3))
+	for range 3 {
+		w.step()
+		w.proceed()
+	}
+	is(t, "they shrink first", w.versions(), "2 2 2 Completed")
+	w.ok(shrunk(4))
+	is(t, "then there is room", w.s.UseOf(DefaultNamespace).CPU, 280)
+}
+
 func TestRolloutScales(t *testing.T) {
 	w := rollingWorld(t)
 	w.ok(group(2, 3, 1, false))

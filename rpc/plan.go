@@ -135,7 +135,7 @@ func (p *plan) misplaced(ctx context.Context, put *commandv1.PutWorkloads, gone 
 	if err := p.s.atLevel(put); err != nil {
 		return err.Error()
 	}
-	if err := fsm.Fits(p.view, put.GetWorkloads(), gone); err != nil {
+	if err := fsm.Fits(p.view, put, gone); err != nil {
 		return err.Error()
 	}
 	return ""
