@@ -97,10 +97,9 @@ const stranger = "stranger"
 // identify reads who calls. A forwarded identity is believed only from a
 // certificate of a scheduler; under -insecure everybody is the anonymous admin.
 func (s *Server) identify(ctx context.Context) (caller, error) {
-	md, _ := metadata.FromIncomingContext(ctx)
-	c, err := s.certified(ctx, md)
+	c, err := s.certified(ctx)
 	if err == nil && s.cfg.TLS != nil {
-		if err = onBehalf(&c, md); err == nil {
+		if err = onBehalf(ctx, &c); err == nil {
 			err = s.standing(c)
 		}
 	}
@@ -108,15 +107,15 @@ func (s *Server) identify(ctx context.Context) (caller, error) {
 }
 
 // certified reads who calls from its certificate.
-func (s *Server) certified(ctx context.Context, md metadata.MD) (caller, error) {
-	hop := first(md, dial.KeyHop) != ""
+func (s *Server) certified(ctx context.Context) (caller, error) {
+	hop := told(ctx, dial.KeyHop) != ""
 	p, ok := peer.FromContext(ctx)
 	if !ok {
 		return caller{}, errorf(KindUnauthenticated, "the connection names no peer")
 	}
 	from := clipFrom(guard.HostOf(p.Addr))
 	if s.cfg.TLS == nil {
-		if v := first(md, dial.KeyFrom); hop && v != "" {
+		if v := told(ctx, dial.KeyFrom); hop && v != "" {
 			from = clipFrom(v)
 		}
 		return caller{id: pki.Anonymous(), forwarded: hop, from: from}, nil
@@ -135,14 +134,14 @@ func (s *Server) certified(ctx context.Context, md metadata.MD) (caller, error) 
 	if err := s.ours(id); err != nil {
 		return caller{}, err
 	}
-	text := first(md, dial.KeyForwardedIdentity)
+	text := told(ctx, dial.KeyForwardedIdentity)
 	if text == "" {
 		return caller{id: id, forwarded: hop, from: from}, nil
 	}
 	if id.Role != pki.RoleScheduler {
 		return caller{}, errorf(KindPermission, "%s %q may not speak for others: %s is trusted only from a scheduler", id.Role, id.ID, dial.KeyForwardedIdentity)
 	}
-	if v := first(md, dial.KeyFrom); v != "" {
+	if v := told(ctx, dial.KeyFrom); v != "" {
 		from = clipFrom(v)
 	}
 	if text == stranger {
@@ -248,8 +247,9 @@ func (s *Server) speaksFor(ctx context.Context, node string) error {
 	return err
 }
 
-func first(md metadata.MD, key string) string {
-	if v := md.Get(key); len(v) > 0 {
+// told is the first value of a key in the metadata of a call, "" if it has none.
+func told(ctx context.Context, key string) string {
+	if v := metadata.ValueFromIncomingContext(ctx, key); len(v) > 0 {
 		return v[0]
 	}
 	return ""

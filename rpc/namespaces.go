@@ -6,7 +6,6 @@ import (
 	"strings"
 	"time"
 
-	"google.golang.org/grpc/metadata"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	clusterv1 "github.com/persys/compute/api/cluster/v1"
@@ -110,21 +109,21 @@ const maxNarrow = 64
 // onBehalf reads for whom a gateway makes a call, and to which namespaces whoever makes it
 // narrows itself. Both only take rights away, so the second is believed from anybody. The
 // first is who the history names, so only a gateway may say it.
-func onBehalf(c *caller, md metadata.MD) error {
-	if v := first(md, dial.KeyNamespaces); v != "" {
+func onBehalf(ctx context.Context, c *caller) error {
+	if v := told(ctx, dial.KeyNamespaces); v != "" {
 		c.narrow = strings.Split(v, ",")
 		if len(c.narrow) > maxNarrow {
 			return errorf(KindInvalid, "%s: %d namespaces, at most %d", dial.KeyNamespaces, len(c.narrow), maxNarrow)
 		}
 	}
-	v, user := first(md, dial.KeyOnBehalf), first(md, dial.KeyUser)
+	v, user := told(ctx, dial.KeyOnBehalf), told(ctx, dial.KeyUser)
 	if v == "" && user == "" {
 		return nil
 	}
 	if c.id.Role != pki.RoleGateway {
 		return errorf(KindPermission, "%s %q may not act for others: %s and %s are taken from gateways only", c.id.Role, c.id.ID, dial.KeyOnBehalf, dial.KeyUser)
 	}
-	if from := first(md, dial.KeyFrom); from != "" && !c.relayed {
+	if from := told(ctx, dial.KeyFrom); from != "" && !c.relayed {
 		c.from = clipFrom(from)
 	}
 	if v == "" {
@@ -139,7 +138,7 @@ func onBehalf(c *caller, md metadata.MD) error {
 		return errorf(KindInvalid, "%s %q must be the identity of a user", dial.KeyOnBehalf, clip(v, 128))
 	}
 	c.behalf = id
-	if v := first(md, dial.KeyIssued); v != "" {
+	if v := told(ctx, dial.KeyIssued); v != "" {
 		at, err := strconv.ParseInt(v, 10, 64)
 		if err != nil {
 			return errorf(KindInvalid, "%s %q must be Unix nanoseconds", dial.KeyIssued, clip(v, 128))

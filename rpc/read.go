@@ -31,17 +31,16 @@ type leveled interface {
 // wish reads the wished level and index from the request's fields or the
 // metadata; asked is false for peers that name no level.
 func (c *call) wish(ctx context.Context, req any) (asked bool, err error) {
-	md, _ := metadata.FromIncomingContext(ctx)
 	r, ours := req.(leveled)
 	if ours {
 		c.least = r.GetMinIndex()
 	}
-	if v := first(md, dial.KeyIndex); c.least == 0 && v != "" {
+	if v := told(ctx, dial.KeyIndex); c.least == 0 && v != "" {
 		if c.least, err = strconv.ParseUint(v, 10, 64); err != nil {
 			return false, errorf(KindInvalid, "%s %q must be a log index", dial.KeyIndex, v)
 		}
 	}
-	word := first(md, dial.KeyRead)
+	word := told(ctx, dial.KeyRead)
 	if ours && r.GetLevel() != controlv1.ReadLevel_READ_LEVEL_UNSPECIFIED {
 		word = levelWords[r.GetLevel()]
 	}

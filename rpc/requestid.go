@@ -4,7 +4,6 @@ import (
 	"context"
 
 	"github.com/google/uuid"
-	"google.golang.org/grpc/metadata"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/reflect/protoreflect"
 
@@ -34,8 +33,7 @@ func ensureRequestID(ctx context.Context, req any) error {
 
 func settleRequestID(ctx context.Context, id string, set func(string)) error {
 	if id == "" {
-		md, _ := metadata.FromIncomingContext(ctx)
-		id = first(md, dial.KeyRequestID)
+		id = told(ctx, dial.KeyRequestID)
 		if id == "" {
 			fresh, err := uuid.NewV7()
 			if err != nil {
