@@ -19,6 +19,7 @@ func (p *planner) expire() {
 		from(until, func(node NodeID, at int64) bool {
 			if n, ok := p.State.Node(node); ok && n.Up != up && !n.Fenced { // who was fenced has to register
 				all = append(all, heard{node, at})
+				p.c.recheck(p.State, node) // none of its workloads is waited for any more
 			}
 			return true
 		})

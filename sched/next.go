@@ -67,11 +67,10 @@ func Next(w World, c *Cache) Step {
 	p.rollouts = rolling.Next(p.State, p.Now, p.Epoch, p.done, p.wake)
 	p.place()
 	p.order()
-	p.wake(first(c.due.next()))
+	at, _ := c.due.next()
+	p.wake(at)
 	return p.finish()
 }
-
-func first(at int64, _ string) int64 { return at }
 
 // planner is one step at work.
 type planner struct {

@@ -170,6 +170,25 @@ func TestAGuardedWorkloadMovesAfterTheBound(t *testing.T) {
 	}
 }
 
+// A step with a cache is the step without one, also in when it asks for the next: what a lost node had
+// promised to get running is not waited for.
+func TestALostNodeIsWokenForByNobody(t *testing.T) {
+	for _, lost := range []bool{false, true} {
+		w := newWorld(t)
+		w.node("a")
+		w.apply("db")
+		w.settle()
+		w.say("db", "Pending")
+		w.plan()
+		w.now = w.get("db").AcknowledgedAt + w.tuning.ApplyTimeout - second/2
+		w.heard["a"] = !lost
+		plain := w.plain().WakeAt
+		if got := w.plan().WakeAt; got != plain {
+			t.Errorf("lost %t: the next step is at %+d ns with a cache and at %+d ns without", lost, got-w.now, plain-w.now)
+		}
+	}
+}
+
 func residualsOf(w *world, id string) (n int) {
 	w.state.ResidualsOf(id, func(*fsm.Residual) bool { n++; return true })
 	return n

@@ -1,6 +1,7 @@
 package sim
 
 import (
+	"fmt"
 	"reflect"
 	"slices"
 
@@ -333,7 +334,7 @@ func differ(a, b sched.Step) string {
 	case !slices.Equal(a.Orders, b.Orders):
 		return "other orders"
 	case a.WakeAt != b.WakeAt:
-		return "another WakeAt"
+		return fmt.Sprintf("another WakeAt: %.3f and %.3f", float64(a.WakeAt)/1e9, float64(b.WakeAt)/1e9)
 	case !reflect.DeepEqual(a.Why, b.Why):
 		return "other notes"
 	}
