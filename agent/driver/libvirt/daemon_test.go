@@ -4,7 +4,6 @@ package libvirt
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -138,7 +137,7 @@ func TestConformance(t *testing.T) {
 				if down {
 					down = false
 					// Where the blow falls where libvirt cannot take it (TestUnbornMachine), an operator would help.
-					if err := errors.Join(d.ForgetUnborn(), d.Up(context.WithoutCancel(t.Context()))); err != nil {
+					if err := d.Recover(context.WithoutCancel(t.Context())); err != nil {
 						t.Error(err)
 					}
 				}

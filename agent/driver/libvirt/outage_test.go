@@ -5,7 +5,6 @@ package libvirt
 import (
 	"bytes"
 	"context"
-	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -129,7 +128,10 @@ func TestDaemonDiesInTheMiddle(t *testing.T) {
 			}
 			time.Sleep(age - next) // the moment is what is tested
 		}
-		if err := errors.Join(daemon.Down(ctx), daemon.ForgetUnborn(), daemon.Up(ctx)); err != nil {
+		if err := daemon.Down(ctx); err != nil {
+			t.Fatal(err)
+		}
+		if err := daemon.Recover(ctx); err != nil {
 			t.Fatal(err)
 		}
 		_ = first.Wait()
@@ -178,7 +180,10 @@ func TestUnbornMachine(t *testing.T) {
 	if err == nil || !driver.ClassOf(err).Transient() || !strings.Contains(err.Error(), "remove the domain's file from /run/libvirt/qemu") {
 		t.Errorf("Ensure of a machine that libvirt keeps locked: %v, want a transient error that says what to do", err)
 	}
-	if err := errors.Join(daemon.Down(ctx), daemon.ForgetUnborn(), daemon.Up(ctx)); err != nil {
+	if err := daemon.Down(ctx); err != nil {
+		t.Fatal(err)
+	}
+	if err := daemon.Recover(ctx); err != nil {
 		t.Fatal(err)
 	}
 	ensured(t, ctx, d, spec)

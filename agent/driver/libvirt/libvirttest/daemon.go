@@ -231,12 +231,17 @@ func (d *Daemon) Signal(ctx context.Context, name string) error {
 	return err
 }
 
-// Down kills the daemon and keeps it down until Up. Its guests go on.
+// Down kills the daemon, waits until it is gone and keeps it down until Up. Its guests go on.
 func (d *Daemon) Down(ctx context.Context) error {
 	if err := os.WriteFile(filepath.Join(d.Dir, "down"), nil, 0o600); err != nil {
 		return err
 	}
-	return d.Signal(ctx, "KILL")
+	pid, err := os.ReadFile(filepath.Join(d.Dir, "daemon.pid"))
+	if err != nil {
+		return err
+	}
+	_, err = d.Inside(ctx, "sh", "-c", "kill -KILL $0 && while kill -0 $0 2>/dev/null; do sleep 0.01; done", strings.TrimSpace(string(pid)))
+	return err
 }
 
 // Up starts the daemon after Down and waits until it answers.
@@ -260,9 +265,9 @@ func (d *Daemon) Notes(name string) string {
 	return filepath.Join(d.Dir, "root", "run", "libvirt", "qemu", name+".xml")
 }
 
-// ForgetUnborn is what an operator does, while the daemon is down, about machines that it would keep locked
-// because it was killed in the middle of their start: its notes of those that have no QEMU go.
-func (d *Daemon) ForgetUnborn() error {
+// Recover is Up for an operator who knows that the daemon keeps machines locked when it was killed in the
+// middle of their start: before, its notes of those that have no QEMU go.
+func (d *Daemon) Recover(ctx context.Context) error {
 	notes, err := filepath.Glob(d.Notes("*"))
 	for _, note := range notes {
 		text, no := os.ReadFile(note)
@@ -271,7 +276,7 @@ func (d *Daemon) ForgetUnborn() error {
 		}
 		err = errors.Join(err, no)
 	}
-	return err
+	return errors.Join(err, d.Up(ctx))
 }
 
 // Close ends the daemon and everything that runs on it.
