@@ -252,6 +252,10 @@ func (t *Tx) explainUnplaced(b *commandv1.ExplainUnplaced) (res Result) {
 		if old.Reason.Code == u.GetCode() && old.Reason.Message == u.GetMessage() {
 			continue
 		}
+		if u.GetCode() == CodeDispatchFailed && old.Acknowledged && t.r.info.FeatureLevel >= 6 {
+			res.skip("node " + old.Node + " has been told: it accepted the order")
+			continue
+		}
 		w := *old
 		w.Reason = Reason{Code: u.GetCode(), Message: u.GetMessage(), At: t.r.info.Clock, Retryable: true}
 		t.putWorkload(old, &w)

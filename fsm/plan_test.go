@@ -307,6 +307,19 @@ func TestExplainUnplaced(t *testing.T) {
 			w.ok(put("web"))
 			skipped(t, w.do(explain("web", CodeUnplaced, "none", nil)), "generation")
 		}},
+		{"that an accepted order could not be told is late news", func(t *testing.T, w *world) {
+			w.ok(putReplica("r1", FeatureLevel))
+			w.ok(setLevel(FeatureLevel))
+			w.place("web", "a")
+			told := explain("web", CodeDispatchFailed, "could not be told", w.generation("web"))
+			w.ok(told)
+			is(t, "before it is accepted", w.workload("web").Reason.Code, CodeDispatchFailed)
+			w.ok(w.says("web", "Failed"))
+			w.ok(w.retry("web", 1, 0, true))
+			why := w.workload("web").Reason
+			skipped(t, w.do(told), "accepted the order")
+			is(t, "after it was given up", w.workload("web").Reason, why)
+		}},
 		{"is no new order", func(t *testing.T, w *world) {
 			w.ok(put("web"))
 			g := w.workload("web").Generation
