@@ -235,10 +235,10 @@ func (s *stint) register(facts *commandv1.RegisterNode, reply func(any, error)) 
 func (m *machine) call(handle func(*stint, func(any, error)), back func(any, error)) {
 	w, s := m.w, &m.session
 	a := w.replicas[s.at]
-	turn := s.turn
+	turn, life := s.turn, m.proc.life
 	over := false
 	done := func(res any, err error) {
-		if over || m.session.turn != turn {
+		if over || m.session.turn != turn || m.proc.life != life {
 			return
 		}
 		over = true
