@@ -27,16 +27,14 @@ func (p *planner) review() {
 			continue
 		}
 		delete(p.c.verdicts, id)
-		if p.done[id] {
-			p.c.due.set(id, 0)
-			p.c.workloads.add(id)
-			continue
-		}
 		n, ok := p.State.Node(w.Node)
 		if !ok {
 			continue
 		}
-		acted, due := p.judge(w, n)
+		acted, due := true, int64(0)
+		if !p.done[id] {
+			acted, due = p.judge(w, n)
+		}
 		p.c.due.set(id, due)
 		if acted {
 			p.c.workloads.add(id)
@@ -55,10 +53,9 @@ func (p *planner) judge(w *fsm.Workload, n *fsm.Node) (acted bool, due int64) {
 	}
 	code, message, gone := p.mustLeave(w, n)
 	switch {
+	case code == fsm.CodeAwaitFailover && w.Reason.Code == code:
+		return false, 0
 	case code == fsm.CodeAwaitFailover:
-		if w.Reason.Code == code {
-			return false, 0
-		}
 		p.explain(w, code, message)
 		return true, 0
 	case code == fsm.CodeAwaitStop:
@@ -175,6 +172,9 @@ func (p *planner) relieve() {
 			continue
 		}
 		n := x.recs[s]
+		if p.lost[id] {
+			p.c.capacity.add(id) // it may be heard again before that is in the log
+		}
 		if !n.Up || n.Draining || p.lost[id] {
 			continue // its workloads leave anyway
 		}
