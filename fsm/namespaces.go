@@ -197,14 +197,14 @@ func Fits(v NamespaceView, b *commandv1.PutWorkloads, leaving []*Workload) error
 	for i, p := range b.GetWorkloads() {
 		olds[i], _ = v.Workload(p.GetId())
 	}
-	return fitsThroughout(v, b, olds, leaving)
+	return fitsNowAndLater(v, b, olds, leaving)
 }
 
-// fitsThroughout is Fits for a caller that has looked up what is replaced; nil stands for
+// fitsNowAndLater is Fits for a caller that has looked up what is replaced; nil stands for
 // nothing.
-func fitsThroughout(v NamespaceView, b *commandv1.PutWorkloads, olds, leaving []*Workload) error {
+func fitsNowAndLater(v NamespaceView, b *commandv1.PutWorkloads, olds, leaving []*Workload) error {
 	err := fits(v, b.GetWorkloads(), olds, leaving)
-	if err != nil || b.GetUpdate() == nil {
+	if err != nil || b.GetUpdate() == nil || b.GetGroupOf() == "" {
 		return err
 	}
 	var now []*commandv1.WorkloadPut
@@ -304,7 +304,7 @@ func (t *Tx) admits(b *commandv1.PutWorkloads, olds, leaving []*Workload) (Resul
 			return res, false
 		}
 	}
-	if err := fitsThroughout(t.state(), b, olds, leaving); err != nil {
+	if err := fitsNowAndLater(t.state(), b, olds, leaving); err != nil {
 		var r *Refusal
 		errors.As(err, &r)
 		return Result{Kind: r.Kind, Reason: r.Reason}, false

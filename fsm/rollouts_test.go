@@ -312,6 +312,31 @@ func TestRolloutHoldsTheQuotaAtOnce(t *testing.T) {
 	is(t, "then there is room", w.s.UseOf(DefaultNamespace).CPU, 280)
 }
 
+// Back to more and smaller members there has to be room for them beside what has yet to shrink: who
+// cannot go back stops and says so.
+func TestRolloutGoesBackWithinTheQuota(t *testing.T) {
+	w := rollingWorld(t)
+	w.ok(putNamespace(DefaultNamespace, limits(300, 0, 0, 0)))
+	fewer := group(2, 2, 1, true)
+	for _, p := range fewer.GetPutWorkloads().GetWorkloads() {
+		p.Demand.CpuMillicores = 150
+	}
+	w.ok(fewer)
+	w.ok(gone("web-2", "a", nil))
+	w.step()
+	is(t, "one has grown", w.versions(), "2 1 Running")
+	w.ok(w.says("web-0", "Failed"))
+	w.wait(minute)
+	w.step()
+	is(t, "it stands still", w.versions(), "2 1 Paused")
+	if why := w.rolled().Reason; !strings.Contains(why, "it cannot go back: over the quota") {
+		t.Errorf("paused with %q", why)
+	}
+	w.ok(putNamespace(DefaultNamespace, limits(350, 0, 0, 0)))
+	w.ok(rolloutAction("undo"))
+	is(t, "with room it goes back", w.versions(), "2 1 1 Running back")
+}
+
 func TestRolloutScales(t *testing.T) {
 	w := rollingWorld(t)
 	w.ok(group(2, 3, 1, false))
