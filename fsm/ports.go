@@ -21,12 +21,12 @@ func (t *Tx) holdPorts(w *Workload, bound []HostPort) {
 }
 
 // portsAfter lets go of former ports by what a node says of the present order: it
-// is carried out and what it replaces is gone, or it has failed and the ports that
-// are named are those of the former instance, which goes on.
-func (w *Workload) portsAfter(state Actual, refused bool) {
+// is carried out and what it replaces is gone, or all of it is (from level 6 on), or it has failed
+// and the ports that are named are those of the former instance, which goes on.
+func (w *Workload) portsAfter(state Actual, refused bool, level uint32) {
 	switch {
 	case len(w.FormerPorts) == 0:
-	case state == ActualRunning, state == ActualStopped:
+	case state == ActualRunning, state == ActualStopped, state == ActualMissing && level >= 6:
 		w.FormerPorts = nil
 	case state == ActualFailed && !refused:
 		var still []HostPort

@@ -66,6 +66,17 @@ func TestFormerPorts(t *testing.T) {
 			w.ok(failed(w))
 			is(t, "80", holder(w, 80), "")
 		}},
+		{"of one that its node has lost are held by nobody", func(t *testing.T, w *world) {
+			changed(w)
+			w.ok(w.says("web", "Missing"))
+			is(t, "80, before level 6", holder(w, 80), "web")
+			w.ok(putReplica("r1", FeatureLevel))
+			w.ok(setLevel(FeatureLevel))
+			w.ok(w.says("web", "Pending"))
+			is(t, "80, of what may yet be replaced", holder(w, 80), "web")
+			w.ok(w.says("web", "Missing"))
+			is(t, "80", holder(w, 80), "")
+		}},
 		{"of a refused order are all still held", func(t *testing.T, w *world) {
 			changed(w)
 			c := failed(w)

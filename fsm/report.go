@@ -147,7 +147,7 @@ func (t *Tx) observe(old *Workload, r *commandv1.WorkloadReport, state Actual) {
 		return
 	}
 	if t.r.info.FeatureLevel < 6 || w.Desired != DesiredStopped || state != ActualRunning { // what runs on binds what it did
-		w.portsAfter(state, r.GetRefused())
+		w.portsAfter(state, r.GetRefused(), t.r.info.FeatureLevel)
 	}
 	if t.r.info.FeatureLevel >= 5 {
 		if t.r.info.FeatureLevel >= 6 && w.Desired == DesiredStopped && stopped(state) {
