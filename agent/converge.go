@@ -292,21 +292,13 @@ func (a *Agent) failed(ctx context.Context, id string, in *intent, err error) (a
 		return false // the agent ends; that is nobody's failure
 	}
 	now := time.Now()
-	class := driver.ClassOf(err)
 	a.mu.Lock()
 	w := a.workloads[id]
 	if w == nil || w.intent != in {
 		a.mu.Unlock()
 		return true // a newer order; the failure was the old one's
 	}
-	policy := a.cfg.policy()
-	if in.Deleting {
-		policy.endless = true // nothing but success ends a delete
-		w.fail = policy.failed(w.fail, class, err.Error(), now)
-		w.fail.Next = now.Add(policy.delay(min(w.fail.Attempts, 10)))
-	} else {
-		w.fail = policy.failed(w.fail, class, err.Error(), now)
-	}
+	w.fail = a.cfg.policy().after(w.fail, in, err, a.tombs, now)
 	if at := w.fail.Next; !at.IsZero() {
 		a.queue.add(id, at)
 	}

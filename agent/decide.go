@@ -171,7 +171,32 @@ func (p retryPolicy) delay(attempt int) time.Duration {
 	return min(d, p.max)
 }
 
-// failed counts one failed step.
+// lingers is for how long what has been removed may be what a port was found bound by.
+const lingers = 2 * time.Second
+
+// after counts one failed step of an intent. Nothing but success ends a delete. A port that could not be
+// bound while something was being removed from this machine is tried again: that may have bound it.
+func (p retryPolicy) after(f failure, in *intent, err error, tombs map[string]*tombstone, now time.Time) failure {
+	class := driver.ClassOf(err)
+	if in.Deleting {
+		p.endless = true
+		f = p.failed(f, class, err.Error(), now)
+		f.Next = now.Add(p.delay(min(f.Attempts, 10)))
+		return f
+	}
+	if class == driver.PortBindConflict {
+		for _, t := range tombs {
+			if !t.Done || now.Sub(t.DeletedAt) < lingers {
+				f = p.failed(f, driver.RuntimeUnhealthy, err.Error(), now)
+				f.Class = class
+				return f
+			}
+		}
+	}
+	return p.failed(f, class, err.Error(), now)
+}
+
+// failed counts one failed step of a class.
 func (p retryPolicy) failed(f failure, class driver.Class, message string, now time.Time) failure {
 	f.Class, f.Message, f.At = class, message, now
 	if class == driver.RuntimeUnhealthy {

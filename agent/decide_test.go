@@ -117,6 +117,28 @@ func TestBackoff(t *testing.T) {
 	}
 }
 
+// A port may have been bound by what was just being removed: that is waited for, and nothing else is.
+func TestAPortThatIsBeingFreed(t *testing.T) {
+	now := time.Now()
+	p := retryPolicy{base: 5 * time.Second, max: 2 * time.Minute, limit: 3}
+	bound := driver.Errorf(driver.PortBindConflict, "start", "port 443 is bound")
+	for name, c := range map[string]struct {
+		tomb  *tombstone
+		err   error
+		waits bool
+	}{
+		"is being removed":     {&tombstone{DeletedAt: now.Add(-time.Hour)}, bound, true},
+		"was just removed":     {&tombstone{DeletedAt: now.Add(-lingers / 2), Done: true}, bound, true},
+		"was removed long ago": {&tombstone{DeletedAt: now.Add(-lingers), Done: true}, bound, false},
+		"of another failure":   {&tombstone{DeletedAt: now}, driver.Errorf(driver.InvalidImage, "pull", "no such image"), false},
+	} {
+		f := p.after(failure{}, &intent{}, c.err, map[string]*tombstone{"old": c.tomb}, now)
+		if f.Final == c.waits || f.Next.IsZero() == c.waits || f.Class != driver.ClassOf(c.err) {
+			t.Errorf("%s: %+v, want it tried again: %t", name, f, c.waits)
+		}
+	}
+}
+
 func TestSettle(t *testing.T) {
 	p := retryPolicy{base: 5 * time.Second, max: 2 * time.Minute, limit: 3, stable: 30 * time.Second}
 	now := time.Unix(1000, 0)
@@ -165,7 +187,7 @@ func TestReportOfAStopThatFailed(t *testing.T) {
 	runs := &driver.Observed{ID: "web", State: driver.Running, Content: "x"}
 	m := Memory{}
 	for range 3 {
-		m.Failure = r.Failed(in, m.Failure, driver.Errorf(driver.RuntimeError, "halt", "it does not stop"), now)
+		m.Failure = r.Failed(in, m.Failure, driver.Errorf(driver.RuntimeError, "halt", "it does not stop"), nil, now)
 	}
 	if !m.Failure.Final {
 		t.Fatalf("%+v", m.Failure)

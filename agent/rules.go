@@ -129,15 +129,9 @@ func (r Rules) Next(in *Intent, m Memory, o *driver.Observed, now time.Time) (do
 	return s.do.String(), s.until, m
 }
 
-// Failed counts a failed step; a delete never gives up.
-func (r Rules) Failed(in *Intent, f Failure, err error, now time.Time) Failure {
-	p := r.policy
-	p.endless = in.Deleting
-	f = p.failed(f, driver.ClassOf(err), err.Error(), now)
-	if in.Deleting {
-		f.Next = now.Add(p.delay(min(f.Attempts, 10)))
-	}
-	return f
+// Failed counts a failed step on a machine with these tombstones.
+func (r Rules) Failed(in *Intent, f Failure, err error, tombs map[string]*Tombstone, now time.Time) Failure {
+	return r.policy.after(f, in, err, tombs, now)
 }
 
 // Report is the state that an ordered workload is reported in; open says that its last order is

@@ -282,7 +282,7 @@ func (t *Tx) adoptDrift(b *commandv1.AdoptDrift) Result {
 		if res, ok := t.checkPortNames(one.Workloads); !ok {
 			return res
 		}
-		if res, ok := t.admits(one, []*Workload{old}, nil); !ok {
+		if res, ok := t.admits(one, t.replaced(one.Workloads), nil); !ok {
 			return res
 		}
 	default:

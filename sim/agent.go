@@ -293,7 +293,7 @@ func (m *machine) did(k *work, in *agent.Intent, err error) {
 		return
 	}
 	if err != nil {
-		k.Failure = m.rules.Failed(in, k.Failure, err, m.now())
+		k.Failure = m.rules.Failed(in, k.Failure, err, m.disk.tombs, m.now())
 		m.disk.fails[k.id] = k.Failure
 		if !k.Failure.Next.IsZero() {
 			m.kick(k.id, int64(k.Failure.Next.Sub(m.now())))
