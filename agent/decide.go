@@ -184,16 +184,22 @@ func (p retryPolicy) after(f failure, in *intent, err error, tombs map[string]*t
 		f.Next = now.Add(p.delay(min(f.Attempts, 10)))
 		return f
 	}
-	if class == driver.PortBindConflict {
-		for _, t := range tombs {
-			if !t.Done || now.Sub(t.DeletedAt) < lingers {
-				f = p.failed(f, driver.RuntimeUnhealthy, err.Error(), now)
-				f.Class = class
-				return f
-			}
-		}
+	if class == driver.PortBindConflict && freeing(tombs, now) {
+		f = p.failed(f, driver.RuntimeUnhealthy, err.Error(), now)
+		f.Class = class
+		return f
 	}
 	return p.failed(f, class, err.Error(), now)
+}
+
+// freeing reports whether something is being removed from this machine, or was a moment ago.
+func freeing(tombs map[string]*tombstone, now time.Time) bool {
+	for _, t := range tombs {
+		if !t.Done || now.Sub(t.DeletedAt) < lingers {
+			return true
+		}
+	}
+	return false
 }
 
 // failed counts one failed step of a class.

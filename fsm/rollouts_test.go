@@ -31,6 +31,14 @@ func group(version, n, parallel int, reverts bool) Command {
 	return c
 }
 
+// demanding has the members of a group ask for millicores, the last amount for all who follow.
+func demanding(c Command, cpu ...int64) Command {
+	for i, p := range c.GetPutWorkloads().GetWorkloads() {
+		p.Demand.CpuMillicores = cpu[min(i, len(cpu)-1)]
+	}
+	return c
+}
+
 func advance(id *commandv1.Generation, b *commandv1.AdvanceRollout) Command {
 	b.Group, b.IfRollout = "web", id
 	return &commandv1.Command{Body: &commandv1.Command_AdvanceRollout{AdvanceRollout: b}}
@@ -263,14 +271,7 @@ func TestRolloutOutlivesAFrozenMode(t *testing.T) {
 func TestRolloutHoldsTheQuota(t *testing.T) {
 	w := rollingWorld(t)
 	w.ok(putNamespace(DefaultNamespace, limits(500, 0, 0, 0)))
-	grown := func(parallel int) Command {
-		c := group(2, 3, parallel, false)
-		for _, p := range c.GetPutWorkloads().GetWorkloads() {
-			p.Demand.CpuMillicores = 160
-		}
-		return c
-	}
-	w.ok(grown(1))
+	w.ok(demanding(group(2, 3, 1, false), 160))
 	w.ok(put("other", func(p *commandv1.WorkloadPut) { p.Demand = &commandv1.Demand{Type: "container", CpuMillicores: 150} }))
 	w.step()
 	is(t, "the turn would go over the quota", w.versions(), "1 1 1 Paused")
@@ -283,16 +284,7 @@ func TestRolloutHoldsTheQuota(t *testing.T) {
 func TestRolloutHoldsTheQuotaAtOnce(t *testing.T) {
 	w := rollingWorld(t)
 	w.ok(putNamespace(DefaultNamespace, limits(500, 0, 0, 0)))
-	shrunk := func(n int) Command {
-		c := group(2, n, 1, false)
-		for i, p := range c.GetPutWorkloads().GetWorkloads() {
-			p.Demand.CpuMillicores = 10
-			if i > 2 {
-				p.Demand.CpuMillicores = 250
-			}
-		}
-		return c
-	}
+	shrunk := func(n int) Command { return demanding(group(2, n, 1, false), 10, 10, 10, 250) }
 	for name, err := range map[string]error{
 		"the state machine": w.do(shrunk(4)).Err(),
 		"a plan":            Fits(w.s, shrunk(4).GetPutWorkloads(), nil),
@@ -317,11 +309,7 @@ func TestRolloutHoldsTheQuotaAtOnce(t *testing.T) {
 func TestRolloutGoesBackWithinTheQuota(t *testing.T) {
 	w := rollingWorld(t)
 	w.ok(putNamespace(DefaultNamespace, limits(300, 0, 0, 0)))
-	fewer := group(2, 2, 1, true)
-	for _, p := range fewer.GetPutWorkloads().GetWorkloads() {
-		p.Demand.CpuMillicores = 150
-	}
-	w.ok(fewer)
+	w.ok(demanding(group(2, 2, 1, true), 150))
 	w.ok(gone("web-2", "a", nil))
 	w.step()
 	is(t, "one has grown", w.versions(), "2 1 Running")

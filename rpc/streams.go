@@ -18,11 +18,10 @@ import (
 // withoutRequestID drops the request id of the stream's own metadata: one id for
 // all messages would make every one after the first a repetition of it.
 func withoutRequestID(ctx context.Context) context.Context {
-	md, ok := metadata.FromIncomingContext(ctx)
-	if !ok || len(md.Get(dial.KeyRequestID)) == 0 {
+	if len(metadata.ValueFromIncomingContext(ctx, dial.KeyRequestID)) == 0 {
 		return ctx
 	}
-	md = md.Copy()
+	md, _ := metadata.FromIncomingContext(ctx) // a copy
 	md.Delete(dial.KeyRequestID)
 	return metadata.NewIncomingContext(ctx, md)
 }

@@ -128,10 +128,7 @@ func TestDaemonDiesInTheMiddle(t *testing.T) {
 			}
 			time.Sleep(age - next) // the moment is what is tested
 		}
-		if err := daemon.Down(ctx); err != nil {
-			t.Fatal(err)
-		}
-		if err := daemon.Recover(ctx); err != nil {
+		if err := daemon.Restart(ctx); err != nil {
 			t.Fatal(err)
 		}
 		_ = first.Wait()
@@ -180,10 +177,7 @@ func TestUnbornMachine(t *testing.T) {
 	if err == nil || !driver.ClassOf(err).Transient() || !strings.Contains(err.Error(), "remove the domain's file from /run/libvirt/qemu") {
 		t.Errorf("Ensure of a machine that libvirt keeps locked: %v, want a transient error that says what to do", err)
 	}
-	if err := daemon.Down(ctx); err != nil {
-		t.Fatal(err)
-	}
-	if err := daemon.Recover(ctx); err != nil {
+	if err := daemon.Restart(ctx); err != nil {
 		t.Fatal(err)
 	}
 	ensured(t, ctx, d, spec)

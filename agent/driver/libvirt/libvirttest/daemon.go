@@ -236,11 +236,10 @@ func (d *Daemon) Down(ctx context.Context) error {
 	if err := os.WriteFile(filepath.Join(d.Dir, "down"), nil, 0o600); err != nil {
 		return err
 	}
-	pid, err := os.ReadFile(filepath.Join(d.Dir, "daemon.pid"))
-	if err != nil {
+	if err := d.Signal(ctx, "KILL"); err != nil {
 		return err
 	}
-	_, err = d.Inside(ctx, "sh", "-c", "kill -KILL $0 && while kill -0 $0 2>/dev/null; do sleep 0.01; done", strings.TrimSpace(string(pid)))
+	_, err := d.Inside(ctx, "sh", "-c", `while kill -0 "$(cat "$0")" 2>/dev/null; do sleep 0.01; done`, filepath.Join(d.Dir, "daemon.pid"))
 	return err
 }
 
@@ -252,12 +251,12 @@ func (d *Daemon) Up(ctx context.Context) error {
 	return d.Await(ctx)
 }
 
-// Restart kills the daemon with SIGKILL and waits for the next one.
+// Restart kills the daemon with SIGKILL and has the next one Recover.
 func (d *Daemon) Restart(ctx context.Context) error {
 	if err := d.Down(ctx); err != nil {
 		return err
 	}
-	return d.Up(ctx)
+	return d.Recover(ctx)
 }
 
 // Notes is where the daemon notes the machine that runs under a name.
