@@ -111,45 +111,26 @@ func (s *Server) age() time.Duration {
 	return max(0, time.Since(s.replica.LastContact()))
 }
 
-// trailer tells the client where the leader is and at which index the answer
-// holds. The leader's own words are passed on: this replica may be behind them.
+// trailer tells the client at which index the answer holds and, unless that is this
+// replica, who leads. What the leader said of a call that was passed on stands: this
+// replica may be behind it.
 func (s *Server) trailer(c *call) metadata.MD {
+	md := make(metadata.MD, 2)
+	if to, ok := s.replica.Leader(); ok && to.GRPCAddr != "" && to.ID != s.replica.Self().ID {
+		md[dial.KeyLeader] = []string{to.GRPCAddr}
+	}
 	if c.trailers != nil {
-		md := metadata.MD{}
-		for _, k := range [...]string{dial.KeyLeader, dial.KeyIndex, dial.KeyEpoch, dial.KeyStale, dial.KeyAgeMS} {
+		for _, k := range [...]string{dial.KeyIndex, dial.KeyStale, dial.KeyAgeMS} {
 			if v := c.trailers[k]; len(v) > 0 {
 				md[k] = v
 			}
 		}
 		return md
 	}
-	info := s.store.View().Info()
-	md := metadata.MD{
-		dial.KeyIndex: {strconv.FormatUint(info.Index, 10)},
-		dial.KeyEpoch: s.epochText(info.Epoch()),
-	}
-	if to, ok := s.replica.Leader(); ok && to.GRPCAddr != "" {
-		md[dial.KeyLeader] = []string{to.GRPCAddr}
-	}
+	md[dial.KeyIndex] = []string{strconv.FormatUint(s.store.View().Info().Index, 10)}
 	if c.level.old() {
 		md[dial.KeyStale] = []string{"true"}
 		md[dial.KeyAgeMS] = []string{strconv.FormatInt(s.age().Milliseconds(), 10)}
 	}
 	return md
-}
-
-// epochText is an epoch as a trailer's value; it changes seldom and is asked for
-// in every answer.
-func (s *Server) epochText(e fsm.Epoch) []string {
-	if t := s.epochs.Load(); t != nil && t.epoch == e {
-		return t.text
-	}
-	t := &epochText{e, []string{e.String()}}
-	s.epochs.Store(t)
-	return t.text
-}
-
-type epochText struct {
-	epoch fsm.Epoch
-	text  []string
 }

@@ -132,7 +132,6 @@ type Server struct {
 	health  *health.Server
 	grpc    *grpc.Server
 	started time.Time
-	epochs  atomic.Pointer[epochText]
 	bundle  atomic.Pointer[bundle]
 	// What strangers may have written into the log.
 	joins, refusals, beats *rate.Limiter

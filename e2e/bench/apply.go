@@ -8,14 +8,14 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
-// rounds of ours and the peer's, one after the other, so that both meet the same
-// noise.
-const rounds = 2
+// rounds of ours and the peer's, one after the other, short ones, so that both meet
+// the same noise.
+const rounds = 4
 
 // against runs ours and the peer's in turns and returns the means. Each is told for how long to
 // warm up, once until its processes have taken the memory that they work with.
 func against(ctx context.Context, ours, peer func(warm time.Duration) (load, error)) (o, p load, err error) {
-	for _, warm := range [rounds]time.Duration{warmFirst, warm} {
+	for _, warm := range [rounds]time.Duration{warmFirst, warm, warm, warm} {
 		a, err := ours(warm)
 		if err != nil {
 			return o, p, fmt.Errorf("ours: %w", err)
@@ -37,9 +37,9 @@ func against(ctx context.Context, ours, peer func(warm time.Duration) (load, err
 // collections, and how fast the machine gives that differs by a factor between machines
 // (ADR 27). What is measured is what follows.
 const (
-	warmFirst = 12 * time.Second
+	warmFirst = 14 * time.Second
 	warm      = time.Second
-	measure   = 5 * time.Second
+	measure   = 2 * time.Second
 )
 
 // withBoth starts our group and an etcd group for one bench.

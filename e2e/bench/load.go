@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"runtime/debug"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -23,6 +24,8 @@ const (
 	callers  = 256
 	conns    = 8 // connections of the load generator, the same for both systems
 	keySpace = 10_000
+
+	gcPercent = 1000 // of the load generator, while it drives
 )
 
 // load is what a run of callers came to.
@@ -38,6 +41,9 @@ type load struct {
 func drive(ctx context.Context, pids []int, n int, warm, d time.Duration, do func(ctx context.Context, caller, seq int) (int, error)) (load, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
+	// The generator holds next to nothing and would collect all the time, a fifth of its CPU,
+	// which the servers of either side lack.
+	defer debug.SetGCPercent(debug.SetGCPercent(gcPercent))
 	var measuring atomic.Bool
 	var done atomic.Int64
 	var failed atomic.Pointer[error]

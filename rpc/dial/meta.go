@@ -5,7 +5,8 @@ package dial
 // does not know a key ignores it, so none of them changes the contract.
 const (
 	// KeyLeader, a trailer: the gRPC address (host:port) that the leader
-	// advertises, as the answering replica knows it. Clients go there next.
+	// advertises, from a replica that knows it to be another than itself.
+	// Clients go there next.
 	KeyLeader = "persys-leader"
 	// KeyIndex, a trailer: the decimal log index at which the answer holds. In
 	// a request: the index a Session read has to wait for.
@@ -16,8 +17,6 @@ const (
 	// KeyAgeMS, a trailer: decimal milliseconds since the answering replica
 	// last heard from a leader. It goes with KeyStale.
 	KeyAgeMS = "persys-age-ms"
-	// KeyEpoch, a trailer: the epoch (incarnation and term) of the answer.
-	KeyEpoch = "persys-epoch"
 	// KeyRead, in a request: the wished consistency of a read, one of the
 	// Read* values. Absent means linearizable.
 	KeyRead = "persys-read"
