@@ -298,7 +298,7 @@ func (a *Agent) failed(ctx context.Context, id string, in *intent, err error) (a
 		a.mu.Unlock()
 		return true // a newer order; the failure was the old one's
 	}
-	w.fail = a.cfg.policy().after(w.fail, in, err, a.tombs, now)
+	w.fail = a.cfg.policy().after(w.fail, in, err, ending(a.tombs, a.shown, now), now)
 	if at := w.fail.Next; !at.IsZero() {
 		a.queue.add(id, at)
 	}
@@ -309,6 +309,15 @@ func (a *Agent) failed(ctx context.Context, id string, in *intent, err error) (a
 		a.putTask(w, t.ended(err.Error(), true, now))
 	}
 	return false
+}
+
+// shown is each workload that was ordered and what its engine shows. It is called with mu held.
+func (a *Agent) shown(yield func(*intent, *driver.Observed) bool) {
+	for _, w := range a.workloads {
+		if w.intent != nil && !yield(w.intent, w.observed) {
+			return
+		}
+	}
 }
 
 // finish ends a workload's task: the order is carried out, or found to need nothing.

@@ -2,6 +2,7 @@ package agent
 
 import (
 	"fmt"
+	"iter"
 	"time"
 
 	"github.com/persys/compute/agent/driver"
@@ -175,8 +176,8 @@ func (p retryPolicy) delay(attempt int) time.Duration {
 const lingers = 2 * time.Second
 
 // after counts one failed step of an intent. Nothing but success ends a delete. A port that could not be
-// bound while something was being removed from this machine is tried again: that may have bound it.
-func (p retryPolicy) after(f failure, in *intent, err error, tombs map[string]*tombstone, now time.Time) failure {
+// bound while something was ending on this machine is tried again: that may have bound it.
+func (p retryPolicy) after(f failure, in *intent, err error, ending bool, now time.Time) failure {
 	class := driver.ClassOf(err)
 	if in.Deleting {
 		p.endless = true
@@ -184,7 +185,7 @@ func (p retryPolicy) after(f failure, in *intent, err error, tombs map[string]*t
 		f.Next = now.Add(p.delay(min(f.Attempts, 10)))
 		return f
 	}
-	if class == driver.PortBindConflict && freeing(tombs, now) {
+	if class == driver.PortBindConflict && ending {
 		f = p.failed(f, driver.RuntimeUnhealthy, err.Error(), now)
 		f.Class = class
 		return f
@@ -192,10 +193,16 @@ func (p retryPolicy) after(f failure, in *intent, err error, tombs map[string]*t
 	return p.failed(f, class, err.Error(), now)
 }
 
-// freeing reports whether something is being removed from this machine, or was a moment ago.
-func freeing(tombs map[string]*tombstone, now time.Time) bool {
+// ending reports whether something is being removed from this machine, or was a moment ago, or is to be
+// stopped and is not yet. Of all that an agent was ordered, works says what the engines show (nil: nothing).
+func ending(tombs map[string]*tombstone, works iter.Seq2[*intent, *driver.Observed], now time.Time) bool {
 	for _, t := range tombs {
 		if !t.Done || now.Sub(t.DeletedAt) < lingers {
+			return true
+		}
+	}
+	for in, o := range works {
+		if o := in.observed(o); !in.running() && o.state != driver.Absent && o.state != driver.Stopped && o.state != driver.Failed {
 			return true
 		}
 	}

@@ -122,17 +122,24 @@ func TestAPortThatIsBeingFreed(t *testing.T) {
 	now := time.Now()
 	p := retryPolicy{base: 5 * time.Second, max: 2 * time.Minute, limit: 3}
 	bound := driver.Errorf(driver.PortBindConflict, "start", "port 443 is bound")
+	gone := &tombstone{DeletedAt: now.Add(-lingers), Done: true}
 	for name, c := range map[string]struct {
 		tomb  *tombstone
+		want  string // of another workload
+		shown *driver.Observed
 		err   error
 		waits bool
 	}{
-		"is being removed":     {&tombstone{DeletedAt: now.Add(-time.Hour)}, bound, true},
-		"was just removed":     {&tombstone{DeletedAt: now.Add(-lingers / 2), Done: true}, bound, true},
-		"was removed long ago": {&tombstone{DeletedAt: now.Add(-lingers), Done: true}, bound, false},
-		"of another failure":   {&tombstone{DeletedAt: now}, driver.Errorf(driver.InvalidImage, "pull", "no such image"), false},
+		"is being removed":     {&tombstone{DeletedAt: now.Add(-time.Hour)}, "running", nil, bound, true},
+		"was just removed":     {&tombstone{DeletedAt: now.Add(-lingers / 2), Done: true}, "running", nil, bound, true},
+		"was removed long ago": {gone, "stopped", nil, bound, false},
+		"is being stopped":     {gone, "stopped", &driver.Observed{State: driver.Running}, bound, true},
+		"is stopped":           {gone, "stopped", &driver.Observed{State: driver.Stopped}, bound, false},
+		"runs":                 {gone, "running", &driver.Observed{State: driver.Running}, bound, false},
+		"of another failure":   {&tombstone{DeletedAt: now}, "running", nil, driver.Errorf(driver.InvalidImage, "pull", "no such image"), false},
 	} {
-		f := p.after(failure{}, &intent{}, c.err, map[string]*tombstone{"old": c.tomb}, now)
+		works := func(yield func(*intent, *driver.Observed) bool) { yield(&intent{DesiredState: c.want}, c.shown) }
+		f := p.after(failure{}, &intent{}, c.err, ending(map[string]*tombstone{"old": c.tomb}, works, now), now)
 		if f.Final == c.waits || f.Next.IsZero() == c.waits || f.Class != driver.ClassOf(c.err) {
 			t.Errorf("%s: %+v, want it tried again: %t", name, f, c.waits)
 		}
@@ -187,7 +194,7 @@ func TestReportOfAStopThatFailed(t *testing.T) {
 	runs := &driver.Observed{ID: "web", State: driver.Running, Content: "x"}
 	m := Memory{}
 	for range 3 {
-		m.Failure = r.Failed(in, m.Failure, driver.Errorf(driver.RuntimeError, "halt", "it does not stop"), nil, now)
+		m.Failure = r.Failed(in, m.Failure, driver.Errorf(driver.RuntimeError, "halt", "it does not stop"), nil, func(func(*intent, *driver.Observed) bool) {}, now)
 	}
 	if !m.Failure.Final {
 		t.Fatalf("%+v", m.Failure)

@@ -1,6 +1,7 @@
 package agent
 
 import (
+	"iter"
 	"time"
 
 	agentv1 "github.com/persys/compute/api/agent/v1"
@@ -129,9 +130,10 @@ func (r Rules) Next(in *Intent, m Memory, o *driver.Observed, now time.Time) (do
 	return s.do.String(), s.until, m
 }
 
-// Failed counts a failed step on a machine with these tombstones.
-func (r Rules) Failed(in *Intent, f Failure, err error, tombs map[string]*Tombstone, now time.Time) Failure {
-	return r.policy.after(f, in, err, tombs, now)
+// Failed counts a failed step on a machine with these tombstones and workloads, of which works says what
+// the engines show.
+func (r Rules) Failed(in *Intent, f Failure, err error, tombs map[string]*Tombstone, works iter.Seq2[*Intent, *driver.Observed], now time.Time) Failure {
+	return r.policy.after(f, in, err, ending(tombs, works, now), now)
 }
 
 // Report is the state that an ordered workload is reported in; open says that its last order is

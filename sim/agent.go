@@ -286,6 +286,16 @@ func (m *machine) advance(k *work) {
 	})
 }
 
+// shown is each workload that was ordered and what the engine shows. Whoever asks must not depend on
+// which comes first.
+func (m *machine) shown(yield func(*agent.Intent, *driver.Observed) bool) {
+	for id, k := range m.work {
+		if in := m.disk.intents[id]; in != nil && !yield(in, k.observed) {
+			return
+		}
+	}
+}
+
 // did files what came of a step.
 func (m *machine) did(k *work, in *agent.Intent, err error) {
 	if m.disk.intents[k.id] != in {
@@ -293,7 +303,7 @@ func (m *machine) did(k *work, in *agent.Intent, err error) {
 		return
 	}
 	if err != nil {
-		k.Failure = m.rules.Failed(in, k.Failure, err, m.disk.tombs, m.now())
+		k.Failure = m.rules.Failed(in, k.Failure, err, m.disk.tombs, m.shown, m.now())
 		m.disk.fails[k.id] = k.Failure
 		if !k.Failure.Next.IsZero() {
 			m.kick(k.id, int64(k.Failure.Next.Sub(m.now())))
