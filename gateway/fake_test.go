@@ -73,7 +73,7 @@ func (s *replicaServer) note(ctx context.Context, req any, info *grpc.UnaryServe
 		s.last, _ = metadata.FromIncomingContext(ctx)
 	}
 	s.mu.Unlock()
-	_ = grpc.SetTrailer(ctx, metadata.Pairs(dial.KeyIndex, "42"))
+	_ = grpc.SetTrailer(ctx, metadata.Pairs(dial.KeyStale, "true", dial.KeyAgeMS, "42"))
 	return next(ctx, req)
 }
 

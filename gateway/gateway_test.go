@@ -121,8 +121,8 @@ func TestRoutes(t *testing.T) {
 		t.Errorf("the last apply was %v", got)
 	}
 	w := ask(g.Handler(), "GET", "/v1/nodes", "", "Idempotency-Key", "0190c1d2-0000-7000-8000-000000000000")
-	if w.Header().Get("X-Persys-Index") != "42" {
-		t.Errorf("the index is not shown: %v", w.Header())
+	if h := w.Header(); h.Get("X-Persys-Stale") != "true" || h.Get("X-Persys-Age-Ms") != "42" {
+		t.Errorf("an old answer is not marked: %v", h)
 	}
 	s.mu.Lock()
 	if got := s.last.Get("persys-request-id"); !slices.Equal(got, []string{"0190c1d2-0000-7000-8000-000000000000"}) {

@@ -153,8 +153,8 @@ func (l *living) ping() {
 	_ = http.NewResponseController(l.ResponseWriter).Flush()
 }
 
-// trailers shows what the replica says beside an answer: the index at which it
-// holds, and whether it was served without a leader.
+// trailers shows what the replica says beside an answer: whether it was served without a
+// leader, and how old it is then.
 func trailers(ctx context.Context, w http.ResponseWriter, _ proto.Message) error {
 	if md, ok := runtime.ServerMetadataFromContext(ctx); ok {
 		showTrailers(w.Header(), md.TrailerMD.Get)
@@ -164,7 +164,7 @@ func trailers(ctx context.Context, w http.ResponseWriter, _ proto.Message) error
 
 func showTrailers(h http.Header, get func(string) []string) {
 	for key, header := range map[string]string{
-		dial.KeyIndex: "X-Persys-Index", dial.KeyStale: "X-Persys-Stale", dial.KeyAgeMS: "X-Persys-Age-Ms",
+		dial.KeyStale: "X-Persys-Stale", dial.KeyAgeMS: "X-Persys-Age-Ms",
 	} {
 		if v := get(key); len(v) == 1 {
 			h.Set(header, v[0])

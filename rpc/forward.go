@@ -34,8 +34,10 @@ func (s *Server) unary(ctx context.Context, req any, info *grpc.UnaryServerInfo,
 	defer entry.Leave()
 	resp, c, err := s.carry(ctx, who, info.FullMethod, req, h)
 	if c != nil {
-		// It fails only when the stream is gone, which the call's own error says.
-		_ = grpc.SetTrailer(ctx, s.trailer(c))
+		if md := s.trailer(c); md != nil {
+			// It fails only when the stream is gone, which the call's own error says.
+			_ = grpc.SetTrailer(ctx, md)
+		}
 	}
 	return resp, err
 }
@@ -84,7 +86,7 @@ func (s *Server) route(ctx context.Context, c *call, full string, req any, h grp
 		resp, err := s.atLeader(ctx, c, full, req, h)
 		if err != nil && !asked && !c.forwarded && status.Code(edge("", err)) == codes.Unavailable {
 			// Existing clients carry no index: better an old answer, marked, than none.
-			c.level, c.trailers = staleFallback, nil
+			c.level = staleFallback
 			return h(ctx, req)
 		}
 		return resp, err
@@ -203,10 +205,8 @@ func (s *Server) forward(ctx context.Context, c *call, to Peer, changed <-chan s
 		defer stop()
 	}
 	var reached peer.Peer
-	var trailers metadata.MD
-	err = conn.Invoke(out, full, req, reply, grpc.Peer(&reached), grpc.Trailer(&trailers))
+	err = conn.Invoke(out, full, req, reply, grpc.Peer(&reached))
 	if err == nil {
-		c.trailers = trailers
 		return reply, nil
 	}
 	return nil, c.broken(ctx, out, to, reached.Addr != nil, err)

@@ -38,9 +38,8 @@ type caller struct {
 type call struct {
 	caller
 	method
-	level    level
-	least    uint64      // log index that the answer must reflect
-	trailers metadata.MD // of the leader, when it answered
+	level level
+	least uint64 // log index that the answer must reflect
 }
 
 type callKey struct{}

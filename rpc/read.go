@@ -111,26 +111,15 @@ func (s *Server) age() time.Duration {
 	return max(0, time.Since(s.replica.LastContact()))
 }
 
-// trailer tells the client at which index the answer holds and, unless that is this
-// replica, who leads. What the leader said of a call that was passed on stands: this
-// replica may be behind it.
+// trailer tells the client who leads, unless that is this replica, and how old an answer is that
+// was given without asking a leader. Most answers need neither.
 func (s *Server) trailer(c *call) metadata.MD {
-	md := make(metadata.MD, 2)
+	var md metadata.MD
 	if to, ok := s.replica.Leader(); ok && to.GRPCAddr != "" && to.ID != s.replica.Self().ID {
-		md[dial.KeyLeader] = []string{to.GRPCAddr}
+		md = metadata.Pairs(dial.KeyLeader, to.GRPCAddr)
 	}
-	if c.trailers != nil {
-		for _, k := range [...]string{dial.KeyIndex, dial.KeyStale, dial.KeyAgeMS} {
-			if v := c.trailers[k]; len(v) > 0 {
-				md[k] = v
-			}
-		}
+	if !c.level.old() {
 		return md
 	}
-	md[dial.KeyIndex] = []string{strconv.FormatUint(s.store.View().Info().Index, 10)}
-	if c.level.old() {
-		md[dial.KeyStale] = []string{"true"}
-		md[dial.KeyAgeMS] = []string{strconv.FormatInt(s.age().Milliseconds(), 10)}
-	}
-	return md
+	return metadata.Join(md, metadata.Pairs(dial.KeyStale, "true", dial.KeyAgeMS, strconv.FormatInt(s.age().Milliseconds(), 10)))
 }

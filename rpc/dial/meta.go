@@ -8,8 +8,8 @@ const (
 	// advertises, from a replica that knows it to be another than itself.
 	// Clients go there next.
 	KeyLeader = "persys-leader"
-	// KeyIndex, a trailer: the decimal log index at which the answer holds. In
-	// a request: the index a Session read has to wait for.
+	// KeyIndex, in a request: the decimal log index that a Session read has to
+	// wait for, as an earlier answer told it.
 	KeyIndex = "persys-index"
 	// KeyStale, a trailer: "true" when the answer was served without asking a
 	// leader. It is absent otherwise.
