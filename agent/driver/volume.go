@@ -33,3 +33,9 @@ type Volume struct {
 	MountPath string
 	ReadOnly  bool
 }
+
+// Leaver is what a driver also is that makes things which other nodes reach. It is optional.
+type Leaver interface {
+	// Leave is Remove of a workload that lives on elsewhere: what the other node may use now stays.
+	Leave(ctx context.Context, id ID) error
+}

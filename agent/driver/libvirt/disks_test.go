@@ -1,6 +1,7 @@
 package libvirt
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -21,6 +22,7 @@ import (
 type fussy struct {
 	*shelf
 	refusal error
+	stuck   error                        // of shutdown
 	volumes map[string]map[string]string // XML by pool and name
 }
 
@@ -50,6 +52,10 @@ func (f *fussy) define(ctx context.Context, xml string) error {
 		return f.refusal
 	}
 	return f.shelf.define(ctx, xml)
+}
+
+func (f *fussy) shutdown(ctx context.Context, uuid string) error {
+	return cmp.Or(f.stuck, f.shelf.shutdown(ctx, uuid))
 }
 
 func (f *fussy) destroy(_ context.Context, uuid string) error {
@@ -283,6 +289,61 @@ func TestDiskThatMovedOn(t *testing.T) {
 		}
 		if all := w.files(w.dir); len(all) != 0 {
 			t.Errorf("defined %v: %q are left", defined, all)
+		}
+	}
+}
+
+// An update to another image that is cut short before the guest has stopped leaves the guest its disk: back on the
+// former image nothing was lost, and another order for the new one still replaces it.
+func TestImageOfAnUpdateCutShort(t *testing.T) {
+	for content, want := range map[string]string{"a": "a", "b": "b"} {
+		w := newDrawer(t)
+		vda := filepath.Join(w.opt.Images, "web-vda.qcow2")
+		w.works("c1:1", "a")
+		before, err := os.Stat(vda)
+		if err != nil {
+			t.Fatal(err)
+		}
+		w.hv.stuck = errors.New("the daemon went away")
+		if err := w.try("c1:2", "b"); !errors.Is(err, w.hv.stuck) {
+			t.Fatalf("%v, want that it cannot be stopped", err)
+		}
+		w.hv.stuck = nil
+		if content == "a" { // the guest still runs what is wanted again, and is not touched until it ends
+			if err := w.hv.shutdown(t.Context(), w.hv.all["web"].uuid); err != nil {
+				t.Fatal(err)
+			}
+			w.works("c1:1", content)
+		} else {
+			w.works("c1:3", content)
+		}
+		after, err := os.Stat(vda)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if from := w.from(vda); from != want || os.SameFile(before, after) != (want == "a") {
+			t.Errorf("back to %s: the disk is from %q, the former one: %v", content, from, os.SameFile(before, after))
+		}
+		if left, err := diskfile.Exists(vda + diskfile.StagedSuffix); left || err != nil {
+			t.Errorf("back to %s: a staged disk is left: %v", content, err)
+		}
+	}
+}
+
+// A former node that is told that a machine lives on elsewhere leaves what the other node can reach.
+func TestVolumeThatMovedOn(t *testing.T) {
+	for _, elsewhere := range []bool{true, false} {
+		w := newDrawer(t)
+		w.works("c1:1", "a", &agentv1.DiskConfig{Device: "vdb", Pool: "far", SizeGb: 1}, &agentv1.DiskConfig{Device: "vdc", Pool: "fast", SizeGb: 1})
+		remove := w.Remove
+		if elsewhere {
+			remove = w.Leave
+		}
+		if err := remove(t.Context(), "web"); err != nil {
+			t.Fatal(err)
+		}
+		if far, fast := len(w.hv.volumes["far"]), len(w.hv.volumes["fast"]); (far == 1) != elsewhere || fast != 0 {
+			t.Errorf("elsewhere %v: %d volumes that other nodes reach are left, and %d of this node", elsewhere, far, fast)
 		}
 	}
 }

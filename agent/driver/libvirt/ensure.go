@@ -378,7 +378,20 @@ func (d *Driver) fileDisk(ctx context.Context, spec driver.Spec, disk diskPlan, 
 	ours := diskfile.Made(disk.path, spec.ClusterID, spec.ID)
 	image, known := diskfile.MadeFrom(disk.path, spec.NodeID)
 	if was >= 0 {
-		image, known, ours = former[was].Image, !former[was].unsure, true
+		f, waits := former[was], false
+		ours = true
+		if f.Staged { // and its update may have been cut short: then the disk is still that of the guest before
+			if waits, err = diskfile.Exists(disk.path + diskfile.StagedSuffix); err != nil {
+				return o, false, diskfile.Failed(err)
+			}
+		}
+		switch {
+		case !waits:
+			image, known = f.Image, !f.unsure
+		case f.Image == disk.image && f.Format == disk.format:
+			o.Staged = true
+			return o, true, nil
+		}
 	}
 	switch {
 	case disk.cdrom, there && !ours:
@@ -470,6 +483,10 @@ func (d *Driver) tidy(ctx context.Context, in *instance) error {
 				return err
 			}
 			r.Disks[i].Staged, changed = false, true
+		} else if o.Path != "" { // what an update that was taken back had made
+			if err := diskfile.Remove(o.Path + diskfile.StagedSuffix); err != nil {
+				return err
+			}
 		}
 		if o.Pool != "" && o.SizeGB > 0 {
 			if err := d.hv.growVolume(ctx, o.Pool, o.Volume, o.SizeGB*gib); err != nil {
@@ -674,7 +691,12 @@ func (d *Driver) Halt(ctx context.Context, id driver.ID, grace time.Duration) er
 
 // Remove is driver.Driver's. Disks that we made go, all others stay. Files go before the domain: it is
 // what tells which they are.
-func (d *Driver) Remove(ctx context.Context, id driver.ID) error {
+func (d *Driver) Remove(ctx context.Context, id driver.ID) error { return d.remove(ctx, id, false) }
+
+// Leave is driver.Leaver's.
+func (d *Driver) Leave(ctx context.Context, id driver.ID) error { return d.remove(ctx, id, true) }
+
+func (d *Driver) remove(ctx context.Context, id driver.ID, elsewhere bool) error {
 	in, err := d.mine(ctx, id)
 	if err != nil {
 		return err
@@ -698,6 +720,11 @@ func (d *Driver) Remove(ctx context.Context, id driver.ID) error {
 		own = append(append(own, r.Disks...), r.Leftover...)
 	} else {
 		own = d.legacyDisks(in)
+	}
+	if elsewhere {
+		if own, err = d.local(ctx, own); err != nil {
+			return err
+		}
 	}
 	noted, err := d.leftBehind(ctx, in.name, id)
 	if err != nil {

@@ -74,12 +74,20 @@ func (d *Driver) noted(domain string, id driver.ID) ([]ownDisk, error) {
 	return out, nil
 }
 
-// leftBehind are the noted disks that a workload leaves when it is removed. Those in a pool that other nodes
-// reach it may have moved on with: a volume does not say which node uses it.
+// leftBehind are the noted disks that a workload leaves when it is removed, but for those that it may have
+// moved on with.
 func (d *Driver) leftBehind(ctx context.Context, domain string, id driver.ID) ([]ownDisk, error) {
 	disks, err := d.noted(domain, id)
-	if err != nil || !slices.ContainsFunc(disks, func(o ownDisk) bool { return o.Pool != "" }) {
-		return disks, err
+	if err != nil {
+		return nil, err
+	}
+	return d.local(ctx, disks)
+}
+
+// local are disks without those in a pool that other nodes reach: a volume does not say which node uses it.
+func (d *Driver) local(ctx context.Context, disks []ownDisk) ([]ownDisk, error) {
+	if !slices.ContainsFunc(disks, func(o ownDisk) bool { return o.Pool != "" }) {
+		return disks, nil
 	}
 	pools, err := d.hv.pools(ctx)
 	if err != nil {
