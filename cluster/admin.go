@@ -332,7 +332,10 @@ func (n *Node) Leave(ctx context.Context) error {
 	n.leaving.Store(true)
 	if err := n.askToLeave(ctx); err != nil {
 		n.leaving.Store(false)
-		return err
+		if !n.removed.Load() {
+			return err
+		}
+		// It was told of its removal by the log before it was answered.
 	}
 	n.markRemoved()
 	deadline, ok := ctx.Deadline()
@@ -340,7 +343,10 @@ func (n *Node) Leave(ctx context.Context) error {
 	if ok {
 		wait = min(wait, time.Until(deadline))
 	}
-	return n.gossip.list.Leave(wait)
+	if err := n.gossip.list.Leave(wait); err != nil {
+		n.log.Debug("the others will find out by themselves that this replica has left", "err", err)
+	}
+	return nil
 }
 
 // Depart leaves and then halts with ErrLeft.

@@ -101,8 +101,8 @@ func (m *members) contacts() []string {
 func (m *members) form() (bool, error) {
 	n := m.n
 	expect := n.cfg.BootstrapExpect
-	if expect == 0 || n.removed.Load() {
-		return false, nil
+	if expect == 0 || n.removed.Load() || expect == 1 && len(n.remembered()) > 0 {
+		return false, nil // one that remembers others lost its state, and joins them
 	}
 	self := n.hello()
 	found := []*Hello{&self}
@@ -339,11 +339,11 @@ func (m *members) configure(ctx context.Context, now time.Time) (bool, error) {
 		if h.Removed {
 			continue
 		}
-		if m.isExpelled(id) {
+		s, member := byID[id]
+		if !member && m.isExpelled(id) { // a removal that failed expels nobody
 			m.tellRemoved(ctx, h)
 			continue
 		}
-		s, member := byID[id]
 		switch {
 		case member && string(s.Address) != h.RaftAddr:
 			n.log.Info("replica moved", "replica", id, "name", h.Name, "from", string(s.Address), "to", h.RaftAddr)

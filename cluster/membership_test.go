@@ -306,6 +306,76 @@ func TestLeave(t *testing.T) {
 }
 
 // TestDismiss: the leader has another replica, or itself, leave in good order.
+// A replica that learns of its removal from the log, and not from the leader that it asked, has left all the same.
+func TestLeaveWhileAThirdIsAway(t *testing.T) {
+	g := newGroup(t, 3)
+	leader := g.form()
+	leaver := g.follower(leader)
+	third := g.snapshot()[3-g.index(leader)-g.index(leaver)].cfg.Name
+	g.nw.isolate(third, g.names(), true)
+	err := leaver.Depart(timeout(t, 2*time.Second))
+	g.nw.isolate(third, g.names(), false)
+	testbed.Until(t, "the replica stops", func() bool { return leaver.Err() != nil })
+	if !errors.Is(leaver.Err(), ErrLeft) && !errors.Is(leaver.Err(), ErrRemoved) {
+		t.Errorf("%v, after Depart said %v", leaver.Err(), err)
+	}
+}
+
+// The removal of a replica that a leader could not carry out is not made up for when it leads again.
+func TestARemovalThatFailed(t *testing.T) {
+	g := newGroup(t, 3)
+	g.cfg = func(i int, c *Config) {
+		if i == 3 {
+			c.BootstrapExpect = 0
+		}
+	}
+	leader := g.form()
+	stays := g.follower(leader)
+	g.nw.isolate(leader.cfg.Name, g.names(), true)
+	if err := leader.RemoveReplica(timeout(t, patience), stays.ID(), true); err == nil {
+		t.Fatal("a leader that reaches nobody removed a replica")
+	}
+	testbed.Until(t, "another leads", func() bool { l := g.leader(); return l != nil && l != leader })
+	g.nw.isolate(leader.cfg.Name, g.names(), false)
+	testbed.Until(t, "the leader of before leads again", func() bool {
+		l := g.settled(3)
+		return l == leader || l.TransferLeadership(timeout(t, patience), leader.ID()) == nil && leader.IsLeader()
+	})
+	g.start(3)
+	g.settled(4) // so everybody was looked at
+	if err := stays.Err(); err != nil {
+		t.Errorf("a member halted: %v", err)
+	}
+}
+
+// The replica that a cluster began with joins the others when it has lost its state.
+func TestTheFirstOfAClusterDiverges(t *testing.T) {
+	g := newGroup(t, 1)
+	g.cfg = func(i int, c *Config) {
+		if i == 0 {
+			c.Join = nil
+		} else {
+			c.BootstrapExpect = 0
+		}
+	}
+	first := g.start(0)
+	g.settled(1)
+	g.start(1)
+	g.start(2)
+	g.settled(3)
+	id := first.Status().ClusterID
+	testbed.Until(t, "the others are remembered", func() bool { return len(first.remembered()) == 2 })
+	first.halt(ErrDiverged)
+	<-first.Halted()
+	g.close(0)
+	again := g.start(0)
+	testbed.Until(t, "it is in a cluster", func() bool { return again.Status().ClusterID != "" })
+	if now := again.Status().ClusterID; now != id {
+		t.Fatalf("it is in a cluster %s of its own, the others are %s", now, id)
+	}
+	g.settled(3)
+}
+
 func TestDismiss(t *testing.T) {
 	for _, c := range []struct {
 		name string

@@ -165,7 +165,7 @@ func open(ctx context.Context, cfg Config, hooks hooks) (n *Node, err error) {
 			n.log.Error("the membership loop ended", "err", err)
 		}
 	})
-	solo := cfg.BootstrapExpect == 1 && len(cfg.Join) == 0 || cfg.AllowSolo && cfg.BootstrapExpect == 0 && len(cfg.Join) == 0 && len(n.remembered()) == 0
+	solo := len(cfg.Join) == 0 && len(n.remembered()) == 0 && (cfg.BootstrapExpect == 1 || cfg.AllowSolo && cfg.BootstrapExpect == 0)
 	if fresh && solo {
 		err = n.members.bootstrap(raft.Configuration{Servers: []raft.Server{{
 			Suffrage: raft.Voter, ID: raft.ServerID(n.id), Address: raft.ServerAddress(n.port.advertise),
