@@ -247,14 +247,15 @@ func (o *observed) Flush() {
 
 func (o *observed) Unwrap() http.ResponseWriter { return o.ResponseWriter }
 
-// origins answers browsers. With certificates or tokens any origin may ask, as
-// the contract has it: neither is sent along by itself. Under -insecure every
-// caller is an admin, so a page from elsewhere must not reach it, neither across
-// origins nor through a name that its owner points at loopback.
+// origins answers browsers. With TLS any origin may ask, as the contract has it,
+// but change something only with a bearer token: a client certificate goes along
+// by itself, so a page from elsewhere would act in its visitor's name. Under
+// -insecure every caller is an admin, so a page from elsewhere must not reach it,
+// neither across origins nor through a name that its owner points at loopback.
 func (g *Gateway) origins(next http.Handler) http.Handler {
+	own := http.NewCrossOriginProtection()
 	if g.opt.TLS == nil {
-		guard := http.NewCrossOriginProtection()
-		return guard.Handler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		return own.Handler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 			if r.Header.Get("Sec-Fetch-Site") != "" && !ownName(r.Host) {
 				refuse(w, http.StatusForbidden, namedHost(r.Host))
 				return
@@ -269,6 +270,10 @@ func (g *Gateway) origins(next http.Handler) http.Handler {
 		h.Set("Access-Control-Allow-Methods", "GET, POST, PUT, DELETE")
 		if r.Method == http.MethodOptions {
 			w.WriteHeader(http.StatusNoContent)
+			return
+		}
+		if bearer(r) == "" && own.Check(r) != nil {
+			refuse(w, http.StatusForbidden, fmt.Sprintf("a page of %s asked for a change; pages that are not of https://%s may with a bearer token only", cmp.Or(r.Header.Get("Origin"), "another site"), r.Host))
 			return
 		}
 		next.ServeHTTP(w, r)

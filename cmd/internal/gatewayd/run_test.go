@@ -376,6 +376,31 @@ func TestCertificates(t *testing.T) {
 	}
 }
 
+// A browser sends its user's certificate along with whatever a page from elsewhere posts
+// without asking first: a simple form. A token it sends for nobody but the page that has it.
+func TestFormsOfOtherSites(t *testing.T) {
+	i := newIssuer(t)
+	w := startWorld(t, map[string]string{"PERSYS_GATEWAY_OIDC_ISSUER": i.url, "PERSYS_GATEWAY_OIDC_AUDIENCE": "persys", "PERSYS_GATEWAY_OIDC_ROLES": "ops=admin"}, "")
+	own := []string{"Origin", w.api, "Sec-Fetch-Site", "same-origin"}
+	form := []string{"Content-Type", "text/plain", "Origin", "https://evil.example", "Sec-Fetch-Site", "cross-site"}
+	for _, x := range []struct {
+		fact, who, method, path string
+		headers                 []string
+		want                    int
+	}{
+		{"a form", "user/admin", "POST", "/v1/mode", form, 403},
+		{"a form on the contract's route", "user/admin", "POST", "/workloads/web/retry", form, 403},
+		{"one of an older browser", "user/admin", "POST", "/v1/mode", form[:4], 403},
+		{"a read, which the page does not get to see", "user/admin", "GET", "/nodes", form, 200},
+		{"the console", "user/admin", "POST", "/v1/mode", own, 200},
+		{"another site with a token", "", "POST", "/v1/mode", append([]string{"Authorization", "Bearer " + i.token(t, nil, jose.RS256, nil)}, form...), 200},
+	} {
+		if code, body, _ := w.do(w.as(x.who), x.method, w.api+x.path, `{"mode":"normal","reason":"=x"}`, x.headers...); code != x.want || code == 403 && !strings.Contains(body, "https://evil.example asked for a change") {
+			t.Errorf("%s: %d %s, want %d", x.fact, code, body, x.want)
+		}
+	}
+}
+
 func TestClientCertificateRequired(t *testing.T) {
 	w := startWorld(t, map[string]string{"PERSYS_GATEWAY_REQUIRE_CLIENT_CERT": "true"}, "")
 	if code, body, _ := w.do(w.as("user/olga"), "GET", w.api+"/nodes", ""); code != 200 {
