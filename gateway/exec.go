@@ -228,10 +228,6 @@ func (g *Gateway) sameOrigin(next http.Handler) http.Handler {
 			refuse(w, http.StatusForbidden, fmt.Sprintf("a page of %s asked for a session; only pages of %s://%s may", origin, scheme, r.Host))
 			return
 		}
-		if g.opt.TLS == nil && !ownName(r.Host) {
-			refuse(w, http.StatusForbidden, namedHost(r.Host))
-			return
-		}
 		next.ServeHTTP(w, r)
 	})
 }

@@ -256,7 +256,7 @@ func (g *Gateway) origins(next http.Handler) http.Handler {
 	own := http.NewCrossOriginProtection()
 	if g.opt.TLS == nil {
 		return own.Handler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-			if r.Header.Get("Sec-Fetch-Site") != "" && !ownName(r.Host) {
+			if (overLoopback(r) || fromBrowser(r)) && !ownName(r.Host) {
 				refuse(w, http.StatusForbidden, namedHost(r.Host))
 				return
 			}
@@ -287,7 +287,19 @@ func ownName(host string) bool {
 }
 
 func namedHost(host string) string {
-	return fmt.Sprintf("a browser asked for the host %q; without TLS only an IP address or localhost is served to browsers", hostOf(host))
+	return fmt.Sprintf("the host %q is a name that anybody could point here; without TLS, browsers and whatever comes over loopback ask for localhost or an IP address", hostOf(host))
+}
+
+func overLoopback(r *http.Request) bool {
+	at, ok := r.Context().Value(http.LocalAddrContextKey).(*net.TCPAddr)
+	return ok && at.IP.IsLoopback()
+}
+
+// fromBrowser goes by several marks: to a plain http address that is not loopback's
+// own, browsers send no Sec-Fetch-Site, and with a read no Origin.
+func fromBrowser(r *http.Request) bool {
+	h := r.Header
+	return h.Get("Sec-Fetch-Site") != "" || h.Get("Origin") != "" || h.Get("Referer") != "" || strings.HasPrefix(h.Get("User-Agent"), "Mozilla/")
 }
 
 func hostOf(host string) string {

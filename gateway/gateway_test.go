@@ -399,6 +399,9 @@ func TestBrowsersFromElsewhere(t *testing.T) {
 		{"our own page", "POST", "127.0.0.1:8551", []string{"Sec-Fetch-Site", "same-origin", "Origin", "http://127.0.0.1:8551"}, 200},
 		{"another site", "POST", "127.0.0.1:8551", []string{"Sec-Fetch-Site", "cross-site", "Origin", "https://evil.example"}, 403},
 		{"a name that points here", "GET", "evil.example:8551", []string{"Sec-Fetch-Site", "same-origin"}, 403},
+		{"its form, without Fetch Metadata", "POST", "evil.example:8551", []string{"Origin", "http://evil.example:8551"}, 403},
+		{"its read", "GET", "evil.example:8551", []string{"User-Agent", "Mozilla/5.0 (X11; Linux x86_64)"}, 403},
+		{"its read, with a referrer", "GET", "evil.example:8551", []string{"Referer", "http://evil.example:8551/"}, 403},
 	} {
 		path := "/workloads/web/retry"
 		if c.method == "GET" {
@@ -410,6 +413,25 @@ func TestBrowsersFromElsewhere(t *testing.T) {
 		}
 		if w.Header().Get("Access-Control-Allow-Origin") != "" {
 			t.Errorf("%s: any origin may read it", c.name)
+		}
+	}
+	// Over loopback the name alone counts: a page may hide the marks of its browser.
+	srv := httptest.NewServer(g.Handler())
+	defer srv.Close()
+	defer srv.Client().CloseIdleConnections()
+	for host, want := range map[string]int{"evil.example:8551": 403, "localhost:8551": 200} {
+		req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, srv.URL+"/nodes", nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		req.Host = host
+		resp, err := srv.Client().Do(req)
+		if err != nil {
+			t.Fatal(err)
+		}
+		_ = resp.Body.Close()
+		if resp.StatusCode != want {
+			t.Errorf("asked for %s over loopback: %s, want %d", host, resp.Status, want)
 		}
 	}
 }
