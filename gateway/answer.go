@@ -84,7 +84,14 @@ func codeName(c codes.Code) string {
 }
 
 // handleError is the generated handlers' way to fail.
-func handleError(_ context.Context, _ *runtime.ServeMux, _ runtime.Marshaler, w http.ResponseWriter, _ *http.Request, err error) {
+func handleError(_ context.Context, _ *runtime.ServeMux, m runtime.Marshaler, w http.ResponseWriter, _ *http.Request, err error) {
+	if l, ok := w.(*living); ok && l.fail() {
+		// The status is gone; the stream tells as one that fails later does.
+		if data, err := m.Marshal(map[string]proto.Message{"error": status.Convert(err).Proto()}); err == nil {
+			_, _ = w.Write(data) // the peer may be gone
+		}
+		return
+	}
 	var he *runtime.HTTPStatusError
 	if errors.As(err, &he) {
 		writeJSON(w, he.HTTPStatus, problem{Error: status.Convert(he.Err).Message(), Code: codeName(status.Code(he.Err))})

@@ -2,16 +2,20 @@ package gateway
 
 import (
 	"bufio"
+	"context"
 	"encoding/json"
 	"io"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"slices"
 	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
+	"google.golang.org/grpc"
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/protobuf/reflect/protoreflect"
 
@@ -251,6 +255,25 @@ func TestEvents(t *testing.T) {
 			t.Fatalf("live: %q %v, want %q", line, err, want)
 		}
 	}
+}
+
+// A stream that takes so long to open that it has begun to say that it lives still tells
+// why it ends: an empty one would be taken for all there is.
+func TestEventsThatCannotBeOpened(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		nobody := func(ctx context.Context, _ string) (net.Conn, error) { <-ctx.Done(); return nil, ctx.Err() }
+		g := newGateway(t, func(o *Options) {
+			o.CallTimeout = heartbeat + time.Second
+			o.Dial = func(ctx context.Context, o dial.Options) (*dial.Conn, error) {
+				o.Insecure, o.CallTimeout, o.Extra = true, heartbeat+time.Second, []grpc.DialOption{grpc.WithContextDialer(nobody)}
+				return dial.Dial(ctx, o)
+			}
+		}, Cluster{ID: "main", Schedulers: []Scheduler{{ID: "s1", Address: "192.0.2.1:8085"}}})
+		w := ask(g.Handler(), "GET", "/v1/events", "", "Accept", eventStream)
+		if got := w.Body.String(); w.Code != 200 || !strings.HasPrefix(got, ": still here\n\nevent: error\ndata: {") || !strings.HasSuffix(got, "}\n\n") || !strings.Contains(got, "192.0.2.1") {
+			t.Errorf("%d %q", w.Code, got)
+		}
+	})
 }
 
 func TestRouting(t *testing.T) {

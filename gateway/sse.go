@@ -98,13 +98,18 @@ func startStream(w http.ResponseWriter, r *http.Request) (http.ResponseWriter, f
 type living struct {
 	http.ResponseWriter
 	mu     sync.Mutex
-	status bool // the handler has begun its answer
+	status bool // the answer has begun
+	failed bool // what comes now is why it ends
 	last   time.Time
 }
 
+// WriteHeader is too late once a comment has begun the answer.
 func (l *living) WriteHeader(code int) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	if l.status {
+		return
+	}
 	l.status = true
 	l.ResponseWriter.WriteHeader(code)
 }
@@ -138,10 +143,18 @@ func (l *living) keep(done <-chan struct{}) {
 	}
 }
 
+// fail ends the comments, and reports whether one of them has begun the answer.
+func (l *living) fail() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.failed = true
+	return l.status
+}
+
 func (l *living) ping() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if time.Since(l.last) < heartbeat {
+	if l.failed || time.Since(l.last) < heartbeat {
 		return
 	}
 	if !l.status {
