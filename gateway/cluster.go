@@ -68,7 +68,8 @@ type backend struct {
 
 // replica is one scheduler as the last probe saw it.
 type replica struct {
-	id, addr string
+	id       string
+	end      dial.Endpoint
 	conn     *dial.Conn // to this one only
 	leader   bool
 	healthy  bool
@@ -115,13 +116,14 @@ func (b *backend) close() {
 	b.wg.Wait()
 }
 
-// reconcile makes one replica of each present address and, where the strategy
-// needs them, the rings.
+// reconcile makes one replica of each present endpoint and, where the strategy
+// needs them, the rings. A certificate may hold the name that was discovered, and
+// not the address.
 func (b *backend) reconcile() error {
-	addrs := b.lead.Addrs()
+	ends := b.lead.Endpoints()
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if len(addrs) == len(b.replicas) && !slices.ContainsFunc(b.replicas, func(r *replica) bool { return !slices.Contains(addrs, r.addr) }) {
+	if len(ends) == len(b.replicas) && !slices.ContainsFunc(b.replicas, func(r *replica) bool { return !slices.ContainsFunc(ends, r.end.Equal) }) {
 		return nil
 	}
 	var next []*replica
@@ -132,20 +134,20 @@ func (b *backend) reconcile() error {
 		}
 		return err
 	}
-	for i, addr := range addrs {
-		if at := slices.IndexFunc(b.replicas, func(r *replica) bool { return r.addr == addr }); at >= 0 {
+	for i, end := range ends {
+		if at := slices.IndexFunc(b.replicas, func(r *replica) bool { return r.end.Equal(end) }); at >= 0 {
 			next = append(next, b.replicas[at])
 			continue
 		}
-		conn, err := b.dial(b.ctx, dial.Options{Addrs: []string{addr}, Pinned: true})
+		conn, err := b.dial(b.ctx, dial.Options{Endpoints: []dial.Endpoint{end}, Pinned: true})
 		if err != nil {
 			return undo(err)
 		}
 		fresh = append(fresh, conn)
-		r := &replica{id: addr, addr: addr, conn: conn}
+		r := &replica{id: end.Addr, end: end, conn: conn}
 		// Addresses given in the configuration are in its order, normalised.
-		if i < len(b.Schedulers) && len(addrs) == len(b.Schedulers) {
-			r.id, r.leader = cmp.Or(b.Schedulers[i].ID, addr), b.Schedulers[i].Leader
+		if i < len(b.Schedulers) && len(ends) == len(b.Schedulers) {
+			r.id, r.leader = cmp.Or(b.Schedulers[i].ID, end.Addr), b.Schedulers[i].Leader
 		}
 		next = append(next, r)
 	}
@@ -153,11 +155,11 @@ func (b *backend) reconcile() error {
 	var rings []*dial.Conn
 	if b.Strategy == Sticky || b.Strategy == Shard {
 		for i := range next {
-			var order []string
+			var order []dial.Endpoint
 			for j := range next {
-				order = append(order, next[(i+j)%len(next)].addr)
+				order = append(order, next[(i+j)%len(next)].end)
 			}
-			conn, err := b.dial(b.ctx, dial.Options{Addrs: order, Pinned: true})
+			conn, err := b.dial(b.ctx, dial.Options{Endpoints: order, Pinned: true})
 			if err != nil {
 				return undo(err)
 			}
@@ -229,7 +231,7 @@ func (b *backend) probe(ctx context.Context) {
 			}
 			b.mu.Unlock()
 			if was != (err == nil) {
-				b.log.Info("scheduler health changed", "scheduler", r.id, "addr", r.addr, "healthy", err == nil, "error", err)
+				b.log.Info("scheduler health changed", "scheduler", r.id, "addr", r.end.Addr, "healthy", err == nil, "error", err)
 			}
 		})
 	}
@@ -272,7 +274,7 @@ func (b *backend) view() view {
 		if r.healthy {
 			v.Healthy++
 		}
-		v.Members = append(v.Members, schedulerView{r.id, r.addr, r.leader, r.healthy, r.lastSeen.UTC().Format(time.RFC3339)})
+		v.Members = append(v.Members, schedulerView{r.id, r.end.Addr, r.leader, r.healthy, r.lastSeen.UTC().Format(time.RFC3339)})
 	}
 	return v
 }

@@ -65,8 +65,11 @@ const (
 )
 
 // Options says how to reach the schedulers. Exactly one of TLS and Insecure,
-// and at least one of Addrs and Discovery, must be set.
+// and at least one of Endpoints, Addrs and Discovery, must be set.
 type Options struct {
+	// Endpoints are those of another Conn, some or all, in order of preference;
+	// when given, Addrs and Discovery are ignored.
+	Endpoints []Endpoint
 	// Addrs are host[:port] in order of preference; when given, Discovery is
 	// ignored (RULES, Configuration).
 	Addrs []string
@@ -203,19 +206,28 @@ func (c *Conn) Leader() string {
 	return c.leader
 }
 
-// Addrs returns the present scheduler addresses in order.
-func (c *Conn) Addrs() []string {
+// Endpoints returns the present schedulers in order.
+func (c *Conn) Endpoints() []Endpoint {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	var out []string
+	var out []Endpoint
 	for _, p := range c.peers {
-		out = append(out, p.end.Addr)
+		out = append(out, p.end)
+	}
+	return out
+}
+
+// Addrs returns the addresses of Endpoints.
+func (c *Conn) Addrs() []string {
+	var out []string
+	for _, e := range c.Endpoints() {
+		out = append(out, e.Addr)
 	}
 	return out
 }
 
 // connect makes an idle connection to one address.
-func (c *Conn) connect(end endpoint) (*grpc.ClientConn, error) {
+func (c *Conn) connect(end Endpoint) (*grpc.ClientConn, error) {
 	creds := insecure.NewCredentials()
 	if c.opt.TLS != nil {
 		creds = Credentials(c.opt.TLS, c.opt.TLS.ClientConfig(pki.Peer{Hosts: end.Names, Role: pki.RoleScheduler}))
@@ -240,7 +252,7 @@ func (c *Conn) connect(end endpoint) (*grpc.ClientConn, error) {
 }
 
 // adopt makes ends the addresses; peers that stay keep their connections.
-func (c *Conn) adopt(ends []endpoint) {
+func (c *Conn) adopt(ends []Endpoint) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.closed {
@@ -252,7 +264,7 @@ func (c *Conn) adopt(ends []endpoint) {
 	}
 	c.peers, c.guest = nil, nil
 	for _, end := range ends {
-		i := slices.IndexFunc(old, func(p *peer) bool { return p != nil && sameEndpoint(p.end, end) })
+		i := slices.IndexFunc(old, func(p *peer) bool { return p != nil && p.end.Equal(end) })
 		if i >= 0 {
 			c.peers = append(c.peers, old[i])
 			old[i] = nil
@@ -281,7 +293,7 @@ func (c *Conn) adopt(ends []endpoint) {
 
 // add makes a peer; c.mu is held. An address that gRPC does not take is
 // skipped: it came from DNS or a hint and others may be good.
-func (c *Conn) add(end endpoint) *peer {
+func (c *Conn) add(end Endpoint) *peer {
 	cc, err := c.connect(end)
 	if err != nil {
 		c.log.Warn("scheduler address is not usable", "addr", end.Addr, "error", err)

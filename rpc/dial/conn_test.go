@@ -480,6 +480,8 @@ func TestDialRefuses(t *testing.T) {
 		{"no address", Options{Insecure: true}, "no scheduler address"},
 		{"a bad address", Options{Insecure: true, Addrs: []string{"a:b"}}, `port "b"`},
 		{"a bad discovery", Options{Insecure: true, Discovery: "srv://"}, "DNS name"},
+		{"an endpoint that is no address", Options{Endpoints: []Endpoint{{Addr: "a", Names: []string{"a"}}}, Insecure: true}, `"a" must be host:port`},
+		{"one without a name", Options{Endpoints: []Endpoint{{Addr: "a:1"}}, Insecure: true}, `"a:1" needs a name`},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			if _, err := Dial(t.Context(), tc.opt); err == nil || !strings.Contains(err.Error(), tc.want) {

@@ -1,6 +1,7 @@
 package dial
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -26,13 +27,14 @@ const (
 // of the former is right any more.
 type source struct {
 	target Target
-	file   string // Options.CacheFile
+	fixed  []Endpoint // the target's, when it is a list
+	file   string     // Options.CacheFile
 	log    *slog.Logger
 	nudge  chan struct{} // asks for another look
 
 	// publish is told of every new set, one call at a time; failed of every
 	// lookup that found nothing.
-	publish func([]endpoint)
+	publish func([]Endpoint)
 	failed  func(error)
 
 	mu     sync.Mutex
@@ -45,20 +47,26 @@ type source struct {
 type cache struct {
 	SRV       string     `json:"srv,omitempty"`
 	Addrs     []string   `json:"addrs,omitempty"`
-	Endpoints []endpoint `json:"endpoints,omitempty"` // of the last good lookup
-	Learned   []endpoint `json:"learned,omitempty"`   // that schedulers named
+	Endpoints []Endpoint `json:"endpoints,omitempty"` // of the last good lookup
+	Learned   []Endpoint `json:"learned,omitempty"`   // that schedulers named
 }
 
 func (c cache) equal(o cache) bool {
 	return c.SRV == o.SRV && slices.Equal(c.Addrs, o.Addrs) &&
-		slices.EqualFunc(c.Endpoints, o.Endpoints, sameEndpoint) && slices.EqualFunc(c.Learned, o.Learned, sameEndpoint)
+		slices.EqualFunc(c.Endpoints, o.Endpoints, Endpoint.Equal) && slices.EqualFunc(c.Learned, o.Learned, Endpoint.Equal)
 }
 
 // newSource reads the target of opt. Nothing happens before run.
 func newSource(opt Options) (*source, error) {
 	var t Target
 	var err error
+	fixed := opt.Endpoints
 	switch {
+	case len(fixed) > 0:
+		for _, e := range fixed {
+			err = cmp.Or(err, e.check())
+			t.Addrs = append(t.Addrs, e.Addr)
+		}
 	case len(opt.Addrs) > 0:
 		t.Addrs, err = parseAddrs(opt.Addrs, DefaultPort)
 	case opt.Discovery != "":
@@ -69,7 +77,12 @@ func newSource(opt Options) (*source, error) {
 	if err != nil {
 		return nil, fmt.Errorf("dial: %w", err)
 	}
-	s := &source{target: t, file: opt.CacheFile, log: opt.Log, nudge: make(chan struct{}, 1)}
+	if len(fixed) == 0 {
+		for _, addr := range t.Addrs {
+			fixed = append(fixed, endpointOf(addr))
+		}
+	}
+	s := &source{target: t, fixed: fixed, file: opt.CacheFile, log: opt.Log, nudge: make(chan struct{}, 1)}
 	if s.log == nil {
 		s.log = slog.New(slog.DiscardHandler)
 	}
@@ -86,9 +99,7 @@ func (s *source) begin() {
 	cached := s.recall()
 	s.have.Learned = cached.Learned
 	s.stored = cached
-	for _, addr := range s.target.Addrs {
-		s.have.Endpoints = append(s.have.Endpoints, endpointOf(addr))
-	}
+	s.have.Endpoints = s.fixed
 	if s.target.SRV != "" {
 		s.have.Endpoints = cached.Endpoints
 	}
@@ -132,7 +143,7 @@ func (s *source) run(ctx context.Context) {
 }
 
 // found takes over the answer of a lookup.
-func (s *source) found(ends []endpoint) {
+func (s *source) found(ends []Endpoint) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.have.Endpoints = ends
@@ -152,7 +163,7 @@ func (s *source) fallBack(cause error) {
 // learn takes the addresses that a scheduler gives as those of all of them. They
 // come behind the others.
 func (s *source) learn(addrs []string) {
-	var ends []endpoint
+	var ends []Endpoint
 	for _, addr := range addrs {
 		if good, err := parseAddr(addr, ""); err == nil && good == addr && len(ends) < maxAddresses {
 			ends = append(ends, endpointOf(addr))
@@ -160,7 +171,7 @@ func (s *source) learn(addrs []string) {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if len(ends) == 0 || slices.EqualFunc(ends, s.have.Learned, sameEndpoint) {
+	if len(ends) == 0 || slices.EqualFunc(ends, s.have.Learned, Endpoint.Equal) {
 		return
 	}
 	s.have.Learned = ends
@@ -169,10 +180,10 @@ func (s *source) learn(addrs []string) {
 }
 
 // all is what to try, in order; s.mu is held.
-func (s *source) all() []endpoint {
+func (s *source) all() []Endpoint {
 	out := slices.Clone(s.have.Endpoints)
 	for _, e := range s.have.Learned {
-		if !slices.ContainsFunc(out, func(o endpoint) bool { return o.Addr == e.Addr }) {
+		if !slices.ContainsFunc(out, func(o Endpoint) bool { return o.Addr == e.Addr }) {
 			out = append(out, e)
 		}
 	}
@@ -264,19 +275,15 @@ func (s *source) recall() cache {
 	if json.Unmarshal(data, &have) != nil || have.SRV != s.target.SRV || !slices.Equal(have.Addrs, s.target.Addrs) {
 		return none
 	}
-	for _, list := range [][]endpoint{have.Endpoints, have.Learned} {
+	for _, list := range [][]Endpoint{have.Endpoints, have.Learned} {
 		if len(list) > maxAddresses {
 			return none
 		}
 		for _, e := range list {
-			if addr, err := parseAddr(e.Addr, ""); err != nil || addr != e.Addr || len(e.Names) == 0 {
+			if e.check() != nil {
 				return none
 			}
 		}
 	}
 	return have
-}
-
-func sameEndpoint(a, b endpoint) bool {
-	return a.Addr == b.Addr && slices.Equal(a.Names, b.Names)
 }

@@ -12,7 +12,7 @@ import (
 func FuzzCacheFile(f *testing.F) {
 	file := filepath.Join(f.TempDir(), "cache")
 	src := &source{target: Target{Addrs: []string{"10.0.0.1:8085"}}, file: file}
-	good := cache{Addrs: src.target.Addrs, Learned: []endpoint{{Addr: "10.0.0.2:8085", Names: []string{"10.0.0.2"}}}}
+	good := cache{Addrs: src.target.Addrs, Learned: []Endpoint{{Addr: "10.0.0.2:8085", Names: []string{"10.0.0.2"}}}}
 	raw, err := json.Marshal(good)
 	if err != nil {
 		f.Fatal(err)

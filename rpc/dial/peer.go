@@ -20,7 +20,7 @@ const (
 // peer is one scheduler address and its connection, which is made when it is
 // first needed and replaced when it failed.
 type peer struct {
-	end   endpoint
+	end   Endpoint
 	owner *Conn
 
 	mu      sync.Mutex

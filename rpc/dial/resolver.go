@@ -23,7 +23,7 @@ const Scheme = "persys"
 //	grpc.NewClient("persys:///persys.local?dns=10.0.0.1:8053", grpc.WithResolvers(dial.Resolver(dial.Options{})), …)
 //
 // "persys:///" stands for what opt names; a path is an SRV name with the options
-// of ParseTarget. Of opt only Addrs, Discovery, CacheFile and Log are used. A
+// of ParseTarget. Of opt only Endpoints, Addrs, Discovery, CacheFile and Log are used. A
 // plain connection has the addresses, best first, and follows their changes;
 // leader hints, safe repetition and the watch over hanging replicas are a Conn's.
 //
@@ -50,7 +50,7 @@ func (b builder) watch(ctx context.Context, t resolver.Target, cc resolver.Clien
 		return nil, fmt.Errorf("dial: target %q: an authority is not known here; it is persys:///name", t.URL.Redacted())
 	}
 	if name := t.Endpoint(); name != "" {
-		opt.Addrs, opt.Discovery = nil, Scheme+":///"+name
+		opt.Endpoints, opt.Addrs, opt.Discovery = nil, nil, Scheme+":///"+name
 		if t.URL.RawQuery != "" {
 			opt.Discovery += "?" + t.URL.RawQuery
 		}
@@ -61,7 +61,7 @@ func (b builder) watch(ctx context.Context, t resolver.Target, cc resolver.Clien
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	w := &watcher{source: src, cancel: cancel}
-	src.publish = func(ends []endpoint) {
+	src.publish = func(ends []Endpoint) {
 		var state resolver.State
 		for _, e := range ends {
 			state.Endpoints = append(state.Endpoints, e.resolved())
@@ -94,16 +94,16 @@ func (n certNames) Equal(o any) bool {
 
 type certNamesKey struct{}
 
-func (e endpoint) resolved() resolver.Endpoint {
+func (e Endpoint) resolved() resolver.Endpoint {
 	return resolver.Endpoint{
 		Addresses:  []resolver.Address{{Addr: e.Addr, ServerName: e.Names[0]}},
 		Attributes: attributes.New(certNamesKey{}, certNames(e.Names)),
 	}
 }
 
-func unresolved(r resolver.Endpoint) endpoint {
+func unresolved(r resolver.Endpoint) Endpoint {
 	names, _ := r.Attributes.Value(certNamesKey{}).(certNames)
-	return endpoint{Addr: r.Addresses[0].Addr, Names: names}
+	return Endpoint{Addr: r.Addresses[0].Addr, Names: names}
 }
 
 // watcher is one target under watch.
@@ -131,7 +131,7 @@ type taker struct {
 
 // UpdateState implements resolver.ClientConn.
 func (t taker) UpdateState(s resolver.State) error {
-	ends := make([]endpoint, len(s.Endpoints))
+	ends := make([]Endpoint, len(s.Endpoints))
 	for i, e := range s.Endpoints {
 		ends[i] = unresolved(e)
 	}

@@ -68,11 +68,12 @@ func TestEndpointsKeepTheirNames(t *testing.T) {
 	z := startZone(t, srvRecords(a)...)
 	c := dialTo(t, Options{Discovery: "srv://persys.x?dns=" + z.addr})
 	mustCall(t, c, apply)
-	want := endpoint{Addr: a.addr, Names: []string{"h.x", "127.0.0.1"}}
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if len(c.peers) != 1 || !sameEndpoint(c.peers[0].end, want) {
-		t.Errorf("got %d peers, the first %+v, want %+v", len(c.peers), c.peers[0].end, want)
+	want := Endpoint{Addr: a.addr, Names: []string{"h.x", "127.0.0.1"}}
+	// One that is given them by another keeps them too.
+	for _, c := range []*Conn{c, dialTo(t, Options{Endpoints: c.Endpoints(), Addrs: []string{"192.0.2.1"}})} {
+		if got := c.Endpoints(); len(got) != 1 || !got[0].Equal(want) {
+			t.Errorf("got %+v, want %+v", got, want)
+		}
 	}
 }
 

@@ -29,7 +29,7 @@ var errNoRecord = errors.New("no record")
 
 // answer is what one lookup found, in order of preference (RFC 2782).
 type answer struct {
-	endpoints []endpoint
+	endpoints []Endpoint
 	ttl       time.Duration
 }
 
@@ -193,10 +193,10 @@ func expand(ctx context.Context, servers []string, records []*dns.SRV, extra []d
 			}
 		}
 		if len(ips) == 0 {
-			a.endpoints = append(a.endpoints, endpoint{Addr: net.JoinHostPort(host, port), Names: []string{host}})
+			a.endpoints = append(a.endpoints, Endpoint{Addr: net.JoinHostPort(host, port), Names: []string{host}})
 		}
 		for _, ip := range ips {
-			a.endpoints = append(a.endpoints, endpoint{Addr: net.JoinHostPort(ip, port), Names: []string{host, ip}})
+			a.endpoints = append(a.endpoints, Endpoint{Addr: net.JoinHostPort(ip, port), Names: []string{host, ip}})
 		}
 		if len(a.endpoints) > maxAddresses {
 			a.endpoints = a.endpoints[:maxAddresses]

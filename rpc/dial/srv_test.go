@@ -350,7 +350,7 @@ func TestRecallRefuses(t *testing.T) {
 		})
 	}
 	file := filepath.Join(t.TempDir(), "addrs.json")
-	want := cache{SRV: "persys.x", Endpoints: []endpoint{{Addr: "a:1", Names: []string{"a"}}}, Learned: []endpoint{{Addr: "b:2", Names: []string{"b"}}}}
+	want := cache{SRV: "persys.x", Endpoints: []Endpoint{{Addr: "a:1", Names: []string{"a"}}}, Learned: []Endpoint{{Addr: "b:2", Names: []string{"b"}}}}
 	if err := writeCache(file, want); err != nil {
 		t.Fatal(err)
 	}

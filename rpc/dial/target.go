@@ -107,16 +107,32 @@ func parseAddr(s, defaultPort string) (string, error) {
 	return net.JoinHostPort(host, port), nil
 }
 
-// endpoint is one address to dial and the names its certificate may hold.
-type endpoint struct {
-	Addr  string   `json:"addr"`
+// Endpoint is one address to dial and the names, at least one, of which its
+// certificate must hold one.
+type Endpoint struct {
+	Addr  string   `json:"addr"` // host:port
 	Names []string `json:"names"`
 }
 
-func endpointOf(addr string) endpoint {
+// Equal reports whether both are the same address by the same names.
+func (e Endpoint) Equal(o Endpoint) bool {
+	return e.Addr == o.Addr && slices.Equal(e.Names, o.Names)
+}
+
+func (e Endpoint) check() error {
+	if addr, err := parseAddr(e.Addr, ""); err != nil || addr != e.Addr {
+		return fmt.Errorf("endpoint %q must be host:port", e.Addr)
+	}
+	if len(e.Names) == 0 {
+		return fmt.Errorf("endpoint %q needs a name that its certificate may hold", e.Addr)
+	}
+	return nil
+}
+
+func endpointOf(addr string) Endpoint {
 	host, _, err := net.SplitHostPort(addr)
 	if err != nil {
 		host = addr
 	}
-	return endpoint{Addr: addr, Names: []string{host}}
+	return Endpoint{Addr: addr, Names: []string{host}}
 }

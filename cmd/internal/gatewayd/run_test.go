@@ -24,6 +24,7 @@ import (
 
 	"github.com/go-jose/go-jose/v4"
 	"github.com/go-jose/go-jose/v4/jwt"
+	"github.com/miekg/dns"
 	"go.uber.org/goleak"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials"
@@ -32,6 +33,7 @@ import (
 	clusterv1 "github.com/persys/compute/api/cluster/v1"
 	controlv1 "github.com/persys/compute/api/control/v1"
 	"github.com/persys/compute/config"
+	"github.com/persys/compute/gateway"
 	"github.com/persys/compute/pki"
 	"github.com/persys/compute/rpc/dial"
 	"github.com/persys/compute/testbed"
@@ -89,12 +91,17 @@ func startWorld(t *testing.T, set map[string]string, yaml string) *world {
 // startFake runs a scheduler that grants a gateway everything.
 func startFake(t *testing.T, certs pki.DevSet) (addr string) {
 	t.Helper()
+	return startFakeAt(t, certs, "127.0.0.1")
+}
+
+func startFakeAt(t *testing.T, certs pki.DevSet, host string) (addr string) {
+	t.Helper()
 	leaf := certs.Leaf["scheduler/s1"]
 	files, err := pki.LoadFiles(pki.FilesConfig{CA: leaf.CA, Cert: leaf.Cert, Key: leaf.Key})
 	if err != nil {
 		t.Fatal(err)
 	}
-	l, err := net.Listen("tcp", "127.0.0.1:0")
+	l, err := net.Listen("tcp", net.JoinHostPort(host, "0"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -410,6 +417,54 @@ func TestClientCertificateRequired(t *testing.T) {
 		resp.Body.Close()
 		t.Errorf("a client without a certificate got %d", resp.StatusCode)
 	}
+}
+
+// A scheduler's certificate may hold the name that SRV gives, and not its address: it is
+// asked, and probed, under that name by every strategy.
+func TestSchedulersDiscoveredByName(t *testing.T) {
+	for _, strategy := range []string{gateway.LeaderOnly, gateway.Sticky, gateway.Shard} {
+		pc, err := net.ListenPacket("udp", "127.0.0.1:0")
+		if err != nil {
+			t.Fatal(err)
+		}
+		w := startWorldOf(t, map[string]string{"PERSYS_GATEWAY_PROBE_INTERVAL": "100ms"},
+			"scheduler: {clusters: [{id: main, routing_strategy: "+strategy+", discovery: \"srv://x.test?dns="+pc.LocalAddr().String()+"\"}]}",
+			func(t *testing.T, certs pki.DevSet) string {
+				_, port, _ := net.SplitHostPort(startFakeAt(t, certs, "127.0.0.2"))
+				serveDNS(t, pc, "_persys-scheduler._tcp.x.test. 60 IN SRV 0 0 "+port+" localhost.", "localhost. 60 IN A 127.0.0.2")
+				return ""
+			})
+		c := w.as("user/admin")
+		testbed.Until(t, strategy+": it is healthy", func() bool {
+			_, body, _ := w.do(c, "GET", w.api+"/clusters", "")
+			return strings.Contains(body, `"healthy_schedulers":1`)
+		})
+		if code, body, _ := w.do(c, "GET", w.api+"/nodes", ""); code != 200 {
+			t.Errorf("%s: %d %s", strategy, code, body)
+		}
+	}
+}
+
+// serveDNS answers every question with an SRV record and its address.
+func serveDNS(t *testing.T, pc net.PacketConn, srv, addr string) {
+	t.Helper()
+	var records []dns.RR
+	for _, text := range []string{srv, addr} {
+		rr, err := dns.NewRR(text)
+		if err != nil {
+			t.Fatal(err)
+		}
+		records = append(records, rr)
+	}
+	up, down := make(chan struct{}), make(chan struct{})
+	s := &dns.Server{PacketConn: pc, NotifyStartedFunc: func() { close(up) }, Handler: dns.HandlerFunc(func(w dns.ResponseWriter, q *dns.Msg) {
+		m := new(dns.Msg).SetReply(q)
+		m.Answer, m.Extra = records[:1], records[1:]
+		_ = w.WriteMsg(m) // who asks does so again
+	})}
+	go func() { _ = s.ActivateAndServe(); close(down) }()
+	<-up
+	t.Cleanup(func() { _ = s.Shutdown(); <-down })
 }
 
 // TestNotOurs: what the gateway leaves to others answers 501 with a sentence, to
