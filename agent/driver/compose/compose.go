@@ -12,7 +12,8 @@
 // (no secrets) says which content the stack as a whole was brought to, and how many containers each
 // service has. It is written as incomplete before the first step and as complete after the last; a
 // stack without complete record or with a container missing has no content, and the next Ensure goes
-// on from there. Without any record the labels decide, if they agree.
+// on from there. A new stack has one before its source is fetched, which says whose the folder is and
+// nothing more. Without any record the labels decide, if they agree.
 //
 // The text of a stack and its environment hold secrets, so neither is written to the disk, except
 // for the `.env` file that a stack names itself: it is there, for root only, while the stack is read.

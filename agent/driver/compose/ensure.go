@@ -3,7 +3,6 @@ package compose
 import (
 	"context"
 	"errors"
-	"fmt"
 	"slices"
 	"strings"
 	"time"
@@ -179,6 +178,11 @@ func (d *Driver) ensure(ctx context.Context, spec driver.Spec) error {
 	if want := spec.Body.GetCompose().GetManagedVolumes(); len(want) != len(spec.Volumes) {
 		return invalid("compose.managed_volumes: %d are wanted, %d are ready", len(want), len(spec.Volumes))
 	}
+	if rec == nil && len(members) == 0 {
+		if err := d.claim(project, spec); err != nil {
+			return err
+		}
+	}
 	s, err := d.load(ctx, spec, project, commit)
 	if err != nil {
 		return err
@@ -191,7 +195,7 @@ func (d *Driver) ensure(ctx context.Context, spec driver.Spec) error {
 		Generation: spec.Generation.String(), Commit: s.commit, Repository: s.repo, Services: s.expected(),
 	}
 	if err := d.note(project, next); err != nil {
-		return &driver.Error{Class: driver.ClassOf(err), Op: "ensure", Err: fmt.Errorf("the project's record: %w", err)}
+		return err
 	}
 	if err := d.up(ctx, s, spec.Running); err != nil {
 		return err
@@ -205,10 +209,7 @@ func (d *Driver) ensure(ctx context.Context, spec driver.Spec) error {
 		d.log.Warn("files of former commits are left behind", "workload", string(spec.ID), "error", err)
 	}
 	next.Complete = true
-	if err := d.note(project, next); err != nil {
-		return &driver.Error{Class: driver.ClassOf(err), Op: "ensure", Err: fmt.Errorf("the project's record: %w", err)}
-	}
-	return nil
+	return d.note(project, next)
 }
 
 // up is not abandoned at once when ctx ends: the engine would carry out what was asked all the same.

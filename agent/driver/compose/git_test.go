@@ -1,6 +1,8 @@
 package compose_test
 
 import (
+	"errors"
+	"fmt"
 	"net/http"
 	"net/http/cgi"
 	"net/http/httptest"
@@ -14,6 +16,7 @@ import (
 	"github.com/go-git/go-git/v5"
 	"github.com/go-git/go-git/v5/plumbing"
 	"github.com/go-git/go-git/v5/plumbing/object"
+	"github.com/moby/moby/client"
 
 	"github.com/persys/compute/agent/driver"
 	"github.com/persys/compute/agent/driver/compose"
@@ -156,6 +159,78 @@ func TestGitSourceIsPinnedToItsCommit(t *testing.T) {
 			}
 		})
 	}
+}
+
+// A stack that never came up has no containers; its folder is found by the record that is written first.
+func TestWhatNeverCameUpLeavesNoFiles(t *testing.T) {
+	b := newBench(t)
+	r := newRepository(t)
+	r.commit(map[string]string{"compose.yaml": "services: {app: {image: 'persys/none:v1', pull_policy: never}}"})
+	spec := b.spec("never", body(&agentv1.ComposeSpec{SourceType: "git", GitRepo: "file://" + r.dir}))
+	folder := filepath.Join(b.dir, string(spec.ID))
+	no := func(driver.ID) bool { return false }
+	for _, c := range []struct {
+		name   string
+		remove func() error
+	}{
+		{"by its delete", func() error { return b.d.Remove(b.ctx, spec.ID) }},
+		{"as garbage", func() error {
+			found, err := b.d.Garbage(b.ctx, driver.GarbageQuery{Wanted: no, Busy: no})
+			if err != nil || len(found) != 1 || found[0].Kind != driver.Project || found[0].Workload != spec.ID {
+				return fmt.Errorf("garbage is %v, %v; want the folder", found, err)
+			}
+			return b.d.Collect(b.ctx, found[0])
+		}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			if err := b.d.Ensure(b.ctx, spec); driver.ClassOf(err) != driver.InvalidImage {
+				t.Fatalf("%v; want class %s", err, driver.InvalidImage)
+			}
+			if files, err := filepath.Glob(filepath.Join(folder, "git-*", "compose.yaml")); err != nil || len(files) != 1 {
+				t.Fatalf("fetched files %v, %v", files, err)
+			}
+			if err := c.remove(); err != nil {
+				t.Fatal(err)
+			}
+			if _, err := os.Stat(folder); !errors.Is(err, os.ErrNotExist) {
+				t.Errorf("the folder is still there: %v", err)
+			}
+		})
+	}
+}
+
+// What says whose a folder is replaces no record: neither that of a stack that runs, when what is to
+// follow it cannot be had, nor a sibling agent's, whose folder is the same.
+func TestAFailedUpdateKeepsTheRecord(t *testing.T) {
+	b := newBench(t)
+	spec := b.spec("kept", b.one("serve", 1))
+	b.ensure(spec)
+	b.await(spec.ID, driver.Running)
+	path := filepath.Join(b.dir, string(spec.ID), "stack.json")
+	before, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	missing := spec
+	missing.Content, missing.Body = "c1:missing", inline("services: {app: {image: 'persys/none:v1', pull_policy: never}}")
+	fails := func(d *compose.Driver, spec driver.Spec) {
+		t.Helper()
+		if err := d.Ensure(b.ctx, spec); driver.ClassOf(err) != driver.InvalidImage {
+			t.Fatalf("%v; want class %s", err, driver.InvalidImage)
+		}
+		if after, err := os.ReadFile(path); err != nil || string(after) != string(before) {
+			t.Errorf("the record was %s, now it is %s, %v", before, after, err)
+		}
+	}
+	fails(b.d, missing)
+	if o := b.observed(spec.ID); o.Content != spec.Content {
+		t.Errorf("content %q, want %q", o.Content, spec.Content)
+	}
+	if _, err := b.cli.ContainerRemove(b.ctx, b.containerOf(spec.ID, "app"), client.ContainerRemoveOptions{Force: true}); err != nil {
+		t.Fatal(err)
+	}
+	missing.NodeID = "node-b"
+	fails(b.driver(t, "node-b", b.dir), missing)
 }
 
 func TestGitRefusals(t *testing.T) {

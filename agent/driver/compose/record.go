@@ -3,6 +3,7 @@ package compose
 import (
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -69,8 +70,24 @@ func (d *Driver) recordOf(project string) (*record, error) {
 	return r, nil
 }
 
+// claim writes that a project's folder is a workload's, before anything else is put there: a stack that
+// never comes up has no containers to tell whose it is. A record that is there stays, whosever it is.
+func (d *Driver) claim(project string, spec driver.Spec) error {
+	if _, err := os.Stat(filepath.Join(d.folder(project), recordName)); err == nil {
+		return nil
+	}
+	return d.note(project, record{Workload: spec.ID, ClusterID: spec.ClusterID, NodeID: spec.NodeID})
+}
+
 // note replaces a record as one step.
 func (d *Driver) note(project string, r record) error {
+	if err := d.write(project, r); err != nil {
+		return &driver.Error{Class: driver.ClassOf(err), Op: "ensure", Err: fmt.Errorf("the project's record: %w", err)}
+	}
+	return nil
+}
+
+func (d *Driver) write(project string, r record) error {
 	raw, err := json.Marshal(r)
 	if err != nil {
 		return err
