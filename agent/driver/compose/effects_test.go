@@ -316,6 +316,62 @@ func TestAContainerTakenBackIsMadeAgain(t *testing.T) {
 	}
 }
 
+// A network or volume that two stacks name is the first one's. Its delete leaves what the other uses, and
+// ends; garbage is the network when the other is gone, and the volume, which holds data, never.
+func TestADeleteLeavesWhatOthersUse(t *testing.T) {
+	eachWay(t, func(t *testing.T, way string, b *bench) {
+		shared := "shared-" + way + "-" + b.run
+		yaml := b.yaml(strings.ReplaceAll(`
+services:
+  app: {image: IMAGE, command: [serve], networks: [n], volumes: [data:/data]}
+networks: {n: {name: SHARED}}
+volumes: {data: {name: SHARED}}
+`, "SHARED", shared))
+		first := b.spec("first-"+way, yaml)
+		b.ensure(first)
+		remove := func(id driver.ID) {
+			t.Helper()
+			if err := b.d.Remove(b.ctx, id); err != nil {
+				t.Fatal(err)
+			}
+		}
+		no := func(driver.ID) bool { return false }
+		garbage := func() (out []driver.Garbage) {
+			t.Helper()
+			found, err := b.d.Garbage(b.ctx, driver.GarbageQuery{Wanted: no, Busy: no})
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, g := range found {
+				if g.Workload == first.ID {
+					out = append(out, g)
+				}
+			}
+			return out
+		}
+		second := b.spec("second-"+way, yaml)
+		b.ensure(second)
+		b.await(second.ID, driver.Running)
+		remove(first.ID)
+		if found := garbage(); len(found) > 0 || len(b.volumes(first.ID)) != 1 {
+			t.Errorf("garbage %v, volumes %v; want none and the one that is used", found, b.volumes(first.ID))
+		}
+		b.await(second.ID, driver.Running)
+		remove(second.ID)
+		found := garbage()
+		if len(found) != 1 || found[0].Kind != driver.Network || found[0].Name != shared || len(b.volumes(first.ID)) != 1 {
+			t.Fatalf("garbage %v, volumes %v; want the network, and the volume kept", found, b.volumes(first.ID))
+		}
+		if err := b.d.Collect(b.ctx, found[0]); err != nil || len(garbage()) > 0 {
+			t.Errorf("collected: %v; garbage %v", err, garbage())
+		}
+		remove(first.ID) // deleted again, it takes its volume along
+		if left := b.volumes(first.ID); len(left) > 0 {
+			t.Errorf("volumes %v are left", left)
+		}
+	})
+}
+
 func TestStatesOfAStack(t *testing.T) {
 	for _, c := range []struct {
 		name, yaml string

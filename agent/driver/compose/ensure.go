@@ -423,7 +423,8 @@ func (d *Driver) sweep(ctx context.Context, id driver.ID) error {
 		if _, ownership := d.of(n.Labels); ownership != driver.Ours {
 			continue
 		}
-		if _, err := d.eng.Client.NetworkRemove(ctx, n.ID, client.NetworkRemoveOptions{}); err != nil && !cerrdefs.IsNotFound(err) {
+		_, err := d.eng.Client.NetworkRemove(ctx, n.ID, client.NetworkRemoveOptions{})
+		if err != nil && !cerrdefs.IsNotFound(err) && !d.leftToOthers(ctx, id, "network", n.ID, n.Name) {
 			return moby.Classify("remove", err)
 		}
 	}
@@ -435,9 +436,39 @@ func (d *Driver) sweep(ctx context.Context, id driver.ID) error {
 		if _, ownership := d.of(v.Labels); ownership != driver.Ours {
 			continue
 		}
-		if _, err := d.eng.Client.VolumeRemove(ctx, v.Name, client.VolumeRemoveOptions{}); err != nil && !cerrdefs.IsNotFound(err) {
+		_, err := d.eng.Client.VolumeRemove(ctx, v.Name, client.VolumeRemoveOptions{})
+		if err != nil && !cerrdefs.IsNotFound(err) && !d.leftToOthers(ctx, id, "volume", v.Name, v.Name) {
 			return moby.Classify("remove", err)
 		}
 	}
 	return nil
+}
+
+// leftToOthers is whether a network or volume that the engine did not remove is used, and by none but
+// containers that are not the workload's: a delete does not wait for what another one has to end first.
+func (d *Driver) leftToOthers(ctx context.Context, id driver.ID, kind, ref, name string) bool {
+	by, err := d.users(ctx, kind, ref)
+	if err != nil || len(by) == 0 {
+		return false
+	}
+	var names []string
+	for _, c := range by {
+		if of, ownership := d.of(c.Labels); of == id && (ownership == driver.Ours || ownership == driver.Claimed) {
+			return false
+		}
+		names = append(names, strings.TrimPrefix(strings.Join(c.Names, " "), "/"))
+	}
+	d.log.Warn("a "+kind+" of a deleted stack is left, because containers of others use it", "workload", string(id), kind, name, "containers", names)
+	return true
+}
+
+// users are the containers, whoever's, that a network or volume is used by.
+func (d *Driver) users(ctx context.Context, kind, ref string) ([]container.Summary, error) {
+	ctx, cancel := d.eng.Call(ctx)
+	defer cancel()
+	res, err := d.eng.Client.ContainerList(ctx, client.ContainerListOptions{All: true, Filters: make(client.Filters).Add(kind, ref)})
+	if err != nil {
+		return nil, moby.Classify("list", err)
+	}
+	return res.Items, nil
 }

@@ -51,7 +51,16 @@ func (d *Driver) Garbage(ctx context.Context, q driver.GarbageQuery) ([]driver.G
 		return nil, err
 	}
 	for _, n := range networks {
-		if id, _ := d.of(n.labels); !q.Wanted(id) && !q.Busy(id) && !live[n.labels[api.ProjectLabel]] {
+		id, _ := d.of(n.labels)
+		if q.Wanted(id) || q.Busy(id) || live[n.labels[api.ProjectLabel]] {
+			continue
+		}
+		// One that was left to others is theirs for as long as they have containers.
+		by, err := d.users(ctx, "network", n.id)
+		if err != nil {
+			return nil, err
+		}
+		if len(by) == 0 {
 			out = append(out, driver.Garbage{Kind: driver.Network, Name: n.name, Workload: id, Reason: "the network of a stack that is gone"})
 		}
 	}
