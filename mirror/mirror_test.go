@@ -112,6 +112,26 @@ func TestADriftThatChanges(t *testing.T) {
 	}
 }
 
+// TestADriftThatChangesWhenNoEventIsLeft is written once, although history is trimmed in the
+// same transaction.
+func TestADriftThatChangesWhenNoEventIsLeft(t *testing.T) {
+	e := startEtcd(t, currentEtcd(t))
+	c := newCluster(t, "c1")
+	c.do(register("a"))
+	c.do(setDrift("a", "ghost", fsm.DriftOrphan, true))
+	c.now += int64(8 * 24 * time.Hour)
+	c.do(register("a")) // the state's clock is that of its commands
+	o := quick
+	o.ProbeEvery = time.Hour // nothing is trimmed before the drift changes
+	r := c.start(e.client, o)
+	r.awaitEqual(e)
+	c.do(setDriftAs("a", "ghost", fsm.DriftOrphan, "Failed", true))
+	r.awaitEqual(e)
+	if n := r.Stats().Sessions; n != 1 {
+		t.Errorf("%d sessions", n)
+	}
+}
+
 // TestAudit: what somebody else changed below the prefixes is put right.
 func TestAudit(t *testing.T) {
 	e := startEtcd(t, currentEtcd(t))

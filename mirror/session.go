@@ -348,7 +348,9 @@ func (s *session) history(ctx context.Context, v fsm.View, t touched) error {
 	}
 	var open map[string]*fsm.Event // made when the first event of a drift has gone
 	for key, seq := range s.drifts {
-		if seq >= oldest {
+		// An open drift that outlived all events is older than the oldest of them, and etcd
+		// takes no key twice.
+		if _, written := newest[key]; written || seq >= oldest {
 			continue
 		}
 		if open == nil {
