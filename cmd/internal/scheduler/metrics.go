@@ -4,13 +4,14 @@ import (
 	"bytes"
 	"cmp"
 	"context"
+	"path"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
 	"github.com/persys/compute/dnsserver"
@@ -128,28 +129,33 @@ func (m *metrics) register(reg *prometheus.Registry, r *Replica) {
 func (m *metrics) unary(ctx context.Context, req any, info *grpc.UnaryServerInfo, h grpc.UnaryHandler) (any, error) {
 	began := time.Now()
 	resp, err := h(ctx, req)
-	m.answered(info.FullMethod, began, err)
+	count(m.requests, m.latency, info.FullMethod, began, err)
 	return resp, err
 }
 
 func (m *metrics) stream(srv any, ss grpc.ServerStream, info *grpc.StreamServerInfo, h grpc.StreamHandler) error {
 	began := time.Now()
 	err := h(srv, ss)
-	m.answered(info.FullMethod, began, err)
+	count(m.requests, m.latency, info.FullMethod, began, err)
 	return err
 }
 
-func (m *metrics) answered(method string, began time.Time, err error) {
-	code := status.Code(err).String()
-	m.requests.WithLabelValues(method, code).Inc()
-	m.latency.WithLabelValues(method, code).Observe(time.Since(began).Seconds())
+// count counts a call that ended. A peer may send any number for a code, and each would be a
+// series of its own: those that gRPC does not define are Unknown.
+func count(calls *prometheus.CounterVec, took *prometheus.HistogramVec, method string, began time.Time, err error) {
+	code := status.Code(err)
+	if code > codes.Unauthenticated {
+		code = codes.Unknown
+	}
+	calls.WithLabelValues(method, code.String()).Inc()
+	took.WithLabelValues(method, code.String()).Observe(time.Since(began).Seconds())
 }
 
 // agentUnary counts a call to an agent.
 func (m *metrics) agentUnary(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, call grpc.UnaryInvoker, opts ...grpc.CallOption) error {
 	began := time.Now()
 	err := call(ctx, method, req, reply, cc, opts...)
-	m.asked(method, began, err)
+	count(m.agentCalls, m.agentTime, path.Base(method), began, err)
 	return err
 }
 
@@ -157,14 +163,8 @@ func (m *metrics) agentUnary(ctx context.Context, method string, req, reply any,
 func (m *metrics) agentStream(ctx context.Context, desc *grpc.StreamDesc, cc *grpc.ClientConn, method string, open grpc.Streamer, opts ...grpc.CallOption) (grpc.ClientStream, error) {
 	began := time.Now()
 	s, err := open(ctx, desc, cc, method, opts...)
-	m.asked(method, began, err)
+	count(m.agentCalls, m.agentTime, path.Base(method), began, err)
 	return s, err
-}
-
-func (m *metrics) asked(method string, began time.Time, err error) {
-	rpc, code := method[strings.LastIndexByte(method, '/')+1:], status.Code(err).String()
-	m.agentCalls.WithLabelValues(rpc, code).Inc()
-	m.agentTime.WithLabelValues(rpc, code).Observe(time.Since(began).Seconds())
 }
 
 // Step implements leader.Metrics, as do the next four.

@@ -1,13 +1,18 @@
 package scheduler
 
 import (
+	"context"
 	"errors"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 
+	agentv1 "github.com/persys/compute/api/agent/v1"
 	"github.com/persys/compute/fsm"
 )
 
@@ -101,5 +106,25 @@ func TestRareFigures(t *testing.T) {
 		if have[name] != want {
 			t.Errorf("%s is %v, want %v", name, have[name], want)
 		}
+	}
+}
+
+// An agent says what it likes, and makes no series with it.
+func TestAgentsMakeNoLabels(t *testing.T) {
+	m := newMetrics()
+	for code := range codes.Code(100) {
+		_ = m.agentUnary(t.Context(), agentv1.AgentService_ListWorkloads_FullMethodName, nil, nil, nil,
+			func(context.Context, string, any, any, *grpc.ClientConn, ...grpc.CallOption) error {
+				return status.Error(code, "x")
+			})
+	}
+	have, known, series := figures(t, m), int(codes.Unauthenticated)+1, 0
+	for name := range have {
+		if strings.HasPrefix(name, "agent_rpc_requests_total ") {
+			series++
+		}
+	}
+	if got := have["agent_rpc_requests_total Unknown ListWorkloads"]; series != known || got != float64(100-known+1) {
+		t.Errorf("%d series for %d codes, %v calls Unknown", series, known, got)
 	}
 }
