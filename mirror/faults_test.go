@@ -10,6 +10,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
@@ -307,5 +308,51 @@ func TestRestoreNeedsTheWriter(t *testing.T) {
 	}
 	if err := m.Restore(t.Context()); !errors.Is(err, errNotRunning) {
 		t.Errorf("Restore returned %v", err)
+	}
+}
+
+// hung is an etcd that answers nothing.
+type hung struct{ Etcd }
+
+type hungTxn struct {
+	clientv3.Txn
+	ctx context.Context
+}
+
+func (hung) Get(ctx context.Context, _ string, _ ...clientv3.OpOption) (*clientv3.GetResponse, error) {
+	<-ctx.Done()
+	return nil, ctx.Err()
+}
+
+func (hung) Txn(ctx context.Context) clientv3.Txn        { return hungTxn{ctx: ctx} }
+func (x hungTxn) If(...clientv3.Cmp) clientv3.Txn        { return x }
+func (x hungTxn) Then(...clientv3.Op) clientv3.Txn       { return x }
+func (x hungTxn) Else(...clientv3.Op) clientv3.Txn       { return x }
+func (x hungTxn) Commit() (*clientv3.TxnResponse, error) { <-x.ctx.Done(); return nil, x.ctx.Err() }
+
+// TestRestoreEndsWithTheStint: nobody waits for a replica that no longer leads.
+func TestRestoreEndsWithTheStint(t *testing.T) {
+	o := quick
+	o.ProbeEvery = time.Hour
+	for _, tt := range []struct {
+		name string
+		wait time.Duration
+	}{{"before a session took it", 0}, {"in the session that it began", o.WriteBound + 2*o.CallLimit}} {
+		t.Run(tt.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				ctx, cancel := context.WithTimeout(t.Context(), 15*time.Minute)
+				defer cancel()
+				r := newCluster(t, "c1").start(hung{}, o)
+				synctest.Wait()
+				done := make(chan error, 1)
+				go func() { done <- r.Restore(ctx) }()
+				time.Sleep(tt.wait)
+				synctest.Wait()
+				r.stop()
+				if err := <-done; !errors.Is(err, errNotRunning) {
+					t.Errorf("Restore returned %v", err)
+				}
+			})
+		})
 	}
 }

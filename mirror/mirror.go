@@ -70,7 +70,7 @@ type Mirror struct {
 	proj    *Projection
 	server  server
 
-	running     atomic.Bool
+	running     atomic.Pointer[chan struct{}] // closed when the present Run ends; nil = there is none
 	restores    chan *restore
 	probed      chan string // what the newest probe read under the cursor key
 	etcdCluster atomic.Uint64
@@ -163,7 +163,7 @@ func New(o Options, d Deps) (*Mirror, error) {
 func (m *Mirror) Projection() *Projection { return m.proj }
 
 // Running says whether this replica writes the mirror now.
-func (m *Mirror) Running() bool { return m.running.Load() }
+func (m *Mirror) Running() bool { return m.running.Load() != nil }
 
 // Stats are the present figures.
 func (m *Mirror) Stats() Stats {
@@ -194,7 +194,7 @@ type stint struct {
 var (
 	errRestore    = errors.New("a restore was asked for")
 	errRunning    = errors.New("mirror: Run is running already")
-	errNotRunning = errors.New("mirror: this replica does not write the mirror now")
+	errNotRunning = errors.New("mirror: this replica does not write the mirror now: ask the one that leads")
 )
 
 // Run mirrors for as long as the context lives, which should end with the
@@ -203,10 +203,12 @@ var (
 // An etcd that is away or fails ends nothing: Run goes on trying, and Health
 // says so.
 func (m *Mirror) Run(ctx context.Context, epoch fsm.Epoch) error {
-	if !m.running.CompareAndSwap(false, true) {
+	ended := make(chan struct{})
+	if !m.running.CompareAndSwap(nil, &ended) {
 		return errRunning
 	}
-	defer m.running.Store(false)
+	defer close(ended)
+	defer m.running.Store(nil)
 	nonce := make([]byte, 8)
 	if _, err := rand.Read(nonce); err != nil {
 		return fmt.Errorf("mirror: %w", err)
@@ -226,14 +228,19 @@ func (m *Mirror) Run(ctx context.Context, epoch fsm.Epoch) error {
 	wg.Go(func() { m.tell(ctx) })
 	defer wg.Wait()
 	defer cancel()
+	defer func() {
+		if st.restore != nil {
+			st.restore.done <- errNotRunning
+		}
+	}()
 	for {
 		err := m.session(ctx, st)
+		if ctx.Err() != nil {
+			return context.Cause(ctx)
+		}
 		if req := st.restore; req != nil && !errors.Is(err, errRestore) {
 			req.done <- err // it ended before it was reached
 			st.restore = nil
-		}
-		if ctx.Err() != nil {
-			return context.Cause(ctx)
 		}
 		if done, pause := m.ended(st, err); done {
 			return err

@@ -9,7 +9,7 @@ import (
 
 // restore is a request to the session that writes.
 type restore struct {
-	done chan error // gets one value
+	done chan error // gets one value, from the Run that took the request
 }
 
 // Restore makes etcd hold the state, whatever it held before: the way out of
@@ -17,12 +17,15 @@ type restore struct {
 // with the error that stopped it; only the replica that runs Run can. Take a
 // Preview first.
 func (m *Mirror) Restore(ctx context.Context) error {
-	if !m.running.Load() {
+	ended := m.running.Load()
+	if ended == nil {
 		return errNotRunning
 	}
 	req := &restore{done: make(chan error, 1)}
 	select {
 	case m.restores <- req:
+	case <-*ended:
+		return errNotRunning
 	case <-ctx.Done():
 		return context.Cause(ctx)
 	}
