@@ -1,6 +1,7 @@
 package pki
 
 import (
+	"bytes"
 	"crypto/ecdsa"
 	"crypto/elliptic"
 	"crypto/rand"
@@ -379,6 +380,50 @@ func TestKept(t *testing.T) {
 	}
 	if got, err := k.Membership(); err != nil || fmt.Sprint(got) != fmt.Sprint(want) {
 		t.Errorf("%+v, %v", got, err)
+	}
+}
+
+// A token lets a key join as often as it asks: until all of an answer is kept, it is the same key.
+func TestAJoinCutShortKeepsItsKey(t *testing.T) {
+	now := time.Now()
+	_, a := authority(t, "c1", now)
+	k := Kept{t.TempDir()}
+	inTheWay := filepath.Join(k.Dir, keptCluster)
+	if err := os.Mkdir(inTheWay, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	var first []byte
+	join := func() error {
+		t.Helper()
+		keyPEM, csr, err := k.Request(nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if first == nil {
+			first = keyPEM
+		} else if !bytes.Equal(keyPEM, first) {
+			t.Error("it asks for another key")
+		}
+		got, err := a.Sign(csr, Identity{Role: RoleScheduler, ID: "s1"}, now, time.Hour)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return k.SaveJoined(keyPEM, got.Chain, EncodeCerts(a.Root.Raw), Membership{Name: "s1", Token: "t"})
+	}
+	if err := join(); err == nil {
+		t.Fatal("the membership was kept in place of a folder")
+	}
+	if err := os.Remove(inTheWay); err != nil {
+		t.Fatal(err)
+	}
+	if err := join(); err != nil {
+		t.Fatal(err)
+	}
+	if m, err := k.Membership(); err != nil || m.Token != "t" || !k.Exists() {
+		t.Errorf("%+v, %v", m, err)
+	}
+	if next, _, err := k.Request(nil); err != nil || bytes.Equal(next, first) {
+		t.Errorf("the key of a finished join is asked for again, %v", err)
 	}
 }
 

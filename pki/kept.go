@@ -75,19 +75,40 @@ func (k Kept) Request(hosts []string) (keyPEM, csr []byte, err error) {
 
 // Save replaces the identity.
 func (k Kept) Save(keyPEM, chainPEM, rootsPEM []byte) error {
+	if err := k.saveIdentity(keyPEM, chainPEM, rootsPEM); err != nil {
+		return err
+	}
+	return k.dropPending()
+}
+
+// SaveJoined is Save for the answer to a join token, and remembers the cluster. The pending
+// key goes last: a join that was cut short is one that the token allows again, for that key.
+func (k Kept) SaveJoined(keyPEM, chainPEM, rootsPEM []byte, m Membership) error {
+	if err := k.saveIdentity(keyPEM, chainPEM, rootsPEM); err != nil {
+		return err
+	}
+	if err := k.SaveMembership(m); err != nil {
+		return err
+	}
+	return k.dropPending()
+}
+
+func (k Kept) saveIdentity(keyPEM, chainPEM, rootsPEM []byte) error {
 	if err := os.MkdirAll(k.Dir, 0o700); err != nil {
 		return err
 	}
 	if err := k.SaveRoots(rootsPEM); err != nil {
 		return err
 	}
-	if err := WriteFile(filepath.Join(k.Dir, keptIdentity), append(bytes.Clone(chainPEM), keyPEM...), 0o600); err != nil {
-		return err
+	return WriteFile(filepath.Join(k.Dir, keptIdentity), append(bytes.Clone(chainPEM), keyPEM...), 0o600)
+}
+
+func (k Kept) dropPending() error {
+	err := os.Remove(filepath.Join(k.Dir, keptPending))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
 	}
-	if err := os.Remove(filepath.Join(k.Dir, keptPending)); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return err
-	}
-	return nil
+	return err
 }
 
 // Leaf is the certificate that is kept.

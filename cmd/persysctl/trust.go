@@ -226,7 +226,7 @@ func (c *cli) joinCommand() *cobra.Command {
 				return usagef("--name is missing: the token is good for any name")
 			}
 			kept := c.kept()
-			if _, err := enrol.Join(cmd.Context(), enrol.Options{Token: args[0], Kept: kept, Role: pki.RoleUser, Name: name, Log: c.log()}); err != nil {
+			if err := enrol.Join(cmd.Context(), enrol.Options{Token: args[0], Kept: kept, Role: pki.RoleUser, Name: name, Log: c.log()}); err != nil {
 				return failf(exitFailed, "", "%v", err)
 			}
 			writeLines(c.out, []string{"joined as user/" + name})

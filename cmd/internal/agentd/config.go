@@ -130,7 +130,7 @@ func (c *Config) identity(ctx context.Context, node string, log *slog.Logger) (b
 	hosts := c.hosts()
 	switch {
 	case c.Join != "":
-		if _, err := enrol.Join(ctx, enrol.Options{Token: c.Join, Kept: kept, Role: pki.RoleAgent, Name: node, Hosts: hosts, Log: log}); err != nil {
+		if err := enrol.Join(ctx, enrol.Options{Token: c.Join, Kept: kept, Role: pki.RoleAgent, Name: node, Hosts: hosts, Log: log}); err != nil {
 			return false, fmt.Errorf("PERSYS_JOIN: %w", err)
 		}
 	case !c.TLSEnabled || c.Vault.Enabled || c.TLSCert != DefaultCert || !kept.Exists():

@@ -40,60 +40,55 @@ type Options struct {
 	Role  pki.Role
 	Name  string
 	Hosts []string // that this program answers at
-	Log   *slog.Logger
-}
-
-// Joined is what a program has after Join.
-type Joined struct {
-	pki.Membership
-	// ClusterKey is set when a scheduler has just joined.
-	ClusterKey string
-	// GossipRing are the keys of gossip, sealed under it; empty: the first one.
-	GossipRing string
+	// Keep stores what else the answer holds; nil: nothing. While it fails nobody has joined.
+	Keep func(*clusterv1.EnrolResponse) error
+	Log  *slog.Logger
 }
 
 // Join gets an identity for a token, unless there is one that is good. It asks
 // the schedulers that the token names until one answers, for two minutes at most.
 // Errors say what is wrong with the token.
-func Join(ctx context.Context, o Options) (*Joined, error) {
+func Join(ctx context.Context, o Options) error {
 	tok, err := pki.ParseJoinToken(o.Token)
 	if err != nil {
-		return nil, err
+		return err
 	}
 	have, err := o.Kept.Membership()
 	if err != nil {
-		return nil, err
+		return err
 	}
 	if leaf, err := o.Kept.Leaf(); err == nil && have.Token == tok.ID && have.Name == o.Name && time.Now().Before(leaf.NotAfter) {
-		return &Joined{Membership: have}, nil
+		return nil
 	} else if err != nil && !errors.Is(err, os.ErrNotExist) {
-		return nil, err
+		return err
 	}
 	if tok.Role != o.Role {
-		return nil, fmt.Errorf("%s does not make a %s: `persysctl token create --role %s` makes one that does", tok, o.Role, o.Role)
+		return fmt.Errorf("%s does not make a %s: `persysctl token create --role %s` makes one that does", tok, o.Role, o.Role)
 	}
 	if tok.Name != "" && tok.Name != o.Name {
-		return nil, fmt.Errorf("%s is for %q only, this is %q", tok, tok.Name, o.Name)
+		return fmt.Errorf("%s is for %q only, this is %q", tok, tok.Name, o.Name)
 	}
 	keyPEM, csr, err := o.Kept.Request(o.Hosts)
 	if err != nil {
-		return nil, err
+		return err
 	}
 	ctx, cancel := context.WithTimeout(ctx, joinFor)
 	defer cancel()
 	resp, err := ask(ctx, tok, &clusterv1.EnrolRequest{TokenId: tok.ID, Secret: tok.Secret, Name: o.Name, Csr: csr}, o.Log)
 	if err != nil {
-		return nil, err
+		return err
 	}
-	if err := o.Kept.Save(keyPEM, resp.GetChain(), resp.GetRoots()); err != nil {
-		return nil, err
+	if o.Keep != nil {
+		if err := o.Keep(resp); err != nil {
+			return fmt.Errorf("%s: what came with the certificate could not be kept; put that right and join again with the same token: %w", tok, err)
+		}
 	}
 	m := pki.Membership{Cluster: resp.GetCluster(), Role: o.Role, Name: o.Name, Token: tok.ID, Schedulers: resp.GetSchedulers(), Gossip: resp.GetGossip()}
-	if err := o.Kept.SaveMembership(m); err != nil {
-		return nil, err
+	if err := o.Kept.SaveJoined(keyPEM, resp.GetChain(), resp.GetRoots(), m); err != nil {
+		return err
 	}
 	o.Log.Info("joined", "cluster", m.Cluster, "role", m.Role, "name", m.Name, "token", tok.ID)
-	return &Joined{Membership: m, ClusterKey: resp.GetClusterKey(), GossipRing: resp.GetGossipRing()}, nil
+	return nil
 }
 
 // ask goes round the schedulers of a token. What one of them refuses, the others

@@ -40,7 +40,7 @@ func (c *Config) identity(ctx context.Context, log *slog.Logger) (bool, error) {
 		return false, nil
 	}
 	if c.Join != "" {
-		if _, err := enrol.Join(ctx, enrol.Options{Token: c.Join, Kept: kept, Role: pki.RoleGateway, Name: c.Name, Hosts: c.hosts(), Log: log}); err != nil {
+		if err := enrol.Join(ctx, enrol.Options{Token: c.Join, Kept: kept, Role: pki.RoleGateway, Name: c.Name, Hosts: c.hosts(), Log: log}); err != nil {
 			return false, fmt.Errorf("PERSYS_GATEWAY_JOIN: %w", err)
 		}
 	}

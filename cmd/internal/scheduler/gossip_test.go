@@ -26,7 +26,7 @@ func TestGossipKeyRotates(t *testing.T) {
 	dir := t.TempDir()
 	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
 	defer cancel()
-	start := func(name, token string) *Replica {
+	configure := func(name, token string) Config {
 		t.Helper()
 		var cfg Config
 		if err := config.Defaults(&cfg); err != nil {
@@ -39,7 +39,11 @@ func TestGossipKeyRotates(t *testing.T) {
 		if token != "" {
 			cfg.Join = []string{token}
 		}
-		r, err := Start(ctx, cfg, "test", slog.New(slog.DiscardHandler))
+		return cfg
+	}
+	start := func(name, token string) *Replica {
+		t.Helper()
+		r, err := Start(ctx, configure(name, token), "test", slog.New(slog.DiscardHandler))
 		if err != nil {
 			t.Fatalf("%s: %v", name, err)
 		}
@@ -110,6 +114,17 @@ func TestGossipKeyRotates(t *testing.T) {
 	raw, err := os.ReadFile(filepath.Join(dir, "b", "gossip.ring"))
 	if st, serr := os.Stat(filepath.Join(dir, "b", "gossip.ring")); err != nil || serr != nil || st.Mode().Perm() != 0o600 || !strings.HasPrefix(string(raw), "sealed:1:") {
 		t.Errorf("the ring beside the data: %.20q, %v, %v", raw, err, serr)
+	}
+	// A join that fails because the key cannot be kept is begun again with the same token.
+	inTheWay := filepath.Join(dir, "d", "cluster.key")
+	if err := os.MkdirAll(inTheWay, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := Start(ctx, configure("d", token), "test", slog.New(slog.DiscardHandler)); err == nil || !strings.Contains(err.Error(), "SCHEDULER_CLUSTER_KEY_FILE") {
+		t.Fatalf("started without a place for the key: %v", err)
+	}
+	if err := os.Remove(inTheWay); err != nil {
+		t.Fatal(err)
 	}
 	replicas = append(replicas, start("d", token))
 	eventually("a fourth that has only ever had the new key", settled)

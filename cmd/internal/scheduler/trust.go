@@ -95,20 +95,17 @@ func (c *Config) hasToken() bool { return len(c.Join) == 1 && pki.IsJoinToken(c.
 func (t *trust) join(ctx context.Context, c *Config, file pki.KeyFile) error {
 	token := c.Join[0]
 	c.Join = nil
-	j, err := enrol.Join(ctx, enrol.Options{Token: token, Kept: t.kept, Role: pki.RoleScheduler, Name: c.Name, Hosts: t.hosts, Log: t.log})
-	if err != nil {
-		return fmt.Errorf("SCHEDULER_JOIN: %w", err)
-	}
-	if j.ClusterKey == "" {
-		return nil
-	}
-	if j.GossipRing != "" {
-		if err := pki.WriteFile(c.gossipRing(), []byte(j.GossipRing), 0o600); err != nil {
-			return err
+	keep := func(got *clusterv1.EnrolResponse) error {
+		if _, err := file.Import(got.GetClusterKey()); err != nil {
+			return fmt.Errorf("SCHEDULER_CLUSTER_KEY_FILE: %w", err)
 		}
+		if got.GetGossipRing() == "" { // gossip has the key that follows from the cluster key
+			return nil
+		}
+		return pki.WriteFile(c.gossipRing(), []byte(got.GetGossipRing()), 0o600)
 	}
-	if _, err := file.Import(j.ClusterKey); err != nil {
-		return fmt.Errorf("SCHEDULER_CLUSTER_KEY_FILE: %w", err)
+	if err := enrol.Join(ctx, enrol.Options{Token: token, Kept: t.kept, Role: pki.RoleScheduler, Name: c.Name, Hosts: t.hosts, Keep: keep, Log: t.log}); err != nil {
+		return fmt.Errorf("SCHEDULER_JOIN: %w", err)
 	}
 	return nil
 }
