@@ -12,6 +12,7 @@ import (
 	"net/url"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/coder/websocket"
@@ -120,6 +121,9 @@ type execSession struct {
 	workload string
 	ping     time.Duration
 	patience time.Duration
+	// Messages on their way: behind one upwards no answer of the caller is read, behind
+	// one downwards it cannot be asked.
+	passing atomic.Int32
 }
 
 // upwards passes on what the caller sends until it leaves (nil) or sends what is
@@ -145,7 +149,10 @@ func (s *execSession) upwards(ctx context.Context) error {
 		} else if first {
 			return status.Error(codes.InvalidArgument, "the first message must be open")
 		}
-		if s.stream.Send(m) != nil {
+		s.passing.Add(1)
+		err = s.stream.Send(m)
+		s.passing.Add(-1)
+		if err != nil {
 			return nil // downwards hears why
 		}
 	}
@@ -177,23 +184,30 @@ func (s *execSession) downwards(ctx context.Context) error {
 func (s *execSession) write(ctx context.Context, within time.Duration, data []byte) error {
 	ctx, cancel := context.WithTimeout(ctx, within)
 	defer cancel()
+	s.passing.Add(1)
+	defer s.passing.Add(-1)
 	return s.ws.Write(ctx, websocket.MessageText, data)
 }
 
-// alive returns when the caller no longer answers, or ctx ends.
+// alive returns when the caller no longer answers, or ctx ends. It asks on while
+// an answer is due: the caller takes a gateway that says nothing for gone.
 func (s *execSession) alive(ctx context.Context) {
 	ticker := time.NewTicker(s.ping)
 	defer ticker.Stop()
+	heard := time.Now()
 	for {
 		select {
 		case <-ctx.Done():
 			return
 		case <-ticker.C:
 		}
-		late, cancel := context.WithTimeout(ctx, s.patience)
+		late, cancel := context.WithTimeout(ctx, s.ping)
 		err := s.ws.Ping(late)
 		cancel()
-		if err != nil {
+		switch {
+		case err == nil, s.passing.Load() > 0 && errors.Is(err, context.DeadlineExceeded):
+			heard = time.Now()
+		case ctx.Err() != nil, !errors.Is(err, context.DeadlineExceeded), time.Since(heard) >= s.patience:
 			return
 		}
 	}

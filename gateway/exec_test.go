@@ -1,16 +1,23 @@
 package gateway
 
 import (
+	"bufio"
 	"context"
 	"encoding/json"
 	"io"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/coder/websocket"
+
+	clusterv1 "github.com/persys/compute/api/cluster/v1"
 )
 
 // execAt opens a websocket; header is name, value, name, value.
@@ -140,6 +147,100 @@ func TestExecWaitsForAReader(t *testing.T) {
 	ws = open()
 	<-s.ended
 	_ = ws.CloseNow()
+}
+
+type roundTrip func(*http.Request) (*http.Response, error)
+
+func (f roundTrip) RoundTrip(r *http.Request) (*http.Response, error) { return f(r) }
+
+type hijacked struct {
+	*httptest.ResponseRecorder
+	conn net.Conn
+}
+
+func (h hijacked) Hijack() (net.Conn, *bufio.ReadWriter, error) {
+	return h.conn, bufio.NewReadWriter(bufio.NewReader(h.conn), bufio.NewWriter(h.conn)), nil
+}
+
+// wired gives s a websocket without any buffer: what one side writes waits until the
+// other reads it. The caller answers no question, and counts them.
+func wired(t *testing.T, s *execSession, asked *atomic.Int32) *websocket.Conn {
+	t.Helper()
+	client := &http.Client{Transport: roundTrip(func(r *http.Request) (_ *http.Response, err error) {
+		near, far := net.Pipe()
+		w := hijacked{httptest.NewRecorder(), far}
+		s.ws, err = websocket.Accept(w, r, nil)
+		resp := w.Result()
+		resp.Body = near
+		return resp, err
+	})}
+	caller, _, err := websocket.Dial(t.Context(), "http://gateway", &websocket.DialOptions{
+		HTTPClient: client, OnPingReceived: func(context.Context, []byte) bool { asked.Add(1); return false },
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return caller
+}
+
+// command is a session's stream that takes a message only when somebody reads it.
+type command struct {
+	clusterv1.Cluster_ExecClient
+	input chan *clusterv1.ExecRequest
+}
+
+func (c command) Send(m *clusterv1.ExecRequest) error { c.input <- m; return nil }
+
+// A command that reads no input for long, and a caller that takes no output for a while,
+// hold up the answers and the questions of alive; that ends no session. Once nothing is on
+// its way, silence does.
+func TestExecWaitsForACommand(t *testing.T) {
+	for _, upwards := range []bool{true, false} {
+		synctest.Test(t, func(t *testing.T) {
+			ctx, cancel := context.WithCancel(t.Context())
+			cmd, asked := command{input: make(chan *clusterv1.ExecRequest)}, atomic.Int32{}
+			s := &execSession{stream: cmd, workload: "web", ping: execPing, patience: execPatience}
+			caller := wired(t, s, &asked)
+			var tasks sync.WaitGroup
+			tasks.Go(func() { _ = s.upwards(ctx) })
+			long, goOn := 2*execPatience, func() { <-cmd.input; <-cmd.input }
+			read := func() {
+				for err := error(nil); err == nil; {
+					_, _, err = caller.Read(ctx)
+				}
+			}
+			if upwards {
+				tasks.Go(read)
+				for _, m := range []string{`{"open":{"input":true}}`, `{"input":"aGVsbG8="}`} {
+					tasks.Go(func() { _ = caller.Write(ctx, websocket.MessageText, []byte(m)) })
+					synctest.Wait()
+				}
+			} else {
+				long, goOn = execPatience/2, func() { tasks.Go(read) }
+				tasks.Go(func() { _ = s.write(ctx, s.patience, []byte("{}")) })
+			}
+			synctest.Wait()
+			began, gone := time.Now(), make(chan time.Time, 1)
+			tasks.Go(func() { s.alive(ctx); gone <- time.Now() })
+			select {
+			case <-gone:
+				t.Fatalf("upwards %v: the session ended after %s", upwards, time.Since(began))
+			case <-time.After(long):
+			}
+			if n := time.Duration(asked.Load()); upwards && n < long/execPing-1 {
+				t.Errorf("the caller was asked %d times in %s", n, long)
+			}
+			began = time.Now()
+			goOn()
+			if took := (<-gone).Sub(began); took < execPatience-2*execPing || took > execPatience+2*execPing {
+				t.Errorf("upwards %v: a silent caller was given up after %s", upwards, took)
+			}
+			cancel()
+			_ = caller.CloseNow()
+			_ = s.ws.CloseNow()
+			tasks.Wait()
+		})
+	}
 }
 
 // Who opens no session, and is told why before the upgrade.

@@ -27,13 +27,14 @@ var execRoute = route{method: http.MethodGet, path: "/v1/workloads/{workload_id}
 // session is a stream both ways over one websocket: each message is its JSON. It
 // dials at the first SendMsg, which names the workload; RecvMsg comes after.
 type session struct {
-	conn   *Conn
-	ctx    context.Context
-	cancel context.CancelFunc
-	ws     *websocket.Conn
-	idle   *time.Timer // runs while RecvMsg waits, for a gateway that is gone
-	silent atomic.Bool // idle ended it
-	err    error       // what RecvMsg ended with
+	conn    *Conn
+	ctx     context.Context
+	cancel  context.CancelFunc
+	ws      *websocket.Conn
+	idle    *time.Timer // runs while RecvMsg waits, for a gateway that is gone
+	silent  atomic.Bool // idle ended it
+	writing atomic.Bool // a message waits for a command that reads none
+	err     error       // what RecvMsg ended with
 }
 
 func (c *Conn) session(ctx context.Context) *session {
@@ -65,6 +66,8 @@ func (s *session) SendMsg(m any) error {
 	if err != nil {
 		return status.Errorf(codes.Internal, "%v", err)
 	}
+	s.writing.Store(true)
+	defer s.writing.Store(false)
 	if s.ws.Write(s.ctx, websocket.MessageText, data) != nil {
 		return io.EOF // RecvMsg tells why
 	}
@@ -88,7 +91,10 @@ func (s *session) dial(first proto.Message) error {
 	defer cancel()
 	ws, resp, err := websocket.Dial(ctx, s.conn.base+path, &websocket.DialOptions{
 		HTTPClient: s.conn.http, HTTPHeader: header, Subprotocols: []string{execProtocol},
-		OnPingReceived: func(context.Context, []byte) bool { s.idle.Reset(s.conn.silence); return true },
+		OnPingReceived: func(context.Context, []byte) bool {
+			s.idle.Reset(s.conn.silence)
+			return !s.writing.Load() // an answer that cannot go out for 5 s ends the reading
+		},
 	})
 	switch {
 	case resp != nil && resp.StatusCode != http.StatusSwitchingProtocols:

@@ -1,15 +1,18 @@
 package restconn
 
 import (
+	"bufio"
 	"context"
 	"crypto/tls"
 	"crypto/x509"
 	"errors"
 	"io"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/coder/websocket"
@@ -175,4 +178,74 @@ func TestSilence(t *testing.T) {
 	if _, err := events.Recv(); status.Code(err) != codes.Unavailable || !strings.Contains(err.Error(), "said nothing for 200ms") {
 		t.Errorf("a silent stream ends with %v", err)
 	}
+}
+
+type roundTrip func(*http.Request) (*http.Response, error)
+
+func (f roundTrip) RoundTrip(r *http.Request) (*http.Response, error) { return f(r) }
+
+type hijacked struct {
+	*httptest.ResponseRecorder
+	conn net.Conn
+}
+
+func (h hijacked) Hijack() (net.Conn, *bufio.ReadWriter, error) {
+	return h.conn, bufio.NewReadWriter(bufio.NewReader(h.conn), bufio.NewWriter(h.conn)), nil
+}
+
+// A command that reads none of its input for long holds up our answers to the gateway's
+// questions too; the session goes on when it reads.
+func TestSessionOfABusyCommand(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var got []byte
+		gateway := func(w http.ResponseWriter, r *http.Request) {
+			ws := accept(t, w, r, `{"opened":{"node_id":"n"}}`)
+			for range 30 {
+				ctx, cancel := context.WithTimeout(r.Context(), 20*time.Second)
+				<-ctx.Done()
+				cancel()
+				ctx, cancel = context.WithTimeout(r.Context(), time.Second)
+				_ = ws.Ping(ctx) // its answer is not read
+				cancel()
+			}
+			_, got, _ = ws.Read(r.Context())
+			_ = ws.Write(r.Context(), websocket.MessageText, []byte(`{"exit":{"code":3}}`))
+			_ = ws.Close(websocket.StatusNormalClosure, "")
+		}
+		cn, err := New(Options{URL: "http://gateway", Wrap: func(http.RoundTripper) http.RoundTripper {
+			return roundTrip(func(r *http.Request) (*http.Response, error) {
+				near, far := net.Pipe() // no buffer: a message waits until it is read
+				w := hijacked{httptest.NewRecorder(), far}
+				go gateway(w, r.WithContext(t.Context())) // the handshake's own ends with it
+				synctest.Wait()
+				resp := w.Result()
+				resp.Body = near
+				return resp, nil
+			})
+		}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		s, err := clusterv1.NewClusterClient(cn).Exec(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := s.Send(&clusterv1.ExecRequest{Message: &clusterv1.ExecRequest_Open{Open: &clusterv1.ExecOpen{WorkloadId: "web", Input: true}}}); err != nil {
+			t.Fatal(err)
+		}
+		if m, err := s.Recv(); err != nil || m.GetOpened() == nil {
+			t.Fatalf("opened with %v, %v", m, err)
+		}
+		sent := make(chan error, 1)
+		go func() {
+			sent <- s.Send(&clusterv1.ExecRequest{Message: &clusterv1.ExecRequest_Input{Input: []byte("hello")}})
+		}()
+		if m, err := s.Recv(); err != nil || m.GetExit().GetCode() != 3 || !strings.Contains(string(got), "aGVsbG8=") {
+			t.Errorf("ended with %v, %v; the command read %q", m, err, got)
+		}
+		if _, err := s.Recv(); !errors.Is(err, io.EOF) {
+			t.Errorf("after the end comes %v", err)
+		}
+		<-sent
+	})
 }
