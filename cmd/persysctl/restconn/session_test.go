@@ -249,3 +249,35 @@ func TestSessionOfABusyCommand(t *testing.T) {
 		<-sent
 	})
 }
+
+// A caller that reads page by page asks for nothing for a while: that is its own silence.
+func TestStreamOfASlowReader(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		cn, err := New(Options{URL: "http://gateway", Wrap: func(http.RoundTripper) http.RoundTripper {
+			return roundTrip(func(r *http.Request) (*http.Response, error) {
+				body, w := io.Pipe()
+				context.AfterFunc(r.Context(), func() { _ = w.CloseWithError(r.Context().Err()) })
+				go func() {
+					_, _ = io.WriteString(w, "data: {\"seq\":\"1\"}\n\n")
+					_, _ = io.WriteString(w, "data: {\"seq\":\"2\"}\n\n")
+				}()
+				return &http.Response{StatusCode: http.StatusOK, Header: http.Header{"Content-Type": {eventStream}}, Body: body}, nil
+			})
+		}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		s, err := clusterv1.NewClusterClient(cn).Events(ctx, &clusterv1.EventsRequest{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for want := range uint64(2) {
+			if e, err := s.Recv(); err != nil || e.GetSeq() != want+1 {
+				t.Errorf("got %v, %v, want event %d", e, err, want+1)
+			}
+			time.Sleep(10 * silence)
+		}
+	})
+}

@@ -48,7 +48,7 @@ type stream struct {
 
 	body   io.ReadCloser
 	lines  *bufio.Reader
-	idle   *time.Timer
+	idle   *time.Timer // runs while a line is waited for: a caller may take its time between two
 	silent atomic.Bool // nothing was heard for too long; set by idle before it cancels
 	err    error
 }
@@ -178,8 +178,9 @@ func (s *stream) event() (name string, data []byte, err error) {
 func (s *stream) line() ([]byte, error) {
 	var whole []byte
 	for {
-		part, err := s.lines.ReadSlice('\n')
 		s.idle.Reset(s.conn.silence)
+		part, err := s.lines.ReadSlice('\n')
+		s.idle.Stop()
 		switch {
 		case errors.Is(err, bufio.ErrBufferFull) && len(whole) <= maxAnswer:
 			whole = append(whole, part...)
