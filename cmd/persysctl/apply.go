@@ -105,19 +105,28 @@ func (c *cli) apply(ctx context.Context, o applyOptions) error {
 	failures := &several{c: c}
 	answers := &clusterv1.ApplyWorkloadsResponse{}
 	goals, rolling := map[string]goal{}, map[string]*controlv1.Generation{}
+	through, broke := 0, false
 	for len(requests) > 0 {
 		batch := take(&requests)
 		got, err := c.send(ctx, batch)
 		if err != nil {
-			if len(answers.Results) > 0 {
-				err = fmt.Errorf("%w (%s before it went through)", err, plural(len(answers.Results), "workload"))
+			if len(answers.Results) == 0 {
+				return err
 			}
-			return err
+			f := c.explain(err, true)
+			f.text = fmt.Sprintf("%s (%s before it went through)", strings.TrimSuffix(f.text, "."), plural(through, "workload"))
+			f.hint = orText(f.hint, "mend that and type the same command again: what went through stays as it is")
+			failures.add(f)
+			broke = true
+			break
 		}
 		answers.Index = max(answers.Index, got.GetIndex())
 		for i, r := range got.GetResults() {
 			answers.Results = append(answers.Results, r)
 			c.applied(batch[i], r, goals, failures)
+			if r.GetSuccess() {
+				through++
+			}
 			if r.GetRollout() != nil {
 				rolling[batch[i].GetWorkloadId()] = r.GetRollout()
 			}
@@ -128,7 +137,7 @@ func (c *cli) apply(ctx context.Context, o applyOptions) error {
 			return err
 		}
 	}
-	if !o.wait {
+	if !o.wait || broke {
 		return failures.err()
 	}
 	late := time.After(o.timeout)

@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -348,6 +349,27 @@ func TestApplyInBatches(t *testing.T) {
 	}
 	if want := []int{256, 256, 89, 1, 1}; !equal(sizes, want) {
 		t.Errorf("batches of %v, want %v", sizes, want)
+	}
+}
+
+// TestApplyBreaksOff: a later call that fails hides nothing of what went through before it.
+func TestApplyBreaksOff(t *testing.T) {
+	for _, args := range [][]string{{"apply", "-f", "-", "--wait"}, {"apply", "-f", "-", "-o", "json"}} {
+		f, s := start(t, nil), newSession(t)
+		f.fail["ApplyWorkloads"] = []error{nil, status.Error(codes.NotFound, "namespace shop is no more")}
+		f.refuse["w-007"] = "no such image"
+		var b strings.Builder
+		for i := range 300 {
+			fmt.Fprintf(&b, "id: w-%03d\ncontainer: {image: x}\n---\n", i)
+		}
+		s.in = strings.NewReader(b.String())
+		code, said := s.run(f, args...), s.stderr.String()
+		if code != exitFailed || !strings.Contains(said, "namespace shop is no more (255 workloads before it went through)\nhint: ") || !strings.Contains(said, "w-007 was refused") {
+			t.Errorf("%v: exit %d, %s", args, code, said)
+		}
+		if out := s.stdout.String(); !strings.Contains(out, "w-255") || strings.Contains(out, "w-256") {
+			t.Errorf("%v prints %s", args, out)
+		}
 	}
 }
 
