@@ -191,7 +191,7 @@ func (c *cli) watchList(ctx context.Context, o listOptions) error {
 		writeLines(c.out, []string{strings.TrimRight(screen.Cut(line, c.columns(), screen.Head), " ")})
 	}
 	inPlace := c.outTerm && !c.machine()
-	err := c.watch(ctx, &clusterv1.WatchWorkloadsRequest{Group: o.group, Namespace: c.namespace()}, func(ch watched) error {
+	err := c.watch(ctx, &clusterv1.WatchWorkloadsRequest{Group: o.group, Namespace: c.namespace()}, nil, func(ch watched) error {
 		var changed *controlv1.WorkloadView
 		switch {
 		case ch.gone != "":

@@ -102,6 +102,10 @@ type waiter struct {
 	frames int
 }
 
+// maxWatchIDs bounds what a watch may name, in bytes: through a gateway they are part
+// of a URL, which has to be below 64 KiB. Where there are more, all workloads are watched.
+const maxWatchIDs = 16 << 10
+
 // awaitAll waits until every workload has met its goal. after is the log index
 // of the change that they follow from; late comes when timeout is over.
 func (c *cli) awaitAll(ctx context.Context, goals map[string]goal, after uint64, timeout time.Duration, late <-chan time.Time) error {
@@ -109,9 +113,10 @@ func (c *cli) awaitAll(ctx context.Context, goals map[string]goal, after uint64,
 		return nil
 	}
 	w := &waiter{c: c, began: c.now(), block: screen.Live{W: c.err}}
-	ids := make([]string, 0, len(goals))
+	ids, size := make([]string, 0, len(goals)), 0
 	for id := range goals {
 		ids = append(ids, id)
+		size += len("&workload_ids=") + len(id)
 	}
 	slices.SortFunc(ids, natural)
 	for _, id := range ids {
@@ -121,8 +126,15 @@ func (c *cli) awaitAll(ctx context.Context, goals map[string]goal, after uint64,
 	changes := make(chan watched)
 	ended := make(chan error, 1)
 	go func() {
-		req := &clusterv1.WatchWorkloadsRequest{WorkloadIds: ids, MinIndex: after}
-		ended <- c.watch(ctx, req, func(ch watched) error {
+		req := &clusterv1.WatchWorkloadsRequest{MinIndex: after}
+		if size <= maxWatchIDs {
+			req.WorkloadIds = ids
+		}
+		ended <- c.watch(ctx, req, ids, func(ch watched) error {
+			id := orText(ch.gone, ch.view.GetWorkloadId())
+			if _, ours := goals[id]; id != "" && !ours {
+				return nil // all are watched
+			}
 			select {
 			case changes <- ch:
 				return nil

@@ -373,6 +373,29 @@ func TestApplyBreaksOff(t *testing.T) {
 	}
 }
 
+// TestWaitsForMoreThanAURLNames: those that are waited for are picked out of all then.
+func TestWaitsForMoreThanAURLNames(t *testing.T) {
+	f, s := start(t, nil), newSession(t)
+	var b strings.Builder
+	var changes []*clusterv1.WorkloadChange
+	for i := range 300 {
+		id := fmt.Sprintf("w-%03d-%s", i, strings.Repeat("x", 50))
+		fmt.Fprintf(&b, "id: %s\ncontainer: {image: x}\n---\n", id)
+		if i > 0 {
+			changes = append(changes, told(43, view(id, "Running", "node-a", "")))
+		}
+	}
+	f.script = []scene{{changes: append(changes, told(43, view("stranger", "Failed", "", "")), gone(43, "stranger"), synced(43))}}
+	s.in = strings.NewReader(b.String())
+	code := s.run(f, "apply", "--wait", "-f", "-")
+	if said := s.stderr.String(); code != exitFailed || !strings.Contains(said, "Error: w-000-") || !strings.Contains(said, "was deleted while it was waited for") || strings.Contains(said, "stranger") {
+		t.Errorf("exit %d, %s", code, said)
+	}
+	if len(f.watches) != 1 || len(f.watches[0].GetWorkloadIds()) > 0 || f.watches[0].GetMinIndex() != 43 {
+		t.Errorf("watched with %v", f.watches)
+	}
+}
+
 func equal(a, b []int) bool {
 	if len(a) != len(b) {
 		return false

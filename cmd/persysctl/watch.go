@@ -109,10 +109,10 @@ type watched struct {
 }
 
 // watch tells the present state of workloads and then every change, over broken
-// connections too. Ids that were asked for and do not exist are told as gone.
-func (c *cli) watch(ctx context.Context, req *clusterv1.WatchWorkloadsRequest, take func(watched) error) error {
+// connections too. Those of ids that do not exist are told as gone.
+func (c *cli) watch(ctx context.Context, req *clusterv1.WatchWorkloadsRequest, ids []string, take func(watched) error) error {
 	known := map[string]bool{}
-	for _, id := range req.GetWorkloadIds() {
+	for _, id := range ids {
 		known[id] = true
 	}
 	var seen map[string]bool // since the stream was opened; nil once it is in step
