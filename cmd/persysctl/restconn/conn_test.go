@@ -76,6 +76,7 @@ func TestEventsOfAStream(t *testing.T) {
 		seqs         []uint64
 		err          error
 		code         codes.Code
+		says         string
 	}{
 		{name: "events, comments, several lines", answer: ": still here\n\nid: 1\ndata: {\"seq\":\"1\",\ndata: \"type\":\"Placed\"}\n\ndata:{\"seq\":\"2\"}\r\n\r\n", seqs: []uint64{1, 2}, err: io.EOF},
 		{name: "an error ends it", answer: "data: {\"seq\":\"1\"}\n\nevent: error\ndata: {\"code\":5,\"message\":\"gone\"}\n\n", seqs: []uint64{1}, code: codes.NotFound},
@@ -83,6 +84,8 @@ func TestEventsOfAStream(t *testing.T) {
 		{name: "a long line", answer: "data: {\"seq\":\"3\",\"message\":\"" + strings.Repeat("x", big) + "\"}\n\n", seqs: []uint64{3}, err: io.EOF},
 		{name: "a connection that breaks", answer: "data: {\"seq\":\"1\"}\n\n", cut: true, seqs: []uint64{1}, code: codes.Unavailable},
 		{name: "no event of this API", answer: "data: {\"seq\":[]}\n\n", code: codes.Internal},
+		{name: "an error behind a comment", answer: ": still here\n\n{\"error\":\"no leader\",\"code\":\"UNAVAILABLE\"}\n", code: codes.Unavailable, says: "no leader"},
+		{name: "what is no line of an event", answer: "id: 1\nretry: 5\ndata: {\"seq\":\"1\"}\n\nbad gateway\n", seqs: []uint64{1}, code: codes.Unknown, says: "bad gateway"},
 		{name: "half an event is none", answer: "data: {\"seq\":\"1\"}\n", err: io.EOF},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -117,8 +120,8 @@ func TestEventsOfAStream(t *testing.T) {
 			if len(seqs) != len(c.seqs) {
 				t.Errorf("events %v, want %v", seqs, c.seqs)
 			}
-			if c.err != nil && !errors.Is(err, c.err) || c.err == nil && status.Code(err) != c.code {
-				t.Errorf("ended with %v, want %v %v", err, c.err, c.code)
+			if c.err != nil && !errors.Is(err, c.err) || c.err == nil && status.Code(err) != c.code || !strings.Contains(err.Error(), c.says) {
+				t.Errorf("ended with %v, want %v %v %s", err, c.err, c.code, c.says)
 			}
 			if _, again := s.Recv(); again == nil {
 				t.Error("there is something after the end")

@@ -168,6 +168,10 @@ func (s *stream) event() (name string, data []byte, err error) {
 			}
 			has = true
 			text.Write(value)
+		case "", "id", "retry":
+		default:
+			// A gateway that had already said that it lives fails like this.
+			return "", nil, s.conn.problem(http.StatusOK, line, false)
 		}
 		if text.Len() > maxAnswer {
 			return "", nil, status.Errorf(codes.ResourceExhausted, "an event of the gateway is over %d MiB", maxAnswer>>20)
