@@ -190,14 +190,7 @@ func (a *Agent) restore() error {
 		return nil
 	}
 	a.log.Info("sealing secrets of the state file that are in plain", "workloads", len(plain))
-	return a.store.update(func(w write) error {
-		for _, in := range plain {
-			if err := w.intent(in); err != nil {
-				return err
-			}
-		}
-		return nil
-	})
+	return a.store.update(func(w write) error { return all(plain, w.intent) })
 }
 
 // cluster is the id to put on labels at the start.
@@ -412,14 +405,7 @@ func (a *Agent) flush() error {
 		}
 	}
 	a.mu.Unlock()
-	err := a.store.update(func(w write) error {
-		for _, st := range list {
-			if err := w.status(st); err != nil {
-				return err
-			}
-		}
-		return nil
-	})
+	err := a.store.update(func(w write) error { return all(list, w.status) })
 	if err == nil {
 		return nil
 	}
@@ -456,17 +442,7 @@ func (a *Agent) prune(now time.Time) {
 		return
 	}
 	err := a.store.update(func(w write) error {
-		for _, t := range tasks {
-			if err := w.dropTask(t.ID); err != nil {
-				return err
-			}
-		}
-		for _, id := range tombs {
-			if err := w.dropTombstone(id); err != nil {
-				return err
-			}
-		}
-		return nil
+		return errors.Join(all(tasks, w.dropTask), all(tombs, w.dropTombstone))
 	})
 	if err != nil {
 		a.log.Error("pruning the state file", "error", err)

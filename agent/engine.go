@@ -184,6 +184,7 @@ func (a *Agent) engineFor(kind driver.Kind) (*engine, string, error) {
 	return e, bound, nil
 }
 
+// owns: it is ordered, or its delete is not carried out yet.
 func (a *Agent) owns(id driver.ID) bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -446,9 +447,14 @@ func (a *Agent) probe(ctx context.Context) bool {
 func (a *Agent) allEngines() []*engine {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	out := make([]*engine, 0, len(a.engines))
+	return inOrder(a.engines)
+}
+
+// inOrder lists engines, always in the same order.
+func inOrder(engines map[driver.Kind]*engine) []*engine {
+	out := make([]*engine, 0, len(engines))
 	for _, kind := range []driver.Kind{driver.Container, driver.Compose, driver.VM} {
-		if e := a.engines[kind]; e != nil {
+		if e := engines[kind]; e != nil {
 			out = append(out, e)
 		}
 	}

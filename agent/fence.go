@@ -155,14 +155,5 @@ func judgeApply(id string, held, buried, in driver.Generation, standalone bool) 
 // judgeDelete is the second fence for deletes: one that is older than what is held is about a
 // former assignment.
 func judgeDelete(id string, held, in driver.Generation, standalone bool) *refusal {
-	none := driver.Generation{}
-	switch {
-	case in == none && standalone:
-		return nil
-	case in == none && held != none:
-		return fencedf("generation: missing, workload %q is at %s", id, held)
-	case in.Less(held):
-		return fencedf("generation: %s of workload %q is outdated, this node has %s", in, id, held)
-	}
-	return nil
+	return judgeApply(id, held, driver.Generation{}, in, standalone)
 }

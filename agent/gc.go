@@ -88,7 +88,7 @@ func (a *Agent) lookForGarbage(ctx context.Context) findings {
 	if budget == 0 || err != nil {
 		budget = -1
 	}
-	q := driver.GarbageQuery{Wanted: a.wanted, Busy: a.inWork, Settled: a.cfg.GC.Settled, Pulled: pulled, ImageBudget: budget}
+	q := driver.GarbageQuery{Wanted: a.owns, Busy: a.inWork, Settled: a.cfg.GC.Settled, Pulled: pulled, ImageBudget: budget}
 	for _, e := range a.allEngines() {
 		kind := string(e.drv.Kind())
 		items, err := a.garbageOf(ctx, e, q)
@@ -153,14 +153,6 @@ func (a *Agent) garbageOf(ctx context.Context, e *engine, q driver.GarbageQuery)
 		return nil, err
 	}
 	return c.Garbage(limited, q)
-}
-
-// wanted: it is ordered, or its delete is not carried out yet.
-func (a *Agent) wanted(id driver.ID) bool {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	w := a.workloads[string(id)]
-	return w != nil && w.intent != nil
 }
 
 func (a *Agent) inWork(id driver.ID) bool {
@@ -229,7 +221,7 @@ func (a *Agent) collectGarbage(ctx context.Context, dry, orphans bool, by string
 	out := a.lookForGarbage(ctx)
 	for i := range out.items {
 		f := &out.items[i]
-		if dry || f.Kind == driver.Orphan && (!orphans || a.wanted(f.Workload)) || a.inWork(f.Workload) || ctx.Err() != nil {
+		if dry || f.Kind == driver.Orphan && (!orphans || a.owns(f.Workload)) || a.inWork(f.Workload) || ctx.Err() != nil {
 			continue
 		}
 		limited, cancel := context.WithTimeout(ctx, a.cfg.StepTimeout)

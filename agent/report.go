@@ -49,10 +49,7 @@ func (a *Agent) assess(w *workload, now time.Time) report {
 	}
 	if in := w.intent; in != nil {
 		st.RevisionId = in.RevisionID
-		st.DesiredState = agentv1.DesiredState_DESIRED_STATE_STOPPED
-		if in.running() {
-			st.DesiredState = agentv1.DesiredState_DESIRED_STATE_RUNNING
-		}
+		st.DesiredState = desiredState(in)
 		st.CreatedAt = unix(in.CreatedAt)
 		st.Generation = generationProto(in.Generation)
 		a.judge(&r, w, e, now)
@@ -235,14 +232,10 @@ func (s savedStatus) report(in *intent) report {
 		Id: in.ID, Type: kindType(in.Type), RevisionId: in.RevisionID, Message: s.Message,
 		ActualState: agentv1.ActualState(agentv1.ActualState_value["ACTUAL_STATE_"+strings.ToUpper(s.ActualState)]),
 		CreatedAt:   unix(in.CreatedAt), UpdatedAt: unix(s.UpdatedAt), Metadata: s.Metadata,
-		Generation: generationProto(in.Generation),
+		Generation: generationProto(in.Generation), DesiredState: desiredState(in),
 	}
 	if st.ActualState == agentv1.ActualState_ACTUAL_STATE_UNSPECIFIED {
 		st.ActualState = agentv1.ActualState_ACTUAL_STATE_UNKNOWN
-	}
-	st.DesiredState = agentv1.DesiredState_DESIRED_STATE_STOPPED
-	if in.running() {
-		st.DesiredState = agentv1.DesiredState_DESIRED_STATE_RUNNING
 	}
 	return report{status: st, class: s.Failure.Class, since: s.UpdatedAt, retryAt: s.Failure.Next}
 }

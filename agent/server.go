@@ -215,22 +215,14 @@ func (a *Agent) apply(req *agentv1.ApplyWorkloadRequest) (*agentv1.ApplyWorkload
 		a.mu.Unlock()
 		return a.skipped(w), nil, nil
 	}
-	var t, superseded *task
+	var t *task
+	var tasks []*task
 	if !skip {
 		t = newTask(actionApply, req.Id, now)
-		if open.open() {
-			superseded = open.ended("superseded by "+t.ID, false, now)
-		}
+		tasks = superseding(open, t, now)
 	}
 	err = a.commit(m, func(tx write) error {
-		for _, t := range []*task{superseded, t} {
-			if t != nil {
-				if err := tx.task(t); err != nil {
-					return err
-				}
-			}
-		}
-		return tx.intent(next)
+		return errors.Join(all(tasks, tx.task), tx.intent(next))
 	})
 	if err != nil {
 		return nil, nil, err
@@ -251,10 +243,9 @@ func (a *Agent) apply(req *agentv1.ApplyWorkloadRequest) (*agentv1.ApplyWorkload
 		a.mu.Unlock()
 		return a.skipped(w), nil, nil
 	}
-	if superseded != nil {
-		a.history.put(superseded)
+	for _, t := range tasks {
+		a.history.put(t)
 	}
-	a.history.put(t)
 	w.task, w.asked, w.fail = t, true, failure{}
 	a.publish(w, now)
 	a.mu.Unlock()
@@ -375,13 +366,10 @@ func (a *Agent) delete(req *agentv1.DeleteWorkloadRequest) (*agentv1.DeleteWorkl
 		return out, nil, nil
 	}
 	t := newTask(actionDelete, req.Id, now)
-	var superseded *task
-	switch {
-	case again && open.open() && open.Action == actionDelete:
+	if again && open.open() && open.Action == actionDelete {
 		t = open // the same work
-	case open.open():
-		superseded = open.ended("superseded by "+t.ID, false, now)
 	}
+	tasks := superseding(open, t, now)
 	var next *intent
 	if old != nil {
 		deleting := *old
@@ -393,12 +381,8 @@ func (a *Agent) delete(req *agentv1.DeleteWorkloadRequest) (*agentv1.DeleteWorkl
 		next = &deleting
 	}
 	err := a.commit(m, func(tx write) error {
-		for _, t := range []*task{superseded, t} {
-			if t != nil {
-				if err := tx.task(t); err != nil {
-					return err
-				}
-			}
+		if err := all(tasks, tx.task); err != nil {
+			return err
 		}
 		if next != nil {
 			if err := tx.intent(next); err != nil {
@@ -412,10 +396,9 @@ func (a *Agent) delete(req *agentv1.DeleteWorkloadRequest) (*agentv1.DeleteWorkl
 	}
 	a.mu.Lock()
 	a.tombs[req.Id] = &grave
-	if superseded != nil {
-		a.history.put(superseded)
+	for _, t := range tasks {
+		a.history.put(t)
 	}
-	a.history.put(t)
 	if w = a.workloads[req.Id]; w != nil {
 		w.task = t
 		if next != nil {
@@ -537,8 +520,8 @@ func (s service) HealthCheck(context.Context, *agentv1.HealthCheckRequest) (*age
 // engineID is the id under which host ports are reserved: that of the container engine, or of
 // whatever engine there is.
 func engineID(engines map[driver.Kind]*engine) string {
-	for _, kind := range []driver.Kind{driver.Container, driver.Compose, driver.VM} {
-		if e := engines[kind]; e != nil && e.capacity.EngineID != "" {
+	for _, e := range inOrder(engines) {
+		if e.capacity.EngineID != "" {
 			return e.capacity.EngineID
 		}
 	}

@@ -13,7 +13,6 @@ import (
 
 	controlv1 "github.com/persys/compute/api/control/v1"
 
-	"github.com/persys/compute/agent/driver"
 	"github.com/persys/compute/agent/guard"
 	"github.com/persys/compute/agent/volume"
 )
@@ -249,11 +248,8 @@ func (c *conversation) beat(ctx context.Context) error {
 	sent := time.Now()
 	statuses, version := a.changes(full, ours, c.acked, sent)
 	c.sequence++
-	a.mu.Lock()
-	cluster := a.meta.Epoch.ClusterID
-	a.mu.Unlock()
 	request := &controlv1.HeartbeatRequest{
-		NodeId: a.cfg.NodeID, ClusterId: cluster, Usage: a.usage(), WorkloadStatuses: statuses,
+		NodeId: a.cfg.NodeID, ClusterId: a.Epoch().ClusterID, Usage: a.usage(), WorkloadStatuses: statuses,
 		Timestamp: timestamppb.New(sent), Sequence: c.sequence, Full: full,
 	}
 	since := c.measured
@@ -314,14 +310,11 @@ func (a *Agent) introduction() *controlv1.RegisterNodeRequest {
 	defer a.mu.Unlock()
 	fencing, bound := a.selfFencing()
 	var types, all []string
-	for _, kind := range []driver.Kind{driver.Container, driver.Compose, driver.VM} {
-		e := a.engines[kind]
-		if e == nil {
-			continue
-		}
-		all = append(all, string(kind))
+	for _, e := range inOrder(a.engines) {
+		kind := string(e.drv.Kind())
+		all = append(all, kind)
 		if e.capacity.Healthy {
-			types = append(types, string(kind))
+			types = append(types, kind)
 		}
 	}
 	if len(types) == 0 {

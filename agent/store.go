@@ -214,6 +214,16 @@ func each[T any](tx *bolt.Tx, bucket string, fn func(key string, v *T) error) er
 	})
 }
 
+// all does the same write for each of a list, until one fails.
+func all[T any](list []T, write func(T) error) error {
+	for _, v := range list {
+		if err := write(v); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 // write is one transaction of the store.
 type write struct{ tx *bolt.Tx }
 
@@ -249,7 +259,7 @@ func (w write) meta(m meta) error             { return w.put(bucketMeta, metaKey
 func (w write) intent(in *intent) error       { return w.put(bucketWorkloads, in.ID, in) }
 func (w write) status(st savedStatus) error   { return w.put(bucketStatus, st.ID, st) }
 func (w write) task(t *task) error            { return w.put(bucketTasks, t.ID, t) }
-func (w write) dropTask(id string) error      { return w.drop(bucketTasks, id) }
+func (w write) dropTask(t *task) error        { return w.drop(bucketTasks, t.ID) }
 func (w write) tombstone(t *tombstone) error  { return w.put(bucketTombstones, t.ID, t) }
 func (w write) dropTombstone(id string) error { return w.drop(bucketTombstones, id) }
 func (w write) forget(id string) error {

@@ -68,6 +68,14 @@ func (t *task) ended(message string, failed bool, now time.Time) *task {
 	return &next
 }
 
+// superseding is what to note of a task that begins while another may be open: the end of that one, and itself.
+func superseding(open, t *task, now time.Time) []*task {
+	if !open.open() || open == t {
+		return []*task{t}
+	}
+	return []*task{open.ended("superseded by "+t.ID, false, now), t}
+}
+
 func unix(t time.Time) int64 {
 	if t.IsZero() {
 		return 0

@@ -160,13 +160,11 @@ func (a *Agent) pools() ([]*controlv1.StoragePool, []*controlv1.StoragePoolUsage
 		list = append([]volume.Pool{disk}, list...)
 	}
 	a.mu.Lock()
-	for _, kind := range []driver.Kind{driver.Container, driver.Compose, driver.VM} {
-		if e := a.engines[kind]; e != nil {
-			for _, p := range e.pools {
-				// A name means one thing on a node: the agent's own pools come first.
-				if !slices.ContainsFunc(list, func(o volume.Pool) bool { return o.Name == p.Name }) {
-					list = append(list, volume.Pool{Name: p.Name, Type: p.Type, TotalGB: p.Total >> 30, UsedGB: p.Used >> 30})
-				}
+	for _, e := range inOrder(a.engines) {
+		for _, p := range e.pools {
+			// A name means one thing on a node: the agent's own pools come first.
+			if !slices.ContainsFunc(list, func(o volume.Pool) bool { return o.Name == p.Name }) {
+				list = append(list, volume.Pool{Name: p.Name, Type: p.Type, TotalGB: p.Total >> 30, UsedGB: p.Used >> 30})
 			}
 		}
 	}
