@@ -184,6 +184,9 @@ func (a *Agent) restore() error {
 		a.workloads[in.ID] = w
 	}
 	for _, t := range saved.tombstones {
+		if w := a.workloads[t.ID]; w != nil && !w.intent.Deleting {
+			t.Done = true // earlier versions left it open when its workload was ordered anew
+		}
 		a.tombs[t.ID] = t
 	}
 	if len(plain) == 0 {

@@ -194,7 +194,7 @@ func (p retryPolicy) after(f failure, in *intent, err error, ending bool, now ti
 }
 
 // ending reports whether something is being removed from this machine, or was a moment ago, or is to be
-// stopped and is not yet. Of all that an agent was ordered, works says what the engines show (nil: nothing).
+// stopped or made anew and is not yet. Of all that an agent was ordered, works says what the engines show (nil: nothing).
 func ending(tombs map[string]*tombstone, works iter.Seq2[*intent, *driver.Observed], now time.Time) bool {
 	for _, t := range tombs {
 		if !t.Done || now.Sub(t.DeletedAt) < lingers {
@@ -202,7 +202,10 @@ func ending(tombs map[string]*tombstone, works iter.Seq2[*intent, *driver.Observ
 		}
 	}
 	for in, o := range works {
-		if o := in.observed(o); !in.running() && o.state != driver.Absent && o.state != driver.Stopped && o.state != driver.Failed {
+		if in.PreviousType != "" {
+			return true
+		}
+		if o := in.observed(o); (in.Recreate || !in.running()) && o.state != driver.Absent && o.state != driver.Stopped && o.state != driver.Failed {
 			return true
 		}
 	}

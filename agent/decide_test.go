@@ -123,27 +123,65 @@ func TestAPortThatIsBeingFreed(t *testing.T) {
 	p := retryPolicy{base: 5 * time.Second, max: 2 * time.Minute, limit: 3}
 	bound := driver.Errorf(driver.PortBindConflict, "start", "port 443 is bound")
 	gone := &tombstone{DeletedAt: now.Add(-lingers), Done: true}
+	runs, stops, anew := intent{DesiredState: "running"}, intent{DesiredState: "stopped"}, intent{DesiredState: "running", Recreate: true}
 	for name, c := range map[string]struct {
 		tomb  *tombstone
-		want  string // of another workload
+		other intent
 		shown *driver.Observed
 		err   error
 		waits bool
 	}{
-		"is being removed":     {&tombstone{DeletedAt: now.Add(-time.Hour)}, "running", nil, bound, true},
-		"was just removed":     {&tombstone{DeletedAt: now.Add(-lingers / 2), Done: true}, "running", nil, bound, true},
-		"was removed long ago": {gone, "stopped", nil, bound, false},
-		"is being stopped":     {gone, "stopped", &driver.Observed{State: driver.Running}, bound, true},
-		"is stopped":           {gone, "stopped", &driver.Observed{State: driver.Stopped}, bound, false},
-		"runs":                 {gone, "running", &driver.Observed{State: driver.Running}, bound, false},
-		"of another failure":   {&tombstone{DeletedAt: now}, "running", nil, driver.Errorf(driver.InvalidImage, "pull", "no such image"), false},
+		"is being removed":     {&tombstone{DeletedAt: now.Add(-time.Hour)}, runs, nil, bound, true},
+		"was just removed":     {&tombstone{DeletedAt: now.Add(-lingers / 2), Done: true}, runs, nil, bound, true},
+		"was removed long ago": {gone, stops, nil, bound, false},
+		"is being stopped":     {gone, stops, &driver.Observed{State: driver.Running}, bound, true},
+		"is stopped":           {gone, stops, &driver.Observed{State: driver.Stopped}, bound, false},
+		"runs":                 {gone, runs, &driver.Observed{State: driver.Running}, bound, false},
+		"is being made anew":   {gone, anew, &driver.Observed{State: driver.Running}, bound, true},
+		"changes its type":     {gone, intent{DesiredState: "running", PreviousType: driver.VM}, nil, bound, true},
+		"of another failure":   {&tombstone{DeletedAt: now}, runs, nil, driver.Errorf(driver.InvalidImage, "pull", "no such image"), false},
 	} {
-		works := func(yield func(*intent, *driver.Observed) bool) { yield(&intent{DesiredState: c.want}, c.shown) }
+		works := func(yield func(*intent, *driver.Observed) bool) { yield(&c.other, c.shown) }
 		f := p.after(failure{}, &intent{}, c.err, ending(map[string]*tombstone{"old": c.tomb}, works, now), now)
 		if f.Final == c.waits || f.Next.IsZero() == c.waits || f.Class != driver.ClassOf(c.err) {
 			t.Errorf("%s: %+v, want it tried again: %t", name, f, c.waits)
 		}
 	}
+}
+
+// A delete that is not carried out when its workload is ordered anew is no delete under way any more.
+func TestAnOvertakenDeleteHoldsUpNothing(t *testing.T) {
+	r := newRig(t).start()
+	r.apply("web", "sim/run")
+	r.reaches("web", running)
+	r.hooks.set(func(h *hooks) {
+		h.remove = func(driver.ID) error { return driver.Errorf(driver.RuntimeUnhealthy, "remove", "busy") }
+	})
+	r.delete("web")
+	r.until(func() bool { return r.hooks.count("remove web") > 0 }, func() string { return "never removed" })
+	r.hooks.set(func(h *hooks) { h.remove = nil })
+	r.apply("web", "sim/run")
+	check := func(when string) {
+		t.Helper()
+		r.reaches("web", running)
+		r.until(func() bool { return !r.a.inWork("web") }, func() string { return when + ": still in work" })
+		r.a.mu.Lock()
+		defer r.a.mu.Unlock()
+		if ending(r.a.tombs, r.a.shown, time.Now().Add(lingers)) {
+			t.Errorf("%s: it is still said to be ending", when)
+		}
+	}
+	check("ordered anew")
+	saved, err := r.a.store.load()
+	if err != nil || len(saved.tombstones) != 1 || !saved.tombstones[0].Done {
+		t.Fatalf("%+v, %v; want the tombstone done on disk", saved.tombstones, err)
+	}
+	saved.tombstones[0].Done = false // as earlier versions left it
+	if err := r.a.store.update(func(w write) error { return w.tombstone(saved.tombstones[0]) }); err != nil {
+		t.Fatal(err)
+	}
+	r.restart()
+	check("after a restart")
 }
 
 func TestSettle(t *testing.T) {

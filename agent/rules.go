@@ -83,11 +83,14 @@ func (r Rules) Apply(old *Intent, tomb *Tombstone, req *agentv1.ApplyWorkloadReq
 	if err != nil {
 		return nil, false, &Refusal{Message: err.Error()}
 	}
-	if old == nil && tomb != nil && !tomb.Done {
+	if old == nil && tomb.ordered() != nil {
 		next.Recreate = true
 	}
 	return next, old != nil && next.sameOrder(old), nil
 }
+
+// Ordered is what an order that was taken leaves of a tombstone; nil: it stays as it is.
+func (r Rules) Ordered(tomb *Tombstone) *Tombstone { return tomb.ordered() }
 
 // Delete is the second fence for deletes.
 func (r Rules) Delete(old *Intent, req *agentv1.DeleteWorkloadRequest) *Refusal {

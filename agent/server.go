@@ -175,9 +175,10 @@ func (a *Agent) apply(req *agentv1.ApplyWorkloadRequest) (*agentv1.ApplyWorkload
 	_, runnable := a.engines[kind]
 	var old *intent
 	var open *task
+	var left driver.Kind
 	fits := false
 	if w != nil {
-		old, open = w.intent, w.task
+		old, open, left = w.intent, w.task, w.kind
 		fits = old != nil && !open.open() && settledAs(w)
 	}
 	a.mu.Unlock()
@@ -204,8 +205,12 @@ func (a *Agent) apply(req *agentv1.ApplyWorkloadRequest) (*agentv1.ApplyWorkload
 	if no := a.room(next, old); no != nil {
 		return a.keepEpoch(m, no)
 	}
-	if old == nil && tomb != nil && !tomb.Done {
+	done := tomb.ordered()
+	if old == nil && done != nil {
 		next.Recreate = true // the delete is not carried out yet
+		if left != kind {
+			next.PreviousType = left
+		}
 	}
 	skip := old != nil && next.sameOrder(old) && fits
 	newer := old == nil || old.Generation.Less(next.Generation)
@@ -222,6 +227,11 @@ func (a *Agent) apply(req *agentv1.ApplyWorkloadRequest) (*agentv1.ApplyWorkload
 		tasks = superseding(open, t, now)
 	}
 	err = a.commit(m, func(tx write) error {
+		if done != nil {
+			if err := tx.tombstone(done); err != nil {
+				return err
+			}
+		}
 		return errors.Join(all(tasks, tx.task), tx.intent(next))
 	})
 	if err != nil {
@@ -237,6 +247,9 @@ func (a *Agent) apply(req *agentv1.ApplyWorkloadRequest) (*agentv1.ApplyWorkload
 		w.kind, w.observed = kind, nil
 	}
 	w.intent = next
+	if t := a.tombs[req.Id].ordered(); t != nil { // or absorb opened it again
+		a.tombs[req.Id] = t
+	}
 	a.release(w, newer, now)
 	if skip {
 		a.publish(w, now)

@@ -57,6 +57,17 @@ type tombstone struct {
 	version uint64 // of the last change to report; not stored
 }
 
+// ordered is what an order leaves of the tombstone: what is not removed yet is the order's to remove, and
+// no delete under way any more. nil: the tombstone, if there is one, stays as it is.
+func (t *tombstone) ordered() *tombstone {
+	if t == nil || t.Done {
+		return nil
+	}
+	done := *t
+	done.Done = true
+	return &done
+}
+
 // savedStatus is the record of bucket status: the last report, so that it outlives a restart while
 // an engine is away.
 type savedStatus struct {

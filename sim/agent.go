@@ -433,6 +433,9 @@ func (m *machine) apply(req *agentv1.ApplyWorkloadRequest) sched.Ack {
 	}
 	m.remember(epoch)
 	m.disk.intents[id] = next
+	if t := m.rules.Ordered(m.disk.tombs[id]); t != nil {
+		m.disk.tombs[id] = t
+	}
 	// One that is guarded waits for a newer order than it has.
 	memory := agent.Memory{Asked: true}
 	if m.stops(next) && old != nil && !old.Generation.Less(g) {
