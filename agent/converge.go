@@ -211,7 +211,8 @@ func (a *Agent) advance(ctx context.Context, id string) (again bool) {
 		if err := a.removeFrom(ctx, id, in.PreviousType); err != nil {
 			return a.failed(ctx, id, in, err)
 		}
-		return a.amend(id, in, func(next *intent) { next.PreviousType = "" })
+		a.amend(id, in, func(next *intent) { next.PreviousType = "" })
+		return true
 	}
 	e, cluster, err := a.engineFor(in.Type)
 	if err != nil {
@@ -387,8 +388,8 @@ func (a *Agent) putTask(w *workload, t *task) {
 }
 
 // amend replaces an intent by one with a carried-out wish taken off. It does nothing when a newer
-// order replaced it meanwhile. It reports whether to look again.
-func (a *Agent) amend(id string, in *intent, change func(*intent)) bool {
+// order replaced it meanwhile.
+func (a *Agent) amend(id string, in *intent, change func(*intent)) {
 	a.intentMu.Lock()
 	defer a.intentMu.Unlock()
 	next := *in
@@ -398,17 +399,15 @@ func (a *Agent) amend(id string, in *intent, change func(*intent)) bool {
 	same := w != nil && w.intent == in
 	a.mu.Unlock()
 	if !same {
-		return true
+		return
 	}
 	if err := a.store.update(func(w write) error { return w.intent(&next) }); err != nil {
+		// It is done all the same, and is not done again by this process: at worst the next one does, once.
 		a.log.Error("state file", "workload", id, "error", err)
-		a.queue.add(id, time.Now().Add(a.cfg.RetryBase))
-		return false
 	}
 	a.mu.Lock()
 	w.intent = &next
 	a.mu.Unlock()
-	return true
 }
 
 // bury carries out a delete: removes what there is, looks that nothing is left, and only then

@@ -350,6 +350,27 @@ func TestOrdersAreNotAcknowledgedWithoutDisk(t *testing.T) {
 	}
 }
 
+// TestARestartIsDoneOnceWithoutDisk: that it cannot be stored is no reason to do it again and again.
+func TestARestartIsDoneOnceWithoutDisk(t *testing.T) {
+	r := newRig(t).start()
+	r.apply("web", "sim/run", content("c1:a"), revision("c1-0123456789abcdef"))
+	r.reaches("web", running)
+	r.hooks.set(func(h *hooks) {
+		h.ensure = func(driver.Spec) error { return r.a.store.close() } // it takes no more writes
+	})
+	r.apply("web", "sim/run", content("c1:a"), revision("c1-0123456789abcdef-r1"))
+	r.reaches("web", running)
+	r.until(func() bool { return r.a.queue.depth() == 0 }, func() string { return "it is never left alone" })
+	if n := r.hooks.count("halt web"); n != 1 {
+		t.Errorf("stopped %d times, want once", n)
+	}
+	r.a.intentMu.Lock() // no flush is under way
+	r.a.mu.Lock()
+	clear(r.a.unsaved) // which the end of Run could not store either
+	r.a.mu.Unlock()
+	r.a.intentMu.Unlock()
+}
+
 func TestTombstonesAreBounded(t *testing.T) {
 	r := newRig(t).start()
 	r.delete("young", func(d *agentv1.DeleteWorkloadRequest) { d.Epoch, d.Generation = epoch(1), gen(1) })
