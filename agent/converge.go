@@ -182,7 +182,7 @@ func later(a, b time.Time) time.Time {
 // work brings one workload to where it should be, or as far as it gets. It is the only goroutine
 // that does so for this id.
 func (a *Agent) work(ctx context.Context, id string) {
-	// Three steps are the most a workload needs; the bound is against engines that lie.
+	// Three steps, and one for each former type, are the most a workload needs; the bound is against engines that lie.
 	for range 8 {
 		if ctx.Err() != nil || !a.advance(ctx, id) {
 			return
@@ -207,11 +207,11 @@ func (a *Agent) advance(ctx context.Context, id string) (again bool) {
 	if in == nil || in.Deleting {
 		return a.bury(ctx, id, in)
 	}
-	if in.PreviousType != "" {
-		if err := a.removeFrom(ctx, id, in.PreviousType); err != nil {
+	if len(in.PreviousTypes) > 0 {
+		if err := a.removeFrom(ctx, id, in.PreviousTypes[0]); err != nil {
 			return a.failed(ctx, id, in, err)
 		}
-		a.amend(id, in, func(next *intent) { next.PreviousType = "" })
+		a.amend(id, in, func(next *intent) { next.PreviousTypes = in.PreviousTypes[1:] })
 		return true
 	}
 	e, cluster, err := a.engineFor(in.Type)
@@ -417,10 +417,7 @@ func (a *Agent) bury(ctx context.Context, id string, in *intent) (again bool) {
 	orphan := a.orphanKind(id)
 	kinds := []driver.Kind{}
 	if in != nil {
-		kinds = append(kinds, in.Type)
-		if in.PreviousType != "" {
-			kinds = append(kinds, in.PreviousType)
-		}
+		kinds = append(append(kinds, in.Type), in.PreviousTypes...)
 	} else {
 		for _, e := range a.allEngines() {
 			kinds = append(kinds, e.drv.Kind())

@@ -202,7 +202,7 @@ func ending(tombs map[string]*tombstone, works iter.Seq2[*intent, *driver.Observ
 		}
 	}
 	for in, o := range works {
-		if in.PreviousType != "" {
+		if len(in.PreviousTypes) > 0 {
 			return true
 		}
 		if o := in.observed(o); (in.Recreate || !in.running()) && o.state != driver.Absent && o.state != driver.Stopped && o.state != driver.Failed {

@@ -138,7 +138,7 @@ func TestAPortThatIsBeingFreed(t *testing.T) {
 		"is stopped":           {gone, stops, &driver.Observed{State: driver.Stopped}, bound, false},
 		"runs":                 {gone, runs, &driver.Observed{State: driver.Running}, bound, false},
 		"is being made anew":   {gone, anew, &driver.Observed{State: driver.Running}, bound, true},
-		"changes its type":     {gone, intent{DesiredState: "running", PreviousType: driver.VM}, nil, bound, true},
+		"changes its type":     {gone, intent{DesiredState: "running", PreviousTypes: []driver.Kind{driver.VM}}, nil, bound, true},
 		"of another failure":   {&tombstone{DeletedAt: now}, runs, nil, driver.Errorf(driver.InvalidImage, "pull", "no such image"), false},
 	} {
 		works := func(yield func(*intent, *driver.Observed) bool) { yield(&c.other, c.shown) }

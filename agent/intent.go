@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"maps"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -67,8 +68,10 @@ type intent struct {
 	Recreate bool `json:"recreate,omitempty"`
 	// Restart: a forced restart is due.
 	Restart bool `json:"restart,omitempty"`
-	// PreviousType still has an instance to remove after the type changed.
-	PreviousType driver.Kind `json:"previous_type,omitempty"`
+	// PreviousTypes still have an instance to remove after the type changed. Earlier versions wrote only the
+	// last of them, as PreviousType.
+	PreviousTypes []driver.Kind `json:"previous_types,omitempty"`
+	PreviousType  driver.Kind   `json:"previous_type,omitempty"`
 
 	// HealthCheck is beside the specification: no instance is made anew for it.
 	HealthCheck json.RawMessage `json:"health_check,omitempty"`
@@ -342,6 +345,9 @@ func (in *intent) open(key *pki.Key) error {
 	if in.DesiredState == "" {
 		in.DesiredState = "running"
 	}
+	if in.PreviousType != "" {
+		in.PreviousTypes, in.PreviousType = []driver.Kind{in.PreviousType}, ""
+	}
 	if in.SpecHash == "" {
 		if in.SpecHash, err = hashSpec(key, in.Type, spec, in.Labels); err != nil {
 			return fmt.Errorf("workload %q: %w", in.ID, err)
@@ -419,14 +425,12 @@ func follow(key *pki.Key, old *intent, kind driver.Kind, req *agentv1.ApplyWorkl
 	next.CreatedAt = old.CreatedAt
 	next.LegacyRevision, next.LegacyContent = old.LegacyRevision, old.LegacyContent
 	next.Recreate = old.Recreate || old.Deleting
-	next.PreviousType = old.PreviousType
+	next.PreviousTypes = old.PreviousTypes
 	if old.Type != kind {
-		next.PreviousType = old.Type
-		next.Recreate = false
+		// Changed back before the change was carried out: its removal may have begun.
+		next.Recreate = slices.Contains(old.PreviousTypes, kind)
+		next.PreviousTypes = slices.DeleteFunc(append(slices.Clone(old.PreviousTypes), old.Type), func(k driver.Kind) bool { return k == kind })
 		return next, nil
-	}
-	if next.PreviousType == kind {
-		next.PreviousType = "" // changed back before the change was carried out
 	}
 	if next.Generation == (driver.Generation{}) {
 		next.Generation = old.Generation
@@ -449,7 +453,7 @@ func (in *intent) sameSpec(old *intent) bool {
 // sameOrder: the order asks for nothing new.
 func (in *intent) sameOrder(old *intent) bool {
 	return !old.Deleting && in.sameSpec(old) && in.DesiredState == old.DesiredState &&
-		in.Recreate == old.Recreate && in.Restart == old.Restart && in.PreviousType == old.PreviousType
+		in.Recreate == old.Recreate && in.Restart == old.Restart && slices.Equal(in.PreviousTypes, old.PreviousTypes)
 }
 
 // sameRecord: nothing is to be stored either.

@@ -208,8 +208,8 @@ func (a *Agent) apply(req *agentv1.ApplyWorkloadRequest) (*agentv1.ApplyWorkload
 	done := tomb.ordered()
 	if old == nil && done != nil {
 		next.Recreate = true // the delete is not carried out yet
-		if left != kind {
-			next.PreviousType = left
+		if left != "" && left != kind {
+			next.PreviousTypes = []driver.Kind{left}
 		}
 	}
 	skip := old != nil && next.sameOrder(old) && fits

@@ -6,6 +6,7 @@ import (
 	"encoding/base64"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -369,6 +370,100 @@ func TestARestartIsDoneOnceWithoutDisk(t *testing.T) {
 	clear(r.a.unsaved) // which the end of Run could not store either
 	r.a.mu.Unlock()
 	r.a.intentMu.Unlock()
+}
+
+// TestEveryFormerTypeIsRemoved: while the container cannot be removed, its workload becomes something else.
+func TestEveryFormerTypeIsRemoved(t *testing.T) {
+	compose := func(r *rig) {
+		r.apply("web", "", func(q *agentv1.ApplyWorkloadRequest) {
+			q.Type, q.Spec = agentv1.WorkloadType_WORKLOAD_TYPE_COMPOSE, &agentv1.WorkloadSpec{Spec: &agentv1.WorkloadSpec_Compose{Compose: &agentv1.ComposeSpec{ComposeYaml: "services: {a: {image: a}}"}}}
+		})
+	}
+	vm := func(r *rig) {
+		r.apply("web", "", func(q *agentv1.ApplyWorkloadRequest) {
+			q.Type, q.Spec = agentv1.WorkloadType_WORKLOAD_TYPE_VM, &agentv1.WorkloadSpec{Spec: &agentv1.WorkloadSpec_Vm{Vm: &agentv1.VMSpec{Vcpus: 1, MemoryMb: 64}}}
+		})
+	}
+	same := func(r *rig) { r.apply("web", "sim/run") }
+	del := func(r *rig) { r.delete("web") }
+	older := func(r *rig) { // leaves the file as a version that knew one former type did
+		r.halt()
+		s, err := openStore(r.cfg.StatePath, false)
+		if err != nil {
+			r.t.Fatal(err)
+		}
+		saved, err := s.load()
+		if err != nil {
+			r.t.Fatal(err)
+		}
+		in := saved.intents[0]
+		in.PreviousType, in.PreviousTypes = in.PreviousTypes[0], nil
+		if err := errors.Join(s.update(func(w write) error { return w.intent(in) }), s.close()); err != nil {
+			r.t.Fatal(err)
+		}
+		r.start()
+	}
+	for _, c := range []struct {
+		name  string
+		stray bool // nobody ordered the container
+		steps []func(*rig)
+		runs  driver.Kind
+	}{
+		{"changed twice", false, []func(*rig){compose, vm}, driver.VM},
+		{"changed and changed back", false, []func(*rig){compose, same}, driver.Container},
+		{"changed twice and changed back", false, []func(*rig){compose, vm, same}, driver.Container},
+		{"changed, deleted and changed", false, []func(*rig){compose, del, vm}, driver.VM},
+		{"changed twice and deleted", false, []func(*rig){compose, vm, del}, ""},
+		{"changed under an older version", false, []func(*rig){compose, older, vm}, driver.VM},
+		{"stray, deleted and changed", true, []func(*rig){del, vm}, driver.VM},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			r := newRig(t, func(c *Config) { c.RetryBase = 20 * time.Millisecond })
+			engines := map[driver.Kind]*sim.Engine{driver.Container: r.engine}
+			for _, k := range []driver.Kind{driver.Compose, driver.VM} {
+				e, err := sim.NewEngine(sim.Options{EngineID: "engine-" + string(k), Kind: k})
+				if err != nil {
+					t.Fatal(err)
+				}
+				engines[k] = e
+			}
+			of := func(k driver.Kind) driver.Driver {
+				return engines[k].Driver(driver.Identity{ClusterID: Unbound, NodeID: r.cfg.NodeID, Owns: func(driver.ID) bool { return true }})
+			}
+			r.make = func(Binding) ([]driver.Driver, error) {
+				return []driver.Driver{hooked{of(driver.Container), r.hooks}, of(driver.Compose), of(driver.VM)}, nil
+			}
+			if c.stray {
+				if err := of(driver.Container).Ensure(t.Context(), driver.Spec{ID: "web", Revision: "r", Content: "c1:s", ClusterID: Unbound, NodeID: r.cfg.NodeID, Running: true, Body: container("sim/run")}); err != nil {
+					t.Fatal(err)
+				}
+				r.start()
+			} else {
+				r.start()
+				same(r)
+			}
+			r.reaches("web", running)
+			before := r.observed("web").RuntimeID
+			r.hooks.set(func(h *hooks) {
+				h.remove = func(driver.ID) error { return driver.Errorf(driver.RuntimeUnhealthy, "remove", "it restarts") }
+			})
+			for _, step := range c.steps {
+				step(r)
+			}
+			r.hooks.set(func(h *hooks) { h.remove = nil })
+			var wrong string
+			r.until(func() bool {
+				wrong = ""
+				for k := range engines {
+					list, err := of(k).List(t.Context())
+					if want := k == c.runs; err != nil || len(list) > 0 != want || want && k == driver.Container && list[0].RuntimeID == before {
+						wrong += fmt.Sprintf("%s: %+v, %v, want a new one there: %t. ", k, list, err, want)
+					}
+				}
+				return wrong == ""
+			}, func() string { return wrong })
+		})
+	}
 }
 
 func TestTombstonesAreBounded(t *testing.T) {
