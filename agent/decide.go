@@ -79,6 +79,7 @@ type failure struct {
 //	            Absent   Pending  Running  Stopped  Failed   Unknown
 //	deleting    remove   remove   remove   remove   remove   remove
 //	running     ensure*  –        –        ensure*  ensure*  –
+//	restart     ensure*  restart* restart* ensure*  ensure*  –
 //	stopped     –        halt     halt     –        –        halt
 //
 //	waits       –        –        as running  –  –       –
@@ -124,8 +125,8 @@ func decide(d desired, o observation, f failure, now time.Time) step {
 		return step{}
 	}
 	switch o.state {
-	case driver.Running:
-		if d.restart {
+	case driver.Running, driver.Pending:
+		if d.restart { // also of a guest that its hypervisor has paused: nothing else gets it going
 			return held(step{do: doRestart}, d, f, now)
 		}
 		return step{}

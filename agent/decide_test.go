@@ -43,7 +43,11 @@ func TestDecideTable(t *testing.T) {
 		{"recreate", desired{running: true, content: "x", recreate: true}, observation{content: "x"}, failure{},
 			[6]verb{doEnsure, doRecreate, doRecreate, doRecreate, doRecreate, doRecreate}},
 		{"restart", desired{running: true, content: "x", restart: true}, observation{content: "x"}, failure{},
-			[6]verb{doEnsure, doNothing, doRestart, doEnsure, doEnsure, doNothing}},
+			[6]verb{doEnsure, doRestart, doRestart, doEnsure, doEnsure, doNothing}},
+		{"restart, in back-off", desired{running: true, content: "x", restart: true}, observation{content: "x"}, failure{Attempts: 1, Next: now.Add(1)},
+			[6]verb{doWait, doWait, doWait, doWait, doWait, doNothing}},
+		{"restart of what is stopped", desired{content: "x", restart: true}, observation{content: "x"}, failure{},
+			[6]verb{doNothing, doHalt, doHalt, doNothing, doNothing, doHalt}},
 		{"running, in back-off", desired{running: true, content: "x"}, observation{content: "x"}, failure{Attempts: 1, Next: now.Add(1)},
 			[6]verb{doWait, doNothing, doNothing, doWait, doWait, doNothing}},
 		{"running, back-off over", desired{running: true, content: "x"}, observation{content: "x"}, failure{Attempts: 1, Next: now},
@@ -75,6 +79,22 @@ func TestDecideTable(t *testing.T) {
 				}
 			})
 		}
+	}
+}
+
+// What never gets to run, as a guest that its hypervisor has paused, is restarted once and stays what it is.
+func TestARestartOfWhatDoesNotRun(t *testing.T) {
+	r := newRig(t).start()
+	slow := func(q *agentv1.ApplyWorkloadRequest) {
+		q.Spec.GetContainer().Env = map[string]string{"SIM_START_DELAY": "1h"}
+	}
+	r.apply("web", "sim/run", slow, content("c1:a"), revision("c1-0123456789abcdef"))
+	r.until(func() bool { return r.observed("web") != nil }, func() string { return "never made" })
+	before := r.observed("web")
+	r.apply("web", "sim/run", slow, content("c1:a"), revision("c1-0123456789abcdef-r1"))
+	r.until(func() bool { return r.hooks.count("halt web") > 0 && r.a.queue.depth() == 0 }, func() string { return "never restarted, or for ever" })
+	if n, o := r.hooks.count("halt web"), r.observed("web"); n != 1 || o == nil || o.RuntimeID != before.RuntimeID || o.State != driver.Pending {
+		t.Errorf("stopped %d times, and from %+v it became %+v", n, before, o)
 	}
 }
 
