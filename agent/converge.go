@@ -208,7 +208,7 @@ func (a *Agent) advance(ctx context.Context, id string) (again bool) {
 		return a.bury(ctx, id, in)
 	}
 	if len(in.PreviousTypes) > 0 {
-		if err := a.removeFrom(ctx, id, in.PreviousTypes[0]); err != nil {
+		if err := a.removeFrom(ctx, id, in.PreviousTypes[0], false); err != nil {
 			return a.failed(ctx, id, in, err)
 		}
 		a.amend(id, in, func(next *intent) { next.PreviousTypes = in.PreviousTypes[1:] })
@@ -423,9 +423,12 @@ func (a *Agent) bury(ctx context.Context, id string, in *intent) (again bool) {
 			kinds = append(kinds, e.drv.Kind())
 		}
 	}
+	a.mu.Lock()
+	fate := a.fate(in, a.tombs[id])
+	a.mu.Unlock()
 	for _, kind := range kinds {
 		within, done := a.step(ctx, id, "delete")
-		err := a.removeFrom(within, id, kind)
+		err := a.removeFrom(within, id, kind, fate.Keep || fate.KeepShared)
 		done(err)
 		if err == nil {
 			continue
@@ -439,10 +442,7 @@ func (a *Agent) bury(ctx context.Context, id string, in *intent) (again bool) {
 		}
 		return a.failed(ctx, id, in, err)
 	}
-	a.mu.Lock()
-	buried := a.tombs[id]
-	a.mu.Unlock()
-	if err := a.storage.Release(ctx, id, a.fate(in, buried)); err != nil {
+	if err := a.storage.Release(ctx, id, fate); err != nil {
 		if in != nil {
 			return a.failed(ctx, id, in, err)
 		}
@@ -509,8 +509,9 @@ func (a *Agent) bury(ctx context.Context, id string, in *intent) (again bool) {
 	return false
 }
 
-// removeFrom removes a workload from one engine and looks that it is gone.
-func (a *Agent) removeFrom(ctx context.Context, id string, kind driver.Kind) error {
+// removeFrom removes a workload from one engine and looks that it is gone. One that lives on elsewhere takes
+// nothing with it that it may have there.
+func (a *Agent) removeFrom(ctx context.Context, id string, kind driver.Kind, elsewhere bool) error {
 	a.mu.Lock()
 	e := a.engines[kind]
 	a.mu.Unlock()
@@ -519,7 +520,11 @@ func (a *Agent) removeFrom(ctx context.Context, id string, kind driver.Kind) err
 	}
 	limited, cancel := context.WithTimeout(ctx, a.cfg.StepTimeout)
 	defer cancel()
-	if err := e.drv.Remove(limited, driver.ID(id)); err != nil {
+	remove := e.drv.Remove
+	if l, ok := e.drv.(driver.Leaver); ok && elsewhere {
+		remove = l.Leave
+	}
+	if err := remove(limited, driver.ID(id)); err != nil {
 		return err
 	}
 	// What a List of before saw must not come back as news.

@@ -105,6 +105,13 @@ func (d hooked) Remove(ctx context.Context, id driver.ID) error {
 	return d.Driver.Remove(ctx, id)
 }
 
+func (d hooked) Leave(ctx context.Context, id driver.ID) error {
+	d.mu.Lock()
+	d.calls = append(d.calls, "leave "+string(id))
+	d.mu.Unlock()
+	return d.Remove(ctx, id)
+}
+
 func (d hooked) Look(ctx context.Context, id driver.ID) (*driver.Observed, error) {
 	d.mu.Lock()
 	fn := d.looked

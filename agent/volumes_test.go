@@ -70,12 +70,18 @@ func TestVolumesFollowTheirWorkload(t *testing.T) {
 	r.delete("web", func(d *agentv1.DeleteWorkloadRequest) { d.KeepVolumes = true })
 	r.gone("web")
 	kept("a move")
+	if n := r.hooks.count("leave web"); n != 1 {
+		t.Errorf("its engine was told %d times that it lives on elsewhere", n)
+	}
 	r.apply("web", "img:2", managed(data))
 	r.reaches("web", running)
 	r.delete("web")
 	r.gone("web")
 	if exists(vols[0].Path) {
 		t.Error("the volume outlived its workload, against its policy")
+	}
+	if n := r.hooks.count("leave web"); n != 1 {
+		t.Error("its engine was told that what was deleted lives on elsewhere")
 	}
 
 	keep := &agentv1.ManagedVolumeSpec{Name: "keep", MountPath: "/data", RetainPolicy: "Retain"}
