@@ -312,10 +312,10 @@ func (a *Agent) failed(ctx context.Context, id string, in *intent, err error) (a
 	return false
 }
 
-// shown is each workload that was ordered and what its engine shows. It is called with mu held.
+// shown is each workload that was ordered, but those given up, and what its engine shows. It is called with mu held.
 func (a *Agent) shown(yield func(*intent, *driver.Observed) bool) {
 	for _, w := range a.workloads {
-		if w.intent != nil && !yield(w.intent, w.observed) {
+		if w.intent != nil && !w.fail.Final && !yield(w.intent, w.observed) {
 			return
 		}
 	}

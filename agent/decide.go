@@ -206,7 +206,7 @@ func ending(tombs map[string]*tombstone, works iter.Seq2[*intent, *driver.Observ
 		if len(in.PreviousTypes) > 0 {
 			return true
 		}
-		if o := in.observed(o); (in.Recreate || !in.running()) && o.state != driver.Absent && o.state != driver.Stopped && o.state != driver.Failed {
+		if o := in.observed(o); (in.Recreate || !in.running()) && (o.state == driver.Running || o.state == driver.Pending) {
 			return true
 		}
 	}

@@ -343,7 +343,10 @@ func (n *Node) Leave(ctx context.Context) error {
 	if ok {
 		wait = min(wait, time.Until(deadline))
 	}
-	if err := n.gossip.list.Leave(wait); err != nil {
+	if n.ctx.Err() != nil {
+		return nil // gossip ends with it
+	}
+	if err := n.gossip.list.Leave(max(wait, time.Millisecond)); err != nil { // 0 would be without limit
 		n.log.Debug("the others will find out by themselves that this replica has left", "err", err)
 	}
 	return nil

@@ -305,16 +305,20 @@ func TestLeave(t *testing.T) {
 	}
 }
 
-// TestDismiss: the leader has another replica, or itself, leave in good order.
 // A replica that learns of its removal from the log, and not from the leader that it asked, has left all the same.
 func TestLeaveWhileAThirdIsAway(t *testing.T) {
 	g := newGroup(t, 3)
 	leader := g.form()
 	leaver := g.follower(leader)
-	third := g.snapshot()[3-g.index(leader)-g.index(leaver)].cfg.Name
-	g.nw.isolate(third, g.names(), true)
-	err := leaver.Depart(timeout(t, 2*time.Second))
-	g.nw.isolate(third, g.names(), false)
+	third := g.snapshot()[3-g.index(leader)-g.index(leaver)]
+	cut := func(off bool) { g.nw.isolate(third.cfg.Name, g.names(), off) }
+	var err error
+	testbed.Until(t, "it is let go", func() bool {
+		cut(true) // and not noticed yet, or it stays
+		err = leaver.Depart(timeout(t, 2*time.Second))
+		cut(false)
+		return err == nil || !strings.Contains(err.Error(), "stays")
+	})
 	testbed.Until(t, "the replica stops", func() bool { return leaver.Err() != nil })
 	if !errors.Is(leaver.Err(), ErrLeft) && !errors.Is(leaver.Err(), ErrRemoved) {
 		t.Errorf("%v, after Depart said %v", leaver.Err(), err)
@@ -376,6 +380,7 @@ func TestTheFirstOfAClusterDiverges(t *testing.T) {
 	g.settled(3)
 }
 
+// TestDismiss: the leader has another replica, or itself, leave in good order.
 func TestDismiss(t *testing.T) {
 	for _, c := range []struct {
 		name string

@@ -93,11 +93,15 @@ func (g *Gateway) exec(w http.ResponseWriter, r *http.Request) {
 		refused <- s.upwards(ctx)
 		cancel()
 	})
+	var over atomic.Bool
 	tasks.Go(func() {
 		s.alive(ctx)
-		cancel()
+		if !over.Load() { // a question that meets the goodbye gets no answer, and must not cut it short
+			cancel()
+		}
 	})
 	err = s.downwards(ctx)
+	over.Store(true)
 	if err == nil {
 		_ = ws.Close(websocket.StatusNormalClosure, "") // the peer may be gone
 		return
@@ -124,6 +128,7 @@ type execSession struct {
 	// Messages on their way: behind one upwards no answer of the caller is read, behind
 	// one downwards it cannot be asked.
 	passing atomic.Int32
+	read    atomic.Uint64 // messages of the caller: one that sends is there, however busy its line is
 }
 
 // upwards passes on what the caller sends until it leaves (nil) or sends what is
@@ -137,6 +142,7 @@ func (s *execSession) upwards(ctx context.Context) error {
 			}
 			return nil
 		}
+		s.read.Add(1)
 		m := &clusterv1.ExecRequest{}
 		if err := protojson.Unmarshal(data, m); err != nil {
 			return status.Errorf(codes.InvalidArgument, "the message is no ExecRequest: %s", protoError(err))
@@ -194,7 +200,7 @@ func (s *execSession) write(ctx context.Context, within time.Duration, data []by
 func (s *execSession) alive(ctx context.Context) {
 	ticker := time.NewTicker(s.ping)
 	defer ticker.Stop()
-	heard := time.Now()
+	heard, read := time.Now(), s.read.Load()
 	for {
 		select {
 		case <-ctx.Done():
@@ -204,10 +210,12 @@ func (s *execSession) alive(ctx context.Context) {
 		late, cancel := context.WithTimeout(ctx, s.ping)
 		err := s.ws.Ping(late)
 		cancel()
-		switch {
-		case err == nil, s.passing.Load() > 0 && errors.Is(err, context.DeadlineExceeded):
-			heard = time.Now()
-		case ctx.Err() != nil, !errors.Is(err, context.DeadlineExceeded), time.Since(heard) >= s.patience:
+		switch now := s.read.Load(); {
+		case ctx.Err() != nil, err != nil && !errors.Is(err, context.DeadlineExceeded):
+			return
+		case err == nil, now != read, s.passing.Load() > 0:
+			heard, read = time.Now(), now
+		case time.Since(heard) >= s.patience:
 			return
 		}
 	}

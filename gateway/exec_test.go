@@ -114,7 +114,7 @@ func TestExec(t *testing.T) {
 func TestExecWaitsForAReader(t *testing.T) {
 	s := startReplica(t, "s1", nil)
 	g := newGateway(t, nil, clusterOf("main", "", s))
-	g.execPing, g.execPatience = 20*time.Millisecond, 30*time.Second
+	g.execPing, g.execPatience = 500*time.Millisecond, 30*time.Second
 	srv := httptest.NewServer(g.Handler())
 	t.Cleanup(srv.Close)
 	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
@@ -134,7 +134,7 @@ func TestExecWaitsForAReader(t *testing.T) {
 	select {
 	case <-s.ended:
 		t.Error("the session of a slow reader was ended")
-	case <-time.After(15 * g.execPing): // of which none is answered
+	case <-time.After(4 * g.execPing): // of which none is answered
 	}
 	if err := ws.Write(ctx, websocket.MessageText, []byte(`{"end_input":true}`)); err != nil {
 		t.Fatal(err)
@@ -241,6 +241,36 @@ func TestExecWaitsForACommand(t *testing.T) {
 			tasks.Wait()
 		})
 	}
+}
+
+// A caller whose line is always busy with its input answers no question, and is heard by what it sends.
+func TestExecHearsASender(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		cmd, asked := command{input: make(chan *clusterv1.ExecRequest, 100)}, atomic.Int32{}
+		s := &execSession{stream: cmd, workload: "web", ping: execPing, patience: execPatience}
+		caller := wired(t, s, &asked)
+		ctx := caller.CloseRead(t.Context())
+		var tasks sync.WaitGroup
+		tasks.Go(func() { _ = s.upwards(ctx) })
+		gone := make(chan struct{})
+		tasks.Go(func() { s.alive(ctx); close(gone) })
+		message := `{"open":{"input":true}}`
+		for sent := time.Duration(0); sent < 2*execPatience; sent += execPatience / 4 {
+			if err := caller.Write(ctx, websocket.MessageText, []byte(message)); err != nil {
+				t.Fatalf("after %s: %v", sent, err)
+			}
+			message = `{"input":"aGVsbG8="}`
+			select {
+			case <-gone:
+				t.Fatalf("ended after %s of sending", sent)
+			case <-time.After(execPatience / 4):
+			}
+		}
+		<-gone // once nothing is sent any more
+		_ = caller.CloseNow()
+		_ = s.ws.CloseNow()
+		tasks.Wait()
+	})
 }
 
 // Who opens no session, and is told why before the upgrade.

@@ -280,10 +280,11 @@ func (g *Gateway) origins(next http.Handler) http.Handler {
 	})
 }
 
-// ownName reports a host that nobody else can point here: an IP address or localhost.
+// ownName reports a host that nobody else can point here: an IP address, localhost, or none, which no
+// browser says.
 func ownName(host string) bool {
 	host = hostOf(host)
-	return host == "localhost" || net.ParseIP(strings.Trim(host, "[]")) != nil
+	return host == "" || host == "localhost" || net.ParseIP(strings.Trim(host, "[]")) != nil
 }
 
 func namedHost(host string) string {

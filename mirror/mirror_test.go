@@ -122,7 +122,8 @@ func TestADriftThatChangesWhenNoEventIsLeft(t *testing.T) {
 	c.now += int64(8 * 24 * time.Hour)
 	c.do(register("a")) // the state's clock is that of its commands
 	o := quick
-	o.ProbeEvery = time.Hour // nothing is trimmed before the drift changes
+	o.ProbeEvery = time.Hour // nothing is trimmed before the drift changes, and a session that fails is not made up for
+	o.CallLimit, o.WriteBound = 10*time.Second, testbed.Patience
 	r := c.start(e.client, o)
 	r.awaitEqual(e)
 	c.do(setDriftAs("a", "ghost", fsm.DriftOrphan, "Failed", true))

@@ -178,14 +178,15 @@ func (f KeyFile) Import(text string) (*Key, error) {
 	if err != nil {
 		return nil, err
 	}
-	err = f.store(k)
-	if !errors.Is(err, fs.ErrExist) {
-		if err != nil {
-			return nil, err
+	old, err := f.Load() // first: where it is mounted, nothing may be written beside it
+	if errors.Is(err, fs.ErrNotExist) {
+		if err = f.store(k); err == nil {
+			return k, nil
 		}
-		return k, nil
+		if errors.Is(err, fs.ErrExist) {
+			old, err = f.Load()
+		}
 	}
-	old, err := f.Load()
 	if err != nil {
 		return nil, err
 	}

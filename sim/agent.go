@@ -286,11 +286,11 @@ func (m *machine) advance(k *work) {
 	})
 }
 
-// shown is each workload that was ordered and what the engine shows. Whoever asks must not depend on
+// shown is each workload that was ordered, but those given up, and what the engine shows. Whoever asks must not depend on
 // which comes first.
 func (m *machine) shown(yield func(*agent.Intent, *driver.Observed) bool) {
 	for id, k := range m.work {
-		if in := m.disk.intents[id]; in != nil && !yield(in, k.observed) {
+		if in := m.disk.intents[id]; in != nil && !k.Failure.Final && !yield(in, k.observed) {
 			return
 		}
 	}
