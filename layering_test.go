@@ -48,7 +48,7 @@ var mayImport = []struct {
 	{"spec/...", []string{"api/control/...", "api/agent/...", "api/command/...", "fsm", "pki/..."}},
 	{"config/...", nil},
 	{"telemetry/...", nil},
-	{"testbed", nil},
+	{"testbed/...", nil},
 	{"rpc/dial/...", []string{"api/...", "pki/..."}},
 	{"rpc/guard/...", nil},
 	{"rpc/scope", nil},
@@ -86,7 +86,7 @@ var neverReach = []struct {
 	{"agent/...", []string{module + "/fsm/...", module + "/sched/...", module + "/cluster/..."}, "an agent knows the wire, never the control plane's insides: both are upgraded on their own"},
 	{"cluster/...", []string{module + "/rpc/..."}, "consensus knows no API; rpc declares what it consumes and cmd wires the two"},
 	{"rpc/...", []string{module + "/cluster/..."}, "rpc declares the interfaces it consumes; cmd wires cluster to them"},
-	{"cmd/...", []string{module + "/testbed"}, "what tests stand on is in no program"},
+	{"cmd/...", []string{module + "/testbed/..."}, "what tests stand on is in no program"},
 }
 
 var impure = []string{"net", "math/rand/...", "crypto/rand", "github.com/hashicorp/...", "google.golang.org/grpc/..."}

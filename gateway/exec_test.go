@@ -1,11 +1,9 @@
 package gateway
 
 import (
-	"bufio"
 	"context"
 	"encoding/json"
 	"io"
-	"net"
 	"net/http"
 	"net/http/httptest"
 	"strings"
@@ -18,6 +16,7 @@ import (
 	"github.com/coder/websocket"
 
 	clusterv1 "github.com/persys/compute/api/cluster/v1"
+	"github.com/persys/compute/testbed/wire"
 )
 
 // execAt opens a websocket; header is name, value, name, value.
@@ -149,30 +148,15 @@ func TestExecWaitsForAReader(t *testing.T) {
 	_ = ws.CloseNow()
 }
 
-type roundTrip func(*http.Request) (*http.Response, error)
-
-func (f roundTrip) RoundTrip(r *http.Request) (*http.Response, error) { return f(r) }
-
-type hijacked struct {
-	*httptest.ResponseRecorder
-	conn net.Conn
-}
-
-func (h hijacked) Hijack() (net.Conn, *bufio.ReadWriter, error) {
-	return h.conn, bufio.NewReadWriter(bufio.NewReader(h.conn), bufio.NewWriter(h.conn)), nil
-}
-
 // wired gives s a websocket without any buffer: what one side writes waits until the
 // other reads it. The caller answers no question, and counts them.
 func wired(t *testing.T, s *execSession, asked *atomic.Int32) *websocket.Conn {
 	t.Helper()
-	client := &http.Client{Transport: roundTrip(func(r *http.Request) (_ *http.Response, err error) {
-		near, far := net.Pipe()
-		w := hijacked{httptest.NewRecorder(), far}
-		s.ws, err = websocket.Accept(w, r, nil)
-		resp := w.Result()
-		resp.Body = near
-		return resp, err
+	client := &http.Client{Transport: wire.Transport(func(w http.ResponseWriter, r *http.Request) {
+		var err error
+		if s.ws, err = websocket.Accept(w, r, nil); err != nil {
+			t.Error(err)
+		}
 	})}
 	caller, _, err := websocket.Dial(t.Context(), "http://gateway", &websocket.DialOptions{
 		HTTPClient: client, OnPingReceived: func(context.Context, []byte) bool { asked.Add(1); return false },

@@ -1,13 +1,11 @@
 package restconn
 
 import (
-	"bufio"
 	"context"
 	"crypto/tls"
 	"crypto/x509"
 	"errors"
 	"io"
-	"net"
 	"net/http"
 	"net/http/httptest"
 	"strings"
@@ -20,6 +18,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	clusterv1 "github.com/persys/compute/api/cluster/v1"
+	"github.com/persys/compute/testbed/wire"
 )
 
 // talk is a session with a handler in a gateway's place, up to its first answer.
@@ -180,19 +179,6 @@ func TestSilence(t *testing.T) {
 	}
 }
 
-type roundTrip func(*http.Request) (*http.Response, error)
-
-func (f roundTrip) RoundTrip(r *http.Request) (*http.Response, error) { return f(r) }
-
-type hijacked struct {
-	*httptest.ResponseRecorder
-	conn net.Conn
-}
-
-func (h hijacked) Hijack() (net.Conn, *bufio.ReadWriter, error) {
-	return h.conn, bufio.NewReadWriter(bufio.NewReader(h.conn), bufio.NewWriter(h.conn)), nil
-}
-
 // A command that reads none of its input for long holds up our answers to the gateway's
 // questions too; the session goes on when it reads.
 func TestSessionOfABusyCommand(t *testing.T) {
@@ -213,14 +199,9 @@ func TestSessionOfABusyCommand(t *testing.T) {
 			_ = ws.Close(websocket.StatusNormalClosure, "")
 		}
 		cn, err := New(Options{URL: "http://gateway", Wrap: func(http.RoundTripper) http.RoundTripper {
-			return roundTrip(func(r *http.Request) (*http.Response, error) {
-				near, far := net.Pipe() // no buffer: a message waits until it is read
-				w := hijacked{httptest.NewRecorder(), far}
+			return wire.Transport(func(w http.ResponseWriter, r *http.Request) {
 				go gateway(w, r.WithContext(t.Context())) // the handshake's own ends with it
 				synctest.Wait()
-				resp := w.Result()
-				resp.Body = near
-				return resp, nil
 			})
 		}})
 		if err != nil {
@@ -249,6 +230,10 @@ func TestSessionOfABusyCommand(t *testing.T) {
 		<-sent
 	})
 }
+
+type roundTrip func(*http.Request) (*http.Response, error)
+
+func (f roundTrip) RoundTrip(r *http.Request) (*http.Response, error) { return f(r) }
 
 // A caller that reads page by page asks for nothing for a while: that is its own silence.
 func TestStreamOfASlowReader(t *testing.T) {
