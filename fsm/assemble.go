@@ -5,6 +5,7 @@ import (
 	"strings"
 
 	commandv1 "github.com/persys/compute/api/command/v1"
+	"github.com/persys/compute/fsm/bounds"
 )
 
 // Assembly puts a state together from records that were kept elsewhere, such as
@@ -37,8 +38,8 @@ func Assemble(o Origin) *Assembly {
 
 // Node takes one node, as if it had registered. Nodes come before workloads.
 func (a *Assembly) Node(m *commandv1.NodeRecord) error {
-	if res, ok := checkNode(m.GetFacts()); !ok {
-		return res.Err()
+	if fault := bounds.NodeFault(m.GetFacts()); fault != "" {
+		return &Refusal{Kind: Invalid, Reason: fault}
 	}
 	if _, twice := a.t.r.nodes.Get(m.GetFacts().GetId()); twice {
 		return &Refusal{Kind: Invalid, Reason: "id: it is there twice"}
@@ -85,8 +86,8 @@ func (a *Assembly) Workload(m *commandv1.WorkloadRecord) error {
 		judged = put.CloneVT()
 		judged.Desired = string(DesiredStopped)
 	}
-	if res, ok := checkPuts([]*commandv1.WorkloadPut{judged}, ""); !ok {
-		return res.Err()
+	if fault := bounds.PutsFault([]*commandv1.WorkloadPut{judged}, ""); fault != "" {
+		return &Refusal{Kind: Invalid, Reason: fault}
 	}
 	w, err := workloadOf(m)
 	if err != nil {
@@ -132,6 +133,9 @@ func (a *Assembly) Workload(m *commandv1.WorkloadRecord) error {
 		w.Actual.Generation = Generation{}
 		if w.Acknowledged {
 			w.Actual.Generation = w.Generation
+		}
+		if !w.Acknowledged || w.Actual.State == ActualFailed { // the order may have been refused
+			a.t.unguarded(w)
 		}
 		if w.Retry.Terminal {
 			w.Retry.NextAt = 0

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	commandv1 "github.com/persys/compute/api/command/v1"
+	"github.com/persys/compute/fsm/bounds"
 )
 
 // populated is a state with n workloads on 100 nodes, all running.
@@ -18,7 +19,7 @@ func populated(b *testing.B, n int) State {
 	tx := s.Begin()
 	for i := range 100 {
 		tx.Apply(Meta{10, 1}, register(fmt.Sprintf("node-%d", i), func(n *commandv1.RegisterNode) {
-			n.CpuMillicores, n.MemoryMib = MaxCPU, MaxMemory
+			n.CpuMillicores, n.MemoryMib = bounds.MaxCPU, bounds.MaxMemory
 		}))
 	}
 	for i := range n {

@@ -9,6 +9,7 @@ import (
 
 	"github.com/tidwall/btree"
 
+	"github.com/persys/compute/fsm/bounds"
 	"github.com/persys/compute/fsm/receipts"
 )
 
@@ -55,7 +56,7 @@ func (c *checker) info() {
 		c.must(m.Incarnation == 0 && m.FeatureLevel == 0, "a virgin state has incarnation %d and feature level %d", m.Incarnation, m.FeatureLevel)
 		return
 	}
-	c.must(validID(m.ClusterID), "cluster id %q is malformed", m.ClusterID)
+	c.must(bounds.ValidID(m.ClusterID), "cluster id %q is malformed", m.ClusterID)
 	c.must(m.Incarnation > 0, "cluster %s has incarnation 0", m.ClusterID)
 	c.must(m.FeatureLevel > 0, "cluster %s has feature level 0", m.ClusterID)
 	c.must(m.FeatureLevel >= 2 || m.MirrorEtcd == 0 && !m.ModePinned, "cluster %s has feature level %d and fields of level 2", m.ClusterID, m.FeatureLevel)
@@ -67,7 +68,7 @@ func (c *checker) info() {
 func (c *checker) workloads() {
 	last := Generation{c.s.r.info.Incarnation, c.s.r.info.Sequence}
 	c.s.r.workloads.Scan(func(id string, w *Workload) bool {
-		c.must(w.ID == id && validID(id), "workload %q is stored under %q", w.ID, id)
+		c.must(w.ID == id && bounds.ValidID(id), "workload %q is stored under %q", w.ID, id)
 		var n *Node
 		if w.Node != "" {
 			var ok bool
@@ -88,7 +89,7 @@ func (c *checker) workloads() {
 		}
 		c.must(c.s.r.info.FeatureLevel >= 5 || w.AcknowledgedAt == 0 && w.Retry.StableSince == 0 && w.Retry.Verdict == (Verdict{}) && len(w.Actions) == 0,
 			"workload %s has fields of level 5 at feature level %d", id, c.s.r.info.FeatureLevel)
-		c.must(!w.Unguarded || c.s.r.info.FeatureLevel >= 6 && w.Node != "" && w.Demand.Exclusive && w.Demand.OnLostLease == OnLostLeaseStop,
+		c.must(!w.Unguarded || c.s.r.info.FeatureLevel >= 6 && w.Node != "" && w.Demand.stops(),
 			"workload %s is unguarded at feature level %d", id, c.s.r.info.FeatureLevel)
 		c.must(w.Acknowledged || w.AcknowledgedAt == 0, "workload %s is not acknowledged and was at %d", id, w.AcknowledgedAt)
 		c.must(w.Retry.StableSince == 0 || w.Retry.failed(), "workload %s runs since %d and has no failures to forget", id, w.Retry.StableSince)
@@ -100,9 +101,9 @@ func (c *checker) workloads() {
 		c.must(w.Namespace == "" || c.s.r.info.FeatureLevel >= 6 && w.Namespace != DefaultNamespace && c.s.HasNamespace(w.Namespace),
 			"workload %s is in namespace %q at feature level %d", id, clip(w.Namespace), c.s.r.info.FeatureLevel)
 		d := w.Demand
-		c.must(d.CPU >= 0 && d.CPU <= MaxCPU && d.Memory >= 0 && d.Memory <= MaxMemory && d.Disk >= 0 && d.Disk <= MaxDisk,
+		c.must(d.CPU >= 0 && d.CPU <= bounds.MaxCPU && d.Memory >= 0 && d.Memory <= bounds.MaxMemory && d.Disk >= 0 && d.Disk <= bounds.MaxDisk,
 			"workload %s demands %d millicores, %d MiB, %d GB", id, d.CPU, d.Memory, d.Disk)
-		c.must(d.Group == "" || validID(d.Group), "workload %s is of group %q", id, d.Group)
+		c.must(d.Group == "" || bounds.ValidID(d.Group), "workload %s is of group %q", id, d.Group)
 		switch w.Desired {
 		case DesiredRunning, DesiredStopped:
 		case DesiredDeleted:
@@ -119,7 +120,7 @@ func (c *checker) workloads() {
 
 func (c *checker) nodes() {
 	c.s.r.nodes.Scan(func(id string, n *Node) bool {
-		c.must(n.ID == id && validID(id), "node %q is stored under %q", n.ID, id)
+		c.must(n.ID == id && bounds.ValidID(id), "node %q is stored under %q", n.ID, id)
 		c.must(!n.Fenced || !n.Up, "node %s is fenced and up", id)
 		c.must(slices.IsSorted(n.Lacks) && (c.s.r.info.FeatureLevel >= 5 || len(n.Lacks) == 0), "node %s lacks %v at feature level %d", id, n.Lacks, c.s.r.info.FeatureLevel)
 		return true
@@ -132,7 +133,7 @@ func (c *checker) nodes() {
 		return true
 	})
 	c.s.r.replicas.Scan(func(id string, r *Replica) bool {
-		c.must(r.ID == id && validID(id), "replica %q is stored under %q", r.ID, id)
+		c.must(r.ID == id && bounds.ValidID(id), "replica %q is stored under %q", r.ID, id)
 		return true
 	})
 }
@@ -156,7 +157,7 @@ func (c *checker) graves() {
 	c.must(c.s.GraveCount() <= MaxGraves, "%d graves are kept, at most %d", c.s.GraveCount(), MaxGraves)
 	c.must(info.FeatureLevel >= 4 || c.s.GraveCount() == 0, "cluster %s has feature level %d and %d graves", info.ClusterID, info.FeatureLevel, c.s.GraveCount())
 	c.s.r.graves.Scan(func(id string, g *Grave) bool {
-		c.must(g.Workload == id && validID(id), "grave of %q is stored under %q", clip(g.Workload), clip(id))
+		c.must(g.Workload == id && bounds.ValidID(id), "grave of %q is stored under %q", clip(g.Workload), clip(id))
 		_, alive := c.s.Workload(id)
 		c.must(!alive, "workload %s has a record and a grave", id)
 		c.must(!g.Generation.IsZero() && !last.Less(g.Generation), "grave of %s has generation %s, the last handed out is %s", id, g.Generation, last)
@@ -176,7 +177,7 @@ func (c *checker) trust() {
 		return true
 	})
 	r.tokens.Scan(func(id string, t *Token) bool {
-		c.must(t.ID == id && validID(id) && len(t.SecretHash) == 32, "token %q is stored under %q", clip(t.ID), clip(id))
+		c.must(t.ID == id && bounds.ValidID(id) && len(t.SecretHash) == 32, "token %q is stored under %q", clip(t.ID), clip(id))
 		c.must(checkPrincipal(t.Role, t.Name, t.Access, true).Kind == OK, "token %s is for role %q, name %q, access %q", clip(id), clip(t.Role), clip(t.Name), clip(t.Access))
 		return true
 	})

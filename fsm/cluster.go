@@ -4,6 +4,7 @@ import (
 	"strconv"
 
 	commandv1 "github.com/persys/compute/api/command/v1"
+	"github.com/persys/compute/fsm/bounds"
 )
 
 // initCluster gives a virgin state its identity and a restored one a new
@@ -11,8 +12,8 @@ import (
 func (t *Tx) initCluster(b *commandv1.InitCluster) Result {
 	info := &t.r.info
 	switch {
-	case !validID(b.GetClusterId()):
-		return refuse(Invalid, "cluster_id: %q does not match %s", b.GetClusterId(), idRule)
+	case !bounds.ValidID(b.GetClusterId()):
+		return refuse(Invalid, "cluster_id: %q does not match %s", b.GetClusterId(), bounds.IDRule)
 	case info.ClusterID != "" && info.ClusterID != b.GetClusterId():
 		return refuse(Conflict, "this is cluster %q, not %q", info.ClusterID, b.GetClusterId())
 	}
@@ -90,8 +91,8 @@ func (t *Tx) mirrorAttached(b *commandv1.MirrorAttached) Result {
 
 // putReplica records how a scheduler can be reached.
 func (t *Tx) putReplica(b *commandv1.PutReplica) Result {
-	if !validID(b.GetId()) {
-		return refuse(Invalid, "id: %q does not match %s", b.GetId(), idRule)
+	if !bounds.ValidID(b.GetId()) {
+		return refuse(Invalid, "id: %q does not match %s", b.GetId(), bounds.IDRule)
 	}
 	r := replicaOf(b)
 	old, ok := t.r.replicas.Get(r.ID)

@@ -5,6 +5,7 @@ import (
 	"testing"
 
 	commandv1 "github.com/persys/compute/api/command/v1"
+	"github.com/persys/compute/fsm/bounds"
 )
 
 // fact is one sentence about the state machine. The world has cluster c1 and
@@ -190,11 +191,11 @@ func TestPutRefusals(t *testing.T) {
 		{"an id of 129 bytes", put(strings.Repeat("x", 129)), []string{"id"}},
 		{"an id twice", puts("", put("x").GetPutWorkloads().Workloads[0], put("x").GetPutWorkloads().Workloads[0]), []string{"workloads[1].id", "x"}},
 		{"no content", put("web", content("")), []string{"content"}},
-		{"a spec over the limit", put("web", func(p *commandv1.WorkloadPut) { p.Spec = make([]byte, maxSpec+1) }), []string{"spec", "1048577"}},
+		{"a spec over the limit", put("web", func(p *commandv1.WorkloadPut) { p.Spec = make([]byte, bounds.MaxSpec+1) }), []string{"spec", "1048577"}},
 		{"negative attempts", put("web", func(p *commandv1.WorkloadPut) { p.MaxAttempts = -1 }), []string{"max_attempts", "-1"}},
 		{"no type", put("web", demand(func(d *commandv1.Demand) { d.Type = "" })), []string{"demand.type"}},
 		{"negative cpu", put("web", demand(func(d *commandv1.Demand) { d.CpuMillicores = -1 })), []string{"cpu_millicores", "-1"}},
-		{"absurd memory", put("web", demand(func(d *commandv1.Demand) { d.MemoryMib = MaxMemory + 1 })), []string{"memory_mib"}},
+		{"absurd memory", put("web", demand(func(d *commandv1.Demand) { d.MemoryMib = bounds.MaxMemory + 1 })), []string{"memory_mib"}},
 		{"negative disk", put("web", demand(func(d *commandv1.Demand) { d.DiskGb = -5 })), []string{"disk_gb", "-5"}},
 		{"an unknown lease policy", put("web", demand(func(d *commandv1.Demand) { d.OnLostLease = "hope" })), []string{"on_lost_lease", "hope"}},
 		{"port 0", put("web", hostPort(0)), []string{"host_ports[0].port", "0"}},

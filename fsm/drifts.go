@@ -5,6 +5,7 @@ import (
 	"strings"
 
 	commandv1 "github.com/persys/compute/api/command/v1"
+	"github.com/persys/compute/fsm/bounds"
 )
 
 // Drifts: where a node differs from the state. The leader's planner finds them by
@@ -122,6 +123,9 @@ func (t *Tx) setDrifts(b *commandv1.SetDrifts) (res Result) {
 		old, why := t.planned(p.GetWorkload(), p.GetIfGeneration())
 		if why == "" && old.Node != p.GetNode() {
 			why = "workload " + strconv.Quote(old.ID) + " is not on node " + strconv.Quote(p.GetNode())
+		}
+		if why == "" && old.Retry.Terminal && t.r.info.FeatureLevel >= 6 {
+			why = "workload " + strconv.Quote(old.ID) + " was given up: no order is given before a person acts"
 		}
 		if why != "" {
 			res.skip(why)
@@ -253,8 +257,8 @@ func (t *Tx) orphan(node, workload string) (*Drift, *Node, Result) {
 		return nil, nil, refuse(NotFound, "node %q has no orphan %q: `persysctl drift list` shows what there is", node, clip(workload))
 	case !n.Up:
 		return nil, nil, refuse(NotReady, "node %q is %s: wait until it is back", n.ID, n.Status())
-	case !validID(workload):
-		return nil, nil, refuse(Invalid, "workload: %q does not match %s: remove it on the node by hand", clip(workload), idRule)
+	case !bounds.ValidID(workload):
+		return nil, nil, refuse(Invalid, "workload: %q does not match %s: remove it on the node by hand", clip(workload), bounds.IDRule)
 	}
 	return d, n, Result{}
 }
@@ -276,11 +280,8 @@ func (t *Tx) adoptDrift(b *commandv1.AdoptDrift) Result {
 		return refuse(Conflict, "workload %q is being deleted: persysctl drift delete %s %s", old.ID, n.ID, old.ID)
 	case put != nil:
 		one := &commandv1.PutWorkloads{Workloads: []*commandv1.WorkloadPut{put}}
-		if res, ok := checkPuts(one.Workloads, ""); !ok {
-			return res
-		}
-		if res, ok := t.checkPortNames(one.Workloads); !ok {
-			return res
+		if fault := t.putsFault(one.Workloads, ""); fault != "" {
+			return refuse(Invalid, "%s", fault)
 		}
 		if res, ok := t.admits(one, t.replaced(one.Workloads), nil); !ok {
 			return res
@@ -319,8 +320,12 @@ func (t *Tx) adoptDrift(b *commandv1.AdoptDrift) Result {
 	}
 	if left, ok := t.r.residuals.Get(pair(n.ID, w.ID)); ok {
 		t.dropResidual(left)
+		if t.r.info.FeatureLevel >= 6 {
+			t.holdPorts(&w, left.Demand.Ports)
+		}
 	}
 	w.Node, w.AssignedAt = n.ID, t.r.info.Clock
+	t.unguarded(&w)
 	w.Generation = t.generation()
 	w.Acknowledged, w.AcknowledgedAt = false, 0
 	w.Retry, w.Reason = Retry{MaxAttempts: w.Retry.MaxAttempts}, Reason{}

@@ -67,6 +67,16 @@ func TestSetDrifts(t *testing.T) {
 			is(t, "acknowledged", now.Acknowledged, false)
 			skipped(t, w.do(c), "generation")
 		}},
+		{"what was given up is not repaired: nobody would give the order, and no word of its node would count", func(t *testing.T, w *world) {
+			w.ok(w.says("web", "Failed"))
+			w.ok(w.retry("web", 5, 0, true))
+			runs := w.says("web", "Running")
+			c := setDrifts([]*commandv1.Drift{drifted("a", "web", DriftRevision)})
+			c.GetSetDrifts().Repairs = []*commandv1.DriftRepair{{Workload: "web", Node: "a", IfGeneration: w.generation("web")}}
+			skipped(t, w.do(c), "given up")
+			w.ok(runs)
+			is(t, "runs again", w.workload("web").Status, StatusRunning)
+		}},
 		{"a repair of what is elsewhere is skipped", func(t *testing.T, w *world) {
 			c := setDrifts(nil)
 			c.GetSetDrifts().Repairs = []*commandv1.DriftRepair{{Workload: "web", Node: "b", IfGeneration: w.generation("web")}}
@@ -109,6 +119,25 @@ func TestAdoptDrift(t *testing.T) {
 			is(t, "node", w.workload("web").Node, "b")
 			_, left := w.s.Residual("a", "web")
 			is(t, "left on a", left, true)
+		}},
+		{"adopted with other ports, it holds those of its former node", func(t *testing.T, w *world) {
+			w.ok(put("web", hostPort(80)))
+			w.run("web")
+			w.ok(setDrifts([]*commandv1.Drift{drifted("b", "web", DriftOrphan)}))
+			w.ok(adopt("b", "web", hostPort(81), content("c1:other")))
+			holder, on := w.s.PortHolder("node:a", HostPort{80, "tcp"})
+			is(t, "80 is held by", holder+" on "+on, "web on a")
+			w.ok(put("other", hostPort(80)))
+			skipped(t, w.do(w.assign("other", "a")), "80/tcp")
+		}},
+		{"and those that it was to let go of where it is adopted", func(t *testing.T, w *world) {
+			w.ok(put("web", hostPort(80)))
+			w.run("web")
+			w.ok(w.evict("web", CodeDraining, false))
+			w.ok(setDrifts([]*commandv1.Drift{drifted("a", "web", DriftOrphan)}))
+			w.ok(adopt("a", "web", hostPort(81), content("c1:other")))
+			holder, on := w.s.PortHolder("node:a", HostPort{80, "tcp"})
+			is(t, "80 is held by", holder+" on "+on, "web on a")
 		}},
 		{"an exclusive one that is elsewhere does not", func(t *testing.T, w *world) {
 			w.place("db", "a", exclusive)

@@ -450,6 +450,44 @@ var scenarios = []struct {
 		c.Head = &commandv1.Head{At: w.now, By: "persys://c/user/admin", From: "10.0.0.1:2", Via: "persys://c/gateway/g", Request: requestAt(w.now, 9)}
 		w.do(c)
 	}},
+	{"27-adoptions", func(w *world) {
+		level6(w)
+		w.do(register("a", fencing))
+		w.do(register("b", fencing))
+		w.do(put("web", hostPort(80)))
+		w.do(w.assign("web", "a"))
+		w.do(w.says("web", "Running"))
+		w.do(setDrifts([]*commandv1.Drift{drifted("b", "web", DriftOrphan), drifted("a", "db", DriftOrphan)}))
+		w.do(adopt("b", "web", hostPort(81), content("c1:other")))
+		w.do(put("other", hostPort(80)))
+		w.do(w.assign("other", "a"))
+		w.do(adopt("a", "db", stops))
+		w.do(nodeState("a", false))
+		w.do(w.evict("db", CodeNodeLost, true))
+		w.do(w.says("web", "Failed"))
+		w.do(w.retry("web", 5, 0, true))
+		c := setDrifts(nil)
+		c.GetSetDrifts().Repairs = []*commandv1.DriftRepair{{Workload: "web", Node: "b", IfGeneration: w.generation("web")}}
+		w.do(c)
+	}},
+	{"28-rollouts-leave-alone", func(w *world) {
+		level6(w)
+		w.do(register("a"))
+		w.do(group(1, 3, 1, true))
+		w.everybodyRuns()
+		w.do(group(2, 3, 1, true))
+		w.step()
+		w.do(put("web-1", content("c1:mine"), demand(func(d *commandv1.Demand) { d.Group = "web" })))
+		w.do(remove("web-2", true))
+		w.wait(31 * second)
+		w.step()
+		w.do(rolloutAction("pause"))
+		w.do(group(3, 1, 1, true))
+		w.step()
+		w.do(group(1, 1, 1, false))
+		w.do(rolloutAction("pause"))
+		w.do(rolloutAction("undo"))
+	}},
 }
 
 func corpusFile(name, ext string) string { return filepath.Join("testdata", "corpus", name+ext) }

@@ -5,6 +5,7 @@ import (
 	"fmt"
 
 	commandv1 "github.com/persys/compute/api/command/v1"
+	"github.com/persys/compute/fsm/bounds"
 )
 
 // Graves. A fence, a removed node and `delete --force` all state that a machine
@@ -138,8 +139,8 @@ func gravePB(g *Grave) *commandv1.GraveRecord {
 }
 
 func graveOf(m *commandv1.GraveRecord) (*Grave, error) {
-	if !validID(m.GetWorkload()) {
-		return nil, fmt.Errorf("grave: workload id %q does not match %s", clip(m.GetWorkload()), idRule)
+	if !bounds.ValidID(m.GetWorkload()) {
+		return nil, fmt.Errorf("grave: workload id %q does not match %s", clip(m.GetWorkload()), bounds.IDRule)
 	}
 	if err := portsInRange(m.GetClaims()); err != nil {
 		return nil, fmt.Errorf("grave of %q: %w", m.GetWorkload(), err)

@@ -9,8 +9,11 @@ package fsm
 
 // Guarded reports whether w is stopped by n itself when n's lease ends.
 func (w *Workload) Guarded(n *Node) bool {
-	return w.Demand.Exclusive && w.Demand.OnLostLease == OnLostLeaseStop && n.Facts.SelfFencing && !w.Unguarded
+	return w.Demand.stops() && n.Facts.SelfFencing && !w.Unguarded
 }
+
+// stops reports whether something is to be stopped when its node's lease ends.
+func (d *Demand) stops() bool { return d.Exclusive && d.OnLostLease == OnLostLeaseStop }
 
 // keepsOnLostLease reports whether a workload must stay bound to a lost node
 // until an operator fences or removes it.
@@ -19,9 +22,15 @@ func keepsOnLostLease(w *Workload, n *Node) bool { return w.Demand.Exclusive && 
 // guards notes in the changed copy w of old what its node may still run of old. What
 // the node has accepted counts, not what the user has asked for since.
 func (t *Tx) guards(old, w *Workload) {
-	if t.r.info.FeatureLevel < 6 || w.Node == "" || !w.Demand.Exclusive || w.Demand.OnLostLease != OnLostLeaseStop {
-		w.Unguarded = false // the demand says all, or nothing runs
-		return
+	if old.Unguarded || !old.Demand.stops() {
+		t.unguarded(w)
+	} else {
+		w.Unguarded = false
 	}
-	w.Unguarded = old.Unguarded || !old.Demand.Exclusive || old.Demand.OnLostLease != OnLostLeaseStop
+}
+
+// unguarded notes in w that its node may run it as something that it does not stop: what
+// the node was told before is not known, or was to keep it.
+func (t *Tx) unguarded(w *Workload) {
+	w.Unguarded = t.r.info.FeatureLevel >= 6 && w.Node != "" && w.Demand.stops()
 }

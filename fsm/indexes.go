@@ -117,14 +117,14 @@ func sameClaims(a, b *Workload) bool {
 // claimWorkload adds (sign +1) or withdraws (-1) what an assigned workload
 // takes of its node.
 func (t *Tx) claimWorkload(w *Workload, n *Node, sign int) {
-	t.claimPorts(n.Engine(), w.Demand.Ports, false, w.Generation, n.ID, w.ID, sign)
-	t.claimPorts(n.Engine(), w.FormerPorts, true, w.Generation, n.ID, w.ID, sign)
+	t.claimPorts(n.Engine(), w.Demand.Ports, claimWanted, w.Generation, n.ID, w.ID, sign)
+	t.claimPorts(n.Engine(), w.FormerPorts, claimFormer, w.Generation, n.ID, w.ID, sign)
 	t.claimAmounts(n, w.Demand, sign, sign, 0)
 }
 
 // claimResidual is claimWorkload for what a node may still run.
 func (t *Tx) claimResidual(r *Residual, n *Node, sign int) {
-	t.claimPorts(r.Engine, r.Demand.Ports, true, r.Generation, r.Node, r.Workload, sign)
+	t.claimPorts(r.Engine, r.Demand.Ports, claimLeft, r.Generation, r.Node, r.Workload, sign)
 	t.claimAmounts(n, &r.Demand, sign, 0, sign)
 }
 
@@ -138,15 +138,14 @@ func (t *Tx) claimsOf(n *Node, sign int) {
 	}
 }
 
-// claimPorts adds or withdraws claims; former says that they are of what is on its
-// way out.
-func (t *Tx) claimPorts(engine string, list []HostPort, former bool, g Generation, node, workload string, sign int) {
+// claimPorts adds or withdraws claims.
+func (t *Tx) claimPorts(engine string, list []HostPort, kind claimKind, g Generation, node, workload string, sign int) {
 	if len(list) == 0 {
 		return
 	}
 	ports := own(t, &t.r.ports, ownPorts)
 	for _, p := range list {
-		key := claimKey(engine, p, former, g, node, workload)
+		key := claimKey(engine, p, kind, g, node, workload)
 		if sign > 0 {
 			ports.Set(key, portClaim{workload, node})
 		} else {

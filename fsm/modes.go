@@ -105,7 +105,7 @@ var armRules = [...]armRule{
 //	   namespaces.go;
 //	   revisions.go keeps former specifications;
 //	   rollouts.go changes a group a few members at a time;
-//	   validate.go bounds what a node says of itself
+//	   bounds/ bounds what a node says of itself
 const FeatureLevel = 6
 
 func (a arm) rule() armRule {

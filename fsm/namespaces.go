@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	commandv1 "github.com/persys/compute/api/command/v1"
+	"github.com/persys/compute/fsm/bounds"
 	"github.com/persys/compute/fsm/quota"
 )
 
@@ -55,6 +56,14 @@ func (w *Workload) In() string {
 		return DefaultNamespace
 	}
 	return w.Namespace
+}
+
+// In is the namespace that an event is about, "" where it is about none.
+func (e *Event) In() string {
+	if e.Namespace == "" && (e.Workload != "" || strings.HasPrefix(e.Type, "Rollout")) {
+		return DefaultNamespace
+	}
+	return e.Namespace
 }
 
 // stored is a namespace's name as records keep it.
@@ -177,14 +186,18 @@ func namespaceOf(p *commandv1.WorkloadPut, old *Workload) string {
 }
 
 // NamespaceOf is where a put belongs.
-func NamespaceOf(v NamespaceView, p *commandv1.WorkloadPut) string {
+func NamespaceOf(v namespaced, p *commandv1.WorkloadPut) string {
 	old, _ := v.Workload(p.GetId())
 	return namespaceOf(p, old)
 }
 
+type namespaced interface {
+	Workload(id string) (*Workload, bool)
+}
+
 // NamespaceView is what Fits needs of a state.
 type NamespaceView interface {
-	Workload(id string) (*Workload, bool)
+	namespaced
 	Namespace(name string) (*Namespace, bool)
 	UseOf(namespace string) Use
 }
@@ -274,7 +287,7 @@ func addTo(sums []quotaSum, n *Namespace, by quota.Amounts) []quotaSum {
 	return sums
 }
 
-func quoted(s string) string { return `"` + clip(s) + `"` }
+func quoted(s string) string { return `"` + clipTo(s, clipped) + `"` }
 
 // admits judges what a command puts in place of what, and what goes with it, by namespaces:
 // whether whoever asked may act there, and Fits.
@@ -390,8 +403,8 @@ func unmoved(b *commandv1.PutNamespace, old *Namespace) Result {
 // fault names what is wrong with a namespace, "" if nothing is.
 func (n *Namespace) fault() string {
 	switch {
-	case !validID(n.Name):
-		return "name: " + quoted(n.Name) + " does not match " + idRule
+	case !bounds.ValidID(n.Name):
+		return "name: " + quoted(n.Name) + " does not match " + bounds.IDRule
 	case len(n.Description) > maxNamespaceComment:
 		return "description: " + decimal(len(n.Description)) + " bytes, limit " + decimal(maxNamespaceComment)
 	case n.Quota.Fault() != "":

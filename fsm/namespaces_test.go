@@ -207,6 +207,40 @@ func TestConfined(t *testing.T) {
 	refused(t, w.do(confined(puts("g"), "a")), Denied, "g-0")
 }
 
+// TestSurplusIsOfOneNamespace: a group that shrinks leaves members of others alone that are
+// called alike.
+func TestSurplusIsOfOneNamespace(t *testing.T) {
+	w := spaced(t)
+	member := func(id, in string) *commandv1.WorkloadPut {
+		return put(id, inNamespace(in), demand(func(d *commandv1.Demand) { d.Group = "g" })).GetPutWorkloads().Workloads[0]
+	}
+	w.ok(puts("", member("g-7", "b"), member("g-8", "")))
+	w.ok(puts("g", member("g-0", "a"), member("g-1", "a")))
+	w.ok(puts("g", member("g-0", "")))
+	if _, there := w.s.Workload("g-1"); there {
+		t.Error("its own surplus is left")
+	}
+	is(t, "another namespace's", w.workload("g-7").Desired, DesiredRunning)
+	is(t, "the default one's", w.workload("g-8").Desired, DesiredRunning)
+	none := func(in string) *commandv1.Command {
+		c := puts("g")
+		c.GetPutWorkloads().Namespace = in
+		return c
+	}
+	w.ok(none("a"))
+	if _, there := w.s.Workload("g-0"); there {
+		t.Error("a group that was deleted is left")
+	}
+	is(t, "another namespace's, of a group that goes", w.workload("g-7").Desired, DesiredRunning)
+	is(t, "the default one's, of a group that goes", w.workload("g-8").Desired, DesiredRunning)
+	w.ok(puts("", member("g-6", "b")))
+	w.ok(none(""))
+	if _, there := w.s.Workload("g-7"); there {
+		t.Error("a group that was deleted is left, where its first member is")
+	}
+	is(t, "the default one's, of a group elsewhere", w.workload("g-8").Desired, DesiredRunning)
+}
+
 func TestUsersOfNamespaces(t *testing.T) {
 	w := spaced(t)
 	w.ok(putNamespace("a", users("ada", "bob", "ada")))

@@ -6,16 +6,17 @@ import (
 	"strconv"
 
 	commandv1 "github.com/persys/compute/api/command/v1"
+	"github.com/persys/compute/fsm/bounds"
 )
 
 // registerNode stores what a node says of itself and makes it Up. Equal facts of
 // a node that is Up change nothing.
 func (t *Tx) registerNode(b *commandv1.RegisterNode) Result {
-	if wrong := OversizedNode(b); wrong != "" && t.r.info.FeatureLevel >= 6 {
+	if wrong := bounds.OversizedNode(b); wrong != "" && t.r.info.FeatureLevel >= 6 {
 		return refuse(Invalid, "%s", wrong)
 	}
-	if res, ok := checkNode(b); !ok {
-		return res
+	if fault := bounds.NodeFault(b); fault != "" {
+		return refuse(Invalid, "%s", fault)
 	}
 	facts := factsOf(b)
 	if t.r.info.FeatureLevel < 6 {

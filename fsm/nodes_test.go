@@ -208,12 +208,11 @@ func TestNodeStates(t *testing.T) {
 		}},
 		{"what its node has not accepted as to be stopped is kept, until it has", func(t *testing.T, w *world) {
 			level6(w)
-			stop := demand(func(d *commandv1.Demand) { d.Exclusive, d.OnLostLease = true, "stop" })
-			w.ok(register("c", func(n *commandv1.RegisterNode) { n.SelfFencing, n.FenceBoundSeconds = true, 9 }))
+			w.ok(register("c", fencing))
 			is(t, "bound", w.node("c").Facts.FenceBound, 9)
 			w.place("db", "c", exclusive)
 			w.run("db")
-			w.ok(put("db", stop))
+			w.ok(put("db", stops))
 			is(t, "unguarded", w.workload("db").Unguarded, true)
 			w.ok(nodeState("c", false))
 			is(t, "reason", w.workload("db").Reason.Code, CodeAwaitFailover)

@@ -6,6 +6,7 @@ import (
 	"strings"
 
 	commandv1 "github.com/persys/compute/api/command/v1"
+	"github.com/persys/compute/fsm/bounds"
 	"github.com/persys/compute/fsm/rollout"
 )
 
@@ -15,11 +16,8 @@ const DefaultMaxAttempts = 5
 // putWorkloads creates or changes workloads, all or none.
 func (t *Tx) putWorkloads(b *commandv1.PutWorkloads) Result {
 	puts := b.GetWorkloads()
-	if res, ok := checkPuts(puts, b.GetGroupOf()); !ok {
-		return res
-	}
-	if res, ok := t.checkPortNames(puts); !ok {
-		return res
+	if fault := t.putsFault(puts, b.GetGroupOf()); fault != "" {
+		return refuse(Invalid, "%s", fault)
 	}
 	if u := b.GetUpdate(); u != nil && t.r.info.FeatureLevel >= 6 && rollout.PolicyOf(u).Fault() != "" {
 		return refuse(Invalid, "update.%s", rollout.PolicyOf(u).Fault())
@@ -48,6 +46,15 @@ func (t *Tx) putWorkloads(b *commandv1.PutWorkloads) Result {
 	return Result{Items: items}
 }
 
+// putsFault names what is wrong with puts as such.
+func (t *Tx) putsFault(puts []*commandv1.WorkloadPut, group string) string {
+	fault := bounds.PutsFault(puts, group)
+	if fault == "" && t.r.info.FeatureLevel >= 6 {
+		fault = bounds.PortNamesFault(puts)
+	}
+	return fault
+}
+
 // replaced looks up what puts replace, nil for nothing. The ids are distinct, so that one
 // put leaves what the next one replaces. The list is good until the next command.
 func (t *Tx) replaced(puts []*commandv1.WorkloadPut) []*Workload {
@@ -59,28 +66,50 @@ func (t *Tx) replaced(puts []*commandv1.WorkloadPut) []*Workload {
 	return t.olds
 }
 
-// Surplus are the members of a group that a command leaves out, and so deletes.
-func Surplus(v groupView, b *commandv1.PutWorkloads) []*Workload {
-	if b.GetGroupOf() == "" {
+// Surplus are the members of a group that a command leaves out, and so deletes: those in a
+// namespace of the members that it lists, or in the command's own if it lists none. Members
+// elsewhere that are called alike are others'.
+func Surplus(v groupView, b *commandv1.PutWorkloads) (out []*Workload) {
+	group := b.GetGroupOf()
+	if group == "" {
 		return nil
 	}
-	return surplus(v, b)
-}
-
-type groupView interface {
-	Group(group string, fn func(*Workload) bool)
-}
-
-func surplus(v groupView, b *commandv1.PutWorkloads) (out []*Workload) {
-	group := b.GetGroupOf()
-	v.Group(group, func(w *Workload) bool {
-		listed := slices.ContainsFunc(b.GetWorkloads(), func(p *commandv1.WorkloadPut) bool { return p.GetId() == w.ID })
-		if !listed && w.Desired != DesiredDeleted && MadeByCount(group, w.ID) {
+	of := b.GetWorkloads()
+	if len(of) == 0 {
+		in := b.GetNamespace()
+		v.Group(group, func(w *Workload) bool {
+			if in == "" && w.Desired != DesiredDeleted && MadeByCount(group, w.ID) {
+				in = w.In()
+			}
+			return in == ""
+		})
+		of = []*commandv1.WorkloadPut{{Namespace: in}}
+	}
+	membersIn(v, group, of, func(w *Workload) bool {
+		if !slices.ContainsFunc(b.GetWorkloads(), func(p *commandv1.WorkloadPut) bool { return p.GetId() == w.ID }) {
 			out = append(out, w)
 		}
 		return true
 	})
 	return out
+}
+
+// membersIn calls fn for the members of a group that `count` made, in the namespaces of puts.
+func membersIn(v groupView, group string, puts []*commandv1.WorkloadPut, fn func(*Workload) bool) {
+	var in []string
+	for _, p := range puts {
+		if name := NamespaceOf(v, p); !slices.Contains(in, name) {
+			in = append(in, name)
+		}
+	}
+	v.Group(group, func(w *Workload) bool {
+		return w.Desired == DesiredDeleted || !MadeByCount(group, w.ID) || !slices.Contains(in, w.In()) || fn(w)
+	})
+}
+
+type groupView interface {
+	namespaced
+	Group(group string, fn func(*Workload) bool)
 }
 
 // Intended is the record that putting p would leave, without order and times:
@@ -165,6 +194,9 @@ func (t *Tx) putOne(p *commandv1.WorkloadPut, old *Workload) Item {
 	}
 	t.revise(old, &w)
 	t.putWorkload(old, &w)
+	if old.Demand.Group != demand.Group {
+		t.disband(old)
+	}
 	e := Event{Type: EventWorkloadUpdated, Node: w.Node}
 	if old.Desired == DesiredDeleted {
 		e.Message = "applied again while it was being deleted"
@@ -235,6 +267,9 @@ func (t *Tx) setDesired(b *commandv1.SetDesired) Result {
 	w.Retry = Retry{MaxAttempts: old.Retry.MaxAttempts}
 	t.newOrder(&w)
 	t.putWorkload(old, &w)
+	if desired == DesiredRunning {
+		t.started(&w)
+	}
 	t.event(Event{Type: EventWorkloadUpdated, Workload: w.ID, Node: w.Node, Message: "desired state " + string(desired)})
 	return Result{Items: []Item{itemOf(&w)}}
 }

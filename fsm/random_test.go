@@ -153,7 +153,9 @@ func (g *stream) command(s State) Command {
 	case 43:
 		c = adopt(g.node(), id)
 		if g.bool("with specification") {
-			c.GetAdoptDrift().Put = g.put()
+			p := g.put()
+			p.Id = g.odd("of another", p.Id, id)
+			c.GetAdoptDrift().Put = p
 		}
 	case 44:
 		c = dropOrphan(g.node(), id)

@@ -107,10 +107,10 @@ func Restored(backup, present State, r Rebirth) (State, error) {
 	t.r.info = info
 	t.meta, t.by = Meta{info.Index, info.Term}, r.By
 	t.r.replicas = duplicate(present.r.replicas)
-	t.trust(backup, present, own)
+	virgin := own && b.Incarnation != p.Incarnation && present.WorkloadCount()+present.ResidualCount() == 0
+	t.trust(backup, present, own, virgin)
 	t.namespaces(backup, present)
 
-	virgin := own && b.Incarnation != p.Incarnation && present.WorkloadCount()+present.ResidualCount() == 0
 	facts := present
 	if virgin {
 		facts = backup
@@ -118,6 +118,11 @@ func Restored(backup, present State, r Rebirth) (State, error) {
 	t.r.nodes = duplicate(facts.r.nodes)
 	if virgin {
 		present.Nodes("", func(n *Node) bool {
+			if was, ok := t.r.nodes.Get(n.ID); ok && (was.Cordoned || was.Draining) {
+				held := *n
+				held.Cordoned, held.Draining = n.Cordoned || was.Cordoned, n.Draining || was.Draining
+				n = &held
+			}
 			t.r.nodes.Set(n.ID, n)
 			return true
 		})
@@ -163,6 +168,12 @@ func Restored(backup, present State, r Rebirth) (State, error) {
 	if err := t.derive(); err != nil {
 		return State{}, err
 	}
+	t.r.nodes.Scan(func(id string, n *Node) bool {
+		if n.Fenced { // since the backup was made: it has let go of what the backup says is left there
+			t.clearResiduals(id)
+		}
+		return true
+	})
 	source := r.Source
 	if source == "" {
 		source = "a backup of " + time.Unix(0, b.Clock).UTC().Format(time.RFC3339)
@@ -182,9 +193,11 @@ func Restored(backup, present State, r Rebirth) (State, error) {
 }
 
 // trust keeps who is trusted now. A cluster formed anew that has no authority yet
-// gets the backup's. What was revoked in either stays revoked, and no join token
-// comes back: it may have been used up or deleted since.
-func (t *Tx) trust(backup, present State, own bool) {
+// gets the backup's, and everybody whom only the backup knows is what it says: without
+// that no agent could renew its certificate, and each user would be an operator. Not so lost
+// schedulers, whose names others join with. What was revoked in either stays revoked,
+// and no join token comes back: it may have been used up or deleted since.
+func (t *Tx) trust(backup, present State, own, virgin bool) {
 	t.r.authorities = duplicate(present.r.authorities)
 	t.r.tokens = duplicate(present.r.tokens)
 	t.r.admissions = duplicate(present.r.admissions)
@@ -195,8 +208,13 @@ func (t *Tx) trust(backup, present State, own bool) {
 	if t.r.authorities.Len() == 0 {
 		t.r.authorities = duplicate(backup.r.authorities)
 	}
-	if t.r.admissions.Len() == 0 {
-		t.r.admissions = duplicate(backup.r.admissions)
+	if none := t.r.admissions.Len() == 0; none || virgin {
+		backup.r.admissions.Scan(func(k string, a *Admission) bool {
+			if _, known := t.r.admissions.Get(k); !known && (none || a.Role != "scheduler") {
+				t.r.admissions.Set(k, a)
+			}
+			return true
+		})
 	}
 	backup.r.revocations.Scan(func(k string, v *Revocation) bool {
 		if _, known := t.r.revocations.Get(k); !known && t.r.revocations.Len() < MaxRevocations {
@@ -274,7 +292,7 @@ func (t *Tx) returning(old *Workload, present State) *Workload {
 	w.CreateIndex, w.ModifyIndex, w.UpdatedAt = t.meta.Index, t.meta.Index, t.r.info.Clock
 	w.Retry = Retry{MaxAttempts: w.Retry.MaxAttempts}
 	w.Reason = Reason{}
-	w.Node, w.PreviousNode, w.AssignedAt, w.FormerPorts = "", "", 0, nil
+	w.Node, w.PreviousNode, w.AssignedAt, w.FormerPorts, w.Unguarded = "", "", 0, nil, false
 	w.Acknowledged, w.AcknowledgedAt, w.Actual, w.Actions = false, 0, unobserved, nil
 	if known {
 		w.CreateIndex = now.CreateIndex
@@ -285,6 +303,7 @@ func (t *Tx) returning(old *Workload, present State) *Workload {
 		w.Node, w.AssignedAt, w.Actual, w.FormerPorts = now.Node, now.AssignedAt, now.Actual, now.FormerPorts
 		w.Generation, w.Acknowledged, w.Reason, w.Retry = now.Generation, now.Acknowledged, now.Reason, now.Retry
 		w.AcknowledgedAt, w.Actions = now.AcknowledgedAt, now.Actions
+		t.guards(now, &w)
 		if w.Content == now.Content && w.Desired == now.Desired {
 			w.ModifyIndex, w.UpdatedAt, w.Restarts = now.ModifyIndex, now.UpdatedAt, now.Restarts
 		} else {
@@ -326,9 +345,13 @@ func (t *Tx) catchUp(old *Workload, r reporter) bool {
 		}
 		w.Node, w.AssignedAt = n.ID, t.r.info.Clock
 	}
+	t.unguarded(&w)
 	w.Generation = t.generation()
 	w.Acknowledged, w.AcknowledgedAt = false, 0
 	w.Reason = Reason{}
+	if t.r.info.FeatureLevel >= 6 { // of what was told before: an order is due, and none is given to what was given up
+		w.Retry = Retry{MaxAttempts: w.Retry.MaxAttempts}
+	}
 	t.putWorkload(old, &w)
 	t.event(Event{Type: EventWorkloadScheduled, Workload: w.ID, Node: n.ID, Reason: CodeFoundThere, Message: "found there after a restore"})
 	return true

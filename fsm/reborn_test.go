@@ -29,6 +29,15 @@ func (w *world) wentOn(s State) *world {
 	return &next
 }
 
+// formedAnew is the cluster of w after all of its schedulers were lost.
+func formedAnew(w *world) *world {
+	fresh := virgin(w.t)
+	c := initCluster(w.s.Info().ClusterID)
+	c.GetInitCluster().Incarnation = w.s.Info().Incarnation + 1
+	fresh.ok(c)
+	return fresh
+}
+
 func lastEvent(s State) (e *Event) {
 	s.EventsBack(func(x *Event) bool { e = x; return false })
 	return e
@@ -42,10 +51,7 @@ func TestRestored(t *testing.T) {
 		{"a new cluster gets everything under a new incarnation", func(t *testing.T, w *world) {
 			w.place("web", "a")
 			w.run("web")
-			fresh := virgin(t)
-			c := initCluster("c1")
-			c.GetInitCluster().Incarnation = w.s.Info().Incarnation + 1
-			fresh.ok(c)
+			fresh := formedAnew(w)
 			s := restored(t, w.s, fresh.s)
 			x, _ := s.Workload("web")
 			is(t, "node", x.Node, "a")
@@ -60,10 +66,7 @@ func TestRestored(t *testing.T) {
 			w.place("web", "a")
 			w.run("web")
 			w.ok(nodeState("a", false))
-			fresh := virgin(t)
-			c := initCluster("c1")
-			c.GetInitCluster().Incarnation = w.s.Info().Incarnation + 1
-			fresh.ok(c)
+			fresh := formedAnew(w)
 			fresh.ok(register("a", engine("another")))
 			s := restored(t, w.s, fresh.s)
 			x, _ := s.Workload("web")
@@ -72,6 +75,37 @@ func TestRestored(t *testing.T) {
 			n, _ := s.Node("a")
 			is(t, "a's engine", n.Engine(), "another")
 			is(t, "nodes", s.NodeCount(), 2)
+		}},
+		{"what was cordoned or draining is so, though agents have found the new cluster before", func(t *testing.T, w *world) {
+			w.ok(cordon("a", true))
+			w.ok(drain("b", true))
+			fresh := formedAnew(w)
+			fresh.ok(register("a"))
+			fresh.ok(register("b"))
+			s := restored(t, w.s, fresh.s)
+			a, _ := s.Node("a")
+			b, _ := s.Node("b")
+			is(t, "a is cordoned", a.Cordoned, true)
+			is(t, "b is draining", b.Draining, true)
+		}},
+		{"of a node that was fenced since nothing is left, and what it was to delete is remembered", func(t *testing.T, w *world) {
+			newest(w)
+			w.place("web", "a")
+			w.run("web")
+			w.ok(w.evict("web", CodeDraining, false))
+			w.place("old", "a")
+			w.run("old")
+			w.ok(remove("old", false))
+			fresh := formedAnew(w)
+			fresh.ok(register("a"))
+			fresh.ok(nodeState("a", false))
+			fresh.ok(fence("a"))
+			s := restored(t, w.s, fresh.s)
+			is(t, "left on a", s.Alloc("a").Residuals, 0)
+			_, back := s.Workload("old")
+			is(t, "what was being deleted is back", back, false)
+			_, remembered := s.Grave("old")
+			is(t, "it is remembered", remembered, true)
 		}},
 		{"the incarnation is above both, whatever the clock says", func(t *testing.T, w *world) {
 			s, err := Restored(w.s, w.s, Rebirth{At: 0})
@@ -255,6 +289,14 @@ func TestNodeWasToldMore(t *testing.T) {
 			is(t, "acknowledged", x.Acknowledged, false)
 			is(t, "incarnation", x.Generation.Incarnation, w.s.Info().Incarnation)
 		}},
+		{"one that was given up before is ordered as well", func(t *testing.T, w *world) {
+			w.ok(putReplica("r1", FeatureLevel))
+			w.ok(setLevel(FeatureLevel))
+			w.ok(w.retry("web", 5, 0, true))
+			w.ok(says("a", ahead(w)))
+			is(t, "given up", w.workload("web").Retry.Terminal, false)
+			is(t, "status", w.workload("web").Status, StatusUpdating)
+		}},
 		{"another node: it is there, and the former one is told to let go", func(t *testing.T, w *world) {
 			w.ok(says("b", ahead(w)))
 			x := w.workload("web")
@@ -281,5 +323,104 @@ func TestNodeWasToldMore(t *testing.T) {
 		}},
 	} {
 		t.Run(c.name, func(t *testing.T) { c.run(t, build(t)) })
+	}
+}
+
+// A guard stops what its node has accepted as to be stopped. What the node has accepted of a
+// state that came back, was put together or believes a node, nobody knows.
+func TestUnguardedUntilAccepted(t *testing.T) {
+	for _, c := range []struct {
+		name string
+		run  func(t *testing.T, w *world) *world
+	}{
+		{"restored", func(t *testing.T, w *world) *world {
+			w.place("db", "a", content("c1:stop"), stops)
+			w.run("db")
+			backup := w.s
+			w.ok(put("db", content("c1:keep"), exclusive))
+			w.run("db")
+			return w.wentOn(restored(t, backup, w.s))
+		}},
+		{"told more than the state knows", func(t *testing.T, w *world) *world {
+			w.place("db", "a", content("c1:stop"), stops)
+			w.run("db")
+			old := w.s
+			w.ok(put("db", content("c1:keep"), exclusive))
+			said := w.says("db", "Running")
+			back := w.wentOn(old.Recovered("r0", Rebirth{At: later, By: "admin"}))
+			back.now = later
+			back.ok(said)
+			return back
+		}},
+		{"adopted", func(t *testing.T, w *world) *world {
+			w.ok(setDrifts([]*commandv1.Drift{drifted("a", "db", DriftOrphan)}))
+			w.ok(adopt("a", "db", stops))
+			return w
+		}},
+		{"imported, not accepted", func(t *testing.T, w *world) *world {
+			w.place("db", "a", stops)
+			return w.wentOn(assembled(t, w.s))
+		}},
+		{"imported, perhaps refused", func(t *testing.T, w *world) *world {
+			w.place("db", "a", stops)
+			w.ok(w.says("db", "Failed"))
+			return w.wentOn(assembled(t, w.s))
+		}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			w := newest(formed(t, "b"))
+			w.ok(register("a", fencing))
+			w = c.run(t, w)
+			w.now = max(w.now, w.s.Info().Clock)
+			w.ok(nodeState("a", false))
+			is(t, "it waits for", w.workload("db").Reason.Code, CodeAwaitFailover)
+			skipped(t, w.do(w.evict("db", CodeNodeLost, true)), "not fenced")
+			w.ok(nodeState("a", true))
+			w.run("db")
+			w.ok(nodeState("a", false))
+			is(t, "accepted, it waits for", w.workload("db").Reason.Code, CodeNodeLost)
+		})
+	}
+}
+
+// assembled is what the records of s give that a mirror has: it does not carry Unguarded.
+func assembled(t *testing.T, s State) State {
+	t.Helper()
+	a := Assemble(Origin{ClusterID: "c1", FeatureLevel: FeatureLevel})
+	s.Nodes("", func(n *Node) bool {
+		if err := a.Node(nodePB(n)); err != nil {
+			t.Fatal(err)
+		}
+		return true
+	})
+	s.Workloads("", func(w *Workload) bool {
+		m := workloadPB(w)
+		m.Unguarded = false
+		if err := a.Workload(m); err != nil {
+			t.Fatal(err)
+		}
+		return true
+	})
+	out, err := a.State()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return out
+}
+
+func TestSomethingUnguardedComesBack(t *testing.T) {
+	w := newest(formed(t, "b"))
+	w.ok(register("a", fencing))
+	w.place("db", "a", exclusive)
+	w.run("db")
+	w.ok(put("db", content("c1:stop"), stops))
+	backup := w.s
+	is(t, "unguarded", w.workload("db").Unguarded, true)
+	w.ok(remove("db", true))
+	other := virgin(t)
+	other.ok(initCluster("c2"))
+	for name, present := range map[string]State{"deleted since": w.s, "into another cluster": other.s} {
+		x, _ := restored(t, backup, present).Workload("db")
+		is(t, name+", it is to be placed", x.Status, StatusPending)
 	}
 }

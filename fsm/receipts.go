@@ -74,8 +74,12 @@ func (t *Tx) once(c Command) Result {
 	}
 	info := &t.r.info
 	if ms := receipts.MintedAt(id); ms <= info.ReceiptsDroppedUntil {
-		return t.stamp(refuse(TooOld, "request: minted at %s, answers are kept only since %s; send it again under a new id",
-			clockText(ms*1e6), clockText(info.ReceiptsDroppedUntil*1e6)))
+		res := refuse(TooOld, "request: minted at %s, answers are kept only since %s; send it again under a new id",
+			clockText(ms*1e6), clockText(info.ReceiptsDroppedUntil*1e6))
+		if info.FeatureLevel >= 6 { // a clock that is behind mints nothing else
+			res.Reason += ", or set the client's clock, if that is not when it was sent (the cluster's: " + clockText(info.Clock) + ")"
+		}
+		return t.stamp(res)
 	} else if info.Clock > 0 && ms > (info.Clock+int64(RequestSkew))/1e6 {
 		return t.stamp(refuse(Invalid, "request: minted at %s, more than %s ahead of the cluster's clock (%s); set the client's clock",
 			clockText(ms*1e6), RequestSkew, clockText(info.Clock)))

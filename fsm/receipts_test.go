@@ -140,6 +140,14 @@ func TestReceiptRetention(t *testing.T) {
 			is(t, "kind", send(requestAt(now, uint32(i+1))).Kind, OK)
 		}
 	})
+	t.Run("an id from a clock that is behind is told so", func(t *testing.T) {
+		w := newest(formed(t))
+		for i := range 2 {
+			w.wait(2 * 60 * minute)
+			w.as(requestAt(w.now, uint32(i)), barrier())
+		}
+		refused(t, w.as(requestAt(w.now-3*60*minute, 9), barrier()), TooOld, "or set the client's clock")
+	})
 	t.Run("defaults", func(t *testing.T) {
 		is(t, "retention", formed(t).s.Begin().retention, receipts.Retention{MinAge: 2 * time.Minute, MaxAge: 60 * time.Minute, Min: 200_000, Max: 1_000_000})
 	})

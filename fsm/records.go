@@ -2,8 +2,10 @@ package fsm
 
 import (
 	"fmt"
+	"strings"
 
 	commandv1 "github.com/persys/compute/api/command/v1"
+	"github.com/persys/compute/fsm/bounds"
 	"github.com/persys/compute/fsm/receipts"
 )
 
@@ -75,8 +77,8 @@ func workloadPB(w *Workload) *commandv1.WorkloadRecord {
 
 func workloadOf(m *commandv1.WorkloadRecord) (*Workload, error) {
 	put, a := m.GetPut(), m.GetActual()
-	if !validID(put.GetId()) {
-		return nil, fmt.Errorf("workload id %q does not match %s", clip(put.GetId()), idRule)
+	if !bounds.ValidID(put.GetId()) {
+		return nil, fmt.Errorf("workload id %q does not match %s", clip(put.GetId()), bounds.IDRule)
 	}
 	if err := portsInRange(put.GetDemand()); err != nil {
 		return nil, fmt.Errorf("workload %q: %w", put.GetId(), err)
@@ -183,8 +185,8 @@ func residualPB(r *Residual) *commandv1.ResidualRecord {
 }
 
 func residualOf(m *commandv1.ResidualRecord) (*Residual, error) {
-	if !validID(m.GetNode()) || !validID(m.GetWorkload()) {
-		return nil, fmt.Errorf("residual %q on %q: an id does not match %s", clip(m.GetWorkload()), clip(m.GetNode()), idRule)
+	if !bounds.ValidID(m.GetNode()) || !bounds.ValidID(m.GetWorkload()) {
+		return nil, fmt.Errorf("residual %q on %q: an id does not match %s", clip(m.GetWorkload()), clip(m.GetNode()), bounds.IDRule)
 	}
 	if err := portsInRange(m.GetDemand()); err != nil {
 		return nil, fmt.Errorf("residual %q on %q: %w", m.GetWorkload(), m.GetNode(), err)
@@ -195,12 +197,17 @@ func residualOf(m *commandv1.ResidualRecord) (*Residual, error) {
 	}, nil
 }
 
+// eventPB mends what a former version cut within a character: nobody could read that.
 func eventPB(e *Event) *commandv1.EventRecord {
-	return &commandv1.EventRecord{
+	m := &commandv1.EventRecord{
 		Seq: e.Seq, Index: e.Index, At: e.At, Type: e.Type, Workload: e.Workload, Node: e.Node,
-		Reason: e.Reason, Message: e.Message, By: e.By, Details: convert(e.Details, labelPB),
+		Reason: e.Reason, Message: strings.ToValidUTF8(e.Message, ""), By: e.By, Details: convert(e.Details, labelPB),
 		Namespace: e.Namespace,
 	}
+	for _, l := range m.Details {
+		l.Value = strings.ToValidUTF8(l.Value, "")
+	}
+	return m
 }
 
 func eventOf(m *commandv1.EventRecord) *Event {
@@ -211,8 +218,11 @@ func eventOf(m *commandv1.EventRecord) *Event {
 	}
 }
 
+// receiptPB mends as eventPB does.
 func receiptPB(r receipts.Receipt) *commandv1.ReceiptRecord {
-	return &commandv1.ReceiptRecord{Request: r.Request[:], Seq: r.Seq, At: r.At, Outcome: outcomeOf(r)}
+	o := outcomeOf(r)
+	o.Reason = strings.ToValidUTF8(o.Reason, "")
+	return &commandv1.ReceiptRecord{Request: r.Request[:], Seq: r.Seq, At: r.At, Outcome: o}
 }
 
 func receiptOf(m *commandv1.ReceiptRecord, w *outcomes) (receipts.Receipt, error) {

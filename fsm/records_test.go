@@ -7,9 +7,11 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"unicode/utf8"
 
 	"pgregory.net/rapid"
 
+	commandv1 "github.com/persys/compute/api/command/v1"
 	"github.com/persys/compute/fsm/receipts"
 )
 
@@ -330,6 +332,32 @@ func TestSnapshotRefusals(t *testing.T) {
 			}
 		}
 	})
+}
+
+// TestTextsOfOthersInSnapshots: what was asked for under a long name is refused in words that
+// a snapshot can hold, and one is written also where a former version cut a character in two.
+func TestTextsOfOthersInSnapshots(t *testing.T) {
+	long := strings.Repeat("x", clipped-1) + "\u00e4\u00e4"
+	for name, ask := range map[string]func(*world) Command{
+		"a join token":             func(w *world) Command { return join(w, long, "agent", "a") },
+		"a namespace":              func(*world) Command { return putNamespace(long) },
+		"a workload's namespace":   func(*world) Command { return put("web", inNamespace(long)) },
+		"the namespace to be gone": func(*world) Command { return dropNamespace(long) },
+	} {
+		for level, w := range map[string]*world{"3": trusting(t), "the newest": newest(formed(t))} {
+			t.Run(name+" at level "+level, func(t *testing.T) {
+				c := ask(w)
+				c.Head = &commandv1.Head{Request: requestAt(w.now, 1), At: w.now, By: "tester", From: "10.0.0.9"}
+				res := w.do(c)
+				if res.Err() == nil || level != "3" && !utf8.ValidString(res.Reason) {
+					t.Errorf("%s: %q", res.Kind, res.Reason)
+				}
+				if _, err := ReadSnapshot(bytes.NewReader(snapshotBytes(t, w.s))); err != nil {
+					t.Error(err)
+				}
+			})
+		}
+	}
 }
 
 // TestSnapshotInvariants: a checksum proves only that the bytes are those that

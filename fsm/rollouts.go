@@ -5,6 +5,7 @@ import (
 	"strings"
 
 	commandv1 "github.com/persys/compute/api/command/v1"
+	"github.com/persys/compute/fsm/bounds"
 	"github.com/persys/compute/fsm/rollout"
 )
 
@@ -55,6 +56,7 @@ func (t *Tx) rolls(b *commandv1.PutWorkloads) *rollout.Rollout {
 	active = active && old.Phase != rollout.Completed
 	if b.GetUpdate() == nil {
 		if old != nil {
+			t.supersede(old)
 			t.dropRollout(old)
 		}
 		return nil
@@ -77,10 +79,16 @@ func (t *Tx) rolls(b *commandv1.PutWorkloads) *rollout.Rollout {
 		}
 		switch {
 		case known && w.SameAs(next) && was != nil && was.Put == nil && was.Content == w.Content:
-			m.TakenAt, m.Settled = was.TakenAt, was.Settled
+			if m.Settled = was.Settled; old.Phase == rollout.Running {
+				m.TakenAt = was.TakenAt // else it has its time again, as by resume
+			}
 		case known && w.SameAs(next):
 			m.Settled = true
 		case known && w.TakesTurn(next):
+			if p.GetNamespace() == "" {
+				p = p.CloneVT()
+				p.Namespace = w.In() // for this workload, not for whatever has its id later
+			}
 			m.Content, m.Put, m.TakenAt, waits = w.Content, p, 0, true
 		}
 		same = same && was != nil && was.Content == m.Content && (was.Put == nil) == (m.Put == nil) &&
@@ -95,7 +103,7 @@ func (t *Tx) rolls(b *commandv1.PutWorkloads) *rollout.Rollout {
 	case !waits:
 		return nil
 	default:
-		t.remember(r)
+		t.remember(r, b.GetWorkloads())
 	}
 	return r
 }
@@ -104,16 +112,16 @@ func (t *Tx) rolls(b *commandv1.PutWorkloads) *rollout.Rollout {
 // fits, and a snapshot's record is far from its limit.
 const maxFormer = 2 << 20
 
-// remember keeps what the group is now; nothing where that is too much to be put at once.
-func (t *Tx) remember(r *rollout.Rollout) {
+// remember keeps what the group is now, before puts; nothing where that is too much to be put
+// at once.
+func (t *Tx) remember(r *rollout.Rollout, puts []*commandv1.WorkloadPut) {
 	size := 0
-	t.state().Group(r.Group, func(w *Workload) bool {
-		if w.Desired != DesiredDeleted && MadeByCount(r.Group, w.ID) {
-			p := workloadPB(w).Put
-			size += p.SizeVT()
-			r.Former = append(r.Former, p)
-			r.FormerRan = r.FormerRan || w.Available()
-		}
+	membersIn(t.state(), r.Group, puts, func(w *Workload) bool {
+		p := workloadPB(w).Put
+		p.Namespace = w.In()
+		size += p.SizeVT()
+		r.Former = append(r.Former, p)
+		r.FormerRan = r.FormerRan || w.Available()
 		return size <= maxFormer
 	})
 	if size > maxFormer {
@@ -187,7 +195,7 @@ func (t *Tx) advanceRollout(b *commandv1.AdvanceRollout) (res Result) {
 	switch {
 	case b.GetFailure() != "" && b.GetRevert() && r.CanRevert():
 		t.storeRollout(r)
-		if back := t.goBack(r, b.GetFailure()); back.Kind != OK {
+		if back := t.goBack(r, b.GetFailure(), true); back.Kind != OK {
 			t.pause(r, b.GetFailure()+"; it cannot go back: "+back.Reason)
 		}
 		return res
@@ -255,7 +263,25 @@ func (t *Tx) turn(r *rollout.Rollout, m *rollout.Member) Item {
 	}
 	m.Put, m.Content, m.TakenAt, m.Settled = nil, p.GetContent(), t.r.info.Clock, Desired(p.GetDesired()) == DesiredStopped
 	r.ProgressAt = t.r.info.Clock
+	leader := t.by
+	t.by = r.By // who asked for the update
+	defer func() { t.by = leader }()
 	return t.putOne(p, w)
+}
+
+// started gives w its time again if it was stopped by request while that went on.
+func (t *Tx) started(w *Workload) {
+	r, ok := t.r.rollouts.Get(w.Demand.Group)
+	if !ok {
+		return
+	}
+	i := slices.IndexFunc(r.Members, func(m rollout.Member) bool { return m.ID == w.ID && m.Put == nil && !m.Settled })
+	if i < 0 {
+		return
+	}
+	r = r.Clone()
+	r.Members[i].TakenAt = t.r.info.Clock
+	t.storeRollout(r)
 }
 
 func (t *Tx) pause(r *rollout.Rollout, why string) {
@@ -265,10 +291,22 @@ func (t *Tx) pause(r *rollout.Rollout, why string) {
 	t.rolloutEvent(EventRolloutPaused, r, why)
 }
 
-// goBack puts the group as it was, by the same policy.
-func (t *Tx) goBack(r *rollout.Rollout, why string) Result {
-	b := &commandv1.PutWorkloads{GroupOf: r.Group, Update: r.Policy.PB()}
+// goBack puts the group as it was, by the same policy. By itself, it leaves alone what
+// somebody has changed, made or deleted since.
+func (t *Tx) goBack(r *rollout.Rollout, why string, byItself bool) Result {
+	// The namespace is for when nobody is left to be put back.
+	b := &commandv1.PutWorkloads{GroupOf: r.Group, Update: r.Policy.PB(), Namespace: r.Former[0].GetNamespace()}
+	alone := func(id string) bool { return byItself && r.Alone(t.state().Seen, id) }
+	membersIn(t.state(), r.Group, r.Former, func(w *Workload) bool {
+		if alone(w.ID) {
+			b.Workloads = append(b.Workloads, workloadPB(w).Put)
+		}
+		return true
+	})
 	for _, p := range r.Former {
+		if alone(p.GetId()) {
+			continue
+		}
 		p = p.CloneVT()
 		if w, ok := t.r.workloads.Get(p.GetId()); ok && w.Desired != DesiredDeleted {
 			p.Desired = string(w.Desired) // what was stopped meanwhile stays so
@@ -276,13 +314,32 @@ func (t *Tx) goBack(r *rollout.Rollout, why string) Result {
 		b.Workloads = append(b.Workloads, p)
 	}
 	res := t.putWorkloads(b)
-	if now, ok := t.r.rollouts.Get(r.Group); ok && res.Kind == OK && now.Phase == rollout.Running {
+	if now, ok := t.r.rollouts.Get(r.Group); ok && res.Kind == OK && now.Phase != rollout.Completed {
 		now = now.Clone()
+		if now.Phase == rollout.Paused { // somebody has put the same by hand, and paused that
+			t.resume(now)
+		}
 		now.Reverting, now.Reason = true, why
 		t.storeRollout(now)
 		t.rolloutEvent(EventRolloutReverting, now, why)
 	}
 	return res
+}
+
+// resume has r, a copy, go on; its members have their time again.
+func (t *Tx) resume(r *rollout.Rollout) {
+	r.Phase, r.Reason, r.ProgressAt = rollout.Running, "", t.r.info.Clock
+	for i := range r.Members {
+		m := &r.Members[i]
+		if s := t.state().Seen(m.ID); m.State(s) == "Updating" {
+			m.TakenAt = t.r.info.Clock
+			if s.GivenUp != "" {
+				t.retryWorkload(&commandv1.RetryWorkload{Id: m.ID})
+			}
+		}
+	}
+	t.storeRollout(r)
+	t.rolloutEvent(EventRolloutResumed, r, "")
 }
 
 // setRollout is a person's word.
@@ -315,18 +372,7 @@ func (t *Tx) setRollout(b *commandv1.SetRollout) Result {
 		if r.Phase == rollout.Completed {
 			return refuse(Conflict, "the update of %s has ended", r.Group)
 		}
-		r.Phase, r.Reason, r.ProgressAt = rollout.Running, "", t.r.info.Clock
-		for i := range r.Members {
-			m := &r.Members[i]
-			if s := t.state().Seen(m.ID); m.State(s) == "Updating" {
-				m.TakenAt = t.r.info.Clock
-				if s.GivenUp != "" {
-					t.retryWorkload(&commandv1.RetryWorkload{Id: m.ID})
-				}
-			}
-		}
-		t.storeRollout(r)
-		t.rolloutEvent(EventRolloutResumed, r, "")
+		t.resume(r)
 	case "undo":
 		if r.Reverting && r.Phase == rollout.Running {
 			return Result{Kind: AlreadyDone}
@@ -337,7 +383,7 @@ func (t *Tx) setRollout(b *commandv1.SetRollout) Result {
 		if len(r.Former) == 0 {
 			return refuse(Conflict, "what %s was before has too many bytes to be kept: apply it again", r.Group)
 		}
-		return t.goBack(r, "undone by request")
+		return t.goBack(r, "undone by request", false)
 	default:
 		return refuse(Invalid, "action: %q is none of pause, resume, undo", clip(b.GetAction()))
 	}
@@ -368,7 +414,6 @@ func (t *Tx) storeRollout(r *rollout.Rollout) {
 }
 
 func (t *Tx) dropRollout(r *rollout.Rollout) {
-	t.supersede(r)
 	own(t, &t.r.rollouts, ownRollouts).Delete(r.Group)
 	own(t, &t.r.rolling, ownRolling).Delete(r.Group)
 	var e encoder
@@ -376,42 +421,48 @@ func (t *Tx) dropRollout(r *rollout.Rollout) {
 	t.sideFold = append(t.sideFold, e...)
 }
 
-// disband forgets the update of a group whose last member is gone.
-func (t *Tx) disband(group string) {
-	r, ok := t.r.rollouts.Get(group)
+// disband forgets the update of a group whose last member, gone, was.
+func (t *Tx) disband(gone *Workload) {
+	r, ok := t.r.rollouts.Get(gone.Demand.Group)
 	if !ok {
 		return
 	}
 	left := false
-	t.state().Group(group, func(*Workload) bool { left = true; return false })
-	if !left {
-		t.dropRollout(r)
+	t.state().Group(r.Group, func(*Workload) bool { left = true; return false })
+	if left {
+		return
 	}
+	if r.Phase != rollout.Completed {
+		t.rolloutEventIn(gone.Namespace, EventRolloutSuperseded, r, "no member is left")
+	}
+	t.dropRollout(r)
 }
 
 func (t *Tx) rolloutEvent(kind string, r *rollout.Rollout, why string) {
-	e := Event{Type: kind, Message: r.Group + suffix(": ", why), Details: []Label{{"group", r.Group}}}
+	in := ""
 	for _, m := range r.Members {
 		if w, ok := t.r.workloads.Get(m.ID); ok {
-			e.Namespace = w.Namespace
+			in = w.Namespace
 			break
 		}
 	}
-	t.event(e)
+	t.rolloutEventIn(in, kind, r, why)
+}
+
+func (t *Tx) rolloutEventIn(namespace, kind string, r *rollout.Rollout, why string) {
+	t.event(Event{Type: kind, Namespace: namespace, Message: r.Group + suffix(": ", why), Details: []Label{{"group", r.Group}}})
 }
 
 func (c *checker) rollouts() {
 	c.s.r.rollouts.Scan(func(group string, r *rollout.Rollout) bool {
-		c.must(r.Group == group && validID(group) && c.s.r.info.FeatureLevel >= 6, "rollout of %q is stored under %q", r.Group, clip(group))
+		c.must(r.Group == group && bounds.ValidID(group) && c.s.r.info.FeatureLevel >= 6, "rollout of %q is stored under %q", r.Group, clip(group))
 		c.must(r.Policy.Fault() == "" && r.Sequence > 0, "rollout of %s: %s", group, r.Policy.Fault())
 		c.must(r.Phase == rollout.Running || r.Phase == rollout.Paused || r.Phase == rollout.Completed, "rollout of %s is %q", group, r.Phase)
 		for _, p := range r.Former {
-			_, ok := checkPut(p, group)
-			c.must(ok, "rollout of %s would go back to a malformed %s", group, clip(p.GetId()))
+			c.must(bounds.PutFault(p, group) == "", "rollout of %s would go back to a malformed %s", group, clip(p.GetId()))
 		}
 		for _, m := range r.Members {
-			_, ok := checkPut(m.Put, group)
-			c.must(m.Put == nil || ok && m.Put.GetId() == m.ID, "rollout of %s has something malformed for %s", group, clip(m.ID))
+			c.must(m.Put == nil || bounds.PutFault(m.Put, group) == "" && m.Put.GetId() == m.ID, "rollout of %s has something malformed for %s", group, clip(m.ID))
 		}
 		return true
 	})

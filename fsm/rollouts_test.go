@@ -250,6 +250,13 @@ func TestRolloutFails(t *testing.T) {
 	is(t, "there is nothing behind it to go back to", w.do(rolloutAction("undo")).Kind, Conflict)
 	w.ok(rolloutAction("resume"))
 	is(t, "but it can go on", w.versions(), "1 1 1 Running back")
+
+	w = fail(false)
+	patient := group(2, 3, 1, true)
+	patient.GetPutWorkloads().Update.HealthyDeadline = 35 * second
+	w.ok(patient)
+	w.step()
+	is(t, "applied with more time, what has it already has that, too", w.versions(), "2 1 1 Running")
 }
 
 // While nothing may be done nobody can help a member: its time begins anew.
@@ -265,6 +272,21 @@ func TestRolloutOutlivesAFrozenMode(t *testing.T) {
 	w.wait(30 * second)
 	w.step()
 	is(t, "and has its deadline", w.versions(), "2 1 1 Running back")
+}
+
+// What was stopped by request while it was to get healthy has its time once it is started.
+func TestRolloutOfAStoppedMember(t *testing.T) {
+	w := rollingWorld(t)
+	w.ok(group(2, 3, 1, true))
+	w.step()
+	w.ok(setDesired("web-0", "Stopped"))
+	w.step()
+	w.ok(rolloutAction("pause"))
+	w.wait(10 * minute)
+	w.ok(rolloutAction("resume"))
+	w.ok(setDesired("web-0", "Running"))
+	w.step()
+	is(t, "started again, it is waited for", w.versions(), "2 2 1 Running")
 }
 
 // Two updates may not fill the same room: what waits is judged again at its turn.
@@ -325,6 +347,129 @@ func TestRolloutGoesBackWithinTheQuota(t *testing.T) {
 	is(t, "with room it goes back", w.versions(), "2 1 1 Running back")
 }
 
+// Who changed a member is who asked for the update, not the leader that gives it its turn.
+func TestRolloutNamesWhoAskedForIt(t *testing.T) {
+	w := rollingWorld(t)
+	c := group(2, 3, 1, true)
+	c.Head = &commandv1.Head{At: w.now, By: "ada"}
+	w.ok(c)
+	w.step()
+	is(t, "event", w.eventOf(EventWorkloadUpdated).By, "ada")
+	is(t, "revisions", told(w.s.Revisions("web-0")), "1:v: 2:v:ada")
+	w.wait(31 * second)
+	w.step()
+	is(t, "who begins the way back", w.eventOf(EventRolloutReverting).By, "tester")
+	w.step()
+	is(t, "its revision", told(w.s.Revisions("web-0")), "1:v: 2:v:ada 3:v:tester")
+}
+
+// On its way back by itself, an update leaves alone what somebody deleted, made or changed.
+func TestRolloutRevertsItsOwnOnly(t *testing.T) {
+	inWeb := demand(func(d *commandv1.Demand) { d.Group = "web" })
+	theirs := func(p *commandv1.WorkloadPut) { p.Namespace, p.Content = "shop", "c1:theirs" }
+	for _, c := range []struct {
+		name      string
+		meanwhile []func(w *world) Command
+		want      string
+	}{
+		{"what was deleted", []func(*world) Command{func(*world) Command { return remove("web-2", true) }}, "1 1 Completed back"},
+		{"what was changed", []func(*world) Command{func(*world) Command { return put("web-2", content("c1:mine"), inWeb) }}, "1 1 mine Completed back"},
+		{"what was made", []func(*world) Command{func(*world) Command { return put("web-7", content("c1:mine"), inWeb) }}, "1 1 1 mine Completed back"},
+		{"what another team has under an id", []func(*world) Command{
+			func(*world) Command { return putNamespace("shop") },
+			func(*world) Command { return remove("web-2", true) },
+			func(w *world) Command { return put("web-2", inWeb, theirs) },
+		}, "1 1 theirs Completed back"},
+		{"but not what it made or deleted itself", []func(*world) Command{func(*world) Command { return group(2, 1, 1, true) }}, "1 1 1 Completed back"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			w := rollingWorld(t)
+			w.ok(group(2, 3, 1, true))
+			w.step()
+			is(t, "begun", w.versions(), "2 1 1 Running")
+			for _, do := range c.meanwhile {
+				w.ok(do(w))
+			}
+			w.wait(31 * second)
+			w.step()
+			for range 8 {
+				w.step()
+				w.proceed()
+			}
+			is(t, "in the end", w.versions(), c.want)
+		})
+	}
+}
+
+// A turn, or an undo, is for the workload that was there when the group was put.
+func TestRolloutKeepsToItsNamespace(t *testing.T) {
+	w := rollingWorld(t)
+	w.ok(group(2, 3, 1, false))
+	w.ok(putNamespace("shop"))
+	w.ok(remove("web-0", true))
+	same := group(1, 1, 0, false).GetPutWorkloads().Workloads[0]
+	same.Namespace = "shop"
+	w.ok(puts("", same))
+	w.everybodyRuns()
+	w.step()
+	is(t, "another team has the same there", w.versions(), "1 1 1 Paused")
+	refused(t, w.do(rolloutAction("undo")), Conflict, `workload web-0 is in namespace "shop" and cannot be moved to "default"`)
+}
+
+// What another team has that is called like a member is no part of an update, nor of its undo.
+func TestRolloutLeavesOtherNamespacesAlone(t *testing.T) {
+	theirs := func(id, version string) Command {
+		return put(id, content("c1:"+version), inNamespace("shop"), demand(func(d *commandv1.Demand) { d.Group = "web" }))
+	}
+	w := rollingWorld(t)
+	w.ok(putNamespace("shop"))
+	w.ok(theirs("web-7", "before"))
+	w.ok(group(2, 3, 1, true))
+	w.ok(theirs("web-7", "since"))
+	w.ok(theirs("web-8", "new"))
+	w.ok(rolloutAction("undo"))
+	is(t, "after an undo", w.versions(), "1 1 1 since new Running back")
+	if r, _ := w.s.Rollout("web"); len(r.Members) != 3 {
+		t.Errorf("the way back has %d members, want 3", len(r.Members))
+	}
+	w.ok(group(2, 3, 1, true))
+	w.step()
+	w.wait(31 * second)
+	w.step()
+	if r, _ := w.s.Rollout("web"); !r.Reverting || len(r.Members) != 3 {
+		t.Errorf("the way back that it takes by itself: %t, of %d members", r.Reverting, len(r.Members))
+	}
+}
+
+// TestRolloutEvents: each says which namespace the group is in, the last one what became of it.
+func TestRolloutEvents(t *testing.T) {
+	for name, end := range map[string]func(*world){
+		"deleted": func(w *world) {
+			for i := range 3 {
+				w.ok(remove(fmt.Sprint("web-", i), true))
+			}
+		},
+		"all in another group": func(w *world) {
+			c := group(3, 3, 0, false)
+			for _, p := range c.GetPutWorkloads().Workloads {
+				p.Demand.Group = "shop"
+				w.ok(puts("", p))
+			}
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := rollingWorld(t)
+			w.ok(group(2, 3, 1, false))
+			is(t, "begun in", w.eventOf(EventRolloutStarted).In(), DefaultNamespace)
+			end(w)
+			_, there := w.s.Rollout("web")
+			is(t, "a record of the update", there, false)
+			e := w.eventOf(EventRolloutSuperseded)
+			is(t, "ended", e.In()+", "+e.Message, "default, web: no member is left")
+		})
+	}
+}
+
 func TestRolloutScales(t *testing.T) {
 	w := rollingWorld(t)
 	w.ok(group(2, 3, 1, false))
@@ -372,6 +517,19 @@ func TestRolloutScales(t *testing.T) {
 		w.proceed()
 	}
 	is(t, "what somebody changed by itself is left alone", w.versions(), "4 4 mine Completed")
+}
+
+// What was put back by hand and paused is undone as well.
+func TestUndoOfAPausedWayBack(t *testing.T) {
+	w := rollingWorld(t)
+	w.ok(group(2, 3, 1, false))
+	w.step()
+	w.ok(group(1, 3, 1, false))
+	w.ok(rolloutAction("pause"))
+	w.ok(rolloutAction("undo"))
+	is(t, "it goes on", w.versions(), "2 1 1 Running back")
+	w.step()
+	is(t, "and goes back", w.versions(), "1 1 1 Running back")
 }
 
 func TestRolloutIsRefused(t *testing.T) {

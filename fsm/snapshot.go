@@ -13,6 +13,7 @@ import (
 
 	commandv1 "github.com/persys/compute/api/command/v1"
 	"github.com/persys/compute/api/strict"
+	"github.com/persys/compute/fsm/bounds"
 	"github.com/persys/compute/fsm/receipts"
 	"github.com/persys/compute/fsm/rollout"
 )
@@ -296,8 +297,8 @@ func (in *snapshotReader) load(t *Tx, rec *commandv1.SnapshotRecord) error {
 		key = w.ID
 	case *commandv1.SnapshotRecord_Node:
 		n := nodeRecordOf(r.Node)
-		if !validID(n.ID) {
-			return fmt.Errorf("node id %q does not match %s", clip(n.ID), idRule)
+		if !bounds.ValidID(n.ID) {
+			return fmt.Errorf("node id %q does not match %s", clip(n.ID), bounds.IDRule)
 		}
 		_, dup = t.r.nodes.Set(n.ID, n)
 		key = n.ID
@@ -430,9 +431,13 @@ func (t *Tx) derive() error {
 	return err
 }
 
+// clipped is how many bytes of a text of others are shown.
+const clipped = 64
+
+// clip is for texts that are quoted afterwards: it may cut a character in two.
 func clip(s string) string {
-	if len(s) > 64 {
-		return s[:64]
+	if len(s) > clipped {
+		return s[:clipped]
 	}
 	return s
 }

@@ -331,19 +331,30 @@ func appendPortKey(b []byte, engine string, p HostPort) []byte {
 	return binary.BigEndian.AppendUint16(b, p.Port)
 }
 
+// claimKind says what a claim to a port is of.
+type claimKind byte
+
+const (
+	claimFormer claimKind = iota // what a workload may have bound before its present order
+	claimLeft                    // a residual
+	claimWanted                  // a workload's demand
+)
+
 // claimKey orders the claims to one port: what is on its way out first, then by
-// generation.
-func claimKey(engine string, p HostPort, former bool, g Generation, node, workload string) string {
-	b := make([]byte, 0, len(engine)+len(p.Protocol)+len(node)+len(workload)+22)
+// generation. The kind comes last: in one command a workload's former ports may become
+// those of its residual, and neither claim is the other.
+func claimKey(engine string, p HostPort, kind claimKind, g Generation, node, workload string) string {
+	b := make([]byte, 0, len(engine)+len(p.Protocol)+len(node)+len(workload)+23)
 	b = appendPortKey(b, engine, p)
-	if former {
-		b = append(b, 0)
-	} else {
+	if kind == claimWanted {
 		b = append(b, 1)
+	} else {
+		b = append(b, 0)
 	}
 	b = binary.BigEndian.AppendUint64(b, g.Incarnation)
 	b = binary.BigEndian.AppendUint64(b, g.Sequence)
 	b = append(b, node...)
 	b = append(b, '/')
-	return string(append(b, workload...))
+	b = append(b, workload...)
+	return string(append(b, byte(kind)))
 }

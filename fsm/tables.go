@@ -32,7 +32,7 @@ func (t *Tx) dropWorkload(w *Workload) {
 	t.reindex(w, nil)
 	t.changes = append(t.changes, Change{Table: TableWorkload, Key: w.ID, Old: w})
 	t.dig(w)
-	t.disband(w.Demand.Group)
+	t.disband(w)
 	t.event(Event{Type: EventWorkloadDeleted, Workload: w.ID, Node: w.Node, Namespace: w.Namespace})
 }
 

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	commandv1 "github.com/persys/compute/api/command/v1"
+	"github.com/persys/compute/fsm/bounds"
 )
 
 // Authority issues certificates of this cluster. Its key is sealed under the
@@ -229,8 +230,8 @@ func (t *Tx) putToken(b *commandv1.PutToken) Result {
 		return res
 	}
 	switch {
-	case !validID(tok.ID):
-		return refuse(Invalid, "id: %q does not match %s", clip(tok.ID), idRule)
+	case !bounds.ValidID(tok.ID):
+		return refuse(Invalid, "id: %q does not match %s", clip(tok.ID), bounds.IDRule)
 	case len(tok.SecretHash) != 32:
 		return refuse(Invalid, "secret_sha256: %d bytes, must have 32", len(tok.SecretHash))
 	case tok.Uses < 1 || tok.Uses > MaxTokenUses:
@@ -303,6 +304,9 @@ func (t *Tx) admit(b *commandv1.Admit) Result {
 	}
 	kind := EventCertificateRenewed
 	if a.Token != "" {
+		if t.r.info.FeatureLevel >= 6 && !bounds.ValidID(a.Token) {
+			return refuse(Invalid, "token: %q does not match %s", clip(a.Token), bounds.IDRule)
+		}
 		kind = EventJoined
 		res := t.spend(a, b.GetSecretSha256())
 		if res.Kind != OK {
@@ -466,8 +470,8 @@ func checkPrincipal(role, name, access string, anyName bool) Result {
 	case !slices.Contains(trustRoles[:], role):
 		return refuse(Invalid, "role: %q is none of %s", clip(role), strings.Join(trustRoles[:], ", "))
 	case name == "" && anyName:
-	case !validID(strings.ReplaceAll(name, "@", "-")) || strings.Contains(name, "@") && role != "user":
-		return refuse(Invalid, "name: %q does not match %s", clip(name), idRule)
+	case !bounds.ValidID(strings.ReplaceAll(name, "@", "-")) || strings.Contains(name, "@") && role != "user":
+		return refuse(Invalid, "name: %q does not match %s", clip(name), bounds.IDRule)
 	}
 	if role == "user" && access == "anonymous" || role != "user" && access != "" ||
 		access != "" && !slices.Contains(trustAccess[:], access) {

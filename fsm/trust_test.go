@@ -394,5 +394,35 @@ func (g *stream) trust() Command {
 	return putReplica(g.pick("replica", "r1", "r2"), 3)
 }
 
+// TestIdentitiesComeBack: a cluster that was formed anew by a scheduler that made its own identity and an admin's gets
+// the others from the backup; one that goes on keeps to those that it has.
+func TestIdentitiesComeBack(t *testing.T) {
+	user := func(w *world, name, access string) {
+		w.ok(joinToken(w, name, "user", func(b *commandv1.PutToken) { b.Access = access }))
+		w.ok(join(w, name, "user", name, func(a *commandv1.Admit) { a.Access = access }))
+	}
+	w := trusting(t)
+	user(w, "ada", "viewer")
+	user(w, "admin", "viewer")
+	w.ok(joinToken(w, "t2", "scheduler"))
+	w.ok(join(w, "t2", "scheduler", "s2"))
+	backup := w.s
+	fresh := newest(formedAnew(w))
+	user(fresh, "admin", "admin")
+	s := restored(t, backup, fresh.s)
+	for name, want := range map[string]string{"ada": "viewer", "admin": "admin"} {
+		a, ok := s.Admission("user", name)
+		is(t, name, ok && a.Access == want, true)
+	}
+	anew := fresh.wentOn(s)
+	anew.now = later
+	anew.ok(joinToken(anew, "t3", "scheduler", uses(2)))
+	anew.ok(join(anew, "t3", "scheduler", "s2"))
+	now := trusting(t)
+	user(now, "bob", "viewer")
+	_, ok := restored(t, backup, now.s).Admission("user", "ada")
+	is(t, "in a cluster that goes on", ok, false)
+}
+
 // TestMaxTokenLife keeps the constant what the command line says.
 func TestMaxTokenLife(t *testing.T) { is(t, "life", MaxTokenLife, 168*time.Hour) }

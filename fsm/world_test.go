@@ -202,6 +202,10 @@ func demand(fn func(*commandv1.Demand)) func(*commandv1.WorkloadPut) {
 
 func exclusive(p *commandv1.WorkloadPut) { p.Demand.Exclusive = true }
 
+func stops(p *commandv1.WorkloadPut) {
+	p.Demand.Exclusive, p.Demand.OnLostLease = true, OnLostLeaseStop
+}
+
 func hostPort(n uint32) func(*commandv1.WorkloadPut) {
 	return func(p *commandv1.WorkloadPut) {
 		p.Demand.HostPorts = append(p.Demand.HostPorts, &commandv1.Port{Port: n, Protocol: "tcp"})
@@ -223,6 +227,8 @@ func register(id string, opts ...func(*commandv1.RegisterNode)) Command {
 func engine(id string) func(*commandv1.RegisterNode) {
 	return func(n *commandv1.RegisterNode) { n.EngineId = id }
 }
+
+func fencing(n *commandv1.RegisterNode) { n.SelfFencing, n.FenceBoundSeconds = true, 9 }
 
 func setDesired(id, to string) Command {
 	return &commandv1.Command{Body: &commandv1.Command_SetDesired{SetDesired: &commandv1.SetDesired{Id: id, Desired: to}}}

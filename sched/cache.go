@@ -5,6 +5,7 @@ import (
 	"slices"
 
 	"github.com/persys/compute/fsm"
+	"github.com/persys/compute/sched/agenda"
 )
 
 // Cache is what Next remembers between steps to be fast: the nodes in arrays,
@@ -19,19 +20,19 @@ type Cache struct {
 	nodes   *nodeIndex
 	version uint64 // advances whenever a placement might come out differently
 
-	workloads idSet     // to be looked at, by the evict and retry passes
-	capacity  idSet     // nodes whose promises may exceed what they have
-	stale     []string  // nodes to read again
-	stalePort []portRef // host ports to ask about again
-	due       deadlines // workloads to be looked at again at a time
+	workloads agenda.IDs       // to be looked at, by the evict and retry passes
+	capacity  agenda.IDs       // nodes whose promises may exceed what they have
+	stale     []string         // nodes to read again
+	stalePort []portRef        // host ports to ask about again
+	due       agenda.Deadlines // workloads to be looked at again at a time
 
 	groups    map[string]*group
 	memberOf  map[string]membership // only of groups in use
-	leaving   idSet                 // nodes that have residuals
+	leaving   agenda.IDs            // nodes that have residuals
 	regrouped []string              // workloads counted where the state may not have them
 
 	verdicts map[string]verdict // of pending workloads that no node can take
-	open     idSet              // changed or unsettled workloads; some may not be pending
+	open     agenda.IDs         // changed or unsettled workloads; some may not be pending
 	openAt   uint64             // version at which every pending workload not in open was settled
 }
 
@@ -67,49 +68,6 @@ func (v verdict) of(w *fsm.Workload, version uint64) bool {
 // NewCache makes an empty Cache; the first step fills it.
 func NewCache() *Cache { return &Cache{} }
 
-// idSet is a set of ids that is read in order.
-type idSet struct {
-	ids []string
-	has map[string]struct{}
-}
-
-func (s *idSet) add(id string) {
-	if _, ok := s.has[id]; ok {
-		return
-	}
-	if s.has == nil {
-		s.has = map[string]struct{}{}
-	}
-	s.has[id] = struct{}{}
-	s.ids = append(s.ids, id)
-}
-
-// take empties the set and returns its ids in order.
-func (s *idSet) take() []string {
-	ids := s.ids
-	s.ids = nil
-	clear(s.has)
-	slices.Sort(ids)
-	return ids
-}
-
-// sorted returns the ids in order; the caller must not keep them.
-func (s *idSet) sorted() []string {
-	slices.Sort(s.ids)
-	return s.ids
-}
-
-// keep drops the ids for which ok is false.
-func (s *idSet) keep(ok func(string) bool) {
-	s.ids = slices.DeleteFunc(s.ids, func(id string) bool {
-		if ok(id) {
-			return false
-		}
-		delete(s.has, id)
-		return true
-	})
-}
-
 // build reads the whole view.
 func (c *Cache) build(w *World) {
 	v := w.State
@@ -122,21 +80,20 @@ func (c *Cache) build(w *World) {
 		groups:   map[string]*group{},
 		memberOf: map[string]membership{},
 		verdicts: map[string]verdict{},
-		due:      deadlines{at: map[string]int64{}},
 	}
-	c.workloads.has = make(map[string]struct{}, v.WorkloadCount())
+	c.workloads.Expect(v.WorkloadCount())
 	v.Workloads("", func(w *fsm.Workload) bool {
 		if w.Node != "" {
-			c.workloads.add(w.ID)
+			c.workloads.Add(w.ID)
 		}
 		return true
 	})
 	v.Nodes("", func(n *fsm.Node) bool {
-		c.capacity.add(n.ID)
+		c.capacity.Add(n.ID)
 		return true
 	})
 	v.Residuals("", func(r *fsm.Residual) bool {
-		c.leaving.add(r.Node)
+		c.leaving.Add(r.Node)
 		return true
 	})
 }
@@ -168,7 +125,7 @@ func (c *Cache) sync(w *World) {
 		clear(c.groups) // they count by slot
 		clear(c.memberOf)
 		for _, id := range c.stale {
-			c.capacity.add(id)
+			c.capacity.Add(id)
 		}
 		c.stale, c.stalePort = nil, nil
 		return
@@ -180,7 +137,7 @@ func (c *Cache) sync(w *World) {
 	for _, id := range c.stale {
 		if s, ok := c.nodes.slotOf[id]; ok && c.nodes.refresh(v, s) {
 			c.version++
-			c.capacity.add(id)
+			c.capacity.Add(id)
 		}
 	}
 	c.stale, c.stalePort = c.stale[:0], c.stalePort[:0]
@@ -193,11 +150,11 @@ func (c *Cache) nodeChanged(v fsm.View, ch *fsm.Change) bool {
 	c.recheck(v, id)
 	switch was, now := ch.OldNode(), ch.NewNode(); {
 	case was == nil || now == nil:
-		c.capacity.add(id)
+		c.capacity.Add(id)
 		return true
 	case was.Engine() != now.Engine():
 		// Its host ports are claimed elsewhere now, perhaps before another's.
-		c.capacity.add(id)
+		c.capacity.Add(id)
 		v.Nodes("", func(n *fsm.Node) bool {
 			if e := n.Engine(); e == was.Engine() || e == now.Engine() {
 				c.recheck(v, n.ID)
@@ -213,7 +170,7 @@ func (c *Cache) nodeChanged(v fsm.View, ch *fsm.Change) bool {
 // recheck has every workload on a node looked at again.
 func (c *Cache) recheck(v fsm.View, node string) {
 	v.WorkloadsOn(node, func(w *fsm.Workload) bool {
-		c.workloads.add(w.ID)
+		c.workloads.Add(w.ID)
 		return true
 	})
 }
@@ -223,15 +180,15 @@ func (c *Cache) workloadChanged(v fsm.View, ch *fsm.Change) {
 		return
 	}
 	if !waits(ch) {
-		c.workloads.add(ch.Key)
+		c.workloads.Add(ch.Key)
 	}
-	c.open.add(ch.Key)
+	c.open.Add(ch.Key)
 	for _, w := range [...]*fsm.Workload{ch.OldWorkload(), ch.NewWorkload()} {
 		if w != nil && w.Node != "" {
 			c.touch(w.Node, w.Demand)
 			c.touchFormer(v, w)
 			if !w.Acknowledged {
-				c.capacity.add(w.Node)
+				c.capacity.Add(w.Node)
 			}
 		}
 	}
@@ -297,7 +254,7 @@ func (c *Cache) residualChanged(v fsm.View, ch *fsm.Change) {
 		if r == nil {
 			continue
 		}
-		c.leaving.add(r.Node)
+		c.leaving.Add(r.Node)
 		c.touch(r.Node, &r.Demand)
 		for _, p := range r.Demand.Ports {
 			c.stalePort = append(c.stalePort, portRef{r.Engine, p})
@@ -378,78 +335,14 @@ func (g *group) add(slot, n int32) {
 	}
 }
 
-// deadlines keeps one time per id and finds the earliest. Entries that were
-// replaced stay in the heap until they surface.
-type deadlines struct {
-	at   map[string]int64
-	heap []deadline
-}
-
-type deadline struct {
-	at int64
-	id string
-}
-
-func (d *deadlines) set(id string, at int64) {
-	if at == 0 {
-		delete(d.at, id)
-		return
-	}
-	if d.at[id] == at {
-		return
-	}
-	d.at[id] = at
-	d.heap = append(d.heap, deadline{at, id})
-	for i := len(d.heap) - 1; i > 0; {
-		up := (i - 1) / 2
-		if d.heap[up].at <= d.heap[i].at {
-			break
-		}
-		d.heap[up], d.heap[i] = d.heap[i], d.heap[up]
-		i = up
-	}
-}
-
-// next returns the earliest deadline, 0 if there is none.
-func (d *deadlines) next() (int64, string) {
-	for len(d.heap) > 0 {
-		if top := d.heap[0]; d.at[top.id] == top.at {
-			return top.at, top.id
-		}
-		d.drop()
-	}
-	return 0, ""
-}
-
-// drop removes the top of the heap.
-func (d *deadlines) drop() {
-	n := len(d.heap) - 1
-	d.heap[0] = d.heap[n]
-	d.heap = d.heap[:n]
-	for i := 0; ; {
-		low := 2*i + 1
-		if low >= n {
-			return
-		}
-		if low+1 < n && d.heap[low+1].at < d.heap[low].at {
-			low++
-		}
-		if d.heap[i].at <= d.heap[low].at {
-			return
-		}
-		d.heap[i], d.heap[low] = d.heap[low], d.heap[i]
-		i = low
-	}
-}
-
 // pop has every workload whose deadline is at or before now looked at again.
 func (c *Cache) pop(now int64) {
 	for {
-		at, id := c.due.next()
+		at, id := c.due.Next()
 		if at == 0 || at > now {
 			return
 		}
-		delete(c.due.at, id)
-		c.workloads.add(id)
+		c.due.Set(id, 0)
+		c.workloads.Add(id)
 	}
 }

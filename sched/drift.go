@@ -182,7 +182,7 @@ func Drifts(v fsm.View, node string, found []Difference, now int64) *commandv1.S
 			}
 		}
 		repair := false
-		if w, ok := v.Workload(d.Workload); ok && d.Type == fsm.DriftRevision && w.Acknowledged && now >= repairAt(old) {
+		if w, ok := v.Workload(d.Workload); ok && d.Type == fsm.DriftRevision && expected(w) && now >= repairAt(old) {
 			repair = true
 			item.Repairs++
 			item.RepairedAt = now

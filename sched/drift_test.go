@@ -248,3 +248,31 @@ func TestDrifts(t *testing.T) {
 		}
 	})
 }
+
+// What was given up is not ordered anew by a drift: nobody would give the order, and
+// after it no word of the node counts.
+func TestADriftOfWhatWasGivenUp(t *testing.T) {
+	w := newWorld(t)
+	w.node("a")
+	w.apply("web")
+	w.settle()
+	w.fails["web"] = "INVALID_IMAGE"
+	w.apply("web", func(p *commandv1.WorkloadPut) { p.Spec = []byte("other") })
+	w.settle()
+	if !w.get("web").Retry.Terminal {
+		t.Fatal("not given up")
+	}
+	was := w.get("web").Generation
+	// The agent says that the former revision is what is there.
+	w.note("a", w.compare("a", w.lists("web", revision("c1-former"), state(fsm.ActualFailed))))
+	w.settle()
+	w.now += 60 * second
+	w.settle()
+	if x := w.get("web"); x.Generation != was && !x.Acknowledged {
+		t.Errorf("a new order %s, and the planner never gives it: %s, acknowledged %t", x.Generation, x.Status, x.Acknowledged)
+	}
+	r := w.try(&commandv1.Command{Body: &commandv1.Command_SetDesired{SetDesired: &commandv1.SetDesired{Id: "web", Desired: "Running"}}})
+	if r.Kind == fsm.AlreadyDone {
+		t.Error("a start of what was given up is answered with: done already")
+	}
+}

@@ -17,10 +17,10 @@ const CodeConstraintChanged = "ConstraintChanged"
 // has come. One that needs nothing is forgotten until then; one for which
 // something was proposed is looked at again, in case it was not applied.
 func (p *planner) review() {
-	for _, id := range p.c.workloads.take() {
+	for _, id := range p.c.workloads.Take() {
 		w, ok := p.State.Workload(id)
 		if !ok || w.Node == "" || w.Desired == fsm.DesiredDeleted {
-			p.c.due.set(id, 0)
+			p.c.due.Set(id, 0)
 			if !ok || w.Node != "" || w.Desired != fsm.DesiredRunning {
 				delete(p.c.verdicts, id)
 			}
@@ -35,9 +35,9 @@ func (p *planner) review() {
 		if !p.done[id] {
 			acted, due = p.judge(w, n)
 		}
-		p.c.due.set(id, due)
+		p.c.due.Set(id, due)
 		if acted {
-			p.c.workloads.add(id)
+			p.c.workloads.Add(id)
 		}
 	}
 }
@@ -121,9 +121,9 @@ func (p *planner) stopsUntil(w *fsm.Workload, n *fsm.Node) int64 {
 	if bound == 0 {
 		bound = unknownBound
 	}
-	since := p.Live.DownSince(n.ID)
-	if since == 0 {
-		since = p.Now
+	since := p.Now
+	if p.Live != nil { // a plan asks what would be, not when
+		since = cmp.Or(p.Live.DownSince(n.ID), since)
 	}
 	return since + bound*1e9
 }
@@ -166,14 +166,14 @@ func (p *planner) evict(w *fsm.Workload, code, message string, gone bool) bool {
 // orders.
 func (p *planner) relieve() {
 	x := p.c.nodes
-	for _, id := range p.c.capacity.take() {
+	for _, id := range p.c.capacity.Take() {
 		s, ok := x.slotOf[id]
 		if !ok || !x.overfull(s) {
 			continue
 		}
 		n := x.recs[s]
 		if p.lost[id] {
-			p.c.capacity.add(id) // it may be heard again before that is in the log
+			p.c.capacity.Add(id) // it may be heard again before that is in the log
 		}
 		if !n.Up || n.Draining || p.lost[id] {
 			continue // its workloads leave anyway
@@ -207,10 +207,10 @@ func (p *planner) relieve() {
 				continue
 			}
 			if !p.evict(w, fsm.CodeDoesNotFit, "node "+id+" has too little "+over.short()+" for the changed workload", false) {
-				p.c.capacity.add(id)
+				p.c.capacity.Add(id)
 				break
 			}
-			p.c.capacity.add(id)
+			p.c.capacity.Add(id)
 			use.add(w.Demand, -1)
 		}
 	}

@@ -213,7 +213,9 @@ func (p *planner) stays(w *fsm.Workload) bool {
 	if !known {
 		return false
 	}
-	if code, _, _ := p.mustLeave(w, x.recs[s]); code != "" {
+	code, _, _ := p.mustLeave(w, x.recs[s])
+	bound := code == fsm.CodeAwaitFailover || code == fsm.CodeAwaitStop // to a node that is lost
+	if code != "" && !bound {
 		return false
 	}
 	after := amounts(w.Demand)
@@ -223,7 +225,7 @@ func (p *planner) stays(w *fsm.Workload) bool {
 	}
 	x.prepare(p.State, &after)
 	x.take(&before, s, -1)
-	if x.room(&after, s) != passes {
+	if !bound && x.room(&after, s) != passes {
 		x.take(&before, s, +1)
 		return false
 	}

@@ -213,10 +213,10 @@ func total(s Score) Score {
 func TestExplainAPlacedWorkloadFreesItsOwn(t *testing.T) {
 	w := newWorld(t)
 	w.node("a")
-	w.apply("web", demand(func(d *commandv1.Demand) { d.CpuMillicores = 4000 }), demand(port(80, "tcp")))
+	w.apply("web", demand(func(d *commandv1.Demand) { d.CpuMillicores, d.Group = 4000, "g" }), demand(port(80, "tcp")))
 	w.settle()
 	e := Explain(w.state, w.get("web"), w.tuning)
-	if len(e.Nodes) != 1 || !e.Nodes[0].Fits || !e.Nodes[0].Current || e.Node != "a" {
+	if len(e.Nodes) != 1 || !e.Nodes[0].Fits || !e.Nodes[0].Current || e.Node != "a" || e.Score.Group != 0 {
 		t.Fatalf("%+v", e)
 	}
 }
@@ -271,5 +271,23 @@ func TestPlanPlaceKeepsWhatStillFits(t *testing.T) {
 		if !slices.Equal(got, c.moves) {
 			t.Errorf("%s: %v, want %v", c.fact, got, c.moves)
 		}
+	}
+}
+
+// TestPlanPlaceOnALostNode: what nobody stops there stays bound to it, what its guard stops goes elsewhere.
+func TestPlanPlaceOnALostNode(t *testing.T) {
+	w := newWorld(t)
+	guard := func(n *commandv1.RegisterNode) { n.SelfFencing, n.FenceBoundSeconds = true, 9 }
+	w.node("a", guard)
+	for id, onLost := range map[string]string{"guarded": "stop", "kept": "keep"} {
+		w.apply(id, demand(func(d *commandv1.Demand) { d.Exclusive, d.OnLostLease = true, onLost }))
+	}
+	w.settle()
+	w.node("b", guard)
+	w.heard["a"] = false
+	w.step()
+	moves := PlanPlace(w.state, []*fsm.Workload{w.get("guarded"), w.get("kept")}, w.tuning)
+	if want := []Move{{Workload: "guarded", To: "b"}, {Workload: "kept", To: "a"}}; !slices.Equal(moves, want) {
+		t.Errorf("%+v, want %+v", moves, want)
 	}
 }

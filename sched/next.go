@@ -67,7 +67,7 @@ func Next(w World, c *Cache) Step {
 	p.rollouts = rolling.Next(p.State, p.Now, p.Epoch, p.done, p.wake)
 	p.place()
 	p.order()
-	at, _ := c.due.next()
+	at, _ := c.due.Next()
 	p.wake(at)
 	return p.finish()
 }

@@ -584,7 +584,7 @@ func TestAVerdictStandsForTheSameDemand(t *testing.T) {
 	}
 	w.apply("web", needs(1_000_000))
 	w.settle()
-	open := func() bool { _, ok := w.cache.open.has["web"]; return ok }
+	open := func() bool { return w.cache.open.Has("web") }
 	changed := func(spec string, cpu int64) {
 		w.apply("web", needs(cpu), func(p *commandv1.WorkloadPut) { p.Spec = []byte(spec) })
 		w.cache.sync(&World{State: w.state, Tuning: w.tuning, Changes: w.changes})
@@ -624,84 +624,6 @@ func TestAStepIsBounded(t *testing.T) {
 	if got := w.state.Alloc("a").Workloads; got != 5 {
 		t.Fatalf("%d placed", got)
 	}
-}
-
-func TestPreemption(t *testing.T) {
-	prio := func(p int32, cpu int64) func(*commandv1.WorkloadPut) {
-		return demand(func(d *commandv1.Demand) { d.Priority, d.CpuMillicores, d.MemoryMib = p, cpu, 0 })
-	}
-	t.Run("the lowest priority makes room", func(t *testing.T) {
-		w := newWorld(t)
-		w.node("a")
-		w.apply("low", prio(0, 2000))
-		w.apply("mid", prio(3, 2000))
-		w.settle()
-		w.apply("high", prio(5, 1500))
-		w.settle()
-		if w.get("high").Node != "a" || w.get("mid").Node != "a" || w.get("low").Node != "" {
-			t.Fatalf("high on %q, mid on %q, low on %q", w.get("high").Node, w.get("mid").Node, w.get("low").Node)
-		}
-	})
-	t.Run("not for an equal priority", func(t *testing.T) {
-		w := newWorld(t)
-		w.node("a")
-		w.apply("first", prio(5, 3000))
-		w.settle()
-		w.apply("second", prio(5, 3000))
-		w.settle()
-		if w.get("first").Node != "a" || w.get("second").Node != "" {
-			t.Fatal("an equal was preempted")
-		}
-	})
-	t.Run("not if it would not help", func(t *testing.T) {
-		w := newWorld(t)
-		w.node("a")
-		w.apply("low", prio(0, 1000))
-		w.settle()
-		w.apply("high", prio(5, 5000))
-		w.settle()
-		if w.get("low").Node != "a" {
-			t.Fatal("preempted in vain")
-		}
-	})
-	t.Run("once is enough while the victim stops, and nobody slips in", func(t *testing.T) {
-		w := newWorld(t)
-		w.node("a")
-		w.node("b")
-		for _, id := range []string{"v1", "v2"} {
-			w.apply(id, prio(0, 3000))
-		}
-		w.settle()
-		w.apply("high", prio(5, 4000))
-		w.apply("small", prio(0, 1000), demand(func(d *commandv1.Demand) {}))
-		var evicted int
-		for range 6 {
-			s := w.plain()
-			for _, c := range s.Commands {
-				evicted += len(c.GetEvict().GetEvictions())
-			}
-			w.step() // no agent answers
-		}
-		if evicted != 1 {
-			t.Fatalf("%d evictions, want 1", evicted)
-		}
-		w.answer()
-		w.settle()
-		if w.get("high").Node == "" {
-			t.Fatalf("high is unplaced: %+v", w.get("high").Reason)
-		}
-	})
-	t.Run("a port holder of lower priority makes room", func(t *testing.T) {
-		w := newWorld(t)
-		w.node("a")
-		w.apply("low", demand(port(80, "tcp")))
-		w.settle()
-		w.apply("high", prio(1, 100), demand(port(80, "tcp")))
-		w.settle()
-		if w.get("high").Node != "a" || w.get("low").Node != "" {
-			t.Fatalf("high on %q, low on %q", w.get("high").Node, w.get("low").Node)
-		}
-	})
 }
 
 func TestAnExclusiveWorkloadWhoseDrainingNodeIsLostAwaitsTheFence(t *testing.T) {

@@ -78,8 +78,9 @@ func (c *Cache) countMembers(v fsm.View, id string, d *fsm.Demand) []int32 {
 	if d.Group == "" {
 		return x.slots
 	}
+	g := c.groupOf(v, d.Group) // the first time, it fills memberOf
 	own := c.memberOf[id]
-	for _, m := range c.groupOf(v, d.Group).on {
+	for _, m := range g.on {
 		n := m.n
 		if own.group == d.Group && own.slot == m.slot {
 			n--
@@ -123,13 +124,13 @@ func (p *planner) place() {
 		return
 	}
 	before := c.version
-	c.open.take()
+	c.open.Take()
 	p.State.Pending(func(w *fsm.Workload) bool {
 		if !tried[w.ID] {
 			p.placeOne(w)
 		}
 		if !c.settled(w) {
-			c.open.add(w.ID)
+			c.open.Add(w.ID)
 		}
 		return true
 	})
@@ -144,7 +145,7 @@ func (p *planner) place() {
 func (p *planner) placeOpen(tried map[string]bool) bool {
 	c := p.c
 	var list []*fsm.Workload
-	c.open.keep(func(id string) bool {
+	c.open.Keep(func(id string) bool {
 		w, ok := p.State.Workload(id)
 		if ok = ok && w.Node == "" && w.Desired == fsm.DesiredRunning && !c.settled(w); ok {
 			list = append(list, w)

@@ -8,34 +8,27 @@ import (
 	"github.com/persys/compute/fsm"
 )
 
+// roomPatience is for how long the room of what is on its way out is waited for before more is evicted.
+const roomPatience = 120 * second
+
 // preempt makes room for a workload that fits nowhere and has a priority above
 // zero: first by waiting for a node on which enough is on its way out already,
 // else by evicting workloads of strictly lower priority from one node: the
-// lowest priorities, then the fewest. Either way the room is kept free, in this
-// step and, because higher priorities are placed first, in the next ones. It
-// returns the node, "" if there is none.
+// lowest priorities, then the fewest. A node may never let go, so another one is
+// made room on when that has taken too long, which is twice as long each time.
+// Either way the room is kept free, in this step and, because higher priorities
+// are placed first, in the next ones. It returns the node, "" if there is none.
 func (p *planner) preempt(w *fsm.Workload) NodeID {
 	d, x := w.Demand, p.c.nodes
 	if d.Priority <= 0 {
 		return ""
 	}
 	at := hash(x.seed, w.ID)
-	best := plan{slot: -1}
-	for _, node := range p.c.leaving.sorted() {
-		if s, ok := x.slotOf[node]; ok && p.State.Alloc(node).Residuals > 0 {
-			if c, ok := p.clear(d, s, false); ok {
-				c.dist = x.ring[s] - at
-				best.improve(c)
-			}
-		}
-	}
-	if best.slot < 0 {
-		for i := range x.recs {
-			if c, ok := p.clear(d, int32(i), true); ok {
-				c.dist = x.ring[i] - at
-				best.improve(c)
-			}
-		}
+	best, until := p.awaited(d, at)
+	if best.slot >= 0 && p.Now < until {
+		p.wake(until)
+	} else if fresh := p.cheapest(d, at); fresh.slot >= 0 {
+		best = fresh
 	}
 	if best.slot < 0 {
 		return ""
@@ -49,6 +42,45 @@ func (p *planner) preempt(w *fsm.Workload) NodeID {
 	room := amounts(d)
 	p.c.promise(p.State, "", &room, best.slot)
 	return node
+}
+
+// awaited is the best of the nodes on which enough is on its way out already, and until when that is waited for.
+func (p *planner) awaited(d *fsm.Demand, at uint64) (best plan, until int64) {
+	best.slot = -1
+	var newest int64 // of what is on its way out there
+	made := 0        // nodes on which room was made for a priority before
+	for _, node := range p.c.leaving.Sorted() {
+		s, ok := p.c.nodes.slotOf[node]
+		if !ok || p.State.Alloc(node).Residuals == 0 {
+			continue
+		}
+		if c, ok := p.clear(d, s, false); ok {
+			c.dist = p.c.nodes.ring[s] - at
+			best.improve(c)
+			preempted := 0
+			p.State.Residuals(node, func(r *fsm.Residual) bool {
+				newest = max(newest, r.Since)
+				if r.Reason == fsm.CodePreempted {
+					preempted = 1
+				}
+				return true
+			})
+			made += preempted
+		}
+	}
+	return best, newest + roomPatience<<min(max(made-1, 0), 10)
+}
+
+// cheapest is the node whose eviction hurts least.
+func (p *planner) cheapest(d *fsm.Demand, at uint64) (best plan) {
+	best.slot = -1
+	for i := range p.c.nodes.recs {
+		if c, ok := p.clear(d, int32(i), true); ok {
+			c.dist = p.c.nodes.ring[i] - at
+			best.improve(c)
+		}
+	}
+	return best
 }
 
 // plan is one way to make room.
@@ -78,8 +110,8 @@ func (b *plan) worst() int64 {
 	return worst
 }
 
-// clear looks for the least to evict from a node so that a demand fits once that,
-// and what is on its way out already, is gone.
+// clear looks for the least to evict from a node, if something may be, so that a demand fits once that
+// and what is on its way out is gone. Where something is evicted, nothing is hoped of what is on its way for too long.
 func (p *planner) clear(d *fsm.Demand, s int32, evict bool) (plan, bool) {
 	x := p.c.nodes
 	n := x.recs[s]
@@ -103,7 +135,12 @@ func (p *planner) clear(d *fsm.Demand, s int32, evict bool) (plan, bool) {
 	enough := func() bool {
 		return (d.CPU == 0 || cpu >= 0) && (d.Memory == 0 || mem >= 0) && (d.Disk == 0 || disk >= 0)
 	}
-	p.State.Residuals(n.ID, func(r *fsm.Residual) bool { free(&r.Demand, +1); return true })
+	p.State.Residuals(n.ID, func(r *fsm.Residual) bool {
+		if !evict || r.Since >= p.Now-roomPatience {
+			free(&r.Demand, +1)
+		}
+		return true
+	})
 
 	var holders []string // of the ports, all on this node
 	for _, port := range d.Ports {

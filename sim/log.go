@@ -369,7 +369,11 @@ func (r *replica) establish(term uint64) {
 		}
 	}
 	w.propose(r, term, first, func(_ []fsm.Result, err error) {
-		if err == nil && r.term == term && r.stint == nil {
+		switch {
+		case r.term != term || r.stint != nil || w.log.leader != r.idx:
+		case err != nil: // the answer was lost, in a pause for one; it leads all the same
+			w.after(100*ms, &r.proc, func() { r.establish(term) })
+		default:
 			r.lead(term)
 		}
 	})

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"net/url"
-	"slices"
 	"strconv"
 	"strings"
 	"unicode/utf8"
@@ -58,17 +57,32 @@ func composeServices(text string) (*node, error) {
 	return nil, fmt.Errorf("must be a Compose file: it has no services")
 }
 
-// composePorts are the host ports that an inline Compose file publishes, and the
-// names of its ports, as far as they stand in the text: a variable or a range
-// without a fixed port is left to the engine to judge.
-func composePorts(text string) []*controlv1.Port {
-	services, err := composeServices(text)
+// enabledServices are those of an inline Compose file that its profiles enable.
+func enabledServices(c *controlv1.ComposeSpec) []*node {
+	services, err := composeServices(c.GetInlineYaml())
 	if err != nil {
 		return nil
 	}
+	enabled := map[string]bool{}
+	for p := range strings.SplitSeq(c.GetEnv()["COMPOSE_PROFILES"], ",") {
+		enabled[strings.TrimSpace(p)] = true
+	}
+	var out []*node
+	for _, e := range services.own() {
+		if composeEnabled(e.value.at("profiles"), enabled) {
+			out = append(out, e.value)
+		}
+	}
+	return out
+}
+
+// composePorts are the host ports that an inline Compose file publishes with the
+// profiles that it enables, and the names of its ports, as far as they stand in the
+// text: a variable or a range without a fixed port is left to the engine to judge.
+func composePorts(c *controlv1.ComposeSpec) []*controlv1.Port {
 	var out []*controlv1.Port
-	for _, service := range services.own() {
-		for _, e := range service.value.own() {
+	for _, service := range enabledServices(c) {
+		for _, e := range service.own() {
 			if e.key != "ports" {
 				continue
 			}
@@ -136,16 +150,7 @@ func composePort(n *node) []*controlv1.Port {
 // millicores and MiB, for every copy of those that the profiles enable. As with ports, only what
 // stands in the text counts.
 func composeLimits(c *controlv1.ComposeSpec) (cpu, memory int64) {
-	services, err := composeServices(c.GetInlineYaml())
-	if err != nil {
-		return 0, 0
-	}
-	enabled := strings.Split(c.GetEnv()["COMPOSE_PROFILES"], ",")
-	for _, e := range services.own() {
-		service := e.value
-		if !composeEnabled(service.at("profiles"), enabled) {
-			continue
-		}
+	for _, service := range enabledServices(c) {
 		copies := int64(1)
 		for _, n := range []*node{service.at("deploy", "replicas"), service.at("scale")} {
 			if n != nil {
@@ -178,12 +183,12 @@ func composeLimits(c *controlv1.ComposeSpec) (cpu, memory int64) {
 // maxComposeLimit keeps a sum of absurd limits from running over.
 const maxComposeLimit = 1 << 40
 
-func composeEnabled(profiles *node, enabled []string) bool {
+func composeEnabled(profiles *node, enabled map[string]bool) bool {
 	if profiles == nil || len(profiles.items) == 0 {
 		return true
 	}
 	for _, p := range profiles.items {
-		if p.text == "*" || slices.ContainsFunc(enabled, func(e string) bool { e = strings.TrimSpace(e); return e == p.text || e == "*" }) {
+		if p.text == "*" || enabled["*"] || enabled[p.text] {
 			return true
 		}
 	}

@@ -8,6 +8,7 @@ import (
 	commandv1 "github.com/persys/compute/api/command/v1"
 	controlv1 "github.com/persys/compute/api/control/v1"
 	"github.com/persys/compute/fsm"
+	"github.com/persys/compute/fsm/bounds"
 )
 
 // DemandOf is all that the planner gets to know of a plain, normalised
@@ -38,7 +39,7 @@ func DemandOf(s *controlv1.WorkloadSpec) *commandv1.Demand {
 	case TypeCompose:
 		volumes = fromControlVolumes(s.GetCompose().GetManagedVolumes())
 		if c := s.GetCompose(); !isGit(c) {
-			ports = composePorts(c.GetInlineYaml())
+			ports = composePorts(c)
 			cpu, memory := composeLimits(c)
 			if d.CpuMillicores == 0 {
 				d.CpuMillicores = cpu
@@ -69,7 +70,7 @@ func DemandOf(s *controlv1.WorkloadSpec) *commandv1.Demand {
 	slices.Sort(d.StorageDrivers)
 	d.StorageDrivers = slices.Compact(d.StorageDrivers)
 	for _, p := range ports {
-		if fsm.ValidServiceName(p.GetName()) && p.GetContainerPort() > 0 {
+		if bounds.ValidServiceName(p.GetName()) && p.GetContainerPort() > 0 {
 			d.PortNames = append(d.PortNames, &commandv1.PortName{
 				Name: p.GetName(), ContainerPort: uint32(p.GetContainerPort()), Protocol: protocolOf(p.GetProtocol()), HostPort: uint32(p.GetHostPort()),
 			})

@@ -59,7 +59,8 @@
 //
 // Sizes are powers of 1024 in every spelling (Mi, MiB, MB, M), because the
 // API's own fields count MiB and GiB; they are rounded up. A size without a
-// unit is an error. Aliases, anchors and `<<` work.
+// unit is an error. Aliases, anchors and `<<` work; what an alias
+// stands for counts each time among the 200,000 values that a document may have.
 //
 // Parse reports every fault of every document with its line and column; over
 // the wire, Validate reports the same rules by the fields' wire names.

@@ -24,12 +24,12 @@ func FuzzCompose(f *testing.F) {
 		}
 		plain := plainCompose(text)
 		_, _ = composeServices(plain)
-		for _, p := range composePorts(plain) {
+		c := &controlv1.ComposeSpec{InlineYaml: plain, Env: map[string]string{"COMPOSE_PROFILES": "b"}}
+		for _, p := range composePorts(c) {
 			if p.GetHostPort() < 0 || p.GetHostPort() > 65535 || p.GetContainerPort() < 0 || p.GetContainerPort() > 65535 {
 				t.Fatalf("port %v", p)
 			}
 		}
-		c := &controlv1.ComposeSpec{InlineYaml: plain, Env: map[string]string{"COMPOSE_PROFILES": "b"}}
 		if cpu, memory := composeLimits(c); cpu < 0 || memory < 0 {
 			t.Fatalf("limits %d, %d", cpu, memory)
 		}

@@ -46,6 +46,9 @@ func Parse(file string, data []byte, options Options) ([]*controlv1.ApplyWorkloa
 	var out []*controlv1.ApplyWorkloadRequest
 	ids := map[string]int{}
 	for _, c := range documents(strings.TrimPrefix(string(data), "\ufeff")) {
+		if len(all) >= maxErrors {
+			break
+		}
 		if c.blank() {
 			continue
 		}
@@ -335,8 +338,8 @@ func (d *decoder) pairs(n *node, here where, secret bool) map[string]string {
 	case sequence:
 		for i, item := range n.items {
 			sub := here.index(i)
-			if item.kind == mapping && len(item.entries) == 1 && item.entries[0].value.kind == scalar {
-				put(item, item.entries[0].key, item.entries[0].value.text)
+			if own := item.own(); len(own) == 1 && own[0].value.kind == scalar {
+				put(item, own[0].key, own[0].value.text)
 				continue
 			}
 			key, value, ok := strings.Cut(item.text, "=")

@@ -170,6 +170,10 @@ func TestOtherForms(t *testing.T) {
 		if env := got[1].Spec.GetContainer().Env; len(env) != 2 || env["A"] != "own" || env["C"] != "three" {
 			t.Errorf("%v", env)
 		}
+		env := parseOne(t, "id: a\ncontainer:\n  image: x\n  env:\n    <<: {A: base, <<: {A: below, B: two}}\n    C: own\n").Spec.GetContainer().Env
+		if len(env) != 3 || env["A"] != "base" || env["B"] != "two" || env["C"] != "own" {
+			t.Errorf("merges in a merge: %v", env)
+		}
 	})
 	t.Run("files", func(t *testing.T) {
 		read := func(p string) ([]byte, error) {
@@ -248,6 +252,9 @@ func TestParseErrors(t *testing.T) {
 		{"vm without memory", "id: w\nvm: {cpus: 1}\n", `vm.memory_mb: must be 1 to`},
 		{"vm device twice", "id: w\nvm: {cpus: 1, memory: 1Gi, disks: [{device: vda}, {device: vda}]}\n", `t.yaml:2:60: vm.disks[1].device: is already the device of disks[0], got "vda"`},
 		{"unknown alias", "id: *x\n", `no anchor &x`},
+		{"aliases of aliases", "id: a\nx0: &x0 [" + strings.Repeat("a,", 100) + "]\nx1: &x1 [" + strings.Repeat("*x0,", 100) + "]\nx2: [" + strings.Repeat("*x1,", 20) + "]\n", `more than 200000 values, with what aliases stand for`},
+		{"merges", "id: a\nx: &x {" + strings.Repeat("a: b, ", 100) + "}\ny: {<<: [" + strings.Repeat("*x,", 1000) + "]}\n", `more than 200000 values, with what aliases stand for`},
+		{"services that share", "id: a\ncompose:\n  inline: |\n    x: &x [" + strings.Repeat("a,", 4000) + "]\n    services:\n" + strings.Repeat("      s: {image: x, profiles: *x}\n", 400), `more than 200000 values, with what aliases stand for`},
 		{"id twice in a file", "id: w\ndesired: stop\n---\nid: w\ndesired: stop\n", `t.yaml:4:5: id: is used twice in this file, first on line 1, got "w"`},
 		{"deep", strings.Repeat("[", 100000), `nested deeper than`},
 		{"deep lists", strings.Repeat("- ", 100000), `nested deeper than`},

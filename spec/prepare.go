@@ -55,7 +55,7 @@ func Prepare(req *controlv1.ApplyWorkloadRequest, key Sealer) (Prepared, error) 
 	if desired == fsm.DesiredDeleted {
 		if n := int(req.GetSpec().GetCount()); n > 0 {
 			// A group of which nothing is left.
-			return Prepared{Command: putCommand(&commandv1.PutWorkloads{GroupOf: id}), IDs: members(id, n)}, nil
+			return Prepared{Command: putCommand(&commandv1.PutWorkloads{GroupOf: id, Namespace: strings.TrimSpace(req.GetSpec().GetNamespace())}), IDs: members(id, n)}, nil
 		}
 		return Prepared{
 			Command: &commandv1.Command{Body: &commandv1.Command_DeleteWorkload{DeleteWorkload: &commandv1.DeleteWorkload{Id: id}}},

@@ -23,6 +23,8 @@ func TestLargeFilesAreReadInTime(t *testing.T) {
 		"one long line": "id: " + strings.Repeat("a", MaxFile/4),
 		"open quote":    "id: \"" + strings.Repeat("a\n", MaxFile/8),
 		"anchors":       "id: a\ncontainer: &a {image: x}\n" + strings.Repeat("x: &b [*a, *a]\n", 20000),
+		"merges":        "id: a\nx: &a {" + strings.Repeat("k: 1, ", 20) + "}\ny: {<<: [" + strings.Repeat("*a,", 12000) + "]}\n",
+		"aliases":       strings.Repeat("---\nid: a\nx: &x ["+strings.Repeat("a,", 430)+"]\ny: ["+strings.Repeat("*x,", 430)+"]\n", 1500),
 		"flow":          "id: a\nmetadata: {" + strings.Repeat("a: b, ", 80000) + "}\n",
 	}
 	for name, text := range cases {

@@ -26,8 +26,8 @@ func (k kind) String() string {
 }
 
 // node is a value of a document with its place. Aliases are resolved and share
-// their node; the decoder only descends as deep as the schema, so sharing
-// cannot blow up.
+// their node. Whoever walks a document meets a shared node at each of its places,
+// so all of it counts there each time (maxEntries).
 type node struct {
 	kind      kind
 	line, col int
@@ -46,7 +46,8 @@ type entry struct {
 
 // Bounds on what the YAML library is given: it recurses, and a goroutine's
 // stack must not be the limit; and its time grows with the square of the
-// tokens of a document (50,000 take a fifth of a second).
+// tokens of a document (50,000 take a fifth of a second). The values count with
+// what aliases stand for.
 const (
 	maxDepth   = 200
 	maxTokens  = 50_000
@@ -159,7 +160,7 @@ func (c chunk) tree() (root *node, err error) {
 	if err != nil {
 		return nil, c.syntax(err)
 	}
-	b := &builder{line: c.line, anchors: map[string]*node{}}
+	b := &builder{line: c.line, anchors: map[string]anchor{}}
 	for _, d := range file.Docs {
 		if d == nil || d.Body == nil {
 			continue
@@ -198,8 +199,22 @@ func (c chunk) syntax(err error) FieldError {
 
 type builder struct {
 	line    int
-	anchors map[string]*node
+	anchors map[string]anchor
 	entries int
+}
+
+// anchor is a value that aliases stand for, and how many entries it is.
+type anchor struct {
+	value   *node
+	entries int
+}
+
+// count adds entries, until there are too many.
+func (b *builder) count(entries int, t *token.Token) error {
+	if b.entries += entries; b.entries > maxEntries {
+		return b.fail(t, fmt.Sprintf("more than %d values, with what aliases stand for", maxEntries))
+	}
+	return nil
 }
 
 func (b *builder) fail(t *token.Token, rule string) error {
@@ -224,8 +239,9 @@ func (b *builder) node(n ast.Node, depth int) (*node, error) {
 	if depth > maxDepth {
 		return nil, b.fail(n.GetToken(), fmt.Sprintf("nested deeper than %d", maxDepth))
 	}
-	if b.entries++; b.entries > maxEntries {
-		return nil, b.fail(n.GetToken(), fmt.Sprintf("more than %d values", maxEntries))
+	before := b.entries
+	if err := b.count(1, n.GetToken()); err != nil {
+		return nil, err
 	}
 	out := &node{}
 	out.line, out.col = b.place(n.GetToken())
@@ -251,7 +267,7 @@ func (b *builder) node(n ast.Node, depth int) (*node, error) {
 			return nil, err
 		}
 		if n.Name != nil {
-			b.anchors[n.Name.GetToken().Value] = value
+			b.anchors[n.Name.GetToken().Value] = anchor{value, b.entries - before}
 		}
 		return value, nil
 	case *ast.AliasNode:
@@ -259,11 +275,11 @@ func (b *builder) node(n ast.Node, depth int) (*node, error) {
 		if n.Value != nil {
 			name = n.Value.GetToken().Value
 		}
-		value, ok := b.anchors[name]
+		of, ok := b.anchors[name]
 		if !ok {
 			return nil, b.fail(n.GetToken(), fmt.Sprintf("no anchor &%s before this alias", name))
 		}
-		return value, nil
+		return of.value, b.count(of.entries, n.GetToken())
 	case *ast.SequenceNode:
 		out.kind = sequence
 		for _, v := range n.Values {
@@ -318,22 +334,13 @@ func (b *builder) entry(into *node, v *ast.MappingValueNode, depth int) error {
 }
 
 // merge is YAML's `<<`: what the mapping says itself wins, whichever comes
-// first in the text.
+// first in the text, and is what own returns.
 func (b *builder) merge(into, from *node, t *token.Token) error {
 	switch from.kind {
 	case mapping:
-		have := make(map[string]bool, len(into.entries))
-		for _, e := range into.entries {
-			have[e.key] = true
-		}
-		for _, e := range from.entries {
-			if b.entries++; b.entries > maxEntries {
-				return b.fail(t, fmt.Sprintf("more than %d values", maxEntries))
-			}
-			if !have[e.key] {
-				e.line, e.col = b.place(t)
-				into.entries = append(into.entries, entry{key: mergedKey + e.key, line: e.line, col: e.col, value: e.value})
-			}
+		line, col := b.place(t)
+		for _, e := range from.own() {
+			into.entries = append(into.entries, entry{key: mergedKey + e.key, line: line, col: col, value: e.value})
 		}
 		return nil
 	case sequence:

@@ -12,7 +12,7 @@ import (
 	"unicode/utf8"
 
 	controlv1 "github.com/persys/compute/api/control/v1"
-	"github.com/persys/compute/fsm"
+	"github.com/persys/compute/fsm/bounds"
 	"github.com/persys/compute/pki"
 )
 
@@ -55,22 +55,6 @@ const (
 	labelRule = "must be a letter or digit, then up to 127 letters, digits, '_', '.', '/' or '-'"
 )
 
-// ValidID reports whether s can name a workload, node or group (RULES, "Ids").
-func ValidID(s string) bool {
-	if len(s) == 0 || len(s) > 128 {
-		return false
-	}
-	for i := 0; i < len(s); i++ {
-		switch c := s[i]; {
-		case c >= 'a' && c <= 'z', c >= 'A' && c <= 'Z', c >= '0' && c <= '9':
-		case i > 0 && (c == '_' || c == '.' || c == '-'):
-		default:
-			return false
-		}
-	}
-	return true
-}
-
 var (
 	restartPolicies = []string{"no", "always", "on-failure", "unless-stopped"}
 	protocols       = []string{"tcp", "udp"}
@@ -95,7 +79,7 @@ func validate(req *controlv1.ApplyWorkloadRequest) (e Errors, image string) {
 	switch {
 	case id == "":
 		e.add("workload_id", "must not be empty", "")
-	case !ValidID(id):
+	case !bounds.ValidID(id):
 		e.add("workload_id", idRule, id)
 	}
 	if n := len(req.GetRevisionId()); n > maxRevision {
@@ -187,7 +171,7 @@ func (e *Errors) resources(r *controlv1.ResourceRequirements) {
 	e.between("spec.resources.cpu_millicores", r.GetCpuMillicores(), 0, MaxCPU, " millicores")
 	e.between("spec.resources.memory_mb", r.GetMemoryMb(), 0, MaxMemory, " MiB")
 	e.between("spec.resources.disk_gb", r.GetDiskGb(), 0, MaxDisk, " GB")
-	if p := r.GetStoragePool(); p != "" && !ValidID(p) {
+	if p := r.GetStoragePool(); p != "" && !bounds.ValidID(p) {
 		e.add("spec.resources.storage_pool", idRule, p)
 	}
 }
@@ -333,8 +317,8 @@ func (e *Errors) ports(at string, ports []*controlv1.Port) {
 		if protocol != "tcp" && protocol != "udp" {
 			e.word(w("protocol"), p.GetProtocol(), protocols)
 		}
-		if n := p.GetName(); n != "" && !fsm.ValidServiceName(n) {
-			e.add(w("name"), "must be a service name: "+fsm.ServiceNameRule, n)
+		if n := p.GetName(); n != "" && !bounds.ValidServiceName(n) {
+			e.add(w("name"), "must be a service name: "+bounds.ServiceNameRule, n)
 		}
 		if h := p.GetHostPort(); h > 0 {
 			if first, taken := host[key{h, protocol}]; taken {
@@ -369,7 +353,7 @@ func (e *Errors) compose(c *controlv1.ComposeSpec) {
 		if ref := c.GetGitRef(); len(ref) > 256 || strings.HasPrefix(ref, "-") || strings.ContainsAny(ref, " \t\r\n") || !printable(ref) {
 			e.add(at+".git_ref", "must be a branch, tag or commit", ref)
 		}
-		if name := c.GetGitCredentials(); name != "" && !ValidID(name) {
+		if name := c.GetGitCredentials(); name != "" && !bounds.ValidID(name) {
 			e.add(at+".git_credentials", "must name an entry of the agents' credentials file: "+idRule, "")
 		}
 		return
@@ -436,18 +420,18 @@ func (e *Errors) gitRepo(at, repo string) {
 // placement checks what only the planner looks at.
 func (e *Errors) placement(id string, s *controlv1.WorkloadSpec) {
 	e.between("spec.count", int64(s.Count), 0, MaxCount, "")
-	if s.Count > 0 && s.Count <= MaxCount && id != "" && ValidID(id) {
-		if last := memberID(id, int(s.Count)-1); !ValidID(last) {
+	if s.Count > 0 && s.Count <= MaxCount && id != "" && bounds.ValidID(id) {
+		if last := memberID(id, int(s.Count)-1); !bounds.ValidID(last) {
 			e.add("workload_id", "is too long to make <id>-<n> from it: at most 128 characters together", last)
 		}
 		if s.Group != "" && s.Group != id {
 			e.addf("spec.group", s.Group, "must be empty or %q: the members that count makes form the group of that name", id)
 		}
 	}
-	if s.Group != "" && !ValidID(s.Group) {
+	if s.Group != "" && !bounds.ValidID(s.Group) {
 		e.add("spec.group", idRule, s.Group)
 	}
-	if ns := strings.TrimSpace(s.Namespace); ns != "" && !ValidID(ns) {
+	if ns := strings.TrimSpace(s.Namespace); ns != "" && !bounds.ValidID(ns) {
 		e.add("spec.namespace", idRule, ns)
 	}
 	e.between("spec.priority", int64(s.Priority), -MaxPriority, MaxPriority, "")

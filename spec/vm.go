@@ -16,6 +16,7 @@ import (
 
 	agentv1 "github.com/persys/compute/api/agent/v1"
 	controlv1 "github.com/persys/compute/api/control/v1"
+	"github.com/persys/compute/fsm/bounds"
 )
 
 // MetadataVMSpec is the reserved metadata key that carries a whole VM in the
@@ -235,7 +236,7 @@ func (e *Errors) vm(v *agentv1.VMSpec, n vmNames) {
 		devices[d.GetDevice()] = i
 		e.word(at+".format", d.GetFormat(), []string{"qcow2", "raw", "iso"})
 		e.word(at+".type", d.GetType(), []string{"disk", "cdrom"})
-		if p := d.GetPool(); p != "" && !ValidID(p) {
+		if p := d.GetPool(); p != "" && !bounds.ValidID(p) {
 			e.add(at+n.pool, idRule, p)
 		}
 		if p := d.GetPath(); p != "" && !(path.IsAbs(p) || strings.HasPrefix(p, "rbd:") || strings.HasPrefix(p, "nfs://") || strings.Contains(p, ":/")) {
@@ -250,7 +251,7 @@ func (e *Errors) vm(v *agentv1.VMSpec, n vmNames) {
 	}
 	for i, nic := range v.Networks {
 		at := fmt.Sprintf("%s.networks[%d]", n.base, i)
-		if !ValidID(nic.GetNetwork()) {
+		if !bounds.ValidID(nic.GetNetwork()) {
 			e.add(at+n.network, idRule, nic.GetNetwork())
 		}
 		if mac := nic.GetMacAddress(); mac != "" {

@@ -8,6 +8,7 @@ import (
 
 	agentv1 "github.com/persys/compute/api/agent/v1"
 	controlv1 "github.com/persys/compute/api/control/v1"
+	"github.com/persys/compute/fsm/bounds"
 )
 
 func fromControlVolumes(in []*controlv1.ManagedVolumeSpec) []*agentv1.ManagedVolumeSpec {
@@ -73,7 +74,7 @@ func (e *Errors) managed(at string, volumes []*agentv1.ManagedVolumeSpec, mounts
 	for i, v := range volumes {
 		w := fmt.Sprintf("%s[%d]", at, i)
 		name := strings.TrimSpace(v.GetName())
-		if !ValidID(name) {
+		if !bounds.ValidID(name) {
 			e.add(w+".name", idRule, v.GetName())
 		} else if first, twice := names[name]; twice {
 			e.addf(w+".name", name, "is already the name of managed_volumes[%d]", first)

@@ -116,6 +116,14 @@ func (m *Member) State(s Seen) string {
 	return "Updated"
 }
 
+// Alone reports whether somebody has changed, made or deleted by itself what the update
+// would go back with.
+func (r *Rollout) Alone(look Look, id string) bool {
+	s := look(id)
+	i := slices.IndexFunc(r.Members, func(m Member) bool { return m.ID == id })
+	return i < 0 && s.There || i >= 0 && r.Members[i].State(s) == "Left"
+}
+
 // Turn says where a member stands, for people; "" if nothing is left to say.
 func (r *Rollout) Turn(look Look, id string) string {
 	i := slices.IndexFunc(r.Members, func(m Member) bool { return m.ID == id })

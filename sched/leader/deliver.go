@@ -360,7 +360,7 @@ func Report(o sched.Order, ack sched.Ack, at int64) *commandv1.WorkloadReport {
 
 // file turns an answer into a report for the log.
 func (d *dispatcher) file(o sched.Order, ack sched.Ack) {
-	if r := Report(o, ack, d.s.now()); r != nil {
+	if r := Report(o, ack, d.s.planned()); r != nil {
 		d.s.reports.add(d.s.cfg.FlushItems, r)
 	}
 }

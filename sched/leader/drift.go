@@ -178,7 +178,7 @@ func (r *rounds) look(ctx context.Context, node string, first []sched.Difference
 // settle notes what was found, and reports what follows from it.
 func (r *rounds) settle(ctx context.Context, view fsm.View, n *fsm.Node, listed []sched.Reported, found []sched.Difference) {
 	s := r.s
-	if c := sched.Drifts(view, n.ID, found, s.now()); c != nil {
+	if c := sched.Drifts(view, n.ID, found, s.planned()); c != nil {
 		ok := s.propose(ctx, []fsm.Command{{Head: s.head(), Body: &commandv1.Command_SetDrifts{SetDrifts: c}}})
 		if !ok {
 			return // the next round finds it again
@@ -186,7 +186,7 @@ func (r *rounds) settle(ctx context.Context, view fsm.View, n *fsm.Node, listed 
 	}
 	for _, rep := range Remedies(view, n, listed, found) {
 		if rep.GetState() == string(fsm.ActualMissing) {
-			rep.ObservedAt = s.now()
+			rep.ObservedAt = s.planned()
 		}
 		s.reports.add(s.cfg.FlushItems, rep)
 	}

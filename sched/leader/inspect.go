@@ -273,7 +273,7 @@ func (i *inspections) ask(ctx context.Context, w *fsm.Workload) {
 	}
 	if !there {
 		rep := lost(node, now)
-		rep.ObservedAt = i.s.now()
+		rep.ObservedAt = i.s.planned()
 		i.s.reports.add(i.s.cfg.FlushItems, rep)
 		return
 	}

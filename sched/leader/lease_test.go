@@ -228,7 +228,7 @@ func TestLease(t *testing.T) {
 			w.pass(time.Second)
 			is(t, "a is up after it", w.node("a").Up, false)
 		}},
-		{"a clock that is set back prolongs no wait for a guard", []string{"b"}, func(t *testing.T, w *world) {
+		{"a clock that is set back prolongs a wait for a guard by a third at most", []string{"b"}, func(t *testing.T, w *world) {
 			w.raise()
 			guarded := func(n *commandv1.RegisterNode) {
 				n.SelfFencing, n.FenceBoundSeconds, n.Types = true, 15, []string{"vm"}
@@ -243,7 +243,7 @@ func TestLease(t *testing.T) {
 			w.ahead.Add(-int64(time.Hour))
 			w.alive(10*time.Second, "b")
 			is(t, "x is still on", w.workload("x").Node, "a")
-			w.alive(6*time.Second, "b")
+			w.alive(11*time.Second, "b")
 			is(t, "x is no longer on", w.workload("x").Node, "")
 		}},
 		{"a removed node is forgotten, one that is added again is new", []string{"a"}, func(t *testing.T, w *world) {
@@ -259,6 +259,97 @@ func TestLease(t *testing.T) {
 		t.Run(c.fact, func(t *testing.T) {
 			inWorld(t, c.nodes, func(w *world) { c.fn(t, w) })
 		})
+	}
+}
+
+// TestAClockThatWasAhead: what a clock that is wrong for a moment leaves in the state holds nothing up, and
+// ends no lease and no wait for a guard before its time.
+func TestAClockThatWasAhead(t *testing.T) {
+	const wrong = int64(2 * time.Hour)
+	for _, c := range []struct {
+		whose string
+		write func(w *world)
+	}{
+		{"the leader's", func(w *world) {
+			w.ahead.Store(wrong)
+			w.put("other")
+			w.pass(time.Second)
+			w.ahead.Store(0)
+		}},
+		{"another replica's", func(w *world) {
+			w.do(&commandv1.Command{Head: &commandv1.Head{At: time.Now().UnixNano() + wrong}, Body: &commandv1.Command_Barrier{Barrier: &commandv1.Barrier{}}})
+			w.put("other")
+		}},
+	} {
+		t.Run(c.whose, func(t *testing.T) {
+			inWorld(t, []string{"a", "b"}, func(w *world) {
+				w.raise()
+				w.register("c", func(n *commandv1.RegisterNode) {
+					n.SelfFencing, n.FenceBoundSeconds, n.Types = true, 15, []string{"vm"}
+				})
+				w.put("x", func(p *commandv1.WorkloadPut) {
+					p.Demand.Type, p.Demand.Exclusive, p.Demand.OnLostLease = "vm", true, fsm.OnLostLeaseStop
+				})
+				w.put("web")
+				w.pass(time.Second)
+				node := w.workload("web").Node
+				w.beat(sched.Heartbeat{Node: node, Full: true, Reports: []sched.Reported{w.running("web")}})
+				w.alive(11*time.Second, "a", "b")
+				is(t, "c, which is silent, is up", w.node("c").Up, false)
+				is(t, "x waits for the guard on", w.workload("x").Node, "c")
+				c.write(w)
+				w.alive(time.Second, "a", "b")
+				is(t, "x still waits for the guard on", w.workload("x").Node, "c")
+				is(t, "the others are up", w.node("a").Up && w.node("b").Up, true)
+				w.beat(sched.Heartbeat{Node: node, Full: true})
+				w.pass(time.Second)
+				is(t, "what is known of web", w.workload("web").Actual.State, fsm.ActualMissing)
+				before := w.workload("web").Generation
+				w.alive(2*time.Minute, "a", "b")
+				is(t, "web is ordered again", before.Less(w.workload("web").Generation), true)
+				is(t, "x is no longer on", w.workload("x").Node, "")
+				w.alive(5*time.Second, "a")
+				is(t, "b, silent for less than its lease, is up", w.node("b").Up, true)
+				w.alive(6*time.Second, "a")
+				is(t, "b, silent for longer, is up", w.node("b").Up, false)
+			})
+		})
+	}
+}
+
+// TestALeadKeepsThePlan: clocks that differ a little are the rule, and are no reason to look at everything anew.
+func TestALeadKeepsThePlan(t *testing.T) {
+	now := time.Unix(1000, 0)
+	s := &stint{Loop: &Loop{cfg: Config{Now: func() time.Time { return now }}.withDefaults()}}
+	for range 3 {
+		now = now.Add(time.Second)
+		clock := now.Add(50 * time.Millisecond).UnixNano()
+		is(t, "the planner's time", now.UnixNano()+s.keepAhead(clock, now.UnixNano()), clock)
+		is(t, "deadlines are shifted", s.takeShift(), false)
+	}
+}
+
+// TestLead: the planner's clock goes on at three quarters of its pace until the wall clock is there, and
+// not beyond it when a wall clock that was wrong is set right.
+func TestLead(t *testing.T) {
+	is(t, "without one", lead{}.after(time.Hour, 0), 0)
+	start := time.Unix(100_000, 0)
+	l := lead{start.Add(time.Hour).UnixNano(), start}
+	for _, c := range []struct {
+		fact       string
+		ran, wall  time.Duration // since the start
+		lead, took time.Duration
+	}{
+		{"at once", 0, 0, time.Hour, time.Hour},
+		{"later", time.Minute, time.Minute, time.Hour - 15*time.Second, time.Hour + 45*time.Second},
+		{"in the end", 4 * time.Hour, 4 * time.Hour, 0, 4 * time.Hour},
+		{"the clock is set right", time.Minute, time.Minute + time.Hour, 0, time.Hour + time.Minute},
+		{"it is set right but for a while", time.Minute, 50 * time.Minute, 10*time.Minute + 45*time.Second, time.Hour + 45*time.Second},
+		{"it is set back again", time.Minute, time.Minute - time.Hour, 2*time.Hour - 15*time.Second, time.Hour + 45*time.Second},
+	} {
+		by := l.after(c.ran, start.Add(c.wall).UnixNano())
+		is(t, "the lead, "+c.fact, by, c.lead)
+		is(t, "the planner's time, "+c.fact, c.wall+by, c.took)
 	}
 }
 

@@ -102,9 +102,11 @@ type stint struct {
 	rounds  *rounds
 	wake    chan struct{} // capacity 1
 
-	pulseMu sync.Mutex // held from noticing a pause until every deadline is moved
-	pulse   pulse
-	shifted bool // deadlines were moved, and the planner's cache holds some as they were
+	pulseMu   sync.Mutex // held from noticing a pause until every deadline is moved
+	pulse     pulse
+	lead      lead
+	saidAhead bool // that the lead is long
+	shifted   bool // deadlines were moved, and the planner's cache holds some as they were
 
 	mu    sync.Mutex
 	news  news         // what the feed brought since the last step
@@ -160,7 +162,16 @@ func (l *Loop) Run(ctx context.Context, epoch fsm.Epoch) error {
 	return nil
 }
 
+// now is the wall clock, which leases go by.
 func (s *stint) now() int64 { return s.cfg.Now().UnixNano() }
+
+// planned is the time that the planner goes by, and everything that it writes but last heartbeats.
+func (s *stint) planned() int64 {
+	s.pulseMu.Lock()
+	defer s.pulseMu.Unlock()
+	now := s.cfg.Now()
+	return now.Add(s.lead.at(now)).UnixNano()
+}
 
 func (s *stint) signal() { nudge(s.wake) }
 
@@ -174,6 +185,7 @@ func (s *stint) loop(ctx context.Context) {
 	defer timer.Stop()
 	for ctx.Err() == nil {
 		n, now := s.observe()
+		ahead := s.keepAhead(n.view.Info().Clock, now)
 		s.inspect.observe(n)
 		if n.fresh || cache == nil || s.takeShift() {
 			cache, n.changes = sched.NewCache(), nil
@@ -182,8 +194,8 @@ func (s *stint) loop(ctx context.Context) {
 		step := sched.Next(sched.World{
 			State:   n.view,
 			Changes: n.changes,
-			Live:    liveness{s.table, s.orders},
-			Now:     now,
+			Live:    liveness{s.table, s.orders, ahead},
+			Now:     now + ahead,
 			Epoch:   s.epoch,
 			Tuning:  s.cfg.Tuning,
 		}, cache)
@@ -201,7 +213,7 @@ func (s *stint) loop(ctx context.Context) {
 		sleep(ctx, s.pace(took))
 		wait := time.Minute
 		if step.WakeAt > 0 {
-			wait = max(0, min(wait, time.Duration(step.WakeAt-s.now())))
+			wait = max(0, min(wait, time.Duration(step.WakeAt-s.planned())))
 		}
 		timer.Reset(wait)
 		select {
@@ -318,6 +330,28 @@ func (s *stint) allowForPause() int64 {
 	return now.UnixNano()
 }
 
+// farAhead is from when on it is said that a clock is wrong.
+const farAhead = 10 * time.Second
+
+// keepAhead lets the planner's clock not fall behind the state's, and returns its lead at a moment of
+// the wall clock, nanoseconds.
+func (s *stint) keepAhead(clock, now int64) int64 {
+	s.pulseMu.Lock()
+	defer s.pulseMu.Unlock()
+	at := s.cfg.Now()
+	was := s.lead.at(at)
+	by := max(was, time.Duration(clock-now))
+	if by > was {
+		s.lead = lead{at.UnixNano() + int64(by), at}
+	}
+	said := s.saidAhead
+	if s.saidAhead = by >= farAhead; s.saidAhead && !said {
+		s.cfg.Logger.Warn("what the state holds was written by a clock that was ahead of this replica's; times shown are ahead until this clock has caught up. Are the clocks of all replicas set?",
+			"by", by.Round(time.Millisecond), "epoch", s.epoch.String())
+	}
+	return int64(by)
+}
+
 // takeShift reports whether deadlines were moved since it was last asked.
 func (s *stint) takeShift() bool {
 	s.pulseMu.Lock()
@@ -419,16 +453,41 @@ const proposeTimeout = 10 * time.Second
 func (s *stint) head() *commandv1.Head {
 	return &commandv1.Head{
 		Epoch: &commandv1.Epoch{Incarnation: s.epoch.Incarnation, Term: s.epoch.Term},
-		At:    s.now(),
+		At:    s.planned(),
 		By:    "leader",
 	}
 }
 
-// liveness joins what the table and the dispatcher know for the planner.
+// liveness joins what the table and the dispatcher know for the planner, and turns the table's times
+// into the planner's.
 type liveness struct {
 	*table
 	orders *dispatcher
+	ahead  int64
 }
 
 // Outstanding implements sched.Liveness.
 func (l liveness) Outstanding(o sched.Order) bool { return l.orders.outstanding(o) }
+
+// Expired implements sched.Liveness.
+func (l liveness) Expired(now int64, fn func(sched.NodeID, int64) bool) {
+	l.table.Expired(now-l.ahead, fn)
+}
+
+// Returned implements sched.Liveness.
+func (l liveness) Returned(now int64, fn func(sched.NodeID, int64) bool) {
+	l.table.Returned(now-l.ahead, fn)
+}
+
+// NextExpiry implements sched.Liveness.
+func (l liveness) NextExpiry() int64 { return l.after(l.table.NextExpiry()) }
+
+// DownSince implements sched.Liveness.
+func (l liveness) DownSince(node string) int64 { return l.after(l.table.DownSince(node)) }
+
+func (l liveness) after(at int64) int64 {
+	if at == 0 {
+		return 0
+	}
+	return at + l.ahead
+}

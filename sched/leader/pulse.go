@@ -31,3 +31,25 @@ func (p *pulse) beat(now time.Time) (shift time.Duration) {
 	}
 	return shift
 }
+
+// lead is by how much the planner's clock goes before the wall clock. Time in the state never goes
+// back, and what a replica wrote whose clock was ahead would lie in the planner's future: whatever waits
+// from then on would wait until the wall clock gets there. So the planner's clock is never behind the
+// state's, and loses a quarter until the wall clock has caught up: meanwhile waits take up to a third
+// longer, and nothing stands still. Leases are on the wall clock.
+type lead struct {
+	clock int64     // the planner's at since, Unix nanoseconds
+	since time.Time // zero: it goes with the wall clock
+}
+
+// at is the lead at a moment.
+func (l lead) at(now time.Time) time.Duration { return l.after(now.Sub(l.since), now.UnixNano()) }
+
+// after is the lead when some time has passed, as the monotonic clock has it: the wall clock may have been
+// set meanwhile, back or forward, and the planner's does not follow where that would take it back.
+func (l lead) after(ran time.Duration, wall int64) time.Duration {
+	if l.since.IsZero() {
+		return 0
+	}
+	return max(0, time.Duration(l.clock-wall)+max(0, ran)*3/4)
+}

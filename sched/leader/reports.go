@@ -192,7 +192,7 @@ func (s *stint) missing(view fsm.View, node *fsm.Node, seen map[string]bool, lis
 			return true
 		}
 		if rep := Lost(node, w, listed); rep != nil {
-			rep.ObservedAt = s.now()
+			rep.ObservedAt = s.planned()
 			out = append(out, rep)
 		}
 		return true

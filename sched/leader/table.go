@@ -260,7 +260,7 @@ func (t *table) get(node string) (b beat, nodes int, ok bool) {
 	return *p, len(t.nodes), true
 }
 
-// Expired implements sched.Liveness. The nodes that it names cannot have their
+// Expired is sched.Liveness's, by the wall clock. The nodes that it names cannot have their
 // lease extended before pardon: otherwise one could be granted a lease and be
 // declared lost at the same time.
 func (t *table) Expired(now int64, fn func(sched.NodeID, int64) bool) {
@@ -302,7 +302,7 @@ func (t *table) pardon() {
 	t.doomed = t.doomed[:0]
 }
 
-// NextExpiry implements sched.Liveness.
+// NextExpiry is sched.Liveness's.
 func (t *table) NextExpiry() int64 {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -312,7 +312,7 @@ func (t *table) NextExpiry() int64 {
 	return t.expiry[0].expires
 }
 
-// Returned implements sched.Liveness.
+// Returned is sched.Liveness's.
 func (t *table) Returned(now int64, fn func(sched.NodeID, int64) bool) {
 	t.mu.Lock()
 	var hits []beat
@@ -329,7 +329,7 @@ func (t *table) Returned(now int64, fn func(sched.NodeID, int64) bool) {
 	}
 }
 
-// DownSince implements sched.Liveness.
+// DownSince is sched.Liveness's.
 func (t *table) DownSince(node string) int64 {
 	t.mu.Lock()
 	defer t.mu.Unlock()

@@ -59,8 +59,8 @@ func rules() []rule {
 		{"services.*.pull_refresh_after", Ignored, "with pull_policy always an update renews the image"},
 		{"services.*.restart", Translated, "no for exclusive workloads; the agent starts what ended"},
 		{"services.*.stop_grace_period", Translated, "for updates and deletes; a stop gives the agent's 30 s"},
-		{"services.*.volumes", Honoured, "named ones stay over updates and go with the workload"},
-		{"volumes", Honoured, "stay over updates and go with the workload, except external ones"},
+		{"services.*.volumes", Honoured, "named ones stay over updates, and on a node that the stack moves away from; a delete removes them"},
+		{"volumes", Honoured, "stay over updates, and on a node that the stack moves away from; a delete removes them, except external ones"},
 	}
 }
 

@@ -1621,7 +1621,10 @@ type PutWorkloads struct {
 	GroupOf string `protobuf:"bytes,2,opt,name=group_of,json=groupOf,proto3" json:"group_of,omitempty"`
 	// With group_of: members that run and would change get their turn one after the
 	// other; absent: all at once. Kept from feature level 6 on.
-	Update        *UpdatePolicy `protobuf:"bytes,150,opt,name=update,proto3" json:"update,omitempty"`
+	Update *UpdatePolicy `protobuf:"bytes,150,opt,name=update,proto3" json:"update,omitempty"`
+	// With group_of and no workloads: the namespace whose members are deleted; empty: the one
+	// of the group's first member.
+	Namespace     string `protobuf:"bytes,151,opt,name=namespace,proto3" json:"namespace,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1675,6 +1678,13 @@ func (x *PutWorkloads) GetUpdate() *UpdatePolicy {
 		return x.Update
 	}
 	return nil
+}
+
+func (x *PutWorkloads) GetNamespace() string {
+	if x != nil {
+		return x.Namespace
+	}
+	return ""
 }
 
 // UpdatePolicy says how the members of a group are replaced.
@@ -7604,11 +7614,12 @@ const file_api_command_v1_command_proto_rawDesc = "" +
 	"\x06demand\x18\x05 \x01(\v2\x19.persys.command.v1.DemandR\x06demand\x12\x18\n" +
 	"\adesired\x18\x06 \x01(\tR\adesired\x12!\n" +
 	"\fmax_attempts\x18\a \x01(\x05R\vmaxAttempts\x12\x1c\n" +
-	"\tnamespace\x18n \x01(\tR\tnamespace\"\xa1\x01\n" +
+	"\tnamespace\x18n \x01(\tR\tnamespace\"\xc0\x01\n" +
 	"\fPutWorkloads\x12<\n" +
 	"\tworkloads\x18\x01 \x03(\v2\x1e.persys.command.v1.WorkloadPutR\tworkloads\x12\x19\n" +
 	"\bgroup_of\x18\x02 \x01(\tR\agroupOf\x128\n" +
-	"\x06update\x18\x96\x01 \x01(\v2\x1f.persys.command.v1.UpdatePolicyR\x06update\"\x9e\x01\n" +
+	"\x06update\x18\x96\x01 \x01(\v2\x1f.persys.command.v1.UpdatePolicyR\x06update\x12\x1d\n" +
+	"\tnamespace\x18\x97\x01 \x01(\tR\tnamespace\"\x9e\x01\n" +
 	"\fUpdatePolicy\x12!\n" +
 	"\fmax_parallel\x18\x01 \x01(\x05R\vmaxParallel\x12\x1f\n" +
 	"\vmin_healthy\x18\x02 \x01(\x03R\n" +

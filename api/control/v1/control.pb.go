@@ -606,7 +606,7 @@ type NodeCapabilities struct {
 	MemoryTotalMb int64          `protobuf:"varint,2,opt,name=memory_total_mb,json=memoryTotalMb,proto3" json:"memory_total_mb,omitempty"`
 	StoragePools  []*StoragePool `protobuf:"bytes,3,rep,name=storage_pools,json=storagePools,proto3" json:"storage_pools,omitempty"`
 	// container, compose, vm; docker-container and docker-compose are aliases. Empty: everything
-	// except vm (an agent that predates the field).
+	// except vm (an agent that predates the field); none: nothing (without an engine).
 	SupportedWorkloadTypes []string `protobuf:"bytes,4,rep,name=supported_workload_types,json=supportedWorkloadTypes,proto3" json:"supported_workload_types,omitempty"`
 	// local, nfs, ceph-rbd (alias ceph_rbd). local is always assumed.
 	SupportedStorageDrivers []string `protobuf:"bytes,5,rep,name=supported_storage_drivers,json=supportedStorageDrivers,proto3" json:"supported_storage_drivers,omitempty"`

@@ -1,4 +1,6 @@
-package fsm
+// Package bounds says what the fields of commands may hold: ids, amounts, ports and
+// lengths. It knows no state: whether a command fits the present one is judged by fsm.
+package bounds
 
 import (
 	"fmt"
@@ -13,13 +15,15 @@ const (
 	MaxCPU     = 1_000_000_000     // millicores
 	MaxMemory  = 1_000_000_000_000 // MiB
 	MaxDisk    = 1_000_000_000_000 // GB
-	maxSpec    = 1 << 20           // bytes; RULES allow the edge 512 KiB before sealing
+	MaxSpec    = 1 << 20           // bytes; RULES allow the edge 512 KiB before sealing
 	maxContent = 256               // bytes
 )
 
-// validID is the rule for ids of workloads and nodes (RULES, "Ids"):
-// [A-Za-z0-9][A-Za-z0-9_.-]{0,127}.
-func validID(id string) bool {
+// IDRule is what ValidID holds ids of workloads and nodes to (RULES, "Ids").
+const IDRule = "[A-Za-z0-9][A-Za-z0-9_.-]{0,127}"
+
+// ValidID reports whether a workload, a node or a group may have that id.
+func ValidID(id string) bool {
 	if len(id) == 0 || len(id) > 128 {
 		return false
 	}
@@ -35,51 +39,49 @@ func validID(id string) bool {
 	return true
 }
 
-const idRule = "[A-Za-z0-9][A-Za-z0-9_.-]{0,127}"
-
-// checkPuts judges the fields of PutWorkloads before anything is changed.
-func checkPuts(puts []*commandv1.WorkloadPut, group string) (Result, bool) {
+// PutsFault names what is wrong with the fields of PutWorkloads, "" if nothing is.
+func PutsFault(puts []*commandv1.WorkloadPut, group string) string {
 	if len(puts) == 0 && group == "" {
-		return refuse(Invalid, "workloads: at least one is needed"), false
+		return "workloads: at least one is needed"
 	}
-	if group != "" && !validID(group) {
-		return refuse(Invalid, "group_of: %q does not match %s", group, idRule), false
+	if group != "" && !ValidID(group) {
+		return fmt.Sprintf("group_of: %q does not match %s", group, IDRule)
 	}
 	for i, p := range puts {
 		id := p.GetId()
-		if !validID(id) {
-			return refuse(Invalid, "workloads[%d].id: %q does not match %s", i, id, idRule), false
+		if !ValidID(id) {
+			return fmt.Sprintf("workloads[%d].id: %q does not match %s", i, id, IDRule)
 		}
 		for j := range i {
 			if puts[j].GetId() == id {
-				return refuse(Invalid, "workloads[%d].id: %q is there twice", i, id), false
+				return fmt.Sprintf("workloads[%d].id: %q is there twice", i, id)
 			}
 		}
-		if res, ok := checkPut(p, group); !ok {
-			res.Reason = "workload " + id + ": " + res.Reason
-			return res, false
+		if fault := PutFault(p, group); fault != "" {
+			return "workload " + id + ": " + fault
 		}
 	}
-	return Result{}, true
+	return ""
 }
 
-func checkPut(p *commandv1.WorkloadPut, group string) (Result, bool) {
+// PutFault is PutsFault for one of them, but for its id.
+func PutFault(p *commandv1.WorkloadPut, group string) string {
 	d := p.GetDemand()
-	switch desired := Desired(p.GetDesired()); {
-	case desired != DesiredRunning && desired != DesiredStopped:
-		return refuse(Invalid, "desired: %q is none of Running, Stopped", p.GetDesired()), false
+	switch {
+	case p.GetDesired() != "Running" && p.GetDesired() != "Stopped":
+		return fmt.Sprintf("desired: %q is none of Running, Stopped", p.GetDesired())
 	case p.GetContent() == "" || len(p.GetContent()) > maxContent:
-		return refuse(Invalid, "content: has %d bytes, must have 1 to %d", len(p.GetContent()), maxContent), false
-	case len(p.GetSpec()) > maxSpec:
-		return refuse(Invalid, "spec: has %d bytes, at most %d", len(p.GetSpec()), maxSpec), false
+		return fmt.Sprintf("content: has %d bytes, must have 1 to %d", len(p.GetContent()), maxContent)
+	case len(p.GetSpec()) > MaxSpec:
+		return fmt.Sprintf("spec: has %d bytes, at most %d", len(p.GetSpec()), MaxSpec)
 	case p.GetMaxAttempts() < 0:
-		return refuse(Invalid, "max_attempts: %d is negative", p.GetMaxAttempts()), false
-	case !validID(d.GetType()):
-		return refuse(Invalid, "demand.type: %q is not a workload type", d.GetType()), false
-	case d.GetGroup() != "" && !validID(d.GetGroup()):
-		return refuse(Invalid, "demand.group: %q does not match %s", d.GetGroup(), idRule), false
+		return fmt.Sprintf("max_attempts: %d is negative", p.GetMaxAttempts())
+	case !ValidID(d.GetType()):
+		return fmt.Sprintf("demand.type: %q is not a workload type", d.GetType())
+	case d.GetGroup() != "" && !ValidID(d.GetGroup()):
+		return fmt.Sprintf("demand.group: %q does not match %s", d.GetGroup(), IDRule)
 	case group != "" && d.GetGroup() != group:
-		return refuse(Invalid, "demand.group: %q, the command is for group %q", d.GetGroup(), group), false
+		return fmt.Sprintf("demand.group: %q, the command is for group %q", d.GetGroup(), group)
 	}
 	for _, q := range [...]struct {
 		field string
@@ -91,25 +93,25 @@ func checkPut(p *commandv1.WorkloadPut, group string) (Result, bool) {
 		{"disk_gb", d.GetDiskGb(), MaxDisk},
 	} {
 		if q.value < 0 || q.value > q.limit {
-			return refuse(Invalid, "demand.%s: %d is not in 0..%d", q.field, q.value, q.limit), false
+			return fmt.Sprintf("demand.%s: %d is not in 0..%d", q.field, q.value, q.limit)
 		}
 	}
 	switch d.GetOnLostLease() {
-	case "", OnLostLeaseKeep, OnLostLeaseStop:
+	case "", "keep", "stop":
 	default:
-		return refuse(Invalid, "demand.on_lost_lease: %q is none of keep, stop", d.GetOnLostLease()), false
+		return fmt.Sprintf("demand.on_lost_lease: %q is none of keep, stop", d.GetOnLostLease())
 	}
 	ports := d.GetHostPorts()
 	for i, p := range ports {
 		if p.GetPort() < 1 || p.GetPort() > 65535 {
-			return refuse(Invalid, "demand.host_ports[%d].port: %d is not in 1..65535", i, p.GetPort()), false
+			return fmt.Sprintf("demand.host_ports[%d].port: %d is not in 1..65535", i, p.GetPort())
 		}
 		if p.GetProtocol() != "tcp" && p.GetProtocol() != "udp" {
-			return refuse(Invalid, "demand.host_ports[%d].protocol: %q is none of tcp, udp", i, p.GetProtocol()), false
+			return fmt.Sprintf("demand.host_ports[%d].protocol: %q is none of tcp, udp", i, p.GetProtocol())
 		}
 		for j := range i {
 			if ports[j].GetPort() == p.GetPort() && ports[j].GetProtocol() == p.GetProtocol() {
-				return refuse(Invalid, "demand.host_ports[%d]: %d/%s is there twice", i, p.GetPort(), p.GetProtocol()), false
+				return fmt.Sprintf("demand.host_ports[%d]: %d/%s is there twice", i, p.GetPort(), p.GetProtocol())
 			}
 		}
 	}
@@ -117,34 +119,32 @@ func checkPut(p *commandv1.WorkloadPut, group string) (Result, bool) {
 		switch c.GetOp() {
 		case "=", "!=", "in", "not-in", "exists", "not-exists":
 		default:
-			return refuse(Invalid, "demand.constraints[%d].op: %q is none of =, !=, in, not-in, exists, not-exists", i, c.GetOp()), false
+			return fmt.Sprintf("demand.constraints[%d].op: %q is none of =, !=, in, not-in, exists, not-exists", i, c.GetOp())
 		}
 	}
-	return Result{}, true
+	return ""
 }
 
 // maxPortNames bounds the named ports of one workload.
 const maxPortNames = 512
 
-// checkPortNames judges what is kept from feature level 6 on.
-func (t *Tx) checkPortNames(puts []*commandv1.WorkloadPut) (Result, bool) {
-	if t.r.info.FeatureLevel < 6 {
-		return Result{}, true
-	}
+// PortNamesFault names what is wrong with the named ports of puts, "" if nothing is.
+// Commands are judged by it from feature level 6 on.
+func PortNamesFault(puts []*commandv1.WorkloadPut) string {
 	for _, put := range puts {
 		names := put.GetDemand().GetPortNames()
 		if len(names) > maxPortNames {
-			return refuse(Invalid, "workload %s: demand.port_names: %d entries, at most %d", put.GetId(), len(names), maxPortNames), false
+			return fmt.Sprintf("workload %s: demand.port_names: %d entries, at most %d", put.GetId(), len(names), maxPortNames)
 		}
 		for i, p := range names {
 			if !ValidServiceName(p.GetName()) || p.GetContainerPort() < 1 || p.GetContainerPort() > 65535 || p.GetHostPort() > 65535 ||
 				p.GetProtocol() != "tcp" && p.GetProtocol() != "udp" {
-				return refuse(Invalid, "workload %s: demand.port_names[%d]: %q %d/%q is no service name (%s) of a port", put.GetId(), i,
-					clip(p.GetName()), p.GetContainerPort(), clip(p.GetProtocol()), ServiceNameRule), false
+				return fmt.Sprintf("workload %s: demand.port_names[%d]: %.64q %d/%.64q is no service name (%s) of a port", put.GetId(), i,
+					p.GetName(), p.GetContainerPort(), p.GetProtocol(), ServiceNameRule)
 			}
 		}
 	}
-	return Result{}, true
+	return ""
 }
 
 // ServiceNameRule is what ValidServiceName holds names to (RFC 6335, 5.1; lower case,
@@ -193,7 +193,7 @@ func OversizedNode(b *commandv1.RegisterNode) string {
 	text := func(field string, values ...string) {
 		for _, v := range values {
 			if len(v) > maxFactText && long == "" {
-				long = fmt.Sprintf("%s: %q has %d bytes, at most %d", field, clip(v), len(v), maxFactText)
+				long = fmt.Sprintf("%s: %.64q has %d bytes, at most %d", field, v, len(v), maxFactText)
 			}
 		}
 	}
@@ -216,35 +216,35 @@ func OversizedNode(b *commandv1.RegisterNode) string {
 	return long
 }
 
-// checkNode judges the fields of RegisterNode.
-func checkNode(b *commandv1.RegisterNode) (Result, bool) {
+// NodeFault names what is wrong with the fields of RegisterNode, "" if nothing is.
+func NodeFault(b *commandv1.RegisterNode) string {
 	switch {
-	case !validID(b.GetId()):
-		return refuse(Invalid, "id: %q does not match %s", b.GetId(), idRule), false
+	case !ValidID(b.GetId()):
+		return fmt.Sprintf("id: %q does not match %s", b.GetId(), IDRule)
 	case b.GetEndpoint() == "":
-		return refuse(Invalid, "endpoint: is empty, must be host:port"), false
+		return "endpoint: is empty, must be host:port"
 	case b.GetCpuMillicores() <= 0 || b.GetCpuMillicores() > MaxCPU:
-		return refuse(Invalid, "cpu_millicores: %d is not in 1..%d", b.GetCpuMillicores(), MaxCPU), false
+		return fmt.Sprintf("cpu_millicores: %d is not in 1..%d", b.GetCpuMillicores(), MaxCPU)
 	case b.GetMemoryMib() <= 0 || b.GetMemoryMib() > MaxMemory:
-		return refuse(Invalid, "memory_mib: %d is not in 1..%d", b.GetMemoryMib(), MaxMemory), false
+		return fmt.Sprintf("memory_mib: %d is not in 1..%d", b.GetMemoryMib(), MaxMemory)
 	case strings.IndexByte(b.GetEngineId(), 0) >= 0:
-		return refuse(Invalid, "engine_id: %q holds a zero byte", b.GetEngineId()), false
+		return fmt.Sprintf("engine_id: %q holds a zero byte", b.GetEngineId())
 	case b.GetLeaseSeconds() < 0:
-		return refuse(Invalid, "lease_seconds: %d is negative", b.GetLeaseSeconds()), false
+		return fmt.Sprintf("lease_seconds: %d is negative", b.GetLeaseSeconds())
 	}
 	pools := b.GetPools()
 	for i, p := range pools {
 		if p.GetName() == "" {
-			return refuse(Invalid, "pools[%d].name: is empty", i), false
+			return fmt.Sprintf("pools[%d].name: is empty", i)
 		}
 		if p.GetTotalGb() < 0 || p.GetTotalGb() > MaxDisk {
-			return refuse(Invalid, "pools[%d].total_gb: %d is not in 0..%d", i, p.GetTotalGb(), MaxDisk), false
+			return fmt.Sprintf("pools[%d].total_gb: %d is not in 0..%d", i, p.GetTotalGb(), MaxDisk)
 		}
 		for j := range i {
 			if pools[j].GetName() == p.GetName() {
-				return refuse(Invalid, "pools[%d].name: %q is there twice", i, p.GetName()), false
+				return fmt.Sprintf("pools[%d].name: %q is there twice", i, p.GetName())
 			}
 		}
 	}
-	return Result{}, true
+	return ""
 }
