@@ -1,6 +1,7 @@
 package cluster
 
 import (
+	"cmp"
 	"crypto/tls"
 	"errors"
 	"fmt"
@@ -28,8 +29,7 @@ type Config struct {
 	// are listened on; port 0 takes any free one.
 	RaftBind, GossipBind string
 	// RaftAdvertise and GossipAdvertise are what other replicas dial. Empty:
-	// the bound address; with a wildcard host, this machine's first
-	// non-loopback IPv4.
+	// the bound address; with a wildcard host, FirstIP.
 	RaftAdvertise, GossipAdvertise string
 	// Addresses of the other faces of this process, published to clients and
 	// replicas; empty means it has none.
@@ -194,17 +194,17 @@ func (t Timing) validate() error {
 		name   string
 		v, min time.Duration
 	}{
-		{"Heartbeat", t.Heartbeat, 20 * time.Millisecond},
-		{"Election", t.Election, t.Heartbeat},
-		{"LeaderLease", t.LeaderLease, 10 * time.Millisecond},
-		{"RPC", t.RPC, 100 * time.Millisecond},
-		{"SnapshotInterval", t.SnapshotInterval, 5 * time.Millisecond},
-		{"Reconcile", t.Reconcile, 10 * time.Millisecond},
-		{"Compare", t.Compare, 10 * time.Millisecond},
-		{"LostContact", t.LostContact, t.Election},
+		{"SCHEDULER_RAFT_HEARTBEAT", t.Heartbeat, 20 * time.Millisecond},
+		{"Timing.Election", t.Election, t.Heartbeat},
+		{"Timing.LeaderLease", t.LeaderLease, 10 * time.Millisecond},
+		{"Timing.RPC", t.RPC, 100 * time.Millisecond},
+		{"Timing.SnapshotInterval", t.SnapshotInterval, 5 * time.Millisecond},
+		{"Timing.Reconcile", t.Reconcile, 10 * time.Millisecond},
+		{"Timing.Compare", t.Compare, 10 * time.Millisecond},
+		{"Timing.LostContact", t.LostContact, t.Election},
 	} {
 		if c.v < c.min {
-			return fmt.Errorf("Timing.%s: %s is below %s", c.name, c.v, c.min)
+			return fmt.Errorf("%s: %s is below %s", c.name, c.v, c.min)
 		}
 	}
 	if t.LeaderLease > t.Heartbeat {
@@ -241,7 +241,7 @@ func (c Config) validate() error {
 		bad("SCHEDULER_DATA_DIR: is empty")
 	}
 	if c.ClusterID != "" && !nameRule.MatchString(c.ClusterID) {
-		bad("cluster id: %q does not match %s", c.ClusterID, nameRule)
+		bad("SCHEDULER_CLUSTER_ID: %q does not match %s", c.ClusterID, nameRule)
 	}
 	for _, a := range []struct{ name, v string }{
 		{"SCHEDULER_RAFT_ADDR", c.RaftBind},
@@ -264,14 +264,16 @@ func (c Config) validate() error {
 		if host, port, err := splitAddr(a.v); err != nil {
 			bad("%s: %w", a.name, err)
 		} else if host == "" || port == 0 || net.ParseIP(host).IsUnspecified() {
-			bad("%s: %q cannot be dialled by others", a.name, a.v)
+			bad("SCHEDULER_ADVERTISE_IP: %s %q cannot be dialled by others", a.name, a.v)
 		}
 	}
 	if len(c.Join) > 64 {
 		bad("SCHEDULER_JOIN: %d addresses, limit 64", len(c.Join))
 	}
 	for _, j := range c.Join {
-		if host, port, err := splitAddr(j); err != nil {
+		if pki.IsJoinToken(j) { // a secret: not to be shown
+			bad("SCHEDULER_JOIN: a join token and something else, want the token alone or addresses")
+		} else if host, port, err := splitAddr(j); err != nil {
 			bad("SCHEDULER_JOIN: %w", err)
 		} else if host == "" || port == 0 {
 			bad("SCHEDULER_JOIN: %q lacks a host or a port", j)
@@ -320,21 +322,31 @@ func advertised(configured string, bound net.Addr) (string, error) {
 		return "", err
 	}
 	if ip := net.ParseIP(host); ip == nil || ip.IsUnspecified() {
-		host = firstIP()
+		host = FirstIP()
 	}
 	return net.JoinHostPort(host, port), nil
 }
 
-func firstIP() string {
-	addrs, err := net.InterfaceAddrs()
-	if err == nil {
-		for _, a := range addrs {
-			if n, ok := a.(*net.IPNet); ok && !n.IP.IsLoopback() && n.IP.To4() != nil && !n.IP.IsLinkLocalUnicast() {
-				return n.IP.String()
-			}
+// FirstIP is the first address of this machine that others may reach, IPv4 before IPv6, else
+// 127.0.0.1.
+func FirstIP() string {
+	addrs, _ := net.InterfaceAddrs()
+	return firstIP(addrs)
+}
+
+func firstIP(addrs []net.Addr) string {
+	six := ""
+	for _, a := range addrs {
+		n, ok := a.(*net.IPNet)
+		switch {
+		case !ok || !n.IP.IsGlobalUnicast():
+		case n.IP.To4() != nil:
+			return n.IP.String()
+		case six == "":
+			six = n.IP.String()
 		}
 	}
-	return "127.0.0.1"
+	return cmp.Or(six, "127.0.0.1")
 }
 
 // errNoWayIn is what a replica says that has nothing to start from (DESIGN,

@@ -61,9 +61,13 @@
 //	non-voter, level for Stabilize     promote
 //	newcomer with the name or address
 //	  of a server that does not answer remove that one, then as above
-//	known replica at another address   change the address
+//	known replica at another address,  change the address
+//	  this one among them
 //	server silent for DeadAfter        remove; a voter only while
 //	                                   max(BootstrapExpect, 3) healthy ones remain
+//
+// Where gossip sees a replica at another address than the configuration does, Raft
+// dials the former first: if most have moved at once, nobody leads before that.
 //
 // # Trade-offs
 //

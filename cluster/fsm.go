@@ -158,6 +158,9 @@ func (m *machine) Restore(src io.ReadCloser) (err error) {
 	}
 	m.known = false // an installed snapshot comes from another replica
 	if err := m.admit(s.Info()); err != nil {
+		if m.restoreErr == nil {
+			m.restoreErr = err
+		}
 		return m.stop(err)
 	}
 	if err := m.restoring(); err != nil {

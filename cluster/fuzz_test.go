@@ -66,7 +66,7 @@ func FuzzHint(f *testing.F) {
 	f.Add("", []byte(`{"n":[]}`))
 	f.Add("x", []byte{})
 	f.Fuzz(func(t *testing.T, id string, meta []byte) {
-		g := &gossip{n: &Node{id: "me"}, changed: make(chan struct{}, 1), seen: map[string]sighting{}, dead: map[string]time.Time{}, word: map[string]time.Time{}}
+		g := &gossip{n: &Node{id: "me", port: &port{seen: map[string]string{}}}, changed: make(chan struct{}, 1), seen: map[string]sighting{}, dead: map[string]time.Time{}, word: map[string]time.Time{}}
 		m := &memberlist.Node{Name: id, Meta: meta}
 		g.NotifyJoin(m)
 		if s, ok := g.seen[id]; !ok || s.id != id {

@@ -47,6 +47,7 @@ const (
 
 type gossip struct {
 	n       *Node
+	lookup  lookup
 	list    *memberlist.Memberlist
 	keys    *memberlist.Keyring // nil: gossip is plain
 	meta    []byte
@@ -65,9 +66,12 @@ type gossip struct {
 	sought map[string]time.Time
 }
 
-func startGossip(n *Node) (*gossip, error) {
+func startGossip(n *Node, hooks hooks) (*gossip, error) {
 	c := &n.cfg
-	g := &gossip{n: n, changed: make(chan struct{}, 1), seen: map[string]sighting{}, dead: map[string]time.Time{}, word: map[string]time.Time{}, sought: map[string]time.Time{}}
+	g := &gossip{n: n, lookup: net.DefaultResolver.LookupIPAddr, changed: make(chan struct{}, 1), seen: map[string]sighting{}, dead: map[string]time.Time{}, word: map[string]time.Time{}, sought: map[string]time.Time{}}
+	if hooks.lookup != nil {
+		g.lookup = hooks.lookup
+	}
 	meta, err := json.Marshal(hint{Name: c.Name, Raft: n.port.advertise, GRPC: c.GRPCAdvertise})
 	if err != nil {
 		return nil, err
@@ -102,7 +106,7 @@ func startGossip(n *Node) (*gossip, error) {
 	if err != nil {
 		return nil, fmt.Errorf("SCHEDULER_GOSSIP_ADDR: %w", err)
 	}
-	if mc.BindAddr, err = resolve(host); err != nil {
+	if mc.BindAddr, err = g.resolve(host); err != nil {
 		return nil, fmt.Errorf("SCHEDULER_GOSSIP_ADDR: %w", err)
 	}
 	mc.BindPort, mc.AdvertisePort = port, port
@@ -111,12 +115,12 @@ func startGossip(n *Node) (*gossip, error) {
 		if err != nil {
 			return nil, fmt.Errorf("gossip advertise address: %w", err)
 		}
-		if mc.AdvertiseAddr, err = resolve(host); err != nil {
+		if mc.AdvertiseAddr, err = g.resolve(host); err != nil {
 			return nil, fmt.Errorf("gossip advertise address: %w", err)
 		}
 		mc.AdvertisePort = port
 	} else if net.ParseIP(mc.BindAddr).IsUnspecified() {
-		mc.AdvertiseAddr = firstIP()
+		mc.AdvertiseAddr = FirstIP()
 	}
 	g.list, err = memberlist.Create(mc)
 	if err != nil {
@@ -133,29 +137,44 @@ func startGossip(n *Node) (*gossip, error) {
 	return g, nil
 }
 
+// lookup finds the addresses of a name.
+type lookup func(ctx context.Context, host string) ([]net.IPAddr, error)
+
 // resolve turns a host into an IP, because memberlist takes nothing else.
-func resolve(host string) (string, error) {
-	if host == "" {
-		return "0.0.0.0", nil
-	}
-	if ip := net.ParseIP(host); ip != nil {
-		return ip.String(), nil
-	}
-	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
-	defer cancel()
-	ips, err := net.DefaultResolver.LookupIPAddr(ctx, host)
+func (g *gossip) resolve(host string) (string, error) {
+	ips, err := g.resolveAll(host)
 	if err != nil {
 		return "", err
 	}
-	for _, ip := range ips {
-		if ip.IP.To4() != nil {
-			return ip.IP.String(), nil
-		}
+	return ips[0], nil
+}
+
+// resolveAll is resolve for a name that stands for several: at least one, all IPv4 or all IPv6.
+func (g *gossip) resolveAll(host string) ([]string, error) {
+	if host == "" {
+		return []string{"0.0.0.0"}, nil
 	}
-	if len(ips) == 0 {
-		return "", fmt.Errorf("%s has no address", host)
+	if ip := net.ParseIP(host); ip != nil {
+		return []string{ip.String()}, nil
 	}
-	return ips[0].IP.String(), nil
+	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+	defer cancel()
+	found, err := g.lookup(ctx, host)
+	if err != nil {
+		return nil, err
+	}
+	if len(found) == 0 {
+		return nil, fmt.Errorf("%s has no address", host)
+	}
+	// Replicas advertise one address each, IPv4 before IPv6: others would be asked for ever.
+	if four := slices.DeleteFunc(slices.Clone(found), func(a net.IPAddr) bool { return a.IP.To4() == nil }); len(four) > 0 {
+		found = four
+	}
+	ips := make([]string, len(found))
+	for i, ip := range found {
+		ips[i] = ip.IP.String()
+	}
+	return ips, nil
 }
 
 // SetGossipKeys replaces the keys of gossip: all open what others have sealed, one of
@@ -302,9 +321,12 @@ func (g *gossip) seek(now time.Time) {
 	g.sought = waited
 }
 
-// join contacts addresses that are not members yet; it reports how many
-// answered.
-func (g *gossip) join(addrs []string) int {
+// maxFresh bounds how many addresses one join asks.
+const maxFresh = 256
+
+// join contacts addresses that are not members yet, all that a name stands for; it reports
+// how many answered, and why others did not.
+func (g *gossip) join(addrs []string) (int, error) {
 	known := map[string]bool{g.addr: true}
 	g.mu.Lock()
 	for _, s := range g.seen {
@@ -312,18 +334,28 @@ func (g *gossip) join(addrs []string) int {
 	}
 	g.mu.Unlock()
 	var fresh []string
+	var errs []error
 	for _, a := range addrs {
-		if host, port, err := net.SplitHostPort(a); err == nil {
-			if ip, err := resolve(host); err == nil && !known[net.JoinHostPort(ip, port)] {
-				fresh = append(fresh, net.JoinHostPort(ip, port))
+		host, port, err := net.SplitHostPort(a)
+		if err != nil {
+			continue // validate has seen the configured ones
+		}
+		ips, err := g.resolveAll(host)
+		if err != nil {
+			errs = append(errs, err)
+		}
+		for _, ip := range ips {
+			if to := net.JoinHostPort(ip, port); !known[to] && len(fresh) < maxFresh {
+				known[to] = true
+				fresh = append(fresh, to)
 			}
 		}
 	}
 	if len(fresh) == 0 {
-		return 0
+		return 0, errors.Join(errs...)
 	}
-	joined, _ := g.list.Join(fresh) // the caller asks again; errors are logged by the library
-	return joined
+	joined, err := g.list.Join(fresh)
+	return joined, errors.Join(append(errs, err)...)
 }
 
 func (g *gossip) poke() {
@@ -359,6 +391,7 @@ func (g *gossip) NotifyJoin(m *memberlist.Node) {
 	if json.Unmarshal(m.Meta, &h) == nil {
 		s.name, s.raftAddr, s.grpcAddr = h.Name, h.Raft, h.GRPC
 	}
+	g.n.port.sighted(s.id, s.raftAddr)
 	g.mu.Lock()
 	delete(g.dead, s.id)
 	g.seen[s.id] = s
@@ -371,6 +404,7 @@ func (g *gossip) NotifyJoin(m *memberlist.Node) {
 
 // NotifyLeave is called for the dead as well.
 func (g *gossip) NotifyLeave(m *memberlist.Node) {
+	g.n.port.sighted(m.Name, "")
 	g.mu.Lock()
 	delete(g.seen, m.Name)
 	delete(g.word, m.Name)

@@ -2,6 +2,7 @@ package cluster
 
 import (
 	"bytes"
+	"context"
 	"net"
 	"testing"
 	"time"
@@ -200,7 +201,8 @@ func TestGossipKeysChange(t *testing.T) {
 			t.Fatal(err)
 		}
 		defer n.Close()
-		return n.gossip.join([]string{leader.GossipAddr()})
+		k, _ := n.gossip.join([]string{leader.GossipAddr()})
+		return k
 	}
 	if k := stranger(old); k != 0 {
 		t.Errorf("with the former key gossip reaches %d", k)
@@ -214,5 +216,55 @@ func TestGossipKeysChange(t *testing.T) {
 	}
 	if got := leader.gossip.keys.GetKeys(); len(got) != 2 || !bytes.Equal(got[0], fresh) || !bytes.Equal(got[1], third) {
 		t.Errorf("the ring holds %d keys", len(got))
+	}
+}
+
+// TestFirstIP: what is published where a wildcard is bound, on a network without IPv4 too.
+func TestFirstIP(t *testing.T) {
+	for want, have := range map[string][]string{
+		"127.0.0.1":   {"127.0.0.1/8", "::1/128", "fe80::1/64", "169.254.0.1/16"},
+		"10.0.0.1":    {"::1/128", "2001:db8::1/64", "10.0.0.1/24", "10.0.0.2/24"},
+		"2001:db8::1": {"127.0.0.1/8", "fe80::1/64", "2001:db8::1/64", "fd00::1/64"},
+	} {
+		var addrs []net.Addr
+		for _, s := range have {
+			ip, n, err := net.ParseCIDR(s)
+			if err != nil {
+				t.Fatal(err)
+			}
+			addrs = append(addrs, &net.IPNet{IP: ip, Mask: n.Mask})
+		}
+		if got := firstIP(addrs); got != want {
+			t.Errorf("of %v it is %s, want %s", have, got, want)
+		}
+	}
+}
+
+// TestJoinByAName: a name stands for every replica that it has an address of, and the first of
+// them may be the one that is away.
+func TestJoinByAName(t *testing.T) {
+	t.Parallel()
+	names := hooks{lookup: func(_ context.Context, host string) ([]net.IPAddr, error) {
+		if host != "schedulers.test" {
+			return nil, &net.DNSError{Err: "no such host", Name: host, IsNotFound: true}
+		}
+		return []net.IPAddr{{IP: net.IPv6loopback}, {IP: net.IPv4(127, 0, 0, 9)}, {IP: net.IPv4(127, 0, 0, 1)}}, nil
+	}}
+	there := newGroup(t, 1).form()
+	_, port, err := net.SplitHostPort(there.GossipAddr())
+	if err != nil {
+		t.Fatal(err)
+	}
+	n, err := open(timeout(t, patience), Config{
+		Name: "late", DataDir: t.TempDir(), RaftBind: "127.0.0.1:0", GossipBind: "127.0.0.1:0",
+		Join: []string{net.JoinHostPort("schedulers.test", port)}, Timing: fastTiming(),
+	}, names)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer n.Close()
+	testbed.Until(t, "it is let in", func() bool { return n.clusterID() == there.clusterID() })
+	if _, err := n.gossip.join([]string{"nobody.test:1"}); err == nil || !contains(err.Error(), "nobody.test") {
+		t.Errorf("of a name without an address: %v", err)
 	}
 }

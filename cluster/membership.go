@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sort"
 	"sync"
 	"time"
@@ -17,6 +18,10 @@ import (
 // promiseFor is how long a replica that promised to form with one candidate
 // helps no other.
 const promiseFor = 5 * time.Second
+
+// looksFor times Timing.Reconcile is how long a replica without a cluster looks before it says
+// why it has none, and again.
+const looksFor = 60
 
 // minVoters is how many healthy voters have to remain when a dead one is
 // removed (or BootstrapExpect, if that is more).
@@ -54,9 +59,9 @@ func newMembers(n *Node) *members {
 func (m *members) find() {
 	n := m.n
 	pause := 100 * time.Millisecond
-	said := false
+	said, alone := false, time.Now()
 	for {
-		n.gossip.join(m.contacts())
+		_, unheard := n.gossip.join(m.contacts()) // asked again
 		if n.knows() {
 			n.remember()
 			pause = 5 * time.Second
@@ -68,6 +73,11 @@ func (m *members) find() {
 			if !formed && !said {
 				said = true
 				n.log.Info("looking for a cluster", "join", n.cfg.Join, "expect", n.cfg.BootstrapExpect)
+			}
+			if !formed && time.Since(alone) > looksFor*n.cfg.Timing.Reconcile {
+				alone = time.Now()
+				n.log.Warn("still looking for a cluster", "join", n.cfg.Join, "expect", n.cfg.BootstrapExpect,
+					"in_gossip", len(n.gossip.alive()), "err", errors.Join(err, unheard))
 			}
 			pause = min(pause*3/2, time.Second)
 		}
@@ -110,8 +120,11 @@ func (m *members) form() (bool, error) {
 	defer cancel()
 	for _, s := range n.gossip.alive() {
 		h, err := n.greetPeer(ctx, s.raftAddr)
-		if err != nil {
+		if errors.Is(err, ErrWrongCluster) {
 			continue
+		}
+		if err != nil { // it may know a cluster, which ours would stand beside
+			return false, fmt.Errorf("%s is in gossip and cannot be asked at %s: %w", s.name, s.raftAddr, err)
 		}
 		if h.ID != s.id {
 			continue // the address has changed hands; gossip will notice
@@ -321,13 +334,14 @@ func (m *members) configure(ctx context.Context, now time.Time) (bool, error) {
 	for _, s := range servers {
 		byID[string(s.ID)] = s
 	}
-	var ids []string
-	for id := range m.hellos {
-		ids = append(ids, id)
+	self := n.hello()
+	hellos, ids := map[string]*Hello{n.id: &self}, []string{n.id}
+	for id, seen := range m.hellos {
+		hellos[id], ids = seen.h, append(ids, id)
 	}
 	sort.Strings(ids)
 	for _, id := range ids {
-		h := m.hellos[id].h
+		h := hellos[id]
 		if own := n.clusterID(); h.ClusterID != "" && h.ClusterID != own {
 			n.once.warn(n.log, "stranger:"+id, "a replica of another cluster is in this cluster's gossip", "name", h.Name, "cluster", h.ClusterID)
 			continue
@@ -346,14 +360,22 @@ func (m *members) configure(ctx context.Context, now time.Time) (bool, error) {
 		}
 		switch {
 		case member && string(s.Address) != h.RaftAddr:
-			n.log.Info("replica moved", "replica", id, "name", h.Name, "from", string(s.Address), "to", h.RaftAddr)
+			to := raft.ServerAddress(h.RaftAddr)
+			if slices.ContainsFunc(servers, func(o raft.Server) bool { return o.Address == to }) {
+				// No two can have one address. Those that changed places make room for
+				// each other; gossip knows where they are meanwhile.
+				if to = raft.ServerAddress(id + ".invalid:1"); to == s.Address {
+					continue
+				}
+			}
+			n.log.Info("replica moved", "replica", id, "name", h.Name, "from", string(s.Address), "to", string(to), "at", h.RaftAddr)
 			return true, m.change(ctx, func(d time.Duration) raft.IndexFuture {
 				if s.Suffrage == raft.Voter {
-					return n.raft.AddVoter(s.ID, raft.ServerAddress(h.RaftAddr), 0, d)
+					return n.raft.AddVoter(s.ID, to, 0, d)
 				}
-				return n.raft.AddNonvoter(s.ID, raft.ServerAddress(h.RaftAddr), 0, d)
+				return n.raft.AddNonvoter(s.ID, to, 0, d)
 			})
-		case member:
+		case member, id == n.id:
 		default:
 			done, err := m.admit(ctx, now, h, servers)
 			if done || err != nil {

@@ -2,7 +2,9 @@ package cluster
 
 import (
 	"errors"
+	"log/slog"
 	"os"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -219,7 +221,7 @@ func TestAReplicaOfAnotherClusterIsRefused(t *testing.T) {
 		t.Fatalf("got %v", err)
 	}
 	// Even when gossip lets them meet, neither takes the other in.
-	if k := na.gossip.join([]string{nb.GossipAddr()}); k != 1 {
+	if k, _ := na.gossip.join([]string{nb.GossipAddr()}); k != 1 {
 		t.Fatalf("joined %d", k)
 	}
 	testbed.Until(t, "both see each other", func() bool { return len(na.gossip.alive()) == 1 && len(nb.gossip.alive()) == 1 })
@@ -250,6 +252,41 @@ func TestRestartOnAnotherAddress(t *testing.T) {
 	g.settled(3)
 	mustPut(t, g.waitLeader(), "w", 3)
 	testbed.Until(t, "data at the new address", func() bool { return value(n.Store().View(), "w") == 3 })
+}
+
+// All replicas may come back elsewhere at once, where a site has got its power and other
+// leases of its addresses: nobody leads before they find each other, and the leader is one
+// of them. In places too that others had.
+func TestAllRestartOnOtherAddresses(t *testing.T) {
+	for name, c := range map[string]struct {
+		size int
+		move func(raft map[int]string)
+	}{
+		"one":           {1, func(raft map[int]string) { clear(raft) }},
+		"three":         {3, func(raft map[int]string) { clear(raft) }},
+		"places change": {3, func(raft map[int]string) { raft[0], raft[1], raft[2] = raft[1], raft[2], raft[0] }},
+	} {
+		t.Run(name, func(t *testing.T) {
+			g := newGroup(t, c.size)
+			g.form()
+			for i := range c.size {
+				g.close(i)
+			}
+			g.mu.Lock()
+			c.move(g.raft)
+			g.mu.Unlock()
+			at := map[string]string{}
+			for i := range c.size {
+				n := g.start(i)
+				at[n.ID()] = n.RaftAddr()
+			}
+			testbed.Until(t, "the new addresses in the configuration", func() bool {
+				n := g.leader()
+				return n != nil && !slices.ContainsFunc(n.servers(), func(s raft.Server) bool { return string(s.Address) != at[string(s.ID)] })
+			})
+			g.settled(c.size)
+		})
+	}
 }
 
 func TestRemovedReplicaStopsAndStaysOut(t *testing.T) {
@@ -475,9 +512,12 @@ func TestOpenErrorsNameTheSetting(t *testing.T) {
 		"data dir a file": {func(c *Config) { c.DataDir = file }, []string{"SCHEDULER_DATA_DIR", file}, nil},
 		"name":            {func(c *Config) { c.Name = "a b" }, []string{"SCHEDULER_NAME", `"a b"`}, nil},
 		"join":            {func(c *Config) { c.Join = []string{"nohost"} }, []string{"SCHEDULER_JOIN", "nohost"}, nil},
+		"join token":      {func(c *Config) { c.Join = []string{"persys-join-1.secret", "s1:8088"} }, []string{"SCHEDULER_JOIN", "token"}, nil},
 		"expect":          {func(c *Config) { c.BootstrapExpect = 99 }, []string{"SCHEDULER_BOOTSTRAP_EXPECT", "99"}, nil},
 		"lease":           {func(c *Config) { c.Timing.LeaderLease = time.Second }, []string{"LeaderLease"}, nil},
-		"advertise":       {func(c *Config) { c.RaftAdvertise = "0.0.0.0:1" }, []string{"0.0.0.0:1"}, nil},
+		"advertise":       {func(c *Config) { c.RaftAdvertise = "0.0.0.0:1" }, []string{"SCHEDULER_ADVERTISE_IP", "0.0.0.0:1"}, nil},
+		"heartbeat":       {func(c *Config) { c.Timing.Heartbeat = time.Millisecond }, []string{"SCHEDULER_RAFT_HEARTBEAT", "1ms"}, nil},
+		"cluster id":      {func(c *Config) { c.ClusterID = "a b" }, []string{"SCHEDULER_CLUSTER_ID", `"a b"`}, nil},
 		"gossip key":      {func(c *Config) { c.GossipKey = []byte("short") }, []string{"gossip key", "5 bytes"}, nil},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -493,11 +533,37 @@ func TestOpenErrorsNameTheSetting(t *testing.T) {
 					t.Errorf("%q does not name %q", err, w)
 				}
 			}
+			if contains(err.Error(), "secret") {
+				t.Errorf("%q shows a secret", err)
+			}
 			if c.is != nil && !errors.Is(err, c.is) {
 				t.Errorf("%v is not %v", err, c.is)
 			}
 		})
 	}
+}
+
+// A replica that gossip shows and nobody can ask may be of a cluster: none is formed beside it,
+// and why none is found is said again and again.
+func TestNoClusterBesideOneThatCannotBeAsked(t *testing.T) {
+	g := newGroup(t, 1)
+	first := g.form()
+	g.nw.isolate("s1", []string{"s0"}, true) // of Raft's port, not of gossip
+	var log testbed.Output
+	g.cfg = func(_ int, c *Config) {
+		c.Timing.Reconcile = 10 * time.Millisecond
+		c.Logger = slog.New(slog.NewTextHandler(&log, nil))
+	}
+	second := g.start(1)
+	testbed.Until(t, "it says what it lacks", func() bool {
+		_, still, _ := strings.Cut(log.String(), "still looking for a cluster")
+		return strings.Contains(still, "s0 is in gossip and cannot be asked at "+first.RaftAddr())
+	})
+	if second.knows() {
+		t.Fatal("it formed a cluster of its own")
+	}
+	g.nw.isolate("s1", []string{"s0"}, false)
+	g.settled(2)
 }
 
 func TestWrongClusterIDInTheConfiguration(t *testing.T) {
@@ -547,6 +613,21 @@ func TestWrongShardInTheConfiguration(t *testing.T) {
 		}
 	}
 	if !errors.Is(err, ErrWrongCluster) || !contains(err.Error(), `shard "east"`) || !contains(err.Error(), `"west"`) {
+		t.Fatalf("got %v", err)
+	}
+}
+
+// With a snapshot it is Open that finds out, before Raft runs.
+func TestWrongShardInASnapshot(t *testing.T) {
+	g := newGroup(t, 1)
+	shard := "east"
+	g.cfg = func(_ int, c *Config) { c.Shard = shard }
+	if err := g.form().raft.Snapshot().Error(); err != nil {
+		t.Fatal(err)
+	}
+	g.close(0)
+	shard = "west"
+	if _, err := g.open(0); !errors.Is(err, ErrWrongCluster) || !contains(err.Error(), `shard "east"`) || !contains(err.Error(), `"west"`) {
 		t.Fatalf("got %v", err)
 	}
 }

@@ -49,7 +49,8 @@ type Node struct {
 	learned   atomic.Pointer[string] // cluster id, once it is certain
 	removed   atomic.Bool
 	leaving   atomic.Bool
-	restoring atomic.Bool // proposals are refused: see Restore
+	restoring atomic.Bool   // proposals are refused: see Restore
+	replacing chan struct{} // capacity 1: held while Raft replaces the state, and by who stops it
 
 	ctx    context.Context
 	cancel context.CancelFunc
@@ -75,6 +76,7 @@ type Node struct {
 // hooks let tests stand between a node and the world.
 type hooks struct {
 	dial    func(ctx context.Context, addr string) (net.Conn, error)
+	lookup  lookup
 	storage func(storage) storage
 }
 
@@ -111,6 +113,7 @@ func open(ctx context.Context, cfg Config, hooks hooks) (n *Node, err error) {
 		watch:      newWatch(),
 		startedAt:  time.Now(),
 		haltedCh:   make(chan struct{}),
+		replacing:  make(chan struct{}, 1),
 		propStop:   make(chan struct{}),
 		propDone:   make(chan struct{}),
 		notifyStop: make(chan struct{}),
@@ -147,7 +150,7 @@ func open(ctx context.Context, cfg Config, hooks hooks) (n *Node, err error) {
 	if err = n.startRaft(); err != nil {
 		return n, err
 	}
-	if n.gossip, err = startGossip(n); err != nil {
+	if n.gossip, err = startGossip(n, hooks); err != nil {
 		return n, err
 	}
 	n.logs.started.Store(true)
@@ -257,7 +260,12 @@ func (n *Node) openStorage(hooks hooks) (fresh bool, err error) {
 		n.learned.Store(&stored)
 	}
 	n.machine.expect, n.machine.shard = n.clusterID(), n.cfg.Shard
-	n.machine.halt = n.halt
+	n.machine.halt = func(err error) {
+		// While the library starts there is nothing to stop yet: it is Open that fails.
+		if n.trans.raft.Load() != nil {
+			n.halt(err)
+		}
+	}
 	n.machine.learned = n.learn
 	n.machine.frozenAt = func() { n.logs.written.Store(0) }
 	n.logs.fail = n.halt
@@ -466,6 +474,10 @@ func (n *Node) stopRaft() {
 		if n.raft != nil {
 			select {
 			case <-n.propDone:
+			case <-time.After(drainLimit):
+			}
+			select { // the library panics if it is stopped meanwhile
+			case n.replacing <- struct{}{}:
 			case <-time.After(drainLimit):
 			}
 			done := make(chan struct{})

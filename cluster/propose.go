@@ -110,9 +110,6 @@ func (p *proposer) propose(ctx context.Context, cmds []fsm.Command) (results []f
 		}
 		return nil, 0, 0, p.n.notLeader()
 	}
-	if p.n.restoring.Load() {
-		return nil, 0, 0, fmt.Errorf("%w: a backup is being restored", ErrBusy)
-	}
 	if len(cmds) == 0 {
 		return nil, 0, 0, nil
 	}
@@ -215,6 +212,10 @@ func (p *proposer) enqueue(calls []*call) error {
 	if p.closed {
 		p.mu.Unlock()
 		return p.n.stoppedErr()
+	}
+	if p.n.restoring.Load() { // under mu: see settle
+		p.mu.Unlock()
+		return fmt.Errorf("%w: a backup is being restored", ErrBusy)
 	}
 	if waiting := len(p.queue) - p.head; waiting > 0 && (waiting+len(calls) > queueCalls || p.bytes+size > queueBytes) {
 		p.mu.Unlock()
@@ -358,6 +359,26 @@ func (p *proposer) collect() {
 				off += c.n
 			}
 			c.done <- struct{}{}
+		}
+	}
+}
+
+// settle waits, once new calls are refused, until those that were let in are answered: Raft has not
+// seen all of them yet, and they were to stand in the state that is restored from.
+func (p *proposer) settle(ctx context.Context) error {
+	for {
+		p.mu.Lock()
+		settled := p.head == len(p.queue) && p.inFlight == 0
+		p.mu.Unlock()
+		if settled {
+			return nil
+		}
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("%w: %w", ErrBusy, ctx.Err())
+		case <-p.n.ctx.Done():
+			return p.n.stoppedErr()
+		case <-time.After(time.Millisecond):
 		}
 	}
 }

@@ -5,9 +5,11 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"log/slog"
 	"os"
 	"path/filepath"
+	"syscall"
 	"time"
 
 	"github.com/hashicorp/raft"
@@ -36,6 +38,7 @@ type offline struct {
 	logs  *logStore
 	snaps *raft.FileSnapshotStore
 	dir   string
+	of    *syscall.Stat_t // whose log it is
 }
 
 func openOffline(dataDir string, log *slog.Logger) (o *offline, err error) {
@@ -45,9 +48,11 @@ func openOffline(dataDir string, log *slog.Logger) (o *offline, err error) {
 			err = errors.Join(err, o.close())
 		}
 	}()
-	if _, err := os.Stat(filepath.Join(o.dir, logFile)); err != nil {
+	st, err := os.Stat(filepath.Join(o.dir, logFile))
+	if err != nil {
 		return o, fmt.Errorf("SCHEDULER_DATA_DIR: %s is not the data directory of a scheduler: %w", dataDir, err)
 	}
+	o.of, _ = st.Sys().(*syscall.Stat_t)
 	if o.lock, err = lockDir(dataDir); err != nil {
 		return o, err
 	}
@@ -74,9 +79,38 @@ func (o *offline) close() error {
 		errs = append(errs, o.logs.Close())
 	}
 	if o.lock != nil {
-		errs = append(errs, o.lock.Close())
+		errs = append(errs, o.give(), o.lock.Close())
 	}
 	return errors.Join(errs...)
+}
+
+// give makes what root has made here that of the user whose log it is: a scheduler that is
+// a service runs as that one.
+func (o *offline) give() error {
+	if o.of == nil || o.of.Uid == 0 || os.Geteuid() != 0 {
+		return nil
+	}
+	dataDir, raftDir := filepath.Dir(o.dir), filepath.Base(o.dir)
+	root, err := os.OpenRoot(dataDir) // whose names that user may change meanwhile
+	if err != nil {
+		return err
+	}
+	defer root.Close()
+	own := func(path string, _ fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		st, err := root.Lstat(path)
+		if err != nil {
+			return err
+		}
+		// A file with a second name may be somebody else's.
+		if is, ok := st.Sys().(*syscall.Stat_t); !ok || is.Uid != 0 || !st.IsDir() && is.Nlink > 1 {
+			return nil
+		}
+		return root.Lchown(path, int(o.of.Uid), int(o.of.Gid))
+	}
+	return errors.Join(own(lockFile, nil, nil), fs.WalkDir(root.FS(), raftDir, own))
 }
 
 // survivor replays snapshot and log.

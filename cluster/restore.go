@@ -38,6 +38,9 @@ func (n *Node) Restore(ctx context.Context, build func(present fsm.State) (fsm.S
 	}()
 	began := time.Now()
 	// Everything proposed so far stands before this barrier.
+	if err := n.prop.settle(ctx); err != nil {
+		return 0, fmt.Errorf("before the restore: %w", err)
+	}
 	if err := n.await(ctx, func() error { return n.raft.Barrier(n.cfg.Timing.RPC).Error() }); err != nil {
 		return 0, fmt.Errorf("before the restore: %w", err)
 	}
@@ -50,9 +53,20 @@ func (n *Node) Restore(ctx context.Context, build func(present fsm.State) (fsm.S
 	if err := next.WriteSnapshot(&size); err != nil {
 		return 0, err
 	}
+	if err := ctx.Err(); err != nil { // making it took long: who asked has gone
+		return 0, err
+	}
 	n.log.Warn("replacing the state by a restored one", "incarnation", info.Incarnation, "index", info.Index, "bytes", int64(size))
 	meta := &raft.SnapshotMeta{Version: raft.SnapshotVersionMax, Index: info.Index, Term: info.Term, Size: int64(size)}
 	err = n.await(ctx, func() error {
+		select {
+		case n.replacing <- struct{}{}:
+			defer func() { <-n.replacing }()
+		case <-n.haltedCh:
+			return n.stoppedErr()
+		case <-n.ctx.Done():
+			return n.stoppedErr()
+		}
 		r, w := io.Pipe()
 		go func() {
 			buf := bufio.NewWriterSize(w, 1<<16)

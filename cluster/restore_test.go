@@ -3,7 +3,12 @@ package cluster
 import (
 	"context"
 	"errors"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"runtime"
 	"sync/atomic"
+	"syscall"
 	"testing"
 	"time"
 
@@ -99,7 +104,7 @@ func TestRestoreThatCannotBeginChangesNothing(t *testing.T) {
 	no := errors.New("no")
 	var refused atomic.Int32
 	_, err := leader.Restore(timeout(t, patience), func(s fsm.State) (fsm.State, error) {
-		if _, err := leader.Propose(timeout(t, patience)); err != nil && !errors.Is(err, ErrBusy) {
+		if _, err := leader.Propose(timeout(t, patience), put("late", 1)); err != nil && !errors.Is(err, ErrBusy) {
 			t.Errorf("a proposal meanwhile: %v", err)
 		} else if err != nil {
 			refused.Add(1)
@@ -186,6 +191,55 @@ func TestASurvivorIsRecovered(t *testing.T) {
 	}
 }
 
+func TestARestoreThatIsGivenUpChangesNothing(t *testing.T) {
+	g := newGroup(t, 1)
+	n := g.form()
+	old := n.Store().State()
+	mustPut(t, n, "w", 1)
+	before := n.Store().View().Info().Incarnation
+	ctx, cancel := context.WithCancel(t.Context())
+	_, err := n.Restore(ctx, func(present fsm.State) (fsm.State, error) {
+		cancel()
+		return back(old)(present)
+	})
+	if !errors.Is(err, context.Canceled) || errors.Is(err, ErrUnknownOutcome) {
+		t.Errorf("got %v", err)
+	}
+	mustPut(t, n, "w", 2)
+	if got := n.Store().View().Info().Incarnation; got != before {
+		t.Errorf("incarnation %d, was %d", got, before)
+	}
+}
+
+// TestARecoveryByRootIsTheServices: the scheduler runs as a user of its own, and whoever
+// recovers it is root, who may let nobody else into what it makes.
+func TestARecoveryByRootIsTheServices(t *testing.T) {
+	const service = 65534
+	g := newGroup(t, 1)
+	n := g.form()
+	mustPut(t, n, "w", 1)
+	g.close(0)
+	each := func(do func(path string) error) {
+		t.Helper()
+		testbed.Need(t, "a user who may give files away", filepath.WalkDir(g.dirs[0],
+			func(path string, _ fs.DirEntry, err error) error { return errors.Join(err, do(path)) }))
+	}
+	each(func(path string) error { return os.Chown(path, service, service) })
+	if err := os.Remove(filepath.Join(g.dirs[0], lockFile)); err != nil { // so that root makes it
+		t.Fatal(err)
+	}
+	if _, err := Recover(t.Context(), g.dirs[0], "root", n.log); err != nil {
+		t.Fatal(err)
+	}
+	each(func(path string) error {
+		st, err := os.Stat(path)
+		if err == nil && st.Sys().(*syscall.Stat_t).Uid != service {
+			t.Errorf("%s is not the service's", path)
+		}
+		return err
+	})
+}
+
 func TestWhatIsNoSurvivorIsNamed(t *testing.T) {
 	g := newGroup(t, 1)
 	n := g.form()
@@ -196,5 +250,75 @@ func TestWhatIsNoSurvivorIsNamed(t *testing.T) {
 	g.close(0)
 	if s, err := Recover(t.Context(), g.dirs[0], "operator", log); err != nil || len(s.Lost) != 0 {
 		t.Errorf("a cluster of one: %v", err)
+	}
+}
+
+// A replica that is told to stop while its state is replaced stops once it is.
+func TestStopWhileAStateIsReplaced(t *testing.T) {
+	g := newGroup(t, 1)
+	n := g.form()
+	begun, goOn := make(chan struct{}), make(chan struct{})
+	replace := n.machine.restoring
+	n.machine.restoring = func() error {
+		close(begun)
+		<-goOn
+		return replace()
+	}
+	old := n.Store().State()
+	answer := make(chan error, 1)
+	go func() {
+		_, err := n.Restore(timeout(t, patience), back(old))
+		answer <- err
+	}()
+	<-begun
+	closed := make(chan struct{})
+	go func() {
+		defer close(closed)
+		g.close(0)
+	}()
+	<-n.ctx.Done()
+	select {
+	case <-n.port.done: // Raft is being stopped
+		t.Error("it does not wait for the state")
+	case <-time.After(50 * time.Millisecond):
+	}
+	close(goOn)
+	<-closed
+	if err := <-answer; err != nil && !errors.Is(err, ErrUnknownOutcome) {
+		t.Errorf("the restore: %v", err)
+	}
+	if got := g.start(0).Store().View().Info().Incarnation; got <= old.Info().Incarnation {
+		t.Errorf("incarnation %d after a restore of %d", got, old.Info().Incarnation)
+	}
+}
+
+// What was let in before a restore, and has not reached Raft yet, is in the state that the restore sees.
+func TestARestoreSeesWhatWasLetInBefore(t *testing.T) {
+	n := newGroup(t, 1).form()
+	testbed.Until(t, "its own commands", func() bool { return n.prop.settle(timeout(t, time.Second)) == nil })
+	calls, err := n.prop.encode([]fsm.Command{put("early", 1)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	n.prop.mu.Lock()
+	n.prop.queue, n.prop.bytes = append(n.prop.queue, calls...), n.prop.bytes+len(calls[0].frames) // and nobody is told
+	n.prop.mu.Unlock()
+	go func() {
+		for !n.Restoring() {
+			runtime.Gosched()
+		}
+		time.AfterFunc(50*time.Millisecond, n.prop.rouse) // a restore that does not wait is over by then
+	}()
+	if _, err := n.Restore(timeout(t, patience), func(present fsm.State) (fsm.State, error) {
+		n.prop.rouse()
+		if err := calls[0].wait(timeout(t, patience)); err != nil || calls[0].err != nil {
+			t.Error(err, calls[0].err)
+		}
+		return fsm.Restored(present, present, fsm.Rebirth{At: time.Now().UnixNano(), By: "test"})
+	}); err != nil {
+		t.Fatal(err)
+	}
+	if _, ok := n.Store().View().Workload("early"); !ok {
+		t.Error("what was answered as done is gone")
 	}
 }

@@ -37,6 +37,9 @@ func verifySnapshots(dir string) (newest uint64, err error) {
 		}
 		var meta raft.SnapshotMeta
 		b, err := os.ReadFile(filepath.Join(path, "meta.json"))
+		if errors.Is(err, os.ErrPermission) { // nothing is wrong with the data
+			return 0, fmt.Errorf("snapshot: %w", err)
+		}
 		if err == nil {
 			err = json.Unmarshal(b, &meta)
 		}

@@ -58,7 +58,7 @@ func TestMutualTLS(t *testing.T) {
 			t.Fatal(err)
 		}
 		defer n.Close()
-		if k := n.gossip.join([]string{join}); k != 0 {
+		if k, _ := n.gossip.join([]string{join}); k != 0 {
 			t.Errorf("gossip without the key reached %d", k)
 		}
 		if _, err := n.greetPeer(timeout(t, 2*time.Second), leader.RaftAddr()); err == nil {

@@ -57,6 +57,7 @@ type port struct {
 	mu     sync.Mutex
 	closed bool
 	conns  map[net.Conn]struct{}
+	seen   map[string]string // raft id → address, as gossip has it
 	done   chan struct{}
 	wg     sync.WaitGroup
 }
@@ -79,6 +80,7 @@ func listenPort(n *Node, bind, advertise string, hooks hooks) (*port, error) {
 		raftConns: make(chan net.Conn),
 		gate:      make(chan struct{}, handshakesMax),
 		conns:     map[net.Conn]struct{}{},
+		seen:      map[string]string{},
 		done:      make(chan struct{}),
 	}
 	dialer := &net.Dialer{Timeout: greetTimeout}
@@ -355,7 +357,21 @@ func (p *port) isClosed() bool {
 // Addr is the advertised address, which is what Raft knows a server by.
 func (p *port) Addr() net.Addr { return namedAddr(p.advertise) }
 
-// Dial gets "<raft id>@<host:port>".
+// sighted notes where gossip has seen a replica; "" that it sees it no more.
+func (p *port) sighted(id, addr string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if addr == "" {
+		delete(p.seen, id)
+	} else if len(p.seen) < onceKeys || p.seen[id] != "" {
+		p.seen[id] = addr
+	}
+}
+
+// Dial gets "<raft id>@<host:port>". Where gossip sees that replica elsewhere, it is
+// looked for there first: only a leader can tell the configuration who has moved, and
+// where most of them have there is none before they find each other. The greeting
+// proves who it is.
 func (p *port) Dial(target raft.ServerAddress, timeout time.Duration) (net.Conn, error) {
 	to, addr, ok := strings.Cut(string(target), "@")
 	if !ok {
@@ -366,6 +382,14 @@ func (p *port) Dial(target raft.ServerAddress, timeout time.Duration) (net.Conn,
 	}
 	ctx, cancel := context.WithTimeout(p.n.ctx, min(timeout, greetTimeout))
 	defer cancel()
+	p.mu.Lock()
+	now := p.seen[to]
+	p.mu.Unlock()
+	if now != "" && now != addr {
+		if conn, err := p.connect(ctx, kindRaft, to, now); err == nil {
+			return conn, nil
+		}
+	}
 	conn, err := p.connect(ctx, kindRaft, to, addr)
 	if errors.Is(err, ErrWrongCluster) {
 		p.n.once.warn(p.n.log, "wrong:"+addr, "a replica belongs to another cluster", "err", err)

@@ -200,6 +200,16 @@ func requestFor(key crypto.Signer, hosts []string) ([]byte, error) {
 	return x509.CreateCertificateRequest(rand.Reader, t, key)
 }
 
+// Covers reports whether a certificate is made out to all of the hosts.
+func Covers(cert *x509.Certificate, hosts []string) bool {
+	return !slices.ContainsFunc(hosts, func(h string) bool {
+		if ip := net.ParseIP(h); ip != nil {
+			return !slices.ContainsFunc(cert.IPAddresses, ip.Equal)
+		}
+		return !slices.Contains(cert.DNSNames, h)
+	})
+}
+
 // KeyHash is the SHA-256 of a certificate's public key.
 func KeyHash(cert *x509.Certificate) []byte {
 	sum := sha256.Sum256(cert.RawSubjectPublicKeyInfo)

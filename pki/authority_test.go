@@ -2,6 +2,7 @@ package pki
 
 import (
 	"bytes"
+	"crypto"
 	"crypto/ecdsa"
 	"crypto/elliptic"
 	"crypto/rand"
@@ -173,8 +174,11 @@ func TestCAFolder(t *testing.T) {
 	now := time.Now()
 	f := CAFolder{filepath.Join(t.TempDir(), "ca")}
 	root, a := authority(t, "c1", now)
+	if err := f.Create(root, &Authority{Cert: a.Cert, Root: a.Root, key: struct{ crypto.Signer }{}}); err == nil {
+		t.Fatal("a key that cannot be written was written")
+	}
 	if err := f.Create(root, a); err != nil {
-		t.Fatal(err)
+		t.Fatalf("after one that failed: %v", err)
 	}
 	if err := f.Create(root, a); !errors.Is(err, fs.ErrExist) {
 		t.Errorf("a second CA in one folder: %v", err)
@@ -192,7 +196,7 @@ func TestCAFolder(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if old, err := f.Replace(r, next); err != nil || old.ID() != a.ID() {
+	if err := f.Replace(r, next); err != nil {
 		t.Fatal(err)
 	}
 	got, err := f.Authority()
@@ -202,6 +206,10 @@ func TestCAFolder(t *testing.T) {
 	if _, err := os.Stat(filepath.Join(f.Dir, "issuing-"+a.ID()[:16]+".pem")); err != nil {
 		t.Error(err)
 	}
+	rootKey, err := os.ReadFile(f.RootKeyPath())
+	if err != nil {
+		t.Fatal(err)
+	}
 	if err := os.Remove(f.RootKeyPath()); err != nil {
 		t.Fatal(err)
 	}
@@ -210,6 +218,175 @@ func TestCAFolder(t *testing.T) {
 	}
 	if _, err := f.Authority(); err != nil {
 		t.Errorf("the issuing authority needs the root's key: %v", err)
+	}
+	// The machine that issued is lost, and its root's key is not.
+	kept := CAFolder{t.TempDir()}
+	for name, data := range map[string][]byte{caRoot: EncodeCerts(root.Cert.Raw), caRootKey: rootKey} {
+		if err := os.WriteFile(filepath.Join(kept.Dir, name), data, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if r, err = kept.Root(); err != nil || r.Cluster() != "c1" {
+		t.Fatalf("%v", err)
+	}
+	if err := kept.Replace(r, next); err != nil {
+		t.Errorf("from a root alone: %v", err)
+	}
+	if got, err := kept.Authority(); err != nil || got.ID() != next.ID() {
+		t.Errorf("from a root alone: %v", err)
+	}
+	other, b := authority(t, "c1", now)
+	if err := (CAFolder{t.TempDir()}).Replace(other, b); err == nil {
+		t.Error("a CA was replaced where there is none")
+	}
+	if err := f.Replace(other, b); err != nil {
+		t.Errorf("a new root needs the key of the former one: %v", err)
+	}
+	if got, err := f.Root(); err != nil || !got.Cert.Equal(other.Cert) {
+		t.Errorf("after a new root: %v", err)
+	}
+}
+
+// The key of the former root outlives a change of roots that was cut short after the first file, and made again.
+func TestNewRootCutShort(t *testing.T) {
+	now := time.Now()
+	f := CAFolder{t.TempDir()}
+	root, a := authority(t, "c1", now)
+	if err := f.Create(root, a); err != nil {
+		t.Fatal(err)
+	}
+	former, err := os.ReadFile(f.RootKeyPath())
+	if err != nil {
+		t.Fatal(err)
+	}
+	other, b := authority(t, "c1", now)
+	if err := f.Replace(other, &Authority{Cert: b.Cert, Root: b.Root, key: struct{ crypto.Signer }{}}); err == nil {
+		t.Fatal("a key that cannot be written was written")
+	}
+	if err := f.Replace(other, b); err != nil {
+		t.Fatal(err)
+	}
+	if kept, err := os.ReadFile(filepath.Join(f.Dir, "root-key-"+a.ID()[:16]+".pem")); err != nil || !bytes.Equal(kept, former) {
+		t.Errorf("%v, kept: %v; want the key of the former root beside the new one", err, bytes.Equal(kept, former))
+	}
+	if got, err := f.Root(); err != nil || !got.Cert.Equal(other.Cert) {
+		t.Errorf("%v; want the new root", err)
+	}
+}
+
+// A CA that is whole loses the mark of one that is being made: without its root's certificate it is one that was used.
+func TestMarkOfAWholeCA(t *testing.T) {
+	now := time.Now()
+	root, a := authority(t, "c1", now)
+	for what, use := range map[string]func(CAFolder) error{
+		"made again": func(f CAFolder) error {
+			if err := f.Create(root, a); !errors.Is(err, fs.ErrExist) {
+				return fmt.Errorf("a second CA in one folder: %w", err)
+			}
+			return nil
+		},
+		"replaced": func(f CAFolder) error { return f.Replace(root, a) },
+	} {
+		f := CAFolder{t.TempDir()}
+		if err := f.Create(root, a); err != nil {
+			t.Fatal(err)
+		}
+		if err := errors.Join(os.WriteFile(filepath.Join(f.Dir, caUnfinished), nil, 0o600), use(f)); err != nil || f.has(caUnfinished) {
+			t.Errorf("%s: %v, still marked: %v", what, err, f.has(caUnfinished))
+		}
+	}
+}
+
+// What is lost or damaged of an authority is replaced by what its root signs; what is there of it is kept.
+func TestDamagedCAFolder(t *testing.T) {
+	now := time.Now()
+	_, foreign := authority(t, "c1", now)
+	foreignKey, err := x509.MarshalPKCS8PrivateKey(foreign.key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	another := pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: foreignKey})
+	for what, damage := range map[string]func(dir string) error{
+		"no certificate": func(dir string) error { return os.Remove(filepath.Join(dir, caIssuing)) },
+		"no key":         func(dir string) error { return os.Remove(filepath.Join(dir, caIssuingKey)) },
+		"a write cut short between key and certificate": func(dir string) error { return os.WriteFile(filepath.Join(dir, caIssuingKey), another, 0o600) },
+	} {
+		f := CAFolder{filepath.Join(t.TempDir(), "ca")}
+		root, a := authority(t, "c1", now)
+		next, err := root.NewAuthority("c1", now)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := errors.Join(f.Create(root, a), damage(f.Dir)); err != nil {
+			t.Fatal(err)
+		}
+		there := map[string]bool{}
+		for _, name := range []string{caIssuing, caIssuingKey} {
+			if data, err := os.ReadFile(filepath.Join(f.Dir, name)); err == nil {
+				there[string(data)] = true
+			}
+		}
+		other, b := authority(t, "c1", now)
+		if err := f.Replace(other, b); err == nil {
+			t.Errorf("%s: another root takes its place", what)
+		}
+		if err := f.Replace(root, next); err != nil {
+			t.Errorf("%s: %v", what, err)
+		}
+		if got, err := f.Authority(); err != nil || got.ID() != next.ID() {
+			t.Errorf("%s: %v", what, err)
+		}
+		all, err := os.ReadDir(f.Dir)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, e := range all {
+			data, err := os.ReadFile(filepath.Join(f.Dir, e.Name()))
+			if err != nil {
+				t.Fatal(err)
+			}
+			delete(there, string(data))
+		}
+		if len(there) != 0 {
+			t.Errorf("%s: %d files of the former authority are lost", what, len(there))
+		}
+	}
+}
+
+// A CA whose making was cut short, wherever that was, is made by the next run; keys that are there for another
+// reason are left alone.
+func TestUnfinishedCA(t *testing.T) {
+	root, a := authority(t, "c1", time.Now())
+	whole := CAFolder{t.TempDir()}
+	if err := whole.Create(root, a); err != nil {
+		t.Fatal(err)
+	}
+	order := []string{caRootKey, caIssuingKey, caIssuing}
+	for n := range len(order) + 1 {
+		for _, unfinished := range []bool{true, false} {
+			f := CAFolder{t.TempDir()}
+			for _, name := range order[:n] {
+				if err := os.Link(filepath.Join(whole.Dir, name), filepath.Join(f.Dir, name)); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if unfinished {
+				if err := os.WriteFile(filepath.Join(f.Dir, caUnfinished), nil, 0o600); err != nil {
+					t.Fatal(err)
+				}
+			}
+			other, b := authority(t, "c1", time.Now())
+			err := f.Create(other, b)
+			if !unfinished && n > 0 {
+				if !errors.Is(err, fs.ErrExist) {
+					t.Errorf("%q: %v, want that they are left alone", order[:n], err)
+				}
+				continue
+			}
+			if got, aerr := f.Authority(); err != nil || aerr != nil || got.ID() != b.ID() || f.has(caUnfinished) {
+				t.Errorf("%q: %v, %v; want the new CA", order[:n], err, aerr)
+			}
+		}
 	}
 }
 
@@ -256,7 +433,7 @@ func TestJoinToken(t *testing.T) {
 	for name, s := range map[string]string{
 		"nothing": "", "an address": "10.0.0.1:8088", "cut": text[:len(text)-1], "mistyped": strings.Replace(text, "e", "f", 1),
 		"too long": text + strings.Repeat("x", tokenMax), "no secret": bad(func(t *JoinToken) { t.Secret = nil }),
-		"no root": bad(func(t *JoinToken) { t.Root = "00" }), "no schedulers": bad(func(t *JoinToken) { t.Schedulers = nil }),
+		"no root": bad(func(t *JoinToken) { t.Root = "00" }), "another root": bad(func(t *JoinToken) { t.Roots = []string{"00"} }), "no schedulers": bad(func(t *JoinToken) { t.Schedulers = nil }),
 		"another role": bad(func(t *JoinToken) { t.Role = "root" }),
 	} {
 		if _, err := ParseJoinToken(s); err == nil {
@@ -307,13 +484,15 @@ func TestTokenPinsTheCluster(t *testing.T) {
 		host string
 		at   time.Time
 		want string
+		more []string // further roots
 	}{
-		{"a scheduler of the cluster", pair(a, RoleScheduler, time.Hour, "10.0.0.1"), "10.0.0.1", now, ""},
-		{"a scheduler of another CA", pair(foreign, RoleScheduler, time.Hour, "10.0.0.1"), "10.0.0.1", now, "not a scheduler of the cluster"},
-		{"one that shows our root beside its own chain", forged, "10.0.0.1", now, "certificate signed by unknown authority"},
-		{"an agent of the cluster", pair(a, RoleAgent, time.Hour, "10.0.0.1"), "10.0.0.1", now, "it is agent"},
-		{"another host", pair(a, RoleScheduler, time.Hour, "10.0.0.1"), "10.0.0.2", now, "10.0.0.2"},
-		{"one that has expired", pair(a, RoleScheduler, time.Minute, "10.0.0.1"), "10.0.0.1", now.Add(time.Hour), "expired"},
+		{"a scheduler of the cluster", pair(a, RoleScheduler, time.Hour, "10.0.0.1"), "10.0.0.1", now, "", nil},
+		{"a scheduler under a further root of the cluster", pair(foreign, RoleScheduler, time.Hour, "10.0.0.1"), "10.0.0.1", now, "", []string{Fingerprint(foreign.Root.Raw)}},
+		{"a scheduler of another CA", pair(foreign, RoleScheduler, time.Hour, "10.0.0.1"), "10.0.0.1", now, "not a scheduler of the cluster", nil},
+		{"one that shows our root beside its own chain", forged, "10.0.0.1", now, "certificate signed by unknown authority", nil},
+		{"an agent of the cluster", pair(a, RoleAgent, time.Hour, "10.0.0.1"), "10.0.0.1", now, "it is agent", nil},
+		{"another host", pair(a, RoleScheduler, time.Hour, "10.0.0.1"), "10.0.0.2", now, "10.0.0.2", nil},
+		{"one that has expired", pair(a, RoleScheduler, time.Minute, "10.0.0.1"), "10.0.0.1", now.Add(time.Hour), "expired", nil},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			client, server := net.Pipe()
@@ -324,7 +503,9 @@ func TestTokenPinsTheCluster(t *testing.T) {
 				defer close(done)
 				_ = tls.Server(server, &tls.Config{Certificates: []tls.Certificate{tc.cert}, NextProtos: []string{"h2"}}).Handshake()
 			}()
-			cfg := token(t, root, RoleAgent).ClientConfig(tc.host, func() time.Time { return tc.at })
+			tok := token(t, root, RoleAgent)
+			tok.Roots = tc.more
+			cfg := tok.ClientConfig(tc.host, func() time.Time { return tc.at })
 			err := tls.Client(client, cfg).Handshake()
 			client.Close()
 			<-done

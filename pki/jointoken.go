@@ -2,13 +2,13 @@ package pki
 
 import (
 	"crypto/sha256"
-	"crypto/subtle"
 	"crypto/tls"
 	"crypto/x509"
 	"encoding/base64"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 )
@@ -33,6 +33,9 @@ type JoinToken struct {
 	Access string `json:"access,omitempty"`
 	// Root is the fingerprint of the cluster's root certificate.
 	Root string `json:"root"`
+	// Roots are the fingerprints of further roots that the cluster believes: while one
+	// replaces another, schedulers have certificates of either.
+	Roots []string `json:"roots,omitempty"`
 	// Schedulers are where the schedulers answer, host:port.
 	Schedulers []string  `json:"schedulers"`
 	Expires    time.Time `json:"expires"`
@@ -87,7 +90,7 @@ func ParseJoinToken(s string) (JoinToken, error) {
 	switch {
 	case t.ID == "" || len(t.Secret) != secretBytes || !t.Role.Valid() || !validName(t.Cluster, ""):
 		return JoinToken{}, errors.New("join token: id, secret, role or cluster is missing or wrong")
-	case len(t.Root) != 2*sha256.Size || !isLowerHex(t.Root):
+	case slices.ContainsFunc(append([]string{t.Root}, t.Roots...), func(r string) bool { return len(r) != 2*sha256.Size || !isLowerHex(r) }):
 		return JoinToken{}, errors.New("join token: root is not a SHA-256 in lower-case hex")
 	case len(t.Schedulers) == 0 || len(t.Schedulers) > 64:
 		return JoinToken{}, fmt.Errorf("join token: names %d schedulers, want 1 to 64", len(t.Schedulers))
@@ -118,7 +121,7 @@ func (t JoinToken) verify(state tls.ConnectionState, host string, now time.Time)
 	roots, between := x509.NewCertPool(), x509.NewCertPool()
 	pinned := false
 	for _, c := range state.PeerCertificates {
-		if subtle.ConstantTimeCompare([]byte(Fingerprint(c.Raw)), []byte(t.Root)) == 1 {
+		if print := Fingerprint(c.Raw); print == t.Root || slices.Contains(t.Roots, print) {
 			roots.AddCert(c)
 			pinned = true
 			continue

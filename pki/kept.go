@@ -10,6 +10,8 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
+	"strings"
 )
 
 // Names of the files of a Kept identity.
@@ -136,6 +138,22 @@ func (k Kept) SaveRoots(rootsPEM []byte) error {
 	return WriteFile(path, rootsPEM, 0o644)
 }
 
+// SaveBeside is Save with one root, which is believed beside those that are kept. What is no certificate among them
+// is left out.
+func (k Kept) SaveBeside(keyPEM, chainPEM, root []byte) error {
+	data, err := os.ReadFile(filepath.Join(k.Dir, keptRoots))
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	ders := [][]byte{root}
+	for block, rest := pem.Decode(data); block != nil; block, rest = pem.Decode(rest) {
+		if _, err := x509.ParseCertificate(block.Bytes); err == nil {
+			ders = append(ders, block.Bytes)
+		}
+	}
+	return k.Save(keyPEM, chainPEM, EncodeCerts(ders...))
+}
+
 // SaveFile replaces a file that nobody else may read; the folder is made.
 func (k Kept) SaveFile(path string, data []byte) error {
 	if err := os.MkdirAll(k.Dir, 0o700); err != nil {
@@ -156,18 +174,23 @@ func (k Kept) SaveMembership(m Membership) error {
 // Membership reads what SaveMembership wrote; the zero value when there is none.
 func (k Kept) Membership() (Membership, error) {
 	var m Membership
-	path := filepath.Join(k.Dir, keptCluster)
+	_, err := ReadJSON(filepath.Join(k.Dir, keptCluster), &m)
+	return m, err
+}
+
+// ReadJSON reads a file into v; false: there is none.
+func ReadJSON(path string, v any) (bool, error) {
 	raw, err := os.ReadFile(path)
 	if errors.Is(err, fs.ErrNotExist) {
-		return m, nil
+		return false, nil
 	}
 	if err != nil {
-		return m, err
+		return false, err
 	}
-	if err := json.Unmarshal(raw, &m); err != nil {
-		return m, fmt.Errorf("%s: %w", path, err)
+	if err := json.Unmarshal(raw, v); err != nil {
+		return false, fmt.Errorf("%s: %w", path, err)
 	}
-	return m, nil
+	return true, nil
 }
 
 // EncodeCerts writes certificates as PEM, each one once.
@@ -190,6 +213,9 @@ const (
 	caRootKey    = "root-key.pem"
 	caIssuing    = "issuing.pem"
 	caIssuingKey = "issuing-key.pem"
+	// caUnfinished is there while a CA is being made: what is beside it without a root's certificate was used by
+	// nobody.
+	caUnfinished = "unfinished"
 )
 
 // CAFolder is a CA on disk, offline.
@@ -204,16 +230,44 @@ func (f CAFolder) Create(root *Root, a *Authority) error {
 	if err := os.MkdirAll(f.Dir, 0o700); err != nil {
 		return err
 	}
-	for _, name := range []string{caRoot, caRootKey, caIssuing, caIssuingKey} {
-		if _, err := os.Lstat(filepath.Join(f.Dir, name)); err == nil {
-			return fmt.Errorf("%s holds a CA already: %w", f.Dir, fs.ErrExist)
-		}
+	if err := f.settle(); err != nil {
+		return err
 	}
-	return f.write(root, a)
+	all := []string{caRoot, caRootKey, caIssuing, caIssuingKey}
+	if f.has(caUnfinished) {
+		all = all[:1]
+	}
+	if slices.ContainsFunc(all, f.has) {
+		return fmt.Errorf("%s holds a CA already: %w", f.Dir, fs.ErrExist)
+	}
+	unfinished := filepath.Join(f.Dir, caUnfinished)
+	if err := WriteFile(unfinished, nil, 0o600); err != nil {
+		return err
+	}
+	if err := f.write(root, a); err != nil { // on a full disk, say: what is there is no CA, and is written over
+		return err
+	}
+	return f.settle()
 }
 
-// write puts keys before certificates: an interrupted run leaves no certificate
-// without its key.
+// settle takes the mark of an unfinished CA from one that is whole, lest the mark outlive it and give its keys away.
+func (f CAFolder) settle() error {
+	if !f.has(caRoot) {
+		return nil
+	}
+	if err := os.Remove(filepath.Join(f.Dir, caUnfinished)); !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	return nil
+}
+
+func (f CAFolder) has(name string) bool {
+	_, err := os.Lstat(filepath.Join(f.Dir, name))
+	return err == nil
+}
+
+// write puts keys before certificates, and the root's last. An interrupted run leaves a CA that is unfinished, or one
+// whose keys and certificates do not belong together; what was replaced is beside them.
 func (f CAFolder) write(root *Root, a *Authority) error {
 	for _, w := range []struct {
 		name string
@@ -282,27 +336,48 @@ func (f CAFolder) Root() (*Root, error) {
 	return &Root{cert, key}, nil
 }
 
+// Cluster is the name in the root.
+func (r *Root) Cluster() string { return strings.Join(r.Cert.Subject.Organization, "/") }
+
 // Replace puts a new issuing authority, and with it maybe a new root, in place of
-// the present ones, which stay beside them under their fingerprints.
-func (f CAFolder) Replace(root *Root, a *Authority) (*Authority, error) {
-	old, err := f.Authority()
-	if err != nil {
-		return nil, err
+// the present ones, which stay beside them under their fingerprints. The present root's
+// key may be kept elsewhere. What the present root signs also takes the place of an
+// authority that is lost or damaged; of that, what is there stays beside it, too. A
+// change of roots that was cut short can be made again only while the folder's issuing
+// authority is still the former one, key and certificate: else its files are to be put
+// back from beside first.
+func (f CAFolder) Replace(root *Root, a *Authority) error {
+	if err := f.settle(); err != nil {
+		return err
 	}
-	names := []string{caIssuing, caIssuingKey}
-	suffix := "-" + old.ID()[:16]
-	if !old.Root.Equal(root.Cert) {
+	names, suffix := []string{caIssuing, caIssuingKey}, "-before-"+a.ID()[:16]
+	old, err := f.Authority()
+	switch {
+	case err != nil:
+		if own, _, rerr := readCert(filepath.Join(f.Dir, caRoot)); rerr != nil || !own.Equal(root.Cert) {
+			return err
+		}
+	case !old.Root.Equal(root.Cert):
 		names = append(names, caRoot, caRootKey)
+		fallthrough
+	default:
+		suffix = "-" + old.ID()[:16]
 	}
 	for _, name := range names {
-		from := filepath.Join(f.Dir, name)
-		data, err := os.ReadFile(from)
-		if err != nil {
-			return nil, err
+		from, beside := filepath.Join(f.Dir, name), strings.TrimSuffix(name, ".pem")+suffix+".pem"
+		if f.has(beside) { // by a run that was cut short: what stands here may be that run's by now
+			continue
 		}
-		if err := WriteFile(from[:len(from)-len(".pem")]+suffix+".pem", data, 0o600); err != nil {
-			return nil, err
+		data, err := os.ReadFile(from)
+		if errors.Is(err, fs.ErrNotExist) {
+			continue
+		}
+		if err != nil {
+			return err
+		}
+		if err := WriteFile(filepath.Join(f.Dir, beside), data, 0o600); err != nil {
+			return err
 		}
 	}
-	return old, f.write(root, a)
+	return f.write(root, a)
 }

@@ -42,6 +42,8 @@ type Config struct {
 type Source struct {
 	cfg   Config
 	stale bool // Vault was away at the start: what lies there is used until it answers
+	// unsaved is a good answer that could not be written: Vault is not asked for another until it can.
+	unsaved map[string]any
 }
 
 // New checks the settings. Errors name them.
@@ -138,17 +140,25 @@ func RenewAt(leaf *x509.Certificate) time.Time {
 
 // Renew asks Vault for a certificate and replaces the files.
 func (s *Source) Renew(ctx context.Context) error {
-	names, ips := s.names()
-	data, err := s.cfg.write(ctx, s.cfg.Mount+"/issue/"+s.cfg.Role, map[string]any{
-		"common_name": s.cfg.Service,
-		"ttl":         s.cfg.TTL.String(),
-		"alt_names":   strings.Join(names, ","),
-		"ip_sans":     strings.Join(ips, ","),
-	})
-	if err != nil {
-		return err
+	data := s.unsaved
+	if data == nil {
+		var err error
+		names, ips := s.names()
+		data, err = s.cfg.write(ctx, s.cfg.Mount+"/issue/"+s.cfg.Role, map[string]any{
+			"common_name": s.cfg.Service,
+			"ttl":         s.cfg.TTL.String(),
+			"alt_names":   strings.Join(names, ","),
+			"ip_sans":     strings.Join(ips, ","),
+		})
+		if err != nil {
+			return err
+		}
 	}
 	leaf, err := s.save(data)
+	s.unsaved = nil
+	if err != nil && leaf != nil {
+		s.unsaved = data
+	}
 	if err != nil {
 		return err
 	}
@@ -157,7 +167,8 @@ func (s *Source) Renew(ctx context.Context) error {
 	return nil
 }
 
-// save checks what was answered, and writes it: key, certificate, CA, each whole.
+// save checks what was answered, and writes it: key, certificate, CA, each whole. The certificate is not nil
+// where no more than the writing failed.
 func (s *Source) save(data map[string]any) (*x509.Certificate, error) {
 	cert, err := text(data, "certificate")
 	if err != nil {
@@ -195,10 +206,10 @@ func (s *Source) save(data map[string]any) (*x509.Certificate, error) {
 		mode       os.FileMode
 	}{{s.cfg.Files.Key, line(key), 0o600}, {s.cfg.Files.Cert, line(cert), 0o644}, {s.cfg.Files.CA, bundle, 0o644}} {
 		if err := os.MkdirAll(filepath.Dir(f.path), 0o700); err != nil {
-			return nil, err
+			return pair.Leaf, err
 		}
 		if err := pki.WriteFile(f.path, []byte(f.text), f.mode); err != nil {
-			return nil, err
+			return pair.Leaf, err
 		}
 	}
 	return pair.Leaf, nil

@@ -240,6 +240,35 @@ func TestRun(t *testing.T) {
 	renewed(t, cfg.Files, first)
 }
 
+// A certificate that cannot be written is kept until it can: Vault does not issue one for each try.
+func TestWhatCannotBeWrittenIsAskedForOnce(t *testing.T) {
+	v := server(t)
+	cfg := config(v, t.TempDir())
+	s := source(t, cfg)
+	inTheWay := filepath.Join(cfg.Files.Cert, "in", "the", "way")
+	if err := os.MkdirAll(inTheWay, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	for range 3 {
+		if s.Renew(t.Context()) == nil {
+			t.Fatal("written over a folder")
+		}
+	}
+	if err := os.RemoveAll(cfg.Files.Cert); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Renew(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	leafAt(t, cfg.Files)
+	if n := len(v.Issued()); n != 1 {
+		t.Errorf("issued %d", n)
+	}
+	if err := s.Renew(t.Context()); err != nil || len(v.Issued()) != 2 {
+		t.Errorf("%v; issued %d, want another one once it was written", err, len(v.Issued()))
+	}
+}
+
 func TestRenewAt(t *testing.T) {
 	from := time.Unix(1_000_000, 0)
 	for life, want := range map[time.Duration]time.Duration{
