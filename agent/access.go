@@ -17,8 +17,9 @@ import (
 	"github.com/persys/compute/rpc/guard"
 )
 
-// permit lets schedulers and the admin drive this agent, and everybody else whom the CA knows only
-// look: a certificate of the CA alone is no permission (contract/gaps.md, 72).
+// permit lets schedulers and the admin drive this agent, and gateways and who has a certificate from
+// elsewhere only look: a certificate of the CA alone is no permission (contract/gaps.md, 72). Users of
+// the cluster ask the schedulers, which know who acts in which namespaces.
 func (a *Agent) permit(ctx context.Context, method string, mapping pki.Mapping) error {
 	if !strings.HasPrefix(method, "/"+agentv1.AgentService_ServiceDesc.ServiceName+"/") {
 		return nil // health and reflection
@@ -39,6 +40,9 @@ func (a *Agent) permit(ctx context.Context, method string, mapping pki.Mapping) 
 	}
 	if id.Role == pki.RoleAgent && method != agentv1.AgentService_HealthCheck_FullMethodName {
 		return status.Errorf(codes.PermissionDenied, "agent %q may not call %s: one agent has no business with another", id.ID, method)
+	}
+	if id.Role == pki.RoleUser && !id.Mapped && method != agentv1.AgentService_HealthCheck_FullMethodName {
+		return status.Errorf(codes.PermissionDenied, "user %q may not call %s: an agent knows no namespaces, ask a scheduler", id.ID, method)
 	}
 	switch method {
 	case agentv1.AgentService_GetWorkloadStatus_FullMethodName, agentv1.AgentService_ListWorkloads_FullMethodName,

@@ -7,7 +7,6 @@ import (
 	"crypto/x509/pkix"
 	"encoding/json"
 	"fmt"
-	"net"
 	"net/http/httptest"
 	"net/url"
 	"strings"
@@ -56,8 +55,14 @@ func TestWhoMayCall(t *testing.T) {
 		{"an existing scheduler drives", "persys-scheduler", "", apply, codes.OK},
 		{"the admin drives", "x", "persys://c1/user/admin", apply, codes.OK},
 		{"another user does not", "x", "persys://c1/user/eve", apply, codes.PermissionDenied},
-		{"another user looks", "x", "persys://c1/user/eve", list, codes.OK},
+		{"another user does not look past its namespaces", "x", "persys://c1/user/eve", list, codes.PermissionDenied},
+		{"nor at one workload", "x", "persys://c1/user/eve", agentv1.AgentService_GetWorkloadStatus_FullMethodName, codes.PermissionDenied},
+		{"nor at what was done", "x", "persys://c1/user/eve", agentv1.AgentService_ListActions_FullMethodName, codes.PermissionDenied},
 		{"another user reads no logs", "x", "persys://c1/user/eve", logs, codes.PermissionDenied},
+		{"another user asks for its health", "x", "persys://c1/user/eve", agentv1.AgentService_HealthCheck_FullMethodName, codes.OK},
+		{"an existing service looks", "persys-services", "", list, codes.OK},
+		{"an existing service does not drive", "persys-services", "", apply, codes.PermissionDenied},
+		{"the existing CLI drives", "persysctl", "", apply, codes.OK},
 		{"a gateway reads logs", "x", "persys://c1/gateway/g1", logs, codes.OK},
 		{"a scheduler runs commands", "x", "persys://c1/scheduler/s1", exec, codes.OK},
 		{"a gateway runs none past the schedulers", "x", "persys://c1/gateway/g1", exec, codes.PermissionDenied},
@@ -182,39 +187,4 @@ func TestHealthAndMetrics(t *testing.T) {
 		}
 		return len(missing) == 0
 	}, func() string { return fmt.Sprintf("metrics that never move: %v", missing) })
-}
-
-func TestAdvertisedAddress(t *testing.T) {
-	for _, c := range []struct{ listener, scheduler, want string }{
-		{"192.0.2.7:50051", "", "192.0.2.7:50051"},
-		{"127.0.0.1:50051", "192.0.2.1:8085", "127.0.0.1:50051"},
-		{"0.0.0.0:50051", "127.0.0.1:8085", "127.0.0.1:50051"},
-		{"[::]:50051", "127.0.0.1:8085", "127.0.0.1:50051"},
-	} {
-		addr, err := net.ResolveTCPAddr("tcp", c.listener)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if got, err := advertised(addr, c.scheduler); err != nil || got != c.want {
-			t.Errorf("listening on %s, scheduler %q: %s, %v; want %s", c.listener, c.scheduler, got, err, c.want)
-		}
-	}
-}
-
-func TestThisMachineIsMeasured(t *testing.T) {
-	h, err := NewHost("/")
-	if err != nil {
-		t.Fatal(err)
-	}
-	ctx, cancel := context.WithCancel(context.Background())
-	cancel()
-	if err := h.Run(ctx); err != nil {
-		t.Error(err)
-	}
-	if v := h.Totals(); v.CPUMillicores < 1000 || v.MemoryMB < 64 || v.DiskGB < 1 {
-		t.Errorf("totals %+v", v)
-	}
-	if u := h.Usage(); u.MemoryMB <= 0 || u.MemoryPercent <= 0 || u.MemoryPercent > 100 || u.CPUPercent < 0 || u.CPUPercent > 100 {
-		t.Errorf("usage %+v", u)
-	}
 }

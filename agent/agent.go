@@ -18,6 +18,7 @@ import (
 	"github.com/persys/compute/agent/driver"
 	"github.com/persys/compute/agent/guard"
 	"github.com/persys/compute/agent/health"
+	"github.com/persys/compute/agent/host"
 	"github.com/persys/compute/agent/usage"
 	"github.com/persys/compute/agent/volume"
 	limits "github.com/persys/compute/rpc/guard"
@@ -30,7 +31,7 @@ type Agent struct {
 	store   *store
 	factory Factory
 	metrics *metrics
-	host    Host
+	host    host.Host
 	queue   *queue
 	control Control
 	server  *grpc.Server
@@ -93,6 +94,9 @@ type workload struct {
 	over     Excess // desired.over
 	task     *task  // the newest
 	busy     string // with what a driver is, while it is
+	// interrupt ends what a driver does for the present intent, for an order that wants something else: what
+	// nobody wants any more is not waited for. It may be nil.
+	interrupt context.CancelFunc
 	// report is the last one published, version when.
 	report  report
 	version uint64
@@ -104,10 +108,10 @@ func New(cfg Config, factory Factory) (*Agent, error) {
 	if err := cfg.complete(); err != nil {
 		return nil, fmt.Errorf("agent: %w", err)
 	}
-	host := cfg.Host
-	if host == nil {
+	measured := cfg.Host
+	if measured == nil {
 		var err error
-		if host, err = NewHost("/"); err != nil {
+		if measured, err = host.New("/"); err != nil {
 			return nil, fmt.Errorf("agent: measuring the machine: %w", err)
 		}
 	}
@@ -116,7 +120,7 @@ func New(cfg Config, factory Factory) (*Agent, error) {
 		return nil, err
 	}
 	a := &Agent{
-		cfg: cfg, log: cfg.Logger, store: st, factory: factory, host: host, control: cfg.Control,
+		cfg: cfg, log: cfg.Logger, store: st, factory: factory, host: measured, control: cfg.Control,
 		queue: newQueue(), dirty: make(chan struct{}, 1), unkept: make(chan struct{}, 1), looked: make(chan struct{}),
 		workloads: map[string]*workload{}, tombs: map[string]*tombstone{}, unsaved: map[string]bool{},
 		origins: map[string]*origin{}, met: make(chan struct{}), feed: make(chan struct{}, 1), told: make(chan struct{}),
@@ -146,6 +150,9 @@ func (a *Agent) Close() error { return a.store.close() }
 func (a *Agent) restore() error {
 	saved, err := a.store.load()
 	if err != nil {
+		return err
+	}
+	if err := a.named(&saved); err != nil {
 		return err
 	}
 	a.meta = saved.meta
@@ -179,6 +186,10 @@ func (a *Agent) restore() error {
 		w.waits = in.waitsAfterRestart() && a.control != nil
 		if st, ok := saved.status[in.ID]; ok {
 			w.fail = st.Failure
+			// No attempt is further away, unless the clock has been set back since.
+			if limit := time.Now().Add(a.cfg.RetryMax); w.fail.Next.After(limit) {
+				w.fail.Next = limit
+			}
 			w.report = st.report(in)
 		}
 		a.workloads[in.ID] = w
@@ -194,6 +205,21 @@ func (a *Agent) restore() error {
 	}
 	a.log.Info("sealing secrets of the state file that are in plain", "workloads", len(plain))
 	return a.store.update(func(w write) error { return all(plain, w.intent) })
+}
+
+// named keeps the name of the node with its workloads: under another one they would be taken for a lost
+// node's, and run elsewhere as well.
+func (a *Agent) named(s *saved) error {
+	known, now := s.meta.Node, a.cfg.NodeID
+	if known == now {
+		return nil
+	}
+	if n := len(s.intents); known != "" && n > 0 {
+		return fmt.Errorf("it holds %d workloads of node %q, and this node would be %q (PERSYS_NODE_ID, agent_config.yaml, else the host name): set PERSYS_NODE_ID=%s, or drain %s before it gets another name",
+			n, known, now, known, known)
+	}
+	s.meta.Node = now
+	return a.store.update(func(w write) error { return w.meta(s.meta) })
 }
 
 // cluster is the id to put on labels at the start.
@@ -237,7 +263,7 @@ func (a *Agent) Run(ctx context.Context) (err error) {
 	} else if a.holdsGuarded() {
 		a.meetGuard(life) // before anything is touched
 	}
-	a.storage.Mount(life)
+	a.spawn(func() { a.storage.Mount(life) }) // beside the rest: a file server that is away keeps no node away
 	now := time.Now()
 	a.mu.Lock()
 	for id := range a.workloads {

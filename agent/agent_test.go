@@ -8,7 +8,6 @@ import (
 	"slices"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -147,38 +146,6 @@ func TestRestartCounterRestartsTheInstance(t *testing.T) {
 	}
 }
 
-func TestBadOrdersAreRefusedInBand(t *testing.T) {
-	r := newRig(t).start()
-	for _, c := range []struct {
-		name, says string
-		change     option
-	}{
-		{"empty id", "id:", func(q *agentv1.ApplyWorkloadRequest) { q.Id = "" }},
-		{"malformed id", `id: "../x"`, func(q *agentv1.ApplyWorkloadRequest) { q.Id = "../x" }},
-		{"no spec", "spec:", func(q *agentv1.ApplyWorkloadRequest) { q.Spec = nil }},
-		{"no arm", "spec:", func(q *agentv1.ApplyWorkloadRequest) { q.Spec = &agentv1.WorkloadSpec{} }},
-		{"type against arm", "does not fit", func(q *agentv1.ApplyWorkloadRequest) { q.Type = agentv1.WorkloadType_WORKLOAD_TYPE_VM }},
-		{"no such runtime", "runtime not available: vm", func(q *agentv1.ApplyWorkloadRequest) {
-			q.Type, q.Spec = 0, &agentv1.WorkloadSpec{Spec: &agentv1.WorkloadSpec_Vm{Vm: &agentv1.VMSpec{}}}
-		}},
-		{"on_lost_lease stop", "self-fencing", func(q *agentv1.ApplyWorkloadRequest) { q.OnLostLease = "stop" }},
-		{"too large", "limit 524288", func(q *agentv1.ApplyWorkloadRequest) {
-			q.Spec = container(strings.Repeat("x", 600<<10))
-		}},
-		{"another node", `this is node "node-a"`, func(q *agentv1.ApplyWorkloadRequest) { q.NodeId = "node-b" }},
-	} {
-		t.Run(c.name, func(t *testing.T) {
-			out := r.apply("web", "sim/run", c.change)
-			if out.Applied || !strings.Contains(out.Message, c.says) {
-				t.Errorf("want applied=false and %q, got %v", c.says, out)
-			}
-		})
-	}
-	if n := len(r.a.Snapshot()); n != 0 {
-		t.Errorf("%d workloads after refusals only", n)
-	}
-}
-
 func TestUnknownIDs(t *testing.T) {
 	r := newRig(t).start()
 	_, err := r.api.GetWorkloadStatus(context.Background(), &agentv1.GetWorkloadStatusRequest{Id: "nope"})
@@ -219,31 +186,6 @@ func TestDeleteLeavesNothingAndATombstone(t *testing.T) {
 		t.Errorf("a newer apply is refused: %v", out)
 	}
 	r.reaches("web", running)
-}
-
-func TestApplyOverAPendingDeleteRecreates(t *testing.T) {
-	r := newRig(t).start()
-	r.apply("web", "sim/run", content("c1:a"))
-	r.reaches("web", running)
-	before := r.observed("web").RuntimeID
-	var block atomic.Bool
-	block.Store(true)
-	r.hooks.set(func(h *hooks) {
-		h.remove = func(driver.ID) error {
-			if block.Load() {
-				return driver.Errorf(driver.RuntimeError, "remove", "busy")
-			}
-			return nil
-		}
-	})
-	r.delete("web")
-	r.until(func() bool { return r.hooks.count("remove web") > 0 }, func() string { return "never removed" })
-	block.Store(false)
-	r.apply("web", "sim/run", content("c1:a"))
-	r.reaches("web", running)
-	if r.observed("web").RuntimeID == before {
-		t.Error("the deleted instance lives on under the new order")
-	}
 }
 
 func TestFencesHoldAcrossARestart(t *testing.T) {
@@ -369,6 +311,36 @@ func TestWhatWasGivenUpStaysSoAfterARestart(t *testing.T) {
 	if n := r.hooks.count("ensure web"); n != 1 {
 		t.Errorf("tried %d times, want once", n)
 	}
+}
+
+// TestAnAttemptIsNotPutOffByTheClock: it was to be made in a minute, by a clock that was a day ahead.
+func TestAnAttemptIsNotPutOffByTheClock(t *testing.T) {
+	r := newRig(t).start()
+	r.hooks.set(func(h *hooks) {
+		h.ensure = func(driver.Spec) error { return driver.Errorf(driver.RuntimeUnhealthy, "ensure", "away") }
+	})
+	r.apply("web", "sim/run")
+	r.until(func() bool { return r.status("web").GetMetadata()["failure_reason"] != "" }, func() string { return "it does not fail" })
+	r.halt()
+	s, err := openStore(r.cfg.StatePath, false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	have, err := s.load()
+	if err != nil {
+		t.Fatal(err)
+	}
+	st := have.status["web"]
+	st.Failure.Next = time.Now().Add(24 * time.Hour)
+	if err := errors.Join(s.update(func(w write) error {
+		return errors.Join(w.status(st), all(have.tasks, w.dropTask))
+	}), s.close()); err != nil {
+		t.Fatal(err)
+	}
+	r.hooks.set(func(h *hooks) { h.ensure = nil })
+	r.cfg.RetryMax = 20 * time.Millisecond
+	r.start()
+	r.reaches("web", running)
 }
 
 func TestDeleteIsOnDiskBeforeTheAnswer(t *testing.T) {
@@ -525,6 +497,27 @@ func TestProgressIsShown(t *testing.T) {
 	if st := r.reaches("web", running); strings.Contains(st.Message, "pulling") {
 		t.Errorf("message %q of what runs", st.Message)
 	}
+}
+
+// TestWhatNobodyWantsAnyMoreIsNotWaitedFor: an order ends what a driver waits for on behalf of another one.
+func TestWhatNobodyWantsAnyMoreIsNotWaitedFor(t *testing.T) {
+	r := newRig(t)
+	begun := make(chan struct{}, 8)
+	r.hooks.during = func(ctx context.Context, spec driver.Spec) {
+		if strings.HasSuffix(spec.Body.GetContainer().GetImage(), "mistyped") {
+			begun <- struct{}{}
+			<-ctx.Done() // a registry that never answers
+		}
+	}
+	r.start()
+	r.apply("web", "sim/run:mistyped")
+	<-begun
+	r.apply("web", "sim/run")
+	r.reaches("web", running)
+	r.apply("web", "sim/run:mistyped")
+	<-begun
+	r.delete("web")
+	r.gone("web")
 }
 
 // TestAPanicHurtsOneWorkload: what makes a driver panic fails, and the others go on.

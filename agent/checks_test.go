@@ -1,10 +1,17 @@
 package agent
 
 import (
+	"fmt"
 	"strings"
 	"testing"
 
+	"google.golang.org/protobuf/proto"
+
 	agentv1 "github.com/persys/compute/api/agent/v1"
+	controlv1 "github.com/persys/compute/api/control/v1"
+
+	"github.com/persys/compute/agent/driver"
+	"github.com/persys/compute/rpc/dial"
 )
 
 // checking gives a workload a health check.
@@ -34,6 +41,11 @@ func TestHealthChecks(t *testing.T) {
 	if st := r.status("web"); st.ActualState != running || st.Health != "unhealthy" {
 		t.Errorf("an unhealthy workload is %s, %q", st.ActualState, st.Health)
 	}
+	// So it is for who names no content.
+	r.apply("web", "sim/run", checking("true"), content(""))
+	r.says("web", "running, health check: healthy")
+	r.apply("web", "sim/run", checking("sh", "-c", "err no database; exit 3"), content(""))
+	r.says("web", "running, health check: unhealthy")
 	// The check is known to the agent after its restart.
 	r.restart()
 	r.says("web", "running, health check: unhealthy")
@@ -50,5 +62,54 @@ func TestHealthChecks(t *testing.T) {
 	r.gone("web")
 	if state, _ := r.a.checks.State("web"); state != "" {
 		t.Errorf("a deleted workload is still %s", state)
+	}
+}
+
+// One string that is not UTF-8 keeps the whole of a heartbeat, and of an answer, from being sent.
+func TestWhatIsSaidOfAWorkloadCanBeSent(t *testing.T) {
+	const raw = "gr\xf6\xdfer"
+	r := newRig(t, under(leader())).start()
+	r.hooks.set(func(h *hooks) {
+		h.ensure = func(s driver.Spec) error {
+			if s.ID == "fails" {
+				return driver.Errorf(driver.InvalidImage, "pull", raw)
+			}
+			return nil
+		}
+	})
+	r.apply("checked", "sim/run", by(7), at(5), checking("sh", "-c", "err "+strings.Repeat("a", 159)+"ä; exit 3"))
+	r.apply("fails", "sim/run", by(7), at(5))
+	r.says("checked", "running, health check: unhealthy")
+	if st := r.reaches("fails", failing); !strings.Contains(st.Message, "gr\ufffder") {
+		t.Errorf("the reason is %q", st.Message)
+	}
+	list, _ := r.a.changes(true, true, 0, testNow)
+	actions, err := r.api.ListActions(t.Context(), &agentv1.ListActionsRequest{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, m := range []proto.Message{&controlv1.HeartbeatRequest{WorkloadStatuses: list}, &agentv1.ListWorkloadsResponse{Workloads: r.a.Snapshot()}, actions} {
+		if _, err := proto.Marshal(m); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+// TestAHeartbeatFits: everything on a node fails at once, with the longest of messages.
+func TestAHeartbeatFits(t *testing.T) {
+	r := newRig(t).start()
+	words := strings.Repeat("no space left on device ", driver.MaxMetadata/24) + "the end"
+	r.a.mu.Lock()
+	for i := range 600 {
+		id := fmt.Sprintf("w-%d", i)
+		r.a.workloads[id] = &workload{id: id, report: report{status: &agentv1.WorkloadStatus{Id: id, Message: words}, class: driver.StorageProvisionFailed}}
+	}
+	r.a.mu.Unlock()
+	list, _ := r.a.changes(true, true, 0, testNow)
+	if n := proto.Size(&controlv1.HeartbeatRequest{WorkloadStatuses: list}); n > dial.MaxMessage {
+		t.Errorf("%d bytes, at most %d are sent", n, dial.MaxMessage)
+	}
+	if got := list[0].GetReason().GetMessage(); !strings.HasSuffix(got, "the end") || len(got) < 500 {
+		t.Errorf("what is left of a message: %q", got)
 	}
 }

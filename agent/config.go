@@ -2,9 +2,7 @@ package agent
 
 import (
 	"context"
-	"crypto/sha256"
 	"crypto/tls"
-	"encoding/hex"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -12,7 +10,6 @@ import (
 	"net"
 	"os"
 	"runtime"
-	"strings"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -25,6 +22,7 @@ import (
 	"github.com/persys/compute/rpc/guard"
 
 	"github.com/persys/compute/agent/driver"
+	"github.com/persys/compute/agent/host"
 	"github.com/persys/compute/agent/volume"
 )
 
@@ -43,6 +41,9 @@ type Binding struct {
 	NodeID    string
 	// Owns says whether the agent's store claims a workload, for instances without node label.
 	Owns func(driver.ID) bool
+	// Taken says whether a workload of a kind was taken over from an existing agent: one without any mark may
+	// be its instance, where nothing but the name tells.
+	Taken func(driver.Kind, driver.ID) bool
 	// Content says which content an instance without content label has, if the store knows.
 	Content func(id driver.ID, runtimeID string) (string, bool)
 	// Progress shows in the status what a driver is busy with for a workload, until it is told "". It
@@ -118,8 +119,10 @@ type Config struct {
 	Advertise     string
 	SchedulerHint string
 
-	// NotOffered says of kinds without a driver why there is none.
+	// NotOffered says of kinds without a driver why there is none. Late, asked at every sweep, makes drivers of
+	// those whose runtime has come to the machine since; from then on the factory makes them, too. May be nil.
 	NotOffered map[driver.Kind]string
+	Late       Factory
 
 	// Labels of the node; os and arch are always added.
 	Labels map[string]string
@@ -138,8 +141,8 @@ type Config struct {
 	// Guard stops workloads with on_lost_lease: stop when the lease ends, also without this process.
 	// Nil: such workloads are refused.
 	Guard Guard
-	// Host measures the machine; default NewHost("/").
-	Host Host
+	// Host measures the machine; default host.New("/").
+	Host host.Host
 
 	// ReconcileInterval between looks at everything; default 30 s.
 	ReconcileInterval time.Duration
@@ -257,11 +260,10 @@ func (c *Config) complete() error {
 	labels["os"], labels["arch"] = runtime.GOOS, runtime.GOARCH
 	c.Labels = labels
 	if c.Advertise == "" && c.Listener != nil {
-		advertise, err := advertised(c.Listener.Addr(), c.SchedulerHint)
-		if err != nil {
-			return err
+		var err error
+		if c.Advertise, err = host.Advertised(c.Listener.Addr(), c.SchedulerHint); err != nil {
+			return fmt.Errorf("Listener: %w", err)
 		}
-		c.Advertise = advertise
 	}
 	if c.Control != nil && c.Advertise == "" {
 		return errors.New("Advertise: must not be empty with schedulers and without Listener")
@@ -280,69 +282,16 @@ func NodeID(setting string) (string, error) {
 	if setting != "" && setting != "auto" {
 		return setting, checkID("PERSYS_NODE_ID", setting)
 	}
-	host, err := os.Hostname()
+	id, err := os.Hostname()
 	if err != nil {
 		return "", fmt.Errorf("PERSYS_NODE_ID: not set, and the host name is unknown: %w", err)
 	}
-	id := host
 	if setting == "auto" {
-		suffix := machineSuffix()
+		suffix := host.Suffix()
 		if suffix == "" {
 			return "", errors.New("PERSYS_NODE_ID: auto needs /etc/machine-id or a network card")
 		}
 		id += "-" + suffix
 	}
 	return id, checkID("host name as PERSYS_NODE_ID", id)
-}
-
-func machineSuffix() string {
-	if raw, err := os.ReadFile("/etc/machine-id"); err == nil {
-		if text := strings.TrimSpace(string(raw)); len(text) >= 12 {
-			return text[:12]
-		}
-	}
-	links, err := net.Interfaces()
-	if err != nil {
-		return ""
-	}
-	for _, link := range links {
-		if len(link.HardwareAddr) > 0 && link.Flags&net.FlagLoopback == 0 {
-			sum := sha256.Sum256([]byte(link.HardwareAddr.String()))
-			return hex.EncodeToString(sum[:6])
-		}
-	}
-	return ""
-}
-
-// advertised is where schedulers reach a listener (contract/semantics.md, section 11): its own
-// host, or for a wildcard the source address towards a scheduler, else the first global one, else
-// 127.0.0.1. A loopback listener keeps its address, unlike existing agents': nothing else answers.
-func advertised(addr net.Addr, scheduler string) (string, error) {
-	host, port, err := net.SplitHostPort(addr.String())
-	if err != nil {
-		return "", fmt.Errorf("Listener: address %q: %w", addr, err)
-	}
-	ip := net.ParseIP(host)
-	if ip != nil && !ip.IsUnspecified() {
-		return addr.String(), nil // bound to one address: no other answers
-	}
-	if scheduler != "" {
-		// Connecting a UDP socket sends nothing; it only asks for the route.
-		if conn, err := net.DialTimeout("udp", scheduler, time.Second); err == nil {
-			from, _, err := net.SplitHostPort(conn.LocalAddr().String())
-			conn.Close()
-			if err == nil {
-				return net.JoinHostPort(from, port), nil
-			}
-		}
-	}
-	addrs, err := net.InterfaceAddrs()
-	if err == nil {
-		for _, a := range addrs {
-			if n, ok := a.(*net.IPNet); ok && n.IP.IsGlobalUnicast() {
-				return net.JoinHostPort(n.IP.String(), port), nil
-			}
-		}
-	}
-	return net.JoinHostPort("127.0.0.1", port), nil
 }

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/persys/compute/agent/driver"
+	"github.com/persys/compute/agent/volume"
 )
 
 // pump hands due workloads to goroutines and looks at everything in between.
@@ -203,15 +204,21 @@ func (a *Agent) advance(ctx context.Context, id string) (again bool) {
 	if in == nil && (tomb == nil || tomb.Done) {
 		return false
 	}
+	if in != nil && in.Deleting && a.tooEarly(w, in) {
+		return false
+	}
 	a.startTask(id)
 	if in == nil || in.Deleting {
 		return a.bury(ctx, id, in)
 	}
 	if len(in.PreviousTypes) > 0 {
-		if err := a.removeFrom(ctx, id, in.PreviousTypes[0], false); err != nil {
+		if err := a.removeFrom(ctx, id, in.PreviousTypes[0], a.fate(in, nil)); err != nil {
 			return a.failed(ctx, id, in, err)
 		}
-		a.amend(id, in, func(next *intent) { next.PreviousTypes = in.PreviousTypes[1:] })
+		a.amend(id, in, func(next *intent) {
+			next.PreviousTypes = in.PreviousTypes[1:]
+			next.removed()
+		})
 		return true
 	}
 	e, cluster, err := a.engineFor(in.Type)
@@ -256,7 +263,10 @@ func (a *Agent) advance(ctx context.Context, id string) (again bool) {
 	}
 	a.mu.Unlock()
 	if in.Recreate || in.Restart && in.running() {
-		a.amend(id, in, func(next *intent) { next.Recreate, next.Restart = false, false })
+		a.amend(id, in, func(next *intent) {
+			next.Recreate, next.Restart = false, false
+			next.removed()
+		})
 	}
 	return true
 }
@@ -280,7 +290,7 @@ func (a *Agent) carryOut(ctx context.Context, e *engine, in *intent, cluster str
 			return err
 		}
 	case doRecreate, doRemove:
-		if err := e.drv.Remove(ctx, id); err != nil || do == doRemove || !in.running() {
+		if err := e.remover(a.fate(in, nil))(ctx, id); err != nil || do == doRemove || !in.running() {
 			return err
 		}
 	}
@@ -410,6 +420,19 @@ func (a *Agent) amend(id string, in *intent, change func(*intent)) {
 	a.mu.Unlock()
 }
 
+// tooEarly reports whether the back-off of a delete is not over, and if so asks for another look then: looks at its
+// engine, of which the delete itself is one, queue it at once.
+func (a *Agent) tooEarly(w *workload, in *intent) bool {
+	now := time.Now()
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	next := a.consider(w, in, now)
+	if next.do == doWait {
+		a.schedule(w, next, now)
+	}
+	return next.do == doWait
+}
+
 // bury carries out a delete: removes what there is, looks that nothing is left, and only then
 // forgets the order and makes the tombstone final. in is nil for an id without order.
 func (a *Agent) bury(ctx context.Context, id string, in *intent) (again bool) {
@@ -428,7 +451,7 @@ func (a *Agent) bury(ctx context.Context, id string, in *intent) (again bool) {
 	a.mu.Unlock()
 	for _, kind := range kinds {
 		within, done := a.step(ctx, id, "delete")
-		err := a.removeFrom(within, id, kind, fate.Keep || fate.KeepShared)
+		err := a.removeFrom(within, id, kind, fate)
 		done(err)
 		if err == nil {
 			continue
@@ -509,9 +532,18 @@ func (a *Agent) bury(ctx context.Context, id string, in *intent) (again bool) {
 	return false
 }
 
-// removeFrom removes a workload from one engine and looks that it is gone. One that lives on elsewhere takes
-// nothing with it that it may have there.
-func (a *Agent) removeFrom(ctx context.Context, id string, kind driver.Kind, elsewhere bool) error {
+// remover is Remove of an engine, or Leave for a workload that lives on elsewhere, or may: it takes nothing
+// with it that it may have there.
+func (e *engine) remover(fate volume.Fate) func(context.Context, driver.ID) error {
+	l, ok := e.drv.(driver.Leaver)
+	if !ok || !fate.Keep && !fate.KeepShared {
+		return e.drv.Remove
+	}
+	return func(ctx context.Context, id driver.ID) error { return l.Leave(ctx, id, fate.Keep) }
+}
+
+// removeFrom removes a workload from one engine and looks that it is gone.
+func (a *Agent) removeFrom(ctx context.Context, id string, kind driver.Kind, fate volume.Fate) error {
 	a.mu.Lock()
 	e := a.engines[kind]
 	a.mu.Unlock()
@@ -520,11 +552,7 @@ func (a *Agent) removeFrom(ctx context.Context, id string, kind driver.Kind, els
 	}
 	limited, cancel := context.WithTimeout(ctx, a.cfg.StepTimeout)
 	defer cancel()
-	remove := e.drv.Remove
-	if l, ok := e.drv.(driver.Leaver); ok && elsewhere {
-		remove = l.Leave
-	}
-	if err := remove(limited, driver.ID(id)); err != nil {
+	if err := e.remover(fate)(limited, driver.ID(id)); err != nil {
 		return err
 	}
 	// What a List of before saw must not come back as news.

@@ -1,6 +1,7 @@
 package agent
 
 import (
+	"cmp"
 	"fmt"
 	"iter"
 	"time"
@@ -77,7 +78,7 @@ type failure struct {
 // decide is the whole of convergence: the next step for one workload.
 //
 //	            Absent   Pending  Running  Stopped  Failed   Unknown
-//	deleting    remove   remove   remove   remove   remove   remove
+//	deleting    remove*  remove*  remove*  remove*  remove*  remove*
 //	running     ensure*  –        –        ensure*  ensure*  –
 //	restart     ensure*  restart* restart* ensure*  ensure*  –
 //	stopped     –        halt     halt     –        –        halt
@@ -91,7 +92,11 @@ type failure struct {
 func decide(d desired, o observation, f failure, now time.Time) step {
 	present := o.state != driver.Absent
 	if d.deleting {
-		// Also when absent: Remove is idempotent, and volumes may outlive the instance.
+		// Also when absent: Remove is idempotent, and volumes may outlive the instance. Nothing overrides the
+		// back-off, and nothing ends a delete: it is never given up.
+		if now.Before(f.Next) {
+			return step{do: doWait, until: f.Next}
+		}
 		return step{do: doRemove}
 	}
 	if d.lapsed && d.running {
@@ -237,7 +242,8 @@ func (p retryPolicy) failed(f failure, class driver.Class, message string, now t
 }
 
 // settle brings the memory of failures up to date with an observation: a workload that should run
-// and ended counts once for each end, one that has run for a while is forgiven.
+// and ended counts once for each end, one whose start failed as that start, and one that has run for a while
+// is forgiven.
 func (p retryPolicy) settle(d desired, o driver.Observed, f failure, now time.Time) failure {
 	if d.deleting {
 		return f
@@ -258,6 +264,14 @@ func (p retryPolicy) settle(d desired, o driver.Observed, f failure, now time.Ti
 		if o.FinishedAt.IsZero() && o.State == driver.Stopped {
 			return f // created, not started yet
 		}
+		class, message := cmp.Or(o.Class, driver.RuntimeError), cmp.Or(o.Message, fmt.Sprintf("ended with exit code %d", o.ExitCode))
+		if o.StartedAt.IsZero() && o.FinishedAt.IsZero() {
+			// Its start failed, which is no end. The step that tried has counted it, unless that is forgotten.
+			if d.asked || f.Attempts > 0 && (f.Final || !f.Next.IsZero()) {
+				return f
+			}
+			return p.failed(f, class, message, now)
+		}
 		mark := fmt.Sprintf("%s/%d/%d", o.RuntimeID, o.FinishedAt.UnixNano(), o.RestartCount)
 		if mark == f.Ended {
 			return f
@@ -267,13 +281,6 @@ func (p retryPolicy) settle(d desired, o driver.Observed, f failure, now time.Ti
 			return f
 		}
 		ran := o.FinishedAt.Sub(o.StartedAt)
-		class, message := o.Class, o.Message
-		if class == "" {
-			class = driver.RuntimeError
-		}
-		if message == "" {
-			message = fmt.Sprintf("ended with exit code %d", o.ExitCode)
-		}
 		if d.keepEnded {
 			f = failure{Class: class, Message: message, At: now, Ended: mark, Final: o.State == driver.Failed}
 			return f

@@ -6,6 +6,7 @@ import (
 
 	"github.com/persys/compute/agent/driver"
 	agentv1 "github.com/persys/compute/api/agent/v1"
+	"github.com/persys/compute/pki"
 )
 
 var states = []driver.State{driver.Absent, driver.Pending, driver.Running, driver.Stopped, driver.Failed, driver.Unknown}
@@ -39,6 +40,10 @@ func TestDecideTable(t *testing.T) {
 		{"waits, deleting", desired{running: true, content: "x", waits: true, deleting: true}, observation{content: "x"}, failure{},
 			[6]verb{doRemove, doRemove, doRemove, doRemove, doRemove, doRemove}},
 		{"deleting", desired{running: true, content: "x", deleting: true}, observation{content: "x"}, failure{},
+			[6]verb{doRemove, doRemove, doRemove, doRemove, doRemove, doRemove}},
+		{"deleting, in back-off, asked", desired{running: true, content: "x", deleting: true, asked: true}, observation{content: "x"}, failure{Attempts: 1, Next: now.Add(1)},
+			[6]verb{doWait, doWait, doWait, doWait, doWait, doWait}},
+		{"deleting, given up before it", desired{running: true, content: "x", deleting: true}, observation{content: "x"}, failure{Attempts: 3, Final: true},
 			[6]verb{doRemove, doRemove, doRemove, doRemove, doRemove, doRemove}},
 		{"recreate", desired{running: true, content: "x", recreate: true}, observation{content: "x"}, failure{},
 			[6]verb{doEnsure, doRecreate, doRecreate, doRecreate, doRecreate, doRecreate}},
@@ -169,6 +174,48 @@ func TestAPortThatIsBeingFreed(t *testing.T) {
 	}
 }
 
+// A start that failed is tried again, whatever the restart policy says of what ended: an engine shows it as
+// failed, and as never having run.
+func TestAStartThatFailedIsTriedAgain(t *testing.T) {
+	now := time.Unix(1000, 0)
+	r := NewRules("a", nil)
+	nobody := func(func(*intent, *driver.Observed) bool) {}
+	freed := map[string]*Tombstone{"old": {ID: "old"}}
+	for _, c := range []struct {
+		name, policy string
+		class        driver.Class
+		tombs        map[string]*Tombstone
+		forgotten    bool // by the agent, or noted as an end by an earlier version
+		noted        Failure
+	}{
+		{"transient", "no", driver.RuntimeError, nil, false, Failure{}},
+		{"transient, always", "always", driver.RuntimeError, nil, false, Failure{}},
+		{"a port that is being freed", "no", driver.PortBindConflict, freed, false, Failure{}},
+		{"a port that is being freed, always", "always", driver.PortBindConflict, freed, false, Failure{}},
+		{"forgotten", "no", driver.RuntimeError, nil, true, Failure{}},
+		{"forgotten, always", "always", driver.RuntimeError, nil, true, Failure{}},
+		{"noted as an end", "no", driver.RuntimeError, nil, true, Failure{Class: driver.RuntimeError, Ended: "x", Final: true}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			spec := container("img")
+			spec.GetContainer().RestartPolicy = &agentv1.RestartPolicy{Policy: c.policy}
+			in := &Intent{ID: "web", Type: driver.Container, DesiredState: "running", EngineContent: "x", spec: spec}
+			o := &driver.Observed{ID: "web", Content: "x", State: driver.Failed, Class: c.class, Message: "could not start", ExitCode: 128}
+			m := Memory{Failure: c.noted}
+			if !c.forgotten {
+				m.Failure = r.Failed(in, m.Failure, driver.Errorf(c.class, "start", "could not start"), c.tombs, nobody, now)
+			}
+			do, until, m := r.Next(in, m, o, now)
+			if do != "wait" || m.Failure.Attempts != 1 {
+				t.Fatalf("at once: %s, %+v; want it to wait, after 1 attempt", do, m.Failure)
+			}
+			if do, _, m = r.Next(in, m, o, until); do != "ensure" || m.Failure.Attempts != 1 {
+				t.Errorf("later: %s, %+v; want another start", do, m.Failure)
+			}
+		})
+	}
+}
+
 // A delete that is not carried out when its workload is ordered anew is no delete under way any more.
 func TestAnOvertakenDeleteHoldsUpNothing(t *testing.T) {
 	r := newRig(t).start()
@@ -263,5 +310,59 @@ func TestReportOfAStopThatFailed(t *testing.T) {
 	m.Asked = true // a new order
 	if do, _, _ := r.Next(in, m, runs, now); do != "halt" {
 		t.Fatalf("ordered again: %s", do)
+	}
+}
+
+// A machine of an existing agent has no labels: it is known by its name, and runs on as it is. Under a guard, which
+// stops only what is marked, it is defined anew.
+func TestMachineOfAnExistingAgent(t *testing.T) {
+	vm := &agentv1.WorkloadSpec{Spec: &agentv1.WorkloadSpec_Vm{Vm: &agentv1.VMSpec{Vcpus: 1, MemoryMb: 64}}}
+	key, err := pki.NewKey()
+	if err != nil {
+		t.Fatal(err)
+	}
+	req := &agentv1.ApplyWorkloadRequest{Id: "vm", RevisionId: "rev-7", Spec: vm}
+	old, err := follow(key, nil, driver.VM, req, time.Now())
+	if err != nil {
+		t.Fatal(err)
+	}
+	old.LegacyRevision, old.LegacyContent = old.RevisionID, old.SpecHash
+	theirs := &driver.Observed{ID: "vm", State: driver.Running}
+	next := func(in *intent, o *driver.Observed) verb {
+		return decide(in.desired(false, o), in.observed(o), failure{}, time.Now()).do
+	}
+	if do := next(old, theirs); do != doNothing {
+		t.Errorf("after the agent was replaced: %v", do)
+	}
+	if do := next(old, &driver.Observed{ID: "vm", State: driver.Running, Owned: true}); do != doEnsure {
+		t.Errorf("of an update cut short: %v", do)
+	}
+	req.RevisionId, req.Content, req.Exclusive, req.OnLostLease = "c1-1", "c1:a", true, "keep"
+	for want, policy := range map[verb]string{doNothing: "keep", doEnsure: "stop"} {
+		req.OnLostLease = policy
+		in, err := follow(key, old, driver.VM, req, time.Now())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if do := next(in, theirs); do != want {
+			t.Errorf("with on_lost_lease %s: %v, want %v", policy, do, want)
+		}
+	}
+}
+
+// A machine without a mark that has the name of a workload is a stranger's, unless an existing agent left that
+// workload.
+func TestWhoseMachineHasNoMark(t *testing.T) {
+	a := &Agent{workloads: map[string]*workload{}}
+	for id, in := range map[string]*intent{
+		"ordered":   {Type: driver.VM},
+		"container": {Type: driver.Container, LegacyContent: "h"},
+		"left":      {Type: driver.VM, LegacyContent: "h"},
+		"changed":   {Type: driver.Container, LegacyContent: "h", PreviousTypes: []driver.Kind{driver.VM}},
+	} {
+		a.workloads[id] = &workload{id: id, intent: in}
+		if got, want := a.taken(driver.VM, driver.ID(id)), id == "left" || id == "changed"; got != want {
+			t.Errorf("%s: %v, want %v", id, got, want)
+		}
 	}
 }

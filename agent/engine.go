@@ -4,18 +4,20 @@ import (
 	"context"
 	"errors"
 	"io"
+	"slices"
 	"sync"
 	"time"
 
 	"golang.org/x/sync/errgroup"
 
 	"github.com/persys/compute/agent/driver"
+	"github.com/persys/compute/agent/runs"
 )
 
 // engine is one driver with what is known of it. The agent's lock guards the facts.
 type engine struct {
 	drv  driver.Driver
-	look coalescer
+	look runs.Shared
 	stop context.CancelFunc // ends its event stream
 
 	probed   bool
@@ -37,62 +39,10 @@ func (e *engine) cause() string {
 	return e.capacity.Reason
 }
 
-// coalescer shares runs of one function: every caller gets a run that began after its call, and
-// any number of callers wait for the same one. At most one runs at a time.
-type coalescer struct {
-	run func() error
-
-	mu   sync.Mutex
-	next *flight // accepted, not begun
-	busy bool
-}
-
-type flight struct {
-	done chan struct{}
-	err  error
-}
-
-func (c *coalescer) fresh(ctx context.Context, spawn func(func())) error {
-	c.mu.Lock()
-	f := c.next
-	if f == nil {
-		f = &flight{done: make(chan struct{})}
-		c.next = f
-		if !c.busy {
-			c.busy = true
-			spawn(c.loop)
-		}
-	}
-	c.mu.Unlock()
-	select {
-	case <-f.done:
-		return f.err
-	case <-ctx.Done():
-		return ctx.Err()
-	}
-}
-
-func (c *coalescer) loop() {
-	for {
-		c.mu.Lock()
-		f := c.next
-		c.next = nil
-		c.busy = f != nil
-		c.mu.Unlock()
-		if f == nil {
-			return
-		}
-		f.err = c.run()
-		close(f.done)
-	}
-}
-
 // bind makes the drivers for a cluster id and starts to listen to them. It is called with
 // intentMu held.
 func (a *Agent) bind(ctx context.Context, cluster string) error {
-	drivers, err := a.factory(Binding{
-		ClusterID: cluster, NodeID: a.cfg.NodeID, Owns: a.owns, Content: a.legacyContent, Progress: a.progress, Pulled: a.pulled,
-	})
+	drivers, err := a.factory(a.binding(cluster))
 	if err != nil {
 		return err
 	}
@@ -101,9 +51,7 @@ func (a *Agent) bind(ctx context.Context, cluster string) error {
 		if engines[d.Kind()] != nil {
 			return driver.Errorf(driver.InvalidConfiguration, "bind", "two drivers of kind %s", d.Kind())
 		}
-		e := &engine{drv: d}
-		e.look.run = func() error { return a.list(ctx, e) }
-		engines[d.Kind()] = e
+		engines[d.Kind()] = a.engine(ctx, d)
 	}
 	a.mu.Lock()
 	old := a.engines
@@ -116,9 +64,7 @@ func (a *Agent) bind(ctx context.Context, cluster string) error {
 	a.mu.Unlock()
 	a.retire(old, engines)
 	for _, e := range engines {
-		events, stop := context.WithCancel(ctx)
-		e.stop = stop
-		a.spawn(func() { a.listen(events, e) })
+		a.attend(ctx, e)
 		if old != nil {
 			a.spawn(func() {
 				if err := a.refresh(ctx, e); err != nil && ctx.Err() == nil {
@@ -128,6 +74,39 @@ func (a *Agent) bind(ctx context.Context, cluster string) error {
 		}
 	}
 	return nil
+}
+
+func (a *Agent) binding(cluster string) Binding {
+	return Binding{ClusterID: cluster, NodeID: a.cfg.NodeID, Owns: a.owns, Taken: a.taken, Content: a.legacyContent, Progress: a.progress, Pulled: a.pulled}
+}
+
+func (a *Agent) engine(ctx context.Context, d driver.Driver) *engine {
+	e := &engine{drv: d}
+	e.look.Run = func() error { return a.list(ctx, e) }
+	return e
+}
+
+// attend begins to listen to an engine.
+func (a *Agent) attend(ctx context.Context, e *engine) {
+	ctx, e.stop = context.WithCancel(ctx)
+	a.spawn(func() { a.listen(ctx, e) })
+}
+
+// welcome takes on engines that have come to the machine since.
+func (a *Agent) welcome(ctx context.Context) {
+	a.intentMu.Lock()
+	defer a.intentMu.Unlock()
+	drivers, err := a.cfg.Late(a.binding(a.bound))
+	if err != nil {
+		a.log.Warn("a runtime has come to this machine and cannot be used", "error", err)
+	}
+	for _, d := range drivers {
+		e := a.engine(ctx, d)
+		a.attend(ctx, e)
+		a.mu.Lock()
+		a.engines[d.Kind()] = e
+		a.mu.Unlock()
+	}
 }
 
 // retire ends what was made for an earlier binding. Drivers that a factory gave again stay open.
@@ -192,6 +171,16 @@ func (a *Agent) owns(id driver.ID) bool {
 	return w != nil && w.intent != nil
 }
 
+// taken: it is in the file that an existing agent left. What was ordered since is made with our mark, so that an
+// instance without one is somebody else's.
+func (a *Agent) taken(kind driver.Kind, id driver.ID) bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	w := a.workloads[string(id)]
+	return w != nil && w.intent != nil && w.intent.LegacyContent != "" &&
+		(w.intent.Type == kind || slices.Contains(w.intent.PreviousTypes, kind))
+}
+
 // progress notes what a driver is busy with for a workload.
 func (a *Agent) progress(id driver.ID, text string) {
 	a.mu.Lock()
@@ -214,7 +203,7 @@ func (a *Agent) legacyContent(id driver.ID, runtimeID string) (string, bool) {
 }
 
 // refresh waits for a List that began after the call.
-func (a *Agent) refresh(ctx context.Context, e *engine) error { return e.look.fresh(ctx, a.spawn) }
+func (a *Agent) refresh(ctx context.Context, e *engine) error { return e.look.Fresh(ctx, a.spawn) }
 
 func (a *Agent) list(ctx context.Context, e *engine) error {
 	limited, cancel := context.WithTimeout(ctx, a.cfg.ListTimeout)
@@ -464,6 +453,9 @@ func inOrder(engines map[driver.Kind]*engine) []*engine {
 // sweep looks at everything: engines, workloads, and what has been kept long enough.
 func (a *Agent) sweep(ctx context.Context) {
 	start := time.Now()
+	if a.cfg.Late != nil {
+		a.welcome(ctx)
+	}
 	stored := a.storage.Measure(ctx)
 	pooled := a.lookAtPools(ctx)
 	if a.probe(ctx) || stored || pooled {

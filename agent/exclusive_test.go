@@ -1,9 +1,14 @@
 package agent
 
 import (
+	"slices"
 	"testing"
+	"time"
 
 	agentv1 "github.com/persys/compute/api/agent/v1"
+
+	"github.com/persys/compute/agent/driver"
+	"github.com/persys/compute/pki"
 )
 
 func exclusive(r *agentv1.ApplyWorkloadRequest) { r.Exclusive = true }
@@ -81,4 +86,52 @@ func TestExclusiveThatRunsIsAdopted(t *testing.T) {
 	}
 	r.until(func() bool { o := r.observed("db"); return o != nil && o.StartedAt.After(runs) },
 		func() string { return "an adopted instance that ended was not started again" })
+}
+
+// TestWhatBecomesExclusiveIsToldToItsEngine: it must not start the workload by itself any more, or do so again. The
+// instance is replaced; it is not removed first, which would take the volumes of a stack with it.
+func TestWhatBecomesExclusiveIsToldToItsEngine(t *testing.T) {
+	r := newRig(t).start()
+	var told []bool
+	r.hooks.set(func(h *hooks) {
+		h.ensure = func(s driver.Spec) error { told = append(told, s.Exclusive); return nil }
+	})
+	ordinary := func(r *agentv1.ApplyWorkloadRequest) { r.Exclusive = false }
+	for _, o := range []option{ordinary, exclusive, exclusive, ordinary} {
+		r.apply("db", "sim/run", content("c1:a"), o)
+		if st := r.reaches("db", running); st.Content != "c1:a" {
+			t.Errorf("reported with content %q", st.Content)
+		}
+	}
+	r.halt()
+	if want := []bool{false, true, false}; !slices.Equal(told, want) {
+		t.Errorf("exclusive, as its engine was told: %v, want %v", told, want)
+	}
+	if n := r.hooks.count("remove db"); n != 0 {
+		t.Errorf("removed %d times", n)
+	}
+}
+
+// TestWhatWasExclusiveForAFormerAgentIsToldToItsEngine: such an agent gave its engine the same content either way.
+func TestWhatWasExclusiveForAFormerAgentIsToldToItsEngine(t *testing.T) {
+	key, err := pki.NewKey()
+	if err != nil {
+		t.Fatal(err)
+	}
+	req := &agentv1.ApplyWorkloadRequest{Id: "db", RevisionId: "r1", Spec: container("sim/run"), Content: "c1:a"}
+	var old *intent
+	for _, c := range []struct{ exclusive, told bool }{{true, true}, {false, true}, {false, false}, {true, true}} {
+		req.Exclusive = c.exclusive
+		in, err := follow(key, old, driver.Container, req, time.Now())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if told := old == nil || in.EngineContent != old.EngineContent; told != c.told {
+			t.Errorf("its engine is told %v with content %q, want %v", told, in.EngineContent, c.told)
+		}
+		if old == nil {
+			in.EngineContent = in.Content
+		}
+		old = in
+	}
 }

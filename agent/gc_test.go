@@ -14,7 +14,6 @@ import (
 	bolt "go.etcd.io/bbolt"
 
 	agentv1 "github.com/persys/compute/api/agent/v1"
-	controlv1 "github.com/persys/compute/api/control/v1"
 
 	"github.com/persys/compute/agent/driver"
 )
@@ -157,14 +156,7 @@ func TestFailedRecords(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			s, o := leader(), []option{by(1), at(1)}
 			if !c.epoch {
-				s, o = &schedulers{
-					onRegister: func(*controlv1.RegisterNodeRequest) (*controlv1.RegisterNodeResponse, error) {
-						return &controlv1.RegisterNodeResponse{Accepted: true, HeartbeatIntervalSeconds: 3}, nil
-					},
-					onBeat: func(*controlv1.HeartbeatRequest) (*controlv1.HeartbeatResponse, error) {
-						return &controlv1.HeartbeatResponse{Acknowledged: true}, nil
-					},
-				}, nil
+				s, o = existing(), nil
 			}
 			r, _ := collecting(t, nil, under(s), func(cfg *Config) { cfg.GC.FailedAfter = time.Nanosecond })
 			r.hooks.set(func(h *hooks) {

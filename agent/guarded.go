@@ -44,6 +44,7 @@ type fenceState struct {
 	twice    time.Time // when it last said that there is a second one
 	alive    bool      // registered as self_fencing
 	problem  string
+	lacks    []driver.Kind                 // what runs here, and it cannot stop
 	busy     map[string]context.CancelFunc // guarded steps under way, by workload
 }
 
@@ -118,7 +119,7 @@ func (a *Agent) meetGuard(ctx context.Context) {
 	a.fence.lapses, a.fence.confirm = st.Lapses, st.Lapses
 	if err == nil {
 		a.fence.deadline, a.fence.covered, a.fence.grace = st.Deadline, st.Guarded, st.Grace
-		a.fence.heard(st, time.Now())
+		a.hear(st)
 	}
 	for _, w := range a.workloads {
 		in := w.intent
@@ -172,6 +173,22 @@ func (f *fenceState) heard(st guard.State, now time.Time) {
 	f.alive = !f.twice.IsZero() && now.Sub(f.twice) < guardAway
 }
 
+// hear notes an answer, and says what is amiss with the guard: one whose own settings leave out a kind that runs
+// here is none to the schedulers. It is called with mu held.
+func (a *Agent) hear(st guard.State) (problem string) {
+	f := &a.fence
+	f.heard(st, time.Now())
+	var kinds []driver.Kind
+	for _, e := range inOrder(a.engines) {
+		kinds = append(kinds, e.drv.Kind())
+	}
+	if f.lacks = st.Lacks(kinds); len(f.lacks) == 0 {
+		return ""
+	}
+	f.alive = false
+	return fmt.Sprintf("the guard's own settings leave out %s, which this agent runs: the node counts as one without a guard", f.lacks)
+}
+
 // tellGuard has one exchange with the guard. It reports whether another one is due at once.
 func (a *Agent) tellGuard(ctx context.Context) (again bool) {
 	a.mu.Lock()
@@ -191,12 +208,12 @@ func (a *Agent) tellGuard(ctx context.Context) (again bool) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	was := f.alive
-	problem := ""
+	var problem string
 	if err != nil {
 		problem = err.Error()
 		f.alive = f.alive && time.Since(f.answered) < guardAway
 	} else {
-		f.heard(st, time.Now())
+		problem = a.hear(st)
 		f.grace = st.Grace
 		f.deadline, f.covered = st.Deadline, st.Guarded
 		if st.Lapses > f.lapses {

@@ -15,6 +15,7 @@ import (
 	agentv1 "github.com/persys/compute/api/agent/v1"
 	controlv1 "github.com/persys/compute/api/control/v1"
 
+	"github.com/persys/compute/agent/driver"
 	"github.com/persys/compute/agent/guard"
 )
 
@@ -112,6 +113,29 @@ func TestAGuardedOrderNeedsALeaseAndAGuard(t *testing.T) {
 	if !caps.SelfFencing || caps.FenceBoundSeconds != 15 {
 		t.Errorf("registered as self_fencing %v, bound %d s; want true and 15", caps.SelfFencing, caps.FenceBoundSeconds)
 	}
+}
+
+// A guard that is set up to run no containers could not stop one: none is taken that it would have to stop, and the
+// node is not registered as one with a guard.
+func TestAGuardThatCannotStopIt(t *testing.T) {
+	r, g := guardedRig(t)
+	g.st.Stops = []driver.Kind{driver.VM}
+	r.start()
+	r.a.leased(guard.Now() + time.Minute)
+	fencing := func() bool { return r.a.introduction().Capabilities.SelfFencing }
+	r.until(func() bool { g.mu.Lock(); defer g.mu.Unlock(); return len(g.heard) > 2 }, func() string { return "the guard is told nothing" })
+	if out := r.apply("db", "sim/run", stops, content("c1:a"), by(7), at(5)); out.Applied || !strings.Contains(out.Message, "container") {
+		t.Errorf("%v; want a refusal that says what cannot be stopped", out)
+	}
+	if fencing() {
+		t.Error("it is registered as self_fencing")
+	}
+	r.apply("web", "sim/run", content("c1:a"), by(7), at(5))
+	r.reaches("web", running)
+	g.set(func() { g.st.Stops = append(g.st.Stops, driver.Container) })
+	r.until(fencing, func() string { return "a guard that can is not registered" })
+	r.apply("db", "sim/run", stops, content("c1:a"), by(7), at(6))
+	r.reaches("db", running)
 }
 
 func TestWhatLapsedStartsByANewerOrderOnly(t *testing.T) {

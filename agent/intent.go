@@ -2,6 +2,7 @@ package agent
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/hex"
 	"encoding/json"
 	"errors"
@@ -48,7 +49,7 @@ type intent struct {
 	// scheduler's naming.
 	SpecHash string `json:"spec_hash,omitempty"`
 	// EngineContent is what the instance is labelled with. It changes only when the specification
-	// does.
+	// does, or who may start the instance.
 	EngineContent string `json:"engine_content,omitempty"`
 	// An instance without content label whose revision label is LegacyRevision has LegacyContent:
 	// an existing agent made it, and we took over its file.
@@ -61,7 +62,8 @@ type intent struct {
 	Deleting bool `json:"deleting,omitempty"`
 	Purge    bool `json:"purge,omitempty"`
 	// KeepVolumes: deleted here because it lives on elsewhere, so no volume is deleted. KeepShared:
-	// who ordered the delete cannot tell, so none that other nodes can reach is.
+	// who ordered the delete cannot tell, so none that other nodes can reach is. Both outlast an order
+	// that comes before the delete is carried out: what it removes is what was deleted.
 	KeepVolumes bool `json:"keep_volumes,omitempty"`
 	KeepShared  bool `json:"keep_shared,omitempty"`
 	// Recreate: ordered anew before its delete was carried out.
@@ -121,8 +123,8 @@ func (in *intent) legacyContent(o *driver.Observed) string {
 	case in.LegacyRevision == "":
 	case o.Revision == in.LegacyRevision:
 		return in.LegacyContent
-	case in.Type == driver.Compose && o.Revision == "" && !o.Owned:
-		// Existing agents put no labels on stacks, which are told by their folder.
+	case (in.Type == driver.Compose || in.Type == driver.VM) && o.Revision == "" && !o.Owned:
+		// Existing agents put no labels on stacks and machines, which are told by their folder or name.
 		return in.LegacyContent
 	}
 	return ""
@@ -412,9 +414,9 @@ func follow(key *pki.Key, old *intent, kind driver.Kind, req *agentv1.ApplyWorkl
 	if next.SpecHash, err = hashSpec(key, kind, next.spec, next.Labels); err != nil {
 		return nil, err
 	}
-	next.EngineContent = next.Content
-	if next.EngineContent == "" {
-		next.EngineContent = next.SpecHash
+	next.EngineContent = cmp.Or(next.Content, next.SpecHash)
+	if next.Exclusive && kind != driver.VM {
+		next.EngineContent += exclusively
 	}
 	if err := next.seal(key); err != nil {
 		return nil, err
@@ -426,6 +428,9 @@ func follow(key *pki.Key, old *intent, kind driver.Kind, req *agentv1.ApplyWorkl
 	next.LegacyRevision, next.LegacyContent = old.LegacyRevision, old.LegacyContent
 	next.Recreate = old.Recreate || old.Deleting
 	next.PreviousTypes = old.PreviousTypes
+	if next.Recreate || len(old.PreviousTypes) > 0 {
+		next.KeepVolumes, next.KeepShared = old.KeepVolumes, old.KeepShared
+	}
 	if old.Type != kind {
 		// Changed back before the change was carried out: its removal may have begun.
 		next.Recreate = slices.Contains(old.PreviousTypes, kind)
@@ -436,10 +441,27 @@ func follow(key *pki.Key, old *intent, kind driver.Kind, req *agentv1.ApplyWorkl
 		next.Generation = old.Generation
 	}
 	if next.sameSpec(old) {
-		next.EngineContent = old.EngineContent
+		// A guard stops only what is marked as ours, so what an existing agent made is defined anew for it.
+		unmarked := next.guarded() && !old.guarded() && old.EngineContent == old.LegacyContent
+		if (next.Exclusive == old.Exclusive || kind == driver.VM) && !unmarked {
+			next.EngineContent = old.EngineContent
+		} else if old.Exclusive && !next.Exclusive && old.EngineContent == next.EngineContent { // of an agent without that ending
+			next.EngineContent += "+ordinary"
+		}
 		next.Restart = old.Restart || restartCounter(next.RevisionID) > restartCounter(old.RevisionID)
 	}
 	return next, nil
+}
+
+// exclusively ends the content of what its engine must not start by itself (no engine does so to a VM): what becomes
+// exclusive, or ordinary, is thus replaced in place, with its volumes, for engines keep the restart policy of before.
+const exclusively = "+exclusive"
+
+// removed takes off what was carried out of a delete that an order has overtaken.
+func (in *intent) removed() {
+	if !in.Recreate && len(in.PreviousTypes) == 0 {
+		in.KeepVolumes, in.KeepShared = false, false
+	}
 }
 
 // sameSpec: nothing that an engine would see differs.
@@ -450,16 +472,22 @@ func (in *intent) sameSpec(old *intent) bool {
 	return in.SpecHash == old.SpecHash || in.Content != "" && in.Content == old.Content
 }
 
+// sameEffect: what an engine is to do is the same. old may be nil.
+func (in *intent) sameEffect(old *intent) bool {
+	return old != nil && in.Type == old.Type && in.EngineContent == old.EngineContent && in.running() == old.running() && in.Recreate == old.Recreate
+}
+
 // sameOrder: the order asks for nothing new.
 func (in *intent) sameOrder(old *intent) bool {
-	return !old.Deleting && in.sameSpec(old) && in.DesiredState == old.DesiredState &&
+	return !old.Deleting && in.sameSpec(old) && in.EngineContent == old.EngineContent && in.DesiredState == old.DesiredState &&
 		in.Recreate == old.Recreate && in.Restart == old.Restart && slices.Equal(in.PreviousTypes, old.PreviousTypes)
 }
 
 // sameRecord: nothing is to be stored either.
 func (in *intent) sameRecord(old *intent) bool {
 	return in.sameOrder(old) && in.RevisionID == old.RevisionID && in.Generation == old.Generation &&
-		in.Content == old.Content && in.Exclusive == old.Exclusive && in.OnLostLease == old.OnLostLease
+		in.Content == old.Content && in.Exclusive == old.Exclusive && in.OnLostLease == old.OnLostLease &&
+		proto.Equal(in.spec.GetHealthCheck(), old.spec.GetHealthCheck())
 }
 
 // promised is what placement reserved for the workload: millicores, MiB, GiB.

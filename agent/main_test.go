@@ -20,6 +20,7 @@ import (
 
 	"github.com/persys/compute/agent/driver"
 	"github.com/persys/compute/agent/driver/sim"
+	"github.com/persys/compute/agent/host"
 	"github.com/persys/compute/testbed"
 )
 
@@ -44,6 +45,7 @@ type rig struct {
 type hooks struct {
 	mu     sync.Mutex
 	ensure func(driver.Spec) error
+	during func(context.Context, driver.Spec) // before ensure, while the driver is at it
 	remove func(driver.ID) error
 	looked func(driver.ID) // once a look has its answer, before the agent has it
 	calls  []string
@@ -74,9 +76,12 @@ type hooked struct {
 
 func (d hooked) Ensure(ctx context.Context, spec driver.Spec) error {
 	d.mu.Lock()
-	fn := d.ensure
+	fn, during := d.ensure, d.during
 	d.calls = append(d.calls, "ensure "+string(spec.ID))
 	d.mu.Unlock()
+	if during != nil {
+		during(ctx, spec)
+	}
 	if fn != nil {
 		if err := fn(spec); err != nil {
 			return err
@@ -105,9 +110,12 @@ func (d hooked) Remove(ctx context.Context, id driver.ID) error {
 	return d.Driver.Remove(ctx, id)
 }
 
-func (d hooked) Leave(ctx context.Context, id driver.ID) error {
+func (d hooked) Leave(ctx context.Context, id driver.ID, volumes bool) error {
 	d.mu.Lock()
 	d.calls = append(d.calls, "leave "+string(id))
+	if volumes {
+		d.calls = append(d.calls, "keep volumes of "+string(id))
+	}
 	d.mu.Unlock()
 	return d.Remove(ctx, id)
 }
@@ -143,9 +151,9 @@ func (d hooked) Console(ctx context.Context, id driver.ID, o driver.ConsoleOptio
 	return d.Driver.(driver.Consoler).Console(ctx, id, o)
 }
 
-var testHost = FixedHost{
-	Total: HostTotals{CPUMillicores: 4000, MemoryMB: 8192, DiskGB: 100},
-	Used:  HostUsage{CPUMillicores: 500, MemoryMB: 1024, DiskGB: 10, CPUPercent: 12.5, MemoryPercent: 12.5, DiskPercent: 10, NetReceived: 11, NetSent: 12},
+var testHost = host.Fixed{
+	Total: host.Totals{CPUMillicores: 4000, MemoryMB: 8192, DiskGB: 100},
+	Used:  host.Usage{CPUMillicores: 500, MemoryMB: 1024, DiskGB: 10, CPUPercent: 12.5, MemoryPercent: 12.5, DiskPercent: 10, NetReceived: 11, NetSent: 12},
 }
 
 func newRig(t testing.TB, change ...func(*Config)) *rig {
@@ -376,6 +384,18 @@ func leader() *schedulers {
 			}, nil
 		},
 		onBeat: func(*controlv1.HeartbeatRequest) (*controlv1.HeartbeatResponse, error) { return beatOK(1), nil },
+	}
+}
+
+// existing are schedulers without epochs and leases.
+func existing() *schedulers {
+	return &schedulers{
+		onRegister: func(*controlv1.RegisterNodeRequest) (*controlv1.RegisterNodeResponse, error) {
+			return &controlv1.RegisterNodeResponse{Accepted: true, HeartbeatIntervalSeconds: 3}, nil
+		},
+		onBeat: func(*controlv1.HeartbeatRequest) (*controlv1.HeartbeatResponse, error) {
+			return &controlv1.HeartbeatResponse{Acknowledged: true}, nil
+		},
 	}
 }
 

@@ -66,6 +66,11 @@ func (a *Agent) assess(w *workload, now time.Time) report {
 	if w.task.open() {
 		st.Metadata["task_id"], st.Metadata["task_status"] = w.task.ID, w.task.Status
 	}
+	// What programs say may be anything, and one string that is not UTF-8 keeps a whole heartbeat from being sent.
+	st.Message = valid(st.Message)
+	for key, value := range st.Metadata {
+		st.Metadata[key] = valid(value)
+	}
 	r.since = now
 	if old := w.report.status; old != nil {
 		st.UpdatedAt = old.UpdatedAt
@@ -75,6 +80,9 @@ func (a *Agent) assess(w *workload, now time.Time) report {
 	}
 	return r
 }
+
+// valid is text with what is not UTF-8 in it replaced.
+func valid(text string) string { return strings.ToValidUTF8(text, "\ufffd") }
 
 // waitsMessage is reported with Stopped, which makes the schedulers order the workload again.
 const waitsMessage = "exclusive: waits for the scheduler's order after a restart"
@@ -331,7 +339,28 @@ func (a *Agent) changes(full, ours bool, after uint64, now time.Time) ([]*contro
 		}
 	}
 	slices.SortFunc(out, func(x, y *controlv1.WorkloadStatus) int { return cmp.Compare(x.WorkloadId, y.WorkloadId) })
+	shorten(out)
 	return out, a.version
+}
+
+// shorten leaves each message its share of a MiB, if they are more together: when a disk fails, everything on it
+// has a long one, and a heartbeat that is too long to be sent loses the node.
+func shorten(list []*controlv1.WorkloadStatus) {
+	const mostWords = 1 << 20
+	total := 0
+	for _, s := range list {
+		total += len(s.Message) + len(s.GetReason().GetMessage())
+	}
+	if total <= mostWords {
+		return
+	}
+	share := mostWords / len(list) / 2 // of the two that say the same
+	for _, s := range list {
+		s.Message = driver.Tail(s.Message, share)
+		if s.Reason != nil {
+			s.Reason.Message = driver.Tail(s.Reason.Message, share)
+		}
+	}
 }
 
 // statuses answers ListWorkloads, by id.

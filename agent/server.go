@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
+	"strings"
 	"sync/atomic"
 	"time"
 
@@ -133,7 +135,11 @@ func checkApply(req *agentv1.ApplyWorkloadRequest) (driver.Kind, *refusal) {
 	if req.Spec == nil {
 		return "", refusedf("spec: one of container, compose and vm must be set")
 	}
-	if n := proto.Size(req.Spec); n > maxSpec {
+	n := proto.Size(req.Spec)
+	if text := req.Spec.GetCompose().GetComposeYaml(); !strings.Contains(text, ":") {
+		n -= len(text) / 4 // schedulers send it in base64, which has no colon, and measure it without
+	}
+	if n > maxSpec {
 		return "", refusedf("spec: %d bytes, limit %d", n, maxSpec)
 	}
 	kind, err := kindOf(req.Type, req.Spec)
@@ -153,7 +159,15 @@ func (a *Agent) checkApply(req *agentv1.ApplyWorkloadRequest) (driver.Kind, *ref
 	if req.GetOnLostLease() == "stop" && a.cfg.Guard == nil {
 		return "", refusedf("on_lost_lease: stop needs a self-fencing node, this one is not: PERSYS_GUARD is off")
 	}
-	return checkApply(req)
+	kind, no := checkApply(req)
+	if no == nil && req.GetOnLostLease() == "stop" && req.GetDesiredState() != agentv1.DesiredState_DESIRED_STATE_STOPPED {
+		a.mu.Lock()
+		defer a.mu.Unlock()
+		if slices.Contains(a.fence.lacks, kind) {
+			return "", refusedf("on_lost_lease: stop: the settings of this node's guard leave out what it would have to stop: %s", kind)
+		}
+	}
+	return kind, no
 }
 
 // apply judges an order, makes it durable, and queues it. Exactly one result is set.
@@ -208,9 +222,11 @@ func (a *Agent) apply(req *agentv1.ApplyWorkloadRequest) (*agentv1.ApplyWorkload
 	done := tomb.ordered()
 	if old == nil && done != nil {
 		next.Recreate = true // the delete is not carried out yet
-		if left != "" && left != kind {
-			next.PreviousTypes = []driver.Kind{left}
-		}
+		next.KeepVolumes, next.KeepShared = tomb.KeepVolumes, tomb.KeepShared
+	}
+	if old == nil && left != "" && left != kind {
+		next.PreviousTypes = []driver.Kind{left}
+		next.KeepVolumes = next.KeepVolumes || done == nil // of an orphan, whose volumes nobody has deleted
 	}
 	skip := old != nil && next.sameOrder(old) && fits
 	newer := old == nil || old.Generation.Less(next.Generation)
@@ -247,6 +263,9 @@ func (a *Agent) apply(req *agentv1.ApplyWorkloadRequest) (*agentv1.ApplyWorkload
 		w.kind, w.observed = kind, nil
 	}
 	w.intent = next
+	if w.interrupt != nil && !next.sameEffect(old) {
+		w.interrupt()
+	}
 	if t := a.tombs[req.Id].ordered(); t != nil { // or absorb opened it again
 		a.tombs[req.Id] = t
 	}
@@ -416,6 +435,9 @@ func (a *Agent) delete(req *agentv1.DeleteWorkloadRequest) (*agentv1.DeleteWorkl
 		w.task = t
 		if next != nil {
 			w.intent, w.fail = next, failure{}
+			if w.interrupt != nil {
+				w.interrupt()
+			}
 		}
 		a.publish(w, now)
 	}
@@ -524,7 +546,7 @@ func (s service) HealthCheck(context.Context, *agentv1.HealthCheckRequest) (*age
 		out.RuntimeStatus[string(kind)] = "healthy"
 		if !e.healthy() {
 			out.Healthy = false
-			out.RuntimeStatus[string(kind)] = "unhealthy: " + e.cause()
+			out.RuntimeStatus[string(kind)] = "unhealthy: " + valid(e.cause())
 		}
 	}
 	return out, nil

@@ -317,9 +317,12 @@ func (a *Agent) introduction() *controlv1.RegisterNodeRequest {
 			types = append(types, kind)
 		}
 	}
-	if len(types) == 0 {
-		// An empty list would mean "an old agent: everything except vm". What is offered fails
-		// for the moment, as the status says.
+	// An empty list would mean "an old agent: everything except vm". What is offered fails for the
+	// moment, as the status says; where nothing ever is, no workload is of type none.
+	switch {
+	case len(all) == 0:
+		types = []string{"none"}
+	case len(types) == 0:
 		types = all
 	}
 	return &controlv1.RegisterNodeRequest{

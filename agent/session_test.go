@@ -2,6 +2,7 @@ package agent
 
 import (
 	"context"
+	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -433,6 +434,31 @@ func TestLabelsCarryTheCluster(t *testing.T) {
 	r.reaches("web", running)
 	if o := r.observed("web"); o.ClusterID != "c1" || o.NodeID != "node-a" {
 		t.Errorf("labels name cluster %q, node %q", o.ClusterID, o.NodeID)
+	}
+}
+
+// TestWhatAnAgentOffers: never an empty list, which schedulers read as an old agent that runs
+// everything but virtual machines (contract/wire-control.md, NodeCapabilities).
+func TestWhatAnAgentOffers(t *testing.T) {
+	for _, c := range []struct {
+		name, down, want string
+		make             Factory
+	}{
+		{"an engine that works", "", "container", nil},
+		{"an engine that is down", "told to", "container", nil},
+		{"no engine at all", "", "none", func(Binding) ([]driver.Driver, error) { return nil, nil }},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			r := newRig(t)
+			r.make = c.make
+			if err := r.engine.SetDown(c.down); err != nil {
+				t.Fatal(err)
+			}
+			r.start()
+			if got := r.a.introduction().Capabilities.SupportedWorkloadTypes; !slices.Equal(got, []string{c.want}) {
+				t.Errorf("it offers %q, want %q", got, c.want)
+			}
+		})
 	}
 }
 

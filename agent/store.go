@@ -4,9 +4,11 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"hash/crc32"
 	"io/fs"
 	"os"
 	"path/filepath"
+	"runtime/debug"
 	"time"
 
 	"github.com/google/uuid"
@@ -33,6 +35,8 @@ type meta struct {
 	Epoch Epoch `json:"epoch,omitzero"`
 	// InstanceID is random, made once for each file: it tells two machines under one node id apart.
 	InstanceID string `json:"instance_id"`
+	// Node is the node whose workloads these are.
+	Node string `json:"node,omitempty"`
 	// KeyID names the key that sealed what is in the file.
 	KeyID string `json:"key_id"`
 	// Engine is the cluster id on the labels of what we run. It is fixed while there are
@@ -95,6 +99,9 @@ func openStore(path string, volatile bool) (*store, error) {
 	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
 		return nil, fmt.Errorf("state file %s: %w", path, err)
 	}
+	if err := sound(path); err != nil {
+		return nil, fmt.Errorf("state file %s: damaged (%w): put back a copy of it and of %s.key", path, err, path)
+	}
 	db, err := bolt.Open(path, 0o600, &bolt.Options{
 		Timeout: 500 * time.Millisecond, NoSync: volatile, NoGrowSync: volatile, NoFreelistSync: true, FreelistType: bolt.FreelistMapType,
 	})
@@ -109,6 +116,37 @@ func openStore(path string, volatile bool) (*store, error) {
 		return nil, errors.Join(err, db.Close())
 	}
 	return s, nil
+}
+
+// sound reads all of a file that is there. The library ends the process over a damaged one, from goroutines of its
+// own, where nobody can say which file it was; what it says itself, it says again when the file is opened.
+func sound(path string) (err error) {
+	if info, err := os.Stat(path); err != nil || info.Size() == 0 {
+		return nil
+	}
+	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true)) // pages that the file ends before
+	defer func() {
+		if p := recover(); p != nil {
+			err = fmt.Errorf("%v", p)
+			if _, ok := p.(interface{ Addr() uintptr }); ok {
+				err = errors.New("pages are missing at its end")
+			}
+		}
+	}()
+	db, err := bolt.Open(path, 0o600, &bolt.Options{Timeout: 500 * time.Millisecond, ReadOnly: true})
+	if err != nil {
+		return nil
+	}
+	defer db.Close()
+	sum := crc32.NewIEEE() // reads them
+	return db.View(func(tx *bolt.Tx) error {
+		return tx.ForEach(func(_ []byte, b *bolt.Bucket) error {
+			return b.ForEach(func(_, value []byte) error {
+				_, err := sum.Write(value)
+				return err
+			})
+		})
+	})
 }
 
 func (s *store) prepare(path string) error {

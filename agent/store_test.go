@@ -299,6 +299,24 @@ func TestStateFileErrors(t *testing.T) {
 			t.Errorf("got %v", err)
 		}
 	})
+	for name, spoil := range map[string]func([]byte) []byte{
+		"cut short":        func(raw []byte) []byte { return raw[:2*4096] },
+		"zeroes within it": func(raw []byte) []byte { clear(raw[2*4096:]); return raw },
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := used(t)
+			raw, err := os.ReadFile(r.cfg.StatePath)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := os.WriteFile(r.cfg.StatePath, spoil(raw), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			if _, err := New(r.cfg, r.factory); err == nil || !strings.Contains(err.Error(), r.cfg.StatePath+": damaged") {
+				t.Errorf("got %v", err)
+			}
+		})
+	}
 	t.Run("a broken record names itself", func(t *testing.T) {
 		r := newRig(t)
 		legacyFile(t, r.cfg.StatePath, `{"image":7}`)
@@ -312,6 +330,26 @@ func TestStateFileErrors(t *testing.T) {
 		r.halt()
 		r.cfg.ClusterID = "c2"
 		if _, err := New(r.cfg, r.factory); err == nil || !strings.Contains(err.Error(), `"c1"`) || !strings.Contains(err.Error(), `"c2"`) {
+			t.Errorf("got %v", err)
+		}
+	})
+	t.Run("workloads of another node", func(t *testing.T) {
+		r := used(t)
+		r.cfg.NodeID = "node-b"
+		if _, err := New(r.cfg, r.factory); err == nil || !strings.Contains(err.Error(), "PERSYS_NODE_ID=node-a") {
+			t.Errorf("got %v", err)
+		}
+		r.cfg.NodeID = "node-a"
+		r.start()
+		r.delete("web")
+		r.gone("web")
+		r.halt()
+		r.cfg.NodeID = "node-b" // it has none any more
+		r.start()
+		r.apply("web", "sim/run")
+		r.halt()
+		r.cfg.NodeID = "node-a"
+		if _, err := New(r.cfg, r.factory); err == nil || !strings.Contains(err.Error(), "PERSYS_NODE_ID=node-b") {
 			t.Errorf("got %v", err)
 		}
 	})
@@ -416,6 +454,8 @@ func TestEveryFormerTypeIsRemoved(t *testing.T) {
 		{"changed twice and deleted", false, []func(*rig){compose, vm, del}, ""},
 		{"changed under an older version", false, []func(*rig){compose, older, vm}, driver.VM},
 		{"stray, deleted and changed", true, []func(*rig){del, vm}, driver.VM},
+		{"stray and changed", true, []func(*rig){vm}, driver.VM},
+		{"stray, changed and deleted", true, []func(*rig){vm, del}, ""},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			r := newRig(t, func(c *Config) { c.RetryBase = 20 * time.Millisecond })
@@ -462,6 +502,9 @@ func TestEveryFormerTypeIsRemoved(t *testing.T) {
 				}
 				return wrong == ""
 			}, func() string { return wrong })
+			if c.stray && len(c.steps) == 1 && r.hooks.count("leave web") == 0 {
+				t.Error("an orphan that nobody has deleted took its volumes with it")
+			}
 		})
 	}
 }

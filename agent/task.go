@@ -61,7 +61,7 @@ func (t *task) started(now time.Time) *task {
 
 func (t *task) ended(message string, failed bool, now time.Time) *task {
 	next := *t
-	next.Status, next.Error, next.EndedAt = taskCompleted, message, now
+	next.Status, next.Error, next.EndedAt = taskCompleted, valid(message), now
 	if failed {
 		next.Status = taskFailed
 	}

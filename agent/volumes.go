@@ -102,7 +102,9 @@ func (a *Agent) ensure(ctx context.Context, e *engine, in *intent, cluster strin
 	if err != nil {
 		return err
 	}
-	err = e.drv.Ensure(ctx, driver.Spec{
+	within, cancel := a.interruptible(ctx, in)
+	defer cancel()
+	err = e.drv.Ensure(within, driver.Spec{
 		ID: id, Revision: in.RevisionID, Content: in.EngineContent, Generation: in.Generation,
 		ClusterID: cluster, NodeID: a.cfg.NodeID, Running: in.running(), Body: in.spec, Labels: in.Labels,
 		Exclusive: in.Exclusive, Volumes: volumes, DiskLimit: in.diskLimit(),
@@ -111,6 +113,19 @@ func (a *Agent) ensure(ctx context.Context, e *engine, in *intent, cluster strin
 		return err
 	}
 	return a.storage.Trim(ctx, in.ID, specs)
+}
+
+// interruptible is for what a driver does for an order, which may be to wait for a registry: see interrupt.
+func (a *Agent) interruptible(ctx context.Context, in *intent) (context.Context, context.CancelFunc) {
+	ctx, cancel := context.WithCancel(ctx)
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if w := a.workloads[in.ID]; w != nil && w.intent == in {
+		w.interrupt = cancel
+	} else {
+		cancel() // another order has come meanwhile
+	}
+	return ctx, cancel
 }
 
 // fate of the volumes of a workload that is deleted. in is nil for an id without order.

@@ -1,15 +1,21 @@
 package agent
 
 import (
+	"context"
+	"errors"
 	"os"
 	"path/filepath"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	agentv1 "github.com/persys/compute/api/agent/v1"
 
 	"github.com/persys/compute/agent/driver"
+	"github.com/persys/compute/agent/volume"
 )
 
 func managed(volumes ...*agentv1.ManagedVolumeSpec) option {
@@ -96,6 +102,71 @@ func TestVolumesFollowTheirWorkload(t *testing.T) {
 	}
 }
 
+func TestApplyOverAPendingDeleteRecreates(t *testing.T) {
+	r := newRig(t).start()
+	var block atomic.Bool
+	r.hooks.set(func(h *hooks) {
+		h.remove = func(driver.ID) error {
+			if block.Load() {
+				return driver.Errorf(driver.RuntimeError, "remove", "busy")
+			}
+			return nil
+		}
+	})
+	r.apply("web", "sim/run", content("c1:a"))
+	r.reaches("web", running)
+	for _, elsewhere := range []bool{false, true, false} {
+		before, removed, left := r.observed("web").RuntimeID, r.hooks.count("remove web"), r.hooks.count("leave web")
+		block.Store(true)
+		r.delete("web", func(d *agentv1.DeleteWorkloadRequest) { d.KeepVolumes = elsewhere })
+		r.until(func() bool { return r.hooks.count("remove web") > removed }, func() string { return "never removed" })
+		block.Store(false)
+		r.apply("web", "sim/run", content("c1:a"))
+		r.until(func() bool {
+			o := r.observed("web")
+			return o != nil && o.RuntimeID != before && o.State == driver.Running
+		}, func() string { return "the deleted instance lives on under the new order" })
+		r.reaches("web", running)
+		// While it was away another node may have used, and be using, what it has where both reach it.
+		left = r.hooks.count("leave web") - left
+		if removed = r.hooks.count("remove web") - removed; elsewhere && left != removed || !elsewhere && left != 0 {
+			t.Errorf("deleted because it lives on elsewhere: %t; its engine was told so in %d of %d removals", elsewhere, left, removed)
+		}
+	}
+}
+
+// An engine's own volumes stay where it is certain that their workload lives on elsewhere. An existing scheduler
+// does not say so of any delete, so what it deletes takes them along.
+func TestVolumesOfAnEngineStayWhenTheirWorkloadMoves(t *testing.T) {
+	for _, c := range []struct {
+		name           string
+		by             *schedulers
+		order          []option
+		keep           bool
+		left, retained int
+	}{
+		{"deleted", leader(), []option{by(1), at(1)}, false, 0, 0},
+		{"moved", leader(), []option{by(1), at(1)}, true, 1, 1},
+		{"deleted by an existing scheduler", existing(), nil, false, 1, 0},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			r := newRig(t, under(c.by)).start()
+			r.apply("web", "img:1", c.order...)
+			r.reaches("web", running)
+			r.delete("web", func(d *agentv1.DeleteWorkloadRequest) {
+				d.KeepVolumes = c.keep
+				if c.order != nil {
+					d.Epoch, d.Generation = epoch(1), gen(1)
+				}
+			})
+			r.gone("web")
+			if left, retained := r.hooks.count("leave web"), r.hooks.count("keep volumes of web"); left != c.left || retained != c.retained {
+				t.Errorf("told %d times that it may live on elsewhere, %d times to keep its volumes; want %d and %d", left, retained, c.left, c.retained)
+			}
+		})
+	}
+}
+
 // A volume that cannot be had keeps its workload from starting, with the reason in the status.
 func TestVolumeThatCannotBeHad(t *testing.T) {
 	r := newRig(t).start()
@@ -125,4 +196,109 @@ func TestPoolsAreRegistered(t *testing.T) {
 	if u := s.beats[0].Usage.StoragePools; len(u) != 1 || u[0].UsedGb != 10 || u[0].TotalGb != 100 {
 		t.Errorf("usage %v", u)
 	}
+}
+
+// nfsClient is a machine on which mounts of a file server succeed, or do what a test says.
+type nfsClient struct {
+	volume.System
+	mu    sync.Mutex
+	at    string                      // where it is mounted
+	mount func(context.Context) error // nil: it succeeds
+}
+
+func (c *nfsClient) becomes(at string, mount func(context.Context) error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.at, c.mount = at, mount
+}
+
+func (c *nfsClient) Run(ctx context.Context, program string, args ...string) (string, error) {
+	if program != "mount" {
+		return "", nil
+	}
+	c.mu.Lock()
+	mount := c.mount
+	c.mu.Unlock()
+	if mount != nil {
+		return "", mount(ctx)
+	}
+	c.becomes(args[len(args)-1], nil)
+	return "", nil
+}
+
+func (c *nfsClient) Find(string) bool               { return true }
+func (c *nfsClient) Filesystems() ([]string, error) { return []string{"nfs"}, nil }
+
+func (c *nfsClient) Mounts() ([]volume.Mount, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.at == "" {
+		return nil, nil
+	}
+	return []volume.Mount{{Path: c.at, Type: "nfs4", Source: "files:/srv"}}, nil
+}
+
+func (c *nfsClient) Space(string) (volume.Space, error) {
+	return volume.Space{Total: 1 << 40, Free: 1 << 40, Device: 1}, nil
+}
+
+// onNFS is a rig whose machine has a file server.
+func onNFS(t *testing.T, change ...func(*Config)) (*rig, *nfsClient) {
+	c := &nfsClient{}
+	r := newRig(t, append(change, func(cfg *Config) {
+		dir := t.TempDir()
+		cfg.Storage = volume.Config{System: c, Pools: []volume.PoolConfig{{Name: volume.DefaultPool, Path: filepath.Join(dir, "local")}},
+			NFS: volume.NFSConfig{Root: filepath.Join(dir, "nfs"), Server: "files", Export: "/srv"}}
+	})...)
+	return r, c
+}
+
+var shared = &agentv1.ManagedVolumeSpec{Name: "data", Driver: volume.NFS, MountPath: "/data"}
+
+// After a reboot a mount may take minutes, or for ever.
+func TestAFileServerThatIsAwayKeepsNoNodeAway(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := leader()
+		r, files := onNFS(t, under(s))
+		r.start()
+		r.apply("web", "img:1", by(1), at(5), managed(shared))
+		r.reaches("web", running)
+		r.halt()
+		before, _ := s.said()
+		files.becomes("", func(ctx context.Context) error { <-ctx.Done(); return ctx.Err() })
+		began := time.Now()
+		r.start()
+		r.until(func() bool { beats, _ := s.said(); return len(beats) > len(before) }, func() string { return "no heartbeat" })
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		if took := s.beatAt[len(before)].Sub(began); took >= 10*time.Second {
+			t.Errorf("its first heartbeat is sent after %v, more than a lease", took)
+		}
+	})
+}
+
+// A delete whose volumes cannot be let go of is tried again by the back-off, not as fast as its engine lists.
+func TestADeleteThatWaitsForAVolumeBacksOff(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r, files := onNFS(t, func(c *Config) { c.RetryBase, c.RetryMax = time.Second, 8*time.Second })
+		r.start()
+		r.apply("web", "img:1", managed(shared))
+		r.reaches("web", running)
+		files.becomes("", func(context.Context) error { return errors.New("mount.nfs: Connection refused") })
+		var removed []time.Time
+		r.hooks.set(func(h *hooks) {
+			h.remove = func(driver.ID) error {
+				if removed = append(removed, time.Now()); len(removed) == 5 {
+					files.becomes("", nil)
+				}
+				return nil
+			}
+		})
+		r.delete("web")
+		r.gone("web")
+		r.halt()
+		if took := removed[len(removed)-1].Sub(removed[0]); len(removed) != 5 || took < 15*time.Second { // 1, 2, 4 and 8 s
+			t.Errorf("removed %d times within %v", len(removed), took)
+		}
+	})
 }

@@ -5,6 +5,7 @@
 //
 //	registries:
 //	  registry.example.com: {username: robot, password: …}
+//	  docker.io: {username: robot, password: …}
 //	git:
 //	  team:
 //	    username: robot
@@ -18,8 +19,10 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"maps"
 	"os"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/distribution/reference"
@@ -109,6 +112,38 @@ func (s *Store) read() (content, error) {
 	return out, nil
 }
 
+// hostOf is the host of a name in the file, which people also write as an address, and for Docker's own registry
+// in the words of Docker's configuration.
+func hostOf(name string) string {
+	if _, rest, ok := strings.Cut(name, "://"); ok {
+		name = rest
+	}
+	host, _, _ := strings.Cut(name, "/")
+	switch host = strings.ToLower(host); host {
+	case "index.docker.io", "registry-1.docker.io", "registry.hub.docker.com":
+		return "docker.io"
+	}
+	return host
+}
+
+// of is what stands in the file for a registry; a plain host comes first.
+func (c content) of(host string) (login, bool) {
+	if l, ok := c.Registries[host]; ok {
+		return l, true
+	}
+	for _, name := range slices.Sorted(maps.Keys(c.Registries)) {
+		if hostOf(name) == strings.ToLower(host) {
+			return c.Registries[name], true
+		}
+	}
+	return login{}, false
+}
+
+// tells is whether an entry is for a host.
+func (l login) tells(host string) bool {
+	return slices.ContainsFunc(l.Hosts, func(h string) bool { return hostOf(h) == strings.ToLower(host) })
+}
+
 // Check reads the file once, so that a fault in it is known at the start.
 func (s *Store) Check() error {
 	_, err := s.read()
@@ -130,7 +165,7 @@ func (s *Store) Registry(ref string) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	if l, ok := own.Registries[host]; ok {
+	if l, ok := own.of(host); ok {
 		return authconfig.Encode(registry.AuthConfig{Username: l.Username, Password: string(l.Password), ServerAddress: host})
 	}
 	if s.Docker == "" {
@@ -189,7 +224,7 @@ func (s *Store) Git(name, host string) (user, password string, err error) {
 	if name == "" {
 		var found []string
 		for n, l := range own.Git {
-			if slices.Contains(l.Hosts, host) {
+			if l.tells(host) {
 				found = append(found, n)
 			}
 		}
@@ -207,7 +242,7 @@ func (s *Store) Git(name, host string) (user, password string, err error) {
 	if !ok {
 		return "", "", fmt.Errorf("PERSYS_CREDENTIALS_FILE has no entry git.%s", name)
 	}
-	if !slices.Contains(l.Hosts, host) {
+	if !l.tells(host) {
 		return "", "", fmt.Errorf("entry git.%s of PERSYS_CREDENTIALS_FILE is not for host %s", name, host)
 	}
 	return l.Username, string(l.Password), nil

@@ -17,7 +17,7 @@ const file = `
 registries:
   registry.example.com: {username: robot, password: hunter2}
 git:
-  team: {username: bot, password: hunter3, hosts: [git.example.com, "127.0.0.1:3000"]}
+  team: {username: bot, password: hunter3, hosts: [git.example.com, "127.0.0.1:3000", "https://Code.example.com/"]}
   other: {username: bot2, password: hunter4, hosts: [git.example.com]}
 `
 
@@ -65,6 +65,12 @@ func TestRegistry(t *testing.T) {
 			}
 		})
 	}
+	for _, name := range []string{"docker.io", "https://index.docker.io/v1/", "index.docker.io"} {
+		got, err := store(t, "registries: {'"+name+"': {username: robot, password: hunter2}, 'https://Registry.example.com/v2/': {username: robot, password: hunter2}}\n", 0o600).Registry("busybox")
+		if auth, _ := authconfig.Decode(got); err != nil || auth.Username != "robot" {
+			t.Errorf("the hub under the name %s: %v, %v", name, auth, err)
+		}
+	}
 	none, err := (&credentials.Store{}).Registry("registry.example.com/a")
 	if err != nil || none != "" {
 		t.Errorf("the zero value finds %q, %v", none, err)
@@ -79,6 +85,7 @@ func TestGit(t *testing.T) {
 		{"a host that nobody lists", "", "elsewhere.example.com", "", ""},
 		{"a host that two list", "", "git.example.com", "", `name one of ["other" "team"]`},
 		{"a name that is not there", "nobody", "git.example.com", "", "no entry git.nobody"},
+		{"by an address", "team", "code.example.com", "bot", ""},
 		{"an entry is not told to another host", "team", "evil.example.com", "", "not for host evil.example.com"},
 	} {
 		t.Run(c.name, func(t *testing.T) {

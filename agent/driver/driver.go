@@ -277,11 +277,14 @@ const MaxMetadata = 4 << 10
 
 // Bound cuts s to its last MaxMetadata bytes, at a rune boundary: of an error output the end
 // matters.
-func Bound(s string) string {
-	if len(s) <= MaxMetadata {
+func Bound(s string) string { return Tail(s, MaxMetadata) }
+
+// Tail is Bound for another number of bytes.
+func Tail(s string, most int) string {
+	if len(s) <= most {
 		return s
 	}
-	s = s[len(s)-MaxMetadata:]
+	s = s[len(s)-most:]
 	for i := 0; i < len(s) && i < 4; i++ {
 		if s[i]&0xC0 != 0x80 {
 			return s[i:]

@@ -34,8 +34,11 @@ type Volume struct {
 	ReadOnly  bool
 }
 
-// Leaver is what a driver also is that makes things which other nodes reach. It is optional.
+// Leaver is what a driver also is that makes things which are not to go with a workload that moves. It
+// is optional.
 type Leaver interface {
-	// Leave is Remove of a workload that lives on elsewhere: what the other node may use now stays.
-	Leave(ctx context.Context, id ID) error
+	// Leave is Remove of a workload that lives on elsewhere, or may: what another node may use now stays.
+	// With volumes, so do the engine's own volumes, and folders of the driver's that take their place, which
+	// only this machine reaches: it certainly lives on, and they may be the only copy of its data.
+	Leave(ctx context.Context, id ID, volumes bool) error
 }

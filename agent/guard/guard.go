@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"net"
 	"os"
@@ -33,6 +34,8 @@ type Options struct {
 	// Dir is a folder of its own, in which agent and guards meet.
 	Dir     string
 	Runtime Runtime
+	// Stops are the kinds that Runtime can be asked for, now or once their engine is there; nil = not known.
+	Stops []driver.Kind
 	// Grace is what a workload gets to end by itself.
 	Grace time.Duration
 	// UntilIdle ends the guard when its agent is dead and nothing is left to stop.
@@ -202,6 +205,11 @@ func (g *Guard) lead(ctx context.Context) error {
 	if err != nil {
 		return errors.Join(err, l.Close())
 	}
+	// Of guards that were killed. What the second writes at this moment it writes again.
+	left, _ := filepath.Glob(filepath.Join(g.opt.Dir, nextLeases))
+	for _, path := range left {
+		_ = os.Remove(path)
+	}
 	g.lease, g.first = have, true
 	g.work.Go(func() { g.serve(ctx, l) })
 	if g.opt.Second != nil {
@@ -311,7 +319,7 @@ func (g *Guard) talk(ctx context.Context, conn net.Conn) {
 func (g *Guard) take(in Feed) State {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	out := State{Version: g.opt.Version, Guard: g.self, Grace: g.opt.Grace, Second: g.second}
+	out := State{Version: g.opt.Version, Guard: g.self, Grace: g.opt.Grace, Second: g.second, Stops: g.opt.Stops}
 	if in.Boot != g.boot {
 		out.Error = "the agent names another start of the machine: " + in.Boot
 		return out
@@ -393,8 +401,13 @@ func (g *Guard) stopAll(ctx context.Context) {
 	g.busy[Workload{}] = true
 	cluster, of := g.lease.Cluster, slices.Clone(g.lease.Condemned)
 	lapses := g.lease.Lapses
+	// Who waits for an engine that is slow to say what runs does not stop it in time.
+	patience := 10 * time.Second
+	if Now() < g.lease.Deadline+Bound(g.opt.Grace) {
+		patience = time.Second
+	}
 	g.work.Go(func() {
-		within, cancel := context.WithTimeout(ctx, 10*time.Second)
+		within, cancel := context.WithTimeout(ctx, patience)
 		defer cancel()
 		running, err := g.opt.Runtime.Running(within, cluster, of)
 		if err != nil && ctx.Err() == nil {
@@ -442,7 +455,8 @@ func (g *Guard) halt(ctx context.Context, cluster string, w Workload, grace time
 	g.mu.Unlock()
 }
 
-// Drivers is a Runtime over drivers. New is asked for those of a cluster at the first use.
+// Drivers is a Runtime over drivers. New is asked for those of a cluster at the first use, and again while
+// they lack a kind that is asked for: a runtime may have come to the machine after its guard.
 type Drivers struct {
 	New func(cluster string) ([]driver.Driver, error)
 
@@ -451,23 +465,41 @@ type Drivers struct {
 	list    []driver.Driver
 }
 
-func (d *Drivers) of(cluster string) ([]driver.Driver, error) {
+func (d *Drivers) of(cluster string, workloads ...Workload) ([]driver.Driver, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if d.list != nil && d.cluster == cluster {
+	// What no driver can see is not known to be stopped.
+	lacks := func(list []driver.Driver) error {
+		for _, w := range workloads {
+			if !slices.ContainsFunc(list, func(drv driver.Driver) bool { return drv.Kind() == w.Kind }) {
+				return fmt.Errorf("this guard has no runtime for %s", w.Kind)
+			}
+		}
+		return nil
+	}
+	if d.cluster != cluster {
+		d.cluster, d.list = cluster, nil
+	}
+	if d.list != nil && lacks(d.list) == nil {
 		return d.list, nil
 	}
-	list, err := d.New(cluster)
+	made, err := d.New(cluster)
 	if err != nil {
 		return nil, err
 	}
-	d.cluster, d.list = cluster, list
-	return list, nil
+	for _, drv := range made {
+		if !slices.ContainsFunc(d.list, func(have driver.Driver) bool { return have.Kind() == drv.Kind() }) {
+			d.list = append(d.list, drv)
+		} else if c, ok := drv.(io.Closer); ok { // the one that is there may be at work
+			_ = c.Close()
+		}
+	}
+	return d.list, lacks(d.list)
 }
 
 // Running implements Runtime.
 func (d *Drivers) Running(ctx context.Context, cluster string, of []Workload) ([]Workload, error) {
-	list, err := d.of(cluster)
+	list, err := d.of(cluster, of...)
 	if err != nil {
 		return nil, err
 	}
@@ -494,14 +526,10 @@ func (d *Drivers) Running(ctx context.Context, cluster string, of []Workload) ([
 
 // Halt implements Runtime.
 func (d *Drivers) Halt(ctx context.Context, cluster string, w Workload, grace time.Duration) error {
-	list, err := d.of(cluster)
+	list, err := d.of(cluster, w)
 	if err != nil {
 		return err
 	}
-	for _, drv := range list {
-		if drv.Kind() == w.Kind {
-			return drv.Halt(ctx, w.ID, grace)
-		}
-	}
-	return fmt.Errorf("this guard has no runtime for %s", w.Kind)
+	i := slices.IndexFunc(list, func(drv driver.Driver) bool { return drv.Kind() == w.Kind })
+	return list[i].Halt(ctx, w.ID, grace)
 }

@@ -5,8 +5,11 @@ import (
 	"errors"
 	"io"
 	"log/slog"
+	"maps"
 	"os"
 	"os/exec"
+	"path/filepath"
+	"reflect"
 	"slices"
 	"sync"
 	"syscall"
@@ -94,9 +97,14 @@ type engine struct {
 	running map[Workload]bool
 	stopped map[Workload]time.Duration
 	deaf    bool // cannot say what runs
+	slow    bool // takes long to say it
 }
 
-func (e *engine) Running(_ context.Context, _ string, of []Workload) (out []Workload, err error) {
+func (e *engine) Running(ctx context.Context, _ string, of []Workload) (out []Workload, err error) {
+	if e.slow {
+		<-ctx.Done()
+		return nil, ctx.Err()
+	}
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if e.deaf {
@@ -236,6 +244,19 @@ func TestItStopsAtTheDeadlineAndNotBefore(t *testing.T) {
 	}
 }
 
+// An engine that takes long to say what runs is not waited for: all is stopped within the bound.
+func TestItStopsInTimeWhatItCannotSee(t *testing.T) {
+	r := newRig(t)
+	r.engine.slow, r.agent = true, r.victim()
+	r.guard()
+	deadline := Now() + time.Second
+	r.feed(Feed{Deadline: deadline, Guarded: []Workload{db}})
+	testbed.Until(r, "stopped", func() bool { return r.engine.at(db) > 0 })
+	if late := r.engine.at(db) - deadline; late > Bound(100*time.Millisecond) {
+		t.Errorf("stopped %s after the end of the lease", late)
+	}
+}
+
 func TestItKillsAnAgentThatDoesNotConfirm(t *testing.T) {
 	r := newRig(t)
 	r.guard()
@@ -328,14 +349,46 @@ func TestItGoesOnFromItsFile(t *testing.T) {
 	r.engine.mu.Lock()
 	r.engine.deaf = true // what cannot be seen is stopped all the same
 	r.engine.mu.Unlock()
+	if err := os.WriteFile(filepath.Join(r.dir, leaseFile+".1.new"), []byte("{"), 0o600); err != nil { // killed while it wrote
+		t.Fatal(err)
+	}
 	r.guard()
 	if st := r.feed(Feed{Ask: true}); st.Deadline != deadline || len(st.Guarded) != 1 {
 		t.Errorf("%+v: it does not know what it was told", st)
+	}
+	if _, err := os.Stat(filepath.Join(r.dir, leaseFile+".1.new")); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("what a guard that was killed left is still there (%v)", err)
 	}
 	testbed.Until(r, "stopped", func() bool { return r.engine.at(db) > 0 })
 	// The file of another start of the machine says nothing.
 	if have, err := load(r.dir, "another boot"); err != nil || !have.idle() {
 		t.Errorf("%+v, %v", have, err)
+	}
+	// Nor does what a machine that lost its power kept of it.
+	for _, left := range []string{"", "\x00\x00"} {
+		dir := t.TempDir()
+		if err := os.WriteFile(filepath.Join(dir, leaseFile), []byte(left), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if have, err := load(dir, r.boot); err != nil || !have.idle() {
+			t.Errorf("%q is %+v, %v", left, have, err)
+		}
+	}
+}
+
+// What could not be stored is not held either: the second guard cannot know it.
+func TestAFeedThatIsNotStoredChangesNothing(t *testing.T) {
+	vm := Workload{driver.VM, "vm"}
+	have := func() *lease {
+		return &lease{Boot: "b", Lapses: 1, Lapsed: true, Instance: "i", Condemned: []Workload{db, vm}}
+	}
+	g := &Guard{opt: Options{Dir: t.TempDir() + "/lost"}, boot: "b", lease: have()}
+	in := Feed{Boot: "b", Instance: "i", Lapses: 1, Deadline: Now() + time.Hour, Guarded: []Workload{db}}
+	if out := g.take(in); out.Error == "" {
+		t.Fatal("it was stored in a folder that is not there")
+	}
+	if !reflect.DeepEqual(g.lease, have()) {
+		t.Errorf("want %+v, have %+v", have(), g.lease)
 	}
 }
 
@@ -409,5 +462,69 @@ func TestAGuardThatNeverAnswersIsKilled(t *testing.T) {
 	case <-ended:
 	case <-time.After(5 * time.Second):
 		t.Error("it was not killed")
+	}
+}
+
+// only is a driver of one kind on which a workload runs until it is halted.
+type only struct {
+	driver.Driver
+	kind   driver.Kind
+	id     driver.ID
+	closed bool
+}
+
+func (o *only) Kind() driver.Kind { return o.kind }
+
+func (o *only) List(context.Context) ([]driver.Observed, error) {
+	return []driver.Observed{{ID: o.id, State: driver.Running}}, nil
+}
+
+func (o *only) Halt(context.Context, driver.ID, time.Duration) error {
+	o.id = "gone"
+	return nil
+}
+
+func (o *only) Close() error {
+	o.closed = true
+	return nil
+}
+
+// What a guard has no runtime for is not known to be stopped. It looks for one that came after it.
+func TestARuntimeThatComesLater(t *testing.T) {
+	vm := Workload{driver.VM, "vm"}
+	kinds := []driver.Kind{driver.Container}
+	var made []*only
+	d := &Drivers{New: func(string) (out []driver.Driver, err error) {
+		for _, k := range kinds {
+			o := &only{kind: k, id: vm.ID}
+			made, out = append(made, o), append(out, o)
+		}
+		return out, nil
+	}}
+	if out, err := d.Running(t.Context(), "c1", []Workload{db}); err != nil || len(out) != 0 {
+		t.Fatalf("%v, %v: of a container that is gone", out, err)
+	}
+	if out, err := d.Running(t.Context(), "c1", []Workload{vm}); err == nil {
+		t.Errorf("without a runtime for machines it says that %v run", out)
+	}
+	if d.Halt(t.Context(), "c1", vm, 0) == nil {
+		t.Error("a machine was halted without a runtime")
+	}
+	kinds = append(kinds, driver.VM)
+	if out, err := d.Running(t.Context(), "c1", []Workload{vm}); err != nil || !slices.Equal(out, []Workload{vm}) {
+		t.Errorf("%v, %v; want the machine", out, err)
+	}
+	// What may be at work stays, and what was made for nothing is closed.
+	kept := map[driver.Kind]int{}
+	for i, o := range made {
+		if !o.closed {
+			kept[o.kind]++
+		}
+		if i == 0 && o.closed {
+			t.Error("the driver that was used first is closed")
+		}
+	}
+	if want := map[driver.Kind]int{driver.Container: 1, driver.VM: 1}; !maps.Equal(kept, want) {
+		t.Errorf("open are %v, want %v", kept, want)
 	}
 }

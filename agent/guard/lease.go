@@ -3,7 +3,6 @@ package guard
 import (
 	"encoding/json"
 	"errors"
-	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -79,7 +78,8 @@ func (l *lease) feed(in Feed, now time.Duration) {
 	}
 	l.Guarded = slices.Clone(in.Guarded)
 	sort(l.Guarded)
-	l.Condemned = slices.DeleteFunc(l.Condemned, func(w Workload) bool { return slices.Contains(l.Guarded, w) })
+	// Of a copy: if this cannot be stored, the lease is again what it was (Guard.take).
+	l.Condemned = slices.DeleteFunc(slices.Clone(l.Condemned), func(w Workload) bool { return slices.Contains(l.Guarded, w) })
 	l.Deadline, l.Lapsed = max(l.Deadline, in.Deadline), false
 	l.lapse(now) // a deadline that has passed already is none
 }
@@ -129,12 +129,15 @@ func (l *lease) state() State {
 // The files of a guard's folder.
 const (
 	leaseFile  = "lease.json"
+	nextLeases = leaseFile + ".*.new" // while they are written
 	socketFile = "guard.sock"
 	firstLock  = "first.lock"
 	secondLock = "second.lock"
 )
 
-// load reads the file; none, or one of an earlier start of the machine, is an empty lease.
+// load reads the file; none, or one of an earlier start of the machine, is an empty lease. So is one that
+// cannot be understood: within one start it is replaced whole, but a machine that loses its power may keep
+// the name of a file that it never wrote.
 func load(dir, boot string) (*lease, error) {
 	l := &lease{Boot: boot}
 	raw, err := os.ReadFile(filepath.Join(dir, leaseFile))
@@ -145,26 +148,30 @@ func load(dir, boot string) (*lease, error) {
 		return nil, err
 	}
 	var have lease
-	if err := json.Unmarshal(raw, &have); err != nil {
-		return nil, fmt.Errorf("%s: %w", filepath.Join(dir, leaseFile), err)
-	}
-	if have.Boot != boot {
+	if err := json.Unmarshal(raw, &have); err != nil || have.Boot != boot {
 		return l, nil
 	}
 	return &have, nil
 }
 
-// save replaces the file in one step.
+// save replaces the file in one step. Two guards may do so at one moment, each with a file of its own.
 func (l *lease) save(dir string) error {
 	raw, err := json.Marshal(l)
 	if err != nil {
 		return err
 	}
-	next := filepath.Join(dir, leaseFile+".new")
-	if err := os.WriteFile(next, raw, 0o600); err != nil {
+	next, err := os.CreateTemp(dir, nextLeases) // mode 0600
+	if err != nil {
 		return err
 	}
-	return os.Rename(next, filepath.Join(dir, leaseFile))
+	_, err = next.Write(raw)
+	if err = errors.Join(err, next.Close()); err == nil {
+		err = os.Rename(next.Name(), filepath.Join(dir, leaseFile))
+	}
+	if err != nil {
+		return errors.Join(err, os.Remove(next.Name()))
+	}
+	return nil
 }
 
 // Feed is what an agent tells its guard.
@@ -195,7 +202,17 @@ type State struct {
 	Lapsed   bool          `json:"lapsed"`
 	Grace    time.Duration `json:"grace"`
 	// Second: there are two guards.
-	Second  bool       `json:"second"`
-	Guarded []Workload `json:"guarded,omitempty"`
-	Error   string     `json:"error,omitempty"`
+	Second bool `json:"second"`
+	// Stops are the kinds that the guard can stop; nil from one that does not say.
+	Stops   []driver.Kind `json:"stops"`
+	Guarded []Workload    `json:"guarded,omitempty"`
+	Error   string        `json:"error,omitempty"`
+}
+
+// Lacks are those of kinds that the guard says it cannot stop.
+func (s State) Lacks(kinds []driver.Kind) []driver.Kind {
+	if s.Stops == nil {
+		return nil
+	}
+	return slices.DeleteFunc(slices.Clone(kinds), func(k driver.Kind) bool { return slices.Contains(s.Stops, k) })
 }

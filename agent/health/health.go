@@ -10,7 +10,9 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"slices"
 	"strconv"
+	"strings"
 	"sync"
 	"time"
 
@@ -26,8 +28,12 @@ const (
 	Unhealthy = "unhealthy"
 )
 
-// atOnce bounds the checks that run at a time.
-const atOnce = 16
+// atOnce bounds the checks that run at a time. One that takes longer than hold is counted no more: those that
+// hang would keep all others from being made.
+const (
+	atOnce = 16
+	hold   = 10 * time.Second
+)
 
 // The defaults of a check, and how much of an answer is read.
 const (
@@ -35,6 +41,7 @@ const (
 	defaultTimeout  = 3 * time.Second
 	defaultRetries  = 3
 	maxAnswer       = 64 << 10
+	maxDetail       = 200 // bytes of why a workload is not healthy
 )
 
 // Target is an instance to check.
@@ -141,13 +148,16 @@ func (c *Checker) run(ctx context.Context, w *watch) {
 			return
 		case c.slots <- struct{}{}:
 		}
+		leave := sync.OnceFunc(func() { <-c.slots })
+		held := time.AfterFunc(hold, leave)
 		limited, cancel := context.WithTimeout(ctx, or(check.GetTimeoutSeconds(), defaultTimeout))
 		c.mu.Lock()
 		t := w.target
 		c.mu.Unlock()
 		err := c.once(limited, t)
 		cancel()
-		<-c.slots
+		held.Stop()
+		leave()
 		if ctx.Err() != nil {
 			return
 		}
@@ -187,15 +197,16 @@ func (c *Checker) note(w *watch, err error) string {
 	return state
 }
 
-// brief is an error as it stands in a status, whose parts are told apart by semicolons.
+// brief is an error as it stands in a status, whose parts are told apart by semicolons. It is UTF-8, whatever
+// a workload answered: the wire takes no other strings.
 func brief(err error) string {
-	out := []byte(err.Error())
-	for i, b := range out {
-		if b == ';' || b < ' ' {
-			out[i] = ','
+	out := strings.Map(func(r rune) rune {
+		if r == ';' || r < ' ' {
+			return ','
 		}
-	}
-	return string(out[:min(len(out), 200)])
+		return r // what is no letter comes as utf8.RuneError
+	}, err.Error())
+	return strings.ToValidUTF8(out[:min(len(out), maxDetail)], "") // nor is half a letter
 }
 
 // once makes one check.
@@ -204,9 +215,9 @@ func (c *Checker) once(ctx context.Context, t Target) error {
 	case len(check.GetCommand()) > 0:
 		return command(ctx, t)
 	case check.GetHttp() != "":
-		return c.each(t, func(addr string) error { return c.get(ctx, addr, check.GetHttp()) })
+		return c.each(ctx, t, func(ctx context.Context, addr string) error { return c.get(ctx, addr, check.GetHttp()) })
 	default:
-		return c.each(t, func(addr string) error {
+		return c.each(ctx, t, func(ctx context.Context, addr string) error {
 			conn, err := c.dial.DialContext(ctx, "tcp", addr)
 			if err != nil {
 				return err
@@ -216,8 +227,9 @@ func (c *Checker) once(ctx context.Context, t Target) error {
 	}
 }
 
-// each tries the places where a port of the workload may be reached until one will do.
-func (c *Checker) each(t Target, try func(addr string) error) error {
+// each tries the places where a port of the workload may be reached, of which one has to do; all at once, since
+// one that does not answer at all takes the whole time of the check.
+func (c *Checker) each(ctx context.Context, t Target, try func(ctx context.Context, addr string) error) error {
 	port := int(t.Check.GetPort())
 	var places []string
 	for _, a := range t.Addresses {
@@ -235,17 +247,22 @@ func (c *Checker) each(t Target, try func(addr string) error) error {
 	if len(places) == 0 {
 		return errors.New("the workload has no address")
 	}
-	var first error
-	for _, p := range places {
-		err := try(p)
-		if err == nil {
-			return nil
-		}
-		if first == nil {
-			first = err
-		}
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	errs := make([]error, len(places))
+	var tries sync.WaitGroup
+	for i, p := range places {
+		tries.Go(func() {
+			if errs[i] = try(ctx, p); errs[i] == nil {
+				cancel()
+			}
+		})
 	}
-	return first
+	tries.Wait()
+	if slices.Contains(errs, nil) {
+		return nil
+	}
+	return errs[0]
 }
 
 func (c *Checker) get(ctx context.Context, addr, path string) error {
@@ -286,7 +303,7 @@ func command(ctx context.Context, t Target) error {
 		if err != nil {
 			break
 		}
-		said = append(said, out.Data[:min(len(out.Data), max(0, 160-len(said)))]...)
+		said = append(said, out.Data[:min(len(out.Data), max(0, maxDetail-len(said)))]...)
 	}
 	if ctx.Err() != nil {
 		return errors.New("the command took too long")

@@ -11,7 +11,9 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
+	"unicode/utf8"
 
 	"go.uber.org/goleak"
 
@@ -125,6 +127,29 @@ func TestTCPOverAForwardedPort(t *testing.T) {
 	}
 }
 
+// An address that does not answer leaves time for the others: a network that only the workload is in, say.
+func TestOneOfSeveralAddresses(t *testing.T) {
+	silent, err := net.Listen("tcp", "127.0.0.2:0") // it takes the connection, and says nothing
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer silent.Close()
+	_, port := split(t, silent.Addr().String())
+	l, err := net.Listen("tcp", net.JoinHostPort("127.0.0.1", strconv.Itoa(int(port))))
+	if err != nil {
+		t.Fatal(err)
+	}
+	srv := httptest.NewUnstartedServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}))
+	srv.Listener.Close()
+	srv.Listener = l
+	srv.Start()
+	defer srv.Close()
+	r := newRig(t)
+	r.Watch(Target{ID: "web", Instance: "1", Addresses: []string{"127.0.0.2", "127.0.0.1"},
+		Check: &agentv1.HealthCheck{Http: "/", Port: port, TimeoutSeconds: 1, Retries: 1}})
+	r.becomes("web", Healthy)
+}
+
 func TestStartPeriod(t *testing.T) {
 	r := newRig(t)
 	target := Target{ID: "slow", Instance: "1", Started: time.Now(), Check: &agentv1.HealthCheck{Tcp: true, Port: 1, IntervalSeconds: 1, Retries: 1, StartPeriodSeconds: 3600}}
@@ -157,10 +182,37 @@ func TestCommand(t *testing.T) {
 		{[]string{"true"}, Healthy, ""},
 		{[]string{"sh", "-c", "err not; exit 3"}, Unhealthy, "code 3: not"},
 		{[]string{"sleep", "600"}, Unhealthy, "too long"},
+		{[]string{"sh", "-c", "err " + strings.Repeat("ä", maxDetail) + "; exit 3"}, Unhealthy, "ää"},  // cut, at one of the two
+		{[]string{"sh", "-c", "err a" + strings.Repeat("ä", maxDetail) + "; exit 3"}, Unhealthy, "aä"}, // within a letter
+		{[]string{"sh", "-c", "err gr\xf6\xdfer; exit 3"}, Unhealthy, "code 3: gr"},                    // not UTF-8
 	} {
 		r.Watch(Target{ID: "app", Instance: fmt.Sprint(i), Execer: d, Check: &agentv1.HealthCheck{Command: c.command, Retries: 1, TimeoutSeconds: 1}})
-		if detail := r.becomes("app", c.state); !strings.Contains(detail, c.says) {
-			t.Errorf("%v: %q, want %q", c.command, detail, c.says)
+		if detail := r.becomes("app", c.state); !strings.Contains(detail, c.says) || len(detail) > maxDetail || !utf8.ValidString(detail) {
+			t.Errorf("%v: %q, want %q, in UTF-8", c.command, detail, c.says)
 		}
 	}
+}
+
+// mute runs commands that never end.
+type mute struct{ driver.Execer }
+
+func (mute) Exec(ctx context.Context, _ driver.ID, _ driver.ExecOptions) (driver.Session, error) {
+	<-ctx.Done()
+	return nil, ctx.Err()
+}
+
+// Checks that hang keep no others from being made.
+func TestChecksThatHangStopNoOthers(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t)
+		for i := range 3 * atOnce {
+			r.Watch(Target{ID: driver.ID(fmt.Sprint("mute-", i)), Execer: mute{}, Check: &agentv1.HealthCheck{Command: []string{"x"}, TimeoutSeconds: 600}})
+		}
+		synctest.Wait()
+		r.Watch(Target{ID: "other", Check: &agentv1.HealthCheck{Command: []string{"x"}, Retries: 1}}) // which fails at once
+		time.Sleep(4 * hold)
+		if state, detail := r.State("other"); state != Unhealthy {
+			t.Errorf("%q, %q", state, detail)
+		}
+	})
 }

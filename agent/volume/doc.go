@@ -13,5 +13,6 @@
 // and an existing file system is never made anew, so that being killed anywhere loses nothing.
 //
 // Workloads see a folder inside the mounted file system, never the mount point: what is not mounted
-// is then missing, and cannot be mistaken for an empty volume.
+// is then missing, and cannot be mistaken for an empty volume. A plain folder or a disk that is not where it
+// was is an error, for the same reason.
 package volume

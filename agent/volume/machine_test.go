@@ -118,3 +118,12 @@ func TestNFSOnThisMachine(t *testing.T) {
 		t.Error("a local folder was made in its stead")
 	}
 }
+
+// What a program says in another language, or in none, can be sent on.
+func TestWhatProgramsSayIsUTF8(t *testing.T) {
+	for text, want := range map[string]string{"kurz": "kurz", "über": "übe…", "abcü": "abc…", "h\xfc": "h\ufffd"} {
+		if got := clip(text, 4); got != want {
+			t.Errorf("%q becomes %q, want %q", text, got, want)
+		}
+	}
+}

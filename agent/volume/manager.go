@@ -45,6 +45,7 @@ type Manager struct {
 	kinds   map[string]provider
 	pools   []PoolConfig
 	nfs     *nfs
+	ceph    *ceph
 
 	mu          sync.Mutex
 	volumes     map[string]Volume
@@ -52,7 +53,8 @@ type Manager struct {
 	locks       map[string]*sync.Mutex // by volume id: one at a time changes a volume
 	figures     map[string]Space       // of pools, when last measured
 	lacks       map[string]string      // why a driver is not offered
-	measuring   bool
+	measuring   map[string]bool        // drivers that are looked at
+	reported    []string               // offer, when Measure last compared it
 }
 
 // New makes a manager of what the store held.
@@ -73,7 +75,7 @@ func New(cfg Config, store Store, have Records) (*Manager, error) {
 	m := &Manager{
 		sys: cfg.System, node: cfg.Node, timeout: cmp.Or(cfg.Timeout, 2*time.Minute), log: cfg.Logger, store: store, pools: cfg.Pools,
 		volumes: map[string]Volume{}, attachments: map[string]Attachment{}, locks: map[string]*sync.Mutex{},
-		figures: map[string]Space{}, lacks: map[string]string{},
+		figures: map[string]Space{}, lacks: map[string]string{}, measuring: map[string]bool{},
 	}
 	if m.sys == nil {
 		m.sys = Machine{}
@@ -81,8 +83,8 @@ func New(cfg Config, store Store, have Records) (*Manager, error) {
 	if m.log == nil {
 		m.log = slog.Default()
 	}
-	m.nfs = &nfs{m, cfg.NFS}
-	m.kinds = map[string]provider{Local: &local{m, cfg.Pools}, NFS: m.nfs, Ceph: &ceph{m, cfg.Ceph}}
+	m.nfs, m.ceph = &nfs{m: m, cfg: cfg.NFS}, &ceph{m, cfg.Ceph}
+	m.kinds = map[string]provider{Local: &local{m, cfg.Pools}, NFS: m.nfs, Ceph: m.ceph}
 	for _, v := range have.Volumes {
 		if v.Form == "" {
 			v.Form = Folder
@@ -99,7 +101,7 @@ func New(cfg Config, store Store, have Records) (*Manager, error) {
 		}
 	}
 	for _, k := range []string{NFS, Ceph} {
-		m.lacks[k] = "not looked at yet"
+		m.lacks[k] = notLooked
 	}
 	return m, nil
 }
@@ -115,6 +117,31 @@ func (m *Manager) lock(id string) (unlock func()) {
 	m.mu.Unlock()
 	l.Lock()
 	return l.Unlock
+}
+
+// take locks a volume whose provider is asked for. What its volumes share is reached before: whoever
+// waits for a server holds up none of the others that use the volume, each of which has its own patience.
+func (m *Manager) take(ctx context.Context, id, kind string) (p provider, unlock func()) {
+	if p = m.kinds[kind]; p != nil {
+		if err := p.reach(ctx); err != nil {
+			p = unreached{p, err}
+		}
+	}
+	return p, m.lock(id)
+}
+
+// takeKnown is take of a volume that has a record. p is nil if its driver is not known.
+func (m *Manager) takeKnown(ctx context.Context, id string) (v Volume, ok bool, p provider, unlock func()) {
+	v, _ = m.get(id)
+	kind := v.Driver
+	if v.StagePath == "" {
+		kind = "" // there is nothing to be reached
+	}
+	p, unlock = m.take(ctx, id, kind)
+	if v, ok = m.get(id); p == nil {
+		p = m.kinds[v.Driver]
+	}
+	return v, ok, p, unlock
 }
 
 func (m *Manager) get(id string) (Volume, bool) {
@@ -186,7 +213,7 @@ func (m *Manager) promised(pool, except string) int64 {
 	defer m.mu.Unlock()
 	var out int64
 	for _, v := range m.volumes {
-		if failed := v.Phase == Provisioning && v.Error != ""; failed {
+		if v.Phase == Provisioning && v.Error != "" && v.StagePath == "" {
 			continue // it holds nothing
 		}
 		if v.Driver == Local && v.ID != except && cmp.Or(v.Pool, m.pools[0].Name) == cmp.Or(pool, m.pools[0].Name) {
@@ -233,9 +260,9 @@ func (m *Manager) Attach(ctx context.Context, workload string, kind driver.Kind,
 func (m *Manager) attachOne(ctx context.Context, workload string, r request) (driver.Volume, error) {
 	ctx, cancel := context.WithTimeout(ctx, m.timeout)
 	defer cancel()
-	defer m.lock(r.id)()
+	p, unlock := m.take(ctx, r.id, r.driver)
+	defer unlock()
 	none := driver.Volume{}
-	p := m.kinds[r.driver]
 	v, known := m.get(r.id)
 	if !known {
 		if err := m.distinct(r); err != nil {
@@ -256,6 +283,9 @@ func (m *Manager) attachOne(ctx context.Context, workload string, r request) (dr
 			return none, err
 		}
 		if err := p.provision(ctx, &v); err != nil {
+			if driver.ClassOf(err) == driver.InvalidSpecification {
+				v.StagePath, v.Device = "", "" // what is there is another's: it does not go with this workload
+			}
 			return none, m.failed(&v, classed(driver.StorageProvisionFailed, v.ID, err))
 		}
 		v.Phase = Provisioned
@@ -276,10 +306,10 @@ func (m *Manager) attachOne(ctx context.Context, workload string, r request) (dr
 			return none, err
 		}
 	}
-	if r.sizeGB > v.SizeGB {
+	if has := v.SizeGB; r.sizeGB > has {
 		v.SizeGB = r.sizeGB
 		if err := p.grow(ctx, &v); err != nil {
-			v.SizeGB = before.SizeGB
+			v.SizeGB = has
 			return none, m.failed(&v, classed(driver.StorageProvisionFailed, v.ID, err))
 		}
 	}
@@ -333,7 +363,7 @@ func (m *Manager) fits(v *Volume, r request, workload string) error {
 	if v.Form == Disk && !r.readOnly {
 		for _, a := range m.users(v.ID) {
 			if a.WorkloadID != workload && !a.ReadOnly {
-				return classed(driver.StorageAttachFailed, v.ID, &inUse{v.ID, "workload " + a.WorkloadID})
+				return classed(driver.StorageAttachFailed, v.ID, &inUse{volume: v.ID, by: "workload " + a.WorkloadID})
 			}
 		}
 	}
@@ -418,12 +448,11 @@ func (m *Manager) Release(ctx context.Context, workload string, fate Fate) error
 func (m *Manager) release(ctx context.Context, id, workload string, fate Fate) error {
 	ctx, cancel := context.WithTimeout(ctx, m.timeout)
 	defer cancel()
-	defer m.lock(id)()
-	v, ok := m.get(id)
+	v, ok, p, unlock := m.takeKnown(ctx, id)
+	defer unlock()
 	if !ok {
 		return m.detach(id + ":" + workload) // an existing agent's, without volume
 	}
-	p := m.kinds[v.Driver]
 	if p == nil {
 		return broken("volume %q: driver %q is not known", id, v.Driver)
 	}
@@ -465,6 +494,10 @@ func (m *Manager) destroy(ctx context.Context, p provider, v *Volume) error {
 		err := p.remove(ctx, v)
 		var used *inUse
 		switch {
+		case errors.As(err, &used) && used.itself:
+			// That node may never come back to decide: here the volume is still seen.
+			v.Phase, v.Owner, v.Error, v.ReleasedAt = Retained, "", clip(err.Error(), 400), time.Now().UTC()
+			return m.put(v)
 		case errors.As(err, &used):
 			// Another node's now; that one decides about it.
 			m.log.Info("a shared volume is left to its other users", "volume", v.ID, "used_by", used.by)
@@ -480,15 +513,24 @@ func (m *Manager) destroy(ctx context.Context, p provider, v *Volume) error {
 func (m *Manager) Delete(ctx context.Context, id string) error {
 	ctx, cancel := context.WithTimeout(ctx, m.timeout)
 	defer cancel()
-	defer m.lock(id)()
-	v, ok := m.get(id)
-	if !ok {
-		return ErrNoVolume
+	free := func(known bool) error {
+		if !known {
+			return ErrNoVolume
+		}
+		if users := m.users(id); len(users) > 0 {
+			return &inUse{volume: id, by: "workload " + users[0].WorkloadID}
+		}
+		return nil
 	}
-	if users := m.users(id); len(users) > 0 {
-		return &inUse{id, "workload " + users[0].WorkloadID}
+	_, known := m.get(id)
+	if err := free(known); err != nil {
+		return err // no server is asked about that
 	}
-	p := m.kinds[v.Driver]
+	v, known, p, unlock := m.takeKnown(ctx, id)
+	defer unlock()
+	if err := free(known); err != nil {
+		return err
+	}
 	if p == nil {
 		return broken("volume %q: driver %q is not known", id, v.Driver)
 	}
@@ -514,7 +556,8 @@ func (m *Manager) Delete(ctx context.Context, id string) error {
 var ErrNoVolume = errors.New("no such volume on this node")
 
 // Mount brings back, after a reboot, what workloads use, so that their runtimes find it; and finishes
-// deletes that were begun. Failures are logged: Attach comes again before every use and says why.
+// deletes that were begun. It waits for each file server that is away. Failures are logged: Attach comes
+// again before every use and says why.
 func (m *Manager) Mount(ctx context.Context) {
 	m.mu.Lock()
 	var all []Volume
@@ -533,9 +576,11 @@ func (m *Manager) Mount(ctx context.Context) {
 func (m *Manager) mountOne(ctx context.Context, id string) error {
 	ctx, cancel := context.WithTimeout(ctx, m.timeout)
 	defer cancel()
-	defer m.lock(id)()
-	v, ok := m.get(id)
-	p := m.kinds[v.Driver]
+	if v, _ := m.get(id); v.Phase != Deleting && len(m.users(id)) == 0 {
+		return nil
+	}
+	v, ok, p, unlock := m.takeKnown(ctx, id)
+	defer unlock()
 	if !ok || p == nil || v.StagePath == "" {
 		return nil
 	}

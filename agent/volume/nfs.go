@@ -7,7 +7,12 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
+	"sync"
+	"time"
+
+	"github.com/persys/compute/agent/driver"
 )
 
 // NFSConfig is the export that nfs volumes are folders of.
@@ -18,14 +23,32 @@ type NFSConfig struct {
 }
 
 // nfs keeps volumes as folders of one export, which all nodes share. Beside them, in usersDir, is a
-// mark for every workload that uses one: what another node uses is not deleted.
+// mark for every workload that uses one: what another node uses is not deleted. It holds node and workload,
+// a line each; those of earlier agents are empty, and their name says less, since ids may have "--" in them.
 type nfs struct {
 	m   *Manager
 	cfg NFSConfig
+
+	mu   sync.Mutex
+	last *attempt // at mounting the export
 }
 
 const usersDir = ".persys-users"
 
+// attempt is one look at the export, which mounts it if need be. All who ask meanwhile share it: a server
+// that is away takes minutes to fail, and what waits for it must not hold up what the agent works on.
+type attempt struct {
+	begun, again time.Time     // again: until then a failure is the answer
+	done         chan struct{} // closed at its end
+	err          error
+}
+
+const (
+	mountPatience = 5 * time.Second  // after which nobody waits for another's attempt
+	mountPause    = 30 * time.Second // for which a failure is the answer, if it took as long
+)
+
+// able says what the machine lacks; nil means that it can.
 func (n *nfs) able(ctx context.Context) error {
 	if n.cfg.Server == "" || n.cfg.Export == "" {
 		return errors.New("driver nfs: PERSYS_STORAGE_NFS_SERVER and PERSYS_STORAGE_NFS_EXPORT are not set on this node")
@@ -43,13 +66,17 @@ func (n *nfs) able(ctx context.Context) error {
 	return nil
 }
 
-func (n *nfs) source() string { return n.cfg.Server + ":" + n.cfg.Export }
-
-// export mounts the export and gives its mount point.
-func (n *nfs) export(ctx context.Context) (string, error) {
-	if err := n.able(ctx); err != nil {
-		return "", err
+// source is what is mounted, in the words of mount: an IPv6 address stands in brackets.
+func (n *nfs) source() string {
+	server := n.cfg.Server
+	if strings.Contains(server, ":") && !strings.HasPrefix(server, "[") {
+		server = "[" + server + "]"
 	}
+	return server + ":" + n.cfg.Export
+}
+
+// point is where the export is mounted.
+func (n *nfs) point() (string, error) {
 	if err := os.MkdirAll(n.cfg.Root, 0o711); err != nil {
 		return "", err
 	}
@@ -57,40 +84,137 @@ func (n *nfs) export(ctx context.Context) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	at := filepath.Join(root, "export")
-	have, there, err := n.m.mountedAt(at)
-	switch {
+	return filepath.Join(root, "export"), nil
+}
+
+// ask gives the attempt that is under way, or the failure of the last one, or makes one, and then it has
+// ended.
+func (n *nfs) ask(ctx context.Context) (*attempt, error) {
+	if err := n.able(ctx); err != nil {
+		return nil, err
+	}
+	at, err := n.point()
+	if err != nil {
+		return nil, err
+	}
+	n.mu.Lock()
+	a := n.last
+	if a == nil || a.ended() && !time.Now().Before(a.again) {
+		a = &attempt{begun: time.Now(), done: make(chan struct{})}
+		n.last = a
+		n.mu.Unlock()
+		a.err = n.mount(ctx, at)
+		if now := time.Now(); a.err != nil && !errors.Is(a.err, context.Canceled) {
+			a.again = now.Add(min(now.Sub(a.begun), mountPause))
+		}
+		close(a.done)
+		return a, nil
+	}
+	n.mu.Unlock()
+	return a, nil
+}
+
+// reach mounts the export, if it is not yet.
+func (n *nfs) reach(ctx context.Context) error {
+	a, err := n.ask(ctx)
+	if err != nil {
+		return err
+	}
+	patience, cancel := context.WithDeadline(ctx, a.begun.Add(mountPatience))
+	defer cancel()
+	select {
+	case <-a.done:
+	case <-patience.Done():
+	}
+	if a.ended() && (ctx.Err() != nil || !errors.Is(a.err, context.Canceled)) { // canceled: its caller gave up, not its server
+		return a.err
+	}
+	return driver.Errorf(driver.RuntimeUnhealthy, "volume", "%s is being mounted, and has not answered yet", n.source())
+}
+
+// export is the mount point of the export, which was reached.
+func (n *nfs) export() (string, error) {
+	at, err := n.point()
+	if err != nil {
+		return "", err
+	}
+	switch there, err := n.mounted(at); {
 	case err != nil:
 		return "", err
-	case there && strings.HasPrefix(have.Type, "nfs") && have.Source == n.source():
-		return at, nil
-	case there:
-		return "", fmt.Errorf("%s (%s) is mounted at %s, not %s; unmount it first", have.Source, have.Type, at, n.source())
+	case !there:
+		return "", driver.Errorf(driver.RuntimeUnhealthy, "volume", "%s is not mounted at %s any more", n.source(), at)
+	}
+	return at, nil
+}
+
+// space is that of the export, which was reached.
+func (n *nfs) space() (Space, error) {
+	at, err := n.export()
+	if err != nil {
+		return Space{}, err
+	}
+	return n.m.sys.Space(at)
+}
+
+func (a *attempt) ended() bool {
+	select {
+	case <-a.done:
+		return true
+	default:
+		return false
+	}
+}
+
+func (n *nfs) mounted(at string) (bool, error) {
+	have, there, err := n.m.mountedAt(at)
+	switch {
+	case err != nil || !there:
+		return false, err
+	case strings.HasPrefix(have.Type, "nfs") && strings.TrimRight(have.Source, "/") == strings.TrimRight(n.source(), "/"):
+		return true, nil
+	}
+	return false, fmt.Errorf("%s (%s) is mounted at %s, not %s; unmount it first", have.Source, have.Type, at, n.source())
+}
+
+func (n *nfs) mount(ctx context.Context, at string) error {
+	if there, err := n.mounted(at); err != nil || there {
+		return err
 	}
 	if err := os.MkdirAll(at, 0o700); err != nil {
-		return "", err
+		return err
 	}
 	args := []string{"-t", "nfs"}
 	if n.cfg.Options != "" {
 		args = append(args, "-o", n.cfg.Options)
 	}
 	if _, err := n.m.sys.Run(ctx, "mount", append(args, n.source(), at)...); err != nil {
-		return "", fmt.Errorf("%s cannot be mounted: %w", n.source(), err)
+		return fmt.Errorf("%s cannot be mounted: %w", n.source(), err)
 	}
-	return at, nil
+	return nil
 }
 
 func (n *nfs) provision(ctx context.Context, v *Volume) error {
-	at, err := n.export(ctx)
+	at, err := n.export()
 	if err != nil {
 		return err
 	}
 	v.StagePath = filepath.Join(at, clean(v.Name))
+	place := v.StagePath
 	if v.Form == Disk {
 		v.Device = v.StagePath + ".img"
+		place = v.Device
+	}
+	// While it is in use here, its mark keeps other nodes from deleting it.
+	if slices.ContainsFunc(n.m.users(v.ID), func(a Attachment) bool { return a.StagePath == place }) {
+		return present(v, place)
+	}
+	if v.Form == Disk {
 		return n.m.makeImage(ctx, v)
 	}
 	v.Form = Folder
+	if err := own(v, v.StagePath, true); err != nil {
+		return err
+	}
 	return os.MkdirAll(v.StagePath, folderMode)
 }
 
@@ -98,7 +222,7 @@ func (n *nfs) grow(ctx context.Context, v *Volume) error {
 	if v.Form != Disk {
 		return nil // the server's own quota is the limit
 	}
-	if _, err := n.export(ctx); err != nil {
+	if _, err := n.export(); err != nil {
 		return err
 	}
 	return n.m.growImage(ctx, v)
@@ -118,17 +242,21 @@ func (n *nfs) attach(ctx context.Context, v *Volume, workload string) (string, s
 	if err := os.MkdirAll(filepath.Dir(mark), 0o755); err != nil {
 		return "", "", err
 	}
-	if err := os.WriteFile(mark, nil, 0o644); err != nil {
+	f, err := os.OpenFile(mark, os.O_CREATE|os.O_WRONLY, 0o644)
+	if err != nil {
 		return "", "", err
 	}
+	// The export may be full: an empty mark holds as well.
+	_, _ = f.WriteString(n.m.node + "\n" + workload + "\n")
+	_ = f.Close()
 	if v.Form == Disk {
 		return "", v.Device, nil
 	}
 	return v.StagePath, "", nil
 }
 
-func (n *nfs) release(ctx context.Context, v *Volume, workload string, _ bool) error {
-	at, err := n.export(ctx)
+func (n *nfs) release(_ context.Context, v *Volume, workload string, _ bool) error {
+	at, err := n.export()
 	if err != nil {
 		return err
 	}
@@ -138,8 +266,8 @@ func (n *nfs) release(ctx context.Context, v *Volume, workload string, _ bool) e
 	return nil
 }
 
-func (n *nfs) remove(ctx context.Context, v *Volume) error {
-	at, err := n.export(ctx)
+func (n *nfs) remove(_ context.Context, v *Volume) error {
+	at, err := n.export()
 	if err != nil {
 		return err
 	}
@@ -148,21 +276,34 @@ func (n *nfs) remove(ctx context.Context, v *Volume) error {
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
-	if len(left) > 0 {
-		return &inUse{volume: v.ID, by: strings.Replace(left[0].Name(), "--", ", workload ", 1)}
+	for i, mark := range left {
+		path := filepath.Join(users, mark.Name())
+		raw, _ := os.ReadFile(path)
+		node, workload, ok := strings.Cut(strings.TrimSuffix(string(raw), "\n"), "\n")
+		itself := workload == v.Owner
+		if !ok {
+			node, workload, _ = strings.Cut(mark.Name(), "--")
+			itself = strings.HasSuffix(mark.Name(), "--"+v.Owner)
+		}
+		if itself || i == len(left)-1 {
+			return &inUse{v.ID, fmt.Sprintf("%s, workload %s (its mark is %s)", node, workload, path), itself}
+		}
 	}
 	folder := filepath.Join(at, clean(v.Name))
 	file := ""
 	if v.Form == Disk {
 		file = folder + ".img"
 	}
-	if err := n.m.erase(folder, file); err != nil {
+	if err := n.m.erase(v, folder, file); err != nil {
 		return err
 	}
 	return os.RemoveAll(users)
 }
 
 // inUse says who keeps a volume from being deleted.
-type inUse struct{ volume, by string }
+type inUse struct {
+	volume, by string
+	itself     bool // the workload that goes, on a node that it was on before
+}
 
 func (e *inUse) Error() string { return "volume " + e.volume + " is used by " + e.by }

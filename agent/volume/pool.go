@@ -2,9 +2,11 @@ package volume
 
 import (
 	"context"
+	"errors"
 	"path/filepath"
 	"slices"
 	"strconv"
+	"sync"
 	"time"
 )
 
@@ -15,79 +17,132 @@ type Pool struct {
 	Path            string // of a local one
 }
 
-// measureTimeout bounds one look at all pools: a server that is gone answers nothing.
-const measureTimeout = 20 * time.Second
+const (
+	measureTimeout  = 20 * time.Second // of one question: a server that is gone answers nothing
+	measurePatience = 5 * time.Second  // after which nobody waits for it
+)
 
-// Measure looks at pools and drivers. It reports whether what a node registers changed. A look that
-// hangs, on a file server that is gone, is waited for only so long, and not begun again until it ends.
+const notLooked = "not looked at yet"
+
+// Measure looks at pools and drivers. It reports whether what a node registers is another than it was when
+// it last reported. A look that hangs, on a file server that is gone, is waited for only so long, and not
+// begun again until it ends; what it finds is reported by the Measure after that.
 func (m *Manager) Measure(ctx context.Context) (changed bool) {
-	m.mu.Lock()
-	if m.measuring {
+	var looks sync.WaitGroup
+	for what, look := range map[string]func(context.Context){Local: m.measureLocal, NFS: m.measureNFS, Ceph: m.measureCeph} {
+		m.mu.Lock()
+		busy := m.measuring[what]
+		m.measuring[what] = true
 		m.mu.Unlock()
-		return false
+		if busy {
+			continue
+		}
+		looks.Go(func() {
+			defer func() {
+				m.mu.Lock()
+				m.measuring[what] = false
+				m.mu.Unlock()
+			}()
+			look(ctx)
+		})
 	}
-	m.measuring = true
-	before := m.offer()
-	m.mu.Unlock()
 	done := make(chan struct{})
 	go func() {
-		defer func() {
-			m.mu.Lock()
-			m.measuring = false
-			m.mu.Unlock()
-			close(done)
-		}()
-		m.measure(ctx)
+		looks.Wait()
+		close(done)
 	}()
-	timer := time.NewTimer(measureTimeout)
+	timer := time.NewTimer(measurePatience)
 	defer timer.Stop()
 	select {
 	case <-done:
 	case <-timer.C:
-		m.log.Warn("storage does not answer", "after", measureTimeout)
+		m.log.Warn("storage does not answer", "after", measurePatience)
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	return !slices.Equal(before, m.offer())
+	now := m.offer()
+	changed = !slices.Equal(m.reported, now)
+	m.reported = now
+	return changed
 }
 
-func (m *Manager) measure(ctx context.Context) {
-	ctx, cancel := context.WithTimeout(ctx, measureTimeout)
-	defer cancel()
-	for _, kind := range []string{NFS, Ceph} {
-		lack := ""
-		if err := m.kinds[kind].able(ctx); err != nil {
-			lack = err.Error()
-		}
-		m.mu.Lock()
-		m.lacks[kind] = lack
-		m.mu.Unlock()
-	}
-	for _, p := range m.pools {
-		if space, err := m.sys.Space(existing(p.Path)); err == nil {
-			m.mu.Lock()
-			m.figures[p.Name] = space
-			m.mu.Unlock()
-		}
-	}
-	m.mu.Lock()
-	offered := m.lacks[NFS] == ""
-	m.mu.Unlock()
-	if !offered {
-		return
-	}
-	at, err := m.nfs.export(ctx)
-	var space Space
-	if err == nil {
-		space, err = m.sys.Space(at)
-	}
+// lack notes why a driver is not offered; with "" it is.
+func (m *Manager) lack(kind, why string) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
+	m.lacks[kind] = why
+}
+
+func (m *Manager) figure(pool string, space Space) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.figures[pool] = space
+}
+
+func (m *Manager) measureLocal(context.Context) {
+	for _, p := range m.pools {
+		if space, err := m.sys.Space(existing(p.Path)); err == nil {
+			m.figure(p.Name, space)
+		}
+	}
+}
+
+// presume has a driver that is set up offered at first, until a server has answered or failed: a node that
+// offers a driver no more loses what uses it.
+func (m *Manager) presume(kind string) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.lacks[kind] == notLooked {
+		m.lacks[kind] = ""
+	}
+}
+
+func (m *Manager) measureCeph(ctx context.Context) {
+	err := m.ceph.isSetUp()
+	if err == nil {
+		m.presume(Ceph)
+		limited, cancel := context.WithTimeout(ctx, measureTimeout)
+		defer cancel()
+		err = m.ceph.answers(limited)
+	}
 	if err != nil {
-		m.lacks[NFS] = "driver nfs: " + err.Error()
+		m.lack(Ceph, err.Error())
 		return
 	}
-	m.figures[NFS] = space
+	m.lack(Ceph, "")
+}
+
+// measureNFS leaves what is offered as it was while no attempt to mount has ended. One that it begins has as
+// long as any other: it may be who mounts the export.
+func (m *Manager) measureNFS(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(ctx, m.timeout)
+	defer cancel()
+	if err := m.nfs.able(ctx); err != nil {
+		m.lack(NFS, err.Error())
+		return
+	}
+	m.presume(NFS)
+	a, err := m.nfs.ask(ctx)
+	if err == nil {
+		select {
+		case <-a.done:
+		case <-ctx.Done():
+		}
+		if !a.ended() || errors.Is(a.err, context.Canceled) {
+			return
+		}
+		err = a.err
+	}
+	var space Space
+	if err == nil {
+		space, err = m.nfs.space()
+	}
+	if err != nil {
+		m.lack(NFS, "driver nfs: "+err.Error())
+		return
+	}
+	m.figure(NFS, space)
+	m.lack(NFS, "")
 }
 
 // existing is the nearest folder above path that is there.
@@ -103,14 +158,12 @@ func existing(path string) string {
 
 // offer is what decides whether a node registers anew. It is called with mu held.
 func (m *Manager) offer() []string {
-	var out []string
-	for _, k := range []string{NFS, Ceph} {
-		if m.lacks[k] == "" {
-			out = append(out, k)
-		}
-	}
+	out := m.offered()
 	for _, p := range m.pools {
 		out = append(out, p.Name, strconv.FormatInt(m.figures[p.Name].Total/gib, 10))
+	}
+	if s, ok := m.figures[NFS]; ok && m.lacks[NFS] == "" {
+		out = append(out, NFS, strconv.FormatInt(s.Total/gib, 10)) // which may be known only after the node registered
 	}
 	return out
 }
@@ -119,7 +172,11 @@ func (m *Manager) offer() []string {
 func (m *Manager) Drivers() []string {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	var out []string
+	return m.offered()
+}
+
+// offered is Drivers, with mu held.
+func (m *Manager) offered() (out []string) {
 	for _, k := range []string{NFS, Ceph} {
 		if m.lacks[k] == "" {
 			out = append(out, k)

@@ -14,9 +14,11 @@ import (
 
 // provider is one kind of storage. Every call can be repeated.
 type provider interface {
-	// able says what the machine lacks; nil means that it can.
-	able(ctx context.Context) error
-	// provision makes the storage of a volume, or finds what is there already, and fills StagePath.
+	// reach connects to the server that all its volumes share, which may take minutes. It is asked before a
+	// volume is locked; the calls below then wait for no connection.
+	reach(ctx context.Context) error
+	// provision makes the storage of a volume, or finds what is there already, and fills StagePath. SizeGB is
+	// less afterwards if that is smaller than what was asked for.
 	provision(ctx context.Context, v *Volume) error
 	// grow makes it larger; v has the new size.
 	grow(ctx context.Context, v *Volume) error
@@ -27,6 +29,20 @@ type provider interface {
 	// remove deletes the storage. It is an error if anybody still uses it.
 	remove(ctx context.Context, v *Volume) error
 }
+
+// unreached is a provider whose server was not reached: what needs it fails at once, and says why.
+type unreached struct {
+	provider
+	err error
+}
+
+func (u unreached) provision(context.Context, *Volume) error { return u.err }
+func (u unreached) grow(context.Context, *Volume) error      { return u.err }
+func (u unreached) attach(context.Context, *Volume, string) (string, string, error) {
+	return "", "", u.err
+}
+func (u unreached) release(context.Context, *Volume, string, bool) error { return u.err }
+func (u unreached) remove(context.Context, *Volume) error                { return u.err }
 
 // inside is the folder of a mounted file system that workloads see: it is missing when nothing is
 // mounted, and it keeps lost+found out of sight.
@@ -41,7 +57,7 @@ type local struct {
 	pools []PoolConfig // the first is the default
 }
 
-func (l *local) able(context.Context) error { return nil }
+func (l *local) reach(context.Context) error { return nil }
 
 func (l *local) root(name string) (string, error) {
 	for _, p := range l.pools {
@@ -66,27 +82,49 @@ func (l *local) provision(ctx context.Context, v *Volume) error {
 		return err
 	}
 	v.StagePath = filepath.Join(root, clean(v.Name))
-	if v.Form == Folder {
-		return os.MkdirAll(v.StagePath, folderMode)
+	mode := os.FileMode(folderMode)
+	if v.Form != Disk {
+		if err := own(v, v.StagePath, true); err != nil {
+			return err
+		}
 	}
-	v.Device = v.StagePath + ".img"
-	if err := l.room(root, v); err != nil {
-		return err
+	if v.Form != Folder {
+		mode = 0o700
+		v.Device = v.StagePath + ".img"
+		if err := l.room(v); err != nil {
+			v.StagePath, v.Device = "", "" // nothing was made
+			return err
+		}
+		if err := l.m.makeImage(ctx, v); err != nil {
+			return err
+		}
 	}
-	if err := l.m.makeImage(ctx, v); err != nil {
-		return err
+	if v.Form != Disk {
+		if err := os.MkdirAll(v.StagePath, mode); err != nil {
+			return err
+		}
 	}
-	if v.Form == Image {
-		return os.MkdirAll(v.StagePath, 0o700)
+	return driver.Synced(root)
+}
+
+// own refuses a place that is another volume's: the folder of data.img has the name of the file of data.
+func own(v *Volume, path string, folder bool) error {
+	if info, err := os.Stat(path); err == nil && info.IsDir() != folder {
+		return invalid("volume %q would be stored at %s, which is another volume's: choose another name", v.Name, path)
 	}
 	return nil
 }
 
 // room refuses early, with the figures, what the pool cannot hold once it is full.
-func (l *local) room(root string, v *Volume) error {
-	if _, err := os.Stat(v.Device); err == nil {
+func (l *local) room(v *Volume) error {
+	missing := v.SizeGB * gib
+	if info, err := os.Stat(v.Device); err == nil {
+		missing -= info.Size()
+	}
+	if missing <= 0 {
 		return nil // it is there already
 	}
+	root := filepath.Dir(v.Device)
 	space, err := l.m.sys.Space(root)
 	if err != nil {
 		return err
@@ -96,9 +134,9 @@ func (l *local) room(root string, v *Volume) error {
 		return driver.Errorf(driver.StorageFull, "volume", "volume %q: %d GB and the %d GB of the other volumes are more than the %d GB of pool %q (%s)",
 			v.Name, v.SizeGB, promised, space.Total/gib, l.name(v.Pool), root)
 	}
-	if space.Free < v.SizeGB*gib {
+	if space.Free < missing {
 		return driver.Errorf(driver.StorageFull, "volume", "volume %q: %d GB are wanted, %d GB are free in pool %q (%s)",
-			v.Name, v.SizeGB, space.Free/gib, l.name(v.Pool), root)
+			v.Name, missing/gib, space.Free/gib, l.name(v.Pool), root)
 	}
 	return nil
 }
@@ -114,20 +152,31 @@ func (l *local) grow(ctx context.Context, v *Volume) error {
 	if v.Form == Folder {
 		return nil
 	}
+	if err := l.room(v); err != nil {
+		return err
+	}
 	return l.m.growImage(ctx, v)
 }
 
 func (l *local) attach(ctx context.Context, v *Volume, _ string) (string, string, error) {
 	switch v.Form {
 	case Disk:
-		_, err := os.Stat(v.Device)
-		return "", v.Device, err
+		return "", v.Device, present(v, v.Device)
 	case Image:
 		path, err := l.m.mountImage(ctx, v)
 		return path, "", err
 	}
 	// Also the folder that an existing agent made, wherever it is.
-	return v.StagePath, "", os.MkdirAll(v.StagePath, folderMode)
+	return v.StagePath, "", present(v, v.StagePath)
+}
+
+// present refuses a volume that was here and is not: made anew it would be an empty one in its stead.
+func present(v *Volume, path string) error {
+	_, err := os.Stat(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("volume %q is missing: is the file system that holds it mounted? %w", v.Name, err)
+	}
+	return err
 }
 
 func (l *local) release(ctx context.Context, v *Volume, _ string, last bool) error {
@@ -138,11 +187,27 @@ func (l *local) release(ctx context.Context, v *Volume, _ string, last bool) err
 }
 
 func (l *local) remove(_ context.Context, v *Volume) error {
-	return l.m.erase(v.StagePath, v.Device)
+	return l.m.erase(v, v.StagePath, v.Device)
 }
 
-// erase deletes a volume's folder and file, unless something is mounted there: it would not be ours.
-func (m *Manager) erase(folder, file string) error {
+// erase deletes a volume's file and, unless it is a disk, its folder, if nothing is mounted there: it
+// would not be ours.
+func (m *Manager) erase(v *Volume, folder, file string) error {
+	if v.Form != Disk { // a folder of a disk's name is another volume's
+		if err := m.eraseFolder(folder); err != nil {
+			return err
+		}
+	}
+	if file == "" {
+		return nil
+	}
+	if err := os.Remove(file); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	return nil
+}
+
+func (m *Manager) eraseFolder(folder string) error {
 	if folder == "" || !filepath.IsAbs(folder) || folder == "/" {
 		return fmt.Errorf("folder %q is no place for a volume", folder)
 	}
@@ -151,10 +216,8 @@ func (m *Manager) erase(folder, file string) error {
 	} else if ok {
 		return fmt.Errorf("something is mounted at %s; unmount it first", at)
 	}
-	if file != "" {
-		if err := os.Remove(file); err != nil && !errors.Is(err, fs.ErrNotExist) {
-			return err
-		}
+	if info, err := os.Lstat(folder); err == nil && info.Mode().IsRegular() {
+		return nil // another volume's file
 	}
 	return os.RemoveAll(folder)
 }
@@ -162,10 +225,13 @@ func (m *Manager) erase(folder, file string) error {
 // makeImage makes the file of a volume. It is complete once it has its name, and a file that is there
 // is never formatted.
 func (m *Manager) makeImage(ctx context.Context, v *Volume) error {
-	if _, err := os.Stat(v.Device); err == nil || !errors.Is(err, fs.ErrNotExist) {
+	if err := own(v, v.Device, false); err != nil {
 		return err
 	}
-	part := v.Device + ".part"
+	if err := taken(v); !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	part := v.Device + "." + m.node + ".part" // others may make it too, on an export
 	f, err := os.OpenFile(part, os.O_CREATE|os.O_TRUNC|os.O_WRONLY, 0o600)
 	if err != nil {
 		return err
@@ -176,12 +242,30 @@ func (m *Manager) makeImage(ctx context.Context, v *Volume) error {
 		err = m.format(ctx, v.FSType, part)
 	}
 	if err == nil {
-		err = os.Rename(part, v.Device)
+		err = driver.Synced(part)
 	}
-	if err != nil {
-		return errors.Join(err, os.Remove(part))
+	if err == nil {
+		// Unlike a rename, a link replaces no other node's. Not every file system has them.
+		err = os.Link(part, v.Device)
+		if errors.Is(err, errors.ErrUnsupported) || errors.Is(err, fs.ErrPermission) {
+			if err = os.Rename(part, v.Device); err == nil {
+				return nil
+			}
+		}
 	}
-	return nil
+	if errors.Is(err, fs.ErrExist) {
+		err = taken(v)
+	}
+	return errors.Join(err, os.Remove(part))
+}
+
+// taken takes the file that is there for a volume's, which may be smaller than was asked for.
+func taken(v *Volume) error {
+	info, err := os.Stat(v.Device)
+	if err == nil {
+		v.SizeGB = min(v.SizeGB, info.Size()/gib)
+	}
+	return err
 }
 
 // format makes a file system on a file or device that has none.
@@ -236,7 +320,11 @@ func (m *Manager) unmount(ctx context.Context, path string) error {
 // growImage makes the file larger, and the file system in it: while it is mounted, or, where the agent
 // lacks the right to do so (CAP_SYS_RESOURCE), between two mounts, if nobody uses it.
 func (m *Manager) growImage(ctx context.Context, v *Volume) error {
-	if err := os.Truncate(v.Device, v.SizeGB*gib); err != nil || v.Form == Disk {
+	info, err := os.Stat(v.Device)
+	if err == nil && info.Size() < v.SizeGB*gib { // another node may have made it larger than that: it is never cut
+		err = os.Truncate(v.Device, v.SizeGB*gib)
+	}
+	if err != nil || v.Form == Disk {
 		return err
 	}
 	if _, err := m.mountImage(ctx, v); err != nil {

@@ -79,11 +79,12 @@ func exitCode(err error) int {
 	return -1
 }
 
+// clip is up to n bytes of a text, as UTF-8 whatever a program said: others send it on.
 func clip(s string, n int) string {
-	if len(s) <= n {
-		return s
+	if len(s) > n {
+		return strings.ToValidUTF8(s[:n], "") + "…"
 	}
-	return s[:n] + "…"
+	return strings.ToValidUTF8(s, "\ufffd")
 }
 
 // Find is System's.

@@ -59,6 +59,8 @@ type Volume struct {
 	Retain bool   `json:"retain,omitempty"`
 	Phase  Phase  `json:"phase,omitempty"`
 	Error  string `json:"last_error,omitempty"`
+	// Formatting was begun here and is not known to be done: what is on it is no data.
+	Formatting bool `json:"formatting,omitempty"`
 	// Owner is the workload that used it last: whose delete decides about it.
 	Owner      string    `json:"owner,omitempty"`
 	ReleasedAt time.Time `json:"released_at,omitzero"`

@@ -100,6 +100,10 @@ func (f *fake) Run(_ context.Context, program string, args ...string) (string, e
 			m.Type = args[i+1]
 		}
 		f.mounts = append(f.mounts, m)
+	case "rbd":
+		if args[0] == "info" {
+			return fmt.Sprintf(`{"name":"image","size":%d}`, 5*gib), nil
+		}
 	case "umount":
 		f.mounts = slices.DeleteFunc(f.mounts, func(m Mount) bool { return m.Path == args[0] })
 	}
@@ -293,7 +297,7 @@ func TestRefusals(t *testing.T) {
 	b.refused("70 GB are wanted, 60 GB are free", driver.StorageFull, "w", driver.Container, folder("big", sized(70)))
 
 	b.attach("w", driver.Container, folder("one", sized(50)))
-	b.refused("60 GB and the 50 GB of the other volumes are more than the 100 GB", driver.StorageFull, "w", driver.Container, folder("two", sized(60)))
+	b.refused("60 GB and the 51 GB of the other volumes are more than the 100 GB", driver.StorageFull, "w", driver.Container, folder("two", sized(60)))
 	b.refused("does not shrink", driver.InvalidSpecification, "w", driver.Container, folder("one", sized(5)))
 	b.refused("cannot become a disk of a virtual machine", driver.InvalidSpecification, "v", driver.VM, folder("one", sized(50)))
 	b.refused("is in pool", driver.InvalidSpecification, "w", driver.Container, func() *agentv1.ManagedVolumeSpec {
@@ -311,12 +315,322 @@ func TestDisks(t *testing.T) {
 		t.Fatalf("%+v %v", at, err)
 	}
 	b.refused("is used by workload vm", driver.StorageAttachFailed, "vm2", driver.VM, folder("d", sized(3)))
-	b.attach("vm", driver.VM, folder("d", sized(4)))
-	if info, err := os.Stat(at.Disk); err != nil || info.Size() != 4*gib {
+	b.refused("5000 GB and the 0 GB of the other volumes are more than the 100 GB", driver.StorageFull, "vm", driver.VM, folder("d", sized(5000)))
+	b.refused("67 GB are wanted, 60 GB are free", driver.StorageFull, "vm", driver.VM, folder("d", sized(70)))
+	b.attach("vm", driver.VM, folder("d", sized(63))) // 60 more
+	if info, err := os.Stat(at.Disk); err != nil || info.Size() != 63*gib {
 		t.Errorf("did not grow: %v", err)
 	}
 	if err := b.m.Release(t.Context(), "vm", Fate{}); err != nil || !gone(at.Disk) {
 		t.Errorf("%v", err)
+	}
+}
+
+// What another node made larger meanwhile is not cut to what this one is asked for.
+func TestAGrownDiskIsNotCut(t *testing.T) {
+	a, b := nodes(t)
+	disk := func(n *bench, gb int64) int64 {
+		t.Helper()
+		at := n.attach("vm", driver.VM, folder("d", by("nfs"), sized(gb)))[0].Disk
+		info, err := os.Stat(at)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return info.Size() / gib
+	}
+	if first, then, grown, back := disk(a, 2), disk(b, 2), disk(b, 4), disk(a, 3); first != 2 || then != 2 || grown != 4 || back != 4 {
+		t.Errorf("%d, %d, %d, and at last %d GB", first, then, grown, back)
+	}
+}
+
+// A volume that is found again, on another node, gets what is asked for there.
+func TestWhatIsFoundAgainGrows(t *testing.T) {
+	t.Run("a disk on an export", func(t *testing.T) {
+		a, b := nodes(t)
+		a.attach("vm", driver.VM, folder("d", by(NFS), sized(2)))
+		at := b.attach("vm", driver.VM, folder("d", by(NFS), sized(4)))[0].Disk
+		if info, err := os.Stat(at); err != nil || info.Size() != 4*gib || b.store.vols["nfs:d"].SizeGB != 4 {
+			t.Errorf("%v, recorded %+v", err, b.store.vols["nfs:d"])
+		}
+	})
+	for asked, want := range map[int64]string{4: "", 5: "", 7: "rbd resize --size 7G persys/d"} { // an image of 5 GB
+		t.Run(fmt.Sprintf("an image, as %d GB", asked), func(t *testing.T) {
+			sys := &fake{programs: []string{"rbd"}}
+			b := newBench(t, sys, func(c *Config) { c.Ceph.Pool = "persys" })
+			b.attach("vm", driver.VM, folder("d", by(Ceph), sized(asked)))
+			if got := strings.Join(sys.calls("rbd resize"), "; "); got != want || b.store.vols["ceph-rbd:d"].SizeGB != asked {
+				t.Errorf("ran %q, want %q, recorded %+v", got, want, b.store.vols["ceph-rbd:d"])
+			}
+		})
+	}
+	t.Run("not made larger, it is not recorded as such", func(t *testing.T) {
+		sys := &fake{programs: []string{"rbd"}, answer: func(p string, args []string) (string, error) {
+			if p == "rbd" && args[0] == "resize" {
+				return "", errors.New("no room")
+			}
+			return "", nil
+		}}
+		b := newBench(t, sys, func(c *Config) { c.Ceph.Pool = "persys" })
+		b.refused("no room", driver.StorageProvisionFailed, "vm", driver.VM, folder("d", by(Ceph), sized(7)))
+		if v := b.store.vols["ceph-rbd:d"]; v.SizeGB != 5 {
+			t.Errorf("%+v", v)
+		}
+	})
+}
+
+// Nodes that make one file at the same time write each its own, and whoever ends first has made it.
+func TestAFileThatAnotherMadeMeanwhileStays(t *testing.T) {
+	sys := &fake{programs: []string{"mkfs.ext4"}}
+	b := newBench(t, sys)
+	sys.answer = func(p string, args []string) (string, error) {
+		if p == "mkfs.ext4" {
+			write(t, b.cfg.Pools[0].Path, "data.img", "another's")
+		}
+		return "", nil
+	}
+	b.attach("db", driver.Container, folder("data", sized(1)))
+	f, err := os.Open(filepath.Join(b.cfg.Pools[0].Path, "data.img"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	start := make([]byte, len("another's"))
+	if _, err := f.Read(start); err != nil || string(start) != "another's" {
+		t.Errorf("it begins with %q, %v", start, err)
+	}
+	if info, err := f.Stat(); err != nil || info.Size() != 1<<30 {
+		t.Errorf("it is not made as large as ours would be: %v", err)
+	}
+	if left, _ := filepath.Glob(filepath.Join(b.cfg.Pools[0].Path, "*.part")); len(left) > 0 {
+		t.Errorf("left is %q", left)
+	}
+}
+
+// An order that is refused before anything is made owns nothing of what is there.
+func TestARefusedOrderOwnsNothing(t *testing.T) {
+	b := newBench(t, &fake{programs: []string{"mkfs.ext4"}})
+	if err := os.MkdirAll(b.cfg.Pools[0].Path, 0o711); err != nil {
+		t.Fatal(err)
+	}
+	write(t, b.cfg.Pools[0].Path, "data.img", "somebody's")
+	b.refused("GB are wanted", driver.StorageFull, "db", driver.Container, folder("data", sized(90)))
+	if err := b.m.Release(t.Context(), "db", Fate{}); err != nil {
+		t.Fatal(err)
+	}
+	if !holds(b.cfg.Pools[0].Path, "data.img", "somebody's") {
+		t.Error("it is gone")
+	}
+}
+
+// A pool or an export without the disk that holds it, as after a reboot, is not one of empty volumes.
+func TestWhatIsMissingIsNotMadeAnew(t *testing.T) {
+	for name, c := range map[string]struct {
+		kind driver.Kind
+		spec *agentv1.ManagedVolumeSpec
+	}{
+		"local":          {driver.Container, folder("data")},
+		"local, a disk":  {driver.VM, folder("data", sized(1))},
+		"export":         {driver.Container, folder("data", by(NFS))},
+		"export, a disk": {driver.VM, folder("data", by(NFS), sized(1))},
+		"another pool":   {driver.Container, folder("data", func(s *agentv1.ManagedVolumeSpec) { s.Pool = "fast" })},
+	} {
+		t.Run(name, func(t *testing.T) {
+			b, _ := nodes(t)
+			at := b.attach("db", c.kind, c.spec)[0]
+			v := b.store.vols[driverOf(c.spec.Driver)+":data"]
+			disk := filepath.Dir(v.StagePath)
+			if err := os.Rename(disk, disk+".disk"); err != nil {
+				t.Fatal(err)
+			}
+			if err := os.Mkdir(disk, 0o755); err != nil { // its mount point
+				t.Fatal(err)
+			}
+			b.restart()
+			b.m.Mount(t.Context())
+			b.refused("is missing", driver.StorageAttachFailed, "db", c.kind, c.spec)
+			if !gone(at.Path + at.Disk) {
+				t.Error("made anew, and empty")
+			}
+			b.phase(v.ID, Broken)
+			if err := os.Remove(disk); err != nil {
+				t.Fatal(err)
+			}
+			if err := os.Rename(disk+".disk", disk); err != nil {
+				t.Fatal(err)
+			}
+			if again := b.attach("db", c.kind, c.spec)[0]; again != at {
+				t.Errorf("with its disk back: %+v, want %+v", again, at)
+			}
+		})
+	}
+	t.Run("deleted by another node since its last use here", func(t *testing.T) {
+		a, b := nodes(t)
+		at := a.attach("web", driver.Container, folder("data", by(NFS)))[0]
+		if err := a.m.Release(t.Context(), "web", Fate{Keep: true}); err != nil {
+			t.Fatal(err)
+		}
+		b.attach("web", driver.Container, folder("data", by(NFS)))
+		if err := b.m.Release(t.Context(), "web", Fate{}); err != nil || !gone(at.Path) {
+			t.Fatalf("not deleted: %v", err)
+		}
+		a.attach("web", driver.Container, folder("data", by(NFS)))
+	})
+}
+
+// nodes are two machines with one export.
+func nodes(t *testing.T) (a, b *bench) {
+	t.Helper()
+	root := t.TempDir()
+	node := func(name string) *bench {
+		return newBench(t, &fake{known: []string{"nfs"}, programs: []string{"mount.nfs"}}, func(c *Config) {
+			c.Node, c.NFS = name, NFSConfig{Root: root, Server: "files", Export: "/srv"}
+		})
+	}
+	return node("node-a"), node("node-b")
+}
+
+// The folder of a volume data.img is where the file of a volume data is: whoever comes second is refused,
+// and deletes nothing when it goes.
+func TestAVolumeNamedLikeAnothersFile(t *testing.T) {
+	for _, d := range []string{Local, NFS} {
+		t.Run(d, func(t *testing.T) {
+			a, b := nodes(t)
+			if d == Local {
+				b = a
+			}
+			disk, plain := folder("data", by(d), sized(1), retain), folder("data.img", by(d), retain)
+			at := a.attach("vm", driver.VM, disk)[0].Disk
+			b.refused("is another volume's", driver.InvalidSpecification, "web", driver.Container, plain)
+			if d == Local {
+				b.refused("is another volume's", driver.InvalidSpecification, "web", driver.Container, folder("data.img", sized(1)))
+			}
+			if err := b.m.Release(t.Context(), "web", Fate{Purge: true}); err != nil || gone(at) {
+				t.Fatalf("%v; the disk is gone: %v", err, gone(at))
+			}
+			// A record of an earlier version, which named the place before it was its own.
+			b.store.vols[d+":data.img"] = Volume{ID: d + ":data.img", Name: "data.img", Driver: d, Form: Folder, StagePath: at, Phase: Provisioning, Owner: "web"}
+			b.restart()
+			if err := b.m.Release(t.Context(), "web", Fate{}); err != nil || gone(at) {
+				t.Fatalf("%v; the disk is gone: %v", err, gone(at))
+			}
+			if err := a.m.Release(t.Context(), "vm", Fate{Purge: true}); err != nil || !gone(at) {
+				t.Fatalf("the disk is not deleted: %v", err)
+			}
+			at = b.attach("web", driver.Container, plain)[0].Path
+			a.refused("is another volume's", driver.InvalidSpecification, "vm", driver.VM, disk)
+			if err := a.m.Release(t.Context(), "vm", Fate{Purge: true}); err != nil || gone(at) {
+				t.Errorf("%v; the folder is gone: %v", err, gone(at))
+			}
+		})
+	}
+}
+
+// A workload that failed over from a node which never comes back, and is deleted, leaves a volume that is seen.
+func TestAVolumeOfAFailoverIsSeen(t *testing.T) {
+	a, b := nodes(t)
+	v := folder("data", by(NFS))
+	a.attach("the--other", driver.Container, v)
+	b.attach("other", driver.Container, v)
+	if err := b.m.Release(t.Context(), "other", Fate{}); err != nil || len(b.m.List()) != 0 {
+		t.Fatalf("another workload's is that one's alone: %v, left %v", err, b.m.List())
+	}
+	a.attach("web", driver.Container, v)
+	at := b.attach("web", driver.Container, v)[0]
+	write(t, at.Path, "f", "one")
+	if err := b.m.Release(t.Context(), "web", Fate{}); err != nil || !holds(at.Path, "f", "one") {
+		t.Fatalf("deleted, though node-a may run it still: %v", err)
+	}
+	b.phase("nfs:data", Retained)
+	mark := filepath.Join(filepath.Dir(at.Path), usersDir, "data", "node-a--")
+	names := func(workload string) {
+		t.Helper()
+		want := "volume nfs:data is used by node-a, workload " + workload + " (its mark is " + mark + workload + ")"
+		if left := b.m.List(); len(left) != 1 || left[0].Error != want {
+			t.Errorf("%+v, want %q", left, want)
+		}
+	}
+	names("web")
+	if err := os.Truncate(mark+"web", 0); err != nil { // as earlier agents made it
+		t.Fatal(err)
+	}
+	b.attach("web", driver.Container, v)
+	b.phase("nfs:data", Attached)
+	if err := b.m.Release(t.Context(), "web", Fate{}); err != nil {
+		t.Fatal(err)
+	}
+	b.phase("nfs:data", Retained)
+	names("web")
+	// A person who knows that the node is gone removes its marks.
+	for _, workload := range []string{"web", "the--other"} {
+		if err := b.m.Delete(t.Context(), "nfs:data"); err == nil || gone(at.Path) {
+			t.Fatalf("deleted in spite of a mark: %v", err)
+		}
+		if err := os.Remove(mark + workload); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := b.m.Delete(t.Context(), "nfs:data"); err != nil || !gone(at.Path) {
+		t.Errorf("not deleted: %v", err)
+	}
+}
+
+// What a volume got before it failed goes with its workload, though it never was ready.
+func TestWhatFailedHalfwayIsDeleted(t *testing.T) {
+	t.Run("an image whose making was not answered", func(t *testing.T) {
+		made := false
+		sys := &fake{programs: []string{"rbd"}}
+		sys.answer = func(p string, args []string) (string, error) {
+			switch {
+			case p == "rbd" && args[0] == "info" && !made:
+				return "", exit(2)
+			case p == "rbd" && args[0] == "create":
+				made = true
+				return "", context.DeadlineExceeded
+			case p == "rbd" && args[0] == "rm":
+				made = false
+			}
+			return "", nil
+		}
+		b := newBench(t, sys, func(c *Config) { c.Ceph.Pool = "persys" })
+		b.refused("deadline exceeded", driver.StorageProvisionFailed, "w", driver.Container, folder("db", by(Ceph), sized(5)))
+		b.restart()
+		if err := b.m.Release(t.Context(), "w", Fate{}); err != nil || made || len(b.store.vols) != 0 {
+			t.Errorf("%v: made %v, left %v", err, made, b.store.vols)
+		}
+	})
+	t.Run("a file whose folder could not be made", func(t *testing.T) {
+		b := newBench(t, &fake{programs: []string{"mkfs.ext4"}})
+		pool := b.cfg.Pools[0].Path
+		if err := os.Mkdir(pool, 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Symlink("nowhere", filepath.Join(pool, "data")); err != nil {
+			t.Fatal(err)
+		}
+		b.refused("data", driver.StorageProvisionFailed, "w", driver.Container, folder("data", sized(1)))
+		if gone(filepath.Join(pool, "data.img")) {
+			t.Fatal("no file was made: this test shows nothing")
+		}
+		if err := b.m.Release(t.Context(), "w", Fate{}); err != nil || !gone(filepath.Join(pool, "data.img")) || len(b.store.vols) != 0 {
+			t.Errorf("%v: left %v", err, b.store.vols)
+		}
+	})
+}
+
+// On an export, a container's volume and a machine's may have one name: a folder and a file, each deleted alone.
+func TestAMachinesDeleteSparesAFolderOfItsVolumesName(t *testing.T) {
+	a, b := nodes(t)
+	at := a.attach("db", driver.Container, folder("data", by(NFS), retain))[0]
+	write(t, at.Path, "f", "one")
+	if err := a.m.Release(t.Context(), "db", Fate{}); err != nil {
+		t.Fatal(err)
+	}
+	disk := b.attach("vm", driver.VM, folder("data", by(NFS), sized(1)))[0].Disk
+	if err := b.m.Release(t.Context(), "vm", Fate{}); err != nil || !gone(disk) {
+		t.Errorf("the machine's disk is not deleted: %v", err)
+	}
+	if !holds(at.Path, "f", "one") {
+		t.Error("the retained volume of db is gone with a machine on another node")
 	}
 }
 
@@ -398,6 +712,17 @@ func TestNFS(t *testing.T) {
 			t.Errorf("the last one did not delete it: %v", err)
 		}
 	})
+	t.Run("mounted, in the kernel's words", func(t *testing.T) {
+		sys := &fake{known: []string{"nfs4"}, programs: []string{"mount.nfs"}}
+		b := newBench(t, sys, func(c *Config) { c.NFS.Server, c.NFS.Export = "fd00::7", "/srv/" })
+		b.attach("w", driver.Container, v)
+		if got := sys.calls("mount"); len(got) != 1 || !strings.HasPrefix(got[0], "mount -t nfs [fd00::7]:/srv/ ") {
+			t.Fatalf("ran %q", got)
+		}
+		sys.mounts[0].Source = "[fd00::7]:/srv"
+		b.restart()
+		b.attach("w", driver.Container, v)
+	})
 	t.Run("after a reboot", func(t *testing.T) {
 		sys := &fake{known: []string{"nfs4"}, programs: []string{"mount.nfs"}}
 		b := newBench(t, sys, nfs)
@@ -407,65 +732,6 @@ func TestNFS(t *testing.T) {
 		b.m.Mount(t.Context())
 		if len(sys.mounts) != 1 {
 			t.Errorf("not mounted again: %v", sys.ran)
-		}
-	})
-}
-
-func TestCeph(t *testing.T) {
-	ceph := func(c *Config) {
-		c.Ceph.Pool, c.Ceph.User, c.Ceph.Cluster = "persys", "client.node", "ceph"
-	}
-	v := folder("db", by("ceph-rbd"), sized(5))
-	t.Run("refused with what is missing", func(t *testing.T) {
-		newBench(t, &fake{}).refused("PERSYS_STORAGE_CEPH_POOL is not set", driver.StorageProvisionFailed, "w", driver.Container, v)
-		newBench(t, &fake{}, ceph).refused("the program rbd is not installed", driver.StorageProvisionFailed, "w", driver.Container, v)
-		down := &fake{programs: []string{"rbd"}, answer: func(string, []string) (string, error) { return "", errors.New("rbd: couldn't connect to the cluster!") }}
-		newBench(t, down, ceph).refused(`the cluster does not answer for pool "persys"`, driver.StorageProvisionFailed, "w", driver.Container, v)
-		newBench(t, &fake{programs: []string{"rbd"}}, ceph, func(c *Config) { c.Ceph.Keyring = "/nowhere/keyring" }).
-			refused("PERSYS_STORAGE_CEPH_KEYRING", driver.StorageProvisionFailed, "w", driver.Container, v)
-	})
-	t.Run("created, mapped, formatted once, mounted, unmapped and removed", func(t *testing.T) {
-		made, mapped, formatted := false, false, false
-		sys := &fake{programs: []string{"rbd", "mkfs.ext4"}}
-		sys.answer = func(p string, args []string) (string, error) {
-			switch {
-			case p == "mkfs.ext4":
-				formatted = true
-			case p == "blkid" && !formatted:
-				return "", exit(2)
-			case p == "blkid":
-				return "ext4\n", nil
-			case p != "rbd":
-			case args[0] == "info" && !made:
-				return "", exit(2)
-			case args[0] == "create":
-				made = true
-			case args[0] == "rm":
-				made = false
-			case args[0] == "device" && args[1] == "list" && mapped:
-				return `[{"id":"0","pool":"persys","namespace":"","name":"db","snap":"-","device":"/dev/rbd0"}]`, nil
-			case args[0] == "device" && args[1] == "map":
-				mapped = true
-				return "/dev/rbd0\n", nil
-			case args[0] == "device" && args[1] == "unmap":
-				mapped = false
-			}
-			return "", nil
-		}
-		b := newBench(t, sys, ceph)
-		at := b.attach("w", driver.Container, v)[0]
-		b.attach("w", driver.Container, v)
-		if got := sys.calls("rbd create"); len(got) != 1 || got[0] != "rbd create --size 5G persys/db --cluster ceph --id node" {
-			t.Errorf("%q", got)
-		}
-		if len(sys.calls("mkfs.ext4")) != 1 || len(sys.calls("rbd device map --exclusive persys/db")) != 1 || len(sys.mounts) != 1 || filepath.Base(at.Path) != inside {
-			t.Errorf("%+v %q", at, sys.ran)
-		}
-		if err := b.m.Release(t.Context(), "w", Fate{}); err != nil || made || mapped || len(sys.mounts) != 0 {
-			t.Errorf("%v: made %v mapped %v mounts %v", err, made, mapped, sys.mounts)
-		}
-		if disk := b.attach("vm", driver.VM, folder("vmdisk", by("ceph-rbd"), sized(2)))[0].Disk; disk != "rbd:persys/vmdisk" {
-			t.Errorf("disk %q", disk)
 		}
 	})
 }

@@ -67,12 +67,17 @@ func (r *Reader) Usage(o driver.Observed, containers ...string) (u driver.Usage,
 		ID: o.ID, Instance: o.RuntimeID + "@" + strconv.FormatInt(o.StartedAt.UnixNano(), 36),
 		Disk: -1, Source: r.Source(), At: time.Now(),
 	}
+	limited := true
 	for _, id := range containers {
 		part, err := r.read(id)
 		if err != nil {
 			continue // it ended meanwhile, or never ran
 		}
 		u, ok = u.Add(part), true
+		limited = limited && part.MemoryLimit > 0
+	}
+	if !limited {
+		u.MemoryLimit = 0 // one without makes the whole one without
 	}
 	return u, ok
 }

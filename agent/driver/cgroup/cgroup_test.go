@@ -90,6 +90,8 @@ func TestUsage(t *testing.T) {
 		{"version 2", two, []string{"abc"}, driver.Usage{CPU: 2500 * time.Millisecond, Memory: 600, DiskRead: 11, DiskWrite: 20,
 			NetReceived: 700, NetSent: 300, Source: cgroup.Version2}, false},
 		{"version 2, somewhere", two, []string{"def"}, driver.Usage{CPU: 3000, MemoryLimit: 2048, Source: cgroup.Version2}, false},
+		{"one of two without a limit", two, []string{"abc", "def"}, driver.Usage{CPU: 2500*time.Millisecond + 3000, Memory: 600, DiskRead: 11, DiskWrite: 20,
+			NetReceived: 700, NetSent: 300, Source: cgroup.Version2}, false},
 		{"one of two that has gone counts nothing", two, []string{"def", "nowhere"}, driver.Usage{CPU: 3000, MemoryLimit: 2048, Source: cgroup.Version2}, false},
 		{"all gone", two, []string{"nowhere"}, driver.Usage{}, true},
 		{"an id that is a path", two, []string{"../abc"}, driver.Usage{}, true},

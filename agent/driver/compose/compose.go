@@ -98,7 +98,10 @@ type Driver struct {
 	groups *cgroup.Reader
 }
 
-var _ driver.Driver = (*Driver)(nil)
+var (
+	_ driver.Driver = (*Driver)(nil)
+	_ driver.Leaver = (*Driver)(nil)
+)
 
 // runner is Compose itself: the library, or a program.
 type runner interface {
@@ -108,8 +111,8 @@ type runner interface {
 	// start starts the containers that exist, dependencies first; stop stops them, dependencies last.
 	start(ctx context.Context, project string) error
 	stop(ctx context.Context, project string, grace time.Duration) error
-	// down removes containers, networks and volumes of a project.
-	down(ctx context.Context, project string) error
+	// down removes containers and networks of a project; with volumes, those as well.
+	down(ctx context.Context, project string, volumes bool) error
 }
 
 // New connects lazily: an engine that is down is no error here, but in every call, with class
@@ -247,6 +250,6 @@ func (l *library) stop(ctx context.Context, project string, grace time.Duration)
 	return l.svc.Stop(ctx, project, api.StopOptions{Timeout: &grace})
 }
 
-func (l *library) down(ctx context.Context, project string) error {
-	return l.svc.Down(ctx, project, api.DownOptions{RemoveOrphans: true, Volumes: true})
+func (l *library) down(ctx context.Context, project string, volumes bool) error {
+	return l.svc.Down(ctx, project, api.DownOptions{RemoveOrphans: true, Volumes: volumes})
 }

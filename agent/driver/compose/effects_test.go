@@ -7,6 +7,7 @@ import (
 	"maps"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -228,10 +229,20 @@ func TestEnvironmentIsInjected(t *testing.T) {
 		Env:         map[string]string{"NAME": "world", "PLAIN": "p", "ODD": odd},
 	}))
 	t.Setenv("PERSYS_TEST_SECRET", "of the agent")
+	// An agent was killed while it read the stack with an earlier environment.
+	files := filepath.Join(b.dir, compose.ProjectName(spec.ID), "files")
+	if err := os.MkdirAll(files, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	for name, text := range map[string]string{".env": "FORMER=second\n", ".env.persys-none": ""} {
+		if err := os.WriteFile(filepath.Join(files, name), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
 	b.ensure(spec)
 	b.await(spec.ID, driver.Running)
 	got := b.environment(spec.ID, "app")
-	for k, want := range map[string]string{"GREETING": "hello world", "PLAIN": "p", "ODD": odd, "NAME": "world", "PERSYS_TEST_SECRET": ""} {
+	for k, want := range map[string]string{"GREETING": "hello world", "PLAIN": "p", "ODD": odd, "NAME": "world", "PERSYS_TEST_SECRET": "", "FORMER": ""} {
 		if got[k] != want {
 			t.Errorf("%s = %q, want %q", k, got[k], want)
 		}
@@ -372,6 +383,66 @@ volumes: {data: {name: SHARED}}
 	})
 }
 
+// The volumes of a stack, and what an inline one mounts by relative paths, may be the only copy of its
+// data: they stay where it moves away from, and it finds them when it comes back. A delete takes them along,
+// also later, and so does one that cannot tell whether the stack lives on elsewhere: no other node reaches them.
+func TestAMoveLeavesTheVolumesOfAStack(t *testing.T) {
+	eachWay(t, func(t *testing.T, way string, b *bench) {
+		spec := b.spec("move-"+way, b.yaml(fmt.Sprintf(twoServices, 1, 1)))
+		var before string
+		for _, c := range []struct {
+			name   string
+			remove func() error
+			left   bool
+			late   bool // after the former one, without a stack in between
+		}{
+			{"a move", func() error { return b.d.Leave(b.ctx, spec.ID, true) }, true, false},
+			{"a delete", func() error { return b.d.Remove(b.ctx, spec.ID) }, false, false},
+			{"a delete that may be a move", func() error { return b.d.Leave(b.ctx, spec.ID, false) }, false, false},
+			{"another move", func() error { return b.d.Leave(b.ctx, spec.ID, true) }, true, false},
+			{"a delete of what has moved", func() error { return b.d.Remove(b.ctx, spec.ID) }, false, true},
+		} {
+			if !c.late {
+				b.ensure(spec)
+				b.await(spec.ID, driver.Running)
+			}
+			if now := strings.Join(b.volumes(spec.ID), " "); before != "" && now != before {
+				t.Errorf("before %s: the volume %q is not the one that was left, %q", c.name, now, before)
+			}
+			before = strings.Join(b.volumes(spec.ID), " ")
+			folder := filepath.Join(b.dir, string(spec.ID))
+			written := filepath.Join(folder, "files", "written")
+			if err := os.WriteFile(written, []byte("by a container"), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			no := func(driver.ID) bool { return false }
+			found, err := b.d.Garbage(b.ctx, driver.GarbageQuery{Wanted: no, Busy: no})
+			if is := func(g driver.Garbage) bool { return g.Kind == driver.Project && g.Workload == spec.ID }; err != nil || c.late && slices.ContainsFunc(found, is) {
+				t.Errorf("what a move left is garbage: %v, %v", found, err)
+			}
+			if err := c.remove(); err != nil {
+				t.Fatalf("%s: %v", c.name, err)
+			}
+			if left, _ := filepath.Glob(filepath.Join(folder, "*")); c.left && (len(left) != 2 || !present(written)) || !c.left && present(folder) {
+				t.Errorf("%s: of the folder there is left %q", c.name, left)
+			}
+			after := strings.Join(b.volumes(spec.ID), " ")
+			if c.left && after != before || !c.left && after != "" || before == "" {
+				t.Errorf("%s: of the volume %q there is left %q", c.name, before, after)
+			}
+			if o := b.observed(spec.ID); o.State != driver.Absent {
+				t.Errorf("%s: the stack is still there, %s", c.name, o.State)
+			}
+			before = after
+		}
+	})
+}
+
+func present(path string) bool {
+	_, err := os.Stat(path)
+	return err == nil
+}
+
 func TestStatesOfAStack(t *testing.T) {
 	for _, c := range []struct {
 		name, yaml string
@@ -479,7 +550,9 @@ func TestRefusals(t *testing.T) {
 		{"a build", &agentv1.ComposeSpec{ComposeYaml: "services: {a: {build: .}}"}, driver.InvalidSpecification, "services.a.build: nodes do not build"},
 		{"a bad image", &agentv1.ComposeSpec{ComposeYaml: "services: {a: {image: 'UPPER case'}}"}, driver.InvalidImage, "services.a.image"},
 		{"no enabled service", &agentv1.ComposeSpec{ComposeYaml: "services: {a: {image: x, profiles: [p]}}"}, driver.InvalidSpecification, "COMPOSE_PROFILES"},
+		{"no container", &agentv1.ComposeSpec{ComposeYaml: "services: {a: {image: x, deploy: {replicas: 0}}, b: {image: x, scale: 0}}"}, driver.InvalidSpecification, "every service has 0 replicas"},
 		{"a secret in a bad interpolation is not told", &agentv1.ComposeSpec{ComposeYaml: "services: {a: {image: x, environment: {K: 'hunter2${'}}}"}, driver.InvalidSpecification, "interpolation"},
+		{"an image that is to be built", &agentv1.ComposeSpec{ComposeYaml: "services: {a: {image: '127.0.0.1:1/x:1', build: ., pull_policy: build}}"}, driver.InvalidImage, "pull_policy is build"},
 		{"ssh", &agentv1.ComposeSpec{SourceType: "git", GitRepo: "ssh://git@host/x.git"}, driver.InvalidSpecification, "must be an https, http or file URL"},
 		{"no such repository", &agentv1.ComposeSpec{SourceType: "git", GitRepo: "file://" + t.TempDir()}, driver.InvalidSpecification, "compose.git_repo file:///"},
 		{"a server that is away", &agentv1.ComposeSpec{SourceType: "git", GitRepo: "http://user:hunter2@127.0.0.1:1/x.git"}, driver.NetworkUnreachable, "http://127.0.0.1:1/x.git"},

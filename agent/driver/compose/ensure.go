@@ -350,14 +350,22 @@ func (d *Driver) halt(ctx context.Context, project string, grace time.Duration) 
 	return nil
 }
 
-// Remove is driver.Driver's: containers, networks, named volumes and the project's folder.
-func (d *Driver) Remove(ctx context.Context, id driver.ID) error {
+// Remove is driver.Driver's: containers, networks, volumes and the project's folder.
+func (d *Driver) Remove(ctx context.Context, id driver.ID) error { return d.remove(ctx, id, true) }
+
+// Leave is driver.Leaver's. No other node reaches anything of an engine, so what may stay is the volumes, and the
+// files that an inline stack has instead of them.
+func (d *Driver) Leave(ctx context.Context, id driver.ID, volumes bool) error {
+	return d.remove(ctx, id, !volumes)
+}
+
+func (d *Driver) remove(ctx context.Context, id driver.ID, volumes bool) error {
 	projects, err := d.traces(ctx, id)
 	if err != nil {
 		return err
 	}
 	for _, project := range projects {
-		if err := d.run.down(ctx, project); err != nil {
+		if err := d.run.down(ctx, project, volumes); err != nil {
 			if ctx.Err() != nil {
 				return ctx.Err()
 			}
@@ -368,7 +376,7 @@ func (d *Driver) Remove(ctx context.Context, id driver.ID) error {
 		}
 	}
 	// What is left of a project whose containers went before, and folders of stacks that never came up.
-	if err := d.sweep(ctx, id); err != nil {
+	if err := d.sweep(ctx, id, volumes); err != nil {
 		return err
 	}
 	for _, project := range append(projects, d.names(id)...) {
@@ -379,7 +387,7 @@ func (d *Driver) Remove(ctx context.Context, id driver.ID) error {
 		if rec == nil && !slices.Contains(projects, project) || rec != nil && rec.Workload != id {
 			continue
 		}
-		if err := d.erase(project); err != nil {
+		if err := d.erase(project, id, volumes); err != nil {
 			return &driver.Error{Class: driver.ClassOf(err), Op: "remove", Err: err}
 		}
 	}
@@ -410,8 +418,8 @@ func (d *Driver) traces(ctx context.Context, id driver.ID) ([]string, error) {
 	return out, nil
 }
 
-// sweep removes networks and volumes that carry the workload's labels.
-func (d *Driver) sweep(ctx context.Context, id driver.ID) error {
+// sweep removes networks, and with volumes those as well, that carry the workload's labels.
+func (d *Driver) sweep(ctx context.Context, id driver.ID, volumes bool) error {
 	ctx, cancel := d.eng.Call(ctx)
 	defer cancel()
 	filters := make(client.Filters).Add("label", driver.LabelWorkload+"="+string(id), driver.LabelKind+"="+string(driver.Compose))
@@ -428,11 +436,14 @@ func (d *Driver) sweep(ctx context.Context, id driver.ID) error {
 			return moby.Classify("remove", err)
 		}
 	}
-	volumes, err := d.eng.Client.VolumeList(ctx, client.VolumeListOptions{Filters: filters})
+	if !volumes {
+		return nil
+	}
+	there, err := d.eng.Client.VolumeList(ctx, client.VolumeListOptions{Filters: filters})
 	if err != nil {
 		return moby.Classify("remove", err)
 	}
-	for _, v := range volumes.Items {
+	for _, v := range there.Items {
 		if _, ownership := d.of(v.Labels); ownership != driver.Ours {
 			continue
 		}

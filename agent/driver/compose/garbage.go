@@ -77,7 +77,7 @@ func (d *Driver) Garbage(ctx context.Context, q driver.GarbageQuery) ([]driver.G
 // without a record of ours is nobody's to remove.
 func (d *Driver) idle(project string, wanted func(driver.ID) bool) *record {
 	rec, err := d.recordOf(project)
-	if err != nil || rec == nil || rec.ClusterID != d.identity.ClusterID || rec.NodeID != d.identity.NodeID || wanted != nil && wanted(rec.Workload) {
+	if err != nil || rec == nil || rec.Left || rec.ClusterID != d.identity.ClusterID || rec.NodeID != d.identity.NodeID || wanted != nil && wanted(rec.Workload) {
 		return nil
 	}
 	return rec
@@ -118,7 +118,7 @@ func (d *Driver) Collect(ctx context.Context, g driver.Garbage) error {
 		if rec := d.idle(g.Name, nil); rec == nil || rec.Workload != g.Workload || len(all) > 0 {
 			return nil // not garbage any more
 		}
-		if err := d.erase(g.Name); err != nil {
+		if err := d.erase(g.Name, g.Workload, false); err != nil {
 			return &driver.Error{Class: driver.ClassOf(err), Op: "collect", Err: err}
 		}
 		return nil

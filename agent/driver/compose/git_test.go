@@ -161,6 +161,91 @@ func TestGitSourceIsPinnedToItsCommit(t *testing.T) {
 	}
 }
 
+// An update at the same commit leaves the files that containers mount: those of a service that it does not
+// concern keep their container.
+func TestAnUpdateLeavesTheFilesOfItsCommit(t *testing.T) {
+	b := newBench(t)
+	r := newRepository(t)
+	commit := r.commit(map[string]string{"compose.yaml": stackFile(b.image), "app.env": "VERSION=1\n", "conf/a": "1"})
+	git := &agentv1.ComposeSpec{SourceType: "git", GitRepo: "file://" + r.dir, GitRef: "main"}
+	spec := b.spec("git-same", body(git))
+	b.ensure(spec)
+	app := b.containerOf(spec.ID, "app")
+	written := filepath.Join(b.dir, string(spec.ID), "git-"+commit, "conf", "written")
+	if err := os.WriteFile(written, []byte("by a container"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	spec.Content, git.Env = "c1:git-same-2", map[string]string{"OTHER": "thing"}
+	b.ensure(spec)
+	if again := b.containerOf(spec.ID, "app"); again != app {
+		t.Fatal("replaced: this test shows nothing")
+	}
+	if _, err := os.Stat(written); err != nil {
+		t.Error(err)
+	}
+}
+
+// What is in the folder that a stack's containers mount, they may have written: the stack is what its commit
+// says all the same.
+func TestAStackIsReadFromItsCommitAlone(t *testing.T) {
+	b := newBench(t)
+	r := newRepository(t)
+	commit := r.commit(map[string]string{
+		"compose.yaml": "include: [more/compose.yaml]\n" + stackFile(b.image) + "    configs: [one]\n    secrets: [two]\n" +
+			"  other:\n    image: " + b.image + "\n    command: [serve]\n    volumes: [\"own:/own\"]\n" +
+			"volumes: {own: {driver: local, driver_opts: {type: none, o: bind, device: ./conf}}}\n" +
+			"configs: {one: {file: ./conf/a}}\nsecrets: {two: {file: ./conf/b}}\n",
+		"more/compose.yaml": "services: {extra: {image: '" + b.image + "', command: [serve], volumes: ['.:/here']}}\n",
+		"app.env":           "VERSION=1\n", "conf/a": "1", "conf/b": "2", ".env": "NAME=repo\n",
+	})
+	git := &agentv1.ComposeSpec{SourceType: "git", GitRepo: "file://" + r.dir, GitRef: "main"}
+	spec := b.spec("git-own", body(git))
+	b.ensure(spec)
+	folder := filepath.Join(b.dir, string(spec.ID), "git-"+commit)
+	bound := 0
+	for _, service := range []string{"app", "extra", "other"} {
+		in, err := b.cli.ContainerInspect(b.ctx, b.containerOf(spec.ID, service), client.ContainerInspectOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, m := range in.Container.Mounts {
+			from := m.Source
+			if m.Name != "" {
+				v, err := b.cli.VolumeInspect(b.ctx, m.Name, client.VolumeInspectOptions{})
+				if err != nil {
+					t.Fatal(err)
+				}
+				from = v.Volume.Options["device"]
+			}
+			if bound++; !strings.HasPrefix(from, folder) {
+				t.Errorf("service %s has %s at %s, which is not below %s", service, from, m.Destination, folder)
+			}
+		}
+	}
+	if bound != 5 {
+		t.Errorf("%d mounts, want 5", bound)
+	}
+	for name, text := range map[string]string{
+		".env": "NAME=container\nCOMPOSE_FILE=other.yaml\n", "app.env": "VERSION=9\n",
+		"compose.yaml":          stackFile(b.image) + "    privileged: true\n",
+		"compose.override.yaml": "services: {app: {privileged: true}}\n",
+		"other.yaml":            stackFile(b.image) + "    privileged: true\n",
+	} {
+		if err := os.WriteFile(filepath.Join(folder, name), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	app := b.containerOf(spec.ID, "app")
+	spec.Content, git.Env = "c1:git-own-2", map[string]string{"OTHER": "thing"}
+	b.ensure(spec)
+	if again := b.containerOf(spec.ID, "app"); again != app {
+		t.Error("replaced, by what a container wrote")
+	}
+	if env := b.environment(spec.ID, "app"); env["VERSION"] != "1" || env["FROM_ENV"] != "repo" {
+		t.Errorf("environment %v", env)
+	}
+}
+
 // A stack that never came up has no containers; its folder is found by the record that is written first.
 func TestWhatNeverCameUpLeavesNoFiles(t *testing.T) {
 	b := newBench(t)

@@ -38,3 +38,14 @@ func TestHealthOfAStackIsNoText(t *testing.T) {
 		t.Errorf("with one that is not checked it is %q", o.Health)
 	}
 }
+
+// A stack of which the engine does not tell all is not said to run.
+func TestAStackThatIsNotToldWhole(t *testing.T) {
+	parts := []*part{
+		{service: "db", Observed: driver.Observed{ID: "shop", State: driver.Unknown, Message: "the engine does not tell", RuntimeID: "1"}},
+		{service: "web", Observed: driver.Observed{ID: "shop", State: driver.Running, Message: "running", RuntimeID: "2"}},
+	}
+	if o := combine("shop", "shop", parts, nil); o.State != driver.Unknown || !strings.Contains(o.Message, "db: the engine does not tell") {
+		t.Errorf("the stack is %s: %s", o.State, o.Message)
+	}
+}

@@ -10,16 +10,10 @@ import (
 	"slices"
 	"strings"
 
-	cerrdefs "github.com/containerd/errdefs"
 	"github.com/moby/moby/api/types/container"
-	"golang.org/x/sync/errgroup"
 
 	"github.com/persys/compute/agent/driver"
-	"github.com/persys/compute/agent/driver/moby"
 )
-
-// inspections is how many containers are asked about at one time.
-const inspections = 8
 
 // part is one container of a stack as observed.
 type part struct {
@@ -47,37 +41,25 @@ func (d *Driver) List(ctx context.Context) ([]driver.Observed, error) {
 		}
 	}
 	parts := make(map[string]*part, len(all))
+	var items []container.Summary
 	for _, members := range groups {
 		for _, m := range members {
 			parts[m.ID] = &part{service: m.service}
+			items = append(items, m.Summary)
 		}
 	}
-	group, groupCtx := errgroup.WithContext(ctx)
-	group.SetLimit(inspections)
-	for id, p := range parts {
-		group.Go(func() error {
-			full, err := d.eng.Inspect(groupCtx, id)
-			if cerrdefs.IsNotFound(err) {
-				return nil // gone since the list
-			}
-			if err != nil {
-				return moby.Classify("list", err)
-			}
-			p.Observed = moby.Observe(full)
-			if full.State != nil {
-				p.status = full.State.Status
-			}
-			if full.HostConfig != nil {
-				policy := full.HostConfig.RestartPolicy.Name
-				p.endless = policy == container.RestartPolicyAlways || policy == container.RestartPolicyUnlessStopped
-			}
-			if p.State == driver.Failed {
-				d.eng.AddTail(groupCtx, &p.Observed)
-			}
-			return nil
-		})
-	}
-	if err := group.Wait(); err != nil {
+	err = d.eng.InspectAll(ctx, items, func(i int, full container.InspectResponse, o driver.Observed) {
+		p := parts[items[i].ID]
+		p.Observed = o
+		if full.State != nil {
+			p.status = full.State.Status
+		}
+		if full.HostConfig != nil {
+			policy := full.HostConfig.RestartPolicy.Name
+			p.endless = policy == container.RestartPolicyAlways || policy == container.RestartPolicyUnlessStopped
+		}
+	})
+	if err != nil {
 		return nil, err
 	}
 	kept := make(map[string]bool, len(parts))
@@ -152,6 +134,7 @@ func (d *Driver) contentOf(rec *record, members []member) string {
 //
 //	any restarting or being removed      Pending
 //	any failed, or stopped beside others Failed, with that container's end
+//	any that the engine does not tell of Unknown
 //	all running, or done with code 0     Running
 //	none running                         Stopped
 func combine(id driver.ID, project string, parts []*part, rec *record) driver.Observed {
@@ -212,17 +195,20 @@ func combine(id driver.ID, project string, parts []*part, rec *record) driver.Ob
 		line = append(line, service+": "+texts[service])
 	}
 	o.Message = driver.Bound(strings.Join(line, "; "))
-	var pending, failed *part
+	var failed *part
+	pending, unknown := false, false
 	for _, p := range parts {
 		switch {
-		case p.State == driver.Pending && pending == nil:
-			pending = p
+		case p.State == driver.Unknown:
+			unknown = true
+		case p.State == driver.Pending:
+			pending = true
 		case failed == nil && (p.State == driver.Failed || running > 0 && p.State == driver.Stopped && (p.endless || p.FinishedAt.IsZero() || p.status == container.StatePaused)):
 			failed = p
 		}
 	}
 	switch {
-	case pending != nil:
+	case pending:
 		o.State = driver.Pending
 	case failed != nil:
 		o.State, o.Class = driver.Failed, cmp.Or(failed.Class, driver.RuntimeError)
@@ -233,6 +219,8 @@ func combine(id driver.ID, project string, parts []*part, rec *record) driver.Ob
 		}
 		// The reason first: lists show the beginning.
 		o.Message = driver.Bound("service " + failed.service + " " + failed.Message + "; " + o.Message)
+	case unknown:
+		o.State = driver.Unknown
 	case running > 0:
 		o.State = driver.Running
 	default:

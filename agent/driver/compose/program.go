@@ -58,10 +58,14 @@ func (c *program) stop(ctx context.Context, project string, grace time.Duration)
 	return c.known(ctx, project, "stop", "--timeout", seconds(grace))
 }
 
-// down removes the containers and what is anonymous; what has a name carries our labels, and the
-// driver removes it.
-func (c *program) down(ctx context.Context, project string) error {
-	return c.known(ctx, project, "down", "--volumes", "--remove-orphans")
+// down removes the containers and, with volumes, those without a name; what has a name carries our
+// labels, and the driver removes it.
+func (c *program) down(ctx context.Context, project string, volumes bool) error {
+	args := []string{"down", "--remove-orphans"}
+	if volumes {
+		args = append(args, "--volumes")
+	}
+	return c.known(ctx, project, args...)
 }
 
 // known acts on the containers that exist. The old command wants a file for that too, so it gets one

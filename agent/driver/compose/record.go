@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"time"
 
 	"github.com/persys/compute/agent/driver"
@@ -26,6 +27,8 @@ type record struct {
 	// Services is how many containers each service has.
 	Services map[string]int `json:"services"`
 	Complete bool           `json:"complete"`
+	// Left: the stack has gone, what it kept below relative paths is here.
+	Left bool `json:"left,omitempty"`
 }
 
 // recordName is beside the stack's own files, never among them.
@@ -101,9 +104,8 @@ func (d *Driver) write(project string, r record) error {
 		return err
 	}
 	_, err = f.Write(append(raw, '\n'))
-	err = errors.Join(err, f.Sync(), f.Close())
-	if err == nil {
-		err = os.Rename(f.Name(), path)
+	if err = errors.Join(err, f.Close()); err == nil {
+		err = driver.Rename(f.Name(), path)
 	}
 	if err != nil {
 		return errors.Join(err, os.Remove(f.Name()))
@@ -114,10 +116,32 @@ func (d *Driver) write(project string, r record) error {
 	return nil
 }
 
-// erase removes a project's folder.
-func (d *Driver) erase(project string) error {
+// erase removes a project's folder. Without files it leaves what is there for the relative paths of an
+// inline stack, if anything is, and whose it is.
+func (d *Driver) erase(project string, id driver.ID, files bool) error {
+	folder := d.folder(project)
+	_ = os.Remove(filepath.Join(folder, inlineDir)) // which fails if anything is in it
+	entries, err := os.ReadDir(folder)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	left := !files && slices.ContainsFunc(entries, func(e fs.DirEntry) bool { return e.Name() == inlineDir })
+	if left {
+		if err := d.write(project, record{Workload: id, ClusterID: d.opt.ClusterID, NodeID: d.opt.NodeID, Left: true}); err != nil {
+			return err
+		}
+	}
+	var errs []error
+	for _, e := range entries { // by name: the record after what it names
+		if !left || e.Name() != inlineDir && e.Name() != recordName {
+			errs = append(errs, os.RemoveAll(filepath.Join(folder, e.Name())))
+		}
+	}
+	if !left {
+		errs = append(errs, os.RemoveAll(folder))
+	}
 	d.recordsMu.Lock()
 	delete(d.records, project)
 	d.recordsMu.Unlock()
-	return os.RemoveAll(d.folder(project))
+	return errors.Join(errs...)
 }

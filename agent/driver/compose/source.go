@@ -43,11 +43,9 @@ func (d *Driver) fetch(ctx context.Context, body *agentv1.ComposeSpec, project, 
 		return err
 	}
 	out.repo = source.shown
-	if commit != "" {
-		if _, err := os.Stat(d.checkout(project, commit)); err == nil {
-			out.commit = commit
-			return nil
-		}
+	if commit != "" && exists(d.checkout(project, commit)) && exists(d.committed(project, commit)) {
+		out.commit = commit
+		return nil
 	}
 	ctx, cancel := context.WithTimeout(ctx, d.opt.GitTimeout)
 	defer cancel()
@@ -67,6 +65,7 @@ func (d *Driver) fetch(ctx context.Context, body *agentv1.ComposeSpec, project, 
 	if err != nil {
 		return source.fail(err)
 	}
+	out.commit = hash.String()
 	found, err := repo.CommitObject(hash)
 	if err != nil {
 		return source.fail(err)
@@ -75,19 +74,24 @@ func (d *Driver) fetch(ctx context.Context, body *agentv1.ComposeSpec, project, 
 	if err != nil {
 		return source.fail(err)
 	}
-	files := filepath.Join(work, "files")
-	if err := export(ctx, tree, files); err != nil {
-		return source.fail(err)
-	}
-	out.commit = hash.String()
-	target := d.checkout(project, out.commit)
-	if err := os.RemoveAll(target); err != nil {
-		return &driver.Error{Class: driver.ClassOf(err), Op: "git", Err: err}
-	}
-	if err := os.Rename(files, target); err != nil {
-		return &driver.Error{Class: driver.ClassOf(err), Op: "git", Err: err}
+	for _, target := range []string{d.checkout(project, out.commit), d.committed(project, out.commit)} {
+		if exists(target) {
+			continue // containers that stay as they are mount the one, and none has the other
+		}
+		files := filepath.Join(work, filepath.Base(target))
+		if err := export(ctx, tree, files); err != nil {
+			return source.fail(err)
+		}
+		if err := os.Rename(files, target); err != nil {
+			return &driver.Error{Class: driver.ClassOf(err), Op: "git", Err: err}
+		}
 	}
 	return nil
+}
+
+func exists(path string) bool {
+	_, err := os.Stat(path)
+	return err == nil
 }
 
 // checkout is a folder for each commit: what containers mount by a relative path stays as it was
@@ -96,12 +100,22 @@ func (d *Driver) checkout(project, commit string) string {
 	return filepath.Join(d.folder(project), gitDir+"-"+commit)
 }
 
+// committed is the same files again, which no container mounts: the stack is read from there, since what
+// is in the checkout may be a container's.
+func (d *Driver) committed(project, commit string) string {
+	return filepath.Join(d.folder(project), committedDir+"-"+commit)
+}
+
 // forget removes the files of all commits but one.
 func (d *Driver) forget(project, commit string) error {
-	old, err := filepath.Glob(d.checkout(project, "*"))
-	for _, dir := range old {
-		if dir != d.checkout(project, commit) {
-			err = errors.Join(err, os.RemoveAll(dir))
+	var err error
+	for _, of := range []func(project, commit string) string{d.checkout, d.committed} {
+		old, bad := filepath.Glob(of(project, "*"))
+		err = errors.Join(err, bad)
+		for _, dir := range old {
+			if dir != of(project, commit) {
+				err = errors.Join(err, os.RemoveAll(dir))
+			}
 		}
 	}
 	return err
@@ -365,5 +379,8 @@ func writeFile(root *os.Root, f *object.File) error {
 		return err
 	}
 	_, err = io.Copy(w, r)
+	if err == nil {
+		err = w.Sync() // a folder that is there counts as whole, also after the power was lost
+	}
 	return errors.Join(err, w.Close())
 }

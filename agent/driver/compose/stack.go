@@ -54,8 +54,9 @@ func (d *Driver) names(id driver.ID) []string {
 
 // Where a stack's files are: inline ones have a folder of their own, for relative paths.
 const (
-	inlineDir = "files"
-	gitDir    = "git"
+	inlineDir    = "files"
+	gitDir       = "git"
+	committedDir = "commit"
 )
 
 // Source types of a ComposeSpec; empty means inline.
@@ -118,10 +119,7 @@ func (d *Driver) load(ctx context.Context, spec driver.Spec, project, commit str
 		if err := d.fetch(ctx, body, project, commit, out); err != nil {
 			return nil, err
 		}
-		details.WorkingDir = d.checkout(project, out.commit)
-		if err := ownEnvironment(details.WorkingDir, env); err != nil {
-			return nil, err
-		}
+		details.WorkingDir = d.committed(project, out.commit)
 	} else {
 		text, err := plain(body.GetComposeYaml())
 		if err != nil {
@@ -132,6 +130,14 @@ func (d *Driver) load(ctx context.Context, spec driver.Spec, project, commit str
 			return nil, &driver.Error{Class: driver.ClassOf(err), Op: "ensure", Err: err}
 		}
 		details.ConfigFiles = []types.ConfigFile{{Filename: filepath.Join(details.WorkingDir, "compose.yaml"), Content: []byte(text)}}
+	}
+	if err := restoreEnvironment(details.WorkingDir); err != nil {
+		return nil, &driver.Error{Class: driver.ClassOf(err), Op: "ensure", Err: err}
+	}
+	if isGit(body) {
+		if err := ownEnvironment(details.WorkingDir, env); err != nil {
+			return nil, err
+		}
 	}
 	maps.Copy(env, body.GetEnv())
 	details.Environment = env
@@ -163,13 +169,53 @@ func (d *Driver) load(ctx context.Context, spec driver.Spec, project, commit str
 		return nil, invalid("compose: %w", withoutLast(withoutValues(err), details))
 	}
 	out.project = p.WithoutUnnecessaryResources()
+	if isGit(body) {
+		move(out.project, details.WorkingDir, d.checkout(project, out.commit))
+	}
 	if err := external(out.project, spec.Volumes); err != nil {
 		return nil, err
 	}
 	if len(out.project.Services) == 0 {
 		return nil, invalid("compose: no service is enabled; set COMPOSE_PROFILES in compose.env")
 	}
+	// Nothing would tell that such a stack is there, so it would be brought up for ever.
+	if slices.Max(slices.Collect(maps.Values(out.expected()))) < 1 {
+		return nil, invalid("compose: every service has 0 replicas, at least one must have a container; the desired state stopped stops a stack")
+	}
 	return out, d.prepare(spec, out)
+}
+
+// move makes a stack that was read in one folder one of another, by every path that Compose or the engine
+// is told.
+func move(p *types.Project, from, to string) {
+	moved := func(path string) string {
+		if rest, ok := strings.CutPrefix(path, from); ok && (rest == "" || rest[0] == filepath.Separator) {
+			return to + rest
+		}
+		return path
+	}
+	p.WorkingDir = moved(p.WorkingDir)
+	for i, path := range p.ComposeFiles {
+		p.ComposeFiles[i] = moved(path)
+	}
+	for _, service := range p.Services {
+		for i, v := range service.Volumes {
+			service.Volumes[i].Source = moved(v.Source)
+		}
+	}
+	for _, v := range p.Volumes {
+		if device, ok := v.DriverOpts["device"]; ok {
+			v.DriverOpts["device"] = moved(device)
+		}
+	}
+	for name, c := range p.Configs {
+		c.File = moved(c.File)
+		p.Configs[name] = c
+	}
+	for name, s := range p.Secrets {
+		s.File = moved(s.File)
+		p.Secrets[name] = s
+	}
 }
 
 // quoted is a value in an error text of the loader: it may be a secret.
@@ -247,6 +293,28 @@ func ownEnvironment(dir string, env types.Mapping) error {
 	return nil
 }
 
+// Where the `.env` of a stack is while ours is in its place, and what says that there was none: beside it, for
+// whoever comes after an agent that was killed meanwhile.
+const (
+	envKept = ".env.persys-kept"
+	envNone = ".env.persys-none"
+)
+
+// restoreEnvironment undoes what writeEnvironment did; without it, it does nothing.
+func restoreEnvironment(dir string) error {
+	path := filepath.Join(dir, ".env")
+	if _, err := os.Stat(filepath.Join(dir, envNone)); err == nil {
+		if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
+			return err
+		}
+		return os.Remove(filepath.Join(dir, envNone))
+	}
+	if err := os.Rename(filepath.Join(dir, envKept), path); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return err
+	}
+	return nil
+}
+
 // writeEnvironment puts the workload's environment where a stack's own `env_file: .env` finds it,
 // after what the file held before; done puts it back.
 func writeEnvironment(dir string, env map[string]string) (done func(), err error) {
@@ -258,14 +326,15 @@ func writeEnvironment(dir string, env map[string]string) (done func(), err error
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
 		return nil, err
 	}
-	existed := err == nil
-	done = func() {
-		if existed {
-			_ = os.WriteFile(path, before, 0o600)
-			return
-		}
-		_ = os.Remove(path)
+	if err == nil {
+		err = os.Rename(path, filepath.Join(dir, envKept))
+	} else {
+		err = os.WriteFile(filepath.Join(dir, envNone), nil, 0o600)
 	}
+	if err != nil {
+		return nil, err
+	}
+	done = func() { _ = restoreEnvironment(dir) } // else the next one does
 	var text strings.Builder
 	text.Write(before)
 	for _, k := range slices.Sorted(maps.Keys(env)) {
@@ -406,8 +475,8 @@ func (d *Driver) pull(ctx context.Context, id driver.ID, s *stack) error {
 		if here {
 			continue
 		}
-		if w.policy == types.PullPolicyNever {
-			return driver.Errorf(driver.InvalidImage, "pull", "no image %s on this engine, and pull_policy is never", w.image.Name)
+		if w.policy == types.PullPolicyNever || w.policy == types.PullPolicyBuild { // nodes build none
+			return driver.Errorf(driver.InvalidImage, "pull", "no image %s on this engine, and pull_policy is %s", w.image.Name, w.policy)
 		}
 		if err := d.eng.Pull(ctx, id, w.image, d.eng.PullTimeout()); err != nil {
 			return err

@@ -19,7 +19,7 @@ var _ driver.Collector = (*Driver)(nil)
 // Garbage is driver.Collector's.
 func (d *Driver) Garbage(ctx context.Context, q driver.GarbageQuery) ([]driver.Garbage, error) {
 	callCtx, cancel := d.eng.Call(ctx)
-	res, err := d.eng.Client.ContainerList(callCtx, client.ContainerListOptions{All: true, Size: true})
+	res, err := d.eng.Client.ContainerList(callCtx, client.ContainerListOptions{All: true})
 	cancel()
 	if err != nil {
 		return nil, moby.Classify("list", err)
@@ -29,6 +29,7 @@ func (d *Driver) Garbage(ctx context.Context, q driver.GarbageQuery) ([]driver.G
 		kept[in.ID] = true
 	}
 	var out []driver.Garbage
+	var ids []string
 	used := map[string]bool{}
 	for _, item := range res.Items {
 		used[item.ImageID] = true
@@ -40,7 +41,7 @@ func (d *Driver) Garbage(ctx context.Context, q driver.GarbageQuery) ([]driver.G
 		if q.Busy(id) || time.Since(time.Unix(item.Created, 0)) < q.Settled {
 			continue
 		}
-		g := driver.Garbage{Name: nameOf(item), Workload: id, Bytes: item.SizeRw}
+		g := driver.Garbage{Name: nameOf(item), Workload: id}
 		switch {
 		case !q.Wanted(id):
 			g.Kind, g.Reason = driver.Orphan, fmt.Sprintf("container %s (%s) of a workload that nobody ordered", moby.Short(item.ID), item.State)
@@ -49,11 +50,19 @@ func (d *Driver) Garbage(ctx context.Context, q driver.GarbageQuery) ([]driver.G
 		default:
 			continue
 		}
-		out = append(out, g)
+		out, ids = append(out, g), append(ids, item.ID)
 	}
 	images, err := d.images(ctx, q, used)
 	if err != nil {
 		return nil, err
+	}
+	// The engine walks files for sizes, of all containers if it is asked with the list. They are for people, and
+	// what is garbage is so without.
+	callCtx, cancel = d.eng.Call(ctx)
+	written, _ := d.eng.Written(callCtx, ids)
+	cancel()
+	for i, id := range ids {
+		out[i].Bytes = written[id]
 	}
 	slices.SortFunc(out, func(a, b driver.Garbage) int { return strings.Compare(a.Name, b.Name) })
 	return append(out, images...), nil

@@ -5,17 +5,11 @@ import (
 	"slices"
 	"strings"
 
-	cerrdefs "github.com/containerd/errdefs"
 	"github.com/moby/moby/api/types/container"
 	"github.com/moby/moby/client"
 	"github.com/persys/compute/agent/driver"
 	"github.com/persys/compute/agent/driver/moby"
-	"golang.org/x/sync/errgroup"
 )
-
-// inspections is how many containers are asked about at one time: the engine's list tells neither
-// exit codes nor times.
-const inspections = 8
 
 // List is driver.Driver's.
 func (d *Driver) List(ctx context.Context) ([]driver.Observed, error) {
@@ -53,28 +47,16 @@ func (d *Driver) observe(ctx context.Context, labels ...string) ([]driver.Observ
 		return nil, moby.Classify("list", err)
 	}
 	chosen := d.choose(res.Items)
-	out := make([]*driver.Observed, len(chosen))
-	group, groupCtx := errgroup.WithContext(ctx)
-	group.SetLimit(inspections)
+	items := make([]container.Summary, len(chosen))
 	for i, in := range chosen {
-		group.Go(func() error {
-			full, err := d.eng.Inspect(groupCtx, in.ID)
-			if cerrdefs.IsNotFound(err) {
-				return nil // gone since the list
-			}
-			if err != nil {
-				return moby.Classify("list", err)
-			}
-			o := moby.Observe(full)
-			o.Owned = d.of(o.Labels) == driver.Ours
-			if o.State == driver.Failed || o.State == driver.Pending {
-				d.eng.AddTail(groupCtx, &o)
-			}
-			out[i] = &o
-			return nil
-		})
+		items[i] = in.Summary
 	}
-	if err := group.Wait(); err != nil {
+	out := make([]*driver.Observed, len(chosen))
+	err = d.eng.InspectAll(ctx, items, func(i int, _ container.InspectResponse, o driver.Observed) {
+		o.Owned = d.of(o.Labels) == driver.Ours
+		out[i] = &o
+	})
+	if err != nil {
 		return nil, err
 	}
 	seen := make([]driver.Observed, 0, len(out))

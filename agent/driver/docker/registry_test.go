@@ -1,6 +1,7 @@
 package docker_test
 
 import (
+	"errors"
 	"net/http"
 	"net/http/httptest"
 	"strings"
@@ -225,6 +226,20 @@ func TestPull(t *testing.T) {
 		r.set(func(r *testRegistry) { r.password = "open sesame" })
 		err := b.d.Ensure(b.ctx, b.spec("wrong", containerBody(r.host()+"/private:v1")))
 		if driver.ClassOf(err) != driver.ImagePullAuthFailed {
+			t.Errorf("%v", err)
+		}
+	})
+	t.Run("credentials that cannot be had matter to who needs them", func(t *testing.T) {
+		b := newBench(t, func(o *docker.Options) {
+			o.Credentials = func(string) (string, error) { return "", errors.New("the helper is not installed") }
+		})
+		r := newRegistry(t)
+		b.push(r, "probe:v1")
+		b.push(r, "private:v1")
+		b.ensure(b.spec("public", containerBody(r.host()+"/probe:v1")))
+		r.set(func(r *testRegistry) { r.password = "open sesame" })
+		err := b.d.Ensure(b.ctx, b.spec("private", containerBody(r.host()+"/private:v1")))
+		if driver.ClassOf(err) != driver.ImagePullAuthFailed || !strings.Contains(err.Error(), "the helper is not installed") {
 			t.Errorf("%v", err)
 		}
 	})

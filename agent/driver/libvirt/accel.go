@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/persys/compute/agent/driver"
+	"github.com/persys/compute/agent/driver/libvirt/described"
 	"github.com/persys/compute/agent/driver/libvirt/diskfile"
 	"github.com/persys/compute/agent/driver/libvirt/trial"
 )
@@ -22,12 +23,19 @@ const kvmDeadline = 10 * time.Second
 // accelerator knows which way to run guests works here. /dev/kvm proves nothing: nested and broken
 // KVM let QEMU start and then run nothing at all. So a guest of 300 bytes is booted once.
 type accelerator struct {
-	try func(ctx context.Context, m *machineFacts) error
+	try func(ctx context.Context, m *described.Machine) error
 
-	mu   sync.Mutex
-	done chan struct{} // closed when the trial is over; nil before it began
-	key  string        // of the machine the trial was made for
-	err  error         // why KVM does not work
+	mu  sync.Mutex
+	run *trialRun // nil before one began, and after one that showed nothing
+}
+
+// trialRun is one trial.
+type trialRun struct {
+	key  string        // of the machine it is made for
+	done chan struct{} // closed when it is over
+	err  error         // why KVM does not work, then
+	// unsure: err says nothing of KVM, as when the disk is full, or libvirt went away.
+	unsure bool
 }
 
 // verdict is what a trial showed, kept on disk: it holds until the machine or its libvirt changes.
@@ -36,81 +44,79 @@ type verdict struct {
 	Error string `json:"error,omitempty"`
 }
 
-// prepare begins the trial, if there is anything to try and it was not made yet.
-func (a *accelerator) prepare(d *Driver, f *facts) {
+// prepare begins the trial, if it was not made yet; nil if there is nothing to try.
+func (a *accelerator) prepare(d *Driver, f *facts) *trialRun {
 	if f.kvm == nil || d.opt.Acceleration != "auto" {
-		return
+		return nil
 	}
 	boot, _ := os.ReadFile("/proc/sys/kernel/random/boot_id")
 	key := strings.TrimSpace(string(boot)) + " " + f.engine + " " + f.version
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if a.done != nil && a.key == key {
-		return
+	if a.run != nil && a.run.key == key {
+		return a.run
 	}
-	done := make(chan struct{})
-	a.done, a.key, a.err = done, key, nil
+	t := &trialRun{key: key, done: make(chan struct{})}
+	a.run = t
 	file := filepath.Join(d.at.images, ".persys-kvm-trial.json")
 	if raw, err := os.ReadFile(file); err == nil {
 		var v verdict
 		if json.Unmarshal(raw, &v) == nil && v.Key == key {
 			if v.Error != "" {
-				a.err = fmt.Errorf("%s", v.Error)
+				t.err = fmt.Errorf("%s", v.Error)
 			}
-			close(done)
-			return
+			close(t.done)
+			return t
 		}
 	}
 	go func() {
+		defer close(t.done)
 		ctx, cancel := context.WithTimeout(context.Background(), kvmDeadline+d.opt.CallTimeout)
 		defer cancel()
-		err := a.try(ctx, f.kvm)
-		unsure := driver.ClassOf(err) == driver.RuntimeUnhealthy
-		v := verdict{Key: key}
-		if err != nil {
-			v.Error = err.Error()
-			d.opt.Logger.Info("KVM does not boot a guest here: guests are emulated", "err", err)
-		}
-		a.mu.Lock()
-		defer a.mu.Unlock()
-		if a.key == key {
-			a.err = err
-			if unsure { // the daemon went away: that says nothing of KVM
-				a.done = nil
+		t.err = a.try(ctx, f.kvm)
+		class := driver.ClassOf(t.err)
+		if t.err != nil && (ctx.Err() != nil || class != driver.RuntimeError && class != driver.InvalidConfiguration) {
+			t.unsure = true
+			a.mu.Lock()
+			defer a.mu.Unlock()
+			if a.run == t {
+				a.run = nil
 			}
+			return
 		}
-		close(done)
-		if raw, jerr := json.Marshal(v); jerr == nil && !unsure {
+		v := verdict{Key: key}
+		if t.err != nil {
+			v.Error = t.err.Error()
+			d.opt.Logger.Info("KVM does not boot a guest here: guests are emulated", "err", t.err)
+		}
+		if raw, err := json.Marshal(v); err == nil {
 			if err := diskfile.Write(file, raw); err != nil {
 				d.opt.Logger.Warn("the outcome of the KVM trial is not kept", "err", err)
 			}
 		}
 	}()
+	return t
 }
 
 // choose says how guests are run, after the trial.
-func (a *accelerator) choose(ctx context.Context, d *Driver, f *facts) (*machineFacts, error) {
+func (a *accelerator) choose(ctx context.Context, d *Driver, f *facts) (*described.Machine, error) {
 	switch {
 	case d.opt.Acceleration == "kvm" && f.kvm != nil:
 		return f.kvm, nil
 	case d.opt.Acceleration == "kvm":
 		return nil, driver.Errorf(driver.InvalidConfiguration, "define", "PERSYS_VM_ACCELERATION is kvm, and libvirt offers no KVM for %s here", f.arch)
 	}
-	a.prepare(d, f)
-	a.mu.Lock()
-	done := a.done
-	a.mu.Unlock()
-	if done != nil {
+	if t := a.prepare(d, f); t != nil {
 		select {
-		case <-done:
+		case <-t.done:
 		case <-ctx.Done():
 			return nil, ctx.Err()
 		}
-		a.mu.Lock()
-		err := a.err
-		a.mu.Unlock()
-		if err == nil {
+		switch {
+		case t.err == nil:
 			return f.kvm, nil
+		case t.unsure: // a guest that is defined now would be emulated for long
+			return nil, t.err
 		}
 	}
 	if f.tcg == nil {
@@ -120,8 +126,8 @@ func (a *accelerator) choose(ctx context.Context, d *Driver, f *facts) (*machine
 }
 
 // tryKVM boots the trial guest and waits for it to turn itself off.
-func (d *Driver) tryKVM(ctx context.Context, m *machineFacts) (err error) {
-	if m.panicDev == "" {
+func (d *Driver) tryKVM(ctx context.Context, m *described.Machine) (err error) {
+	if m.PanicDevice == "" {
 		return driver.Errorf(driver.RuntimeError, "kvm", "there is no trial guest for this architecture; set PERSYS_VM_ACCELERATION=kvm if KVM works")
 	}
 	if err := os.MkdirAll(d.at.images, 0o711); err != nil {
@@ -133,7 +139,7 @@ func (d *Driver) tryKVM(ctx context.Context, m *machineFacts) (err error) {
 		return diskfile.Failed(err)
 	}
 	defer os.Remove(file)
-	xml, err := trial.Domain(name, file, trial.Machine{Kind: m.kind, Type: m.machine, Emulator: m.emulator, CPU: m.cpu})
+	xml, err := trial.Domain(name, file, trial.Machine{Kind: m.Kind, Type: m.Type, Emulator: m.Emulator, CPU: m.CPU})
 	if err != nil {
 		return err
 	}

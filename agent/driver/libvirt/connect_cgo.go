@@ -15,11 +15,15 @@ import (
 	"time"
 
 	"github.com/persys/compute/agent/driver"
+	"github.com/persys/compute/agent/driver/libvirt/described"
 	lv "libvirt.org/go/libvirt"
 )
 
+// Built says that this build can use libvirt.
+const Built = true
+
 // Available says why this machine can not run virtual machines, as far as that can be told without
-// asking libvirt: its library is opened when it is first used.
+// asking libvirt: its library is opened when it is first used, and one that is not there then is not looked for again.
 func Available() error {
 	if _, err := lv.GetVersion(); err != nil {
 		return driver.Errorf(driver.InvalidConfiguration, "libvirt", "libvirt's client library is not installed (libvirt.so.0; Debian: libvirt0): %w", err)
@@ -93,6 +97,8 @@ type connection struct {
 	timeout time.Duration
 	log     *slog.Logger
 
+	dialing chan struct{} // holds one while somebody connects
+
 	mu       sync.Mutex
 	link     *link
 	closed   bool
@@ -118,7 +124,7 @@ func connect(uri string, timeout time.Duration, log *slog.Logger) (hypervisor, e
 	if err := enterLoop(); err != nil {
 		return nil, driver.Errorf(driver.RuntimeError, "libvirt", "event loop: %w", err)
 	}
-	return &connection{uri: uri, timeout: timeout, log: log, watchers: map[int]func(string){}}, nil
+	return &connection{uri: uri, timeout: timeout, log: log, dialing: make(chan struct{}, 1), watchers: map[int]func(string){}}, nil
 }
 
 func (v *connection) close() error {
@@ -138,8 +144,8 @@ func (v *connection) close() error {
 	return nil
 }
 
-// get is the connection, a new one if there is none that lives. The caller releases it.
-func (v *connection) get() (*link, error) {
+// living is the connection there is; nil if there is none that lives. The caller releases it.
+func (v *connection) living() (*link, error) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	if v.closed {
@@ -153,6 +159,25 @@ func (v *connection) get() (*link, error) {
 		v.link, v.known = nil, nil
 		l.release()
 	}
+	return nil, nil
+}
+
+// get is the connection, a new one if there is none that lives. The caller releases it.
+func (v *connection) get() (*link, error) {
+	if l, err := v.living(); l != nil || err != nil {
+		return l, err
+	}
+	// One connects at a time, and without mu: a daemon that hangs, or does not run yet behind its socket,
+	// takes a connection and says nothing for as long as it likes.
+	select {
+	case v.dialing <- struct{}{}:
+		defer func() { <-v.dialing }()
+	case <-time.After(v.timeout):
+		return nil, driver.Errorf(driver.RuntimeUnhealthy, "libvirt", "%s does not answer within %s", v.uri, v.timeout)
+	}
+	if l, err := v.living(); l != nil || err != nil {
+		return l, err
+	}
 	c, err := lv.NewConnect(v.uri)
 	if err != nil {
 		return nil, driver.Errorf(driver.RuntimeUnhealthy, "libvirt", "%s: %w", v.uri, err)
@@ -163,8 +188,7 @@ func (v *connection) get() (*link, error) {
 	_ = c.SetKeepAlive(5, 3)
 	_ = c.RegisterCloseCallback(func(_ *lv.Connect, _ lv.ConnectCloseReason) {
 		l.dead.Store(true)
-		// A daemon that dies while we register is noticed by that very call, under the lock.
-		go v.tell("")
+		go v.tell("") // not in the loop that calls this
 	})
 	if _, err := c.DomainEventLifecycleRegister(nil, func(_ *lv.Connect, d *lv.Domain, _ *lv.DomainEventLifecycle) {
 		if name, err := d.GetName(); err == nil {
@@ -172,6 +196,13 @@ func (v *connection) get() (*link, error) {
 		}
 	}); err != nil {
 		v.log.Warn("libvirt tells no events; guests are looked at now and then only", "err", err)
+	}
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	if v.closed {
+		l.refs.Store(1)
+		l.release()
+		return nil, driver.Errorf(driver.RuntimeError, "libvirt", "the driver is closed")
 	}
 	v.link, v.known = l, nil
 	go v.tell("") // not under the lock
@@ -377,7 +408,7 @@ func (v *connection) facts(ctx context.Context) (*facts, error) {
 		if err != nil {
 			return nil, err
 		}
-		arch, uuid, machines, err := guestTypes(text)
+		arch, uuid, machines, err := described.GuestTypes(text)
 		if err != nil {
 			return nil, err
 		}
@@ -397,15 +428,18 @@ func (v *connection) facts(ctx context.Context) (*facts, error) {
 		f.version = "libvirt " + version(lib) + ", QEMU " + version(hyper)
 		for kind, machine := range machines {
 			text, err := c.GetDomainCapabilities("", arch, machine, kind, 0)
+			if lost(err) {
+				return nil, err
+			}
 			if err != nil {
 				continue // the next one may be offered
 			}
-			m, err := readMachine(text)
+			m, err := described.ReadMachine(text)
 			if err != nil {
 				return nil, err
 			}
-			if m.machine == "" {
-				m.machine = machine
+			if m.Type == "" {
+				m.Type = machine
 			}
 			switch kind {
 			case "kvm":
@@ -419,9 +453,11 @@ func (v *connection) facts(ctx context.Context) (*facts, error) {
 	if err != nil {
 		return nil, err
 	}
-	v.mu.Lock()
-	v.known = f
-	v.mu.Unlock()
+	if f.kvm != nil || f.tcg != nil { // else QEMU may be installed any moment
+		v.mu.Lock()
+		v.known = f
+		v.mu.Unlock()
+	}
 	return f, nil
 }
 
@@ -469,7 +505,7 @@ func describeDomain(d *lv.Domain) (*domain, error) {
 
 func (v *connection) domains(ctx context.Context) ([]domain, error) {
 	return ask(ctx, v, "list", reads, func(c *lv.Connect) ([]domain, error) {
-		all, err := c.ListAllDomains(lv.CONNECT_LIST_DOMAINS_PERSISTENT)
+		all, err := c.ListAllDomains(0)
 		if err != nil {
 			return nil, err
 		}
@@ -489,9 +525,10 @@ func (v *connection) domains(ctx context.Context) ([]domain, error) {
 	})
 }
 
+// gone says whether there is no such domain or volume.
 func gone(err error) bool {
 	var e lv.Error
-	return errors.As(err, &e) && e.Code == lv.ERR_NO_DOMAIN
+	return errors.As(err, &e) && (e.Code == lv.ERR_NO_DOMAIN || e.Code == lv.ERR_NO_STORAGE_VOL)
 }
 
 func (v *connection) domain(ctx context.Context, name string) (*domain, error) {
@@ -524,12 +561,39 @@ func (v *connection) undefine(ctx context.Context, uuid string) error {
 
 func (v *connection) start(ctx context.Context, uuid string) error {
 	return on(ctx, v, "start", uuid, func(d *lv.Domain) error {
-		err := d.Create()
+		// Where it runs after a reboot, the schedulers decide.
+		if err := d.SetAutostart(false); err != nil {
+			return err
+		}
+		flags, err := startFlags(d)
+		if err != nil {
+			return err
+		}
+		err = d.CreateWithFlags(flags)
 		if active, aerr := d.IsActive(); err != nil && aerr == nil && active {
 			return nil // somebody else was faster
 		}
 		return err
 	})
+}
+
+// startFlags say whether a guest begins anew: what somebody, or the machine going down, has saved of one that was
+// defined before it would go on in its stead, on disks that are not what it remembers.
+func startFlags(d *lv.Domain) (lv.DomainCreateFlags, error) {
+	saved, err := d.HasManagedSaveImage(0)
+	if err != nil || !saved {
+		return 0, err
+	}
+	config, err := d.GetXMLDesc(lv.DOMAIN_XML_INACTIVE)
+	if err != nil {
+		return 0, err
+	}
+	text, _ := d.ManagedSaveGetXMLDesc(0) // what cannot be read is no guest that could go on
+	is, was := readRecord(config), readRecord(text)
+	if is == nil || was != nil && was.Instance == is.Instance {
+		return 0, nil
+	}
+	return lv.DOMAIN_START_FORCE_BOOT, nil
 }
 
 func (v *connection) resume(ctx context.Context, uuid string) error {
@@ -590,6 +654,8 @@ func (v *connection) addresses(ctx context.Context, uuid string, agent bool) ([]
 		leases, err := d.ListAllInterfaceAddresses(lv.DOMAIN_INTERFACE_ADDRESSES_SRC_LEASE)
 		add(leases)
 		if agent {
+			// Else libvirt waits for ever, and takes on five calls of ours at a time.
+			_ = d.AgentSetResponseTimeout(int(agentWait/time.Second), 0)
 			inside, aerr := d.ListAllInterfaceAddresses(lv.DOMAIN_INTERFACE_ADDRESSES_SRC_AGENT)
 			if aerr == nil {
 				err = nil
@@ -623,98 +689,6 @@ func (v *connection) network(ctx context.Context, name string) (string, error) {
 func (v *connection) bridge(_ context.Context, name string) bool {
 	_, err := os.Stat(filepath.Join("/sys/class/net", filepath.Base(name), "bridge"))
 	return err == nil
-}
-
-func (v *connection) volume(ctx context.Context, pool, name, xml string) error {
-	err := act(ctx, v, "volume", func(c *lv.Connect) error {
-		p, err := c.LookupStoragePoolByName(pool)
-		if err != nil {
-			return err
-		}
-		defer p.Free()
-		if up, err := p.IsActive(); err != nil {
-			return err
-		} else if !up {
-			if err := p.Create(0); err != nil {
-				return err
-			}
-		}
-		_ = p.Refresh(0) // what was made behind libvirt's back
-		vol, err := p.LookupStorageVolByName(name)
-		if err != nil {
-			vol, err = p.StorageVolCreateXML(xml, 0)
-		}
-		if err != nil {
-			return err
-		}
-		return vol.Free()
-	})
-	if errors.Is(err, errAbsent) {
-		return driver.Errorf(driver.StorageProvisionFailed, "volume", "storage pool %q is not on this node (virsh pool-list --all): %w", pool, err)
-	}
-	return err
-}
-
-// withVolume does something to a volume of a pool; errAbsent when there is none.
-func (v *connection) withVolume(ctx context.Context, pool, name string, do func(*lv.StorageVol) error) error {
-	return act(ctx, v, "volume", func(c *lv.Connect) error {
-		p, err := c.LookupStoragePoolByName(pool)
-		if err != nil {
-			return err
-		}
-		defer p.Free()
-		vol, err := p.LookupStorageVolByName(name)
-		if err != nil {
-			return err
-		}
-		defer vol.Free()
-		return do(vol)
-	})
-}
-
-func (v *connection) growVolume(ctx context.Context, pool, name string, capacity int64) error {
-	return v.withVolume(ctx, pool, name, func(vol *lv.StorageVol) error {
-		info, err := vol.GetInfo()
-		if err == nil && int64(info.Capacity) < capacity {
-			err = vol.Resize(uint64(capacity), 0)
-		}
-		return err
-	})
-}
-
-func (v *connection) removeVolume(ctx context.Context, pool, name string) error {
-	err := v.withVolume(ctx, pool, name, func(vol *lv.StorageVol) error { return vol.Delete(0) })
-	if errors.Is(err, errAbsent) {
-		return nil
-	}
-	return err
-}
-
-func (v *connection) pools(ctx context.Context) ([]driver.Pool, error) {
-	return ask(ctx, v, "pools", reads, func(c *lv.Connect) ([]driver.Pool, error) {
-		all, err := c.ListAllStoragePools(lv.CONNECT_LIST_STORAGE_POOLS_ACTIVE)
-		if err != nil {
-			return nil, err
-		}
-		var out []driver.Pool
-		for i := range all {
-			defer all[i].Free()
-			name, err := all[i].GetName()
-			if err != nil {
-				continue // gone since the list
-			}
-			info, err := all[i].GetInfo()
-			if err != nil {
-				continue
-			}
-			text, err := all[i].GetXMLDesc(0)
-			if err != nil {
-				continue
-			}
-			out = append(out, driver.Pool{Name: name, Type: poolType(text), Total: int64(info.Capacity), Used: int64(info.Allocation)})
-		}
-		return out, nil
-	})
 }
 
 func (v *connection) stats(ctx context.Context) ([]stat, error) {

@@ -9,6 +9,9 @@ import (
 	"github.com/persys/compute/agent/driver"
 )
 
+// Built says that this build can not use libvirt.
+const Built = false
+
 // Available says why this machine can not run virtual machines, as far as that can be told without
 // asking libvirt.
 func Available() error {

@@ -15,7 +15,10 @@ import (
 // console is hypervisor's. The stream is its own connection's: a guest that is silent keeps nobody
 // else waiting.
 func (v *connection) console(ctx context.Context, uuid string) (io.ReadWriteCloser, error) {
-	return ask(ctx, v, "console", reads, func(*lv.Connect) (io.ReadWriteCloser, error) {
+	var mu sync.Mutex
+	var opened *stream
+	wanted := true
+	line, err := ask(ctx, v, "console", reads, func(*lv.Connect) (io.ReadWriteCloser, error) {
 		c, err := lv.NewConnect(v.uri)
 		if err != nil {
 			return nil, err
@@ -26,8 +29,22 @@ func (v *connection) console(ctx context.Context, uuid string) (io.ReadWriteClos
 			return nil, errors.Join(err, cerr)
 		}
 		_ = c.SetKeepAlive(5, 3)
+		mu.Lock()
+		defer mu.Unlock()
+		if opened = s; !wanted {
+			return nil, s.Close()
+		}
 		return s, nil
 	})
+	if err != nil { // it may be opened all the same, or be about to be
+		mu.Lock()
+		defer mu.Unlock()
+		wanted = false
+		if opened != nil {
+			err = errors.Join(err, opened.Close())
+		}
+	}
+	return line, err
 }
 
 // stream is an attached console.

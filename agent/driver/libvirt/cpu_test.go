@@ -22,6 +22,21 @@ type shelf struct {
 	refusals int
 }
 
+func newShelf() *shelf {
+	return &shelf{f: &facts{engine: "e", arch: "x86_64", tcg: emulated}, all: map[string]*domain{}}
+}
+
+// driverOn is a driver whose guests are emulated by hv.
+func driverOn(t *testing.T, hv hypervisor) *Driver {
+	t.Helper()
+	d, err := newDriver(Options{ClusterID: "cluster-1", NodeID: "node-a", Images: t.TempDir(), Acceleration: "qemu"}, hv)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(d.snooper.Close)
+	return d
+}
+
 func (s *shelf) facts(context.Context) (*facts, error) { return s.f, nil }
 
 func (s *shelf) domain(_ context.Context, name string) (*domain, error) {
@@ -59,10 +74,10 @@ func (s *shelf) define(_ context.Context, xml string) error {
 	}
 	d := s.all[x.Name]
 	if d == nil {
-		d = &domain{name: x.Name, uuid: x.UUID, state: stateShutoff, persistent: true}
+		d = &domain{name: x.Name, uuid: x.UUID, state: stateShutoff}
 		s.all[x.Name] = d
 	}
-	d.config = xml
+	d.config, d.persistent = xml, true
 	return nil
 }
 
@@ -107,12 +122,9 @@ func (s *shelf) note(_ context.Context, uuid, text string, live bool) error {
 func TestCPUQuota(t *testing.T) {
 	open := func(refuses string) (*Driver, *shelf) {
 		t.Helper()
-		hv := &shelf{f: &facts{engine: "e", arch: "x86_64", tcg: emulated}, all: map[string]*domain{}, refuses: refuses}
-		d, err := newDriver(Options{ClusterID: "cluster-1", NodeID: "node-a", Images: t.TempDir(), Acceleration: "qemu"}, hv)
-		if err != nil {
-			t.Fatal(err)
-		}
-		return d, hv
+		hv := newShelf()
+		hv.refuses = refuses
+		return driverOn(t, hv), hv
 	}
 	// ensure runs a version of a machine of two processors, and returns the description it runs with.
 	ensure := func(d *Driver, hv *shelf, id, content string, millicores int64) (live, limit, message string) {

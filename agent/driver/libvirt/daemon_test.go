@@ -70,6 +70,15 @@ func images(d *libvirttest.Daemon) string { return filepath.Join(d.Dir, "images"
 
 const testCluster = "vm-test"
 
+// atDaemon is the tests' libvirt, a time limit, and a driver of node-a there.
+func atDaemon(t *testing.T, limit time.Duration, change ...func(*Options)) (*libvirttest.Daemon, context.Context, *Driver) {
+	t.Helper()
+	daemon := theDaemon(t)
+	ctx, cancel := context.WithTimeout(t.Context(), limit)
+	t.Cleanup(cancel)
+	return daemon, ctx, openDriver(t, daemon, "node-a", change...)
+}
+
 func openDriver(t *testing.T, d *libvirttest.Daemon, node string, change ...func(*Options)) *Driver {
 	t.Helper()
 	opt := Options{

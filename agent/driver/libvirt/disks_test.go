@@ -1,16 +1,17 @@
 package libvirt
 
 import (
-	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/persys/compute/agent/driver"
 	"github.com/persys/compute/agent/driver/libvirt/diskfile"
@@ -41,7 +42,12 @@ func (f *fussy) removeVolume(_ context.Context, pool, name string) error {
 	return nil
 }
 
-func (f *fussy) growVolume(context.Context, string, string, int64) error { return nil }
+func (f *fussy) growVolume(_ context.Context, pool, name string, _ int64) error {
+	if _, there := f.volumes[pool][name]; !there {
+		return driver.Errorf(driver.RuntimeResourceMissing, "volume", "%s: %w", name, errAbsent)
+	}
+	return nil
+}
 
 func (f *fussy) pools(context.Context) ([]driver.Pool, error) {
 	return []driver.Pool{{Name: "fast", Type: "local"}, {Name: "far", Type: "ceph-rbd"}}, nil
@@ -55,7 +61,10 @@ func (f *fussy) define(ctx context.Context, xml string) error {
 }
 
 func (f *fussy) shutdown(ctx context.Context, uuid string) error {
-	return cmp.Or(f.stuck, f.shelf.shutdown(ctx, uuid))
+	if f.stuck != nil {
+		return f.stuck
+	}
+	return f.shelf.shutdown(ctx, uuid)
 }
 
 func (f *fussy) destroy(_ context.Context, uuid string) error {
@@ -78,13 +87,8 @@ type drawer struct {
 func newDrawer(t *testing.T) *drawer {
 	t.Helper()
 	testbed.Program(t, "qemu-img")
-	hv := &fussy{shelf: &shelf{f: &facts{engine: "e", arch: "x86_64", tcg: emulated}, all: map[string]*domain{}},
-		volumes: map[string]map[string]string{"fast": {}, "far": {}}}
-	d, err := newDriver(Options{ClusterID: "cluster-1", NodeID: "node-a", Images: t.TempDir(), Acceleration: "qemu"}, hv)
-	if err != nil {
-		t.Fatal(err)
-	}
-	w := &drawer{T: t, Driver: d, hv: hv, dir: t.TempDir()}
+	hv := &fussy{shelf: newShelf(), volumes: map[string]map[string]string{"fast": {}, "far": {}}}
+	w := &drawer{T: t, Driver: driverOn(t, hv), hv: hv, dir: t.TempDir()}
 	for _, name := range []string{"a", "b"} {
 		if err := diskfile.Make(t.Context(), w.image(name), "qcow2", 1<<20, nil); err != nil {
 			t.Fatal(err)
@@ -144,16 +148,22 @@ func (w *drawer) files(dir string) []string {
 	return all
 }
 
+func (w *drawer) stat(path string) os.FileInfo {
+	w.Helper()
+	info, err := os.Stat(path)
+	if err != nil {
+		w.Fatal(err)
+	}
+	return info
+}
+
 // After a creation that failed there is no domain to say from what a disk was made. Its mark does: the
 // corrected order gets a disk of its own image, and the same order the disk that is there.
 func TestDiskOfAFailedCreation(t *testing.T) {
 	w := newDrawer(t)
 	vda := filepath.Join(w.opt.Images, "web-vda.qcow2")
 	w.fails("c1:1", "a")
-	before, err := os.Stat(vda)
-	if err != nil {
-		t.Fatal(err)
-	}
+	before := w.stat(vda)
 	w.fails("c1:1", "a")
 	if after, err := os.Stat(vda); err != nil || !os.SameFile(before, after) {
 		t.Errorf("the same order made the disk again (%v)", err)
@@ -167,9 +177,7 @@ func TestDiskOfAFailedCreation(t *testing.T) {
 	}
 	// Somebody undefines the machine: the mark has followed the image.
 	delete(w.hv.all, "web")
-	if before, err = os.Stat(vda); err != nil {
-		t.Fatal(err)
-	}
+	before = w.stat(vda)
 	w.works("c1:3", "b")
 	if after, err := os.Stat(vda); err != nil || !os.SameFile(before, after) {
 		t.Errorf("a machine that was undefined lost its disk (%v)", err)
@@ -300,10 +308,7 @@ func TestImageOfAnUpdateCutShort(t *testing.T) {
 		w := newDrawer(t)
 		vda := filepath.Join(w.opt.Images, "web-vda.qcow2")
 		w.works("c1:1", "a")
-		before, err := os.Stat(vda)
-		if err != nil {
-			t.Fatal(err)
-		}
+		before := w.stat(vda)
 		w.hv.stuck = errors.New("the daemon went away")
 		if err := w.try("c1:2", "b"); !errors.Is(err, w.hv.stuck) {
 			t.Fatalf("%v, want that it cannot be stopped", err)
@@ -327,6 +332,162 @@ func TestImageOfAnUpdateCutShort(t *testing.T) {
 		if left, err := diskfile.Exists(vda + diskfile.StagedSuffix); left || err != nil {
 			t.Errorf("back to %s: a staged disk is left: %v", content, err)
 		}
+		if o := readRecord(w.hv.all["web"].config).Disks[0]; o.Staged || o.Former != "" {
+			t.Errorf("back to %s: %+v, which reads as one that waits", content, o)
+		}
+	}
+}
+
+// An order that names no image leaves the disk as it is, and so does the next one that names its image again.
+func TestImageThatIsNamedAgain(t *testing.T) {
+	w := newDrawer(t)
+	vda := filepath.Join(w.opt.Images, "web-vda.qcow2")
+	w.works("c1:1", "a")
+	before := w.stat(vda)
+	spec := specFor(&agentv1.VMSpec{Vcpus: 1, MemoryMb: 64, Disks: []*agentv1.DiskConfig{{Device: "vda"}}})
+	spec.Content = "c1:2"
+	if err := w.Ensure(t.Context(), spec); err != nil {
+		t.Fatal(err)
+	}
+	w.works("c1:3", "a")
+	if after, err := os.Stat(vda); err != nil || !os.SameFile(before, after) {
+		t.Errorf("the disk was made anew (%v)", err)
+	}
+}
+
+// A disk that was there is not made anew where all of its folder is gone: that is no disk which somebody
+// removed, but a file system which is not mounted.
+func TestDiskWhoseFolderIsNotMounted(t *testing.T) {
+	w := newDrawer(t)
+	dir := filepath.Join(t.TempDir(), "data")
+	data := &agentv1.DiskConfig{Device: "vdb", SizeGb: 1, Path: filepath.Join(dir, "web-data.qcow2")}
+	w.works("c1:1", "a", data)
+	if err := errors.Join(w.Halt(t.Context(), "web", 0), os.Rename(dir, dir+".away"), os.Mkdir(dir, 0o755)); err != nil {
+		t.Fatal(err)
+	}
+	if err := w.try("c1:1", "a", data); driver.ClassOf(err) != driver.StorageAttachFailed || !strings.Contains(err.Error(), "mounted") {
+		t.Errorf("%v, want that nothing is mounted", err)
+	}
+	if all := w.files(dir); len(all) != 0 {
+		t.Errorf("%q were made", all)
+	}
+	if err := errors.Join(os.Remove(dir), os.Rename(dir+".away", dir), os.Remove(data.Path)); err != nil {
+		t.Fatal(err)
+	}
+	w.works("c1:1", "a", data) // somebody did remove it
+	if there, err := diskfile.Exists(data.Path); !there || err != nil {
+		t.Errorf("a disk that was removed is not made anew: %v", err)
+	}
+}
+
+// A volume that was there is not made anew where its pool has lost it, or libvirt the pool: what holds the pool may not
+// be mounted.
+func TestVolumeThatIsLost(t *testing.T) {
+	w := newDrawer(t)
+	data := &agentv1.DiskConfig{Device: "vdb", Pool: "fast", SizeGb: 1}
+	w.works("c1:1", "a", data)
+	if err := w.Halt(t.Context(), "web", time.Second); err != nil {
+		t.Fatal(err)
+	}
+	was := w.hv.volumes["fast"]
+	for _, left := range []map[string]string{{}, nil} { // nil: libvirt does not know the pool
+		w.hv.volumes["fast"] = left
+		for _, content := range []string{"c1:1", "c1:2"} {
+			err := w.try(content, "a", data)
+			if driver.ClassOf(err) != driver.StorageAttachFailed || !strings.Contains(err.Error(), "mounted") || !strings.Contains(err.Error(), "pool-list") || len(left) != 0 {
+				t.Errorf("%s: %v, and %v was made; want that nothing is mounted, or the pool is not there", content, err, left)
+			}
+		}
+	}
+	w.hv.volumes["fast"] = was
+	w.works("c1:2", "a", data)
+}
+
+// What a guest writes to the start of a raw disk, as whoever encrypts it does, is no format of the disk: a header
+// that names another file would open that for the guest.
+func TestRawDiskWithContent(t *testing.T) {
+	w := newDrawer(t)
+	vdb := filepath.Join(w.opt.Images, "web-vdb.img")
+	data := &agentv1.DiskConfig{Device: "vdb", SizeGb: 1, Format: "raw"}
+	for i, text := range []string{"LUKS\xba\xbe\x00\x01", w.overlay()} {
+		content := func(n int) string { return fmt.Sprintf("c1:%d%d", i, n) }
+		data.Format, data.Path = "raw", ""
+		w.works(content(1), "a", data)
+		w.writes(vdb, text)
+		if err := w.Halt(t.Context(), "web", 0); err != nil {
+			t.Fatal(err)
+		}
+		w.works(content(1), "a", data)
+		w.works(content(2), "a", data)
+		data.Format, data.Path = "qcow2", vdb
+		if err := w.try(content(3), "a", data); err == nil {
+			t.Errorf("%.4q: a raw disk became qcow2", text)
+		}
+	}
+}
+
+// A raw disk is raw also while an update to another image waits for its guest's end.
+func TestRawDiskOfAnUpdateCutShort(t *testing.T) {
+	w := newDrawer(t)
+	vda := filepath.Join(w.opt.Images, "web-vda.img")
+	try := func(content, image, format string) error {
+		spec := specFor(&agentv1.VMSpec{Vcpus: 1, MemoryMb: 64, OsImage: w.image(image), Disks: []*agentv1.DiskConfig{{Device: "vda", Format: format, Path: vda}}})
+		spec.Content = content
+		return w.Ensure(t.Context(), spec)
+	}
+	if err := try("c1:1", "a", "raw"); err != nil {
+		t.Fatal(err)
+	}
+	w.writes(vda, w.overlay())
+	w.hv.stuck = errors.New("the guest takes its time")
+	for _, content := range []string{"c1:2", "c1:3"} {
+		if err := try(content, "b", "raw"); !errors.Is(err, w.hv.stuck) {
+			t.Fatalf("%v, want that it cannot be stopped", err)
+		}
+	}
+	if err := try("c1:4", "a", "qcow2"); driver.ClassOf(err) != driver.InvalidSpecification {
+		t.Errorf("%v: a raw disk became qcow2", err)
+	}
+}
+
+// overlay is the header of a qcow2 disk over another file.
+func (w *drawer) overlay() string {
+	w.Helper()
+	path := filepath.Join(w.T.TempDir(), "overlay")
+	if err := diskfile.Make(w.Context(), path, "qcow2", 1<<20, &diskfile.Image{Path: w.image("b"), Format: "qcow2", Size: 1 << 20}); err != nil {
+		w.Fatal(err)
+	}
+	text, err := os.ReadFile(path)
+	if err != nil {
+		w.Fatal(err)
+	}
+	return string(text)
+}
+
+// writes is what a guest does to its raw disk.
+func (w *drawer) writes(path, text string) {
+	w.Helper()
+	f, err := os.OpenFile(path, os.O_WRONLY, 0)
+	if err != nil {
+		w.Fatal(err)
+	}
+	if _, err = f.WriteString(text); errors.Join(err, f.Close()) != nil {
+		w.Fatal(err)
+	}
+}
+
+// A machine of an existing agent runs as that started it until it has stopped, whatever is defined meanwhile.
+func TestUpdateOfALegacyMachineCutShort(t *testing.T) {
+	w := newDrawer(t)
+	w.opt.Owns = func(driver.ID) bool { return true }
+	old := "<domain><name>web</name></domain>"
+	w.hv.all["web"] = &domain{name: "web", uuid: "u", state: stateRunning, active: true, persistent: true, config: old, live: old}
+	w.hv.stuck = errors.New("the daemon went away")
+	if err := w.try("c1:2", "a"); !errors.Is(err, w.hv.stuck) {
+		t.Fatalf("%v, want that it cannot be stopped", err)
+	}
+	if o, err := listed(t.Context(), w.Driver, "web"); err != nil || o.State != driver.Running || o.Content != "" {
+		t.Errorf("%v: it runs %q, want what nobody knows", err, o.Content)
 	}
 }
 
@@ -337,7 +498,7 @@ func TestVolumeThatMovedOn(t *testing.T) {
 		w.works("c1:1", "a", &agentv1.DiskConfig{Device: "vdb", Pool: "far", SizeGb: 1}, &agentv1.DiskConfig{Device: "vdc", Pool: "fast", SizeGb: 1})
 		remove := w.Remove
 		if elsewhere {
-			remove = w.Leave
+			remove = func(ctx context.Context, id driver.ID) error { return w.Leave(ctx, id, true) }
 		}
 		if err := remove(t.Context(), "web"); err != nil {
 			t.Fatal(err)

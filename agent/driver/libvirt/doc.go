@@ -1,9 +1,10 @@
 // Package libvirt runs virtual machines on QEMU through libvirt.
 //
-// Whoever links the library is one file (connect_cgo.go, with cgo and the build tag libvirt_dlopen,
-// so that neither headers nor the library are needed to build); everything else stands behind the
-// interface hypervisor and builds everywhere. What a specification becomes is pure and in three
+// Only the files *_cgo.go link the library (with cgo and the build tag libvirt_dlopen, so that neither
+// headers nor the library are needed to build); everything else stands behind the interface
+// hypervisor and builds everywhere. What a specification becomes is pure and in three
 // files: plan.go (which disks, interfaces and files), xml.go (the domain), seed.go (cloud-init).
+// What libvirt says of the host is read in described/.
 //
 // Which addresses guests have on bridges that are not libvirt's is heard there (neighbours/).
 //

@@ -18,8 +18,8 @@ type Options struct {
 	URI       string
 	ClusterID string
 	NodeID    string
-	// Owns says whether the agent's store claims a workload, for domains that an existing agent made:
-	// they have no mark of ours.
+	// Owns says whether a machine was taken over from an existing agent, whose domains have no mark: any
+	// other that has the name of a workload is a stranger's.
 	Owns func(driver.ID) bool
 	// Content says which content the store has noted for such a domain. May be nil.
 	Content func(id driver.ID, runtimeID string) (content string, ok bool)
@@ -48,12 +48,15 @@ type Driver struct {
 	quotas   quotas
 	snooper  *neighbours.Snooper
 
-	// notes serialises changes of records: a List may find the end of a guest while it is stopped.
-	notes sync.Mutex
-
+	mu sync.Mutex
+	// changing are the machines whose records are being changed: a List may find the end of a guest while it is stopped.
+	changing map[string]chan struct{}
 	// young are running guests whose address is not known yet, with the end of our patience.
-	mu    sync.Mutex
 	young map[driver.ID]time.Time
+	// noting has a place for each change of a record that goes on in the background.
+	noting chan struct{}
+	// resting is what let us wait, and until when it is left alone.
+	resting map[string]time.Time
 }
 
 var (
@@ -66,9 +69,7 @@ var (
 // this build or this machine: see Available.
 func New(opt Options) (*Driver, error) {
 	opt.URI = cmp.Or(opt.URI, "qemu:///system")
-	if opt.Logger == nil {
-		opt.Logger = slog.Default()
-	}
+	opt.Logger = cmp.Or(opt.Logger, slog.Default())
 	if opt.CallTimeout <= 0 {
 		opt.CallTimeout = time.Minute
 	}
@@ -101,13 +102,12 @@ func newDriver(opt Options, hv hypervisor) (*Driver, error) {
 	if opt.StopGrace <= 0 {
 		opt.StopGrace = 30 * time.Second
 	}
-	if opt.Logger == nil {
-		opt.Logger = slog.Default()
-	}
+	opt.Logger = cmp.Or(opt.Logger, slog.Default())
 	d := &Driver{
 		hv: hv, opt: opt, at: layout{images: opt.Images},
 		identity: driver.Identity{ClusterID: opt.ClusterID, NodeID: opt.NodeID, Owns: opt.Owns},
-		young:    map[driver.ID]time.Time{}, snooper: neighbours.New(),
+		changing: map[string]chan struct{}{}, young: map[driver.ID]time.Time{}, resting: map[string]time.Time{},
+		noting: make(chan struct{}, notesAtOnce), snooper: neighbours.New(),
 	}
 	d.accel.try = d.tryKVM
 	return d, nil

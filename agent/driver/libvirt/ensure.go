@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/persys/compute/agent/driver"
+	"github.com/persys/compute/agent/driver/libvirt/described"
 	"github.com/persys/compute/agent/driver/libvirt/diskfile"
 	"github.com/persys/compute/agent/driver/libvirt/nocloud"
 )
@@ -113,7 +114,7 @@ func (d *Driver) Ensure(ctx context.Context, spec driver.Spec) error {
 	if err != nil {
 		return err
 	}
-	fits := in != nil && d.contentOf(in.config, in, spec) == spec.Content
+	fits := in != nil && in.persistent && d.contentOf(in.config, in, spec) == spec.Content
 	if fits && spec.Running && !in.active && !d.whole(in) {
 		fits = false // somebody removed a disk of ours; make it anew
 	}
@@ -135,6 +136,11 @@ func (d *Driver) Ensure(ctx context.Context, spec driver.Spec) error {
 	}
 	if !in.active {
 		if err := d.tidy(ctx, in); err != nil {
+			return err
+		}
+	}
+	if fits && spec.Running && !in.active { // define has looked; since then the machine may have started anew
+		if _, _, err := d.networks(ctx, p); err != nil {
 			return err
 		}
 	}
@@ -203,7 +209,7 @@ func (d *Driver) define(ctx context.Context, spec driver.Spec, p *plan, old *ins
 	if err != nil {
 		return err
 	}
-	at := found{machine: m, vnc: d.opt.VNC, bridges: map[string]bool{}}
+	at := found{machine: m, vnc: d.opt.VNC}
 	if old != nil {
 		p.uuid = old.uuid // also of a domain that an existing agent made
 	}
@@ -215,15 +221,24 @@ func (d *Driver) define(ctx context.Context, spec driver.Spec, p *plan, old *ins
 		Instance: hex.EncodeToString(bytes[:]), Created: time.Now().UTC(),
 		Console: filepath.Join(keep, "console-"+tag(spec.Content)+".log"),
 	}
-	subnets, err := d.networks(ctx, p, &at)
+	if old != nil && old.live != nil && old.live.Labels[driver.LabelContent] == spec.Content { // this is what runs
+		at.record.Instance, at.record.Created = old.live.Instance, old.live.Created
+		at.record.Started, at.record.Heard = old.live.Started, old.live.Heard
+	}
+	subnets, bridges, err := d.networks(ctx, p)
 	if err != nil {
 		return err
 	}
+	at.bridges = bridges
+	at.record.addressed(p.nics)
 	former, err := d.noted(p.domain, spec.ID)
 	if err != nil {
 		return err
 	}
 	if old != nil && old.config != nil {
+		for i := range old.config.Disks {
+			old.config.Disks[i].used = true
+		}
 		former = joined(slices.Concat(old.config.Disks, old.config.Leftover), former)
 	}
 	if at.record.Disks, err = d.disks(ctx, spec, p, former); err != nil {
@@ -237,6 +252,9 @@ func (d *Driver) define(ctx context.Context, spec driver.Spec, p *plan, old *ins
 	if err := d.note(p.domain, spec, joined(at.record.Disks, at.record.Leftover)); err != nil {
 		return err
 	}
+	if p.seed != nil && old != nil && old.config != nil {
+		p.seed.follow(old.config, at.record.Static)
+	}
 	if err := d.writeSeed(p, subnets, keep, &at.record, spec); err != nil {
 		return err
 	}
@@ -248,6 +266,11 @@ func (d *Driver) define(ctx context.Context, spec driver.Spec, p *plan, old *ins
 		if err != nil {
 			return driver.Errorf(driver.InvalidSpecification, "define", "workload %q: %w", spec.ID, err)
 		}
+		release, err := d.hold(ctx, p.uuid) // lest a late note of the former record comes over it
+		if err != nil {
+			return err
+		}
+		defer release()
 		return d.hv.define(ctx, xml)
 	}
 	if err = write(); d.quotas.refused(f, err) && at.record.CPU != nil {
@@ -257,34 +280,28 @@ func (d *Driver) define(ctx context.Context, spec driver.Spec, p *plan, old *ins
 	return err
 }
 
-// networks looks the plan's networks up, which starts them.
-func (d *Driver) networks(ctx context.Context, p *plan, at *found) (map[string][]nocloud.Subnet, error) {
-	out := map[string][]nocloud.Subnet{}
+// networks looks the plan's networks up, which starts them, and says which of them are plain bridges.
+func (d *Driver) networks(ctx context.Context, p *plan) (subnets map[string][]nocloud.Subnet, bridges map[string]bool, err error) {
+	subnets, bridges = map[string][]nocloud.Subnet{}, map[string]bool{}
 	for _, n := range p.nics {
-		if n.Static == "" {
-			at.record.Leases++
-		} else if prefix, err := nocloud.Prefix(n.Static); err == nil {
-			at.record.Static = append(at.record.Static, prefix.Addr().String())
-			at.record.Fixed = append(at.record.Fixed, n.MAC)
-		}
-		if _, known := out[n.Network]; known || at.bridges[n.Network] {
+		if _, known := subnets[n.Network]; known || bridges[n.Network] {
 			continue
 		}
 		text, err := d.hv.network(ctx, n.Network)
 		switch {
 		case err == nil:
-			if out[n.Network], err = networkFacts(text); err != nil {
-				return nil, driver.Errorf(driver.RuntimeError, "network", "%s: %w", n.Network, err)
+			if subnets[n.Network], err = described.Subnets(text); err != nil {
+				return nil, nil, driver.Errorf(driver.RuntimeError, "network", "%s: %w", n.Network, err)
 			}
 		case !errors.Is(err, errAbsent):
-			return nil, err
+			return nil, nil, err
 		case d.hv.bridge(ctx, n.Network):
-			at.bridges[n.Network] = true
+			bridges[n.Network] = true
 		default:
-			return nil, driver.Errorf(driver.InvalidConfiguration, "network", "network %q: this node has neither a libvirt network (virsh net-list --all) nor a bridge (ip link) of that name", n.Network)
+			return nil, nil, driver.Errorf(driver.InvalidConfiguration, "network", "network %q: this node has neither a libvirt network (virsh net-list --all) nor a bridge (ip link) of that name", n.Network)
 		}
 	}
-	return out, nil
+	return subnets, bridges, nil
 }
 
 // disks makes what is missing, and says which disks are ours. A disk that is there and that we made
@@ -305,7 +322,7 @@ func (d *Driver) disks(ctx context.Context, spec driver.Spec, p *plan, former []
 			if !there {
 				return nil, driver.Errorf(driver.InvalidImage, "disk", "image %s does not exist on this node", disk.image)
 			}
-			facts, err := diskfile.Inspect(ctx, disk.image)
+			facts, err := diskfile.Inspect(ctx, disk.image, "")
 			if err != nil {
 				return nil, err
 			}
@@ -342,10 +359,11 @@ func (d *Driver) poolDisk(ctx context.Context, disk diskPlan, img *diskfile.Imag
 	was := slices.IndexFunc(former, func(f ownDisk) bool {
 		return f.Pool == disk.pool && f.Device == disk.device && f.Format == disk.format && (f.Image == disk.image || disk.image == "")
 	})
+	o := ownDisk{Device: disk.device, Pool: disk.pool, Volume: disk.volume, Format: disk.format, Image: disk.image, SizeGB: disk.sizeGB}
 	if was >= 0 {
 		disk.volume = former[was].Volume
+		o.Volume, o.Image = disk.volume, former[was].Image
 	}
-	o := ownDisk{Device: disk.device, Pool: disk.pool, Volume: disk.volume, Format: disk.format, Image: disk.image, SizeGB: disk.sizeGB}
 	format, capacity := "", disk.sizeGB*gib
 	if img != nil {
 		if disk.format != "qcow2" {
@@ -360,11 +378,23 @@ func (d *Driver) poolDisk(ctx context.Context, disk diskPlan, img *diskfile.Imag
 	if err != nil {
 		return o, driver.Errorf(driver.InvalidSpecification, "disk", "%w", err)
 	}
+	if was >= 0 && former[was].used {
+		return o, d.grow(ctx, o, 0) // made anew it would be an empty one in its stead
+	}
 	if err := note(o); err != nil {
 		return o, err
 	}
 	// It is made under a name of ours, so one that is there was made for this workload.
 	return o, d.hv.volume(ctx, disk.pool, disk.volume, xml)
+}
+
+// grow makes a volume that is there already at least so large, in bytes.
+func (d *Driver) grow(ctx context.Context, o ownDisk, size int64) error {
+	err := d.hv.growVolume(ctx, o.Pool, o.Volume, size)
+	if errors.Is(err, errAbsent) { // of the volume or of its pool
+		return driver.Errorf(driver.StorageAttachFailed, "disk", "disk %s: volume %s is not there any more, or pool %s is not on this node (virsh pool-list --all): is what holds the pool mounted? Only if the volume is gone for good, delete the workload: %w", o.Device, o.Volume, o.Pool, err)
+	}
+	return err
 }
 
 // fileDisk calls note before it makes something.
@@ -377,6 +407,7 @@ func (d *Driver) fileDisk(ctx context.Context, spec driver.Spec, disk diskPlan, 
 	was := slices.IndexFunc(former, func(f ownDisk) bool { return f.Path == disk.path && f.Pool == "" })
 	ours := diskfile.Made(disk.path, spec.ClusterID, spec.ID)
 	image, known := diskfile.MadeFrom(disk.path, spec.NodeID)
+	format := ""
 	if was >= 0 {
 		f, waits := former[was], false
 		ours = true
@@ -387,10 +418,12 @@ func (d *Driver) fileDisk(ctx context.Context, spec driver.Spec, disk diskPlan, 
 		}
 		switch {
 		case !waits:
-			image, known = f.Image, !f.unsure
+			image, known, format = f.Image, !f.unsure, f.Format
 		case f.Image == disk.image && f.Format == disk.format:
-			o.Staged = true
+			o.Staged, o.Former = true, f.Former
 			return o, true, nil
+		default:
+			format = f.Former
 		}
 	}
 	switch {
@@ -401,6 +434,9 @@ func (d *Driver) fileDisk(ctx context.Context, spec driver.Spec, disk diskPlan, 
 		return o, false, nil
 	case !there && disk.sizeGB == 0 && img == nil:
 		return o, false, driver.Errorf(driver.InvalidImage, "disk", "%s does not exist on this node, and no size says that it should be made", describe(disk))
+	case !there && was >= 0 && former[was].used && !diskfile.Made(disk.path, spec.ClusterID, spec.ID):
+		// Who removes a disk leaves its mark. Made anew it would be an empty one in its stead.
+		return o, false, driver.Errorf(driver.StorageAttachFailed, "disk", "%s and its mark are not there any more: is the file system that holds them mounted? If they are gone for good, delete the workload, or put a disk there", describe(disk))
 	case !there:
 		if err := os.MkdirAll(filepath.Dir(disk.path), 0o711); err != nil {
 			return o, false, diskfile.Failed(err)
@@ -419,10 +455,13 @@ func (d *Driver) fileDisk(ctx context.Context, spec driver.Spec, disk diskPlan, 
 		if err := note(o); err != nil {
 			return o, false, err
 		}
-		o.Staged = true
+		o.Staged, o.Former = true, format
 		return o, true, diskfile.Make(ctx, disk.path+diskfile.StagedSuffix, disk.format, disk.sizeGB*gib, img)
 	}
-	have, err := diskfile.Inspect(ctx, disk.path)
+	if known {
+		o.Image = image // also while an order names none: a later one may name it again
+	}
+	have, err := diskfile.Inspect(ctx, disk.path, format)
 	if err != nil {
 		return o, false, err
 	}
@@ -457,7 +496,7 @@ func (d *Driver) writeSeed(p *plan, subnets map[string][]nocloud.Subnet, keep st
 		return driver.Errorf(driver.StorageProvisionFailed, "cloud-init", "%w", err)
 	}
 	path := filepath.Join(keep, "cloud-init-"+tag(spec.Content)+".iso")
-	r.Seed = &seedFact{Path: path, Checksum: sum, Size: int64(len(iso)), At: time.Now().UTC()}
+	r.Seed = &seedFact{Path: path, Checksum: sum, Size: int64(len(iso)), At: time.Now().UTC(), Addressed: !p.seed.former, Other: p.seed.other}
 	return diskfile.Write(path, iso)
 }
 
@@ -474,22 +513,22 @@ func (d *Driver) tidy(ctx context.Context, in *instance) error {
 	}
 	for i, o := range r.Disks {
 		if o.Staged {
-			err := os.Rename(o.Path+diskfile.StagedSuffix, o.Path)
+			err := diskfile.Move(o.Path+diskfile.StagedSuffix, o.Path)
 			if err != nil && !errors.Is(err, os.ErrNotExist) { // absent: it was done before
-				return diskfile.Failed(err)
+				return err
 			}
 			mark := diskfile.Mark{Cluster: d.identity.ClusterID, Node: d.identity.NodeID, Workload: driver.ID(r.Labels[driver.LabelWorkload]), Image: o.Image}
 			if err := mark.Write(o.Path); err != nil {
 				return err
 			}
-			r.Disks[i].Staged, changed = false, true
+			r.Disks[i].Staged, r.Disks[i].Former, changed = false, "", true
 		} else if o.Path != "" { // what an update that was taken back had made
 			if err := diskfile.Remove(o.Path + diskfile.StagedSuffix); err != nil {
 				return err
 			}
 		}
-		if o.Pool != "" && o.SizeGB > 0 {
-			if err := d.hv.growVolume(ctx, o.Pool, o.Volume, o.SizeGB*gib); err != nil {
+		if o.Pool != "" { // which is started, too
+			if err := d.grow(ctx, o, o.SizeGB*gib); err != nil {
 				return err
 			}
 		}
@@ -516,30 +555,9 @@ func (d *Driver) tidy(ctx context.Context, in *instance) error {
 	return d.change(ctx, in, func(r *record) {
 		r.Leftover = nil
 		for i := range r.Disks {
-			r.Disks[i].Staged = false
+			r.Disks[i].Staged, r.Disks[i].Former = false, ""
 		}
 	})
-}
-
-// change rewrites our element, in both copies while it runs, from what they are now.
-func (d *Driver) change(ctx context.Context, in *instance, edit func(*record)) error {
-	d.notes.Lock()
-	defer d.notes.Unlock()
-	now, err := d.again(ctx, in.name)
-	if err != nil {
-		return err
-	}
-	if now.uuid != in.uuid || now.config == nil {
-		return nil
-	}
-	// A running guest may have another description than the one for the next start.
-	live := now.active && now.live != nil && now.live.Instance == now.config.Instance
-	edit(now.config)
-	if err := d.hv.note(ctx, in.uuid, now.config.bare(), live); err != nil {
-		return err
-	}
-	*in = *now
-	return nil
 }
 
 // removeDisks leaves those that another node has taken over.
@@ -582,6 +600,7 @@ func (d *Driver) settle(ctx context.Context, in *instance, running bool) error {
 		if err := d.stop(ctx, in, d.opt.StopGrace); err != nil {
 			return err
 		}
+		in.active = false
 	}
 	// A guest may say its address once, in its first second.
 	d.listen(in.config.asked(interfacesOf(in.domain.config)))
@@ -660,15 +679,16 @@ func (d *Driver) stop(ctx context.Context, in *instance, grace time.Duration) er
 
 // ended writes down when and how a guest ended, once.
 func (d *Driver) ended(ctx context.Context, in *instance, how string) error {
-	if in.config == nil || in.config.Started.IsZero() || !in.config.Finished.IsZero() {
+	if in.config == nil || !in.config.runs() {
 		return nil
 	}
+	began, seen := in.config.Started, time.Now().UTC()
 	if how == "" {
 		how = offReason(in.domain)
 	}
 	return d.change(ctx, in, func(r *record) {
-		if r.Finished.IsZero() && !r.Started.IsZero() {
-			r.Finished, r.End = time.Now().UTC(), how
+		if r.runs() && r.Started.Equal(began) {
+			r.Finished, r.End = seen, how
 		}
 	})
 }
@@ -693,8 +713,10 @@ func (d *Driver) Halt(ctx context.Context, id driver.ID, grace time.Duration) er
 // what tells which they are.
 func (d *Driver) Remove(ctx context.Context, id driver.ID) error { return d.remove(ctx, id, false) }
 
-// Leave is driver.Leaver's.
-func (d *Driver) Leave(ctx context.Context, id driver.ID) error { return d.remove(ctx, id, true) }
+// Leave is driver.Leaver's. A machine has disks, and no volumes of an engine.
+func (d *Driver) Leave(ctx context.Context, id driver.ID, _ bool) error {
+	return d.remove(ctx, id, true)
+}
 
 func (d *Driver) remove(ctx context.Context, id driver.ID, elsewhere bool) error {
 	in, err := d.mine(ctx, id)
@@ -736,8 +758,7 @@ func (d *Driver) remove(ctx context.Context, id driver.ID, elsewhere bool) error
 	if err := os.RemoveAll(d.at.keep(in.name)); err != nil {
 		return diskfile.Failed(err)
 	}
-	err = d.hv.undefine(ctx, in.uuid)
-	if errors.Is(err, errAbsent) {
+	if err = d.hv.undefine(ctx, in.uuid); errors.Is(err, errAbsent) {
 		return nil
 	}
 	return err

@@ -120,7 +120,7 @@ func folder(dir string) (bytes int64, newest time.Time, err error) {
 func (d *Driver) Collect(ctx context.Context, g driver.Garbage) error {
 	switch g.Kind {
 	case driver.Orphan:
-		return d.Leave(ctx, g.Workload) // without an order, who knows where it lives on
+		return d.Leave(ctx, g.Workload, true) // without an order, who knows where it lives on
 	case driver.ISO:
 		if id, ours := d.keptFor(g.Name); !ours || id != g.Workload {
 			return nil // not garbage any more

@@ -28,18 +28,6 @@ func realGuest(t *testing.T) string {
 	return image
 }
 
-func listed(ctx context.Context, d *Driver, id driver.ID) (driver.Observed, error) {
-	all, err := d.List(ctx)
-	if err != nil {
-		return driver.Observed{}, err
-	}
-	i := slices.IndexFunc(all, func(o driver.Observed) bool { return o.ID == id })
-	if i < 0 {
-		return driver.Observed{State: driver.Absent}, nil
-	}
-	return all[i], nil
-}
-
 func consoleLog(ctx context.Context, d *Driver, id driver.ID) (string, error) {
 	rc, err := d.Logs(ctx, id, driver.LogOptions{})
 	if err != nil {

@@ -16,7 +16,7 @@ import (
 type hypervisor interface {
 	facts(ctx context.Context) (*facts, error)
 
-	domains(ctx context.Context) ([]domain, error)
+	domains(ctx context.Context) ([]domain, error)            // also those that are nowhere defined
 	domain(ctx context.Context, name string) (*domain, error) // errAbsent
 	define(ctx context.Context, xml string) error
 	undefine(ctx context.Context, uuid string) error
@@ -38,7 +38,7 @@ type hypervisor interface {
 	bridge(ctx context.Context, name string) bool
 	// volume makes sure that a volume is there, and makes it from xml if it is not.
 	volume(ctx context.Context, pool, name, xml string) error
-	// growVolume makes a volume larger that is smaller. No guest may use it meanwhile.
+	// growVolume makes a volume larger that is smaller; errAbsent if there is none. No guest may use it meanwhile.
 	growVolume(ctx context.Context, pool, name string, capacity int64) error
 	// pools are the storage pools that are up.
 	pools(ctx context.Context) ([]driver.Pool, error)
@@ -76,6 +76,9 @@ const (
 	stateCrashed
 	stateSuspended
 )
+
+// pausedByDisk is why QEMU pauses a guest itself (VIR_DOMAIN_PAUSED_IOERROR).
+const pausedByDisk = 5
 
 // stateWords are the names of virsh.
 var stateWords = [...]string{"no state", "running", "blocked", "paused", "in shutdown", "shut off", "crashed", "suspended"}

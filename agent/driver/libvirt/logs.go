@@ -1,25 +1,15 @@
 package libvirt
 
 import (
-	"bufio"
-	"bytes"
 	"context"
 	"errors"
 	"io"
-	"io/fs"
-	"os"
-	"time"
 
 	"github.com/persys/compute/agent/driver"
-	"github.com/persys/compute/agent/driver/libvirt/diskfile"
+	"github.com/persys/compute/agent/driver/libvirt/consolelog"
 )
 
-// maxLine bounds a line of a console, in bytes: a guest may write without end.
-const maxLine = 64 << 10
-
-// Logs is driver.Driver's: what the guest wrote to its first serial port, as virtlogd keeps it. A serial
-// port has no clock. A line that was there before has the time of the last one that was written, a line
-// that is followed the time of its arrival.
+// Logs is driver.Driver's: what the guest wrote to its first serial port, as virtlogd keeps it.
 func (d *Driver) Logs(ctx context.Context, id driver.ID, options driver.LogOptions) (io.ReadCloser, error) {
 	in, err := d.mine(ctx, id)
 	if err != nil {
@@ -38,7 +28,7 @@ func (d *Driver) Logs(ctx context.Context, id driver.ID, options driver.LogOptio
 	pr, pw := io.Pipe()
 	ctx, cancel := context.WithCancel(ctx)
 	go func() {
-		pw.CloseWithError(d.copyLog(ctx, in.name, r.Console, options, pw))
+		pw.CloseWithError(consolelog.Copy(ctx, r.Console, options, func(ctx context.Context) (bool, error) { return d.over(ctx, in.name) }, pw))
 	}()
 	return &logReader{PipeReader: pr, cancel: cancel}, nil
 }
@@ -53,137 +43,16 @@ func (l *logReader) Close() error {
 	return l.PipeReader.Close()
 }
 
-func (d *Driver) copyLog(ctx context.Context, name, file string, options driver.LogOptions, w io.Writer) error {
-	var f *os.File
-	defer func() {
-		if f != nil {
-			f.Close()
-		}
-	}()
-	emit := func(line []byte, at time.Time) error {
-		line = bytes.TrimRight(line, "\r\n")
-		if options.Seen != nil {
-			options.Seen(at)
-		}
-		if options.Timestamps {
-			line = append([]byte(at.UTC().Format(time.RFC3339Nano)+" "), line...)
-		}
-		_, err := w.Write(append(line, '\n'))
-		return err
+// over says whether a guest writes no more. While libvirt does not answer, it may.
+func (d *Driver) over(ctx context.Context, name string) (bool, error) {
+	dom, err := d.hv.domain(ctx, name)
+	switch {
+	case err == nil:
+		return !dom.active, nil
+	case errors.Is(err, errAbsent):
+		return true, nil
+	case driver.ClassOf(err) == driver.RuntimeUnhealthy:
+		return false, nil
 	}
-	var err error
-	f, err = os.Open(file)
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return diskfile.Failed(err)
-	}
-	var offset int64
-	var partial []byte
-	if f != nil {
-		info, err := f.Stat()
-		if err != nil {
-			return diskfile.Failed(err)
-		}
-		last := info.ModTime()
-		lines, rest, n, err := readLines(f, options.Tail)
-		if err != nil {
-			return diskfile.Failed(err)
-		}
-		offset = n
-		if options.Since.IsZero() || !last.Before(options.Since) {
-			for _, l := range lines {
-				if err := emit(l, last); err != nil {
-					return err
-				}
-			}
-			partial = rest
-		}
-	}
-	flush := func() error {
-		if len(partial) == 0 {
-			return nil
-		}
-		return emit(partial, time.Now())
-	}
-	if !options.Follow {
-		return flush()
-	}
-	buf := make([]byte, 32<<10)
-	for {
-		// Whether it runs is asked before the file is read: what it wrote last is not missed.
-		dom, err := d.hv.domain(ctx, name)
-		if err != nil && !errors.Is(err, errAbsent) && driver.ClassOf(err) != driver.RuntimeUnhealthy {
-			return err
-		}
-		over := errors.Is(err, errAbsent) || err == nil && !dom.active
-		if f == nil {
-			f, _ = os.Open(file)
-		}
-		for f != nil {
-			n, err := f.ReadAt(buf, offset)
-			offset += int64(n)
-			partial = append(partial, buf[:n]...)
-			for {
-				i := bytes.IndexByte(partial, '\n')
-				if i < 0 && len(partial) > maxLine {
-					i = maxLine - 1
-				}
-				if i < 0 {
-					break
-				}
-				if err := emit(partial[:i+1], time.Now()); err != nil {
-					return err
-				}
-				partial = partial[i+1:]
-			}
-			if errors.Is(err, io.EOF) {
-				break
-			}
-			if err != nil {
-				return diskfile.Failed(err)
-			}
-		}
-		if f != nil && rotated(f, file, offset) {
-			f.Close()
-			f, offset = nil, 0
-			continue
-		}
-		if over {
-			return flush()
-		}
-		select {
-		case <-time.After(100 * time.Millisecond):
-		case <-ctx.Done():
-			return flush()
-		}
-	}
-}
-
-// rotated says whether virtlogd began another file.
-func rotated(f *os.File, path string, offset int64) bool {
-	now, err := os.Stat(path)
-	if err != nil {
-		return false
-	}
-	was, err := f.Stat()
-	return err == nil && (!os.SameFile(was, now) || now.Size() < offset)
-}
-
-// readLines gives the last lines of a file (all of them for tail ≤ 0), what follows the last line end,
-// and how far it read.
-func readLines(f *os.File, tail int) (lines [][]byte, rest []byte, offset int64, err error) {
-	in := bufio.NewReaderSize(f, maxLine)
-	for {
-		line, err := in.ReadSlice('\n')
-		offset += int64(len(line))
-		if errors.Is(err, io.EOF) {
-			return lines, bytes.Clone(line), offset, nil
-		}
-		if err != nil && !errors.Is(err, bufio.ErrBufferFull) {
-			return nil, nil, 0, err
-		}
-		lines = append(lines, bytes.Clone(line))
-		if tail > 0 && len(lines) > tail {
-			lines = lines[1:]
-		}
-	}
+	return false, err
 }

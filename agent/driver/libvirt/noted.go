@@ -68,7 +68,7 @@ func (d *Driver) noted(domain string, id driver.ID) ([]ownDisk, error) {
 			continue
 		}
 		image, known := diskfile.MadeFrom(o.Path, d.identity.NodeID)
-		o.Image, o.unsure, o.Staged = image, !known, false
+		o.Image, o.unsure, o.Staged, o.Format = image, !known, false, ""
 		out = append(out, o)
 	}
 	return out, nil

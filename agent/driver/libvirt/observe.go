@@ -5,11 +5,14 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"net/netip"
 	"slices"
 	"strconv"
 	"strings"
 	"sync"
 	"time"
+
+	"golang.org/x/sync/errgroup"
 
 	"github.com/persys/compute/agent/driver"
 	"github.com/persys/compute/agent/driver/libvirt/neighbours"
@@ -21,31 +24,47 @@ func (d *Driver) List(ctx context.Context) ([]driver.Observed, error) {
 	if err != nil {
 		return nil, err
 	}
-	var out []driver.Observed
-	young := map[driver.ID]time.Time{}
-	table := sync.OnceValue(func() map[string][]string { return neighbours.Kernel("/proc/net/arp") })
+	var seen []*instance
 	for _, dom := range all {
 		in := &instance{}
 		in.read(dom)
-		ownership := d.of(in.config, dom.name)
-		if !dom.persistent || ownership != driver.Ours && ownership != driver.Claimed {
-			continue
+		// One of ours that somebody undefined runs on until it ends.
+		if of := d.of(in.config, dom.name); of == driver.Ours || of == driver.Claimed && dom.persistent {
+			seen = append(seen, in)
 		}
-		if err := d.mark(ctx, in); err != nil {
+	}
+	answers := d.interfaces(ctx, seen)
+	var out []driver.Observed
+	young := map[driver.ID]time.Time{}
+	table := sync.OnceValue(func() map[string][]string { return neighbours.Kernel("/proc/net/arp") })
+	patience, cancel := context.WithTimeout(ctx, noteWait)
+	defer cancel()
+	for i, in := range seen {
+		if ctx.Err() != nil {
+			break
+		}
+		if err := d.mark(patience, in); err != nil {
 			if errors.Is(err, errAbsent) {
 				continue // gone since the list
 			}
-			return nil, err
+			if driver.ClassOf(err) == driver.RuntimeUnhealthy {
+				return nil, err
+			}
+			// Whoever works on it is told what is the matter; the others are seen all the same.
+			d.opt.Logger.Debug("noting a guest's end", "domain", in.name, "err", err)
 		}
 		o := d.observe(in)
-		o.Owned = ownership == driver.Ours
+		o.Owned = d.of(in.config, in.name) == driver.Ours
 		if in.active {
-			d.addAddresses(ctx, in, table, &o)
+			d.addAddresses(patience, in, answers[i], table, &o)
 			if r := in.live; r != nil && r.Leases > 0 && len(o.Addresses) < r.Leases+len(r.Static) {
 				young[o.ID] = r.Started.Add(addressPatience)
 			}
 		}
 		out = append(out, o)
+	}
+	if err := ctx.Err(); err != nil {
+		return nil, err // what is missing was not looked for
 	}
 	d.mu.Lock()
 	d.young = young
@@ -56,19 +75,70 @@ func (d *Driver) List(ctx context.Context) ([]driver.Observed, error) {
 
 // mark brings the record of starts and ends up to what is seen: a guest that ended while nobody
 // looked, or that somebody else started.
-func (d *Driver) mark(ctx context.Context, in *instance) error {
+func (d *Driver) mark(patience context.Context, in *instance) error {
 	r := in.config
 	switch {
 	case r == nil:
-		return nil
-	case !in.active:
-		return d.ended(ctx, in, "")
-	case in.live != nil && in.live.Instance == r.Instance && !r.Finished.IsZero():
-		return d.change(ctx, in, func(r *record) {
-			r.Started, r.Finished, r.End, r.Heard = time.Now().UTC(), time.Time{}, "", nil
+	case !in.active && r.runs():
+		return d.aside(patience, in, func(ctx context.Context, in *instance) error { return d.ended(ctx, in, "") })
+	case in.active && in.live != nil && in.live.Instance == r.Instance && !r.runs(): // also of a start that was given up
+		seen := time.Now().UTC()
+		return d.aside(patience, in, func(ctx context.Context, in *instance) error {
+			return d.change(ctx, in, func(r *record) {
+				if !r.runs() { // nobody has written down a start since
+					r.Started, r.Finished, r.End, r.Heard = seen, time.Time{}, "", nil
+				}
+			})
 		})
 	}
 	return nil
+}
+
+// aside changes the record of a machine for a look at all of them, which waits for that no longer than its patience.
+// libvirt waits half a minute for a machine that it keeps locked: the change goes on meanwhile, and the machine rests.
+func (d *Driver) aside(patience context.Context, in *instance, change func(context.Context, *instance) error) error {
+	what := "note " + in.uuid
+	if d.rests(what) {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(patience), restFor)
+	theirs, done := *in, make(chan error, 1)
+	go func() {
+		defer cancel()
+		select {
+		case d.noting <- struct{}{}:
+			defer func() { <-d.noting }()
+			done <- change(ctx, &theirs)
+		case <-ctx.Done():
+			done <- ctx.Err()
+		}
+	}()
+	select {
+	case err := <-done:
+		if err == nil {
+			*in = theirs
+		}
+		return err
+	case <-patience.Done():
+		d.rest(what)
+		return patience.Err()
+	}
+}
+
+// rests says whether something has let us wait less than restFor ago: one machine must not hold up every look at
+// all the others.
+func (d *Driver) rests(what string) bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return time.Now().Before(d.resting[what])
+}
+
+func (d *Driver) rest(what string) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	now := time.Now()
+	maps.DeleteFunc(d.resting, func(_ string, until time.Time) bool { return now.After(until) })
+	d.resting[what] = now.Add(restFor)
 }
 
 // observe says what a domain shows. While it runs, that is the description it was started with.
@@ -82,6 +152,9 @@ func (d *Driver) observe(in *instance) driver.Observed {
 		labels = r.Labels
 	}
 	o := driver.FromLabels(labels)
+	if in.active && in.live == nil {
+		o.Content, o.Revision = "", "" // an existing agent started what runs; what is written down is for the next start
+	}
 	o.Name, o.RuntimeID = in.name, in.uuid
 	o.Metadata = map[string]string{
 		"vm.domain_state_code": strconv.Itoa(in.state), "vm.domain_reason_code": strconv.Itoa(in.reason),
@@ -118,8 +191,13 @@ func (d *Driver) judge(in *instance, r *record, o *driver.Observed) {
 	switch in.state {
 	case stateRunning:
 		o.State = driver.Running
-	case stateNone, stateBlocked, statePaused, stateSuspended:
+	case stateSuspended: // as it wished, and it may have set a clock to wake it
+		o.State, o.Message = driver.Running, "the guest sleeps: it suspended itself to RAM; wake it with `virsh dompmwakeup "+in.name+"` on its node"
+	case stateNone, stateBlocked, statePaused:
 		o.State, o.Message = driver.Pending, "the guest is "+stateWord(in.state)
+		if in.state == statePaused && in.reason == pausedByDisk {
+			o.Message += ": a disk of it could not be read or written; see to the space on this node or the disk's server, then let it go on with `virsh resume " + in.name + "` on its node, or boot it anew with `persysctl restart`"
+		}
 	case stateShutdown:
 		o.State, o.Message = driver.Running, "shutting down"
 	case stateShutoff:
@@ -151,29 +229,96 @@ func stateWord(state int) string {
 // addressPatience is how long after its start a guest's address is looked for often.
 const addressPatience = 5 * time.Minute
 
-// addAddresses asks where a running guest can be reached: what it got from DHCP, what its agent says,
+const (
+	// agentWait is how long a guest's agent has to answer, agentsWait how long those of all guests have together.
+	agentWait  = 5 * time.Second
+	agentsWait = 3 * agentWait
+	// Together these leave one of the five calls that libvirt takes on at a time from one connection, keep-alives among
+	// them: questions to guests' agents, and changes of records.
+	agentsAtOnce, notesAtOnce = 2, 2
+	// noteWait is how long one look at all machines waits for what it writes down.
+	noteWait = 3 * time.Second
+	// restFor is how long that is not asked or told anything which did not answer, and how long a change goes on that
+	// is not waited for.
+	restFor = time.Minute
+	// mostAddresses bounds what a guest can have reported of itself: it travels in every heartbeat.
+	mostAddresses = 64
+)
+
+// answer is what is told of a machine's interfaces.
+type answer struct {
+	nics []address
+	err  error
+}
+
+// interfaces asks libvirt for those of all that run, and the guests' agents, unless they rest: guests that do
+// not answer must not leave the others without their addresses.
+func (d *Driver) interfaces(ctx context.Context, seen []*instance) []answer {
+	agents, cancel := context.WithTimeout(ctx, agentsWait)
+	defer cancel()
+	answers := make([]answer, len(seen))
+	var asked errgroup.Group
+	asked.SetLimit(agentsAtOnce)
+	for i, in := range seen {
+		if !in.active {
+			continue
+		}
+		asked.Go(func() error {
+			a := &answers[i]
+			if !d.askAgent(agents, in, a) {
+				a.nics, a.err = d.hv.addresses(ctx, in.uuid, false)
+			}
+			return nil
+		})
+	}
+	_ = asked.Wait()
+	return answers
+}
+
+// askAgent says whether there was an answer, if only that of libvirt.
+func (d *Driver) askAgent(ctx context.Context, in *instance, a *answer) bool {
+	what := "agent " + in.uuid
+	if ctx.Err() != nil || !strings.Contains(in.domain.live, "org.qemu.guest_agent.0") || !strings.Contains(in.domain.live, "state='connected'") || d.rests(what) {
+		return false
+	}
+	began := time.Now()
+	within, cancel := context.WithTimeout(ctx, agentWait+time.Second)
+	defer cancel()
+	a.nics, a.err = d.hv.addresses(within, in.uuid, true)
+	if time.Since(began) >= agentWait {
+		d.rest(what)
+	}
+	return within.Err() == nil
+}
+
+// reachable says whether a guest can be reached at what it, or somebody for it, says is its address.
+func reachable(text string) bool {
+	ip, err := netip.ParseAddr(text)
+	return err == nil && ip.Zone() == "" && !ip.IsLoopback() && !ip.IsUnspecified() && !ip.IsMulticast() && !(ip.Is6() && ip.IsLinkLocalUnicast())
+}
+
+// addAddresses says where a running guest can be reached: what it got from DHCP, what its agent says,
 // what its interfaces say of themselves where neither tells, and what it was told.
-func (d *Driver) addAddresses(ctx context.Context, in *instance, table func() map[string][]string, o *driver.Observed) {
-	agent := strings.Contains(in.domain.live, "org.qemu.guest_agent.0") && strings.Contains(in.domain.live, "state='connected'")
-	nics, err := d.hv.addresses(ctx, in.uuid, agent)
-	if err != nil {
-		o.Metadata["vm.network_lookup_error"] = driver.Bound(err.Error())
+func (d *Driver) addAddresses(patience context.Context, in *instance, told answer, table func() map[string][]string, o *driver.Observed) {
+	nics := told.nics
+	if told.err != nil {
+		o.Metadata["vm.network_lookup_error"] = driver.Bound(told.err.Error())
 	}
 	for _, n := range d.unanswered(in, nics) {
-		if n.ips = d.said(ctx, in, n.mac, table); len(n.ips) > 0 {
+		if n.ips = d.said(patience, in, n.mac, table); len(n.ips) > 0 {
 			nics = append(nics, n)
 		}
 	}
 	var macs, names []string
 	for _, n := range nics {
-		if n.mac != "" && !slices.Contains(macs, n.mac) {
+		if n.mac != "" && len(macs) < mostAddresses && !slices.Contains(macs, n.mac) {
 			macs = append(macs, n.mac)
 		}
-		if n.name != "" && n.name != "lo" && !slices.Contains(names, n.name) {
+		if n.name != "" && n.name != "lo" && len(names) < mostAddresses && !slices.Contains(names, n.name) {
 			names = append(names, n.name)
 		}
 		for _, ip := range n.ips {
-			if !slices.Contains(o.Addresses, ip) && !strings.HasPrefix(ip, "127.") && ip != "::1" && !strings.HasPrefix(ip, "fe80:") {
+			if len(o.Addresses) < mostAddresses && !slices.Contains(o.Addresses, ip) && reachable(ip) {
 				o.Addresses = append(o.Addresses, ip)
 			}
 		}
@@ -190,10 +335,10 @@ func (d *Driver) addAddresses(ctx context.Context, in *instance, table func() ma
 		o.Metadata["vm.primary_ip"] = o.Addresses[0]
 	}
 	if len(macs) > 0 {
-		o.Metadata["vm.mac_addresses"] = strings.Join(macs, ",")
+		o.Metadata["vm.mac_addresses"] = driver.Bound(strings.Join(macs, ","))
 	}
 	if len(names) > 0 {
-		o.Metadata["vm.interfaces"] = strings.Join(names, ",")
+		o.Metadata["vm.interfaces"] = driver.Bound(strings.Join(names, ","))
 	}
 }
 
@@ -209,7 +354,7 @@ func (d *Driver) unanswered(in *instance, answers []address) []address {
 
 // said are the addresses that an interface said it has since the guest was started; if it was not heard,
 // those of the kernel's table, where an address of its former life may be, too.
-func (d *Driver) said(ctx context.Context, in *instance, mac string, table func() map[string][]string) []string {
+func (d *Driver) said(patience context.Context, in *instance, mac string, table func() map[string][]string) []string {
 	var since time.Time
 	var noted []string
 	if in.live != nil { // it is one of ours, not an existing agent's
@@ -223,12 +368,17 @@ func (d *Driver) said(ctx context.Context, in *instance, mac string, table func(
 		return table()[mac]
 	}
 	if in.live != nil && !slices.Equal(now, noted) && in.config != nil && in.config.Instance == in.live.Instance {
-		err := d.change(ctx, in, func(r *record) {
-			r.Heard = maps.Clone(r.Heard)
-			if r.Heard == nil {
-				r.Heard = map[string][]string{}
-			}
-			r.Heard[mac] = now
+		err := d.aside(patience, in, func(ctx context.Context, in *instance) error {
+			return d.change(ctx, in, func(r *record) {
+				if !r.Started.Equal(since) {
+					return // another life
+				}
+				r.Heard = maps.Clone(r.Heard)
+				if r.Heard == nil {
+					r.Heard = map[string][]string{}
+				}
+				r.Heard[mac] = now
+			})
 		})
 		if err != nil { // it is noted at the next look
 			d.opt.Logger.Debug("noting a guest's address", "domain", in.name, "err", err)

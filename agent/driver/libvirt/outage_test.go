@@ -5,7 +5,10 @@ package libvirt
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
+	"log/slog"
+	"net"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -18,6 +21,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/persys/compute/agent/driver"
+	"github.com/persys/compute/agent/driver/libvirt/described"
 	"github.com/persys/compute/agent/driver/libvirt/diskfile"
 	"github.com/persys/compute/agent/driver/libvirt/libvirttest"
 	agentv1 "github.com/persys/compute/api/agent/v1"
@@ -49,10 +53,7 @@ func ensured(t *testing.T, ctx context.Context, d *Driver, spec driver.Spec) dri
 
 // While the daemon is down every call says so, at once; the guest goes on, and is found again.
 func TestDaemonDown(t *testing.T) {
-	daemon := theDaemon(t)
-	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
-	defer cancel()
-	d := openDriver(t, daemon, "node-a")
+	daemon, ctx, d := atDaemon(t, 2*time.Minute)
 	spec := order("down", "c1:1", tiny(daemon, "serve"))
 	before := ensured(t, ctx, d, spec)
 	events, err := d.Events(ctx)
@@ -97,10 +98,7 @@ func TestDaemonDown(t *testing.T) {
 // The daemon is killed in the middle of creations, and then of replacements, each of them that far: the next
 // Ensure finishes it, and one machine is there.
 func TestDaemonDiesInTheMiddle(t *testing.T) {
-	daemon := theDaemon(t)
-	ctx, cancel := context.WithTimeout(t.Context(), 8*time.Minute)
-	defer cancel()
-	d := openDriver(t, daemon, "node-a")
+	daemon, ctx, d := atDaemon(t, 8*time.Minute)
 	ages := []time.Duration{600 * time.Millisecond, 150 * time.Millisecond, 30 * time.Millisecond}
 	t.Cleanup(func() {
 		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
@@ -158,10 +156,7 @@ func TestDaemonDiesInTheMiddle(t *testing.T) {
 // libvirt 9.0, ended between noting a machine's start and having its QEMU, keeps the machine locked after every
 // restart. Ensure says so and what to do about it; what it says helps.
 func TestUnbornMachine(t *testing.T) {
-	daemon := theDaemon(t)
-	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
-	defer cancel()
-	d := openDriver(t, daemon, "node-a")
+	daemon, ctx, d := atDaemon(t, 3*time.Minute)
 	spec := order("unborn", "c1:1", tiny(daemon, "serve"))
 	ensured(t, ctx, d, spec)
 	if err := daemon.Down(ctx); err != nil {
@@ -203,12 +198,112 @@ func unborn(ctx context.Context, daemon *libvirttest.Daemon, name string) error 
 	return os.WriteFile(daemon.Notes(name), note, 0o600)
 }
 
+// A machine that somebody undefines while it runs is still seen, defined again as it runs, and removed.
+func TestUndefinedMachine(t *testing.T) {
+	daemon, ctx, d := atDaemon(t, 2*time.Minute)
+	spec := order("undefined", "c1:1", tiny(daemon, "serve"))
+	before := ensured(t, ctx, d, spec)
+	for range 2 {
+		if _, err := daemon.Virsh(ctx, "undefine", "undefined"); err != nil {
+			t.Fatal(err)
+		}
+		if o, err := listed(ctx, d, spec.ID); err != nil || o.State != driver.Running || o.RuntimeID != before.RuntimeID || !o.StartedAt.Equal(before.StartedAt) {
+			t.Errorf("%+v, %v; want %+v", o, err, before)
+		}
+		if err := d.Ensure(ctx, spec); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if info, err := daemon.Virsh(ctx, "dominfo", "undefined"); err != nil || !regexp.MustCompile(`Persistent: +yes`).MatchString(info) {
+		t.Errorf("it is not defined again: %v\n%s", err, info)
+	}
+	if _, err := daemon.Virsh(ctx, "undefine", "undefined"); err != nil {
+		t.Fatal(err)
+	}
+	if err := d.Remove(ctx, spec.ID); err != nil {
+		t.Fatal(err)
+	}
+	if left, err := filepath.Glob(filepath.Join(images(daemon), "undefined*")); err != nil || len(left) != 0 {
+		t.Errorf("%q are left, %v", left, err)
+	}
+}
+
+// A machine that libvirt was told to start by itself is no more once it is started: after a reboot it may live elsewhere.
+func TestAutostart(t *testing.T) {
+	daemon, ctx, d := atDaemon(t, 2*time.Minute)
+	spec := order("auto", "c1:1", tiny(daemon, "serve"))
+	ensured(t, ctx, d, spec)
+	if _, err := daemon.Virsh(ctx, "autostart", "auto"); err != nil {
+		t.Fatal(err)
+	}
+	if err := d.Halt(ctx, spec.ID, 0); err != nil {
+		t.Fatal(err)
+	}
+	ensured(t, ctx, d, spec)
+	if out, err := daemon.Virsh(ctx, "list", "--all", "--autostart", "--name"); err != nil || strings.TrimSpace(out) != "" {
+		t.Errorf("libvirt starts %q by itself: %v", out, err)
+	}
+}
+
+// What somebody has saved of a machine goes on where it was, and never in the stead of an update, also when it was
+// saved after that was defined.
+func TestUpdateOfASavedMachine(t *testing.T) {
+	daemon, ctx, d := atDaemon(t, 3*time.Minute)
+	ensured(t, ctx, d, order("saved", "c1:1", tiny(daemon, "serve")))
+	uuid := uuidOf(testCluster, "saved")
+	save := func() {
+		t.Helper()
+		if _, err := daemon.Virsh(ctx, "managedsave", "saved"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	// boots is how often the guest was booted, by the line that it begins with.
+	boots := func() int {
+		t.Helper()
+		var text string
+		testbed.Within(t, 30*time.Second, "the guest's first line", func() (err error) {
+			if text, err = consoleLog(ctx, d, "saved"); err == nil && !strings.Contains(text, libvirttest.TinyLine) {
+				err = fmt.Errorf("console %q", text)
+			}
+			return err
+		})
+		return strings.Count(text, libvirttest.TinyLine)
+	}
+	before := boots()
+	save()
+	ensured(t, ctx, d, order("saved", "c1:1", tiny(daemon, "serve")))
+	if again := boots(); again != before {
+		t.Errorf("a guest that was saved was booted anew: %d times, was %d", again, before)
+	}
+	save()
+	if o := ensured(t, ctx, d, order("saved", "c1:2", tiny(daemon, "serve"))); o.Content != "c1:2" {
+		t.Errorf("content %q runs, want c1:2", o.Content)
+	}
+	// An update is defined, and its former guest saved before it was stopped.
+	spec := order("saved", "c1:3", tiny(daemon, "serve"))
+	in, _, err := d.find(ctx, spec.ID)
+	if err != nil {
+		t.Fatal(err)
+	}
+	p, err := makePlan(spec, "saved", d.at)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := d.define(ctx, spec, p, in); err != nil {
+		t.Fatal(err)
+	}
+	save()
+	if err := d.hv.start(ctx, uuid); err != nil {
+		t.Fatal(err)
+	}
+	if o, err := listed(ctx, d, "saved"); err != nil || o.Content != "c1:3" {
+		t.Errorf("%v: content %q runs, want c1:3", err, o.Content)
+	}
+}
+
 // A daemon that hangs is one that is away.
 func TestDaemonHangs(t *testing.T) {
-	daemon := theDaemon(t)
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
-	defer cancel()
-	d := openDriver(t, daemon, "node-a", func(o *Options) { o.CallTimeout = 2 * time.Second })
+	daemon, ctx, d := atDaemon(t, time.Minute, func(o *Options) { o.CallTimeout = 2 * time.Second })
 	if _, err := d.List(ctx); err != nil {
 		t.Fatal(err)
 	}
@@ -225,6 +320,90 @@ func TestDaemonHangs(t *testing.T) {
 	testbed.Within(t, 20*time.Second, "the daemon that goes on", func() error { _, err := d.List(ctx); return err })
 }
 
+// A console that is opened after its caller gave up is closed again.
+func TestConsoleThatComesTooLate(t *testing.T) {
+	daemon, ctx, d := atDaemon(t, 2*time.Minute)
+	ensured(t, ctx, d, order("late", "c1:1", tiny(daemon, "serve")))
+	open := func() int {
+		t.Helper()
+		all, err := os.ReadDir("/proc/self/fd")
+		if err != nil {
+			t.Fatal(err)
+		}
+		return len(all)
+	}
+	before := open()
+	if err := daemon.Signal(ctx, "STOP"); err != nil {
+		t.Fatal(err)
+	}
+	short, end := context.WithTimeout(ctx, 300*time.Millisecond)
+	defer end()
+	if _, err := d.hv.console(short, uuidOf(testCluster, "late")); err == nil {
+		t.Error("a daemon that hangs has opened a console")
+	}
+	during := open() // its connection is there already
+	if err := daemon.Signal(ctx, "CONT"); err != nil {
+		t.Fatal(err)
+	}
+	testbed.Until(t, "the console closed again", func() bool { return open() <= before })
+	if during <= before {
+		t.Errorf("%d files were open while it was being opened, %d before", during, before)
+	}
+}
+
+// A daemon that takes a connection and says nothing holds up no call for longer than a call may last, nor the end
+// of the driver.
+func TestDaemonThatNeverSpeaks(t *testing.T) {
+	socket := filepath.Join(t.TempDir(), "s")
+	l, err := net.Listen("unix", socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	d, err := New(Options{URI: "qemu+unix:///system?socket=" + socket, ClusterID: testCluster, NodeID: "node-a", CallTimeout: time.Second})
+	if err != nil {
+		t.Fatal(err)
+	}
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		for range 3 {
+			if _, err := d.Probe(t.Context()); driver.ClassOf(err) != driver.RuntimeUnhealthy {
+				t.Errorf("Probe: %v, want %s", err, driver.RuntimeUnhealthy)
+			}
+		}
+		if err := d.Close(); err != nil {
+			t.Error(err)
+		}
+	}()
+	select {
+	case <-done:
+	case <-time.After(testbed.Patience):
+		t.Error("it waits for ever")
+	}
+	l.Close() // the kernel ends what nobody has accepted
+	<-done
+}
+
+// A libvirt that runs no guests is asked again: QEMU may be installed while the agent runs.
+func TestLibvirtWithoutQEMU(t *testing.T) {
+	hv, err := connect("test:///default", testbed.Patience, slog.New(slog.DiscardHandler))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := hv.close(); err != nil {
+			t.Error(err)
+		}
+	})
+	f, err := hv.facts(t.Context())
+	if err != nil || f.kvm != nil || f.tcg != nil {
+		t.Fatalf("%+v, %v; want a libvirt that offers nothing", f, err)
+	}
+	if again, err := hv.facts(t.Context()); err != nil || again == f {
+		t.Errorf("%v: what it offers is not looked at again", err)
+	}
+}
+
 // Whether KVM works is tried once, with a guest; what is chosen then boots.
 func TestAcceleration(t *testing.T) {
 	daemon := theDaemon(t)
@@ -236,7 +415,7 @@ func TestAcceleration(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if f.tcg == nil || f.tcg.machine == "" || f.tcg.emulator == "" {
+	if f.tcg == nil || f.tcg.Type == "" || f.tcg.Emulator == "" {
 		t.Fatalf("facts %+v", f)
 	}
 	ensured(t, ctx, d, order("accel", "c1:1", tiny(daemon, "serve")))
@@ -255,15 +434,15 @@ func TestAcceleration(t *testing.T) {
 		t.Log("libvirt offers no KVM here, so nothing was tried")
 		return
 	}
-	t.Logf("the trial of KVM says: %v", d.accel.err)
+	t.Logf("the trial of KVM says: %v", d.accel.run.err)
 	again := openDriver(t, daemon, "node-a", auto)
-	again.accel.try = func(context.Context, *machineFacts) error {
+	again.accel.try = func(context.Context, *described.Machine) error {
 		t.Error("KVM is tried again although the outcome is known")
 		return nil
 	}
 	m, err := again.accel.choose(ctx, again, f)
-	if err != nil || (m.kind == "kvm") != (d.accel.err == nil) {
-		t.Errorf("chosen %+v, %v; the trial said %v", m, err, d.accel.err)
+	if err != nil || (m.Kind == "kvm") != (d.accel.run.err == nil) {
+		t.Errorf("chosen %+v, %v; the trial said %v", m, err, d.accel.run.err)
 	}
 	// A trial in emulation succeeds: the trial guest itself is sound.
 	if err := d.tryKVM(ctx, f.tcg); err != nil {
@@ -274,7 +453,7 @@ func TestAcceleration(t *testing.T) {
 // A disk in a storage pool is made over the image, grown, and removed with the machine.
 func TestPool(t *testing.T) {
 	daemon := theDaemon(t)
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
 	defer cancel()
 	dir := daemon.Dir + "/pool"
 	if err := os.MkdirAll(dir, 0o755); err != nil {
@@ -310,6 +489,7 @@ func TestPool(t *testing.T) {
 	d := openDriver(t, daemon, "node-a")
 	vm := tiny(daemon, "serve")
 	vm.Disks[0].Pool = "fast"
+	vm.Networks = []*agentv1.NetworkConfig{{Network: "default"}}
 	spec := order("pooled", "c1:1", vm)
 	ensured(t, ctx, d, spec)
 	first := ours()
@@ -322,11 +502,35 @@ func TestPool(t *testing.T) {
 	if p := pools[at]; p.Type != "local" || p.Total != int64(fs.Blocks)*fs.Bsize || p.Used <= 0 || p.Used > p.Total {
 		t.Errorf("pool %+v, the file system has %d bytes", p, int64(fs.Blocks)*fs.Bsize)
 	}
-	vm.Disks[0].SizeGb = 1
-	spec.Content = "c1:2"
-	if err := d.Ensure(ctx, spec); err != nil {
+	// A pool and a network that are down, as after a reboot, are started with the guest.
+	if err := d.Halt(ctx, spec.ID, 0); err != nil {
 		t.Fatal(err)
 	}
+	for _, down := range []string{"pool-destroy fast", "net-destroy default"} {
+		if _, err := daemon.Virsh(ctx, strings.Fields(down)...); err != nil {
+			t.Fatal(err)
+		}
+	}
+	ensured(t, ctx, d, spec)
+	// What holds the pool is not mounted: nothing is made in its stead, and the volume is found again.
+	vm.Disks[0].SizeGb, spec.Content = 1, "c1:2"
+	if err := d.Halt(ctx, spec.ID, 0); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := daemon.Virsh(ctx, "pool-destroy", "fast"); err != nil {
+		t.Fatal(err)
+	}
+	if err := errors.Join(os.Rename(dir, dir+".away"), os.Mkdir(dir, 0o755)); err != nil {
+		t.Fatal(err)
+	}
+	err = d.Ensure(ctx, spec)
+	if left, lerr := os.ReadDir(dir); driver.ClassOf(err) != driver.StorageAttachFailed || lerr != nil || len(left) != 0 {
+		t.Errorf("%v, and %v was made (%v); want that nothing is mounted", err, left, lerr)
+	}
+	if err := errors.Join(os.Remove(dir), os.Rename(dir+".away", dir)); err != nil {
+		t.Fatal(err)
+	}
+	ensured(t, ctx, d, spec)
 	info, err := daemon.Virsh(ctx, "vol-info", "--pool", "fast", "--bytes", ours())
 	if err != nil || !strings.Contains(info, "1073741824") || ours() != first {
 		t.Errorf("the volume is %q, %v; want it grown to 1 GiB", info, err)

@@ -5,12 +5,12 @@ import (
 	"encoding/hex"
 	"fmt"
 	"net"
-	"net/url"
 	"path/filepath"
 	"strconv"
 	"strings"
 
 	"github.com/persys/compute/agent/driver"
+	"github.com/persys/compute/agent/driver/libvirt/diskfile"
 	"github.com/persys/compute/agent/driver/libvirt/nocloud"
 	agentv1 "github.com/persys/compute/api/agent/v1"
 )
@@ -44,16 +44,13 @@ type diskPlan struct {
 	path     string
 	pool     string
 	volume   string
-	network  *netDisk
+	network  *diskfile.Network
 	image    string // what the disk is made from
 	readOnly bool
 	attached bool // a managed volume: it is there, and not ours to make or remove
 }
 
 func describe(d diskPlan) string { return fmt.Sprintf("disk %s (%s)", d.device, d.path) }
-
-// netDisk is a disk on the network.
-type netDisk struct{ protocol, name, host, port string }
 
 // layout is where things are on this machine.
 type layout struct {
@@ -168,7 +165,7 @@ func (p *plan) addDisks(spec driver.Spec, vm *agentv1.VMSpec, at layout) error {
 		case filepath.IsAbs(d.Path):
 			out.path = rebase(filepath.Clean(d.Path), string(spec.ID), p.domain, out, at)
 		default:
-			n, err := parseNetDisk(d.Path)
+			n, err := diskfile.ParseNetwork(d.Path)
 			if err != nil {
 				return invalid("%s.path: %v", field, err)
 			}
@@ -195,7 +192,7 @@ func (p *plan) addVolumes(volumes []driver.Volume) error {
 		case filepath.IsAbs(v.Disk):
 			d.path = v.Disk
 		case v.Disk != "":
-			n, err := parseNetDisk(v.Disk)
+			n, err := diskfile.ParseNetwork(v.Disk)
 			if err != nil {
 				return invalid("managed volume %q: %v", v.Name, err)
 			}
@@ -247,29 +244,6 @@ func resolveImage(image string, at layout) string {
 		return image
 	}
 	return filepath.Join(at.images, image)
-}
-
-// parseNetDisk reads the three forms of a disk on the network (contract/wire-agent.md).
-func parseNetDisk(path string) (*netDisk, error) {
-	if rest, ok := strings.CutPrefix(path, "rbd:"); ok {
-		pool, image, ok := strings.Cut(rest, "/")
-		if !ok || pool == "" || image == "" {
-			return nil, fmt.Errorf("%q is not rbd:<pool>/<image>", path)
-		}
-		return &netDisk{protocol: "rbd", name: rest}, nil
-	}
-	if strings.HasPrefix(path, "nfs://") {
-		u, err := url.Parse(path)
-		if err != nil || u.Hostname() == "" || len(u.Path) < 2 {
-			return nil, fmt.Errorf("%q is not nfs://<host>[:port]/<path>", path)
-		}
-		return &netDisk{protocol: "nfs", name: u.Path, host: u.Hostname(), port: u.Port()}, nil
-	}
-	host, export, ok := strings.Cut(path, ":/")
-	if !ok || host == "" || export == "" || strings.Contains(host, "/") {
-		return nil, fmt.Errorf("%q is none of /<file>, rbd:<pool>/<image>, nfs://<host>/<path> and <host>:/<path>", path)
-	}
-	return &netDisk{protocol: "nfs", name: "/" + export, host: host}, nil
 }
 
 // freeDevice is the first of vda, vdb, … (sda, … for cdroms) that is not taken.

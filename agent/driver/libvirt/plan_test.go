@@ -13,6 +13,7 @@ import (
 
 	"github.com/kdomanski/iso9660"
 	"github.com/persys/compute/agent/driver"
+	"github.com/persys/compute/agent/driver/libvirt/described"
 	"github.com/persys/compute/agent/driver/libvirt/nocloud"
 	agentv1 "github.com/persys/compute/api/agent/v1"
 )
@@ -28,9 +29,9 @@ func specFor(vm *agentv1.VMSpec, volumes ...driver.Volume) driver.Spec {
 }
 
 var (
-	emulated = &machineFacts{kind: "qemu", machine: "pc-q35-7.2", emulator: "/usr/bin/qemu-system-x86_64", cpu: "maximum", cdromBus: "sata", vnc: true, rng: true, panicDev: "isa"}
-	native   = &machineFacts{kind: "kvm", machine: "pc-q35-7.2", emulator: "/usr/bin/qemu-system-x86_64", cpu: "host-passthrough", cdromBus: "sata", vnc: true, rng: true, panicDev: "isa"}
-	arm      = &machineFacts{kind: "kvm", machine: "virt-7.2", emulator: "/usr/bin/qemu-system-aarch64", cpu: "host-passthrough", firmware: "efi", cdromBus: "scsi"}
+	emulated = &described.Machine{Kind: "qemu", Type: "pc-q35-7.2", Emulator: "/usr/bin/qemu-system-x86_64", CPU: "maximum", CDROMBus: "sata", VNC: true, RNG: true, PanicDevice: "isa"}
+	native   = &described.Machine{Kind: "kvm", Type: "pc-q35-7.2", Emulator: "/usr/bin/qemu-system-x86_64", CPU: "host-passthrough", CDROMBus: "sata", VNC: true, RNG: true, PanicDevice: "isa"}
+	arm      = &described.Machine{Kind: "kvm", Type: "virt-7.2", Emulator: "/usr/bin/qemu-system-aarch64", CPU: "host-passthrough", Firmware: "efi", CDROMBus: "scsi"}
 )
 
 // The domain of a specification, on machines that offer different things.
@@ -39,7 +40,7 @@ func TestDomain(t *testing.T) {
 		name    string
 		vm      *agentv1.VMSpec
 		volumes []driver.Volume
-		machine *machineFacts
+		machine *described.Machine
 		vnc     string
 		bridges map[string]bool
 	}{
@@ -121,6 +122,7 @@ func TestPlanRefuses(t *testing.T) {
 		"all parts over the limit": {&agentv1.VMSpec{Vcpus: 1, MemoryMb: 1, CloudInitConfig: &agentv1.CloudInitConfig{
 			UserData: strings.Repeat("a", maxSeed/2+1), VendorData: strings.Repeat("a", maxSeed/2)}}, driver.CloudInitInvalid, "cloud-init-invalid: all parts"},
 		"a NUL byte":             {&agentv1.VMSpec{Vcpus: 1, MemoryMb: 1, CloudInit: "a\x00b"}, driver.CloudInitInvalid, "cloud-init-invalid: user_data holds a NUL"},
+		"meta-data that is null": {&agentv1.VMSpec{Vcpus: 1, MemoryMb: 1, CloudInitConfig: &agentv1.CloudInitConfig{MetaData: "null"}}, driver.CloudInitInvalid, "meta_data is not a mapping in JSON or YAML: null"},
 		"meta-data that is none": {&agentv1.VMSpec{Vcpus: 1, MemoryMb: 1, CloudInitConfig: &agentv1.CloudInitConfig{MetaData: "[a]"}}, driver.CloudInitInvalid, "cloud-init-invalid: meta_data"},
 		"network-config that is none": {&agentv1.VMSpec{Vcpus: 1, MemoryMb: 1, CloudInitConfig: &agentv1.CloudInitConfig{NetworkConfig: "a: ["}},
 			driver.CloudInitInvalid, "cloud-init-invalid: network_config"},
@@ -178,6 +180,12 @@ func TestSeed(t *testing.T) {
 	if c := seed(&agentv1.VMSpec{Name: "My_Web.1", CloudInit: plain + "c: d\n"}); c.meta == a.meta {
 		t.Error("other user data is the same instance: cloud-init would not apply it")
 	}
+	at := func(ip string) *seedPlan {
+		return seed(&agentv1.VMSpec{Name: "My_Web.1", CloudInit: plain, Networks: []*agentv1.NetworkConfig{{}, {IpAddress: ip}}})
+	}
+	if at("").meta != a.meta || at("10.0.0.5").meta == a.meta || at("10.0.0.5").meta == at("10.0.0.6").meta {
+		t.Error("another static address is the same instance: cloud-init would not apply it")
+	}
 	own := `{"instance-id": "mine", "local-hostname": "h"}`
 	if s := seed(&agentv1.VMSpec{CloudInitConfig: &agentv1.CloudInitConfig{MetaData: own}}); s.meta != own {
 		t.Errorf("meta-data of the author's became %q", s.meta)
@@ -205,7 +213,7 @@ func TestNetworkConfig(t *testing.T) {
 		t.Fatal(err)
 	}
 	golden(t, "network-config.yaml", got)
-	facts, err := networkFacts(`<network><name>n</name><forward mode='nat'/><ip address='192.168.122.1' netmask='255.255.255.0'/><ip family='ipv6' address='fd00::1' prefix='64'/></network>`)
+	facts, err := described.Subnets(`<network><name>n</name><forward mode='nat'/><ip address='192.168.122.1' netmask='255.255.255.0'/><ip family='ipv6' address='fd00::1' prefix='64'/></network>`)
 	if err != nil || len(facts) != 2 || facts[0] != lan["default"][0] || facts[1].Prefix.String() != "fd00::/64" {
 		t.Errorf("facts %+v, %v", facts, err)
 	}

@@ -1,6 +1,7 @@
 package libvirt
 
 import (
+	"context"
 	"encoding/json"
 	"encoding/xml"
 	"slices"
@@ -8,6 +9,7 @@ import (
 	"time"
 
 	"github.com/persys/compute/agent/driver"
+	"github.com/persys/compute/agent/driver/libvirt/nocloud"
 )
 
 // namespace of our element in a domain's metadata.
@@ -54,6 +56,21 @@ func (r *record) asked(nics []address) []address {
 	return slices.DeleteFunc(nics, func(n address) bool { return slices.Contains(r.Fixed, n.mac) })
 }
 
+// runs: it was started, and has not ended as far as was seen.
+func (r *record) runs() bool { return !r.Started.IsZero() && r.Finished.IsZero() }
+
+// addressed writes down who gives the addresses of a machine's interfaces.
+func (r *record) addressed(nics []nocloud.Interface) {
+	for _, n := range nics {
+		if n.Static == "" {
+			r.Leases++
+		} else if prefix, err := nocloud.Prefix(n.Static); err == nil {
+			r.Static = append(r.Static, prefix.Addr().String())
+			r.Fixed = append(r.Fixed, n.MAC)
+		}
+	}
+}
+
 // ownDisk is a disk that we made: a file, or a volume of a storage pool.
 type ownDisk struct {
 	Device string `json:"device"`
@@ -65,11 +82,15 @@ type ownDisk struct {
 	Image string `json:"image,omitempty"`
 	// Staged: the file is at Path + diskfile.StagedSuffix until the former guest is stopped.
 	Staged bool `json:"staged,omitempty"`
+	// Former is the format of the file at Path meanwhile.
+	Former string `json:"former,omitempty"`
 	// SizeGB is what it is grown to when it is smaller.
 	SizeGB int64 `json:"size_gb,omitempty"`
 
 	// unsure: nobody knows what it was made from. Never so in a record.
 	unsure bool
+	// used: a guest was defined with it.
+	used bool
 }
 
 func (d ownDisk) same(o ownDisk) bool {
@@ -82,6 +103,10 @@ type seedFact struct {
 	Checksum string    `json:"checksum"`
 	Size     int64     `json:"size"`
 	At       time.Time `json:"at,omitzero"`
+	// Addressed: the instance id follows the static addresses.
+	Addressed bool `json:"addressed,omitempty"`
+	// Other: it is otherMeta's of the seedPlan.
+	Other bool `json:"other,omitempty"`
 }
 
 // element is the record as it stands in the metadata of a whole domain's XML.
@@ -135,4 +160,56 @@ func (d *Driver) of(r *record, name string) driver.Ownership {
 		return driver.Stranger
 	}
 	return d.identity.Of(r.Labels)
+}
+
+// change rewrites our element, in both copies while it runs, from what they are now.
+func (d *Driver) change(ctx context.Context, in *instance, edit func(*record)) error {
+	release, err := d.hold(ctx, in.uuid)
+	if err != nil {
+		return err
+	}
+	defer release()
+	now, err := d.again(ctx, in.name)
+	if err != nil {
+		return err
+	}
+	// What was seen of it must still be so: a look may have waited for whoever starts or stops it.
+	if now.uuid != in.uuid || now.config == nil || !now.persistent || now.active != in.active {
+		return nil
+	}
+	// A running guest may have another description than the one for the next start.
+	live := now.active && now.live != nil && now.live.Instance == now.config.Instance
+	edit(now.config)
+	if err := d.hv.note(ctx, in.uuid, now.config.bare(), live); err != nil {
+		return err
+	}
+	*in = *now
+	return nil
+}
+
+// hold waits until nobody else changes the record of a machine.
+func (d *Driver) hold(ctx context.Context, uuid string) (release func(), err error) {
+	mine := make(chan struct{})
+	for {
+		d.mu.Lock()
+		other := d.changing[uuid]
+		if other == nil {
+			d.changing[uuid] = mine
+		}
+		d.mu.Unlock()
+		if other == nil {
+			break
+		}
+		select {
+		case <-other:
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		}
+	}
+	return func() {
+		d.mu.Lock()
+		delete(d.changing, uuid)
+		d.mu.Unlock()
+		close(mine)
+	}, nil
 }

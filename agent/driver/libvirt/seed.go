@@ -1,6 +1,8 @@
 package libvirt
 
 import (
+	"fmt"
+	"slices"
 	"strings"
 
 	"github.com/persys/compute/agent/driver"
@@ -16,6 +18,10 @@ const maxSeed = 256 << 10
 // seedPlan is the NoCloud seed except for what only the machine's networks tell.
 type seedPlan struct {
 	user, meta, network, vendor string
+	// formerMeta has the instance id of earlier versions, which did not follow static addresses, otherMeta one
+	// that neither they gave nor meta has.
+	formerMeta, otherMeta string
+	former, other         bool // that one is used, or that other
 }
 
 func badSeed(format string, args ...any) error {
@@ -26,12 +32,14 @@ func badSeed(format string, args ...any) error {
 // and its disk is not made from an image, so that nobody waits for one.
 func planSeed(id driver.ID, vm *agentv1.VMSpec) (*seedPlan, error) {
 	c := vm.GetCloudInitConfig()
-	static := false
-	for _, n := range vm.Networks {
-		static = static || n.IpAddress != ""
+	static := ""
+	for i, n := range vm.Networks {
+		if n.IpAddress != "" {
+			static += fmt.Sprintf("\x00%d %s", i, n.IpAddress)
+		}
 	}
 	if vm.CloudInit == "" && c.GetUserData() == "" && c.GetMetaData() == "" && c.GetNetworkConfig() == "" &&
-		c.GetVendorData() == "" && vm.Login == nil && vm.OsImage == "" && !static {
+		c.GetVendorData() == "" && vm.Login == nil && vm.OsImage == "" && static == "" {
 		return nil, nil
 	}
 	// user_data of the message wins over the text (contract/wire-agent.md).
@@ -56,15 +64,28 @@ func planSeed(id driver.ID, vm *agentv1.VMSpec) (*seedPlan, error) {
 		s.user = "#cloud-config\n{}\n"
 	}
 	var err error
-	if s.vendor, err = withLogin(s.vendor, vm.Login); err != nil {
-		return nil, err
+	if login := vm.Login; login != nil {
+		if s.vendor, err = nocloud.WithAccount(s.vendor, login.User, login.Password, login.SshAuthorizedKeys); err != nil {
+			return nil, invalid("vm.login: %v", err)
+		}
 	}
 	name := vm.Name
 	if name == "" {
 		name = string(id)
 	}
-	if s.meta, err = metaData(s, string(id), name); err != nil {
-		return nil, err
+	if s.network != "" {
+		static = "" // it says all of the network
+	}
+	given := s.meta
+	for _, m := range []struct {
+		text      *string
+		addresses string
+	}{{&s.meta, static}, {&s.formerMeta, ""}, {&s.otherMeta, "\x00"}} {
+		// The id follows what there is to apply: another specification that says the same is the same instance.
+		instance := string(id) + "-" + tag(s.user+"\x00"+s.vendor+"\x00"+s.network+m.addresses)
+		if *m.text, err = nocloud.MetaData(given, instance, name); err != nil {
+			return nil, badSeed("meta_data is %w", err)
+		}
 	}
 	if s.network != "" {
 		var any map[string]any
@@ -75,75 +96,19 @@ func planSeed(id driver.ID, vm *agentv1.VMSpec) (*seedPlan, error) {
 	return s, nil
 }
 
-// metaData completes meta-data. Cloud-init applies a seed once for each instance id, so the id follows
-// what there is to apply: another specification that says the same to cloud-init is the same instance.
-func metaData(s *seedPlan, id, name string) (string, error) {
-	given := map[string]any{}
-	if s.meta != "" {
-		if err := yaml.Unmarshal([]byte(s.meta), &given); err != nil || given == nil {
-			return "", badSeed("meta_data is not a mapping in JSON or YAML: %v", err)
-		}
+// follow decides which instance the seed is for a machine that is there already, from its former record. Cloud-init
+// applies a seed once for each instance.
+func (s *seedPlan) follow(was *record, static []string) {
+	switch {
+	case was.Seed != nil && was.Seed.Other && s.meta == s.formerMeta && s.network == "":
+		s.meta, s.other = s.otherMeta, true
+	case was.Seed == nil || was.Seed.Addressed:
+	case slices.Equal(was.Static, static):
+		// What it did once, to an address that stays, an upgrade of the agent must not have it do again.
+		s.meta, s.former = s.formerMeta, true
+	case s.meta == s.formerMeta && s.network == "":
+		s.meta, s.other = s.otherMeta, true
 	}
-	_, hasID := given["instance-id"]
-	_, hasHost := given["local-hostname"]
-	_, hasName := given["hostname"]
-	if s.meta != "" && hasID && (hasHost || hasName) {
-		return s.meta, nil
-	}
-	if !hasID {
-		given["instance-id"] = id + "-" + tag(s.user+"\x00"+s.vendor+"\x00"+s.network)
-	}
-	if !hasHost && !hasName {
-		given["local-hostname"] = nocloud.Hostname(name)
-	}
-	out, err := yaml.Marshal(given)
-	if err != nil {
-		return "", badSeed("meta_data: %v", err)
-	}
-	return string(out), nil
-}
-
-// withLogin adds an account to vendor-data, over which the user-data of the workload's author wins.
-func withLogin(vendor string, login *agentv1.VMLogin) (string, error) {
-	if login == nil {
-		return vendor, nil
-	}
-	if login.User == "" || login.Password == "" && len(login.SshAuthorizedKeys) == 0 {
-		return "", invalid("vm.login: wants a user, and a password or ssh_authorized_keys")
-	}
-	type account struct {
-		Name   string   `yaml:"name"`
-		Shell  string   `yaml:"shell"`
-		Sudo   string   `yaml:"sudo"`
-		Lock   bool     `yaml:"lock_passwd"`
-		Passwd string   `yaml:"plain_text_passwd,omitempty"`
-		Keys   []string `yaml:"ssh_authorized_keys,omitempty"`
-	}
-	doc := struct {
-		Users  []any           `yaml:"users"`
-		SSH    bool            `yaml:"ssh_pwauth,omitempty"`
-		Expire map[string]bool `yaml:"chpasswd,omitempty"`
-	}{Users: []any{"default", account{
-		Name: login.User, Shell: "/bin/bash", Sudo: "ALL=(ALL) NOPASSWD:ALL", Lock: login.Password == "",
-		Passwd: login.Password, Keys: login.SshAuthorizedKeys,
-	}}}
-	if login.Password != "" {
-		doc.SSH, doc.Expire = true, map[string]bool{"expire": false}
-	}
-	body, err := yaml.Marshal(doc)
-	if err != nil {
-		return "", invalid("vm.login: %v", err)
-	}
-	text := "#cloud-config\n" + string(body)
-	if vendor == "" {
-		return text, nil
-	}
-	// Not a random boundary: the same specification makes the same seed.
-	both, err := nocloud.Together("persys-"+tag(text+"\x00"+vendor), text, vendor)
-	if err != nil {
-		return "", badSeed("%v", err)
-	}
-	return both, nil
 }
 
 // files are the files of the seed, in a fixed order.

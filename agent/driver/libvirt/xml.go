@@ -1,19 +1,17 @@
 package libvirt
 
 import (
-	"fmt"
-	"github.com/persys/compute/agent/driver/libvirt/diskfile"
 	"path/filepath"
-	"strconv"
 	"strings"
 
-	"github.com/persys/compute/agent/driver/libvirt/nocloud"
+	"github.com/persys/compute/agent/driver/libvirt/described"
+	"github.com/persys/compute/agent/driver/libvirt/diskfile"
 	"libvirt.org/go/libvirtxml"
 )
 
 // found is what the machine answered to a plan.
 type found struct {
-	machine *machineFacts
+	machine *described.Machine
 	// bridges are those of the plan's networks that are plain bridges.
 	bridges map[string]bool
 	vnc     string // address to listen on; empty: no screen
@@ -24,27 +22,30 @@ type found struct {
 func domainXML(p *plan, at found) (string, error) {
 	m := at.machine
 	dom := &libvirtxml.Domain{
-		Type: m.kind, Name: p.domain, UUID: p.uuid, Title: p.title,
+		Type: m.Kind, Name: p.domain, UUID: p.uuid, Title: p.title,
 		Metadata: &libvirtxml.DomainMetadata{XML: at.record.element()},
 		Memory:   &libvirtxml.DomainMemory{Value: p.memory, Unit: "MiB"},
 		VCPU:     &libvirtxml.DomainVCPU{Value: p.vcpus},
 		CPUTune:  cpuTune(at.record.CPU),
-		OS:       &libvirtxml.DomainOS{Type: &libvirtxml.DomainOSType{Type: "hvm", Machine: m.machine}, Firmware: m.firmware},
+		OS:       &libvirtxml.DomainOS{Type: &libvirtxml.DomainOSType{Type: "hvm", Machine: m.Type}, Firmware: m.Firmware},
 		Features: &libvirtxml.DomainFeatureList{ACPI: &libvirtxml.DomainFeature{}, APIC: &libvirtxml.DomainFeatureAPIC{}},
 		Clock:    &libvirtxml.DomainClock{Offset: "utc"},
 		// A crash ends it: restarting is the agent's decision.
 		OnPoweroff: "destroy", OnReboot: "restart", OnCrash: "destroy",
 	}
-	if m.panicDev == "" { // no x86: there is no APIC either
+	if m.PanicDevice == "" { // no x86: there is no APIC either, and no sleep
 		dom.Features.APIC = nil
+	} else { // a guest that sleeps has nobody to wake it
+		no := &libvirtxml.DomainPMPolicy{Enabled: "no"}
+		dom.PM = &libvirtxml.DomainPM{SuspendToMem: no, SuspendToDisk: no}
 	}
-	if m.cpu != "" {
-		dom.CPU = &libvirtxml.DomainCPU{Mode: m.cpu}
-		if m.cpu == "host-passthrough" {
+	if m.CPU != "" {
+		dom.CPU = &libvirtxml.DomainCPU{Mode: m.CPU}
+		if m.CPU == "host-passthrough" {
 			dom.CPU.Check = "none"
 		}
 	}
-	dev := &libvirtxml.DomainDeviceList{Emulator: m.emulator}
+	dev := &libvirtxml.DomainDeviceList{Emulator: m.Emulator}
 	dom.Devices = dev
 	for _, d := range p.disks {
 		dev.Disks = append(dev.Disks, diskXML(d, m))
@@ -77,25 +78,25 @@ func domainXML(p *plan, at found) (string, error) {
 		Source: &libvirtxml.DomainChardevSource{UNIX: &libvirtxml.DomainChardevSourceUNIX{}},
 		Target: &libvirtxml.DomainChannelTarget{VirtIO: &libvirtxml.DomainChannelTargetVirtIO{Name: "org.qemu.guest_agent.0"}},
 	}}
-	if at.vnc != "" && m.vnc {
+	if at.vnc != "" && m.VNC {
 		dev.Graphics = []libvirtxml.DomainGraphic{{VNC: &libvirtxml.DomainGraphicVNC{
 			Port: -1, AutoPort: "yes", Listen: at.vnc,
 			Listeners: []libvirtxml.DomainGraphicListener{{Address: &libvirtxml.DomainGraphicListenerAddress{Address: at.vnc}}},
 		}}}
 		dev.Videos = []libvirtxml.DomainVideo{{Model: libvirtxml.DomainVideoModel{Type: "vga"}}}
 	}
-	if m.rng { // first boots wait for entropy to make keys
+	if m.RNG { // first boots wait for entropy to make keys
 		dev.RNGs = []libvirtxml.DomainRNG{{Model: "virtio", Backend: &libvirtxml.DomainRNGBackend{
 			Random: &libvirtxml.DomainRNGBackendRandom{Device: "/dev/urandom"},
 		}}}
 	}
-	if m.panicDev != "" {
-		dev.Panics = []libvirtxml.DomainPanic{{Model: m.panicDev}}
+	if m.PanicDevice != "" {
+		dev.Panics = []libvirtxml.DomainPanic{{Model: m.PanicDevice}}
 	}
 	return dom.Marshal()
 }
 
-func diskXML(d diskPlan, m *machineFacts) libvirtxml.DomainDisk {
+func diskXML(d diskPlan, m *described.Machine) libvirtxml.DomainDisk {
 	out := libvirtxml.DomainDisk{
 		Device: "disk",
 		Driver: &libvirtxml.DomainDiskDriver{Name: "qemu", Type: d.format},
@@ -103,7 +104,7 @@ func diskXML(d diskPlan, m *machineFacts) libvirtxml.DomainDisk {
 		Source: &libvirtxml.DomainDiskSource{},
 	}
 	if d.cdrom {
-		out.Device, out.Target.Bus = "cdrom", m.cdromBus
+		out.Device, out.Target.Bus = "cdrom", m.CDROMBus
 	} else {
 		out.Driver.Discard = "unmap" // what the guest frees is freed here
 	}
@@ -118,9 +119,9 @@ func diskXML(d diskPlan, m *machineFacts) libvirtxml.DomainDisk {
 		out.Source.Volume = &libvirtxml.DomainDiskSourceVolume{Pool: d.pool, Volume: d.volume}
 	case d.network != nil:
 		n := d.network
-		out.Source.Network = &libvirtxml.DomainDiskSourceNetwork{Protocol: n.protocol, Name: n.name}
-		if n.host != "" {
-			out.Source.Network.Hosts = []libvirtxml.DomainDiskSourceHost{{Name: n.host, Port: n.port}}
+		out.Source.Network = &libvirtxml.DomainDiskSourceNetwork{Protocol: n.Protocol, Name: n.Name}
+		if n.Host != "" {
+			out.Source.Network.Hosts = []libvirtxml.DomainDiskSourceHost{{Name: n.Host, Port: n.Port}}
 		}
 	case strings.HasPrefix(d.path, "/dev/"):
 		out.Source.Block = &libvirtxml.DomainDiskSourceBlock{Dev: d.path}
@@ -181,46 +182,6 @@ func volumeXML(d diskPlan, capacity int64, imageFormat string) (string, error) {
 		}
 	}
 	return v.Marshal()
-}
-
-// networkFacts reads the addresses of a libvirt network.
-func networkFacts(networkXML string) ([]nocloud.Subnet, error) {
-	var n libvirtxml.Network
-	if err := n.Unmarshal(networkXML); err != nil {
-		return nil, fmt.Errorf("network: %w", err)
-	}
-	routes := n.Forward != nil && (n.Forward.Mode == "" || n.Forward.Mode == "nat" || n.Forward.Mode == "route" || n.Forward.Mode == "open")
-	var out []nocloud.Subnet
-	for _, ip := range n.IPs {
-		length := ip.Address + "/" + strconv.Itoa(int(ip.Prefix))
-		if ip.Prefix == 0 {
-			bits := maskBits(ip.Netmask)
-			if bits == 0 {
-				continue
-			}
-			length = ip.Address + "/" + strconv.Itoa(bits)
-		}
-		p, err := nocloud.Prefix(length)
-		if err != nil {
-			return nil, fmt.Errorf("network: %w", err)
-		}
-		out = append(out, nocloud.Subnet{Prefix: p.Masked(), Router: p.Addr(), Routes: routes})
-	}
-	return out, nil
-}
-
-func maskBits(mask string) int {
-	p, err := nocloud.Prefix(mask)
-	if err != nil || !p.Addr().Is4() {
-		return 0
-	}
-	bits := 0
-	for _, b := range p.Addr().As4() {
-		for ; b&0x80 != 0; b <<= 1 {
-			bits++
-		}
-	}
-	return bits
 }
 
 // legacyDisks are the files that an existing agent made for a domain: disks with a marker beside

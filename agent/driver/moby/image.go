@@ -112,10 +112,11 @@ func (e *Engine) Pull(ctx context.Context, id driver.ID, img Image, limit time.D
 		return driver.Errorf(driver.InvalidImage, "pull", "no image %s on this engine; an image id cannot be pulled", img.Name)
 	}
 	auth := ""
+	var unknown error
 	if e.opt.Credentials != nil {
-		var err error
-		if auth, err = e.opt.Credentials(img.Name); err != nil {
-			return driver.Errorf(driver.ImagePullAuthFailed, "pull", "credentials for %s: %w", img.Name, err)
+		// Most images are for everybody: what keeps credentials from being found is told of a pull that fails.
+		if auth, unknown = e.opt.Credentials(img.Name); unknown != nil {
+			auth = ""
 		}
 	}
 	// What was here before is somebody else's too, and never ours to remove.
@@ -138,6 +139,12 @@ func (e *Engine) Pull(ctx context.Context, id driver.ID, img Image, limit time.D
 		err = errors.Join(cause, err)
 	}
 	class := pullClass(err)
+	if unknown != nil {
+		err = fmt.Errorf("%w; tried without credentials: %w", err, unknown)
+		if class == driver.InvalidImage { // as some registries answer who may not know
+			class = driver.ImagePullAuthFailed
+		}
+	}
 	if class == driver.ImagePullTimeout && pullCtx.Err() != nil && ctx.Err() == nil {
 		return driver.Errorf(class, "pull", "image %s: not pulled within %s: %w", img.Name, limit, err)
 	}

@@ -11,11 +11,67 @@ import (
 	"sync"
 	"time"
 
+	cerrdefs "github.com/containerd/errdefs"
 	"github.com/moby/moby/api/pkg/stdcopy"
 	"github.com/moby/moby/api/types/container"
 	"github.com/moby/moby/client"
 	"github.com/persys/compute/agent/driver"
+	"golang.org/x/sync/errgroup"
 )
+
+// inspections is how many containers are asked about at one time.
+const inspections = 8
+
+// InspectAll asks about containers of a list, which tells neither exit codes nor times, and gives each
+// answer to took, from several goroutines; one that is gone since the list is left out. One that the engine
+// does not tell about, because it is damaged or because a call for it hangs, is unknown, and keeps nobody from
+// knowing of the others: half of the time that there is has to do for all.
+func (e *Engine) InspectAll(ctx context.Context, items []container.Summary, took func(i int, full container.InspectResponse, o driver.Observed)) error {
+	limit := e.opt.CallTimeout
+	if end, ok := ctx.Deadline(); ok {
+		limit = min(limit, time.Until(end)/2)
+	}
+	limited, cancel := context.WithTimeout(ctx, limit)
+	defer cancel()
+	var group errgroup.Group
+	group.SetLimit(inspections)
+	for i, item := range items {
+		group.Go(func() error {
+			full, err := e.Inspect(limited, item.ID)
+			switch {
+			case err == nil:
+				o := Observe(full)
+				if o.State == driver.Failed || o.State == driver.Pending {
+					e.addTail(limited, &o)
+				}
+				took(i, full, o)
+			case cerrdefs.IsNotFound(err):
+			case ctx.Err() == nil && limited.Err() != nil:
+				took(i, full, untold(item, limited.Err()))
+			case unreachable(err):
+				return Classify("list", err)
+			default:
+				took(i, full, untold(item, err))
+			}
+			return nil
+		})
+	}
+	return group.Wait()
+}
+
+// untold is all that is known of a container that the engine lists and does not tell about.
+func untold(item container.Summary, cause error) driver.Observed {
+	o := driver.FromLabels(item.Labels)
+	o.RuntimeID, o.State = item.ID, driver.Unknown
+	o.Message = driver.Bound("the engine does not tell about container " + Short(item.ID) + ": " + cause.Error())
+	if len(item.Names) > 0 {
+		o.Name = strings.TrimPrefix(item.Names[0], "/")
+	}
+	o.Metadata = map[string]string{
+		"container.id": Short(item.ID), "container.state": string(item.State), "container.image": driver.Bound(item.Image),
+	}
+	return o
+}
 
 // Observe translates the inspection of one container. It asks nothing more.
 func Observe(in container.InspectResponse) driver.Observed {
@@ -176,8 +232,8 @@ func addresses(settings *container.NetworkSettings) ([]string, []driver.Port) {
 	return slices.Compact(ips), ports
 }
 
-// AddTail puts the end of stderr into the metadata, read once for each end of a container.
-func (e *Engine) AddTail(ctx context.Context, o *driver.Observed) {
+// addTail puts the end of stderr into the metadata, read once for each end of a container.
+func (e *Engine) addTail(ctx context.Context, o *driver.Observed) {
 	if o.FinishedAt.IsZero() {
 		return
 	}
@@ -196,11 +252,23 @@ func (e *Engine) AddTail(ctx context.Context, o *driver.Observed) {
 	}
 }
 
-// tailLines is more than fits MaxMetadata in nearly every case; tailLimit bounds the other ones.
+// tailLines is more than fits MaxMetadata in nearly every case. The engine keeps a line in pieces of 16 KiB and
+// counts each as one, so tailLimit is what they can be; of what is read the end is kept.
 const (
 	tailLines = "100"
-	tailLimit = 256 << 10
+	tailLimit = 2 << 20
 )
+
+// theEnd is a Writer that keeps the end of what it is given.
+type theEnd struct{ text []byte }
+
+func (e *theEnd) Write(p []byte) (int, error) {
+	e.text = append(e.text, p...)
+	if over := len(e.text) - driver.MaxMetadata; over > 0 {
+		e.text = append(e.text[:0], e.text[over:]...)
+	}
+	return len(p), nil
+}
 
 func (e *Engine) readTail(ctx context.Context, id string) (string, error) {
 	ctx, cancel := e.Call(ctx)
@@ -210,11 +278,11 @@ func (e *Engine) readTail(ctx context.Context, id string) (string, error) {
 		return "", err
 	}
 	defer rc.Close()
-	var text strings.Builder
+	var text theEnd
 	if _, err := stdcopy.StdCopy(io.Discard, &text, io.LimitReader(rc, tailLimit)); err != nil {
 		return "", err
 	}
-	return driver.Bound(strings.ToValidUTF8(text.String(), "�")), nil
+	return driver.Bound(strings.ToValidUTF8(string(text.text), "�")), nil
 }
 
 type tailKey struct {

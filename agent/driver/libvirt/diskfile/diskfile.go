@@ -1,5 +1,5 @@
-// Package diskfile makes the files of virtual machines' disks with qemu-img, marks them as made by us, and
-// keeps order in the folders beside them.
+// Package diskfile makes the files of virtual machines' disks with qemu-img, marks them as made by us, keeps order in
+// the folders beside them, and reads the addresses of disks on the network.
 package diskfile
 
 import (
@@ -52,11 +52,16 @@ func qemuImg(ctx context.Context, class driver.Class, args ...string) ([]byte, e
 	return out.Bytes(), nil
 }
 
-// Inspect reads the header of an image or a disk.
-func Inspect(ctx context.Context, path string) (Image, error) {
+// Inspect reads the header of an image or a disk. Without a format it is told by the content, which must not be
+// that of a raw disk: what stands there a guest has written.
+func Inspect(ctx context.Context, path, format string) (Image, error) {
 	f := Image{Path: path}
 	// -U: the guest that runs on it has it locked.
-	out, err := qemuImg(ctx, driver.InvalidImage, "info", "-U", "--output=json", path)
+	args := []string{"info", "-U", "--output=json"}
+	if format != "" {
+		args = append(args, "-f", format)
+	}
+	out, err := qemuImg(ctx, driver.InvalidImage, append(args, path)...)
 	if err != nil {
 		return f, err
 	}
@@ -97,12 +102,23 @@ func Make(ctx context.Context, to, format string, size int64, img *Image) error 
 	if err := os.Chmod(part, 0o600); err != nil {
 		return Failed(err)
 	}
-	return Failed(os.Rename(part, to))
+	return named(part, to)
+}
+
+// Move gives a file another name, to last: also when the power is lost the next moment.
+func Move(from, to string) error { return Failed(driver.Rename(from, to)) }
+
+// named is Move for a file that is worth nothing without its name.
+func named(part, to string) error {
+	if err := driver.Rename(part, to); err != nil {
+		return errors.Join(Failed(err), Remove(part))
+	}
+	return nil
 }
 
 // Grow makes a disk larger that is smaller than size bytes. Nobody may use it meanwhile.
 func Grow(ctx context.Context, path, format string, size int64) error {
-	f, err := Inspect(ctx, path)
+	f, err := Inspect(ctx, path, format)
 	if err != nil || size <= f.Size {
 		return err
 	}
@@ -131,9 +147,9 @@ func Remove(path string) error {
 func Write(path string, data []byte) error {
 	part := path + PartSuffix
 	if err := os.WriteFile(part, data, 0o600); err != nil {
-		return Failed(errors.Join(err, os.Remove(part)))
+		return errors.Join(Failed(err), Remove(part))
 	}
-	return Failed(os.Rename(part, path))
+	return named(part, path)
 }
 
 // Failed makes an error of files one of ours.

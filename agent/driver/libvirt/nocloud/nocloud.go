@@ -7,6 +7,7 @@ import (
 	"crypto/sha256"
 	"encoding/base64"
 	"encoding/hex"
+	"errors"
 	"fmt"
 	"io"
 	"mime/multipart"
@@ -14,6 +15,7 @@ import (
 	"strings"
 
 	"github.com/kdomanski/iso9660"
+	"gopkg.in/yaml.v3"
 )
 
 // File is one file of a seed.
@@ -107,6 +109,33 @@ func Plain(s string) string {
 		}
 	}
 	return s
+}
+
+// MetaData completes meta-data: it says which instance this is and what the host is called, unless it says so already.
+func MetaData(text, instance, name string) (string, error) {
+	given := map[string]any{}
+	if text != "" {
+		if err := yaml.Unmarshal([]byte(text), &given); err != nil {
+			return "", fmt.Errorf("not a mapping in JSON or YAML: %w", err)
+		}
+		if given == nil {
+			return "", errors.New("not a mapping in JSON or YAML: null")
+		}
+	}
+	_, hasID := given["instance-id"]
+	_, hasHost := given["local-hostname"]
+	_, hasName := given["hostname"]
+	if text != "" && hasID && (hasHost || hasName) {
+		return text, nil
+	}
+	if !hasID {
+		given["instance-id"] = instance
+	}
+	if !hasHost && !hasName {
+		given["local-hostname"] = Hostname(name)
+	}
+	out, err := yaml.Marshal(given)
+	return string(out), err
 }
 
 // Hostname makes a name one that hosts may have.

@@ -36,7 +36,7 @@ func main() {
 		os.Exit(number(args[1]))
 	case "chatter": // more than fits a status
 		for i := range 2000 {
-			fmt.Fprintf(os.Stderr, "probe: complaint %d\n", i)
+			fmt.Fprintf(os.Stderr, "probe: %4000s: complaint %d\n", "at length", i)
 		}
 		os.Exit(9)
 	case "allocate":

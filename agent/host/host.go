@@ -1,4 +1,6 @@
-package agent
+// Package host is what an agent knows of its machine: what it has and uses, what tells it from others of its name,
+// and where it is reached.
+package host
 
 import (
 	"context"
@@ -13,15 +15,15 @@ import (
 	"github.com/persys/compute/agent/usage"
 )
 
-// HostTotals is what a machine has.
-type HostTotals struct {
+// Totals is what a machine has.
+type Totals struct {
 	CPUMillicores int64
 	MemoryMB      int64
 	DiskGB        int64
 }
 
-// HostUsage is what is in use on a machine, whoever uses it. Percentages are 0 to 100.
-type HostUsage struct {
+// Usage is what is in use on a machine, whoever uses it. Percentages are 0 to 100.
+type Usage struct {
 	CPUMillicores                          int64
 	MemoryMB                               int64
 	DiskGB                                 int64
@@ -32,14 +34,14 @@ type HostUsage struct {
 // Host measures the machine. Totals and Usage answer from memory; Run, called once by the agent,
 // samples until ctx ends.
 type Host interface {
-	Totals() HostTotals
-	Usage() HostUsage
+	Totals() Totals
+	Usage() Usage
 	Run(ctx context.Context) error
 }
 
-// NewHost measures this machine; the disk is the file system of path, reported as storage pool
+// New measures this machine; the disk is the file system of path, reported as storage pool
 // "root". The error is that of the first measurement.
-func NewHost(path string) (Host, error) {
+func New(path string) (Host, error) {
 	h := &machine{path: path}
 	memory, err := mem.VirtualMemory()
 	if err != nil {
@@ -49,7 +51,7 @@ func NewHost(path string) (Host, error) {
 	if err != nil {
 		return nil, err
 	}
-	h.totals = HostTotals{
+	h.totals = Totals{
 		CPUMillicores: int64(runtime.NumCPU()) * 1000,
 		MemoryMB:      int64(memory.Total >> 20),
 		DiskGB:        int64(space.Total >> 30),
@@ -60,16 +62,16 @@ func NewHost(path string) (Host, error) {
 
 type machine struct {
 	path   string
-	totals HostTotals
+	totals Totals
 
 	mu    sync.Mutex
-	usage HostUsage
+	usage Usage
 	last  cpu.TimesStat
 }
 
-func (h *machine) Totals() HostTotals { return h.totals }
+func (h *machine) Totals() Totals { return h.totals }
 
-func (h *machine) Usage() HostUsage {
+func (h *machine) Usage() Usage {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	return h.usage
@@ -127,17 +129,17 @@ func busy(t cpu.TimesStat) float64 {
 
 func idle(t cpu.TimesStat) float64 { return t.Idle + t.Iowait }
 
-// FixedHost is a machine of constant size and use, for simulations.
-type FixedHost struct {
-	Total HostTotals
-	Used  HostUsage
+// Fixed is a machine of constant size and use, for simulations.
+type Fixed struct {
+	Total Totals
+	Used  Usage
 }
 
 // Totals are as given.
-func (h FixedHost) Totals() HostTotals { return h.Total }
+func (h Fixed) Totals() Totals { return h.Total }
 
 // Usage is as given.
-func (h FixedHost) Usage() HostUsage { return h.Used }
+func (h Fixed) Usage() Usage { return h.Used }
 
 // Run has nothing to measure.
-func (h FixedHost) Run(context.Context) error { return nil }
+func (h Fixed) Run(context.Context) error { return nil }

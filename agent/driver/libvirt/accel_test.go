@@ -1,0 +1,44 @@
+package libvirt
+
+import (
+	"context"
+	"errors"
+	"testing"
+
+	"github.com/persys/compute/agent/driver"
+	"github.com/persys/compute/agent/driver/libvirt/described"
+)
+
+// A trial that could not be made says nothing of KVM: nothing is chosen then, and it is made again. What is
+// chosen is what libvirt offers now, whatever a trial showed before.
+func TestTrialOfKVM(t *testing.T) {
+	d, err := newDriver(Options{ClusterID: "cluster-1", NodeID: "node-a", Images: t.TempDir()}, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	both := &facts{engine: "e", kvm: native, tcg: emulated}
+	for _, c := range []struct {
+		trial   error
+		machine *described.Machine
+	}{
+		{driver.Errorf(driver.StorageFull, "disk", "no space left"), nil},
+		{driver.Errorf(driver.RuntimeUnhealthy, "libvirt", "gone"), nil},
+		{context.DeadlineExceeded, nil},
+		{nil, native},
+	} {
+		d.accel.try = func(context.Context, *described.Machine) error { return c.trial }
+		m, err := d.accel.choose(t.Context(), d, both)
+		if m != c.machine || !errors.Is(err, c.trial) {
+			t.Errorf("after %v: %+v, %v", c.trial, m, err)
+		}
+	}
+	if m, err := d.accel.choose(t.Context(), d, &facts{engine: "e", tcg: emulated}); m != emulated || err != nil {
+		t.Errorf("without KVM: %+v, %v; want emulation", m, err)
+	}
+	d.accel.try = func(context.Context, *described.Machine) error {
+		return driver.Errorf(driver.RuntimeError, "kvm", "hangs")
+	}
+	if m, err := d.accel.choose(t.Context(), d, &facts{engine: "other", kvm: native, tcg: emulated}); m != emulated || err != nil {
+		t.Errorf("where a guest does not boot: %+v, %v; want emulation", m, err)
+	}
+}

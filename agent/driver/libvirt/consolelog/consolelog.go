@@ -1,0 +1,157 @@
+// Package consolelog reads the file in which virtlogd keeps what a guest wrote to its serial port.
+package consolelog
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"errors"
+	"io"
+	"io/fs"
+	"os"
+	"slices"
+	"time"
+
+	"github.com/persys/compute/agent/driver"
+	"github.com/persys/compute/agent/driver/libvirt/diskfile"
+)
+
+// maxLine bounds a line of a console, in bytes: a guest may write without end.
+const maxLine = 64 << 10
+
+// Copy writes what a file holds, and with Follow what is added to it until over says that nothing more is. A serial
+// port has no clock: a line that was there before has the time of the last one that was written, a line that is
+// followed the time of its arrival.
+func Copy(ctx context.Context, file string, options driver.LogOptions, over func(context.Context) (bool, error), w io.Writer) error {
+	var f *os.File
+	defer func() {
+		if f != nil {
+			f.Close()
+		}
+	}()
+	emit := func(line []byte, at time.Time) error {
+		line = bytes.TrimRight(line, "\r\n")
+		if options.Seen != nil {
+			options.Seen(at)
+		}
+		if options.Timestamps {
+			line = append([]byte(at.UTC().Format(time.RFC3339Nano)+" "), line...)
+		}
+		_, err := w.Write(append(slices.Clip(line), '\n'))
+		return err
+	}
+	var err error
+	f, err = os.Open(file)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return diskfile.Failed(err)
+	}
+	var offset int64
+	var partial []byte
+	if f != nil {
+		info, err := f.Stat()
+		if err != nil {
+			return diskfile.Failed(err)
+		}
+		last := info.ModTime()
+		lines, rest, n, err := readLines(f, options.Tail)
+		if err != nil {
+			return diskfile.Failed(err)
+		}
+		offset = n
+		if options.Since.IsZero() || !last.Before(options.Since) {
+			for _, l := range lines {
+				if err := emit(l, last); err != nil {
+					return err
+				}
+			}
+			partial = rest
+		}
+	}
+	flush := func() error {
+		if len(partial) == 0 {
+			return nil
+		}
+		return emit(partial, time.Now())
+	}
+	if !options.Follow {
+		return flush()
+	}
+	buf := make([]byte, 32<<10)
+	for {
+		// Whether it runs is asked before the file is read: what it wrote last is not missed.
+		ended, err := over(ctx)
+		if err != nil {
+			return err
+		}
+		if f == nil {
+			f, _ = os.Open(file)
+		}
+		for f != nil {
+			n, err := f.ReadAt(buf, offset)
+			offset += int64(n)
+			partial = append(partial, buf[:n]...)
+			for {
+				i := bytes.IndexByte(partial, '\n')
+				if i < 0 && len(partial) > maxLine {
+					i = maxLine - 1
+				}
+				if i < 0 {
+					break
+				}
+				if err := emit(partial[:i+1], time.Now()); err != nil {
+					return err
+				}
+				partial = partial[i+1:]
+			}
+			if errors.Is(err, io.EOF) {
+				break
+			}
+			if err != nil {
+				return diskfile.Failed(err)
+			}
+		}
+		if f != nil && rotated(f, file, offset) {
+			f.Close()
+			f, offset = nil, 0
+			continue
+		}
+		if ended {
+			return flush()
+		}
+		select {
+		case <-time.After(100 * time.Millisecond):
+		case <-ctx.Done():
+			return flush()
+		}
+	}
+}
+
+// rotated says whether virtlogd began another file.
+func rotated(f *os.File, path string, offset int64) bool {
+	now, err := os.Stat(path)
+	if err != nil {
+		return false
+	}
+	was, err := f.Stat()
+	return err == nil && (!os.SameFile(was, now) || now.Size() < offset)
+}
+
+// readLines gives the last lines of a file (all of them for tail ≤ 0), what follows the last line end,
+// and how far it read.
+func readLines(f *os.File, tail int) (lines [][]byte, rest []byte, offset int64, err error) {
+	in := bufio.NewReaderSize(f, maxLine)
+	for {
+		line, err := in.ReadSlice('\n')
+		offset += int64(len(line))
+		if errors.Is(err, io.EOF) {
+			return lines, bytes.Clone(line), offset, nil
+		}
+		if err != nil && !errors.Is(err, bufio.ErrBufferFull) {
+			return nil, nil, 0, err
+		}
+		lines = append(lines, bytes.Clone(line))
+		if tail > 0 && len(lines) > tail {
+			lines = lines[1:]
+		}
+	}
+}

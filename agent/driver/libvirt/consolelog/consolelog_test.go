@@ -1,0 +1,29 @@
+package consolelog
+
+import (
+	"bytes"
+	"context"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/persys/compute/agent/driver"
+)
+
+// A guest that writes without end loses nothing where its line is cut.
+func TestLongLine(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "console.log")
+	if err := os.WriteFile(file, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	line := strings.Repeat("0123456789", maxLine/4)
+	over := func(context.Context) (bool, error) { return true, os.WriteFile(file, []byte(line), 0o600) }
+	var out bytes.Buffer
+	if err := Copy(t.Context(), file, driver.LogOptions{Follow: true}, over, &out); err != nil {
+		t.Fatal(err)
+	}
+	if got := strings.ReplaceAll(out.String(), "\n", ""); got != line {
+		t.Errorf("of %d bytes %d came", len(line), len(got))
+	}
+}

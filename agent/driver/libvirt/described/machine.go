@@ -1,0 +1,111 @@
+// Package described reads what libvirt says in XML: the ways to run guests on a host, its networks and its
+// storage pools, and the interfaces of a guest.
+package described
+
+import (
+	"encoding/xml"
+	"fmt"
+	"slices"
+
+	"libvirt.org/go/libvirtxml"
+)
+
+// Machine is what one way to run guests offers.
+type Machine struct {
+	Kind        string // kvm or qemu, the domain's type
+	Type        string
+	Emulator    string
+	CPU         string // mode; empty leaves it to QEMU
+	Firmware    string // efi where there is no BIOS
+	CDROMBus    string
+	VNC         bool
+	RNG         bool
+	PanicDevice string // model; empty: none
+}
+
+// GuestTypes of the capabilities: which ways to run a 64-bit guest of the host's architecture there
+// are, and on which machine.
+func GuestTypes(capsXML string) (arch, uuid string, machine map[string]string, err error) {
+	var caps libvirtxml.Caps
+	if err := caps.Unmarshal(capsXML); err != nil {
+		return "", "", nil, fmt.Errorf("capabilities: %w", err)
+	}
+	if caps.Host.CPU != nil {
+		arch = caps.Host.CPU.Arch
+	}
+	machine = map[string]string{}
+	for _, g := range caps.Guests {
+		if g.OSType != "hvm" || g.Arch.Name != arch {
+			continue
+		}
+		var names []string
+		for _, m := range g.Arch.Machines {
+			names = append(names, m.Name)
+		}
+		pick := ""
+		for _, want := range []string{"q35", "virt", "pc"} {
+			if slices.Contains(names, want) {
+				pick = want
+				break
+			}
+		}
+		for _, d := range g.Arch.Domains {
+			machine[d.Type] = pick
+		}
+	}
+	return arch, caps.Host.UUID, machine, nil
+}
+
+// ReadMachine reads the domain capabilities of one machine.
+func ReadMachine(domcapsXML string) (*Machine, error) {
+	var caps libvirtxml.DomainCaps
+	if err := xml.Unmarshal([]byte(domcapsXML), &caps); err != nil {
+		return nil, fmt.Errorf("domain capabilities: %w", err)
+	}
+	m := &Machine{Kind: caps.Domain, Type: caps.Machine, Emulator: caps.Path}
+	if caps.CPU != nil {
+		m.CPU = cpuMode(caps.CPU.Modes, caps.Domain)
+	}
+	if caps.OS != nil && (caps.Arch == "aarch64" || caps.Arch == "riscv64") && enum(caps.OS.Enums, "firmware", "efi") {
+		m.Firmware = "efi"
+	}
+	if dev := caps.Devices; dev != nil {
+		for _, bus := range []string{"sata", "scsi", "ide"} {
+			if dev.Disk != nil && enum(dev.Disk.Enums, "bus", bus) {
+				m.CDROMBus = bus
+				break
+			}
+		}
+		m.VNC = dev.Graphics != nil && dev.Graphics.Supported == "yes" && enum(dev.Graphics.Enums, "type", "vnc")
+		m.RNG = dev.RNG != nil && dev.RNG.Supported == "yes" && enum(dev.RNG.Enums, "backendModel", "random")
+	}
+	if caps.Arch == "x86_64" || caps.Arch == "i686" {
+		m.PanicDevice = "isa"
+	}
+	return m, nil
+}
+
+// cpuMode: under KVM the host's own processor; in emulation the most that QEMU can.
+func cpuMode(modes []libvirtxml.DomainCapsCPUMode, kind string) string {
+	order := []string{"host-passthrough", "host-model"}
+	if kind != "kvm" {
+		order = []string{"maximum"}
+	}
+	for _, want := range order {
+		for _, m := range modes {
+			if m.Name == want && m.Supported == "yes" {
+				return want
+			}
+		}
+	}
+	return ""
+}
+
+func enum(all []libvirtxml.DomainCapsEnum, name, value string) bool {
+	for _, e := range all {
+		if e.Name == name {
+			return slices.Contains(e.Values, value)
+		}
+	}
+	return false
+}

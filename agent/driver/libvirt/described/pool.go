@@ -1,0 +1,22 @@
+package described
+
+import "encoding/xml"
+
+// PoolType is what schedulers call the type of a pool that libvirt describes.
+func PoolType(description string) string {
+	var p struct {
+		Type string `xml:"type,attr"`
+	}
+	if xml.Unmarshal([]byte(description), &p) != nil {
+		return "local"
+	}
+	switch p.Type {
+	case "netfs":
+		return "nfs"
+	case "iscsi", "iscsi-direct":
+		return "iscsi"
+	case "rbd":
+		return "ceph-rbd"
+	}
+	return "local" // dir, fs, logical, disk, zfs, …
+}

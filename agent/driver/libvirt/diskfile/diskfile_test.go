@@ -1,0 +1,38 @@
+package diskfile
+
+import (
+	"errors"
+	"net"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
+
+// What a disk is made as gets the disk's name only after it was written out: a socket, which can not be, never
+// gets it.
+func TestDiskIsWrittenOutBeforeItIsNamed(t *testing.T) {
+	programs := t.TempDir()
+	t.Setenv("PATH", programs+string(os.PathListSeparator)+os.Getenv("PATH"))
+	for name, img := range map[string]*Image{"empty": nil, "copy": {Path: "image.raw", Format: "raw", Size: 1 << 20}} {
+		to := filepath.Join(t.TempDir(), "vda.raw")
+		l, err := net.Listen("unix", filepath.Join(programs, name))
+		if err != nil {
+			t.Fatal(err)
+		}
+		l.(*net.UnixListener).SetUnlinkOnClose(false)
+		script := "#!/bin/sh\nexec mv " + filepath.Join(programs, name) + " " + to + PartSuffix + "\n"
+		if err := errors.Join(l.Close(), os.WriteFile(filepath.Join(programs, "qemu-img"), []byte(script), 0o700)); err != nil {
+			t.Fatal(err)
+		}
+		if err := Make(t.Context(), to, "raw", 1<<20, img); !errors.Is(err, unix.ENXIO) {
+			t.Errorf("%s: %v; want that it can not be written out", name, err)
+		}
+		for _, path := range []string{to, to + PartSuffix} {
+			if there, err := Exists(path); err != nil || there {
+				t.Errorf("%s: %s: %v, %v; want nothing", name, path, there, err)
+			}
+		}
+	}
+}

@@ -1,0 +1,65 @@
+package host
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"fmt"
+	"net"
+	"os"
+	"strings"
+	"time"
+)
+
+// Suffix tells machines of one host name apart: the first 12 digits of the machine id, of a hash of the first
+// hardware address if there is none; "" if there is neither.
+func Suffix() string {
+	if raw, err := os.ReadFile("/etc/machine-id"); err == nil {
+		if text := strings.TrimSpace(string(raw)); len(text) >= 12 {
+			return text[:12]
+		}
+	}
+	links, err := net.Interfaces()
+	if err != nil {
+		return ""
+	}
+	for _, link := range links {
+		if len(link.HardwareAddr) > 0 && link.Flags&net.FlagLoopback == 0 {
+			sum := sha256.Sum256([]byte(link.HardwareAddr.String()))
+			return hex.EncodeToString(sum[:6])
+		}
+	}
+	return ""
+}
+
+// Advertised is where schedulers reach a listener (contract/semantics.md, section 11): its own
+// host, or for a wildcard the source address towards a scheduler, else the first global one, else
+// 127.0.0.1. A loopback listener keeps its address, unlike existing agents': nothing else answers.
+func Advertised(addr net.Addr, scheduler string) (string, error) {
+	host, port, err := net.SplitHostPort(addr.String())
+	if err != nil {
+		return "", fmt.Errorf("address %q: %w", addr, err)
+	}
+	ip := net.ParseIP(host)
+	if ip != nil && !ip.IsUnspecified() {
+		return addr.String(), nil // bound to one address: no other answers
+	}
+	if scheduler != "" {
+		// Connecting a UDP socket sends nothing; it only asks for the route.
+		if conn, err := net.DialTimeout("udp", scheduler, time.Second); err == nil {
+			from, _, err := net.SplitHostPort(conn.LocalAddr().String())
+			conn.Close()
+			if err == nil {
+				return net.JoinHostPort(from, port), nil
+			}
+		}
+	}
+	addrs, err := net.InterfaceAddrs()
+	if err == nil {
+		for _, a := range addrs {
+			if n, ok := a.(*net.IPNet); ok && n.IP.IsGlobalUnicast() {
+				return net.JoinHostPort(n.IP.String(), port), nil
+			}
+		}
+	}
+	return net.JoinHostPort("127.0.0.1", port), nil
+}
