@@ -13,6 +13,7 @@ import (
 type limiter struct {
 	rate, burst float64 // per second; at most saved up
 	seed        uint64
+	start       time.Time // what it counts from by the monotonic clock: the wall clock may be set back
 	shards      [limitShards]limitShard
 }
 
@@ -30,7 +31,7 @@ type limitShard struct {
 type bucket struct {
 	client uint64
 	tokens float64
-	last   int64 // Unix nanoseconds; 0 = free
+	last   int64 // nanoseconds since the limiter's start; 0 = free
 	over   uint32
 }
 
@@ -51,7 +52,7 @@ func newLimiter(rate, burst int) *limiter {
 	if rate == 0 {
 		return nil
 	}
-	return &limiter{rate: float64(rate), burst: float64(burst), seed: rand.Uint64()}
+	return &limiter{rate: float64(rate), burst: float64(burst), seed: rand.Uint64(), start: time.Now()}
 }
 
 // take asks for one query of a client. Loopback is never limited: nobody else
@@ -62,7 +63,7 @@ func (l *limiter) take(a netip.Addr, now time.Time) verdict {
 	}
 	h := l.hash(a)
 	s := &l.shards[h%limitShards]
-	at := now.UnixNano()
+	at := int64(now.Sub(l.start))
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	set := &s.sets[h/limitShards%limitSets]

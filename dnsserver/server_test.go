@@ -280,14 +280,7 @@ func TestMetricsCount(t *testing.T) {
 // upstream answers every question for an A with one address.
 func upstream(t *testing.T) string {
 	t.Helper()
-	pc, err := net.ListenPacket("udp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	l, err := net.Listen("tcp", pc.LocalAddr().String())
-	if err != nil {
-		t.Fatal(err)
-	}
+	l, pc := testbed.Port(t)
 	h := dns.HandlerFunc(func(w dns.ResponseWriter, q *dns.Msg) {
 		m := new(dns.Msg)
 		m.SetReply(q)
@@ -450,7 +443,8 @@ func TestListenErrorsNameTheSetting(t *testing.T) {
 }
 
 func TestLimiter(t *testing.T) {
-	now := time.Unix(1000, 0)
+	l := newLimiter(10, 20)
+	now := l.start.Add(time.Second)
 	at := func(s string) netip.Addr { return netip.MustParseAddr(s) }
 	take := func(l *limiter, a string, n int) (passed, slipped int) {
 		for range n {
@@ -463,7 +457,6 @@ func TestLimiter(t *testing.T) {
 		}
 		return passed, slipped
 	}
-	l := newLimiter(10, 20)
 	if p, s := take(l, "192.0.2.1", 40); p != 20 || s != 5 {
 		t.Errorf("%d passed, %d slipped; want the burst of 20, and a quarter of the rest", p, s)
 	}

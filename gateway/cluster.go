@@ -45,7 +45,8 @@ type Scheduler struct {
 
 const (
 	probeTimeout = 4 * time.Second
-	// A connection whose address is gone gets this long to end its calls.
+	// A connection that is not chosen any more is looked at this often, and closed once no call is
+	// under way: the first time is late enough for those that had just chosen it.
 	retirement = 30 * time.Second
 )
 
@@ -174,21 +175,28 @@ func (b *backend) reconcile() error {
 	old = append(old, b.rings...)
 	b.replicas, b.rings = next, rings
 	if len(old) > 0 {
-		b.wg.Go(func() { b.retire(old) })
+		b.wg.Go(func() { b.retire(old, retirement) })
 	}
 	return nil
 }
 
-// retire closes connections once their calls have had time to end.
-func (b *backend) retire(conns []*dial.Conn) {
-	timer := time.NewTimer(retirement)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-	case <-b.ctx.Done():
-	}
-	for _, c := range conns {
-		_ = c.Close()
+// retire closes connections that are not chosen any more, each after its last call: a session or a
+// stream of events may last for days, and its scheduler may be there as long.
+func (b *backend) retire(conns []*dial.Conn, every time.Duration) {
+	tick := time.NewTicker(every)
+	defer tick.Stop()
+	for len(conns) > 0 {
+		select {
+		case <-tick.C:
+		case <-b.ctx.Done():
+		}
+		conns = slices.DeleteFunc(conns, func(c *dial.Conn) bool {
+			if b.ctx.Err() == nil && c.Busy() {
+				return false
+			}
+			_ = c.Close()
+			return true
+		})
 	}
 }
 

@@ -132,8 +132,10 @@ type execSession struct {
 }
 
 // upwards passes on what the caller sends until it leaves (nil) or sends what is
-// no request.
+// no request. What comes when the session is over is read and dropped: its last
+// output and its exit code may still be on their way down.
 func (s *execSession) upwards(ctx context.Context) error {
+	over := false
 	for first := true; ; first = false {
 		_, data, err := s.ws.Read(ctx)
 		if err != nil {
@@ -143,6 +145,9 @@ func (s *execSession) upwards(ctx context.Context) error {
 			return nil
 		}
 		s.read.Add(1)
+		if over {
+			continue
+		}
 		m := &clusterv1.ExecRequest{}
 		if err := protojson.Unmarshal(data, m); err != nil {
 			return status.Errorf(codes.InvalidArgument, "the message is no ExecRequest: %s", protoError(err))
@@ -156,11 +161,8 @@ func (s *execSession) upwards(ctx context.Context) error {
 			return status.Error(codes.InvalidArgument, "the first message must be open")
 		}
 		s.passing.Add(1)
-		err = s.stream.Send(m)
+		over = s.stream.Send(m) != nil // downwards hears why
 		s.passing.Add(-1)
-		if err != nil {
-			return nil // downwards hears why
-		}
 	}
 }
 

@@ -167,6 +167,36 @@ func wired(t *testing.T, s *execSession, asked *atomic.Int32) *websocket.Conn {
 	return caller
 }
 
+// over is a session's stream of a command that has ended.
+type over struct{ clusterv1.Cluster_ExecClient }
+
+func (over) Send(*clusterv1.ExecRequest) error { return io.EOF }
+
+// A command that ends while its caller still sends (head) gets its output and its exit code through: what
+// cannot be passed on any more ends nothing.
+func TestExecEndsUnderInput(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := &execSession{stream: over{}, workload: "web"}
+		caller := wired(t, s, new(atomic.Int32))
+		ended := make(chan error, 1)
+		go func() { ended <- s.upwards(t.Context()) }()
+		for _, m := range []string{`{"open":{"input":true}}`, `{"input":"aGVsbG8="}`} {
+			if err := caller.Write(t.Context(), websocket.MessageText, []byte(m)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		synctest.Wait()
+		if len(ended) != 0 {
+			t.Error("the session was ended before its caller left")
+		}
+		_ = caller.CloseNow()
+		_ = s.ws.CloseNow()
+		if err := <-ended; err != nil {
+			t.Errorf("the caller left: %v", err)
+		}
+	})
+}
+
 // command is a session's stream that takes a message only when somebody reads it.
 type command struct {
 	clusterv1.Cluster_ExecClient

@@ -155,6 +155,13 @@ func (s *replicaServer) SetMode(context.Context, *clusterv1.SetModeRequest) (*cl
 	return &clusterv1.SetModeResponse{Mode: "normal"}, nil
 }
 
+// CollectGarbage tells how long it was given.
+func (s *replicaServer) CollectGarbage(ctx context.Context, _ *clusterv1.CollectGarbageRequest) (*clusterv1.CollectGarbageResponse, error) {
+	end, _ := ctx.Deadline()
+	s.given <- time.Until(end)
+	return &clusterv1.CollectGarbageResponse{}, nil
+}
+
 // Exec opens, says who asks for what, gives input back, and ends with exit code 7
 // at the end of the input; "stay" is the caller to end.
 func (s *replicaServer) Exec(stream clusterv1.Cluster_ExecServer) error {

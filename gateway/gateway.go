@@ -43,7 +43,7 @@ type Options struct {
 	Webhook Webhook
 	// ProbeInterval is the time between looks at the schedulers, default 15 s.
 	ProbeInterval time.Duration
-	// CallTimeout is the deadline of one call, default 20 s; streams have none.
+	// CallTimeout is the deadline of one call, default 20 s; streams have none, and slow ones slowLimit.
 	CallTimeout time.Duration
 	// ProxyScheduler and ProxyEnabled are only shown by /health.
 	ProxyScheduler string
@@ -81,6 +81,9 @@ func New(ctx context.Context, opt Options) (*Gateway, error) {
 	if len(opt.Clusters) == 0 {
 		return nil, errors.New("no cluster is configured: set PERSYS_SCHEDULER_ADDR, PERSYS_SCHEDULER_DISCOVERY, scheduler.clusters or prow.discovery_domain")
 	}
+	if err := errors.Join(checkPath(opt.Webhook.Path), checkSecrets(opt.Webhook.Secrets)); err != nil {
+		return nil, err
+	}
 	opt.ProbeInterval = cmp.Or(opt.ProbeInterval, 15*time.Second)
 	opt.CallTimeout = cmp.Or(opt.CallTimeout, dial.DefaultCallTimeout)
 	if opt.Log == nil {
@@ -102,7 +105,7 @@ func New(ctx context.Context, opt Options) (*Gateway, error) {
 	g.first = g.find(opt.Default)
 	if opt.Default != "" && g.first == nil {
 		g.Close()
-		return nil, fmt.Errorf("scheduler.default_cluster_id %q is none of the configured clusters", opt.Default)
+		return nil, fmt.Errorf("PERSYS_GATEWAY_DEFAULT_CLUSTER %q is none of the configured clusters", opt.Default)
 	}
 	if g.first == nil {
 		g.first = g.backends[0]
@@ -315,12 +318,16 @@ func (g *Gateway) known(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		who, err := g.identify(r)
 		if err != nil {
-			w.Header().Set("WWW-Authenticate", `Bearer realm="persys"`)
-			refuse(w, http.StatusUnauthorized, err.Error())
+			unknown(w, err)
 			return
 		}
 		if who.from, _, err = net.SplitHostPort(r.RemoteAddr); err != nil {
 			who.from = "" // it is in this form always, but in tests
+		}
+		// Others are the schedulers' to judge; what gRPC cannot carry does not get there.
+		if key := r.Header.Get("Idempotency-Key"); strings.ContainsFunc(key, func(c rune) bool { return c < ' ' || c > '~' }) {
+			refuse(w, http.StatusBadRequest, fmt.Sprintf("Idempotency-Key %q must be a UUID of version 7", key))
+			return
 		}
 		id, explicit := cmp.Or(r.PathValue("cluster_id"), r.Header.Get("X-Persys-Cluster-ID"), r.URL.Query().Get("cluster_id")), true
 		if id == "" {

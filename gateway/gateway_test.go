@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"context"
 	"encoding/json"
+	"errors"
 	"io"
 	"net"
 	"net/http"
@@ -16,7 +17,9 @@ import (
 	"time"
 
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/reflect/protoreflect"
 
 	clusterv1 "github.com/persys/compute/api/cluster/v1"
@@ -133,6 +136,11 @@ func TestRoutes(t *testing.T) {
 		t.Errorf("the idempotency key went along as %q", got)
 	}
 	s.mu.Unlock()
+	for _, key := range []string{"schlüssel", "a\tb", "\xff"} { // as headers, and not as metadata
+		if w := ask(g.Handler(), "POST", "/v1/workloads/web/retry", `{}`, "Idempotency-Key", key); w.Code != 400 || !strings.Contains(w.Body.String(), "must be a UUID of version 7") {
+			t.Errorf("Idempotency-Key %q: %d %s", key, w.Code, w.Body)
+		}
+	}
 	if w := ask(g.Public(), "GET", "/", ""); w.Code != 200 || compact(w.Body.String()) != `{"message":"Persys gateway","status":"success","version":"1.0.0"}` {
 		t.Errorf("public /: %d %s", w.Code, w.Body)
 	}
@@ -342,6 +350,62 @@ func TestRouting(t *testing.T) {
 	}
 }
 
+// TestStreamOutlivesItsRing: when the set of schedulers changes, what was opened before goes on.
+func TestStreamOutlivesItsRing(t *testing.T) {
+	r := startReplica(t, "s1", nil)
+	connect := func() *dial.Conn {
+		c, err := dial.Dial(t.Context(), dial.Options{Addrs: []string{r.addr}, Insecure: true})
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = c.Close() })
+		return c
+	}
+	used, unused := connect(), connect()
+	stream, err := clusterv1.NewClusterClient(used).Exec(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	send := func(m *clusterv1.ExecRequest) {
+		t.Helper()
+		if err := stream.Send(m); err != nil {
+			t.Fatal(err)
+		}
+	}
+	send(&clusterv1.ExecRequest{Message: &clusterv1.ExecRequest_Open{Open: &clusterv1.ExecOpen{WorkloadId: "web"}}})
+	if _, err := stream.Recv(); err != nil {
+		t.Fatal(err)
+	}
+	b := &backend{ctx: t.Context()}
+	retired := make(chan struct{})
+	go func() {
+		defer close(retired)
+		b.retire([]*dial.Conn{unused, used}, time.Millisecond)
+	}()
+	closed := func(c *dial.Conn) bool {
+		_, err := clusterv1.NewClusterClient(c).Status(t.Context(), &clusterv1.StatusRequest{})
+		return status.Code(err) == codes.Canceled
+	}
+	testbed.Until(t, "the unused connection is closed", func() bool { return closed(unused) })
+	send(&clusterv1.ExecRequest{Message: &clusterv1.ExecRequest_EndInput{EndInput: true}})
+	for {
+		m, err := stream.Recv()
+		if err != nil {
+			t.Fatalf("the session ended with its ring: %v", err)
+		}
+		if exit := m.GetExit(); exit != nil {
+			break
+		}
+	}
+	if _, err := stream.Recv(); !errors.Is(err, io.EOF) {
+		t.Fatal(err)
+	}
+	<-retired
+	if !closed(used) {
+		t.Error("the connection outlives its last call")
+	}
+}
+
 // Gateways may be made and used side by side in one process, and each refuses
 // parameters that it does not know. The race detector has the last word.
 func TestGatewaysSideBySide(t *testing.T) {
@@ -501,6 +565,15 @@ func TestBadOptions(t *testing.T) {
 	} {
 		if _, err := New(t.Context(), c.opt); err == nil || !strings.Contains(err.Error(), c.want) {
 			t.Errorf("got %v, want %q", err, c.want)
+		}
+	}
+}
+
+// What a workload or node is called makes no stream of a call, which would have no deadline.
+func TestWhatIsAStream(t *testing.T) {
+	for path, want := range map[string]bool{"/v1/workloads/web/logs": true, "/v1/workloads/logs/logs": true, "/v1/workloads/logs": false, "/v1/nodes/logs": false} {
+		if got := streams(httptest.NewRequest("GET", path, nil)); got != want {
+			t.Errorf("GET %s: a stream without a deadline = %v, want %v", path, got, want)
 		}
 	}
 }

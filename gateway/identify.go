@@ -1,14 +1,17 @@
 package gateway
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"net/http"
 	"net/url"
 	"regexp"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"github.com/coreos/go-oidc/v3/oidc"
@@ -47,6 +50,17 @@ func (g *Gateway) identify(r *http.Request) (caller, error) {
 	return c, nil
 }
 
+// unknown answers a request whose caller could not be identified.
+func unknown(w http.ResponseWriter, err error) {
+	if errors.Is(err, errNoIssuer) {
+		w.Header().Set("Retry-After", "10")
+		refuse(w, http.StatusServiceUnavailable, err.Error())
+		return
+	}
+	w.Header().Set("WWW-Authenticate", `Bearer realm="persys"`)
+	refuse(w, http.StatusUnauthorized, err.Error())
+}
+
 // namespaceName is the rule for names of namespaces (docs/RULES.md, "Ids").
 var namespaceName = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9_.-]{0,127}$`)
 
@@ -60,9 +74,9 @@ func bearer(r *http.Request) string {
 // Tokens judges OIDC bearer tokens: signature by the issuer's published keys,
 // issuer, audience and expiry, then the role from a claim.
 type Tokens struct {
-	verifier *oidc.IDTokenVerifier
-	claim    string
-	roles    map[string]Role // claim value to role
+	opt      TokenOptions
+	verifier atomic.Pointer[oidc.IDTokenVerifier] // nil until the issuer has answered
+	roles    map[string]Role                      // claim value to role
 	// spaces are the namespaces that a claim value gives, and confines to.
 	spaces map[string][]string
 }
@@ -77,15 +91,17 @@ type TokenOptions struct {
 	// these acts only in the namespaces of all that it has; an admin acts everywhere.
 	Namespaces map[string]string
 	Client     *http.Client // default http.DefaultClient
+	Log        *slog.Logger
 }
 
-// NewTokens asks the issuer for its keys' address. They are fetched and renewed
-// as tokens need them.
+// errNoIssuer is about the gateway, not about who asks.
+var errNoIssuer = errors.New("no bearer token can be judged yet: the issuer has not answered; use a client certificate, or try again")
+
+// NewTokens asks the issuer for its keys' address; where it does not answer, Run asks on.
+// The keys are fetched and renewed as tokens need them.
 func NewTokens(ctx context.Context, opt TokenOptions) (*Tokens, error) {
-	t := &Tokens{claim: opt.Claim, roles: map[string]Role{}, spaces: map[string][]string{}}
-	if t.claim == "" {
-		t.claim = "groups"
-	}
+	opt.Claim, opt.Log = cmp.Or(opt.Claim, "groups"), cmp.Or(opt.Log, slog.New(slog.DiscardHandler))
+	t := &Tokens{opt: opt, roles: map[string]Role{}, spaces: map[string][]string{}}
 	if opt.Audience == "" {
 		return nil, errors.New("auth.oidc.audience must be set: a token for another service must not do here")
 	}
@@ -104,23 +120,58 @@ func NewTokens(ctx context.Context, opt TokenOptions) (*Tokens, error) {
 			}
 		}
 	}
-	if opt.Client != nil {
-		ctx = oidc.ClientContext(ctx, opt.Client)
+	if u, err := url.Parse(opt.Issuer); err != nil || u.Scheme != "https" && u.Scheme != "http" || u.Host == "" {
+		return nil, fmt.Errorf("auth.oidc.issuer %q must be a URL that begins with https:// or http://", opt.Issuer)
+	}
+	var other *oidc.IssuerMismatchError
+	if err := t.discover(ctx); errors.As(err, &other) {
+		return nil, err
+	}
+	return t, nil
+}
+
+func (t *Tokens) discover(ctx context.Context) error {
+	if t.opt.Client != nil {
+		ctx = oidc.ClientContext(ctx, t.opt.Client)
 	}
 	dctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
-	provider, err := oidc.NewProvider(dctx, opt.Issuer)
+	provider, err := oidc.NewProvider(dctx, t.opt.Issuer)
 	if err != nil {
-		return nil, fmt.Errorf("auth.oidc.issuer %q: %w", opt.Issuer, err)
+		return fmt.Errorf("auth.oidc.issuer %q: %w", t.opt.Issuer, err)
 	}
-	t.verifier = provider.VerifierContext(ctx, &oidc.Config{ClientID: opt.Audience})
-	return t, nil
+	t.verifier.Store(provider.VerifierContext(ctx, &oidc.Config{ClientID: t.opt.Audience}))
+	return nil
+}
+
+// Run asks an issuer that has not answered until it does, and ends with ctx.
+func (t *Tokens) Run(ctx context.Context) {
+	said := ""
+	for pause := time.Second; t.verifier.Load() == nil; pause = min(2*pause, 30*time.Second) {
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(pause):
+		}
+		switch err := t.discover(ctx); {
+		case err == nil:
+			t.opt.Log.Info("the issuer of bearer tokens has answered; they are taken", "issuer", t.opt.Issuer)
+		case ctx.Err() == nil && err.Error() != said:
+			said = err.Error()
+			t.opt.Log.Warn("bearer tokens are not taken until their issuer answers; trying on", "err", err)
+		}
+	}
+	<-ctx.Done()
 }
 
 func (t *Tokens) judge(ctx context.Context, token string) (caller, error) {
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
-	id, err := t.verifier.Verify(ctx, token)
+	verifier := t.verifier.Load()
+	if verifier == nil {
+		return caller{}, errNoIssuer
+	}
+	id, err := verifier.Verify(ctx, token)
 	if err != nil {
 		return caller{}, fmt.Errorf("the bearer token: %w", err)
 	}
@@ -130,7 +181,7 @@ func (t *Tokens) judge(ctx context.Context, token string) (caller, error) {
 	}
 	c := caller{name: "user " + id.Subject, user: tokenUser(id.Issuer, id.Subject)}
 	var values []any
-	switch v := claims[t.claim].(type) {
+	switch v := claims[t.opt.Claim].(type) {
 	case []any:
 		values = v
 	case string:

@@ -93,8 +93,7 @@ func below(next http.Handler) http.Handler {
 func (g *Gateway) authenticated(h http.HandlerFunc) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if _, err := g.identify(r); err != nil {
-			w.Header().Set("WWW-Authenticate", `Bearer realm="persys"`)
-			refuse(w, http.StatusUnauthorized, err.Error())
+			unknown(w, err)
 			return
 		}
 		h(w, r)

@@ -139,6 +139,19 @@ func TestDeadlines(t *testing.T) {
 			t.Errorf("%s: the replica was given %s, the gateway gives its calls %s", path, given, timeout)
 		}
 	}
+	// What a node stops in doing so has a grace of its own.
+	for _, path := range []string{"/v1/nodes/n/gc", "/clusters/main/v1/nodes/n/gc"} {
+		if w := ask(g.Handler(), "POST", path, "{}"); w.Code != 200 {
+			t.Errorf("%s: %d %s", path, w.Code, w.Body)
+		} else if given := <-s.given; given < slowLimit-time.Minute {
+			t.Errorf("%s: the replica was given %s", path, given)
+		}
+	}
+	for path, want := range map[string]bool{"/v1/nodes/gc/gc": true, "/v1/nodes/gc": false, "/v1/nodes": false, "/v1/recovery/restore": true} {
+		if got := slow(httptest.NewRequest("GET", path, nil)); got != want {
+			t.Errorf("%s may take long: %v", path, got)
+		}
+	}
 	srv := httptest.NewServer(g.Handler())
 	t.Cleanup(srv.Close)
 	t.Cleanup(http.DefaultClient.CloseIdleConnections)

@@ -63,7 +63,8 @@ func streams(r *http.Request) bool {
 		return false
 	}
 	p := r.URL.Path
-	return p == "/v1/events" || strings.HasPrefix(p, "/v1/watch/") || strings.HasSuffix(p, "/logs") ||
+	one, of := strings.CutPrefix(p, "/v1/workloads/")
+	return p == "/v1/events" || strings.HasPrefix(p, "/v1/watch/") || of && strings.HasSuffix(one, "/logs") ||
 		strings.Contains(r.Header.Get("Accept"), eventStream)
 }
 

@@ -8,6 +8,7 @@ import (
 	"net/url"
 	"strings"
 	"sync"
+	"time"
 
 	"github.com/grpc-ecosystem/grpc-gateway/v2/runtime"
 	"github.com/grpc-ecosystem/grpc-gateway/v2/utilities"
@@ -67,7 +68,12 @@ func (g *Gateway) v1() (http.Handler, error) {
 			r.URL.RawQuery = q.Encode()
 		}
 		if !streams(r) {
-			ctx, cancel := context.WithTimeout(r.Context(), g.opt.CallTimeout)
+			limit := g.opt.CallTimeout
+			if slow(r) {
+				limit = max(limit, slowLimit)
+				_ = http.NewResponseController(w).SetWriteDeadline(time.Time{}) // it allows for the others
+			}
+			ctx, cancel := context.WithTimeout(r.Context(), limit)
 			defer cancel()
 			mux.ServeHTTP(w, r.WithContext(ctx))
 			return
@@ -76,6 +82,17 @@ func (g *Gateway) v1() (http.Handler, error) {
 		defer end()
 		mux.ServeHTTP(out, r)
 	}), nil
+}
+
+// slowLimit bounds the calls that are no streams and may take longer than others: as
+// long as persysctl waits for a recovery.
+const slowLimit = 15 * time.Minute
+
+// slow reports whether a call reads or writes a whole etcd, or stops what a node has
+// left over, each with its grace.
+func slow(r *http.Request) bool {
+	node, ofNode := strings.CutPrefix(r.URL.Path, "/v1/nodes/")
+	return ofNode && strings.HasSuffix(node, "/gc") || strings.HasPrefix(r.URL.Path, "/v1/recovery")
 }
 
 // strictQuery refuses parameters that the request's message does not have: a

@@ -12,8 +12,12 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"maps"
 	"mime"
 	"net/http"
+	"path"
+	"slices"
+	"strings"
 	"sync"
 	"time"
 )
@@ -23,11 +27,12 @@ import (
 type Webhook struct {
 	// Path on the public listener, default /webhooks/github.
 	Path string
-	// Secret signs deliveries; Secrets overrides it by "owner/name". A repository
-	// without a secret is refused.
+	// Secret signs deliveries; Secrets overrides it by "owner/name", in any case, as
+	// forges take it. A repository without a secret is refused.
 	Secret  string
 	Secrets map[string]string
-	// ReplayTTL is how long a delivery id is remembered, default 5 min.
+	// ReplayTTL is how long a delivery id is remembered, default 5 min; that of a delivery which
+	// could not be forwarded is not.
 	ReplayTTL time.Duration
 	// Forward is the URL that accepted deliveries are posted to. Without it
 	// deliveries are refused: an accepted one would be lost.
@@ -36,8 +41,30 @@ type Webhook struct {
 	// after the first, the first pause 1 s, doubling.
 	Retries int
 	Backoff time.Duration
-	// Client posts; default one with a 10 s limit.
+	// Client posts; default one with a 10 s limit, which follows no redirection that
+	// would drop the delivery.
 	Client *http.Client
+}
+
+// checkPath refuses what nobody would reach, and patterns; "" is the default.
+func checkPath(p string) error {
+	if under := strings.TrimSuffix(p, "/") + "/x"; strings.ContainsAny(p, " \t{}?#") || p != "" && path.Join("/", under) != under {
+		return fmt.Errorf("webhook.public_path %q must begin with / and hold no blank, {, }, ? or #, and no segment that is empty, . or ..", p)
+	}
+	return nil
+}
+
+// checkSecrets refuses a repository with two secrets: GitHub names it in any case.
+func checkSecrets(secrets map[string]string) error {
+	as := make(map[string]string, len(secrets))
+	for _, repo := range slices.Sorted(maps.Keys(secrets)) {
+		low := strings.ToLower(repo)
+		if other, ok := as[low]; ok {
+			return fmt.Errorf("webhook.repository_secrets: %q and %q are one repository", other, repo)
+		}
+		as[low] = repo
+	}
+	return nil
 }
 
 const (
@@ -62,6 +89,7 @@ type receiver struct {
 	mu    sync.Mutex
 	seen  map[string]time.Time
 	order []string // ids of seen, oldest first
+	over  bool     // nothing is forwarded any more
 }
 
 func newReceiver(w Webhook, log *slog.Logger) *receiver {
@@ -70,9 +98,23 @@ func newReceiver(w Webhook, log *slog.Logger) *receiver {
 	w.Retries = cmp.Or(w.Retries, 5)
 	w.Backoff = cmp.Or(w.Backoff, time.Second)
 	if w.Client == nil {
-		w.Client = &http.Client{Timeout: 10 * time.Second}
+		w.Client = &http.Client{Timeout: 10 * time.Second, CheckRedirect: asPost}
 	}
+	secrets := make(map[string]string, len(w.Secrets))
+	for repo, secret := range w.Secrets {
+		secrets[strings.ToLower(repo)] = secret
+	}
+	w.Secrets = secrets
 	return &receiver{Webhook: w, log: log, queue: make(chan delivery, deliveryQueue), now: time.Now, seen: map[string]time.Time{}}
+}
+
+// asPost stops at a redirection (301, 302, 303) that makes a GET without a body of the
+// post: whatever that answers, the delivery is not there.
+func asPost(r *http.Request, via []*http.Request) error {
+	if r.Method != http.MethodPost || len(via) >= 10 {
+		return http.ErrUseLastResponse
+	}
+	return nil
 }
 
 func (rc *receiver) ServeHTTP(w http.ResponseWriter, r *http.Request) {
@@ -89,13 +131,27 @@ func (rc *receiver) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		refuse(w, http.StatusConflict, fmt.Sprintf("delivery %q was received before", d.id))
 		return
 	}
-	select {
-	case rc.queue <- d:
-		writeJSON(w, http.StatusOK, map[string]string{"status": "accepted"})
-	default:
+	if err := rc.accept(d); err != nil {
 		rc.forget(d.id) // so that the sender's next try is welcome
 		w.Header().Set("Retry-After", "10")
-		refuse(w, http.StatusServiceUnavailable, fmt.Sprintf("%d deliveries are waiting already", deliveryQueue))
+		refuse(w, http.StatusServiceUnavailable, err.Error())
+		return
+	}
+	writeJSON(w, http.StatusOK, map[string]string{"status": "accepted"})
+}
+
+// accept queues a delivery, if anybody will forward it.
+func (rc *receiver) accept(d delivery) error {
+	rc.mu.Lock()
+	defer rc.mu.Unlock()
+	if rc.over {
+		return errors.New("the gateway is about to end")
+	}
+	select {
+	case rc.queue <- d:
+		return nil
+	default:
+		return fmt.Errorf("%d deliveries are waiting already", deliveryQueue)
 	}
 }
 
@@ -135,7 +191,7 @@ func (rc *receiver) check(r *http.Request) (delivery, int, error) {
 	if repo == "" {
 		return d, http.StatusBadRequest, errors.New("the payload names no repository (repository.full_name)")
 	}
-	secret, ok := rc.Secrets[repo]
+	secret, ok := rc.Secrets[strings.ToLower(repo)]
 	if !ok {
 		secret = rc.Secret
 	}
@@ -200,6 +256,10 @@ func (rc *receiver) run(ctx context.Context) {
 			}
 		})
 	}
+	<-ctx.Done()
+	rc.mu.Lock()
+	rc.over = true // the listener goes on for a moment
+	rc.mu.Unlock()
 	wg.Wait()
 	if n := len(rc.queue); n > 0 {
 		rc.log.Error("webhook deliveries were accepted and not forwarded before the end", "deliveries", n)
@@ -214,6 +274,7 @@ func (rc *receiver) forward(ctx context.Context, d delivery) {
 			return
 		}
 		if try >= rc.Retries || ctx.Err() != nil {
+			rc.forget(d.id) // so that it may be delivered again
 			rc.log.Error("a webhook delivery could not be forwarded", "delivery", d.id, "event", d.event, "tries", try+1, "error", err)
 			return
 		}

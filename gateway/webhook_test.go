@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"fmt"
+	"io"
 	"log/slog"
 	"net/http"
 	"net/http/httptest"
@@ -59,6 +60,25 @@ func TestDeliveriesAreRememberedForTheReplayTime(t *testing.T) {
 	}
 }
 
+func TestARepositoryHasItsSecretInAnyCase(t *testing.T) {
+	for _, c := range []struct {
+		own  string
+		code int
+	}{{"hush", 200}, {"another", 401}} {
+		rc := newReceiver(Webhook{Secret: "hush", Secrets: map[string]string{"A/B": c.own}, Forward: "http://127.0.0.1:1"}, slog.New(slog.DiscardHandler))
+		if w := deliver(rc, "d"); w.Code != c.code {
+			t.Errorf("signed with hush, its own is %s: %d, want %d", c.own, w.Code, c.code)
+		}
+	}
+}
+
+func TestARepositoryHasOneSecret(t *testing.T) {
+	o := Options{Clusters: []Cluster{{ID: ""}}, Webhook: Webhook{Secrets: map[string]string{"a/b": "x", "A/B": "y", "a/c": "z"}}}
+	if _, err := New(t.Context(), o); !strings.Contains(err.Error(), `"A/B" and "a/b" are one repository`) {
+		t.Errorf("got %v", err)
+	}
+}
+
 func TestAFullQueueSaysWhenToComeAgain(t *testing.T) {
 	rc := newReceiver(Webhook{Secret: "hush", Forward: "http://127.0.0.1:1"}, slog.New(slog.DiscardHandler))
 	for i := range deliveryQueue {
@@ -77,6 +97,33 @@ func TestAFullQueueSaysWhenToComeAgain(t *testing.T) {
 	}
 }
 
+func TestNothingIsAcceptedThatNobodyForwards(t *testing.T) {
+	rc := newReceiver(Webhook{Secret: "hush", Forward: "http://127.0.0.1:1"}, slog.New(slog.DiscardHandler))
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	rc.run(ctx)
+	for range 2 {
+		if w := deliver(rc, "d"); w.Code != 503 || !strings.Contains(w.Body.String(), "about to end") {
+			t.Errorf("at the end of the gateway: %d %s", w.Code, w.Body)
+		}
+	}
+}
+
+func TestABadPathIsAnError(t *testing.T) {
+	for p, good := range map[string]bool{
+		"": true, "/": true, "/hook": true, "/hooks/": true, "/caf%C3%A9/.well-known/a:b": true,
+		"webhooks/github": false, "/{repo": false, "/{repo}": false, "/a b": false, "//a": false, "//": false, "/a//": false, "/a/../b": false, "/.": false, "/a?b": false,
+	} {
+		o := Options{Clusters: []Cluster{{ID: ""}}, Webhook: Webhook{Path: p}}
+		if _, err := New(t.Context(), o); strings.Contains(err.Error(), fmt.Sprintf("webhook.public_path %q", p)) == good {
+			t.Errorf("%q: got %v, want it good: %v", p, err, good)
+		}
+		if good { // or it panics
+			http.NewServeMux().Handle("POST "+newReceiver(o.Webhook, nil).Path, http.NotFoundHandler())
+		}
+	}
+}
+
 func TestForwardingGivesUp(t *testing.T) {
 	var log bytes.Buffer
 	tries := make(chan time.Time, 16)
@@ -88,6 +135,7 @@ func TestForwardingGivesUp(t *testing.T) {
 	client := srv.Client()
 	t.Cleanup(client.CloseIdleConnections)
 	rc := newReceiver(Webhook{Forward: srv.URL, Retries: 3, Backoff: 20 * time.Millisecond, Client: client}, slog.New(slog.NewTextHandler(&log, nil)))
+	rc.remember("d1")
 	rc.forward(t.Context(), delivery{id: "d1", event: "push"})
 	if len(tries) != 4 {
 		t.Fatalf("%d tries, want the first and 3 more", len(tries))
@@ -103,6 +151,9 @@ func TestForwardingGivesUp(t *testing.T) {
 	if !strings.Contains(log.String(), "could not be forwarded") || !strings.Contains(log.String(), "delivery=d1") || !strings.Contains(log.String(), "tries=4") {
 		t.Errorf("it is lost without a word: %s", log.String())
 	}
+	if !rc.remember("d1") {
+		t.Error("what is lost cannot be delivered again")
+	}
 
 	// The end of the gateway ends the tries, too.
 	ctx, cancel := context.WithCancel(t.Context())
@@ -113,4 +164,27 @@ func TestForwardingGivesUp(t *testing.T) {
 	testbed.Until(t, "the first try", func() bool { return len(tries) == 1 })
 	cancel()
 	<-done
+}
+
+func TestARedirectionDropsNoDelivery(t *testing.T) {
+	for code, there := range map[int]string{301: "", 302: "", 303: "", 307: "{}", 308: "{}"} {
+		got := make(chan string, 1)
+		mux := http.NewServeMux()
+		mux.Handle("/old", http.RedirectHandler("/new", code))
+		mux.HandleFunc("/new", func(_ http.ResponseWriter, r *http.Request) {
+			body, _ := io.ReadAll(r.Body)
+			got <- string(body)
+		})
+		srv := httptest.NewServer(mux)
+		rc := newReceiver(Webhook{Forward: srv.URL + "/old"}, slog.New(slog.DiscardHandler))
+		err := rc.post(t.Context(), delivery{id: "d", event: "push", body: []byte("{}")})
+		if there == "" && (err == nil || !strings.Contains(err.Error(), fmt.Sprint(code)) || len(got) != 0) {
+			t.Errorf("%d, which loses the body: %v, %d requests", code, err, len(got))
+		}
+		if there != "" && (err != nil || <-got != there) {
+			t.Errorf("%d, which keeps the body: %v", code, err)
+		}
+		rc.Client.CloseIdleConnections()
+		srv.Close()
+	}
 }

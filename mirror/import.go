@@ -2,6 +2,7 @@ package mirror
 
 import (
 	"cmp"
+	"errors"
 	"math"
 	"net"
 	"slices"
@@ -142,6 +143,9 @@ func putOf(w *Workload, translate Translate) (*commandv1.WorkloadPut, error) {
 		}
 		put.Desired = string(desired)
 		return put, nil
+	}
+	if w.Own.Cut && desired != fsm.DesiredDeleted { // what goes is placed nowhere
+		return nil, errors.New("persys: its constraints were too large for its record: apply it again")
 	}
 	o, d := w.Own, &w.Own.Demand
 	demand := &commandv1.Demand{

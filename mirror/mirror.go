@@ -221,6 +221,12 @@ func (m *Mirror) Run(ctx context.Context, epoch fsm.Epoch) error {
 	m.mu.Lock()
 	m.judge, m.behind, m.taken, m.marked = newJudge(time.Now), time.Now(), 0, 0
 	m.mu.Unlock()
+	// A later stint may be asked for its judgement before it has begun to judge.
+	defer func() {
+		m.mu.Lock()
+		defer m.mu.Unlock()
+		m.judge = newJudge(time.Now)
+	}()
 
 	ctx, cancel := context.WithCancel(ctx)
 	var wg sync.WaitGroup

@@ -332,6 +332,33 @@ func TestAFieldTooLargeIsLeftOut(t *testing.T) {
 	}
 }
 
+// TestARecordFitsWhateverIsInIt: one that does not would end the mirror, and with it every
+// change to the cluster. JSON makes six bytes of some.
+func TestARecordFitsWhateverIsInIt(t *testing.T) {
+	for _, size := range []int{60 << 10, 200 << 10, 512 << 10} {
+		text := strings.Repeat("<", size)
+		command, constraints := Fields{Command: []string{text}}, []fsm.Constraint{{Key: "zone", Op: "in", Values: []string{text}}}
+		for _, c := range []struct {
+			fields Fields
+			demand fsm.Demand
+		}{{command, fsm.Demand{}}, {Fields{}, fsm.Demand{Constraints: constraints}}} {
+			w := &fsm.Workload{ID: "big", Spec: []byte(text), Content: "c1:aa", Demand: &c.demand, Actual: &fsm.Observation{}}
+			p := &Projection{layout: LayoutBoth, describe: func(*fsm.Workload) Fields { return c.fields }}
+			for _, kv := range p.records(w) {
+				if len(kv.Value) > maxValue {
+					t.Errorf("%d bytes, %d constraints: %s has %d", size, len(c.demand.Constraints), kv.Key, len(kv.Value))
+				}
+			}
+			// What lacks constraints is not brought back as if it had none.
+			if r := p.whole(w); len(r.Own.Demand.Constraints) != len(w.Demand.Constraints) {
+				if _, err := putOf(r, nil); err == nil {
+					t.Errorf("%d bytes: taken without its constraints", size)
+				}
+			}
+		}
+	}
+}
+
 // TestRevisionsAreGivenUp: history does not pile up in etcd.
 func TestRevisionsAreGivenUp(t *testing.T) {
 	for _, tt := range []struct {
@@ -374,6 +401,10 @@ func TestRunEnds(t *testing.T) {
 		r.awaitState(Healthy)
 		if err := r.stop(); !errors.Is(err, context.Canceled) {
 			t.Errorf("Run returned %v", err)
+		}
+		// What was found in one stint decides nothing in the next.
+		if h := r.Stats().Health; h.State != Starting {
+			t.Errorf("after its end the mirror is %s", h.State)
 		}
 	})
 	t.Run("with the store", func(t *testing.T) {

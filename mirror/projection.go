@@ -98,14 +98,25 @@ func (p *Projection) records(w *fsm.Workload) []KV {
 	return out
 }
 
+// mayGrow is how many times as long as a specification its record is at most: its bytes are
+// there as base64, and every one of them twice as a field (the command is), where JSON takes
+// six for a <, say.
+const mayGrow = 16
+
 // whole is the record under /workloads/. A specification so large that its
-// fields and its sealed bytes do not fit together keeps only the bytes.
+// fields and its sealed bytes do not fit together keeps only the bytes, and what the
+// planner knows of it, without the constraints if these are what does not fit.
 func (p *Projection) whole(w *fsm.Workload) *Workload {
 	f := p.describe(w)
-	if len(w.Spec) > maxValue/4 && len(encode(p.wholeWith(w, f))) > maxValue {
-		f = Fields{Image: f.Image, ProjectName: f.ProjectName, RestartPolicy: f.RestartPolicy, Network: f.Network}
+	r := p.wholeWith(w, f)
+	if len(w.Spec) <= maxValue/mayGrow || len(encode(r)) <= maxValue {
+		return r
 	}
-	return p.wholeWith(w, f)
+	r = p.wholeWith(w, Fields{Image: f.Image, ProjectName: f.ProjectName, RestartPolicy: f.RestartPolicy, Network: f.Network})
+	if len(encode(r)) > maxValue {
+		r.Own.Demand.Constraints, r.Own.Cut = nil, true
+	}
+	return r
 }
 
 func (p *Projection) wholeWith(w *fsm.Workload, f Fields) *Workload {

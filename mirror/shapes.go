@@ -300,6 +300,7 @@ type OwnWorkload struct {
 	Restarts       uint32    `json:"restarts,omitempty"`
 	Namespace      string    `json:"namespace,omitempty"` // empty: default
 	Demand         OwnDemand `json:"demand"`
+	Cut            bool      `json:"cut,omitempty"` // the constraints did not fit in
 }
 
 // Namespace is the record under /persys/namespaces/<name>.

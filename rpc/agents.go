@@ -85,9 +85,8 @@ func (a *Agents) conn(n *fsm.Node) (agentv1.AgentServiceClient, error) {
 		return agentv1.NewAgentServiceClient(c.cc), nil
 	}
 	a.sweep(now)
-	cc, err := grpc.NewClient("passthrough:///"+at.addr, append([]grpc.DialOption{
-		clientCreds(a.tls, at.addr, pki.Peer{Role: pki.RoleAgent, Node: n.ID}),
-		grpc.WithDefaultCallOptions(grpc.ForceCodecV2(dial.Codec())),
+	cc, err := dial.To(a.tls, at.addr, pki.Peer{Role: pki.RoleAgent, Node: n.ID}, append([]grpc.DialOption{
+		grpc.WithDefaultCallOptions(grpc.ForceCodecV2(dial.Codec()), grpc.MaxCallRecvMsgSize(dial.MaxAnswer)),
 		grpc.WithIdleTimeout(idleFor),
 		grpc.WithConnectParams(grpc.ConnectParams{
 			// There may be thousands that are gone. One that is back does not wait for it: see redial.

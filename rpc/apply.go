@@ -203,9 +203,8 @@ func sealer(k Keys) spec.Sealer {
 	return nil
 }
 
-// targets are the workloads that an id means: itself, or the members of a group
-// that count made. Who belongs to a group is told by a leader that has proven to
-// be one; a single workload is judged by the state machine anyway.
+// targets are meant by an id in a state that is fresh enough. Who belongs to a group is told by a
+// leader that has proven to be one; a single workload is judged by the state machine anyway.
 func (s *Server) targets(ctx context.Context, id string) ([]string, fsm.View, error) {
 	view := s.store.View()
 	if _, ok := view.Workload(id); ok {
@@ -218,17 +217,24 @@ func (s *Server) targets(ctx context.Context, id string) ([]string, fsm.View, er
 	if view, err = s.store.At(ctx, index); err != nil {
 		return nil, nil, err
 	}
-	var ids []string
-	view.Group(id, func(w *fsm.Workload) bool {
-		if fsm.MadeByCount(id, w.ID) {
-			ids = append(ids, w.ID)
-		}
-		return true
-	})
-	if len(ids) == 0 {
-		return []string{id}, view, nil // the state machine says that it is unknown
+	return meant(view, id), view, nil
+}
+
+// meant are the workloads that an id means: itself, or the members of a group that count made. An
+// unknown id means itself: whoever looks it up says that it is unknown.
+func meant(view fsm.View, id string) (ids []string) {
+	if _, known := view.Workload(id); !known {
+		view.Group(id, func(w *fsm.Workload) bool {
+			if fsm.MadeByCount(id, w.ID) {
+				ids = append(ids, w.ID)
+			}
+			return true
+		})
 	}
-	return ids, view, nil
+	if len(ids) == 0 {
+		ids = []string{id}
+	}
+	return ids
 }
 
 func (s *Server) desireCommands(ctx context.Context, id string, desired fsm.Desired, request string) ([]fsm.Command, error) {
@@ -259,12 +265,8 @@ func (s *Server) each(ctx context.Context, id, request string, make func(string)
 	if barrier.Head, err = s.head(ctx, request, ""); err != nil {
 		return nil, err
 	}
-	if r := barrier.GetHead().GetRequest(); !group && len(r) == 16 {
-		if _, known := view.Workload(id); !known {
-			if _, done := view.Receipt([16]byte(r)); done {
-				return []fsm.Command{barrier}, nil // the receipt answers
-			}
-		}
+	if _, known := view.Workload(id); !group && !known && answered(view, request) {
+		return []fsm.Command{barrier}, nil // the receipt answers
 	}
 	var cmds []fsm.Command
 	for _, target := range targets {
@@ -281,6 +283,16 @@ func (s *Server) each(ctx context.Context, id, request string, make func(string)
 		cmds = append(cmds, barrier)
 	}
 	return cmds, nil
+}
+
+// answered reports whether a request has a receipt.
+func answered(view fsm.View, request string) bool {
+	id, err := parseRequestID(request)
+	if err != nil {
+		return false
+	}
+	_, done := view.Receipt(id)
+	return done
 }
 
 // head of a user's command about a workload or node. One request may stand for

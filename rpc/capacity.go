@@ -5,6 +5,7 @@ import (
 
 	controlv1 "github.com/persys/compute/api/control/v1"
 	"github.com/persys/compute/fsm"
+	"github.com/persys/compute/fsm/bounds"
 	"github.com/persys/compute/sched"
 )
 
@@ -14,7 +15,7 @@ import (
 // the other hand, is refused by name: see reserves, and fsm for the totals.
 func usageOf(u *controlv1.NodeUsage) sched.NodeUsage {
 	within := func(v, most int64) int64 { return max(0, min(v, most)) }
-	cpu, memory, disk := within(u.GetCpuUsedMillicores(), fsm.MaxCPU), within(u.GetMemoryUsedMb(), fsm.MaxMemory), within(u.GetDiskUsedGb(), fsm.MaxDisk)
+	cpu, memory, disk := within(u.GetCpuUsedMillicores(), bounds.MaxCPU), within(u.GetMemoryUsedMb(), bounds.MaxMemory), within(u.GetDiskUsedGb(), bounds.MaxDisk)
 	return sched.NodeUsage{CPU: cpu, Memory: memory, Disk: disk, NetReceived: max(0, u.GetNetRxBytes()), NetSent: max(0, u.GetNetTxBytes())}
 }
 
@@ -27,7 +28,7 @@ func poolsUsed(n *fsm.Node, u *controlv1.NodeUsage) map[string]int64 {
 	for _, used := range u.GetStoragePools() {
 		for _, p := range n.Facts.Pools {
 			if p.Name == used.GetName() {
-				out[p.Name] = max(0, min(used.GetUsedGb(), fsm.MaxDisk))
+				out[p.Name] = max(0, min(used.GetUsedGb(), bounds.MaxDisk))
 			}
 		}
 	}
@@ -57,8 +58,8 @@ func reserves(c *controlv1.NodeCapabilities) string {
 		totalField      string
 		most            int64
 	}{
-		{"cpu_reserved_millicores", c.GetCpuReservedMillicores(), c.GetCpuTotalMillicores(), "cpu_total_millicores", fsm.MaxCPU},
-		{"memory_reserved_mb", c.GetMemoryReservedMb(), c.GetMemoryTotalMb(), "memory_total_mb", fsm.MaxMemory},
+		{"cpu_reserved_millicores", c.GetCpuReservedMillicores(), c.GetCpuTotalMillicores(), "cpu_total_millicores", bounds.MaxCPU},
+		{"memory_reserved_mb", c.GetMemoryReservedMb(), c.GetMemoryTotalMb(), "memory_total_mb", bounds.MaxMemory},
 	} {
 		switch {
 		case r.total <= 0:
@@ -73,8 +74,8 @@ func reserves(c *controlv1.NodeCapabilities) string {
 		return fmt.Sprintf("capabilities.resource_threshold_percent %d must be 0 (all) to 100", percent)
 	}
 	// A disk that is smaller than what is kept of it offers nothing, and is no mistake: it is measured.
-	if kept := c.GetDiskReservedGb(); kept < 0 || kept > fsm.MaxDisk {
-		return fmt.Sprintf("capabilities.disk_reserved_gb %d must be 0 to %d", kept, int64(fsm.MaxDisk))
+	if kept := c.GetDiskReservedGb(); kept < 0 || kept > bounds.MaxDisk {
+		return fmt.Sprintf("capabilities.disk_reserved_gb %d must be 0 to %d", kept, int64(bounds.MaxDisk))
 	}
 	return ""
 }

@@ -406,10 +406,7 @@ func eventView(e *fsm.Event) *clusterv1.Event {
 	out := &clusterv1.Event{
 		Seq: e.Seq, Index: e.Index, At: timestamppb.New(time.Unix(0, e.At)), Type: e.Type,
 		WorkloadId: e.Workload, NodeId: e.Node, Reason: e.Reason, Message: e.Message, By: e.By,
-		Namespace: e.Namespace,
-	}
-	if out.Namespace == "" && e.Workload != "" {
-		out.Namespace = fsm.DefaultNamespace
+		Namespace: e.In(),
 	}
 	if len(e.Details) > 0 {
 		out.Details = make(map[string]string, len(e.Details))
@@ -425,10 +422,7 @@ func eventView(e *fsm.Event) *clusterv1.Event {
 }
 
 func eventMatches(req *clusterv1.EventsRequest, in scope.Scope, e *fsm.Event) bool {
-	of := e.Namespace
-	if of == "" && e.Workload != "" {
-		of = fsm.DefaultNamespace
-	}
+	of := e.In()
 	// Of what is about no workload, those who are confined see nothing but their namespaces.
 	return (in.Everywhere() || of != "" && in.Has(of)) && (req.GetNamespace() == "" || req.GetNamespace() == of) &&
 		(req.GetWorkloadId() == "" || req.GetWorkloadId() == e.Workload) &&

@@ -107,10 +107,10 @@ func edge(op string, err error) error {
 	}
 	var e *Error
 	if errors.As(err, &e) {
-		if e.Op == "" {
-			return &Error{Op: op, Kind: e.Kind, Err: e.Err}
+		if e.Op != "" && e.Error() == err.Error() {
+			return e
 		}
-		return e
+		return &Error{Op: op, Kind: e.Kind, Err: err} // with what was said around it
 	}
 	if _, ok := status.FromError(err); ok {
 		return err
@@ -132,6 +132,8 @@ func edgeKind(err error) Kind {
 			return KindNotLeader
 		case dial.ReasonNoLeader:
 			return KindNoLeader
+		case dial.ReasonNoAgent:
+			return KindNoAgent
 		}
 		return statusKinds[st.Code()]
 	}

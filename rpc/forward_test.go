@@ -10,6 +10,7 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 
 	clusterv1 "github.com/persys/compute/api/cluster/v1"
@@ -393,5 +394,21 @@ func TestReads(t *testing.T) {
 		}},
 	} {
 		t.Run(c.fact, func(t *testing.T) { c.fn(t, newGroup(t, 2)) })
+	}
+}
+
+// TestAnAgentThatIsAwayIsNoLeaderThatIsAway: what the leader says of an agent stands wherever it was asked
+// for, and the call is made once.
+func TestAnAgentThatIsAwayIsNoLeaderThatIsAway(t *testing.T) {
+	for i, where := range []string{"leader", "follower"} {
+		t.Run(where, func(t *testing.T) {
+			g := newGroup(t, 2)
+			g.raise()
+			before := len(kept(g))
+			_, err := g.cluster(i).DeleteVolume(ctxFor(t), &clusterv1.DeleteVolumeRequest{NodeId: "a", Id: "v"})
+			is(t, "reason", dial.Reason(err), dial.ReasonNoAgent)
+			is(t, "a leader is named: "+status.Convert(err).Message(), strings.Contains(status.Convert(err).Message(), "leader"), false)
+			is(t, "records: that it was asked for, and that it failed", len(kept(g))-before, 2)
+		})
 	}
 }

@@ -3,6 +3,7 @@ package rpc
 import (
 	"errors"
 	"fmt"
+	"strings"
 	"testing"
 
 	"google.golang.org/grpc/codes"
@@ -32,6 +33,19 @@ func TestInspect(t *testing.T) {
 		is(t, "first", fmt.Sprint(got[0].Workload, got[0].Revision, o.State, o.Code, o.Message, o.Retryable, o.RestartCount, o.At, len(o.Ports)),
 			"webr1FailedINVALID_IMAGEno such imagefalse 2 5000000000 1")
 		is(t, "generation", got[1].Observation.Generation, fsm.Generation{Incarnation: 1, Sequence: 7})
+	})
+	t.Run("a node may have much", func(t *testing.T) {
+		_, f, a, _ := agentWorld(t, 0)
+		f.list = func(*agentv1.ListWorkloadsRequest) (*agentv1.ListWorkloadsResponse, error) {
+			all := make([]*agentv1.WorkloadStatus, 2000)
+			for i := range all {
+				all[i] = &agentv1.WorkloadStatus{Id: fmt.Sprint("w", i), Message: strings.Repeat("x", maxReportMessage)}
+			}
+			return &agentv1.ListWorkloadsResponse{Workloads: all}, nil
+		}
+		got, err := a.List(ctxFor(t), "n")
+		ok(t, err)
+		is(t, "entries", len(got), 2000)
 	})
 	t.Run("an unknown node is an error", func(t *testing.T) {
 		_, _, a, _ := agentWorld(t, 0)

@@ -91,6 +91,20 @@ func TestPermissions(t *testing.T) {
 	}
 }
 
+// TestClientsKnowWhatMayBeMadeAgain holds what dial knows of methods against the table.
+func TestClientsKnowWhatMayBeMadeAgain(t *testing.T) {
+	for service, info := range newGroup(t, 1).replicas[0].server.GRPC().GetServiceInfo() {
+		for _, m := range info.Methods {
+			full := "/" + service + "/" + m.Name
+			effect := methods[full].effect
+			is(t, full+" is to be made once", dial.Once(full), effect == once)
+			if !m.IsClientStream && !m.IsServerStream {
+				is(t, full+" is a read", dial.IsRead(full), effect == repeatable || full == controlv1.AgentControl_Heartbeat_FullMethodName)
+			}
+		}
+	}
+}
+
 func TestErrorsHaveTheirCodes(t *testing.T) {
 	is(t, "codes", len(kindCodes), int(KindNoAgent)+1)
 	for k := KindInternal; k <= KindNoAgent; k++ {
@@ -99,6 +113,9 @@ func TestErrorsHaveTheirCodes(t *testing.T) {
 			t.Errorf("kind %d is %v", k, got)
 		}
 	}
+	around := edge("exec", fmt.Errorf("it was not opened: %w", errorf(KindNoLeader, "nobody leads")))
+	is(t, "what was said around an error", status.Convert(around).Message(), "exec: it was not opened: nobody leads")
+	is(t, "its reason", dial.Reason(around), dial.ReasonNoLeader)
 	// A client must not take a dead agent for a dead replica and try them all.
 	is(t, "reason", dial.Reason(edge("logs", agentError("n1", status.Error(codes.Unavailable, "connection refused")))), dial.ReasonNoAgent)
 	is(t, "an agent's own refusal", edgeKind(agentError("n1", status.Error(codes.NotFound, "no such container"))), KindNotFound)

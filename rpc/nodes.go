@@ -15,6 +15,7 @@ import (
 	commandv1 "github.com/persys/compute/api/command/v1"
 	controlv1 "github.com/persys/compute/api/control/v1"
 	"github.com/persys/compute/fsm"
+	"github.com/persys/compute/fsm/bounds"
 	"github.com/persys/compute/sched"
 )
 
@@ -46,7 +47,7 @@ func (s *Server) RegisterNode(ctx context.Context, req *controlv1.RegisterNodeRe
 		return refuse(wrong)
 	}
 	cmd := s.registration(id, endpoint, req)
-	if wrong := fsm.OversizedNode(cmd); wrong != "" {
+	if wrong := bounds.OversizedNode(cmd); wrong != "" {
 		return refuse(wrong)
 	}
 	if !s.registered(id, cmd) {

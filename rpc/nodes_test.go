@@ -15,6 +15,7 @@ import (
 
 	controlv1 "github.com/persys/compute/api/control/v1"
 	"github.com/persys/compute/fsm"
+	"github.com/persys/compute/fsm/bounds"
 	"github.com/persys/compute/sched"
 )
 
@@ -262,7 +263,7 @@ func TestUsageThatCannotBe(t *testing.T) {
 	}{
 		{&controlv1.NodeUsage{CpuUsedMillicores: -1, MemoryUsedMb: math.MinInt64, DiskUsedGb: -3, NetRxBytes: -1, NetTxBytes: -1}, sched.NodeUsage{}},
 		{&controlv1.NodeUsage{CpuUsedMillicores: math.MaxInt64, MemoryUsedMb: math.MaxInt64, DiskUsedGb: math.MaxInt64},
-			sched.NodeUsage{CPU: fsm.MaxCPU, Memory: fsm.MaxMemory, Disk: fsm.MaxDisk}},
+			sched.NodeUsage{CPU: bounds.MaxCPU, Memory: bounds.MaxMemory, Disk: bounds.MaxDisk}},
 	} {
 		r, err := g.control(0).Heartbeat(ctxFor(t), &controlv1.HeartbeatRequest{NodeId: "a", Usage: c.used})
 		ok(t, err)
@@ -279,7 +280,7 @@ func TestWorkloadUsageThatCannotBe(t *testing.T) {
 		{WorkloadId: "b", CpuPercent: math.Inf(1), MemoryBytes: 7, NetRxBytes: -7},
 		{WorkloadId: "c", CpuPercent: math.Inf(-1)},
 	})
-	for i, want := range []string{"0 0 0", fmt.Sprint(float64(fsm.MaxCPU/10), 7, 0), "0 0 0"} {
+	for i, want := range []string{"0 0 0", fmt.Sprint(float64(bounds.MaxCPU/10), 7, 0), "0 0 0"} {
 		u := got[i]
 		if text := fmt.Sprint(u.CPUPercent, u.Memory, u.DiskRead+u.NetReceived); text != want {
 			t.Errorf("%s: %s, want %s", u.Workload, text, want)

@@ -1,13 +1,11 @@
 package rpc
 
 import (
-	"net"
 	"sync"
 	"time"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/backoff"
-	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/keepalive"
 
 	"github.com/persys/compute/pki"
@@ -37,8 +35,7 @@ func (p *peers) conn(addr string) (*grpc.ClientConn, error) {
 	if c := p.conns[addr]; c != nil {
 		return c, nil
 	}
-	c, err := grpc.NewClient("passthrough:///"+addr, append([]grpc.DialOption{
-		clientCreds(p.tls, addr, pki.Peer{Role: pki.RoleScheduler}),
+	c, err := dial.To(p.tls, addr, pki.Peer{Role: pki.RoleScheduler}, append([]grpc.DialOption{
 		grpc.WithConnectParams(grpc.ConnectParams{
 			Backoff:           backoff.Config{BaseDelay: 25 * time.Millisecond, Multiplier: 1.6, Jitter: 0.2, MaxDelay: time.Second},
 			MinConnectTimeout: time.Second,
@@ -61,17 +58,4 @@ func (p *peers) close() {
 		_ = c.Close()
 	}
 	p.conns = nil
-}
-
-// clientCreds are the transport credentials towards want at host:port.
-func clientCreds(tls *pki.Files, addr string, want pki.Peer) grpc.DialOption {
-	if tls == nil {
-		return grpc.WithTransportCredentials(insecure.NewCredentials())
-	}
-	host, _, err := net.SplitHostPort(addr)
-	if err != nil {
-		host = addr
-	}
-	want.Hosts = []string{host}
-	return grpc.WithTransportCredentials(dial.Credentials(tls, tls.ClientConfig(want)))
 }

@@ -106,9 +106,9 @@ func (p *plan) add(ctx context.Context, req *controlv1.ApplyWorkloadRequest) err
 		}
 		p.shrink(gone)
 	case *commandv1.Command_DeleteWorkload:
-		return p.desire(ctx, prepared.IDs, fsm.DesiredDeleted)
+		return p.desire(ctx, prepared.IDs[0], fsm.DesiredDeleted)
 	case *commandv1.Command_SetDesired:
-		return p.desire(ctx, prepared.IDs, fsm.Desired(body.SetDesired.GetDesired()))
+		return p.desire(ctx, prepared.IDs[0], fsm.Desired(body.SetDesired.GetDesired()))
 	}
 	return nil
 }
@@ -193,8 +193,8 @@ func (p *plan) shrink(gone []*fsm.Workload) {
 }
 
 // desire plans a change of the desired state only.
-func (p *plan) desire(ctx context.Context, ids []string, to fsm.Desired) error {
-	for _, id := range ids {
+func (p *plan) desire(ctx context.Context, id string, to fsm.Desired) error {
+	for _, id := range meant(p.view, id) {
 		w, known := p.view.Workload(id)
 		if !known {
 			p.say(id, "refused", "there is no such workload; `persysctl list` shows all")

@@ -51,6 +51,8 @@ func TestPlanWorkloads(t *testing.T) {
 		{"a stop", &controlv1.ApplyWorkloadRequest{WorkloadId: "web", DesiredState: "stopped"}, []string{`web stop on ""`}},
 		{"a stop with its specification", change(func(r *controlv1.ApplyWorkloadRequest) { r.DesiredState = "stopped" }), []string{`web stop on "a"`}},
 		{"a delete", &controlv1.ApplyWorkloadRequest{WorkloadId: "web", DesiredState: "deleted"}, []string{`web delete on ""`}},
+		{"a stop of a group", &controlv1.ApplyWorkloadRequest{WorkloadId: "g", DesiredState: "stopped"}, []string{`g-0 stop on ""`, `g-1 stop on ""`}},
+		{"a delete of a group", &controlv1.ApplyWorkloadRequest{WorkloadId: "g", DesiredState: "deleted"}, []string{`g-0 delete on ""`, `g-1 delete on ""`}},
 		{"an unknown one", &controlv1.ApplyWorkloadRequest{WorkloadId: "x", DesiredState: "stopped"}, []string{`x refused on ""`}},
 		{"a mistake", web("a/b"), []string{`a/b refused on ""`}},
 		{"another secret", env("sec", "two"), []string{`sec replace on "a" a secret value:>`}},

@@ -104,7 +104,10 @@ func (s *Server) RollBack(ctx context.Context, req *clusterv1.RollBackRequest) (
 	if id == "" {
 		return nil, errorf(KindInvalid, "workload_id must not be blank")
 	}
-	view := s.store.View()
+	view, err := s.read(ctx) // which revision is the newest, a leader knows that has proven to be one
+	if err != nil {
+		return nil, err
+	}
 	w, err := s.visible(ctx, view, id)
 	if err != nil {
 		return nil, err

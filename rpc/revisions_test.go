@@ -1,6 +1,7 @@
 package rpc
 
 import (
+	"context"
 	"fmt"
 	"strings"
 	"testing"
@@ -71,4 +72,31 @@ func TestRevisions(t *testing.T) {
 	is(t, "the last changes back", list.GetRevisions()[0].GetRevisionId(), list.GetRevisions()[2].GetRevisionId())
 	_, err = g.cluster(0).RollBack(ctxFor(t), &clusterv1.RollBackRequest{WorkloadId: "web", Number: 77, RequestId: requestID(t)})
 	code(t, err, codes.NotFound)
+}
+
+// TestRollBackKnowsTheNewestRevision: a leader that has just been elected may still have to apply what the
+// former one acknowledged, and goes back from there.
+func TestRollBackKnowsTheNewestRevision(t *testing.T) {
+	g := newGroup(t, 2)
+	g.raise()
+	g.put(t, web("web"), "a")
+	for _, image := range []string{"nginx:2", "nginx:3"} {
+		g.replicas[1].set(func(r *replica) { r.lagging = image == "nginx:3" })
+		r := web("web")
+		r.Spec.GetContainer().Image = image
+		_, err := g.control(0).ApplyWorkload(ctxFor(t), r)
+		ok(t, err)
+	}
+	second := g.view().Revisions("web")[1].Content
+	g.replicas[1].set(func(r *replica) {
+		r.before = func(context.Context) error { // what it waits for applies the rest
+			r.set(func(r *replica) { r.lagging = false; r.store.Restore(g.now()) })
+			return nil
+		}
+	})
+	g.elect(1)
+	_, err := g.cluster(1).RollBack(ctxFor(t), &clusterv1.RollBackRequest{WorkloadId: "web"})
+	ok(t, err)
+	w, _ := g.view().Workload("web")
+	is(t, "content", w.Content, second)
 }

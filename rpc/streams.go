@@ -26,9 +26,14 @@ func withoutRequestID(ctx context.Context) context.Context {
 	return metadata.NewIncomingContext(ctx, md)
 }
 
-// call makes a unary call on behalf of a message of a stream: the same table,
-// the same routing, the same handlers.
+// call makes a unary call on behalf of a message of a stream: the same limits, the
+// same table, the same routing, the same handlers.
 func (s *Server) call(ctx context.Context, full string, req any, h grpc.UnaryHandler) (any, error) {
+	entry, err := s.enter(callOf(ctx).caller)
+	if err != nil {
+		return nil, edge("", err)
+	}
+	defer entry.Leave()
 	resp, _, err := s.carry(withoutRequestID(ctx), callOf(ctx).caller, full, req, h)
 	return resp, err
 }
@@ -119,7 +124,7 @@ func (s *Server) ApplyWorkloads(ctx context.Context, req *clusterv1.ApplyWorkloa
 		switch edgeKind(o.err) {
 		case KindInvalid, KindTooOld:
 			o = refused(controlv1.FailureReason_INVALID_SPEC, o.err.Error())
-		case KindPermission:
+		case KindPermission, KindPrecondition:
 			o = refused(controlv1.FailureReason_RUNTIME_ERROR, o.err.Error())
 		default:
 			if o.err != nil {

@@ -16,6 +16,7 @@ import (
 	clusterv1 "github.com/persys/compute/api/cluster/v1"
 	commandv1 "github.com/persys/compute/api/command/v1"
 	"github.com/persys/compute/fsm"
+	"github.com/persys/compute/fsm/bounds"
 	"github.com/persys/compute/pki"
 )
 
@@ -170,8 +171,11 @@ func (s *Server) Enrol(ctx context.Context, req *clusterv1.EnrolRequest) (*clust
 	}
 	hash := sha256.Sum256(req.GetSecret())
 	admit := &commandv1.Admit{Token: req.GetTokenId(), SecretSha256: hash[:], Name: req.GetName(), Role: string(pki.RoleAgent)}
-	if admit.Token == "" {
+	switch {
+	case admit.Token == "":
 		return nil, errorf(KindInvalid, "token_id must not be blank")
+	case !bounds.ValidID(admit.Token): // nor may anybody have it written into the history
+		return nil, errorf(KindInvalid, "token_id: %.64q does not match %s", admit.Token, bounds.IDRule)
 	}
 	// The token says which role; one that is not known is refused in the log.
 	if tok, ok := s.store.View().Token(admit.Token); ok {
@@ -323,6 +327,12 @@ func (s *Server) CreateToken(ctx context.Context, req *clusterv1.CreateTokenRequ
 		ID: id, Secret: secret, Cluster: a.Cluster, Role: pki.Role(req.GetRole()), Name: req.GetName(), Access: req.GetAccess(),
 		Root: pki.Fingerprint(a.Root.Raw), Expires: s.clock().Add(life).UTC().Truncate(time.Second),
 	}
+	s.store.View().Authorities(func(a *fsm.Authority) bool {
+		if a.RootID != tok.Root && !slices.Contains(tok.Roots, a.RootID) {
+			tok.Roots = append(tok.Roots, a.RootID)
+		}
+		return true
+	})
 	tok.Schedulers, _ = s.schedulers()
 	put := &commandv1.PutToken{
 		Id: id, SecretSha256: tok.SecretHash(), Role: req.GetRole(), Name: req.GetName(), Access: req.GetAccess(),
@@ -506,7 +516,8 @@ func (s *Server) rotateGossip(ctx context.Context, request string) (string, erro
 	if s.cfg.TLS == nil {
 		return "", errorf(KindPrecondition, "gossip is plain under -insecure: it has no key")
 	}
-	info := s.store.View().Info()
+	view := s.store.View()
+	info := view.Info()
 	if info.FeatureLevel < 6 {
 		return "", errorf(KindPrecondition, "not every scheduler is of a version that changes the keys of gossip: `persysctl status` shows them")
 	}
@@ -518,7 +529,8 @@ func (s *Server) rotateGossip(ctx context.Context, request string) (string, erro
 	if err != nil {
 		return "", errorf(KindPrecondition, "%w", err)
 	}
-	if ring, err = ring.Add(GossipAgainst(s.store.View())); err != nil {
+	// A repetition may come while the key of the first time is being brought in: the receipt answers.
+	if ring, err = ring.Add(GossipAgainst(view)); err != nil && !answered(view, request) {
 		return "", errorf(KindPrecondition, "%w", err)
 	}
 	sealed, err := ring.Seal(key)

@@ -274,6 +274,20 @@ func TestEnrol(t *testing.T) {
 			t.Error(r.String())
 		}
 	})
+	t.Run("a token is good while schedulers have certificates of the former root", func(t *testing.T) {
+		root, err := pki.NewRoot("home", time.Now())
+		ok(t, err)
+		next, err := root.NewAuthority("home", time.Now())
+		ok(t, err)
+		put, err := SealAuthority(w.key, next, time.Now())
+		ok(t, err)
+		w.do(&commandv1.Command{Body: &commandv1.Command_PutAuthority{PutAuthority: put}})
+		f, _, err := w.enrol(1, agent(1), "late-root")
+		ok(t, err)
+		if err := f.Leaf().CheckSignatureFrom(next.Cert); err != nil {
+			t.Errorf("not from the new CA: %v", err)
+		}
+	})
 	t.Run("a token that expired is refused, with an event", func(t *testing.T) {
 		tok := agent(1)
 		w.forward(2 * time.Hour)
@@ -310,6 +324,10 @@ func TestStrangers(t *testing.T) {
 	if code := status.Code(err); code == codes.OK || strings.Contains(err.Error(), "admin") {
 		t.Errorf("got %v", err)
 	}
+	before := w.count(fsm.EventJoinRefused)
+	_, err = clusterv1.NewTrustClient(c).Enrol(ctxFor(t), &clusterv1.EnrolRequest{TokenId: strings.Repeat("\u00e4", 100)})
+	code(t, err, codes.InvalidArgument)
+	is(t, "what a stranger writes into the history", w.count(fsm.EventJoinRefused), before)
 	_, err = healthpb.NewHealthClient(w.as(1, w.files[0])).Check(ctxFor(t), &healthpb.HealthCheckRequest{})
 	ok(t, err)
 }
@@ -421,6 +439,20 @@ func TestAuthorities(t *testing.T) {
 	ok(t, err)
 	_, err = admin.PutAuthority(ctxFor(t), &clusterv1.PutAuthorityRequest{Cert: foreign.Cert.Raw, Root: other.Cert.Raw, Key: raw})
 	code(t, err, codes.InvalidArgument)
+}
+
+// A repetition is told of the key that the first time made; another rotation waits for it.
+func TestARotationOfTheGossipKeyCanBeRepeated(t *testing.T) {
+	w := newOwnCA(t)
+	id, keys := requestID(t), [2]string{}
+	for i := range keys {
+		r, err := w.admin(0).RotateGossip(ctxFor(t), &clusterv1.RotateGossipRequest{RequestId: id})
+		ok(t, err)
+		keys[i] = r.GetKeyId()
+	}
+	is(t, "key", keys[1], keys[0])
+	_, err := w.admin(0).RotateGossip(ctxFor(t), &clusterv1.RotateGossipRequest{})
+	code(t, err, codes.FailedPrecondition)
 }
 
 // TestJoinsAreBounded: each join is an entry of the log, and a stranger may ask.
@@ -607,6 +639,15 @@ func TestCallersAreBounded(t *testing.T) {
 		_, err := clusterv1.NewClusterClient(w.as(1, w.files[0])).Status(ctxFor(t), &clusterv1.StatusRequest{})
 		ok(t, err)
 	}
+	control, err := controlv1.NewAgentControlClient(w.as(1, w.holds(pki.Identity{Role: pki.RoleUser, ID: "streamer"}))).ControlStream(ctxFor(t))
+	ok(t, err)
+	var said *controlv1.ControlMessage
+	for range 30 { // each message is a call
+		ok(t, control.Send(&controlv1.ControlMessage{Message: &controlv1.ControlMessage_Delete{Delete: &controlv1.DeleteWorkloadRequest{WorkloadId: "x"}}}))
+		said, err = control.Recv()
+		ok(t, err)
+	}
+	is(t, "a message beyond the limit", codes.Code(said.GetError().GetCode()), codes.ResourceExhausted)
 	var streams []clusterv1.Cluster_EventsClient
 	for range 3 {
 		s, err := modest.Events(ctxFor(t), &clusterv1.EventsRequest{Follow: true, Tail: 1})

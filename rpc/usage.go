@@ -8,6 +8,7 @@ import (
 
 	controlv1 "github.com/persys/compute/api/control/v1"
 	"github.com/persys/compute/fsm"
+	"github.com/persys/compute/fsm/bounds"
 	"github.com/persys/compute/sched"
 	"github.com/persys/compute/spec"
 )
@@ -42,7 +43,7 @@ func percent(v float64) float64 {
 	if math.IsNaN(v) || v < 0 {
 		return 0
 	}
-	return min(v, fsm.MaxCPU/10) // 100 is one core
+	return min(v, bounds.MaxCPU/10) // 100 is one core
 }
 
 // workloadView adds to a workload what its record does not say: its use, which only

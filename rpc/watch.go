@@ -20,7 +20,10 @@ func (s *Server) Events(req *clusterv1.EventsRequest, out clusterv1.Cluster_Even
 		return errorf(KindInvalid, "tail %d must be 0 or more", req.GetTail())
 	}
 	ctx := out.Context()
-	after := req.GetAfterSeq()
+	after, err := s.soFar(ctx, req.GetAfterSeq())
+	if err != nil {
+		return err
+	}
 	tail := int(req.GetTail())
 	for {
 		view := s.store.View()
@@ -56,6 +59,24 @@ func (s *Server) Events(req *clusterv1.EventsRequest, out clusterv1.Cluster_Even
 			return err
 		}
 	}
+}
+
+// soFar is after, or the number of the newest event where none has had that one: it is from
+// before a restore onto new schedulers. A follower may be behind; only a leader can tell, and who
+// asks again asks that one.
+func (s *Server) soFar(ctx context.Context, after uint64) (uint64, error) {
+	if after <= s.store.View().Info().EventSeq {
+		return after, nil
+	}
+	index, err := s.replica.Confirm(ctx)
+	if err != nil {
+		return 0, err
+	}
+	view, err := s.store.At(ctx, index)
+	if err != nil {
+		return 0, err
+	}
+	return min(after, view.Info().EventSeq), nil
 }
 
 // pastEvents collects kept events that match, oldest first; with tail only the

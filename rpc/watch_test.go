@@ -12,6 +12,7 @@ import (
 	commandv1 "github.com/persys/compute/api/command/v1"
 	controlv1 "github.com/persys/compute/api/control/v1"
 	"github.com/persys/compute/fsm"
+	"github.com/persys/compute/testbed"
 )
 
 func drop(id string) *commandv1.Command {
@@ -69,6 +70,23 @@ func TestEventsAreFollowed(t *testing.T) {
 	cancel()
 	_, err = s.Recv()
 	code(t, err, codes.Canceled)
+}
+
+// A number of a cluster that is no more, which its successor has not reached: whoever has it
+// hears of what happens from now on.
+func TestEventsAfterANumberOfAnotherLife(t *testing.T) {
+	g := newGroup(t, 1)
+	g.place("w0", "")
+	req := &clusterv1.EventsRequest{Follow: true, AfterSeq: 1 << 40, Types: []string{"WorkloadCreated"}}
+	s, err := g.cluster(0).Events(ctxFor(t), req)
+	ok(t, err)
+	was := g.view().Info().EventSeq
+	testbed.Until(t, "the stream is open", func() bool { return g.replicas[0].store.Stats().Cursors > 0 })
+	g.place("w1", "")
+	e, err := s.Recv()
+	ok(t, err)
+	is(t, "the first it hears of", e.GetWorkloadId(), "w1")
+	is(t, "with a number of now", e.GetSeq() > was, true)
 }
 
 func TestWatchWorkloads(t *testing.T) {

@@ -126,7 +126,7 @@ func (roots) ShouldSample(p sdktrace.SamplingParameters) sdktrace.SamplingResult
 	case p.Kind == trace.SpanKindClient: // of a loop, for nobody
 		d = sdktrace.Drop
 	case p.Kind == trace.SpanKindServer:
-		for _, often := range [...]string{"/Heartbeat", "/RegisterNode", "grpc.health.v1.Health/", "grpc.reflection.", "/health", "/ready", "/metrics", "/ClusterKey", "/Status"} {
+		for _, often := range [...]string{"/Heartbeat", "/RegisterNode", "grpc.health.v1.Health/", "grpc.reflection.", "/ClusterKey", "/Status"} {
 			if strings.Contains(p.Name, often) {
 				d = sdktrace.Drop
 			}
@@ -205,6 +205,10 @@ func (t *Traces) Handler(name string, next http.Handler) http.Handler {
 	}
 	return otelhttp.NewHandler(next, name, otelhttp.WithTracerProvider(t.provider), otelhttp.WithPropagators(t.carrier),
 		otelhttp.WithMeterProvider(metricnoop.NewMeterProvider()),
+		// The span has no route yet when roots judges it.
+		otelhttp.WithFilter(func(r *http.Request) bool {
+			return r.URL.Path != "/metrics" && r.URL.Path != "/health" && r.URL.Path != "/ready"
+		}),
 		otelhttp.WithSpanNameFormatter(func(_ string, r *http.Request) string {
 			// The path is the caller's to choose; the route is ours.
 			if r.Pattern != "" {

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"log/slog"
 	"net/http"
+	"net/http/httptest"
 	"strings"
 	"testing"
 
@@ -97,6 +98,25 @@ func TestRoots(t *testing.T) {
 		if err := traces.Close(t.Context()); err != nil {
 			t.Error(err)
 		}
+	}
+}
+
+// Whoever looks whether a program lives asks for nothing.
+func TestLooksAreNoTraces(t *testing.T) {
+	memory := tracetest.NewInMemoryExporter()
+	traces := newTraces(memory, resource.Empty())
+	h := traces.Handler("api", http.NotFoundHandler())
+	for _, path := range []string{"/metrics", "/health", "/ready", "/v1/workloads/health"} {
+		h.ServeHTTP(httptest.NewRecorder(), httptest.NewRequest(http.MethodGet, path, nil))
+	}
+	if err := traces.provider.ForceFlush(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if n := len(memory.GetSpans()); n != 1 {
+		t.Errorf("%d spans are kept, want one", n)
+	}
+	if err := traces.Close(t.Context()); err != nil {
+		t.Error(err)
 	}
 }
 

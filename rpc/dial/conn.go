@@ -25,6 +25,7 @@ import (
 	"google.golang.org/grpc/resolver"
 	"google.golang.org/grpc/status"
 
+	clusterv1 "github.com/persys/compute/api/cluster/v1"
 	"github.com/persys/compute/pki"
 )
 
@@ -196,6 +197,18 @@ func (c *Conn) Close() error {
 	c.resolver.Close()
 	c.background.Wait()
 	return nil
+}
+
+// Busy reports whether a call is under way.
+func (c *Conn) Busy() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for p := range c.all {
+		if p.busy() {
+			return true
+		}
+	}
+	return false
 }
 
 // Leader returns the gRPC address that the leader advertises, as the last
@@ -534,7 +547,8 @@ func ready(ctx context.Context, cc *grpc.ClientConn) bool {
 
 // try runs do on one peer after another until one answers, the answer is final
 // or ctx ends. A mutation that may have been applied by a replica that then
-// fell silent ends as UnknownOutcome when no other replica could tell.
+// fell silent ends as UnknownOutcome when no other replica could tell, or may be
+// asked (Once).
 func (c *Conn) try(ctx context.Context, method string, mutation bool, do func(*peer) (sent bool, err error)) error {
 	var tried []*peer
 	var last error
@@ -575,7 +589,7 @@ func (c *Conn) try(ctx context.Context, method string, mutation bool, do func(*p
 		}
 		last = err
 		tried = append(tried, p)
-		if ctx.Err() != nil {
+		if ctx.Err() != nil || unknown && Once(method) {
 			return c.giveUp(ctx, method, rounds, mutation && unknown, last)
 		}
 	}
@@ -610,7 +624,7 @@ func (c *Conn) Invoke(ctx context.Context, method string, args, reply any, opts 
 		ctx, cancel = context.WithTimeout(ctx, c.opt.CallTimeout)
 		defer cancel()
 	}
-	mutation := !isRead(method)
+	mutation := !IsRead(method)
 	if mutation {
 		var err error
 		if ctx, err = withRequestID(ctx); err != nil {
@@ -626,7 +640,8 @@ func (c *Conn) Invoke(ctx context.Context, method string, args, reply any, opts 
 		alive := false
 		defer func() { l.end(false, alive) }()
 		limited := ctx
-		if !mutation && first {
+		// To read a whole etcd takes its time.
+		if !mutation && first && method != clusterv1.Cluster_Recovery_FullMethodName {
 			first = false
 			var cancel context.CancelFunc
 			limited, cancel = context.WithCancel(ctx)

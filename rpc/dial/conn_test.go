@@ -343,7 +343,7 @@ func TestUnknownOutcome(t *testing.T) {
 	for _, tc := range []struct {
 		method string
 		want   bool
-	}{{apply, true}, {get, false}} {
+	}{{apply, true}, {get, false}, {why, false}} {
 		t.Run(tc.method, func(t *testing.T) {
 			a := start(t, nil)
 			a.on(func(ctx context.Context) error {
@@ -365,6 +365,22 @@ func TestUnknownOutcome(t *testing.T) {
 	if IsUnknownOutcome(nil) || IsUnknownOutcome(errors.New("x")) || !IsUnknownOutcome(errors.Join(UnknownOutcome("x"))) {
 		t.Error("IsUnknownOutcome")
 	}
+}
+
+// What has no receipt would be done again at another replica, and that one's answer be told as the first's.
+func TestWhatHasNoReceiptIsNotMadeAgain(t *testing.T) {
+	a, b := start(t, nil), start(t, nil)
+	a.on(func(ctx context.Context) error {
+		go a.grpc.Stop()
+		<-ctx.Done()
+		return nil
+	})
+	c := dialTo(t, Options{Addrs: []string{vacant(t), a.addr, b.addr}})
+	if err := call(c, deleteVolume, 5*time.Second); !IsUnknownOutcome(err) || a.calls.Load() != 1 || b.calls.Load() != 0 {
+		t.Errorf("made %d times, and again %d times: %v", a.calls.Load(), b.calls.Load(), err)
+	}
+	// Who never had the request is no reason to stop.
+	mustCall(t, c, deleteVolume)
 }
 
 func TestMetadataOfCalls(t *testing.T) {

@@ -5,10 +5,27 @@ import (
 	"crypto/tls"
 	"net"
 
+	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/credentials/insecure"
 
 	"github.com/persys/compute/pki"
 )
+
+// To makes an idle connection to want at host:port; plain without files. A proxy for the web
+// is no way into the cluster.
+func To(files *pki.Files, addr string, want pki.Peer, more ...grpc.DialOption) (*grpc.ClientConn, error) {
+	creds := insecure.NewCredentials()
+	if files != nil {
+		host, _, err := net.SplitHostPort(addr)
+		if err != nil {
+			host = addr
+		}
+		want.Hosts = []string{host}
+		creds = Credentials(files, files.ClientConfig(want))
+	}
+	return grpc.NewClient("passthrough:///"+addr, append([]grpc.DialOption{grpc.WithTransportCredentials(creds), grpc.WithNoProxy()}, more...)...)
+}
 
 // Credentials are those of credentials.NewTLS, for either side of a connection,
 // except that a connection ends as soon as files know that the certificate at its

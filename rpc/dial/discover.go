@@ -116,17 +116,17 @@ func (s *source) run(ctx context.Context) {
 		return
 	}
 	retry := minRetry
-	first := true
+	first, hadSRV := true, false
 	for {
 		qctx, cancel := context.WithTimeout(ctx, lookupTimeout)
-		a, err := lookup(qctx, s.target)
+		a, err := lookup(qctx, s.target, hadSRV)
 		cancel()
 		if ctx.Err() != nil {
 			return
 		}
 		wait := a.ttl
 		if err == nil {
-			retry = minRetry
+			retry, hadSRV = minRetry, a.srv
 			s.found(a.endpoints)
 		} else {
 			wait, retry = retry, min(2*retry, maxRetry)

@@ -227,6 +227,12 @@ func (p *peer) penalised(now time.Time) bool {
 	return now.Before(p.until)
 }
 
+func (p *peer) busy() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.unary+p.streams > 0
+}
+
 // retire closes the peer as soon as no call uses it.
 func (p *peer) retire() {
 	p.mu.Lock()

@@ -20,6 +20,7 @@ import (
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 
+	clusterv1 "github.com/persys/compute/api/cluster/v1"
 	"github.com/persys/compute/pki"
 )
 
@@ -29,6 +30,9 @@ const (
 	apply = "/test.Svc/Apply" // a mutation
 	get   = "/test.Svc/Get"   // a read
 	watch = "/test.Svc/Watch" // a stream
+
+	why          = clusterv1.Cluster_Why_FullMethodName
+	deleteVolume = clusterv1.Cluster_DeleteVolume_FullMethodName // a mutation to be made Once
 )
 
 // server is a replica whose answers a test chooses.
@@ -108,6 +112,11 @@ func serve(t testing.TB, l net.Listener, files *pki.Files) *server {
 		HandlerType: (*any)(nil),
 		Methods:     []grpc.MethodDesc{{MethodName: "Apply", Handler: unary}, {MethodName: "Get", Handler: unary}},
 		Streams:     []grpc.StreamDesc{{StreamName: "Watch", Handler: echo, ServerStreams: true, ClientStreams: true}},
+	}, s)
+	s.grpc.RegisterService(&grpc.ServiceDesc{
+		ServiceName: clusterv1.Cluster_ServiceDesc.ServiceName,
+		HandlerType: (*any)(nil),
+		Methods:     []grpc.MethodDesc{{MethodName: "Why", Handler: unary}, {MethodName: "DeleteVolume", Handler: unary}},
 	}, s)
 	hs := health.NewServer()
 	healthpb.RegisterHealthServer(s.grpc, hs)

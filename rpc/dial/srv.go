@@ -31,18 +31,21 @@ var errNoRecord = errors.New("no record")
 type answer struct {
 	endpoints []Endpoint
 	ttl       time.Duration
+	srv       bool // by SRV records, not by host
 }
 
-// lookup asks for the SRV records of t and the addresses of their targets. The
-// project asks DNS itself because net.Resolver hides the TTL.
-func lookup(ctx context.Context, t Target) (answer, error) {
-	servers, names, err := questions(t, resolvConf)
+// lookup asks for the SRV records of t and the addresses of their targets, and where
+// there are none for the addresses of its hosts; with hadSRV, where it is not known that
+// there are none, it fails instead. The project asks DNS itself because net.Resolver
+// hides the TTL.
+func lookup(ctx context.Context, t Target, hadSRV bool) (answer, error) {
+	servers, names, hosts, err := questions(t, resolvConf)
 	if err != nil {
 		return answer{}, err
 	}
 	var failed error
 	for range max(len(t.DNS), 1) {
-		a, err := lookupAt(ctx, t, servers, names)
+		a, err := lookupAt(ctx, t, hadSRV, servers, names, hosts)
 		if err == nil || !errors.Is(err, errNoRecord) {
 			return a, err
 		}
@@ -55,7 +58,7 @@ func lookup(ctx context.Context, t Target) (answer, error) {
 }
 
 // lookupAt asks the servers in this order.
-func lookupAt(ctx context.Context, t Target, servers, names []string) (answer, error) {
+func lookupAt(ctx context.Context, t Target, hadSRV bool, servers, names, hosts []string) (answer, error) {
 	var failed error
 	for _, name := range names {
 		msg, err := ask(ctx, servers, name, dns.TypeSRV)
@@ -74,39 +77,47 @@ func lookupAt(ctx context.Context, t Target, servers, names []string) (answer, e
 		}
 		return expand(ctx, servers, order(records, rand.IntN), msg.Extra), nil
 	}
+	if failed == nil || !hadSRV { // some servers know no SRV records at all, and say so by an error
+		if a := byHost(ctx, servers, hosts); len(a.endpoints) > 0 {
+			return a, nil
+		}
+	}
 	if failed != nil {
 		return answer{}, fmt.Errorf("SRV %s: %w", t.SRV, failed)
 	}
 	return answer{}, fmt.Errorf("SRV %s: %w at %s", t.SRV, errNoRecord, strings.Join(servers, ", "))
 }
 
-// questions lists the servers to ask and the full names to ask for; system is the
-// file that names the system's servers and search domains.
-func questions(t Target, system string) (servers, names []string, err error) {
+// questions lists the servers to ask and the full names to ask for, by SRV and by address;
+// system is the file that names the system's servers and search domains.
+func questions(t Target, system string) (servers, names, hosts []string, err error) {
 	conf := &dns.ClientConfig{Ndots: 1}
 	servers = t.DNS
 	if len(servers) == 0 {
 		if conf, err = dns.ClientConfigFromFile(system); err != nil {
-			return nil, nil, fmt.Errorf("SRV %s: %w", t.SRV, err)
+			return nil, nil, nil, fmt.Errorf("SRV %s: %w", t.SRV, err)
 		}
 		for _, s := range conf.Servers {
 			servers = append(servers, net.JoinHostPort(s, conf.Port))
 		}
 		if len(servers) == 0 {
-			return nil, nil, fmt.Errorf("SRV %s: %s names no server", t.SRV, system)
+			return nil, nil, nil, fmt.Errorf("SRV %s: %s names no server", t.SRV, system)
 		}
 	}
-	names = conf.NameList(t.SRV)
-	if strings.HasPrefix(t.SRV, "_") {
-		return servers, names, nil
+	for _, h := range t.Hosts {
+		hosts = append(hosts, conf.NameList(h)...)
 	}
-	var all []string
-	for _, prefix := range []string{"_persys-scheduler._tcp.", "_persys-scheduler.", ""} {
-		for _, n := range names {
-			all = append(all, prefix+n)
+	prefixes := []string{""}
+	if !strings.HasPrefix(t.SRV, "_") {
+		service := "_" + cmp.Or(t.Service, DefaultService)
+		prefixes = []string{service + "._tcp.", service + ".", ""}
+	}
+	for _, prefix := range prefixes {
+		for _, n := range conf.NameList(t.SRV) {
+			names = append(names, prefix+n)
 		}
 	}
-	return servers, all, nil
+	return servers, names, hosts, nil
 }
 
 // ask puts one question to the servers in turn. A name that does not exist is
@@ -178,33 +189,57 @@ func order(records []*dns.SRV, intn func(int) int) []*dns.SRV {
 // expand turns records into addresses: from the additional section, else by
 // asking the same servers, else the name is left to the system.
 func expand(ctx context.Context, servers []string, records []*dns.SRV, extra []dns.RR) answer {
-	a := answer{ttl: maxTTL}
+	a := answer{ttl: maxTTL, srv: true}
 	for _, srv := range records {
 		a.lower(srv.Hdr.Ttl)
 		host := strings.TrimSuffix(srv.Target, ".")
 		port := strconv.Itoa(int(srv.Port))
 		ips := a.addresses(extra, srv.Target)
-		for _, qtype := range []uint16{dns.TypeA, dns.TypeAAAA} {
-			if len(ips) > 0 {
-				break
-			}
-			if msg, err := ask(ctx, servers, srv.Target, qtype); err == nil {
-				ips = a.addresses(msg.Answer, "")
-			}
+		if len(ips) == 0 {
+			ips = a.resolve(ctx, servers, srv.Target)
 		}
 		if len(ips) == 0 {
 			a.endpoints = append(a.endpoints, Endpoint{Addr: net.JoinHostPort(host, port), Names: []string{host}})
 		}
-		for _, ip := range ips {
-			a.endpoints = append(a.endpoints, Endpoint{Addr: net.JoinHostPort(ip, port), Names: []string{host, ip}})
-		}
-		if len(a.endpoints) > maxAddresses {
-			a.endpoints = a.endpoints[:maxAddresses]
+		if a.add(host, port, ips); len(a.endpoints) == maxAddresses {
 			break
 		}
 	}
-	a.ttl = max(a.ttl, minTTL)
 	return a
+}
+
+// byHost asks for the addresses of one name after the other; the first that has some
+// has schedulers there, on their usual port.
+func byHost(ctx context.Context, servers, names []string) answer {
+	for _, name := range names {
+		a := answer{ttl: maxTTL}
+		a.add(strings.TrimSuffix(name, "."), DefaultPort, a.resolve(ctx, servers, name))
+		if len(a.endpoints) > 0 {
+			return a
+		}
+	}
+	return answer{}
+}
+
+// add takes addresses of a host, up to the limit.
+func (a *answer) add(host, port string, ips []string) {
+	for _, ip := range ips {
+		a.endpoints = append(a.endpoints, Endpoint{Addr: net.JoinHostPort(ip, port), Names: []string{host, ip}})
+	}
+	a.endpoints = a.endpoints[:min(len(a.endpoints), maxAddresses)]
+}
+
+// resolve asks for the addresses of a name.
+func (a *answer) resolve(ctx context.Context, servers []string, name string) (ips []string) {
+	for _, qtype := range []uint16{dns.TypeA, dns.TypeAAAA} {
+		if len(ips) > 0 {
+			break
+		}
+		if msg, err := ask(ctx, servers, name, qtype); err == nil {
+			ips = a.addresses(msg.Answer, "")
+		}
+	}
+	return ips
 }
 
 // addresses picks the addresses of name (of any name when it is empty, for an
@@ -229,5 +264,5 @@ func (a *answer) addresses(rrs []dns.RR, name string) []string {
 }
 
 func (a *answer) lower(ttl uint32) {
-	a.ttl = min(a.ttl, time.Duration(ttl)*time.Second)
+	a.ttl = max(minTTL, min(a.ttl, time.Duration(ttl)*time.Second))
 }

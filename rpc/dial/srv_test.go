@@ -24,6 +24,7 @@ type zone struct {
 	records []dns.RR
 	glue    bool // put addresses into the additional section
 	tiny    bool // answer over UDP with the truncated bit
+	plain   bool // refuse questions for SRV records
 	asked   int
 	udp     *dns.Server
 	tcp     *dns.Server
@@ -33,15 +34,8 @@ func startZone(t testing.TB, records ...string) *zone {
 	t.Helper()
 	z := &zone{glue: true}
 	z.set(t, records...)
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	l, pc := testbed.Port(t)
 	z.addr = l.Addr().String()
-	pc, err := net.ListenPacket("udp", z.addr)
-	if err != nil {
-		t.Fatal(err)
-	}
 	var up sync.WaitGroup
 	up.Add(2)
 	z.udp = &dns.Server{PacketConn: pc, Handler: z, NotifyStartedFunc: up.Done}
@@ -96,6 +90,9 @@ func (z *zone) ServeDNS(w dns.ResponseWriter, q *dns.Msg) {
 	if len(m.Answer) == 0 {
 		m.Rcode = dns.RcodeNameError
 	}
+	if z.plain && q.Question[0].Qtype == dns.TypeSRV {
+		m.Rcode = dns.RcodeServerFailure
+	}
 	_ = w.WriteMsg(m)
 }
 
@@ -111,6 +108,8 @@ func TestLookup(t *testing.T) {
 		name    string
 		records []string
 		change  func(*zone)
+		target  Target // but for its SRV and DNS
+		hadSRV  bool
 		want    []string
 		names   []string // of the first
 		ttl     time.Duration
@@ -133,6 +132,21 @@ func TestLookup(t *testing.T) {
 		{name: "a truncated answer is asked for again over TCP", records: append(host, "persys.x. 40 IN SRV 0 0 8085 s1.x."),
 			change: func(z *zone) { z.tiny = true }, want: []string{"10.0.0.1:8085"}, ttl: 40 * time.Second},
 		{name: "a TTL of zero is a second", records: append(host, "persys.x. 0 IN SRV 0 0 8085 s1.x."), want: []string{"10.0.0.1:8085"}, ttl: minTTL},
+		{name: "a service of another name", records: append(host, "_other.persys.x. 40 IN SRV 0 0 8085 s1.x."),
+			target: Target{Service: "other"}, want: []string{"10.0.0.1:8085"}, ttl: 40 * time.Second},
+		{name: "the first host with addresses where there is no SRV record", records: append(host, "s2.x. 20 IN A 10.0.0.3"),
+			target: Target{Hosts: []string{"s0.x", "s2.x", "s1.x"}}, want: []string{"10.0.0.2:8085", "10.0.0.3:8085"}, names: []string{"s2.x", "10.0.0.2"}, ttl: 20 * time.Second},
+		{name: "a host by IPv6", records: []string{"s6.x. 40 IN AAAA fd00::1"},
+			target: Target{Hosts: []string{"s6.x"}}, want: []string{"[fd00::1]:8085"}, ttl: 40 * time.Second},
+		{name: "a host of a server without SRV records at all", records: host, change: func(z *zone) { z.plain = true },
+			target: Target{Hosts: []string{"s1.x"}}, want: []string{"10.0.0.1:8085"}, ttl: time.Minute},
+		{name: "no host while a server that had SRV records fails", records: host, change: func(z *zone) { z.plain = true },
+			target: Target{Hosts: []string{"s1.x"}}, hadSRV: true, err: "SERVFAIL"},
+		{name: "a host once there are no SRV records any more", records: host,
+			target: Target{Hosts: []string{"s1.x"}}, hadSRV: true, want: []string{"10.0.0.1:8085"}, ttl: time.Minute},
+		{name: "SRV records go before hosts", records: append(host, "persys.x. 40 IN SRV 0 0 8086 s1.x."),
+			target: Target{Hosts: []string{"s2.x"}}, want: []string{"10.0.0.1:8086"}, ttl: 40 * time.Second},
+		{name: "hosts that nobody knows are an error", target: Target{Hosts: []string{"s1.x"}}, err: "SRV persys.x: no record"},
 		{name: "a service that is declared absent is none", records: []string{"persys.x. 40 IN SRV 0 0 1 ."}, err: "no record"},
 		{name: "nothing is an error", err: "SRV persys.x: no record"},
 	} {
@@ -143,7 +157,8 @@ func TestLookup(t *testing.T) {
 				tc.change(z)
 				z.mu.Unlock()
 			}
-			got, err := lookup(t.Context(), Target{SRV: "persys.x", DNS: []string{z.addr}})
+			tc.target.SRV, tc.target.DNS = "persys.x", []string{z.addr}
+			got, err := lookup(t.Context(), tc.target, tc.hadSRV)
 			if tc.err != "" {
 				if err == nil || !strings.Contains(err.Error(), tc.err) {
 					t.Errorf("got %v, want %q", err, tc.err)
@@ -167,7 +182,7 @@ func TestLookup(t *testing.T) {
 	}
 	t.Run("the second server answers for the first", func(t *testing.T) {
 		z := startZone(t, "persys.x. 40 IN SRV 0 0 8085 s1.x.", "s1.x. 60 IN A 10.0.0.1")
-		if _, err := lookup(t.Context(), Target{SRV: "persys.x", DNS: []string{vacant(t), z.addr}}); err != nil {
+		if _, err := lookup(t.Context(), Target{SRV: "persys.x", DNS: []string{vacant(t), z.addr}}, false); err != nil {
 			t.Error(err)
 		}
 	})
@@ -197,18 +212,18 @@ func TestOrderDrawsByWeight(t *testing.T) {
 func TestTheSystemsServersAreAsked(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "resolv.conf")
 	writeText(t, file, "search example.org\nnameserver 10.0.0.1\nnameserver 2001:db8::1\n")
-	for _, c := range []struct{ target, servers, names string }{
-		{"srv://_p._tcp.persys.local", "10.0.0.1:53 [2001:db8::1]:53", "_p._tcp.persys.local. _p._tcp.persys.local.example.org."},
-		{"srv://_p", "10.0.0.1:53 [2001:db8::1]:53", "_p.example.org. _p."},
+	for _, c := range []struct{ target, servers, names, hosts string }{
+		{"srv://_p._tcp.persys.local", "10.0.0.1:53 [2001:db8::1]:53", "_p._tcp.persys.local. _p._tcp.persys.local.example.org.", ""},
+		{"srv://_p?hosts=h,h.x", "10.0.0.1:53 [2001:db8::1]:53", "_p.example.org. _p.", "h.example.org. h. h.x. h.x.example.org."},
 		{"srv://persys", "10.0.0.1:53 [2001:db8::1]:53",
-			"_persys-scheduler._tcp.persys.example.org. _persys-scheduler._tcp.persys. _persys-scheduler.persys.example.org. _persys-scheduler.persys. persys.example.org. persys."},
-		{"srv://persys.local?dns=10.0.0.9:8053", "10.0.0.9:8053", "_persys-scheduler._tcp.persys.local. _persys-scheduler.persys.local. persys.local."},
+			"_persys-scheduler._tcp.persys.example.org. _persys-scheduler._tcp.persys. _persys-scheduler.persys.example.org. _persys-scheduler.persys. persys.example.org. persys.", ""},
+		{"srv://persys.local?dns=10.0.0.9:8053&service=p&hosts=h", "10.0.0.9:8053", "_p._tcp.persys.local. _p.persys.local. persys.local.", "h."},
 	} {
 		target, err := ParseTarget(c.target)
 		if err != nil {
 			t.Fatal(err)
 		}
-		servers, names, err := questions(target, file)
+		servers, names, hosts, err := questions(target, file)
 		if err != nil || strings.Join(servers, " ") != c.servers {
 			t.Errorf("%s: servers %v, %v, want %s", c.target, servers, err, c.servers)
 		}
@@ -218,12 +233,15 @@ func TestTheSystemsServersAreAsked(t *testing.T) {
 		if got := strings.Join(names, " "); got != c.names {
 			t.Errorf("%s: names %s, want %s", c.target, got, c.names)
 		}
+		if got := strings.Join(hosts, " "); got != c.hosts {
+			t.Errorf("%s: hosts %s, want %s", c.target, got, c.hosts)
+		}
 	}
 	writeText(t, file, "search example.org\n")
-	if _, _, err := questions(Target{SRV: "persys.local"}, file); err == nil || !strings.Contains(err.Error(), "names no server") {
+	if _, _, _, err := questions(Target{SRV: "persys.local"}, file); err == nil || !strings.Contains(err.Error(), "names no server") {
 		t.Errorf("no server: %v", err)
 	}
-	if _, _, err := questions(Target{SRV: "persys.local"}, file+".none"); err == nil || !strings.Contains(err.Error(), "persys.local") {
+	if _, _, _, err := questions(Target{SRV: "persys.local"}, file+".none"); err == nil || !strings.Contains(err.Error(), "persys.local") {
 		t.Errorf("no file: %v", err)
 	}
 }

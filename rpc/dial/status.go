@@ -7,6 +7,8 @@ import (
 	"google.golang.org/genproto/googleapis/rpc/errdetails"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+
+	clusterv1 "github.com/persys/compute/api/cluster/v1"
 )
 
 // ErrorDomain is the domain of every google.rpc.ErrorInfo that Persys attaches
@@ -17,7 +19,8 @@ const ErrorDomain = "persys"
 // to.
 const (
 	// ReasonUnknownOutcome: the mutation may or may not have been applied.
-	// Repeating it under the same request id is safe and tells.
+	// Repeating it under the same request id is safe and tells, unless it is one
+	// to be made Once.
 	ReasonUnknownOutcome = "UNKNOWN_OUTCOME"
 	// ReasonNoLeader: this replica knows no leader; nothing was applied.
 	ReasonNoLeader = "NO_LEADER"
@@ -90,14 +93,27 @@ func judge(err error) verdict {
 	return surface
 }
 
-// isRead tells reads from mutations by the method's name. What it does not
-// know counts as a mutation, which costs a request id and nothing else.
-func isRead(method string) bool {
+// IsRead tells reads from mutations by the method's name. What it does not
+// know counts as a mutation: it gets a request id, and a lost answer is an
+// unknown outcome.
+func IsRead(method string) bool {
 	name := method[strings.LastIndexByte(method, '/')+1:]
-	for _, verb := range []string{"Get", "List", "Watch", "Check", "Explain", "Status", "Heartbeat"} {
+	for _, verb := range []string{"Get", "List", "Watch", "Check", "Explain", "Status", "Heartbeat", "Why", "Plan", "Recovery", "Bundle", "ClusterKey"} {
 		if strings.HasPrefix(name, verb) {
 			return true
 		}
+	}
+	return false
+}
+
+// Once reports a mutation that has no receipt: under the same request id it would
+// be done again, so nobody repeats what a replica may have got.
+func Once(method string) bool {
+	switch method {
+	case clusterv1.Cluster_DeleteVolume_FullMethodName, clusterv1.Cluster_TransferLeadership_FullMethodName, clusterv1.Cluster_RemoveReplica_FullMethodName,
+		clusterv1.Cluster_RestoreMirror_FullMethodName, clusterv1.Cluster_ImportMirror_FullMethodName,
+		clusterv1.Cluster_Exec_FullMethodName, clusterv1.Cluster_RestoreBackup_FullMethodName:
+		return true
 	}
 	return false
 }

@@ -9,8 +9,11 @@ import (
 	"strings"
 )
 
-// DefaultPort is the gRPC port of a scheduler.
-const DefaultPort = "8085"
+// What schedulers are found by when nobody says otherwise.
+const (
+	DefaultPort    = "8085" // for gRPC
+	DefaultService = "persys-scheduler"
+)
 
 // maxAddresses bounds a list and an SRV answer.
 const maxAddresses = 64
@@ -24,12 +27,18 @@ type Target struct {
 	// DNS are the servers to ask for SRV, host:port; none means those of the
 	// system.
 	DNS []string
+	// Service is what SRV's own name follows, without a leading _; empty means
+	// DefaultService.
+	Service string
+	// Hosts are names whose addresses, with DefaultPort, stand in for SRV records
+	// where there are none; the first that has some does.
+	Hosts []string
 }
 
 // ParseTarget reads "host[:port],…" (port 8085 by default) or
-// "srv://name[?dns=host[:port],…]", for which "persys:///name[?dns=…]", as gRPC
-// writes it, is another form. An SRV name that does not begin with "_"
-// is asked for as _persys-scheduler._tcp.<name>, as _persys-scheduler.<name>
+// "srv://name[?dns=host[:port],…][&service=…][&hosts=name,…]", for which
+// "persys:///name[?…]", as gRPC writes it, is another form. An SRV name that does
+// not begin with "_" is asked for as _<service>._tcp.<name>, as _<service>.<name>
 // and as it is; the first that answers is used.
 func ParseTarget(s string) (Target, error) {
 	rest, ok := strings.CutPrefix(s, "srv://")
@@ -45,7 +54,7 @@ func ParseTarget(s string) (Target, error) {
 	}
 	name, query, _ := strings.Cut(rest, "?")
 	t := Target{SRV: strings.TrimSuffix(name, ".")}
-	if t.SRV == "" || len(t.SRV) > 253 || strings.ContainsAny(t.SRV, "/:@, \t") {
+	if !isName(t.SRV) {
 		return Target{}, fmt.Errorf("scheduler discovery %q: %q is no DNS name", s, name)
 	}
 	values, err := url.ParseQuery(query)
@@ -53,15 +62,40 @@ func ParseTarget(s string) (Target, error) {
 		return Target{}, fmt.Errorf("scheduler discovery %q: %w", s, err)
 	}
 	for k, v := range values {
-		if k != "dns" {
-			return Target{}, fmt.Errorf("scheduler discovery %q: unknown option %q, only dns is known", s, k)
+		text := strings.Join(v, ",")
+		switch k {
+		case "dns":
+			t.DNS, err = parseAddrs(strings.Split(text, ","), "53")
+		case "service":
+			t.Service = strings.TrimPrefix(text, "_")
+			err = isNames(t.Service)
+		case "hosts":
+			t.Hosts = strings.Split(text, ",")
+			err = isNames(t.Hosts...)
+		default:
+			return Target{}, fmt.Errorf("scheduler discovery %q: unknown option %q, known are dns, service and hosts", s, k)
 		}
-		t.DNS, err = parseAddrs(strings.Split(strings.Join(v, ","), ","), "53")
 		if err != nil {
-			return Target{}, fmt.Errorf("scheduler discovery %q: dns: %w", s, err)
+			return Target{}, fmt.Errorf("scheduler discovery %q: %s: %w", s, k, err)
 		}
 	}
 	return t, nil
+}
+
+func isName(s string) bool {
+	return s != "" && len(s) <= 253 && !strings.ContainsAny(s, "/:@, \t")
+}
+
+func isNames(list ...string) error {
+	if len(list) > maxAddresses {
+		return fmt.Errorf("%d names, limit %d", len(list), maxAddresses)
+	}
+	for _, s := range list {
+		if !isName(s) {
+			return fmt.Errorf("%q is no DNS name", s)
+		}
+	}
+	return nil
 }
 
 func parseAddrs(list []string, port string) ([]string, error) {

@@ -21,6 +21,7 @@ func TestParseTarget(t *testing.T) {
 		{in: "srv://persys.local", want: Target{SRV: "persys.local"}},
 		{in: "srv://_persys._tcp.x.?dns=10.0.0.2,ns:5353", want: Target{SRV: "_persys._tcp.x", DNS: []string{"10.0.0.2:53", "ns:5353"}}},
 		{in: "persys:///persys.local?dns=10.0.0.2", want: Target{SRV: "persys.local", DNS: []string{"10.0.0.2:53"}}},
+		{in: "srv://x?service=_p&hosts=p.x,p", want: Target{SRV: "x", Service: "p", Hosts: []string{"p.x", "p"}}},
 		{in: "persys:///", err: "no DNS name"},
 		{in: "persys://a", err: "1..65535"},
 		{in: "", err: "no address"},
@@ -44,6 +45,11 @@ func TestParseTarget(t *testing.T) {
 		{in: "srv://a?ttl=1", err: `unknown option "ttl"`},
 		{in: "srv://a?dns=", err: "no address"},
 		{in: "srv://a?dns=x:y", err: `port "y"`},
+		{in: "srv://a?service=", err: `service: "" is no DNS name`},
+		{in: "srv://a?service=_", err: `service: "" is no DNS name`},
+		{in: "srv://a?hosts=b,,c", err: `hosts: "" is no DNS name`},
+		{in: "srv://a?hosts=b:1", err: `hosts: "b:1" is no DNS name`},
+		{in: "srv://a?hosts=b" + strings.Repeat(",b", 64), err: "hosts: 65 names, limit 64"},
 		{in: "srv://a?%zz", err: "invalid URL escape"},
 	} {
 		got, err := ParseTarget(tc.in)
@@ -61,6 +67,7 @@ func TestParseTarget(t *testing.T) {
 func FuzzParseTarget(f *testing.F) {
 	f.Add("srv://a.b?dns=1.2.3.4")
 	f.Add("a:1,[::1]:2")
+	f.Add("srv://a?service=_b&hosts=c,d.e")
 	f.Fuzz(func(t *testing.T, s string) {
 		got, err := ParseTarget(s)
 		if err == nil && (got.SRV == "") == (len(got.Addrs) == 0) {

@@ -39,9 +39,11 @@ type Peer struct{ Kind, Name string }
 
 const (
 	// forgetAt is how many peers are remembered before those are dropped that have made
-	// no call for forgetAfter.
+	// no call for forgetAfter. They are looked for every forgetEvery at most: to look at
+	// all of them for each new one, while every call waits, is what a flood of hosts wants.
 	forgetAt    = 4096
 	forgetAfter = time.Minute
+	forgetEvery = time.Second
 )
 
 // Peers counts the calls of each peer. It is safe for concurrent use.
@@ -50,8 +52,9 @@ type Peers struct {
 	refused func(reason string)
 	now     func() time.Time
 
-	mu    sync.RWMutex
-	peers map[Peer]*Entry
+	mu     sync.RWMutex
+	peers  map[Peer]*Entry
+	forgot time.Time // when idle ones were looked for
 }
 
 // Entry is what is known of one peer.
@@ -108,8 +111,9 @@ func (p *Peers) entry(who Peer) *Entry {
 	if e = p.peers[who]; e != nil {
 		return e
 	}
-	if len(p.peers) >= forgetAt {
-		old := p.now().Add(-forgetAfter).UnixNano()
+	if now := p.now(); len(p.peers) >= forgetAt && now.Sub(p.forgot) >= forgetEvery {
+		p.forgot = now
+		old := now.Add(-forgetAfter).UnixNano()
 		for k, e := range p.peers {
 			if e.open.Load() == 0 && e.seen.Load() < old {
 				delete(p.peers, k)

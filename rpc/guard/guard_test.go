@@ -81,6 +81,36 @@ func TestEnter(t *testing.T) {
 	}
 }
 
+// A flood of hosts has those that are idle looked for once a second, not once for each.
+func TestIdlePeersAreLookedForSeldom(t *testing.T) {
+	p := NewPeers(Limits{Calls: 5}, nil)
+	now := time.Unix(1000, 0)
+	p.now = func() time.Time { return now }
+	come := func(name string) {
+		t.Helper()
+		e, err := p.Enter(Peer{"host", name})
+		if err != nil {
+			t.Fatal(err)
+		}
+		e.Leave()
+	}
+	for i := range forgetAt {
+		come(fmt.Sprint(i))
+	}
+	now = now.Add(forgetAfter)
+	come("looks") // a moment too early to find any
+	now = now.Add(forgetEvery / 2)
+	come("does not")
+	if n := len(p.peers); n != forgetAt+2 {
+		t.Errorf("%d are remembered: they were looked for again within a second", n)
+	}
+	now = now.Add(forgetEvery / 2)
+	come("looks again")
+	if n := len(p.peers); n != 3 {
+		t.Errorf("%d are remembered a second later", n)
+	}
+}
+
 // serve runs a gRPC server with the bounds of every server here, and shorter ones of
 // the test.
 func serve(t *testing.T, l Limits, opts ...grpc.ServerOption) (addr string, refused func(string) int) {

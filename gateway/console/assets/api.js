@@ -9,15 +9,22 @@ export const session = {
   set token(t) { if (t) store.setItem("token", t); else store.removeItem("token"); },
 };
 
-// freshness of what the last answers said.
-export const fresh = { at: 0, stale: false, ageMs: 0, error: "" };
+// freshness of what the last answers said; failing holds why looks at what the page shows
+// went wrong, each until it goes through.
+export const fresh = { at: 0, stale: false, ageMs: 0, error: "", failing: new Map() };
 const watchers = new Set();
 export const onFresh = (f) => watchers.add(f);
 const tell = () => watchers.forEach((f) => f());
 
 export class Failure extends Error {
-  constructor(status, code, message) { super(message); this.status = status; this.code = code; }
+  constructor(status, code, message, reason = "") { super(message); this.status = status; this.code = code; this.reason = reason; }
 }
+
+// unsure: what failed so may have been carried out all the same.
+export const unsure = (e) => e.reason === "UNKNOWN_OUTCOME" || e.code === "DEADLINE_EXCEEDED" || (!e.code && !(e.status >= 400 && e.status < 500)) || !e.status;
+
+// passing: the same may go through a moment later.
+export const passing = (e) => !e.status || e.status === 429 || e.status >= 500;
 
 function headers(extra) {
   const out = { ...extra };
@@ -41,7 +48,7 @@ export function requestId() {
 async function failure(r) {
   let body = {};
   try { body = await r.json(); } catch { /* not ours: the status has to do */ }
-  return new Failure(r.status, body.code || "", body.error || `the gateway answered ${r.status}`);
+  return new Failure(r.status, body.code || "", body.error || `the gateway answered ${r.status}`, body.reason);
 }
 
 export async function call(method, path, body, signal) {
@@ -61,14 +68,17 @@ export async function call(method, path, body, signal) {
   }
   if (!r.ok) {
     const f = await failure(r);
-    if (r.status === 503) { fresh.error = f.message; tell(); }
+    if (passing(f)) { fresh.error = f.message; tell(); }
     throw f;
   }
   const out = await r.json();
-  fresh.at = Date.now();
+  if (fresh.failing.size === 0) fresh.at = Date.now();
   fresh.error = "";
-  fresh.stale = r.headers.get("X-Persys-Stale") === "true" || out.stale === true;
-  fresh.ageMs = Number(r.headers.get("X-Persys-Age-Ms") || out.age_ms || 0);
+  // A replica's own status, and what a change answers, never say how old they are.
+  if (method === "GET" && path !== "/status") {
+    fresh.stale = r.headers.get("X-Persys-Stale") === "true" || out.stale === true;
+    fresh.ageMs = Number(r.headers.get("X-Persys-Age-Ms") || out.age_ms || 0);
+  }
   tell();
   return out;
 }
@@ -90,19 +100,29 @@ export async function clusters() {
   return r.json();
 }
 
-// stream reads server-sent events until signal aborts, coming back by itself.
-// With once it ends when the server ends it.
-export async function stream(path, onMessage, signal, { once = false, onState = () => {} } = {}) {
+// A gateway says every 15 seconds that a stream lives; who hears nothing for so long
+// listens to a connection that is dead.
+const silence = 45000;
+
+// stream reads server-sent events until signal aborts, coming back by itself; path
+// says where from, which may change with what was read. With once it ends when the
+// server ends it, with strict also when it fails.
+export async function stream(path, onMessage, signal, { once = false, strict = false, onState = () => {} } = {}) {
   let last = "";
   for (let pause = 500; !signal.aborted; pause = Math.min(pause * 2, 15000)) {
+    const dead = new AbortController();
+    let alarm = 0;
+    const heard = () => { clearTimeout(alarm); alarm = setTimeout(() => dead.abort(), silence); };
     try {
-      const r = await fetch("../v1" + path, { signal, headers: headers({ Accept: "text/event-stream", ...(last && { "Last-Event-ID": last }) }) });
+      heard();
+      const r = await fetch("../v1" + (typeof path === "function" ? path() : path), { signal: AbortSignal.any([signal, dead.signal]), headers: headers({ Accept: "text/event-stream", ...(last && { "Last-Event-ID": last }) }) });
       if (!r.ok) throw await failure(r);
       onState("");
       const reader = r.body.pipeThrough(new TextDecoderStream()).getReader();
       let rest = "";
       for (;;) {
         const { value, done } = await reader.read();
+        heard();
         if (done) break;
         rest += value;
         const parts = rest.split("\n\n");
@@ -124,8 +144,10 @@ export async function stream(path, onMessage, signal, { once = false, onState = 
       if (once) return;
     } catch (e) {
       if (signal.aborted) return;
-      onState(e.message);
-      if (once && e instanceof Failure && e.status >= 400 && e.status < 500) throw e;
+      onState(dead.signal.aborted ? "the gateway has fallen silent" : e.message);
+      if (strict || once && e.status >= 400 && e.status < 500) throw e;
+    } finally {
+      clearTimeout(alarm);
     }
     await new Promise((done) => {
       const t = setTimeout(done, pause);
@@ -134,9 +156,11 @@ export async function stream(path, onMessage, signal, { once = false, onState = 
   }
 }
 
-// fetchLines reads a stream that the server ends.
-export async function fetchLines(path, signal) {
+// fetchLines reads a stream that the server ends; a page that is read again by itself
+// is strict, and does not wait here for the gateway to come back.
+export async function fetchLines(path, signal, { strict = false } = {}) {
   const out = [];
-  await stream(path, (e) => out.push(e), signal, { once: true });
+  await stream(path, (e) => out.push(e), signal, { once: true, strict });
+  signal.throwIfAborted(); // the page was left, and these are not all
   return out;
 }

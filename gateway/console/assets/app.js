@@ -1,5 +1,5 @@
 // The frame: pages by address, who is asked, how fresh everything is.
-import { clusters, fresh, onFresh, session, stream } from "./api.js";
+import { clusters, fresh, get, onFresh, passing, session, stream } from "./api.js";
 import { h, replace, toast } from "./dom.js";
 import { overview } from "./overview.js";
 import { node, nodes } from "./nodes.js";
@@ -35,40 +35,53 @@ export function live(fn, signal) {
 // refresh calls load now, after what happens in the cluster (at most once per
 // second), and every period while nothing does. A page is shown by load alone.
 export function refresh(load, signal, { every = 5000, about = () => true } = {}) {
-  let timer, running = false, again = false;
+  let timer, running = false, again = false, soon = false, last = 0;
   const run = async () => {
     clearTimeout(timer);
     if (signal.aborted) return;
     if (running) { again = true; return; }
     running = true;
-    try { await load(); } catch (e) { if (!signal.aborted) problem(e); }
+    soon = false;
+    try { await load(); settled(run); } catch (e) { if (!signal.aborted) problem(e, run); }
     running = false;
+    last = Date.now();
+    soon = again;
     if (!signal.aborted) timer = setTimeout(run, again ? 1000 : document.hidden ? every * 6 : every);
     again = false;
   };
   live((e) => {
-    if (!about(e)) return;
+    if (!about(e) || soon) return; // a look that is near is put off by nothing
     if (running) { again = true; return; }
+    soon = true;
     clearTimeout(timer);
-    timer = setTimeout(run, 400);
+    timer = setTimeout(run, Math.max(400, last + 1000 - Date.now()));
   }, signal);
-  signal.addEventListener("abort", () => clearTimeout(timer));
+  signal.addEventListener("abort", () => { clearTimeout(timer); fresh.failing.delete(run); });
   return run();
 }
 
-function problem(e) {
+function settled(look) {
+  if (fresh.failing.delete(look) && fresh.failing.size === 0) { fresh.at = Date.now(); sayFresh(); }
+}
+
+function problem(e, look) {
   if (e.status === 401) { askToken(e.message); return; }
-  // Losing the gateway or the leader is said by the banner, once.
-  if (e.status === 0 || e.status === 503) {
-    if (main.querySelector(".quiet:only-child")) replace(main, h("p", { class: "err" }, e.message));
+  // What may pass is said by the banner, once; what the page shows stays, and is read again.
+  if (passing(e)) {
+    fresh.failing.set(look, e.message);
+    sayFresh();
+    if (!main.querySelector("h1")) replace(main, h("p", { class: "err" }, e.message));
     return;
   }
+  settled(look);
   replace(main, h("h1", {}, e.status === 404 ? "Not found" : "This did not work"), h("p", { class: "err" }, e.message), h("p", {}, h("a", { href: "#/" }, "Back to the overview")));
 }
 
 function route() {
   leave.abort();
+  fresh.failing.delete(route);
   leave = new AbortController();
+  const { signal } = leave;
   const path = location.hash.slice(1).split("?")[0] || "/";
   const page = pages.find((p) => p.at.test(path));
   replace(nav, pages.filter((p) => p.name).map((p) => h("a", { href: p.href, "aria-current": page && (p === page || p.name === page.parent) ? "page" : undefined }, p.name)));
@@ -76,7 +89,7 @@ function route() {
   replace(main, h("p", { class: "quiet" }, "Reading the cluster …"));
   const [, id] = path.match(page.at);
   document.title = [id && decodeURIComponent(id), page.name || page.parent, "Persys Compute"].filter(Boolean).join(" · ");
-  Promise.resolve(page.show(main, leave.signal, id && decodeURIComponent(id))).catch((e) => { if (!leave.signal.aborted) problem(e); });
+  Promise.resolve(page.show(main, signal, id && decodeURIComponent(id))).catch((e) => { if (!signal.aborted) problem(e, route); });
   main.focus({ preventScroll: true });
   window.scrollTo(0, 0);
 }
@@ -94,16 +107,16 @@ const pulse = document.getElementById("pulse");
 function sayFresh() {
   const lines = [];
   const since = fresh.at ? Math.round((Date.now() - fresh.at) / 1000) : 0;
-  if (fresh.error) lines.push(h("div", { class: "bad" }, `${fresh.error}. ` + (fresh.at ? `What you see is ${since} s old.` : "")));
+  const [failing] = fresh.failing.values(), wrong = fresh.error || failing;
+  if (wrong) lines.push(h("div", { class: "bad" }, wrong.replace(/[^.?!]$/, "$&.") + " " + (fresh.at ? `What you see is ${since} s old.` : "")));
   else if (fresh.stale) lines.push(h("div", { class: "bad" }, `There is no leader: what you see is what one replica knew ${Math.round(fresh.ageMs / 1000)} s ago, and changes are refused until a majority is back.`));
   if (mode.mode && mode.mode !== "normal") lines.push(h("div", {}, `The cluster is in mode ${mode.mode}: ${mode.reason || "no reason given"}. Changes are refused; what runs goes on. persysctl mode show tells more.`));
   if (banner.textContent !== lines.map((l) => l.textContent).join("")) replace(banner, lines);
-  pulse.className = "pulse" + (fresh.error ? " lost" : fresh.stale || since > 20 ? " late" : "");
-  pulse.textContent = fresh.error ? "no contact" : fresh.stale ? "stale" : !fresh.at ? "" : since > 20 ? `${since} s old` : "live";
+  pulse.className = "pulse" + (fresh.error ? " lost" : fresh.stale || failing || since > 20 ? " late" : "");
+  pulse.textContent = fresh.error ? "no contact" : fresh.stale ? "stale" : !fresh.at ? "" : failing || since > 20 ? `${since} s old` : "live";
 }
 onFresh(sayFresh);
 setInterval(sayFresh, 1000);
-export function sawMode(word, reason) { mode = { mode: word, reason }; sayFresh(); }
 
 const signIn = document.getElementById("sign-in");
 async function askToken(why) {
@@ -156,6 +169,14 @@ async function start() {
   running = new AbortController();
   try { await pickCluster(); } catch (e) { if (e.status === 401) { askToken(e.message); return; } toast(e.message, true); }
   stream("/events?follow=true&tail=1", (e) => listeners.forEach((fn) => fn(e)), running.signal);
+  // On every page, also those that ask for nothing by themselves.
+  refresh(async () => {
+    try {
+      const s = await get("/status", running.signal);
+      mode = { mode: s.mode, reason: s.mode_reason };
+      sayFresh();
+    } catch (e) { if (e.status === 401) throw e; } // the rest is the banner's
+  }, running.signal, { every: 10000, about: (e) => e.type === "ModeChanged" });
   route();
 }
 addEventListener("hashchange", route);

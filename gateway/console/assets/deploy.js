@@ -1,5 +1,5 @@
 // Deploy: a file, what it would do, and then its way to running.
-import { get, post } from "./api.js";
+import { get, post, unsure } from "./api.js";
 import { refresh } from "./app.js";
 import { card, confirmed, h, nodeLink, replace, state, table, toast, workloadLink } from "./dom.js";
 import { verdicts } from "./workload.js";
@@ -37,8 +37,10 @@ export async function deploy(main, signal) {
       h("div", { class: "actions", style: { marginTop: ".75rem" } }, file, h("button", { onclick: plan }, "Show the plan"), apply)), out);
   changed();
 
-  function fault(e) {
-    replace(out, card("Nothing has been changed", h("ul", { class: "err" }, e.message.split("\n").map((line) => h("li", {}, line)))));
+  const said = (title, lines) => card(title, h("ul", { class: "err" }, lines.map((line) => h("li", {}, line))));
+
+  function fault(e, sent) {
+    replace(out, said(sent && unsure(e) ? "It may have been applied, or not: look, or apply it again" : "Nothing has been changed", e.message.split("\n")));
     const line = /(?:^|\s)(\d+):(\d+):/.exec(e.message);
     if (!line) return;
     const before = text.value.split("\n").slice(0, Number(line[1]) - 1).join("\n").length + (Number(line[1]) > 1 ? 1 : 0);
@@ -65,26 +67,28 @@ export async function deploy(main, signal) {
     if (ends.length && !await confirmed("Apply this plan?", h("ul", {}, ends.map((e) => h("li", {}, e))), "Apply", true)) return;
     apply.disabled = true;
     let r;
-    try { r = await post("/apply", body()); } catch (e) { fault(e); return; }
+    try { r = await post("/apply", body()); } catch (e) { changed(); fault(e, true); return; }
     const results = r.results || [];
-    const bad = results.filter((x) => !x.success);
-    if (bad.length) { fault(new Error(bad.map((x) => x.error_message).join("\n"))); }
+    const bad = results.filter((x) => !x.success).map((x) => x.error_message);
     const ids = results.filter((x) => x.success).flatMap((x) => x.workload_ids || []);
-    if (ids.length) follow(ids);
+    if (ids.length === 0) fault(new Error(bad.join("\n")));
+    else follow(ids, [bad.length > 0 && said(`${bad.length} of ${results.length} refused; the others have been applied`, bad),
+      results.some((x) => x.rollout) && h("p", {}, "Members of a group change in turns and run as they were until then; persysctl rollout status GROUP follows.")]);
   }
 
   // follow shows the way to running.
-  async function follow(ids) {
+  async function follow(ids, beside) {
     planned = "";
-    const began = Date.now(), box = card("Progress");
-    replace(out, box);
+    const began = Date.now(), box = card("Progress"), most = 50;
+    replace(out, beside, box);
     let done = false;
     const stop = new AbortController();
     signal.addEventListener("abort", () => stop.abort());
     await refresh(async () => {
-      const seen = await Promise.all(ids.slice(0, 50).map((id) => get("/workloads/" + encodeURIComponent(id), stop.signal).then((x) => x.workload, (e) => ({ workload_id: id, status: e.status === 404 ? "Deleted" : "Unknown", message: e.message }))));
-      const open = seen.filter((w) => !(w.status === w.desired_state || w.status === "Deleted" || (w.status === "Failed" && !w.retry_next_at)));
-      replace(box, h("h2", {}, open.length === 0 ? "Done" : `${seen.length - open.length} of ${ids.length} there, ${Math.round((Date.now() - began) / 1000)} s`),
+      const seen = await Promise.all(ids.slice(0, most).map((id) => get("/workloads/" + encodeURIComponent(id), stop.signal).then((x) => x.workload, (e) => ({ workload_id: id, status: e.status === 404 ? "Deleted" : "Unknown", message: e.message }))));
+      const open = seen.filter((w) => !((w.status === w.desired_state && (w.status !== "Running" || !w.health || w.health === "healthy")) || w.status === "Deleted" || (w.status === "Failed" && !w.retry_next_at)));
+      replace(box, h("h2", {}, open.length === 0 ? "Done" : `${seen.length - open.length} of ${seen.length} there, ${Math.round((Date.now() - began) / 1000)} s`),
+        ids.length > most && h("p", { class: "quiet" }, `These are the first ${most} of ${ids.length}.`),
         table(["Workload", "State", "Node", "Says"], seen.map((w) => [workloadLink(w.workload_id), state(w.status), nodeLink(w.assigned_node_id), w.message || w.reason?.message || ""]), ""));
       if (open.length === 0 && !done) { done = true; stop.abort(); toast(`${ids.length} applied.`); }
     }, stop.signal, { every: 1000, about: (e) => ids.includes(e.workload_id) });

@@ -15,7 +15,14 @@ export function h(tag, attributes, ...children) {
   return el;
 }
 
-export const replace = (el, ...children) => el.replaceChildren(...children.flat(Infinity).filter((c) => c !== undefined && c !== null && c !== false));
+// replace gives el other children. What has the focus and is made anew keeps it: it is
+// the same kind of thing with the same id, target or text, and in the same row.
+export function replace(el, ...children) {
+  const held = el !== document.activeElement && el.contains(document.activeElement) ? document.activeElement : null;
+  const name = (e) => [e.id || e.getAttribute("href") || (e.matches("button, summary") ? e.textContent : e.getAttribute("aria-label")), e.closest("tr, .row")?.firstElementChild.textContent].join("\n");
+  el.replaceChildren(...children.flat(Infinity).filter((c) => c !== undefined && c !== null && c !== false));
+  if (held && !held.isConnected) [...el.querySelectorAll(held.tagName)].find((e) => name(e) === name(held))?.focus({ preventScroll: true });
+}
 
 export const card = (title, ...children) => h("section", { class: "card" }, title && h("h2", {}, title), children);
 

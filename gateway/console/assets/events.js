@@ -27,12 +27,11 @@ async function show(main, signal, title, path, belongs) {
   }
   kinds();
   draw();
-  let timer;
+  let timer = 0;
   live((e) => {
     if (!belongs(e) || list.some((x) => x.seq === e.seq)) return;
     list.unshift(e);
     if (list.length > 2000) list.pop();
-    clearTimeout(timer);
-    timer = setTimeout(() => { kinds(); draw(); }, 200);
+    timer ||= setTimeout(() => { timer = 0; kinds(); draw(); }, 200);
   }, signal);
 }

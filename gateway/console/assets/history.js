@@ -11,7 +11,6 @@ export async function showHistory(body, signal, id, back) {
   const at = "/workloads/" + encodeURIComponent(id) + "/revisions";
   const { revisions: list = [] } = await get(at, signal);
   if (signal.aborted) return;
-  const held = document.activeElement?.id;
   const had = (name) => document.getElementById(name)?.value;
   const pick = (name, chosen) => h("select", { id: name, onchange: compare }, list.map((r) => h("option", { value: r.number, selected: String(r.number) === String(chosen) }, `${r.number}${r.present ? " (now)" : ""}`)));
   const from = pick("from-revision", had("from-revision") || (list[1] || list[0])?.number), to = pick("to-revision", had("to-revision") || list[0]?.number);
@@ -31,6 +30,5 @@ export async function showHistory(body, signal, id, back) {
           if (await confirmed(`Roll ${id} back to revision ${r.number}?`, h("div", {}, h("p", {}, "It becomes a new revision, with the secrets that it had."), changes(diff.changes || [])), "Roll back", true)) await back(r.number);
         } }, "Roll back …")]), "")),
     list.length > 1 && card("Difference", h("div", { class: "filters" }, h("label", {}, "From", from), h("label", {}, "To", to)), out));
-  if (held === "from-revision" || held === "to-revision") document.getElementById(held).focus();
   if (list.length > 1) await compare();
 }

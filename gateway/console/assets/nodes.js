@@ -71,7 +71,7 @@ export async function node(main, signal, id) {
     if (await confirmed(`Is ${id} really dead?`, h("p", {}, "Fencing says that nothing on this machine runs any more. Exclusive workloads then start elsewhere. If it still runs, they run twice."), "It is dead: fence it", true)) await act("/fence", {}, `${id} is fenced.`);
   }
   async function show() {
-    const [r, list, log] = await Promise.all([get(at, signal), get("/workloads" + query({ node_id: id, page_size: 500 }), signal), fetchLines("/events" + query({ node_id: id, tail: 30 }), signal)]);
+    const [r, list, log] = await Promise.all([get(at, signal), get("/workloads" + query({ node_id: id, page_size: 500 }), signal), fetchLines("/events" + query({ node_id: id, tail: 30 }), signal, { strict: true })]);
     const n = r.node;
     replace(main, h("h1", {}, id),
       h("div", { class: "actions" },
@@ -86,7 +86,8 @@ export async function node(main, signal, id) {
           chart("CPU", id + " cpu", { total: millis(n), reserved: int(n.reserved_cpu_millicores), used: measured(n, "cpu_used_millicores"), unit: cores }),
           chart("Memory", id + " memory", { total: int(n.total_memory_mb), reserved: int(n.reserved_memory_mb), used: measured(n, "memory_used_mb"), unit: mib }),
           (n.storage_pools || []).map((p) => chart(`Pool ${p.name}`, id + " pool " + p.name, { total: int(p.total_gb), reserved: int(p.reserved_gb), used: p.used_gb && int(p.used_gb), unit: gb })))),
-      card(`Workloads (${int(n.workloads)})`, table(["Workload", "State", "Image or source", { title: "Age", num: true }], (list.workloads || []).map((w) => [workloadLink(w.workload_id), state(w.status), w.image_or_source, age(w.created_at)]), "Nothing is placed here.")),
+      card(`Workloads (${int(n.workloads)})`, table(["Workload", "State", "Image or source", { title: "Age", num: true }], (list.workloads || []).map((w) => [workloadLink(w.workload_id), state(w.status), w.image_or_source, age(w.created_at)]), "Nothing is placed here."),
+        list.next_page_token && h("p", {}, h("a", { href: "#/workloads" + query({ node: id }) }, `All workloads of ${id}`))),
       card("Events", timeline(log.reverse())));
   }
   await refresh(show, signal, { about: (e) => e.node_id === id });

@@ -1,6 +1,6 @@
 // Overview: is all well, what needs a hand first, how full is it.
 import { fetchLines, get } from "./api.js";
-import { refresh, sawMode } from "./app.js";
+import { refresh } from "./app.js";
 import { chart } from "./chart.js";
 import { age, card, cores, facts, gb, h, int, mib, nodeLink, replace, state, table, timeline, workloadLink } from "./dom.js";
 
@@ -9,9 +9,8 @@ export async function overview(main, signal) {
     const [status, sum, failed, retry, pending, lost, differ, recent] = await Promise.all([
       get("/status", signal), get("/summary", signal), get("/workloads?status=Failed&page_size=20", signal),
       get("/workloads?status=RetryPending&page_size=20", signal), get("/workloads?status=Pending&page_size=20", signal),
-      get("/nodes?status=NotReady&page_size=20", signal), get("/drifts", signal), fetchLines("/events?tail=8", signal),
+      get("/nodes?status=NotReady&page_size=20", signal), get("/drifts", signal), fetchLines("/events?tail=8", signal, { strict: true }),
     ]);
-    sawMode(status.mode, status.mode_reason);
     replace(main, h("h1", {}, "Overview"),
       h("div", { class: "grid" },
         card("Cluster", facts([

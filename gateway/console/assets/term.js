@@ -82,7 +82,7 @@ export class Screen {
       return m[0].length;
     }
     if ("]PX^_".includes(s[1])) { // a title, and other strings that are not shown
-      const m = /^\x1b[\]PX^_][^\x07\x1b]*(?:\x07|\x1b\\)/.exec(s);
+      const m = /^\x1b[\]PX^_][^\x07\x1b]*(?:\x07|\x1b\\|(?=\x1b[^\\]))/.exec(s); // another sequence ends it, too
       return m ? m[0].length : s.length >= 4096 ? 2 : 0;
     }
     if ("()*+#%".includes(s[1])) return s.length < 3 ? 0 : 3;

@@ -7,7 +7,7 @@ const tabs = ["State", "Timeline", "Placement", "Logs", "Exec", "Revisions", "Sp
 
 export async function workload(main, signal, id) {
   const at = "/workloads/" + encodeURIComponent(id);
-  let tab = tabs[0], inner = new AbortController();
+  let tab = tabs[0], inner = new AbortController(), seen = null, drawn = () => {};
   const head = h("div", {}), body = h("div", { role: "tabpanel", id: "panel", tabIndex: 0 });
   const bar = h("div", { class: "tabs", role: "tablist", "aria-label": "About this workload", onkeydown: (e) => {
     const step = { ArrowRight: 1, ArrowLeft: -1 }[e.key];
@@ -27,6 +27,7 @@ export async function workload(main, signal, id) {
   const desire = (to) => post("/workloads", { workload_id: id, desired_state: to });
   async function draw() {
     const { workload: w } = await get(at, signal);
+    seen = w;
     const stopped = w.desired_state === "Stopped";
     replace(head, h("div", { class: "actions" }, state(w.status),
       w.message && h("span", { class: "quiet" }, w.message),
@@ -36,6 +37,7 @@ export async function workload(main, signal, id) {
       h("button", { class: "danger", onclick: async () => {
         if (await confirmed(`Delete ${id}?`, h("p", {}, "It is stopped and removed from its node. Its managed volumes follow their retain policy."), "Delete", true)) await act(`${id} is being deleted.`, () => del(at));
       } }, "Delete …")));
+    drawn(w);
     return w;
   }
 
@@ -43,17 +45,16 @@ export async function workload(main, signal, id) {
     tab = t;
     inner.abort();
     inner = new AbortController();
+    drawn = () => {};
     bar.querySelectorAll("button").forEach((b) => { b.setAttribute("aria-selected", String(b.textContent === t)); b.tabIndex = b.textContent === t ? 0 : -1; });
     replace(body, h("p", { class: "quiet" }, "Reading …"));
     const shows = { State: showState, Timeline: showTimeline, Placement: showPlacement, Logs: showLogs, Exec: showSession, Revisions: showRevisions, Specification: showSpec };
-    shows[t](inner.signal).catch((e) => { if (!signal.aborted && tab === t) replace(body, h("p", { class: "err" }, e.message)); });
+    const s = inner.signal;
+    shows[t](s).catch((e) => { if (!s.aborted) replace(body, h("p", { class: "err" }, e.message)); });
   }
 
-  async function showState(s) {
-    const about = (e) => e.workload_id === id;
-    const load = async () => {
-      const w = await draw();
-      if (s.aborted) return;
+  async function showState() {
+    drawn = (w) => {
       const why = w.reason || {};
       replace(body, h("div", { class: "grid" },
         card("State", facts([["Desired", w.desired_state], ["State", state(w.status)], ["Why", [why.code, why.message].filter(Boolean).join(": ")], ["Since", why.last_transition && clock(why.last_transition)],
@@ -64,7 +65,7 @@ export async function workload(main, signal, id) {
           ["Namespace", w.namespace], ["Group", w.group], ["Priority", int(w.priority) ? String(w.priority) : ""], ["Exclusive", w.exclusive && "yes: never on two machines"], ["Needs labels", Object.entries(w.labels || {}).map(([k, v]) => `${k}=${v}`).join(" ")], ["Created", clock(w.created_at)]]))),
       (w.last_actions || []).length > 0 && card("What the agent had done when the last order timed out", actionTable(w.last_actions)));
     };
-    await refresh(load, s, { about });
+    if (seen) drawn(seen);
   }
 
   async function showTimeline(s) {
@@ -93,19 +94,21 @@ export async function workload(main, signal, id) {
 
   async function showLogs(s) {
     const out = h("pre", { class: "log", tabIndex: 0, role: "log", "aria-label": "Output of " + id }), note = h("p", { class: "quiet" }, "Waiting for output …");
-    let follow = true;
+    let follow = true, from = "tail_lines=500";
     out.addEventListener("scroll", () => { follow = out.scrollTop + out.clientHeight > out.scrollHeight - 20; });
     replace(body, note, out);
     const decode = new TextDecoder();
     let size = 0;
-    await stream(at + "/logs?follow=true&tail_lines=500", (chunk) => {
+    await stream(() => at + "/logs?follow=true&" + from, (chunk) => {
+      // A stream that breaks goes on from here; a line of the same second may come twice.
+      if (int(chunk.at_unix_nanos)) from = "since_unix_seconds=" + Math.floor(int(chunk.at_unix_nanos) / 1e9);
       const text = decode.decode(Uint8Array.from(atob(chunk.data || ""), (c) => c.charCodeAt(0)), { stream: true });
       note.textContent = "Live; scroll up to hold it still.";
       out.append(text);
       size += text.length;
       while (size > 500000 && out.firstChild) { size -= out.firstChild.length; out.firstChild.remove(); }
       if (follow) out.scrollTop = out.scrollHeight;
-    }, s, { once: true });
+    }, s, { once: true, onState: (why) => { note.textContent = why ? `${why}; it is tried again.` : "Waiting for output …"; } });
     if (!s.aborted) note.textContent = "The output has ended.";
   }
 
@@ -119,12 +122,17 @@ export async function workload(main, signal, id) {
     await refresh(async () => { if (!s.aborted) await showHistory(body, s, id, (number) => act(`Revision ${number} of ${id} is applied again.`, () => post(at + "/rollback", { number }))); }, s, { about: (e) => e.workload_id === id, every: 60000 });
   }
 
-  async function showSpec() {
+  async function showSpec(s) {
     const w = await draw();
-    replace(body, card("Specification", h("p", { class: "quiet" }, "Secrets are shown as ***. Deploy a changed file to change it; the plan there shows the difference field by field."), h("pre", { tabIndex: 0 }, JSON.stringify(w.spec || {}, null, 2))));
+    if (!s.aborted) replace(body, card("Specification", h("p", { class: "quiet" }, "Secrets are shown as ***. Deploy a changed file to change it; the plan there shows the difference field by field."), h("pre", { tabIndex: 0 }, JSON.stringify(w.spec || {}, null, 2))));
   }
-  await draw();
   open(tab);
+  await refresh(async () => {
+    try { await draw(); } catch (e) {
+      if (e.status !== 404 || !seen) throw e;
+      replace(head, state("Deleted")); // what the tab shows of it stays
+    }
+  }, signal, { about: (e) => e.workload_id === id });
 }
 
 // actionTable lists tasks of an agent.

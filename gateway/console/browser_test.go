@@ -1,0 +1,410 @@
+package console
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"maps"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/chromedp/cdproto/page"
+	"github.com/chromedp/chromedp"
+
+	"github.com/persys/compute/testbed"
+)
+
+// patience is for a browser on a busy machine.
+const patience = 20 * time.Second
+
+// api is a gateway whose answers a test gives: by method and path below /v1, a text for
+// JSON, a number for a failure of that status, or a handler.
+type api struct {
+	mu      sync.Mutex
+	answers map[string]any
+	events  chan string // what the followed stream of events tells
+}
+
+func (a *api) set(answers map[string]any) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	maps.Copy(a.answers, answers)
+}
+
+func (a *api) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	path := strings.TrimPrefix(r.URL.Path, "/v1")
+	a.mu.Lock()
+	answer := a.answers[r.Method+" "+path]
+	a.mu.Unlock()
+	switch answer := answer.(type) {
+	case http.HandlerFunc:
+		answer(w, r)
+		return
+	case int:
+		w.WriteHeader(answer)
+		_, _ = fmt.Fprintf(w, `{"error": "refused with %d"}`, answer)
+		return
+	case string:
+		_, _ = fmt.Fprint(w, answer)
+		return
+	}
+	switch {
+	case path == "/clusters":
+		_, _ = fmt.Fprint(w, `{"clusters": [{"id": "c"}], "default_cluster_id": "c"}`)
+	case path == "/events" && r.URL.Query().Has("follow"):
+		w.Header().Set("Content-Type", "text/event-stream")
+		_ = http.NewResponseController(w).Flush()
+		for {
+			select {
+			case e := <-a.events:
+				_, _ = fmt.Fprintf(w, "data: %s\n\n", e)
+				_ = http.NewResponseController(w).Flush()
+			case <-r.Context().Done():
+				return
+			}
+		}
+	case path == "/status":
+		_, _ = fmt.Fprint(w, `{"mode": "normal"}`)
+	case path != "/events":
+		_, _ = fmt.Fprint(w, `{}`)
+	}
+}
+
+// tab is a page of the console, over an api of its own.
+type tab struct {
+	*api
+	t   *testing.T
+	ctx context.Context
+	url string
+}
+
+func (p *tab) do(actions ...chromedp.Action) {
+	p.t.Helper()
+	ctx, cancel := context.WithTimeout(p.ctx, patience)
+	defer cancel()
+	if err := chromedp.Run(ctx, actions...); err != nil {
+		p.t.Fatal(err)
+	}
+}
+
+// open goes to a page.
+func (p *tab) open(path string) {
+	p.t.Helper()
+	p.do(chromedp.Navigate(p.url + "/ui/#" + path))
+}
+
+// is waits until the script gives want.
+func (p *tab) is(script string, want any) {
+	p.t.Helper()
+	text, err := json.Marshal(want)
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	testbed.Within(p.t, patience, script, func() error {
+		ctx, cancel := context.WithTimeout(p.ctx, patience)
+		defer cancel()
+		var got any
+		if err := chromedp.Run(ctx, chromedp.Evaluate(script, &got)); err != nil {
+			return err
+		}
+		if is, err := json.Marshal(got); err != nil || string(is) != string(text) {
+			return fmt.Errorf("it is %s", is)
+		}
+		return nil
+	})
+}
+
+// sees waits for texts on the page, or after "not " for their absence.
+func (p *tab) sees(texts ...string) {
+	p.t.Helper()
+	for _, text := range texts {
+		text, not := strings.CutPrefix(text, "not ")
+		p.is(fmt.Sprintf("document.body.innerText.includes(%q)", text), !not)
+	}
+}
+
+// tell sends an event to the page.
+func (p *tab) tell(event string) {
+	p.t.Helper()
+	select {
+	case p.events <- event:
+	case <-time.After(patience):
+		p.t.Fatal("the page follows no events")
+	}
+}
+
+// press clicks the button or link of that name, in the dialog if there is one.
+func (p *tab) press(name string) {
+	p.t.Helper()
+	p.is(fmt.Sprintf(`(() => { const el = [...(document.querySelector("dialog[open]") || document).querySelectorAll("button, a")].find((b) => b.textContent.trim() === %q && !b.disabled);
+		if (el) el.click(); return !!el; })()`, name), true)
+}
+
+// TestInBrowser shows the console in a real browser what a gateway seldom answers.
+func TestInBrowser(t *testing.T) {
+	opts := append(slices.Clone(chromedp.DefaultExecAllocatorOptions[:]), chromedp.ExecPath(testbed.Program(t, "chromium")), chromedp.WSURLReadTimeout(time.Minute))
+	if os.Getuid() == 0 {
+		opts = append(opts, chromedp.NoSandbox)
+	}
+	alloc, stop := chromedp.NewExecAllocator(context.Background(), opts...)
+	t.Cleanup(stop)
+	browser, cancel := chromedp.NewContext(alloc, chromedp.WithErrorf(func(string, ...any) {})) // events newer than the library
+	t.Cleanup(cancel)
+	if err := chromedp.Run(browser); err != nil { // it lives as long as the context of the first run
+		t.Fatal(err)
+	}
+	assets, err := Handler("/ui/")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for fact, test := range facts() {
+		t.Run(fact, func(t *testing.T) {
+			a := &api{answers: map[string]any{}, events: make(chan string)}
+			mux := http.NewServeMux()
+			mux.Handle("/ui/", assets)
+			mux.Handle("/", a)
+			s := httptest.NewServer(mux)
+			t.Cleanup(func() { s.CloseClientConnections(); s.Close() })
+			ctx, leave := chromedp.NewContext(browser)
+			t.Cleanup(leave)
+			if err := chromedp.Run(ctx); err != nil { // so does the tab
+				t.Fatal(err)
+			}
+			test(&tab{api: a, t: t, ctx: ctx, url: s.URL})
+		})
+	}
+}
+
+// facts are what is shown, by what it is to be.
+func facts() map[string]func(*tab) {
+	return map[string]func(*tab){
+		// Of two workloads one was refused; the way of the other to running took the place of the reason.
+		"what of an apply was refused stays on the page": func(p *tab) {
+			p.set(map[string]any{
+				"POST /plan":       `{"workloads": [{"workload_id": "a", "action": "create"}, {"workload_id": "b", "action": "create"}]}`,
+				"POST /apply":      `{"results": [{"success": true, "workload_ids": ["a"]}, {"error_message": "over the quota"}]}`,
+				"GET /workloads/a": `{"workload": {"workload_id": "a", "status": "Running", "desired_state": "Running"}}`,
+			})
+			p.open("/deploy")
+			p.press("Show the plan")
+			p.press("Apply")
+			p.sees("Done", "over the quota", "not Nothing has been changed")
+		},
+		// An apply that nobody answered may have been carried out.
+		"an apply without an answer is not called one that changed nothing": func(p *tab) {
+			p.set(map[string]any{"POST /plan": `{"workloads": [{"workload_id": "a", "action": "create"}]}`, "POST /apply": 504})
+			p.open("/deploy")
+			p.press("Show the plan")
+			p.press("Apply")
+			p.sees("refused with 504", "not Nothing has been changed")
+			p.press("Apply") // it can be tried again
+		},
+		// A list that was empty, or could not be read, was never read again.
+		"a list of workloads that was empty is read again": func(p *tab) {
+			p.set(map[string]any{"GET /workloads": `{}`})
+			p.open("/workloads")
+			p.sees("There is no workload yet")
+			p.set(map[string]any{"GET /workloads": `{"workloads": [{"workload_id": "first", "status": "Running"}]}`})
+			p.tell(`{"seq": "1", "type": "WorkloadCreated", "workload_id": "first"}`)
+			p.sees("first", "1 workload")
+		},
+		"a list of workloads that could not be read is not called empty": func(p *tab) {
+			p.set(map[string]any{"GET /workloads": 503})
+			p.open("/workloads")
+			p.sees("refused with 503", "not There is no workload yet")
+			p.set(map[string]any{"GET /workloads": `{"workloads": [{"workload_id": "first", "status": "Running"}]}`})
+			p.tell(`{"seq": "1", "type": "WorkloadCreated", "workload_id": "first"}`)
+			p.sees("first")
+		},
+		// A list that was read to its end did not notice that it had become longer than a page.
+		"a list of workloads that has grown by pages is read to its end": func(p *tab) {
+			var mu sync.Mutex
+			n := 1
+			p.set(map[string]any{"GET /workloads": http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+				mu.Lock()
+				defer mu.Unlock()
+				var ids []string
+				next := ""
+				for i := range n {
+					id := fmt.Sprintf("w-%03d", i)
+					if id <= r.URL.Query().Get("page_token") {
+						continue
+					}
+					if len(ids) == 100 {
+						next = fmt.Sprintf("w-%03d", i-1)
+						break
+					}
+					ids = append(ids, fmt.Sprintf(`{"workload_id": %q, "status": "Running"}`, id))
+				}
+				_, _ = fmt.Fprintf(w, `{"workloads": [%s], "next_page_token": %q}`, strings.Join(ids, ","), next)
+			})})
+			p.open("/workloads")
+			p.sees("1 workload")
+			mu.Lock()
+			n = 120
+			mu.Unlock()
+			p.tell(`{"seq": "1", "type": "WorkloadCreated", "workload_id": "w-001"}`)
+			p.sees("100 workloads so far")
+			p.do(chromedp.Evaluate(`{ const view = document.querySelector(".view"); view.scrollTop = 1e6; view.dispatchEvent(new Event("scroll")); }`, nil))
+			p.sees("120 workloads")
+		},
+		// A page that was left while it read events came back over the page that was opened next.
+		"a page that was left does not come back": func(p *tab) {
+			reading := make(chan struct{})
+			p.set(map[string]any{"GET /events": http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+				if r.URL.Query().Has("follow") {
+					return
+				}
+				close(reading)
+				<-r.Context().Done()
+			})})
+			p.open("/events")
+			<-reading
+			p.do(chromedp.Evaluate(`location.hash = "#/nodes"`, nil))
+			p.sees("Name or label")
+			p.is(`document.querySelector("h1").textContent`, "Nodes")
+		},
+		// Each event put the next look off; while there was one all the time, nothing was looked at.
+		"a page is read again while events never pause": func(p *tab) {
+			p.set(map[string]any{"GET /nodes": `{"nodes": [{"node_id": "old"}]}`})
+			p.open("/nodes")
+			p.sees("old")
+			p.set(map[string]any{"GET /nodes": `{"nodes": [{"node_id": "new"}]}`})
+			tick := time.NewTicker(100 * time.Millisecond)
+			defer tick.Stop()
+			began := time.Now()
+			for i := 1; time.Since(began) < 4*time.Second; i++ {
+				<-tick.C
+				p.tell(fmt.Sprintf(`{"seq": "%d", "type": "NodeState", "node_id": "n"}`, i))
+			}
+			var text string
+			p.do(chromedp.Evaluate(`document.body.innerText`, &text))
+			if !strings.Contains(text, "new") {
+				p.t.Error("after four seconds of events the page shows what was there before")
+			}
+		},
+		// One look that failed took a page away for good, though the next ones went through.
+		"a page outlives a look that failed": func(p *tab) {
+			p.set(map[string]any{"GET /nodes": `{"nodes": [{"node_id": "old"}]}`})
+			p.open("/nodes")
+			p.sees("old")
+			p.set(map[string]any{"GET /nodes": 504})
+			p.tell(`{"seq": "1", "type": "NodeState", "node_id": "n"}`)
+			p.sees("refused with 504")
+			p.set(map[string]any{"GET /nodes": `{"nodes": [{"node_id": "new"}]}`})
+			p.tell(`{"seq": "2", "type": "NodeState", "node_id": "n"}`)
+			p.sees("new")
+		},
+		// What failed without a status, or beside calls that went through, was told nowhere, and the pulse said "live".
+		"a look that fails is told, whatever else goes through": func(p *tab) {
+			p.set(map[string]any{"GET /nodes": `{"nodes": [{"node_id": "old"}]}`})
+			p.open("/nodes")
+			p.sees("old", "live")
+			p.set(map[string]any{"GET /nodes": `<html>`, "GET /status": `{"mode": "degraded"}`})
+			p.tell(`{"seq": "1", "type": "NodeState", "node_id": "n"}`)
+			p.sees("What you see is", "old")
+			p.tell(`{"seq": "2", "type": "ModeChanged"}`)
+			p.sees("The cluster is in mode degraded", "What you see is", "not live")
+			p.set(map[string]any{"GET /nodes": `{"nodes": [{"node_id": "new"}]}`})
+			p.tell(`{"seq": "3", "type": "NodeState", "node_id": "n"}`)
+			p.sees("new", "not What you see is", "live")
+		},
+		"an overview without its events says so": func(p *tab) {
+			p.open("/")
+			p.sees("Latest events")
+			p.set(map[string]any{"GET /events": http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+				if !r.URL.Query().Has("follow") {
+					w.WriteHeader(http.StatusServiceUnavailable)
+				}
+			})})
+			p.tell(`{"seq": "1", "type": "NodeState", "node_id": "n"}`)
+			p.sees("the gateway answered 503. What you see is")
+		},
+		// The mode was read by the overview alone: its banner stayed on every other page after the mode had ended.
+		"the mode is told on every page, as it is": func(p *tab) {
+			p.set(map[string]any{"GET /status": `{"mode": "degraded", "mode_reason": "etcd is away"}`})
+			p.open("/events")
+			p.sees("The cluster is in mode degraded")
+			p.set(map[string]any{"GET /status": `{"mode": "normal"}`})
+			p.tell(`{"seq": "1", "type": "ModeChanged"}`)
+			p.sees("not The cluster is in mode degraded")
+		},
+		// While the output could not be read the page said that it waits for it, and not why.
+		"why there is no output is told": func(p *tab) {
+			p.set(map[string]any{"GET /workloads/a": `{"workload": {"workload_id": "a", "status": "Running"}}`, "GET /workloads/a/logs": 503})
+			p.open("/workloads/a")
+			p.press("Logs")
+			p.sees("refused with 503")
+		},
+		// The state over the tabs was read again by one of them only.
+		"the state of a workload is followed whatever tab is open": func(p *tab) {
+			p.set(map[string]any{"GET /workloads/a": `{"workload": {"workload_id": "a", "status": "Running", "desired_state": "Running"}}`, "GET /workloads/a/logs": `data: {"data": "b25l"}`})
+			p.open("/workloads/a")
+			p.press("Logs")
+			p.sees("Running")
+			p.set(map[string]any{"GET /workloads/a": `{"workload": {"workload_id": "a", "status": "Failed", "desired_state": "Stopped"}}`})
+			p.tell(`{"seq": "1", "type": "WorkloadState", "workload_id": "a"}`)
+			p.sees("Failed", "Start")
+		},
+		// A connection that died without a word was listened to for ever.
+		"a stream that is silent for longer than its gateway ever is gets opened again": func(p *tab) {
+			var opened atomic.Int32
+			p.set(map[string]any{"GET /events": http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+				if !r.URL.Query().Has("follow") {
+					return
+				}
+				w.Header().Set("Content-Type", "text/event-stream")
+				if opened.Add(1) > 1 {
+					_, _ = fmt.Fprint(w, "data: {\"seq\": \"1\", \"type\": \"NodeLost\"}\n\n")
+				}
+				_ = http.NewResponseController(w).Flush()
+				<-r.Context().Done()
+			})})
+			p.do(chromedp.ActionFunc(func(ctx context.Context) error {
+				_, err := page.AddScriptToEvaluateOnNewDocument(`{ const set = setTimeout; window.setTimeout = (f, ms) => set(f, ms > 30000 ? 1000 : ms); }`).Do(ctx)
+				return err
+			}))
+			p.open("/events")
+			p.sees("NodeLost")
+		},
+		// Of what a node runs, 500 were shown as if they were all.
+		"a node with more workloads than are shown says so": func(p *tab) {
+			p.set(map[string]any{
+				"GET /nodes/n":   `{"node": {"node_id": "n", "status": "Ready", "workloads": 2}}`,
+				"GET /workloads": `{"workloads": [{"workload_id": "first", "status": "Running"}], "next_page_token": "first"}`,
+			})
+			p.open("/nodes/n")
+			p.press("All workloads of n")
+			p.is(`document.getElementById("on-node")?.value`, "n")
+		},
+		// Every look made the page anew under the fingers of who uses it by keys.
+		"a look leaves the focus where it is": func(p *tab) {
+			p.set(map[string]any{"GET /nodes/n": `{"node": {"node_id": "n", "status": "Ready"}}`})
+			p.open("/nodes/n")
+			p.sees("Drain …")
+			p.do(chromedp.Evaluate(`[...document.querySelectorAll("button")].find((b) => b.textContent === "Drain …").focus()`, nil))
+			p.set(map[string]any{"GET /nodes/n": `{"node": {"node_id": "n", "status": "NotReady"}}`})
+			p.tell(`{"seq": "1", "type": "NodeState", "node_id": "n"}`)
+			p.sees("Fence …")
+			p.is(`document.activeElement.textContent`, "Drain …")
+		},
+		"a look leaves the focus in its row": func(p *tab) {
+			list := `{"workloads": [{"workload_id": "a", "status": "Running", "assigned_node_id": "n"}, {"workload_id": "b", "status": %q, "assigned_node_id": "n"}]}`
+			p.set(map[string]any{"GET /workloads": fmt.Sprintf(list, "Running")})
+			p.open("/workloads")
+			p.sees("2 workloads")
+			p.do(chromedp.Evaluate(`document.querySelectorAll(".row")[1].querySelector("a[href='#/nodes/n']").focus()`, nil))
+			p.set(map[string]any{"GET /workloads": fmt.Sprintf(list, "Updating")})
+			p.tell(`{"seq": "1", "type": "WorkloadState", "workload_id": "b"}`)
+			p.is(`document.querySelectorAll(".row")[1].textContent.includes("Updating")`, true)
+			p.is(`document.activeElement.closest(".row")?.firstElementChild.textContent`, "b")
+		},
+	}
+}

@@ -1,0 +1,55 @@
+package dial
+
+import (
+	"context"
+	"net"
+	"os"
+	"os/exec"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc/connectivity"
+
+	"github.com/persys/compute/pki"
+)
+
+// TestNoProxyIntoTheCluster: a connection goes to the address that is dialled, although the
+// environment names a proxy, which a process reads once: so it is tried in one of its own.
+func TestNoProxyIntoTheCluster(t *testing.T) {
+	if os.Getenv("BEHIND_A_PROXY") == "" {
+		proxy, err := net.Listen("tcp", "127.0.0.1:0")
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer proxy.Close()
+		asked := make(chan struct{})
+		go func() {
+			if c, err := proxy.Accept(); err == nil {
+				close(asked)
+				_ = c.Close()
+			}
+		}()
+		cmd := exec.CommandContext(t.Context(), os.Args[0], "-test.run=^"+t.Name()+"$")
+		cmd.Env = append(os.Environ(), "BEHIND_A_PROXY=yes", "HTTPS_PROXY=http://"+proxy.Addr().String(), "NO_PROXY=", "no_proxy=")
+		if out, err := cmd.CombinedOutput(); err != nil {
+			t.Errorf("%v\n%s", err, out)
+		}
+		select {
+		case <-asked:
+			t.Error("the proxy was asked")
+		default:
+		}
+		return
+	}
+	// An address of nobody (RFC 5737): what is dialled stays without an answer.
+	cc, err := To(nil, "192.0.2.1:8085", pki.Peer{Role: pki.RoleScheduler})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer cc.Close()
+	ctx, cancel := context.WithTimeout(t.Context(), 500*time.Millisecond)
+	defer cancel()
+	cc.Connect()
+	for s := cc.GetState(); s != connectivity.TransientFailure && cc.WaitForStateChange(ctx, s); s = cc.GetState() {
+	}
+}
