@@ -4,6 +4,7 @@ package main
 import (
 	"context"
 	"os"
+	"path/filepath"
 
 	"github.com/persys/compute/cmd/internal/agentd"
 	"github.com/persys/compute/cmd/internal/setup"
@@ -25,7 +26,7 @@ func run(ctx context.Context) error {
 			os.Args = append(os.Args[:1:1], os.Args[2:]...)
 		}
 	}
-	set, err := setup.Load("persys-agent", version, "runs workloads on one machine; `persys-agent guard` stops the exclusive ones when its lease ends", &cfg, "PERSYS_CONFIG_FILE", "")
+	set, err := setup.Load("persys-agent", version, "runs workloads on one machine; `persys-agent guard` stops the exclusive ones when its lease ends", &cfg, "PERSYS_CONFIG_FILE", files()...)
 	if err != nil || set == nil {
 		return err
 	}
@@ -38,4 +39,14 @@ func run(ctx context.Context) error {
 		return agentd.RunGuard(ctx, cfg, version, untilIdle, log)
 	}
 	return agentd.Run(ctx, cfg, version, log)
+}
+
+// files are where existing agents look for their settings (contract/env.md).
+func files() []string {
+	const name = "agent_config.yaml"
+	out := []string{filepath.Join("/etc/persys", name)}
+	if home, err := os.UserHomeDir(); err == nil && os.Geteuid() != 0 {
+		out = append(out, filepath.Join(home, ".persys", name))
+	}
+	return append(out, name)
 }

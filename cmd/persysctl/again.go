@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -27,7 +28,7 @@ func (c *cli) watchable(cmd *cobra.Command) *cobra.Command {
 		if !on {
 			return once(cmd, args)
 		}
-		return c.again(cmd.Context(), func() error { return once(cmd, args) })
+		return c.again(cmd.Context(), watchEvery, func() error { return once(cmd, args) })
 	}
 	return cmd
 }
@@ -36,13 +37,13 @@ func (c *cli) watchable(cmd *cobra.Command) *cobra.Command {
 // times, indexes.
 var passing = regexp.MustCompile(`\b\d+[smhd](\d+[smhd])?\b|\d{4}-\d\d-\d\d[T ][0-9:.]+Z?|"?(index|age_ms|term|last_index|commit_index|applied_index|match_index|last_contact_ms)"?: "?\d+"?|[ \t]+`)
 
-// again shows what a command prints every few seconds: in place on a terminal,
+// again shows every so often what a command prints: in place on a terminal,
 // elsewhere only when it is new.
-func (c *cli) again(ctx context.Context, once func() error) error {
+func (c *cli) again(ctx context.Context, every time.Duration, once func() error) error {
 	out, notes := c.out, c.err
 	defer func() { c.out, c.err = out, notes }()
 	block := &screen.Live{W: out}
-	ticker := time.NewTicker(c.every())
+	ticker := time.NewTicker(cmp.Or(c.pace, every))
 	defer ticker.Stop()
 	before, failing := "", false
 	for first := true; ; first = false {
@@ -51,6 +52,8 @@ func (c *cli) again(ctx context.Context, once func() error) error {
 		if !c.machine() {
 			c.err = &b // a hint belongs to the view, and is as old
 		}
+		c.measure(block)
+		c.staleNoted = false // each view says of itself that it is stale
 		err := once()
 		c.out, c.err = out, notes
 		var f *failure
@@ -61,6 +64,7 @@ func (c *cli) again(ctx context.Context, once func() error) error {
 			// It may come back, and what is on the screen still holds.
 			if !failing {
 				fmt.Fprintln(c.err, c.errPaint.Paint(screen.Warn, f.text))
+				block.Leave()
 			}
 			failing = true
 		case err != nil:
@@ -77,13 +81,6 @@ func (c *cli) again(ctx context.Context, once func() error) error {
 			return nil
 		}
 	}
-}
-
-func (c *cli) every() time.Duration {
-	if c.pace > 0 {
-		return c.pace
-	}
-	return watchEvery
 }
 
 func (c *cli) showAgain(block *screen.Live, text, before string) string {

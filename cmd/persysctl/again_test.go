@@ -4,9 +4,13 @@ import (
 	"context"
 	"os"
 	"path/filepath"
+	"regexp"
+	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
+	"unicode/utf8"
 
 	"google.golang.org/grpc/codes"
 
@@ -58,6 +62,26 @@ func TestWatchShowsChanges(t *testing.T) {
 	}
 }
 
+// TestWatchSaysThatItIsStale at each look, not at the first one alone.
+func TestWatchSaysThatItIsStale(t *testing.T) {
+	for _, args := range [][]string{{"nodes", "-w"}, {"top", "nodes", "-w"}} {
+		t.Run(args[0], func(t *testing.T) {
+			f, s := start(t, nil), newSession(t).terminal(100, 30)
+			f.stale = true
+			stop := watching(t, s, f, args...)
+			testbed.Until(t, "three drawings", func() bool { return strings.Count(s.stdout.String(), "Ctrl-C") >= 3 })
+			if code := stop(); code != 0 {
+				t.Errorf("exit %d: %s", code, s.stderr.String())
+			}
+			for i, view := range strings.Split(s.stdout.String(), "(Ctrl-C ends)")[:3] {
+				if !strings.Contains(view, "stale, 3s old") {
+					t.Errorf("drawing %d does not say that it is stale:\n%s", i+1, view)
+				}
+			}
+		})
+	}
+}
+
 func TestWatchOnATerminalIsInPlace(t *testing.T) {
 	f, s := start(t, nil), newSession(t).terminal(100, 30)
 	stop := watching(t, s, f, "status", "-w")
@@ -66,6 +90,32 @@ func TestWatchOnATerminalIsInPlace(t *testing.T) {
 	})
 	if code := stop(); code != 0 {
 		t.Errorf("exit %d: %s", code, s.stderr.String())
+	}
+}
+
+// TestWatchFitsATerminalThatIsMadeNarrower: lines that wrap cannot be drawn in place.
+func TestWatchFitsATerminalThatIsMadeNarrower(t *testing.T) {
+	for _, args := range [][]string{{"nodes", "-w"}, {"top", "nodes", "-w"}} {
+		t.Run(args[0], func(t *testing.T) {
+			f, s := start(t, nil), newSession(t).terminal(120, 30)
+			var width atomic.Int32
+			width.Store(120)
+			s.size = func() (int, int) { return int(width.Load()), 30 }
+			escapes := regexp.MustCompile("\x1b\\[[0-9;]*[a-zA-Z]|\r")
+			stop := watching(t, s, f, args...)
+			testbed.Until(t, "a drawing", func() bool { return strings.Contains(s.stdout.String(), "Ctrl-C") })
+			width.Store(50)
+			testbed.Until(t, "one that fits", func() bool {
+				views := strings.Split(s.stdout.String(), "(Ctrl-C ends)")
+				last := strings.Split(views[max(0, len(views)-2)], "\n")
+				return !slices.ContainsFunc(last, func(line string) bool {
+					return utf8.RuneCountInString(escapes.ReplaceAllString(line, "")) >= 50
+				})
+			})
+			if code := stop(); code != 0 {
+				t.Errorf("exit %d: %s", code, s.stderr.String())
+			}
+		})
 	}
 }
 

@@ -5,21 +5,18 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"maps"
-	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"time"
 
-	"github.com/compose-spec/compose-go/v2/dotenv"
 	"github.com/spf13/cobra"
 	"google.golang.org/protobuf/proto"
 
 	clusterv1 "github.com/persys/compute/api/cluster/v1"
 	controlv1 "github.com/persys/compute/api/control/v1"
+	"github.com/persys/compute/cmd/persysctl/manifest"
 	"github.com/persys/compute/cmd/persysctl/screen"
 	"github.com/persys/compute/spec"
 )
@@ -29,8 +26,6 @@ import (
 const (
 	maxApplies    = 256
 	maxApplyBytes = 2 << 20
-	// maxFiles bounds a folder.
-	maxFiles = 10_000
 )
 
 type applyOptions struct {
@@ -231,33 +226,29 @@ func refusalText(r *controlv1.ApplyWorkloadResponse) string {
 	return text
 }
 
-// source is one text to parse.
-type source struct {
-	name string // as shown in errors
-	data []byte
-	base string // folder that files named in it are relative to
-}
-
 // parse reads and checks everything; its error lists every fault.
 func (c *cli) parse(o applyOptions) ([]*controlv1.ApplyWorkloadRequest, error) {
-	sources, err := c.sources(o)
+	if slices.Contains(o.files, "") {
+		return nil, usagef("-f must name a file, a folder or -")
+	}
+	sources, err := manifest.Read(o.files, o.recursive, c.in)
 	if err != nil {
-		return nil, err
+		return nil, fileFailure(err)
 	}
 	var out []*controlv1.ApplyWorkloadRequest
 	var faults []string
 	first := map[string]string{}
 	for _, s := range sources {
-		reqs, err := spec.Parse(s.name, s.data, c.parseOptions(s, o.name))
+		reqs, err := spec.Parse(s.Name, s.Data, s.Options(o.name, c.readFile, c.environ))
 		if err != nil {
 			faults = append(faults, strings.Split(err.Error(), "\n")...)
 			continue
 		}
 		for _, r := range reqs {
 			if other, twice := first[r.GetWorkloadId()]; twice {
-				faults = append(faults, fmt.Sprintf("%s: id %q is also in %s", s.name, r.GetWorkloadId(), other))
+				faults = append(faults, fmt.Sprintf("%s: id %q is also in %s", s.Name, r.GetWorkloadId(), other))
 			}
-			first[r.GetWorkloadId()] = s.name
+			first[r.GetWorkloadId()] = s.Name
 		}
 		out = append(out, reqs...)
 	}
@@ -275,120 +266,13 @@ func (c *cli) parse(o applyOptions) ([]*controlv1.ApplyWorkloadRequest, error) {
 	return nil, failf(exitFailed, "", "%s, nothing was sent", plural(len(faults), "mistake"))
 }
 
-// parseOptions let a specification name files beside it, and a Compose file have
-// the name and the variables that Compose itself would give it.
-func (c *cli) parseOptions(s source, name string) spec.Options {
-	o := spec.Options{Name: name, ReadFile: func(path string) ([]byte, error) {
-		if !filepath.IsAbs(path) {
-			path = filepath.Join(s.base, path)
-		}
-		return c.readFile(path)
-	}}
-	if s.name == stdin {
-		return o // no folder, no .env
-	}
-	if dir, err := filepath.Abs(s.base); err == nil {
-		o.DefaultName = filepath.Base(dir)
-	}
-	o.Env = func() (map[string]string, error) {
-		data, err := c.readFile(filepath.Join(s.base, ".env"))
-		if errors.Is(err, fs.ErrNotExist) {
-			return nil, nil
-		}
-		if err != nil {
-			return nil, err
-		}
-		env, err := dotenv.UnmarshalBytesWithLookup(data, c.environ)
-		if err != nil {
-			return nil, errors.New("cannot be read as KEY=VALUE lines") // its own words may show a secret
-		}
-		return env, nil
-	}
-	return o
-}
-
-const stdin = "<stdin>"
-
-func (c *cli) sources(o applyOptions) ([]source, error) {
-	var out []source
-	for _, name := range o.files {
-		switch {
-		case name == "":
-			return nil, usagef("-f must name a file, a folder or -")
-		case name == "-":
-			data, err := io.ReadAll(io.LimitReader(c.in, spec.MaxFile+1))
-			if err != nil {
-				return nil, failf(exitFailed, "", "standard input: %v", err)
-			}
-			out = append(out, source{stdin, data, "."})
-			continue
-		}
-		info, err := os.Stat(name)
-		if err != nil {
-			return nil, fileFailure(err)
-		}
-		paths := []string{name}
-		if info.IsDir() {
-			if paths, err = specFiles(name, o.recursive); err != nil {
-				return nil, err
-			}
-		}
-		for _, p := range paths {
-			data, err := readLimited(p)
-			if err != nil {
-				return nil, fileFailure(err)
-			}
-			out = append(out, source{p, data, filepath.Dir(p)})
-		}
-	}
-	return out, nil
-}
-
+// fileFailure names the file that could not be read or written.
 func fileFailure(err error) error {
 	var at *fs.PathError
 	if errors.As(err, &at) {
 		return failf(exitFailed, "", "%s: %v", at.Path, at.Err)
 	}
 	return failf(exitFailed, "", "%v", err)
-}
-
-// readLimited reads a file or a pipe, one byte more than is allowed at most.
-func readLimited(path string) ([]byte, error) {
-	f, err := os.Open(path)
-	if err != nil {
-		return nil, err
-	}
-	defer f.Close()
-	return io.ReadAll(io.LimitReader(f, spec.MaxFile+1))
-}
-
-// specFiles lists the specifications of a folder in a fixed order.
-func specFiles(dir string, recursive bool) ([]string, error) {
-	var out []string
-	err := filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
-		switch {
-		case err != nil:
-			return err
-		case d.IsDir() && path != dir && (!recursive || strings.HasPrefix(d.Name(), ".")):
-			return filepath.SkipDir
-		case d.IsDir() || strings.HasPrefix(d.Name(), "."):
-			return nil
-		}
-		if slices.Contains([]string{".yaml", ".yml", ".json"}, strings.ToLower(filepath.Ext(path))) {
-			out = append(out, path)
-		}
-		if len(out) > maxFiles {
-			return fmt.Errorf("%s holds more than %d specifications", dir, maxFiles)
-		}
-		return nil
-	})
-	if err != nil {
-		return nil, fileFailure(err)
-	}
-	if len(out) == 0 {
-		return nil, failf(exitFailed, "", "%s holds no *.yaml, *.yml or *.json", dir)
-	}
-	return out, nil
 }
 
 // showDryRun lists what would be sent. It needs no scheduler.

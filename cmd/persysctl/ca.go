@@ -61,17 +61,23 @@ no machine of the cluster can read.`,
 	rotate := &cobra.Command{
 		Use: "rotate DIR", Short: "Make a new issuing CA in DIR, and with --root a new root",
 		Long: `Make a new issuing CA in DIR, signed by the root there, whose key has to be there
-too. With --root a new root is made as well, for when its key may be known to
-others, or its life ends. The former ones stay beside the new ones.`,
+too: root.pem and root-key.pem are all that it takes. With --root a new root is
+made as well, for when its key may be known to others, or its life ends. The former
+ones stay beside the new ones.`,
 		Args: args(1, 1, "DIR"),
 		RunE: func(_ *cobra.Command, args []string) error {
 			f := pki.CAFolder{Dir: args[0]}
-			old, err := f.Authority()
-			if err != nil {
-				return failf(exitFailed, "persysctl ca init "+args[0], "%v", err)
-			}
 			var root *pki.Root
+			var err error
 			if newRoot {
+				old, oerr := f.Authority()
+				if oerr != nil {
+					hint := "persysctl ca init " + args[0]
+					if _, rerr := f.Root(); rerr == nil { // init would refuse, as there is a CA
+						hint = "persysctl ca rotate " + args[0] + "   and then again with --root"
+					}
+					return failf(exitFailed, hint, "%v", oerr)
+				}
 				root, err = pki.NewRoot(old.Cluster, c.now())
 			} else {
 				root, err = f.Root()
@@ -79,11 +85,11 @@ others, or its life ends. The former ones stay beside the new ones.`,
 			if err != nil {
 				return failf(exitFailed, "", "%v", err)
 			}
-			a, err := root.NewAuthority(old.Cluster, c.now())
+			a, err := root.NewAuthority(root.Cluster(), c.now())
 			if err != nil {
 				return failf(exitFailed, "", "%v", err)
 			}
-			if _, err := f.Replace(root, a); err != nil {
+			if err := f.Replace(root, a); err != nil {
 				return failf(exitFailed, "", "%v", err)
 			}
 			c.showCA(a)

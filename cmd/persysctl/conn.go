@@ -222,7 +222,8 @@ func read[Req, Resp any](ctx context.Context, c *cli, do func(context.Context, R
 }
 
 // change makes a call that changes something. The connection mints one request
-// id for it and repeats it under that id, so that it happens at most once.
+// id for it and repeats it under that id, so that it happens at most once; what is
+// to be made Once it does not repeat.
 func change[Req, Resp any](ctx context.Context, c *cli, do func(context.Context, Req, ...callOption) (Resp, error), req Req) (Resp, error) {
 	resp, err := call(ctx, c, do, req)
 	if err != nil {

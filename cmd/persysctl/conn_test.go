@@ -155,13 +155,7 @@ func TestTLS(t *testing.T) {
 	})
 	t.Run("files in the home folder are found", func(t *testing.T) {
 		s := newSession(t)
-		for from, to := range map[string]string{"ca.pem": "ca.pem", "cert.pem": "persysctl.pem", "key.pem": "persysctl-key.pem"} {
-			data, err := os.ReadFile(filepath.Join(dir, "user/admin", from))
-			if err != nil {
-				t.Fatal(err)
-			}
-			write(t, s.home, ".persys/"+to, string(data))
-		}
+		joined(t, s, dir)
 		if code := run(t.Context(), s.world, []string{"-s", f.addr, "nodes"}); code != 0 {
 			t.Errorf("exit %d: %s", code, s.stderr.String())
 		}
@@ -286,6 +280,15 @@ func TestConfirmation(t *testing.T) {
 				t.Errorf("something was sent: %v", mutated)
 			}
 		})
+	}
+}
+
+// TestConfirmationBesideALog: messages go to a file, and whoever typed it sees the rest.
+func TestConfirmationBesideALog(t *testing.T) {
+	f, s := start(t, nil), newSession(t)
+	s.inTerm, s.outTerm, s.in = true, true, strings.NewReader("n\n")
+	if code := s.run(f, "node", "fence", "node-b"); code != exitFailed || len(f.requestIDs) > 0 || !strings.Contains(s.stdout.String(), "Is node-b really off?") {
+		t.Errorf("exit %d, %q", code, s.stdout.String())
 	}
 }
 

@@ -116,8 +116,8 @@ new order; what runs there is replaced only where it differs.`,
 }
 
 // deletes makes cmd delete one thing on one node, whose names are its arguments; question has both,
-// the thing first.
-func (c *cli) deletes(cmd *cobra.Command, question string, do func(ctx context.Context, node, what string) (message, error)) *cobra.Command {
+// the thing first. said is what an answer means: that it is gone, or that its node has yet to do it.
+func (c *cli) deletes(cmd *cobra.Command, question, said string, do func(ctx context.Context, node, what string) (message, error)) *cobra.Command {
 	var yes bool
 	cmd.RunE = c.online(func(ctx context.Context, args []string) error {
 		node, what := args[0], args[1]
@@ -130,7 +130,7 @@ func (c *cli) deletes(cmd *cobra.Command, question string, do func(ctx context.C
 		if err != nil {
 			return err
 		}
-		c.done(what, "deleted on "+node, r)
+		c.done(what, said+" on "+node, r)
 		return nil
 	})
 	cmd.Flags().BoolVarP(&yes, "yes", "y", false, "do not ask")
@@ -142,7 +142,7 @@ func (c *cli) driftDeleteCommand() *cobra.Command {
 		Use: "delete NODE WORKLOAD", Short: "Have a node stop and remove an orphan", Aliases: []string{"rm"},
 		Example: "  persysctl drift delete node-a web",
 		Args:    args(2, 2, "NODE", "WORKLOAD"), ValidArgsFunction: c.completeNode,
-	}, "Delete %s on %s, with what it stored there?", func(ctx context.Context, node, what string) (message, error) {
+	}, "Delete %s on %s, with what it stored there?", "deleting", func(ctx context.Context, node, what string) (message, error) {
 		return change(ctx, c, c.cluster.DeleteDrift, &clusterv1.DeleteDriftRequest{NodeId: node, WorkloadId: what})
 	})
 }

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"regexp"
 	"strings"
+	"time"
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -41,7 +42,7 @@ func exitCodes() []exitCode {
 		{exitNotFound, "no such workload, node, replica or context", ""},
 		{exitUnavailable, "nobody answers, or there is no leader", "nothing was changed; try again"},
 		{exitTimeout, "--wait ended before the goal was reached", "the change itself stays"},
-		{exitUnknown, "the change may or may not have happened", "the same command again is safe"},
+		{exitUnknown, "the change may or may not have happened", "look first; to apply again is safe"},
 		{exitInterrupted, "Ctrl-C", "a change that was sent stays"},
 	}
 }
@@ -75,6 +76,11 @@ var methodName = regexp.MustCompile(`^/persys\.[\w.]+/\w+: `)
 // explain turns any error of a call into a failure. mutation tells whether the
 // call could have changed something.
 func (c *cli) explain(err error, mutation bool) *failure {
+	return c.explained(err, mutation, c.timeout())
+}
+
+// explained is explain for a call that could take until limit.
+func (c *cli) explained(err error, mutation bool, limit time.Duration) *failure {
 	var f *failure
 	if errors.As(err, &f) {
 		return f
@@ -96,20 +102,18 @@ func (c *cli) explain(err error, mutation bool) *failure {
 	case codes.Unavailable:
 		c.unreachable(f, dial.Reason(err))
 	case codes.Aborted:
-		if dial.IsUnknownOutcome(err) {
-			unknownOutcome(f)
-		} else {
-			f.hint = orText(f.hint, "type the same command again")
-		}
-	case codes.DeadlineExceeded:
 		switch {
+		case !dial.IsUnknownOutcome(err):
+			f.hint = orText(f.hint, "type the same command again")
 		case mutation:
-			f.text = fmt.Sprintf("no answer within %s", c.timeout())
 			unknownOutcome(f)
 		default:
-			f.code = exitUnavailable
-			f.text = fmt.Sprintf("no answer within %s", c.timeout())
-			f.hint = "persysctl status"
+			f.code, f.text, f.hint = exitUnavailable, "the scheduler that was asked fell silent; nothing was changed", "persysctl status"
+		}
+	case codes.DeadlineExceeded:
+		f.code, f.text, f.hint = exitUnavailable, fmt.Sprintf("no answer within %s", limit), "persysctl status"
+		if mutation {
+			unknownOutcome(f)
 		}
 	case codes.Canceled:
 		f.code, f.text = exitInterrupted, "interrupted"
@@ -132,7 +136,7 @@ func unknownOutcome(f *failure) {
 		f.text = said + "tell the outcome" // the rest is about sockets; -v shows it
 	}
 	f.text = "the change may or may not have happened: " + f.text
-	f.hint = "look with `persysctl events --tail 10`, or type the same command again: it repeats nothing that is done"
+	f.hint = "look with `persysctl events --tail 10` before you type the same command again"
 }
 
 // unreachable explains the many faces of a connection that does not work.

@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -106,8 +107,8 @@ func (c *cli) session(ctx context.Context, open *clusterv1.ExecOpen) error {
 		go say.resize(life, c.resized(life), c.size)
 	}
 	defer context.AfterFunc(ctx, func() {
+		time.AfterFunc(cmp.Or(c.grace, interruptGrace), cancel)                                    // first: who reads no input takes no signal
 		_ = say.say(&clusterv1.ExecRequest{Message: &clusterv1.ExecRequest_Signal{Signal: "INT"}}) // it may be over
-		time.AfterFunc(interruptGrace, cancel)
 	})()
 	type end struct {
 		code int32

@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
@@ -218,5 +219,63 @@ func testCtrlCGoesToTheCommand(t *testing.T, f *fake, to []string) {
 	interrupt()
 	if code := <-done; code != 130 || last[*clusterv1.ExecRequest](f).GetSignal() != "INT" {
 		t.Errorf("exit %d after %v, want the command's 130 after INT", code, last[*clusterv1.ExecRequest](f))
+	}
+}
+
+// deaf is a session whose command runs and reads none of its input: what is sent stays where it is, as the flow
+// control of a connection has it.
+type deaf struct {
+	clusterv1.ClusterClient
+	grpc.ClientStream
+	ctx    context.Context
+	opened bool
+	full   chan struct{}
+}
+
+func (d *deaf) Exec(ctx context.Context, _ ...grpc.CallOption) (grpc.BidiStreamingClient[clusterv1.ExecRequest, clusterv1.ExecResponse], error) {
+	d.ctx = ctx
+	return d, nil
+}
+
+func (d *deaf) Send(m *clusterv1.ExecRequest) error {
+	if m.GetOpen() != nil {
+		return nil
+	}
+	select {
+	case d.full <- struct{}{}:
+	default:
+	}
+	<-d.ctx.Done()
+	return io.EOF
+}
+
+func (d *deaf) Recv() (*clusterv1.ExecResponse, error) {
+	if !d.opened {
+		d.opened = true
+		return &clusterv1.ExecResponse{Message: &clusterv1.ExecResponse_Opened{Opened: &clusterv1.ExecOpened{NodeId: "node-a"}}}, nil
+	}
+	<-d.ctx.Done()
+	return nil, status.FromContextError(context.Canceled).Err()
+}
+
+type endless struct{}
+
+func (endless) Read(p []byte) (int, error) { return len(p), nil }
+
+// A command that does not read its input gets no signal either, and no longer than the grace to end.
+func TestCtrlCEndsASessionThatTakesNoInput(t *testing.T) {
+	ctx, interrupt := context.WithCancel(t.Context())
+	defer interrupt()
+	d := &deaf{full: make(chan struct{}, 1)}
+	c := &cli{cluster: d, grace: time.Millisecond}
+	c.in, c.out, c.err = endless{}, io.Discard, io.Discard
+	done := make(chan error, 1)
+	go func() {
+		done <- c.session(ctx, &clusterv1.ExecOpen{WorkloadId: "web-0", Command: []string{"sleep"}, Input: true})
+	}()
+	<-d.full
+	interrupt()
+	if f := c.explain(<-done, false); f.code != exitInterrupted {
+		t.Errorf("exit %d: %s", f.code, f.Error())
 	}
 }

@@ -190,7 +190,7 @@ func (f *fake) ListWorkloads(_ context.Context, req *controlv1.ListWorkloadsRequ
 			continue
 		}
 		n := len(out.Workloads)
-		if n == 2 && req.GetLevel() != controlv1.ReadLevel_READ_LEVEL_STALE && req.GetGroup() == "" || n > 0 && n == int(req.GetPageSize()) {
+		if n == 2 && req.GetLevel() != controlv1.ReadLevel_READ_LEVEL_STALE || n > 0 && n == int(req.GetPageSize()) {
 			out.NextPageToken = out.Workloads[n-1].GetWorkloadId()
 			break
 		}
@@ -259,7 +259,7 @@ func (f *fake) DeleteWorkload(_ context.Context, req *controlv1.DeleteWorkloadRe
 }
 
 func (f *fake) RetryWorkload(_ context.Context, req *controlv1.RetryWorkloadRequest) (*controlv1.RetryWorkloadResponse, error) {
-	if f.find(req.GetWorkloadId()) == nil {
+	if id := req.GetWorkloadId(); f.find(id) == nil && f.find(id+"-0") == nil {
 		return &controlv1.RetryWorkloadResponse{Reason: "no such workload"}, nil
 	}
 	return &controlv1.RetryWorkloadResponse{Accepted: true, Index: 45}, nil
@@ -423,9 +423,15 @@ func (f *fake) DeleteVolume(_ context.Context, req *clusterv1.DeleteVolumeReques
 	return &clusterv1.DeleteVolumeResponse{}, nil
 }
 
-func (f *fake) CollectGarbage(_ context.Context, req *clusterv1.CollectGarbageRequest) (*clusterv1.CollectGarbageResponse, error) {
+func (f *fake) CollectGarbage(ctx context.Context, req *clusterv1.CollectGarbageRequest) (*clusterv1.CollectGarbageResponse, error) {
+	if end, ok := ctx.Deadline(); !ok || time.Until(end) < 5*time.Minute {
+		return nil, status.Error(codes.InvalidArgument, "an agent is given five minutes for it")
+	}
 	if req.GetNodeId() == "node-b" {
 		return &clusterv1.CollectGarbageResponse{Skipped: []string{"container: docker: cannot connect", "records and volumes: a runtime does not answer"}}, nil
+	}
+	if req.GetNodeId() == "rack-17" {
+		return &clusterv1.CollectGarbageResponse{Items: []*clusterv1.Garbage{{Kind: "volume", Name: "local:old", Reason: "released 80h ago", Error: "device is busy"}}}, nil
 	}
 	dry := req.GetDryRun()
 	return &clusterv1.CollectGarbageResponse{Items: []*clusterv1.Garbage{

@@ -124,10 +124,10 @@ one before the present. It becomes a new revision, so a rollback can be rolled b
 				}
 				c.done(id, what, r)
 				return nil, r.GetIndex(), nil
-			}, goalStatus("Running"))
+			}, goalKept())
 		}),
 	}
 	cmd.Flags().Uint64Var(&number, "to", 0, "number of the revision, as history shows it")
-	o.flags(cmd.Flags(), "the workload runs")
+	o.flags(cmd.Flags(), "the workload runs, if it is to")
 	return cmd
 }

@@ -56,12 +56,17 @@ func (o listOptions) matches(w *controlv1.WorkloadView) bool {
 		(o.group == "" || o.group == w.GetGroup())
 }
 
-// workloads reads all pages.
+// workloads lists what the options name.
 func (c *cli) workloads(ctx context.Context, o listOptions) (*controlv1.ListWorkloadsResponse, error) {
 	if o.status != "" && !slices.ContainsFunc(workloadStates(), func(s string) bool { return strings.EqualFold(s, o.status) }) {
 		return nil, usagef("--status %q must be one of %s", o.status, strings.Join(workloadStates(), ", "))
 	}
-	req := &controlv1.ListWorkloadsRequest{NodeId: o.node, Status: o.status, Group: o.group, Namespace: c.namespace(), PageSize: pageSize, Level: c.level()}
+	return c.allPages(ctx, &controlv1.ListWorkloadsRequest{NodeId: o.node, Status: o.status, Group: o.group, Namespace: c.namespace()})
+}
+
+// allPages reads all pages of a list.
+func (c *cli) allPages(ctx context.Context, req *controlv1.ListWorkloadsRequest) (*controlv1.ListWorkloadsResponse, error) {
+	req.PageSize, req.Level = pageSize, c.level()
 	all := &controlv1.ListWorkloadsResponse{}
 	for {
 		r, err := read(ctx, c, c.control.ListWorkloads, req)
@@ -171,6 +176,7 @@ func (c *cli) watchList(ctx context.Context, o listOptions) error {
 	block := &screen.Live{W: c.out}
 	synced := false
 	redraw := func() {
+		c.measure(block)
 		list := make([]*controlv1.WorkloadView, 0, len(shown))
 		for _, w := range shown {
 			list = append(list, w)

@@ -57,6 +57,17 @@ func TestNamespaceOfCommands(t *testing.T) {
 			}
 		})
 	}
+	// A node is drained of the workloads of all namespaces.
+	for _, args := range [][]string{{"drain", "node-a", "--wait", "--timeout", "10ms"}, {"node", "node-a"}} {
+		t.Run(args[0], func(t *testing.T) {
+			f, s := start(t, nil), newSession(t)
+			s.env["PERSYS_NAMESPACE"] = "shop"
+			s.run(f, args...)
+			if req := last[*controlv1.ListWorkloadsRequest](f); req.GetNodeId() != "node-a" || req.GetNamespace() != "" {
+				t.Errorf("listed %q of namespace %q, want all of node-a: %s", req.GetNodeId(), req.GetNamespace(), s.stderr.String())
+			}
+		})
+	}
 	t.Run("a list", func(t *testing.T) {
 		f, s := start(t, nil), newSession(t)
 		s.env["PERSYS_NAMESPACE"] = "a"

@@ -33,19 +33,9 @@ func (c *cli) nodes(ctx context.Context, want string) error {
 	if want != "" && !slices.ContainsFunc(nodeStates(), func(s string) bool { return strings.EqualFold(s, want) }) {
 		return usagef("--status %q must be one of %s", want, strings.Join(nodeStates(), ", "))
 	}
-	req := &controlv1.ListNodesRequest{Status: want, PageSize: pageSize, Level: c.level()}
-	all := &controlv1.ListNodesResponse{}
-	for {
-		r, err := read(ctx, c, c.control.ListNodes, req)
-		if err != nil {
-			return err
-		}
-		all.Nodes = append(all.Nodes, r.GetNodes()...)
-		all.Index, all.Stale, all.AgeMs = r.GetIndex(), r.GetStale(), r.GetAgeMs()
-		if next := r.GetNextPageToken(); next == "" || next == req.GetPageToken() {
-			break
-		}
-		req.PageToken = r.GetNextPageToken()
+	all, err := c.allNodes(ctx, want)
+	if err != nil {
+		return err
 	}
 	return c.emit(all, func() {
 		switch {
@@ -57,6 +47,24 @@ func (c *cli) nodes(ctx context.Context, want string) error {
 			c.empty("No nodes have registered yet.", "start an agent on a machine: PERSYS_SCHEDULER_ADDR=HOST:8085 persys-agent")
 		}
 	})
+}
+
+// allNodes reads all pages of the nodes of a status, "" for any.
+func (c *cli) allNodes(ctx context.Context, status string) (*controlv1.ListNodesResponse, error) {
+	req := &controlv1.ListNodesRequest{Status: status, PageSize: pageSize, Level: c.level()}
+	all := &controlv1.ListNodesResponse{}
+	for {
+		r, err := read(ctx, c, c.control.ListNodes, req)
+		if err != nil {
+			return nil, err
+		}
+		all.Nodes = append(all.Nodes, r.GetNodes()...)
+		all.Index, all.Stale, all.AgeMs = r.GetIndex(), r.GetStale(), r.GetAgeMs()
+		if next := r.GetNextPageToken(); next == "" || next == req.GetPageToken() {
+			return all, nil
+		}
+		req.PageToken = r.GetNextPageToken()
+	}
 }
 
 func nodeStatus(n *controlv1.NodeView) string {
@@ -143,12 +151,17 @@ func (c *cli) node(ctx context.Context, id string) error {
 	}
 	return c.emit(r, func() {
 		c.showNode(r.GetNode())
-		if list, err := c.workloads(ctx, listOptions{node: id}); err == nil && len(list.GetWorkloads()) > 0 {
+		if list, err := c.onNode(ctx, id); err == nil && len(list.GetWorkloads()) > 0 {
 			c.section("Workloads")
 			c.print(c.workloadTable(list.GetWorkloads()))
 		}
 		c.showRecent(ctx, &clusterv1.EventsRequest{NodeId: id, Tail: 8})
 	})
+}
+
+// onNode lists what a node has, of all namespaces: a node is nobody's own.
+func (c *cli) onNode(ctx context.Context, id string) (*controlv1.ListWorkloadsResponse, error) {
+	return c.allPages(ctx, &controlv1.ListWorkloadsRequest{NodeId: id})
 }
 
 func (c *cli) nodeFailure(id string, err error) error {
@@ -181,7 +194,7 @@ func (c *cli) showNode(n *controlv1.NodeView) {
 		if p.GetUsedGb() > 0 {
 			text += ", " + gib(p.GetUsedGb()) + " in use"
 		}
-		f.Add("Pool "+p.GetName(), screen.Text(text))
+		f.Add("Pool "+screen.Clean(p.GetName()), screen.Text(text))
 	}
 	f.Add("Runs", screen.Text(strings.Join(n.GetSupportedWorkloadTypes(), ", ")))
 	f.Add("Labels", screen.Text(labelsText(n.GetLabels())))
@@ -219,9 +232,18 @@ func (c *cli) cordon(verb, short string, on bool, said string) *cobra.Command {
 		Use: verb + " NODE…", Short: short,
 		Args: args(1, -1, "NODE"), ValidArgsFunction: c.completeNodes,
 		RunE: c.online(func(ctx context.Context, args []string) error {
-			return c.nodeAction(ctx, args, func(id string) (*clusterv1.NodeActionResponse, error) {
-				return change(ctx, c, c.cluster.CordonNode, &clusterv1.CordonNodeRequest{NodeId: id, On: on})
+			var draining []string
+			err := c.nodeAction(ctx, args, func(id string) (*clusterv1.NodeActionResponse, error) {
+				r, err := change(ctx, c, c.cluster.CordonNode, &clusterv1.CordonNodeRequest{NodeId: id, On: on})
+				if !on && r.GetNode().GetStatus() == "Draining" {
+					draining = append(draining, id)
+				}
+				return r, err
 			}, said)
+			for _, id := range draining {
+				c.empty(id+" is still draining and gets nothing.", "persysctl drain "+id+" --undo")
+			}
+			return err
 		}),
 	}
 }
@@ -299,14 +321,18 @@ func (c *cli) drain(ctx context.Context, id string, o drainOptions) error {
 		return err
 	}
 	goals := map[string]goal{}
-	if o.wait && !o.preview && !o.undo {
-		// Before the drain: afterwards some have left already.
-		list, err := c.workloads(ctx, listOptions{node: id})
-		if err != nil {
-			return err
-		}
+	look := func() error {
+		list, err := c.onNode(ctx, id)
 		for _, w := range list.GetWorkloads() {
 			goals[w.GetWorkloadId()] = goalOff(id)
+		}
+		return err
+	}
+	// Before the drain and after it: some have left then already, and some may have come until then.
+	wait := o.wait && !o.preview && !o.undo
+	if wait {
+		if err := look(); err != nil {
+			return err
 		}
 	}
 	r, err := change(ctx, c, c.cluster.DrainNode, &clusterv1.DrainNodeRequest{NodeId: id, On: !o.undo, Preview: o.preview})
@@ -320,10 +346,14 @@ func (c *cli) drain(ctx context.Context, id string, o drainOptions) error {
 	} else {
 		c.showDrain(id, r, o)
 	}
-	if o.preview || o.undo || !o.wait {
+	if !wait {
 		return nil
 	}
-	return c.awaitAll(ctx, goals, r.GetIndex(), o.timeout, time.After(o.timeout))
+	unseen := look() // the drain is on: what was there before it is waited for without this look, too
+	if err := c.awaitAll(ctx, goals, r.GetIndex(), o.timeout, time.After(o.timeout)); err != nil {
+		return err
+	}
+	return unseen // the node is not known to be empty
 }
 
 func (c *cli) showDrain(id string, r *clusterv1.NodeActionResponse, o drainOptions) {

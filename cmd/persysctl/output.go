@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"io"
+	"math"
 	"slices"
 	"strings"
 
@@ -78,20 +79,44 @@ func (c *cli) emitData(data []byte) error {
 		_, err := c.out.Write(data)
 		return err
 	}
-	var v any
-	d := json.NewDecoder(bytes.NewReader(data))
-	if err := d.Decode(&v); err != nil {
-		return err
-	}
 	var out bytes.Buffer
-	if err := c.path.Execute(&out, v); err != nil {
+	take := func(numbers func(any) any) error {
+		var v any
+		if err := json.Unmarshal(data, &v); err != nil {
+			return err
+		}
+		out.Reset()
+		return c.path.Execute(&out, numbers(v))
+	}
+	err := take(whole)
+	// A filter compares whole numbers with whole ones only, and others with others.
+	if err != nil && take(func(v any) any { return v }) != nil {
 		return failf(exitFailed, "the same command with -o json shows what there is", "--output: %v", err)
 	}
 	if out.Len() > 0 && out.Bytes()[out.Len()-1] != '\n' {
 		out.WriteByte('\n')
 	}
-	_, err := c.out.Write(out.Bytes())
+	_, err = c.out.Write(out.Bytes())
 	return err
+}
+
+// whole has the whole numbers of what JSON holds as such: a large one is written with an exponent else.
+func whole(v any) any {
+	switch v := v.(type) {
+	case map[string]any:
+		for k := range v {
+			v[k] = whole(v[k])
+		}
+	case []any:
+		for i := range v {
+			v[i] = whole(v[i])
+		}
+	case float64:
+		if n := int64(v); math.Abs(v) < 1<<53 && float64(n) == v {
+			return n
+		}
+	}
+	return v
 }
 
 // emitItem writes one message of a stream: a line of JSON, or a YAML document.

@@ -16,6 +16,17 @@ func (c *cli) print(t *screen.Table) {
 	writeLines(c.out, t.Lines(width, c.paint))
 }
 
+// measure looks how large the terminal is by now, which a block that goes on has to fit.
+func (c *cli) measure(block *screen.Live) {
+	if c.size == nil || c.width == 0 {
+		return
+	}
+	if columns, rows := c.size(); columns > 0 {
+		c.width, c.height = columns, rows
+		block.Fit(columns)
+	}
+}
+
 func (c *cli) printFacts(f *screen.Facts) { writeLines(c.out, f.Lines(c.columns(), c.paint)) }
 
 // section prints a heading between parts of a detailed view.

@@ -160,7 +160,11 @@ func (c *cli) gatewayTLS(host string, withToken bool) (*tls.Config, error) {
 	var f *failure
 	switch {
 	case err == nil:
-		return files.ClientConfig(pki.Peer{Hosts: []string{host}, Role: pki.RoleGateway}), nil
+		cfg := files.ClientConfig(pki.Peer{Hosts: []string{host}, Role: pki.RoleGateway})
+		if withToken && c.settings.CA+c.settings.Cert+c.settings.Key == "" {
+			orPublic(cfg, host, c.public) // the identity that lies here may be of another cluster
+		}
+		return cfg, nil
 	case !withToken && errors.As(err, &f) && c.settings.Cert == "":
 		f.text = "no certificate and no token for the gateway: set --tls-ca, --tls-cert and --tls-key, or PERSYS_TOKEN (PERSYS_TOKEN_FILE)"
 		f.hint = ""
@@ -180,6 +184,25 @@ func (c *cli) gatewayTLS(host string, withToken bool) (*tls.Config, error) {
 		}
 	}
 	return cfg, nil
+}
+
+// orPublic also believes a server whose certificate roots vouch for.
+func orPublic(cfg *tls.Config, host string, roots *x509.CertPool) {
+	own := cfg.VerifyConnection
+	cfg.VerifyConnection = func(state tls.ConnectionState) error {
+		err := own(state)
+		if err == nil || len(state.PeerCertificates) == 0 {
+			return err
+		}
+		o := x509.VerifyOptions{DNSName: host, Roots: roots, Intermediates: x509.NewCertPool()}
+		for _, c := range state.PeerCertificates[1:] {
+			o.Intermediates.AddCert(c)
+		}
+		if _, public := state.PeerCertificates[0].Verify(o); public == nil {
+			return nil
+		}
+		return err
+	}
 }
 
 // followHTTP is follow for a gateway: its span goes along in W3C headers.

@@ -2,6 +2,8 @@ package main
 
 import (
 	"context"
+	"crypto/x509"
+	"log/slog"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -15,6 +17,7 @@ import (
 
 	clusterv1 "github.com/persys/compute/api/cluster/v1"
 	"github.com/persys/compute/gateway"
+	"github.com/persys/compute/pki"
 	"github.com/persys/compute/rpc/dial"
 )
 
@@ -303,6 +306,30 @@ func TestContextIsUsed(t *testing.T) {
 	}
 }
 
+// TestPublicGateway: who has joined a cluster still reaches a gateway with a certificate of a public CA, by a
+// token, and by nothing else.
+func TestPublicGateway(t *testing.T) {
+	dir := t.TempDir()
+	if _, err := pki.DevCerts(dir, pki.DevOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	srv := httptest.NewUnstartedServer(http.NotFoundHandler())
+	srv.Config.ErrorLog = slog.NewLogLogger(slog.DiscardHandler, slog.LevelInfo) // it is hung up on
+	srv.StartTLS()
+	t.Cleanup(srv.Close)
+	public := x509.NewCertPool()
+	public.AddCert(srv.Certificate())
+	for token, want := range map[string]string{"secret": "it is no Persys gateway", "": "no trusted connection"} {
+		s := newSession(t)
+		joined(t, s, dir)
+		s.env["PERSYS_TOKEN"] = token
+		runWith(t.Context(), &cli{world: s.world, public: public}, []string{"-s", srv.URL, "list"})
+		if got := s.stderr.String(); !strings.Contains(got, want) {
+			t.Errorf("token %q: %s", token, got)
+		}
+	}
+}
+
 // TestExistingWays: the configuration file and the variables of the existing CLI,
 // which goes through a gateway unless it is told otherwise.
 func TestExistingWays(t *testing.T) {
@@ -358,6 +385,23 @@ func TestJSONPath(t *testing.T) {
 		f, s := start(t, nil), newSession(t)
 		if code := s.run(f, "list", "-o", "jsonpath="+c.path); code != c.code || s.stdout.String() != c.want {
 			t.Errorf("%s: exit %d, %q, want %d, %q: %s", c.path, code, s.stdout.String(), c.code, c.want, s.stderr.String())
+		}
+	}
+}
+
+// A number is written as the number that it is: scripts compare and add what a jsonpath takes out.
+func TestNumbersOfAJSONPath(t *testing.T) {
+	for path, want := range map[string]string{
+		"{.events}": "1000000\n", "{.a[0]}": "2097152\n", "{.a[1]}": "0.5\n", "{.b[?(@.n > 3)].n}": "4\n", "{.c[?(@.n > 0.5)].n}": "0.7 4\n",
+	} {
+		var out strings.Builder
+		c := &cli{output: outPath + path}
+		c.out = &out
+		if err := c.checkOutput(); err != nil {
+			t.Fatal(err)
+		}
+		if err := c.emitData([]byte(`{"events": 1000000, "a": [2097152, 0.5], "b": [{"n": 2}, {"n": 4}], "c": [{"n": 0.7}, {"n": 4}, {"n": 0.2}]}`)); err != nil || out.String() != want {
+			t.Errorf("%s gives %q, %v; want %q", path, out.String(), err, want)
 		}
 	}
 }

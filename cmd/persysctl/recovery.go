@@ -76,9 +76,9 @@ type recoverOptions struct {
 func (c *cli) recoveryShow(ctx context.Context, prefix string) error {
 	ctx, cancel := context.WithTimeout(ctx, recoveryLimit)
 	defer cancel()
-	r, err := slow(ctx, c, c.cluster.Recovery, &clusterv1.RecoveryRequest{Prefix: prefix})
+	r, err := c.cluster.Recovery(ctx, &clusterv1.RecoveryRequest{Prefix: prefix})
 	if err != nil {
-		return err
+		return c.explained(err, false, recoveryLimit)
 	}
 	return c.emit(r, func() {
 		f := &screen.Facts{}
@@ -107,11 +107,12 @@ func (c *cli) recoveryShow(ctx context.Context, prefix string) error {
 	})
 }
 
-// slow is change with the caller's own deadline: a whole etcd is read and written.
-func slow[Req, Resp any](ctx context.Context, c *cli, do func(context.Context, Req, ...callOption) (Resp, error), req Req) (Resp, error) {
+// slow is change with the caller's own deadline, as a whole etcd is read and written; a preview changes
+// nothing.
+func slow[Req interface{ GetPreview() bool }, Resp any](ctx context.Context, c *cli, do func(context.Context, Req, ...callOption) (Resp, error), req Req) (Resp, error) {
 	resp, err := do(ctx, req)
 	if err != nil {
-		return resp, c.explain(err, true)
+		return resp, c.explained(err, !req.GetPreview(), recoveryLimit)
 	}
 	return resp, nil
 }

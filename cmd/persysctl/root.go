@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"crypto/x509"
 	"fmt"
 	"strings"
 	"time"
@@ -41,8 +42,10 @@ type cli struct {
 	command         string // as it was typed, without its arguments
 	trace           traced
 	staleNoted      bool
-	pace            time.Duration // of --watch, in tests; 0 is the usual one
-	isJoined        bool          // the identity is the one that `persysctl join` keeps
+	pace            time.Duration  // of --watch, in tests; 0 is the usual one
+	grace           time.Duration  // after Ctrl-C in a session, in tests; 0 is the usual one
+	isJoined        bool           // the identity is the one that `persysctl join` keeps
+	public          *x509.CertPool // roots of public CAs, in tests; nil is the system's
 
 	conn    link
 	direct  *dial.Conn // conn, unless it goes through a gateway

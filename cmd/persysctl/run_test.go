@@ -15,6 +15,8 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	clusterv1 "github.com/persys/compute/api/cluster/v1"
+	controlv1 "github.com/persys/compute/api/control/v1"
 	"github.com/persys/compute/rpc/dial"
 	"github.com/persys/compute/testbed"
 )
@@ -160,6 +162,7 @@ func outputCases() []outputCase {
 		{"gc", []string{"node", "gc", "node-a"}},
 		{"gc-runtime-down", []string{"node", "gc", "node-b"}},
 		{"gc-json", []string{"node", "gc", "node-a", "-o", "json"}},
+		{"gc-failed", []string{"node", "gc", "rack-17"}},
 		{"summary", []string{"summary"}},
 		{"status", []string{"status"}},
 		{"status-wide", []string{"status", "-o", "wide"}},
@@ -330,6 +333,9 @@ func TestExitCodes(t *testing.T) {
 			exitUnavailable, []string{"Error: node node-a: the agent does not answer"}},
 		{"an unknown outcome", "DeleteWorkload", []error{dial.UnknownOutcome("delete workload: the leader fell silent")},
 			[]string{"delete", "old"}, exitUnknown, []string{"may or may not have happened", "persysctl events"}},
+		{"a read has no outcome", "Recovery", many(status.Error(codes.DeadlineExceeded, "late")), []string{"recovery", "show"}, exitUnavailable, []string{"no answer within 15m"}},
+		{"nor has a preview", "RestoreMirror", []error{dial.UnknownOutcome("silent")}, []string{"recovery", "restore", "--dry-run"}, exitUnavailable, []string{"nothing was changed"}},
+		{"what it previews has", "RestoreMirror", []error{nil, dial.UnknownOutcome("silent")}, []string{"recovery", "restore", "--yes"}, exitUnknown, []string{"may or may not"}},
 		{"aborted", "DeleteWorkload", []error{status.Error(codes.Aborted, "the world moved")}, []string{"delete", "old"}, exitFailed, []string{"the world moved", "again"}},
 		{"an old scheduler", "Why", []error{status.Error(codes.Unimplemented, "unknown method Why")}, []string{"why", "db"}, exitFailed, []string{"does not know the call"}},
 		{"the worst of several decides", "DeleteWorkload", []error{nil, dial.UnknownOutcome("silent")}, []string{"delete", "nothing", "old"}, exitUnknown, []string{`"nothing" not found`}},
@@ -374,5 +380,27 @@ func TestNobodyListens(t *testing.T) {
 	code := s.run(nil, "--insecure", "-s", "127.0.0.1:1", "--rpc-timeout-seconds", "1", "list")
 	if want := "no scheduler listens at 127.0.0.1:1"; code != exitUnavailable || !strings.Contains(s.stderr.String(), want) {
 		t.Errorf("exit %d: %s; want 4 and %q", code, s.stderr.String(), want)
+	}
+}
+
+// TestStorageIsClean: what an agent says moves no cursor.
+func TestStorageIsClean(t *testing.T) {
+	s := newSession(t)
+	c := &cli{world: s.world}
+	const evil = "\x1b]0;x\a\nnot ours"
+	c.showVolumes(&clusterv1.ListVolumesResponse{Problems: []*clusterv1.StorageProblem{{NodeId: "node-a", Reason: evil}}})
+	c.showGarbage("node-a", &clusterv1.CollectGarbageRequest{}, &clusterv1.CollectGarbageResponse{Skipped: []string{evil}})
+	c.showNode(&controlv1.NodeView{NodeId: "node-a", StoragePools: []*controlv1.StoragePoolView{{Name: evil}}})
+	if out := s.stdout.String(); strings.ContainsAny(out, "\x1b\a") || strings.Contains(out, "\nnot ours") {
+		t.Errorf("it printed %q", out)
+	}
+}
+
+// TestUncordonOfADrainingNode: it ends no drain, and says what does, without a further question.
+func TestUncordonOfADrainingNode(t *testing.T) {
+	f, s := start(t, nil), newSession(t)
+	f.nodes = []*controlv1.NodeView{{NodeId: "node-a", Status: "Draining"}}
+	if code := s.run(f, "uncordon", "node-a"); code != 0 || !strings.Contains(s.stderr.String(), "persysctl drain node-a --undo") || len(f.requests) != 1 {
+		t.Errorf("exit %d: %s%s", code, s.stdout.String(), s.stderr.String())
 	}
 }

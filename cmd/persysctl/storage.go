@@ -3,7 +3,9 @@ package main
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strings"
+	"time"
 
 	"github.com/spf13/cobra"
 
@@ -65,7 +67,7 @@ func (c *cli) showVolumes(r *clusterv1.ListVolumesResponse) {
 		if p.GetDriver() != "" && c.output != outWide {
 			continue // most nodes offer local volumes only
 		}
-		lines = append(lines, fmt.Sprintf("%s: %s", p.GetNodeId(), p.GetReason()))
+		lines = append(lines, fmt.Sprintf("%s: %s", p.GetNodeId(), screen.Clean(p.GetReason())))
 	}
 	if len(lines) > 0 {
 		writeLines(c.out, append([]string{""}, lines...))
@@ -79,10 +81,13 @@ func (c *cli) volumeDeleteCommand() *cobra.Command {
 VOLUME is <driver>:<name>, as persysctl volume list shows it.`,
 		Example: "  persysctl volume delete node-a local:data",
 		Args:    args(2, 2, "NODE", "VOLUME"), ValidArgsFunction: c.completeNode,
-	}, "Delete volume %s on %s, with all that is in it?", func(ctx context.Context, node, what string) (message, error) {
+	}, "Delete volume %s on %s, with all that is in it?", "deleted", func(ctx context.Context, node, what string) (message, error) {
 		return change(ctx, c, c.cluster.DeleteVolume, &clusterv1.DeleteVolumeRequest{NodeId: node, Id: what})
 	})
 }
+
+// gcLimit is more than what schedulers give an agent for it, and less than a gateway gives them.
+const gcLimit = 6 * time.Minute
 
 func (c *cli) gcCommand() *cobra.Command {
 	req := &clusterv1.CollectGarbageRequest{}
@@ -100,11 +105,19 @@ given: one may be the last copy of something.`,
 		Args:    args(1, 1, "NODE"), ValidArgsFunction: c.completeNode,
 		RunE: c.online(func(ctx context.Context, args []string) error {
 			req.NodeId = args[0]
-			r, err := change(ctx, c, c.cluster.CollectGarbage, req)
+			ctx, cancel := context.WithTimeout(ctx, gcLimit)
+			defer cancel()
+			r, err := c.cluster.CollectGarbage(ctx, req)
 			if err != nil {
+				return c.explained(err, !req.GetDryRun(), gcLimit)
+			}
+			if err := c.emit(r, func() { c.showGarbage(args[0], req, r) }); err != nil {
 				return err
 			}
-			return c.emit(r, func() { c.showGarbage(args[0], req, r) })
+			if slices.ContainsFunc(r.GetItems(), func(g *clusterv1.Garbage) bool { return g.GetError() != "" }) {
+				return failf(exitFailed, "", "not everything could be removed")
+			}
+			return nil
 		}),
 	}
 	f := cmd.Flags()
@@ -141,7 +154,7 @@ func (c *cli) showGarbage(node string, req *clusterv1.CollectGarbageRequest, r *
 	}
 	var lines []string
 	for _, s := range r.GetSkipped() {
-		lines = append(lines, "not looked at: "+s)
+		lines = append(lines, "not looked at: "+screen.Clean(s))
 	}
 	if left > 0 {
 		lines = append(lines, plural(left, "orphan")+" left alone: persysctl drift adopt|delete NODE WORKLOAD, or --orphans")

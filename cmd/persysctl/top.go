@@ -42,11 +42,9 @@ func (c *cli) topNodesCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "nodes", Aliases: []string{"node"}, Short: "What is used and what is reserved on each node",
 		Args: args(0, 0),
-		RunE: c.online(func(ctx context.Context, _ []string) error {
-			return c.top(ctx, o, orders(), c.topNodes)
-		}),
+		RunE: c.online(func(ctx context.Context, _ []string) error { return c.top(ctx, o, c.topNodes) }),
 	}
-	o.flags(cmd, orders())
+	o.flags(cmd)
 	return cmd
 }
 
@@ -55,11 +53,9 @@ func (c *cli) topWorkloadsCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "workloads", Aliases: []string{"workload"}, Short: "What each running workload uses",
 		Args: args(0, 0),
-		RunE: c.online(func(ctx context.Context, _ []string) error {
-			return c.top(ctx, o, orders(), c.topWorkloads)
-		}),
+		RunE: c.online(func(ctx context.Context, _ []string) error { return c.top(ctx, o, c.topWorkloads) }),
 	}
-	o.flags(cmd, orders())
+	o.flags(cmd)
 	f := cmd.Flags()
 	f.StringVar(&o.node, "node", "", "only what runs on this node")
 	f.StringVar(&o.group, "group", "", "only members of this group")
@@ -70,70 +66,49 @@ func (c *cli) topWorkloadsCommand() *cobra.Command {
 
 func orders() []string { return []string{"cpu", "memory", "disk", "network", "name"} }
 
-func (o *topOptions) flags(cmd *cobra.Command, orders []string) {
+func (o *topOptions) flags(cmd *cobra.Command) {
 	f := cmd.Flags()
-	f.StringVar(&o.sort, "sort", "cpu", "order by "+strings.Join(orders, ", "))
+	f.StringVar(&o.sort, "sort", "cpu", "order by "+strings.Join(orders(), ", "))
 	f.IntVar(&o.limit, "limit", 0, "show only so many; 0 = all")
 	f.BoolVarP(&o.watch, "watch", "w", false, "show it again every five seconds until Ctrl-C")
 	// Declared above, so there is nothing to fail.
-	_ = cmd.RegisterFlagCompletionFunc("sort", cobra.FixedCompletions(orders, cobra.ShellCompDirectiveNoFileComp))
+	_ = cmd.RegisterFlagCompletionFunc("sort", cobra.FixedCompletions(orders(), cobra.ShellCompDirectiveNoFileComp))
 }
 
 // top shows a table once, or again and again.
-func (c *cli) top(ctx context.Context, o topOptions, orders []string, show func(context.Context, topOptions) (*screen.Table, func() error, error)) error {
+func (c *cli) top(ctx context.Context, o topOptions, show func(context.Context, topOptions) (*screen.Table, func() error, error)) error {
 	switch {
-	case !slices.Contains(orders, o.sort):
-		return usagef("--sort %q must be one of %s", o.sort, strings.Join(orders, ", "))
+	case !slices.Contains(orders(), o.sort):
+		return usagef("--sort %q must be one of %s", o.sort, strings.Join(orders(), ", "))
 	case o.limit < 0:
 		return usagef("--limit %d must not be negative", o.limit)
 	}
-	block := &screen.Live{W: c.out}
-	for {
+	once := func() error {
 		table, emit, err := show(ctx, o)
 		switch {
-		case err != nil && o.watch && ctx.Err() != nil:
-			return nil
 		case err != nil:
 			return err
 		case table == nil || c.machine():
-			err = emit()
-		case o.watch && c.outTerm:
-			lines := table.Lines(c.columns()-1, c.paint)
-			if most := max(5, c.height-3); c.height > 0 && len(lines) > most {
-				lines = append(lines[:most], c.paint.Paint(screen.Dim, fmt.Sprintf("and %d more", len(lines)-most)))
-			}
-			block.Draw(append(lines, c.paint.Paint(screen.Dim, c.now().In(c.zone).Format(time.TimeOnly)+"  (Ctrl-C ends)")))
-		default:
-			c.print(table)
+			return emit()
 		}
-		if err != nil || !o.watch {
-			return err
-		}
-		select {
-		case <-ctx.Done():
-			return nil // Ctrl-C is how a watch ends
-		case <-time.After(topEvery):
-		}
+		c.print(table)
+		return nil
 	}
+	if !o.watch {
+		return once()
+	}
+	return c.again(ctx, topEvery, once)
 }
 
 func (c *cli) topNodes(ctx context.Context, o topOptions) (*screen.Table, func() error, error) {
-	req := &controlv1.ListNodesRequest{PageSize: pageSize, Level: c.level()}
-	all := &controlv1.ListNodesResponse{}
-	for {
-		r, err := read(ctx, c, c.control.ListNodes, req)
-		if err != nil {
-			return nil, nil, err
-		}
-		all.Nodes = append(all.Nodes, r.GetNodes()...)
-		all.Index, all.Stale, all.AgeMs = r.GetIndex(), r.GetStale(), r.GetAgeMs()
-		if next := r.GetNextPageToken(); next == "" || next == req.GetPageToken() {
-			break
-		}
-		req.PageToken = r.GetNextPageToken()
+	all, err := c.allNodes(ctx, "")
+	if err != nil {
+		return nil, nil, err
 	}
 	key := func(n *controlv1.NodeView) float64 {
 		switch u := n.GetUsage(); {
+		case o.sort == "name":
+			return 0
 		case u == nil:
 			return -1
 		case o.sort == "cpu":

@@ -215,6 +215,9 @@ func (c *cli) joinCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "join TOKEN", Short: "Get a certificate for a join token of role user, and keep it in ~/.persys", Args: args(1, 1, "TOKEN"),
 		RunE: func(cmd *cobra.Command, args []string) error {
+			if c.home == "" {
+				return usagef("there is no home folder for ~/.persys: set HOME")
+			}
 			tok, err := pki.ParseJoinToken(args[0])
 			if err != nil {
 				return usagef("%v", err)

@@ -97,3 +97,11 @@ func TestTrustCommands(t *testing.T) {
 		})
 	}
 }
+
+func TestJoinNeedsAHome(t *testing.T) {
+	s := newSession(t)
+	s.home = ""
+	if code := s.run(nil, "join", "TOKEN"); code != exitUsage || !strings.Contains(s.stderr.String(), "set HOME") {
+		t.Errorf("exit %d: %s", code, s.stderr.String())
+	}
+}

@@ -27,6 +27,12 @@ func goalStatus(status string) goal {
 	return goal{name: status, met: func(w *controlv1.WorkloadView) bool { return w.GetStatus() == status && healthy(w) }}
 }
 
+// goalKept is met once a workload is again as it is to be: what makes it anew leaves
+// one that is to be stopped stopped.
+func goalKept() goal {
+	return goal{name: "as it is to be", met: func(w *controlv1.WorkloadView) bool { return w.GetStatus() == w.GetDesiredState() && healthy(w) }}
+}
+
 // healthy reports whether no health check of a workload that runs is waited for.
 func healthy(w *controlv1.WorkloadView) bool {
 	return w.GetStatus() != "Running" || w.GetHealth() == "" || w.GetHealth() == "healthy"
@@ -217,6 +223,7 @@ func (w *waiter) over() bool { return len(w.open()) == 0 }
 func (w *waiter) show() {
 	if w.c.errTerm {
 		w.frames++
+		w.c.measure(&w.block)
 		w.block.Draw(w.lines())
 		return
 	}

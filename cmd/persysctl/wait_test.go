@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -44,6 +45,8 @@ const webYAML = "id: web\ncontainer: {image: \"hello:demo\"}\n"
 
 func TestWait(t *testing.T) {
 	unplaced := "Unplaced: 0 of 2 nodes fit: 2 lack memory"
+	stopped := view("old", "Stopped", "", "UserStop: stopped by request")
+	stopped.DesiredState = "Stopped"
 	for _, c := range []struct {
 		name   string
 		stdin  string
@@ -80,6 +83,7 @@ func TestWait(t *testing.T) {
 		{"wait-stop", "", []string{"stop", "web-0", "--wait"}, []scene{{changes: []*clusterv1.WorkloadChange{
 			told(44, view("web-0", "Updating", "node-a", "")), synced(44), told(45, view("web-0", "Stopped", "node-a", "UserStop: stopped by request")),
 		}}}, exitOK},
+		{"wait-rollback-of-a-stopped-one", "", []string{"rollback", "old", "--wait"}, []scene{{changes: []*clusterv1.WorkloadChange{told(44, stopped), synced(44)}}}, exitOK},
 		{"wait-drain", "", []string{"drain", "node-a", "--wait"}, []scene{{changes: []*clusterv1.WorkloadChange{
 			told(46, view("web-0", "Running", "node-a", "Draining: moves to node-c")), told(46, view("batch", "Running", "node-a", "")), told(46, view("evil", "Failed", "", "")), synced(46),
 			told(47, view("web-0", "Pending", "", "AwaitStop: waits until node-a has stopped it")), told(48, view("web-0", "Running", "node-c", "")),
@@ -105,6 +109,30 @@ func TestWait(t *testing.T) {
 			golden(t, c.name, f, s, code, c.args...)
 			if len(f.watches) != len(c.script) {
 				t.Errorf("%d watches were opened, want %d", len(f.watches), len(c.script))
+			}
+		})
+	}
+}
+
+// TestWaitForAGroup waits for what count made, which is what the schedulers change.
+func TestWaitForAGroup(t *testing.T) {
+	for verb, last := range map[string][]*clusterv1.WorkloadChange{
+		"delete":  {gone(46, "web-0"), gone(47, "web-1")},
+		"restart": {told(46, view("web-0", "Running", "node-a", "")), told(47, view("web-1", "Running", "node-a", ""))},
+	} {
+		t.Run(verb, func(t *testing.T) {
+			t.Parallel()
+			f, s := start(t, nil), newSession(t)
+			i := slices.IndexFunc(f.workloads, func(w *controlv1.WorkloadView) bool { return w.GetWorkloadId() == "web-1" })
+			f.workloads = slices.Insert(f.workloads, i, &controlv1.WorkloadView{WorkloadId: "web-0-logs", Group: "web"})
+			f.script = []scene{{changes: append([]*clusterv1.WorkloadChange{
+				told(45, view("web-0", "Updating", "node-a", "")), told(45, view("web-0-logs", "Pending", "", "")), told(45, view("web-1", "Updating", "node-a", "")), synced(45),
+			}, last...)}}
+			if code := s.run(f, verb, "web", "--wait", "--timeout", "20s"); code != exitOK {
+				t.Errorf("exit %d: %s", code, s.stderr.String())
+			}
+			if !strings.Contains(s.stderr.String(), "all 2 done") {
+				t.Errorf("not both members were waited for: %s", s.stderr.String())
 			}
 		})
 	}
@@ -277,6 +305,18 @@ func TestLogsAreAskedForAsWished(t *testing.T) {
 	r := last[*clusterv1.LogsRequest](f)
 	if r.GetTailLines() != 7 || r.GetSinceUnixSeconds() != epoch.Add(-10*time.Minute).Unix() || !r.GetTimestamps() || r.GetService() != "api" || r.GetFollow() {
 		t.Errorf("asked for %v", r)
+	}
+}
+
+// joined puts the admin of pki.DevCerts' folder where persysctl join keeps an identity.
+func joined(t *testing.T, s *session, dir string) {
+	t.Helper()
+	for from, to := range map[string]string{"ca.pem": "ca.pem", "cert.pem": "persysctl.pem", "key.pem": "persysctl-key.pem"} {
+		data, err := os.ReadFile(filepath.Join(dir, "user/admin", from))
+		if err != nil {
+			t.Fatal(err)
+		}
+		write(t, s.home, ".persys/"+to, string(data))
 	}
 }
 
@@ -459,5 +499,45 @@ func TestApplyWaitsOnceForAll(t *testing.T) {
 	s.in = strings.NewReader("id: web\ncount: 1\nupdate: {max_parallel: 1}\ncontainer: {image: \"nginx:1.28\"}\n")
 	if code := s.run(f, "apply", "--wait", "--timeout", "1s", "-f", "-"); code != exitTimeout { // the update takes 900 ms
 		t.Errorf("exit %d\n%s%s", code, s.stdout.String(), s.stderr.String())
+	}
+}
+
+// TestDrainWaitsThoughItCannotLookAgain: the drain is on, and leaders change.
+func TestDrainWaitsThoughItCannotLookAgain(t *testing.T) {
+	f, s := start(t, nil), newSession(t)
+	f.workloads = []*controlv1.WorkloadView{view("web-0", "Running", "node-a", "")}
+	f.fail["ListWorkloads"] = []error{nil, status.Error(codes.Internal, "list workloads: it was lost")}
+	code := s.run(f, "drain", "node-a", "--wait", "--timeout", "10ms")
+	f.mu.Lock()
+	watches := len(f.watches)
+	f.mu.Unlock()
+	if code != exitTimeout || watches == 0 {
+		t.Errorf("exit %d after %d watches: %s", code, watches, s.stderr.String())
+	}
+	f, s = start(t, nil), newSession(t)
+	f.fail["ListWorkloads"] = []error{nil, status.Error(codes.Internal, "list workloads: it was lost")}
+	if code := s.run(f, "drain", "node-a", "--wait"); code == 0 {
+		t.Errorf("a node that nobody could look at is called empty: %s", s.stdout.String())
+	}
+}
+
+// TestDrainWaitsForWhatCameMeanwhile: between the first look at the node and its drain something
+// may have been placed there.
+func TestDrainWaitsForWhatCameMeanwhile(t *testing.T) {
+	f, s := start(t, nil), newSession(t)
+	s.run(f, "drain", "node-a", "--wait", "--timeout", "10ms")
+	drained, looked := false, false
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for _, r := range f.requests {
+		switch r.(type) {
+		case *clusterv1.DrainNodeRequest:
+			drained = true
+		case *controlv1.ListWorkloadsRequest:
+			looked = drained
+		}
+	}
+	if !looked {
+		t.Error("after the drain nobody looked what the node has")
 	}
 }

@@ -11,11 +11,14 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 
 	clusterv1 "github.com/persys/compute/api/cluster/v1"
 	controlv1 "github.com/persys/compute/api/control/v1"
 	"github.com/persys/compute/cmd/persysctl/encode"
 	"github.com/persys/compute/cmd/persysctl/screen"
+	"github.com/persys/compute/fsm"
 )
 
 func (c *cli) getCommand() *cobra.Command {
@@ -54,7 +57,7 @@ func (c *cli) orGroup(ctx context.Context, id string, err error) error {
 
 // members lists the ids of a group.
 func (c *cli) members(ctx context.Context, group string) ([]string, error) {
-	r, err := call(ctx, c, c.control.ListWorkloads, &controlv1.ListWorkloadsRequest{Group: group, PageSize: pageSize, Level: c.level()})
+	r, err := c.allPages(ctx, &controlv1.ListWorkloadsRequest{Group: group})
 	if err != nil {
 		return nil, err
 	}
@@ -64,6 +67,19 @@ func (c *cli) members(ctx context.Context, group string) ([]string, error) {
 	}
 	slices.SortFunc(out, natural)
 	return out, nil
+}
+
+// targets lists what a change of id is about, as the schedulers see it: the workload, or
+// what count made in the group of that name.
+func (c *cli) targets(ctx context.Context, id string) []string {
+	if _, err := call(ctx, c, c.control.GetWorkload, &controlv1.GetWorkloadRequest{WorkloadId: id, Level: c.level()}); status.Code(err) == codes.NotFound {
+		members, _ := c.members(ctx, id) // who cannot list them waits for the id
+		members = slices.DeleteFunc(members, func(m string) bool { return !fsm.MadeByCount(id, m) })
+		if len(members) > 0 {
+			return members
+		}
+	}
+	return []string{id}
 }
 
 func (c *cli) showWorkload(w *controlv1.WorkloadView) {
@@ -262,9 +278,7 @@ func (c *cli) delete(ctx context.Context, ids []string, o deleteOptions) error {
 		targets := []string{id}
 		if o.wait {
 			// Before the deletion, while the members of a group are still known.
-			if members, err := c.members(ctx, id); err == nil && len(members) > 0 && !slices.Contains(members, id) {
-				targets = members
-			}
+			targets = c.targets(ctx, id)
 		}
 		r, err := change(ctx, c, c.control.DeleteWorkload, &controlv1.DeleteWorkloadRequest{WorkloadId: id, Force: o.force})
 		switch {
@@ -325,10 +339,10 @@ func (c *cli) againCommand(verb, short, doing string) *cobra.Command {
 					c.done(id, doing, r)
 				}
 				return nil, r.GetIndex(), err
-			}, goalStatus("Running"))
+			}, goalKept())
 		}),
 	}
-	o.flags(cmd.Flags(), "the workloads run")
+	o.flags(cmd.Flags(), "the workloads run, if they are to")
 	return cmd
 }
 
@@ -380,11 +394,8 @@ func (c *cli) each(ctx context.Context, ids []string, o waiting, do func(id stri
 			failures.add(err)
 			continue
 		}
-		if len(touched) == 0 {
-			touched = []string{id}
-			if members, err := c.members(ctx, id); o.wait && err == nil && len(members) > 0 && !slices.Contains(members, id) {
-				touched = members
-			}
+		if len(touched) == 0 && o.wait {
+			touched = c.targets(ctx, id)
 		}
 		for _, t := range touched {
 			goals[t] = g
@@ -413,10 +424,14 @@ func (c *cli) done(id, what string, m message) {
 
 // confirm asks a person, and only a person: scripts have no terminal.
 func (c *cli) confirm(question string) error {
-	if !c.inTerm || !c.errTerm {
+	to := c.err
+	if !c.errTerm {
+		to = c.out
+	}
+	if !c.inTerm || !c.errTerm && !c.outTerm {
 		return nil
 	}
-	fmt.Fprintf(c.err, "%s [y/N] ", question)
+	fmt.Fprintf(to, "%s [y/N] ", question)
 	var answer []byte
 	for one := make([]byte, 1); len(answer) < 100; {
 		n, err := c.in.Read(one)

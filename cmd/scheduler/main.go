@@ -30,7 +30,7 @@ func run(ctx context.Context) error {
 		return cmd.ExecuteContext(ctx)
 	}
 	var cfg scheduler.Config
-	set, err := setup.Load("persys-scheduler", version, "one replica of the Persys control plane", &cfg, "PERSYS_SCHEDULER_CONFIG", "")
+	set, err := setup.Load("persys-scheduler", version, "one replica of the Persys control plane", &cfg, "PERSYS_SCHEDULER_CONFIG")
 	if err != nil || set == nil {
 		return err
 	}

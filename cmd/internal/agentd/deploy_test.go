@@ -2,6 +2,7 @@ package agentd
 
 import (
 	"os"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -138,5 +139,37 @@ func TestDaemonSetFitsTheProgram(t *testing.T) {
 	}
 	if _, err := os.Stat("../../../deploy/docker/persys-agent.Dockerfile"); err != nil {
 		t.Errorf("image %s: %v", c.Image, err)
+	}
+}
+
+// What is named here puts a service into a mount namespace of its own (systemd.exec, PrivateMounts=): an
+// engine would not see the volumes that the agent mounts. And systemd sets HOME, below which Docker's
+// configuration is, where there is a User only.
+func TestUnitIsAsTheMachineIs(t *testing.T) {
+	raw, err := os.ReadFile("../../../deploy/systemd/persys-agent.service")
+	if err != nil {
+		t.Fatal(err)
+	}
+	own := regexp.MustCompile(`(?m)^(Private(Mounts|Tmp|Devices|IPC|Users)|Protect(System|Home|Proc|ProcSubset|Kernel\w+|ControlGroups|Hostname)|DynamicUser|MountFlags|MountAPIVFS|Root\w+|\w+Paths|TemporaryFileSystem)=.*`)
+	for _, line := range own.FindAllString(string(raw), -1) {
+		t.Error(line)
+	}
+	if !strings.Contains(string(raw), "\nUser=root\n") {
+		t.Error("there is no User, so no HOME")
+	}
+}
+
+// Whoever removes the agent, or takes the build with virtual machines in its place, leaves exclusive workloads
+// behind: the guard has to be there when their lease ends.
+func TestRemovalLeavesTheGuard(t *testing.T) {
+	raw, err := os.ReadFile("../../../deploy/packages/prerm-agent")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if s := regexp.MustCompile(`(?m)^.*systemctl.*(--now|stop|kill).*persys-guard.*`).Find(raw); s != nil {
+		t.Errorf("the guard is ended: %s", s)
+	}
+	if !strings.Contains(string(raw), "cp /lib/systemd/system/persys-guard.service /run/systemd/system/") {
+		t.Error("the guard ends with the next daemon-reload, which finds no unit")
 	}
 }

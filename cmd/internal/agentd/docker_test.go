@@ -101,7 +101,7 @@ func (m *machine) start() {
 	log := slog.New(slog.NewJSONHandler(&m.log, &slog.HandlerOptions{Level: slog.LevelDebug}))
 	a, err := agent.New(agent.Config{
 		NodeID: m.node, StatePath: m.cfg.StatePath, Storage: m.cfg.storage(), Logger: log, ReconcileInterval: m.cfg.ReconcileInterval,
-		GC: m.gc, StopGrace: time.Second, RetryBase: 100 * time.Millisecond,
+		GC: m.gc, StopGrace: time.Second, RetryBase: 100 * time.Millisecond, RetryMax: time.Second,
 	}, drivers(&m.cfg, false, log))
 	if err != nil {
 		m.Fatal(err)
@@ -204,4 +204,16 @@ func (m *machine) container(volumes ...*agentv1.ManagedVolumeSpec) *agentv1.Work
 		Image: m.image, ManagedVolumes: volumes, Ports: []*agentv1.PortMapping{{ContainerPort: 8080}},
 		RestartPolicy: &agentv1.RestartPolicy{Policy: "always"},
 	}}}
+}
+
+// The engine shows a container whose start failed as created, with an error. That is no end of it, which its
+// restart policy would leave alone.
+func TestAStartThatFailedIsTriedAgain(t *testing.T) {
+	m := newMachine(t)
+	m.start()
+	spec := m.container()
+	spec.GetContainer().RestartPolicy.Policy = "no"
+	spec.GetContainer().Volumes = []*agentv1.VolumeMount{{HostPath: t.TempDir(), ContainerPath: "/proc/none"}} // refused at the start
+	m.apply("web", spec)
+	testbed.Until(m, "a third start", func() bool { return m.status("web").GetMetadata()["retry_attempts"] == "3" })
 }

@@ -17,6 +17,7 @@ import (
 
 	"github.com/persys/compute/agent"
 	"github.com/persys/compute/agent/driver"
+	"github.com/persys/compute/agent/driver/libvirt"
 	"github.com/persys/compute/agent/guard"
 )
 
@@ -134,6 +135,24 @@ func supervised(env func(string) string, pid int) (beat, done func(), err error)
 	}, func() { conn.Close() }, nil
 }
 
+// stops are the kinds that a guard with these settings can stop.
+func (c *Config) stops() []driver.Kind {
+	if c.Simulate != "" {
+		return []driver.Kind{driver.Container, driver.Compose, driver.VM}
+	}
+	out := []driver.Kind{}
+	if c.Docker {
+		out = append(out, driver.Container)
+	}
+	if c.Docker && c.Compose {
+		out = append(out, driver.Compose)
+	}
+	if c.VM && libvirt.Built { // libvirt itself may come later
+		out = append(out, driver.VM)
+	}
+	return out
+}
+
 // RunGuard is `persys-agent guard`: it stops what is to be stopped when the lease ends.
 func RunGuard(ctx context.Context, cfg Config, version string, untilIdle bool, log *slog.Logger) error {
 	// It does next to nothing for months, and must never be in the way.
@@ -151,14 +170,16 @@ func RunGuard(ctx context.Context, cfg Config, version string, untilIdle bool, l
 	}
 	defer done()
 	log = log.With("node", node)
-	factory := drivers(&cfg, offersVMs(&cfg) == nil, log)
 	opt := guard.Options{
 		Dir: cfg.GuardDir, Grace: cfg.GuardGrace, UntilIdle: untilIdle, Version: version, Logger: log, Beat: beat,
+		Stops:  cfg.stops(),
 		Second: func() (*os.Process, error) { return startGuard(untilIdle) },
 		Runtime: &guard.Drivers{New: func(cluster string) ([]driver.Driver, error) {
-			return factory(agent.Binding{
+			// Not once and for all: an agent that starts later may find a libvirt that was not there before.
+			return drivers(&cfg, offersVMs(&cfg) == nil, log)(agent.Binding{
 				ClusterID: cluster, NodeID: node,
 				Owns:    func(driver.ID) bool { return false },
+				Taken:   func(driver.Kind, driver.ID) bool { return false },
 				Content: func(driver.ID, string) (string, bool) { return "", false },
 			})
 		}},

@@ -7,9 +7,13 @@ import (
 	"log/slog"
 	"net"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/persys/compute/agent/driver"
+	"github.com/persys/compute/agent/driver/libvirt"
 )
 
 // TestSupervised: a guard says that it is ready, then that it is not stuck, and not more often than it
@@ -90,5 +94,26 @@ func TestNoGuardWhereItIsOff(t *testing.T) {
 	err := RunGuard(context.Background(), Config{Guard: "off", Insecure: true}, "v", false, slog.New(slog.NewTextHandler(io.Discard, nil)))
 	if !errors.Is(err, ErrGuardOff) {
 		t.Errorf("got %v", err)
+	}
+}
+
+// A guard says what its settings let it stop, so that nobody relies on it for more.
+func TestWhatAGuardCanStop(t *testing.T) {
+	vms := []driver.Kind{}
+	if libvirt.Built {
+		vms = []driver.Kind{driver.VM}
+	}
+	for _, c := range []struct {
+		cfg  Config
+		want []driver.Kind
+	}{
+		{Config{Docker: true, Compose: true, VM: true}, append([]driver.Kind{driver.Container, driver.Compose}, vms...)},
+		{Config{Docker: true}, []driver.Kind{driver.Container}},
+		{Config{Compose: true, VM: true}, vms},
+		{Config{Simulate: "/sim"}, []driver.Kind{driver.Container, driver.Compose, driver.VM}},
+	} {
+		if got := c.cfg.stops(); got == nil || !slices.Equal(got, c.want) {
+			t.Errorf("%+v: %v, want %v", c.cfg, got, c.want)
+		}
 	}
 }

@@ -13,6 +13,7 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -153,12 +154,17 @@ func Run(ctx context.Context, cfg Config, version string, log *slog.Logger) erro
 	if acfg.Guard, err = cfg.guardFor(version, log); err != nil {
 		return err
 	}
-	withVMs := offersVMs(&cfg)
-	if withVMs != nil && cfg.VM {
-		log.Info("virtual machines are not offered", "reason", withVMs.Error())
-		acfg.NotOffered = map[driver.Kind]string{driver.VM: withVMs.Error()}
+	vms := machines{
+		offered: func() error { return offersVMs(&cfg) },
+		open:    func(b agent.Binding) (driver.Driver, error) { return machineDriver(&cfg, b, log) },
+		log:     log,
 	}
-	a, err := agent.New(acfg, drivers(&cfg, withVMs == nil, log))
+	vms.away = vms.offered()
+	if vms.away != nil && cfg.VM {
+		log.Info("virtual machines are not offered", "reason", vms.away.Error())
+		acfg.NotOffered, acfg.Late = map[driver.Kind]string{driver.VM: vms.away.Error()}, vms.late
+	}
+	a, err := agent.New(acfg, func(b agent.Binding) ([]driver.Driver, error) { return drivers(&cfg, vms.away == nil, log)(b) })
 	if err != nil {
 		return err
 	}
@@ -253,12 +259,9 @@ func drivers(cfg *Config, vms bool, log *slog.Logger) agent.Factory {
 		if err != nil || !vms {
 			return all, err
 		}
-		vm, err := libvirt.New(libvirt.Options{
-			URI: cfg.LibvirtURI, ClusterID: b.ClusterID, NodeID: b.NodeID, Owns: b.Owns, Content: b.Content,
-			Images: cfg.VMImages, VNC: cfg.VMScreens, Acceleration: cfg.VMAccel, Logger: log,
-		})
+		vm, err := machineDriver(cfg, b, log)
 		if err != nil {
-			errs := []error{fmt.Errorf("PERSYS_LIBVIRT_URI %q: %w", cfg.LibvirtURI, err)}
+			errs := []error{err}
 			for _, d := range all {
 				if c, ok := d.(io.Closer); ok {
 					errs = append(errs, c.Close())
@@ -268,6 +271,41 @@ func drivers(cfg *Config, vms bool, log *slog.Logger) agent.Factory {
 		}
 		return append(all, vm), nil
 	}
+}
+
+// machineDriver makes that of virtual machines.
+func machineDriver(cfg *Config, b agent.Binding, log *slog.Logger) (driver.Driver, error) {
+	vm, err := libvirt.New(libvirt.Options{
+		URI: cfg.LibvirtURI, ClusterID: b.ClusterID, NodeID: b.NodeID, Content: b.Content,
+		Owns:   func(id driver.ID) bool { return b.Taken(driver.VM, id) },
+		Images: cfg.VMImages, VNC: cfg.VMScreens, Acceleration: cfg.VMAccel, Logger: log,
+	})
+	if err != nil {
+		return nil, fmt.Errorf("PERSYS_LIBVIRT_URI %q: %w", cfg.LibvirtURI, err)
+	}
+	return vm, nil
+}
+
+// machines waits for a libvirt that comes after the agent: installed later, or started later.
+type machines struct {
+	offered func() error // nil: they can be
+	open    func(agent.Binding) (driver.Driver, error)
+	away    error // why they are not offered; nil once they are
+	log     *slog.Logger
+}
+
+// late is an agent.Config's.
+func (m *machines) late(b agent.Binding) ([]driver.Driver, error) {
+	if m.away == nil || m.offered() != nil {
+		return nil, nil
+	}
+	vm, err := m.open(b)
+	if err != nil {
+		return nil, err
+	}
+	m.away = nil
+	m.log.Info("virtual machines are offered from now on")
+	return []driver.Driver{vm}, nil
 }
 
 // offersVMs says why virtual machines are not offered; nil when they are. A daemon that is installed
@@ -280,18 +318,17 @@ func offersVMs(cfg *Config) error {
 	case cfg.Simulate != "":
 		return errors.New("PERSYS_SIMULATE is set")
 	}
-	if err := libvirt.Available(); err != nil {
-		return err
+	listens := func(socket string) bool {
+		_, err := os.Stat(socket)
+		return err == nil
 	}
-	if cfg.LibvirtURI != defaultLibvirt {
-		return nil
+	// libvirtd's, and that of the daemon that runs QEMU alone.
+	sockets := []string{"/run/libvirt/libvirt-sock", "/run/libvirt/virtqemud-sock", "/var/run/libvirt/libvirt-sock"}
+	if libvirt.Built && cfg.LibvirtURI == defaultLibvirt && !slices.ContainsFunc(sockets, listens) {
+		return errors.New("no libvirt daemon listens at /run/libvirt/libvirt-sock or virtqemud-sock")
 	}
-	for _, socket := range []string{"/run/libvirt/libvirt-sock", "/run/libvirt/virtqemud-sock", "/var/run/libvirt/libvirt-sock"} {
-		if _, err := os.Stat(socket); err == nil {
-			return nil
-		}
-	}
-	return errors.New("no libvirt daemon listens at /run/libvirt/libvirt-sock")
+	// Last: a library that is not there when it is first looked for is not found by this process any more.
+	return libvirt.Available()
 }
 
 const defaultLibvirt = "qemu:///system"

@@ -10,6 +10,7 @@ import (
 	"math/rand/v2"
 	"net"
 	"os"
+	"slices"
 	"strings"
 	"time"
 
@@ -42,7 +43,9 @@ type Options struct {
 	Hosts []string // that this program answers at
 	// Keep stores what else the answer holds; nil: nothing. While it fails nobody has joined.
 	Keep func(*clusterv1.EnrolResponse) error
-	Log  *slog.Logger
+	// Reissues: a certificate that is over is replaced here, so nobody is asked who may be over as well.
+	Reissues bool
+	Log      *slog.Logger
 }
 
 // Join gets an identity for a token, unless there is one that is good. It asks
@@ -57,7 +60,7 @@ func Join(ctx context.Context, o Options) error {
 	if err != nil {
 		return err
 	}
-	if leaf, err := o.Kept.Leaf(); err == nil && have.Token == tok.ID && have.Name == o.Name && time.Now().Before(leaf.NotAfter) {
+	if leaf, err := o.Kept.Leaf(); err == nil && have.Token == tok.ID && have.Name == o.Name && (o.Reissues || time.Now().Before(leaf.NotAfter)) {
 		return nil
 	} else if err != nil && !errors.Is(err, os.ErrNotExist) {
 		return err
@@ -179,6 +182,13 @@ type Keeper struct {
 	// RevokedOnly learns what is revoked and nothing else: certificates and roots
 	// come from elsewhere, and Kept is not used.
 	RevokedOnly bool
+
+	got *renewed // an answer that could not be kept yet
+}
+
+type renewed struct {
+	key []byte
+	*clusterv1.RenewResponse
 }
 
 // Run ends with ctx. What fails is tried again.
@@ -221,22 +231,28 @@ func (k *Keeper) Once(ctx context.Context) error {
 }
 
 func (k *Keeper) renew(ctx context.Context, trust clusterv1.TrustClient) error {
-	if time.Now().Before(pki.RenewAt(k.Files.Leaf())) {
+	// One that moved is dialled where its certificate is not made out to.
+	if leaf := k.Files.Leaf(); time.Now().Before(pki.RenewAt(leaf)) && pki.Covers(leaf, k.Hosts) {
 		return nil
 	}
-	keyPEM, csr, err := k.Kept.Request(k.Hosts)
-	if err != nil {
+	// A full disk, say, is no reason to ask anew: each answer is an entry of the log and an event.
+	if k.got == nil {
+		keyPEM, csr, err := k.Kept.Request(k.Hosts)
+		if err != nil {
+			return err
+		}
+		ctx, cancel := context.WithTimeout(ctx, callFor)
+		defer cancel()
+		resp, err := trust.Renew(ctx, &clusterv1.RenewRequest{Csr: csr})
+		if err != nil {
+			return err
+		}
+		k.got = &renewed{keyPEM, resp}
+	}
+	if err := k.Kept.Save(k.got.key, k.got.GetChain(), k.got.GetRoots()); err != nil {
 		return err
 	}
-	ctx, cancel := context.WithTimeout(ctx, callFor)
-	defer cancel()
-	resp, err := trust.Renew(ctx, &clusterv1.RenewRequest{Csr: csr})
-	if err != nil {
-		return err
-	}
-	if err := k.Kept.Save(keyPEM, resp.GetChain(), resp.GetRoots()); err != nil {
-		return err
-	}
+	k.got = nil
 	leaf, err := k.Kept.Leaf()
 	if err != nil {
 		return err
@@ -252,9 +268,29 @@ func (k *Keeper) learn(ctx context.Context, trust clusterv1.TrustClient, version
 	if k.RevokedOnly && status.Code(err) == codes.Unimplemented {
 		return nil // existing schedulers revoke nobody
 	}
-	if err != nil || b.GetVersion() == *version {
+	if err != nil {
 		return err
 	}
+	if b.GetVersion() != *version {
+		if err := k.believe(b); err != nil {
+			return err
+		}
+		*version = b.GetVersion()
+	}
+	// The version does not cover them.
+	if k.RevokedOnly || len(b.GetSchedulers()) == 0 {
+		return nil
+	}
+	m, err := k.Kept.Membership()
+	if err != nil || slices.Equal(m.Schedulers, b.GetSchedulers()) {
+		return err
+	}
+	m.Schedulers = b.GetSchedulers()
+	return k.Kept.SaveMembership(m)
+}
+
+// believe takes over the roots and revocations of the day.
+func (k *Keeper) believe(b *clusterv1.BundleResponse) error {
 	if !k.RevokedOnly {
 		if err := k.Kept.SaveRoots(b.GetRoots()); err != nil {
 			return err
@@ -269,14 +305,6 @@ func (k *Keeper) learn(ctx context.Context, trust clusterv1.TrustClient, version
 		}
 	}
 	k.Files.Revoke(r)
-	*version = b.GetVersion()
-	if k.RevokedOnly {
-		return nil
-	}
-	if m, err := k.Kept.Membership(); err == nil && len(b.GetSchedulers()) > 0 {
-		m.Schedulers = b.GetSchedulers()
-		return k.Kept.SaveMembership(m)
-	}
 	return nil
 }
 

@@ -6,6 +6,9 @@ import (
 	"crypto/x509"
 	"errors"
 	"log/slog"
+	"os"
+	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -112,6 +115,40 @@ func TestExistingSchedulersRevokeNobody(t *testing.T) {
 	}
 }
 
+// Schedulers that are replaced one after another, while nobody is revoked and no root changes, are
+// found at the next start.
+func TestWhereTheSchedulersAreIsRemembered(t *testing.T) {
+	own := files(t, devCerts(t).Leaf["agent/n1"])
+	root, err := pki.NewRoot("c1", pki.IssuedAt(own.Leaf()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	kept := pki.Kept{Dir: t.TempDir()}
+	if err := kept.SaveMembership(pki.Membership{Cluster: "c1", Role: pki.RoleGateway, Name: "g"}); err != nil {
+		t.Fatal(err)
+	}
+	conn := &bundles{answer: &clusterv1.BundleResponse{Version: "1", Roots: pki.EncodeCerts(root.Cert.Raw)}}
+	k := Keeper{Kept: kept, Files: own, Conn: conn}
+	version := ""
+	for _, c := range []struct{ says, want []string }{
+		{[]string{"10.0.0.1:8085"}, []string{"10.0.0.1:8085"}},
+		{[]string{"10.0.0.2:8085"}, []string{"10.0.0.2:8085"}},
+		{nil, []string{"10.0.0.2:8085"}},
+	} {
+		conn.answer.Schedulers = c.says
+		if err := k.learn(t.Context(), clusterv1.NewTrustClient(conn), &version); err != nil {
+			t.Fatal(err)
+		}
+		m, err := kept.Membership()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !slices.Equal(m.Schedulers, c.want) || m.Name != "g" {
+			t.Errorf("told of %v: %q looks for %v, want %v", c.says, m.Name, m.Schedulers, c.want)
+		}
+	}
+}
+
 // A machine that slept past the end of its certificate is told what to type, and its
 // token is read as that of somebody who joins for the first time.
 func TestExpiredSaysTheWayBack(t *testing.T) {
@@ -139,4 +176,44 @@ func TestExpiredSaysTheWayBack(t *testing.T) {
 	if err == nil || !strings.Contains(err.Error(), "persysctl token create --role agent --name n1") || !strings.Contains(err.Error(), "--join TOKEN") {
 		t.Errorf("got %v", err)
 	}
+}
+
+// A certificate that is not made out to where its machine is now is replaced at once, and
+// not when two thirds of its life are over. One that cannot be kept is asked for once.
+func TestRenewedWhereItMoved(t *testing.T) {
+	leaf := files(t, devCerts(t).Leaf["agent/n1"])
+	for _, c := range []struct {
+		hosts []string
+		asked int
+	}{{nil, 0}, {[]string{"127.0.0.1", "localhost"}, 0}, {[]string{"127.0.0.1", "10.9.8.7"}, 1}} {
+		conn, kept := &renewals{}, pki.Kept{Dir: t.TempDir()}
+		if err := os.MkdirAll(filepath.Join(kept.Paths().Cert, "in-the-way"), 0o700); err != nil {
+			t.Fatal(err)
+		}
+		k := Keeper{Kept: kept, Files: leaf, Conn: conn, Hosts: c.hosts, RenewOnly: true}
+		for range 3 {
+			if err := k.renew(t.Context(), clusterv1.NewTrustClient(conn)); (err == nil) != (c.asked == 0) {
+				t.Errorf("%v: %v", c.hosts, err)
+			}
+		}
+		if conn.asked != c.asked {
+			t.Errorf("%v: asked for another %d times, want %d", c.hosts, conn.asked, c.asked)
+		}
+	}
+}
+
+// renewals answers every renewal, and counts them.
+type renewals struct {
+	grpc.ClientConnInterface
+	asked int
+}
+
+func (r *renewals) Invoke(_ context.Context, _ string, _, reply any, _ ...grpc.CallOption) error {
+	r.asked++
+	root, err := pki.NewRoot("dev", time.Now())
+	if err != nil {
+		return err
+	}
+	reply.(*clusterv1.RenewResponse).Roots = pki.EncodeCerts(root.Cert.Raw)
+	return nil
 }

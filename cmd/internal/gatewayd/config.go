@@ -5,14 +5,18 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
+	"log/slog"
 	"os"
+	"slices"
 	"strings"
 	"time"
 
 	"gopkg.in/yaml.v3"
 
 	"github.com/persys/compute/gateway"
+	"github.com/persys/compute/rpc/dial"
 	"github.com/persys/compute/rpc/guard"
 )
 
@@ -29,15 +33,16 @@ type Config struct {
 	Discovery  string   `env:"PERSYS_SCHEDULER_DISCOVERY" flag:"discovery" usage:"srv://name[?dns=host:port,...], used when no address is set"`
 
 	ClusterFile    string        `env:"PERSYS_GATEWAY_CLUSTER_CONFIG" flag:"cluster-config" default:"cluster.yaml" usage:"YAML file with scheduler.clusters, scheduler.default_cluster_id and scheduler.repository_cluster_map, which replace the main file's; may be absent"`
-	DefaultCluster string        `env:"PERSYS_GATEWAY_DEFAULT_CLUSTER" yaml:"scheduler.default_cluster_id" usage:"cluster of requests that name none; default: the first in id order"`
+	DefaultCluster string        `env:"PERSYS_GATEWAY_DEFAULT_CLUSTER" usage:"cluster of requests that name none, one of the configured; default: scheduler.default_cluster_id"`
+	FileDefault    string        `yaml:"scheduler.default_cluster_id" usage:"cluster of requests that name none; without one of that id the first in id order"`
 	Clusters       string        `yaml:"scheduler.clusters" kind:"yaml" usage:"list of {id, name, routing_strategy: leader-only|sticky|shard, discovery, schedulers: [{id, address, is_leader}]}"`
 	ProbeInterval  time.Duration `env:"PERSYS_GATEWAY_PROBE_INTERVAL" yaml:"scheduler.health_check_interval" default:"15s" min:"100ms" max:"10m" usage:"time between looks at each scheduler"`
-	CallTimeout    time.Duration `env:"PERSYS_GATEWAY_CALL_TIMEOUT" yaml:"scheduler.request_timeout" default:"20s" min:"1s" max:"10m" usage:"deadline of one call; streams have none"`
+	CallTimeout    time.Duration `env:"PERSYS_GATEWAY_CALL_TIMEOUT" yaml:"scheduler.request_timeout" default:"20s" min:"1s" max:"10m" usage:"deadline of one call; streams have none, and calls about garbage and recovery have 15m at least"`
 
 	DNSAddr          string `yaml:"core_dns.addr" usage:"DNS server for prow.discovery_domain; default: the system's"`
 	ProxyScheduler   string `yaml:"prow.scheduler_addr" usage:"only shown by /health"`
 	ProxyEnabled     bool   `yaml:"prow.enable_proxy" default:"false" usage:"only shown by /health"`
-	DiscoveryDomain  string `yaml:"prow.discovery_domain" usage:"find the schedulers at _<discovery_service>._tcp.<domain>, as cluster cluster-discovered"`
+	DiscoveryDomain  string `yaml:"prow.discovery_domain" usage:"find the schedulers by SRV at _<discovery_service>._tcp.<domain>, _<discovery_service>.<domain> or <domain>, else at port 8085 of <discovery_service>.<domain>, persys-scheduler.<domain> or the like, as cluster cluster-discovered, when no clusters are listed"`
 	DiscoveryService string `yaml:"prow.discovery_service" default:"persys-scheduler" usage:"see prow.discovery_domain"`
 
 	TLSCert           string            `env:"PERSYS_GATEWAY_TLS_CERT_PATH,PERSYS_TLS_CERT" flag:"tls-cert" yaml:"tls.cert_path" default:"/etc/persys/certs/gateway.crt" usage:"certificate, towards callers and schedulers"`
@@ -139,9 +144,23 @@ func (c *Config) limits() guard.Limits {
 }
 
 // clusters are those of the cluster file, else of the main file, else of the
-// discovery domain, else the one of the scheduler addresses.
-func (c *Config) clusters() (all []gateway.Cluster, first string, err error) {
-	first = c.DefaultCluster
+// discovery domain, else the one of the scheduler addresses. first is the default:
+// what the environment says has to be one of them; in the files of existing gateways
+// it is not always, which leaves it to gateway.New, as "".
+func (c *Config) clusters(log *slog.Logger) (all []gateway.Cluster, first string, err error) {
+	all, first, err = c.listed()
+	if err != nil || c.DefaultCluster != "" {
+		return all, c.DefaultCluster, err
+	}
+	if first != "" && len(all) > 0 && !slices.ContainsFunc(all, func(g gateway.Cluster) bool { return g.ID == first }) {
+		log.Warn("scheduler.default_cluster_id is none of the configured clusters; the first of these is the default", "cluster", first)
+		first = ""
+	}
+	return all, first, nil
+}
+
+// listed are the clusters, and the default that a file names.
+func (c *Config) listed() (all []gateway.Cluster, first string, err error) {
 	var entries []clusterEntry
 	if err := strict([]byte(c.Clusters), &entries); err != nil {
 		return nil, "", fmt.Errorf("scheduler.clusters: %w", err)
@@ -153,7 +172,7 @@ func (c *Config) clusters() (all []gateway.Cluster, first string, err error) {
 	if len(file.Scheduler.Clusters) > 0 {
 		entries = file.Scheduler.Clusters
 	}
-	first = cmp.Or(file.Scheduler.Default, first)
+	first = cmp.Or(file.Scheduler.Default, c.FileDefault)
 	for _, e := range entries {
 		g := gateway.Cluster{ID: e.ID, Name: e.Name, Strategy: e.Strategy, Discovery: e.Discovery}
 		for _, s := range e.Schedulers {
@@ -161,15 +180,11 @@ func (c *Config) clusters() (all []gateway.Cluster, first string, err error) {
 		}
 		all = append(all, g)
 	}
-	if c.DiscoveryDomain != "" {
-		name := "srv://_" + strings.TrimPrefix(c.DiscoveryService, "_") + "._tcp." + c.DiscoveryDomain
-		if c.DNSAddr != "" {
-			name += "?dns=" + c.DNSAddr
-		}
-		all = append(all, gateway.Cluster{ID: "cluster-discovered", Discovery: name})
-	}
 	if len(all) > 0 {
 		return all, first, nil
+	}
+	if c.DiscoveryDomain != "" {
+		return []gateway.Cluster{{ID: "cluster-discovered", Discovery: c.byDNS()}}, first, nil
 	}
 	addrs := c.Schedulers
 	if len(addrs) == 0 && c.Discovery == "" && c.Insecure {
@@ -183,6 +198,23 @@ func (c *Config) clusters() (all []gateway.Cluster, first string, err error) {
 		g.Schedulers = append(g.Schedulers, gateway.Scheduler{ID: a, Address: a})
 	}
 	return []gateway.Cluster{g}, first, nil
+}
+
+// byDNS is where the discovery domain has schedulers: SRV records, else the addresses
+// of the names that existing gateways ask for, in their order (contract/gateway-rest.md).
+func (c *Config) byDNS() string {
+	service := strings.TrimPrefix(c.DiscoveryService, "_")
+	hosts := []string{service + "." + c.DiscoveryDomain}
+	for _, name := range []string{dial.DefaultService + "." + c.DiscoveryDomain, service, dial.DefaultService, dial.DefaultService + ".local"} {
+		if !slices.Contains(hosts, name) {
+			hosts = append(hosts, name)
+		}
+	}
+	name := "srv://" + c.DiscoveryDomain + "?service=" + service + "&hosts=" + strings.Join(hosts, ",")
+	if c.DNSAddr != "" {
+		name += "&dns=" + c.DNSAddr
+	}
+	return name
 }
 
 func readClusterFile(path string) (f clusterFile, err error) {
@@ -206,12 +238,12 @@ func readClusterFile(path string) (f clusterFile, err error) {
 	return f, nil
 }
 
-// strict reads YAML in which every key must be known.
+// strict reads YAML in which every key must be known; comments alone say nothing.
 func strict(data []byte, into any) error {
-	if len(bytes.TrimSpace(data)) == 0 {
-		return nil
-	}
 	d := yaml.NewDecoder(bytes.NewReader(data))
 	d.KnownFields(true)
-	return d.Decode(into)
+	if err := d.Decode(into); !errors.Is(err, io.EOF) {
+		return err
+	}
+	return nil
 }

@@ -3,10 +3,12 @@ package gatewayd
 import (
 	"encoding/json"
 	"io"
+	"log/slog"
 	"net/http"
 	"reflect"
 	"strings"
 	"testing"
+	"time"
 
 	"gopkg.in/yaml.v3"
 
@@ -83,6 +85,16 @@ func TestConnectionsAreLimited(t *testing.T) {
 		}
 		first.CloseIdleConnections()
 		testbed.Until(t, name+": there is room again", func() bool { return get(second) == nil })
+	}
+}
+
+// TestTheServerCutsNoCall: however long a call may take, its answer or its 504 arrives, also
+// when its request took long to come.
+func TestTheServerCutsNoCall(t *testing.T) {
+	for _, call := range []time.Duration{time.Second, 20 * time.Second, 10 * time.Minute} {
+		if srv := server(http.NotFoundHandler(), call, slog.New(slog.DiscardHandler)); srv.WriteTimeout <= srv.ReadTimeout+call {
+			t.Errorf("a call may take %s, its request %s: the server cuts both after %s", call, srv.ReadTimeout, srv.WriteTimeout)
+		}
 	}
 }
 

@@ -1,6 +1,7 @@
 package gatewayd
 
 import (
+	"log/slog"
 	"os"
 	"path/filepath"
 	"testing"
@@ -17,7 +18,7 @@ func FuzzClusterFile(f *testing.F) {
 			t.Fatal(err)
 		}
 		c := Config{ClusterFile: path, Clusters: setting}
-		if all, _, err := c.clusters(); err != nil && all != nil {
+		if all, _, err := c.clusters(slog.New(slog.DiscardHandler)); err != nil && all != nil {
 			t.Fatalf("%v and %v", all, err)
 		}
 	})

@@ -29,7 +29,7 @@ import (
 const (
 	headerTimeout = 5 * time.Second
 	readTimeout   = 30 * time.Second
-	writeTimeout  = time.Minute
+	writeTimeout  = time.Minute // and a call's deadline
 	idleTimeout   = 2 * time.Minute
 	maxHeader     = 64 << 10
 	graceful      = 5 * time.Second
@@ -44,7 +44,7 @@ type Server struct {
 	pubLis  net.Listener // nil: none
 	log     *slog.Logger
 	cleanup []func()
-	keep    []func(context.Context) // what keeps certificate and revocations up to date
+	keep    []func(context.Context) // what keeps certificate, revocations and the issuer of tokens up to date
 }
 
 // Start opens the ports. Errors name the setting. Call Run next.
@@ -81,7 +81,7 @@ func Start(ctx context.Context, cfg Config, version string, log *slog.Logger) (_
 	}); err != nil {
 		return nil, err
 	}
-	clusters, first, err := cfg.clusters()
+	clusters, first, err := cfg.clusters(log)
 	if err != nil {
 		return nil, err
 	}
@@ -130,17 +130,19 @@ func Start(ctx context.Context, cfg Config, version string, log *slog.Logger) (_
 	if cfg.OIDCIssuer != "" {
 		opt.Tokens, err = gateway.NewTokens(ctx, gateway.TokenOptions{
 			Issuer: cfg.OIDCIssuer, Audience: cfg.OIDCAudience, Claim: cfg.OIDCClaim, Roles: cfg.OIDCRoles,
-			Namespaces: cfg.OIDCNamespaces,
+			Namespaces: cfg.OIDCNamespaces, Log: log,
 		})
 		if err != nil {
 			return nil, err
 		}
+		s.keep = append(s.keep, opt.Tokens.Run)
 	}
 	if s.gw, err = gateway.New(ctx, opt); err != nil {
 		return nil, err
 	}
 	s.cleanup = append(s.cleanup, s.gw.Close)
-	s.api, s.public = server(traces.Handler("api", s.gw.Handler()), log), server(traces.Handler("public", s.gw.Public()), log)
+	s.api = server(traces.Handler("api", s.gw.Handler()), cfg.CallTimeout, log)
+	s.public = server(traces.Handler("public", s.gw.Public()), cfg.CallTimeout, log)
 	if s.apiLis, err = s.listen(ctx, "PERSYS_GATEWAY_HTTP_ADDR", cfg.HTTPAddr); err != nil {
 		return nil, err
 	}
@@ -159,9 +161,10 @@ func Start(ctx context.Context, cfg Config, version string, log *slog.Logger) (_
 	return s, nil
 }
 
-func server(h http.Handler, log *slog.Logger) *http.Server {
+// server leaves a call all of its time: what it cuts gets no answer.
+func server(h http.Handler, call time.Duration, log *slog.Logger) *http.Server {
 	return &http.Server{
-		Handler: h, ReadHeaderTimeout: headerTimeout, ReadTimeout: readTimeout, WriteTimeout: writeTimeout,
+		Handler: h, ReadHeaderTimeout: headerTimeout, ReadTimeout: readTimeout, WriteTimeout: writeTimeout + call,
 		IdleTimeout: idleTimeout, MaxHeaderBytes: maxHeader, ErrorLog: slog.NewLogLogger(log.Handler(), slog.LevelDebug),
 	}
 }

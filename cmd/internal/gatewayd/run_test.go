@@ -19,6 +19,7 @@ import (
 	"os"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -209,8 +210,9 @@ func (w *world) do(c *http.Client, method, url, body string, headers ...string) 
 
 // issuer is an OpenID Connect provider that signs for real.
 type issuer struct {
-	url string
-	key *rsa.PrivateKey
+	url  string
+	key  *rsa.PrivateKey
+	away atomic.Bool
 }
 
 func newIssuer(t *testing.T) *issuer {
@@ -222,6 +224,10 @@ func newIssuer(t *testing.T) *issuer {
 	i := &issuer{key: key}
 	mux := http.NewServeMux()
 	mux.HandleFunc("/.well-known/openid-configuration", func(w http.ResponseWriter, _ *http.Request) {
+		if i.away.Load() {
+			w.WriteHeader(http.StatusBadGateway)
+			return
+		}
 		_ = json.NewEncoder(w).Encode(map[string]any{"issuer": i.url, "jwks_uri": i.url + "/keys", "authorization_endpoint": i.url + "/a", "token_endpoint": i.url + "/t",
 			"response_types_supported": []string{"id_token"}, "subject_types_supported": []string{"public"}, "id_token_signing_alg_values_supported": []string{"RS256"}})
 	})
@@ -256,6 +262,37 @@ func (i *issuer) token(t *testing.T, key any, alg jose.SignatureAlgorithm, chang
 		t.Fatal(err)
 	}
 	return out
+}
+
+// TestAnIssuerThatIsAway keeps nobody out but those whose tokens it gave: it may run on the
+// very cluster, and be started through this gateway.
+func TestAnIssuerThatIsAway(t *testing.T) {
+	i := newIssuer(t)
+	i.away.Store(true)
+	w := startWorld(t, map[string]string{"PERSYS_GATEWAY_OIDC_ISSUER": i.url, "PERSYS_GATEWAY_OIDC_AUDIENCE": "persys", "PERSYS_GATEWAY_OIDC_ROLES": "ops=admin"}, "")
+	token := []string{"Authorization", "Bearer " + i.token(t, nil, jose.RS256, nil)}
+	if code, body, h := w.do(w.as(""), "GET", w.api+"/nodes", "", token...); code != 503 || h.Get("Retry-After") == "" || !strings.Contains(body, "the issuer has not answered") {
+		t.Errorf("with a token: %d %s", code, body)
+	}
+	if code, body, _ := w.do(w.as("user/olga"), "GET", w.api+"/nodes", ""); code != 200 {
+		t.Errorf("with a certificate: %d %s", code, body)
+	}
+	i.away.Store(false)
+	testbed.Until(t, "the token is taken", func() bool {
+		code, _, _ := w.do(w.as(""), "GET", w.api+"/nodes", "", token...)
+		return code == 200
+	})
+}
+
+// TestAnIssuerOfAnotherName is a bad setting, which no waiting mends.
+func TestAnIssuerOfAnotherName(t *testing.T) {
+	i := newIssuer(t)
+	for _, issuer := range []string{i.url + "/", "idp.example.com", "ftp://idp.example.com"} {
+		_, err := gateway.NewTokens(t.Context(), gateway.TokenOptions{Issuer: issuer, Audience: "persys", Log: slog.New(slog.DiscardHandler)})
+		if err == nil || !strings.Contains(err.Error(), fmt.Sprintf("auth.oidc.issuer %q", issuer)) {
+			t.Errorf("%s: %v", issuer, err)
+		}
+	}
 }
 
 func TestBearerTokens(t *testing.T) {

@@ -9,8 +9,7 @@ import (
 	"github.com/persys/compute/cluster"
 )
 
-// advise adds to an error that keeps a replica from running what a person can do
-// about it.
+// advise adds to an error that keeps a replica from running what a person can do about it.
 func (c *Config) advise(err error) error {
 	raft := filepath.Join(c.DataDir, cluster.RaftDir)
 	switch {

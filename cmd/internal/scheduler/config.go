@@ -8,6 +8,7 @@ import (
 	"strconv"
 	"time"
 
+	"github.com/persys/compute/cluster"
 	"github.com/persys/compute/pki"
 	"github.com/persys/compute/rpc/guard"
 )
@@ -18,7 +19,7 @@ type Config struct {
 
 	Name            string        `env:"SCHEDULER_NAME" flag:"name" yaml:"name" usage:"stable name of this replica; default: host name"`
 	DataDir         string        `env:"SCHEDULER_DATA_DIR" flag:"data-dir" yaml:"data_dir" usage:"Raft log, snapshots and keys; default /var/lib/persys/scheduler, or below XDG_STATE_HOME for users and -insecure"`
-	Join            []string      `env:"SCHEDULER_JOIN" flag:"join" yaml:"join" usage:"gossip addresses of replicas, this one's may be among them; or one join token"`
+	Join            []string      `env:"SCHEDULER_JOIN" flag:"join" yaml:"join" usage:"gossip addresses of replicas, this one's may be among them, a name stands for all of its addresses; or one join token"`
 	Init            bool          `env:"SCHEDULER_INIT" flag:"init" yaml:"init" default:"false" usage:"first scheduler of a new cluster: makes its CA and keys, forms alone, and writes join tokens for the others"`
 	CADir           string        `env:"SCHEDULER_CA_DIR" flag:"ca-dir" yaml:"ca_dir" usage:"folder that persysctl ca init made, for -init; the root's key need not be in it"`
 	CertLife        time.Duration `env:"SCHEDULER_CERT_LIFE" flag:"cert-life" yaml:"cert_life" default:"168h" min:"30s" max:"8760h" usage:"how long the certificates live that this cluster's CA issues; they are renewed at two thirds"`
@@ -32,7 +33,7 @@ type Config struct {
 	RaftAddr    string `env:"SCHEDULER_RAFT_ADDR" flag:"raft-addr" yaml:"raft_addr" usage:"Raft listen address; default <bind>:8086"`
 	GossipAddr  string `env:"SCHEDULER_GOSSIP_ADDR" flag:"gossip-addr" yaml:"gossip_addr" usage:"gossip listen address; default <bind>:8088"`
 	DNSAddr     string `env:"SCHEDULER_DNS_ADDR" flag:"dns-addr" yaml:"dns_addr" usage:"DNS listen address, UDP and TCP; none = no DNS server; default <bind>:8053"`
-	AdvertiseIP string `env:"SCHEDULER_ADVERTISE_IP" flag:"advertise-ip" yaml:"advertise_ip" usage:"IP that others dial; default: the bound one, else the first non-loopback IPv4"`
+	AdvertiseIP string `env:"SCHEDULER_ADVERTISE_IP" flag:"advertise-ip" yaml:"advertise_ip" usage:"IP that others dial; default: the bound one, else the first that is not loopback, IPv4 before IPv6"`
 	// AdvertisePort replaces the gRPC port in what is published.
 	AdvertisePort int `env:"SCHEDULER_ADVERTISE_PORT" flag:"advertise-port" yaml:"advertise_port" kind:"port" min:"0" default:"0" usage:"published gRPC port; default GRPC_PORT"`
 
@@ -193,24 +194,7 @@ func (c *Config) advertiseHost(bound string) string {
 	if ip := net.ParseIP(bound); ip != nil && !ip.IsUnspecified() {
 		return bound
 	}
-	if ip := firstIPv4(); ip != "" {
-		return ip
-	}
-	return "127.0.0.1"
-}
-
-// firstIPv4 is the first IPv4 address of an interface that is up and not loopback.
-func firstIPv4() string {
-	addrs, err := net.InterfaceAddrs()
-	if err != nil {
-		return ""
-	}
-	for _, a := range addrs {
-		if n, ok := a.(*net.IPNet); ok && n.IP.To4() != nil && !n.IP.IsLoopback() && !n.IP.IsLinkLocalUnicast() {
-			return n.IP.String()
-		}
-	}
-	return ""
+	return cluster.FirstIP()
 }
 
 func (c *Config) grpcAdvertise(bound net.Addr) string {
@@ -225,8 +209,7 @@ func (c *Config) grpcAdvertise(bound net.Addr) string {
 	return net.JoinHostPort(host, strconv.Itoa(c.AdvertisePort))
 }
 
-// advertiseOf gives the advertise address of a listen setting, "" to let the
-// Raft node derive it.
+// advertiseOf gives the advertise address of a listen setting, "" to let the Raft node derive it.
 func (c *Config) advertiseOf(listen string) string {
 	if c.AdvertiseIP == "" {
 		return ""

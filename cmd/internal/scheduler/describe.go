@@ -1,6 +1,7 @@
 package scheduler
 
 import (
+	"cmp"
 	"fmt"
 	"strings"
 
@@ -45,11 +46,7 @@ func describe(w *fsm.Workload) mirror.Fields {
 }
 
 func portText(p *controlv1.Port) string {
-	protocol := p.GetProtocol()
-	if protocol == "" {
-		protocol = "tcp"
-	}
-	return fmt.Sprintf("%d:%d/%s", p.GetHostPort(), p.GetContainerPort(), protocol)
+	return fmt.Sprintf("%d:%d/%s", p.GetHostPort(), p.GetContainerPort(), cmp.Or(p.GetProtocol(), "tcp"))
 }
 
 func volumeText(v *controlv1.VolumeMount) string {

@@ -41,8 +41,7 @@ func (r *Replica) dnsAdvertise() string {
 	return r.cfg.advertise(net.UDPAddrFromAddrPort(r.dns.Addr()))
 }
 
-// hints is what gossip and Raft suspect; the state alone says which schedulers
-// there are.
+// hints is what gossip and Raft suspect; the state alone says which schedulers there are.
 func (r *Replica) hints() dnsserver.Hints { return hintsFrom(r.node.Status()) }
 
 // hintsFrom reads a replica's picture of the cluster. A replica that hears of no

@@ -19,8 +19,7 @@ const noEtcd = "none"
 // defaultEtcd is tried when ETCD_ENDPOINTS is not set (contract/env.md).
 const defaultEtcd = "localhost:2379"
 
-// completeEtcd checks the settings of the mirror. A blank ETCD_ENDPOINTS is an
-// unset one.
+// completeEtcd checks the settings of the mirror. A blank ETCD_ENDPOINTS is an unset one.
 func (c *Config) completeEtcd() error {
 	var given []string
 	for _, e := range c.EtcdEndpoints {

@@ -34,6 +34,7 @@ func (m *metrics) readState(r *Replica) {
 		drifts    = m.ReadGauge("drifts_open", "Differences between nodes and the state that are open, by kind.", "type")
 		receipts  = m.ReadGauge("receipts", "Answers kept for repeated requests.")
 		mode      = m.ReadGauge("mode", "1 for the mode that holds on this replica.", "mode")
+		caEnds    = m.ReadGauge("ca_not_after_seconds", "Unix time at which the authority is over that issues the cluster's certificates, and all of these with it; 0 without one.")
 		features  = m.ReadGauge("feature_level", "Feature level that the cluster has agreed on.")
 		orders    = m.ReadGauge("planner_orders_pending", "On the leader: orders that wait, are on their way, or rest before another try.")
 		flying    = m.ReadGauge("planner_orders_in_flight", "On the leader: orders on their way to agents.")
@@ -72,6 +73,7 @@ func (m *metrics) readState(r *Replica) {
 		}
 		emit(receipts, float64(v.ReceiptCount()))
 		emit(features, float64(v.Info().FeatureLevel))
+		emit(caEnds, float64(caNotAfter(v)))
 		now := r.standing()
 		for _, one := range [...]fsm.Mode{fsm.ModeNormal, fsm.ModeDegraded, fsm.ModeRecovery} {
 			emit(mode, boolean(one == now.mode), string(one))

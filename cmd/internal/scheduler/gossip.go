@@ -11,13 +11,12 @@ import (
 	"sync"
 	"time"
 
-	"google.golang.org/grpc"
-
 	clusterv1 "github.com/persys/compute/api/cluster/v1"
 	commandv1 "github.com/persys/compute/api/command/v1"
 	"github.com/persys/compute/fsm"
 	"github.com/persys/compute/pki"
 	"github.com/persys/compute/rpc"
+	"github.com/persys/compute/rpc/dial"
 )
 
 // gossipKeys follows the ring in the state. It lies, sealed, beside the data as well: a
@@ -150,7 +149,7 @@ func (r *Replica) setGossip(ctx context.Context, key *pki.Key, next pki.GossipRi
 }
 
 func (r *Replica) askGossip(ctx context.Context, addr string) ([]string, error) {
-	cc, err := grpc.NewClient("passthrough:///"+addr, r.peerCreds(addr))
+	cc, err := dial.To(r.tls, addr, pki.Peer{Role: pki.RoleScheduler})
 	if err != nil {
 		return nil, err
 	}

@@ -11,8 +11,7 @@ import (
 	"github.com/persys/compute/fsm"
 )
 
-// health is the answer of /health (contract/semantics.md section 14, with ours
-// added).
+// health is the answer of /health (contract/semantics.md section 14, with ours added).
 type health struct {
 	Status        string `json:"status"`
 	Mode          string `json:"mode"`

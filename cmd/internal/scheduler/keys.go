@@ -288,8 +288,7 @@ func (k *keyring) Offered() (*pki.Key, bool, error) {
 	return key, false, err
 }
 
-// majority reports whether, with this replica, more than half of the replicas hold
-// a key.
+// majority reports whether, with this replica, more than half of the replicas hold a key.
 func (k *keyring) majority(id string, offers []offer) bool {
 	replicas, holders := 0, 1
 	k.store.View().Replicas(func(*fsm.Replica) bool { replicas++; return true })

@@ -61,7 +61,6 @@ func (c *Config) published() (mirror.Extra, error) {
 // from the mirror's health. It returns when all of them have.
 func (r *Replica) lead(ctx context.Context, epoch fsm.Epoch) error {
 	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	defer cancel()

@@ -17,7 +17,6 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"golang.org/x/sync/errgroup"
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/credentials/insecure"
 
 	clusterv1 "github.com/persys/compute/api/cluster/v1"
 	"github.com/persys/compute/cluster"
@@ -434,22 +433,11 @@ func (r *Replica) otherKeys(ctx context.Context, leader bool) []offer {
 }
 
 func (r *Replica) askKey(ctx context.Context, addr string) (offer, error) {
-	cc, err := grpc.NewClient("passthrough:///"+addr, r.peerCreds(addr))
+	cc, err := dial.To(r.tls, addr, pki.Peer{Role: pki.RoleScheduler})
 	if err != nil {
 		return offer{}, err
 	}
 	defer cc.Close()
 	resp, err := clusterv1.NewClusterClient(cc).ClusterKey(ctx, &clusterv1.ClusterKeyRequest{})
 	return offer{resp.GetExported(), resp.GetCandidate()}, err
-}
-
-func (r *Replica) peerCreds(addr string) grpc.DialOption {
-	if r.tls == nil {
-		return grpc.WithTransportCredentials(insecure.NewCredentials())
-	}
-	host, _, err := net.SplitHostPort(addr)
-	if err != nil {
-		host = addr
-	}
-	return grpc.WithTransportCredentials(dial.Credentials(r.tls, r.tls.ClientConfig(pki.Peer{Hosts: []string{host}, Role: pki.RoleScheduler})))
 }

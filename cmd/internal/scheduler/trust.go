@@ -9,12 +9,13 @@ import (
 	"fmt"
 	"io/fs"
 	"log/slog"
-	"net"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"strings"
 	"time"
 
+	"golang.org/x/term"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials"
 
@@ -93,8 +94,7 @@ func (c *Config) hasToken() bool { return len(c.Join) == 1 && pki.IsJoinToken(c.
 
 // join enrols with a token. The cluster key comes with the certificate.
 func (t *trust) join(ctx context.Context, c *Config, file pki.KeyFile) error {
-	token := c.Join[0]
-	c.Join = nil
+	r, _ := t.recall() // what is wrong with it, reissue says
 	keep := func(got *clusterv1.EnrolResponse) error {
 		if _, err := file.Import(got.GetClusterKey()); err != nil {
 			return fmt.Errorf("SCHEDULER_CLUSTER_KEY_FILE: %w", err)
@@ -104,15 +104,19 @@ func (t *trust) join(ctx context.Context, c *Config, file pki.KeyFile) error {
 		}
 		return pki.WriteFile(c.gossipRing(), []byte(got.GetGossipRing()), 0o600)
 	}
-	if err := enrol.Join(ctx, enrol.Options{Token: token, Kept: t.kept, Role: pki.RoleScheduler, Name: c.Name, Hosts: t.hosts, Keep: keep, Log: t.log}); err != nil {
+	if err := enrol.Join(ctx, enrol.Options{Token: c.Join[0], Kept: t.kept, Role: pki.RoleScheduler, Name: c.Name, Hosts: t.hosts, Keep: keep, Reissues: r != nil, Log: t.log}); err != nil {
 		return fmt.Errorf("SCHEDULER_JOIN: %w", err)
 	}
+	c.Join = nil
 	return nil
 }
 
 // begin makes what a new cluster needs: a CA, or the one of a folder, the cluster
 // key, and a certificate for this replica.
 func (t *trust) begin(c *Config, file pki.KeyFile) error {
+	if c.BootstrapExpect > 1 || len(c.Join) > 0 {
+		return errors.New("SCHEDULER_INIT forms a cluster alone, which others join with tokens: leave out SCHEDULER_BOOTSTRAP_EXPECT and SCHEDULER_JOIN")
+	}
 	key, _, err := file.LoadOrCreate()
 	if err != nil {
 		return fmt.Errorf("SCHEDULER_CLUSTER_KEY_FILE: %w", err)
@@ -140,7 +144,7 @@ func (t *trust) begin(c *Config, file pki.KeyFile) error {
 	if err := t.kept.SaveMembership(pki.Membership{Cluster: a.Cluster, Role: pki.RoleScheduler, Name: t.name}); err != nil {
 		return err
 	}
-	return t.sign(a, t.kept, pki.RoleScheduler, t.name)
+	return t.sign(a, t.kept, pki.RoleScheduler, t.name, time.Now(), t.life)
 }
 
 func newCA(folder pki.CAFolder, cluster string) (*pki.Authority, error) {
@@ -163,16 +167,16 @@ func newCA(folder pki.CAFolder, cluster string) (*pki.Authority, error) {
 }
 
 // sign issues here, without asking anybody.
-func (t *trust) sign(a *pki.Authority, to pki.Kept, role pki.Role, name string) error {
+func (t *trust) sign(a *pki.Authority, to pki.Kept, role pki.Role, name string, at time.Time, life time.Duration) error {
 	keyPEM, csr, err := to.Request(t.hosts)
 	if err != nil {
 		return err
 	}
-	got, err := a.Sign(csr, pki.Identity{Role: role, ID: name}, time.Now(), rpc.CertLife(role, t.life))
+	got, err := a.Sign(csr, pki.Identity{Role: role, ID: name}, at, life)
 	if err != nil {
 		return err
 	}
-	return to.Save(keyPEM, got.Chain, pki.EncodeCerts(a.Root.Raw))
+	return to.SaveBeside(keyPEM, got.Chain, a.Root.Raw)
 }
 
 // remembered is the authority that issues, kept beside the state: a replica that
@@ -202,16 +206,9 @@ func (t *trust) save(a *fsm.Authority) error {
 }
 
 func (t *trust) recall() (*remembered, error) {
-	raw, err := os.ReadFile(t.rememberedPath())
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil, nil
-	}
-	if err != nil {
-		return nil, err
-	}
 	r := &remembered{}
-	if err := json.Unmarshal(raw, r); err != nil {
-		return nil, fmt.Errorf("%s: %w", t.rememberedPath(), err)
+	if found, err := pki.ReadJSON(t.rememberedPath(), r); !found {
+		return nil, err
 	}
 	return r, nil
 }
@@ -220,18 +217,37 @@ func (r *remembered) open(key *pki.Key) (*pki.Authority, error) {
 	return rpc.OpenAuthority(key, &fsm.Authority{ID: pki.Fingerprint(r.Cert), Cert: r.Cert, Root: r.Root, SealedKey: r.SealedKey})
 }
 
-// reissue replaces a certificate that is over, or that was not finished.
+// reissue replaces a certificate that is over, that was not finished, or that is not made
+// out to where this replica is now: the others could not reach it there, and it could not
+// ask them for another.
 func (t *trust) reissue(file pki.KeyFile) error {
 	leaf, err := t.kept.Leaf()
-	if err == nil && time.Now().Before(leaf.NotAfter) {
+	good := err == nil && time.Now().Before(leaf.NotAfter)
+	if good && pki.Covers(leaf, t.hosts) {
 		return nil
 	}
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
-	r, rerr := t.recall()
-	if rerr != nil || r == nil {
-		return errors.Join(rerr, enrol.Expired(t.kept, pki.RoleScheduler, t.name))
+	at, life := time.Now(), t.life
+	if good { // with the times of the former one: who was revoked by name stays revoked
+		at, life = pki.IssuedAt(leaf), pki.Life(leaf)
+	}
+	err = t.signAgain(file, at, life)
+	if !good {
+		return err
+	}
+	if leaf, lerr := t.kept.Leaf(); err != nil || lerr != nil || !pki.Covers(leaf, t.hosts) {
+		t.log.Warn("this scheduler goes on with a certificate that is not made out to where it is now", "name", t.name, "err", err)
+	}
+	return nil
+}
+
+// signAgain makes a certificate with the authority that is remembered here, if there is one.
+func (t *trust) signAgain(file pki.KeyFile, at time.Time, life time.Duration) error {
+	r, err := t.recall()
+	if err != nil || r == nil {
+		return errors.Join(err, enrol.Expired(t.kept, pki.RoleScheduler, t.name))
 	}
 	key, err := file.Load()
 	if err != nil {
@@ -241,8 +257,8 @@ func (t *trust) reissue(file pki.KeyFile) error {
 	if err != nil {
 		return err
 	}
-	t.log.Warn("this scheduler's certificate was over; made a new one with the cluster's authority", "name", t.name)
-	return t.sign(a, t.kept, pki.RoleScheduler, t.name)
+	t.log.Warn("this scheduler's certificate is over, or not made out to where it is now; making a new one with the cluster's authority", "name", t.name)
+	return t.sign(a, t.kept, pki.RoleScheduler, t.name, at, life)
 }
 
 const (
@@ -250,6 +266,7 @@ const (
 	trustCall  = 10 * time.Second
 	// adminEvery is how often the admin's identity is looked at.
 	adminEvery = 5 * time.Second
+	caSoon     = 60 * 24 * time.Hour // before its end it is told of
 )
 
 // run keeps identity, roots and revocations as the state has them, and, with
@@ -257,7 +274,7 @@ const (
 func (r *Replica) runTrust(ctx context.Context) {
 	var version uint64
 	said := ""
-	var again time.Time // when -init is looked at next
+	var again, told time.Time // when -init is looked at next; when the CA's end was told of
 	t := time.NewTicker(trustEvery)
 	defer t.Stop()
 	for {
@@ -275,6 +292,10 @@ func (r *Replica) runTrust(ctx context.Context) {
 		if err == nil {
 			err = r.advanceGossip(ctx, v)
 		}
+		if end := time.Unix(caNotAfter(v), 0); end.Unix() > 0 && time.Until(end) < caSoon && time.Since(told) > 24*time.Hour {
+			told = time.Now()
+			r.log.Warn("the cluster's CA ends, and every certificate with it; before that: persysctl ca rotate DIR, where its root key is, and persysctl ca install DIR", "not_after", end.UTC())
+		}
 		if now := time.Now(); err == nil && r.trust != nil && r.cfg.Init && now.After(again) {
 			var done bool
 			if done, err = r.beginTrust(ctx, again.IsZero()); done {
@@ -291,6 +312,21 @@ func (r *Replica) runTrust(ctx context.Context) {
 		case <-t.C:
 		}
 	}
+}
+
+// caNotAfter is when the authority that issues is over, or was the last that did, in Unix seconds; 0 without one.
+func caNotAfter(v fsm.View) int64 {
+	now, last := max(time.Now().UnixNano(), v.Info().Clock), int64(0)
+	if a, ok := v.Issuer(now); ok {
+		return a.NotAfter / 1e9
+	}
+	v.Authorities(func(a *fsm.Authority) bool {
+		if a.ActiveAt <= now {
+			last = max(last, a.NotAfter/1e9)
+		}
+		return true
+	})
+	return last
 }
 
 // follow writes down what the state says of roots and of the authority.
@@ -352,14 +388,19 @@ func (r *Replica) beginTrust(ctx context.Context, first bool) (bool, error) {
 		return false, err
 	}
 	admin := r.trust.admin()
-	if !first && !admin.Exists() {
-		return true, nil
+	leaf, err := admin.Leaf()
+	_, revoked := v.RevokedIdentity(string(pki.RoleUser), pki.AdminID)
+	if err == nil && !revoked {
+		_, revoked = v.RevokedCertificate(pki.Fingerprint(leaf.Raw))
 	}
-	if leaf, err := admin.Leaf(); err != nil || time.Now().After(pki.RenewAt(leaf)) || leaf.CheckSignatureFrom(a.Cert) != nil {
+	if revoked || !first && !admin.Exists() {
+		return true, nil // whoever revoked the admin says who is the next one
+	}
+	if err != nil || time.Now().After(pki.RenewAt(leaf)) || leaf.CheckSignatureFrom(a.Cert) != nil {
 		if err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return false, err
 		}
-		if err := r.trust.sign(a, admin, pki.RoleUser, pki.AdminID); err != nil {
+		if err := r.trust.sign(a, admin, pki.RoleUser, pki.AdminID, time.Now(), rpc.CertLife(pki.RoleUser, r.trust.life)); err != nil {
 			return false, err
 		}
 		r.log.Info("made an identity for the admin", "persysctl", adminHint(admin, r.GRPCAddr()))
@@ -388,11 +429,14 @@ func (r *Replica) admitSelf(ctx context.Context, k pki.Kept, role pki.Role, name
 	if err != nil {
 		return err
 	}
-	if old, ok := r.node.Store().View().Admission(string(role), name); ok && old.Fingerprint == pki.Fingerprint(leaf.Raw) {
+	// One that was issued later, to a copy of this identity maybe, stays the newest; certificates
+	// count in whole seconds.
+	v, print := r.node.Store().View(), pki.Fingerprint(leaf.Raw)
+	if old, ok := v.Admission(string(role), name); ok && (old.Fingerprint == print || old.IssuedAt/1e9 > pki.IssuedAt(leaf).Unix()) {
 		return nil
 	}
 	return r.commitTrust(ctx, &commandv1.Command{Body: &commandv1.Command_Admit{Admit: &commandv1.Admit{
-		Role: string(role), Name: name, Access: access, KeySha256: pki.KeyHash(leaf), Fingerprint: pki.Fingerprint(leaf.Raw),
+		Role: string(role), Name: name, Access: access, KeySha256: pki.KeyHash(leaf), Fingerprint: print,
 		IssuedAt: pki.IssuedAt(leaf).UnixNano(), NotAfter: leaf.NotAfter.UnixNano(),
 	}}})
 }
@@ -445,28 +489,27 @@ func (r *Replica) firstTokens(ctx context.Context, admin pki.Kept) error {
 		lines = append(lines, "", fmt.Sprintf("To add %s within the hour:", map[pki.Role]string{pki.RoleScheduler: "schedulers", pki.RoleAgent: "agents"}[t.role]),
 			fmt.Sprintf("  persys-%s --join %s", t.role, resp.GetToken()))
 	}
-	if len(lines) > 0 && onTerminal(os.Stdout) {
+	// A secret is shown to a person, and written to no journal.
+	if len(lines) > 0 && term.IsTerminal(int(os.Stdout.Fd())) {
 		fmt.Println(strings.Join(append(lines, "", "To use persysctl on this machine:", "  "+adminHint(admin, r.GRPCAddr()), ""), "\n"))
 	}
 	return nil
 }
 
-// onTerminal: a secret is shown to a person, and written to no journal.
-func onTerminal(f *os.File) bool {
-	st, err := f.Stat()
-	return err == nil && st.Mode()&os.ModeCharDevice != 0
-}
-
-// dialSelf connects to this replica's own API, as files says.
+// dialSelf connects to this replica's own API, as files says: where it listens, because what
+// it publishes may lead here only from elsewhere. Every certificate of a scheduler is made
+// out to localhost.
 func (r *Replica) dialSelf(files *pki.Files) (*grpc.ClientConn, error) {
-	addr := r.GRPCAddr()
-	host, _, err := net.SplitHostPort(addr)
+	at, err := netip.ParseAddrPort(r.grpcLis.Addr().String())
 	if err != nil {
 		return nil, err
 	}
-	return grpc.NewClient("passthrough:///"+addr, grpc.WithNoProxy(), grpc.WithDisableServiceConfig(),
+	if at.Addr().IsUnspecified() { // [::] takes IPv4 as well
+		at = netip.AddrPortFrom(netip.AddrFrom4([4]byte{127, 0, 0, 1}), at.Port())
+	}
+	return grpc.NewClient("passthrough:///"+at.String(), grpc.WithNoProxy(), grpc.WithDisableServiceConfig(),
 		grpc.WithDefaultCallOptions(grpc.ForceCodecV2(dial.Codec())),
-		grpc.WithTransportCredentials(credentials.NewTLS(files.ClientConfig(pki.Peer{Hosts: []string{host}, Role: pki.RoleScheduler}))))
+		grpc.WithTransportCredentials(credentials.NewTLS(files.ClientConfig(pki.Peer{Hosts: []string{"localhost"}, Role: pki.RoleScheduler}))))
 }
 
 // keepIdentity renews this replica's certificate through its own API, which passes

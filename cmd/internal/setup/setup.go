@@ -3,6 +3,7 @@
 package setup
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -13,6 +14,7 @@ import (
 	"os/signal"
 	"runtime/debug"
 	"strconv"
+	"strings"
 	"syscall"
 
 	"github.com/spf13/cobra"
@@ -37,13 +39,16 @@ func Main(name string, run func(context.Context) error) {
 }
 
 // Loaded are settings that were read.
-type Loaded struct{ loader *config.Loader }
+type Loaded struct {
+	loader *config.Loader
+	file   string // "": none
+}
 
 // Load fills target from flags, environment, files, YAML and defaults, in this
 // order of precedence. It returns nil when the program was only asked for help
 // or its version. fileEnv names the variable that holds the path of a YAML file;
-// defaultFile, if not empty, is read when nobody names one and it exists.
-func Load(name, version, short string, target any, fileEnv, defaultFile string) (*Loaded, error) {
+// when nobody names one, the first of files that is there is read.
+func Load(name, version, short string, target any, fileEnv string, files ...string) (*Loaded, error) {
 	loader, err := config.New(target)
 	if err != nil {
 		return nil, err
@@ -59,36 +64,41 @@ func Load(name, version, short string, target any, fileEnv, defaultFile string) 
 		Args:          cobra.NoArgs,
 		RunE: func(*cobra.Command, []string) error {
 			src := config.System()
-			path, must := file, file != ""
-			if path == "" {
-				path = os.Getenv(fileEnv)
-				must = path != ""
-			}
-			if path == "" {
-				path = defaultFile
+			path := cmp.Or(file, os.Getenv(fileEnv))
+			for i := 0; path == "" && i < len(files); i++ {
+				if _, err := os.Stat(files[i]); err == nil {
+					path = files[i]
+				}
 			}
 			if path != "" {
-				if src, err = src.WithYAML(path, must); err != nil {
+				if src, err = src.WithYAML(path, true); err != nil {
 					return err
 				}
 			}
-			loaded = &Loaded{loader}
+			loaded = &Loaded{loader, path}
 			return loader.Load(src)
 		},
 	}
 	loader.AddFlags(cmd.Flags())
-	cmd.Flags().StringVar(&file, "config", "", "YAML file with settings (environment "+fileEnv+")")
+	usage := "YAML file with settings (environment " + fileEnv + ")"
+	if len(files) > 0 {
+		usage += "; else the first there is of " + strings.Join(files, ", ")
+	}
+	cmd.Flags().StringVar(&file, "config", "", usage)
 	cmd.SetArgs(loader.Args(TakeArgs(os.Args[1:])))
 	err = cmd.Execute()
 	return loaded, err
 }
 
-// Logger makes the program's logger, on its standard error, and tells there what was set
-// in vain.
+// Logger makes the program's logger, on its standard error, and tells there which file was
+// read and what was set in vain.
 func (l *Loaded) Logger(level, format string) (*slog.Logger, error) {
 	log, err := Logger(os.Stderr, level, format)
 	if err != nil {
 		return nil, err
+	}
+	if l.file != "" {
+		log.Info("settings were read", "file", l.file)
 	}
 	for _, line := range l.loader.Ignored() {
 		log.Warn("a setting has no effect", "setting", line)

@@ -4,6 +4,8 @@ import (
 	"bytes"
 	"encoding/json"
 	"errors"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -32,6 +34,47 @@ func TestLoggerHasOneForm(t *testing.T) {
 	}
 	if _, err := Logger(&bytes.Buffer{}, "loud", "text"); err == nil || !strings.Contains(err.Error(), "LOG_LEVEL") {
 		t.Errorf("an unknown level: %v", err)
+	}
+}
+
+// What is named is read, else the first file that is there.
+func TestWhichFileIsRead(t *testing.T) {
+	dir := t.TempDir()
+	file := func(name string) string { return filepath.Join(dir, name) }
+	for _, name := range []string{"flag", "env", "second", "third"} {
+		if err := os.WriteFile(file(name), []byte("name: "+name+"\n"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	defer func(args []string) { os.Args = args }(os.Args)
+	for _, tt := range []struct {
+		name, flag, env string
+		files           []string
+		want            string // with "!" it has to be named in an error
+	}{
+		{"the flag's, whatever else is there", file("flag"), file("env"), []string{file("second")}, "flag"},
+		{"the environment's, whatever else is there", "", file("env"), []string{file("second")}, "env"},
+		{"the first that is there", "", "", []string{file("first"), file("second"), file("third")}, "second"},
+		{"none is there", "", "", []string{file("first")}, ""},
+		{"none is looked for", "", "", nil, ""},
+		{"what is named has to be there", "", file("first"), []string{file("second")}, "!" + file("first")},
+		{"what is there has to be a file", "", "", []string{dir}, "!" + dir},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Setenv("PERSYS_TEST_FILE", tt.env)
+			os.Args = []string{"test", "--config", tt.flag}
+			var cfg struct {
+				Name string `yaml:"name"`
+			}
+			_, err := Load("test", "", "", &cfg, "PERSYS_TEST_FILE", tt.files...)
+			if want, wrong := strings.CutPrefix(tt.want, "!"); wrong {
+				if err == nil || !strings.Contains(err.Error(), want) {
+					t.Errorf("%v, want an error about %s", err, want)
+				}
+			} else if err != nil || cfg.Name != want {
+				t.Errorf("read %q, %v; want %q", cfg.Name, err, want)
+			}
+		})
 	}
 }
 

@@ -138,9 +138,11 @@ func (c *Conn) Invoke(ctx context.Context, method string, args, reply any, _ ...
 	if err != nil {
 		return status.Errorf(codes.InvalidArgument, "%v", err)
 	}
+	mutation, once := !dial.IsRead(method), dial.Once(method)
 	key := ""
-	if r.method != http.MethodGet {
-		// Every attempt goes under one id, so that it happens at most once.
+	if mutation && !once {
+		// Every attempt goes under one id, so that it happens at most once. A request
+		// that has one is also repeated by net/http.
 		if key, err = requestID(ctx); err != nil {
 			return status.Errorf(codes.Internal, "%v", err)
 		}
@@ -152,21 +154,21 @@ func (c *Conn) Invoke(ctx context.Context, method string, args, reply any, _ ...
 			var data []byte
 			data, err = read(resp)
 			if err == nil {
-				return c.answer(resp.StatusCode, data, out, key != "")
+				return c.answer(resp.StatusCode, data, out, mutation)
 			}
 			sent = true
 		} else if !neverSent(err) {
 			sent = true
 		}
-		if ctx.Err() != nil || try == attempts || refused(err) != "" {
-			return failed(ctx, err, sent && key != "")
+		if ctx.Err() != nil || try == attempts || once && sent || refused(err) != "" {
+			return failed(ctx, err, sent && mutation)
 		}
 		t := time.NewTimer(pause << (2 * (try - 1)))
 		select {
 		case <-t.C:
 		case <-ctx.Done():
 			t.Stop()
-			return failed(ctx, err, sent && key != "")
+			return failed(ctx, err, sent && mutation)
 		}
 	}
 }

@@ -10,15 +10,18 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	"go.uber.org/goleak"
+	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
 	clusterv1 "github.com/persys/compute/api/cluster/v1"
 	controlv1 "github.com/persys/compute/api/control/v1"
+	"github.com/persys/compute/rpc/dial"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -154,6 +157,45 @@ func TestAnswers(t *testing.T) {
 			_, err := controlv1.NewAgentControlClient(cn).GetWorkload(t.Context(), &controlv1.GetWorkloadRequest{WorkloadId: "x"})
 			if status.Code(err) != c.code || !strings.Contains(err.Error(), c.says) {
 				t.Errorf("got %v, want %v with %q", err, c.code, c.says)
+			}
+		})
+	}
+}
+
+// TestALostAnswer holds how often a call is made whose first answer got lost, and what is told in the end.
+func TestALostAnswer(t *testing.T) {
+	for _, c := range []struct {
+		name    string
+		call    func(grpc.ClientConnInterface) error
+		asked   int64
+		keyed   bool
+		unknown bool
+	}{
+		{"a change is made again under its key", func(cn grpc.ClientConnInterface) error {
+			_, err := clusterv1.NewClusterClient(cn).CordonNode(t.Context(), &clusterv1.CordonNodeRequest{NodeId: "n"})
+			return err
+		}, 3, true, true},
+		{"what has no receipt is not made again", func(cn grpc.ClientConnInterface) error {
+			_, err := clusterv1.NewClusterClient(cn).DeleteVolume(t.Context(), &clusterv1.DeleteVolumeRequest{NodeId: "n", Id: "local:data"})
+			return err
+		}, 1, false, true},
+		{"a plan changes nothing", func(cn grpc.ClientConnInterface) error {
+			_, err := clusterv1.NewClusterClient(cn).PlanWorkloads(t.Context(), &clusterv1.PlanWorkloadsRequest{})
+			return err
+		}, 3, false, false},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			var asked, keyed atomic.Int64
+			cn := conn(t, func(_ http.ResponseWriter, r *http.Request) {
+				asked.Add(1)
+				if r.Header.Get("Idempotency-Key") != "" {
+					keyed.Add(1)
+				}
+				panic(http.ErrAbortHandler)
+			})
+			err := c.call(cn)
+			if asked.Load() != c.asked || (keyed.Load() == c.asked) != c.keyed || err == nil || dial.IsUnknownOutcome(err) != c.unknown {
+				t.Errorf("asked %d times, %d with a key: %v", asked.Load(), keyed.Load(), err)
 			}
 		})
 	}

@@ -9,8 +9,8 @@ import (
 // Live is a block of lines at the bottom of a terminal that is drawn again in
 // place. Lines must be shorter than the terminal is wide.
 type Live struct {
-	W     io.Writer
-	shown int
+	W            io.Writer
+	shown, width int
 }
 
 // Draw replaces the block.
@@ -28,6 +28,17 @@ func (l *Live) Draw(lines []string) {
 	l.shown = len(lines)
 	// Nobody is left to tell when the reader went away.
 	_, _ = io.WriteString(l.W, b.String())
+}
+
+// Leave lets the block stand: the next one begins where the terminal is now.
+func (l *Live) Leave() { l.shown = 0 }
+
+// Fit says how wide the terminal is by now: what was drawn in a wider one has wrapped, and stands.
+func (l *Live) Fit(columns int) {
+	if columns < l.width {
+		l.Leave()
+	}
+	l.width = columns
 }
 
 // Spinner turns at the rate at which the block is drawn.

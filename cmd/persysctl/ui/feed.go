@@ -42,6 +42,7 @@ type (
 const (
 	again     = time.Second           // after a source failed
 	poll      = 2 * time.Second       // nodes and status have no stream
+	settled   = 2 * time.Second       // from then on a stream works, even if it has nothing to tell
 	gather    = 50 * time.Millisecond // changes that come together are shown together
 	pastTail  = 200                   // events of the past
 	firstPage = 1000                  // nodes of one answer
@@ -136,6 +137,11 @@ func (f *feed) events() func(context.Context) error {
 		if err != nil {
 			return err
 		}
+		silence := time.AfterFunc(settled, func() {
+			f.send(lostMsg{what: "events"})
+			f.send(eventsMsg(nil))
+		})
+		defer silence.Stop()
 		return gathered(ctx, stream.Recv, func(list []*clusterv1.Event) {
 			req.AfterSeq, req.Tail = list[len(list)-1].GetSeq(), 0
 			f.send(lostMsg{what: "events"})

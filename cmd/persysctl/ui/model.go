@@ -26,6 +26,7 @@ const (
 const (
 	maxEvents   = 5000
 	maxLogLines = 10_000
+	maxLine     = 64 << 10 // bytes of a line that has not ended; it is broken there
 )
 
 // logFeed is what the model asks of the feed.
@@ -117,6 +118,9 @@ func (m *model) Update(msg tea.Msg) (tea.Model, tea.Cmd) {
 		m.log(msg)
 	case logEndMsg:
 		if p := m.page; p != nil && p.kind == "logs" && p.id == msg.id {
+			if p.partial != "" {
+				m.log(logMsg{msg.id, []byte("\n")}) // nothing else ends the last line
+			}
 			p.note = "the end"
 			if msg.err != nil && !strings.HasSuffix(msg.err.Error(), "EOF") {
 				p.note = m.opt.Explain(msg.err)
@@ -173,8 +177,11 @@ func (m *model) log(msg logMsg) {
 	if p == nil || p.kind != "logs" || p.id != msg.id {
 		return // of a page that was left
 	}
+	p.note = ""
 	parts := strings.Split(p.partial+string(msg.data), "\n")
-	p.partial = parts[len(parts)-1]
+	if p.partial = parts[len(parts)-1]; len(p.partial) > maxLine {
+		parts, p.partial = append(parts, ""), ""
+	}
 	for _, line := range parts[:len(parts)-1] {
 		p.lines = append(p.lines, screen.Clean(strings.TrimRight(line, "\r")))
 	}

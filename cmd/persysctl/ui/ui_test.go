@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 	"unicode/utf8"
 
@@ -281,8 +282,10 @@ func TestPages(t *testing.T) {
 	b.want("the first", "one", "partial?[2J")
 	b.keys("f")
 	b.want("following again", "newest", "follows")
+	b.send(logMsg{"web-1", []byte("last words")})
+	b.want("it is asked no more", "!asking", "!last words")
 	b.send(logEndMsg{"web-1", errors.New("the agent does not answer")})
-	b.want("the end says why", "the agent does not answer")
+	b.want("the end says why, and nothing that was said is lost", "last words", "the agent does not answer")
 	b.keys("q")
 	b.want("back", "[1 Workloads (4)]", ">web-1")
 	if got := strings.Join(b.api.asked, ","); !strings.HasSuffix(got, "logs web-1,end of logs") {
@@ -335,6 +338,37 @@ func TestNamespace(t *testing.T) {
 	b.want("an empty one", "No workloads in namespace shop; persysctl ui -n '*' shows all.")
 	b.send(lostMsg{"status", errors.New("no scheduler answers")})
 	b.want("a stale one", "namespace shop  status: no scheduler answers")
+}
+
+// silent is an API whose stream of events has nothing to tell.
+type silent struct {
+	api
+	grpc.ServerStreamingClient[clusterv1.Event]
+	ctx context.Context
+}
+
+func (s *silent) Events(ctx context.Context, _ *clusterv1.EventsRequest, _ ...grpc.CallOption) (grpc.ServerStreamingClient[clusterv1.Event], error) {
+	s.ctx = ctx
+	return s, nil
+}
+
+func (s *silent) Recv() (*clusterv1.Event, error) { <-s.ctx.Done(); return nil, s.ctx.Err() }
+
+// TestSilentEventsAreLive: a stream that came back is not lost because nothing happens.
+func TestSilentEventsAreLive(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		back := make(chan tea.Msg, 10)
+		ctx, cancel := context.WithCancel(t.Context())
+		f := &feed{opt: Options{Cluster: &silent{}}, send: func(m tea.Msg) { back <- m }}
+		done := make(chan error, 1)
+		go func() { done <- f.events()(ctx) }()
+		time.Sleep(time.Minute)
+		cancel()
+		<-done
+		if len(back) == 0 || <-back != (lostMsg{what: "events"}) {
+			t.Error("after a minute of silence nothing says that the stream is back")
+		}
+	})
 }
 
 // TestMany: 10,000 workloads that change are drawn within a frame.

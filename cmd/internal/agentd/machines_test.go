@@ -1,0 +1,59 @@
+package agentd
+
+import (
+	"errors"
+	"log/slog"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/persys/compute/agent"
+	"github.com/persys/compute/agent/driver"
+	"github.com/persys/compute/agent/driver/sim"
+)
+
+// Virtual machines are offered once there is a libvirt, and their driver is given once.
+func TestLibvirtThatComesLater(t *testing.T) {
+	engine, err := sim.NewEngine(sim.Options{Kind: driver.VM})
+	if err != nil {
+		t.Fatal(err)
+	}
+	missing, refused := errors.New("no libvirt daemon listens"), errors.New("refused")
+	away, broken := missing, error(nil)
+	m := machines{offered: func() error { return away }, away: missing, log: slog.New(slog.DiscardHandler),
+		open: func(b agent.Binding) (driver.Driver, error) {
+			return engine.Driver(driver.Identity{ClusterID: b.ClusterID, NodeID: b.NodeID}), broken
+		}}
+	for _, c := range []struct {
+		what         string
+		away, broken error
+		want         int
+		err          error
+	}{
+		{"no libvirt", missing, nil, 0, nil}, {"one that cannot be used", nil, refused, 0, refused}, {"it is there", nil, nil, 1, nil}, {"it is known", nil, nil, 0, nil},
+	} {
+		away, broken = c.away, c.broken
+		if got, err := m.late(agent.Binding{ClusterID: "c1", NodeID: "node-a"}); len(got) != c.want || !errors.Is(err, c.err) {
+			t.Errorf("%s: %d drivers, %v; want %d, %v", c.what, len(got), err, c.want, c.err)
+		}
+	}
+	if m.away != nil {
+		t.Errorf("%v: a new binding would make no driver", m.away)
+	}
+}
+
+// Whichever daemons libvirt runs as, the agent starts after what makes their sockets.
+func TestUnitComesAfterLibvirt(t *testing.T) {
+	raw, err := os.ReadFile("../../../deploy/systemd/persys-agent.service")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, after, _ := strings.Cut(string(raw), "\nAfter=")
+	after, _, _ = strings.Cut(after, "\n")
+	for _, unit := range []string{"libvirtd.service", "libvirtd.socket", "virtqemud.service", "virtqemud.socket"} {
+		if !slices.Contains(strings.Fields(after), unit) {
+			t.Errorf("the unit is not ordered after %s: %s", unit, after)
+		}
+	}
+}
