@@ -424,7 +424,7 @@ const terminalCases = `import("./term.js").then(({ Screen, bytesOf }) => {
 	for (const [fact, rows, input, want] of [
 		["lines", 3, ["a\r\nb"], "a|b"], ["what scrolls off is kept", 2, ["a\r\nb\r\nc"], "a|b|c"], ["a long line goes on below", 3, ["0123456789x"], "0123456789|x"],
 		["a full line waits for more", 3, ["0123456789\r\nd"], "0123456789|d"], ["backspace and erase", 3, ["abc\b\b\x1b[KX"], "aX"], ["the cursor", 3, ["\x1b[2;3Hx\x1b[1;1Hy"], "y|  x"],
-		["a sequence in pieces", 3, ["a\x1b", "[", "1;5", "Hb"], "a   b"], ["a title is not shown", 3, ["\x1b]0;tit", "le\x07x"], "x"], ["colours", 3, ["\x1b[1;31mred\x1b[38;5;200m\x1b[0m"], "red"],
+		["a sequence in pieces", 3, ["a\x1b", "[", "1;5", "Hb"], "a   b"], ["a title is not shown", 3, ["\x1b]0;tit", "le\x07x"], "x"], ["a title without an end", 3, ["\x1b]0;tit\x1b[1mle"], "le"], ["colours", 3, ["\x1b[1;31mred\x1b[38;5;200m\x1b[0m"], "red"],
 		["another screen, and back", 3, ["one\x1b[?1049hfull\x1b[?1049l!"], "one!"], ["inserting and deleting", 3, ["abcd\x1b[1;2H\x1b[2P\x1b[@x"], "axd"],
 		["a region scrolls", 4, ["1\r\n2\r\n3\r\n4\x1b[2;3r\x1b[3;1H\nx"], "1|3|x|4"], ["inserting lines", 3, ["a\r\nb\x1b[1;1H\x1b[L"], "|a|b"], ["erasing all", 3, ["abc\r\ndef\x1b[2J\x1b[Hx"], "x"],
 	]) { const s = new Screen(10, rows); input.forEach((i) => s.write(i)); if (text(s) !== want) bad.push(fact + ": " + text(s) + ", want " + want); }

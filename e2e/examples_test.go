@@ -77,10 +77,11 @@ func TestExamples(t *testing.T) {
 // The examples of containers and of Compose files run on a real engine, too.
 func TestExamplesOnDocker(t *testing.T) {
 	e, image := theEngine(t)
+	volumes, stacks := t.TempDir(), t.TempDir() // before the cluster: removed after what writes there has ended
 	c := start(t, harness.Options{Binaries: raced(t), SchedulerEnv: fast(nil)})
 	onDocker(t, e, c)
 	got[*harness.Agent](t)(c.StartAgent(t.Context(), harness.AgentOptions{Env: map[string]string{
-		"PERSYS_NODE_LABELS": "region=eu,disk=ssd", "PERSYS_STORAGE_LOCAL_ROOT": t.TempDir(), "PERSYS_COMPOSE_DIR": t.TempDir()}}))
+		"PERSYS_NODE_LABELS": "region=eu,disk=ssd", "PERSYS_STORAGE_LOCAL_ROOT": volumes, "PERSYS_COMPOSE_DIR": stacks}}))
 	hostPort := regexp.MustCompile(`"1\d{4}:(\d+(/udp)?)"`)
 	mapped := regexp.MustCompile(`(host: |"hostPort": )1\d{4}`)
 	for _, file := range exampleFiles(t) {

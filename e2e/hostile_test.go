@@ -144,7 +144,7 @@ func TestHostilePeers(t *testing.T) {
 		{"one of another cluster", as(ours.cert("other/scheduler/scheduler-1", -time.Hour, day)), everywhere},
 		{"one with two identities' worth of nonsense", as(ours.cert("e2e/root/x", -time.Hour, day)), everywhere},
 		{"an agent's", as(ours.cert("e2e/agent/node-b", -time.Hour, day)), []string{"an agent", "Raft"}},
-		{"a user's", as(ours.cert("e2e/user/somebody", -time.Hour, day)), []string{"Raft"}},
+		{"a user's", as(ours.cert("e2e/user/somebody", -time.Hour, day)), []string{"an agent", "Raft"}},
 		{"a gateway's", as(ours.cert("e2e/gateway/gateway", -time.Hour, day)), []string{"Raft"}},
 		{"none", &tls.Config{InsecureSkipVerify: true}, everywhere},
 		{"a good one over TLS 1.2", old, everywhere},

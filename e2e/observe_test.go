@@ -156,6 +156,7 @@ func oneTrace(t *testing.T, c *harness.Cluster, otlp *receiver, id string, at *h
 func TestObserved(t *testing.T) {
 	// What a story of this length does not bring about, and the test that does.
 	elsewhere := map[string]string{
+		"persys_scheduler_ca_not_after_seconds":                      "cmd/internal/scheduler TestTheEndOfTheCAIsTold; this story has no CA",
 		"persys_scheduler_coredns_up":                                "TestCoreDNS",
 		"persys_scheduler_drifts_open":                               "TestDriftOnDocker",
 		"persys_scheduler_refused_by_limit_total":                    "TestHostilePeers, by a flood",

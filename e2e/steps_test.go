@@ -25,8 +25,9 @@ import (
 // A scheduler that was told nothing but -insecure is a cluster by itself, and
 // finds its state again.
 func TestSchedulerAlone(t *testing.T) {
+	home := t.TempDir() // before the cluster: removed after what writes there has ended
 	c := solo(t, harness.Options{Binaries: shipped(t)})
-	s, home := c.Schedulers[0], t.TempDir()
+	s := c.Schedulers[0]
 	s.Args = []string{"-insecure"}
 	set(s.Process, map[string]string{
 		"SCHEDULER_INSECURE": "", "SCHEDULER_JOIN": "", "SCHEDULER_BOOTSTRAP_EXPECT": "", "SCHEDULER_DATA_DIR": "", "XDG_STATE_HOME": home,

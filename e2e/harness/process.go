@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"runtime"
 	"strings"
 	"sync"
@@ -237,8 +238,11 @@ func (p *Process) Output() (string, error) {
 	return string(text), err
 }
 
-// alarms in a program's output, whatever the test was about.
-var alarms = [][]byte{[]byte("WARNING: DATA RACE"), []byte("\npanic: "), []byte("fatal error: "), []byte("a call panicked")}
+// alarms in a program's output, whatever the test was about. The last one is of the trace that is
+// logged of a panic which ended one call, step or request only.
+var alarms = []*regexp.Regexp{
+	regexp.MustCompile("WARNING: DATA RACE"), regexp.MustCompile("(?m)^panic: "), regexp.MustCompile("fatal error: "), regexp.MustCompile(`\[running\]:`),
+}
 
 // Alarms are signs in the output that the program itself is broken: data races
 // and panics.
@@ -249,9 +253,9 @@ func (p *Process) Alarms() []string {
 	}
 	var out []string
 	for _, a := range alarms {
-		if i := bytes.Index(text, a); i >= 0 {
-			end := min(len(text), i+3000)
-			out = append(out, fmt.Sprintf("%s (%s): %s", p.Name, filepath.Base(p.Log), bytes.TrimSpace(text[i:end])))
+		if at := a.FindIndex(text); at != nil {
+			begin, end := max(0, at[0]-300), min(len(text), at[0]+3000)
+			out = append(out, fmt.Sprintf("%s (%s): %s", p.Name, filepath.Base(p.Log), bytes.TrimSpace(text[begin:end])))
 		}
 	}
 	return out

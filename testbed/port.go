@@ -1,0 +1,23 @@
+package testbed
+
+import (
+	"net"
+	"testing"
+)
+
+// Port listens on a loopback port that is free for TCP and UDP alike, as DNS wants it.
+func Port(t testing.TB) (net.Listener, net.PacketConn) {
+	t.Helper()
+	for range 50 { // a number that is free for one may be taken for the other
+		l, err := net.Listen("tcp", "127.0.0.1:0")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if pc, err := net.ListenPacket("udp", l.Addr().String()); err == nil {
+			return l, pc
+		}
+		l.Close()
+	}
+	t.Fatal("no loopback port is free for both TCP and UDP")
+	return nil, nil
+}
