@@ -23,9 +23,7 @@ var decoders = map[string]string{
 	"agent/driver/compose/record.go":     "(our own file in a 0700 folder; a damaged one is written anew)",
 	"agent/driver/compose/stack.go":      "agent/driver/compose.FuzzEnvironment agent/driver/compose.FuzzPlain",
 	"agent/driver/libvirt/accel.go":      "(our own file in a 0700 folder; a damaged one is written anew)",
-	"agent/driver/libvirt/facts.go":      "(what libvirt says of this machine)",
 	"agent/driver/libvirt/noted.go":      "(our own file of mode 0600; a damaged one counts as none, and each disk in it by its mark)",
-	"agent/driver/libvirt/pools.go":      "(what libvirt says of a storage pool)",
 	"agent/driver/libvirt/record.go":     "agent/driver/libvirt.FuzzRecord",
 	"agent/driver/libvirt/seed.go":       "agent/driver/libvirt.FuzzSeed",
 	"agent/driver/sim/store.go":          "(a simulated engine)",
@@ -42,9 +40,8 @@ var decoders = map[string]string{
 	"cluster/transport.go":               "cluster.FuzzGreeting",
 	"cmd/internal/gatewayd/config.go":    "cmd/internal/gatewayd.FuzzClusterFile",
 	"cmd/internal/scheduler/describe.go": "api/strict.FuzzAgainstRuntime",
-	"cmd/internal/scheduler/trust.go":    "cmd/internal/scheduler.FuzzRemembered",
 	"cmd/persys/api.go":                  "(a file that is part of the program)",
-	"cmd/persysctl/apply.go":             "agent/driver/compose.FuzzEnvironment",
+	"cmd/persysctl/manifest/manifest.go": "agent/driver/compose.FuzzEnvironment",
 	"cmd/persysctl/contexts/contexts.go": "cmd/persysctl/contexts.FuzzFile",
 	"cmd/persysctl/output.go":            "(JSON that persysctl has just written)",
 	"cmd/persysctl/restconn/conn.go":     "cmd/persysctl/restconn.FuzzAnswer",
@@ -64,7 +61,7 @@ var decoders = map[string]string{
 	"mirror/read.go":                     "mirror.FuzzImport",
 	"mirror/shapes.go":                   "mirror.FuzzImport",
 	"pki/jointoken.go":                   "pki.FuzzParseJoinToken",
-	"pki/kept.go":                        "pki.FuzzMembership",
+	"pki/kept.go":                        "pki.FuzzMembership cmd/internal/scheduler.FuzzRemembered",
 	"pki/ring.go":                        "pki.FuzzRing",
 	"rpc/dial/codec.go":                  "api/strict.FuzzAgainstRuntime",
 	"rpc/dial/discover.go":               "rpc/dial.FuzzCacheFile",
@@ -76,7 +73,11 @@ var decoders = map[string]string{
 	"spec/view.go":                       "api/strict.FuzzAgainstRuntime",
 	"spec/vm.go":                         "spec.FuzzPrepare",
 
+	"agent/driver/libvirt/described/machine.go": "(what libvirt says of this machine)",
+	"agent/driver/libvirt/described/network.go": "(what libvirt says of a guest on this machine)",
+	"agent/driver/libvirt/described/pool.go":    "(what libvirt says of a storage pool)",
 	"agent/driver/libvirt/diskfile/diskfile.go": "(what qemu-img says of an image)",
+	"agent/driver/libvirt/nocloud/nocloud.go":   "agent/driver/libvirt.FuzzSeed",
 }
 
 // decodes are the calls that take bytes apart, by package name and function.

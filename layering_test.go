@@ -34,18 +34,20 @@ var mayImport = []struct {
 	imports []string
 }{
 	{"api/...", nil},
+	{"fsm/bounds", []string{"api/command/..."}},
 	{"fsm/quota", nil},
 	{"fsm/receipts", nil},
 	{"fsm/rollout", []string{"api/command/..."}},
-	{"fsm", []string{"api/command/...", "api/strict", "fsm/quota", "fsm/receipts", "fsm/rollout"}},
+	{"fsm", []string{"api/command/...", "api/strict", "fsm/bounds", "fsm/quota", "fsm/receipts", "fsm/rollout"}},
 	{"fsm/...", []string{"fsm", "api/command/..."}},
+	{"sched/agenda", nil},
 	{"sched/rolling", []string{"fsm", "fsm/rollout", "api/command/..."}},
-	{"sched", []string{"fsm", "api/command/...", "sched/rolling"}},
+	{"sched", []string{"fsm", "api/command/...", "sched/agenda", "sched/rolling"}},
 	{"sched/leader/...", []string{"sched", "fsm", "fsm/store", "api/command/..."}},
 	{"sched/...", []string{"sched", "fsm"}},
 	{"pki/...", nil},
 	// What the edge does to a spec: parse, validate, hash, seal, translate, and show again.
-	{"spec/...", []string{"api/control/...", "api/agent/...", "api/command/...", "fsm", "pki/..."}},
+	{"spec/...", []string{"api/control/...", "api/agent/...", "api/command/...", "fsm", "fsm/bounds", "pki/..."}},
 	{"config/...", nil},
 	{"telemetry/...", nil},
 	{"testbed/...", nil},
@@ -96,7 +98,7 @@ var drivers = []string{"docker", "compose", "libvirt", "sim"}
 
 // pure are the packages whose own files hold no clock, randomness, goroutine or map order.
 // fsm/store is not among them (it may block), nor is sched/leader (it owns the loop and the clock).
-var pure = []string{"fsm", "fsm/quota", "fsm/receipts", "fsm/rollout", "sched", "sched/rolling"}
+var pure = []string{"fsm", "fsm/bounds", "fsm/quota", "fsm/receipts", "fsm/rollout", "sched", "sched/agenda", "sched/rolling"}
 
 var (
 	forbiddenNames  = []string{"util", "utils", "common", "helper", "helpers", "model", "models"}
