@@ -252,6 +252,38 @@ func TestRestartOnAnotherAddress(t *testing.T) {
 	g.settled(3)
 	mustPut(t, g.waitLeader(), "w", 3)
 	testbed.Until(t, "data at the new address", func() bool { return value(n.Store().View(), "w") == 3 })
+
+	// What the library asked of the former address meanwhile has failed, though the replica
+	// answered: it would read the address that it is about to write, or has.
+	leader = g.waitLeader()
+	var last raft.Log
+	if err := leader.logs.GetLog(n.raft.AppliedIndex(), &last); err != nil {
+		t.Fatal(err)
+	}
+	args := raft.AppendEntriesRequest{
+		RPCHeader: raft.RPCHeader{ProtocolVersion: raft.ProtocolVersionMax, ID: []byte(leader.ID()), Addr: []byte(leader.RaftAddr())},
+		Term:      leader.raft.CurrentTerm(), PrevLogEntry: last.Index, PrevLogTerm: last.Term,
+	}
+	testbed.Until(t, "the leader's word of the new address", func() bool {
+		return leader.port.sight(id) == n.RaftAddr() &&
+			slices.ContainsFunc(leader.servers(), func(s raft.Server) bool { return string(s.Address) == n.RaftAddr() })
+	})
+	for _, c := range []struct {
+		to    string
+		fails bool
+	}{{before, true}, {n.RaftAddr(), false}} {
+		var resp raft.AppendEntriesResponse
+		if err := leader.trans.AppendEntries(raft.ServerID(id), raft.ServerAddress(c.to), &args, &resp); (err != nil) != c.fails || !resp.Success {
+			t.Errorf("append to %s: success %v, %v", c.to, resp.Success, err)
+		}
+		pipe, err := leader.trans.AppendEntriesPipeline(raft.ServerID(id), raft.ServerAddress(c.to))
+		if (err != nil) != c.fails {
+			t.Errorf("a pipeline to %s: %v", c.to, err)
+		}
+		if err == nil {
+			pipe.Close()
+		}
+	}
 }
 
 // All replicas may come back elsewhere at once, where a site has got its power and other

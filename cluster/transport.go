@@ -368,6 +368,13 @@ func (p *port) sighted(id, addr string) {
 	}
 }
 
+// sight is where gossip last saw a replica, "" when it does not.
+func (p *port) sight(id string) string {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.seen[id]
+}
+
 // Dial gets "<raft id>@<host:port>". Where gossip sees that replica elsewhere, it is
 // looked for there first: only a leader can tell the configuration who has moved, and
 // where most of them have there is none before they find each other. The greeting
@@ -382,10 +389,7 @@ func (p *port) Dial(target raft.ServerAddress, timeout time.Duration) (net.Conn,
 	}
 	ctx, cancel := context.WithTimeout(p.n.ctx, min(timeout, greetTimeout))
 	defer cancel()
-	p.mu.Lock()
-	now := p.seen[to]
-	p.mu.Unlock()
-	if now != "" && now != addr {
+	if now := p.sight(to); now != "" && now != addr {
 		if conn, err := p.connect(ctx, kindRaft, to, now); err == nil {
 			return conn, nil
 		}
@@ -475,13 +479,15 @@ func readFrame(r io.Reader, limit int) ([]byte, error) {
 	return body, err
 }
 
-// transport is the library's network transport with five changes: targets carry
+// transport is the library's network transport with six changes: targets carry
 // the raft id of whom they are meant for, answers to heartbeats are noted,
 // because the library tells nobody how its followers do, an append to a
 // follower that is away waits until it is back, one that continues this
-// replica's snapshot is accepted, and a snapshot of its past is not installed.
+// replica's snapshot is accepted, a snapshot of its past is not installed, and an
+// append that was sent to where a follower was before counts as failed.
 type transport struct {
 	*raft.NetworkTransport
+	port     *port
 	log      *slog.Logger
 	past     past
 	diverged func(error) // told that this replica's state is not the cluster's
@@ -503,6 +509,7 @@ func newTransport(p *port, logs *logStore, timeout time.Duration, log *slog.Logg
 			Timeout: timeout,
 			Logger:  raftLogger(log),
 		}),
+		port:     p,
 		log:      log,
 		past:     past{logs: logs},
 		diverged: diverged,
@@ -601,7 +608,21 @@ func addressed(id raft.ServerID, addr raft.ServerAddress) raft.ServerAddress {
 	return raft.ServerAddress(string(id) + "@" + string(addr))
 }
 
+// moved says that a replica is, or is about to be, elsewhere in the configuration than where
+// it was asked. The library reads what it knows of a follower once more after an append, and
+// not under the lock that a new address is written under: such an append counts as failed.
+func (t *transport) moved(id raft.ServerID, target raft.ServerAddress) bool {
+	r := t.raft.Load()
+	return r != nil && slices.ContainsFunc(r.GetConfiguration().Configuration().Servers, func(s raft.Server) bool {
+		return s.ID == id && s.Address != target
+	})
+}
+
 func (t *transport) AppendEntriesPipeline(id raft.ServerID, target raft.ServerAddress) (raft.AppendPipeline, error) {
+	// One that gossip has found elsewhere gets an address of its own first (moved).
+	if now := t.port.sight(string(id)); now != "" && now != string(target) {
+		return nil, raft.ErrPipelineReplicationNotSupported
+	}
 	return t.NetworkTransport.AppendEntriesPipeline(id, addressed(id, target))
 }
 
@@ -610,6 +631,9 @@ func (t *transport) AppendEntries(id raft.ServerID, target raft.ServerAddress, a
 	err := t.NetworkTransport.AppendEntries(id, addressed(id, target), args, resp)
 	if err != nil && !isHeartbeat(args) && t.returned(id, args.Term, began) {
 		err = t.NetworkTransport.AppendEntries(id, addressed(id, target), args, resp)
+	}
+	if err == nil && !isHeartbeat(args) && t.moved(id, target) {
+		err = fmt.Errorf("replica %s answered, and is not at %s any more", id, target)
 	}
 	if err == nil {
 		t.contacts.note(id, resp.LastLog)
