@@ -131,6 +131,28 @@ func TestHostPortsAreWaitedFor(t *testing.T) {
 			w.settle()
 			runs(t, w, "new", "a")
 		}},
+		{"also where the leftover's workload wants no port any more", func(t *testing.T, w *world) {
+			w.apply("old", tcp(80))
+			w.settle()
+			told := w.get("old").Generation
+			w.heard["a"] = false
+			w.settle()
+			w.do(&commandv1.Command{Body: &commandv1.Command_FenceNode{FenceNode: &commandv1.FenceNode{Id: "a"}}})
+			w.settle()
+			w.apply("old", demand(func(d *commandv1.Demand) { d.CpuMillicores = 99999 }))
+			w.node("a")
+			w.apply("new", tcp(80))
+			w.step()
+			w.step()
+			w.fails["new"] = "PORT_BIND_CONFLICT"
+			w.answer()
+			w.do(&commandv1.Command{Body: &commandv1.Command_Report{Report: &commandv1.Report{Reports: []*commandv1.WorkloadReport{
+				{Workload: "old", Node: "a", Generation: generationPB(told), State: "Running", ObservedAt: w.now}}}}})
+			w.step()
+			if got := w.get("new"); got.Retry.Terminal || got.Retry.NextAt == 0 {
+				t.Fatalf("retry %+v: %+v", got.Retry, got.Reason)
+			}
+		}},
 		{"what binds a port that is kept is told what to do, as before", func(t *testing.T, w *world) {
 			w.apply("new", tcp(80))
 			w.fails["new"] = "PORT_BIND_CONFLICT"

@@ -204,7 +204,8 @@ func (p *planner) backoff(w *fsm.Workload, late bool) *commandv1.Retry {
 
 // portLeaves reports whether a host port could not be bound because of something
 // that is on its way out, which came to light only after the order: its agent was
-// told before it had told what it had left.
+// told before it had told what it had left. What was left behind may bind other ports
+// than the last order of its workload names.
 func (p *planner) portLeaves(w *fsm.Workload) bool {
 	if w.Actual.Code != portConflict {
 		return false
@@ -220,7 +221,12 @@ func (p *planner) portLeaves(w *fsm.Workload) bool {
 			return true
 		}
 	}
-	return false
+	found := false
+	p.State.Residuals(n.ID, func(r *fsm.Residual) bool {
+		found = r.Reason == fsm.CodeLeftBehind
+		return !found
+	})
+	return found
 }
 
 // jitter draws evenly from [minBackoff, min(RetryMax, RetryBase·2^(n−1))] by a

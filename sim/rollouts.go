@@ -90,9 +90,14 @@ func (w *world) rolled(before, after fsm.State, c fsm.Command) {
 		w.violate("rollout", "", "", "%s: %v are missing because of the update, at most %d may be", fsm.ArmName(c), keys(o.missing), w.parallel())
 	}
 	if r, ok := before.Rollout("g"); ok && c.GetEvict() != nil && r.Phase == "Running" {
-		out := 0
+		// What the same step takes for another reason was there when the drain was judged.
+		out, others := 0, map[string]bool{}
+		for _, e := range c.GetEvict().GetEvictions() {
+			was, known := before.Workload(e.GetWorkload())
+			others[e.GetWorkload()] = known && was.Available() && e.GetCode() != fsm.CodeDraining
+		}
 		after.Group("g", func(x *fsm.Workload) bool {
-			if x.Desired == fsm.DesiredRunning && !x.Available() {
+			if x.Desired == fsm.DesiredRunning && !x.Available() && !others[x.ID] {
 				out++
 			}
 			return true
