@@ -2,6 +2,7 @@ package compose_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"maps"
@@ -230,8 +231,15 @@ func TestEnvironmentIsInjected(t *testing.T) {
 	}))
 	t.Setenv("PERSYS_TEST_SECRET", "of the agent")
 	// An agent was killed while it read the stack with an earlier environment.
-	files := filepath.Join(b.dir, compose.ProjectName(spec.ID), "files")
-	if err := os.MkdirAll(files, 0o700); err != nil {
+	files, mounted := filepath.Join(b.dir, compose.ProjectName(spec.ID), "read"), filepath.Join(b.dir, compose.ProjectName(spec.ID), "files")
+	for _, dir := range []string{files, mounted} {
+		if err := os.MkdirAll(dir, 0o700); err != nil {
+			t.Fatal(err)
+		}
+	}
+	// And where its containers may write, one has put a link to what is none of its own.
+	host := filepath.Join(t.TempDir(), "host")
+	if err := errors.Join(os.WriteFile(host, []byte("FORMER=host\n"), 0o600), os.Symlink(host, filepath.Join(mounted, ".env"))); err != nil {
 		t.Fatal(err)
 	}
 	for name, text := range map[string]string{".env": "FORMER=second\n", ".env.persys-none": ""} {
@@ -246,6 +254,9 @@ func TestEnvironmentIsInjected(t *testing.T) {
 		if got[k] != want {
 			t.Errorf("%s = %q, want %q", k, got[k], want)
 		}
+	}
+	if text, err := os.ReadFile(host); err != nil || string(text) != "FORMER=host\n" {
+		t.Errorf("what the link leads to is %q now: %v", text, err)
 	}
 	err := filepath.WalkDir(b.dir, func(path string, entry os.DirEntry, err error) error {
 		if err != nil || entry.IsDir() {

@@ -52,9 +52,11 @@ func (d *Driver) names(id driver.ID) []string {
 	return []string{ProjectName(id), ProjectName(id) + "--" + ProjectName(driver.ID(d.opt.NodeID))}
 }
 
-// Where a stack's files are: inline ones have a folder of their own, for relative paths.
+// Where a stack's files are: inline ones have a folder of their own, for relative paths, and one that no
+// container mounts, in which they are read.
 const (
 	inlineDir    = "files"
+	readDir      = "read"
 	gitDir       = "git"
 	committedDir = "commit"
 )
@@ -115,19 +117,22 @@ func (d *Driver) load(ctx context.Context, spec driver.Spec, project, commit str
 	out := &stack{}
 	env := types.Mapping{}
 	details := types.ConfigDetails{}
+	var files string
 	if isGit(body) {
 		if err := d.fetch(ctx, body, project, commit, out); err != nil {
 			return nil, err
 		}
-		details.WorkingDir = d.committed(project, out.commit)
+		details.WorkingDir, files = d.committed(project, out.commit), d.checkout(project, out.commit)
 	} else {
 		text, err := plain(body.GetComposeYaml())
 		if err != nil {
 			return nil, err
 		}
-		details.WorkingDir = filepath.Join(d.folder(project), inlineDir)
-		if err := os.MkdirAll(details.WorkingDir, 0o700); err != nil {
-			return nil, &driver.Error{Class: driver.ClassOf(err), Op: "ensure", Err: err}
+		details.WorkingDir, files = filepath.Join(d.folder(project), readDir), filepath.Join(d.folder(project), inlineDir)
+		for _, dir := range []string{details.WorkingDir, files} {
+			if err := os.MkdirAll(dir, 0o700); err != nil {
+				return nil, &driver.Error{Class: driver.ClassOf(err), Op: "ensure", Err: err}
+			}
 		}
 		details.ConfigFiles = []types.ConfigFile{{Filename: filepath.Join(details.WorkingDir, "compose.yaml"), Content: []byte(text)}}
 	}
@@ -169,9 +174,7 @@ func (d *Driver) load(ctx context.Context, spec driver.Spec, project, commit str
 		return nil, invalid("compose: %w", withoutLast(withoutValues(err), details))
 	}
 	out.project = p.WithoutUnnecessaryResources()
-	if isGit(body) {
-		move(out.project, details.WorkingDir, d.checkout(project, out.commit))
-	}
+	move(out.project, details.WorkingDir, files)
 	if err := external(out.project, spec.Volumes); err != nil {
 		return nil, err
 	}
