@@ -127,11 +127,12 @@ type Timing struct {
 	// known to be dead (see failover.go).
 	NoFastFailover bool
 
-	// SnapshotEntries and SnapshotBytes of log since the last snapshot make a
-	// new one. Defaults 8192 and 64 MiB.
+	// SnapshotEntries or SnapshotBytes of log since the last snapshot make a
+	// new one, if that is not much larger (see snapshotDue). Defaults 8192 and 64 MiB.
 	SnapshotEntries uint64
 	SnapshotBytes   int64
-	// SnapshotInterval is how often the bounds are looked at. Default 5 s.
+	// SnapshotInterval is how often the bounds are looked at: after once to twice that
+	// long. Default 5 s.
 	SnapshotInterval time.Duration
 	// TrailingEntries stay in the log after a snapshot, so that a replica that
 	// was away briefly needs none. Default 2048.

@@ -52,7 +52,7 @@ type logStore struct {
 	// fail is told the first error; from started on.
 	fail    func(error)
 	started atomic.Bool
-	written atomic.Int64 // bytes of entries since the last snapshot
+	grown   growth
 	metrics Metrics
 
 	mu    sync.RWMutex
@@ -135,6 +135,19 @@ func guardFault(path string, err *error) {
 	}
 }
 
+// growth is what the log has gained since the last snapshot.
+type growth struct{ entries, bytes atomic.Int64 }
+
+func (g *growth) add(entries, bytes int) {
+	g.entries.Add(int64(entries))
+	g.bytes.Add(int64(bytes))
+}
+
+func (g *growth) reset() {
+	g.entries.Store(0)
+	g.bytes.Store(0)
+}
+
 // verify reads every entry above the snapshot, because the Raft library would
 // panic on a bad one in the middle of its start.
 func (s *logStore) verify(snapshot uint64) (err error) {
@@ -162,6 +175,7 @@ func (s *logStore) verify(snapshot uint64) (err error) {
 			}
 			return err
 		}
+		s.grown.add(1, len(l.Data))
 	}
 	return nil
 }
@@ -246,7 +260,7 @@ func (s *logStore) StoreLogs(logs []*raft.Log) error {
 		return s.failed("append", err)
 	}
 	s.metrics.Append(len(logs), size, time.Since(began))
-	s.written.Add(int64(size))
+	s.grown.add(len(logs), size)
 	s.mu.Lock()
 	for _, l := range logs {
 		s.cache(l)

@@ -6,6 +6,8 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"math"
+	"math/rand/v2"
 	"net"
 	"os"
 	"path/filepath"
@@ -160,7 +162,7 @@ func open(ctx context.Context, cfg Config, hooks hooks) (n *Node, err error) {
 	if !cfg.Timing.NoFastFailover {
 		n.spawn(n.failover.run)
 	}
-	n.spawn(n.snapshotBySize)
+	n.spawn(n.snapshotWhenDue)
 	n.spawn(n.compareDigests)
 	n.spawn(n.members.watchOwn)
 	n.spawn(func() {
@@ -267,7 +269,7 @@ func (n *Node) openStorage(hooks hooks) (fresh bool, err error) {
 		}
 	}
 	n.machine.learned = n.learn
-	n.machine.frozenAt = func() { n.logs.written.Store(0) }
+	n.machine.frozenAt = n.logs.grown.reset
 	n.logs.fail = n.halt
 	n.machine.metrics, n.logs.metrics = n.cfg.Metrics, n.cfg.Metrics
 	return fresh, nil
@@ -313,7 +315,7 @@ func (n *Node) startRaft() (err error) {
 	rc.ShutdownOnRemove = false
 	rc.TrailingLogs = t.TrailingEntries
 	rc.SnapshotInterval = t.SnapshotInterval
-	rc.SnapshotThreshold = t.SnapshotEntries
+	rc.SnapshotThreshold = math.MaxUint64 // see snapshotWhenDue
 	rc.NotifyCh = notify
 	rc.NoLegacyTelemetry = true
 	rc.Logger = logger
@@ -349,24 +351,35 @@ func (n *Node) startRaft() (err error) {
 	return nil
 }
 
-// snapshotBySize takes a snapshot when the log has grown by many bytes; the
-// library counts entries only, and ours differ in size by five decades.
-func (n *Node) snapshotBySize() {
-	tick := time.NewTicker(n.cfg.Timing.SnapshotInterval)
-	defer tick.Stop()
+// snapshotWhenDue takes snapshots. The library would count entries only, and ours differ in
+// size by five decades, as do the states that they change. It looks once to twice per
+// interval, at random: replicas whose logs grow alike should not all write at one time.
+func (n *Node) snapshotWhenDue() {
+	every := n.cfg.Timing.SnapshotInterval
 	for {
 		select {
 		case <-n.ctx.Done():
 			return
-		case <-tick.C:
+		case <-time.After(every + rand.N(every)):
 		}
-		if n.logs.written.Load() < n.cfg.Timing.SnapshotBytes {
+		if grown := &n.logs.grown; !n.cfg.Timing.snapshotDue(grown.entries.Load(), grown.bytes.Load(), n.trans.past.size.Load()) {
 			continue
 		}
 		if err := n.raft.Snapshot().Error(); err != nil && !errors.Is(err, raft.ErrRaftShutdown) && !errors.Is(err, raft.ErrNothingNewToSnapshot) {
 			n.once.warn(n.log, "snapshot:"+err.Error(), "snapshot failed", "err", err)
 		}
 	}
+}
+
+// cheapSnapshot is a size, in bytes, up to which it hardly matters how often one is written.
+const cheapSnapshot = 16 << 20
+
+// snapshotDue says whether a snapshot is worth writing: by what the log has gained since the
+// last one, and by the bytes of that one. A large state is written less often, so that
+// writing it costs no more than twice what the log does, and a restart that reads it has at
+// most half as much again to read from the log.
+func (t Timing) snapshotDue(entries, bytes, last int64) bool {
+	return (entries >= int64(t.SnapshotEntries) || bytes >= t.SnapshotBytes) && (last <= cheapSnapshot || bytes >= last/2)
 }
 
 // spawn runs f in a goroutine that Close waits for; false when closing.

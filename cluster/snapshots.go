@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"sync/atomic"
 
 	"github.com/hashicorp/go-hclog"
 	"github.com/hashicorp/raft"
@@ -82,6 +83,7 @@ func openSnapshots(dir string, past *past, logger hclog.Logger) (*snapshots, err
 		}
 		r.Close()
 		past.taken = entryID{list[0].Index, list[0].Term}
+		past.size.Store(list[0].Size)
 		if err := past.logs.dropRefuted(past.taken); err != nil {
 			return nil, err
 		}
@@ -102,12 +104,20 @@ type pastSink struct {
 	raft.SnapshotSink
 	past *past
 	id   entryID
+	size int64
 	done bool // the library closes a sink twice
+}
+
+func (s *pastSink) Write(b []byte) (int, error) {
+	n, err := s.SnapshotSink.Write(b)
+	s.size += int64(n)
+	return n, err
 }
 
 func (s *pastSink) Close() error {
 	err := s.SnapshotSink.Close()
 	if err == nil && !s.done {
+		s.past.size.Store(s.size)
 		s.past.sealed(s.id)
 	}
 	s.done = true
@@ -122,6 +132,7 @@ type entryID struct{ index, term uint64 }
 // reach back to such an entry.
 type past struct {
 	logs *logStore
+	size atomic.Int64 // bytes of the snapshot that was written last; 0 = none
 
 	mu        sync.Mutex
 	taken     entryID
@@ -162,7 +173,7 @@ func (p *past) restoring() error {
 	if err := p.logs.dropConflict(id); err != nil {
 		return err
 	}
-	p.logs.written.Store(0)
+	p.logs.grown.reset()
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.installed, p.taken = id, entryID{}

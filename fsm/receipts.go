@@ -5,9 +5,15 @@ import (
 	"slices"
 	"time"
 
+	"google.golang.org/protobuf/encoding/protowire"
+
 	commandv1 "github.com/persys/compute/api/command/v1"
 	"github.com/persys/compute/fsm/receipts"
 )
+
+// answerIndexTag is what the answer to something that was done, without a reason, begins
+// with: its kind, OK, is 0 and not written, and the index is not 0.
+const answerIndexTag = 3<<3 | byte(protowire.VarintType)
 
 // outcomeOf reads the stored answer to one API mutation.
 func outcomeOf(r receipts.Receipt) *commandv1.Outcome {

@@ -1,6 +1,7 @@
 package fsm
 
 import (
+	"bufio"
 	"bytes"
 	"fmt"
 	"reflect"
@@ -9,6 +10,7 @@ import (
 	"testing"
 	"unicode/utf8"
 
+	"github.com/cespare/xxhash/v2"
 	"pgregory.net/rapid"
 
 	commandv1 "github.com/persys/compute/api/command/v1"
@@ -146,7 +148,28 @@ func TestRecordsSurviveTheSnapshotCodec(t *testing.T) {
 		}
 		same(rt, rc, back)
 		same(rt, verdict, resultOf(outcomeOf(rc)))
+		for _, rc := range []receipts.Receipt{rc, done(rc, &writer)} {
+			var fast, slow bytes.Buffer
+			out := snapshotWriter{w: bufio.NewWriter(&fast), sum: xxhash.New()}
+			out.receipt(rc)
+			ref := snapshotWriter{w: bufio.NewWriter(&slow), sum: xxhash.New()}
+			ref.record(&commandv1.SnapshotRecord{Record: &commandv1.SnapshotRecord_Receipt{Receipt: receiptPB(rc)}})
+			if out.err != nil || ref.err != nil || out.w.Flush() != nil || ref.w.Flush() != nil {
+				rt.Fatal(out.err, ref.err)
+			}
+			if !bytes.Equal(fast.Bytes(), slow.Bytes()) || out.sum.Sum64() != ref.sum.Sum64() || out.records != 1 {
+				rt.Fatalf("a receipt is written as\n%x\nwant\n%x", fast.Bytes(), slow.Bytes())
+			}
+		}
 	})
+}
+
+// done is a receipt with the answer to something that was done.
+func done(rc receipts.Receipt, w *outcomes) receipts.Receipt {
+	res := resultOf(outcomeOf(rc))
+	res.Kind, res.Reason, res.Index = OK, "", max(1, res.Index)
+	rc.Answer = slices.Clone(w.of(&res))
+	return rc
 }
 
 // TestDigestCoversEveryField: changing any single field of a record changes what

@@ -90,7 +90,7 @@ func (s State) WriteSnapshot(w io.Writer) error {
 		return out.record(&commandv1.SnapshotRecord{Record: &commandv1.SnapshotRecord_Event{Event: eventPB(e)}})
 	})
 	s.r.receipts.Scan(func(r receipts.Receipt) bool {
-		return out.record(&commandv1.SnapshotRecord{Record: &commandv1.SnapshotRecord_Receipt{Receipt: receiptPB(r)}})
+		return out.receipt(r)
 	})
 	out.put(&commandv1.SnapshotTrailer{Records: out.records, Checksum: out.sum.Sum64()})
 	if out.err == nil {
@@ -106,6 +106,7 @@ type snapshotWriter struct {
 	w       *bufio.Writer
 	sum     *xxhash.Digest
 	buf     []byte
+	scratch []byte
 	records uint64
 	err     error
 }
@@ -113,6 +114,45 @@ type snapshotWriter struct {
 func (o *snapshotWriter) record(m *commandv1.SnapshotRecord) bool {
 	o.records++
 	return o.put(m)
+}
+
+// receiptField is a receipt's number in SnapshotRecord, answerField that of its answer in
+// ReceiptRecord.
+const (
+	receiptField = 5
+	answerField  = 4
+)
+
+// receipt writes what record writes for receiptPB(r). There may be a million of them, most
+// of them the answer to something that was done, and that stands as it is kept: only a
+// reason may need mending, and an answer that has none begins with its index.
+func (o *snapshotWriter) receipt(r receipts.Receipt) bool {
+	if o.err != nil {
+		return false
+	}
+	if len(r.Answer) == 0 || r.Answer[0] != answerIndexTag {
+		return o.record(&commandv1.SnapshotRecord{Record: &commandv1.SnapshotRecord_Receipt{Receipt: receiptPB(r)}})
+	}
+	o.records++
+	b := o.scratch[:0]
+	b = protowire.AppendTag(b, 1, protowire.BytesType)
+	b = protowire.AppendBytes(b, r.Request[:])
+	if r.Seq != 0 {
+		b = protowire.AppendTag(b, 2, protowire.VarintType)
+		b = protowire.AppendVarint(b, r.Seq)
+	}
+	if r.At != 0 {
+		b = protowire.AppendTag(b, 3, protowire.VarintType)
+		b = protowire.AppendVarint(b, uint64(r.At))
+	}
+	b = protowire.AppendTag(b, answerField, protowire.BytesType)
+	b = protowire.AppendBytes(b, r.Answer)
+	o.scratch = b
+	inner := protowire.SizeTag(receiptField) + protowire.SizeBytes(len(b))
+	o.buf = protowire.AppendVarint(o.buf[:0], uint64(inner))
+	o.buf = protowire.AppendTag(o.buf, receiptField, protowire.BytesType)
+	o.buf = protowire.AppendBytes(o.buf, b)
+	return o.flush()
 }
 
 func (o *snapshotWriter) put(m proto.Message) bool {
@@ -125,6 +165,11 @@ func (o *snapshotWriter) put(m proto.Message) bool {
 	if o.buf, o.err = opts.MarshalAppend(o.buf, m); o.err != nil {
 		return false
 	}
+	return o.flush()
+}
+
+// flush passes on the message in buf.
+func (o *snapshotWriter) flush() bool {
 	if _, o.err = o.w.Write(o.buf); o.err != nil {
 		return false
 	}
