@@ -35,10 +35,11 @@ var mayImport = []struct {
 }{
 	{"api/...", nil},
 	{"fsm/bounds", []string{"api/command/..."}},
+	{"fsm/queue", nil},
 	{"fsm/quota", nil},
 	{"fsm/receipts", nil},
 	{"fsm/rollout", []string{"api/command/..."}},
-	{"fsm", []string{"api/command/...", "api/strict", "fsm/bounds", "fsm/quota", "fsm/receipts", "fsm/rollout"}},
+	{"fsm", []string{"api/command/...", "api/strict", "fsm/bounds", "fsm/queue", "fsm/quota", "fsm/receipts", "fsm/rollout"}},
 	{"fsm/...", []string{"fsm", "api/command/..."}},
 	{"sched/agenda", nil},
 	{"sched/rolling", []string{"fsm", "fsm/rollout", "api/command/..."}},
@@ -98,7 +99,7 @@ var drivers = []string{"docker", "compose", "libvirt", "sim"}
 
 // pure are the packages whose own files hold no clock, randomness, goroutine or map order.
 // fsm/store is not among them (it may block), nor is sched/leader (it owns the loop and the clock).
-var pure = []string{"fsm", "fsm/bounds", "fsm/quota", "fsm/receipts", "fsm/rollout", "sched", "sched/agenda", "sched/rolling"}
+var pure = []string{"fsm", "fsm/bounds", "fsm/queue", "fsm/quota", "fsm/receipts", "fsm/rollout", "sched", "sched/agenda", "sched/rolling"}
 
 var (
 	forbiddenNames  = []string{"util", "utils", "common", "helper", "helpers", "model", "models"}

@@ -197,9 +197,9 @@ func (c *checker) histories() {
 	info := c.s.r.info
 	c.must(c.s.r.events.Len() <= MaxEvents, "%d events are kept, at most %d", c.s.r.events.Len(), MaxEvents)
 	next := uint64(0)
-	c.s.r.events.Scan(func(seq uint64, e *Event) bool {
-		c.must(e.Seq == seq && (next == 0 || seq == next), "event %d follows event %d", seq, next-1)
-		next = seq + 1
+	c.s.Events(0, func(e *Event) bool {
+		c.must(next == 0 || e.Seq == next, "event %d follows event %d", e.Seq, next-1)
+		next = e.Seq + 1
 		return true
 	})
 	c.must(next == 0 || next-1 == info.EventSeq, "the last event is %d, the counter says %d", next-1, info.EventSeq)

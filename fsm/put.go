@@ -69,11 +69,14 @@ func (t *Tx) replaced(puts []*commandv1.WorkloadPut) []*Workload {
 // Surplus are the members of a group that a command leaves out, and so deletes: those in a
 // namespace of the members that it lists, or in the command's own if it lists none. Members
 // elsewhere that are called alike are others'.
-func Surplus(v groupView, b *commandv1.PutWorkloads) (out []*Workload) {
-	group := b.GetGroupOf()
-	if group == "" {
+func Surplus(v groupView, b *commandv1.PutWorkloads) []*Workload {
+	if b.GetGroupOf() == "" {
 		return nil
 	}
+	return surplus(v, b, b.GetGroupOf())
+}
+
+func surplus(v groupView, b *commandv1.PutWorkloads, group string) (out []*Workload) {
 	of := b.GetWorkloads()
 	if len(of) == 0 {
 		in := b.GetNamespace()

@@ -146,7 +146,7 @@ func Restored(backup, present State, r Rebirth) (State, error) {
 	if past.r.events.Len() == 0 {
 		past = present // what was assembled brings no history along
 	}
-	t.r.events = duplicate(past.r.events)
+	t.r.events = past.r.events.Clone()
 	t.r.receipts = past.r.receipts.Clone()
 	f := past.Info()
 	t.r.info.EventSeq, t.r.info.ReceiptSeq, t.r.info.ReceiptsDroppedUntil = f.EventSeq, f.ReceiptSeq, f.ReceiptsDroppedUntil

@@ -40,6 +40,7 @@ type history struct {
 	by     string
 
 	former [MaxRevisions]*Revision // oldest first, then nil
+	bytes  int                     // of their specifications
 }
 
 // kept are the former specifications, oldest first.
@@ -89,16 +90,15 @@ func (t *Tx) revise(old, w *Workload) {
 	var all [MaxRevisions + 1]*Revision
 	n := copy(all[:], old.history.kept())
 	all[n] = &last
-	kept := all[max(0, n+1-MaxRevisions) : n+1]
-	size := 0
-	for _, r := range kept {
-		size += len(r.Spec)
+	kept, size := all[:n+1], len(last.Spec)
+	if old.history != nil {
+		size += old.history.bytes
 	}
-	for size > MaxRevisionBytes {
+	for len(kept) > MaxRevisions || size > MaxRevisionBytes {
 		size -= len(kept[0].Spec)
 		kept = kept[1:]
 	}
-	w.history = &history{number: last.Number + 1, at: t.r.info.Clock, by: t.by}
+	w.history = &history{number: last.Number + 1, at: t.r.info.Clock, by: t.by, bytes: size}
 	copy(w.history.former[:], kept)
 }
 
@@ -118,6 +118,7 @@ func (c *checker) revisions() {
 		}
 		level := c.s.r.info.FeatureLevel
 		c.must(level >= 6, "revisions of %s at feature level %d", w.ID, level)
+		c.must(size == w.history.bytes, "workload %s has %d bytes of former revisions, counted as %d", w.ID, size, w.history.bytes)
 		c.must(size <= MaxRevisionBytes, "workload %s has %d bytes of former revisions", w.ID, size)
 		return true
 	})
@@ -148,6 +149,7 @@ func historyOf(w *Workload, m *commandv1.RevisionsRecord) (*history, error) {
 			Number: r.GetNumber(), Spec: nonEmpty(r.GetSpec()), Content: r.GetContent(), CallerRevision: r.GetCallerRevision(),
 			At: r.GetAt(), By: r.GetBy(),
 		}
+		h.bytes += len(r.GetSpec())
 	}
 	return h, nil
 }

@@ -414,8 +414,10 @@ func (in *snapshotReader) load(t *Tx, rec *commandv1.SnapshotRecord) error {
 		key = ro.Group
 	case *commandv1.SnapshotRecord_Event:
 		e := eventOf(r.Event)
-		_, dup = t.r.events.Set(e.Seq, e)
-		key = e.Seq
+		if n := t.r.events.Len(); n > 0 && e.Seq != t.r.events.At(n-1).Seq+1 {
+			return fmt.Errorf("event %d is there twice or out of its turn", e.Seq)
+		}
+		t.r.events.Append(*e)
 	case *commandv1.SnapshotRecord_Receipt:
 		rc, err := receiptOf(r.Receipt, &t.outcomes)
 		if err != nil {

@@ -7,6 +7,7 @@ import (
 
 	"github.com/tidwall/btree"
 
+	"github.com/persys/compute/fsm/queue"
 	"github.com/persys/compute/fsm/receipts"
 	"github.com/persys/compute/fsm/rollout"
 )
@@ -23,9 +24,8 @@ import (
 type State struct{ r *root }
 
 type (
-	table[V any]    = btree.Map[string, V]
-	set             = btree.Map[string, struct{}]
-	sequence[V any] = btree.Map[uint64, V]
+	table[V any] = btree.Map[string, V]
+	set          = btree.Map[string, struct{}]
 )
 
 // root holds the tables and, below them, what is derived from the tables. The
@@ -33,11 +33,11 @@ type (
 type root struct {
 	info Info
 
-	workloads *table[*Workload] // by id
-	nodes     *table[*Node]     // by id
-	residuals *table[*Residual] // by node/workload
-	replicas  *table[*Replica]  // by id
-	events    *sequence[*Event] // by Seq
+	workloads *table[*Workload]   // by id
+	nodes     *table[*Node]       // by id
+	residuals *table[*Residual]   // by node/workload
+	replicas  *table[*Replica]    // by id
+	events    *queue.Queue[Event] // Seq after Seq
 	receipts  *receipts.Queue
 
 	authorities *table[*Authority]  // by id
@@ -84,7 +84,7 @@ func New() State {
 		nodes:       tree[string, *Node](),
 		residuals:   tree[string, *Residual](),
 		replicas:    tree[string, *Replica](),
-		events:      tree[uint64, *Event](),
+		events:      &queue.Queue[Event]{},
 		receipts:    receipts.New(),
 		authorities: tree[string, *Authority](),
 		tokens:      tree[string, *Token](),
@@ -274,14 +274,23 @@ func (s State) Replicas(fn func(*Replica) bool) {
 
 // Events scans kept events with Seq > after, oldest first.
 func (s State) Events(after uint64, fn func(*Event) bool) {
-	s.r.events.Ascend(after, func(seq uint64, e *Event) bool {
-		return seq == after || fn(e)
-	})
+	for i := s.eventsUpTo(after); i < s.r.events.Len() && fn(s.r.events.At(i)); i++ {
+	}
+}
+
+// eventsUpTo is the number of kept events with Seq <= seq.
+func (s State) eventsUpTo(seq uint64) int {
+	n := s.r.events.Len()
+	if n == 0 || seq < s.r.events.At(0).Seq {
+		return 0
+	}
+	return int(min(uint64(n), seq-s.r.events.At(0).Seq+1))
 }
 
 // EventsBack scans kept events newest first.
 func (s State) EventsBack(fn func(*Event) bool) {
-	s.r.events.Reverse(func(_ uint64, e *Event) bool { return fn(e) })
+	for i := s.r.events.Len() - 1; i >= 0 && fn(s.r.events.At(i)); i-- {
+	}
 }
 
 // Receipt returns the stored answer to an API mutation, marked Duplicate.

@@ -156,12 +156,12 @@ func (t *Tx) addEvent(e Event) {
 	if t.via != "" && t.r.info.FeatureLevel >= 6 {
 		e.detail("via", t.via)
 	}
-	kept := &place(&t.slabs, &t.slabs.events, e)[0]
-	events := own(t, &t.r.events, ownEvents)
-	events.Set(e.Seq, kept)
-	for events.Len() > MaxEvents {
-		events.PopMin()
+	if t.owned&ownEvents == 0 {
+		t.r.events = t.r.events.Copy()
+		t.owned |= ownEvents
 	}
+	kept := t.r.events.Append(e)
+	t.r.events.Drop(MaxEvents)
 	t.changes = append(t.changes, Change{Table: TableEvent, New: kept})
 }
 

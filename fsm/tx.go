@@ -74,7 +74,6 @@ func (t *Tx) Expect(commands int) {
 type slabs struct {
 	expected int // commands that are still to come
 	items    []Item
-	events   []Event
 }
 
 // slabMax is how many stand in a row, and so how many one that is kept for long keeps.

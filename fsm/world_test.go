@@ -396,7 +396,7 @@ func contents(s State, name string) any {
 	case "replicas":
 		r.replicas.Scan(func(k string, v *Replica) bool { out = append(out, pairOf{k, *v}); return true })
 	case "events":
-		r.events.Scan(func(k uint64, v *Event) bool { out = append(out, pairOf{k, *v}); return true })
+		s.Events(0, func(v *Event) bool { out = append(out, pairOf{v.Seq, *v}); return true })
 	case "receipts":
 		r.receipts.Scan(func(v receipts.Receipt) bool { out = append(out, pairOf{v, answerOf(v)}); return true })
 	case "authorities":

@@ -28,7 +28,9 @@ type Queue struct {
 	index  *btree.BTreeG[place]
 	// Of a queue that is not empty:
 	oldest Receipt
-	skip   int // bytes in the first block before what follows oldest
+	first  *block
+	second uint64 // Seq that the block after first begins with; 0 = there is none
+	skip   int    // bytes in first before what follows oldest
 	last   *block
 	tail   int // bytes in last that are of this queue
 
@@ -110,6 +112,11 @@ func (q *Queue) Append(r Receipt) bool {
 	if q.last == nil || q.tail != q.last.filled || q.tail+size > len(q.last.data) {
 		q.last, q.tail = &block{data: make([]byte, max(blockSize, size))}, 0
 		q.blocks.Set(r.Seq, q.last)
+		if q.first == nil {
+			q.first = q.last
+		} else if q.second == 0 {
+			q.second = r.Seq
+		}
 	}
 	b := append(q.last.data[q.tail:q.tail], r.Request[:]...)
 	b = binary.LittleEndian.AppendUint64(b, uint64(r.At))
@@ -134,14 +141,27 @@ func (q *Queue) Drop() {
 	}
 	q.index.Delete(placeOf(q.oldest.Request))
 	seq := q.oldest.Seq + 1
-	if _, begins := q.blocks.Get(seq); begins {
+	if seq == q.second {
 		q.blocks.PopMin()
 		q.skip = 0
+		q.begin()
 	}
-	_, b, _ := q.blocks.Min()
 	var size int
-	q.oldest, size = read(b.data[q.skip:], seq)
+	q.oldest, size = read(q.first.data[q.skip:], seq)
 	q.skip += size
+}
+
+// begin looks up the first blocks.
+func (q *Queue) begin() {
+	q.first, q.second = nil, 0
+	q.blocks.Scan(func(seq uint64, b *block) bool {
+		if q.first == nil {
+			q.first = b
+			return true
+		}
+		q.second = seq
+		return false
+	})
 }
 
 // headSize is what stands before the length of an answer.

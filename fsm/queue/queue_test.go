@@ -1,0 +1,82 @@
+package queue
+
+import (
+	"slices"
+	"sync"
+	"testing"
+
+	"pgregory.net/rapid"
+)
+
+func holds(t interface{ Fatalf(string, ...any) }, q *Queue[int], want []int) {
+	got := make([]int, q.Len())
+	for i := range got {
+		got[i] = *q.At(i)
+	}
+	if !slices.Equal(got, want) {
+		t.Fatalf("the queue holds %v\nwant %v", got, want)
+	}
+}
+
+// TestQueue holds queues, their copies and those of other lineages to a list each.
+func TestQueue(t *testing.T) {
+	rapid.Check(t, func(rt *rapid.T) {
+		type pair struct {
+			q    *Queue[int]
+			want []int
+		}
+		all := []pair{{&Queue[int]{}, nil}}
+		next := 0
+		for range rapid.IntRange(1, 100).Draw(rt, "steps") {
+			p := &all[rapid.IntRange(0, len(all)-1).Draw(rt, "which")]
+			switch rapid.IntRange(0, 5).Draw(rt, "step") {
+			case 0: // what was copied stays, whichever goes on
+				if len(all) < 6 {
+					all = append(all, pair{p.q.Copy(), slices.Clone(p.want)})
+				}
+			case 1:
+				if len(all) < 6 {
+					all = append(all, pair{p.q.Clone(), slices.Clone(p.want)})
+				}
+			case 2:
+				keep := rapid.IntRange(0, 3*size).Draw(rt, "keep")
+				p.q.Drop(keep)
+				p.want = p.want[max(0, len(p.want)-keep):]
+			default:
+				for range rapid.IntRange(1, 2*size).Draw(rt, "many") {
+					next++
+					if kept := p.q.Append(next); *kept != next {
+						rt.Fatalf("%d is kept as %d", next, *kept)
+					}
+					p.want = append(slices.Clip(p.want), next)
+				}
+			}
+		}
+		for _, p := range all {
+			holds(rt, p.q, p.want)
+		}
+	})
+}
+
+// TestReaders: copies are read while the next ones are written, and clones written beside
+// them; for the race detector.
+func TestReaders(t *testing.T) {
+	q := &Queue[int]{}
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	for i := range 3 * size {
+		q = q.Copy()
+		q.Append(i)
+		q.Drop(2 * size)
+		if i%10 == 0 {
+			published := q
+			wg.Go(func() {
+				if n := published.Len(); *published.At(n - 1) != i {
+					t.Errorf("the last of %d is %d, want %d", n, *published.At(n - 1), i)
+				}
+			})
+			other := q.Clone()
+			wg.Go(func() { other.Append(-1) })
+		}
+	}
+}
