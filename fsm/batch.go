@@ -110,15 +110,20 @@ func decodeFrame(c Command, frame []byte) error {
 	return c.UnmarshalVTUnsafe(bytes.Clone(frame))
 }
 
-// shell is the messages of the command that comes in numbers: one small put.
+// shell is the messages of the command that comes in numbers: a small put, or several that
+// are judged each by itself.
 type shell struct {
 	command commandv1.Command
 	head    commandv1.Head
 	put     commandv1.Command_PutWorkloads
 	puts    commandv1.PutWorkloads
-	one     [1]*commandv1.WorkloadPut
-	it      commandv1.WorkloadPut
-	demand  commandv1.Demand
+	list    []*commandv1.WorkloadPut
+	made    []*shelledPut
+}
+
+type shelledPut struct {
+	it     commandv1.WorkloadPut
+	demand commandv1.Demand
 }
 
 // Field numbers: of Batch, of Command, and of PutWorkloads.
@@ -129,13 +134,28 @@ const (
 	workloadsField = 1
 )
 
-// fill reads a frame that holds a head, or none, and one small put and nothing else; of
-// others it makes nothing.
+// eachSet is the field each at the end of a PutWorkloads, set.
+var eachSet = protowire.AppendVarint(protowire.AppendTag(nil, 152, protowire.VarintType), 1)
+
+// fill reads a frame that holds a head, or none, and one small put or several to be judged
+// each by itself, and nothing else; of others it makes nothing.
 func (s *shell) fill(frame []byte) (Command, error) {
 	head, rest := element(frame, headField)
 	puts, rest := element(rest, putField)
-	put, more := element(puts, workloadsField)
-	if puts == nil || put == nil || len(rest) > 0 || len(more) > 0 || len(put) > smallFrame {
+	if puts == nil || len(rest) > 0 {
+		return nil, nil
+	}
+	n, each := 0, false
+	for more := puts; len(more) > 0; n++ {
+		if each = bytes.Equal(more, eachSet); each {
+			break
+		}
+		var put []byte
+		if put, more = element(more, workloadsField); put == nil || len(put) > smallFrame {
+			return nil, nil
+		}
+	}
+	if n == 0 || n > MaxEach || n > 1 && !each {
 		return nil, nil
 	}
 	c := &s.command
@@ -148,18 +168,33 @@ func (s *shell) fill(frame []byte) (Command, error) {
 			return nil, err
 		}
 	}
-	s.it.Reset()
-	s.demand.Reset()
-	s.it.Demand = &s.demand
-	if err := s.it.UnmarshalVTUnsafe(bytes.Clone(put)); err != nil {
-		return nil, err
+	s.list = s.list[:0]
+	for more := puts; len(s.list) < n; {
+		var put []byte
+		put, more = element(more, workloadsField)
+		it, err := s.fillPut(len(s.list), put)
+		if err != nil {
+			return nil, err
+		}
+		s.list = append(s.list, it)
 	}
 	s.puts.Reset()
-	s.one[0] = &s.it
-	s.puts.Workloads = s.one[:]
+	s.puts.Workloads, s.puts.Each = s.list, each
 	s.put.PutWorkloads = &s.puts
 	c.Body = &s.put
 	return c, nil
+}
+
+// fillPut reads a put into the i-th of those that are made.
+func (s *shell) fillPut(i int, put []byte) (*commandv1.WorkloadPut, error) {
+	if i == len(s.made) {
+		s.made = append(s.made, &shelledPut{})
+	}
+	p := s.made[i]
+	p.it.Reset()
+	p.demand.Reset()
+	p.it.Demand = &p.demand
+	return &p.it, p.it.UnmarshalVTUnsafe(bytes.Clone(put))
 }
 
 // element takes a field of messages off bytes in which the schema has found nothing

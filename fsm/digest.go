@@ -25,6 +25,12 @@ func (t *Tx) fold(c Command, res Result) {
 	for i := t.from; i < len(t.changes); i++ {
 		e.change(&t.changes[i])
 	}
+	for i := range res.Items {
+		if k := res.Items[i].Kind; k != OK { // of level 6
+			e.u64(uint64(i))
+			e.u64(uint64(k))
+		}
+	}
 	e = append(e, t.sideFold...)
 	info.Digest = xxhash.Sum64(e)
 	t.scratch = e

@@ -488,6 +488,25 @@ var scenarios = []struct {
 		w.do(rolloutAction("pause"))
 		w.do(rolloutAction("undo"))
 	}},
+	{"30-each", func(w *world) {
+		level6(w)
+		w.do(register("a"))
+		w.ok(putNamespace("small", func(n *commandv1.PutNamespace) { n.Quota = &commandv1.Quota{CpuMillicores: 1500} }))
+		of := func(id, in string, opts ...func(*commandv1.WorkloadPut)) *commandv1.WorkloadPut {
+			p := put(id, opts...).GetPutWorkloads().GetWorkloads()[0]
+			p.Namespace = in
+			return p
+		}
+		c := each(of("one", ""), of("two", "small"), of("three", "small"), of("bad id", ""), of("one", "", content("c1:other")), of("four", "nowhere"))
+		id := requestAt(w.now, 1)
+		w.as(id, c)
+		w.as(id, c)
+		w.do(each(of("one", "", content("c1:other"))))
+		c = each(of("one", ""))
+		c.GetPutWorkloads().GroupOf = "g"
+		w.do(c)
+		w.do(each())
+	}},
 }
 
 func corpusFile(name, ext string) string { return filepath.Join("testdata", "corpus", name+ext) }

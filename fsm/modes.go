@@ -102,7 +102,7 @@ var armRules = [...]armRule{
 //	   trust.go keeps the sessions that people open in workloads, and the keys of gossip;
 //	   names of ports and health of workloads, for DNS; more that is reported by audit;
 //	   guarded.go: who stops what runs on a lost node, and within which time;
-//	   namespaces.go;
+//	   namespaces.go; each.go judges several workloads of a command each by itself;
 //	   revisions.go keeps former specifications;
 //	   rollouts.go changes a group a few members at a time;
 //	   bounds/ bounds what a node says of itself

@@ -13,9 +13,19 @@ import (
 // DefaultMaxAttempts stands in for a max_attempts of 0.
 const DefaultMaxAttempts = 5
 
-// putWorkloads creates or changes workloads, all or none.
+// putWorkloads creates or changes workloads, all or none unless each is set.
 func (t *Tx) putWorkloads(b *commandv1.PutWorkloads) Result {
 	puts := b.GetWorkloads()
+	switch {
+	case b.GetEach():
+		return t.putEach(b)
+	case len(puts) == 1 && b.GetGroupOf() == "" && b.GetUpdate() == nil:
+		item, refusal, ok := t.putAlone(puts)
+		if !ok {
+			return refusal
+		}
+		return Result{Items: place(&t.slabs, &t.slabs.items, item)}
+	}
 	if fault := t.putsFault(puts, b.GetGroupOf()); fault != "" {
 		return refuse(Invalid, "%s", fault)
 	}
@@ -28,9 +38,6 @@ func (t *Tx) putWorkloads(b *commandv1.PutWorkloads) Result {
 		return res
 	}
 	roll := t.rolls(b)
-	if len(puts) == 1 && roll == nil && len(extra) == 0 {
-		return Result{Items: place(&t.slabs, &t.slabs.items, t.putOne(puts[0], olds[0]))}
-	}
 	items := make([]Item, 0, len(puts))
 	for i, p := range puts {
 		item, waits := t.waits(roll, p.GetId())

@@ -177,6 +177,7 @@ func (g *stream) command(s State) Command {
 	case 6:
 		list := []*commandv1.WorkloadPut{g.put(), g.put()}
 		c = puts(g.pick("group_of", "", "g"), list...)
+		c.GetPutWorkloads().Each = g.bool("each")
 		if g.bool("rolling") {
 			for i, p := range list {
 				p.Id, p.Demand.Group = fmt.Sprintf("g-%d", i), "g"

@@ -50,6 +50,7 @@ func (w *outcomes) of(r *Result) []byte {
 		from, to, g := &r.Items[i], &w.items[i], &w.generations[i]
 		g.Incarnation, g.Sequence = from.Generation.Incarnation, from.Generation.Sequence
 		to.Id, to.Generation, to.Revision, to.Unchanged = from.ID, g, from.Revision, from.Unchanged
+		to.Kind, to.Reason = uint32(from.Kind), from.Reason
 		o.Items = append(o.Items, to)
 	}
 	size := o.SizeVT()

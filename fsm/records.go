@@ -237,7 +237,7 @@ func resultOf(o *commandv1.Outcome) Result {
 	return Result{
 		Kind: Kind(o.GetKind()), Reason: o.GetReason(), Index: o.GetIndex(),
 		Items: convert(o.GetItems(), func(i *commandv1.ItemOutcome) Item {
-			return Item{ID: i.GetId(), Generation: generationOf(i.GetGeneration()), Revision: i.GetRevision(), Unchanged: i.GetUnchanged()}
+			return Item{ID: i.GetId(), Generation: generationOf(i.GetGeneration()), Revision: i.GetRevision(), Unchanged: i.GetUnchanged(), Kind: Kind(i.GetKind()), Reason: i.GetReason()}
 		}),
 	}
 }

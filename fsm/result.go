@@ -42,6 +42,10 @@ type Item struct {
 	Generation Generation
 	Revision   string
 	Unchanged  bool // same content and desired state as before
+
+	// Why this one was refused, in a command that judges each of its workloads by itself.
+	Kind   Kind
+	Reason string
 }
 
 // Result is the state machine's verdict on one command. Commands that carry

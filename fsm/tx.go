@@ -35,8 +35,9 @@ type Tx struct {
 	next     Generation // handed out to everything the command touches
 	from     int        // in changes, where its own begin
 
-	olds   []*Workload // see replaced
-	origin []Label     // details of an event that has none but where the call came from
+	olds   []*Workload            // see replaced
+	alone  commandv1.PutWorkloads // see putAlone
+	origin []Label                // details of an event that has none but where the call came from
 
 	changes  []Change // of all commands since Begin or Commit
 	slabs    slabs

@@ -188,6 +188,13 @@ func puts(group string, list ...*commandv1.WorkloadPut) Command {
 	return &commandv1.Command{Body: &commandv1.Command_PutWorkloads{PutWorkloads: &commandv1.PutWorkloads{Workloads: list, GroupOf: group}}}
 }
 
+// each is a command that judges each of its workloads by itself.
+func each(list ...*commandv1.WorkloadPut) Command {
+	c := puts("", list...)
+	c.GetPutWorkloads().Each = true
+	return c
+}
+
 func content(c string) func(*commandv1.WorkloadPut) {
 	return func(p *commandv1.WorkloadPut) { p.Content = c }
 }

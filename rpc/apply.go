@@ -8,7 +8,6 @@ import (
 	"strings"
 	"time"
 
-	clusterv1 "github.com/persys/compute/api/cluster/v1"
 	commandv1 "github.com/persys/compute/api/command/v1"
 	controlv1 "github.com/persys/compute/api/control/v1"
 	"github.com/persys/compute/fsm"
@@ -18,7 +17,7 @@ import (
 // ApplyWorkload implements control.v1. Refusals of a well-formed request are
 // in-band (contract/wire-control.md, "Outcomes per RPC").
 func (s *Server) ApplyWorkload(ctx context.Context, req *controlv1.ApplyWorkloadRequest) (*controlv1.ApplyWorkloadResponse, error) {
-	out := s.apply(ctx, []*controlv1.ApplyWorkloadRequest{req})
+	out := s.apply(ctx, []*controlv1.ApplyWorkloadRequest{req}, never)
 	return out[0].resp, out[0].err
 }
 
@@ -32,49 +31,51 @@ func refused(r controlv1.FailureReason, message string) outcome {
 	return outcome{resp: &controlv1.ApplyWorkloadResponse{FailureReason: r, ErrorMessage: message}}
 }
 
-// apply judges requests one by one and commits those that pass together.
-func (s *Server) apply(ctx context.Context, reqs []*controlv1.ApplyWorkloadRequest) []outcome {
+// apply judges requests one by one and commits those that pass together. Those that joins
+// names have no request id of their own and may share a command.
+func (s *Server) apply(ctx context.Context, reqs []*controlv1.ApplyWorkloadRequest, joins func(int) bool) []outcome {
 	out := make([]outcome, len(reqs))
-	frozen := s.frozen()
-	cmds := make([]fsm.Command, 0, len(reqs))
-	at := make([]int, 0, len(reqs)) // index in reqs of each command
-	for i, req := range reqs {
-		if frozen != "" {
+	if frozen := s.frozen(); frozen != "" {
+		for i := range out {
 			out[i] = refused(controlv1.FailureReason_RUNTIME_ERROR, frozen)
-			continue
 		}
-		made, err := s.applyCommands(ctx, req)
-		if err != nil {
-			out[i] = refusal(err)
-			continue
-		}
-		for _, c := range made {
-			cmds, at = append(cmds, c), append(at, i)
-		}
-	}
-	if len(cmds) == 0 {
 		return out
 	}
-	results, err := s.replica.Propose(ctx, cmds...)
+	b := batch{s: s, reqs: reqs}
+	for i := range reqs {
+		if err := b.add(ctx, i, joins(i)); err != nil {
+			out[i] = refusal(err)
+		}
+	}
+	if len(b.cmds) == 0 {
+		return out
+	}
+	results, err := s.replica.Propose(ctx, b.cmds...)
 	if err != nil {
-		for _, i := range at {
-			out[i] = outcome{err: err}
-			if errors.Is(err, ErrTooLarge) {
-				out[i] = refused(controlv1.FailureReason_INVALID_SPEC, err.Error())
+		for _, of := range b.of {
+			for _, i := range of {
+				out[i] = outcome{err: err}
+				if errors.Is(err, ErrTooLarge) {
+					out[i] = refused(controlv1.FailureReason_INVALID_SPEC, err.Error())
+				}
 			}
 		}
 		return out
 	}
 	for n, r := range results {
-		i := at[n]
-		if out[i].err != nil || (out[i].resp != nil && !out[i].resp.GetSuccess()) {
-			continue // an earlier command of the same request failed
+		for k, i := range b.of[n] {
+			if out[i].err != nil || (out[i].resp != nil && !out[i].resp.GetSuccess()) {
+				continue // an earlier command of the same request failed
+			}
+			out[i] = merge(out[i].resp, b.verdict(n, k, r))
+			s.rolling(reqs[i], out[i].resp)
 		}
-		out[i] = merge(out[i].resp, r)
-		s.rolling(reqs[i], out[i].resp)
 	}
 	return out
 }
+
+// never is for requests that share no command.
+func never(int) bool { return false }
 
 // refusal turns an error found before the log into an outcome.
 func refusal(err error) outcome {
@@ -408,26 +409,4 @@ func (s *Server) RetryWorkload(ctx context.Context, req *controlv1.RetryWorkload
 		}
 	}
 	return out, nil
-}
-
-// deriveRequestIDs gives each request of a batch its own id. Neighbouring ids are
-// far apart, because one request may stand for several commands.
-func deriveRequestIDs(req *clusterv1.ApplyWorkloadsRequest) error {
-	if req.GetRequestId() == "" {
-		return nil
-	}
-	base, err := parseRequestID(req.GetRequestId())
-	if err != nil {
-		return err
-	}
-	for i, w := range req.GetWorkloads() {
-		if w.GetRequestId() != "" {
-			continue
-		}
-		id := base
-		// Bytes 10 and 11 lie outside version, variant and the counter of head.
-		binary.BigEndian.PutUint16(id[10:], binary.BigEndian.Uint16(id[10:])+uint16(i))
-		w.RequestId = id.String()
-	}
-	return nil
 }

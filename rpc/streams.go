@@ -115,10 +115,11 @@ func (s *Server) ApplyWorkloads(ctx context.Context, req *clusterv1.ApplyWorkloa
 		return nil, err
 	}
 	req.Workloads, req.File = workloads, ""
-	if err := deriveRequestIDs(req); err != nil {
+	derived, err := deriveRequestIDs(req)
+	if err != nil {
 		return nil, err
 	}
-	outs := s.apply(ctx, req.GetWorkloads())
+	outs := s.apply(ctx, req.GetWorkloads(), derived)
 	resp := &clusterv1.ApplyWorkloadsResponse{Results: make([]*controlv1.ApplyWorkloadResponse, len(outs))}
 	for i, o := range outs {
 		switch edgeKind(o.err) {

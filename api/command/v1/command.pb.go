@@ -1612,7 +1612,7 @@ func (x *WorkloadPut) GetNamespace() string {
 	return ""
 }
 
-// PutWorkloads creates or changes workloads, all or none.
+// PutWorkloads creates or changes workloads, all or none unless each is set.
 type PutWorkloads struct {
 	state     protoimpl.MessageState `protogen:"open.v1"`
 	Workloads []*WorkloadPut         `protobuf:"bytes,1,rep,name=workloads,proto3" json:"workloads,omitempty"`
@@ -1624,7 +1624,11 @@ type PutWorkloads struct {
 	Update *UpdatePolicy `protobuf:"bytes,150,opt,name=update,proto3" json:"update,omitempty"`
 	// With group_of and no workloads: the namespace whose members are deleted; empty: the one
 	// of the group's first member.
-	Namespace     string `protobuf:"bytes,151,opt,name=namespace,proto3" json:"namespace,omitempty"`
+	Namespace string `protobuf:"bytes,151,opt,name=namespace,proto3" json:"namespace,omitempty"`
+	// Each workload is judged as if it had come alone, one after the other: what is refused
+	// keeps none of the others out, and the outcome of each has its own verdict. Without
+	// group_of and update. Feature level 6.
+	Each          bool `protobuf:"varint,152,opt,name=each,proto3" json:"each,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1685,6 +1689,13 @@ func (x *PutWorkloads) GetNamespace() string {
 		return x.Namespace
 	}
 	return ""
+}
+
+func (x *PutWorkloads) GetEach() bool {
+	if x != nil {
+		return x.Each
+	}
+	return false
 }
 
 // UpdatePolicy says how the members of a group are replaced.
@@ -7290,11 +7301,14 @@ func (x *Outcome) GetItems() []*ItemOutcome {
 }
 
 type ItemOutcome struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Id            string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
-	Generation    *Generation            `protobuf:"bytes,2,opt,name=generation,proto3" json:"generation,omitempty"`
-	Revision      string                 `protobuf:"bytes,3,opt,name=revision,proto3" json:"revision,omitempty"`
-	Unchanged     bool                   `protobuf:"varint,4,opt,name=unchanged,proto3" json:"unchanged,omitempty"`
+	state      protoimpl.MessageState `protogen:"open.v1"`
+	Id         string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
+	Generation *Generation            `protobuf:"bytes,2,opt,name=generation,proto3" json:"generation,omitempty"`
+	Revision   string                 `protobuf:"bytes,3,opt,name=revision,proto3" json:"revision,omitempty"`
+	Unchanged  bool                   `protobuf:"varint,4,opt,name=unchanged,proto3" json:"unchanged,omitempty"`
+	// Why this one was refused, in a command that has each of its workloads judged by itself.
+	Kind          uint32 `protobuf:"varint,5,opt,name=kind,proto3" json:"kind,omitempty"`
+	Reason        string `protobuf:"bytes,6,opt,name=reason,proto3" json:"reason,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -7355,6 +7369,20 @@ func (x *ItemOutcome) GetUnchanged() bool {
 		return x.Unchanged
 	}
 	return false
+}
+
+func (x *ItemOutcome) GetKind() uint32 {
+	if x != nil {
+		return x.Kind
+	}
+	return 0
+}
+
+func (x *ItemOutcome) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
 }
 
 type EventRecord struct {
@@ -7614,12 +7642,13 @@ const file_api_command_v1_command_proto_rawDesc = "" +
 	"\x06demand\x18\x05 \x01(\v2\x19.persys.command.v1.DemandR\x06demand\x12\x18\n" +
 	"\adesired\x18\x06 \x01(\tR\adesired\x12!\n" +
 	"\fmax_attempts\x18\a \x01(\x05R\vmaxAttempts\x12\x1c\n" +
-	"\tnamespace\x18n \x01(\tR\tnamespace\"\xc0\x01\n" +
+	"\tnamespace\x18n \x01(\tR\tnamespace\"\xd5\x01\n" +
 	"\fPutWorkloads\x12<\n" +
 	"\tworkloads\x18\x01 \x03(\v2\x1e.persys.command.v1.WorkloadPutR\tworkloads\x12\x19\n" +
 	"\bgroup_of\x18\x02 \x01(\tR\agroupOf\x128\n" +
 	"\x06update\x18\x96\x01 \x01(\v2\x1f.persys.command.v1.UpdatePolicyR\x06update\x12\x1d\n" +
-	"\tnamespace\x18\x97\x01 \x01(\tR\tnamespace\"\x9e\x01\n" +
+	"\tnamespace\x18\x97\x01 \x01(\tR\tnamespace\x12\x13\n" +
+	"\x04each\x18\x98\x01 \x01(\bR\x04each\"\x9e\x01\n" +
 	"\fUpdatePolicy\x12!\n" +
 	"\fmax_parallel\x18\x01 \x01(\x05R\vmaxParallel\x12\x1f\n" +
 	"\vmin_healthy\x18\x02 \x01(\x03R\n" +
@@ -8101,14 +8130,16 @@ const file_api_command_v1_command_proto_rawDesc = "" +
 	"\x04kind\x18\x01 \x01(\rR\x04kind\x12\x16\n" +
 	"\x06reason\x18\x02 \x01(\tR\x06reason\x12\x14\n" +
 	"\x05index\x18\x03 \x01(\x04R\x05index\x124\n" +
-	"\x05items\x18\x04 \x03(\v2\x1e.persys.command.v1.ItemOutcomeR\x05items\"\x96\x01\n" +
+	"\x05items\x18\x04 \x03(\v2\x1e.persys.command.v1.ItemOutcomeR\x05items\"\xc2\x01\n" +
 	"\vItemOutcome\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12=\n" +
 	"\n" +
 	"generation\x18\x02 \x01(\v2\x1d.persys.command.v1.GenerationR\n" +
 	"generation\x12\x1a\n" +
 	"\brevision\x18\x03 \x01(\tR\brevision\x12\x1c\n" +
-	"\tunchanged\x18\x04 \x01(\bR\tunchanged\"\x9d\x02\n" +
+	"\tunchanged\x18\x04 \x01(\bR\tunchanged\x12\x12\n" +
+	"\x04kind\x18\x05 \x01(\rR\x04kind\x12\x16\n" +
+	"\x06reason\x18\x06 \x01(\tR\x06reason\"\x9d\x02\n" +
 	"\vEventRecord\x12\x10\n" +
 	"\x03seq\x18\x01 \x01(\x04R\x03seq\x12\x14\n" +
 	"\x05index\x18\x02 \x01(\x04R\x05index\x12\x0e\n" +

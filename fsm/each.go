@@ -1,0 +1,68 @@
+package fsm
+
+import (
+	"slices"
+	"strings"
+
+	commandv1 "github.com/persys/compute/api/command/v1"
+)
+
+// MaxEach is how many workloads a command may have judge by themselves.
+const MaxEach = 64
+
+// putEach judges each put as if it had come alone. They share what a command has once: who
+// asked, the request and its receipt, the generation.
+func (t *Tx) putEach(b *commandv1.PutWorkloads) Result {
+	puts := b.GetWorkloads()
+	switch {
+	case t.r.info.FeatureLevel < 6:
+		return refuse(Unsupported, "workloads that are judged each by itself need feature level 6, the cluster is at %d", t.r.info.FeatureLevel)
+	case b.GetGroupOf() != "" || b.GetNamespace() != "" || b.GetUpdate() != nil:
+		return refuse(Invalid, "each: must not be with group_of, namespace or update")
+	case len(puts) == 0 || len(puts) > MaxEach:
+		return refuse(Invalid, "workloads: there are %d, must be 1 to %d to be judged each by itself", len(puts), MaxEach)
+	}
+	items := make([]Item, len(puts))
+	t.changes = slices.Grow(t.changes, 2*len(puts))
+	for i := range puts {
+		before := len(t.changes)
+		item, refusal, ok := t.putAlone(puts[i : i+1])
+		if !ok {
+			// As others read it: an id that breaks a rule may be anything.
+			item = Item{ID: strings.ToValidUTF8(clip(puts[i].GetId()), ""), Kind: refusal.Kind, Reason: strings.ToValidUTF8(refusal.Reason, "")}
+		}
+		items[i] = item
+		t.auditPut(before, item)
+	}
+	return Result{Items: items}
+}
+
+// auditPut is auditRefused for one of several puts, whose changes begin at before.
+func (t *Tx) auditPut(before int, item Item) {
+	if t.caller == "" || t.noted(before) {
+		return
+	}
+	e := Event{Type: EventMutation, Reason: item.Kind.String(), Message: clipTo(item.Reason, 512), Details: []Label{{"command", "put_workloads"}}}
+	if item.Kind == OK {
+		e.Message = "workload " + item.ID
+	}
+	t.event(e)
+}
+
+// putAlone judges one put that is no part of a group; ok is false when it is refused.
+func (t *Tx) putAlone(one []*commandv1.WorkloadPut) (item Item, refusal Result, ok bool) {
+	if fault := t.putsFault(one, ""); fault != "" {
+		return Item{}, refuse(Invalid, "%s", fault), false
+	}
+	old := t.replaced(one)
+	t.alone.Workloads = one
+	if res, ok := t.admits(&t.alone, old, nil); !ok {
+		return Item{}, res, false
+	}
+	return t.putOne(one[0], old[0]), Result{}, true
+}
+
+// Of returns the verdict on one item of a command whose workloads are judged each by itself.
+func (r Result) Of(i Item) Result {
+	return Result{Kind: i.Kind, Reason: i.Reason, Index: r.Index, Items: []Item{i}, Duplicate: r.Duplicate}
+}

@@ -1,0 +1,121 @@
+package fsm
+
+import (
+	"bytes"
+	"fmt"
+	"strings"
+	"testing"
+
+	"google.golang.org/protobuf/proto"
+
+	commandv1 "github.com/persys/compute/api/command/v1"
+)
+
+func onePut(id string, opts ...func(*commandv1.WorkloadPut)) *commandv1.WorkloadPut {
+	return put(id, opts...).GetPutWorkloads().GetWorkloads()[0]
+}
+
+// TestEach: workloads of one command that are judged each by itself.
+func TestEach(t *testing.T) {
+	prove(t, []fact{
+		{"what is refused keeps none of the others out", func(t *testing.T, w *world) {
+			level6(w)
+			w.ok(putNamespace("small", func(n *commandv1.PutNamespace) { n.Quota = &commandv1.Quota{CpuMillicores: 1500} }))
+			in := func(p *commandv1.WorkloadPut) { p.Namespace = "small" }
+			res := w.do(each(onePut("a"), onePut("b", in), onePut("c", in), onePut("bad id"), onePut("d")))
+			is(t, "kind", res.Kind, OK)
+			is(t, "items", len(res.Items), 5)
+			var kinds []Kind
+			for _, it := range res.Items {
+				kinds = append(kinds, it.Kind)
+			}
+			is(t, "kinds", fmt.Sprint(kinds), fmt.Sprint([]Kind{OK, OK, OverQuota, Invalid, OK}))
+			is(t, "the reason names the rule", strings.Contains(res.Items[3].Reason, "bad id"), true)
+			is(t, "as a verdict of its own", res.Of(res.Items[2]).Kind, OverQuota)
+			for id, there := range map[string]bool{"a": true, "b": true, "c": false, "d": true} {
+				_, ok := w.s.Workload(id)
+				is(t, id, ok, there)
+			}
+			is(t, "check", w.s.Check(), nil)
+		}},
+		{"one after the other", func(t *testing.T, w *world) {
+			level6(w)
+			res := w.do(each(onePut("a"), onePut("a", content("c1:other")), onePut("a", content("c1:other"))))
+			is(t, "unchanged", fmt.Sprint(res.Items[0].Unchanged, res.Items[1].Unchanged, res.Items[2].Unchanged), "false false true")
+			a, _ := w.s.Workload("a")
+			is(t, "content", a.Content, "c1:other")
+		}},
+		{"a repetition gets the same verdicts, also from a snapshot", func(t *testing.T, w *world) {
+			level6(w)
+			id := requestAt(w.now, 1)
+			c := each(onePut("a"), onePut("bad\xff"))
+			first := w.as(id, c)
+			w.ok(put("a", content("c1:later")))
+			restored, err := ReadSnapshot(bytes.NewReader(snapshotBytes(t, w.s)))
+			if err != nil {
+				t.Fatal(err)
+			}
+			w.s = restored
+			again := w.as(id, c)
+			is(t, "duplicate", again.Duplicate, true)
+			is(t, "verdicts", fmt.Sprint(again.Items), fmt.Sprint(first.Items))
+			a, _ := w.s.Workload("a")
+			is(t, "content", a.Content, "c1:later")
+		}},
+		{"with nothing that is about them all", func(t *testing.T, w *world) {
+			c := each(onePut("a"))
+			refused(t, w.do(c), Unsupported, "level 6")
+			level6(w)
+			refused(t, w.do(each()), Invalid, "1 to 64")
+			many := each()
+			for i := range MaxEach + 1 {
+				many.GetPutWorkloads().Workloads = append(many.GetPutWorkloads().Workloads, onePut(fmt.Sprint("w", i)))
+			}
+			refused(t, w.do(many), Invalid, "there are 65")
+			c.GetPutWorkloads().GroupOf = "g"
+			refused(t, w.do(c), Invalid, "group_of")
+		}},
+		{"what changed nothing and what was refused is in the history", func(t *testing.T, w *world) {
+			level6(w)
+			w.ok(put("a"))
+			c := each(onePut("a"), onePut("bad id"), onePut("b"))
+			c.Head = &commandv1.Head{At: w.now + second, By: "carol", From: "10.0.0.9"}
+			w.index++
+			tx := w.s.Begin()
+			_, changes := tx.Apply(Meta{w.index, w.term}, c)
+			var seen []string
+			for _, ch := range changes {
+				if e, ok := ch.New.(*Event); ok {
+					seen = append(seen, e.Type+" "+e.Reason)
+				}
+			}
+			is(t, "events", strings.Join(seen, ", "), EventMutation+" ok, "+EventMutation+" invalid, "+EventWorkloadCreated+" ")
+		}},
+	})
+}
+
+// TestEachDecodes: what the log holds of several puts is read as protobuf reads it, by the
+// decoder that uses its messages again, too.
+func TestEachDecodes(t *testing.T) {
+	long := onePut("long")
+	long.Spec = bytes.Repeat([]byte("x"), smallFrame+1)
+	off := each(onePut("a"), onePut("b"))
+	off.GetPutWorkloads().Each = false
+	var d Decoder
+	for _, c := range []Command{
+		each(onePut("a"), onePut("b"), onePut("c")), each(onePut("a")), put("a"), each(onePut("a"), long), off,
+		each(onePut("b"), onePut("a", demand(func(d *commandv1.Demand) { d.Group = "g" }))), each(),
+	} {
+		frames, err := AppendCommand(nil, c)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := d.Open(frames); err != nil {
+			t.Fatal(err)
+		}
+		got, err := d.Next()
+		if err != nil || !proto.Equal(got, c) {
+			t.Errorf("%v is read as %v, %v", c, got, err)
+		}
+	}
+}
