@@ -1,10 +1,6 @@
 package fsm
 
-import (
-	"encoding/binary"
-
-	"github.com/cespare/xxhash/v2"
-)
+import "encoding/binary"
 
 // The divergence digest (DESIGN, decision 3) folds, per command, the index, the
 // command's number, the verdict and every record that it left. Replicas at the
@@ -17,6 +13,7 @@ import (
 func (t *Tx) fold(c Command, res Result) {
 	e := encoder(t.scratch[:0])
 	info := &t.r.info
+	t.hash.Reset()
 	e.u64(info.Digest)
 	e.u64(t.meta.Index)
 	e.u64(uint64(armOf(c).rule().number))
@@ -24,6 +21,10 @@ func (t *Tx) fold(c Command, res Result) {
 	e.u64(info.Sequence)
 	for i := t.from; i < len(t.changes); i++ {
 		e.change(&t.changes[i])
+		if len(e) >= foldPiece {
+			_, _ = t.hash.Write(e) // a hash never fails
+			e = e[:0]
+		}
 	}
 	for i := range res.Items {
 		if k := res.Items[i].Kind; k != OK { // of level 6
@@ -32,16 +33,39 @@ func (t *Tx) fold(c Command, res Result) {
 		}
 	}
 	e = append(e, t.sideFold...)
-	info.Digest = xxhash.Sum64(e)
+	_, _ = t.hash.Write(e)
+	info.Digest = t.hash.Sum64()
 	t.scratch = e
 	if cap(t.scratch) > 1<<20 {
 		t.scratch = nil // one huge spec must not stay in memory
 	}
 }
 
+// foldPiece is how much is encoded before it is hashed: it is still at hand then.
+const foldPiece = 8 << 10
+
 // encoder appends fields: integers as 8 bytes, strings and lists after their
 // length, so that no two field sequences give the same bytes.
 type encoder []byte
+
+// append64, appendStr and appendBool are the same for fields in a row.
+func append64(b []byte, row ...uint64) []byte {
+	for _, v := range row {
+		b = binary.LittleEndian.AppendUint64(b, v)
+	}
+	return b
+}
+
+func appendStr(b []byte, s string) []byte {
+	return append(binary.LittleEndian.AppendUint64(b, uint64(len(s))), s...)
+}
+
+func appendBool(b []byte, v bool) []byte {
+	if v {
+		return append(b, 1)
+	}
+	return append(b, 0)
+}
 
 func (e *encoder) u64(v uint64) { *e = binary.LittleEndian.AppendUint64(*e, v) }
 func (e *encoder) i64(v int64)  { e.u64(uint64(v)) }
@@ -125,11 +149,9 @@ func (e *encoder) ports(list []HostPort) {
 }
 
 func (e *encoder) demand(d *Demand) {
-	e.str(d.Type)
-	e.i64(d.CPU)
-	e.i64(d.Memory)
-	e.i64(d.Disk)
-	e.str(d.Pool)
+	b := appendStr(*e, d.Type)
+	b = append64(b, uint64(d.CPU), uint64(d.Memory), uint64(d.Disk))
+	*e = appendStr(b, d.Pool)
 	e.strs(d.StorageDrivers)
 	e.ports(d.Ports)
 	e.labels(d.Labels)
@@ -140,10 +162,9 @@ func (e *encoder) demand(d *Demand) {
 		e.strs(c.Values)
 	}
 	e.taints(d.Tolerations)
-	e.str(d.Group)
-	e.bool(d.Exclusive)
-	e.str(d.OnLostLease)
-	e.i64(int64(d.Priority))
+	b = appendBool(appendStr(*e, d.Group), d.Exclusive)
+	b = appendStr(b, d.OnLostLease)
+	*e = append64(b, uint64(int64(d.Priority)))
 	if len(d.PortNames) > 0 { // of level 6
 		e.str("port names")
 		e.u64(uint64(len(d.PortNames)))
@@ -157,20 +178,16 @@ func (e *encoder) demand(d *Demand) {
 }
 
 func (e *encoder) reason(r *Reason) {
-	e.str(r.Code)
-	e.str(r.Message)
-	e.i64(r.At)
-	e.bool(r.Retryable)
+	b := appendStr(appendStr(*e, r.Code), r.Message)
+	*e = appendBool(append64(b, uint64(r.At)), r.Retryable)
 }
 
 func (e *encoder) observation(o *Observation) {
-	e.str(string(o.State))
-	e.generation(o.Generation)
-	e.str(o.Code)
-	e.str(o.Message)
-	e.i64(int64(o.Failure))
-	e.bool(o.Retryable)
-	e.i64(int64(o.RestartCount))
+	b := appendStr(*e, string(o.State))
+	b = append64(b, o.Generation.Incarnation, o.Generation.Sequence)
+	b = appendStr(appendStr(b, o.Code), o.Message)
+	b = appendBool(append64(b, uint64(int64(o.Failure))), o.Retryable)
+	*e = append64(b, uint64(int64(o.RestartCount)))
 	e.strs(o.Addresses)
 	e.u64(uint64(len(o.Ports)))
 	for _, p := range o.Ports {
@@ -185,30 +202,19 @@ func (e *encoder) observation(o *Observation) {
 }
 
 func (e *encoder) workload(w *Workload) {
-	e.str(w.ID)
-	e.bytes(w.Spec)
-	e.str(w.Content)
-	e.str(w.CallerRevision)
+	b := appendStr(*e, w.ID)
+	b = append(append64(b, uint64(len(w.Spec))), w.Spec...)
+	*e = appendStr(appendStr(b, w.Content), w.CallerRevision)
 	e.demand(w.Demand)
-	e.str(string(w.Desired))
-	e.str(string(w.Status))
+	*e = appendStr(appendStr(*e, string(w.Desired)), string(w.Status))
 	e.reason(&w.Reason)
-	e.str(w.Node)
-	e.str(w.PreviousNode)
-	e.generation(w.Generation)
-	e.bool(w.Acknowledged)
-	e.u64(uint64(w.Restarts))
+	b = appendStr(appendStr(*e, w.Node), w.PreviousNode)
+	b = append64(b, w.Generation.Incarnation, w.Generation.Sequence)
+	*e = append64(appendBool(b, w.Acknowledged), uint64(w.Restarts))
 	e.observation(w.Actual)
-	e.i64(int64(w.Retry.Attempts))
-	e.i64(int64(w.Retry.MaxAttempts))
-	e.i64(w.Retry.NextAt)
-	e.i64(w.Retry.FirstFailureAt)
-	e.bool(w.Retry.Terminal)
-	e.i64(w.CreatedAt)
-	e.i64(w.UpdatedAt)
-	e.i64(w.AssignedAt)
-	e.u64(w.CreateIndex)
-	e.u64(w.ModifyIndex)
+	b = append64(*e, uint64(int64(w.Retry.Attempts)), uint64(int64(w.Retry.MaxAttempts)), uint64(w.Retry.NextAt), uint64(w.Retry.FirstFailureAt))
+	b = appendBool(b, w.Retry.Terminal)
+	*e = append64(b, uint64(w.CreatedAt), uint64(w.UpdatedAt), uint64(w.AssignedAt), w.CreateIndex, w.ModifyIndex)
 	if w.Unguarded { // level 6
 		e.bool(true)
 	}
@@ -311,15 +317,9 @@ func (e *encoder) replica(r *Replica) {
 }
 
 func (e *encoder) event(v *Event) {
-	e.u64(v.Seq)
-	e.u64(v.Index)
-	e.i64(v.At)
-	e.str(v.Type)
-	e.str(v.Workload)
-	e.str(v.Node)
-	e.str(v.Reason)
-	e.str(v.Message)
-	e.str(v.By)
+	b := append64(*e, v.Seq, v.Index, uint64(v.At))
+	b = appendStr(appendStr(appendStr(b, v.Type), v.Workload), v.Node)
+	*e = appendStr(appendStr(appendStr(b, v.Reason), v.Message), v.By)
 	e.labels(v.Details)
 	if v.Namespace != "" { // of level 6
 		e.str(v.Namespace)

@@ -124,7 +124,11 @@ func (t *Tx) keep(rc receipts.Receipt) {
 	info, queue := &t.r.info, t.ownReceipts()
 	rc.Seq = info.ReceiptSeq + 1
 	queue.Append(rc)
-	info.ReceiptsDroppedUntil = max(info.ReceiptsDroppedUntil, queue.Trim(info.Clock, t.retention))
+	keep := t.retention
+	if info.FeatureLevel < 6 {
+		keep.MaxBytes = 0
+	}
+	info.ReceiptsDroppedUntil = max(info.ReceiptsDroppedUntil, queue.Trim(info.Clock, keep))
 	info.ReceiptSeq = queue.Last()
 }
 

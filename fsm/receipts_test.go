@@ -1,6 +1,7 @@
 package fsm
 
 import (
+	"fmt"
 	"reflect"
 	"testing"
 	"time"
@@ -124,6 +125,23 @@ func TestReceiptRetention(t *testing.T) {
 			is(t, "too old leaves no receipt", tx.Commit().ReceiptCount(), c.kept)
 		})
 	}
+	for level, kept := range map[uint32]int{5: 8, 6: 3} {
+		t.Run(fmt.Sprintf("at level %d the oldest are dropped for their bytes, or not yet", level), func(t *testing.T) {
+			w := formed(t)
+			if level == 6 {
+				level6(w)
+			}
+			tx := w.s.Begin()
+			tx.retention = small
+			tx.retention.MaxBytes = 100
+			for i := range 8 {
+				cmd := barrier()
+				cmd.Head = &commandv1.Head{Request: requestAt(w.now, uint32(i)), At: w.now}
+				tx.Apply(Meta{9, 1}, cmd)
+			}
+			is(t, "kept", tx.Commit().ReceiptCount(), kept)
+		})
+	}
 	t.Run("an id from a clock that is ahead never makes present ones too old", func(t *testing.T) {
 		tx := formed(t).s.Begin()
 		tx.retention = small
@@ -149,7 +167,7 @@ func TestReceiptRetention(t *testing.T) {
 		refused(t, w.as(requestAt(w.now-3*60*minute, 9), barrier()), TooOld, "or set the client's clock")
 	})
 	t.Run("defaults", func(t *testing.T) {
-		is(t, "retention", formed(t).s.Begin().retention, receipts.Retention{MinAge: 2 * time.Minute, MaxAge: 60 * time.Minute, Min: 200_000, Max: 1_000_000})
+		is(t, "retention", formed(t).s.Begin().retention, receipts.Retention{MinAge: 2 * time.Minute, MaxAge: 60 * time.Minute, Min: 200_000, Max: 1_000_000, MaxBytes: 128 << 20})
 	})
 }
 

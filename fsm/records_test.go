@@ -88,7 +88,7 @@ func TestRecordsSurviveTheSnapshotCodec(t *testing.T) {
 		for i := range rapid.IntRange(0, MaxRevisions).Draw(rt, "former") {
 			h.former[i] = &Revision{}
 			fill(rt, reflect.ValueOf(h.former[i]).Elem(), "Workload.history")
-			h.bytes += len(h.former[i].Spec)
+			h.sizes[i] = uint32(len(h.former[i].Spec))
 		}
 		w.history = h
 		read, err := historyOf(&w, historyPB(&w))

@@ -40,7 +40,7 @@ type history struct {
 	by     string
 
 	former [MaxRevisions]*Revision // oldest first, then nil
-	bytes  int                     // of their specifications
+	sizes  [MaxRevisions]uint32    // bytes of their specifications: not to read them for it
 }
 
 // kept are the former specifications, oldest first.
@@ -90,16 +90,23 @@ func (t *Tx) revise(old, w *Workload) {
 	var all [MaxRevisions + 1]*Revision
 	n := copy(all[:], old.history.kept())
 	all[n] = &last
-	kept, size := all[:n+1], len(last.Spec)
+	var sizes [MaxRevisions + 1]uint32
 	if old.history != nil {
-		size += old.history.bytes
+		copy(sizes[:], old.history.sizes[:n])
 	}
-	for len(kept) > MaxRevisions || size > MaxRevisionBytes {
-		size -= len(kept[0].Spec)
-		kept = kept[1:]
+	sizes[n] = uint32(len(last.Spec))
+	var total uint32
+	for _, size := range sizes[:n+1] {
+		total += size
 	}
-	w.history = &history{number: last.Number + 1, at: t.r.info.Clock, by: t.by, bytes: size}
-	copy(w.history.former[:], kept)
+	from := 0
+	for n+1-from > MaxRevisions || total > MaxRevisionBytes {
+		total -= sizes[from]
+		from++
+	}
+	w.history = &history{number: last.Number + 1, at: t.r.info.Clock, by: t.by}
+	copy(w.history.former[:], all[from:n+1])
+	copy(w.history.sizes[:], sizes[from:n+1])
 }
 
 func (c *checker) revisions() {
@@ -114,11 +121,11 @@ func (c *checker) revisions() {
 				return true
 			}
 			size += len(r.Spec)
+			c.must(len(r.Spec) == int(w.history.sizes[i]), "revision %d of %s has %d bytes, noted are %d", i, w.ID, len(r.Spec), w.history.sizes[i])
 			c.must(r.Number > 0 && r.Number+uint64(len(list)-i) == w.history.number, "revision %d of %s is number %d, the present one %d", i, w.ID, r.Number, w.history.number)
 		}
 		level := c.s.r.info.FeatureLevel
 		c.must(level >= 6, "revisions of %s at feature level %d", w.ID, level)
-		c.must(size == w.history.bytes, "workload %s has %d bytes of former revisions, counted as %d", w.ID, size, w.history.bytes)
 		c.must(size <= MaxRevisionBytes, "workload %s has %d bytes of former revisions", w.ID, size)
 		return true
 	})
@@ -149,7 +156,7 @@ func historyOf(w *Workload, m *commandv1.RevisionsRecord) (*history, error) {
 			Number: r.GetNumber(), Spec: nonEmpty(r.GetSpec()), Content: r.GetContent(), CallerRevision: r.GetCallerRevision(),
 			At: r.GetAt(), By: r.GetBy(),
 		}
-		h.bytes += len(r.GetSpec())
+		h.sizes[i] = uint32(len(r.GetSpec()))
 	}
 	return h, nil
 }

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/cespare/xxhash/v2"
 	"github.com/tidwall/btree"
 
 	commandv1 "github.com/persys/compute/api/command/v1"
@@ -43,6 +44,7 @@ type Tx struct {
 	slabs    slabs
 	outcomes outcomes
 	scratch  []byte
+	hash     xxhash.Digest
 	// sideFold is what the command changed in the tables that make no Change
 	// (trust.go, graves.go, failures.go, drifts.go), as the digest takes it.
 	sideFold []byte

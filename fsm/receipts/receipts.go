@@ -10,6 +10,7 @@ import (
 	"encoding/binary"
 
 	"github.com/tidwall/btree"
+	"google.golang.org/protobuf/encoding/protowire"
 )
 
 // Receipt is the answer to one request.
@@ -33,6 +34,7 @@ type Queue struct {
 	skip   int    // bytes in first before what follows oldest
 	last   *block
 	tail   int // bytes in last that are of this queue
+	bytes  int // of all receipts
 
 	next uint64 // Seq of the next one; 0 before the first
 }
@@ -89,6 +91,9 @@ func (q *Queue) Clone() *Queue {
 // Len is the number of receipts.
 func (q *Queue) Len() int { return q.index.Len() }
 
+// Bytes is what the receipts take.
+func (q *Queue) Bytes() int { return q.bytes }
+
 // Last is the Seq of the newest receipt.
 func (q *Queue) Last() uint64 { return q.next - 1 }
 
@@ -123,6 +128,7 @@ func (q *Queue) Append(r Receipt) bool {
 	b = binary.AppendUvarint(b, uint64(len(r.Answer)))
 	b = append(b, r.Answer...)
 	q.tail += len(b)
+	q.bytes += len(b)
 	q.last.filled = q.tail
 	if q.Len() == 1 {
 		q.oldest, q.skip = read(b, r.Seq)
@@ -140,6 +146,7 @@ func (q *Queue) Drop() {
 		return
 	}
 	q.index.Delete(placeOf(q.oldest.Request))
+	q.bytes -= q.oldest.size()
 	seq := q.oldest.Seq + 1
 	if seq == q.second {
 		q.blocks.PopMin()
@@ -166,6 +173,11 @@ func (q *Queue) begin() {
 
 // headSize is what stands before the length of an answer.
 const headSize = 16 + 8
+
+// size is the bytes that r takes in a block.
+func (r *Receipt) size() int {
+	return headSize + protowire.SizeBytes(len(r.Answer))
+}
 
 // read takes the receipt that b begins with, and says how many bytes it has.
 func read(b []byte, seq uint64) (r Receipt, size int) {

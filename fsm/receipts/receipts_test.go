@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"slices"
 	"testing"
+	"time"
 
 	"pgregory.net/rapid"
 )
@@ -40,7 +41,13 @@ func holds(t interface{ Fatalf(string, ...any) }, q *Queue, want []Receipt) {
 	if ok {
 		same("the oldest", oldest, want[0])
 	}
-	i := 0
+	i, size := 0, 0
+	for _, r := range want {
+		size += len(r.Request) + 8 + len(binary.AppendUvarint(nil, uint64(len(r.Answer)))) + len(r.Answer)
+	}
+	if q.Bytes() != size {
+		t.Fatalf("the receipts have %d bytes, want %d", q.Bytes(), size)
+	}
 	q.Scan(func(r Receipt) bool {
 		same("the next", r, want[i])
 		i++
@@ -182,5 +189,35 @@ func BenchmarkAppend(b *testing.B) {
 		if q.Len() > 200_000 {
 			q.Drop()
 		}
+	}
+}
+
+// TestTrimByBytes: answers that are large go earlier, the oldest first, and a queue that a
+// copy was made of keeps its own count.
+func TestTrimByBytes(t *testing.T) {
+	keep := Retention{MinAge: time.Hour, MaxAge: time.Hour, Max: 1000, MaxBytes: 10 * (headSize + 2 + 1000)}
+	q := New()
+	for i := range uint64(10) {
+		q.Append(receipt(i+1, 8*i, 1000))
+		if q.Trim(1, keep); q.Len() != int(i)+1 {
+			t.Fatalf("%d receipts, want all %d", q.Len(), i+1)
+		}
+	}
+	before := q.Copy()
+	q.Append(receipt(11, 88, 2000))
+	q.Trim(1, keep)
+	if oldest, _ := q.Oldest(); oldest.Seq != 3 || q.Len() != 9 {
+		t.Errorf("the oldest of %d is %d, want 3 of 9", q.Len(), oldest.Seq)
+	}
+	if before.Len() != 10 || before.Bytes() != keep.MaxBytes {
+		t.Errorf("the copy has %d receipts of %d bytes", before.Len(), before.Bytes())
+	}
+	keep.MaxBytes = 0
+	for i := range uint64(100) {
+		q.Append(receipt(i+12, 8*(i+20), 1000))
+		q.Trim(1, keep)
+	}
+	if q.Len() != 109 {
+		t.Errorf("%d receipts without a bound of bytes, want 109", q.Len())
 	}
 }

@@ -6,16 +6,18 @@ import (
 )
 
 // Retention says for how long receipts are kept (DESIGN, decision 8). The oldest is
-// dropped once it is older than MaxAge, or more than Max are kept, or it is older than
-// MinAge while more than Min are kept.
+// dropped once it is older than MaxAge, or more than Max or MaxBytes are kept, or it is older
+// than MinAge while more than Min are kept. What answers many workloads at once is as large
+// as many answers.
 type Retention struct {
 	MinAge, MaxAge time.Duration
 	Min, Max       int
+	MaxBytes       int // 0: whatever they take
 }
 
 // Default is the retention of every cluster.
 func Default() Retention {
-	return Retention{MinAge: 2 * time.Minute, MaxAge: time.Hour, Min: 200_000, Max: 1_000_000}
+	return Retention{MinAge: 2 * time.Minute, MaxAge: time.Hour, Min: 200_000, Max: 1_000_000, MaxBytes: 128 << 20}
 }
 
 // MintedAt is the Unix milliseconds inside a UUIDv7.
@@ -36,7 +38,7 @@ func (q *Queue) Trim(now int64, keep Retention) (droppedUntil int64) {
 		// passed, so that dropping it never outruns the present.
 		minted := MintedAt(oldest.Request)
 		age := time.Duration(now - max(oldest.At, minted*1e6))
-		if n := q.Len(); n <= keep.Max && age <= keep.MaxAge && (age <= keep.MinAge || n <= keep.Min) {
+		if n := q.Len(); n <= keep.Max && (keep.MaxBytes == 0 || q.bytes <= keep.MaxBytes) && age <= keep.MaxAge && (age <= keep.MinAge || n <= keep.Min) {
 			break
 		}
 		q.Drop()

@@ -17,7 +17,7 @@ import (
 // come fast, up to roomMax.
 const (
 	roomMax  = 512 << 20
-	tooOften = time.Second
+	tooOften = 2 * time.Second
 	seldom   = 5 * time.Second
 )
 
@@ -31,7 +31,7 @@ type pacer struct {
 // before, and returns GOGC.
 func (p *pacer) next(live uint64, since time.Duration) int {
 	live = max(live, 1<<20)
-	low := min(3*live, max(live, p.max)) // more records than that have room enough
+	low := live
 	switch {
 	case since < tooOften:
 		p.room *= 2
