@@ -128,7 +128,7 @@ type Timing struct {
 	NoFastFailover bool
 
 	// SnapshotEntries or SnapshotBytes of log since the last snapshot make a
-	// new one, if that is not much larger (see snapshotDue). Defaults 8192 and 64 MiB.
+	// new one, if that is not much larger (see snapshotDue). Defaults 8192 and 128 MiB.
 	SnapshotEntries uint64
 	SnapshotBytes   int64
 	// SnapshotInterval is how often the bounds are looked at: after once to twice that
@@ -179,7 +179,7 @@ func (t Timing) withDefaults() Timing {
 		t.SnapshotEntries = 8192
 	}
 	if t.SnapshotBytes == 0 {
-		t.SnapshotBytes = 64 << 20
+		t.SnapshotBytes = 128 << 20
 	}
 	if t.TrailingEntries == 0 {
 		t.TrailingEntries = 2048

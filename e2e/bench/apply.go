@@ -74,10 +74,10 @@ func applyUnary(ctx context.Context, e *env) (result, error) {
 	})
 }
 
-// manyCallers calls of manyEach applies hold as many writes on their way as
-// etcd's callers with 16 puts each.
+// manyCallers calls of manyEach applies, as many as `persysctl apply` sends in one, hold as
+// many writes on their way as etcd's callers with 16 puts each.
 const (
-	manyEach    = 64
+	manyEach    = 256
 	manyCallers = callers * 16 / manyEach
 )
 

@@ -10,8 +10,8 @@ import (
 // ErrCompacted; the oldest entries go first.
 const (
 	MaxEntries = 8192
-	MaxChanges = 65_536
-	MaxBytes   = 64 << 20 // of records, roughly
+	MaxChanges = 32_768
+	MaxBytes   = 32 << 20 // of records, roughly
 )
 
 // Batch is everything that changed between a cursor's last position and View.

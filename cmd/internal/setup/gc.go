@@ -13,8 +13,10 @@ import (
 // The state is long-lived and requests are short-lived garbage: a few hundred MB
 // per second under load. With Go's default, which collects when the heap has
 // doubled, a replica with few records would walk them ten times a second. So the
-// room between collections is three times what is in use and, while collections
-// come fast, up to roomMax.
+// room between collections is what makes them come every tooOften to seldom, up to
+// roomMax, and never less than what is in use. It does not follow the records: memory
+// that grows by more than they do is touched for the first time, which costs more than
+// a collection on machines whose host gives it then (ADR 30).
 const (
 	roomMax  = 512 << 20
 	tooOften = 2 * time.Second
@@ -31,14 +33,13 @@ type pacer struct {
 // before, and returns GOGC.
 func (p *pacer) next(live uint64, since time.Duration) int {
 	live = max(live, 1<<20)
-	low := live
 	switch {
 	case since < tooOften:
 		p.room *= 2
 	case since > seldom:
 		p.room /= 2
 	}
-	p.room = max(low, min(p.room, p.max))
+	p.room = max(live, min(p.room, p.max))
 	return int(p.room * 100 / live)
 }
 

@@ -17,14 +17,15 @@ func TestRoomBetweenCollections(t *testing.T) {
 		max   uint64
 		steps []step
 	}{
-		{"an idle replica stays small", roomMax, []step{{15 * mib, time.Minute, 300}, {15 * mib, time.Minute, 300}}},
+		{"an idle replica stays small", roomMax, []step{{15 * mib, time.Minute, 100}, {15 * mib, time.Minute, 100}}},
 		{"collections that come fast are spread, within the bound", roomMax, []step{
-			{32 * mib, 100 * time.Millisecond, 300}, {32 * mib, 100 * time.Millisecond, 600}, {32 * mib, 100 * time.Millisecond, 1200},
-			{32 * mib, 100 * time.Millisecond, 1600}, {32 * mib, 100 * time.Millisecond, 1600}, {32 * mib, 2 * time.Second, 1600},
-			{32 * mib, time.Minute, 800}, {32 * mib, time.Minute, 400}, {32 * mib, time.Minute, 300}}},
-		{"many records wait for the bound, not for three times as much", roomMax, []step{{256 * mib, time.Minute, 200}}},
+			{32 * mib, 100 * time.Millisecond, 100}, {32 * mib, 100 * time.Millisecond, 200}, {32 * mib, 100 * time.Millisecond, 400},
+			{32 * mib, time.Second, 800}, {32 * mib, time.Second, 1600}, {32 * mib, time.Second, 1600}, {32 * mib, 2 * time.Second, 1600},
+			{32 * mib, time.Minute, 800}, {32 * mib, time.Minute, 400}, {32 * mib, time.Minute, 200}, {32 * mib, time.Minute, 100}}},
+		{"records that grow get no more room for it", roomMax, []step{
+			{128 * mib, time.Second, 100}, {128 * mib, time.Second, 200}, {160 * mib, 3 * time.Second, 160}, {200 * mib, 3 * time.Second, 128}, {512 * mib, 3 * time.Second, 100}}},
 		{"very many take what the default gives", roomMax, []step{{4096 * mib, 100 * time.Millisecond, 100}}},
-		{"a small machine grants less", 64 * mib, []step{{32 * mib, 100 * time.Millisecond, 200}, {32 * mib, 100 * time.Millisecond, 200}}},
+		{"a small machine grants less", 64 * mib, []step{{32 * mib, 100 * time.Millisecond, 100}, {32 * mib, 100 * time.Millisecond, 200}, {32 * mib, 100 * time.Millisecond, 200}}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			p := &pacer{max: c.max}
