@@ -362,10 +362,12 @@ func (n *Node) snapshotWhenDue() {
 			return
 		case <-time.After(every + rand.N(every)):
 		}
-		if grown := &n.logs.grown; !n.cfg.Timing.snapshotDue(grown.entries.Load(), grown.bytes.Load(), n.trans.past.size.Load()) {
+		entries, bytes := n.logs.grown.entries.Load(), n.logs.grown.bytes.Load()
+		if !n.cfg.Timing.snapshotDue(entries, bytes, n.trans.past.size.Load()) {
 			continue
 		}
 		if err := n.raft.Snapshot().Error(); err != nil && !errors.Is(err, raft.ErrRaftShutdown) && !errors.Is(err, raft.ErrNothingNewToSnapshot) {
+			n.logs.grown.put(entries, bytes) // what it was to hold: the next look tries again
 			n.once.warn(n.log, "snapshot:"+err.Error(), "snapshot failed", "err", err)
 		}
 	}
@@ -375,9 +377,9 @@ func (n *Node) snapshotWhenDue() {
 const cheapSnapshot = 16 << 20
 
 // snapshotDue says whether a snapshot is worth writing: by what the log has gained since the
-// last one, and by the bytes of that one. A large state is written less often, so that
-// writing it costs no more than twice what the log does, and a restart that reads it has at
-// most half as much again to read from the log.
+// last one, its entryCost included, and by the bytes of that one. A large state is written less
+// often, so that writing it costs no more than twice what the log does, and a restart that reads
+// it has little more than half as much again to read from the log.
 func (t Timing) snapshotDue(entries, bytes, last int64) bool {
 	return (entries >= int64(t.SnapshotEntries) || bytes >= t.SnapshotBytes) && (last <= cheapSnapshot || bytes >= last/2)
 }

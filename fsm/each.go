@@ -5,6 +5,7 @@ import (
 	"strings"
 
 	commandv1 "github.com/persys/compute/api/command/v1"
+	"github.com/persys/compute/fsm/bounds"
 )
 
 // MaxEach is how many workloads a command may have judge by themselves.
@@ -28,8 +29,10 @@ func (t *Tx) putEach(b *commandv1.PutWorkloads) Result {
 		before := len(t.changes)
 		item, refusal, ok := t.putAlone(puts[i : i+1])
 		if !ok {
-			// As others read it: an id that breaks a rule may be anything.
-			item = Item{ID: strings.ToValidUTF8(clip(puts[i].GetId()), ""), Kind: refusal.Kind, Reason: strings.ToValidUTF8(refusal.Reason, "")}
+			item = Item{ID: puts[i].GetId(), Kind: refusal.Kind, Reason: strings.ToValidUTF8(refusal.Reason, "")}
+			if !bounds.ValidID(item.ID) { // then it may be anything
+				item.ID = strings.ToValidUTF8(clip(item.ID), "")
+			}
 		}
 		items[i] = item
 		t.auditPut(before, item)
@@ -42,11 +45,7 @@ func (t *Tx) auditPut(before int, item Item) {
 	if t.caller == "" || t.noted(before) {
 		return
 	}
-	e := Event{Type: EventMutation, Reason: item.Kind.String(), Message: clipTo(item.Reason, 512), Details: []Label{{"command", "put_workloads"}}}
-	if item.Kind == OK {
-		e.Message = "workload " + item.ID
-	}
-	t.event(e)
+	t.event(Event{Type: EventMutation, Reason: item.Kind.String(), Message: clipTo(item.Reason, 512), Details: []Label{{"command", "put_workloads"}}})
 }
 
 // putAlone judges one put that is no part of a group; ok is false when it is refused.

@@ -3,6 +3,7 @@ package fsm
 import (
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 
 	"google.golang.org/protobuf/encoding/protowire"
@@ -92,6 +93,9 @@ func (t *Tx) once(c Command) Result {
 			clockText(ms*1e6), RequestSkew, clockText(info.Clock)))
 	}
 	res := t.stamp(t.judgeAudited(c))
+	if info.FeatureLevel >= 6 { // as a snapshot has it: receipts are counted by their bytes
+		res.Reason = strings.ToValidUTF8(res.Reason, "")
+	}
 	if res.Kind != Frozen {
 		t.keep(receipts.Receipt{Request: id, At: info.Clock, Answer: t.outcomes.of(&res)})
 	}

@@ -22,10 +22,12 @@ type batch struct {
 	of   [][]int // indexes in reqs of what each command stands for
 
 	open open
+	ids  map[string]struct{} // of the workloads in the open row
 }
 
 // open is a command that may take more, and where it stands in a row of requests. What the
-// row is depends on the requests alone, so that a call that is repeated meets its receipts.
+// row is depends on the requests alone, so that a call that is repeated meets its receipts. No
+// workload is in it twice: each order has a generation of its own.
 type open struct {
 	first string                  // request id of the row's first; "" = there is no row
 	seen  int                     // requests in the row, those that were refused included
@@ -47,12 +49,16 @@ const (
 func (b *batch) add(ctx context.Context, i int, joins bool) error {
 	req := b.reqs[i]
 	if !joins || !b.joinable(req) {
-		b.open = open{}
+		b.open, b.ids = open{}, nil
 		return b.addAlone(ctx, i)
 	}
-	if b.open.seen++; b.open.first == "" || b.open.seen > fsm.MaxEach {
+	id := strings.TrimSpace(req.GetWorkloadId())
+	_, twice := b.ids[id]
+	if b.open.seen++; b.open.first == "" || b.open.seen > fsm.MaxEach || twice {
 		b.open = open{first: req.GetRequestId(), seen: 1}
+		b.ids = map[string]struct{}{}
 	}
+	b.ids[id] = struct{}{}
 	prepared, err := b.s.prepare(ctx, req)
 	if err != nil {
 		return err
@@ -94,7 +100,7 @@ func (b *batch) verdict(n, k int, r fsm.Result) fsm.Result {
 		return r
 	}
 	id := puts.GetWorkloads()[k].GetId()
-	if len(r.Items) == len(puts.GetWorkloads()) {
+	if k < len(r.Items) && r.Items[k].ID == id {
 		return r.Of(r.Items[k])
 	}
 	// The answer to a call that is repeated, of which another part was refused before the log.
@@ -108,7 +114,7 @@ func (b *batch) verdict(n, k int, r fsm.Result) fsm.Result {
 
 // deriveRequestIDs gives each request of a batch its own id. Neighbouring ids are
 // far apart, because one request may stand for several commands. derived reports which
-// of them had none.
+// of them have no other: a request that is asked or passed on again had them given before.
 func deriveRequestIDs(req *clusterv1.ApplyWorkloadsRequest) (derived func(int) bool, err error) {
 	if req.GetRequestId() == "" {
 		return never, nil
@@ -119,13 +125,13 @@ func deriveRequestIDs(req *clusterv1.ApplyWorkloadsRequest) (derived func(int) b
 	}
 	own := map[int]bool{}
 	for i, w := range req.GetWorkloads() {
-		if w.GetRequestId() != "" {
-			own[i] = true
-			continue
-		}
 		id := base
 		// Bytes 10 and 11 lie outside version, variant and the counter of head.
 		binary.BigEndian.PutUint16(id[10:], binary.BigEndian.Uint16(id[10:])+uint16(i))
+		if given := w.GetRequestId(); given != "" && given != id.String() {
+			own[i] = true
+			continue
+		}
 		w.RequestId = id.String()
 	}
 	return func(i int) bool { return !own[i] }, nil

@@ -1,6 +1,7 @@
 package rpc
 
 import (
+	"context"
 	"fmt"
 	"strings"
 	"testing"
@@ -53,7 +54,8 @@ func TestSmallWorkloadsShareACommand(t *testing.T) {
 		{"all that are small", many(3), "each 3", "yyy"},
 		{"one alone, as a row of one", many(1), "each 1", "y"},
 		{"so many that a row is full", many(fsm.MaxEach + 2), "each 64, each 2", strings.Repeat("y", fsm.MaxEach+2)},
-		{"what was refused leaves the others where they are", []*controlv1.ApplyWorkloadRequest{bad, web("a"), bad, web("b")}, "each 2", "nyny"},
+		{"one workload twice", []*controlv1.ApplyWorkloadRequest{web("a"), web("b"), web("a"), web("c")}, "each 2, each 2", "yyyy"},
+		{"what was refused leaves the others where they are", []*controlv1.ApplyWorkloadRequest{bad, web("a"), {WorkloadId: "bad2", Spec: bad.Spec}, web("b")}, "each 2", "nyny"},
 		{"a large one, a group, another order and one with an id of its own stand alone",
 			[]*controlv1.ApplyWorkloadRequest{web("a"), large, web("b"), three, web("c"), own, web("d"), {WorkloadId: "a", DesiredState: "stopped"}, web("e")},
 			"each 1, put_workloads, each 1, put_workloads, each 1, put_workloads, each 1, set_desired, each 1", "yyyyyyyyy"},
@@ -88,6 +90,36 @@ func TestSmallWorkloadsShareACommand(t *testing.T) {
 	}
 }
 
+// TestARowIsAskedAgain: a scheduler that does not learn the outcome asks again by itself, with
+// the message that it has given ids to, and meets the row's receipt.
+func TestARowIsAskedAgain(t *testing.T) {
+	for i, where := range []string{"leader", "follower"} {
+		t.Run("at the "+where, func(t *testing.T) {
+			g := newGroup(t, 2)
+			g.raise()
+			before, asked := len(g.history), 0
+			g.replicas[0].set(func(r *replica) {
+				r.after = ErrUnknownOutcome
+				r.before = func(context.Context) error {
+					if asked++; asked == 2 {
+						r.set(func(r *replica) { r.after = nil })
+					}
+					return nil
+				}
+			})
+			r, err := g.cluster(i).ApplyWorkloads(ctxFor(t), &clusterv1.ApplyWorkloadsRequest{
+				RequestId: requestID(t), Workloads: []*controlv1.ApplyWorkloadRequest{web("a"), web("b")},
+			})
+			ok(t, err)
+			is(t, "commands", shapes(g, before), "each 2, each 2")
+			is(t, "receipts", g.view().ReceiptCount(), 1)
+			for _, one := range r.GetResults() {
+				is(t, "unchanged, as the second try would find it", one.GetUnchanged(), false)
+			}
+		})
+	}
+}
+
 // TestARepetitionThatHasMore: a part that was refused before the log when a call was first sent
 // is not under its receipt, and is not done a second time under its id.
 func TestARepetitionThatHasMore(t *testing.T) {
@@ -109,4 +141,11 @@ func TestARepetitionThatHasMore(t *testing.T) {
 	}
 	_, there := g.view().Workload("later")
 	is(t, "stored", there, false)
+
+	// As many as before, but others.
+	req.Workloads[2] = &controlv1.ApplyWorkloadRequest{WorkloadId: "b", Spec: bad.Spec}
+	again, err = g.cluster(0).ApplyWorkloads(ctxFor(t), req)
+	ok(t, err)
+	is(t, "success of one that is not stored", again.GetResults()[1].GetSuccess(), false)
+	is(t, "the answer of one that is", again.GetResults()[0].String(), first.GetResults()[0].String())
 }
