@@ -48,7 +48,7 @@ const foldPiece = 8 << 10
 // length, so that no two field sequences give the same bytes.
 type encoder []byte
 
-// append64, appendStr and appendBool are the same for fields in a row.
+// append64, appendStr and appendBool are what an encoder does, for many fields in a row.
 func append64(b []byte, row ...uint64) []byte {
 	for _, v := range row {
 		b = binary.LittleEndian.AppendUint64(b, v)
@@ -67,21 +67,10 @@ func appendBool(b []byte, v bool) []byte {
 	return append(b, 0)
 }
 
-func (e *encoder) u64(v uint64) { *e = binary.LittleEndian.AppendUint64(*e, v) }
+func (e *encoder) u64(v uint64) { *e = append64(*e, v) }
 func (e *encoder) i64(v int64)  { e.u64(uint64(v)) }
-
-func (e *encoder) bool(v bool) {
-	if v {
-		*e = append(*e, 1)
-	} else {
-		*e = append(*e, 0)
-	}
-}
-
-func (e *encoder) str(s string) {
-	e.u64(uint64(len(s)))
-	*e = append(*e, s...)
-}
+func (e *encoder) bool(v bool)  { *e = appendBool(*e, v) }
+func (e *encoder) str(s string) { *e = appendStr(*e, s) }
 
 func (e *encoder) bytes(b []byte) {
 	e.u64(uint64(len(b)))

@@ -35,17 +35,9 @@ func (t *Tx) putEach(b *commandv1.PutWorkloads) Result {
 			}
 		}
 		items[i] = item
-		t.auditPut(before, item)
+		t.audited(before, "put_workloads", item.Kind, item.Reason)
 	}
 	return Result{Items: items}
-}
-
-// auditPut is auditRefused for one of several puts, whose changes begin at before.
-func (t *Tx) auditPut(before int, item Item) {
-	if t.caller == "" || t.noted(before) {
-		return
-	}
-	t.event(Event{Type: EventMutation, Reason: item.Kind.String(), Message: clipTo(item.Reason, 512), Details: []Label{{"command", "put_workloads"}}})
 }
 
 // putAlone judges one put that is no part of a group; ok is false when it is refused.

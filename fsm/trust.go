@@ -440,15 +440,16 @@ func (t *Tx) audit(b *commandv1.Audit) Result {
 // auditRefused leaves a line of history for a mutation of the API that left none:
 // what was refused, and what changed nothing.
 func (t *Tx) auditRefused(c Command, res Result) {
-	if t.caller == "" || t.r.info.FeatureLevel < 3 || t.noted(t.from) {
-		return
-	}
-	t.event(Event{Type: EventMutation, Reason: res.Kind.String(), Message: clipTo(res.Reason, 512), Details: []Label{{"command", string(armOf(c))}}})
+	t.audited(t.from, armOf(c), res.Kind, res.Reason)
 }
 
-// noted reports whether an event is among the changes from one on.
-func (t *Tx) noted(from int) bool {
-	return slices.ContainsFunc(t.changes[from:], func(c Change) bool { return c.Table == TableEvent })
+// audited is auditRefused for a part of a command, whose changes begin at from.
+func (t *Tx) audited(from int, a arm, kind Kind, reason string) {
+	if t.caller == "" || t.r.info.FeatureLevel < 3 ||
+		slices.ContainsFunc(t.changes[from:], func(c Change) bool { return c.Table == TableEvent }) {
+		return
+	}
+	t.event(Event{Type: EventMutation, Reason: kind.String(), Message: clipTo(reason, 512), Details: []Label{{"command", string(a)}}})
 }
 
 // trustChanged folds a change of a trust table into the digest: fn encodes what
