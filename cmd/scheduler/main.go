@@ -41,6 +41,9 @@ func run(ctx context.Context) error {
 	if err := setup.HugePages(); err != nil {
 		log.Info("the heap is backed by small pages", "err", err)
 	}
+	if err := setup.SlowSysmon(); err != nil {
+		log.Info("the runtime's monitor is as quick as ever", "err", err)
+	}
 	setup.PaceGC()
 	for {
 		r, err := scheduler.Start(ctx, cfg, version, log)
