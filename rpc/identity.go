@@ -114,8 +114,10 @@ func (s *Server) certified(ctx context.Context) (caller, error) {
 	}
 	from := clipFrom(guard.HostOf(p.Addr))
 	if s.cfg.TLS == nil {
-		if v := told(ctx, dial.KeyFrom); hop && v != "" {
-			from = clipFrom(v)
+		if hop {
+			if v := told(ctx, dial.KeyFrom); v != "" {
+				from = clipFrom(v)
+			}
 		}
 		return caller{id: pki.Anonymous(), forwarded: hop, from: from}, nil
 	}

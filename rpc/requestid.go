@@ -39,7 +39,8 @@ func settleRequestID(ctx context.Context, id string, set func(string)) error {
 			if err != nil {
 				return errorf(KindInternal, "minting a request id: %w", err)
 			}
-			id = fresh.String()
+			set(fresh.String())
+			return nil
 		}
 		set(id)
 	}
