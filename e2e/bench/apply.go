@@ -8,14 +8,18 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
-// rounds of ours and the peer's, one after the other, short ones, so that both meet
+// rounds of ours and the peer's, one after the other, many short ones, so that both meet
 // the same noise.
-const rounds = 4
+const rounds = 8
 
 // against runs ours and the peer's in turns and returns the means. Each is told for how long to
 // warm up, once until its processes have taken the memory that they work with.
 func against(ctx context.Context, ours, peer func(warm time.Duration) (load, error)) (o, p load, err error) {
-	for _, warm := range [rounds]time.Duration{warmFirst, warm, warm, warm} {
+	for round := range rounds {
+		warm := warm
+		if round == 0 {
+			warm = warmFirst
+		}
 		a, err := ours(warm)
 		if err != nil {
 			return o, p, fmt.Errorf("ours: %w", err)
@@ -38,8 +42,8 @@ func against(ctx context.Context, ours, peer func(warm time.Duration) (load, err
 // (ADR 27). What is measured is what follows.
 const (
 	warmFirst = 14 * time.Second
-	warm      = time.Second
-	measure   = 2 * time.Second
+	warm      = 500 * time.Millisecond
+	measure   = time.Second
 )
 
 // withBoth starts our group and an etcd group for one bench.
