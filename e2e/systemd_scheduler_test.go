@@ -6,16 +6,20 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"runtime"
+	"slices"
 	"strings"
 	"testing"
 
+	controlv1 "github.com/persys/compute/api/control/v1"
 	"github.com/persys/compute/e2e/harness"
+	"github.com/persys/compute/rpc/dial"
 	"github.com/persys/compute/testbed"
 )
 
 // TestSystemdScheduler runs a scheduler by the packed unit under a real systemd, as the user persys
-// and without rights but one: it comes up, one thread of it is woken late (ADR 31), and systemd
-// brings it back with what it knew when it was killed.
+// and without rights but one: it comes up, the runtime's monitor alone is woken late (ADR 31), and
+// systemd brings it back with what it knew when it was killed.
 func TestSystemdScheduler(t *testing.T) {
 	theEngine(t) // the machine has its socket
 	bins := shipped(t)
@@ -28,12 +32,11 @@ func TestSystemdScheduler(t *testing.T) {
 		}
 		must(t, machine.Close())
 	})
-	env := []string{"SCHEDULER_INSECURE=true", "SCHEDULER_DNS_ADDR=none", "ETCD_ENDPOINTS=none", "LOG_LEVEL=info"}
-	for _, name := range []string{"GRPC_PORT", "METRICS_PORT"} {
-		env = append(env, fmt.Sprintf("%s=%d", name, got[int](t)(harness.FreePort())))
-	}
-	for _, name := range []string{"SCHEDULER_RAFT_ADDR", "SCHEDULER_GOSSIP_ADDR"} {
-		env = append(env, fmt.Sprintf("%s=127.0.0.1:%d", name, got[int](t)(harness.FreePort())))
+	port := distinctPorts(t, 4)
+	env := []string{
+		"SCHEDULER_INSECURE=true", "SCHEDULER_DNS_ADDR=none", "ETCD_ENDPOINTS=none",
+		fmt.Sprint("GRPC_PORT=", port[0]), fmt.Sprint("METRICS_PORT=", port[1]),
+		fmt.Sprint("SCHEDULER_RAFT_ADDR=127.0.0.1:", port[2]), fmt.Sprint("SCHEDULER_GOSSIP_ADDR=127.0.0.1:", port[3]),
 	}
 	user := func(file, line string) error {
 		have, err := os.ReadFile(machine.Path(file))
@@ -55,27 +58,81 @@ func TestSystemdScheduler(t *testing.T) {
 	}
 	ctl("daemon-reload")
 	ctl("start", "persys-scheduler")
-	leads := func(times int) {
-		t.Helper()
-		must(t, testbed.Poll(t.Context(), settle, "a scheduler that leads", func(context.Context) error {
-			if n := strings.Count(machine.Log(), "msg=leading "); n != times {
-				return fmt.Errorf("it says so %d times, want %d", n, times)
-			}
-			return nil
-		}))
+
+	conn := got[*dial.Conn](t)(dial.Dial(t.Context(), dial.Options{Addrs: []string{fmt.Sprint("127.0.0.1:", port[0])}, Insecure: true}))
+	defer conn.Close()
+	control := controlv1.NewAgentControlClient(conn)
+	must(t, testbed.Poll(t.Context(), settle, "a scheduler that takes a workload", func(ctx context.Context) error {
+		resp, err := control.ApplyWorkload(ctx, &controlv1.ApplyWorkloadRequest{WorkloadId: "kept", Spec: container("nowhere.example/none:1")})
+		if err == nil && !resp.GetSuccess() {
+			err = errors.New(resp.GetErrorMessage())
+		}
+		return err
+	}))
+	process := machine.Path("/proc/" + ctl("show", "--property=MainPID", "--value", "persys-scheduler"))
+	confined(t, process)
+	if runtime.NumCPU() > 1 {
+		must(t, testbed.Poll(t.Context(), settle, "one thread that may be woken late", func(context.Context) error { return oneLate(process) }))
 	}
-	leads(1)
-	late := 0
-	tasks := machine.Path("/proc/" + ctl("show", "--property=MainPID", "--value", "persys-scheduler") + "/task")
-	for _, task := range got[[]os.DirEntry](t)(os.ReadDir(tasks)) {
-		raw := got[[]byte](t)(os.ReadFile(filepath.Join(filepath.Dir(filepath.Dir(tasks)), task.Name(), "timerslack_ns")))
-		if strings.TrimSpace(string(raw)) != "50000" {
-			late++
+
+	ctl("kill", "--signal=KILL", "persys-scheduler")
+	must(t, testbed.Poll(t.Context(), settle, "the workload after the kill", func(ctx context.Context) error {
+		if now := ctl("show", "--property=NRestarts", "--value", "persys-scheduler"); now != "1" {
+			return fmt.Errorf("systemd has restarted it %s times", now)
+		}
+		_, err := control.GetWorkload(ctx, &controlv1.GetWorkloadRequest{WorkloadId: "kept"})
+		return err
+	}))
+}
+
+// distinctPorts are ports of 127.0.0.1 that are free now.
+func distinctPorts(t *testing.T, n int) (out []int) {
+	t.Helper()
+	for len(out) < n {
+		if p := got[int](t)(harness.FreePort()); !slices.Contains(out, p) {
+			out = append(out, p)
 		}
 	}
-	if late != 1 {
-		t.Errorf("%d of its threads may be woken late, want the runtime's monitor alone", late)
+	return out
+}
+
+// confined requires that a process, a folder of /proc, has no capability but CAP_SYS_NICE, nor can
+// have another.
+func confined(t *testing.T, process string) {
+	t.Helper()
+	const sysNice = "0000000000800000"
+	status := string(got[[]byte](t)(os.ReadFile(filepath.Join(process, "status"))))
+	for _, set := range []string{"CapPrm", "CapEff", "CapBnd", "CapAmb"} {
+		if !strings.Contains(status, set+":\t"+sysNice+"\n") {
+			t.Errorf("its %s is not %s:\n%s", set, sysNice, status)
+		}
 	}
-	ctl("kill", "--signal=KILL", "persys-scheduler")
-	leads(2)
+}
+
+// oneLate says how it is not so that the second of a process's threads may be woken late and no
+// other.
+func oneLate(process string) error {
+	tasks, err := os.Open(filepath.Join(process, "task"))
+	if err != nil {
+		return err
+	}
+	defer tasks.Close()
+	names, err := tasks.Readdirnames(-1) // in the order in which they were started
+	if err != nil {
+		return err
+	}
+	var late []int
+	for i, name := range names {
+		raw, err := os.ReadFile(filepath.Join(filepath.Dir(process), name, "timerslack_ns"))
+		if err != nil {
+			return err
+		}
+		if strings.TrimSpace(string(raw)) == "4000000" {
+			late = append(late, i)
+		}
+	}
+	if !slices.Equal(late, []int{1}) {
+		return fmt.Errorf("of %d threads those at %v may", len(names), late)
+	}
+	return nil
 }

@@ -41,7 +41,7 @@ func run(ctx context.Context) error {
 	if err := setup.HugePages(); err != nil {
 		log.Info("the heap is backed by small pages", "err", err)
 	}
-	if err := setup.SlowSysmon(); err != nil {
+	if err := setup.SlowSysmon(ctx); err != nil {
 		log.Info("the runtime's monitor is as quick as ever", "err", err)
 	}
 	setup.PaceGC()

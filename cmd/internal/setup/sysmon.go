@@ -1,59 +1,129 @@
 package setup
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"os"
 	"runtime"
+	"runtime/pprof"
 	"strconv"
+	"strings"
+	"syscall"
 	"time"
 )
 
-// sysmonSlack is how late the kernel may wake the runtime's monitor. Nothing that it looks for
-// is due sooner than after 10 ms but one: the processor of a thread that the kernel keeps, in
-// fdatasync for example, is given to another thread. Others take its work meanwhile.
-const sysmonSlack = 4 * time.Millisecond
+const (
+	// sysmonSlack is how late the kernel may wake the runtime's monitor (ADR 31 says what waits
+	// for it).
+	sysmonSlack = 4 * time.Millisecond
+	// sysmonEvery is how often it is looked whether threads have been started.
+	sysmonEvery = time.Second
+)
 
-// SlowSysmon has the Go runtime's monitor thread look at the others some 200 times a second at
-// most. It sleeps for 20 µs whenever the program does anything, and each time that it wakes it
-// takes a processor from a thread that works: a tenth of a replica's CPU under load where there
-// are few processors, a fifth of a follower's (ADR 31).
+// SlowSysmon lets the kernel wake the Go runtime's monitor thread up to 4 ms late, until ctx ends.
+// For a while after a system call that took long, the monitor sleeps for 20 µs at a time, and where
+// timers are expensive and processors few each look costs a thread that works its processor: a
+// tenth of a replica's CPU under load (ADR 31).
 //
-// The runtime has no setting for it, but the kernel has one for each thread
-// (PR_SET_TIMERSLACK), which another thread may set with CAP_SYS_NICE alone. A program that may
-// use one processor needs its monitor and keeps it. Where it cannot be done nothing is lost but
-// speed: the error is for a log.
-func SlowSysmon() error {
-	if runtime.GOMAXPROCS(0) < 2 {
-		return nil
+// The runtime has no setting for it. The kernel has one for each thread (timer slack), which
+// another thread may set with CAP_SYS_NICE alone. A thread takes it over from the one that starts
+// it, and the monitor starts some: those get the usual one back within a second. While the program
+// may use one processor alone the monitor is what gives it to others, and is left as it is. Where
+// it cannot be done nothing is lost but speed: the error is for a log.
+func SlowSysmon(ctx context.Context) error {
+	m, err := findMonitor()
+	if err == nil {
+		err = m.settle()
 	}
-	sysmon, err := sysmonThread()
 	if err != nil {
+		if errors.Is(err, os.ErrPermission) {
+			err = fmt.Errorf("%w: it needs CAP_SYS_NICE", err)
+		}
 		return fmt.Errorf("the slack of the runtime's monitor: %w", err)
 	}
-	err = os.WriteFile(slackFile(sysmon), strconv.AppendInt(nil, int64(sysmonSlack), 10), 0) // #nosec G306 -- the file is there
-	if errors.Is(err, os.ErrPermission) {
-		return fmt.Errorf("the slack of the runtime's monitor: %w: it needs CAP_SYS_NICE", err)
-	}
-	return err
+	go m.keep(ctx)
+	return nil
 }
 
-// sysmonThread is the id of the monitor: the first thread that the runtime starts. The kernel
-// lists threads in the order in which they were started.
-func sysmonThread() (tid int, err error) {
-	tasks, err := os.Open("/proc/self/task")
+// monitor is the runtime's monitor thread.
+type monitor struct {
+	tid   string
+	usual string // its slack before, and that of all others, ns
+}
+
+// findMonitor relies on two orders: the runtime starts the monitor before any other thread, and
+// the kernel lists threads as they were started.
+func findMonitor() (m monitor, err error) {
+	names, err := threads()
 	if err != nil {
-		return 0, err
-	}
-	defer tasks.Close()
-	names, err := tasks.Readdirnames(2) // not sorted
-	if err != nil {
-		return 0, err
+		return m, err
 	}
 	if len(names) < 2 || names[0] != strconv.Itoa(os.Getpid()) {
-		return 0, fmt.Errorf("the threads of this process are listed as %q", names)
+		return m, fmt.Errorf("the threads of this process are listed as %q", names)
 	}
-	return strconv.Atoi(names[1])
+	m.tid = names[1]
+	m.usual, err = slackOf(m.tid)
+	return m, err
 }
 
-func slackFile(tid int) string { return fmt.Sprintf("/proc/%d/timerslack_ns", tid) }
+// keep settles the threads that are started, and follows GOMAXPROCS.
+func (m monitor) keep(ctx context.Context) {
+	look := time.NewTicker(sysmonEvery)
+	defer look.Stop()
+	var started, procs int
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-look.C:
+		}
+		s, p := pprof.Lookup("threadcreate").Count(), runtime.GOMAXPROCS(0)
+		if (s != started || p != procs) && m.settle() == nil {
+			started, procs = s, p
+		}
+	}
+}
+
+// settle gives the monitor its slack, and the usual one to those that have taken it over.
+func (m monitor) settle() error {
+	names, err := threads()
+	if err != nil {
+		return err
+	}
+	late := strconv.Itoa(int(sysmonSlack))
+	for _, tid := range names {
+		have, err := slackOf(tid)
+		want := have
+		switch {
+		case tid == m.tid && runtime.GOMAXPROCS(0) > 1:
+			want = late
+		case have == late:
+			want = m.usual
+		}
+		if err == nil && want != have {
+			err = os.WriteFile(slackFile(tid), []byte(want), 0) // #nosec G306 -- the file is there
+		}
+		if err != nil && !errors.Is(err, os.ErrNotExist) && !errors.Is(err, syscall.ESRCH) { // it ended
+			return err
+		}
+	}
+	return nil
+}
+
+// threads are the ids of this process's threads, in the order in which they were started.
+func threads() ([]string, error) {
+	tasks, err := os.Open("/proc/self/task")
+	if err != nil {
+		return nil, err
+	}
+	defer tasks.Close()
+	return tasks.Readdirnames(-1) // not sorted
+}
+
+func slackFile(tid string) string { return "/proc/" + tid + "/timerslack_ns" }
+
+func slackOf(tid string) (string, error) {
+	raw, err := os.ReadFile(slackFile(tid))
+	return strings.TrimSpace(string(raw)), err
+}

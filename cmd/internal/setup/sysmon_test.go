@@ -1,72 +1,103 @@
 package setup
 
 import (
+	"context"
 	"errors"
 	"os"
 	"runtime"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/persys/compute/testbed"
 )
 
-// TestSlowSysmon: one thread may be woken late, the one that sleeps for 20 µs, and no other.
+// TestSlowSysmon: the kernel may wake the monitor late and no other thread, also none that was
+// started by it, and where there is one processor not even the monitor.
 func TestSlowSysmon(t *testing.T) {
-	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1))
-	if err := SlowSysmon(); err != nil {
-		t.Errorf("on one processor: %v", err)
-	}
-	runtime.GOMAXPROCS(2)
-	if err := SlowSysmon(); errors.Is(err, os.ErrPermission) {
-		if !strings.Contains(err.Error(), "CAP_SYS_NICE") {
+	m, err := findMonitor()
+	if errors.Is(err, os.ErrPermission) {
+		ctx, cancel := context.WithCancel(t.Context())
+		cancel()
+		if err := SlowSysmon(ctx); err == nil || !strings.Contains(err.Error(), "CAP_SYS_NICE") {
 			t.Errorf("it does not say what it needs: %v", err)
 		}
-		return // the slack of other threads cannot be read either
-	} else if err != nil {
-		t.Fatal(err)
+		testbed.Need(t, "CAP_SYS_NICE", err)
 	}
-	tasks, err := os.ReadDir("/proc/self/task")
 	if err != nil {
 		t.Fatal(err)
 	}
-	late := 0
-	for _, task := range tasks {
-		tid, err := strconv.Atoi(task.Name())
-		if err != nil {
-			t.Fatal(err)
-		}
-		raw, err := os.ReadFile(slackFile(tid))
-		if errors.Is(err, os.ErrNotExist) {
-			continue // it ended
-		} else if err != nil {
-			t.Fatal(err)
-		}
-		if strings.TrimSpace(string(raw)) != strconv.Itoa(int(sysmonSlack)) {
-			continue
-		}
-		late++
-		if !sleeps(t, tid) {
-			t.Errorf("thread %d may be woken late and is not the monitor", tid)
-		}
+	if !monitors(t, m.tid) {
+		t.Errorf("thread %s is not the monitor", m.tid)
 	}
-	if late != 1 {
-		t.Errorf("%d threads may be woken late", late)
+	before := runtime.GOMAXPROCS(0)
+	t.Cleanup(func() {
+		runtime.GOMAXPROCS(1)
+		if err := m.settle(); err != nil {
+			t.Error(err)
+		}
+		runtime.GOMAXPROCS(before)
+	})
+
+	// Another thread that has the monitor's slack, as one that it started.
+	tid, end := make(chan string), make(chan struct{})
+	defer close(end)
+	go func() {
+		runtime.LockOSThread() // and end with this goroutine
+		if err := unix.Prctl(unix.PR_SET_TIMERSLACK, uintptr(sysmonSlack), 0, 0, 0); err != nil {
+			t.Error(err)
+		}
+		tid <- strconv.Itoa(unix.Gettid())
+		<-end
+	}()
+	child := <-tid
+	if late := lateThreads(t); !slices.Equal(late, []string{child}) {
+		t.Fatalf("threads %v may be woken late before anything was done, want %s", late, child)
+	}
+	for _, step := range []struct {
+		procs int
+		late  []string
+	}{{1, nil}, {2, []string{m.tid}}, {1, nil}} {
+		runtime.GOMAXPROCS(step.procs)
+		if err := m.settle(); err != nil {
+			t.Fatal(err)
+		}
+		if late := lateThreads(t); !slices.Equal(late, step.late) {
+			t.Errorf("with %d processors threads %v may be woken late, want %v; %s is the monitor, %s took its slack over", step.procs, late, step.late, m.tid, child)
+		}
 	}
 }
 
-// sleeps reports whether a thread is met asleep for a time while this one works: the monitor
-// alone does.
-func sleeps(t *testing.T, tid int) bool {
-	for until := time.Now().Add(5 * time.Second); time.Now().Before(until); {
-		raw, err := os.ReadFile("/proc/self/task/" + strconv.Itoa(tid) + "/syscall")
+// lateThreads are those that the kernel may wake as late as the monitor.
+func lateThreads(t *testing.T) (late []string) {
+	names, err := threads()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, tid := range names {
+		if have, err := slackOf(tid); err == nil && have == strconv.Itoa(int(sysmonSlack)) {
+			late = append(late, tid)
+		}
+	}
+	return late
+}
+
+// monitors reports whether a thread is met asleep for a time again and again while this one
+// works.
+func monitors(t *testing.T, tid string) bool {
+	asleep := 0
+	for until := time.Now().Add(10 * time.Second); asleep < 20 && time.Now().Before(until); {
+		raw, err := os.ReadFile("/proc/self/task/" + tid + "/syscall")
 		if err != nil {
 			t.Fatal(err)
 		}
 		if strings.HasPrefix(string(raw), strconv.Itoa(unix.SYS_NANOSLEEP)+" ") {
-			return true
+			asleep++
 		}
 	}
-	return false
+	return asleep == 20
 }
