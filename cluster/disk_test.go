@@ -26,6 +26,8 @@ func TestSnapshotAndRestoreUnderLoad(t *testing.T) {
 	g.cfg = func(_ int, c *Config) {
 		c.Timing.SnapshotEntries, c.Timing.TrailingEntries = 50, 10
 		c.Timing.SnapshotInterval = 20 * time.Millisecond
+		// It is about the leader's log: a machine that is too busy elects no other one.
+		c.Timing.Heartbeat, c.Timing.LeaderLease = 3*time.Second, 2*time.Second
 	}
 	leader := g.form()
 	away := g.follower(leader)

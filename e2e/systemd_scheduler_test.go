@@ -21,18 +21,10 @@ import (
 // and without rights but one: it comes up, the runtime's monitor alone is woken late (ADR 31), and
 // systemd brings it back with what it knew when it was killed.
 func TestSystemdScheduler(t *testing.T) {
-	theEngine(t) // the machine has its socket
+	theEngine(t)
 	bins := shipped(t)
-	testbed.Program(t, "systemctl")
-	machine, err := harness.BootSystemd(t.Context(), t.TempDir())
-	testbed.Need(t, "a systemd that may be process 1", err)
-	t.Cleanup(func() {
-		if t.Failed() {
-			t.Logf("the machine says:\n%s", machine.Log())
-		}
-		must(t, machine.Close())
-	})
-	port := distinctPorts(t, 4)
+	machine, ctl := aSystemd(t)
+	port := got[[]int](t)(harness.FreePorts(4))
 	env := []string{
 		"SCHEDULER_INSECURE=true", "SCHEDULER_DNS_ADDR=none", "ETCD_ENDPOINTS=none",
 		fmt.Sprint("GRPC_PORT=", port[0]), fmt.Sprint("METRICS_PORT=", port[1]),
@@ -52,10 +44,6 @@ func TestSystemdScheduler(t *testing.T) {
 		machine.Write("/etc/persys/scheduler.env", []byte(strings.Join(env, "\n")+"\n"), 0o600),
 		machine.Install("/etc/systemd/system/persys-scheduler.service", filepath.Join("..", "deploy", "systemd", "persys-scheduler.service"), 0o644),
 	))
-	ctl := func(args ...string) string {
-		t.Helper()
-		return got[string](t)(machine.Ctl(t.Context(), args...))
-	}
 	ctl("daemon-reload")
 	ctl("start", "persys-scheduler")
 
@@ -71,29 +59,22 @@ func TestSystemdScheduler(t *testing.T) {
 	}))
 	process := machine.Path("/proc/" + ctl("show", "--property=MainPID", "--value", "persys-scheduler"))
 	confined(t, process)
+	var late []int
 	if runtime.NumCPU() > 1 {
-		must(t, testbed.Poll(t.Context(), settle, "one thread that may be woken late", func(context.Context) error { return oneLate(process) }))
+		late = []int{1} // the second, which the runtime starts first
 	}
+	must(t, testbed.Poll(t.Context(), settle, "the monitor alone may be woken late", func(context.Context) error { return onlyLate(process, late) }))
 
+	restarts := func() string { return ctl("show", "--property=NRestarts", "--value", "persys-scheduler") }
+	before := restarts()
 	ctl("kill", "--signal=KILL", "persys-scheduler")
 	must(t, testbed.Poll(t.Context(), settle, "the workload after the kill", func(ctx context.Context) error {
-		if now := ctl("show", "--property=NRestarts", "--value", "persys-scheduler"); now != "1" {
-			return fmt.Errorf("systemd has restarted it %s times", now)
+		if now := restarts(); now == before {
+			return fmt.Errorf("systemd has restarted it %s times, as before", now)
 		}
 		_, err := control.GetWorkload(ctx, &controlv1.GetWorkloadRequest{WorkloadId: "kept"})
 		return err
 	}))
-}
-
-// distinctPorts are ports of 127.0.0.1 that are free now.
-func distinctPorts(t *testing.T, n int) (out []int) {
-	t.Helper()
-	for len(out) < n {
-		if p := got[int](t)(harness.FreePort()); !slices.Contains(out, p) {
-			out = append(out, p)
-		}
-	}
-	return out
 }
 
 // confined requires that a process, a folder of /proc, has no capability but CAP_SYS_NICE, nor can
@@ -109,15 +90,15 @@ func confined(t *testing.T, process string) {
 	}
 }
 
-// oneLate says how it is not so that the second of a process's threads may be woken late and no
-// other.
-func oneLate(process string) error {
+// onlyLate says how it is not so that of the threads of a process, in the order in which they were
+// started, those and no others may be woken late.
+func onlyLate(process string, want []int) error {
 	tasks, err := os.Open(filepath.Join(process, "task"))
 	if err != nil {
 		return err
 	}
 	defer tasks.Close()
-	names, err := tasks.Readdirnames(-1) // in the order in which they were started
+	names, err := tasks.Readdirnames(-1) // in that order
 	if err != nil {
 		return err
 	}
@@ -131,8 +112,8 @@ func oneLate(process string) error {
 			late = append(late, i)
 		}
 	}
-	if !slices.Equal(late, []int{1}) {
-		return fmt.Errorf("of %d threads those at %v may", len(names), late)
+	if !slices.Equal(late, want) {
+		return fmt.Errorf("of %d threads those at %v may, want %v", len(names), late, want)
 	}
 	return nil
 }

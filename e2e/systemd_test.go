@@ -18,12 +18,10 @@ import (
 	"github.com/persys/compute/testbed"
 )
 
-// TestSystemd runs agent and guard by the packed units under a real systemd, a container on the real
-// engine: what the units promise of restarts, watchdog and upgrades is what systemd does (ADR 8).
-func TestSystemd(t *testing.T) {
-	const lease = 8 * time.Second // longer than systemd takes to bring a guard back
-	e, image := theEngine(t)
-	bins := shipped(t)
+// aSystemd is a machine of the test's own with systemd as its process 1, and systemctl there. Its
+// script mounts the engine's socket.
+func aSystemd(t *testing.T) (*harness.Systemd, func(args ...string) string) {
+	t.Helper()
 	testbed.Program(t, "systemctl")
 	machine, err := harness.BootSystemd(t.Context(), t.TempDir())
 	testbed.Need(t, "a systemd that may be process 1", err)
@@ -33,6 +31,19 @@ func TestSystemd(t *testing.T) {
 		}
 		must(t, machine.Close())
 	})
+	return machine, func(args ...string) string {
+		t.Helper()
+		return got[string](t)(machine.Ctl(t.Context(), args...))
+	}
+}
+
+// TestSystemd runs agent and guard by the packed units under a real systemd, a container on the real
+// engine: what the units promise of restarts, watchdog and upgrades is what systemd does (ADR 8).
+func TestSystemd(t *testing.T) {
+	const lease = 8 * time.Second // longer than systemd takes to bring a guard back
+	e, image := theEngine(t)
+	bins := shipped(t)
+	machine, ctl := aSystemd(t)
 	c := start(t, harness.Options{Binaries: bins, SchedulerEnv: fast(map[string]string{"SCHEDULER_NODE_LEASE": lease.String()})})
 	id := onDocker(t, e, c)
 	runs := e.Watch(t.Context(), id)
@@ -44,10 +55,6 @@ func TestSystemd(t *testing.T) {
 	))
 	for _, unit := range []string{"persys-agent.service", "persys-guard.service"} {
 		must(t, machine.Install("/etc/systemd/system/"+unit, filepath.Join("..", "deploy", "systemd", unit), 0o644))
-	}
-	ctl := func(args ...string) string {
-		t.Helper()
-		return got[string](t)(machine.Ctl(t.Context(), args...))
 	}
 	ctl("daemon-reload")
 	ctl("start", "persys-agent")

@@ -16,15 +16,15 @@ const rounds = 8
 // warm up, once until its processes have taken the memory that they work with.
 func against(ctx context.Context, ours, peer func(warm time.Duration) (load, error)) (o, p load, err error) {
 	for round := range rounds {
-		warm := warm
+		before := warm
 		if round == 0 {
-			warm = warmFirst
+			before = warmFirst
 		}
-		a, err := ours(warm)
+		a, err := ours(before)
 		if err != nil {
 			return o, p, fmt.Errorf("ours: %w", err)
 		}
-		b, err := peer(warm)
+		b, err := peer(before)
 		if err != nil {
 			return o, p, fmt.Errorf("peer: %w", err)
 		}

@@ -53,3 +53,16 @@ func loopback(port int) string { return net.JoinHostPort("127.0.0.1", strconv.It
 
 // FreePort is a port of 127.0.0.1 that is free now.
 func FreePort() (int, error) { return new(ports).take() }
+
+// FreePorts are n different ones.
+func FreePorts(n int) (out []int, err error) {
+	var p ports
+	for range n {
+		port, err := p.take()
+		if err != nil {
+			return nil, err
+		}
+		out = append(out, port)
+	}
+	return out, nil
+}

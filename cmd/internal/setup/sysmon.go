@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"os"
 	"runtime"
-	"runtime/pprof"
 	"strconv"
 	"strings"
 	"syscall"
@@ -17,20 +16,20 @@ const (
 	// sysmonSlack is how late the kernel may wake the runtime's monitor (ADR 31 says what waits
 	// for it).
 	sysmonSlack = 4 * time.Millisecond
-	// sysmonEvery is how often it is looked whether threads have been started.
+	// sysmonEvery is how often the other threads are looked at.
 	sysmonEvery = time.Second
 )
 
-// SlowSysmon lets the kernel wake the Go runtime's monitor thread up to 4 ms late, until ctx ends.
-// For a while after a system call that took long, the monitor sleeps for 20 µs at a time, and where
-// timers are expensive and processors few each look costs a thread that works its processor: a
-// tenth of a replica's CPU under load (ADR 31).
+// SlowSysmon lets the kernel wake the Go runtime's monitor thread up to 4 ms late. For a while
+// after a system call that took long, the monitor sleeps for 20 µs at a time, and where timers are
+// expensive and CPUs few each look costs a thread that works its CPU: a tenth of what a replica has
+// under load (ADR 31).
 //
 // The runtime has no setting for it. The kernel has one for each thread (timer slack), which
 // another thread may set with CAP_SYS_NICE alone. A thread takes it over from the one that starts
-// it, and the monitor starts some: those get the usual one back within a second. While the program
-// may use one processor alone the monitor is what gives it to others, and is left as it is. Where
-// it cannot be done nothing is lost but speed: the error is for a log.
+// it, and the monitor starts some: until ctx ends those get the usual one back within a second.
+// While the program may use one CPU alone the monitor is what lets others have it, and is left as
+// it is. Where it cannot be done nothing is lost but speed: the error is for a log.
 func SlowSysmon(ctx context.Context) error {
 	m, err := findMonitor()
 	if err == nil {
@@ -42,7 +41,7 @@ func SlowSysmon(ctx context.Context) error {
 		}
 		return fmt.Errorf("the slack of the runtime's monitor: %w", err)
 	}
-	go m.keep(ctx)
+	go m.keep(ctx, sysmonEvery)
 	return nil
 }
 
@@ -67,20 +66,16 @@ func findMonitor() (m monitor, err error) {
 	return m, err
 }
 
-// keep settles the threads that are started, and follows GOMAXPROCS.
-func (m monitor) keep(ctx context.Context) {
-	look := time.NewTicker(sysmonEvery)
+// keep settles all threads every so often. What cannot be set is tried again.
+func (m monitor) keep(ctx context.Context, every time.Duration) {
+	look := time.NewTicker(every)
 	defer look.Stop()
-	var started, procs int
 	for {
 		select {
 		case <-ctx.Done():
 			return
 		case <-look.C:
-		}
-		s, p := pprof.Lookup("threadcreate").Count(), runtime.GOMAXPROCS(0)
-		if (s != started || p != procs) && m.settle() == nil {
-			started, procs = s, p
+			_ = m.settle()
 		}
 	}
 }
@@ -91,6 +86,7 @@ func (m monitor) settle() error {
 	if err != nil {
 		return err
 	}
+	var failed error
 	late := strconv.Itoa(int(sysmonSlack))
 	for _, tid := range names {
 		have, err := slackOf(tid)
@@ -104,11 +100,11 @@ func (m monitor) settle() error {
 		if err == nil && want != have {
 			err = os.WriteFile(slackFile(tid), []byte(want), 0) // #nosec G306 -- the file is there
 		}
-		if err != nil && !errors.Is(err, os.ErrNotExist) && !errors.Is(err, syscall.ESRCH) { // it ended
-			return err
+		if !errors.Is(err, os.ErrNotExist) && !errors.Is(err, syscall.ESRCH) { // it ended
+			failed = errors.Join(failed, err)
 		}
 	}
-	return nil
+	return failed
 }
 
 // threads are the ids of this process's threads, in the order in which they were started.

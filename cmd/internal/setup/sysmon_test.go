@@ -3,11 +3,13 @@ package setup
 import (
 	"context"
 	"errors"
+	"fmt"
 	"os"
 	"runtime"
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -58,18 +60,19 @@ func TestSlowSysmon(t *testing.T) {
 	if late := lateThreads(t); !slices.Equal(late, []string{child}) {
 		t.Fatalf("threads %v may be woken late before anything was done, want %s", late, child)
 	}
+	ctx, cancel := context.WithCancel(t.Context())
+	var kept sync.WaitGroup
+	kept.Go(func() { m.keep(ctx, time.Millisecond) })
 	for _, step := range []struct {
 		procs int
 		late  []string
-	}{{1, nil}, {2, []string{m.tid}}, {1, nil}} {
+	}{{1, nil}, {2, []string{m.tid}}, {1, nil}, {2, []string{m.tid}}} {
 		runtime.GOMAXPROCS(step.procs)
-		if err := m.settle(); err != nil {
-			t.Fatal(err)
-		}
-		if late := lateThreads(t); !slices.Equal(late, step.late) {
-			t.Errorf("with %d processors threads %v may be woken late, want %v; %s is the monitor, %s took its slack over", step.procs, late, step.late, m.tid, child)
-		}
+		testbed.Until(t, fmt.Sprintf("with %d processors threads %v that may be woken late; %s is the monitor, %s took its slack over", step.procs, step.late, m.tid, child),
+			func() bool { return slices.Equal(lateThreads(t), step.late) })
 	}
+	cancel()
+	kept.Wait()
 }
 
 // lateThreads are those that the kernel may wake as late as the monitor.
