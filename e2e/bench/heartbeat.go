@@ -51,17 +51,13 @@ func heartbeat10k(ctx context.Context, e *env) (result, error) {
 	for i, c := range conns {
 		clients[i] = controlv1.NewAgentControlClient(c)
 	}
-	// The leader asks every agent what it has (drift detection): they are there to answer.
-	l, err := net.Listen("tcp", "127.0.0.1:0")
+	endpoint, end, err := emptyAgents()
 	if err != nil {
 		return result{}, err
 	}
-	agents := grpc.NewServer()
-	agentv1.RegisterAgentServiceServer(agents, emptyAgent{})
-	go func() { _ = agents.Serve(l) }() // ends with Stop
-	defer agents.Stop()
+	defer end()
 	began := time.Now()
-	slowest, err := registerAll(ctx, clients, l.Addr().String())
+	slowest, err := registerAll(ctx, clients, endpoint)
 	if err != nil {
 		return result{}, err
 	}
@@ -157,6 +153,19 @@ func registerAll(ctx context.Context, clients []controlv1.AgentControlClient, en
 	default:
 	}
 	return time.Duration(slowest.Load()), ctx.Err()
+}
+
+// emptyAgents answer for any number of agents that have nothing, until end is called. The leader
+// asks every agent what it has (drift detection), and dials one that is not there again and again.
+func emptyAgents() (endpoint string, end func(), err error) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		return "", nil, err
+	}
+	agents := grpc.NewServer()
+	agentv1.RegisterAgentServiceServer(agents, emptyAgent{})
+	go func() { _ = agents.Serve(l) }() // ends with Stop
+	return l.Addr().String(), agents.Stop, nil
 }
 
 // emptyAgent has nothing.

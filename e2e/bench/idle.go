@@ -46,10 +46,15 @@ func idleFigures(ctx context.Context, e *env) (rss, cpu float64, err error) {
 	}
 	defer conn.Close()
 	client := controlv1.NewAgentControlClient(conn)
+	endpoint, end, err := emptyAgents()
+	if err != nil {
+		return 0, 0, err
+	}
+	defer end()
 	failed := make(chan error, idleAgents)
 	for i := range idleAgents {
 		wg.Go(func() {
-			if err := simpleAgent(actx, client, i); err != nil && actx.Err() == nil {
+			if err := simpleAgent(actx, client, i, endpoint); err != nil && actx.Err() == nil {
 				failed <- err
 			}
 		})
@@ -82,13 +87,14 @@ func idleFigures(ctx context.Context, e *env) (rss, cpu float64, err error) {
 	return rss, cpu, ctx.Err()
 }
 
-// simpleAgent registers and heartbeats as it is told, with nothing to report.
-func simpleAgent(ctx context.Context, c controlv1.AgentControlClient, i int) error {
+// simpleAgent registers and heartbeats as it is told, with nothing to report; at endpoint somebody
+// answers for it.
+func simpleAgent(ctx context.Context, c controlv1.AgentControlClient, i int, endpoint string) error {
 	id := fmt.Sprintf("idle-%03d", i)
 	reg, err := c.RegisterNode(ctx, &controlv1.RegisterNodeRequest{
-		NodeId: id, GrpcEndpoint: fmt.Sprintf("127.0.0.1:%d", 20000+i), Timestamp: timestamppb.Now(),
+		NodeId: id, GrpcEndpoint: endpoint, Timestamp: timestamppb.Now(),
 		Capabilities: &controlv1.NodeCapabilities{CpuTotalMillicores: 4000, MemoryTotalMb: 8192, Protocol: 1,
-			SupportedWorkloadTypes: []string{"container"}},
+			SupportedWorkloadTypes: []string{"container"}, EngineId: fmt.Sprint("engine-", i)},
 	})
 	if err != nil {
 		return err
