@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net"
 	"os/exec"
 	"path/filepath"
 	"strings"
@@ -14,6 +13,8 @@ import (
 
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.uber.org/zap"
+
+	"github.com/persys/compute/e2e/harness"
 )
 
 // etcdGroup is a three-member etcd of current version with its own defaults.
@@ -32,7 +33,7 @@ type etcdMember struct {
 
 func startEtcd(ctx context.Context, bin, dir string) (*etcdGroup, error) {
 	g := &etcdGroup{bin: bin, dir: dir}
-	ports, err := freePorts(6)
+	ports, err := harness.FreePorts(6)
 	if err != nil {
 		return nil, err
 	}
@@ -176,18 +177,4 @@ func (g *etcdGroup) putLoad(ctx context.Context, size, batch int, warm, d time.D
 		_, err := cl.Txn(ctx).Then(ops...).Commit()
 		return batch, err
 	})
-}
-
-// freePorts picks ports that nobody listens on now.
-func freePorts(n int) ([]int, error) {
-	var out []int
-	for range n {
-		l, err := net.Listen("tcp", "127.0.0.1:0")
-		if err != nil {
-			return nil, err
-		}
-		defer l.Close()
-		out = append(out, l.Addr().(*net.TCPAddr).Port)
-	}
-	return out, nil
 }

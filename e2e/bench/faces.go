@@ -14,6 +14,7 @@ import (
 
 	clusterv1 "github.com/persys/compute/api/cluster/v1"
 	controlv1 "github.com/persys/compute/api/control/v1"
+	"github.com/persys/compute/e2e/harness"
 	"github.com/persys/compute/rpc/dial"
 )
 
@@ -37,7 +38,7 @@ func (e *env) startGateway(ctx context.Context, schedulers []string) (addr strin
 	if err != nil {
 		return "", nil, err
 	}
-	ports, err := freePorts(1)
+	ports, err := harness.FreePorts(1)
 	if err != nil {
 		return "", nil, err
 	}

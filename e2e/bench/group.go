@@ -14,6 +14,7 @@ import (
 	"google.golang.org/grpc"
 
 	clusterv1 "github.com/persys/compute/api/cluster/v1"
+	"github.com/persys/compute/e2e/harness"
 	"github.com/persys/compute/testbed"
 )
 
@@ -93,7 +94,7 @@ func (e *env) startGroup(ctx context.Context) (*group, error) {
 	if err := e.build(ctx); err != nil {
 		return nil, err
 	}
-	ports, err := freePorts(15)
+	ports, err := harness.FreePorts(15)
 	if err != nil {
 		return nil, err
 	}

@@ -126,7 +126,7 @@ func registerAll(ctx context.Context, clients []controlv1.AgentControlClient, en
 		wg.Go(func() {
 			for i := range next {
 				began := time.Now()
-				if err := registerOne(ctx, clients[i%len(clients)], i, endpoint); err != nil {
+				if _, err := register(ctx, clients[i%len(clients)], beatID(i), i, endpoint); err != nil {
 					select {
 					case failed <- fmt.Errorf("registering agent %d: %w", i, err):
 					default:
@@ -183,17 +183,26 @@ func (emptyAgent) ListActions(context.Context, *agentv1.ListActionsRequest) (*ag
 
 func beatID(i int) string { return fmt.Sprintf("beat-%05d", i) }
 
-func registerOne(ctx context.Context, c controlv1.AgentControlClient, i int, endpoint string) error {
+// register registers the i-th of many agents under an id and returns how often it is told to send
+// heartbeats.
+func register(ctx context.Context, c controlv1.AgentControlClient, id string, i int, endpoint string) (every time.Duration, err error) {
 	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
 	defer cancel()
 	reg, err := c.RegisterNode(ctx, &controlv1.RegisterNodeRequest{
-		NodeId: beatID(i), GrpcEndpoint: endpoint, Timestamp: timestamppb.Now(),
+		NodeId: id, GrpcEndpoint: endpoint, Timestamp: timestamppb.Now(),
 		Capabilities: &controlv1.NodeCapabilities{CpuTotalMillicores: 4000, MemoryTotalMb: 8192, Protocol: 1,
 			SupportedWorkloadTypes: []string{"container"}, EngineId: fmt.Sprint("engine-", i)},
 	})
 	if err == nil && !reg.GetAccepted() {
-		err = fmt.Errorf("node %s was refused: %s", beatID(i), reg.GetReason())
+		err = fmt.Errorf("node %s was refused: %s", id, reg.GetReason())
 	}
+	return time.Duration(reg.GetHeartbeatIntervalSeconds()) * time.Second, err
+}
+
+// heartbeat is that of an agent that has nothing.
+func heartbeat(ctx context.Context, c controlv1.AgentControlClient, id string) error {
+	_, err := c.Heartbeat(ctx, &controlv1.HeartbeatRequest{NodeId: id, Full: true, Timestamp: timestamppb.Now(),
+		Usage: &controlv1.NodeUsage{CpuUsedMillicores: 100, MemoryUsedMb: 512}})
 	return err
 }
 
@@ -203,8 +212,7 @@ func beat(ctx context.Context, c controlv1.AgentControlClient, i int, beats, fai
 	for ctx.Err() == nil {
 		began := time.Now()
 		call, cancel := context.WithTimeout(ctx, beatEvery)
-		_, err := c.Heartbeat(call, &controlv1.HeartbeatRequest{NodeId: beatID(i), Full: true, Timestamp: timestamppb.Now(),
-			Usage: &controlv1.NodeUsage{CpuUsedMillicores: 100, MemoryUsedMb: 512}})
+		err := heartbeat(call, c, beatID(i))
 		cancel()
 		if err == nil {
 			beats.Add(1)

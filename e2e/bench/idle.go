@@ -9,8 +9,6 @@ import (
 	"sync"
 	"time"
 
-	"google.golang.org/protobuf/types/known/timestamppb"
-
 	controlv1 "github.com/persys/compute/api/control/v1"
 	"github.com/persys/compute/rpc/dial"
 )
@@ -91,22 +89,13 @@ func idleFigures(ctx context.Context, e *env) (rss, cpu float64, err error) {
 // answers for it.
 func simpleAgent(ctx context.Context, c controlv1.AgentControlClient, i int, endpoint string) error {
 	id := fmt.Sprintf("idle-%03d", i)
-	reg, err := c.RegisterNode(ctx, &controlv1.RegisterNodeRequest{
-		NodeId: id, GrpcEndpoint: endpoint, Timestamp: timestamppb.Now(),
-		Capabilities: &controlv1.NodeCapabilities{CpuTotalMillicores: 4000, MemoryTotalMb: 8192, Protocol: 1,
-			SupportedWorkloadTypes: []string{"container"}, EngineId: fmt.Sprint("engine-", i)},
-	})
+	every, err := register(ctx, c, id, i, endpoint)
 	if err != nil {
 		return err
 	}
-	if !reg.GetAccepted() {
-		return fmt.Errorf("node %s was refused: %s", id, reg.GetReason())
-	}
-	every := time.Duration(reg.GetHeartbeatIntervalSeconds()) * time.Second
 	wait(ctx, every*time.Duration(i)/idleAgents)
 	for ctx.Err() == nil {
-		if _, err := c.Heartbeat(ctx, &controlv1.HeartbeatRequest{NodeId: id, Full: true, Timestamp: timestamppb.Now(),
-			Usage: &controlv1.NodeUsage{CpuUsedMillicores: 100, MemoryUsedMb: 512}}); err != nil {
+		if err := heartbeat(ctx, c, id); err != nil {
 			return err
 		}
 		wait(ctx, every)

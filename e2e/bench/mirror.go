@@ -17,6 +17,7 @@ import (
 
 	commandv1 "github.com/persys/compute/api/command/v1"
 	controlv1 "github.com/persys/compute/api/control/v1"
+	"github.com/persys/compute/e2e/harness"
 	"github.com/persys/compute/fsm"
 	"github.com/persys/compute/fsm/store"
 	"github.com/persys/compute/mirror"
@@ -56,7 +57,7 @@ func startMirror(ctx context.Context, e *env) (w *mirrorWorld, err error) {
 	if err := e.build(ctx); err != nil {
 		return nil, err
 	}
-	ports, err := freePorts(2)
+	ports, err := harness.FreePorts(2)
 	if err != nil {
 		return nil, err
 	}
