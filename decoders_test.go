@@ -135,7 +135,7 @@ func TestEveryDecoderIsFuzzed(t *testing.T) {
 	if len(found) < 30 || len(targets) < 30 {
 		t.Fatalf("only %d decoders and %d targets were found", len(found), len(targets))
 	}
-	model, err := os.ReadFile("docs/threat-model.md")
+	model, err := os.ReadFile("docs/architecture/threat-model.md")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -161,7 +161,7 @@ func TestEveryDecoderIsFuzzed(t *testing.T) {
 	}
 	for _, target := range slices.Sorted(maps.Keys(targets)) {
 		if name := target[strings.LastIndexByte(target, '.')+1:]; !strings.Contains(string(model), name) {
-			t.Errorf("docs/threat-model.md does not name %s", target)
+			t.Errorf("docs/architecture/threat-model.md does not name %s", target)
 		}
 	}
 }

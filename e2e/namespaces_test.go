@@ -28,7 +28,7 @@ import (
 // file that it shows first.
 var shell = regexp.MustCompile("(?s)<!-- run: ([^\n]*) -->\n```sh\n(.*?)```|```yaml\n(.*?)```")
 
-// TestNamespaces types the commands of docs/namespaces.md, and has an operator of one
+// TestNamespaces types the commands of docs/guides/namespaces.md, and has an operator of one
 // namespace try everything in others, through every replica.
 func TestNamespaces(t *testing.T) {
 	c := got[*harness.Cluster](t)(harness.Prepare(harness.Options{Binaries: raced(t), TLS: true, Schedulers: 3, SchedulerEnv: fast(nil)}))
@@ -58,7 +58,7 @@ func TestNamespaces(t *testing.T) {
 		return err
 	}
 	t.Run("the commands of the page", func(t *testing.T) {
-		page := got[[]byte](t)(os.ReadFile("../docs/namespaces.md"))
+		page := got[[]byte](t)(os.ReadFile("../docs/guides/namespaces.md"))
 		dir, blocks := t.TempDir(), 0
 		for _, m := range shell.FindAllStringSubmatch(string(page), -1) {
 			if m[3] != "" {

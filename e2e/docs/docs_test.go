@@ -21,13 +21,13 @@ import (
 // pages in the order in which they are read; each goes on where the one before
 // ended. Every page with a command block is in here.
 var pages = []string{
-	"docs/quick-start.md",
+	"docs/guides/quick-start.md",
 	"README.md",
-	"docs/containers.md",
-	"docs/operations.md",
-	"docs/troubleshooting.md",
-	"docs/discovery.md",
-	"docs/backup.md",
+	"docs/guides/containers.md",
+	"docs/guides/operations.md",
+	"docs/guides/troubleshooting.md",
+	"docs/guides/discovery.md",
+	"docs/guides/backup.md",
 }
 
 // elsewhere are folders whose pages hold no commands for readers.
