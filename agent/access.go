@@ -18,7 +18,7 @@ import (
 )
 
 // permit lets schedulers and the admin drive this agent, and gateways and who has a certificate from
-// elsewhere only look: a certificate of the CA alone is no permission (contract/gaps.md, 72). Users of
+// elsewhere only look: a certificate of the CA alone is no permission. Users of
 // the cluster ask the schedulers, which know who acts in which namespaces.
 func (a *Agent) permit(ctx context.Context, method string, mapping pki.Mapping) error {
 	if !strings.HasPrefix(method, "/"+agentv1.AgentService_ServiceDesc.ServiceName+"/") {

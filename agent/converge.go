@@ -113,7 +113,7 @@ func (a *Agent) absorb(e *engine, seen []driver.Observed, began time.Time, err e
 
 // orphan is told of an instance that carries our labels and that nobody ordered. If it was deleted
 // at its generation or later, the delete is carried out again; else it is only reported, because
-// it may be the last copy of something (contract/gaps.md, 16).
+// it may be the last copy of something.
 func (a *Agent) orphan(w *workload, o *driver.Observed, now time.Time) {
 	t := a.tombs[w.id]
 	if t == nil || t.Generation.Less(o.Generation) {

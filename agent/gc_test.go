@@ -119,7 +119,7 @@ func TestGarbageIsCollectedByItself(t *testing.T) {
 	}
 }
 
-// Nothing goes while a runtime does not answer: what it has cannot be told (contract/gaps.md, 58).
+// Nothing goes while a runtime does not answer: what it has cannot be told.
 func TestNoGarbageWhileARuntimeIsDown(t *testing.T) {
 	r, c := collecting(t, []driver.Garbage{{Kind: driver.Leftover, Name: "old"}}, func(cfg *Config) { cfg.GC.VolumesAfter = time.Nanosecond })
 	r.apply("web", "img:1", managed(&agentv1.ManagedVolumeSpec{Name: "data", MountPath: "/data"}))

@@ -176,7 +176,7 @@ func (a *Agent) orphanKind(id string) driver.Kind {
 }
 
 // oldFailure is how long a workload has been Failed when it counts as an old
-// failure (contract/semantics.md, "GC").
+// failure (contract/semantics.md, section 11).
 const oldFailure = time.Hour
 
 // readAgent declares what is read from the agent when it is asked for; a may be

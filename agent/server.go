@@ -48,7 +48,7 @@ func storeFailed(err error) error {
 	return status.Errorf(codes.Internal, "the order was not stored: %v", err)
 }
 
-// ApplyWorkload stores and queues an order. See wire-agent.md, "Behaviour".
+// ApplyWorkload stores and queues an order. See contract/wire-agent.md, "Behaviour".
 func (s service) ApplyWorkload(ctx context.Context, req *agentv1.ApplyWorkloadRequest) (*agentv1.ApplyWorkloadResponse, error) {
 	s.ordered(ctx, req.GetId())
 	if err := s.coverOrder(ctx, req); err != nil {

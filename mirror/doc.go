@@ -34,8 +34,8 @@
 //
 // Where things are: shapes.go holds the JSON shapes; projection.go turns records
 // into keys and values; keys.go names the keys; cursor.go the fence; decide.go
-// what a leader does with what it finds; writer.go one transaction; session.go
-// one attempt at streaming; difference.go the full comparison; mirror.go a
+// what a leader does with what it finds; writer.go one transaction and the full comparison; session.go
+// one attempt at streaming; mirror.go a
 // leader's stint; health.go the judgement; recovery.go preview and restore;
 // read.go reads an etcd back for import; etcd.go holds the calls and client.go
 // the connection.

@@ -5,8 +5,7 @@
 // There are three kinds. local is a folder, or for a volume with a size a file of that size with a
 // file system in it, so that the size is a limit and not a wish; virtual machines get such a file as
 // a raw disk. nfs is a folder of an export, ceph-rbd an image of a pool. What a machine cannot do is
-// refused with the piece that is missing; nothing is ever put into a local folder in its stead
-// (contract/gaps.md, 62).
+// refused with the piece that is missing; nothing is ever put into a local folder in its stead.
 //
 // Records are those of existing agents (contract/state-etcd.md, "Agent local store"), with a few
 // fields more. They are written before the first step and after the last, every step can be repeated,

@@ -634,7 +634,7 @@ func TestAMachinesDeleteSparesAFolderOfItsVolumesName(t *testing.T) {
 	}
 }
 
-// What is not ours and mounted inside a volume is not deleted with it (contract/gaps.md, 62).
+// What is not ours and mounted inside a volume is not deleted with it.
 func TestForeignMountIsSpared(t *testing.T) {
 	sys := &fake{}
 	b := newBench(t, sys)

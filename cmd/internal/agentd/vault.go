@@ -9,7 +9,7 @@ import (
 	"github.com/persys/compute/pki/vault"
 )
 
-// vaultSettings are those of env.md.
+// vaultSettings are those of contract/env.md.
 type vaultSettings struct {
 	Enabled  bool          `env:"PERSYS_VAULT_ENABLED" flag:"vault" yaml:"vault_enabled" default:"false" usage:"certificate from Vault's PKI engine, in the PERSYS_TLS_* files"`
 	Addr     string        `env:"PERSYS_VAULT_ADDR" yaml:"vault_addr" default:"http://localhost:8200" usage:"URL of Vault; its own variables (VAULT_CACERT, VAULT_NAMESPACE, ...) say the rest"`

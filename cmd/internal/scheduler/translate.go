@@ -19,8 +19,8 @@ import (
 )
 
 // schedulerKeys is what the existing implementation's scheduler and agents write
-// into a workload's metadata besides what its owner put there (contract/
-// state-etcd.md, "Workload metadata keys", and semantics.md, section 11). A name
+// into a workload's metadata besides what its owner put there (contract/state-etcd.md,
+// "Workload metadata keys", and contract/semantics.md, section 11). A name
 // that ends in a dot or underscore stands for all that begin with it.
 var schedulerKeys = [...]string{
 	"created_at", "last_action", "assignment_reason", "previous_node", "drift_reason", "drift_reconciled_at",
