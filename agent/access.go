@@ -14,7 +14,7 @@ import (
 
 	agentv1 "github.com/persys/compute/api/agent/v1"
 	"github.com/persys/compute/pki"
-	"github.com/persys/compute/rpc/guard"
+	"github.com/persys/compute/rpc/limits"
 )
 
 // permit lets schedulers and the admin drive this agent, and gateways and who has a certificate from
@@ -58,13 +58,13 @@ func (a *Agent) permit(ctx context.Context, method string, mapping pki.Mapping) 
 
 // authorize makes every call pass permit.
 func (a *Agent) authorize(mapping pki.Mapping) []grpc.ServerOption {
-	hosts := guard.NewPeers(a.cfg.Limits, a.metrics.limited)
-	enter := func(ctx context.Context) (*guard.Entry, error) {
+	hosts := limits.NewPeers(a.cfg.Limits, a.metrics.limited)
+	enter := func(ctx context.Context) (*limits.Entry, error) {
 		p, ok := peer.FromContext(ctx)
 		if !ok {
 			return nil, nil
 		}
-		e, err := hosts.Enter(guard.Peer{Kind: "host", Name: guard.HostOf(p.Addr)})
+		e, err := hosts.Enter(limits.Peer{Kind: "host", Name: limits.HostOf(p.Addr)})
 		if err != nil {
 			return nil, status.Error(codes.ResourceExhausted, err.Error())
 		}

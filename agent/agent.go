@@ -21,7 +21,7 @@ import (
 	"github.com/persys/compute/agent/host"
 	"github.com/persys/compute/agent/usage"
 	"github.com/persys/compute/agent/volume"
-	limits "github.com/persys/compute/rpc/guard"
+	"github.com/persys/compute/rpc/limits"
 )
 
 // Agent runs the workloads of one machine. New opens its file, Run does the work.
@@ -344,7 +344,7 @@ func (a *Agent) learn(clusterID string, e epochMessage) error {
 		}
 	}
 	if got.ClusterID == "" {
-		return nil // an existing scheduler
+		return nil // a legacy v1 scheduler
 	}
 	a.intentMu.Lock()
 	defer a.intentMu.Unlock()

@@ -19,7 +19,7 @@ import (
 
 	controlv1 "github.com/persys/compute/api/control/v1"
 	"github.com/persys/compute/pki"
-	"github.com/persys/compute/rpc/guard"
+	"github.com/persys/compute/rpc/limits"
 
 	"github.com/persys/compute/agent/driver"
 	"github.com/persys/compute/agent/host"
@@ -41,7 +41,7 @@ type Binding struct {
 	NodeID    string
 	// Owns says whether the agent's store claims a workload, for instances without node label.
 	Owns func(driver.ID) bool
-	// Taken says whether a workload of a kind was taken over from an existing agent: one without any mark may
+	// Taken says whether a workload of a kind was taken over from a legacy v1 agent: one without any mark may
 	// be its instance, where nothing but the name tells.
 	Taken func(driver.Kind, driver.ID) bool
 	// Content says which content an instance without content label has, if the store knows.
@@ -100,7 +100,7 @@ type Config struct {
 	Listener      net.Listener
 	ServerOptions []grpc.ServerOption
 	// Limits of the API's port; calls count by host, where there are certificates.
-	Limits guard.Limits
+	Limits limits.Limits
 	// Tracer makes the spans of what an order leads to; nil = none.
 	Tracer trace.Tracer
 	// Authorize, when set, maps client certificates to identities and lets schedulers and the

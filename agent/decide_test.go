@@ -313,7 +313,7 @@ func TestReportOfAStopThatFailed(t *testing.T) {
 	}
 }
 
-// A machine of an existing agent has no labels: it is known by its name, and runs on as it is. Under a guard, which
+// A machine of a legacy v1 agent has no labels: it is known by its name, and runs on as it is. Under a guard, which
 // stops only what is marked, it is defined anew.
 func TestMachineOfAnExistingAgent(t *testing.T) {
 	vm := &agentv1.WorkloadSpec{Spec: &agentv1.WorkloadSpec_Vm{Vm: &agentv1.VMSpec{Vcpus: 1, MemoryMb: 64}}}
@@ -350,7 +350,7 @@ func TestMachineOfAnExistingAgent(t *testing.T) {
 	}
 }
 
-// A machine without a mark that has the name of a workload is a stranger's, unless an existing agent left that
+// A machine without a mark that has the name of a workload is a stranger's, unless a legacy v1 agent left that
 // workload.
 func TestWhoseMachineHasNoMark(t *testing.T) {
 	a := &Agent{workloads: map[string]*workload{}}

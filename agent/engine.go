@@ -171,7 +171,7 @@ func (a *Agent) owns(id driver.ID) bool {
 	return w != nil && w.intent != nil
 }
 
-// taken: it is in the file that an existing agent left. What was ordered since is made with our mark, so that an
+// taken: it is in the file that a legacy v1 agent left. What was ordered since is made with our mark, so that an
 // instance without one is somebody else's.
 func (a *Agent) taken(kind driver.Kind, id driver.ID) bool {
 	a.mu.Lock()

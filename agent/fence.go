@@ -71,7 +71,7 @@ func refusedf(format string, args ...any) *refusal {
 // judgeEpoch is the first fence. It returns the epoch to remember, which must be on disk before
 // anything is done for the sender.
 //
-// An order without epoch comes from an existing scheduler or an operator's command line. It is
+// An order without epoch comes from a legacy v1 scheduler or an operator's command line. It is
 // taken while no leadership is known, and always by a standalone agent; after that it would
 // sidestep the fence.
 func judgeEpoch(seen Epoch, standalone bool, in *agentv1.Epoch) (Epoch, *refusal) {

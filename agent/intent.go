@@ -24,7 +24,7 @@ import (
 )
 
 // intent is what should be true of one workload: the record of bucket workloads. The fields of
-// existing agents keep their names and meaning (contract/state-etcd.md, "Agent local store"); ours
+// Legacy v1 agents keep their names and meaning (contract/state-etcd.md, "Agent local store"); ours
 // follow and are optional. An intent is never changed once published; a new one replaces it.
 type intent struct {
 	ID           string          `json:"id"`
@@ -36,7 +36,7 @@ type intent struct {
 	UpdatedAt    time.Time       `json:"updated_at"`
 
 	// SealedBy is the id of the key that sealed RawSpec's secrets; empty in the file of an
-	// existing agent, where they are plain.
+	// Legacy v1 agent, where they are plain.
 	SealedBy string `json:"sealed_by,omitempty"`
 	// SealedStack: the text and the URL of a stack are sealed as well. Earlier versions sealed only its
 	// environment.
@@ -52,7 +52,7 @@ type intent struct {
 	// does, or who may start the instance.
 	EngineContent string `json:"engine_content,omitempty"`
 	// An instance without content label whose revision label is LegacyRevision has LegacyContent:
-	// an existing agent made it, and we took over its file.
+	// a legacy v1 agent made it, and we took over its file.
 	LegacyRevision string            `json:"legacy_revision,omitempty"`
 	LegacyContent  string            `json:"legacy_content,omitempty"`
 	Labels         map[string]string `json:"labels,omitempty"`
@@ -124,7 +124,7 @@ func (in *intent) legacyContent(o *driver.Observed) string {
 	case o.Revision == in.LegacyRevision:
 		return in.LegacyContent
 	case (in.Type == driver.Compose || in.Type == driver.VM) && o.Revision == "" && !o.Owned:
-		// Existing agents put no labels on stacks and machines, which are told by their folder or name.
+		// Legacy v1 agents put no labels on stacks and machines, which are told by their folder or name.
 		return in.LegacyContent
 	}
 	return ""
@@ -316,7 +316,7 @@ func (in *intent) seal(key *pki.Key) error {
 	return nil
 }
 
-// open fills spec from RawSpec, and what an existing agent's record lacks.
+// open fills spec from RawSpec, and what a legacy v1 agent's record lacks.
 func (in *intent) open(key *pki.Key) error {
 	if in.Type == "" {
 		in.Type = driver.Container
@@ -441,7 +441,7 @@ func follow(key *pki.Key, old *intent, kind driver.Kind, req *agentv1.ApplyWorkl
 		next.Generation = old.Generation
 	}
 	if next.sameSpec(old) {
-		// A guard stops only what is marked as ours, so what an existing agent made is defined anew for it.
+		// A guard stops only what is marked as ours, so what a legacy v1 agent made is defined anew for it.
 		unmarked := next.guarded() && !old.guarded() && old.EngineContent == old.LegacyContent
 		if (next.Exclusive == old.Exclusive || kind == driver.VM) && !unmarked {
 			next.EngineContent = old.EngineContent

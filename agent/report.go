@@ -319,7 +319,7 @@ func (t *tombstone) control() *controlv1.WorkloadStatus {
 const tombstoneReported = 10 * time.Minute
 
 // changes are the reports newer than a version, or all of them, by id; and the version they bring
-// a reader to. An existing scheduler (ours is false) would take a tombstone or an instance without
+// a reader to. A legacy v1 scheduler (ours is false) would take a tombstone or an instance without
 // order for a workload of this node, so it is told only of what was ordered.
 func (a *Agent) changes(full, ours bool, after uint64, now time.Time) ([]*controlv1.WorkloadStatus, uint64) {
 	a.mu.Lock()

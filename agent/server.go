@@ -377,7 +377,7 @@ func (a *Agent) delete(req *agentv1.DeleteWorkloadRequest) (*agentv1.DeleteWorkl
 		}
 	}
 	grave := tombstone{ID: req.Id, Generation: in, DeletedAt: now, KeepVolumes: req.KeepVolumes}
-	// An existing scheduler also deletes what it has placed elsewhere, and does not say so.
+	// A legacy v1 scheduler also deletes what it has placed elsewhere, and does not say so.
 	grave.KeepShared = req.Epoch == nil && a.cfg.Control != nil
 	if old != nil && grave.Generation.Less(old.Generation) {
 		grave.Generation = old.Generation // a standalone agent is told none
@@ -489,7 +489,7 @@ func (a *Agent) fenceRead(epoch *agentv1.Epoch) error {
 }
 
 func notFound(id string) error {
-	// Existing schedulers look for the words, not for the code.
+	// Legacy v1 schedulers look for the words, not for the code.
 	return status.Errorf(codes.NotFound, "status not found: workload %q", id)
 }
 

@@ -216,7 +216,7 @@ func (c *conversation) setInterval(seconds int32) {
 }
 
 // extend takes over a lease. Ours come as a length, counted from when the request was sent; an
-// existing scheduler gives the end by its own clock, which has to be believed.
+// Legacy v1 scheduler gives the end by its own clock, which has to be believed.
 func (c *conversation) extend(sent time.Time, seconds int32, end *timestamppb.Timestamp, ours bool) {
 	switch {
 	case seconds > 0:
@@ -241,7 +241,7 @@ func (c *conversation) discovered(addresses []string, leader string) {
 
 func (c *conversation) beat(ctx context.Context) error {
 	a := c.a
-	// Existing schedulers, which name no epoch, expect everything each time.
+	// Legacy v1 schedulers, which name no epoch, expect everything each time.
 	ours := c.answered != Epoch{}
 	full := c.full || c.sinceFull >= fullEvery || !ours
 	c.asked = guard.Now()

@@ -20,7 +20,7 @@ import (
 	"github.com/persys/compute/agent/driver"
 )
 
-// Buckets. The first two are those of existing agents, as are those of volumes.go; the others are ours.
+// Buckets. The first two are those of legacy v1 agents, as are those of volumes.go; the others are ours.
 const (
 	bucketWorkloads  = "workloads"
 	bucketStatus     = "status"

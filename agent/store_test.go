@@ -23,7 +23,7 @@ import (
 	"github.com/persys/compute/testbed"
 )
 
-// legacyFile writes a state file as an existing agent does (contract/state-etcd.md).
+// legacyFile writes a state file as a legacy v1 agent does (contract/state-etcd.md).
 func legacyFile(t *testing.T, path, spec string) {
 	t.Helper()
 	db, err := bolt.Open(path, 0o600, nil)
@@ -59,7 +59,7 @@ func legacyFile(t *testing.T, path, spec string) {
 	}
 }
 
-// legacyInstance runs an instance labelled as an existing agent labels it.
+// legacyInstance runs an instance labelled as a legacy v1 agent labels it.
 func legacyInstance(t *testing.T, r *rig, id, revision string) {
 	t.Helper()
 	dir := t.TempDir()

@@ -14,7 +14,7 @@ import (
 	"github.com/persys/compute/agent/volume"
 )
 
-// Buckets of existing agents (contract/state-etcd.md, "Agent local store"); see package volume.
+// Buckets of legacy v1 agents (contract/state-etcd.md, "Agent local store"); see package volume.
 const (
 	bucketVolumes     = "volumes"
 	bucketAttachments = "attachments"

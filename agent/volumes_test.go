@@ -135,7 +135,7 @@ func TestApplyOverAPendingDeleteRecreates(t *testing.T) {
 	}
 }
 
-// An engine's own volumes stay where it is certain that their workload lives on elsewhere. An existing scheduler
+// An engine's own volumes stay where it is certain that their workload lives on elsewhere. A legacy v1 scheduler
 // does not say so of any delete, so what it deletes takes them along.
 func TestVolumesOfAnEngineStayWhenTheirWorkloadMoves(t *testing.T) {
 	for _, c := range []struct {

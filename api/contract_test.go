@@ -30,7 +30,7 @@ const firstOwn = 1000
 // apis names every API of the project. Every api/*/v1/*.proto must be in it.
 var apis = []struct {
 	file     string
-	contract string // table of the contract shared with existing peers, if any
+	contract string // table of the contract shared with legacy v1 peers, if any
 	golden   string
 }{
 	{"api/control/v1/control.proto", "testdata/control.tsv", "testdata/control.golden"},
@@ -61,7 +61,7 @@ func TestEveryProtoFileIsChecked(t *testing.T) {
 	}
 }
 
-// TestContract compares the APIs shared with existing peers with the contract: everything in its
+// TestContract compares the APIs shared with legacy v1 peers with the contract: everything in its
 // table is there exactly, and nothing else is in a place that peers could take for their own.
 func TestContract(t *testing.T) {
 	for _, a := range apis {

@@ -6,7 +6,7 @@
 //   - cluster/v1: our own control API: membership, events, explanations, drain, backup.
 //   - command/v1: the vocabulary of the Raft log and of snapshots.
 //
-// The first two are shared with existing Persys peers. Their numbers below 1000 are fixed by
+// The first two are shared with legacy v1 peers. Their numbers below 1000 are fixed by
 // testdata/*.tsv; additions start at 1000. In all four a number, once used, keeps its meaning for
 // ever: testdata/*.golden lists every one, and the tests fail when one is changed or removed.
 package api

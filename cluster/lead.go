@@ -14,13 +14,13 @@ import (
 	"github.com/persys/compute/fsm"
 )
 
-// Stint is one period of leadership of this replica.
-type Stint struct {
+// LeadershipTerm is one period of leadership of this replica.
+type LeadershipTerm struct {
 	Epoch fsm.Epoch
 	Since time.Time
 }
 
-// tenure is leadership as Raft announces it; a Stint begins once a barrier has
+// tenure is leadership as Raft announces it; a LeadershipTerm begins once a barrier has
 // shown that everything committed before is applied here.
 type tenure struct {
 	ctx    context.Context
@@ -28,7 +28,7 @@ type tenure struct {
 	since  time.Time
 
 	mu    sync.Mutex
-	stint *Stint
+	stint *LeadershipTerm
 }
 
 // leadership follows Raft's announcements.
@@ -121,7 +121,7 @@ func (l *leadership) next(ctx context.Context) (*tenure, error) {
 // stint. If it returns an error then, leadership is handed over, because a
 // leader that does not do its work is worse than none, and Lead returns the
 // error. Otherwise Lead returns ctx's error or ErrClosed.
-func (n *Node) Lead(ctx context.Context, fn func(context.Context, Stint) error) error {
+func (n *Node) Lead(ctx context.Context, fn func(context.Context, LeadershipTerm) error) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	defer context.AfterFunc(n.ctx, cancel)()
@@ -144,7 +144,7 @@ func (n *Node) orStopped(err error) error {
 }
 
 // stint runs fn for one tenure; an error ends Lead.
-func (n *Node) stint(ctx context.Context, t *tenure, fn func(context.Context, Stint) error) error {
+func (n *Node) stint(ctx context.Context, t *tenure, fn func(context.Context, LeadershipTerm) error) error {
 	sctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	defer context.AfterFunc(t.ctx, cancel)()
@@ -173,9 +173,9 @@ func (n *Node) stint(ctx context.Context, t *tenure, fn func(context.Context, St
 	return err
 }
 
-// establish makes a tenure a Stint: a barrier, and, for a virgin state, the
+// establish makes a tenure a LeadershipTerm: a barrier, and, for a virgin state, the
 // cluster's identity. All users of one tenure share the result.
-func (n *Node) establish(ctx context.Context, t *tenure) (Stint, error) {
+func (n *Node) establish(ctx context.Context, t *tenure) (LeadershipTerm, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if t.stint != nil {
@@ -191,16 +191,16 @@ func (n *Node) establish(ctx context.Context, t *tenure) (Stint, error) {
 		// As long as the tenure lasts, an unknown outcome only means: again.
 		select {
 		case <-ctx.Done():
-			return Stint{}, ctx.Err()
+			return LeadershipTerm{}, ctx.Err()
 		case <-time.After(pause):
 		}
 	}
 }
 
-func (n *Node) tryEstablish(ctx context.Context, t *tenure) (Stint, error) {
+func (n *Node) tryEstablish(ctx context.Context, t *tenure) (LeadershipTerm, error) {
 	_, term, err := n.conf.confirm(ctx)
 	if err != nil {
-		return Stint{}, err
+		return LeadershipTerm{}, err
 	}
 	info := n.Store().View().Info()
 	if info.ClusterID == "" {
@@ -208,7 +208,7 @@ func (n *Node) tryEstablish(ctx context.Context, t *tenure) (Stint, error) {
 		if id == "" {
 			var b [8]byte
 			if _, err := rand.Read(b[:]); err != nil {
-				return Stint{}, err
+				return LeadershipTerm{}, err
 			}
 			id = "c-" + hex.EncodeToString(b[:])
 		}
@@ -222,19 +222,19 @@ func (n *Node) tryEstablish(ctx context.Context, t *tenure) (Stint, error) {
 			}},
 		}})
 		if err != nil {
-			return Stint{}, err
+			return LeadershipTerm{}, err
 		}
 		if err := results[0].Err(); err != nil {
-			return Stint{}, fmt.Errorf("init cluster: %w", err)
+			return LeadershipTerm{}, fmt.Errorf("init cluster: %w", err)
 		}
 		info = n.Store().View().Info()
 	}
 	// A tenure that ended and began again in between would make the term
 	// another one; its announcement has arrived by now.
 	if t.ctx.Err() != nil {
-		return Stint{}, t.ctx.Err()
+		return LeadershipTerm{}, t.ctx.Err()
 	}
-	return Stint{Epoch: fsm.Epoch{Incarnation: info.Incarnation, Term: term}, Since: t.since}, nil
+	return LeadershipTerm{Epoch: fsm.Epoch{Incarnation: info.Incarnation, Term: term}, Since: t.since}, nil
 }
 
 // LeaderInfo says who leads. Name and GRPCAddr are empty while this replica has

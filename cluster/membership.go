@@ -201,7 +201,7 @@ func (m *members) promise(to *Hello) error {
 
 // lead keeps Raft's configuration and the replica records in step with the
 // replicas that are there. At most one configuration change per pass.
-func (m *members) lead(ctx context.Context, s Stint) error {
+func (m *members) lead(ctx context.Context, s LeadershipTerm) error {
 	clear(m.hellos)
 	clear(m.caughtUp)
 	clear(m.deadFor)
@@ -233,7 +233,7 @@ func (m *members) lead(ctx context.Context, s Stint) error {
 	}
 }
 
-func (m *members) pass(ctx context.Context, s Stint) (changed bool, err error) {
+func (m *members) pass(ctx context.Context, s LeadershipTerm) (changed bool, err error) {
 	now := time.Now()
 	m.greet(ctx, now)
 	m.observe(now)
@@ -483,7 +483,7 @@ func (m *members) change(ctx context.Context, f func(time.Duration) raft.IndexFu
 
 // record keeps the replica records and the feature level in step. Once the records
 // are right the level may rise, so a change is followed by another look at once.
-func (m *members) record(ctx context.Context, s Stint) (changed bool, err error) {
+func (m *members) record(ctx context.Context, s LeadershipTerm) (changed bool, err error) {
 	n := m.n
 	view := n.Store().View()
 	self := n.hello()

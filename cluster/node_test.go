@@ -91,7 +91,7 @@ func TestStintsNeverOverlap(t *testing.T) {
 		wg.Add(1)
 		go func() {
 			defer wg.Done()
-			err := n.Lead(ctx, func(ctx context.Context, s Stint) error {
+			err := n.Lead(ctx, func(ctx context.Context, s LeadershipTerm) error {
 				if own.Add(1) != 1 {
 					t.Error("two stints of one replica at once")
 				}
@@ -135,7 +135,7 @@ func TestALeaderThatCannotWorkHandsOver(t *testing.T) {
 	g := newGroup(t, 3)
 	leader := g.form()
 	broken := errors.New("broken")
-	err := leader.Lead(timeout(t, patience), func(context.Context, Stint) error { return broken })
+	err := leader.Lead(timeout(t, patience), func(context.Context, LeadershipTerm) error { return broken })
 	if !errors.Is(err, broken) {
 		t.Fatalf("got %v", err)
 	}

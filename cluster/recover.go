@@ -249,7 +249,7 @@ func (o *offline) recover(ctx context.Context, by string, log *slog.Logger) (*Su
 	if err := o.logs.dropRefuted(entryID{s.LastIndex, s.LastTerm}); err != nil {
 		return nil, err
 	}
-	s.State = s.State.Recovered(s.ID, fsm.Rebirth{At: time.Now().UnixNano(), By: by})
+	s.State = s.State.Recovered(s.ID, fsm.RestoreInfo{At: time.Now().UnixNano(), By: by})
 	rc := raft.DefaultConfig()
 	rc.LocalID = raft.ServerID(s.ID)
 	rc.Logger = raftLogger(log)

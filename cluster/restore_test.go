@@ -19,7 +19,7 @@ import (
 // back makes what Restore needs of an older state.
 func back(old fsm.State) func(fsm.State) (fsm.State, error) {
 	return func(present fsm.State) (fsm.State, error) {
-		return fsm.Restored(old, present, fsm.Rebirth{At: time.Now().UnixNano(), By: "test"})
+		return fsm.Restored(old, present, fsm.RestoreInfo{At: time.Now().UnixNano(), By: "test"})
 	}
 }
 
@@ -39,7 +39,7 @@ func TestRestoreReachesEveryReplicaAsOnePiece(t *testing.T) {
 	ended := make(chan struct{})
 	go func() {
 		defer close(ended)
-		_ = leader.Lead(ctx, func(ctx context.Context, s Stint) error {
+		_ = leader.Lead(ctx, func(ctx context.Context, s LeadershipTerm) error {
 			epochs <- s.Epoch
 			<-ctx.Done()
 			return nil
@@ -314,7 +314,7 @@ func TestARestoreSeesWhatWasLetInBefore(t *testing.T) {
 		if err := calls[0].wait(timeout(t, patience)); err != nil || calls[0].err != nil {
 			t.Error(err, calls[0].err)
 		}
-		return fsm.Restored(present, present, fsm.Rebirth{At: time.Now().UnixNano(), By: "test"})
+		return fsm.Restored(present, present, fsm.RestoreInfo{At: time.Now().UnixNano(), By: "test"})
 	}); err != nil {
 		t.Fatal(err)
 	}

@@ -459,7 +459,7 @@ func existingAgent(t *testing.T, c *harness.Cluster, node string) *existing {
 	return x
 }
 
-// An existing agent beside our schedulers: its status is polled until it is where
+// A legacy v1 agent beside our schedulers: its status is polled until it is where
 // it ought to be, what it did is in the history, and what changes there is found.
 func TestDriftOfAnExistingAgent(t *testing.T) {
 	b, kv := drifting(t)

@@ -113,7 +113,7 @@ func as(t *testing.T, c *harness.Cluster, addr, who string) rest {
 }
 
 // TestGateway drives a real cluster through a real gateway, with certificates:
-// the routes of existing CLIs, /v1, a stream, roles, and a leader that dies.
+// the routes of legacy v1 CLIs, /v1, a stream, roles, and a leader that dies.
 func TestGateway(t *testing.T) {
 	c := start(t, harness.Options{Binaries: raced(t), Dir: t.TempDir(), TLS: true, SchedulerEnv: fast(nil)})
 	_, err := c.StartAgent(t.Context(), harness.AgentOptions{Simulate: true})

@@ -40,7 +40,7 @@ func TestRevokedScheduler(t *testing.T) {
 	out := follower(t, c)
 	// Somebody has the scheduler's key, and drives the agent past the leader.
 	dir := filepath.Join(c.Schedulers[out].DataDir, "tls")
-	p := pki.Kept{Dir: dir}.Paths()
+	p := pki.IdentityStore{Dir: dir}.Paths()
 	files := got[*pki.Files](t)(pki.LoadFiles(pki.FilesConfig{CA: p.CA, Cert: p.Cert, Key: p.Key, Mapping: pki.DefaultMapping("")}))
 	cc := got[*grpc.ClientConn](t)(grpc.NewClient("passthrough:///"+agent.Addr, grpc.WithNoProxy(),
 		grpc.WithTransportCredentials(credentials.NewTLS(files.ClientConfig(pki.Peer{Hosts: []string{"127.0.0.1"}, Role: pki.RoleAgent})))))

@@ -190,16 +190,16 @@ func TestFiveCommands(t *testing.T) {
 		ctl(t, 0, "Issuing", "ca", "rotate", dir, "--root")
 		ctl(t, 0, "issues in", "ca", "install", dir, "--after", "5s")
 		next := got[*pki.Authority](t)(pki.CAFolder{Dir: dir}.Authority())
-		signed := func(k pki.Kept) error {
+		signed := func(k pki.IdentityStore) error {
 			leaf, err := k.Leaf()
 			if err == nil {
 				err = leaf.CheckSignatureFrom(next.Cert)
 			}
 			return err
 		}
-		kepts := []pki.Kept{{Dir: c.Agents[0].StatePath + ".tls"}, {Dir: c.Agents[1].StatePath + ".tls"}}
+		kepts := []pki.IdentityStore{{Dir: c.Agents[0].StatePath + ".tls"}, {Dir: c.Agents[1].StatePath + ".tls"}}
 		for _, s := range c.Schedulers {
-			kepts = append(kepts, pki.Kept{Dir: filepath.Join(s.DataDir, "tls")})
+			kepts = append(kepts, pki.IdentityStore{Dir: filepath.Join(s.DataDir, "tls")})
 		}
 		// Writes go on all the time; each one has to be acknowledged, and the leader is
 		// killed while the CA changes.
@@ -317,7 +317,7 @@ func throughGateway(t *testing.T, c *harness.Cluster, addr, viewer string) {
 	vera := person{"vera", t.TempDir()}
 	check(vera, 0, "", "", "join", viewer)
 	kept := filepath.Join(vera.home, ".persys", "identity")
-	found := pki.Kept{Dir: kept}.Paths()
+	found := pki.IdentityStore{Dir: kept}.Paths()
 	check(vera, 0, "door added", "", "context", "add", "door", "--use", "--server", "https://"+addr, "--tls-ca", found.CA, "--tls-cert", found.Cert, "--tls-key", found.Key)
 	check(vera, 0, "web", "", "list")
 	check(vera, -1, "may not apply workload", "id: hers\ncontainer: {image: \"nginx:1.27\"}\n", "apply", "-f", "-")

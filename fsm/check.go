@@ -22,7 +22,7 @@ func (s State) Check() error {
 	c.workloads()
 	c.nodes()
 	c.residuals()
-	c.graves()
+	c.tombstones()
 	c.trust()
 	c.namespaces()
 	c.revisions()
@@ -151,12 +151,12 @@ func (c *checker) residuals() {
 	})
 }
 
-func (c *checker) graves() {
+func (c *checker) tombstones() {
 	info := c.s.r.info
 	last := Generation{info.Incarnation, info.Sequence}
-	c.must(c.s.GraveCount() <= MaxGraves, "%d graves are kept, at most %d", c.s.GraveCount(), MaxGraves)
-	c.must(info.FeatureLevel >= 4 || c.s.GraveCount() == 0, "cluster %s has feature level %d and %d graves", info.ClusterID, info.FeatureLevel, c.s.GraveCount())
-	c.s.r.graves.Scan(func(id string, g *Grave) bool {
+	c.must(c.s.TombstoneCount() <= MaxTombstones, "%d graves are kept, at most %d", c.s.TombstoneCount(), MaxTombstones)
+	c.must(info.FeatureLevel >= 4 || c.s.TombstoneCount() == 0, "cluster %s has feature level %d and %d graves", info.ClusterID, info.FeatureLevel, c.s.TombstoneCount())
+	c.s.r.tombstones.Scan(func(id string, g *Tombstone) bool {
 		c.must(g.Workload == id && bounds.ValidID(id), "grave of %q is stored under %q", clip(g.Workload), clip(id))
 		_, alive := c.s.Workload(id)
 		c.must(!alive, "workload %s has a record and a grave", id)
@@ -219,7 +219,7 @@ func (c *checker) histories() {
 // derived builds every index anew and compares.
 func (c *checker) derived() {
 	want := &Tx{r: *New().r}
-	want.r.info, want.r.workloads, want.r.nodes, want.r.residuals, want.r.graves = c.s.r.info, c.s.r.workloads, c.s.r.nodes, c.s.r.residuals, c.s.r.graves
+	want.r.info, want.r.workloads, want.r.nodes, want.r.residuals, want.r.tombstones = c.s.r.info, c.s.r.workloads, c.s.r.nodes, c.s.r.residuals, c.s.r.tombstones
 	want.r.namespaces, want.r.rollouts = c.s.r.namespaces, c.s.r.rollouts
 	if err := want.derive(); err != nil {
 		c.errs = append(c.errs, err)
@@ -233,7 +233,7 @@ func (c *checker) derived() {
 	sameTree(c, "retryDue", a.retryDue, b.retryDue, equal)
 	sameTree(c, "residualsOf", a.residualsOf, b.residualsOf, equal)
 	sameTree(c, "ports", a.ports, b.ports, equal)
-	sameTree(c, "gravesByAge", a.gravesByAge, b.gravesByAge, equal)
+	sameTree(c, "gravesByAge", a.tombstonesByAge, b.tombstonesByAge, equal)
 	sameTree(c, "byUser", a.byUser, b.byUser, equal)
 	sameTree(c, "rolling", a.rolling, b.rolling, equal)
 	sameTree(c, "uses", a.uses, b.uses, func(x, y *Use) bool { return *x == *y })

@@ -289,7 +289,7 @@ func (e *encoder) residual(r *Residual) {
 	e.str(r.Reason)
 }
 
-func (e *encoder) grave(g *Grave) {
+func (e *encoder) tombstone(g *Tombstone) {
 	e.str(g.Workload)
 	e.generation(g.Generation)
 	e.str(g.Node)

@@ -13,7 +13,7 @@ import (
 
 // Namespaces divide the workloads of a cluster among those who share it (ADR 21). A
 // namespace says how much its workloads may ask for together, and who acts in it. It
-// divides no names: ids stay unique over the whole cluster, as existing peers, etcd keys
+// divides no names: ids stay unique over the whole cluster, as legacy v1 peers, etcd keys
 // and DNS names need them to be.
 
 // DefaultNamespace is where every workload is that names no other. It is always there,

@@ -290,7 +290,7 @@ func TestNamespacesComeBack(t *testing.T) {
 	w.ok(remove("web", true))
 	w.ok(putNamespace("a", limits(100, 0, 0, 3), users("ada", "bob")))
 	w.ok(putNamespace("later"))
-	back, err := Restored(backup, w.s, Rebirth{At: w.now, By: "tester"})
+	back, err := Restored(backup, w.s, RestoreInfo{At: w.now, By: "tester"})
 	if err != nil {
 		t.Fatal(err)
 	}

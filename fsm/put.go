@@ -267,7 +267,7 @@ func (t *Tx) setDesired(b *commandv1.SetDesired) Result {
 		return res
 	case old.Desired == DesiredDeleted:
 		return refuse(Conflict, "workload %q is being deleted: apply it again to keep it", old.ID)
-	case old.Desired == desired && !(old.Astray() && t.r.info.FeatureLevel >= 6):
+	case old.Desired == desired && !(old.Diverged() && t.r.info.FeatureLevel >= 6):
 		item := itemOf(old)
 		item.Unchanged = true
 		return Result{Kind: AlreadyDone, Items: []Item{item}}

@@ -42,8 +42,8 @@ func (g *stream) node() string     { return g.pick("node", "a", "b", "c") }
 // generation is usually the present one.
 func (g *stream) generation(s State, id string) *commandv1.Generation {
 	w, ok := s.Workload(id)
-	if grave, dead := s.Grave(id); dead && g.bool("of the dead") {
-		return generationPB(grave.Generation)
+	if tombstone, dead := s.Tombstone(id); dead && g.bool("of the dead") {
+		return generationPB(tombstone.Generation)
 	}
 	switch k := g.n("generation", 0, 9); {
 	case !ok || k == 0:

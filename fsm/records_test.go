@@ -399,13 +399,13 @@ func TestSnapshotInvariants(t *testing.T) {
 		{"a fenced node that is up", func(w *world) { w.node("a").Fenced = true }, "fenced and up"},
 		{"a newer feature level", func(w *world) { w.s.r.info.FeatureLevel = FeatureLevel + 1 }, "feature level"},
 		{"a grave of the living", func(w *world) {
-			w.s.r.graves.Set("web", &Grave{Workload: "web", Generation: w.workload("web").Generation})
+			w.s.r.tombstones.Set("web", &Tombstone{Workload: "web", Generation: w.workload("web").Generation})
 		}, "a record and a grave"},
 		{"a grave of the future", func(w *world) {
-			w.s.r.graves.Set("dead", &Grave{Workload: "dead", Generation: Generation{1 << 60, 1}})
+			w.s.r.tombstones.Set("dead", &Tombstone{Workload: "dead", Generation: Generation{1 << 60, 1}})
 		}, "grave of dead has generation"},
 		{"graves before their level", func(w *world) {
-			w.s.r.graves.Set("dead", &Grave{Workload: "dead", Generation: w.workload("web").Generation})
+			w.s.r.tombstones.Set("dead", &Tombstone{Workload: "dead", Generation: w.workload("web").Generation})
 		}, "1 graves"},
 		{"an unknown mode", func(w *world) { w.s.r.info.Mode = "odd" }, "mode"},
 	} {
@@ -434,7 +434,7 @@ func TestCheckFindsSpoiltIndexes(t *testing.T) {
 		{"retryDue", func(r *root) { r.retryDue.Set("12345678web", struct{}{}) }},
 		{"residualsOf", func(r *root) { r.residualsOf.Set("web/b", struct{}{}) }},
 		{"ports", func(r *root) { r.ports.Clear() }},
-		{"gravesByAge", func(r *root) { r.gravesByAge.Set("12345678web", struct{}{}) }},
+		{"gravesByAge", func(r *root) { r.tombstonesByAge.Set("12345678web", struct{}{}) }},
 		{"alloc", func(r *root) { r.alloc.Set("a", &Alloc{CPU: 1}) }},
 		{"counted", func(r *root) { r.statuses[0]++ }},
 	} {

@@ -34,7 +34,7 @@ func (t *Tx) reportOne(r *commandv1.WorkloadReport) bool {
 	if !ok {
 		return t.haunts(r) || known // else an orphan: reported, and left to people
 	}
-	if old.Outran(said, t.r.info) {
+	if old.NewerThanState(said, t.r.info) {
 		return t.catchUp(old, r) || known
 	}
 	if old.Node == "" || old.Node != r.GetNode() {

@@ -79,7 +79,7 @@ func TestRevisionsComeBack(t *testing.T) {
 	w.ok(revised(2, 9))
 	backup := w.s
 	w.ok(revised(3, 9))
-	back, err := Restored(backup, w.s, Rebirth{At: w.now, By: "tester"})
+	back, err := Restored(backup, w.s, RestoreInfo{At: w.now, By: "tester"})
 	if err != nil {
 		t.Fatal(err)
 	}

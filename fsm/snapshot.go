@@ -66,8 +66,8 @@ func (s State) WriteSnapshot(w io.Writer) error {
 	s.Revocations(func(r *Revocation) bool {
 		return out.record(&commandv1.SnapshotRecord{Record: &commandv1.SnapshotRecord_Revocation{Revocation: revocationPB(r)}})
 	})
-	s.Graves(func(g *Grave) bool {
-		return out.record(&commandv1.SnapshotRecord{Record: &commandv1.SnapshotRecord_Grave{Grave: gravePB(g)}})
+	s.Tombstones(func(g *Tombstone) bool {
+		return out.record(&commandv1.SnapshotRecord{Record: &commandv1.SnapshotRecord_Grave{Grave: tombstonePB(g)}})
 	})
 	s.r.audits.Scan(func(_ string, a *NodeAudit) bool {
 		return out.record(&commandv1.SnapshotRecord{Record: &commandv1.SnapshotRecord_NodeAudit{NodeAudit: &commandv1.NodeAuditRecord{
@@ -375,11 +375,11 @@ func (in *snapshotReader) load(t *Tx, rec *commandv1.SnapshotRecord) error {
 		_, dup = t.r.revocations.Set(rev.key(), rev)
 		key = rev.key()
 	case *commandv1.SnapshotRecord_Grave:
-		g, err := graveOf(r.Grave)
+		g, err := tombstoneOf(r.Grave)
 		if err != nil {
 			return err
 		}
-		_, dup = t.r.graves.Set(g.Workload, g)
+		_, dup = t.r.tombstones.Set(g.Workload, g)
 		key = g.Workload
 	case *commandv1.SnapshotRecord_NodeAudit:
 		a := &NodeAudit{
@@ -471,8 +471,8 @@ func (t *Tx) derive() error {
 		}
 		return true
 	})
-	s.Graves(func(g *Grave) bool {
-		t.r.gravesByAge.Set(graveKey(g), struct{}{})
+	s.Tombstones(func(g *Tombstone) bool {
+		t.r.tombstonesByAge.Set(tombstoneKey(g), struct{}{})
 		return true
 	})
 	return err

@@ -48,22 +48,22 @@ type root struct {
 	drifts      *table[*Drift]      // by node/workload/type
 	namespaces  *table[*Namespace]  // by name
 
-	graves   *table[*Grave]           // by workload
-	rollouts *table[*rollout.Rollout] // by group
+	tombstones *table[*Tombstone]       // by workload
+	rollouts   *table[*rollout.Rollout] // by group
 
-	byNode      *set              // node/workload
-	byGroup     *set              // group/workload
-	pending     *set              // see pendingKey
-	unacked     *set              // workload
-	retryDue    *set              // see retryKey
-	residualsOf *set              // workload/node
-	ports       *table[portClaim] // see portKey
-	alloc       *table[*Alloc]    // by node
-	gravesByAge *set              // see graveKey
-	uses        *table[*Use]      // by namespace
-	byUser      *set              // user/namespace
-	rolling     *set              // groups whose rollout is running
-	statuses    [len(statusOrder)]int
+	byNode          *set              // node/workload
+	byGroup         *set              // group/workload
+	pending         *set              // see pendingKey
+	unacked         *set              // workload
+	retryDue        *set              // see retryKey
+	residualsOf     *set              // workload/node
+	ports           *table[portClaim] // see portKey
+	alloc           *table[*Alloc]    // by node
+	tombstonesByAge *set              // see graveKey
+	uses            *table[*Use]      // by namespace
+	byUser          *set              // user/namespace
+	rolling         *set              // groups whose rollout is running
+	statuses        [len(statusOrder)]int
 }
 
 // degree of the trees, half of what the library takes by itself: a log entry copies the
@@ -79,34 +79,34 @@ type portClaim struct{ workload, node string }
 // InitCluster and Barrier refused as Unsupported.
 func New() State {
 	return State{&root{
-		info:        Info{Mode: ModeNormal},
-		workloads:   tree[string, *Workload](),
-		nodes:       tree[string, *Node](),
-		residuals:   tree[string, *Residual](),
-		replicas:    tree[string, *Replica](),
-		events:      &queue.Queue[Event]{},
-		receipts:    receipts.New(),
-		authorities: tree[string, *Authority](),
-		tokens:      tree[string, *Token](),
-		admissions:  tree[string, *Admission](),
-		revocations: tree[string, *Revocation](),
-		graves:      tree[string, *Grave](),
-		rollouts:    tree[string, *rollout.Rollout](),
-		rolling:     tree[string, struct{}](),
-		audits:      tree[string, *NodeAudit](),
-		drifts:      tree[string, *Drift](),
-		namespaces:  tree[string, *Namespace](),
-		uses:        tree[string, *Use](),
-		byUser:      tree[string, struct{}](),
-		byNode:      tree[string, struct{}](),
-		byGroup:     tree[string, struct{}](),
-		pending:     tree[string, struct{}](),
-		unacked:     tree[string, struct{}](),
-		retryDue:    tree[string, struct{}](),
-		residualsOf: tree[string, struct{}](),
-		ports:       tree[string, portClaim](),
-		alloc:       tree[string, *Alloc](),
-		gravesByAge: tree[string, struct{}](),
+		info:            Info{Mode: ModeNormal},
+		workloads:       tree[string, *Workload](),
+		nodes:           tree[string, *Node](),
+		residuals:       tree[string, *Residual](),
+		replicas:        tree[string, *Replica](),
+		events:          &queue.Queue[Event]{},
+		receipts:        receipts.New(),
+		authorities:     tree[string, *Authority](),
+		tokens:          tree[string, *Token](),
+		admissions:      tree[string, *Admission](),
+		revocations:     tree[string, *Revocation](),
+		tombstones:      tree[string, *Tombstone](),
+		rollouts:        tree[string, *rollout.Rollout](),
+		rolling:         tree[string, struct{}](),
+		audits:          tree[string, *NodeAudit](),
+		drifts:          tree[string, *Drift](),
+		namespaces:      tree[string, *Namespace](),
+		uses:            tree[string, *Use](),
+		byUser:          tree[string, struct{}](),
+		byNode:          tree[string, struct{}](),
+		byGroup:         tree[string, struct{}](),
+		pending:         tree[string, struct{}](),
+		unacked:         tree[string, struct{}](),
+		retryDue:        tree[string, struct{}](),
+		residualsOf:     tree[string, struct{}](),
+		ports:           tree[string, portClaim](),
+		alloc:           tree[string, *Alloc](),
+		tombstonesByAge: tree[string, struct{}](),
 	}}
 }
 

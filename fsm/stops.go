@@ -21,10 +21,10 @@ func stopped(state Actual) bool {
 	return state == ActualStopped || state == ActualMissing || state == ActualFailed
 }
 
-// Astray reports whether a person who asks once more for what w is to be, running
+// Diverged reports whether a person who asks once more for what w is to be, running
 // or stopped, is not to be told that it is done: it was given up, or its node
 // accepted the order to stop it and has not said that it is stopped.
-func (w *Workload) Astray() bool {
+func (w *Workload) Diverged() bool {
 	switch {
 	case w.Node == "" || !w.Acknowledged:
 		return false

@@ -21,7 +21,7 @@ func (t *Tx) putWorkload(old, w *Workload) {
 	own(t, &t.r.workloads, ownWorkloads).Set(w.ID, w)
 	t.reindex(old, w)
 	if old == nil {
-		t.dropGrave(w.ID) // LeftOn knows what is older than the record
+		t.dropTombstone(w.ID) // LeftOn knows what is older than the record
 	}
 	t.changes = append(t.changes, Change{Table: TableWorkload, Key: w.ID, Old: old, New: w})
 }

@@ -349,7 +349,7 @@ type NodeFacts struct {
 	EngineID       string // nodes with one engine share its host ports
 	AgentVersion   string
 	InstanceID     string // lives with the agent's data directory
-	Protocol       uint32 // 0 = existing peer; 1 = knows epochs and generations
+	Protocol       uint32 // 0 = legacy v1 peer; 1 = knows epochs and generations
 	SelfFencing    bool
 	FenceBound     uint32 // with SelfFencing: seconds after its lease within which it has stopped what it is to stop
 	Timestamp      string // RFC 3339, as sent

@@ -41,10 +41,10 @@ type View interface {
 	ResidualsOf(workload string, fn func(*Residual) bool) // of one workload
 	ResidualCount() int
 
-	// Grave returns what is remembered of a deleted workload.
-	Grave(workload string) (*Grave, bool)
-	Graves(fn func(*Grave) bool) // by workload
-	GraveCount() int
+	// Tombstone returns what is remembered of a deleted workload.
+	Tombstone(workload string) (*Tombstone, bool)
+	Tombstones(fn func(*Tombstone) bool) // by workload
+	TombstoneCount() int
 
 	// Namespace returns one namespace, and Namespaces scans all, the default one too; see
 	// namespaces.go. NamespacesOf are those that a user is confined to, none: it is not.

@@ -382,7 +382,7 @@ func contents(s State, name string) any {
 	r := s.r
 	sets := map[string]*set{
 		"byNode": r.byNode, "byGroup": r.byGroup, "pending": r.pending, "unacked": r.unacked,
-		"retryDue": r.retryDue, "residualsOf": r.residualsOf, "gravesByAge": r.gravesByAge,
+		"retryDue": r.retryDue, "residualsOf": r.residualsOf, "gravesByAge": r.tombstonesByAge,
 		"byUser": r.byUser, "rolling": r.rolling,
 	}
 	if m, ok := sets[name]; ok {
@@ -415,7 +415,7 @@ func contents(s State, name string) any {
 	case "revocations":
 		r.revocations.Scan(func(k string, v *Revocation) bool { out = append(out, pairOf{k, *v}); return true })
 	case "graves":
-		r.graves.Scan(func(k string, v *Grave) bool { out = append(out, pairOf{k, *v}); return true })
+		r.tombstones.Scan(func(k string, v *Tombstone) bool { out = append(out, pairOf{k, *v}); return true })
 	case "revisions":
 		r.workloads.Scan(func(k string, v *Workload) bool {
 			if v.history != nil {

@@ -18,7 +18,7 @@ import (
 // MaxBody bounds a request's body in bytes; it is the gRPC API's own bound.
 const MaxBody = 4 << 20
 
-// Proto JSON as existing CLIs read and write it: snake_case out, both forms in,
+// Proto JSON as legacy v1 CLIs read and write it: snake_case out, both forms in,
 // fields that nobody knows ignored on the contract's routes only.
 var (
 	protoOut = protojson.MarshalOptions{UseProtoNames: true}

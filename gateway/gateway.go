@@ -22,7 +22,7 @@ import (
 	controlv1 "github.com/persys/compute/api/control/v1"
 	"github.com/persys/compute/pki"
 	"github.com/persys/compute/rpc/dial"
-	"github.com/persys/compute/rpc/guard"
+	"github.com/persys/compute/rpc/limits"
 )
 
 // Options say whom a gateway serves and how it reaches the schedulers.
@@ -49,7 +49,7 @@ type Options struct {
 	ProxyScheduler string
 	ProxyEnabled   bool
 	// Limits of each host's requests.
-	Limits guard.Limits
+	Limits limits.Limits
 	// Schema is the JSON Schema of a specification file, served at
 	// /schema/workload.json; nil serves none.
 	Schema   []byte
@@ -65,7 +65,7 @@ type Gateway struct {
 	first    *backend   // the default
 	hooks    *receiver
 	metrics  metrics
-	hosts    *guard.Peers
+	hosts    *limits.Peers
 	control  controlv1.AgentControlClient
 	handler  http.Handler
 	sessions sync.WaitGroup // in workloads; their connections are no longer the server's
@@ -92,7 +92,7 @@ func New(ctx context.Context, opt Options) (*Gateway, error) {
 	if opt.Registry == nil {
 		opt.Registry = prometheus.NewRegistry()
 	}
-	g := &Gateway{opt: opt, control: controlv1.NewAgentControlClient(routed{}), metrics: newMetrics(), hosts: guard.NewPeers(opt.Limits, nil), execPing: execPing, execPatience: execPatience}
+	g := &Gateway{opt: opt, control: controlv1.NewAgentControlClient(routed{}), metrics: newMetrics(), hosts: limits.NewPeers(opt.Limits, nil), execPing: execPing, execPatience: execPatience}
 	opt.Registry.MustRegister(g.metrics.Set)
 	g.ctx, g.cancel = context.WithCancel(ctx)
 	for _, c := range opt.Clusters {
@@ -207,7 +207,7 @@ func (g *Gateway) outermost(listener string, next http.Handler) http.Handler {
 		if err != nil {
 			host = r.RemoteAddr
 		}
-		entry, err := g.hosts.Enter(guard.Peer{Kind: "host", Name: host})
+		entry, err := g.hosts.Enter(limits.Peer{Kind: "host", Name: host})
 		if err != nil {
 			seen.Header().Set("Retry-After", "1")
 			refuse(seen, http.StatusTooManyRequests, err.Error())

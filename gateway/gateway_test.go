@@ -52,7 +52,7 @@ func compact(s string) string {
 	return string(out)
 }
 
-// The routes, statuses and bodies of contract/gateway-rest.md, as existing CLIs
+// The routes, statuses and bodies of contract/gateway-rest.md, as legacy v1 CLIs
 // use them, and /v1.
 func TestRoutes(t *testing.T) {
 	s := startReplica(t, "s1", nil)

@@ -13,7 +13,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/persys/compute/rpc/guard"
+	"github.com/persys/compute/rpc/limits"
 )
 
 // place is where a key goes among three: FNV-1a-32 of it, mod 3. It is written out
@@ -198,7 +198,7 @@ func TestDeadlines(t *testing.T) {
 // another one is not concerned, and one that ends makes room.
 func TestConcurrentRequests(t *testing.T) {
 	s := startReplica(t, "s1", nil)
-	g := newGateway(t, func(o *Options) { o.Limits = guard.Limits{Concurrent: 1} }, clusterOf("main", "", s))
+	g := newGateway(t, func(o *Options) { o.Limits = limits.Limits{Concurrent: 1} }, clusterOf("main", "", s))
 	from := func(ctx context.Context, addr, path string) *httptest.ResponseRecorder {
 		r := httptest.NewRequestWithContext(ctx, "GET", path, nil)
 		r.RemoteAddr = addr

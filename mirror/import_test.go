@@ -89,7 +89,7 @@ func TestImportAnExistingEtcd(t *testing.T) {
 	}
 	// It comes back as a backup does.
 	c := newCluster(t, "c2")
-	back, err := fsm.Restored(s, c.st.State(), fsm.Rebirth{At: noon, By: "tester", Source: "etcd"})
+	back, err := fsm.Restored(s, c.st.State(), fsm.RestoreInfo{At: noon, By: "tester", Source: "etcd"})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -16,7 +16,7 @@ const (
 	// LayoutWhole writes one record per workload, /workloads/<id>.
 	LayoutWhole Layout = "whole"
 	// LayoutBoth adds /workloads-spec/<id> and /workloads-status/<id>, which
-	// existing schedulers of later versions read.
+	// Legacy v1 schedulers of later versions read.
 	LayoutBoth Layout = "both"
 )
 
@@ -31,7 +31,7 @@ const (
 	dirRetries     = "/retries/"
 	dirEvents      = "/events/"
 	dirDrifts      = "/drifts/"
-	// Existing peers know no namespaces: a directory of our own.
+	// Legacy v1 peers know no namespaces: a directory of our own.
 	dirNamespaces = "/persys/namespaces/"
 )
 

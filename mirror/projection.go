@@ -260,7 +260,7 @@ func (p *Projection) Node(n *fsm.Node, a fsm.Alloc, shard string) []KV {
 	key := p.keys.key(dirNodes, n.ID)
 	return []KV{
 		p.nodeRecord(n, a, shard),
-		// Plain text: a JSON object would look like a node to existing schedulers.
+		// Plain text: a JSON object would look like a node to legacy v1 schedulers.
 		{key + nodeStatusEnd, []byte(n.Status())},
 		{key + nodeLeaseEnd, fmt.Appendf(nil, "%d %s %s", n.Facts.LeaseSeconds, lease, clock(n.UpdatedAt))},
 	}

@@ -12,7 +12,7 @@ import (
 // RFC 3339 with up to nine decimals, unset ones 0001-01-01T00:00:00Z. The one
 // key that the contract does not know is "persys": it carries what the
 // documented keys cannot, so that our own mirror can be imported without loss.
-// Existing peers ignore it.
+// Legacy v1 peers ignore it.
 
 // Time is written as RFC 3339 and read leniently: what other writers left may
 // lack the zone (taken as UTC), have a blank for the T, or be empty.

@@ -162,7 +162,7 @@ func ParseAuthority(cert, root, key []byte) (*Authority, error) {
 	return a, nil
 }
 
-// serviceNames are the common names of certificates by role, which existing peers
+// serviceNames are the common names of certificates by role, which legacy v1 peers
 // verify (contract/semantics.md, section 13).
 func serviceName(r Role) string {
 	switch r {
@@ -280,7 +280,7 @@ func (a *Authority) Sign(csr []byte, id Identity, now time.Time, life time.Durat
 }
 
 // addHosts takes the hosts of a request over. A service name of another role is
-// refused: existing peers look at nothing else.
+// refused: legacy v1 peers look at nothing else.
 func addHosts(t *x509.Certificate, id Identity, req *x509.CertificateRequest) error {
 	if n := len(req.DNSNames) + len(req.IPAddresses); n > maxHosts {
 		return fmt.Errorf("certificate request: %d hosts, limit %d", n, maxHosts)

@@ -519,7 +519,7 @@ func TestTokenPinsTheCluster(t *testing.T) {
 func TestKept(t *testing.T) {
 	now := time.Now()
 	root, a := authority(t, "c1", now)
-	k := Kept{filepath.Join(t.TempDir(), "tls")}
+	k := IdentityStore{filepath.Join(t.TempDir(), "tls")}
 	if k.Exists() {
 		t.Error("an empty folder has an identity")
 	}
@@ -568,7 +568,7 @@ func TestKept(t *testing.T) {
 func TestAJoinCutShortKeepsItsKey(t *testing.T) {
 	now := time.Now()
 	_, a := authority(t, "c1", now)
-	k := Kept{t.TempDir()}
+	k := IdentityStore{t.TempDir()}
 	inTheWay := filepath.Join(k.Dir, keptCluster)
 	if err := os.Mkdir(inTheWay, 0o700); err != nil {
 		t.Fatal(err)
@@ -611,7 +611,7 @@ func TestAJoinCutShortKeepsItsKey(t *testing.T) {
 func TestIdentifyRefusesWhatIsOver(t *testing.T) {
 	now := time.Now()
 	_, a := authority(t, "c1", now)
-	k := Kept{t.TempDir()}
+	k := IdentityStore{t.TempDir()}
 	keyPEM, csr := request(t)
 	own, err := a.Sign(csr, Identity{Role: RoleScheduler, ID: "s1"}, now, time.Hour)
 	if err != nil {

@@ -303,7 +303,7 @@ type Peer struct {
 	Hosts []string
 	// Role, when set, refuses a certificate that states or maps to another
 	// role. A certificate without any identity is judged by CA and host alone,
-	// because existing peers carry free names.
+	// because legacy v1 peers carry free names.
 	Role Role
 	// Node, when set, refuses an agent's certificate that does not speak for
 	// that node: whoever registers with the address of another agent gets

@@ -390,7 +390,7 @@ func leafOf(t *testing.T, dir string, a *Authority, cn string, id *Identity) Pat
 	if err != nil {
 		t.Fatal(err)
 	}
-	k := Kept{Dir: filepath.Join(dir, cn)}
+	k := IdentityStore{Dir: filepath.Join(dir, cn)}
 	if err := k.Save(keyPEM, EncodeCerts(der, a.Cert.Raw), EncodeCerts(a.Root.Raw)); err != nil {
 		t.Fatal(err)
 	}

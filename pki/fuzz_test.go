@@ -133,7 +133,7 @@ func FuzzRing(f *testing.F) {
 
 // FuzzMembership: what a program wrote down of its cluster.
 func FuzzMembership(f *testing.F) {
-	k := Kept{Dir: f.TempDir()}
+	k := IdentityStore{Dir: f.TempDir()}
 	f.Add([]byte(`{"cluster":"c1","role":"agent","name":"n1","token":"t","schedulers":["10.0.0.1:8085"]}`))
 	f.Add([]byte(`null`))
 	f.Add([]byte(`{"schedulers":{}}`))

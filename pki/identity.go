@@ -233,7 +233,7 @@ type Principal struct {
 	ID   string
 }
 
-// DefaultMapping knows the service names of existing peers
+// DefaultMapping knows the service names of legacy v1 peers
 // (contract/semantics.md, section 13). A new value each time.
 func DefaultMapping(cluster string) Mapping {
 	return Mapping{Cluster: cluster, Names: map[string]Principal{

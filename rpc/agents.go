@@ -93,7 +93,7 @@ func (a *Agents) conn(n *fsm.Node) (agentv1.AgentServiceClient, error) {
 			Backoff:           backoff.Config{BaseDelay: 50 * time.Millisecond, Multiplier: 1.6, Jitter: 0.2, MaxDelay: time.Minute},
 			MinConnectTimeout: 3 * time.Second,
 		}),
-		// Existing agents enforce grpc's default of one ping in five minutes.
+		// Legacy v1 agents enforce grpc's default of one ping in five minutes.
 		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: 6 * time.Minute, Timeout: 10 * time.Second}),
 	}, a.dial...)...)
 	if err != nil {
@@ -211,7 +211,7 @@ func (a *Agents) order(ctx context.Context, c agentv1.AgentServiceClient, n *fsm
 	return ack, nil
 }
 
-// classOf reads the failure class of a refused apply; existing agents put it
+// classOf reads the failure class of a refused apply; legacy v1 agents put it
 // into the metadata or only into the text (contract/wire-agent.md).
 func classOf(st *agentv1.WorkloadStatus, message string) string {
 	if c := st.GetMetadata()["failure_reason"]; c != "" {
@@ -244,7 +244,7 @@ func (a *Agents) remove(ctx context.Context, c agentv1.AgentServiceClient, n *fs
 	if ack.Fenced || ack.Gone || n.Facts.Protocol > 0 {
 		return ack, nil // ours say by heartbeat when it is gone
 	}
-	// Existing agents queue the delete and never say that it is done: ask.
+	// Legacy v1 agents queue the delete and never say that it is done: ask.
 	t := time.NewTicker(a.poll)
 	defer t.Stop()
 	for {

@@ -165,7 +165,7 @@ func (s *Server) restore(ctx context.Context, first *clusterv1.RestoreBackupRequ
 		if err := mayRestore(backup.Info(), present.Info(), first.GetForceNewCluster()); err != nil {
 			return fsm.State{}, err
 		}
-		return fsm.Restored(backup, present, fsm.Rebirth{At: s.now().UnixNano(), By: callOf(ctx).identity()})
+		return fsm.Restored(backup, present, fsm.RestoreInfo{At: s.now().UnixNano(), By: callOf(ctx).identity()})
 	}
 	var resp *clusterv1.RestoreBackupResponse
 	preview := func(present fsm.State) (fsm.State, error) {

@@ -393,7 +393,7 @@ func (s *Server) ListActions(ctx context.Context, req *clusterv1.ListActionsRequ
 	return out, nil
 }
 
-// unix reads seconds; existing agents send large negative numbers for "not yet".
+// unix reads seconds; legacy v1 agents send large negative numbers for "not yet".
 func unix(sec int64) *timestamppb.Timestamp {
 	if sec <= 0 {
 		return nil

@@ -18,7 +18,7 @@ import (
 	"google.golang.org/protobuf/reflect/protoregistry"
 
 	"github.com/persys/compute/rpc/dial"
-	"github.com/persys/compute/rpc/guard"
+	"github.com/persys/compute/rpc/limits"
 )
 
 // unary is the spine of every call: who is it, may it, who answers it.
@@ -85,7 +85,7 @@ func (s *Server) route(ctx context.Context, c *call, full string, req any, h grp
 		}
 		resp, err := s.atLeader(ctx, c, full, req, h)
 		if err != nil && !asked && !c.forwarded && status.Code(edge("", err)) == codes.Unavailable {
-			// Existing clients carry no index: better an old answer, marked, than none.
+			// Legacy v1 clients carry no index: better an old answer, marked, than none.
 			c.level = staleFallback
 			return h(ctx, req)
 		}
@@ -307,7 +307,7 @@ func (s *Server) whileTrusted(ctx context.Context, full string, h func(context.C
 	defer cancel()
 	done := make(chan error, 1)
 	go func() {
-		done <- guard.Survive(s.log, full, func() error { return h(ctx) })
+		done <- limits.Survive(s.log, full, func() error { return h(ctx) })
 	}()
 	lost := make(chan error, 2)
 	go func() {

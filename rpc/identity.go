@@ -18,7 +18,7 @@ import (
 	"github.com/persys/compute/fsm"
 	"github.com/persys/compute/pki"
 	"github.com/persys/compute/rpc/dial"
-	"github.com/persys/compute/rpc/guard"
+	"github.com/persys/compute/rpc/limits"
 )
 
 // caller is who makes a call and how it came here.
@@ -112,7 +112,7 @@ func (s *Server) certified(ctx context.Context) (caller, error) {
 	if !ok {
 		return caller{}, errorf(KindUnauthenticated, "the connection names no peer")
 	}
-	from := clipFrom(guard.HostOf(p.Addr))
+	from := clipFrom(limits.HostOf(p.Addr))
 	if s.cfg.TLS == nil {
 		if hop {
 			if v := told(ctx, dial.KeyFrom); v != "" {
@@ -258,17 +258,17 @@ func told(ctx context.Context, key string) string {
 
 // enter counts a call of a caller. Schedulers pass on the calls of everybody, which
 // were counted where they came in; under -insecure everybody is one and the same.
-func (s *Server) enter(c caller) (*guard.Entry, error) {
+func (s *Server) enter(c caller) (*limits.Entry, error) {
 	if s.cfg.TLS == nil || c.relayed || c.id.Role == pki.RoleScheduler {
 		return nil, nil
 	}
-	who := guard.Peer{Kind: string(c.id.Role), Name: c.id.ID}
+	who := limits.Peer{Kind: string(c.id.Role), Name: c.id.ID}
 	if c.id.IsZero() {
-		who = guard.Peer{Kind: "host", Name: c.from}
+		who = limits.Peer{Kind: "host", Name: c.from}
 	}
 	e, err := s.callers.Enter(who)
 	switch {
-	case errors.Is(err, guard.ErrRate):
+	case errors.Is(err, limits.ErrRate):
 		return nil, errorf(KindBusy, "%w: at most %d (SCHEDULER_LIMIT_CALLS); try again in a moment", err, s.cfg.Limits.Calls)
 	case err != nil:
 		return nil, errorf(KindBusy, "%w: at most %d (SCHEDULER_LIMIT_CONCURRENT)", err, s.cfg.Limits.Concurrent)

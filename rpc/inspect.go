@@ -79,14 +79,14 @@ func (a *Agents) Actions(ctx context.Context, node, workload string, limit int) 
 	for _, x := range acts {
 		out = append(out, &commandv1.AgentAction{
 			TaskId: x.GetTaskId(), Workload: x.GetWorkloadId(), ActionType: x.GetActionType(), Status: x.GetStatus(), Error: clip(x.GetError(), maxReportMessage),
-			// Existing agents send large negative numbers for "not yet".
+			// Legacy v1 agents send large negative numbers for "not yet".
 			CreatedAt: max(0, x.GetCreatedAt()), StartedAt: max(0, x.GetStartedAt()), EndedAt: max(0, x.GetEndedAt()),
 		})
 	}
 	return out, nil
 }
 
-// deletedMeanwhile reads the failed second delete of existing agents, which
+// deletedMeanwhile reads the failed second delete of legacy v1 agents, which
 // means that nothing is left (contract/wire-agent.md).
 func deletedMeanwhile(st *agentv1.WorkloadStatus) bool {
 	return st.GetActualState() == agentv1.ActualState_ACTUAL_STATE_FAILED &&

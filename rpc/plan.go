@@ -204,7 +204,7 @@ func (p *plan) desire(ctx context.Context, id string, to fsm.Desired) error {
 			return err
 		}
 		action := map[fsm.Desired]string{fsm.DesiredDeleted: "delete", fsm.DesiredStopped: "stop", fsm.DesiredRunning: "start"}[to]
-		if w.Desired == to && !w.Astray() {
+		if w.Desired == to && !w.Diverged() {
 			action = "unchanged"
 		}
 		out := p.say(id, action, "")

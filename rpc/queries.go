@@ -12,7 +12,7 @@ import (
 	"github.com/persys/compute/spec"
 )
 
-// maxPage bounds a page that was asked for; existing clients ask for none and
+// maxPage bounds a page that was asked for; legacy v1 clients ask for none and
 // get everything.
 const maxPage = 10_000
 

@@ -204,7 +204,7 @@ func (s *Server) ImportMirror(ctx context.Context, req *clusterv1.ImportMirrorRe
 		if err := mayRestore(found.Info(), present.Info(), req.GetForceNewCluster()); err != nil {
 			return fsm.State{}, err
 		}
-		next, err := fsm.Restored(found, present, fsm.Rebirth{At: s.now().UnixNano(), By: by, Source: source})
+		next, err := fsm.Restored(found, present, fsm.RestoreInfo{At: s.now().UnixNano(), By: by, Source: source})
 		if err == nil {
 			out.Change = difference(present, next)
 			out.Change.Backup, out.Change.Present = backupInfo(found), backupInfo(present)

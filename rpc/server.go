@@ -21,7 +21,7 @@ import (
 	"github.com/persys/compute/fsm/store"
 	"github.com/persys/compute/pki"
 	"github.com/persys/compute/rpc/dial"
-	"github.com/persys/compute/rpc/guard"
+	"github.com/persys/compute/rpc/limits"
 	"github.com/persys/compute/sched"
 )
 
@@ -100,7 +100,7 @@ type Config struct {
 
 	// Limits of each caller, schedulers aside, where there is TLS; Limited is told of
 	// what was refused by them.
-	Limits  guard.Limits
+	Limits  limits.Limits
 	Limited func(reason string)
 
 	HoldWrites time.Duration // 3 s: how long a call waits for a leader
@@ -135,7 +135,7 @@ type Server struct {
 	bundle  atomic.Pointer[bundle]
 	// What strangers may have written into the log.
 	joins, refusals, beats *rate.Limiter
-	callers                *guard.Peers
+	callers                *limits.Peers
 }
 
 // NewServer builds the gRPC server with every service registered; the caller
@@ -161,7 +161,7 @@ func NewServer(cfg Config) (*Server, error) {
 		store: cfg.Replica.Store(), log: cfg.Logger, now: cfg.Now,
 		peers: newPeers(cfg.TLS, cfg.PeerDial...), health: health.NewServer(), started: cfg.Now(),
 		joins: rate.NewLimiter(joinRate, joinBurst), refusals: rate.NewLimiter(refusalRate, refusalBurst), beats: rate.NewLimiter(beatRate, beatBurst),
-		callers: guard.NewPeers(cfg.Limits, cfg.Limited),
+		callers: limits.NewPeers(cfg.Limits, cfg.Limited),
 	}
 	opts := []grpc.ServerOption{
 		grpc.ForceServerCodecV2(dial.Codec()),
@@ -174,10 +174,10 @@ func NewServer(cfg Config) (*Server, error) {
 		grpc.NumStreamWorkers(512),
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: time.Second, PermitWithoutStream: true}),
 		grpc.KeepaliveParams(keepalive.ServerParameters{Time: 10 * time.Second, Timeout: 5 * time.Second}),
-		grpc.ChainUnaryInterceptor(append(cfg.Interceptors, guard.Unary(cfg.Logger), s.unary)...),
-		grpc.ChainStreamInterceptor(append(cfg.StreamInts, guard.Stream(cfg.Logger), s.stream)...),
+		grpc.ChainUnaryInterceptor(append(cfg.Interceptors, limits.Unary(cfg.Logger), s.unary)...),
+		grpc.ChainStreamInterceptor(append(cfg.StreamInts, limits.Stream(cfg.Logger), s.stream)...),
 	}
-	opts = append(append(opts, guard.ServerOptions()...), cfg.Server...)
+	opts = append(append(opts, limits.ServerOptions()...), cfg.Server...)
 	if cfg.TLS != nil {
 		// Connections are made anew now and then, with the certificates of the day.
 		opts = append(opts, grpc.KeepaliveParams(keepalive.ServerParameters{

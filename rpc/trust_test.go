@@ -26,7 +26,7 @@ import (
 	"github.com/persys/compute/fsm"
 	"github.com/persys/compute/pki"
 	"github.com/persys/compute/rpc/dial"
-	"github.com/persys/compute/rpc/guard"
+	"github.com/persys/compute/rpc/limits"
 	"github.com/persys/compute/testbed"
 )
 
@@ -94,7 +94,7 @@ func (w *ownCA) holds(id pki.Identity) *pki.Files {
 
 func (w *ownCA) kept(keyPEM, chain, roots []byte) *pki.Files {
 	w.t.Helper()
-	k := pki.Kept{Dir: w.t.TempDir()}
+	k := pki.IdentityStore{Dir: w.t.TempDir()}
 	ok(w.t, k.Save(keyPEM, chain, roots))
 	p := k.Paths()
 	f, err := pki.LoadFiles(pki.FilesConfig{CA: p.CA, Cert: p.Cert, Key: p.Key, Now: w.now})
@@ -620,7 +620,7 @@ func TestCallersAreBounded(t *testing.T) {
 	refused := map[string]int{}
 	var mu sync.Mutex
 	w := newOwnCAWith(t, func(c *Config) {
-		c.Limits = guard.Limits{Calls: 5, Concurrent: 2}
+		c.Limits = limits.Limits{Calls: 5, Concurrent: 2}
 		c.Limited = func(r string) { mu.Lock(); refused[r]++; mu.Unlock() }
 	})
 	greedy := clusterv1.NewClusterClient(w.as(1, w.holds(pki.Identity{Role: pki.RoleUser, ID: "greedy"})))
@@ -663,7 +663,7 @@ func TestCallersAreBounded(t *testing.T) {
 	is(t, "streams beyond the limit", ended, 1)
 	mu.Lock()
 	defer mu.Unlock()
-	if refused[guard.ReasonRate] == 0 || refused[guard.ReasonConcurrency] != 1 {
+	if refused[limits.ReasonRate] == 0 || refused[limits.ReasonConcurrency] != 1 {
 		t.Errorf("counted: %v", refused)
 	}
 }

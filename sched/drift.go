@@ -120,10 +120,10 @@ func orphan(v fsm.View, n *fsm.Node, w *fsm.Workload, known bool, r *Reported, b
 		return d, open
 	}
 	g := r.Observation.Generation
-	if busy(r.Workload) || known && (w.Outran(g, v.Info()) || w.LeftOn(n, g, r.Observation.State)) {
+	if busy(r.Workload) || known && (w.NewerThanState(g, v.Info()) || w.LeftOn(n, g, r.Observation.State)) {
 		return d, false
 	}
-	if grave, ok := v.Grave(r.Workload); ok && grave.Haunts(n, g, r.Observation.State) {
+	if tombstone, ok := v.Tombstone(r.Workload); ok && tombstone.StillRunsOn(n, g, r.Observation.State) {
 		return d, false
 	}
 	return d, true

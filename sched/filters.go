@@ -153,7 +153,7 @@ func fits(d *fsm.Demand, n *fsm.Node) rejection {
 }
 
 // offers reports whether a node runs a workload type. A node that named none is
-// an existing peer: it runs everything but VMs.
+// a legacy v1 peer: it runs everything but VMs.
 func offers(n *fsm.Node, kind string) bool { return n.Runs(kind) }
 
 // nodeIDKey is a label that every node carries without saying so.

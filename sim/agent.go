@@ -57,9 +57,9 @@ type disk struct {
 	tombAt   map[string]uint64 // version of the last change to report
 
 	// What the simulator itself remembers of what this agent has seen.
-	sawEpoch agent.Epoch
-	sawApply map[string]driver.Generation
-	sawGrave map[string]driver.Generation
+	sawEpoch     agent.Epoch
+	sawApply     map[string]driver.Generation
+	sawTombstone map[string]driver.Generation
 }
 
 // work is what an agent knows of one workload.
@@ -89,7 +89,7 @@ func newDisk(w *world, id string) *disk {
 		instance: id + "-" + string(rune('a'+w.users.instances%26)) + string(rune('a'+w.users.instances/26)),
 		intents:  map[string]*agent.Intent{}, open: map[string]bool{}, tombs: map[string]*agent.Tombstone{},
 		fails: map[string]agent.Failure{}, tombAt: map[string]uint64{},
-		sawApply: map[string]driver.Generation{}, sawGrave: map[string]driver.Generation{},
+		sawApply: map[string]driver.Generation{}, sawTombstone: map[string]driver.Generation{},
 	}
 }
 
@@ -494,15 +494,15 @@ func (m *machine) remove(req *agentv1.DeleteWorkloadRequest) sched.Ack {
 		return sched.Ack{Fenced: no.Fenced, Message: no.Message}
 	}
 	m.obeyed(epochFrom(req.GetEpoch()), id, in, false)
-	grave := agent.Tombstone{ID: id, Generation: in, DeletedAt: m.now()}
+	tombstone := agent.Tombstone{ID: id, Generation: in, DeletedAt: m.now()}
 	if tomb != nil && in.Less(tomb.Generation) {
-		grave.Generation = tomb.Generation
+		tombstone.Generation = tomb.Generation
 	}
 	m.remember(epoch)
 	if m.work[id] == nil && m.listed && (tomb == nil || tomb.Done) {
-		if tomb == nil || tomb.Generation != grave.Generation {
-			grave.Done = true
-			m.disk.tombs[id] = &grave
+		if tomb == nil || tomb.Generation != tombstone.Generation {
+			tombstone.Done = true
+			m.disk.tombs[id] = &tombstone
 			m.version++
 			m.disk.tombAt[id] = m.version
 			m.signal()
@@ -518,7 +518,7 @@ func (m *machine) remove(req *agentv1.DeleteWorkloadRequest) sched.Ack {
 		}
 		m.disk.intents[id] = &next
 	}
-	m.disk.tombs[id] = &grave
+	m.disk.tombs[id] = &tombstone
 	m.disk.open[id] = true
 	k := m.of(id)
 	k.Failure = agent.Failure{}

@@ -48,6 +48,6 @@
 // with the agent is modelled after agent/guarded.go. Their deaths are not: that one of
 // them acts in time is their tests' and e2e's to show.
 //
-// Not modelled: existing peers of protocol 0, engines shared by two agents,
+// Not modelled: legacy v1 peers of protocol 0, engines shared by two agents,
 // changes of a workload's type.
 package sim

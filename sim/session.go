@@ -371,16 +371,16 @@ func (m *machine) obeyed(e agent.Epoch, id string, g driver.Generation, apply bo
 	if g.Less(d.sawApply[id]) {
 		m.w.violate("generation", id, m.id, "the agent obeys generation %s after %s", g, d.sawApply[id])
 	}
-	if grave := d.sawGrave[id]; apply && !grave.Less(g) && grave != (driver.Generation{}) {
-		m.w.violate("tombstone", id, m.id, "the agent applies generation %s after a delete at %s", g, grave)
+	if tombstone := d.sawTombstone[id]; apply && !tombstone.Less(g) && tombstone != (driver.Generation{}) {
+		m.w.violate("tombstone", id, m.id, "the agent applies generation %s after a delete at %s", g, tombstone)
 	}
 	switch {
 	case apply:
 		d.sawApply[id] = g
 	default:
 		delete(d.sawApply, id) // a delete ends the comparison with what was held
-		if d.sawGrave[id].Less(g) {
-			d.sawGrave[id] = g
+		if d.sawTombstone[id].Less(g) {
+			d.sawTombstone[id] = g
 		}
 	}
 }

@@ -10,7 +10,7 @@ import (
 )
 
 // Class says what kind of failure an error is. The names are the metadata value failure_reason of
-// existing agents (contract/semantics.md, section 9); they never change.
+// Legacy v1 agents (contract/semantics.md, section 9); they never change.
 type Class string
 
 // The classes.

@@ -1,7 +1,7 @@
 package driver
 
 // Labels that every instance of ours carries (RULES.md "One engine, several agents" and
-// contract/semantics.md section 12). The first three are those of existing agents.
+// contract/semantics.md section 12). The first three are those of legacy v1 agents.
 const (
 	LabelPrefix     = "persys."
 	LabelManaged    = "persys.managed" // "true"

@@ -33,7 +33,7 @@ func Suffix() string {
 
 // Advertised is where schedulers reach a listener (contract/semantics.md, section 11): its own
 // host, or for a wildcard the source address towards a scheduler, else the first global one, else
-// 127.0.0.1. A loopback listener keeps its address, unlike existing agents': nothing else answers.
+// 127.0.0.1. A loopback listener keeps its address, unlike legacy v1 agents': nothing else answers.
 func Advertised(addr net.Addr, scheduler string) (string, error) {
 	host, port, err := net.SplitHostPort(addr.String())
 	if err != nil {

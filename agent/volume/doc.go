@@ -7,7 +7,7 @@
 // a raw disk. nfs is a folder of an export, ceph-rbd an image of a pool. What a machine cannot do is
 // refused with the piece that is missing; nothing is ever put into a local folder in its stead.
 //
-// Records are those of existing agents (contract/state-etcd.md, "Agent local store"), with a few
+// Records are those of legacy v1 agents (contract/state-etcd.md, "Agent local store"), with a few
 // fields more. They are written before the first step and after the last, every step can be repeated,
 // and an existing file system is never made anew, so that being killed anywhere loses nothing.
 //

@@ -94,7 +94,7 @@ func New(cfg Config, store Store, have Records) (*Manager, error) {
 	}
 	for _, a := range have.Attachments {
 		m.attachments[a.ID] = a
-		// Records of existing agents name no owner.
+		// Records of legacy v1 agents name no owner.
 		if v, ok := m.volumes[a.VolumeID]; ok && v.Owner == "" {
 			v.Owner, v.Phase = a.WorkloadID, Attached
 			m.volumes[v.ID] = v
@@ -352,7 +352,7 @@ func (m *Manager) fits(v *Volume, r request, workload string) error {
 	case v.Phase == Deleting:
 		return broken("volume %q is being deleted", v.Name)
 	case v.Form == Folder && r.form == Image:
-		// What an existing agent made, or what began without a size, goes on without a limit.
+		// What a legacy v1 agent made, or what began without a size, goes on without a limit.
 	case v.Form != r.form:
 		return invalid("volume %q is %s and cannot become %s: choose another name", v.Name, was[v.Form], was[r.form])
 	case r.pool != "" && v.Pool != "" && r.pool != v.Pool:
@@ -451,7 +451,7 @@ func (m *Manager) release(ctx context.Context, id, workload string, fate Fate) e
 	v, ok, p, unlock := m.takeKnown(ctx, id)
 	defer unlock()
 	if !ok {
-		return m.detach(id + ":" + workload) // an existing agent's, without volume
+		return m.detach(id + ":" + workload) // a legacy v1 agent's, without volume
 	}
 	if p == nil {
 		return broken("volume %q: driver %q is not known", id, v.Driver)

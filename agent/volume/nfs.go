@@ -233,7 +233,7 @@ func (n *nfs) mark(at string, v *Volume, workload string) string {
 }
 
 func (n *nfs) attach(ctx context.Context, v *Volume, workload string) (string, string, error) {
-	// A record of an existing agent has a folder of this machine instead: it never mounted anything.
+	// A record of a legacy v1 agent has a folder of this machine instead: it never mounted anything.
 	if err := n.provision(ctx, v); err != nil {
 		return "", "", err
 	}

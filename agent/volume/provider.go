@@ -166,7 +166,7 @@ func (l *local) attach(ctx context.Context, v *Volume, _ string) (string, string
 		path, err := l.m.mountImage(ctx, v)
 		return path, "", err
 	}
-	// Also the folder that an existing agent made, wherever it is.
+	// Also the folder that a legacy v1 agent made, wherever it is.
 	return v.StagePath, "", present(v, v.StagePath)
 }
 

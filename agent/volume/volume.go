@@ -20,7 +20,7 @@ const (
 // Form is what a volume is on its storage. It never changes.
 type Form string
 
-// The forms. Folder is also what records of existing agents mean, which name none.
+// The forms. Folder is also what records of legacy v1 agents mean, which name none.
 const (
 	Folder Form = "folder" // a plain folder, without limit
 	Image  Form = "image"  // a file or network image with a file system, mounted
@@ -41,7 +41,7 @@ const (
 	Broken       Phase = "Error"
 )
 
-// Volume is the record of one volume on this machine, with the field names of existing agents.
+// Volume is the record of one volume on this machine, with the field names of legacy v1 agents.
 type Volume struct {
 	ID        string            `json:"id"` // <driver>:<name>
 	Name      string            `json:"name"`
@@ -96,7 +96,7 @@ type Records struct {
 // namePattern is the rule for every id; it keeps a name from being a path.
 var namePattern = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9_.-]{0,127}$`)
 
-// clean is a name as existing agents write it on storage: lower-case letters, digits, '-', '_' and
+// clean is a name as legacy v1 agents write it on storage: lower-case letters, digits, '-', '_' and
 // '.'; everything else becomes '-'.
 func clean(name string) string {
 	return strings.Map(func(r rune) rune {

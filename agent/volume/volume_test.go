@@ -755,7 +755,7 @@ func TestPools(t *testing.T) {
 	}
 }
 
-// Records of an existing agent: a folder without limit, wherever it is.
+// Records of a legacy v1 agent: a folder without limit, wherever it is.
 func TestRecordsOfAnExistingAgent(t *testing.T) {
 	b := newBench(t, &fake{})
 	at := filepath.Join(t.TempDir(), "old")

@@ -12,7 +12,7 @@ import (
 	"github.com/persys/compute/testbed"
 )
 
-// A node that is set up by the existing agent's file alone (contract/env.md, PERSYS_CONFIG_FILE)
+// A node that is set up by the legacy v1 agent's file alone (contract/env.md, PERSYS_CONFIG_FILE)
 // would else come up under another name and with other schedulers.
 func TestSettingsOfExistingAgents(t *testing.T) {
 	dir := t.TempDir()

@@ -24,7 +24,7 @@ import (
 )
 
 // settings are how to reach the schedulers. The YAML keys and the variables
-// without a prefix are those of the existing CLI (contract/gateway-rest.md).
+// without a prefix are those of the legacy v1 CLI (contract/gateway-rest.md).
 type settings struct {
 	Server     string `env:"PERSYS_SCHEDULER_ADDR,PERSYS_SERVER,GRPC_ENDPOINT" flag:"server" short:"s" yaml:"grpc_endpoint" default:"127.0.0.1:8085" usage:"schedulers: HOST[:PORT],… or srv://NAME[?dns=HOST:PORT]; or a gateway: http(s)://HOST[:PORT]"`
 	Insecure   bool   `env:"PERSYS_INSECURE,PERSYS_SCHEDULER_INSECURE,GRPC_INSECURE" flag:"insecure" yaml:"grpc_insecure" usage:"speak plain text instead of TLS"`
@@ -37,7 +37,7 @@ type settings struct {
 	Namespace string `env:"PERSYS_NAMESPACE" flag:"namespace" short:"n" usage:"namespace of what is applied without naming one, and of what is listed; * lists all"`
 	ClusterID string `env:"PERSYS_GATEWAY_CLUSTER_ID" flag:"cluster-id" usage:"one of a gateway's clusters (default: the gateway's own choice)"`
 
-	// Of the existing CLI, whose way is a gateway unless it is told otherwise.
+	// Of the legacy v1 CLI, whose way is a gateway unless it is told otherwise.
 	APIEndpoint string `env:"API_ENDPOINT" yaml:"api_endpoint" usage:"address of a gateway; --server http(s)://… is the same"`
 	Transport   string `env:"TRANSPORT" yaml:"transport" oneof:"http,grpc" usage:"http takes api_endpoint, grpc takes grpc_endpoint"`
 

@@ -66,7 +66,7 @@ func TestWhereSettingsComeFrom(t *testing.T) {
 	}
 }
 
-// TestExistingConfigurationFile: every key that the existing CLI documents may
+// TestExistingConfigurationFile: every key that the legacy v1 CLI documents may
 // stay in the file (contract/gateway-rest.md).
 func TestExistingConfigurationFile(t *testing.T) {
 	s := newSession(t)

@@ -22,11 +22,11 @@ import (
 // choose says which cluster is asked, once the settings are loaded. What a flag
 // or the environment names stands for itself: certificates and tokens of a
 // context go to that context's address only. Then come the context, then what
-// the configuration file of the existing CLI says, then the default.
+// the configuration file of the legacy v1 CLI says, then the default.
 func (c *cli) choose() error {
 	s := &c.settings
 	given := func(field string) bool { return c.loader.Set(field) && !c.fromFile(field) }
-	// GRPC_ENDPOINT is of the existing CLI, which takes the gateway beside it.
+	// GRPC_ENDPOINT is of the legacy v1 CLI, which takes the gateway beside it.
 	own := given("Server") && !(strings.HasPrefix(c.loader.Source("Server"), "GRPC_ENDPOINT") && given("APIEndpoint") && s.Transport != "grpc")
 	name := c.contextName
 	switch {

@@ -330,7 +330,7 @@ func TestPublicGateway(t *testing.T) {
 	}
 }
 
-// TestExistingWays: the configuration file and the variables of the existing CLI,
+// TestExistingWays: the configuration file and the variables of the legacy v1 CLI,
 // which goes through a gateway unless it is told otherwise.
 func TestExistingWays(t *testing.T) {
 	for _, c := range []struct {

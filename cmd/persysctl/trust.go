@@ -228,8 +228,8 @@ func (c *cli) joinCommand() *cobra.Command {
 			if name == "" {
 				return usagef("--name is missing: the token is good for any name")
 			}
-			kept := c.kept()
-			if err := enrol.Join(cmd.Context(), enrol.Options{Token: args[0], Kept: kept, Role: pki.RoleUser, Name: name, Log: c.log()}); err != nil {
+			identityStore := c.identityStore()
+			if err := enrol.Join(cmd.Context(), enrol.Options{Token: args[0], Identity: identityStore, Role: pki.RoleUser, Name: name, Log: c.log()}); err != nil {
 				return failf(exitFailed, "", "%v", err)
 			}
 			writeLines(c.out, []string{"joined as user/" + name})
@@ -417,11 +417,13 @@ func (c *cli) joined() (pki.Paths, bool) {
 	if c.home == "" {
 		return pki.Paths{}, false
 	}
-	k := c.kept()
+	k := c.identityStore()
 	return k.Paths(), k.Exists()
 }
 
-func (c *cli) kept() pki.Kept { return pki.Kept{Dir: filepath.Join(c.home, ".persys", "identity")} }
+func (c *cli) identityStore() pki.IdentityStore {
+	return pki.IdentityStore{Dir: filepath.Join(c.home, ".persys", "identity")}
+}
 
 // refreshEvery is how old what is known of the cluster's CA may be.
 const refreshEvery = time.Hour
@@ -429,14 +431,14 @@ const refreshEvery = time.Hour
 // refresh renews the identity that is kept, and the roots beside it. A failure is
 // the command's own to find: it is about to ask the same schedulers.
 func (c *cli) refresh(ctx context.Context, files *pki.Files) {
-	k := c.kept()
+	k := c.identityStore()
 	stamp := filepath.Join(k.Dir, "looked")
 	if st, err := os.Stat(stamp); err == nil && c.now().Sub(st.ModTime()) < refreshEvery {
 		return
 	}
 	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
 	defer cancel()
-	keeper := enrol.Keeper{Kept: k, Files: files, Conn: c.direct, Log: c.log()}
+	keeper := enrol.Keeper{Identity: k, Files: files, Conn: c.direct, Log: c.log()}
 	err := keeper.Once(ctx)
 	if err == nil {
 		err = k.SaveFile(stamp, nil)

@@ -325,7 +325,7 @@ func (c *Cluster) begin(ctx context.Context) error {
 		}
 		return nil
 	})
-	c.certs.Leaf = map[string]pki.Paths{admin: pki.Kept{Dir: c.AdminDir()}.Paths()}
+	c.certs.Leaf = map[string]pki.Paths{admin: pki.IdentityStore{Dir: c.AdminDir()}.Paths()}
 	for _, s := range c.Schedulers[1:] {
 		c.JoinAll(s)
 	}

@@ -42,7 +42,7 @@ const (
 	// MaxMessage bounds one message of a client, in bytes.
 	MaxMessage = 4 << 20
 	// MaxAnswer bounds one message of a scheduler: a list of everything, which
-	// existing clients ask for without pages, is large in a large cluster.
+	// Legacy v1 clients ask for without pages, is large in a large cluster.
 	MaxAnswer = 64 << 20
 	// DefaultCallTimeout is the deadline of a unary call that came without one,
 	// and of the opening of a stream.

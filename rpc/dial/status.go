@@ -78,7 +78,7 @@ const (
 )
 
 // judge decides from the status alone. A bare Unavailable is a connection that
-// failed (or an existing peer that is not ready); one with a reason of ours is
+// failed (or a legacy v1 peer that is not ready); one with a reason of ours is
 // a replica's own answer.
 func judge(err error) verdict {
 	if status.Code(err) != codes.Unavailable {

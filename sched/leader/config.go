@@ -14,8 +14,8 @@ type Config struct {
 
 	HeartbeatInterval time.Duration // 3 s, for agents of protocol 1 and up
 	NodeLease         time.Duration // 10 s; at least 3 × interval
-	LegacyInterval    time.Duration // 10 s, for existing peers
-	LegacyLease       time.Duration // 60 s, the least an existing peer gets
+	LegacyInterval    time.Duration // 10 s, for legacy v1 peers
+	LegacyLease       time.Duration // 60 s, the least a legacy v1 peer gets
 
 	FlushEvery    time.Duration // 100 ms between commits of reports
 	FlushItems    int           // 1,000 waiting reports flush at once

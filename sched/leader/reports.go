@@ -144,12 +144,12 @@ func Judge(view fsm.View, node *fsm.Node, r *sched.Reported) *commandv1.Workload
 	if !known {
 		// What was deleted and is still there is to go, unless that is asked for already.
 		_, asked := view.Residual(node.ID, r.Workload)
-		if g, ok := view.Grave(r.Workload); ok && !asked && g.Haunts(node, r.Observation.Generation, r.Observation.State) {
+		if g, ok := view.Tombstone(r.Workload); ok && !asked && g.StillRunsOn(node, r.Observation.Generation, r.Observation.State) {
 			return report(node.ID, r)
 		}
 		return nil
 	}
-	if w.Outran(r.Observation.Generation, view.Info()) {
+	if w.NewerThanState(r.Observation.Generation, view.Info()) {
 		return report(node.ID, r) // the state went back: a backup, or a lost quorum
 	}
 	if w.Node != node.ID {

@@ -96,7 +96,7 @@ func TestReports(t *testing.T) {
 			w.register("b")
 			r := w.running("web")
 			w.do(&commandv1.Command{Body: &commandv1.Command_DeleteWorkload{DeleteWorkload: &commandv1.DeleteWorkload{Id: "web", Force: true}}})
-			g, _ := w.view().Grave("web")
+			g, _ := w.view().Tombstone("web")
 			orders := 0
 			w.agents.on("b", func(_ context.Context, o sched.Order) (sched.Ack, error) {
 				orders++

@@ -41,7 +41,7 @@ import (
 	"github.com/persys/compute/agent/driver/moby"
 )
 
-// LegacyDir is where existing agents keep the folders of their projects, which they give no labels of
+// LegacyDir is where legacy v1 agents keep the folders of their projects, which they give no labels of
 // ours.
 const LegacyDir = "/var/lib/persys/compose"
 
@@ -56,7 +56,7 @@ type Options struct {
 
 	ClusterID string
 	NodeID    string
-	// Owns says whether the agent's store claims a workload, for projects that an existing agent made.
+	// Owns says whether the agent's store claims a workload, for projects that a legacy v1 agent made.
 	Owns func(driver.ID) bool
 	// Credentials returns the X-Registry-Auth value for an image reference, or "" for none. May be nil.
 	Credentials func(ref string) (string, error)

@@ -41,7 +41,7 @@ func (d *Driver) containers(ctx context.Context, labels ...string) ([]member, er
 	return out, nil
 }
 
-// of judges a container, network or volume by its labels. Projects of existing agents carry none of
+// of judges a container, network or volume by its labels. Projects of legacy v1 agents carry none of
 // ours; they are told by their folder.
 func (d *Driver) of(labels map[string]string) (driver.ID, driver.Ownership) {
 	if labels[driver.LabelManaged] == "" {

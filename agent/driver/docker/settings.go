@@ -103,7 +103,7 @@ func environment(env map[string]string) ([]string, error) {
 }
 
 // binds are given in the engine's short form, which makes a missing folder of the machine, as
-// existing agents do; the form cannot carry a colon.
+// Legacy v1 agents do; the form cannot carry a colon.
 func binds(mounts []*agentv1.VolumeMount) ([]string, error) {
 	out := make([]string, 0, len(mounts))
 	seen := make(map[string]bool, len(mounts))
@@ -197,7 +197,7 @@ func ports(mappings []*agentv1.PortMapping) (network.PortSet, network.PortMap, e
 }
 
 // resources are hard limits: a CPU quota in millicores and memory in bytes. Shares without a quota
-// are all that existing schedulers send (with millicores in them) and are passed on as a weight.
+// are all that legacy v1 schedulers send (with millicores in them) and are passed on as a weight.
 func resources(body *agentv1.ContainerSpec) (container.Resources, error) {
 	limits := body.GetResources()
 	out := container.Resources{CPUShares: limits.GetCpuShares(), Memory: limits.GetMemoryBytes()}

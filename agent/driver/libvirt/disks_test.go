@@ -476,7 +476,7 @@ func (w *drawer) writes(path, text string) {
 	}
 }
 
-// A machine of an existing agent runs as that started it until it has stopped, whatever is defined meanwhile.
+// A machine of a legacy v1 agent runs as that started it until it has stopped, whatever is defined meanwhile.
 func TestUpdateOfALegacyMachineCutShort(t *testing.T) {
 	w := newDrawer(t)
 	w.opt.Owns = func(driver.ID) bool { return true }

@@ -18,7 +18,7 @@ type Options struct {
 	URI       string
 	ClusterID string
 	NodeID    string
-	// Owns says whether a machine was taken over from an existing agent, whose domains have no mark: any
+	// Owns says whether a machine was taken over from a legacy v1 agent, whose domains have no mark: any
 	// other that has the name of a workload is a stranger's.
 	Owns func(driver.ID) bool
 	// Content says which content the store has noted for such a domain. May be nil.

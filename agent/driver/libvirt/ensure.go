@@ -80,7 +80,7 @@ func (d *Driver) mine(ctx context.Context, id driver.ID) (*instance, error) {
 	return in, err
 }
 
-// contentOf a copy of the description; a domain of an existing agent has what our store noted.
+// contentOf a copy of the description; a domain of a legacy v1 agent has what our store noted.
 func (d *Driver) contentOf(r *record, in *instance, spec driver.Spec) string {
 	if r != nil {
 		return r.Labels[driver.LabelContent]
@@ -211,7 +211,7 @@ func (d *Driver) define(ctx context.Context, spec driver.Spec, p *plan, old *ins
 	}
 	at := found{machine: m, vnc: d.opt.VNC}
 	if old != nil {
-		p.uuid = old.uuid // also of a domain that an existing agent made
+		p.uuid = old.uuid // also of a domain that a legacy v1 agent made
 	}
 	var bytes [6]byte
 	_, _ = rand.Read(bytes[:])

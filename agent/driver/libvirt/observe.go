@@ -153,7 +153,7 @@ func (d *Driver) observe(in *instance) driver.Observed {
 	}
 	o := driver.FromLabels(labels)
 	if in.active && in.live == nil {
-		o.Content, o.Revision = "", "" // an existing agent started what runs; what is written down is for the next start
+		o.Content, o.Revision = "", "" // a legacy v1 agent started what runs; what is written down is for the next start
 	}
 	o.Name, o.RuntimeID = in.name, in.uuid
 	o.Metadata = map[string]string{
@@ -357,7 +357,7 @@ func (d *Driver) unanswered(in *instance, answers []address) []address {
 func (d *Driver) said(patience context.Context, in *instance, mac string, table func() map[string][]string) []string {
 	var since time.Time
 	var noted []string
-	if in.live != nil { // it is one of ours, not an existing agent's
+	if in.live != nil { // it is one of ours, not a legacy v1 agent's
 		since, noted = in.live.Started, in.live.Heard[mac]
 	}
 	now := d.snooper.Of(mac, since)

@@ -559,7 +559,7 @@ func TestPool(t *testing.T) {
 	}
 }
 
-// A machine that an existing agent made is taken over as it is, and deleted with what was marked.
+// A machine that a legacy v1 agent made is taken over as it is, and deleted with what was marked.
 func TestTakeOver(t *testing.T) {
 	daemon := theDaemon(t)
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)

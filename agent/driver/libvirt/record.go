@@ -47,7 +47,7 @@ type record struct {
 // asked are those of a domain's interfaces whose address somebody else gives. Of one with a static address
 // the network may still know the former one: it keeps its MAC address over an update.
 func (r *record) asked(nics []address) []address {
-	if r == nil { // an existing agent made it
+	if r == nil { // a legacy v1 agent made it
 		return nics
 	}
 	if r.Leases == 0 {
@@ -150,7 +150,7 @@ func readRecord(domainXML string) *record {
 // of judges a domain by the labels of its record.
 func (d *Driver) of(r *record, name string) driver.Ownership {
 	if r == nil {
-		// An existing agent names the domain after the workload and leaves no other trace.
+		// A legacy v1 agent names the domain after the workload and leaves no other trace.
 		if d.opt.Owns != nil && d.opt.Owns(driver.ID(name)) {
 			return driver.Claimed
 		}

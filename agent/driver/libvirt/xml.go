@@ -184,7 +184,7 @@ func volumeXML(d diskPlan, capacity int64, imageFormat string) (string, error) {
 	return v.Marshal()
 }
 
-// legacyDisks are the files that an existing agent made for a domain: disks with a marker beside
+// legacyDisks are the files that a legacy v1 agent made for a domain: disks with a marker beside
 // them, and the seed at its fixed place (contract/state-etcd.md).
 func (d *Driver) legacyDisks(in *instance) []ownDisk {
 	var dom libvirtxml.Domain

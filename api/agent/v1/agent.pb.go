@@ -1,6 +1,6 @@
 // The agent's API: what a scheduler says to one machine.
 //
-// Compatible on the wire with existing Persys peers. Every number below 1000 belongs to that
+// Compatible on the wire with legacy v1 peers. Every number below 1000 belongs to that
 // shared contract and never changes; our own additions start at 1000, where older peers skip them
 // as unknown fields. api/testdata/agent.tsv lists the contract, and a test compares it with this
 // file.
@@ -198,12 +198,12 @@ type ApplyWorkloadRequest struct {
 	// The name of the container, Compose project or libvirt domain.
 	Id   string       `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
 	Type WorkloadType `protobuf:"varint,2,opt,name=type,proto3,enum=persys.agent.v1.WorkloadType" json:"type,omitempty"`
-	// With id the idempotency key of existing agents; ours compare content (1003).
+	// With id the idempotency key of legacy v1 agents; ours compare content (1003).
 	RevisionId   string       `protobuf:"bytes,3,opt,name=revision_id,json=revisionId,proto3" json:"revision_id,omitempty"`
 	DesiredState DesiredState `protobuf:"varint,4,opt,name=desired_state,json=desiredState,proto3,enum=persys.agent.v1.DesiredState" json:"desired_state,omitempty"`
 	// Required.
 	Spec *WorkloadSpec `protobuf:"bytes,5,opt,name=spec,proto3" json:"spec,omitempty"`
-	// The leadership that asks. Absent from existing schedulers.
+	// The leadership that asks. Absent from legacy v1 schedulers.
 	Epoch *Epoch `protobuf:"bytes,1000,opt,name=epoch,proto3" json:"epoch,omitempty"`
 	// Generation of the assignment; lower than the one held, or than a tombstone, is refused.
 	Generation *Generation `protobuf:"bytes,1001,opt,name=generation,proto3" json:"generation,omitempty"`
@@ -437,7 +437,7 @@ func (x *ApplyWorkloadResponse) GetFenced() bool {
 type DeleteWorkloadRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Id    string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
-	// The leadership that asks. Absent from existing schedulers.
+	// The leadership that asks. Absent from legacy v1 schedulers.
 	Epoch *Epoch `protobuf:"bytes,1000,opt,name=epoch,proto3" json:"epoch,omitempty"`
 	// Generation of the delete; the tombstone keeps it.
 	Generation *Generation `protobuf:"bytes,1001,opt,name=generation,proto3" json:"generation,omitempty"`
@@ -615,7 +615,7 @@ func (x *DeleteWorkloadResponse) GetAbsent() bool {
 type GetWorkloadStatusRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Id    string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
-	// The leadership that asks. Absent from existing schedulers.
+	// The leadership that asks. Absent from legacy v1 schedulers.
 	Epoch         *Epoch `protobuf:"bytes,1000,opt,name=epoch,proto3" json:"epoch,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -713,7 +713,7 @@ type ListWorkloadsRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Unspecified means all.
 	Type WorkloadType `protobuf:"varint,1,opt,name=type,proto3,enum=persys.agent.v1.WorkloadType" json:"type,omitempty"`
-	// The leadership that asks. Absent from existing schedulers.
+	// The leadership that asks. Absent from legacy v1 schedulers.
 	Epoch         *Epoch `protobuf:"bytes,1000,opt,name=epoch,proto3" json:"epoch,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1556,9 +1556,9 @@ func (x *ContainerSpec) GetDiskGb() int64 {
 
 type ComposeSpec struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Existing agents ignore it and use the workload id.
+	// Legacy v1 agents ignore it and use the workload id.
 	ProjectName string `protobuf:"bytes,1,opt,name=project_name,json=projectName,proto3" json:"project_name,omitempty"`
-	// YAML, plain or base64. Schedulers send base64, the only form that every existing agent
+	// YAML, plain or base64. Schedulers send base64, the only form that every legacy v1 agent
 	// understands.
 	ComposeYaml string `protobuf:"bytes,2,opt,name=compose_yaml,json=composeYaml,proto3" json:"compose_yaml,omitempty"`
 	// Becomes the project's .env file.
@@ -2209,7 +2209,7 @@ type ResourceLimits struct {
 	MemoryBytes int64 `protobuf:"varint,2,opt,name=memory_bytes,json=memoryBytes,proto3" json:"memory_bytes,omitempty"`
 	// Bytes; memory and swap together, as the engine counts it.
 	MemorySwapBytes int64 `protobuf:"varint,3,opt,name=memory_swap_bytes,json=memorySwapBytes,proto3" json:"memory_swap_bytes,omitempty"`
-	// Hard quota in millicores. cpu_shares is kept for existing agents.
+	// Hard quota in millicores. cpu_shares is kept for legacy v1 agents.
 	CpuMillicores int64 `protobuf:"varint,1000,opt,name=cpu_millicores,json=cpuMillicores,proto3" json:"cpu_millicores,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache

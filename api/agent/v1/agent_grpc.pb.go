@@ -1,6 +1,6 @@
 // The agent's API: what a scheduler says to one machine.
 //
-// Compatible on the wire with existing Persys peers. Every number below 1000 belongs to that
+// Compatible on the wire with legacy v1 peers. Every number below 1000 belongs to that
 // shared contract and never changes; our own additions start at 1000, where older peers skip them
 // as unknown fields. api/testdata/agent.tsv lists the contract, and a test compares it with this
 // file.
@@ -64,10 +64,10 @@ type AgentServiceClient interface {
 	// Tasks the agent has queued, run and finished. Agents older than this call answer
 	// Unimplemented.
 	ListActions(ctx context.Context, in *ListActionsRequest, opts ...grpc.CallOption) (*ListActionsResponse, error)
-	// Output of a workload. Ours; existing agents answer Unimplemented.
+	// Output of a workload. Ours; legacy v1 agents answer Unimplemented.
 	Logs(ctx context.Context, in *LogsRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[LogChunk], error)
 	// A command in a workload that runs, or the workload's console. The first message opens the
-	// session. Ours; existing agents answer Unimplemented.
+	// session. Ours; legacy v1 agents answer Unimplemented.
 	Exec(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[ExecRequest, ExecResponse], error)
 	// What is no longer needed on the node; not in the shared contract.
 	CollectGarbage(ctx context.Context, in *CollectGarbageRequest, opts ...grpc.CallOption) (*CollectGarbageResponse, error)
@@ -228,10 +228,10 @@ type AgentServiceServer interface {
 	// Tasks the agent has queued, run and finished. Agents older than this call answer
 	// Unimplemented.
 	ListActions(context.Context, *ListActionsRequest) (*ListActionsResponse, error)
-	// Output of a workload. Ours; existing agents answer Unimplemented.
+	// Output of a workload. Ours; legacy v1 agents answer Unimplemented.
 	Logs(*LogsRequest, grpc.ServerStreamingServer[LogChunk]) error
 	// A command in a workload that runs, or the workload's console. The first message opens the
-	// session. Ours; existing agents answer Unimplemented.
+	// session. Ours; legacy v1 agents answer Unimplemented.
 	Exec(grpc.BidiStreamingServer[ExecRequest, ExecResponse]) error
 	// What is no longer needed on the node; not in the shared contract.
 	CollectGarbage(context.Context, *CollectGarbageRequest) (*CollectGarbageResponse, error)

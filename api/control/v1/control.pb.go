@@ -1,6 +1,6 @@
 // The control plane's API: what agents, gateways and command lines say to a scheduler.
 //
-// Compatible on the wire with existing Persys peers. Every number below 1000 belongs to that
+// Compatible on the wire with legacy v1 peers. Every number below 1000 belongs to that
 // shared contract and never changes; our own additions start at 1000, where older peers skip them
 // as unknown fields. api/testdata/control.tsv lists the contract, and a test compares it with this
 // file.
@@ -482,7 +482,7 @@ type RegisterNodeRequest struct {
 	// host:port where the agent's own API answers. Required; split at the last colon, an empty host
 	// means 127.0.0.1.
 	GrpcEndpoint string `protobuf:"bytes,5,opt,name=grpc_endpoint,json=grpcEndpoint,proto3" json:"grpc_endpoint,omitempty"`
-	// Checked by us when it is not empty; existing agents leave it empty.
+	// Checked by us when it is not empty; legacy v1 agents leave it empty.
 	ClusterId string `protobuf:"bytes,6,opt,name=cluster_id,json=clusterId,proto3" json:"cluster_id,omitempty"`
 	// The agent's clock, for people; nothing is computed from it.
 	Timestamp *timestamppb.Timestamp `protobuf:"bytes,7,opt,name=timestamp,proto3" json:"timestamp,omitempty"`
@@ -622,7 +622,7 @@ type NodeCapabilities struct {
 	CpuReservedMillicores int64 `protobuf:"varint,1003,opt,name=cpu_reserved_millicores,json=cpuReservedMillicores,proto3" json:"cpu_reserved_millicores,omitempty"`
 	// MiB kept for the machine itself.
 	MemoryReservedMb int64 `protobuf:"varint,1004,opt,name=memory_reserved_mb,json=memoryReservedMb,proto3" json:"memory_reserved_mb,omitempty"`
-	// 0: an existing peer. 1: understands epochs, generations and our lease lengths.
+	// 0: a legacy v1 peer. 1: understands epochs, generations and our lease lengths.
 	Protocol uint32 `protobuf:"varint,1005,opt,name=protocol,proto3" json:"protocol,omitempty"`
 	// With self_fencing: seconds after the end of the lease within which the guard has stopped what is
 	// to be stopped then, whatever else goes wrong on the machine.
@@ -962,7 +962,7 @@ type HeartbeatRequest struct {
 	// heartbeat.
 	Full bool `protobuf:"varint,1001,opt,name=full,proto3" json:"full,omitempty"`
 	// The cluster that the node belongs to, as in its registration: the schedulers of another refuse
-	// the heartbeat, even if they know a node of this id. Empty from existing agents.
+	// the heartbeat, even if they know a node of this id. Empty from legacy v1 agents.
 	ClusterId     string `protobuf:"bytes,1002,opt,name=cluster_id,json=clusterId,proto3" json:"cluster_id,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1119,7 +1119,7 @@ func (x *StoragePoolUsage) GetTotalGb() int64 {
 
 type NodeUsage struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Existing agents always send 0; we reserve by what is placed, not by this.
+	// Legacy v1 agents always send 0; we reserve by what is placed, not by this.
 	CpuAllocatedMillicores int64 `protobuf:"varint,1,opt,name=cpu_allocated_millicores,json=cpuAllocatedMillicores,proto3" json:"cpu_allocated_millicores,omitempty"`
 	CpuUsedMillicores      int64 `protobuf:"varint,2,opt,name=cpu_used_millicores,json=cpuUsedMillicores,proto3" json:"cpu_used_millicores,omitempty"`
 	// As cpu_allocated_millicores.

@@ -1,6 +1,6 @@
 // The control plane's API: what agents, gateways and command lines say to a scheduler.
 //
-// Compatible on the wire with existing Persys peers. Every number below 1000 belongs to that
+// Compatible on the wire with legacy v1 peers. Every number below 1000 belongs to that
 // shared contract and never changes; our own additions start at 1000, where older peers skip them
 // as unknown fields. api/testdata/control.tsv lists the contract, and a test compares it with this
 // file.

@@ -121,32 +121,34 @@ const DefaultScheduler = "127.0.0.1:8085"
 const DefaultCert = "/etc/persys/certs/agent.crt"
 
 // kept is where an identity is that this agent got for a join token.
-func (c *Config) kept() pki.Kept { return pki.Kept{Dir: c.StatePath + ".tls"} }
+func (c *Config) identityStore() pki.IdentityStore {
+	return pki.IdentityStore{Dir: c.StatePath + ".tls"}
+}
 
 // identity gets an identity for a join token, or takes the one that it got at an
 // earlier start; false means that the PERSYS_TLS_* files are used.
 func (c *Config) identity(ctx context.Context, node string, log *slog.Logger) (bool, error) {
-	kept := c.kept()
+	identityStore := c.identityStore()
 	hosts := c.hosts()
 	switch {
 	case c.Join != "":
-		if err := enrol.Join(ctx, enrol.Options{Token: c.Join, Kept: kept, Role: pki.RoleAgent, Name: node, Hosts: hosts, Log: log}); err != nil {
+		if err := enrol.Join(ctx, enrol.Options{Token: c.Join, Identity: identityStore, Role: pki.RoleAgent, Name: node, Hosts: hosts, Log: log}); err != nil {
 			return false, fmt.Errorf("PERSYS_JOIN: %w", err)
 		}
-	case !c.TLSEnabled || c.Vault.Enabled || c.TLSCert != DefaultCert || !kept.Exists():
+	case !c.TLSEnabled || c.Vault.Enabled || c.TLSCert != DefaultCert || !identityStore.Exists():
 		if len(c.Schedulers) == 0 && c.Discovery == "" {
 			c.Schedulers = []string{DefaultScheduler}
 		}
 		return false, nil
 	}
-	m, err := enrol.Recall(kept, "PERSYS_NODE_ID", node, "to join as another node, `persysctl token create --role agent`, then start with --join TOKEN")
+	m, err := enrol.Recall(identityStore, "PERSYS_NODE_ID", node, "to join as another node, `persysctl token create --role agent`, then start with --join TOKEN")
 	if err != nil {
 		return false, err
 	}
-	if err := enrol.Expired(kept, pki.RoleAgent, node); err != nil {
+	if err := enrol.Expired(identityStore, pki.RoleAgent, node); err != nil {
 		return false, err
 	}
-	p := kept.Paths()
+	p := identityStore.Paths()
 	c.TLSCA, c.TLSCert, c.TLSKey = p.CA, p.Cert, p.Key
 	if len(c.Schedulers) == 0 && c.Discovery == "" {
 		c.Schedulers = m.Schedulers

@@ -36,7 +36,7 @@ import (
 	"github.com/persys/compute/cmd/internal/setup"
 	"github.com/persys/compute/pki"
 	"github.com/persys/compute/rpc/dial"
-	"github.com/persys/compute/rpc/guard"
+	"github.com/persys/compute/rpc/limits"
 	"github.com/persys/compute/telemetry"
 )
 
@@ -109,7 +109,7 @@ func Run(ctx context.Context, cfg Config, version string, log *slog.Logger) erro
 		Listener:          lis,
 		Advertise:         cfg.Endpoint,
 		Labels:            cfg.labels(),
-		Limits:            guard.Limits{Calls: cfg.LimitCalls, Concurrent: cfg.LimitConcurrent, Connections: cfg.LimitConnections, PerHost: cfg.LimitPerHost},
+		Limits:            limits.Limits{Calls: cfg.LimitCalls, Concurrent: cfg.LimitConcurrent, Connections: cfg.LimitConnections, PerHost: cfg.LimitPerHost},
 		ReconcileInterval: cfg.ReconcileInterval,
 		Storage:           cfg.storage(),
 		NoSessions:        !cfg.Exec,
@@ -140,7 +140,7 @@ func Run(ctx context.Context, cfg Config, version string, log *slog.Logger) erro
 		if files != nil && !cfg.SchedulerInsecure {
 			keeper := enrol.Keeper{Files: files, Conn: conn, Hosts: cfg.hosts(), Log: log, RevokedOnly: !keeps}
 			if keeps {
-				keeper.Kept = cfg.kept()
+				keeper.Identity = cfg.identityStore()
 			}
 			defer alongside(ctx, keeper.Run)()
 		}

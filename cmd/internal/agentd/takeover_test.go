@@ -17,7 +17,7 @@ import (
 	agentv1 "github.com/persys/compute/api/agent/v1"
 )
 
-// existing lays a machine out as an existing agent left it (contract/state-etcd.md, "Agent local store";
+// existing lays a machine out as a legacy v1 agent left it (contract/state-etcd.md, "Agent local store";
 // contract/semantics.md, section 12): one container with a managed volume, one stack, one stopped
 // container, and the file with its four buckets.
 type existing struct {

@@ -24,7 +24,7 @@ func TestVolumeOfAContainer(t *testing.T) {
 	if got := m.ask("db", "/write", "/data/f"); got != "200 " {
 		t.Fatalf("writing: %s", got)
 	}
-	kept := func(after string) {
+	identityStore := func(after string) {
 		t.Helper()
 		if got := m.ask("db", "/read", "/data/f"); got != "200 probe" {
 			t.Fatalf("after %s: %s", after, got)
@@ -38,7 +38,7 @@ func TestVolumeOfAContainer(t *testing.T) {
 	if now := m.containers("db"); len(now) != 1 || now[0] == first[0] {
 		t.Fatalf("not updated: %v, was %v", now, first)
 	}
-	kept("an update")
+	identityStore("an update")
 	if err := os.RemoveAll(filepath.Join(m.cfg.LocalRoot, "data.img.part")); err != nil {
 		t.Fatal(err)
 	}
@@ -46,7 +46,7 @@ func TestVolumeOfAContainer(t *testing.T) {
 	before := m.containers("db")
 	m.stop()
 	m.start()
-	kept("a restart of the agent")
+	identityStore("a restart of the agent")
 	if now := m.containers("db"); now[0] != before[0] {
 		t.Error("recreated by a restart of the agent")
 	}
@@ -64,7 +64,7 @@ func TestVolumeOfAContainer(t *testing.T) {
 		t.Fatal("the engine started it without its volume")
 	}
 	m.start()
-	kept("a reboot")
+	identityStore("a reboot")
 
 	m.delete("db")
 	if left, _ := os.ReadDir(m.cfg.LocalRoot); len(left) != 0 {

@@ -36,11 +36,11 @@ const (
 
 // Options of Join.
 type Options struct {
-	Token string
-	Kept  pki.Kept
-	Role  pki.Role
-	Name  string
-	Hosts []string // that this program answers at
+	Token    string
+	Identity pki.IdentityStore
+	Role     pki.Role
+	Name     string
+	Hosts    []string // that this program answers at
 	// Keep stores what else the answer holds; nil: nothing. While it fails nobody has joined.
 	Keep func(*clusterv1.EnrolResponse) error
 	// Reissues: a certificate that is over is replaced here, so nobody is asked who may be over as well.
@@ -56,11 +56,11 @@ func Join(ctx context.Context, o Options) error {
 	if err != nil {
 		return err
 	}
-	have, err := o.Kept.Membership()
+	have, err := o.Identity.Membership()
 	if err != nil {
 		return err
 	}
-	if leaf, err := o.Kept.Leaf(); err == nil && have.Token == tok.ID && have.Name == o.Name && (o.Reissues || time.Now().Before(leaf.NotAfter)) {
+	if leaf, err := o.Identity.Leaf(); err == nil && have.Token == tok.ID && have.Name == o.Name && (o.Reissues || time.Now().Before(leaf.NotAfter)) {
 		return nil
 	} else if err != nil && !errors.Is(err, os.ErrNotExist) {
 		return err
@@ -71,7 +71,7 @@ func Join(ctx context.Context, o Options) error {
 	if tok.Name != "" && tok.Name != o.Name {
 		return fmt.Errorf("%s is for %q only, this is %q", tok, tok.Name, o.Name)
 	}
-	keyPEM, csr, err := o.Kept.Request(o.Hosts)
+	keyPEM, csr, err := o.Identity.Request(o.Hosts)
 	if err != nil {
 		return err
 	}
@@ -87,7 +87,7 @@ func Join(ctx context.Context, o Options) error {
 		}
 	}
 	m := pki.Membership{Cluster: resp.GetCluster(), Role: o.Role, Name: o.Name, Token: tok.ID, Schedulers: resp.GetSchedulers(), Gossip: resp.GetGossip()}
-	if err := o.Kept.SaveJoined(keyPEM, resp.GetChain(), resp.GetRoots(), m); err != nil {
+	if err := o.Identity.SaveJoined(keyPEM, resp.GetChain(), resp.GetRoots(), m); err != nil {
 		return err
 	}
 	o.Log.Info("joined", "cluster", m.Cluster, "role", m.Role, "name", m.Name, "token", tok.ID)
@@ -147,7 +147,7 @@ func askOne(ctx context.Context, tok pki.JoinToken, addr string, req *clusterv1.
 
 // Recall is what the identity that is kept was made for. It is an error when that is another than
 // the one that setting has named; otherwise says what to do then.
-func Recall(k pki.Kept, setting, name, otherwise string) (pki.Membership, error) {
+func Recall(k pki.IdentityStore, setting, name, otherwise string) (pki.Membership, error) {
 	m, err := k.Membership()
 	if err == nil && m.Name != name {
 		err = fmt.Errorf("%s is %q, but the certificate in %s is for %q: %s", setting, name, k.Dir, m.Name, otherwise)
@@ -157,7 +157,7 @@ func Recall(k pki.Kept, setting, name, otherwise string) (pki.Membership, error)
 
 // Expired says what to do when the identity that is kept is over; nil while it is
 // good.
-func Expired(k pki.Kept, role pki.Role, name string) error {
+func Expired(k pki.IdentityStore, role pki.Role, name string) error {
 	leaf, err := k.Leaf()
 	if err != nil {
 		return err
@@ -171,16 +171,16 @@ func Expired(k pki.Kept, role pki.Role, name string) error {
 
 // Keeper keeps an identity good while its program runs.
 type Keeper struct {
-	Kept  pki.Kept
-	Files *pki.Files
-	Conn  grpc.ClientConnInterface
-	Hosts []string
-	Log   *slog.Logger
+	Identity pki.IdentityStore
+	Files    *pki.Files
+	Conn     grpc.ClientConnInterface
+	Hosts    []string
+	Log      *slog.Logger
 	// RenewOnly leaves roots and revocations alone: a scheduler has them in its
 	// own state.
 	RenewOnly bool
 	// RevokedOnly learns what is revoked and nothing else: certificates and roots
-	// come from elsewhere, and Kept is not used.
+	// come from elsewhere, and Identity is not used.
 	RevokedOnly bool
 
 	got *renewed // an answer that could not be kept yet
@@ -237,7 +237,7 @@ func (k *Keeper) renew(ctx context.Context, trust clusterv1.TrustClient) error {
 	}
 	// A full disk, say, is no reason to ask anew: each answer is an entry of the log and an event.
 	if k.got == nil {
-		keyPEM, csr, err := k.Kept.Request(k.Hosts)
+		keyPEM, csr, err := k.Identity.Request(k.Hosts)
 		if err != nil {
 			return err
 		}
@@ -249,11 +249,11 @@ func (k *Keeper) renew(ctx context.Context, trust clusterv1.TrustClient) error {
 		}
 		k.got = &renewed{keyPEM, resp}
 	}
-	if err := k.Kept.Save(k.got.key, k.got.GetChain(), k.got.GetRoots()); err != nil {
+	if err := k.Identity.Save(k.got.key, k.got.GetChain(), k.got.GetRoots()); err != nil {
 		return err
 	}
 	k.got = nil
-	leaf, err := k.Kept.Leaf()
+	leaf, err := k.Identity.Leaf()
 	if err != nil {
 		return err
 	}
@@ -266,7 +266,7 @@ func (k *Keeper) learn(ctx context.Context, trust clusterv1.TrustClient, version
 	defer cancel()
 	b, err := trust.Bundle(ctx, &clusterv1.BundleRequest{Version: *version})
 	if k.RevokedOnly && status.Code(err) == codes.Unimplemented {
-		return nil // existing schedulers revoke nobody
+		return nil // Legacy v1 schedulers revoke nobody
 	}
 	if err != nil {
 		return err
@@ -281,18 +281,18 @@ func (k *Keeper) learn(ctx context.Context, trust clusterv1.TrustClient, version
 	if k.RevokedOnly || len(b.GetSchedulers()) == 0 {
 		return nil
 	}
-	m, err := k.Kept.Membership()
+	m, err := k.Identity.Membership()
 	if err != nil || slices.Equal(m.Schedulers, b.GetSchedulers()) {
 		return err
 	}
 	m.Schedulers = b.GetSchedulers()
-	return k.Kept.SaveMembership(m)
+	return k.Identity.SaveMembership(m)
 }
 
 // believe takes over the roots and revocations of the day.
 func (k *Keeper) believe(b *clusterv1.BundleResponse) error {
 	if !k.RevokedOnly {
-		if err := k.Kept.SaveRoots(b.GetRoots()); err != nil {
+		if err := k.Identity.SaveRoots(b.GetRoots()); err != nil {
 			return err
 		}
 	}

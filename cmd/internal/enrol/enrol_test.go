@@ -100,7 +100,7 @@ func TestRevocationsReachProgramsWithFiles(t *testing.T) {
 	})
 }
 
-// Existing schedulers know no revocations, which is no news every five seconds.
+// Legacy v1 schedulers know no revocations, which is no news every five seconds.
 func TestExistingSchedulersRevokeNobody(t *testing.T) {
 	own := files(t, devCerts(t).Leaf["agent/n1"])
 	conn := &bundles{err: status.Error(codes.Unimplemented, "unknown service")}
@@ -123,12 +123,12 @@ func TestWhereTheSchedulersAreIsRemembered(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	kept := pki.Kept{Dir: t.TempDir()}
-	if err := kept.SaveMembership(pki.Membership{Cluster: "c1", Role: pki.RoleGateway, Name: "g"}); err != nil {
+	identityStore := pki.IdentityStore{Dir: t.TempDir()}
+	if err := identityStore.SaveMembership(pki.Membership{Cluster: "c1", Role: pki.RoleGateway, Name: "g"}); err != nil {
 		t.Fatal(err)
 	}
 	conn := &bundles{answer: &clusterv1.BundleResponse{Version: "1", Roots: pki.EncodeCerts(root.Cert.Raw)}}
-	k := Keeper{Kept: kept, Files: own, Conn: conn}
+	k := Keeper{Identity: identityStore, Files: own, Conn: conn}
 	version := ""
 	for _, c := range []struct{ says, want []string }{
 		{[]string{"10.0.0.1:8085"}, []string{"10.0.0.1:8085"}},
@@ -139,7 +139,7 @@ func TestWhereTheSchedulersAreIsRemembered(t *testing.T) {
 		if err := k.learn(t.Context(), clusterv1.NewTrustClient(conn), &version); err != nil {
 			t.Fatal(err)
 		}
-		m, err := kept.Membership()
+		m, err := identityStore.Membership()
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -160,8 +160,8 @@ func TestExpiredSaysTheWayBack(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	kept := pki.Kept{Dir: t.TempDir()}
-	keyPEM, csr, err := kept.Request([]string{"127.0.0.1"})
+	identityStore := pki.IdentityStore{Dir: t.TempDir()}
+	keyPEM, csr, err := identityStore.Request([]string{"127.0.0.1"})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -169,10 +169,10 @@ func TestExpiredSaysTheWayBack(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := kept.Save(keyPEM, chain.Chain, pki.EncodeCerts(root.Cert.Raw)); err != nil {
+	if err := identityStore.Save(keyPEM, chain.Chain, pki.EncodeCerts(root.Cert.Raw)); err != nil {
 		t.Fatal(err)
 	}
-	err = Expired(kept, pki.RoleAgent, "n1")
+	err = Expired(identityStore, pki.RoleAgent, "n1")
 	if err == nil || !strings.Contains(err.Error(), "persysctl token create --role agent --name n1") || !strings.Contains(err.Error(), "--join TOKEN") {
 		t.Errorf("got %v", err)
 	}
@@ -186,11 +186,11 @@ func TestRenewedWhereItMoved(t *testing.T) {
 		hosts []string
 		asked int
 	}{{nil, 0}, {[]string{"127.0.0.1", "localhost"}, 0}, {[]string{"127.0.0.1", "10.9.8.7"}, 1}} {
-		conn, kept := &renewals{}, pki.Kept{Dir: t.TempDir()}
-		if err := os.MkdirAll(filepath.Join(kept.Paths().Cert, "in-the-way"), 0o700); err != nil {
+		conn, identityStore := &renewals{}, pki.IdentityStore{Dir: t.TempDir()}
+		if err := os.MkdirAll(filepath.Join(identityStore.Paths().Cert, "in-the-way"), 0o700); err != nil {
 			t.Fatal(err)
 		}
-		k := Keeper{Kept: kept, Files: leaf, Conn: conn, Hosts: c.hosts, RenewOnly: true}
+		k := Keeper{Identity: identityStore, Files: leaf, Conn: conn, Hosts: c.hosts, RenewOnly: true}
 		for range 3 {
 			if err := k.renew(t.Context(), clusterv1.NewTrustClient(conn)); (err == nil) != (c.asked == 0) {
 				t.Errorf("%v: %v", c.hosts, err)

@@ -17,7 +17,7 @@ import (
 
 	"github.com/persys/compute/gateway"
 	"github.com/persys/compute/rpc/dial"
-	"github.com/persys/compute/rpc/guard"
+	"github.com/persys/compute/rpc/limits"
 )
 
 // Config is what an operator may set (contract/env.md, "Gateway"). Keys of the
@@ -139,13 +139,13 @@ func (c *Config) complete() error {
 	return nil
 }
 
-func (c *Config) limits() guard.Limits {
-	return guard.Limits{Calls: c.LimitCalls, Concurrent: c.LimitConcurrent, Connections: c.LimitConnections, PerHost: c.LimitPerHost}
+func (c *Config) limits() limits.Limits {
+	return limits.Limits{Calls: c.LimitCalls, Concurrent: c.LimitConcurrent, Connections: c.LimitConnections, PerHost: c.LimitPerHost}
 }
 
 // clusters are those of the cluster file, else of the main file, else of the
 // discovery domain, else the one of the scheduler addresses. first is the default:
-// what the environment says has to be one of them; in the files of existing gateways
+// what the environment says has to be one of them; in the files of legacy v1 gateways
 // it is not always, which leaves it to gateway.New, as "".
 func (c *Config) clusters(log *slog.Logger) (all []gateway.Cluster, first string, err error) {
 	all, first, err = c.listed()
@@ -201,7 +201,7 @@ func (c *Config) listed() (all []gateway.Cluster, first string, err error) {
 }
 
 // byDNS is where the discovery domain has schedulers: SRV records, else the addresses
-// of the names that existing gateways ask for, in their order (contract/gateway-rest.md).
+// of the names that legacy v1 gateways ask for, in their order (contract/gateway-rest.md).
 func (c *Config) byDNS() string {
 	service := strings.TrimPrefix(c.DiscoveryService, "_")
 	hosts := []string{service + "." + c.DiscoveryDomain}

@@ -76,7 +76,7 @@ scheduler:
 	}
 }
 
-// TestDiscoveryOrder: the discovery domain is looked for as existing gateways do
+// TestDiscoveryOrder: the discovery domain is looked for as legacy v1 gateways do
 // (contract/gateway-rest.md, "Discovery order").
 func TestDiscoveryOrder(t *testing.T) {
 	for _, tt := range []struct{ service, dns, want string }{

@@ -19,7 +19,9 @@ import (
 const defaultCert = "/etc/persys/certs/gateway.crt"
 
 // kept is where an identity is that this gateway got for a join token.
-func (c *Config) kept() pki.Kept { return pki.Kept{Dir: filepath.Join(c.StateDir, "tls")} }
+func (c *Config) identityStore() pki.IdentityStore {
+	return pki.IdentityStore{Dir: filepath.Join(c.StateDir, "tls")}
+}
 
 // identity gets an identity for a join token, or takes the one that it got at an
 // earlier start; false means that the PERSYS_GATEWAY_TLS_* files are used.
@@ -35,23 +37,23 @@ func (c *Config) identity(ctx context.Context, log *slog.Logger) (bool, error) {
 	if err := c.place(); err != nil {
 		return false, err
 	}
-	kept := c.kept()
-	if c.Join == "" && (c.TLSCert != defaultCert || !kept.Exists()) {
+	identityStore := c.identityStore()
+	if c.Join == "" && (c.TLSCert != defaultCert || !identityStore.Exists()) {
 		return false, nil
 	}
 	if c.Join != "" {
-		if err := enrol.Join(ctx, enrol.Options{Token: c.Join, Kept: kept, Role: pki.RoleGateway, Name: c.Name, Hosts: c.hosts(), Log: log}); err != nil {
+		if err := enrol.Join(ctx, enrol.Options{Token: c.Join, Identity: identityStore, Role: pki.RoleGateway, Name: c.Name, Hosts: c.hosts(), Log: log}); err != nil {
 			return false, fmt.Errorf("PERSYS_GATEWAY_JOIN: %w", err)
 		}
 	}
-	m, err := enrol.Recall(kept, "PERSYS_GATEWAY_NAME", c.Name, "start with that name, or with an empty PERSYS_GATEWAY_STATE_DIR and a token")
+	m, err := enrol.Recall(identityStore, "PERSYS_GATEWAY_NAME", c.Name, "start with that name, or with an empty PERSYS_GATEWAY_STATE_DIR and a token")
 	if err != nil {
 		return false, err
 	}
-	if err := enrol.Expired(kept, pki.RoleGateway, c.Name); err != nil {
+	if err := enrol.Expired(identityStore, pki.RoleGateway, c.Name); err != nil {
 		return false, err
 	}
-	p := kept.Paths()
+	p := identityStore.Paths()
 	c.TLSCA, c.TLSCert, c.TLSKey = p.CA, p.Cert, p.Key
 	if len(c.Schedulers) == 0 && c.Discovery == "" {
 		c.Schedulers = m.Schedulers
@@ -105,11 +107,11 @@ func (s *Server) keeper(ctx context.Context, c *Config, keeps bool, files *pki.F
 	k := &enrol.Keeper{Files: files, Hosts: c.hosts(), Log: s.log, RevokedOnly: !keeps}
 	switch {
 	case keeps:
-		m, err := c.kept().Membership()
+		m, err := c.identityStore().Membership()
 		if err != nil {
 			return nil, err
 		}
-		k.Kept, opt.Addrs = c.kept(), m.Schedulers
+		k.Identity, opt.Addrs = c.identityStore(), m.Schedulers
 	case len(clusters) != 1:
 		return nil, nil
 	default:

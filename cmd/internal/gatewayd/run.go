@@ -19,7 +19,7 @@ import (
 	"github.com/persys/compute/gateway"
 	"github.com/persys/compute/pki"
 	"github.com/persys/compute/rpc/dial"
-	"github.com/persys/compute/rpc/guard"
+	"github.com/persys/compute/rpc/limits"
 	"github.com/persys/compute/spec"
 	"github.com/persys/compute/telemetry"
 )
@@ -146,7 +146,7 @@ func Start(ctx context.Context, cfg Config, version string, log *slog.Logger) (_
 	if s.apiLis, err = s.listen(ctx, "PERSYS_GATEWAY_HTTP_ADDR", cfg.HTTPAddr); err != nil {
 		return nil, err
 	}
-	s.apiLis = guard.Listen(s.apiLis, cfg.limits(), nil)
+	s.apiLis = limits.Listen(s.apiLis, cfg.limits(), nil)
 	if files != nil {
 		s.apiLis = tls.NewListener(s.apiLis, files.ServerConfig(pki.ServerOptions{
 			NextProtos: []string{"h2", "http/1.1"}, Optional: !cfg.RequireClientCert,
@@ -156,7 +156,7 @@ func Start(ctx context.Context, cfg Config, version string, log *slog.Logger) (_
 		if s.pubLis, err = s.listen(ctx, "PERSYS_GATEWAY_PUBLIC_ADDR", cfg.PublicAddr); err != nil {
 			return nil, err
 		}
-		s.pubLis = guard.Listen(s.pubLis, cfg.limits(), nil)
+		s.pubLis = limits.Listen(s.pubLis, cfg.limits(), nil)
 	}
 	return s, nil
 }

@@ -10,7 +10,7 @@ import (
 
 	"github.com/persys/compute/cluster"
 	"github.com/persys/compute/pki"
-	"github.com/persys/compute/rpc/guard"
+	"github.com/persys/compute/rpc/limits"
 )
 
 // Config is what an operator may set (RULES, "Ports and files", "Configuration").
@@ -234,6 +234,6 @@ func (c *Config) files() (*pki.Files, error) {
 }
 
 // limits are those of the control API.
-func (c *Config) limits() guard.Limits {
-	return guard.Limits{Calls: c.LimitCalls, Concurrent: c.LimitConcurrent, Connections: c.LimitConnections, PerHost: c.LimitPerHost}
+func (c *Config) limits() limits.Limits {
+	return limits.Limits{Calls: c.LimitCalls, Concurrent: c.LimitConcurrent, Connections: c.LimitConnections, PerHost: c.LimitPerHost}
 }

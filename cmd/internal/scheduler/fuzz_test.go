@@ -43,7 +43,7 @@ func FuzzRecords(f *testing.F) {
 
 // FuzzRemembered: the authority that a scheduler wrote down for the day of its restart.
 func FuzzRemembered(f *testing.F) {
-	tr := &trust{kept: pki.Kept{Dir: f.TempDir()}}
+	tr := &trust{identityStore: pki.IdentityStore{Dir: f.TempDir()}}
 	key, err := pki.NewKey()
 	if err != nil {
 		f.Fatal(err)

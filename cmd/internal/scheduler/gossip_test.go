@@ -85,7 +85,7 @@ func TestGossipKeyRotates(t *testing.T) {
 	}
 	eventually("three replicas that hear each other", alive)
 
-	paths := pki.Kept{Dir: filepath.Join(dir, "a", "admin")}.Paths()
+	paths := pki.IdentityStore{Dir: filepath.Join(dir, "a", "admin")}.Paths()
 	files, err := pki.LoadFiles(pki.FilesConfig{CA: paths.CA, Cert: paths.Cert, Key: paths.Key})
 	if err != nil {
 		t.Fatal(err)

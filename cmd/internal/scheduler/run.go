@@ -28,7 +28,7 @@ import (
 	"github.com/persys/compute/pki/vault"
 	"github.com/persys/compute/rpc"
 	"github.com/persys/compute/rpc/dial"
-	"github.com/persys/compute/rpc/guard"
+	"github.com/persys/compute/rpc/limits"
 	"github.com/persys/compute/sched"
 	"github.com/persys/compute/sched/leader"
 	"github.com/persys/compute/telemetry"
@@ -296,19 +296,19 @@ func (r *Replica) Run(ctx context.Context) error {
 		return nil
 	})
 	g.Go(func() error {
-		if err := r.server.GRPC().Serve(guard.Listen(r.grpcLis, r.cfg.limits(), r.metrics.limited)); err != nil && stop.Err() == nil {
+		if err := r.server.GRPC().Serve(limits.Listen(r.grpcLis, r.cfg.limits(), r.metrics.limited)); err != nil && stop.Err() == nil {
 			cancel(fmt.Errorf("gRPC on %s: %w", r.grpcLis.Addr(), err))
 		}
 		return nil
 	})
 	g.Go(func() error {
-		if err := r.http.Serve(guard.Listen(r.httpLis, guard.Limits{Connections: 1024, PerHost: 256}, r.metrics.limited)); err != nil && !errors.Is(err, http.ErrServerClosed) && stop.Err() == nil {
+		if err := r.http.Serve(limits.Listen(r.httpLis, limits.Limits{Connections: 1024, PerHost: 256}, r.metrics.limited)); err != nil && !errors.Is(err, http.ErrServerClosed) && stop.Err() == nil {
 			cancel(fmt.Errorf("HTTP on %s: %w", r.httpLis.Addr(), err))
 		}
 		return nil
 	})
 	g.Go(func() error {
-		err := r.node.Lead(stop, func(ctx context.Context, s cluster.Stint) error {
+		err := r.node.Lead(stop, func(ctx context.Context, s cluster.LeadershipTerm) error {
 			return r.lead(ctx, s.Epoch)
 		})
 		if err != nil && stop.Err() == nil {

@@ -90,7 +90,7 @@ func specificationOf(w *mirror.Workload) (*controlv1.ApplyWorkloadRequest, error
 	return &controlv1.ApplyWorkloadRequest{WorkloadId: w.ID, RevisionId: w.RevisionID, Spec: s}, nil
 }
 
-// typeOf knows the names that existing peers use, and where there is none goes by
+// typeOf knows the names that legacy v1 peers use, and where there is none goes by
 // what the record holds.
 func typeOf(w *mirror.Workload) string {
 	switch t := strings.ToLower(strings.TrimSpace(w.Type)); t {

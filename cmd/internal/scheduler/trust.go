@@ -30,12 +30,12 @@ import (
 
 // trust is the identity of one replica where it comes from the cluster's own CA.
 type trust struct {
-	kept  pki.Kept
-	dir   string // data folder
-	hosts []string
-	life  time.Duration
-	name  string
-	log   *slog.Logger
+	identityStore pki.IdentityStore
+	dir           string // data folder
+	hosts         []string
+	life          time.Duration
+	name          string
+	log           *slog.Logger
 }
 
 // defaultCert is where a certificate is looked for that nobody names.
@@ -52,14 +52,14 @@ func (c *Config) identity(ctx context.Context, file pki.KeyFile, log *slog.Logge
 		return nil, nil
 	}
 	t := &trust{
-		kept: pki.Kept{Dir: filepath.Join(c.DataDir, "tls")}, dir: c.DataDir, name: c.Name, life: c.CertLife, log: log,
+		identityStore: pki.IdentityStore{Dir: filepath.Join(c.DataDir, "tls")}, dir: c.DataDir, name: c.Name, life: c.CertLife, log: log,
 		hosts: enrol.Hosts(c.BindAddr, c.AdvertiseIP, c.ExternalIP),
 	}
 	asked := c.Init || c.hasToken()
 	if asked && c.TLSCert != defaultCert {
 		return nil, fmt.Errorf("PERSYS_TLS_CERT=%s is set beside -init or a join token: set one of them", c.TLSCert)
 	}
-	if !asked && (c.TLSCert != defaultCert || !t.kept.Exists()) {
+	if !asked && (c.TLSCert != defaultCert || !t.identityStore.Exists()) {
 		return nil, nil
 	}
 	if err := os.MkdirAll(c.DataDir, 0o700); err != nil {
@@ -69,7 +69,7 @@ func (c *Config) identity(ctx context.Context, file pki.KeyFile, log *slog.Logge
 	switch {
 	case c.hasToken():
 		err = t.join(ctx, c, file)
-	case c.Init && !t.kept.Exists():
+	case c.Init && !t.identityStore.Exists():
 		err = t.begin(c, file)
 	}
 	if err != nil {
@@ -78,14 +78,14 @@ func (c *Config) identity(ctx context.Context, file pki.KeyFile, log *slog.Logge
 	if err := t.reissue(file); err != nil {
 		return nil, err
 	}
-	m, err := enrol.Recall(t.kept, "SCHEDULER_NAME", c.Name, "start with that name, or with an empty SCHEDULER_DATA_DIR and a token")
+	m, err := enrol.Recall(t.identityStore, "SCHEDULER_NAME", c.Name, "start with that name, or with an empty SCHEDULER_DATA_DIR and a token")
 	if err != nil {
 		return nil, err
 	}
 	if len(c.Join) == 0 {
 		c.Join = m.Gossip
 	}
-	p := t.kept.Paths()
+	p := t.identityStore.Paths()
 	c.TLSCA, c.TLSCert, c.TLSKey = p.CA, p.Cert, p.Key
 	return t, nil
 }
@@ -104,7 +104,7 @@ func (t *trust) join(ctx context.Context, c *Config, file pki.KeyFile) error {
 		}
 		return pki.WriteFile(c.gossipRing(), []byte(got.GetGossipRing()), 0o600)
 	}
-	if err := enrol.Join(ctx, enrol.Options{Token: c.Join[0], Kept: t.kept, Role: pki.RoleScheduler, Name: c.Name, Hosts: t.hosts, Keep: keep, Reissues: r != nil, Log: t.log}); err != nil {
+	if err := enrol.Join(ctx, enrol.Options{Token: c.Join[0], Identity: t.identityStore, Role: pki.RoleScheduler, Name: c.Name, Hosts: t.hosts, Keep: keep, Reissues: r != nil, Log: t.log}); err != nil {
 		return fmt.Errorf("SCHEDULER_JOIN: %w", err)
 	}
 	c.Join = nil
@@ -141,10 +141,10 @@ func (t *trust) begin(c *Config, file pki.KeyFile) error {
 	if err := t.remember(key, a, time.Now()); err != nil {
 		return err
 	}
-	if err := t.kept.SaveMembership(pki.Membership{Cluster: a.Cluster, Role: pki.RoleScheduler, Name: t.name}); err != nil {
+	if err := t.identityStore.SaveMembership(pki.Membership{Cluster: a.Cluster, Role: pki.RoleScheduler, Name: t.name}); err != nil {
 		return err
 	}
-	return t.sign(a, t.kept, pki.RoleScheduler, t.name, time.Now(), t.life)
+	return t.sign(a, t.identityStore, pki.RoleScheduler, t.name, time.Now(), t.life)
 }
 
 func newCA(folder pki.CAFolder, cluster string) (*pki.Authority, error) {
@@ -167,7 +167,7 @@ func newCA(folder pki.CAFolder, cluster string) (*pki.Authority, error) {
 }
 
 // sign issues here, without asking anybody.
-func (t *trust) sign(a *pki.Authority, to pki.Kept, role pki.Role, name string, at time.Time, life time.Duration) error {
+func (t *trust) sign(a *pki.Authority, to pki.IdentityStore, role pki.Role, name string, at time.Time, life time.Duration) error {
 	keyPEM, csr, err := to.Request(t.hosts)
 	if err != nil {
 		return err
@@ -187,7 +187,7 @@ type remembered struct {
 	ActiveAt   int64
 }
 
-func (t *trust) rememberedPath() string { return filepath.Join(t.kept.Dir, "authority.json") }
+func (t *trust) rememberedPath() string { return filepath.Join(t.identityStore.Dir, "authority.json") }
 
 func (t *trust) remember(key *pki.Key, a *pki.Authority, activeAt time.Time) error {
 	put, err := rpc.SealAuthority(key, a, activeAt)
@@ -202,7 +202,7 @@ func (t *trust) save(a *fsm.Authority) error {
 	if err != nil {
 		return err
 	}
-	return t.kept.SaveFile(t.rememberedPath(), raw)
+	return t.identityStore.SaveFile(t.rememberedPath(), raw)
 }
 
 func (t *trust) recall() (*remembered, error) {
@@ -221,7 +221,7 @@ func (r *remembered) open(key *pki.Key) (*pki.Authority, error) {
 // out to where this replica is now: the others could not reach it there, and it could not
 // ask them for another.
 func (t *trust) reissue(file pki.KeyFile) error {
-	leaf, err := t.kept.Leaf()
+	leaf, err := t.identityStore.Leaf()
 	good := err == nil && time.Now().Before(leaf.NotAfter)
 	if good && pki.Covers(leaf, t.hosts) {
 		return nil
@@ -237,7 +237,7 @@ func (t *trust) reissue(file pki.KeyFile) error {
 	if !good {
 		return err
 	}
-	if leaf, lerr := t.kept.Leaf(); err != nil || lerr != nil || !pki.Covers(leaf, t.hosts) {
+	if leaf, lerr := t.identityStore.Leaf(); err != nil || lerr != nil || !pki.Covers(leaf, t.hosts) {
 		t.log.Warn("this scheduler goes on with a certificate that is not made out to where it is now", "name", t.name, "err", err)
 	}
 	return nil
@@ -247,7 +247,7 @@ func (t *trust) reissue(file pki.KeyFile) error {
 func (t *trust) signAgain(file pki.KeyFile, at time.Time, life time.Duration) error {
 	r, err := t.recall()
 	if err != nil || r == nil {
-		return errors.Join(err, enrol.Expired(t.kept, pki.RoleScheduler, t.name))
+		return errors.Join(err, enrol.Expired(t.identityStore, pki.RoleScheduler, t.name))
 	}
 	key, err := file.Load()
 	if err != nil {
@@ -258,7 +258,7 @@ func (t *trust) signAgain(file pki.KeyFile, at time.Time, life time.Duration) er
 		return err
 	}
 	t.log.Warn("this scheduler's certificate is over, or not made out to where it is now; making a new one with the cluster's authority", "name", t.name)
-	return t.sign(a, t.kept, pki.RoleScheduler, t.name, at, life)
+	return t.sign(a, t.identityStore, pki.RoleScheduler, t.name, at, life)
 }
 
 const (
@@ -336,7 +336,7 @@ func (t *trust) follow(v fsm.View) error {
 		return nil
 	}
 	roots := rpc.Roots(v)
-	if err := t.kept.SaveRoots(roots); err != nil {
+	if err := t.identityStore.SaveRoots(roots); err != nil {
 		return err
 	}
 	if admin := t.admin(); admin.Exists() {
@@ -364,11 +364,11 @@ func (r *Replica) beginTrust(ctx context.Context, first bool) (bool, error) {
 	if err != nil {
 		return false, err
 	}
-	kept, err := r.trust.recall()
-	if err != nil || kept == nil {
+	identityStore, err := r.trust.recall()
+	if err != nil || identityStore == nil {
 		return err == nil, err // somebody else's cluster
 	}
-	a, err := kept.open(key)
+	a, err := identityStore.open(key)
 	if err != nil {
 		return false, err
 	}
@@ -377,14 +377,14 @@ func (r *Replica) beginTrust(ctx context.Context, first bool) (bool, error) {
 			return true, nil
 		}
 		err := r.commitTrust(ctx, &commandv1.Command{Body: &commandv1.Command_PutAuthority{PutAuthority: &commandv1.PutAuthority{
-			Id: a.ID(), RootId: pki.Fingerprint(a.Root.Raw), Cert: kept.Cert, Root: kept.Root, SealedKey: kept.SealedKey,
-			ActiveAt: kept.ActiveAt, NotAfter: a.Cert.NotAfter.UnixNano(),
+			Id: a.ID(), RootId: pki.Fingerprint(a.Root.Raw), Cert: identityStore.Cert, Root: identityStore.Root, SealedKey: identityStore.SealedKey,
+			ActiveAt: identityStore.ActiveAt, NotAfter: a.Cert.NotAfter.UnixNano(),
 		}}})
 		if err != nil {
 			return false, err
 		}
 	}
-	if err := r.admitSelf(ctx, r.trust.kept, pki.RoleScheduler, r.cfg.Name, ""); err != nil {
+	if err := r.admitSelf(ctx, r.trust.identityStore, pki.RoleScheduler, r.cfg.Name, ""); err != nil {
 		return false, err
 	}
 	admin := r.trust.admin()
@@ -416,15 +416,17 @@ func (r *Replica) beginTrust(ctx context.Context, first bool) (bool, error) {
 }
 
 // admin is where -init leaves the admin's identity.
-func (t *trust) admin() pki.Kept { return pki.Kept{Dir: filepath.Join(t.dir, "admin")} }
+func (t *trust) admin() pki.IdentityStore {
+	return pki.IdentityStore{Dir: filepath.Join(t.dir, "admin")}
+}
 
-func adminHint(k pki.Kept, addr string) string {
+func adminHint(k pki.IdentityStore, addr string) string {
 	p := k.Paths()
 	return fmt.Sprintf("export PERSYS_SCHEDULER_ADDR=%s PERSYS_TLS_CA=%s PERSYS_TLS_CERT=%s PERSYS_TLS_KEY=%s", addr, p.CA, p.Cert, p.Key)
 }
 
 // admitSelf records a certificate that this replica has issued itself.
-func (r *Replica) admitSelf(ctx context.Context, k pki.Kept, role pki.Role, name, access string) error {
+func (r *Replica) admitSelf(ctx context.Context, k pki.IdentityStore, role pki.Role, name, access string) error {
 	leaf, err := k.Leaf()
 	if err != nil {
 		return err
@@ -458,7 +460,7 @@ const (
 
 // firstTokens leaves a token for schedulers and one for agents, good for an hour,
 // in files of the admin's folder, and shows them on a terminal.
-func (r *Replica) firstTokens(ctx context.Context, admin pki.Kept) error {
+func (r *Replica) firstTokens(ctx context.Context, admin pki.IdentityStore) error {
 	p := admin.Paths()
 	files, err := pki.LoadFiles(pki.FilesConfig{CA: p.CA, Cert: p.Cert, Key: p.Key})
 	if err != nil {
@@ -520,7 +522,7 @@ func (r *Replica) keepIdentity(ctx context.Context) error {
 		return err
 	}
 	defer cc.Close()
-	k := enrol.Keeper{Kept: r.trust.kept, Files: r.tls, Conn: cc, Hosts: r.trust.hosts, Log: r.log, RenewOnly: true}
+	k := enrol.Keeper{Identity: r.trust.identityStore, Files: r.tls, Conn: cc, Hosts: r.trust.hosts, Log: r.log, RenewOnly: true}
 	k.Run(ctx)
 	return nil
 }

@@ -27,8 +27,8 @@ func TestACertificateFollowsItsMachine(t *testing.T) {
 	file := pki.KeyFile{Path: filepath.Join(dir, "cluster.key")}
 	start := func(hosts ...string) (*trust, []byte) {
 		t.Helper()
-		tr := &trust{kept: pki.Kept{Dir: filepath.Join(dir, "tls")}, dir: dir, hosts: hosts, life: time.Hour, name: "s1", log: slog.New(slog.DiscardHandler)}
-		if !tr.kept.Exists() {
+		tr := &trust{identityStore: pki.IdentityStore{Dir: filepath.Join(dir, "tls")}, dir: dir, hosts: hosts, life: time.Hour, name: "s1", log: slog.New(slog.DiscardHandler)}
+		if !tr.identityStore.Exists() {
 			if err := tr.begin(&Config{DataDir: dir, ClusterID: "c1"}, file); err != nil {
 				t.Fatal(err)
 			}
@@ -36,7 +36,7 @@ func TestACertificateFollowsItsMachine(t *testing.T) {
 		if err := tr.reissue(file); err != nil {
 			t.Fatal(err)
 		}
-		leaf, err := tr.kept.Leaf()
+		leaf, err := tr.identityStore.Leaf()
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -46,7 +46,7 @@ func TestACertificateFollowsItsMachine(t *testing.T) {
 		return tr, leaf.Raw
 	}
 	first, before := start("10.0.0.1", "s1.example.com")
-	was, err := first.kept.Leaf()
+	was, err := first.identityStore.Leaf()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -54,7 +54,7 @@ func TestACertificateFollowsItsMachine(t *testing.T) {
 		t.Error("another certificate, although nothing changed")
 	}
 	// What is no host is no reason not to start.
-	odd := &trust{kept: first.kept, dir: dir, hosts: []string{"no host"}, life: time.Hour, name: "s1", log: first.log}
+	odd := &trust{identityStore: first.identityStore, dir: dir, hosts: []string{"no host"}, life: time.Hour, name: "s1", log: first.log}
 	if err := odd.reissue(file); err != nil {
 		t.Error(err)
 	}
@@ -63,18 +63,18 @@ func TestACertificateFollowsItsMachine(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	own, err := os.ReadFile(first.kept.Paths().CA)
+	own, err := os.ReadFile(first.identityStore.Paths().CA)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := first.kept.SaveRoots(append(pki.EncodeCerts(other.Cert.Raw), own...)); err != nil {
+	if err := first.identityStore.SaveRoots(append(pki.EncodeCerts(other.Cert.Raw), own...)); err != nil {
 		t.Fatal(err)
 	}
 	moved, _ := start("10.0.0.2", "fd00::2", "s1.example.com")
-	if roots, err := os.ReadFile(moved.kept.Paths().CA); err != nil || bytes.Count(roots, []byte("BEGIN")) != 2 || !bytes.Contains(roots, pki.EncodeCerts(other.Cert.Raw)) {
+	if roots, err := os.ReadFile(moved.identityStore.Paths().CA); err != nil || bytes.Count(roots, []byte("BEGIN")) != 2 || !bytes.Contains(roots, pki.EncodeCerts(other.Cert.Raw)) {
 		t.Errorf("it believes %s, %v", roots, err)
 	}
-	now, err := moved.kept.Leaf()
+	now, err := moved.identityStore.Leaf()
 	if err != nil || !pki.IssuedAt(now).Equal(pki.IssuedAt(was)) || !now.NotAfter.Equal(was.NotAfter) {
 		t.Errorf("issued at %s until %s, the former one at %s until %s, %v", pki.IssuedAt(now), now.NotAfter, pki.IssuedAt(was), was.NotAfter, err)
 	}
@@ -84,8 +84,10 @@ func TestACertificateFollowsItsMachine(t *testing.T) {
 // from starting with the one it has.
 func TestAGoodCertificateStarts(t *testing.T) {
 	for name, spoil := range map[string]func(*trust, pki.KeyFile) error{
-		"no authority":   func(tr *trust, _ pki.KeyFile) error { return os.Remove(tr.rememberedPath()) },
-		"a spoilt one":   func(tr *trust, _ pki.KeyFile) error { return tr.kept.SaveFile(tr.rememberedPath(), []byte("{")) },
+		"no authority": func(tr *trust, _ pki.KeyFile) error { return os.Remove(tr.rememberedPath()) },
+		"a spoilt one": func(tr *trust, _ pki.KeyFile) error {
+			return tr.identityStore.SaveFile(tr.rememberedPath(), []byte("{"))
+		},
 		"no cluster key": func(_ *trust, file pki.KeyFile) error { return os.Remove(file.Path) },
 		"another key, whole": func(_ *trust, file pki.KeyFile) error {
 			if err := os.Remove(file.Path); err != nil {
@@ -98,7 +100,7 @@ func TestAGoodCertificateStarts(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			dir := t.TempDir()
 			file := pki.KeyFile{Path: filepath.Join(dir, "cluster.key")}
-			tr := &trust{kept: pki.Kept{Dir: filepath.Join(dir, "tls")}, dir: dir, hosts: []string{"10.0.0.1"}, life: time.Hour, name: "s1", log: slog.New(slog.DiscardHandler)}
+			tr := &trust{identityStore: pki.IdentityStore{Dir: filepath.Join(dir, "tls")}, dir: dir, hosts: []string{"10.0.0.1"}, life: time.Hour, name: "s1", log: slog.New(slog.DiscardHandler)}
 			if err := tr.begin(&Config{DataDir: dir, ClusterID: "c1"}, file); err != nil {
 				t.Fatal(err)
 			}
@@ -118,7 +120,7 @@ func TestAGoodCertificateStarts(t *testing.T) {
 func TestAllSleptPastTheirCertificates(t *testing.T) {
 	dir := t.TempDir()
 	file := pki.KeyFile{Path: filepath.Join(dir, "cluster.key")}
-	tr := &trust{kept: pki.Kept{Dir: filepath.Join(dir, "tls")}, dir: dir, life: time.Nanosecond, name: "s2", log: slog.New(slog.DiscardHandler)}
+	tr := &trust{identityStore: pki.IdentityStore{Dir: filepath.Join(dir, "tls")}, dir: dir, life: time.Nanosecond, name: "s2", log: slog.New(slog.DiscardHandler)}
 	if err := tr.begin(&Config{DataDir: dir, ClusterID: "c1"}, file); err != nil {
 		t.Fatal(err)
 	}
@@ -127,7 +129,7 @@ func TestAllSleptPastTheirCertificates(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := tr.kept.SaveMembership(pki.Membership{Cluster: "c1", Role: pki.RoleScheduler, Name: "s2", Token: token.ID, Gossip: []string{"10.0.0.1:8088"}}); err != nil {
+	if err := tr.identityStore.SaveMembership(pki.Membership{Cluster: "c1", Role: pki.RoleScheduler, Name: "s2", Token: token.ID, Gossip: []string{"10.0.0.1:8088"}}); err != nil {
 		t.Fatal(err)
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
@@ -136,7 +138,7 @@ func TestAllSleptPastTheirCertificates(t *testing.T) {
 	if _, err := cfg.identity(ctx, file, tr.log); err != nil {
 		t.Fatal(err)
 	}
-	if leaf, err := tr.kept.Leaf(); err != nil || time.Now().After(leaf.NotAfter) || len(cfg.Join) != 1 || cfg.Join[0] != "10.0.0.1:8088" {
+	if leaf, err := tr.identityStore.Leaf(); err != nil || time.Now().After(leaf.NotAfter) || len(cfg.Join) != 1 || cfg.Join[0] != "10.0.0.1:8088" {
 		t.Errorf("certificate until %v, joining %v, %v", leaf.NotAfter, cfg.Join, err)
 	}
 }

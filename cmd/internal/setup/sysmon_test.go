@@ -61,8 +61,8 @@ func TestSlowSysmon(t *testing.T) {
 		t.Fatalf("threads %v may be woken late before anything was done, want %s", late, child)
 	}
 	ctx, cancel := context.WithCancel(t.Context())
-	var kept sync.WaitGroup
-	kept.Go(func() { m.keep(ctx, time.Millisecond) })
+	var identityStore sync.WaitGroup
+	identityStore.Go(func() { m.keep(ctx, time.Millisecond) })
 	for _, step := range []struct {
 		procs int
 		late  []string
@@ -72,7 +72,7 @@ func TestSlowSysmon(t *testing.T) {
 			func() bool { return slices.Equal(lateThreads(t), step.late) })
 	}
 	cancel()
-	kept.Wait()
+	identityStore.Wait()
 }
 
 // lateThreads are those that the kernel may wake as late as the monitor.

@@ -28,7 +28,7 @@ const (
 	imageKey = "image "
 )
 
-// Write puts the mark beside a disk: the time, as existing agents write it, then whose it is.
+// Write puts the mark beside a disk: the time, as legacy v1 agents write it, then whose it is.
 func (m Mark) Write(path string) error {
 	lines := []string{time.Now().UTC().Format(time.RFC3339), m.Cluster, string(m.Workload), nodeKey + strconv.Quote(m.Node)}
 	if !m.Unsure {
@@ -38,7 +38,7 @@ func (m Mark) Write(path string) error {
 }
 
 // Made says whether the mark beside a disk is of an agent that made it for this workload. That of an
-// existing agent names none; it counts if the disk's name begins with the workload's.
+// Legacy v1 agent names none; it counts if the disk's name begins with the workload's.
 func Made(path, cluster string, workload driver.ID) bool {
 	lines := markLines(path)
 	switch {
@@ -58,7 +58,7 @@ func Elsewhere(path, node string) bool {
 }
 
 // MadeFrom is the image that this node made a disk from, as its mark says. Not known is it of disks that
-// existing agents, earlier versions and other nodes made: what a path means on those is not told here.
+// Legacy v1 agents, earlier versions and other nodes made: what a path means on those is not told here.
 func MadeFrom(path, node string) (image string, known bool) {
 	lines := markLines(path)
 	if len(lines) < 5 || lines[3] != nodeKey+strconv.Quote(node) {

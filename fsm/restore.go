@@ -14,10 +14,10 @@ import (
 // told, so both begin a new incarnation (DESIGN, decision 9): every epoch and
 // every generation given out from here on is above all former ones. Nothing that
 // runs is touched by that: an order is only made anew where the record changed,
-// or where a node shows that it was told more than the state knows (Outran).
+// or where a node shows that it was told more than the state knows (NewerThanState).
 
-// Rebirth is what a state that comes back cannot know by itself.
-type Rebirth struct {
+// RestoreInfo is what a state that comes back cannot know by itself.
+type RestoreInfo struct {
 	At int64  // Unix nanoseconds; the new incarnation is at least its milliseconds
 	By string // who asked, for the event
 	// Source is what the state comes from, for the event; empty: a backup, which
@@ -26,7 +26,7 @@ type Rebirth struct {
 }
 
 // incarnation is the first that is above all of those.
-func (r Rebirth) incarnation(old ...uint64) uint64 {
+func (r RestoreInfo) incarnation(old ...uint64) uint64 {
 	next := uint64(max(1, r.At/int64(time.Millisecond)))
 	for _, o := range old {
 		next = max(next, o+1)
@@ -37,7 +37,7 @@ func (r Rebirth) incarnation(old ...uint64) uint64 {
 // Recovered is s as the state of a cluster whose only replica is self: the
 // others, and with them the quorum, are lost for good. Only the one who applies
 // to s may call it.
-func (s State) Recovered(self string, r Rebirth) State {
+func (s State) Recovered(self string, r RestoreInfo) State {
 	t := s.Begin()
 	info := &t.r.info
 	t.meta, t.by = Meta{info.Index, info.Term}, r.By
@@ -74,7 +74,7 @@ func (s State) Recovered(self string, r Rebirth) State {
 //
 // What present has and the backup lacks is forgotten. Where it runs it goes on to
 // run, as an orphan that nobody stops.
-func Restored(backup, present State, r Rebirth) (State, error) {
+func Restored(backup, present State, r RestoreInfo) (State, error) {
 	b, p := backup.Info(), present.Info()
 	if b.ClusterID == "" {
 		return State{}, &Refusal{Kind: Invalid, Reason: "the backup is of a cluster that was never formed"}
@@ -163,7 +163,7 @@ func Restored(backup, present State, r Rebirth) (State, error) {
 		t.r.workloads.Set(w.ID, w)
 		return true
 	})
-	t.graves(backup, present, own)
+	t.tombstones(backup, present, own)
 	t.past(backup, present)
 	if err := t.derive(); err != nil {
 		return State{}, err
@@ -227,22 +227,22 @@ func (t *Tx) trust(backup, present State, own, virgin bool) {
 // graves keeps who was deleted here and, of the same cluster, who had been when
 // the backup was made; what is back has no grave. What present has and the backup
 // lacks gets none: nobody deleted it, so it goes on to run.
-func (t *Tx) graves(backup, present State, own bool) {
-	take := func(g *Grave) bool {
+func (t *Tx) tombstones(backup, present State, own bool) {
+	take := func(g *Tombstone) bool {
 		_, back := t.r.workloads.Get(g.Workload)
-		if old, ok := t.r.graves.Get(g.Workload); !back && (!ok || old.Generation.Less(g.Generation)) {
-			t.r.graves.Set(g.Workload, g)
+		if old, ok := t.r.tombstones.Get(g.Workload); !back && (!ok || old.Generation.Less(g.Generation)) {
+			t.r.tombstones.Set(g.Workload, g)
 		}
 		return true
 	}
-	present.Graves(take)
+	present.Tombstones(take)
 	if own {
-		backup.Graves(take)
+		backup.Tombstones(take)
 	}
-	byAge := t.r.graves.Values()
-	slices.SortFunc(byAge, func(a, b *Grave) int { return cmp.Compare(graveKey(a), graveKey(b)) })
-	for _, g := range byAge[:max(0, len(byAge)-MaxGraves)] {
-		t.r.graves.Delete(g.Workload)
+	byAge := t.r.tombstones.Values()
+	slices.SortFunc(byAge, func(a, b *Tombstone) int { return cmp.Compare(tombstoneKey(a), tombstoneKey(b)) })
+	for _, g := range byAge[:max(0, len(byAge)-MaxTombstones)] {
+		t.r.tombstones.Delete(g.Workload)
 	}
 }
 
@@ -319,11 +319,11 @@ func (t *Tx) returning(old *Workload, present State) *Workload {
 	return &w
 }
 
-// Outran reports whether a word about generation said shows that the state went
+// NewerThanState reports whether a word about generation said shows that the state went
 // back: the generation is of a former incarnation, yet later than the one that w
 // had then. The node that says so was told more than this state knows, and what
 // it was told last is where the workload is.
-func (w *Workload) Outran(said Generation, now Info) bool {
+func (w *Workload) NewerThanState(said Generation, now Info) bool {
 	return now.FeatureLevel >= 2 && said.Incarnation < now.Incarnation && w.Generation.Less(said) && w.Desired != DesiredDeleted
 }
 

@@ -14,7 +14,7 @@ import (
 	"strings"
 )
 
-// Names of the files of a Kept identity.
+// Names of the files of a Identity identity.
 const (
 	keptIdentity = "identity.pem"
 	keptRoots    = "ca.pem"
@@ -22,10 +22,10 @@ const (
 	keptPending  = "pending-key.pem"
 )
 
-// Kept is the folder in which a program keeps the identity that it was given:
+// Identity is the folder in which a program keeps the identity that it was given:
 // key and certificates in one file, so that they change together, the roots that
 // it believes, and what it knows of its cluster. Folder 0700, key 0600.
-type Kept struct{ Dir string }
+type IdentityStore struct{ Dir string }
 
 // Membership is what a program remembers of the cluster that it joined.
 type Membership struct {
@@ -40,20 +40,20 @@ type Membership struct {
 }
 
 // Exists reports whether there is an identity.
-func (k Kept) Exists() bool {
+func (k IdentityStore) Exists() bool {
 	_, err := os.Stat(filepath.Join(k.Dir, keptIdentity))
 	return err == nil
 }
 
 // Paths are the files for LoadFiles.
-func (k Kept) Paths() Paths {
+func (k IdentityStore) Paths() Paths {
 	id := filepath.Join(k.Dir, keptIdentity)
 	return Paths{CA: filepath.Join(k.Dir, keptRoots), Cert: id, Key: id}
 }
 
 // Request makes a certificate request, and keeps its key until Save: whoever asks
 // again after an answer that was lost asks for the same key.
-func (k Kept) Request(hosts []string) (keyPEM, csr []byte, err error) {
+func (k IdentityStore) Request(hosts []string) (keyPEM, csr []byte, err error) {
 	path := filepath.Join(k.Dir, keptPending)
 	if keyPEM, err = os.ReadFile(path); errors.Is(err, fs.ErrNotExist) {
 		if err := os.MkdirAll(k.Dir, 0o700); err != nil {
@@ -76,7 +76,7 @@ func (k Kept) Request(hosts []string) (keyPEM, csr []byte, err error) {
 }
 
 // Save replaces the identity.
-func (k Kept) Save(keyPEM, chainPEM, rootsPEM []byte) error {
+func (k IdentityStore) Save(keyPEM, chainPEM, rootsPEM []byte) error {
 	if err := k.saveIdentity(keyPEM, chainPEM, rootsPEM); err != nil {
 		return err
 	}
@@ -85,7 +85,7 @@ func (k Kept) Save(keyPEM, chainPEM, rootsPEM []byte) error {
 
 // SaveJoined is Save for the answer to a join token, and remembers the cluster. The pending
 // key goes last: a join that was cut short is one that the token allows again, for that key.
-func (k Kept) SaveJoined(keyPEM, chainPEM, rootsPEM []byte, m Membership) error {
+func (k IdentityStore) SaveJoined(keyPEM, chainPEM, rootsPEM []byte, m Membership) error {
 	if err := k.saveIdentity(keyPEM, chainPEM, rootsPEM); err != nil {
 		return err
 	}
@@ -95,7 +95,7 @@ func (k Kept) SaveJoined(keyPEM, chainPEM, rootsPEM []byte, m Membership) error 
 	return k.dropPending()
 }
 
-func (k Kept) saveIdentity(keyPEM, chainPEM, rootsPEM []byte) error {
+func (k IdentityStore) saveIdentity(keyPEM, chainPEM, rootsPEM []byte) error {
 	if err := os.MkdirAll(k.Dir, 0o700); err != nil {
 		return err
 	}
@@ -105,7 +105,7 @@ func (k Kept) saveIdentity(keyPEM, chainPEM, rootsPEM []byte) error {
 	return WriteFile(filepath.Join(k.Dir, keptIdentity), append(bytes.Clone(chainPEM), keyPEM...), 0o600)
 }
 
-func (k Kept) dropPending() error {
+func (k IdentityStore) dropPending() error {
 	err := os.Remove(filepath.Join(k.Dir, keptPending))
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
@@ -114,7 +114,7 @@ func (k Kept) dropPending() error {
 }
 
 // Leaf is the certificate that is kept.
-func (k Kept) Leaf() (*x509.Certificate, error) {
+func (k IdentityStore) Leaf() (*x509.Certificate, error) {
 	data, err := os.ReadFile(filepath.Join(k.Dir, keptIdentity))
 	if err != nil {
 		return nil, err
@@ -127,7 +127,7 @@ func (k Kept) Leaf() (*x509.Certificate, error) {
 }
 
 // SaveRoots replaces the roots, if they differ.
-func (k Kept) SaveRoots(rootsPEM []byte) error {
+func (k IdentityStore) SaveRoots(rootsPEM []byte) error {
 	if _, err := parseRoots(rootsPEM); err != nil {
 		return fmt.Errorf("roots: %w", err)
 	}
@@ -140,7 +140,7 @@ func (k Kept) SaveRoots(rootsPEM []byte) error {
 
 // SaveBeside is Save with one root, which is believed beside those that are kept. What is no certificate among them
 // is left out.
-func (k Kept) SaveBeside(keyPEM, chainPEM, root []byte) error {
+func (k IdentityStore) SaveBeside(keyPEM, chainPEM, root []byte) error {
 	data, err := os.ReadFile(filepath.Join(k.Dir, keptRoots))
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
@@ -155,7 +155,7 @@ func (k Kept) SaveBeside(keyPEM, chainPEM, root []byte) error {
 }
 
 // SaveFile replaces a file that nobody else may read; the folder is made.
-func (k Kept) SaveFile(path string, data []byte) error {
+func (k IdentityStore) SaveFile(path string, data []byte) error {
 	if err := os.MkdirAll(k.Dir, 0o700); err != nil {
 		return err
 	}
@@ -163,7 +163,7 @@ func (k Kept) SaveFile(path string, data []byte) error {
 }
 
 // SaveMembership remembers the cluster.
-func (k Kept) SaveMembership(m Membership) error {
+func (k IdentityStore) SaveMembership(m Membership) error {
 	raw, err := json.MarshalIndent(m, "", "  ")
 	if err != nil {
 		return err
@@ -172,7 +172,7 @@ func (k Kept) SaveMembership(m Membership) error {
 }
 
 // Membership reads what SaveMembership wrote; the zero value when there is none.
-func (k Kept) Membership() (Membership, error) {
+func (k IdentityStore) Membership() (Membership, error) {
 	var m Membership
 	_, err := ReadJSON(filepath.Join(k.Dir, keptCluster), &m)
 	return m, err

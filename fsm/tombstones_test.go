@@ -42,7 +42,7 @@ func TestGraves(t *testing.T) {
 		{"what was deleted is remembered with its last generation and node", func(t *testing.T, w *world) {
 			w.place("web", "a", hostPort(80))
 			w.ok(remove("web", true))
-			g, ok := w.s.Grave("web")
+			g, ok := w.s.Tombstone("web")
 			is(t, "grave", ok, true)
 			is(t, "node", g.Node, "a")
 			is(t, "generation", g.Generation, Generation{w.s.Info().Incarnation, w.s.Info().Sequence})
@@ -52,9 +52,9 @@ func TestGraves(t *testing.T) {
 		{"a delete that ends with its last residual digs, too", func(t *testing.T, w *world) {
 			w.place("web", "a")
 			w.ok(remove("web", false))
-			is(t, "graves while it is deleted", w.s.GraveCount(), 0)
+			is(t, "graves while it is deleted", w.s.TombstoneCount(), 0)
 			w.ok(gone("web", "a", nil))
-			g, _ := w.s.Grave("web")
+			g, _ := w.s.Tombstone("web")
 			is(t, "node", g.Node, "a")
 		}},
 		{"a node that returns with it is told to let go, and then it ends", func(t *testing.T, w *world) {
@@ -70,7 +70,7 @@ func TestGraves(t *testing.T) {
 			is(t, "workloads", w.s.WorkloadCount(), 0)
 			w.ok(gone("web", "a", generationPB(r.Generation)))
 			is(t, "residuals", w.s.ResidualCount(), 0)
-			is(t, "graves", w.s.GraveCount(), 1)
+			is(t, "graves", w.s.TombstoneCount(), 1)
 		}},
 		{"a second word adds nothing", func(t *testing.T, w *world) {
 			told := buried(w)
@@ -91,18 +91,18 @@ func TestGraves(t *testing.T) {
 		{"a workload made anew has no grave, and its older instance is left over all the same", func(t *testing.T, w *world) {
 			told := buried(w)
 			w.ok(put("web"))
-			is(t, "graves", w.s.GraveCount(), 0)
+			is(t, "graves", w.s.TombstoneCount(), 0)
 			w.ok(saysOf("web", "a", "Running", told))
 			is(t, "residuals", w.s.ResidualCount(), 1)
 		}},
 		{"deleted twice, it lies in its newest grave", func(t *testing.T, w *world) {
 			buried(w)
-			first, _ := w.s.Grave("web")
+			first, _ := w.s.Tombstone("web")
 			w.ok(put("web"))
 			w.ok(remove("web", false))
-			last, _ := w.s.Grave("web")
+			last, _ := w.s.Tombstone("web")
 			is(t, "newer", first.Generation.Less(last.Generation) && first.Index < last.Index, true)
-			is(t, "graves", w.s.GraveCount(), 1)
+			is(t, "graves", w.s.TombstoneCount(), 1)
 		}},
 	})
 	for _, c := range []struct {
@@ -129,7 +129,7 @@ func TestGraves(t *testing.T) {
 	}
 	prove(t, []fact{{"below level 4 nothing is remembered", func(t *testing.T, w *world) {
 		told := buried(w)
-		is(t, "graves", w.s.GraveCount(), 0)
+		is(t, "graves", w.s.TombstoneCount(), 0)
 		is(t, "skipped", w.do(saysOf("web", "a", "Running", told)).Skipped, 1)
 	}}})
 }
@@ -139,8 +139,8 @@ func TestGravesAreBounded(t *testing.T) {
 	w := level4(formed(t, "a"))
 	tx := w.s.Begin()
 	const over = 3
-	for i := range MaxGraves + over {
-		id := fmt.Sprintf("w%d", MaxGraves+over-i) // not the order of their names
+	for i := range MaxTombstones + over {
+		id := fmt.Sprintf("w%d", MaxTombstones+over-i) // not the order of their names
 		m := Meta{uint64(1000 + i), 1}
 		if res, _ := tx.Apply(m, put(id)); res.Err() != nil {
 			t.Fatal(res.Reason)
@@ -153,9 +153,9 @@ func TestGravesAreBounded(t *testing.T) {
 	if err := s.Check(); err != nil {
 		t.Fatal(err)
 	}
-	is(t, "graves", s.GraveCount(), MaxGraves)
+	is(t, "graves", s.TombstoneCount(), MaxTombstones)
 	for i := range over + 1 {
-		_, ok := s.Grave(fmt.Sprintf("w%d", MaxGraves+over-i))
+		_, ok := s.Tombstone(fmt.Sprintf("w%d", MaxTombstones+over-i))
 		is(t, fmt.Sprintf("number %d is remembered", i+1), ok, i == over)
 	}
 }
@@ -171,8 +171,8 @@ func TestRestoredGraves(t *testing.T) {
 			w.ok(put("new"))
 			w.ok(remove("new", false))
 			s := restored(t, backup, w.s)
-			_, before := s.Grave("old")
-			_, since := s.Grave("new")
+			_, before := s.Tombstone("old")
+			_, since := s.Tombstone("new")
 			is(t, "deleted before the backup", before, true)
 			is(t, "deleted here since", since, true)
 		}},
@@ -180,7 +180,7 @@ func TestRestoredGraves(t *testing.T) {
 			w.ok(put("web"))
 			backup := w.s
 			w.ok(remove("web", false))
-			is(t, "graves", restored(t, backup, w.s).GraveCount(), 0)
+			is(t, "graves", restored(t, backup, w.s).TombstoneCount(), 0)
 		}},
 		{"what the backup lacks was not deleted and runs on", func(t *testing.T, w *world) {
 			backup := w.s
@@ -198,7 +198,7 @@ func TestRestoredGraves(t *testing.T) {
 			w.place("web", "a")
 			told := w.generation("web")
 			next := w.wentOn(restored(t, backup, w.s))
-			is(t, "graves", next.s.GraveCount(), 1)
+			is(t, "graves", next.s.TombstoneCount(), 1)
 			is(t, "skipped", next.do(saysOf("web", "a", "Running", told)).Skipped, 1)
 			is(t, "residuals", next.s.ResidualCount(), 0)
 		}},
@@ -208,7 +208,7 @@ func TestRestoredGraves(t *testing.T) {
 			other := virgin(t)
 			other.ok(initCluster("c2"))
 			level4(other)
-			is(t, "graves", restored(t, w.s, other.s).GraveCount(), 0)
+			is(t, "graves", restored(t, w.s, other.s).TombstoneCount(), 0)
 		}},
 	} {
 		t.Run(f.name, func(t *testing.T) { f.run(t, level4(formed(t, "a", "b"))) })

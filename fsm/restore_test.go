@@ -12,7 +12,7 @@ const later = int64(4_000_000_000_000) * 1_000_000
 
 func restored(t *testing.T, backup, present State) State {
 	t.Helper()
-	s, err := Restored(backup, present, Rebirth{At: later, By: "admin"})
+	s, err := Restored(backup, present, RestoreInfo{At: later, By: "admin"})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -104,11 +104,11 @@ func TestRestored(t *testing.T) {
 			is(t, "left on a", s.Alloc("a").Residuals, 0)
 			_, back := s.Workload("old")
 			is(t, "what was being deleted is back", back, false)
-			_, remembered := s.Grave("old")
+			_, remembered := s.Tombstone("old")
 			is(t, "it is remembered", remembered, true)
 		}},
 		{"the incarnation is above both, whatever the clock says", func(t *testing.T, w *world) {
-			s, err := Restored(w.s, w.s, Rebirth{At: 0})
+			s, err := Restored(w.s, w.s, RestoreInfo{At: 0})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -198,7 +198,7 @@ func TestRestored(t *testing.T) {
 			is(t, "status", x.Status, StatusPending)
 		}},
 		{"a virgin state is no backup", func(t *testing.T, w *world) {
-			_, err := Restored(New(), w.s, Rebirth{At: later})
+			_, err := Restored(New(), w.s, RestoreInfo{At: later})
 			if err == nil || !strings.Contains(err.Error(), "never formed") {
 				t.Errorf("error %v", err)
 			}
@@ -246,7 +246,7 @@ func TestRecovered(t *testing.T) {
 	w.ok(putReplica("r2", 1))
 	w.place("web", "a")
 	w.run("web")
-	s := w.s.Recovered("r2", Rebirth{At: later, By: "operator"})
+	s := w.s.Recovered("r2", RestoreInfo{At: later, By: "operator"})
 	if err := s.Check(); err != nil {
 		t.Fatal(err)
 	}
@@ -271,7 +271,7 @@ func TestNodeWasToldMore(t *testing.T) {
 		w.ok(setLevel(2))
 		w.place("web", "a", opts...)
 		w.run("web")
-		return w.wentOn(w.s.Recovered("none", Rebirth{At: later}))
+		return w.wentOn(w.s.Recovered("none", RestoreInfo{At: later}))
 	}
 	ahead := func(w *world) Generation {
 		g := w.workload("web").Generation
@@ -347,7 +347,7 @@ func TestUnguardedUntilAccepted(t *testing.T) {
 			old := w.s
 			w.ok(put("db", content("c1:keep"), exclusive))
 			said := w.says("db", "Running")
-			back := w.wentOn(old.Recovered("r0", Rebirth{At: later, By: "admin"}))
+			back := w.wentOn(old.Recovered("r0", RestoreInfo{At: later, By: "admin"}))
 			back.now = later
 			back.ok(said)
 			return back
