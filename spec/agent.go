@@ -72,7 +72,7 @@ func agentContainer(s *controlv1.WorkloadSpec) *agentv1.ContainerSpec {
 		Command: c.GetCommand(),
 		Env:     c.GetEnv(),
 		Resources: &agentv1.ResourceLimits{
-			// Shares for existing agents, the quota for ours.
+			// Shares for legacy v1 agents, the quota for ours.
 			CpuShares:     r.GetCpuMillicores(),
 			CpuMillicores: r.GetCpuMillicores(),
 			MemoryBytes:   r.GetMemoryMb() << 20,
@@ -108,7 +108,7 @@ func agentCompose(id string, s *controlv1.WorkloadSpec) *agentv1.ComposeSpec {
 		out.SourceType, out.GitRepo, out.GitRef, out.GitCredentials = sourceGit, c.GetGitRepo(), c.GetGitRef(), c.GetGitCredentials()
 		return out
 	}
-	// base64: the only form that every existing agent understands.
+	// base64: the only form that every legacy v1 agent understands.
 	out.ComposeYaml = base64.StdEncoding.EncodeToString([]byte(plainCompose(c.GetInlineYaml())))
 	return out
 }

@@ -75,7 +75,7 @@
 //
 // It leaves out the workload's id (the members of a count share one content),
 // the desired state (starting and stopping recreates nothing), the caller's
-// revision (existing CLIs send a constant), and what only the planner reads:
+// revision (legacy v1 CLIs send a constant), and what only the planner reads:
 // group, namespace, count, priority, labels, constraints, tolerations, exclusive,
 // on_lost_lease, disk, storage_pool, and the other resources of a Compose project
 // or VM. All of these are in the demand. So a put changes something exactly when
@@ -96,7 +96,7 @@
 //
 // # Virtual machines in two forms
 //
-// Existing clients may put a whole VM, in the agent API's words, in metadata
+// Legacy v1 clients may put a whole VM, in the agent API's words, in metadata
 // under persys.vm_spec_b64. It then replaces vm. We keep it there, sealed, as
 // it can say more than vm can, with vm as its picture for views; it never
 // reaches the labels of a container.

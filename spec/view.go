@@ -20,7 +20,7 @@ const (
 	Full  Detail = true
 )
 
-// WorkloadView shows a record to people and existing clients. Status is one of
+// WorkloadView shows a record to people and legacy v1 clients. Status is one of
 // the ten words of RULES, never with an address appended. A stored
 // specification that cannot be read leaves its fields empty.
 func WorkloadView(w *fsm.Workload, detail Detail) *controlv1.WorkloadView {
