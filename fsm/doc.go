@@ -19,14 +19,14 @@
 //   - A command that is refused changes nothing but the index, the term, the
 //     clock, the digest, where it carried a request id, its receipt, and the
 //     line of history that says that it was refused (trust.go).
-//   - What was deleted is remembered for a while (graves.go), so that a node which
+//   - What was deleted is remembered for a while (tombstones.go), so that a node which
 //     returns with it is told to let go.
 //   - Every status follows from the record and its node alone (see status.go),
 //     so no path through the commands can leave a stale one behind.
 //   - [State.Check] recomputes every index, sum and invariant from the records.
 //
 // Where things are: tx.go runs one command; put.go, nodes.go, plan.go, report.go,
-// failures.go, cluster.go, graves.go, ports.go and trust.go hold the commands; modes.go says which mode permits which;
+// failures.go, cluster.go, tombstones.go, ports.go and trust.go hold the commands; modes.go says which mode permits which;
 // receipts.go answers a repeated request once (package receipts keeps the answers); tables.go writes records and
 // indexes.go what follows from them; status.go derives states; digest.go folds
 // the divergence digest; codec.go and snapshot.go are the two byte formats;

@@ -92,7 +92,7 @@ var armRules = [...]armRule{
 //	1  the first
 //	2  mirror_attached; set_mode remembers that a person asked (pinned)
 //	3  what trust.go holds; where a call came from, and a line of history for each
-//	4  what graves.go remembers of deleted workloads; who may take a lost node's place, and
+//	4  what tombstones.go remembers of deleted workloads; who may take a lost node's place, and
 //	   what lifts its fence; Missing proves nothing
 //	5  failures.go: they count until a workload has run for a while; what agents did;
 //	   drifts.go: where nodes differ from the state; ports.go: host ports stay held until

@@ -46,7 +46,7 @@ type Tx struct {
 	scratch  []byte
 	hash     xxhash.Digest
 	// sideFold is what the command changed in the tables that make no Change
-	// (trust.go, graves.go, failures.go, drifts.go), as the digest takes it.
+	// (trust.go, tombstones.go, failures.go, drifts.go), as the digest takes it.
 	sideFold []byte
 
 	retention receipts.Retention
