@@ -61,7 +61,7 @@ var decoders = map[string]string{
 	"mirror/read.go":                     "mirror.FuzzImport",
 	"mirror/shapes.go":                   "mirror.FuzzImport",
 	"pki/jointoken.go":                   "pki.FuzzParseJoinToken",
-	"pki/identitystore.go":                        "pki.FuzzMembership cmd/internal/scheduler.FuzzRemembered",
+	"pki/identitystore.go":               "pki.FuzzMembership cmd/internal/scheduler.FuzzRemembered",
 	"pki/ring.go":                        "pki.FuzzRing",
 	"rpc/dial/codec.go":                  "api/strict.FuzzAgainstRuntime",
 	"rpc/dial/discover.go":               "rpc/dial.FuzzCacheFile",
