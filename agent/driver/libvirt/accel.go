@@ -12,9 +12,9 @@ import (
 	"time"
 
 	"github.com/persys/compute/agent/driver"
-	"github.com/persys/compute/agent/driver/libvirt/described"
 	"github.com/persys/compute/agent/driver/libvirt/diskfile"
-	"github.com/persys/compute/agent/driver/libvirt/trial"
+	"github.com/persys/compute/agent/driver/libvirt/hostcaps"
+	"github.com/persys/compute/agent/driver/libvirt/kvmprobe"
 )
 
 // kvmDeadline is how long the trial guest may take; it needs half a second, also in emulation.
@@ -23,14 +23,14 @@ const kvmDeadline = 10 * time.Second
 // accelerator knows which way to run guests works here. /dev/kvm proves nothing: nested and broken
 // KVM let QEMU start and then run nothing at all. So a guest of 300 bytes is booted once.
 type accelerator struct {
-	try func(ctx context.Context, m *described.Machine) error
+	try func(ctx context.Context, m *hostcaps.Machine) error
 
 	mu  sync.Mutex
-	run *trialRun // nil before one began, and after one that showed nothing
+	run *probeRun // nil before one began, and after one that showed nothing
 }
 
-// trialRun is one trial.
-type trialRun struct {
+// probeRun is one trial.
+type probeRun struct {
 	key  string        // of the machine it is made for
 	done chan struct{} // closed when it is over
 	err  error         // why KVM does not work, then
@@ -45,7 +45,7 @@ type verdict struct {
 }
 
 // prepare begins the trial, if it was not made yet; nil if there is nothing to try.
-func (a *accelerator) prepare(d *Driver, f *facts) *trialRun {
+func (a *accelerator) prepare(d *Driver, f *facts) *probeRun {
 	if f.kvm == nil || d.opt.Acceleration != "auto" {
 		return nil
 	}
@@ -56,7 +56,7 @@ func (a *accelerator) prepare(d *Driver, f *facts) *trialRun {
 	if a.run != nil && a.run.key == key {
 		return a.run
 	}
-	t := &trialRun{key: key, done: make(chan struct{})}
+	t := &probeRun{key: key, done: make(chan struct{})}
 	a.run = t
 	file := filepath.Join(d.at.images, ".persys-kvm-trial.json")
 	if raw, err := os.ReadFile(file); err == nil {
@@ -99,7 +99,7 @@ func (a *accelerator) prepare(d *Driver, f *facts) *trialRun {
 }
 
 // choose says how guests are run, after the trial.
-func (a *accelerator) choose(ctx context.Context, d *Driver, f *facts) (*described.Machine, error) {
+func (a *accelerator) choose(ctx context.Context, d *Driver, f *facts) (*hostcaps.Machine, error) {
 	switch {
 	case d.opt.Acceleration == "kvm" && f.kvm != nil:
 		return f.kvm, nil
@@ -126,7 +126,7 @@ func (a *accelerator) choose(ctx context.Context, d *Driver, f *facts) (*describ
 }
 
 // tryKVM boots the trial guest and waits for it to turn itself off.
-func (d *Driver) tryKVM(ctx context.Context, m *described.Machine) (err error) {
+func (d *Driver) tryKVM(ctx context.Context, m *hostcaps.Machine) (err error) {
 	if m.PanicDevice == "" {
 		return driver.Errorf(driver.RuntimeError, "kvm", "there is no trial guest for this architecture; set PERSYS_VM_ACCELERATION=kvm if KVM works")
 	}
@@ -135,11 +135,11 @@ func (d *Driver) tryKVM(ctx context.Context, m *described.Machine) (err error) {
 	}
 	name := "persys-kvm-trial-" + tag(d.opt.ClusterID+"\x00"+d.opt.NodeID+"\x00"+d.opt.Images)
 	file := filepath.Join(d.at.images, name+".img")
-	if err := os.WriteFile(file, trial.Disk(), 0o644); err != nil {
+	if err := os.WriteFile(file, kvmprobe.Disk(), 0o644); err != nil {
 		return diskfile.Failed(err)
 	}
 	defer os.Remove(file)
-	xml, err := trial.Domain(name, file, trial.Machine{Kind: m.Kind, Type: m.Type, Emulator: m.Emulator, CPU: m.CPU})
+	xml, err := kvmprobe.Domain(name, file, kvmprobe.Machine{Kind: m.Kind, Type: m.Type, Emulator: m.Emulator, CPU: m.CPU})
 	if err != nil {
 		return err
 	}

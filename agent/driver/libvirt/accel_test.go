@@ -6,7 +6,7 @@ import (
 	"testing"
 
 	"github.com/persys/compute/agent/driver"
-	"github.com/persys/compute/agent/driver/libvirt/described"
+	"github.com/persys/compute/agent/driver/libvirt/hostcaps"
 )
 
 // A trial that could not be made says nothing of KVM: nothing is chosen then, and it is made again. What is
@@ -19,14 +19,14 @@ func TestTrialOfKVM(t *testing.T) {
 	both := &facts{engine: "e", kvm: native, tcg: emulated}
 	for _, c := range []struct {
 		trial   error
-		machine *described.Machine
+		machine *hostcaps.Machine
 	}{
 		{driver.Errorf(driver.StorageFull, "disk", "no space left"), nil},
 		{driver.Errorf(driver.RuntimeUnhealthy, "libvirt", "gone"), nil},
 		{context.DeadlineExceeded, nil},
 		{nil, native},
 	} {
-		d.accel.try = func(context.Context, *described.Machine) error { return c.trial }
+		d.accel.try = func(context.Context, *hostcaps.Machine) error { return c.trial }
 		m, err := d.accel.choose(t.Context(), d, both)
 		if m != c.machine || !errors.Is(err, c.trial) {
 			t.Errorf("after %v: %+v, %v", c.trial, m, err)
@@ -35,7 +35,7 @@ func TestTrialOfKVM(t *testing.T) {
 	if m, err := d.accel.choose(t.Context(), d, &facts{engine: "e", tcg: emulated}); m != emulated || err != nil {
 		t.Errorf("without KVM: %+v, %v; want emulation", m, err)
 	}
-	d.accel.try = func(context.Context, *described.Machine) error {
+	d.accel.try = func(context.Context, *hostcaps.Machine) error {
 		return driver.Errorf(driver.RuntimeError, "kvm", "hangs")
 	}
 	if m, err := d.accel.choose(t.Context(), d, &facts{engine: "other", kvm: native, tcg: emulated}); m != emulated || err != nil {

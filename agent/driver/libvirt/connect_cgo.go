@@ -15,7 +15,7 @@ import (
 	"time"
 
 	"github.com/persys/compute/agent/driver"
-	"github.com/persys/compute/agent/driver/libvirt/described"
+	"github.com/persys/compute/agent/driver/libvirt/hostcaps"
 	lv "libvirt.org/go/libvirt"
 )
 
@@ -408,7 +408,7 @@ func (v *connection) facts(ctx context.Context) (*facts, error) {
 		if err != nil {
 			return nil, err
 		}
-		arch, uuid, machines, err := described.GuestTypes(text)
+		arch, uuid, machines, err := hostcaps.GuestTypes(text)
 		if err != nil {
 			return nil, err
 		}
@@ -434,7 +434,7 @@ func (v *connection) facts(ctx context.Context) (*facts, error) {
 			if err != nil {
 				continue // the next one may be offered
 			}
-			m, err := described.ReadMachine(text)
+			m, err := hostcaps.ReadMachine(text)
 			if err != nil {
 				return nil, err
 			}
@@ -464,8 +464,8 @@ func (v *connection) facts(ctx context.Context) (*facts, error) {
 // version writes libvirt's numbers, 1,000,000 × major + 1,000 × minor + release.
 func version(n uint32) string { return fmt.Sprintf("%d.%d.%d", n/1000000, n/1000%1000, n%1000) }
 
-// describeDomain reads a domain until what it read fits together: it may start or end in between.
-func describeDomain(d *lv.Domain) (*domain, error) {
+// readDomain reads a domain until what it read fits together: it may start or end in between.
+func readDomain(d *lv.Domain) (*domain, error) {
 	out := &domain{}
 	var err error
 	if out.name, err = d.GetName(); err != nil {
@@ -512,7 +512,7 @@ func (v *connection) domains(ctx context.Context) ([]domain, error) {
 		var out []domain
 		for i := range all {
 			defer all[i].Free()
-			d, err := describeDomain(&all[i])
+			d, err := readDomain(&all[i])
 			if gone(err) {
 				continue
 			}
@@ -538,7 +538,7 @@ func (v *connection) domain(ctx context.Context, name string) (*domain, error) {
 			return nil, err
 		}
 		defer d.Free()
-		return describeDomain(d)
+		return readDomain(d)
 	})
 }
 

@@ -247,7 +247,7 @@ func TestRemoveAfterAFailedCreation(t *testing.T) {
 	if err := os.WriteFile(owners, []byte(owner(driver.Spec{ID: "web", ClusterID: "cluster-1", NodeID: "node-b"})), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if disks, err := w.noted("web", "web"); err != nil || len(disks) != 0 {
+	if disks, err := w.journaledDisks("web", "web"); err != nil || len(disks) != 0 {
 		t.Errorf("%v, %v: disks of another node's folder", disks, err)
 	}
 	if err := os.WriteFile(owners, mine, 0o600); err != nil {

@@ -9,7 +9,7 @@ import (
 	"time"
 
 	"github.com/persys/compute/agent/driver"
-	"github.com/persys/compute/agent/driver/libvirt/neighbours"
+	"github.com/persys/compute/agent/driver/libvirt/arpsnoop"
 )
 
 // Options configure a Driver. Zero values mean the defaults named.
@@ -46,7 +46,7 @@ type Driver struct {
 	at       layout
 	accel    accelerator
 	quotas   quotas
-	snooper  *neighbours.Snooper
+	snooper  *arpsnoop.Snooper
 
 	mu sync.Mutex
 	// changing are the machines whose records are being changed: a List may find the end of a guest while it is stopped.
@@ -107,7 +107,7 @@ func newDriver(opt Options, hv hypervisor) (*Driver, error) {
 		hv: hv, opt: opt, at: layout{images: opt.Images},
 		identity: driver.Identity{ClusterID: opt.ClusterID, NodeID: opt.NodeID, Owns: opt.Owns},
 		changing: map[string]chan struct{}{}, young: map[driver.ID]time.Time{}, resting: map[string]time.Time{},
-		noting: make(chan struct{}, notesAtOnce), snooper: neighbours.New(),
+		noting: make(chan struct{}, notesAtOnce), snooper: arpsnoop.New(),
 	}
 	d.accel.try = d.tryKVM
 	return d, nil

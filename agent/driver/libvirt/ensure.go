@@ -11,8 +11,8 @@ import (
 	"time"
 
 	"github.com/persys/compute/agent/driver"
-	"github.com/persys/compute/agent/driver/libvirt/described"
 	"github.com/persys/compute/agent/driver/libvirt/diskfile"
+	"github.com/persys/compute/agent/driver/libvirt/hostcaps"
 	"github.com/persys/compute/agent/driver/libvirt/nocloud"
 )
 
@@ -231,7 +231,7 @@ func (d *Driver) define(ctx context.Context, spec driver.Spec, p *plan, old *ins
 	}
 	at.bridges = bridges
 	at.record.addressed(p.nics)
-	former, err := d.noted(p.domain, spec.ID)
+	former, err := d.journaledDisks(p.domain, spec.ID)
 	if err != nil {
 		return err
 	}
@@ -290,7 +290,7 @@ func (d *Driver) networks(ctx context.Context, p *plan) (subnets map[string][]no
 		text, err := d.hv.network(ctx, n.Network)
 		switch {
 		case err == nil:
-			if subnets[n.Network], err = described.Subnets(text); err != nil {
+			if subnets[n.Network], err = hostcaps.Subnets(text); err != nil {
 				return nil, nil, driver.Errorf(driver.RuntimeError, "network", "%s: %w", n.Network, err)
 			}
 		case !errors.Is(err, errAbsent):
@@ -543,13 +543,13 @@ func (d *Driver) tidy(ctx context.Context, in *instance) error {
 		seed = r.Seed.Path
 	}
 	keep := d.at.keep(in.name)
-	if err := diskfile.RemoveOthers(keep, seed, r.Console, ownerFile, notedFile); err != nil {
+	if err := diskfile.RemoveOthers(keep, seed, r.Console, ownerFile, diskJournal); err != nil {
 		return err
 	}
 	if !changed {
 		return nil
 	}
-	if err := writeNoted(keep, r.Disks); err != nil {
+	if err := writeDiskJournal(keep, r.Disks); err != nil {
 		return err
 	}
 	return d.change(ctx, in, func(r *record) {

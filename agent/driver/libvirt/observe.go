@@ -15,7 +15,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/persys/compute/agent/driver"
-	"github.com/persys/compute/agent/driver/libvirt/neighbours"
+	"github.com/persys/compute/agent/driver/libvirt/arpsnoop"
 )
 
 // List is driver.Driver's. Finding that a guest ended writes down when.
@@ -36,7 +36,7 @@ func (d *Driver) List(ctx context.Context) ([]driver.Observed, error) {
 	answers := d.interfaces(ctx, seen)
 	var out []driver.Observed
 	young := map[driver.ID]time.Time{}
-	table := sync.OnceValue(func() map[string][]string { return neighbours.Kernel("/proc/net/arp") })
+	table := sync.OnceValue(func() map[string][]string { return arpsnoop.Kernel("/proc/net/arp") })
 	patience, cancel := context.WithTimeout(ctx, noteWait)
 	defer cancel()
 	for i, in := range seen {

@@ -21,8 +21,8 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/persys/compute/agent/driver"
-	"github.com/persys/compute/agent/driver/libvirt/described"
 	"github.com/persys/compute/agent/driver/libvirt/diskfile"
+	"github.com/persys/compute/agent/driver/libvirt/hostcaps"
 	"github.com/persys/compute/agent/driver/libvirt/libvirttest"
 	agentv1 "github.com/persys/compute/api/agent/v1"
 	"github.com/persys/compute/testbed"
@@ -436,7 +436,7 @@ func TestAcceleration(t *testing.T) {
 	}
 	t.Logf("the trial of KVM says: %v", d.accel.run.err)
 	again := openDriver(t, daemon, "node-a", auto)
-	again.accel.try = func(context.Context, *described.Machine) error {
+	again.accel.try = func(context.Context, *hostcaps.Machine) error {
 		t.Error("KVM is tried again although the outcome is known")
 		return nil
 	}

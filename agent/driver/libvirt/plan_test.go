@@ -13,7 +13,7 @@ import (
 
 	"github.com/kdomanski/iso9660"
 	"github.com/persys/compute/agent/driver"
-	"github.com/persys/compute/agent/driver/libvirt/described"
+	"github.com/persys/compute/agent/driver/libvirt/hostcaps"
 	"github.com/persys/compute/agent/driver/libvirt/nocloud"
 	agentv1 "github.com/persys/compute/api/agent/v1"
 )
@@ -29,9 +29,9 @@ func specFor(vm *agentv1.VMSpec, volumes ...driver.Volume) driver.Spec {
 }
 
 var (
-	emulated = &described.Machine{Kind: "qemu", Type: "pc-q35-7.2", Emulator: "/usr/bin/qemu-system-x86_64", CPU: "maximum", CDROMBus: "sata", VNC: true, RNG: true, PanicDevice: "isa"}
-	native   = &described.Machine{Kind: "kvm", Type: "pc-q35-7.2", Emulator: "/usr/bin/qemu-system-x86_64", CPU: "host-passthrough", CDROMBus: "sata", VNC: true, RNG: true, PanicDevice: "isa"}
-	arm      = &described.Machine{Kind: "kvm", Type: "virt-7.2", Emulator: "/usr/bin/qemu-system-aarch64", CPU: "host-passthrough", Firmware: "efi", CDROMBus: "scsi"}
+	emulated = &hostcaps.Machine{Kind: "qemu", Type: "pc-q35-7.2", Emulator: "/usr/bin/qemu-system-x86_64", CPU: "maximum", CDROMBus: "sata", VNC: true, RNG: true, PanicDevice: "isa"}
+	native   = &hostcaps.Machine{Kind: "kvm", Type: "pc-q35-7.2", Emulator: "/usr/bin/qemu-system-x86_64", CPU: "host-passthrough", CDROMBus: "sata", VNC: true, RNG: true, PanicDevice: "isa"}
+	arm      = &hostcaps.Machine{Kind: "kvm", Type: "virt-7.2", Emulator: "/usr/bin/qemu-system-aarch64", CPU: "host-passthrough", Firmware: "efi", CDROMBus: "scsi"}
 )
 
 // The domain of a specification, on machines that offer different things.
@@ -40,7 +40,7 @@ func TestDomain(t *testing.T) {
 		name    string
 		vm      *agentv1.VMSpec
 		volumes []driver.Volume
-		machine *described.Machine
+		machine *hostcaps.Machine
 		vnc     string
 		bridges map[string]bool
 	}{
@@ -213,7 +213,7 @@ func TestNetworkConfig(t *testing.T) {
 		t.Fatal(err)
 	}
 	golden(t, "network-config.yaml", got)
-	facts, err := described.Subnets(`<network><name>n</name><forward mode='nat'/><ip address='192.168.122.1' netmask='255.255.255.0'/><ip family='ipv6' address='fd00::1' prefix='64'/></network>`)
+	facts, err := hostcaps.Subnets(`<network><name>n</name><forward mode='nat'/><ip address='192.168.122.1' netmask='255.255.255.0'/><ip family='ipv6' address='fd00::1' prefix='64'/></network>`)
 	if err != nil || len(facts) != 2 || facts[0] != lan["default"][0] || facts[1].Prefix.String() != "fd00::/64" {
 		t.Errorf("facts %+v, %v", facts, err)
 	}

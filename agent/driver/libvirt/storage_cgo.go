@@ -7,7 +7,7 @@ import (
 	"errors"
 
 	"github.com/persys/compute/agent/driver"
-	"github.com/persys/compute/agent/driver/libvirt/described"
+	"github.com/persys/compute/agent/driver/libvirt/hostcaps"
 	lv "libvirt.org/go/libvirt"
 )
 
@@ -110,7 +110,7 @@ func (v *connection) pools(ctx context.Context) ([]driver.Pool, error) {
 			if err != nil {
 				continue
 			}
-			out = append(out, driver.Pool{Name: name, Type: described.PoolType(text), Total: int64(info.Capacity), Used: int64(info.Allocation)})
+			out = append(out, driver.Pool{Name: name, Type: hostcaps.PoolType(text), Total: int64(info.Capacity), Used: int64(info.Allocation)})
 		}
 		return out, nil
 	})

@@ -4,14 +4,14 @@ import (
 	"path/filepath"
 	"strings"
 
-	"github.com/persys/compute/agent/driver/libvirt/described"
 	"github.com/persys/compute/agent/driver/libvirt/diskfile"
+	"github.com/persys/compute/agent/driver/libvirt/hostcaps"
 	"libvirt.org/go/libvirtxml"
 )
 
 // found is what the machine answered to a plan.
 type found struct {
-	machine *described.Machine
+	machine *hostcaps.Machine
 	// bridges are those of the plan's networks that are plain bridges.
 	bridges map[string]bool
 	vnc     string // address to listen on; empty: no screen
@@ -96,7 +96,7 @@ func domainXML(p *plan, at found) (string, error) {
 	return dom.Marshal()
 }
 
-func diskXML(d diskPlan, m *described.Machine) libvirtxml.DomainDisk {
+func diskXML(d diskPlan, m *hostcaps.Machine) libvirtxml.DomainDisk {
 	out := libvirtxml.DomainDisk{
 		Device: "disk",
 		Driver: &libvirtxml.DomainDiskDriver{Name: "qemu", Type: d.format},

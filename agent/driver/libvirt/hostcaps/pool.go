@@ -1,4 +1,4 @@
-package described
+package hostcaps
 
 import "encoding/xml"
 

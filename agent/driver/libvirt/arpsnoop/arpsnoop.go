@@ -1,4 +1,4 @@
-// Package neighbours finds out which addresses interfaces on a bridge have, from what they say there.
+// Package arpsnoop finds out which addresses interfaces on a bridge have, from what they say there.
 //
 // Nobody tells which address a guest got from somebody else's DHCP server. But whoever speaks IPv4 on
 // an Ethernet says so itself: before its first packet to a neighbour it asks all of them for that one's
@@ -6,7 +6,7 @@
 // keeps only what it was asked itself, so on a bridge where this machine has no address, or where
 // nobody talks to it, it knows nothing; and libvirt 9, which can be asked for the kernel's table, fails
 // on it under newer kernels ("wrong nlmsg len"). So the driver listens, and looks into the table too.
-package neighbours
+package arpsnoop
 
 import (
 	"bufio"

@@ -13,10 +13,10 @@ import (
 	"github.com/persys/compute/agent/driver/libvirt/diskfile"
 )
 
-// notedFile lists, in a domain's folder, the disks that we made for the domain or are about to make. The
+// diskJournal lists, in a domain's folder, the disks that we made for the domain or are about to make. The
 // record in the domain is what counts; this is for when there is none: a creation failed, or somebody
 // undefined the domain.
-const notedFile = "persys-disks"
+const diskJournal = "persys-disks"
 
 // note writes the list, before anything that it names is made.
 func (d *Driver) note(domain string, spec driver.Spec, disks []ownDisk) error {
@@ -27,10 +27,10 @@ func (d *Driver) note(domain string, spec driver.Spec, disks []ownDisk) error {
 	if err := diskfile.Write(filepath.Join(keep, ownerFile), []byte(owner(spec))); err != nil {
 		return err
 	}
-	return writeNoted(keep, disks)
+	return writeDiskJournal(keep, disks)
 }
 
-func writeNoted(keep string, disks []ownDisk) error {
+func writeDiskJournal(keep string, disks []ownDisk) error {
 	if err := diskfile.MakeFolder(keep); err != nil {
 		return err
 	}
@@ -38,17 +38,17 @@ func writeNoted(keep string, disks []ownDisk) error {
 	if err != nil {
 		return driver.Errorf(driver.StorageProvisionFailed, "disk", "%w", err)
 	}
-	return diskfile.Write(filepath.Join(keep, notedFile), raw)
+	return diskfile.Write(filepath.Join(keep, diskJournal), raw)
 }
 
 // noted reads the list. Only disks count that still have this node's mark for this workload, which also
 // says what they were made from: the list may be of an order that failed before it made them so. None do if
 // the folder is another node's by now.
-func (d *Driver) noted(domain string, id driver.ID) ([]ownDisk, error) {
+func (d *Driver) journaledDisks(domain string, id driver.ID) ([]ownDisk, error) {
 	if of, ours := d.keptFor(domain); !ours || of != id {
 		return nil, nil
 	}
-	raw, err := os.ReadFile(filepath.Join(d.at.keep(domain), notedFile))
+	raw, err := os.ReadFile(filepath.Join(d.at.keep(domain), diskJournal))
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
 	}
@@ -77,7 +77,7 @@ func (d *Driver) noted(domain string, id driver.ID) ([]ownDisk, error) {
 // leftBehind are the noted disks that a workload leaves when it is removed, but for those that it may have
 // moved on with.
 func (d *Driver) leftBehind(ctx context.Context, domain string, id driver.ID) ([]ownDisk, error) {
-	disks, err := d.noted(domain, id)
+	disks, err := d.journaledDisks(domain, id)
 	if err != nil {
 		return nil, err
 	}

@@ -1,6 +1,6 @@
-// Package described reads what libvirt says in XML: the ways to run guests on a host, its networks and its
+// Package hostcaps reads what libvirt says in XML: the ways to run guests on a host, its networks and its
 // storage pools, and the interfaces of a guest.
-package described
+package hostcaps
 
 import (
 	"encoding/xml"

@@ -1,5 +1,5 @@
-// Package trial is a guest of 300 bytes that shows whether KVM works: it turns itself off if it does.
-package trial
+// Package kvmprobe is a guest of 300 bytes that shows whether KVM works: it turns itself off if it does.
+package kvmprobe
 
 import "libvirt.org/go/libvirtxml"
 
