@@ -58,11 +58,12 @@ var mayImport = []struct {
 	{"cluster/...", []string{"api/command/...", "fsm/...", "pki/..."}},
 	{"dnsserver/...", []string{"fsm/...", "telemetry"}},
 	{"mirror/...", []string{"fsm/...", "api/command/..."}},
+	{"agent/workload", nil},
 	// What tests of drivers share, beside them.
 	{"agent/driver/moby/mobytest", []string{"testbed"}},
 	{"agent/driver/libvirt/libvirttest", []string{"testbed"}},
 	{"agent/driver/drivertest", []string{"agent/driver", "api/agent/...", "testbed"}},
-	{"agent/driver/...", []string{"api/agent/..."}},
+	{"agent/driver/...", []string{"api/agent/...", "agent/workload"}},
 	{"agent/...", []string{"api/...", "pki/...", "rpc/dial/...", "rpc/limits", "telemetry"}},
 	{"rpc/...", []string{"api/...", "fsm/...", "sched", "spec/...", "pki/..."}},
 	{"gateway/...", []string{"api/...", "rpc/dial/...", "rpc/limits", "pki/...", "telemetry"}},
@@ -85,6 +86,7 @@ var neverReach = []struct {
 }{
 	{"fsm/...", impure, "the state machine must give the same answer on every replica and at every replay"},
 	{"sched", impure, "planning is a pure step over what it is given, so that simulator, dry run and production share it"},
+	{"agent/workload", impure, "the agent's core imports it and stays a pure step over what it is given"},
 	{"api/command/...", []string{"google.golang.org/grpc/..."}, "the log's vocabulary holds no service: the state machine imports it"},
 	{"agent/...", []string{module + "/fsm/...", module + "/sched/...", module + "/cluster/..."}, "an agent knows the wire, never the control plane's insides: both are upgraded on their own"},
 	{"cluster/...", []string{module + "/rpc/..."}, "consensus knows no API; rpc declares what it consumes and cmd wires the two"},
@@ -99,7 +101,7 @@ var drivers = []string{"docker", "compose", "libvirt", "sim"}
 
 // pure are the packages whose own files hold no clock, randomness, goroutine or map order.
 // fsm/store is not among them (it may block), nor is sched/leader (it owns the loop and the clock).
-var pure = []string{"fsm", "fsm/bounds", "fsm/queue", "fsm/quota", "fsm/receipts", "fsm/rollout", "sched", "sched/agenda", "sched/rolling"}
+var pure = []string{"fsm", "fsm/bounds", "fsm/queue", "fsm/quota", "fsm/receipts", "fsm/rollout", "sched", "sched/agenda", "sched/rolling", "agent/workload"}
 
 var (
 	forbiddenNames = []string{"util", "utils", "common", "helper", "helpers", "model", "models"}

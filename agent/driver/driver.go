@@ -2,28 +2,11 @@ package driver
 
 import (
 	"context"
-	"fmt"
 	"io"
-	"strconv"
-	"strings"
 	"time"
 
 	agentv1 "github.com/persys/compute/api/agent/v1"
 )
-
-// Kind is a type of workload. The values are those of the control API and of the health check's
-// runtime_status map.
-type Kind string
-
-// The kinds.
-const (
-	Container Kind = "container"
-	Compose   Kind = "compose"
-	VM        Kind = "vm"
-)
-
-// ID is a workload id: [A-Za-z0-9][A-Za-z0-9_.-]{0,127}.
-type ID string
 
 // Driver runs workloads of one kind on one engine. The package comment states the contract.
 //
@@ -109,142 +92,6 @@ func (s Spec) Validate() error {
 	return nil
 }
 
-// Generation is an assignment's fence: a later incarnation wins, then a later sequence.
-type Generation struct {
-	Incarnation uint64
-	Sequence    uint64
-}
-
-// String is the form on labels: "<incarnation>.<sequence>".
-func (g Generation) String() string {
-	return strconv.FormatUint(g.Incarnation, 10) + "." + strconv.FormatUint(g.Sequence, 10)
-}
-
-// Less orders generations.
-func (g Generation) Less(other Generation) bool {
-	if g.Incarnation != other.Incarnation {
-		return g.Incarnation < other.Incarnation
-	}
-	return g.Sequence < other.Sequence
-}
-
-// ParseGeneration reads the form that String writes.
-func ParseGeneration(s string) (Generation, error) {
-	left, right, ok := strings.Cut(s, ".")
-	if !ok {
-		return Generation{}, fmt.Errorf("generation %q: want <incarnation>.<sequence>", s)
-	}
-	incarnation, err := strconv.ParseUint(left, 10, 64)
-	if err != nil {
-		return Generation{}, fmt.Errorf("generation %q: incarnation: %w", s, err)
-	}
-	sequence, err := strconv.ParseUint(right, 10, 64)
-	if err != nil {
-		return Generation{}, fmt.Errorf("generation %q: sequence: %w", s, err)
-	}
-	return Generation{Incarnation: incarnation, Sequence: sequence}, nil
-}
-
-// State is what a workload does now. The first five are the agent API's ActualState.
-type State string
-
-// The states.
-const (
-	Pending State = "Pending" // being started or restarted by the engine
-	Running State = "Running"
-	Stopped State = "Stopped" // created but not started, stopped, or ended with exit code 0
-	Failed  State = "Failed"  // ended with another exit code, or could not start
-	Unknown State = "Unknown" // the engine has no word for it that we know
-	Absent  State = "Absent"  // never in a List; what a caller says of an ID that is not in it
-)
-
-// Observed is one workload as the engine has it.
-type Observed struct {
-	ID ID
-	// Revision, Content and Generation are those of the spec that created the instance. Content
-	// is empty on an instance that an agent without our labels made.
-	Revision   string
-	Content    string
-	Generation Generation
-	ClusterID  string
-	NodeID     string
-	// Owned is true if the instance carries our cluster and node. It is false for one without
-	// these labels, which is listed because our own store claims it: to be adopted, by writing
-	// its RuntimeID and content in the store.
-	Owned bool
-
-	State State
-	// Class says why a Failed workload failed; empty in other states.
-	Class Class
-	// Message is one short line for people.
-	Message string
-	// Health is what the runtime's health checks say of what runs; empty where nothing is checked.
-	Health Health
-	// ExitCode is of the last end; meaningful only if FinishedAt is set.
-	ExitCode int
-	// Zero times are unknown or not yet.
-	StartedAt    time.Time
-	FinishedAt   time.Time
-	RestartCount int
-
-	// Addresses are those of the workload itself, Ports what the host forwards to it.
-	Addresses []string
-	Ports     []Port
-
-	// RuntimeID changes exactly when the workload is recreated. Name is the engine's name for it.
-	RuntimeID string
-	Name      string
-	// Parts are the engine's ids of what a workload of several parts is made of; empty for one of one.
-	Parts []string
-	// DiskCapped: the engine itself keeps the instance within its disk limit.
-	DiskCapped bool
-	// Labels are all of the instance's labels.
-	Labels map[string]string
-	// Metadata are the status keys of contract/semantics.md section 11 (container.id, …), each
-	// value at most MaxMetadata bytes.
-	Metadata map[string]string
-}
-
-// Health is a verdict of health checks.
-type Health string
-
-// The verdicts.
-const (
-	Healthy   Health = "healthy"
-	Starting  Health = "starting"
-	Unhealthy Health = "unhealthy"
-)
-
-// Worse is the one of two that says less good; empty says nothing.
-func (h Health) Worse(o Health) Health {
-	for _, x := range [...]Health{Unhealthy, Starting, Healthy} {
-		if h == x || o == x {
-			return x
-		}
-	}
-	return ""
-}
-
-// Under is the observation as reported for a desired state: a workload that should be stopped and
-// ended with an error is stopped, and its message keeps the error (contract/semantics.md,
-// section 10). A kill after the grace period would else read as a failure.
-func (o Observed) Under(running bool) Observed {
-	if !running && o.State == Failed {
-		o.State, o.Class = Stopped, ""
-	}
-	return o
-}
-
-// Port is one forwarded port.
-type Port struct {
-	// HostIP is empty for all addresses.
-	HostIP   string
-	HostPort int
-	// Port is inside the workload.
-	Port     int
-	Protocol string // tcp or udp
-}
-
 // Capacity is what an engine says of itself.
 type Capacity struct {
 	// EngineID is the same for all agents on one engine and differs between engines: host ports
@@ -270,25 +117,4 @@ type LogOptions struct {
 	// Seen, if set, is told the time of every line, by the engine's clock, before the line is read:
 	// a reader that breaks off goes on from there. Not all engines know it of all workloads.
 	Seen func(time.Time)
-}
-
-// MaxMetadata bounds a value in Observed.Metadata, in bytes: it travels in every heartbeat.
-const MaxMetadata = 4 << 10
-
-// Bound cuts s to its last MaxMetadata bytes, at a rune boundary: of an error output the end
-// matters.
-func Bound(s string) string { return Tail(s, MaxMetadata) }
-
-// Tail is Bound for another number of bytes.
-func Tail(s string, most int) string {
-	if len(s) <= most {
-		return s
-	}
-	s = s[len(s)-most:]
-	for i := 0; i < len(s) && i < 4; i++ {
-		if s[i]&0xC0 != 0x80 {
-			return s[i:]
-		}
-	}
-	return s
 }

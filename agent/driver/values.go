@@ -1,0 +1,77 @@
+package driver
+
+import "github.com/persys/compute/agent/workload"
+
+// The values that drivers share with the agent's core; package workload documents them.
+type (
+	Kind       = workload.Kind
+	ID         = workload.ID
+	Generation = workload.Generation
+	State      = workload.State
+	Observed   = workload.Observed
+	Health     = workload.Health
+	Port       = workload.Port
+	Class      = workload.Class
+)
+
+// See workload.Kind.
+const (
+	Container = workload.Container
+	Compose   = workload.Compose
+	VM        = workload.VM
+)
+
+// See workload.State.
+const (
+	Pending = workload.Pending
+	Running = workload.Running
+	Stopped = workload.Stopped
+	Failed  = workload.Failed
+	Unknown = workload.Unknown
+	Absent  = workload.Absent
+)
+
+// See workload.Health.
+const (
+	Healthy   = workload.Healthy
+	Starting  = workload.Starting
+	Unhealthy = workload.Unhealthy
+)
+
+// See workload.Class.
+const (
+	ImagePullTimeout       = workload.ImagePullTimeout
+	ImagePullAuthFailed    = workload.ImagePullAuthFailed
+	InvalidImage           = workload.InvalidImage
+	NetworkTimeout         = workload.NetworkTimeout
+	NetworkUnreachable     = workload.NetworkUnreachable
+	DNSResolutionFailed    = workload.DNSResolutionFailed
+	InsufficientResources  = workload.InsufficientResources
+	StorageFull            = workload.StorageFull
+	ResourceQuotaExceeded  = workload.ResourceQuotaExceeded
+	InvalidSpecification   = workload.InvalidSpecification
+	InvalidConfiguration   = workload.InvalidConfiguration
+	PortBindConflict       = workload.PortBindConflict
+	RuntimeError           = workload.RuntimeError
+	RuntimeUnhealthy       = workload.RuntimeUnhealthy
+	UnknownError           = workload.UnknownError
+	RuntimeResourceMissing = workload.RuntimeResourceMissing
+	StorageProvisionFailed = workload.StorageProvisionFailed
+	StorageAttachFailed    = workload.StorageAttachFailed
+	CloudInitInvalid       = workload.CloudInitInvalid
+)
+
+// MaxMetadata bounds a value in Observed.Metadata, in bytes.
+const MaxMetadata = workload.MaxMetadata
+
+// Classes returns all classes of failures, in the contract's order.
+func Classes() []Class { return workload.Classes() }
+
+// ParseGeneration reads the form that Generation.String writes.
+func ParseGeneration(s string) (Generation, error) { return workload.ParseGeneration(s) }
+
+// Bound cuts s to its last MaxMetadata bytes, at a rune boundary.
+func Bound(s string) string { return workload.Bound(s) }
+
+// Tail cuts s to its last most bytes, at a rune boundary.
+func Tail(s string, most int) string { return workload.Tail(s, most) }
