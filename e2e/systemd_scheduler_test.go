@@ -6,8 +6,6 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"runtime"
-	"slices"
 	"strings"
 	"testing"
 
@@ -18,8 +16,7 @@ import (
 )
 
 // TestSystemdScheduler runs a scheduler by the packed unit under a real systemd, as the user persys
-// and without rights but one: it comes up, the runtime's monitor alone is woken late (ADR 31), and
-// systemd brings it back with what it knew when it was killed.
+// and without any capability: it comes up, and after a kill systemd starts it again with its state.
 func TestSystemdScheduler(t *testing.T) {
 	theEngine(t)
 	bins := shipped(t)
@@ -59,11 +56,6 @@ func TestSystemdScheduler(t *testing.T) {
 	}))
 	process := machine.Path("/proc/" + ctl("show", "--property=MainPID", "--value", "persys-scheduler"))
 	confined(t, process)
-	var late []int
-	if runtime.NumCPU() > 1 {
-		late = []int{1} // the second, which the runtime starts first
-	}
-	must(t, testbed.Poll(t.Context(), settle, "the monitor alone may be woken late", func(context.Context) error { return onlyLate(process, late) }))
 
 	restarts := func() string { return ctl("show", "--property=NRestarts", "--value", "persys-scheduler") }
 	before := restarts()
@@ -77,43 +69,14 @@ func TestSystemdScheduler(t *testing.T) {
 	}))
 }
 
-// confined requires that a process, a folder of /proc, has no capability but CAP_SYS_NICE, nor can
-// have another.
+// confined requires that a process, a folder of /proc, has no capability and cannot gain one.
 func confined(t *testing.T, process string) {
 	t.Helper()
-	const sysNice = "0000000000800000"
+	const none = "0000000000000000"
 	status := string(got[[]byte](t)(os.ReadFile(filepath.Join(process, "status"))))
 	for _, set := range []string{"CapPrm", "CapEff", "CapBnd", "CapAmb"} {
-		if !strings.Contains(status, set+":\t"+sysNice+"\n") {
-			t.Errorf("its %s is not %s:\n%s", set, sysNice, status)
+		if !strings.Contains(status, set+":\t"+none+"\n") {
+			t.Errorf("its %s is not %s:\n%s", set, none, status)
 		}
 	}
-}
-
-// onlyLate says how it is not so that of the threads of a process, in the order in which they were
-// started, those and no others may be woken late.
-func onlyLate(process string, want []int) error {
-	tasks, err := os.Open(filepath.Join(process, "task"))
-	if err != nil {
-		return err
-	}
-	defer tasks.Close()
-	names, err := tasks.Readdirnames(-1) // in that order
-	if err != nil {
-		return err
-	}
-	var late []int
-	for i, name := range names {
-		raw, err := os.ReadFile(filepath.Join(filepath.Dir(process), name, "timerslack_ns"))
-		if err != nil {
-			return err
-		}
-		if strings.TrimSpace(string(raw)) == "4000000" {
-			late = append(late, i)
-		}
-	}
-	if !slices.Equal(late, want) {
-		return fmt.Errorf("of %d threads those at %v may, want %v", len(names), late, want)
-	}
-	return nil
 }

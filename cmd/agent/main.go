@@ -34,7 +34,6 @@ func run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	go agentd.KeepSmall(ctx)
 	if guards {
 		return agentd.RunGuard(ctx, cfg, version, untilIdle, log)
 	}

@@ -8,6 +8,7 @@ import (
 	"context"
 	"errors"
 	"os"
+	"runtime/debug"
 
 	"github.com/persys/compute/cluster"
 	"github.com/persys/compute/cmd/internal/scheduler"
@@ -38,13 +39,11 @@ func run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if err := setup.HugePages(); err != nil {
-		log.Info("the heap is backed by small pages", "err", err)
+	if os.Getenv("GOGC") == "" {
+		// Requests are short-lived garbage, up to a few hundred MB per second, beside a state that stays.
+		// Collect when the heap is four times the live memory, not twice as by default. GOGC overrides this.
+		debug.SetGCPercent(300)
 	}
-	if err := setup.SlowSysmon(ctx); err != nil {
-		log.Info("the runtime's monitor is as quick as ever", "err", err)
-	}
-	setup.PaceGC()
 	for {
 		r, err := scheduler.Start(ctx, cfg, version, log)
 		if err != nil {
