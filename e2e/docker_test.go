@@ -3,6 +3,7 @@ package e2e
 import (
 	"context"
 	"errors"
+	"os"
 	"sync"
 	"testing"
 	"time"
@@ -11,21 +12,24 @@ import (
 	"github.com/persys/compute/testbed"
 )
 
-// docker is the real engine with an image to run, made ready by the first test
-// that wants it.
+// docker is the Docker engine of this machine and the image of this run. The first test that needs them
+// opens them.
 type docker struct {
 	once   sync.Once
 	engine *harness.Engine
-	image  string // of this run alone: others may have the engine too
+	image  string // of this run alone: other runs may use the engine too
 	err    error
 }
 
 var shared docker
 
-// theEngine is the one of this machine, for this test alone until its end: its
+// theEngine returns the Docker engine, which no other test uses until this one ends, and an image: its
 // containers have the names of workloads, and some publish a port of the machine.
 func theEngine(t *testing.T) (*harness.Engine, string) {
 	t.Helper()
+	if os.Getenv(harness.NamespaceEnv) != "" {
+		t.Fatalf("a test with the Docker engine runs in the network of the machine, where ports are published: list it in e2e/lanes.txt with the lane host")
+	}
 	shared.once.Do(func() { shared.err = shared.open() })
 	testbed.Need(t, "a Docker engine", shared.err)
 	t.Cleanup(got[func()](t)(shared.engine.Alone(t.Context())))

@@ -16,30 +16,32 @@ import (
 	"github.com/persys/compute/testbed"
 )
 
-// builds are the programs under test, each made when the first test asks for it.
+// builds are the sets of programs under test, each built when the first test asks for it.
 type builds struct {
 	dir  string
-	made bool // by the test that runs this one
-	once [3]sync.Once
-	bin  [3]harness.Binaries
-	err  [3]error
+	made bool // by the process that runs this one
+	once map[string]func() (harness.Binaries, error)
 }
 
 var built builds
 
-// madeEnv names the folder of programs that are built already.
-const madeEnv = "E2E_BUILDS"
-
 func TestMain(m *testing.M) {
+	if os.Getenv(harness.NamespaceEnv) != "" {
+		if err := harness.RaiseLoopback(); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+	}
 	dir, err := os.MkdirTemp("", "persys-e2e-bin-")
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(1)
 	}
 	built.dir = dir
-	if made := os.Getenv(madeEnv); made != "" {
+	if made := os.Getenv(harness.BuildsEnv); made != "" {
 		built.dir, built.made = made, true
 	}
+	built.prepare()
 	code := m.Run()
 	if shared.engine != nil {
 		if err := shared.close(); err != nil {
@@ -54,45 +56,36 @@ func TestMain(m *testing.M) {
 	testbed.Exit(code)
 }
 
-// shipped are the static programs as they are released.
-func shipped(t *testing.T) harness.Binaries { return built.get(t, 0) }
+// shipped returns the static programs as they are released, without the gateway.
+func shipped(t *testing.T) harness.Binaries { return built.get(t, harness.ShippedSet) }
 
-// raced are built with the race detector: whatever a test is about, a data race
-// in any log fails it.
+// raced returns programs with the race detector: a data race that any log reports fails the test.
 func raced(t *testing.T) harness.Binaries {
-	if os.Getenv("E2E_ONE_BUILD") != "" {
-		return shipped(t)
-	}
-	b := built.get(t, 1)
+	b := built.get(t, harness.RaceSet)
 	b.Ctl = shipped(t).Ctl
 	return b
 }
 
-// faces are the programs that people look at, with the race detector.
-func faces(t *testing.T) harness.Binaries { return built.get(t, 2) }
+// faces returns the gateway and persys dev with the race detector.
+func faces(t *testing.T) harness.Binaries { return built.get(t, harness.FacesSet) }
 
-func (b *builds) get(t *testing.T, race int) harness.Binaries {
-	t.Helper()
-	b.once[race].Do(func() {
-		ctx, cancel := context.WithTimeout(context.Background(), 10*time.Minute)
-		defer cancel()
-		opt := harness.BuildOptions{Dir: filepath.Join(b.dir, [3]string{"shipped", "race", "faces"}[race])}
-		switch race {
-		case 1:
-			opt.Race, opt.Programs = true, []string{harness.SchedulerProgram, harness.AgentProgram}
-		case 2:
-			opt.Race, opt.Programs = true, []string{harness.GatewayProgram, harness.DevProgram}
-		}
-		if b.made {
-			b.bin[race] = harness.BuiltIn(opt.Dir)
-			return
-		}
-		b.bin[race], b.err[race] = harness.Build(ctx, opt)
-	})
-	if b.err[race] != nil {
-		t.Fatal(b.err[race])
+func (b *builds) prepare() {
+	b.once = map[string]func() (harness.Binaries, error){}
+	for name, opt := range harness.Sets(b.dir) {
+		b.once[name] = sync.OnceValues(func() (harness.Binaries, error) {
+			if b.made {
+				return harness.BuiltIn(opt.Dir), nil
+			}
+			ctx, cancel := context.WithTimeout(context.Background(), 10*time.Minute)
+			defer cancel()
+			return harness.Build(ctx, opt)
+		})
 	}
-	return b.bin[race]
+}
+
+func (b *builds) get(t *testing.T, set string) harness.Binaries {
+	t.Helper()
+	return got[harness.Binaries](t)(b.once[set]())
 }
 
 // start starts a cluster and takes it down at the end; a test that failed leaves

@@ -21,29 +21,26 @@ import (
 	"github.com/persys/compute/testbed"
 )
 
-// insideEnv says that the network is the test's own.
-const insideEnv = "E2E_INSIDE"
-
-// inside runs the calling test again, in a network namespace of its own, and
-// reports whether this is that run, with a network to cut.
+// inside runs the calling test again in a network namespace of its own, unless it has one already. It
+// reports whether this process has the namespace, and returns its network.
 func inside(t *testing.T) (*harness.Wire, bool) {
 	t.Helper()
-	if os.Getenv(insideEnv) != "" {
+	if os.Getenv(harness.NamespaceEnv) != "" {
 		return got[*harness.Wire](t)(harness.OpenWire(t.Context())), true
 	}
 	if os.Getuid() != 0 {
 		testbed.Need(t, "a network namespace", errors.New("it takes root"))
 	}
-	raced(t) // built once, out here
+	raced(t) // built once, for the other process too
 	args := []string{"-test.run=^" + t.Name() + "$", "-test.v"}
 	if at, ok := t.Deadline(); ok {
 		args = append(args, "-test.timeout="+(time.Until(at)-5*time.Second).String())
 	}
 	cmd := exec.CommandContext(t.Context(), os.Args[0], args...)
-	cmd.Env = append(os.Environ(), insideEnv+"=1", madeEnv+"="+built.dir)
+	cmd.Env = append(os.Environ(), harness.NamespaceEnv+"=1", harness.BuildsEnv+"="+built.dir)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNET, Pdeathsig: syscall.SIGKILL}
 	out, err := cmd.CombinedOutput()
-	t.Logf("in a network of its own:\n%s", out)
+	t.Logf("in a network namespace:\n%s", out)
 	must(t, err)
 	return nil, false
 }

@@ -87,16 +87,10 @@ func exists(path string) bool {
 func TestDevInOneProcess(t *testing.T) {
 	root := got[string](t)(harness.Root(t.Context()))
 	dir := t.TempDir()
-	bin := filepath.Join(dir, "persys")
-	build := exec.CommandContext(t.Context(), "go", "build", "-o", bin, "./cmd/persys")
-	build.Dir = root
-	if out, err := build.CombinedOutput(); err != nil {
-		t.Fatalf("building persys: %v\n%s", err, out)
-	}
 	tmp := filepath.Join(dir, "tmp")
 	must(t, os.Mkdir(tmp, 0o700))
 	p := &harness.Process{
-		Name: "dev", Path: bin, Args: []string{"dev", "--simulate", "--port", "0"}, Log: filepath.Join(dir, "dev.log"),
+		Name: "dev", Path: shipped(t).Dev, Args: []string{"dev", "--simulate", "--port", "0"}, Log: filepath.Join(dir, "dev.log"),
 		Env: append(os.Environ(), "TMPDIR="+tmp),
 	}
 	must(t, p.Start())

@@ -14,6 +14,9 @@ import (
 // that is tested may be left out.
 func Judged() bool { return os.Getenv("CI") == "true" }
 
+// SkipNotice begins the message of a test that is skipped.
+const SkipNotice = "SKIPPED, NOTHING TESTED"
+
 // Need ends the test when the machine lacks what it needs, as lacks says; nil is nothing. The test
 // fails where it is judged, and elsewhere it is skipped in words that are not overlooked.
 func Need(t testing.TB, what string, lacks error) {
@@ -23,7 +26,7 @@ func Need(t testing.TB, what string, lacks error) {
 	case Judged():
 		t.Fatalf("%s is needed: %v", what, lacks)
 	default:
-		t.Skipf("SKIPPED, NOTHING TESTED: %s is needed: %v", what, lacks)
+		t.Skipf("%s: %s is needed: %v", SkipNotice, what, lacks)
 	}
 }
 

@@ -38,6 +38,28 @@ type BuildOptions struct {
 	Version string
 }
 
+// BuildsEnv is a variable that names a folder in which all Sets are built already.
+const BuildsEnv = "E2E_BUILDS"
+
+// NamespaceEnv is set in a process that has a network namespace of its own.
+const NamespaceEnv = "E2E_NAMESPACE"
+
+// Names of the sets of programs that the tests use.
+const (
+	ShippedSet = "shipped" // static, as they are released
+	RaceSet    = "race"    // scheduler and agent, with the race detector
+	FacesSet   = "faces"   // gateway and persys dev, with the race detector
+)
+
+// Sets returns how to build each set of programs, in a folder of its own below dir.
+func Sets(dir string) map[string]BuildOptions {
+	return map[string]BuildOptions{
+		ShippedSet: {Dir: filepath.Join(dir, ShippedSet), Programs: []string{SchedulerProgram, AgentProgram, CtlProgram, DevProgram}},
+		RaceSet:    {Dir: filepath.Join(dir, RaceSet), Race: true, Programs: []string{SchedulerProgram, AgentProgram}},
+		FacesSet:   {Dir: filepath.Join(dir, FacesSet), Race: true, Programs: []string{GatewayProgram, DevProgram}},
+	}
+}
+
 // Root is the folder of the module that holds the working directory.
 func Root(ctx context.Context) (string, error) { return testbed.Root(ctx) }
 

@@ -35,27 +35,35 @@ const (
 	Refusal How = "REJECT --reject-with tcp-reset"
 )
 
-// OpenWire brings up the loopback device of this namespace and tries whether the
-// filter can tell groups apart.
+// OpenWire brings up the loopback device of this namespace and checks that the packet filter can match
+// groups.
 func OpenWire(ctx context.Context) (*Wire, error) {
-	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
-	if err != nil {
-		return nil, fmt.Errorf("a socket to bring up lo: %w", err)
-	}
-	defer unix.Close(fd)
-	lo, err := unix.NewIfreq("lo")
-	if err != nil {
+	if err := RaiseLoopback(); err != nil {
 		return nil, err
-	}
-	lo.SetUint16(unix.IFF_UP | unix.IFF_RUNNING)
-	if err := unix.IoctlIfreq(fd, unix.SIOCSIFFLAGS, lo); err != nil {
-		return nil, fmt.Errorf("bringing up lo: %w", err)
 	}
 	w := &Wire{}
 	if err := w.add(ctx, Silence, firstGroup-1, "127.0.0.1:9"); err != nil {
 		return nil, err
 	}
 	return w, w.Heal(ctx)
+}
+
+// RaiseLoopback brings up the loopback device of this network namespace, which is down in a new one.
+func RaiseLoopback() error {
+	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return fmt.Errorf("a socket to bring up lo: %w", err)
+	}
+	defer unix.Close(fd)
+	lo, err := unix.NewIfreq("lo")
+	if err != nil {
+		return err
+	}
+	lo.SetUint16(unix.IFF_UP | unix.IFF_RUNNING)
+	if err := unix.IoctlIfreq(fd, unix.SIOCSIFFLAGS, lo); err != nil {
+		return fmt.Errorf("bringing up lo: %w", err)
+	}
+	return nil
 }
 
 // Own gives programs that do not run yet a group each.

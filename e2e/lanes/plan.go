@@ -1,0 +1,109 @@
+package main
+
+import (
+	"fmt"
+	"os"
+	"runtime"
+	"slices"
+	"strings"
+)
+
+// lane says how a test runs.
+type lane string
+
+const (
+	// laneNamespace is the default: a network namespace of the test's own, several tests at a time.
+	laneNamespace lane = "namespace"
+	// laneEarly is laneNamespace for the longest tests: they start first, so that none of them is
+	// waited for alone at the end.
+	laneEarly lane = "early"
+	// laneHost runs one test after another in the network of the machine, beside laneNamespace.
+	laneHost lane = "host"
+	// laneFull is laneNamespace with make test-full, and is left out otherwise.
+	laneFull lane = "full"
+)
+
+// rule is one line of lanes.txt.
+type rule struct {
+	lane   lane
+	reason string
+}
+
+// readRules reads lanes.txt: "TestName lane reason" on each line. It refuses a test that does not exist,
+// a lane that does not exist, and a line without a reason.
+func readRules(path string, tests []string) (map[string]rule, error) {
+	text, err := os.ReadFile(path)
+	if err != nil {
+		return nil, err
+	}
+	rules := map[string]rule{}
+	n := 0
+	for line := range strings.Lines(string(text)) {
+		n++
+		if line = strings.TrimSpace(line); line == "" || strings.HasPrefix(line, "#") {
+			continue
+		}
+		name, rest, _ := strings.Cut(line, " ")
+		in, reason, _ := strings.Cut(strings.TrimSpace(rest), " ")
+		reason = strings.TrimSpace(reason)
+		_, twice := rules[name]
+		switch {
+		case !slices.Contains(tests, name):
+			err = fmt.Errorf("there is no test %s", name)
+		case twice:
+			err = fmt.Errorf("%s is listed twice", name)
+		case !slices.Contains([]lane{laneEarly, laneHost, laneFull}, lane(in)):
+			err = fmt.Errorf("the lane is %q: it must be %s, %s or %s", in, laneEarly, laneHost, laneFull)
+		case reason == "":
+			err = fmt.Errorf("%s has no reason: write after the lane why the test needs it", name)
+		}
+		if err != nil {
+			return nil, fmt.Errorf("%s:%d: %w", path, n, err)
+		}
+		rules[name] = rule{lane(in), reason}
+	}
+	return rules, nil
+}
+
+// plan is the order of the tests.
+type plan struct {
+	namespaced []string // several at a time, in this order
+	host       []string // one after another
+	left       []string // not run: the lane "full" without -full
+}
+
+// arrange keeps the order of the source in each lane.
+func arrange(tests []string, rules map[string]rule, opt options) plan {
+	var p plan
+	var early []string
+	for _, name := range tests {
+		if opt.match != nil && !opt.match.MatchString(name) {
+			continue
+		}
+		switch rules[name].lane {
+		case laneHost:
+			p.host = append(p.host, name)
+		case laneEarly:
+			early = append(early, name)
+		case laneFull:
+			if !opt.full {
+				p.left = append(p.left, name)
+				continue
+			}
+			early = append(early, name)
+		default:
+			p.namespaced = append(p.namespaced, name)
+		}
+	}
+	p.namespaced = append(early, p.namespaced...)
+	return p
+}
+
+// inOrder is the plan for a machine on which no namespaces can be made.
+func (p plan) inOrder() plan {
+	return plan{host: append(slices.Clone(p.host), p.namespaced...), left: p.left}
+}
+
+// workersFor is the default number of tests at a time. Most tests wait, so it exceeds the number of
+// CPUs.
+func workersFor() int { return min(2*runtime.NumCPU(), 8) }

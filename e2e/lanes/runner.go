@@ -1,0 +1,149 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/persys/compute/e2e/harness"
+	"github.com/persys/compute/testbed"
+)
+
+// testLimit is how long one test may take; the longest takes two minutes on an idle machine.
+const testLimit = 15 * time.Minute
+
+// build builds into dir all that the tests run: the three sets of programs, servers of other projects,
+// and the test binary.
+func build(ctx context.Context, root, dir string) (string, error) {
+	for name, opt := range harness.Sets(dir) {
+		if _, err := harness.Build(ctx, opt); err != nil {
+			return "", fmt.Errorf("the programs %q: %w", name, err)
+		}
+	}
+	for _, name := range []string{"etcd", "coredns"} {
+		if _, err := testbed.Server(ctx, name); err != nil {
+			return "", err
+		}
+	}
+	binary := filepath.Join(dir, "e2e.test")
+	cmd := exec.CommandContext(ctx, "go", "test", "-race", "-c", "-tags", "libvirt_dlopen", "-o", binary, "./e2e")
+	cmd.Dir, cmd.Env = root, append(os.Environ(), "CGO_ENABLED=1")
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return "", fmt.Errorf("building the tests: %w\n%s", err, out)
+	}
+	return binary, nil
+}
+
+// list returns the names of the tests in the order of the source files.
+func list(ctx context.Context, binary string) ([]string, error) {
+	out, err := exec.CommandContext(ctx, binary, "-test.list", "^Test").Output()
+	if err != nil {
+		return nil, fmt.Errorf("listing the tests: %w", err)
+	}
+	return slices.DeleteFunc(strings.Fields(string(out)), func(line string) bool { return !strings.HasPrefix(line, "Test") }), nil
+}
+
+// canUnshare reports whether this process may make network namespaces.
+func canUnshare(ctx context.Context) bool {
+	cmd := exec.CommandContext(ctx, "true")
+	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNET}
+	return cmd.Run() == nil
+}
+
+// runner runs tests, each in a process of its own.
+type runner struct {
+	binary     string // the test binary
+	dir        string // folder of the package, the working directory of its tests
+	builds     string // folder of the programs
+	namespaces bool
+	out        io.Writer
+
+	mu     sync.Mutex
+	failed []string
+	spent  time.Duration // sum over all tests
+	count  int
+}
+
+// all runs a plan and returns an error that names the tests that failed.
+func (r *runner) all(ctx context.Context, p plan, workers int) error {
+	if workers <= 0 {
+		workers = workersFor()
+	}
+	began := time.Now()
+	queue := make(chan string)
+	var wg sync.WaitGroup
+	for range workers {
+		wg.Go(func() {
+			for name := range queue {
+				r.one(ctx, name, true)
+			}
+		})
+	}
+	wg.Go(func() {
+		for _, name := range p.host {
+			r.one(ctx, name, false)
+		}
+	})
+	for _, name := range p.namespaced {
+		queue <- name
+	}
+	close(queue)
+	wg.Wait()
+	fmt.Fprintf(r.out, "e2e: %d tests in %s (%s one after another), %d failed\n", r.count, seconds(time.Since(began)), seconds(r.spent), len(r.failed))
+	if len(r.failed) > 0 {
+		return fmt.Errorf("these tests failed: %s", strings.Join(r.failed, ", "))
+	}
+	if r.count == 0 {
+		return errors.New("no test ran: -run matches none")
+	}
+	return ctx.Err()
+}
+
+// one runs a test and prints one line, or all of its output if it fails.
+func (r *runner) one(ctx context.Context, name string, namespace bool) {
+	if ctx.Err() != nil {
+		return
+	}
+	cmd := exec.CommandContext(ctx, r.binary, "-test.run=^"+name+"$", "-test.v", "-test.timeout="+testLimit.String())
+	cmd.Dir = r.dir
+	cmd.Env = append(os.Environ(), harness.BuildsEnv+"="+r.builds)
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	if namespace {
+		cmd.Env = append(cmd.Env, harness.NamespaceEnv+"=1")
+		cmd.SysProcAttr.Cloneflags = syscall.CLONE_NEWNET
+	}
+	cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGTERM) }
+	cmd.WaitDelay = 30 * time.Second
+	began := time.Now()
+	out, err := cmd.CombinedOutput()
+	took := time.Since(began)
+
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.count, r.spent = r.count+1, r.spent+took
+	verdict := "ok  "
+	if err != nil {
+		r.failed = append(r.failed, name)
+		verdict = "FAIL"
+		fmt.Fprintf(r.out, "%s\n%v\n", bytes.TrimSpace(out), err)
+	} else {
+		for line := range strings.Lines(string(out)) {
+			if strings.Contains(line, testbed.SkipNotice) {
+				fmt.Fprintf(r.out, "%s\n", strings.TrimSpace(line))
+			}
+		}
+	}
+	fmt.Fprintf(r.out, "%s e2e %-40s %s\n", verdict, name, seconds(took))
+}
+
+func seconds(d time.Duration) string { return fmt.Sprintf("%.1f s", d.Seconds()) }
