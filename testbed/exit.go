@@ -7,8 +7,7 @@ import (
 	"go.uber.org/goleak"
 )
 
-// Exit ends a TestMain whose tests, and what it cleaned up after them, ended with code: with 1 where
-// all went well and a goroutine is left.
+// Exit ends the process of a TestMain with code, or with 1 if code is 0 and a goroutine still runs.
 func Exit(code int) {
 	if code == 0 {
 		if err := goleak.Find(); err != nil {

@@ -8,8 +8,8 @@ import (
 	"time"
 )
 
-// Lock waits until nobody else on this machine holds file, at most for limit, and holds it until
-// release, or until this program ends in whatever way. The file stays: it says nothing.
+// Lock takes an exclusive flock(2) on file, and waits for it at most for limit. The lock ends with
+// release or with this process. The file is created if needed and never removed.
 func Lock(ctx context.Context, limit time.Duration, file string) (release func(), err error) {
 	f, err := os.OpenFile(file, os.O_CREATE|os.O_RDWR|syscall.O_NOFOLLOW, 0o600)
 	if err != nil {
@@ -17,7 +17,7 @@ func Lock(ctx context.Context, limit time.Duration, file string) (release func()
 	}
 	err = Poll(ctx, limit, "the lock "+file, func(context.Context) error {
 		if err := syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB); err != nil {
-			return fmt.Errorf("somebody else holds it: %w", err)
+			return fmt.Errorf("another process holds it: %w", err)
 		}
 		return nil
 	})

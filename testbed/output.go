@@ -5,8 +5,8 @@ import (
 	"sync"
 )
 
-// Output is what a program or a log has written so far; it may be read while that goes on. The zero
-// value is ready for use.
+// Output is an io.Writer that keeps all text; it can be read while others write. The zero value is
+// ready for use.
 type Output struct {
 	mu   sync.Mutex
 	text strings.Builder
@@ -18,17 +18,17 @@ func (o *Output) Write(p []byte) (int, error) {
 	return o.text.Write(p)
 }
 
-// String is all of it.
+// String returns all text.
 func (o *Output) String() string {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	return o.text.String()
 }
 
-// Has reports whether text was written.
+// Has reports whether the output contains text.
 func (o *Output) Has(text string) bool { return strings.Contains(o.String(), text) }
 
-// Reset forgets what was written.
+// Reset discards all text.
 func (o *Output) Reset() {
 	o.mu.Lock()
 	defer o.mu.Unlock()

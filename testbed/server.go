@@ -13,17 +13,19 @@ import (
 	"time"
 )
 
-// servers of others that tests and benchmarks run, each pinned in a module of its own under tools/.
+// servers maps the name of a third-party server, which is also its folder under tools/, to the package
+// of its program.
 var servers = map[string]string{
 	"etcd":    "go.etcd.io/etcd/server/v3",
 	"coredns": ".",
 }
 
-// buildLimit is how long one build may take on a busy machine.
+// buildLimit is the time limit of one build.
 const buildLimit = 10 * time.Minute
 
-// Server is the path of a server of others: etcd or coredns. It is built from its folder under
-// tools/ once for each state of that folder, into .cache/bin; that takes from half a minute to two.
+// Server returns the path of a third-party server: "etcd" or "coredns". The first call builds it from
+// its folder under tools/ into .cache/bin, which takes up to two minutes. A change in the folder leads
+// to a new build.
 func Server(ctx context.Context, name string) (string, error) {
 	pkg, ok := servers[name]
 	if !ok {
@@ -36,8 +38,8 @@ func Server(ctx context.Context, name string) (string, error) {
 	return build(ctx, filepath.Join(root, "tools", name), pkg, filepath.Join(root, ".cache", "bin", name))
 }
 
-// build makes the program of a module as bin and the state of the module's files, unless it is
-// there, and removes what was built from other states.
+// build builds pkg of a module into the file bin-STATE, where STATE is the hash of the module's files,
+// unless that file exists, and removes the builds of other states.
 func build(ctx context.Context, module, pkg, bin string) (string, error) {
 	state, err := stateOf(module)
 	if err != nil {
@@ -47,7 +49,7 @@ func build(ctx context.Context, module, pkg, bin string) (string, error) {
 	if err := os.MkdirAll(filepath.Dir(bin), 0o755); err != nil {
 		return "", err
 	}
-	release, err := Lock(ctx, buildLimit, bin+".lock") // tests of several packages want it at once
+	release, err := Lock(ctx, buildLimit, bin+".lock") // test processes of several packages may build it at the same time
 	if err != nil {
 		return "", err
 	}
@@ -55,7 +57,7 @@ func build(ctx context.Context, module, pkg, bin string) (string, error) {
 	if _, err := os.Stat(at); err == nil {
 		return at, nil
 	}
-	// Under another name first: a build that is broken off must not leave half of it.
+	// Under another name first: an interrupted build must not leave a partial program.
 	part := bin + ".part"
 	defer os.Remove(part)
 	cmd := exec.CommandContext(ctx, "go", "build", "-trimpath", "-o", part, pkg)
@@ -79,7 +81,7 @@ func build(ctx context.Context, module, pkg, bin string) (string, error) {
 	return at, err
 }
 
-// stateOf is 12 hexadecimal digits that change with any file of a folder, go.mod and go.sum too.
+// stateOf returns 12 hexadecimal digits of a hash over the names and contents of the files in dir.
 func stateOf(dir string) (string, error) {
 	entries, err := os.ReadDir(dir)
 	if err != nil {
@@ -99,7 +101,7 @@ func stateOf(dir string) (string, error) {
 	return hex.EncodeToString(sum.Sum(nil)[:6]), nil
 }
 
-// Root is the folder of the module that holds the working directory.
+// Root returns the folder of the Go module that contains the working directory.
 func Root(ctx context.Context) (string, error) {
 	out, err := exec.CommandContext(ctx, "go", "env", "GOMOD").Output()
 	if err != nil {
@@ -107,7 +109,7 @@ func Root(ctx context.Context) (string, error) {
 	}
 	mod := strings.TrimSpace(string(out))
 	if mod == "" || mod == os.DevNull {
-		return "", fmt.Errorf("this is not inside the project: go env GOMOD says %q", mod)
+		return "", fmt.Errorf("the working directory is not inside the project: go env GOMOD prints %q", mod)
 	}
 	return filepath.Dir(mod), nil
 }

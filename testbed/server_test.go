@@ -9,8 +9,8 @@ import (
 	"time"
 )
 
-// A server is built again when any file of its module has changed, and only then.
-func TestBuiltForEachState(t *testing.T) {
+// A server is built again if, and only if, a file of its module has changed.
+func TestServerIsBuiltForEachState(t *testing.T) {
 	module, bins := t.TempDir(), t.TempDir()
 	write := func(name, text string) {
 		t.Helper()
@@ -34,14 +34,14 @@ func TestBuiltForEachState(t *testing.T) {
 		t.Fatal(err)
 	}
 	if again, err := os.Stat(made()); err != nil || !os.SameFile(mark, again) {
-		t.Errorf("nothing changed, and it is another file: %v", err)
+		t.Errorf("nothing changed, and the program was built again: %v", err)
 	}
 	write("go.sum", "")
 	second := made()
 	write("main.go", "package main\n\nfunc main() { println(1) }\n")
 	third := made()
 	if first == second || second == third {
-		t.Errorf("built as %s, %s, %s", first, second, third)
+		t.Errorf("three states were built as %s, %s, %s", first, second, third)
 	}
 	left := func() []string {
 		t.Helper()
@@ -52,26 +52,26 @@ func TestBuiltForEachState(t *testing.T) {
 		return slices.DeleteFunc(all, func(path string) bool { return strings.HasSuffix(path, ".lock") })
 	}
 	if got := left(); !slices.Equal(got, []string{third}) {
-		t.Errorf("there is %v, want %s", got, third)
+		t.Errorf("the folder has %v, want %s", got, third)
 	}
 	write("main.go", "package main\n\nfunc main() { nothing }\n")
 	if _, err := build(t.Context(), module, ".", filepath.Join(bins, "server")); err == nil || !strings.Contains(err.Error(), "undefined: nothing") {
-		t.Errorf("what does not compile: %v", err)
+		t.Errorf("a program that does not compile: %v", err)
 	}
 	if got := left(); !slices.Equal(got, []string{third}) {
-		t.Errorf("after a failed build there is %v, want %s", got, third)
+		t.Errorf("after a failed build the folder has %v, want %s", got, third)
 	}
 }
 
-// One holds the lock, and the next gets it when that one lets go.
-func TestLock(t *testing.T) {
+// A second Lock fails while the first is held, and succeeds after its release.
+func TestLockIsExclusive(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "lock")
 	release, err := Lock(t.Context(), time.Second, file)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := Lock(t.Context(), 10*time.Millisecond, file); err == nil || !strings.Contains(err.Error(), "somebody else holds it") {
-		t.Errorf("held twice: %v", err)
+	if _, err := Lock(t.Context(), 10*time.Millisecond, file); err == nil || !strings.Contains(err.Error(), "another process holds it") {
+		t.Errorf("two locks are held at the same time: %v", err)
 	}
 	release()
 	if release, err = Lock(t.Context(), time.Second, file); err != nil {
@@ -80,7 +80,7 @@ func TestLock(t *testing.T) {
 	release()
 }
 
-func TestServerNames(t *testing.T) {
+func TestServersHaveModules(t *testing.T) {
 	if _, err := Server(t.Context(), "zookeeper"); err == nil || !strings.Contains(err.Error(), "tools/zookeeper") {
 		t.Error(err)
 	}

@@ -1,6 +1,6 @@
-// Package testbed is what tests stand on: what they need of the machine, the servers of others that
-// they run, how long they wait for something to come true, and what a program that still runs has
-// printed.
+// Package testbed holds helpers of tests: Need checks the prerequisites of the machine, Server builds
+// etcd and CoreDNS, Until, Within and Poll wait for a condition, and Output collects the output of a
+// program that still runs.
 package testbed
 
 import (
@@ -10,15 +10,14 @@ import (
 	"testing"
 )
 
-// Judged reports whether this run decides about a change: CI=true, as in make test. There, nothing
-// that is tested may be left out.
+// Judged reports whether the environment has CI=true. Then no test may be skipped.
 func Judged() bool { return os.Getenv("CI") == "true" }
 
 // SkipNotice begins the message of a test that is skipped.
 const SkipNotice = "SKIPPED, NOTHING TESTED"
 
-// Need ends the test when the machine lacks what it needs, as lacks says; nil is nothing. The test
-// fails where it is judged, and elsewhere it is skipped in words that are not overlooked.
+// Need ends the test if lacks is not nil: lacks says why the machine does not have the prerequisite
+// what. With CI=true the test fails, otherwise it is skipped with SkipNotice.
 func Need(t testing.TB, what string, lacks error) {
 	t.Helper()
 	switch {
@@ -30,8 +29,8 @@ func Need(t testing.TB, what string, lacks error) {
 	}
 }
 
-// Program is the path of a program that the test needs: one of those which
-// hack/install-test-deps.sh installs.
+// Program returns the path of a program that hack/install-test-deps.sh installs. It calls Need if the
+// program is not in PATH.
 func Program(t testing.TB, name string) string {
 	t.Helper()
 	path, err := exec.LookPath(name)
@@ -41,7 +40,7 @@ func Program(t testing.TB, name string) string {
 	return path
 }
 
-// LoopDevices needs root and what file systems in files are mounted with.
+// LoopDevices calls Need unless the test runs as root and can mount loop devices.
 func LoopDevices(t testing.TB) {
 	t.Helper()
 	_, err := os.Stat("/dev/loop-control")

@@ -11,7 +11,7 @@ import (
 	"time"
 )
 
-// judge is a test as Need and Within see it; it keeps how it ended.
+// judge stands for the test that Need and Within are called with; it records how the test ended.
 type judge struct {
 	testing.TB
 	failed, skipped string
@@ -60,13 +60,13 @@ func TestProgram(t *testing.T) {
 func TestUntil(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		begun := time.Now()
-		Until(t, "an hour of less than Patience", func() bool { return time.Since(begun) >= Patience-time.Second })
+		Until(t, "a condition that holds one second before the limit", func() bool { return time.Since(begun) >= Patience-time.Second })
 		if took := time.Since(begun); took > Patience-time.Second+lastPause {
 			t.Errorf("seen after %s", took)
 		}
 		j, begun := &judge{}, time.Now()
-		Until(j, "what never comes", func() bool { return false })
-		if want := "what never comes: not within 40s: it is not so yet"; j.failed != want || time.Since(begun) != Patience {
+		Until(j, "a condition that never holds", func() bool { return false })
+		if want := "a condition that never holds: not within 40s: it does not hold yet"; j.failed != want || time.Since(begun) != Patience {
 			t.Errorf("after %s: %q, want %q", time.Since(begun), j.failed, want)
 		}
 	})
@@ -87,7 +87,7 @@ func TestWithin(t *testing.T) {
 	})
 }
 
-// An answer that the deadline cut off does not hide the one before it.
+// The error of an attempt that the deadline interrupted does not replace the error of the attempt before.
 func TestPollKeepsTheReason(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		looks := 0
@@ -104,7 +104,7 @@ func TestPollKeepsTheReason(t *testing.T) {
 		ended, cancel := context.WithCancel(t.Context())
 		cancel()
 		if err := Poll(ended, time.Second, "an answer", func(ctx context.Context) error { return ctx.Err() }); err == nil {
-			t.Error("a poll that was ended before it began is content")
+			t.Error("a poll with a cancelled context returns no error")
 		}
 	})
 }

@@ -8,21 +8,21 @@ import (
 	"time"
 )
 
-// Patience is how long Until waits: much longer than anything takes, on a machine that is busy with
-// other tests, so that only what never comes fails.
+// Patience is the time limit of Until. It is much longer than any condition takes on a busy machine, so
+// that only a condition that never holds fails the test.
 const Patience = 40 * time.Second
 
-// The pause between two looks grows from the first to the last: what comes at once is seen at once,
-// and waiting long costs little.
+// The pause between two attempts doubles from firstPause to lastPause: a condition that holds soon is
+// noticed soon, and a long wait costs little CPU.
 const (
 	firstPause = time.Millisecond
 	lastPause  = 20 * time.Millisecond
 )
 
-// errNotYet stands for the reason where there is none to tell.
-var errNotYet = errors.New("it is not so yet")
+// errNotYet is the reason of Until, whose condition gives none.
+var errNotYet = errors.New("it does not hold yet")
 
-// Until looks until ready is true, and ends the test when that takes longer than Patience.
+// Until waits until ready returns true. It fails the test after Patience.
 func Until(t testing.TB, what string, ready func() bool) {
 	t.Helper()
 	Within(t, Patience, what, func() error {
@@ -33,27 +33,26 @@ func Until(t testing.TB, what string, ready func() bool) {
 	})
 }
 
-// Within looks until check returns nil, and ends the test when that takes longer than limit, with
-// the last error.
+// Within waits until check returns nil. It fails the test with the last error after limit.
 func Within(t testing.TB, limit time.Duration, what string, check func() error) {
 	t.Helper()
-	// Not the test's own context: whoever cleans up after it waits too.
+	// Not the test's own context, which has ended when cleanup functions run.
 	if err := Poll(context.Background(), limit, what, func(context.Context) error { return check() }); err != nil {
 		t.Fatal(err)
 	}
 }
 
-// errFinal marks an error that no waiting mends.
+// errFinal marks an error that ends the wait.
 type errFinal struct{ err error }
 
 func (e errFinal) Error() string { return e.err.Error() }
 func (e errFinal) Unwrap() error { return e.err }
 
-// Final makes Poll and Within give up at once.
+// Final marks an error of a check: Poll and Within return it at once and do not try again.
 func Final(err error) error { return errFinal{err} }
 
-// Poll calls ready until it returns nil, at most for limit. The error names what was waited for and
-// why it was not so at the last look.
+// Poll calls ready until it returns nil, at most for limit. The error contains what, the description of
+// the condition, and the error of the last attempt.
 func Poll(ctx context.Context, limit time.Duration, what string, ready func(context.Context) error) error {
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
@@ -64,7 +63,7 @@ func Poll(ctx context.Context, limit time.Duration, what string, ready func(cont
 		select {
 		case <-ctx.Done():
 			if last == nil {
-				last = errors.New("not looked at")
+				last = errors.New("not tried")
 			}
 			return fmt.Errorf("%s: not within %s: %w", what, limit, last)
 		case <-tick.C:
@@ -77,7 +76,7 @@ func Poll(ctx context.Context, limit time.Duration, what string, ready func(cont
 		case errors.As(err, &final):
 			return fmt.Errorf("%s: %w", what, final.err)
 		}
-		// An answer cut off by the deadline says less than the one before it.
+		// The error of an attempt that the deadline interrupted says less than the one before.
 		if ctx.Err() == nil || last == nil {
 			last = err
 		}

@@ -1,5 +1,5 @@
-// Package wire is an HTTP transport for tests whose upgraded connections hold nothing back. It stands apart
-// because net/http/httptest gives flags to every program that it is part of.
+// Package wire has an HTTP transport for tests whose upgraded connections have no buffer. It is a package
+// of its own because net/http/httptest adds flags to every program that imports it.
 package wire
 
 import (
@@ -9,9 +9,8 @@ import (
 	"net/http/httptest"
 )
 
-// Transport is that of an HTTP client whose requests a handler answers in place. A connection that the
-// handler upgrades has no buffer: what one side writes waits until the other reads it. A bubble of
-// testing/synctest may hold it.
+// Transport is an http.RoundTripper that calls a handler directly. A connection that the handler upgrades
+// has no buffer: a write waits until the other side reads. It works inside testing/synctest.
 type Transport func(http.ResponseWriter, *http.Request)
 
 // RoundTrip implements http.RoundTripper.
