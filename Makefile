@@ -13,10 +13,10 @@ IMAGES := persys-scheduler persys-agent persys-gateway persysctl
 # The programs, each built from its folder under cmd/ when that exists.
 PROGRAMS := persys-scheduler=scheduler persys-agent=agent persys-gateway=gateway persysctl=persysctl persys=persys
 
-.PHONY: help build build-vm test audit fuzz demo hello-image bench soak-elections proto proto-check sample-env reference fmt fmt-check vet lint dev-certs deps docker-build docker-push release clean
+.PHONY: help build build-vm test test-full e2e audit fuzz demo hello-image bench soak-elections proto proto-check sample-env reference fmt fmt-check vet lint dev-certs deps docker-build docker-push release clean
 
 help: ## Print this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 build: ## Build every program into bin/ (static, no cgo)
 	@mkdir -p bin
@@ -30,10 +30,16 @@ build-vm: ## Build bin/persys-agent with virtual machines: needs cgo and gcc, no
 	@echo "bin/persys-agent (with virtual machines)"
 	@CGO_ENABLED=1 go build -trimpath -tags libvirt_dlopen -ldflags '-s -w -X main.version=$(VERSION)' -o bin/persys-agent ./cmd/agent
 
-test: ## Install what the tests need, then check generated code, vet, formatting, known faults and all tests with -race
+test: ## Install what the tests need, then run every check and test, with -race (20 minutes on 2 cores)
 	hack/install-test-deps.sh
-	$(MAKE) --no-print-directory proto-check vet fmt-check audit
-	hack/go-test.sh
+	hack/test.sh
+
+test-full: ## The same, and the tests that only wait (lane "full" in e2e/lanes.txt)
+	hack/install-test-deps.sh
+	hack/test.sh --full
+
+e2e: ## Run end-to-end tests only (NAME=regexp)
+	go run ./e2e/lanes -run '$(NAME)'
 
 audit: ## Look for known faults with gosec and govulncheck; tools/audit explains the exceptions (GOVULNDB=file:///...)
 	hack/audit.sh
