@@ -149,7 +149,7 @@ func TestHealthAndMetrics(t *testing.T) {
 		}
 	}
 	have := map[string]bool{
-		"heartbeats_total":       true, // needs a scheduler: e2e, TestObserved
+		"heartbeats_total":       true, // needs a scheduler: e2e, TestEveryMetricIsSet
 		"refused_by_limit_total": true, // needs a flood: e2e, TestHostilePeers
 	}
 	fenced := false

@@ -16,7 +16,7 @@ import (
 	"github.com/persys/compute/testbed"
 )
 
-// What the tests with short leases wait for.
+// Time limits of the tests with short leases (see fast).
 const (
 	interval = time.Second
 	lease    = 3 * time.Second
@@ -35,7 +35,7 @@ func apply(t *testing.T, c *harness.Cluster, id string, spec *controlv1.Workload
 	return resp
 }
 
-// container is a small one; the engine chooses its host port.
+// container returns the spec of a small container. The engine chooses its host port.
 func container(image string) *controlv1.WorkloadSpec {
 	return &controlv1.WorkloadSpec{
 		Type:      "container",
@@ -67,7 +67,7 @@ func agentOf(t *testing.T, c *harness.Cluster, node string) (holder, other *harn
 	return holder, other
 }
 
-// runsOf are the runs of one workload on all simulated engines of a cluster.
+// runsOf returns the runs of one workload on all simulated engines of a cluster.
 func runsOf(t *testing.T, c *harness.Cluster, id string) []sim.Run {
 	t.Helper()
 	var out []sim.Run
@@ -84,7 +84,7 @@ func runsOf(t *testing.T, c *harness.Cluster, id string) []sim.Run {
 	return out
 }
 
-// An agent that dies and comes back finds its containers as it left them.
+// A restarted agent adopts its running containers and does not restart them.
 func TestAgentRestart(t *testing.T) {
 	t.Run("docker", func(t *testing.T) {
 		e, image := theEngine(t)
@@ -107,7 +107,7 @@ func TestAgentRestart(t *testing.T) {
 		container, started := only()
 
 		must(t, a.Kill())
-		must(t, c.WaitNode(t.Context(), a.NodeID, "NotReady", settle)) // long enough for the schedulers to notice
+		must(t, c.WaitNode(t.Context(), a.NodeID, "NotReady", settle)) // by now the schedulers have noticed
 		if now, at := only(); now != container || at != started {
 			t.Errorf("the container did not survive the death of its agent: %s started %s, was %s started %s", now, at, container, started)
 		}
@@ -120,7 +120,7 @@ func TestAgentRestart(t *testing.T) {
 		if after.GetRevisionId() != before.GetRevisionId() || after.GetContent() != before.GetContent() {
 			t.Errorf("revision %s, was %s", after.GetRevisionId(), before.GetRevisionId())
 		}
-		// It is still the agent's: it obeys.
+		// The agent still manages the container.
 		control := got[controlv1.AgentControlClient](t)(c.Any(t.Context()))
 		resp, err := control.DeleteWorkload(t.Context(), &controlv1.DeleteWorkloadRequest{WorkloadId: "adopted"})
 		if err != nil || !resp.GetSuccess() {
@@ -143,7 +143,7 @@ func TestAgentRestart(t *testing.T) {
 		for i := range 5 {
 			got[*controlv1.WorkloadView](t)(c.WaitWorkload(t.Context(), fmt.Sprintf("adopted-%d", i), settle, running))
 		}
-		for range 2 { // the second time without anybody having noticed
+		for range 2 { // the second restart is faster than the loss of a lease
 			must(t, a.Restart())
 			must(t, c.WaitNode(t.Context(), a.NodeID, "Ready", settle))
 		}
@@ -157,8 +157,8 @@ func TestAgentRestart(t *testing.T) {
 	})
 }
 
-// An agent that never comes back loses its workload to another one, on one
-// engine that both share, within its lease and a few seconds.
+// After an agent has died, another agent on the same Docker engine runs its workload within the
+// lease and a few seconds.
 func TestAgentLostOnDocker(t *testing.T) {
 	e, image := theEngine(t)
 	c := start(t, harness.Options{Binaries: raced(t), SchedulerEnv: fast(nil)})
@@ -193,9 +193,8 @@ func TestAgentLostOnDocker(t *testing.T) {
 	}))
 }
 
-// The same with an engine for each agent, where every start and stop is on
-// record: the new run begins after the lease has ended, not before, and ends the
-// old one when the agent is back.
+// The same with a simulated engine for each agent, which records every start and stop: the new run
+// begins after the lease has ended, and the old run ends when the first agent returns.
 func TestAgentLost(t *testing.T) {
 	c := start(t, harness.Options{Binaries: raced(t), SchedulerEnv: fast(nil)})
 	for range 2 {
@@ -206,7 +205,7 @@ func TestAgentLost(t *testing.T) {
 	apply(t, c, "single", exclusive)
 	w := got[*controlv1.WorkloadView](t)(c.WaitWorkload(t.Context(), "single", settle, running))
 	holder, other := agentOf(t, c, w.GetAssignedNodeId())
-	// Ordinary workloads that are on the same node.
+	// Ordinary workloads on the same node.
 	pinned := container("persys/any:1")
 	admin := got[clusterv1.ClusterClient](t)(c.AnyAdmin(t.Context()))
 	cordon := func(on bool) {
@@ -221,7 +220,7 @@ func TestAgentLost(t *testing.T) {
 	for i := range 3 {
 		got[*controlv1.WorkloadView](t)(c.WaitWorkload(t.Context(), fmt.Sprintf("many-%d", i), settle, runningOn(holder.NodeID)))
 	}
-	// One more fails wherever it is and waits for its next attempt.
+	// Another workload there fails and waits for its next attempt.
 	crashing := container("sim/crash")
 	crashing.GetContainer().RestartPolicy = "no"
 	apply(t, c, "retried", crashing)
@@ -231,7 +230,8 @@ func TestAgentLost(t *testing.T) {
 
 	must(t, holder.Kill())
 	killed, at := sim.Boottime(), time.Now()
-	// And one is placed there when nobody knows yet: its order never arrives.
+	// Another is placed on the dead node before anyone has noticed its death. The order never
+	// arrives.
 	apply(t, c, "late", container("persys/any:1"))
 	late := got[*controlv1.WorkloadView](t)(c.WaitWorkload(t.Context(), "late", settle, func(w *controlv1.WorkloadView) bool {
 		return w.GetAssignedNodeId() != "" || w.GetReason().GetCode() != ""
@@ -256,7 +256,7 @@ func TestAgentLost(t *testing.T) {
 		t.Errorf("moving took %s, want the lease (%s) and a few seconds", took, lease)
 	}
 
-	// What waited for its next attempt, or for its order, waits for it no longer.
+	// The workloads that waited for an attempt or for their order move too.
 	got[*controlv1.WorkloadView](t)(c.WaitWorkload(t.Context(), "late", settle, runningOn(other.NodeID)))
 	got[*controlv1.WorkloadView](t)(c.WaitWorkload(t.Context(), "retried", settle, func(w *controlv1.WorkloadView) bool {
 		return w.GetAssignedNodeId() == other.NodeID
@@ -265,7 +265,7 @@ func TestAgentLost(t *testing.T) {
 		t.Errorf("late ran %+v, want once, on %s", runs, other.NodeID)
 	}
 
-	// The exclusive one waits for a person, and says what to type.
+	// The exclusive workload waits for an operator. persysctl why names the command.
 	view := got[*controlv1.WorkloadView](t)(c.WaitWorkload(t.Context(), "single", settle, func(w *controlv1.WorkloadView) bool {
 		return w.GetReason().GetCode() == fsm.CodeAwaitFailover
 	}))
@@ -280,7 +280,7 @@ func TestAgentLost(t *testing.T) {
 	if runs := runsOf(t, c, "single"); len(runs) != 1 {
 		t.Errorf("the exclusive workload ran again without a fence: %+v", runs)
 	}
-	// Its machine is dead for sure now, and somebody says so.
+	// The machine is powered off, and the operator fences the node.
 	engine := got[*sim.Engine](t)(sim.NewEngine(sim.Options{Dir: holder.SimDir}))
 	must(t, engine.PowerOff())
 	_, err = admin.FenceNode(t.Context(), &clusterv1.FenceNodeRequest{NodeId: holder.NodeID})
@@ -290,7 +290,8 @@ func TestAgentLost(t *testing.T) {
 		t.Errorf("the exclusive workload ran twice at one time: %+v", over)
 	}
 
-	// The old agent comes back: what moved stays moved, and nothing of it is left there.
+	// The old agent returns. The moved workloads stay on the other node, and the first one ends its
+	// runs.
 	must(t, holder.Start())
 	must(t, c.WaitNode(t.Context(), holder.NodeID, "Ready", settle))
 	for _, id := range []string{"many-0", "many-1", "many-2", "late", "single"} {
@@ -309,11 +310,11 @@ func TestAgentLost(t *testing.T) {
 	}
 }
 
-// Nobody is evicted because the schedulers slept: not when the leader alone is
-// frozen for longer than a lease, and not when all of them are.
+// No workload is evicted because schedulers were frozen: neither when the leader alone is frozen
+// for longer than a lease, nor when all of them are.
 func TestSleepEvictsNobody(t *testing.T) {
-	// One second more than elsewhere: an agent first has to notice that the leader
-	// hangs, and the race detector is slow on a busy machine.
+	// One second more than in other tests: the agent must first notice that the leader hangs, and
+	// the race detector is slow on a busy machine.
 	const lease = 4 * time.Second
 	c := start(t, harness.Options{Binaries: raced(t), SchedulerEnv: fast(map[string]string{"SCHEDULER_NODE_LEASE": lease.String()})})
 	for range 2 {
@@ -336,8 +337,8 @@ func TestSleepEvictsNobody(t *testing.T) {
 			}
 		}
 	}
-	// asleep freezes some schedulers for a lease and more. The time is what is
-	// tested here, so it has to pass.
+	// asleep freezes some schedulers for longer than a lease. The test waits because this time is
+	// what it tests.
 	asleep := func(who ...int) {
 		t.Helper()
 		for _, i := range who {

@@ -19,9 +19,8 @@ import (
 	"github.com/persys/compute/testbed"
 )
 
-// watchman is a Prometheus with the configuration and the rules of deploy/, which
-// watches the real programs and has no patience: it looks twice a second, and an
-// alert fires as soon as it holds.
+// watchman is a Prometheus with the configuration and the rules of deploy/. It scrapes the real
+// programs twice a second, and an alert fires as soon as its condition holds.
 type watchman struct {
 	t    *testing.T
 	addr string
@@ -64,7 +63,7 @@ func watched(t *testing.T, c *harness.Cluster) *watchman {
 			t.Error(err)
 		}
 	})
-	// Everything was looked at, and what is looked at is well.
+	// Every target is scraped and healthy.
 	must(t, testbed.Poll(t.Context(), settle, "every program scraped", func(ctx context.Context) error {
 		var out struct {
 			Data struct {
@@ -99,7 +98,7 @@ func (w *watchman) ask(ctx context.Context, what string, out any) error {
 	return json.Unmarshal(body, out)
 }
 
-// firing are the names of the alerts that fire, each once.
+// firing returns the names of the firing alerts, each once.
 func (w *watchman) firing(ctx context.Context) ([]string, error) {
 	var out struct {
 		Data struct {
@@ -114,7 +113,7 @@ func (w *watchman) firing(ctx context.Context) ([]string, error) {
 	}
 	var names []string
 	for _, a := range out.Data.Alerts {
-		// How full this machine's disk is says nothing of the programs.
+		// This alert is about the disk of the test machine.
 		if name := a.Labels["alertname"]; a.State == "firing" && name != "PersysNodeDiskFull" {
 			names = append(names, name)
 		}
@@ -123,7 +122,7 @@ func (w *watchman) firing(ctx context.Context) ([]string, error) {
 	return slices.Compact(names), nil
 }
 
-// fires waits until alerts fire, with others or without.
+// fires waits until all wanted alerts fire; others may fire too.
 func (w *watchman) fires(after string, want ...string) {
 	w.t.Helper()
 	must(w.t, testbed.Poll(w.t.Context(), settle, strings.Join(want, ", ")+" after "+after, func(ctx context.Context) error {
@@ -137,10 +136,9 @@ func (w *watchman) fires(after string, want ...string) {
 	}))
 }
 
-// The alerts that matter most are provoked once more, not with series that were
-// written down but with what real programs say while something is really wrong: a
-// rule over a label that nobody ever sets is silent for ever. promtool provokes
-// every one of them (cmd/persys TestRulesByPromtool).
+// The most important alerts fire for real faults of real programs. A rule with a label that no
+// program sets would never fire; series written by hand do not show that. promtool tests every rule
+// with such series (TestRulesByPromtool in cmd/persys).
 func TestAlertsFire(t *testing.T) {
 	etcd := etcdPart(t)
 	c := start(t, harness.Options{

@@ -19,7 +19,7 @@ import (
 	"github.com/persys/compute/e2e/harness"
 )
 
-// untouched checks that each workload has had one run only, which goes on.
+// untouched checks that each workload has had one run only, which still goes on.
 func untouched(t *testing.T, c *harness.Cluster, ids ...string) {
 	t.Helper()
 	for _, id := range ids {
@@ -29,8 +29,7 @@ func untouched(t *testing.T, c *harness.Cluster, ids ...string) {
 	}
 }
 
-// obeysNoOlder checks that an agent refuses an order of a former incarnation,
-// whatever its term.
+// obeysNoOlder checks that an agent refuses an order of an earlier epoch, even with a higher term.
 func obeysNoOlder(t *testing.T, a *harness.Agent, cluster string, incarnation uint64) {
 	t.Helper()
 	cc, err := grpc.NewClient("passthrough:///"+a.Addr, grpc.WithTransportCredentials(insecure.NewCredentials()))
@@ -51,7 +50,7 @@ func incarnation(t *testing.T, c *harness.Cluster, i int) uint64 {
 	return got[*clusterv1.StatusResponse](t)(c.Status(t.Context(), i)).GetIncarnation()
 }
 
-// kept starts two agents and some workloads, one of them exclusive.
+// kept starts two agents and some workloads, one of which is exclusive. It returns their ids.
 func kept(t *testing.T, c *harness.Cluster) []string {
 	t.Helper()
 	for range 2 {
@@ -70,9 +69,9 @@ func kept(t *testing.T, c *harness.Cluster) []string {
 	return ids
 }
 
-// Two of three schedulers are lost for good, with their disks. One command on the
-// third, and the cluster goes on: applies work, new schedulers join, agents obey
-// it and nobody older, and nothing that ran was touched.
+// Two of three schedulers are lost with their disks. After one command on the third one the cluster
+// works again: it applies workloads, new schedulers join, agents refuse orders of the earlier
+// epoch, and running workloads are not touched.
 func TestLostQuorumIsRecovered(t *testing.T) {
 	c := start(t, harness.Options{Binaries: raced(t), SchedulerEnv: fast(nil)})
 	ids := kept(t, c)
@@ -134,7 +133,7 @@ func TestLostQuorumIsRecovered(t *testing.T) {
 	}
 	obeysNoOlder(t, agentWith(t, c, "new"), cluster, old)
 
-	// The machines get new disks, and their schedulers join as newcomers.
+	// The machines get new disks, and their schedulers join as new replicas.
 	for _, i := range lost {
 		must(t, c.Schedulers[i].Start())
 	}
@@ -145,7 +144,7 @@ func TestLostQuorumIsRecovered(t *testing.T) {
 	untouched(t, c, append(ids, "new")...)
 }
 
-// agentWith is the agent that has a workload.
+// agentWith returns the agent that runs a workload.
 func agentWith(t *testing.T, c *harness.Cluster, id string) *harness.Agent {
 	t.Helper()
 	w := got[*controlv1.WorkloadView](t)(c.WaitWorkload(t.Context(), id, settle, running))
@@ -153,7 +152,7 @@ func agentWith(t *testing.T, c *harness.Cluster, id string) *harness.Agent {
 	return holder
 }
 
-// ctl runs persysctl, which has to succeed.
+// ctl runs persysctl and fails the test if the exit code is not 0.
 func ctl(t *testing.T, c *harness.Cluster, args ...string) string {
 	t.Helper()
 	res, err := c.Ctl(t.Context(), args...)
@@ -164,9 +163,9 @@ func ctl(t *testing.T, c *harness.Cluster, args ...string) string {
 	return res.Stdout
 }
 
-// A backup is restored twice: into the running cluster, after mistakes, and onto
-// new schedulers, after all of them were lost with their disks. Nothing that ran
-// all the time is touched.
+// A backup is restored twice: into the running cluster, after mistakes of an operator, and into new
+// schedulers, after all of them were lost with their disks. Workloads that ran all the time are not
+// touched.
 func TestBackupIsRestored(t *testing.T) {
 	c := start(t, harness.Options{Binaries: raced(t), SchedulerEnv: fast(nil)})
 	ids := kept(t, c)
@@ -184,7 +183,7 @@ func TestBackupIsRestored(t *testing.T) {
 		t.Errorf("backup inspect:\n%s", got)
 	}
 
-	// The mistakes: one deleted, one stopped, one that ought not to be there.
+	// The mistakes: one workload is deleted, one is stopped, and one is added.
 	ctl(t, c, "delete", "kept-0", "--wait")
 	ctl(t, c, "stop", "kept-1", "--wait")
 	apply(t, c, "younger", container("persys/any:1"))
@@ -211,7 +210,7 @@ func TestBackupIsRestored(t *testing.T) {
 	untouched(t, c, "kept-2", "kept-3", "younger")
 	obeysNoOlder(t, agentWith(t, c, "kept-0"), st.GetClusterId(), old)
 
-	// Everything is lost but the agents, what they run, and the file.
+	// All schedulers are lost. The agents, their workloads and the backup remain.
 	old = incarnation(t, c, leader)
 	for _, s := range c.Schedulers {
 		must(t, s.Kill())

@@ -13,10 +13,10 @@ import (
 	"github.com/persys/compute/testbed"
 )
 
-// One secret is given to a container and to a stack, once so that they run and once so that they fail.
-// It reaches the runtime, and is then looked for in everything that the programs wrote or answered:
-// logs at debug level, data folders, state files, the mirror, a backup, every command's output, the
-// gateway's answers, events and error texts.
+// A container and a stack get a secret, once so that they run and once so that they fail. The
+// secret reaches the runtime and appears nowhere else: not in logs at debug level, data folders,
+// state files, the mirror, a backup, the output of any command, the answers of the gateway, events
+// or errors.
 func TestSecretsAreNowhereButInTheRuntime(t *testing.T) {
 	const canary = "c4nary0f7he7est"
 	e, image := theEngine(t)
@@ -28,7 +28,7 @@ func TestSecretsAreNowhereButInTheRuntime(t *testing.T) {
 	got[*harness.Agent](t)(c.StartAgent(t.Context(), harness.AgentOptions{}))
 	api := as(t, c, gatewayOf(t, c), "admin")
 
-	files := t.TempDir() // outside of what is searched
+	files := t.TempDir() // outside the folders that are searched
 	write := func(name, text string) string {
 		path := filepath.Join(files, name)
 		must(t, os.WriteFile(path, []byte(text), 0o600))
@@ -48,7 +48,7 @@ compose:
   inline: |
     services: {api: {image: "`+image+`", environment: {PASSWORD: "${PASSWORD}", FIXED: "`+canary+`-inline"}}}
 `)
-	// A value where a port has to be: what reads it puts it into its error.
+	// A secret in place of a port: a parser that quotes its input would reveal it.
 	failing := write("bad.yaml", `id: bad
 compose:
   env: {PORT: "`+canary+`-port"}
@@ -118,7 +118,8 @@ compose:
 				t.Errorf("shown: %s", line)
 			}
 		}
-		// Schedulers' data and logs, the agent's state and folders, the gateway's log, the backup.
+		// Data and logs of the schedulers, state and folders of the agent, the log of the gateway,
+		// the backup.
 		if found := got[string](t)(containsText(c.Dir, s)); found != "" {
 			t.Errorf("%s holds the secret", found)
 		}

@@ -13,8 +13,8 @@ import (
 	"github.com/persys/compute/testbed"
 )
 
-// The stack of the examples runs through the real programs: applied, shown with every service, logged and
-// deleted.
+// The example stack runs through the real programs: it is applied, shown with every service, its
+// logs are read, and it is deleted.
 func TestComposeStack(t *testing.T) {
 	e, image := theEngine(t)
 	c := start(t, harness.Options{Binaries: raced(t), SchedulerEnv: fast(nil)})

@@ -28,13 +28,13 @@ import (
 	"github.com/persys/compute/testbed"
 )
 
-// audit holds a page to rules of accessibility; it returns what breaks one.
+// audit checks a page against accessibility rules and returns the violations.
 //
 //go:embed testdata/audit.js
 var audit string
 
-// dev runs `persys dev` with simulated workloads and returns the address of its
-// first scheduler, of its gateway, and its folder.
+// dev runs persys dev with simulated workloads. It returns the addresses of the first scheduler and
+// of the gateway, and the folder.
 func dev(t *testing.T) (grpc, http, dir string) {
 	t.Helper()
 	dir = t.TempDir()
@@ -63,7 +63,7 @@ func dev(t *testing.T) (grpc, http, dir string) {
 	return grpc, http, dir
 }
 
-// browser opens a real one.
+// browser opens a page in a real browser.
 func browser(t *testing.T) *page {
 	t.Helper()
 	path := testbed.Program(t, "chromium")
@@ -74,7 +74,7 @@ func browser(t *testing.T) *page {
 	alloc, stop := chromedp.NewExecAllocator(context.Background(), opts...)
 	t.Cleanup(stop)
 	ctx, cancel := chromedp.NewContext(alloc, chromedp.WithErrorf(func(format string, args ...any) {
-		if !strings.HasPrefix(format, "unhandled node event") { // newer than the library
+		if !strings.HasPrefix(format, "unhandled node event") { // an event newer than the library
 			t.Logf(format, args...)
 		}
 	}))
@@ -91,14 +91,14 @@ func browser(t *testing.T) *page {
 	return p
 }
 
-// page is a tab, and all that went wrong in it.
+// page is a browser tab and the faults that it reported.
 type page struct {
 	t   *testing.T
 	ctx context.Context
 
 	mu     sync.Mutex
 	faults []string
-	bytes  float64 // transferred
+	bytes  float64 // bytes transferred
 }
 
 func (p *page) listen(ev any) {
@@ -120,7 +120,7 @@ func (p *page) listen(ev any) {
 	}
 }
 
-// clean fails the test for what went wrong since the last time.
+// clean fails the test with the faults since the last call.
 func (p *page) clean(where string) {
 	p.t.Helper()
 	p.mu.Lock()
@@ -141,7 +141,7 @@ func (p *page) do(actions ...chromedp.Action) {
 	}
 }
 
-// sees waits until the text is in the page's main part.
+// sees waits until the main part of the page contains the texts.
 func (p *page) sees(want ...string) {
 	p.t.Helper()
 	var text string
@@ -180,7 +180,7 @@ func (p *page) press(name string) {
 	}))
 }
 
-// shot keeps a picture in artifacts.
+// shot writes a screenshot into artifacts.
 func (p *page) shot(name string) {
 	p.t.Helper()
 	ctx, cancel := context.WithTimeout(p.ctx, settle)
@@ -195,7 +195,7 @@ func (p *page) shot(name string) {
 	}
 }
 
-// accessible holds what is shown to the rules, in light and in dark.
+// accessible checks the page against the accessibility rules, in the light and the dark theme.
 func (p *page) accessible(where string) {
 	p.t.Helper()
 	for _, theme := range []string{"light", "dark"} {
@@ -208,7 +208,7 @@ func (p *page) accessible(where string) {
 	p.do(chromedp.Evaluate(`delete document.documentElement.dataset.theme`, nil))
 }
 
-// stray makes something run on the engine of `persys dev` that nobody asked for.
+// stray starts a workload on the engine of persys dev that the cluster does not know.
 func stray(t *testing.T, dir, status string) {
 	t.Helper()
 	var st struct {
@@ -228,8 +228,8 @@ func stray(t *testing.T, dir, status string) {
 	}))
 }
 
-// TestConsole goes through every page of the console in a real browser, does
-// every action, and looks at the results from outside.
+// TestConsole opens every page of the console in a real browser, does every action, and checks the
+// results with persysctl.
 func TestConsole(t *testing.T) {
 	p := browser(t)
 	grpc, http, dir := dev(t)
@@ -344,7 +344,7 @@ func TestConsole(t *testing.T) {
 		t.Errorf("the workload does not run:\n%s", out)
 	}
 
-	// A Compose file as it is: chosen from the disk, named, planned, confirmed.
+	// A Compose file is chosen from the disk, named, planned and confirmed.
 	file := filepath.Join(t.TempDir(), "compose.yaml")
 	must(t, os.WriteFile(file, []byte("services:\n  web: {image: \"nginx:1.27\"}\n  db: {image: \"postgres:17\", environment: {POSTGRES_PASSWORD: swordfish}}\n"), 0o644))
 	open("/deploy", "Specification")
@@ -390,10 +390,10 @@ func TestConsole(t *testing.T) {
 	seen("audit")
 	open("/events", "WorkloadCreated")
 	ctl("", "delete", "huge")
-	p.sees("WorkloadDeleted") // live: nobody asked for the page again
+	p.sees("WorkloadDeleted") // the page was not reloaded
 	seen("events")
 
-	// A phone, and keys alone.
+	// The size of a phone, then the keyboard alone.
 	p.do(emulation.SetDeviceMetricsOverride(390, 844, 2, true))
 	for path, want := range map[string]string{"/": "Needs attention", "/workloads": "web-0", "/nodes": "dev-1", "/workloads/web-0": "Attempts"} {
 		open(path, want)
@@ -417,7 +417,8 @@ func TestConsole(t *testing.T) {
 	p.clean("keys")
 }
 
-// terminalCases are what a screen of 10 columns shows after some text.
+// terminalCases run in the browser: each writes text to a screen of 10 columns and compares what it
+// shows.
 const terminalCases = `import("./term.js").then(({ Screen, bytesOf }) => {
 	const bad = [];
 	const text = (s) => [...s.past, ...s.grid].map((r) => r.map((c) => c.ch).join("").trimEnd()).join("|").replace(/\|+$/, "");
@@ -436,7 +437,7 @@ const terminalCases = `import("./term.js").then(({ Screen, bytesOf }) => {
 	return bad;
 })`
 
-// execSession runs a command in web-1 from its page, by keys alone, and leaves.
+// execSession runs a command in web-1 from its page with the keyboard alone, and leaves the page.
 func execSession(t *testing.T, p *page, ctl func(string, ...string) string, open func(string, ...string), seen func(string)) {
 	t.Helper()
 	var bad []string
@@ -465,7 +466,7 @@ func execSession(t *testing.T, p *page, ctl func(string, ...string) string, open
 	seen("workload-exec")
 	keys("exit 3\r")
 	p.sees("The command ended with exit code 3.")
-	// An Enter that is held a little too long runs nothing: not even the same again.
+	// An Enter key held a little too long does not run the command again.
 	keys("\r\r")
 	p.sees("The command ended with exit code 3.")
 	p.do(chromedp.SetValue("#exec-command", "echo 'unfinished"))
@@ -477,7 +478,7 @@ func execSession(t *testing.T, p *page, ctl func(string, ...string) string, open
 	p.press("Console")
 	p.sees("Open on dev-1")
 	shows("sim: console of web-1")
-	// Ctrl+] gives the keyboard back, and leaving the page ends the session.
+	// Ctrl+] moves the focus out of the terminal, and leaving the page ends the session.
 	p.do(chromedp.KeyEvent("]", chromedp.KeyModifiers(input.ModifierCtrl)))
 	var focused string
 	p.do(chromedp.Evaluate(`document.activeElement.textContent`, &focused))
@@ -494,8 +495,8 @@ func execSession(t *testing.T, p *page, ctl func(string, ...string) string, open
 	}))
 }
 
-// TestConsoleIsHonest: what is shown is said to be old.
-func TestConsoleIsHonest(t *testing.T) {
+// The console says that its data are old when there is no leader.
+func TestConsoleShowsThatThereIsNoLeader(t *testing.T) {
 	p := browser(t)
 	dir := t.TempDir()
 	c := start(t, harness.Options{Binaries: shipped(t), Dir: dir, Schedulers: 3})

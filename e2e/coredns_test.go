@@ -21,7 +21,7 @@ import (
 	"github.com/persys/compute/testbed"
 )
 
-// part makes a server of others available to the test.
+// part prepares a third-party server, or calls Need if it cannot be built.
 func part(t *testing.T, make func() (*harness.Part, error)) *harness.Part {
 	t.Helper()
 	p, err := make()
@@ -37,9 +37,8 @@ func part(t *testing.T, make func() (*harness.Part, error)) *harness.Part {
 	return p
 }
 
-// said is an answer as far as two servers have to agree: what it says and where
-// that leads, not how it is written. TTLs are each server's own, and CoreDNS makes
-// up names for SRV targets that are addresses.
+// said returns the part of an answer in which two servers must agree: the records and their targets
+// in a canonical form. TTLs differ, and CoreDNS generates names for SRV targets that are addresses.
 func said(ctx context.Context, server, name string, qtype uint16) (string, error) {
 	q := new(dns.Msg).SetQuestion(name, qtype)
 	q.SetEdns0(1232, false)
@@ -80,7 +79,7 @@ func said(ctx context.Context, server, name string, qtype uint16) (string, error
 		}
 	}
 	slices.Sort(out)
-	// Whose it is: the zone in the SOA of a negative answer, too.
+	// The zone, as the SOA of a negative answer names it.
 	text := dns.RcodeToString[m.Rcode] + " " + strings.Join(slices.Compact(out), " ")
 	if len(out) == 0 && len(m.Ns) == 1 && m.Ns[0].Header().Rrtype == dns.TypeSOA {
 		text += "SOA"
@@ -88,7 +87,7 @@ func said(ctx context.Context, server, name string, qtype uint16) (string, error
 	return text, nil
 }
 
-// shard is a cluster that shares etcd and CoreDNS with another.
+// shard is a cluster that shares etcd and CoreDNS with another one.
 type shard struct {
 	*harness.Cluster
 	key, domain, agents string
@@ -102,9 +101,9 @@ func (s *shard) env(etcd *harness.Part) map[string]string {
 	}
 }
 
-// questions are what can be asked of both servers: existing names and others. An
-// address at the name of a service is not among them: in the SkyDNS layout every
-// key that holds an address answers for it.
+// questions returns questions for both servers, about existing names and others. It has no A or
+// AAAA question at the name of a service: in the SkyDNS layout every key that holds an address
+// answers it.
 func (s *shard) questions(nodes ...string) (out [][2]string) {
 	for _, name := range []string{"_persys-scheduler." + s.domain, "_persys-scheduler._tcp." + s.domain} {
 		out = append(out, [2]string{name, "SRV"})
@@ -122,8 +121,8 @@ func (s *shard) questions(nodes ...string) (out [][2]string) {
 	return out
 }
 
-// agree waits until CoreDNS answers every question as the replica's own server
-// does, and returns the answers.
+// agree waits until CoreDNS answers every question as the replica's own DNS server does, and
+// returns the answers.
 func (s *shard) agree(t *testing.T, coredns *harness.Part, when string, nodes ...string) map[string]string {
 	t.Helper()
 	all := map[string]string{}
@@ -155,17 +154,17 @@ func (s *shard) want(t *testing.T, answers map[string]string, question, want str
 	}
 }
 
-// Two clusters, one etcd, one CoreDNS: each cluster's names are there, the same as
-// in its own DNS, and follow replicas and nodes that go for good; neither sees or
-// disturbs the other, nor takes the other's nodes; and without CoreDNS or etcd
-// everything that runs goes on.
+// Two clusters share one etcd and one CoreDNS. CoreDNS serves the same names of each cluster as its
+// own DNS servers do, and follows replicas and nodes that leave. Neither cluster sees or changes
+// the records of the other, or accepts its nodes. Without CoreDNS or etcd everything that runs goes
+// on.
 func TestCoreDNS(t *testing.T) {
 	dir := t.TempDir()
 	etcd := part(t, func() (*harness.Part, error) { return harness.Etcd(t.Context(), dir) })
 	east := &shard{key: "east", domain: "east.persys.local", agents: "agents.persys.cloud"}
 	west := &shard{key: "west", domain: "west.persys.local", agents: "agents.persys.cloud"}
-	// The file that is documented, as it is.
-	corefile := filepath.Join(got[string](t)(harness.Root(t.Context())), "deploy", "coredns", "Corefile")
+	// The documented Corefile, unchanged.
+	corefile := filepath.Join(got[string](t)(testbed.Root(t.Context())), "deploy", "coredns", "Corefile")
 	coredns := part(t, func() (*harness.Part, error) {
 		return harness.CoreDNSFrom(t.Context(), dir, corefile, map[string]string{"ETCD_ENDPOINT": "http://" + etcd.Addr})
 	})
@@ -187,7 +186,8 @@ func TestCoreDNS(t *testing.T) {
 	}
 	a := got[*harness.Agent](t)(east.StartAgent(t.Context(), at("127.0.0.21")))
 	b := got[*harness.Agent](t)(east.StartAgent(t.Context(), at("127.0.0.22")))
-	// The same node id in the other cluster, elsewhere; it finds its scheduler by name.
+	// The same node id in the other cluster, at another address. The agent finds its scheduler by
+	// name.
 	far := at("::1")
 	far.Env["PERSYS_SCHEDULER_ADDR"], far.Env["PERSYS_SCHEDULER_DISCOVERY"] = "", "srv://west.persys.local?dns="+west.Schedulers[0].DNS
 	got[*harness.Agent](t)(west.StartAgent(t.Context(), far))
@@ -254,7 +254,7 @@ func TestCoreDNS(t *testing.T) {
 	})
 
 	t.Run("CoreDNS killed, and back", func(t *testing.T) {
-		// While there were no records in etcd it may rightly have been said to be away.
+		// CoreDNS may have been reported as away while etcd had no records.
 		must(t, testbed.Poll(t.Context(), settle, "CoreDNS being seen", func(ctx context.Context) error {
 			leader, err := east.WaitLeader(ctx, electionLimit)
 			if err != nil {
@@ -313,7 +313,7 @@ func TestCoreDNS(t *testing.T) {
 		must(t, etcd.Start())
 		must(t, coredns.Start())
 		must(t, harness.WaitListening(t.Context(), coredns, settle))
-		// What changed meanwhile, or could not, is there in the end.
+		// Changes made meanwhile arrive in the end.
 		extra := got[*harness.Agent](t)(east.StartAgent(t.Context(), at("127.0.0.23")))
 		east.want(t, east.agree(t, coredns, "after the outage", extra.NodeID), extra.NodeID+".east.agents.persys.cloud A", "NOERROR 127.0.0.23")
 		for id, was := range w.before {
@@ -327,10 +327,9 @@ func TestCoreDNS(t *testing.T) {
 	})
 }
 
-// advertised has a scheduler published at another address and port than it listens
-// on, of another family too: a relay answers there, as a load balancer or a port
-// mapping would. It returns the port, and how many connections came that way. The
-// program must not run yet.
+// advertised makes a scheduler advertise another address, family and port than it listens on. A
+// relay listens there, as a load balancer or a port mapping would. It returns the port and the
+// number of connections through the relay. The scheduler must not run yet.
 func advertised(t *testing.T, s *harness.Scheduler) (port string, passed *atomic.Int64) {
 	t.Helper()
 	l, err := net.Listen("tcp", "[::1]:0")
@@ -344,7 +343,7 @@ func advertised(t *testing.T, s *harness.Scheduler) (port string, passed *atomic
 	}
 	set(s.Process, map[string]string{
 		"SCHEDULER_ADVERTISE_IP": "::1", "SCHEDULER_ADVERTISE_PORT": port,
-		// What other replicas dial has its own ports, and the published address.
+		// Other replicas dial ports of their own at the advertised address.
 		"SCHEDULER_RAFT_ADDR": six(s.Raft), "SCHEDULER_GOSSIP_ADDR": six(s.Gossip), "SCHEDULER_JOIN": six(s.Gossip),
 	})
 	passed = new(atomic.Int64)
@@ -361,7 +360,7 @@ func advertised(t *testing.T, s *harness.Scheduler) (port string, passed *atomic
 				continue
 			}
 			passed.Add(1)
-			// Either side's end is the end of both.
+			// The end of either side closes both.
 			for _, pair := range [][2]net.Conn{{in, out}, {out, in}} {
 				relays.Go(func() {
 					_, _ = io.Copy(pair[0], pair[1])
@@ -372,22 +371,22 @@ func advertised(t *testing.T, s *harness.Scheduler) (port string, passed *atomic
 	})
 	t.Cleanup(func() {
 		_ = l.Close()
-		_ = s.Kill() // the relays end with it
+		_ = s.Kill() // the relays end with the scheduler
 		relays.Wait()
 	})
 	return port, passed
 }
 
-// Two clusters with the same DOMAIN, one etcd, one CoreDNS: at the address of each,
-// the schedulers are its own, and so for whoever finds them there; the nodes of both
-// are there under their shards. A change in one changes nothing in the other, and a
-// cluster that is set up with the other's address says so.
+// Two clusters with the same DOMAIN share one etcd, each with a CoreDNS of its own. Each CoreDNS
+// serves the schedulers of its own cluster, and the nodes of both clusters under their shards. A
+// change in one cluster changes nothing in the other, and a cluster that is configured with the
+// address of the other's CoreDNS reports it.
 func TestCoreDNSOneDomain(t *testing.T) {
 	dir := t.TempDir()
 	etcd := part(t, func() (*harness.Part, error) { return harness.Etcd(t.Context(), dir) })
 	east := &shard{key: "east", domain: "persys.local", agents: "agents.persys.cloud"}
 	west := &shard{key: "west", domain: "persys.local", agents: "agents.persys.cloud"}
-	corefile := filepath.Join(got[string](t)(harness.Root(t.Context())), "deploy", "coredns", "Corefile.one-domain")
+	corefile := filepath.Join(got[string](t)(testbed.Root(t.Context())), "deploy", "coredns", "Corefile.one-domain")
 	coredns := part(t, func() (*harness.Part, error) {
 		return harness.CoreDNSFrom(t.Context(), dir, corefile, map[string]string{
 			"ETCD_ENDPOINT": "http://" + etcd.Addr, "EAST_IP": "127.0.0.1", "WEST_IP": "127.0.0.2",
@@ -411,7 +410,7 @@ func TestCoreDNSOneDomain(t *testing.T) {
 	east.want(t, eastAlone, "_persys-scheduler._tcp.persys.local SRV", "NOERROR "+east.Schedulers[0].GRPC)
 
 	env := fast(west.env(etcd))
-	env["SCHEDULER_COREDNS_ADDR"] = coredns.Addr // the other's
+	env["SCHEDULER_COREDNS_ADDR"] = coredns.Addr // that of the other cluster
 	west.Cluster = start(t, harness.Options{Binaries: bin, Schedulers: 1, SchedulerEnv: env})
 	got[*harness.Agent](t)(west.StartAgent(t.Context(), at("127.0.0.31")))
 	b := got[*harness.Agent](t)(west.StartAgent(t.Context(), at("127.0.0.32")))
@@ -423,7 +422,7 @@ func TestCoreDNSOneDomain(t *testing.T) {
 		t.Error("nothing says that the CoreDNS that is watched is another cluster's")
 	}
 
-	// The nodes of both are known at both addresses.
+	// The nodes of both clusters are known at both addresses.
 	for _, server := range []string{coredns.Addr, other.Addr} {
 		for name, want := range map[string]string{
 			"node-a.east.agents.persys.cloud.": "NOERROR 127.0.0.21", "node-a.west.agents.persys.cloud.": "NOERROR 127.0.0.31",
@@ -436,7 +435,7 @@ func TestCoreDNSOneDomain(t *testing.T) {
 			}
 		}
 	}
-	// Whoever asks there by name finds that cluster.
+	// A client that looks up the schedulers there finds that cluster.
 	for server, s := range map[string]*shard{coredns.Addr: east, other.Addr: west} {
 		st, err := s.Status(t.Context(), 0)
 		must(t, err)
@@ -459,7 +458,7 @@ func TestCoreDNSOneDomain(t *testing.T) {
 	}
 }
 
-// count counts the events of a type.
+// count returns the number of events of a type.
 func count(t *testing.T, s *shard, kind string) int {
 	t.Helper()
 	admin := got[clusterv1.ClusterClient](t)(s.AnyAdmin(t.Context()))
@@ -480,8 +479,8 @@ func count(t *testing.T, s *shard, kind string) int {
 	}
 }
 
-// told waits until a change of a CoreDNS has so many events, a line in the leader's
-// log, and the metric that goes with it.
+// told waits until a change of a CoreDNS has caused the given number of events, a line in the
+// leader's log, and a change of the metric.
 func told(t *testing.T, s *shard, server, kind string, times int) {
 	t.Helper()
 	line, up := "CoreDNS is back", 1.0
@@ -508,9 +507,8 @@ func told(t *testing.T, s *shard, server, kind string, times int) {
 	}))
 }
 
-// foreignNodes: a node that belongs to one cluster or shard and is pointed at the
-// schedulers of another is refused and says why, and the other cluster has no
-// record of it.
+// foreignNodes checks that a node of one cluster or shard is refused by the schedulers of another,
+// that it logs the reason, and that the other cluster has no record of it.
 func foreignNodes(t *testing.T, east, west *shard, member *harness.Agent) {
 	ids := func(s *shard) string {
 		st, err := s.Status(t.Context(), 0)

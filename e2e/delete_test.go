@@ -18,7 +18,7 @@ import (
 	"github.com/persys/compute/testbed"
 )
 
-// forgotten waits until the schedulers know nothing of a workload.
+// forgotten waits until the schedulers have no record of a workload.
 func forgotten(t *testing.T, c *harness.Cluster, id string, limit time.Duration) {
 	t.Helper()
 	control := got[controlv1.AgentControlClient](t)(c.Any(t.Context()))
@@ -31,7 +31,7 @@ func forgotten(t *testing.T, c *harness.Cluster, id string, limit time.Duration)
 	}))
 }
 
-// quiet waits until nothing of a workload runs on any engine.
+// quiet waits until no engine runs a workload.
 func quiet(t *testing.T, c *harness.Cluster, id string) {
 	t.Helper()
 	must(t, testbed.Poll(t.Context(), settle, "the last run of "+id+" to end", func(context.Context) error {
@@ -42,9 +42,9 @@ func quiet(t *testing.T, c *harness.Cluster, id string) {
 	}))
 }
 
-// What is to be stopped or deleted ends: in seconds where its node is well, when the
-// node is back, or by the word of a person for one that never comes back. Nobody is
-// told that it is done before, and no ghost is left when such a node does come back.
+// A stop or a delete takes seconds if the node is healthy. Otherwise it completes when the node
+// returns, or when an operator gives up the node. It is not reported as done before, and a node
+// that returns after it was given up ends the workloads that were deleted meanwhile.
 func TestStopsAndDeletesEnd(t *testing.T) {
 	c := start(t, harness.Options{Binaries: raced(t), SchedulerEnv: fast(nil)})
 	a := got[*harness.Agent](t)(c.StartAgent(t.Context(), harness.AgentOptions{Simulate: true}))
@@ -62,7 +62,7 @@ func TestStopsAndDeletesEnd(t *testing.T) {
 	t.Logf("a delete on a node that is well took %s", time.Since(began).Round(time.Millisecond))
 	quiet(t, c, "well")
 
-	// Its node dies before it hears of the stop: it may run on, and that is said.
+	// The node dies before the stop reaches it. The workload may still run, and its reason says so.
 	must(t, a.Kill())
 	ctl(t, c, "stop", "halted")
 	got[*controlv1.WorkloadView](t)(c.WaitWorkload(t.Context(), "halted", settle, func(w *controlv1.WorkloadView) bool {
@@ -80,13 +80,13 @@ func TestStopsAndDeletesEnd(t *testing.T) {
 	forgotten(t, c, "waits", settle)
 	quiet(t, c, "waits")
 
-	// A node that is given up.
+	// The operator gives up the node.
 	for _, id := range []string{"forced", "removed"} {
 		got[*controlv1.WorkloadView](t)(c.WaitWorkload(t.Context(), id, settle, running))
 	}
 	must(t, a.Kill())
 	must(t, c.WaitNode(t.Context(), a.NodeID, "NotReady", settle))
-	for range 2 { // the second one changes nothing
+	for range 2 { // the second delete changes nothing
 		ctl(t, c, "delete", "removed", "--yes")
 	}
 	got[*controlv1.WorkloadView](t)(c.WaitWorkload(t.Context(), "removed", settle, func(w *controlv1.WorkloadView) bool { return w.GetStatus() == "Deleting" }))
@@ -95,7 +95,7 @@ func TestStopsAndDeletesEnd(t *testing.T) {
 	ctl(t, c, "node", "remove", a.NodeID, "--force", "--yes")
 	forgotten(t, c, "removed", 10*time.Second)
 
-	// It comes back all the same, with its disk.
+	// The node returns with its disk.
 	must(t, a.Start())
 	must(t, c.WaitNode(t.Context(), a.NodeID, "Ready", settle))
 	quiet(t, c, "forced")

@@ -16,12 +16,11 @@ import (
 	"github.com/persys/compute/testbed"
 )
 
-// The demo is what a newcomer runs first: it has to end well, show what it
-// promises and leave nothing behind.
+// The demo succeeds, shows what it promises and leaves nothing behind.
 func TestDemo(t *testing.T) {
 	dir := t.TempDir()
 	bin := filepath.Join(dir, "demo")
-	root := got[string](t)(harness.Root(t.Context()))
+	root := got[string](t)(testbed.Root(t.Context()))
 	build := exec.CommandContext(t.Context(), "go", "build", "-o", bin, "./e2e/demo")
 	build.Dir = root
 	if out, err := build.CombinedOutput(); err != nil {
@@ -36,7 +35,7 @@ func TestDemo(t *testing.T) {
 		cmd.Env = append(os.Environ(), "TMPDIR="+t.TempDir(), "NO_COLOR=1")
 		cmd.Env = append(cmd.Env, env...)
 		cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGTERM}
-		cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGTERM) } // it cleans up
+		cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGTERM) } // so that it cleans up
 		cmd.WaitDelay = time.Minute
 		out, err := cmd.CombinedOutput()
 		left, globErr := filepath.Glob(filepath.Join(envValue(cmd.Env, "TMPDIR"), "persys-*"))
@@ -117,7 +116,7 @@ func TestDemo(t *testing.T) {
 	})
 	t.Run("one at a time", func(t *testing.T) {
 		theEngine(t)
-		l, err := net.Listen("unix", "@persys-demo") // as a demo that runs does
+		l, err := net.Listen("unix", "@persys-demo") // as a running demo does
 		must(t, err)
 		defer l.Close()
 		out, err := run(t, nil, bin, "--exit")

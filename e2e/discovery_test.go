@@ -12,8 +12,8 @@ import (
 	"github.com/persys/compute/testbed"
 )
 
-// ctlAt runs persysctl, which has to succeed, with another --server than the
-// cluster's addresses.
+// ctlAt runs persysctl with another --server than the addresses of the cluster, and fails the test
+// if the exit code is not 0.
 func ctlAt(t *testing.T, c *harness.Cluster, server string, args ...string) string {
 	t.Helper()
 	var out, errs bytes.Buffer
@@ -25,9 +25,9 @@ func ctlAt(t *testing.T, c *harness.Cluster, server string, args ...string) stri
 	return out.String()
 }
 
-// The gateway and persysctl know nothing but the SRV name and where to ask for it,
-// and work on while the leader dies and while all schedulers move, one by one.
-func TestDiscoveryByFaces(t *testing.T) {
+// The gateway and persysctl know only an SRV name and the DNS servers. They work while the leader
+// dies and while all schedulers move to other addresses, one by one.
+func TestGatewayAndCtlFindSchedulersBySRV(t *testing.T) {
 	c := start(t, harness.Options{Binaries: raced(t), SchedulerEnv: fast(nil)})
 	got[*harness.Agent](t)(c.StartAgent(t.Context(), harness.AgentOptions{Simulate: true}))
 	var servers []string
@@ -40,8 +40,8 @@ func TestDiscoveryByFaces(t *testing.T) {
 	t.Cleanup(tr.CloseIdleConnections)
 	web := rest{t, "http://" + addr, &http.Client{Transport: tr, Timeout: settle}}
 
-	// found waits until the gateway knows exactly the schedulers that run, at their
-	// present addresses, and does a call through it and two through persysctl.
+	// found waits until the gateway knows exactly the running schedulers, at their present
+	// addresses, and makes a call through the gateway and two with persysctl.
 	found := func(when string) {
 		t.Helper()
 		want := map[string]bool{}
@@ -75,7 +75,7 @@ func TestDiscoveryByFaces(t *testing.T) {
 	}
 	found("at first")
 
-	// It is the first or not: a DNS server that is asked dies with it.
+	// One of the DNS servers dies with the leader.
 	leader := c.Schedulers[got[int](t)(c.WaitLeader(t.Context(), electionLimit))]
 	must(t, leader.Kill())
 	got[int](t)(c.WaitLeader(t.Context(), electionLimit))
@@ -87,7 +87,7 @@ func TestDiscoveryByFaces(t *testing.T) {
 		must(t, s.Terminate(endsWithin))
 		dns := s.DNS
 		must(t, c.Readdress(s))
-		s.DNS = dns // where the programs were told to ask
+		s.DNS = dns // the address that the programs are configured with
 		c.JoinAll(s)
 		must(t, s.Start())
 		must(t, c.WaitReady(t.Context(), settle))

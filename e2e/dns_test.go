@@ -20,16 +20,15 @@ import (
 	"github.com/persys/compute/testbed"
 )
 
-// The TTL of the schedulers' records, in which answers have to become right, and
-// what it takes to see that they are: one question by dig, whose limit is 1 s.
+// schedulerTTL is the TTL of the records of schedulers. A change must be visible in DNS within
+// dnsLimit: the TTL and the time limit of dig, one second.
 const (
 	schedulerTTL = 5 * time.Second
 	dnsLimit     = schedulerTTL + time.Second
 )
 
-// dig asks one server by Debian's dig, over UDP or with more arguments, and
-// returns the records of the answer and the additional section, a line each with
-// single spaces.
+// dig asks one server with Debian's dig, over UDP unless args say otherwise, and returns the
+// records of the answer and the additional section, one line each with single spaces.
 func dig(ctx context.Context, server string, args ...string) ([]string, error) {
 	host, port, _ := strings.Cut(server, ":")
 	cmd := exec.CommandContext(ctx, "dig", append([]string{"@" + host, "-p", port, "+noall", "+answer", "+additional", "+nocookie", "+tries=1", "+time=1"}, args...)...)
@@ -73,8 +72,8 @@ func schedulersAt(ctx context.Context, server string) ([]srv, error) {
 	return out, nil
 }
 
-// names waits until a replica's DNS gives exactly the schedulers listed, each at
-// the place where it listens now, the leader first.
+// names waits until the DNS server of a replica returns exactly the listed schedulers, each at its
+// present address, the leader first.
 func names(t *testing.T, c *harness.Cluster, at int, leader int, listed ...int) {
 	t.Helper()
 	var want []string
@@ -117,7 +116,7 @@ func indexes(list []*harness.Scheduler) []int {
 	return out
 }
 
-// talksTo are the schedulers to which a process holds connections, by index.
+// talksTo returns the indexes of the schedulers to which a process has connections.
 func talksTo(c *harness.Cluster, p *harness.Process) ([]int, error) {
 	sockets := map[string]bool{}
 	dir := fmt.Sprintf("/proc/%d/", p.PID())
@@ -137,7 +136,7 @@ func talksTo(c *harness.Cluster, p *harness.Process) ([]int, error) {
 	var out []int
 	for line := range strings.Lines(string(table)) {
 		f := strings.Fields(line)
-		if len(f) < 10 || f[3] != "01" || !sockets["socket:["+f[9]+"]"] { // established
+		if len(f) < 10 || f[3] != "01" || !sockets["socket:["+f[9]+"]"] { // 01 is established
 			continue
 		}
 		for i, s := range c.Schedulers {
@@ -150,7 +149,7 @@ func talksTo(c *harness.Cluster, p *harness.Process) ([]int, error) {
 	return out, nil
 }
 
-// calm is a set of workloads that nothing may disturb.
+// calm is a set of workloads that must not be disturbed.
 type calm struct {
 	t      *testing.T
 	c      *harness.Cluster
@@ -170,8 +169,8 @@ func calmly(t *testing.T, c *harness.Cluster, n int) *calm {
 	return w
 }
 
-// undisturbed checks that no agent was without contact for longer than its lease,
-// no node was given up and nothing moved or ran again.
+// undisturbed checks that no agent was without contact for longer than its lease, no node became
+// NotReady, and no workload moved or restarted.
 func (w *calm) undisturbed(after string) {
 	w.t.Helper()
 	for _, a := range w.c.Agents {
@@ -209,11 +208,11 @@ func (w *calm) undisturbed(after string) {
 	}
 }
 
-// Agents that know nothing but an SRV name keep in touch, and DNS stays right,
-// while schedulers die, lose their DNS and move, one at a time.
+// Agents that know only an SRV name stay in contact, and DNS stays right, while schedulers die,
+// lose their DNS server and move, one at a time.
 func TestDiscoverySurvives(t *testing.T) {
 	testbed.Program(t, "dig")
-	// One second more than elsewhere: the race detector is slow on a busy machine.
+	// One second more than in other tests: the race detector is slow on a busy machine.
 	c := start(t, harness.Options{Binaries: raced(t), SchedulerEnv: fast(map[string]string{"SCHEDULER_NODE_LEASE": "4s"})})
 	var servers []string
 	for _, s := range c.Schedulers {
@@ -231,7 +230,7 @@ func TestDiscoverySurvives(t *testing.T) {
 		names(t, c, i, leader, 0, 1, 2)
 	}
 
-	// down kills a scheduler, looks at the others' DNS and brings it back.
+	// down kills a scheduler, checks the DNS of the others and starts it again.
 	down := func(what string, i int) {
 		t.Helper()
 		must(t, c.Schedulers[i].Kill())
@@ -257,7 +256,7 @@ func TestDiscoverySurvives(t *testing.T) {
 	down("the death of the replica that an agent talked to", spoken[0])
 
 	t.Run("one replica without DNS", func(t *testing.T) {
-		s := c.Schedulers[0] // the first that agents ask
+		s := c.Schedulers[0] // agents ask this one first
 		must(t, s.Kill())
 		set(s.Process, map[string]string{"SCHEDULER_DNS_ADDR": "none"})
 		must(t, s.Start())
@@ -280,7 +279,7 @@ func TestDiscoverySurvives(t *testing.T) {
 			must(t, s.Terminate(20*time.Second))
 			rest := indexes(others(c, s.Index))
 			stays := got[int](t)(c.WaitLeader(t.Context(), electionLimit))
-			for _, i := range rest { // one that leaves is not named any more
+			for _, i := range rest { // a scheduler that leaves is not listed any more
 				names(t, c, i, stays, rest...)
 			}
 			must(t, c.Readdress(s))
@@ -292,11 +291,11 @@ func TestDiscoverySurvives(t *testing.T) {
 			}
 		}
 		w.undisturbed("the move of all schedulers")
-		// No address that the agents were set up with is left, and still they follow.
+		// The agents still follow, although none of their configured addresses exists any more.
 		must(t, c.Schedulers[got[int](t)(c.WaitLeader(t.Context(), electionLimit))].Kill())
 		got[int](t)(c.WaitLeader(t.Context(), electionLimit))
 		w.undisturbed("the death of a leader that had moved")
-		// Not even over a restart of their own.
+		// They also follow after a restart of the agents.
 		for _, a := range c.Agents {
 			must(t, a.Restart())
 		}
@@ -313,8 +312,8 @@ func TestDiscoverySurvives(t *testing.T) {
 	})
 }
 
-// A replica that starts while another is dead has never met it, and still does not
-// name it once the TTL is over; and names it again when it is back.
+// A replica that starts while another is dead does not list it after the TTL, although it has never
+// seen it alive. It lists it again after it has returned.
 func TestRestartForgetsTheDead(t *testing.T) {
 	testbed.Program(t, "dig")
 	c := start(t, harness.Options{Binaries: shipped(t), SchedulerEnv: fast(nil)})
@@ -331,9 +330,9 @@ func TestRestartForgetsTheDead(t *testing.T) {
 	names(t, c, again.Index, got[int](t)(c.WaitLeader(t.Context(), electionLimit)), 0, 1, 2)
 }
 
-// cutOff waits until a replica's DNS says that it is cut off: it still names all
-// schedulers, itself last and none as the leader, and whatever it answers may be
-// kept for a second at most.
+// cutOff waits until the DNS server of a replica answers as one without contact to the others: it
+// still lists all schedulers, itself last and none as the leader, and its answers have a TTL of at
+// most one second.
 func cutOff(t *testing.T, c *harness.Cluster, at int, node, ip string) {
 	t.Helper()
 	s := c.Schedulers[at]
@@ -368,10 +367,9 @@ func cutOff(t *testing.T, c *harness.Cluster, at int, node, ip string) {
 	t.Logf("%s says that it is cut off after %s", s.Name, time.Since(began).Round(time.Millisecond))
 }
 
-// One replica is cut off from the others, but not from the agents, nor from who
-// asks its DNS: once the leader, once the one that an agent talks to. The others'
-// DNS drops it, its own goes on and says that it may be old, and no agent is
-// without contact for longer than its lease.
+// One replica is cut off from the others, but not from the agents and DNS clients: first the
+// leader, then the replica that an agent is connected to. The DNS servers of the others drop it,
+// its own one answers with a short TTL, and no agent is without contact for longer than its lease.
 func TestDiscoveryPartition(t *testing.T) {
 	testbed.Program(t, "dig")
 	wire, ok := inside(t)
@@ -409,8 +407,8 @@ func TestDiscoveryPartition(t *testing.T) {
 			}
 		}
 		cutOff(t, c, i, node.NodeID, ip)
-		// Longer than a lease: an agent that stayed with the one who is cut off
-		// would have lost it.
+		// Longer than a lease: an agent that stayed with the replica that is cut off would have
+		// lost its lease.
 		pause(t.Context(), 5*time.Second)
 		cutOff(t, c, i, node.NodeID, ip)
 		w.undisturbed(what)
@@ -429,8 +427,8 @@ func TestDiscoveryPartition(t *testing.T) {
 		w.undisturbed("the end of " + what)
 	}
 	t.Run("one replica without DNS", func(t *testing.T) {
-		// It runs, leads or follows, and nobody's question reaches its DNS; it is the
-		// first that agents ask.
+		// The replica runs, as leader or follower, but no question reaches its DNS server. Agents
+		// ask this one first.
 		s := c.Schedulers[0]
 		must(t, wire.Block(t.Context(), s.DNS))
 		if answer, err := schedulersAt(t.Context(), s.DNS); err == nil {

@@ -56,8 +56,8 @@ func (d *docker) close() error {
 	return errors.Join(d.engine.RemoveImage(ctx, d.image), d.engine.Close())
 }
 
-// onDocker is a cluster whose containers are removed at the end, before the
-// cluster goes.
+// onDocker removes the containers of a cluster at the end of the test, before the cluster stops,
+// and returns the cluster id.
 func onDocker(t *testing.T, e *harness.Engine, c *harness.Cluster) string {
 	t.Helper()
 	st, err := c.Status(t.Context(), 0)
@@ -66,7 +66,7 @@ func onDocker(t *testing.T, e *harness.Engine, c *harness.Cluster) string {
 	t.Cleanup(func() {
 		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 		defer cancel()
-		// The agents first: they would bring back what is removed.
+		// The agents first: they would start removed containers again.
 		for _, a := range c.Agents {
 			if err := a.Kill(); err != nil {
 				t.Error(err)

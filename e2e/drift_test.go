@@ -27,11 +27,11 @@ import (
 	"github.com/persys/compute/testbed"
 )
 
-// missingGrace is long enough for a drift to come on record within it: a round of
-// every second, and a second look two seconds later.
+// missingGrace is long enough for a drift to be recorded within it: a round of drift detection
+// every second, and a confirming inspection two seconds later.
 const missingGrace = 8 * time.Second
 
-// driftText is a record under /drifts, by the contract's words.
+// driftText is a record under /drifts, in the format of the contract.
 type driftText struct {
 	NodeID          string    `json:"nodeId"`
 	WorkloadID      string    `json:"workloadId"`
@@ -43,19 +43,19 @@ type driftText struct {
 	Resolved        bool      `json:"resolved"`
 }
 
-// driftBook is a cluster whose drifts are followed where operators see them: the
-// history, etcd and the metrics. It keeps what may be over before anybody looks.
+// driftBook observes the drifts of a cluster in the event history, in etcd and in the metrics. It
+// keeps all records, because a drift may be closed before the test reads it.
 type driftBook struct {
 	t *testing.T
 	c *harness.Cluster
 
 	mu      sync.Mutex
-	records map[string][]driftText // by etcd's key, oldest first
-	most    map[string]float64     // persys_scheduler_drifts_open by kind, the highest seen
-	last    map[string]float64     // and the leader's last word
+	records map[string][]driftText // by etcd key, oldest first
+	most    map[string]float64     // persys_scheduler_drifts_open by kind, the highest value seen
+	last    map[string]float64     // and the last value of the leader
 }
 
-// drifting starts three schedulers that compare every second, with an etcd.
+// drifting starts three schedulers with a round of drift detection every second, and an etcd.
 func drifting(t *testing.T) (*driftBook, *clientv3.Client) {
 	t.Helper()
 	etcd := etcdPart(t)
@@ -86,7 +86,7 @@ func (b *driftBook) watch(changes clientv3.WatchChan) {
 	}
 }
 
-// scrape reads the gauge of open drifts from the leader, for as long as ctx lasts.
+// scrape reads the gauge of open drifts from the leader until ctx ends.
 func (b *driftBook) scrape(ctx context.Context) {
 	for {
 		if i, err := b.c.Leader(ctx); err == nil {
@@ -115,7 +115,7 @@ func (b *driftBook) read(metrics string) {
 	}
 }
 
-// state is the replicated one, as the leader has it.
+// state returns the replicated state of the leader.
 func (b *driftBook) state(ctx context.Context) (fsm.State, error) {
 	i, err := b.c.Leader(ctx)
 	if err != nil {
@@ -130,7 +130,7 @@ func (b *driftBook) state(ctx context.Context) (fsm.State, error) {
 
 func (b *driftBook) now() fsm.State { return got[fsm.State](b.t)(b.state(b.t.Context())) }
 
-// driftEvent is the first event of a type about a drift since a sequence.
+// driftEvent returns the first event of a type about a drift after a sequence number.
 func driftEvent(s fsm.State, since uint64, event, node, workload, kind string) *fsm.Event {
 	var found *fsm.Event
 	s.Events(since, func(e *fsm.Event) bool {
@@ -142,8 +142,7 @@ func driftEvent(s fsm.State, since uint64, event, node, workload, kind string) *
 	return found
 }
 
-// opened waits until a drift has come on record everywhere: an event, a key in
-// etcd, a metric.
+// opened waits until a drift is recorded everywhere: an event, a key in etcd, and the metric.
 func (b *driftBook) opened(since uint64, node, workload, kind, action string) *fsm.Event {
 	b.t.Helper()
 	var event *fsm.Event
@@ -171,7 +170,7 @@ func (b *driftBook) opened(since uint64, node, workload, kind, action string) *f
 	return event
 }
 
-// closed waits until it has gone everywhere.
+// closed waits until a drift is closed everywhere.
 func (b *driftBook) closed(since uint64, node, workload, kind string) {
 	b.t.Helper()
 	key := "/drifts/" + node + "/" + workload + "/" + kind
@@ -206,8 +205,8 @@ func (b *driftBook) closed(since uint64, node, workload, kind string) {
 	}))
 }
 
-// moves are the events since a sequence that tell of a workload being ordered anew
-// or moved.
+// moves returns the events after a sequence number that say that a workload was ordered again or
+// moved.
 func moves(s fsm.State, since uint64, workload string) (out []string) {
 	s.Events(since, func(e *fsm.Event) bool {
 		switch e.Type {
@@ -221,9 +220,8 @@ func moves(s fsm.State, since uint64, workload string) (out []string) {
 	return out
 }
 
-// What a real engine has, and what the cluster wants there, in all the ways in
-// which they can differ: each comes on record, is remedied, and is closed; orphans
-// are for people alone.
+// A real engine differs from the desired state in every possible way. Each drift is recorded,
+// remedied and closed; orphans are left to operators.
 func TestDriftOnDocker(t *testing.T) {
 	e, image := theEngine(t)
 	b, kv := drifting(t)
@@ -247,7 +245,7 @@ func TestDriftOnDocker(t *testing.T) {
 		return id, labels
 	}
 
-	// Two that nobody ordered, one of each fate. They stay until the end of the test.
+	// Two orphans, one for each action of the operator. They exist until the end of the test.
 	orphans := map[string]string{}
 	since := b.now().Info().EventSeq
 	for _, name := range []string{"ghost", "spook"} {
@@ -264,7 +262,7 @@ func TestDriftOnDocker(t *testing.T) {
 	}
 
 	t.Run("killed or removed behind its agent's back: the agent mends it, nothing moves", func(t *testing.T) {
-		// One each: ends that come one soon after the other are a crash loop, which waits ever longer.
+		// One workload each: ends in quick succession are a crash loop, whose backoff grows.
 		apply(t, c, "api", container(image))
 		got[*controlv1.WorkloadView](t)(c.WaitWorkload(t.Context(), "api", settle, running))
 		for _, x := range []struct {
@@ -321,7 +319,7 @@ func TestDriftOnDocker(t *testing.T) {
 		}
 	})
 
-	// Another leader, another run of the agent: orphans are where they were.
+	// After a change of the leader and a restart of the agent, the orphans are still known.
 	must(t, c.Schedulers[got[int](t)(c.WaitLeader(t.Context(), electionLimit))].Restart())
 	must(t, c.WaitReady(t.Context(), settle))
 	for name, id := range orphans {
@@ -359,12 +357,12 @@ func TestDriftOnDocker(t *testing.T) {
 	equals(t, c, kv, "after all drifts")
 }
 
-// got1 is a value whose second result the test does not need.
+// got1 returns the first of two values.
 func got1[T, U any](v T, _ U) T { return v }
 
-// existing is an agent as others have it: no epochs, no generations, and it says
-// nothing by itself. What it has changes behind its back as the test wants.
-type existing struct {
+// legacyAgent is a legacy v1 agent: without epochs or generations, and it sends no status. The test
+// changes its workloads.
+type legacyAgent struct {
 	agentv1.UnimplementedAgentServiceServer
 
 	mu    sync.Mutex
@@ -373,7 +371,7 @@ type existing struct {
 	polls int
 }
 
-func (x *existing) task(kind, id string) {
+func (x *legacyAgent) task(kind, id string) {
 	now := time.Now()
 	x.tasks = append(x.tasks, &agentv1.AgentAction{
 		TaskId: fmt.Sprintf("%s-%s-%d", kind, id, now.UnixNano()), WorkloadId: id, ActionType: kind + "_workload", Status: "completed",
@@ -381,7 +379,7 @@ func (x *existing) task(kind, id string) {
 	})
 }
 
-func (x *existing) ApplyWorkload(_ context.Context, r *agentv1.ApplyWorkloadRequest) (*agentv1.ApplyWorkloadResponse, error) {
+func (x *legacyAgent) ApplyWorkload(_ context.Context, r *agentv1.ApplyWorkloadRequest) (*agentv1.ApplyWorkloadResponse, error) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	x.has[r.GetId()] = &agentv1.WorkloadStatus{
@@ -391,7 +389,7 @@ func (x *existing) ApplyWorkload(_ context.Context, r *agentv1.ApplyWorkloadRequ
 	return &agentv1.ApplyWorkloadResponse{Applied: true, Status: &agentv1.WorkloadStatus{Id: r.GetId(), ActualState: agentv1.ActualState_ACTUAL_STATE_PENDING}}, nil
 }
 
-func (x *existing) DeleteWorkload(_ context.Context, r *agentv1.DeleteWorkloadRequest) (*agentv1.DeleteWorkloadResponse, error) {
+func (x *legacyAgent) DeleteWorkload(_ context.Context, r *agentv1.DeleteWorkloadRequest) (*agentv1.DeleteWorkloadResponse, error) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	delete(x.has, r.GetId())
@@ -399,7 +397,7 @@ func (x *existing) DeleteWorkload(_ context.Context, r *agentv1.DeleteWorkloadRe
 	return &agentv1.DeleteWorkloadResponse{Success: true}, nil
 }
 
-func (x *existing) GetWorkloadStatus(_ context.Context, r *agentv1.GetWorkloadStatusRequest) (*agentv1.GetWorkloadStatusResponse, error) {
+func (x *legacyAgent) GetWorkloadStatus(_ context.Context, r *agentv1.GetWorkloadStatusRequest) (*agentv1.GetWorkloadStatusResponse, error) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	x.polls++
@@ -409,20 +407,20 @@ func (x *existing) GetWorkloadStatus(_ context.Context, r *agentv1.GetWorkloadSt
 	return nil, status.Errorf(codes.Unknown, "workload status not found")
 }
 
-func (x *existing) ListWorkloads(context.Context, *agentv1.ListWorkloadsRequest) (*agentv1.ListWorkloadsResponse, error) {
+func (x *legacyAgent) ListWorkloads(context.Context, *agentv1.ListWorkloadsRequest) (*agentv1.ListWorkloadsResponse, error) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	return &agentv1.ListWorkloadsResponse{Workloads: slices.Collect(maps.Values(x.has))}, nil
 }
 
-func (x *existing) ListActions(context.Context, *agentv1.ListActionsRequest) (*agentv1.ListActionsResponse, error) {
+func (x *legacyAgent) ListActions(context.Context, *agentv1.ListActionsRequest) (*agentv1.ListActionsResponse, error) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	return &agentv1.ListActionsResponse{Actions: slices.Clone(x.tasks)}, nil
 }
 
-// set changes what it has of a workload without anybody's order; nil is nothing.
-func (x *existing) set(id string, change func(*agentv1.WorkloadStatus) *agentv1.WorkloadStatus) {
+// set changes a workload of the agent without an order; nil removes it.
+func (x *legacyAgent) set(id string, change func(*agentv1.WorkloadStatus) *agentv1.WorkloadStatus) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	if st := change(x.has[id]); st != nil {
@@ -432,11 +430,11 @@ func (x *existing) set(id string, change func(*agentv1.WorkloadStatus) *agentv1.
 	}
 }
 
-// existingAgent serves one, registers it with a cluster, and goes on doing so,
-// which is all that it says of itself.
-func existingAgent(t *testing.T, c *harness.Cluster, node string) *existing {
+// startLegacyAgent serves a legacy agent and registers it with a cluster again and again, as such
+// agents do.
+func startLegacyAgent(t *testing.T, c *harness.Cluster, node string) *legacyAgent {
 	t.Helper()
-	x := &existing{has: map[string]*agentv1.WorkloadStatus{}}
+	x := &legacyAgent{has: map[string]*agentv1.WorkloadStatus{}}
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	must(t, err)
 	srv := grpc.NewServer()
@@ -459,12 +457,12 @@ func existingAgent(t *testing.T, c *harness.Cluster, node string) *existing {
 	return x
 }
 
-// A legacy v1 agent beside our schedulers: its status is polled until it is where
-// it ought to be, what it did is in the history, and what changes there is found.
-func TestDriftOfAnExistingAgent(t *testing.T) {
+// A legacy v1 agent beside our schedulers: its status is polled until it is as desired, its actions
+// are in the history, and drifts on it are found.
+func TestDriftOfLegacyAgent(t *testing.T) {
 	b, kv := drifting(t)
 	c := b.c
-	x := existingAgent(t, c, "older")
+	x := startLegacyAgent(t, c, "older")
 	began := time.Now()
 	apply(t, c, "web", container("nginx:1.27"))
 	got[*controlv1.WorkloadView](t)(c.WaitWorkload(t.Context(), "web", settle, running))

@@ -22,7 +22,8 @@ import (
 	"github.com/persys/compute/testbed"
 )
 
-// mirrored are the settings of schedulers that write an etcd, looking at it often.
+// mirrored returns settings of schedulers that mirror their state into an etcd and check its health
+// often.
 func mirrored(etcd *harness.Part, more map[string]string) map[string]string {
 	env := fast(map[string]string{"ETCD_ENDPOINTS": etcd.Addr, "ETCD_PROBE_INTERVAL": "300ms", "ETCD_TIMEOUT": "1s"})
 	for k, v := range more {
@@ -31,7 +32,7 @@ func mirrored(etcd *harness.Part, more map[string]string) map[string]string {
 	return env
 }
 
-// etcdPart starts an etcd of one member.
+// etcdPart starts an etcd with one member.
 func etcdPart(t *testing.T, args ...string) *harness.Part {
 	t.Helper()
 	dir := t.TempDir()
@@ -42,7 +43,7 @@ func etcdPart(t *testing.T, args ...string) *harness.Part {
 	return e
 }
 
-// etcdClient is the library's own client, for what operators and checks do.
+// etcdClient returns a client of the etcd library, for the acts of operators and for checks.
 func etcdClient(t *testing.T, e *harness.Part) *clientv3.Client {
 	t.Helper()
 	c, err := clientv3.New(clientv3.Config{Endpoints: []string{"http://" + e.Addr}, DialTimeout: 5 * time.Second, Logger: zap.NewNop()})
@@ -51,7 +52,7 @@ func etcdClient(t *testing.T, e *harness.Part) *clientv3.Client {
 	return c
 }
 
-// everything is what an etcd holds.
+// everything returns all keys and values of an etcd.
 func everything(ctx context.Context, c *clientv3.Client) (map[string]string, error) {
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
@@ -71,7 +72,7 @@ func everything(ctx context.Context, c *clientv3.Client) (map[string]string, err
 	}
 }
 
-// stateOf is the whole replicated state, as a replica hands it out.
+// stateOf returns the whole replicated state, from the snapshot of a replica.
 func stateOf(ctx context.Context, admin clusterv1.ClusterClient) (fsm.State, error) {
 	in, err := admin.CreateBackup(ctx, &clusterv1.CreateBackupRequest{})
 	if err != nil {
@@ -90,7 +91,7 @@ func stateOf(ctx context.Context, admin clusterv1.ClusterClient) (fsm.State, err
 	}
 }
 
-// cursorText is where the mirror stands; the rest of the value is its own.
+// cursorText is the public part of the mirror's cursor in etcd.
 type cursorText struct {
 	Incarnation uint64 `json:"incarnation"`
 	Term        uint64 `json:"term"`
@@ -101,9 +102,9 @@ type cursorText struct {
 
 func cursorKey(cluster string) string { return "/persys/mirror/" + cluster + "/cursor" }
 
-// equals waits until etcd holds the state of every record, and nothing else, and
-// compares key by key, by the contract's words and without the mirror's own code.
-// The scheduler's own comparison has to agree.
+// equals waits until etcd holds a record for everything in the state, and nothing else. It compares
+// key by key as the contract documents them, without code of the mirror. The comparison of the
+// scheduler itself must agree.
 func equals(t *testing.T, c *harness.Cluster, kv *clientv3.Client, when string) {
 	t.Helper()
 	must(t, testbed.Poll(t.Context(), settle, "the mirror to equal the state "+when, func(ctx context.Context) error {
@@ -127,7 +128,7 @@ func equals(t *testing.T, c *harness.Cluster, kv *clientv3.Client, when string) 
 		if err := json.Unmarshal([]byte(have[cursorKey(s.Info().ClusterID)]), &at); err != nil {
 			return fmt.Errorf("the cursor %q: %w", have[cursorKey(s.Info().ClusterID)], err)
 		}
-		// Entries that change nothing, such as barriers, do not move the cursor.
+		// Log entries that change nothing, such as barriers, do not move the cursor.
 		if !at.Complete || at.Upto != 0 || at.Index > s.Info().Index || at.Incarnation != s.Info().Incarnation {
 			return fmt.Errorf("etcd is at %+v, the state at index %d of incarnation %d", at, s.Info().Index, s.Info().Incarnation)
 		}
@@ -145,7 +146,7 @@ func equals(t *testing.T, c *harness.Cluster, kv *clientv3.Client, when string) 
 	}))
 }
 
-// unlike compares a state with the documented keys.
+// unlike returns the differences between a state and the documented keys.
 func unlike(s fsm.State, have map[string]string) (wrong []string) {
 	want := map[string]func(value string) error{}
 	fields := func(expected map[string]any) func(string) error {
@@ -246,7 +247,7 @@ func unlike(s fsm.State, have map[string]string) (wrong []string) {
 	return wrong
 }
 
-// zeroAsNone is a number as a record has it that leaves zeros out.
+// zeroAsNone formats a number as a record does that leaves out zeros.
 func zeroAsNone(n int64) string {
 	if n == 0 {
 		return ""
@@ -254,7 +255,7 @@ func zeroAsNone(n int64) string {
 	return strconv.FormatInt(n, 10)
 }
 
-// waitMode waits until every scheduler that runs is in a mode.
+// waitMode waits until every running scheduler is in a mode.
 func waitMode(t *testing.T, c *harness.Cluster, mode string) {
 	t.Helper()
 	must(t, testbed.Poll(t.Context(), settle, "mode "+mode, func(ctx context.Context) error {

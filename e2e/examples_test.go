@@ -14,7 +14,7 @@ import (
 	"github.com/persys/compute/e2e/harness"
 )
 
-// exampleFiles are the specifications in examples/.
+// exampleFiles returns the files of the specifications in examples/.
 func exampleFiles(t *testing.T) []string {
 	t.Helper()
 	var out []string
@@ -27,13 +27,13 @@ func exampleFiles(t *testing.T) []string {
 	return out
 }
 
-// onIt names what an example applies.
+// onIt matches the names of the workloads that an apply prints.
 var onIt = regexp.MustCompile(`(?m)^(\S+) (applied|unchanged)`)
 
 var onlyUnchanged = regexp.MustCompile(`(?m)^\d+ unchanged\. Nothing`)
 
-// ran applies an example, sees it become as it asks, applies it again, which must
-// change nothing, and deletes it.
+// ran applies an example, waits until it runs, applies it again, which must change nothing, and
+// deletes it.
 func ran(t *testing.T, c *harness.Cluster, file string) {
 	t.Helper()
 	var ids []string
@@ -52,13 +52,13 @@ func ran(t *testing.T, c *harness.Cluster, file string) {
 	ctl(t, c, append([]string{"delete", "--wait", "--timeout", "40s"}, ids...)...)
 }
 
-// Every example runs as it is, on simulated engines.
+// Every example runs unchanged on simulated engines.
 func TestExamples(t *testing.T) {
 	c := start(t, harness.Options{Binaries: raced(t), SchedulerEnv: fast(nil)})
 	for range 2 {
 		got[*harness.Agent](t)(c.StartAgent(t.Context(), harness.AgentOptions{Simulate: true, Env: map[string]string{"PERSYS_NODE_LABELS": "region=eu,disk=ssd"}}))
 	}
-	// A simulated container serves nothing: what its health check asks is answered here.
+	// A simulated container serves nothing, so this server answers its health check.
 	hello := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}))
 	t.Cleanup(hello.Close)
 	asked := regexp.MustCompile(`(health_check: .*port: )8080`)
@@ -74,10 +74,10 @@ func TestExamples(t *testing.T) {
 	}
 }
 
-// The examples of containers and of Compose files run on a real engine, too.
+// The examples of containers and of Compose files run on a real engine too.
 func TestExamplesOnDocker(t *testing.T) {
 	e, image := theEngine(t)
-	volumes, stacks := t.TempDir(), t.TempDir() // before the cluster: removed after what writes there has ended
+	volumes, stacks := t.TempDir(), t.TempDir() // removed after the cluster, which writes there, has stopped
 	c := start(t, harness.Options{Binaries: raced(t), SchedulerEnv: fast(nil)})
 	onDocker(t, e, c)
 	got[*harness.Agent](t)(c.StartAgent(t.Context(), harness.AgentOptions{Env: map[string]string{
@@ -87,7 +87,7 @@ func TestExamplesOnDocker(t *testing.T) {
 	for _, file := range exampleFiles(t) {
 		name := strings.TrimPrefix(file, "../examples/")
 		if slices.Contains([]string{"vm.yaml", "git-stack.yaml", "placement.yaml"}, name) {
-			continue // a VM, a repository and a folder that are not here
+			continue // they need a VM, a repository or a folder that does not exist here
 		}
 		t.Run(name, func(t *testing.T) {
 			dir := t.TempDir()

@@ -11,8 +11,7 @@ import (
 	"github.com/persys/compute/e2e/harness"
 )
 
-// containsText is the first file below a folder that contains a text; empty when
-// none does.
+// containsText returns the path of the first file below a folder that contains a text, or "".
 func containsText(dir, text string) (string, error) {
 	found := ""
 	err := filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
@@ -32,7 +31,7 @@ func containsText(dir, text string) (string, error) {
 	return found, err
 }
 
-// saysOneOf is nil once a process has written one of the texts.
+// saysOneOf returns nil if the output of a process contains one of the texts.
 func saysOneOf(p *harness.Process, texts ...string) error {
 	out, err := p.Output()
 	if err != nil {

@@ -21,7 +21,7 @@ import (
 	"github.com/persys/compute/testbed"
 )
 
-// gatewayOf runs a gateway in front of a cluster and returns its address.
+// gatewayOf starts a gateway in front of a cluster and returns its address.
 func gatewayOf(t *testing.T, c *harness.Cluster) string {
 	t.Helper()
 	if leaf := c.Leaf("gateway/gateway"); leaf.Cert != "" {
@@ -30,7 +30,7 @@ func gatewayOf(t *testing.T, c *harness.Cluster) string {
 	return gatewayWith(t, c, map[string]string{"PERSYS_INSECURE": "true"})
 }
 
-// gatewayWith says where its certificate comes from, and what it is called with.
+// gatewayWith starts a gateway with more settings and arguments, and returns its address.
 func gatewayWith(t *testing.T, c *harness.Cluster, more map[string]string, args ...string) string {
 	t.Helper()
 	addr := freeAddr(t)
@@ -71,7 +71,7 @@ func freeAddr(t *testing.T) string {
 	return l.Addr().String()
 }
 
-// rest is a client of the gateway as one user.
+// rest is an HTTP client of the gateway with the identity of one user.
 type rest struct {
 	t    *testing.T
 	base string
@@ -94,7 +94,7 @@ func (r rest) do(method, path, body string) (int, map[string]any) {
 	return resp.StatusCode, out
 }
 
-// as returns a client with the certificate of a user, or without one for "".
+// as returns a client with the certificate of a user, or without one if who is empty.
 func as(t *testing.T, c *harness.Cluster, addr, who string) rest {
 	t.Helper()
 	ca, err := os.ReadFile(c.Leaf("user/admin").CA)
@@ -112,8 +112,8 @@ func as(t *testing.T, c *harness.Cluster, addr, who string) rest {
 	return rest{t, "https://" + addr, &http.Client{Transport: tr, Timeout: settle}}
 }
 
-// TestGateway drives a real cluster through a real gateway, with certificates:
-// the routes of legacy v1 CLIs, /v1, a stream, roles, and a leader that dies.
+// TestGateway calls a real cluster through a real gateway, with certificates: the routes of legacy
+// CLIs, /v1, an event stream, roles, and calls after the death of the leader.
 func TestGateway(t *testing.T) {
 	c := start(t, harness.Options{Binaries: raced(t), Dir: t.TempDir(), TLS: true, SchedulerEnv: fast(nil)})
 	_, err := c.StartAgent(t.Context(), harness.AgentOptions{Simulate: true})
@@ -134,8 +134,8 @@ func TestGateway(t *testing.T) {
 
 	sessionThroughGateway(t, c, addr)
 
-	// A stream of events survives the leader: the browser comes back by itself,
-	// here the next call does.
+	// The event stream ends with the leader. A browser would connect again; here the next call
+	// succeeds.
 	req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, admin.base+"/v1/events?follow=true", nil)
 	must(t, err)
 	req.Header.Set("Accept", "text/event-stream")
@@ -178,7 +178,8 @@ func TestGateway(t *testing.T) {
 	}
 }
 
-// sessionThroughGateway opens a shell on a terminal that is resized, and commands without one.
+// sessionThroughGateway opens a shell on a terminal that is resized, and runs commands without a
+// terminal.
 func sessionThroughGateway(t *testing.T, c *harness.Cluster, addr string) {
 	t.Helper()
 	env := c.CtlEnv("https://" + addr)

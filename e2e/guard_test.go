@@ -22,25 +22,25 @@ import (
 	"github.com/persys/compute/testbed"
 )
 
-// guardGrace is what the guards of these tests give a container to end by itself.
+// guardGrace is how long the guards of these tests wait for a container to stop by itself.
 const guardGrace = time.Second
 
-// supervisor stands for systemd: it runs an agent's guard by the words of
-// deploy/systemd/persys-guard.service. A guard that ends is started again, with all that it left
-// behind killed first; one that does not say in time that it is not stuck is killed.
+// supervisor stands for systemd: it runs the guard of an agent as
+// deploy/systemd/persys-guard.service says. It kills the process group of a guard that exits and
+// starts it again, and kills a guard that misses its watchdog.
 type supervisor struct {
 	agent    *harness.Agent
 	guard    *harness.Process
 	restart  time.Duration
 	watchdog time.Duration
 	notify   *net.UnixConn
-	heard    atomic.Int64 // Unix nanoseconds
+	heard    atomic.Int64 // Unix nanoseconds of the last watchdog message
 	restarts atomic.Int64
 	stop     context.CancelFunc
 	done     chan struct{}
 }
 
-// unit reads the [Service] of a systemd unit; of a key that stands twice the last.
+// unit reads the [Service] section of a systemd unit. The last value of a key wins.
 func unit(t *testing.T, name string) map[string]string {
 	t.Helper()
 	f, err := os.Open(filepath.Join("..", "deploy", "systemd", name))
@@ -132,7 +132,7 @@ func (s *supervisor) run(ctx context.Context, t *testing.T) {
 			}
 		}
 		look.Stop()
-		// The unit's control group.
+		// The control group of the unit.
 		if err := s.agent.SignalGuards(syscall.SIGKILL); err != nil {
 			t.Error(err)
 		}
@@ -150,7 +150,7 @@ func (s *supervisor) close() {
 	_ = s.notify.Close()
 }
 
-// fencing waits until a node is there with a guard and its second, and has said so since a time.
+// fencing waits until a node is Ready, has a guard and a standby, and has reported so after a time.
 func fencing(t *testing.T, control controlv1.AgentControlClient, a *harness.Agent, since time.Time) {
 	t.Helper()
 	must(t, testbed.Poll(t.Context(), settle, a.NodeID+" with a guard and its second", func(ctx context.Context) error {
@@ -168,7 +168,7 @@ func fencing(t *testing.T, control controlv1.AgentControlClient, a *harness.Agen
 	}))
 }
 
-// runEnded waits for the end of a run of db.
+// runEnded waits for the end of a run of db and returns its time.
 func runEnded(t *testing.T, runs *harness.Runs, held harness.Run, limit time.Duration, what string) (stopped time.Time) {
 	t.Helper()
 	must(t, testbed.Poll(t.Context(), limit, what+": the end of db on "+held.Node, func(context.Context) error {
@@ -189,11 +189,11 @@ func runEnded(t *testing.T, runs *harness.Runs, held harness.Run, limit time.Dur
 	return stopped
 }
 
-// TestGuard: an exclusive container with on_lost_lease: stop on the real engine moves from node to
-// node, whatever of agents, guards and leaders is killed or paused, and never runs twice at one time;
-// what is lost is stopped within the bound that the schedulers rely on. One node's guards are the
-// agent's own, the other's are started by a supervisor, as in production: there even agent and both
-// guards may go at once.
+// TestGuard moves an exclusive container with on_lost_lease: stop from node to node on a real
+// engine, while agents, guards and leaders are killed or paused. The container never runs twice at
+// one time, and it stops within the bound that the schedulers rely on. The guards of one node are
+// started by its agent, those of the other by a supervisor, as in production: there the agent and
+// both guards may die at once.
 func TestGuard(t *testing.T) {
 	e, image := theEngine(t)
 	bins := raced(t)
@@ -207,7 +207,7 @@ func TestGuard(t *testing.T) {
 		"PERSYS_GUARD_GRACE": guardGrace.String(), "PERSYS_GUARD": "external",
 	}}))
 	super := supervise(t, c, watched, bins.Agent)
-	t.Cleanup(func() { // before the engine is cleaned: agents bring guards back
+	t.Cleanup(func() { // before the containers are removed: agents start guards again
 		for _, a := range c.Agents {
 			if err := a.Kill(); err != nil {
 				t.Error(err)
@@ -255,7 +255,7 @@ func TestGuard(t *testing.T) {
 			return nil
 		}},
 		{"agent and both guards are killed, and a supervisor is there", watched, func() *harness.Scheduler {
-			must(t, errors.Join(watched.Pause(), watched.SignalGuards(syscall.SIGSTOP))) // all at one moment
+			must(t, errors.Join(watched.Pause(), watched.SignalGuards(syscall.SIGSTOP))) // all at the same time
 			must(t, errors.Join(watched.SignalGuards(syscall.SIGKILL), watched.Kill()))
 			return nil
 		}},
@@ -289,7 +289,8 @@ func TestGuard(t *testing.T) {
 		at := time.Now()
 		hurt := round.strike()
 		struck := time.Now()
-		// The lease was asked for before the strike, at most one interval (and a busy machine) before.
+		// The last lease was requested before the fault, at most one interval earlier plus the
+		// delay of a busy machine.
 		limit := lease + fence.Bound(guardGrace)
 		stopped := runEnded(t, runs, held, limit+settle, round.what)
 		if early := stopped.Sub(at); early < lease-interval-500*time.Millisecond {
@@ -298,7 +299,7 @@ func TestGuard(t *testing.T) {
 		if late := stopped.Sub(struck); late > limit {
 			t.Errorf("%s: stopped after %s, more than lease and fence bound (%s)", round.what, late, limit)
 		}
-		if hurt != nil && hurt.Running() { // a leader that has been deposed and does not know it
+		if hurt != nil && hurt.Running() { // a deposed leader that does not know it
 			must(t, hurt.Continue())
 		} else if hurt != nil {
 			must(t, hurt.Start())
@@ -307,7 +308,7 @@ func TestGuard(t *testing.T) {
 		now := got[[]harness.Run](t)(runs.Of("db"))
 		t.Logf("%s: stopped after %s, ran on the other node after %s", round.what,
 			stopped.Sub(at).Round(10*time.Millisecond), now[len(now)-1].From.Sub(at).Round(10*time.Millisecond))
-		// A paused agent has been killed by its guard: it might have gone on with a start.
+		// The guard has killed the paused agent, which might have continued with a start.
 		must(t, testbed.Poll(t.Context(), settle, round.what+": the end of the agent", func(context.Context) error {
 			if round.on.Running() {
 				return errors.New("it is still there")

@@ -59,7 +59,7 @@ func getText(ctx context.Context, url string) (code int, body []byte, err error)
 	return resp.StatusCode, body, err
 }
 
-// healthy waits until a scheduler's /health is as wanted.
+// healthy waits until want accepts the /health of a scheduler.
 func healthy(t *testing.T, s *harness.Scheduler, what string, want func(*healthText) error) {
 	t.Helper()
 	must(t, testbed.Poll(t.Context(), settle, "/health of "+s.Name+" "+what, func(ctx context.Context) error {
@@ -78,7 +78,7 @@ func healthy(t *testing.T, s *harness.Scheduler, what string, want func(*healthT
 	}))
 }
 
-// inMode wants a mode on a replica that serves, with everything that goes with it.
+// inMode accepts the /health of a replica that serves in a mode, with this reason and mirror state.
 func inMode(mode, reason, mirror string) func(*healthText) error {
 	return func(h *healthText) error {
 		at, err := time.Parse(time.RFC3339, h.ModeChangedAt)
@@ -98,8 +98,8 @@ func inMode(mode, reason, mirror string) func(*healthText) error {
 	}
 }
 
-// guardedEtcd prepares an etcd that speaks TLS only, wants a certificate, and has
-// its authentication on once guard was called.
+// guardedEtcd prepares an etcd that accepts only TLS with a client certificate. guard turns its
+// authentication on.
 func guardedEtcd(t *testing.T) (e *harness.Part, paths pki.Paths, guard func()) {
 	t.Helper()
 	dir := t.TempDir()
@@ -128,10 +128,10 @@ func guardedEtcd(t *testing.T) (e *harness.Part, paths pki.Paths, guard func()) 
 	}
 }
 
-// What a scheduler says of itself, from its first moment to its quorum's last: 503
-// only while it has no cluster, and in every other state the mode that holds, why
-// and since when. The etcd wants TLS, a certificate and a password.
-func TestHealthIsHonest(t *testing.T) {
+// /health is 503 only while a scheduler has no cluster. In every other state it names the mode, its
+// reason and its start, up to the loss of the quorum. The etcd requires TLS, a certificate and a
+// password.
+func TestHealthReportsTheMode(t *testing.T) {
 	etcd, client, protect := guardedEtcd(t)
 	c := got[*harness.Cluster](t)(harness.Prepare(harness.Options{Binaries: raced(t), Schedulers: 3, SchedulerEnv: mirrored(etcd, map[string]string{
 		"ETCD_ENDPOINTS": "https://" + etcd.Addr, "ETCD_TLS_CA": client.CA, "ETCD_TLS_CERT": client.Cert, "ETCD_TLS_KEY": client.Key,
@@ -149,7 +149,7 @@ func TestHealthIsHonest(t *testing.T) {
 	must(t, c.Schedulers[2].Start())
 	must(t, c.WaitReady(t.Context(), 60*time.Second))
 
-	// It was asked for, so its absence counts from the first boot.
+	// The mirror is configured, so an absent etcd counts from the first boot.
 	leader := got[int](t)(c.WaitLeader(t.Context(), electionLimit))
 	for i, s := range c.Schedulers {
 		mirror := "standby"
@@ -180,7 +180,7 @@ func TestHealthIsHonest(t *testing.T) {
 		return err
 	}))
 
-	// A person's word holds although etcd is well, until it is taken back.
+	// A mode that an operator sets holds although etcd is healthy, until the operator clears it.
 	ctl(t, c, "mode", "set", "degraded", "--reason", "maintenance")
 	for _, s := range c.Schedulers {
 		healthy(t, s, "frozen by hand", inMode("degraded", "maintenance", ""))
@@ -191,7 +191,7 @@ func TestHealthIsHonest(t *testing.T) {
 	ctl(t, c, "mode", "set", "auto", "--reason", "done")
 	waitMode(t, c, "normal")
 
-	// Without a quorum nothing can be written down: each says it of itself.
+	// Without a quorum nothing can be committed: each scheduler reports its own view.
 	survivor := c.Schedulers[leader]
 	for _, s := range c.Schedulers {
 		if s != survivor {
@@ -222,8 +222,8 @@ func TestHealthIsHonest(t *testing.T) {
 	waitMode(t, c, "normal")
 }
 
-// frozen checks what a frozen cluster refuses, in-band and with the reason, and
-// that it answers reads at once.
+// frozen checks that a frozen cluster refuses changes in-band with the reason, and answers reads at
+// once.
 func frozen(t *testing.T, c *harness.Cluster, leader int) {
 	t.Helper()
 	control := got[controlv1.AgentControlClient](t)(c.Control(leader))

@@ -14,20 +14,20 @@ import (
 	"github.com/persys/compute/fsm"
 )
 
-// op is one operation on one workload as a client saw it. Times are nanoseconds
-// since the recorder was made.
+// op is one operation on one workload as a client saw it. Times are nanoseconds since the recorder
+// was created.
 type op struct {
 	Client   int            `json:"client"`
 	Workload string         `json:"workload"`
-	Write    string         `json:"write,omitempty"` // the distinct content that was applied; empty: a read
-	Via      int            `json:"via"`             // scheduler that was asked first
+	Write    string         `json:"write,omitempty"` // the unique content that was applied; empty: a read
+	Via      int            `json:"via"`             // scheduler that was called first
 	Call     int64          `json:"call"`
-	Return   int64          `json:"return"` // 0: the outcome is not known
+	Return   int64          `json:"return"` // 0: the outcome is unknown
 	Found    bool           `json:"found,omitempty"`
 	Read     string         `json:"read,omitempty"` // content that was read
 	Gen      fsm.Generation `json:"generation"`
 	Index    uint64         `json:"index,omitempty"`
-	Error    string         `json:"error,omitempty"` // why the outcome is not known
+	Error    string         `json:"error,omitempty"` // why the outcome is unknown
 }
 
 // recorder collects a history.
@@ -53,26 +53,26 @@ func (r *recorder) all() []op {
 	return slices.Clone(r.ops)
 }
 
-// acks are the times at which writes were acknowledged, in order.
+// acks returns the acknowledged writes in the order of their acknowledgement.
 func (r *recorder) acks() []op {
 	out := slices.DeleteFunc(r.all(), func(o op) bool { return o.Write == "" || o.Return == 0 })
 	slices.SortFunc(out, func(a, b op) int { return int(a.Return - b.Return) })
 	return out
 }
 
-// register is the state of one workload in the model: its content, and the
-// lowest generation and log index that it can have. The planner may raise both
-// between two operations; nothing lowers them.
+// register is the state of one workload in the model: its content, and the lowest generation and
+// log index that it can have. The planner may raise both between two operations; nothing lowers
+// them.
 type register struct {
 	content string
 	gen     fsm.Generation
 	index   uint64
 }
 
-// model is a register per workload with generations. A write that was
-// acknowledged got a generation above everything before it; one of unknown
-// outcome may have happened at any time after its call, or never, which is the
-// same as after everything else. A read returns the content of the last write.
+// model is a register per workload with generations. An acknowledged write has a higher generation
+// than everything before it. A write with an unknown outcome may have happened at any time after
+// its call, or never, which equals a write after everything else. A read returns the content of the
+// last write.
 func model() porcupine.Model {
 	return porcupine.Model{
 		Partition: func(history []porcupine.Operation) [][]porcupine.Operation {
@@ -95,7 +95,8 @@ func model() porcupine.Model {
 			s, o := state.(register), input.(op)
 			switch {
 			case o.Write != "" && o.Return == 0:
-				// Its generation is one above at least; the next write shows.
+				// Its generation is higher by one at least; the next acknowledged write shows the
+				// value.
 				return true, register{o.Write, s.gen, s.index}
 			case o.Write != "":
 				return s.gen.Less(o.Gen) && s.index <= o.Index, register{o.Write, o.Gen, o.Index}
@@ -119,8 +120,8 @@ func model() porcupine.Model {
 	}
 }
 
-// judge checks a history and leaves it in artifacts if it is not linearizable.
-// Reads of unknown outcome say nothing and are left out.
+// judge checks a history and writes it to artifacts if it is not linearizable. Reads with an
+// unknown outcome are left out.
 func judge(t *testing.T, ops []op) {
 	t.Helper()
 	verdict, info := check(ops)
@@ -144,8 +145,8 @@ func check(ops []op) (porcupine.CheckResult, porcupine.LinearizationInfo) {
 	for _, o := range ops {
 		end := o.Return
 		if end == 0 {
-			// Nobody saw it: it can as well come after everything else, where it
-			// changes nothing. Leaving it out keeps the search small.
+			// No read returned it, so it can come after everything else, where it changes nothing.
+			// Leaving it out keeps the search small.
 			if o.Write == "" || !read[content{o.Workload, o.Write}] {
 				continue
 			}
@@ -160,7 +161,7 @@ func generationOf(g *controlv1.Generation) fsm.Generation {
 	return fsm.Generation{Incarnation: g.GetIncarnation(), Sequence: g.GetSequence()}
 }
 
-// The checker has to find what it is for.
+// The checker finds each kind of fault in a history.
 func TestHistoryChecker(t *testing.T) {
 	gen := func(n uint64) fsm.Generation { return fsm.Generation{Incarnation: 1, Sequence: n} }
 	write := func(v string, n uint64, call, ret int64) op {

@@ -43,7 +43,7 @@ import (
 	"github.com/persys/compute/testbed"
 )
 
-// forger signs whatever it is asked for with the key of a development CA.
+// forger signs any certificate with the key of a development CA.
 type forger struct {
 	t    *testing.T
 	ca   tls.Certificate
@@ -58,7 +58,8 @@ func newForger(t *testing.T, dir string) *forger {
 	return f
 }
 
-// cert is good from and until so far from now. who is <cluster>/<role>/<id>.
+// cert returns a certificate that is valid between two offsets from now. who is
+// <cluster>/<role>/<id>.
 func (f *forger) cert(who string, from, until time.Duration) tls.Certificate {
 	f.t.Helper()
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
@@ -73,7 +74,7 @@ func (f *forger) cert(who string, from, until time.Duration) tls.Certificate {
 	return tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key}
 }
 
-// files writes a certificate where a program finds it.
+// files writes a certificate to files and returns their paths.
 func (f *forger) files(c tls.Certificate) pki.Paths {
 	f.t.Helper()
 	dir := f.t.TempDir()
@@ -90,8 +91,8 @@ func (f *forger) files(c tls.Certificate) pki.Paths {
 
 const day = 24 * time.Hour
 
-// TestHostilePeers: what comes to the ports of the real programs without being entitled
-// to it is not heard, and what answers in their place is not believed.
+// TestHostilePeers: the ports of the real programs refuse callers without the right certificate,
+// and persysctl does not trust a server with a wrong certificate.
 func TestHostilePeers(t *testing.T) {
 	c := got[*harness.Cluster](t)(harness.Prepare(harness.Options{Binaries: raced(t), TLS: true, Schedulers: 1,
 		SchedulerEnv: fast(map[string]string{"SCHEDULER_LIMIT_CONNECTIONS_PER_HOST": "64"})}))
@@ -108,7 +109,7 @@ func TestHostilePeers(t *testing.T) {
 	theirs := newForger(t, elsewhere)
 	const scheduler = "e2e/scheduler/scheduler-1"
 
-	// call makes the least call that a port answers.
+	// call makes the smallest call that a port answers.
 	call := func(addr string, full string, req, resp proto.Message, creds credentials.TransportCredentials) error {
 		cc, err := grpc.NewClient("passthrough:///"+addr, grpc.WithTransportCredentials(creds), grpc.WithNoProxy())
 		must(t, err)
@@ -171,7 +172,7 @@ func TestHostilePeers(t *testing.T) {
 		{"over TLS 1.2", "TLS 1.3", old},
 		{"that is none", "", nil},
 	} {
-		t.Run("persysctl believes no certificate "+tc.name, func(t *testing.T) {
+		t.Run("persysctl does not trust a certificate "+tc.name, func(t *testing.T) {
 			addr, heard := impostor(t, tc.cfg)
 			var out strings.Builder
 			code := got[int](t)(c.RunCtl(ctx, c.CtlEnv(addr), &out, &out, "--rpc-timeout-seconds", "2", "list"))
@@ -191,8 +192,8 @@ func TestHostilePeers(t *testing.T) {
 		must(t, testbed.Poll(ctx, settle, "its log", func(context.Context) error { return saysOneOf(a.Process, "may not act as node") }))
 		must(t, a.Kill())
 	})
-	t.Run("a compromised agent has the calls of its own node and no others", func(t *testing.T) { compromised(t, c, agent) })
-	t.Run("a flood of connections that say nothing hurts only its own host", func(t *testing.T) {
+	t.Run("a compromised agent can make calls for its own node only", func(t *testing.T) { compromised(t, c, agent) })
+	t.Run("a flood of silent connections affects only its own host", func(t *testing.T) {
 		d := net.Dialer{LocalAddr: &net.TCPAddr{IP: net.IPv4(127, 0, 0, 2)}}
 		var flood []net.Conn
 		defer func() {
@@ -204,8 +205,8 @@ func TestHostilePeers(t *testing.T) {
 			conn, err := d.DialContext(ctx, "tcp", c.Schedulers[0].GRPC)
 			must(t, err)
 			flood = append(flood, conn)
-			if i%2 == 0 { // the beginning of a ClientHello, and no more
-				_, _ = conn.Write([]byte{0x16, 0x03, 0x01, 0x02, 0x00, 0x01}) // it may be closed already
+			if i%2 == 0 { // the beginning of a ClientHello
+				_, _ = conn.Write([]byte{0x16, 0x03, 0x01, 0x02, 0x00, 0x01}) // the server may have closed it already
 			}
 		}
 		st, err := c.Status(ctx, 0)
@@ -221,7 +222,7 @@ func TestHostilePeers(t *testing.T) {
 			}
 			return err
 		}))
-		// Those that were let in are gone when their handshake has taken too long.
+		// The accepted connections are closed when their handshake has taken too long.
 		must(t, testbed.Poll(ctx, settle, "the end of the slow handshakes", func(ctx context.Context) error {
 			for i, conn := range flood[:64] {
 				_ = conn.SetReadDeadline(time.Now().Add(time.Millisecond))
@@ -232,7 +233,7 @@ func TestHostilePeers(t *testing.T) {
 			return nil
 		}))
 	})
-	t.Run("a request that is told one header at a time is given up", func(t *testing.T) {
+	t.Run("a request whose headers arrive too slowly is closed", func(t *testing.T) {
 		for _, addr := range []string{c.Schedulers[0].HTTP, agent.HTTP} {
 			var d net.Dialer
 			conn, err := d.DialContext(ctx, "tcp", addr)
@@ -249,13 +250,13 @@ func TestHostilePeers(t *testing.T) {
 			}
 		}
 	})
-	t.Run("and everything still works", func(t *testing.T) {
+	t.Run("everything still works", func(t *testing.T) {
 		apply(t, c, "after", contentSpec("x"))
 		got[*controlv1.WorkloadView](t)(c.WaitWorkload(ctx, "after", settle, running))
 	})
 }
 
-// secured: nil is plain text.
+// secured returns transport credentials; nil means plaintext.
 func secured(cfg *tls.Config) credentials.TransportCredentials {
 	if cfg == nil {
 		return insecure.NewCredentials()
@@ -263,8 +264,8 @@ func secured(cfg *tls.Config) credentials.TransportCredentials {
 	return credentials.NewTLS(cfg.Clone())
 }
 
-// greet shakes hands with the Raft port, and waits for what it says to a peer that
-// says nothing: an entitled one is waited for.
+// greet does a TLS handshake with the Raft port and waits for its reaction to a silent peer: the
+// port waits for an entitled peer and closes the connection of any other.
 func greet(ctx context.Context, addr string, cfg *tls.Config) error {
 	var d net.Dialer
 	conn, err := d.DialContext(ctx, "tcp", addr)
@@ -291,8 +292,8 @@ func greet(ctx context.Context, addr string, cfg *tls.Config) error {
 	return err
 }
 
-// impostor answers gRPC on a port of its own, as nobody who should be believed. It
-// counts the calls that it is told.
+// impostor serves gRPC on a new port with a certificate that clients must not trust. heard returns
+// the number of calls that it received.
 func impostor(t *testing.T, cfg *tls.Config) (addr string, heard func() int) {
 	t.Helper()
 	calls := make(chan string, 100)
@@ -318,8 +319,8 @@ func impostor(t *testing.T, cfg *tls.Config) (addr string, heard func() int) {
 	return l.Addr().String(), func() int { return len(calls) }
 }
 
-// compromised makes every call that the real programs serve, as the reflection service
-// lists them, with the certificate of another agent than the one that runs.
+// compromised makes every call that the real programs serve, as the reflection service lists them,
+// with the certificate of another agent.
 func compromised(t *testing.T, c *harness.Cluster, victim *harness.Agent) {
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
@@ -336,7 +337,7 @@ func compromised(t *testing.T, c *harness.Cluster, victim *harness.Agent) {
 			methods++
 			may := allowed[full] || m.Parent().FullName() == "grpc.health.v1.Health" || full == agentv1.AgentService_HealthCheck_FullMethodName ||
 				strings.HasPrefix(full, "/grpc.reflection.")
-			// Nothing is in the request, then what would make it act as another node.
+			// An empty request, then one that names another node.
 			for _, node := range []string{"", victim.NodeID} {
 				req := dynamicpb.NewMessage(m.Input())
 				foreign := named(req, node)
@@ -355,7 +356,7 @@ func compromised(t *testing.T, c *harness.Cluster, victim *harness.Agent) {
 	if methods < 60 {
 		t.Errorf("only %d methods were found", methods)
 	}
-	// The messages of a control stream are judged one by one.
+	// Each message of a control stream is checked for itself.
 	cc := got[*grpc.ClientConn](t)(c.Dial(c.Schedulers[0].GRPC, "agent/node-b"))
 	defer cc.Close()
 	control := controlv1.NewAgentControlClient(cc)
@@ -377,10 +378,10 @@ func compromised(t *testing.T, c *harness.Cluster, victim *harness.Agent) {
 	must(t, stream.CloseSend())
 }
 
-// allowedTo reads the calls of a role from the table's golden file.
+// allowedTo reads the calls that a role may make from the golden file of the permission table.
 func allowedTo(t *testing.T, role string) map[string]bool {
 	t.Helper()
-	root := got[string](t)(harness.Root(t.Context()))
+	root := got[string](t)(testbed.Root(t.Context()))
 	text, err := os.ReadFile(filepath.Join(root, "rpc", "testdata", "permissions.golden"))
 	must(t, err)
 	out, column := map[string]bool{}, -1
@@ -423,7 +424,7 @@ func served(t *testing.T, ctx context.Context, cc *grpc.ClientConn) []protorefle
 	return out
 }
 
-// named fills the fields that say which node is meant, and reports whether there are any.
+// named sets the fields of a request that name a node, and reports whether there are any.
 func named(req *dynamicpb.Message, node string) bool {
 	found := false
 	for _, name := range []protoreflect.Name{"node_id", "node"} {
@@ -438,7 +439,7 @@ func named(req *dynamicpb.Message, node string) bool {
 	return found && node != ""
 }
 
-// invoke makes one call, and takes the first answer.
+// invoke makes one call and returns the error of its first answer.
 func invoke(ctx context.Context, cc *grpc.ClientConn, full string, m protoreflect.MethodDescriptor, req proto.Message) error {
 	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
 	defer cancel()
@@ -462,8 +463,9 @@ func invoke(ctx context.Context, cc *grpc.ClientConn, full string, m protoreflec
 	return nil
 }
 
-// TestClocksOffByAnHour: one scheduler is an hour ahead, one an hour behind, and so is
-// the agent; the one ahead leads and dies, so that the state's clock is ahead of all.
+// TestClocksOffByAnHour: the clocks of one scheduler and of one agent are an hour off, one
+// scheduler is an hour ahead and one an hour behind. The one ahead leads first and dies, so that
+// the time in the state is ahead of all clocks.
 func TestClocksOffByAnHour(t *testing.T) {
 	testbed.Need(t, "another process's clock", harness.CanShiftClock())
 	c := start(t, harness.Options{Binaries: raced(t), OwnCA: true, Clocks: []time.Duration{0, time.Hour, -time.Hour}, SchedulerEnv: fast(nil)})
@@ -500,21 +502,22 @@ func TestClocksOffByAnHour(t *testing.T) {
 	res := got[harness.CtlResult](t)(c.Ctl(ctx, "identity", "revoke", "agent/nobody", "--reason", "ahead", "--yes"))
 	must(t, c.Schedulers[1].Kill())
 
-	lead(2) // an hour behind, and two behind the state
+	lead(2) // an hour behind, and two hours behind the state
 	apply(t, c, "behind", contentSpec("y"))
 	got[*controlv1.WorkloadView](t)(c.WaitWorkload(ctx, "behind", settle, running))
 	if res.Code != 0 {
 		t.Errorf("revoke: %s", res.Stderr)
 	}
-	t.Run("tokens and certificates that are made then are good", func(t *testing.T) {
+	t.Run("new tokens and certificates are accepted", func(t *testing.T) {
 		res := got[harness.CtlResult](t)(c.Ctl(ctx, "token", "create", "--role", "agent", "--name", "nobody"))
 		if res.Code != 0 {
 			t.Fatalf("token: %s", res.Stderr)
 		}
-		// The name was revoked by the clock that was ahead: the new certificate is younger all the same.
+		// The name was revoked by the clock that was ahead: the new certificate is newer all the
+		// same.
 		newAgent("nobody", strings.TrimSpace(res.Stdout), 0)
 	})
-	t.Run("leases go by durations", func(t *testing.T) {
+	t.Run("leases are measured as durations", func(t *testing.T) {
 		must(t, late.Pause())
 		must(t, c.WaitNode(ctx, "late", "NotReady", settle))
 		must(t, late.Continue())

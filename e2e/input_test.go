@@ -17,8 +17,8 @@ import (
 	"github.com/persys/compute/e2e/harness"
 )
 
-// Bad input over gRPC and persysctl: the code or the in-band reason of the
-// contract, an answer that names the field, and nothing stored.
+// Bad input over gRPC and persysctl is refused with the status code or the in-band error of the
+// contract. The error names the field, and nothing is stored.
 func TestBadInput(t *testing.T) {
 	c := start(t, harness.Options{Binaries: raced(t)})
 	cc := got[*grpc.ClientConn](t)(c.Pinned(follower(t, c))) // through a replica that forwards
@@ -208,7 +208,7 @@ func TestBadInput(t *testing.T) {
 			t.Errorf("got %v, %v", resp, err)
 		}
 	})
-	t.Run("in-band/one bad workload of many spares the others", func(t *testing.T) {
+	t.Run("in-band/one bad workload of many does not affect the others", func(t *testing.T) {
 		admin := clusterv1.NewClusterClient(cc)
 		resp, err := admin.ApplyWorkloads(ctx, &clusterv1.ApplyWorkloadsRequest{Workloads: []*controlv1.ApplyWorkloadRequest{
 			{WorkloadId: "fine", Spec: contentSpec("fine")}, {WorkloadId: "bad", Spec: container("")},
@@ -248,7 +248,7 @@ func TestBadInput(t *testing.T) {
 		})
 	}
 
-	// After all this there is nothing.
+	// Nothing was stored.
 	all, err := control.ListWorkloads(ctx, &controlv1.ListWorkloadsRequest{})
 	must(t, err)
 	for _, w := range all.GetWorkloads() {

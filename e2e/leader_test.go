@@ -14,8 +14,8 @@ import (
 
 const electionLimit = 15 * time.Second
 
-// Eight clients apply through all replicas; the leader's process dies, comes
-// back, and the next one dies. The shipped build, because the gap is measured.
+// Eight clients apply through all replicas while leaders are killed and restarted. It runs the
+// released build, because it measures the gap.
 func TestLeaderKilled(t *testing.T) {
 	c := start(t, harness.Options{Binaries: shipped(t)})
 	tr := load(t, c)
@@ -42,8 +42,8 @@ func TestLeaderKilled(t *testing.T) {
 	}
 }
 
-// A leader that is frozen for longer than the election timeout and then goes on
-// must not answer a read from its past, nor lose what was written meanwhile.
+// A leader that was frozen for longer than the election timeout must not answer a stale read after
+// it continues, nor lose what was written meanwhile.
 func TestLeaderPaused(t *testing.T) {
 	c := start(t, harness.Options{Binaries: raced(t)})
 	tr := load(t, c)
@@ -53,9 +53,9 @@ func TestLeaderPaused(t *testing.T) {
 		at := tr.rec.now()
 		must(t, c.Schedulers[leader].Pause())
 		next := got[int](t)(c.WaitLeader(t.Context(), electionLimit, leader))
-		tr.more(25, 30*time.Second) // slowly: every third call meets the frozen one
+		tr.more(25, 30*time.Second) // slowly: every third call reaches the frozen replica
 		must(t, c.Schedulers[leader].Continue())
-		// It may still think that it leads: ask it at once, and hard.
+		// It may still think that it leads: send it many reads at once.
 		for i := range 40 {
 			tr.read(t.Context(), &op{Client: clients + 1, Workload: workloadName(i % workloads), Via: leader}, leader)
 		}
@@ -65,7 +65,7 @@ func TestLeaderPaused(t *testing.T) {
 	tr.end()
 }
 
-// Planned changes of leader, and a stop by SIGTERM, while applies run.
+// Planned transfers of leadership and a stop by SIGTERM while applies run.
 func TestLeadershipMoves(t *testing.T) {
 	c := start(t, harness.Options{Binaries: raced(t)})
 	tr := load(t, c)

@@ -21,14 +21,15 @@ import (
 	"github.com/persys/compute/testbed"
 )
 
-// TestLimitsHold promises a node no more than its owner lets it, by the schedulers and by the agent alone,
-// with the figures; and a container is stopped that takes more disk than it was given, until there is room.
+// TestLimitsHold: the schedulers and the agent by itself place no more on a node than its limits
+// allow, and the error has the figures. A container that uses more disk than its share is stopped
+// until there is room.
 func TestLimitsHold(t *testing.T) {
 	e, image := theEngine(t)
 	c := start(t, harness.Options{Schedulers: 1, Binaries: shipped(t), SchedulerEnv: fast(nil)})
 	id := onDocker(t, e, c)
 	a := got[*harness.Agent](t)(c.StartAgent(t.Context(), harness.AgentOptions{Env: map[string]string{
-		// Half of one processor, whatever this machine has.
+		// Half of one CPU, whatever this machine has.
 		"PERSYS_RESOURCE_THRESHOLD": "50", "PERSYS_RESERVED_CPU": strconv.Itoa((runtime.NumCPU() - 1) * 1000),
 	}}))
 	order := func(id string) {
@@ -45,7 +46,7 @@ container:
 	order("first")
 	got[*controlv1.WorkloadView](t)(c.WaitWorkload(t.Context(), "first", settle, running))
 
-	// More than is offered is placed nowhere, and why.
+	// A demand above the limit is placed nowhere, with the reason.
 	order("second")
 	view := got[*controlv1.WorkloadView](t)(c.WaitWorkload(t.Context(), "second", settle, func(w *controlv1.WorkloadView) bool {
 		return w.GetReason().GetCode() != ""
@@ -61,13 +62,13 @@ container:
 	}
 	ctl(t, c, "delete", "second", "--wait")
 
-	// A file of 1.2 GiB in its volume, of which it was given 1.
+	// A file of 1.2 GiB in a volume of 1 GiB.
 	data := filepath.Join(filepath.Dir(a.StatePath), "volumes", "local", "first-data", "f")
 	f, err := os.Create(data)
 	must(t, err)
 	must(t, unix.Fallocate(int(f.Fd()), 0, 0, 1200<<20))
 	must(t, f.Close())
-	again := func() { // it measures as it starts, and else every minute
+	again := func() { // disk usage is measured at the start of the agent, then every minute
 		t.Helper()
 		must(t, a.Terminate(settle))
 		must(t, a.Start())
@@ -83,7 +84,7 @@ container:
 		return n
 	}
 	again()
-	// Failed, or on its way to another try.
+	// Failed, or waiting for another attempt.
 	got[*controlv1.WorkloadView](t)(c.WaitWorkload(t.Context(), "first", settle, func(w *controlv1.WorkloadView) bool {
 		return w.GetStatus() != "Running" && strings.Contains(w.GetReason().GetMessage(), "its limit is 1024 MiB; stopped")
 	}))
@@ -95,7 +96,7 @@ container:
 	}))
 	must(t, os.Remove(data))
 	again()
-	ctl(t, c, "retry", "first") // what it failed at is mended: without a word it would wait for its back-off, or had given up
+	ctl(t, c, "retry", "first") // otherwise the workload would wait for its backoff, or would have used all attempts
 	got[*controlv1.WorkloadView](t)(c.WaitWorkload(t.Context(), "first", settle, running))
 	must(t, testbed.Poll(t.Context(), settle, "use and limit", func(context.Context) error {
 		if out := ctl(t, c, "get", "first"); !strings.Contains(out, " of 1Gi (measured)") {
@@ -104,7 +105,8 @@ container:
 		return nil
 	}))
 
-	// The agent by itself, as under schedulers that do not know its settings: here one of a far later term.
+	// The agent by itself refuses an order of schedulers that do not know its limits: here one of a
+	// much later term.
 	cc, err := grpc.NewClient("passthrough:///"+a.Addr, grpc.WithTransportCredentials(insecure.NewCredentials()))
 	must(t, err)
 	defer cc.Close()

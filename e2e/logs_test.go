@@ -13,7 +13,7 @@ import (
 	"github.com/persys/compute/e2e/harness"
 )
 
-// line is one line of a log, its keys in order.
+// line is one line of a log with its keys in order.
 type line struct {
 	keys   []string
 	fields map[string]any
@@ -46,7 +46,7 @@ func parseLine(text string) (line, error) {
 	return l, nil
 }
 
-// fault says what is wrong with a line; "" if nothing is.
+// fault returns what is wrong with a line, or "".
 func (l line) fault() string {
 	at, _ := l.fields["time"].(string)
 	if _, err := time.Parse(time.RFC3339Nano, at); err != nil {
@@ -81,9 +81,9 @@ func (l line) fault() string {
 	return ""
 }
 
-// logsHaveOneForm reads what the programs wrote during a story: every line is one JSON
-// object of the one form, and the lines that an operator looks for are there, with
-// what is needed to follow them from program to program.
+// logsHaveOneForm reads the logs of a whole test: every line is one JSON object of the documented
+// format, and the lines that an operator looks for exist, with the ids that connect the lines of
+// different programs.
 func logsHaveOneForm(t *testing.T, c *harness.Cluster) {
 	t.Helper()
 	wanted := []struct {

@@ -19,7 +19,7 @@ import (
 // builds are the sets of programs under test, each built when the first test asks for it.
 type builds struct {
 	dir  string
-	made bool // by the process that runs this one
+	made bool // built by another process
 	once map[string]func() (harness.Binaries, error)
 }
 
@@ -88,8 +88,8 @@ func (b *builds) get(t *testing.T, set string) harness.Binaries {
 	return got[harness.Binaries](t)(b.once[set]())
 }
 
-// start starts a cluster and takes it down at the end; a test that failed leaves
-// the logs in artifacts.
+// start starts a cluster and closes it at the end of the test. A failed test writes the logs to
+// artifacts.
 func start(t *testing.T, opt harness.Options) *harness.Cluster {
 	t.Helper()
 	c, err := harness.Start(t.Context(), opt)
@@ -100,7 +100,8 @@ func start(t *testing.T, opt harness.Options) *harness.Cluster {
 	return c
 }
 
-// guard closes a cluster at the end of the test and looks for races and panics.
+// guard closes a cluster at the end of the test and fails the test for races and panics in the
+// logs.
 func guard(t *testing.T, c *harness.Cluster) {
 	t.Cleanup(func() {
 		for _, a := range c.Alarms() {
@@ -119,10 +120,10 @@ func guard(t *testing.T, c *harness.Cluster) {
 	})
 }
 
-// artifacts is where a failed test leaves things.
+// artifacts returns the folder for the files of a failed test.
 func artifacts(t *testing.T) string {
 	t.Helper()
-	root, err := harness.Root(context.Background())
+	root, err := testbed.Root(context.Background())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -133,7 +134,7 @@ func artifacts(t *testing.T) string {
 	return dir
 }
 
-// keep writes a value into artifacts as JSON.
+// keep writes a value as JSON into artifacts.
 func keep(t *testing.T, name string, v any) {
 	t.Helper()
 	data, err := json.MarshalIndent(v, "", " ")
@@ -145,11 +146,11 @@ func keep(t *testing.T, name string, v any) {
 	}
 }
 
-// figuresEnv names the file that hack/go-test.sh shows at the end: of a test that passes
-// go test shows nothing.
+// figuresEnv names the file of the figures that hack/test.sh prints at its end. Without it they
+// would be lost, as a test that passes prints nothing.
 const figuresEnv = "E2E_FIGURES"
 
-// measured logs a figure.
+// measured logs a figure and appends it to the file of figures.
 func measured(t *testing.T, format string, args ...any) {
 	t.Helper()
 	line := fmt.Sprintf(format, args...)
@@ -164,7 +165,7 @@ func measured(t *testing.T, format string, args ...any) {
 	must(t, errors.Join(err, f.Close()))
 }
 
-// must ends the test on an error.
+// must fails the test at once if err is not nil.
 func must(t *testing.T, err error) {
 	t.Helper()
 	if err != nil {
@@ -180,7 +181,7 @@ func got[T any](t *testing.T) func(T, error) T {
 	}
 }
 
-// fast are settings that make leases short: agents count whole seconds.
+// fast returns settings with the shortest leases: agents count whole seconds.
 func fast(more map[string]string) map[string]string {
 	env := map[string]string{"SCHEDULER_HEARTBEAT_INTERVAL": "1s", "SCHEDULER_NODE_LEASE": "3s", "SCHEDULER_MISSING_GRACE_PERIOD": "3s"}
 	for k, v := range more {

@@ -12,7 +12,7 @@ import (
 	"github.com/persys/compute/testbed"
 )
 
-// follower is a scheduler that does not lead.
+// follower returns the index of a scheduler that does not lead and is not in not.
 func follower(t *testing.T, c *harness.Cluster, not ...int) int {
 	t.Helper()
 	leader := got[int](t)(c.WaitLeader(t.Context(), electionLimit))
@@ -32,7 +32,7 @@ func selfID(t *testing.T, c *harness.Cluster, i int) string {
 	return st.GetSelfId()
 }
 
-// caughtUp waits until scheduler i has applied what the leader had when asked.
+// caughtUp waits until scheduler i has applied the log up to the present index of the leader.
 func caughtUp(t *testing.T, c *harness.Cluster, i int) {
 	t.Helper()
 	leader := got[int](t)(c.WaitLeader(t.Context(), electionLimit))
@@ -50,8 +50,8 @@ func caughtUp(t *testing.T, c *harness.Cluster, i int) {
 	}))
 }
 
-// Under load, one follower comes back with its disk and is who it was; another
-// comes back without and is somebody else, whose old vote is gone.
+// Under load, one follower returns with its disk and keeps its identity. Another returns without
+// its disk and gets a new identity; the old voter is removed.
 func TestFollowerComesBack(t *testing.T) {
 	c := start(t, harness.Options{Binaries: raced(t)})
 	tr := load(t, c)
@@ -82,7 +82,7 @@ func TestFollowerComesBack(t *testing.T) {
 	}
 	caughtUp(t, c, lost)
 
-	// The replacement is a full voter: with one of the others dead it makes the quorum.
+	// The replacement is a voter: with one of the others dead it is part of the quorum.
 	must(t, c.Schedulers[kept].Kill())
 	tr.more(40, 30*time.Second)
 	must(t, c.Schedulers[kept].Start())
@@ -96,8 +96,8 @@ func TestFollowerComesBack(t *testing.T) {
 	}
 }
 
-// replaced waits until everybody knows the new identity of scheduler i as a voter
-// and nobody the old one.
+// replaced returns nil once all schedulers know the new identity of scheduler i as a voter and none
+// knows the old one.
 func replaced(ctx context.Context, c *harness.Cluster, i int, old string) error {
 	return testbed.Poll(ctx, 30*time.Second, c.Schedulers[i].Name+" being replaced", func(ctx context.Context) error {
 		for _, s := range c.Schedulers {
@@ -122,9 +122,9 @@ func replaced(ctx context.Context, c *harness.Cluster, i int, old string) error 
 	})
 }
 
-// A replica that is removed while applies run stops by itself, says why, and can
-// come back with an empty disk. So does a leader, which hands over first, and one
-// that is asked to leave, which ends well.
+// A replica that is removed while applies run stops by itself, says why, and can return with an
+// empty disk. The same holds for a leader, which transfers leadership first. A replica that is
+// asked to leave exits with code 0.
 func TestReplicaLeaves(t *testing.T) {
 	c := start(t, harness.Options{Binaries: raced(t)})
 	tr := load(t, c)
@@ -142,7 +142,7 @@ func TestReplicaLeaves(t *testing.T) {
 		t.Errorf("the removed replica ended with code %d, and its last words do not say why:\n%s", code, s.Tail(5))
 	}
 	tr.more(40, 30*time.Second)
-	// Its disk still says that it was removed.
+	// Its disk still records that it was removed.
 	must(t, s.Start())
 	if code, err := s.Wait(ctx); err != nil || code == 0 {
 		t.Errorf("started again on its disk, the removed replica ended with code %d, %v; want a refusal", code, err)
@@ -156,7 +156,7 @@ func TestReplicaLeaves(t *testing.T) {
 	}
 	back(i, old)
 
-	// The leader, by the same two ways: it hands over first, and nothing is lost.
+	// The leader, in both ways: it transfers leadership first, and nothing is lost.
 	for _, verb := range []string{"leave", "remove"} {
 		i := got[int](t)(c.WaitLeader(t.Context(), electionLimit))
 		s, old := c.Schedulers[i], selfID(t, c, i)

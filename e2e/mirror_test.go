@@ -18,7 +18,7 @@ import (
 	"github.com/persys/compute/testbed"
 )
 
-// cursors watches who moves the mirror's cursor.
+// cursors records who moves the mirror's cursor.
 type cursors struct {
 	t    *testing.T
 	stop context.CancelFunc
@@ -57,7 +57,7 @@ func (w *cursors) last() cursorText {
 	return w.seen[len(w.seen)-1]
 }
 
-// awaits waits for a write of a later leader than one that is known.
+// awaits waits for a write of a later leader than the given one.
 func (w *cursors) awaits(after cursorText) {
 	w.t.Helper()
 	must(w.t, testbed.Poll(w.t.Context(), settle, "another leader to write the mirror", func(context.Context) error {
@@ -73,7 +73,7 @@ func (w *cursors) end() {
 	w.wg.Wait()
 }
 
-// onlyForward checks that no leader wrote after a later one had.
+// onlyForward checks that no leader wrote after a later leader had written.
 func (w *cursors) onlyForward() {
 	w.t.Helper()
 	w.end()
@@ -87,18 +87,18 @@ func (w *cursors) onlyForward() {
 	w.t.Logf("%d transactions of %d leaders, in order", len(w.seen), len(terms))
 }
 
-// mirrorStory is a cluster at work beside an etcd that things happen to.
+// mirrorStory is a cluster at work beside an etcd with faults.
 type mirrorStory struct {
 	t    *testing.T
 	c    *harness.Cluster
 	etcd *harness.Part
 	kv   *clientv3.Client
 	tr   *traffic
-	dir  string // etcd's data
+	dir  string // data directory of etcd
 }
 
-// kill takes the leader away in the middle of whatever is going on, and waits for
-// the next one.
+// kill kills the leader and waits for the next one. The returned function starts the dead one
+// again.
 func (s *mirrorStory) kill() (again func()) {
 	s.t.Helper()
 	leader := got[int](s.t)(s.c.WaitLeader(s.t.Context(), electionLimit))
@@ -111,7 +111,7 @@ func (s *mirrorStory) kill() (again func()) {
 	}
 }
 
-// well checks that everything goes on by itself, and then that etcd holds it all.
+// well checks that everything goes on by itself and that etcd holds the whole state.
 func (s *mirrorStory) well(after string) {
 	s.t.Helper()
 	waitMode(s.t, s.c, "normal")
@@ -138,8 +138,8 @@ func (s *mirrorStory) stopped() {
 	s.well("after it was stopped")
 }
 
-// slow: etcd stands still with requests on their way, of which it takes some when
-// it goes on, although the leader that sent them is dead by then.
+// slow pauses etcd with requests on their way. It takes some of them after it continues, although
+// the leader that sent them is dead by then.
 func (s *mirrorStory) slow() {
 	must(s.t, s.etcd.Pause())
 	waitMode(s.t, s.c, "degraded")
@@ -149,7 +149,7 @@ func (s *mirrorStory) slow() {
 	s.well("after it stood still")
 }
 
-// deposed: the leader sleeps in the middle of writing, and wakes up as a former one.
+// deposed pauses the leader while it writes, and continues it when another one leads.
 func (s *mirrorStory) deposed(w *cursors) {
 	leader := got[int](s.t)(s.c.WaitLeader(s.t.Context(), electionLimit))
 	s.tr.more(20, settle)
@@ -162,7 +162,7 @@ func (s *mirrorStory) deposed(w *cursors) {
 	s.well("after the leader slept")
 }
 
-// full: etcd has no space left, and says so to every write.
+// full fills the quota of etcd, so that it refuses every write.
 func (s *mirrorStory) full() {
 	t := s.t
 	must(t, s.etcd.Kill())
@@ -182,7 +182,7 @@ func (s *mirrorStory) full() {
 	again := s.kill()
 	waitMode(t, s.c, "degraded")
 
-	// What an operator does.
+	// The repair by an operator.
 	ctx, cancel := context.WithTimeout(t.Context(), settle)
 	defer cancel()
 	r, err := s.kv.Delete(ctx, "/junk/", clientv3.WithPrefix())
@@ -201,7 +201,7 @@ func (s *mirrorStory) full() {
 	s.well("with its space back")
 }
 
-// older: etcd comes back from a snapshot that others have written after.
+// older restores etcd from a snapshot that is older than the last writes.
 func (s *mirrorStory) older() {
 	snapshot := filepath.Join(s.t.TempDir(), "older")
 	s.tr.held.Store(true)
@@ -218,7 +218,7 @@ func (s *mirrorStory) older() {
 	s.well("after it went back")
 }
 
-// wiped: whether the state or the empty etcd is right is for a person to say.
+// wiped empties etcd: only an operator can decide whether the state or the empty etcd is right.
 func (s *mirrorStory) wiped() {
 	must(s.t, s.etcd.Kill())
 	must(s.t, os.RemoveAll(s.dir))
@@ -233,10 +233,10 @@ func (s *mirrorStory) wiped() {
 	s.well("after it was wiped")
 }
 
-// Whatever happens to etcd, while applies run and leaders die: what the cluster
-// promised holds, etcd equals the state again, key by key, no former leader writes
-// a thing, every change of mode is in the logs, and nothing that runs is touched.
-func TestMirrorOutlivesItsEtcd(t *testing.T) {
+// Etcd fails in many ways while applies run and leaders die. No acknowledged write is lost, etcd
+// equals the state again in the end, key by key, no former leader writes, every change of mode is
+// in the logs, and running workloads are not touched.
+func TestMirrorSurvivesFaultsOfEtcd(t *testing.T) {
 	etcd := etcdPart(t)
 	kv := etcdClient(t, etcd)
 	c := start(t, harness.Options{Binaries: raced(t), SchedulerEnv: mirrored(etcd, nil)})
@@ -257,7 +257,7 @@ func TestMirrorOutlivesItsEtcd(t *testing.T) {
 	story("stands still", s.slow)
 	story("a deposed leader", func() { s.deposed(w) })
 	story("full", s.full)
-	w.onlyForward() // revisions go back from here on
+	w.onlyForward() // from here on revisions go back
 	story("older", s.older)
 	story("wiped", s.wiped)
 	s.tr.end()
@@ -266,8 +266,7 @@ func TestMirrorOutlivesItsEtcd(t *testing.T) {
 	logged(t, c)
 }
 
-// logged checks that every change of mode is in the logs with the time that was
-// committed.
+// logged checks that every change of mode is in the logs with its committed time.
 func logged(t *testing.T, c *harness.Cluster) {
 	t.Helper()
 	var logs strings.Builder

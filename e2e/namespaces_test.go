@@ -24,12 +24,11 @@ import (
 	"github.com/persys/compute/testbed"
 )
 
-// shell are the command blocks of a page, with the code that each must end with, and the
-// file that it shows first.
+// shell matches the command blocks of a page, with their run comment, and its YAML files.
 var shell = regexp.MustCompile("(?s)<!-- run: ([^\n]*) -->\n```sh\n(.*?)```|```yaml\n(.*?)```")
 
-// TestNamespaces types the commands of docs/guides/namespaces.md, and has an operator of one
-// namespace try everything in others, through every replica.
+// TestNamespaces runs the commands of the namespaces page. Then an operator of one namespace tries
+// everything in the other ones, through every replica.
 func TestNamespaces(t *testing.T) {
 	c := got[*harness.Cluster](t)(harness.Prepare(harness.Options{Binaries: raced(t), TLS: true, Schedulers: 3, SchedulerEnv: fast(nil)}))
 	guard(t, c)
@@ -92,7 +91,7 @@ func TestNamespaces(t *testing.T) {
 	for _, id := range []string{"in-a", "in-b", "in-default"} {
 		got[*controlv1.WorkloadView](t)(c.WaitWorkload(ctx, id, settle, running))
 	}
-	// Every replica knows of whom a namespace names before it is asked.
+	// Wait until every replica knows the users of each namespace.
 	for i := range c.Schedulers {
 		must(t, testbed.Poll(ctx, settle, "the namespaces at every replica", func(ctx context.Context) error {
 			r, err := clusterv1.NewClusterClient(as(i, "user/ada")).ListNamespaces(ctx, &clusterv1.ListNamespacesRequest{})
@@ -172,7 +171,7 @@ func TestNamespaces(t *testing.T) {
 	}
 }
 
-// errorOf leaves out the answer of a call.
+// errorOf returns the error of a call without its answer.
 func errorOf[T any](_ T, err error) error { return err }
 
 // levelled waits until the cluster is at the present feature level.
@@ -187,8 +186,8 @@ func levelled(t *testing.T, ctx context.Context, c *harness.Cluster) {
 	}))
 }
 
-// TestQuotaHolds applies and deletes through all replicas at once while the leader is
-// killed: no replica ever shows more than the quota, and what was acknowledged is there.
+// TestQuotaHolds applies and deletes through all replicas at once while the leader is killed. No
+// replica ever shows more than the quota, and every acknowledged workload exists.
 func TestQuotaHolds(t *testing.T) {
 	const limit = 12
 	c := start(t, harness.Options{Binaries: raced(t), SchedulerEnv: fast(nil)})
@@ -221,7 +220,7 @@ func TestQuotaHolds(t *testing.T) {
 				call, done := context.WithTimeout(traffic, 5*time.Second)
 				r, err := via.ApplyWorkload(call, &controlv1.ApplyWorkloadRequest{WorkloadId: id, Spec: s})
 				switch {
-				case err != nil: // nobody knows, or nobody was there
+				case err != nil: // the outcome is unknown, or no leader answered
 				case r.GetSuccess():
 					own = append(own, id)
 					mu.Lock()
@@ -229,7 +228,7 @@ func TestQuotaHolds(t *testing.T) {
 					mu.Unlock()
 				default:
 					refused.Add(1)
-					if len(own) > 0 { // makes room for whoever is first
+					if len(own) > 0 { // makes room for another client
 						mu.Lock()
 						delete(acknowledged, own[0])
 						mu.Unlock()

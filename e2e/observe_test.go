@@ -22,10 +22,10 @@ import (
 	"github.com/persys/compute/testbed"
 )
 
-// moved collects which metrics have ever shown a value other than zero.
+// moved is the set of metrics that have ever had a value other than zero.
 type moved map[string]bool
 
-// scrape reads one program's metrics as Prometheus would.
+// scrape reads the metrics of one program as Prometheus does.
 func (m moved) scrape(ctx context.Context, addr string) error {
 	text, err := harness.Metrics(ctx, addr)
 	if err != nil {
@@ -48,8 +48,8 @@ func shows(m *dto.Metric) bool {
 	return m.GetCounter().GetValue() != 0 || m.GetGauge().GetValue() != 0 || m.GetHistogram().GetSampleCount() != 0
 }
 
-// declared are the metrics of schedulers and agents, as the reference lists them;
-// that page is checked against the programs where it is made.
+// declared returns the metrics of schedulers and agents from the reference page, which is generated
+// from the programs.
 func declared(t *testing.T) []string {
 	t.Helper()
 	page := got[[]byte](t)(os.ReadFile("../docs/reference/metrics.md"))
@@ -69,7 +69,7 @@ func declared(t *testing.T) []string {
 	return names
 }
 
-// all scrapes whatever runs.
+// all scrapes every running program.
 func (m moved) all(t *testing.T, c *harness.Cluster) {
 	t.Helper()
 	for _, s := range c.Schedulers {
@@ -84,8 +84,8 @@ func (m moved) all(t *testing.T, c *harness.Cluster) {
 	}
 }
 
-// One apply by persysctl through a follower is one trace, from the command to the
-// container: client, replica, hop, leader, Raft, order, agent, convergence.
+// traced checks that an apply by persysctl through a follower is one trace from the command to the
+// container: client, replica, forwarding, leader, Raft, order, agent, convergence.
 func traced(t *testing.T, c *harness.Cluster, otlp *receiver) {
 	t.Helper()
 	at := c.Schedulers[follower(t, c)]
@@ -99,12 +99,12 @@ func traced(t *testing.T, c *harness.Cluster, otlp *receiver) {
 	oneTrace(t, c, otlp, "traced", at, "persysctl apply", "persysctl: persysctl apply")
 }
 
-// The same by REST, through a gateway that knows one replica, a follower: the
-// request's span is the first one, under the caller's trace if it has one.
+// tracedByREST checks the same by REST, through a gateway that knows one replica, a follower. The
+// span of the request is the first one, below the span of the caller if there is one.
 func tracedByREST(t *testing.T, c *harness.Cluster, otlp *receiver) {
 	t.Helper()
 	at := c.Schedulers[follower(t, c)]
-	// Sessions stay with the one replica there is; otherwise the gateway learns of the leader.
+	// Calls stay with the one known replica; otherwise the gateway would learn the leader.
 	clusters := filepath.Join(t.TempDir(), "cluster.yaml")
 	must(t, os.WriteFile(clusters, fmt.Appendf(nil, "scheduler:\n  clusters:\n  - {id: main, routing_strategy: sticky, schedulers: [{id: one, address: %q}]}\n", at.GRPC), 0o600))
 	addr := gatewayWith(t, c, map[string]string{"PERSYS_INSECURE": "true", "PERSYS_GATEWAY_CLUSTER_CONFIG": clusters, "OTEL_EXPORTER_OTLP_ENDPOINT": otlp.URL})
@@ -120,15 +120,14 @@ func tracedByREST(t *testing.T, c *harness.Cluster, otlp *receiver) {
 	oneTrace(t, c, otlp, "traced-rest", at, "POST /workloads/schedule", "persys-gateway: POST /workloads/schedule")
 }
 
-// oneTrace waits for the way of an apply that a follower was asked for, from the
-// span of a name to the container.
+// oneTrace waits for the trace of an apply through a follower, from the span root to the container.
 func oneTrace(t *testing.T, c *harness.Cluster, otlp *receiver, id string, at *harness.Scheduler, root string, before ...string) {
 	t.Helper()
 	leader := c.Schedulers[got[int](t)(c.WaitLeader(t.Context(), electionLimit))]
 	view := got[*controlv1.WorkloadView](t)(c.WaitWorkload(t.Context(), id, settle, running))
 	want := append(before,
-		at.Name+": persys.control.v1.AgentControl/ApplyWorkload",     // answered by the replica that was asked
-		leader.Name+": persys.control.v1.AgentControl/ApplyWorkload", // and by the leader, one hop further
+		at.Name+": persys.control.v1.AgentControl/ApplyWorkload",     // the replica that was called
+		leader.Name+": persys.control.v1.AgentControl/ApplyWorkload", // the leader, to which the call was forwarded
 		leader.Name+": raft propose",
 		leader.Name+": order apply",
 		view.GetAssignedNodeId()+": persys.agent.v1.AgentService/ApplyWorkload",
@@ -151,10 +150,9 @@ func oneTrace(t *testing.T, c *harness.Cluster, otlp *receiver, id string, at *h
 	}))
 }
 
-// A story in which something of everything happens: every metric that the
-// programs declare shows it.
-func TestObserved(t *testing.T) {
-	// What a story of this length does not bring about, and the test that does.
+// Every metric that the programs declare shows a value other than zero at some time in this test.
+func TestEveryMetricIsSet(t *testing.T) {
+	// Metrics that do not change in this test, and the test that covers each.
 	elsewhere := map[string]string{
 		"persys_scheduler_ca_not_after_seconds":                      "cmd/internal/scheduler TestTheEndOfTheCAIsTold; this story has no CA",
 		"persys_scheduler_coredns_up":                                "TestCoreDNS",
@@ -220,8 +218,8 @@ func TestObserved(t *testing.T) {
 		return nil
 	}))
 
-	// The leader dies: an election. Then a node: its lease runs out. Then etcd: the
-	// mirror fails, and the mode says so.
+	// The leader dies: an election. A node dies: its lease expires. Etcd dies: the mirror fails,
+	// and the mode changes.
 	leader := got[int](t)(c.WaitLeader(t.Context(), electionLimit))
 	must(t, c.Schedulers[leader].Kill())
 	_ = got[int](t)(c.WaitLeader(t.Context(), electionLimit, leader))

@@ -15,9 +15,9 @@ import (
 	"github.com/persys/compute/testbed"
 )
 
-// What operators type, on the real programs: cordon, uncordon, drain, its end,
+// The commands of operators on the real programs: cordon, uncordon, drain, the end of a drain,
 // retry, stop twice, start.
-func TestOperatorsVerbs(t *testing.T) {
+func TestOperatorCommands(t *testing.T) {
 	c := start(t, harness.Options{Binaries: raced(t), SchedulerEnv: fast(nil)})
 	for range 2 {
 		got[*harness.Agent](t)(c.StartAgent(t.Context(), harness.AgentOptions{Simulate: true}))
@@ -61,7 +61,7 @@ func TestOperatorsVerbs(t *testing.T) {
 	if runs := runsOf(t, c, "web"); len(runs) != before+1 {
 		t.Errorf("retry: want one more run than %d, got %+v", before, runs)
 	}
-	// A crashed one that was given up is tried again at once.
+	// A failed workload without attempts left is tried again at once.
 	broken := container("sim/missing")
 	broken.GetContainer().Env = map[string]string{"SIM_FAIL": "INVALID_IMAGE"}
 	apply(t, c, "broken", broken)
@@ -83,8 +83,8 @@ func TestOperatorsVerbs(t *testing.T) {
 	}
 }
 
-// Leaders die while ordinary workloads are changed by eight clients and moved by
-// drains. The history is linearizable, and no workload ever ran twice at one time.
+// Leaders die while eight clients change ordinary workloads and drains move them. The history is
+// linearizable, and no workload runs twice at one time.
 func TestNoWorkloadRunsTwiceWhileLeadersDie(t *testing.T) {
 	c := start(t, harness.Options{Binaries: shipped(t), SchedulerEnv: fast(nil)})
 	for range 2 {
@@ -143,8 +143,8 @@ func TestNoWorkloadRunsTwiceWhileLeadersDie(t *testing.T) {
 	t.Logf("%d workloads, %d runs, %d moves, no overlap", workloads, total, moved)
 }
 
-// persysctl logs -f follows a real container; one scheduler after the other dies
-// and comes back, and no line is lost.
+// persysctl logs -f follows a real container while one scheduler after the other dies and returns.
+// No line is lost.
 func TestLogsFollowed(t *testing.T) {
 	e, image := theEngine(t)
 	c := start(t, harness.Options{Binaries: raced(t), SchedulerEnv: fast(nil)})

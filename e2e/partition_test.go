@@ -45,7 +45,7 @@ func inside(t *testing.T) (*harness.Wire, bool) {
 	return nil, false
 }
 
-// wired starts a cluster whose programs can be told apart on the wire.
+// wired starts a cluster in which each scheduler has a group id for the packet filter.
 func wired(t *testing.T, w *harness.Wire, opt harness.Options) *harness.Cluster {
 	t.Helper()
 	opt.Schedulers = 3
@@ -58,14 +58,14 @@ func wired(t *testing.T, w *harness.Wire, opt harness.Options) *harness.Cluster 
 	return c
 }
 
-// port is one of a scheduler's.
+// port selects one of the ports of a scheduler.
 type port func(*harness.Scheduler) string
 
 func raftPort(s *harness.Scheduler) string   { return s.Raft }
 func gossipPort(s *harness.Scheduler) string { return s.Gossip }
 func grpcPort(s *harness.Scheduler) string   { return s.GRPC }
 
-// between cuts some ports between two schedulers, both ways.
+// between cuts ports between two schedulers in both directions.
 func between(t *testing.T, w *harness.Wire, how harness.How, a, b *harness.Scheduler, ports ...port) {
 	t.Helper()
 	for _, p := range ports {
@@ -91,8 +91,8 @@ func term(t *testing.T, c *harness.Cluster, i int) uint64 {
 	return st.GetTerm()
 }
 
-// fewElections does something up to three times until it has gone by with at most so many
-// elections: a machine that is too busy to beat in time may have one of its own.
+// fewElections calls do up to three times until one call caused at most the given number of
+// elections: a busy machine may miss heartbeats and cause one more.
 func fewElections(t *testing.T, c *harness.Cluster, elections uint64, do func(leader int)) {
 	t.Helper()
 	var rose []uint64
@@ -110,10 +110,9 @@ func fewElections(t *testing.T, c *harness.Cluster, elections uint64, do func(le
 	t.Errorf("%d elections in three rounds, want at most %d in one of them", rose, elections)
 }
 
-// Ports between replicas are cut one by one and together, in silence and by
-// refusal, while eight clients apply through all replicas. Nothing acknowledged
-// is lost, no read is stale, whoever can still work does, and afterwards all are
-// who they were.
+// Ports between replicas are cut one by one and together, by dropping and by refusing packets,
+// while eight clients apply through all replicas. No acknowledged write is lost, no read is stale,
+// every replica that can work does, and all replicas keep their identity.
 func TestPartition(t *testing.T) {
 	w, ok := inside(t)
 	if !ok {
@@ -126,7 +125,7 @@ func TestPartition(t *testing.T) {
 	}
 	tr := load(t, c)
 	lead := func() int { t.Helper(); return got[int](t)(c.WaitLeader(t.Context(), electionLimit)) }
-	// ask is one read at one replica, linearizable, with time to find out.
+	// ask makes one linearizable read at one replica.
 	ask := func(via int) error {
 		control := got[controlv1.AgentControlClient](t)(c.Control(via))
 		ctx, cancel := context.WithTimeout(t.Context(), 6*time.Second)
@@ -152,12 +151,12 @@ func TestPartition(t *testing.T) {
 				between(t, w, cut.how, c.Schedulers[old], o, cut.ports...)
 			}
 			at := tr.rec.now()
-			// Asked hard from the first moment: it does not know yet.
+			// Ask many times from the first moment: the old leader does not know yet.
 			for i := range 40 {
 				tr.read(t.Context(), &op{Client: clients + 1, Workload: workloadName(i % workloads), Via: old}, old)
 			}
 			next := got[int](t)(c.WaitLeader(t.Context(), electionLimit, old))
-			tr.more(12, settle) // slowly: every third call meets the one that is cut off
+			tr.more(12, settle) // slowly: every third call reaches the replica that is cut off
 			if err := ask(next); err != nil {
 				t.Errorf("the new leader does not answer: %v", err)
 			}
@@ -185,7 +184,8 @@ func TestPartition(t *testing.T) {
 	} {
 		t.Run(cut.name, func(t *testing.T) {
 			tr.t = t
-			// The follower may win once, through the third; then all are content.
+			// The follower may win one election with the vote of the third replica; then the
+			// cluster is stable.
 			fewElections(t, c, 2, func(leader int) {
 				tr.more(20, settle)
 				between(t, w, cut.how, c.Schedulers[leader], others(c, leader)[0], cut.ports...)
@@ -233,7 +233,7 @@ func TestPartition(t *testing.T) {
 			}
 		}
 		fewElections(t, c, 0, func(int) {
-			pause(t.Context(), 4*time.Second) // until everybody has given up everybody
+			pause(t.Context(), 4*time.Second) // until every replica considers all others dead
 			tr.more(20, settle)
 			for i := range c.Schedulers {
 				if err := ask(i); err != nil {
@@ -254,9 +254,9 @@ func TestPartition(t *testing.T) {
 	}
 }
 
-// An agent that lives and is cut off from all schedulers keeps what it runs.
-// Ordinary workloads run elsewhere after its lease, the exclusive one nowhere
-// else, and when it is back it lets go of what has moved.
+// An agent that is cut off from all schedulers keeps its workloads running. Ordinary workloads
+// start elsewhere after its lease, the exclusive one does not. When the agent is reachable again it
+// ends the workloads that have moved.
 func TestAgentCutOff(t *testing.T) {
 	w, ok := inside(t)
 	if !ok {

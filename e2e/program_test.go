@@ -32,7 +32,7 @@ func solo(t *testing.T, opt harness.Options) *harness.Cluster {
 	return c
 }
 
-// up starts the schedulers of a prepared cluster.
+// up starts the schedulers of a prepared cluster and waits until they are ready.
 func up(t *testing.T, c *harness.Cluster) {
 	t.Helper()
 	for _, s := range c.Schedulers {
@@ -41,7 +41,7 @@ func up(t *testing.T, c *harness.Cluster) {
 	must(t, c.WaitReady(t.Context(), settle))
 }
 
-// set changes variables of a process; "" unsets.
+// set sets environment variables of a process; an empty value removes one.
 func set(p *harness.Process, env map[string]string) {
 	var out []string
 	for _, kv := range p.Env {
@@ -58,8 +58,8 @@ func set(p *harness.Process, env map[string]string) {
 	p.Env = out
 }
 
-// refuses waits for a process to end by itself, with a code other than 0 and last
-// words that contain all of want.
+// refuses waits until a process exits with a code other than 0 and a last line that contains all of
+// want.
 func refuses(t *testing.T, p *harness.Process, want ...string) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), endsWithin)
@@ -68,7 +68,7 @@ func refuses(t *testing.T, p *harness.Process, want ...string) {
 	if err != nil {
 		t.Fatalf("%v; it says:\n%s", err, p.Tail(10))
 	}
-	// The last line is what the program tells the person; the rest is log.
+	// The last line is the message to the user; the lines before are log.
 	last := p.Tail(1)
 	if code <= 0 {
 		t.Errorf("it ended with code %d, want a failure: %s", code, last)
@@ -80,7 +80,7 @@ func refuses(t *testing.T, p *harness.Process, want ...string) {
 	}
 }
 
-// A wrong setting ends the program at once and is named.
+// A wrong setting ends the program at once with an error that names it.
 func TestWrongSettings(t *testing.T) {
 	bin := shipped(t)
 	taken, err := net.Listen("tcp", "127.0.0.1:0")
@@ -105,16 +105,16 @@ func TestWrongSettings(t *testing.T) {
 		{"Raft port in use", map[string]string{"SCHEDULER_RAFT_ADDR": taken.Addr().String()}, []string{"SCHEDULER_RAFT_ADDR", port, "in use"}},
 		{"gossip port in use", map[string]string{"SCHEDULER_GOSSIP_ADDR": gossip.LocalAddr().String()}, []string{"SCHEDULER_GOSSIP_ADDR", "in use"}},
 		{"DNS port in use", map[string]string{"SCHEDULER_DNS_ADDR": taken.Addr().String()}, []string{"SCHEDULER_DNS_ADDR", port, "in use"}},
-		{"a port that is none", map[string]string{"GRPC_PORT": "70000"}, []string{"GRPC_PORT", "70000"}},
-		{"an interval that is none", map[string]string{"SCHEDULER_HEARTBEAT_INTERVAL": "soon"}, []string{"SCHEDULER_HEARTBEAT_INTERVAL", "soon"}},
+		{"a port out of range", map[string]string{"GRPC_PORT": "70000"}, []string{"GRPC_PORT", "70000"}},
+		{"an interval that is no duration", map[string]string{"SCHEDULER_HEARTBEAT_INTERVAL": "soon"}, []string{"SCHEDULER_HEARTBEAT_INTERVAL", "soon"}},
 		{"a lease below three heartbeats", map[string]string{"SCHEDULER_HEARTBEAT_INTERVAL": "3s", "SCHEDULER_NODE_LEASE": "5s"},
 			[]string{"SCHEDULER_NODE_LEASE", "SCHEDULER_HEARTBEAT_INTERVAL", "5s"}},
 		{"a name with a space", map[string]string{"SCHEDULER_NAME": "a b"}, []string{"SCHEDULER_NAME", "a b"}},
 		{"a negative expectation", map[string]string{"SCHEDULER_BOOTSTRAP_EXPECT": "-1"}, []string{"SCHEDULER_BOOTSTRAP_EXPECT", "-1"}},
 		{"a join address without port", map[string]string{"SCHEDULER_JOIN": "somewhere"}, []string{"SCHEDULER_JOIN", "somewhere"}},
-		{"a policy that is none", map[string]string{"SCHEDULER_PLACEMENT_POLICY": "random"}, []string{"SCHEDULER_PLACEMENT_POLICY", "random"}},
-		{"a log level that is none", map[string]string{"LOG_LEVEL": "loud"}, []string{"LOG_LEVEL", "loud"}},
-		{"a bind address that is none", map[string]string{"PERSYS_GRPC_ADDR": "nowhere"}, []string{"PERSYS_GRPC_ADDR", "nowhere"}},
+		{"an unknown policy", map[string]string{"SCHEDULER_PLACEMENT_POLICY": "random"}, []string{"SCHEDULER_PLACEMENT_POLICY", "random"}},
+		{"an unknown log level", map[string]string{"LOG_LEVEL": "loud"}, []string{"LOG_LEVEL", "loud"}},
+		{"a bind address that does not exist", map[string]string{"PERSYS_GRPC_ADDR": "nowhere"}, []string{"PERSYS_GRPC_ADDR", "nowhere"}},
 		{"neither TLS nor -insecure", tls, []string{"PERSYS_TLS_", "-insecure"}},
 		{"a DNS rate below 0", map[string]string{"SCHEDULER_DNS_RATE": "-1"}, []string{"SCHEDULER_DNS_RATE", "-1"}},
 		{"a data directory below a file", map[string]string{"SCHEDULER_DATA_DIR": filepath.Join(file, "data")}, []string{"SCHEDULER_DATA_DIR", file}},
@@ -165,7 +165,7 @@ func TestWrongSettings(t *testing.T) {
 	})
 }
 
-// A replica of one cluster never becomes part of another.
+// A replica of one cluster never becomes part of another one.
 func TestWrongCluster(t *testing.T) {
 	bin := shipped(t)
 	a := solo(t, harness.Options{Binaries: bin})
@@ -174,7 +174,7 @@ func TestWrongCluster(t *testing.T) {
 	must(t, err)
 	idA := st.GetClusterId()
 
-	t.Run("its data are of another cluster than the setting", func(t *testing.T) {
+	t.Run("the data belong to another cluster than SCHEDULER_CLUSTER_ID", func(t *testing.T) {
 		s := a.Schedulers[0]
 		must(t, s.Kill())
 		set(s.Process, map[string]string{"SCHEDULER_CLUSTER_ID": "another"})
@@ -183,7 +183,7 @@ func TestWrongCluster(t *testing.T) {
 		set(s.Process, map[string]string{"SCHEDULER_CLUSTER_ID": ""})
 		up(t, a)
 	})
-	t.Run("it is told to join another cluster", func(t *testing.T) {
+	t.Run("SCHEDULER_JOIN names another cluster", func(t *testing.T) {
 		b := solo(t, harness.Options{Binaries: bin})
 		up(t, b)
 		stB, err := b.Status(t.Context(), 0)
@@ -193,8 +193,8 @@ func TestWrongCluster(t *testing.T) {
 		set(s.Process, map[string]string{"SCHEDULER_JOIN": b.Schedulers[0].Gossip})
 		must(t, s.Start())
 		must(t, a.WaitReady(t.Context(), settle))
-		// One of the two has to say so, with both ids.
-		must(t, testbed.Poll(t.Context(), settle, "a word about the wrong cluster", func(context.Context) error {
+		// One of the two logs it, with both cluster ids.
+		must(t, testbed.Poll(t.Context(), settle, "a log line about the wrong cluster", func(context.Context) error {
 			for _, p := range []*harness.Process{s.Process, b.Schedulers[0].Process} {
 				text, err := p.Output()
 				if err != nil {
@@ -221,7 +221,7 @@ func TestWrongCluster(t *testing.T) {
 	})
 }
 
-// pad is a specification of about a size in KiB, which packing makes no smaller.
+// pad returns a specification of about a size in KiB that does not compress.
 func pad(kib int) *controlv1.WorkloadSpec {
 	s := contentSpec("needle")
 	noise := make([]byte, kib<<9)
@@ -230,7 +230,7 @@ func pad(kib int) *controlv1.WorkloadSpec {
 	return s
 }
 
-// Damaged data are refused, and the error says which file it is.
+// Damaged data are refused with an error that names the file.
 func TestDamagedData(t *testing.T) {
 	bin := shipped(t)
 	damage := func(t *testing.T, path string, find []byte) {
@@ -242,7 +242,7 @@ func TestDamagedData(t *testing.T) {
 		} else if !bytes.Contains(b, find) {
 			t.Fatalf("%s does not contain %q", path, find)
 		} else {
-			// Everywhere: pages that are out of use hold old copies.
+			// Everywhere: unused pages contain old copies.
 			b = bytes.ReplaceAll(b, find, bytes.ToUpper(find))
 		}
 		must(t, os.WriteFile(path, b, 0o600))
@@ -263,7 +263,7 @@ func TestDamagedData(t *testing.T) {
 		up(t, c)
 		s := c.Schedulers[0]
 		snapshots := filepath.Join(s.DataDir, "raft", "snapshots")
-		// A snapshot is due after 64 MiB of log.
+		// A snapshot is taken after 64 MiB of log.
 		i := 0
 		must(t, testbed.Poll(t.Context(), 90*time.Second, "a snapshot", func(context.Context) error {
 			for range 8 {
@@ -287,7 +287,7 @@ func TestDamagedData(t *testing.T) {
 		must(t, s.Start())
 		refuses(t, s.Process, "corrupt", filepath.Dir(done[len(done)-1]), "mv "+filepath.Dir(snapshots))
 	})
-	// Its last words are a way back, and nothing is lost on it.
+	// The last line names the repair, which loses nothing.
 	t.Run("one of three", func(t *testing.T) {
 		c := start(t, harness.Options{Binaries: bin})
 		const n = 20
@@ -317,8 +317,8 @@ func TestDamagedData(t *testing.T) {
 	})
 }
 
-// small mounts a file system of 3 MiB where a scheduler that has not started yet
-// will keep its data, and returns what gives it more room.
+// small mounts a file system of 3 MiB as the data directory of a scheduler that has not started
+// yet. grow enlarges it.
 func small(t *testing.T, s *harness.Scheduler) (grow func()) {
 	t.Helper()
 	must(t, os.MkdirAll(s.DataDir, 0o700))
@@ -334,10 +334,10 @@ func small(t *testing.T, s *harness.Scheduler) (grow func()) {
 	}
 }
 
-// A full disk stops the replica with its reason, and everything that was
-// acknowledged before is there when there is room again.
+// A full disk stops the replica with the reason. After there is room again, every acknowledged
+// write exists.
 func TestFullDisk(t *testing.T) {
-	// fill applies until one is not acknowledged, or until ended says so.
+	// fill applies until a write is not acknowledged, or until ended returns true for its error.
 	fill := func(t *testing.T, control controlv1.AgentControlClient, prefix string, ended func(error) bool) map[string]string {
 		t.Helper()
 		acked := map[string]string{}
@@ -382,7 +382,7 @@ func TestFullDisk(t *testing.T) {
 		control := got[controlv1.AgentControlClient](t)(c.Control(0))
 		acked := fill(t, control, "w", func(err error) bool { return err != nil })
 		refuses(t, s.Process, filepath.Join(s.DataDir, "raft", "log.db"), "no space left on device", "make room for "+s.DataDir)
-		// Without more room it says the same again.
+		// Without more room it stops with the same error again.
 		must(t, s.Start())
 		refuses(t, s.Process, s.DataDir, "no space left on device")
 		grow()
@@ -398,7 +398,7 @@ func TestFullDisk(t *testing.T) {
 		admin := got[clusterv1.ClusterClient](t)(c.AnyAdmin(t.Context()))
 		_, err := admin.TransferLeadership(t.Context(), &clusterv1.TransferLeadershipRequest{Replica: s.Name})
 		must(t, err)
-		// Through another one, so that the answers go on when the leader ends.
+		// Through another replica, so that answers continue after the end of the leader.
 		control := got[controlv1.AgentControlClient](t)(c.Control(1))
 		over := 0
 		acked := fill(t, control, "w", func(err error) bool {

@@ -14,9 +14,9 @@ import (
 	"github.com/persys/compute/e2e/harness"
 )
 
-// Every scheduler is lost with its disk, and etcd is not: a new one takes over
-// what etcd holds, after showing it, and what ran is not touched. Then etcd is
-// wiped under it: the state is written back, after showing what that changes.
+// All schedulers are lost with their disks, but etcd is not. A new scheduler shows and then imports
+// the state in etcd, and running workloads are not touched. Then etcd is wiped: the scheduler shows
+// the difference and writes the state back.
 func TestRecoveryFromAndIntoEtcd(t *testing.T) {
 	etcd := etcdPart(t)
 	kv := etcdClient(t, etcd)
@@ -92,9 +92,9 @@ func TestRecoveryFromAndIntoEtcd(t *testing.T) {
 	untouched(t, c, append(ids[1:], "new")...)
 }
 
-// What the existing implementation leaves in an etcd, by the tables of
-// contract/state-etcd.md: the seeds' layout, the later one, and what goes with it.
-func existingEtcd(ctx context.Context, kv *clientv3.Client, endpoint string) error {
+// legacyEtcd writes the records of the legacy v1 implementation into an etcd, as
+// contract/state-etcd.md lists them: both layouts, and what goes with them.
+func legacyEtcd(ctx context.Context, kv *clientv3.Client, endpoint string) error {
 	const unset = `"0001-01-01T00:00:00Z"`
 	for k, v := range map[string]string{
 		"/nodes/node-a": `{"nodeId":"node-a","ipAddress":"127.0.0.1","username":"agent","hostname":"node-a","osName":"linux","kernelVersion":"unknown","status":"Active",
@@ -121,13 +121,13 @@ func existingEtcd(ctx context.Context, kv *clientv3.Client, endpoint string) err
 	return nil
 }
 
-// A new cluster takes over from the existing implementation: nothing is written
-// before somebody asks, what cannot be taken stops an import, secrets are sealed,
-// and afterwards etcd is a mirror like any other.
-func TestImportFromTheExistingImplementation(t *testing.T) {
+// A new cluster imports the state of the legacy v1 implementation. It writes nothing before an
+// operator asks for it, records that cannot be imported stop the import, secrets are sealed, and
+// afterwards etcd is a mirror.
+func TestImportFromLegacyEtcd(t *testing.T) {
 	etcd := etcdPart(t)
 	kv := etcdClient(t, etcd)
-	must(t, existingEtcd(t.Context(), kv, "127.0.0.1:1"))
+	must(t, legacyEtcd(t.Context(), kv, "127.0.0.1:1"))
 	before := got[map[string]string](t)(everything(t.Context(), kv))
 	c := start(t, harness.Options{Binaries: raced(t), Schedulers: 1, TLS: true, SchedulerEnv: mirrored(etcd, nil)})
 	waitMode(t, c, "recovery")

@@ -22,13 +22,13 @@ import (
 	"github.com/persys/compute/testbed"
 )
 
-// refusedWithin is "within seconds": agents ask every five for what is revoked.
+// refusedWithin is the time limit for a revocation to take effect: agents ask for revoked
+// identities every five seconds.
 const refusedWithin = 10 * time.Second
 
-// TestRevokedScheduler: a scheduler whose identity is revoked is cut off on every hop
-// within seconds, also where it was connected before: the others replicate nothing to
-// it, an agent ends the streams that it opened and refuses its calls, and the cluster
-// goes on without it.
+// TestRevokedScheduler: a scheduler with a revoked identity is cut off on every connection within
+// seconds, even on open ones. The others stop replicating to it, agents end their streams and
+// refuse its calls, and the cluster works without it.
 func TestRevokedScheduler(t *testing.T) {
 	c := start(t, harness.Options{Binaries: raced(t), OwnCA: true, SchedulerEnv: fast(nil)})
 	agent := got[*harness.Agent](t)(c.StartAgent(t.Context(), harness.AgentOptions{Simulate: true}))
@@ -38,7 +38,7 @@ func TestRevokedScheduler(t *testing.T) {
 	got[*controlv1.WorkloadView](t)(c.WaitWorkload(ctx, "first", settle, running))
 
 	out := follower(t, c)
-	// Somebody has the scheduler's key, and drives the agent past the leader.
+	// An attacker with the key of the scheduler calls the agent directly.
 	dir := filepath.Join(c.Schedulers[out].DataDir, "tls")
 	p := pki.IdentityStore{Dir: dir}.Paths()
 	files := got[*pki.Files](t)(pki.LoadFiles(pki.FilesConfig{CA: p.CA, Cert: p.Cert, Key: p.Key, Mapping: pki.DefaultMapping("")}))
@@ -57,7 +57,7 @@ func TestRevokedScheduler(t *testing.T) {
 	if opened.GetOpened() == nil {
 		t.Fatalf("the session begins with %v", opened)
 	}
-	// And a person has one through the scheduler itself.
+	// Another one calls through the scheduler itself.
 	through := got[clusterv1.ClusterClient](t)(c.Admin(out))
 	person := got[clusterv1.Cluster_ExecClient](t)(through.Exec(ctx))
 	must(t, person.Send(&clusterv1.ExecRequest{Message: &clusterv1.ExecRequest_Open{Open: &clusterv1.ExecOpen{WorkloadId: "first", Command: []string{"cat"}, Input: true}}}))
@@ -113,7 +113,7 @@ func TestRevokedScheduler(t *testing.T) {
 		t.Errorf("the agent answers a revoked scheduler: %v", err)
 	}
 
-	// Writes go on, and the revoked replica is told of none.
+	// Writes succeed, and the revoked replica receives none of them.
 	keeps := -1
 	for i := range c.Schedulers {
 		if i != out {
@@ -143,7 +143,7 @@ func TestRevokedScheduler(t *testing.T) {
 	}
 	must(t, c.WaitNode(ctx, agent.NodeID, "Ready", settle))
 
-	// Gossip has no identities: its key is another one by now, which only the others have.
+	// Gossip has no identities: the others use a new gossip key by now.
 	must(t, testbed.Poll(ctx, settle, "a new key of gossip at the others", func(ctx context.Context) error {
 		for i := range c.Schedulers {
 			if has, err := key(i); i != out && (err != nil || has == oldKey || strings.Contains(has, " ")) {

@@ -17,10 +17,10 @@ import (
 	"github.com/persys/compute/testbed"
 )
 
-// A group of three is updated member by member; in the middle of it the leader is killed. The
-// engines' own logs say that never two of them were down at a time. Then comes an image that does
-// not exist: the first member fails, and the group goes back by itself.
-func TestRolloutOutlivesItsLeader(t *testing.T) {
+// A group of three is updated member by member, and the leader is killed in the middle. The run
+// logs of the engines show that at most one member was down at a time. Then the group is updated to
+// an image that does not exist: the first member fails, and the group is rolled back.
+func TestRolloutSurvivesItsLeader(t *testing.T) {
 	c := start(t, harness.Options{Binaries: raced(t), SchedulerEnv: fast(map[string]string{"SCHEDULER_NODE_LEASE": "15s"})})
 	for range 3 {
 		got[*harness.Agent](t)(c.StartAgent(t.Context(), harness.AgentOptions{Simulate: true}))
@@ -77,8 +77,8 @@ func TestRolloutOutlivesItsLeader(t *testing.T) {
 	must(t, c.WaitReady(t.Context(), settle))
 }
 
-// mostMissing is how many workloads with a prefix were down at one time at most, from when all
-// of them ran for the first time, by what their engines wrote down.
+// mostMissing returns the highest number of workloads with a prefix that were down at one time,
+// after all of them ran for the first time, according to the run logs of their engines.
 func mostMissing(t *testing.T, c *harness.Cluster, prefix string) int {
 	t.Helper()
 	type change struct {
@@ -99,7 +99,7 @@ func mostMissing(t *testing.T, c *harness.Cluster, prefix string) int {
 			}
 		}
 	}
-	// At one moment the start comes first: one instance replaces another.
+	// Starts before ends of the same time: one instance replaces another.
 	slices.SortFunc(changes, func(a, b change) int { return cmp.Or(cmp.Compare(a.at, b.at), b.by-a.by) })
 	up, whole, most := 0, false, 0
 	for _, ch := range changes {

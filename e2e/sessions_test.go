@@ -15,7 +15,7 @@ import (
 	"github.com/persys/compute/testbed"
 )
 
-// terminal is persysctl in front of a person who speaks to one replica.
+// terminal runs persysctl on a terminal with the address of one replica.
 func terminal(t *testing.T, c *harness.Cluster, replica int, args ...string) *harness.Terminal {
 	t.Helper()
 	term, err := c.OpenTerminal(t.Context(), c.CtlEnv(c.Schedulers[replica].GRPC), 31, 77, args...)
@@ -23,7 +23,7 @@ func terminal(t *testing.T, c *harness.Cluster, replica int, args ...string) *ha
 	return term
 }
 
-// ended ends a terminal and holds its program to an exit code.
+// ended waits until the program of a terminal exits and checks its exit code.
 func ended(t *testing.T, term *harness.Terminal, code int) {
 	t.Helper()
 	if got, err := term.Close(settle); err != nil || got != code {
@@ -31,11 +31,12 @@ func ended(t *testing.T, term *harness.Terminal, code int) {
 	}
 }
 
-// TestSessions opens commands, consoles and logs of a container and of a stack's services on a real
-// terminal, through each replica; then the agent is replaced by a newer build under all that runs.
+// TestSessions opens exec, console and log sessions of a container and of the services of a stack
+// on a real terminal, through each replica. Then the agent is replaced by a newer build while
+// sessions and workloads run.
 func TestSessions(t *testing.T) {
 	e, _ := theEngine(t)
-	// A program that says, repeats and measures its terminal, as it is told.
+	// A program that prints, repeats and measures its terminal as its arguments say.
 	probe := got[string](t)(e.BuildForRun(t.Context(), "persys/probe:e2e", "./agent/driver/moby/mobytest/probe"))
 	t.Cleanup(func() {
 		if err := e.RemoveImage(context.Background(), probe); err != nil {
@@ -81,17 +82,17 @@ compose:
 				exec := func(flags string, command ...string) []string {
 					return append(append(append([]string{"exec", flags}, of...), "--", "/probe"), command...)
 				}
-				// The command has the terminal's size.
+				// The command has the size of the terminal.
 				term := terminal(t, c, i, exec("-it", "size")...)
 				must(t, term.Shows(t.Context(), settle, "31 77"))
 				ended(t, term, 0)
-				// What is typed arrives, and Ctrl-D is the end of it.
+				// Input arrives, and Ctrl-D ends it.
 				term = terminal(t, c, i, exec("-it", "cat")...)
 				must(t, term.Type("typed\r"))
-				must(t, term.Shows(t.Context(), settle, "typed\r\ntyped\r\n")) // the terminal's echo, and the answer
+				must(t, term.Shows(t.Context(), settle, "typed\r\ntyped\r\n")) // the echo of the terminal, and the answer
 				must(t, term.Type("\x04"))
 				ended(t, term, 0)
-				// Ctrl-C ends the command, not persysctl before it.
+				// Ctrl-C ends the command, not persysctl.
 				term = terminal(t, c, i, exec("-it", "wait")...)
 				must(t, term.Shows(t.Context(), settle, "waiting"))
 				must(t, term.Type("\x03"))
@@ -105,7 +106,7 @@ compose:
 					term := terminal(t, c, i, exec("-t", "shout", text)...)
 					ended(t, term, 0)
 				}
-				// A console and the logs that follow show what is said from now on.
+				// A console and a log session that follows show the output from now on.
 				console := terminal(t, c, i, append([]string{"console"}, of...)...)
 				must(t, console.Shows(t.Context(), settle, "connected to the console of "+of[0]))
 				logs := terminal(t, c, i, "logs", "-f", of[0])
@@ -172,7 +173,7 @@ compose:
 		for _, w := range []string{"box", "shop"} {
 			got[*controlv1.WorkloadView](t)(c.WaitWorkload(t.Context(), w, settle, running))
 		}
-		// Its guards are of the new build, too.
+		// Its guards are of the new build too.
 		must(t, testbed.Poll(t.Context(), settle, "guards of the new build", func(context.Context) error {
 			guards := a.Guards()
 			for _, pid := range guards {
@@ -191,7 +192,7 @@ compose:
 				t.Errorf("%s is %+v, was %+v", name, after[name], was)
 			}
 		}
-		// They are the new agent's: it reaches into them, and takes them away.
+		// The workloads belong to the new agent: it executes commands in them and removes them.
 		term := terminal(t, c, 0, "exec", "-t", "box", "--", "/probe", "say", "still", "here", "0")
 		must(t, term.Shows(t.Context(), settle, "here"))
 		ended(t, term, 0)

@@ -20,12 +20,10 @@ import (
 	"github.com/persys/compute/testbed"
 )
 
-// The shortest ways to something that runs, as the documents promise them.
-
-// A scheduler that was told nothing but -insecure is a cluster by itself, and
-// finds its state again.
+// A scheduler with -insecure and no other setting is a cluster by itself. After a restart it has
+// its state again.
 func TestSchedulerAlone(t *testing.T) {
-	home := t.TempDir() // before the cluster: removed after what writes there has ended
+	home := t.TempDir() // removed after the cluster, which writes there, has stopped
 	c := solo(t, harness.Options{Binaries: shipped(t)})
 	s := c.Schedulers[0]
 	s.Args = []string{"-insecure"}
@@ -44,8 +42,8 @@ func TestSchedulerAlone(t *testing.T) {
 	}
 }
 
-// The same on the ports that it takes by itself, with nothing in its environment.
-func TestSchedulerThatIsToldNothing(t *testing.T) {
+// The same on the default ports, with an empty environment.
+func TestSchedulerWithDefaultPorts(t *testing.T) {
 	if _, here := inside(t); !here {
 		return
 	}
@@ -83,9 +81,9 @@ func exists(path string) bool {
 	return err == nil
 }
 
-// persys dev prints what to type, and what it prints works.
-func TestDevInOneProcess(t *testing.T) {
-	root := got[string](t)(harness.Root(t.Context()))
+// persys dev prints commands that work.
+func TestPersysDev(t *testing.T) {
+	root := got[string](t)(testbed.Root(t.Context()))
 	dir := t.TempDir()
 	tmp := filepath.Join(dir, "tmp")
 	must(t, os.Mkdir(tmp, 0o700))
@@ -128,7 +126,7 @@ func TestDevInOneProcess(t *testing.T) {
 		}
 		return string(out)
 	}
-	// Three replicas that are all healthy, one of them leading, and one node.
+	// Three healthy replicas, one of them the leader, and one node.
 	var st struct {
 		Replicas []struct{ Role, Health string }
 	}
@@ -153,7 +151,7 @@ func TestDevInOneProcess(t *testing.T) {
 	if len(nodes.Nodes) != 1 || nodes.Nodes[0].Status != "Ready" {
 		t.Errorf("want one ready node, got %+v", nodes)
 	}
-	// Its agent runs what is applied.
+	// The agent runs applied workloads.
 	typed("apply", "-f", filepath.Join(root, "examples", "hello.yaml"), "--wait", "--timeout", "1m")
 	var one struct {
 		Workload struct {
@@ -182,11 +180,11 @@ func TestDevInOneProcess(t *testing.T) {
 	}
 }
 
-// The etcd of a laptop: started twice it is one, stopped it keeps its data,
-// wiped it leaves nothing.
+// hack/start-etcd-docker.sh starts one etcd even if it is called twice, stop keeps the data, and
+// wipe removes everything.
 func TestEtcdInDocker(t *testing.T) {
 	theEngine(t)
-	root := got[string](t)(harness.Root(t.Context()))
+	root := got[string](t)(testbed.Root(t.Context()))
 	name := fmt.Sprintf("persys-e2e-etcd-%d", os.Getpid())
 	port := got[int](t)(harness.FreePort())
 	run := func(program string, args ...string) (string, error) {

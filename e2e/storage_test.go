@@ -12,8 +12,9 @@ import (
 	"github.com/persys/compute/testbed"
 )
 
-// Volumes and garbage through a replica that does not lead: listed, refused while in use, deleted when
-// retained; looked for dry, removed, and told as an event with who asked.
+// Volumes and garbage through a follower: volumes are listed, refused for deletion while in use,
+// and deleted when retained. Garbage is listed by a dry run and removed, with an event that names
+// the caller.
 func TestStorageThroughAnyReplica(t *testing.T) {
 	e, image := theEngine(t)
 	c := start(t, harness.Options{Binaries: raced(t), TLS: true, SchedulerEnv: fast(map[string]string{"SCHEDULER_DRIFT_DETECT_INTERVAL": "1s"})})

@@ -18,8 +18,8 @@ import (
 	"github.com/persys/compute/testbed"
 )
 
-// aSystemd is a machine of the test's own with systemd as its process 1, and systemctl there. Its
-// script mounts the engine's socket.
+// aSystemd starts a systemd as process 1 of namespaces of the test, and returns it with its
+// systemctl. It shares the socket of the Docker engine.
 func aSystemd(t *testing.T) (*harness.Systemd, func(args ...string) string) {
 	t.Helper()
 	testbed.Program(t, "systemctl")
@@ -37,10 +37,10 @@ func aSystemd(t *testing.T) (*harness.Systemd, func(args ...string) string) {
 	}
 }
 
-// TestSystemd runs agent and guard by the packed units under a real systemd, a container on the real
-// engine: what the units promise of restarts, watchdog and upgrades is what systemd does (ADR 8).
+// TestSystemd runs agent and guard by the packaged units under a real systemd, with a container on
+// the real engine: restarts, watchdog and upgrades work as the units promise.
 func TestSystemd(t *testing.T) {
-	const lease = 8 * time.Second // longer than systemd takes to bring a guard back
+	const lease = 8 * time.Second // longer than systemd takes to restart a guard
 	e, image := theEngine(t)
 	bins := shipped(t)
 	machine, ctl := aSystemd(t)
@@ -90,7 +90,7 @@ func TestSystemd(t *testing.T) {
 		fencing(t, control, a, time.Now())
 	}
 
-	// An upgrade: the binary is replaced and the agent restarted, what it runs stays.
+	// An upgrade: the binary is replaced and the agent restarted. Its containers keep running.
 	must(t, os.Remove(machine.Path("/usr/bin/persys-agent")))
 	must(t, machine.Install("/usr/bin/persys-agent", bins.Agent, 0o755))
 	ctl("restart", "persys-agent")
@@ -101,7 +101,7 @@ func TestSystemd(t *testing.T) {
 		t.Fatalf("guards and agent came and went, and the container ran %+v", list)
 	}
 
-	// Nobody is left but systemd: what is exclusive ends with its lease all the same.
+	// Agent and guards are dead. The exclusive container still stops with its lease.
 	before := restarts()
 	for _, s := range c.Schedulers {
 		must(t, s.Pause())
@@ -113,7 +113,7 @@ func TestSystemd(t *testing.T) {
 	stopped := runEnded(t, runs, list[0], limit+settle, "schedulers, agent and both guards paused")
 	took := stopped.Sub(at)
 	t.Logf("schedulers, agent and both guards paused: stopped after %s", took.Round(10*time.Millisecond))
-	if took < lease/2 || took > limit { // the last heartbeat may be a moment old
+	if took < lease/2 || took > limit { // the last heartbeat may be a little older
 		t.Errorf("stopped after %s, want the end of its lease of %s, and at most %s", took, lease, limit)
 	}
 	if now := restarts(); now == before {
@@ -129,7 +129,7 @@ func TestSystemd(t *testing.T) {
 		return err == nil && len(list) == 2 && runningOn(a.NodeID)(w)
 	}))
 
-	// Stopped is not deleted.
+	// A stopped unit does not delete workloads.
 	ctl("stop", "persys-agent", "persys-guard")
 	if left := a.Guards(); len(left) > 0 {
 		t.Errorf("guards %v are left after systemctl stop", left)

@@ -23,7 +23,8 @@ import (
 	"github.com/persys/compute/testbed"
 )
 
-// Mutual TLS on every hop: what a certificate allows, and who is not even heard.
+// Mutual TLS on every connection: what each certificate allows, and who is refused in the
+// handshake.
 func TestTLS(t *testing.T) {
 	c := start(t, harness.Options{Binaries: raced(t), TLS: true, SchedulerEnv: fast(nil)})
 	got[*harness.Agent](t)(c.StartAgent(t.Context(), harness.AgentOptions{Simulate: true}))
@@ -55,7 +56,7 @@ func TestTLS(t *testing.T) {
 			t.Errorf("code %d: %s%s", res.Code, res.Stdout, res.Stderr)
 		}
 	})
-	t.Run("a secret is shown to nobody and is in no file as it was", func(t *testing.T) {
+	t.Run("a secret is in no answer and in no file as plaintext", func(t *testing.T) {
 		resp, err := controlv1.NewAgentControlClient(as(t, "user/admin")).GetWorkload(ctx, &controlv1.GetWorkloadRequest{WorkloadId: "sealed"})
 		must(t, err)
 		if v := resp.GetWorkload().GetSpec().GetContainer().GetEnv()["TOKEN"]; v != pki.Redacted {
@@ -74,17 +75,17 @@ func TestTLS(t *testing.T) {
 		_, err := controlv1.NewAgentControlClient(as(t, "agent/node-a")).ApplyWorkload(ctx, change)
 		denied(t, err, codes.PermissionDenied, "node-a")
 	})
-	t.Run("an agent may not beat for another node", func(t *testing.T) {
+	t.Run("an agent may not send heartbeats of another node", func(t *testing.T) {
 		_, err := controlv1.NewAgentControlClient(as(t, "agent/node-b")).Heartbeat(ctx, &controlv1.HeartbeatRequest{NodeId: "node-a"})
 		denied(t, err, codes.PermissionDenied, "node-b")
 	})
-	t.Run("a user may not speak for others", func(t *testing.T) {
+	t.Run("a user may not forward the identity of others", func(t *testing.T) {
 		id := pki.Identity{Cluster: "e2e", Role: pki.RoleUser, ID: "somebody"}
 		mctx := metadata.AppendToOutgoingContext(ctx, dial.KeyForwardedIdentity, id.String())
 		_, err := controlv1.NewAgentControlClient(as(t, "user/admin")).ListWorkloads(mctx, &controlv1.ListWorkloadsRequest{})
 		denied(t, err, codes.PermissionDenied, dial.KeyForwardedIdentity)
 	})
-	t.Run("an agent may not speak for an admin", func(t *testing.T) {
+	t.Run("an agent may not forward the identity of an admin", func(t *testing.T) {
 		id := pki.Identity{Cluster: "e2e", Role: pki.RoleUser, ID: pki.AdminID}
 		mctx := metadata.AppendToOutgoingContext(ctx, dial.KeyForwardedIdentity, id.String(), dial.KeyHop, "1")
 		_, err := controlv1.NewAgentControlClient(as(t, "agent/node-a")).ApplyWorkload(mctx, change)
@@ -107,13 +108,13 @@ func TestTLS(t *testing.T) {
 		_, err = clusterv1.NewClusterClient(cc).Status(sctx, &clusterv1.StatusRequest{})
 		return err
 	}
-	t.Run("plain text is refused", func(t *testing.T) {
+	t.Run("plaintext is refused", func(t *testing.T) {
 		if err := stranger(t, insecure.NewCredentials()); err == nil {
 			t.Error("a replica with TLS answered plain text")
 		}
 	})
 	t.Run("no certificate is refused", func(t *testing.T) {
-		// The server's certificate is not what is tested here.
+		// The certificate of the server is not tested here.
 		if err := stranger(t, credentials.NewTLS(&tls.Config{InsecureSkipVerify: true})); err == nil {
 			t.Error("a replica answered a client without certificate")
 		}
@@ -136,12 +137,12 @@ func TestTLS(t *testing.T) {
 			t.Errorf("code %d: %s%s", res.Code, res.Stdout, res.Stderr)
 		}
 	})
-	t.Run("a scheduler of another CA does not get in", func(t *testing.T) {
+	t.Run("a scheduler of another CA cannot join", func(t *testing.T) {
 		s := got[*harness.Scheduler](t)(c.NewScheduler())
 		leaf := other.Leaf["scheduler/scheduler-1"]
 		set(s.Process, map[string]string{"PERSYS_TLS_CA": leaf.CA, "PERSYS_TLS_CERT": leaf.Cert, "PERSYS_TLS_KEY": leaf.Key, "SCHEDULER_BOOTSTRAP_EXPECT": ""})
 		must(t, s.Start())
-		// It has the cluster key, so its gossip is heard; its Raft port is not.
+		// It has the cluster key, so its gossip is accepted; its Raft port is not.
 		must(t, testbed.Poll(ctx, settle, "the newcomer's search", func(context.Context) error {
 			return saysOneOf(s.Process, "looking for a cluster")
 		}))
@@ -153,7 +154,7 @@ func TestTLS(t *testing.T) {
 		}
 		must(t, s.Kill())
 	})
-	t.Run("and everything still works", func(t *testing.T) {
+	t.Run("everything still works", func(t *testing.T) {
 		change.Spec.Metadata["content"] = "y"
 		resp, err := controlv1.NewAgentControlClient(as(t, "user/admin")).ApplyWorkload(ctx, change)
 		if err != nil || !resp.GetSuccess() {

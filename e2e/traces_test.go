@@ -68,8 +68,8 @@ func (r *receiver) keep(in *collectorv1.ExportTraceServiceRequest) {
 	}
 }
 
-// path is the way from the root of a trace to its first span of a name: who made
-// each span, and its name.
+// path returns the spans from the root of a trace to its first span of a name, each as its program
+// and its name.
 func (r *receiver) path(root, name string) (steps []string, whole bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

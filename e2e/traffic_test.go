@@ -23,17 +23,17 @@ import (
 const (
 	clients   = 8
 	workloads = 12
-	// opLimit bounds one attempt, patience all attempts of one operation.
+	// opLimit is the time limit of one attempt, patience that of all attempts of one operation.
 	opLimit  = 2 * time.Second
 	patience = 15 * time.Second
 	// pace is the least time between two operations of one client.
 	pace = 4 * time.Millisecond
 )
 
-// traffic is eight clients that apply distinct content to a dozen workloads and
-// read it back, through random replicas. Clients with an even number repeat an
-// operation under its request id until they know its outcome, as our own
-// programs do; the others leave it unknown, as existing ones do.
+// traffic is eight clients that apply unique content to a dozen workloads and read it back through
+// random replicas. Clients with an even number repeat an operation under its request id until they
+// know its outcome, as our own programs do. The others leave the outcome unknown, as legacy clients
+// do.
 type traffic struct {
 	t       *testing.T
 	c       *harness.Cluster
@@ -43,11 +43,11 @@ type traffic struct {
 	acked   atomic.Int64
 	unknown atomic.Int64
 	failed  atomic.Int64 // refused before anything happened
-	freezes atomic.Bool  // a frozen mode refuses now and then, and that is right
-	held    atomic.Bool  // the clients do nothing for a while
+	freezes atomic.Bool  // the cluster is frozen at times, so refusals are expected
+	held    atomic.Bool  // the clients pause
 }
 
-// load starts the traffic. End stops it; the test's end does too.
+// load starts the traffic. The method end stops it, as does the end of the test.
 func load(t *testing.T, c *harness.Cluster) *traffic {
 	t.Helper()
 	ctx, stop := context.WithCancel(t.Context())
@@ -59,8 +59,8 @@ func load(t *testing.T, c *harness.Cluster) *traffic {
 	return tr
 }
 
-// end stops the clients, reads every workload once more through every replica,
-// and judges the history.
+// end stops the clients, reads every workload once more through every replica, and checks the
+// history.
 func (tr *traffic) end() {
 	tr.t.Helper()
 	tr.stop()
@@ -85,7 +85,7 @@ func (tr *traffic) end() {
 
 func workloadName(i int) string { return fmt.Sprintf("w%02d", i) }
 
-// ackedBy waits until n more writes are acknowledged.
+// more waits until n more writes are acknowledged.
 func (tr *traffic) more(n int64, limit time.Duration) {
 	tr.t.Helper()
 	want := tr.acked.Load() + n
@@ -123,7 +123,7 @@ func (tr *traffic) client(ctx context.Context, id int) {
 	}
 }
 
-// contentSpec is a small container; distinct contents are distinct changes.
+// contentSpec returns the spec of a small container. Distinct contents are distinct changes.
 func contentSpec(content string) *controlv1.WorkloadSpec {
 	return &controlv1.WorkloadSpec{
 		Type:      "container",
@@ -133,7 +133,7 @@ func contentSpec(content string) *controlv1.WorkloadSpec {
 	}
 }
 
-// write applies once, or until the outcome is known.
+// write applies once, or with insist until the outcome is known.
 func (tr *traffic) write(ctx context.Context, o *op, via int, insist bool) {
 	id, err := uuid.NewV7()
 	if err != nil {
@@ -143,21 +143,21 @@ func (tr *traffic) write(ctx context.Context, o *op, via int, insist bool) {
 	req := &controlv1.ApplyWorkloadRequest{WorkloadId: o.Workload, Spec: contentSpec(o.Write), RevisionId: o.Write, RequestId: id.String()}
 	o.Call = tr.rec.now()
 	deadline := time.Now().Add(patience)
-	happened := false // it may have
+	happened := false // true if an attempt may have been committed
 	for {
 		control, err := tr.c.Control(via)
 		if err != nil {
 			tr.t.Error(err)
 			return
 		}
-		// Not the client's context: the end of the test is no unknown outcome.
+		// Not the context of the client: its end would make the outcome unknown.
 		actx, cancel := context.WithTimeout(context.WithoutCancel(ctx), opLimit)
 		resp, err := control.ApplyWorkload(actx, req)
 		cancel()
 		if err == nil {
 			o.Return = tr.rec.now()
 			if !resp.GetSuccess() && tr.freezes.Load() && strings.Contains(resp.GetErrorMessage(), "in mode") {
-				o.Return = 0 // an attempt before this one may have been committed
+				o.Return = 0 // an earlier attempt may have been committed
 				pause(ctx, 20*time.Millisecond)
 				break
 			}
@@ -191,8 +191,8 @@ func (tr *traffic) write(ctx context.Context, o *op, via int, insist bool) {
 	tr.rec.add(*o)
 }
 
-// harmless reports whether an error says that nothing was applied. The check of
-// the history shows whether it is true.
+// harmless reports whether an error means that nothing was applied. The check of the history
+// verifies it.
 func harmless(err error) bool {
 	switch dial.Reason(err) {
 	case dial.ReasonNoLeader, dial.ReasonNotLeader:
@@ -201,8 +201,8 @@ func harmless(err error) bool {
 	return status.Code(err) == codes.ResourceExhausted
 }
 
-// read gets a workload, linearizably; it is false, and nothing is recorded, if
-// nobody could answer.
+// read gets a workload with a linearizable read. It returns false, and records nothing, if no
+// replica answers.
 func (tr *traffic) read(ctx context.Context, o *op, via int) bool {
 	control, err := tr.c.Control(via)
 	if err != nil {
@@ -242,8 +242,8 @@ func pause(ctx context.Context, d time.Duration) {
 	}
 }
 
-// gap is how long applies were not acknowledged around a moment: from the last
-// acknowledgement before it to the first of an apply that was called after it.
+// gap returns how long applies were not acknowledged around a time: from the last acknowledgement
+// before it to the first acknowledgement of an apply that was called after it.
 func (tr *traffic) gap(at int64) time.Duration {
 	var last, first int64
 	for _, o := range tr.rec.acks() {

@@ -19,9 +19,9 @@ import (
 	"github.com/persys/compute/testbed"
 )
 
-// TestFiveCommands is the README's way to a secure cluster: five programs on fresh
-// folders, each started by one command, and nothing prepared by hand. Certificates
-// live 45 seconds here, so all of them are renewed while the test goes on.
+// TestFiveCommands sets up a secure cluster as the README does: five programs in new folders, each
+// started by one command, without any preparation. Certificates live 45 seconds here, so all are
+// renewed during the test.
 func TestFiveCommands(t *testing.T) {
 	c := start(t, harness.Options{Binaries: raced(t), OwnCA: true, SchedulerEnv: fast(map[string]string{"SCHEDULER_CERT_LIFE": "45s"})})
 	for range 2 {
@@ -61,17 +61,17 @@ func TestFiveCommands(t *testing.T) {
 		}))
 	}
 
-	t.Run("it is highly available, and speaks TLS only", func(t *testing.T) {
+	t.Run("it survives its leader and accepts TLS only", func(t *testing.T) {
 		apply(t, c, "first", contentSpec("x"))
 		got[*controlv1.WorkloadView](t)(c.WaitWorkload(ctx, "first", settle, running))
 		leader := got[int](t)(c.WaitLeader(ctx, electionLimit))
 		must(t, c.Schedulers[leader].Kill())
 		apply(t, c, "second", contentSpec("y"))
 		got[*controlv1.WorkloadView](t)(c.WaitWorkload(ctx, "second", settle, running))
-		must(t, c.Schedulers[leader].Start()) // the very same command
+		must(t, c.Schedulers[leader].Start()) // the same command
 		must(t, c.WaitReady(ctx, 2*settle))
 	})
-	t.Run("files are for nobody else", func(t *testing.T) {
+	t.Run("files are readable by their owner only", func(t *testing.T) {
 		for _, dir := range []string{c.Schedulers[0].DataDir, c.Schedulers[1].DataDir, filepath.Dir(c.Agents[0].StatePath)} {
 			must(t, filepath.WalkDir(dir, func(path string, d os.DirEntry, err error) error {
 				if err != nil {
@@ -84,7 +84,7 @@ func TestFiveCommands(t *testing.T) {
 				want := os.FileMode(0o600)
 				switch {
 				case strings.HasPrefix(path, c.Agents[0].SimDir):
-					return nil // the engine is not ours
+					return nil // the folder of the engine
 				case d.IsDir():
 					want = 0o700
 				case slices.Contains([]string{"ca.pem", "root.pem", "issuing.pem"}, d.Name()):
@@ -97,7 +97,7 @@ func TestFiveCommands(t *testing.T) {
 			}))
 		}
 	})
-	t.Run("no token is left on a command line", func(t *testing.T) {
+	t.Run("no token is on a command line", func(t *testing.T) {
 		for _, p := range c.Processes() {
 			line, err := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", p.PID()))
 			must(t, err)
@@ -106,7 +106,7 @@ func TestFiveCommands(t *testing.T) {
 			}
 		}
 	})
-	t.Run("a restarted agent goes on without the token", func(t *testing.T) {
+	t.Run("a restarted agent needs no token", func(t *testing.T) {
 		a := c.Agents[1]
 		must(t, a.Kill())
 		a.Args = nil
@@ -142,21 +142,21 @@ func TestFiveCommands(t *testing.T) {
 		ctl(t, 0, "is used up", "audit", "--tail", "0", "-o", "wide")
 	})
 	t.Run("a gateway joins with a token", func(t *testing.T) {
-		must(t, c.WaitNode(ctx, "node-one", "NotReady", settle)) // so that nothing goes to its killed agent
+		must(t, c.WaitNode(ctx, "node-one", "NotReady", settle)) // so that no call goes to its killed agent
 		addr := gatewayWith(t, c, map[string]string{"PERSYS_GATEWAY_STATE_DIR": filepath.Join(c.Dir, "gateway"), "PERSYS_SCHEDULER_ADDR": ""}, "--join", token(t, "--role", "gateway", "--name", "door"), "--name", "door")
 		if code, out := as(t, c, addr, "admin").do("GET", "/workloads/first", ""); code != 200 || !strings.Contains(fmt.Sprint(out), "Running") {
 			t.Errorf("%d %v", code, out)
 		}
 		throughGateway(t, c, addr, token(t, "--role", "user", "--name", "vera", "--access", "viewer"))
 	})
-	t.Run("a token of another cluster believes nobody here", func(t *testing.T) {
+	t.Run("a token of another cluster does not trust these schedulers", func(t *testing.T) {
 		tok := got[pki.JoinToken](t)(pki.ParseJoinToken(c.Token("agent")))
 		tok.Root = strings.Repeat("0", 64)
 		a := join(t, "node-foreign", got[string](t)(tok.Export()))
 		ended(t, a.Process)
 		says(t, a.Process, settle, "not a scheduler of the cluster")
 	})
-	t.Run("a viewer looks, and changes nothing, which is kept", func(t *testing.T) {
+	t.Run("a viewer may read and not change, which is audited", func(t *testing.T) {
 		home := t.TempDir()
 		env := append(c.CtlEnv(), "HOME="+home, "PERSYS_TLS_CA=", "PERSYS_TLS_CERT=", "PERSYS_TLS_KEY=")
 		run := func(args ...string) (int, string) {
@@ -174,7 +174,7 @@ func TestFiveCommands(t *testing.T) {
 			t.Errorf("delete: %d: %s", code, out)
 		}
 	})
-	t.Run("a revoked agent is refused within seconds, and joins again with a token of its own", func(t *testing.T) {
+	t.Run("a revoked agent is refused within seconds, and joins again with a new token", func(t *testing.T) {
 		a := c.Agents[0]
 		ctl(t, 0, "revoked", "identity", "revoke", "agent/"+a.NodeID, "--reason", "stolen", "--yes")
 		says(t, a.Process, settle, "is revoked")
@@ -185,7 +185,7 @@ func TestFiveCommands(t *testing.T) {
 		must(t, c.WaitNode(ctx, a.NodeID, "Ready", settle))
 		ctl(t, 0, "Revoked", "audit", "--tail", "0")
 	})
-	t.Run("the CA is rotated, root and all, and every certificate renewed, while everything runs", func(t *testing.T) {
+	t.Run("the CA with its root is rotated and every certificate renewed without downtime", func(t *testing.T) {
 		dir := filepath.Join(c.Schedulers[0].DataDir, "ca")
 		ctl(t, 0, "Issuing", "ca", "rotate", dir, "--root")
 		ctl(t, 0, "issues in", "ca", "install", dir, "--after", "5s")
@@ -201,8 +201,8 @@ func TestFiveCommands(t *testing.T) {
 		for _, s := range c.Schedulers {
 			kepts = append(kepts, pki.IdentityStore{Dir: filepath.Join(s.DataDir, "tls")})
 		}
-		// Writes go on all the time; each one has to be acknowledged, and the leader is
-		// killed while the CA changes.
+		// Writes go on all the time. Each must be acknowledged, and the leader is killed while the
+		// CA changes.
 		acked, writes, dead := map[string]string{}, 0, -1 // revisions by workload
 		must(t, testbed.Poll(ctx, 3*time.Minute, "certificates of the new CA", func(ctx context.Context) error {
 			if writes == 3 {
@@ -243,7 +243,7 @@ func TestFiveCommands(t *testing.T) {
 		_, err := admin.Status(ctx, &clusterv1.StatusRequest{})
 		must(t, err)
 		ctl(t, 0, next.ID()[:12], "ca", "list", "-o", "wide")
-		// Gossip has got a new key with it, and only that one is left.
+		// The rotation has replaced the gossip key, and only the new one is left.
 		var keys []string
 		must(t, testbed.Poll(ctx, time.Minute, "one new key of gossip everywhere", func(ctx context.Context) error {
 			for i, s := range c.Schedulers {
@@ -257,7 +257,7 @@ func TestFiveCommands(t *testing.T) {
 			}
 			return nil
 		}))
-		// Who starts anew is heard with it, without having been told.
+		// A restarted scheduler uses the new gossip key without any setting.
 		follows := follower(t, c)
 		must(t, c.Schedulers[follows].Kill())
 		must(t, c.Schedulers[follows].Start())
@@ -265,8 +265,8 @@ func TestFiveCommands(t *testing.T) {
 	})
 }
 
-// throughGateway is persysctl by a context whose server is a gateway: the admin works,
-// a viewer looks, and nobody is believed without the right CA and certificate.
+// throughGateway runs persysctl with a context whose server is a gateway: the admin may change, a
+// viewer may read, and a client with another CA or without a certificate is refused.
 func throughGateway(t *testing.T, c *harness.Cluster, addr, viewer string) {
 	t.Helper()
 	type person struct {
@@ -309,7 +309,7 @@ func throughGateway(t *testing.T, c *harness.Cluster, addr, viewer string) {
 	stranger := []string{"--rpc-timeout-seconds", "30", "-s", "https://" + addr}
 	nobody := person{"nobody", t.TempDir()}
 	check(nobody, -1, "certificate", "", append(stranger, "--tls-ca", fake.CA, "--tls-cert", fake.Cert, "--tls-key", fake.Key, "list")...)
-	// The gateway's word on a client's certificate comes after the handshake.
+	// The gateway refuses a client certificate after the handshake.
 	check(nobody, -1, "the gateway at https://"+addr+" refuses this certificate: ", "", append(stranger, "--tls-ca", leaf.CA, "--tls-cert", fake.Cert, "--tls-key", fake.Key, "list")...)
 	check(nobody, -1, "no certificate and no token for the gateway", "", append(stranger, "--tls-ca", leaf.CA, "list")...)
 	check(nobody, -1, "certificate", "", append(stranger, "list")...)

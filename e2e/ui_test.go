@@ -16,7 +16,7 @@ import (
 	"github.com/persys/compute/testbed"
 )
 
-// screen is a terminal whose program draws on all of it.
+// screen is a terminal with a full-screen program.
 type screen struct {
 	*harness.Terminal
 	rows uint16
@@ -34,8 +34,8 @@ func openScreen(t *testing.T) *screen {
 	return &screen{term, 30}
 }
 
-// redraw makes the window a line lower or higher, so that all of it is drawn again: what has not
-// changed would not be.
+// redraw makes the window one line lower or higher, so that the program draws all of it again and
+// not only the changes.
 func (x *screen) redraw(t *testing.T) {
 	t.Helper()
 	x.rows ^= 1
@@ -56,7 +56,7 @@ func (x *screen) keys(t *testing.T, text string) {
 
 var controls = regexp.MustCompile(`\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b[\]P][^\x07\x1b]*(\x07|\x1b\\)|\x1b.`)
 
-// sees waits until one drawing of the screen has every one of these words.
+// sees waits until one drawing of the screen contains all of these words.
 func (x *screen) sees(t *testing.T, want ...string) {
 	t.Helper()
 	var drawn string
@@ -74,8 +74,8 @@ func (x *screen) sees(t *testing.T, want ...string) {
 	}))
 }
 
-// TestScreen drives `persysctl ui` on a terminal: every screen is opened, the
-// terminal is afterwards as it was, and so it is after a signal.
+// TestScreen opens every screen of persysctl ui on a terminal. After its end, and after a signal,
+// the terminal has its former settings.
 func TestScreen(t *testing.T) {
 	grpc, _, _ := dev(t)
 	env := append(os.Environ(), "PERSYS_SCHEDULER_ADDR="+grpc, "PERSYS_INSECURE=true", "TERM=xterm-256color")
@@ -100,7 +100,7 @@ func TestScreen(t *testing.T) {
 			if now := x.settings(t); now.Lflag&unix.ECHO != 0 || now.Lflag&unix.ICANON != 0 {
 				t.Errorf("the screen is open and the terminal echoes: %#x", now.Lflag)
 			}
-			x.keys(t, "j\r") // to web-1, and what it is
+			x.keys(t, "j\r") // select web-1 and open it
 			x.sees(t, "web-1", "nginx:1.27", "Generation")
 			x.keys(t, "q")
 			x.keys(t, "y")

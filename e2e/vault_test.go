@@ -18,9 +18,9 @@ import (
 	"github.com/persys/compute/testbed"
 )
 
-// TestVault: the programs get their certificates from a Vault, renew them while it is
-// there, go on while it is away, and say so when they have nothing to begin with. The
-// cluster key's file opens with Vault's transit engine only.
+// TestVault: the programs get their certificates from a Vault and renew them there. They keep
+// working while the Vault is away, and exit with an error if they have no certificate to start
+// with. The file of the cluster key opens only with the transit engine of the Vault.
 func TestVault(t *testing.T) {
 	v, err := vaulttest.New()
 	must(t, err)
@@ -50,7 +50,7 @@ func TestVault(t *testing.T) {
 	scheduler["SCHEDULER_CLUSTER_KEY_TRANSIT"] = "persys"
 	c := got[*harness.Cluster](t)(harness.Prepare(harness.Options{Binaries: raced(t), TLS: true, Schedulers: 1, SchedulerEnv: fast(scheduler)}))
 	guard(t, c)
-	// A person has a certificate of the same Vault.
+	// The operator has a certificate of the same Vault.
 	access := vault.Access{Addr: v.URL, Auth: "token", Token: vaulttest.Token}
 	person := got[*vault.Source](t)(vault.New(vault.Config{Access: access, Mount: "pki", Role: "persysctl", TTL: time.Hour, Service: "persysctl", Files: at("admin")}))
 	must(t, person.Renew(t.Context()))
@@ -65,7 +65,7 @@ func TestVault(t *testing.T) {
 	serial := func(name string) (string, error) {
 		pair, err := tls.LoadX509KeyPair(at(name).Cert, at(name).Key)
 		if err != nil {
-			return "", err // between two files
+			return "", err // between the writes of two files
 		}
 		return pair.Leaf.SerialNumber.String(), nil
 	}
@@ -93,15 +93,15 @@ func TestVault(t *testing.T) {
 		apply(t, c, "second", contentSpec("y"))
 		got[*controlv1.WorkloadView](t)(c.WaitWorkload(ctx, "second", settle, running))
 	})
-	t.Run("a gateway has one, too", func(t *testing.T) {
+	t.Run("a gateway gets a certificate too", func(t *testing.T) {
 		env := with("gateway", "PERSYS_GATEWAY_VAULT_", "PERSYS_GATEWAY_TLS_CA_PATH", "PERSYS_GATEWAY_TLS_CERT_PATH", "PERSYS_GATEWAY_TLS_KEY_PATH")
-		delete(env, "PERSYS_GATEWAY_VAULT_CERT_TTL") // a full day's
+		delete(env, "PERSYS_GATEWAY_VAULT_CERT_TTL") // the default life of a day
 		addr := gatewayWith(t, c, env)
 		if code, out := as(t, c, addr, "admin").do("GET", "/workloads/second", ""); code != 200 || !strings.Contains(fmt.Sprint(out), "Running") {
 			t.Errorf("%d %v", code, out)
 		}
 	})
-	t.Run("the cluster key's file is worth nothing alone", func(t *testing.T) {
+	t.Run("the file of the cluster key is sealed", func(t *testing.T) {
 		raw := got[[]byte](t)(os.ReadFile(filepath.Join(c.Dir, "cluster.key")))
 		if !strings.HasPrefix(string(raw), "persys-wrapped-key-1.transit.vault:v1:") {
 			t.Errorf("it holds %.60q", raw)
@@ -111,7 +111,7 @@ func TestVault(t *testing.T) {
 		v.Seal(true)
 		must(t, testbed.Poll(ctx, settle, "a word about it", func(context.Context) error { return saysOneOf(a.Process, "was not renewed by Vault") }))
 		must(t, a.Kill())
-		must(t, a.Start()) // with what lies there
+		must(t, a.Start()) // with the stored certificate
 		must(t, c.WaitNode(ctx, a.NodeID, "Ready", settle))
 		b := got[*harness.Agent](t)(c.NewAgent(harness.AgentOptions{Simulate: true, Env: with("other", "PERSYS_VAULT_", "PERSYS_TLS_CA", "PERSYS_TLS_CERT", "PERSYS_TLS_KEY")}))
 		must(t, b.Start())
@@ -122,7 +122,7 @@ func TestVault(t *testing.T) {
 		must(t, c.WaitNode(ctx, b.NodeID, "Ready", settle))
 		apply(t, c, "third", contentSpec("z"))
 	})
-	t.Run("nothing that Vault was told or gave is in a log", func(t *testing.T) {
+	t.Run("no secret of the Vault is in a log", func(t *testing.T) {
 		for _, p := range c.Processes() {
 			text := got[string](t)(p.Output())
 			for _, s := range []string{vaulttest.SecretID, "hvs.test", "PRIVATE KEY", "persys-key-1."} {

@@ -21,10 +21,10 @@ import (
 	"github.com/persys/compute/testbed"
 )
 
-// TestVirtualMachine is the life of a real guest as a person sees it, with the real programs: applied,
-// booted from an image with its seed read, reached on its console through any replica and the gateway, kept
-// over a restart of libvirt, stopped, started, updated, deleted. What the driver does with disks and seeds is proved in its own
-// package.
+// TestVirtualMachine runs a real guest with the real programs: it is applied, boots from an image
+// with its seed, is reached on its console through any replica and the gateway, survives a restart
+// of libvirt, is stopped, started, updated and deleted. The tests of the driver cover disks and
+// seeds.
 func TestVirtualMachine(t *testing.T) {
 	needed := func(err error) { t.Helper(); testbed.Need(t, "libvirt and a real guest", err) }
 	if missing := libvirttest.Missing(); missing != "" {
@@ -42,7 +42,7 @@ func TestVirtualMachine(t *testing.T) {
 	images := filepath.Join(daemon.Dir, "images")
 	must(t, os.MkdirAll(images, 0o755))
 	programs := shipped(t)
-	programs.Agent = raced(t).Agent // the build that has the driver
+	programs.Agent = raced(t).Agent // the build with the driver
 	c := start(t, harness.Options{Binaries: programs, SchedulerEnv: fast(nil)})
 	a := got[*harness.Agent](t)(c.StartAgent(t.Context(), harness.AgentOptions{Env: map[string]string{
 		"PERSYS_DOCKER_ENABLED": "false", "PERSYS_GUARD": "off",
@@ -50,7 +50,7 @@ func TestVirtualMachine(t *testing.T) {
 	}}))
 	began := time.Now()
 	const patience = 3 * time.Minute // emulation on a busy machine
-	// says waits for lines of the guest, those that come after a first one.
+	// says waits for lines of the guest in this order, all after the first occurrence of a line.
 	says := func(after string, lines ...string) {
 		t.Helper()
 		must(t, testbed.Poll(t.Context(), patience, "the guest's console", func(ctx context.Context) error {
@@ -102,14 +102,14 @@ vm:
 	says("guest: boot 1", "user-data| final_message: it is me", "guest: ready")
 	must(t, testbed.Poll(t.Context(), patience, "the guest's address and a note", func(ctx context.Context) error {
 		res, err := c.Ctl(ctx, "get", "guest")
-		// This libvirt has no cgroups to keep its limit with.
+		// This libvirt has no cgroups to enforce the limit.
 		if err == nil && !(strings.Contains(res.Stdout, "192.168.122.") && strings.Contains(res.Stdout, "its CPU limit of 900 millicores is not kept")) {
 			err = fmt.Errorf("persysctl get:\n%s%s", res.Stdout, res.Stderr)
 		}
 		return err
 	}))
 
-	// libvirt dies and comes back under it: it is the same guest, and it answers.
+	// libvirt dies and returns: the guest keeps running and answers.
 	domain := got[string](t)(daemon.Virsh(t.Context(), "list", "--name", "--id"))
 	must(t, daemon.Restart(t.Context()))
 	console := func(ctx context.Context, through ...string) error {
@@ -125,7 +125,7 @@ vm:
 		return err
 	}
 	must(t, testbed.Poll(t.Context(), patience, "an answer on the console", func(ctx context.Context) error { return console(ctx) }))
-	// The same through each replica that does not lead, though another one is asked first, and from a browser.
+	// The same through each follower, with another address first, and from a browser.
 	leader := got[int](t)(c.WaitLeader(t.Context(), electionLimit))
 	for i, s := range c.Schedulers {
 		if i != leader {
@@ -164,7 +164,8 @@ vm:
 	t.Logf("all of it took %s", time.Since(began).Round(time.Second))
 }
 
-// consoleOverGateway types to a workload's console as the console page does, and waits for an answer.
+// consoleOverGateway types to the console of a workload as the console page does, and waits for an
+// answer.
 func consoleOverGateway(ctx context.Context, gateway, workload, typed, want string) error {
 	ctx, cancel := context.WithTimeout(ctx, settle)
 	defer cancel()

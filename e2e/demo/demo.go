@@ -50,7 +50,7 @@ const cleanupLimit = time.Minute
 
 func (d *demo) run(ctx context.Context) (err error) {
 	d.out.title("Persys Compute: three schedulers, two agents, one container, and the leader dies")
-	if d.root, err = harness.Root(ctx); err != nil {
+	if d.root, err = testbed.Root(ctx); err != nil {
 		return err
 	}
 	if err := d.example(); err != nil {

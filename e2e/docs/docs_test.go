@@ -14,7 +14,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/persys/compute/e2e/harness"
 	"github.com/persys/compute/testbed"
 )
 
@@ -41,7 +40,7 @@ const (
 // TestDocs makes a release, sets up three machines from its packages as the quick
 // start says, and runs every command block of every page.
 func TestDocs(t *testing.T) {
-	root, err := harness.Root(t.Context())
+	root, err := testbed.Root(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -96,7 +95,7 @@ func TestDocs(t *testing.T) {
 // TestEveryBlockIsRun holds each command block of each page to having somebody who
 // runs it; it needs nothing.
 func TestEveryBlockIsRun(t *testing.T) {
-	root, err := harness.Root(t.Context())
+	root, err := testbed.Root(t.Context())
 	must(t, err)
 	parseAll(t, root)
 }

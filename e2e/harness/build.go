@@ -20,21 +20,21 @@ const (
 	DevProgram       = "persys"
 )
 
-// Binaries are built programs.
+// Binaries are the paths of built programs.
 type Binaries struct {
 	Scheduler, Agent, Ctl, Gateway, Dev string // paths; empty when not built
 }
 
 // BuildOptions say what to build.
 type BuildOptions struct {
-	// Dir takes the binaries; it is made.
+	// Dir is the folder for the binaries; Build creates it.
 	Dir string
-	// Race builds with the race detector, which needs cgo. Without it they are
-	// static, as they are shipped, and the agent runs no virtual machines.
+	// Race builds with the race detector, which needs cgo. Without it the programs
+	// are static, as they are released, and the agent has no driver of virtual machines.
 	Race bool
 	// Programs are folders under cmd/; default scheduler, agent and persysctl.
 	Programs []string
-	// Version is what the programs say they are; default "dev".
+	// Version is the version that the programs report; default "dev".
 	Version string
 }
 
@@ -60,12 +60,9 @@ func Sets(dir string) map[string]BuildOptions {
 	}
 }
 
-// Root is the folder of the module that holds the working directory.
-func Root(ctx context.Context) (string, error) { return testbed.Root(ctx) }
-
 // Build builds the programs with the go command.
 func Build(ctx context.Context, opt BuildOptions) (Binaries, error) {
-	root, err := Root(ctx)
+	root, err := testbed.Root(ctx)
 	if err != nil {
 		return Binaries{}, err
 	}
@@ -77,7 +74,7 @@ func Build(ctx context.Context, opt BuildOptions) (Binaries, error) {
 	}
 	args := []string{"build"}
 	if opt.Race {
-		// With the driver of virtual machines, which needs cgo, too.
+		// The driver of virtual machines needs cgo, as the race detector does.
 		args = append(args, "-race", "-tags", "libvirt_dlopen")
 	}
 	if opt.Version != "" {
@@ -114,7 +111,7 @@ func Build(ctx context.Context, opt BuildOptions) (Binaries, error) {
 	return b, nil
 }
 
-// BuiltIn are the programs that a Build of all of them made in a folder.
+// BuiltIn returns the paths that a Build of all programs into dir writes.
 func BuiltIn(dir string) Binaries {
 	return Binaries{
 		Scheduler: filepath.Join(dir, SchedulerProgram),

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"os/exec"
+	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -23,36 +24,36 @@ import (
 	"github.com/persys/compute/testbed"
 )
 
-// admin is who the harness is with TLS.
+// admin is the identity of the harness with TLS.
 const admin = "user/" + pki.AdminID
 
-// Files are the TLS credentials of "<role>/<id>"; nil without TLS.
-func (c *Cluster) Files(who string) (*pki.Files, error) {
+// Files returns the TLS credentials of the identity "<role>/<id>", or nil without TLS.
+func (c *Cluster) Files(identity string) (*pki.Files, error) {
 	if !c.opt.TLS {
 		return nil, nil
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if f := c.files[who]; f != nil {
+	if f := c.files[identity]; f != nil {
 		return f, nil
 	}
-	leaf, ok := c.certs.Leaf[who]
+	leaf, ok := c.certs.Leaf[identity]
 	if !ok {
-		return nil, fmt.Errorf("no certificate was made for %q", who)
+		return nil, fmt.Errorf("no certificate was made for %q", identity)
 	}
 	f, err := pki.LoadFiles(pki.FilesConfig{CA: leaf.CA, Cert: leaf.Cert, Key: leaf.Key, Mapping: pki.DefaultMapping("")})
 	if err != nil {
 		return nil, err
 	}
-	c.files[who] = f
+	c.files[identity] = f
 	return f, nil
 }
 
-// Dial connects to one address and to no other, as the one named. It retries
-// nothing by itself. The caller closes the connection.
-func (c *Cluster) Dial(addr, who string) (*grpc.ClientConn, error) {
+// Dial connects to one address with the credentials of an identity ("<role>/<id>").
+// Calls are not retried. The caller closes the connection.
+func (c *Cluster) Dial(addr, identity string) (*grpc.ClientConn, error) {
 	creds := insecure.NewCredentials()
-	files, err := c.Files(who)
+	files, err := c.Files(identity)
 	if err != nil {
 		return nil, err
 	}
@@ -67,7 +68,7 @@ func (c *Cluster) Dial(addr, who string) (*grpc.ClientConn, error) {
 		}))
 }
 
-// Pinned is a connection to scheduler i and to no other, kept until Close.
+// Pinned returns a connection to scheduler i alone. Close ends it.
 func (c *Cluster) Pinned(i int) (*grpc.ClientConn, error) {
 	addr := c.Schedulers[i].GRPC
 	c.mu.Lock()
@@ -89,7 +90,7 @@ func (c *Cluster) Pinned(i int) (*grpc.ClientConn, error) {
 	return cc, nil
 }
 
-// Control is AgentControl on scheduler i and no other.
+// Control returns a client of AgentControl on scheduler i alone.
 func (c *Cluster) Control(i int) (controlv1.AgentControlClient, error) {
 	cc, err := c.Pinned(i)
 	if err != nil {
@@ -98,7 +99,7 @@ func (c *Cluster) Control(i int) (controlv1.AgentControlClient, error) {
 	return controlv1.NewAgentControlClient(cc), nil
 }
 
-// Admin is the Cluster service on scheduler i and no other.
+// Admin returns a client of the Cluster service on scheduler i alone.
 func (c *Cluster) Admin(i int) (clusterv1.ClusterClient, error) {
 	cc, err := c.Pinned(i)
 	if err != nil {
@@ -107,8 +108,8 @@ func (c *Cluster) Admin(i int) (clusterv1.ClusterClient, error) {
 	return clusterv1.NewClusterClient(cc), nil
 }
 
-// Conn is a connection to whichever scheduler answers, as agents and persysctl
-// use it, kept until Close.
+// Conn returns a connection to all schedulers, as agents and persysctl use it: a
+// call goes to one that answers. Close ends it.
 func (c *Cluster) Conn(ctx context.Context) (*dial.Conn, error) {
 	files, err := c.Files(admin)
 	if err != nil {
@@ -119,12 +120,12 @@ func (c *Cluster) Conn(ctx context.Context) (*dial.Conn, error) {
 	if c.whole != nil {
 		return c.whole, nil
 	}
-	// It outlives the call that made it.
+	// The connection outlives this call and its context.
 	c.whole, err = dial.Dial(context.WithoutCancel(ctx), dial.Options{Addrs: c.Addrs(), TLS: files, Insecure: files == nil, UserAgent: "persys-e2e"})
 	return c.whole, err
 }
 
-// Any is AgentControl on whichever scheduler answers.
+// Any returns a client of AgentControl on any scheduler that answers.
 func (c *Cluster) Any(ctx context.Context) (controlv1.AgentControlClient, error) {
 	cc, err := c.Conn(ctx)
 	if err != nil {
@@ -133,7 +134,7 @@ func (c *Cluster) Any(ctx context.Context) (controlv1.AgentControlClient, error)
 	return controlv1.NewAgentControlClient(cc), nil
 }
 
-// AnyAdmin is the Cluster service on whichever scheduler answers.
+// AnyAdmin returns a client of the Cluster service on any scheduler that answers.
 func (c *Cluster) AnyAdmin(ctx context.Context) (clusterv1.ClusterClient, error) {
 	cc, err := c.Conn(ctx)
 	if err != nil {
@@ -142,10 +143,10 @@ func (c *Cluster) AnyAdmin(ctx context.Context) (clusterv1.ClusterClient, error)
 	return clusterv1.NewClusterClient(cc), nil
 }
 
-// callLimit bounds one look at one replica.
+// callLimit is the time limit of one Status call.
 const callLimit = 2 * time.Second
 
-// Status is the picture that scheduler i has.
+// Status returns the status of the cluster as scheduler i sees it.
 func (c *Cluster) Status(ctx context.Context, i int) (*clusterv1.StatusResponse, error) {
 	admin, err := c.Admin(i)
 	if err != nil {
@@ -156,16 +157,16 @@ func (c *Cluster) Status(ctx context.Context, i int) (*clusterv1.StatusResponse,
 	return admin.Status(ctx, &clusterv1.StatusRequest{})
 }
 
-// ErrNoLeader says that no replica that answers leads.
+// ErrNoLeader means that no replica that answers is the leader.
 var ErrNoLeader = errors.New("no replica leads")
 
-// Leader is the index of the scheduler that leads: of those that say so, the one
-// with the highest term, since a deposed one may not know it yet. Paused
-// replicas should be given in except, for they do not answer.
+// Leader returns the index of the leader. If several schedulers claim to lead, it
+// returns the one with the highest term: a deposed leader may not know it yet. List
+// paused replicas in except, as they do not answer.
 func (c *Cluster) Leader(ctx context.Context, except ...int) (int, error) {
 	best, term := -1, uint64(0)
 	for i, s := range c.Schedulers {
-		if !s.Running() || contains(except, i) {
+		if !s.Running() || slices.Contains(except, i) {
 			continue
 		}
 		st, err := c.Status(ctx, i)
@@ -182,16 +183,7 @@ func (c *Cluster) Leader(ctx context.Context, except ...int) (int, error) {
 	return best, nil
 }
 
-func contains(list []int, v int) bool {
-	for _, x := range list {
-		if x == v {
-			return true
-		}
-	}
-	return false
-}
-
-// WaitLeader waits until a replica that is not in except leads.
+// WaitLeader waits until a replica that is not in except leads, and returns its index.
 func (c *Cluster) WaitLeader(ctx context.Context, limit time.Duration, except ...int) (int, error) {
 	leader := -1
 	err := testbed.Poll(ctx, limit, "waiting for a leader", func(ctx context.Context) (err error) {
@@ -201,8 +193,8 @@ func (c *Cluster) WaitLeader(ctx context.Context, limit time.Duration, except ..
 	return leader, err
 }
 
-// WaitReady waits until all running schedulers agree on a leader and know of each
-// other as voters, by name. A scheduler that ends meanwhile is a failure.
+// WaitReady waits until all schedulers agree on a leader and list each other as
+// voters. It fails if a scheduler exits.
 func (c *Cluster) WaitReady(ctx context.Context, limit time.Duration) error {
 	return testbed.Poll(ctx, limit, "waiting for the schedulers", func(ctx context.Context) error {
 		leader := ""
@@ -253,7 +245,7 @@ func (c *Cluster) WaitNode(ctx context.Context, node, status string, limit time.
 	})
 }
 
-// WaitWorkload waits until a workload is as wanted and returns its last view.
+// WaitWorkload waits until want returns true for a workload, and returns its last view.
 func (c *Cluster) WaitWorkload(ctx context.Context, id string, limit time.Duration, want func(*controlv1.WorkloadView) bool) (*controlv1.WorkloadView, error) {
 	control, err := c.Any(ctx)
 	if err != nil {
@@ -275,8 +267,8 @@ func (c *Cluster) WaitWorkload(ctx context.Context, id string, limit time.Durati
 	return view, err
 }
 
-// CtlEnv is the environment in which persysctl reaches the given addresses, or
-// all schedulers.
+// CtlEnv returns the environment in which persysctl calls the given addresses, or
+// all schedulers if there are none.
 func (c *Cluster) CtlEnv(addrs ...string) []string {
 	if len(addrs) == 0 {
 		addrs = c.Addrs()
@@ -291,20 +283,20 @@ func (c *Cluster) CtlEnv(addrs ...string) []string {
 	return environment(env)
 }
 
-// CtlResult is what persysctl did.
+// CtlResult is the outcome of a run of persysctl.
 type CtlResult struct {
 	Code           int
 	Stdout, Stderr string
 }
 
-// Ctl runs persysctl against all schedulers. A non-zero exit code is no error.
+// Ctl runs persysctl against all schedulers. A non-zero exit code is not an error.
 func (c *Cluster) Ctl(ctx context.Context, args ...string) (CtlResult, error) {
 	var out, errs bytes.Buffer
 	code, err := c.RunCtl(ctx, c.CtlEnv(), &out, &errs, args...)
 	return CtlResult{Code: code, Stdout: out.String(), Stderr: errs.String()}, err
 }
 
-// RunCtl runs persysctl with an environment and two writers.
+// RunCtl runs persysctl in an environment and returns its exit code.
 func (c *Cluster) RunCtl(ctx context.Context, env []string, stdout, stderr io.Writer, args ...string) (int, error) {
 	cmd := exec.CommandContext(ctx, c.opt.Binaries.Ctl, args...)
 	cmd.Env, cmd.Stdout, cmd.Stderr = env, stdout, stderr

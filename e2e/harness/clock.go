@@ -13,22 +13,22 @@ import (
 	"time"
 )
 
-// A program is given a wrong clock without a seam in it: it is stopped when the
-// kernel has loaded it, and clock_gettime in its copy of the vDSO, which is where Go
-// reads the time, is replaced by the system call plus the offset for CLOCK_REALTIME.
-// Timers and durations go by other clocks and stay right, as after a wrong date.
-// (faketime does the same by LD_PRELOAD, which a static Go program never loads.)
+// A program gets a wrong clock without any change to its code. It is stopped after the
+// kernel has loaded it. Then clock_gettime in its copy of the vDSO, from which Go reads
+// the time, is replaced by code that makes the system call and adds the offset to
+// CLOCK_REALTIME. Timers and durations use other clocks and stay correct.
+// (faketime does the same by LD_PRELOAD, which static Go programs ignore.)
 
-// CanShiftClock says why Process.Clock does not work here; nil when it does.
+// CanShiftClock returns the reason why Process.Clock does not work here, or nil.
 func CanShiftClock() error {
 	if runtime.GOARCH != "amd64" || runtime.GOOS != "linux" {
-		return fmt.Errorf("a program's clock can be moved on linux/amd64 only, this is %s/%s", runtime.GOOS, runtime.GOARCH)
+		return fmt.Errorf("the clock of a program can be shifted on linux/amd64 only, this is %s/%s", runtime.GOOS, runtime.GOARCH)
 	}
 	return nil
 }
 
-// shiftClock moves the clock of a program that is stopped at its start (by
-// SysProcAttr.Ptrace), and lets it go. Call it on the thread that started it.
+// shiftClock shifts the clock of a program that SysProcAttr.Ptrace has stopped at its
+// start, and resumes the program. Call it on the thread that started the program.
 func shiftClock(pid int, by time.Duration) error {
 	var ws syscall.WaitStatus
 	if _, err := syscall.Wait4(pid, &ws, 0, nil); err != nil || !ws.Stopped() {
@@ -86,7 +86,7 @@ func patchClock(pid int, by time.Duration) error {
 	return errors.New("this kernel's vDSO has no clock_gettime")
 }
 
-// vdsoBase is where the kernel has put the vDSO of a program.
+// vdsoBase returns the address of the vDSO in a program.
 func vdsoBase(pid int) (uint64, error) {
 	const atSysinfoEhdr = 33
 	raw, err := os.ReadFile(fmt.Sprintf("/proc/%d/auxv", pid))

@@ -24,24 +24,24 @@ import (
 
 // Options of a Cluster.
 type Options struct {
-	// Schedulers is how many replicas form the cluster; default 3.
+	// Schedulers is the number of replicas; default 3.
 	Schedulers int
-	// Binaries are what Build made.
+	// Binaries are the programs to run.
 	Binaries Binaries
-	// Dir takes data, logs and certificates. Empty: a temporary folder, which
-	// Close removes.
+	// Dir is the folder of data, logs and certificates. If it is empty, the cluster
+	// uses a temporary folder, which Close removes.
 	Dir string
-	// TLS makes development certificates and a cluster key; otherwise every
+	// TLS creates development certificates and a cluster key. Without TLS every
 	// program runs with -insecure.
 	TLS bool
-	// OwnCA prepares nothing at all: the first scheduler makes CA and keys
-	// (--init), all others join with the tokens that it leaves (--join). It
+	// OwnCA prepares no certificates: the first scheduler creates the CA and the keys
+	// (--init), and the others join with the tokens that it writes (--join). It
 	// implies TLS.
 	OwnCA bool
 	// SchedulerEnv and AgentEnv are added to the environment of every scheduler
-	// and agent, and win over what the harness sets.
+	// and agent. They override the variables that the harness sets.
 	SchedulerEnv, AgentEnv map[string]string
-	// Clocks are how far ahead the clocks of the first schedulers are.
+	// Clocks are the clock offsets of the first schedulers; a positive one is ahead.
 	Clocks []time.Duration
 }
 
@@ -53,7 +53,7 @@ type Cluster struct {
 	Dir        string
 
 	opt   Options
-	own   bool // Dir is ours to remove
+	own   bool // Close removes Dir
 	ports ports
 	certs pki.DevSet
 	key   string // path of the cluster key, with TLS
@@ -64,7 +64,7 @@ type Cluster struct {
 	files map[string]*pki.Files
 }
 
-// Scheduler is one replica's process.
+// Scheduler is the process of one replica.
 type Scheduler struct {
 	*Process
 	Index                    int
@@ -73,30 +73,30 @@ type Scheduler struct {
 	DataDir                  string
 }
 
-// Wipe empties the data directory, as after a lost disk. The program must not run.
+// Wipe removes the data directory, as after the loss of a disk. The scheduler must not run.
 func (s *Scheduler) Wipe() error {
 	if s.Running() {
-		return fmt.Errorf("%s still runs: its disk is not taken from under it", s.Name)
+		return fmt.Errorf("%s still runs: stop it before Wipe", s.Name)
 	}
 	return os.RemoveAll(s.DataDir)
 }
 
-// Agent is one agent's process.
+// Agent is the process of one agent.
 type Agent struct {
 	*Process
 	NodeID    string
 	Addr      string // host:port of its API
 	HTTP      string // host:port of /metrics and /health
 	StatePath string
-	SimDir    string // folder of its simulated engine; empty with Docker
+	SimDir    string // folder of the simulated engine; empty with Docker
 }
 
-// startAttempts is how often Start draws ports before it gives up.
+// startAttempts is the number of times that Start tries with other ports.
 const startAttempts = 5
 
 // Start starts the schedulers and waits until they have a leader and all are
-// voters. On failure everything is down again, and the error has the ends of the
-// logs.
+// voters. If that fails, it stops everything, and the error contains the last lines
+// of the logs.
 func Start(ctx context.Context, opt Options) (*Cluster, error) {
 	if opt.Schedulers == 0 {
 		opt.Schedulers = 3
@@ -120,7 +120,7 @@ func Start(ctx context.Context, opt Options) (*Cluster, error) {
 	return nil, err
 }
 
-// Prepare makes folders, certificates and command lines, and starts nothing.
+// Prepare creates folders, certificates and command lines, and starts nothing.
 func Prepare(opt Options) (*Cluster, error) {
 	c := &Cluster{opt: opt, Dir: opt.Dir, conns: map[string]*grpc.ClientConn{}, files: map[string]*pki.Files{}}
 	if c.Dir == "" {
@@ -150,7 +150,7 @@ func (c *Cluster) prepare() error {
 			return err
 		}
 	}
-	// All of them are known now: everyone joins everyone.
+	// Again, because the first ones did not know the addresses of the last ones.
 	for _, s := range c.Schedulers {
 		c.JoinAll(s)
 	}
@@ -177,11 +177,11 @@ func (c *Cluster) makeCerts() error {
 func schedulerName(i int) string { return "scheduler-" + strconv.Itoa(i+1) }
 func nodeName(i int) string      { return "node-" + string(rune('a'+i)) }
 
-// inherited are the variables that programs get from us.
+// inherited are the variables that programs inherit from this process.
 var inherited = []string{"PATH", "HOME", "TMPDIR", "DOCKER_HOST", "GORACE", "GOCOVERDIR", "LANG", "TZ"}
 
-// environment is a clean one: nothing that is set on this machine reaches the
-// programs by accident.
+// environment returns the inherited variables and those of sets, where a later set
+// overrides an earlier one. No other variable of this process reaches a program.
 func environment(sets ...map[string]string) []string {
 	all := map[string]string{}
 	for _, k := range inherited {
@@ -199,7 +199,7 @@ func environment(sets ...map[string]string) []string {
 	return out
 }
 
-// NewScheduler prepares one more scheduler, which joins those before it.
+// NewScheduler prepares another scheduler, which joins the existing ones.
 func (c *Cluster) NewScheduler() (*Scheduler, error) {
 	i := len(c.Schedulers)
 	s := &Scheduler{Index: i, DataDir: filepath.Join(c.Dir, schedulerName(i))}
@@ -226,11 +226,11 @@ func (c *Cluster) draw(s *Scheduler) error {
 	return nil
 }
 
-// Readdress gives a scheduler other addresses for its next start, as after a move
-// to another machine with its disk. The program must not run.
+// Readdress gives a scheduler other addresses for its next start, as if its disk
+// had moved to another machine. The scheduler must not run.
 func (c *Cluster) Readdress(s *Scheduler) error {
 	if s.Running() {
-		return fmt.Errorf("%s still runs: its addresses are not taken from under it", s.Name)
+		return fmt.Errorf("%s still runs: stop it before Readdress", s.Name)
 	}
 	if err := c.draw(s); err != nil {
 		return err
@@ -239,13 +239,13 @@ func (c *Cluster) Readdress(s *Scheduler) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	var err error
-	if c.whole != nil { // it knows the former addresses
+	if c.whole != nil { // it uses the former addresses
 		err, c.whole = c.whole.Close(), nil
 	}
 	return err
 }
 
-// JoinAll makes a scheduler's environment name every scheduler there is now.
+// JoinAll sets the environment of a scheduler so that it joins all present schedulers.
 func (c *Cluster) JoinAll(s *Scheduler) {
 	join := make([]string, len(c.Schedulers))
 	for i, o := range c.Schedulers {
@@ -291,17 +291,18 @@ func portOf(addr string) string {
 	return port
 }
 
-// Leaf are the certificate files of "<role>/<id>" with TLS.
+// Leaf returns the certificate files of the identity "<role>/<id>", with TLS.
 func (c *Cluster) Leaf(name string) pki.Paths { return c.certs.Leaf[name] }
 
-// SetLeaf gives "<role>/<id>" other certificate files, with TLS; before its first use.
+// SetLeaf replaces the certificate files of "<role>/<id>", with TLS. Call it before their first use.
 func (c *Cluster) SetLeaf(name string, p pki.Paths) { c.certs.Leaf[name] = p }
 
-// AdminDir is the folder in which the first scheduler leaves the admin's identity and
-// the first join tokens, with OwnCA.
+// AdminDir is the folder in which the first scheduler writes the identity of the admin
+// and the first join tokens, with OwnCA.
 func (c *Cluster) AdminDir() string { return filepath.Join(c.Schedulers[0].DataDir, "admin") }
 
-// Token is the first join token for a role, with OwnCA; empty while there is none.
+// Token returns the first join token of a role, with OwnCA. It is empty until the
+// scheduler has written it.
 func (c *Cluster) Token(role string) string {
 	raw, err := os.ReadFile(filepath.Join(c.AdminDir(), role+".token"))
 	if err != nil {
@@ -310,18 +311,18 @@ func (c *Cluster) Token(role string) string {
 	return strings.TrimSpace(string(raw))
 }
 
-// begin starts the first scheduler of a cluster with a CA of its own, and waits
-// for what it leaves for the others.
-func (c *Cluster) begin(ctx context.Context) error {
+// initialize starts the first scheduler of a cluster with OwnCA, and waits for the
+// join tokens.
+func (c *Cluster) initialize(ctx context.Context) error {
 	if err := c.Schedulers[0].Start(); err != nil {
 		return err
 	}
 	err := testbed.Poll(ctx, 60*time.Second, "join tokens", func(context.Context) error {
 		if !c.Schedulers[0].Running() {
-			return testbed.Final(errors.New("the first scheduler has ended"))
+			return testbed.Final(errors.New("the first scheduler has exited"))
 		}
 		if c.Token("agent") == "" || c.Token("scheduler") == "" {
-			return errors.New("there are none yet")
+			return errors.New("they are not written yet")
 		}
 		return nil
 	})
@@ -332,11 +333,11 @@ func (c *Cluster) begin(ctx context.Context) error {
 	return err
 }
 
-// boot starts the schedulers and waits for the cluster.
+// boot starts the schedulers and waits until they are ready.
 func (c *Cluster) boot(ctx context.Context) error {
 	others := c.Schedulers
 	if c.opt.OwnCA {
-		if err := c.begin(ctx); err != nil {
+		if err := c.initialize(ctx); err != nil {
 			return err
 		}
 		others = others[1:]
@@ -349,7 +350,7 @@ func (c *Cluster) boot(ctx context.Context) error {
 	return c.WaitReady(ctx, 30*time.Second)
 }
 
-// portTaken reports whether a scheduler ended because another program had its port.
+// portTaken reports whether a scheduler exited because another program uses its port.
 func (c *Cluster) portTaken() bool {
 	for _, s := range c.Schedulers {
 		if !s.Running() && strings.Contains(s.Tail(10), "address already in use") {
@@ -361,15 +362,15 @@ func (c *Cluster) portTaken() bool {
 
 // AgentOptions of one agent.
 type AgentOptions struct {
-	// Simulate uses a simulated engine in a folder of the agent's own instead of Docker.
+	// Simulate replaces Docker by a simulated engine in a folder of the agent.
 	Simulate bool
 	// NodeID; default node-a, node-b, …
 	NodeID string
 	Env    map[string]string
 }
 
-// StartAgent starts an agent that knows all schedulers, and waits until its node
-// is Ready.
+// StartAgent starts an agent with the addresses of all schedulers, and waits until
+// its node is Ready.
 func (c *Cluster) StartAgent(ctx context.Context, opt AgentOptions) (*Agent, error) {
 	a, err := c.NewAgent(opt)
 	if err != nil {
@@ -381,7 +382,7 @@ func (c *Cluster) StartAgent(ctx context.Context, opt AgentOptions) (*Agent, err
 	return a, c.WaitNode(ctx, a.NodeID, "Ready", 20*time.Second)
 }
 
-// NewAgent prepares an agent and starts nothing.
+// NewAgent prepares an agent and does not start it.
 func (c *Cluster) NewAgent(opt AgentOptions) (*Agent, error) {
 	id := opt.NodeID
 	if id == "" {
@@ -404,7 +405,7 @@ func (c *Cluster) NewAgent(opt AgentOptions) (*Agent, error) {
 		"PERSYS_GRPC_ADDR":      "127.0.0.1",
 		"PERSYS_GRPC_PORT":      strconv.Itoa(grpcPort),
 		"PERSYS_METRICS_PORT":   strconv.Itoa(httpPort),
-		// A libvirt that this machine may have is none of ours; tests that want one bring it.
+		// Tests never use a libvirt of this machine; a test that needs libvirt starts one.
 		"PERSYS_VM_ENABLED": "false",
 	}
 	if opt.Simulate {
@@ -426,7 +427,7 @@ func (c *Cluster) NewAgent(opt AgentOptions) (*Agent, error) {
 	return a, nil
 }
 
-// Addrs are the gRPC addresses of all schedulers.
+// Addrs returns the gRPC addresses of all schedulers.
 func (c *Cluster) Addrs() []string {
 	out := make([]string, len(c.Schedulers))
 	for i, s := range c.Schedulers {
@@ -435,7 +436,7 @@ func (c *Cluster) Addrs() []string {
 	return out
 }
 
-// Processes are all of them, schedulers first.
+// Processes returns the processes of the schedulers, then those of the agents.
 func (c *Cluster) Processes() []*Process {
 	var out []*Process
 	for _, s := range c.Schedulers {
@@ -447,7 +448,7 @@ func (c *Cluster) Processes() []*Process {
 	return out
 }
 
-// Tails are the ends of all logs.
+// Tails returns the last lines of every log.
 func (c *Cluster) Tails(lines int) string {
 	var b strings.Builder
 	for _, p := range c.Processes() {
@@ -456,7 +457,7 @@ func (c *Cluster) Tails(lines int) string {
 	return b.String()
 }
 
-// Alarms are data races and panics in any log.
+// Alarms returns the data races and panics in all logs.
 func (c *Cluster) Alarms() []string {
 	var out []string
 	for _, p := range c.Processes() {
@@ -494,8 +495,8 @@ func copyFile(to, from string) (err error) {
 	return err
 }
 
-// Close ends all connections, kills all processes and removes the folder if the
-// harness made it. It may be called twice.
+// Close ends all connections, kills all processes and removes a temporary folder. It
+// may be called twice.
 func (c *Cluster) Close() error {
 	c.mu.Lock()
 	var errs []error

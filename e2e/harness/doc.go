@@ -1,18 +1,17 @@
 // Package harness runs the real programs on this machine: it builds them,
-// starts schedulers and agents on loopback, hurts them, and takes everything
-// down again. The demo, the failure tests and the benchmarks use it.
+// starts schedulers and agents on loopback, injects faults, and stops and removes
+// everything again. The demo, the end-to-end tests and the benchmarks use it.
 //
 //	Build          → Binaries
 //	Start(Options) → Cluster of Schedulers and Agents, each a Process
 //	Process        Kill (SIGKILL), Pause and Continue (SIGSTOP, SIGCONT), Terminate, Restart
 //	Scheduler.Wipe empties the data directory of a stopped scheduler
 //	Cluster        Leader, WaitReady, Pinned (one replica), Conn (all of them), Ctl (persysctl)
-//	OpenWire       cuts the network between two programs, in a namespace of the test's own
+//	OpenWire       cuts the network between two programs, in a network namespace of the test
 //	OpenEngine     the Docker engine: an image FROM scratch, containers by cluster id
-//	Poll           waits for a condition, with a deadline and the last reason in the error
 //
-// Everything is on 127.0.0.1, on ports below the range that the kernel hands
-// out, in a temporary folder. Each process is in a group of its own and is
-// killed by the kernel if the program that started it dies. Output goes to one
-// file per process, across restarts.
+// Everything listens on 127.0.0.1, on ports below the kernel's ephemeral range, and
+// writes below a temporary folder. Each process has a process group of its own, and
+// the kernel kills it if the program that started it dies. The output of a process
+// goes to one file, across restarts.
 package harness

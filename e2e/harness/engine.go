@@ -23,11 +23,10 @@ import (
 	"github.com/persys/compute/testbed"
 )
 
-// Engine is the Docker engine of this machine, found as docker and the agent find
-// it (DOCKER_HOST).
+// Engine is a client of the Docker engine of this machine, at DOCKER_HOST.
 type Engine struct{ cli *client.Client }
 
-// OpenEngine connects; the error says in one sentence what to do.
+// OpenEngine connects to the Docker engine. The error names the address.
 func OpenEngine(ctx context.Context) (*Engine, error) {
 	host := os.Getenv("DOCKER_HOST")
 	if host == "" {
@@ -48,25 +47,24 @@ func OpenEngine(ctx context.Context) (*Engine, error) {
 // Close ends the connection.
 func (e *Engine) Close() error { return e.cli.Close() }
 
-// aloneLimit is how long a test waits for the tests of others, one after another,
-// on the same engine.
+// aloneLimit is how long a test waits until all others have released the engine.
 const aloneLimit = 20 * time.Minute
 
-// Alone waits until no other run on this machine uses the engine, and has it alone
-// until release, or until this program ends.
+// Alone waits until no other test process on this machine uses the engine, and
+// reserves it until release or until this process ends.
 func (e *Engine) Alone(ctx context.Context) (release func(), err error) {
 	return testbed.Lock(ctx, aloneLimit, filepath.Join(os.TempDir(), fmt.Sprintf("persys-engine-%d.lock", os.Getuid())))
 }
 
-// runLabel is on the images of one run; leftAfter is when one is no run's any more:
-// no run lasts so long, and the process that has been killed cannot be asked.
+// runLabel is a label of the images that one test run builds. No run lasts longer than
+// leftAfter, so an older image is left from a run that was killed.
 const (
 	runLabel  = "persys.run"
 	leftAfter = 24 * time.Hour
 )
 
-// BuildForRun builds an image as BuildGo does, with a name of this run alone, which
-// begins with ref. What runs that were killed have left is removed.
+// BuildForRun builds an image as BuildGo does. Its name begins with ref and is unique
+// to this run. Images that killed runs have left are removed.
 func (e *Engine) BuildForRun(ctx context.Context, ref, pkg string) (string, error) {
 	if err := e.removeLeft(ctx, runLabel, time.Now().Add(-leftAfter)); err != nil {
 		return "", err
@@ -76,8 +74,7 @@ func (e *Engine) BuildForRun(ctx context.Context, ref, pkg string) (string, erro
 	return ref, e.BuildGo(ctx, ref, pkg, map[string]string{runLabel: run})
 }
 
-// removeLeft removes the images with a label that were made before some time: those of runs that
-// never came to their end.
+// removeLeft removes the images with a label that were created before a time.
 func (e *Engine) removeLeft(ctx context.Context, label string, before time.Time) error {
 	res, err := e.cli.ImageList(ctx, client.ImageListOptions{Filters: make(client.Filters).Add("label", label)})
 	if err != nil {
@@ -88,7 +85,7 @@ func (e *Engine) removeLeft(ctx context.Context, label string, before time.Time)
 			continue
 		}
 		for _, ref := range image.RepoTags {
-			// Another run may remove it at the same time.
+			// Another test run may remove it at the same time.
 			if err := e.RemoveImage(ctx, ref); err != nil && !cerrdefs.IsNotFound(err) {
 				return err
 			}
@@ -97,10 +94,10 @@ func (e *Engine) removeLeft(ctx context.Context, label string, before time.Time)
 	return nil
 }
 
-// BuildGo builds a Go program of this module statically and puts it into an image
-// FROM scratch; nothing is pulled.
+// BuildGo builds a static Go program of this module into an image FROM scratch. It
+// pulls nothing.
 func (e *Engine) BuildGo(ctx context.Context, ref, pkg string, labels map[string]string) error {
-	root, err := Root(ctx)
+	root, err := testbed.Root(ctx)
 	if err != nil {
 		return err
 	}
@@ -148,7 +145,7 @@ func (e *Engine) BuildGo(ctx context.Context, ref, pkg string, labels map[string
 	return buildOutcome(ref, res.Body)
 }
 
-// buildOutcome reads the engine's progress messages; a failure is one of them.
+// buildOutcome reads the progress messages of a build and returns the error among them.
 func buildOutcome(ref string, body io.Reader) error {
 	dec := json.NewDecoder(body)
 	for {
@@ -166,7 +163,7 @@ func buildOutcome(ref string, body io.Reader) error {
 	}
 }
 
-// HasImage reports whether an image is there.
+// HasImage reports whether the engine has an image.
 func (e *Engine) HasImage(ctx context.Context, ref string) bool {
 	_, err := e.cli.ImageInspect(ctx, ref)
 	return err == nil
@@ -178,7 +175,7 @@ func (e *Engine) RemoveImage(ctx context.Context, ref string) error {
 	return err
 }
 
-// Containers are all containers of a cluster, also stopped ones.
+// Containers returns all containers of a cluster, stopped ones too.
 func (e *Engine) Containers(ctx context.Context, clusterID string) ([]container.Summary, error) {
 	if clusterID == "" {
 		return nil, errors.New("cluster id is empty")
@@ -189,7 +186,7 @@ func (e *Engine) Containers(ctx context.Context, clusterID string) ([]container.
 	return res.Items, err
 }
 
-// Workload are the containers of one workload of a cluster.
+// Workload returns the containers of one workload of a cluster.
 func (e *Engine) Workload(ctx context.Context, clusterID, id string) ([]container.Summary, error) {
 	all, err := e.Containers(ctx, clusterID)
 	if err != nil {
@@ -204,8 +201,8 @@ func (e *Engine) Workload(ctx context.Context, clusterID, id string) ([]containe
 	return out, nil
 }
 
-// Started is when a container was last started, as the engine writes it: it
-// changes with every restart.
+// Started returns the time of the last start of a container, in the format of the
+// engine.
 func (e *Engine) Started(ctx context.Context, id string) (string, error) {
 	res, err := e.cli.ContainerInspect(ctx, id, client.ContainerInspectOptions{})
 	if err != nil {
@@ -214,7 +211,7 @@ func (e *Engine) Started(ctx context.Context, id string) (string, error) {
 	return res.Container.State.StartedAt, nil
 }
 
-// Restarts is how often the engine has started a container again by itself.
+// Restarts returns the number of times that the engine has restarted a container.
 func (e *Engine) Restarts(ctx context.Context, id string) (int, error) {
 	res, err := e.cli.ContainerInspect(ctx, id, client.ContainerInspectOptions{})
 	return res.Container.RestartCount, err
@@ -234,7 +231,7 @@ func (e *Engine) RemoveAll(ctx context.Context, clusterID string) error {
 	return errors.Join(errs...)
 }
 
-// Run starts a container that nobody ordered, as a person does by hand.
+// Run starts a container that no agent manages.
 func (e *Engine) Run(ctx context.Context, name, image string, labels map[string]string) (id string, err error) {
 	res, err := e.cli.ContainerCreate(ctx, client.ContainerCreateOptions{Name: name, Config: &container.Config{Image: image, Labels: labels}})
 	if err != nil {
@@ -244,13 +241,13 @@ func (e *Engine) Run(ctx context.Context, name, image string, labels map[string]
 	return res.ID, err
 }
 
-// Kill ends what runs in a container, and leaves the container.
+// Kill kills the process in a container and keeps the container.
 func (e *Engine) Kill(ctx context.Context, id string) error {
 	_, err := e.cli.ContainerKill(ctx, id, client.ContainerKillOptions{})
 	return err
 }
 
-// Remove removes one container, whatever it does.
+// Remove removes a container, even if it runs.
 func (e *Engine) Remove(ctx context.Context, id string) error {
 	_, err := e.cli.ContainerRemove(ctx, id, client.ContainerRemoveOptions{Force: true, RemoveVolumes: true})
 	return err
@@ -266,8 +263,8 @@ func (e *Engine) HasLabel(ctx context.Context, ref, label string) bool {
 	return ok
 }
 
-// Publisher is the name of the container that publishes a TCP port of this
-// machine; empty when none does.
+// Publisher returns the name of the container that publishes a TCP port of this
+// machine, or "".
 func (e *Engine) Publisher(ctx context.Context, port int) string {
 	res, err := e.cli.ContainerList(ctx, client.ContainerListOptions{})
 	if err != nil {
@@ -283,7 +280,7 @@ func (e *Engine) Publisher(ctx context.Context, port int) string {
 	return ""
 }
 
-// Environment is what a container's process was given.
+// Environment returns the environment of a container, as "NAME=value".
 func (e *Engine) Environment(ctx context.Context, id string) ([]string, error) {
 	res, err := e.cli.ContainerInspect(ctx, id, client.ContainerInspectOptions{})
 	if err != nil {

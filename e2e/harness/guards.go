@@ -16,14 +16,14 @@ import (
 	"github.com/persys/compute/testbed"
 )
 
-// Guards are the process ids of an agent's guards (persys-agent guard). They outlive the agent and
-// are nobody's children, so they are looked for among all processes.
+// Guards returns the process ids of an agent's guards (persys-agent guard). Guards outlive the agent
+// and are not its children, so all processes of the machine are searched.
 func (a *Agent) Guards() []int {
 	found, _ := filepath.Glob("/proc/[0-9]*/environ")
 	want := []byte("PERSYS_STATE_PATH=" + a.StatePath)
 	var out []int
 	for _, path := range found {
-		// A process that ends meanwhile is none.
+		// A process that has exited meanwhile is not a guard.
 		env, err := os.ReadFile(path)
 		if err != nil || !slices.ContainsFunc(bytes.Split(env, []byte{0}), func(v []byte) bool { return bytes.Equal(v, want) }) {
 			continue
@@ -39,7 +39,7 @@ func (a *Agent) Guards() []int {
 	return out
 }
 
-// FirstGuard is the process id of the guard that the agent speaks to: it holds the lock.
+// FirstGuard returns the process id of the guard that holds the lock; the agent talks to that one.
 func (a *Agent) FirstGuard() (int, error) {
 	info, err := os.Stat(filepath.Join(a.StatePath+".guard", "first.lock"))
 	if err != nil {
@@ -60,7 +60,7 @@ func (a *Agent) FirstGuard() (int, error) {
 			return pid, nil
 		}
 	}
-	return 0, fmt.Errorf("none of the guards %v is the first", guards)
+	return 0, fmt.Errorf("none of the guards %v holds the lock", guards)
 }
 
 // SignalGuards sends a signal to all guards of the agent.
@@ -74,8 +74,8 @@ func (a *Agent) SignalGuards(sig syscall.Signal) error {
 	return errors.Join(errs...)
 }
 
-// killGuards ends all guards of an agent that is dead. A guard may be starting another just then, so
-// it looks until there is none.
+// killGuards kills all guards of a dead agent. A guard may just be starting another one, so it repeats
+// until none is left.
 func (a *Agent) killGuards() error {
 	return testbed.Poll(context.Background(), 10*time.Second, "the guards of "+a.NodeID+" to end", func(context.Context) error {
 		left := a.Guards()

@@ -10,10 +10,10 @@ import (
 	"time"
 )
 
-// maxMetrics is how much of /metrics is read, in bytes.
+// maxMetrics is the number of bytes of /metrics that are read at most.
 const maxMetrics = 8 << 20
 
-// Metrics is what a program shows at /metrics.
+// Metrics returns the text of /metrics at addr (host:port).
 func Metrics(ctx context.Context, addr string) (string, error) {
 	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
 	defer cancel()
@@ -33,9 +33,9 @@ func Metrics(ctx context.Context, addr string) (string, error) {
 	return string(text), err
 }
 
-// Metric is the sum of the samples of one metric at addr, those with labels that begin as series says: a
-// name ("up"), a name and its first labels (`up{job="x"`), or a whole series (`up{job="x"}`). That there is
-// none is an error.
+// Metric returns the sum of the samples at addr (host:port) whose name and labels begin with series: a
+// name ("up"), a name and its first labels (`up{job="x"`), or a whole series (`up{job="x"}`). It returns an
+// error if there is no such sample.
 func Metric(ctx context.Context, addr, series string) (float64, error) {
 	text, err := Metrics(ctx, addr)
 	if err != nil {

@@ -17,13 +17,13 @@ import (
 	"github.com/persys/compute/testbed"
 )
 
-// Part is a server of others beside the cluster.
+// Part is a third-party server beside the cluster.
 type Part struct {
 	*Process
-	Addr string // host:port where it is asked
+	Addr string // host:port of its service
 }
 
-// Etcd prepares an etcd of one member with its data under dir.
+// Etcd prepares an etcd with one member and its data below dir.
 func Etcd(ctx context.Context, dir string) (*Part, error) {
 	bin, err := testbed.Server(ctx, "etcd")
 	if err != nil {
@@ -47,13 +47,13 @@ func Etcd(ctx context.Context, dir string) (*Part, error) {
 	}}, nil
 }
 
-// Block is one server block of CoreDNS: zones, and the plugins' lines.
+// Block is one server block of a Corefile: its zones and the lines of its plugins.
 type Block struct {
 	Zones  []string
 	Config string
 }
 
-// CoreDNS prepares a CoreDNS with a configuration of these blocks under dir.
+// CoreDNS prepares a CoreDNS with a Corefile of these blocks below dir.
 func CoreDNS(ctx context.Context, dir string, blocks ...Block) (*Part, error) {
 	var text strings.Builder
 	for _, b := range blocks {
@@ -66,8 +66,8 @@ func CoreDNS(ctx context.Context, dir string, blocks ...Block) (*Part, error) {
 	return CoreDNSFrom(ctx, dir, file, nil)
 }
 
-// CoreDNSFrom prepares a CoreDNS with a Corefile whose zones name no port, and the
-// variables that it refers to. Its log is under dir.
+// CoreDNSFrom prepares a CoreDNS with a Corefile whose zones name no port. env has the
+// variables that the Corefile refers to. The log is below dir.
 func CoreDNSFrom(ctx context.Context, dir, file string, env map[string]string) (*Part, error) {
 	bin, err := testbed.Server(ctx, "coredns")
 	if err != nil {
@@ -84,7 +84,7 @@ func CoreDNSFrom(ctx context.Context, dir, file string, env map[string]string) (
 	}}, nil
 }
 
-// WaitEtcd waits until an etcd serves.
+// WaitEtcd waits until an etcd is healthy.
 func WaitEtcd(ctx context.Context, p *Part, limit time.Duration) error {
 	return testbed.Poll(ctx, limit, p.Name+" serving", func(ctx context.Context) error {
 		if !p.Running() {
@@ -103,13 +103,13 @@ func WaitEtcd(ctx context.Context, p *Part, limit time.Duration) error {
 		}
 		body, err := io.ReadAll(io.LimitReader(resp.Body, 4096))
 		if err = errors.Join(err, resp.Body.Close()); err == nil && !bytes.Contains(body, []byte(`"health":"true"`)) {
-			err = fmt.Errorf("it says %s", body)
+			err = fmt.Errorf("its health is %s", body)
 		}
 		return err
 	})
 }
 
-// WaitListening waits until a server takes TCP connections.
+// WaitListening waits until a server accepts TCP connections.
 func WaitListening(ctx context.Context, p *Part, limit time.Duration) error {
 	return testbed.Poll(ctx, limit, p.Name+" listening", func(ctx context.Context) error {
 		if !p.Running() {

@@ -7,16 +7,15 @@ import (
 	"strconv"
 )
 
-// Ports are drawn from below the range from which the kernel gives ports to
-// outgoing connections (32768 and up by default), so that none of those can take
-// a port between the look and the bind.
+// Ports are chosen below the kernel's ephemeral range (from 32768 by default), so
+// that no outgoing connection takes a port between the check and the bind.
 const (
 	firstPort = 20000
 	lastPort  = 31999
 )
 
-// ports hands out ports of 127.0.0.1 that are free for TCP and UDP now. Another
-// program may still take one first: whoever binds tries again with others.
+// ports chooses ports of 127.0.0.1 that are free for TCP and UDP. Another program may
+// take one before the caller binds it; the caller then tries again with other ports.
 type ports struct{ used map[int]bool }
 
 func (p *ports) take() (int, error) {
@@ -51,10 +50,10 @@ func free(port int) bool {
 
 func loopback(port int) string { return net.JoinHostPort("127.0.0.1", strconv.Itoa(port)) }
 
-// FreePort is a port of 127.0.0.1 that is free now.
+// FreePort returns a port of 127.0.0.1 that is free for TCP and UDP.
 func FreePort() (int, error) { return new(ports).take() }
 
-// FreePorts are n different ones.
+// FreePorts returns n different free ports of 127.0.0.1.
 func FreePorts(n int) (out []int, err error) {
 	var p ports
 	for range n {

@@ -17,23 +17,23 @@ import (
 	"time"
 )
 
-// Process is one program that can be stopped and started again with the same
-// command line. Its methods are safe for concurrent use.
+// Process is a program that can be started again and again with the same command
+// line. Its methods are safe for concurrent use.
 type Process struct {
 	Name string
 	Path string
 	Args []string
 	Env  []string // complete environment
-	Dir  string   // working directory; default: ours
-	Log  string   // path of the file with its output, across restarts
-	GID  uint32   // group it runs under; 0: ours
-	// Clock is how far ahead of ours the program's clock is, see CanShiftClock.
+	Dir  string   // working directory; default: that of this process
+	Log  string   // path of the file with the output of all runs
+	GID  uint32   // group id; 0: that of this process
+	// Clock is the offset of the program's clock; a positive one is ahead. See CanShiftClock.
 	Clock time.Duration
 
 	mu   sync.Mutex
 	cmd  *exec.Cmd
-	done chan struct{} // closed when the last started process has ended
-	err  error         // how it ended
+	done chan struct{} // closed when the last started process has exited
+	err  error         // error of the last run
 }
 
 // Start starts the program. It must not be running.
@@ -50,8 +50,8 @@ func (p *Process) Start() error {
 	cmd := exec.Command(p.Path, p.Args...)
 	cmd.Env, cmd.Dir = p.Env, p.Dir
 	cmd.Stdout, cmd.Stderr = out, out
-	// A group of its own, so that Ctrl-C on a terminal reaches only us; and no
-	// orphans, whatever happens to us.
+	// A process group of its own, so that Ctrl-C on a terminal does not reach it; and
+	// the kernel kills it when this process dies.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
 	cmd.SysProcAttr.Ptrace = p.Clock != 0
 	if p.GID != 0 {
@@ -60,7 +60,7 @@ func (p *Process) Start() error {
 	started := make(chan error)
 	done := make(chan struct{})
 	go func() {
-		// Pdeathsig is sent when the thread that forked ends: keep it.
+		// The kernel sends Pdeathsig when the thread that forked ends, so keep the thread.
 		runtime.LockOSThread()
 		defer runtime.UnlockOSThread()
 		defer out.Close()
@@ -104,7 +104,7 @@ func (p *Process) Running() bool {
 	return p.done != nil && !closed(p.done)
 }
 
-// PID of the last started program, 0 if there was none.
+// PID returns the process id of the last run, or 0 before the first.
 func (p *Process) PID() int {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -114,7 +114,7 @@ func (p *Process) PID() int {
 	return p.cmd.Process.Pid
 }
 
-// Done is closed when the program has ended; nil if it was never started.
+// Done returns a channel that is closed when the program exits; nil before the first run.
 func (p *Process) Done() <-chan struct{} {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -127,14 +127,14 @@ func (p *Process) signal(sig syscall.Signal) error {
 	if p.done == nil || closed(p.done) {
 		return fmt.Errorf("%s is not running", p.Name)
 	}
-	// The whole group; the process itself has not been waited for, so the id is its own.
+	// To the whole group. The process has not been waited for, so its id is not reused.
 	if err := syscall.Kill(-p.cmd.Process.Pid, sig); err != nil && !errors.Is(err, syscall.ESRCH) {
 		return fmt.Errorf("%s: %s: %w", p.Name, sig, err)
 	}
 	return nil
 }
 
-// Kill sends SIGKILL and waits for the end.
+// Kill sends SIGKILL and waits until the program has exited.
 func (p *Process) Kill() error {
 	if !p.Running() {
 		return nil
@@ -146,7 +146,7 @@ func (p *Process) Kill() error {
 	return nil
 }
 
-// Pause sends SIGSTOP: the program keeps its memory and its connections and does nothing.
+// Pause sends SIGSTOP: the program keeps its memory and its connections, and does nothing.
 func (p *Process) Pause() error { return p.signal(syscall.SIGSTOP) }
 
 // Continue sends SIGCONT.
@@ -155,8 +155,8 @@ func (p *Process) Continue() error { return p.signal(syscall.SIGCONT) }
 // Interrupt sends SIGINT, as Ctrl-C does.
 func (p *Process) Interrupt() error { return p.signal(syscall.SIGINT) }
 
-// Terminate sends SIGTERM and waits for the end, at most for limit; then it
-// kills and says so. The program's own failure is returned too.
+// Terminate sends SIGTERM and waits until the program has exited. After limit it
+// sends SIGKILL and returns an error, as it does if the program fails.
 func (p *Process) Terminate(limit time.Duration) error {
 	if !p.Running() {
 		return nil
@@ -168,13 +168,13 @@ func (p *Process) Terminate(limit time.Duration) error {
 	defer t.Stop()
 	select {
 	case <-p.Done():
-		return p.ended()
+		return p.exitError()
 	case <-t.C:
 		return errors.Join(fmt.Errorf("%s did not end within %s of SIGTERM", p.Name, limit), p.Kill())
 	}
 }
 
-func (p *Process) ended() error {
+func (p *Process) exitError() error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.err != nil {
@@ -183,8 +183,8 @@ func (p *Process) ended() error {
 	return nil
 }
 
-// Wait waits for the program to end by itself and returns its exit code; -1 when
-// a signal ended it.
+// Wait waits until the program exits and returns its exit code, or -1 if a signal
+// ended it.
 func (p *Process) Wait(ctx context.Context) (int, error) {
 	done := p.Done()
 	if done == nil {
@@ -200,8 +200,7 @@ func (p *Process) Wait(ctx context.Context) (int, error) {
 	return p.cmd.ProcessState.ExitCode(), nil
 }
 
-// Restart starts the program again with the same command line; it is killed
-// first if it still runs.
+// Restart kills the program if it runs, and starts it with the same command line.
 func (p *Process) Restart() error {
 	if err := p.Kill(); err != nil {
 		return err
@@ -209,10 +208,10 @@ func (p *Process) Restart() error {
 	return p.Start()
 }
 
-// maxTail bounds what Tail reads.
+// maxTail is the number of bytes that Tail reads at most.
 const maxTail = 64 << 10
 
-// Tail is the end of the output: at most n lines.
+// Tail returns the last lines of the output, at most n.
 func (p *Process) Tail(n int) string {
 	f, err := os.Open(p.Log)
 	if err != nil {
@@ -232,20 +231,19 @@ func (p *Process) Tail(n int) string {
 	return strings.Join(lines[max(0, len(lines)-n):], "\n")
 }
 
-// Output is everything it wrote so far.
+// Output returns the output of all runs so far.
 func (p *Process) Output() (string, error) {
 	text, err := os.ReadFile(p.Log)
 	return string(text), err
 }
 
-// alarms in a program's output, whatever the test was about. The last one is of the trace that is
-// logged of a panic which ended one call, step or request only.
+// alarms match output that fails every test. The last one matches the stack trace that a program logs
+// of a panic that it recovered from.
 var alarms = []*regexp.Regexp{
 	regexp.MustCompile("WARNING: DATA RACE"), regexp.MustCompile("(?m)^panic: "), regexp.MustCompile("fatal error: "), regexp.MustCompile(`\[running\]:`),
 }
 
-// Alarms are signs in the output that the program itself is broken: data races
-// and panics.
+// Alarms returns the data races and panics in the output, with the text around each.
 func (p *Process) Alarms() []string {
 	text, err := os.ReadFile(p.Log)
 	if err != nil {

@@ -12,13 +12,13 @@ import (
 	"github.com/persys/compute/agent/driver"
 )
 
-// Run is one run of a container as the engine's own events tell it.
+// Run is one run of a container, according to the events of the Docker engine.
 type Run struct {
 	Workload, Node, Container string
 	From, To                  time.Time // To is zero while it runs
 }
 
-// Runs records which containers of a cluster run when.
+// Runs records the runs of the containers of a cluster.
 type Runs struct {
 	stop func()
 	done chan struct{}
@@ -28,7 +28,7 @@ type Runs struct {
 	err  error
 }
 
-// Watch records the runs of a cluster's containers from now on, until Close.
+// Watch records the runs of a cluster's containers from now until Close.
 func (e *Engine) Watch(ctx context.Context, clusterID string) *Runs {
 	ctx, cancel := context.WithCancel(ctx)
 	r := &Runs{stop: cancel, done: make(chan struct{})}
@@ -39,7 +39,7 @@ func (e *Engine) Watch(ctx context.Context, clusterID string) *Runs {
 		for {
 			select {
 			case m := <-stream.Messages:
-				r.note(string(m.Action), m.Actor.ID, m.Actor.Attributes, time.Unix(0, m.TimeNano))
+				r.record(string(m.Action), m.Actor.ID, m.Actor.Attributes, time.Unix(0, m.TimeNano))
 			case err := <-stream.Err:
 				r.mu.Lock()
 				if ctx.Err() == nil {
@@ -59,7 +59,7 @@ func (r *Runs) Close() {
 	<-r.done
 }
 
-func (r *Runs) note(action, id string, labels map[string]string, at time.Time) {
+func (r *Runs) record(action, id string, labels map[string]string, at time.Time) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if action == "start" {
@@ -73,7 +73,7 @@ func (r *Runs) note(action, id string, labels map[string]string, at time.Time) {
 	}
 }
 
-// Of are the runs of one workload so far, in order.
+// Of returns the runs of one workload so far, in the order of their start.
 func (r *Runs) Of(workload string) ([]Run, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -83,7 +83,7 @@ func (r *Runs) Of(workload string) ([]Run, error) {
 	return out, r.err
 }
 
-// Overlaps are the pairs of runs of one workload that went on at the same time.
+// Overlaps returns the pairs of runs that overlap in time.
 func Overlaps(runs []Run) [][2]Run {
 	var out [][2]Run
 	for i, a := range runs {

@@ -19,17 +19,17 @@ import (
 //go:embed systemd.sh
 var systemdScript string
 
-// Systemd is a machine on this one with systemd as its process 1. It has this machine's network, clock
-// and Docker engine; of its files it has a copy on write, without any unit that starts by itself.
-// Processes and control groups are its own.
+// Systemd is a set of namespaces with systemd as process 1. It shares the network, the clock and the
+// Docker engine of this machine. Its files are a copy-on-write view of this machine's files, without
+// units that start by themselves. Its processes and control groups are its own.
 type Systemd struct {
 	init  *exec.Cmd
 	group string // its control group, as a folder
 	log   string
 }
 
-// BootSystemd starts a machine and returns when its systemd answers. Files go below dir. It needs root,
-// systemd and a mounted cgroup2; the error says what is missing.
+// BootSystemd starts a systemd and returns when it answers. Files go below dir. It needs root, systemd
+// and a mounted cgroup2; the error names the missing one.
 func BootSystemd(ctx context.Context, dir string) (s *Systemd, err error) {
 	if os.Geteuid() != 0 {
 		return nil, errors.New("only root can start a systemd as process 1 of its own namespaces")
@@ -60,8 +60,8 @@ func BootSystemd(ctx context.Context, dir string) (s *Systemd, err error) {
 		return s, err
 	}
 	defer out.Close()
-	// It is process 1 of its namespace from the start, and stays it through every exec; the root of its
-	// control groups is where it is when it leaves ours.
+	// The command is process 1 of its namespace and stays it through every exec. The control group in which
+	// it starts becomes the root of its cgroup namespace.
 	cmd := exec.Command("unshare", "--cgroup", "--mount", "--uts", "--ipc", "sh", "-ec", systemdScript, "sh", filepath.Join(dir, "systemd"))
 	cmd.Stdout, cmd.Stderr = out, out
 	cmd.SysProcAttr = &syscall.SysProcAttr{
@@ -72,18 +72,18 @@ func BootSystemd(ctx context.Context, dir string) (s *Systemd, err error) {
 		return s, err
 	}
 	s.init = cmd
-	err = testbed.Poll(ctx, 30*time.Second, "an answer of systemd", func(ctx context.Context) error {
+	err = testbed.Poll(ctx, 30*time.Second, "systemd to answer", func(ctx context.Context) error {
 		_, err := s.Ctl(ctx, "show", "--property=Version")
 		return err
 	})
 	if err != nil {
 		log, _ := os.ReadFile(s.log)
-		err = fmt.Errorf("%w; it says: %s", err, log[max(0, len(log)-2000):])
+		err = fmt.Errorf("%w; its log ends with: %s", err, log[max(0, len(log)-2000):])
 	}
 	return s, err
 }
 
-// cgroup2 is where the unified hierarchy is mounted.
+// cgroup2 returns the mount point of the unified control group hierarchy.
 func cgroup2() (string, error) {
 	f, err := os.Open("/proc/self/mountinfo")
 	if err != nil {
@@ -100,12 +100,12 @@ func cgroup2() (string, error) {
 	return "", errors.Join(lines.Err(), errors.New("no cgroup2 is mounted here"))
 }
 
-// Path is one of the machine's files as we reach it.
+// Path returns the path by which this process reaches a file of the systemd machine.
 func (s *Systemd) Path(path string) string {
 	return filepath.Join(fmt.Sprintf("/proc/%d/root", s.init.Process.Pid), path)
 }
 
-// Install copies a file of ours onto the machine.
+// Install copies a file of this machine into the systemd machine.
 func (s *Systemd) Install(path, from string, mode os.FileMode) error {
 	content, err := os.ReadFile(from)
 	if err != nil {
@@ -114,7 +114,7 @@ func (s *Systemd) Install(path, from string, mode os.FileMode) error {
 	return s.Write(path, content, mode)
 }
 
-// Write writes a file of the machine, and its folder.
+// Write writes a file in the systemd machine and creates its folder.
 func (s *Systemd) Write(path string, content []byte, mode os.FileMode) error {
 	if err := os.MkdirAll(s.Path(filepath.Dir(path)), 0o755); err != nil {
 		return err
@@ -122,7 +122,7 @@ func (s *Systemd) Write(path string, content []byte, mode os.FileMode) error {
 	return os.WriteFile(s.Path(path), content, mode)
 }
 
-// Ctl runs systemctl on the machine and returns what it prints, without the last line's end.
+// Ctl runs systemctl in the systemd machine and returns its output without the last newline.
 func (s *Systemd) Ctl(ctx context.Context, args ...string) (string, error) {
 	ctx, cancel := context.WithTimeout(ctx, 90*time.Second)
 	defer cancel()
@@ -134,17 +134,17 @@ func (s *Systemd) Ctl(ctx context.Context, args ...string) (string, error) {
 	return strings.TrimSuffix(string(out), "\n"), nil
 }
 
-// Log is what the machine's services have printed, and below it what its systemd said.
+// Log returns the output of the services, followed by the output of systemd.
 func (s *Systemd) Log() string {
 	services, _ := os.ReadFile(s.Path("/var/log/services.log"))
 	own, _ := os.ReadFile(s.log)
 	return string(services) + "\n" + string(own)
 }
 
-// Close ends everything that runs on the machine, and the machine.
+// Close kills all processes of the systemd machine and removes its control groups.
 func (s *Systemd) Close() error {
 	if s.init != nil {
-		_ = s.init.Process.Kill() // the kernel ends the others before it lets the first go
+		_ = s.init.Process.Kill() // the death of process 1 kills all others of its namespace
 		_ = s.init.Wait()
 	}
 	return testbed.Poll(context.Background(), 10*time.Second, "the end of "+s.group, func(context.Context) error {
@@ -152,7 +152,7 @@ func (s *Systemd) Close() error {
 	})
 }
 
-// removeGroup removes a control group and those below it.
+// removeGroup removes a control group and the groups below it.
 func removeGroup(group string) error {
 	below, err := os.ReadDir(group)
 	if errors.Is(err, os.ErrNotExist) {

@@ -1,4 +1,5 @@
-# Makes a machine's files below $1 and becomes its systemd. Every mount is in a namespace of its own.
+# Prepares the files of a machine below $1 and becomes its systemd. The caller has unshared the mount
+# namespace.
 mount --make-rprivate /
 mount -t tmpfs tmpfs "$1"
 cd "$1"
@@ -13,8 +14,8 @@ mount -t tmpfs tmpfs run
 touch run/docker.sock
 mount --bind /var/run/docker.sock run/docker.sock
 
-# Only what a test asks for is started: no targets that want units, no mounts, nothing that touches
-# the kernel's settings or devices.
+# Remove all units that would start by themselves: a test starts the units that it needs. No unit may
+# change mounts, kernel settings or devices.
 rm -rf lib/systemd/system/*.wants etc/systemd/system/* lib/systemd/system-generators etc/fstab
 printf '[Unit]\n' | tee etc/systemd/system/sysinit.target etc/systemd/system/basic.target etc/systemd/system/multi-user.target \
 	etc/systemd/system/network-online.target etc/systemd/system/idle.target >/dev/null

@@ -17,7 +17,7 @@ import (
 	"github.com/persys/compute/testbed"
 )
 
-// Terminal is a pseudo terminal, and the program on it, as a person has it.
+// Terminal is a pseudo terminal and the program that runs on it.
 type Terminal struct {
 	master, tty *os.File
 	cmd         *exec.Cmd
@@ -27,7 +27,7 @@ type Terminal struct {
 	out strings.Builder
 }
 
-// OpenTerminal runs persysctl on a terminal of so many rows and columns.
+// OpenTerminal runs persysctl on a new terminal of the given size.
 func (c *Cluster) OpenTerminal(ctx context.Context, env []string, rows, columns uint16, args ...string) (*Terminal, error) {
 	t, err := NewTerminal(rows, columns)
 	if err != nil {
@@ -38,10 +38,10 @@ func (c *Cluster) OpenTerminal(ctx context.Context, env []string, rows, columns 
 	if err := t.Run(cmd); err != nil {
 		return nil, errors.Join(err, t.tty.Close(), t.master.Close())
 	}
-	return t, t.tty.Close() // so that the program's end is the terminal's
+	return t, t.tty.Close() // so that the terminal closes when the program exits
 }
 
-// NewTerminal opens a terminal that nothing runs on yet.
+// NewTerminal opens a terminal without a program.
 func NewTerminal(rows, columns uint16) (*Terminal, error) {
 	master, tty, err := pty(rows, columns)
 	if err != nil {
@@ -51,7 +51,7 @@ func NewTerminal(rows, columns uint16) (*Terminal, error) {
 	go func() {
 		defer close(t.done)
 		buf := make([]byte, 4096)
-		for { // until nobody has the other end any more
+		for { // until the other end is closed everywhere
 			n, err := master.Read(buf)
 			t.mu.Lock()
 			t.out.Write(buf[:n])
@@ -72,12 +72,12 @@ func (t *Terminal) Run(cmd *exec.Cmd) error {
 	return cmd.Start()
 }
 
-// Resize gives a terminal of NewTerminal another size; the program on it is told.
+// Resize changes the size of a terminal of NewTerminal; its program gets SIGWINCH.
 func (t *Terminal) Resize(rows, columns uint16) error {
 	return unix.IoctlSetWinsize(int(t.tty.Fd()), unix.TIOCSWINSZ, &unix.Winsize{Row: rows, Col: columns})
 }
 
-// Settings are those of a terminal of NewTerminal (termios(3)).
+// Settings returns the termios(3) settings of a terminal of NewTerminal.
 func (t *Terminal) Settings() (unix.Termios, error) {
 	got, err := unix.IoctlGetTermios(int(t.tty.Fd()), unix.TCGETS)
 	if err != nil {
@@ -110,20 +110,20 @@ func pty(rows, columns uint16) (master, slave *os.File, err error) {
 	return master, slave, nil
 }
 
-// Type types.
+// Type sends text to the program as keyboard input.
 func (t *Terminal) Type(text string) error {
 	_, err := t.master.WriteString(text)
 	return err
 }
 
-// Screen is everything that was printed.
+// Screen returns all output so far.
 func (t *Terminal) Screen() string {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return t.out.String()
 }
 
-// Shows waits until something is printed.
+// Shows waits until the output contains text.
 func (t *Terminal) Shows(ctx context.Context, limit time.Duration, text string) error {
 	return testbed.Poll(ctx, limit, fmt.Sprintf("the terminal to show %q", text), func(context.Context) error {
 		if s := t.Screen(); !strings.Contains(s, text) {
@@ -133,13 +133,14 @@ func (t *Terminal) Shows(ctx context.Context, limit time.Duration, text string) 
 	})
 }
 
-// Close waits for the program's end, at most for limit, then kills it, and returns its exit code.
+// Close is End followed by Hide.
 func (t *Terminal) Close(limit time.Duration) (int, error) {
 	code, err := t.End(limit)
 	return code, errors.Join(err, t.Hide())
 }
 
-// End is Close, and leaves the terminal as the program left it.
+// End waits until the program exits and returns its exit code. After limit it kills the program and
+// returns an error. The terminal stays open.
 func (t *Terminal) End(limit time.Duration) (int, error) {
 	kill := time.AfterFunc(limit, func() { _ = t.cmd.Process.Kill() })
 	err := t.cmd.Wait()
@@ -147,7 +148,7 @@ func (t *Terminal) End(limit time.Duration) (int, error) {
 	var exit *exec.ExitError
 	switch {
 	case late:
-		err = fmt.Errorf("it had not ended after %s; it shows %q", limit, t.Screen())
+		err = fmt.Errorf("the program had not exited after %s; the terminal shows %q", limit, t.Screen())
 	case errors.As(err, &exit):
 		err = nil
 	}
@@ -159,6 +160,6 @@ func (t *Terminal) Hide() error {
 	if err := t.tty.Close(); err != nil && !errors.Is(err, os.ErrClosed) {
 		return err
 	}
-	<-t.done // what was printed last is read
+	<-t.done // the last output is read
 	return t.master.Close()
 }

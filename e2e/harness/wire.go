@@ -11,27 +11,27 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Wire is the loopback network of a network namespace, where it can be cut
-// between two programs and for one port alone: every program runs under a group
-// of its own, by which the kernel's packet filter knows who sends. What others
-// send, such as the test itself, passes.
+// Wire cuts the loopback network of a network namespace between two programs, for
+// single ports. Every program runs under a group id of its own, by which the packet
+// filter of the kernel recognizes the sender. Packets of other senders, such as the
+// test itself, always pass.
 //
-// The rules are those of the namespace and go with it, so nothing of the
-// machine's own filter is touched; the caller makes the namespace (CLONE_NEWNET)
-// before it opens a Wire.
+// The rules exist in the namespace only and end with it; the packet filter of the
+// machine is not changed. The caller creates the namespace (CLONE_NEWNET) before it
+// opens a Wire.
 type Wire struct{ groups uint32 }
 
-// firstGroup is above the groups that Debian gives to anybody.
+// firstGroup is above all group ids that Debian assigns.
 const firstGroup = 60500
 
-// How a cut feels to the one who sends.
+// How says what the sender notices of a cut.
 type How string
 
 const (
-	// Silence: nothing comes back, as from a machine that is cut off.
+	// Silence drops packets, as when the other machine is cut off.
 	Silence How = "DROP"
-	// Refusal: connections break and new ones are refused, as from a machine on
-	// which nobody listens.
+	// Refusal resets connections and refuses new ones, as when no program of the
+	// other machine listens.
 	Refusal How = "REJECT --reject-with tcp-reset"
 )
 
@@ -66,7 +66,7 @@ func RaiseLoopback() error {
 	return nil
 }
 
-// Own gives programs that do not run yet a group each.
+// Own gives each program a group id. The programs must not run yet.
 func (w *Wire) Own(programs ...*Process) {
 	for _, p := range programs {
 		if p.GID == 0 {
@@ -76,8 +76,8 @@ func (w *Wire) Own(programs ...*Process) {
 	}
 }
 
-// Cut keeps what a program sends from reaching addresses (host:port), over TCP
-// and, in silence, over UDP. Connections that others have opened to it stay.
+// Cut blocks the packets of a program to addresses (host:port) over TCP and UDP; over
+// UDP always in silence. Connections that others have opened to the program stay.
 func (w *Wire) Cut(ctx context.Context, how How, from *Process, to ...string) error {
 	if from.GID == 0 {
 		return fmt.Errorf("%s has no group of its own", from.Name)
@@ -103,8 +103,8 @@ func (w *Wire) add(ctx context.Context, how How, gid uint32, to ...string) error
 	return filter(ctx, rules+"COMMIT\n", "iptables-restore", "--noflush", "--wait", "5")
 }
 
-// Block keeps whatever anybody sends to an address (host:port) from arriving, over
-// TCP and UDP: as if the firewall of a running server had been closed.
+// Block drops all packets to an address (host:port), over TCP and UDP, as a firewall
+// in front of a running server does.
 func (w *Wire) Block(ctx context.Context, addr string) error {
 	host, port, err := net.SplitHostPort(addr)
 	if err != nil {
@@ -117,7 +117,7 @@ func (w *Wire) Block(ctx context.Context, addr string) error {
 	return filter(ctx, rules+"COMMIT\n", "iptables-restore", "--noflush", "--wait", "5")
 }
 
-// Heal lets everything through again.
+// Heal removes all cuts and blocks.
 func (w *Wire) Heal(ctx context.Context) error {
 	return filter(ctx, "", "iptables", "--wait", "5", "-F", "OUTPUT")
 }
@@ -126,7 +126,7 @@ func (w *Wire) Heal(ctx context.Context) error {
 func filter(ctx context.Context, input, name string, args ...string) error {
 	path, err := exec.LookPath(name)
 	if err != nil {
-		path = "/usr/sbin/" + name // not in everybody's PATH
+		path = "/usr/sbin/" + name // often not in PATH
 	}
 	cmd := exec.CommandContext(ctx, path, args...)
 	cmd.Stdin = strings.NewReader(input)
