@@ -39,7 +39,7 @@ func against(ctx context.Context, ours, peer func(warm time.Duration) (load, err
 
 // A process that is fresh fills memory which it touches for the first time, ours until its first
 // collections, and how fast the machine gives that differs by a factor between machines
-// (ADR 27). What is measured is what follows.
+// (docs/architecture/performance.md). What is measured is what follows.
 const (
 	warmFirst = 14 * time.Second
 	warm      = 500 * time.Millisecond
