@@ -25,12 +25,12 @@ type Driver interface {
 	// the last step, which for a start is not yet "the workload is healthy".
 	Ensure(ctx context.Context, spec Spec) error
 
-	// Halt stops the workload and keeps it, so that a later Ensure starts the same instance.
-	// After grace (0 means at once) it is killed. Stopping what is stopped or absent succeeds.
+	// Halt stops the workload and keeps the instance, so that a later Ensure starts it again.
+	// After grace (0 means at once) the workload is killed. Halting a stopped or absent workload succeeds.
 	Halt(ctx context.Context, id ID, grace time.Duration) error
 
 	// Remove stops the workload if needed and deletes it with everything the driver made for it.
-	// Removing what is absent succeeds.
+	// Removing an absent workload succeeds.
 	Remove(ctx context.Context, id ID) error
 
 	// List returns every workload of ours on the engine, one entry for each ID, sorted by ID.
@@ -47,12 +47,12 @@ type Driver interface {
 	Logs(ctx context.Context, id ID, options LogOptions) (io.ReadCloser, error)
 }
 
-// Spec is what should be true of one workload.
+// Spec is the desired state of one workload.
 type Spec struct {
 	ID ID
-	// Revision is what schedulers call this version; informative.
+	// Revision is the scheduler's name of this version; for information only.
 	Revision string
-	// Content identifies the specification (DESIGN.md, decision 17). Equal content is never
+	// Content identifies the specification (spec/DESIGN.md). Equal content is never
 	// recreated. It must not be empty.
 	Content string
 	// Generation fences assignments; a driver only records it.
@@ -62,15 +62,16 @@ type Spec struct {
 	// Running is the desired state: running or stopped.
 	Running bool
 	Body    *agentv1.WorkloadSpec
-	// Labels are added to the body's own labels. Keys starting with LabelPrefix are ignored.
+	// Labels are added to the body's own labels. Keys that start with LabelPrefix are ignored.
 	Labels map[string]string
-	// Exclusive: it may be placed elsewhere while this machine is down, so the engine must not start
-	// it by itself, not even when it restarts; the caller does.
+	// Exclusive workloads may be placed elsewhere while this machine is down. The engine must not
+	// start them by itself, not even when it restarts; the agent does.
 	Exclusive bool
 	// Volumes are the body's managed volumes, in its order.
 	Volumes []Volume
-	// DiskLimit is how many bytes the workload may occupy beyond its image; 0 is no limit. A driver
-	// whose engine can keep it asks it to, and says so in Observed.DiskCapped; else the agent measures.
+	// DiskLimit is how many bytes the workload may occupy beyond its image; 0 is no limit. If the
+	// engine can enforce the limit, the driver sets it there and reports Observed.DiskCapped.
+	// Otherwise the agent measures.
 	DiskLimit int64
 }
 
@@ -92,9 +93,9 @@ func (s Spec) Validate() error {
 	return nil
 }
 
-// Capacity is what an engine says of itself.
+// Capacity describes an engine.
 type Capacity struct {
-	// EngineID is the same for all agents on one engine and differs between engines: host ports
+	// EngineID identifies the engine; agents on the same engine report the same id. Host ports
 	// are reserved per engine.
 	EngineID string
 	Version  string
@@ -110,11 +111,11 @@ type LogOptions struct {
 	Tail int
 	// Since drops older lines; zero means all.
 	Since time.Time
-	// Service is one of a Compose stack's; empty means all.
+	// Service names one service of a Compose stack; empty means all.
 	Service string
 	// Timestamps puts an RFC 3339 time with nanoseconds and a space before every line.
 	Timestamps bool
-	// Seen, if set, is told the time of every line, by the engine's clock, before the line is read:
-	// a reader that breaks off goes on from there. Not all engines know it of all workloads.
+	// Seen, if set, is called with the engine's timestamp of every line before the line is read, so
+	// that a reader can resume after an interruption. Not all engines know the times of all lines.
 	Seen func(time.Time)
 }

@@ -9,31 +9,31 @@ import (
 	"syscall"
 )
 
-// Error is what a driver returns: which operation failed, how to treat it, and the cause.
+// Error is the error of a driver: the operation that failed, its class, and the cause.
 type Error struct {
 	Class Class
 	Op    string
 	Err   error
 }
 
-// Error is "<op>: <cause> (<class>)".
+// Error formats e as "<op>: <cause> (<class>)".
 func (e *Error) Error() string {
 	return e.Op + ": " + e.Err.Error() + " (" + string(e.Class) + ")"
 }
 
-// Unwrap gives the cause.
+// Unwrap returns the cause.
 func (e *Error) Unwrap() error { return e.Err }
 
-// Transient is that of the class.
+// Transient reports whether the class is transient.
 func (e *Error) Transient() bool { return e.Class.Transient() }
 
-// Errorf makes an Error from a format.
+// Errorf formats an Error.
 func Errorf(class Class, op, format string, args ...any) *Error {
 	return &Error{Class: class, Op: op, Err: fmt.Errorf(format, args...)}
 }
 
-// ClassOf is the class of err: that of the Error inside it, else what Generic sees, else
-// UnknownError. Nil has no class.
+// ClassOf returns the class of the Error inside err, else the class that Generic finds, else
+// UnknownError. A nil error has no class.
 func ClassOf(err error) Class {
 	if err == nil {
 		return ""
@@ -48,8 +48,8 @@ func ClassOf(err error) Class {
 	return UnknownError
 }
 
-// Generic classifies by the types that the standard library and the kernel give, which hold for
-// every driver; "" if none fits. Driver packages look at their client's own types first.
+// Generic classifies errors of the standard library and the kernel, for all drivers. It returns ""
+// for other errors. Drivers check the error types of their client library first.
 func Generic(err error) Class {
 	var dns *net.DNSError
 	var op *net.OpError

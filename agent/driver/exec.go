@@ -5,72 +5,72 @@ import (
 	"io"
 )
 
-// Execer is a Driver that can run a command inside a workload that runs. It is optional.
+// Execer is implemented by drivers that can run a command inside a running workload.
 type Execer interface {
-	// Exec starts a command. ctx bounds the start only; the session goes on until the command ends
-	// or Close. A workload that does not run is class RuntimeResourceMissing, a service that is not
-	// named InvalidSpecification. A command that is not there begins and ends, with the code 126 or
-	// 127 and the reason as its output.
+	// Exec starts a command. ctx bounds only the start; the session lasts until the command ends or
+	// Close is called. Errors: RuntimeResourceMissing if the workload does not run,
+	// InvalidSpecification if a stack needs a service name. If the command does not exist, the
+	// session starts and ends with exit code 126 or 127 and the reason as its output.
 	Exec(ctx context.Context, id ID, options ExecOptions) (Session, error)
 }
 
-// Consoler is a Driver whose workloads have a console of their own: the serial line of a machine, the
-// terminal of a container's first process. It is optional.
+// Consoler is implemented by drivers whose workloads have a console: the serial line of a virtual
+// machine, or the terminal of a container's first process.
 type Consoler interface {
-	// Console opens the console. ctx bounds the opening only. A workload that does not run is class
-	// RuntimeResourceMissing, one without a console InvalidSpecification.
+	// Console opens the console. ctx bounds only the opening. Errors: RuntimeResourceMissing if the
+	// workload does not run, InvalidSpecification if it has no console.
 	Console(ctx context.Context, id ID, options ConsoleOptions) (Session, error)
 }
 
-// ExecOptions say what to run.
+// ExecOptions describe the command to run.
 type ExecOptions struct {
-	// Command is the program and its arguments; no shell looks at them. Not empty.
+	// Command is the program and its arguments; no shell interprets them. Not empty.
 	Command []string
-	// Service is one of a Compose stack's; empty where there is only one.
+	// Service names one service of a Compose stack; empty if there is only one.
 	Service string
-	// TTY gives the command a terminal of Size: then it has one output, and its input's end is a
-	// byte (^D), as are its signals.
+	// TTY gives the command a terminal of Size. A terminal has one output stream, and it receives the
+	// end of input (^D) and signals as bytes of the input.
 	TTY  bool
 	Size TerminalSize
-	// Input connects the command's input. Without it, it is at its end at once.
+	// Input connects the command's input. Without it the command reads end of file at once.
 	Input bool
 }
 
-// ConsoleOptions say which console.
+// ConsoleOptions select a console.
 type ConsoleOptions struct {
-	// Service is one of a Compose stack's.
+	// Service names one service of a Compose stack.
 	Service string
 	Size    TerminalSize
 }
 
-// TerminalSize is a terminal's, in characters; zero is unknown.
+// TerminalSize is the size of a terminal in characters; zero means unknown.
 type TerminalSize struct{ Rows, Columns uint16 }
 
-// Session is one command or console that somebody is connected to. Output and Exit are called from
-// one goroutine, the rest from any other, also while Output waits.
+// Session is a connection to one command or console. Output and Exit are called from one goroutine.
+// The other methods may be called from any goroutine, also while Output blocks.
 type Session interface {
-	// Output waits for the next piece of output. Its bytes stand until the next call. After the last
-	// piece, or after Close, it is io.EOF.
+	// Output blocks until the next piece of output. Its bytes are valid until the next call. After the
+	// last piece, or after Close, it returns io.EOF.
 	Output() (Output, error)
-	// Write gives input. It may wait for the command to read.
+	// Write sends input. It may block until the command reads.
 	io.Writer
-	// CloseWrite ends the input.
+	// CloseWrite closes the command's input.
 	CloseWrite() error
 	// Resize tells the terminal its new size; without a terminal it does nothing.
 	Resize(ctx context.Context, size TerminalSize) error
-	// Signal sends a signal by its name: INT, TERM, HUP, …
+	// Signal sends a signal by name: INT, TERM, HUP, …
 	Signal(ctx context.Context, name string) error
-	// Exit is the command's exit code, 128 and the signal's number if one ended it; 0 for a
-	// console. It is called after the last Output.
+	// Exit returns the command's exit code, or 128 plus the signal number if a signal ended it; 0 for
+	// a console. Call it after the last Output.
 	Exit(ctx context.Context) (int, error)
-	// Close ends the session. A command that still runs is told to hang up and killed soon after,
-	// as far as the engine lets us reach it; a console's workload goes on. Closing twice is allowed.
+	// Close ends the session. A command that still runs gets SIGHUP and is killed soon after, as far
+	// as the engine supports that. The workload of a console goes on. Close may be called twice.
 	Close() error
 }
 
 // Output is a piece of a session's output.
 type Output struct {
 	Data []byte
-	// Stderr says which of two outputs; a terminal has only the other one.
+	// Stderr is true for the error stream; a terminal has only standard output.
 	Stderr bool
 }

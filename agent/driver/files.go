@@ -7,8 +7,8 @@ import (
 	"syscall"
 )
 
-// Rename gives a file the name by which it is looked for, to last: a machine that loses its power the next moment
-// has it whole. Of what is only named it may keep the name alone.
+// Rename renames a file durably: it syncs the file before and the folder after the rename, so that
+// a power failure leaves either the old or the complete new file.
 func Rename(from, to string) error {
 	if err := Synced(from); err != nil {
 		return err
@@ -19,8 +19,8 @@ func Rename(from, to string) error {
 	return Synced(filepath.Dir(to))
 }
 
-// Synced waits until a file, or what a folder names, is on the disk. Not every file system can be asked that of a
-// folder.
+// Synced flushes a file or a folder's entries to the disk. Some file systems do not support syncing
+// a folder; Synced ignores that error.
 func Synced(path string) error {
 	f, err := os.Open(path)
 	if err != nil {

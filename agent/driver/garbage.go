@@ -5,62 +5,61 @@ import (
 	"time"
 )
 
-// Garbage is one thing that a driver made and nobody needs any more.
+// Garbage is a resource that a driver made and that nothing needs any more.
 type Garbage struct {
-	// Kind of thing.
+	// Kind of resource.
 	Kind GarbageKind
-	// Name for people, and, with Kind, what Collect finds it by.
+	// Name identifies the resource within its Kind; Collect finds it by this name.
 	Name string
-	// Workload that it was made for; empty for images.
+	// Workload for which it was made; empty for images.
 	Workload ID
 	// Reason is one short line.
 	Reason string
-	// Bytes that its removal frees, where that is known.
+	// Bytes that its removal frees; 0 if unknown.
 	Bytes int64
 }
 
 // GarbageKind is a kind of leftover.
 type GarbageKind string
 
-// The kinds. Only an orphan may be the last copy of something: it runs, or ran, as a workload that
-// nobody ordered, and is removed only when a person asks for it.
+// The kinds. Only an orphan may hold the last copy of data: it runs or ran as a workload that no
+// scheduler ordered. It is removed only at a person's request.
 const (
 	Orphan    GarbageKind = "orphan"
-	Leftover  GarbageKind = "leftover" // of a replacement that was cut short
+	Leftover  GarbageKind = "leftover" // of an interrupted replacement
 	Project   GarbageKind = "project"  // a Compose project's folder without the project
-	Network   GarbageKind = "network"  // of a stack that is gone
-	ISO       GarbageKind = "iso"      // cloud-init of a virtual machine that is gone
+	Network   GarbageKind = "network"  // of a deleted stack
+	ISO       GarbageKind = "iso"      // cloud-init of a deleted virtual machine
 	ImageFile GarbageKind = "image"    // pulled by this agent, unused, past the budget
-	Record    GarbageKind = "record"   // the agent's own, about what is gone
-	OldVolume GarbageKind = "volume"   // released, and not to be retained
+	Record    GarbageKind = "record"   // the agent's own record of a deleted workload
+	OldVolume GarbageKind = "volume"   // released, with a policy other than retain
 )
 
-// GarbageQuery is what a driver must know to tell garbage.
+// GarbageQuery holds the facts that a driver needs to find garbage.
 type GarbageQuery struct {
-	// Wanted says whether a workload is ordered, Busy whether it is being worked on just now: what
-	// belongs to a busy one is left for the next time.
+	// Wanted reports whether a workload is ordered. Busy reports whether a task works on it now:
+	// resources of a busy workload are left for the next collection.
 	Wanted, Busy func(ID) bool
-	// Settled is how old a thing is before it can be garbage: a younger one may be part of something
-	// that is not finished.
+	// Settled is the least age of garbage. A younger resource may be part of an unfinished operation.
 	Settled time.Duration
-	// Pulled are the images that this agent pulled, oldest first; ImageBudget is how many bytes of
-	// them may lie unused, negative for any number.
+	// Pulled lists the images that this agent pulled, oldest first. ImageBudget is how many bytes of
+	// unused pulled images may stay; a negative budget has no limit.
 	Pulled      []PulledImage
 	ImageBudget int64
 }
 
-// PulledImage is an image that this agent pulled: no other is ever removed.
+// PulledImage is an image that this agent pulled. Other images are never removed.
 type PulledImage struct {
-	Ref string // or the id of one that lost its name to a newer one
+	Ref string // or the image id, if a newer image took the name
 	At  time.Time
 }
 
-// Collector is a driver that finds and removes its leftovers. Both refuse when the engine does not
-// answer: an engine in trouble shows less than there is.
+// Collector is implemented by drivers that find and remove their garbage. Both methods fail if the
+// engine does not answer, because an incomplete list would make live resources look unused.
 type Collector interface {
-	// Garbage looks and changes nothing.
+	// Garbage lists garbage and changes nothing.
 	Garbage(ctx context.Context, q GarbageQuery) ([]Garbage, error)
-	// Collect removes one of them if it still is what Garbage saw, by labels or records of ours.
-	// Removing what is absent succeeds.
+	// Collect removes one resource if labels or records still show that it is garbage. Removing an
+	// absent resource succeeds.
 	Collect(ctx context.Context, g Garbage) error
 }

@@ -5,8 +5,8 @@ import (
 	"sync"
 )
 
-// Hints coalesces event hints, so that a slow reader delays nobody and costs at most one entry for
-// each workload. The zero value is not usable; NewHints makes one.
+// Hints coalesces event hints. A slow reader delays nobody and costs at most one entry per
+// workload. Use NewHints; the zero value is not usable.
 type Hints struct {
 	mu    sync.Mutex
 	set   map[ID]struct{}
@@ -19,7 +19,7 @@ func NewHints() *Hints {
 	return &Hints{set: make(map[ID]struct{}), wake: make(chan struct{}, 1)}
 }
 
-// Add notes that id may have changed; it never blocks.
+// Add records that id may have changed; it never blocks.
 func (h *Hints) Add(id ID) {
 	h.mu.Lock()
 	if _, dup := h.set[id]; !dup {

@@ -14,35 +14,35 @@ const (
 	LabelKind       = "persys.kind"
 )
 
-// Identity is whose instances a driver may list and touch.
+// Identity selects the instances that a driver may list and touch.
 type Identity struct {
 	ClusterID string
 	NodeID    string
-	// Owns says whether our own store claims a workload. It decides over instances without node
-	// label, made by an agent that knew only the first three labels. Nil claims nothing.
+	// Owns reports whether the agent's store claims a workload. It decides for instances without a
+	// node label, which legacy v1 agents made. Nil claims nothing.
 	Owns func(ID) bool
 }
 
-// Check refuses a spec that is not for us: what Ensure made of it would be nobody's.
+// Check refuses a spec of another cluster or node, whose instance no agent would own.
 func (id Identity) Check(spec Spec) error {
 	if err := spec.Validate(); err != nil {
 		return err
 	}
 	if spec.ClusterID != id.ClusterID {
-		return Errorf(InvalidSpecification, "ensure", "cluster_id: must be ours, %q (got %q, workload %q)", id.ClusterID, spec.ClusterID, spec.ID)
+		return Errorf(InvalidSpecification, "ensure", "cluster_id: must be this agent's cluster, %q (got %q, workload %q)", id.ClusterID, spec.ClusterID, spec.ID)
 	}
 	if spec.NodeID != id.NodeID {
-		return Errorf(InvalidSpecification, "ensure", "node_id: must be ours, %q (got %q, workload %q)", id.NodeID, spec.NodeID, spec.ID)
+		return Errorf(InvalidSpecification, "ensure", "node_id: must be this agent's node, %q (got %q, workload %q)", id.NodeID, spec.NodeID, spec.ID)
 	}
 	return nil
 }
 
-// Ownership of an instance, from its labels.
+// Ownership is the owner of an instance, derived from its labels.
 type Ownership int
 
-// The cases. A Sibling belongs to another agent of our cluster on the same engine: it may hold
-// the name we want, and we take another. A Stranger is anything else: it is never touched, and a
-// name that it holds is an error.
+// The owners. A Sibling belongs to another agent of our cluster on the same engine; it may hold the
+// name that we want, and then we use another name. Everything else is a Stranger: it is never
+// touched, and if it holds a name that we need, that is an error.
 const (
 	Stranger Ownership = iota
 	Sibling
@@ -50,7 +50,7 @@ const (
 	Claimed
 )
 
-// Of judges an instance by its labels.
+// Of returns the owner of an instance from its labels.
 func (id Identity) Of(labels map[string]string) Ownership {
 	workload := ID(labels[LabelWorkload])
 	if labels[LabelManaged] != "true" || workload == "" {
@@ -73,7 +73,7 @@ func (id Identity) Of(labels map[string]string) Ownership {
 	return Stranger
 }
 
-// Labels of an instance made for spec: the user's, then ours over them.
+// Labels returns the labels of an instance for spec. Our labels override the user's.
 func Labels(kind Kind, spec Spec, user map[string]string) map[string]string {
 	out := make(map[string]string, len(user)+len(spec.Labels)+8)
 	for _, from := range []map[string]string{user, spec.Labels} {
@@ -95,8 +95,8 @@ func Labels(kind Kind, spec Spec, user map[string]string) map[string]string {
 	return out
 }
 
-// FromLabels fills what labels say of an instance. A generation that cannot be read is zero: it
-// then loses against any real one.
+// FromLabels fills an Observed from an instance's labels. An unreadable generation becomes zero,
+// which loses against any real one.
 func FromLabels(labels map[string]string) Observed {
 	generation, err := ParseGeneration(labels[LabelGeneration])
 	if err != nil {

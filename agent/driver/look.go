@@ -2,8 +2,8 @@ package driver
 
 import "context"
 
-// Looker is a Driver that can look at one workload at less cost than at all of them. It is optional.
+// Looker is implemented by drivers that can inspect one workload more cheaply than all.
 type Looker interface {
-	// Look is what List would tell of one workload now; nil if it would not list it.
+	// Look returns the entry that List would return for id, or nil if there is none.
 	Look(ctx context.Context, id ID) (*Observed, error)
 }

@@ -5,51 +5,51 @@ import (
 	"time"
 )
 
-// Meter is what a driver also is when it can say what its workloads use. The agent asks every few
-// seconds, beside its other work and never inside a heartbeat.
+// Meter is implemented by drivers that can measure what workloads use. The agent asks every few
+// seconds, apart from its other work and never inside a heartbeat.
 type Meter interface {
-	// Usage measures those of the observed workloads that run. It is cheap: it reads counters that
-	// somebody keeps anyway, and does not wait for a second sample. What cannot be measured now is
-	// left out; an error means that nothing could be. A Compose project is the sum of its services,
-	// a virtual machine what its guest was given.
+	// Usage measures the running workloads among the observed ones. It only reads counters that the
+	// kernel or engine keeps, and does not wait for a second sample. Workloads that cannot be measured
+	// now are left out; an error means that none could be measured. The usage of a Compose project is
+	// the sum over its services, that of a virtual machine is what its guest was given.
 	Usage(ctx context.Context, of []Observed) ([]Usage, error)
 }
 
-// DiskMeter is what a driver also is when its engine does not keep the size of instances, but can find
-// it out. The agent asks every minute or so, beside its other work.
+// DiskMeter is implemented by drivers whose engine does not enforce the size of instances but can
+// measure it. The agent asks about every minute, apart from its other work.
 type DiskMeter interface {
-	// Occupied is how many bytes each of the observed workloads occupies beyond its image and its
-	// volumes, whether it runs or not. The engine may have to walk files for it. What cannot be told is
-	// left out; an error means that nothing could be.
+	// Occupied returns how many bytes each observed workload, running or not, occupies beyond its image
+	// and its volumes. The engine may have to walk files. Workloads that cannot be measured are left
+	// out; an error means that none could be measured.
 	Occupied(ctx context.Context, of []Observed) (map[ID]int64, error)
 }
 
-// Usage is what one workload uses. Counters only grow while Instance stays the same; who reads them
-// takes the difference of two readings.
+// Usage is the resource usage of one workload. Counters only grow while Instance stays the same;
+// readers take the difference of two readings.
 type Usage struct {
 	ID ID
-	// Instance changes when the counters begin anew; usually Observed.RuntimeID and the time of the
-	// start.
+	// Instance changes when the counters start at zero again; usually Observed.RuntimeID and the
+	// start time.
 	Instance string
 	// At is when the counters were read.
 	At time.Time
 	// CPU is the processor time consumed so far.
 	CPU time.Duration
-	// Memory is in bytes, without page cache that could be dropped at once. MemoryLimit is 0 without
-	// a limit.
+	// Memory is in bytes, without page cache that the kernel can drop at once. MemoryLimit is 0 if
+	// there is no limit.
 	Memory, MemoryLimit int64
-	// DiskRead and DiskWrite are bytes that reached block devices, NetReceived and NetSent bytes on
-	// the workload's own interfaces; all so far.
+	// DiskRead and DiskWrite count bytes on block devices, NetReceived and NetSent bytes on the
+	// workload's own interfaces.
 	DiskRead, DiskWrite  int64
 	NetReceived, NetSent int64
-	// Disk is the bytes that the workload occupies beyond its image and its volumes; -1 where nobody
-	// measured them.
+	// Disk is how many bytes the workload occupies beyond its image and its volumes; -1 if not
+	// measured.
 	Disk int64
-	// Source is where the figures come from: cgroup1, cgroup2, libvirt, sim.
+	// Source is the origin of the figures: cgroup1, cgroup2, libvirt, sim.
 	Source string
 }
 
-// Add sums up the parts of one workload. Instance and At are those of the receiver.
+// Add adds the usage of another part of the same workload. Instance and At stay those of u.
 func (u Usage) Add(part Usage) Usage {
 	u.CPU += part.CPU
 	u.Memory += part.Memory

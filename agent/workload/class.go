@@ -1,7 +1,7 @@
 package workload
 
-// Class says what kind of failure an error is. The names are the metadata value failure_reason of
-// Legacy v1 agents (contract/semantics.md, section 9); they never change.
+// Class is the kind of a failure. Its names are the values of the metadata key failure_reason that
+// legacy v1 agents use (contract/semantics.md, section 9). They never change.
 type Class string
 
 // The classes.
@@ -27,7 +27,7 @@ const (
 	CloudInitInvalid       Class = "CLOUD_INIT_INVALID"
 )
 
-// Classes returns all of them, in the contract's order.
+// Classes returns all classes, in the contract's order.
 func Classes() []Class {
 	return []Class{
 		ImagePullTimeout, ImagePullAuthFailed, InvalidImage, NetworkTimeout, NetworkUnreachable,
@@ -38,7 +38,7 @@ func Classes() []Class {
 	}
 }
 
-// Transient is true if the same call may succeed later without anybody changing the spec.
+// Transient reports whether the same call may succeed later with the same spec.
 func (c Class) Transient() bool {
 	switch c {
 	case ImagePullTimeout, NetworkTimeout, NetworkUnreachable, DNSResolutionFailed,
@@ -48,9 +48,9 @@ func (c Class) Transient() bool {
 	return false
 }
 
-// Permanent is true if only a new spec can help: retries stop, here and at the scheduler. Classes
-// that are neither (credentials, space, quota) may be mended on the machine, so they are retried
-// slowly.
+// Permanent reports whether only a new spec can help: the agent and the scheduler stop retrying.
+// Classes that are neither transient nor permanent (credentials, space, quota) may be mended on the
+// machine, so they are retried slowly.
 func (c Class) Permanent() bool {
 	switch c {
 	case InvalidImage, InvalidSpecification, InvalidConfiguration, PortBindConflict:

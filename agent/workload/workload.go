@@ -21,7 +21,7 @@ const (
 // ID is a workload id: [A-Za-z0-9][A-Za-z0-9_.-]{0,127}.
 type ID string
 
-// Generation is an assignment's fence: a later incarnation wins, then a later sequence.
+// Generation fences assignments. A higher incarnation wins, then a higher sequence.
 type Generation struct {
 	Incarnation uint64
 	Sequence    uint64
@@ -57,7 +57,7 @@ func ParseGeneration(s string) (Generation, error) {
 	return Generation{Incarnation: incarnation, Sequence: sequence}, nil
 }
 
-// State is what a workload does now. The first five are the agent API's ActualState.
+// State is the actual state of a workload. The first five are the agent API's ActualState.
 type State string
 
 // The states.
@@ -66,8 +66,8 @@ const (
 	Running State = "Running"
 	Stopped State = "Stopped" // created but not started, stopped, or ended with exit code 0
 	Failed  State = "Failed"  // ended with another exit code, or could not start
-	Unknown State = "Unknown" // the engine has no word for it that we know
-	Absent  State = "Absent"  // never in a List; what a caller says of an ID that is not in it
+	Unknown State = "Unknown" // the engine reports a state that we do not know
+	Absent  State = "Absent"  // never in a List; callers use it for an ID that List does not return
 )
 
 // Observed is one workload as the engine has it.
@@ -80,9 +80,9 @@ type Observed struct {
 	Generation Generation
 	ClusterID  string
 	NodeID     string
-	// Owned is true if the instance carries our cluster and node. It is false for one without
-	// these labels, which is listed because our own store claims it: to be adopted, by writing
-	// its RuntimeID and content in the store.
+	// Owned is true if the instance carries our cluster and node labels. An instance without
+	// these labels is listed only if the agent's store claims it. The agent then adopts it by
+	// writing its RuntimeID and content to the store.
 	Owned bool
 
 	State State
@@ -90,9 +90,9 @@ type Observed struct {
 	Class Class
 	// Message is one short line for people.
 	Message string
-	// Health is what the runtime's health checks say of what runs; empty where nothing is checked.
+	// Health is the result of the runtime's health check; empty if there is none.
 	Health Health
-	// ExitCode is of the last end; meaningful only if FinishedAt is set.
+	// ExitCode of the last exit; meaningful only if FinishedAt is set.
 	ExitCode int
 	// Zero times are unknown or not yet.
 	StartedAt    time.Time
@@ -106,9 +106,9 @@ type Observed struct {
 	// RuntimeID changes exactly when the workload is recreated. Name is the engine's name for it.
 	RuntimeID string
 	Name      string
-	// Parts are the engine's ids of what a workload of several parts is made of; empty for one of one.
+	// Parts are the engine's ids of the containers of a stack; empty for a workload of one instance.
 	Parts []string
-	// DiskCapped: the engine itself keeps the instance within its disk limit.
+	// DiskCapped: the engine enforces the disk limit of the instance.
 	DiskCapped bool
 	// Labels are all of the instance's labels.
 	Labels map[string]string
@@ -127,7 +127,7 @@ const (
 	Unhealthy Health = "unhealthy"
 )
 
-// Worse is the one of two that says less good; empty says nothing.
+// Worse returns the worse of two results; empty counts as no result.
 func (h Health) Worse(o Health) Health {
 	for _, x := range [...]Health{Unhealthy, Starting, Healthy} {
 		if h == x || o == x {
@@ -137,9 +137,9 @@ func (h Health) Worse(o Health) Health {
 	return ""
 }
 
-// Under is the observation as reported for a desired state: a workload that should be stopped and
-// ended with an error is stopped, and its message keeps the error (contract/semantics.md,
-// section 10). A kill after the grace period would else read as a failure.
+// Under returns the observation as reported for a desired state. A workload that should be stopped
+// and ended with an error is reported as Stopped, with the error in its message
+// (contract/semantics.md, section 10). Otherwise a kill after the grace period would read as a failure.
 func (o Observed) Under(running bool) Observed {
 	if !running && o.State == Failed {
 		o.State, o.Class = Stopped, ""
@@ -152,7 +152,7 @@ type Port struct {
 	// HostIP is empty for all addresses.
 	HostIP   string
 	HostPort int
-	// Port is inside the workload.
+	// Port is the port inside the workload.
 	Port     int
 	Protocol string // tcp or udp
 }
@@ -160,8 +160,8 @@ type Port struct {
 // MaxMetadata bounds a value in Observed.Metadata, in bytes: it travels in every heartbeat.
 const MaxMetadata = 4 << 10
 
-// Bound cuts s to its last MaxMetadata bytes, at a rune boundary: of an error output the end
-// matters.
+// Bound cuts s to its last MaxMetadata bytes, at a rune boundary. The end is kept because the end
+// of an error output names the cause.
 func Bound(s string) string { return Tail(s, MaxMetadata) }
 
 // Tail is Bound for another number of bytes.

@@ -17,34 +17,34 @@ import (
 	"github.com/persys/compute/agent/driver/libvirt/kvmprobe"
 )
 
-// kvmDeadline is how long the trial guest may take; it needs half a second, also in emulation.
+// kvmDeadline bounds the run of the probe guest. It needs about 0.5 s, also in emulation.
 const kvmDeadline = 10 * time.Second
 
-// accelerator knows which way to run guests works here. /dev/kvm proves nothing: nested and broken
-// KVM let QEMU start and then run nothing at all. So a guest of 300 bytes is booted once.
+// accelerator finds out whether KVM works. The file /dev/kvm is no proof: with nested or broken KVM,
+// QEMU starts and the guest never runs. So a guest of 300 bytes is booted once.
 type accelerator struct {
 	try func(ctx context.Context, m *hostcaps.Machine) error
 
 	mu  sync.Mutex
-	run *probeRun // nil before one began, and after one that showed nothing
+	run *probeRun // nil before the first probe and after an inconclusive one
 }
 
-// probeRun is one trial.
+// probeRun is one run of the probe guest.
 type probeRun struct {
-	key  string        // of the machine it is made for
-	done chan struct{} // closed when it is over
-	err  error         // why KVM does not work, then
-	// unsure: err says nothing of KVM, as when the disk is full, or libvirt went away.
+	key  string        // identifies the machine and its libvirt
+	done chan struct{} // closed at the end of the run
+	err  error         // nil if KVM works
+	// unsure: err does not concern KVM, for example a full disk or an unreachable libvirt.
 	unsure bool
 }
 
-// verdict is what a trial showed, kept on disk: it holds until the machine or its libvirt changes.
+// verdict is the result of a probe, stored on disk. It is valid until the machine or its libvirt changes.
 type verdict struct {
 	Key   string `json:"key"`
 	Error string `json:"error,omitempty"`
 }
 
-// prepare begins the trial, if it was not made yet; nil if there is nothing to try.
+// prepare starts the probe if it has not run yet; it returns nil if KVM is not offered.
 func (a *accelerator) prepare(d *Driver, f *facts) *probeRun {
 	if f.kvm == nil || d.opt.Acceleration != "auto" {
 		return nil
@@ -87,18 +87,18 @@ func (a *accelerator) prepare(d *Driver, f *facts) *probeRun {
 		v := verdict{Key: key}
 		if t.err != nil {
 			v.Error = t.err.Error()
-			d.opt.Logger.Info("KVM does not boot a guest here: guests are emulated", "err", t.err)
+			d.opt.Logger.Info("KVM does not boot a guest on this machine: guests are emulated", "err", t.err)
 		}
 		if raw, err := json.Marshal(v); err == nil {
 			if err := diskfile.Write(file, raw); err != nil {
-				d.opt.Logger.Warn("the outcome of the KVM trial is not kept", "err", err)
+				d.opt.Logger.Warn("could not store the result of the KVM probe", "err", err)
 			}
 		}
 	}()
 	return t
 }
 
-// choose says how guests are run, after the trial.
+// choose returns how to run guests. It waits for the probe.
 func (a *accelerator) choose(ctx context.Context, d *Driver, f *facts) (*hostcaps.Machine, error) {
 	switch {
 	case d.opt.Acceleration == "kvm" && f.kvm != nil:
@@ -115,7 +115,7 @@ func (a *accelerator) choose(ctx context.Context, d *Driver, f *facts) (*hostcap
 		switch {
 		case t.err == nil:
 			return f.kvm, nil
-		case t.unsure: // a guest that is defined now would be emulated for long
+		case t.unsure: // a guest defined now would stay emulated for its lifetime
 			return nil, t.err
 		}
 	}
@@ -125,10 +125,10 @@ func (a *accelerator) choose(ctx context.Context, d *Driver, f *facts) (*hostcap
 	return f.tcg, nil
 }
 
-// tryKVM boots the trial guest and waits for it to turn itself off.
+// tryKVM boots the probe guest and waits until it powers itself off.
 func (d *Driver) tryKVM(ctx context.Context, m *hostcaps.Machine) (err error) {
 	if m.PanicDevice == "" {
-		return driver.Errorf(driver.RuntimeError, "kvm", "there is no trial guest for this architecture; set PERSYS_VM_ACCELERATION=kvm if KVM works")
+		return driver.Errorf(driver.RuntimeError, "kvm", "there is no probe guest for this architecture; set PERSYS_VM_ACCELERATION=kvm if KVM works")
 	}
 	if err := os.MkdirAll(d.at.images, 0o711); err != nil {
 		return diskfile.Failed(err)
@@ -144,7 +144,7 @@ func (d *Driver) tryKVM(ctx context.Context, m *hostcaps.Machine) (err error) {
 		return err
 	}
 	if old, err := d.hv.domain(ctx, name); err == nil {
-		_ = d.hv.destroy(ctx, old.uuid) // of an agent that was killed meanwhile
+		_ = d.hv.destroy(ctx, old.uuid) // left by an agent that was killed during its probe
 	}
 	if err := d.hv.transient(ctx, xml); err != nil {
 		return err
@@ -154,13 +154,13 @@ func (d *Driver) tryKVM(ctx context.Context, m *hostcaps.Machine) (err error) {
 		now, err := d.hv.domain(ctx, name)
 		if err != nil {
 			if errors.Is(err, errAbsent) {
-				return nil // it counted its ticks and turned itself off
+				return nil // the guest counted its timer ticks and powered itself off
 			}
 			return err
 		}
 		if time.Now().After(deadline) {
 			_ = d.hv.destroy(ctx, now.uuid)
-			return driver.Errorf(driver.RuntimeError, "kvm", "a trial guest did not boot within %s, although /dev/kvm is there", kvmDeadline)
+			return driver.Errorf(driver.RuntimeError, "kvm", "the probe guest did not boot within %s, although /dev/kvm is there", kvmDeadline)
 		}
 		select {
 		case <-time.After(100 * time.Millisecond):

@@ -19,11 +19,11 @@ import (
 	lv "libvirt.org/go/libvirt"
 )
 
-// Built says that this build can use libvirt.
+// Built is true: this build can use libvirt.
 const Built = true
 
-// Available says why this machine can not run virtual machines, as far as that can be told without
-// asking libvirt: its library is opened when it is first used, and one that is not there then is not looked for again.
+// Available returns an error if this machine cannot run virtual machines, as far as can be known without
+// asking libvirt. The library is opened at the first use; if it is missing then, it is not searched again.
 func Available() error {
 	if _, err := lv.GetVersion(); err != nil {
 		return driver.Errorf(driver.InvalidConfiguration, "libvirt", "libvirt's client library is not installed (libvirt.so.0; Debian: libvirt0): %w", err)
@@ -31,8 +31,8 @@ func Available() error {
 	return nil
 }
 
-// loop runs libvirt's event loop while any connection wants it. libvirt has one for each process, which
-// is the only reason for a package variable.
+// loop runs libvirt's event loop while any connection needs it. libvirt allows one per process, hence
+// the package variable.
 var loop struct {
 	register sync.Once
 	err      error
@@ -55,7 +55,7 @@ func enterLoop() error {
 	}
 	stop, done := make(chan struct{}), make(chan struct{})
 	loop.stop, loop.done = stop, done
-	// A turn of the loop lasts until something happens, so something does.
+	// One iteration of the loop blocks until an event. This timer provides one every 200 ms.
 	timer, err := lv.EventAddTimeout(200, func(int) {})
 	if err != nil {
 		loop.users--
@@ -71,7 +71,7 @@ func enterLoop() error {
 			default:
 			}
 			if err := lv.EventRunDefaultImpl(); err != nil {
-				select { // without events keep-alive does not work, but calls do
+				select { // without the loop keep-alive fails, but calls work
 				case <-time.After(time.Second):
 				case <-stop:
 					return
@@ -91,23 +91,23 @@ func leaveLoop() {
 	}
 }
 
-// connection is a hypervisor through one connection at a time, made anew when it is lost.
+// connection implements hypervisor over one libvirt connection at a time. It reconnects when the connection is lost.
 type connection struct {
 	uri     string
 	timeout time.Duration
 	log     *slog.Logger
 
-	dialing chan struct{} // holds one while somebody connects
+	dialing chan struct{} // semaphore of one for connecting
 
 	mu       sync.Mutex
 	link     *link
 	closed   bool
 	watchers map[int]func(string)
 	nextID   int
-	known    *facts // of link
+	known    *facts // facts read over link
 }
 
-// link is one connection. Calls hold it, so that it is not freed under them.
+// link is one connection. Each call holds a reference, so that it is not freed during the call.
 type link struct {
 	c    *lv.Connect
 	refs atomic.Int64
@@ -144,7 +144,7 @@ func (v *connection) close() error {
 	return nil
 }
 
-// living is the connection there is; nil if there is none that lives. The caller releases it.
+// living returns the open connection, or nil. The caller releases it.
 func (v *connection) living() (*link, error) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -162,13 +162,13 @@ func (v *connection) living() (*link, error) {
 	return nil, nil
 }
 
-// get is the connection, a new one if there is none that lives. The caller releases it.
+// get returns the open connection, or opens one. The caller releases it.
 func (v *connection) get() (*link, error) {
 	if l, err := v.living(); l != nil || err != nil {
 		return l, err
 	}
-	// One connects at a time, and without mu: a daemon that hangs, or does not run yet behind its socket,
-	// takes a connection and says nothing for as long as it likes.
+	// One goroutine connects at a time, without holding mu: a daemon that hangs or is still starting
+	// accepts a connection and may not answer for any length of time.
 	select {
 	case v.dialing <- struct{}{}:
 		defer func() { <-v.dialing }()
@@ -183,19 +183,19 @@ func (v *connection) get() (*link, error) {
 		return nil, driver.Errorf(driver.RuntimeUnhealthy, "libvirt", "%s: %w", v.uri, err)
 	}
 	l := &link{c: c}
-	l.refs.Store(2) // ours and the caller's
-	// A daemon that hangs is one that is gone: 15 s.
+	l.refs.Store(2) // one reference for v and one for the caller
+	// A daemon that hangs for 15 s counts as gone.
 	_ = c.SetKeepAlive(5, 3)
 	_ = c.RegisterCloseCallback(func(_ *lv.Connect, _ lv.ConnectCloseReason) {
 		l.dead.Store(true)
-		go v.tell("") // not in the loop that calls this
+		go v.tell("") // this callback runs in the event loop, which must not block
 	})
 	if _, err := c.DomainEventLifecycleRegister(nil, func(_ *lv.Connect, d *lv.Domain, _ *lv.DomainEventLifecycle) {
 		if name, err := d.GetName(); err == nil {
 			v.tell(name)
 		}
 	}); err != nil {
-		v.log.Warn("libvirt tells no events; guests are looked at now and then only", "err", err)
+		v.log.Warn("libvirt delivers no events: guests are only polled", "err", err)
 	}
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -205,7 +205,7 @@ func (v *connection) get() (*link, error) {
 		return nil, driver.Errorf(driver.RuntimeError, "libvirt", "the driver is closed")
 	}
 	v.link, v.known = l, nil
-	go v.tell("") // not under the lock
+	go v.tell("") // tell takes the lock
 	return l, nil
 }
 
@@ -221,7 +221,7 @@ func (v *connection) tell(name string) {
 	}
 }
 
-// watch is hypervisor's. While the daemon is away it is looked for every second.
+// watch implements hypervisor. While the daemon is down, it tries to connect every second.
 func (v *connection) watch(ctx context.Context, fn func(string)) error {
 	v.mu.Lock()
 	id := v.nextID
@@ -248,13 +248,13 @@ func (v *connection) watch(ctx context.Context, fn func(string)) error {
 	return nil
 }
 
-// How long a call goes on for a caller who is gone: what changes something is carried through.
+// How long a call may go on after its caller's context ended. Changes are completed.
 const (
 	reads   = time.Duration(0)
 	changes = 10 * time.Second
 )
 
-// ask runs one piece of work on the connection.
+// ask runs work on the connection and returns its result.
 func ask[T any](ctx context.Context, v *connection, op string, after time.Duration, work func(*lv.Connect) (T, error)) (T, error) {
 	var none T
 	if err := ctx.Err(); err != nil {
@@ -302,13 +302,13 @@ func ask[T any](ctx context.Context, v *connection, op string, after time.Durati
 	}
 }
 
-// act is ask for work without a result.
+// act is ask without a result.
 func act(ctx context.Context, v *connection, op string, work func(*lv.Connect) error) error {
 	_, err := ask(ctx, v, op, changes, func(c *lv.Connect) (struct{}, error) { return struct{}{}, work(c) })
 	return err
 }
 
-// on runs work on one domain.
+// on runs work on the domain with a uuid.
 func on(ctx context.Context, v *connection, op, uuid string, work func(*lv.Domain) error) error {
 	return act(ctx, v, op, func(c *lv.Connect) error {
 		d, err := c.LookupDomainByUUIDString(uuid)
@@ -320,7 +320,7 @@ func on(ctx context.Context, v *connection, op, uuid string, work func(*lv.Domai
 	})
 }
 
-// lost says whether an error is the connection's and not the call's.
+// lost reports whether err means that the connection is lost.
 func lost(err error) bool {
 	var e lv.Error
 	if !errors.As(err, &e) {
@@ -334,7 +334,7 @@ func lost(err error) bool {
 	return e.Domain == lv.FROM_RPC || e.Domain == lv.FROM_REMOTE
 }
 
-// classify makes an error of libvirt one of ours.
+// classify turns an error of libvirt into a *driver.Error.
 func classify(op string, err error) error {
 	if err == nil {
 		return nil
@@ -370,10 +370,10 @@ func classify(op string, err error) error {
 	class := driver.RuntimeError
 	switch {
 	case has("state change lock"):
-		// Of another call, as a rule, and gone by the next attempt. But libvirt 9.0, ended between noting a start
-		// and having QEMU's process, finds the note again and takes the start's lock over, with nobody to give it
-		// back: then and after every other restart.
-		return driver.Errorf(class, op, "%w; if that lasts, libvirt's daemon was ended in the middle of a start: stop it, remove the domain's file from /run/libvirt/qemu, and start it again", err)
+		// The lock usually belongs to another call and is free at the next attempt. But if libvirt 9.0 is
+		// killed between recording a start and having QEMU's process, it finds that record after its restart
+		// and holds the start's lock forever. This happens again at every other restart.
+		return driver.Errorf(class, op, "%w; if this error persists, libvirt's daemon was killed during a start: stop it, remove the domain's file from /run/libvirt/qemu, and start it again", err)
 	case lost(err):
 		class = driver.RuntimeUnhealthy
 	case has("cannot allocate memory", "cannot set up guest memory"):
@@ -394,7 +394,7 @@ func (v *connection) facts(ctx context.Context) (*facts, error) {
 	alive := v.link != nil && !v.link.dead.Load()
 	v.mu.Unlock()
 	if known != nil && alive {
-		// Whoever has just died is not known to be dead before somebody asks.
+		// A daemon that has just died is noticed only by a call.
 		_, err := ask(ctx, v, "probe", reads, (*lv.Connect).GetLibVersion)
 		if err == nil {
 			return known, nil
@@ -432,7 +432,7 @@ func (v *connection) facts(ctx context.Context) (*facts, error) {
 				return nil, err
 			}
 			if err != nil {
-				continue // the next one may be offered
+				continue // the next machine type may be offered
 			}
 			m, err := hostcaps.ReadMachine(text)
 			if err != nil {
@@ -453,7 +453,7 @@ func (v *connection) facts(ctx context.Context) (*facts, error) {
 	if err != nil {
 		return nil, err
 	}
-	if f.kvm != nil || f.tcg != nil { // else QEMU may be installed any moment
+	if f.kvm != nil || f.tcg != nil { // otherwise ask again: QEMU may be installed at any time
 		v.mu.Lock()
 		v.known = f
 		v.mu.Unlock()
@@ -461,10 +461,10 @@ func (v *connection) facts(ctx context.Context) (*facts, error) {
 	return f, nil
 }
 
-// version writes libvirt's numbers, 1,000,000 × major + 1,000 × minor + release.
+// version formats libvirt's version numbers, 1,000,000 × major + 1,000 × minor + release.
 func version(n uint32) string { return fmt.Sprintf("%d.%d.%d", n/1000000, n/1000%1000, n%1000) }
 
-// readDomain reads a domain until what it read fits together: it may start or end in between.
+// readDomain reads a domain and repeats until the parts are consistent: the domain may start or end in between.
 func readDomain(d *lv.Domain) (*domain, error) {
 	out := &domain{}
 	var err error
@@ -525,7 +525,7 @@ func (v *connection) domains(ctx context.Context) ([]domain, error) {
 	})
 }
 
-// gone says whether there is no such domain or volume.
+// gone reports whether err means that the domain or volume does not exist.
 func gone(err error) bool {
 	var e lv.Error
 	return errors.As(err, &e) && (e.Code == lv.ERR_NO_DOMAIN || e.Code == lv.ERR_NO_STORAGE_VOL)
@@ -561,7 +561,7 @@ func (v *connection) undefine(ctx context.Context, uuid string) error {
 
 func (v *connection) start(ctx context.Context, uuid string) error {
 	return on(ctx, v, "start", uuid, func(d *lv.Domain) error {
-		// Where it runs after a reboot, the schedulers decide.
+		// The schedulers decide where it runs after a reboot.
 		if err := d.SetAutostart(false); err != nil {
 			return err
 		}
@@ -571,14 +571,14 @@ func (v *connection) start(ctx context.Context, uuid string) error {
 		}
 		err = d.CreateWithFlags(flags)
 		if active, aerr := d.IsActive(); err != nil && aerr == nil && active {
-			return nil // somebody else was faster
+			return nil // another caller started it
 		}
 		return err
 	})
 }
 
-// startFlags say whether a guest begins anew: what somebody, or the machine going down, has saved of one that was
-// defined before it would go on in its stead, on disks that are not what it remembers.
+// startFlags returns the flags for a fresh boot. A saved memory image (made by a person or at host
+// shutdown) of a former definition would resume instead, on disks that no longer match it.
 func startFlags(d *lv.Domain) (lv.DomainCreateFlags, error) {
 	saved, err := d.HasManagedSaveImage(0)
 	if err != nil || !saved {
@@ -588,7 +588,7 @@ func startFlags(d *lv.Domain) (lv.DomainCreateFlags, error) {
 	if err != nil {
 		return 0, err
 	}
-	text, _ := d.ManagedSaveGetXMLDesc(0) // what cannot be read is no guest that could go on
+	text, _ := d.ManagedSaveGetXMLDesc(0) // an unreadable saved image cannot be resumed
 	is, was := readRecord(config), readRecord(text)
 	if is == nil || was != nil && was.Instance == is.Instance {
 		return 0, nil
@@ -654,7 +654,7 @@ func (v *connection) addresses(ctx context.Context, uuid string, agent bool) ([]
 		leases, err := d.ListAllInterfaceAddresses(lv.DOMAIN_INTERFACE_ADDRESSES_SRC_LEASE)
 		add(leases)
 		if agent {
-			// Else libvirt waits for ever, and takes on five calls of ours at a time.
+			// Without a timeout libvirt waits forever, and it serves only five calls of one connection at a time.
 			_ = d.AgentSetResponseTimeout(int(agentWait/time.Second), 0)
 			inside, aerr := d.ListAllInterfaceAddresses(lv.DOMAIN_INTERFACE_ADDRESSES_SRC_AGENT)
 			if aerr == nil {
@@ -713,7 +713,7 @@ func (v *connection) stats(ctx context.Context) ([]stat, error) {
 			if b := s.Balloon; b != nil {
 				one.memoryLimit = int64(b.Maximum) << 10
 				one.memory = int64(b.Current) << 10
-				if b.RssSet { // what it takes of the machine
+				if b.RssSet { // the memory that it takes from the machine
 					one.memory = int64(b.Rss) << 10
 				}
 			}

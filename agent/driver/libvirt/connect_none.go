@@ -9,10 +9,10 @@ import (
 	"github.com/persys/compute/agent/driver"
 )
 
-// Built says that this build can not use libvirt.
+// Built is false: this build cannot use libvirt.
 const Built = false
 
-// Available says why this machine can not run virtual machines, as far as that can be told without
+// Available returns an error if this machine cannot run virtual machines, as far as can be known without
 // asking libvirt.
 func Available() error {
 	return driver.Errorf(driver.InvalidConfiguration, "libvirt", "this agent is the static build, without virtual machines: use the one that `make build-vm` makes (cgo and -tags libvirt_dlopen)")

@@ -7,7 +7,7 @@ import (
 	"github.com/persys/compute/agent/driver"
 )
 
-// Console attaches to the guest's first serial port; whoever was attached before is cut off.
+// Console attaches to the guest's first serial port and disconnects an earlier session.
 func (d *Driver) Console(ctx context.Context, id driver.ID, _ driver.ConsoleOptions) (driver.Session, error) {
 	in, err := d.mine(ctx, id)
 	if err != nil {
@@ -26,8 +26,8 @@ func (d *Driver) Console(ctx context.Context, id driver.ID, _ driver.ConsoleOpti
 	return &session{ReadWriteCloser: line, piece: make([]byte, 32<<10)}, nil
 }
 
-// session is an attached serial line. A line has no end of its input, no size and no signals but those
-// that are bytes.
+// session is an attached serial line. A serial line has no end of input and no size, and carries only
+// those signals that a terminal sends as a byte.
 type session struct {
 	io.ReadWriteCloser
 	piece []byte
@@ -45,7 +45,7 @@ func (s *session) CloseWrite() error { return nil }
 
 func (s *session) Resize(context.Context, driver.TerminalSize) error { return nil }
 
-// Signal types the byte that a terminal makes the signal of.
+// Signal writes the byte that a terminal turns into the signal.
 func (s *session) Signal(_ context.Context, name string) error {
 	key, ok := map[string]byte{"INT": 0x03, "QUIT": 0x1c, "TSTP": 0x1a}[name]
 	if !ok {

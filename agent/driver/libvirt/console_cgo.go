@@ -12,8 +12,8 @@ import (
 	lv "libvirt.org/go/libvirt"
 )
 
-// console is hypervisor's. The stream is its own connection's: a guest that is silent keeps nobody
-// else waiting.
+// console implements hypervisor. The stream has a connection of its own, so that a silent guest blocks
+// no other call.
 func (v *connection) console(ctx context.Context, uuid string) (io.ReadWriteCloser, error) {
 	var mu sync.Mutex
 	var opened *stream
@@ -36,7 +36,7 @@ func (v *connection) console(ctx context.Context, uuid string) (io.ReadWriteClos
 		}
 		return s, nil
 	})
-	if err != nil { // it may be opened all the same, or be about to be
+	if err != nil { // the stream may have been opened, or may still open
 		mu.Lock()
 		defer mu.Unlock()
 		wanted = false
@@ -80,7 +80,7 @@ func (s *stream) Read(p []byte) (int, error) {
 	}
 	n, err := s.s.Recv(p)
 	if err != nil || n == 0 {
-		return 0, io.EOF // the guest ended, or Close was called: there is nobody to tell apart
+		return 0, io.EOF // the guest ended or Close was called
 	}
 	return n, nil
 }
@@ -102,7 +102,7 @@ func (s *stream) Write(p []byte) (int, error) {
 	return sent, nil
 }
 
-// Close ends a Read that waits.
+// Close ends a blocked Read.
 func (s *stream) Close() error {
 	s.once.Do(func() {
 		_ = s.s.Abort()

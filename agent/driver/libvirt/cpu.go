@@ -9,7 +9,7 @@ import (
 	"libvirt.org/go/libvirtxml"
 )
 
-// noQuota is inside the error of a hypervisor that cannot keep a guest within a CPU quota.
+// noQuota is wrapped by errors of a hypervisor that cannot enforce CPU quotas.
 type noQuota struct{ says string }
 
 func (e *noQuota) Error() string { return e.says }
@@ -17,11 +17,11 @@ func (e *noQuota) Error() string { return e.says }
 // cpuFact is the CPU quota of a definition.
 type cpuFact struct {
 	Millicores int64 `json:"millicores"`
-	// Unkept is why the guest runs without it; empty if the hypervisor keeps it.
+	// Unkept is the reason why the quota is not enforced; empty if it is enforced.
 	Unkept string `json:"unkept,omitempty"`
 }
 
-// shown is what the status says of a quota, and the message for one that is not kept.
+// shown returns the quota for the status, and the message if it is not enforced.
 func (c *cpuFact) shown() (limit, message string) {
 	if c.Unkept == "" {
 		return fmt.Sprintf("%d millicores, kept by the hypervisor", c.Millicores), ""
@@ -30,8 +30,8 @@ func (c *cpuFact) shown() (limit, message string) {
 		fmt.Sprintf("its CPU limit of %d millicores is not kept on this node, only the number of its processors: %s", c.Millicores, c.Unkept)
 }
 
-// cpuTune is a quota for all of a guest together, its processors, emulator and disks' threads, as
-// containers have it. One for each processor would need to know their threads, which emulation may
+// cpuTune sets one quota for the whole guest: its processors, the emulator and disk threads, as
+// containers have it. Quotas per processor would need the processors' threads, which emulation may
 // not have.
 func cpuTune(c *cpuFact) *libvirtxml.DomainCPUTune {
 	if c == nil || c.Unkept != "" {
@@ -47,8 +47,8 @@ func cpuTune(c *cpuFact) *libvirtxml.DomainCPUTune {
 	}
 }
 
-// refusesQuota says whether libvirt's message, in lower case, is that it has no cgroups to keep a CPU
-// quota with: a session's daemon, one whose cgroups are switched off, or not writable.
+// refusesQuota reports whether libvirt's error message, in lower case, says that it has no cgroups to
+// enforce a CPU quota: a session daemon, or cgroups that are disabled or not writable.
 func refusesQuota(text string) bool {
 	for _, words := range [...]string{"cgroup cpu is required", "cpu tuning is not available", "cpu.cfs_", "cpu.max"} {
 		if strings.Contains(text, words) {
@@ -58,15 +58,15 @@ func refusesQuota(text string) bool {
 	return false
 }
 
-// quotas remembers that a hypervisor keeps none, for as long as its facts hold: its next daemon is asked
-// again.
+// quotas remembers that a hypervisor cannot enforce quotas, as long as its facts stay the same. After
+// a restart of the daemon it is asked again.
 type quotas struct {
 	mu  sync.Mutex
 	of  *facts
 	why string
 }
 
-// refused says whether an error is the hypervisor's word that it keeps no quotas, and remembers it.
+// refused reports whether err says that the hypervisor cannot enforce quotas, and remembers it.
 func (q *quotas) refused(f *facts, err error) bool {
 	var no *noQuota
 	if !errors.As(err, &no) {

@@ -13,12 +13,12 @@ import (
 	"github.com/persys/compute/agent/driver/libvirt/diskfile"
 )
 
-// diskJournal lists, in a domain's folder, the disks that we made for the domain or are about to make. The
-// record in the domain is what counts; this is for when there is none: a creation failed, or somebody
-// undefined the domain.
+// diskJournal is the file in a domain's folder that lists the disks that we made for the domain or are
+// about to make. The record in the domain's metadata takes precedence; the journal serves when there is
+// no record, because a creation failed or somebody undefined the domain.
 const diskJournal = "persys-disks"
 
-// note writes the list, before anything that it names is made.
+// note writes the journal before the disks that it names are made.
 func (d *Driver) note(domain string, spec driver.Spec, disks []ownDisk) error {
 	keep := d.at.keep(domain)
 	if err := diskfile.MakeFolder(keep); err != nil {
@@ -41,9 +41,9 @@ func writeDiskJournal(keep string, disks []ownDisk) error {
 	return diskfile.Write(filepath.Join(keep, diskJournal), raw)
 }
 
-// noted reads the list. Only disks count that still have this node's mark for this workload, which also
-// says what they were made from: the list may be of an order that failed before it made them so. None do if
-// the folder is another node's by now.
+// journaledDisks reads the journal. It returns only disks that still carry this node's mark for this
+// workload and were made from the recorded source, because the journal may belong to an order that
+// failed before it made the disks. If the folder belongs to another node by now, it returns none.
 func (d *Driver) journaledDisks(domain string, id driver.ID) ([]ownDisk, error) {
 	if of, ours := d.keptFor(domain); !ours || of != id {
 		return nil, nil
@@ -57,11 +57,11 @@ func (d *Driver) journaledDisks(domain string, id driver.ID) ([]ownDisk, error) 
 	}
 	var all, out []ownDisk
 	if json.Unmarshal(raw, &all) != nil {
-		return nil, nil // a machine that lost its power may have lost the text, and must not be stuck for it
+		return nil, nil // a power failure may have truncated the file; that must not block the workload
 	}
 	for _, o := range all {
 		if o.Pool != "" && o.Volume != formerVolume(domain, o) {
-			out = append(out, o) // nobody else has its name
+			out = append(out, o) // its name belongs to this workload alone
 			continue
 		}
 		if o.Path == "" || !diskfile.Made(o.Path, d.identity.ClusterID, id) || diskfile.Elsewhere(o.Path, d.identity.NodeID) {
@@ -74,8 +74,8 @@ func (d *Driver) journaledDisks(domain string, id driver.ID) ([]ownDisk, error) 
 	return out, nil
 }
 
-// leftBehind are the noted disks that a workload leaves when it is removed, but for those that it may have
-// moved on with.
+// leftBehind returns the journaled disks that a removed workload leaves, without those that it may
+// have taken to another node.
 func (d *Driver) leftBehind(ctx context.Context, domain string, id driver.ID) ([]ownDisk, error) {
 	disks, err := d.journaledDisks(domain, id)
 	if err != nil {
@@ -84,7 +84,7 @@ func (d *Driver) leftBehind(ctx context.Context, domain string, id driver.ID) ([
 	return d.local(ctx, disks)
 }
 
-// local are disks without those in a pool that other nodes reach: a volume does not say which node uses it.
+// local drops the disks in shared pools: a volume in a pool does not record which node uses it.
 func (d *Driver) local(ctx context.Context, disks []ownDisk) ([]ownDisk, error) {
 	if !slices.ContainsFunc(disks, func(o ownDisk) bool { return o.Pool != "" }) {
 		return disks, nil
@@ -100,7 +100,7 @@ func (d *Driver) local(ctx context.Context, disks []ownDisk) ([]ownDisk, error) 
 	return slices.DeleteFunc(disks, func(o ownDisk) bool { return !local[o.Pool] }), nil
 }
 
-// joined are disks and those of more that are not among them.
+// joined returns disks plus those of more that it lacks.
 func joined(disks, more []ownDisk) []ownDisk {
 	out := slices.Clone(disks)
 	for _, o := range more {

@@ -12,25 +12,25 @@ import (
 	"github.com/persys/compute/agent/driver/libvirt/arpsnoop"
 )
 
-// Options configure a Driver. Zero values mean the defaults named.
+// Options configure a Driver. Zero values select the defaults.
 type Options struct {
 	// URI of the hypervisor; default qemu:///system. It must be on this machine: disks are files here.
 	URI       string
 	ClusterID string
 	NodeID    string
-	// Owns says whether a machine was taken over from a legacy v1 agent, whose domains have no mark: any
-	// other that has the name of a workload is a stranger's.
+	// Owns reports whether the agent's store took a domain over from a legacy v1 agent, whose domains
+	// carry no mark. Any other unmarked domain with the name of a workload is a stranger's.
 	Owns func(driver.ID) bool
-	// Content says which content the store has noted for such a domain. May be nil.
+	// Content returns the content that the store records for such a domain. May be nil.
 	Content func(id driver.ID, runtimeID string) (content string, ok bool)
-	// Images is the folder of disks that name no path, of images named without one, and of what is
-	// kept for each domain. QEMU's user must be able to enter it. Default /var/lib/libvirt/images.
+	// Images is the folder for disks without a path, for images given by name only, and for the files
+	// of each domain. QEMU's user must be able to enter it. Default /var/lib/libvirt/images.
 	Images string
-	// VNC is the address that the guests' screens listen on, "none" for no screens; default 127.0.0.1.
+	// VNC is the listen address of the guests' VNC screens, "none" for no screens; default 127.0.0.1.
 	VNC string
-	// Acceleration is auto (KVM where a trial shows that it boots, else emulation), kvm or qemu.
+	// Acceleration is auto (KVM if a probe guest boots with it, else emulation), kvm or qemu.
 	Acceleration string
-	// StopGrace is what a guest gets to shut down when it is replaced, removed or stopped by Ensure.
+	// StopGrace is how long a guest may take to shut down when it is replaced, removed or stopped by Ensure.
 	// Default 30 s.
 	StopGrace time.Duration
 	// CallTimeout bounds one call to libvirt. Default 60 s.
@@ -38,7 +38,7 @@ type Options struct {
 	Logger      *slog.Logger
 }
 
-// Driver is a driver.Driver on one libvirt daemon.
+// Driver implements driver.Driver on one libvirt daemon.
 type Driver struct {
 	hv       hypervisor
 	identity driver.Identity
@@ -49,14 +49,14 @@ type Driver struct {
 	snooper  *arpsnoop.Snooper
 
 	mu sync.Mutex
-	// changing are the machines whose records are being changed: a List may find the end of a guest while it is stopped.
+	// changing holds a channel per domain whose record is being written, so that List does not write the same record.
 	changing map[string]chan struct{}
-	// young are running guests whose address is not known yet, with the end of our patience.
-	young map[driver.ID]time.Time
-	// noting has a place for each change of a record that goes on in the background.
-	noting chan struct{}
-	// resting is what let us wait, and until when it is left alone.
-	resting map[string]time.Time
+	// awaitingAddress holds running guests whose address is not known yet, and until when List waits for one.
+	awaitingAddress map[driver.ID]time.Time
+	// recordWrites is a semaphore for record writes in the background.
+	recordWrites chan struct{}
+	// backoff holds operations that timed out, and until when they are not tried again.
+	backoff map[string]time.Time
 }
 
 var (
@@ -65,8 +65,8 @@ var (
 	_ driver.Consoler = (*Driver)(nil)
 )
 
-// New connects lazily: a daemon that is down is no error here, but in every call. The error is of
-// this build or this machine: see Available.
+// New connects lazily: if the daemon is down, every call fails, but not New. New fails if this build
+// or machine cannot use libvirt: see Available.
 func New(opt Options) (*Driver, error) {
 	opt.URI = cmp.Or(opt.URI, "qemu:///system")
 	opt.Logger = cmp.Or(opt.Logger, slog.Default())
@@ -106,23 +106,23 @@ func newDriver(opt Options, hv hypervisor) (*Driver, error) {
 	d := &Driver{
 		hv: hv, opt: opt, at: layout{images: opt.Images},
 		identity: driver.Identity{ClusterID: opt.ClusterID, NodeID: opt.NodeID, Owns: opt.Owns},
-		changing: map[string]chan struct{}{}, young: map[driver.ID]time.Time{}, resting: map[string]time.Time{},
-		noting: make(chan struct{}, notesAtOnce), snooper: arpsnoop.New(),
+		changing: map[string]chan struct{}{}, awaitingAddress: map[driver.ID]time.Time{}, backoff: map[string]time.Time{},
+		recordWrites: make(chan struct{}, notesAtOnce), snooper: arpsnoop.New(),
 	}
 	d.accel.try = d.tryKVM
 	return d, nil
 }
 
-// Close ends the connection. Guests keep running.
+// Close closes the connection. Guests keep running.
 func (d *Driver) Close() error {
 	d.snooper.Close()
 	return d.hv.close()
 }
 
-// Kind is driver.VM.
+// Kind returns driver.VM.
 func (d *Driver) Kind() driver.Kind { return driver.VM }
 
-// Probe asks for the hypervisor's facts. Which acceleration works is found out beside it.
+// Probe reads the hypervisor's facts and starts the KVM probe in the background.
 func (d *Driver) Probe(ctx context.Context) (driver.Capacity, error) {
 	f, err := d.hv.facts(ctx)
 	if err != nil {

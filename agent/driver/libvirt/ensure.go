@@ -16,10 +16,10 @@ import (
 	"github.com/persys/compute/agent/driver/libvirt/nocloud"
 )
 
-// instance is the domain of a workload, with both copies of our element.
+// instance is the domain of a workload, with our element in both descriptions.
 type instance struct {
 	domain
-	config, live *record // live only while active
+	config, live *record // live is nil while the domain is off
 }
 
 func (in *instance) read(d domain) {
@@ -30,8 +30,8 @@ func (in *instance) read(d domain) {
 	}
 }
 
-// find looks for a workload's domain under the two names that it may have. It also says which name a
-// new one gets: the workload's, or with the node's where a sibling agent's domain has that.
+// find looks for a workload's domain under its two possible names. It also returns the name for a new
+// domain: the workload's, or one with the node's name appended if a sibling agent's domain holds the first.
 func (d *Driver) find(ctx context.Context, id driver.ID) (in *instance, name string, err error) {
 	for _, name := range []string{string(id), string(id) + "--" + d.opt.NodeID} {
 		dom, err := d.hv.domain(ctx, name)
@@ -56,7 +56,7 @@ func (d *Driver) find(ctx context.Context, id driver.ID) (in *instance, name str
 	return nil, "", driver.Errorf(driver.InvalidConfiguration, "define", "every name of workload %q is held by another agent of the cluster on this hypervisor", id)
 }
 
-// strange says that a domain which is not ours has the name.
+// strange is the error that a domain of a stranger has the name.
 type strange struct {
 	name   string
 	record *record
@@ -70,7 +70,7 @@ func (e *strange) Error() string {
 	return "libvirt domain " + e.name + " exists already and " + who + "; rename or undefine that domain (virsh domrename), or use another workload id"
 }
 
-// mine is find for callers to whom a stranger is nothing of theirs.
+// mine is find for callers that ignore a stranger's domain.
 func (d *Driver) mine(ctx context.Context, id driver.ID) (*instance, error) {
 	in, _, err := d.find(ctx, id)
 	var other *strange
@@ -80,7 +80,7 @@ func (d *Driver) mine(ctx context.Context, id driver.ID) (*instance, error) {
 	return in, err
 }
 
-// contentOf a copy of the description; a domain of a legacy v1 agent has what our store noted.
+// contentOf returns the content of a description. For a domain of a legacy v1 agent the store knows it.
 func (d *Driver) contentOf(r *record, in *instance, spec driver.Spec) string {
 	if r != nil {
 		return r.Labels[driver.LabelContent]
@@ -93,7 +93,7 @@ func (d *Driver) contentOf(r *record, in *instance, spec driver.Spec) string {
 	return ""
 }
 
-// Ensure is driver.Driver's.
+// Ensure implements driver.Driver.
 func (d *Driver) Ensure(ctx context.Context, spec driver.Spec) error {
 	if err := d.identity.Check(spec); err != nil {
 		return err
@@ -109,14 +109,14 @@ func (d *Driver) Ensure(ctx context.Context, spec driver.Spec) error {
 	if err != nil {
 		return err
 	}
-	// What is said must be sound even where nothing is to be done about it.
+	// The specification must be valid even if nothing has to change.
 	p, err := makePlan(spec, name, d.at)
 	if err != nil {
 		return err
 	}
 	fits := in != nil && in.persistent && d.contentOf(in.config, in, spec) == spec.Content
 	if fits && spec.Running && !in.active && !d.whole(in) {
-		fits = false // somebody removed a disk of ours; make it anew
+		fits = false // a disk that we made was deleted; make it again
 	}
 	if !fits {
 		if err := d.define(ctx, spec, p, in); err != nil {
@@ -139,7 +139,7 @@ func (d *Driver) Ensure(ctx context.Context, spec driver.Spec) error {
 			return err
 		}
 	}
-	if fits && spec.Running && !in.active { // define has looked; since then the machine may have started anew
+	if fits && spec.Running && !in.active { // define has checked the rest; the domain may have been started since
 		if _, _, err := d.networks(ctx, p); err != nil {
 			return err
 		}
@@ -149,7 +149,7 @@ func (d *Driver) Ensure(ctx context.Context, spec driver.Spec) error {
 	if !errors.As(cause, &no) {
 		return cause
 	}
-	// It is not started with its CPU quota, so it is without, and says so.
+	// libvirt refused the CPU quota: start without it and report that.
 	f, err := d.hv.facts(ctx)
 	if err != nil {
 		return err
@@ -174,7 +174,7 @@ func (d *Driver) again(ctx context.Context, name string) (*instance, error) {
 	return in, nil
 }
 
-// whole says whether the files that we made for an instance are still there.
+// whole reports whether the files that we made for an instance still exist.
 func (d *Driver) whole(in *instance) bool {
 	if in.config == nil {
 		return true
@@ -199,7 +199,7 @@ func (d *Driver) whole(in *instance) bool {
 	})
 }
 
-// define prepares everything that a plan needs and writes it over what is defined.
+// define prepares everything that a plan needs and defines the domain, replacing an old definition.
 func (d *Driver) define(ctx context.Context, spec driver.Spec, p *plan, old *instance) error {
 	f, err := d.hv.facts(ctx)
 	if err != nil {
@@ -211,7 +211,7 @@ func (d *Driver) define(ctx context.Context, spec driver.Spec, p *plan, old *ins
 	}
 	at := found{machine: m, vnc: d.opt.VNC}
 	if old != nil {
-		p.uuid = old.uuid // also of a domain that a legacy v1 agent made
+		p.uuid = old.uuid // also for a domain that a legacy v1 agent made
 	}
 	var bytes [6]byte
 	_, _ = rand.Read(bytes[:])
@@ -221,7 +221,7 @@ func (d *Driver) define(ctx context.Context, spec driver.Spec, p *plan, old *ins
 		Instance: hex.EncodeToString(bytes[:]), Created: time.Now().UTC(),
 		Console: filepath.Join(keep, "console-"+tag(spec.Content)+".log"),
 	}
-	if old != nil && old.live != nil && old.live.Labels[driver.LabelContent] == spec.Content { // this is what runs
+	if old != nil && old.live != nil && old.live.Labels[driver.LabelContent] == spec.Content { // the running guest has this content
 		at.record.Instance, at.record.Created = old.live.Instance, old.live.Created
 		at.record.Started, at.record.Heard = old.live.Started, old.live.Heard
 	}
@@ -266,7 +266,7 @@ func (d *Driver) define(ctx context.Context, spec driver.Spec, p *plan, old *ins
 		if err != nil {
 			return driver.Errorf(driver.InvalidSpecification, "define", "workload %q: %w", spec.ID, err)
 		}
-		release, err := d.hold(ctx, p.uuid) // lest a late note of the former record comes over it
+		release, err := d.hold(ctx, p.uuid) // a late write of the former record must not overwrite the new one
 		if err != nil {
 			return err
 		}
@@ -280,7 +280,7 @@ func (d *Driver) define(ctx context.Context, spec driver.Spec, p *plan, old *ins
 	return err
 }
 
-// networks looks the plan's networks up, which starts them, and says which of them are plain bridges.
+// networks looks up and starts the plan's networks, and returns which of them are plain bridges.
 func (d *Driver) networks(ctx context.Context, p *plan) (subnets map[string][]nocloud.Subnet, bridges map[string]bool, err error) {
 	subnets, bridges = map[string][]nocloud.Subnet{}, map[string]bool{}
 	for _, n := range p.nics {
@@ -304,9 +304,9 @@ func (d *Driver) networks(ctx context.Context, p *plan) (subnets map[string][]no
 	return subnets, bridges, nil
 }
 
-// disks makes what is missing, and says which disks are ours. A disk that is there and that we made
-// for this workload stays as it is, unless it was made from another image. What it was made from says the
-// record, and after a creation that failed the disk's mark.
+// disks makes missing disks and returns the disks that are ours. An existing disk that we made for this
+// workload stays as it is, unless the image differs. The record names the image of a disk; after a failed
+// creation, the disk's mark does.
 func (d *Driver) disks(ctx context.Context, spec driver.Spec, p *plan, former []ownDisk) ([]ownDisk, error) {
 	var out []ownDisk
 	for i, disk := range p.disks {
@@ -353,8 +353,8 @@ func (d *Driver) disks(ctx context.Context, spec driver.Spec, p *plan, former []
 	return out, nil
 }
 
-// poolDisk calls note before it makes a volume. One that this workload had for the disk, made from the same
-// image, stays, whatever its name.
+// poolDisk calls note before it makes a volume. A volume that this workload had for the disk, made from
+// the same image, stays, whatever its name.
 func (d *Driver) poolDisk(ctx context.Context, disk diskPlan, img *diskfile.Image, former []ownDisk, note func(ownDisk) error) (ownDisk, error) {
 	was := slices.IndexFunc(former, func(f ownDisk) bool {
 		return f.Pool == disk.pool && f.Device == disk.device && f.Format == disk.format && (f.Image == disk.image || disk.image == "")
@@ -379,25 +379,25 @@ func (d *Driver) poolDisk(ctx context.Context, disk diskPlan, img *diskfile.Imag
 		return o, driver.Errorf(driver.InvalidSpecification, "disk", "%w", err)
 	}
 	if was >= 0 && former[was].used {
-		return o, d.grow(ctx, o, 0) // made anew it would be an empty one in its stead
+		return o, d.grow(ctx, o, 0) // making it again would replace it by an empty one
 	}
 	if err := note(o); err != nil {
 		return o, err
 	}
-	// It is made under a name of ours, so one that is there was made for this workload.
+	// The name is unique to this workload, so an existing volume was made for it.
 	return o, d.hv.volume(ctx, disk.pool, disk.volume, xml)
 }
 
-// grow makes a volume that is there already at least so large, in bytes.
+// grow enlarges an existing volume to at least size bytes.
 func (d *Driver) grow(ctx context.Context, o ownDisk, size int64) error {
 	err := d.hv.growVolume(ctx, o.Pool, o.Volume, size)
-	if errors.Is(err, errAbsent) { // of the volume or of its pool
-		return driver.Errorf(driver.StorageAttachFailed, "disk", "disk %s: volume %s is not there any more, or pool %s is not on this node (virsh pool-list --all): is what holds the pool mounted? Only if the volume is gone for good, delete the workload: %w", o.Device, o.Volume, o.Pool, err)
+	if errors.Is(err, errAbsent) { // the volume or its pool
+		return driver.Errorf(driver.StorageAttachFailed, "disk", "disk %s: volume %s does not exist any more, or pool %s is not on this node (virsh pool-list --all): check that the pool's storage is mounted; delete the workload only if the volume is lost: %w", o.Device, o.Volume, o.Pool, err)
 	}
 	return err
 }
 
-// fileDisk calls note before it makes something.
+// fileDisk calls note before it makes a file.
 func (d *Driver) fileDisk(ctx context.Context, spec driver.Spec, disk diskPlan, img *diskfile.Image, former []ownDisk, note func(ownDisk) error) (ownDisk, bool, error) {
 	o := ownDisk{Device: disk.device, Path: disk.path, Format: disk.format, Image: disk.image, SizeGB: disk.sizeGB}
 	there, err := diskfile.Exists(disk.path)
@@ -411,7 +411,7 @@ func (d *Driver) fileDisk(ctx context.Context, spec driver.Spec, disk diskPlan, 
 	if was >= 0 {
 		f, waits := former[was], false
 		ours = true
-		if f.Staged { // and its update may have been cut short: then the disk is still that of the guest before
+		if f.Staged { // after an interrupted update, the file at Path is still the former guest's disk
 			if waits, err = diskfile.Exists(disk.path + diskfile.StagedSuffix); err != nil {
 				return o, false, diskfile.Failed(err)
 			}
@@ -433,10 +433,11 @@ func (d *Driver) fileDisk(ctx context.Context, spec driver.Spec, disk diskPlan, 
 		}
 		return o, false, nil
 	case !there && disk.sizeGB == 0 && img == nil:
-		return o, false, driver.Errorf(driver.InvalidImage, "disk", "%s does not exist on this node, and no size says that it should be made", describe(disk))
+		return o, false, driver.Errorf(driver.InvalidImage, "disk", "%s does not exist on this node, and the disk has no size to create it with", describe(disk))
 	case !there && was >= 0 && former[was].used && !diskfile.Made(disk.path, spec.ClusterID, spec.ID):
-		// Who removes a disk leaves its mark. Made anew it would be an empty one in its stead.
-		return o, false, driver.Errorf(driver.StorageAttachFailed, "disk", "%s and its mark are not there any more: is the file system that holds them mounted? If they are gone for good, delete the workload, or put a disk there", describe(disk))
+		// Deleting a disk leaves its mark file. If both are missing, the file system is probably not mounted:
+		// making the disk again would replace it by an empty one.
+		return o, false, driver.Errorf(driver.StorageAttachFailed, "disk", "%s and its mark file do not exist any more: check that their file system is mounted; if they are lost, delete the workload or put a disk there", describe(disk))
 	case !there:
 		if err := os.MkdirAll(filepath.Dir(disk.path), 0o711); err != nil {
 			return o, false, diskfile.Failed(err)
@@ -444,7 +445,7 @@ func (d *Driver) fileDisk(ctx context.Context, spec driver.Spec, disk diskPlan, 
 		if err := note(o); err != nil {
 			return o, false, err
 		}
-		// The marker comes first: a disk without one is somebody else's for good.
+		// The mark is written first: a disk without a mark counts as a stranger's.
 		mark := diskfile.Mark{Cluster: spec.ClusterID, Node: spec.NodeID, Workload: spec.ID, Image: disk.image}
 		if err := mark.Write(disk.path); err != nil {
 			return o, false, err
@@ -459,7 +460,7 @@ func (d *Driver) fileDisk(ctx context.Context, spec driver.Spec, disk diskPlan, 
 		return o, true, diskfile.Make(ctx, disk.path+diskfile.StagedSuffix, disk.format, disk.sizeGB*gib, img)
 	}
 	if known {
-		o.Image = image // also while an order names none: a later one may name it again
+		o.Image = image // keep the image even if this order names none: a later order may name it again
 	}
 	have, err := diskfile.Inspect(ctx, disk.path, format)
 	if err != nil {
@@ -472,14 +473,14 @@ func (d *Driver) fileDisk(ctx context.Context, spec driver.Spec, disk diskPlan, 
 		return o, false, invalid("%s: it has %d bytes and cannot shrink to %d GiB", describe(disk), have.Size, disk.sizeGB)
 	}
 	if diskfile.Elsewhere(disk.path, spec.NodeID) {
-		// The workload was on another node, which may yet be told to remove what it had there.
+		// The workload was on another node, which may still be ordered to remove its files.
 		mark := diskfile.Mark{Cluster: spec.ClusterID, Node: spec.NodeID, Workload: spec.ID, Image: image, Unsure: !known}
 		return o, true, mark.Write(disk.path)
 	}
 	return o, true, nil
 }
 
-// writeSeed writes the NoCloud image under a name of this content's own.
+// writeSeed writes the NoCloud image under a name derived from its content.
 func (d *Driver) writeSeed(p *plan, subnets map[string][]nocloud.Subnet, keep string, r *record, spec driver.Spec) error {
 	if p.seed == nil {
 		return nil
@@ -500,8 +501,8 @@ func (d *Driver) writeSeed(p *plan, subnets map[string][]nocloud.Subnet, keep st
 	return diskfile.Write(path, iso)
 }
 
-// tidy puts in place what waited for the end of a replaced guest, and removes what only that had. The
-// domain is off.
+// tidy completes a replacement after the old guest has stopped: it puts staged disks in place and
+// removes disks that only the old definition used. The domain is off.
 func (d *Driver) tidy(ctx context.Context, in *instance) error {
 	r := in.config
 	if r == nil {
@@ -514,7 +515,7 @@ func (d *Driver) tidy(ctx context.Context, in *instance) error {
 	for i, o := range r.Disks {
 		if o.Staged {
 			err := diskfile.Move(o.Path+diskfile.StagedSuffix, o.Path)
-			if err != nil && !errors.Is(err, os.ErrNotExist) { // absent: it was done before
+			if err != nil && !errors.Is(err, os.ErrNotExist) { // absent: an earlier call did it
 				return err
 			}
 			mark := diskfile.Mark{Cluster: d.identity.ClusterID, Node: d.identity.NodeID, Workload: driver.ID(r.Labels[driver.LabelWorkload]), Image: o.Image}
@@ -522,12 +523,12 @@ func (d *Driver) tidy(ctx context.Context, in *instance) error {
 				return err
 			}
 			r.Disks[i].Staged, r.Disks[i].Former, changed = false, "", true
-		} else if o.Path != "" { // what an update that was taken back had made
+		} else if o.Path != "" { // made by an update that was reverted
 			if err := diskfile.Remove(o.Path + diskfile.StagedSuffix); err != nil {
 				return err
 			}
 		}
-		if o.Pool != "" { // which is started, too
+		if o.Pool != "" { // growing starts the pool
 			if err := d.grow(ctx, o, o.SizeGB*gib); err != nil {
 				return err
 			}
@@ -560,7 +561,7 @@ func (d *Driver) tidy(ctx context.Context, in *instance) error {
 	})
 }
 
-// removeDisks leaves those that another node has taken over.
+// removeDisks deletes the disks, except those that another node has taken over.
 func (d *Driver) removeDisks(ctx context.Context, disks []ownDisk) error {
 	for _, o := range disks {
 		if o.Pool != "" {
@@ -572,7 +573,7 @@ func (d *Driver) removeDisks(ctx context.Context, disks []ownDisk) error {
 		if diskfile.Elsewhere(o.Path, d.identity.NodeID) {
 			continue
 		}
-		// The marker goes last: it is what tells that the disk was ours.
+		// The mark goes last: it proves that the disk was ours.
 		for _, f := range []string{o.Path, o.Path + diskfile.PartSuffix, o.Path + diskfile.StagedSuffix, o.Path + diskfile.MarkSuffix} {
 			if err := diskfile.Remove(f); err != nil {
 				return err
@@ -582,7 +583,7 @@ func (d *Driver) removeDisks(ctx context.Context, disks []ownDisk) error {
 	return nil
 }
 
-// settle starts or stops.
+// settle starts or stops the domain.
 func (d *Driver) settle(ctx context.Context, in *instance, running bool) error {
 	if !running {
 		if !in.active {
@@ -602,7 +603,7 @@ func (d *Driver) settle(ctx context.Context, in *instance, running bool) error {
 		}
 		in.active = false
 	}
-	// A guest may say its address once, in its first second.
+	// A guest may announce its address only once, in its first second.
 	d.listen(in.config.asked(interfacesOf(in.domain.config)))
 	before := time.Time{}
 	finished, end := time.Time{}, ""
@@ -614,7 +615,7 @@ func (d *Driver) settle(ctx context.Context, in *instance, running bool) error {
 		return err
 	}
 	if err := d.hv.start(ctx, in.uuid); err != nil {
-		// Also under a cancelled context: a start that did not happen must not read as one.
+		// Undo even if ctx is cancelled: the record must not show a start that did not happen.
 		undo, cancel := context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)
 		defer cancel()
 		return errors.Join(err, d.change(undo, in, func(r *record) { r.Started, r.Finished, r.End = before, finished, end }))
@@ -622,12 +623,12 @@ func (d *Driver) settle(ctx context.Context, in *instance, running bool) error {
 	return nil
 }
 
-// stop asks the guest to shut down, and ends it after grace. It is written down when it ended.
+// stop asks the guest to shut down and powers it off after grace. It records the end.
 func (d *Driver) stop(ctx context.Context, in *instance, grace time.Duration) error {
 	deadline := time.Now().Add(grace)
 	const (
 		look = 50 * time.Millisecond
-		// A guest that boots misses the button.
+		// A booting guest ignores the ACPI power button, so it is pressed again.
 		repeat = 2 * time.Second
 	)
 	var asked time.Time
@@ -638,7 +639,7 @@ func (d *Driver) stop(ctx context.Context, in *instance, grace time.Duration) er
 				if driver.ClassOf(err) == driver.RuntimeUnhealthy {
 					return err
 				}
-				break // it cannot be asked
+				break // the guest cannot be asked
 			}
 		}
 		now, err := d.again(ctx, in.name)
@@ -677,7 +678,7 @@ func (d *Driver) stop(ctx context.Context, in *instance, grace time.Duration) er
 	return d.ended(ctx, now, "destroyed")
 }
 
-// ended writes down when and how a guest ended, once.
+// ended records when and how a guest ended, once.
 func (d *Driver) ended(ctx context.Context, in *instance, how string) error {
 	if in.config == nil || !in.config.runs() {
 		return nil
@@ -700,7 +701,7 @@ func offReason(d domain) string {
 	return offReasons[d.reason]
 }
 
-// Halt is driver.Driver's.
+// Halt implements driver.Driver.
 func (d *Driver) Halt(ctx context.Context, id driver.ID, grace time.Duration) error {
 	in, err := d.mine(ctx, id)
 	if err != nil || in == nil || !in.active {
@@ -709,11 +710,11 @@ func (d *Driver) Halt(ctx context.Context, id driver.ID, grace time.Duration) er
 	return d.stop(ctx, in, grace)
 }
 
-// Remove is driver.Driver's. Disks that we made go, all others stay. Files go before the domain: it is
-// what tells which they are.
+// Remove implements driver.Driver. It deletes the disks that we made and no others. Files go before the
+// domain, because the domain's record lists them.
 func (d *Driver) Remove(ctx context.Context, id driver.ID) error { return d.remove(ctx, id, false) }
 
-// Leave is driver.Leaver's. A machine has disks, and no volumes of an engine.
+// Leave implements driver.Leaver. A virtual machine has disks and no engine volumes.
 func (d *Driver) Leave(ctx context.Context, id driver.ID, _ bool) error {
 	return d.remove(ctx, id, true)
 }
@@ -724,7 +725,7 @@ func (d *Driver) remove(ctx context.Context, id driver.ID, elsewhere bool) error
 		return err
 	}
 	if in == nil {
-		// What an interrupted creation left, under names that only we use.
+		// Remove leftovers of an interrupted creation; only this workload uses these names.
 		for _, name := range []string{string(id), string(id) + "--" + d.opt.NodeID} {
 			if err := d.forgotten(ctx, name, id); err != nil {
 				return err
@@ -764,8 +765,8 @@ func (d *Driver) remove(ctx context.Context, id driver.ID, elsewhere bool) error
 	return err
 }
 
-// forgotten removes a domain's folder, unless a domain of that name is there; of a workload that is
-// removed, also the disks that the folder lists.
+// forgotten removes a domain's folder, unless a domain of that name exists. For a removed workload it
+// also deletes the disks that the folder's journal lists.
 func (d *Driver) forgotten(ctx context.Context, name string, removed driver.ID) error {
 	keep := d.at.keep(name)
 	if there, err := diskfile.Exists(keep); err != nil || !there {

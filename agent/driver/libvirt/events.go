@@ -8,13 +8,13 @@ import (
 	"github.com/persys/compute/agent/driver"
 )
 
-// Events is driver.Driver's. libvirt tells of domains; nobody tells when a guest got its address, so
-// those of young guests are looked for.
+// Events implements driver.Driver. libvirt reports changes of domains but not when a guest gets its
+// address, so domains in awaitingAddress are polled.
 func (d *Driver) Events(ctx context.Context) (<-chan driver.ID, error) {
 	hints := driver.NewHints()
 	suffix := "--" + d.opt.NodeID
 	err := d.hv.watch(ctx, func(name string) {
-		// A sibling's domain may be meant; it is a hint all the same.
+		// The domain may be a sibling's; a spurious hint is harmless.
 		hints.Add(driver.ID(strings.TrimSuffix(name, suffix)))
 	})
 	if err != nil {
@@ -34,7 +34,7 @@ func (d *Driver) Events(ctx context.Context) (<-chan driver.ID, error) {
 			}
 			d.mu.Lock()
 			now := time.Now()
-			for id, until := range d.young {
+			for id, until := range d.awaitingAddress {
 				if now.Before(until) {
 					hints.Add(id)
 				}

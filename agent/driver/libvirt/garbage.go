@@ -17,18 +17,18 @@ import (
 
 var _ driver.Collector = (*Driver)(nil)
 
-// ownerFile says in a domain's folder whose it is. A folder without one is nobody's to remove.
+// ownerFile is the file in a domain's folder that names its owner. A folder without it is never removed.
 const ownerFile = "persys-owner"
 
 // keepSuffix ends the names of domains' folders.
 const keepSuffix = ".persys"
 
-// owner is the text of an ownerFile: when, whose, for which workload.
+// owner returns the text of an ownerFile: time, cluster and node, workload.
 func owner(spec driver.Spec) string {
 	return time.Now().UTC().Format(time.RFC3339) + "\n" + spec.ClusterID + "\n" + spec.NodeID + "\n" + string(spec.ID) + "\n"
 }
 
-// keptFor is the workload whose domain a folder belonged to; false if it is not ours, or of a link.
+// keptFor returns the workload whose domain a folder belonged to; false if the folder is not ours or is a symbolic link.
 func (d *Driver) keptFor(domain string) (driver.ID, bool) {
 	dir := d.at.keep(domain)
 	if info, err := os.Lstat(dir); err != nil || !info.IsDir() {
@@ -45,8 +45,8 @@ func (d *Driver) keptFor(domain string) (driver.ID, bool) {
 	return driver.ID(lines[3]), true
 }
 
-// Garbage is driver.Collector's: machines that nobody ordered, and the folders with cloud-init and
-// console of those that are gone. Disks hold data, so they go only with their machine.
+// Garbage implements driver.Collector. It finds domains that no scheduler ordered, and the folders with
+// cloud-init and console files of deleted domains. Disks hold data, so they go only with their domain.
 func (d *Driver) Garbage(ctx context.Context, q driver.GarbageQuery) ([]driver.Garbage, error) {
 	all, err := d.hv.domains(ctx)
 	if err != nil {
@@ -58,7 +58,7 @@ func (d *Driver) Garbage(ctx context.Context, q driver.GarbageQuery) ([]driver.G
 		there[dom.name] = true
 		in := &instance{}
 		in.read(dom)
-		// Claimed ones carry no mark, so nothing proves that they are ours.
+		// Domains claimed by the store carry no mark, so nothing proves that they are ours.
 		if !dom.persistent || in.config == nil || d.of(in.config, dom.name) != driver.Ours {
 			continue
 		}
@@ -97,7 +97,7 @@ func (d *Driver) Garbage(ctx context.Context, q driver.GarbageQuery) ([]driver.G
 	return out, nil
 }
 
-// folder is the size of its files, and when the newest of them changed.
+// folder returns the total size of the files in dir and the newest change time.
 func folder(dir string) (bytes int64, newest time.Time, err error) {
 	entries, err := os.ReadDir(dir)
 	if err != nil {
@@ -106,7 +106,7 @@ func folder(dir string) (bytes int64, newest time.Time, err error) {
 	for _, e := range entries {
 		info, err := e.Info()
 		if err != nil {
-			return 0, time.Time{}, err // it is being changed
+			return 0, time.Time{}, err // a file was removed meanwhile
 		}
 		bytes += info.Size()
 		if info.ModTime().After(newest) {
@@ -116,16 +116,16 @@ func folder(dir string) (bytes int64, newest time.Time, err error) {
 	return bytes, newest, nil
 }
 
-// Collect is driver.Collector's.
+// Collect implements driver.Collector.
 func (d *Driver) Collect(ctx context.Context, g driver.Garbage) error {
 	switch g.Kind {
 	case driver.Orphan:
-		return d.Leave(ctx, g.Workload, true) // without an order, who knows where it lives on
+		return d.Leave(ctx, g.Workload, true) // without an order it may run on another node
 	case driver.ISO:
 		if id, ours := d.keptFor(g.Name); !ours || id != g.Workload {
-			return nil // not garbage any more
+			return nil // no longer garbage
 		}
 		return d.forgotten(ctx, g.Name, "")
 	}
-	return driver.Errorf(driver.InvalidConfiguration, "collect", "the runtime of virtual machines makes no %s", g.Kind)
+	return driver.Errorf(driver.InvalidConfiguration, "collect", "libvirt makes no %s", g.Kind)
 }

@@ -9,43 +9,43 @@ import (
 	"github.com/persys/compute/agent/driver"
 )
 
-// hypervisor is what the driver needs of libvirt, in libvirt's terms but without its types. Errors are
-// *driver.Error, classified; errAbsent is inside the one of something that does not exist. Reads give
-// up with ctx. What changes something is carried through even when ctx ends meanwhile, as far as the
-// daemon answers at all, so that a later call does not meet half of it.
+// hypervisor is the part of libvirt that the driver uses, without libvirt's types. Errors are
+// *driver.Error with a class; they wrap errAbsent if the object does not exist. Reads stop when ctx
+// ends. Changes are completed even if ctx ends meanwhile, as long as the daemon answers, so that a
+// later call does not meet a half-done change.
 type hypervisor interface {
 	facts(ctx context.Context) (*facts, error)
 
-	domains(ctx context.Context) ([]domain, error)            // also those that are nowhere defined
+	domains(ctx context.Context) ([]domain, error)            // transient ones included
 	domain(ctx context.Context, name string) (*domain, error) // errAbsent
 	define(ctx context.Context, xml string) error
 	undefine(ctx context.Context, uuid string) error
 	start(ctx context.Context, uuid string) error
 	resume(ctx context.Context, uuid string) error
-	shutdown(ctx context.Context, uuid string) error // asks the guest
-	destroy(ctx context.Context, uuid string) error  // does not ask; stopping what is off succeeds
-	// note replaces our element; live also in the copy that runs.
+	shutdown(ctx context.Context, uuid string) error // ACPI request to the guest
+	destroy(ctx context.Context, uuid string) error  // powers off; succeeds if the domain is off
+	// note replaces our metadata element in the configuration and, with live, in the live description.
 	note(ctx context.Context, uuid, element string, live bool) error
-	// transient starts a domain that is nowhere defined.
+	// transient starts a domain without defining it.
 	transient(ctx context.Context, xml string) error
 
-	// addresses are those that libvirt's own DHCP gave, and with agent those that the guest's tells.
+	// addresses returns the leases of libvirt's DHCP and, with agent, the addresses that the guest agent reports.
 	addresses(ctx context.Context, uuid string, agent bool) ([]address, error)
 	stats(ctx context.Context) ([]stat, error)
 	console(ctx context.Context, uuid string) (io.ReadWriteCloser, error)
 
-	network(ctx context.Context, name string) (xml string, err error) // errAbsent; it is up
+	network(ctx context.Context, name string) (xml string, err error) // errAbsent; starts the network
 	bridge(ctx context.Context, name string) bool
-	// volume makes sure that a volume is there, and makes it from xml if it is not.
+	// volume creates a volume from xml unless it exists.
 	volume(ctx context.Context, pool, name, xml string) error
-	// growVolume makes a volume larger that is smaller; errAbsent if there is none. No guest may use it meanwhile.
+	// growVolume enlarges a volume to at least capacity bytes; errAbsent if there is none. No guest may use it meanwhile.
 	growVolume(ctx context.Context, pool, name string, capacity int64) error
-	// pools are the storage pools that are up.
+	// pools returns the active storage pools.
 	pools(ctx context.Context) ([]driver.Pool, error)
 	removeVolume(ctx context.Context, pool, name string) error
 
-	// watch tells fn the names of domains that changed, and "" when everything may have, until ctx
-	// ends. It survives the daemon.
+	// watch calls fn with the names of changed domains, and with "" when any domain may have changed,
+	// until ctx ends. It reconnects after a restart of the daemon.
 	watch(ctx context.Context, fn func(name string)) error
 	close() error
 }
@@ -55,7 +55,7 @@ var (
 	errTaken  = errors.New("is taken")
 )
 
-// domain is one domain, in both copies of its description.
+// domain is one domain with both descriptions.
 type domain struct {
 	name, uuid   string
 	state        int
@@ -77,22 +77,22 @@ const (
 	stateSuspended
 )
 
-// pausedByDisk is why QEMU pauses a guest itself (VIR_DOMAIN_PAUSED_IOERROR).
+// pausedByDisk is the reason when QEMU pauses a guest after a disk error (VIR_DOMAIN_PAUSED_IOERROR).
 const pausedByDisk = 5
 
-// stateWords are the names of virsh.
+// stateWords are the state names of virsh.
 var stateWords = [...]string{"no state", "running", "blocked", "paused", "in shutdown", "shut off", "crashed", "suspended"}
 
-// Why a domain is off, by libvirt's numbers; and what we write down about it.
+// offReasons are libvirt's reasons for a shut-off domain, by number, as we record them.
 var offReasons = [...]string{"unknown", "shutdown", "destroyed", "crashed", "migrated", "saved", "failed", "from snapshot", "daemon"}
 
-// address is one interface of a running guest with what is known of its addresses.
+// address is one interface of a running guest with its known addresses.
 type address struct {
 	name, mac string
 	ips       []string
 }
 
-// stat are the counters of one running domain.
+// stat holds the counters of one running domain.
 type stat struct {
 	name                string
 	at                  time.Time
@@ -100,5 +100,5 @@ type stat struct {
 	memory, memoryLimit int64 // bytes
 	read, write         int64
 	rx, tx              int64
-	disk                int64 // bytes that its disks occupy here
+	disk                int64 // bytes that its disks occupy on this machine
 }

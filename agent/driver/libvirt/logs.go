@@ -9,7 +9,7 @@ import (
 	"github.com/persys/compute/agent/driver/libvirt/consolelog"
 )
 
-// Logs is driver.Driver's: what the guest wrote to its first serial port, as virtlogd keeps it.
+// Logs returns the output of the guest's first serial port, as virtlogd stores it.
 func (d *Driver) Logs(ctx context.Context, id driver.ID, options driver.LogOptions) (io.ReadCloser, error) {
 	in, err := d.mine(ctx, id)
 	if err != nil {
@@ -43,7 +43,7 @@ func (l *logReader) Close() error {
 	return l.PipeReader.Close()
 }
 
-// over says whether a guest writes no more. While libvirt does not answer, it may.
+// over reports whether a guest has stopped writing. If libvirt does not answer, the guest may still write.
 func (d *Driver) over(ctx context.Context, name string) (bool, error) {
 	dom, err := d.hv.domain(ctx, name)
 	switch {

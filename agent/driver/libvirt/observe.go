@@ -18,7 +18,7 @@ import (
 	"github.com/persys/compute/agent/driver/libvirt/arpsnoop"
 )
 
-// List is driver.Driver's. Finding that a guest ended writes down when.
+// List implements driver.Driver. If it finds that a guest ended, it records the time.
 func (d *Driver) List(ctx context.Context) ([]driver.Observed, error) {
 	all, err := d.hv.domains(ctx)
 	if err != nil {
@@ -28,7 +28,7 @@ func (d *Driver) List(ctx context.Context) ([]driver.Observed, error) {
 	for _, dom := range all {
 		in := &instance{}
 		in.read(dom)
-		// One of ours that somebody undefined runs on until it ends.
+		// A domain of ours that somebody undefined still counts until it ends.
 		if of := d.of(in.config, dom.name); of == driver.Ours || of == driver.Claimed && dom.persistent {
 			seen = append(seen, in)
 		}
@@ -45,13 +45,13 @@ func (d *Driver) List(ctx context.Context) ([]driver.Observed, error) {
 		}
 		if err := d.mark(patience, in); err != nil {
 			if errors.Is(err, errAbsent) {
-				continue // gone since the list
+				continue // deleted since the listing
 			}
 			if driver.ClassOf(err) == driver.RuntimeUnhealthy {
 				return nil, err
 			}
-			// Whoever works on it is told what is the matter; the others are seen all the same.
-			d.opt.Logger.Debug("noting a guest's end", "domain", in.name, "err", err)
+			// The next call for this domain reports the error; here only the other domains matter.
+			d.opt.Logger.Debug("could not record a guest's end", "domain", in.name, "err", err)
 		}
 		o := d.observe(in)
 		o.Owned = d.of(in.config, in.name) == driver.Ours
@@ -64,28 +64,28 @@ func (d *Driver) List(ctx context.Context) ([]driver.Observed, error) {
 		out = append(out, o)
 	}
 	if err := ctx.Err(); err != nil {
-		return nil, err // what is missing was not looked for
+		return nil, err // the list may be incomplete
 	}
 	d.mu.Lock()
-	d.young = young
+	d.awaitingAddress = young
 	d.mu.Unlock()
 	slices.SortFunc(out, func(a, b driver.Observed) int { return strings.Compare(string(a.ID), string(b.ID)) })
 	return out, nil
 }
 
-// mark brings the record of starts and ends up to what is seen: a guest that ended while nobody
-// looked, or that somebody else started.
+// mark updates the record of starts and ends to the observed state: the guest may have ended while no
+// agent ran, or somebody else may have started it.
 func (d *Driver) mark(patience context.Context, in *instance) error {
 	r := in.config
 	switch {
 	case r == nil:
 	case !in.active && r.runs():
 		return d.aside(patience, in, func(ctx context.Context, in *instance) error { return d.ended(ctx, in, "") })
-	case in.active && in.live != nil && in.live.Instance == r.Instance && !r.runs(): // also of a start that was given up
+	case in.active && in.live != nil && in.live.Instance == r.Instance && !r.runs(): // also after an abandoned start
 		seen := time.Now().UTC()
 		return d.aside(patience, in, func(ctx context.Context, in *instance) error {
 			return d.change(ctx, in, func(r *record) {
-				if !r.runs() { // nobody has written down a start since
+				if !r.runs() { // no start was recorded meanwhile
 					r.Started, r.Finished, r.End, r.Heard = seen, time.Time{}, "", nil
 				}
 			})
@@ -94,8 +94,8 @@ func (d *Driver) mark(patience context.Context, in *instance) error {
 	return nil
 }
 
-// aside changes the record of a machine for a look at all of them, which waits for that no longer than its patience.
-// libvirt waits half a minute for a machine that it keeps locked: the change goes on meanwhile, and the machine rests.
+// aside changes a domain's record during List, which waits no longer than patience. libvirt itself waits
+// 30 s for a locked domain; the change then goes on in the background and the domain is in back-off.
 func (d *Driver) aside(patience context.Context, in *instance, change func(context.Context, *instance) error) error {
 	what := "note " + in.uuid
 	if d.rests(what) {
@@ -106,8 +106,8 @@ func (d *Driver) aside(patience context.Context, in *instance, change func(conte
 	go func() {
 		defer cancel()
 		select {
-		case d.noting <- struct{}{}:
-			defer func() { <-d.noting }()
+		case d.recordWrites <- struct{}{}:
+			defer func() { <-d.recordWrites }()
 			done <- change(ctx, &theirs)
 		case <-ctx.Done():
 			done <- ctx.Err()
@@ -125,23 +125,23 @@ func (d *Driver) aside(patience context.Context, in *instance, change func(conte
 	}
 }
 
-// rests says whether something has let us wait less than restFor ago: one machine must not hold up every look at
-// all the others.
+// rests reports whether an operation timed out less than restFor ago. It keeps one locked domain from
+// delaying every List of the others.
 func (d *Driver) rests(what string) bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	return time.Now().Before(d.resting[what])
+	return time.Now().Before(d.backoff[what])
 }
 
 func (d *Driver) rest(what string) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	now := time.Now()
-	maps.DeleteFunc(d.resting, func(_ string, until time.Time) bool { return now.After(until) })
-	d.resting[what] = now.Add(restFor)
+	maps.DeleteFunc(d.backoff, func(_ string, until time.Time) bool { return now.After(until) })
+	d.backoff[what] = now.Add(restFor)
 }
 
-// observe says what a domain shows. While it runs, that is the description it was started with.
+// observe derives the observation of a domain. For a running domain it uses the live description.
 func (d *Driver) observe(in *instance) driver.Observed {
 	r := in.config
 	if in.active && in.live != nil {
@@ -153,7 +153,7 @@ func (d *Driver) observe(in *instance) driver.Observed {
 	}
 	o := driver.FromLabels(labels)
 	if in.active && in.live == nil {
-		o.Content, o.Revision = "", "" // a legacy v1 agent started what runs; what is written down is for the next start
+		o.Content, o.Revision = "", "" // the running guest was started by a legacy v1 agent; the configuration is for the next start
 	}
 	o.Name, o.RuntimeID = in.name, in.uuid
 	o.Metadata = map[string]string{
@@ -182,16 +182,16 @@ func (d *Driver) observe(in *instance) driver.Observed {
 	return o
 }
 
-// judge fills the state (contract/semantics.md, section 12).
+// judge fills in the state (contract/semantics.md, section 12).
 func (d *Driver) judge(in *instance, r *record, o *driver.Observed) {
 	end := offReason(in.domain)
 	if r != nil && r.End != "" {
-		end = r.End // libvirt forgets the reason when it restarts
+		end = r.End // a restarted libvirt has lost the reason
 	}
 	switch in.state {
 	case stateRunning:
 		o.State = driver.Running
-	case stateSuspended: // as it wished, and it may have set a clock to wake it
+	case stateSuspended: // the guest suspended itself and may have set a wake-up timer
 		o.State, o.Message = driver.Running, "the guest sleeps: it suspended itself to RAM; wake it with `virsh dompmwakeup "+in.name+"` on its node"
 	case stateNone, stateBlocked, statePaused:
 		o.State, o.Message = driver.Pending, "the guest is "+stateWord(in.state)
@@ -226,33 +226,33 @@ func stateWord(state int) string {
 	return stateWords[state]
 }
 
-// addressPatience is how long after its start a guest's address is looked for often.
+// addressPatience is how long after its start a guest's address is polled often.
 const addressPatience = 5 * time.Minute
 
 const (
-	// agentWait is how long a guest's agent has to answer, agentsWait how long those of all guests have together.
+	// agentWait bounds one call to a guest agent, agentsWait the calls to all guest agents together.
 	agentWait  = 5 * time.Second
 	agentsWait = 3 * agentWait
-	// Together these leave one of the five calls that libvirt takes on at a time from one connection, keep-alives among
-	// them: questions to guests' agents, and changes of records.
+	// libvirt serves five calls of one connection at a time, keep-alives among them. These bounds on
+	// guest agent calls and record writes leave one of the five free.
 	agentsAtOnce, notesAtOnce = 2, 2
-	// noteWait is how long one look at all machines waits for what it writes down.
+	// noteWait is how long List waits for its record writes.
 	noteWait = 3 * time.Second
-	// restFor is how long that is not asked or told anything which did not answer, and how long a change goes on that
-	// is not waited for.
+	// restFor is the back-off after an operation timed out, and how long a change in the background
+	// may take.
 	restFor = time.Minute
-	// mostAddresses bounds what a guest can have reported of itself: it travels in every heartbeat.
+	// mostAddresses bounds the addresses that a guest may report: they travel in every heartbeat.
 	mostAddresses = 64
 )
 
-// answer is what is told of a machine's interfaces.
+// answer holds the reported addresses of a domain's interfaces.
 type answer struct {
 	nics []address
 	err  error
 }
 
-// interfaces asks libvirt for those of all that run, and the guests' agents, unless they rest: guests that do
-// not answer must not leave the others without their addresses.
+// interfaces asks libvirt for the addresses of all running guests, and their guest agents except those
+// in back-off: guests that do not answer must not delay the addresses of the others.
 func (d *Driver) interfaces(ctx context.Context, seen []*instance) []answer {
 	agents, cancel := context.WithTimeout(ctx, agentsWait)
 	defer cancel()
@@ -275,7 +275,7 @@ func (d *Driver) interfaces(ctx context.Context, seen []*instance) []answer {
 	return answers
 }
 
-// askAgent says whether there was an answer, if only that of libvirt.
+// askAgent reports whether libvirt answered, even if the guest agent did not.
 func (d *Driver) askAgent(ctx context.Context, in *instance, a *answer) bool {
 	what := "agent " + in.uuid
 	if ctx.Err() != nil || !strings.Contains(in.domain.live, "org.qemu.guest_agent.0") || !strings.Contains(in.domain.live, "state='connected'") || d.rests(what) {
@@ -291,14 +291,15 @@ func (d *Driver) askAgent(ctx context.Context, in *instance, a *answer) bool {
 	return within.Err() == nil
 }
 
-// reachable says whether a guest can be reached at what it, or somebody for it, says is its address.
+// reachable reports whether a reported address can be used to reach a guest (no loopback,
+// unspecified, multicast or IPv6 link-local address).
 func reachable(text string) bool {
 	ip, err := netip.ParseAddr(text)
 	return err == nil && ip.Zone() == "" && !ip.IsLoopback() && !ip.IsUnspecified() && !ip.IsMulticast() && !(ip.Is6() && ip.IsLinkLocalUnicast())
 }
 
-// addAddresses says where a running guest can be reached: what it got from DHCP, what its agent says,
-// what its interfaces say of themselves where neither tells, and what it was told.
+// addAddresses fills in the addresses of a running guest: from DHCP leases, from its guest agent, from
+// its ARP traffic if neither knows, and its static addresses.
 func (d *Driver) addAddresses(patience context.Context, in *instance, told answer, table func() map[string][]string, o *driver.Observed) {
 	nics := told.nics
 	if told.err != nil {
@@ -342,8 +343,8 @@ func (d *Driver) addAddresses(patience context.Context, in *instance, told answe
 	}
 }
 
-// unanswered are the interfaces of a running guest of which neither libvirt nor the guest's agent tells an
-// address, and that were not told one.
+// unanswered returns the interfaces of a running guest for which neither libvirt nor the guest agent
+// reports an address and that have no static one.
 func (d *Driver) unanswered(in *instance, answers []address) []address {
 	asked := in.live.asked(interfacesOf(in.domain.live))
 	d.listen(asked)
@@ -352,12 +353,12 @@ func (d *Driver) unanswered(in *instance, answers []address) []address {
 	})
 }
 
-// said are the addresses that an interface said it has since the guest was started; if it was not heard,
-// those of the kernel's table, where an address of its former life may be, too.
+// said returns the addresses that an interface announced by ARP since the guest's start. If none was
+// heard, it returns those of the kernel's neighbour table, which may hold an address of an earlier run.
 func (d *Driver) said(patience context.Context, in *instance, mac string, table func() map[string][]string) []string {
 	var since time.Time
 	var noted []string
-	if in.live != nil { // it is one of ours, not a legacy v1 agent's
+	if in.live != nil { // made by us, not by a legacy v1 agent
 		since, noted = in.live.Started, in.live.Heard[mac]
 	}
 	now := d.snooper.Of(mac, since)
@@ -371,7 +372,7 @@ func (d *Driver) said(patience context.Context, in *instance, mac string, table 
 		err := d.aside(patience, in, func(ctx context.Context, in *instance) error {
 			return d.change(ctx, in, func(r *record) {
 				if !r.Started.Equal(since) {
-					return // another life
+					return // another start
 				}
 				r.Heard = maps.Clone(r.Heard)
 				if r.Heard == nil {
@@ -380,25 +381,25 @@ func (d *Driver) said(patience context.Context, in *instance, mac string, table 
 				r.Heard[mac] = now
 			})
 		})
-		if err != nil { // it is noted at the next look
-			d.opt.Logger.Debug("noting a guest's address", "domain", in.name, "err", err)
+		if err != nil { // the next List records it
+			d.opt.Logger.Debug("could not record a guest's address", "domain", in.name, "err", err)
 		}
 	}
 	return now
 }
 
-// listen begins to hear which addresses interfaces say they have, as far as this agent may.
+// listen starts ARP snooping for the interfaces, if this agent has the capability.
 func (d *Driver) listen(nics []address) {
 	macs := make([]string, len(nics))
 	for i, n := range nics {
 		macs[i] = n.mac
 	}
 	if err := d.snooper.Want(macs); err != nil {
-		d.opt.Logger.Warn("the addresses of guests on plain bridges are found only if they have talked to this machine, or run the QEMU guest agent", "err", err)
+		d.opt.Logger.Warn("cannot listen for ARP: addresses of guests on plain bridges are known only if the guest has talked to this machine or runs the QEMU guest agent", "err", err)
 	}
 }
 
-// Usage is driver.Meter's.
+// Usage implements driver.Meter.
 func (d *Driver) Usage(ctx context.Context, of []driver.Observed) ([]driver.Usage, error) {
 	all, err := d.hv.stats(ctx)
 	if err != nil {

@@ -15,19 +15,19 @@ import (
 	agentv1 "github.com/persys/compute/api/agent/v1"
 )
 
-// defaultImages is where schedulers say that disks without a path of their own are
+// defaultImages is the folder that schedulers assume for disks without a path
 // (contract/wire-agent.md).
 const defaultImages = "/var/lib/libvirt/images"
 
 const gib = 1 << 30
 
-// plan is what a specification means on this machine; nothing in it has been looked up.
+// plan is a specification applied to this machine's layout. Building it asks neither libvirt nor the disk.
 type plan struct {
 	domain string // name of the libvirt domain
 	uuid   string
 	title  string
 	vcpus  uint
-	quota  int64 // millicores of all processors together; 0 if they are the limit
+	quota  int64 // millicores of all processors together; 0 if the processor count is the only limit
 	memory uint  // MiB
 	disks  []diskPlan
 	nics   []nocloud.Interface
@@ -45,22 +45,22 @@ type diskPlan struct {
 	pool     string
 	volume   string
 	network  *diskfile.Network
-	image    string // what the disk is made from
+	image    string // the source image of the disk
 	readOnly bool
-	attached bool // a managed volume: it is there, and not ours to make or remove
+	attached bool // a managed volume: it exists, and the driver neither makes nor removes it
 }
 
 func describe(d diskPlan) string { return fmt.Sprintf("disk %s (%s)", d.device, d.path) }
 
-// layout is where things are on this machine.
+// layout names the folders on this machine.
 type layout struct {
-	images string // folder of disks and of what we keep for each domain
+	images string // folder of disks and of the per-domain folders
 }
 
-// keep is the folder for what belongs to one domain: its seed and the log of its console.
+// keep returns the folder of one domain, with its seed and the log of its console.
 func (l layout) keep(domain string) string { return filepath.Join(l.images, domain+keepSuffix) }
 
-// makePlan reads a specification. Errors name the field.
+// makePlan builds the plan of a specification. Errors name the field.
 func makePlan(spec driver.Spec, domain string, at layout) (*plan, error) {
 	vm := spec.Body.GetVm()
 	if vm == nil {
@@ -176,14 +176,14 @@ func (p *plan) addDisks(spec driver.Spec, vm *agentv1.VMSpec, at layout) error {
 	return nil
 }
 
-// addVolumes attaches managed volumes after the workload's own disks, as raw ones.
+// addVolumes attaches managed volumes after the workload's own disks, as raw disks.
 func (p *plan) addVolumes(volumes []driver.Volume) error {
 	seen := map[string]bool{}
 	for _, d := range p.disks {
 		seen[d.device] = true
 	}
 	if len(p.disks) == 0 {
-		seen["vda"] = true // they begin at vdb (contract/semantics.md, section 12)
+		seen["vda"] = true // volumes begin at vdb (contract/semantics.md, section 12)
 	}
 	for _, v := range volumes {
 		d := diskPlan{device: freeDevice(false, seen), format: "raw", readOnly: v.ReadOnly, attached: true}
@@ -209,14 +209,14 @@ func invalid(format string, args ...any) error {
 	return driver.Errorf(driver.InvalidSpecification, "ensure", format, args...)
 }
 
-// volumeOf names the volume of a disk in a storage pool. A volume has no mark, so its name has to be one that
-// nobody else gives: it ends in a digest of whose it is. The image is in it, because another one makes
-// another disk. On every node it is the same, for pools that several reach.
+// volumeOf names the volume of a disk in a storage pool. A volume carries no mark, so its name must be
+// unique: it ends in a digest of cluster, domain and image (another image makes another disk). The name
+// is the same on every node, for pools that several nodes share.
 func volumeOf(cluster, domain string, d diskPlan) string {
 	return domain + "-" + d.device + "-" + tag(strings.Join([]string{"persys volume", cluster, domain, d.device, d.image}, "\x00")) + extension(d.format)
 }
 
-// formerVolume is the name that earlier versions gave, and that anybody may give.
+// formerVolume returns the volume name of earlier versions, which is not unique.
 func formerVolume(domain string, o ownDisk) string {
 	return domain + "-" + o.Device + extension(o.Format)
 }
@@ -228,8 +228,8 @@ func extension(format string) string {
 	return ".qcow2"
 }
 
-// rebase moves the path that schedulers make up for a disk that named none: into the folder that this
-// machine uses, and under the domain's own name where a sibling agent has the workload's.
+// rebase maps the path that schedulers invent for a disk without one into this machine's folder, and
+// uses the domain's name if a sibling agent holds the workload's.
 func rebase(path, id, domain string, d diskPlan, at layout) string {
 	ext := extension(d.format)
 	if path != filepath.Join(defaultImages, id+"-"+d.device+ext) {
@@ -238,7 +238,7 @@ func rebase(path, id, domain string, d diskPlan, at layout) string {
 	return filepath.Join(at.images, domain+"-"+d.device+ext)
 }
 
-// resolveImage reads os_image: a path, or a name in the folder of images.
+// resolveImage resolves os_image: a path, or a file name in the folder of images.
 func resolveImage(image string, at layout) string {
 	if image == "" || filepath.IsAbs(image) {
 		return image
@@ -246,7 +246,7 @@ func resolveImage(image string, at layout) string {
 	return filepath.Join(at.images, image)
 }
 
-// freeDevice is the first of vda, vdb, … (sda, … for cdroms) that is not taken.
+// freeDevice returns the first of vda, vdb, … (sda, … for cdroms) that is not taken.
 func freeDevice(cdrom bool, taken map[string]bool) string {
 	prefix := "vd"
 	if cdrom {
@@ -264,8 +264,8 @@ func freeDevice(cdrom bool, taken map[string]bool) string {
 	return prefix + "zz"
 }
 
-// uuidOf and macOf are the same for every definition of a workload's domain, so that a replaced guest
-// keeps its machine id and its address.
+// uuidOf and macOf return the same value for every definition of a workload's domain, so that a
+// replaced guest keeps its machine id and its address.
 func uuidOf(cluster, domain string) string {
 	sum := sha256.Sum256([]byte("persys domain\x00" + cluster + "\x00" + domain))
 	sum[6], sum[8] = sum[6]&0x0f|0x50, sum[8]&0x3f|0x80
@@ -278,7 +278,7 @@ func macOf(cluster, domain string, nic int) string {
 	return fmt.Sprintf("52:54:00:%02x:%02x:%02x", sum[0], sum[1], sum[2])
 }
 
-// tag is a short name for a text.
+// tag returns a short digest of s.
 func tag(s string) string {
 	sum := sha256.Sum256([]byte(s))
 	return hex.EncodeToString(sum[:4])

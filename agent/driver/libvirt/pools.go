@@ -10,7 +10,7 @@ import (
 
 var _ driver.Pooler = (*Driver)(nil)
 
-// Pools is driver.Pooler's: libvirt's storage pools that are up (virsh pool-list), with what they hold.
+// Pools implements driver.Pooler: the active storage pools of libvirt (virsh pool-list) with their sizes.
 func (d *Driver) Pools(ctx context.Context) ([]driver.Pool, error) {
 	pools, err := d.hv.pools(ctx)
 	slices.SortFunc(pools, func(a, b driver.Pool) int { return cmp.Compare(a.Name, b.Name) })

@@ -15,39 +15,39 @@ import (
 // namespace of our element in a domain's metadata.
 const namespace = "https://persys.dev/libvirt/workload/1"
 
-// record is our element: what we must find again after a restart of anything. It is JSON in the
-// element's text.
+// record is the content of our metadata element: everything that must survive a restart of the agent,
+// libvirt or the machine. It is JSON in the element's text.
 type record struct {
 	Labels map[string]string `json:"labels"`
-	// Instance is new with every definition of another content.
+	// Instance changes with every definition that has other content.
 	Instance string    `json:"instance"`
 	Created  time.Time `json:"created,omitzero"`
-	// Started is of the last start, Finished and End of its end; zero while it runs.
+	// Started is the last start, Finished and End its end; the latter are zero while the guest runs.
 	Started  time.Time `json:"started,omitzero"`
 	Finished time.Time `json:"finished,omitzero"`
 	End      string    `json:"end,omitempty"`
-	// Disks are those that we made, Leftover those that only a replaced definition had.
+	// Disks are the disks that we made. Leftover are disks that only the replaced definition used.
 	Disks    []ownDisk `json:"disks,omitempty"`
 	Leftover []ownDisk `json:"leftover,omitempty"`
 	Seed     *seedFact `json:"seed,omitempty"`
 	CPU      *cpuFact  `json:"cpu,omitempty"`
-	// Console is the file with the serial console's output.
+	// Console is the path of the file with the serial console's output.
 	Console string `json:"console,omitempty"`
-	// Static are the addresses that the guest was told to take, without prefix length.
+	// Static are the guest's static addresses, without prefix length.
 	Static []string `json:"static,omitempty"`
-	// Leases is the number of interfaces whose address somebody else gives.
+	// Leases is the number of interfaces that get their address by DHCP or otherwise from outside.
 	Leases int `json:"leases,omitempty"`
-	// Fixed are the interfaces with a static address, by their MAC addresses.
+	// Fixed are the MAC addresses of interfaces with a static address.
 	Fixed []string `json:"fixed,omitempty"`
-	// Heard are the addresses that each interface said it has since the last start, so that an agent
-	// which restarts knows them: a guest may not say it again for days.
+	// Heard are the addresses that each interface announced by ARP since the last start. A restarted
+	// agent needs them, because a guest may not announce them again for days.
 	Heard map[string][]string `json:"heard,omitempty"`
 }
 
-// asked are those of a domain's interfaces whose address somebody else gives. Of one with a static address
-// the network may still know the former one: it keeps its MAC address over an update.
+// asked returns the interfaces without a static address. The network may still hold a former lease for
+// an interface with a static one, because the MAC address stays the same over an update.
 func (r *record) asked(nics []address) []address {
-	if r == nil { // a legacy v1 agent made it
+	if r == nil { // made by a legacy v1 agent
 		return nics
 	}
 	if r.Leases == 0 {
@@ -56,10 +56,10 @@ func (r *record) asked(nics []address) []address {
 	return slices.DeleteFunc(nics, func(n address) bool { return slices.Contains(r.Fixed, n.mac) })
 }
 
-// runs: it was started, and has not ended as far as was seen.
+// runs reports whether the record has a start without an observed end.
 func (r *record) runs() bool { return !r.Started.IsZero() && r.Finished.IsZero() }
 
-// addressed writes down who gives the addresses of a machine's interfaces.
+// addressed records which interfaces have static addresses.
 func (r *record) addressed(nics []nocloud.Interface) {
 	for _, n := range nics {
 		if n.Static == "" {
@@ -71,25 +71,25 @@ func (r *record) addressed(nics []nocloud.Interface) {
 	}
 }
 
-// ownDisk is a disk that we made: a file, or a volume of a storage pool.
+// ownDisk is a disk that we made: a file or a volume of a storage pool.
 type ownDisk struct {
 	Device string `json:"device"`
 	Path   string `json:"path,omitempty"`
 	Pool   string `json:"pool,omitempty"`
 	Volume string `json:"volume,omitempty"`
 	Format string `json:"format,omitempty"`
-	// Image is what it was made from.
+	// Image is the image from which the disk was made.
 	Image string `json:"image,omitempty"`
-	// Staged: the file is at Path + diskfile.StagedSuffix until the former guest is stopped.
+	// Staged means that the file is still at Path + diskfile.StagedSuffix until the former guest is stopped.
 	Staged bool `json:"staged,omitempty"`
-	// Former is the format of the file at Path meanwhile.
+	// Former is the format of the old file at Path meanwhile.
 	Former string `json:"former,omitempty"`
-	// SizeGB is what it is grown to when it is smaller.
+	// SizeGB is the size to which a smaller disk is grown.
 	SizeGB int64 `json:"size_gb,omitempty"`
 
-	// unsure: nobody knows what it was made from. Never so in a record.
+	// unsure means that the source image is unknown. It is never set in a record.
 	unsure bool
-	// used: a guest was defined with it.
+	// used means that a guest was defined with the disk.
 	used bool
 }
 
@@ -97,24 +97,24 @@ func (d ownDisk) same(o ownDisk) bool {
 	return d.Path == o.Path && d.Pool == o.Pool && d.Volume == o.Volume
 }
 
-// seedFact is what the status tells of a seed (contract/semantics.md, section 11).
+// seedFact holds the status values of a seed (contract/semantics.md, section 11).
 type seedFact struct {
 	Path     string    `json:"path"`
 	Checksum string    `json:"checksum"`
 	Size     int64     `json:"size"`
 	At       time.Time `json:"at,omitzero"`
-	// Addressed: the instance id follows the static addresses.
+	// Addressed: the instance id depends on the static addresses.
 	Addressed bool `json:"addressed,omitempty"`
-	// Other: it is otherMeta's of the seedPlan.
+	// Other: the instance id is the one in seedPlan.otherMeta.
 	Other bool `json:"other,omitempty"`
 }
 
-// element is the record as it stands in the metadata of a whole domain's XML.
+// element returns the record as an element of the metadata in a domain's XML.
 func (r record) element() string {
 	return `<persys:workload xmlns:persys="` + namespace + `">` + r.text() + `</persys:workload>`
 }
 
-// bare is the record as libvirt takes it alone: it adds the namespace itself.
+// bare returns the record for libvirt's metadata call, which adds the namespace itself.
 func (r record) bare() string { return "<workload>" + r.text() + "</workload>" }
 
 func (r record) text() string {
@@ -129,8 +129,8 @@ func (r record) text() string {
 	return out.String()
 }
 
-// readRecord finds our element in the XML of a domain; nil if it has none that can be read, which
-// makes the domain somebody else's.
+// readRecord finds our element in the XML of a domain. It returns nil if there is no readable one: the
+// domain is then not ours.
 func readRecord(domainXML string) *record {
 	var d struct {
 		Metadata struct {
@@ -147,7 +147,7 @@ func readRecord(domainXML string) *record {
 	return r
 }
 
-// of judges a domain by the labels of its record.
+// of returns the owner of a domain from the labels of its record.
 func (d *Driver) of(r *record, name string) driver.Ownership {
 	if r == nil {
 		// A legacy v1 agent names the domain after the workload and leaves no other trace.
@@ -162,7 +162,7 @@ func (d *Driver) of(r *record, name string) driver.Ownership {
 	return d.identity.Of(r.Labels)
 }
 
-// change rewrites our element, in both copies while it runs, from what they are now.
+// change rewrites our element, while the guest runs in both descriptions, starting from its present content.
 func (d *Driver) change(ctx context.Context, in *instance, edit func(*record)) error {
 	release, err := d.hold(ctx, in.uuid)
 	if err != nil {
@@ -173,11 +173,11 @@ func (d *Driver) change(ctx context.Context, in *instance, edit func(*record)) e
 	if err != nil {
 		return err
 	}
-	// What was seen of it must still be so: a look may have waited for whoever starts or stops it.
+	// The domain must not have changed since it was observed: this call may have waited for a start or stop.
 	if now.uuid != in.uuid || now.config == nil || !now.persistent || now.active != in.active {
 		return nil
 	}
-	// A running guest may have another description than the one for the next start.
+	// The live description may belong to another definition than the configuration.
 	live := now.active && now.live != nil && now.live.Instance == now.config.Instance
 	edit(now.config)
 	if err := d.hv.note(ctx, in.uuid, now.config.bare(), live); err != nil {
@@ -187,7 +187,7 @@ func (d *Driver) change(ctx context.Context, in *instance, edit func(*record)) e
 	return nil
 }
 
-// hold waits until nobody else changes the record of a machine.
+// hold waits until no other call changes the record of the domain.
 func (d *Driver) hold(ctx context.Context, uuid string) (release func(), err error) {
 	mine := make(chan struct{})
 	for {

@@ -11,25 +11,25 @@ import (
 	"gopkg.in/yaml.v3"
 )
 
-// maxSeed bounds each document of cloud-init and all of them together, in bytes
+// maxSeed bounds each cloud-init document and their sum, in bytes
 // (contract/semantics.md, section 12).
 const maxSeed = 256 << 10
 
-// seedPlan is the NoCloud seed except for what only the machine's networks tell.
+// seedPlan is the NoCloud seed without the parts that depend on the machine's networks.
 type seedPlan struct {
 	user, meta, network, vendor string
-	// formerMeta has the instance id of earlier versions, which did not follow static addresses, otherMeta one
-	// that neither they gave nor meta has.
+	// formerMeta holds the instance id of earlier versions, which ignored static addresses. otherMeta
+	// holds an instance id that differs from both formerMeta's and meta's.
 	formerMeta, otherMeta string
-	former, other         bool // that one is used, or that other
+	former, other         bool // whether formerMeta or otherMeta is used
 }
 
 func badSeed(format string, args ...any) error {
 	return driver.Errorf(driver.CloudInitInvalid, "ensure", "cloud-init-invalid: "+format, args...)
 }
 
-// planSeed reads what a specification says to cloud-init; nil when it wants no seed: it says nothing,
-// and its disk is not made from an image, so that nobody waits for one.
+// planSeed builds the seed of a specification. It returns nil if the specification has no cloud-init
+// data and its disk is not made from an image, so that no cloud-init waits for a seed.
 func planSeed(id driver.ID, vm *agentv1.VMSpec) (*seedPlan, error) {
 	c := vm.GetCloudInitConfig()
 	static := ""
@@ -42,7 +42,7 @@ func planSeed(id driver.ID, vm *agentv1.VMSpec) (*seedPlan, error) {
 		c.GetVendorData() == "" && vm.Login == nil && vm.OsImage == "" && static == "" {
 		return nil, nil
 	}
-	// user_data of the message wins over the text (contract/wire-agent.md).
+	// the field user_data takes precedence over the text (contract/wire-agent.md).
 	user := c.GetUserData()
 	if user == "" {
 		user = vm.CloudInit
@@ -74,14 +74,14 @@ func planSeed(id driver.ID, vm *agentv1.VMSpec) (*seedPlan, error) {
 		name = string(id)
 	}
 	if s.network != "" {
-		static = "" // it says all of the network
+		static = "" // the given document configures the whole network
 	}
 	given := s.meta
 	for _, m := range []struct {
 		text      *string
 		addresses string
 	}{{&s.meta, static}, {&s.formerMeta, ""}, {&s.otherMeta, "\x00"}} {
-		// The id follows what there is to apply: another specification that says the same is the same instance.
+		// The id is derived from the content: a specification with the same cloud-init content is the same instance.
 		instance := string(id) + "-" + tag(s.user+"\x00"+s.vendor+"\x00"+s.network+m.addresses)
 		if *m.text, err = nocloud.MetaData(given, instance, name); err != nil {
 			return nil, badSeed("meta_data is %w", err)
@@ -96,22 +96,22 @@ func planSeed(id driver.ID, vm *agentv1.VMSpec) (*seedPlan, error) {
 	return s, nil
 }
 
-// follow decides which instance the seed is for a machine that is there already, from its former record. Cloud-init
-// applies a seed once for each instance.
+// follow decides which instance id the seed of an existing domain gets, from its former record.
+// Cloud-init applies a seed once for each instance id.
 func (s *seedPlan) follow(was *record, static []string) {
 	switch {
 	case was.Seed != nil && was.Seed.Other && s.meta == s.formerMeta && s.network == "":
 		s.meta, s.other = s.otherMeta, true
 	case was.Seed == nil || was.Seed.Addressed:
 	case slices.Equal(was.Static, static):
-		// What it did once, to an address that stays, an upgrade of the agent must not have it do again.
+		// The addresses stay, so an upgrade of the agent must not make cloud-init run again.
 		s.meta, s.former = s.formerMeta, true
 	case s.meta == s.formerMeta && s.network == "":
 		s.meta, s.other = s.otherMeta, true
 	}
 }
 
-// files are the files of the seed, in a fixed order.
+// files returns the files of the seed in a fixed order.
 func (s *seedPlan) files(network string) []nocloud.File {
 	out := []nocloud.File{{Name: "meta-data", Text: s.meta}, {Name: "network-config", Text: network}, {Name: "user-data", Text: s.user}}
 	if s.vendor != "" {

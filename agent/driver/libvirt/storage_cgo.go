@@ -11,7 +11,7 @@ import (
 	lv "libvirt.org/go/libvirt"
 )
 
-// poolUp looks a pool up, and starts it if it is down, as pools are after a reboot that nobody told otherwise.
+// poolUp looks up a pool and starts it if it is inactive, for example after a reboot without autostart.
 func poolUp(c *lv.Connect, name string) (*lv.StoragePool, error) {
 	p, err := c.LookupStoragePoolByName(name)
 	if err != nil {
@@ -34,7 +34,7 @@ func (v *connection) volume(ctx context.Context, pool, name, xml string) error {
 			return err
 		}
 		defer p.Free()
-		_ = p.Refresh(0) // what was made behind libvirt's back
+		_ = p.Refresh(0) // find volumes that were not made through libvirt
 		vol, err := p.LookupStorageVolByName(name)
 		if gone(err) {
 			vol, err = p.StorageVolCreateXML(xml, 0)
@@ -50,7 +50,7 @@ func (v *connection) volume(ctx context.Context, pool, name, xml string) error {
 	return err
 }
 
-// withVolume does something to a volume of a pool; errAbsent when there is none.
+// withVolume calls do with a volume of a pool; errAbsent if there is none.
 func (v *connection) withVolume(ctx context.Context, pool, name string, do func(*lv.StorageVol) error) error {
 	return act(ctx, v, "volume", func(c *lv.Connect) error {
 		p, err := poolUp(c, pool)
@@ -60,7 +60,7 @@ func (v *connection) withVolume(ctx context.Context, pool, name string, do func(
 		defer p.Free()
 		vol, err := p.LookupStorageVolByName(name)
 		if gone(err) {
-			_ = p.Refresh(0) // what was mounted since
+			_ = p.Refresh(0) // the pool may have been mounted since
 			vol, err = p.LookupStorageVolByName(name)
 		}
 		if err != nil {
@@ -100,7 +100,7 @@ func (v *connection) pools(ctx context.Context) ([]driver.Pool, error) {
 			defer all[i].Free()
 			name, err := all[i].GetName()
 			if err != nil {
-				continue // gone since the list
+				continue // deleted since the listing
 			}
 			info, err := all[i].GetInfo()
 			if err != nil {

@@ -9,16 +9,16 @@ import (
 	"libvirt.org/go/libvirtxml"
 )
 
-// found is what the machine answered to a plan.
+// found holds the facts of the machine that a plan needs.
 type found struct {
 	machine *hostcaps.Machine
-	// bridges are those of the plan's networks that are plain bridges.
+	// bridges are the plan's networks that are plain bridges.
 	bridges map[string]bool
 	vnc     string // address to listen on; empty: no screen
 	record  record
 }
 
-// domainXML is the domain of a plan.
+// domainXML renders the domain of a plan.
 func domainXML(p *plan, at found) (string, error) {
 	m := at.machine
 	dom := &libvirtxml.Domain{
@@ -30,12 +30,12 @@ func domainXML(p *plan, at found) (string, error) {
 		OS:       &libvirtxml.DomainOS{Type: &libvirtxml.DomainOSType{Type: "hvm", Machine: m.Type}, Firmware: m.Firmware},
 		Features: &libvirtxml.DomainFeatureList{ACPI: &libvirtxml.DomainFeature{}, APIC: &libvirtxml.DomainFeatureAPIC{}},
 		Clock:    &libvirtxml.DomainClock{Offset: "utc"},
-		// A crash ends it: restarting is the agent's decision.
+		// A crashed guest is destroyed: the agent decides whether it restarts.
 		OnPoweroff: "destroy", OnReboot: "restart", OnCrash: "destroy",
 	}
-	if m.PanicDevice == "" { // no x86: there is no APIC either, and no sleep
+	if m.PanicDevice == "" { // not x86: no APIC and no sleep states either
 		dom.Features.APIC = nil
-	} else { // a guest that sleeps has nobody to wake it
+	} else { // nothing would wake a sleeping guest
 		no := &libvirtxml.DomainPMPolicy{Enabled: "no"}
 		dom.PM = &libvirtxml.DomainPM{SuspendToMem: no, SuspendToDisk: no}
 	}
@@ -85,7 +85,7 @@ func domainXML(p *plan, at found) (string, error) {
 		}}}
 		dev.Videos = []libvirtxml.DomainVideo{{Model: libvirtxml.DomainVideoModel{Type: "vga"}}}
 	}
-	if m.RNG { // first boots wait for entropy to make keys
+	if m.RNG { // a first boot needs entropy to generate keys
 		dev.RNGs = []libvirtxml.DomainRNG{{Model: "virtio", Backend: &libvirtxml.DomainRNGBackend{
 			Random: &libvirtxml.DomainRNGBackendRandom{Device: "/dev/urandom"},
 		}}}
@@ -106,7 +106,7 @@ func diskXML(d diskPlan, m *hostcaps.Machine) libvirtxml.DomainDisk {
 	if d.cdrom {
 		out.Device, out.Target.Bus = "cdrom", m.CDROMBus
 	} else {
-		out.Driver.Discard = "unmap" // what the guest frees is freed here
+		out.Driver.Discard = "unmap" // blocks freed in the guest are freed on the host
 	}
 	if d.readOnly {
 		out.ReadOnly = &libvirtxml.DomainDiskReadOnly{}
@@ -131,7 +131,7 @@ func diskXML(d diskPlan, m *hostcaps.Machine) libvirtxml.DomainDisk {
 	return out
 }
 
-// busOf a device: existing specifications name devices of other buses, too.
+// busOf returns the bus of a device name. Specifications may also name devices of other buses than virtio.
 func busOf(device string) string {
 	switch {
 	case strings.HasPrefix(device, "sd"):
@@ -142,9 +142,10 @@ func busOf(device string) string {
 	return "virtio"
 }
 
-// seedXML attaches a seed as a read-only virtio disk: Debian's cloud kernel, for one, has no driver for
-// the SATA controller of a CD-ROM, and whoever reads its root disk reads this. Cloud-init looks for the
-// volume id, whatever the device is. It comes last, so that it takes no other disk's name.
+// seedXML attaches a seed as a read-only virtio disk. Debian's cloud kernel, for example, has no driver
+// for the SATA controller of a CD-ROM, but any guest that reads its root disk reads virtio. Cloud-init
+// finds the seed by its volume id on any device. The seed is the last disk, so that it takes no other
+// disk's name.
 func seedXML(path string, others []diskPlan) libvirtxml.DomainDisk {
 	taken := map[string]bool{}
 	for _, d := range others {
@@ -166,7 +167,7 @@ func seedXML(path string, others []diskPlan) libvirtxml.DomainDisk {
 	}
 }
 
-// volumeXML is a volume of a storage pool, empty or over an image.
+// volumeXML renders a volume of a storage pool, empty or backed by an image.
 func volumeXML(d diskPlan, capacity int64, imageFormat string) (string, error) {
 	v := libvirtxml.StorageVolume{
 		Name:     d.volume,
@@ -184,8 +185,8 @@ func volumeXML(d diskPlan, capacity int64, imageFormat string) (string, error) {
 	return v.Marshal()
 }
 
-// legacyDisks are the files that a legacy v1 agent made for a domain: disks with a marker beside
-// them, and the seed at its fixed place (contract/state-etcd.md).
+// legacyDisks returns the files that a legacy v1 agent made for a domain: disks with a marker file,
+// and the seed at its fixed place (contract/state-etcd.md).
 func (d *Driver) legacyDisks(in *instance) []ownDisk {
 	var dom libvirtxml.Domain
 	if dom.Unmarshal(in.domain.config) != nil || dom.Devices == nil {

@@ -1,11 +1,11 @@
-// Package arpsnoop finds out which addresses interfaces on a bridge have, from what they say there.
+// Package arpsnoop learns the IPv4 addresses of interfaces on a bridge from their ARP traffic.
 //
-// Nobody tells which address a guest got from somebody else's DHCP server. But whoever speaks IPv4 on
-// an Ethernet says so itself: before its first packet to a neighbour it asks all of them for that one's
-// address, and signs with its own (ARP, RFC 826). A bridge hands that to this machine too. The kernel
-// keeps only what it was asked itself, so on a bridge where this machine has no address, or where
-// nobody talks to it, it knows nothing; and libvirt 9, which can be asked for the kernel's table, fails
-// on it under newer kernels ("wrong nlmsg len"). So the driver listens, and looks into the table too.
+// If an external DHCP server gives a guest its address, libvirt does not know the address. But before an
+// interface sends its first packet to a neighbour, it broadcasts an ARP request that carries its own
+// address (RFC 826), and the bridge delivers the request to this machine too. The kernel stores only
+// requests for its own addresses, so it knows nothing about bridges on which this machine has no address.
+// libvirt 9 can return the kernel's table, but fails under newer kernels ("wrong nlmsg len"). So the driver
+// listens for ARP itself and also reads the kernel's table.
 package arpsnoop
 
 import (
@@ -22,9 +22,9 @@ import (
 	"time"
 )
 
-// Snooper hears the addresses that interfaces say they have (ARP snooping).
+// Snooper collects the addresses that interfaces announce (ARP snooping).
 type Snooper struct {
-	open func() (io.ReadCloser, error) // what is read are frames of ARP
+	open func() (io.ReadCloser, error) // returns a stream of ARP frames
 	now  func() time.Time
 
 	mu     sync.Mutex
@@ -32,32 +32,32 @@ type Snooper struct {
 	done   chan struct{}
 	closed bool
 	warned bool
-	// wanted are the interfaces that somebody asked for, and when last: the network has others.
+	// wanted holds the interfaces of interest and when each was last requested. Other interfaces are ignored.
 	wanted map[string]time.Time
-	heard  map[string][]heard // by interface, in the order in which they were first heard
+	heard  map[string][]heard // by MAC address, in the order of the first announcement
 }
 
-// heard is an address that an interface said it has.
+// heard is an address that an interface announced.
 type heard struct {
 	ip   netip.Addr
 	last time.Time
 }
 
 const (
-	// forgetWanted is how long an interface is listened for that nobody asks for any more.
+	// forgetWanted is how long an interface is observed after the last request for it.
 	forgetWanted = time.Hour
-	// forgetHeard is how long an address counts that was not heard again while another was.
+	// forgetHeard is how long an address is valid that is not announced again while another one is.
 	forgetHeard = 10 * time.Minute
-	// mostHeard bounds what an interface can make us remember.
+	// mostHeard bounds the addresses stored per interface.
 	mostHeard = 8
 )
 
-// New is a snooper that does not listen yet.
+// New returns a snooper that does not listen yet.
 func New() *Snooper {
 	return &Snooper{open: listenARP, now: time.Now, wanted: map[string]time.Time{}, heard: map[string][]heard{}}
 }
 
-// Want begins to listen for interfaces, by their MAC addresses. The error says that it cannot be, the first time only.
+// Want starts listening for interfaces by MAC address. If listening is impossible, only the first call returns an error.
 func (s *Snooper) Want(macs []string) error {
 	if len(macs) == 0 {
 		return nil
@@ -96,7 +96,7 @@ func (s *Snooper) listen(source io.Reader, done chan struct{}) {
 	for {
 		n, err := source.Read(frame)
 		if err != nil {
-			return // closed: nothing else ends a socket that is bound to no interface
+			return // closed: a socket bound to no interface ends in no other way
 		}
 		if mac, ip, ok := readARP(frame[:n]); ok {
 			s.hear(mac, ip)
@@ -107,7 +107,7 @@ func (s *Snooper) listen(source io.Reader, done chan struct{}) {
 func (s *Snooper) hear(mac string, ip netip.Addr) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	// An address is with whoever claimed it last: a service's may move from guest to guest.
+	// The last interface to announce an address has it: a service address may move between guests.
 	for other, all := range s.heard {
 		if other != mac {
 			s.heard[other] = slices.DeleteFunc(all, func(h heard) bool { return h.ip == ip })
@@ -126,7 +126,7 @@ func (s *Snooper) hear(mac string, ip netip.Addr) {
 	s.heard[mac] = all
 }
 
-// Of are the addresses that an interface said it has since a time.
+// Of returns the addresses that an interface has announced since a time.
 func (s *Snooper) Of(mac string, since time.Time) []string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -139,7 +139,7 @@ func (s *Snooper) Of(mac string, since time.Time) []string {
 	return out
 }
 
-// Close ends it: what was heard is kept, and no more is.
+// Close stops listening. The collected addresses stay available.
 func (s *Snooper) Close() {
 	s.mu.Lock()
 	source, done := s.source, s.done
@@ -151,9 +151,9 @@ func (s *Snooper) Close() {
 	}
 }
 
-// readARP reads who says that it has which address, from an Ethernet frame. Probes for an address that
-// nobody has yet come from none (RFC 5227), and link-local ones are often for a moment only, as those
-// with which cloud-init looks for its data.
+// readARP returns the sender of an ARP frame and its address. It ignores probes for an unused address,
+// which have no sender address (RFC 5227), and link-local addresses, which are often temporary:
+// cloud-init uses one while it looks for its data.
 func readARP(frame []byte) (mac string, ip netip.Addr, ok bool) {
 	const head, length = 14, 28
 	if len(frame) < head+length {
@@ -168,12 +168,12 @@ func readARP(frame []byte) (mac string, ip netip.Addr, ok bool) {
 	return net.HardwareAddr(p[8:14]).String(), ip, ip.IsGlobalUnicast()
 }
 
-// Kernel are the addresses of interfaces in the kernel's table, which has the format of
+// Kernel returns the addresses of interfaces in the kernel's neighbour table, a file in the format of
 // /proc/net/arp.
 func Kernel(path string) map[string][]string {
 	f, err := os.Open(path)
 	if err != nil {
-		return nil // there is none on this system
+		return nil // this system has no such table
 	}
 	defer f.Close()
 	out := map[string][]string{}

@@ -20,7 +20,7 @@ const (
 	macB = "52:54:00:00:00:0b"
 )
 
-// arp is a frame in which an interface asks for a neighbour, and changes to it.
+// arp returns the frame of an ARP request with changes applied.
 func arp(change ...func([]byte)) []byte {
 	f := []byte{
 		0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0x52, 0x54, 0, 0, 0, 0x0a, 0x08, 0x06,
@@ -41,19 +41,19 @@ func TestReadARP(t *testing.T) {
 		frame []byte
 		want  string
 	}{
-		{"a question", arp(), "10.77.0.130"},
-		{"an answer", arp(set(21, 2)), "10.77.0.130"},
+		{"a request", arp(), "10.77.0.130"},
+		{"a reply", arp(set(21, 2)), "10.77.0.130"},
 		{"padded to the length of a frame", append(arp(), make([]byte, 18)...), "10.77.0.130"},
-		{"a probe for an address that nobody has yet", arp(set(28, 0, 0, 0, 0)), ""},
-		{"an address of one link", arp(set(28, 169, 254, 3, 4)), ""},
-		{"a group's address", arp(set(28, 224, 0, 0, 1)), ""},
-		{"sent by another interface than it says", arp(set(6, 2)), ""},
+		{"a probe for an unused address", arp(set(28, 0, 0, 0, 0)), ""},
+		{"a link-local address", arp(set(28, 169, 254, 3, 4)), ""},
+		{"a multicast address", arp(set(28, 224, 0, 0, 1)), ""},
+		{"sender hardware address differs from the frame's source", arp(set(6, 2)), ""},
 		{"not ARP", arp(set(12, 0x08, 0x00)), ""},
-		{"not of an Ethernet", arp(set(15, 6)), ""},
-		{"not of IPv4", arp(set(16, 0x86, 0xdd)), ""},
-		{"addresses of another length", arp(set(18, 8)), ""},
-		{"cut short", arp()[:41], ""},
-		{"nothing", nil, ""},
+		{"hardware type is not Ethernet", arp(set(15, 6)), ""},
+		{"protocol type is not IPv4", arp(set(16, 0x86, 0xdd)), ""},
+		{"wrong address length", arp(set(18, 8)), ""},
+		{"truncated", arp()[:41], ""},
+		{"empty", nil, ""},
 	} {
 		mac, ip, ok := readARP(c.frame)
 		if ok != (c.want != "") || ok && (ip.String() != c.want || mac != macA) {
@@ -62,7 +62,7 @@ func TestReadARP(t *testing.T) {
 	}
 }
 
-// What is heard of an interface is kept while it is so, and is bounded.
+// An announced address is kept while it is valid, and the number per interface is bounded.
 func TestHeard(t *testing.T) {
 	start := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
 	type said struct {
@@ -86,10 +86,10 @@ func TestHeard(t *testing.T) {
 		{"two, in the order in which they were first heard", []said{{0, macA, "10.0.0.1"}, {1, macA, "10.0.0.2"}, {2, macA, "10.0.0.1"}}, 0, []string{"10.0.0.1", "10.0.0.2"}},
 		{"one before the guest's start", []said{{0, macA, "10.0.0.1"}}, time.Second, nil},
 		{"one before and after it", []said{{0, macA, "10.0.0.1"}, {time.Minute, macA, "10.0.0.1"}}, time.Second, []string{"10.0.0.1"}},
-		{"one that is long silent", []said{{0, macA, "10.0.0.1"}, {time.Hour, macB, "10.0.0.2"}}, 0, []string{"10.0.0.1"}},
-		{"another since, and not it", []said{{0, macA, "10.0.0.1"}, {11 * time.Minute, macA, "10.0.0.2"}}, 0, []string{"10.0.0.2"}},
+		{"an address without later announcements stays valid", []said{{0, macA, "10.0.0.1"}, {time.Hour, macB, "10.0.0.2"}}, 0, []string{"10.0.0.1"}},
+		{"an address expires once only another one is announced", []said{{0, macA, "10.0.0.1"}, {11 * time.Minute, macA, "10.0.0.2"}}, 0, []string{"10.0.0.2"}},
 		{"one that moved to another interface", []said{{0, macA, "10.0.0.1"}, {1, macA, "10.0.0.9"}, {2, macB, "10.0.0.9"}}, 0, []string{"10.0.0.1"}},
-		{"more than an interface has", many, 0, []string{"10.0.0.1", "10.0.0.2", "10.0.0.3", "10.0.0.4", "10.0.0.5", "10.0.0.6", "10.0.0.7", "10.0.0.8"}},
+		{"more addresses than the bound", many, 0, []string{"10.0.0.1", "10.0.0.2", "10.0.0.3", "10.0.0.4", "10.0.0.5", "10.0.0.6", "10.0.0.7", "10.0.0.8"}},
 	} {
 		now := start
 		e := New()
@@ -106,8 +106,8 @@ func TestHeard(t *testing.T) {
 	}
 }
 
-// Nobody listens before there is something to hear, once it is refused that is told once, and nothing of
-// it is left after the end.
+// The snooper opens no socket before the first request, reports a refusal once, and leaves nothing open
+// after Close.
 func TestListening(t *testing.T) {
 	e := New()
 	refused := errors.New("not permitted")
@@ -118,7 +118,7 @@ func TestListening(t *testing.T) {
 	}
 	macs := []string{macA}
 	if first, second := e.Want(macs), e.Want(macs); !errors.Is(first, refused) || second != nil {
-		t.Errorf("refused: %v, then %v", first, second)
+		t.Errorf("the open fails: %v, then %v", first, second)
 	}
 	r, w := io.Pipe()
 	e.open = func() (io.ReadCloser, error) { return r, nil }
@@ -135,11 +135,11 @@ func TestListening(t *testing.T) {
 	if _, err := w.Write(arp()); !errors.Is(err, io.ErrClosedPipe) {
 		t.Errorf("after the end: %v", err)
 	}
-	e.open = func() (io.ReadCloser, error) { t.Error("it listens after its end"); return nil, refused }
+	e.open = func() (io.ReadCloser, error) { t.Error("it listens after Close"); return nil, refused }
 	_ = e.Want(macs)
 }
 
-// An interface that nobody asks for any more is forgotten.
+// An interface without further requests is forgotten.
 func TestForgotten(t *testing.T) {
 	now := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
 	e := New()
@@ -175,7 +175,7 @@ garbage
 	}
 }
 
-// FuzzFrame: whatever is on the wire, what is read of it is an interface and an address that a guest may
+// FuzzFrame checks that any frame yields either nothing or a MAC address and an address that a guest may
 // have.
 func FuzzFrame(f *testing.F) {
 	f.Add(arp())

@@ -1,4 +1,4 @@
-// Package consolelog reads the file in which virtlogd keeps what a guest wrote to its serial port.
+// Package consolelog reads the file in which virtlogd stores the output of a guest's serial port.
 package consolelog
 
 import (
@@ -16,12 +16,12 @@ import (
 	"github.com/persys/compute/agent/driver/libvirt/diskfile"
 )
 
-// maxLine bounds a line of a console, in bytes: a guest may write without end.
+// maxLine is where a longer line is split, in bytes: a guest may write without line ends.
 const maxLine = 64 << 10
 
-// Copy writes what a file holds, and with Follow what is added to it until over says that nothing more is. A serial
-// port has no clock: a line that was there before has the time of the last one that was written, a line that is
-// followed the time of its arrival.
+// Copy writes the content of a file and, with Follow, what is added until over reports the end. A serial
+// port has no clock: lines that were there before get the modification time of the file, followed lines
+// the time of their arrival.
 func Copy(ctx context.Context, file string, options driver.LogOptions, over func(context.Context) (bool, error), w io.Writer) error {
 	var f *os.File
 	defer func() {
@@ -78,7 +78,7 @@ func Copy(ctx context.Context, file string, options driver.LogOptions, over func
 	}
 	buf := make([]byte, 32<<10)
 	for {
-		// Whether it runs is asked before the file is read: what it wrote last is not missed.
+		// Ask over before reading the file, so that the last output is not missed.
 		ended, err := over(ctx)
 		if err != nil {
 			return err
@@ -126,7 +126,7 @@ func Copy(ctx context.Context, file string, options driver.LogOptions, over func
 	}
 }
 
-// rotated says whether virtlogd began another file.
+// rotated reports whether virtlogd has started another file.
 func rotated(f *os.File, path string, offset int64) bool {
 	now, err := os.Stat(path)
 	if err != nil {
@@ -136,8 +136,8 @@ func rotated(f *os.File, path string, offset int64) bool {
 	return err == nil && (!os.SameFile(was, now) || now.Size() < offset)
 }
 
-// readLines gives the last lines of a file (all of them for tail ≤ 0), what follows the last line end,
-// and how far it read.
+// readLines returns the last tail lines of a file (all for tail ≤ 0), the text after the last line end,
+// and the offset up to which it read.
 func readLines(f *os.File, tail int) (lines [][]byte, rest []byte, offset int64, err error) {
 	in := bufio.NewReaderSize(f, maxLine)
 	for {

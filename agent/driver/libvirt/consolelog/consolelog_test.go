@@ -11,7 +11,7 @@ import (
 	"github.com/persys/compute/agent/driver"
 )
 
-// A guest that writes without end loses nothing where its line is cut.
+// Splitting an overlong line loses no bytes.
 func TestLongLine(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "console.log")
 	if err := os.WriteFile(file, nil, 0o600); err != nil {
@@ -24,6 +24,6 @@ func TestLongLine(t *testing.T) {
 		t.Fatal(err)
 	}
 	if got := strings.ReplaceAll(out.String(), "\n", ""); got != line {
-		t.Errorf("of %d bytes %d came", len(line), len(got))
+		t.Errorf("wrote %d bytes, got %d", len(line), len(got))
 	}
 }

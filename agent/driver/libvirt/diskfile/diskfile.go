@@ -1,5 +1,5 @@
-// Package diskfile makes the files of virtual machines' disks with qemu-img, marks them as made by us, keeps order in
-// the folders beside them, and reads the addresses of disks on the network.
+// Package diskfile makes the disk files of virtual machines with qemu-img, marks them as made by us, cleans
+// the folders of domains, and parses the addresses of network disks.
 package diskfile
 
 import (
@@ -17,20 +17,20 @@ import (
 	"github.com/persys/compute/agent/driver"
 )
 
-// A disk that is being made, and one that waits for the former guest's end.
+// Suffixes of a disk that is being made, and of a finished one that waits for the former guest to stop.
 const (
 	PartSuffix   = ".persys-part"
 	StagedSuffix = ".persys-staged"
 )
 
-// Image is what a disk is made from, or a disk as it is.
+// Image describes an image or an existing disk.
 type Image struct {
 	Path   string `json:"-"`
 	Format string `json:"format"`
 	Size   int64  `json:"virtual-size"` // bytes
 }
 
-// qemuImg runs qemu-img and gives what it says.
+// qemuImg runs qemu-img and returns its output.
 func qemuImg(ctx context.Context, class driver.Class, args ...string) ([]byte, error) {
 	var out, bad bytes.Buffer
 	cmd := exec.CommandContext(ctx, "qemu-img", args...)
@@ -52,11 +52,11 @@ func qemuImg(ctx context.Context, class driver.Class, args ...string) ([]byte, e
 	return out.Bytes(), nil
 }
 
-// Inspect reads the header of an image or a disk. Without a format it is told by the content, which must not be
-// that of a raw disk: what stands there a guest has written.
+// Inspect reads the header of an image or a disk. With an empty format, qemu-img detects it from the
+// content; never do so for a raw disk, because the guest controls that content.
 func Inspect(ctx context.Context, path, format string) (Image, error) {
 	f := Image{Path: path}
-	// -U: the guest that runs on it has it locked.
+	// -U: a running guest holds a lock on the disk.
 	args := []string{"info", "-U", "--output=json"}
 	if format != "" {
 		args = append(args, "-f", format)
@@ -71,8 +71,8 @@ func Inspect(ctx context.Context, path, format string) (Image, error) {
 	return f, nil
 }
 
-// Make makes the file of a disk at to: empty, over an image, or (raw) as a copy of one. It appears whole
-// or not at all.
+// Make creates the disk file to: empty, backed by an image, or (raw) as a copy of one. The file appears
+// complete or not at all.
 func Make(ctx context.Context, to, format string, size int64, img *Image) error {
 	part := to + PartSuffix
 	if err := os.Remove(part); err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -88,7 +88,7 @@ func Make(ctx context.Context, to, format string, size int64, img *Image) error 
 			args = append(args, strconv.FormatInt(size, 10))
 		}
 	default:
-		// -U is not given: an image that somebody writes to must not be copied.
+		// -U is not given: an image that is being written must not be copied.
 		args = []string{"convert", "-q", "-f", img.Format, "-O", "raw", img.Path, part}
 	}
 	if _, err := qemuImg(ctx, driver.StorageProvisionFailed, args...); err != nil {
@@ -105,10 +105,10 @@ func Make(ctx context.Context, to, format string, size int64, img *Image) error 
 	return named(part, to)
 }
 
-// Move gives a file another name, to last: also when the power is lost the next moment.
+// Move renames a file durably.
 func Move(from, to string) error { return Failed(driver.Rename(from, to)) }
 
-// named is Move for a file that is worth nothing without its name.
+// named is Move for a temporary file: it deletes the file if the rename fails.
 func named(part, to string) error {
 	if err := driver.Rename(part, to); err != nil {
 		return errors.Join(Failed(err), Remove(part))
@@ -116,7 +116,7 @@ func named(part, to string) error {
 	return nil
 }
 
-// Grow makes a disk larger that is smaller than size bytes. Nobody may use it meanwhile.
+// Grow enlarges a disk to at least size bytes. No guest may use it meanwhile.
 func Grow(ctx context.Context, path, format string, size int64) error {
 	f, err := Inspect(ctx, path, format)
 	if err != nil || size <= f.Size {
@@ -126,7 +126,7 @@ func Grow(ctx context.Context, path, format string, size int64) error {
 	return err
 }
 
-// Exists says whether there is something at path.
+// Exists reports whether path exists.
 func Exists(path string) (bool, error) {
 	_, err := os.Stat(path)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -135,7 +135,7 @@ func Exists(path string) (bool, error) {
 	return err == nil, err
 }
 
-// Remove removes a file; one that is absent is removed.
+// Remove deletes a file. An absent file is no error.
 func Remove(path string) error {
 	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return Failed(err)
@@ -143,7 +143,7 @@ func Remove(path string) error {
 	return nil
 }
 
-// Write writes a file that appears whole.
+// Write writes a file atomically.
 func Write(path string, data []byte) error {
 	part := path + PartSuffix
 	if err := os.WriteFile(part, data, 0o600); err != nil {
@@ -152,7 +152,7 @@ func Write(path string, data []byte) error {
 	return named(part, path)
 }
 
-// Failed makes an error of files one of ours.
+// Failed turns a file error into a *driver.Error.
 func Failed(err error) error {
 	if err == nil {
 		return nil

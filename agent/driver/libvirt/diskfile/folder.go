@@ -16,7 +16,7 @@ func MakeFolder(dir string) error {
 	return nil
 }
 
-// RemoveOthers removes from a domain's folder what a replaced definition left.
+// RemoveOthers deletes the files in a domain's folder that a replaced definition left.
 func RemoveOthers(dir string, keep ...string) error {
 	files, err := os.ReadDir(dir)
 	if errors.Is(err, fs.ErrNotExist) {

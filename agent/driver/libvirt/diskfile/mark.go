@@ -13,11 +13,11 @@ import (
 // MarkSuffix marks a disk that an agent made (contract/state-etcd.md).
 const MarkSuffix = ".persys-managed"
 
-// Mark says whose a disk is, and what it was made from: what tells of it when no domain does.
+// Mark is the file beside a disk that records its owner and source image, for when no domain names the disk.
 type Mark struct {
 	Cluster, Node string
 	Workload      driver.ID
-	// Image is what it was made from, "" for nothing. Unsure: nobody knows.
+	// Image is the source image, "" for none. Unsure means that it is unknown.
 	Image  string
 	Unsure bool
 }
@@ -28,7 +28,7 @@ const (
 	imageKey = "image "
 )
 
-// Write puts the mark beside a disk: the time, as legacy v1 agents write it, then whose it is.
+// Write writes the mark beside a disk: the time, as legacy v1 agents write it, then the owner.
 func (m Mark) Write(path string) error {
 	lines := []string{time.Now().UTC().Format(time.RFC3339), m.Cluster, string(m.Workload), nodeKey + strconv.Quote(m.Node)}
 	if !m.Unsure {
@@ -37,8 +37,8 @@ func (m Mark) Write(path string) error {
 	return Write(path+MarkSuffix, []byte(strings.Join(lines, "\n")+"\n"))
 }
 
-// Made says whether the mark beside a disk is of an agent that made it for this workload. That of an
-// Legacy v1 agent names none; it counts if the disk's name begins with the workload's.
+// Made reports whether the mark beside a disk says that an agent made it for this workload. Marks of
+// legacy v1 agents name no workload; then the disk's file name must begin with the workload's id.
 func Made(path, cluster string, workload driver.ID) bool {
 	lines := markLines(path)
 	switch {
@@ -50,15 +50,15 @@ func Made(path, cluster string, workload driver.ID) bool {
 	return lines[1] == cluster && lines[2] == string(workload)
 }
 
-// Elsewhere says whether the mark beside a disk is of another node: one that made it, or that has taken
-// it over since.
+// Elsewhere reports whether the mark beside a disk names another node, which made the disk or took it
+// over since.
 func Elsewhere(path, node string) bool {
 	lines := markLines(path)
 	return len(lines) > 3 && strings.HasPrefix(lines[3], nodeKey) && lines[3] != nodeKey+strconv.Quote(node)
 }
 
-// MadeFrom is the image that this node made a disk from, as its mark says. Not known is it of disks that
-// Legacy v1 agents, earlier versions and other nodes made: what a path means on those is not told here.
+// MadeFrom returns the source image of a disk that this node made, as its mark records. The image is
+// unknown for disks of legacy v1 agents, earlier versions and other nodes, whose paths mean nothing here.
 func MadeFrom(path, node string) (image string, known bool) {
 	lines := markLines(path)
 	if len(lines) < 5 || lines[3] != nodeKey+strconv.Quote(node) {
@@ -69,7 +69,7 @@ func MadeFrom(path, node string) (image string, known bool) {
 	return image, ok && err == nil
 }
 
-// markLines is the text of a mark; none if there is none.
+// markLines returns the lines of a mark; nil if there is no mark.
 func markLines(path string) []string {
 	raw, err := os.ReadFile(path + MarkSuffix)
 	if err != nil {

@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-// A mark says for whom a disk was made and from what; the marks of others say less, and are understood.
+// A mark names the owner and the source image of a disk. Older marks name less and are still read.
 func TestMarks(t *testing.T) {
 	dir := t.TempDir()
 	at := func(name, text string) string {
@@ -26,16 +26,16 @@ func TestMarks(t *testing.T) {
 			t.Fatal(err)
 		}
 		if !Made(path, "c1", "web") || Made(path, "c1", "web-2") || Made(path, "c2", "web") {
-			t.Error("it is not the workload's, or another's too")
+			t.Error("the mark does not name the workload, or names another one too")
 		}
 		if got, known := MadeFrom(path, "node-a"); got != image || !known {
 			t.Errorf("made from %q, %v; want %q", got, known, image)
 		}
 		if got, known := MadeFrom(path, "node-b"); known {
-			t.Errorf("another node takes the path %q for one of its own", got)
+			t.Errorf("another node takes the path %q for its own image", got)
 		}
 		if Elsewhere(path, "node-a") || !Elsewhere(path, "node-b") {
-			t.Error("it does not say which node it is on")
+			t.Error("Elsewhere does not know the node of the disk")
 		}
 	}
 	for _, c := range []struct {
@@ -43,9 +43,9 @@ func TestMarks(t *testing.T) {
 		ours       bool
 	}{
 		{"of an earlier version", at("earlier", "2026-01-02T03:04:05Z\nc1\nweb\n"), true},
-		{"with an image that can not be read", at("odd", "2026-01-02T03:04:05Z\nc1\nweb\nnode \"node-a\"\nimage '\n"), true},
-		{"of an existing agent", at("web-vda.qcow2", "2026-01-02T03:04:05Z"), true},
-		{"of an existing agent, for another", at("db-vda.qcow2", "2026-01-02T03:04:05Z"), false},
+		{"with an image that cannot be read", at("odd", "2026-01-02T03:04:05Z\nc1\nweb\nnode \"node-a\"\nimage '\n"), true},
+		{"of a legacy v1 agent", at("web-vda.qcow2", "2026-01-02T03:04:05Z"), true},
+		{"of a legacy v1 agent, for another workload", at("db-vda.qcow2", "2026-01-02T03:04:05Z"), false},
 		{"none", at("absent", ""), false},
 	} {
 		if ours := Made(c.path, "c1", "web"); ours != c.ours {
@@ -55,7 +55,7 @@ func TestMarks(t *testing.T) {
 			t.Errorf("%s: made from %q, want not known", c.what, image)
 		}
 		if Elsewhere(c.path, "node-a") {
-			t.Errorf("%s: it is of another node", c.what)
+			t.Errorf("%s: the mark names another node", c.what)
 		}
 	}
 	taken := at("taken", "")

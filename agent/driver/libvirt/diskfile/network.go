@@ -6,10 +6,10 @@ import (
 	"strings"
 )
 
-// Network is a disk on the network.
+// Network is the address of a network disk.
 type Network struct{ Protocol, Name, Host, Port string }
 
-// ParseNetwork reads the three forms of a disk on the network (contract/wire-agent.md).
+// ParseNetwork parses the three forms of a network disk's address (contract/wire-agent.md).
 func ParseNetwork(path string) (*Network, error) {
 	if rest, ok := strings.CutPrefix(path, "rbd:"); ok {
 		pool, image, ok := strings.Cut(rest, "/")

@@ -1,4 +1,4 @@
-// Package hostcaps reads what libvirt says in XML: the ways to run guests on a host, its networks and its
+// Package hostcaps parses libvirt's XML descriptions: the ways to run guests on a host, its networks, its
 // storage pools, and the interfaces of a guest.
 package hostcaps
 
@@ -10,7 +10,7 @@ import (
 	"libvirt.org/go/libvirtxml"
 )
 
-// Machine is what one way to run guests offers.
+// Machine describes one way to run guests (KVM or emulation).
 type Machine struct {
 	Kind        string // kvm or qemu, the domain's type
 	Type        string
@@ -23,8 +23,8 @@ type Machine struct {
 	PanicDevice string // model; empty: none
 }
 
-// GuestTypes of the capabilities: which ways to run a 64-bit guest of the host's architecture there
-// are, and on which machine.
+// GuestTypes returns, from the capabilities, the ways to run a 64-bit guest of the host's architecture and
+// the machine type of each.
 func GuestTypes(capsXML string) (arch, uuid string, machine map[string]string, err error) {
 	var caps libvirtxml.Caps
 	if err := caps.Unmarshal(capsXML); err != nil {
@@ -85,7 +85,7 @@ func ReadMachine(domcapsXML string) (*Machine, error) {
 	return m, nil
 }
 
-// cpuMode: under KVM the host's own processor; in emulation the most that QEMU can.
+// cpuMode: the host's processor under KVM, the most capable QEMU model in emulation.
 func cpuMode(modes []libvirtxml.DomainCapsCPUMode, kind string) string {
 	order := []string{"host-passthrough", "host-model"}
 	if kind != "kvm" {

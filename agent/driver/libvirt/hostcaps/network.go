@@ -50,10 +50,10 @@ func maskBits(mask string) int {
 	return bits
 }
 
-// Interface is one of a guest. It has a name on the host while the guest runs.
+// Interface is a network interface of a guest. It has a name on the host while the guest runs.
 type Interface struct{ Name, MAC string }
 
-// Interfaces reads those of a domain from its XML, in its order.
+// Interfaces returns the interfaces in a domain's XML, in document order.
 func Interfaces(domainXML string) []Interface {
 	type attributes struct {
 		Address string `xml:"address,attr"`

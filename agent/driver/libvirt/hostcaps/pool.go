@@ -2,7 +2,7 @@ package hostcaps
 
 import "encoding/xml"
 
-// PoolType is what schedulers call the type of a pool that libvirt describes.
+// PoolType returns the scheduler's name for the type of a libvirt pool.
 func PoolType(description string) string {
 	var p struct {
 		Type string `xml:"type,attr"`

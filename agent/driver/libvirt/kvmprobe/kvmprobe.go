@@ -1,9 +1,9 @@
-// Package kvmprobe is a guest of 300 bytes that shows whether KVM works: it turns itself off if it does.
+// Package kvmprobe provides a guest of 300 bytes that shows whether KVM works: it powers itself off if it runs.
 package kvmprobe
 
 import "libvirt.org/go/libvirtxml"
 
-// Disk is its disk, a raw image of 1 MiB.
+// Disk returns the guest's disk, a raw image of 1 MiB.
 func Disk() []byte {
 	disk := make([]byte, 1<<20)
 	copy(disk, guest)
@@ -11,16 +11,16 @@ func Disk() []byte {
 	return disk
 }
 
-// Machine is the way to run it.
+// Machine is the way to run the guest.
 type Machine struct {
 	Kind, Type, Emulator string
 	CPU                  string // mode; empty leaves it to QEMU
 }
 
-// Domain is the XML of a domain with nothing but the disk at a path.
+// Domain returns the XML of a domain with only the disk at a path.
 func Domain(name, disk string, m Machine) (string, error) {
 	dom := &libvirtxml.Domain{
-		Type: m.Kind, Name: name, Title: "finds out whether KVM works; it is gone in a moment",
+		Type: m.Kind, Name: name, Title: "probe whether KVM works; removed in a few seconds",
 		Memory: &libvirtxml.DomainMemory{Value: 32, Unit: "MiB"}, VCPU: &libvirtxml.DomainVCPU{Value: 1},
 		OS:         &libvirtxml.DomainOS{Type: &libvirtxml.DomainOSType{Type: "hvm", Machine: m.Type}},
 		Features:   &libvirtxml.DomainFeatureList{ACPI: &libvirtxml.DomainFeature{}, APIC: &libvirtxml.DomainFeatureAPIC{}},
@@ -42,7 +42,7 @@ func Domain(name, disk string, m Machine) (string, error) {
 }
 
 // guest is a boot sector. It goes from real mode to 64 bits with paging, programs the timer to
-// 1 kHz, halts until 100 interrupts have come, and turns the machine off by writing 0x2000 to port
+// 1 kHz, halts until 100 interrupts have come, and powers the machine off by writing 0x2000 to port
 // 0x604 (PM1a control of QEMU's PC machines under SeaBIOS). Its source:
 //
 //	.code16

@@ -8,8 +8,8 @@ import (
 	"gopkg.in/yaml.v3"
 )
 
-// WithAccount adds to vendor-data, over which the user-data of the workload's author wins, an account that may do
-// everything in the guest.
+// WithAccount adds an account with full sudo rights to the vendor-data. The user-data of the workload
+// takes precedence over vendor-data.
 func WithAccount(vendor, user, password string, keys []string) (string, error) {
 	if user == "" || password == "" && len(keys) == 0 {
 		return "", errors.New("wants a user, and a password or ssh_authorized_keys")
@@ -18,7 +18,7 @@ func WithAccount(vendor, user, password string, keys []string) (string, error) {
 	if err != nil || vendor == "" {
 		return text, err
 	}
-	// Not a random boundary: the same specification makes the same seed.
+	// The boundary is not random, so that the same specification makes the same seed.
 	sum := sha256.Sum256([]byte(text + "\x00" + vendor))
 	return Together("persys-"+hex.EncodeToString(sum[:4]), text, vendor)
 }

@@ -8,23 +8,23 @@ import (
 	"gopkg.in/yaml.v3"
 )
 
-// Interface is one of a guest's.
+// Interface is a network interface of a guest.
 type Interface struct {
 	Network string
 	MAC     string
 	Static  string // address with or without prefix length; empty = DHCP
 }
 
-// Subnet is what a network says of itself: which addresses, and who routes and resolves for them.
+// Subnet describes a network: its addresses, router and name servers.
 type Subnet struct {
 	Prefix netip.Prefix
 	Router netip.Addr
-	Routes bool // the router leads further than the network
+	Routes bool // the router forwards beyond the network
 }
 
-// NetworkConfig is the network-config of a workload that has none of its own: version 2, DHCP or the
-// static address of each interface. An address without prefix length takes that of its network, else
-// 24 bits (64 for IPv6).
+// NetworkConfig returns the network-config of a workload without its own document: version 2, with DHCP or
+// the static address of each interface. A static address without prefix length gets that of its network,
+// else 24 bits (64 for IPv6).
 func NetworkConfig(nics []Interface, subnets map[string][]Subnet) (string, error) {
 	type match struct {
 		MAC string `yaml:"macaddress"`
@@ -65,7 +65,7 @@ func NetworkConfig(nics []Interface, subnets map[string][]Subnet) (string, error
 				}
 				if s.Router.IsValid() {
 					e.DNS = &servers{[]string{s.Router.String()}}
-					if s.Routes && !routed { // one way out is enough
+					if s.Routes && !routed { // one default route is enough
 						routed = true
 						to := "0.0.0.0/0"
 						if p.Addr().Is6() {
@@ -89,7 +89,7 @@ func NetworkConfig(nics []Interface, subnets map[string][]Subnet) (string, error
 	return string(out), err
 }
 
-// Prefix reads an address; without a length the prefix has the length of the address.
+// Prefix parses an address with or without a prefix length. Without one, it is the full address length.
 func Prefix(s string) (netip.Prefix, error) {
 	if strings.Contains(s, "/") {
 		return netip.ParsePrefix(s)

@@ -1,5 +1,5 @@
-// Package nocloud writes what cloud-init reads: documents put together, the configuration of the network,
-// and the image of a NoCloud seed.
+// Package nocloud writes the input of cloud-init: combined documents, the network configuration, and the
+// image of a NoCloud seed.
 package nocloud
 
 import (
@@ -21,8 +21,8 @@ import (
 // File is one file of a seed.
 type File struct{ Name, Text string }
 
-// kinds are the first lines by which cloud-init knows a document, and the types that it has for them in an
-// archive. Of two that begin alike the longer one comes first.
+// kinds maps the first line of a document to its MIME type in an archive. If two first lines share a
+// prefix, the longer one comes first.
 var kinds = []struct{ head, kind string }{
 	{"#cloud-config-archive", "text/cloud-config-archive"},
 	{"#cloud-config-jsonp", "text/cloud-config-jsonp"},
@@ -35,8 +35,8 @@ var kinds = []struct{ head, kind string }{
 	{"#!", "text/x-shellscript"},
 }
 
-// kindOf is the type of a document. Like cloud-init it looks past white space before the first line, and
-// at no letter's case.
+// kindOf returns the type of a document. Like cloud-init it skips white space before the first line and
+// ignores case.
 func kindOf(text string) string {
 	line, _, _ := strings.Cut(strings.TrimLeft(text, " \t\r\n"), "\n")
 	line = strings.ToLower(line)
@@ -48,7 +48,7 @@ func kindOf(text string) string {
 	return "text/cloud-config"
 }
 
-// Together is one document of several, as cloud-init reads them: a MIME archive.
+// Together combines several documents into one MIME archive for cloud-init.
 func Together(boundary string, parts ...string) (string, error) {
 	var b bytes.Buffer
 	w := multipart.NewWriter(&b)
@@ -71,7 +71,7 @@ func Together(boundary string, parts ...string) (string, error) {
 	return b.String(), nil
 }
 
-// Image is the ISO of a seed, and its checksum over the files: an ISO holds the time of its making.
+// Image returns the ISO of a seed, and a checksum over the files (the ISO itself contains its creation time).
 func Image(files []File) (iso []byte, checksum string, err error) {
 	w, err := iso9660.NewWriter()
 	if err != nil {
@@ -96,8 +96,8 @@ func Image(files []File) (iso []byte, checksum string, err error) {
 	return b.Bytes(), hex.EncodeToString(sum.Sum(nil)), nil
 }
 
-// Plain undoes base64, which some tools send: text that is base64 of something that cloud-init
-// knows by its first line. Everything else is taken as it is.
+// Plain decodes base64, which some tools send: only if the decoded text has a first line that cloud-init
+// knows. It returns any other text unchanged.
 func Plain(s string) string {
 	raw, err := base64.StdEncoding.DecodeString(strings.Join(strings.Fields(s), ""))
 	if err != nil || len(raw) == 0 {
@@ -111,7 +111,7 @@ func Plain(s string) string {
 	return s
 }
 
-// MetaData completes meta-data: it says which instance this is and what the host is called, unless it says so already.
+// MetaData adds the instance id and the host name to meta-data that lacks them.
 func MetaData(text, instance, name string) (string, error) {
 	given := map[string]any{}
 	if text != "" {
@@ -138,7 +138,7 @@ func MetaData(text, instance, name string) (string, error) {
 	return string(out), err
 }
 
-// Hostname makes a name one that hosts may have.
+// Hostname turns a name into a valid host name.
 func Hostname(name string) string {
 	name = strings.Map(func(r rune) rune {
 		switch {

@@ -9,8 +9,8 @@ import (
 	"testing"
 )
 
-// Each part is labelled by its first line, as cloud-init would read it alone: what is labelled as
-// something else is handed to the wrong handler, and none of it happens.
+// Each part gets the type of its first line, as cloud-init would detect it alone. A wrong type hands the
+// part to the wrong handler, and none of it is applied.
 func TestPartsAreLabelledByTheirFirstLine(t *testing.T) {
 	for part, want := range map[string]string{
 		"#!/bin/sh\necho hi\n":                            "text/x-shellscript",
