@@ -59,6 +59,7 @@ var mayImport = []struct {
 	{"dnsserver/...", []string{"fsm/...", "telemetry"}},
 	{"mirror/...", []string{"fsm/...", "api/command/..."}},
 	{"agent/workload", nil},
+	{"agent/fencer/lease", []string{"agent/workload"}},
 	// What tests of drivers share, beside them.
 	{"agent/driver/moby/mobytest", []string{"testbed"}},
 	{"agent/driver/libvirt/libvirttest", []string{"testbed"}},
@@ -87,6 +88,7 @@ var neverReach = []struct {
 	{"fsm/...", impure, "the state machine must give the same answer on every replica and at every replay"},
 	{"sched", impure, "planning is a pure step over what it is given, so that simulator, dry run and production share it"},
 	{"agent/workload", impure, "the agent's core imports it and stays a pure step over what it is given"},
+	{"agent/fencer/lease", impure, "the fencer's decisions are a pure step, which the simulator drives on virtual clocks"},
 	{"api/command/...", []string{"google.golang.org/grpc/..."}, "the log's vocabulary holds no service: the state machine imports it"},
 	{"agent/...", []string{module + "/fsm/...", module + "/sched/...", module + "/cluster/..."}, "an agent knows the wire, never the control plane's insides: both are upgraded on their own"},
 	{"cluster/...", []string{module + "/rpc/..."}, "consensus knows no API; rpc declares what it consumes and cmd wires the two"},
@@ -101,7 +103,7 @@ var drivers = []string{"docker", "compose", "libvirt", "sim"}
 
 // pure are the packages whose own files hold no clock, randomness, goroutine or map order.
 // fsm/store is not among them (it may block), nor is sched/leader (it owns the loop and the clock).
-var pure = []string{"fsm", "fsm/bounds", "fsm/queue", "fsm/quota", "fsm/receipts", "fsm/rollout", "sched", "sched/agenda", "sched/rolling", "agent/workload"}
+var pure = []string{"fsm", "fsm/bounds", "fsm/queue", "fsm/quota", "fsm/receipts", "fsm/rollout", "sched", "sched/agenda", "sched/rolling", "agent/workload", "agent/fencer/lease"}
 
 var (
 	forbiddenNames = []string{"util", "utils", "common", "helper", "helpers", "model", "models"}

@@ -16,7 +16,8 @@ import (
 	agentv1 "github.com/persys/compute/api/agent/v1"
 
 	"github.com/persys/compute/agent/driver"
-	"github.com/persys/compute/agent/guard"
+	"github.com/persys/compute/agent/fencer"
+	"github.com/persys/compute/agent/fencer/lease"
 	"github.com/persys/compute/agent/health"
 	"github.com/persys/compute/agent/host"
 	"github.com/persys/compute/agent/usage"
@@ -51,7 +52,7 @@ type Agent struct {
 	first  sync.Once
 
 	sessions atomic.Int32  // that people have open
-	process  guard.Process // this one
+	process  lease.Process // this one
 	bootID   string        // of the machine
 	checks   *health.Checker
 
@@ -126,8 +127,8 @@ func New(cfg Config, factory Factory) (*Agent, error) {
 		origins: map[string]*origin{}, met: make(chan struct{}), feed: make(chan struct{}, 1), told: make(chan struct{}),
 	}
 	if cfg.Guard != nil {
-		if a.process, err = guard.Self(); err == nil {
-			a.bootID, err = guard.BootID()
+		if a.process, err = fencer.Self(); err == nil {
+			a.bootID, err = fencer.BootID()
 		}
 		if err != nil {
 			return nil, errors.Join(fmt.Errorf("agent: guard: %w", err), st.close())

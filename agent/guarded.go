@@ -15,16 +15,17 @@ import (
 	agentv1 "github.com/persys/compute/api/agent/v1"
 
 	"github.com/persys/compute/agent/driver"
-	"github.com/persys/compute/agent/guard"
+	"github.com/persys/compute/agent/fencer"
+	"github.com/persys/compute/agent/fencer/lease"
 )
 
 // This file is the agent's side of the lease fence (DESIGN.md, decision 9; package guard). What is
 // guarded runs only under a lease that the guard has confirmed. When one ends, the guard stops what
 // it guards; the agent then starts it again by a newer order only.
 
-// Guard is who stops workloads when the lease ends; *guard.Client is one.
+// Guard is who stops workloads when the lease ends; *fencer.Client is one.
 type Guard interface {
-	Feed(context.Context, guard.Feed) (guard.State, error)
+	Renew(context.Context, lease.Renewal) (lease.Status, error)
 	Close()
 }
 
@@ -33,10 +34,10 @@ func (in *intent) guarded() bool { return in.Exclusive && in.OnLostLease == "sto
 
 // fenceState is what the agent knows of its guard; mu guards it.
 type fenceState struct {
-	lease    time.Duration // end of the lease by guard.Now, as the schedulers granted it
+	lease    time.Duration // end of the lease by fencer.Now, as the schedulers granted it
 	deadline time.Duration // end that the guard has confirmed
-	covered  []guard.Workload
-	extra    map[guard.Workload]time.Time // to be guarded though no intent says so yet, until then
+	covered  []lease.Workload
+	extra    map[lease.Workload]time.Time // to be guarded though no intent says so yet, until then
 	lapses   uint64                       // seen
 	confirm  uint64                       // told to the guard: nothing of before is under way
 	grace    time.Duration
@@ -74,20 +75,20 @@ func (a *Agent) leased(end time.Duration) {
 func (a *Agent) feedNow() { nudge(a.feed) }
 
 // guardedList is what may run under the lease. It is called with mu held.
-func (a *Agent) guardedList(now time.Time) []guard.Workload {
-	var out []guard.Workload
+func (a *Agent) guardedList(now time.Time) []lease.Workload {
+	var out []lease.Workload
 	for _, w := range a.workloads {
 		in := w.intent
 		if in == nil || !in.guarded() || w.lapsed {
 			continue
 		}
-		one := guard.Workload{Kind: in.Type, ID: driver.ID(in.ID)}
+		one := lease.Workload{Kind: in.Type, ID: driver.ID(in.ID)}
 		// One that waits after a restart is guarded while it runs, or may.
 		if !w.waits || w.observed != nil && w.observed.State == driver.Running || w.seen.IsZero() && slices.Contains(a.fence.covered, one) {
 			out = append(out, one)
 		}
 	}
-	leased := guard.Now() < a.fence.lease
+	leased := fencer.Now() < a.fence.lease
 	for w, until := range a.fence.extra {
 		if now.After(until) || !leased {
 			delete(a.fence.extra, w)
@@ -95,7 +96,7 @@ func (a *Agent) guardedList(now time.Time) []guard.Workload {
 			out = append(out, w)
 		}
 	}
-	slices.SortFunc(out, func(x, y guard.Workload) int {
+	slices.SortFunc(out, func(x, y lease.Workload) int {
 		return strings.Compare(string(x.Kind)+"/"+string(x.ID), string(y.Kind)+"/"+string(y.ID))
 	})
 	return slices.Compact(out)
@@ -105,15 +106,15 @@ func (a *Agent) guardedList(now time.Time) []guard.Workload {
 // agent left running.
 func (a *Agent) meetGuard(ctx context.Context) {
 	defer close(a.met)
-	var st guard.State
+	var st lease.Status
 	err := errors.New("PERSYS_GUARD is off")
 	a.mu.Lock()
-	in := guard.Feed{Agent: a.process, Boot: a.bootID, Instance: a.meta.InstanceID, Ask: true}
+	in := lease.Renewal{Agent: a.process, Boot: a.bootID, Instance: a.meta.InstanceID, Ask: true}
 	a.mu.Unlock()
 	if a.cfg.Guard != nil {
-		st, err = a.cfg.Guard.Feed(ctx, in)
+		st, err = a.cfg.Guard.Renew(ctx, in)
 	}
-	now := guard.Now()
+	now := fencer.Now()
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.fence.lapses, a.fence.confirm = st.Lapses, st.Lapses
@@ -127,7 +128,7 @@ func (a *Agent) meetGuard(ctx context.Context) {
 			continue
 		}
 		// Anything but a lease that goes on: it is stopped, should it run.
-		if err != nil || st.Lapsed || now >= st.Deadline || !slices.Contains(st.Guarded, guard.Workload{Kind: in.Type, ID: driver.ID(in.ID)}) {
+		if err != nil || st.Lapsed || now >= st.Deadline || !slices.Contains(st.Guarded, lease.Workload{Kind: in.Type, ID: driver.ID(in.ID)}) {
 			w.lapsed = true
 		}
 	}
@@ -165,7 +166,7 @@ func (a *Agent) mindGuard(ctx context.Context) error {
 }
 
 // heard notes an answer. One guard alone is not what the schedulers are promised.
-func (f *fenceState) heard(st guard.State, now time.Time) {
+func (f *fenceState) heard(st lease.Status, now time.Time) {
 	f.answered = now
 	if st.Second {
 		f.twice = now
@@ -175,7 +176,7 @@ func (f *fenceState) heard(st guard.State, now time.Time) {
 
 // hear notes an answer, and says what is amiss with the guard: one whose own settings leave out a kind that runs
 // here is none to the schedulers. It is called with mu held.
-func (a *Agent) hear(st guard.State) (problem string) {
+func (a *Agent) hear(st lease.Status) (problem string) {
 	f := &a.fence
 	f.heard(st, time.Now())
 	var kinds []driver.Kind
@@ -196,15 +197,15 @@ func (a *Agent) tellGuard(ctx context.Context) (again bool) {
 	if len(f.busy) == 0 {
 		f.confirm = f.lapses
 	}
-	in := guard.Feed{
+	in := lease.Renewal{
 		Agent: a.process, Boot: a.bootID, Instance: a.meta.InstanceID, Cluster: a.bound, Deadline: f.lease, Lapses: f.confirm, Guarded: a.guardedList(time.Now()),
 	}
 	a.mu.Unlock()
-	st, err := a.cfg.Guard.Feed(ctx, in)
+	st, err := a.cfg.Guard.Renew(ctx, in)
 	if ctx.Err() != nil {
 		return false
 	}
-	now := guard.Now()
+	now := fencer.Now()
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	was := f.alive
@@ -298,7 +299,7 @@ func (a *Agent) selfFencing() (bool, uint32) {
 	if a.cfg.Guard == nil || !a.fence.alive {
 		return false, 0
 	}
-	return true, uint32(math.Ceil(guard.Bound(a.fence.grace).Seconds()))
+	return true, uint32(math.Ceil(lease.Bound(a.fence.grace).Seconds()))
 }
 
 // cover waits until the guard has confirmed that it will stop a workload at the end of a lease that
@@ -307,21 +308,21 @@ func (a *Agent) cover(ctx context.Context, kind driver.Kind, id string, extra bo
 	if a.cfg.Guard == nil {
 		return driver.Errorf(driver.RuntimeUnhealthy, "guard", "on_lost_lease: stop needs a guard, and PERSYS_GUARD is off")
 	}
-	want := guard.Workload{Kind: kind, ID: driver.ID(id)}
+	want := lease.Workload{Kind: kind, ID: driver.ID(id)}
 	limited, cancel := context.WithTimeout(ctx, coverWait)
 	defer cancel()
 	for first := true; ; first = false {
 		a.mu.Lock()
 		if extra {
 			if a.fence.extra == nil {
-				a.fence.extra = map[guard.Workload]time.Time{}
+				a.fence.extra = map[lease.Workload]time.Time{}
 			}
 			a.fence.extra[want] = time.Now().Add(extraFor)
 		}
 		f := &a.fence
-		ok := slices.Contains(f.covered, want) && guard.Now() < f.deadline && f.confirm == f.lapses
+		ok := slices.Contains(f.covered, want) && fencer.Now() < f.deadline && f.confirm == f.lapses
 		told, problem := a.told, f.problem
-		leased := guard.Now() < max(f.lease, f.deadline)
+		leased := fencer.Now() < max(f.lease, f.deadline)
 		a.mu.Unlock()
 		if ok {
 			return nil
@@ -374,7 +375,7 @@ func (a *Agent) underLease(ctx context.Context, in *intent, step func(context.Co
 	defer cancel()
 	a.mu.Lock()
 	w := a.workloads[in.ID]
-	if w == nil || w.lapsed || guard.Now() >= a.fence.deadline {
+	if w == nil || w.lapsed || fencer.Now() >= a.fence.deadline {
 		a.mu.Unlock()
 		return driver.Errorf(driver.RuntimeUnhealthy, "guard", "the lease has ended")
 	}

@@ -16,7 +16,8 @@ import (
 	controlv1 "github.com/persys/compute/api/control/v1"
 
 	"github.com/persys/compute/agent/driver"
-	"github.com/persys/compute/agent/guard"
+	"github.com/persys/compute/agent/fencer"
+	"github.com/persys/compute/agent/fencer/lease"
 )
 
 func stops(r *agentv1.ApplyWorkloadRequest) { r.Exclusive, r.OnLostLease = true, "stop" }
@@ -24,17 +25,17 @@ func stops(r *agentv1.ApplyWorkloadRequest) { r.Exclusive, r.OnLostLease = true,
 // scripted is a guard that does what a test says; it stops nothing by itself.
 type scripted struct {
 	mu      sync.Mutex
-	st      guard.State
+	st      lease.Status
 	err     error
-	heard   []guard.Feed
+	heard   []lease.Renewal
 	confirm uint64
 }
 
-func (g *scripted) Feed(_ context.Context, in guard.Feed) (guard.State, error) {
+func (g *scripted) Renew(_ context.Context, in lease.Renewal) (lease.Status, error) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if g.err != nil {
-		return guard.State{}, g.err
+		return lease.Status{}, g.err
 	}
 	g.heard = append(g.heard, in)
 	if !in.Ask && in.Lapses >= g.st.Lapses {
@@ -53,17 +54,17 @@ func (g *scripted) set(fn func()) {
 }
 
 func (g *scripted) lapse() {
-	g.set(func() { g.st.Lapses++; g.st.Lapsed, g.st.Deadline, g.st.Guarded = true, guard.Now(), nil })
+	g.set(func() { g.st.Lapses++; g.st.Lapsed, g.st.Deadline, g.st.Guarded = true, fencer.Now(), nil })
 }
 
 func (g *scripted) guards(id string) bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	return slices.ContainsFunc(g.st.Guarded, func(w guard.Workload) bool { return string(w.ID) == id })
+	return slices.ContainsFunc(g.st.Guarded, func(w lease.Workload) bool { return string(w.ID) == id })
 }
 
 func guardedRig(t *testing.T) (*rig, *scripted) {
-	g := &scripted{st: guard.State{Grace: 10 * time.Second, Second: true}}
+	g := &scripted{st: lease.Status{Grace: 10 * time.Second, Second: true}}
 	c := leader() // that extends no lease by itself
 	c.onRegister = func(*controlv1.RegisterNodeRequest) (*controlv1.RegisterNodeResponse, error) {
 		return &controlv1.RegisterNodeResponse{Accepted: true, HeartbeatIntervalSeconds: 3, ClusterId: "c1", Epoch: controlEpoch("c1", 1)}, nil
@@ -94,7 +95,7 @@ func TestAGuardedOrderNeedsALeaseAndAGuard(t *testing.T) {
 		t.Errorf("without a lease: %v", err)
 	}
 	g.set(func() { g.err = errors.New("away") }) // first: with a lease the guard may confirm at once
-	r.a.leased(guard.Now() + time.Minute)
+	r.a.leased(fencer.Now() + time.Minute)
 	if err := order(); status.Code(err) != codes.Unavailable || !strings.Contains(err.Error(), "away") {
 		t.Errorf("without a guard: %v", err)
 	}
@@ -121,7 +122,7 @@ func TestAGuardThatCannotStopIt(t *testing.T) {
 	r, g := guardedRig(t)
 	g.st.Stops = []driver.Kind{driver.VM}
 	r.start()
-	r.a.leased(guard.Now() + time.Minute)
+	r.a.leased(fencer.Now() + time.Minute)
 	fencing := func() bool { return r.a.introduction().Capabilities.SelfFencing }
 	r.until(func() bool { g.mu.Lock(); defer g.mu.Unlock(); return len(g.heard) > 2 }, func() string { return "the guard is told nothing" })
 	if out := r.apply("db", "sim/run", stops, content("c1:a"), by(7), at(5)); out.Applied || !strings.Contains(out.Message, "container") {
@@ -141,7 +142,7 @@ func TestAGuardThatCannotStopIt(t *testing.T) {
 func TestWhatLapsedStartsByANewerOrderOnly(t *testing.T) {
 	r, g := guardedRig(t)
 	r.start()
-	r.a.leased(guard.Now() + time.Minute)
+	r.a.leased(fencer.Now() + time.Minute)
 	r.apply("db", "sim/run", stops, content("c1:a"), by(7), at(5))
 	r.apply("web", "sim/run", content("c1:a"), by(7), at(5))
 	r.reaches("db", running)
@@ -153,7 +154,7 @@ func TestWhatLapsedStartsByANewerOrderOnly(t *testing.T) {
 	}
 	r.until(func() bool { g.mu.Lock(); defer g.mu.Unlock(); return g.confirm == 1 }, func() string { return "the lapse is never confirmed" })
 	r.reaches("web", running)
-	r.a.leased(guard.Now() + time.Minute)
+	r.a.leased(fencer.Now() + time.Minute)
 	before := r.hooks.count("ensure db")
 	if out := r.apply("db", "sim/run", stops, content("c1:a"), by(7), at(5)); !out.Applied {
 		t.Errorf("the same order again: %v", out)
@@ -173,11 +174,11 @@ func TestWhatLapsedStartsByANewerOrderOnly(t *testing.T) {
 func TestWithoutItsGuardTheAgentStopsByItself(t *testing.T) {
 	r, g := guardedRig(t)
 	r.start()
-	r.a.leased(guard.Now() + time.Second)
+	r.a.leased(fencer.Now() + time.Second)
 	r.apply("db", "sim/run", stops, content("c1:a"), by(7), at(5))
 	r.reaches("db", running)
 	g.set(func() { g.err = errors.New("away") })
-	r.a.leased(guard.Now() + time.Hour) // the schedulers extend it; the guard does not know
+	r.a.leased(fencer.Now() + time.Hour) // the schedulers extend it; the guard does not know
 	r.reaches("db", halted)
 }
 
@@ -195,7 +196,7 @@ func TestAfterARestartTheGuardSaysWhatMayGoOn(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			r, g := guardedRig(t)
 			r.start()
-			r.a.leased(guard.Now() + time.Minute)
+			r.a.leased(fencer.Now() + time.Minute)
 			r.apply("db", "sim/run", stops, content("c1:a"), by(7), at(5))
 			r.reaches("db", running)
 			r.halt()
@@ -227,7 +228,7 @@ func TestOneGuardAloneIsNotPromised(t *testing.T) {
 		{"it does not come", time.Second + guardAway, false, false},
 		{"it is back", 2 * guardAway, true, true},
 	} {
-		if f.heard(guard.State{Second: c.second}, now.Add(c.after)); f.alive != c.want {
+		if f.heard(lease.Status{Second: c.second}, now.Add(c.after)); f.alive != c.want {
 			t.Errorf("%s: registered as self_fencing %t, want %t", c.name, f.alive, c.want)
 		}
 	}

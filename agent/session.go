@@ -13,7 +13,7 @@ import (
 
 	controlv1 "github.com/persys/compute/api/control/v1"
 
-	"github.com/persys/compute/agent/guard"
+	"github.com/persys/compute/agent/fencer"
 	"github.com/persys/compute/agent/volume"
 )
 
@@ -55,7 +55,7 @@ type conversation struct {
 	registered bool
 	leaseUntil time.Time
 	lease      time.Duration
-	asked      time.Duration // by guard.Now, when the last call was sent
+	asked      time.Duration // by fencer.Now, when the last call was sent
 	interval   time.Duration
 	sequence   uint64
 	acked      uint64 // version that the schedulers have
@@ -184,7 +184,7 @@ func (c *conversation) deadline() time.Duration {
 func (c *conversation) register(ctx context.Context) error {
 	a := c.a
 	request := a.introduction()
-	c.asked = guard.Now()
+	c.asked = fencer.Now()
 	sent := time.Now()
 	request.Timestamp = timestamppb.New(sent)
 	limited, cancel := context.WithTimeout(ctx, c.deadline())
@@ -244,7 +244,7 @@ func (c *conversation) beat(ctx context.Context) error {
 	// Legacy v1 schedulers, which name no epoch, expect everything each time.
 	ours := c.answered != Epoch{}
 	full := c.full || c.sinceFull >= fullEvery || !ours
-	c.asked = guard.Now()
+	c.asked = fencer.Now()
 	sent := time.Now()
 	statuses, version := a.changes(full, ours, c.acked, sent)
 	c.sequence++

@@ -17,7 +17,7 @@ import (
 	clusterv1 "github.com/persys/compute/api/cluster/v1"
 	controlv1 "github.com/persys/compute/api/control/v1"
 
-	fence "github.com/persys/compute/agent/guard"
+	fence "github.com/persys/compute/agent/fencer/lease"
 	"github.com/persys/compute/e2e/harness"
 	"github.com/persys/compute/testbed"
 )

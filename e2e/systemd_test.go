@@ -13,7 +13,7 @@ import (
 
 	controlv1 "github.com/persys/compute/api/control/v1"
 
-	fence "github.com/persys/compute/agent/guard"
+	fence "github.com/persys/compute/agent/fencer/lease"
 	"github.com/persys/compute/e2e/harness"
 	"github.com/persys/compute/testbed"
 )

@@ -598,7 +598,7 @@ func (m *machine) on(wiped bool) {
 	}
 	w := m.w
 	m.power.alive = true
-	m.guards = guards{halting: map[string]bool{}}
+	m.guards = newFencers()
 	if wiped {
 		m.disk, m.engine.has = newDisk(w, m.id), map[string]*instance{}
 		m.made++

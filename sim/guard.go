@@ -6,25 +6,23 @@ import (
 
 	"github.com/persys/compute/agent"
 	"github.com/persys/compute/agent/driver"
-	"github.com/persys/compute/agent/guard"
+	"github.com/persys/compute/agent/fencer/lease"
 	agentv1 "github.com/persys/compute/api/agent/v1"
 	"github.com/persys/compute/fsm"
 )
 
-// guards are a machine's pair of guards and what its agent knows of them. What they hold and decide is
-// the real guard.Book, on the machine's clock; which of the two acts at a deadline, or one that a
-// supervisor had to start first, is a delay that is drawn.
+// guards are a machine's pair of fencers and what its agent knows of them. One lease.State stands for
+// both fencers, on the machine's clock. Which of the two acts at a deadline, or whether a supervisor had
+// to start another one first, is a delay that is drawn.
 type guards struct {
-	book    guard.Book
+	state   lease.State
 	alarm   int64 // local time of the deadline that is waited for
-	looking bool
-	late    int64 // true time since when the agent has not confirmed; 0 = it has
-	halting map[string]bool
+	ticking bool
 
 	// Memory of the agent's process.
 	lapses, confirm uint64
 	deadline        int64 // local
-	covered         []guard.Workload
+	covered         []lease.Workload
 	extra           map[string]int64 // local time until which it is guarded ahead of its intent
 	busy            map[string]bool  // guarded steps under way
 }
@@ -37,8 +35,8 @@ func (g *guards) forget() {
 	g.extra, g.busy = map[string]int64{}, map[string]bool{}
 }
 
-func guardedOne(id string) guard.Workload {
-	return guard.Workload{Kind: driver.Container, ID: driver.ID(id)}
+func guardedOne(id string) lease.Workload {
+	return lease.Workload{Kind: driver.Container, ID: driver.ID(id)}
 }
 
 // stops reports whether an intent ends with the lease.
@@ -51,7 +49,7 @@ func (m *machine) bound() uint32 {
 	if m.w.cfg.Sabotage == ShortBound {
 		return 1
 	}
-	return uint32(guard.Bound(time.Duration(guardGrace)) / time.Second)
+	return uint32(lease.Bound(time.Duration(guardGrace)) / time.Second)
 }
 
 // meetGuard is the first thing that an agent's process does.
@@ -62,14 +60,14 @@ func (m *machine) meetGuard() {
 	g := &m.guards
 	g.forget()
 	now := m.local(m.w.now)
-	st := g.book.Feed(guard.Feed{Instance: m.disk.instance, Ask: true}, time.Duration(now))
+	st := m.fence(lease.Renewal{Agent: m.process(), Instance: m.disk.instance, Ask: true})
 	g.lapses, g.confirm, g.deadline, g.covered = st.Lapses, st.Lapses, int64(st.Deadline), st.Guarded
 	for _, id := range keys(m.disk.intents) {
 		if m.stops(m.disk.intents[id]) && (st.Lapsed || now >= g.deadline || !slices.Contains(st.Guarded, guardedOne(id))) {
 			m.of(id).Lapsed = true
 		}
 	}
-	m.guardLooks()
+	m.fencerTicks()
 	m.mindGuard()
 }
 
@@ -82,9 +80,9 @@ func (m *machine) mindGuard() {
 }
 
 // guardedList is what may run under the lease.
-func (m *machine) guardedList() []guard.Workload {
+func (m *machine) guardedList() []lease.Workload {
 	g := &m.guards
-	var out []guard.Workload
+	var out []lease.Workload
 	for _, id := range keys(m.work) {
 		k := m.work[id]
 		if !m.stops(m.disk.intents[id]) || k.Lapsed {
@@ -118,7 +116,9 @@ func (m *machine) tellGuard() {
 		}
 		list := m.guardedList()
 		now := m.local(m.w.now)
-		st := g.book.Feed(guard.Feed{Instance: m.disk.instance, Deadline: time.Duration(m.session.until), Lapses: g.confirm, Guarded: list}, time.Duration(now))
+		st := m.fence(lease.Renewal{
+			Agent: m.process(), Instance: m.disk.instance, Deadline: time.Duration(m.session.until), Lapses: g.confirm, Guarded: list,
+		})
 		g.deadline, g.covered = int64(st.Deadline), st.Guarded
 		if st.Lapses > g.lapses {
 			g.lapses = st.Lapses
@@ -129,8 +129,8 @@ func (m *machine) tellGuard() {
 			m.lapse()
 		}
 	}
-	m.guardWaits()
-	m.guardLooks()
+	m.fencerWaits()
+	m.fencerTicks()
 }
 
 // lapse ends what is guarded, as the agent sees it.
@@ -169,76 +169,97 @@ func (m *machine) coverOrder(req *agentv1.ApplyWorkloadRequest, old *agent.Inten
 	return slices.Contains(gu.covered, guardedOne(id)) && m.local(m.w.now) < gu.deadline && gu.confirm == gu.lapses
 }
 
-// guardWaits has a guard look when the lease ends.
-func (m *machine) guardWaits() {
+// newFencers are those of a machine that has just started.
+func newFencers() guards {
+	return guards{state: lease.State{First: true, Settings: lease.Settings{Grace: time.Duration(guardGrace)}}}
+}
+
+// process names the agent's process.
+func (m *machine) process() lease.Process { return lease.Process{PID: 1, Start: uint64(m.proc.life)} }
+
+// fence gives the fencer one input and carries out what it decides.
+func (m *machine) fence(in lease.Input) (answer lease.Status) {
 	w, g := m.w, &m.guards
-	at := int64(g.book.Deadline())
+	var effects []lease.Effect
+	g.state, effects = lease.Step(g.state, time.Duration(m.local(w.now)), in)
+	for _, e := range effects {
+		switch e := e.(type) {
+		case lease.Answer:
+			answer = e.Status
+		case lease.Lapse:
+			w.tracef("", m.id, "fencer: the lease has ended, %d to stop", len(g.state.Lease.ToStop))
+		case lease.Kill:
+			m.die("it does not confirm the end of its lease")
+			w.after(w.between(2000, 5000)*ms, &m.power, m.boot) // its own supervisor
+		case lease.Look:
+			var running []lease.Workload
+			for _, one := range e.Of {
+				if i := m.engine.has[string(one.ID)]; i != nil && i.state == driver.Running {
+					running = append(running, one)
+				}
+			}
+			w.after(0, &m.power, func() { m.fence(lease.Looked{Look: e, Running: running, AgentAlive: m.alive}) })
+		case lease.Halt:
+			m.fencerHalts(e)
+		}
+	}
+	return answer
+}
+
+// fencerHalts stops an instance within the grace, as an engine does.
+func (m *machine) fencerHalts(e lease.Halt) {
+	w, i := m.w, m.engine.has[string(e.Workload.ID)]
+	if i == nil {
+		m.fence(lease.Halted{Workload: e.Workload})
+		return
+	}
+	began := i.started
+	w.after(w.between(50, int64(e.Grace)/ms+300)*ms, &m.power, func() {
+		if m.engine.has[i.id] == i && i.state == driver.Running && i.started == began {
+			m.engine.end(i, driver.Stopped, 0, "its fencer")
+		}
+		m.fence(lease.Halted{Workload: e.Workload})
+	})
+}
+
+// fencerWaits has a fencer look at the clock when the lease ends.
+func (m *machine) fencerWaits() {
+	w, g := m.w, &m.guards
+	at := int64(g.state.Lease.Deadline)
 	if at <= g.alarm {
 		return
 	}
 	g.alarm = at
 	late := w.between(0, 250) * ms
 	switch {
-	case w.chance(100): // agent and guards were lost at once: a supervisor's new one
+	case w.chance(100): // agent and fencers were lost at once: a supervisor starts new ones
 		late = w.between(1500, 3300) * ms
-	case w.chance(250): // the second
-		late = int64(guard.SecondWaits) + w.between(0, 250)*ms
+	case w.chance(250): // the second fencer acts
+		late = int64(lease.SecondWaits) + w.between(0, 250)*ms
 	}
 	w.after(max(at-m.local(w.now), 0)+ms+late, &m.power, func() {
 		switch {
 		case w.cfg.Sabotage == NoGuard:
-		case g.book.Lapse(time.Duration(m.local(w.now))):
-			w.tracef("", m.id, "guard: the lease has ended, %d to stop", len(g.book.Condemned()))
-			m.guardLooks()
 		case m.local(w.now) < at: // its clock is slow
 			g.alarm = 0
-			m.guardWaits()
+			m.fencerWaits()
+		default:
+			m.fence(lease.Tick{AgentAlive: m.alive})
+			m.fencerTicks()
 		}
 	})
 }
 
-// guardLooks stops what is condemned, and looks again until nothing can start it any more.
-func (m *machine) guardLooks() {
+// fencerTicks has the fencer look at the clock every 200 ms while workloads have to be stopped.
+func (m *machine) fencerTicks() {
 	w, g := m.w, &m.guards
-	if g.looking || len(g.book.Condemned()) == 0 || w.cfg.Sabotage == NoGuard {
+	if g.ticking || len(g.state.Lease.ToStop) == 0 || w.cfg.Sabotage == NoGuard {
 		return
 	}
-	g.looking = true
+	g.ticking = true
 	w.after(200*ms, &m.power, func() {
-		g.looking = false
-		switch {
-		case g.book.Confirmed() || !m.alive:
-			g.late = 0
-		case g.late == 0:
-			g.late = w.now
-		case w.now-g.late > int64(guard.KillAfter):
-			m.die("it does not confirm the end of its lease")
-			w.after(w.between(2000, 5000)*ms, &m.power, m.boot) // its own supervisor
-		}
-		runs := false
-		for _, c := range g.book.Condemned() {
-			id := string(c.ID)
-			i := m.engine.has[id]
-			if i == nil || i.state != driver.Running {
-				continue
-			}
-			runs = true
-			if g.halting[id] {
-				continue
-			}
-			g.halting[id] = true
-			began := i.started
-			grace := min(max(int64(g.book.Deadline())+guardGrace-m.local(w.now), 0), guardGrace)
-			w.after(w.between(50, grace/ms+300)*ms, &m.power, func() {
-				delete(g.halting, id)
-				if m.engine.has[id] == i && i.state == driver.Running && i.started == began {
-					m.engine.end(i, driver.Stopped, 0, "its guard")
-				}
-			})
-		}
-		if !runs && (g.book.Confirmed() || !m.alive) {
-			g.book.Stopped()
-		}
-		m.guardLooks()
+		g.ticking = false
+		m.fence(lease.Tick{AgentAlive: m.alive})
+		m.fencerTicks()
 	})
 }

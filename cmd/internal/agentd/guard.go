@@ -18,7 +18,7 @@ import (
 	"github.com/persys/compute/agent"
 	"github.com/persys/compute/agent/driver"
 	"github.com/persys/compute/agent/driver/libvirt"
-	"github.com/persys/compute/agent/guard"
+	"github.com/persys/compute/agent/fencer"
 )
 
 // GuardCommand is the word after the program's name that makes it a guard. UntilIdle, after it,
@@ -36,7 +36,7 @@ func (c *Config) guardFor(version string, log *slog.Logger) (agent.Guard, error)
 	if err := os.MkdirAll(c.GuardDir, 0o700); err != nil {
 		return nil, fmt.Errorf("PERSYS_GUARD_DIR %q: %w", c.GuardDir, err)
 	}
-	client := &guard.Client{Dir: c.GuardDir, Version: version, Logger: log}
+	client := &fencer.Client{Dir: c.GuardDir, Version: version, Logger: log}
 	if c.Guard == "auto" {
 		client.Start = func() error {
 			p, err := startGuard(true)
@@ -170,11 +170,11 @@ func RunGuard(ctx context.Context, cfg Config, version string, untilIdle bool, l
 	}
 	defer done()
 	log = log.With("node", node)
-	opt := guard.Options{
+	opt := fencer.Options{
 		Dir: cfg.GuardDir, Grace: cfg.GuardGrace, UntilIdle: untilIdle, Version: version, Logger: log, Beat: beat,
 		Stops:  cfg.stops(),
 		Second: func() (*os.Process, error) { return startGuard(untilIdle) },
-		Runtime: &guard.Drivers{New: func(cluster string) ([]driver.Driver, error) {
+		Runtime: &fencer.Drivers{New: func(cluster string) ([]driver.Driver, error) {
 			// Not once and for all: an agent that starts later may find a libvirt that was not there before.
 			return drivers(&cfg, offersVMs(&cfg) == nil, log)(agent.Binding{
 				ClusterID: cluster, NodeID: node,
@@ -184,5 +184,5 @@ func RunGuard(ctx context.Context, cfg Config, version string, untilIdle bool, l
 			})
 		}},
 	}
-	return guard.Run(ctx, opt)
+	return fencer.Run(ctx, opt)
 }

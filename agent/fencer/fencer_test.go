@@ -1,4 +1,4 @@
-package guard
+package fencer
 
 import (
 	"context"
@@ -19,6 +19,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/persys/compute/agent/driver"
+	"github.com/persys/compute/agent/fencer/lease"
 	"github.com/persys/compute/testbed"
 )
 
@@ -36,71 +37,18 @@ func TestMain(m *testing.M) {
 	goleak.VerifyTestMain(m)
 }
 
-var db = Workload{driver.Container, "db"}
-
-func TestLease(t *testing.T) {
-	vm := Workload{driver.VM, "vm"}
-	me := Process{PID: 7, Start: 1}
-	held := func() *lease {
-		return &lease{Deadline: 100, Guarded: []Workload{db}}
-	}
-	for _, c := range []struct {
-		name      string
-		have      *lease
-		in        Feed
-		now       time.Duration
-		deadline  time.Duration
-		lapses    uint64
-		lapsed    bool
-		guarded   []Workload
-		condemned []Workload
-	}{
-		{"a later end is taken over", held(), Feed{Deadline: 200, Guarded: []Workload{db}}, 50, 200, 0, false, []Workload{db}, nil},
-		{"an earlier end changes nothing", held(), Feed{Deadline: 60, Guarded: []Workload{db}}, 50, 100, 0, false, []Workload{db}, nil},
-		{"one more workload under the same lease", held(), Feed{Guarded: []Workload{vm, db}}, 50, 100, 0, false, []Workload{db, vm}, nil},
-		{"one that was removed", held(), Feed{Guarded: nil}, 50, 100, 0, false, nil, nil},
-		{"an end that comes too late: it has lapsed", held(), Feed{Deadline: 200, Guarded: []Workload{db}}, 100, 100, 1, true, nil, []Workload{db}},
-		{"without confirmation nothing begins anew", &lease{Deadline: 100, Lapses: 1, Lapsed: true, Condemned: []Workload{db}},
-			Feed{Deadline: 300, Guarded: []Workload{db}}, 150, 100, 1, true, nil, []Workload{db}},
-		{"confirmed: what lapsed is stopped all the same", &lease{Deadline: 100, Lapses: 1, Lapsed: true, Condemned: []Workload{db}},
-			Feed{Deadline: 300, Lapses: 1, Guarded: []Workload{vm}}, 150, 300, 1, false, []Workload{vm}, []Workload{db}},
-		{"confirmed, and ordered anew", &lease{Deadline: 100, Lapses: 1, Lapsed: true, Condemned: []Workload{db}},
-			Feed{Deadline: 300, Lapses: 1, Guarded: []Workload{db}}, 150, 300, 1, false, []Workload{db}, nil},
-		{"confirmed, but the new lease has ended as well", &lease{Deadline: 100, Lapses: 1, Lapsed: true},
-			Feed{Deadline: 140, Lapses: 1, Guarded: []Workload{db}}, 150, 140, 2, true, nil, []Workload{db}},
-		{"a lapse that nobody has seen is not confirmed ahead", &lease{Deadline: 100, Guarded: []Workload{db}},
-			Feed{Deadline: 300, Lapses: 9, Guarded: []Workload{db}}, 50, 300, 0, false, []Workload{db}, nil},
-		{"who asks changes nothing", held(), Feed{Ask: true}, 50, 100, 0, false, []Workload{db}, nil},
-		{"an agent with another file ends it", &lease{Instance: "one", Deadline: 100, Guarded: []Workload{db}},
-			Feed{Instance: "two", Ask: true}, 50, 100, 1, true, nil, []Workload{db}},
-		{"and does not drop what it has never heard of", &lease{Instance: "one", Deadline: 100, Guarded: []Workload{db}},
-			Feed{Instance: "two"}, 50, 100, 1, true, nil, []Workload{db}},
-		{"the same file in another process goes on", &lease{Instance: "one", Deadline: 100, Guarded: []Workload{db}},
-			Feed{Instance: "one", Ask: true}, 50, 100, 0, false, []Workload{db}, nil},
-		{"nothing guarded, nothing lapses", &lease{Deadline: 100}, Feed{}, 500, 100, 0, false, nil, nil},
-	} {
-		t.Run(c.name, func(t *testing.T) {
-			c.in.Agent = me
-			c.have.feed(c.in, c.now)
-			l := c.have
-			if l.Deadline != c.deadline || l.Lapses != c.lapses || l.Lapsed != c.lapsed ||
-				!slices.Equal(l.Guarded, c.guarded) || !slices.Equal(l.Condemned, c.condemned) || l.Agent != me {
-				t.Errorf("got %+v", l)
-			}
-		})
-	}
-}
+var db = lease.Workload{Kind: driver.Container, ID: "db"}
 
 // engine counts what runs, and when it was stopped.
 type engine struct {
 	mu      sync.Mutex
-	running map[Workload]bool
-	stopped map[Workload]time.Duration
+	running map[lease.Workload]bool
+	stopped map[lease.Workload]time.Duration
 	deaf    bool // cannot say what runs
 	slow    bool // takes long to say it
 }
 
-func (e *engine) Running(ctx context.Context, _ string, of []Workload) (out []Workload, err error) {
+func (e *engine) Running(ctx context.Context, _ string, of []lease.Workload) (out []lease.Workload, err error) {
 	if e.slow {
 		<-ctx.Done()
 		return nil, ctx.Err()
@@ -118,7 +66,7 @@ func (e *engine) Running(ctx context.Context, _ string, of []Workload) (out []Wo
 	return out, nil
 }
 
-func (e *engine) Halt(_ context.Context, _ string, w Workload, _ time.Duration) error {
+func (e *engine) Halt(_ context.Context, _ string, w lease.Workload, _ time.Duration) error {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	delete(e.running, w)
@@ -126,14 +74,14 @@ func (e *engine) Halt(_ context.Context, _ string, w Workload, _ time.Duration) 
 	return nil
 }
 
-func (e *engine) start(w Workload) {
+func (e *engine) start(w lease.Workload) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.running[w] = true
 	delete(e.stopped, w)
 }
 
-func (e *engine) at(w Workload) time.Duration {
+func (e *engine) at(w lease.Workload) time.Duration {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	return e.stopped[w]
@@ -146,7 +94,7 @@ type rig struct {
 	engine *engine
 	client *Client
 	boot   string
-	agent  Process
+	agent  lease.Process
 }
 
 func newRig(t *testing.T) *rig {
@@ -159,7 +107,7 @@ func newRig(t *testing.T) *rig {
 		t.Fatal(err)
 	}
 	r := &rig{T: t, dir: t.TempDir(), boot: boot, agent: self,
-		engine: &engine{running: map[Workload]bool{db: true}, stopped: map[Workload]time.Duration{}}}
+		engine: &engine{running: map[lease.Workload]bool{db: true}, stopped: map[lease.Workload]time.Duration{}}}
 	r.client = &Client{Dir: r.dir, Version: "v1", Logger: slog.New(slog.NewTextHandler(io.Discard, nil))}
 	t.Cleanup(r.client.Close)
 	return r
@@ -179,19 +127,19 @@ func (r *rig) guard() (stop func(), ended chan error) {
 	return stop, ended
 }
 
-func (r *rig) feed(in Feed) State {
+func (r *rig) feed(in lease.Renewal) lease.Status {
 	r.Helper()
 	in.Agent, in.Boot, in.Cluster = r.agent, r.boot, "c1"
-	var st State
+	var st lease.Status
 	testbed.Within(r, testbed.Patience, "feed of a guard that may just be starting", func() (err error) {
-		st, err = r.client.Feed(r.Context(), in)
+		st, err = r.client.Renew(r.Context(), in)
 		return err
 	})
 	return st
 }
 
 // victim is a process that stands for an agent.
-func (r *rig) victim() Process {
+func (r *rig) victim() lease.Process {
 	cmd := exec.Command("sleep", "60")
 	if err := cmd.Start(); err != nil {
 		r.Fatal(err)
@@ -210,33 +158,33 @@ func TestItStopsAtTheDeadlineAndNotBefore(t *testing.T) {
 	r := newRig(t)
 	r.guard()
 	deadline := Now() + 700*time.Millisecond
-	st := r.feed(Feed{Deadline: deadline, Guarded: []Workload{db}})
+	st := r.feed(lease.Renewal{Deadline: deadline, Guarded: []lease.Workload{db}})
 	if st.Deadline != deadline || len(st.Guarded) != 1 || st.Grace != 100*time.Millisecond {
 		t.Fatalf("%+v", st)
 	}
 	later := Now() + 1200*time.Millisecond
-	r.feed(Feed{Deadline: later, Guarded: []Workload{db}})
+	r.feed(lease.Renewal{Deadline: later, Guarded: []lease.Workload{db}})
 	testbed.Until(r, "stopped", func() bool { return r.engine.at(db) > 0 })
 	if late := r.engine.at(db) - later; late < 0 || late > 700*time.Millisecond {
 		t.Errorf("stopped %s after the deadline", late)
 	}
-	st = r.feed(Feed{Deadline: Now() + time.Hour, Guarded: []Workload{db}})
+	st = r.feed(lease.Renewal{Deadline: Now() + time.Hour, Guarded: []lease.Workload{db}})
 	if !st.Lapsed || st.Lapses != 1 {
 		t.Fatalf("%+v: the lapse is not told", st)
 	}
 	// What an engine starts late is stopped as well, until the agent has confirmed.
 	r.engine.start(db)
 	testbed.Until(r, "stopped again", func() bool { return r.engine.at(db) > 0 })
-	st = r.feed(Feed{Deadline: Now() + time.Hour, Lapses: 1})
+	st = r.feed(lease.Renewal{Deadline: Now() + time.Hour, Lapses: 1})
 	if st.Lapsed {
 		t.Fatalf("%+v: confirmed, and it still counts as lapsed", st)
 	}
 	testbed.Until(r, "the condemned are forgotten", func() bool {
 		have, err := load(r.dir, r.boot)
-		return err == nil && have.idle()
+		return err == nil && have.Idle()
 	})
 	r.engine.start(db)
-	if st := r.feed(Feed{Lapses: 1, Deadline: Now() + time.Hour, Guarded: []Workload{db}}); st.Lapsed || st.Lapses != 1 || len(st.Guarded) != 1 {
+	if st := r.feed(lease.Renewal{Lapses: 1, Deadline: Now() + time.Hour, Guarded: []lease.Workload{db}}); st.Lapsed || st.Lapses != 1 || len(st.Guarded) != 1 {
 		t.Errorf("%+v: ordered anew, and not guarded", st)
 	}
 	if r.engine.at(db) != 0 {
@@ -250,9 +198,9 @@ func TestItStopsInTimeWhatItCannotSee(t *testing.T) {
 	r.engine.slow, r.agent = true, r.victim()
 	r.guard()
 	deadline := Now() + time.Second
-	r.feed(Feed{Deadline: deadline, Guarded: []Workload{db}})
+	r.feed(lease.Renewal{Deadline: deadline, Guarded: []lease.Workload{db}})
 	testbed.Until(r, "stopped", func() bool { return r.engine.at(db) > 0 })
-	if late := r.engine.at(db) - deadline; late > Bound(100*time.Millisecond) {
+	if late := r.engine.at(db) - deadline; late > lease.Bound(100*time.Millisecond) {
 		t.Errorf("stopped %s after the end of the lease", late)
 	}
 }
@@ -264,8 +212,8 @@ func TestItKillsAnAgentThatDoesNotConfirm(t *testing.T) {
 	if err := syscall.Kill(r.agent.PID, syscall.SIGSTOP); err != nil {
 		t.Fatal(err)
 	}
-	r.feed(Feed{Deadline: Now() + 300*time.Millisecond, Guarded: []Workload{db}})
-	testbed.Until(r, "killed", func() bool { return !r.agent.Alive() })
+	r.feed(lease.Renewal{Deadline: Now() + 300*time.Millisecond, Guarded: []lease.Workload{db}})
+	testbed.Until(r, "killed", func() bool { return !Alive(r.agent) })
 	if r.engine.at(db) == 0 {
 		t.Error("the agent was killed before the workload was stopped")
 	}
@@ -283,32 +231,32 @@ func comesBackLater(t *testing.T, guards int) {
 	}
 	r.agent = r.victim()
 	deadline := Now() + 100*time.Millisecond
-	r.feed(Feed{Deadline: deadline, Guarded: []Workload{db}})
-	if err := r.agent.Kill(); err != nil {
+	r.feed(lease.Renewal{Deadline: deadline, Guarded: []lease.Workload{db}})
+	if err := Kill(r.agent); err != nil {
 		t.Fatal(err)
 	}
-	testbed.Until(r, "the lapse is long over", func() bool { return Now() > deadline+KillAfter+4*tick })
+	testbed.Until(r, "the lapse is long over", func() bool { return Now() > deadline+lease.KillAfter+4*tick })
 	r.agent = r.victim()
-	r.feed(Feed{Ask: true})
+	r.feed(lease.Renewal{Ask: true})
 	came := Now()
 	testbed.Until(r, "it is given its time", func() bool {
-		if !r.agent.Alive() {
+		if !Alive(r.agent) {
 			t.Fatalf("killed after %s", Now()-came)
 		}
 		return Now() > came+4*tick
 	})
-	r.feed(Feed{Lapses: 1})
-	testbed.Until(r, "it has confirmed, and lives", func() bool { return r.agent.Alive() && Now() > came+KillAfter+2*tick })
+	r.feed(lease.Renewal{Lapses: 1})
+	testbed.Until(r, "it has confirmed, and lives", func() bool { return Alive(r.agent) && Now() > came+lease.KillAfter+2*tick })
 }
 
 func TestAnotherProcessOfTheSameIDIsNotKilled(t *testing.T) {
 	r := newRig(t)
 	p := r.victim()
-	other := Process{PID: p.PID, Start: p.Start - 1}
-	if err := other.Kill(); !errors.Is(err, os.ErrProcessDone) {
+	other := lease.Process{PID: p.PID, Start: p.Start - 1}
+	if err := Kill(other); !errors.Is(err, os.ErrProcessDone) {
 		t.Errorf("killing it: %v", err)
 	}
-	if !p.Alive() || other.Alive() {
+	if !Alive(p) || Alive(other) {
 		t.Error("the wrong one is alive")
 	}
 }
@@ -316,7 +264,7 @@ func TestAnotherProcessOfTheSameIDIsNotKilled(t *testing.T) {
 func TestTheSecondTakesOver(t *testing.T) {
 	r := newRig(t)
 	stop, _ := r.guard()
-	first := r.feed(Feed{Deadline: Now() + 2*time.Second, Guarded: []Workload{db}})
+	first := r.feed(lease.Renewal{Deadline: Now() + 2*time.Second, Guarded: []lease.Workload{db}})
 	_, one := r.guard()
 	_, other := r.guard()
 	var err error
@@ -331,10 +279,10 @@ func TestTheSecondTakesOver(t *testing.T) {
 	r.client.Close()
 	stop()
 	testbed.Until(r, "stopped by the second", func() bool { return r.engine.at(db) > 0 })
-	if late := r.engine.at(db) - first.Deadline; late < 0 || late > SecondWaits+time.Second {
+	if late := r.engine.at(db) - first.Deadline; late < 0 || late > lease.SecondWaits+time.Second {
 		t.Errorf("stopped %s after the deadline", late)
 	}
-	if st := r.feed(Feed{}); st.Lapses != 1 {
+	if st := r.feed(lease.Renewal{}); st.Lapses != 1 {
 		t.Errorf("%+v: the second does not answer as the first", st)
 	}
 }
@@ -343,7 +291,7 @@ func TestItGoesOnFromItsFile(t *testing.T) {
 	r := newRig(t)
 	stop, _ := r.guard()
 	deadline := Now() + time.Second
-	r.feed(Feed{Deadline: deadline, Guarded: []Workload{db}})
+	r.feed(lease.Renewal{Deadline: deadline, Guarded: []lease.Workload{db}})
 	r.client.Close()
 	stop()
 	r.engine.mu.Lock()
@@ -353,7 +301,7 @@ func TestItGoesOnFromItsFile(t *testing.T) {
 		t.Fatal(err)
 	}
 	r.guard()
-	if st := r.feed(Feed{Ask: true}); st.Deadline != deadline || len(st.Guarded) != 1 {
+	if st := r.feed(lease.Renewal{Ask: true}); st.Deadline != deadline || len(st.Guarded) != 1 {
 		t.Errorf("%+v: it does not know what it was told", st)
 	}
 	if _, err := os.Stat(filepath.Join(r.dir, leaseFile+".1.new")); !errors.Is(err, os.ErrNotExist) {
@@ -361,7 +309,7 @@ func TestItGoesOnFromItsFile(t *testing.T) {
 	}
 	testbed.Until(r, "stopped", func() bool { return r.engine.at(db) > 0 })
 	// The file of another start of the machine says nothing.
-	if have, err := load(r.dir, "another boot"); err != nil || !have.idle() {
+	if have, err := load(r.dir, "another boot"); err != nil || !have.Idle() {
 		t.Errorf("%+v, %v", have, err)
 	}
 	// Nor does what a machine that lost its power kept of it.
@@ -370,7 +318,7 @@ func TestItGoesOnFromItsFile(t *testing.T) {
 		if err := os.WriteFile(filepath.Join(dir, leaseFile), []byte(left), 0o600); err != nil {
 			t.Fatal(err)
 		}
-		if have, err := load(dir, r.boot); err != nil || !have.idle() {
+		if have, err := load(dir, r.boot); err != nil || !have.Idle() {
 			t.Errorf("%q is %+v, %v", left, have, err)
 		}
 	}
@@ -378,23 +326,23 @@ func TestItGoesOnFromItsFile(t *testing.T) {
 
 // What could not be stored is not held either: the second guard cannot know it.
 func TestAFeedThatIsNotStoredChangesNothing(t *testing.T) {
-	vm := Workload{driver.VM, "vm"}
-	have := func() *lease {
-		return &lease{Boot: "b", Lapses: 1, Lapsed: true, Instance: "i", Condemned: []Workload{db, vm}}
+	vm := lease.Workload{Kind: driver.VM, ID: "vm"}
+	have := func() lease.Lease {
+		return lease.Lease{Boot: "b", Lapses: 1, Lapsed: true, Instance: "i", ToStop: []lease.Workload{db, vm}}
 	}
-	g := &Guard{opt: Options{Dir: t.TempDir() + "/lost"}, boot: "b", lease: have()}
-	in := Feed{Boot: "b", Instance: "i", Lapses: 1, Deadline: Now() + time.Hour, Guarded: []Workload{db}}
+	g := &Fencer{opt: Options{Dir: t.TempDir() + "/lost"}, boot: "b", state: lease.State{Lease: have()}}
+	in := lease.Renewal{Boot: "b", Instance: "i", Lapses: 1, Deadline: Now() + time.Hour, Guarded: []lease.Workload{db}}
 	if out := g.take(in); out.Error == "" {
 		t.Fatal("it was stored in a folder that is not there")
 	}
-	if !reflect.DeepEqual(g.lease, have()) {
-		t.Errorf("want %+v, have %+v", have(), g.lease)
+	if !reflect.DeepEqual(g.state.Lease, have()) {
+		t.Errorf("want %+v, have %+v", have(), g.state.Lease)
 	}
 }
 
 func TestItEndsWithItsSecondWhenNobodyNeedsIt(t *testing.T) {
 	r := newRig(t)
-	second := make(chan Process, 8)
+	second := make(chan lease.Process, 8)
 	ended := make(chan error, 1)
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
@@ -414,9 +362,9 @@ func TestItEndsWithItsSecondWhenNobodyNeedsIt(t *testing.T) {
 			}})
 	}()
 	r.agent = r.victim()
-	r.feed(Feed{Deadline: Now() + 500*time.Millisecond, Guarded: []Workload{db}})
+	r.feed(lease.Renewal{Deadline: Now() + 500*time.Millisecond, Guarded: []lease.Workload{db}})
 	p := <-second
-	if err := r.agent.Kill(); err != nil {
+	if err := Kill(r.agent); err != nil {
 		t.Fatal(err)
 	}
 	select {
@@ -430,7 +378,7 @@ func TestItEndsWithItsSecondWhenNobodyNeedsIt(t *testing.T) {
 	if r.engine.at(db) == 0 {
 		t.Error("it ended before it had stopped what it guarded")
 	}
-	if p.Alive() {
+	if Alive(p) {
 		t.Error("its second goes on")
 	}
 }
@@ -454,7 +402,7 @@ func TestAGuardThatNeverAnswersIsKilled(t *testing.T) {
 	})
 	r.client.Start = func() error { return errors.New("this test has no other") }
 	for range 2 {
-		if _, err := r.client.Feed(t.Context(), Feed{Agent: r.agent, Boot: r.boot, Ask: true}); err == nil {
+		if _, err := r.client.Renew(t.Context(), lease.Renewal{Agent: r.agent, Boot: r.boot, Ask: true}); err == nil {
 			t.Fatal("it answers")
 		}
 	}
@@ -491,7 +439,7 @@ func (o *only) Close() error {
 
 // What a guard has no runtime for is not known to be stopped. It looks for one that came after it.
 func TestARuntimeThatComesLater(t *testing.T) {
-	vm := Workload{driver.VM, "vm"}
+	vm := lease.Workload{Kind: driver.VM, ID: "vm"}
 	kinds := []driver.Kind{driver.Container}
 	var made []*only
 	d := &Drivers{New: func(string) (out []driver.Driver, err error) {
@@ -501,17 +449,17 @@ func TestARuntimeThatComesLater(t *testing.T) {
 		}
 		return out, nil
 	}}
-	if out, err := d.Running(t.Context(), "c1", []Workload{db}); err != nil || len(out) != 0 {
+	if out, err := d.Running(t.Context(), "c1", []lease.Workload{db}); err != nil || len(out) != 0 {
 		t.Fatalf("%v, %v: of a container that is gone", out, err)
 	}
-	if out, err := d.Running(t.Context(), "c1", []Workload{vm}); err == nil {
+	if out, err := d.Running(t.Context(), "c1", []lease.Workload{vm}); err == nil {
 		t.Errorf("without a runtime for machines it says that %v run", out)
 	}
 	if d.Halt(t.Context(), "c1", vm, 0) == nil {
 		t.Error("a machine was halted without a runtime")
 	}
 	kinds = append(kinds, driver.VM)
-	if out, err := d.Running(t.Context(), "c1", []Workload{vm}); err != nil || !slices.Equal(out, []Workload{vm}) {
+	if out, err := d.Running(t.Context(), "c1", []lease.Workload{vm}); err != nil || !slices.Equal(out, []lease.Workload{vm}) {
 		t.Errorf("%v, %v; want the machine", out, err)
 	}
 	// What may be at work stays, and what was made for nothing is closed.

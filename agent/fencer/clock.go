@@ -1,4 +1,4 @@
-package guard
+package fencer
 
 import (
 	"fmt"
@@ -8,6 +8,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/persys/compute/agent/fencer/lease"
 )
 
 // Now is the time since the machine started, in suspension too. Unlike the clock of the wall nobody
@@ -29,41 +31,35 @@ func BootID() (string, error) {
 	return strings.TrimSpace(string(raw)), nil
 }
 
-// Process names a process for good: its id may be given to another one, its start may not.
-type Process struct {
-	PID   int    `json:"pid"`
-	Start uint64 `json:"start"` // ticks since the machine started
-}
-
 // Self is the calling process.
-func Self() (Process, error) { return processOf(os.Getpid()) }
+func Self() (lease.Process, error) { return processOf(os.Getpid()) }
 
-func processOf(pid int) (Process, error) {
+func processOf(pid int) (lease.Process, error) {
 	raw, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/stat")
 	if err != nil {
-		return Process{}, err
+		return lease.Process{}, err
 	}
 	// The name stands in parentheses and may hold anything.
 	text := string(raw)
 	fields := strings.Fields(text[strings.LastIndexByte(text, ')')+1:])
 	if len(fields) < 20 {
-		return Process{}, fmt.Errorf("/proc/%d/stat: %d fields", pid, len(fields))
+		return lease.Process{}, fmt.Errorf("/proc/%d/stat: %d fields", pid, len(fields))
 	}
 	if fields[0] == "Z" || fields[0] == "X" {
-		return Process{}, os.ErrProcessDone
+		return lease.Process{}, os.ErrProcessDone
 	}
 	start, err := strconv.ParseUint(fields[19], 10, 64)
-	return Process{PID: pid, Start: start}, err
+	return lease.Process{PID: pid, Start: start}, err
 }
 
 // Alive reports whether the process exists, be it paused.
-func (p Process) Alive() bool {
+func Alive(p lease.Process) bool {
 	now, err := processOf(p.PID)
 	return p.PID > 0 && err == nil && now == p
 }
 
 // Kill kills exactly this process.
-func (p Process) Kill() error {
+func Kill(p lease.Process) error {
 	if p.PID <= 0 {
 		return os.ErrProcessDone
 	}
@@ -72,7 +68,7 @@ func (p Process) Kill() error {
 		return os.ErrProcessDone
 	}
 	defer unix.Close(fd)
-	if !p.Alive() { // asked after the descriptor holds the process
+	if !Alive(p) { // asked after the descriptor holds the process
 		return os.ErrProcessDone
 	}
 	return unix.PidfdSendSignal(fd, unix.SIGKILL, nil, 0)

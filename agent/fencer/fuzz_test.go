@@ -1,4 +1,4 @@
-package guard
+package fencer
 
 import (
 	"encoding/json"
@@ -6,6 +6,8 @@ import (
 	"path/filepath"
 	"testing"
 	"time"
+
+	"github.com/persys/compute/agent/fencer/lease"
 )
 
 // FuzzLease: the guard's file, and what an agent tells it. What a lapse condemned is
@@ -23,19 +25,20 @@ func FuzzLease(f *testing.F) {
 		if err != nil {
 			return
 		}
-		before := *l
-		var in Feed
+		before := l
+		var in lease.Renewal
 		if json.Unmarshal(said, &in) != nil {
 			return
 		}
-		l.feed(in, time.Duration(now))
+		next, _ := lease.Step(lease.State{Lease: l}, time.Duration(now), in)
+		l = next.Lease
 		if l.Deadline < before.Deadline || l.Lapses < before.Lapses {
-			t.Fatalf("%+v became %+v", before, *l)
+			t.Fatalf("%+v became %+v", before, l)
 		}
 		if l.Lapsed && len(l.Guarded) != 0 && !before.Lapsed {
-			t.Fatalf("lapsed and still guarding: %+v", *l)
+			t.Fatalf("lapsed and still guarding: %+v", l)
 		}
-		if err := l.save(dir); err != nil {
+		if err := save(dir, l); err != nil {
 			t.Fatal(err)
 		}
 	})

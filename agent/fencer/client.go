@@ -1,4 +1,4 @@
-package guard
+package fencer
 
 import (
 	"bufio"
@@ -12,6 +12,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/persys/compute/agent/fencer/lease"
 )
 
 // Client is an agent's way to its guards. It is for one caller at a time.
@@ -26,7 +28,7 @@ type Client struct {
 	conn    net.Conn
 	lines   *bufio.Scanner
 	started time.Time
-	last    State
+	last    lease.Status
 	silent  int // calls in a row that were not answered in time
 }
 
@@ -37,21 +39,21 @@ const (
 	startAgain   = time.Second
 )
 
-// Feed tells the guard, and returns what it knows. A guard that is not there is started, one that
+// Renew tells the guard, and returns what it knows. A guard that is not there is started, one that
 // does not answer is killed, so that the other takes over, if it is ours to start.
-func (c *Client) Feed(ctx context.Context, in Feed) (State, error) {
+func (c *Client) Renew(ctx context.Context, in lease.Renewal) (lease.Status, error) {
 	out, err := c.call(ctx, in)
 	if err != nil {
-		return State{}, err
+		return lease.Status{}, err
 	}
 	if out.Version != c.Version && c.Start != nil && !in.Retire {
 		c.Logger.Info("replacing a guard of another version", "version", out.Version)
-		_, err := c.call(ctx, Feed{Boot: in.Boot, Retire: true})
+		_, err := c.call(ctx, lease.Renewal{Boot: in.Boot, Retire: true})
 		c.close()
 		if err != nil {
-			return State{}, err
+			return lease.Status{}, err
 		}
-		for until := time.Now().Add(callTimeout); out.Guard.Alive() && time.Now().Before(until) && ctx.Err() == nil; {
+		for until := time.Now().Add(callTimeout); Alive(out.Guard) && time.Now().Before(until) && ctx.Err() == nil; {
 			time.Sleep(10 * time.Millisecond) // until it has given up its place
 		}
 		c.started = time.Time{}
@@ -60,21 +62,21 @@ func (c *Client) Feed(ctx context.Context, in Feed) (State, error) {
 	return out, nil
 }
 
-func (c *Client) call(ctx context.Context, in Feed) (State, error) {
+func (c *Client) call(ctx context.Context, in lease.Renewal) (lease.Status, error) {
 	if c.conn == nil {
 		if err := c.connect(ctx); err != nil {
-			return State{}, err
+			return lease.Status{}, err
 		}
 	}
 	raw, err := json.Marshal(in)
 	if err != nil {
-		return State{}, err
+		return lease.Status{}, err
 	}
 	err = c.conn.SetDeadline(time.Now().Add(callTimeout))
 	if err == nil {
 		_, err = c.conn.Write(append(raw, '\n'))
 	}
-	var out State
+	var out lease.Status
 	if err == nil {
 		if !c.lines.Scan() {
 			err = c.lines.Err()
@@ -89,18 +91,18 @@ func (c *Client) call(ctx context.Context, in Feed) (State, error) {
 		c.close()
 		if errors.Is(err, os.ErrDeadlineExceeded) {
 			c.silent++
-			if c.silent >= 2 && c.Start != nil && c.last.Guard.Alive() {
+			if c.silent >= 2 && c.Start != nil && Alive(c.last.Guard) {
 				c.Logger.Warn("the guard does not answer: killing it, so that the other takes over", "pid", c.last.Guard.PID)
-				if err := c.last.Guard.Kill(); err != nil && !errors.Is(err, os.ErrProcessDone) {
+				if err := Kill(c.last.Guard); err != nil && !errors.Is(err, os.ErrProcessDone) {
 					c.Logger.Error("killing the guard", "error", err)
 				}
 			}
 		}
-		return State{}, fmt.Errorf("guard: %w", err)
+		return lease.Status{}, fmt.Errorf("guard: %w", err)
 	}
 	c.silent, c.last = 0, out
 	if out.Error != "" {
-		return State{}, errors.New("guard: " + out.Error)
+		return lease.Status{}, errors.New("guard: " + out.Error)
 	}
 	return out, nil
 }
@@ -136,7 +138,7 @@ func (c *Client) dial() error {
 	}
 	// Who does not answer at all is known from the socket.
 	if p, err := listener(conn); err == nil {
-		c.last = State{Guard: p}
+		c.last = lease.Status{Guard: p}
 	}
 	c.conn, c.lines = conn, bufio.NewScanner(conn)
 	c.lines.Buffer(nil, 16<<20)
@@ -144,16 +146,16 @@ func (c *Client) dial() error {
 }
 
 // listener is the process that listens at the other end.
-func listener(conn net.Conn) (Process, error) {
+func listener(conn net.Conn) (lease.Process, error) {
 	raw, err := conn.(*net.UnixConn).SyscallConn()
 	if err != nil {
-		return Process{}, err
+		return lease.Process{}, err
 	}
 	var cred *unix.Ucred
 	var cerr error
 	err = raw.Control(func(fd uintptr) { cred, cerr = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED) })
 	if err = errors.Join(err, cerr); err != nil {
-		return Process{}, err
+		return lease.Process{}, err
 	}
 	return processOf(int(cred.Pid))
 }

@@ -1,0 +1,409 @@
+package fencer
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"os"
+	"path/filepath"
+	"strconv"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/persys/compute/agent/driver"
+	"github.com/persys/compute/agent/fencer/lease"
+)
+
+// Runtime stops workloads on the engines of this machine.
+type Runtime interface {
+	// Running lists those of a list that are not known to be stopped. The error tells of engines that
+	// did not answer.
+	Running(ctx context.Context, cluster string, of []lease.Workload) ([]lease.Workload, error)
+	Halt(ctx context.Context, cluster string, w lease.Workload, grace time.Duration) error
+}
+
+// Options of a fencer.
+type Options struct {
+	// Dir is a folder of its own, in which agent and fencers meet.
+	Dir     string
+	Runtime Runtime
+	// Stops are the kinds that Runtime can stop, now or once their engine has started; nil = not known.
+	Stops []driver.Kind
+	// Grace is what a workload gets to end by itself.
+	Grace time.Duration
+	// UntilIdle ends the fencer when its agent is dead and nothing is left to stop.
+	UntilIdle bool
+	// IdleFor is how long the fencer then waits for another agent, so that an agent that restarts
+	// finds it; default 10 s.
+	IdleFor time.Duration
+	// Beat, if set, is called five times a second. A supervisor that no longer hears it ends this
+	// process and starts another one.
+	Beat func()
+	// Second starts the second fencer. That process must outlive the death of this one.
+	Second  func() (*os.Process, error)
+	Version string
+	Logger  *slog.Logger
+}
+
+// ErrEnough is returned where two fencers run already.
+var ErrEnough = errors.New("there are two guards already")
+
+// Fencer is one of the two fencers of a node.
+type Fencer struct {
+	opt    Options
+	boot   string
+	self   lease.Process
+	retire context.CancelFunc
+	work   sync.WaitGroup
+
+	mu     sync.Mutex // guards what follows
+	state  lease.State
+	second bool // the second fencer runs
+}
+
+// tick is how often a fencer looks at the clock: well within lease.Margin.
+const tick = 200 * time.Millisecond
+
+// Run guards until ctx ends, or until the fencer is no longer needed.
+func Run(ctx context.Context, opt Options) error {
+	if opt.Logger == nil {
+		opt.Logger = slog.Default()
+	}
+	if opt.IdleFor == 0 {
+		opt.IdleFor = 10 * time.Second
+	}
+	if err := os.MkdirAll(opt.Dir, 0o700); err != nil {
+		return err
+	}
+	boot, err := BootID()
+	if err != nil {
+		return err
+	}
+	self, err := Self()
+	if err != nil {
+		return err
+	}
+	ctx, retire := context.WithCancel(ctx)
+	defer retire()
+	f := &Fencer{opt: opt, boot: boot, self: self, retire: retire,
+		state: lease.State{Settings: lease.Settings{Grace: opt.Grace, UntilIdle: opt.UntilIdle, IdleFor: opt.IdleFor}}}
+	lock, err := f.claim(ctx)
+	// The lock is released last: until then no other fencer takes this place.
+	defer func() {
+		retire()
+		f.work.Wait()
+		if lock != nil {
+			lock.Close()
+		}
+	}()
+	if err != nil {
+		return err
+	}
+	if err := f.load(); err != nil {
+		return err
+	}
+	timer := time.NewTicker(tick)
+	defer timer.Stop()
+	for ctx.Err() == nil {
+		f.tick(ctx)
+		if opt.Beat != nil {
+			opt.Beat()
+		}
+		select {
+		case <-ctx.Done():
+		case <-timer.C:
+		}
+	}
+	return nil
+}
+
+// claim takes the place of the first, or else that of the second, who waits in the background for
+// the other place.
+func (f *Fencer) claim(ctx context.Context) (*os.File, error) {
+	first, err := lockFile(filepath.Join(f.opt.Dir, firstLock))
+	if err == nil {
+		if err := f.lead(ctx); err != nil {
+			return nil, errors.Join(err, first.Close())
+		}
+		return first, nil
+	}
+	if !errors.Is(err, unix.EWOULDBLOCK) {
+		return nil, err
+	}
+	second, err := lockFile(filepath.Join(f.opt.Dir, secondLock))
+	if errors.Is(err, unix.EWOULDBLOCK) {
+		return nil, ErrEnough
+	}
+	if err != nil {
+		return nil, err
+	}
+	f.work.Go(func() {
+		for ctx.Err() == nil {
+			lock, err := lockFile(filepath.Join(f.opt.Dir, firstLock))
+			if err == nil {
+				f.opt.Logger.Info("the first guard has ended; this is the first now")
+				second.Close() // for the next second
+				if err := f.lead(ctx); err != nil {
+					f.opt.Logger.Error("guard", "error", err)
+					f.retire()
+				}
+				<-ctx.Done()
+				lock.Close()
+				return
+			}
+			select {
+			case <-ctx.Done():
+			case <-time.After(tick):
+			}
+		}
+	})
+	return second, nil
+}
+
+func lockFile(path string) (*os.File, error) {
+	f, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o600)
+	if err != nil {
+		return nil, err
+	}
+	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
+		return nil, errors.Join(err, f.Close())
+	}
+	return f, nil
+}
+
+// lead begins the work of the first: the socket and the second.
+func (f *Fencer) lead(ctx context.Context) error {
+	l, err := listen(f.opt.Dir)
+	if err != nil {
+		return err
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	have, err := load(f.opt.Dir, f.boot)
+	if err != nil {
+		return errors.Join(err, l.Close())
+	}
+	// Of guards that were killed. What the second writes at this moment it writes again.
+	left, _ := filepath.Glob(filepath.Join(f.opt.Dir, nextLeases))
+	for _, path := range left {
+		_ = os.Remove(path)
+	}
+	f.state.Lease, f.state.First = have, true
+	f.work.Go(func() { f.serve(ctx, l) })
+	if f.opt.Second != nil {
+		f.work.Go(func() { f.keepSecond(ctx) })
+	}
+	return nil
+}
+
+// at is a path to the folder that is short enough for a socket, whatever the folder's own is.
+func at(dir, name string) (path string, done func(), err error) {
+	d, err := os.Open(dir)
+	if err != nil {
+		return "", nil, err
+	}
+	return "/proc/self/fd/" + strconv.Itoa(int(d.Fd())) + "/" + name, func() { d.Close() }, nil
+}
+
+func listen(dir string) (net.Listener, error) {
+	if err := os.Remove(filepath.Join(dir, socketFile)); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return nil, err
+	}
+	path, done, err := at(dir, socketFile)
+	if err != nil {
+		return nil, err
+	}
+	defer done()
+	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
+	if err != nil {
+		return nil, err
+	}
+	l.SetUnlinkOnClose(false) // by then the name may be the next one's
+	return l, os.Chmod(filepath.Join(dir, socketFile), 0o600)
+}
+
+// keepSecond keeps a second guard alive.
+func (f *Fencer) keepSecond(ctx context.Context) {
+	for ctx.Err() == nil {
+		p, err := f.opt.Second()
+		if err != nil {
+			f.opt.Logger.Error("starting the second guard", "error", err)
+		} else {
+			f.setSecond(true)
+			ended := make(chan struct{})
+			go func() { _, _ = p.Wait(); close(ended) }()
+			select {
+			case <-ended:
+			case <-ctx.Done():
+				// It is ours: it ends with us when we retire, and not when we are killed.
+				_ = p.Kill()
+				<-ended
+			}
+			f.setSecond(false)
+		}
+		select {
+		case <-ctx.Done():
+		case <-time.After(time.Second):
+		}
+	}
+}
+
+// load reads the file.
+func (f *Fencer) load() error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	have, err := load(f.opt.Dir, f.boot)
+	f.state.Lease = have
+	return err
+}
+
+func (f *Fencer) setSecond(there bool) {
+	f.mu.Lock()
+	f.second = there
+	f.mu.Unlock()
+}
+
+func (f *Fencer) serve(ctx context.Context, l net.Listener) {
+	defer context.AfterFunc(ctx, func() { l.Close() })()
+	for {
+		conn, err := l.Accept()
+		if err != nil {
+			if ctx.Err() == nil {
+				f.opt.Logger.Error("guard", "error", err)
+				f.retire() // nobody can reach it: let the second take over
+			}
+			return
+		}
+		f.work.Go(func() { f.talk(ctx, conn) })
+	}
+}
+
+// talk answers each line with one.
+func (f *Fencer) talk(ctx context.Context, conn net.Conn) {
+	defer conn.Close()
+	defer context.AfterFunc(ctx, func() { conn.Close() })()
+	lines := bufio.NewScanner(conn)
+	lines.Buffer(nil, 16<<20)
+	answer := json.NewEncoder(conn)
+	for lines.Scan() {
+		var in lease.Renewal
+		if err := json.Unmarshal(lines.Bytes(), &in); err != nil {
+			return
+		}
+		out := f.take(in)
+		if err := answer.Encode(out); err != nil {
+			return
+		}
+		if in.Retire {
+			f.opt.Logger.Info("retiring, for a guard of another version")
+			f.retire()
+			return
+		}
+	}
+}
+
+// take answers one renewal of the agent.
+func (f *Fencer) take(in lease.Renewal) lease.Status {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	out := lease.Status{Grace: f.opt.Grace}
+	if in.Boot != f.boot {
+		out.Error = "the agent names another start of the machine: " + in.Boot
+	} else if !in.Retire {
+		next, effects := lease.Step(f.state, Now(), in)
+		for _, e := range effects {
+			switch e := e.(type) {
+			case lease.Save:
+				if err := save(f.opt.Dir, next.Lease); err != nil {
+					return f.sign(lease.Status{Grace: f.opt.Grace, Error: fmt.Sprintf("the lease was not stored: %v", err)})
+				}
+			case lease.Answer:
+				out = e.Status
+			}
+		}
+		f.state = next
+	}
+	return f.sign(out)
+}
+
+// sign adds to an answer what it says of this fencer. It is called with mu held.
+func (f *Fencer) sign(out lease.Status) lease.Status {
+	out.Version, out.Guard, out.Second, out.Stops = f.opt.Version, f.self, f.second, f.opt.Stops
+	return out
+}
+
+// tick looks at the clock.
+func (f *Fencer) tick(ctx context.Context) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.state.ReadsFile(Now()) {
+		have, err := load(f.opt.Dir, f.boot)
+		if err != nil {
+			f.opt.Logger.Error("guard", "error", err)
+			return
+		}
+		f.state.Lease = have
+	}
+	f.step(ctx, lease.Tick{AgentAlive: Alive(f.state.Lease.Agent)})
+}
+
+// step applies an input and carries out its effects. It is called with mu held.
+func (f *Fencer) step(ctx context.Context, in lease.Input) {
+	var effects []lease.Effect
+	f.state, effects = lease.Step(f.state, Now(), in)
+	for _, e := range effects {
+		switch e := e.(type) {
+		case lease.Save:
+			if err := save(f.opt.Dir, f.state.Lease); err != nil {
+				f.opt.Logger.Error("guard", "error", err)
+			}
+		case lease.Lapse:
+			f.opt.Logger.Warn("the lease has ended: stopping the workloads that may not run without one",
+				"workloads", len(f.state.Lease.ToStop), "first", f.state.First)
+		case lease.Kill:
+			f.opt.Logger.Warn("the agent does not confirm that its lease has ended: killing it", "pid", e.Agent.PID)
+			if err := Kill(e.Agent); err != nil && !errors.Is(err, os.ErrProcessDone) {
+				f.opt.Logger.Error("killing the agent", "error", err)
+			}
+		case lease.Look:
+			f.work.Go(func() { f.look(ctx, e) })
+		case lease.Halt:
+			f.work.Go(func() { f.halt(ctx, e) })
+		case lease.Stopped:
+			f.opt.Logger.Info("all workloads of the lease that ended are stopped", "workloads", e.Workloads)
+		case lease.Exit:
+			f.retire()
+		}
+	}
+}
+
+func (f *Fencer) look(ctx context.Context, look lease.Look) {
+	within, cancel := context.WithTimeout(ctx, look.Patience)
+	defer cancel()
+	running, err := f.opt.Runtime.Running(within, look.Cluster, look.Of)
+	if err != nil && ctx.Err() == nil {
+		f.opt.Logger.Error("asking the engines for running workloads", "error", err)
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.step(ctx, lease.Looked{Look: look, Running: running, Failed: err != nil, AgentAlive: Alive(f.state.Lease.Agent)})
+}
+
+func (f *Fencer) halt(ctx context.Context, h lease.Halt) {
+	within, cancel := context.WithTimeout(ctx, f.opt.Grace+30*time.Second)
+	defer cancel()
+	f.opt.Logger.Warn("stopping: the lease has ended", "workload", h.Workload.ID)
+	err := f.opt.Runtime.Halt(within, h.Cluster, h.Workload, h.Grace)
+	if err != nil && ctx.Err() == nil {
+		f.opt.Logger.Error("stopping failed, trying again", "workload", h.Workload.ID, "error", err)
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.step(ctx, lease.Halted{Workload: h.Workload})
+}
