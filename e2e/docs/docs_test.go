@@ -17,8 +17,8 @@ import (
 	"github.com/persys/compute/testbed"
 )
 
-// pages in the order in which they are read; each goes on where the one before
-// ended. Every page with a command block is in here.
+// pages lists every page with a command block, in reading order. Each page starts
+// in the state in which the previous one ended.
 var pages = []string{
 	"docs/guides/quick-start.md",
 	"README.md",
@@ -29,12 +29,12 @@ var pages = []string{
 	"docs/guides/backup.md",
 }
 
-// elsewhere are folders whose pages hold no commands for readers.
+// elsewhere lists folders whose pages hold no commands for users.
 var elsewhere = []string{"docs/contract/", "docs/adr/"}
 
 const (
-	insideEnv = "DOCS_INSIDE"   // the network is the test's own
-	distEnv   = "DOCS_PACKAGES" // what make release wrote
+	insideEnv = "DOCS_INSIDE"   // set in the process with a network namespace of its own
+	distEnv   = "DOCS_PACKAGES" // folder with the output of make release
 )
 
 // TestDocs makes a release, sets up three machines from its packages as the quick
@@ -87,20 +87,20 @@ func TestDocs(t *testing.T) {
 			}
 		})
 		if !ok {
-			return // what follows stands on it
+			return // later pages need this one
 		}
 	}
 }
 
-// TestEveryBlockIsRun holds each command block of each page to having somebody who
-// runs it; it needs nothing.
+// TestEveryBlockIsRun checks that a test runs each command block of each page. It needs
+// no machines.
 func TestEveryBlockIsRun(t *testing.T) {
 	root, err := testbed.Root(t.Context())
 	must(t, err)
 	parseAll(t, root)
 }
 
-// parseAll parses every page, and holds each block to having somebody who runs it.
+// parseAll parses every page and checks that a test runs each block.
 func parseAll(t *testing.T, root string) map[string][]Block {
 	t.Helper()
 	all, err := filepath.Glob(filepath.Join(root, "docs", "*.md"))
@@ -142,7 +142,7 @@ func parseAll(t *testing.T, root string) map[string][]Block {
 				t.Errorf("%s:%d: there is no test %s", page, b.Line, b.By)
 			}
 			if b.By == "" && !slices.Contains(pages, page) {
-				t.Errorf("%s:%d: nobody runs this (see e2e/docs/doc.go): put the page into the list of pages, or name the test that runs the block", page, b.Line)
+				t.Errorf("%s:%d: no test runs this block (see e2e/docs/doc.go): add the page to the list of pages, or name the test that runs the block", page, b.Line)
 			}
 		}
 		out[page] = blocks
@@ -153,7 +153,7 @@ func parseAll(t *testing.T, root string) map[string][]Block {
 	return out
 }
 
-// outside makes the release, and runs the test again in a network of its own.
+// outside makes the release and runs the test again in a network namespace of its own.
 func outside(t *testing.T, root string) {
 	t.Helper()
 	lacks := ""
@@ -195,7 +195,7 @@ func outside(t *testing.T, root string) {
 	must(t, err)
 }
 
-// checkRelease holds what make release wrote to what it promises.
+// checkRelease checks the checksums, versions, packages and bills of materials of make release.
 func checkRelease(t *testing.T, dist string) {
 	t.Helper()
 	if out, err := command(t, dist, "sha256sum", "--check", "--quiet", "SHA256SUMS"); err != nil {
@@ -207,7 +207,7 @@ func checkRelease(t *testing.T, dist string) {
 			args = []string{"version"}
 		}
 		if out, err := command(t, dist, "linux_amd64/"+program, args...); err != nil || !strings.Contains(out, "v0.0.1-docs") {
-			t.Errorf("%s says of its version: %v %s", program, err, out)
+			t.Errorf("%s prints another version: %v %s", program, err, out)
 		}
 		debs, err := filepath.Glob(filepath.Join(dist, program+"_*_amd64.deb"))
 		if err != nil || len(debs) != 1 {
@@ -235,8 +235,8 @@ func command(t *testing.T, dir, name string, args ...string) (string, error) {
 	return string(out), err
 }
 
-// goEnv makes "K='v'" lines into settings. The caches are named because the
-// laptop's home is not the caller's.
+// goEnv parses "K='v'" lines of go env. The caches must be named because HOME on the
+// laptop is another one.
 func goEnv(text string) []string {
 	var out []string
 	for line := range strings.Lines(text) {

@@ -16,39 +16,39 @@ import (
 	"github.com/persys/compute/testbed"
 )
 
-// standIn plays apt-get, systemctl and journalctl on a machine that has no init.
+// standIn replaces apt-get, systemctl and journalctl on a machine without an init system.
 //
 //go:embed standin.sh
 var standIn []byte
 
 const laptop = "laptop"
 
-// Lab is a few machines on one bridge, all in the network namespace of the caller,
-// who made one for it (CLONE_NEWNET): it ends with him, and nothing of the host is
-// touched.
+// Lab is a set of machines on one bridge. The caller runs in a network namespace of
+// its own (CLONE_NEWNET), which holds all of them: the lab ends with the caller, and
+// the host is not changed.
 type Lab struct {
 	opt      LabOptions
 	machines map[string]*Machine
 }
 
-// Machine is one of them.
+// Machine is one machine of a lab.
 type Machine struct {
 	Name, Addr string
 	dir        string
-	home       string    // folder in which its shell begins
-	env        []string  // besides the usual
-	init       *exec.Cmd // holds the namespaces
+	home       string    // working folder of its shell
+	env        []string  // additional environment
+	init       *exec.Cmd // process that keeps the namespaces
 	jobs       []*job
 }
 
-// LabOptions are what machines are made from.
+// LabOptions configure the machines of a lab.
 type LabOptions struct {
-	Dir      string   // of all machines
-	Packages string   // folder whose .deb files they find in their home
-	Root     string   // of the repository, where laptop works
+	Dir      string   // folder for the files of all machines
+	Packages string   // folder with .deb files, linked into the home of each machine
+	Root     string   // root of the repository, the working folder of the laptop
 	Image    string   // folder with a Dockerfile, built on every machine as ImageRef
-	ImageRef string   //
-	Env      []string // of commands on laptop, for its Go tools
+	ImageRef string   // name of the built image
+	Env      []string // environment of the laptop, for the Go tools
 }
 
 // NewLab makes the bridge.
@@ -60,7 +60,7 @@ ip addr add 10.66.0.254/24 dev persys0
 ip link set persys0 up`)
 }
 
-// Add starts machines. Each knows the names of all.
+// Add starts machines. The hosts file of each has the names of all.
 func (l *Lab) Add(ctx context.Context, names ...string) error {
 	var hosts strings.Builder
 	hosts.WriteString("127.0.0.1 localhost\n")
@@ -105,7 +105,7 @@ func (m *Machine) start(ctx context.Context, n int, hosts string, opt LabOptions
 	if err := m.init.Start(); err != nil {
 		return err
 	}
-	// unshare has done its work once it is sleep.
+	// unshare has made the namespaces once the process is sleep.
 	pid := strconv.Itoa(m.init.Process.Pid)
 	if err := testbed.Poll(ctx, 5*time.Second, "its namespaces", func(context.Context) error {
 		comm, err := os.ReadFile("/proc/" + pid + "/comm")
@@ -162,7 +162,7 @@ func (m *Machine) startDocker(ctx context.Context, opt LabOptions) error {
 	return nil
 }
 
-// command is a script on the machine.
+// command returns a command that runs script on the machine.
 func (m *Machine) command(ctx context.Context, script string) *exec.Cmd {
 	cmd := exec.CommandContext(ctx, "nsenter", "-t", strconv.Itoa(m.init.Process.Pid), "-n", "-m", "-u", "--", "bash", "-c", script)
 	cmd.Env = append([]string{"PATH=" + filepath.Join(m.dir, "bin") + ":" + os.Getenv("PATH") + ":/usr/sbin:/sbin",
@@ -170,7 +170,7 @@ func (m *Machine) command(ctx context.Context, script string) *exec.Cmd {
 	return cmd
 }
 
-// Close ends everything that runs on the machines, and the machines.
+// Close ends all processes of the machines, and the machines.
 func (l *Lab) Close() error {
 	var errs []error
 	for _, m := range l.machines {
@@ -185,7 +185,7 @@ func (l *Lab) Close() error {
 		for _, j := range m.jobs {
 			j.end()
 		}
-		// Whatever a unit started is in the machine's own network namespace.
+		// Processes that a unit started are in the machine's network namespace.
 		ns, err := os.Readlink(fmt.Sprintf("/proc/%d/ns/net", m.init.Process.Pid))
 		errs = append(errs, err)
 		procs, _ := filepath.Glob("/proc/[0-9]*")
@@ -203,7 +203,7 @@ func (l *Lab) Close() error {
 	return errors.Join(errs...)
 }
 
-// Run runs a block on a machine and returns what it printed.
+// Run runs a block on a machine and returns its output.
 func (l *Lab) Run(ctx context.Context, on string, b Block) (string, error) {
 	m, ok := l.machines[on]
 	if !ok {
@@ -229,7 +229,7 @@ func (l *Lab) Run(ctx context.Context, on string, b Block) (string, error) {
 	return finish(ctx, cmd, b, &m.jobs)
 }
 
-// finish runs a block's command as the block says.
+// finish runs the command of a block by the rules of the block.
 func finish(ctx context.Context, cmd *exec.Cmd, b Block, jobs *[]*job) (string, error) {
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
 	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
@@ -250,7 +250,7 @@ func finish(ctx context.Context, cmd *exec.Cmd, b Block, jobs *[]*job) (string, 
 		err := testbed.Poll(ctx, 5*time.Minute, fmt.Sprintf("the word %q", b.Until), func(context.Context) error {
 			ended := false
 			select {
-			case <-j.done: // before the last look at its output
+			case <-j.done: // read this before the last look at the output
 				ended = true
 			default:
 			}
@@ -258,9 +258,9 @@ func finish(ctx context.Context, cmd *exec.Cmd, b Block, jobs *[]*job) (string, 
 			case out.Has(b.Until):
 				return nil
 			case ended:
-				return testbed.Final(errors.New("it has ended"))
+				return testbed.Final(errors.New("the command has ended"))
 			}
-			return errors.New("it has not said it")
+			return errors.New("the output does not contain it")
 		})
 		return out.String(), err
 	}
@@ -270,13 +270,13 @@ func finish(ctx context.Context, cmd *exec.Cmd, b Block, jobs *[]*job) (string, 
 	}
 	for _, says := range b.Says {
 		if !strings.Contains(out.String(), says) {
-			return out.String(), fmt.Errorf("it does not say %q", says)
+			return out.String(), fmt.Errorf("the output does not contain %q", says)
 		}
 	}
 	return out.String(), nil
 }
 
-// job is a command that stays.
+// job is a command in the background.
 type job struct {
 	cmd  *exec.Cmd
 	done chan struct{}
@@ -301,7 +301,7 @@ func run(ctx context.Context, script string) error {
 	return nil
 }
 
-// Logs are the last bytes of each log of each machine.
+// Logs returns the last bytes of each log of each machine.
 func (l *Lab) Logs(last int) string {
 	var out strings.Builder
 	for _, m := range l.machines {

@@ -12,18 +12,18 @@ type Block struct {
 	Line int // of the fence, from 1
 	Text string
 
-	On     string // machine; empty = where the block before ran
-	Until  string // stays in the foreground, up to this text
+	On     string // machine; empty = that of the previous block
+	Until  string // the command does not end; wait for this text
 	Says   []string
 	Exit   int
-	By     string  // test that runs it instead
-	Before []Token // run first; no word
+	By     string  // test that runs the block instead
+	Before []Token // commands to run first, without a word
 	Tokens []Token
 
-	background bool // not waited for at all
+	background bool // start it and do not wait
 }
 
-// Token is a word of a block that stands for what a command prints.
+// Token is a word of a block that is replaced by the output of a command.
 type Token struct{ Word, On, Command string }
 
 var (
@@ -32,8 +32,8 @@ var (
 	byRule    = regexp.MustCompile(`^by (Test[A-Za-z0-9]+)$`)
 )
 
-// Parse finds the command blocks of a page. A fence without a language is an
-// error: it may hold a command that nobody runs.
+// Parse returns the command blocks of a page. A fence without a language is an
+// error: it could hold a command that no test runs.
 func Parse(page string) ([]Block, error) {
 	var (
 		out     []Block
@@ -63,7 +63,7 @@ func Parse(page string) ([]Block, error) {
 				}
 				current, rules = &b, ""
 			case "":
-				return nil, fmt.Errorf("line %d: a fence names its language: sh for commands, text for what is no command", n)
+				return nil, fmt.Errorf("line %d: a fence names its language: sh for commands, text for anything else", n)
 			case "bash", "shell", "console":
 				return nil, fmt.Errorf("line %d: commands are marked sh, not %s", n, lang)
 			default:
@@ -110,7 +110,7 @@ func (b *Block) rules(text string) error {
 		case name == "exit":
 			b.Exit, err = strconv.Atoi(rest)
 		default:
-			return fmt.Errorf("run comment %q: unknown; doc.go lists what there is", rule)
+			return fmt.Errorf("run comment %q: unknown; doc.go lists the rules", rule)
 		}
 		if err != nil {
 			return fmt.Errorf("run comment %q: %w", rule, err)

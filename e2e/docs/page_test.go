@@ -12,9 +12,9 @@ func TestParse(t *testing.T) {
 		`<!-- run: on s2; TOKEN from s1: cat /root/a; b; says "up" -->`, "```sh", "a TOKEN", "b", "```",
 		"```sh", "c", "```",
 	}, "\n")
-	// A command has no "; " in it: that ends the rule.
+	// A rule ends at "; ", so a command cannot contain it.
 	if _, err := Parse(page); err == nil || !strings.Contains(err.Error(), `line 6: run comment "b"`) {
-		t.Errorf("a rule that is none: %v", err)
+		t.Errorf("an unknown rule: %v", err)
 	}
 	got, err := Parse(strings.Replace(page, "cat /root/a; b;", "cat /root/a;", 1))
 	want := []Block{

@@ -1,6 +1,6 @@
 #!/bin/bash
-# apt-get, systemctl and journalctl of a machine without an init system. $MACHINE is its folder.
-# They unpack the real packages, and start what the real units say, as root.
+# apt-get, systemctl and journalctl for a machine without an init system. $MACHINE is its folder.
+# They unpack the real packages and start the commands of the real units, as root.
 set -euo pipefail
 units="$MACHINE/units" log="$MACHINE/log"
 
@@ -10,7 +10,7 @@ start() {
 	local unit="$1" file="$units/$1.service"
 	running "$unit" && return
 	[[ -e $file ]] || { echo "Unit $unit.service not found." >&2; exit 5; }
-	# What the unit says: its files of settings, its settings, its command.
+	# Read the unit: its environment files, its environment, its command.
 	set -a
 	while IFS='=' read -r key value; do
 		case "$key" in
