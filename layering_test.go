@@ -54,7 +54,6 @@ var mayImport = []struct {
 	{"testbed/...", nil},
 	{"rpc/dial/...", []string{"api/...", "pki/..."}},
 	{"rpc/limits/...", nil},
-	{"rpc/scope", nil},
 	{"cluster/...", []string{"api/command/...", "fsm/...", "pki/..."}},
 	{"dnsserver/...", []string{"fsm/...", "telemetry"}},
 	{"mirror/...", []string{"fsm/...", "api/command/..."}},

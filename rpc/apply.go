@@ -2,9 +2,7 @@ package rpc
 
 import (
 	"context"
-	"encoding/binary"
 	"errors"
-	"hash/fnv"
 	"strings"
 	"time"
 
@@ -124,15 +122,6 @@ func controlGeneration(g fsm.Generation) *controlv1.Generation {
 		return nil
 	}
 	return &controlv1.Generation{Incarnation: g.Incarnation, Sequence: g.Sequence}
-}
-
-// frozen says why user mutations are refused now, "" if they are not.
-func (s *Server) frozen() string {
-	info := s.store.View().Info()
-	if info.Mode.Frozen() {
-		return "the cluster is in mode " + string(info.Mode) + ": " + info.ModeReason
-	}
-	return s.replica.Frozen()
 }
 
 // applyCommands translates one request; usually into one command.
@@ -296,58 +285,6 @@ func answered(view fsm.View, request string) bool {
 	return done
 }
 
-// head of a user's command about a workload or node. One request may stand for
-// several commands, one per member of a group: each has an id of its own, derived
-// from the request's and the member, so that a repetition meets the same receipts
-// whichever members are left by then.
-func (s *Server) head(ctx context.Context, request, member string) (*commandv1.Head, error) {
-	h := &commandv1.Head{At: s.now().UnixNano(), By: callOf(ctx).identity()}
-	level := s.store.View().Info().FeatureLevel
-	if level >= 3 {
-		h.From = callOf(ctx).from
-	}
-	if level >= 6 { // before, the history would not tell the gateway
-		h.By, h.Via = callOf(ctx).by()
-	}
-	if in := s.scopeOf(ctx); !in.Everywhere() {
-		if h.Namespaces = in.Names(); in.Nowhere() {
-			h.Namespaces = []string{nowhere}
-		}
-		if level < 6 {
-			return nil, errNamespaces
-		}
-	}
-	if request == "" {
-		return h, nil
-	}
-	id, err := parseRequestID(request)
-	if err != nil {
-		return nil, err
-	}
-	if member != "" {
-		// The time and version bits stay: receipts are ordered by them.
-		sum := fnv.New32a()
-		_, _ = sum.Write([]byte(member))
-		binary.BigEndian.PutUint32(id[12:], binary.BigEndian.Uint32(id[12:])^sum.Sum32())
-	}
-	h.Request = id[:]
-	return h, nil
-}
-
-// propose commits one command of a user and returns the verdict.
-func (s *Server) propose(ctx context.Context, request string, c *commandv1.Command) (fsm.Result, error) {
-	head, err := s.head(ctx, request, "")
-	if err != nil {
-		return fsm.Result{}, err
-	}
-	c.Head = head
-	results, err := s.replica.Propose(ctx, c)
-	if err != nil {
-		return fsm.Result{}, err
-	}
-	return results[0], nil
-}
-
 // DeleteWorkload implements control.v1: marks for deletion; the record goes when
 // no node holds the workload any more.
 func (s *Server) DeleteWorkload(ctx context.Context, req *controlv1.DeleteWorkloadRequest) (*controlv1.DeleteWorkloadResponse, error) {
@@ -362,21 +299,8 @@ func (s *Server) DeleteWorkload(ctx context.Context, req *controlv1.DeleteWorklo
 	if err != nil {
 		return nil, err
 	}
-	results, err := s.replica.Propose(ctx, cmds...)
-	if err != nil {
-		return nil, err
-	}
-	out := &controlv1.DeleteWorkloadResponse{Success: true}
-	for _, r := range results {
-		out.Index = max(out.Index, r.Index)
-		if r.Kind == fsm.TooOld || r.Kind == fsm.Denied {
-			return nil, r.Err()
-		}
-		if err := r.Err(); err != nil && out.Success {
-			out.Success, out.ErrorMessage = false, err.Error()
-		}
-	}
-	return out, nil
+	index, refused, err := s.proposeAll(ctx, cmds)
+	return &controlv1.DeleteWorkloadResponse{Success: refused == "", ErrorMessage: refused, Index: index}, err
 }
 
 // RetryWorkload implements control.v1.
@@ -394,19 +318,6 @@ func (s *Server) RetryWorkload(ctx context.Context, req *controlv1.RetryWorkload
 	if err != nil {
 		return nil, err
 	}
-	results, err := s.replica.Propose(ctx, cmds...)
-	if err != nil {
-		return nil, err
-	}
-	out := &controlv1.RetryWorkloadResponse{Accepted: true}
-	for _, r := range results {
-		out.Index = max(out.Index, r.Index)
-		if r.Kind == fsm.TooOld || r.Kind == fsm.Denied {
-			return nil, r.Err()
-		}
-		if err := r.Err(); err != nil {
-			out.Accepted, out.Reason = false, err.Error()
-		}
-	}
-	return out, nil
+	index, refused, err := s.proposeAll(ctx, cmds)
+	return &controlv1.RetryWorkloadResponse{Accepted: refused == "", Reason: refused, Index: index}, err
 }

@@ -35,7 +35,7 @@ func (s *Server) ListDrifts(ctx context.Context, req *clusterv1.ListDriftsReques
 		if req.GetWorkloadId() != "" && req.GetWorkloadId() != d.Workload || req.GetType() != "" && req.GetType() != d.Type {
 			return true
 		}
-		if w, ok := r.Workload(d.Workload); !in.Everywhere() && (!ok || !in.Has(w.In())) {
+		if w, ok := r.Workload(d.Workload); !in.everywhere() && (!ok || !in.has(w.In())) {
 			return true // an orphan that is not known is in no namespace
 		}
 		out.Drifts = append(out.Drifts, &clusterv1.Drift{
@@ -103,14 +103,8 @@ func (s *Server) driftAction(ctx context.Context, req orphanRequest, c *commandv
 	case strings.TrimSpace(req.GetWorkloadId()) == "":
 		return nil, errorf(KindInvalid, "workload_id must not be blank")
 	}
-	if why := s.frozen(); why != "" {
-		return nil, errorf(KindPrecondition, "%s", why)
-	}
-	r, err := s.propose(ctx, req.GetRequestId(), c)
+	r, err := s.mutate(ctx, req.GetRequestId(), c)
 	if err != nil {
-		return nil, err
-	}
-	if err := r.Err(); err != nil {
 		return nil, err
 	}
 	return &clusterv1.DriftActionResponse{Index: r.Index}, nil

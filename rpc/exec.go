@@ -6,20 +6,16 @@ import (
 	"fmt"
 	"io"
 	"maps"
-	"slices"
 	"strconv"
 	"strings"
 	"time"
 
 	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 
 	agentv1 "github.com/persys/compute/api/agent/v1"
 	clusterv1 "github.com/persys/compute/api/cluster/v1"
-	commandv1 "github.com/persys/compute/api/command/v1"
 	"github.com/persys/compute/fsm"
-	"github.com/persys/compute/pki"
 )
 
 const (
@@ -158,52 +154,6 @@ func (s *Server) note(ctx context.Context, open *clusterv1.ExecOpen, n *fsm.Node
 	}
 }
 
-// record has the leader keep a session's event, in this replica's own name.
-func (s *Server) record(ctx context.Context, req *clusterv1.RecordSessionRequest) error {
-	if s.store.View().Info().FeatureLevel < 6 {
-		return errorf(KindPrecondition, "sessions need feature level 6: all replicas must run this version; `persysctl status` shows them")
-	}
-	const full = clusterv1.Cluster_RecordSession_FullMethodName
-	c := &call{caller: caller{id: pki.Anonymous()}, method: methods[full]}
-	if s.cfg.TLS != nil {
-		c.id = s.cfg.TLS.Identity()
-	}
-	// What the caller said beside its message is not this replica's to say: nobody behind it
-	// keeps a record, and none is narrowed to a namespace.
-	ctx, cancel := context.WithTimeout(withCall(metadata.NewIncomingContext(ctx, nil), c), execOpening)
-	defer cancel()
-	_, err := s.atLeader(ctx, c, full, req, func(ctx context.Context, _ any) (any, error) { return s.RecordSession(ctx, req) })
-	return err
-}
-
-// RecordSession implements cluster.v1.
-func (s *Server) RecordSession(ctx context.Context, req *clusterv1.RecordSessionRequest) (*clusterv1.RecordSessionResponse, error) {
-	switch req.GetType() {
-	case fsm.EventSessionOpened, fsm.EventSessionClosed, fsm.EventCallRefused, fsm.EventCallMade:
-	default:
-		return nil, errorf(KindInvalid, "type: %q is no record of a session", req.GetType())
-	}
-	a := &commandv1.Audit{Type: req.GetType(), Message: req.GetMessage(), Workload: req.GetWorkloadId(), Node: req.GetNodeId()}
-	for _, k := range slices.Sorted(maps.Keys(req.GetDetails())) {
-		a.Details = append(a.Details, &commandv1.Label{Key: k, Value: req.GetDetails()[k]})
-	}
-	cmd := &commandv1.Command{
-		Head: &commandv1.Head{At: s.now().UnixNano(), By: clip(req.GetBy(), 512), From: clipFrom(req.GetFrom())},
-		Body: &commandv1.Command_Audit{Audit: a},
-	}
-	if s.store.View().Info().FeatureLevel >= 6 { // former versions would stop at it
-		cmd.Head.Via = clip(req.GetVia(), 512)
-	}
-	results, err := s.replica.Propose(ctx, cmd)
-	if err != nil {
-		return nil, err
-	}
-	if err := results[0].Err(); err != nil {
-		return nil, err
-	}
-	return &clusterv1.RecordSessionResponse{Index: results[0].Index}, nil
-}
-
 // session carries a session between the caller and the agent. ctx is the agent's end,
 // and cancel ends it.
 func (s *Server) session(ctx context.Context, cancel context.CancelFunc, stream clusterv1.Cluster_ExecServer, n *fsm.Node, open *clusterv1.ExecOpen, count *execCount) (int32, error) {
@@ -307,31 +257,4 @@ func execInput(from clusterv1.Cluster_ExecServer, to agentv1.AgentService_ExecCl
 			return err
 		}
 	}
-}
-
-// noted makes a change that is no command of the log, once the log has who asks for it. That
-// it failed is kept as well.
-func (s *Server) noted(ctx context.Context, node, what string, do func() error) error {
-	c := callOf(ctx)
-	if s.store.View().Info().FeatureLevel < 6 || c.id.Role == pki.RoleScheduler {
-		return do()
-	}
-	by, via := c.by()
-	req := &clusterv1.RecordSessionRequest{
-		Type: fsm.EventCallMade, By: by, Via: via, From: c.from, NodeId: node, Message: clip(what, 512), Details: map[string]string{"call": c.op},
-	}
-	if err := s.record(ctx, req); err != nil {
-		return fmt.Errorf("it could not be recorded and was not done: %w", err)
-	}
-	err := do()
-	if err == nil {
-		return nil
-	}
-	req.Details["error"] = clip(status.Convert(edge("", err)).Message(), 512)
-	last, done := context.WithTimeout(context.WithoutCancel(ctx), execLastWord)
-	defer done()
-	if rerr := s.record(last, req); rerr != nil {
-		s.log.Warn("that a call failed could not be recorded", "by", by, "from", c.from, "call", c.op, "err", rerr)
-	}
-	return err
 }

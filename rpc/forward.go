@@ -116,8 +116,8 @@ func (s *Server) atLeader(ctx context.Context, c *call, full string, req any, h 
 		if err == nil || c.forwarded || !passing(err) {
 			return resp, err
 		}
-		if c.effect > idempotent && edgeKind(err) == KindUnknownOutcome {
-			if unknown = true; c.effect == once {
+		if c.repetition > idempotent && edgeKind(err) == KindUnknownOutcome {
+			if unknown = true; c.repetition == once {
 				return nil, err
 			}
 		}
@@ -199,7 +199,7 @@ func (s *Server) forward(ctx context.Context, c *call, to Peer, changed <-chan s
 		}
 	}
 	out := metadata.NewOutgoingContext(ctx, md)
-	if c.effect != once {
+	if c.repetition != once {
 		var stop func()
 		out, stop = s.whileLeads(out, to, changed)
 		defer stop()
@@ -246,7 +246,7 @@ func (c *call) broken(ctx, out context.Context, to Peer, sent bool, err error) e
 		err = fmt.Errorf("%w: %w", errDeposed, err)
 	}
 	kind := KindUnavailable
-	if sent && c.effect > idempotent {
+	if sent && c.repetition > idempotent {
 		kind = KindUnknownOutcome
 	}
 	return errorf(kind, "leader %s at %s: %w", to.Name, to.GRPCAddr, err)

@@ -6,16 +6,10 @@ import (
 	"strings"
 	"time"
 
-	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/peer"
-	"google.golang.org/grpc/status"
 
-	clusterv1 "github.com/persys/compute/api/cluster/v1"
-	commandv1 "github.com/persys/compute/api/command/v1"
-	controlv1 "github.com/persys/compute/api/control/v1"
-	"github.com/persys/compute/fsm"
 	"github.com/persys/compute/pki"
 	"github.com/persys/compute/rpc/dial"
 	"github.com/persys/compute/rpc/limits"
@@ -180,54 +174,13 @@ func (s *Server) authorize(c caller, full string) (method, error) {
 		}
 		return m, nil
 	}
-	if s.roles(c.id)&m.allow == 0 {
+	if s.rolesOf(c.id)&m.allow == 0 {
 		return m, errorf(KindPermission, "%s %q may not %s", c.id.Role, c.id.ID, m.op)
 	}
-	if !c.behalf.IsZero() && s.roles(c.behalf)&m.allow == 0 {
+	if !c.behalf.IsZero() && s.rolesOf(c.behalf)&m.allow == 0 {
 		return m, errorf(KindPermission, "%s %q may not %s, through %s %q neither", c.behalf.Role, c.behalf.ID, m.op, c.id.Role, c.id.ID)
 	}
-	return m, s.mayReach(c, m, full)
-}
-
-// refuse keeps a change that was refused, for who asked for it. The leader has the last
-// word, and keeps it: another replica, whose state may be older, passes the call on if it
-// can be (req). What is kept is bounded: refusals cost a caller nothing, and each is an
-// entry of the log. Heartbeats, which go on by themselves, leave others their share.
-func (s *Server) refuse(ctx context.Context, c *call, full string, req any, why error) (any, error) {
-	few := s.refusals
-	if c.op == methods[controlv1.AgentControl_Heartbeat_FullMethodName].op {
-		few = s.beats
-	}
-	if c.effect == repeatable || s.store.View().Info().FeatureLevel < 3 || !few.Allow() {
-		return nil, why
-	}
-	to, known := s.replica.Leader()
-	here := known && to.ID == s.replica.Self().ID
-	if c.class == leader && !here {
-		if known && req != nil && !c.forwarded && s.cfg.TLS != nil {
-			if resp, err := s.forward(ctx, c, to, s.replica.LeaderChanged(), full, req); err == nil || status.Code(err) == codes.PermissionDenied {
-				return resp, err
-			}
-		}
-		return nil, why
-	}
-	ctx, cancel := context.WithTimeout(ctx, execLastWord)
-	defer cancel()
-	var err error
-	if here {
-		_, err = s.propose(withCall(ctx, c), "", &commandv1.Command{Body: &commandv1.Command_Audit{Audit: &commandv1.Audit{
-			Type: fsm.EventCallRefused, Message: clip(why.Error(), 512), Details: []*commandv1.Label{{Key: "call", Value: c.op}},
-		}}})
-	} else {
-		by, via := c.by()
-		err = s.record(ctx, &clusterv1.RecordSessionRequest{
-			Type: fsm.EventCallRefused, By: by, Via: via, From: c.from, Message: clip(why.Error(), 512), Details: map[string]string{"call": c.op},
-		})
-	}
-	if err != nil {
-		s.log.Warn("a refused call could not be recorded", "by", c.who(), "from", c.from, "call", c.op, "err", err)
-	}
-	return nil, why
+	return m, s.checkNamespaces(c, m)
 }
 
 // clip bounds a text without cutting a character in two.

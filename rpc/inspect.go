@@ -3,7 +3,6 @@ package rpc
 import (
 	"context"
 	"fmt"
-	"strings"
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -12,7 +11,6 @@ import (
 	commandv1 "github.com/persys/compute/api/command/v1"
 	"github.com/persys/compute/fsm"
 	"github.com/persys/compute/sched"
-	"github.com/persys/compute/spec"
 )
 
 // Reads of agents for the leader (leader.Inspector). They carry no epoch: a
@@ -84,49 +82,6 @@ func (a *Agents) Actions(ctx context.Context, node, workload string, limit int) 
 		})
 	}
 	return out, nil
-}
-
-// deletedMeanwhile reads the failed second delete of legacy v1 agents, which
-// means that nothing is left (contract/wire-agent.md).
-func deletedMeanwhile(st *agentv1.WorkloadStatus) bool {
-	return st.GetActualState() == agentv1.ActualState_ACTUAL_STATE_FAILED &&
-		strings.HasPrefix(st.GetMetadata()["task_id"], "delete-") &&
-		strings.Contains(strings.ToLower(st.GetMessage()), "not found")
-}
-
-// listed reads one status as an agent gives it when asked.
-func listed(st *agentv1.WorkloadStatus) sched.Reported {
-	g, meta := st.GetGeneration(), st.GetMetadata()
-	r := sched.Reported{
-		Workload: st.GetId(),
-		Revision: st.GetRevisionId(),
-		Gone:     deletedMeanwhile(st),
-		Observation: fsm.Observation{
-			State:        spec.ActualOf(st.GetActualState()),
-			Generation:   fsm.Generation{Incarnation: g.GetIncarnation(), Sequence: g.GetSequence()},
-			Message:      st.GetMessage(),
-			RestartCount: st.GetRestartCount(),
-			Addresses:    st.GetAddresses(),
-			Health:       healthOf(st.GetHealth()),
-			At:           st.GetUpdatedAt() * 1e9,
-		},
-	}
-	if r.Observation.State == fsm.ActualFailed {
-		r.Observation.Code = meta["failure_reason"]
-		r.Observation.Retryable = meta["retry_terminal"] != "true"
-		if r.Observation.Message == "" {
-			r.Observation.Message = meta["failure_message"]
-		}
-	}
-	for _, p := range st.GetPorts() {
-		if validPort(p.GetHostPort()) && validPort(p.GetContainerPort()) {
-			r.Observation.Ports = append(r.Observation.Ports, fsm.PortBinding{
-				HostPort: uint16(p.GetHostPort()), ContainerPort: uint16(p.GetContainerPort()), Protocol: p.GetProtocol(),
-			})
-		}
-	}
-	bounded(&r.Observation)
-	return r
 }
 
 // unimplemented reports whether an agent does not know a call.

@@ -71,12 +71,12 @@ func TestPermissions(t *testing.T) {
 		if !known {
 			t.Errorf("no rule for %s", full)
 		}
-		fmt.Fprintf(&b, "%-66s %-7s %-10s", full, [...]string{"local", "leader", "read"}[m.class], [...]string{"repeatable", "idempotent", "receipted", "once"}[m.effect])
+		fmt.Fprintf(&b, "%-66s %-7s %-10s", full, [...]string{"local", "leader", "read"}[m.class], [...]string{"repeatable", "idempotent", "receipted", "once"}[m.repetition])
 		for _, c := range columns {
 			word := "yes"
 			if _, err := s.authorize(caller{id: c.id}, full); err != nil {
 				word = "-"
-			} else if c.name == "confined" && reaches[full] == namespaced {
+			} else if c.name == "confined" && m.namespaces == namespaced {
 				word = "own"
 			}
 			fmt.Fprintf(&b, " %-*s", len(c.name), word)
@@ -96,10 +96,10 @@ func TestClientsKnowWhatMayBeMadeAgain(t *testing.T) {
 	for service, info := range newGroup(t, 1).replicas[0].server.GRPC().GetServiceInfo() {
 		for _, m := range info.Methods {
 			full := "/" + service + "/" + m.Name
-			effect := methods[full].effect
-			is(t, full+" is to be made once", dial.Once(full), effect == once)
+			repetition := methods[full].repetition
+			is(t, full+" is to be made once", dial.Once(full), repetition == once)
 			if !m.IsClientStream && !m.IsServerStream {
-				is(t, full+" is a read", dial.IsRead(full), effect == repeatable || full == controlv1.AgentControl_Heartbeat_FullMethodName)
+				is(t, full+" is a read", dial.IsRead(full), repetition == repeatable || full == controlv1.AgentControl_Heartbeat_FullMethodName)
 			}
 		}
 	}

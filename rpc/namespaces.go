@@ -10,98 +10,11 @@ import (
 
 	clusterv1 "github.com/persys/compute/api/cluster/v1"
 	commandv1 "github.com/persys/compute/api/command/v1"
-	controlv1 "github.com/persys/compute/api/control/v1"
 	"github.com/persys/compute/fsm"
 	"github.com/persys/compute/fsm/quota"
 	"github.com/persys/compute/pki"
 	"github.com/persys/compute/rpc/dial"
-	"github.com/persys/compute/rpc/scope"
 )
-
-// reach says what a call is about, for those who act only in some namespaces.
-type reach uint8
-
-const (
-	unjudged    reach = iota // nobody has said; they may not
-	clusterWide              // they may not
-	general                  // it shows or changes nothing of anybody else's
-	namespaced               // the handler, or the state machine, judges by the namespace
-)
-
-// reaches is the column of the table (methods.go) for those who are confined. A method that is
-// not here is refused to them, and fails TestPermissions: somebody has to say what it is.
-var reaches = map[string]reach{
-	controlv1.AgentControl_ApplyWorkload_FullMethodName:              namespaced,
-	controlv1.AgentControl_DeleteWorkload_FullMethodName:             namespaced,
-	controlv1.AgentControl_RetryWorkload_FullMethodName:              namespaced,
-	controlv1.AgentControl_SubmitAutomationSuggestion_FullMethodName: namespaced,
-	controlv1.AgentControl_ListWorkloads_FullMethodName:              namespaced,
-	controlv1.AgentControl_GetWorkload_FullMethodName:                namespaced,
-	controlv1.AgentControl_ControlStream_FullMethodName:              namespaced, // each message as its call
-	controlv1.AgentControl_ListNodes_FullMethodName:                  general,
-	controlv1.AgentControl_GetNode_FullMethodName:                    general,
-	controlv1.AgentControl_GetClusterSummary_FullMethodName:          general,
-
-	clusterv1.Cluster_Status_FullMethodName:         general,
-	clusterv1.Cluster_Events_FullMethodName:         namespaced,
-	clusterv1.Cluster_WatchWorkloads_FullMethodName: namespaced,
-	clusterv1.Cluster_Why_FullMethodName:            namespaced,
-	clusterv1.Cluster_ApplyWorkloads_FullMethodName: namespaced,
-	clusterv1.Cluster_PlanWorkloads_FullMethodName:  namespaced,
-	clusterv1.Cluster_ApplyStream_FullMethodName:    namespaced,
-	clusterv1.Cluster_Logs_FullMethodName:           namespaced,
-	clusterv1.Cluster_Exec_FullMethodName:           namespaced,
-	clusterv1.Cluster_ListActions_FullMethodName:    namespaced,
-	clusterv1.Cluster_ListRevisions_FullMethodName:  namespaced,
-	clusterv1.Cluster_RollBack_FullMethodName:       namespaced,
-	clusterv1.Cluster_GetRollout_FullMethodName:     namespaced,
-	clusterv1.Cluster_SetRollout_FullMethodName:     namespaced,
-	clusterv1.Cluster_ListDrifts_FullMethodName:     namespaced,
-	clusterv1.Cluster_AdoptDrift_FullMethodName:     namespaced,
-	clusterv1.Cluster_DeleteDrift_FullMethodName:    namespaced,
-	clusterv1.Cluster_ListNamespaces_FullMethodName: namespaced,
-
-	controlv1.AgentControl_RegisterNode_FullMethodName:  clusterWide,
-	controlv1.AgentControl_Heartbeat_FullMethodName:     clusterWide,
-	clusterv1.Cluster_CordonNode_FullMethodName:         clusterWide,
-	clusterv1.Cluster_DrainNode_FullMethodName:          clusterWide,
-	clusterv1.Cluster_RemoveNode_FullMethodName:         clusterWide,
-	clusterv1.Cluster_FenceNode_FullMethodName:          clusterWide,
-	clusterv1.Cluster_RecordSession_FullMethodName:      clusterWide,
-	clusterv1.Cluster_CollectGarbage_FullMethodName:     clusterWide,
-	clusterv1.Cluster_ListVolumes_FullMethodName:        clusterWide,
-	clusterv1.Cluster_DeleteVolume_FullMethodName:       clusterWide,
-	clusterv1.Cluster_PutNamespace_FullMethodName:       clusterWide,
-	clusterv1.Cluster_DeleteNamespace_FullMethodName:    clusterWide,
-	clusterv1.Cluster_SetMode_FullMethodName:            clusterWide,
-	clusterv1.Cluster_TransferLeadership_FullMethodName: clusterWide,
-	clusterv1.Cluster_RemoveReplica_FullMethodName:      clusterWide,
-	clusterv1.Cluster_CreateBackup_FullMethodName:       clusterWide,
-	clusterv1.Cluster_RestoreBackup_FullMethodName:      clusterWide,
-	clusterv1.Cluster_ClusterKey_FullMethodName:         clusterWide,
-	clusterv1.Cluster_Recovery_FullMethodName:           clusterWide,
-	clusterv1.Cluster_RestoreMirror_FullMethodName:      clusterWide,
-	clusterv1.Cluster_ImportMirror_FullMethodName:       clusterWide,
-	clusterv1.Trust_CreateToken_FullMethodName:          clusterWide,
-	clusterv1.Trust_ListTokens_FullMethodName:           clusterWide,
-	clusterv1.Trust_DeleteToken_FullMethodName:          clusterWide,
-	clusterv1.Trust_ListIdentities_FullMethodName:       clusterWide,
-	clusterv1.Trust_Revoke_FullMethodName:               clusterWide,
-	clusterv1.Trust_PutAuthority_FullMethodName:         clusterWide,
-	clusterv1.Trust_DropAuthority_FullMethodName:        clusterWide,
-	clusterv1.Trust_RotateGossip_FullMethodName:         clusterWide,
-
-	clusterv1.Trust_Enrol_FullMethodName:           general,
-	clusterv1.Trust_Renew_FullMethodName:           general,
-	clusterv1.Trust_Bundle_FullMethodName:          general,
-	clusterv1.Trust_ListAuthorities_FullMethodName: general,
-
-	"/grpc.health.v1.Health/Check":                                   general,
-	"/grpc.health.v1.Health/List":                                    general,
-	"/grpc.health.v1.Health/Watch":                                   general,
-	"/grpc.reflection.v1.ServerReflection/ServerReflectionInfo":      general,
-	"/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo": general,
-}
 
 // maxNarrow bounds the namespaces that a call may narrow itself to.
 const maxNarrow = 64
@@ -174,30 +87,32 @@ func (s *Server) standing(c caller) error {
 }
 
 // scope is where a caller may act now. Admins act everywhere.
-func (s *Server) scope(c caller) scope.Scope {
+func (s *Server) scopeOfCaller(c caller) namespaceScope {
 	id := c.id
 	if !c.behalf.IsZero() {
 		id = c.behalf
 	}
-	var out scope.Scope
-	if id.Role == pki.RoleUser && s.roles(id)&admins == 0 {
-		out = scope.Of(s.store.View().NamespacesOf(id.ID))
+	var out namespaceScope
+	if id.Role == pki.RoleUser && s.rolesOf(id)&admins == 0 {
+		out = scopeOfNames(s.store.View().NamespacesOf(id.ID))
 	}
-	return out.Narrow(c.narrow)
+	return out.narrow(c.narrow)
 }
 
 // scopeOf is where the caller of a call may act now.
-func (s *Server) scopeOf(ctx context.Context) scope.Scope { return s.scope(callOf(ctx).caller) }
+func (s *Server) scopeOf(ctx context.Context) namespaceScope {
+	return s.scopeOfCaller(callOf(ctx).caller)
+}
 
-// mayReach applies the column of the table for those who are confined.
-func (s *Server) mayReach(c caller, m method, full string) error {
-	in := s.scope(c)
+// checkNamespaces applies the column of the table for those who are confined.
+func (s *Server) checkNamespaces(c caller, m method) error {
+	in := s.scopeOfCaller(c)
 	switch {
-	case in.Everywhere() || reaches[full] == general:
+	case in.everywhere() || m.namespaces == general:
 		return nil
-	case in.Nowhere():
+	case in.nowhere():
 		return errorf(KindPermission, "%s %q may act in none of the namespaces that the call is narrowed to: %s", c.id.Role, c.id.ID, strings.Join(c.narrow, ", "))
-	case reaches[full] != namespaced:
+	case m.namespaces != namespaced:
 		return errorf(KindPermission, "%s %q acts only in %s and may not %s: that is about the whole cluster", c.id.Role, c.id.ID, in, m.op)
 	}
 	return nil
@@ -214,7 +129,7 @@ func (s *Server) visible(ctx context.Context, v fsm.View, id string) (*fsm.Workl
 
 // within refuses a workload of a namespace that the caller does not act in.
 func (s *Server) within(ctx context.Context, w *fsm.Workload) error {
-	if in := s.scopeOf(ctx); !in.Has(w.In()) {
+	if in := s.scopeOf(ctx); !in.has(w.In()) {
 		c := callOf(ctx)
 		return errorf(KindPermission, "workload %q is in namespace %q, and %s %q acts only in %s", w.ID, w.In(), c.id.Role, c.id.ID, in)
 	}
@@ -258,7 +173,7 @@ func (s *Server) ListNamespaces(ctx context.Context, req *clusterv1.ListNamespac
 	in := s.scopeOf(ctx)
 	out := &clusterv1.ListNamespacesResponse{Index: r.index}
 	if name := req.GetName(); name != "" {
-		if !in.Has(name) {
+		if !in.has(name) {
 			return nil, errorf(KindPermission, "%s acts only in %s, not in namespace %q", callOf(ctx).who(), in, clip(name, 128))
 		}
 		n, ok := r.Namespace(name)
@@ -269,7 +184,7 @@ func (s *Server) ListNamespaces(ctx context.Context, req *clusterv1.ListNamespac
 		return out, nil
 	}
 	r.Namespaces(func(n *fsm.Namespace) bool {
-		if in.Has(n.Name) {
+		if in.has(n.Name) {
 			out.Namespaces = append(out.Namespaces, namespaceView(r, n))
 		}
 		return true
@@ -329,12 +244,5 @@ func (s *Server) aboutNamespace(ctx context.Context, request string, c *commandv
 	if s.store.View().Info().FeatureLevel < 6 {
 		return fsm.Result{}, errNamespaces
 	}
-	if why := s.frozen(); why != "" {
-		return fsm.Result{}, errorf(KindPrecondition, "%s", why)
-	}
-	r, err := s.propose(ctx, request, c)
-	if err != nil {
-		return fsm.Result{}, err
-	}
-	return r, r.Err()
+	return s.mutate(ctx, request, c)
 }

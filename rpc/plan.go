@@ -128,7 +128,7 @@ func (p *plan) present(puts []*commandv1.WorkloadPut) (out []*fsm.Workload) {
 func (p *plan) misplaced(ctx context.Context, put *commandv1.PutWorkloads, gone []*fsm.Workload) string {
 	in := p.s.scopeOf(ctx)
 	for _, w := range put.GetWorkloads() {
-		if name := fsm.NamespaceOf(p.view, w); !in.Has(name) {
+		if name := fsm.NamespaceOf(p.view, w); !in.has(name) {
 			return "it would be in namespace " + name + ", and you act only in " + in.String()
 		}
 	}

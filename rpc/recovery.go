@@ -128,7 +128,7 @@ func (s *Server) RestoreMirror(ctx context.Context, req *clusterv1.RestoreMirror
 // tellRestored leaves an event of who had the state written over what etcd held. It
 // is done: that it could not be put on record is told, and is no failure.
 func (s *Server) tellRestored(ctx context.Context, out *clusterv1.RestoreMirrorResponse) {
-	res, err := s.propose(ctx, "", &commandv1.Command{Body: &commandv1.Command_Audit{Audit: &commandv1.Audit{
+	_, err := s.commit(ctx, "", &commandv1.Command{Body: &commandv1.Command_Audit{Audit: &commandv1.Audit{
 		Type: fsm.EventMirrorRestored, Message: "the state was written over what etcd held",
 		Details: []*commandv1.Label{
 			{Key: "changed", Value: strconv.FormatInt(int64(out.GetChanged()), 10)},
@@ -136,9 +136,6 @@ func (s *Server) tellRestored(ctx context.Context, out *clusterv1.RestoreMirrorR
 			{Key: "removed", Value: strconv.FormatInt(int64(out.GetRemoved()), 10)},
 		},
 	}}})
-	if err == nil {
-		err = res.Err()
-	}
 	if err != nil {
 		s.log.Warn("that the mirror was restored could not be recorded", "by", callOf(ctx).who(), "err", err)
 	}

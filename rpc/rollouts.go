@@ -79,18 +79,12 @@ func (s *Server) rolls() error {
 
 // SetRollout implements cluster.v1 on the leader.
 func (s *Server) SetRollout(ctx context.Context, req *clusterv1.SetRolloutRequest) (*clusterv1.SetRolloutResponse, error) {
-	if why := s.frozen(); why != "" {
-		return nil, errorf(KindPrecondition, "%s", why)
-	}
 	if err := s.rolls(); err != nil {
 		return nil, err
 	}
-	r, err := s.propose(ctx, req.GetRequestId(), &commandv1.Command{Body: &commandv1.Command_SetRollout{
+	r, err := s.mutate(ctx, req.GetRequestId(), &commandv1.Command{Body: &commandv1.Command_SetRollout{
 		SetRollout: &commandv1.SetRollout{Group: strings.TrimSpace(req.GetGroup()), Action: req.GetAction()},
 	}})
-	if err == nil {
-		err = r.Err()
-	}
 	if err != nil {
 		return nil, err
 	}

@@ -68,8 +68,10 @@ func (s *Server) atAgent(ctx context.Context, node, what string, call func(conte
 
 // CollectGarbage implements cluster.v1.
 func (s *Server) CollectGarbage(ctx context.Context, req *clusterv1.CollectGarbageRequest) (*clusterv1.CollectGarbageResponse, error) {
-	if why := s.frozen(); why != "" && !req.GetDryRun() {
-		return nil, errorf(KindPrecondition, "%s", why)
+	if !req.GetDryRun() {
+		if err := s.refuseFrozen(); err != nil {
+			return nil, err
+		}
 	}
 	var resp *agentv1.CollectGarbageResponse
 	collect := func() error {
@@ -176,8 +178,8 @@ func (s *Server) volumesOf(ctx context.Context, n *fsm.Node) ([]*clusterv1.Volum
 
 // DeleteVolume implements cluster.v1.
 func (s *Server) DeleteVolume(ctx context.Context, req *clusterv1.DeleteVolumeRequest) (*clusterv1.DeleteVolumeResponse, error) {
-	if why := s.frozen(); why != "" {
-		return nil, errorf(KindPrecondition, "%s", why)
+	if err := s.refuseFrozen(); err != nil {
+		return nil, err
 	}
 	if strings.TrimSpace(req.GetId()) == "" {
 		return nil, errorf(KindInvalid, "id must not be blank; `persysctl volume list` shows them")

@@ -217,11 +217,8 @@ func (s *Server) issue(ctx context.Context, a *pki.Authority, csr []byte, admit 
 	}
 	admit.KeySha256, admit.Fingerprint = issued.KeyHash, pki.Fingerprint(issued.Cert.Raw)
 	admit.IssuedAt, admit.NotAfter = now.UnixNano(), issued.Cert.NotAfter.UnixNano()
-	r, err := s.propose(ctx, "", &commandv1.Command{Body: &commandv1.Command_Admit{Admit: admit}})
+	_, err = s.commit(ctx, "", &commandv1.Command{Body: &commandv1.Command_Admit{Admit: admit}})
 	if err != nil {
-		return nil, err
-	}
-	if err := r.Err(); err != nil {
 		return nil, err
 	}
 	return issued, nil
@@ -338,11 +335,8 @@ func (s *Server) CreateToken(ctx context.Context, req *clusterv1.CreateTokenRequ
 		Id: id, SecretSha256: tok.SecretHash(), Role: req.GetRole(), Name: req.GetName(), Access: req.GetAccess(),
 		Uses: max(1, req.GetUses()), ExpiresAt: tok.Expires.UnixNano(),
 	}
-	r, err := s.propose(ctx, req.GetRequestId(), &commandv1.Command{Body: &commandv1.Command_PutToken{PutToken: put}})
+	_, err = s.commit(ctx, req.GetRequestId(), &commandv1.Command{Body: &commandv1.Command_PutToken{PutToken: put}})
 	if err != nil {
-		return nil, err
-	}
-	if err := r.Err(); err != nil {
 		return nil, err
 	}
 	kept, ok := s.store.View().Token(id)
@@ -372,15 +366,6 @@ func (s *Server) ListTokens(context.Context, *clusterv1.ListTokensRequest) (*clu
 		return true
 	})
 	return out, nil
-}
-
-// change commits one command of an admin that has no answer but an error.
-func (s *Server) change(ctx context.Context, request string, c *commandv1.Command) error {
-	r, err := s.propose(ctx, request, c)
-	if err != nil {
-		return err
-	}
-	return r.Err()
 }
 
 // DeleteToken implements cluster.v1.

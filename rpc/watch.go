@@ -8,102 +8,8 @@ import (
 	clusterv1 "github.com/persys/compute/api/cluster/v1"
 	"github.com/persys/compute/fsm"
 	"github.com/persys/compute/fsm/store"
-	"github.com/persys/compute/rpc/scope"
 	"github.com/persys/compute/spec"
 )
-
-// Events implements cluster.v1 from this replica's change feed. A reader that
-// falls off the feed goes on from the kept events: it may see a gap in Seq, never
-// an event twice.
-func (s *Server) Events(req *clusterv1.EventsRequest, out clusterv1.Cluster_EventsServer) error {
-	if req.GetTail() < 0 {
-		return errorf(KindInvalid, "tail %d must be 0 or more", req.GetTail())
-	}
-	ctx := out.Context()
-	after, err := s.soFar(ctx, req.GetAfterSeq())
-	if err != nil {
-		return err
-	}
-	tail := int(req.GetTail())
-	for {
-		view := s.store.View()
-		events := pastEvents(view, req, s.scopeOf(ctx), after, tail)
-		tail = 0
-		for _, e := range events {
-			if err := out.Send(eventView(e)); err != nil {
-				return err
-			}
-		}
-		after = max(after, view.Info().EventSeq)
-		if !req.GetFollow() {
-			return nil
-		}
-		err := s.follow(ctx, view, func(_ fsm.View, changes []fsm.Change) error {
-			in := s.scopeOf(ctx)
-			for i := range changes {
-				e := changes[i].NewEvent()
-				if e == nil || e.Seq <= after {
-					continue
-				}
-				after = e.Seq
-				if !eventMatches(req, in, e) {
-					continue
-				}
-				if err := out.Send(eventView(e)); err != nil {
-					return err
-				}
-			}
-			return nil
-		})
-		if !errors.Is(err, store.ErrCompacted) {
-			return err
-		}
-	}
-}
-
-// soFar is after, or the number of the newest event where none has had that one: it is from
-// before a restore onto new schedulers. A follower may be behind; only a leader can tell, and who
-// asks again asks that one.
-func (s *Server) soFar(ctx context.Context, after uint64) (uint64, error) {
-	if after <= s.store.View().Info().EventSeq {
-		return after, nil
-	}
-	index, err := s.replica.Confirm(ctx)
-	if err != nil {
-		return 0, err
-	}
-	view, err := s.store.At(ctx, index)
-	if err != nil {
-		return 0, err
-	}
-	return min(after, view.Info().EventSeq), nil
-}
-
-// pastEvents collects kept events that match, oldest first; with tail only the
-// newest so many.
-func pastEvents(view fsm.View, req *clusterv1.EventsRequest, in scope.Scope, after uint64, tail int) []*fsm.Event {
-	var events []*fsm.Event
-	if tail > 0 {
-		view.EventsBack(func(e *fsm.Event) bool {
-			if e.Seq <= after {
-				return false
-			}
-			if eventMatches(req, in, e) {
-				events = append(events, e)
-			}
-			return len(events) < tail
-		})
-		slices.Reverse(events)
-		return events
-	}
-	view.Events(after, func(e *fsm.Event) bool {
-		if eventMatches(req, in, e) {
-			events = append(events, e)
-		}
-		return true
-	})
-	return events
-}
 
 // follow calls fn for each batch of changes after view, until it fails or ctx
 // ends; store.ErrCompacted means: take a view and begin again.
@@ -128,7 +34,7 @@ func (s *Server) follow(ctx context.Context, view fsm.View, fn func(fsm.View, []
 func (s *Server) WatchWorkloads(req *clusterv1.WatchWorkloadsRequest, out clusterv1.Cluster_WatchWorkloadsServer) error {
 	ctx := out.Context()
 	match := func(w *fsm.Workload) bool {
-		if req.GetNamespace() != "" && w.In() != req.GetNamespace() || !s.scopeOf(ctx).Has(w.In()) {
+		if req.GetNamespace() != "" && w.In() != req.GetNamespace() || !s.scopeOf(ctx).has(w.In()) {
 			return false
 		}
 		if req.GetGroup() != "" && w.Demand.Group != req.GetGroup() {

@@ -1,0 +1,132 @@
+package rpc
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/status"
+
+	clusterv1 "github.com/persys/compute/api/cluster/v1"
+	commandv1 "github.com/persys/compute/api/command/v1"
+	controlv1 "github.com/persys/compute/api/control/v1"
+	"github.com/persys/compute/fsm"
+	"github.com/persys/compute/pki"
+)
+
+// record has the leader keep a session's event, in this replica's own name.
+func (s *Server) record(ctx context.Context, req *clusterv1.RecordSessionRequest) error {
+	if s.store.View().Info().FeatureLevel < 6 {
+		return errorf(KindPrecondition, "sessions need feature level 6: all replicas must run this version; `persysctl status` shows them")
+	}
+	const full = clusterv1.Cluster_RecordSession_FullMethodName
+	c := &call{caller: caller{id: pki.Anonymous()}, method: methods[full]}
+	if s.cfg.TLS != nil {
+		c.id = s.cfg.TLS.Identity()
+	}
+	// What the caller said beside its message is not this replica's to say: nobody behind it
+	// keeps a record, and none is narrowed to a namespace.
+	ctx, cancel := context.WithTimeout(withCall(metadata.NewIncomingContext(ctx, nil), c), execOpening)
+	defer cancel()
+	_, err := s.atLeader(ctx, c, full, req, func(ctx context.Context, _ any) (any, error) { return s.RecordSession(ctx, req) })
+	return err
+}
+
+// RecordSession implements cluster.v1.
+func (s *Server) RecordSession(ctx context.Context, req *clusterv1.RecordSessionRequest) (*clusterv1.RecordSessionResponse, error) {
+	switch req.GetType() {
+	case fsm.EventSessionOpened, fsm.EventSessionClosed, fsm.EventCallRefused, fsm.EventCallMade:
+	default:
+		return nil, errorf(KindInvalid, "type: %q is no record of a session", req.GetType())
+	}
+	a := &commandv1.Audit{Type: req.GetType(), Message: req.GetMessage(), Workload: req.GetWorkloadId(), Node: req.GetNodeId()}
+	for _, k := range slices.Sorted(maps.Keys(req.GetDetails())) {
+		a.Details = append(a.Details, &commandv1.Label{Key: k, Value: req.GetDetails()[k]})
+	}
+	cmd := &commandv1.Command{
+		Head: &commandv1.Head{At: s.now().UnixNano(), By: clip(req.GetBy(), 512), From: clipFrom(req.GetFrom())},
+		Body: &commandv1.Command_Audit{Audit: a},
+	}
+	if s.store.View().Info().FeatureLevel >= 6 { // former versions would stop at it
+		cmd.Head.Via = clip(req.GetVia(), 512)
+	}
+	results, err := s.replica.Propose(ctx, cmd)
+	if err != nil {
+		return nil, err
+	}
+	if err := results[0].Err(); err != nil {
+		return nil, err
+	}
+	return &clusterv1.RecordSessionResponse{Index: results[0].Index}, nil
+}
+
+// noted makes a change that is no command of the log, once the log has who asks for it. That
+// it failed is kept as well.
+func (s *Server) noted(ctx context.Context, node, what string, do func() error) error {
+	c := callOf(ctx)
+	if s.store.View().Info().FeatureLevel < 6 || c.id.Role == pki.RoleScheduler {
+		return do()
+	}
+	by, via := c.by()
+	req := &clusterv1.RecordSessionRequest{
+		Type: fsm.EventCallMade, By: by, Via: via, From: c.from, NodeId: node, Message: clip(what, 512), Details: map[string]string{"call": c.op},
+	}
+	if err := s.record(ctx, req); err != nil {
+		return fmt.Errorf("it could not be recorded and was not done: %w", err)
+	}
+	err := do()
+	if err == nil {
+		return nil
+	}
+	req.Details["error"] = clip(status.Convert(edge("", err)).Message(), 512)
+	last, done := context.WithTimeout(context.WithoutCancel(ctx), execLastWord)
+	defer done()
+	if rerr := s.record(last, req); rerr != nil {
+		s.log.Warn("that a call failed could not be recorded", "by", by, "from", c.from, "call", c.op, "err", rerr)
+	}
+	return err
+}
+
+// refuse keeps a change that was refused, for who asked for it. The leader has the last
+// word, and keeps it: another replica, whose state may be older, passes the call on if it
+// can be (req). What is kept is bounded: refusals cost a caller nothing, and each is an
+// entry of the log. Heartbeats, which go on by themselves, leave others their share.
+func (s *Server) refuse(ctx context.Context, c *call, full string, req any, why error) (any, error) {
+	few := s.refusals
+	if c.op == methods[controlv1.AgentControl_Heartbeat_FullMethodName].op {
+		few = s.beats
+	}
+	if c.repetition == repeatable || s.store.View().Info().FeatureLevel < 3 || !few.Allow() {
+		return nil, why
+	}
+	to, known := s.replica.Leader()
+	here := known && to.ID == s.replica.Self().ID
+	if c.class == leader && !here {
+		if known && req != nil && !c.forwarded && s.cfg.TLS != nil {
+			if resp, err := s.forward(ctx, c, to, s.replica.LeaderChanged(), full, req); err == nil || status.Code(err) == codes.PermissionDenied {
+				return resp, err
+			}
+		}
+		return nil, why
+	}
+	ctx, cancel := context.WithTimeout(ctx, execLastWord)
+	defer cancel()
+	var err error
+	if here {
+		_, err = s.propose(withCall(ctx, c), "", &commandv1.Command{Body: &commandv1.Command_Audit{Audit: &commandv1.Audit{
+			Type: fsm.EventCallRefused, Message: clip(why.Error(), 512), Details: []*commandv1.Label{{Key: "call", Value: c.op}},
+		}}})
+	} else {
+		by, via := c.by()
+		err = s.record(ctx, &clusterv1.RecordSessionRequest{
+			Type: fsm.EventCallRefused, By: by, Via: via, From: c.from, Message: clip(why.Error(), 512), Details: map[string]string{"call": c.op},
+		})
+	}
+	if err != nil {
+		s.log.Warn("a refused call could not be recorded", "by", c.who(), "from", c.from, "call", c.op, "err", err)
+	}
+	return nil, why
+}

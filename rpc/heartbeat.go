@@ -1,0 +1,148 @@
+package rpc
+
+import (
+	"context"
+	"errors"
+	"math"
+	"strings"
+	"time"
+
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	controlv1 "github.com/persys/compute/api/control/v1"
+	"github.com/persys/compute/fsm"
+	"github.com/persys/compute/fsm/bounds"
+	"github.com/persys/compute/sched"
+)
+
+// Heartbeat implements control.v1.
+func (s *Server) Heartbeat(ctx context.Context, req *controlv1.HeartbeatRequest) (*controlv1.HeartbeatResponse, error) {
+	id := strings.TrimSpace(req.GetNodeId())
+	if id == "" {
+		return nil, errorf(KindInvalid, "node_id must not be blank")
+	}
+	if err := s.speaksFor(ctx, id); err != nil {
+		return nil, err
+	}
+	view := s.store.View()
+	// A node of this id may be known here too: it is not this one.
+	if wrong := foreign(id, req.GetClusterId(), view.Info().ClusterID); wrong != "" {
+		return nil, errorf(KindPrecondition, "%s", wrong)
+	}
+	node, ok := view.Node(id)
+	if !ok {
+		return nil, errorf(KindNotFound, "node %q is not registered", id)
+	}
+	hb := sched.Heartbeat{
+		Node:       id,
+		ReceivedAt: s.now().UnixNano(),
+		Full:       req.GetFull() || node.Facts.Protocol == 0,
+		Protocol:   node.Facts.Protocol,
+		Sequence:   req.GetSequence(),
+	}
+	hb.Used = usageOf(req.GetUsage())
+	if req.GetUsage() == nil {
+		hb.Used, _ = s.leader.UsageOf(id) // stays as it was
+	}
+	hb.PoolsUsed = poolsUsed(node, req.GetUsage())
+	hb.Reports = make([]sched.Reported, 0, len(req.GetWorkloadStatuses()))
+	for _, st := range req.GetWorkloadStatuses() {
+		hb.Reports = append(hb.Reports, reported(st))
+	}
+	hb.Usage = used(req.GetWorkloadUsage())
+	s.agents.redial(id, node.Facts.Endpoint, 0)
+	lease, err := s.leader.Heartbeat(ctx, hb)
+	if err != nil {
+		return nil, s.leading(err)
+	}
+	out := &controlv1.HeartbeatResponse{
+		Acknowledged:             true,
+		DrainNode:                lease.Drain,
+		LeaseExpiresAt:           timestamppb.New(time.Unix(0, lease.ExpiresAt)),
+		HeartbeatIntervalSeconds: seconds(lease.Interval),
+		LeaseSeconds:             wholeSeconds(lease.Duration),
+		Epoch:                    s.epoch(lease.Epoch),
+		SendFull:                 lease.SendFull,
+	}
+	out.SchedulerAddrs, out.LeaderAddr = s.schedulers()
+	return out, nil
+}
+
+// leading maps the leader's own errors.
+func (s *Server) leading(err error) error {
+	var unknown interface{ NotFound() bool }
+	if errors.As(err, &unknown) {
+		return errorf(KindNotFound, "%w", err)
+	}
+	return errorf(KindNotLeader, "%w", err)
+}
+
+// wholeSeconds of a lease: rounded down, because a node must never think that it has
+// longer than the leader does.
+func wholeSeconds(ns int64) int32 {
+	if ns > 0 && ns < int64(time.Second) {
+		return 1 // below what the settings allow
+	}
+	return int32(ns / int64(time.Second))
+}
+
+func seconds(ns int64) int32 { return int32((ns + int64(time.Second) - 1) / int64(time.Second)) }
+
+// What a node says that it uses is shown, and nothing is decided by it. So a
+// figure that cannot be costs the node nothing: a heartbeat is its lease, and is
+// not refused for that. It is taken as the nearest that can be. What it offers, on
+// the other hand, is refused by name: see reserves, and fsm for the totals.
+func usageOf(u *controlv1.NodeUsage) sched.NodeUsage {
+	within := func(v, most int64) int64 { return max(0, min(v, most)) }
+	cpu, memory, disk := within(u.GetCpuUsedMillicores(), bounds.MaxCPU), within(u.GetMemoryUsedMb(), bounds.MaxMemory), within(u.GetDiskUsedGb(), bounds.MaxDisk)
+	return sched.NodeUsage{CPU: cpu, Memory: memory, Disk: disk, NetReceived: max(0, u.GetNetRxBytes()), NetSent: max(0, u.GetNetTxBytes())}
+}
+
+// poolsUsed is what the pools that a node registered hold; nil if it says nothing of them.
+func poolsUsed(n *fsm.Node, u *controlv1.NodeUsage) map[string]int64 {
+	if len(u.GetStoragePools()) == 0 {
+		return nil
+	}
+	out := make(map[string]int64, len(n.Facts.Pools))
+	for _, used := range u.GetStoragePools() {
+		for _, p := range n.Facts.Pools {
+			if p.Name == used.GetName() {
+				out[p.Name] = max(0, min(used.GetUsedGb(), bounds.MaxDisk))
+			}
+		}
+	}
+	return out
+}
+
+// used reads what a node measured of its workloads.
+func used(list []*controlv1.WorkloadUsageSnapshot) []sched.WorkloadUsage {
+	if len(list) == 0 {
+		return nil
+	}
+	out := make([]sched.WorkloadUsage, 0, len(list))
+	for _, u := range list {
+		one := sched.WorkloadUsage{
+			Workload: u.GetWorkloadId(), Type: u.GetType(), Source: u.GetSource(),
+			CPUPercent: percent(u.GetCpuPercent()),
+			Memory:     amount(u.GetMemoryBytes()), MemoryLimit: amount(u.GetMemoryLimitBytes()), Disk: amount(u.GetDiskBytes()),
+			DiskLimit: amount(u.GetDiskLimitBytes()), DiskCapped: u.GetDiskCapped(),
+			DiskRead: amount(u.GetDiskReadBytes()), DiskWrite: amount(u.GetDiskWriteBytes()),
+			NetReceived: amount(u.GetNetRxBytes()), NetSent: amount(u.GetNetTxBytes()),
+		}
+		if at := u.GetCollectedAt(); at.IsValid() {
+			one.At = at.AsTime().UnixNano()
+		}
+		out = append(out, one)
+	}
+	return out
+}
+
+// amount and percent are the nearest figures that can be; see usageOf.
+func amount(v int64) int64 { return max(0, v) }
+
+func percent(v float64) float64 {
+	if math.IsNaN(v) || v < 0 {
+		return 0
+	}
+	return min(v, bounds.MaxCPU/10) // 100 is one core
+}

@@ -1,0 +1,224 @@
+package rpc
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"net"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	commandv1 "github.com/persys/compute/api/command/v1"
+	controlv1 "github.com/persys/compute/api/control/v1"
+	"github.com/persys/compute/fsm"
+	"github.com/persys/compute/fsm/bounds"
+)
+
+// RegisterNode implements control.v1.
+func (s *Server) RegisterNode(ctx context.Context, req *controlv1.RegisterNodeRequest) (*controlv1.RegisterNodeResponse, error) {
+	id := strings.TrimSpace(req.GetNodeId())
+	if id == "" {
+		return nil, errorf(KindInvalid, "node_id must not be blank")
+	}
+	if err := s.speaksFor(ctx, id); err != nil {
+		return nil, err
+	}
+	endpoint, err := parseEndpoint(req.GetGrpcEndpoint())
+	if err != nil {
+		return nil, err
+	}
+	info := s.store.View().Info()
+	refuse := func(reason string) (*controlv1.RegisterNodeResponse, error) {
+		return &controlv1.RegisterNodeResponse{Reason: reason, ClusterId: info.ClusterID}, nil
+	}
+	if wrong := foreign(id, req.GetClusterId(), info.ClusterID); wrong != "" {
+		return refuse(wrong)
+	}
+	if want := req.GetShard(); want != "" && info.Shard != "" && want != info.Shard {
+		return refuse("node " + id + " belongs to shard " + want + ", this is shard " + info.Shard + " of cluster " + info.ClusterID)
+	}
+	caps := req.GetCapabilities()
+	if wrong := reserves(caps); wrong != "" {
+		return refuse(wrong)
+	}
+	cmd := s.registration(id, endpoint, req)
+	if wrong := bounds.OversizedNode(cmd); wrong != "" {
+		return refuse(wrong)
+	}
+	if !s.registered(id, cmd) {
+		r, err := s.propose(ctx, "", &commandv1.Command{Body: &commandv1.Command_RegisterNode{RegisterNode: cmd}})
+		if err != nil {
+			return nil, err
+		}
+		if err := r.Err(); err != nil {
+			return refuse(err.Error())
+		}
+	}
+	s.agents.redial(id, endpoint, 0) // before the leader gives it orders
+	lease, err := s.leader.Registered(ctx, id)
+	if err != nil {
+		return nil, s.leading(err)
+	}
+	out := &controlv1.RegisterNodeResponse{
+		Accepted:                 true,
+		Reason:                   "registered",
+		HeartbeatIntervalSeconds: seconds(lease.Interval),
+		LeaseExpiresAt:           timestamppb.New(time.Unix(0, lease.ExpiresAt)),
+		ClusterId:                info.ClusterID,
+		LeaseSeconds:             wholeSeconds(lease.Duration),
+		Epoch:                    s.epoch(lease.Epoch),
+	}
+	out.SchedulerAddrs, out.LeaderAddr = s.schedulers()
+	return out, nil
+}
+
+// foreign says what is wrong with a node that belongs to cluster want and asks this
+// one; "" if nothing is, or either has no id.
+func foreign(node, want, here string) string {
+	if want == "" || here == "" || want == here {
+		return ""
+	}
+	return "node " + node + " belongs to cluster " + want + ", this is cluster " + here
+}
+
+func (s *Server) epoch(e fsm.Epoch) *controlv1.Epoch {
+	info := s.store.View().Info()
+	return &controlv1.Epoch{ClusterId: info.ClusterID, Shard: info.Shard, Incarnation: e.Incarnation, Term: e.Term}
+}
+
+// schedulers lists where replicas answer, and where the leader does.
+func (s *Server) schedulers() (all []string, leader string) {
+	s.store.View().Replicas(func(r *fsm.Replica) bool {
+		if r.GRPCAddr != "" {
+			all = append(all, r.GRPCAddr)
+		}
+		return true
+	})
+	if to, ok := s.replica.Leader(); ok {
+		leader = to.GRPCAddr
+	}
+	return all, leader
+}
+
+// parseEndpoint splits at the last colon, trims brackets and completes an empty
+// host (contract/wire-control.md, RegisterNodeRequest).
+func parseEndpoint(v string) (string, error) {
+	v = strings.TrimSpace(v)
+	i := strings.LastIndexByte(v, ':')
+	if v == "" || i < 0 {
+		return "", errorf(KindInvalid, "grpc_endpoint %q must be host:port", v)
+	}
+	host, port := strings.Trim(v[:i], "[]"), v[i+1:]
+	if n, err := strconv.Atoi(port); err != nil || n < 1 || n > 65535 {
+		return "", errorf(KindInvalid, "grpc_endpoint %q: port %q must be 1 to 65535", v, port)
+	}
+	if host == "" {
+		host = "127.0.0.1"
+	}
+	return net.JoinHostPort(host, port), nil
+}
+
+func (s *Server) registration(id, endpoint string, req *controlv1.RegisterNodeRequest) *commandv1.RegisterNode {
+	caps := req.GetCapabilities()
+	labels := maps.Clone(req.GetLabels())
+	if labels == nil {
+		labels = map[string]string{}
+	}
+	if s.cfg.Shard != "" {
+		labels["scheduler_shard"] = s.cfg.Shard
+	}
+	drivers := slices.Clone(caps.GetSupportedStorageDrivers())
+	for k, v := range labels {
+		if d, ok := strings.CutPrefix(k, "storage."); ok && strings.EqualFold(v, "true") {
+			drivers = append(drivers, d)
+		}
+	}
+	cmd := &commandv1.RegisterNode{
+		Id:             id,
+		Endpoint:       endpoint,
+		CpuMillicores:  offered(caps, caps.GetCpuTotalMillicores(), caps.GetCpuReservedMillicores()),
+		MemoryMib:      offered(caps, caps.GetMemoryTotalMb(), caps.GetMemoryReservedMb()),
+		Types:          caps.GetSupportedWorkloadTypes(),
+		StorageDrivers: drivers,
+		EngineId:       caps.GetEngineId(),
+		AgentVersion:   req.GetAgentVersion(),
+		InstanceId:     req.GetInstanceId(),
+		Protocol:       caps.GetProtocol(),
+		SelfFencing:    caps.GetSelfFencing(),
+
+		FenceBoundSeconds: caps.GetFenceBoundSeconds(),
+	}
+	if ts := req.GetTimestamp(); ts != nil {
+		cmd.Timestamp = ts.AsTime().UTC().Format(time.RFC3339)
+	}
+	for _, k := range slices.Sorted(maps.Keys(labels)) {
+		cmd.Labels = append(cmd.Labels, &commandv1.Label{Key: k, Value: labels[k]})
+	}
+	for i, p := range caps.GetStoragePools() {
+		kept := int64(0)
+		if i == 0 {
+			kept = caps.GetDiskReservedGb()
+		}
+		cmd.Pools = append(cmd.Pools, &commandv1.Pool{Name: p.GetName(), Type: p.GetType(), TotalGb: offered(caps, p.GetTotalGb(), kept)})
+	}
+	for _, t := range caps.GetTaints() {
+		cmd.Taints = append(cmd.Taints, &commandv1.Taint{Key: t.GetKey(), Value: t.GetValue(), Effect: t.GetEffect()})
+	}
+	return cmd
+}
+
+// registered reports whether the state already holds these facts of a node that
+// is up, so that registering again writes nothing.
+func (s *Server) registered(id string, cmd *commandv1.RegisterNode) bool {
+	n, ok := s.store.View().Node(id)
+	return ok && n.SameFacts(cmd)
+}
+
+// offered is what may be promised of a total: what the machine keeps for itself goes off, and of the rest
+// the node's threshold counts, rounded down. A refusable total is passed on as it is, to be refused by name.
+func offered(c *controlv1.NodeCapabilities, total, reserved int64) int64 {
+	rest := total - reserved
+	if total < 0 || reserved < 0 {
+		return rest
+	}
+	percent := int64(c.GetResourceThresholdPercent())
+	if percent == 0 || percent >= 100 {
+		return max(0, rest)
+	}
+	return max(0, rest)/100*percent + max(0, rest)%100*percent/100
+}
+
+// reserves says what is wrong with the totals and reservations of a node, "" if
+// nothing is. A negative reservation would add to what there is.
+func reserves(c *controlv1.NodeCapabilities) string {
+	for _, r := range []struct {
+		field           string
+		reserved, total int64
+		totalField      string
+		most            int64
+	}{
+		{"cpu_reserved_millicores", c.GetCpuReservedMillicores(), c.GetCpuTotalMillicores(), "cpu_total_millicores", bounds.MaxCPU},
+		{"memory_reserved_mb", c.GetMemoryReservedMb(), c.GetMemoryTotalMb(), "memory_total_mb", bounds.MaxMemory},
+	} {
+		switch {
+		case r.total <= 0:
+			return fmt.Sprintf("capabilities.%s %d must be above 0", r.totalField, r.total)
+		case r.total > r.most:
+			return fmt.Sprintf("capabilities.%s %d must be at most %d", r.totalField, r.total, r.most)
+		case r.reserved < 0 || r.reserved >= r.total:
+			return fmt.Sprintf("capabilities.%s %d must be from 0 to below %s %d", r.field, r.reserved, r.totalField, r.total)
+		}
+	}
+	if percent := c.GetResourceThresholdPercent(); percent > 100 {
+		return fmt.Sprintf("capabilities.resource_threshold_percent %d must be 0 (all) to 100", percent)
+	}
+	// A disk that is smaller than what is kept of it offers nothing, and is no mistake: it is measured.
+	if kept := c.GetDiskReservedGb(); kept < 0 || kept > bounds.MaxDisk {
+		return fmt.Sprintf("capabilities.disk_reserved_gb %d must be 0 to %d", kept, int64(bounds.MaxDisk))
+	}
+	return ""
+}

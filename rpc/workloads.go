@@ -1,0 +1,128 @@
+package rpc
+
+import (
+	"context"
+	"strings"
+	"time"
+
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	controlv1 "github.com/persys/compute/api/control/v1"
+	"github.com/persys/compute/fsm"
+	"github.com/persys/compute/spec"
+)
+
+// ListWorkloads implements control.v1; ordered by id. page_token is the last id
+// of the page before.
+func (s *Server) ListWorkloads(ctx context.Context, req *controlv1.ListWorkloadsRequest) (*controlv1.ListWorkloadsResponse, error) {
+	size, err := pageSize(req.GetPageSize())
+	if err != nil {
+		return nil, err
+	}
+	r, err := s.read(ctx)
+	if err != nil {
+		return nil, err
+	}
+	out := &controlv1.ListWorkloadsResponse{Index: r.index, Stale: r.stale, AgeMs: r.ageMS}
+	word := strings.ToLower(req.GetSearch())
+	in := s.scopeOf(ctx)
+	if ns := req.GetNamespace(); !in.has(ns) && ns != "" {
+		return nil, errorf(KindPermission, "%s acts only in %s, not in namespace %q", callOf(ctx).who(), in, clip(ns, 128))
+	}
+	add := func(w *fsm.Workload) bool {
+		if w.ID <= req.GetPageToken() && req.GetPageToken() != "" ||
+			req.GetNodeId() != "" && w.Node != req.GetNodeId() ||
+			req.GetGroup() != "" && w.Demand.Group != req.GetGroup() ||
+			req.GetNamespace() != "" && w.In() != req.GetNamespace() || !in.has(w.In()) ||
+			req.GetStatus() != "" && !strings.EqualFold(req.GetStatus(), string(w.Status)) {
+			return true
+		}
+		one := s.workloadView(r, w, spec.Brief)
+		if word != "" && !contains(one, word) {
+			return true
+		}
+		if size > 0 && len(out.Workloads) == size {
+			out.NextPageToken = out.Workloads[size-1].GetWorkloadId()
+			return false
+		}
+		out.Workloads = append(out.Workloads, one)
+		return true
+	}
+	switch {
+	case req.GetNodeId() != "":
+		r.WorkloadsOn(req.GetNodeId(), add)
+	case req.GetGroup() != "":
+		r.Group(req.GetGroup(), add)
+	default:
+		r.Workloads(req.GetPageToken(), add)
+	}
+	return out, nil
+}
+
+// contains looks for a lower-case word where people look for one.
+func contains(w *controlv1.WorkloadView, word string) bool {
+	for _, text := range [...]string{w.GetWorkloadId(), w.GetGroup(), w.GetImageOrSource()} {
+		if strings.Contains(strings.ToLower(text), word) {
+			return true
+		}
+	}
+	return false
+}
+
+// GetWorkload implements control.v1; the view carries the spec, redacted.
+func (s *Server) GetWorkload(ctx context.Context, req *controlv1.GetWorkloadRequest) (*controlv1.GetWorkloadResponse, error) {
+	if strings.TrimSpace(req.GetWorkloadId()) == "" {
+		return nil, errorf(KindInvalid, "workload_id must not be blank")
+	}
+	r, err := s.read(ctx)
+	if err != nil {
+		return nil, err
+	}
+	w, err := s.visible(ctx, r, req.GetWorkloadId())
+	if err != nil {
+		return nil, err
+	}
+	return &controlv1.GetWorkloadResponse{Workload: s.workloadView(r, w, spec.Full), Index: r.index, Stale: r.stale, AgeMs: r.ageMS}, nil
+}
+
+// workloadView adds to a workload what its record does not say: its use, which only
+// the leader knows, and what is left of it where it was.
+func (s *Server) workloadView(v fsm.View, w *fsm.Workload, detail spec.Detail) *controlv1.WorkloadView {
+	out := spec.WorkloadView(w, detail)
+	if w.Desired == fsm.DesiredStopped && w.Node == "" {
+		if left := leftOver(v, w.ID); left != "" {
+			out.Reason, out.Message = &controlv1.ReasonDetail{Code: fsm.CodeAwaitStop, Message: left, LastTransition: out.GetReason().GetLastTransition()}, left
+		}
+	}
+	if w.Node == "" || w.Status != fsm.StatusRunning && w.Status != fsm.StatusUpdating {
+		return out
+	}
+	if u, ok := s.leader.WorkloadUsageOf(w.Node, w.ID); ok {
+		out.Usage = &controlv1.WorkloadUsageSnapshot{
+			WorkloadId: w.ID, Type: u.Type, Source: u.Source, CpuPercent: u.CPUPercent,
+			MemoryBytes: u.Memory, MemoryLimitBytes: u.MemoryLimit, DiskBytes: u.Disk,
+			DiskLimitBytes: u.DiskLimit, DiskCapped: u.DiskCapped,
+			DiskReadBytes: u.DiskRead, DiskWriteBytes: u.DiskWrite, NetRxBytes: u.NetReceived, NetTxBytes: u.NetSent,
+			CollectedAt: timestamppb.New(time.Unix(0, u.At)),
+		}
+	}
+	return out
+}
+
+// leftOver says of a stopped workload where it may still run, "" if nowhere: it left
+// that node when the node was lost or drained, and the node has not let it go yet.
+func leftOver(v fsm.View, workload string) (text string) {
+	v.ResidualsOf(workload, func(r *fsm.Residual) bool {
+		n, ok := v.Node(r.Node)
+		switch {
+		case !ok || n.Fenced:
+		case n.Up:
+			text = "stopped by request; node " + n.ID + " is still to remove what it had of it"
+		default:
+			text = "stopped by request, but node " + n.ID + " is lost and may still run what it had of it, which is removed once the node is back; " +
+				"if that is known to be off: persysctl node fence " + n.ID
+		}
+		return !ok || n.Up || n.Fenced // a lost node is the one to name
+	})
+	return text
+}
