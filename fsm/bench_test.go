@@ -26,7 +26,7 @@ func populated(b *testing.B, n int) State {
 		id := fmt.Sprintf("w-%d", i)
 		tx.Apply(Meta{uint64(20 + i), 1}, benchPut(id, i))
 		w, _ := tx.state().Workload(id)
-		c := assign(&commandv1.Assignment{Workload: id, Node: fmt.Sprintf("node-%d", i%100), IfGeneration: generationPB(w.Generation)})
+		c := assign(&commandv1.Assignment{Workload: id, Node: fmt.Sprintf("node-%d", i%100), IfGeneration: GenerationPB(w.Generation)})
 		c.Head = &commandv1.Head{Epoch: epoch}
 		tx.Apply(Meta{uint64(20 + i), 1}, c)
 	}
@@ -80,7 +80,7 @@ func BenchmarkReport(b *testing.B) {
 			for i := range list {
 				id := c*each + i
 				w, _ := s.Workload(fmt.Sprintf("w-%d", id))
-				list[i] = &commandv1.WorkloadReport{Workload: w.ID, Node: w.Node, Generation: generationPB(w.Generation), State: states[round]}
+				list[i] = &commandv1.WorkloadReport{Workload: w.ID, Node: w.Node, Generation: GenerationPB(w.Generation), State: states[round]}
 			}
 			cmd := report(list...)
 			cmd.Head = &commandv1.Head{Epoch: epoch}

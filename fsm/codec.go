@@ -30,11 +30,16 @@ func taintPB(t Taint) *commandv1.Taint {
 	return &commandv1.Taint{Key: t.Key, Value: t.Value, Effect: t.Effect}
 }
 
-func generationOf(g *commandv1.Generation) Generation {
+// GenerationOf converts a generation of any of the APIs. It is zero for nil.
+func GenerationOf(g interface {
+	GetIncarnation() uint64
+	GetSequence() uint64
+}) Generation {
 	return Generation{g.GetIncarnation(), g.GetSequence()}
 }
 
-func generationPB(g Generation) *commandv1.Generation {
+// GenerationPB converts a generation for the log. It is nil for zero.
+func GenerationPB(g Generation) *commandv1.Generation {
 	if g.IsZero() {
 		return nil
 	}

@@ -282,7 +282,7 @@ func TestDeleteWorkload(t *testing.T) {
 			is(t, "residual", ok, true)
 			is(t, "generation", r.Generation, res.Items[0].Generation)
 			is(t, "promised", w.s.Alloc("a").CPU, 1000)
-			w.ok(gone("web", "a", generationPB(r.Generation)))
+			w.ok(gone("web", "a", GenerationPB(r.Generation)))
 			is(t, "workloads", w.s.WorkloadCount(), 0)
 			is(t, "promised", w.s.Alloc("a").CPU, 0)
 		}},

@@ -172,7 +172,7 @@ func TestDropOrphan(t *testing.T) {
 			d, _ := w.s.Drift("b", "ghost", DriftOrphan)
 			is(t, "action", d.Action, ActionDeleteOrphan)
 			is(t, "again", w.do(dropOrphan("b", "ghost")).Kind, AlreadyDone)
-			w.ok(gone("ghost", "b", generationPB(r.Generation)))
+			w.ok(gone("ghost", "b", GenerationPB(r.Generation)))
 			_, ok = w.s.Residual("b", "ghost")
 			is(t, "left", ok, false)
 		}},

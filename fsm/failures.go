@@ -77,7 +77,7 @@ func (t *Tx) forgiveFailures(b *commandv1.ForgiveFailures) (res Result) {
 // overdue reports whether u says of a workload that is being deleted that a node
 // does not let it go in time: all that there is to say of such a record.
 func (t *Tx) overdue(w *Workload, u *commandv1.Unplaced) bool {
-	return t.r.info.FeatureLevel >= 5 && w.Desired == DesiredDeleted && w.Generation == generationOf(u.GetIfGeneration()) &&
+	return t.r.info.FeatureLevel >= 5 && w.Desired == DesiredDeleted && w.Generation == GenerationOf(u.GetIfGeneration()) &&
 		u.GetCode() == CodeDeleteTimeout
 }
 

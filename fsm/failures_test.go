@@ -11,7 +11,7 @@ import (
 func (w *world) forgive(id string) Command {
 	f := &commandv1.Forgiveness{Workload: id}
 	if wl, ok := w.s.Workload(id); ok {
-		f.IfGeneration = generationPB(wl.Generation)
+		f.IfGeneration = GenerationPB(wl.Generation)
 	}
 	return &commandv1.Command{Body: &commandv1.Command_ForgiveFailures{ForgiveFailures: &commandv1.ForgiveFailures{
 		Workloads: []*commandv1.Forgiveness{f},

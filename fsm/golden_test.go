@@ -184,7 +184,7 @@ var scenarios = []struct {
 		w.do(saysOf("web", "a", "Running", told))
 		w.do(saysOf("web", "a", "Running", told))
 		left, _ := w.s.Residual("a", "web")
-		w.do(gone("web", "a", generationPB(left.Generation)))
+		w.do(gone("web", "a", GenerationPB(left.Generation)))
 		w.do(put("web"))
 		w.do(remove("web", true))
 	}},

@@ -23,8 +23,8 @@ func (t *Tx) planned(id string, g *commandv1.Generation) (*Workload, string) {
 	switch {
 	case !ok:
 		return nil, fmt.Sprintf("workload %q does not exist", id)
-	case w.Generation != generationOf(g):
-		return nil, fmt.Sprintf("workload %q is at generation %s, planned for %s", id, w.Generation, generationOf(g))
+	case w.Generation != GenerationOf(g):
+		return nil, fmt.Sprintf("workload %q is at generation %s, planned for %s", id, w.Generation, GenerationOf(g))
 	case w.Desired == DesiredDeleted:
 		return nil, fmt.Sprintf("workload %q is being deleted", id)
 	}

@@ -507,7 +507,7 @@ func TestAFencedNodeReturns(t *testing.T) {
 			is(t, "reason", r.Reason, CodeLeftBehind)
 			is(t, "still on", w.workload("db").Node, "b")
 			is(t, "actual", w.workload("db").Actual.State, ActualRunning)
-			w.ok(gone("db", "a", generationPB(r.Generation)))
+			w.ok(gone("db", "a", GenerationPB(r.Generation)))
 			is(t, "residuals", w.s.ResidualCount(), 0)
 			is(t, "still on", w.workload("db").Node, "b")
 		}}})

@@ -43,7 +43,7 @@ func (g *stream) node() string     { return g.pick("node", "a", "b", "c") }
 func (g *stream) generation(s State, id string) *commandv1.Generation {
 	w, ok := s.Workload(id)
 	if tombstone, dead := s.Tombstone(id); dead && g.bool("of the dead") {
-		return generationPB(tombstone.Generation)
+		return GenerationPB(tombstone.Generation)
 	}
 	switch k := g.n("generation", 0, 9); {
 	case !ok || k == 0:
@@ -51,7 +51,7 @@ func (g *stream) generation(s State, id string) *commandv1.Generation {
 	case k == 1:
 		return nil
 	default:
-		return generationPB(w.Generation)
+		return GenerationPB(w.Generation)
 	}
 }
 
@@ -103,7 +103,7 @@ func (g *stream) report(s State) *commandv1.WorkloadReport {
 	}
 	if r.Gone {
 		if res, ok := s.Residual(node, id); ok && g.bool("of the residual") {
-			r.Generation = generationPB(res.Generation)
+			r.Generation = GenerationPB(res.Generation)
 		}
 	}
 	if r.State == "Running" || r.State == "Failed" && g.bool("former instance runs") {
@@ -118,7 +118,7 @@ func (g *stream) advance(s State) Command {
 	b := &commandv1.AdvanceRollout{Group: "g"}
 	if r, ok := s.Rollout("g"); ok {
 		d := r.Next(s.Seen, g.now+int64(g.n("later", 0, 20))*second)
-		b.IfRollout, b.Settled, b.Take, b.Complete = generationPB(RolloutID(r)), d.Settled, d.Take, d.Complete
+		b.IfRollout, b.Settled, b.Take, b.Complete = GenerationPB(RolloutID(r)), d.Settled, d.Take, d.Complete
 		b.Failure, b.Revert = d.Failure, g.bool("revert")
 	}
 	if g.n("other", 0, 3) == 0 {

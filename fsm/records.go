@@ -44,7 +44,7 @@ func workloadPB(w *Workload) *commandv1.WorkloadRecord {
 		},
 		Status:          string(w.Status),
 		Node:            w.Node,
-		Generation:      generationPB(w.Generation),
+		Generation:      GenerationPB(w.Generation),
 		Acknowledged:    w.Acknowledged,
 		Restarts:        w.Restarts,
 		ReasonCode:      w.Reason.Code,
@@ -56,7 +56,7 @@ func workloadPB(w *Workload) *commandv1.WorkloadRecord {
 		FirstFailureAt:  w.Retry.FirstFailureAt,
 		Terminal:        w.Retry.Terminal,
 		Actual: &commandv1.WorkloadReport{
-			Generation: generationPB(a.Generation), State: string(a.State), FailureReason: a.Failure,
+			Generation: GenerationPB(a.Generation), State: string(a.State), FailureReason: a.Failure,
 			Code: a.Code, Message: a.Message, Retryable: a.Retryable, RestartCount: a.RestartCount,
 			Addresses: a.Addresses, Ports: convert(a.Ports, portBindingPB), ObservedAt: a.At, Health: a.Health,
 		},
@@ -105,11 +105,11 @@ func workloadOf(m *commandv1.WorkloadRecord) (*Workload, error) {
 		},
 		Node:         m.GetNode(),
 		PreviousNode: m.GetPreviousNode(),
-		Generation:   generationOf(m.GetGeneration()),
+		Generation:   GenerationOf(m.GetGeneration()),
 		Acknowledged: m.GetAcknowledged(),
 		Restarts:     m.GetRestarts(),
 		Actual: &Observation{
-			State: Actual(a.GetState()), Generation: generationOf(a.GetGeneration()), Code: a.GetCode(), Message: a.GetMessage(),
+			State: Actual(a.GetState()), Generation: GenerationOf(a.GetGeneration()), Code: a.GetCode(), Message: a.GetMessage(),
 			Failure: a.GetFailureReason(), Retryable: a.GetRetryable(), RestartCount: a.GetRestartCount(),
 			Addresses: convert(a.GetAddresses(), func(s string) string { return s }),
 			Ports:     convert(a.GetPorts(), portBindingOf), At: a.GetObservedAt(), Health: a.GetHealth(),
@@ -179,7 +179,7 @@ func nodeRecordOf(m *commandv1.NodeRecord) *Node {
 
 func residualPB(r *Residual) *commandv1.ResidualRecord {
 	return &commandv1.ResidualRecord{
-		Node: r.Node, Workload: r.Workload, Generation: generationPB(r.Generation), EngineId: r.Engine,
+		Node: r.Node, Workload: r.Workload, Generation: GenerationPB(r.Generation), EngineId: r.Engine,
 		Demand: demandPB(&r.Demand), Since: r.Since, Reason: r.Reason,
 	}
 }
@@ -192,7 +192,7 @@ func residualOf(m *commandv1.ResidualRecord) (*Residual, error) {
 		return nil, fmt.Errorf("residual %q on %q: %w", m.GetWorkload(), m.GetNode(), err)
 	}
 	return &Residual{
-		Node: m.GetNode(), Workload: m.GetWorkload(), Generation: generationOf(m.GetGeneration()), Engine: m.GetEngineId(),
+		Node: m.GetNode(), Workload: m.GetWorkload(), Generation: GenerationOf(m.GetGeneration()), Engine: m.GetEngineId(),
 		Demand: demandValue(m.GetDemand()), Since: m.GetSince(), Reason: m.GetReason(),
 	}, nil
 }
@@ -237,7 +237,7 @@ func resultOf(o *commandv1.Outcome) Result {
 	return Result{
 		Kind: Kind(o.GetKind()), Reason: o.GetReason(), Index: o.GetIndex(),
 		Items: convert(o.GetItems(), func(i *commandv1.ItemOutcome) Item {
-			return Item{ID: i.GetId(), Generation: generationOf(i.GetGeneration()), Revision: i.GetRevision(), Unchanged: i.GetUnchanged(), Kind: Kind(i.GetKind()), Reason: i.GetReason()}
+			return Item{ID: i.GetId(), Generation: GenerationOf(i.GetGeneration()), Revision: i.GetRevision(), Unchanged: i.GetUnchanged(), Kind: Kind(i.GetKind()), Reason: i.GetReason()}
 		}),
 	}
 }

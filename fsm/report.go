@@ -20,7 +20,7 @@ func (t *Tx) report(b *commandv1.Report) (res Result) {
 
 // reportOne says whether the item concerned anything.
 func (t *Tx) reportOne(r *commandv1.WorkloadReport) bool {
-	said := generationOf(r.GetGeneration())
+	said := GenerationOf(r.GetGeneration())
 	known := false
 	if r.GetGone() {
 		res, ok := t.r.residuals.Get(pair(r.GetNode(), r.GetWorkload()))
@@ -89,7 +89,7 @@ func present(state Actual) bool {
 // runs, which ends when the machine returns with its disk.
 func (t *Tx) leftBehind(w *Workload, r *commandv1.WorkloadReport) bool {
 	n, _ := t.r.nodes.Get(r.GetNode())
-	if r.GetGone() || r.GetRefused() || !w.LeftOn(n, generationOf(r.GetGeneration()), Actual(r.GetState())) {
+	if r.GetGone() || r.GetRefused() || !w.LeftOn(n, GenerationOf(r.GetGeneration()), Actual(r.GetState())) {
 		return false
 	}
 	if _, ok := t.r.residuals.Get(pair(n.ID, w.ID)); ok {

@@ -149,7 +149,7 @@ func TestRestored(t *testing.T) {
 			w.run("web")
 			backup, g := w.s, w.generation("web")
 			w.ok(remove("web", false))
-			w.ok(gone("web", "a", generationPB(Generation{Incarnation: g.Incarnation, Sequence: w.s.Info().Sequence})))
+			w.ok(gone("web", "a", GenerationPB(Generation{Incarnation: g.Incarnation, Sequence: w.s.Info().Sequence})))
 			s := restored(t, backup, w.s)
 			x, _ := s.Workload("web")
 			is(t, "status", x.Status, StatusPending)
@@ -166,7 +166,7 @@ func TestRestored(t *testing.T) {
 			w.place("web", "a")
 			w.ok(remove("web", false))
 			backup := w.s
-			w.ok(gone("web", "a", generationPB(Generation{Incarnation: w.s.Info().Incarnation, Sequence: w.s.Info().Sequence})))
+			w.ok(gone("web", "a", GenerationPB(Generation{Incarnation: w.s.Info().Incarnation, Sequence: w.s.Info().Sequence})))
 			is(t, "gone before", w.s.WorkloadCount(), 0)
 			is(t, "gone after", restored(t, backup, w.s).WorkloadCount(), 0)
 		}},
@@ -263,7 +263,7 @@ func TestRecovered(t *testing.T) {
 // The state went back, and a node was told more than it knows.
 func TestNodeWasToldMore(t *testing.T) {
 	says := func(node string, g Generation) Command {
-		return report(&commandv1.WorkloadReport{Workload: "web", Node: node, Generation: generationPB(g), State: string(ActualRunning)})
+		return report(&commandv1.WorkloadReport{Workload: "web", Node: node, Generation: GenerationPB(g), State: string(ActualRunning)})
 	}
 	build := func(t *testing.T, opts ...func(*commandv1.WorkloadPut)) *world {
 		w := formed(t, "a", "b")
@@ -312,7 +312,7 @@ func TestNodeWasToldMore(t *testing.T) {
 			is(t, "node", w.workload("web").Node, "a")
 		}},
 		{"a gone instance is not where the workload is", func(t *testing.T, w *world) {
-			w.do(gone("web", "b", generationPB(ahead(w))))
+			w.do(gone("web", "b", GenerationPB(ahead(w))))
 			is(t, "node", w.workload("web").Node, "a")
 		}},
 		{"once ordered anew, the state knows better", func(t *testing.T, w *world) {

@@ -166,7 +166,7 @@ func (t *Tx) supersede(old *rollout.Rollout) {
 // advanceRollout takes the leader's next step.
 func (t *Tx) advanceRollout(b *commandv1.AdvanceRollout) (res Result) {
 	old, ok := t.r.rollouts.Get(b.GetGroup())
-	if !ok || RolloutID(old) != generationOf(b.GetIfRollout()) || old.Phase != rollout.Running {
+	if !ok || RolloutID(old) != GenerationOf(b.GetIfRollout()) || old.Phase != rollout.Running {
 		res.skip("the group " + quoted(b.GetGroup()) + " is not in the update that was planned for")
 		return res
 	}

@@ -66,7 +66,7 @@ func (w *world) step() {
 	r := w.rolled()
 	d := r.Next(w.s.Seen, w.now+second)
 	if !d.Idle() {
-		w.ok(advance(generationPB(RolloutID(r)), &commandv1.AdvanceRollout{
+		w.ok(advance(GenerationPB(RolloutID(r)), &commandv1.AdvanceRollout{
 			Settled: d.Settled, Take: d.Take, Complete: d.Complete, Failure: d.Failure, Revert: d.Revert,
 		}))
 	}
@@ -172,7 +172,7 @@ func rollingOf(s State) (out []string) {
 func TestRolloutBounds(t *testing.T) {
 	w := rollingWorld(t)
 	w.ok(group(2, 3, 1, false))
-	id := generationPB(RolloutID(w.rolled()))
+	id := GenerationPB(RolloutID(w.rolled()))
 	take := func(ids ...string) Result {
 		return w.do(advance(id, &commandv1.AdvanceRollout{Take: ids}))
 	}
@@ -186,7 +186,7 @@ func TestRolloutBounds(t *testing.T) {
 	is(t, "a stranger has none", take("w").Skipped, 1)
 	w.ok(group(3, 3, 1, false))
 	is(t, "a step for what was superseded is refused", take("web-2").Skipped, 1)
-	w.do(advance(generationPB(RolloutID(w.rolled())), &commandv1.AdvanceRollout{Complete: true}))
+	w.do(advance(GenerationPB(RolloutID(w.rolled())), &commandv1.AdvanceRollout{Complete: true}))
 	is(t, "it is not complete because somebody says so", w.rolled().Phase, rollout.Running)
 	w.step()
 	w.ok(drain("a", true))

@@ -52,7 +52,7 @@ func TestRefusedStops(t *testing.T) {
 		is(t, "started", w.do(setDesired("web", "Running")).Kind, OK)
 		x := w.workload("web")
 		is(t, "attempts", x.Retry, Retry{MaxAttempts: DefaultMaxAttempts})
-		is(t, "ordered again", generationOf(g).Less(x.Generation) && !x.Acknowledged, true)
+		is(t, "ordered again", GenerationOf(g).Less(x.Generation) && !x.Acknowledged, true)
 	})
 	t.Run("before level 6 it counts as failed", func(t *testing.T) {
 		w := level5(formed(t, "a"))

@@ -56,7 +56,7 @@ func (g *Tombstone) StillRunsOn(n *Node, said Generation, state Actual) bool {
 func (t *Tx) haunts(r *commandv1.WorkloadReport) bool {
 	g, ok := t.r.tombstones.Get(r.GetWorkload())
 	n, _ := t.r.nodes.Get(r.GetNode())
-	if !ok || r.GetGone() || r.GetRefused() || !g.StillRunsOn(n, generationOf(r.GetGeneration()), Actual(r.GetState())) {
+	if !ok || r.GetGone() || r.GetRefused() || !g.StillRunsOn(n, GenerationOf(r.GetGeneration()), Actual(r.GetState())) {
 		return false
 	}
 	if _, ok := t.r.residuals.Get(pair(n.ID, g.Workload)); ok {
@@ -134,7 +134,7 @@ func tombstoneKey(g *Tombstone) string {
 
 func tombstonePB(g *Tombstone) *commandv1.GraveRecord {
 	return &commandv1.GraveRecord{
-		Workload: g.Workload, Generation: generationPB(g.Generation), Node: g.Node, Claims: demandPB(&g.Claims), At: g.At, Index: g.Index,
+		Workload: g.Workload, Generation: GenerationPB(g.Generation), Node: g.Node, Claims: demandPB(&g.Claims), At: g.At, Index: g.Index,
 	}
 }
 
@@ -146,7 +146,7 @@ func tombstoneOf(m *commandv1.GraveRecord) (*Tombstone, error) {
 		return nil, fmt.Errorf("grave of %q: %w", m.GetWorkload(), err)
 	}
 	return &Tombstone{
-		Workload: m.GetWorkload(), Generation: generationOf(m.GetGeneration()), Node: m.GetNode(), Claims: demandValue(m.GetClaims()),
+		Workload: m.GetWorkload(), Generation: GenerationOf(m.GetGeneration()), Node: m.GetNode(), Claims: demandValue(m.GetClaims()),
 		At: m.GetAt(), Index: m.GetIndex(),
 	}, nil
 }

@@ -103,7 +103,7 @@ func (w *world) node(id string) *Node {
 
 func (w *world) generation(id string) *commandv1.Generation {
 	w.t.Helper()
-	return generationPB(w.workload(id).Generation)
+	return GenerationPB(w.workload(id).Generation)
 }
 
 // events are the types of the events that the last command made.

@@ -23,15 +23,14 @@ import (
 	"github.com/persys/compute/spec"
 )
 
-// Agents is the client side towards agents: one pooled connection per node and
-// endpoint, a deadline on every call. A connection carries calls for the node
-// whose certificate is at its other end, and for no other.
+// Agents is the client to agents. It pools one connection per node and endpoint, and every call has
+// a deadline. A connection carries calls only for the node that its TLS certificate names.
 type Agents struct {
 	tls   *pki.Files
 	store *store.Store
 	keys  Keys
-	poll  time.Duration // between status polls of a legacy delete
-	again time.Duration // between the dials that people's calls cause
+	poll  time.Duration // interval of status polls during a delete on a legacy v1 agent
+	again time.Duration // shortest time between two dials that users' calls cause
 	dial  []grpc.DialOption
 
 	mu     sync.Mutex
@@ -40,8 +39,8 @@ type Agents struct {
 	swept  time.Time
 }
 
-// agentAt is a node and where its agent says that it answers. Two nodes may name
-// one address; they do not share a connection.
+// agentAt identifies a connection: a node and the endpoint that it registered. Two nodes may
+// register the same endpoint; they do not share a connection.
 type agentAt struct{ node, addr string }
 
 type agentConn struct {
@@ -49,8 +48,8 @@ type agentConn struct {
 	made, used time.Time
 }
 
-// NewAgents makes a client; tls nil speaks plaintext to agents. extra is for whoever
-// counts or follows the calls.
+// NewAgents makes a client. If tls is nil, calls are plaintext. extra adds dial options, for
+// instance for metrics and traces.
 func NewAgents(st *store.Store, tls *pki.Files, keys Keys, extra ...grpc.DialOption) *Agents {
 	return &Agents{tls: tls, store: st, keys: keys, poll: time.Second, again: 5 * time.Second, dial: extra, conns: map[agentAt]*agentConn{}}
 }
@@ -66,7 +65,7 @@ func (a *Agents) Close() {
 	a.conns = nil
 }
 
-// idleFor is after how long without a call a connection is closed.
+// idleFor is the idle time after which a connection is closed.
 const (
 	idleFor    = 10 * time.Minute
 	sweepEvery = time.Minute
@@ -89,11 +88,12 @@ func (a *Agents) conn(n *fsm.Node) (agentv1.AgentServiceClient, error) {
 		grpc.WithDefaultCallOptions(grpc.ForceCodecV2(dial.Codec()), grpc.MaxCallRecvMsgSize(dial.MaxAnswer)),
 		grpc.WithIdleTimeout(idleFor),
 		grpc.WithConnectParams(grpc.ConnectParams{
-			// There may be thousands that are gone. One that is back does not wait for it: see redial.
+			// Thousands of agents may be gone, so dial them rarely. When a node is back, redial
+			// skips the backoff.
 			Backoff:           backoff.Config{BaseDelay: 50 * time.Millisecond, Multiplier: 1.6, Jitter: 0.2, MaxDelay: time.Minute},
 			MinConnectTimeout: 3 * time.Second,
 		}),
-		// Legacy v1 agents enforce grpc's default of one ping in five minutes.
+		// Legacy v1 agents enforce gRPC's default of at most one ping in five minutes.
 		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: 6 * time.Minute, Timeout: 10 * time.Second}),
 	}, a.dial...)...)
 	if err != nil {
@@ -103,21 +103,23 @@ func (a *Agents) conn(n *fsm.Node) (agentv1.AgentServiceClient, error) {
 	return agentv1.NewAgentServiceClient(cc), nil
 }
 
-// redial has the next call to an agent dial at once, and wait for that, where dialling has failed so far. It is
-// for whoever knows that the node is there. A connection that is younger than age is left alone. What fails is
-// made anew rather than told to try again: meanwhile it would refuse calls, and a dial that hangs would go on.
+// redial makes the next call to an agent dial at once and wait for the connection, if the last dial
+// failed. Callers use it when they know that the node is up. It leaves connections younger than age
+// alone. It replaces the connection and does not reset its backoff, because a connection in backoff
+// refuses calls and a hanging dial would go on.
 func (a *Agents) redial(node, addr string, age time.Duration) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	at := agentAt{node, addr}
 	if c := a.conns[at]; c != nil && c.cc.GetState() == connectivity.TransientFailure && time.Since(c.made) >= age {
-		_ = c.cc.Close() // calls do not wait for one that fails
+		_ = c.cc.Close() // a failing connection refuses calls at once
 		delete(a.conns, at)
 	}
 }
 
-// fresh is conn for a call that a person waits for. Only the leader hears heartbeats, and any replica is asked:
-// a node that counts as up may be back, and is dialled again every few seconds if people ask so often.
+// fresh is conn for calls that a user waits for. Only the leader receives heartbeats, but any
+// replica answers users: if the node counts as up, a failing connection is dialled again every few
+// seconds.
 func (a *Agents) fresh(n *fsm.Node) (agentv1.AgentServiceClient, error) {
 	if n.Up {
 		a.redial(n.ID, n.Facts.Endpoint, a.again)
@@ -125,15 +127,14 @@ func (a *Agents) fresh(n *fsm.Node) (agentv1.AgentServiceClient, error) {
 	return a.conn(n)
 }
 
-// sweep closes what has been idle for long: once a minute, not at each of thousands of new
-// connections. With mu held.
+// sweep closes connections that were idle for long, once a minute at most. The caller holds mu.
 func (a *Agents) sweep(now time.Time) {
 	if now.Sub(a.swept) < sweepEvery {
 		return
 	}
 	a.swept = now
 	for old, c := range a.conns {
-		// One that carries a stream is not idle, however long ago it was opened.
+		// A connection with an open stream is not idle.
 		if now.Sub(c.used) > idleFor && c.cc.GetState() == connectivity.Idle {
 			_ = c.cc.Close()
 			delete(a.conns, old)
@@ -182,7 +183,7 @@ func (a *Agents) apply(ctx context.Context, c agentv1.AgentServiceClient, n *fsm
 	return ack, err
 }
 
-// order sends an apply and reads the answer.
+// order sends an apply and reads the acknowledgement.
 func (a *Agents) order(ctx context.Context, c agentv1.AgentServiceClient, n *fsm.Node, req *agentv1.ApplyWorkloadRequest) (sched.Ack, error) {
 	resp, err := c.ApplyWorkload(ctx, req, grpc.WaitForReady(false))
 	if err != nil {
@@ -202,7 +203,8 @@ func (a *Agents) order(ctx context.Context, c agentv1.AgentServiceClient, n *fsm
 		}
 		ack.Message = st.GetMessage()
 	case strings.Contains(resp.GetMessage(), "is draining"):
-		// It has not heard yet that the drain is over: its next heartbeat says so.
+		// The agent does not know yet that the drain has ended; the answer to its next heartbeat
+		// says so.
 		return sched.Ack{}, fmt.Errorf("apply on node %s: %s", n.ID, resp.GetMessage())
 	default:
 		ack.Refused = true
@@ -211,8 +213,8 @@ func (a *Agents) order(ctx context.Context, c agentv1.AgentServiceClient, n *fsm
 	return ack, nil
 }
 
-// classOf reads the failure class of a refused apply; legacy v1 agents put it
-// into the metadata or only into the text (contract/wire-agent.md).
+// classOf returns the failure class of a refused apply. Legacy v1 agents send it in the metadata,
+// or only in the message (contract/wire-agent.md).
 func classOf(st *agentv1.WorkloadStatus, message string) string {
 	if c := st.GetMetadata()["failure_reason"]; c != "" {
 		return c
@@ -221,14 +223,15 @@ func classOf(st *agentv1.WorkloadStatus, message string) string {
 	case strings.Contains(message, "runtime not available"):
 		return fsm.CodeRuntimeNotOffered
 	case strings.HasPrefix(message, "failed to apply workload:"):
-		// Its queue was full, and it tried at once: a registry or a full disk may have been in the way.
+		// The agent's queue was full, so it applied at once and failed; a registry or a full disk
+		// may be the cause.
 		return "RUNTIME_ERROR"
 	}
 	return "INVALID_SPECIFICATION"
 }
 
 func (a *Agents) remove(ctx context.Context, c agentv1.AgentServiceClient, n *fsm.Node, e *agentv1.Epoch, o sched.Order) (sched.Ack, error) {
-	// One that was moved takes nothing along: its volumes here are kept.
+	// A workload that moved to another node leaves its volumes on this one.
 	w, lives := a.store.View().Workload(o.Workload)
 	resp, err := c.DeleteWorkload(ctx, &agentv1.DeleteWorkloadRequest{
 		Id: o.Workload, Epoch: e, Generation: agentGeneration(o.Generation), NodeId: n.ID, InstanceId: n.Facts.InstanceID,
@@ -242,9 +245,9 @@ func (a *Agents) remove(ctx context.Context, c agentv1.AgentServiceClient, n *fs
 	}
 	ack := sched.Ack{Accepted: resp.GetSuccess(), Gone: resp.GetAbsent(), Fenced: resp.GetFenced(), Message: resp.GetMessage()}
 	if ack.Fenced || ack.Gone || n.Facts.Protocol > 0 {
-		return ack, nil // ours say by heartbeat when it is gone
+		return ack, nil // our agents report the removal in a heartbeat
 	}
-	// Legacy v1 agents queue the delete and never say that it is done: ask.
+	// Legacy v1 agents queue the delete and never report its end, so poll.
 	t := time.NewTicker(a.poll)
 	defer t.Stop()
 	for {
@@ -254,20 +257,21 @@ func (a *Agents) remove(ctx context.Context, c agentv1.AgentServiceClient, n *fs
 		}
 		select {
 		case <-ctx.Done():
-			return ack, nil // accepted; another order asks again
+			return ack, nil // accepted; the leader will send the order again
 		case <-t.C:
 		}
 	}
 }
 
-// gone reads "not found" in every form that contract/wire-agent.md lists.
+// gone reports whether the agent has no such workload, in every form that contract/wire-agent.md
+// lists.
 func (a *Agents) gone(ctx context.Context, c agentv1.AgentServiceClient, id string) (bool, error) {
 	resp, err := c.GetWorkloadStatus(ctx, &agentv1.GetWorkloadStatusRequest{Id: id})
 	if err != nil {
 		if notFound(err) {
 			return true, nil
 		}
-		// The agent's end of the same deadline may come first.
+		// The agent may notice the shared deadline first.
 		if status.Code(err) == codes.DeadlineExceeded {
 			return false, nil
 		}
@@ -276,7 +280,8 @@ func (a *Agents) gone(ctx context.Context, c agentv1.AgentServiceClient, id stri
 	return deletedMeanwhile(resp.GetStatus()), nil
 }
 
-// notFound reads an agent's own word, not what a resolver says of its host.
+// notFound reports whether an agent answered "not found". The same words from a name resolver do
+// not count.
 func notFound(err error) bool {
 	switch status.Code(err) {
 	case codes.NotFound:
@@ -296,7 +301,7 @@ func (a *Agents) logs(ctx context.Context, n *fsm.Node, req *agentv1.LogsRequest
 	return c.Logs(ctx, req)
 }
 
-// exec opens a session on a node; it ends with ctx.
+// exec opens a session on a node. The session ends with ctx.
 func (a *Agents) exec(ctx context.Context, n *fsm.Node) (agentv1.AgentService_ExecClient, error) {
 	c, err := a.fresh(n)
 	if err != nil {
@@ -305,7 +310,7 @@ func (a *Agents) exec(ctx context.Context, n *fsm.Node) (agentv1.AgentService_Ex
 	return c.Exec(ctx)
 }
 
-// actions reads the task history of a workload on its node, newest first.
+// actions returns the task history of a workload on its node, newest first.
 func (a *Agents) actions(ctx context.Context, n *fsm.Node, id string, limit int32) ([]*agentv1.AgentAction, error) {
 	c, err := a.fresh(n)
 	if err != nil {
@@ -313,7 +318,7 @@ func (a *Agents) actions(ctx context.Context, n *fsm.Node, id string, limit int3
 	}
 	resp, err := c.ListActions(ctx, &agentv1.ListActionsRequest{WorkloadId: id, Limit: limit, NewestFirst: true})
 	if unimplemented(err) {
-		return nil, nil // agents of the first kind keep no history
+		return nil, nil // legacy v1 agents keep no history
 	}
 	return resp.GetActions(), err
 }

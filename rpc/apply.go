@@ -12,14 +12,14 @@ import (
 	"github.com/persys/compute/spec"
 )
 
-// ApplyWorkload implements control.v1. Refusals of a well-formed request are
-// in-band (contract/wire-control.md, "Outcomes per RPC").
+// ApplyWorkload implements control.v1. The refusal of a well-formed request is in the response, not
+// a gRPC error (contract/wire-control.md, "Outcomes per RPC").
 func (s *Server) ApplyWorkload(ctx context.Context, req *controlv1.ApplyWorkloadRequest) (*controlv1.ApplyWorkloadResponse, error) {
 	out := s.apply(ctx, []*controlv1.ApplyWorkloadRequest{req}, never)
 	return out[0].resp, out[0].err
 }
 
-// outcome of one apply: an in-band answer, or a gRPC error.
+// outcome is the result of one apply: a response, which may be a refusal, or a gRPC error.
 type outcome struct {
 	resp *controlv1.ApplyWorkloadResponse
 	err  error
@@ -29,8 +29,8 @@ func refused(r controlv1.FailureReason, message string) outcome {
 	return outcome{resp: &controlv1.ApplyWorkloadResponse{FailureReason: r, ErrorMessage: message}}
 }
 
-// apply judges requests one by one and commits those that pass together. Those that joins
-// names have no request id of their own and may share a command.
+// apply checks requests one by one and commits the valid ones together. A request for which joins
+// returns true has a derived request id and may share a command.
 func (s *Server) apply(ctx context.Context, reqs []*controlv1.ApplyWorkloadRequest, joins func(int) bool) []outcome {
 	out := make([]outcome, len(reqs))
 	if frozen := s.frozen(); frozen != "" {
@@ -63,7 +63,7 @@ func (s *Server) apply(ctx context.Context, reqs []*controlv1.ApplyWorkloadReque
 	for n, r := range results {
 		for k, i := range b.of[n] {
 			if out[i].err != nil || (out[i].resp != nil && !out[i].resp.GetSuccess()) {
-				continue // an earlier command of the same request failed
+				continue // an earlier command of the same request was refused
 			}
 			out[i] = merge(out[i].resp, b.verdict(n, k, r))
 			s.rolling(reqs[i], out[i].resp)
@@ -72,10 +72,10 @@ func (s *Server) apply(ctx context.Context, reqs []*controlv1.ApplyWorkloadReque
 	return out
 }
 
-// never is for requests that share no command.
+// never is for requests that must not share a command.
 func never(int) bool { return false }
 
-// refusal turns an error found before the log into an outcome.
+// refusal maps an error from before the log to an outcome.
 func refusal(err error) outcome {
 	var bad spec.Errors
 	switch {
@@ -89,7 +89,7 @@ func refusal(err error) outcome {
 	return outcome{err: err}
 }
 
-// merge adds a verdict of the state machine to the answer of its request.
+// merge adds a verdict of the state machine to the response of its request.
 func merge(have *controlv1.ApplyWorkloadResponse, r fsm.Result) outcome {
 	switch r.Kind {
 	case fsm.OK, fsm.AlreadyDone:
@@ -124,7 +124,7 @@ func controlGeneration(g fsm.Generation) *controlv1.Generation {
 	return &controlv1.Generation{Incarnation: g.Incarnation, Sequence: g.Sequence}
 }
 
-// applyCommands translates one request; usually into one command.
+// applyCommands makes the commands of one request, usually one.
 func (s *Server) applyCommands(ctx context.Context, req *controlv1.ApplyWorkloadRequest) ([]fsm.Command, error) {
 	id := strings.TrimSpace(req.GetWorkloadId())
 	if id == "" {
@@ -151,7 +151,8 @@ func (s *Server) applyCommands(ctx context.Context, req *controlv1.ApplyWorkload
 	return []fsm.Command{c}, nil
 }
 
-// prepare waits a moment for the cluster key where the request has secrets.
+// prepare parses and seals a request. If the request has secrets and there is no cluster key yet,
+// it waits for the key.
 func (s *Server) prepare(ctx context.Context, req *controlv1.ApplyWorkloadRequest) (spec.Prepared, error) {
 	prepared, err := spec.Prepare(req, sealer(s.cfg.Keys))
 	if errors.Is(err, spec.ErrNoKey) && s.awaitKey(ctx) {
@@ -160,14 +161,14 @@ func (s *Server) prepare(ctx context.Context, req *controlv1.ApplyWorkloadReques
 	return prepared, err
 }
 
-// keyWait bounds how long an apply waits for the cluster key: a cluster that has
-// just formed, or a scheduler that has just joined, settles on it within a second.
+// keyWait is how long an apply waits for the cluster key. A new cluster, or a scheduler that has
+// just joined, has the key within a second. keyLook is the poll interval.
 const (
 	keyWait = 3 * time.Second
 	keyLook = 20 * time.Millisecond
 )
 
-// awaitKey reports whether the cluster key came while the caller waited.
+// awaitKey waits for the cluster key and reports whether it is there.
 func (s *Server) awaitKey(ctx context.Context) bool {
 	ctx, cancel := context.WithTimeout(ctx, keyWait)
 	defer cancel()
@@ -185,7 +186,8 @@ func (s *Server) awaitKey(ctx context.Context) bool {
 	}
 }
 
-// sealer is the cluster key, or nothing: specifications without secrets need none.
+// sealer returns the cluster key, or nil if there is none: specifications without secrets do not
+// need it.
 func sealer(k Keys) spec.Sealer {
 	if key, err := k.Key(); err == nil {
 		return key
@@ -193,8 +195,9 @@ func sealer(k Keys) spec.Sealer {
 	return nil
 }
 
-// targets are meant by an id in a state that is fresh enough. Who belongs to a group is told by a
-// leader that has proven to be one; a single workload is judged by the state machine anyway.
+// targets returns the workloads that an id selects, and the view in which it looked. The members of
+// a group are read from a confirmed leader's state. For a single workload any view will do, because
+// the state machine checks it again.
 func (s *Server) targets(ctx context.Context, id string) ([]string, fsm.View, error) {
 	view := s.store.View()
 	if _, ok := view.Workload(id); ok {
@@ -207,12 +210,13 @@ func (s *Server) targets(ctx context.Context, id string) ([]string, fsm.View, er
 	if view, err = s.store.At(ctx, index); err != nil {
 		return nil, nil, err
 	}
-	return meant(view, id), view, nil
+	return selected(view, id), view, nil
 }
 
-// meant are the workloads that an id means: itself, or the members of a group that count made. An
-// unknown id means itself: whoever looks it up says that it is unknown.
-func meant(view fsm.View, id string) (ids []string) {
+// selected returns the workloads that an id selects: the workload itself, or the members of a group
+// that was made with a count. An unknown id selects itself, so that the state machine reports it as
+// unknown.
+func selected(view fsm.View, id string) (ids []string) {
 	if _, known := view.Workload(id); !known {
 		view.Group(id, func(w *fsm.Workload) bool {
 			if fsm.MadeByCount(id, w.ID) {
@@ -242,9 +246,9 @@ func (s *Server) deleteCommands(ctx context.Context, id string, force bool, requ
 	})
 }
 
-// each makes one command per target. A request about a group ends with a barrier
-// under the request's own id: its receipt says that all of it was carried out,
-// also when the group is gone by the time it is repeated.
+// each makes one command per selected workload. A request about a group ends with a barrier under
+// the request's own id. Its receipt proves that the whole request was applied, even if the group is
+// gone when the request is repeated.
 func (s *Server) each(ctx context.Context, id, request string, make func(string) *commandv1.Command) ([]fsm.Command, error) {
 	targets, view, err := s.targets(ctx, id)
 	if err != nil {
@@ -256,7 +260,7 @@ func (s *Server) each(ctx context.Context, id, request string, make func(string)
 		return nil, err
 	}
 	if _, known := view.Workload(id); !group && !known && answered(view, request) {
-		return []fsm.Command{barrier}, nil // the receipt answers
+		return []fsm.Command{barrier}, nil // the receipt holds the answer
 	}
 	var cmds []fsm.Command
 	for _, target := range targets {
@@ -285,8 +289,8 @@ func answered(view fsm.View, request string) bool {
 	return done
 }
 
-// DeleteWorkload implements control.v1: marks for deletion; the record goes when
-// no node holds the workload any more.
+// DeleteWorkload implements control.v1. It marks the workload for deletion; the record is removed
+// once no node holds the workload.
 func (s *Server) DeleteWorkload(ctx context.Context, req *controlv1.DeleteWorkloadRequest) (*controlv1.DeleteWorkloadResponse, error) {
 	if why := s.frozen(); why != "" {
 		return &controlv1.DeleteWorkloadResponse{ErrorMessage: why}, nil

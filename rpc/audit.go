@@ -17,7 +17,7 @@ import (
 	"github.com/persys/compute/pki"
 )
 
-// record has the leader keep a session's event, in this replica's own name.
+// record asks the leader, in this replica's own name, to commit an audit event.
 func (s *Server) record(ctx context.Context, req *clusterv1.RecordSessionRequest) error {
 	if s.store.View().Info().FeatureLevel < 6 {
 		return errorf(KindPrecondition, "sessions need feature level 6: all replicas must run this version; `persysctl status` shows them")
@@ -27,8 +27,8 @@ func (s *Server) record(ctx context.Context, req *clusterv1.RecordSessionRequest
 	if s.cfg.TLS != nil {
 		c.id = s.cfg.TLS.Identity()
 	}
-	// What the caller said beside its message is not this replica's to say: nobody behind it
-	// keeps a record, and none is narrowed to a namespace.
+	// Drop the caller's metadata: the record is made by this replica, not on behalf of a user and
+	// not within a namespace.
 	ctx, cancel := context.WithTimeout(withCall(metadata.NewIncomingContext(ctx, nil), c), execOpening)
 	defer cancel()
 	_, err := s.atLeader(ctx, c, full, req, func(ctx context.Context, _ any) (any, error) { return s.RecordSession(ctx, req) })
@@ -40,7 +40,7 @@ func (s *Server) RecordSession(ctx context.Context, req *clusterv1.RecordSession
 	switch req.GetType() {
 	case fsm.EventSessionOpened, fsm.EventSessionClosed, fsm.EventCallRefused, fsm.EventCallMade:
 	default:
-		return nil, errorf(KindInvalid, "type: %q is no record of a session", req.GetType())
+		return nil, errorf(KindInvalid, "type: %q must be a session or call event", req.GetType())
 	}
 	a := &commandv1.Audit{Type: req.GetType(), Message: req.GetMessage(), Workload: req.GetWorkloadId(), Node: req.GetNodeId()}
 	for _, k := range slices.Sorted(maps.Keys(req.GetDetails())) {
@@ -50,7 +50,7 @@ func (s *Server) RecordSession(ctx context.Context, req *clusterv1.RecordSession
 		Head: &commandv1.Head{At: s.now().UnixNano(), By: clip(req.GetBy(), 512), From: clipFrom(req.GetFrom())},
 		Body: &commandv1.Command_Audit{Audit: a},
 	}
-	if s.store.View().Info().FeatureLevel >= 6 { // former versions would stop at it
+	if s.store.View().Info().FeatureLevel >= 6 { // an older version would stop at it
 		cmd.Head.Via = clip(req.GetVia(), 512)
 	}
 	results, err := s.replica.Propose(ctx, cmd)
@@ -63,8 +63,8 @@ func (s *Server) RecordSession(ctx context.Context, req *clusterv1.RecordSession
 	return &clusterv1.RecordSessionResponse{Index: results[0].Index}, nil
 }
 
-// noted makes a change that is no command of the log, once the log has who asks for it. That
-// it failed is kept as well.
+// noted makes a change that is not a command of the log. The log records who asked for it before
+// the change begins, and records its failure afterwards.
 func (s *Server) noted(ctx context.Context, node, what string, do func() error) error {
 	c := callOf(ctx)
 	if s.store.View().Info().FeatureLevel < 6 || c.id.Role == pki.RoleScheduler {
@@ -75,7 +75,7 @@ func (s *Server) noted(ctx context.Context, node, what string, do func() error) 
 		Type: fsm.EventCallMade, By: by, Via: via, From: c.from, NodeId: node, Message: clip(what, 512), Details: map[string]string{"call": c.op},
 	}
 	if err := s.record(ctx, req); err != nil {
-		return fmt.Errorf("it could not be recorded and was not done: %w", err)
+		return fmt.Errorf("the audit event could not be committed, so nothing was done: %w", err)
 	}
 	err := do()
 	if err == nil {
@@ -85,15 +85,15 @@ func (s *Server) noted(ctx context.Context, node, what string, do func() error) 
 	last, done := context.WithTimeout(context.WithoutCancel(ctx), execLastWord)
 	defer done()
 	if rerr := s.record(last, req); rerr != nil {
-		s.log.Warn("that a call failed could not be recorded", "by", by, "from", c.from, "call", c.op, "err", rerr)
+		s.log.Warn("could not record the failure of a call", "by", by, "from", c.from, "call", c.op, "err", rerr)
 	}
 	return err
 }
 
-// refuse keeps a change that was refused, for who asked for it. The leader has the last
-// word, and keeps it: another replica, whose state may be older, passes the call on if it
-// can be (req). What is kept is bounded: refusals cost a caller nothing, and each is an
-// entry of the log. Heartbeats, which go on by themselves, leave others their share.
+// refuse records that a mutation was refused with why, and returns why. A follower may have an old
+// state, so it forwards the call (if req is set) and lets the leader decide and record. Records are
+// rate-limited, because a refusal costs its caller nothing and each record is a log entry. Refused
+// heartbeats have a small budget of their own, because they repeat by themselves.
 func (s *Server) refuse(ctx context.Context, c *call, full string, req any, why error) (any, error) {
 	few := s.refusals
 	if c.op == methods[controlv1.AgentControl_Heartbeat_FullMethodName].op {
@@ -126,7 +126,7 @@ func (s *Server) refuse(ctx context.Context, c *call, full string, req any, why 
 		})
 	}
 	if err != nil {
-		s.log.Warn("a refused call could not be recorded", "by", c.who(), "from", c.from, "call", c.op, "err", err)
+		s.log.Warn("could not record a refused call", "by", c.who(), "from", c.from, "call", c.op, "err", err)
 	}
 	return nil, why
 }

@@ -17,40 +17,40 @@ import (
 	"github.com/persys/compute/spec"
 )
 
-// batch makes the commands of several requests. Small workloads that stand side by side in
-// one call travel in one command, in which the state machine judges each by itself: so they
-// have one head and one receipt, and what is kept of many applies lasts as long as it should.
+// batch makes the commands for several requests. Consecutive small workloads of one call share a
+// command, and the state machine judges each by itself. They share one head and one receipt, so
+// that the bounded table of receipts covers a longer time.
 type batch struct {
 	s    *Server
 	reqs []*controlv1.ApplyWorkloadRequest
 	cmds []fsm.Command
-	of   [][]int // indexes in reqs of what each command stands for
+	of   [][]int // for each command, the indexes in reqs that it carries
 
 	open open
-	ids  map[string]struct{} // of the workloads in the open row
+	ids  map[string]struct{} // workloads in the open row
 }
 
-// open is a command that may take more, and where it stands in a row of requests. What the
-// row is depends on the requests alone, so that a call that is repeated meets its receipts. No
-// workload is in it twice: each order has a generation of its own.
+// open is the command that takes further requests, with its row: the requests that it may carry.
+// Rows depend on the requests alone, so that a repeated call finds its receipts. A row holds no
+// workload twice, because each change of a workload needs a generation of its own.
 type open struct {
-	first string                  // request id of the row's first; "" = there is no row
-	seen  int                     // requests in the row, those that were refused included
-	puts  *commandv1.PutWorkloads // nil until one was not refused
-	n     int                     // of the command in cmds
+	first string                  // request id of the first request; "" if there is no row
+	seen  int                     // number of requests in the row, including refused ones
+	puts  *commandv1.PutWorkloads // nil until a request was accepted
+	n     int                     // index of the command in cmds
 }
 
 const (
-	// joinLevel is the feature level from which on workloads share a command.
+	// joinLevel is the lowest feature level at which workloads share a command.
 	joinLevel = 6
-	// joinLimit is up to how many bytes of a request are small. A full row is so
-	// far below the size of a command.
+	// joinLimit is the size in bytes up to which a request is small. A full row is far below the
+	// limit of a command.
 	joinLimit = 1 << 10
-	// joinMember tells the request id of a row from that of its first request alone.
+	// joinMember distinguishes the command id of a row from that of its first request alone.
 	joinMember = "each"
 )
 
-// add translates the i-th request.
+// add makes the command of the i-th request, or adds the request to the open command.
 func (b *batch) add(ctx context.Context, i int, joins bool) error {
 	req := b.reqs[i]
 	if !joins || !b.joinable(req) {
@@ -90,7 +90,7 @@ func (b *batch) addAlone(ctx context.Context, i int) error {
 	return err
 }
 
-// joinable reports whether a request becomes one small put. It looks at nothing else.
+// joinable reports whether a request becomes one small put. It must depend on the request alone.
 func (b *batch) joinable(req *controlv1.ApplyWorkloadRequest) bool {
 	sp := req.GetSpec()
 	return sp != nil && sp.GetCount() == 0 && sp.GetUpdate() == nil && strings.TrimSpace(req.GetWorkloadId()) != "" &&
@@ -98,7 +98,7 @@ func (b *batch) joinable(req *controlv1.ApplyWorkloadRequest) bool {
 		b.s.store.View().Info().FeatureLevel >= joinLevel
 }
 
-// verdict is what a result says of the k-th request that its command stands for.
+// verdict returns the result of the k-th request in the n-th command.
 func (b *batch) verdict(n, k int, r fsm.Result) fsm.Result {
 	puts := b.cmds[n].GetPutWorkloads()
 	if !puts.GetEach() || r.Err() != nil {
@@ -108,18 +108,18 @@ func (b *batch) verdict(n, k int, r fsm.Result) fsm.Result {
 	if k < len(r.Items) && r.Items[k].ID == id {
 		return r.Of(r.Items[k])
 	}
-	// The answer to a call that is repeated, of which another part was refused before the log.
+	// A call was repeated, and this time another of its requests was refused before the log.
 	for _, it := range r.Items {
 		if it.ID == id {
 			return r.Of(it)
 		}
 	}
-	return fsm.Result{Kind: fsm.Conflict, Index: r.Index, Reason: "workload " + id + " was refused when this request was first sent, and is answered under its id no more: send it again under a new one"}
+	return fsm.Result{Kind: fsm.Conflict, Index: r.Index, Reason: "workload " + id + " was refused when this request was first sent; the stored answer does not cover it: send the workload again with a new request id"}
 }
 
-// deriveRequestIDs gives each request of a batch its own id. Neighbouring ids are
-// far apart, because one request may stand for several commands. derived reports which
-// of them have no other: a request that is asked or passed on again had them given before.
+// deriveRequestIDs gives each request of a batch an id that is derived from the id of the call. One
+// request may need ids for several commands, so neighbouring ids are far apart. derived reports
+// whether a request has the derived id; a repeated or forwarded call already carries it.
 func deriveRequestIDs(req *clusterv1.ApplyWorkloadsRequest) (derived func(int) bool, err error) {
 	if req.GetRequestId() == "" {
 		return never, nil
@@ -131,7 +131,7 @@ func deriveRequestIDs(req *clusterv1.ApplyWorkloadsRequest) (derived func(int) b
 	own := map[int]bool{}
 	for i, w := range req.GetWorkloads() {
 		id := base
-		// Bytes 10 and 11 lie outside version, variant and the counter of head.
+		// Bytes 10 and 11 hold neither version nor variant, nor the bits that head changes.
 		binary.BigEndian.PutUint16(id[10:], binary.BigEndian.Uint16(id[10:])+uint16(i))
 		if given := w.GetRequestId(); given != "" && given != id.String() {
 			own[i] = true
@@ -142,13 +142,12 @@ func deriveRequestIDs(req *clusterv1.ApplyWorkloadsRequest) (derived func(int) b
 	return func(i int) bool { return !own[i] }, nil
 }
 
-// maxBatch is how many applies of a stream, or of one call, are committed
-// together.
+// maxBatch is the most applies of one call, or of a stream at a time, that are committed together.
 const maxBatch = 1024
 
-// ApplyWorkloads implements cluster.v1: many applies in one call, each judged
-// alone, committed together. Requests without an id of their own get one derived
-// from the call's, so that repeating the call repeats nothing.
+// ApplyWorkloads implements cluster.v1: many applies in one call, each judged alone and all
+// committed together. A request without an id gets one that is derived from the call's id, so that
+// a repeated call applies nothing twice.
 func (s *Server) ApplyWorkloads(ctx context.Context, req *clusterv1.ApplyWorkloadsRequest) (*clusterv1.ApplyWorkloadsResponse, error) {
 	workloads, err := requested(req.GetWorkloads(), req.GetFile(), req.GetName(), maxBatch)
 	if err != nil {
@@ -169,7 +168,7 @@ func (s *Server) ApplyWorkloads(ctx context.Context, req *clusterv1.ApplyWorkloa
 			o = refused(controlv1.FailureReason_RUNTIME_ERROR, o.err.Error())
 		default:
 			if o.err != nil {
-				return nil, o.err // the log took nothing, or an unknown part
+				return nil, o.err // the log holds none of them, or an unknown part
 			}
 		}
 		resp.Results[i] = o.resp
@@ -178,9 +177,8 @@ func (s *Server) ApplyWorkloads(ctx context.Context, req *clusterv1.ApplyWorkloa
 	return resp, nil
 }
 
-// ApplyStream implements cluster.v1. Whatever has arrived by the time the last
-// batch was answered makes the next one, so order is kept and callers that send
-// ahead are coalesced.
+// ApplyStream implements cluster.v1. The messages that arrived while a batch was committed form the
+// next batch. So order is kept, and a caller that does not wait for answers gets larger batches.
 func (s *Server) ApplyStream(stream clusterv1.Cluster_ApplyStreamServer) error {
 	ctx, cancel := context.WithCancel(stream.Context())
 	defer cancel()
@@ -228,7 +226,7 @@ func (s *Server) ApplyStream(stream clusterv1.Cluster_ApplyStreamServer) error {
 	return nil
 }
 
-// maxStreamBatch is when a batch of a stream is large enough, in bytes.
+// maxStreamBatch is the size in bytes at which a batch of a stream is complete.
 const maxStreamBatch = 2 << 20
 
 func (s *Server) applyStreamBatch(ctx context.Context, stream clusterv1.Cluster_ApplyStreamServer, batch []*clusterv1.ApplyStreamRequest) error {

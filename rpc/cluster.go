@@ -13,7 +13,7 @@ import (
 	"github.com/persys/compute/fsm"
 )
 
-// Status implements cluster.v1: this replica's own picture, never forwarded.
+// Status implements cluster.v1 from this replica's own state.
 func (s *Server) Status(context.Context, *clusterv1.StatusRequest) (*clusterv1.StatusResponse, error) {
 	v := s.store.View()
 	info := v.Info()
@@ -50,9 +50,8 @@ func (s *Server) Status(context.Context, *clusterv1.StatusRequest) (*clusterv1.S
 	return out, nil
 }
 
-// SetMode implements cluster.v1: the break-glass. The mode that a person asks
-// for holds until somebody asks for another one or for auto; normal also ends
-// being pinned when the mirror is healthy.
+// SetMode implements cluster.v1. A mode that a user sets is pinned until a user sets another one or
+// auto. A pinned normal also ends when the mirror is healthy.
 func (s *Server) SetMode(ctx context.Context, req *clusterv1.SetModeRequest) (*clusterv1.SetModeResponse, error) {
 	info := s.store.View().Info()
 	set := &commandv1.SetMode{Mode: req.GetMode(), Reason: req.GetReason(), Pinned: info.FeatureLevel >= 2}
@@ -70,7 +69,7 @@ func (s *Server) SetMode(ctx context.Context, req *clusterv1.SetModeRequest) (*c
 	return &clusterv1.SetModeResponse{Mode: set.GetMode(), Index: r.Index}, nil
 }
 
-// modeAuto gives the mode back to the leader's judgement.
+// modeAuto unpins the mode, so that the leader chooses it again.
 const modeAuto = "auto"
 
 // TransferLeadership implements cluster.v1.
@@ -82,7 +81,7 @@ func (s *Server) TransferLeadership(ctx context.Context, req *clusterv1.Transfer
 			return nil, err
 		}
 		if to = r.ID; to == s.replica.Self().ID {
-			// It is there already; only the leader gets here.
+			// This replica leads already: only the leader answers this call.
 			return &clusterv1.TransferLeadershipResponse{LeaderId: to}, nil
 		}
 	}
@@ -105,7 +104,7 @@ func (s *Server) RemoveReplica(ctx context.Context, req *clusterv1.RemoveReplica
 		return nil, err
 	}
 	if req.GetLeave() && req.GetForce() {
-		return nil, errorf(KindInvalid, "force and leave exclude one another: a replica that is asked to leave is never forced")
+		return nil, errorf(KindInvalid, "force and leave exclude one another: a replica that is asked to leave cannot be forced")
 	}
 	err = s.noted(ctx, "", "replica "+r.Name, func() error {
 		if req.GetLeave() {
@@ -119,7 +118,7 @@ func (s *Server) RemoveReplica(ctx context.Context, req *clusterv1.RemoveReplica
 	return &clusterv1.RemoveReplicaResponse{}, nil
 }
 
-// replicaNamed finds a replica by id or name.
+// replicaNamed returns a replica by id or name.
 func (s *Server) replicaNamed(v string) (*fsm.Replica, error) {
 	var found *fsm.Replica
 	s.store.View().Replicas(func(r *fsm.Replica) bool {
@@ -134,8 +133,8 @@ func (s *Server) replicaNamed(v string) (*fsm.Replica, error) {
 	return found, nil
 }
 
-// ClusterKey implements cluster.v1: for schedulers only, by the table. Any replica
-// answers with what it has.
+// ClusterKey implements cluster.v1. The policy table allows it for schedulers only. Any replica
+// answers with the key that it has.
 func (s *Server) ClusterKey(context.Context, *clusterv1.ClusterKeyRequest) (*clusterv1.ClusterKeyResponse, error) {
 	key, candidate, err := s.cfg.Keys.Offered()
 	if err != nil {
@@ -187,7 +186,7 @@ func (s *Server) GetClusterSummary(ctx context.Context, req *controlv1.GetCluste
 		for _, p := range used.Disk {
 			out.ReservedDiskGb += p.GB
 		}
-		if u, ok := s.leader.UsageOf(n.ID); ok && n.Up && u.CPU+u.Memory+u.Disk > 0 { // an older agent sends zeros
+		if u, ok := s.leader.UsageOf(n.ID); ok && n.Up && u.CPU+u.Memory+u.Disk > 0 { // older agents send zeros
 			out.UsedCpuMillicores += u.CPU
 			out.UsedMemoryMb += u.Memory
 			out.UsedDiskGb += u.Disk

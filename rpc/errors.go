@@ -21,20 +21,20 @@ const (
 	KindInternal        Kind = iota // Internal
 	KindInvalid                     // InvalidArgument
 	KindNotFound                    // NotFound
-	KindUnavailable                 // Unavailable: no leader, or this replica cannot serve
+	KindUnavailable                 // Unavailable: this replica cannot serve
 	KindNotLeader                   // Unavailable (NOT_LEADER): the answering replica does not lead
-	KindNoLeader                    // Unavailable (NO_LEADER): nobody leads; nothing was applied
-	KindUnknownOutcome              // Aborted (UNKNOWN_OUTCOME): repeat it under the same request id
-	KindBusy                        // ResourceExhausted: the log is full of work
+	KindNoLeader                    // Unavailable (NO_LEADER): there is no leader; nothing was applied
+	KindUnknownOutcome              // Aborted (UNKNOWN_OUTCOME): repeat the call with the same request id
+	KindBusy                        // ResourceExhausted: the replicated log is overloaded
 	KindTooLarge                    // ResourceExhausted: the request is over a size limit
-	KindPrecondition                // FailedPrecondition: contradicts the present state or mode
-	KindTooOld                      // Aborted: the request id is older than kept receipts
+	KindPrecondition                // FailedPrecondition: contradicts the current state or mode
+	KindTooOld                      // Aborted: the request id is older than the stored receipts
 	KindPermission                  // PermissionDenied
 	KindUnauthenticated             // Unauthenticated
 	KindDeadline                    // DeadlineExceeded
 	KindCanceled                    // Canceled
-	KindAborted                     // Aborted: the world moved, try again
-	KindNoAgent                     // Unavailable (NO_AGENT): this replica is well, a node's agent is not
+	KindAborted                     // Aborted: the state has changed meanwhile, try again
+	KindNoAgent                     // Unavailable (NO_AGENT): a node's agent cannot be reached
 )
 
 var kindCodes = [...]codes.Code{
@@ -44,10 +44,9 @@ var kindCodes = [...]codes.Code{
 	codes.Canceled, codes.Aborted, codes.Unavailable,
 }
 
-// Error is the one error type at the edge: what was tried, what kind of failure
-// it is, and its cause.
+// Error is the error type at the edge: the operation, the kind of failure and the cause.
 type Error struct {
-	Op   string // e.g. "apply workload"
+	Op   string // for instance "apply workload"
 	Kind Kind
 	Err  error
 }
@@ -62,7 +61,7 @@ func (e *Error) Error() string {
 // Unwrap returns the cause.
 func (e *Error) Unwrap() error { return e.Err }
 
-// GRPCStatus maps the error to its code; grpc calls it.
+// GRPCStatus returns the gRPC status of the error; package grpc calls it.
 func (e *Error) GRPCStatus() *status.Status {
 	switch e.Kind {
 	case KindUnknownOutcome:
@@ -73,13 +72,13 @@ func (e *Error) GRPCStatus() *status.Status {
 		return status.Convert(dial.Error(codes.Unavailable, dial.ReasonNoLeader, e.Error()))
 	}
 	if e.Kind == KindNoAgent {
-		// Another replica would not reach it either: clients must not try them all.
+		// Another replica would not reach the agent either, so clients must not try them all.
 		return status.Convert(dial.Error(codes.Unavailable, dial.ReasonNoAgent, e.Error()))
 	}
 	return status.New(kindCodes[e.Kind], e.Error())
 }
 
-// agentError is what a call to a node's agent came to.
+// agentError returns the error of a failed call to a node's agent.
 func agentError(node string, err error) error {
 	kind := edgeKind(err)
 	if kind == KindUnavailable || kind == KindInternal {
@@ -92,7 +91,7 @@ func errorf(k Kind, format string, args ...any) error {
 	return &Error{Kind: k, Err: fmt.Errorf(format, args...)}
 }
 
-// Errors that a Replica returns, wrapped; the wiring maps the Raft node's own.
+// Errors that a Replica returns, wrapped. An adapter maps the errors of the Raft node to them.
 var (
 	ErrNotLeader      = errors.New("this replica is not the leader")
 	ErrBusy           = errors.New("the replicated log has no room for more work")
@@ -100,7 +99,7 @@ var (
 	ErrUnknownOutcome = errors.New("the command may or may not have been committed")
 )
 
-// edge turns any error into one with a gRPC code.
+// edge gives any error a gRPC code and the operation.
 func edge(op string, err error) error {
 	if err == nil {
 		return nil
@@ -110,7 +109,7 @@ func edge(op string, err error) error {
 		if e.Op != "" && e.Error() == err.Error() {
 			return e
 		}
-		return &Error{Op: op, Kind: e.Kind, Err: err} // with what was said around it
+		return &Error{Op: op, Kind: e.Kind, Err: err} // keeps the text around e
 	}
 	if _, ok := status.FromError(err); ok {
 		return err
@@ -118,7 +117,7 @@ func edge(op string, err error) error {
 	return &Error{Op: op, Kind: kindOf(err), Err: err}
 }
 
-// edgeKind is the kind of an error, also of one that came as a status.
+// edgeKind returns the kind of an error, also of a gRPC status from another program.
 func edgeKind(err error) Kind {
 	var e *Error
 	if errors.As(err, &e) {
@@ -140,7 +139,7 @@ func edgeKind(err error) Kind {
 	return kindOf(err)
 }
 
-// statusKinds reads a code without a reason of ours; what is missing is Internal.
+// statusKinds maps the codes of statuses without a reason of ours. Any other code is KindInternal.
 var statusKinds = map[codes.Code]Kind{
 	codes.InvalidArgument:    KindInvalid,
 	codes.NotFound:           KindNotFound,
@@ -177,7 +176,7 @@ func kindOf(err error) Kind {
 	return KindInternal
 }
 
-// refusalKinds maps the state machine's verdicts.
+// refusalKinds maps the verdicts of the state machine.
 var refusalKinds = [...]Kind{
 	fsm.OK:              KindInternal,
 	fsm.Invalid:         KindInvalid,

@@ -13,9 +13,9 @@ import (
 	"github.com/persys/compute/fsm/store"
 )
 
-// Events implements cluster.v1 from this replica's change feed. A reader that
-// falls off the feed goes on from the kept events: it may see a gap in Seq, never
-// an event twice.
+// Events implements cluster.v1 from this replica's change feed. A reader that is too slow for the
+// feed continues with the stored events. It may miss events, which shows as a gap in Seq, but never
+// gets one twice.
 func (s *Server) Events(req *clusterv1.EventsRequest, out clusterv1.Cluster_EventsServer) error {
 	if req.GetTail() < 0 {
 		return errorf(KindInvalid, "tail %d must be 0 or more", req.GetTail())
@@ -62,9 +62,9 @@ func (s *Server) Events(req *clusterv1.EventsRequest, out clusterv1.Cluster_Even
 	}
 }
 
-// soFar is after, or the number of the newest event where none has had that one: it is from
-// before a restore onto new schedulers. A follower may be behind; only a leader can tell, and who
-// asks again asks that one.
+// soFar returns after, or the number of the newest event if after is higher. A higher number stems
+// from before a restore onto new schedulers. A follower may just be behind, so soFar compares with
+// a confirmed leader's state.
 func (s *Server) soFar(ctx context.Context, after uint64) (uint64, error) {
 	if after <= s.store.View().Info().EventSeq {
 		return after, nil
@@ -80,8 +80,8 @@ func (s *Server) soFar(ctx context.Context, after uint64) (uint64, error) {
 	return min(after, view.Info().EventSeq), nil
 }
 
-// pastEvents collects kept events that match, oldest first; with tail only the
-// newest so many.
+// pastEvents returns the stored events that match, oldest first. A positive tail limits them to the
+// newest.
 func pastEvents(view fsm.View, req *clusterv1.EventsRequest, in namespaceScope, after uint64, tail int) []*fsm.Event {
 	var events []*fsm.Event
 	if tail > 0 {
@@ -106,7 +106,7 @@ func pastEvents(view fsm.View, req *clusterv1.EventsRequest, in namespaceScope, 
 	return events
 }
 
-// eventView renders one event for the API.
+// eventView converts an event for the API.
 func eventView(e *fsm.Event) *clusterv1.Event {
 	out := &clusterv1.Event{
 		Seq: e.Seq, Index: e.Index, At: timestamppb.New(time.Unix(0, e.At)), Type: e.Type,
@@ -116,7 +116,8 @@ func eventView(e *fsm.Event) *clusterv1.Event {
 	if len(e.Details) > 0 {
 		out.Details = make(map[string]string, len(e.Details))
 		for i, d := range e.Details {
-			// A change of state has a "from" of its own; then the caller's comes first.
+			// A change of status has a detail "from" too; of two, the first is the caller's
+			// address.
 			if d.Key == "from" && i+1 < len(e.Details) && e.Details[i+1].Key == "from" {
 				d.Key = "caller"
 			}
@@ -128,7 +129,8 @@ func eventView(e *fsm.Event) *clusterv1.Event {
 
 func eventMatches(req *clusterv1.EventsRequest, in namespaceScope, e *fsm.Event) bool {
 	of := e.In()
-	// Of what is about no workload, those who are confined see nothing but their namespaces.
+	// Users who are confined to namespaces see only events about their namespaces and the workloads
+	// in them.
 	return (in.everywhere() || of != "" && in.has(of)) && (req.GetNamespace() == "" || req.GetNamespace() == of) &&
 		(req.GetWorkloadId() == "" || req.GetWorkloadId() == e.Workload) &&
 		(req.GetNodeId() == "" || req.GetNodeId() == e.Node) &&

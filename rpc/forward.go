@@ -21,7 +21,8 @@ import (
 	"github.com/persys/compute/rpc/limits"
 )
 
-// unary is the spine of every call: who is it, may it, who answers it.
+// unary handles every unary call: it identifies the caller, checks its limits and rights, and
+// routes the call.
 func (s *Server) unary(ctx context.Context, req any, info *grpc.UnaryServerInfo, h grpc.UnaryHandler) (any, error) {
 	who, err := s.identify(ctx)
 	if err != nil {
@@ -35,15 +36,15 @@ func (s *Server) unary(ctx context.Context, req any, info *grpc.UnaryServerInfo,
 	resp, c, err := s.carry(ctx, who, info.FullMethod, req, h)
 	if c != nil {
 		if md := s.trailer(c); md != nil {
-			// It fails only when the stream is gone, which the call's own error says.
+			// SetTrailer fails only if the stream has ended, which the error of the call reports.
 			_ = grpc.SetTrailer(ctx, md)
 		}
 	}
 	return resp, err
 }
 
-// carry makes one call, or what a message of a stream stands for; there is no call where
-// the caller may not make it.
+// carry authorizes and routes one call, or one message of a stream. The returned call is nil if the
+// caller has no right to make it.
 func (s *Server) carry(ctx context.Context, who caller, full string, req any, h grpc.UnaryHandler) (any, *call, error) {
 	m, err := s.authorize(who, full)
 	c := &call{caller: who, method: m}
@@ -57,7 +58,7 @@ func (s *Server) carry(ctx context.Context, who caller, full string, req any, h 
 	return resp, c, edge(m.op, err)
 }
 
-// defaultDeadline bounds calls that came without one.
+// defaultDeadline applies to calls without a deadline.
 const defaultDeadline = 20 * time.Second
 
 func withDeadline(ctx context.Context) (context.Context, context.CancelFunc) {
@@ -67,7 +68,7 @@ func withDeadline(ctx context.Context) (context.Context, context.CancelFunc) {
 	return context.WithTimeout(ctx, defaultDeadline)
 }
 
-// route sends a call to the replica that has to answer it.
+// route answers a call here or at the leader, by the class of its method.
 func (s *Server) route(ctx context.Context, c *call, full string, req any, h grpc.UnaryHandler) (any, error) {
 	switch c.class {
 	case leader:
@@ -85,7 +86,8 @@ func (s *Server) route(ctx context.Context, c *call, full string, req any, h grp
 		}
 		resp, err := s.atLeader(ctx, c, full, req, h)
 		if err != nil && !asked && !c.forwarded && status.Code(edge("", err)) == codes.Unavailable {
-			// Legacy v1 clients carry no index: better an old answer, marked, than none.
+			// Legacy v1 clients send no index. A stale answer that is marked as such is better than
+			// none.
 			c.level = staleFallback
 			return h(ctx, req)
 		}
@@ -94,14 +96,13 @@ func (s *Server) route(ctx context.Context, c *call, full string, req any, h grp
 	return h(ctx, req)
 }
 
-// retryEvery is how often a held call looks again when nothing wakes it.
+// retryEvery is the longest time between two attempts of a held call.
 const retryEvery = 25 * time.Millisecond
 
-// atLeader runs h here if this replica leads, else makes the same call at the
-// leader. A call that reached nobody, or a replica that had just stopped leading
-// or has not begun to, is tried again until the hold has passed: reads have no
-// effect, and mutations carry a request id, so repeating them is safe even when
-// their fate is unknown.
+// atLeader runs h if this replica leads, else it forwards the call to the leader. It repeats the
+// call until the hold time has passed if the leader could not be reached or the answering replica
+// did not lead. That is safe even if an earlier attempt may have been applied: reads change
+// nothing, and mutations carry a request id.
 func (s *Server) atLeader(ctx context.Context, c *call, full string, req any, h grpc.UnaryHandler) (any, error) {
 	hold := s.cfg.HoldWrites
 	if c.class == read {
@@ -125,7 +126,7 @@ func (s *Server) atLeader(ctx context.Context, c *call, full string, req any, h 
 		if began.IsZero() {
 			began = now
 			if c.class == read && !known {
-				began = began.Add(-s.age()) // the leader has been away for as long
+				began = began.Add(-s.age()) // the leader has been gone for that time already
 			}
 		}
 		if left := hold - now.Sub(began); left <= 0 || !waitFor(ctx, changed, min(left, retryEvery)) {
@@ -134,20 +135,20 @@ func (s *Server) atLeader(ctx context.Context, c *call, full string, req any, h 
 	}
 }
 
-// attempt makes one call, here or at the leader.
+// attempt makes one attempt at a call, here or at the leader.
 func (s *Server) attempt(ctx context.Context, c *call, to Peer, known bool, changed <-chan struct{}, full string, req any, h grpc.UnaryHandler) (any, error) {
 	switch {
 	case known && to.ID == s.replica.Self().ID:
 		return h(ctx, req)
 	case c.forwarded:
-		return nil, errorf(KindNotLeader, "passed on to replica %s, which does not lead", s.replica.Self().Name)
+		return nil, errorf(KindNotLeader, "replica %s received a forwarded call and does not lead", s.replica.Self().Name)
 	case known && to.GRPCAddr != "":
 		return s.forward(ctx, c, to, changed, full, req)
 	}
 	return nil, errorf(KindNoLeader, "there is no leader; `persysctl status` shows the replicas")
 }
 
-// heldInVain is what a call is told whose hold has passed.
+// heldInVain returns the error of a call whose hold time has passed.
 func heldInVain(last error, unknown bool, hold time.Duration) error {
 	if unknown {
 		return errorf(KindUnknownOutcome, "%w: %w", ErrUnknownOutcome, last)
@@ -155,7 +156,7 @@ func heldInVain(last error, unknown bool, hold time.Duration) error {
 	return errorf(KindNoLeader, "no leader answered within %s: %w", hold, last)
 }
 
-// waitFor waits for a wake-up or for d; false means that ctx has ended.
+// waitFor waits until wake is closed or d has passed. It returns false if ctx ends first.
 func waitFor(ctx context.Context, wake <-chan struct{}, d time.Duration) bool {
 	t := time.NewTimer(d)
 	defer t.Stop()
@@ -168,9 +169,8 @@ func waitFor(ctx context.Context, wake <-chan struct{}, d time.Duration) bool {
 	return true
 }
 
-// passing reports whether an error may pass when the call is made again: nobody
-// answered there, it does not lead (any more, or yet), or the fate of the call is
-// unknown.
+// passing reports whether a repeated call may succeed: the replica did not answer, it does not
+// lead, or the outcome of the call is unknown.
 func passing(err error) bool {
 	switch edgeKind(err) {
 	case KindNotLeader, KindNoLeader, KindUnavailable, KindUnknownOutcome:
@@ -179,8 +179,8 @@ func passing(err error) bool {
 	return false
 }
 
-// forward makes the same call at the leader with the caller's identity, and gives
-// up on a leader that is one no longer.
+// forward makes the same call at the leader with the caller's identity. It gives up if that replica
+// is no longer the leader.
 func (s *Server) forward(ctx context.Context, c *call, to Peer, changed <-chan struct{}, full string, req any) (any, error) {
 	conn, err := s.peers.conn(to.GRPCAddr)
 	if err != nil {
@@ -214,8 +214,8 @@ func (s *Server) forward(ctx context.Context, c *call, to Peer, changed <-chan s
 
 var errDeposed = errors.New("it is no longer known as the leader")
 
-// whileLeads ends ctx when another replica, or none, is known to lead. A leader
-// that hangs answers nobody, and its connection would tell only much later.
+// whileLeads returns a context that ends when to is no longer the known leader. A leader that hangs
+// does not answer, and its connection would fail only much later.
 func (s *Server) whileLeads(ctx context.Context, to Peer, changed <-chan struct{}) (context.Context, func()) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	go func() {
@@ -235,8 +235,8 @@ func (s *Server) whileLeads(ctx context.Context, to Peer, changed <-chan struct{
 	return ctx, func() { cancel(nil) }
 }
 
-// broken says what a failed forwarding means. The leader's own answer stands. A
-// call that never left this replica had no effect; one that did may have had one.
+// broken classifies the error of a forwarded call. An error that the leader answered stays as it
+// is. A call that was never sent had no effect; a call that was sent may have had one.
 func (c *call) broken(ctx, out context.Context, to Peer, sent bool, err error) error {
 	deposed := errors.Is(context.Cause(out), errDeposed)
 	if ctx.Err() != nil && !deposed || !deposed && (status.Code(err) != codes.Unavailable || dial.Reason(err) != "") {
@@ -252,7 +252,7 @@ func (c *call) broken(ctx, out context.Context, to Peer, sent bool, err error) e
 	return errorf(kind, "leader %s at %s: %w", to.Name, to.GRPCAddr, err)
 }
 
-// replyFor makes an empty response message of a method.
+// replyFor returns an empty response message of a method.
 func replyFor(full string) (proto.Message, error) {
 	name := protoreflect.FullName(strings.ReplaceAll(strings.TrimPrefix(full, "/"), "/", "."))
 	d, err := protoregistry.GlobalFiles.FindDescriptorByName(name)
@@ -270,7 +270,7 @@ func replyFor(full string) (proto.Message, error) {
 	return mt.New().Interface(), nil
 }
 
-// stream guards streaming methods; those that mutate judge each message.
+// stream handles every streaming call. The handlers of streams that mutate authorize each message.
 func (s *Server) stream(srv any, ss grpc.ServerStream, info *grpc.StreamServerInfo, h grpc.StreamHandler) error {
 	who, err := s.identify(ss.Context())
 	if err != nil {
@@ -293,10 +293,10 @@ func (s *Server) stream(srv any, ss grpc.ServerStream, info *grpc.StreamServerIn
 	}))
 }
 
-// whileTrusted runs a stream until it ends, or until the certificate of whoever is
-// at its other end is revoked or over, or the user behind a gateway is revoked: a stream
-// may be open for days, and its caller is judged when it begins. The handler may then be waiting for a message; that wait
-// ends when gRPC closes the stream behind us, as does every other use of it.
+// whileTrusted runs a stream until it ends, until the peer's certificate is revoked or expires, or
+// until the user of a gateway is revoked. A stream may be open for days, and its caller is
+// authorized only once. If whileTrusted returns while the handler waits for a message, gRPC closes
+// the stream, which ends that wait.
 func (s *Server) whileTrusted(ctx context.Context, full string, h func(context.Context) error) error {
 	p, _ := peer.FromContext(ctx)
 	info, secure := p.AuthInfo.(credentials.TLSInfo)
@@ -324,7 +324,7 @@ func (s *Server) whileTrusted(ctx context.Context, full string, h func(context.C
 	case err := <-done:
 		return err
 	case err := <-lost:
-		if err == nil { // the caller went away
+		if err == nil { // the caller ended the stream
 			return <-done
 		}
 		return errorf(KindUnauthenticated, "%w", err)

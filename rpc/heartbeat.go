@@ -25,7 +25,7 @@ func (s *Server) Heartbeat(ctx context.Context, req *controlv1.HeartbeatRequest)
 		return nil, err
 	}
 	view := s.store.View()
-	// A node of this id may be known here too: it is not this one.
+	// A node of another cluster may have the same id as one of ours.
 	if wrong := foreign(id, req.GetClusterId(), view.Info().ClusterID); wrong != "" {
 		return nil, errorf(KindPrecondition, "%s", wrong)
 	}
@@ -42,7 +42,7 @@ func (s *Server) Heartbeat(ctx context.Context, req *controlv1.HeartbeatRequest)
 	}
 	hb.Used = usageOf(req.GetUsage())
 	if req.GetUsage() == nil {
-		hb.Used, _ = s.leader.UsageOf(id) // stays as it was
+		hb.Used, _ = s.leader.UsageOf(id) // unchanged
 	}
 	hb.PoolsUsed = poolsUsed(node, req.GetUsage())
 	hb.Reports = make([]sched.Reported, 0, len(req.GetWorkloadStatuses()))
@@ -68,7 +68,7 @@ func (s *Server) Heartbeat(ctx context.Context, req *controlv1.HeartbeatRequest)
 	return out, nil
 }
 
-// leading maps the leader's own errors.
+// leading maps the errors of the leader's loop.
 func (s *Server) leading(err error) error {
 	var unknown interface{ NotFound() bool }
 	if errors.As(err, &unknown) {
@@ -77,28 +77,28 @@ func (s *Server) leading(err error) error {
 	return errorf(KindNotLeader, "%w", err)
 }
 
-// wholeSeconds of a lease: rounded down, because a node must never think that it has
-// longer than the leader does.
+// wholeSeconds converts a lease to seconds. It rounds down, because the node's view of its lease
+// must never be longer than the leader's.
 func wholeSeconds(ns int64) int32 {
 	if ns > 0 && ns < int64(time.Second) {
-		return 1 // below what the settings allow
+		return 1 // shorter than the settings allow
 	}
 	return int32(ns / int64(time.Second))
 }
 
 func seconds(ns int64) int32 { return int32((ns + int64(time.Second) - 1) / int64(time.Second)) }
 
-// What a node says that it uses is shown, and nothing is decided by it. So a
-// figure that cannot be costs the node nothing: a heartbeat is its lease, and is
-// not refused for that. It is taken as the nearest that can be. What it offers, on
-// the other hand, is refused by name: see reserves, and fsm for the totals.
+// usageOf reads the usage of a node, which is shown and not used for decisions. It replaces an
+// impossible figure by the nearest possible one and does not refuse the heartbeat, because the
+// heartbeat extends the node's lease. Totals, in contrast, are refused at registration (reserves).
 func usageOf(u *controlv1.NodeUsage) sched.NodeUsage {
 	within := func(v, most int64) int64 { return max(0, min(v, most)) }
 	cpu, memory, disk := within(u.GetCpuUsedMillicores(), bounds.MaxCPU), within(u.GetMemoryUsedMb(), bounds.MaxMemory), within(u.GetDiskUsedGb(), bounds.MaxDisk)
 	return sched.NodeUsage{CPU: cpu, Memory: memory, Disk: disk, NetReceived: max(0, u.GetNetRxBytes()), NetSent: max(0, u.GetNetTxBytes())}
 }
 
-// poolsUsed is what the pools that a node registered hold; nil if it says nothing of them.
+// poolsUsed returns the used GB of the pools that the node registered; nil if the heartbeat names
+// no pools.
 func poolsUsed(n *fsm.Node, u *controlv1.NodeUsage) map[string]int64 {
 	if len(u.GetStoragePools()) == 0 {
 		return nil
@@ -114,7 +114,7 @@ func poolsUsed(n *fsm.Node, u *controlv1.NodeUsage) map[string]int64 {
 	return out
 }
 
-// used reads what a node measured of its workloads.
+// used reads the measured usage of workloads.
 func used(list []*controlv1.WorkloadUsageSnapshot) []sched.WorkloadUsage {
 	if len(list) == 0 {
 		return nil
@@ -137,7 +137,7 @@ func used(list []*controlv1.WorkloadUsageSnapshot) []sched.WorkloadUsage {
 	return out
 }
 
-// amount and percent are the nearest figures that can be; see usageOf.
+// amount and percent return the nearest possible figure, see usageOf.
 func amount(v int64) int64 { return max(0, v) }
 
 func percent(v float64) float64 {

@@ -15,25 +15,25 @@ import (
 	"github.com/persys/compute/rpc/limits"
 )
 
-// caller is who makes a call and how it came here.
+// caller is the origin of a call.
 type caller struct {
-	id        pki.Identity // on whose behalf; zero: nobody that we know
-	forwarded bool         // one hop is behind it
-	relayed   bool         // and a scheduler's certificate says so
-	from      string       // address of whoever made the call
-	behalf    pki.Identity // of a gateway: the user it acts for; zero: it says nothing
-	issued    time.Time    // when that user's certificate was
-	user      string       // of a gateway: who its user is, where no certificate says it
-	narrow    []string     // namespaces that the call is narrowed to; none: it is not
+	id        pki.Identity // the identity that the call is made for; zero for a stranger
+	forwarded bool         // another replica forwarded the call
+	relayed   bool         // the forwarding replica proved to be a scheduler by its certificate
+	from      string       // address from which the call was first made
+	behalf    pki.Identity // for a gateway, the user that it acts for; zero if it names none
+	issued    time.Time    // when the certificate of that user was issued
+	user      string       // for a gateway, its user as an OIDC token names it
+	narrow    []string     // the namespaces that the caller limits this call to; empty for no limit
 }
 
-// call is one call under way: who makes it, by which row of the table, and, for
-// reads, how fresh the answer must be.
+// call is a call in progress: its caller, its row of the policy table and, for a read, the read
+// level.
 type call struct {
 	caller
 	method
 	level level
-	least uint64 // log index that the answer must reflect
+	least uint64 // lowest log index that the answer must reflect
 }
 
 type callKey struct{}
@@ -42,8 +42,8 @@ func withCall(ctx context.Context, c *call) context.Context {
 	return context.WithValue(ctx, callKey{}, c)
 }
 
-// callOf returns the call that ctx belongs to; the zero call, which may nothing,
-// outside of one.
+// callOf returns the call that ctx belongs to. Outside of a call it returns the zero call, which
+// has no rights.
 func callOf(ctx context.Context) *call {
 	if c, ok := ctx.Value(callKey{}).(*call); ok {
 		return c
@@ -51,7 +51,7 @@ func callOf(ctx context.Context) *call {
 	return &call{}
 }
 
-// identity is the caller's for metadata and for the audit line of a command.
+// identity is the caller's identity as text, for metadata and for the head of commands.
 func (c caller) identity() string {
 	if c.id.IsAnonymous() {
 		return anonymous
@@ -62,7 +62,7 @@ func (c caller) identity() string {
 	return c.id.String()
 }
 
-// by is who the history names, and the gateway that says so, "" for who called by itself.
+// by returns the user for the history, and the gateway through which the user called, "" if none.
 func (c caller) by() (who, via string) {
 	switch {
 	case !c.behalf.IsZero():
@@ -73,22 +73,20 @@ func (c caller) by() (who, via string) {
 	return c.identity(), ""
 }
 
-// who is the first of by, for logs.
+// who returns the user for log lines.
 func (c caller) who() string {
 	who, _ := c.by()
 	return who
 }
 
-// anonymous is Identity.String of the anonymous admin, who makes every call
-// under -insecure.
+// anonymous is the text form of the anonymous admin, who makes every call under -insecure.
 var anonymous = pki.Anonymous().String()
 
-// stranger is what a caller without a certificate is called: it may enrol, and
-// nothing else.
+// stranger stands for a caller without a certificate, which may enrol and do nothing else.
 const stranger = "stranger"
 
-// identify reads who calls. A forwarded identity is believed only from a
-// certificate of a scheduler; under -insecure everybody is the anonymous admin.
+// identify determines the caller. A forwarded identity is believed only if the forwarder has a
+// scheduler's certificate. Under -insecure every caller is the anonymous admin.
 func (s *Server) identify(ctx context.Context) (caller, error) {
 	c, err := s.certified(ctx)
 	if err == nil && s.cfg.TLS != nil {
@@ -99,12 +97,12 @@ func (s *Server) identify(ctx context.Context) (caller, error) {
 	return c, err
 }
 
-// certified reads who calls from its certificate.
+// certified determines the caller from its certificate.
 func (s *Server) certified(ctx context.Context) (caller, error) {
 	hop := told(ctx, dial.KeyHop) != ""
 	p, ok := peer.FromContext(ctx)
 	if !ok {
-		return caller{}, errorf(KindUnauthenticated, "the connection names no peer")
+		return caller{}, errorf(KindUnauthenticated, "the connection has no peer address")
 	}
 	from := clipFrom(limits.HostOf(p.Addr))
 	if s.cfg.TLS == nil {
@@ -120,7 +118,7 @@ func (s *Server) certified(ctx context.Context) (caller, error) {
 		return caller{}, errorf(KindUnauthenticated, "the connection from %s is not TLS", p.Addr)
 	}
 	if s.cfg.Enrol && len(info.State.PeerCertificates) == 0 {
-		return caller{from: from}, nil // authorize says what it may
+		return caller{from: from}, nil // authorize limits it to Enrol
 	}
 	id, err := s.cfg.TLS.Identify(info.State)
 	if err != nil {
@@ -149,11 +147,11 @@ func (s *Server) certified(ctx context.Context) (caller, error) {
 	return caller{id: on, forwarded: true, relayed: true, from: from}, nil
 }
 
-// clipFrom bounds what is said of where a call came from.
+// clipFrom bounds the length of a caller's address.
 func clipFrom(v string) string { return clip(v, 64) }
 
-// ours refuses a certificate of another cluster. It is compared with our own: the name in
-// certificates is chosen when they are made, before the cluster has an id.
+// ours refuses a certificate of another cluster. It compares the cluster name with that of our own
+// certificate, because certificates are named before the cluster has an id.
 func (s *Server) ours(id pki.Identity) error {
 	own := s.cfg.TLS.Identity().Cluster
 	if s.store.View().Info().ClusterID == "" || id.Cluster == "" || own == "" || own == id.Cluster {
@@ -162,7 +160,7 @@ func (s *Server) ours(id pki.Identity) error {
 	return errorf(KindPermission, "the certificate of %s belongs to cluster %q, this is %q", id.CommonName, id.Cluster, own)
 }
 
-// authorize applies the table.
+// authorize applies the policy table.
 func (s *Server) authorize(c caller, full string) (method, error) {
 	m, ok := methods[full]
 	if !ok {
@@ -178,12 +176,12 @@ func (s *Server) authorize(c caller, full string) (method, error) {
 		return m, errorf(KindPermission, "%s %q may not %s", c.id.Role, c.id.ID, m.op)
 	}
 	if !c.behalf.IsZero() && s.rolesOf(c.behalf)&m.allow == 0 {
-		return m, errorf(KindPermission, "%s %q may not %s, through %s %q neither", c.behalf.Role, c.behalf.ID, m.op, c.id.Role, c.id.ID)
+		return m, errorf(KindPermission, "%s %q may not %s, nor may %s %q on its behalf", c.behalf.Role, c.behalf.ID, m.op, c.id.Role, c.id.ID)
 	}
 	return m, s.checkNamespaces(c, m)
 }
 
-// clip bounds a text without cutting a character in two.
+// clip cuts a text to at most most bytes without splitting a UTF-8 character.
 func clip(v string, most int) string {
 	if len(v) <= most {
 		return v
@@ -191,7 +189,7 @@ func clip(v string, most int) string {
 	return strings.ToValidUTF8(v[:most], "")
 }
 
-// speaksFor refuses an agent that acts as a node other than its own.
+// speaksFor refuses an agent that acts for a node other than its own.
 func (s *Server) speaksFor(ctx context.Context, node string) error {
 	c := callOf(ctx)
 	if c.id.Role != pki.RoleAgent || c.id.SpeaksFor(node) {
@@ -201,7 +199,7 @@ func (s *Server) speaksFor(ctx context.Context, node string) error {
 	return err
 }
 
-// told is the first value of a key in the metadata of a call, "" if it has none.
+// told returns the first value of a metadata key of the call, "" if there is none.
 func told(ctx context.Context, key string) string {
 	if v := metadata.ValueFromIncomingContext(ctx, key); len(v) > 0 {
 		return v[0]
@@ -209,8 +207,9 @@ func told(ctx context.Context, key string) string {
 	return ""
 }
 
-// enter counts a call of a caller. Schedulers pass on the calls of everybody, which
-// were counted where they came in; under -insecure everybody is one and the same.
+// enter counts a call against the limits of its caller. Calls that schedulers forward were counted
+// by the replica that received them. There are no limits under -insecure, because callers cannot be
+// told apart.
 func (s *Server) enter(c caller) (*limits.Entry, error) {
 	if s.cfg.TLS == nil || c.relayed || c.id.Role == pki.RoleScheduler {
 		return nil, nil

@@ -13,8 +13,8 @@ import (
 	"github.com/persys/compute/sched"
 )
 
-// Reads of agents for the leader (leader.Inspector). They carry no epoch: a
-// deposed leader that reads does no harm, and what it finds it cannot commit.
+// The methods below read from agents for the leader (leader.Inspector). They carry no epoch: a
+// deposed leader may read, but it cannot commit its findings.
 
 func (a *Agents) agentOf(node string) (*fsm.Node, agentv1.AgentServiceClient, error) {
 	n, ok := a.store.View().Node(node)
@@ -71,7 +71,7 @@ func (a *Agents) Actions(ctx context.Context, node, workload string, limit int) 
 		return nil, fmt.Errorf("actions on node %s: %w", node, err)
 	}
 	if limit > 0 && len(acts) > limit {
-		acts = acts[:limit] // an agent need not keep to it
+		acts = acts[:limit] // legacy v1 agents may ignore the limit
 	}
 	out := make([]*commandv1.AgentAction, 0, len(acts))
 	for _, x := range acts {

@@ -15,8 +15,8 @@ import (
 	"github.com/persys/compute/fsm"
 )
 
-// holder finds the node that has a workload, as this replica knows it. A caller
-// that has just applied it sends the index of that answer along.
+// holder returns the node that a workload is assigned to in this replica's state. The state
+// reflects at least the index that the caller sends.
 func (s *Server) holder(ctx context.Context, id string) (*fsm.Node, error) {
 	var c call
 	if _, err := c.wish(ctx, nil); err != nil {
@@ -42,10 +42,10 @@ func (s *Server) holder(ctx context.Context, id string) (*fsm.Node, error) {
 	return n, nil
 }
 
-// wholeLog bounds the reading of a log that is not followed.
+// wholeLog is the longest time for reading a log that is not followed.
 const wholeLog = 10 * time.Minute
 
-// Logs implements cluster.v1: passes the agent's stream through.
+// Logs implements cluster.v1 by relaying the agent's stream.
 func (s *Server) Logs(req *clusterv1.LogsRequest, out clusterv1.Cluster_LogsServer) error {
 	ctx := out.Context()
 	n, err := s.holder(ctx, req.GetWorkloadId())
@@ -102,7 +102,7 @@ func (s *Server) ListActions(ctx context.Context, req *clusterv1.ListActionsRequ
 	return out, nil
 }
 
-// unix reads seconds; legacy v1 agents send large negative numbers for "not yet".
+// unix converts Unix seconds. Legacy v1 agents send large negative numbers for "not yet".
 func unix(sec int64) *timestamppb.Timestamp {
 	if sec <= 0 {
 		return nil

@@ -276,6 +276,6 @@ func golden(t *testing.T, name, what, table string) {
 	want, err := os.ReadFile(file)
 	ok(t, err)
 	if got != string(want) {
-		t.Errorf("the %s changed; if that is meant: go test ./rpc -run %s -update\n%s", what, t.Name(), got)
+		t.Errorf("the %s changed; if that is intended: go test ./rpc -run %s -update\n%s", what, t.Name(), got)
 	}
 }

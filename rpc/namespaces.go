@@ -16,12 +16,12 @@ import (
 	"github.com/persys/compute/rpc/dial"
 )
 
-// maxNarrow bounds the namespaces that a call may narrow itself to.
+// maxNarrow is the most namespaces that a call may limit itself to.
 const maxNarrow = 64
 
-// onBehalf reads for whom a gateway makes a call, and to which namespaces whoever makes it
-// narrows itself. Both only take rights away, so the second is believed from anybody. The
-// first is who the history names, so only a gateway may say it.
+// onBehalf reads the user for whom a gateway calls, and the namespaces to which the caller limits
+// the call. Namespaces are accepted from every caller, because they only remove rights. The user
+// appears in the history, so it is accepted from gateways only.
 func onBehalf(ctx context.Context, c *caller) error {
 	if v := told(ctx, dial.KeyNamespaces); v != "" {
 		c.narrow = strings.Split(v, ",")
@@ -34,7 +34,7 @@ func onBehalf(ctx context.Context, c *caller) error {
 		return nil
 	}
 	if c.id.Role != pki.RoleGateway {
-		return errorf(KindPermission, "%s %q may not act for others: %s and %s are taken from gateways only", c.id.Role, c.id.ID, dial.KeyOnBehalf, dial.KeyUser)
+		return errorf(KindPermission, "%s %q may not act for others: only gateways may send %s and %s", c.id.Role, c.id.ID, dial.KeyOnBehalf, dial.KeyUser)
 	}
 	if from := told(ctx, dial.KeyFrom); from != "" && !c.relayed {
 		c.from = clipFrom(from)
@@ -63,16 +63,16 @@ func onBehalf(ctx context.Context, c *caller) error {
 
 const maxTokenUser = 512
 
-// isTokenUser reports whether a text is what KeyUser may hold, which no identity is.
+// isTokenUser reports whether v is a valid value of KeyUser. No identity has this form.
 func isTokenUser(v string) bool {
 	rest, ok := strings.CutPrefix(v, "oidc:")
 	_, subject, named := strings.Cut(rest, "#")
 	return ok && named && subject != "" && len(v) <= maxTokenUser && !strings.ContainsFunc(v, func(r rune) bool { return r <= ' ' || r > '~' })
 }
 
-// standing refuses a user behind a gateway whose identity is revoked: the gateway may not
-// have heard of it yet, or never will, with a certificate from elsewhere. A gateway of
-// several clusters believes them all, and a name there is not the same person's here.
+// standing refuses the user of a gateway if the user's identity is revoked or belongs to another
+// cluster. The gateway may not know of the revocation. A gateway that serves several clusters
+// trusts the CAs of all of them, so it may present a user of another cluster.
 func (s *Server) standing(c caller) error {
 	if c.behalf.IsZero() {
 		return nil
@@ -86,7 +86,7 @@ func (s *Server) standing(c caller) error {
 	return nil
 }
 
-// scope is where a caller may act now. Admins act everywhere.
+// scopeOfCaller returns the namespaces in which a caller may act now. Admins may act in all.
 func (s *Server) scopeOfCaller(c caller) namespaceScope {
 	id := c.id
 	if !c.behalf.IsZero() {
@@ -99,26 +99,26 @@ func (s *Server) scopeOfCaller(c caller) namespaceScope {
 	return out.narrow(c.narrow)
 }
 
-// scopeOf is where the caller of a call may act now.
+// scopeOf returns the namespaces in which the caller of a call may act now.
 func (s *Server) scopeOf(ctx context.Context) namespaceScope {
 	return s.scopeOfCaller(callOf(ctx).caller)
 }
 
-// checkNamespaces applies the column of the table for those who are confined.
+// checkNamespaces applies the namespace rule of a method to a caller who is confined to namespaces.
 func (s *Server) checkNamespaces(c caller, m method) error {
 	in := s.scopeOfCaller(c)
 	switch {
 	case in.everywhere() || m.namespaces == general:
 		return nil
 	case in.nowhere():
-		return errorf(KindPermission, "%s %q may act in none of the namespaces that the call is narrowed to: %s", c.id.Role, c.id.ID, strings.Join(c.narrow, ", "))
+		return errorf(KindPermission, "%s %q may act in none of the namespaces that the call is limited to: %s", c.id.Role, c.id.ID, strings.Join(c.narrow, ", "))
 	case m.namespaces != namespaced:
-		return errorf(KindPermission, "%s %q acts only in %s and may not %s: that is about the whole cluster", c.id.Role, c.id.ID, in, m.op)
+		return errorf(KindPermission, "%s %q acts only in %s and may not %s, which concerns the whole cluster", c.id.Role, c.id.ID, in, m.op)
 	}
 	return nil
 }
 
-// visible is a workload of a view that the caller may see.
+// visible returns a workload if the caller may see it.
 func (s *Server) visible(ctx context.Context, v fsm.View, id string) (*fsm.Workload, error) {
 	w, ok := v.Workload(id)
 	if !ok {
@@ -127,7 +127,7 @@ func (s *Server) visible(ctx context.Context, v fsm.View, id string) (*fsm.Workl
 	return w, s.within(ctx, w)
 }
 
-// within refuses a workload of a namespace that the caller does not act in.
+// within refuses a workload in a namespace that is outside of the caller's scope.
 func (s *Server) within(ctx context.Context, w *fsm.Workload) error {
 	if in := s.scopeOf(ctx); !in.has(w.In()) {
 		c := callOf(ctx)
@@ -136,15 +136,15 @@ func (s *Server) within(ctx context.Context, w *fsm.Workload) error {
 	return nil
 }
 
-// nowhere stands in a command's head for no namespace at all: none can have that name.
+// nowhere stands for an empty scope in the head of a command. It is not a valid namespace name.
 const nowhere = "-"
 
-// errNamespaces is what namespaces need that a cluster may not have yet.
+// errNamespaces refuses a namespace while a replica runs an older version.
 var errNamespaces = errorf(KindPrecondition, "namespaces need feature level 6: all replicas must run this version; `persysctl status` shows them")
 
-// atLevel keeps fields out of the log that former versions stop at. At their level
-// everything is in the default namespace, no port has a name, and all members of a
-// group change at once.
+// atLevel refuses or removes the fields at which an older version would stop. Without them every
+// workload is in the default namespace, no port has a name, and all members of a group change at
+// once.
 func (s *Server) atLevel(put *commandv1.PutWorkloads) error {
 	if s.store.View().Info().FeatureLevel >= 6 {
 		return nil

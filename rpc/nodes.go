@@ -15,8 +15,7 @@ import (
 	"github.com/persys/compute/spec"
 )
 
-// maxPage bounds a page that was asked for; legacy v1 clients ask for none and
-// get everything.
+// maxPage is the largest page_size. Legacy v1 clients send none and get the whole list.
 const maxPage = 10_000
 
 func pageSize(n int32) (int, error) {
@@ -26,8 +25,8 @@ func pageSize(n int32) (int, error) {
 	return int(n), nil
 }
 
-// ListNodes implements control.v1; ordered by id. page_token is the last id of
-// the page before.
+// ListNodes implements control.v1. The list is ordered by id; page_token is the last id of the
+// previous page.
 func (s *Server) ListNodes(ctx context.Context, req *controlv1.ListNodesRequest) (*controlv1.ListNodesResponse, error) {
 	size, err := pageSize(req.GetPageSize())
 	if err != nil {
@@ -68,7 +67,7 @@ func (s *Server) GetNode(ctx context.Context, req *controlv1.GetNodeRequest) (*c
 	return &controlv1.GetNodeResponse{Node: s.nodeView(r, n), Index: r.index, Stale: r.stale, AgeMs: r.ageMS}, nil
 }
 
-// nodeView adds to a node what only the leader knows: lease and last heartbeat.
+// nodeView returns a node with data that only the leader has: usage, lease and last heartbeat.
 func (s *Server) nodeView(v fsm.View, n *fsm.Node) *controlv1.NodeView {
 	out := spec.NodeView(n, v.Alloc(n.ID))
 	if used, ok := s.leader.UsageOf(n.ID); ok && n.Up {
@@ -94,7 +93,7 @@ func (s *Server) nodeView(v fsm.View, n *fsm.Node) *controlv1.NodeView {
 
 var errBlankNode = errorf(KindInvalid, "node_id must not be blank")
 
-// nodeAction commits one command about a node and answers with its new view.
+// nodeAction commits one command about a node and returns the new view of the node.
 func (s *Server) nodeAction(ctx context.Context, id, request string, c *commandv1.Command) (*clusterv1.NodeActionResponse, error) {
 	if id == "" {
 		return nil, errBlankNode
@@ -121,7 +120,7 @@ func (s *Server) CordonNode(ctx context.Context, req *clusterv1.CordonNodeReques
 	}})
 }
 
-// DrainNode implements cluster.v1; with preview it only says what would move where.
+// DrainNode implements cluster.v1. With preview it only returns the moves that it would make.
 func (s *Server) DrainNode(ctx context.Context, req *clusterv1.DrainNodeRequest) (*clusterv1.NodeActionResponse, error) {
 	if req.GetNodeId() == "" {
 		return nil, errBlankNode
@@ -157,8 +156,8 @@ func (s *Server) RemoveNode(ctx context.Context, req *clusterv1.RemoveNodeReques
 	}})
 }
 
-// FenceNode implements cluster.v1: the operator states that whatever the node ran
-// is dead.
+// FenceNode implements cluster.v1: the operator states that the machine, and every workload on it,
+// is off.
 func (s *Server) FenceNode(ctx context.Context, req *clusterv1.FenceNodeRequest) (*clusterv1.NodeActionResponse, error) {
 	return s.nodeAction(ctx, req.GetNodeId(), req.GetRequestId(), &commandv1.Command{Body: &commandv1.Command_FenceNode{
 		FenceNode: &commandv1.FenceNode{Id: req.GetNodeId()},

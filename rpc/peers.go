@@ -12,7 +12,7 @@ import (
 	"github.com/persys/compute/rpc/dial"
 )
 
-// peers pools one connection per replica.
+// peers holds one connection per replica.
 type peers struct {
 	tls   *pki.Files
 	extra []grpc.DialOption

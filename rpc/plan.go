@@ -18,10 +18,10 @@ import (
 // Bounds of one plan.
 const (
 	maxPlan     = 256
-	maxVerdicts = 16 // workloads that get every node's verdict
+	maxVerdicts = 16 // number of workloads for which the verdict of every node is shown
 )
 
-// requested are the workloads of a call: those listed, or those of its file.
+// requested returns the workloads of a call: the listed ones, or those of its file.
 func requested(listed []*controlv1.ApplyWorkloadRequest, file, name string, most int) ([]*controlv1.ApplyWorkloadRequest, error) {
 	if file != "" {
 		if len(listed) > 0 {
@@ -38,8 +38,7 @@ func requested(listed []*controlv1.ApplyWorkloadRequest, file, name string, most
 	return listed, nil
 }
 
-// PlanWorkloads implements cluster.v1 from a state that the caller's read level
-// asks for.
+// PlanWorkloads implements cluster.v1 on a state of the read level that the caller asks for.
 func (s *Server) PlanWorkloads(ctx context.Context, req *clusterv1.PlanWorkloadsRequest) (*clusterv1.PlanWorkloadsResponse, error) {
 	reqs, err := requested(req.GetWorkloads(), req.GetFile(), req.GetName(), maxPlan)
 	if err != nil {
@@ -59,13 +58,13 @@ func (s *Server) PlanWorkloads(ctx context.Context, req *clusterv1.PlanWorkloads
 	return &clusterv1.PlanWorkloadsResponse{Workloads: p.out, Index: r.index, Frozen: s.frozen()}, nil
 }
 
-// plan is what an apply would do.
+// plan collects what an apply would do.
 type plan struct {
 	s    *Server
 	view fsm.View
 	out  []*clusterv1.PlannedWorkload
-	next []*fsm.Workload // as placement would see them
-	at   []int           // their place in out
+	next []*fsm.Workload // workloads to place
+	at   []int           // for each of next, its index in out
 }
 
 func (p *plan) say(id, action, reason string) *clusterv1.PlannedWorkload {
@@ -74,7 +73,8 @@ func (p *plan) say(id, action, reason string) *clusterv1.PlannedWorkload {
 	return w
 }
 
-// add judges one request; an error is about the call, not about the request.
+// add plans one request. An error concerns the whole call; a refusal of the request is part of the
+// plan.
 func (p *plan) add(ctx context.Context, req *controlv1.ApplyWorkloadRequest) error {
 	id := req.GetWorkloadId()
 	prepared, err := p.s.prepare(ctx, req)
@@ -113,7 +113,7 @@ func (p *plan) add(ctx context.Context, req *controlv1.ApplyWorkloadRequest) err
 	return nil
 }
 
-// present are the records that puts would change.
+// present returns the existing records that puts would change.
 func (p *plan) present(puts []*commandv1.WorkloadPut) (out []*fsm.Workload) {
 	for _, w := range puts {
 		if have, ok := p.view.Workload(w.GetId()); ok {
@@ -123,8 +123,8 @@ func (p *plan) present(puts []*commandv1.WorkloadPut) (out []*fsm.Workload) {
 	return out
 }
 
-// misplaced says why the namespace or the cluster would refuse an apply, "" if they would not. Each request
-// of a plan is judged as if it were the first.
+// misplaced returns why an apply would be refused because of its namespace or of the cluster's
+// version, "" if it would not. Each request of a plan is judged as if it were the only one.
 func (p *plan) misplaced(ctx context.Context, put *commandv1.PutWorkloads, gone []*fsm.Workload) string {
 	in := p.s.scopeOf(ctx)
 	for _, w := range put.GetWorkloads() {
@@ -141,7 +141,8 @@ func (p *plan) misplaced(ctx context.Context, put *commandv1.PutWorkloads, gone 
 	return ""
 }
 
-// put compares one record. With update it is one of a group's that take turns.
+// put plans one workload. With an update policy it is a member of a group that is updated member by
+// member.
 func (p *plan) put(w *commandv1.WorkloadPut, update *commandv1.UpdatePolicy) {
 	next := fsm.Intended(w)
 	have, known := p.view.Workload(next.ID)
@@ -185,16 +186,16 @@ func (p *plan) put(w *commandv1.WorkloadPut, update *commandv1.UpdatePolicy) {
 	}
 }
 
-// shrink names the members of a count that the new one no longer has.
+// shrink plans the deletion of the members that a smaller count leaves out.
 func (p *plan) shrink(gone []*fsm.Workload) {
 	for _, w := range gone {
-		p.say(w.ID, "delete", "the new count leaves it out").PresentNodeId = w.Node
+		p.say(w.ID, "delete", "the new count is smaller").PresentNodeId = w.Node
 	}
 }
 
 // desire plans a change of the desired state only.
 func (p *plan) desire(ctx context.Context, id string, to fsm.Desired) error {
-	for _, id := range meant(p.view, id) {
+	for _, id := range selected(p.view, id) {
 		w, known := p.view.Workload(id)
 		if !known {
 			p.say(id, "refused", "there is no such workload; `persysctl list` shows all")
@@ -219,10 +220,10 @@ func (p *plan) desire(ctx context.Context, id string, to fsm.Desired) error {
 	return nil
 }
 
-// secretValue stands for a difference that is not shown.
+// secretValue stands for a difference in a secret, which is not shown.
 const secretValue = "a secret value"
 
-// specDiff of two stored specifications, as people may see it.
+// specDiff compares two stored specifications with their secrets redacted.
 func specDiff(before, after []byte) []spec.Difference {
 	a, b := &controlv1.WorkloadSpec{}, &controlv1.WorkloadSpec{}
 	if a.UnmarshalVT(before) != nil || b.UnmarshalVT(after) != nil {
@@ -231,7 +232,7 @@ func specDiff(before, after []byte) []spec.Difference {
 	return spec.Diff(spec.Redact(a), spec.Redact(b))
 }
 
-// place says where each workload would run, higher priority first.
+// place plans the node of each workload, higher priority first.
 func (p *plan) place() {
 	order := make([]int, len(p.next))
 	for i := range order {

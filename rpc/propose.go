@@ -9,7 +9,7 @@ import (
 	"github.com/persys/compute/fsm"
 )
 
-// frozen says why user mutations are refused now, "" if they are not.
+// frozen returns why user mutations are refused now, "" if they are accepted.
 func (s *Server) frozen() string {
 	info := s.store.View().Info()
 	if info.Mode.Frozen() {
@@ -18,17 +18,16 @@ func (s *Server) frozen() string {
 	return s.replica.Frozen()
 }
 
-// head of a user's command about a workload or node. One request may stand for
-// several commands, one per member of a group: each has an id of its own, derived
-// from the request's and the member, so that a repetition meets the same receipts
-// whichever members are left by then.
+// head makes the head of a user's command. A request about a group becomes one command per member.
+// Each command has an id derived from the request id and the member, so that a repeated request
+// finds the receipts of its commands even if some members are gone by then.
 func (s *Server) head(ctx context.Context, request, member string) (*commandv1.Head, error) {
 	h := &commandv1.Head{At: s.now().UnixNano(), By: callOf(ctx).identity()}
 	level := s.store.View().Info().FeatureLevel
 	if level >= 3 {
 		h.From = callOf(ctx).from
 	}
-	if level >= 6 { // before, the history would not tell the gateway
+	if level >= 6 { // an older history does not name the gateway
 		h.By, h.Via = callOf(ctx).by()
 	}
 	if in := s.scopeOf(ctx); !in.everywhere() {
@@ -47,7 +46,7 @@ func (s *Server) head(ctx context.Context, request, member string) (*commandv1.H
 		return nil, err
 	}
 	if member != "" {
-		// The time and version bits stay: receipts are ordered by them.
+		// Keep the time and version bits: receipts are ordered by them.
 		sum := fnv.New32a()
 		_, _ = sum.Write([]byte(member))
 		binary.BigEndian.PutUint32(id[12:], binary.BigEndian.Uint32(id[12:])^sum.Sum32())
@@ -56,7 +55,7 @@ func (s *Server) head(ctx context.Context, request, member string) (*commandv1.H
 	return h, nil
 }
 
-// propose commits one command of a user and returns the verdict.
+// propose commits one command of a user and returns the verdict of the state machine.
 func (s *Server) propose(ctx context.Context, request string, c *commandv1.Command) (fsm.Result, error) {
 	head, err := s.head(ctx, request, "")
 	if err != nil {
@@ -70,7 +69,7 @@ func (s *Server) propose(ctx context.Context, request string, c *commandv1.Comma
 	return results[0], nil
 }
 
-// commit is propose with the verdict as an error.
+// commit is propose with a refusal as an error.
 func (s *Server) commit(ctx context.Context, request string, c *commandv1.Command) (fsm.Result, error) {
 	r, err := s.propose(ctx, request, c)
 	if err == nil {

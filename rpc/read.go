@@ -12,24 +12,24 @@ import (
 	"github.com/persys/compute/rpc/dial"
 )
 
-// level of a read.
+// level is the consistency of a read.
 type level uint8
 
 const (
 	linearizable level = iota
 	session
 	stale
-	staleFallback // nobody asked for it, but there is no leader
+	staleFallback // the caller asked for no level, and there is no leader
 )
 
-// leveled is a request that may carry our read fields.
+// leveled is a request that has the fields for a read level.
 type leveled interface {
 	GetLevel() controlv1.ReadLevel
 	GetMinIndex() uint64
 }
 
-// wish reads the wished level and index from the request's fields or the
-// metadata; asked is false for peers that name no level.
+// wish reads the level and the index that the caller asks for, from the request's fields or the
+// metadata. asked is false if the caller names no level.
 func (c *call) wish(ctx context.Context, req any) (asked bool, err error) {
 	r, ours := req.(leveled)
 	if ours {
@@ -65,7 +65,7 @@ var levelWords = map[controlv1.ReadLevel]string{
 	controlv1.ReadLevel_READ_LEVEL_STALE:        dial.ReadStale,
 }
 
-// reading is a view and what has to be said about it.
+// reading is a view with its index and age.
 type reading struct {
 	fsm.View
 	index uint64
@@ -73,7 +73,7 @@ type reading struct {
 	ageMS int64
 }
 
-// read takes the view that the level of the call asks for.
+// read returns a view that satisfies the level of the call.
 func (s *Server) read(ctx context.Context) (reading, error) {
 	c := callOf(ctx)
 	var view fsm.View
@@ -100,10 +100,10 @@ func (s *Server) read(ctx context.Context) (reading, error) {
 	return out, nil
 }
 
-// old levels are answered without asking a leader.
+// old reports whether the level is answered without the leader.
 func (l level) old() bool { return l == stale || l == staleFallback }
 
-// age of this replica's state: time since it heard from a leader.
+// age returns the time since this replica last heard from a leader.
 func (s *Server) age() time.Duration {
 	if to, ok := s.replica.Leader(); ok && to.ID == s.replica.Self().ID {
 		return 0
@@ -111,8 +111,8 @@ func (s *Server) age() time.Duration {
 	return max(0, time.Since(s.replica.LastContact()))
 }
 
-// trailer tells the client who leads, unless that is this replica, and how old an answer is that
-// was given without asking a leader. Most answers need neither.
+// trailer returns the trailers of an answer: the leader's address, unless this replica leads, and
+// the age of a stale answer. Most answers have neither.
 func (s *Server) trailer(c *call) metadata.MD {
 	var md metadata.MD
 	if to, ok := s.replica.Leader(); ok && to.GRPCAddr != "" && to.ID != s.replica.Self().ID {

@@ -58,7 +58,7 @@ func (s *Server) RegisterNode(ctx context.Context, req *controlv1.RegisterNodeRe
 			return refuse(err.Error())
 		}
 	}
-	s.agents.redial(id, endpoint, 0) // before the leader gives it orders
+	s.agents.redial(id, endpoint, 0) // connect again before the leader sends orders
 	lease, err := s.leader.Registered(ctx, id)
 	if err != nil {
 		return nil, s.leading(err)
@@ -76,8 +76,8 @@ func (s *Server) RegisterNode(ctx context.Context, req *controlv1.RegisterNodeRe
 	return out, nil
 }
 
-// foreign says what is wrong with a node that belongs to cluster want and asks this
-// one; "" if nothing is, or either has no id.
+// foreign returns an error text if the node belongs to another cluster, "" if it does not or if
+// either cluster has no id.
 func foreign(node, want, here string) string {
 	if want == "" || here == "" || want == here {
 		return ""
@@ -90,7 +90,7 @@ func (s *Server) epoch(e fsm.Epoch) *controlv1.Epoch {
 	return &controlv1.Epoch{ClusterId: info.ClusterID, Shard: info.Shard, Incarnation: e.Incarnation, Term: e.Term}
 }
 
-// schedulers lists where replicas answer, and where the leader does.
+// schedulers returns the gRPC addresses of all replicas and of the leader.
 func (s *Server) schedulers() (all []string, leader string) {
 	s.store.View().Replicas(func(r *fsm.Replica) bool {
 		if r.GRPCAddr != "" {
@@ -104,8 +104,8 @@ func (s *Server) schedulers() (all []string, leader string) {
 	return all, leader
 }
 
-// parseEndpoint splits at the last colon, trims brackets and completes an empty
-// host (contract/wire-control.md, RegisterNodeRequest).
+// parseEndpoint splits host and port at the last colon, removes brackets and replaces an empty host
+// by 127.0.0.1 (contract/wire-control.md, RegisterNodeRequest).
 func parseEndpoint(v string) (string, error) {
 	v = strings.TrimSpace(v)
 	i := strings.LastIndexByte(v, ':')
@@ -171,15 +171,16 @@ func (s *Server) registration(id, endpoint string, req *controlv1.RegisterNodeRe
 	return cmd
 }
 
-// registered reports whether the state already holds these facts of a node that
-// is up, so that registering again writes nothing.
+// registered reports whether the node is up and the state holds the same facts. Then a repeated
+// registration writes no log entry.
 func (s *Server) registered(id string, cmd *commandv1.RegisterNode) bool {
 	n, ok := s.store.View().Node(id)
 	return ok && n.SameFacts(cmd)
 }
 
-// offered is what may be promised of a total: what the machine keeps for itself goes off, and of the rest
-// the node's threshold counts, rounded down. A refusable total is passed on as it is, to be refused by name.
+// offered returns the amount of a resource that may be allocated: the total less the reservation,
+// times the node's threshold, rounded down. An invalid total stays invalid, so that the state
+// machine refuses it by name.
 func offered(c *controlv1.NodeCapabilities, total, reserved int64) int64 {
 	rest := total - reserved
 	if total < 0 || reserved < 0 {
@@ -192,8 +193,8 @@ func offered(c *controlv1.NodeCapabilities, total, reserved int64) int64 {
 	return max(0, rest)/100*percent + max(0, rest)%100*percent/100
 }
 
-// reserves says what is wrong with the totals and reservations of a node, "" if
-// nothing is. A negative reservation would add to what there is.
+// reserves checks the totals and reservations of a node; "" if they are valid. A negative
+// reservation would increase the total.
 func reserves(c *controlv1.NodeCapabilities) string {
 	for _, r := range []struct {
 		field           string
@@ -216,7 +217,7 @@ func reserves(c *controlv1.NodeCapabilities) string {
 	if percent := c.GetResourceThresholdPercent(); percent > 100 {
 		return fmt.Sprintf("capabilities.resource_threshold_percent %d must be 0 (all) to 100", percent)
 	}
-	// A disk that is smaller than what is kept of it offers nothing, and is no mistake: it is measured.
+	// The disk is measured, so it may be smaller than its reservation. Then it offers nothing.
 	if kept := c.GetDiskReservedGb(); kept < 0 || kept > bounds.MaxDisk {
 		return fmt.Sprintf("capabilities.disk_reserved_gb %d must be 0 to %d", kept, int64(bounds.MaxDisk))
 	}

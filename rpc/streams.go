@@ -13,8 +13,8 @@ import (
 	"github.com/persys/compute/rpc/dial"
 )
 
-// withoutRequestID drops the request id of the stream's own metadata: one id for
-// all messages would make every one after the first a repetition of it.
+// withoutRequestID removes the request id of the stream's metadata. With one id for all messages,
+// every message after the first would count as a repetition.
 func withoutRequestID(ctx context.Context) context.Context {
 	if len(metadata.ValueFromIncomingContext(ctx, dial.KeyRequestID)) == 0 {
 		return ctx
@@ -24,8 +24,8 @@ func withoutRequestID(ctx context.Context) context.Context {
 	return metadata.NewIncomingContext(ctx, md)
 }
 
-// call makes a unary call on behalf of a message of a stream: the same limits, the
-// same table, the same routing, the same handlers.
+// call handles a message of a stream as the unary call that it carries, with the same limits,
+// rights and routing.
 func (s *Server) call(ctx context.Context, full string, req any, h grpc.UnaryHandler) (any, error) {
 	entry, err := s.enter(callOf(ctx).caller)
 	if err != nil {
@@ -36,9 +36,8 @@ func (s *Server) call(ctx context.Context, full string, req any, h grpc.UnaryHan
 	return resp, err
 }
 
-// ControlStream implements control.v1: each message is carried out as the call it
-// stands for, one after another, and answered in order by one message with the
-// same correlation id.
+// ControlStream implements control.v1. It handles each message as the call that it carries, one
+// after another, and answers each with one message of the same correlation id.
 func (s *Server) ControlStream(stream controlv1.AgentControl_ControlStreamServer) error {
 	for {
 		msg, err := stream.Recv()

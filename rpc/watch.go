@@ -11,8 +11,8 @@ import (
 	"github.com/persys/compute/spec"
 )
 
-// follow calls fn for each batch of changes after view, until it fails or ctx
-// ends; store.ErrCompacted means: take a view and begin again.
+// follow calls fn for each batch of changes after view, until fn fails or ctx ends. After
+// store.ErrCompacted the caller must take a new view and call follow again.
 func (s *Server) follow(ctx context.Context, view fsm.View, fn func(fsm.View, []fsm.Change) error) error {
 	cur, err := s.store.Changes(view.Info().Index)
 	if err != nil {
@@ -30,7 +30,7 @@ func (s *Server) follow(ctx context.Context, view fsm.View, fn func(fsm.View, []
 	}
 }
 
-// WatchWorkloads implements cluster.v1: the present views, then each change.
+// WatchWorkloads implements cluster.v1: it sends the current views, then each change.
 func (s *Server) WatchWorkloads(req *clusterv1.WatchWorkloadsRequest, out clusterv1.Cluster_WatchWorkloadsServer) error {
 	ctx := out.Context()
 	match := func(w *fsm.Workload) bool {
@@ -65,8 +65,8 @@ func (s *Server) WatchWorkloads(req *clusterv1.WatchWorkloadsRequest, out cluste
 	}
 }
 
-// snapshot sends what matches now, tells what went while the feed was lost, and
-// ends with synced.
+// snapshot sends the workloads that match now, then a deletion for each workload that disappeared
+// while the feed was lost, then synced.
 func (s *Server) snapshot(view fsm.View, req *clusterv1.WatchWorkloadsRequest, match func(*fsm.Workload) bool, sent map[string]bool, out clusterv1.Cluster_WatchWorkloadsServer) error {
 	index := view.Info().Index
 	seen := map[string]bool{}
@@ -116,7 +116,7 @@ func sendChange(c *fsm.Change, index uint64, match func(*fsm.Workload) bool, sen
 		sent[w.ID] = true
 		return out.Send(&clusterv1.WorkloadChange{Index: index, Workload: spec.WorkloadView(w, spec.Brief)})
 	}
-	// It went, or left the group that is watched.
+	// It was deleted, or left the watched group.
 	w := c.OldWorkload()
 	if w == nil || !match(w) {
 		return nil

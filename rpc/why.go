@@ -10,7 +10,7 @@ import (
 	"github.com/persys/compute/spec"
 )
 
-// Why implements cluster.v1 from this replica's state.
+// Why implements cluster.v1 on this replica's state.
 func (s *Server) Why(ctx context.Context, req *clusterv1.WhyRequest) (*clusterv1.WhyResponse, error) {
 	view, err := s.store.At(ctx, req.GetMinIndex())
 	if err != nil {
@@ -51,7 +51,7 @@ func countsOf(ex *sched.Explanation) (out []*clusterv1.ReasonCount) {
 	return out
 }
 
-// verdictsOf every node, or of one.
+// verdictsOf returns the verdict of every node, or of one.
 func verdictsOf(ex *sched.Explanation, node string) (out []*clusterv1.NodeVerdict) {
 	for _, v := range ex.Nodes {
 		if node != "" && v.Node != node {
@@ -64,7 +64,7 @@ func verdictsOf(ex *sched.Explanation, node string) (out []*clusterv1.NodeVerdic
 	return out
 }
 
-// hint is the command to type next, when there is one.
+// hint returns the command to type next, "" if there is none.
 func hint(w *fsm.Workload, ex *sched.Explanation) string {
 	switch {
 	case w.Reason.Code == fsm.CodeAwaitFailover:
@@ -81,7 +81,7 @@ func hint(w *fsm.Workload, ex *sched.Explanation) string {
 	return ""
 }
 
-// scoreParts shows what a score is made of; lower is better.
+// scoreParts returns the parts of a score; lower is better.
 func scoreParts(sc sched.Score) []string {
 	return []string{
 		"load=" + strconv.FormatInt(sc.Load, 10),

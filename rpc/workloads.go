@@ -12,8 +12,8 @@ import (
 	"github.com/persys/compute/spec"
 )
 
-// ListWorkloads implements control.v1; ordered by id. page_token is the last id
-// of the page before.
+// ListWorkloads implements control.v1. The list is ordered by id; page_token is the last id of the
+// previous page.
 func (s *Server) ListWorkloads(ctx context.Context, req *controlv1.ListWorkloadsRequest) (*controlv1.ListWorkloadsResponse, error) {
 	size, err := pageSize(req.GetPageSize())
 	if err != nil {
@@ -59,7 +59,7 @@ func (s *Server) ListWorkloads(ctx context.Context, req *controlv1.ListWorkloads
 	return out, nil
 }
 
-// contains looks for a lower-case word where people look for one.
+// contains reports whether the id, group or image of a workload contains a lower-case word.
 func contains(w *controlv1.WorkloadView, word string) bool {
 	for _, text := range [...]string{w.GetWorkloadId(), w.GetGroup(), w.GetImageOrSource()} {
 		if strings.Contains(strings.ToLower(text), word) {
@@ -69,7 +69,7 @@ func contains(w *controlv1.WorkloadView, word string) bool {
 	return false
 }
 
-// GetWorkload implements control.v1; the view carries the spec, redacted.
+// GetWorkload implements control.v1. The view holds the specification with its secrets redacted.
 func (s *Server) GetWorkload(ctx context.Context, req *controlv1.GetWorkloadRequest) (*controlv1.GetWorkloadResponse, error) {
 	if strings.TrimSpace(req.GetWorkloadId()) == "" {
 		return nil, errorf(KindInvalid, "workload_id must not be blank")
@@ -85,8 +85,8 @@ func (s *Server) GetWorkload(ctx context.Context, req *controlv1.GetWorkloadRequ
 	return &controlv1.GetWorkloadResponse{Workload: s.workloadView(r, w, spec.Full), Index: r.index, Stale: r.stale, AgeMs: r.ageMS}, nil
 }
 
-// workloadView adds to a workload what its record does not say: its use, which only
-// the leader knows, and what is left of it where it was.
+// workloadView returns a workload with data that its record does not hold: its resource usage,
+// which only the leader knows, and the node on which a stopped workload may still run.
 func (s *Server) workloadView(v fsm.View, w *fsm.Workload, detail spec.Detail) *controlv1.WorkloadView {
 	out := spec.WorkloadView(w, detail)
 	if w.Desired == fsm.DesiredStopped && w.Node == "" {
@@ -109,20 +109,21 @@ func (s *Server) workloadView(v fsm.View, w *fsm.Workload, detail spec.Detail) *
 	return out
 }
 
-// leftOver says of a stopped workload where it may still run, "" if nowhere: it left
-// that node when the node was lost or drained, and the node has not let it go yet.
+// leftOver names the node on which a stopped workload may still run, "" if there is none. The
+// workload was moved off that node when the node was lost or drained, and the node has not removed
+// it yet.
 func leftOver(v fsm.View, workload string) (text string) {
 	v.ResidualsOf(workload, func(r *fsm.Residual) bool {
 		n, ok := v.Node(r.Node)
 		switch {
 		case !ok || n.Fenced:
 		case n.Up:
-			text = "stopped by request; node " + n.ID + " is still to remove what it had of it"
+			text = "stopped by request; node " + n.ID + " has not removed it yet"
 		default:
-			text = "stopped by request, but node " + n.ID + " is lost and may still run what it had of it, which is removed once the node is back; " +
-				"if that is known to be off: persysctl node fence " + n.ID
+			text = "stopped by request, but node " + n.ID + " is lost and may still run it; it is removed once the node is back; " +
+				"if the machine is off for certain: persysctl node fence " + n.ID
 		}
-		return !ok || n.Up || n.Fenced // a lost node is the one to name
+		return !ok || n.Up || n.Fenced // prefer to name a lost node
 	})
 	return text
 }

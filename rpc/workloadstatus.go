@@ -10,22 +10,22 @@ import (
 	"github.com/persys/compute/spec"
 )
 
-// reported reads one status of a heartbeat, from our agents or existing ones.
+// reported reads one status of a heartbeat, of our agents or of legacy v1 agents.
 func reported(st *controlv1.WorkloadStatus) sched.Reported {
-	g := st.GetGeneration()
 	r := sched.Reported{
 		Workload: st.GetWorkloadId(),
 		Revision: st.GetRevisionId(),
 		Gone:     st.GetAbsent(),
 		Observation: fsm.Observation{
 			State:        actual(st.GetState()),
-			Generation:   fsm.Generation{Incarnation: g.GetIncarnation(), Sequence: g.GetSequence()},
+			Generation:   fsm.GenerationOf(st.GetGeneration()),
 			Code:         st.GetReason().GetCode(),
 			Message:      st.GetMessage(),
 			Failure:      int32(st.GetFailureReason()),
 			Retryable:    st.GetReason().GetRetryable(),
 			RestartCount: st.GetRestartCount(),
 			Addresses:    st.GetAddresses(),
+			Ports:        portsOf(st.GetPorts()),
 			Health:       healthOf(st.GetHealth()),
 		},
 	}
@@ -34,13 +34,6 @@ func reported(st *controlv1.WorkloadStatus) sched.Reported {
 	}
 	if why := st.GetFailureReason(); why != 0 && r.Observation.Code == "" && r.Observation.State == fsm.ActualFailed {
 		r.Observation.Code = codeOf(why)
-	}
-	for _, p := range st.GetPorts() {
-		if validPort(p.GetHostPort()) && validPort(p.GetContainerPort()) {
-			r.Observation.Ports = append(r.Observation.Ports, fsm.PortBinding{
-				HostPort: uint16(p.GetHostPort()), ContainerPort: uint16(p.GetContainerPort()), Protocol: p.GetProtocol(),
-			})
-		}
 	}
 	bounded(&r.Observation)
 	if ts := st.GetObservedAt(); ts != nil {
@@ -51,7 +44,7 @@ func reported(st *controlv1.WorkloadStatus) sched.Reported {
 	return r
 }
 
-// codeOf is the failure class that says as much as the enum, for agents that send no detail.
+// codeOf returns the failure class for the enum value, for agents that send no class.
 func codeOf(r controlv1.FailureReason) string {
 	switch r {
 	case controlv1.FailureReason_IMAGE_NOT_FOUND:
@@ -59,11 +52,10 @@ func codeOf(r controlv1.FailureReason) string {
 	case controlv1.FailureReason_INVALID_SPEC:
 		return "INVALID_SPECIFICATION"
 	}
-	return r.String() // the others stop no retries, and need no other name
+	return r.String() // other values do not affect retries, so their name will do
 }
 
-// healthOf reads what an agent says of health checks; a word that is not known is
-// no health.
+// healthOf reads the result of health checks. An unknown word counts as unhealthy.
 func healthOf(v string) string {
 	switch v {
 	case "", fsm.Healthy, fsm.Unhealthy, fsm.HealthStarting:
@@ -72,9 +64,24 @@ func healthOf(v string) string {
 	return fsm.Unhealthy
 }
 
-func validPort(n int32) bool { return n >= 1 && n <= 65535 }
+// portsOf converts published ports and leaves out those with a number outside of 1 to 65535.
+func portsOf[P interface {
+	GetHostPort() int32
+	GetContainerPort() int32
+	GetProtocol() string
+}](ports []P) (out []fsm.PortBinding) {
+	valid := func(n int32) bool { return n >= 1 && n <= 65535 }
+	for _, p := range ports {
+		if valid(p.GetHostPort()) && valid(p.GetContainerPort()) {
+			out = append(out, fsm.PortBinding{
+				HostPort: uint16(p.GetHostPort()), ContainerPort: uint16(p.GetContainerPort()), Protocol: p.GetProtocol(),
+			})
+		}
+	}
+	return out
+}
 
-// actual reads a state name as existing and our own agents send it.
+// actual reads the name of a state, as our agents and legacy v1 agents send it.
 func actual(v string) fsm.Actual {
 	for _, a := range []fsm.Actual{fsm.ActualRunning, fsm.ActualStopped, fsm.ActualFailed, fsm.ActualPending, fsm.ActualMissing} {
 		if strings.EqualFold(v, string(a)) {
@@ -84,17 +91,17 @@ func actual(v string) fsm.Actual {
 	return fsm.ActualUnknown
 }
 
-// Bounds of what is kept of one workload's status. An agent's word must not be too
-// large for the log: reports of many nodes travel in one command.
+// Bounds of a workload's status. They keep statuses small enough for the log, where one command
+// carries the reports of many nodes.
 const (
 	maxReportCode    = 128
-	maxReportMessage = 4 << 10 // as our agents bound it
-	maxReportList    = 256     // addresses, ports
+	maxReportMessage = 4 << 10 // bytes; our agents apply the same bound
+	maxReportList    = 256     // number of addresses or ports
 	maxReportAddress = 64
 )
 
-// bounded cuts what a node says of a workload to these bounds. It is done before
-// anything is compared with it, so that what was cut is not told again.
+// bounded cuts a status to these bounds. It must run before the status is compared with the state,
+// or a status that was cut would count as changed with every heartbeat.
 func bounded(o *fsm.Observation) {
 	o.Code, o.Message = clip(o.Code, maxReportCode), clip(o.Message, maxReportMessage)
 	o.Addresses = o.Addresses[:min(len(o.Addresses), maxReportList)]
@@ -109,19 +116,20 @@ func bounded(o *fsm.Observation) {
 	}
 }
 
-// listed reads one status as an agent gives it when asked.
+// listed reads one status from an agent's answer to ListWorkloads or GetWorkloadStatus.
 func listed(st *agentv1.WorkloadStatus) sched.Reported {
-	g, meta := st.GetGeneration(), st.GetMetadata()
+	meta := st.GetMetadata()
 	r := sched.Reported{
 		Workload: st.GetId(),
 		Revision: st.GetRevisionId(),
 		Gone:     deletedMeanwhile(st),
 		Observation: fsm.Observation{
 			State:        spec.ActualOf(st.GetActualState()),
-			Generation:   fsm.Generation{Incarnation: g.GetIncarnation(), Sequence: g.GetSequence()},
+			Generation:   fsm.GenerationOf(st.GetGeneration()),
 			Message:      st.GetMessage(),
 			RestartCount: st.GetRestartCount(),
 			Addresses:    st.GetAddresses(),
+			Ports:        portsOf(st.GetPorts()),
 			Health:       healthOf(st.GetHealth()),
 			At:           st.GetUpdatedAt() * 1e9,
 		},
@@ -133,19 +141,12 @@ func listed(st *agentv1.WorkloadStatus) sched.Reported {
 			r.Observation.Message = meta["failure_message"]
 		}
 	}
-	for _, p := range st.GetPorts() {
-		if validPort(p.GetHostPort()) && validPort(p.GetContainerPort()) {
-			r.Observation.Ports = append(r.Observation.Ports, fsm.PortBinding{
-				HostPort: uint16(p.GetHostPort()), ContainerPort: uint16(p.GetContainerPort()), Protocol: p.GetProtocol(),
-			})
-		}
-	}
 	bounded(&r.Observation)
 	return r
 }
 
-// deletedMeanwhile reads the failed second delete of legacy v1 agents, which
-// means that nothing is left (contract/wire-agent.md).
+// deletedMeanwhile reports whether a status is the failed second delete of a legacy v1 agent, which
+// means that the workload is gone (contract/wire-agent.md).
 func deletedMeanwhile(st *agentv1.WorkloadStatus) bool {
 	return st.GetActualState() == agentv1.ActualState_ACTUAL_STATE_FAILED &&
 		strings.HasPrefix(st.GetMetadata()["task_id"], "delete-") &&
