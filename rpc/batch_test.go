@@ -136,7 +136,7 @@ func TestARepetitionThatHasMore(t *testing.T) {
 		is(t, "the others' answers", again.GetResults()[i].String(), first.GetResults()[i].String())
 	}
 	is(t, "success", again.GetResults()[1].GetSuccess(), false)
-	if said := again.GetResults()[1].GetErrorMessage(); !strings.Contains(said, "later") || !strings.Contains(said, "under a new one") {
+	if said := again.GetResults()[1].GetErrorMessage(); !strings.Contains(said, "later") || !strings.Contains(said, "new request id") {
 		t.Errorf("it says %q", said)
 	}
 	_, there := g.view().Workload("later")

@@ -176,7 +176,7 @@ func (s *Server) authorize(c caller, full string) (method, error) {
 		return m, errorf(KindPermission, "%s %q may not %s", c.id.Role, c.id.ID, m.op)
 	}
 	if !c.behalf.IsZero() && s.rolesOf(c.behalf)&m.allow == 0 {
-		return m, errorf(KindPermission, "%s %q may not %s, nor may %s %q on its behalf", c.behalf.Role, c.behalf.ID, m.op, c.id.Role, c.id.ID)
+		return m, errorf(KindPermission, "%s %q may not %s (called through %s %q)", c.behalf.Role, c.behalf.ID, m.op, c.id.Role, c.id.ID)
 	}
 	return m, s.checkNamespaces(c, m)
 }

@@ -65,7 +65,7 @@ func TestRefusalsAreKept(t *testing.T) {
 			{"an agent beats for another node in a stream", "agent/a", "", control(&controlv1.ControlMessage{Message: &controlv1.ControlMessage_Heartbeat{Heartbeat: beat}}),
 				`agent "a" may not act as node "b" call=heartbeat`},
 			{"a viewer opens a control stream", "gateway/g", "persys://c1/user/vera", control(&controlv1.ControlMessage{}),
-				`user "vera" may not control stream, through gateway "g" neither call=control stream`},
+				`user "vera" may not control stream (called through gateway "g") call=control stream`},
 			{"an agent opens a stream of applies", "agent/a", "", func(ctx context.Context, cc grpc.ClientConnInterface) error {
 				st, err := clusterv1.NewClusterClient(cc).ApplyStream(ctx)
 				ok(t, err)

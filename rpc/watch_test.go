@@ -187,7 +187,7 @@ func TestAStoppedWorkloadTellsWhatIsLeftOfIt(t *testing.T) {
 		t.Errorf("while the node is lost: %s", got)
 	}
 	down(true)
-	if got := reason(); !strings.HasPrefix(got, fsm.CodeAwaitStop) || !strings.Contains(got, "node a is still to remove") {
+	if got := reason(); !strings.HasPrefix(got, fsm.CodeAwaitStop) || !strings.Contains(got, "node a has not removed it yet") {
 		t.Errorf("while the node is being told: %s", got)
 	}
 	down(false)
