@@ -1,4 +1,4 @@
-# Every target's own comment (##) is its help. make, without a target, prints them.
+# make without a target prints the ## comment of every target.
 
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
@@ -6,11 +6,11 @@ SHELL := bash
 
 VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo dev)
 REGISTRY ?=
-# Static binaries, the same bytes from any folder. The commit comes from Go's own build information.
+# Static and reproducible binaries. Go's build information contains the commit.
 GO_BUILD := CGO_ENABLED=0 go build -trimpath -ldflags '-s -w -X main.version=$(VERSION)'
 IMAGES := persys-scheduler persys-agent persys-gateway persysctl
 
-# The programs, each built from its folder under cmd/ when that exists.
+# Programs and their folders under cmd/.
 PROGRAMS := persys-scheduler=scheduler persys-agent=agent persys-gateway=gateway persysctl=persysctl persys=persys
 
 .PHONY: help build build-vm test test-full e2e audit fuzz demo hello-image bench soak-elections proto proto-check sample-env reference fmt fmt-check vet lint dev-certs deps docker-build docker-push release clean
@@ -41,13 +41,13 @@ test-full: ## The same, and the tests that only wait (lane "full" in e2e/lanes.t
 e2e: ## Run end-to-end tests only (NAME=regexp)
 	go run ./e2e/lanes -run '$(NAME)'
 
-audit: ## Look for known faults with gosec and govulncheck; tools/audit explains the exceptions (GOVULNDB=file:///...)
+audit: ## Run gosec and govulncheck with the exceptions of tools/audit (GOVULNDB=file:///...)
 	hack/audit.sh
 
-fuzz: ## Run every fuzz target for a time each (FUZZTIME=30s NAME=regexp)
+fuzz: ## Run every fuzz target for FUZZTIME (FUZZTIME=30s NAME=regexp)
 	hack/fuzz.sh
 
-demo: ## Three replicas, two agents, a real container, and the leader dies (ARGS=--exit ends by itself)
+demo: ## Start three schedulers and two agents, run a container, kill the leader (ARGS=--exit ends by itself)
 	go run ./e2e/demo $(ARGS)
 
 hello-image: ## Build examples/hello into the image persys/hello:demo, FROM scratch
@@ -55,16 +55,16 @@ hello-image: ## Build examples/hello into the image persys/hello:demo, FROM scra
 	CGO_ENABLED=0 go build -trimpath -ldflags '-s -w' -o bin/hello/hello ./examples/hello
 	printf 'FROM scratch\nCOPY hello /hello\nENTRYPOINT ["/hello"]\n' | docker build -q -t persys/hello:demo -f - bin/hello
 
-bench: ## Run the named benchmark, or all of them (NAME=failover)
+bench: ## Run the named benchmarks, or all of them (NAME=failover)
 	go run ./e2e/bench $(NAME)
 
-soak-elections: ## Ten minutes of full load in which no election may happen
+soak-elections: ## Run ten minutes of full load, in which no election may happen
 	go run ./e2e/bench soak-elections
 
 proto: ## Generate Go code from api/*/v1/*.proto
 	hack/proto.sh
 
-proto-check: ## Fail when generated code is not current
+proto-check: ## Fail if generated code differs from its sources
 	hack/proto.sh --check
 
 sample-env: ## Write sample.env from the settings of the programs
@@ -80,20 +80,20 @@ reference: ## Write docs/reference from the programs (metrics, the API, persysct
 fmt: ## Format every Go file
 	gofmt -w $$(git ls-files --cached --others --exclude-standard '*.go' ':!*.pb.go')
 
-fmt-check: ## Fail when a Go file is not formatted
+fmt-check: ## Fail if a Go file is not formatted
 	@unformatted="$$(git ls-files --cached --others --exclude-standard '*.go' ':!*.pb.go' | xargs -r gofmt -l)"; \
 	if [[ -n "$$unformatted" ]]; then echo "not formatted (make fmt):" >&2; echo "$$unformatted" >&2; exit 1; fi
 
 vet: ## Run go vet
 	go vet ./...
 
-lint: ## Run golangci-lint with .golangci.yml; go vet and gofmt where it cannot be had
+lint: ## Run golangci-lint, which includes go vet
 	hack/lint.sh
 
-dev-certs: ## Make a development CA and certificates for every program in certs/
+dev-certs: ## Create a development CA and certificates for every program in certs/
 	go run ./cmd/persysctl dev-certs certs
 
-deps: ## Download modules and install what building and testing need
+deps: ## Download modules and install the programs that builds and tests need
 	go mod download
 	hack/install-test-deps.sh
 
@@ -103,8 +103,8 @@ docker-build: ## Build one image per program FROM scratch (REGISTRY=host/path VE
 docker-push: ## Push the images; REGISTRY must be set
 	REGISTRY='$(REGISTRY)' VERSION='$(VERSION)' hack/docker-images.sh push $(IMAGES)
 
-release: ## Programs, Debian packages, images, SBOMs and checksums of VERSION into dist/
+release: ## Build programs, Debian packages, images, SBOMs and checksums of VERSION into dist/
 	VERSION='$(VERSION)' REGISTRY='$(REGISTRY)' hack/release.sh
 
-clean: ## Remove what the targets above have made, except certs/
+clean: ## Remove the output of all targets, except certs/
 	rm -rf bin dist artifacts .cache

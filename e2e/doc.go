@@ -1,9 +1,9 @@
-// Package e2e holds the failure tests on the real binaries: leaders killed and
-// frozen, disks lost, the network cut port by port, agents killed, bad input, TLS.
-// Histories of what clients saw are checked for linearizability with porcupine,
-// and what ran where is checked from the simulated engines' run logs.
+// Package e2e holds the end-to-end tests of the real programs: leaders are killed and
+// frozen, disks lost, ports cut, agents killed. Histories of what clients saw are
+// checked for linearizability with porcupine, and the run logs of simulated engines
+// show which workload ran where and when.
 //
-// A failed test leaves the logs of every process, and its history, in
-// artifacts/<test>/ at the top of the project. E2E_ONE_BUILD=1 uses the shipped
-// build everywhere instead of the race detector's.
+// make test runs them by e2e/lanes, several at a time. go test -run TestName ./e2e
+// runs one. A failed test writes the logs of every process, and its history, to
+// artifacts/<test>/ in the root of the repository.
 package e2e

@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Runs gosec and govulncheck, pinned in tools/audit, from .cache/bin; builds them there first (some
-# minutes, once). tools/audit holds what is explained and says what is not.
+# Runs gosec and govulncheck. The versions are pinned in tools/audit; the first run builds them into
+# .cache/bin, which takes some minutes. tools/audit filters the findings by its lists of exceptions.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-export CGO_ENABLED="${CGO_ENABLED:-1}" # as the programs are looked at
+export CGO_ENABLED="${CGO_ENABLED:-1}" # gosec reads the files that cgo builds use
 bin="$PWD/.cache/bin"
 mkdir -p "$bin"
 stamp="$(sha256sum tools/audit/go.sum | cut -c1-16)"

@@ -4,7 +4,7 @@
 #   hack/docker-images.sh build|push NAME...
 #
 # Names: [REGISTRY/]NAME:VERSION, for example registry.example/persys/persys-scheduler:v1.2.0.
-# Images are FROM scratch with one static binary, so that building needs no network.
+# An image is FROM scratch with one static binary, so the build needs no network.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -14,10 +14,10 @@ version="${VERSION:-dev}"
 version="${version//[^A-Za-z0-9_.-]/-}"
 prefix="${REGISTRY:+${REGISTRY%/}/}"
 case "$verb" in
-build) [[ -n "${BIN:-}" ]] || make --no-print-directory build ;; # BIN: a folder of programs that are built
+build) [[ -n "${BIN:-}" ]] || make --no-print-directory build ;; # BIN is a folder of built programs
 push)
 	if [[ -z "$prefix" ]]; then
-		echo "$0: REGISTRY is not set: where should the images go? make docker-push REGISTRY=host/path" >&2
+		echo "$0: REGISTRY is not set: run make docker-push REGISTRY=host/path" >&2
 		exit 2
 	fi
 	;;
@@ -44,7 +44,7 @@ for name in "$@"; do
 	context="$(mktemp -d)"
 	cp "${BIN:-bin}/$name" "$context/program"
 	cp "deploy/docker/$name.Dockerfile" "$context/Dockerfile"
-	# Roots for TLS towards registries and Vault, where this machine has them.
+	# The root certificates of this machine, for TLS to registries and Vault.
 	if [[ -r /etc/ssl/certs/ca-certificates.crt ]]; then
 		cp /etc/ssl/certs/ca-certificates.crt "$context/"
 	else

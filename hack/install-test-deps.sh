@@ -1,12 +1,11 @@
 #!/usr/bin/env bash
-# Installs what building and testing need and this machine lacks, from Debian's packages. Says what
-# it installs and why; installs nothing that is there already. Needs root or sudo only if something
-# is missing.
+# Installs the programs that builds and tests need from Debian's packages, unless they are installed,
+# and prints each with the reason. It needs root or sudo only if a program is missing.
 set -euo pipefail
 
 if ! command -v go >/dev/null 2>&1; then
-	# Not from Debian: its compiler is older than go.mod asks for.
-	echo "$0: go is missing; go.mod names the version that is needed (https://go.dev/dl)" >&2
+	# Debian's Go is older than the version in go.mod.
+	echo "$0: go is missing: install the version that go.mod names (https://go.dev/dl)" >&2
 	exit 1
 fi
 
@@ -24,34 +23,34 @@ if [[ ! -e /usr/include/google/protobuf/timestamp.proto ]]; then
 	missing+=(libprotobuf-dev)
 fi
 need git git "the version of a build"
-need dig dnsutils "the DNS server is asked by it, too"
-need promtool prometheus "the alert rules are checked and provoked by it"
-need etcd etcd-server "the peer of the benchmarks and the mirror's tests"
-need docker-compose docker-compose "Compose stacks are run by this command too"
-need ip iproute2 "machines for the failure tests and the docs are network namespaces"
-need curl curl "the docs are run as they are written"
-need iptables iptables "the failure tests cut the network between replicas"
+need dig dnsutils "the DNS server is tested with it too"
+need promtool prometheus "the alert rules are tested with it"
+need etcd etcd-server "the peer of benchmarks, and the tests of the mirror"
+need docker-compose docker-compose "Compose stacks run with this command too"
+need ip iproute2 "tests use network namespaces"
+need curl curl "the documentation uses it"
+need iptables iptables "tests cut the network between replicas"
 need chromium chromium "the web console is tested in a real browser"
-need libvirtd libvirt-daemon-system "virtual machines are run by a libvirt of the tests' own"
-need virsh libvirt-clients "the same, looked at from outside"
-need qemu-system-x86_64 qemu-system-x86 "guests are emulated where KVM does not work"
+need libvirtd libvirt-daemon-system "tests of virtual machines start a libvirt of their own"
+need virsh libvirt-clients "tests of virtual machines check libvirt with it"
+need qemu-system-x86_64 qemu-system-x86 "virtual machines are emulated where KVM does not work"
 need qemu-img qemu-utils "disks of virtual machines"
-need dnsmasq dnsmasq-base "guests get addresses from libvirt's network"
-need systemctl systemd "the units are run by a systemd of the tests' own, process 1 of a namespace"
-need grub-mkimage grub-common "the real test guest boots from its disk"
+need dnsmasq dnsmasq-base "virtual machines get addresses from the network of libvirt"
+need systemctl systemd "tests of the units start a systemd of their own"
+need grub-mkimage grub-common "the test guest boots from its disk"
 if [[ ! -e /usr/lib/grub/i386-pc/boot.img ]]; then
-	echo "GRUB's boot sector is missing: installing grub-pc-bin (the same; it changes nothing of this machine's boot)"
+	echo "GRUB's boot sector is missing: installing grub-pc-bin (the same; the boot of this machine is not changed)"
 	missing+=(grub-pc-bin)
 fi
 if [[ ! -e /usr/share/seabios/bios-256k.bin ]]; then
-	echo "SeaBIOS is missing: installing seabios (the guests' BIOS)"
+	echo "SeaBIOS is missing: installing seabios (the BIOS of virtual machines)"
 	missing+=(seabios)
 fi
 if [[ ! -e /usr/lib/ipxe/qemu/efi-virtio.rom ]]; then
-	echo "network boot ROMs are missing: installing ipxe-qemu (QEMU's network cards load them)"
+	echo "network boot ROMs are missing: installing ipxe-qemu (the network cards of QEMU load them)"
 	missing+=(ipxe-qemu)
 fi
-# The kernel of the real test guest: Debian's, unpacked and not installed.
+# The kernel of the test guest is Debian's, unpacked and not installed.
 kernel="$(dirname "$0")/../.cache/cloud-kernel"
 need_kernel=0
 if ! compgen -G "$kernel/boot/vmlinuz-*" >/dev/null && [[ "$(uname -m)" == x86_64 ]] && command -v apt-get >/dev/null 2>&1; then
@@ -70,7 +69,7 @@ fetch_kernel() {
 	(cd "$tmp" && apt-get download -qq "$package" 2>/dev/null)
 	dpkg -x "$tmp"/*.deb "$tmp/x"
 	mkdir -p "$kernel/boot" "$kernel/modules"
-	# What e2e/guest loads.
+	# The modules that e2e/guest loads.
 	find "$tmp/x/lib/modules" \( -path '*/virtio/*' -o -name 'virtio_blk.ko' -o -name '*failover.ko' -o -name 'virtio_net.ko' \
 		-o -name 'isofs.ko' -o -name 'cdrom.ko' -o -name 'evdev.ko' -o -name 'button.ko' -o -name 'pvpanic*.ko' \) -name '*.ko' -exec cp {} "$kernel/modules/" \;
 	cp "$tmp"/x/boot/vmlinuz-* "$kernel/boot/"
@@ -80,7 +79,7 @@ if ! command -v docker >/dev/null 2>&1; then
 	echo "docker is missing: installing docker.io (the agent's tests run real containers)"
 	missing+=(docker.io)
 fi
-# A shell for test containers: no image can be assumed to be pullable.
+# A shell for test containers, because a registry may be unreachable.
 if [[ ! -x /bin/busybox ]] || ldd /bin/busybox >/dev/null 2>&1; then
 	echo "a static busybox is missing: installing busybox-static (test containers are built from it)"
 	missing+=(busybox-static)
@@ -103,8 +102,8 @@ if ! command -v apt-get >/dev/null 2>&1; then
 	exit 1
 fi
 
-# Packages must not start services of their own here: tests start what they need, on ports they
-# choose. Docker's is the exception; .ci/run starts it where no init system did.
+# Packages must not start services: tests start the ones that they need, on free ports. The Docker
+# engine is started by .ci/run where no init system does so.
 policy=/usr/sbin/policy-rc.d
 if [[ ! -e $policy && ! -d /run/systemd/system ]]; then
 	printf '#!/bin/sh\nexit 101\n' | "${as_root[@]}" tee "$policy" >/dev/null
@@ -117,13 +116,13 @@ install
 echo "installed: ${missing[*]}"
 fetch_kernel
 if [[ " ${missing[*]} " == *" etcd-server "* && -d /run/systemd/system ]]; then
-	# Debian starts it at once on the port that the mirror looks at by default.
+	# Debian starts etcd on the default port of the mirror.
 	"${as_root[@]}" systemctl disable --now etcd >/dev/null 2>&1 || true
 fi
 if [[ " ${missing[*]} " == *" prometheus "* && -d /run/systemd/system ]]; then
 	"${as_root[@]}" systemctl disable --now prometheus prometheus-node-exporter >/dev/null 2>&1 || true
 fi
 if [[ " ${missing[*]} " == *" libvirt-daemon-system "* && -d /run/systemd/system ]]; then
-	# The tests bring a daemon of their own.
+	# The tests start a daemon of their own.
 	"${as_root[@]}" systemctl disable --now libvirtd libvirtd.socket libvirtd-ro.socket virtlogd virtlogd.socket >/dev/null 2>&1 || true
 fi

@@ -2,11 +2,11 @@
 # Generates Go code from every api/*/v1/*.proto, next to its source.
 #
 #   hack/proto.sh            generate in place
-#   hack/proto.sh --check    fail when the committed code is not what the sources give
+#   hack/proto.sh --check    fail if the committed code differs from the generated code
 #
-# Needs protoc (Debian: protobuf-compiler). The plugins come from tools/go.mod, so that every
-# machine uses the same version of them. The line of the header that names protoc's own version is
-# not compared: its output for Go is only a descriptor, the same for all versions in use.
+# Needs protoc (Debian: protobuf-compiler). The plugins come from tools/go.mod, so every machine uses
+# the same versions. The header line with the version of protoc is not compared: for Go, protoc only
+# parses the sources, and all versions in use do so in the same way.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -33,16 +33,16 @@ sources=(api/*/v1/*.proto)
 out=.
 if $check; then
 	out="$(mktemp -d)"
-	trap 'rm -rf "$out"' EXIT # once more below
+	trap 'rm -rf "$out"' EXIT # replaced below
 fi
-# Paths are relative to the repository's root, also in the descriptors: file names such as
+# Paths are relative to the root of the repository, in the descriptors too: names such as
 # api/control/v1/control.proto cannot clash with those of other copies of the contract.
 PATH="$bin:$PATH" protoc -I . \
 	--go_out="$out" --go_opt=paths=source_relative \
 	--go-grpc_out="$out" --go-grpc_opt=paths=source_relative \
 	"${sources[@]}"
-# Messages that hold one another have to be generated together. The log's commands, which stand
-# alone, are also decoded without copying each string (fsm.DecodeBatch).
+# Packages whose messages contain each other must be generated together. The commands of the Raft log,
+# which no other package contains, also get code that decodes without copying strings (fsm.DecodeBatch).
 commands=() others=()
 for source in "${sources[@]}"; do
 	case "$source" in
@@ -54,8 +54,8 @@ features=marshal+unmarshal+size+clone
 PATH="$bin:$PATH" protoc -I . --go-vtproto_out="$out" --go-vtproto_opt="paths=source_relative,features=$features" "${others[@]}"
 PATH="$bin:$PATH" protoc -I . --go-vtproto_out="$out" --go-vtproto_opt="paths=source_relative,features=$features+unmarshal_unsafe" "${commands[@]}"
 
-# REST handlers and the OpenAPI document of the gateway, from the same sources and api/rest/rest.yaml,
-# each service's handlers in a package of their own: the contract packages stay free of HTTP.
+# REST handlers and the OpenAPI document of the gateway, from the same sources and api/rest/rest.yaml.
+# The handlers of each service have a package of their own, so that the API packages do not import HTTP.
 rest="$(mktemp -d)"
 trap 'rm -rf "$rest"; $check && rm -rf "$out"' EXIT
 exposed=(api/control/v1/control.proto api/cluster/v1/cluster.proto)
@@ -75,7 +75,7 @@ $check || exit 0
 status=0
 while IFS= read -r file; do
 	if ! diff -q <(sed '/^\/\/ .*protoc  *v[0-9]/d' "$out/$file") <(sed '/^\/\/ .*protoc  *v[0-9]/d' "$file" 2>/dev/null) >/dev/null; then
-		echo "$file is not what its source gives: run make proto and commit the result" >&2
+		echo "$file differs from the generated code: run make proto and commit the result" >&2
 		status=1
 	fi
 done < <(cd "$out" && find api -name '*.pb.go' -o -name '*.pb.gw.go' -o -name openapi.json | sort)

@@ -1,12 +1,13 @@
 #!/usr/bin/env bash
-# Builds what is published of one version into dist/: programs for linux amd64 and arm64, Debian
-# packages, container images, bills of materials, and the checksums of all of them.
+# Builds the files of a release into dist/: programs for linux amd64 and arm64, Debian packages,
+# container images, software bills of materials, and checksums.
 #
 #   VERSION=v1.2.0 hack/release.sh
 #
-# DIST is another folder; ARCHES="amd64" builds for one architecture only; IMAGES=none leaves the images out. The agent with
-# virtual machines needs a C compiler of each architecture (Debian: gcc, gcc-aarch64-linux-gnu); where there is none, that
-# agent and its package are left out, which the last line says. STRICT=1 makes it an error.
+# DIST names another folder, ARCHES="amd64" builds for one architecture only, IMAGES=none builds no
+# images. The agent with virtual machines needs a C compiler for each architecture (Debian: gcc,
+# gcc-aarch64-linux-gnu). Without one, that agent and its package are left out, and the last line names
+# them; with STRICT=1 this is an error.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -14,8 +15,8 @@ VERSION="${VERSION:-$(git describe --tags --always --dirty)}"
 ARCHES="${ARCHES:-amd64 arm64}"
 IMAGES="${IMAGES:-persys-scheduler persys-agent persys-gateway persysctl}"
 DIST="${DIST:-$PWD/dist}"
-# A Debian version begins with a digit; a build without a tag sorts before every release, a release
-# candidate (v1.0.0-rc1) before its release, and what came after a tag (v1.0.0-3-gabc) after it.
+# A Debian version begins with a digit. A build without a tag sorts before every release, a release
+# candidate (v1.0.0-rc1) before its release, and a build after a tag (v1.0.0-3-gabc) after the tag.
 DEB_VERSION="${VERSION#v}"
 [[ $DEB_VERSION =~ ^[0-9.]+-(alpha|beta|rc|pre) ]] && DEB_VERSION="${DEB_VERSION/-/\~}"
 DEB_VERSION="${DEB_VERSION//-/+}"
@@ -39,7 +40,7 @@ done
 
 echo "$VERSION for $ARCHES into $DIST"
 if [[ -n "$(ls -A "$DIST" 2>/dev/null)" && ! -e "$DIST/SHA256SUMS" ]]; then
-	echo "$0: DIST=$DIST holds something else; name an empty folder" >&2
+	echo "$0: DIST=$DIST has other files; name an empty folder" >&2
 	exit 2
 fi
 rm -rf "$DIST"
@@ -71,7 +72,7 @@ for arch in $ARCHES; do
 	done
 done
 
-# Completion and manual pages come from a program that runs here.
+# Completion and manual pages are printed by persysctl.
 mkdir -p "$DIST/share/completion"
 go run ./cmd/persysctl completion bash >"$DIST/share/completion/persysctl.bash"
 go run ./cmd/persysctl completion zsh >"$DIST/share/completion/_persysctl"
@@ -86,7 +87,7 @@ for arch in $ARCHES; do
 		[[ $package != *-libvirt.yaml || -e "$BIN/persys-agent-libvirt" ]] || continue
 		"$tools/nfpm" package --packager deb --config "$package" --target "$DIST" >/dev/null
 	done
-	# One archive for everybody else: programs, units, settings, alerts, boards.
+	# One archive for systems without Debian packages: programs, units, settings, alerts, dashboards.
 	tree="persys_${VERSION}_linux_$arch"
 	mkdir "$DIST/$tree"
 	cp -r "$DIST/linux_$arch" "$DIST/$tree/bin"
@@ -96,7 +97,7 @@ for arch in $ARCHES; do
 done
 
 if [[ $IMAGES != none ]]; then
-	# Of this machine's architecture: an image FROM scratch is its program.
+	# For the architecture of this machine only.
 	arch="$(go env GOHOSTARCH)"
 	# shellcheck disable=SC2086
 	BIN="$DIST/linux_$arch" hack/docker-images.sh build $IMAGES

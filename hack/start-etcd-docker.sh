@@ -1,15 +1,15 @@
 #!/usr/bin/env bash
-# One etcd in a container on 127.0.0.1:2379, on a laptop: for what will mirror into it. Not for production:
-# one member, no TLS.
+# Runs one etcd in a container on 127.0.0.1:2379 of a laptop, as a target of the mirror. Not for
+# production: it has one member and no TLS.
 #
-#   hack/start-etcd-docker.sh           start it, or say that it runs
-#   hack/start-etcd-docker.sh stop      stop and remove the container; its data stays
-#   hack/start-etcd-docker.sh wipe      the same, and remove its data
+#   hack/start-etcd-docker.sh           start it, unless it runs
+#   hack/start-etcd-docker.sh stop      remove the container and keep its data
+#   hack/start-etcd-docker.sh wipe      remove the container and its data
 #
 # ETCD_PORT (2379) and ETCD_NAME (persys-etcd, the container and its volume) may be set.
 #
-# The image is built here, FROM scratch, out of Debian's etcd-server package: nothing is pulled from
-# a registry. Afterwards: ETCD_ENDPOINTS=127.0.0.1:2379 bin/persys-scheduler -insecure
+# The image is built FROM scratch with the program of Debian's etcd-server package; nothing is pulled
+# from a registry. Then run: ETCD_ENDPOINTS=127.0.0.1:2379 bin/persys-scheduler -insecure
 set -euo pipefail
 
 name="${ETCD_NAME:-persys-etcd}"
@@ -43,7 +43,7 @@ healthy() {
 build() {
 	local work binary lib
 	work="$(mktemp -d)"
-	# shellcheck disable=SC2064 # the folder is known now
+	# shellcheck disable=SC2064 # expand the folder now
 	trap "rm -rf '$work'" EXIT
 	if binary="$(command -v etcd)"; then
 		echo "building $image from $binary"
@@ -59,8 +59,8 @@ build() {
 	fi
 	mkdir -p "$work/image/usr/bin" "$work/image/data" "$work/image/tmp"
 	cp "$binary" "$work/image/usr/bin/etcd"
-	# The binary may be dynamic: its loader and libraries go to the same paths. The pattern takes
-	# every absolute path that ldd names; a static binary has none.
+	# A dynamic binary needs its loader and libraries at the same paths: all absolute paths that ldd
+	# prints. A static binary has none.
 	while IFS= read -r lib; do
 		mkdir -p "$work/image${lib%/*}"
 		cp -L "$lib" "$work/image$lib"
@@ -80,7 +80,7 @@ true) ;;
 false) docker start "$name" >/dev/null ;;
 *)
 	if (exec 3<>"/dev/tcp/127.0.0.1/$port") 2>/dev/null; then
-		die "port $port of 127.0.0.1 is taken by something else; set ETCD_PORT"
+		die "port $port of 127.0.0.1 is used by another program; set ETCD_PORT"
 	fi
 	docker image inspect "$image" >/dev/null 2>&1 || build
 	docker run -d --name "$name" --restart unless-stopped \

@@ -24,7 +24,7 @@ import (
 const (
 	example  = "examples/hello.yaml"
 	image    = "persys/hello:demo"
-	label    = "persys.demo" // on the image, to know it as ours later
+	label    = "persys.demo" // label of the image that the demo builds
 	greeting = "GREETING"    // the variable that the second apply changes
 	changed  = "The leader was killed, and this change went through"
 )
@@ -37,15 +37,15 @@ type demo struct {
 
 	root     string
 	engine   *harness.Engine // nil: simulated
-	lock     net.Listener    // while the engine is ours
-	keep     bool            // the image was there before and is not ours
+	lock     net.Listener    // held while the demo uses the engine
+	keep     bool            // the image existed before: do not remove it
 	cluster  *harness.Cluster
-	id       string // of the cluster
+	id       string // cluster id
 	workload *controlv1.ApplyWorkloadRequest
-	port     int // that the workload publishes
+	port     int // published by the workload
 }
 
-// cleanupLimit bounds the cleaning up.
+// cleanupLimit is the time limit of cleanUp.
 const cleanupLimit = time.Minute
 
 func (d *demo) run(ctx context.Context) (err error) {
@@ -92,7 +92,7 @@ func (d *demo) run(ctx context.Context) (err error) {
 	return nil
 }
 
-// example reads the workload as persysctl will, to know its port.
+// example parses the workload as persysctl does, to find its port.
 func (d *demo) example() error {
 	path := filepath.Join(d.root, example)
 	data, err := os.ReadFile(path)
@@ -111,7 +111,7 @@ func (d *demo) example() error {
 	return nil
 }
 
-// findEngine decides between Docker and simulation, and says so in a sentence.
+// findEngine opens the Docker engine. Without one it prints that workloads are simulated.
 func (d *demo) findEngine(ctx context.Context) {
 	if d.opt.simulate {
 		d.out.line("  Workloads are simulated, as asked: everything is real except that nothing runs.\n")
@@ -126,9 +126,9 @@ func (d *demo) findEngine(ctx context.Context) {
 	d.engine = e
 }
 
-// alone refuses a second demo on one engine: both build the same image, publish the
-// same port, and would clean up what is the other's. The lock is an abstract socket
-// (unix(7)), which ends with the process, however that ends.
+// alone refuses a second demo on one engine: both would build the same image, publish the same port
+// and remove each other's containers. The lock is an abstract socket (unix(7)), which the kernel
+// closes with the process.
 func (d *demo) alone(ctx context.Context) error {
 	if d.engine == nil {
 		return nil
@@ -142,7 +142,7 @@ func (d *demo) alone(ctx context.Context) error {
 	return err
 }
 
-// portFree refuses early, with the fix, what would fail late.
+// portFree returns an error that names the fix if the port of the workload is taken.
 func (d *demo) portFree(ctx context.Context) error {
 	if d.engine == nil || d.port == 0 {
 		return nil
@@ -209,7 +209,7 @@ func (d *demo) start(ctx context.Context, dir string) error {
 	})
 }
 
-// deploy is the main job: apply, wait, fetch the page, look around.
+// deploy applies the workload, waits for it, fetches the page and lists the cluster.
 func (d *demo) deploy(ctx context.Context) error {
 	if err := d.ctl(ctx, nil, "apply", "-f", example, "--wait"); err != nil {
 		return err
@@ -227,8 +227,7 @@ func (d *demo) deploy(ctx context.Context) error {
 	return nil
 }
 
-// killLeader kills the leader's process and changes the workload through another
-// replica.
+// killLeader kills the leader and changes the workload through another replica.
 func (d *demo) killLeader(ctx context.Context, dir string) error {
 	file := filepath.Join(dir, "hello.yaml")
 	if err := d.rewrite(file); err != nil {
@@ -254,7 +253,7 @@ func (d *demo) killLeader(ctx context.Context, dir string) error {
 			elected <- time.Since(at)
 		}
 	}()
-	// Only this replica is named: it finds the new leader by itself.
+	// persysctl gets the address of this replica only, which forwards to the new leader.
 	err = d.ctl(ctx, []string{other.GRPC}, "apply", "-f", file)
 	took := time.Since(at)
 	vote, ok := <-elected
@@ -264,7 +263,7 @@ func (d *demo) killLeader(ctx context.Context, dir string) error {
 	if !ok {
 		return errors.New("no leader was elected within 10 s")
 	}
-	// The looks at the replicas are some milliseconds apart; an acknowledgement proves a leader.
+	// The leader is polled every few milliseconds; the acknowledgement may come first.
 	vote = min(vote, took)
 	d.out.line("\n  %s %s", d.out.paint(green, "✓"),
 		d.out.paint(bold, fmt.Sprintf("acknowledged through %s %s after the kill; a new leader was there after %s at most", other.Name, elapsed(took), elapsed(vote))))
@@ -296,8 +295,8 @@ func (d *demo) rewrite(to string) error {
 	return os.WriteFile(to, line.ReplaceAll(data, []byte("${1} "+changed)), 0o644)
 }
 
-// showPage waits until the page has a text; simulated, until the workload runs
-// with it.
+// showPage waits until the page contains a text. With a simulated engine it waits until the
+// workload runs.
 func (d *demo) showPage(ctx context.Context, text string) error {
 	if d.engine == nil {
 		return d.out.step("looking at the workload", func() (string, error) {
@@ -344,7 +343,7 @@ func fetch(ctx context.Context, client *http.Client, url string) (string, error)
 	return string(body), nil
 }
 
-// ctl runs persysctl on this terminal, and shows the command as one would type it.
+// ctl prints a persysctl command and runs it on this terminal.
 func (d *demo) ctl(ctx context.Context, addrs []string, args ...string) error {
 	shown := strings.Join(args, " ")
 	if len(addrs) > 0 {
@@ -369,7 +368,7 @@ func (d *demo) ctl(ctx context.Context, addrs []string, args ...string) error {
 	return err
 }
 
-// invite names what one can do while it is up.
+// invite prints commands to try while the demo is up.
 func (d *demo) invite(dir string) {
 	d.out.title("It is up. In another terminal:")
 	d.out.line("  export PATH=%s:$PATH", filepath.Join(dir, "bin"))
@@ -386,7 +385,7 @@ func (d *demo) invite(dir string) {
 	d.out.line("\n  Ctrl-C stops everything and removes what was made.")
 }
 
-// cleanUp removes what the demo made, also after a failure or Ctrl-C.
+// cleanUp removes everything that the demo created, also after a failure or Ctrl-C.
 func (d *demo) cleanUp(dir string) error {
 	ctx, cancel := context.WithTimeout(context.Background(), cleanupLimit)
 	defer cancel()
@@ -394,7 +393,7 @@ func (d *demo) cleanUp(dir string) error {
 		var errs []error
 		if d.cluster != nil {
 			for _, a := range d.cluster.Agents {
-				errs = append(errs, a.Kill()) // first: an agent brings back what is removed
+				errs = append(errs, a.Kill()) // first, because an agent starts removed containers again
 			}
 			if d.engine != nil && d.id != "" {
 				errs = append(errs, d.engine.RemoveAll(ctx, d.id))

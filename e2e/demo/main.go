@@ -1,12 +1,12 @@
-// Command demo shows the main job on this machine: three schedulers form a Raft
-// group, two agents run a container, the leader is killed, and the next change
-// goes through all the same.
+// Command demo shows on this machine that a cluster survives its leader: three
+// schedulers form a Raft group, two agents run a container, the leader is killed,
+// and the next change succeeds.
 //
-//	make demo               stays up until Ctrl-C, with commands to try
+//	make demo               stays up until Ctrl-C, and prints commands to try
 //	make demo ARGS=--exit   ends by itself
 //
-// Everything is real: the programs, persysctl, and the Docker engine. Without an
-// engine, or with --simulate, workloads are simulated and nothing else changes.
+// It runs the real programs, persysctl and the Docker engine. Without an engine, or
+// with --simulate, only the containers are simulated.
 package main
 
 import (
@@ -30,7 +30,7 @@ func main() {
 		fmt.Fprintf(os.Stderr, "demo: unexpected argument %q (make demo ARGS='--exit --simulate')\n", flag.Arg(0))
 		os.Exit(2)
 	}
-	// Not given back before the end: a second Ctrl-C must not leave containers behind.
+	// Until the end: a second Ctrl-C must not leave containers behind.
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM, syscall.SIGHUP)
 	defer stop()
 	tty := term.IsTerminal(int(os.Stdout.Fd()))

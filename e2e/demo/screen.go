@@ -8,8 +8,7 @@ import (
 	"unicode/utf8"
 )
 
-// screen writes steps as they begin and end. Only a terminal gets colours and
-// lines that change.
+// screen prints steps as they begin and end. Only a terminal gets colours and lines that change.
 type screen struct {
 	w            io.Writer
 	live, colour bool
@@ -30,7 +29,7 @@ func (s screen) paint(style, text string) string {
 }
 
 func (s screen) line(format string, args ...any) {
-	// Output is for people; a closed pipe ends the program by itself.
+	// A write error does not matter: a closed pipe ends the program by SIGPIPE.
 	_, _ = fmt.Fprintf(s.w, format+"\n", args...)
 }
 
@@ -38,11 +37,10 @@ func (s screen) title(text string) {
 	s.line("\n%s\n", s.paint(bold, text))
 }
 
-// doneColumn is where the elapsed time stands.
+// doneColumn is the column of the elapsed time.
 const doneColumn = 72
 
-// step runs do and shows how it went. do returns what to say when it is done,
-// "" for the same as before.
+// step runs do and prints its outcome. do returns the text for success, or "" for text.
 func (s screen) step(text string, do func() (string, error)) error {
 	began := time.Now()
 	if s.live {
@@ -71,7 +69,7 @@ func elapsed(d time.Duration) string {
 	return fmt.Sprintf("%.1f s", d.Seconds())
 }
 
-// command shows what is run, as one would type it.
+// command prints a command as a user types it.
 func (s screen) command(text string) {
 	s.line("\n  %s", s.paint(bold, "$ "+text))
 }

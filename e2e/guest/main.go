@@ -1,9 +1,9 @@
 //go:build linux
 
 // Guest is the whole user space of the small virtual machine that tests boot: it is /init of an
-// initramfs over Debian's cloud kernel. It reads its NoCloud seed as cloud-init would, brings its
-// interfaces up as the seed says, counts its boots on its first disk, says all of it on the serial
-// console, and obeys the power button and a few words typed on the console.
+// initramfs with Debian's cloud kernel. It reads its NoCloud seed as cloud-init does, configures
+// its interfaces from the seed, counts its boots on its first disk, and prints all of this on the
+// serial console. It reacts to the power button and to a few commands on the console.
 package main
 
 import (
@@ -19,7 +19,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// modules are those of the kernel that the guest needs, each after what it needs itself.
+// modules are the kernel modules that the guest loads, in the order of their dependencies.
 var modules = []string{
 	"virtio_ring", "virtio", "virtio_pci_legacy_dev", "virtio_pci_modern_dev", "virtio_pci",
 	"virtio_blk", "failover", "net_failover", "virtio_net", "cdrom", "isofs", "evdev", "button", "pvpanic", "pvpanic-mmio",
@@ -28,7 +28,7 @@ var modules = []string{
 func say(format string, args ...any) { fmt.Printf("guest: "+format+"\n", args...) }
 
 func main() {
-	if len(os.Args) > 1 && os.Args[1] == "modules" { // asked by whoever packs the initramfs
+	if len(os.Args) > 1 && os.Args[1] == "modules" { // for the test that builds the initramfs
 		fmt.Println(strings.Join(modules, "\n"))
 		return
 	}
@@ -52,7 +52,7 @@ func boot() error {
 			return fmt.Errorf("mounting %s: %w", m.where, err)
 		}
 	}
-	// Only what is urgent may disturb the lines of the guest.
+	// Only urgent kernel messages may appear between the lines of the guest.
 	_ = os.WriteFile("/proc/sys/kernel/printk", []byte("2 4 1 7\n"), 0o644)
 	for _, m := range modules {
 		if err := load("/modules/" + m + ".ko"); err != nil {
@@ -85,8 +85,8 @@ func load(file string) error {
 	return nil
 }
 
-// count keeps the number of boots in the last sector but one of the first disk's first 8 MiB... where
-// nothing else is: what it says shows whether the disk is the same one.
+// count increments the number of boots, which is in an unused sector of the first disk, and prints
+// it. A higher number proves that the guest booted from the same disk.
 func count() error {
 	const at = 1<<20 - 512 // between the boot loader and the kernel
 	disk, err := waitFor("/dev/vda")
@@ -126,7 +126,8 @@ func waitFor(path string) (string, error) {
 	return "", fmt.Errorf("%s does not appear", path)
 }
 
-// readSeed finds the file system that cloud-init looks for: the one with volume id cidata.
+// readSeed mounts the file system with the volume id cidata, as cloud-init does, and returns its
+// files by name.
 func readSeed() (map[string]string, error) {
 	disks, err := filepath.Glob("/dev/vd?")
 	if err != nil {
@@ -174,7 +175,7 @@ func readSeed() (map[string]string, error) {
 	return out, nil
 }
 
-// console obeys what is typed.
+// console executes the commands that arrive on the serial console.
 func console() {
 	for {
 		in := bufio.NewScanner(os.Stdin)
@@ -196,7 +197,7 @@ func console() {
 	}
 }
 
-// powerButton waits for the button of ACPI, which is an input device.
+// powerButton waits for the ACPI power button, which is an input device.
 func powerButton() {
 	const (
 		evKey    = 1

@@ -18,7 +18,7 @@ import (
 	"gopkg.in/yaml.v3"
 )
 
-// netConfig is as much of network-config version 2 as the tests use.
+// netConfig is the part of network-config version 2 that the tests use.
 type netConfig struct {
 	Version   int `yaml:"version"`
 	Ethernets map[string]struct {
@@ -71,7 +71,8 @@ func network(text string) error {
 					return err
 				}
 				say("address %s on %s", p, nic.HardwareAddr)
-				// As every guest's first packet does, this says the address to the whole network.
+				// A packet makes the address known in the network, as the first packet of every
+				// guest does.
 				if conn, err := net.Dial("udp4", net.JoinHostPort(p.Masked().Addr().Next().String(), "9")); err == nil {
 					_, _ = conn.Write([]byte("hello"))
 					conn.Close()
@@ -87,7 +88,7 @@ type ifreq struct {
 	data [24]byte
 }
 
-// up gives an interface an IPv4 address, if one is named, and turns it on.
+// up turns an interface on and gives it an IPv4 address, if p is valid.
 func up(name string, p netip.Prefix) error {
 	s, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
@@ -121,7 +122,8 @@ func up(name string, p netip.Prefix) error {
 	return call(unix.SIOCSIFFLAGS, func(r *ifreq) { binary.NativeEndian.PutUint16(r.data[:], unix.IFF_UP|unix.IFF_RUNNING) })
 }
 
-// dhcp asks for an address (RFC 2131), with the broadcast flag: the interface has none to be answered at.
+// dhcp requests an address (RFC 2131) with the broadcast flag, because the interface has no address
+// to answer to.
 func dhcp(nic net.Interface) (netip.Prefix, error) {
 	s, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {

@@ -12,8 +12,8 @@ import (
 	"github.com/persys/compute/testbed"
 )
 
-// TestProcessClock: a program of ours sees the other time, and only that.
-func TestProcessClock(t *testing.T) {
+// A program with a shifted clock sees another time, and its timers are unchanged.
+func TestProcessHasShiftedClock(t *testing.T) {
 	testbed.Need(t, "another process's clock", CanShiftClock())
 	dir := t.TempDir()
 	src := filepath.Join(dir, "main.go")
@@ -36,7 +36,7 @@ func TestProcessClock(t *testing.T) {
 		says, slept, _ := strings.Cut(p.Tail(1), " ")
 		at, err := strconv.ParseInt(says, 10, 64)
 		if d := time.Unix(at, 0).Sub(time.Now().Add(by)).Abs(); err != nil || d > 10*time.Second {
-			t.Errorf("with a clock off by %s it says %s, which is %s off: %v", by, says, d, err)
+			t.Errorf("with a clock off by %s it prints %s, which is off by %s: %v", by, says, d, err)
 		}
 		if ms, err := strconv.Atoi(slept); err != nil || ms < 20 || ms > 2000 {
 			t.Errorf("with a clock off by %s it slept %s ms: %v", by, slept, err)

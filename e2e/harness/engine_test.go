@@ -8,9 +8,9 @@ import (
 	"github.com/persys/compute/testbed"
 )
 
-// Two runs have an image each, the end of one takes nothing from the other, and what a run has left
-// is found by its age.
-func TestImagesOfRuns(t *testing.T) {
+// Two test runs build different images. The end of one run does not remove the image of the other, and
+// an image of a killed run is removed after some time.
+func TestEachRunHasItsOwnImage(t *testing.T) {
 	ctx := t.Context()
 	e, err := OpenEngine(ctx)
 	testbed.Need(t, "a Docker engine", err)
@@ -21,24 +21,24 @@ func TestImagesOfRuns(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		t.Cleanup(func() { _ = e.RemoveImage(context.WithoutCancel(ctx), ref) }) // for a test that failed
+		t.Cleanup(func() { _ = e.RemoveImage(context.WithoutCancel(ctx), ref) }) // if the test fails
 		return ref
 	}
 	one, two := build(), build()
 	if one == two {
-		t.Errorf("both are %s", one)
+		t.Errorf("both runs have the image %s", one)
 	}
 	if err := e.RemoveImage(ctx, one); err != nil {
 		t.Error(err)
 	}
 	if e.HasImage(ctx, one) || !e.HasImage(ctx, two) {
-		t.Errorf("after %s was removed: it is there %v, %s is there %v", one, e.HasImage(ctx, one), two, e.HasImage(ctx, two))
+		t.Errorf("after the removal of %s: exists %v; %s exists %v", one, e.HasImage(ctx, one), two, e.HasImage(ctx, two))
 	}
 	left := runLabel + "=" + two[len("persys/harness:test-"):]
 	if err := e.removeLeft(ctx, left, time.Now().Add(-time.Hour)); err != nil || !e.HasImage(ctx, two) {
-		t.Errorf("a new image is taken for one that was left: %v", err)
+		t.Errorf("a new image is removed as an old one: %v", err)
 	}
 	if err := e.removeLeft(ctx, left, time.Now().Add(time.Hour)); err != nil || e.HasImage(ctx, two) {
-		t.Errorf("an old image stays: %v", err)
+		t.Errorf("an old image is not removed: %v", err)
 	}
 }

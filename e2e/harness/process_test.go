@@ -10,8 +10,8 @@ import (
 	"testing"
 )
 
-// Whatever ended badly in a program is seen, also what ended one call of it only.
-func TestAlarms(t *testing.T) {
+// Alarms finds races, crashes and recovered panics in the output of a program.
+func TestAlarmsFindRacesAndPanics(t *testing.T) {
 	survived := func(handler func(*strings.Builder) slog.Handler) string {
 		var b strings.Builder
 		slog.New(handler(&b)).Error("it panicked", "panic", "oh", "stack", string(debug.Stack()))

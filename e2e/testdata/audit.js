@@ -1,5 +1,5 @@
-// Rules of accessibility (WCAG 2.2 A and AA) that a page can be held to by
-// machine. Evaluates to a list of what breaks one.
+// Checks the accessibility rules (WCAG 2.2 A and AA) that a program can check.
+// Evaluates to the list of violations.
 (() => {
   const out = [];
   const where = (el) => el.tagName.toLowerCase() + (el.id ? "#" + el.id : "") + (el.className && el.className.baseVal === undefined ? "." + String(el.className).trim().replaceAll(" ", ".") : "") + ` "${(el.textContent || "").trim().slice(0, 40)}"`;

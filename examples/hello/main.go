@@ -1,5 +1,5 @@
 // Command hello is the small web server that the demo and the quick start
-// deploy. It says which container answers, so that one can see a workload move.
+// deploy. Its page names the container, which shows when a workload moves.
 package main
 
 import (
@@ -49,7 +49,7 @@ func serve(ctx context.Context) error {
 	began := time.Now()
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /{$}", func(w http.ResponseWriter, r *http.Request) {
-		log.Printf("GET %q", r.URL.RequestURI()) // something for persysctl logs -f
+		log.Printf("GET %q", r.URL.RequestURI()) // for persysctl logs -f
 		w.Header().Set("Content-Type", "text/html; charset=utf-8")
 		fmt.Fprintf(w, page, html.EscapeString(greeting), html.EscapeString(host), time.Since(began).Round(time.Second))
 	})

@@ -1,14 +1,13 @@
-// Audit looks for known faults: gosec's over the code that is shipped, govulncheck's
-// over everything that is built. What is found and is no fault is an exception, with
-// its reason, in gosec.exceptions or vulnerabilities.exceptions beside this file; an
-// exception that nothing needs any more is an error as well.
+// Audit runs gosec over the code of released programs, and govulncheck over all packages.
+// Findings that are not faults are listed with a reason in gosec.exceptions or
+// vulnerabilities.exceptions beside this file. An exception without a finding is an error.
 //
 //	audit gosec BINARY           from the root of the repository
 //	audit govulncheck BINARY
 //
-// The database of vulnerabilities is the one in GOVULNDB, else https://vuln.go.dev.
-// Where it does not answer nothing is known, and audit says so loudly: it is no error,
-// because nothing in this repository can mend it.
+// The database of vulnerabilities is GOVULNDB, or https://vuln.go.dev. If it does not
+// answer, audit prints a warning. This is not an error, because no change in this
+// repository could fix it.
 package main
 
 import (
@@ -38,7 +37,7 @@ var gosecExceptions string
 //go:embed vulnerabilities.exceptions
 var vulnExceptions string
 
-// Folders that hold no code of a shipped program, relative to the root.
+// notShipped are the folders without code of released programs, relative to the root.
 var notShipped = []string{
 	"e2e", "sim", "examples", "agent/driver/drivertest", "agent/driver/libvirt/libvirttest",
 	"agent/driver/moby/mobytest", "pki/vault/vaulttest", "testbed",
@@ -126,17 +125,17 @@ func gosec(ctx context.Context, binary string) ([]string, error) {
 	return faults, nil
 }
 
-// excuse says why findings of a rule are no fault: so many in one file, or, with the
-// file *, all of them anywhere.
+// excuse is an exception: a number of findings of a rule in one file, or all findings of
+// the rule if the file is *.
 type excuse struct {
 	rule, file string
-	count      int // of one file
+	count      int // findings in the file
 	line       int
 }
 
 const anywhere = "*"
 
-// readExcuses reads lines of rule, file, count and reason; # begins a comment.
+// readExcuses parses lines of rule, file, count and reason; # begins a comment.
 func readExcuses(text string) ([]excuse, error) {
 	var out []excuse
 	lines := bufio.NewScanner(strings.NewReader(text))
@@ -165,7 +164,7 @@ func readExcuses(text string) ([]excuse, error) {
 	return out, lines.Err()
 }
 
-// judge returns what is not explained, and what explains nothing.
+// judge returns the findings without an exception and the exceptions without a finding.
 func judge(found []finding, excuses []excuse) []string {
 	type place struct{ rule, file string }
 	by := map[place][]finding{}
@@ -235,7 +234,7 @@ func govulncheck(ctx context.Context, binary string) ([]string, error) {
 	return faults, nil
 }
 
-// changed asks a database when it was changed last.
+// changed returns the time of the last change of a database.
 func changed(ctx context.Context, db string) (at time.Time, err error) {
 	const index = "/index/db.json"
 	var raw []byte
@@ -272,7 +271,7 @@ func get(ctx context.Context, url string) ([]byte, error) {
 	return io.ReadAll(io.LimitReader(resp.Body, 1<<20))
 }
 
-// readReasons reads lines of an id and a reason; # begins a comment.
+// readReasons parses lines of an id and a reason; # begins a comment.
 func readReasons(text string) (map[string]int, error) {
 	out := map[string]int{}
 	lines := bufio.NewScanner(strings.NewReader(text))
@@ -289,11 +288,11 @@ func readReasons(text string) (map[string]int, error) {
 	return out, lines.Err()
 }
 
-// vulnerability is one that our code reaches.
+// vulnerability is a vulnerability in a function that our code calls.
 type vulnerability struct{ id, where, fixed string }
 
-// readFindings reads govulncheck's messages: those that our code calls into, one for
-// each id, and how many more there are in modules and packages.
+// readFindings parses the output of govulncheck. It returns the vulnerabilities in functions
+// that our code calls, by id, and the number of all others.
 func readFindings(r io.Reader) (called map[string]vulnerability, present int, err error) {
 	called = map[string]vulnerability{}
 	all := map[string]bool{}

@@ -9,7 +9,7 @@ import (
 	"testing"
 )
 
-func TestExceptionsExplainWhatTheyCount(t *testing.T) {
+func TestExceptionsMatchFindings(t *testing.T) {
 	excuses, err := readExcuses("# a comment\nG1 a.go 2 it is so\nG2 * - bounded where it is read\nG3 b.go 1 nobody needs it\nG4 * - nobody needs it\n")
 	if err != nil {
 		t.Fatal(err)
@@ -17,16 +17,16 @@ func TestExceptionsExplainWhatTheyCount(t *testing.T) {
 	found := []finding{{Rule: "G1", File: "a.go", Line: "1"}, {Rule: "G1", File: "a.go", Line: "2"}, {Rule: "G2", File: "x.go", Line: "3"}}
 	got := judge(found, excuses)
 	if len(got) != 2 || !strings.Contains(got[0], "exceptions:4") || !strings.Contains(got[1], "exceptions:5") {
-		t.Errorf("what is not needed: %q", got)
+		t.Errorf("exceptions without findings: %q", got)
 	}
 	found = append(found, finding{Rule: "G1", File: "a.go", Line: "4", Details: "new"}, finding{Rule: "G1", File: "c.go", Line: "5"})
 	got = judge(found, excuses[:2])
 	if len(got) != 4 || !strings.Contains(strings.Join(got, "\n"), "a.go:4: G1: new") {
-		t.Errorf("one more than is explained: %q", got)
+		t.Errorf("findings without exceptions: %q", got)
 	}
 	for _, bad := range []string{"G1 a.go", "G1 a.go 0 for some good reason", "G1 * 3 for some good reason", "G1 a.go 1 x y z\nG1 a.go 1 x y z"} {
 		if _, err := readExcuses(bad); err == nil {
-			t.Errorf("%q is taken", bad)
+			t.Errorf("%q is accepted", bad)
 		}
 	}
 }
@@ -41,18 +41,18 @@ func TestVulnerabilities(t *testing.T) {
 		t.Fatalf("%v, %d, %v", called, present, err)
 	}
 	if got := weigh(called, nil); len(got) != 1 || !strings.Contains(got[0], "m@v1 p.F") {
-		t.Errorf("not explained: %q", got)
+		t.Errorf("without an exception: %q", got)
 	}
 	if got := weigh(called, map[string]int{"GO-1": 1}); len(got) != 0 {
-		t.Errorf("explained: %q", got)
+		t.Errorf("with an exception: %q", got)
 	}
 	if got := weigh(nil, map[string]int{"GO-1": 7}); !slices.ContainsFunc(got, func(s string) bool { return strings.Contains(s, "exceptions:7") }) {
-		t.Errorf("not needed: %q", got)
+		t.Errorf("an exception without a finding: %q", got)
 	}
 }
 
-// The files beside this program are read at every start.
-func TestOurExceptions(t *testing.T) {
+// The lists of exceptions beside this program can be parsed.
+func TestListsOfExceptionsAreValid(t *testing.T) {
 	if _, err := readExcuses(gosecExceptions); err != nil {
 		t.Error(err)
 	}
@@ -73,9 +73,9 @@ func TestDatabase(t *testing.T) {
 		t.Errorf("%v, %v", at, err)
 	}
 	if _, err := changed(context.Background(), "file://"+dir+"/no"); err == nil {
-		t.Error("a database that is not there")
+		t.Error("a missing database gives no error")
 	}
 	if _, err := changed(context.Background(), "http://127.0.0.1:1"); err == nil {
-		t.Error("a database that does not answer")
+		t.Error("a database that does not answer gives no error")
 	}
 }

@@ -1,5 +1,5 @@
-// Command coredns is CoreDNS with the few plugins that the tests and benchmarks
-// need: it builds in a fraction of the time of the whole.
+// Command coredns is CoreDNS with only the plugins that the tests and benchmarks
+// need, which makes its build much faster.
 package main
 
 import (
