@@ -56,9 +56,11 @@ hello-image: ## Build examples/hello into the image persys/hello:demo, FROM scra
 	printf 'FROM scratch\nCOPY hello /hello\nENTRYPOINT ["/hello"]\n' | docker build -q -t persys/hello:demo -f - bin/hello
 
 bench: ## Run the named benchmarks, or all of them (NAME=failover)
+	hack/install-test-deps.sh
 	go run ./e2e/bench $(NAME)
 
 soak-elections: ## Run ten minutes of full load, in which no election may happen
+	hack/install-test-deps.sh
 	go run ./e2e/bench soak-elections
 
 proto: ## Generate Go code from api/*/v1/*.proto

@@ -6,17 +6,16 @@ import (
 	"fmt"
 	"time"
 
-	clusterv1 "github.com/persys/compute/api/cluster/v1"
 	controlv1 "github.com/persys/compute/api/control/v1"
 	"github.com/persys/compute/e2e/harness"
 	"github.com/persys/compute/testbed"
 )
 
-// agentFigures are of one agent with fifty containers that do nothing.
+// agentFigures are the figures of one agent with fifty idle containers.
 type agentFigures struct {
 	rss, cpu           float64 // MiB, percent of a core
 	guards             int
-	guardRSS, guardCPU float64 // MiB and percent of a core of all its guards together
+	guardRSS, guardCPU float64 // of all its guards together
 }
 
 func agentIdle(ctx context.Context, e *env) (result, error) {
@@ -31,7 +30,7 @@ func agentIdleCPU(ctx context.Context, e *env) (result, error) {
 		note: fmt.Sprintf("%d containers; its %d guards use %.2f %% together", fifty, f.guards, f.guardCPU)}, err
 }
 
-// agentFigures measures over a minute: what is done every so often falls into it.
+// agentFigures measures for a minute, which contains every periodic task of an agent.
 func (e *env) agentFigures(ctx context.Context) (f agentFigures, err error) {
 	if e.quiet != nil {
 		return *e.quiet, nil
@@ -45,32 +44,16 @@ func (e *env) agentFigures(ctx context.Context) (f agentFigures, err error) {
 		const settles, window = 20 * time.Second, time.Minute
 		wait(ctx, settles)
 		guards := agent.Guards()
-		pids := append([]int{agent.PID()}, guards...)
-		before := make([]float64, len(pids))
-		for i, pid := range pids {
-			if before[i], err = cpuSeconds(pid); err != nil {
-				return err
-			}
+		all, err := usageOf(ctx, window, append([]int{agent.PID()}, guards...)...)
+		if err != nil {
+			return err
 		}
-		wait(ctx, window)
-		for i, pid := range pids {
-			after, err := cpuSeconds(pid)
-			if err != nil {
-				return err
-			}
-			mib, err := residentMiB(pid)
-			if err != nil {
-				return err
-			}
-			cpu := (after - before[i]) / window.Seconds() * 100
-			if i == 0 {
-				f.rss, f.cpu = mib, cpu
-			} else {
-				f.guardRSS, f.guardCPU = f.guardRSS+mib, f.guardCPU+cpu
-			}
+		percent := func(u usage) float64 { return u.seconds / window.Seconds() * 100 }
+		f = agentFigures{rss: all[0].mib, cpu: percent(all[0]), guards: len(guards)}
+		for _, u := range all[1:] {
+			f.guardRSS, f.guardCPU = f.guardRSS+u.mib, f.guardCPU+percent(u)
 		}
-		f.guards = len(guards)
-		return ctx.Err()
+		return nil
 	})
 	if err == nil {
 		e.quiet = &f
@@ -83,40 +66,27 @@ const (
 	beatsMetric   = `persys_agent_heartbeats_total{call="heartbeat"`
 )
 
-// heartbeat200 counts all that an agent does between two heartbeats as the price of one.
+// heartbeat200 divides the CPU time of an agent by the number of its heartbeats.
 func heartbeat200(ctx context.Context, e *env) (r result, err error) {
 	ctx, cancel := context.WithTimeout(ctx, 5*time.Minute)
 	defer cancel()
-	bins, err := harness.Build(ctx, harness.BuildOptions{Dir: e.folder()})
+	g, err := e.startGroup(ctx, 1, "SCHEDULER_HEARTBEAT_INTERVAL", "1s")
 	if err != nil {
 		return r, err
 	}
-	c, err := harness.Start(ctx, harness.Options{Schedulers: 1, Binaries: bins, Dir: e.folder(),
-		SchedulerEnv: map[string]string{"SCHEDULER_HEARTBEAT_INTERVAL": "1s"}})
+	defer func() { err = errors.Join(err, g.Close()) }()
+	agent, err := g.StartAgent(ctx, harness.AgentOptions{Simulate: true, Env: map[string]string{"PERSYS_GUARD": "off"}})
 	if err != nil {
 		return r, err
 	}
-	defer func() { err = errors.Join(err, c.Close()) }()
-	agent, err := c.StartAgent(ctx, harness.AgentOptions{Simulate: true, Env: map[string]string{"PERSYS_GUARD": "off"}})
+	admin, err := g.Admin(0)
 	if err != nil {
 		return r, err
 	}
-	admin, err := c.Admin(0)
-	if err != nil {
+	if err := applySmall(ctx, admin, "sim/any", &controlv1.ResourceRequirements{CpuMillicores: 1, MemoryMb: 4}, numbered("beat-%d", 0, beatWorkloads)...); err != nil {
 		return r, err
 	}
-	req := &clusterv1.ApplyWorkloadsRequest{}
-	for i := range beatWorkloads {
-		req.Workloads = append(req.Workloads, &controlv1.ApplyWorkloadRequest{
-			WorkloadId: fmt.Sprintf("beat-%d", i), DesiredState: "Running",
-			Spec: &controlv1.WorkloadSpec{Type: "container", Resources: &controlv1.ResourceRequirements{CpuMillicores: 1, MemoryMb: 4},
-				Workload: &controlv1.WorkloadSpec_Container{Container: &controlv1.ContainerSpec{Image: "sim/any"}}},
-		})
-	}
-	if _, err := admin.ApplyWorkloads(ctx, req); err != nil {
-		return r, err
-	}
-	control, err := c.Control(0)
+	control, err := g.Control(0)
 	if err != nil {
 		return r, err
 	}
@@ -132,16 +102,11 @@ func heartbeat200(ctx context.Context, e *env) (r result, err error) {
 	}
 	wait(ctx, 10*time.Second)
 	const window = time.Minute
-	before, err := cpuSeconds(agent.PID())
-	if err != nil {
-		return r, err
-	}
 	from, err := harness.Metric(ctx, agent.HTTP, beatsMetric)
 	if err != nil {
 		return r, err
 	}
-	wait(ctx, window)
-	after, err := cpuSeconds(agent.PID())
+	used, err := usageOf(ctx, window, agent.PID())
 	if err != nil {
 		return r, err
 	}
@@ -153,6 +118,6 @@ func heartbeat200(ctx context.Context, e *env) (r result, err error) {
 	if beats < window.Seconds()/2 {
 		return r, fmt.Errorf("only %.0f heartbeats in %s", beats, window)
 	}
-	return result{ours: (after - before) / beats * 1000, unit: "ms", goal: 5, lower: true,
-		note: fmt.Sprintf("%.0f heartbeats in %s; all that the agent did meanwhile is counted", beats, window)}, ctx.Err()
+	return result{ours: used[0].seconds / beats * 1000, unit: "ms", goal: 5, lower: true,
+		note: fmt.Sprintf("%.0f heartbeats in %s; all work of the agent in this time is counted", beats, window)}, nil
 }

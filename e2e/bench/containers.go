@@ -21,19 +21,18 @@ const (
 	fifty      = 50
 	fiftyImage = "persys/hello:bench"
 	fiftyLabel = "persys.bench"
-	fiftyLimit = 6 * time.Minute // of each way
-	// Every way gives each the same share of the machine: an engine holds up a start under a quota, and fifty
-	// without are made in less time.
+	fiftyLimit = 6 * time.Minute // time limit of each way
+	// All containers have the same limits: an engine starts containers without limits faster.
 	fiftyCPU    = 10 // millicores
 	fiftyMemory = 16 // MiB
 )
 
-// fiftyLimits are what our agent asks the engine for.
+// fiftyLimits are the limits that our agent sets.
 func fiftyLimits() container.Resources {
 	return container.Resources{NanoCPUs: fiftyCPU * 1e6, CPUShares: fiftyCPU * 1024 / 1000, Memory: fiftyMemory << 20, MemorySwap: fiftyMemory << 20}
 }
 
-// fiftyFigures are seconds from the asking to fifty that run, each way on the same engine in one run.
+// fiftyFigures are the seconds from the request to fifty running containers, all on the same engine.
 type fiftyFigures struct {
 	ours, raw, swarm float64
 	workers          int     // of the fastest raw way
@@ -52,7 +51,7 @@ func containers50Swarm(ctx context.Context, e *env) (result, error) {
 		note: "a service of fifty replicas, on the bridge as ours are on theirs"}, err
 }
 
-// fiftyEngine is the engine with the image that all fifty run; done takes both away.
+// fiftyEngine opens the Docker engine and builds the image of all fifty. done removes the image.
 func fiftyEngine(ctx context.Context) (eng *harness.Engine, done func() error, err error) {
 	eng, err = harness.OpenEngine(ctx)
 	if err != nil {
@@ -88,13 +87,13 @@ func (e *env) fiftyFigures(ctx context.Context) (f fiftyFigures, err error) {
 		return f, err
 	}
 	defer cli.Close()
-	if _, err := fiftyRaw(ctx, cli, 8, container.Resources{}); err != nil { // the engine warms up
+	if _, err := fiftyRaw(ctx, cli, 8, container.Resources{}); err != nil { // to warm up
 		return f, err
 	}
 	if f.free, err = fiftyRaw(ctx, cli, 8, container.Resources{}); err != nil {
 		return f, err
 	}
-	// Around ours, so that neither has the quieter machine.
+	// Before and after ours, so that neither has the quieter machine.
 	for _, workers := range []int{8, 16, 32, fifty} {
 		took, err := fiftyRaw(ctx, cli, workers, fiftyLimits())
 		if err != nil {
@@ -117,7 +116,7 @@ func (e *env) fiftyFigures(ctx context.Context) (f fiftyFigures, err error) {
 	return f, nil
 }
 
-// fiftyRaw creates and starts containers by the engine's own API.
+// fiftyRaw creates and starts containers with the API of the engine and returns the seconds that it took.
 func fiftyRaw(ctx context.Context, cli *docker.Client, workers int, limits container.Resources) (took float64, err error) {
 	ctx, cancel := context.WithTimeout(ctx, fiftyLimit)
 	defer cancel()
@@ -175,7 +174,7 @@ func removeAll(ctx context.Context, cli *docker.Client, ids []string) error {
 	})
 }
 
-// fiftySwarm is a service of the engine's own orchestrator, on loopback.
+// fiftySwarm runs a service of Docker Swarm on loopback and returns the seconds that it took.
 func fiftySwarm(ctx context.Context, cli *docker.Client) (took float64, err error) {
 	ctx, cancel := context.WithTimeout(ctx, fiftyLimit)
 	defer cancel()
@@ -238,25 +237,21 @@ func fiftySwarm(ctx context.Context, cli *docker.Client) (took float64, err erro
 	return took, err
 }
 
-// fiftyOurs is one apply of fifty to a scheduler with one agent, until all are known to run; then,
-// if it is set, is called while they do.
+// fiftyOurs applies fifty containers in one call to a scheduler with one agent and waits until all run. It
+// returns the seconds that it took. If then is set, it is called while they run.
 func (e *env) fiftyOurs(ctx context.Context, eng *harness.Engine, then func(context.Context, *harness.Agent) error) (took float64, err error) {
 	ctx, cancel := context.WithTimeout(ctx, fiftyLimit)
 	defer cancel()
-	bins, err := harness.Build(ctx, harness.BuildOptions{Dir: e.folder()})
+	g, err := e.startGroup(ctx, 1)
 	if err != nil {
 		return 0, err
 	}
-	c, err := harness.Start(ctx, harness.Options{Schedulers: 1, Binaries: bins, Dir: e.folder()})
+	defer func() { err = errors.Join(err, g.Close()) }()
+	st, err := g.Status(ctx, 0)
 	if err != nil {
 		return 0, err
 	}
-	defer func() { err = errors.Join(err, c.Close()) }()
-	st, err := c.Status(ctx, 0)
-	if err != nil {
-		return 0, err
-	}
-	agent, err := c.StartAgent(ctx, harness.AgentOptions{})
+	agent, err := g.StartAgent(ctx, harness.AgentOptions{})
 	if err != nil {
 		return 0, err
 	}
@@ -265,33 +260,17 @@ func (e *env) fiftyOurs(ctx context.Context, eng *harness.Engine, then func(cont
 		defer cancel()
 		err = errors.Join(err, agent.Kill(), agent.SignalGuards(syscall.SIGKILL), eng.RemoveAll(last, st.GetClusterId()))
 	}()
-	admin, err := c.Admin(0)
+	admin, err := g.Admin(0)
 	if err != nil {
 		return 0, err
-	}
-	req := &clusterv1.ApplyWorkloadsRequest{}
-	for i := range fifty {
-		req.Workloads = append(req.Workloads, &controlv1.ApplyWorkloadRequest{
-			WorkloadId: fmt.Sprintf("bench-%d", i), DesiredState: "Running",
-			Spec: &controlv1.WorkloadSpec{
-				Type: "container", Resources: &controlv1.ResourceRequirements{CpuMillicores: fiftyCPU, MemoryMb: fiftyMemory},
-				Workload: &controlv1.WorkloadSpec_Container{Container: &controlv1.ContainerSpec{Image: fiftyImage}},
-			},
-		})
 	}
 	watch, err := admin.WatchWorkloads(ctx, &clusterv1.WatchWorkloadsRequest{})
 	if err != nil {
 		return 0, err
 	}
 	began := time.Now()
-	resp, err := admin.ApplyWorkloads(ctx, req)
-	if err != nil {
+	if err := applySmall(ctx, admin, fiftyImage, &controlv1.ResourceRequirements{CpuMillicores: fiftyCPU, MemoryMb: fiftyMemory}, numbered("bench-%d", 0, fifty)...); err != nil {
 		return 0, err
-	}
-	for i, r := range resp.GetResults() {
-		if !r.GetSuccess() {
-			return 0, fmt.Errorf("workload %d was refused: %s", i, r.GetErrorMessage())
-		}
 	}
 	running := map[string]bool{}
 	for len(running) < fifty {

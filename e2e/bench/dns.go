@@ -26,10 +26,10 @@ import (
 	"github.com/persys/compute/e2e/harness"
 )
 
-// namers are our DNS server and CoreDNS with its file plugin, each a process of
-// its own with the same names and as many sockets as there are CPUs.
+// namers are our DNS server and CoreDNS with its file plugin, two processes with the same names and as many
+// sockets as there are CPUs.
 type namers struct {
-	zone         string // the peer's file
+	zone         string // zone file of the peer
 	ours, theirs string // addresses
 	serial       int
 
@@ -41,13 +41,13 @@ type namers struct {
 
 const dnsPatience = 60 * time.Second
 
-// startNamers starts both once per run.
+// startNamers starts both servers when it is called first.
 func (e *env) startNamers(ctx context.Context) (*namers, error) {
 	if e.namers != nil {
 		return e.namers, nil
 	}
-	dir := e.folder()
-	if err := os.MkdirAll(dir, 0o700); err != nil {
+	dir, err := e.folder()
+	if err != nil {
 		return nil, err
 	}
 	n := &namers{zone: filepath.Join(dir, "zone"), serial: 1}
@@ -81,7 +81,7 @@ func (n *namers) start(ctx context.Context, dir string) error {
 	if err := n.cmd.Start(); err != nil {
 		return err
 	}
-	// The peer is at its best with a socket per CPU, as ours has.
+	// The peer is fastest with a socket per CPU, as ours has.
 	block := harness.Block{Zones: []string{dnsDomain},
 		Config: fmt.Sprintf("\tmultisocket %d\n\tfile %s {\n\t\treload 100ms\n\t}", runtime.GOMAXPROCS(0), n.zone)}
 	if n.coredns, err = harness.CoreDNS(ctx, dir, block); err != nil {
@@ -120,8 +120,8 @@ func (n *namers) close() {
 	}
 }
 
-// compare fails unless both give the same answers and additional records: else
-// they would not be measured doing the same.
+// compare returns an error unless both servers give the same answers and additional records, without which
+// the benchmark would be unfair.
 func (n *namers) compare(ctx context.Context) error {
 	ask := func(addr, name string, qtype uint16) (string, error) {
 		q := new(dns.Msg).SetQuestion(name, qtype)
@@ -168,7 +168,7 @@ func dnsSRV(ctx context.Context, e *env) (result, error) {
 	return dnsPeak(ctx, e, dns.TypeSRV, workloadSRV, 2.5)
 }
 
-// dnsPeak compares peaks, in turns: other load on the machine meets both.
+// dnsPeak compares the peak rates in turns, so that other load of the machine affects both.
 func dnsPeak(ctx context.Context, e *env, qtype uint16, name func(int) string, goal float64) (result, error) {
 	n, err := e.startNamers(ctx)
 	if err != nil {
@@ -195,7 +195,7 @@ func dnsPeak(ctx context.Context, e *env, qtype uint16, name func(int) string, g
 
 const dnsTurn = time.Second
 
-// dnsSide is what one server did.
+// dnsSide is the measurement of one server.
 type dnsSide struct {
 	rates []float64
 	lost  int64
@@ -224,9 +224,9 @@ func middle(d []time.Duration) time.Duration {
 	return d[len(d)/2]
 }
 
-// dnsTail is the 99th percentile at half of each server's own peak, A and SRV;
-// the worse of the two, each the best of several turns: what else the machine
-// does only adds to it.
+// dnsTail measures the 99th percentile of the delay at half of the peak of each server, for A and SRV, and
+// returns the worse of the two. Each is the best of several turns, as other load of the machine only adds
+// to it.
 func dnsTail(ctx context.Context, e *env) (result, error) {
 	n, err := e.startNamers(ctx)
 	if err != nil {
@@ -261,11 +261,10 @@ func dnsTail(ctx context.Context, e *env) (result, error) {
 	return out, nil
 }
 
-// tail says how late answers came to the generator's sockets, from when the
-// question was sent.
+// tail is the delay from sending a question to the arrival of its answer at the socket of the generator.
 type tail struct {
 	p50, p99 time.Duration
-	read     time.Duration // 99th percentile until the generator, too, had a CPU to read them
+	read     time.Duration // 99th percentile until the generator has read the answer, which waits for a CPU
 	rate     float64
 }
 
@@ -295,9 +294,9 @@ func tailAt(ctx context.Context, addr string, questions [][]byte) (tail, error) 
 	return best, nil
 }
 
-// dnsChange is from the commit of a change to the first answer that shows it, the
-// 99th percentile: the worse of one server with everything in its zones, and of
-// the slowest of three replicas. The peer's file is written anew.
+// dnsChange measures the time from the commit of a change to the first answer with it, the 99th percentile.
+// It is the worse of one server with the full state, and of the slowest of three replicas. The peer writes
+// its zone file again.
 func dnsChange(ctx context.Context, e *env) (result, error) {
 	n, err := e.startNamers(ctx)
 	if err != nil {
@@ -320,7 +319,7 @@ func dnsChange(ctx context.Context, e *env) (result, error) {
 			late(ours), middle(ours).Round(10*time.Microsecond), late(replicas), middle(replicas).Round(10*time.Microsecond), 2*(dnsNodes+dnsWorkloads))}, nil
 }
 
-// late is the 99th percentile in milliseconds.
+// late returns the 99th percentile in milliseconds.
 func late(d []time.Duration) float64 {
 	d = slices.Sorted(slices.Values(d))
 	return d[len(d)*99/100].Seconds() * 1e3
@@ -367,34 +366,40 @@ func (n *namers) peerChanges(ctx context.Context, count int) ([]time.Duration, e
 	return out, nil
 }
 
-// replicaChanges registers nodes at the leader of three idle replicas, waits until
-// all three name each, removes it, and waits until none does: followers learn of a
-// commit later, the more so when nothing follows it, as nothing does a removal.
+// replicaChanges registers nodes at the leader of three idle replicas, waits until the DNS servers of all
+// three answer with the node, removes it, and waits until none does. Followers learn of a commit later than
+// the leader, above all when no other entry follows, as after a removal.
 func replicaChanges(ctx context.Context, e *env, count int) ([]time.Duration, error) {
-	g, err := e.startGroup(ctx)
+	var out []time.Duration
+	_, err := withGroup(ctx, e, func(g *group) (r result, err error) {
+		out, err = g.dnsChanges(ctx, count)
+		return r, err
+	})
+	return out, err
+}
+
+func (g *group) dnsChanges(ctx context.Context, count int) ([]time.Duration, error) {
+	leader, err := g.leader(ctx)
 	if err != nil {
 		return nil, err
 	}
-	defer g.close()
-	leader, err := g.leader(ctx, dnsPatience)
+	control, err := g.Control(leader.Index)
 	if err != nil {
 		return nil, err
 	}
-	cs, done, err := dialAll(leader.addr, 1)
+	admin, err := g.Admin(leader.Index)
 	if err != nil {
 		return nil, err
 	}
-	defer done()
-	control, admin := controlv1.NewAgentControlClient(cs[0]), clusterv1.NewClusterClient(cs[0])
-	// everywhere is how long it takes until all replicas answer with ip, "" for none.
+	// everywhere returns the time until all replicas answer with ip, or with no address if it is "".
 	everywhere := func(id, ip string) (time.Duration, error) {
 		acked := time.Now()
-		seen := make([]time.Time, len(g.replicas))
-		errs := make([]error, len(g.replicas))
+		seen := make([]time.Time, len(g.Schedulers))
+		errs := make([]error, len(g.Schedulers))
 		var wg sync.WaitGroup
-		for r, p := range g.replicas {
+		for r, p := range g.Schedulers {
 			wg.Go(func() {
-				seen[r], errs[r] = awaitA(ctx, p.dns, id+".default."+dnsserver.DefaultAgentsDomain+".", ip)
+				seen[r], errs[r] = awaitA(ctx, p.DNS, id+".default."+dnsserver.DefaultAgentsDomain+".", ip)
 			})
 		}
 		wg.Wait()
@@ -420,7 +425,7 @@ func replicaChanges(ctx context.Context, e *env, count int) ([]time.Duration, er
 				return err
 			},
 		} {
-			wait(ctx, 150*time.Millisecond) // nothing flows that would carry the news
+			wait(ctx, 150*time.Millisecond) // idle: no other entry tells followers of the commit
 			cctx, cancel := context.WithTimeout(ctx, 20*time.Second)
 			err := change(cctx)
 			cancel()
@@ -437,7 +442,7 @@ func replicaChanges(ctx context.Context, e *env, count int) ([]time.Duration, er
 	return out, nil
 }
 
-// awaitA asks until the answer is ip, or none if it is empty, and says when it came.
+// awaitA asks until the answer is ip, or has no address if ip is empty, and returns the time of that answer.
 func awaitA(ctx context.Context, addr, name, ip string) (time.Time, error) {
 	ctx, cancel := context.WithTimeout(ctx, dnsPatience)
 	defer cancel()

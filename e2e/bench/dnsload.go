@@ -18,20 +18,20 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The load generator, the same for both servers: it costs them as little of the
-// machine as it can, with packed questions and many packets per system call.
+// The load generator is the same for both servers. It uses little CPU time: questions are packed in advance,
+// and one system call sends many packets.
 const (
 	dnsClients = 16 // sockets
 	dnsWindow  = 32 // questions on their way per socket, at the peak
 	dnsLost    = 250 * time.Millisecond
 )
 
-// packQuestions makes questions as resolvers send them.
+// packQuestions returns questions as resolvers send them.
 func packQuestions(qtype uint16, name func(int) string) ([][]byte, error) {
 	const n = 8192
 	out := make([][]byte, n)
 	for i := range out {
-		// A step that is prime to the number of names: all over the zone.
+		// A step without a common factor with the number of names reaches all of the zone.
 		m := new(dns.Msg).SetQuestion(name(i*7919%dnsWorkloads), qtype)
 		m.RecursionDesired = false
 		m.SetEdns0(1232, false)
@@ -44,7 +44,7 @@ func packQuestions(qtype uint16, name func(int) string) ([][]byte, error) {
 	return out, nil
 }
 
-// isAnswer: a reply without error that has records.
+// isAnswer reports whether a packet is a response without error that has records.
 func isAnswer(b []byte) bool {
 	return len(b) > 12 && b[2]&0x80 != 0 && b[3]&15 == 0 && binary.BigEndian.Uint16(b[6:]) > 0
 }
@@ -64,7 +64,7 @@ func newClient(addr string, questions [][]byte, nth int) (*client, error) {
 		return nil, err
 	}
 	conn := c.(*net.UDPConn)
-	// What the generator is too slow to read is not to count as lost.
+	// A large buffer, so that answers that the generator reads late are not lost.
 	_ = conn.SetReadBuffer(4 << 20)
 	cl := &client{conn: conn, pc: ipv4.NewPacketConn(conn), asked: questions, next: nth * 509}
 	for range dnsWindow {
@@ -89,8 +89,8 @@ func (c *client) send(n int) error {
 	return nil
 }
 
-// peak asks as fast as a server answers, with a bounded number of questions on
-// their way, and returns good answers per second.
+// peak asks as fast as a server answers, with a limited number of open questions, and returns the good
+// answers per second.
 func peak(ctx context.Context, addr string, questions [][]byte, d time.Duration) (rate float64, lost int64, err error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -160,16 +160,15 @@ func (c *client) closedLoop(ctx context.Context, measuring *atomic.Bool, good, g
 	return nil
 }
 
-// paced asks rate questions per second, evenly, whatever comes back, and returns
-// how late the answers came. A question without an answer counts as one that took
-// dnsLost.
+// paced sends rate questions per second at even intervals, without waiting for answers, and returns the
+// delays of the answers. A question without an answer counts as a delay of dnsLost.
 func paced(ctx context.Context, addr string, questions [][]byte, rate float64, d time.Duration) (tail, error) {
 	const clients = 4
-	// No more threads than leave the servers as many CPUs: who waits for one is late.
+	// At most half of the CPUs, so that the servers do not wait for a CPU.
 	threads := min(max(1, runtime.NumCPU()/2), clients)
-	// Each waits in the kernel on a processor of Go's.
+	// Each thread blocks in the kernel and keeps a P of the Go scheduler.
 	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(runtime.GOMAXPROCS(0) + threads))
-	per := min(int(rate*d.Seconds())/threads, 1<<16) // ids of one thread must not come round again
+	per := min(int(rate*d.Seconds())/threads, 1<<16) // the ids of one thread must be unique
 	all := make([][]*client, threads)
 	defer func() {
 		for _, c := range slices.Concat(all...) {
@@ -201,12 +200,12 @@ func paced(ctx context.Context, addr string, questions [][]byte, rate float64, d
 	return tail{p50: delays[len(delays)/2], p99: delays[len(delays)*99/100], read: later[len(later)*99/100], rate: rate}, nil
 }
 
-// arrivalSize holds the control message with which the kernel says when a packet
-// came, SCM_TIMESTAMPNS: a header and a timespec.
+// arrivalSize is the size of the control message SCM_TIMESTAMPNS, the arrival time of a packet: a header and
+// a timespec.
 const arrivalSize = unix.SizeofCmsghdr + 16
 
-// arrival is when a packet came to its socket, by the kernel's clock of the day in
-// Unix nanoseconds; 0 if it does not say.
+// arrival returns the time at which a packet arrived at its socket, in Unix nanoseconds, or 0 if the control
+// message is missing.
 func arrival(control []byte) int64 {
 	if len(control) < arrivalSize || binary.NativeEndian.Uint32(control[12:]) != unix.SO_TIMESTAMPNS {
 		return 0
@@ -215,14 +214,12 @@ func arrival(control []byte) int64 {
 	return int64(binary.NativeEndian.Uint64(t))*1e9 + int64(binary.NativeEndian.Uint64(t[8:]))
 }
 
-// openLoop sends n questions, one each every step, and notes how long each answer
-// took to come to the socket, and how long until it was read there: the generator
-// shares its CPUs with the servers, and what it waits for a CPU itself is no delay
-// of theirs. What is due goes out by the clients in turn. A question's place in the
-// order is its id. All is one thread's: what it waits for it waits for in the
-// kernel, as Go's timers are too coarse.
+// openLoop sends n questions, one each step, and returns for each the delay until the answer arrived at the
+// socket, and until it was read: the generator shares the CPUs with the servers, and its own wait for a CPU
+// is not their delay. The clients send in turns. The id of a question is its number. All runs on one thread
+// that waits in the kernel, because timers of Go are too coarse.
 func openLoop(ctx context.Context, clients []*client, n int, every time.Duration) (came, read []time.Duration, err error) {
-	const rest = 200 * time.Microsecond // more wake-ups would measure the generator
+	const rest = 200 * time.Microsecond // more wake-ups would load the CPUs
 	fds := make([]unix.PollFd, len(clients))
 	for i, c := range clients {
 		rc, err := c.conn.SyscallConn()
@@ -253,7 +250,7 @@ func openLoop(ctx context.Context, clients []*client, n int, every time.Duration
 	for next, got, turn := 0, 0, 0; got < n && ctx.Err() == nil; turn++ {
 		now := time.Since(began)
 		if next == n && now > sent[n-1]+dnsLost {
-			break // the rest is lost
+			break // the other answers are lost
 		}
 		c := clients[turn%len(clients)]
 		k := max(0, min(n-next, int(now/every)+1-next, dnsWindow))
@@ -294,7 +291,7 @@ func openLoop(ctx context.Context, clients []*client, n int, every time.Duration
 				}
 				if at := int(binary.BigEndian.Uint16(b)); at < next && read[at] == dnsLost {
 					read[at] = now - sent[at]
-					// The clock of the day may have been set: never more than was seen here.
+					// The wall clock may have been set, so never more than the measured delay.
 					came[at] = read[at]
 					if d := time.Duration(arrival(c.in[i].OOB[:c.in[i].NN])-began.UnixNano()) - sent[at]; d > 0 && d < read[at] {
 						came[at] = d

@@ -14,12 +14,10 @@ import (
 
 	commandv1 "github.com/persys/compute/api/command/v1"
 	"github.com/persys/compute/dnsserver"
-	"github.com/persys/compute/fsm"
-	"github.com/persys/compute/fsm/store"
 )
 
-// What is asked about: a zone that holds both of ours, so that one file says it
-// all to the peer.
+// The size of the zones. One zone contains the domains of workloads and of agents, so that one file has
+// all records for the peer.
 const (
 	dnsNodes     = 10_000
 	dnsWorkloads = 50_000
@@ -41,92 +39,39 @@ func nodeHost(i int) string     { return fmt.Sprintf("node-%d.default.%s.", i, d
 func workloadHost(i int) string { return fmt.Sprintf("w-%d.default.workloads.%s.", i, dnsDomain) }
 func workloadSRV(i int) string  { return "_80._tcp." + workloadHost(i) }
 
-// dnsWorld is a state of the size of the benchmarks, made by commands like any.
-type dnsWorld struct {
-	state fsm.State
-	index uint64
-	feed  []fsm.Change
+// reportAt reports that workloads first to first+n-1 run at addresses.
+func reportAt(w *world, first, n int, ip func(int) string) error {
+	reports := make([]*commandv1.WorkloadReport, n)
+	for i := range reports {
+		reports[i] = w.running(fmt.Sprint("w-", first+i))
+		reports[i].Addresses = []string{ip(first + i)}
+		reports[i].Ports = []*commandv1.PortBinding{{HostPort: uint32(hostPort(first + i)), ContainerPort: 80, Protocol: "tcp"}}
+	}
+	return w.report(reports...)
 }
 
-func (w *dnsWorld) do(c fsm.Command) error {
-	w.index++
-	c.Head = &commandv1.Head{At: int64(w.index) * 1e9, By: "bench", Epoch: &commandv1.Epoch{Incarnation: w.state.Info().Incarnation, Term: 1}}
-	s, res, changes := w.state.Apply(fsm.Meta{Index: w.index, Term: 1}, c)
-	if res.Kind != fsm.OK || res.Skipped > 0 {
-		return fmt.Errorf("%v, skipped %d: %s", res.Kind, res.Skipped, res.Reason)
-	}
-	w.state, w.feed = s, append(w.feed, changes...)
-	return nil
-}
-
-func (w *dnsWorld) generation(id string) *commandv1.Generation {
-	wl, _ := w.state.Workload(id)
-	return &commandv1.Generation{Incarnation: wl.Generation.Incarnation, Sequence: wl.Generation.Sequence}
-}
-
-// report says that workloads first to first+n-1 run, at the addresses given.
-func (w *dnsWorld) report(first, n int, ip func(int) string) error {
-	said := make([]*commandv1.WorkloadReport, n)
-	for i := range said {
-		id := fmt.Sprint("w-", first+i)
-		said[i] = &commandv1.WorkloadReport{
-			Workload: id, Node: fmt.Sprint("node-", nodeOf(first+i)), Generation: w.generation(id), Acknowledged: true, State: "Running",
-			ObservedAt: int64(w.index), Addresses: []string{ip(first + i)},
-			Ports: []*commandv1.PortBinding{{HostPort: uint32(hostPort(first + i)), ContainerPort: 80, Protocol: "tcp"}},
-		}
-	}
-	return w.do(&commandv1.Command{Body: &commandv1.Command_Report{Report: &commandv1.Report{Reports: said}}})
-}
-
-func newDNSWorld() (*dnsWorld, error) {
-	w := &dnsWorld{state: fsm.New()}
-	commands := []fsm.Command{
-		{Body: &commandv1.Command_InitCluster{InitCluster: &commandv1.InitCluster{ClusterId: "bench", Incarnation: 1000}}},
-		{Body: &commandv1.Command_PutReplica{PutReplica: &commandv1.PutReplica{
-			Id: "r1", Name: "s1", GrpcAddr: "10.0.0.1:8085", DnsAddr: "10.0.0.1:8053", FeatureLevel: 1}}},
-	}
-	for _, c := range commands {
-		if err := w.do(c); err != nil {
-			return nil, err
-		}
-	}
-	for i := range dnsNodes {
-		if err := w.do(&commandv1.Command{Body: &commandv1.Command_RegisterNode{RegisterNode: &commandv1.RegisterNode{
+// newDNSWorld returns a state with all nodes and workloads of the DNS benchmarks.
+func newDNSWorld() (*world, error) {
+	w, err := newWorld()
+	for i := 0; i < dnsNodes && err == nil; i++ {
+		err = w.register(&commandv1.RegisterNode{
 			Id: fmt.Sprint("node-", i), Endpoint: nodeIP(i) + ":50051", CpuMillicores: 1e6, MemoryMib: 1e6, LeaseSeconds: 10, Protocol: 1,
-		}}}); err != nil {
-			return nil, fmt.Errorf("node %d: %w", i, err)
-		}
+		})
 	}
-	for first := 0; first < dnsWorkloads; first += dnsChunk {
-		puts := make([]*commandv1.WorkloadPut, dnsChunk)
-		for i := range puts {
-			puts[i] = &commandv1.WorkloadPut{
-				Id: fmt.Sprint("w-", first+i), Spec: []byte("s"), Content: "c1:0123456789abcdef", Desired: "Running",
-				Demand: &commandv1.Demand{Type: "container", CpuMillicores: 1, MemoryMib: 1},
-			}
-		}
-		err := w.do(&commandv1.Command{Body: &commandv1.Command_PutWorkloads{PutWorkloads: &commandv1.PutWorkloads{Workloads: puts}}})
-		to := make([]*commandv1.Assignment, dnsChunk)
-		for i := range to {
-			id := fmt.Sprint("w-", first+i)
-			to[i] = &commandv1.Assignment{Workload: id, Node: fmt.Sprint("node-", nodeOf(first+i)), IfGeneration: w.generation(id)}
+	for first := 0; first < dnsWorkloads && err == nil; first += dnsChunk {
+		ids := numbered("w-%d", first, dnsChunk)
+		err = w.workloads([]byte("s"), 1, 1, ids...)
+		if err == nil {
+			err = w.assign(ids, func(i int) string { return fmt.Sprint("node-", nodeOf(first+i)) })
 		}
 		if err == nil {
-			err = w.do(&commandv1.Command{Body: &commandv1.Command_Assign{Assign: &commandv1.Assign{Assignments: to}}})
-		}
-		if err == nil {
-			err = w.report(first, dnsChunk, workloadIP)
-		}
-		if err != nil {
-			return nil, fmt.Errorf("workloads from %d: %w", first, err)
+			err = reportAt(w, first, dnsChunk, workloadIP)
 		}
 	}
-	w.feed = nil
-	return w, nil
+	return w, err
 }
 
-// writeZone writes what the state says in DNS as a zone file; moved workload, if
-// any (-1 = none), is at ip.
+// writeZone writes the records of the state as a zone file. The workload moved (-1: none) is at ip.
 func writeZone(path string, serial, moved int, ip string) (err error) {
 	f, err := os.Create(path + ".new")
 	if err != nil {
@@ -155,18 +100,17 @@ func writeZone(path string, serial, moved int, ip string) (err error) {
 	return os.Rename(path+".new", path)
 }
 
-// serveDNSArg makes this program be the server under test: the very package that
-// schedulers run, in a process of its own, over a state of the benchmarks' size.
+// serveDNSArg makes this program the server under test: the DNS server of schedulers in a process of
+// its own, with a state of the size of the benchmarks.
 const serveDNSArg = "serve-dns"
 
-// serveDNS says where it listens, then obeys "move WORKLOAD IP" lines: it commits
-// that the workload runs at that address, and says when it did.
+// serveDNS prints its address. Then it reads lines "move WORKLOAD IP": for each it commits that the
+// workload runs at that address, and prints the time in Unix nanoseconds.
 func serveDNS(ctx context.Context, in io.Reader, out io.Writer) error {
 	w, err := newDNSWorld()
 	if err != nil {
 		return err
 	}
-	st := store.New(w.state)
 	srv, err := dnsserver.New(dnsConfig(), dnsserver.Options{Addr: "127.0.0.1:0", Log: slog.New(slog.DiscardHandler)})
 	if err != nil {
 		return err
@@ -174,7 +118,9 @@ func serveDNS(ctx context.Context, in io.Reader, out io.Writer) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	ended := make(chan error, 1)
-	go func() { ended <- srv.Run(ctx, st, func() dnsserver.Hints { return dnsserver.Hints{Leader: "r1"} }) }()
+	go func() {
+		ended <- srv.Run(ctx, w.store, func() dnsserver.Hints { return dnsserver.Hints{Leader: "r1"} })
+	}()
 	for srv.Zone() == nil {
 		select {
 		case err := <-ended:
@@ -189,18 +135,16 @@ func serveDNS(ctx context.Context, in io.Reader, out io.Writer) error {
 	for lines.Scan() {
 		f := strings.Fields(lines.Text())
 		if len(f) != 3 || f[0] != "move" {
-			return fmt.Errorf("%q is no order", lines.Text())
+			return fmt.Errorf("%q is not \"move WORKLOAD IP\"", lines.Text())
 		}
 		i, err := strconv.Atoi(f[1])
 		if err != nil {
 			return err
 		}
 		at := time.Now()
-		if err := w.report(i, 1, func(int) string { return f[2] }); err != nil {
+		if err := reportAt(w, i, 1, func(int) string { return f[2] }); err != nil {
 			return err
 		}
-		st.Publish(w.state, w.feed)
-		w.feed = nil
 		if _, err := fmt.Fprintln(out, at.UnixNano()); err != nil {
 			return err
 		}

@@ -4,101 +4,88 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
-	"os/exec"
+	"os"
 	"path/filepath"
 	"strings"
-	"syscall"
 	"time"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.uber.org/zap"
 
 	"github.com/persys/compute/e2e/harness"
+	"github.com/persys/compute/testbed"
 )
 
-// etcdGroup is a three-member etcd of current version with its own defaults.
-type etcdGroup struct {
-	bin     string
-	dir     string
-	members []*etcdMember
-}
+// etcdGroup is an etcd of the current version with default settings.
+type etcdGroup struct{ members []*etcdMember }
 
 type etcdMember struct {
-	name   string
-	client string
-	args   []string
-	cmd    *exec.Cmd
+	*harness.Process
+	client string // URL
 }
 
-func startEtcd(ctx context.Context, bin, dir string) (*etcdGroup, error) {
-	g := &etcdGroup{bin: bin, dir: dir}
-	ports, err := harness.FreePorts(6)
+// startEtcd starts an etcd with n members and waits until it accepts a write.
+func (e *env) startEtcd(ctx context.Context, n int) (g *etcdGroup, err error) {
+	bin, err := e.etcd()
+	if err != nil {
+		return nil, fmt.Errorf("building etcd: %w", err)
+	}
+	dir, err := e.folder()
 	if err != nil {
 		return nil, err
 	}
-	var initial []string
-	for i := range 3 {
-		initial = append(initial, fmt.Sprintf("m%d=http://127.0.0.1:%d", i, ports[i]))
+	ports, err := harness.FreePorts(2 * n)
+	if err != nil {
+		return nil, err
 	}
-	for i := range 3 {
-		peer, client := fmt.Sprintf("http://127.0.0.1:%d", ports[i]), fmt.Sprintf("http://127.0.0.1:%d", ports[3+i])
-		m := &etcdMember{name: fmt.Sprintf("m%d", i), client: client}
-		m.args = []string{"--name", m.name, "--data-dir", filepath.Join(dir, m.name),
-			"--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer,
-			"--listen-client-urls", client, "--advertise-client-urls", client,
-			"--initial-cluster", strings.Join(initial, ","), "--log-level", "error", "--quota-backend-bytes", "8589934592"}
-		g.members = append(g.members, m)
-		if err := g.start(m); err != nil {
+	url := func(port int) string { return fmt.Sprintf("http://127.0.0.1:%d", port) }
+	var initial []string
+	for i := range n {
+		initial = append(initial, fmt.Sprintf("m%d=%s", i, url(ports[i])))
+	}
+	g = &etcdGroup{}
+	defer func() {
+		if err != nil {
 			g.close()
+		}
+	}()
+	for i := range n {
+		peer, client, name := url(ports[i]), url(ports[n+i]), fmt.Sprintf("m%d", i)
+		m := &etcdMember{client: client, Process: &harness.Process{
+			Name: name, Path: bin, Env: os.Environ(), Log: filepath.Join(dir, name+".log"),
+			Args: []string{"--name", name, "--data-dir", filepath.Join(dir, name),
+				"--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer,
+				"--listen-client-urls", client, "--advertise-client-urls", client,
+				"--initial-cluster", strings.Join(initial, ","), "--log-level", "error", "--quota-backend-bytes", "8589934592"},
+		}}
+		g.members = append(g.members, m)
+		if err := m.Start(); err != nil {
 			return nil, err
 		}
 	}
 	c, err := g.dial()
 	if err != nil {
-		g.close()
 		return nil, err
 	}
 	defer c.Close()
-	for deadline := time.Now().Add(20 * time.Second); ; {
-		cctx, cancel := context.WithTimeout(ctx, time.Second)
-		_, err = c.Put(cctx, "ready", "1")
-		cancel()
-		if err == nil {
-			return g, nil
-		}
-		if time.Now().After(deadline) || ctx.Err() != nil {
-			g.close()
-			return nil, fmt.Errorf("etcd did not become ready: %w", err)
-		}
-	}
-}
-
-func (g *etcdGroup) start(m *etcdMember) error {
-	m.cmd = exec.Command(g.bin, m.args...)
-	m.cmd.Stdout, m.cmd.Stderr = io.Discard, io.Discard
-	m.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
-	return m.cmd.Start()
-}
-
-func (m *etcdMember) kill() {
-	if m.cmd != nil && m.cmd.Process != nil {
-		_ = m.cmd.Process.Kill()
-		_ = m.cmd.Wait()
-		m.cmd = nil
-	}
+	return g, testbed.Poll(ctx, 20*time.Second, "a write to etcd", func(ctx context.Context) error {
+		ctx, cancel := context.WithTimeout(ctx, time.Second)
+		defer cancel()
+		_, err := c.Put(ctx, "ready", "1")
+		return err
+	})
 }
 
 func (g *etcdGroup) close() {
 	for _, m := range g.members {
-		m.kill()
+		_ = m.Kill()
 	}
 }
 
 func (g *etcdGroup) pids() (out []int) {
 	for _, m := range g.members {
-		if m.cmd != nil {
-			out = append(out, m.cmd.Process.Pid)
+		if m.Running() {
+			out = append(out, m.PID())
 		}
 	}
 	return out
@@ -112,36 +99,39 @@ func (g *etcdGroup) endpoints() []string {
 	return out
 }
 
-func (g *etcdGroup) dial() (*clientv3.Client, error) {
-	return clientv3.New(clientv3.Config{Endpoints: g.endpoints(), DialTimeout: 5 * time.Second, Logger: zap.NewNop()})
+func (g *etcdGroup) dial() (*clientv3.Client, error) { return dialEtcd(g.endpoints()...) }
+
+func dialEtcd(endpoints ...string) (*clientv3.Client, error) {
+	return clientv3.New(clientv3.Config{Endpoints: endpoints, DialTimeout: 5 * time.Second, Logger: zap.NewNop()})
 }
 
-// leader finds the member that leads.
-func (g *etcdGroup) leader(ctx context.Context) (*etcdMember, error) {
-	for deadline := time.Now().Add(15 * time.Second); time.Now().Before(deadline) && ctx.Err() == nil; {
+// leader waits for the member that leads.
+func (g *etcdGroup) leader(ctx context.Context) (leader *etcdMember, err error) {
+	err = testbed.Poll(ctx, 15*time.Second, "a leader of etcd", func(ctx context.Context) error {
 		for _, m := range g.members {
-			if m.cmd == nil {
+			if !m.Running() {
 				continue
 			}
-			c, err := clientv3.New(clientv3.Config{Endpoints: []string{m.client}, DialTimeout: time.Second, Logger: zap.NewNop()})
+			c, err := dialEtcd(m.client)
 			if err != nil {
-				continue
+				return err
 			}
-			cctx, cancel := context.WithTimeout(ctx, time.Second)
-			st, err := c.Status(cctx, m.client)
+			ctx, cancel := context.WithTimeout(ctx, time.Second)
+			st, err := c.Status(ctx, m.client)
 			cancel()
 			_ = c.Close()
 			if err == nil && st.Leader != 0 && st.Leader == st.Header.MemberId {
-				return m, nil
+				leader = m
+				return nil
 			}
 		}
-		wait(ctx, 20*time.Millisecond)
-	}
-	return nil, errors.New("etcd has no leader")
+		return errors.New("no member leads")
+	})
+	return leader, err
 }
 
-// putLoad drives puts, or transactions of batch puts, against the leader with the
-// same number of callers and connections as ours.
+// putLoad drives puts, or transactions of batch puts, against the leader, with as many callers and
+// connections as the load of ours.
 func (g *etcdGroup) putLoad(ctx context.Context, size, batch int, warm, d time.Duration) (load, error) {
 	m, err := g.leader(ctx)
 	if err != nil {
@@ -154,7 +144,7 @@ func (g *etcdGroup) putLoad(ctx context.Context, size, batch int, warm, d time.D
 		}
 	}()
 	for range conns {
-		c, err := clientv3.New(clientv3.Config{Endpoints: []string{m.client}, DialTimeout: 5 * time.Second, Logger: zap.NewNop()})
+		c, err := dialEtcd(m.client)
 		if err != nil {
 			return load{}, err
 		}

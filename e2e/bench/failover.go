@@ -6,14 +6,11 @@ import (
 	"fmt"
 	"slices"
 	"sync/atomic"
-	"syscall"
 	"time"
 
-	clientv3 "go.etcd.io/etcd/client/v3"
-
 	clusterv1 "github.com/persys/compute/api/cluster/v1"
-	controlv1 "github.com/persys/compute/api/control/v1"
-	"github.com/persys/compute/rpc/dial"
+	"github.com/persys/compute/e2e/harness"
+	"github.com/persys/compute/testbed"
 )
 
 func median(d []time.Duration) time.Duration {
@@ -22,16 +19,18 @@ func median(d []time.Duration) time.Duration {
 	return d[len(d)/2]
 }
 
-// gap hurts the leader while one client writes without pause, and measures from
-// the blow to the first write that began after it and was acknowledged.
-func gap(ctx context.Context, write func(context.Context) error, hurt func()) (time.Duration, error) {
+// gap makes the leader fail while one client writes without pause. It returns the time from the fault to
+// the acknowledgement of the first write that began after it.
+func gap(ctx context.Context, write func(context.Context) error, fail func() error) (time.Duration, error) {
 	ctx, cancel := context.WithTimeout(ctx, 20*time.Second)
 	defer cancel()
 	if err := write(ctx); err != nil {
 		return 0, err
 	}
 	began := time.Now()
-	hurt()
+	if err := fail(); err != nil {
+		return 0, err
+	}
 	for ctx.Err() == nil {
 		cctx, done := context.WithTimeout(ctx, 10*time.Second)
 		err := write(cctx)
@@ -43,65 +42,37 @@ func gap(ctx context.Context, write func(context.Context) error, hurt func()) (t
 	return 0, errors.New("no write was acknowledged within 20 s")
 }
 
-// failover kills the leader's process, again and again.
+// failover kills the leader again and again.
 func failover(ctx context.Context, e *env) (result, error) {
-	g, err := e.startGroup(ctx)
-	if err != nil {
-		return result{}, err
-	}
-	defer g.close()
-	ours, err := ourGaps(ctx, g, 20, func(l *process) { l.kill() }, func(l *process) error { return g.start(l) })
-	if err != nil {
-		return result{}, err
-	}
-	et, err := startEtcd(ctx, e.etcd, e.folder())
-	if err != nil {
-		return result{}, err
-	}
-	defer et.close()
-	peer, err := etcdGaps(ctx, et, 7, func(m *etcdMember) { m.kill() }, func(m *etcdMember) error { return et.start(m) })
-	if err != nil {
-		return result{}, err
-	}
-	return result{ours: median(ours).Seconds() * 1000, peer: median(peer).Seconds() * 1000, unit: "ms", goal: 700, lower: true,
-		note: fmt.Sprintf("20 kills, worst %s; etcd with its defaults, 7 kills, worst %s", ms(slices.Max(ours)), ms(slices.Max(peer)))}, nil
+	return gaps(ctx, e, 20, 7, 700, (*harness.Process).Kill, (*harness.Process).Start)
 }
 
-// failoverHang stops the leader's process without killing it.
+// failoverHang stops the leader with SIGSTOP again and again.
 func failoverHang(ctx context.Context, e *env) (result, error) {
-	g, err := e.startGroup(ctx)
-	if err != nil {
-		return result{}, err
-	}
-	defer g.close()
-	sig := func(p *process, s syscall.Signal) error { return p.cmd.Process.Signal(s) }
-	ours, err := ourGaps(ctx, g, 5,
-		func(l *process) { _ = sig(l, syscall.SIGSTOP) }, func(l *process) error { return sig(l, syscall.SIGCONT) })
-	if err != nil {
-		return result{}, err
-	}
-	et, err := startEtcd(ctx, e.etcd, e.folder())
-	if err != nil {
-		return result{}, err
-	}
-	defer et.close()
-	peer, err := etcdGaps(ctx, et, 3,
-		func(m *etcdMember) { _ = m.cmd.Process.Signal(syscall.SIGSTOP) },
-		func(m *etcdMember) error { return m.cmd.Process.Signal(syscall.SIGCONT) })
-	if err != nil {
-		return result{}, err
-	}
-	return result{ours: median(ours).Seconds() * 1000, peer: median(peer).Seconds() * 1000, unit: "ms", goal: 5000, lower: true,
-		note: fmt.Sprintf("worst %s; etcd worst %s; a client has to notice by itself that nobody answers", ms(slices.Max(ours)), ms(slices.Max(peer)))}, nil
+	return gaps(ctx, e, 5, 3, 5000, (*harness.Process).Pause, (*harness.Process).Continue)
 }
 
-func ourGaps(ctx context.Context, g *group, n int, hurt func(*process), mend func(*process) error) ([]time.Duration, error) {
-	conn, err := dial.Dial(ctx, dial.Options{Addrs: g.addrs, Insecure: true})
+// gaps measures n gaps of ours and peers gaps of etcd. The goal is in milliseconds.
+func gaps(ctx context.Context, e *env, n, peers int, goal float64, fail, repair func(*harness.Process) error) (result, error) {
+	return withBoth(ctx, e, func(g *group, et *etcdGroup) (result, error) {
+		ours, err := ourGaps(ctx, g, n, fail, repair)
+		if err != nil {
+			return result{}, err
+		}
+		peer, err := etcdGaps(ctx, et, peers, fail, repair)
+		if err != nil {
+			return result{}, err
+		}
+		return result{ours: median(ours).Seconds() * 1000, peer: median(peer).Seconds() * 1000, unit: "ms", goal: goal, lower: true,
+			note: fmt.Sprintf("%d faults, worst %s; etcd with its defaults, %d faults, worst %s", n, ms(slices.Max(ours)), peers, ms(slices.Max(peer)))}, nil
+	})
+}
+
+func ourGaps(ctx context.Context, g *group, n int, fail, repair func(*harness.Process) error) ([]time.Duration, error) {
+	client, err := g.Any(ctx)
 	if err != nil {
 		return nil, err
 	}
-	defer conn.Close()
-	client := controlv1.NewAgentControlClient(conn)
 	var seq atomic.Int64
 	write := func(ctx context.Context) error {
 		r, err := client.ApplyWorkload(ctx, applyRequest(0, int(seq.Add(1))))
@@ -112,51 +83,45 @@ func ourGaps(ctx context.Context, g *group, n int, hurt func(*process), mend fun
 	}
 	var out []time.Duration
 	for range n {
-		l, err := g.leader(ctx, 20*time.Second)
+		l, err := g.leader(ctx)
 		if err != nil {
 			return nil, err
 		}
 		if err := g.caughtUp(ctx); err != nil {
 			return nil, err
 		}
-		d, err := gap(ctx, write, func() { hurt(l) })
+		d, err := gap(ctx, write, func() error { return fail(l.Process) })
 		if err != nil {
 			return nil, err
 		}
 		out = append(out, d)
-		if err := mend(l); err != nil {
+		if err := repair(l.Process); err != nil {
 			return nil, err
 		}
 	}
 	return out, nil
 }
 
-// caughtUp waits until all replicas have applied the same log: a kill before that
-// would measure something else.
+// caughtUp waits until all replicas have applied the same log, so that the gap does not contain the
+// catching up of a replica.
 func (g *group) caughtUp(ctx context.Context) error {
-	for deadline := time.Now().Add(20 * time.Second); time.Now().Before(deadline) && ctx.Err() == nil; {
-		var first uint64
-		same := true
-		for i, p := range g.replicas {
-			st, err := status(ctx, p.addr)
+	return testbed.Poll(ctx, 20*time.Second, "the replicas to catch up", func(ctx context.Context) error {
+		var applied []uint64
+		for i := range g.Schedulers {
+			st, err := g.Status(ctx, i)
 			if err != nil {
-				same = false
-				break
+				return err
 			}
-			if i == 0 {
-				first = st.GetAppliedIndex()
-			}
-			same = same && st.GetAppliedIndex()+5 > first && first+5 > st.GetAppliedIndex()
+			applied = append(applied, st.GetAppliedIndex())
 		}
-		if same {
-			return nil
+		if slices.Max(applied)-slices.Min(applied) >= 5 {
+			return fmt.Errorf("they have applied up to %v", applied)
 		}
-		wait(ctx, 20*time.Millisecond)
-	}
-	return errors.New("the replicas did not catch up within 20 s")
+		return nil
+	})
 }
 
-func etcdGaps(ctx context.Context, et *etcdGroup, n int, hurt func(*etcdMember), mend func(*etcdMember) error) ([]time.Duration, error) {
+func etcdGaps(ctx context.Context, et *etcdGroup, n int, fail, repair func(*harness.Process) error) ([]time.Duration, error) {
 	c, err := et.dial()
 	if err != nil {
 		return nil, err
@@ -176,12 +141,12 @@ func etcdGaps(ctx context.Context, et *etcdGroup, n int, hurt func(*etcdMember),
 		if err != nil {
 			return nil, err
 		}
-		d, err := gap(ctx, write, func() { hurt(m) })
+		d, err := gap(ctx, write, func() error { return fail(m.Process) })
 		if err != nil {
 			return nil, err
 		}
 		out = append(out, d)
-		if err := mend(m); err != nil {
+		if err := repair(m.Process); err != nil {
 			return nil, err
 		}
 		wait(ctx, 500*time.Millisecond)
@@ -189,17 +154,16 @@ func etcdGaps(ctx context.Context, et *etcdGroup, n int, hurt func(*etcdMember),
 	return out, nil
 }
 
-// transfer hands leadership over on purpose.
+// transfer measures planned transfers of leadership.
 func transfer(ctx context.Context, e *env) (result, error) {
 	return withBoth(ctx, e, func(g *group, et *etcdGroup) (result, error) {
-		conn, err := dial.Dial(ctx, dial.Options{Addrs: g.addrs, Insecure: true})
+		admin, err := g.AnyAdmin(ctx)
 		if err != nil {
 			return result{}, err
 		}
-		defer conn.Close()
 		var ours, peer []time.Duration
 		for range 20 {
-			if _, err := g.leader(ctx, 10*time.Second); err != nil {
+			if _, err := g.leader(ctx); err != nil {
 				return result{}, err
 			}
 			if err := g.caughtUp(ctx); err != nil {
@@ -207,7 +171,7 @@ func transfer(ctx context.Context, e *env) (result, error) {
 			}
 			cctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 			began := time.Now()
-			_, err := clusterv1.NewClusterClient(conn).TransferLeadership(cctx, &clusterv1.TransferLeadershipRequest{})
+			_, err := admin.TransferLeadership(cctx, &clusterv1.TransferLeadershipRequest{})
 			cancel()
 			if err != nil {
 				return result{}, err
@@ -231,7 +195,7 @@ func moveEtcdLeader(ctx context.Context, et *etcdGroup) (time.Duration, error) {
 	if err != nil {
 		return 0, err
 	}
-	c, err := clientv3.New(clientv3.Config{Endpoints: []string{m.client}, DialTimeout: 2 * time.Second})
+	c, err := dialEtcd(m.client)
 	if err != nil {
 		return 0, err
 	}
@@ -256,29 +220,23 @@ func moveEtcdLeader(ctx context.Context, et *etcdGroup) (time.Duration, error) {
 	return 0, errors.New("etcd has one member only")
 }
 
-// soakElections applies at full load for ten minutes; the term must not change.
+// soakElections applies at full load for ten minutes. The term must not change.
 func soakElections(ctx context.Context, e *env) (result, error) {
-	g, err := e.startGroup(ctx)
-	if err != nil {
-		return result{}, err
-	}
-	defer g.close()
-	l, err := g.leader(ctx, 10*time.Second)
-	if err != nil {
-		return result{}, err
-	}
-	before, err := status(ctx, l.addr)
-	if err != nil {
-		return result{}, err
-	}
-	o, err := g.applyLoad(ctx, l.addr, warm, 10*time.Minute)
-	if err != nil {
-		return result{}, err
-	}
-	after, err := status(ctx, l.addr)
-	if err != nil {
-		return result{}, err
-	}
-	return result{ours: float64(after.GetTerm() - before.GetTerm()), unit: "elections", goal: 0, lower: true,
-		note: fmt.Sprintf("%.0f applies/s for ten minutes", o.rate)}, nil
+	return withGroup(ctx, e, func(g *group) (result, error) {
+		l, err := g.leader(ctx)
+		if err != nil {
+			return result{}, err
+		}
+		before, err := g.Status(ctx, l.Index)
+		if err != nil {
+			return result{}, err
+		}
+		o, err := g.applyLoad(ctx, l.GRPC, warm, 10*time.Minute)
+		if err != nil {
+			return result{}, err
+		}
+		after, err := g.Status(ctx, l.Index)
+		return result{ours: float64(after.GetTerm() - before.GetTerm()), unit: "elections", goal: 0, lower: true,
+			note: fmt.Sprintf("%.0f applies/s for ten minutes", o.rate)}, err
+	})
 }

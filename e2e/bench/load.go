@@ -25,24 +25,24 @@ const (
 	conns    = 8 // connections of the load generator, the same for both systems
 	keySpace = 10_000
 
-	gcPercent = 1000 // of the load generator, while it drives
+	gcPercent = 1000 // GOGC of the load generator while it drives
 )
 
-// load is what a run of callers came to.
+// load is the outcome of a run of callers.
 type load struct {
 	rate     float64 // acknowledged per second
 	p50, p99 time.Duration
 	cpu, own time.Duration // per write, of the servers and of the load generator
 }
 
-// drive runs n callers for warm+d and counts what was acknowledged after warm.
-// do makes one call and returns how many writes it stood for. pids are the
-// servers, whose CPU is what a machine shared with others cannot blur.
+// drive runs n callers for warm+d and counts the writes that are acknowledged after warm. do makes one
+// call and returns the number of its writes. pids are the servers: their CPU time does not depend on
+// other load of the machine.
 func drive(ctx context.Context, pids []int, n int, warm, d time.Duration, do func(ctx context.Context, caller, seq int) (int, error)) (load, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	// The generator holds next to nothing and would collect all the time, a fifth of its CPU,
-	// which the servers of either side lack.
+	// The load generator has a small heap and would collect garbage all the time, which takes a fifth of
+	// its CPU time away from the servers.
 	defer debug.SetGCPercent(debug.SetGCPercent(gcPercent))
 	var measuring atomic.Bool
 	var done atomic.Int64
@@ -90,17 +90,6 @@ func drive(ctx context.Context, pids []int, n int, warm, d time.Duration, do fun
 	return out, nil
 }
 
-// cpuOf is the CPU time of some processes, seconds; one that is gone counts as
-// nothing.
-func cpuOf(pids ...int) (sum float64) {
-	for _, pid := range pids {
-		if s, err := cpuSeconds(pid); err == nil {
-			sum += s
-		}
-	}
-	return sum
-}
-
 func wait(ctx context.Context, d time.Duration) {
 	t := time.NewTimer(d)
 	defer t.Stop()
@@ -110,7 +99,7 @@ func wait(ctx context.Context, d time.Duration) {
 	}
 }
 
-// dialAll opens plain connections to one address.
+// dialAll opens n plaintext connections to one address.
 func dialAll(addr string, n int) ([]*grpc.ClientConn, func(), error) {
 	var out []*grpc.ClientConn
 	closeAll := func() {
@@ -129,7 +118,7 @@ func dialAll(addr string, n int) ([]*grpc.ClientConn, func(), error) {
 	return out, closeAll, nil
 }
 
-// applyRequest is a small container whose content differs every time.
+// applyRequest returns a small container with unique content.
 func applyRequest(caller, seq int) *controlv1.ApplyWorkloadRequest {
 	return &controlv1.ApplyWorkloadRequest{
 		WorkloadId: fmt.Sprintf("bench-%05d", (caller*7919+seq*104729)%keySpace),
@@ -166,8 +155,8 @@ func (g *group) applyLoad(ctx context.Context, addr string, warm, d time.Duratio
 	})
 }
 
-// manyLoad drives applies of each workloads per call against one replica of g, from
-// as many callers as keep as many writes on their way as the peer's do.
+// manyLoad drives calls with each applies against one replica of g. The callers have as many writes on
+// their way as those of the peer.
 func (g *group) manyLoad(ctx context.Context, addr string, callers, each int, warm, d time.Duration) (load, error) {
 	cs, done, err := dialAll(addr, conns)
 	if err != nil {

@@ -1,36 +1,48 @@
-// Command bench measures what the project claims to be fast at, each figure
-// beside a peer's in the same run on the same machine:
+// Command bench measures the figures of docs/architecture/performance.md, each beside that of a peer in the
+// same run on the same machine, if there is a peer:
 //
-//	go run ./e2e/bench            all of them
+//	go run ./e2e/bench            all benchmarks
 //	go run ./e2e/bench failover   one
 //
-// Each ends with one line
+// Each prints one line
 //
 //	BENCH name=… ours=… peer=… ratio=… goal=… unit=… verdict=met|short
 //
-// ratio is better when larger, whatever the unit. A figure that falls short is
-// reported as short; nothing fails because of it.
+// A larger ratio is better for every unit. A figure below its goal has the verdict short and is not an error.
+// Before the first benchmark, all missing prerequisites of the chosen ones are reported at once.
 package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
+	"os/exec"
 	"os/signal"
 	"strings"
 	"syscall"
+
+	"github.com/persys/compute/e2e/harness"
 )
 
-// bench is one named figure.
+// bench is one benchmark.
 type bench struct {
 	name string
-	what string
+	what string // one line: what it measures, and the peer
 	run  func(context.Context, *env) (result, error)
-	soak bool // only when asked for by name
+	soak bool // runs only if it is named
+	need need
 }
 
-// result of one bench. goal is a ratio when peer is set and goalIsRatio, else a
-// bound on ours in unit.
+// need is a prerequisite of a benchmark besides the Go toolchain.
+type need string
+
+const (
+	chromium need = "chromium"          // the browser, a program
+	engine   need = "the Docker engine" // at DOCKER_HOST
+)
+
+// result of a benchmark. With goalIsRatio the goal is a ratio to the peer, otherwise a limit of ours in unit.
 type result struct {
 	ours, peer  float64
 	unit        string
@@ -91,7 +103,7 @@ func benches() []bench {
 	return []bench{
 		{name: "apply-unary", what: "acknowledged ApplyWorkload calls, 256 callers, three replicas on disk; peer: etcd puts", run: applyUnary},
 		{name: "apply-many", what: "acknowledged applies, many per call; peer: etcd, 16 puts per transaction", run: applyMany},
-		{name: "apply-hop", what: "the price of a hop: applies through a follower; peer: to the leader", run: applyHop},
+		{name: "apply-hop", what: "applies through a follower; peer: applies to the leader", run: applyHop},
 		{name: "place-5k", what: "placements over 5,000 nodes with every filter on, one core; peer: a scan of all nodes", run: place5k},
 		{name: "failover", what: "leader killed to next acknowledged write, median of 20; peer: etcd", run: failover},
 		{name: "failover-hang", what: "leader stopped with SIGSTOP to next acknowledged write, median of 5; peer: etcd", run: failoverHang},
@@ -102,19 +114,19 @@ func benches() []bench {
 		{name: "heartbeat-10k", what: "CPU of the leader with 10,000 agents at a heartbeat every 10 s; peer: none", run: heartbeat10k},
 		{name: "dns-srv", what: "SRV answers over UDP with 10,000 nodes and 50,000 workloads; peer: CoreDNS with the same zone in a file", run: dnsSRV},
 		{name: "dns-a", what: "A answers over UDP with 10,000 nodes and 50,000 workloads; peer: CoreDNS with the same zone in a file", run: dnsA},
-		{name: "dns-p99", what: "99th percentile of an answer's delay at half of the peak, the worse of A and SRV; peer: CoreDNS at half of its own", run: dnsTail},
-		{name: "dns-change", what: "a change's commit to the first answer that shows it, 99th percentile; peer: CoreDNS loading its file again", run: dnsChange},
-		{name: "mirror-rate", what: "changed records that the mirror writes into one local etcd; peer: a plain client with the same puts, batched", run: mirrorRate},
-		{name: "mirror-lag", what: "worst age of a change that etcd lacks, at 1,000 changes per second; peer: none", run: mirrorLag},
-		{name: "gateway-hop", what: "what the gateway adds to a call at the median; peer: none", run: gatewayHop},
-		{name: "console-first-view", what: "bytes until the console's list of 10,000 workloads can be used, in Chromium with an empty cache; peer: none", run: consoleFirstView},
+		{name: "dns-p99", what: "99th percentile of the delay of answers at half of the peak, the worse of A and SRV; peer: CoreDNS at half of its own", run: dnsTail},
+		{name: "dns-change", what: "time from the commit of a change to the first answer with it, 99th percentile; peer: CoreDNS loading its file again", run: dnsChange},
+		{name: "mirror-rate", what: "changed records that the mirror writes into one local etcd; peer: an etcd client with the same puts, batched", run: mirrorRate},
+		{name: "mirror-lag", what: "highest age of a change that is not in etcd yet, at 1,000 changes per second; peer: none", run: mirrorLag},
+		{name: "gateway-hop", what: "time that the gateway adds to a call, at the median; peer: none", run: gatewayHop},
+		{name: "console-first-view", what: "bytes until the console's list of 10,000 workloads can be used, in Chromium with an empty cache; peer: none", run: consoleFirstView, need: chromium},
 		{name: "list-10k", what: "persysctl list of 10,000 workloads: start to first line; peer: none", run: list10k},
 		{name: "drift-1k", what: "a round of drift detection over 1,000 nodes of 50 workloads, over gRPC; peer: none", run: drift1k},
-		{name: "containers-50", what: "fifty containers from apply to Running on one node; peer: the same fifty by Docker's own API, the best of 8, 16, 32 and 50 at a time", run: containers50},
-		{name: "containers-50-swarm", what: "the same; peer: a Docker Swarm service of fifty replicas on the same engine", run: containers50Swarm},
+		{name: "containers-50", what: "fifty containers from apply to Running on one node; peer: the API of Docker, the best of 8, 16, 32 and 50 at a time", run: containers50, need: engine},
+		{name: "containers-50-swarm", what: "the same; peer: a Docker Swarm service of fifty replicas on the same engine", run: containers50Swarm, need: engine},
 		{name: "heartbeat-200", what: "CPU of an agent for each of its heartbeats, with 200 workloads; peer: none", run: heartbeat200},
-		{name: "agent-idle", what: "resident memory of an agent with fifty containers; peer: none", run: agentIdle},
-		{name: "agent-idle-cpu", what: "CPU of an agent with fifty containers; peer: none", run: agentIdleCPU},
+		{name: "agent-idle", what: "resident memory of an agent with fifty containers; peer: none", run: agentIdle, need: engine},
+		{name: "agent-idle-cpu", what: "CPU of an agent with fifty containers; peer: none", run: agentIdleCPU, need: engine},
 		{name: "soak-elections", what: "elections in ten minutes of full load", run: soakElections, soak: true},
 	}
 }
@@ -137,6 +149,9 @@ func run(ctx context.Context, names []string) (err error) {
 	if err != nil {
 		return err
 	}
+	if err := missing(ctx, chosen); err != nil {
+		return err
+	}
 	e, err := newEnv(ctx)
 	if err != nil {
 		return err
@@ -154,6 +169,30 @@ func run(ctx context.Context, names []string) (err error) {
 		fmt.Println(r.line(b.name))
 	}
 	return nil
+}
+
+// missing returns an error that lists the prerequisites that this machine lacks.
+func missing(ctx context.Context, chosen []bench) error {
+	var errs []error
+	for _, b := range chosen {
+		var err error
+		switch b.need {
+		case chromium:
+			_, err = exec.LookPath(string(chromium))
+		case engine:
+			var e *harness.Engine
+			if e, err = harness.OpenEngine(ctx); err == nil {
+				err = e.Close()
+			}
+		}
+		if err != nil {
+			errs = append(errs, fmt.Errorf("%s needs %s: %w", b.name, b.need, err))
+		}
+	}
+	if len(errs) > 0 {
+		errs = append(errs, errors.New("run make bench, which installs what is missing (hack/install-test-deps.sh), or start the Docker engine"))
+	}
+	return errors.Join(errs...)
 }
 
 func choose(names []string) ([]bench, error) {

@@ -11,8 +11,8 @@ import (
 	"github.com/persys/compute/sched"
 )
 
-// place5k measures placement alone, in this process. Each decision is promised
-// before the next. The peer is the plain way: look at every node, keep the best.
+// place5k measures placement alone, in this process. Each decision reserves its resources before the
+// next one. The peer is a scan that checks every node and keeps the best.
 func place5k(ctx context.Context, _ *env) (result, error) {
 	view, err := fleet(5000)
 	if err != nil {
@@ -53,16 +53,7 @@ func place5k(ctx context.Context, _ *env) (result, error) {
 
 // fleet registers n nodes of mixed shapes, zones, taints and types.
 func fleet(n int) (fsm.View, error) {
-	st := fsm.New()
-	index := uint64(0)
-	apply := func(c *commandv1.Command) error {
-		index++
-		c.Head = &commandv1.Head{At: int64(index), By: "bench"}
-		var r fsm.Result
-		st, r, _ = st.Apply(fsm.Meta{Index: index, Term: 1}, c)
-		return r.Err()
-	}
-	err := apply(&commandv1.Command{Body: &commandv1.Command_InitCluster{InitCluster: &commandv1.InitCluster{ClusterId: "bench", Incarnation: 1}}})
+	w, err := newWorld()
 	for i := 0; i < n && err == nil; i++ {
 		reg := &commandv1.RegisterNode{
 			Id: fmt.Sprintf("node-%05d", i), Endpoint: fmt.Sprintf("10.0.%d.%d:50051", i/250, i%250),
@@ -78,13 +69,13 @@ func fleet(n int) (fsm.View, error) {
 		if i%5 == 0 {
 			reg.Types = append(reg.Types, "vm")
 		}
-		err = apply(&commandv1.Command{Body: &commandv1.Command_RegisterNode{RegisterNode: reg}})
+		err = w.register(reg)
 	}
-	return st.View(), err
+	return w.view(), err
 }
 
-// demandMix turns every filter on: type, storage, labels, constraints, taints,
-// CPU, memory, disk by pool, host ports, and anti-affinity by group.
+// demandMix returns demands that use the filters of type, storage, labels, constraints, taints, CPU,
+// memory and disk by pool.
 func demandMix() []fsm.Demand {
 	var out []fsm.Demand
 	for i := range 48 {
@@ -103,8 +94,8 @@ func demandMix() []fsm.Demand {
 	return out
 }
 
-// scanAll is the peer: every filter on every node through the records, then the
-// least loaded node.
+// scanAll is the peer: it applies every filter to the record of every node and returns the least loaded
+// node that passes.
 func scanAll(v fsm.View, d *fsm.Demand) string {
 	best, bestLoad := "", int64(1)<<62
 	v.Nodes("", func(n *fsm.Node) bool {
