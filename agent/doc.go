@@ -9,7 +9,7 @@
 // Three promises hold at every moment:
 //
 //   - An order is on disk before it is acknowledged, and the epoch that gave it before it is
-//     obeyed (fence.go; DESIGN.md, decision 9). Lower epochs, lower generations, other clusters
+//     obeyed (fence.go; agent/DESIGN.md). Lower epochs, lower generations, other clusters
 //     and other nodes are refused, also after a restart.
 //   - Only what this agent was told to run, or what carries its labels, is ever touched. What an
 //     engine does not list for the moment, because it is away, is not forgotten.

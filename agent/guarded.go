@@ -19,7 +19,7 @@ import (
 	"github.com/persys/compute/agent/fencer/lease"
 )
 
-// This file is the agent's side of the lease fence (DESIGN.md, decision 9; package guard). What is
+// This file is the agent's side of the lease fence (agent/DESIGN.md; package fencer). What is
 // guarded runs only under a lease that the guard has confirmed. When one ends, the guard stops what
 // it guards; the agent then starts it again by a newer order only.
 

@@ -184,7 +184,7 @@ func kindType(k driver.Kind) agentv1.WorkloadType {
 }
 
 // restartCounter reads n of a revision c1-<16 hex>-r<n>; 0 if there is none. A higher one under
-// the same content asks for a restart (DESIGN.md, decision 17).
+// the same content asks for a restart (spec/DESIGN.md).
 func restartCounter(revision string) int {
 	if !strings.HasPrefix(revision, "c1-") {
 		return 0

@@ -163,7 +163,7 @@ func (n *Node) heard(id raft.ServerID) bool {
 // LocalMode is what losing the quorum, which cannot be logged, does to this
 // replica's mode: degraded when it has not heard from a leader for
 // Timing.LostContact, else normal. The effective mode is the worse of this and
-// the replicated one (decision 11).
+// the replicated one (fsm/DESIGN.md).
 func (n *Node) LocalMode() (fsm.Mode, string) {
 	if err := n.Err(); err != nil {
 		return fsm.ModeDegraded, err.Error()

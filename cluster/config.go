@@ -350,8 +350,7 @@ func firstIP(addrs []net.Addr) string {
 	return cmp.Or(six, "127.0.0.1")
 }
 
-// errNoWayIn is what a replica says that has nothing to start from (DESIGN,
-// decision 13).
+// errNoWayIn is what a replica says that has nothing to start from (cluster/DESIGN.md).
 func errNoWayIn(dir string) error {
 	return fmt.Errorf("%w: %s holds no data, and neither SCHEDULER_BOOTSTRAP_EXPECT "+
 		"(how many replicas form a new cluster together) nor SCHEDULER_JOIN (gossip addresses of a cluster to join) is set; "+

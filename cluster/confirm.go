@@ -29,7 +29,7 @@ func newHead(epoch fsm.Epoch, at time.Time) *commandHead {
 
 // confirmer shares barriers among callers. Whoever asks joins the batch that
 // has not started yet, so the barrier is always proposed after the request
-// arrived; the library's VerifyLeader promises no such thing (decision 5).
+// arrived; the library's VerifyLeader promises no such thing (cluster/DESIGN.md).
 type confirmer struct {
 	n       *Node
 	mu      sync.Mutex

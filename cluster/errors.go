@@ -19,7 +19,7 @@ var (
 	ErrTooLarge = errors.New("command too large")
 	// ErrUnknownOutcome: the command was handed to Raft, and whether it was or
 	// will be committed cannot be known here. Ask again with the same request
-	// id (DESIGN, decision 8).
+	// id (fsm/DESIGN.md).
 	ErrUnknownOutcome = errors.New("the outcome is not known")
 	// ErrClosed: the node was closed or has halted.
 	ErrClosed = errors.New("this replica is stopped")

@@ -17,7 +17,7 @@ import (
 )
 
 // Gossip finds replicas and suspects dead ones. It proves nothing: whoever it
-// names is asked on the Raft port who it is (decision 13).
+// names is asked on the Raft port who it is (cluster/DESIGN.md).
 
 // hint is what gossip carries about a replica: at most 512 bytes.
 type hint struct {

@@ -213,7 +213,7 @@ func (n *Node) tryEstablish(ctx context.Context, t *tenure) (LeadershipTerm, err
 			id = "c-" + hex.EncodeToString(b[:])
 		}
 		// Milliseconds, so that a cluster restored or formed anew on the same
-		// machines is never older than what agents remember (decision 9).
+		// machines is never older than what agents remember (agent/DESIGN.md).
 		incarnation := uint64(max(1, time.Now().UnixMilli()))
 		results, _, _, err := n.prop.propose(ctx, []fsm.Command{{
 			Head: n.head(fsm.Epoch{}),

@@ -27,7 +27,7 @@ const looksFor = 60
 // removed (or BootstrapExpect, if that is more).
 const minVoters = 3
 
-// members is the membership logic (DESIGN, decision 13).
+// members is the membership logic (cluster/DESIGN.md).
 type members struct {
 	n *Node
 

@@ -234,7 +234,7 @@ func (n *Node) openStorage(hooks hooks) (fresh bool, err error) {
 	}
 	fresh = last == 0 && newest == 0
 	// The id lives in the log's own file, so the two cannot be parted: a
-	// replica that lost its log cannot vote under its old id (decision 13).
+	// replica that lost its log cannot vote under its old id (cluster/DESIGN.md).
 	if n.id, err = n.logs.own(keyReplicaID); err != nil {
 		return false, err
 	}

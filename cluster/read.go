@@ -8,7 +8,7 @@ import (
 	"github.com/persys/compute/fsm/store"
 )
 
-// Level is how fresh a read has to be (DESIGN, decision 5).
+// Level is how fresh a read has to be (cluster/DESIGN.md).
 type Level uint8
 
 // The levels.

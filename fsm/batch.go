@@ -14,7 +14,7 @@ import (
 
 // ErrUnknownCommand means that a log entry holds something this version does not
 // know. A replica must stop loudly: skipping it would let replicas diverge in
-// silence (DESIGN, decision 1).
+// silence (fsm/DESIGN.md).
 var ErrUnknownCommand = errors.New("the log holds a command that this version does not know: upgrade this replica")
 
 // commandsTag precedes each element of Batch.commands.

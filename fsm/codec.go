@@ -238,7 +238,7 @@ func factsEqual(a, b *NodeFacts) bool {
 }
 
 // SameFacts reports whether registering b would change nothing but a timestamp
-// on n. A leader that checks first need not propose (DESIGN, decision 6).
+// on n. A leader that checks first need not propose (sched/leader/DESIGN.md).
 func (n *Node) SameFacts(b *commandv1.RegisterNode) bool {
 	f := factsOf(b)
 	f.normalise()

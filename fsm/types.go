@@ -3,8 +3,7 @@ package fsm
 import "fmt"
 
 // Epoch names one stint of one leader: the incarnation of the cluster, then the
-// Raft term. It orders every message from schedulers to agents (DESIGN,
-// decision 9).
+// Raft term. It orders every message from schedulers to agents (agent/DESIGN.md).
 type Epoch struct {
 	Incarnation uint64
 	Term        uint64
@@ -92,7 +91,7 @@ const (
 	NodeDraining NodeStatus = "Draining"
 )
 
-// Mode of the control plane (DESIGN, decision 11).
+// Mode of the control plane (fsm/DESIGN.md).
 type Mode string
 
 // The modes; degraded and recovery are frozen.
@@ -132,7 +131,7 @@ type HostPort struct {
 	Protocol string
 }
 
-// Demand is all that the planner knows of a spec (DESIGN, decision 16).
+// Demand is all that the planner knows of a spec (spec/DESIGN.md).
 type Demand struct {
 	Type           string // container, compose or vm
 	CPU            int64  // millicores
@@ -314,7 +313,7 @@ func Bare(id string) *Workload {
 }
 
 // Revision is what agents see: c1-<16 hex>, and -r<n> after n forced restarts
-// (DESIGN, decision 17). Agents skip an unchanged revision.
+// (spec/DESIGN.md). Agents skip an unchanged revision.
 func (w *Workload) Revision() string {
 	c := w.Content
 	if len(c) > 3 && c[:3] == "c1:" {
@@ -531,7 +530,7 @@ type Info struct {
 	ModeReason           string
 	ModeChangedAt        int64
 	FeatureLevel         uint32
-	Digest               uint64 // divergence digest up to Index (decision 3)
+	Digest               uint64 // divergence digest up to Index (fsm/DESIGN.md)
 	EventSeq             uint64
 	ReceiptSeq           uint64
 	ReceiptsDroppedUntil int64  // Unix milliseconds, UUIDv7 time of the newest dropped receipt

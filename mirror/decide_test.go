@@ -75,7 +75,7 @@ func TestDecide(t *testing.T) {
 	}
 }
 
-// TestModeFor is the mirror's part of DESIGN, decision 11.
+// TestModeFor is the mirror's part of fsm/DESIGN.md.
 func TestModeFor(t *testing.T) {
 	none, required, attached, virgin := Facts{}, Facts{Required: true}, Facts{Attached: true}, Facts{Empty: true}
 	for _, tt := range []struct {

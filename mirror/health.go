@@ -35,7 +35,7 @@ type Facts struct {
 }
 
 // ModeFor is the mode that the mirror's health asks for, with the reason; ok is
-// false when it asks for none. The rules are those of DESIGN, decision 11.
+// false when it asks for none. The rules are those of fsm/DESIGN.md.
 func ModeFor(h Health, f Facts) (mode fsm.Mode, reason string, ok bool) {
 	switch h.State {
 	case Healthy:

@@ -50,7 +50,7 @@ type Deps struct {
 	Store *store.Store
 	// Etcd is the client. The Mirror gives every call a deadline.
 	Etcd Etcd
-	// Confirm proves that this replica still leads (DESIGN, decision 5). It is
+	// Confirm proves that this replica still leads (cluster/DESIGN.md). It is
 	// asked before the cursor is taken over.
 	Confirm    func(context.Context) error
 	Attachment Attachment

@@ -62,7 +62,7 @@ type Identity struct {
 }
 
 // Anonymous is the identity of every caller under -insecure: an admin without
-// a certificate (DESIGN, decision 14).
+// a certificate (pki/DESIGN.md).
 func Anonymous() Identity { return Identity{Role: RoleUser, ID: AnonymousID} }
 
 // IsZero reports whether the identity is nobody.

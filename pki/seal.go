@@ -43,7 +43,7 @@ const (
 const SealPrefix = "sealed:1:"
 
 // Key is a master secret of 32 bytes: the cluster key on schedulers, an
-// agent's own key on its machine (DESIGN, decision 18). Everything it does
+// agent's own key on its machine (pki/DESIGN.md). Everything it does
 // uses a sub key of its own, so no use says anything about another. It is safe
 // for concurrent use and prints as its id only.
 type Key struct {

@@ -1,7 +1,7 @@
 // Package rpc is the gRPC server of a scheduler replica, and its client towards agents and other
 // replicas.
 //
-// Any replica answers any call (DESIGN, decision 7). The policy table in methods.go has one row per
+// Any replica answers any call (rpc/DESIGN.md). The policy table in methods.go has one row per
 // method: the replica that answers it, the roles that may call it, whether a call with an unknown
 // outcome may be repeated, and how it treats users who are confined to namespaces. A method is
 // answered in one of three ways:

@@ -110,7 +110,7 @@ func readiness(n *fsm.Node) rejection {
 
 // static applies the filters that look at facts alone: type, storage drivers,
 // labels, constraints, NoSchedule taints, and the guard that a workload which is to
-// stop with the lease needs (DESIGN, decision 9).
+// stop with the lease needs (sched/DESIGN.md).
 func static(d *fsm.Demand, n *fsm.Node) rejection {
 	if r := fits(d, n); r.filter != passes {
 		return r

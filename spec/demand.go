@@ -12,7 +12,7 @@ import (
 )
 
 // DemandOf is all that the planner gets to know of a plain, normalised
-// specification (DESIGN, decision 16). Every list is sorted.
+// specification (spec/DESIGN.md). Every list is sorted.
 //
 // A VM that asks for no resources of its own reserves what its guest is given, and never less memory
 // than that; an inline Compose stack what its services are limited to.

@@ -1,5 +1,5 @@
 // Package spec is the edge: all that a workload's specification means before it
-// becomes opaque bytes in the log (DESIGN, decision 16). A new kind of workload
+// becomes opaque bytes in the log (spec/DESIGN.md). A new kind of workload
 // touches this package and a driver, and nothing between.
 //
 //	file ─Parse→ request ─Prepare→ command           (apply)
@@ -67,7 +67,7 @@
 //
 // # Content
 //
-// Content says whether a node has to make a workload anew (decision 17). It
+// Content says whether a node has to make a workload anew (spec/DESIGN.md). It
 // covers what the node is given to run: type, image (spelled out in full),
 // command, environment, ports, volumes, restart policy, privileged, the CPU and
 // memory limits of a container, metadata that becomes labels, a Compose file

@@ -41,7 +41,7 @@ func Normalise(s *controlv1.WorkloadSpec) {
 	s.Namespace = strings.TrimSpace(s.Namespace)
 	s.OnLostLease = orElse(strings.ToLower(strings.TrimSpace(s.OnLostLease)), "keep")
 	if s.Type == TypeVM {
-		s.Exclusive = true // DESIGN, decision 9
+		s.Exclusive = true // sched/DESIGN.md
 	}
 	for _, c := range s.Constraints {
 		c.Key, c.Operator = strings.TrimSpace(c.Key), operatorOf(c.Operator)

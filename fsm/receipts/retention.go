@@ -5,7 +5,7 @@ import (
 	"time"
 )
 
-// Retention says for how long receipts are kept (DESIGN, decision 8). The oldest is
+// Retention says for how long receipts are kept (fsm/DESIGN.md). The oldest is
 // dropped once it is older than MaxAge, or more than Max or MaxBytes are kept, or it is older
 // than MinAge while more than Min are kept. What answers many workloads at once is as large
 // as many answers.

@@ -46,7 +46,7 @@ const (
 	// itself to. It only ever takes rights away.
 	KeyNamespaces = "persys-namespaces"
 	// KeyRequestID, in a request: the UUIDv7 under which a mutation is applied
-	// at most once (DESIGN, decision 8). Every attempt of one call carries the
+	// at most once (fsm/DESIGN.md). Every attempt of one call carries the
 	// same one.
 	KeyRequestID = "persys-request-id"
 )

@@ -37,7 +37,7 @@ take orders from it under a new incarnation, and from nobody older.
 Never start one of the lost schedulers again with its old disk: empty it first. What
 only the lost ones had committed is gone; a backup may be newer than the survivor.`
 
-// RecoverCommand is the lost-quorum recovery (DESIGN, decision 9).
+// RecoverCommand is the lost-quorum recovery (cluster/DESIGN.md).
 func RecoverCommand() (*cobra.Command, error) {
 	var o recovery
 	loader, err := config.New(&o)
