@@ -1,6 +1,6 @@
-// Package cgroup reads what containers use from the kernel's own counters: control groups of
-// version 1 and 2, and the network devices of a container's namespace. It asks no engine anything,
-// so that fifty containers cost a few hundred small reads and no request.
+// Package cgroup reads the resource usage of containers from the kernel's counters: control groups of
+// version 1 and 2, and the network devices of a container's namespace. It does not ask the engine, so
+// fifty containers cost a few hundred small reads and no request.
 package cgroup
 
 import (
@@ -25,18 +25,18 @@ type Reader struct {
 
 	mu   sync.Mutex
 	dirs map[string]string // container id → group, below a controller
-	// parents are where groups were found, as patterns with %s for the id.
+	// parents are the parent groups that were found, as patterns with %s for the container id.
 	parents []string
-	missed  map[string]time.Time // ids that were searched for in vain, and when
+	missed  map[string]time.Time // ids that were not found, and when they were searched
 }
 
-// Versions as Usage.Source names them.
+// Versions, with their names in Usage.Source.
 const (
 	Version1 = "cgroup1"
 	Version2 = "cgroup2"
 )
 
-// New reads below root and proc, usually "/sys/fs/cgroup" and "/proc"; empty means these.
+// New returns a Reader that reads below root and proc, usually "/sys/fs/cgroup" and "/proc"; empty means these.
 func New(root, proc string) *Reader {
 	if root == "" {
 		root = "/sys/fs/cgroup"
@@ -48,12 +48,12 @@ func New(root, proc string) *Reader {
 	return &Reader{
 		root: root, proc: proc, unified: err == nil,
 		dirs: map[string]string{}, missed: map[string]time.Time{},
-		// With the cgroupfs and the systemd driver of Docker.
+		// The parent groups of Docker's cgroupfs and systemd drivers.
 		parents: []string{"docker/%s", "system.slice/docker-%s.scope"},
 	}
 }
 
-// Source is the version in use.
+// Source returns the cgroup version in use.
 func (r *Reader) Source() string {
 	if r.unified {
 		return Version2
@@ -61,7 +61,7 @@ func (r *Reader) Source() string {
 	return Version1
 }
 
-// Usage sums up the containers of one workload. ok is false when none of them could be read.
+// Usage returns the sum over the containers of one workload. ok is false if none of them could be read.
 func (r *Reader) Usage(o driver.Observed, containers ...string) (u driver.Usage, ok bool) {
 	u = driver.Usage{
 		ID: o.ID, Instance: o.RuntimeID + "@" + strconv.FormatInt(o.StartedAt.UnixNano(), 36),
@@ -71,19 +71,19 @@ func (r *Reader) Usage(o driver.Observed, containers ...string) (u driver.Usage,
 	for _, id := range containers {
 		part, err := r.read(id)
 		if err != nil {
-			continue // it ended meanwhile, or never ran
+			continue // the container ended meanwhile or never ran
 		}
 		u, ok = u.Add(part), true
 		limited = limited && part.MemoryLimit > 0
 	}
 	if !limited {
-		u.MemoryLimit = 0 // one without makes the whole one without
+		u.MemoryLimit = 0 // a container without a limit leaves the workload without one
 	}
 	return u, ok
 }
 
-// All is what the workloads use of which at least one of the containers that are named for them
-// could be read.
+// All returns the usage of the workloads of which at least one container could be read. The function
+// containers returns a workload's container ids.
 func (r *Reader) All(ctx context.Context, of []driver.Observed, containers func(driver.Observed) []string) ([]driver.Usage, error) {
 	out := make([]driver.Usage, 0, len(of))
 	for _, o := range of {
@@ -97,7 +97,7 @@ func (r *Reader) All(ctx context.Context, of []driver.Observed, containers func(
 	return out, nil
 }
 
-// dir of a controller: version 2 has one tree for all.
+// dir returns the folder of a controller's group. Version 2 has one tree for all controllers.
 func (r *Reader) dir(controller, group string) string {
 	if r.unified {
 		return filepath.Join(r.root, group)
@@ -105,7 +105,7 @@ func (r *Reader) dir(controller, group string) string {
 	return filepath.Join(r.root, controller, group)
 }
 
-// searchAgain is how long an id that was found nowhere is left alone: the search walks a tree.
+// searchAgain is the time before an id that was not found is searched again, because the search walks a tree.
 const searchAgain = time.Minute
 
 // find returns the group of a container.
@@ -153,7 +153,7 @@ const maxDepth = 6
 
 func (r *Reader) search(id string) (group string) {
 	top := r.dir("cpuacct", "")
-	// A tree that cannot be read holds nothing for us; the caller says that there is none.
+	// An unreadable tree counts as empty; the caller reports the missing group.
 	_ = filepath.WalkDir(top, func(path string, d fs.DirEntry, err error) error {
 		if err != nil || !d.IsDir() {
 			return nil
@@ -184,7 +184,7 @@ func (r *Reader) read(id string) (driver.Usage, error) {
 	}
 	if err != nil {
 		r.mu.Lock()
-		delete(r.dirs, id) // it may come back elsewhere
+		delete(r.dirs, id) // the container may appear in another group
 		r.mu.Unlock()
 		return driver.Usage{}, err
 	}
@@ -192,7 +192,7 @@ func (r *Reader) read(id string) (driver.Usage, error) {
 	return u, nil
 }
 
-// noLimit is what version 1 says where there is none: the largest multiple of a page.
+// noLimit is the value of version 1 for no limit: the largest multiple of a page.
 const noLimit = 1 << 60
 
 func (r *Reader) readSplit(group string, u *driver.Usage) error {
@@ -202,7 +202,7 @@ func (r *Reader) readSplit(group string, u *driver.Usage) error {
 	}
 	u.CPU = time.Duration(cpu)
 	memory := r.dir("memory", group)
-	// A kernel without one of these controllers still says the rest.
+	// The kernel may lack some of these controllers; read the others.
 	if used, err := number(memory, "memory.usage_in_bytes"); err == nil {
 		u.Memory = max(0, used-fields(memory, "memory.stat")["total_inactive_file"])
 	}
@@ -240,7 +240,7 @@ func (r *Reader) readUnified(group string, u *driver.Usage) error {
 	if used, err := number(dir, "memory.current"); err == nil {
 		u.Memory = max(0, used-fields(dir, "memory.stat")["inactive_file"])
 	}
-	if limit, err := number(dir, "memory.max"); err == nil { // "max" is no number
+	if limit, err := number(dir, "memory.max"); err == nil { // "max" is not a number and means no limit
 		u.MemoryLimit = limit
 	}
 	raw, err := os.ReadFile(filepath.Join(dir, "io.stat"))
@@ -260,8 +260,8 @@ func (r *Reader) readUnified(group string, u *driver.Usage) error {
 	return nil
 }
 
-// readNetwork adds up the devices of a container's own namespace. One that shares the machine's has
-// none of its own, so nothing is counted.
+// readNetwork adds up the devices of a container's network namespace. A container in the host's
+// namespace has no devices of its own, so nothing is counted.
 func (r *Reader) readNetwork(group string, u *driver.Usage) {
 	raw, err := os.ReadFile(filepath.Join(r.dir("cpuacct", group), "cgroup.procs"))
 	if err != nil {
@@ -305,7 +305,7 @@ func number(dir, name string) (int64, error) {
 	text := strings.TrimSpace(string(raw))
 	n, err := strconv.ParseInt(text, 10, 64)
 	if errors.Is(err, strconv.ErrRange) {
-		return n, nil // as large as it gets
+		return n, nil // larger than int64: use the largest value
 	}
 	return n, err
 }

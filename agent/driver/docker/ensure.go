@@ -19,20 +19,20 @@ import (
 	"github.com/persys/compute/agent/driver/moby"
 )
 
-// instance is one container of a workload, as the engine's list has it.
+// instance is one container of a workload, from the engine's list.
 type instance struct {
 	container.Summary
 	name string
 }
 
-// found is what carries one workload's label.
+// found holds the containers with one workload's label.
 type found struct {
 	ours []instance
-	// sibling is the name that another agent of our cluster on this engine holds.
+	// sibling holds the names that other agents of our cluster use on this engine.
 	sibling map[string]bool
 }
 
-// find costs one call, whatever the number of containers is.
+// find lists the containers of a workload with one call.
 func (d *Driver) find(ctx context.Context, id driver.ID) (found, error) {
 	ctx, cancel := d.eng.Call(ctx)
 	defer cancel()
@@ -58,7 +58,7 @@ func (d *Driver) find(ctx context.Context, id driver.ID) (found, error) {
 
 func nameOf(item container.Summary) string {
 	for _, n := range item.Names {
-		// Links of other containers appear as further, longer names.
+		// Names with a slash are links of other containers.
 		if n = strings.TrimPrefix(n, "/"); !strings.Contains(n, "/") {
 			return n
 		}
@@ -66,8 +66,8 @@ func nameOf(item container.Summary) string {
 	return ""
 }
 
-// Ensure is driver.Driver's. A new container costs three calls (list, create, start), one that is
-// up to date costs one.
+// Ensure implements driver.Driver. A new container costs three calls (list, create, start), an
+// up-to-date one costs one.
 func (d *Driver) Ensure(ctx context.Context, spec driver.Spec) error {
 	if err := d.identity.Check(spec); err != nil {
 		return err
@@ -92,8 +92,8 @@ func (d *Driver) Ensure(ctx context.Context, spec driver.Spec) error {
 	}
 }
 
-// inFlight says that the engine still carries out an earlier call for the workload, whose caller
-// is gone: the name is taken by a container that cannot be seen yet, or one that was seen is taken back.
+// inFlight is the error that the engine still executes an earlier call for the workload whose caller has
+// gone: the name belongs to a container that is not listed yet, or a listed container is being rolled back.
 type inFlight struct{ cause error }
 
 func (e *inFlight) Error() string { return "an earlier call is still under way: " + e.cause.Error() }
@@ -123,23 +123,23 @@ func (d *Driver) ensureOnce(ctx context.Context, spec driver.Spec, want settings
 	return d.undone(ctx, spec, keep, d.settle(ctx, keep, spec.Running))
 }
 
-// undone tells a container that is no longer there from other failures. An engine takes back what it
-// created for a caller that went away, after it has shown it for a moment: see inFlight.
+// undone recognises a container that disappeared. If the caller of a create goes away, the engine may list
+// the new container for a moment and then roll it back: see inFlight.
 func (d *Driver) undone(ctx context.Context, spec driver.Spec, in *instance, cause error) error {
 	if !cerrdefs.IsNotFound(cause) {
-		return cause // nil too
+		return cause // includes nil
 	}
-	// The engine may still show for a moment what it says is not there.
+	// The engine may still list a container for a moment after reporting it missing.
 	if !strings.Contains(cause.Error(), in.ID) {
 		if _, err := d.eng.Inspect(ctx, in.ID); !cerrdefs.IsNotFound(err) {
-			return cause // something that the container needs is missing
+			return cause // a resource that the container needs is missing
 		}
 	}
 	return driver.Errorf(driver.RuntimeError, "start", "container %s of workload %q went away: %w", moby.Short(in.ID), spec.ID, &inFlight{cause})
 }
 
-// split picks the container that already is what spec wants. More than one container of a workload
-// is what an interrupted replacement leaves; of equals the running one is kept.
+// split returns the container that already matches spec, and the others. An interrupted replacement
+// leaves more than one; among equals the running one is kept.
 func (d *Driver) split(ours []instance, spec driver.Spec) (*instance, []instance) {
 	best := -1
 	for i, in := range ours {
@@ -159,7 +159,7 @@ func (d *Driver) split(ours []instance, spec driver.Spec) (*instance, []instance
 	return &ours[best], slices.Delete(slices.Clone(ours), best, best+1)
 }
 
-// rank orders containers of one workload by how much they deserve to be it.
+// rank orders containers of one workload by preference: a higher rank is kept.
 func rank(in instance) int {
 	switch in.State {
 	case container.StateRunning:
@@ -174,8 +174,8 @@ func rank(in instance) int {
 	return 0
 }
 
-// contentOf is the label, or for a container without it what the store noted at its adoption, or
-// the spec's own content while the revision is the spec's.
+// contentOf returns the content label. For a container without the label it returns the content that the
+// store recorded at its adoption, or the spec's content while the revision label equals the spec's.
 func (d *Driver) contentOf(in instance, spec driver.Spec) string {
 	if content := in.Labels[driver.LabelContent]; content != "" {
 		return content
@@ -191,8 +191,8 @@ func (d *Driver) contentOf(in instance, spec driver.Spec) string {
 	return ""
 }
 
-// names a container of spec may have, best first. An engine's name has at least two characters, so
-// the shortest ids get only the longer one.
+// names returns the container names for spec, in order of preference. The engine requires at least two
+// characters, so one-character ids get only the longer name.
 func names(spec driver.Spec) []string {
 	long := string(spec.ID) + "--" + spec.NodeID
 	if len(spec.ID) < 2 {
@@ -201,14 +201,14 @@ func names(spec driver.Spec) []string {
 	return []string{string(spec.ID), long}
 }
 
-// stagedName is of a replacement that waits for its predecessor's end. The content is part of it,
-// so that replacements of different contents never collide.
+// stagedName returns the temporary name of a replacement that waits for its predecessor to stop. It
+// contains the content, so that replacements with different contents never collide.
 func stagedName(spec driver.Spec) string {
 	sum := sha256.Sum256([]byte(spec.Content))
 	return string(spec.ID) + "--" + spec.NodeID + "--" + hex.EncodeToString(sum[:4])
 }
 
-// create makes the container under its own name, or staged if a predecessor of ours is there.
+// create makes the container under its final name, or under the staged name if a predecessor exists.
 func (d *Driver) create(ctx context.Context, spec driver.Spec, want settings, have found) (*instance, error) {
 	if err := d.eng.Refresh(ctx, spec.ID, want.image); err != nil {
 		return nil, err
@@ -244,7 +244,7 @@ func (d *Driver) create(ctx context.Context, spec driver.Spec, want settings, ha
 		"every name of workload %q is held by another agent of the cluster on this engine: %q", spec.ID, names(spec)))))
 }
 
-// createAs pulls the image if creating tells that it is missing.
+// createAs creates a container, and pulls the image first if the engine reports it missing.
 func (d *Driver) createAs(ctx context.Context, id driver.ID, name string, want settings) (string, error) {
 	made, err := d.createOnce(ctx, name, want)
 	if !cerrdefs.IsNotFound(err) {
@@ -267,7 +267,7 @@ func (d *Driver) createOnce(ctx context.Context, name string, want settings) (st
 		Config: want.config, HostConfig: want.host, Name: name,
 	})
 	if want.host.StorageOpt != nil && d.eng.RefusesLayerSize(err) {
-		want.host.StorageOpt = nil // the agent measures instead
+		want.host.StorageOpt = nil // the engine cannot enforce the limit; the agent measures instead
 		res, err = d.eng.Client.ContainerCreate(ctx, client.ContainerCreateOptions{
 			Config: want.config, HostConfig: want.host, Name: name,
 		})
@@ -278,7 +278,7 @@ func (d *Driver) createOnce(ctx context.Context, name string, want settings) (st
 	return res.ID, nil
 }
 
-// takeName gives a staged container the workload's name after its predecessor is gone.
+// takeName renames a staged container to its final name after its predecessor is removed.
 func (d *Driver) takeName(ctx context.Context, spec driver.Spec, in *instance, have found) error {
 	for _, name := range names(spec) {
 		if have.sibling[name] {
@@ -297,7 +297,7 @@ func (d *Driver) takeName(ctx context.Context, spec driver.Spec, in *instance, h
 		in.name = name
 		return nil
 	}
-	return nil // the staged name serves as well as any
+	return nil // the container works under the staged name too
 }
 
 func (d *Driver) rename(ctx context.Context, id, name string) error {
@@ -312,8 +312,8 @@ func (d *Driver) heldBySibling(ctx context.Context, name string) bool {
 	return err == nil && holder.Config != nil && d.of(holder.Config.Labels) == driver.Sibling
 }
 
-// nameTaken says who holds the name. A holder that cannot be seen, or is ours after all, is that of
-// an earlier call: see inFlight.
+// nameTaken reports who holds the name. If the holder is not listed or is ours, an earlier call is still
+// being executed: see inFlight.
 func (d *Driver) nameTaken(ctx context.Context, spec driver.Spec, name string, cause error) error {
 	holder, err := d.eng.Inspect(ctx, name)
 	if err != nil || holder.Config == nil {
@@ -335,7 +335,7 @@ func (d *Driver) nameTaken(ctx context.Context, spec driver.Spec, name string, c
 		name, spec.ID, moby.Short(holder.ID), holder.Config.Image, who)
 }
 
-// settle starts or stops.
+// settle starts or stops the container.
 func (d *Driver) settle(ctx context.Context, in *instance, running bool) error {
 	if !running {
 		if !active(in.State) {
@@ -364,7 +364,7 @@ func active(state container.ContainerState) bool {
 	return false
 }
 
-// stop returns when the container has ended; one that is gone has.
+// stop returns when the container has stopped or does not exist.
 func (d *Driver) stop(ctx context.Context, id string, grace time.Duration) error {
 	seconds := int(math.Ceil(grace.Seconds()))
 	ctx, cancel := context.WithTimeout(ctx, time.Duration(seconds)*time.Second+d.eng.CallTimeout())
@@ -390,7 +390,7 @@ func (d *Driver) discard(ctx context.Context, in instance) error {
 	case err == nil, cerrdefs.IsNotFound(err):
 		return nil
 	case cerrdefs.IsConflict(err):
-		// Somebody else's removal is under way; it is our result too.
+		// Another removal is in progress; wait for its result.
 		return d.awaitGone(ctx, in.ID, err)
 	}
 	return moby.Classify("remove", err)
@@ -407,7 +407,7 @@ func (d *Driver) awaitGone(ctx context.Context, id string, cause error) error {
 	}
 }
 
-// Halt is driver.Driver's.
+// Halt implements driver.Driver.
 func (d *Driver) Halt(ctx context.Context, id driver.ID, grace time.Duration) error {
 	have, err := d.find(ctx, id)
 	if err != nil {
@@ -424,8 +424,8 @@ func (d *Driver) Halt(ctx context.Context, id driver.ID, grace time.Duration) er
 	return nil
 }
 
-// Remove is driver.Driver's. A running container gets Options.StopGrace; call Halt first for
-// another.
+// Remove implements driver.Driver. A running container gets Options.StopGrace; call Halt first for another
+// grace period.
 func (d *Driver) Remove(ctx context.Context, id driver.ID) error {
 	have, err := d.find(ctx, id)
 	if err != nil {

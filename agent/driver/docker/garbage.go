@@ -16,7 +16,7 @@ import (
 
 var _ driver.Collector = (*Driver)(nil)
 
-// Garbage is driver.Collector's.
+// Garbage implements driver.Collector.
 func (d *Driver) Garbage(ctx context.Context, q driver.GarbageQuery) ([]driver.Garbage, error) {
 	callCtx, cancel := d.eng.Call(ctx)
 	res, err := d.eng.Client.ContainerList(callCtx, client.ContainerListOptions{All: true})
@@ -33,7 +33,7 @@ func (d *Driver) Garbage(ctx context.Context, q driver.GarbageQuery) ([]driver.G
 	used := map[string]bool{}
 	for _, item := range res.Items {
 		used[item.ImageID] = true
-		// Claimed ones carry no node label, so nothing proves that they are ours.
+		// Containers claimed by the store carry no node label, so nothing proves that they are ours.
 		if d.of(item.Labels) != driver.Ours {
 			continue
 		}
@@ -56,8 +56,8 @@ func (d *Driver) Garbage(ctx context.Context, q driver.GarbageQuery) ([]driver.G
 	if err != nil {
 		return nil, err
 	}
-	// The engine walks files for sizes, of all containers if it is asked with the list. They are for people, and
-	// what is garbage is so without.
+	// To report sizes the engine walks the files of all listed containers. Sizes are only informative, so
+	// they are asked separately and may be missing.
 	callCtx, cancel = d.eng.Call(ctx)
 	written, _ := d.eng.Written(callCtx, ids)
 	cancel()
@@ -68,8 +68,8 @@ func (d *Driver) Garbage(ctx context.Context, q driver.GarbageQuery) ([]driver.G
 	return append(out, images...), nil
 }
 
-// images are the unused ones that this agent pulled, until the rest is within the budget: first those that
-// lost their name to a newer one, which nobody will ask for again, then the oldest.
+// images returns unused pulled images until the rest is within the budget: first images that lost their
+// name to a newer one, because nothing refers to them, then the oldest.
 func (d *Driver) images(ctx context.Context, q driver.GarbageQuery, used map[string]bool) ([]driver.Garbage, error) {
 	if q.ImageBudget < 0 {
 		return nil, nil
@@ -89,7 +89,7 @@ func (d *Driver) images(ctx context.Context, q driver.GarbageQuery, used map[str
 			return nil, moby.Classify("image", err)
 		}
 		if used[res.ID] || time.Since(p.At) < q.Settled || nameless(p.Ref) && len(res.RepoTags) > 0 {
-			continue // in use, too young, or somebody has given it a name
+			continue // in use, too young, or named again
 		}
 		size := res.Size
 		if counted[res.ID] {
@@ -122,10 +122,10 @@ func (d *Driver) images(ctx context.Context, q driver.GarbageQuery, used map[str
 	return out, nil
 }
 
-// nameless says whether an image is known by its id alone.
+// nameless reports whether ref is an image id without a name.
 func nameless(ref string) bool { return strings.HasPrefix(ref, "sha256:") }
 
-// Collect is driver.Collector's.
+// Collect implements driver.Collector.
 func (d *Driver) Collect(ctx context.Context, g driver.Garbage) error {
 	switch g.Kind {
 	case driver.Orphan, driver.Leftover:
@@ -142,8 +142,8 @@ func (d *Driver) Collect(ctx context.Context, g driver.Garbage) error {
 	case driver.ImageFile:
 		callCtx, cancel := d.eng.Call(ctx)
 		defer cancel()
-		// Without force: an image that a container took meanwhile stays.
-		// One without a name that has got one since the look stays, too.
+		// Without force: an image that a container uses meanwhile stays, as does an image that has been
+		// given a name.
 		if nameless(g.Name) {
 			if res, err := d.eng.Client.ImageInspect(callCtx, g.Name); err == nil && len(res.RepoTags) > 0 {
 				return nil
@@ -157,5 +157,5 @@ func (d *Driver) Collect(ctx context.Context, g driver.Garbage) error {
 	case driver.Record:
 		return nil
 	}
-	return driver.Errorf(driver.InvalidConfiguration, "collect", "the container runtime makes no %s", g.Kind)
+	return driver.Errorf(driver.InvalidConfiguration, "collect", "the container driver makes no %s", g.Kind)
 }

@@ -11,7 +11,7 @@ import (
 	"github.com/persys/compute/agent/driver/moby"
 )
 
-// List is driver.Driver's.
+// List implements driver.Driver.
 func (d *Driver) List(ctx context.Context) ([]driver.Observed, error) {
 	seen, err := d.observe(ctx, driver.LabelManaged+"=true")
 	if err != nil {
@@ -25,8 +25,8 @@ func (d *Driver) List(ctx context.Context) ([]driver.Observed, error) {
 	return seen, nil
 }
 
-// Look is driver.Looker's. The engine answers about a container only once it has been started, if it
-// is being started, so to look at one is not to wait for the others.
+// Look implements driver.Looker. While a container starts, the engine delays its inspection until the
+// start is done; Look of another workload does not wait for it.
 func (d *Driver) Look(ctx context.Context, id driver.ID) (*driver.Observed, error) {
 	seen, err := d.observe(ctx, driver.LabelManaged+"=true", driver.LabelWorkload+"="+string(id))
 	if err != nil || len(seen) == 0 {
@@ -35,7 +35,7 @@ func (d *Driver) Look(ctx context.Context, id driver.ID) (*driver.Observed, erro
 	return &seen[0], nil
 }
 
-// observe tells of the containers with all of some labels.
+// observe returns observations of the containers that carry all given labels.
 func (d *Driver) observe(ctx context.Context, labels ...string) ([]driver.Observed, error) {
 	listCtx, cancel := d.eng.Call(ctx)
 	res, err := d.eng.Client.ContainerList(listCtx, client.ContainerListOptions{
@@ -68,8 +68,8 @@ func (d *Driver) observe(ctx context.Context, labels ...string) ([]driver.Observ
 	return seen, nil
 }
 
-// choose picks the containers that are ours, one for each workload: an interrupted replacement
-// leaves two, of which the next Ensure removes one.
+// choose returns our containers, one for each workload. An interrupted replacement leaves two, of which
+// the next Ensure removes one.
 func (d *Driver) choose(items []container.Summary) []instance {
 	best := make(map[string]instance, len(items))
 	for _, item := range items {

@@ -15,7 +15,7 @@ import (
 	"github.com/persys/compute/agent/driver/moby"
 )
 
-// Bounds of a quota that the engine knows.
+// The engine's bounds on CPU quotas and shares.
 const (
 	minMillicores  = 10 // the engine refuses less than 0.01 CPU
 	minShares      = 2  // the kernel's smallest weight
@@ -27,15 +27,15 @@ const (
 	maxRetryPolicy = "on-failure"
 )
 
-// settings is a spec in the engine's words.
+// settings is a spec translated to the engine's API.
 type settings struct {
 	image  moby.Image
 	config *container.Config
 	host   *container.HostConfig
 }
 
-// translate makes settings of a container spec without asking the engine anything. Refusals are of
-// class InvalidSpecification (InvalidImage for the reference) and name the field.
+// translate builds the settings of a container spec without calling the engine. Errors are of class
+// InvalidSpecification (InvalidImage for the image reference) and name the field.
 func translate(spec driver.Spec) (settings, error) {
 	refuse := func(format string, args ...any) (settings, error) {
 		return settings{}, driver.Errorf(driver.InvalidSpecification, "ensure", format, args...)
@@ -52,7 +52,7 @@ func translate(spec driver.Spec) (settings, error) {
 		image: img,
 		config: &container.Config{
 			Image: img.Name,
-			// The image's entrypoint stays, as with `docker run IMAGE COMMAND…` and in Compose.
+			// The image's entrypoint is kept, as with `docker run IMAGE COMMAND…` and in Compose.
 			Cmd:    append(append([]string(nil), body.GetCommand()...), body.GetArgs()...),
 			Labels: driver.Labels(driver.Container, spec, body.GetLabels()),
 		},
@@ -86,7 +86,7 @@ func invalid(format string, args ...any) error {
 	return driver.Errorf(driver.InvalidSpecification, "ensure", format, args...)
 }
 
-// environment is sorted, so that equal specs make equal containers.
+// environment returns the variables sorted, so that equal specs make equal containers.
 func environment(env map[string]string) ([]string, error) {
 	out := make([]string, 0, len(env))
 	for k, v := range env {
@@ -102,8 +102,8 @@ func environment(env map[string]string) ([]string, error) {
 	return out, nil
 }
 
-// binds are given in the engine's short form, which makes a missing folder of the machine, as
-// Legacy v1 agents do; the form cannot carry a colon.
+// binds returns mounts in the engine's short form. Like legacy v1 agents, the engine then creates a
+// missing host folder. The short form cannot contain a colon.
 func binds(mounts []*agentv1.VolumeMount) ([]string, error) {
 	out := make([]string, 0, len(mounts))
 	seen := make(map[string]bool, len(mounts))
@@ -129,8 +129,8 @@ func binds(mounts []*agentv1.VolumeMount) ([]string, error) {
 	return out, nil
 }
 
-// managed are mounts in the engine's long form: unlike the short one it refuses to start a container
-// whose folder is missing, as a volume's is that is not mounted.
+// managed returns mounts of managed volumes in the engine's long form. With it the engine refuses to start
+// a container whose folder is missing, as it is when a volume is not mounted.
 func managed(body *agentv1.ContainerSpec, volumes []driver.Volume) ([]mount.Mount, error) {
 	if want := body.GetManagedVolumes(); len(want) != len(volumes) {
 		return nil, invalid("container.managed_volumes: %d are wanted, %d are ready", len(want), len(volumes))
@@ -156,7 +156,7 @@ func managed(body *agentv1.ContainerSpec, volumes []driver.Volume) ([]mount.Moun
 	return out, nil
 }
 
-// ports bind on all addresses of the machine; host port 0 is any free one.
+// ports binds on all addresses of the machine; host port 0 means any free port.
 func ports(mappings []*agentv1.PortMapping) (network.PortSet, network.PortMap, error) {
 	type hostPort struct {
 		port     int32
@@ -196,8 +196,8 @@ func ports(mappings []*agentv1.PortMapping) (network.PortSet, network.PortMap, e
 	return exposed, bindings, nil
 }
 
-// resources are hard limits: a CPU quota in millicores and memory in bytes. Shares without a quota
-// are all that legacy v1 schedulers send (with millicores in them) and are passed on as a weight.
+// resources returns hard limits: a CPU quota in millicores and memory in bytes. Legacy v1 schedulers send
+// shares without a quota (the value is millicores); these are passed on as a weight.
 func resources(body *agentv1.ContainerSpec) (container.Resources, error) {
 	limits := body.GetResources()
 	out := container.Resources{CPUShares: limits.GetCpuShares(), Memory: limits.GetMemoryBytes()}

@@ -8,7 +8,7 @@ import (
 	"github.com/persys/compute/agent/driver"
 )
 
-// Events is driver.Driver's. It outlives the engine: the stream is opened again until ctx ends.
+// Events implements driver.Driver. After a restart of the engine the stream is opened again, until ctx ends.
 func (d *Driver) Events(ctx context.Context) (<-chan driver.ID, error) {
 	return d.eng.Events(ctx, func(labels map[string]string) bool {
 		ownership := d.of(labels)
@@ -16,10 +16,10 @@ func (d *Driver) Events(ctx context.Context) (<-chan driver.ID, error) {
 	})
 }
 
-// Logs is driver.Driver's. Stdout and stderr are merged frame by frame, as the engine sends them.
+// Logs implements driver.Driver. Stdout and stderr are merged frame by frame, as the engine sends them.
 func (d *Driver) Logs(ctx context.Context, id driver.ID, options driver.LogOptions) (io.ReadCloser, error) {
 	if options.Service != "" {
-		return nil, driver.Errorf(driver.InvalidSpecification, "logs", "service %q: a container has none", options.Service)
+		return nil, driver.Errorf(driver.InvalidSpecification, "logs", "service %q: a container has no services; leave the service empty", options.Service)
 	}
 	in, err := d.best(ctx, "logs", id)
 	if err != nil {
@@ -28,10 +28,10 @@ func (d *Driver) Logs(ctx context.Context, id driver.ID, options driver.LogOptio
 	return d.eng.Logs(ctx, in.ID, options)
 }
 
-// Exec is driver.Execer's.
+// Exec implements driver.Execer.
 func (d *Driver) Exec(ctx context.Context, id driver.ID, options driver.ExecOptions) (driver.Session, error) {
 	if options.Service != "" {
-		return nil, driver.Errorf(driver.InvalidSpecification, "exec", "service %q: a container has none", options.Service)
+		return nil, driver.Errorf(driver.InvalidSpecification, "exec", "service %q: a container has no services; leave the service empty", options.Service)
 	}
 	in, err := d.best(ctx, "exec", id)
 	if err != nil {
@@ -40,10 +40,10 @@ func (d *Driver) Exec(ctx context.Context, id driver.ID, options driver.ExecOpti
 	return d.eng.Exec(ctx, in.ID, options)
 }
 
-// Console is driver.Consoler's: what the container's first process says from now on.
+// Console implements driver.Consoler: the output of the container's first process from now on.
 func (d *Driver) Console(ctx context.Context, id driver.ID, options driver.ConsoleOptions) (driver.Session, error) {
 	if options.Service != "" {
-		return nil, driver.Errorf(driver.InvalidSpecification, "console", "service %q: a container has none", options.Service)
+		return nil, driver.Errorf(driver.InvalidSpecification, "console", "service %q: a container has no services; leave the service empty", options.Service)
 	}
 	in, err := d.best(ctx, "console", id)
 	if err != nil {
@@ -52,7 +52,7 @@ func (d *Driver) Console(ctx context.Context, id driver.ID, options driver.Conso
 	return d.eng.Console(ctx, in.ID, options.Size)
 }
 
-// best is the container of a workload that a person means: while one is replaced there are two.
+// best returns the container of a workload for a person's request. During a replacement there are two.
 func (d *Driver) best(ctx context.Context, op string, id driver.ID) (instance, error) {
 	have, err := d.find(ctx, id)
 	if err != nil {

@@ -10,15 +10,15 @@ import (
 	"github.com/persys/compute/agent/driver"
 )
 
-// LayerSize is the storage option that bounds what a container writes beyond its image.
+// LayerSize is the storage option that limits the bytes that a container writes beyond its image.
 const LayerSize = "size"
 
-// layerDrivers are storage drivers that may know LayerSize. All others refuse it, and the containerd
-// image store takes it and does nothing.
+// layerDrivers are the storage drivers that may support LayerSize. All others refuse it, except the
+// containerd image store, which accepts and ignores it.
 var layerDrivers = [...]string{"overlay2", "btrfs", "zfs", "devicemapper", "vfs"}
 
-// SizesLayers says whether the engine may be asked for LayerSize. Whether the file system below plays
-// along shows only then: see RefusesLayerSize.
+// SizesLayers reports whether LayerSize may be tried. Whether the file system supports it shows only at
+// the create call: see RefusesLayerSize.
 func (e *Engine) SizesLayers(ctx context.Context) bool {
 	e.layers.mu.Lock()
 	defer e.layers.mu.Unlock()
@@ -29,7 +29,7 @@ func (e *Engine) SizesLayers(ctx context.Context) bool {
 	defer cancel()
 	res, err := e.Client.Info(ctx, client.InfoOptions{})
 	if err != nil {
-		return false // asked again the next time
+		return false // the next call asks again
 	}
 	snapshotter := slices.ContainsFunc(res.Info.DriverStatus, func(kv [2]string) bool { return kv[0] == "driver-type" })
 	e.layers.known = true
@@ -37,8 +37,8 @@ func (e *Engine) SizesLayers(ctx context.Context) bool {
 	return e.layers.able
 }
 
-// RefusesLayerSize says whether an error is the engine's word that it does not know LayerSize here, and
-// remembers it.
+// RefusesLayerSize reports whether err says that the engine does not support LayerSize here, and remembers
+// it.
 func (e *Engine) RefusesLayerSize(err error) bool {
 	if err == nil {
 		return false
@@ -53,14 +53,14 @@ func (e *Engine) RefusesLayerSize(err error) bool {
 	return true
 }
 
-// fewIDs is up to how many containers a list is asked for by their ids.
+// fewIDs is the largest number of ids for which a list is filtered by id.
 const fewIDs = 100
 
-// Written is how many bytes each of the containers wrote beyond its image, by its id. The engine walks their
-// files for it, so that only they are asked for, unless they are many.
+// Written returns how many bytes each container wrote beyond its image. The engine walks their files for
+// it, so the list is filtered by id unless there are many ids.
 func (e *Engine) Written(ctx context.Context, ids []string) (map[string]int64, error) {
 	if len(ids) == 0 {
-		return nil, nil // without ids the engine would list all
+		return nil, nil // without ids the engine would list all containers
 	}
 	filters := make(client.Filters).Add("label", driver.LabelManaged+"=true")
 	if len(ids) <= fewIDs {

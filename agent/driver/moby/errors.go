@@ -10,12 +10,12 @@ import (
 	"github.com/persys/compute/agent/driver"
 )
 
-// The engine's answers carry a status, which the client turns into errdefs types. Several causes
-// share status 500, above all whatever the registry or the kernel told the engine: only for those
-// the text decides, and only by phrases that the engine, the registry protocol or the C library
-// fix. What no phrase matches is transient.
+// The client turns the HTTP status of an engine's answer into errdefs types. Several causes share status
+// 500, above all errors that the registry or the kernel reported to the engine. Only for those the text
+// decides, and only by phrases that the engine, the registry protocol or the C library fix. Errors
+// without a known phrase count as transient.
 
-// phrase is one fixed text of a cause.
+// phrase maps a fixed text to its class.
 type phrase struct {
 	text  string
 	class driver.Class
@@ -39,7 +39,7 @@ func enginePhrases() []phrase {
 		{"port is already allocated", driver.PortBindConflict},
 		{"address already in use", driver.PortBindConflict},
 		{"ports are not available", driver.PortBindConflict},
-		{"range of cpus is from", driver.InsufficientResources}, // more than the machine has
+		{"range of cpus is from", driver.InsufficientResources}, // more CPUs than the machine has
 		{"cannot allocate memory", driver.InsufficientResources},
 		{"minimum memory limit allowed", driver.InvalidSpecification},
 		{"invalid mount config", driver.StorageAttachFailed},
@@ -48,7 +48,7 @@ func enginePhrases() []phrase {
 	}
 }
 
-// execPhrases returns the texts of a command that cannot run, from a start or a container's error.
+// execPhrases returns the texts of a command that cannot be executed, from a start or a container's error.
 func execPhrases() []phrase {
 	return []phrase{
 		{"executable file not found", driver.InvalidConfiguration},
@@ -57,15 +57,15 @@ func execPhrases() []phrase {
 	}
 }
 
-// pullPhrases returns the texts that a registry's answer or its absence leaves. The order counts:
-// what the registry said wins over how the connection felt.
+// pullPhrases returns the texts of a failed pull. The order matters: the registry's answer takes
+// precedence over connection errors.
 func pullPhrases() []phrase {
 	return []phrase{
 		{"no space left on device", driver.StorageFull},
 		{"no basic auth credentials", driver.ImagePullAuthFailed},
 		{"pull access denied", driver.ImagePullAuthFailed},
 		{"unauthorized:", driver.ImagePullAuthFailed},
-		{": unauthorized", driver.ImagePullAuthFailed}, // credentials that the registry refuses
+		{": unauthorized", driver.ImagePullAuthFailed}, // the registry refused the credentials
 		{"authentication required", driver.ImagePullAuthFailed},
 		{"401 unauthorized", driver.ImagePullAuthFailed},
 		{"403 forbidden", driver.ImagePullAuthFailed},
@@ -85,7 +85,7 @@ func pullPhrases() []phrase {
 	}
 }
 
-// Classify makes a driver.Error of an engine call's error; nil stays nil.
+// Classify turns the error of an engine call into a driver.Error; nil stays nil.
 func Classify(op string, err error) error {
 	if err == nil {
 		return nil
@@ -123,14 +123,14 @@ func engineClass(op string, err error) driver.Class {
 	return driver.RuntimeError
 }
 
-// unreachable is true if the engine itself did not answer.
+// unreachable reports whether the engine itself did not answer.
 func unreachable(err error) bool {
 	return client.IsErrConnectionFailed(err) || cerrdefs.IsUnavailable(err) ||
 		errors.Is(err, context.DeadlineExceeded) || driver.Generic(err) != ""
 }
 
-// pullClass judges a pull: the engine's absence, the registry's answer, or the registry's absence.
-// Without a plain answer that the image does not exist or may not be read, the failure is
+// pullClass classifies a failed pull: the engine is unreachable, the registry answered, or the registry is
+// unreachable. Unless the registry says that the image does not exist or may not be read, the failure is
 // transient: an outage must never stop the retries.
 func pullClass(err error) driver.Class {
 	switch {
@@ -143,7 +143,7 @@ func pullClass(err error) driver.Class {
 	case cerrdefs.IsUnauthorized(err), cerrdefs.IsPermissionDenied(err):
 		return driver.ImagePullAuthFailed
 	}
-	// Engines answer 404 both for "does not exist" and for "exists, but not for you".
+	// Engines answer 404 both for a missing image and for one that the caller may not read.
 	if class := match(err, pullPhrases()); class != "" {
 		return class
 	}
@@ -153,7 +153,7 @@ func pullClass(err error) driver.Class {
 	return driver.ImagePullTimeout
 }
 
-// ExitClass judges a container that ended or could not start, from the engine's note of it.
+// ExitClass classifies a container that ended or could not start, from the engine's error text.
 func ExitClass(note string) driver.Class {
 	if note == "" {
 		return driver.RuntimeError

@@ -18,13 +18,13 @@ import (
 	"github.com/persys/compute/agent/driver"
 )
 
-// hangUp is what a command gets to end by itself when its session is closed.
+// hangUp is how long a command may take to end after SIGHUP when its session is closed.
 const hangUp = 2 * time.Second
 
 // maxPiece bounds one piece of a session's output.
 const maxPiece = 32 << 10
 
-// Exec starts a command in a container that runs.
+// Exec starts a command in a running container.
 func (e *Engine) Exec(ctx context.Context, containerID string, o driver.ExecOptions) (driver.Session, error) {
 	call, cancel := e.Call(ctx)
 	defer cancel()
@@ -40,15 +40,15 @@ func (e *Engine) Exec(ctx context.Context, containerID string, o driver.ExecOpti
 	}
 	s := &session{eng: e, conn: got.HijackedResponse, framed: !o.TTY, container: containerID, exec: made.ID, input: o.Input}
 	if o.TTY && o.Size != (driver.TerminalSize{}) {
-		// The process may not be there yet, and then there is nothing to resize: the engine waits a
-		// little for it. A terminal of the wrong size is no reason to have none.
+		// The process may not exist yet, and then the resize fails: the engine waits only briefly for it. A
+		// wrong terminal size must not fail the session.
 		_ = s.Resize(call, o.Size)
 	}
 	return s, nil
 }
 
-// Console connects to a container's first process: its output from now on and, if the container was
-// made with one, its input.
+// Console connects to a container's first process: its output from now on and, if the container has an
+// open standard input, that input.
 func (e *Engine) Console(ctx context.Context, containerID string, size driver.TerminalSize) (driver.Session, error) {
 	full, err := e.Inspect(ctx, containerID)
 	if err != nil {
@@ -82,28 +82,28 @@ func classifyExec(err error) error {
 	return Classify("exec", err)
 }
 
-// session is a connection that the engine has given over. exec is empty for a console.
+// session is a hijacked connection to the engine. exec is empty for a console.
 type session struct {
 	eng             *Engine
 	conn            client.HijackedResponse
-	framed          bool // two outputs in one stream
+	framed          bool // stdout and stderr are multiplexed in one stream
 	container, exec string
 	input           bool
 
-	frame  uint32 // what is left of it
+	frame  uint32 // remaining bytes of the present frame
 	stderr bool
 	buffer [maxPiece]byte
 
-	mu     sync.Mutex // of what follows
-	shut   bool       // the input has ended
-	ended  bool       // the command has
+	mu     sync.Mutex // guards the fields below
+	shut   bool       // the input is closed
+	ended  bool       // the command has ended
 	closed sync.Once
 }
 
-// Output is driver.Session's.
+// Output implements driver.Session.
 func (s *session) Output() (driver.Output, error) {
 	for s.framed && s.frame == 0 {
-		// stdcopy's frames: stream, three zeroes, length.
+		// Header of a stdcopy frame: stream, three zero bytes, length.
 		head := s.buffer[:8]
 		if _, err := io.ReadFull(s.conn.Reader, head); err != nil {
 			return driver.Output{}, ending(err)
@@ -124,7 +124,7 @@ func (s *session) Output() (driver.Output, error) {
 	return driver.Output{}, ending(err)
 }
 
-// ending makes one end of all the ways that a connection ends.
+// ending maps all ways in which a connection ends to io.EOF.
 func ending(err error) error {
 	if err == nil {
 		return io.ErrNoProgress
@@ -132,15 +132,15 @@ func ending(err error) error {
 	return io.EOF
 }
 
-// Write is driver.Session's.
+// Write implements driver.Session.
 func (s *session) Write(p []byte) (int, error) {
 	if !s.input {
-		return 0, errors.New("it takes no input")
+		return 0, errors.New("the session was opened without input")
 	}
 	return s.conn.Conn.Write(p)
 }
 
-// CloseWrite is driver.Session's.
+// CloseWrite implements driver.Session.
 func (s *session) CloseWrite() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -149,12 +149,12 @@ func (s *session) CloseWrite() error {
 	}
 	s.shut = true
 	if s.exec == "" {
-		return nil // the end of a person's typing is not the end of the workload's input
+		return nil // a person who detaches must not close the workload's input
 	}
 	return s.conn.CloseWrite()
 }
 
-// Resize is driver.Session's.
+// Resize implements driver.Session.
 func (s *session) Resize(ctx context.Context, z driver.TerminalSize) error {
 	if s.framed {
 		return nil
@@ -169,35 +169,35 @@ func (s *session) Resize(ctx context.Context, z driver.TerminalSize) error {
 	return Classify("resize", err)
 }
 
-// Signal is driver.Session's. The engine has no call for it, so the process is found on this machine.
+// Signal implements driver.Session. The engine has no call for it, so the process is signalled directly on this machine.
 func (s *session) Signal(ctx context.Context, name string) error {
 	number := unix.SignalNum("SIG" + strings.TrimPrefix(strings.ToUpper(name), "SIG"))
 	if number == 0 {
-		return driver.Errorf(driver.InvalidSpecification, "signal", "%q is no signal", name)
+		return driver.Errorf(driver.InvalidSpecification, "signal", "%q is not a signal name", name)
 	}
 	if s.exec == "" {
-		return driver.Errorf(driver.InvalidSpecification, "signal", "a console takes none: it is the workload's own")
+		return driver.Errorf(driver.InvalidSpecification, "signal", "a console takes no signals, because it belongs to the workload; use stop or restart")
 	}
 	_, err := s.kill(ctx, number)
 	return err
 }
 
-// kill signals the command and what it started. It reports whether the command still ran.
+// kill signals the command and its children. It reports whether the command still ran.
 func (s *session) kill(ctx context.Context, number syscall.Signal) (bool, error) {
-	// The engine learns the number of a process a moment after the process runs.
+	// The engine knows the process id shortly after the process has started.
 	limited, done := context.WithTimeout(ctx, hangUp)
 	defer done()
 	pid, running, err := s.process(ctx)
 	for running && err == nil && pid == 0 {
 		if !Pause(limited) {
-			return true, driver.Errorf(driver.RuntimeError, "signal", "the process of the command is not to be found on this machine: the engine runs elsewhere, or hides it")
+			return true, driver.Errorf(driver.RuntimeError, "signal", "cannot find the command's process on this machine: the engine runs on another machine or in another PID namespace")
 		}
 		pid, running, err = s.process(ctx)
 	}
 	if !running || err != nil {
 		return running, err
 	}
-	// runc makes it the leader of a session and group of its own.
+	// runc makes the command the leader of its own session and process group.
 	if err := syscall.Kill(-pid, number); errors.Is(err, syscall.ESRCH) {
 		err = syscall.Kill(pid, number)
 		if err != nil && !errors.Is(err, syscall.ESRCH) {
@@ -209,8 +209,8 @@ func (s *session) kill(ctx context.Context, number syscall.Signal) (bool, error)
 	return true, nil
 }
 
-// process is the number of the command's process on this machine, 0 when it is not to be seen, and
-// whether the command runs.
+// process returns the process id of the command on this machine, 0 if it is not visible, and whether the
+// command runs.
 func (s *session) process(ctx context.Context) (pid int, running bool, err error) {
 	call, cancel := s.eng.Call(ctx)
 	defer cancel()
@@ -231,8 +231,8 @@ func (s *session) process(ctx context.Context) (pid int, running bool, err error
 	return state.PID, true, nil
 }
 
-// sameMounts reports whether two processes of this machine see the same files: the engine may be on
-// another machine, where a number means another process.
+// sameMounts reports whether two processes see the same files. If the engine runs on another machine, its
+// process ids mean other processes here.
 func sameMounts(a, b int) bool {
 	x, err := os.Readlink(fmt.Sprintf("/proc/%d/ns/mnt", a))
 	if err != nil {
@@ -243,7 +243,7 @@ func sameMounts(a, b int) bool {
 	return err == nil && serr == nil && x == y && x != self
 }
 
-// Exit is driver.Session's.
+// Exit implements driver.Session.
 func (s *session) Exit(ctx context.Context) (int, error) {
 	if s.exec == "" {
 		return 0, nil
@@ -262,16 +262,16 @@ func (s *session) Exit(ctx context.Context) (int, error) {
 			return state.ExitCode, nil
 		}
 		if !Pause(ctx) {
-			// Its output is closed and it goes on: nobody is connected to it any more.
-			return 0, driver.Errorf(driver.RuntimeError, "exec", "the command closed its output and runs on: %w", ctx.Err())
+			// The command closed its output and still runs, so nothing is connected to it any more.
+			return 0, driver.Errorf(driver.RuntimeError, "exec", "the command closed its output but still runs: %w", ctx.Err())
 		}
 	}
 }
 
-// Close is driver.Session's.
+// Close implements driver.Session.
 func (s *session) Close() error {
 	s.closed.Do(func() {
-		_ = s.conn.Conn.Close() // what is left in it is lost on purpose
+		_ = s.conn.Conn.Close() // unread output is dropped on purpose
 		s.mu.Lock()
 		ended := s.ended
 		s.mu.Unlock()
@@ -291,7 +291,7 @@ func (s *session) Close() error {
 				return
 			}
 		}
-		_, _ = s.kill(ctx, syscall.SIGKILL) // it has had its chance; there is nobody to tell
+		_, _ = s.kill(ctx, syscall.SIGKILL) // the grace period is over; there is no caller to report an error to
 	})
 	return nil
 }

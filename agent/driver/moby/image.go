@@ -16,12 +16,12 @@ import (
 	"github.com/persys/compute/agent/driver"
 )
 
-// EncodeAuth makes the value that Options.Credentials returns.
+// EncodeAuth returns the value for Options.Credentials returns.
 func EncodeAuth(user, password, server string) (string, error) {
 	return authconfig.Encode(registry.AuthConfig{Username: user, Password: password, ServerAddress: server})
 }
 
-// Image is a parsed reference and what its form says about pulling:
+// Image is a parsed reference with its pull policy:
 //
 //	repo@sha256:…   pinned: what is here is what was meant; pulled only if missing
 //	repo:tag        pulled only if missing
@@ -30,12 +30,12 @@ func EncodeAuth(user, password, server string) (string, error) {
 //	                loaded here) is never looked up
 //	sha256:…        an image of this engine, never pulled
 type Image struct {
-	Name     string // what the engine is asked for
+	Name     string // the reference passed to the engine
 	Floating bool
 	Local    bool
 }
 
-// ParseImage reads the reference that stands in a field of the spec.
+// ParseImage parses the reference in a field of the spec.
 func ParseImage(field, ref string) (Image, error) {
 	if ref == "" {
 		return Image{}, driver.Errorf(driver.InvalidSpecification, "image", "%s: must not be empty", field)
@@ -49,7 +49,7 @@ func ParseImage(field, ref string) (Image, error) {
 		return Image{Name: any.String(), Local: true}, nil
 	}
 	if digested, ok := named.(reference.Digested); ok {
-		// A tag beside a digest says nothing, and some engines do not find the pair locally.
+		// A digest makes the tag meaningless, and some engines do not find an image by tag and digest locally.
 		canonical, err := reference.WithDigest(reference.TrimNamed(named), digested.Digest())
 		if err != nil {
 			return Image{}, driver.Errorf(driver.InvalidImage, "image", "%s: %q: %w", field, ref, err)
@@ -63,8 +63,8 @@ func ParseImage(field, ref string) (Image, error) {
 	}, nil
 }
 
-// Refresh renews a floating image before a container is made of it. Other images cost nothing
-// here: creating tells when they are missing.
+// Refresh pulls a floating image before a container is created from it. For other images it does nothing:
+// the create call reports a missing image.
 func (e *Engine) Refresh(ctx context.Context, id driver.ID, img Image) error {
 	if !img.Floating {
 		return nil
@@ -93,7 +93,7 @@ func (e *Engine) Refresh(ctx context.Context, id driver.ID, img Image) error {
 	return nil
 }
 
-// renewed tells of an image that has lost its name to a newer one.
+// renewed reports an image whose name was taken by a newer one.
 func (e *Engine) renewed(ctx context.Context, img Image, before string) {
 	if e.opt.Pulled == nil {
 		return
@@ -105,8 +105,8 @@ func (e *Engine) renewed(ctx context.Context, img Image, before string) {
 	}
 }
 
-// Pull fetches an image for a workload and reads the engine's progress to its end, where late errors
-// are.
+// Pull fetches an image for a workload. It reads the engine's progress stream to its end, because errors
+// appear there.
 func (e *Engine) Pull(ctx context.Context, id driver.ID, img Image, limit time.Duration) error {
 	if img.Local {
 		return driver.Errorf(driver.InvalidImage, "pull", "no image %s on this engine; an image id cannot be pulled", img.Name)
@@ -114,12 +114,12 @@ func (e *Engine) Pull(ctx context.Context, id driver.ID, img Image, limit time.D
 	auth := ""
 	var unknown error
 	if e.opt.Credentials != nil {
-		// Most images are for everybody: what keeps credentials from being found is told of a pull that fails.
+		// Most images need no credentials, so an error in finding them is reported only if the pull fails.
 		if auth, unknown = e.opt.Credentials(img.Name); unknown != nil {
 			auth = ""
 		}
 	}
-	// What was here before is somebody else's too, and never ours to remove.
+	// An image that existed before has other users, and this agent never removes it.
 	mine := false
 	if e.opt.Pulled != nil {
 		here, err := e.Have(ctx, img)
@@ -135,13 +135,13 @@ func (e *Engine) Pull(ctx context.Context, id driver.ID, img Image, limit time.D
 		return nil
 	}
 	if cause := pullCtx.Err(); cause != nil && !errors.Is(err, cause) {
-		// The stream of a pull that ran out of time breaks with whatever it was doing.
+		// After a timeout the stream's own error depends on the interrupted operation; add the cause.
 		err = errors.Join(cause, err)
 	}
 	class := pullClass(err)
 	if unknown != nil {
 		err = fmt.Errorf("%w; tried without credentials: %w", err, unknown)
-		if class == driver.InvalidImage { // as some registries answer who may not know
+		if class == driver.InvalidImage { // some registries answer "not found" to callers without access
 			class = driver.ImagePullAuthFailed
 		}
 	}
@@ -178,13 +178,13 @@ func (e *Engine) pullAndDrain(ctx context.Context, id driver.ID, name, auth stri
 	return errors.Join(err, res.Close())
 }
 
-// progressEvery is how often a pull says how far it is: each time is an entry in the schedulers' log.
+// progressEvery is the interval of progress reports of a pull; each is an entry in the schedulers' log.
 const progressEvery = 5 * time.Second
 
-// layers is how far each layer of a pull is, in bytes.
+// layers holds the progress of each layer of a pull, in bytes.
 type layers map[string]struct{ have, of int64 }
 
-// note takes over a message; false if it says nothing of a layer's size.
+// note adds a progress message; it returns false if the message has no layer size.
 func (l layers) note(msg jsonstream.Message) bool {
 	if msg.ID == "" || msg.Progress == nil || msg.Progress.Total <= 0 || msg.Status != "Downloading" {
 		return false
@@ -193,7 +193,7 @@ func (l layers) note(msg jsonstream.Message) bool {
 	return true
 }
 
-// String counts the layers whose size is known.
+// String formats the progress over the layers whose size is known.
 func (l layers) String() string {
 	var have, of int64
 	for _, layer := range l {
@@ -202,7 +202,7 @@ func (l layers) String() string {
 	return fmt.Sprintf("%s of %s", units.BytesSize(float64(have)), units.BytesSize(float64(of)))
 }
 
-// Have says whether the engine has an image.
+// Have reports whether the engine has an image.
 func (e *Engine) Have(ctx context.Context, img Image) (bool, error) {
 	ctx, cancel := e.Call(ctx)
 	defer cancel()

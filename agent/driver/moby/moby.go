@@ -1,6 +1,6 @@
-// Package moby is what the drivers on a Docker engine share: the client with its bounds, images and
-// their pulls, what an inspection says, event hints and logs. It knows nothing of workloads beyond
-// the labels of package driver, and decides nothing.
+// Package moby holds the code that the Docker and Compose drivers share: a client with bounds on its calls,
+// image pulls, inspection, event hints and logs. It knows nothing of workloads beyond the labels of package
+// driver, and makes no decisions.
 package moby
 
 import (
@@ -15,28 +15,28 @@ import (
 	"github.com/persys/compute/agent/driver"
 )
 
-// Options configure an Engine. Zero durations mean the defaults named.
+// Options configure an Engine. Zero durations select the defaults.
 type Options struct {
-	// Host is the engine's address (unix:///var/run/docker.sock, tcp://…); empty means DOCKER_HOST
-	// and its companions, else the default socket.
+	// Host is the engine's address (unix:///var/run/docker.sock, tcp://…). Empty means DOCKER_HOST and
+	// the related variables, else the default socket.
 	Host string
 	// Credentials returns the X-Registry-Auth value for an image reference, or "" for none;
 	// EncodeAuth makes one. May be nil.
 	Credentials func(ref string) (string, error)
-	// Progress is told how far a pull for a workload is, every few seconds, and "" at its end. It must
-	// not block. May be nil.
+	// Progress is called with the progress of a pull for a workload every few seconds, and with "" at its
+	// end. It must not block. May be nil.
 	Progress func(id driver.ID, text string)
-	// Pulled is told of each image that was pulled and had not been here before; or of one that was
-	// renewed, with the id of the image that had the name until then. May be nil.
+	// Pulled is called for each newly pulled image. For a renewed image, before is the id of the image
+	// that had the name until then; otherwise before is "". May be nil.
 	Pulled func(ref, before string)
-	// CallTimeout bounds one call to the engine. Default 60 s: a busy engine is slow to start.
+	// CallTimeout bounds one call to the engine. Default 60 s, because a busy engine starts containers slowly.
 	CallTimeout time.Duration
 	// PullTimeout bounds one pull. Default 10 min.
 	PullTimeout time.Duration
-	// RefreshTimeout bounds the attempt to renew a `latest` image of which a copy is here already.
+	// RefreshTimeout bounds the attempt to renew a `latest` image that exists locally.
 	// Default 30 s.
 	RefreshTimeout time.Duration
-	// Logger is told what is not returned. Nil means slog.Default.
+	// Logger receives problems that are not returned as errors. Nil means slog.Default.
 	Logger *slog.Logger
 }
 
@@ -52,8 +52,8 @@ type Engine struct {
 	}
 }
 
-// Open connects lazily: an engine that is down is no error here, but in every call, with class
-// RuntimeUnhealthy. The API version is negotiated with the engine (1.40 or later).
+// Open connects lazily: if the engine is down, every call fails with class RuntimeUnhealthy, but Open does
+// not. The API version is negotiated with the engine (1.40 or later).
 func Open(opt Options) (*Engine, error) {
 	def := func(d *time.Duration, v time.Duration) {
 		if *d <= 0 {
@@ -77,16 +77,16 @@ func Open(opt Options) (*Engine, error) {
 	return &Engine{Client: cli, opt: opt, log: opt.Logger}, nil
 }
 
-// Close drops idle connections. Containers keep running.
+// Close closes idle connections. Containers keep running.
 func (e *Engine) Close() error { return e.Client.Close() }
 
-// CallTimeout bounds one call.
+// CallTimeout returns the time limit of one call.
 func (e *Engine) CallTimeout() time.Duration { return e.opt.CallTimeout }
 
-// PullTimeout bounds one pull.
+// PullTimeout returns the time limit of one pull.
 func (e *Engine) PullTimeout() time.Duration { return e.opt.PullTimeout }
 
-// Probe asks the engine for its facts: one call.
+// Probe reads the engine's facts with one call.
 func (e *Engine) Probe(ctx context.Context) (driver.Capacity, error) {
 	ctx, cancel := e.Call(ctx)
 	defer cancel()
@@ -103,7 +103,7 @@ func (e *Engine) Probe(ctx context.Context) (driver.Capacity, error) {
 	return out, nil
 }
 
-// Inspect asks for one container, by id or name.
+// Inspect inspects one container by id or name.
 func (e *Engine) Inspect(ctx context.Context, id string) (container.InspectResponse, error) {
 	ctx, cancel := e.Call(ctx)
 	defer cancel()
@@ -111,7 +111,7 @@ func (e *Engine) Inspect(ctx context.Context, id string) (container.InspectRespo
 	return res.Container, err
 }
 
-// Call bounds one request to the engine.
+// Call returns the context of one request to the engine.
 func (e *Engine) Call(ctx context.Context) (context.Context, context.CancelFunc) {
 	return context.WithTimeout(ctx, e.opt.CallTimeout)
 }
@@ -119,8 +119,8 @@ func (e *Engine) Call(ctx context.Context) (context.Context, context.CancelFunc)
 // lastWord is how long a creation may outlive its caller.
 const lastWord = 10 * time.Second
 
-// SeeThrough bounds one request that is not abandoned when ctx ends: the engine would carry it out
-// all the same, and a Remove right after would not see what is about to appear.
+// SeeThrough returns the context of a request that is not abandoned when ctx ends. The engine would execute
+// it anyway, and a Remove right after would miss the object that is about to appear.
 func (e *Engine) SeeThrough(ctx context.Context) (context.Context, context.CancelFunc) {
 	if ctx.Err() != nil {
 		return ctx, func() {}
@@ -133,7 +133,7 @@ func (e *Engine) SeeThrough(ctx context.Context) (context.Context, context.Cance
 	}
 }
 
-// Pause waits between two looks at the engine; false if ctx ended.
+// Pause waits between two polls of the engine; it returns false if ctx ended.
 func Pause(ctx context.Context) bool {
 	timer := time.NewTimer(50 * time.Millisecond)
 	defer timer.Stop()
@@ -145,7 +145,7 @@ func Pause(ctx context.Context) bool {
 	}
 }
 
-// Short is the form of a container's id that people see.
+// Short returns the short form of a container's id, as the docker command prints it.
 func Short(id string) string {
 	if len(id) > 12 {
 		return id[:12]

@@ -19,13 +19,13 @@ import (
 	"golang.org/x/sync/errgroup"
 )
 
-// inspections is how many containers are asked about at one time.
+// inspections is how many containers are inspected at one time.
 const inspections = 8
 
-// InspectAll asks about containers of a list, which tells neither exit codes nor times, and gives each
-// answer to took, from several goroutines; one that is gone since the list is left out. One that the engine
-// does not tell about, because it is damaged or because a call for it hangs, is unknown, and keeps nobody from
-// knowing of the others: half of the time that there is has to do for all.
+// InspectAll inspects the containers of a list, because a list holds neither exit codes nor times. It passes
+// each answer to took, from several goroutines. Containers deleted since the list are left out. If the
+// engine cannot inspect a container, because it is damaged or the call hangs, the container is reported as
+// unknown. All inspections together get half of the remaining time.
 func (e *Engine) InspectAll(ctx context.Context, items []container.Summary, took func(i int, full container.InspectResponse, o driver.Observed)) error {
 	limit := e.opt.CallTimeout
 	if end, ok := ctx.Deadline(); ok {
@@ -59,7 +59,7 @@ func (e *Engine) InspectAll(ctx context.Context, items []container.Summary, took
 	return group.Wait()
 }
 
-// untold is all that is known of a container that the engine lists and does not tell about.
+// untold returns the observation of a listed container that cannot be inspected.
 func untold(item container.Summary, cause error) driver.Observed {
 	o := driver.FromLabels(item.Labels)
 	o.RuntimeID, o.State = item.ID, driver.Unknown
@@ -73,7 +73,7 @@ func untold(item container.Summary, cause error) driver.Observed {
 	return o
 }
 
-// Observe translates the inspection of one container. It asks nothing more.
+// Observe translates the inspection of one container. It makes no calls.
 func Observe(in container.InspectResponse) driver.Observed {
 	var labels map[string]string
 	imageName := in.Image
@@ -116,7 +116,7 @@ func Observe(in container.InspectResponse) driver.Observed {
 	return o
 }
 
-// healthOf is what the engine's health check says of a running container.
+// healthOf returns the result of the engine's health check for a running container.
 func healthOf(s *container.State) driver.Health {
 	if s.Status != container.StateRunning || s.Health == nil {
 		return ""
@@ -132,8 +132,8 @@ func healthOf(s *container.State) driver.Health {
 	return driver.Unhealthy
 }
 
-// StateOf is the table of contract/semantics.md section 12, with one more row: a container that the
-// kernel killed for its memory says so.
+// StateOf implements the table of contract/semantics.md section 12, with one more row: a container killed
+// by the kernel's OOM killer.
 func StateOf(s *container.State, restarts int) (driver.State, driver.Class, string) {
 	switch s.Status {
 	case container.StateRunning:
@@ -177,8 +177,8 @@ func parseTime(s string) time.Time {
 	return t.UTC()
 }
 
-// addresses are sorted. The engine lists a port once for IPv4 and once for IPv6; on all addresses
-// that is one port.
+// addresses returns sorted addresses and ports. The engine lists a port once for IPv4 and once for IPv6; if
+// both bind all addresses, that is one port.
 func addresses(settings *container.NetworkSettings) ([]string, []driver.Port) {
 	if settings == nil {
 		return nil, nil
@@ -198,8 +198,7 @@ func addresses(settings *container.NetworkSettings) ([]string, []driver.Port) {
 	slices.Sort(ips)
 	var ports []driver.Port
 	for inside, bindings := range settings.Ports {
-		// Some engines choose a free port for IPv6 that differs from the one for IPv4; then the one
-		// for IPv4 is the port.
+		// Some engines choose different free ports for IPv4 and IPv6. Then the IPv4 port counts.
 		four := map[string]bool{}
 		for _, b := range bindings {
 			if b.HostIP.Is4() || !b.HostIP.IsValid() {
@@ -232,7 +231,7 @@ func addresses(settings *container.NetworkSettings) ([]string, []driver.Port) {
 	return slices.Compact(ips), ports
 }
 
-// addTail puts the end of stderr into the metadata, read once for each end of a container.
+// addTail adds the last lines of stderr to the metadata. It reads them once for each exit of a container.
 func (e *Engine) addTail(ctx context.Context, o *driver.Observed) {
 	if o.FinishedAt.IsZero() {
 		return
@@ -252,14 +251,14 @@ func (e *Engine) addTail(ctx context.Context, o *driver.Observed) {
 	}
 }
 
-// tailLines is more than fits MaxMetadata in nearly every case. The engine keeps a line in pieces of 16 KiB and
-// counts each as one, so tailLimit is what they can be; of what is read the end is kept.
+// tailLines fills MaxMetadata in nearly every case. The engine splits lines into pieces of 16 KiB and counts
+// each as a line, so tailLimit bounds the bytes read; the end of them is kept.
 const (
 	tailLines = "100"
 	tailLimit = 2 << 20
 )
 
-// theEnd is a Writer that keeps the end of what it is given.
+// theEnd is a Writer that keeps the last bytes written to it.
 type theEnd struct{ text []byte }
 
 func (e *theEnd) Write(p []byte) (int, error) {
@@ -290,7 +289,7 @@ type tailKey struct {
 	finished time.Time
 }
 
-// tailCache holds one tail for each container in the last List.
+// tailCache holds the stderr tail of each container in the last List.
 type tailCache struct {
 	mu   sync.Mutex
 	tail map[string]cachedTail
@@ -317,7 +316,7 @@ func (c *tailCache) put(key tailKey, text string) {
 	c.tail[key.id] = cachedTail{key, text}
 }
 
-// KeepTails forgets the ends of all containers but these.
+// KeepTails forgets the stderr tails of all other containers.
 func (e *Engine) KeepTails(ids map[string]bool) { e.tails.retain(ids) }
 
 func (c *tailCache) retain(ids map[string]bool) {

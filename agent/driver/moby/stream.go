@@ -14,14 +14,14 @@ import (
 	"github.com/persys/compute/agent/driver"
 )
 
-// How long Events waits before it asks again an engine that went away.
+// How long Events waits before it reconnects to an engine that went away.
 const (
 	minBackoff = 200 * time.Millisecond
 	maxBackoff = 5 * time.Second
 )
 
-// Events sends the workload of every container event whose labels pick accepts. It outlives the
-// engine: the stream is opened again until ctx ends.
+// Events sends the workload of every container event whose labels pick accepts. After a restart of the
+// engine it opens the stream again, until ctx ends.
 func (e *Engine) Events(ctx context.Context, pick func(labels map[string]string) bool) (<-chan driver.ID, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, &driver.Error{Class: driver.UnknownError, Op: "events", Err: err}
@@ -56,9 +56,9 @@ func (e *Engine) watch(ctx context.Context, hints *driver.Hints, pick func(map[s
 	}
 }
 
-// watchOnce reads one stream to its end. Whatever happened before it was open has been missed, so it
-// begins with the hint that anything may have changed; the first one too, because Events returns
-// before the engine has answered.
+// watchOnce reads one event stream to its end. Events before the stream was open are lost, so it first sends
+// the hint that anything may have changed. The first stream does so too, because Events returns before the
+// engine has answered.
 func (e *Engine) watchOnce(ctx context.Context, hints *driver.Hints, pick func(map[string]string) bool) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -86,7 +86,7 @@ func (e *Engine) watchOnce(ctx context.Context, hints *driver.Hints, pick func(m
 	}
 }
 
-// Logs is the output of one container. Stdout and stderr are merged frame by frame, as the engine
+// Logs returns the output of one container. Stdout and stderr are merged frame by frame, as the engine
 // sends them.
 func (e *Engine) Logs(ctx context.Context, id string, options driver.LogOptions) (io.ReadCloser, error) {
 	full, err := e.Inspect(ctx, id)
@@ -108,7 +108,7 @@ func (e *Engine) Logs(ctx context.Context, id string, options driver.LogOptions)
 	}
 	bound := e.Call
 	if options.Follow {
-		bound = context.WithCancel // as long as the workload runs
+		bound = context.WithCancel // no time limit while following
 	}
 	logCtx, cancel := bound(ctx)
 	rc, err := e.Client.ContainerLogs(logCtx, id, opts)
@@ -117,14 +117,14 @@ func (e *Engine) Logs(ctx context.Context, id string, options driver.LogOptions)
 		return nil, Classify("logs", err)
 	}
 	if tty {
-		// An adopted container may have a terminal; then there are no frames.
+		// An adopted container may have a terminal, whose output has no frames.
 		return &logReader{Reader: rc, stop: func() { cancel(); rc.Close() }}, nil
 	}
 	return demultiplex(rc, cancel, options), nil
 }
 
-// stamped tells the time of each frame, and takes it away unless it is wanted. StdCopy writes a frame
-// at a time, and the engine puts the time before each, also before the later parts of a long line.
+// stamped reports the time of each frame and removes it unless it is wanted. StdCopy writes one frame at a
+// time, and the engine prefixes each frame with its time, also the later parts of a long line.
 type stamped struct {
 	io.Writer
 	options driver.LogOptions
@@ -144,7 +144,7 @@ func (s stamped) Write(frame []byte) (int, error) {
 	return n + len(frame) - len(rest), err
 }
 
-// demultiplex takes the frames away. Closing ends the copying goroutine before it returns.
+// demultiplex removes the frames. Close ends the copying goroutine before it returns.
 func demultiplex(rc io.ReadCloser, cancel context.CancelFunc, options driver.LogOptions) io.ReadCloser {
 	pr, pw := io.Pipe()
 	done := make(chan struct{})
