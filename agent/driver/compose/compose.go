@@ -1,22 +1,22 @@
 // Package compose runs Compose stacks on a Docker engine. One workload is one Compose project: its
 // containers, networks and volumes. It knows nothing of schedulers, tasks or retries.
 //
-// What belongs to us is told by the labels of package driver, which every container, network and
-// volume of a project carries besides Compose's own; the engine may be shared with other agents and
-// with people who use Compose themselves. The project is named after the workload (ProjectName); if
-// a sibling agent's project has that name, the node's name is added.
+// Our containers, networks and volumes carry the labels of package driver besides Compose's own, because
+// the engine may be shared with other agents and with people who use Compose. The project is named after
+// the workload (ProjectName); if a sibling agent's project has that name, the node's name is added.
 //
-// An update is what `docker compose up` makes of it: services whose configuration did not change
-// keep their containers, named volumes stay. So the containers of one stack may have been made by
-// different contents, and labels cannot be changed afterwards: a small record in the project's folder
-// (no secrets) says which content the stack as a whole was brought to, and how many containers each
-// service has. It is written as incomplete before the first step and as complete after the last; a
-// stack without complete record or with a container missing has no content, and the next Ensure goes
-// on from there. A new stack has one before its source is fetched, which says whose the folder is and
-// nothing more. Without any record the labels decide, if they agree.
+// An update works like `docker compose up`: services with an unchanged configuration keep their
+// containers, and named volumes stay. So the containers of one stack may come from different contents,
+// and labels cannot be changed afterwards. A record in the project's folder (without secrets) therefore
+// stores the content of the stack as a whole and the number of containers of each service. It is written
+// as incomplete before the first step and as complete after the last. A stack without a complete record,
+// or with a container missing, has no content, and the next Ensure continues. A new stack gets a record
+// before its source is fetched, which only names the owner of the folder. Without a record the labels
+// decide, if they agree.
 //
-// The text of a stack and its environment hold secrets, so neither is written to the disk, except
-// for the `.env` file that a stack names itself: it is there, for root only, while the stack is read.
+// The text of a stack and its environment hold secrets, so neither is written to the disk. The exception
+// is a `.env` file that the stack itself refers to: it exists, readable by root only, while the stack is
+// being loaded.
 package compose
 
 import (
@@ -41,49 +41,49 @@ import (
 	"github.com/persys/compute/agent/driver/moby"
 )
 
-// LegacyDir is where legacy v1 agents keep the folders of their projects, which they give no labels of
-// ours.
+// LegacyDir is where legacy v1 agents keep the folders of their projects. Those projects do not carry our
+// labels.
 const LegacyDir = "/var/lib/persys/compose"
 
-// Options configure a Driver. Zero durations mean the defaults named.
+// Options configure a Driver. Zero durations select the defaults.
 type Options struct {
-	// Host is the engine's address; empty means DOCKER_HOST and its companions, else the default
+	// Host is the engine's address; empty means DOCKER_HOST and the related variables, else the default
 	// socket.
 	Host string
-	// Dir holds one folder for each project: its record, and what its Git source held at the commit
-	// that runs. Required. It is made, for the agent's user only.
+	// Dir holds one folder for each project: its record, and the files of its Git source at the running
+	// commit. Required. New creates it, accessible by the agent's user only.
 	Dir string
 
 	ClusterID string
 	NodeID    string
-	// Owns says whether the agent's store claims a workload, for projects that a legacy v1 agent made.
+	// Owns reports whether the agent's store claims a workload, for projects of legacy v1 agents.
 	Owns func(driver.ID) bool
 	// Credentials returns the X-Registry-Auth value for an image reference, or "" for none. May be nil.
 	Credentials func(ref string) (string, error)
-	// Progress is told how far a pull for a workload is, and "" at its end. It must not block. May be nil.
+	// Progress is called with the progress of a pull for a workload, and with "" at its end. It must not block. May be nil.
 	Progress func(id driver.ID, text string)
-	// Pulled is told of each image that was pulled and had not been here before; or of one that was
-	// renewed, with the id of the image that had the name until then. May be nil.
+	// Pulled is called for each newly pulled image. For a renewed image, before is the id of the image
+	// that had the name until then; otherwise before is "". May be nil.
 	Pulled func(ref, before string)
-	// GitCredentials returns user and password for a Git source: by the name that the workload gives,
-	// or, for an empty name, by the repository's host; empty ones for none. May be nil.
+	// GitCredentials returns user and password for a Git source, by the credential name in the workload
+	// or, if that is empty, by the repository's host. Empty strings mean none. May be nil.
 	GitCredentials func(name, host string) (user, password string, err error)
 
-	// Binary is the command of Compose (several words are allowed), used instead of the library.
+	// Binary is a Compose command (it may have several words) to use instead of the library.
 	Binary []string
 
-	// StopGrace is how long a container may take to stop before it is killed when it is replaced or
-	// removed, unless its service has a stop_grace_period, and when Ensure stops it. Default 30 s.
+	// StopGrace is how long a container may take to stop before it is killed, when it is replaced or
+	// removed (unless its service has a stop_grace_period) and when Ensure stops it. Default 30 s.
 	StopGrace time.Duration
 	// CallTimeout bounds one call to the engine, PullTimeout one pull, GitTimeout one fetch. Defaults
 	// 60 s, 10 min, 5 min.
 	CallTimeout, PullTimeout, GitTimeout time.Duration
 
-	// Logger is told what is not returned. Nil means slog.Default.
+	// Logger receives problems that are not returned as errors. Nil means slog.Default.
 	Logger *slog.Logger
 }
 
-// Driver is a driver.Driver for Compose on one Docker engine.
+// Driver implements driver.Driver for Compose on one Docker engine.
 type Driver struct {
 	eng      *moby.Engine
 	run      runner
@@ -91,7 +91,7 @@ type Driver struct {
 	opt      Options
 	log      *slog.Logger
 
-	// records are the files of Options.Dir as last read or written, by project.
+	// records caches the record files in Options.Dir by project.
 	recordsMu sync.Mutex
 	records   map[string]cachedRecord
 
@@ -103,20 +103,20 @@ var (
 	_ driver.Leaver = (*Driver)(nil)
 )
 
-// runner is Compose itself: the library, or a program.
+// runner runs Compose: as a library or as a program.
 type runner interface {
-	// up creates and starts what is missing, replaces what differs and removes services that are
-	// gone. With running false it starts nothing.
+	// up creates and starts missing containers, replaces changed ones and removes services that are no
+	// longer in the stack. With running false it starts nothing.
 	up(ctx context.Context, p *stack, running bool) error
-	// start starts the containers that exist, dependencies first; stop stops them, dependencies last.
+	// start starts the existing containers, dependencies first; stop stops them, dependencies last.
 	start(ctx context.Context, project string) error
 	stop(ctx context.Context, project string, grace time.Duration) error
-	// down removes containers and networks of a project; with volumes, those as well.
+	// down removes the containers and networks of a project, and with volumes set also its volumes.
 	down(ctx context.Context, project string, volumes bool) error
 }
 
-// New connects lazily: an engine that is down is no error here, but in every call, with class
-// RuntimeUnhealthy.
+// New connects lazily: if the engine is down, every call fails with class RuntimeUnhealthy, but New does
+// not.
 func New(opt Options) (*Driver, error) {
 	for _, required := range []struct{ name, value string }{
 		{"ClusterID", opt.ClusterID}, {"NodeID", opt.NodeID}, {"Dir", opt.Dir},
@@ -165,13 +165,13 @@ func New(opt Options) (*Driver, error) {
 	return d, nil
 }
 
-// Close drops idle connections. Stacks keep running.
+// Close closes idle connections. Stacks keep running.
 func (d *Driver) Close() error { return d.eng.Close() }
 
-// Kind is driver.Compose.
+// Kind returns driver.Compose.
 func (d *Driver) Kind() driver.Kind { return driver.Compose }
 
-// Probe asks the engine for its facts, and whether projects can be kept.
+// Probe reads the engine's facts, and checks that Options.Dir is writable.
 func (d *Driver) Probe(ctx context.Context) (driver.Capacity, error) {
 	out, err := d.eng.Probe(ctx)
 	if err != nil || !out.Healthy {
@@ -189,14 +189,14 @@ func (d *Driver) Probe(ctx context.Context) (driver.Capacity, error) {
 	return out, nil
 }
 
-// library is Compose as a Go library. It asks nobody anything: where it would ask, it offers to
-// destroy data, and the answer is no.
+// library runs Compose as a Go library. It is not interactive: where Compose asks for confirmation to
+// destroy data, the answer is no.
 type library struct {
 	svc api.Compose
 }
 
 func newLibrary(engine *moby.Engine) (*library, error) {
-	// The streams of DockerCli, and nothing else of it: it ends the process when it has no engine.
+	// Only the streams of DockerCli are used: its other parts exit the process if there is no engine.
 	base, err := command.NewDockerCli(command.WithInputStream(io.NopCloser(eof{})), command.WithCombinedStreams(io.Discard))
 	if err != nil {
 		return nil, driver.Errorf(driver.InvalidConfiguration, "compose", "Docker's configuration: %w", err)
@@ -209,8 +209,8 @@ func newLibrary(engine *moby.Engine) (*library, error) {
 	return &library{svc: svc}, nil
 }
 
-// engineCli is what the library takes for Docker's command line: our engine, and no configuration of
-// the user that the agent runs as.
+// engineCli is the Docker command line for the library. It uses our engine and ignores the configuration
+// of the user that the agent runs as.
 type engineCli struct {
 	*command.DockerCli
 	engine *moby.Engine

@@ -16,13 +16,13 @@ import (
 	"github.com/persys/compute/agent/driver/moby"
 )
 
-// member is one container of a Compose project, as the engine's list has it.
+// member is one container of a Compose project, from the engine's list.
 type member struct {
 	container.Summary
 	project, service string
 }
 
-// containers lists every container that Compose made on the engine for a service, whoever it is for.
+// containers lists every container on the engine that Compose made for a service, for any owner.
 func (d *Driver) containers(ctx context.Context, labels ...string) ([]member, error) {
 	ctx, cancel := d.eng.Call(ctx)
 	defer cancel()
@@ -41,8 +41,8 @@ func (d *Driver) containers(ctx context.Context, labels ...string) ([]member, er
 	return out, nil
 }
 
-// of judges a container, network or volume by its labels. Projects of legacy v1 agents carry none of
-// ours; they are told by their folder.
+// of returns the owner of a container, network or volume from its labels. Projects of legacy v1 agents do
+// not carry our labels and are recognised by their folder.
 func (d *Driver) of(labels map[string]string) (driver.ID, driver.Ownership) {
 	if labels[driver.LabelManaged] == "" {
 		id := driver.ID(labels[api.ProjectLabel])
@@ -57,7 +57,7 @@ func (d *Driver) of(labels map[string]string) (driver.ID, driver.Ownership) {
 	return driver.ID(labels[driver.LabelWorkload]), d.identity.Of(labels)
 }
 
-// find is what there is of one workload, by project; interrupted moves aside, that is one project.
+// find returns the containers of a workload by project. After an interrupted rename there may be two projects, otherwise one.
 func (d *Driver) find(ctx context.Context, id driver.ID) (map[string][]member, error) {
 	all, err := d.containers(ctx)
 	if err != nil {
@@ -72,7 +72,7 @@ func (d *Driver) find(ctx context.Context, id driver.ID) (map[string][]member, e
 	return out, nil
 }
 
-// projectFor is the project that a workload has, or may have.
+// projectFor returns a workload's project and its containers, or the free project name for a new one.
 func (d *Driver) projectFor(ctx context.Context, id driver.ID) (string, []member, error) {
 	have, err := d.find(ctx, id)
 	if err != nil {
@@ -93,7 +93,7 @@ func (d *Driver) projectFor(ctx context.Context, id driver.ID) (string, []member
 					"Compose project %q of workload %q is taken by container %s (image %s), which is not ours; remove that project, or use another workload id",
 					name, id, moby.Short(m.ID), m.Image)
 			}
-			free = false // a sibling's
+			free = false // a sibling's project has this name
 		}
 		if free {
 			return name, nil, nil
@@ -103,13 +103,13 @@ func (d *Driver) projectFor(ctx context.Context, id driver.ID) (string, []member
 		"every project name of workload %q is held by another agent of the cluster on this engine: %q", id, d.names(id))
 }
 
-// takenBackAtMost is how often a stack is looked at anew because a container of it went away between being
-// seen and being started: an engine takes back what it created for a caller that went away, after it has
-// shown it for a moment. A container that a stack names and nobody has looks the same, so it is bounded.
+// takenBackAtMost bounds how often a stack is examined again because a container disappeared between the
+// list and its start. If the caller of a create goes away, the engine may list the new container for a
+// moment and then roll it back. A container that a stack names but does not exist looks the same.
 const takenBackAtMost = 3
 
-// Ensure is driver.Driver's. A stack that is up to date costs one call. What Compose and the engine say
-// of a stack may repeat what was put into it, so values of its environment are taken out of errors.
+// Ensure implements driver.Driver. An up-to-date stack costs one call. Error texts of Compose and the
+// engine may repeat their input, so values of the stack's environment are masked in errors.
 func (d *Driver) Ensure(ctx context.Context, spec driver.Spec) error {
 	err := d.ensure(ctx, spec)
 	for range takenBackAtMost {
@@ -124,9 +124,9 @@ func (d *Driver) Ensure(ctx context.Context, spec driver.Spec) error {
 	return masked(err, spec.Body.GetCompose().GetEnv())
 }
 
-// dropTwins removes networks of a stack's own that have the name of another one of its own, and reports
-// whether there were any. The engine takes a name twice: when its answer to a creation is lost, Compose
-// may ask it for the same network again while it still makes the first.
+// dropTwins removes networks of the stack that have the same name as another of its networks, and reports
+// whether there were any. The engine accepts duplicate names: if the answer to a create is lost, Compose may
+// create the network a second time.
 func (d *Driver) dropTwins(ctx context.Context, id driver.ID) bool {
 	ctx, cancel := d.eng.Call(ctx)
 	defer cancel()
@@ -144,7 +144,7 @@ func (d *Driver) dropTwins(ctx context.Context, id driver.ID) bool {
 		if _, ownership := d.of(n.Labels); ownership != driver.Ours || left[n.Name] < 2 {
 			continue
 		}
-		// One that a container is in is refused, and stays.
+		// The engine refuses to remove a network that a container uses; that network stays.
 		if _, err := d.eng.Client.NetworkRemove(ctx, n.ID, client.NetworkRemoveOptions{}); err == nil {
 			left[n.Name]--
 			dropped = true
@@ -173,7 +173,7 @@ func (d *Driver) ensure(ctx context.Context, spec driver.Spec) error {
 	}
 	commit := ""
 	if rec != nil && rec.Workload == spec.ID && rec.Content == spec.Content {
-		commit = rec.Commit // begun at that commit, so finished at it
+		commit = rec.Commit // the update started at this commit, so it is finished at it
 	}
 	if want := spec.Body.GetCompose().GetManagedVolumes(); len(want) != len(spec.Volumes) {
 		return invalid("compose.managed_volumes: %d are wanted, %d are ready", len(want), len(spec.Volumes))
@@ -206,14 +206,14 @@ func (d *Driver) ensure(ctx context.Context, spec driver.Spec) error {
 		}
 	}
 	if err := d.forget(project, s.commit); err != nil {
-		d.log.Warn("files of former commits are left behind", "workload", string(spec.ID), "error", err)
+		d.log.Warn("could not remove the files of former commits", "workload", string(spec.ID), "error", err)
 	}
 	next.Complete = true
 	return d.note(project, next)
 }
 
-// up is not abandoned at once when ctx ends: the engine would carry out what was asked all the same.
-// A name that the engine says is taken may be that of such an earlier call, which is about to be seen.
+// up does not abort at once when ctx ends, because the engine would carry out the requests anyway. A name
+// conflict may come from such an earlier call whose container is not listed yet.
 func (d *Driver) up(ctx context.Context, s *stack, running bool) error {
 	deadline := time.Now().Add(d.eng.CallTimeout())
 	for {
@@ -236,7 +236,7 @@ func (d *Driver) up(ctx context.Context, s *stack, running bool) error {
 	}
 }
 
-// heldByOthers is true if a container that is not of this project has a name that the stack wants.
+// heldByOthers reports whether a container of another project has a name that the stack needs.
 func (d *Driver) heldByOthers(ctx context.Context, s *stack) bool {
 	for name, service := range s.project.Services {
 		want := service.ContainerName
@@ -251,7 +251,7 @@ func (d *Driver) heldByOthers(ctx context.Context, s *stack) bool {
 	return false
 }
 
-// lastWord is how long Compose may go on after its caller gave up.
+// lastWord is how long Compose may continue after its caller's context ended.
 const lastWord = 3 * time.Second
 
 func outlive(ctx context.Context) (context.Context, context.CancelFunc) {
@@ -263,7 +263,7 @@ func outlive(ctx context.Context) (context.Context, context.CancelFunc) {
 	}
 }
 
-// classify judges what Compose returned: it wraps the engine's errors, and adds its own texts.
+// classify classifies an error of Compose: an engine error that it wraps, or one of its own texts.
 func classify(err error) error {
 	text := err.Error()
 	for _, p := range []struct {
@@ -282,7 +282,7 @@ func classify(err error) error {
 	return moby.Classify("start", err)
 }
 
-// settle starts or stops the containers that are there.
+// settle starts or stops the existing containers.
 func (d *Driver) settle(ctx context.Context, project string, members []member, running bool) error {
 	if !running {
 		return d.halt(ctx, project, d.opt.StopGrace)
@@ -316,7 +316,7 @@ func (d *Driver) settle(ctx context.Context, project string, members []member, r
 	return nil
 }
 
-// Halt is driver.Driver's.
+// Halt implements driver.Driver.
 func (d *Driver) Halt(ctx context.Context, id driver.ID, grace time.Duration) error {
 	have, err := d.find(ctx, id)
 	if err != nil {
@@ -350,11 +350,11 @@ func (d *Driver) halt(ctx context.Context, project string, grace time.Duration) 
 	return nil
 }
 
-// Remove is driver.Driver's: containers, networks, volumes and the project's folder.
+// Remove implements driver.Driver. It removes containers, networks, volumes and the project's folder.
 func (d *Driver) Remove(ctx context.Context, id driver.ID) error { return d.remove(ctx, id, true) }
 
-// Leave is driver.Leaver's. No other node reaches anything of an engine, so what may stay is the volumes, and the
-// files that an inline stack has instead of them.
+// Leave implements driver.Leaver. Other nodes cannot reach any of an engine's resources, so only the volumes
+// may stay, and the files of an inline stack that replace volumes.
 func (d *Driver) Leave(ctx context.Context, id driver.ID, volumes bool) error {
 	return d.remove(ctx, id, !volumes)
 }
@@ -375,7 +375,7 @@ func (d *Driver) remove(ctx context.Context, id driver.ID, volumes bool) error {
 			return moby.Classify("remove", err)
 		}
 	}
-	// What is left of a project whose containers went before, and folders of stacks that never came up.
+	// Remove leftovers of a project whose containers are gone, and folders of stacks that never started.
 	if err := d.sweep(ctx, id, volumes); err != nil {
 		return err
 	}
@@ -394,7 +394,7 @@ func (d *Driver) remove(ctx context.Context, id driver.ID, volumes bool) error {
 	return nil
 }
 
-// traces are the projects that containers of ours show, refusing one that somebody else uses too.
+// traces returns the projects of our containers. It fails if a stranger's container is in one of them.
 func (d *Driver) traces(ctx context.Context, id driver.ID) ([]string, error) {
 	have, err := d.find(ctx, id)
 	if err != nil {
@@ -418,7 +418,7 @@ func (d *Driver) traces(ctx context.Context, id driver.ID) ([]string, error) {
 	return out, nil
 }
 
-// sweep removes networks, and with volumes those as well, that carry the workload's labels.
+// sweep removes the networks, and with volumes set also the volumes, that carry the workload's labels.
 func (d *Driver) sweep(ctx context.Context, id driver.ID, volumes bool) error {
 	ctx, cancel := d.eng.Call(ctx)
 	defer cancel()
@@ -455,8 +455,8 @@ func (d *Driver) sweep(ctx context.Context, id driver.ID, volumes bool) error {
 	return nil
 }
 
-// leftToOthers is whether a network or volume that the engine did not remove is used, and by none but
-// containers that are not the workload's: a delete does not wait for what another one has to end first.
+// leftToOthers reports whether a network or volume that the engine refused to remove is used only by
+// containers of other owners. A delete does not wait for those.
 func (d *Driver) leftToOthers(ctx context.Context, id driver.ID, kind, ref, name string) bool {
 	by, err := d.users(ctx, kind, ref)
 	if err != nil || len(by) == 0 {
@@ -469,11 +469,11 @@ func (d *Driver) leftToOthers(ctx context.Context, id driver.ID, kind, ref, name
 		}
 		names = append(names, strings.TrimPrefix(strings.Join(c.Names, " "), "/"))
 	}
-	d.log.Warn("a "+kind+" of a deleted stack is left, because containers of others use it", "workload", string(id), kind, name, "containers", names)
+	d.log.Warn("a "+kind+" of a deleted stack stays, because other containers use it", "workload", string(id), kind, name, "containers", names)
 	return true
 }
 
-// users are the containers, whoever's, that a network or volume is used by.
+// users returns the containers of any owner that use a network or volume.
 func (d *Driver) users(ctx context.Context, kind, ref string) ([]container.Summary, error) {
 	ctx, cancel := d.eng.Call(ctx)
 	defer cancel()

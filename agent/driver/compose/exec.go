@@ -16,7 +16,7 @@ var (
 	_ driver.Consoler = (*Driver)(nil)
 )
 
-// Exec is driver.Execer's, in the first running container of a service.
+// Exec implements driver.Execer. It uses the first running container of a service.
 func (d *Driver) Exec(ctx context.Context, id driver.ID, options driver.ExecOptions) (driver.Session, error) {
 	m, err := d.one(ctx, "exec", id, options.Service)
 	if err != nil {
@@ -25,7 +25,7 @@ func (d *Driver) Exec(ctx context.Context, id driver.ID, options driver.ExecOpti
 	return d.eng.Exec(ctx, m.ID, options)
 }
 
-// Console is driver.Consoler's.
+// Console implements driver.Consoler.
 func (d *Driver) Console(ctx context.Context, id driver.ID, options driver.ConsoleOptions) (driver.Session, error) {
 	m, err := d.one(ctx, "console", id, options.Service)
 	if err != nil {
@@ -34,13 +34,13 @@ func (d *Driver) Console(ctx context.Context, id driver.ID, options driver.Conso
 	return d.eng.Console(ctx, m.ID, options.Size)
 }
 
-// one is the container that a person means by a service, or by none where there is only one.
+// one returns the container of a service. The service may be empty if the stack has only one.
 func (d *Driver) one(ctx context.Context, op string, id driver.ID, service string) (member, error) {
 	have, err := d.find(ctx, id)
 	if err != nil {
 		return member{}, err
 	}
-	var names []string // of services
+	var names []string // service names
 	var fits []member
 	for _, some := range have {
 		for _, m := range some {
@@ -56,7 +56,7 @@ func (d *Driver) one(ctx context.Context, op string, id driver.ID, service strin
 	case len(names) == 0:
 		return member{}, driver.Errorf(driver.RuntimeResourceMissing, op, "no container of workload %q found", id)
 	case service != "" && !slices.Contains(names, service):
-		return member{}, driver.Errorf(driver.InvalidSpecification, op, "service %q is none of workload %q; it has %s", service, id, strings.Join(names, ", "))
+		return member{}, driver.Errorf(driver.InvalidSpecification, op, "workload %[2]q has no service %[1]q; it has %[3]s", service, id, strings.Join(names, ", "))
 	case service == "" && len(names) > 1:
 		return member{}, driver.Errorf(driver.InvalidSpecification, op, "service: workload %q has several, name one with --service: %s", id, strings.Join(names, ", "))
 	case len(fits) == 0:

@@ -18,8 +18,8 @@ import (
 
 var _ driver.Collector = (*Driver)(nil)
 
-// Garbage is driver.Collector's: stacks that nobody ordered, and of those that are gone the folders and
-// networks. Volumes hold data, so those of a stack go only with it.
+// Garbage implements driver.Collector. It finds stacks that no scheduler ordered, and folders and networks of
+// deleted stacks. Volumes hold data, so those of a stack go only with it.
 func (d *Driver) Garbage(ctx context.Context, q driver.GarbageQuery) ([]driver.Garbage, error) {
 	all, err := d.containers(ctx)
 	if err != nil {
@@ -55,7 +55,7 @@ func (d *Driver) Garbage(ctx context.Context, q driver.GarbageQuery) ([]driver.G
 		if q.Wanted(id) || q.Busy(id) || live[n.labels[api.ProjectLabel]] {
 			continue
 		}
-		// One that was left to others is theirs for as long as they have containers.
+		// A network that other containers still use stays.
 		by, err := d.users(ctx, "network", n.id)
 		if err != nil {
 			return nil, err
@@ -73,8 +73,8 @@ func (d *Driver) Garbage(ctx context.Context, q driver.GarbageQuery) ([]driver.G
 	return out, nil
 }
 
-// idle is the record of a project's folder if it is ours and its workload is not wanted. A folder
-// without a record of ours is nobody's to remove.
+// idle returns the record of a project's folder if it is ours and its workload is not wanted. A folder
+// without our record is never removed.
 func (d *Driver) idle(project string, wanted func(driver.ID) bool) *record {
 	rec, err := d.recordOf(project)
 	if err != nil || rec == nil || rec.Left || rec.ClusterID != d.identity.ClusterID || rec.NodeID != d.identity.NodeID || wanted != nil && wanted(rec.Workload) {
@@ -88,7 +88,7 @@ type network struct {
 	labels   map[string]string
 }
 
-// networks that carry our labels.
+// networks returns the networks that carry our labels.
 func (d *Driver) networks(ctx context.Context) ([]network, error) {
 	ctx, cancel := d.eng.Call(ctx)
 	defer cancel()
@@ -105,7 +105,7 @@ func (d *Driver) networks(ctx context.Context) ([]network, error) {
 	return out, nil
 }
 
-// Collect is driver.Collector's.
+// Collect implements driver.Collector.
 func (d *Driver) Collect(ctx context.Context, g driver.Garbage) error {
 	switch g.Kind {
 	case driver.Orphan:
@@ -116,7 +116,7 @@ func (d *Driver) Collect(ctx context.Context, g driver.Garbage) error {
 			return err
 		}
 		if rec := d.idle(g.Name, nil); rec == nil || rec.Workload != g.Workload || len(all) > 0 {
-			return nil // not garbage any more
+			return nil // no longer garbage
 		}
 		if err := d.erase(g.Name, g.Workload, false); err != nil {
 			return &driver.Error{Class: driver.ClassOf(err), Op: "collect", Err: err}
@@ -135,10 +135,10 @@ func (d *Driver) Collect(ctx context.Context, g driver.Garbage) error {
 			_, err := d.eng.Client.NetworkRemove(callCtx, n.id, client.NetworkRemoveOptions{})
 			cancel()
 			if err != nil && !cerrdefs.IsNotFound(err) {
-				return moby.Classify("collect", err) // somebody's container is in it
+				return moby.Classify("collect", err) // a container uses it
 			}
 		}
 		return nil
 	}
-	return driver.Errorf(driver.InvalidConfiguration, "collect", "the Compose runtime makes no %s", g.Kind)
+	return driver.Errorf(driver.InvalidConfiguration, "collect", "the Compose driver makes no %s", g.Kind)
 }

@@ -16,11 +16,11 @@ import (
 	"github.com/persys/compute/agent/driver"
 )
 
-// maxLine is where a line without end is cut.
+// maxLine is where a longer line is split, in bytes.
 const maxLine = 64 << 10
 
-// Logs is driver.Driver's. In a stack of several containers every line begins with the container it
-// came from, after the time if there is one: "web-1 | …". Options.Tail counts for each container.
+// Logs implements driver.Driver. In a stack of several containers every line begins with its container's
+// name, after the time if there is one: "web-1 | …". Options.Tail counts per container.
 func (d *Driver) Logs(ctx context.Context, id driver.ID, options driver.LogOptions) (io.ReadCloser, error) {
 	have, err := d.find(ctx, id)
 	if err != nil {
@@ -40,7 +40,7 @@ func (d *Driver) Logs(ctx context.Context, id driver.ID, options driver.LogOptio
 		}
 		if members = slices.DeleteFunc(members, func(m member) bool { return m.service != options.Service }); len(members) == 0 {
 			slices.Sort(names)
-			return nil, driver.Errorf(driver.InvalidSpecification, "logs", "service %q is none of workload %q; it has %s", options.Service, id, strings.Join(slices.Compact(names), ", "))
+			return nil, driver.Errorf(driver.InvalidSpecification, "logs", "workload %[2]q has no service %[1]q; it has %[3]s", options.Service, id, strings.Join(slices.Compact(names), ", "))
 		}
 	}
 	slices.SortFunc(members, func(a, b member) int {
@@ -64,7 +64,7 @@ func (d *Driver) Logs(ctx context.Context, id driver.ID, options driver.LogOptio
 			options.Seen = func(at time.Time) { seen(lasts.of(i, at)) }
 		}
 		if options.Follow && m.State == container.StateCreated {
-			continue // it has said nothing, and ends at once
+			continue // no output yet, so its stream ends at once
 		}
 		rc, err := d.eng.Logs(ctx, m.ID, options)
 		if err != nil {
@@ -76,7 +76,7 @@ func (d *Driver) Logs(ctx context.Context, id driver.ID, options driver.LogOptio
 	return merge(streams, options.Timestamps, closeAll), nil
 }
 
-// short is a container's name without its project.
+// short returns a container's name without its project.
 func short(m member) string {
 	if len(m.Names) == 0 {
 		return m.service
@@ -84,7 +84,7 @@ func short(m member) string {
 	return strings.TrimPrefix(strings.TrimPrefix(m.Names[0], "/"), m.project+"-")
 }
 
-// lasts are the times of the last lines of several containers.
+// lasts holds the times of the last lines of several containers.
 type lasts struct {
 	mu    sync.Mutex
 	lines []lastLine
@@ -92,11 +92,11 @@ type lasts struct {
 
 type lastLine struct{ at, read time.Time }
 
-// behind is how long after its last line a container may still have old ones to tell.
+// behind is how long after its last line a container may still deliver older lines.
 const behind = 5 * time.Second
 
-// of notes the last line of one and returns the time from which a reader of all of them has to go on:
-// that of the one that is furthest behind, of those that have told something a moment ago.
+// of records the last line of container i and returns the time from which a reader of all containers must
+// resume: that of the container that is furthest behind among those with recent lines.
 func (l *lasts) of(i int, at time.Time) time.Time {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -115,7 +115,7 @@ type labelled struct {
 	name string
 }
 
-// merge gives the lines of all streams as they come. Closing ends the copying before it returns.
+// merge returns the lines of all streams as they arrive. Close waits for the copying goroutines to end.
 func merge(streams []io.ReadCloser, stamped bool, stop func()) io.ReadCloser {
 	pr, pw := io.Pipe()
 	var copies sync.WaitGroup

@@ -11,7 +11,7 @@ var (
 	_ driver.DiskMeter = (*Driver)(nil)
 )
 
-// Occupied is driver.DiskMeter's: the sum of what a stack's containers wrote.
+// Occupied implements driver.DiskMeter: the sum of the bytes that a stack's containers wrote.
 func (d *Driver) Occupied(ctx context.Context, of []driver.Observed) (map[driver.ID]int64, error) {
 	var ids []string
 	for _, o := range of {
@@ -32,9 +32,9 @@ func (d *Driver) Occupied(ctx context.Context, of []driver.Observed) (map[driver
 	return out, nil
 }
 
-// Usage is driver.Meter's: a stack is the sum of its containers. It reads the kernel's counters and
-// asks the engine nothing.
+// Usage implements driver.Meter: the sum over a stack's containers. It reads the kernel's counters and does
+// not call the engine.
 func (d *Driver) Usage(ctx context.Context, of []driver.Observed) ([]driver.Usage, error) {
-	// Of one that failed the other services still run.
+	// In a failed stack other services may still run.
 	return d.groups.All(ctx, of, func(o driver.Observed) []string { return o.Parts })
 }

@@ -19,12 +19,12 @@ import (
 type part struct {
 	driver.Observed
 	service string
-	// endless: the engine restarts it whenever it ends, so exit code 0 is no completion.
+	// endless means that the engine always restarts the container, so exit code 0 does not complete it.
 	endless bool
 	status  container.ContainerState
 }
 
-// List is driver.Driver's.
+// List implements driver.Driver.
 func (d *Driver) List(ctx context.Context) ([]driver.Observed, error) {
 	all, err := d.containers(ctx)
 	if err != nil {
@@ -86,7 +86,7 @@ func (d *Driver) List(ctx context.Context) ([]driver.Observed, error) {
 		o := combine(k.id, k.project, there, rec)
 		o.Content = d.contentOf(rec, seen)
 		if o.Content == "" {
-			// With the revision an unknown content would count as the present one.
+			// With a revision, an unknown content would count as the present one.
 			o.Revision = ""
 		}
 		_, ownership := d.of(seen[0].Labels)
@@ -100,8 +100,7 @@ func (d *Driver) List(ctx context.Context) ([]driver.Observed, error) {
 	return out, nil
 }
 
-// contentOf is the content that the stack as a whole was brought to, "" if it is none: see the
-// package comment.
+// contentOf returns the content of the stack as a whole, "" if it has none: see the package comment.
 func (d *Driver) contentOf(rec *record, members []member) string {
 	if len(members) == 0 {
 		return ""
@@ -130,7 +129,7 @@ func (d *Driver) contentOf(rec *record, members []member) string {
 	return rec.Content
 }
 
-// combine makes one observation of a stack's containers.
+// combine merges the observations of a stack's containers into one.
 //
 //	any restarting or being removed      Pending
 //	any failed, or stopped beside others Failed, with that container's end
@@ -152,7 +151,7 @@ func combine(id driver.ID, project string, parts []*part, rec *record) driver.Ob
 		if g, err := driver.ParseGeneration(rec.Generation); err == nil {
 			o.Generation = g
 		}
-		if o.Labels[driver.LabelManaged] != "" && o.Labels[driver.LabelContent] == "" { // made by a program
+		if o.Labels[driver.LabelManaged] != "" && o.Labels[driver.LabelContent] == "" { // created by a Compose program
 			o.Labels = maps.Clone(o.Labels)
 			o.Labels[driver.LabelContent], o.Labels[driver.LabelRevision] = rec.Content, rec.Revision
 			o.Labels[driver.LabelGeneration] = rec.Generation
@@ -217,7 +216,7 @@ func combine(id driver.ID, project string, parts []*part, rec *record) driver.Ob
 		if tail := failed.Metadata["container.stderr"]; tail != "" {
 			o.Metadata["container.stderr"] = tail
 		}
-		// The reason first: lists show the beginning.
+		// Put the reason first, because lists show only the beginning.
 		o.Message = driver.Bound("service " + failed.service + " " + failed.Message + "; " + o.Message)
 	case unknown:
 		o.State = driver.Unknown
@@ -239,8 +238,8 @@ func runtimeIDs(parts []*part) func(func(string) bool) {
 	}
 }
 
-// services says in a few words how each service is; several containers of one in the same state are
-// counted.
+// services describes the state of each service in a few words. Containers of one service in the same state
+// are counted.
 func services(parts []*part) map[string]string {
 	counts := map[string]map[string]int{}
 	for _, p := range parts {
@@ -263,7 +262,7 @@ func services(parts []*part) map[string]string {
 	return out
 }
 
-// Events is driver.Driver's.
+// Events implements driver.Driver.
 func (d *Driver) Events(ctx context.Context) (<-chan driver.ID, error) {
 	return d.eng.Events(ctx, func(labels map[string]string) bool {
 		_, ownership := d.of(labels)

@@ -21,8 +21,8 @@ import (
 	"github.com/persys/compute/agent/driver"
 )
 
-// program is Compose as a command, `docker-compose` of old or `docker compose`. It gets the stack as
-// read and checked by us, on its standard input.
+// program runs Compose as a command, `docker-compose` or `docker compose`. The command reads the stack, which
+// we have loaded and checked, from its standard input.
 type program struct {
 	words []string
 	host  string
@@ -30,7 +30,7 @@ type program struct {
 	list  func(ctx context.Context, labels ...string) ([]member, error)
 }
 
-// look says whether the command is there.
+// look checks that the command exists.
 func (c *program) look() error {
 	if _, err := exec.LookPath(c.words[0]); err != nil {
 		return fmt.Errorf("PERSYS_COMPOSE_BINARY %q: %w", strings.Join(c.words, " "), err)
@@ -58,8 +58,8 @@ func (c *program) stop(ctx context.Context, project string, grace time.Duration)
 	return c.known(ctx, project, "stop", "--timeout", seconds(grace))
 }
 
-// down removes the containers and, with volumes, those without a name; what has a name carries our
-// labels, and the driver removes it.
+// down removes the containers and, with volumes set, the anonymous volumes. Named volumes carry our labels
+// and are removed by the driver.
 func (c *program) down(ctx context.Context, project string, volumes bool) error {
 	args := []string{"down", "--remove-orphans"}
 	if volumes {
@@ -68,8 +68,8 @@ func (c *program) down(ctx context.Context, project string, volumes bool) error 
 	return c.known(ctx, project, args...)
 }
 
-// known acts on the containers that exist. The old command wants a file for that too, so it gets one
-// made of their labels.
+// known acts on the existing containers. docker-compose v1 needs a file for that too, so one is derived from
+// their labels.
 func (c *program) known(ctx context.Context, project string, args ...string) error {
 	members, err := c.list(ctx, api.ProjectLabel+"="+project)
 	if err != nil {
@@ -105,7 +105,7 @@ func (c *program) exec(ctx context.Context, project, dir string, stdin []byte, a
 	cmd := exec.CommandContext(ctx, c.words[0], all...)
 	cmd.Stdin = bytes.NewReader(stdin)
 	cmd.Dir = c.dir
-	// The agent's own environment would be part of the stack.
+	// Only these variables are passed: Compose would use the agent's whole environment for interpolation.
 	for _, name := range []string{"PATH", "HOME", "DOCKER_CONFIG", "DOCKER_HOST", "DOCKER_CERT_PATH", "DOCKER_TLS_VERIFY", "TMPDIR"} {
 		if v, ok := os.LookupEnv(name); ok {
 			cmd.Env = append(cmd.Env, name+"="+v)
@@ -132,8 +132,8 @@ func (c *program) exec(ctx context.Context, project, dir string, stdin []byte, a
 
 func seconds(d time.Duration) string { return strconv.Itoa(int(math.Ceil(d.Seconds()))) }
 
-// lasting leaves out the labels that differ between contents: here labels are part of what Compose
-// compares, and a service that did not change is to keep its container. The record has them.
+// lasting drops the labels that differ between contents. Compose compares labels, and a service that did not
+// change must keep its container. The record has the dropped labels.
 func lasting(all types.Labels) types.Labels {
 	out := types.Labels{}
 	for k, v := range all {
@@ -146,7 +146,7 @@ func lasting(all types.Labels) types.Labels {
 	return out
 }
 
-// render writes a stack so that old and new commands read it.
+// render writes a stack in a form that old and new commands read.
 func render(p *types.Project) ([]byte, error) {
 	mark := func(labels, ours types.Labels) types.Labels {
 		out := types.Labels{}
@@ -156,7 +156,7 @@ func render(p *types.Project) ([]byte, error) {
 	}
 	for name, s := range p.Services {
 		s.Labels = mark(s.Labels, s.CustomLabels)
-		s.PullPolicy = "" // pulled already
+		s.PullPolicy = "" // already pulled
 		p.Services[name] = s
 	}
 	for name, n := range p.Networks {
@@ -179,7 +179,7 @@ func render(p *types.Project) ([]byte, error) {
 	if err := yaml.Unmarshal(raw, &doc); err != nil {
 		return nil, err
 	}
-	// What the command of old does not know, and the new one does not miss.
+	// Drop the keys that docker-compose v1 does not know. Newer commands do not need them.
 	delete(doc, "name")
 	services, _ := doc["services"].(map[string]any)
 	for _, s := range services {
@@ -194,6 +194,6 @@ func render(p *types.Project) ([]byte, error) {
 	}
 	doc["version"] = "3.8"
 	out, err := yaml.Marshal(doc)
-	// It is interpolated already.
+	// The text is already interpolated.
 	return bytes.ReplaceAll(out, []byte("$"), []byte("$$")), err
 }

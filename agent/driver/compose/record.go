@@ -13,7 +13,7 @@ import (
 	"github.com/persys/compute/agent/driver"
 )
 
-// record is what labels cannot say of a stack; see the package comment. It holds no secret.
+// record stores the facts of a stack that labels cannot hold; see the package comment. It holds no secrets.
 type record struct {
 	Workload   driver.ID `json:"workload"`
 	ClusterID  string    `json:"cluster_id"`
@@ -21,17 +21,17 @@ type record struct {
 	Revision   string    `json:"revision"`
 	Content    string    `json:"content"`
 	Generation string    `json:"generation"`
-	// Commit is that of the Git source; Repository is its address without credentials.
+	// Commit is the commit of the Git source, Repository its address without credentials.
 	Commit     string `json:"commit,omitempty"`
 	Repository string `json:"repository,omitempty"`
-	// Services is how many containers each service has.
+	// Services is the number of containers of each service.
 	Services map[string]int `json:"services"`
 	Complete bool           `json:"complete"`
-	// Left: the stack has gone, what it kept below relative paths is here.
+	// Left means that the stack moved away and its files under relative paths stay here.
 	Left bool `json:"left,omitempty"`
 }
 
-// recordName is beside the stack's own files, never among them.
+// recordName is the record's file name, beside the folder with the stack's own files.
 const recordName = "stack.json"
 
 type cachedRecord struct {
@@ -42,8 +42,8 @@ type cachedRecord struct {
 
 func (d *Driver) folder(project string) string { return filepath.Join(d.opt.Dir, project) }
 
-// recordOf returns nil without error if there is none, or none of this node's. A damaged one counts
-// as none: the next Ensure writes it anew.
+// recordOf returns nil without error if there is no record or it is another node's. A damaged record counts
+// as missing: the next Ensure writes it again.
 func (d *Driver) recordOf(project string) (*record, error) {
 	path := filepath.Join(d.folder(project), recordName)
 	info, err := os.Stat(path)
@@ -64,7 +64,7 @@ func (d *Driver) recordOf(project string) (*record, error) {
 	}
 	r := &record{}
 	if err := json.Unmarshal(raw, r); err != nil {
-		d.log.Warn("the record of a Compose project cannot be read; it is written anew with the next change", "project", project, "error", err)
+		d.log.Warn("the record of a Compose project cannot be read; the next change writes it again", "project", project, "error", err)
 		r = nil
 	} else if r.ClusterID != d.opt.ClusterID || r.NodeID != d.opt.NodeID {
 		r = nil
@@ -73,8 +73,8 @@ func (d *Driver) recordOf(project string) (*record, error) {
 	return r, nil
 }
 
-// claim writes that a project's folder is a workload's, before anything else is put there: a stack that
-// never comes up has no containers to tell whose it is. A record that is there stays, whosever it is.
+// claim records the owner of a project's folder before anything else is put there, because a stack that
+// never starts has no containers to name the owner. An existing record stays, whoever owns it.
 func (d *Driver) claim(project string, spec driver.Spec) error {
 	if _, err := os.Stat(filepath.Join(d.folder(project), recordName)); err == nil {
 		return nil
@@ -82,7 +82,7 @@ func (d *Driver) claim(project string, spec driver.Spec) error {
 	return d.note(project, record{Workload: spec.ID, ClusterID: spec.ClusterID, NodeID: spec.NodeID})
 }
 
-// note replaces a record as one step.
+// note replaces a record atomically.
 func (d *Driver) note(project string, r record) error {
 	if err := d.write(project, r); err != nil {
 		return &driver.Error{Class: driver.ClassOf(err), Op: "ensure", Err: fmt.Errorf("the project's record: %w", err)}
@@ -111,16 +111,16 @@ func (d *Driver) write(project string, r record) error {
 		return errors.Join(err, os.Remove(f.Name()))
 	}
 	d.recordsMu.Lock()
-	delete(d.records, project) // two writes within the clock's grain look alike
+	delete(d.records, project) // two writes within the resolution of file times look alike
 	d.recordsMu.Unlock()
 	return nil
 }
 
-// erase removes a project's folder. Without files it leaves what is there for the relative paths of an
-// inline stack, if anything is, and whose it is.
+// erase removes a project's folder. Without files it keeps the files of an inline stack's relative paths, if
+// there are any, and the owner's record.
 func (d *Driver) erase(project string, id driver.ID, files bool) error {
 	folder := d.folder(project)
-	_ = os.Remove(filepath.Join(folder, inlineDir)) // which fails if anything is in it
+	_ = os.Remove(filepath.Join(folder, inlineDir)) // fails if the folder is not empty
 	entries, err := os.ReadDir(folder)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
@@ -132,7 +132,7 @@ func (d *Driver) erase(project string, id driver.ID, files bool) error {
 		}
 	}
 	var errs []error
-	for _, e := range entries { // by name: the record after what it names
+	for _, e := range entries { // sorted by name, so that the record goes after the files that it names
 		if !left || e.Name() != inlineDir && e.Name() != recordName {
 			errs = append(errs, os.RemoveAll(filepath.Join(folder, e.Name())))
 		}

@@ -26,7 +26,7 @@ import (
 	agentv1 "github.com/persys/compute/api/agent/v1"
 )
 
-// Bounds of what a Git source may hold.
+// Bounds on the files of a Git source.
 const (
 	maxGitFiles = 20_000
 	maxGitBytes = 256 << 20
@@ -35,8 +35,8 @@ const (
 // commitPattern is a full commit id.
 var commitPattern = regexp.MustCompile(`^[0-9a-f]{40}$`)
 
-// fetch brings the files of a Git source at one commit into the project's folder, without any Git
-// directory: no credentials stay on the disk. A commit that is there already is not fetched again.
+// fetch brings the files of a Git source at one commit into the project's folder, without a Git directory, so
+// no credentials stay on the disk. A commit that is already there is not fetched again.
 func (d *Driver) fetch(ctx context.Context, body *agentv1.ComposeSpec, project, commit string, out *stack) error {
 	source, err := d.parseSource(body)
 	if err != nil {
@@ -76,7 +76,7 @@ func (d *Driver) fetch(ctx context.Context, body *agentv1.ComposeSpec, project, 
 	}
 	for _, target := range []string{d.checkout(project, out.commit), d.committed(project, out.commit)} {
 		if exists(target) {
-			continue // containers that stay as they are mount the one, and none has the other
+			continue // unchanged containers mount the checkout; no container mounts the other copy
 		}
 		files := filepath.Join(work, filepath.Base(target))
 		if err := export(ctx, tree, files); err != nil {
@@ -94,14 +94,15 @@ func exists(path string) bool {
 	return err == nil
 }
 
-// checkout is a folder for each commit: what containers mount by a relative path stays as it was
-// until they are replaced, and another commit's files are another mount, so their services are.
+// checkout returns the folder of a commit. Each commit has its own: files that containers mount by a relative
+// path stay unchanged until the containers are replaced, and another commit's folder is another mount, which
+// makes Compose replace the services.
 func (d *Driver) checkout(project, commit string) string {
 	return filepath.Join(d.folder(project), gitDir+"-"+commit)
 }
 
-// committed is the same files again, which no container mounts: the stack is read from there, since what
-// is in the checkout may be a container's.
+// committed returns the folder of a second copy that no container mounts. The stack is loaded from it, because
+// containers may have written to the checkout.
 func (d *Driver) committed(project, commit string) string {
 	return filepath.Join(d.folder(project), committedDir+"-"+commit)
 }
@@ -121,7 +122,7 @@ func (d *Driver) forget(project, commit string) error {
 	return err
 }
 
-// source is where a stack's files are.
+// source is the Git repository of a stack.
 type source struct {
 	url   string // without credentials
 	shown string
@@ -166,7 +167,7 @@ func (d *Driver) parseSource(body *agentv1.ComposeSpec) (*source, error) {
 		return out, nil
 	}
 	password, ok := user.Password()
-	if !ok { // a token alone stands where the user would
+	if !ok { // a token alone is passed as the user name
 		out.auth = &githttp.BasicAuth{Username: "token", Password: user.Username()}
 		return out, nil
 	}
@@ -174,8 +175,8 @@ func (d *Driver) parseSource(body *agentv1.ComposeSpec) (*source, error) {
 	return out, nil
 }
 
-// open finds the commit that want names (a branch, a tag, a commit or nothing for the default branch)
-// and fetches no more than it.
+// open finds the commit of want (a branch, a tag, a commit, or empty for the default branch) and fetches only
+// that commit.
 func (s *source) open(ctx context.Context, dir, want string) (*git.Repository, plumbing.Hash, error) {
 	if s.local != "" {
 		repo, err := git.PlainOpen(s.local)
@@ -224,7 +225,7 @@ func (s *source) open(ctx context.Context, dir, want string) (*git.Repository, p
 	if !commitPattern.MatchString(want) {
 		return nil, plumbing.ZeroHash, &noReference{want}
 	}
-	// Not every server gives a commit by its id; then everything is fetched to look for it.
+	// Not every server allows fetching a commit by its id; then fetch everything to find it.
 	hash := plumbing.NewHash(want)
 	if err := fetch(want+":"+here, 1); err != nil {
 		if ctx.Err() != nil {
@@ -240,7 +241,7 @@ func (s *source) open(ctx context.Context, dir, want string) (*git.Repository, p
 	return repo, hash, nil
 }
 
-// named is the full name of a branch or tag; a branch wins.
+// named returns the full reference name of a branch or tag; a branch takes precedence.
 func named(refs []*plumbing.Reference, want string) string {
 	byName := make(map[string]*plumbing.Reference, len(refs))
 	for _, r := range refs {
@@ -274,7 +275,7 @@ func candidates(want string) []string {
 	return out
 }
 
-// noReference is a permanent answer, unlike a server that does not answer.
+// noReference means that the server answered without the wanted reference. It is permanent, unlike an unreachable server.
 type noReference struct{ ref string }
 
 func (e *noReference) Error() string {
@@ -284,7 +285,7 @@ func (e *noReference) Error() string {
 	return fmt.Sprintf("the repository has no branch, tag or commit %q", e.ref)
 }
 
-// fail classifies: what the server said plainly is permanent, its absence is not.
+// fail classifies an error: a clear answer of the server is permanent, an unreachable server is not.
 func (s *source) fail(err error) error {
 	class := driver.NetworkUnreachable
 	var missing *noReference
@@ -309,12 +310,12 @@ func (s *source) fail(err error) error {
 	return driver.Errorf(class, "git", "compose.git_repo %s: %w", s.shown, err)
 }
 
-// excess is a repository that is larger than a stack may be.
+// excess means that a repository exceeds the bounds of a stack.
 type excess struct{ text string }
 
 func (e *excess) Error() string { return e.text }
 
-// export writes a commit's files. Links may only lead to places inside.
+// export writes a commit's files. Symbolic links must point inside the repository.
 func export(ctx context.Context, tree *object.Tree, dir string) error {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return err
@@ -380,7 +381,7 @@ func writeFile(root *os.Root, f *object.File) error {
 	}
 	_, err = io.Copy(w, r)
 	if err == nil {
-		err = w.Sync() // a folder that is there counts as whole, also after the power was lost
+		err = w.Sync() // an existing folder counts as complete, also after a power failure
 	}
 	return errors.Join(err, w.Close())
 }

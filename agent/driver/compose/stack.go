@@ -26,9 +26,9 @@ import (
 	agentv1 "github.com/persys/compute/api/agent/v1"
 )
 
-// ProjectName is the Compose project of a workload: its id where Compose allows that (lower-case
-// letters, digits, '-' and '_'), else the cleaned form and 6 hex digits of the id's hash, so that ids
-// which differ only in what is cleaned do not meet.
+// ProjectName returns the Compose project of a workload. It is the workload's id if Compose allows it
+// (lower-case letters, digits, '-' and '_'), else the id with other characters replaced, followed by 6 hex
+// digits of the id's hash, so that different ids never share a project.
 func ProjectName(id driver.ID) string {
 	name := strings.Map(func(r rune) rune {
 		switch {
@@ -47,13 +47,13 @@ func ProjectName(id driver.ID) string {
 	return strings.TrimLeft(name+"-"+hex.EncodeToString(sum[:3]), "-_")
 }
 
-// names are the projects that a workload may have, best first.
+// names returns the possible projects of a workload, in order of preference.
 func (d *Driver) names(id driver.ID) []string {
 	return []string{ProjectName(id), ProjectName(id) + "--" + ProjectName(driver.ID(d.opt.NodeID))}
 }
 
-// Where a stack's files are: inline ones have a folder of their own, for relative paths, and one that no
-// container mounts, in which they are read.
+// Folders of a stack. An inline stack has one folder for its relative paths, and another one, which no
+// container mounts, from which it is loaded.
 const (
 	inlineDir    = "files"
 	readDir      = "read"
@@ -66,8 +66,8 @@ const sourceGit = "git"
 
 func isGit(c *agentv1.ComposeSpec) bool { return strings.EqualFold(c.GetSourceType(), sourceGit) }
 
-// plain undoes base64, the form in which schedulers send the text. A Compose file always has a colon
-// and base64 never does, so there is nothing to guess.
+// plain decodes base64, the form in which schedulers send the text. A Compose file always contains a colon
+// and base64 never does, so the two cannot be confused.
 func plain(text string) (string, error) {
 	packed := strings.Join(strings.Fields(text), "")
 	if packed == "" {
@@ -87,21 +87,21 @@ func invalid(format string, args ...any) error {
 	return driver.Errorf(driver.InvalidSpecification, "ensure", format, args...)
 }
 
-// stack is a workload in Compose's words.
+// stack is a workload as a Compose project.
 type stack struct {
 	project *types.Project
-	commit  string // of a Git source
-	repo    string // without credentials
+	commit  string // commit of the Git source
+	repo    string // repository address without credentials
 	images  []wanted
 }
 
-// wanted is one image of a stack.
+// wanted is one image that a stack needs.
 type wanted struct {
 	image  moby.Image
 	policy string
 }
 
-// expected is how many containers each service will have.
+// expected returns the number of containers that each service will have.
 func (s *stack) expected() map[string]int {
 	out := make(map[string]int, len(s.project.Services))
 	for name, service := range s.project.Services {
@@ -110,8 +110,7 @@ func (s *stack) expected() map[string]int {
 	return out
 }
 
-// load reads a stack. commit pins a Git source that ran before; "" asks for what the reference names
-// now.
+// load loads a stack. commit pins a Git source that was deployed before; "" resolves the reference again.
 func (d *Driver) load(ctx context.Context, spec driver.Spec, project, commit string) (*stack, error) {
 	body := spec.Body.GetCompose()
 	out := &stack{}
@@ -181,15 +180,14 @@ func (d *Driver) load(ctx context.Context, spec driver.Spec, project, commit str
 	if len(out.project.Services) == 0 {
 		return nil, invalid("compose: no service is enabled; set COMPOSE_PROFILES in compose.env")
 	}
-	// Nothing would tell that such a stack is there, so it would be brought up for ever.
+	// A stack without containers cannot be observed, so Ensure would repeat forever.
 	if slices.Max(slices.Collect(maps.Values(out.expected()))) < 1 {
 		return nil, invalid("compose: every service has 0 replicas, at least one must have a container; the desired state stopped stops a stack")
 	}
 	return out, d.prepare(spec, out)
 }
 
-// move makes a stack that was read in one folder one of another, by every path that Compose or the engine
-// is told.
+// move replaces the folder from by to in every path of a loaded stack that Compose or the engine uses.
 func move(p *types.Project, from, to string) {
 	moved := func(path string) string {
 		if rest, ok := strings.CutPrefix(path, from); ok && (rest == "" || rest[0] == filepath.Separator) {
@@ -221,18 +219,18 @@ func move(p *types.Project, from, to string) {
 	}
 }
 
-// quoted is a value in an error text of the loader: it may be a secret.
+// quoted matches a quoted value in an error text of the loader. The value may be a secret.
 var quoted = regexp.MustCompile(`"(?:[^"\\]|\\.)*"?`)
 
-// withoutValues keeps an error's first line without what stands in quotes: the lines after it repeat
-// the value.
+// withoutValues returns the first line of an error without quoted values. The following lines repeat the
+// value.
 func withoutValues(err error) error {
 	text, _, _ := strings.Cut(err.Error(), "\n")
 	return errors.New(quoted.ReplaceAllString(text, `"…"`))
 }
 
-// withoutLast takes out of an error what stands after its last colon, if that is a text of the files: the
-// loader ends some errors with the value at fault, without quotes.
+// withoutLast masks the text after an error's last colon if it occurs in the stack's files: the loader ends
+// some errors with the wrong value, without quotes.
 func withoutLast(err error, details types.ConfigDetails) error {
 	text := err.Error()
 	i := strings.LastIndex(text, ": ")
@@ -247,17 +245,17 @@ func withoutLast(err error, details types.ConfigDetails) error {
 	return err
 }
 
-// shortest value that is taken out of errors: shorter ones are no secrets, and every text has them.
+// shortest is the least length of a masked value. Shorter values are not secret and occur in any text.
 const shortest = 4
 
-// masked is an error of the same class without the values of an environment.
+// masked returns an error of the same class with the environment's values masked.
 func masked(err error, env map[string]string) error {
 	if err == nil || len(env) == 0 {
 		return err
 	}
 	var pairs []string
 	values := slices.Collect(maps.Values(env))
-	// The longest first: one may be part of another.
+	// Mask the longest value first: one may contain another.
 	slices.SortFunc(values, func(a, b string) int { return len(b) - len(a) })
 	for _, v := range values {
 		for _, part := range append([]string{v}, strings.Split(v, "\n")...) {
@@ -278,7 +276,7 @@ func masked(err error, env map[string]string) error {
 	return &driver.Error{Class: typed.Class, Op: typed.Op, Err: errors.New(hidden)}
 }
 
-// ownEnvironment reads the .env file that came with a Git source.
+// ownEnvironment reads the .env file of a Git source.
 func ownEnvironment(dir string, env types.Mapping) error {
 	f, err := os.Open(filepath.Join(dir, ".env"))
 	if errors.Is(err, os.ErrNotExist) {
@@ -296,14 +294,14 @@ func ownEnvironment(dir string, env types.Mapping) error {
 	return nil
 }
 
-// Where the `.env` of a stack is while ours is in its place, and what says that there was none: beside it, for
-// whoever comes after an agent that was killed meanwhile.
+// Names under which the stack's own `.env` is kept while ours replaces it, and of the marker that there was
+// none. An agent that was killed meanwhile restores it at its next start.
 const (
 	envKept = ".env.persys-kept"
 	envNone = ".env.persys-none"
 )
 
-// restoreEnvironment undoes what writeEnvironment did; without it, it does nothing.
+// restoreEnvironment undoes writeEnvironment; otherwise it does nothing.
 func restoreEnvironment(dir string) error {
 	path := filepath.Join(dir, ".env")
 	if _, err := os.Stat(filepath.Join(dir, envNone)); err == nil {
@@ -318,8 +316,8 @@ func restoreEnvironment(dir string) error {
 	return nil
 }
 
-// writeEnvironment puts the workload's environment where a stack's own `env_file: .env` finds it,
-// after what the file held before; done puts it back.
+// writeEnvironment appends the workload's environment to the `.env` file, where a stack's own
+// `env_file: .env` finds it. done restores the former file.
 func writeEnvironment(dir string, env map[string]string) (done func(), err error) {
 	if len(env) == 0 {
 		return func() {}, nil
@@ -337,11 +335,11 @@ func writeEnvironment(dir string, env map[string]string) (done func(), err error
 	if err != nil {
 		return nil, err
 	}
-	done = func() { _ = restoreEnvironment(dir) } // else the next one does
+	done = func() { _ = restoreEnvironment(dir) } // if this fails, the next call restores it
 	var text strings.Builder
 	text.Write(before)
 	for _, k := range slices.Sorted(maps.Keys(env)) {
-		// In single quotes nothing is interpreted; a quote itself ends them and is written in others.
+		// Single quotes prevent interpolation. A single quote in the value is written in double quotes.
 		fmt.Fprintf(&text, "\n%s=%s", k, quoteEnv(env[k]))
 	}
 	if err := os.WriteFile(path, []byte(text.String()+"\n"), 0o600); err != nil {
@@ -351,13 +349,12 @@ func writeEnvironment(dir string, env map[string]string) (done func(), err error
 	return done, nil
 }
 
-// quoteEnv writes a value so that a .env file gives it back unchanged.
+// quoteEnv quotes a value so that Compose reads it back unchanged.
 func quoteEnv(v string) string {
 	return `"` + strings.NewReplacer(`\`, `\\`, `"`, `\"`, `$`, `\$`, "\n", `\n`, "\r", `\r`).Replace(v) + `"`
 }
 
-// configFiles are those that COMPOSE_FILE names (separated by ':'), else the ones that Compose itself
-// would look for.
+// configFiles returns the files that COMPOSE_FILE names (separated by ':'), else Compose's default files.
 func configFiles(dir, named string) ([]types.ConfigFile, error) {
 	var out []types.ConfigFile
 	if named != "" {
@@ -387,7 +384,7 @@ func configFiles(dir, named string) ([]types.ConfigFile, error) {
 	return out, nil
 }
 
-// prepare gives everything in a stack our labels, and refuses what a node cannot do.
+// prepare adds our labels to all resources of a stack, and refuses features that a node does not support.
 func (d *Driver) prepare(spec driver.Spec, s *stack) error {
 	p := s.project
 	ours := driver.Labels(driver.Compose, spec, nil)
@@ -409,7 +406,7 @@ func (d *Driver) prepare(spec driver.Spec, s *stack) error {
 			return err
 		}
 		s.images = append(s.images, wanted{img, service.PullPolicy})
-		// Images are pulled before anything is touched, with our own credentials and error classes.
+		// The driver pulls images beforehand, with the agent's credentials and error classes.
 		service.PullPolicy, service.Build = types.PullPolicyNever, nil
 		if service.StopGracePeriod == nil {
 			grace := types.Duration(d.opt.StopGrace)
@@ -425,7 +422,7 @@ func (d *Driver) prepare(spec driver.Spec, s *stack) error {
 			// Equal to memory: no swap. The engine's own default is twice the memory.
 			service.MemSwapLimit = limit
 		}
-		// Custom labels are no part of the hash by which Compose tells what changed.
+		// Compose's configuration hash ignores custom labels.
 		service.CustomLabels = types.Labels{
 			api.ProjectLabel: p.Name, api.ServiceLabel: name, api.VersionLabel: api.ComposeVersion,
 			api.WorkingDirLabel: p.WorkingDir, api.ConfigFilesLabel: strings.Join(p.ComposeFiles, ","), api.OneoffLabel: "False",
@@ -449,7 +446,7 @@ func (d *Driver) prepare(spec driver.Spec, s *stack) error {
 	return nil
 }
 
-// memoryLimit is that of a service, in either place where a Compose file has one; 0 if it has none.
+// memoryLimit returns the memory limit of a service (mem_limit or deploy.resources.limits.memory), 0 if it has none.
 func memoryLimit(s types.ServiceConfig) types.UnitBytes {
 	if s.Deploy != nil && s.Deploy.Resources.Limits != nil && s.Deploy.Resources.Limits.MemoryBytes != 0 {
 		return s.Deploy.Resources.Limits.MemoryBytes
@@ -457,7 +454,7 @@ func memoryLimit(s types.ServiceConfig) types.UnitBytes {
 	return s.MemLimit
 }
 
-// pull fetches the images of a stack that are wanted and not here.
+// pull fetches the images that a stack needs and the engine lacks.
 func (d *Driver) pull(ctx context.Context, id driver.ID, s *stack) error {
 	done := map[string]bool{}
 	for _, w := range s.images {
@@ -478,7 +475,7 @@ func (d *Driver) pull(ctx context.Context, id driver.ID, s *stack) error {
 		if here {
 			continue
 		}
-		if w.policy == types.PullPolicyNever || w.policy == types.PullPolicyBuild { // nodes build none
+		if w.policy == types.PullPolicyNever || w.policy == types.PullPolicyBuild { // nodes do not build images
 			return driver.Errorf(driver.InvalidImage, "pull", "no image %s on this engine, and pull_policy is %s", w.image.Name, w.policy)
 		}
 		if err := d.eng.Pull(ctx, id, w.image, d.eng.PullTimeout()); err != nil {

@@ -8,9 +8,9 @@ import (
 	"github.com/persys/compute/agent/driver"
 )
 
-// external gives a stack the folders of its managed volumes, in the place of the external volumes that
-// it names. They become binds without leave to make a missing folder: a volume that is not mounted
-// keeps the stack from starting.
+// external replaces the external volumes that a stack names by the folders of its managed volumes. They
+// become bind mounts that do not create a missing folder: a volume that is not mounted keeps the stack from
+// starting.
 func external(p *types.Project, volumes []driver.Volume) error {
 	by := map[string]driver.Volume{}
 	for _, v := range volumes {
