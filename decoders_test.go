@@ -14,25 +14,25 @@ import (
 	"testing"
 )
 
-// decoders are the files that decode something, and the fuzz targets that try them, as
-// package.Target. A reason without a target, in parentheses, is for what comes from
-// neither the network nor a file that others than the program write.
+// decoders lists the files that decode input, with their fuzz targets as package.Target. A
+// reason in parentheses stands instead of a target if the input comes neither from the
+// network nor from a file that another program writes.
 var decoders = map[string]string{
 	"agent/credentials/credentials.go":    "agent/credentials.FuzzFile",
 	"agent/driver/compose/program.go":     "(YAML that the Compose library has just written)",
 	"agent/driver/compose/record.go":      "(our own file in a 0700 folder; a damaged one is written anew)",
 	"agent/driver/compose/stack.go":       "agent/driver/compose.FuzzEnvironment agent/driver/compose.FuzzPlain",
 	"agent/driver/libvirt/accel.go":       "(our own file in a 0700 folder; a damaged one is written anew)",
-	"agent/driver/libvirt/diskjournal.go": "(our own file of mode 0600; a damaged one counts as none, and each disk in it by its mark)",
+	"agent/driver/libvirt/diskjournal.go": "(our own file of mode 0600; a damaged one counts as missing, and each disk is checked by its mark)",
 	"agent/driver/libvirt/record.go":      "agent/driver/libvirt.FuzzRecord",
 	"agent/driver/libvirt/seed.go":        "agent/driver/libvirt.FuzzSeed",
 	"agent/driver/sim/store.go":           "(a simulated engine)",
-	"agent/fencer/client.go":              "(the answer of our own guard, over a socket in a 0700 folder)",
+	"agent/fencer/client.go":              "(the answer of our own fencer, over a socket in a 0700 folder)",
 	"agent/fencer/fencer.go":              "agent/fencer.FuzzLease",
 	"agent/fencer/file.go":                "agent/fencer.FuzzLease",
 	"agent/intent.go":                     "agent.FuzzRecords agent.FuzzParseSpec",
 	"agent/store.go":                      "agent.FuzzRecords",
-	"agent/volume/ceph.go":                "(what rbd says of its images)",
+	"agent/volume/ceph.go":                "(output of rbd about its images)",
 	"cluster/gossip.go":                   "cluster.FuzzHint",
 	"cluster/node.go":                     "cluster.FuzzDataFolder",
 	"cluster/peer.go":                     "cluster.FuzzPeerCall",
@@ -51,7 +51,7 @@ var decoders = map[string]string{
 	"config/types.go":                     "config.FuzzSources",
 	"config/yaml.go":                      "config.FuzzSources",
 	"fsm/batch.go":                        "fsm.FuzzDecodeBatch",
-	"fsm/receipts.go":                     "(reads what it wrote itself, or what the snapshot held)",
+	"fsm/receipts.go":                     "(bytes that the package wrote itself, or that a checked snapshot held)",
 	"fsm/snapshot.go":                     "fsm.FuzzReadSnapshot",
 	"gateway/answer.go":                   "gateway.FuzzBody",
 	"gateway/exec.go":                     "gateway.FuzzBody",
@@ -73,18 +73,18 @@ var decoders = map[string]string{
 	"spec/view.go":                        "api/strict.FuzzAgainstRuntime",
 	"spec/vm.go":                          "spec.FuzzPrepare",
 
-	"agent/driver/libvirt/hostcaps/machine.go":  "(what libvirt says of this machine)",
-	"agent/driver/libvirt/hostcaps/network.go":  "(what libvirt says of a guest on this machine)",
-	"agent/driver/libvirt/hostcaps/pool.go":     "(what libvirt says of a storage pool)",
-	"agent/driver/libvirt/diskfile/diskfile.go": "(what qemu-img says of an image)",
+	"agent/driver/libvirt/hostcaps/machine.go":  "(output of libvirt about this machine)",
+	"agent/driver/libvirt/hostcaps/network.go":  "(output of libvirt about a guest on this machine)",
+	"agent/driver/libvirt/hostcaps/pool.go":     "(output of libvirt about a storage pool)",
+	"agent/driver/libvirt/diskfile/diskfile.go": "(output of qemu-img about an image)",
 	"agent/driver/libvirt/nocloud/nocloud.go":   "agent/driver/libvirt.FuzzSeed",
 }
 
-// decodes are the calls that take bytes apart, by package name and function.
+// decodes matches the calls that decode bytes, by package name and function.
 var decodes = regexp.MustCompile(`^(json|yaml|proto|protojson|xml|dotenv|gob|asn1)\.(Unmarshal\w*|NewDecoder|Parse\w*)$|\.(UnmarshalVT\w*|UnmarshalOptions)$`)
 
-// TestEveryDecoderIsFuzzed: a file of ours that decodes something names the fuzz target
-// that tries it, and that target exists.
+// TestEveryDecoderIsFuzzed checks that each file that decodes input is listed with a fuzz
+// target, and that the target exists and is in the threat model.
 func TestEveryDecoderIsFuzzed(t *testing.T) {
 	targets := map[string]bool{}
 	found := map[string]bool{}
@@ -142,7 +142,7 @@ func TestEveryDecoderIsFuzzed(t *testing.T) {
 	for _, path := range slices.Sorted(maps.Keys(found)) {
 		named, ok := decoders[path]
 		if !ok {
-			t.Errorf("%s decodes something: name its fuzz target, or say why it needs none", path)
+			t.Errorf("%s decodes input: name its fuzz target in decoders, or a reason in parentheses", path)
 			continue
 		}
 		if strings.HasPrefix(named, "(") {
@@ -156,7 +156,7 @@ func TestEveryDecoderIsFuzzed(t *testing.T) {
 	}
 	for _, path := range slices.Sorted(maps.Keys(decoders)) {
 		if !found[path] {
-			t.Errorf("%s decodes nothing: take it out", path)
+			t.Errorf("%s decodes nothing: remove it from decoders", path)
 		}
 	}
 	for _, target := range slices.Sorted(maps.Keys(targets)) {

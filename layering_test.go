@@ -25,10 +25,10 @@ import (
 
 const module = "github.com/persys/compute"
 
-// mayImport says, for each part of the project, which other parts it may import directly. It is the
-// table of layers in docs/DESIGN.md. "x/..." means x and everything below it. The first entry that
-// matches a package counts; a part may always import itself. Whoever may build commands may import
-// api/command as well: fsm.Command is its message, so fsm alone is not enough to make one.
+// mayImport lists for each part of the project the other parts that it may import directly. It is the
+// map in docs/DESIGN.md. "x/..." means x and everything below it. The first row that matches a package
+// counts, and a part may always import itself. A part that builds commands also needs api/command,
+// because fsm.Command is a message of that package.
 var mayImport = []struct {
 	part    string
 	imports []string
@@ -47,7 +47,7 @@ var mayImport = []struct {
 	{"sched/leader/...", []string{"sched", "fsm", "fsm/store", "api/command/..."}},
 	{"sched/...", []string{"sched", "fsm"}},
 	{"pki/...", nil},
-	// What the edge does to a spec: parse, validate, hash, seal, translate, and show again.
+	// The meaning of a specification: parse, validate, hash, seal, translate, show.
 	{"spec/...", []string{"api/control/...", "api/agent/...", "api/command/...", "fsm", "fsm/bounds", "pki/..."}},
 	{"config/...", nil},
 	{"telemetry/...", nil},
@@ -59,7 +59,7 @@ var mayImport = []struct {
 	{"mirror/...", []string{"fsm/...", "api/command/..."}},
 	{"agent/workload", nil},
 	{"agent/fencer/lease", []string{"agent/workload"}},
-	// What tests of drivers share, beside them.
+	// Test support that drivers share.
 	{"agent/driver/moby/mobytest", []string{"testbed"}},
 	{"agent/driver/libvirt/libvirttest", []string{"testbed"}},
 	{"agent/driver/drivertest", []string{"agent/driver", "api/agent/...", "testbed"}},
@@ -73,12 +73,11 @@ var mayImport = []struct {
 	{"e2e/...", []string{"..."}},
 }
 
-// nobodyImports are the ends of the tree: wiring, simulator, failure tests.
+// nobodyImports lists parts that no other part may import: programs, simulator, failure tests.
 var nobodyImports = []string{"cmd/...", "sim/...", "e2e/..."}
 
-// neverReach says what a part may not pull in at all, not even through something it imports. The
-// protobuf runtime and the B-tree import neither net nor math/rand, so the pure parts are held to
-// the rule as it stands, with no exception.
+// neverReach lists packages that a part may not import, not even indirectly. The protobuf runtime and
+// the B-tree import neither net nor math/rand, so the pure parts need no exception.
 var neverReach = []struct {
 	part   string
 	never  []string
@@ -92,15 +91,15 @@ var neverReach = []struct {
 	{"agent/...", []string{module + "/fsm/...", module + "/sched/...", module + "/cluster/..."}, "an agent knows the wire, never the control plane's insides: both are upgraded on their own"},
 	{"cluster/...", []string{module + "/rpc/..."}, "consensus knows no API; rpc declares what it consumes and cmd wires the two"},
 	{"rpc/...", []string{module + "/cluster/..."}, "rpc declares the interfaces it consumes; cmd wires cluster to them"},
-	{"cmd/...", []string{module + "/testbed/..."}, "what tests stand on is in no program"},
+	{"cmd/...", []string{module + "/testbed/..."}, "test support is in no program"},
 }
 
 var impure = []string{"net", "math/rand/...", "crypto/rand", "github.com/hashicorp/...", "google.golang.org/grpc/..."}
 
-// drivers live alone: what two of them share belongs in agent/driver.
+// drivers must not import each other. Shared code belongs in agent/driver.
 var drivers = []string{"docker", "compose", "libvirt", "sim"}
 
-// pure are the packages whose own files hold no clock, randomness, goroutine or map order.
+// pure lists packages whose own files use no clock, randomness, goroutine or map order.
 // fsm/store is not among them (it may block), nor is sched/leader (it owns the loop and the clock).
 var pure = []string{"fsm", "fsm/bounds", "fsm/queue", "fsm/quota", "fsm/receipts", "fsm/rollout", "sched", "sched/agenda", "sched/rolling", "agent/workload", "agent/fencer/lease"}
 
@@ -109,7 +108,7 @@ var (
 	maxFileLines   = 800
 )
 
-// listed is what the test needs of one line of go list -json.
+// listed holds the fields of go list -json that the test reads.
 type listed struct {
 	ImportPath string
 	Dir        string
@@ -157,7 +156,7 @@ func matchAny(patterns []string, path string) bool {
 	return slices.ContainsFunc(patterns, func(p string) bool { return match(p, path) })
 }
 
-// ours gives a package's path below the module, and whether it is one of ours at all.
+// ours returns the path of a package below the module, and whether the package is in the module.
 func ours(path string) (string, bool) {
 	return strings.CutPrefix(path, module+"/")
 }
@@ -184,7 +183,7 @@ func TestLayers(t *testing.T) {
 			for _, dep := range p.Deps {
 				if matchAny(rule.never, dep) {
 					t.Errorf("%s reaches %s (%s): %s", part, dep, strings.Join(chain(byPath, p.ImportPath, dep), " → "), rule.reason)
-					break // one link to cut is enough; the rest often hangs on it
+					break // the first forbidden package is enough: the others often come with it
 				}
 			}
 		}
@@ -192,7 +191,7 @@ func TestLayers(t *testing.T) {
 			for _, b := range drivers {
 				other := module + "/agent/driver/" + b
 				if a != b && match("agent/driver/"+a+"/...", part) && slices.ContainsFunc(p.Deps, func(d string) bool { return match(other+"/...", d) }) {
-					t.Errorf("%s reaches agent/driver/%s: a driver knows no other driver; what they share belongs in agent/driver", part, b)
+					t.Errorf("%s reaches agent/driver/%s: a driver knows no other driver; shared code belongs in agent/driver", part, b)
 				}
 			}
 		}
@@ -207,7 +206,7 @@ func directImports(t *testing.T, part string, p listed) {
 		return match(r.part, part)
 	})
 	if i < 0 {
-		t.Errorf("%s has no place in the layers: add it to the design and to mayImport, or move it", part)
+		t.Errorf("%s is not in the map: add it to docs/DESIGN.md and to mayImport, or move it", part)
 		return
 	}
 	rule := mayImport[i]
@@ -238,7 +237,7 @@ func orNothing(list []string) string {
 	return strings.Join(list, ", ")
 }
 
-// chain finds how from comes to import to, so that a failure names the link to cut.
+// chain returns a chain of imports from one package to another, for the failure message.
 func chain(byPath map[string]listed, from, to string) []string {
 	before := map[string]string{from: ""}
 	queue := []string{from}
@@ -263,7 +262,7 @@ func chain(byPath map[string]listed, from, to string) []string {
 	return []string{from, "…", to}
 }
 
-// TestPureCore looks into the files of the pure packages for what imports alone do not show.
+// TestPureCore checks the source of the pure packages for impure code that imports do not show.
 func TestPureCore(t *testing.T) {
 	for _, part := range pure {
 		t.Run(part, func(t *testing.T) {
@@ -308,7 +307,7 @@ var impureFuncs = map[string]map[string]string{
 	"maps": {"Keys": whyOrder, "Values": whyOrder, "All": whyOrder},
 }
 
-// impurities lists what does not belong in a pure package, with the place and the reason.
+// impurities lists impure code, each with its position and the reason.
 func impurities(fset *token.FileSet, files []*ast.File, info *types.Info) []string {
 	var findings []string
 	add := func(pos token.Pos, what, why string) {
@@ -322,7 +321,7 @@ func impurities(fset *token.FileSet, files []*ast.File, info *types.Info) []stri
 				add(imp.Pos(), "imports "+path, why)
 			}
 		}
-		sorted := map[ast.Node]bool{} // arguments of slices.Sorted and its kin: their order is settled there
+		sorted := map[ast.Node]bool{} // arguments of slices.Sorted and similar functions, which fix the order
 		ast.Inspect(file, func(n ast.Node) bool {
 			switch n := n.(type) {
 			case *ast.GoStmt:
@@ -377,7 +376,7 @@ func isMap(t types.Type) bool {
 	return false
 }
 
-// callee gives package path and name of a function or variable of another package.
+// callee returns package path and name of a function or variable of another package.
 func callee(info *types.Info, fun ast.Expr) (pkg, name string) {
 	if index, ok := fun.(*ast.IndexExpr); ok {
 		fun = index.X
@@ -394,7 +393,7 @@ func callee(info *types.Info, fun ast.Expr) (pkg, name string) {
 	return "", ""
 }
 
-// TestPureCoreRulesBite feeds the rules one breach each: a rule that never fires protects nothing.
+// TestPureCoreRulesBite checks that each rule finds a violation.
 func TestPureCoreRulesBite(t *testing.T) {
 	for _, c := range []struct{ name, src, want string }{
 		{"a map range is found", `func f(m map[string]int) { for range m {} }`, "ranges over a map"},
@@ -434,8 +433,8 @@ func TestPureCoreRulesBite(t *testing.T) {
 	}
 }
 
-// TestNamesAndSizes keeps packages named after what they hold, and files short enough to be read.
-// Generated files are exempt: their source, a .proto, is what is read.
+// TestNamesAndSizes checks the names of packages, the length of files, and that no file has an init
+// function. Generated files are exempt.
 func TestNamesAndSizes(t *testing.T) {
 	err := filepath.WalkDir(".", func(path string, d fs.DirEntry, err error) error {
 		if err != nil {
@@ -447,7 +446,7 @@ func TestNamesAndSizes(t *testing.T) {
 				return filepath.SkipDir
 			}
 			if slices.Contains(forbiddenNames, name) {
-				t.Errorf("%s: a package is named after what it holds, not %q", path, name)
+				t.Errorf("%s: name a package after its content, not %q", path, name)
 			}
 			return nil
 		}
@@ -460,7 +459,7 @@ func TestNamesAndSizes(t *testing.T) {
 		}
 		lines := bytes.Count(src, []byte("\n"))
 		if lines > maxFileLines {
-			t.Errorf("%s has %d lines, at most %d: split it along what it does", path, lines, maxFileLines)
+			t.Errorf("%s has %d lines, at most %d: split it by subject", path, lines, maxFileLines)
 		}
 		f, err := parser.ParseFile(token.NewFileSet(), path, src, parser.SkipObjectResolution)
 		if err != nil {
@@ -478,8 +477,8 @@ func TestNamesAndSizes(t *testing.T) {
 	}
 }
 
-// TestNothingIsLeftOutSilently: whether a test may be skipped is decided in one place, which fails
-// where a change is judged. (rapid's Skip, on rt, asks for another case.)
+// TestNothingIsLeftOutSilently checks that tests skip only through testbed.Need, which fails with
+// CI=true. The Skip of rapid, on a variable named rt, only draws another case and is allowed.
 func TestNothingIsLeftOutSilently(t *testing.T) {
 	skip := regexp.MustCompile(`(\w+)\.(?:Skip|Skipf|SkipNow)\(|Getenv\("CI"\)`)
 	err := filepath.WalkDir(".", func(path string, d fs.DirEntry, err error) error {
@@ -496,7 +495,7 @@ func TestNothingIsLeftOutSilently(t *testing.T) {
 		for line := range strings.Lines(string(src)) {
 			n++
 			if m := skip.FindStringSubmatch(line); m != nil && m[1] != "rt" {
-				t.Errorf("%s:%d: %s: say with testbed.Need what is missing", path, n, strings.TrimSpace(line))
+				t.Errorf("%s:%d: %s: use testbed.Need to say which part is missing", path, n, strings.TrimSpace(line))
 			}
 		}
 		return err
@@ -506,12 +505,12 @@ func TestNothingIsLeftOutSilently(t *testing.T) {
 	}
 }
 
-// generated says whether a file has another as its source.
+// generated reports whether a file is generated from another one.
 func generated(path string) bool {
 	return strings.HasSuffix(path, ".pb.go") || strings.HasSuffix(path, ".pb.gw.go")
 }
 
-// notOurs are folders of what was built, fetched or recorded.
+// notOurs reports whether a folder holds build output, downloads or recorded data.
 func notOurs(dir string) bool {
 	name := filepath.Base(dir)
 	return dir != "." && (strings.HasPrefix(name, ".") || name == "testdata" || name == "bin" || name == "artifacts")
