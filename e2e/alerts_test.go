@@ -11,7 +11,7 @@ import (
 	"strings"
 	"testing"
 
-	"gopkg.in/yaml.v3"
+	"go.yaml.in/yaml/v3"
 
 	"github.com/persys/compute/agent/driver/sim"
 	controlv1 "github.com/persys/compute/api/control/v1"

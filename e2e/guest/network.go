@@ -14,8 +14,8 @@ import (
 	"time"
 	"unsafe"
 
+	"go.yaml.in/yaml/v3"
 	"golang.org/x/sys/unix"
-	"gopkg.in/yaml.v3"
 )
 
 // netConfig is the part of network-config version 2 that the tests use.

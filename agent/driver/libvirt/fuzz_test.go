@@ -3,7 +3,7 @@ package libvirt
 import (
 	"testing"
 
-	"gopkg.in/yaml.v3"
+	"go.yaml.in/yaml/v3"
 
 	agentv1 "github.com/persys/compute/api/agent/v1"
 )

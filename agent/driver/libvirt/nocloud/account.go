@@ -5,7 +5,7 @@ import (
 	"encoding/hex"
 	"errors"
 
-	"gopkg.in/yaml.v3"
+	"go.yaml.in/yaml/v3"
 )
 
 // WithAccount adds an account with full sudo rights to the vendor-data. The user-data of the workload

@@ -15,7 +15,7 @@ import (
 	"strings"
 
 	"github.com/kdomanski/iso9660"
-	"gopkg.in/yaml.v3"
+	"go.yaml.in/yaml/v3"
 )
 
 // File is one file of a seed.
