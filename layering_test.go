@@ -67,6 +67,11 @@ var mayImport = []struct {
 	{"agent/...", []string{"api/...", "pki/...", "rpc/dial/...", "rpc/limits", "telemetry"}},
 	{"rpc/...", []string{"api/...", "fsm/...", "sched", "spec/...", "pki/..."}},
 	{"gateway/...", []string{"api/...", "rpc/dial/...", "rpc/limits", "pki/...", "telemetry"}},
+	{"replica/keyring", []string{"api/command/...", "fsm/...", "pki"}},
+	{"replica/coredns", []string{"fsm"}},
+	{"replica/mirrorspec", []string{"api/agent/...", "api/control/...", "fsm", "mirror", "spec"}},
+	// A whole scheduler, for cmd/scheduler, cmd/persys and other programs that embed one.
+	{"replica", []string{"api/...", "cluster", "config", "dnsserver", "fsm/...", "mirror", "pki/...", "replica/...", "rpc/...", "sched", "sched/leader", "spec", "telemetry"}},
 	{"cmd/...", []string{"..."}},
 	{"examples/...", nil},
 	{"sim/...", []string{"..."}},
@@ -92,6 +97,7 @@ var neverReach = []struct {
 	{"cluster/...", []string{module + "/rpc/..."}, "consensus knows no API; rpc declares what it consumes and cmd wires the two"},
 	{"rpc/...", []string{module + "/cluster/..."}, "rpc declares the interfaces it consumes; cmd wires cluster to them"},
 	{"cmd/...", []string{module + "/testbed/..."}, "test support is in no program"},
+	{"replica/...", []string{module + "/cmd/...", module + "/testbed/..."}, "a scheduler can be embedded: the programs import it"},
 }
 
 var impure = []string{"net", "math/rand/...", "crypto/rand", "github.com/hashicorp/...", "google.golang.org/grpc/..."}

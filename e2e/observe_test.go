@@ -154,12 +154,12 @@ func oneTrace(t *testing.T, c *harness.Cluster, otlp *receiver, id string, at *h
 func TestEveryMetricIsSet(t *testing.T) {
 	// Metrics that do not change in this test, and the test that covers each.
 	elsewhere := map[string]string{
-		"persys_scheduler_ca_not_after_seconds":                      "cmd/internal/scheduler TestTheEndOfTheCAIsTold; this story has no CA",
+		"persys_scheduler_ca_not_after_seconds":                      "replica TestTheEndOfTheCAIsTold; this story has no CA",
 		"persys_scheduler_coredns_up":                                "TestCoreDNS",
 		"persys_scheduler_drifts_open":                               "TestDriftOnDocker",
 		"persys_scheduler_refused_by_limit_total":                    "TestHostilePeers, by a flood",
 		"persys_agent_refused_by_limit_total":                        "rpc/guard TestConnectionFlood, for what it counts",
-		"persys_scheduler_paused_seconds_total":                      "cmd/internal/scheduler TestRareFigures",
+		"persys_scheduler_paused_seconds_total":                      "replica TestRareFigures",
 		"persys_scheduler_raft_snapshots_total":                      "cluster TestMetricsAreTold",
 		"persys_scheduler_raft_snapshot_duration_seconds":            "cluster TestMetricsAreTold",
 		"persys_scheduler_raft_halted":                               "cluster, whatever halts a replica",

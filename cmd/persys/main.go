@@ -24,9 +24,9 @@ import (
 
 	"github.com/persys/compute/cmd/internal/agentd"
 	"github.com/persys/compute/cmd/internal/gatewayd"
-	"github.com/persys/compute/cmd/internal/scheduler"
 	"github.com/persys/compute/cmd/internal/setup"
 	"github.com/persys/compute/config"
+	"github.com/persys/compute/replica"
 )
 
 // version is set by the linker.
@@ -145,13 +145,13 @@ func agentConfig(dir string, schedulers []string) (cfg agentd.Config, err error)
 
 // startReplicas starts three schedulers that form one cluster. They are started
 // one after another, each joining those before it, so that every port can be free.
-func startReplicas(ctx context.Context, g *errgroup.Group, dir string, port int, log *slog.Logger) ([]*scheduler.Replica, error) {
-	var out []*scheduler.Replica
+func startReplicas(ctx context.Context, g *errgroup.Group, dir string, port int, log *slog.Logger) ([]*replica.Replica, error) {
+	var out []*replica.Replica
 	var join []string
 	for i := range 3 {
 		name := "dev-s" + strconv.Itoa(i+1)
-		var cfg scheduler.Config
-		if err := config.Defaults(&cfg); err != nil {
+		cfg, err := replica.DefaultConfig()
+		if err != nil {
 			return nil, err
 		}
 		cfg.Insecure, cfg.Name, cfg.DataDir = true, name, filepath.Join(dir, name)
@@ -161,7 +161,7 @@ func startReplicas(ctx context.Context, g *errgroup.Group, dir string, port int,
 		if i == 0 {
 			cfg.GRPCPort = port
 		}
-		r, err := scheduler.Start(ctx, cfg, version, log)
+		r, err := replica.Start(ctx, cfg, version, log)
 		if err != nil {
 			var op *net.OpError
 			if i == 0 && errors.As(err, &op) {

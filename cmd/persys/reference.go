@@ -11,9 +11,9 @@ import (
 	"github.com/persys/compute/agent"
 	"github.com/persys/compute/cmd/internal/agentd"
 	"github.com/persys/compute/cmd/internal/gatewayd"
-	"github.com/persys/compute/cmd/internal/scheduler"
 	"github.com/persys/compute/config"
 	"github.com/persys/compute/gateway"
+	"github.com/persys/compute/replica"
 	"github.com/persys/compute/telemetry"
 )
 
@@ -39,7 +39,7 @@ func writeSample(w io.Writer) error {
 		name   string
 		target any
 	}{
-		{"persys-scheduler", &scheduler.Config{}},
+		{"persys-scheduler", &replica.Config{}},
 		{"persys-agent", &agentd.Config{}},
 		{"persys-gateway", &gatewayd.Config{}},
 	} {
@@ -82,7 +82,7 @@ func exported() []struct {
 		program string
 		metrics []telemetry.Metric
 	}{
-		{"Scheduler", scheduler.Metrics()},
+		{"Scheduler", replica.Metrics()},
 		{"Agent", agent.Metrics()},
 		{"Gateway", gateway.Metrics()},
 	}

@@ -14,9 +14,9 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	clusterv1 "github.com/persys/compute/api/cluster/v1"
-	"github.com/persys/compute/cmd/internal/enrol"
 	"github.com/persys/compute/cmd/persysctl/screen"
 	"github.com/persys/compute/pki"
+	"github.com/persys/compute/rpc/enrol"
 )
 
 func roleNames() []string { return []string{"scheduler", "agent", "gateway", "user"} }

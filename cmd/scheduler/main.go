@@ -11,8 +11,8 @@ import (
 	"runtime/debug"
 
 	"github.com/persys/compute/cluster"
-	"github.com/persys/compute/cmd/internal/scheduler"
 	"github.com/persys/compute/cmd/internal/setup"
+	"github.com/persys/compute/replica"
 )
 
 // version is set by the linker.
@@ -23,14 +23,14 @@ func main() { setup.Main("persys-scheduler", run) }
 // run ends when ctx does.
 func run(ctx context.Context) error {
 	if len(os.Args) > 1 && os.Args[1] == "recover" {
-		cmd, err := scheduler.RecoverCommand()
+		cmd, err := recoverCommand()
 		if err != nil {
 			return err
 		}
 		cmd.SetArgs(os.Args[2:])
 		return cmd.ExecuteContext(ctx)
 	}
-	var cfg scheduler.Config
+	var cfg replica.Config
 	set, err := setup.Load("persys-scheduler", version, "one replica of the Persys control plane", &cfg, "PERSYS_SCHEDULER_CONFIG")
 	if err != nil || set == nil {
 		return err
@@ -45,7 +45,7 @@ func run(ctx context.Context) error {
 		debug.SetGCPercent(300)
 	}
 	for {
-		r, err := scheduler.Start(ctx, cfg, version, log)
+		r, err := replica.Start(ctx, cfg, version, log)
 		if err != nil {
 			return err
 		}

@@ -16,8 +16,8 @@ import (
 
 	"github.com/persys/compute/agent"
 	"github.com/persys/compute/agent/volume"
-	"github.com/persys/compute/cmd/internal/enrol"
 	"github.com/persys/compute/pki"
+	"github.com/persys/compute/rpc/enrol"
 )
 
 // Config is what an operator may set (contract/env.md, "Agent"; RULES).

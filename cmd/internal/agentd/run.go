@@ -32,10 +32,10 @@ import (
 	"github.com/persys/compute/agent/driver/libvirt"
 	"github.com/persys/compute/agent/driver/sim"
 	controlv1 "github.com/persys/compute/api/control/v1"
-	"github.com/persys/compute/cmd/internal/enrol"
 	"github.com/persys/compute/cmd/internal/setup"
 	"github.com/persys/compute/pki"
 	"github.com/persys/compute/rpc/dial"
+	"github.com/persys/compute/rpc/enrol"
 	"github.com/persys/compute/rpc/limits"
 	"github.com/persys/compute/telemetry"
 )

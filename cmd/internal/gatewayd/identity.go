@@ -9,10 +9,10 @@ import (
 	"os"
 	"path/filepath"
 
-	"github.com/persys/compute/cmd/internal/enrol"
 	"github.com/persys/compute/gateway"
 	"github.com/persys/compute/pki"
 	"github.com/persys/compute/rpc/dial"
+	"github.com/persys/compute/rpc/enrol"
 )
 
 // defaultCert is where a certificate is looked for that nobody names.

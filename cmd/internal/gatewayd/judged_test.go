@@ -12,10 +12,9 @@ import (
 	"github.com/go-jose/go-jose/v4"
 
 	commandv1 "github.com/persys/compute/api/command/v1"
-	"github.com/persys/compute/cmd/internal/scheduler"
-	"github.com/persys/compute/config"
 	"github.com/persys/compute/fsm"
 	"github.com/persys/compute/pki"
+	"github.com/persys/compute/replica"
 	"github.com/persys/compute/testbed"
 )
 
@@ -23,8 +22,8 @@ import (
 // do. It knows some users by what their join tokens gave them.
 func startScheduler(t *testing.T, certs pki.DevSet) (addr string) {
 	t.Helper()
-	var cfg scheduler.Config
-	if err := config.Defaults(&cfg); err != nil {
+	cfg, err := replica.DefaultConfig()
+	if err != nil {
 		t.Fatal(err)
 	}
 	leaf := certs.Leaf["scheduler/s1"]
@@ -37,7 +36,7 @@ func startScheduler(t *testing.T, certs pki.DevSet) (addr string) {
 		t.Fatal(err)
 	}
 	ctx, cancel := context.WithCancel(t.Context())
-	r, err := scheduler.Start(ctx, cfg, "test", slog.New(slog.DiscardHandler))
+	r, err := replica.Start(ctx, cfg, "test", slog.New(slog.DiscardHandler))
 	if err != nil {
 		cancel()
 		t.Fatal(err)

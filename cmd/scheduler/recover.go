@@ -1,0 +1,128 @@
+package main
+
+import (
+	"bufio"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"os/user"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+	"golang.org/x/term"
+
+	"github.com/persys/compute/cluster"
+	"github.com/persys/compute/config"
+	"github.com/persys/compute/fsm"
+	"github.com/persys/compute/replica"
+)
+
+// recovery is what `persys-scheduler recover` is told.
+type recovery struct {
+	DataDir string `env:"SCHEDULER_DATA_DIR" flag:"data-dir" usage:"data directory of the survivor, whose scheduler must not run; default as for the scheduler"`
+	DryRun  bool   `flag:"dry-run" usage:"only show what is there"`
+	Yes     bool   `flag:"yes" short:"y" usage:"do not ask"`
+}
+
+const recoverHelp = `Make the survivor of a cluster that lost its quorum for good the only replica.
+
+For when a majority of the schedulers is gone together with its disks. Run it on
+the machine of one that is left (of several, the one with the highest last index),
+with its scheduler stopped. Then start that scheduler as before: it leads at once,
+and new schedulers with empty disks join it. No running workload is touched. Agents
+take orders from it under a new incarnation, and from nobody older.
+
+Never start one of the lost schedulers again with its old disk: empty it first. What
+only the lost ones had committed is gone; a backup may be newer than the survivor.`
+
+// recoverCommand is the lost-quorum recovery (cluster/DESIGN.md).
+func recoverCommand() (*cobra.Command, error) {
+	var o recovery
+	loader, err := config.New(&o)
+	if err != nil {
+		return nil, err
+	}
+	cmd := &cobra.Command{
+		Use: "persys-scheduler recover", Short: "make the survivor of a lost quorum the only replica", Long: recoverHelp,
+		Example: "  persys-scheduler recover --data-dir /var/lib/persys/scheduler --dry-run\n  persys-scheduler recover --data-dir /var/lib/persys/scheduler",
+		Args:    cobra.NoArgs, SilenceErrors: true, SilenceUsage: true,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if err := loader.Load(config.System()); err != nil {
+				return err
+			}
+			return recoverSurvivor(cmd, o)
+		},
+	}
+	loader.AddFlags(cmd.Flags())
+	return cmd, nil
+}
+
+func recoverSurvivor(cmd *cobra.Command, o recovery) error {
+	if o.DataDir == "" {
+		host, err := os.Hostname()
+		if err != nil {
+			return fmt.Errorf("SCHEDULER_DATA_DIR is not set and the host has no name: %w", err)
+		}
+		if o.DataDir, err = replica.DefaultDataDir(false, host); err != nil {
+			return err
+		}
+	}
+	out := cmd.OutOrStdout()
+	log := slog.New(slog.NewTextHandler(cmd.ErrOrStderr(), &slog.HandlerOptions{Level: slog.LevelWarn}))
+	s, err := cluster.Survey(o.DataDir, log)
+	if err != nil {
+		return err
+	}
+	portray(out, o.DataDir, s)
+	if o.DryRun {
+		return nil
+	}
+	if !o.Yes {
+		if err := ask(cmd.InOrStdin(), out, s); err != nil {
+			return err
+		}
+	}
+	by := "persys-scheduler recover"
+	if u, err := user.Current(); err == nil {
+		by = u.Username + ", " + by
+	}
+	done, err := cluster.Recover(cmd.Context(), o.DataDir, by, log)
+	if err != nil {
+		return err
+	}
+	_, err = fmt.Fprintf(out, "\nRecovered under incarnation %d. Now start this scheduler as before; it leads alone.\n"+
+		"Then empty the disks of the lost schedulers and start them, or others: they join it.\n", done.State.Info().Incarnation)
+	return err
+}
+
+// portray writes what the disk holds.
+func portray(out io.Writer, dir string, s *cluster.Survivor) {
+	info := s.State.Info()
+	lost := "none"
+	if len(s.Lost) > 0 {
+		lost = strings.Join(s.Lost, ", ")
+	}
+	// Nobody reads it when this fails.
+	_, _ = fmt.Fprintf(out, "Data        %s\nCluster     %s\nReplica     %s at %s\nLast entry  index %d, term %d, written about %s\nState       %d workloads (%d running), %d nodes, incarnation %d, mode %s\nWill lose   %s\n",
+		dir, s.ClusterID, s.ID, s.RaftAddr, s.LastIndex, s.LastTerm, time.Unix(0, info.Clock).UTC().Format(time.RFC3339),
+		s.State.WorkloadCount(), s.State.StatusCount(fsm.StatusRunning), s.State.NodeCount(), info.Incarnation, info.Mode, lost)
+}
+
+// ask wants a plain yes from a person.
+func ask(in io.Reader, out io.Writer, s *cluster.Survivor) error {
+	if f, ok := in.(*os.File); ok && !term.IsTerminal(int(f.Fd())) {
+		return errors.New("nobody is there to be asked: --yes recovers without asking, --dry-run only looks")
+	}
+	_, _ = fmt.Fprintf(out, "\nMake this the only replica of cluster %s? The lost ones must never come back with their disks. [y/N] ", s.ClusterID)
+	answer, err := bufio.NewReader(io.LimitReader(in, 100)).ReadString('\n')
+	if err != nil && !errors.Is(err, io.EOF) {
+		return err
+	}
+	if a := strings.ToLower(strings.TrimSpace(answer)); a != "y" && a != "yes" {
+		return errors.New("nothing was done")
+	}
+	return nil
+}

@@ -1,0 +1,51 @@
+package replica
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/persys/compute/cluster"
+)
+
+func TestAdvise(t *testing.T) {
+	cfg := Config{DataDir: "/data/s1"}
+	for _, tt := range []struct {
+		name string
+		err  error
+		want []string // what is added
+	}{
+		{"damaged data", fmt.Errorf("%w: raft log x: entry 3 fails its checksum", cluster.ErrCorrupt),
+			[]string{"mv /data/s1/raft /data/s1/raft.damaged", "SCHEDULER_JOIN", "persysctl backup restore"}},
+		{"a full disk", fmt.Errorf("%w: %w", cluster.ErrStorage, &os.PathError{Op: "write", Path: "log.db", Err: syscall.ENOSPC}),
+			[]string{"make room for /data/s1"}},
+		{"a quota", &os.PathError{Op: "write", Path: "log.db", Err: syscall.EDQUOT}, []string{"make room for /data/s1"}},
+		{"anything else", cluster.ErrInUse, nil},
+		{"nothing", nil, nil},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			got := cfg.advise(tt.err)
+			if !errors.Is(got, tt.err) {
+				t.Fatalf("%v is no longer %v", got, tt.err)
+			}
+			if len(tt.want) == 0 {
+				if got != tt.err {
+					t.Errorf("got %v, want it as it was", got)
+				}
+				return
+			}
+			added, ok := strings.CutPrefix(got.Error(), tt.err.Error())
+			if !ok {
+				t.Errorf("%v does not begin with what is wrong", got)
+			}
+			for _, w := range tt.want {
+				if !strings.Contains(added, w) {
+					t.Errorf("%q does not say %q", added, w)
+				}
+			}
+		})
+	}
+}

@@ -1,0 +1,52 @@
+package replica
+
+import (
+	"net"
+	"strings"
+	"testing"
+)
+
+// What is published of a scheduler: the settings, else what it listens on.
+func TestAdvertised(t *testing.T) {
+	for _, c := range []struct {
+		name      string
+		ip        string
+		port      int
+		bound     string
+		grpc      string // what others dial
+		raft      string // of a listener at 10.0.0.1:8086, "" = as it is bound
+		wantError string
+	}{
+		{name: "nothing is set", bound: "10.0.0.1:8085", grpc: "10.0.0.1:8085"},
+		{name: "auto is nothing", ip: "auto", bound: "10.0.0.1:8085", grpc: "10.0.0.1:8085"},
+		{name: "an address", ip: "192.0.2.7", bound: "10.0.0.1:8085", grpc: "192.0.2.7:8085", raft: "192.0.2.7:8086"},
+		{name: "an address of IPv6", ip: "2001:db8::7", bound: "0.0.0.0:8085", grpc: "[2001:db8::7]:8085", raft: "[2001:db8::7]:8086"},
+		{name: "a port alone", port: 443, bound: "10.0.0.1:8085", grpc: "10.0.0.1:443"},
+		{name: "both, and the port is of gRPC only", ip: "192.0.2.7", port: 443, bound: "[::]:8085", grpc: "192.0.2.7:443", raft: "192.0.2.7:8086"},
+		{name: "no address", ip: "s1.example.com", wantError: "SCHEDULER_ADVERTISE_IP"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			cfg := &Config{Name: "s1", DataDir: t.TempDir(), AdvertiseIP: c.ip, AdvertisePort: c.port}
+			err := cfg.complete()
+			if c.wantError != "" {
+				if err == nil || !strings.Contains(err.Error(), c.wantError) || !strings.Contains(err.Error(), c.ip) {
+					t.Errorf("got %v, want an error that names %s and %s", err, c.wantError, c.ip)
+				}
+				return
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			bound, err := net.ResolveTCPAddr("tcp", c.bound)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if got := cfg.grpcAdvertise(bound); got != c.grpc {
+				t.Errorf("gRPC at %s is published as %s, want %s", c.bound, got, c.grpc)
+			}
+			if got := cfg.advertiseOf("10.0.0.1:8086"); got != c.raft {
+				t.Errorf("Raft is published as %q, want %q", got, c.raft)
+			}
+		})
+	}
+}

@@ -1,0 +1,72 @@
+package replica
+
+import (
+	"log/slog"
+	"slices"
+	"testing"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/persys/compute/cluster"
+	"github.com/persys/compute/dnsserver"
+)
+
+func TestHints(t *testing.T) {
+	peer := func(id, health string, role cluster.Role) cluster.PeerStatus {
+		return cluster.PeerStatus{ID: id, Health: health, Role: role, Self: id == "me"}
+	}
+	me := peer("me", "alive", cluster.RoleVoter)
+	for _, c := range []struct {
+		name   string
+		leader string
+		peers  []cluster.PeerStatus
+		want   dnsserver.Hints
+	}{
+		{"all are well", "b", []cluster.PeerStatus{me, peer("b", "alive", cluster.RoleLeader), peer("c", "alive", cluster.RoleVoter)},
+			dnsserver.Hints{Leader: "b"}},
+		{"one is silent, one is dead", "me", []cluster.PeerStatus{me, peer("b", "suspect", cluster.RoleVoter), peer("c", "dead", cluster.RoleVoter)},
+			dnsserver.Hints{Leader: "me", Suspect: []string{"b"}, Dead: []string{"c"}}},
+		{"one that gossip never met and nobody knows comes last", "b", []cluster.PeerStatus{me, peer("b", "alive", cluster.RoleLeader), peer("c", "unknown", cluster.RoleVoter)},
+			dnsserver.Hints{Leader: "b", Suspect: []string{"c"}}},
+		{"one is known and no member", "b", []cluster.PeerStatus{me, peer("b", "alive", cluster.RoleLeader), peer("c", "alive", cluster.RoleAbsent)},
+			dnsserver.Hints{Leader: "b", Suspect: []string{"c"}}},
+		{"an election among a majority", "", []cluster.PeerStatus{me, peer("b", "alive", cluster.RoleVoter), peer("c", "dead", cluster.RoleVoter)},
+			dnsserver.Hints{Partitioned: true, Dead: []string{"c"}}},
+		{"cut off alone", "", []cluster.PeerStatus{me, peer("b", "dead", cluster.RoleVoter), peer("c", "suspect", cluster.RoleVoter)},
+			dnsserver.Hints{Partitioned: true, Suspect: []string{"me"}}},
+		{"half is no majority", "", []cluster.PeerStatus{me, peer("b", "alive", cluster.RoleVoter), peer("c", "dead", cluster.RoleVoter), peer("d", "dead", cluster.RoleVoter)},
+			dnsserver.Hints{Partitioned: true, Suspect: []string{"me", "b"}}},
+		{"non-voters are no majority", "", []cluster.PeerStatus{me, peer("b", "alive", cluster.RoleNonvoter), peer("c", "dead", cluster.RoleVoter)},
+			dnsserver.Hints{Partitioned: true, Suspect: []string{"me", "b"}}},
+		{"before there is a cluster", "", []cluster.PeerStatus{me}, dnsserver.Hints{Partitioned: true}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			got := hintsFrom(cluster.Status{Leader: cluster.LeaderInfo{ID: c.leader}, Peers: c.peers})
+			if !got.Equal(c.want) || !slices.Equal(got.Suspect, c.want.Suspect) {
+				t.Errorf("got %+v, want %+v", got, c.want)
+			}
+		})
+	}
+}
+
+func TestTheShadowPublishesNoDNS(t *testing.T) {
+	for _, shadow := range []bool{false, true} {
+		r := &Replica{cfg: Config{Shadow: shadow, DNSAddr: "127.0.0.1:0", Domain: "persys.local", AgentsDomain: "agents.persys.cloud", Shard: "default"},
+			log: slog.New(slog.DiscardHandler), registry: prometheus.NewRegistry()}
+		if err := r.openDNS(); err != nil {
+			t.Fatal(err)
+		}
+		records, err := r.cfg.published()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if on := r.dns != nil; on == shadow || (r.dnsAdvertise() != "") == shadow || (records != nil) == shadow {
+			t.Errorf("shadow %t: server %t at %q, records %t", shadow, on, r.dnsAdvertise(), records != nil)
+		}
+		if r.dns != nil {
+			if err := r.dns.Close(); err != nil {
+				t.Error(err)
+			}
+		}
+	}
+}

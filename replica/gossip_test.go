@@ -1,0 +1,176 @@
+package replica
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	clusterv1 "github.com/persys/compute/api/cluster/v1"
+	"github.com/persys/compute/fsm"
+	"github.com/persys/compute/pki"
+	"github.com/persys/compute/testbed"
+)
+
+// TestGossipKeyRotates: three replicas with certificates of their own CA bring in a new
+// key of gossip, one after another, while they run; a fourth joins with a token
+// afterwards, and is out again when it is revoked.
+func TestGossipKeyRotates(t *testing.T) {
+	dir := t.TempDir()
+	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
+	defer cancel()
+	configure := func(name, token string) Config {
+		t.Helper()
+		cfg, err := DefaultConfig()
+		if err != nil {
+			t.Fatal(err)
+		}
+		cfg.Name, cfg.DataDir, cfg.Init, cfg.CertLife = name, filepath.Join(dir, name), token == "", time.Hour
+		cfg.BindAddr, cfg.GRPCPort, cfg.MetricsPort = "127.0.0.1", 0, 0
+		cfg.RaftAddr, cfg.GossipAddr, cfg.DNSAddr = "127.0.0.1:0", "127.0.0.1:0", "127.0.0.1:0"
+		cfg.EtcdEndpoints = []string{"none"}
+		if token != "" {
+			cfg.Join = []string{token}
+		}
+		return cfg
+	}
+	start := func(name, token string) *Replica {
+		t.Helper()
+		r, err := Start(ctx, configure(name, token), "test", slog.New(slog.DiscardHandler))
+		if err != nil {
+			t.Fatalf("%s: %v", name, err)
+		}
+		rctx, stop := context.WithCancel(ctx)
+		var wg sync.WaitGroup
+		wg.Go(func() {
+			if err := r.Run(rctx); err != nil {
+				t.Errorf("%s: %v", name, err)
+			}
+		})
+		t.Cleanup(func() { stop(); wg.Wait() })
+		return r
+	}
+	eventually := func(what string, ready func() error) {
+		t.Helper()
+		testbed.Within(t, 3*time.Minute, what, ready)
+	}
+	first := start("a", "")
+	token := ""
+	eventually("a join token", func() error {
+		raw, err := os.ReadFile(filepath.Join(dir, "a", "admin", "scheduler.token"))
+		token = strings.TrimSpace(string(raw))
+		return err
+	})
+	replicas := []*Replica{first, start("b", token), start("c", token)}
+	alive := func() error {
+		for _, r := range replicas {
+			peers := r.node.Status().Peers
+			if len(peers) != len(replicas) {
+				return fmt.Errorf("%s knows %d replicas of %d", r.cfg.Name, len(peers), len(replicas))
+			}
+			for _, p := range peers {
+				if p.Health != "alive" {
+					return fmt.Errorf("to %s, %s is %s", r.cfg.Name, p.ID, p.Health)
+				}
+			}
+		}
+		return nil
+	}
+	eventually("three replicas that hear each other", alive)
+
+	paths := pki.IdentityStore{Dir: filepath.Join(dir, "a", "admin")}.Paths()
+	files, err := pki.LoadFiles(pki.FilesConfig{CA: paths.CA, Cert: paths.Cert, Key: paths.Key})
+	if err != nil {
+		t.Fatal(err)
+	}
+	cc, err := first.dialSelf(files)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer cc.Close()
+	id := ""
+	eventually("the beginning of a rotation", func() error {
+		r, err := clusterv1.NewTrustClient(cc).RotateGossip(ctx, &clusterv1.RotateGossipRequest{})
+		id = r.GetKeyId()
+		return err
+	})
+	settled := func() error {
+		for _, r := range replicas {
+			if got := r.gossip.installed(); len(got) != 1 || got[0] != id {
+				return fmt.Errorf("%s has %v, want %s alone", r.cfg.Name, got, id)
+			}
+		}
+		return nil
+	}
+	eventually("one new key everywhere", settled)
+	eventually("replicas that hear each other with it", alive)
+	raw, err := os.ReadFile(filepath.Join(dir, "b", "gossip.ring"))
+	if st, serr := os.Stat(filepath.Join(dir, "b", "gossip.ring")); err != nil || serr != nil || st.Mode().Perm() != 0o600 || !strings.HasPrefix(string(raw), "sealed:1:") {
+		t.Errorf("the ring beside the data: %.20q, %v, %v", raw, err, serr)
+	}
+	// A join that fails because the key cannot be kept is begun again with the same token.
+	inTheWay := filepath.Join(dir, "d", "cluster.key")
+	if err := os.MkdirAll(inTheWay, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := Start(ctx, configure("d", token), "test", slog.New(slog.DiscardHandler)); err == nil || !strings.Contains(err.Error(), "SCHEDULER_CLUSTER_KEY_FILE") {
+		t.Fatalf("started without a place for the key: %v", err)
+	}
+	if err := os.Remove(inTheWay); err != nil {
+		t.Fatal(err)
+	}
+	replicas = append(replicas, start("d", token))
+	eventually("a fourth that has only ever had the new key", settled)
+	eventually("four replicas that hear each other", alive)
+
+	// Whoever is revoked is out of gossip as well, without anybody saying so.
+	out, asked := replicas[3], id
+	replicas = replicas[:3]
+	_, err = clusterv1.NewTrustClient(cc).Revoke(ctx, &clusterv1.RevokeRequest{Role: "scheduler", Name: "d"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	eventually("a newer key at all but the revoked one", func() error {
+		if got := first.gossip.installed(); len(got) != 1 || got[0] == asked {
+			return fmt.Errorf("the leader has %v", got)
+		}
+		id = first.gossip.installed()[0]
+		return settled()
+	})
+	if got := out.gossip.installed(); slices.Contains(got, id) {
+		t.Errorf("the revoked one has %v", got)
+	}
+	eventually("three replicas to which the fourth is gone", func() error {
+		for _, r := range replicas {
+			for _, p := range r.node.Status().Peers {
+				if (p.ID == out.node.ID()) == (p.Health == "alive") {
+					return fmt.Errorf("to %s, %s is %s", r.cfg.Name, p.ID, p.Health)
+				}
+			}
+		}
+		return nil
+	})
+	// Once, and not again for what is known. A change that somebody asks for is one more.
+	if r, err := clusterv1.NewTrustClient(cc).RotateGossip(ctx, &clusterv1.RotateGossipRequest{}); err != nil {
+		t.Fatal(err)
+	} else {
+		id = r.GetKeyId()
+	}
+	eventually("one more key", settled)
+	begun := 0
+	first.node.Store().View().Events(0, func(e *fsm.Event) bool {
+		if e.Type == fsm.EventGossipRing && strings.HasPrefix(e.Message, "opens ") {
+			begun++
+		}
+		return true
+	})
+	if begun != 3 {
+		t.Errorf("%d rotations were begun, want one by hand, one by the revocation, one by hand", begun)
+	}
+}

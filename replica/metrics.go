@@ -1,0 +1,271 @@
+package replica
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"path"
+	"slices"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/persys/compute/dnsserver"
+	"github.com/persys/compute/fsm"
+	"github.com/persys/compute/telemetry"
+)
+
+// metrics are the names that existing boards query (contract/semantics.md section
+// 15) and our own. They implement cluster.Metrics and leader.Metrics.
+type metrics struct {
+	*telemetry.Set
+
+	requests    *prometheus.CounterVec
+	latency     *prometheus.HistogramVec
+	agentCalls  *prometheus.CounterVec
+	agentTime   *prometheus.HistogramVec
+	steps       prometheus.Histogram
+	cycles      *prometheus.CounterVec
+	results     *prometheus.CounterVec
+	writes      *prometheus.CounterVec
+	commands    prometheus.Counter
+	orders      prometheus.Counter
+	reports     prometheus.Counter
+	pausedTotal prometheus.Counter
+
+	appendTime    prometheus.Histogram
+	appended      prometheus.Counter
+	appendedBytes prometheus.Counter
+	commitTime    prometheus.Histogram
+	proposed      *prometheus.CounterVec
+	entries       *prometheus.CounterVec
+	applyTime     prometheus.Histogram
+	snapshotTime  *prometheus.HistogramVec
+	snapshots     *prometheus.CounterVec
+	elections     prometheus.Counter
+	leaderChanges prometheus.Counter
+	modeChanges   *prometheus.CounterVec
+	tooMany       *prometheus.CounterVec
+}
+
+// limited counts what a limit refused.
+func (m *metrics) limited(reason string) { m.tooMany.WithLabelValues(reason).Inc() }
+
+// Metrics lists what a scheduler exports, Go's and the process's own collectors
+// aside.
+func Metrics() []telemetry.Metric {
+	m := newMetrics()
+	m.readReplica(nil)
+	return slices.SortedFunc(slices.Values(append(m.Metrics(), dnsserver.Metrics()...)),
+		func(a, b telemetry.Metric) int { return cmp.Compare(a.Name, b.Name) })
+}
+
+func newMetrics() *metrics {
+	s := telemetry.NewSet("persys_scheduler_")
+	m := &metrics{
+		Set:      s,
+		requests: s.Counters("grpc_server_requests_total", "gRPC calls answered, by full method and code.", "method", "code"),
+		latency: s.Histograms("grpc_server_request_duration_seconds", "Time to answer a gRPC call; streams last as long as they are read.",
+			prometheus.ExponentialBuckets(0.0005, 2, 15), "method", "code"),
+		agentCalls: s.Counters("agent_rpc_requests_total", "Calls to agents, by RPC and code.", "rpc", "code"),
+		agentTime: s.Histograms("agent_rpc_duration_seconds", "Time of a call to an agent.",
+			prometheus.ExponentialBuckets(0.001, 2, 15), "rpc", "code"),
+		steps: s.Histogram("reconciliation_cycle_duration_seconds", "Time of one planning step.",
+			prometheus.ExponentialBuckets(0.00001, 4, 12)),
+		cycles: s.Counters("reconciliation_cycles_total", "Planning steps, by whether it is known what came of them.", "result"),
+		tooMany: s.Counters("refused_by_limit_total",
+			"Calls and connections that a limit refused: rate and concurrency of one peer, connections in all, or of one host.", "reason"),
+		results: s.Counters("reconciliation_results_total",
+			"What came of each thing that the planner decided: a command of its own, or an order to an agent (apply, delete).", "action", "success"),
+		writes: s.Counters("state_store_writes_total",
+			"Records changed in the replicated state, by what changed. A record that changed in two ways counts in both.", "category"),
+		commands:    s.Counter("planner_commands_total", "Commands that the planner proposed."),
+		orders:      s.Counter("planner_orders_total", "Orders that the planner gave, repetitions included."),
+		reports:     s.Counter("reports_committed_total", "Workload reports put into the log."),
+		pausedTotal: s.Counter("paused_seconds_total", "Time this process was found to have been paused while leading."),
+
+		appendTime: s.Histogram("raft_append_duration_seconds", "Time to write log entries to this replica's disk, fsync included.",
+			prometheus.ExponentialBuckets(0.0001, 2, 15)),
+		appended:      s.Counter("raft_appended_entries_total", "Log entries written to this replica's disk."),
+		appendedBytes: s.Counter("raft_appended_bytes_total", "Bytes of log entries written to this replica's disk."),
+		commitTime: s.Histogram("raft_commit_duration_seconds", "On the leader: time from handing an entry to Raft until it was applied.",
+			prometheus.ExponentialBuckets(0.0005, 2, 15)),
+		proposed:     s.Counters("raft_proposed_commands_total", "Commands handed to Raft here, by result.", "result"),
+		entries:      s.Counters("raft_proposed_entries_total", "Log entries that those commands were gathered into, by result.", "result"),
+		applyTime:    s.Histogram("raft_apply_duration_seconds", "Time to apply one log entry.", prometheus.ExponentialBuckets(0.00001, 4, 10)),
+		snapshotTime: s.Histograms("raft_snapshot_duration_seconds", "Time to write or restore a snapshot.", prometheus.ExponentialBuckets(0.001, 4, 10), "operation"),
+		snapshots:    s.Counters("raft_snapshots_total", "Snapshots written or restored, by result.", "operation", "result"),
+		elections:    s.Counter("raft_elections_total", "Times this replica stood for election."),
+		leaderChanges: s.Counter("raft_leader_changes_total",
+			"Times this replica learned of another leader, or of none."),
+		modeChanges: s.Counters("mode_changes_total", "Times this replica's effective mode became this one.", "mode"),
+	}
+	for _, result := range [...]string{"success", "error"} {
+		m.cycles.WithLabelValues(result)
+		m.proposed.WithLabelValues(result)
+		m.entries.WithLabelValues(result)
+	}
+	for _, c := range [...]string{"spec", "status", "retry", "assignment", "reconciliation", "event"} {
+		m.writes.WithLabelValues(c)
+	}
+	for _, a := range [...]string{"apply", "delete"} {
+		m.results.WithLabelValues(a, "true")
+		m.results.WithLabelValues(a, "false")
+	}
+	return m
+}
+
+// register adds what can be counted once r has its node.
+func (m *metrics) register(reg *prometheus.Registry, r *Replica) {
+	m.readReplica(r)
+	reg.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}), m.Set)
+}
+
+// unary counts a call that is answered; it is outermost.
+func (m *metrics) unary(ctx context.Context, req any, info *grpc.UnaryServerInfo, h grpc.UnaryHandler) (any, error) {
+	began := time.Now()
+	resp, err := h(ctx, req)
+	count(m.requests, m.latency, info.FullMethod, began, err)
+	return resp, err
+}
+
+func (m *metrics) stream(srv any, ss grpc.ServerStream, info *grpc.StreamServerInfo, h grpc.StreamHandler) error {
+	began := time.Now()
+	err := h(srv, ss)
+	count(m.requests, m.latency, info.FullMethod, began, err)
+	return err
+}
+
+// count counts a call that ended. A peer may send any number for a code, and each would be a
+// series of its own: those that gRPC does not define are Unknown.
+func count(calls *prometheus.CounterVec, took *prometheus.HistogramVec, method string, began time.Time, err error) {
+	code := status.Code(err)
+	if code > codes.Unauthenticated {
+		code = codes.Unknown
+	}
+	calls.WithLabelValues(method, code.String()).Inc()
+	took.WithLabelValues(method, code.String()).Observe(time.Since(began).Seconds())
+}
+
+// agentUnary counts a call to an agent.
+func (m *metrics) agentUnary(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, call grpc.UnaryInvoker, opts ...grpc.CallOption) error {
+	began := time.Now()
+	err := call(ctx, method, req, reply, cc, opts...)
+	count(m.agentCalls, m.agentTime, path.Base(method), began, err)
+	return err
+}
+
+// agentStream counts the opening of a stream from an agent.
+func (m *metrics) agentStream(ctx context.Context, desc *grpc.StreamDesc, cc *grpc.ClientConn, method string, open grpc.Streamer, opts ...grpc.CallOption) (grpc.ClientStream, error) {
+	began := time.Now()
+	s, err := open(ctx, desc, cc, method, opts...)
+	count(m.agentCalls, m.agentTime, path.Base(method), began, err)
+	return s, err
+}
+
+// Step implements leader.Metrics, as do the next four.
+func (m *metrics) Step(took time.Duration, commands, orders int) {
+	m.steps.Observe(took.Seconds())
+	m.cycles.WithLabelValues("success").Inc()
+	m.commands.Add(float64(commands))
+	m.orders.Add(float64(orders))
+}
+
+func (m *metrics) Result(action string, ok bool) {
+	m.results.WithLabelValues(action, word(ok, "true", "false")).Inc()
+}
+
+func (m *metrics) Trouble()               { m.cycles.WithLabelValues("error").Inc() }
+func (m *metrics) Flush(reports int)      { m.reports.Add(float64(reports)) }
+func (m *metrics) Paused(d time.Duration) { m.pausedTotal.Add(d.Seconds()) }
+
+// Append implements cluster.Metrics, as do the next four.
+func (m *metrics) Append(entries, bytes int, took time.Duration) {
+	m.appendTime.Observe(took.Seconds())
+	m.appended.Add(float64(entries))
+	m.appendedBytes.Add(float64(bytes))
+}
+
+func (m *metrics) Commit(commands, _ int, took time.Duration, err error) {
+	result := word(err == nil, "success", "error")
+	m.entries.WithLabelValues(result).Inc()
+	m.proposed.WithLabelValues(result).Add(float64(commands))
+	if err == nil {
+		m.commitTime.Observe(took.Seconds())
+	}
+}
+
+func (m *metrics) Apply(changes []fsm.Change, took time.Duration) {
+	m.applyTime.Observe(took.Seconds())
+	var n writes
+	for i := range changes {
+		n.count(&changes[i])
+	}
+	for _, c := range [...]struct {
+		category string
+		n        int
+	}{{"spec", n.spec}, {"status", n.status}, {"retry", n.retry}, {"assignment", n.assignment}, {"reconciliation", n.reconciliation}, {"event", n.event}} {
+		if c.n > 0 {
+			m.writes.WithLabelValues(c.category).Add(float64(c.n))
+		}
+	}
+}
+
+func (m *metrics) Snapshot(what string, took time.Duration, err error) {
+	m.snapshots.WithLabelValues(what, word(err == nil, "success", "error")).Inc()
+	m.snapshotTime.WithLabelValues(what).Observe(took.Seconds())
+}
+
+func (m *metrics) Election() { m.elections.Inc() }
+
+func word(yes bool, a, b string) string {
+	if yes {
+		return a
+	}
+	return b
+}
+
+// writes sorts changes into the contract's categories.
+type writes struct{ spec, status, retry, assignment, reconciliation, event int }
+
+func (n *writes) count(c *fsm.Change) {
+	switch c.Table {
+	case fsm.TableEvent:
+		n.event++
+	case fsm.TableWorkload:
+		n.workload(c.OldWorkload(), c.NewWorkload())
+	case fsm.TableNode:
+		n.status++
+	case fsm.TableResidual:
+		n.assignment++
+	default:
+		n.reconciliation++ // modes, members: what the control plane concluded of itself
+	}
+}
+
+func (n *writes) workload(old, w *fsm.Workload) {
+	if old == nil || w == nil {
+		n.spec++
+		return
+	}
+	before := *n
+	if old.Desired != w.Desired || old.Content != w.Content || old.CallerRevision != w.CallerRevision || !bytes.Equal(old.Spec, w.Spec) {
+		n.spec++
+	}
+	if old.Node != w.Node || old.Generation != w.Generation || old.Acknowledged != w.Acknowledged {
+		n.assignment++
+	}
+	if old.Retry != w.Retry || old.Restarts != w.Restarts {
+		n.retry++
+	}
+	if old.Status != w.Status || old.Actual.State != w.Actual.State || old.Actual.Message != w.Actual.Message {
+		n.status++
+	}
+	if *n == before {
+		n.reconciliation++ // only why it is as it is
+	}
+}

@@ -1,0 +1,113 @@
+package replica
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	clusterv1 "github.com/persys/compute/api/cluster/v1"
+	commandv1 "github.com/persys/compute/api/command/v1"
+	"github.com/persys/compute/fsm"
+	"github.com/persys/compute/mirror"
+	"github.com/persys/compute/replica/mirrorspec"
+	"github.com/persys/compute/rpc"
+	"github.com/persys/compute/spec"
+)
+
+// namedKeys bounds what an answer names of keys and problems.
+const namedKeys = 500
+
+// mirrorControl is the mirror as rpc sees it.
+type mirrorControl struct{ r *Replica }
+
+func (m mirrorControl) Health() (state, reason string, index uint64) {
+	h := m.r.mirrorHealth()
+	return h.State, h.Reason, h.Index
+}
+
+func (m mirrorControl) Read(ctx context.Context, prefix string, present fsm.Info) (*clusterv1.MirrorContent, fsm.State, error) {
+	if prefix == "" {
+		prefix = m.r.cfg.EtcdPrefix
+	}
+	found, err := mirror.Read(ctx, m.r.etcd, prefix)
+	if err != nil {
+		return nil, fsm.State{}, err
+	}
+	state, more, err := found.State(present, m.translate)
+	if err != nil {
+		return nil, fsm.State{}, err
+	}
+	out := &clusterv1.MirrorContent{
+		ClusterId: found.Cluster, Incarnation: found.Incarnation, Index: found.Index, Complete: found.Complete,
+		Nodes: int32(len(found.Nodes)), Workloads: int32(len(found.Workloads)), Events: int32(found.Events), Drifts: int32(found.Drifts),
+		ProblemCount: int32(len(found.Problems) + len(more)),
+	}
+	for _, p := range append(found.Problems, more...) {
+		if len(out.Problems) < namedKeys {
+			out.Problems = append(out.Problems, &clusterv1.MirrorProblem{Key: p.Key, Reason: p.Reason})
+		}
+	}
+	return out, state, nil
+}
+
+// translate prepares a workload of the existing implementation as an apply of it
+// would be, secrets sealed.
+func (m mirrorControl) translate(w *mirror.Workload) (*commandv1.WorkloadPut, error) {
+	req, err := mirrorspec.Specification(w)
+	if err != nil {
+		return nil, err
+	}
+	var sealer spec.Sealer
+	if key, err := m.r.keys.Key(); err == nil {
+		sealer = key
+	}
+	p, err := spec.Prepare(req, sealer)
+	if err != nil {
+		return nil, err
+	}
+	return p.Command.GetPutWorkloads().GetWorkloads()[0], nil
+}
+
+func (m mirrorControl) Preview(ctx context.Context) (*clusterv1.RestoreMirrorResponse, error) {
+	p, err := m.r.mirror.Preview(ctx)
+	if err != nil {
+		return nil, err
+	}
+	out := &clusterv1.RestoreMirrorResponse{Equal: int32(p.Equal), Created: int32(p.Create), Changed: int32(p.Change), Removed: int32(p.Remove)}
+	for _, d := range p.Differences {
+		if len(out.Differences) < namedKeys {
+			out.Differences = append(out.Differences, &clusterv1.KeyDifference{Kind: d.Kind, Key: d.Key})
+		}
+	}
+	return out, nil
+}
+
+const (
+	// mirrorStart bounds the wait for a mirror that begins with a new stint, which
+	// an import does.
+	mirrorStart = 15 * time.Second
+	mirrorLook  = 50 * time.Millisecond
+)
+
+func (m mirrorControl) Restore(ctx context.Context) error {
+	wait, cancel := context.WithTimeout(ctx, mirrorStart)
+	defer cancel()
+	look := time.NewTicker(mirrorLook)
+	defer look.Stop()
+	for !m.r.mirror.Running() {
+		select {
+		case <-look.C:
+		case <-wait.Done():
+			return errors.New("this replica does not write the mirror; `persysctl status` shows who leads, then: persysctl recovery restore")
+		}
+	}
+	return m.r.mirror.Restore(ctx)
+}
+
+// control is nil where there is no mirror.
+func (r *Replica) control() rpc.Mirror {
+	if !r.cfg.mirrored() {
+		return nil
+	}
+	return mirrorControl{r}
+}

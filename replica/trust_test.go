@@ -1,0 +1,260 @@
+package replica
+
+import (
+	"bytes"
+	"context"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	commandv1 "github.com/persys/compute/api/command/v1"
+	"github.com/persys/compute/fsm"
+	"github.com/persys/compute/pki"
+	"github.com/persys/compute/rpc"
+	"github.com/persys/compute/testbed"
+)
+
+// TestACertificateFollowsItsMachine: a scheduler that is started at another address is
+// reached there with its certificate; a revocation by name holds for it, and it believes
+// the roots that it did.
+func TestACertificateFollowsItsMachine(t *testing.T) {
+	dir := t.TempDir()
+	file := pki.KeyFile{Path: filepath.Join(dir, "cluster.key")}
+	start := func(hosts ...string) (*trust, []byte) {
+		t.Helper()
+		tr := &trust{identityStore: pki.IdentityStore{Dir: filepath.Join(dir, "tls")}, dir: dir, hosts: hosts, life: time.Hour, name: "s1", log: slog.New(slog.DiscardHandler)}
+		if !tr.identityStore.Exists() {
+			if err := tr.begin(&Config{DataDir: dir, ClusterID: "c1"}, file); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if err := tr.reissue(file); err != nil {
+			t.Fatal(err)
+		}
+		leaf, err := tr.identityStore.Leaf()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !pki.Covers(leaf, hosts) {
+			t.Errorf("at %v its certificate is for %v and %v", hosts, leaf.DNSNames, leaf.IPAddresses)
+		}
+		return tr, leaf.Raw
+	}
+	first, before := start("10.0.0.1", "s1.example.com")
+	was, err := first.identityStore.Leaf()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, again := start("10.0.0.1", "s1.example.com"); !bytes.Equal(again, before) {
+		t.Error("another certificate, although nothing changed")
+	}
+	// What is no host is no reason not to start.
+	odd := &trust{identityStore: first.identityStore, dir: dir, hosts: []string{"no host"}, life: time.Hour, name: "s1", log: first.log}
+	if err := odd.reissue(file); err != nil {
+		t.Error(err)
+	}
+	// The root changes: both are believed.
+	other, err := pki.NewRoot("c1", time.Now())
+	if err != nil {
+		t.Fatal(err)
+	}
+	own, err := os.ReadFile(first.identityStore.Paths().CA)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := first.identityStore.SaveRoots(append(pki.EncodeCerts(other.Cert.Raw), own...)); err != nil {
+		t.Fatal(err)
+	}
+	moved, _ := start("10.0.0.2", "fd00::2", "s1.example.com")
+	if roots, err := os.ReadFile(moved.identityStore.Paths().CA); err != nil || bytes.Count(roots, []byte("BEGIN")) != 2 || !bytes.Contains(roots, pki.EncodeCerts(other.Cert.Raw)) {
+		t.Errorf("it believes %s, %v", roots, err)
+	}
+	now, err := moved.identityStore.Leaf()
+	if err != nil || !pki.IssuedAt(now).Equal(pki.IssuedAt(was)) || !now.NotAfter.Equal(was.NotAfter) {
+		t.Errorf("issued at %s until %s, the former one at %s until %s, %v", pki.IssuedAt(now), now.NotAfter, pki.IssuedAt(was), was.NotAfter, err)
+	}
+}
+
+// TestAGoodCertificateStarts: what keeps a scheduler from making another one does not keep it
+// from starting with the one it has.
+func TestAGoodCertificateStarts(t *testing.T) {
+	for name, spoil := range map[string]func(*trust, pki.KeyFile) error{
+		"no authority": func(tr *trust, _ pki.KeyFile) error { return os.Remove(tr.rememberedPath()) },
+		"a spoilt one": func(tr *trust, _ pki.KeyFile) error {
+			return tr.identityStore.SaveFile(tr.rememberedPath(), []byte("{"))
+		},
+		"no cluster key": func(_ *trust, file pki.KeyFile) error { return os.Remove(file.Path) },
+		"another key, whole": func(_ *trust, file pki.KeyFile) error {
+			if err := os.Remove(file.Path); err != nil {
+				return err
+			}
+			_, _, err := file.LoadOrCreate()
+			return err
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			dir := t.TempDir()
+			file := pki.KeyFile{Path: filepath.Join(dir, "cluster.key")}
+			tr := &trust{identityStore: pki.IdentityStore{Dir: filepath.Join(dir, "tls")}, dir: dir, hosts: []string{"10.0.0.1"}, life: time.Hour, name: "s1", log: slog.New(slog.DiscardHandler)}
+			if err := tr.begin(&Config{DataDir: dir, ClusterID: "c1"}, file); err != nil {
+				t.Fatal(err)
+			}
+			if err := spoil(tr, file); err != nil {
+				t.Fatal(err)
+			}
+			tr.hosts = []string{"10.0.0.2"}
+			if err := tr.reissue(file); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}
+
+// TestAllSleptPastTheirCertificates: a scheduler that joined with a token, which lies in its
+// settings for good, starts without the others when its certificate is over: they wait for it.
+func TestAllSleptPastTheirCertificates(t *testing.T) {
+	dir := t.TempDir()
+	file := pki.KeyFile{Path: filepath.Join(dir, "cluster.key")}
+	tr := &trust{identityStore: pki.IdentityStore{Dir: filepath.Join(dir, "tls")}, dir: dir, life: time.Nanosecond, name: "s2", log: slog.New(slog.DiscardHandler)}
+	if err := tr.begin(&Config{DataDir: dir, ClusterID: "c1"}, file); err != nil {
+		t.Fatal(err)
+	}
+	token := pki.JoinToken{ID: "t1", Secret: make([]byte, 32), Cluster: "c1", Role: pki.RoleScheduler, Root: strings.Repeat("0", 64), Schedulers: []string{"127.0.0.1:1"}}
+	text, err := token.Export()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := tr.identityStore.SaveMembership(pki.Membership{Cluster: "c1", Role: pki.RoleScheduler, Name: "s2", Token: token.ID, Gossip: []string{"10.0.0.1:8088"}}); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+	defer cancel()
+	cfg := &Config{DataDir: dir, Name: "s2", Join: []string{text}, CertLife: time.Hour, TLSCert: defaultCert}
+	if _, err := cfg.identity(ctx, file, tr.log); err != nil {
+		t.Fatal(err)
+	}
+	if leaf, err := tr.identityStore.Leaf(); err != nil || time.Now().After(leaf.NotAfter) || len(cfg.Join) != 1 || cfg.Join[0] != "10.0.0.1:8088" {
+		t.Errorf("certificate until %v, joining %v, %v", leaf.NotAfter, cfg.Join, err)
+	}
+}
+
+// TestInitFormsAlone: with others to wait for it would wait for ever, as they for its tokens.
+func TestInitFormsAlone(t *testing.T) {
+	for _, c := range []Config{{BootstrapExpect: 3}, {Join: []string{"10.0.0.2:8088"}}} {
+		c.Init, c.DataDir, c.TLSCert = true, t.TempDir(), defaultCert
+		if _, err := c.identity(t.Context(), pki.KeyFile{}, slog.New(slog.DiscardHandler)); err == nil || !strings.Contains(err.Error(), "SCHEDULER_BOOTSTRAP_EXPECT") {
+			t.Errorf("got %v", err)
+		}
+	}
+}
+
+// TestARevokedAdminStaysRevoked: the first scheduler keeps the identity that it made for the
+// admin, but neither brings it back after a revocation nor takes the place of its successor.
+func TestARevokedAdminStaysRevoked(t *testing.T) {
+	cfg, err := DefaultConfig()
+	if err != nil {
+		t.Fatal(err)
+	}
+	cfg.Name, cfg.DataDir, cfg.Init, cfg.EtcdEndpoints = "a", t.TempDir(), true, []string{"none"}
+	cfg.BindAddr, cfg.GRPCPort, cfg.MetricsPort = "127.0.0.1", 0, 0
+	cfg.RaftAddr, cfg.GossipAddr, cfg.DNSAddr = "127.0.0.1:0", "127.0.0.1:0", "none"
+	r, err := Start(t.Context(), cfg, "test", slog.New(slog.DiscardHandler))
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, stop := context.WithCancel(t.Context())
+	var wg sync.WaitGroup
+	wg.Go(func() { _ = r.Run(ctx) })
+	defer wg.Wait()
+	defer stop()
+	testbed.Until(t, "the first tokens", func() bool {
+		_, err := os.Stat(filepath.Join(cfg.DataDir, "admin", "agent.token"))
+		return err == nil
+	})
+	again := func() (admitted string) {
+		t.Helper()
+		if done, err := r.beginTrust(ctx, true); !done || err != nil {
+			t.Errorf("done %t, %v", done, err)
+		}
+		a, _ := r.node.Store().View().Admission("user", "admin")
+		return a.Fingerprint
+	}
+	revoke := func(what *commandv1.Revoke) {
+		t.Helper()
+		if err := r.commitTrust(ctx, &commandv1.Command{Body: &commandv1.Command_Revoke{Revoke: what}}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	made, err := r.trust.admin().Leaf()
+	if err != nil {
+		t.Fatal(err)
+	}
+	// It was renewed where the admin has taken it.
+	next := strings.Repeat("ab", 32)
+	err = r.commitTrust(ctx, &commandv1.Command{Body: &commandv1.Command_Admit{Admit: &commandv1.Admit{
+		Role: "user", Name: "admin", Access: "admin", KeySha256: pki.KeyHash(made), Fingerprint: next,
+		IssuedAt: pki.IssuedAt(made).Add(time.Minute).UnixNano(), NotAfter: made.NotAfter.UnixNano(),
+	}}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := again(); got != next {
+		t.Error("the certificate that lies here takes the place of a younger one")
+	}
+	revoke(&commandv1.Revoke{Fingerprint: pki.Fingerprint(made.Raw)})
+	again()
+	revoke(&commandv1.Revoke{Role: "user", Name: "admin"})
+	if err := os.RemoveAll(r.trust.admin().Dir); err != nil {
+		t.Fatal(err)
+	}
+	if again(); r.trust.admin().Exists() {
+		t.Error("a revoked admin was made anew")
+	}
+}
+
+// The end of the CA is known beforehand: afterwards nobody can install another.
+func TestTheEndOfTheCAIsTold(t *testing.T) {
+	state, index := fsm.New(), uint64(0)
+	apply := func(c *commandv1.Command) {
+		t.Helper()
+		index++
+		next, result, _ := state.Apply(fsm.Meta{Index: index, Term: 1}, c)
+		if err := result.Err(); err != nil {
+			t.Fatal(err)
+		}
+		state = next
+	}
+	apply(&commandv1.Command{Body: &commandv1.Command_InitCluster{InitCluster: &commandv1.InitCluster{ClusterId: "c1", Incarnation: 1}}})
+	apply(&commandv1.Command{Body: &commandv1.Command_PutReplica{PutReplica: &commandv1.PutReplica{Id: "r1", Name: "r1", FeatureLevel: fsm.FeatureLevel}}})
+	apply(&commandv1.Command{Body: &commandv1.Command_SetFeatureLevel{SetFeatureLevel: &commandv1.SetFeatureLevel{Level: fsm.FeatureLevel}}})
+	if end := caNotAfter(state); end != 0 {
+		t.Errorf("without a CA it ends at %d", end)
+	}
+	key, err := pki.NewKey()
+	if err != nil {
+		t.Fatal(err)
+	}
+	root, err := pki.NewRoot("c1", time.Now())
+	if err != nil {
+		t.Fatal(err)
+	}
+	// The first one is over, which stays known; the last one is not its turn yet.
+	for _, begun := range []time.Duration{-pki.AuthorityLife - time.Hour, 0, time.Hour} {
+		a, err := root.NewAuthority("c1", time.Now().Add(begun))
+		if err != nil {
+			t.Fatal(err)
+		}
+		put, err := rpc.SealAuthority(key, a, time.Now().Add(begun))
+		if err != nil {
+			t.Fatal(err)
+		}
+		apply(&commandv1.Command{Body: &commandv1.Command_PutAuthority{PutAuthority: put}})
+		if left := caNotAfter(state) - time.Now().Add(min(begun, 0)+pki.AuthorityLife).Unix(); left > 0 || left < -60 {
+			t.Errorf("it ends %d seconds after its authority", left)
+		}
+	}
+}
