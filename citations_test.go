@@ -34,6 +34,8 @@ var (
 	markdownLink = regexp.MustCompile(`\]\(([^)\s]+)\)`)
 	citedPage    = regexp.MustCompile(`([\w./-]*\w\.md)\b(?:,? (?:section (\d+)|"([^"]+)"))?`)
 	citedSource  = regexp.MustCompile(`(?:^|[\s(\x60])([\w./-]*\w\.(?:go|proto))\b`)
+	citedTest    = regexp.MustCompile(`\b(?:Test|Fuzz|Benchmark)[A-Z]\w+`)
+	declaredTest = regexp.MustCompile(`(?m)^func ((?:Test|Fuzz|Benchmark)[A-Z]\w+)\(`)
 	citedRecord  = regexp.MustCompile(`\bADR (\d+)`)
 	heading      = regexp.MustCompile(`(?m)^#+ +(.+)$`)
 	notInAnchors = regexp.MustCompile(`[^\p{L}\p{N} _-]`)
@@ -65,13 +67,18 @@ func TestLinksInPagesResolve(t *testing.T) {
 	}
 }
 
-// TestCitedFilesExist looks up each page, section, decision record and source file that a comment or a
-// page cites. A page is cited by its path from the root, from docs/, or from the folder of the file that
+// TestCitationsResolve looks up each page, section, decision record, source file and test that a comment
+// or a page cites. A page is cited by its path from the root, from docs/, or from the folder of the file that
 // cites it. A source file may also be cited by the end of its path.
-func TestCitedFilesExist(t *testing.T) {
+func TestCitationsResolve(t *testing.T) {
 	files := tracked(t)
-	records := map[string]bool{}
+	records, tests := map[string]bool{}, map[string]bool{}
 	for _, file := range files {
+		if strings.HasSuffix(file, ".go") {
+			for _, m := range declaredTest.FindAllStringSubmatch(read(t, file), -1) {
+				tests[m[1]] = true
+			}
+		}
 		if dir, name := path.Split(file); dir == "docs/adr/" && len(name) > 4 {
 			records[strings.TrimLeft(name[:4], "0")] = true
 		}
@@ -90,6 +97,11 @@ func TestCitedFilesExist(t *testing.T) {
 				t.Errorf("%s cites section %s of %s, which has no such section", file, m[2], cited)
 			case m[3] != "" && !hasPart(read(t, cited), m[3]):
 				t.Errorf("%s cites %q in %s, which has no heading, bold word or table row of that name", file, m[3], cited)
+			}
+		}
+		for _, name := range citedTest.FindAllString(prose, -1) {
+			if name != "TestName" && !tests[name] { // TestName is a placeholder
+				t.Errorf("%s cites %s, which does not exist", file, name)
 			}
 		}
 		for _, m := range citedRecord.FindAllStringSubmatch(prose, -1) {

@@ -3,7 +3,7 @@
 //
 //	go run ./e2e/lanes                 all tests but those of the lane "full"
 //	go run ./e2e/lanes -full           all tests (make test-full)
-//	go run ./e2e/lanes -run 'TestVM'   the tests whose name matches
+//	go run ./e2e/lanes -run TestVault  the tests whose name matches
 //
 // It builds the programs and the test binary once. A test is one process. By default the process gets a
 // network namespace of its own, so that ports of two tests never clash. The file lanes.txt names the
