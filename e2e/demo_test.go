@@ -21,8 +21,8 @@ func TestDemo(t *testing.T) {
 	dir := t.TempDir()
 	bin := filepath.Join(dir, "demo")
 	root := got[string](t)(testbed.Root(t.Context()))
-	build := exec.CommandContext(t.Context(), "go", "build", "-o", bin, "./e2e/demo")
-	build.Dir = root
+	build := exec.CommandContext(t.Context(), "go", "build", "-trimpath", "-o", bin, "./e2e/demo")
+	build.Dir, build.Env = root, append(os.Environ(), "CGO_ENABLED=0")
 	if out, err := build.CombinedOutput(); err != nil {
 		t.Fatalf("building the demo: %v\n%s", err, out)
 	}
@@ -60,7 +60,8 @@ func TestDemo(t *testing.T) {
 		"$ persysctl status", "the leader", "after the kill", "is back from its disk", "stopped and removed everything",
 	}
 	t.Run("simulated", func(t *testing.T) {
-		out, err := run(t, nil, "make", "demo", "ARGS=--exit --simulate")
+		// This run builds the programs itself, as users do.
+		out, err := run(t, []string{harness.BuildsEnv + "=", "CGO_ENABLED=0", "GOFLAGS=-trimpath"}, "make", "demo", "ARGS=--exit --simulate")
 		if err != nil {
 			t.Errorf("it failed: %v", err)
 		}

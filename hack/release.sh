@@ -72,12 +72,15 @@ for arch in $ARCHES; do
 	done
 done
 
-# Completion and manual pages are printed by persysctl.
+# Completion and manual pages are printed by persysctl, by a build for this machine.
 mkdir -p "$DIST/share/completion"
-go run ./cmd/persysctl completion bash >"$DIST/share/completion/persysctl.bash"
-go run ./cmd/persysctl completion zsh >"$DIST/share/completion/_persysctl"
-go run ./cmd/persysctl completion fish >"$DIST/share/completion/persysctl.fish"
-SOURCE_DATE_EPOCH="$(git log -1 --format=%ct)" go run ./cmd/persysctl docs --man "$DIST/share/man" >/dev/null
+ctl="$(mktemp)"
+CGO_ENABLED=0 go build -trimpath -o "$ctl" ./cmd/persysctl
+"$ctl" completion bash >"$DIST/share/completion/persysctl.bash"
+"$ctl" completion zsh >"$DIST/share/completion/_persysctl"
+"$ctl" completion fish >"$DIST/share/completion/persysctl.fish"
+SOURCE_DATE_EPOCH="$(git log -1 --format=%ct)" "$ctl" docs --man "$DIST/share/man" >/dev/null
+rm "$ctl"
 rm "$DIST/share/man/persysctl.md" # it is docs/reference/persysctl.md
 gzip -9 -n "$DIST"/share/man/man1/*.1
 

@@ -72,8 +72,9 @@ func Build(ctx context.Context, opt BuildOptions) (Binaries, error) {
 	if err := os.MkdirAll(opt.Dir, 0o755); err != nil {
 		return Binaries{}, err
 	}
-	args := []string{"build"}
+	args := []string{"build", "-trimpath"} // as make release, so that both use one build cache
 	if opt.Race {
+		args = args[:1] // as go test
 		// The driver of virtual machines needs cgo, as the race detector does.
 		args = append(args, "-race", "-tags", "libvirt_dlopen")
 	}
