@@ -30,7 +30,7 @@ import (
 func main() {
 	opt := options{}
 	flag.BoolVar(&opt.full, "full", false, `run the tests of the lane "full" too`)
-	flag.IntVar(&opt.workers, "workers", 0, "number of tests that run at the same time in namespaces of their own (default: 2 for each CPU, at most 8)")
+	flag.IntVar(&opt.workers, "workers", 0, "number of tests that run at the same time in namespaces of their own (default: the number of CPUs, from 2 to 8)")
 	match := flag.String("run", "", "regular expression: run only tests whose name matches")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)

@@ -17,11 +17,16 @@ const (
 	// laneEarly is laneNamespace for the longest tests: they start first, so that none of them is
 	// waited for alone at the end.
 	laneEarly lane = "early"
-	// laneHost runs one test after another in the network of the machine, beside laneNamespace.
-	laneHost lane = "host"
+	// laneDocker runs one test after another in the network of the machine, where Docker publishes ports.
+	laneDocker lane = "docker"
+	// laneLibvirt runs one test after another in the network of the machine, beside laneDocker.
+	laneLibvirt lane = "libvirt"
 	// laneFull is laneNamespace with make test-full, and is left out otherwise.
 	laneFull lane = "full"
 )
+
+// lanes are the lanes that lanes.txt may name.
+var lanes = []lane{laneEarly, laneDocker, laneLibvirt, laneFull}
 
 // rule is one line of lanes.txt.
 type rule struct {
@@ -52,8 +57,8 @@ func readRules(path string, tests []string) (map[string]rule, error) {
 			err = fmt.Errorf("there is no test %s", name)
 		case twice:
 			err = fmt.Errorf("%s is listed twice", name)
-		case !slices.Contains([]lane{laneEarly, laneHost, laneFull}, lane(in)):
-			err = fmt.Errorf("the lane is %q: it must be %s, %s or %s", in, laneEarly, laneHost, laneFull)
+		case !slices.Contains(lanes, lane(in)):
+			err = fmt.Errorf("the lane is %q: it must be one of %s", in, lanes)
 		case reason == "":
 			err = fmt.Errorf("%s has no reason: write after the lane why the test needs it", name)
 		}
@@ -67,22 +72,24 @@ func readRules(path string, tests []string) (map[string]rule, error) {
 
 // plan is the order of the tests.
 type plan struct {
-	namespaced []string // several at a time, in this order
-	host       []string // one after another
-	left       []string // not run: the lane "full" without -full
+	namespaced []string   // several at a time, in this order
+	host       [][]string // lanes in the network of the machine: the tests of each run one after another
+	left       []string   // not run: the lane "full" without -full
 }
 
 // arrange keeps the order of the source in each lane.
 func arrange(tests []string, rules map[string]rule, opt options) plan {
 	var p plan
-	var early []string
+	var early, docker, libvirt []string
 	for _, name := range tests {
 		if opt.match != nil && !opt.match.MatchString(name) {
 			continue
 		}
 		switch rules[name].lane {
-		case laneHost:
-			p.host = append(p.host, name)
+		case laneDocker:
+			docker = append(docker, name)
+		case laneLibvirt:
+			libvirt = append(libvirt, name)
 		case laneEarly:
 			early = append(early, name)
 		case laneFull:
@@ -96,14 +103,15 @@ func arrange(tests []string, rules map[string]rule, opt options) plan {
 		}
 	}
 	p.namespaced = append(early, p.namespaced...)
+	p.host = [][]string{docker, libvirt}
 	return p
 }
 
 // inOrder is the plan for a machine on which no namespaces can be made.
 func (p plan) inOrder() plan {
-	return plan{host: append(slices.Clone(p.host), p.namespaced...), left: p.left}
+	return plan{host: [][]string{slices.Concat(slices.Concat(p.host...), p.namespaced)}, left: p.left}
 }
 
-// workersFor is the default number of tests at a time. Most tests wait, so it exceeds the number of
-// CPUs.
-func workersFor() int { return min(2*runtime.NumCPU(), 8) }
+// workersFor is the default number of namespaced tests at a time. The lanes docker and libvirt run beside
+// them. More tests would delay each other's heartbeats and elections.
+func workersFor() int { return min(max(2, runtime.NumCPU()), 8) }
