@@ -19,21 +19,21 @@ import (
 	"github.com/persys/compute/testbed"
 )
 
-// watchman is a Prometheus with the configuration and the rules of deploy/. It scrapes the real
+// prometheusServer is a Prometheus with the configuration and the rules of deploy/. It scrapes the real
 // programs twice a second, and an alert fires as soon as its condition holds.
-type watchman struct {
+type prometheusServer struct {
 	t    *testing.T
 	addr string
 }
 
-var impatient = regexp.MustCompile(`(?m)^( +for: ).*$`)
+var forClause = regexp.MustCompile(`(?m)^( +for: ).*$`)
 
-func watched(t *testing.T, c *harness.Cluster) *watchman {
+func watched(t *testing.T, c *harness.Cluster) *prometheusServer {
 	t.Helper()
 	bin := testbed.Program(t, "prometheus")
 	dir := t.TempDir()
 	rules := got[[]byte](t)(os.ReadFile("../deploy/prometheus/persys.rules.yml"))
-	must(t, os.WriteFile(filepath.Join(dir, "persys.rules.yml"), impatient.ReplaceAll(rules, []byte("${1}0s")), 0o600))
+	must(t, os.WriteFile(filepath.Join(dir, "persys.rules.yml"), forClause.ReplaceAll(rules, []byte("${1}0s")), 0o600))
 	var cfg map[string]any
 	must(t, yaml.Unmarshal(got[[]byte](t)(os.ReadFile("../deploy/prometheus/prometheus.yml")), &cfg))
 	cfg["global"] = map[string]any{"scrape_interval": "500ms", "scrape_timeout": "500ms", "evaluation_interval": "500ms"}
@@ -50,7 +50,7 @@ func watched(t *testing.T, c *harness.Cluster) *watchman {
 	}
 	file := filepath.Join(dir, "prometheus.yml")
 	must(t, os.WriteFile(file, got[[]byte](t)(yaml.Marshal(cfg)), 0o600))
-	w := &watchman{t: t, addr: freeAddr(t)}
+	w := &prometheusServer{t: t, addr: freeAddr(t)}
 	p := &harness.Process{Name: "prometheus", Path: bin, Dir: dir, Env: os.Environ(), Log: filepath.Join(c.Dir, "prometheus.log"), Args: []string{
 		"--config.file=" + file, "--storage.tsdb.path=" + filepath.Join(dir, "data"), "--web.listen-address=" + w.addr, "--log.level=warn",
 	}}
@@ -87,7 +87,7 @@ func watched(t *testing.T, c *harness.Cluster) *watchman {
 	return w
 }
 
-func (w *watchman) ask(ctx context.Context, what string, out any) error {
+func (w *prometheusServer) ask(ctx context.Context, what string, out any) error {
 	code, body, err := getText(ctx, "http://"+w.addr+"/api/v1/"+what)
 	if err == nil && code != 200 {
 		err = fmt.Errorf("%d %s", code, body)
@@ -99,7 +99,7 @@ func (w *watchman) ask(ctx context.Context, what string, out any) error {
 }
 
 // firing returns the names of the firing alerts, each once.
-func (w *watchman) firing(ctx context.Context) ([]string, error) {
+func (w *prometheusServer) firing(ctx context.Context) ([]string, error) {
 	var out struct {
 		Data struct {
 			Alerts []struct {
@@ -123,7 +123,7 @@ func (w *watchman) firing(ctx context.Context) ([]string, error) {
 }
 
 // fires waits until all wanted alerts fire; others may fire too.
-func (w *watchman) fires(after string, want ...string) {
+func (w *prometheusServer) fires(after string, want ...string) {
 	w.t.Helper()
 	must(w.t, testbed.Poll(w.t.Context(), settle, strings.Join(want, ", ")+" after "+after, func(ctx context.Context) error {
 		now, err := w.firing(ctx)

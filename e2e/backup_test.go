@@ -29,8 +29,8 @@ func untouched(t *testing.T, c *harness.Cluster, ids ...string) {
 	}
 }
 
-// obeysNoOlder checks that an agent refuses an order of an earlier epoch, even with a higher term.
-func obeysNoOlder(t *testing.T, a *harness.Agent, cluster string, incarnation uint64) {
+// refusesEarlierEpoch checks that an agent refuses an order of an earlier epoch, even with a higher term.
+func refusesEarlierEpoch(t *testing.T, a *harness.Agent, cluster string, incarnation uint64) {
 	t.Helper()
 	cc, err := grpc.NewClient("passthrough:///"+a.Addr, grpc.WithTransportCredentials(insecure.NewCredentials()))
 	must(t, err)
@@ -50,8 +50,8 @@ func incarnation(t *testing.T, c *harness.Cluster, i int) uint64 {
 	return got[*clusterv1.StatusResponse](t)(c.Status(t.Context(), i)).GetIncarnation()
 }
 
-// kept starts two agents and some workloads, one of which is exclusive. It returns their ids.
-func kept(t *testing.T, c *harness.Cluster) []string {
+// startAndKeep starts two agents and some workloads, one of which is exclusive. It returns their ids.
+func startAndKeep(t *testing.T, c *harness.Cluster) []string {
 	t.Helper()
 	for range 2 {
 		got[*harness.Agent](t)(c.StartAgent(t.Context(), harness.AgentOptions{Simulate: true}))
@@ -74,7 +74,7 @@ func kept(t *testing.T, c *harness.Cluster) []string {
 // epoch, and running workloads are not touched.
 func TestLostQuorumIsRecovered(t *testing.T) {
 	c := start(t, harness.Options{Binaries: raced(t), SchedulerEnv: fast(nil)})
-	ids := kept(t, c)
+	ids := startAndKeep(t, c)
 	left := follower(t, c)
 	caughtUp(t, c, left)
 	old, cluster := incarnation(t, c, left), got[*clusterv1.StatusResponse](t)(c.Status(t.Context(), left)).GetClusterId()
@@ -131,7 +131,7 @@ func TestLostQuorumIsRecovered(t *testing.T) {
 	for _, a := range c.Agents {
 		must(t, c.WaitNode(t.Context(), a.NodeID, "Ready", settle))
 	}
-	obeysNoOlder(t, agentWith(t, c, "new"), cluster, old)
+	refusesEarlierEpoch(t, agentWith(t, c, "new"), cluster, old)
 
 	// The machines get new disks, and their schedulers join as new replicas.
 	for _, i := range lost {
@@ -168,7 +168,7 @@ func ctl(t *testing.T, c *harness.Cluster, args ...string) string {
 // touched.
 func TestBackupIsRestored(t *testing.T) {
 	c := start(t, harness.Options{Binaries: raced(t), SchedulerEnv: fast(nil)})
-	ids := kept(t, c)
+	ids := startAndKeep(t, c)
 	file := filepath.Join(t.TempDir(), "state.backup")
 	from := follower(t, c)
 	caughtUp(t, c, from)
@@ -208,7 +208,7 @@ func TestBackupIsRestored(t *testing.T) {
 		t.Errorf("the workload that the backup lacks: exit %d\n%s", res.Code, res.Stdout)
 	}
 	untouched(t, c, "kept-2", "kept-3", "younger")
-	obeysNoOlder(t, agentWith(t, c, "kept-0"), st.GetClusterId(), old)
+	refusesEarlierEpoch(t, agentWith(t, c, "kept-0"), st.GetClusterId(), old)
 
 	// All schedulers are lost. The agents, their workloads and the backup remain.
 	old = incarnation(t, c, leader)
@@ -230,6 +230,6 @@ func TestBackupIsRestored(t *testing.T) {
 	}
 	apply(t, c, "new", container("persys/any:1"))
 	got[*controlv1.WorkloadView](t)(c.WaitWorkload(t.Context(), "new", settle, running))
-	obeysNoOlder(t, agentWith(t, c, "new"), st.GetClusterId(), old)
+	refusesEarlierEpoch(t, agentWith(t, c, "new"), st.GetClusterId(), old)
 	untouched(t, c, "kept-2", "kept-3", "younger")
 }

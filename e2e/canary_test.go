@@ -123,7 +123,7 @@ compose:
 		if found := got[string](t)(containsText(c.Dir, s)); found != "" {
 			t.Errorf("%s holds the secret", found)
 		}
-		for k, v := range got[map[string]string](t)(everything(t.Context(), kv)) {
+		for k, v := range got[map[string]string](t)(allKeys(t.Context(), kv)) {
 			if strings.Contains(v, s) {
 				t.Errorf("etcd: %s holds the secret", k)
 			}

@@ -194,7 +194,7 @@ func TestCoreDNS(t *testing.T) {
 	if passed.Load() == 0 {
 		t.Errorf("the agent of %s registered by another way than the one that is published", west.key)
 	}
-	w := calmly(t, east.Cluster, 2)
+	w := startUndisturbed(t, east.Cluster, 2)
 
 	answers := east.agree(t, coredns, "at first", a.NodeID, b.NodeID)
 	var ports []string
@@ -267,10 +267,10 @@ func TestCoreDNS(t *testing.T) {
 		}))
 		lost := count(t, east, "CoreDNSLost")
 		must(t, coredns.Kill())
-		told(t, east, coredns.Addr, "CoreDNSLost", lost+1)
+		awaitChangeEvents(t, east, coredns.Addr, "CoreDNSLost", lost+1)
 		must(t, coredns.Start())
 		must(t, harness.WaitListening(t.Context(), coredns, settle))
-		told(t, east, coredns.Addr, "CoreDNSBack", lost+1)
+		awaitChangeEvents(t, east, coredns.Addr, "CoreDNSBack", lost+1)
 		if n := count(t, east, "CoreDNSLost"); n != lost+1 {
 			t.Errorf("its absence was told %d times", n-lost)
 		}
@@ -417,7 +417,7 @@ func TestCoreDNSOneDomain(t *testing.T) {
 	answers := west.agree(t, other, "at first", "node-a", "node-b")
 	west.want(t, answers, "_persys-scheduler._tcp.persys.local SRV", "NOERROR "+west.Schedulers[0].GRPC)
 	west.want(t, answers, "node-a.west.agents.persys.cloud A", "NOERROR 127.0.0.31")
-	told(t, west, coredns.Addr, "CoreDNSLost", 1)
+	awaitChangeEvents(t, west, coredns.Addr, "CoreDNSLost", 1)
 	if text := got[string](t)(west.Schedulers[0].Output()); !strings.Contains(text, "names only schedulers of others") {
 		t.Error("nothing says that the CoreDNS that is watched is another cluster's")
 	}
@@ -479,9 +479,9 @@ func count(t *testing.T, s *shard, kind string) int {
 	}
 }
 
-// told waits until a change of a CoreDNS has caused the given number of events, a line in the
+// awaitChangeEvents waits until a change of a CoreDNS has caused the given number of events, a line in the
 // leader's log, and a change of the metric.
-func told(t *testing.T, s *shard, server, kind string, times int) {
+func awaitChangeEvents(t *testing.T, s *shard, server, kind string, times int) {
 	t.Helper()
 	line, up := "CoreDNS is back", 1.0
 	if kind == "CoreDNSLost" {

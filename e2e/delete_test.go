@@ -18,8 +18,8 @@ import (
 	"github.com/persys/compute/testbed"
 )
 
-// forgotten waits until the schedulers have no record of a workload.
-func forgotten(t *testing.T, c *harness.Cluster, id string, limit time.Duration) {
+// awaitNoRecord waits until the schedulers have no record of a workload.
+func awaitNoRecord(t *testing.T, c *harness.Cluster, id string, limit time.Duration) {
 	t.Helper()
 	control := got[controlv1.AgentControlClient](t)(c.Any(t.Context()))
 	must(t, testbed.Poll(t.Context(), limit, "the end of "+id, func(ctx context.Context) error {
@@ -31,8 +31,8 @@ func forgotten(t *testing.T, c *harness.Cluster, id string, limit time.Duration)
 	}))
 }
 
-// quiet waits until no engine runs a workload.
-func quiet(t *testing.T, c *harness.Cluster, id string) {
+// awaitNoRun waits until no engine runs a workload.
+func awaitNoRun(t *testing.T, c *harness.Cluster, id string) {
 	t.Helper()
 	must(t, testbed.Poll(t.Context(), settle, "the last run of "+id+" to end", func(context.Context) error {
 		if runs := runsOf(t, c, id); slices.ContainsFunc(runs, func(r sim.Run) bool { return r.To == 0 }) {
@@ -58,9 +58,9 @@ func TestStopsAndDeletesEnd(t *testing.T) {
 
 	began := time.Now()
 	ctl(t, c, "delete", "well", "--yes")
-	forgotten(t, c, "well", 10*time.Second)
+	awaitNoRecord(t, c, "well", 10*time.Second)
 	t.Logf("a delete on a node that is well took %s", time.Since(began).Round(time.Millisecond))
-	quiet(t, c, "well")
+	awaitNoRun(t, c, "well")
 
 	// The node dies before the stop reaches it. The workload may still run, and its reason says so.
 	must(t, a.Kill())
@@ -76,9 +76,9 @@ func TestStopsAndDeletesEnd(t *testing.T) {
 	got[*controlv1.WorkloadView](t)(c.WaitWorkload(t.Context(), "halted", settle, func(w *controlv1.WorkloadView) bool {
 		return w.GetStatus() == "Stopped" && w.GetReason().GetCode() == fsm.CodeUserStop
 	}))
-	quiet(t, c, "halted")
-	forgotten(t, c, "waits", settle)
-	quiet(t, c, "waits")
+	awaitNoRun(t, c, "halted")
+	awaitNoRecord(t, c, "waits", settle)
+	awaitNoRun(t, c, "waits")
 
 	// The operator gives up the node.
 	for _, id := range []string{"forced", "removed"} {
@@ -91,13 +91,13 @@ func TestStopsAndDeletesEnd(t *testing.T) {
 	}
 	got[*controlv1.WorkloadView](t)(c.WaitWorkload(t.Context(), "removed", settle, func(w *controlv1.WorkloadView) bool { return w.GetStatus() == "Deleting" }))
 	ctl(t, c, "delete", "forced", "--force", "--yes")
-	forgotten(t, c, "forced", 10*time.Second)
+	awaitNoRecord(t, c, "forced", 10*time.Second)
 	ctl(t, c, "node", "remove", a.NodeID, "--force", "--yes")
-	forgotten(t, c, "removed", 10*time.Second)
+	awaitNoRecord(t, c, "removed", 10*time.Second)
 
 	// The node returns with its disk.
 	must(t, a.Start())
 	must(t, c.WaitNode(t.Context(), a.NodeID, "Ready", settle))
-	quiet(t, c, "forced")
-	quiet(t, c, "removed")
+	awaitNoRun(t, c, "forced")
+	awaitNoRun(t, c, "removed")
 }

@@ -149,16 +149,16 @@ func talksTo(c *harness.Cluster, p *harness.Process) ([]int, error) {
 	return out, nil
 }
 
-// calm is a set of workloads that must not be disturbed.
-type calm struct {
+// undisturbedSet is a set of workloads that must not be disturbed.
+type undisturbedSet struct {
 	t      *testing.T
 	c      *harness.Cluster
 	before map[string]*controlv1.WorkloadView
 }
 
-func calmly(t *testing.T, c *harness.Cluster, n int) *calm {
+func startUndisturbed(t *testing.T, c *harness.Cluster, n int) *undisturbedSet {
 	t.Helper()
-	w := &calm{t, c, map[string]*controlv1.WorkloadView{}}
+	w := &undisturbedSet{t, c, map[string]*controlv1.WorkloadView{}}
 	for i := range n {
 		apply(t, c, fmt.Sprintf("calm-%d", i), container("persys/any:1"))
 	}
@@ -171,7 +171,7 @@ func calmly(t *testing.T, c *harness.Cluster, n int) *calm {
 
 // undisturbed checks that no agent was without contact for longer than its lease, no node became
 // NotReady, and no workload moved or restarted.
-func (w *calm) undisturbed(after string) {
+func (w *undisturbedSet) undisturbed(after string) {
 	w.t.Helper()
 	for _, a := range w.c.Agents {
 		text, err := a.Output()
@@ -224,7 +224,7 @@ func TestDiscoverySurvives(t *testing.T) {
 			"PERSYS_SCHEDULER_DISCOVERY": "srv://persys.local?dns=" + strings.Join(servers, ","),
 		}}))
 	}
-	w := calmly(t, c, 4)
+	w := startUndisturbed(t, c, 4)
 	leader := got[int](t)(c.WaitLeader(t.Context(), electionLimit))
 	for i := range c.Schedulers {
 		names(t, c, i, leader, 0, 1, 2)
@@ -387,7 +387,7 @@ func TestDiscoveryPartition(t *testing.T) {
 			"PERSYS_SCHEDULER_DISCOVERY": "srv://persys.local?dns=" + strings.Join(servers, ","),
 		}}))
 	}
-	w := calmly(t, c, 4)
+	w := startUndisturbed(t, c, 4)
 	node := c.Agents[0]
 	ip, _, _ := strings.Cut(node.Addr, ":")
 

@@ -52,8 +52,8 @@ func etcdClient(t *testing.T, e *harness.Part) *clientv3.Client {
 	return c
 }
 
-// everything returns all keys and values of an etcd.
-func everything(ctx context.Context, c *clientv3.Client) (map[string]string, error) {
+// allKeys returns all keys and values of an etcd.
+func allKeys(ctx context.Context, c *clientv3.Client) (map[string]string, error) {
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
 	out := map[string]string{}
@@ -116,7 +116,7 @@ func equals(t *testing.T, c *harness.Cluster, kv *clientv3.Client, when string) 
 		if err != nil {
 			return err
 		}
-		have, err := everything(ctx, kv)
+		have, err := allKeys(ctx, kv)
 		if err != nil {
 			return err
 		}
@@ -132,7 +132,7 @@ func equals(t *testing.T, c *harness.Cluster, kv *clientv3.Client, when string) 
 		if !at.Complete || at.Upto != 0 || at.Index > s.Info().Index || at.Incarnation != s.Info().Incarnation {
 			return fmt.Errorf("etcd is at %+v, the state at index %d of incarnation %d", at, s.Info().Index, s.Info().Incarnation)
 		}
-		if wrong := unlike(s, have); len(wrong) > 0 {
+		if wrong := differences(s, have); len(wrong) > 0 {
 			return fmt.Errorf("%d differences: %s", len(wrong), strings.Join(wrong[:min(len(wrong), 5)], "; "))
 		}
 		p, err := admin.RestoreMirror(ctx, &clusterv1.RestoreMirrorRequest{Preview: true})
@@ -146,8 +146,8 @@ func equals(t *testing.T, c *harness.Cluster, kv *clientv3.Client, when string) 
 	}))
 }
 
-// unlike returns the differences between a state and the documented keys.
-func unlike(s fsm.State, have map[string]string) (wrong []string) {
+// differences returns the differences between a state and the documented keys.
+func differences(s fsm.State, have map[string]string) (wrong []string) {
 	want := map[string]func(value string) error{}
 	fields := func(expected map[string]any) func(string) error {
 		return func(value string) error {

@@ -27,17 +27,17 @@ func exampleFiles(t *testing.T) []string {
 	return out
 }
 
-// onIt matches the names of the workloads that an apply prints.
-var onIt = regexp.MustCompile(`(?m)^(\S+) (applied|unchanged)`)
+// appliedNames matches the names of the workloads that an apply prints.
+var appliedNames = regexp.MustCompile(`(?m)^(\S+) (applied|unchanged)`)
 
 var onlyUnchanged = regexp.MustCompile(`(?m)^\d+ unchanged\. Nothing`)
 
-// ran applies an example, waits until it runs, applies it again, which must change nothing, and
+// runExample applies an example, waits until it runs, applies it again, which must change nothing, and
 // deletes it.
-func ran(t *testing.T, c *harness.Cluster, file string) {
+func runExample(t *testing.T, c *harness.Cluster, file string) {
 	t.Helper()
 	var ids []string
-	for _, m := range onIt.FindAllStringSubmatch(ctl(t, c, "apply", "-f", file, "--wait", "--timeout", "40s"), -1) {
+	for _, m := range appliedNames.FindAllStringSubmatch(ctl(t, c, "apply", "-f", file, "--wait", "--timeout", "40s"), -1) {
 		ids = append(ids, m[1])
 	}
 	if len(ids) == 0 {
@@ -69,7 +69,7 @@ func TestExamples(t *testing.T) {
 				file = filepath.Join(t.TempDir(), filepath.Base(file))
 				must(t, os.WriteFile(file, []byte(asked.ReplaceAllString(text, "${1}"+port)), 0o600))
 			}
-			ran(t, c, file)
+			runExample(t, c, file)
 		})
 	}
 }
@@ -101,7 +101,7 @@ func TestExamplesOnDocker(t *testing.T) {
 				text = mapped.ReplaceAllString(hostPort.ReplaceAllString(text, `"$1"`), "${1}0")
 				must(t, os.WriteFile(filepath.Join(dir, filepath.Base(f)), []byte(text), 0o600))
 			}
-			ran(t, c, filepath.Join(dir, filepath.Base(file)))
+			runExample(t, c, filepath.Join(dir, filepath.Base(file)))
 		})
 	}
 }

@@ -240,7 +240,7 @@ func TestMirrorSurvivesFaultsOfEtcd(t *testing.T) {
 	etcd := etcdPart(t)
 	kv := etcdClient(t, etcd)
 	c := start(t, harness.Options{Binaries: raced(t), SchedulerEnv: mirrored(etcd, nil)})
-	ids := kept(t, c)
+	ids := startAndKeep(t, c)
 	s := &mirrorStory{t: t, c: c, etcd: etcd, kv: kv, tr: load(t, c), dir: filepath.Join(filepath.Dir(etcd.Log), "etcd")}
 	s.tr.freezes.Store(true)
 	s.well("at first")

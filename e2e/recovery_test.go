@@ -21,7 +21,7 @@ func TestRecoveryFromAndIntoEtcd(t *testing.T) {
 	etcd := etcdPart(t)
 	kv := etcdClient(t, etcd)
 	c := start(t, harness.Options{Binaries: raced(t), Schedulers: 1, SchedulerEnv: mirrored(etcd, nil)})
-	ids := kept(t, c)
+	ids := startAndKeep(t, c)
 	ctl(t, c, "stop", ids[0], "--wait")
 	equals(t, c, kv, "at first")
 	st := got[*clusterv1.StatusResponse](t)(c.Status(t.Context(), 0))
@@ -48,12 +48,12 @@ func TestRecoveryFromAndIntoEtcd(t *testing.T) {
 	if resp.GetSuccess() || !strings.Contains(resp.GetErrorMessage(), "recovery") {
 		t.Errorf("an apply while frozen: %v", resp)
 	}
-	before := got[map[string]string](t)(everything(t.Context(), kv))
+	before := got[map[string]string](t)(allKeys(t.Context(), kv))
 	preview := ctl(t, c, "recovery", "import", "--dry-run")
 	if !strings.Contains(preview, "4 workloads and ") || !strings.Contains(preview, "would be imported: kept-0, kept-1") {
 		t.Errorf("the preview:\n%s", preview)
 	}
-	if after := got[map[string]string](t)(everything(t.Context(), kv)); len(after) != len(before) {
+	if after := got[map[string]string](t)(allKeys(t.Context(), kv)); len(after) != len(before) {
 		t.Errorf("a preview changed etcd: %d keys, then %d", len(before), len(after))
 	}
 	if out := ctl(t, c, "recovery", "import", "--yes"); !strings.Contains(out, "mode is normal") {
@@ -68,7 +68,7 @@ func TestRecoveryFromAndIntoEtcd(t *testing.T) {
 	got[*controlv1.WorkloadView](t)(c.WaitWorkload(t.Context(), ids[0], settle, func(w *controlv1.WorkloadView) bool { return w.GetStatus() == "Stopped" }))
 	apply(t, c, "new", container("persys/any:1"))
 	got[*controlv1.WorkloadView](t)(c.WaitWorkload(t.Context(), "new", settle, running))
-	obeysNoOlder(t, agentWith(t, c, "new"), st.GetClusterId(), old)
+	refusesEarlierEpoch(t, agentWith(t, c, "new"), st.GetClusterId(), old)
 	equals(t, c, kv, "after the import")
 
 	must(t, etcd.Kill())
@@ -82,7 +82,7 @@ func TestRecoveryFromAndIntoEtcd(t *testing.T) {
 	if out := ctl(t, c, "recovery", "restore", "--dry-run"); !strings.Contains(out, "0 changed, 0 removed; 0 equal") || !strings.Contains(out, "create /workloads/new") {
 		t.Errorf("the preview:\n%s", out)
 	}
-	if left := got[map[string]string](t)(everything(t.Context(), kv)); len(left) > 0 {
+	if left := got[map[string]string](t)(allKeys(t.Context(), kv)); len(left) > 0 {
 		t.Errorf("a preview wrote %d keys", len(left))
 	}
 	if out := ctl(t, c, "recovery", "restore", "--yes"); !strings.Contains(out, "mode is normal") {
@@ -128,7 +128,7 @@ func TestImportFromLegacyEtcd(t *testing.T) {
 	etcd := etcdPart(t)
 	kv := etcdClient(t, etcd)
 	must(t, legacyEtcd(t.Context(), kv, "127.0.0.1:1"))
-	before := got[map[string]string](t)(everything(t.Context(), kv))
+	before := got[map[string]string](t)(allKeys(t.Context(), kv))
 	c := start(t, harness.Options{Binaries: raced(t), Schedulers: 1, TLS: true, SchedulerEnv: mirrored(etcd, nil)})
 	waitMode(t, c, "recovery")
 	if show := ctl(t, c, "recovery", "show"); !strings.Contains(show, "3 workloads, 1 node, 1 event, 1 drift") || !strings.Contains(show, "wasm") {
@@ -138,7 +138,7 @@ func TestImportFromLegacyEtcd(t *testing.T) {
 	if res.Code == 0 || !strings.Contains(res.Stderr, "/workloads/odd") || !strings.Contains(res.Stderr, "--skip-unreadable") {
 		t.Errorf("an import of what cannot be taken: exit %d\n%s", res.Code, res.Stderr)
 	}
-	after := got[map[string]string](t)(everything(t.Context(), kv))
+	after := got[map[string]string](t)(allKeys(t.Context(), kv))
 	for k, v := range before {
 		if after[k] != v {
 			t.Errorf("%s was changed before anybody asked: %q", k, after[k])
@@ -156,12 +156,12 @@ func TestImportFromLegacyEtcd(t *testing.T) {
 		t.Errorf("former: %v", w)
 	}
 	equals(t, c, kv, "after the import")
-	for k, v := range got[map[string]string](t)(everything(t.Context(), kv)) {
+	for k, v := range got[map[string]string](t)(allKeys(t.Context(), kv)) {
 		if strings.Contains(v, "hunter2") {
 			t.Errorf("a secret stands in %s as it is", k)
 		}
 	}
-	if v := got[map[string]string](t)(everything(t.Context(), kv))["/somewhere/else"]; v != "stays" {
+	if v := got[map[string]string](t)(allKeys(t.Context(), kv))["/somewhere/else"]; v != "stays" {
 		t.Errorf("a key of somebody else is %q", v)
 	}
 }

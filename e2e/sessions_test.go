@@ -23,8 +23,8 @@ func terminal(t *testing.T, c *harness.Cluster, replica int, args ...string) *ha
 	return term
 }
 
-// ended waits until the program of a terminal exits and checks its exit code.
-func ended(t *testing.T, term *harness.Terminal, code int) {
+// endTerminal waits until the program of a terminal exits and checks its exit code.
+func endTerminal(t *testing.T, term *harness.Terminal, code int) {
 	t.Helper()
 	if got, err := term.Close(settle); err != nil || got != code {
 		t.Fatalf("exit code %d (%v), want %d; the terminal shows %q", got, err, code, term.Screen())
@@ -85,26 +85,26 @@ compose:
 				// The command has the size of the terminal.
 				term := terminal(t, c, i, exec("-it", "size")...)
 				must(t, term.Shows(t.Context(), settle, "31 77"))
-				ended(t, term, 0)
+				endTerminal(t, term, 0)
 				// Input arrives, and Ctrl-D ends it.
 				term = terminal(t, c, i, exec("-it", "cat")...)
 				must(t, term.Type("typed\r"))
 				must(t, term.Shows(t.Context(), settle, "typed\r\ntyped\r\n")) // the echo of the terminal, and the answer
 				must(t, term.Type("\x04"))
-				ended(t, term, 0)
+				endTerminal(t, term, 0)
 				// Ctrl-C ends the command, not persysctl.
 				term = terminal(t, c, i, exec("-it", "wait")...)
 				must(t, term.Shows(t.Context(), settle, "waiting"))
 				must(t, term.Type("\x03"))
-				ended(t, term, 130)
+				endTerminal(t, term, 130)
 				term = terminal(t, c, i, exec("-t", "say", "one", "two", "7")...)
 				must(t, term.Shows(t.Context(), settle, "two"))
-				ended(t, term, 7)
+				endTerminal(t, term, 7)
 
 				shout := func(text string) {
 					t.Helper()
 					term := terminal(t, c, i, exec("-t", "shout", text)...)
-					ended(t, term, 0)
+					endTerminal(t, term, 0)
 				}
 				// A console and a log session that follows show the output from now on.
 				console := terminal(t, c, i, append([]string{"console"}, of...)...)
@@ -116,7 +116,7 @@ compose:
 				must(t, console.Shows(t.Context(), settle, said))
 				must(t, logs.Shows(t.Context(), settle, said))
 				must(t, console.Type("\x1d"))
-				ended(t, console, 0)
+				endTerminal(t, console, 0)
 				must(t, logs.Type("\x03"))
 				if _, err := logs.Close(settle); err != nil {
 					t.Error(err)
@@ -195,7 +195,7 @@ compose:
 		// The workloads belong to the new agent: it executes commands in them and removes them.
 		term := terminal(t, c, 0, "exec", "-t", "box", "--", "/probe", "say", "still", "here", "0")
 		must(t, term.Shows(t.Context(), settle, "here"))
-		ended(t, term, 0)
+		endTerminal(t, term, 0)
 		for _, w := range []string{"box", "shop"} {
 			res, err := c.Ctl(t.Context(), "delete", w, "--wait")
 			must(t, err)

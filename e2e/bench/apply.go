@@ -8,10 +8,10 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
-// rounds is the number of turns of ours and of the peer. Many short turns meet the same noise.
+// rounds is the number of turns of Persys and of the peer. Many short turns meet the same noise.
 const rounds = 8
 
-// against runs ours and the peer in turns and returns the means. Both get the time to warm up; the first
+// against runs Persys and the peer in turns and returns the means. Both get the time to warm up; the first
 // time is longer, until the processes have allocated the memory that they work with.
 func against(ctx context.Context, ours, peer func(warm time.Duration) (load, error)) (o, p load, err error) {
 	for round := range rounds {
@@ -117,7 +117,7 @@ func applyHop(ctx context.Context, e *env) (result, error) {
 
 func ms(d time.Duration) string { return fmt.Sprintf("%.1fms", float64(d.Microseconds())/1000) }
 
-// cpuNote formats the CPU time per write, ours and that of the peer.
+// cpuNote formats the CPU time per write of Persys and of the peer.
 func cpuNote(o, p load) string {
 	us := func(d time.Duration) float64 { return float64(d.Nanoseconds()) / 1000 }
 	return fmt.Sprintf("CPU per write %.1fµs in the servers and %.1fµs in the load generator, etcd %.1fµs and %.1fµs",

@@ -93,7 +93,7 @@ func (e *env) fiftyFigures(ctx context.Context) (f fiftyFigures, err error) {
 	if f.free, err = fiftyRaw(ctx, cli, 8, container.Resources{}); err != nil {
 		return f, err
 	}
-	// Before and after ours, so that neither has the quieter machine.
+	// Before and after the run of Persys, so that neither has the quieter machine.
 	for _, workers := range []int{8, 16, 32, fifty} {
 		took, err := fiftyRaw(ctx, cli, workers, fiftyLimits())
 		if err != nil {

@@ -26,7 +26,7 @@ import (
 	"github.com/persys/compute/e2e/harness"
 )
 
-// namers are our DNS server and CoreDNS with its file plugin, two processes with the same names and as many
+// namers are the DNS server of Persys and CoreDNS with its file plugin, two processes with the same names and as many
 // sockets as there are CPUs.
 type namers struct {
 	zone         string // zone file of the peer
@@ -81,7 +81,7 @@ func (n *namers) start(ctx context.Context, dir string) error {
 	if err := n.cmd.Start(); err != nil {
 		return err
 	}
-	// The peer is fastest with a socket per CPU, as ours has.
+	// The peer is fastest with a socket per CPU, as the DNS server of Persys has.
 	block := harness.Block{Zones: []string{dnsDomain},
 		Config: fmt.Sprintf("\tmultisocket %d\n\tfile %s {\n\t\treload 100ms\n\t}", runtime.GOMAXPROCS(0), n.zone)}
 	if n.coredns, err = harness.CoreDNS(ctx, dir, block); err != nil {

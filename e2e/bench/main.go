@@ -42,9 +42,9 @@ const (
 	engine   need = "the Docker engine" // at DOCKER_HOST
 )
 
-// result of a benchmark. With goalIsRatio the goal is a ratio to the peer, otherwise a limit of ours in unit.
+// result of a benchmark. With goalIsRatio the goal is a ratio to the peer, otherwise a limit in unit.
 type result struct {
-	ours, peer  float64
+	ours, peer  float64 // figures of Persys and of the peer; peer is 0 if there is none
 	unit        string
 	goal        float64
 	goalIsRatio bool

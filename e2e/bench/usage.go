@@ -10,7 +10,7 @@ import (
 	"time"
 )
 
-// usage is what a process uses.
+// usage is the memory and CPU time of a process.
 type usage struct {
 	mib     float64 // resident memory in MiB, at the end
 	seconds float64 // CPU time
