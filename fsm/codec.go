@@ -238,7 +238,7 @@ func factsEqual(a, b *NodeFacts) bool {
 }
 
 // SameFacts reports whether registering b would change nothing but a timestamp
-// on n. A leader that checks first need not propose (sched/leader/DESIGN.md).
+// on n. A leader that checks first need not propose (sched/control/DESIGN.md).
 func (n *Node) SameFacts(b *commandv1.RegisterNode) bool {
 	f := factsOf(b)
 	f.normalise()

@@ -28,6 +28,7 @@ import (
 	"github.com/persys/compute/rpc/dial"
 	"github.com/persys/compute/rpc/limits"
 	"github.com/persys/compute/sched"
+	"github.com/persys/compute/sched/control"
 	"github.com/persys/compute/sched/leader"
 	"github.com/persys/compute/telemetry"
 )
@@ -199,14 +200,16 @@ func (r *Replica) openServer() error {
 	r.agents = rpc.NewAgents(r.node.Store(), agentTLS, r.keys, append(r.traces.DialOptions(),
 		grpc.WithChainUnaryInterceptor(r.metrics.agentUnary), grpc.WithChainStreamInterceptor(r.metrics.agentStream))...)
 	lcfg := leader.Config{
-		Tuning:            tuning,
-		HeartbeatInterval: cfg.HeartbeatInterval,
-		NodeLease:         cfg.NodeLease,
-		OrderDeadline:     cfg.AgentRPCTimeout,
-		Inspector:         r.agents,
-		DriftInterval:     cfg.DriftInterval,
-		Logger:            r.log,
-		Metrics:           r.metrics,
+		Settings: control.Settings{
+			Tuning:            tuning,
+			HeartbeatInterval: cfg.HeartbeatInterval,
+			NodeLease:         cfg.NodeLease,
+			OrderDeadline:     cfg.AgentRPCTimeout,
+			DriftInterval:     cfg.DriftInterval,
+		},
+		Inspector: r.agents,
+		Logger:    r.log,
+		Metrics:   r.metrics,
 	}
 	if err := lcfg.Validate(); err != nil {
 		return err

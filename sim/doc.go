@@ -1,10 +1,9 @@
-// Package sim is a seeded simulator of a whole cluster: it runs the real state
-// machine (fsm), the real planner (sched.Next, with and without its cache) and
-// the real decisions of the agent (its fences and its convergence, agent.Rules)
-// against each other in virtual time, breaks what can break, and holds every
-// event to the promises of docs/DESIGN.md. A run is a pure function of its
-// Config: the same seed gives the same events, so a violation is a number that
-// can be committed (testdata/seeds.txt).
+// Package sim is a seeded simulator of a whole cluster. It runs the real state machine
+// (fsm), the real planner (sched.Next, with and without its cache), the real control loop
+// of the leader (sched/control) and the real decisions of the agent against each other in
+// virtual time. It breaks what can break, and checks the promises of docs/DESIGN.md at
+// every event. A run is a pure function of its Config: the same seed gives the same
+// events, so a violation is a number that can be committed (testdata/seeds.txt).
 //
 // # What is real and what is modelled
 //
@@ -14,12 +13,9 @@
 //     neither. Every replica applies the same entries with the real fsm and must
 //     reach the same digest and the same verdicts; a restart goes through a real
 //     snapshot. Confirm appends no entry here.
-//   - The leader's loop is modelled after sched/leader, which has goroutines and
-//     cannot be driven step by step: observe, plan, propose, confirm, deliver;
-//     the liveness table with its confirmed leases, full leases for a new stint
-//     and shifts after a pause; one order in flight per workload with deadline,
-//     supersession and backoff; latest-wins reports. Not modelled: the bounds of
-//     its queues and several Confirms in flight.
+//   - The leader's loop is the scheduler's own control.Term: leases, dispatcher,
+//     reports, Confirms, planning and drift detection. Only time, the log and the
+//     network around it are modelled. In some runs the bounds of its queues are small.
 //   - An agent keeps on its modelled disk what the real one keeps in its file
 //     (epoch, intents, tombstones, open tasks). Fences, what an order leaves
 //     behind, the next step, the count of failures and the reported state come
@@ -29,9 +25,8 @@
 //     pause of a leader lets the clock run on, so leaving out its shift breaks
 //     nothing here.
 //
-// Drift is looked for with the leader's own functions, and a world at rest is made
-// to differ (drift.go): an orphan, a disappearance and another revision must each
-// come on record and be closed once repaired. Existing runs are drawn without it.
+// A world at rest is made to differ from the state (drift.go): an orphan, a disappearance
+// and another revision must each come on record and be closed once repaired. Existing runs are drawn without it.
 // So it is with stops that are refused, forgotten or not carried out (StopTrouble), and
 // with groups that are updated a few members at a time (Rollouts, rollouts.go).
 //

@@ -2,86 +2,32 @@ package sim
 
 import (
 	"fmt"
+	"time"
 
 	"github.com/persys/compute/agent/driver"
 	commandv1 "github.com/persys/compute/api/command/v1"
 	"github.com/persys/compute/fsm"
 	"github.com/persys/compute/sched"
-	"github.com/persys/compute/sched/leader"
+	"github.com/persys/compute/sched/control"
 	edge "github.com/persys/compute/spec"
 )
 
-// Drift: the leader compares nodes with the state as sched/leader does, by the
-// same pure functions, and a world that is at rest is made to differ in three
-// ways. Each must come on record, and be closed once it is repaired.
+// Drift: a world at rest is made to differ from the state in three ways. Each difference
+// must come on record, and be closed once it is repaired.
 
-// Times of the leader's rounds, as in sched/leader.
 const (
-	driftEvery = 30 * sec
-	lookAgain  = 2 * sec
+	driftEvery = 30 * time.Second
 	driftBound = 240 * sec // from a difference to its end, repairs and backoff included
 )
 
-// rounds asks every machine once in an interval, each at its own moment.
-func (s *stint) rounds() {
-	if !s.w.has(Drift) {
-		return
-	}
-	for i, m := range s.w.machines {
-		s.after(int64(i+1)*driftEvery/int64(len(s.w.machines)+1), func() { s.round(m) })
-	}
-}
-
-func (s *stint) round(m *machine) {
-	s.look(m, nil, false)
-	s.after(driftEvery, func() { s.round(m) })
-}
-
-// look is leader.rounds.look.
-func (s *stint) look(m *machine, first []sched.Difference, second bool) {
-	s.inspect(m, func(listed []sched.Reported) {
-		view := s.r.state
-		n, ok := view.Node(m.id)
-		if !ok || !n.Up || view.Info().Mode.Frozen() || view.Info().FeatureLevel < 5 {
-			return
-		}
-		found := sched.Compare(view, n, listed, func(id string) bool {
-			return s.orders[orderKey{m.id, id, sched.OpApply}] != nil || s.orders[orderKey{m.id, id, sched.OpDelete}] != nil
-		})
-		switch {
-		case second:
-			found = sched.Confirmed(view, m.id, first, found)
-		case sched.Unknown(view, m.id, found):
-			s.after(lookAgain, func() { s.look(m, found, true) })
-			return
-		}
-		remedies := func() {
-			for _, rep := range leader.Remedies(view, n, listed, found) {
-				rep.ObservedAt = s.r.clockNow()
-				s.report(rep)
-			}
-		}
-		c := sched.Drifts(view, m.id, found, s.r.clockNow())
-		if c == nil {
-			remedies()
-			return
-		}
-		cmd := &commandv1.Command{Head: s.head(), Body: &commandv1.Command_SetDrifts{SetDrifts: c}}
-		s.w.propose(s.r, s.epoch.Term, []fsm.Command{cmd}, func(_ []fsm.Result, err error) {
-			if err == nil && !s.over {
-				remedies()
-			}
-		})
-	})
-}
-
-// inspect asks a machine for its list; an answer that is lost is no answer.
-func (s *stint) inspect(m *machine, done func([]sched.Reported)) {
-	w, r := s.w, s.r
+// list reads a machine; if a message is lost the call times out.
+func (l *leadership) list(e control.List) {
+	w, r, m := l.w, l.r, l.w.machine(e.Node)
+	l.after(int64(l.cfg.OrderDeadline), func() { l.step(control.Listed{ID: e.ID, Err: errUnknown}) })
 	w.send(&m.proc, func() bool { return !m.down[r.idx] }, func() {
 		listed := m.list()
-		w.send(&r.proc, func() bool { return !m.up[r.idx] }, func() { s.after(0, func() { done(listed) }) }, func() {})
-	}, func() {})
+		w.send(&r.proc, func() bool { return !m.up[r.idx] }, func() { l.step(control.Listed{ID: e.ID, Reports: listed}) })
+	})
 }
 
 // list is the agent's ListWorkloads.
@@ -121,7 +67,7 @@ func (w *world) drift() {
 	for w.report.Violation == nil && w.now < until {
 		w.step(5 * sec)
 		w.decide()
-		if w.now > until-driftBound+2*driftEvery && w.truth.DriftCount() == 0 && w.truth.ResidualCount() == 0 {
+		if w.now > until-driftBound+2*int64(driftEvery) && w.truth.DriftCount() == 0 && w.truth.ResidualCount() == 0 {
 			break
 		}
 	}

@@ -56,8 +56,11 @@ func (w *world) trouble() {
 			w.sentence(m, "fence "+m.id, fence(m.id)) // who wipes a machine says that nothing of it runs
 		}
 		back := long
-		if w.chance(400) {
+		switch {
+		case w.chance(400):
 			back *= 4
+		case kind == Reinstall && w.chance(500):
+			back = w.between(200, 2000) * ms // a virtual machine that is reset to its image
 		}
 		w.after(back, nil, func() { w.revive(m, kind == Reinstall) })
 	case StateLoss:

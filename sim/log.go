@@ -40,6 +40,7 @@ type proposal struct {
 var (
 	errUnknown   = errors.New("the outcome is unknown")
 	errNotLeader = errors.New("not the leader")
+	errRefused   = errors.New("connection refused")
 )
 
 // replica is one scheduler.
@@ -53,8 +54,8 @@ type replica struct {
 	cut      bool  // cannot reach the other replicas
 	cutAt    int   // counts cuts, to know one from the next
 	term     uint64
-	believes int // who leads, -1 = unknown
-	stint    *stint
+	believes int         // who leads, -1 = unknown
+	leads    *leadership // nil unless it leads
 }
 
 // clockNow is the replica's own time.
@@ -213,8 +214,8 @@ func (r *replica) catchUp(n int) {
 		if got := r.state.Info().Digest; got != e.digest {
 			w.violate("same digest", "", "", "index %d: replica %d has %x, others %x", meta.Index, r.idx, got, e.digest)
 		}
-		if r.stint != nil {
-			r.stint.fed(changes)
+		if r.leads != nil {
+			r.leads.fed(changes)
 		}
 	}
 }
@@ -327,15 +328,15 @@ func (w *world) notify(r *replica, d int64) {
 	})
 }
 
-// depose ends the stint, if there is one.
+// depose ends the replica's term, if it leads.
 func (r *replica) depose(why string) {
-	s := r.stint
-	if s == nil {
+	l := r.leads
+	if l == nil {
 		return
 	}
-	r.stint = nil
-	s.over = true
-	r.w.tracef("", "", "replica %d ends its stint of term %d: %s", r.idx, s.epoch.Term, why)
+	r.leads = nil
+	l.end()
+	r.w.tracef("", "", "replica %d leads no longer in term %d: %s", r.idx, l.epoch.Term, why)
 }
 
 // stepDown ends a leadership that nobody has taken over yet.
@@ -347,8 +348,8 @@ func (r *replica) stepDown(why string) {
 	r.depose(why)
 }
 
-// establish begins a stint: everything committed is applied, and so is an entry
-// of the own term.
+// establish begins a term: everything committed is applied, and so is an entry of the
+// term itself.
 func (r *replica) establish(term uint64) {
 	w := r.w
 	if w.log.term != term {
@@ -370,7 +371,7 @@ func (r *replica) establish(term uint64) {
 	}
 	w.propose(r, term, first, func(_ []fsm.Result, err error) {
 		switch {
-		case r.term != term || r.stint != nil || w.log.leader != r.idx:
+		case r.term != term || r.leads != nil || w.log.leader != r.idx:
 		case err != nil: // the answer was lost, in a pause for one; it leads all the same
 			w.after(100*ms, &r.proc, func() { r.establish(term) })
 		default:
@@ -388,9 +389,9 @@ func (r *replica) crash() {
 	if r.w.log.leader == r.idx {
 		r.w.log.leader = -1
 	}
-	if r.stint != nil {
-		r.stint.over = true
-		r.stint = nil
+	if r.leads != nil {
+		r.leads.over = true
+		r.leads = nil
 	}
 }
 
@@ -426,16 +427,11 @@ func (r *replica) stop(d int64) {
 	w := r.w
 	w.tracef("", "", "replica %d is paused for %.1fs", r.idx, float64(d)/float64(sec))
 	r.paused = w.now + d
-	s := r.stint
-	beat := w.between(0, 200) * ms // since its last sign of life
 	life := r.life
 	// Before anything else that waits.
 	w.after(d-1, nil, func() {
 		if r.life != life || !r.alive {
 			return
-		}
-		if s != nil && r.stint == s && d+beat > 400*ms {
-			s.shift(d + beat)
 		}
 		w.follow(r)
 		w.notify(r, w.between(0, 600)*ms)

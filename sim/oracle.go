@@ -306,7 +306,7 @@ func (w *world) unrest() (rule, why, workload, node string) {
 	if w.users.open > 0 {
 		bad("answers", "", "", "%d requests have no answer", w.users.open)
 	}
-	if l := w.log.leader; l < 0 || w.replicas[l].stint == nil {
+	if l := w.log.leader; l < 0 || w.replicas[l].leads == nil {
 		bad("leader", "", "", "no replica leads")
 	}
 	w.kept(s)
@@ -371,7 +371,7 @@ func (w *world) restless(s fsm.State, x *fsm.Workload) string {
 		if x.Reason.Code != fsm.CodeUnplaced {
 			return "it has no node and does not say why"
 		}
-		if at, _ := sched.Place(*x.Demand, sched.NodesOf(s, w.users.tuning).For(x.ID)); at != "" {
+		if at, _ := sched.Place(*x.Demand, sched.NodesOf(s, w.users.settings.Tuning).For(x.ID)); at != "" {
 			return "node " + at + " could take it"
 		}
 		return ""

@@ -94,8 +94,8 @@ func (m *machine) converse() {
 	}
 	sent := m.local(m.w.now)
 	facts := m.facts()
-	m.call(func(st *stint, reply func(any, error)) {
-		st.register(facts, reply)
+	m.call(func(l *leadership, reply func(any, error)) {
+		l.register(facts, reply)
 	}, func(res any, err error) {
 		if err != nil {
 			if strings.Contains(err.Error(), "persysctl node fence "+m.id) {
@@ -124,8 +124,8 @@ func (m *machine) beat(failed func(string)) {
 	reports, version := m.changes(full, s.acked)
 	s.sequence++
 	hb := sched.Heartbeat{Node: m.id, Full: full, Protocol: 1, Sequence: s.sequence, Reports: reports}
-	m.call(func(st *stint, reply func(any, error)) {
-		st.heartbeat(hb, func(l sched.Lease, err error) { reply(l, err) })
+	m.call(func(l *leadership, reply func(any, error)) {
+		l.heartbeat(hb, reply)
 	}, func(res any, err error) {
 		if errors.Is(err, errNoNode) {
 			s.registered, s.heldSince = false, 0
@@ -206,33 +206,8 @@ func (m *machine) facts() *commandv1.RegisterNode {
 	return facts
 }
 
-// register is RegisterNode at the leader.
-func (s *stint) register(facts *commandv1.RegisterNode, reply func(any, error)) {
-	grant := func() { s.registered(facts.GetId(), func(l sched.Lease, err error) { reply(l, err) }) }
-	if n, ok := s.r.state.Node(facts.GetId()); ok && n.SameFacts(facts) {
-		grant()
-		return
-	}
-	cmd := &commandv1.Command{
-		Head: &commandv1.Head{At: s.r.clockNow(), By: "node"},
-		Body: &commandv1.Command_RegisterNode{RegisterNode: facts},
-	}
-	s.w.propose(s.r, s.epoch.Term, []fsm.Command{cmd}, func(res []fsm.Result, err error) {
-		switch {
-		case err != nil:
-			reply(nil, err)
-		case res[0].Err() != nil:
-			reply(nil, res[0].Err())
-		case s.over:
-			reply(nil, errNotLeader)
-		default:
-			grant()
-		}
-	})
-}
-
 // call asks the replica that an agent speaks to, which may pass the call on once.
-func (m *machine) call(handle func(*stint, func(any, error)), back func(any, error)) {
+func (m *machine) call(handle func(*leadership, func(any, error)), back func(any, error)) {
 	w, s := m.w, &m.session
 	a := w.replicas[s.at]
 	turn, life := s.turn, m.proc.life
@@ -253,10 +228,10 @@ func (m *machine) call(handle func(*stint, func(any, error)), back func(any, err
 }
 
 // route handles a call at a replica: there if it leads, else one hop away.
-func (w *world) route(a *replica, handle func(*stint, func(any, error)), back func(any, error)) {
+func (w *world) route(a *replica, handle func(*leadership, func(any, error)), back func(any, error)) {
 	life := a.life
-	if a.stint != nil {
-		handle(a.stint, func(res any, err error) {
+	if a.leads != nil {
+		handle(a.leads, func(res any, err error) {
 			if a.life == life && a.alive {
 				back(res, err)
 			}
@@ -271,11 +246,11 @@ func (w *world) route(a *replica, handle func(*stint, func(any, error)), back fu
 	link := func() bool { return !a.cut && !b.cut }
 	home := func(res any, err error) { w.send(&a.proc, link, func() { back(res, err) }, nil) }
 	w.send(&b.proc, link, func() {
-		if b.stint == nil {
+		if b.leads == nil {
 			home(nil, errNotLeader)
 			return
 		}
-		handle(b.stint, home)
+		handle(b.leads, home)
 	}, func() { back(nil, errNotLeader) })
 }
 
@@ -316,22 +291,22 @@ func (w *world) send(to *proc, link func() bool, fn func(), refused ...func()) {
 	}
 }
 
-// order carries one order to an agent.
-func (w *world) order(s *stint, o sched.Order, back func(sched.Ack, bool)) {
-	r := s.r
+// order carries one order to an agent, and its answer back; a message that is lost gets
+// no answer.
+func (w *world) order(r *replica, by fsm.Epoch, o sched.Order, back func(sched.Ack, error)) {
 	node, ok := r.state.Node(o.Node)
 	m := w.machine(o.Node)
 	if !ok || m == nil {
-		back(sched.Ack{}, true)
+		back(sched.Ack{}, errRefused)
 		return
 	}
-	epoch := &agentv1.Epoch{ClusterId: clusterID, Incarnation: s.epoch.Incarnation, Term: s.epoch.Term}
+	epoch := &agentv1.Epoch{ClusterId: clusterID, Incarnation: by.Incarnation, Term: by.Term}
 	var deliver func() sched.Ack
 	switch o.Op {
 	case sched.OpApply:
 		wl, ok := r.state.Workload(o.Workload)
 		if !ok || wl.Node != o.Node || wl.Generation != o.Generation {
-			back(sched.Ack{Fenced: true}, false)
+			back(sched.Ack{Fenced: true}, nil)
 			return
 		}
 		plain := new(controlv1.WorkloadSpec)
@@ -349,13 +324,13 @@ func (w *world) order(s *stint, o sched.Order, back func(sched.Ack, bool)) {
 		}
 		deliver = func() sched.Ack { return m.remove(req) }
 	}
-	w.tracef(o.Workload, o.Node, "replica %d orders %d at %s in epoch %s", r.idx, o.Op, o.Generation, s.epoch)
+	w.tracef(o.Workload, o.Node, "replica %d orders %d at %s in epoch %s", r.idx, o.Op, o.Generation, by)
 	w.send(&m.proc, func() bool { return !m.down[r.idx] }, func() {
 		ack := deliver()
-		w.send(&r.proc, func() bool { return !m.up[r.idx] }, func() { back(ack, false) })
+		w.send(&r.proc, func() bool { return !m.up[r.idx] }, func() { back(ack, nil) })
 	}, func() {
 		if m.power.alive {
-			back(sched.Ack{}, true)
+			back(sched.Ack{}, errRefused)
 		}
 	})
 }

@@ -91,7 +91,7 @@ const (
 	NoLeaseConfirm             // leases are extended without a Confirm
 	NoAwaitStop                // the planner does not see who still runs a workload
 	NoReceipts                 // request ids are lost before the log
-	NoFullLease                // a new stint grants no full lease
+	ShortLeases                // the leader ends leases before the time that it told
 	AckBeforeCommit            // a user's call is acknowledged before it is committed
 	SkipAnEntry                // one replica does not apply one command
 	NoDurableEpoch             // an agent's epoch is lost when it restarts

@@ -10,7 +10,7 @@ import (
 	controlv1 "github.com/persys/compute/api/control/v1"
 	"github.com/persys/compute/fsm"
 	"github.com/persys/compute/pki"
-	"github.com/persys/compute/sched"
+	"github.com/persys/compute/sched/control"
 
 	"github.com/persys/compute/agent"
 )
@@ -22,7 +22,7 @@ type users struct {
 	flavours    map[string]madeOf // by content
 	version     int
 	instances   int
-	tuning      sched.Tuning
+	settings    control.Settings
 	open        int // requests without an answer
 	old         []*request
 	restEntries int
@@ -43,12 +43,8 @@ func exclusive(id string) bool { return id[0] == 'x' }
 
 // build makes the world of a seed.
 func (w *world) build() {
-	w.users = users{decided: map[string]bool{}, flavours: map[string]madeOf{}, tuning: sched.DefaultTuning()}
+	w.users = users{decided: map[string]bool{}, flavours: map[string]madeOf{}, settings: w.settings()}
 	w.oracle = newOracle()
-	w.users.tuning.Seed = w.cfg.Seed
-	if w.chance(300) {
-		w.users.tuning.Policy = sched.BinPack
-	}
 	w.log.leader = -1
 	w.loss, w.delays, w.dups = 0, 0, 0
 	if w.has(MessageLoss) {
@@ -394,20 +390,20 @@ func (w *world) deliver(rq *request, back func(fsm.Result, error)) {
 		})
 	}
 	w.send(&a.proc, open, func() {
-		w.route(a, func(st *stint, reply func(any, error)) { st.mutate(rq, reply) }, answer)
+		w.route(a, func(l *leadership, reply func(any, error)) { l.mutate(rq, reply) }, answer)
 	}, func() { answer(nil, errNotLeader) })
 }
 
 // mutate is an API mutation at the leader.
-func (s *stint) mutate(rq *request, reply func(any, error)) {
-	cmd := &commandv1.Command{Head: &commandv1.Head{Request: rq.id[:], At: s.r.clockNow(), By: "user"}}
+func (l *leadership) mutate(rq *request, reply func(any, error)) {
+	cmd := &commandv1.Command{Head: &commandv1.Head{Request: rq.id[:], At: l.r.clockNow(), By: "user"}}
 	rq.body(cmd)
-	if s.w.cfg.Sabotage == AckBeforeCommit {
-		_, res, _ := s.r.state.Apply(fsm.Meta{Index: uint64(s.r.applied + 1), Term: s.epoch.Term}, proto.Clone(cmd).(*commandv1.Command))
+	if l.w.cfg.Sabotage == AckBeforeCommit {
+		_, res, _ := l.r.state.Apply(fsm.Meta{Index: uint64(l.r.applied + 1), Term: l.epoch.Term}, proto.Clone(cmd).(*commandv1.Command))
 		reply(res, nil)
 	}
-	s.w.propose(s.r, s.epoch.Term, []fsm.Command{cmd}, func(res []fsm.Result, err error) {
-		if s.w.cfg.Sabotage == AckBeforeCommit {
+	l.w.propose(l.r, l.epoch.Term, []fsm.Command{cmd}, func(res []fsm.Result, err error) {
+		if l.w.cfg.Sabotage == AckBeforeCommit {
 			return
 		}
 		if err != nil {

@@ -14,6 +14,7 @@ import (
 	commandv1 "github.com/persys/compute/api/command/v1"
 	"github.com/persys/compute/fsm"
 	"github.com/persys/compute/rpc"
+	"github.com/persys/compute/sched/control"
 	"github.com/persys/compute/sched/leader"
 )
 
@@ -40,7 +41,7 @@ func drift1k(ctx context.Context, _ *env) (result, error) {
 	agents.view = w.view()
 	client := rpc.NewAgents(w.store, nil, nil)
 	defer client.Close()
-	loop := leader.New(leader.Config{DriftInterval: driftInterval, Inspector: client, LegacyLease: time.Hour}, w, client, w.store)
+	loop := leader.New(leader.Config{Settings: control.Settings{DriftInterval: driftInterval, LegacyLease: time.Hour}, Inspector: client}, w, client, w.store)
 	ctx, stop := context.WithTimeout(ctx, 2*driftInterval)
 	defer stop()
 	ended := make(chan error, 1)

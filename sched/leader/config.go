@@ -1,50 +1,62 @@
 package leader
 
 import (
-	"fmt"
+	"context"
 	"log/slog"
 	"time"
 
+	commandv1 "github.com/persys/compute/api/command/v1"
+	"github.com/persys/compute/fsm"
 	"github.com/persys/compute/sched"
+	"github.com/persys/compute/sched/control"
 )
 
-// Config holds the leader's settings; zero values take the defaults given.
+// Config holds the settings of the leader and what it is wired to.
 type Config struct {
-	Tuning sched.Tuning // as it is given, where any of it is: a grace of 0 is none
+	control.Settings // Inspect follows from Inspector
 
-	HeartbeatInterval time.Duration // 3 s, for agents of protocol 1 and up
-	NodeLease         time.Duration // 10 s; at least 3 × interval
-	LegacyInterval    time.Duration // 10 s, for legacy v1 peers
-	LegacyLease       time.Duration // 60 s, the least a legacy v1 peer gets
+	Inspector Inspector             // nil: agents are not read
+	Clock     func() control.Moment // nil: the clocks of this machine
+	Logger    *slog.Logger          // nil: nothing is logged
+	Metrics   Metrics               // nil: nothing is counted
+}
 
-	FlushEvery    time.Duration // 100 ms between commits of reports
-	FlushItems    int           // 1,000 waiting reports flush at once
-	ConfirmEvery  time.Duration // 200 ms: one Confirm serves the heartbeats of that window
-	StepEvery     time.Duration // 2 ms between steps under load, so that changes coalesce
-	OrderDeadline time.Duration // 10 s per order (SCHEDULER_AGENT_RPC_TIMEOUT)
-	NodeQueue     int           // 1,024 orders waiting per node
-	NodeParallel  int           // 4 orders in flight per node
-	Parallel      int           // 256 orders in flight in all
-	MaxBackoff    time.Duration // 5 s between tries of one order
-	PollEvery     time.Duration // 1 s between questions to an agent that does not push
-	Inspections   int           // 64 agents are asked at a time
-	DriftInterval time.Duration // every node is asked for what it has once in this time; 0 = never
-	Inspector     Inspector     // nil = nobody is asked
+// Proposer puts commands through the log; *cluster.Node is one.
+type Proposer interface {
+	Propose(ctx context.Context, cmds ...fsm.Command) ([]fsm.Result, error)
+	// Confirm proves leadership at a moment after the call began.
+	Confirm(ctx context.Context) (uint64, error)
+}
 
-	Now     func() time.Time
-	Logger  *slog.Logger
-	Metrics Metrics
+// Agents delivers one order to one agent. It returns an error only when it cannot say
+// what the agent did; a refusal is an Ack.
+type Agents interface {
+	Deliver(ctx context.Context, epoch fsm.Epoch, o sched.Order) (sched.Ack, error)
+}
+
+// Inspector reads agents. It changes nothing.
+type Inspector interface {
+	// List returns everything that a node has.
+	List(ctx context.Context, node string) ([]sched.Reported, error)
+	// Look returns one workload of a node; false means that the node does not have it.
+	Look(ctx context.Context, node, workload string) (sched.Reported, bool, error)
+	// Actions returns the tasks of one workload, or of all if it is "", newest first;
+	// none from agents that keep no history.
+	Actions(ctx context.Context, node, workload string, limit int) ([]*commandv1.AgentAction, error)
 }
 
 // Metrics receives figures; every method may be called from any goroutine.
 type Metrics interface {
+	// Step counts one planning step.
 	Step(took time.Duration, commands, orders int)
+	// Flush counts one commit of workload reports.
 	Flush(reports int)
+	// Paused counts a pause of this process.
 	Paused(d time.Duration)
-	// Result is what came of one thing that the planner decided: a command's name
-	// or, once its agent was told, apply or delete.
+	// Result counts the outcome of one decision of the planner: action is the name of a
+	// command or, for an order, apply or delete.
 	Result(action string, ok bool)
-	// Trouble is a step of which it cannot be said what came of it.
+	// Trouble counts a planning step whose outcome is unknown.
 	Trouble()
 }
 
@@ -57,33 +69,10 @@ func (noMetrics) Result(string, bool)          {}
 func (noMetrics) Trouble()                     {}
 
 func (c Config) withDefaults() Config {
-	def := func(d *time.Duration, v time.Duration) {
-		if *d <= 0 {
-			*d = v
-		}
-	}
-	defi := func(n *int, v int) {
-		if *n <= 0 {
-			*n = v
-		}
-	}
-	def(&c.HeartbeatInterval, 3*time.Second)
-	def(&c.NodeLease, 10*time.Second)
-	def(&c.LegacyInterval, 10*time.Second)
-	def(&c.LegacyLease, 60*time.Second)
-	def(&c.FlushEvery, 100*time.Millisecond)
-	def(&c.ConfirmEvery, 200*time.Millisecond)
-	def(&c.StepEvery, 2*time.Millisecond)
-	def(&c.OrderDeadline, 10*time.Second)
-	def(&c.MaxBackoff, 5*time.Second)
-	def(&c.PollEvery, time.Second)
-	defi(&c.FlushItems, 1000)
-	defi(&c.NodeQueue, 1024)
-	defi(&c.NodeParallel, 4)
-	defi(&c.Parallel, 256)
-	defi(&c.Inspections, 64)
-	if c.Now == nil {
-		c.Now = time.Now
+	c.Settings = c.Settings.WithDefaults()
+	c.Inspect = c.Inspector != nil
+	if c.Clock == nil {
+		c.Clock = machineClock()
 	}
 	if c.Logger == nil {
 		c.Logger = slog.New(slog.DiscardHandler)
@@ -91,18 +80,14 @@ func (c Config) withDefaults() Config {
 	if c.Metrics == nil {
 		c.Metrics = noMetrics{}
 	}
-	if c.Tuning == (sched.Tuning{}) {
-		c.Tuning = sched.DefaultTuning()
-	}
 	return c
 }
 
-// Validate reports the first setting that breaks a rule.
-func (c Config) Validate() error {
-	c = c.withDefaults()
-	if c.NodeLease < 3*c.HeartbeatInterval {
-		return fmt.Errorf("SCHEDULER_NODE_LEASE %s must be at least three times SCHEDULER_HEARTBEAT_INTERVAL %s",
-			c.NodeLease, c.HeartbeatInterval)
+// machineClock reads both clocks of this machine at once.
+func machineClock() func() control.Moment {
+	start := time.Now()
+	return func() control.Moment {
+		now := time.Now()
+		return control.Moment{Wall: now.UnixNano(), Mono: int64(now.Sub(start))}
 	}
-	return nil
 }

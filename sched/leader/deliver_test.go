@@ -11,6 +11,7 @@ import (
 	commandv1 "github.com/persys/compute/api/command/v1"
 	"github.com/persys/compute/fsm"
 	"github.com/persys/compute/sched"
+	"github.com/persys/compute/sched/control"
 )
 
 func on(node string) func(*commandv1.WorkloadPut) {
@@ -280,10 +281,7 @@ func TestQueuesAreBounded(t *testing.T) {
 			w.put(fmt.Sprintf("a%d", i))
 		}
 		w.pass(time.Second)
-		s := w.loop.stint.Load()
-		s.orders.mu.Lock()
-		is(t, "on the books", len(s.orders.orders), 10)
-		s.orders.mu.Unlock()
+		is(t, "orders held", w.loop.Stats().Orders, 10)
 		w.agents.on("a", nil)
 		w.alive(20*time.Second, "a")
 		w.view().Workloads("", func(wl *fsm.Workload) bool {
@@ -333,28 +331,9 @@ func TestStats(t *testing.T) {
 		}
 		w.pass(time.Second)
 		w.resign()
-		if s := w.loop.Stats(); s != (Stats{}) {
+		if s := w.loop.Stats(); s != (control.Stats{}) {
 			t.Errorf("after the stint: %+v", s)
 		}
-	})
-}
-
-func TestOutstanding(t *testing.T) {
-	order := func(sequence uint64, op sched.Op) sched.Order {
-		return sched.Order{Op: op, Node: "a", Workload: "web", Generation: fsm.Generation{Incarnation: 1, Sequence: sequence}}
-	}
-	inWorld(t, []string{"a"}, func(w *world) {
-		w.agents.on("a", dead)
-		d := w.loop.stint.Load().orders
-		is(t, "before", d.outstanding(order(5, sched.OpApply)), false)
-		d.add([]sched.Order{order(5, sched.OpApply)})
-		is(t, "itself", d.outstanding(order(5, sched.OpApply)), true)
-		is(t, "an older one", d.outstanding(order(4, sched.OpApply)), true)
-		is(t, "a newer one", d.outstanding(order(6, sched.OpDelete)), false)
-		d.add([]sched.Order{order(6, sched.OpDelete)})
-		is(t, "the newer one behind it", d.outstanding(order(6, sched.OpDelete)), true)
-		is(t, "busy", d.busy("a", "web"), true)
-		is(t, "busy elsewhere", d.busy("b", "web"), false)
 	})
 }
 

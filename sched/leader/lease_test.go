@@ -3,7 +3,6 @@ package leader
 import (
 	"context"
 	"errors"
-	"fmt"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -214,7 +213,7 @@ func TestLease(t *testing.T) {
 		}},
 		{"a pause of this process moves every deadline", []string{"a", "b"}, func(t *testing.T, w *world) {
 			w.pass(8 * time.Second)
-			w.ahead.Add(int64(time.Hour))
+			w.missed.Add(int64(time.Hour))
 			w.pass(1800 * time.Millisecond)
 			is(t, "a is up when its own time is not over", w.node("a").Up, true)
 			w.pass(800 * time.Millisecond)
@@ -313,121 +312,6 @@ func TestAClockThatWasAhead(t *testing.T) {
 				w.alive(6*time.Second, "a")
 				is(t, "b, silent for longer, is up", w.node("b").Up, false)
 			})
-		})
-	}
-}
-
-// TestALeadKeepsThePlan: clocks that differ a little are the rule, and are no reason to look at everything anew.
-func TestALeadKeepsThePlan(t *testing.T) {
-	now := time.Unix(1000, 0)
-	s := &stint{Loop: &Loop{cfg: Config{Now: func() time.Time { return now }}.withDefaults()}}
-	for range 3 {
-		now = now.Add(time.Second)
-		clock := now.Add(50 * time.Millisecond).UnixNano()
-		is(t, "the planner's time", now.UnixNano()+s.keepAhead(clock, now.UnixNano()), clock)
-		is(t, "deadlines are shifted", s.takeShift(), false)
-	}
-}
-
-// TestLead: the planner's clock goes on at three quarters of its pace until the wall clock is there, and
-// not beyond it when a wall clock that was wrong is set right.
-func TestLead(t *testing.T) {
-	is(t, "without one", lead{}.after(time.Hour, 0), 0)
-	start := time.Unix(100_000, 0)
-	l := lead{start.Add(time.Hour).UnixNano(), start}
-	for _, c := range []struct {
-		fact       string
-		ran, wall  time.Duration // since the start
-		lead, took time.Duration
-	}{
-		{"at once", 0, 0, time.Hour, time.Hour},
-		{"later", time.Minute, time.Minute, time.Hour - 15*time.Second, time.Hour + 45*time.Second},
-		{"in the end", 4 * time.Hour, 4 * time.Hour, 0, 4 * time.Hour},
-		{"the clock is set right", time.Minute, time.Minute + time.Hour, 0, time.Hour + time.Minute},
-		{"it is set right but for a while", time.Minute, 50 * time.Minute, 10*time.Minute + 45*time.Second, time.Hour + 45*time.Second},
-		{"it is set back again", time.Minute, time.Minute - time.Hour, 2*time.Hour - 15*time.Second, time.Hour + 45*time.Second},
-	} {
-		by := l.after(c.ran, start.Add(c.wall).UnixNano())
-		is(t, "the lead, "+c.fact, by, c.lead)
-		is(t, "the planner's time, "+c.fact, c.wall+by, c.took)
-	}
-}
-
-func TestTermsGrowWithTheCluster(t *testing.T) {
-	l := New(Config{}, nil, nil, nil)
-	for _, c := range []struct {
-		protocol           uint32
-		nodes              int
-		interval, duration time.Duration
-	}{
-		{1, 3, 3 * time.Second, 10 * time.Second},
-		{1, 1000, 3 * time.Second, 10 * time.Second},
-		{1, 4000, 12 * time.Second, 40 * time.Second},
-		{0, 3, 10 * time.Second, time.Minute},
-		{0, 4000, 10 * time.Second, time.Minute},
-	} {
-		t.Run(fmt.Sprintf("protocol %d, %d nodes", c.protocol, c.nodes), func(t *testing.T) {
-			interval, duration := l.terms(c.protocol, c.nodes)
-			is(t, "interval", interval, c.interval)
-			is(t, "duration", duration, c.duration)
-		})
-	}
-}
-
-func TestConfigRefusesAShortLease(t *testing.T) {
-	is(t, "err", Config{NodeLease: 8 * time.Second}.Validate() != nil, true)
-	is(t, "err", Config{NodeLease: 9 * time.Second}.Validate() == nil, true)
-}
-
-func TestTuningIsTakenAsGiven(t *testing.T) {
-	is(t, "nothing given", Config{}.withDefaults().Tuning, sched.DefaultTuning())
-	none := sched.DefaultTuning()
-	none.MissingGrace = 0
-	is(t, "no grace", Config{Tuning: none}.withDefaults().Tuning, none)
-}
-
-func TestTableKeepsTheNewerRecord(t *testing.T) {
-	tb := newTable(func(uint32, int) int64 { return 10 })
-	tb.observe(&fsm.Node{ID: "a", Up: true, ModifyIndex: 5}, 100)
-	tb.observe(&fsm.Node{ID: "a", Up: false, ModifyIndex: 4}, 101)
-	b, _, _ := tb.get("a")
-	is(t, "up after an older change", b.up, true)
-	tb.removed(&fsm.Node{ID: "a", ModifyIndex: 4})
-	_, _, ok := tb.get("a")
-	is(t, "known after an older removal", ok, true)
-	tb.removed(&fsm.Node{ID: "a", ModifyIndex: 5})
-	_, _, ok = tb.get("a")
-	is(t, "known after its removal", ok, false)
-	is(t, "next expiry", tb.NextExpiry(), 0)
-}
-
-func TestANodeBeingDeclaredLostIsGrantedNothing(t *testing.T) {
-	tb := newTable(func(uint32, int) int64 { return 10 })
-	tb.observe(&fsm.Node{ID: "a", Up: true, ModifyIndex: 1}, 100)
-	tb.Expired(110, func(sched.NodeID, int64) bool { return true })
-	ok, _ := tb.extend("a", 109)
-	is(t, "extended while it is declared lost", ok, false)
-	tb.pardon()
-	ok, _ = tb.extend("a", 111)
-	is(t, "extended afterwards", ok, true)
-	is(t, "next expiry", tb.NextExpiry(), 121)
-}
-
-func TestPulse(t *testing.T) {
-	start := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
-	for _, c := range []struct {
-		fact       string
-		gap, shift time.Duration
-	}{
-		{"a beat on time shifts nothing", pulseEvery, 0},
-		{"a little lateness is noise", pulseEvery + pulseLate, 0},
-		{"a pause shifts by all of the gap", 3 * time.Second, 3 * time.Second},
-		{"a clock that was set back shifts back", -time.Hour, -time.Hour},
-	} {
-		t.Run(c.fact, func(t *testing.T) {
-			var p pulse
-			is(t, "the first beat", p.beat(start), 0)
-			is(t, "shift", p.beat(start.Add(c.gap)), c.shift)
 		})
 	}
 }

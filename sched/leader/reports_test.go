@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"strings"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	commandv1 "github.com/persys/compute/api/command/v1"
@@ -311,17 +310,4 @@ func TestManyReportsFlushAtOnce(t *testing.T) {
 		is(t, "running", w.view().StatusCount(fsm.StatusRunning), n)
 		w.pass(time.Second)
 	}, func(c *Config) { c.FlushItems, c.FlushEvery = 20, time.Minute })
-}
-
-func TestReportsOfABatchAreBounded(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		r := newReports()
-		for i := range 25 {
-			r.add(10, &commandv1.WorkloadReport{Node: "a", Workload: fmt.Sprint(i)})
-		}
-		is(t, "first", len(r.take(10)), 10)
-		is(t, "second", len(r.take(10)), 10)
-		is(t, "third", len(r.take(10)), 5)
-		is(t, "rest", len(r.take(10)), 0)
-	})
 }

@@ -16,6 +16,7 @@ import (
 	"github.com/persys/compute/fsm"
 	"github.com/persys/compute/fsm/store"
 	"github.com/persys/compute/sched"
+	"github.com/persys/compute/sched/control"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -179,7 +180,8 @@ type world struct {
 	log    *fakeLog
 	agents *fakeAgents
 	loop   *Loop
-	ahead  atomic.Int64 // nanoseconds that the leader's clock is ahead of the bubble's
+	ahead  atomic.Int64 // nanoseconds that the leader's wall clock is ahead of the bubble's
+	missed atomic.Int64 // nanoseconds that the leader's process was paused for
 	stop   func()
 	ended  chan struct{}
 }
@@ -201,7 +203,14 @@ func inWorld(t *testing.T, nodes []string, fn func(w *world), tune ...func(*Conf
 		for _, n := range nodes {
 			w.register(n)
 		}
-		cfg := Config{Now: func() time.Time { return time.Now().Add(time.Duration(w.ahead.Load())) }}
+		start := time.Now()
+		cfg := Config{Clock: func() control.Moment {
+			missed := w.missed.Load()
+			return control.Moment{
+				Wall: time.Now().UnixNano() + w.ahead.Load() + missed,
+				Mono: int64(time.Since(start)) + missed,
+			}
+		}}
 		for _, f := range tune {
 			f(&cfg)
 		}
@@ -265,7 +274,7 @@ func (w *world) pass(d time.Duration) {
 func (w *world) do(c *commandv1.Command) fsm.Result {
 	w.t.Helper()
 	if c.Head == nil {
-		c.Head = &commandv1.Head{At: time.Now().UnixNano() + w.ahead.Load(), By: "test"}
+		c.Head = &commandv1.Head{At: time.Now().UnixNano() + w.ahead.Load() + w.missed.Load(), By: "test"}
 	}
 	fail, slow := error(nil), time.Duration(0)
 	w.log.set(func(l *fakeLog) { fail, slow, l.fail, l.slow = l.fail, l.slow, nil, 0 })
@@ -361,7 +370,7 @@ func (w *world) expires(node string) time.Duration {
 	if !ok {
 		w.t.Fatalf("no lease of %s", node)
 	}
-	return time.Duration(end - time.Now().UnixNano() - w.ahead.Load())
+	return time.Duration(end - time.Now().UnixNano() - w.ahead.Load() - w.missed.Load())
 }
 
 func is[T comparable](t testing.TB, what string, got, want T) {
@@ -376,5 +385,15 @@ func about(t testing.TB, what string, got, want time.Duration) {
 	t.Helper()
 	if d := (got - want).Abs(); d > 60*time.Millisecond {
 		t.Errorf("%s is %v, want %v", what, got, want)
+	}
+}
+
+// sleep waits for d, or until ctx ends.
+func sleep(ctx context.Context, d time.Duration) {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-ctx.Done():
+	case <-t.C:
 	}
 }

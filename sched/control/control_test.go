@@ -1,0 +1,424 @@
+package control
+
+import (
+	"errors"
+	"fmt"
+	"testing"
+	"time"
+
+	commandv1 "github.com/persys/compute/api/command/v1"
+	"github.com/persys/compute/fsm"
+	"github.com/persys/compute/sched"
+)
+
+func is[T comparable](t testing.TB, what string, got, want T) {
+	t.Helper()
+	if got != want {
+		t.Errorf("%s is %v, want %v", what, got, want)
+	}
+}
+
+// wall is what the wall clock shows when the monotonic clock starts.
+const wall = int64(1_790_000_000_000_000_000)
+
+// bench holds a Term whose effects a test answers by hand.
+type bench struct {
+	t     *testing.T
+	term  *Term
+	state fsm.State
+	now   Moment
+	index uint64
+	calls Call
+	out   []Effect // not looked at yet
+}
+
+// lead starts a term over a state with the named nodes.
+func lead(t *testing.T, cfg Settings, nodes ...string) *bench {
+	t.Helper()
+	b := &bench{t: t, state: fsm.New(), now: Moment{Wall: wall}}
+	b.apply(&commandv1.Command{Body: &commandv1.Command_InitCluster{InitCluster: &commandv1.InitCluster{ClusterId: "c1", Incarnation: 1}}})
+	for _, n := range nodes {
+		b.apply(&commandv1.Command{Body: &commandv1.Command_RegisterNode{RegisterNode: &commandv1.RegisterNode{
+			Id: n, Endpoint: "10.0.0.1:50051", CpuMillicores: 64_000, MemoryMib: 65_536, Types: []string{"container"}, Protocol: 1, InstanceId: "i-" + n,
+		}}})
+	}
+	b.term = New(cfg, fsm.Epoch{Incarnation: 1, Term: 1}, b.now, b.state)
+	return b
+}
+
+// apply applies a command to the state and returns its changes.
+func (b *bench) apply(c *commandv1.Command) []fsm.Change {
+	b.t.Helper()
+	b.index++
+	if c.Head == nil {
+		c.Head = &commandv1.Head{At: b.now.Wall, By: "test"}
+	}
+	next, r, changes := b.state.Apply(fsm.Meta{Index: b.index, Term: 1}, c)
+	if r.Err() != nil {
+		b.t.Fatalf("%v: %v", c, r.Err())
+	}
+	b.state = next
+	return changes
+}
+
+// put places a workload on node a, unacknowledged, and returns the order for it.
+func (b *bench) put(id string) sched.Order {
+	b.t.Helper()
+	changes := b.apply(&commandv1.Command{Body: &commandv1.Command_PutWorkloads{PutWorkloads: &commandv1.PutWorkloads{Workloads: []*commandv1.WorkloadPut{{
+		Id: id, Spec: []byte(id), Content: "c1:" + fmt.Sprintf("%064x", b.index), Desired: "Running",
+		Demand: &commandv1.Demand{Type: "container", CpuMillicores: 10, MemoryMib: 10},
+	}}}}})
+	w, _ := b.state.Workload(id)
+	changes = append(changes, b.apply(&commandv1.Command{
+		Head: &commandv1.Head{Epoch: &commandv1.Epoch{Incarnation: 1, Term: 1}, At: b.now.Wall, By: "leader"},
+		Body: &commandv1.Command_Assign{Assign: &commandv1.Assign{Assignments: []*commandv1.Assignment{{
+			Workload: id, Node: "a", IfGeneration: protoGeneration(w.Generation),
+		}}}},
+	})...)
+	w, _ = b.state.Workload(id)
+	if w.Node != "a" {
+		b.t.Fatalf("%s is on %q", id, w.Node)
+	}
+	b.step(Updates{View: b.state, Changes: changes})
+	return sched.Order{Op: sched.OpApply, Node: "a", Workload: id, Generation: w.Generation}
+}
+
+func (b *bench) step(in Input) {
+	b.t.Helper()
+	b.out = append(b.out, b.term.Step(b.now, b.state, in)...)
+	if err := b.term.Check(); err != nil {
+		b.t.Fatalf("after %T: %v", in, err)
+	}
+}
+
+// pass lets time pass; the term is stepped whenever it is due.
+func (b *bench) pass(d time.Duration) {
+	b.t.Helper()
+	for end := b.now.Mono + int64(d); b.now.Mono < end; {
+		at := min(end, max(b.term.WakeAt(), b.now.Mono+1))
+		b.now = Moment{b.now.Wall + at - b.now.Mono, at}
+		b.step(Tick{})
+	}
+}
+
+// take returns the effects of one kind that were not looked at yet.
+func take[E Effect](b *bench) (out []E) {
+	rest := b.out[:0:0]
+	for _, e := range b.out {
+		if wanted, ok := e.(E); ok {
+			out = append(out, wanted)
+		} else {
+			rest = append(rest, e)
+		}
+	}
+	b.out = rest
+	return out
+}
+
+// one returns the only effect of one kind.
+func one[E Effect](b *bench) E {
+	b.t.Helper()
+	got := take[E](b)
+	if len(got) != 1 {
+		b.t.Fatalf("%d effects of type %T, want 1: %v", len(got), *new(E), got)
+	}
+	return got[0]
+}
+
+// beat sends a heartbeat.
+func (b *bench) beat(hb sched.Heartbeat) Call {
+	b.t.Helper()
+	b.calls++
+	b.step(Heartbeat{Call: b.calls, Beat: hb})
+	return b.calls
+}
+
+// order gives orders as a planning step does.
+func (b *bench) order(orders ...sched.Order) {
+	b.t.Helper()
+	b.pass(2 * time.Minute) // past every rest
+	for range take[Plan](b) {
+		b.step(Planned{Step: sched.Step{Orders: orders}})
+	}
+	b.step(Confirmed{ID: one[Confirm](b).ID})
+}
+
+func TestHeartbeatIsAnsweredAfterAConfirm(t *testing.T) {
+	for _, c := range []struct {
+		fact     string
+		answer   error
+		duration time.Duration
+		err      error
+	}{
+		{"leadership is confirmed: the lease is extended", nil, 10 * time.Second, nil},
+		{"the Confirm fails: the old lease is repeated", errors.New("no quorum"), 0, nil},
+		{"this replica was deposed: there is no lease", ErrNotLeading, 0, ErrNotLeading},
+	} {
+		t.Run(c.fact, func(t *testing.T) {
+			b := lead(t, Settings{}, "a")
+			b.pass(time.Second)
+			first, _, _ := b.term.Lease("a")
+			call := b.beat(sched.Heartbeat{Node: "a"})
+			is(t, "replies before the Confirm", len(take[Reply](b)), 0)
+			b.step(Confirmed{ID: one[Confirm](b).ID, Err: c.answer})
+			r := one[Reply](b)
+			is(t, "call", r.Call, call)
+			is(t, "error", r.Err, c.err)
+			is(t, "duration", time.Duration(r.Lease.Duration), c.duration)
+			now, _, _ := b.term.Lease("a")
+			is(t, "extended", now > first, c.duration > 0)
+		})
+	}
+}
+
+func TestConfirmsInFlight(t *testing.T) {
+	b := lead(t, Settings{}, "a", "b")
+	b.pass(time.Second)
+	b.beat(sched.Heartbeat{Node: "a"})
+	first := one[Confirm](b)
+	b.pass(100 * time.Millisecond)
+	b.beat(sched.Heartbeat{Node: "b"})
+	is(t, "Confirms within the window", len(take[Confirm](b)), 0)
+	b.pass(100 * time.Millisecond)
+	second := one[Confirm](b)
+	b.step(Confirmed{ID: second.ID})
+	is(t, "answered by the second Confirm", one[Reply](b).Call, Call(2))
+	b.step(Confirmed{ID: first.ID, Err: errors.New("too late")})
+	is(t, "answered by the first Confirm", one[Reply](b).Call, Call(1))
+}
+
+func TestAbandonedCall(t *testing.T) {
+	b := lead(t, Settings{}, "a")
+	b.pass(time.Second)
+	call := b.beat(sched.Heartbeat{Node: "a"})
+	end, _, _ := b.term.Lease("a")
+	b.step(Abandoned{Call: call})
+	is(t, "duration", one[Reply](b).Lease.Duration, 0)
+	b.step(Confirmed{ID: one[Confirm](b).ID})
+	is(t, "replies after the Confirm", len(take[Reply](b)), 0)
+	now, _, _ := b.term.Lease("a")
+	is(t, "lease", now, end)
+}
+
+func TestLostTermAnswersEveryCaller(t *testing.T) {
+	b := lead(t, Settings{}, "a", "b")
+	b.pass(time.Second)
+	b.beat(sched.Heartbeat{Node: "a"})
+	b.beat(sched.Heartbeat{Node: "b"})
+	b.step(Lost{})
+	for _, r := range take[Reply](b) {
+		is(t, "error", r.Err, error(ErrNotLeading))
+	}
+	b.beat(sched.Heartbeat{Node: "a"})
+	is(t, "effects after the term", len(take[Reply](b)), 0)
+}
+
+func TestOrdersInFlight(t *testing.T) {
+	newer := func(o sched.Order) sched.Order { o.Generation.Sequence++; return o }
+	t.Run("a newer order waits for the flight of an older one", func(t *testing.T) {
+		b := lead(t, Settings{}, "a")
+		o := b.put("web")
+		b.order(o)
+		first := one[Deliver](b)
+		is(t, "epoch", first.Epoch, b.term.Epoch())
+		b.term.give([]sched.Order{newer(o)})
+		b.step(Tick{})
+		is(t, "flights at once", len(take[Deliver](b)), 0)
+		b.step(Delivered{ID: first.ID, Ack: sched.Ack{Accepted: true}})
+		is(t, "next order", one[Deliver](b).Order, newer(o))
+	})
+	t.Run("an answer after the deadline is ignored", func(t *testing.T) {
+		b := lead(t, Settings{}, "a")
+		o := b.put("web")
+		b.order(o)
+		first := one[Deliver](b)
+		b.pass(11 * time.Second)
+		is(t, "tries", one[Undelivered](b).Try, 1)
+		b.step(Delivered{ID: first.ID, Ack: sched.Ack{Accepted: true}})
+		b.pass(time.Second)
+		for _, p := range take[Propose](b) {
+			is(t, "commits reports", p.Reports, 0)
+		}
+	})
+	t.Run("an order that waited for its turn needs another Confirm, and is dropped if the state no longer asks for it", func(t *testing.T) {
+		b := lead(t, Settings{Parallel: 1}, "a")
+		first, second, third := b.put("a1"), b.put("a2"), b.put("a3")
+		b.order(first, second, third)
+		flight := one[Deliver](b)
+		b.pass(2 * time.Second)
+		b.apply(&commandv1.Command{Body: &commandv1.Command_DeleteWorkload{DeleteWorkload: &commandv1.DeleteWorkload{Id: "a2", Force: true}}})
+		b.step(Delivered{ID: flight.ID, Ack: sched.Ack{Accepted: true}})
+		is(t, "deliveries without a Confirm", len(take[Deliver](b)), 0)
+		b.step(Confirmed{ID: one[Confirm](b).ID})
+		is(t, "deliveries of a withdrawn order", len(take[Deliver](b)), 0)
+		b.pass(time.Second)
+		b.step(Confirmed{ID: one[Confirm](b).ID})
+		is(t, "delivered", one[Deliver](b).Order, third)
+	})
+	t.Run("the queue of a node is bounded", func(t *testing.T) {
+		b := lead(t, Settings{NodeQueue: 2, NodeParallel: 1}, "a")
+		b.order(b.put("a1"), b.put("a2"), b.put("a3"))
+		is(t, "orders held", b.term.Stats().Orders, 2)
+		is(t, "in flight", len(take[Deliver](b)), 1)
+	})
+}
+
+func TestOutstanding(t *testing.T) {
+	b := lead(t, Settings{}, "a")
+	o := b.put("web")
+	at := func(step int) sched.Order {
+		next := o
+		next.Generation.Sequence = uint64(int(o.Generation.Sequence) + step)
+		return next
+	}
+	outstanding := func(o sched.Order) bool {
+		s := snapshot{outstanding: b.term.orders.outstanding.Copy()}
+		return s.Outstanding(o)
+	}
+	is(t, "before it is given", outstanding(o), false)
+	b.order(o)
+	is(t, "itself", outstanding(o), true)
+	is(t, "an older one", outstanding(at(-1)), true)
+	is(t, "a newer one", outstanding(at(1)), false)
+	b.term.give([]sched.Order{at(1)})
+	is(t, "the newer one that follows it", outstanding(at(1)), true)
+	is(t, "busy", b.term.orders.busy("a", "web"), true)
+	is(t, "busy on another node", b.term.orders.busy("b", "web"), false)
+}
+
+func TestReportsOfABatchAreBounded(t *testing.T) {
+	var r reports
+	r.init(0)
+	for i := range 25 {
+		r.add(&commandv1.WorkloadReport{Node: "a", Workload: fmt.Sprint(i)})
+	}
+	is(t, "first batch", len(r.take(10)), 10)
+	is(t, "second batch", len(r.take(10)), 10)
+	is(t, "third batch", len(r.take(10)), 5)
+	is(t, "fourth batch", len(r.take(10)), 0)
+}
+
+func TestLivenessKeepsTheNewerRecord(t *testing.T) {
+	l := table()
+	l.observe(&fsm.Node{ID: "a", Up: true, ModifyIndex: 5}, 100)
+	l.observe(&fsm.Node{ID: "a", Up: false, ModifyIndex: 4}, 101)
+	n, _ := l.nodes.Get("a")
+	is(t, "up after an older change", n.up, true)
+	l.removed(&fsm.Node{ID: "a", ModifyIndex: 4})
+	_, ok := l.nodes.Get("a")
+	is(t, "known after an older removal", ok, true)
+	l.removed(&fsm.Node{ID: "a", ModifyIndex: 5})
+	_, ok = l.nodes.Get("a")
+	is(t, "known after its removal", ok, false)
+	is(t, "next expiry", l.snapshot(0, 0).nextExpiry, 0)
+}
+
+func TestNodeBeingDeclaredLostIsGrantedNothing(t *testing.T) {
+	l := table()
+	l.observe(&fsm.Node{ID: "a", Up: true, ModifyIndex: 1}, 100)
+	is(t, "expired nodes", len(l.snapshot(110, 0).expired), 1)
+	ok, _ := l.extend("a", 109)
+	is(t, "extended while it is declared lost", ok, false)
+	l.clearExpiring()
+	ok, _ = l.extend("a", 111)
+	is(t, "extended afterwards", ok, true)
+	is(t, "next expiry", l.snapshot(111, 0).nextExpiry, 121)
+}
+
+// table is a liveness table with leases of 10 ns.
+func table() *liveness {
+	l := &liveness{}
+	l.init(&Settings{LegacyLease: 10})
+	return l
+}
+
+func TestPauseDetector(t *testing.T) {
+	for _, c := range []struct {
+		fact      string
+		ran, wall time.Duration // that the clocks advance by
+		shift     time.Duration
+	}{
+		{"a step on time shifts nothing", pulseEvery, pulseEvery, 0},
+		{"a little lateness is noise", pulseEvery + pulseLate, pulseEvery + pulseLate, 0},
+		{"a pause shifts by all of the gap", 3 * time.Second, 3 * time.Second, 3 * time.Second},
+		{"a wall clock that was set back shifts back", pulseEvery, pulseEvery - time.Hour, -time.Hour},
+		{"a machine that slept shifts by its sleep", pulseEvery, pulseEvery + time.Hour, time.Hour},
+		{"a pause during which the clock was set shifts by both", 3 * time.Second, time.Hour, time.Hour},
+		{"a wall clock that drifts a little shifts nothing", pulseEvery, pulseEvery + clockStep/2, 0},
+	} {
+		t.Run(c.fact, func(t *testing.T) {
+			var p pauseDetector
+			is(t, "the first step", p.observe(Moment{Wall: wall, Mono: 5}), 0)
+			is(t, "shift", time.Duration(p.observe(Moment{Wall: wall + int64(c.wall), Mono: 5 + int64(c.ran)})), c.shift)
+		})
+	}
+}
+
+// Clocks of replicas always differ a little; that is no reason to drop the planner's cache.
+func TestClockOffsetKeepsTheCache(t *testing.T) {
+	b := lead(t, Settings{}, "a")
+	for range 3 {
+		b.pass(100 * time.Millisecond)
+		state := b.now.Wall + int64(50*time.Millisecond)
+		b.term.now = b.now
+		b.term.keepUp(state)
+		is(t, "the planner's time", b.term.planned(), state)
+		is(t, "the cache is dropped", b.term.plan.stale, false)
+	}
+}
+
+// The planner's clock runs at three quarters of its speed until the wall clock is there,
+// and not beyond it when a wall clock that was wrong is set right.
+func TestClockOffset(t *testing.T) {
+	is(t, "unset", clockOffset{}.at(Moment{Mono: int64(time.Hour)}), 0)
+	o := clockOffset{planner: wall + int64(time.Hour), set: true}
+	for _, c := range []struct {
+		fact            string
+		ran, wall       time.Duration // since the start
+		offset, planner time.Duration
+	}{
+		{"at once", 0, 0, time.Hour, time.Hour},
+		{"later", time.Minute, time.Minute, time.Hour - 15*time.Second, time.Hour + 45*time.Second},
+		{"in the end", 4 * time.Hour, 4 * time.Hour, 0, 4 * time.Hour},
+		{"the clock is set right", time.Minute, time.Minute + time.Hour, 0, time.Hour + time.Minute},
+		{"the clock is set right but for ten minutes", time.Minute, 50 * time.Minute, 10*time.Minute + 45*time.Second, time.Hour + 45*time.Second},
+		{"the clock is set back again", time.Minute, time.Minute - time.Hour, 2*time.Hour - 15*time.Second, time.Hour + 45*time.Second},
+	} {
+		by := time.Duration(o.at(Moment{Wall: wall + int64(c.wall), Mono: int64(c.ran)}))
+		is(t, "the offset, "+c.fact, by, c.offset)
+		is(t, "the planner's time, "+c.fact, c.wall+by, c.planner)
+	}
+}
+
+func TestLeaseTermsGrowWithTheCluster(t *testing.T) {
+	s := Settings{}.WithDefaults()
+	for _, c := range []struct {
+		protocol           uint32
+		nodes              int
+		interval, duration time.Duration
+	}{
+		{1, 3, 3 * time.Second, 10 * time.Second},
+		{1, 1000, 3 * time.Second, 10 * time.Second},
+		{1, 4000, 12 * time.Second, 40 * time.Second},
+		{0, 3, 10 * time.Second, time.Minute},
+		{0, 4000, 10 * time.Second, time.Minute},
+	} {
+		t.Run(fmt.Sprintf("protocol %d, %d nodes", c.protocol, c.nodes), func(t *testing.T) {
+			interval, duration := s.leaseTerms(c.protocol, c.nodes)
+			is(t, "interval", interval, c.interval)
+			is(t, "duration", duration, c.duration)
+		})
+	}
+}
+
+func TestSettingsRefuseAShortLease(t *testing.T) {
+	is(t, "8 s are refused", Settings{NodeLease: 8 * time.Second}.Validate() != nil, true)
+	is(t, "9 s are refused", Settings{NodeLease: 9 * time.Second}.Validate() != nil, false)
+}
+
+func TestTuningIsTakenAsGiven(t *testing.T) {
+	is(t, "nothing given", Settings{}.WithDefaults().Tuning, sched.DefaultTuning())
+	none := sched.DefaultTuning()
+	none.MissingGrace = 0
+	is(t, "no grace", Settings{Tuning: none}.WithDefaults().Tuning, none)
+}

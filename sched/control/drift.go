@@ -1,0 +1,202 @@
+package control
+
+import (
+	"hash/fnv"
+	"slices"
+	"time"
+
+	"github.com/tidwall/btree"
+
+	commandv1 "github.com/persys/compute/api/command/v1"
+	"github.com/persys/compute/fsm"
+	"github.com/persys/compute/sched"
+)
+
+// drifts is drift detection: every node is read once in DriftInterval, each in its own
+// slot of the interval, and compared with the state. A new difference counts once a
+// second comparison has found it as well.
+type drifts struct {
+	slot    uint32
+	reading map[string]bool               // nodes that are read at the moment
+	second  btree.Map[string, secondLook] // by node
+}
+
+// secondLook is a comparison that is to be confirmed.
+type secondLook struct {
+	at    int64 // monotonic
+	found []sched.Difference
+}
+
+const (
+	// driftSlots is the number of slots of an interval. Nodes are spread over the first
+	// driftSpread of them, so that second looks end inside the interval too.
+	driftSlots  = 64
+	driftSpread = 58
+	// lookAgain is the time between two looks: longer than a report takes from an agent
+	// into the state.
+	lookAgain = 2 * time.Second
+	// forgetLook is after how long the second look at a node that went away is dropped.
+	forgetLook = time.Minute
+)
+
+func (t *Term) beginDrift() {
+	if t.cfg.Inspect && t.cfg.DriftInterval > 0 {
+		t.drift.reading = map[string]bool{}
+		t.nextSlot()
+	}
+}
+
+func (t *Term) nextSlot() {
+	t.after(max(t.cfg.DriftInterval/driftSlots, 10*time.Millisecond), func() {
+		t.runSlot(t.drift.slot % driftSlots)
+		t.drift.slot++
+		t.nextSlot()
+	})
+}
+
+// runSlot reads the nodes of one slot, and those whose second look is due.
+func (t *Term) runSlot(slot uint32) {
+	d := &t.drift
+	if t.view.Info().Mode.Frozen() || !recordsFailures(t.view) {
+		return
+	}
+	byEndpoint := map[string][]string{}
+	t.view.Nodes("", func(n *fsm.Node) bool {
+		if n.Up {
+			byEndpoint[n.Facts.Endpoint] = append(byEndpoint[n.Facts.Endpoint], n.ID)
+		}
+		return true
+	})
+	var due []string
+	t.view.Nodes("", func(n *fsm.Node) bool {
+		look, second := d.second.Get(n.ID)
+		switch {
+		case !n.Up:
+		case second && t.now.Mono >= look.at, !second && slotOf(n.ID) == slot && t.lastHeard(byEndpoint[n.Facts.Endpoint], n):
+			due = append(due, n.ID)
+		}
+		return true
+	})
+	for _, id := range due {
+		t.list(id)
+	}
+	var gone []string
+	d.second.Scan(func(id string, look secondLook) bool {
+		if t.now.Mono-look.at > int64(forgetLook) {
+			gone = append(gone, id)
+		}
+		return true
+	})
+	for _, id := range gone {
+		d.second.Delete(id)
+	}
+}
+
+func slotOf(node string) uint32 {
+	h := fnv.New32a()
+	_, _ = h.Write([]byte(node)) // a hash never fails
+	return h.Sum32() % driftSpread
+}
+
+// lastHeard reports whether n is the node to ask at its endpoint: of several that name
+// the same one, the last that was heard.
+func (t *Term) lastHeard(sharing []string, n *fsm.Node) bool {
+	_, mine, _ := t.Lease(n.ID)
+	for _, other := range sharing {
+		if _, heard, ok := t.Lease(other); ok && other != n.ID && (heard > mine || heard == mine && other < n.ID) {
+			return false
+		}
+	}
+	return true
+}
+
+// list reads a node and compares it with the state, unless that is under way.
+func (t *Term) list(node string) {
+	d := &t.drift
+	if d.reading[node] {
+		return
+	}
+	first, second := d.second.Delete(node)
+	d.reading[node] = t.inspect(func() {
+		began := t.now.Mono
+		t.emit(List{Node: node, ID: t.await(func(in Input) {
+			done := func() {
+				delete(d.reading, node)
+				t.inspected()
+			}
+			n, ok := t.view.Node(node)
+			got := in.(Listed)
+			if got.Err != nil || !ok || !n.Up || t.view.Info().Mode.Frozen() {
+				done()
+				return
+			}
+			if !second { // a round has one first look, and audits the node after it
+				audited := done
+				done = func() { t.audit(node, auditPage, audited) }
+			}
+			t.compare(n, got.Reports, first.found, second, began, done)
+		})})
+	})
+}
+
+// compare looks for differences between a node's list and the state.
+func (t *Term) compare(n *fsm.Node, listed []sched.Reported, first []sched.Difference, second bool, began int64, then func()) {
+	found := sched.Compare(t.view, n, listed, func(workload string) bool { return t.orders.busy(n.ID, workload) })
+	switch {
+	case second:
+		found = sched.Confirmed(t.view, n.ID, first, found)
+	case sched.Unknown(t.view, n.ID, found):
+		t.drift.second.Set(n.ID, secondLook{began + int64(lookAgain), found})
+		then()
+		return
+	}
+	view := t.view
+	remedy := func() {
+		for _, rep := range remedies(view, n, listed, found) {
+			if rep.GetState() == string(fsm.ActualMissing) {
+				rep.ObservedAt = t.planned()
+			}
+			t.report(rep)
+		}
+	}
+	c := sched.Drifts(view, n.ID, found, t.planned())
+	if c == nil {
+		remedy()
+		then()
+		return
+	}
+	t.propose(func(err error) {
+		if err == nil { // otherwise the next round finds it again
+			remedy()
+		}
+		then()
+	}, &commandv1.Command{Head: t.head(), Body: &commandv1.Command_SetDrifts{SetDrifts: c}})
+}
+
+// remedies are the reports that end differences: a missing workload is reported as
+// missing, after which the planner gives its node SCHEDULER_MISSING_GRACE_PERIOD, and a
+// workload in another state is reported in that state.
+func remedies(view fsm.View, n *fsm.Node, listed []sched.Reported, found []sched.Difference) (out []*commandv1.WorkloadReport) {
+	for i := range found {
+		d := &found[i]
+		w, ok := view.Workload(d.Workload)
+		if !ok || w.Node != n.ID || !w.Acknowledged {
+			continue
+		}
+		switch d.Type {
+		case fsm.DriftMissing:
+			if w.Actual.State != fsm.ActualMissing {
+				out = append(out, missing(n, w))
+			}
+		case fsm.DriftState:
+			at := slices.IndexFunc(listed, func(r sched.Reported) bool { return r.Workload == d.Workload })
+			if at < 0 {
+				continue
+			}
+			if rep := reportDiff(view, n, &listed[at]); rep != nil {
+				out = append(out, rep)
+			}
+		}
+	}
+	return out
+}

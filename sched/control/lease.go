@@ -1,0 +1,121 @@
+package control
+
+import (
+	"errors"
+
+	"github.com/persys/compute/fsm"
+	"github.com/persys/compute/sched"
+)
+
+// confirms shares one Confirm among all that ask within a window. A new one may begin
+// while earlier ones are in flight.
+type confirms struct {
+	next []func(error) // wait for a Confirm that has not begun
+	last int64         // when the last one began, monotonic
+}
+
+// afterConfirm calls then once a Confirm that began after this call has succeeded or
+// failed.
+func (t *Term) afterConfirm(then func(error)) {
+	c := &t.confirm
+	c.next = append(c.next, then)
+	if len(c.next) == 1 {
+		t.after(t.until(c.last+int64(t.cfg.ConfirmEvery)), t.beginConfirm)
+	}
+}
+
+func (t *Term) beginConfirm() {
+	c := &t.confirm
+	waiting := c.next
+	c.next, c.last = nil, t.now.Mono // whoever asks from here on waits for the next one
+	t.emit(Confirm{ID: t.await(func(in Input) {
+		for _, then := range waiting {
+			then(in.(Confirmed).Err)
+		}
+	})})
+}
+
+// heartbeat takes one heartbeat in and answers it with the node's lease. The lease is
+// extended only if leadership is confirmed after the heartbeat arrived; otherwise the
+// answer repeats the old end with Duration 0.
+func (t *Term) heartbeat(in Heartbeat) {
+	node, ok := t.view.Node(in.Beat.Node)
+	if !ok || node.Fenced {
+		// A fenced node may send a late heartbeat from before it was declared dead.
+		// Only a registration brings it back.
+		t.emit(Reply{Call: in.Call, Err: &ErrUnknownNode{Node: in.Beat.Node, Fenced: ok}})
+		return
+	}
+	t.live.observe(node, t.now.Wall)
+	if !t.live.hear(&in.Beat) {
+		t.reply(in.Call, node, false)
+		return
+	}
+	t.heartbeatDiff(node, &in.Beat)
+	t.grant(in.Call, node)
+}
+
+// registered grants the lease of a node whose registration is committed.
+func (t *Term) registered(in Registered) {
+	node, ok := t.view.Node(in.Node)
+	if !ok {
+		t.emit(Reply{Call: in.Call, Err: &ErrUnknownNode{Node: in.Node}})
+		return
+	}
+	t.live.observe(node, t.now.Wall)
+	t.live.reregistered(in.Node)
+	t.grant(in.Call, node)
+}
+
+// grant extends the lease of a node that was heard just now, if leadership can be
+// confirmed.
+func (t *Term) grant(call Call, node *fsm.Node) {
+	received := t.now.Wall
+	t.calls.Set(uint64(call), node)
+	t.afterConfirm(func(err error) {
+		if _, waits := t.calls.Delete(uint64(call)); !waits {
+			return
+		}
+		if errors.Is(err, ErrNotLeading) {
+			t.emit(Reply{Call: call, Err: ErrNotLeading})
+			return
+		}
+		extended := false
+		if err == nil {
+			var back bool
+			if extended, back = t.live.extend(node.ID, received); back {
+				t.signal()
+			}
+		}
+		t.reply(call, node, extended)
+	})
+}
+
+// abandoned answers a caller that waits no longer.
+func (t *Term) abandoned(call Call) {
+	if node, waits := t.calls.Delete(uint64(call)); waits {
+		t.reply(call, node, false)
+	}
+}
+
+// reply answers a caller with the lease of a node; Duration is 0 if it was not extended.
+func (t *Term) reply(call Call, node *fsm.Node, extended bool) {
+	n, ok := t.live.nodes.Get(node.ID)
+	if !ok || n.granted == 0 {
+		// There is no old lease to repeat: another replica has to answer.
+		t.emit(Reply{Call: call, Err: ErrNotLeading})
+		return
+	}
+	interval, duration := t.cfg.leaseTerms(n.protocol, t.live.nodes.Len())
+	if !extended {
+		duration = 0
+	}
+	t.emit(Reply{Call: call, Lease: sched.Lease{
+		Interval:  int64(interval),
+		Duration:  int64(duration),
+		ExpiresAt: n.granted,
+		Drain:     t.view.Info().Mode.Frozen() || node.Draining,
+		SendFull:  !n.full,
+		Epoch:     t.epoch,
+	}})
+}

@@ -1,0 +1,248 @@
+package control
+
+import (
+	"slices"
+	"time"
+
+	"github.com/tidwall/btree"
+
+	commandv1 "github.com/persys/compute/api/command/v1"
+	"github.com/persys/compute/fsm"
+	"github.com/persys/compute/sched"
+)
+
+// Term is one leadership term. It belongs to one caller at a time.
+type Term struct {
+	cfg   Settings
+	epoch fsm.Epoch
+	over  bool
+
+	// Of the step under way.
+	now  Moment
+	view fsm.View // this replica's newest
+	out  []Effect
+
+	lastID     ID
+	lastFlight uint64
+	waiting    map[ID]func(Input) // what an answer leads to
+
+	pause      pauseDetector
+	offset     clockOffset
+	toldBehind bool
+	timers     timers
+
+	live    liveness
+	calls   btree.Map[uint64, *fsm.Node] // callers that wait for a Confirm, by Call
+	confirm confirms
+	orders  dispatcher
+	reports reports
+	plan    planning
+	reads   inspections
+	drift   drifts
+}
+
+// New starts a term right after leadership was established: view is the state at that
+// time. Every node gets a full lease. The first step plans.
+func New(cfg Settings, epoch fsm.Epoch, now Moment, view fsm.View) *Term {
+	t := &Term{cfg: cfg.WithDefaults(), epoch: epoch, now: now, view: view, waiting: map[ID]func(Input){}}
+	t.pause.observe(now)
+	t.live.init(&t.cfg)
+	t.live.begin(view, now.Wall)
+	t.confirm.last = now.Mono - int64(t.cfg.ConfirmEvery)
+	t.orders.init()
+	t.reports.init(now.Mono - int64(t.cfg.FlushEvery))
+	t.plan = planning{view: view, fresh: true, due: true}
+	t.beginPolls(view)
+	t.beginDrift()
+	return t
+}
+
+// Epoch returns the epoch of the term, which every order carries.
+func (t *Term) Epoch() fsm.Epoch { return t.epoch }
+
+// WakeAt returns when the next step is due at the latest, on the monotonic clock.
+func (t *Term) WakeAt() int64 {
+	at := t.now.Mono + int64(pulseEvery)
+	if t.timers.Len() > 0 {
+		at = min(at, t.timers.heap[0].at)
+	}
+	return at
+}
+
+// Step takes one input in and returns the effects that follow. view is the newest state
+// of this replica.
+func (t *Term) Step(now Moment, view fsm.View, in Input) []Effect {
+	if t.over {
+		return nil
+	}
+	t.now, t.view = now, view
+	t.allowForPause()
+	switch in := in.(type) {
+	case Tick:
+	case Updates:
+		t.updated(in)
+	case Heartbeat:
+		t.heartbeat(in)
+	case Registered:
+		t.registered(in)
+	case Abandoned:
+		t.abandoned(in.Call)
+	case Planned:
+		t.planDone(in)
+	case Lost:
+		t.lost()
+	case Proposed:
+		t.answered(in.ID, in)
+	case Confirmed:
+		t.answered(in.ID, in)
+	case Delivered:
+		t.answered(in.ID, in)
+	case Listed:
+		t.answered(in.ID, in)
+	case Looked:
+		t.answered(in.ID, in)
+	case ActionsRead:
+		t.answered(in.ID, in)
+	}
+	if !t.over {
+		t.runTimers()
+		t.startPlan()
+	}
+	out := t.out
+	t.out = nil
+	return out
+}
+
+func (t *Term) emit(e Effect) { t.out = append(t.out, e) }
+
+// await returns the ID of an effect whose answer is handed to then.
+func (t *Term) await(then func(Input)) ID {
+	t.lastID++
+	t.waiting[t.lastID] = then
+	return t.lastID
+}
+
+// answered hands an answer to the code that waits for it, once.
+func (t *Term) answered(id ID, in Input) {
+	if then, ok := t.waiting[id]; ok {
+		delete(t.waiting, id)
+		then(in)
+	}
+}
+
+// propose puts commands through the log; then is told whether they are in it.
+func (t *Term) propose(then func(err error), cmds ...fsm.Command) {
+	t.emit(Propose{
+		ID:       t.await(func(in Input) { then(in.(Proposed).Err) }),
+		Commands: cmds,
+	})
+}
+
+// head marks a command as the leader's own, planned in this term.
+func (t *Term) head() *commandv1.Head {
+	return &commandv1.Head{
+		Epoch: &commandv1.Epoch{Incarnation: t.epoch.Incarnation, Term: t.epoch.Term},
+		At:    t.planned(),
+		By:    "leader",
+	}
+}
+
+// lost ends the term.
+func (t *Term) lost() {
+	t.calls.Scan(func(call uint64, _ *fsm.Node) bool {
+		t.emit(Reply{Call: Call(call), Err: ErrNotLeading})
+		return true
+	})
+	t.over = true
+}
+
+// Stats are figures for metrics.
+type Stats struct {
+	Orders  int // held by the dispatcher: waiting, in flight, or resting before another try
+	Flying  int // of them in flight
+	Reports int // waiting to be committed
+}
+
+// Stats counts what the term has to do.
+func (t *Term) Stats() Stats {
+	return Stats{Orders: len(t.orders.entries), Flying: t.orders.flying, Reports: len(t.reports.order)}
+}
+
+// Lease returns the end of a node's lease and when the node was last heard, Unix
+// nanoseconds (0 = not in this term); false for an unknown node.
+func (t *Term) Lease(node string) (expires, heard int64, ok bool) {
+	if n, ok := t.live.nodes.Get(node); ok {
+		return n.expires, n.heard, true
+	}
+	return 0, 0, false
+}
+
+// NodeUsage returns what a node last reported to use; false for an unknown node.
+func (t *Term) NodeUsage(node string) (sched.NodeUsage, bool) {
+	if n, ok := t.live.nodes.Get(node); ok {
+		return n.usage, true
+	}
+	return sched.NodeUsage{}, false
+}
+
+// PoolsUsed returns what a node last reported that its storage pools hold: GB, by name.
+// The map must not be changed.
+func (t *Term) PoolsUsed(node string) map[string]int64 {
+	if n, ok := t.live.nodes.Get(node); ok {
+		return n.pools
+	}
+	return nil
+}
+
+// WorkloadUsage returns what a node last reported that one of its workloads uses.
+func (t *Term) WorkloadUsage(node, workload string) (sched.WorkloadUsage, bool) {
+	if n, ok := t.live.nodes.Get(node); ok {
+		u, ok := n.workloads[workload]
+		return u, ok
+	}
+	return sched.WorkloadUsage{}, false
+}
+
+// updated takes over changes of the replicated state.
+func (t *Term) updated(u Updates) {
+	if u.Fresh {
+		t.live.sync(u.View, t.now.Wall)
+		t.beginPolls(u.View)
+	}
+	for i := range u.Changes {
+		switch c := &u.Changes[i]; {
+		case c.Table == fsm.TableWorkload && c.NewWorkload() != nil:
+			t.poll(u.View, c.NewWorkload())
+		case c.Table != fsm.TableNode:
+		case c.NewNode() != nil:
+			t.live.observe(c.NewNode(), t.now.Wall)
+		case c.OldNode() != nil:
+			t.live.removed(c.OldNode())
+		}
+	}
+	if u.Thawed || slices.ContainsFunc(u.Changes, thaws) {
+		t.live.grantAll(t.now.Wall)
+	}
+	p := &t.plan
+	p.view = u.View
+	if p.fresh = p.fresh || u.Fresh || len(p.changes)+len(u.Changes) > maxChanges; p.fresh {
+		clear(p.changes)
+		p.changes = p.changes[:0]
+	} else {
+		p.changes = append(p.changes, u.Changes...)
+	}
+	t.signal()
+}
+
+// maxChanges bounds the changes that wait for one planning step; beyond it, starting
+// again from the view is cheaper.
+const maxChanges = 32 << 10
+
+// thaws reports whether a change ends a frozen mode.
+func thaws(c fsm.Change) bool {
+	was, now := c.OldInfo(), c.NewInfo()
+	return was != nil && now != nil && was.Mode.Frozen() && !now.Mode.Frozen()
+}
+
+// until returns the time until a moment of the monotonic clock, 0 if it has passed.
+func (t *Term) until(at int64) time.Duration { return time.Duration(max(0, at-t.now.Mono)) }
