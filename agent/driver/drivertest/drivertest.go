@@ -1,5 +1,5 @@
-// Package drivertest is the conformance suite of agent/driver: one list of facts that holds for
-// every driver, run against real engines and the simulated one.
+// Package drivertest is the conformance suite of package driver. It runs the same tests against real engines
+// and the simulated engine.
 package drivertest
 
 import (
@@ -16,43 +16,43 @@ import (
 	"github.com/persys/compute/testbed"
 )
 
-// Harness is what a driver brings to the suite. One Harness is one engine.
+// Harness describes the driver and engine under test.
 type Harness struct {
 	// Cluster is the cluster id that Open's drivers use; Prefix makes ids unique on a shared
 	// engine.
 	Cluster string
 	Prefix  string
-	// Open returns a driver of a node on the engine. Opening a node twice is an agent's restart.
+	// Open returns a driver of a node on the engine. Opening the same node twice simulates a restart of its agent.
 	Open func(t *testing.T, node string) driver.Driver
 	// Steady is a spec that runs until stopped and writes LogLine once it is up. Different
 	// versions differ in content.
 	Steady  func(version int) *agentv1.WorkloadSpec
 	LogLine string
-	// Crash ends by itself with the code soon after its start.
+	// Crash is a spec that exits with the code soon after its start.
 	Crash func(code int) *agentv1.WorkloadSpec
-	// NoExitCodes: the engine knows that a workload failed, not with which code (virtual machines).
+	// NoExitCodes: the engine reports failures without an exit code (virtual machines).
 	NoExitCodes bool
-	// Missing names an image (or disk) that does not exist and never will.
+	// Missing is a spec whose image (or disk) does not exist.
 	Missing func() *agentv1.WorkloadSpec
-	// Stranger makes something that is not ours and holds the name that workload id would get.
-	// The returned function fails the test if it was touched, and removes it.
+	// Stranger creates an instance that is not ours, under the name that workload id would get. The
+	// returned function fails the test if the instance was touched, and removes it.
 	Stranger func(t *testing.T, id driver.ID) (untouched func())
-	// Commands can be run in Steady's workload; nil for a driver that is no driver.Execer.
+	// Commands can run in Steady's workload; nil if the driver does not implement driver.Execer.
 	Commands *Commands
-	// Outage is Open with an engine that can be cut off and come back; what was under way in it may go
-	// on meanwhile. Nil: there is no way.
+	// Outage is Open with an engine that can be made unreachable and reachable again. Operations in the
+	// engine may continue meanwhile. Nil if the engine cannot be cut off.
 	Outage func(t *testing.T, node string) (d driver.Driver, cut, restore func())
-	// Full is Open with an engine whose disk can be filled up and emptied again. Nil: there is no way.
+	// Full is Open with an engine whose disk can be filled and emptied. Nil if that is impossible.
 	Full func(t *testing.T, node string) (d driver.Driver, fill, empty func())
-	// Away is how long the engine is away in the long outage; 0 leaves that one out. Apart says that an
-	// outage is of what Outage returned alone: the long one runs beside the other tests.
+	// Away is the length of the long outage; 0 skips that test. Apart means that an outage affects only the
+	// driver returned by Outage, so the long one runs in parallel with the other tests.
 	Away  time.Duration
 	Apart bool
-	// Patience bounds every wait. Default 30 s.
+	// Patience is the time limit of every wait. Default 30 s.
 	Patience time.Duration
 }
 
-// The nodes that the suite opens.
+// Node ids that the suite uses.
 const (
 	nodeA = "node-a"
 	nodeB = "node-b"
@@ -69,9 +69,9 @@ func Run(t *testing.T, h Harness) {
 		h.Patience = 30 * time.Second
 	}
 	tests := []namedTest{
-		{"a probe tells engine and version", testProbe},
-		{"creating runs it", testCreate},
-		{"creating stopped does not run it", testCreateStopped},
+		{"a probe reports engine and version", testProbe},
+		{"creating a running workload starts it", testCreate},
+		{"creating a stopped workload does not start it", testCreateStopped},
 		{"equal content is left alone", testNoop},
 		{"a new revision with equal content is left alone", testRevisionOnly},
 		{"new content replaces", testReplace},
@@ -84,7 +84,7 @@ func Run(t *testing.T, h Harness) {
 		{"exit code 0 is Stopped", testExitZero},
 		{"a crashed workload is started again without recreation", testRestartCrashed},
 		{"the list carries every label", testLabels},
-		{"a look at one tells what the list tells", testLook},
+		{"Look returns the same as List", testLook},
 		{"a restarted agent adopts", testAdopt},
 		{"a sibling agent has its own instance", testSibling},
 		{"another cluster's instance is a stranger", testOtherCluster},
@@ -131,7 +131,7 @@ func Run(t *testing.T, h Harness) {
 	beside.Wait()
 }
 
-// spec of a fresh workload named after the test; it is removed when the test ends.
+// spec returns the spec of a new workload named after the test. The workload is removed when the test ends.
 func (s *suite) spec(t *testing.T, d driver.Driver, node, name string, body *agentv1.WorkloadSpec) driver.Spec {
 	t.Helper()
 	id := driver.ID(s.Prefix + name)
@@ -155,7 +155,7 @@ func (s *suite) ensure(t *testing.T, d driver.Driver, spec driver.Spec) {
 	}
 }
 
-// get is one workload from the list; Absent if it is not there.
+// get returns one workload from the list; its state is Absent if it is not listed.
 func (s *suite) get(t *testing.T, d driver.Driver, id driver.ID) driver.Observed {
 	t.Helper()
 	all, err := d.List(s.ctx)
@@ -174,7 +174,7 @@ func (s *suite) get(t *testing.T, d driver.Driver, id driver.ID) driver.Observed
 	return got
 }
 
-// await polls the list until the workload is in the state.
+// await polls the list until the workload is in the wanted state.
 func (s *suite) await(t *testing.T, d driver.Driver, id driver.ID, want driver.State) driver.Observed {
 	t.Helper()
 	var o driver.Observed
@@ -434,7 +434,7 @@ func testLook(t *testing.T, s *suite) {
 	d := s.Open(t, nodeA)
 	one, ok := d.(driver.Looker)
 	if !ok {
-		return // it is optional
+		return // Looker is optional
 	}
 	look := func(id driver.ID) *driver.Observed {
 		t.Helper()
@@ -446,7 +446,7 @@ func testLook(t *testing.T, s *suite) {
 	}
 	spec, other := s.spec(t, d, nodeA, "look", s.Steady(1)), s.spec(t, d, nodeA, "look-2", s.Steady(1))
 	if o := look(spec.ID); o != nil {
-		t.Errorf("before it is made: %+v", o)
+		t.Errorf("before it is created: %+v", o)
 	}
 	s.ensure(t, d, spec)
 	s.ensure(t, d, other)
@@ -462,7 +462,7 @@ func testLook(t *testing.T, s *suite) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	if _, err := one.Look(ctx, spec.ID); err == nil {
-		t.Error("a cancelled look is no error")
+		t.Error("Look with a cancelled context returns no error")
 	}
 }
 
@@ -511,7 +511,7 @@ func testOtherCluster(t *testing.T, s *suite) {
 	before := s.await(t, d, spec.ID, driver.Running)
 	foreign := spec
 	foreign.ClusterID = other.Cluster
-	// A driver of one cluster is asked to act for another: its labels would not be its own.
+	// A driver must refuse the spec of another cluster, because its labels would belong to that cluster.
 	if err := o.Ensure(s.ctx, foreign); err == nil {
 		t.Error("Ensure accepts a spec of another cluster")
 	} else {
@@ -589,11 +589,11 @@ func testInvalid(t *testing.T, s *suite) {
 		}
 	}
 	if o := s.get(t, d, good.ID); o.State != driver.Absent {
-		t.Errorf("something was made: %+v", o)
+		t.Errorf("an instance was created: %+v", o)
 	}
 }
 
-// interruptions are moments between the first and the last step of an Ensure.
+// interruptions returns delays that fall between the first and the last step of an Ensure.
 func interruptions() []time.Duration {
 	return []time.Duration{2 * time.Millisecond, 15 * time.Millisecond, 60 * time.Millisecond, 150 * time.Millisecond, 300 * time.Millisecond}
 }
@@ -675,7 +675,7 @@ func testEvents(t *testing.T, s *suite) {
 			}
 		}
 	}
-	// The subscription may need a moment, so the change is repeated until it is seen.
+	// The subscription may not be active yet, so repeat the change until a hint arrives.
 	s.ensure(t, d, spec)
 	deadline := time.Now().Add(s.Patience)
 	for seen := false; !seen; {

@@ -31,20 +31,20 @@ func testLogs(t *testing.T, s *suite) {
 	if _, err := time.Parse(time.RFC3339Nano, stamp); err != nil {
 		t.Errorf("line %q does not begin with a time: %v", lines[0], err)
 	}
-	// The time of a line is told, and a reader that goes on from there misses nothing.
+	// Seen reports the time of each line, and a reader that resumes from that time misses nothing.
 	var seen time.Time
 	plain := s.logs(t, d, spec.ID, driver.LogOptions{Seen: func(at time.Time) { seen = at }})
 	if began, err := time.Parse(time.RFC3339Nano, stamp); err == nil && seen.Before(began) || seen.After(time.Now().Add(time.Minute)) {
-		t.Errorf("the last line was told as of %s, it is of %s", seen, stamp)
+		t.Errorf("Seen reported %s for the last line, want %s", seen, stamp)
 	}
 	if strings.Contains(plain, stamp) || !strings.Contains(plain, s.LogLine) {
-		t.Errorf("with the times told, but not asked for: %q", plain)
+		t.Errorf("with Seen but without Timestamps: %q", plain)
 	}
 	if again := s.logs(t, d, spec.ID, driver.LogOptions{Since: seen.Truncate(time.Second)}); !strings.HasSuffix(plain, again) || again == "" {
-		t.Errorf("from %s on it is %q, all is %q", seen.Truncate(time.Second), again, plain)
+		t.Errorf("since %s: %q; whole output: %q", seen.Truncate(time.Second), again, plain)
 	}
 	if later := s.logs(t, d, spec.ID, driver.LogOptions{Since: time.Now().Add(time.Hour)}); later != "" {
-		t.Errorf("lines of the future: %q", later)
+		t.Errorf("lines since a future time: %q", later)
 	}
 }
 
@@ -82,7 +82,7 @@ func testLogsFollow(t *testing.T, s *suite) {
 	s.await(t, d, spec.ID, driver.Running)
 	select {
 	case r := <-done:
-		t.Fatalf("the stream ended while it runs: %q, %v", r.text, r.err)
+		t.Fatalf("the stream ended while the workload runs: %q, %v", r.text, r.err)
 	case <-time.After(300 * time.Millisecond):
 	}
 	if err := d.Halt(s.ctx, spec.ID, 5*time.Second); err != nil {

@@ -9,7 +9,7 @@ import (
 	"github.com/persys/compute/testbed"
 )
 
-// outageTests are those of an engine that goes away, and comes back.
+// outageTests test an engine that becomes unreachable and comes back.
 var outageTests = []namedTest{
 	{"an engine that is away is never an empty list", testAway},
 	{"an engine that goes away in the middle of a creation", func(t *testing.T, s *suite) { s.cutDuring(t, "cutnew", nil, 1) }},
@@ -20,16 +20,16 @@ var outageTests = []namedTest{
 	{"an engine that goes away in the middle of a removal", testCutRemove},
 }
 
-// moments are how long after the beginning of a step the engine goes away: at once, early, later.
+// moments are the delays after which the engine becomes unreachable during a step.
 var moments = []time.Duration{0, 15 * time.Millisecond, 120 * time.Millisecond}
 
-// during makes a call during which the engine goes away, and brings it back. The call must end, one way
-// or the other; made again it succeeds, after errors at most that pass.
+// during makes a call while the engine becomes unreachable, and then restores the engine. The call must
+// end with or without an error. Repeated, it must succeed, after transient errors at most.
 func (s *suite) during(t *testing.T, after time.Duration, cut, restore func(), call func(context.Context) error) {
 	t.Helper()
 	done := make(chan error, 1)
 	go func() { done <- call(s.ctx) }()
-	select { // the moment is what is tested: it is no wait for anything
+	select { // the delay is a parameter of the test, not a wait for an event
 	case <-time.After(after):
 	case err := <-done:
 		done <- err
@@ -60,7 +60,7 @@ func (s *suite) during(t *testing.T, after time.Duration, cut, restore func(), c
 	}
 }
 
-// untouched holds an instance to have run on all the time.
+// untouched checks that an instance ran without interruption.
 func untouched(t *testing.T, why string, before, after driver.Observed) {
 	t.Helper()
 	same(t, why, before, after)
@@ -77,11 +77,11 @@ func testAway(t *testing.T, s *suite) {
 	cut()
 	for range 3 {
 		if all, err := d.List(s.ctx); driver.ClassOf(err) != driver.RuntimeUnhealthy {
-			t.Errorf("List while it is away: %d entries, %v", len(all), err)
+			t.Errorf("List during the outage: %d entries, %v", len(all), err)
 		}
 	}
 	if c, _ := d.Probe(s.ctx); c.Healthy {
-		t.Error("Probe finds it healthy while it is away")
+		t.Error("Probe reports a healthy engine during the outage")
 	}
 	wantClass(t, d.Ensure(s.ctx, spec), driver.RuntimeUnhealthy)
 	restore()
@@ -90,7 +90,7 @@ func testAway(t *testing.T, s *suite) {
 	untouched(t, "an outage", before, after)
 }
 
-// cutDuring makes a creation, or with prepare a replacement, go on after an outage.
+// cutDuring tests that a creation, or with prepare a replacement, is completed after an outage.
 func (s *suite) cutDuring(t *testing.T, name string, prepare func(driver.Driver, driver.Spec) error, version int) {
 	for i, after := range moments {
 		d, cut, restore := s.Outage(t, nodeA)
@@ -142,8 +142,8 @@ func testCutRemove(t *testing.T, s *suite) {
 	}
 }
 
-// testLongAway: for as long as the engine is away every look says so and nothing else; afterwards there
-// is what there was, and everything works.
+// testLongAway: every List and Probe during the outage reports it. Afterwards the same instances exist and
+// everything works.
 func testLongAway(t *testing.T, s *suite) {
 	d, cut, restore := s.Outage(t, nodeA)
 	spec := s.spec(t, d, nodeA, "minute", s.Steady(1))
@@ -154,7 +154,7 @@ func testLongAway(t *testing.T, s *suite) {
 	looks := 0
 	for time.Now().Before(end) {
 		if all, err := d.List(s.ctx); driver.ClassOf(err) != driver.RuntimeUnhealthy {
-			t.Fatalf("List while it is away: %d entries, %v", len(all), err)
+			t.Fatalf("List during the outage: %d entries, %v", len(all), err)
 		}
 		wantClass(t, d.Ensure(s.ctx, spec), driver.RuntimeUnhealthy)
 		looks++
@@ -177,8 +177,8 @@ func testLongAway(t *testing.T, s *suite) {
 	}
 }
 
-// testFull: what needs room is refused with that reason, and leaves nothing that runs; what is there goes
-// on, can be looked at and, being removed, makes room. With room everything works.
+// testFull: on a full disk, operations that need space fail with that reason and leave nothing running.
+// Existing workloads run on, can be inspected, and free space when removed. With space everything works.
 func testFull(t *testing.T, s *suite) {
 	d, fill, empty := s.Full(t, nodeA)
 	old := s.spec(t, d, nodeA, "full-old", s.Steady(1))
@@ -188,7 +188,7 @@ func testFull(t *testing.T, s *suite) {
 	spec := s.spec(t, d, nodeA, "full-new", s.Steady(1))
 	wantClass(t, d.Ensure(s.ctx, spec), driver.StorageFull)
 	if o := s.get(t, d, spec.ID); o.State == driver.Running {
-		t.Errorf("it runs on a full disk: %+v", o)
+		t.Errorf("it was started on a full disk: %+v", o)
 	}
 	after := s.await(t, d, old.ID, driver.Running)
 	untouched(t, "a full disk", before, after)

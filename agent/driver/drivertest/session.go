@@ -12,17 +12,17 @@ import (
 	"github.com/persys/compute/agent/driver"
 )
 
-// Commands are what can be run in Harness.Steady's workload.
+// Commands are the commands available in Harness.Steady's workload.
 type Commands struct {
-	// Say writes a line to each output and ends with the code.
+	// Say writes a line to each output and exits with the code.
 	Say func(out, err string, code int) []string
 	// Cat writes its input to its output until the input ends.
 	Cat []string
-	// Wait writes "waiting" and ends only by a signal.
+	// Wait writes "waiting" and ends only on a signal.
 	Wait []string
-	// Size writes its terminal's rows and columns, once it has any.
+	// Size writes its terminal's rows and columns once they are known.
 	Size []string
-	// Service to name, for a Compose stack.
+	// Service is the service to name in a Compose stack.
 	Service string
 }
 
@@ -31,21 +31,21 @@ type namedTest struct {
 	run  func(*testing.T, *suite)
 }
 
-// sessionTests are those of driver.Execer and driver.Consoler.
+// sessionTests test driver.Execer and driver.Consoler.
 var sessionTests = []namedTest{
 	{"a command's outputs and exit code come back", testExec},
 	{"a command gets its input and the end of it", testExecInput},
 	{"a command without input finds none", testExecNoInput},
 	{"a signal ends a command", testExecSignal},
 	{"a terminal has a size", testExecTerminal},
-	{"a command that is not there says so", testExecMissing},
+	{"a missing command is reported", testExecMissing},
 	{"a session ends with its workload", testExecHalted},
 	{"a closed session ends", testExecClose},
-	{"nothing is run in what does not run", testExecStopped},
+	{"a stopped workload refuses commands", testExecStopped},
 	{"a console ends with its workload", testConsole},
 }
 
-// output reads a session to its end, which must come.
+// output reads a session to its end, and fails the test if it does not end.
 func (s *suite) output(t *testing.T, x driver.Session) (stdout, stderr string) {
 	t.Helper()
 	var out, bad strings.Builder
@@ -72,7 +72,7 @@ func (s *suite) output(t *testing.T, x driver.Session) (stdout, stderr string) {
 	case <-time.After(s.Patience):
 		_ = x.Close()
 		<-done
-		t.Fatalf("the session does not end; it said %q and %q", out.String(), bad.String())
+		t.Fatalf("the session does not end; outputs %q and %q", out.String(), bad.String())
 	}
 	return out.String(), bad.String()
 }
@@ -88,7 +88,7 @@ func (s *suite) exit(t *testing.T, x driver.Session) int {
 	return code
 }
 
-// running is a workload to run commands in.
+// running returns a running workload for commands.
 func (s *suite) running(t *testing.T, name string) (driver.Driver, driver.ID) {
 	t.Helper()
 	d := s.Open(t, nodeA)
@@ -131,7 +131,7 @@ func testExec(t *testing.T, s *suite) {
 func testExecInput(t *testing.T, s *suite) {
 	d, id := s.running(t, "execin")
 	x := s.exec(t, d, id, driver.ExecOptions{Command: s.Commands.Cat, Input: true})
-	text := strings.Repeat("0123456789abcde\n", 16<<10) // more than any buffer on the way
+	text := strings.Repeat("0123456789abcde\n", 16<<10) // larger than any buffer in between
 	go func() {
 		if _, err := io.WriteString(x, text); err != nil {
 			t.Errorf("Write: %v", err)
@@ -178,7 +178,7 @@ func testExecSignal(t *testing.T, s *suite) {
 	}
 }
 
-// waiting returns when the command has begun.
+// waiting returns when the command has started.
 func (s *suite) waiting(t *testing.T, x driver.Session) {
 	t.Helper()
 	piece, err := x.Output()
@@ -206,7 +206,7 @@ func testExecTerminal(t *testing.T, s *suite) {
 		}
 		seen.Write(piece.Data)
 	}
-	fmt.Fprint(x, "\x04") // the end of what is typed
+	fmt.Fprint(x, "\x04") // end of input
 	s.output(t, x)
 	if code := s.exit(t, x); code != 0 {
 		t.Errorf("exit code %d", code)
@@ -218,7 +218,7 @@ func testExecMissing(t *testing.T, s *suite) {
 	x := s.exec(t, d, id, driver.ExecOptions{Command: []string{"/no/such/program"}})
 	out, bad := s.output(t, x)
 	if code := s.exit(t, x); code != 126 && code != 127 || !strings.Contains(out+bad, "no/such/program") {
-		t.Errorf("exit code %d, it says %q", code, out+bad)
+		t.Errorf("exit code %d, output %q", code, out+bad)
 	}
 }
 
@@ -241,7 +241,7 @@ func testExecClose(t *testing.T, s *suite) {
 	}
 	s.output(t, x)
 	if code := s.exit(t, x); code < 128 {
-		t.Errorf("exit code %d, want that of a signal", code)
+		t.Errorf("exit code %d, want the code of a signal", code)
 	}
 }
 

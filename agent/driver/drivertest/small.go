@@ -11,8 +11,8 @@ import (
 	"github.com/persys/compute/testbed"
 )
 
-// Small mounts a file system of some bytes, in memory, at a folder that it makes, and unmounts it when the
-// test ends. Only root may.
+// Small mounts an in-memory file system of the given size at dir, which it creates, and unmounts it when the
+// test ends. It needs root.
 func Small(t *testing.T, dir string, bytes int64) {
 	t.Helper()
 	if err := os.MkdirAll(dir, 0o755); err != nil {
@@ -26,7 +26,7 @@ func Small(t *testing.T, dir string, bytes int64) {
 	})
 }
 
-// Fill writes a file into a folder until its file system is full; empty removes it.
+// Fill returns fill, which writes a file in dir until its file system is full, and empty, which removes the file.
 func Fill(t *testing.T, dir string) (fill, empty func()) {
 	t.Helper()
 	path := filepath.Join(dir, "filler")
@@ -37,7 +37,7 @@ func Fill(t *testing.T, dir string) (fill, empty func()) {
 			t.Fatal(err)
 		}
 		defer f.Close()
-		// The last bytes too: the smallest file must not fit.
+		// Fill the last bytes too: not even the smallest file may fit.
 		for _, size := range []int{1 << 20, 4 << 10, 1} {
 			block := make([]byte, size)
 			for err == nil {

@@ -10,16 +10,16 @@ import (
 	agentv1 "github.com/persys/compute/api/agent/v1"
 )
 
-// Defaults of the images that doc.go lists.
+// Defaults of the images listed in doc.go.
 const (
-	moment       = 50 * time.Millisecond // how long crash and exit run
+	moment       = 50 * time.Millisecond // run time of the images crash and exit
 	slowStart    = 2 * time.Second
 	never        = time.Duration(1<<63 - 1)
 	restartDelay = 100 * time.Millisecond // between an end and the engine's restart
 	maxPort      = 65535
 )
 
-// behaviour is what a record does. Durations are JSON numbers of nanoseconds.
+// behaviour describes how a simulated workload behaves. Durations are JSON numbers of nanoseconds.
 type behaviour struct {
 	StartDelay time.Duration `json:"start_delay,omitempty"`
 	// CrashAfter is counted from the end of StartDelay; 0 is never.
@@ -35,7 +35,7 @@ type behaviour struct {
 	flaky int
 }
 
-// body is what the kinds have in common.
+// body holds the fields that all kinds have in common.
 type body struct {
 	image   string
 	vars    map[string]string
@@ -65,7 +65,7 @@ func refuse(format string, args ...any) error {
 	return driver.Errorf(driver.InvalidSpecification, "ensure", format, args...)
 }
 
-// behaviourOf reads a body. Refusals name the field.
+// behaviourOf derives the behaviour of a body. Errors name the field.
 func behaviourOf(b body) (behaviour, error) {
 	out, err := ofImage(b.image)
 	if err != nil {
@@ -168,7 +168,7 @@ func ofImage(image string) (out behaviour, err error) {
 	return out, err
 }
 
-// phase is what a record does at a moment.
+// phase is the state of a record at one time.
 type phase struct {
 	state    driver.State
 	started  time.Duration // of the latest start; meaningful if the record was ever started
@@ -176,11 +176,11 @@ type phase struct {
 	finished bool
 	code     int
 	restarts int
-	// next is when it will change by itself; 0 if never.
+	// next is the time of the next change by itself; 0 if there is none.
 	next time.Duration
 }
 
-// at is pure: everything a record will do is fixed when it is started.
+// at returns the phase at a time. It is pure: the whole course of a record is fixed at its start.
 func (r record) at(now time.Duration) phase {
 	if r.Refused != "" {
 		return phase{state: driver.Failed}
@@ -195,7 +195,7 @@ func (r record) at(now time.Duration) phase {
 	return r.running(now)
 }
 
-// running is at without an end from outside.
+// running is at for a record that was not stopped or killed.
 func (r record) running(now time.Duration) phase {
 	b := r.Behaviour
 	if b.CrashAfter <= 0 {
@@ -223,7 +223,7 @@ func (r record) running(now time.Duration) phase {
 	return p
 }
 
-// up places now in the life that began at p.started.
+// up returns the phase within the run that began at p.started.
 func (r record) up(p phase, now time.Duration) phase {
 	b := r.Behaviour
 	ready := p.started + b.StartDelay
@@ -251,7 +251,7 @@ func (b behaviour) restarts() bool {
 	return false
 }
 
-// until is when the record ends by itself for good, 0 if never.
+// until returns when the record ends by itself without another restart; 0 if never.
 func (r record) until() time.Duration {
 	b := r.Behaviour
 	life := b.StartDelay + b.CrashAfter
@@ -273,5 +273,5 @@ func ended(code int) driver.State {
 	return driver.Failed
 }
 
-// active is true from the start to the last end, also between restarts.
+// active reports whether the record is between its start and its last end, restarts included.
 func (p phase) active() bool { return p.state == driver.Running || p.state == driver.Pending }

@@ -1,8 +1,8 @@
-// Package sim is a driver without an engine: workloads are records, and what they do follows from
-// their image's name and the time. It serves tests, demonstrations without Docker, and scale: a
-// workload costs one record, no goroutine and no timer, so one process holds thousands.
+// Package sim is a driver with a simulated engine. Workloads are records; their behaviour follows from their
+// image's name and the time. It serves tests, demonstrations without Docker, and scale: a workload costs one
+// record, no goroutine and no timer, so one process holds thousands.
 //
-// What a workload does (tags are optional except where written; all else runs until stopped):
+// Images and their behaviour (tags are optional unless noted; all other images run until stopped):
 //
 //	sim/slow:5s       is Pending that long before it runs (2s)
 //	sim/crash:3       runs a moment, then ends with that exit code (1)
@@ -12,16 +12,16 @@
 //	sim/fail:CLASS    Ensure always fails with that class of agent/driver
 //	sim/flaky:2       Ensure fails that many times with RUNTIME_ERROR, then works (1)
 //
-// The variables SIM_START_DELAY, SIM_CRASH_AFTER, SIM_STOP_DELAY (durations), SIM_EXIT_CODE and
-// SIM_FAIL (a class) do the same for any image, in a container's or Compose project's environment
-// or a VM's metadata. Restart policies and host ports work as on Docker; ports are per engine.
+// The variables SIM_START_DELAY, SIM_CRASH_AFTER, SIM_STOP_DELAY (durations), SIM_EXIT_CODE and SIM_FAIL (a
+// class) set the same for any image, in a container's or Compose project's environment or a VM's metadata.
+// Restart policies and host ports work as on Docker; ports are per engine.
 //
-// Commands can be run in what runs (driver.Execer): true, false, echo, err (to the other output), cat,
-// sleep SECONDS, exit CODE, size (of the terminal), and sh, which takes lines of these. Every kind has
-// a console, which is that shell.
+// Commands in a running workload (driver.Execer): true, false, echo, err (echo to stderr), cat, sleep SECONDS,
+// exit CODE, size (of the terminal), and sh, which reads lines of these. Every kind has a console, which is
+// that shell.
 //
-// An Engine lives in memory, or in a folder. In a folder it outlives its process, as a real engine
-// outlives an agent, and several processes may use it at one time under its lock file. Both keep a
-// log of every start and stop on the machine's monotonic clock: Runs gives the intervals, and
-// Overlaps those in which one workload ran twice.
+// An Engine lives in memory or in a folder. In a folder it outlives its process, as a real engine outlives an
+// agent, and several processes may use it at one time under its lock file. Both keep a log of every start and
+// stop on the machine's monotonic clock: Runs returns the run intervals, and Overlaps the intervals in which
+// one workload ran twice.
 package sim

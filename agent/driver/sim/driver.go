@@ -14,7 +14,7 @@ import (
 	"github.com/persys/compute/agent/driver"
 )
 
-// Driver is one node's driver.Driver on an Engine.
+// Driver implements driver.Driver for one node on an Engine.
 type Driver struct {
 	engine   *Engine
 	identity driver.Identity
@@ -28,10 +28,10 @@ func (e *Engine) Driver(identity driver.Identity) *Driver {
 	return &Driver{engine: e, identity: identity}
 }
 
-// Kind is Options.Kind.
+// Kind returns Options.Kind.
 func (d *Driver) Kind() driver.Kind { return d.engine.opt.Kind }
 
-// call runs f under the engine's lock if the engine is up and the caller still waits.
+// call runs f under the engine's lock if the engine is up and ctx has not ended.
 func (d *Driver) call(ctx context.Context, op string, f func() error) error {
 	if err := ctx.Err(); err != nil {
 		return &driver.Error{Class: driver.UnknownError, Op: op, Err: err}
@@ -46,7 +46,7 @@ func (d *Driver) call(ctx context.Context, op string, f func() error) error {
 	})
 }
 
-// Probe is driver.Driver's.
+// Probe implements driver.Driver.
 func (d *Driver) Probe(ctx context.Context) (driver.Capacity, error) {
 	out := driver.Capacity{Version: "sim/1"}
 	err := d.call(ctx, "probe", func() (err error) {
@@ -61,12 +61,12 @@ func (d *Driver) Probe(ctx context.Context) (driver.Capacity, error) {
 	return out, nil
 }
 
-// names an instance may have, best first.
+// names returns the possible names of an instance, in order of preference.
 func (d *Driver) names(id driver.ID) []string {
 	return []string{string(id), string(id) + "--" + d.identity.NodeID}
 }
 
-// find is our instance of a workload.
+// find returns our instance of a workload.
 func (d *Driver) find(id driver.ID) (record, bool, error) {
 	for _, name := range d.names(id) {
 		r, ok, err := d.engine.store.get(name)
@@ -85,7 +85,7 @@ func (d *Driver) ours(r record) bool {
 	return ownership == driver.Ours || ownership == driver.Claimed
 }
 
-// Ensure is driver.Driver's. It takes no time: what is slow shows as Pending.
+// Ensure implements driver.Driver. It returns at once: a slow start shows as Pending.
 func (d *Driver) Ensure(ctx context.Context, spec driver.Spec) error {
 	if err := d.identity.Check(spec); err != nil {
 		return err
@@ -119,7 +119,7 @@ func (d *Driver) Ensure(ctx context.Context, spec driver.Spec) error {
 	})
 }
 
-// adopted is the content of an instance without content label: the spec's, if the revision is.
+// adopted returns the content of an instance without a content label: the spec's if the revisions are equal.
 func (d *Driver) adopted(r record, spec driver.Spec) string {
 	if revision := r.Labels[driver.LabelRevision]; revision != "" && revision == spec.Revision {
 		return spec.Content
@@ -127,13 +127,13 @@ func (d *Driver) adopted(r record, spec driver.Spec) string {
 	return ""
 }
 
-// make puts a new record in the place of old, or under a free name if there is none.
+// make replaces old by a new record, or stores it under a free name if there is no old one.
 func (d *Driver) make(spec driver.Spec, b body, want behaviour, old record) (record, error) {
 	if want.fail != "" {
-		return record{}, driver.Errorf(want.fail, "ensure", "image %s: told to fail", b.image)
+		return record{}, driver.Errorf(want.fail, "ensure", "image %s: simulated failure", b.image)
 	}
 	if want.flaky > 0 && d.engine.failsAgain(spec.ID, want.flaky) {
-		return record{}, driver.Errorf(driver.RuntimeError, "ensure", "image %s: told to fail %d times", b.image, want.flaky)
+		return record{}, driver.Errorf(driver.RuntimeError, "ensure", "image %s: simulated failure, %d in a row", b.image, want.flaky)
 	}
 	name := old.Name
 	if name == "" {
@@ -188,7 +188,7 @@ func (e *Engine) failsAgain(id driver.ID, times int) bool {
 	return false
 }
 
-// Halt is driver.Driver's. It takes as long as the workload's behaviour says, at most grace.
+// Halt implements driver.Driver. It takes the stop delay of the workload's behaviour, at most grace.
 func (d *Driver) Halt(ctx context.Context, id driver.ID, grace time.Duration) error {
 	var delay time.Duration
 	var running bool
@@ -222,7 +222,7 @@ func (d *Driver) Halt(ctx context.Context, id driver.ID, grace time.Duration) er
 	})
 }
 
-// Remove is driver.Driver's. A running workload is ended at once.
+// Remove implements driver.Driver. A running workload is killed at once.
 func (d *Driver) Remove(ctx context.Context, id driver.ID) error {
 	return d.call(ctx, "remove", func() error {
 		r, ok, err := d.find(id)
@@ -240,7 +240,7 @@ func (d *Driver) Remove(ctx context.Context, id driver.ID) error {
 	})
 }
 
-// List is driver.Driver's.
+// List implements driver.Driver.
 func (d *Driver) List(ctx context.Context) ([]driver.Observed, error) {
 	var records []record
 	err := d.call(ctx, "list", func() (err error) {
@@ -260,7 +260,7 @@ func (d *Driver) List(ctx context.Context) ([]driver.Observed, error) {
 	return out, nil
 }
 
-// Look is driver.Looker's.
+// Look implements driver.Looker.
 func (d *Driver) Look(ctx context.Context, id driver.ID) (*driver.Observed, error) {
 	all, err := d.List(ctx)
 	if i := slices.IndexFunc(all, func(o driver.Observed) bool { return o.ID == id }); i >= 0 {
@@ -305,7 +305,7 @@ func (d *Driver) observe(r record) driver.Observed {
 	return o
 }
 
-// Logs is driver.Driver's: what the simulation says of the workload.
+// Logs implements driver.Driver: what the simulation says of the workload.
 func (d *Driver) Logs(ctx context.Context, id driver.ID, options driver.LogOptions) (io.ReadCloser, error) {
 	first, err := d.output(ctx, id)
 	if err != nil {
@@ -326,7 +326,7 @@ func (d *Driver) Logs(ctx context.Context, id driver.ID, options driver.LogOptio
 	}}, nil
 }
 
-// output is what an instance wrote so far.
+// output returns the instance with its output so far.
 func (d *Driver) output(ctx context.Context, id driver.ID) (record, error) {
 	var out record
 	err := d.call(ctx, "logs", func() error {
@@ -342,7 +342,7 @@ func (d *Driver) output(ctx context.Context, id driver.ID) (record, error) {
 
 const followInterval = 50 * time.Millisecond
 
-// copyOutput ends when the instance does, is replaced or removed, or nobody reads any more.
+// copyOutput ends when the instance ends, is replaced or removed, or the reader closes.
 func (d *Driver) copyOutput(ctx context.Context, w io.Writer, id driver.ID, r record, options driver.LogOptions) {
 	lines := r.Output
 	if options.Tail > 0 {

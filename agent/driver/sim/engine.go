@@ -15,20 +15,20 @@ import (
 
 // Options of an Engine.
 type Options struct {
-	// Dir keeps the engine in a folder, made if missing; empty keeps it in memory.
+	// Dir stores the engine in a folder, which is created if missing; empty keeps it in memory.
 	Dir string
 	// Kind of workloads; default container.
 	Kind driver.Kind
-	// EngineID names it; default "sim-" and a random part, or what the folder has.
+	// EngineID defaults to the folder's stored id, else "sim-" and a random part.
 	EngineID string
-	// Mono is the clock of everything that workloads do; default Boottime. Processes that share a
-	// folder need one clock.
+	// Mono is the clock of all workload behaviour; default Boottime. Processes that share a folder must use
+	// the same clock.
 	Mono func() time.Duration
-	// Now is the clock of the times that are shown; default time.Now.
+	// Now is the clock of reported times; default time.Now.
 	Now func() time.Time
 }
 
-// Boottime is the machine's clock that never jumps and counts sleep, the same in all processes.
+// Boottime returns CLOCK_BOOTTIME: it never jumps, counts time in suspend, and is the same for all processes.
 func Boottime() time.Duration {
 	var ts unix.Timespec
 	if err := unix.ClockGettime(unix.CLOCK_BOOTTIME, &ts); err != nil {
@@ -44,10 +44,10 @@ type Engine struct {
 
 	mu       sync.Mutex
 	watchers map[*watcher]struct{}
-	failed   map[driver.ID]int // by flaky images, until they work
+	failed   map[driver.ID]int // failures of flaky images so far
 }
 
-// NewEngine opens or makes an engine.
+// NewEngine opens an engine, or creates one.
 func NewEngine(opt Options) (*Engine, error) {
 	opt.Kind = cmp.Or(opt.Kind, driver.Container)
 	if opt.Mono == nil {
@@ -86,7 +86,7 @@ func (e *Engine) SetDown(reason string) error {
 	return err
 }
 
-// PowerOff ends everything that runs at once, as when the machine dies (exit code 137).
+// PowerOff kills everything that runs at once, as a power failure does (exit code 137).
 func (e *Engine) PowerOff() error {
 	return e.with("power off", func() error {
 		records, err := e.store.all()
@@ -102,7 +102,7 @@ func (e *Engine) PowerOff() error {
 	})
 }
 
-// Kill ends the instances of a workload, of whatever node, with an exit code, as a crash does.
+// Kill ends the instances of a workload on any node with an exit code, as a crash does.
 // Restart policies do not apply.
 func (e *Engine) Kill(id driver.ID, code int) error {
 	return e.with("kill", func() error {
@@ -122,15 +122,15 @@ func (e *Engine) Kill(id driver.ID, code int) error {
 	})
 }
 
-// Occupy gives a name to a running instance without labels: a stranger, for tests. Vacate takes it
-// away; it is false if the stranger is not as it was.
+// Occupy creates a running instance without labels under a name: a stranger, for tests. Vacate removes it;
+// it returns false if the stranger was changed meanwhile.
 func (e *Engine) Occupy(name string) error {
 	return e.with("occupy", func() error {
 		return e.store.put(record{Name: name, RuntimeID: "stranger-" + name, Image: "stranger", Started: true, StartedAt: e.opt.Mono(), Wall: e.opt.Now()})
 	})
 }
 
-// Vacate is the end of Occupy.
+// Vacate undoes Occupy.
 func (e *Engine) Vacate(name string) (untouched bool, err error) {
 	err = e.with("vacate", func() error {
 		r, ok, err := e.store.get(name)
@@ -162,7 +162,7 @@ func (e *Engine) with(op string, f func() error) error {
 	return wrap(op, errors.Join(f(), unlock()))
 }
 
-// wrap gives an error of the store a class; a driver.Error keeps its own.
+// wrap adds a class to an error of the store; a driver.Error keeps its own.
 func wrap(op string, err error) error {
 	var typed *driver.Error
 	if err == nil || errors.As(err, &typed) {
@@ -171,7 +171,7 @@ func wrap(op string, err error) error {
 	return &driver.Error{Class: cmp.Or(driver.Generic(err), driver.RuntimeError), Op: op, Err: err}
 }
 
-const maxOutput = 64 // lines kept of an instance
+const maxOutput = 64 // lines of output kept per instance
 
 func (e *Engine) say(r *record, at time.Duration, text string) {
 	out := append(append([]line(nil), r.Output...), line{r.shown(at), text})
@@ -200,7 +200,7 @@ func (e *Engine) start(r record) error {
 	})
 }
 
-// end ends a run from outside; what does not run is left alone.
+// end stops a run with an exit code. It ignores an instance that does not run.
 func (e *Engine) end(r record, code int, note string) error {
 	now := e.opt.Mono()
 	if !r.at(now).active() {
@@ -215,14 +215,14 @@ func (e *Engine) end(r record, code int, note string) error {
 	return e.store.log(entry{At: now, Event: "stop", RuntimeID: r.RuntimeID, ExitCode: code})
 }
 
-// ephemeral ports, as Linux has them by default.
+// Ephemeral ports, Linux's default range.
 const (
 	firstEphemeral = 32768
 	ephemerals     = 28232
 )
 
-// checkPorts refuses a host port that another running instance of this engine holds, and fills in
-// the ephemeral ones.
+// checkPorts refuses a host port that another running instance of this engine holds, and assigns ephemeral
+// ports.
 func (e *Engine) checkPorts(r *record) error {
 	if len(r.Behaviour.Ports) == 0 {
 		return nil

@@ -9,8 +9,8 @@ import (
 	"github.com/persys/compute/agent/driver"
 )
 
-// watcher is one Events call: what its process does is hinted at once, what workloads do by
-// themselves when it is due. What other processes do to a shared folder is not seen.
+// watcher is one Events call. It sends hints for changes by its own process at once, and for changes of
+// workloads by themselves when they are due. It does not see changes by other processes in a shared folder.
 type watcher struct {
 	driver *Driver
 	hints  *driver.Hints
@@ -37,7 +37,7 @@ func (s *schedule) Pop() any {
 	return last
 }
 
-// Events is driver.Driver's.
+// Events implements driver.Driver.
 func (d *Driver) Events(ctx context.Context) (<-chan driver.ID, error) {
 	w := &watcher{driver: d, hints: driver.NewHints(), wake: make(chan struct{}, 1)}
 	d.engine.mu.Lock()
@@ -72,7 +72,7 @@ func (e *Engine) forget(w *watcher) {
 	delete(e.watchers, w)
 }
 
-// hintRecord tells the watchers whose instance it is.
+// hintRecord sends a hint to the watchers that own the instance.
 func (e *Engine) hintRecord(r record) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -92,7 +92,7 @@ func (e *Engine) hint(id driver.ID) {
 	}
 }
 
-// plan notes when r changes by itself next.
+// plan schedules the next change of r by itself.
 func (w *watcher) plan(r record) {
 	next := r.at(w.driver.engine.opt.Mono()).next
 	if next == 0 {
@@ -107,7 +107,7 @@ func (w *watcher) plan(r record) {
 	}
 }
 
-// run keeps the appointments with one timer.
+// run sends the scheduled hints with one timer.
 func (w *watcher) run(ctx context.Context) {
 	engine := w.driver.engine
 	timer := time.NewTimer(time.Hour)
@@ -127,7 +127,7 @@ func (w *watcher) run(ctx context.Context) {
 		w.mu.Unlock()
 		for _, id := range due {
 			w.hints.Add(id)
-			// A down engine keeps no appointments: its return hints at everything.
+			// While the engine is down no hints are sent; its return hints that anything may have changed.
 			if r, err := w.driver.output(ctx, id); err == nil {
 				w.plan(r)
 			}

@@ -22,7 +22,7 @@ var (
 	_ driver.Consoler = (*Driver)(nil)
 )
 
-// Exec is driver.Execer's: one of the commands that doc.go lists.
+// Exec implements driver.Execer: it runs one of the commands listed in doc.go.
 func (d *Driver) Exec(ctx context.Context, id driver.ID, o driver.ExecOptions) (driver.Session, error) {
 	if o.Service != "" && d.Kind() != driver.Compose {
 		return nil, driver.Errorf(driver.InvalidSpecification, "exec", "service %q: a %s has none", o.Service, d.Kind())
@@ -36,7 +36,7 @@ func (d *Driver) Exec(ctx context.Context, id driver.ID, o driver.ExecOptions) (
 	return s, nil
 }
 
-// Console is driver.Consoler's: a shell that greets.
+// Console implements driver.Consoler: a shell with a greeting.
 func (d *Driver) Console(ctx context.Context, id driver.ID, o driver.ConsoleOptions) (driver.Session, error) {
 	r, err := d.active(ctx, "console", id)
 	if err != nil {
@@ -51,7 +51,7 @@ func (d *Driver) Console(ctx context.Context, id driver.ID, o driver.ConsoleOpti
 	return s, nil
 }
 
-// active is the record of an instance that runs.
+// active returns the record of a running instance.
 func (d *Driver) active(ctx context.Context, op string, id driver.ID) (record, error) {
 	r, err := d.output(ctx, id)
 	if err != nil {
@@ -63,7 +63,7 @@ func (d *Driver) active(ctx context.Context, op string, id driver.ID) (record, e
 	return r, nil
 }
 
-// session is a simulated command. It ends with its instance.
+// session is a simulated command. It ends when its instance ends.
 type session struct {
 	ctx     context.Context
 	cancel  context.CancelFunc
@@ -73,16 +73,16 @@ type session struct {
 	pieces  chan driver.Output
 	in      *io.PipeReader
 	typed   *io.PipeWriter
-	typing  []byte // the line that is not given on yet
+	typing  []byte // the typed line that is not delivered yet
 	tasks   sync.WaitGroup
 
 	mu     sync.Mutex
-	code   int // the program's own
-	killed int // by a signal or its instance's end; 0 = no
+	code   int // exit code of the program
+	killed int // exit code if a signal or the instance's end killed it; 0 if not
 	size   driver.TerminalSize
 }
 
-// process is what a program of the simulation sees.
+// process is the environment of a simulated program.
 type process struct {
 	s        *session
 	out, err io.Writer
@@ -96,7 +96,7 @@ func (d *Driver) begin(id driver.ID, r record, tty, input bool, size driver.Term
 	if !input {
 		_ = s.typed.Close()
 	}
-	s.tasks.Go(func() { // the instance's end is the command's
+	s.tasks.Go(func() { // the command ends when the instance ends
 		ticker := time.NewTicker(followInterval)
 		defer ticker.Stop()
 		for {
@@ -147,7 +147,7 @@ func (o outlet) Write(p []byte) (int, error) {
 	}
 }
 
-// Output is driver.Session's.
+// Output implements driver.Session.
 func (s *session) Output() (driver.Output, error) {
 	piece, ok := <-s.pieces
 	if !ok {
@@ -156,16 +156,16 @@ func (s *session) Output() (driver.Output, error) {
 	return piece, nil
 }
 
-// Write is driver.Session's. A terminal shows what is typed, gives it on by the line, and takes ^C, ^D
-// and the erasing key for itself.
+// Write implements driver.Session. A terminal echoes input, delivers it by the line, and handles ^C, ^D and
+// the erase key itself.
 func (s *session) Write(p []byte) (int, error) {
 	if !s.input {
-		return 0, errors.New("it takes no input")
+		return 0, errors.New("the session was opened without input")
 	}
 	if !s.tty {
 		return s.typed.Write(p)
 	}
-	show := func(text string) { _, _ = (outlet{s, false}).Write([]byte(text)) } // it has ended otherwise
+	show := func(text string) { _, _ = (outlet{s, false}).Write([]byte(text)) } // a write error means that the session has ended
 	for _, b := range p {
 		switch b {
 		case 3:
@@ -195,10 +195,10 @@ func (s *session) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// CloseWrite is driver.Session's.
+// CloseWrite implements driver.Session.
 func (s *session) CloseWrite() error { return s.typed.Close() }
 
-// Resize is driver.Session's.
+// Resize implements driver.Session.
 func (s *session) Resize(_ context.Context, z driver.TerminalSize) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -206,11 +206,11 @@ func (s *session) Resize(_ context.Context, z driver.TerminalSize) error {
 	return nil
 }
 
-// Signal is driver.Session's. Every command ends by every signal.
+// Signal implements driver.Session. Every signal ends every command.
 func (s *session) Signal(_ context.Context, name string) error {
 	number := unix.SignalNum("SIG" + strings.TrimPrefix(strings.ToUpper(name), "SIG"))
 	if number == 0 || s.console {
-		return driver.Errorf(driver.InvalidSpecification, "signal", "%q is no signal for this", name)
+		return driver.Errorf(driver.InvalidSpecification, "signal", "signal %q is not simulated", name)
 	}
 	s.kill(int(number))
 	return nil
@@ -226,7 +226,7 @@ func (s *session) kill(signal int) {
 	_ = s.typed.CloseWithError(io.ErrClosedPipe)
 }
 
-// Exit is driver.Session's.
+// Exit implements driver.Session.
 func (s *session) Exit(context.Context) (int, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -239,14 +239,14 @@ func (s *session) Exit(context.Context) (int, error) {
 	return s.code, nil
 }
 
-// Close is driver.Session's.
+// Close implements driver.Session.
 func (s *session) Close() error {
 	s.kill(int(unix.SIGHUP))
 	s.tasks.Wait()
 	return nil
 }
 
-// command runs one of the simulation's programs.
+// command runs one simulated program.
 func (p *process) command(args []string) int {
 	rest := args[1:]
 	switch args[0] {
@@ -300,7 +300,7 @@ func number(args []string, otherwise int) int {
 	return n
 }
 
-// line runs the commands of one line, with "; " between them.
+// line runs the commands of one line, separated by "; ".
 func (p *process) line(text string) (code int) {
 	for part := range strings.SplitSeq(text, ";") {
 		if args := strings.Fields(part); len(args) > 0 {
@@ -310,7 +310,7 @@ func (p *process) line(text string) (code int) {
 	return code
 }
 
-// shell runs lines until the input ends or one says exit.
+// shell runs lines until end of input or an exit command.
 func (p *process) shell() (code int) {
 	for p.s.ctx.Err() == nil {
 		if p.s.tty {

@@ -9,15 +9,15 @@ import (
 
 var _ driver.Meter = (*Driver)(nil)
 
-// What a simulated workload uses: a hundredth of a processor, 8 MiB, and a page of disk, which it read and
-// wrote once and got and sent over the network.
+// Usage of a simulated workload: a hundredth of a processor, 8 MiB, and one page of disk reads, disk writes,
+// received and sent bytes.
 const (
 	simShare  = 100
 	simMemory = 8 << 20
 	simDisk   = 4 << 10
 )
 
-// Usage is driver.Meter's, made up from how long a workload has run.
+// Usage implements driver.Meter, computed from the run time of a workload.
 func (d *Driver) Usage(ctx context.Context, of []driver.Observed) ([]driver.Usage, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err

@@ -14,15 +14,15 @@ type entry struct {
 	At        time.Duration `json:"at"`
 	Event     string        `json:"event"` // start or stop
 	RuntimeID string        `json:"runtime_id"`
-	// A start has the rest too.
+	// The fields below are set for starts.
 	Workload   string `json:"workload,omitempty"`
 	Cluster    string `json:"cluster,omitempty"`
 	Node       string `json:"node,omitempty"`
 	Generation string `json:"generation,omitempty"`
 	Content    string `json:"content,omitempty"`
-	// Until is when it ends by itself, 0 if never.
+	// Until is when the run ends by itself, 0 if never.
 	Until time.Duration `json:"until,omitempty"`
-	// A stop has the code.
+	// ExitCode is set for stops.
 	ExitCode int `json:"exit_code,omitempty"`
 }
 
@@ -39,7 +39,7 @@ type Run struct {
 	From, To time.Duration
 }
 
-// ReadRuns reads the intervals of an engine in a folder, also while it is used; in order of start.
+// ReadRuns reads the run intervals of an engine in a folder, in order of start. The engine may be in use.
 func ReadRuns(dir string) ([]Run, error) {
 	entries, err := readLog(filepath.Join(dir, "runs.log"))
 	if err != nil {
@@ -80,8 +80,8 @@ func runsOf(entries []entry, now time.Duration) []Run {
 	return out
 }
 
-// Overlaps returns every pair of runs of one workload of one cluster that share time, earlier first.
-// Runs of several engines may be given together if they are of one machine.
+// Overlaps returns every pair of runs of one workload of one cluster that overlap in time, earlier first. Runs
+// of several engines on one machine may be passed together.
 func Overlaps(runs []Run) [][2]Run {
 	type key struct {
 		cluster  string

@@ -19,7 +19,7 @@ import (
 	"github.com/persys/compute/agent/driver"
 )
 
-// record is one instance. Maps and slices in it are never changed once it is stored.
+// record is one instance. Its maps and slices are immutable once it is stored.
 type record struct {
 	Name      string            `json:"name"`
 	RuntimeID string            `json:"runtime_id"`
@@ -29,18 +29,18 @@ type record struct {
 
 	Started   bool          `json:"started,omitempty"`
 	StartedAt time.Duration `json:"started_at,omitempty"`
-	Wall      time.Time     `json:"wall,omitzero"` // shown for StartedAt
-	// Ended says that a call, not the behaviour, ends or ended it at EndedAt.
+	Wall      time.Time     `json:"wall,omitzero"` // wall clock time of StartedAt
+	// Ended means that a call, not the behaviour, ended the record at EndedAt.
 	Ended    bool          `json:"ended,omitempty"`
 	EndedAt  time.Duration `json:"ended_at,omitempty"`
 	ExitCode int           `json:"exit_code,omitempty"`
-	Note     string        `json:"note,omitempty"`    // why it ended, if no workload's own doing
+	Note     string        `json:"note,omitempty"`    // why it was ended from outside
 	Refused  string        `json:"refused,omitempty"` // why the last start failed
-	Class    driver.Class  `json:"class,omitempty"`   // of Refused
+	Class    driver.Class  `json:"class,omitempty"`   // class of Refused
 	Output   []line        `json:"output,omitempty"`
 }
 
-// shown is the time of day of a moment since the latest start.
+// shown converts a monotonic time since the latest start to wall clock time.
 func (r record) shown(at time.Duration) time.Time { return r.Wall.Add(at - r.StartedAt) }
 
 type line struct {
@@ -48,7 +48,7 @@ type line struct {
 	Text string    `json:"text"`
 }
 
-// store keeps an engine's state. Its methods are called between lock and unlock.
+// store keeps an engine's state. Its methods are called with the lock held.
 type store interface {
 	lock() (unlock func() error, err error)
 	get(name string) (record, bool, error)
@@ -57,10 +57,10 @@ type store interface {
 	all() ([]record, error)
 	log(entry) error
 	entries() ([]entry, error)
-	// down is why the engine does not answer, "" if it does.
+	// down returns why the engine is down, "" if it is up.
 	down() (string, error)
 	setDown(reason string) error
-	// sequence is a new number at each call.
+	// sequence returns a new number at each call.
 	sequence() (uint64, error)
 	id() (string, error)
 }
@@ -74,7 +74,7 @@ type memory struct {
 	last    uint64
 }
 
-// maxEntries bounds the run log in memory; the oldest go first.
+// maxEntries bounds the run log in memory; the oldest entries are dropped first.
 const maxEntries = 1 << 20
 
 func (m *memory) lock() (func() error, error) {
@@ -142,7 +142,7 @@ func openFolder(dir, engineID string) (*folder, error) {
 
 func (f *folder) path(name string) string { return filepath.Join(f.dir, name) }
 
-// lock also keeps this process's own goroutines apart: a lock on one open file is shared by them.
+// lock opens the file anew for each call, because goroutines of one process would share a lock on one open file.
 func (f *folder) lock() (func() error, error) {
 	f.mu.Lock()
 	file, err := os.OpenFile(f.path("lock"), os.O_CREATE|os.O_RDWR, 0o600)
@@ -162,11 +162,11 @@ func (f *folder) lock() (func() error, error) {
 	}
 	return func() error {
 		defer f.mu.Unlock()
-		return file.Close() // which lets go of the lock
+		return file.Close() // closing releases the lock
 	}, nil
 }
 
-// replace writes a file so that a killed process leaves the old or the new one.
+// replace writes a file atomically: a killed process leaves the old or the new file.
 func (f *folder) replace(path string, data []byte) error {
 	temporary := path + ".new"
 	if err := os.WriteFile(temporary, data, 0o600); err != nil {
@@ -221,7 +221,7 @@ func (f *folder) all() ([]record, error) {
 	out := make([]record, 0, len(files))
 	for _, file := range files {
 		if !strings.HasSuffix(file.Name(), ".json") {
-			continue // an interrupted replace
+			continue // leftover of an interrupted replace
 		}
 		r, err := f.read(filepath.Join(f.dir, "records", file.Name()))
 		if err != nil {

@@ -1,8 +1,8 @@
-// Package libvirttest gives tests a libvirt daemon of their own and guests to run on it.
+// Package libvirttest starts a private libvirt daemon for tests, and builds guests for it.
 //
-// The daemon lives in namespaces of its own (mounts, network, processes): it touches no libvirt that
-// the machine has, its networks collide with nobody's, and everything in it ends with the test. It
-// needs root and Debian's packages, which hack/install-test-deps.sh installs.
+// The daemon runs in its own mount, network and process namespaces. It does not touch the machine's libvirt,
+// its networks collide with no others, and everything in it ends with the test. It needs root and Debian's
+// packages, which hack/install-test-deps.sh installs.
 package libvirttest
 
 import (
@@ -19,7 +19,7 @@ import (
 	"time"
 )
 
-// script is process 1 of the namespaces. It keeps a daemon running, unless the file "down" is there.
+// script is process 1 of the namespaces. It restarts the daemon whenever it ends, unless the file "down" exists.
 const script = `set -e
 D=$1
 C=$2
@@ -72,16 +72,16 @@ done
 
 // Daemon is a libvirtd with its virtlogd.
 type Daemon struct {
-	// URI is how clients reach it.
+	// URI is the connection URI for clients.
 	URI string
-	// Dir holds everything of it; it is removed by Close.
+	// Dir holds all files of the daemon. Close removes it.
 	Dir string
 
 	cmd  *exec.Cmd
 	done chan struct{}
 }
 
-// Missing names what of this machine's is needed and not there; empty when everything is.
+// Missing names a requirement that this machine lacks, "" if it lacks none.
 func Missing() string {
 	if os.Geteuid() != 0 {
 		return "only root can start a libvirt daemon of its own"
@@ -96,8 +96,8 @@ func Missing() string {
 	return ""
 }
 
-// Start starts a daemon and waits until it answers; its network "default" is up. It keeps guests in cgroups
-// of the controllers named, none by default.
+// Start starts a daemon and waits until it answers and its network "default" is active. The daemon uses the
+// named cgroup controllers for guests, none by default.
 func Start(ctx context.Context, controllers ...string) (*Daemon, error) {
 	dir, err := os.MkdirTemp("", "pv-") // short: sockets have at most 108 bytes
 	if err != nil {
@@ -112,7 +112,7 @@ func Start(ctx context.Context, controllers ...string) (*Daemon, error) {
 		return nil, err
 	}
 	defer out.Close()
-	// Here, so that both the namespaces and the caller see it.
+	// Mounted outside the namespaces, so that both they and the caller see it.
 	if err := errors.Join(os.Mkdir(d.Small(), 0o755), syscall.Mount("persys-small", d.Small(), "tmpfs", 0, "mode=0755,size=16m")); err != nil {
 		return nil, errors.Join(err, os.RemoveAll(dir))
 	}
@@ -129,7 +129,7 @@ func Start(ctx context.Context, controllers ...string) (*Daemon, error) {
 		return nil, errors.Join(err, syscall.Unmount(d.Small(), syscall.MNT_DETACH), os.RemoveAll(dir))
 	}
 	go func() {
-		_ = d.cmd.Wait() // it is killed in the end
+		_ = d.cmd.Wait() // it ends by being killed
 		close(d.done)
 	}()
 	if err := d.Await(ctx); err != nil {
@@ -141,7 +141,7 @@ func Start(ctx context.Context, controllers ...string) (*Daemon, error) {
 	return d, nil
 }
 
-// Small is a folder on a file system of 16 MiB, to be filled up.
+// Small returns a folder on a file system of 16 MiB, which a test can fill.
 func (d *Daemon) Small() string { return filepath.Join(d.Dir, "small") }
 
 // Await waits until the daemon answers.
@@ -163,14 +163,14 @@ func (d *Daemon) Await(ctx context.Context) error {
 	}
 }
 
-// Log is what daemon and script wrote.
+// Log returns the output of the daemon and the script.
 func (d *Daemon) Log() string {
 	script, _ := os.ReadFile(filepath.Join(d.Dir, "daemon.log"))
 	daemon, _ := os.ReadFile(filepath.Join(d.Dir, "libvirtd.log"))
 	return string(script) + string(daemon)
 }
 
-// Virsh runs a command of virsh against the daemon.
+// Virsh runs a virsh command against the daemon.
 func (d *Daemon) Virsh(ctx context.Context, args ...string) (string, error) {
 	cmd := exec.CommandContext(ctx, "virsh", append([]string{"-q", "-c", d.URI}, args...)...)
 	var out, bad bytes.Buffer
@@ -182,7 +182,7 @@ func (d *Daemon) Virsh(ctx context.Context, args ...string) (string, error) {
 	return out.String(), nil
 }
 
-// Define makes a domain from its XML.
+// Define defines a domain from its XML.
 func (d *Daemon) Define(ctx context.Context, xml string) error {
 	file := filepath.Join(d.Dir, fmt.Sprintf("define-%d.xml", time.Now().UnixNano()))
 	if err := os.WriteFile(file, []byte(xml), 0o600); err != nil {
@@ -206,7 +206,7 @@ func (d *Daemon) Inside(ctx context.Context, args ...string) (string, error) {
 	return string(out), nil
 }
 
-// first is process 1 of the namespaces as this machine numbers it.
+// first returns the host's process id of process 1 in the namespaces.
 func (d *Daemon) first() (string, error) {
 	pid := strconv.Itoa(d.cmd.Process.Pid)
 	raw, err := os.ReadFile("/proc/" + pid + "/task/" + pid + "/children")
@@ -220,8 +220,8 @@ func (d *Daemon) first() (string, error) {
 	return children[0], nil
 }
 
-// Signal sends a signal ("KILL", "STOP", "CONT") to the daemon. One that dies is started again at
-// once, unless Down was called.
+// Signal sends a signal ("KILL", "STOP", "CONT") to the daemon. If the daemon dies, the script starts it again
+// at once, unless Down was called.
 func (d *Daemon) Signal(ctx context.Context, name string) error {
 	pid, err := os.ReadFile(filepath.Join(d.Dir, "daemon.pid"))
 	if err != nil {
@@ -231,7 +231,7 @@ func (d *Daemon) Signal(ctx context.Context, name string) error {
 	return err
 }
 
-// Down kills the daemon, waits until it is gone and keeps it down until Up. Its guests go on.
+// Down kills the daemon, waits until it has ended and keeps it down until Up. Its guests run on.
 func (d *Daemon) Down(ctx context.Context) error {
 	if err := os.WriteFile(filepath.Join(d.Dir, "down"), nil, 0o600); err != nil {
 		return err
@@ -251,7 +251,7 @@ func (d *Daemon) Up(ctx context.Context) error {
 	return d.Await(ctx)
 }
 
-// Restart kills the daemon with SIGKILL and has the next one Recover.
+// Restart kills the daemon with SIGKILL and starts the next one with Recover.
 func (d *Daemon) Restart(ctx context.Context) error {
 	if err := d.Down(ctx); err != nil {
 		return err
@@ -259,13 +259,13 @@ func (d *Daemon) Restart(ctx context.Context) error {
 	return d.Recover(ctx)
 }
 
-// Notes is where the daemon notes the machine that runs under a name.
+// Notes returns the daemon's status file of a running domain.
 func (d *Daemon) Notes(name string) string {
 	return filepath.Join(d.Dir, "root", "run", "libvirt", "qemu", name+".xml")
 }
 
-// Recover is Up for an operator who knows that the daemon keeps machines locked when it was killed in the
-// middle of their start: before, its notes of those that have no QEMU go.
+// Recover is Up after the daemon was killed during a start and keeps the domain locked. Before starting the
+// daemon it removes the status files of domains that have no QEMU process, as an operator would.
 func (d *Daemon) Recover(ctx context.Context) error {
 	notes, err := filepath.Glob(d.Notes("*"))
 	for _, note := range notes {
@@ -280,7 +280,7 @@ func (d *Daemon) Recover(ctx context.Context) error {
 
 // Close ends the daemon and everything that runs on it.
 func (d *Daemon) Close() error {
-	_ = d.cmd.Process.Kill() // takes process 1 of the namespaces along, and so all of them
+	_ = d.cmd.Process.Kill() // also kills process 1 of the namespaces, and with it all others
 	select {
 	case <-d.done:
 	case <-time.After(10 * time.Second):
@@ -290,7 +290,7 @@ func (d *Daemon) Close() error {
 		return err
 	}
 	var err error
-	for range 50 { // what the guests had open is let go a moment later
+	for range 50 { // files that guests had open are released shortly after
 		if err = os.RemoveAll(d.Dir); err == nil {
 			return nil
 		}

@@ -15,14 +15,14 @@ import (
 	"github.com/persys/compute/testbed"
 )
 
-// Where the parts of a real guest are on its disk, in sectors of 512 bytes. The first megabyte is the
-// boot loader's; its last sector is where the guest counts its boots.
+// Layout of a real guest's disk, in sectors of 512 bytes. The first megabyte holds the boot loader; its last
+// sector is where the guest counts its boots.
 const (
 	sector      = 512
 	kernelStart = 2048
 )
 
-// GuestMissing names what is missing to build a real guest; empty when nothing is.
+// GuestMissing names a requirement for building a real guest that this machine lacks, "" if it lacks none.
 func GuestMissing(ctx context.Context) string {
 	root, err := testbed.Root(ctx)
 	if err != nil {
@@ -42,8 +42,8 @@ func GuestMissing(ctx context.Context) string {
 
 const grubDir = "/usr/lib/grub/i386-pc"
 
-// Guest is the path of the image of a real guest, as qcow2: GRUB, Debian's cloud kernel, and an
-// initramfs whose /init is e2e/guest. It is made once for each state of these, in .cache.
+// Guest returns the path of a real guest's qcow2 image: GRUB, Debian's cloud kernel, and an initramfs whose
+// /init is e2e/guest. It is built once per version of these and cached in .cache.
 func Guest(ctx context.Context) (string, error) {
 	if missing := GuestMissing(ctx); missing != "" {
 		return "", errors.New(missing)
@@ -94,7 +94,7 @@ func run(ctx context.Context, dir string, env []string, args ...string) error {
 	return nil
 }
 
-// packInit builds /init and packs it with the modules that it names.
+// packInit builds /init and packs it with the kernel modules that it lists.
 func packInit(ctx context.Context, root, work string) ([]byte, error) {
 	bin := filepath.Join(work, "init")
 	if err := run(ctx, root, []string{"CGO_ENABLED=0"}, "go", "build", "-trimpath", "-buildvcs=false", "-ldflags", "-s -w", "-o", bin, "./e2e/guest"); err != nil {
@@ -123,8 +123,8 @@ func packInit(ctx context.Context, root, work string) ([]byte, error) {
 	return c.finish(), nil
 }
 
-// writeDisk lays out a disk that a BIOS boots: GRUB's boot sector, its core, and kernel and initramfs as
-// runs of sectors, which GRUB reads without any file system.
+// writeDisk lays out a disk that a BIOS boots: GRUB's boot sector, its core image, then kernel and initramfs as
+// contiguous sectors, which GRUB reads without a file system.
 func writeDisk(ctx context.Context, work, disk string, kernel, initramfs []byte) error {
 	run2 := func(start int, body []byte) string {
 		return fmt.Sprintf("(hd0)%d+%d", start, (len(body)+sector-1)/sector)

@@ -13,8 +13,8 @@ import (
 	"github.com/persys/compute/testbed"
 )
 
-// lanScript makes a bridge and, behind a pair of virtual cables, a router in a network namespace of its
-// own. The router makes the cables from its end: they are there only if it is.
+// lanScript makes a bridge and a router in its own network namespace, connected by a veth pair. The router
+// creates the pair from its end, so the pair exists only while the router does.
 const lanScript = `set -e
 bridge=$1 router=$2 first=$3 last=$4 files=$5
 ip link add "$bridge" type bridge
@@ -39,19 +39,18 @@ done
 echo $!
 `
 
-// LAN is a network that is not libvirt's: a plain bridge in the daemon's namespaces, and a router on it
-// that gives addresses by DHCP. The machine of the bridge has no address there, as one whose bridge is a
-// mere switch, so that nothing is said to it.
+// LAN is a network that libvirt does not manage: a plain bridge in the daemon's namespaces and a router that
+// gives addresses by DHCP. The host of the bridge has no address on it, so guests never send it a packet.
 type LAN struct {
 	Bridge string
 
 	d     *Daemon
 	files string
-	pid   string // of the router, in the daemon's namespaces
+	pid   string // process id of the router in the daemon's namespaces
 }
 
-// LAN makes one. The router has the address of a prefix; leases are from first to last. The bridge's
-// name has at most 11 characters: the cable's is longer.
+// LAN starts a LAN. router is the router's address with its prefix; leases go from first to last. The bridge's
+// name has at most 11 characters, because the veth's name is longer.
 func (d *Daemon) LAN(ctx context.Context, bridge string, router netip.Prefix, first, last netip.Addr) (*LAN, error) {
 	l := &LAN{Bridge: bridge, d: d, files: filepath.Join(d.Dir, "lan-"+bridge)}
 	out, err := d.Inside(ctx, "sh", "-c", lanScript, "sh", bridge, router.String(), first.String(), last.String(), l.files)
@@ -60,13 +59,13 @@ func (d *Daemon) LAN(ctx context.Context, bridge string, router netip.Prefix, fi
 	}
 	l.pid = strings.TrimSpace(out)
 	err = testbed.Poll(ctx, time.Minute, "a DHCP server on "+bridge, func(ctx context.Context) error {
-		if _, err := os.Stat(l.files + ".pid"); err == nil { // written once it listens
+		if _, err := os.Stat(l.files + ".pid"); err == nil { // the server writes it once it listens
 			return nil
 		}
 		if _, err := d.Inside(ctx, "kill", "-0", l.pid); err != nil {
-			return testbed.Final(errors.New("it has ended"))
+			return testbed.Final(errors.New("the DHCP server has ended"))
 		}
-		return errors.New("it does not listen yet")
+		return errors.New("the DHCP server does not listen yet")
 	})
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("%w\n%s", err, l.Log()), l.Close(context.WithoutCancel(ctx)))
@@ -74,13 +73,13 @@ func (d *Daemon) LAN(ctx context.Context, bridge string, router netip.Prefix, fi
 	return l, nil
 }
 
-// Log is what the DHCP server wrote.
+// Log returns the output of the DHCP server.
 func (l *LAN) Log() string {
 	text, _ := os.ReadFile(l.files + ".log")
 	return string(text)
 }
 
-// AtRouter is the command that runs a program on the router, from outside the daemon's namespaces.
+// AtRouter returns a command that runs a program on the router, from outside the daemon's namespaces.
 func (l *LAN) AtRouter(args ...string) ([]string, error) {
 	first, err := l.d.first()
 	if err != nil {
@@ -89,10 +88,10 @@ func (l *LAN) AtRouter(args ...string) ([]string, error) {
 	return append([]string{"nsenter", "-t", first, "-m", "-n", "-p", "nsenter", "-t", l.pid, "-n"}, args...), nil
 }
 
-// Close removes it. What is still plugged into the bridge is named in the error.
+// Close removes the LAN. The error names interfaces that are still on the bridge.
 func (l *LAN) Close(ctx context.Context) error {
 	var errs error
-	if l.pid != "" { // the cables go with the router's namespace
+	if l.pid != "" { // the veth pair goes with the router's namespace
 		if _, err := l.d.Inside(ctx, "kill", "-KILL", l.pid); err != nil {
 			errs = err
 		}
@@ -107,14 +106,14 @@ func (l *LAN) Close(ctx context.Context) error {
 	return errors.Join(errs, err, gone)
 }
 
-// Here is the command that runs a program in the daemon's network, with the same files and processes as
-// the caller's: as an agent sees the machine on which its libvirt runs.
+// Here returns a command that runs a program in the daemon's network namespace with the caller's files and
+// processes: the view of an agent on the machine of its libvirt.
 func (d *Daemon) Here(args ...string) ([]string, error) {
 	first, err := d.first()
 	if err != nil {
 		return nil, err
 	}
-	// What /sys tells of the network is what it was when it was mounted.
+	// A mounted /sys shows the network namespace of its mount time, so it is mounted again.
 	const enter = `mount -t sysfs sysfs /sys && exec "$@"`
 	return append([]string{"nsenter", "-t", first, "-n", "unshare", "--mount", "sh", "-c", enter, "sh"}, args...), nil
 }

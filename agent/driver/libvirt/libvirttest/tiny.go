@@ -2,17 +2,17 @@ package libvirttest
 
 import "os"
 
-// TinyLine is what the tiny guest says on its serial port once it is up.
+// TinyLine is what the tiny guest writes to its serial port once it has booted.
 const TinyLine = "probe: ready"
 
-// Mode is what a tiny guest does after it said TinyLine.
+// Mode is the behaviour of a tiny guest after it wrote TinyLine.
 type Mode byte
 
 // The modes.
 const (
 	Serve Mode = 'S' // until the power button is pressed
-	Exit  Mode = 'X' // turns itself off after a third of a second
-	Panic Mode = 'P' // tells the panic device that it crashed, after a third of a second
+	Exit  Mode = 'X' // powers itself off after a third of a second
+	Panic Mode = 'P' // reports a crash to the panic device after a third of a second
 )
 
 // WriteTiny writes a raw disk image of 1 MiB with a tiny guest.
@@ -23,8 +23,8 @@ func WriteTiny(path string, mode Mode) error {
 	return os.WriteFile(path, disk, 0o644)
 }
 
-// tinyGuest is a boot sector: it is up in the time that a BIOS takes, needs no kernel, halts the
-// processor while it waits, and obeys ACPI's power button. Its source:
+// tinyGuest is a boot sector. It boots as fast as the BIOS, needs no kernel, halts the processor while it
+// waits, and obeys the ACPI power button. Its source:
 //
 //	.code16
 //	.org 0

@@ -17,23 +17,23 @@ import (
 	"github.com/persys/compute/testbed"
 )
 
-// Engine is the real Docker engine under test and what this run of a package's tests put there.
-// Names carry a random part, so runs do not meet.
+// Engine is the real Docker engine under test, with the objects that this run of a package's tests created.
+// Their names carry a random part, so concurrent runs do not collide.
 type Engine struct {
 	Client *client.Client
 	Run    string   // random
-	Image  string   // of the probe; local only: it came from no registry
+	Image  string   // the probe's image; it exists only locally
 	Probe  v1.Image // the same, to load under other names
 }
 
-// openFor and closeFor bound what is done before the first test and after the last one.
+// openFor and closeFor bound the set-up before the first test and the clean-up after the last one.
 const (
 	openFor  = 2 * time.Minute
 	closeFor = time.Minute
 )
 
-// Shared is the engine of one package's tests, made ready by the first that wants it. Name is in
-// the names of its images.
+// Shared is the engine of one package's tests; the first test that needs it sets it up. Name is part of its
+// images' names.
 type Shared struct {
 	Name string
 
@@ -42,7 +42,7 @@ type Shared struct {
 	err    error
 }
 
-// Open gives the engine; t needs one.
+// Open returns the engine, or skips t (fails it with CI=true) if there is none.
 func (s *Shared) Open(t testing.TB) *Engine {
 	t.Helper()
 	s.once.Do(func() { s.engine, s.err = open(s.Name) })
@@ -50,8 +50,8 @@ func (s *Shared) Open(t testing.TB) *Engine {
 	return s.engine
 }
 
-// Main runs the tests and exits. What they put on the engine is removed; it is a failure when
-// left, nil for none, finds more of them there, or when a goroutine is left.
+// Main runs the tests and exits. It removes their objects from the engine. It fails if left (may be nil) finds
+// more of them, or if a goroutine leaks.
 func (s *Shared) Main(m *testing.M, left func(context.Context, *Engine) error) {
 	code := m.Run()
 	if s.engine != nil {
@@ -94,7 +94,7 @@ func (e *Engine) close(left func(context.Context, *Engine) error) error {
 	return errors.Join(append(errs, e.RemoveImage(ctx, e.Image), e.Client.Close())...)
 }
 
-// RemoveImage removes an image that a test put on the engine.
+// RemoveImage removes an image that a test loaded into the engine.
 func (e *Engine) RemoveImage(ctx context.Context, ref string) error {
 	_, err := e.Client.ImageRemove(ctx, ref, client.ImageRemoveOptions{Force: true, PruneChildren: true})
 	return err

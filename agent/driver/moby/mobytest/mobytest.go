@@ -1,4 +1,4 @@
-// Package mobytest gives tests of the drivers on a Docker engine an image that comes from no registry.
+// Package mobytest provides an image, an engine and proxies for tests of the drivers on a Docker engine, without a registry.
 package mobytest
 
 import (
@@ -19,7 +19,7 @@ import (
 	"github.com/moby/moby/client"
 )
 
-// BuildProbe makes an image FROM scratch of the program in folder probe.
+// BuildProbe builds an image FROM scratch with the program in folder probe.
 func BuildProbe(ctx context.Context) (v1.Image, error) {
 	dir, err := os.MkdirTemp("", "persys-probe-")
 	if err != nil {
@@ -65,7 +65,7 @@ func BuildProbe(ctx context.Context) (v1.Image, error) {
 	return mutate.ConfigFile(img, config)
 }
 
-// Load gives the engine an image, as if it had been built there.
+// Load loads an image into the engine, as if it had been built there.
 func Load(ctx context.Context, cli *client.Client, probe v1.Image, ref string) error {
 	tag, err := name.NewTag(ref)
 	if err != nil {

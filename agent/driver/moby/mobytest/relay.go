@@ -15,7 +15,7 @@ import (
 	"github.com/persys/compute/testbed"
 )
 
-// Relay stands between a driver and an engine on a Unix socket, and can be cut.
+// Relay is a proxy between a driver and an engine on a Unix socket that a test can interrupt.
 type Relay struct {
 	path, target string
 
@@ -25,7 +25,7 @@ type Relay struct {
 	wg    sync.WaitGroup
 }
 
-// NewRelay opens a relay to the engine that cli reaches; the test needs that on a Unix socket.
+// NewRelay opens a relay to the engine that cli reaches; the engine must listen on a Unix socket.
 func NewRelay(t *testing.T, cli *client.Client) *Relay {
 	t.Helper()
 	target, ok := strings.CutPrefix(cli.DaemonHost(), "unix://")
@@ -40,10 +40,10 @@ func NewRelay(t *testing.T, cli *client.Client) *Relay {
 	return r
 }
 
-// Host is where the relay listens, for a driver.
+// Host returns the relay's address for a driver.
 func (r *Relay) Host() string { return "unix://" + r.path }
 
-// Restore brings the engine back.
+// Restore makes the engine reachable again.
 func (r *Relay) Restore(t *testing.T) {
 	t.Helper()
 	if err := r.open(); err != nil {
@@ -74,7 +74,7 @@ func (r *Relay) open() error {
 			cut := r.l != l
 			r.conns = append(r.conns, in, out)
 			r.mu.Unlock()
-			if cut { // it came while the relay was being cut
+			if cut { // accepted while the relay was being interrupted
 				_, _ = in.Close(), out.Close()
 			}
 			r.wg.Go(func() { _, _ = io.Copy(out, in); _ = out.Close() })
@@ -84,7 +84,7 @@ func (r *Relay) open() error {
 	return nil
 }
 
-// Cut takes the engine away: connections break, and new ones are refused.
+// Cut makes the engine unreachable: it closes connections and refuses new ones.
 func (r *Relay) Cut() {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -25,15 +25,15 @@ exec dockerd --config-file "$1/config.json" --data-root "$1/disk/data" --exec-ro
 	-H "unix://$1/sock" --iptables=false --ip6tables=false --ip-masq=false --storage-driver vfs
 `
 
-// Small is a Docker engine of a test's own with a small disk, in namespaces of its own: it touches nothing
-// that the machine's engine has.
+// Small is a private Docker engine with a small disk, in its own namespaces. It does not touch the machine's
+// engine.
 type Small struct {
 	Host string // DOCKER_HOST
 	Disk string // a folder on the small disk
 }
 
-// NewSmall starts an engine whose disk, in memory, has some bytes, and gives it an image under a
-// reference. It ends with the test. It needs root and dockerd.
+// NewSmall starts an engine whose disk, in memory, has size bytes, and loads an image under ref. It ends with
+// the test. It needs root and dockerd.
 func NewSmall(t *testing.T, size int64, image v1.Image, ref string) *Small {
 	t.Helper()
 	const what = "an engine of its own"
@@ -71,11 +71,11 @@ func NewSmall(t *testing.T, size int64, image v1.Image, ref string) *Small {
 	}
 	done := make(chan struct{})
 	go func() {
-		_ = cmd.Wait() // it is killed in the end
+		_ = cmd.Wait() // it ends by being killed
 		close(done)
 	}()
 	t.Cleanup(func() {
-		_ = cmd.Process.Kill() // takes the first process of the namespaces along, and so all of them
+		_ = cmd.Process.Kill() // also kills the first process of the namespaces, and with it all others
 		<-done
 		if t.Failed() {
 			t.Logf("the small engine said:\n%s", log.String())
@@ -91,7 +91,7 @@ func NewSmall(t *testing.T, size int64, image v1.Image, ref string) *Small {
 	testbed.Within(t, 2*time.Minute, "the answer of the small engine", func() error {
 		select {
 		case <-done:
-			return testbed.Final(fmt.Errorf("it ended:\n%s", log.String()))
+			return testbed.Final(fmt.Errorf("the engine ended:\n%s", log.String()))
 		default:
 			_, err := cli.Ping(ctx, client.PingOptions{NegotiateAPIVersion: true})
 			return err
@@ -103,7 +103,7 @@ func NewSmall(t *testing.T, size int64, image v1.Image, ref string) *Small {
 	return e
 }
 
-// removed removes the folder of an engine that ended: what it had mounted goes a moment later.
+// removed deletes the folder of an ended engine. Its mounts disappear shortly after its end.
 func removed(t *testing.T, dir string) {
 	t.Helper()
 	testbed.Within(t, testbed.Patience, "the removal of "+dir, func() error { return os.RemoveAll(dir) })

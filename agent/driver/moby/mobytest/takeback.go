@@ -15,11 +15,11 @@ import (
 	"github.com/moby/moby/client"
 )
 
-// TakeBackFirst puts a proxy before the engine that cli reaches, which removes the first container that
-// somebody starts through it just before it is started: an engine does that with what it created for a
-// caller that went away, and may show it once more after it has said that it is not there. It returns the
-// proxy's address for a driver, and which container that was ("" for none yet). The test needs the engine
-// on a Unix socket.
+// TakeBackFirst puts a proxy before the engine that cli reaches. The proxy removes the first container that is
+// started through it, just before the start. An engine does the same to a container whose creator went away,
+// and may list the container once more after reporting it missing. TakeBackFirst returns the proxy's address
+// for a driver, and a function that returns the removed container's id ("" for none yet). The engine must
+// listen on a Unix socket.
 func TakeBackFirst(t *testing.T, cli *client.Client) (host string, taken func() string) {
 	t.Helper()
 	target, ok := strings.CutPrefix(cli.DaemonHost(), "unix://")
@@ -37,7 +37,7 @@ func TakeBackFirst(t *testing.T, cli *client.Client) (host string, taken func() 
 	}
 	var mu sync.Mutex
 	first := ""
-	var shown []byte // what the engine said of it, to be said once more
+	var shown []byte // the engine's listing of the container, to be repeated once
 	take := func(id string) {
 		mu.Lock()
 		defer mu.Unlock()
@@ -73,7 +73,7 @@ func TakeBackFirst(t *testing.T, cli *client.Client) (host string, taken func() 
 		}
 		if last := again(r.URL.Path); last != nil {
 			w.Header().Set("Content-Type", "application/json")
-			_, _ = w.Write(last) // whoever asked may be gone
+			_, _ = w.Write(last) // the client may be gone
 			return
 		}
 		proxy.ServeHTTP(w, r)

@@ -1,5 +1,5 @@
-// Probe is the only program in the driver's test image: it serves, crashes, allocates or computes,
-// as its first argument says.
+// Probe is the only program in the drivers' test image. Its first argument selects what it does: serve,
+// crash, allocate or compute.
 package main
 
 import (
@@ -25,7 +25,7 @@ func main() {
 	switch args[0] {
 	case "serve":
 		serve()
-	case "write": // a file of so many bytes, then serve
+	case "write": // write a file of n bytes, then serve
 		if err := os.WriteFile(args[1], make([]byte, number(args[2])), 0o600); err != nil {
 			fmt.Fprintln(os.Stderr, "probe:", err)
 			os.Exit(1)
@@ -34,14 +34,14 @@ func main() {
 	case "exit":
 		fmt.Fprintf(os.Stderr, "probe: exiting with code %s\n", args[1])
 		os.Exit(number(args[1]))
-	case "chatter": // more than fits a status
+	case "chatter": // write more than fits into a status
 		for i := range 2000 {
 			fmt.Fprintf(os.Stderr, "probe: %4000s: complaint %d\n", "at length", i)
 		}
 		os.Exit(9)
 	case "allocate":
 		allocate(number(args[1]))
-	case "stubborn": // ends only when killed
+	case "stubborn": // ignores SIGTERM
 		signal.Ignore(syscall.SIGTERM)
 		fmt.Println("probe: ready")
 		for {
@@ -56,7 +56,7 @@ func main() {
 			fmt.Fprintln(os.Stderr, "probe:", err)
 			os.Exit(1)
 		}
-	case "shout": // says it as the container's first process
+	case "shout": // writes to the first process's output
 		if err := os.WriteFile("/proc/1/fd/1", []byte(args[1]+"\n"), 0); err != nil {
 			fmt.Fprintln(os.Stderr, "probe:", err)
 			os.Exit(1)
@@ -66,7 +66,7 @@ func main() {
 		for {
 			time.Sleep(time.Hour)
 		}
-	case "size": // a terminal gets its size a little after it is there
+	case "size": // the terminal gets its size shortly after it is opened
 		for range 500 {
 			if z, err := unix.IoctlGetWinsize(1, unix.TIOCGWINSZ); err == nil && z.Row > 0 {
 				fmt.Println(z.Row, z.Col)
@@ -102,7 +102,7 @@ func allocate(mib int) {
 	fmt.Println("probe: allocated", len(held), "MiB")
 }
 
-// serve tells over HTTP what the container was given, echoes UDP, and ends on SIGTERM.
+// serve reports the container's environment over HTTP, echoes UDP, and ends on SIGTERM.
 func serve() {
 	udp, err := net.ListenPacket("udp", ":9090")
 	if err != nil {
